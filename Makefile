@@ -1,0 +1,73 @@
+# make test, make demo: from nothing but Python >= 3.11, pip and a C++20 compiler.
+# make build:           for work on kiln itself; see CONTRIBUTING.md.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Never this directory's kiln, which may not be built, before the installed one; child processes included.
+SAFE := PYTHONSAFEPATH=1
+PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+SOURCES := pyproject.toml CMakeLists.txt $(shell find kiln native -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.gz')
+FUZZ_COUNT ?= 2000
+FUZZ_SEED ?= $(shell date +%s)
+ASAN_TESTS ?= tests/test_native_leaf.py $(wildcard tests/test_core_*.py tests/test_autograd*.py tests/test_reliability_*.py)
+
+.PHONY: test demo bench ulp fuzz lint build asan bench-native clean
+
+test: $(VENV)/.kiln-installed
+	$(SAFE) $(BIN)/pytest -q $(ARGS)
+
+demo: $(VENV)/.kiln-installed
+	$(BIN)/python examples/digits.py
+
+bench: $(VENV)/.kiln-installed
+	cd bench && ../$(BIN)/python run.py $(ARGS)
+
+ulp: $(VENV)/.kiln-installed
+	cd bench && ../$(BIN)/python ulp.py $(ARGS)
+
+fuzz: $(VENV)/.kiln-installed
+	$(SAFE) $(BIN)/python -m kiln.testing.random_programs --count $(FUZZ_COUNT) --seed $(FUZZ_SEED)
+
+# ---- the environment ----
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "kiln needs Python >= 3.11: make PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+
+# An installed wheel, as users get it, with what the tests and the demo need.
+$(VENV)/.kiln-installed: $(SOURCES) | $(VENV)/bin/python
+	rm -f $(VENV)/lib/python3*/site-packages/kiln-tree.pth
+	$(PIP) install '.[test,demo]'
+	touch $@
+
+# ---- work on kiln ----
+
+# Compiles what changed into kiln/ and makes the environment look at this tree instead of an installed wheel.
+build: $(VENV)/.tools
+	$(BIN)/cmake -S . -B build/tree -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
+	    -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python -DKILN_MODULE_DIR=$(CURDIR)/kiln --log-level=WARNING
+	$(BIN)/cmake --build build/tree
+	if [ -e $(VENV)/.kiln-installed ]; then $(PIP) uninstall -y kiln; rm $(VENV)/.kiln-installed; fi
+	echo $(CURDIR) > $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/kiln-tree.pth
+
+$(VENV)/.tools: | $(VENV)/bin/python
+	$(PIP) install cmake ninja numpy llvmlite pytest hypothesis mpmath ruff mypy clang-format
+	touch $@
+
+lint: $(VENV)/.tools
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror native/*.h native/*.cpp tests/native/*.cpp
+
+asan: $(VENV)/.tools
+	tests/native/sanitize.sh $(CURDIR)/$(BIN) $(ASAN_TESTS)
+
+bench-native: $(VENV)/.tools
+	$(BIN)/cmake -S . -B build/native -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
+	    -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python -DKILN_NATIVE_TESTS=ON --log-level=WARNING
+	$(BIN)/cmake --build build/native --target bench_leaf
+	build/native/bench_leaf $(ARGS)
+
+clean:
+	rm -rf build kiln/_core*.so

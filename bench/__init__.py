@@ -1,0 +1,1 @@
+"""The benchmarks: `python bench/run.py`, or `python -m bench.run`."""

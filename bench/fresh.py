@@ -1,0 +1,145 @@
+"""What only a fresh process shows: imports, first steps, first kernels, a busy neighbour.
+
+    python -P bench/fresh.py TASK BACKEND [ARGUMENT]     prints one line of JSON
+
+Each task is a function of the backend's name; run.py starts them through `child`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+HEAVY = ("numpy", "scipy", "llvmlite")
+
+
+def child(task: str, backend: str, *arguments: str, cache: str = "", timeout: float = 120) -> dict[str, Any]:
+    """The JSON a task prints in a process of its own; `cache` is its kernel cache directory."""
+    environment = {**os.environ, **({"KILN_CACHE_DIR": cache} if cache else {})}
+    # -P: the installed kiln, not the tree's
+    command = [sys.executable, "-P", str(Path(__file__)), task, backend, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
+    if done.returncode != 0:
+        raise RuntimeError((done.stderr.strip().splitlines() or ["no output"])[-1])
+    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return result
+
+
+def resident() -> float:
+    """Megabytes of this process in memory."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def task_import(backend: str) -> dict[str, Any]:
+    """Seconds of the import, megabytes after it, heavy modules it brought."""
+    before, started = resident(), time.perf_counter()
+    __import__(backend)
+    took = time.perf_counter() - started
+    return {
+        "seconds": took,
+        "before": before,
+        "resident": resident(),
+        "heavy": [m for m in HEAVY if m in sys.modules],
+    }
+
+
+def task_step(backend: str) -> dict[str, Any]:
+    """Seconds of the first calls of a recorded training step, each to its end (the loss read), and of
+    what came before.
+
+    `setup` is the import and the making of the model and its optimizer, whose own kernels are new as well.
+    """
+    from bench.workloads import mlp_step
+    from kiln.testing.backend import load
+
+    framework = load(backend)
+    started = time.perf_counter()
+    step = mlp_step(framework, recorded=True)
+    setup = time.perf_counter() - started
+    calls = []
+    for _ in range(4):
+        started = time.perf_counter()
+        step().item()
+        calls.append(time.perf_counter() - started)
+    return {"calls": calls, "setup": setup, "llvm": "llvmlite" in sys.modules}
+
+
+def task_kernels(backend: str) -> dict[str, Any]:
+    """Seconds that first calls took beyond later ones, by name: new pointwise functions, then ops of
+    other kinds.
+    """
+    from kiln.testing.backend import load
+
+    k = load(backend)
+    x, w = k.ones(8, 8), k.ones(8, 8)
+    tanh, exp = k.tanh, k.exp
+    pointwise = {
+        "pointwise 1": lambda x: x * x * 1.25 + 3.0,
+        "pointwise 2": lambda x: tanh(x) * 0.75 - x,
+        "pointwise 3": lambda x: exp(x * -0.5) + x * x,
+        "pointwise 4": lambda x: (x - 0.125) * (x + 0.375) * x,
+        "pointwise 5": lambda x: 0.5 * x * (1.0 + tanh(0.79 * (x + 0.0447 * x * x * x))),
+    }
+    calls = {name: (k.pointwise(f), (x,)) for name, f in pointwise.items()}
+    calls["sum of rows"] = (lambda x: x.sum(1), (x,))
+    calls["sum of columns"] = (lambda x: x.sum(0), (x,))
+    calls["softmax"] = (lambda x: k.softmax(x, 1), (x,))
+    calls["layer_norm"] = (lambda x: k.nn.functional.layer_norm(x, (8,)), (x,))
+    calls["matmul"] = (lambda x, w: x @ w, (x, w))
+    calls["matmul transposed"] = (lambda x, w: x @ w.t(), (x, w))
+    result = {}
+    for name, (f, args) in calls.items():
+        times = []
+        for _ in range(6):
+            started = time.perf_counter()
+            f(*args)
+            times.append(time.perf_counter() - started)
+        result[name] = times[0] - min(times[1:])
+    return {"seconds": result, "llvm": "llvmlite" in sys.modules}
+
+
+def task_neighbour(backend: str, which: str) -> dict[str, Any]:
+    """Seconds of a workload on one thread, then on two while another process keeps one of the cores busy."""
+    from bench.measure import Work, interleaved
+    from bench.workloads import gelu, mlp_step
+    from kiln.testing.backend import load
+
+    framework = load(backend)
+    if which == "gelu":
+        work = gelu(framework)
+    else:
+        work = Work("step()", {"step": mlp_step(framework, recorded=True)})
+    framework.set_num_threads(1)
+    alone = interleaved([work], 1.5)[0]
+    framework.set_num_threads(2)
+    two = interleaved([work], 1.0)[0]
+    hog = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        time.sleep(0.3)
+        hogged = interleaved([work], 2.0)[0]
+    finally:
+        hog.kill()
+        hog.wait()
+    return {"one": alone.median, "two": two.median, "hogged": hogged.median}
+
+
+TASKS = {"import": task_import, "step": task_step, "kernels": task_kernels, "neighbour": task_neighbour}
+
+
+def median_of(task: str, backend: str, key: str, runs: int) -> tuple[float, dict[str, Any]]:
+    """The median of a key over several processes, and the last answer."""
+    answers = [child(task, backend) for _ in range(runs)]
+    return statistics.median(a[key] for a in answers), answers[-1]
+
+
+if __name__ == "__main__":
+    sys.path.append(str(ROOT))
+    print(json.dumps(TASKS[sys.argv[1]](*sys.argv[2:])))

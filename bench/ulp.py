@@ -1,0 +1,125 @@
+"""The error of an elementary function over all float32 values: a slow job, not a test.
+
+    python bench/ulp.py exp                 every float32, compiled kernels (kiln.exp on tensors)
+    python bench/ulp.py exp --handler       every float32 through the NumPy handler (slower by far)
+    python bench/ulp.py tanh --step 61      every 61st
+    python bench/ulp.py sin --low 0x42c80000 --high 0x4b000000     a range of bit patterns
+
+The reference is float64 from NumPy or Python's math. An ULP is the spacing of float32 at the true result, at
+least the smallest denormal. Memory stays below 200 MB: values come in chunks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+Function = Callable[[Array], Array]
+CHUNK = 1 << 20
+BOUNDS = {
+    "exp": 1.0, "exp2": 1.0, "expm1": 1.0, "log": 1.0, "log2": 1.0, "log1p": 1.0,
+    "tanh": 2.5, "sigmoid": 2.5, "erf": 2.5, "sin": 2.0, "cos": 2.0, "rsqrt": 1.5,
+}  # fmt: skip
+
+
+def each(function: Callable[[float], float]) -> Function:
+    """A function of Python floats, on arrays; NaN where it raises."""
+
+    def one(x: float) -> float:
+        try:
+            return function(x)
+        except ValueError:
+            return math.nan
+
+    return lambda x: np.array([one(v) for v in x.tolist()], dtype=np.float64)
+
+
+REFERENCE: dict[str, Function] = {
+    "exp": np.exp, "exp2": np.exp2, "expm1": np.expm1, "log": np.log, "log2": np.log2, "log1p": np.log1p,
+    "tanh": np.tanh, "sigmoid": lambda x: 1.0 / (1.0 + np.exp(-x)), "erf": each(math.erf),
+    "sin": each(math.sin), "cos": each(math.cos), "rsqrt": lambda x: 1.0 / np.sqrt(x),
+}  # fmt: skip
+
+
+def ulps(got: Array, want: Array) -> Array:
+    """How far float32 results are from float64 truths, in ULPs; inf where a zero, inf or NaN differs."""
+    rounded = want.astype(np.float32)
+    exponent = np.maximum(np.frexp(np.where(np.isfinite(want), want, 1.0))[1], -125)
+    error = np.abs(got.astype(np.float64) - want) * np.ldexp(1.0, 24 - exponent)
+    error = np.where(np.isfinite(error), error, np.inf)
+    edge = np.isinf(rounded) | np.isinf(got) | np.isnan(want) | np.isnan(got) | (want == 0)
+    same = (got == rounded) & (np.signbit(got) == np.signbit(rounded)) | np.isnan(got) & np.isnan(rounded)
+    beside_overflow = np.isinf(got) != np.isinf(rounded)
+    near = beside_overflow & (np.abs(want) >= 2.0**128 * (1 - 2.0**-24)) & (np.abs(want) < 2.0**128)
+    return np.where(edge, np.where(same, 0.0, np.where(near, 1.0, np.inf)), error)
+
+
+def compiled(name: str) -> Function:
+    """The function as kiln runs it: tensors over the chunk's memory."""
+    import kiln
+
+    function = getattr(kiln, name)
+    return lambda x: np.asarray(function(kiln.from_numpy(x)).numpy())
+
+
+def handled(name: str) -> Function:
+    """The function through the NumPy handler."""
+    from kiln.ops import mathematics
+    from kiln.ops.scalar import arg
+    from kiln.ops.scalar_numpy import evaluate
+
+    root = getattr(mathematics, name)(arg(0, "f32"))
+    return lambda x: evaluate([root], lambda leaf: x)[0]
+
+
+def chunks(low: int, high: int, step: int) -> Iterator[Array]:
+    """The floats of bit patterns low, low + step, ... below high."""
+    for start in range(low, high, CHUNK * step):
+        stop = min(start + CHUNK * step, high)
+        yield np.arange(start, stop, step, dtype=np.uint64).astype(np.uint32).view(np.float32)
+
+
+def sweep(name: str, function: Function, low: int, high: int, step: int) -> tuple[float, float, float, int]:
+    """(worst error in ULPs, its argument, the result there, how many values were tried)."""
+    worst, where, result, count = -1.0, math.nan, math.nan, 0
+    with np.errstate(all="ignore"):
+        for x in chunks(low, high, step):
+            got = function(x)
+            error = ulps(got, REFERENCE[name](x.astype(np.float64)))
+            k = int(np.argmax(error))
+            count += len(x)
+            if error[k] > worst:
+                worst, where, result = float(error[k]), float(x[k]), float(got[k])
+    return worst, where, result, count
+
+
+def main() -> int:
+    """Sweep the named functions; the exit code is 1 if one is beyond its bound."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="+", choices=sorted(REFERENCE))
+    parser.add_argument("--handler", action="store_true", help="through the NumPy handler, not kernels")
+    parser.add_argument("--step", type=int, default=1, help="try every n-th bit pattern")
+    parser.add_argument("--low", type=lambda v: int(v, 0), default=0, help="first bit pattern")
+    parser.add_argument("--high", type=lambda v: int(v, 0), default=2**32, help="end of the bit patterns")
+    given = parser.parse_args()
+    failed = False
+    for name in given.names:
+        function = handled(name) if given.handler else compiled(name)
+        worst, where, result, count = sweep(name, function, given.low, given.high, given.step)
+        failed |= worst > BOUNDS[name]
+        verdict = "BEYOND" if worst > BOUNDS[name] else "within"
+        place = f"{where!r} ({where.hex()}) -> {result!r}"
+        print(f"{name:8} {worst:.4f} ULP at {place}; {verdict} {BOUNDS[name]}; {count} values")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

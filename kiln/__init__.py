@@ -1,0 +1,49 @@
+"""kiln: a define-by-run deep-learning framework with PyTorch's names and a code generator of its own."""
+
+from __future__ import annotations
+
+import os as _os
+
+from kiln import _core as _core
+
+_core.set_package_folder(_os.path.dirname(__file__) + _os.sep)
+_core.set_compiler("kiln.capture.service")
+
+from kiln import autograd, datasets, nn, ops, optim, utils  # noqa: E402, F401
+from kiln import tensor as _tensor  # noqa: E402, F401
+from kiln._core import (  # noqa: E402, F401
+    Size,
+    Tensor,
+    bfloat16,
+    bool,
+    can_cast,
+    dtype,
+    empty_cache,
+    float16,
+    float32,
+    float64,
+    get_default_dtype,
+    get_num_threads,
+    int8,
+    int16,
+    int32,
+    int64,
+    memory_stats,
+    promote_types,
+    reset_peak_memory_stats,
+    set_default_dtype,
+    set_num_threads,
+    uint8,
+)
+from kiln.autograd import enable_grad, no_grad, set_grad_enabled  # noqa: E402, F401
+from kiln.capture.compile import compile  # noqa: E402, F401
+from kiln.device import device  # noqa: E402, F401
+from kiln.printing import get_printoptions, set_printoptions  # noqa: E402, F401
+from kiln.serialization import load, save  # noqa: E402, F401
+from kiln.viz.profile import profile  # noqa: E402, F401
+
+globals().update(ops.FUNCTIONS)
+
+float, double, half, int, long, short = float32, float64, float16, int32, int64, int16
+is_grad_enabled = _core.grad_enabled
+__version__ = "0.1.0"

@@ -1,0 +1,11 @@
+"""Gradients on demand: the grad-mode switches, `backward` and `grad`, over the core's engine.
+
+no_grad, enable_grad, set_grad_enabled   context managers and decorators over one flag of the core
+backward(tensors, ...)                   accumulates into the `.grad` of the leaves
+grad(outputs, inputs, ...)               returns gradients, accumulates nothing
+"""
+
+from kiln.autograd.engine import backward, grad
+from kiln.autograd.mode import enable_grad, no_grad, set_grad_enabled
+
+__all__ = ["backward", "enable_grad", "grad", "no_grad", "set_grad_enabled"]

@@ -1,0 +1,121 @@
+"""`kiln.compile`: a function whose ops are recorded and run as programs.
+
+    call -> begin -> Python runs, ops are appended -> a value is read, or the call returns -> the program runs
+
+What was recorded is what runs, so there is nothing a guard could miss: the recording, hashed, finds its program.
+"""
+
+from __future__ import annotations
+
+from functools import update_wrapper
+from types import CodeType
+from typing import Any, Callable, Iterator
+
+from kiln import _core
+
+_GENERATOR = 0x20  # CO_GENERATOR of a code object's flags
+
+
+class Compiled:
+    """A callable that records its ops; see `compile`."""
+
+    def __init__(self, function: Callable[..., Any], wait: bool) -> None:
+        self._function = function
+        self._region = _core.Region(getattr(function, "__qualname__", type(function).__name__), wait)
+        code = getattr(function, "__code__", None)
+        self._generator = isinstance(code, CodeType) and bool(code.co_flags & _GENERATOR)
+        if hasattr(function, "__name__"):
+            update_wrapper(self, function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._generator:
+            return self._resume(self._function(*args, **kwargs))
+        region = self._region
+        region.begin()
+        try:
+            result = self._function(*args, **kwargs)
+        except BaseException as error:
+            self._leave(error)
+            raise
+        region.end("the call returned")
+        return result
+
+    def _leave(self, error: BaseException) -> None:
+        """Ends the region because of an exception: what was recorded before it still runs."""
+        try:
+            self._region.end("an exception")
+        except Exception as failure:
+            raise failure from error
+
+    def _resume(self, generator: Any) -> Iterator[Any]:
+        """A generator whose every resume is a region of its own."""
+        sent: Any = None
+        while True:
+            self._region.begin()
+            try:
+                value = generator.send(sent)
+            except StopIteration as stop:
+                self._region.end("the generator returned")
+                return stop.value
+            except BaseException as error:
+                self._leave(error)
+                raise
+            self._region.end("the generator yielded")
+            sent = yield value
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """As a method: the instance is the first argument."""
+        if instance is None:
+            return self
+        return lambda *args, **kwargs: self(instance, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        """What is not the compiled callable's own is the function's (or module's)."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._function, name)
+
+    def stats(self) -> dict[str, Any]:
+        """Counts: runs of programs, compiles, replays op by op, programs remembered; and the first events."""
+        found: dict[str, Any] = self._region.stats()
+        return found
+
+    def explain(self) -> str:
+        """In plain words: what was recorded, what ended each region, what was compiled."""
+        stats = self.stats()
+        lines = [
+            f"{getattr(self._function, '__qualname__', self._function)}: {stats['programs']} different recordings, "
+            f"{stats['compiles']} compiled; {stats['runs']} runs of a program, {stats['replays']} op by op"
+        ]
+        for what, cause, ops, launches in stats["events"]:
+            kernels = f" into {launches} steps" if launches else ""
+            lines.append(f"  {what}: {ops} ops{kernels}" + (f", ended because {cause}" if cause else ""))
+        return "\n".join(lines)
+
+
+def compile(
+    model: Callable[..., Any] | None = None,
+    *,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    wait: bool = False,
+) -> Any:
+    """The callable with its ops recorded and run as programs; also a decorator. Results are the same bits.
+
+    Any Python may run inside. A recording seen once runs op by op on ready kernels, one seen again is compiled
+    (at once with `wait`). Sizes are run-time arguments whatever `dynamic` says. `fullgraph=True` raises
+    NotImplementedError: a value may be read anywhere, so there is no break to refuse.
+
+    >>> @kiln.compile
+    ... def f(x):
+    ...     return (x * 2 + 1).sum()
+    >>> f(kiln.ones(3))
+    tensor(9.)
+    """
+    if fullgraph:
+        raise NotImplementedError("compile: fullgraph=True is not supported: nothing breaks a recording; see explain()")
+    if model is None:
+        return lambda function: compile(function, dynamic=dynamic, wait=wait)
+    if not callable(model):
+        raise TypeError(f"compile: expected a callable, got {type(model).__name__}")
+    return Compiled(model, wait)

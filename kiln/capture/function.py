@@ -1,0 +1,280 @@
+"""Functions as graphs: an op at a structure, or the derivative of one, captured for operands that look like given ones.
+
+The core describes an operand as ("float32", (0, 1, ...) with a 1 where a size is 1, stride classes or None where
+contiguous), or as the letter of a number: "f", "i" or "b". Slots of a captured graph's environment follow the
+operands: an array has one per dim for its sizes, then, unless contiguous, one per dim for its strides; a
+number has one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Iterator, Union
+
+from kiln.graph.graph import Graph, Node, Value, building
+from kiln.graph.size import Dim, substitute, symbol
+from kiln.ops.kinds import FLOATS, VIEWS
+from kiln.ops.record import Op, find
+from kiln.passes.gradient import Backward, backward
+from kiln.passes.rewrite import append, clone, substitute_attr
+
+Described = Union[str, tuple[str, tuple[int, ...], Union[tuple[int, ...], None]]]
+Operands = tuple[Described, ...]
+
+NUMBER = {"f": "float64", "i": "int64", "b": "bool"}
+LOW = ("float16", "bfloat16")
+
+
+class Function:
+    """What the core can ask for: a graph for operands that look like given ones."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._graphs: dict[tuple[Operands, bool], Graph] = {}
+
+    def graph(self, operands: Operands, hidden: bool = False) -> Graph:
+        """The graph; with `hidden`, with the extra outputs a derivative reads."""
+        found = self._graphs.get((operands, hidden))
+        if found is None:
+            found = self._graphs[operands, hidden] = self.capture(operands, hidden)
+        return found
+
+    def capture(self, operands: Operands, hidden: bool) -> Graph:
+        """Builds the graph."""
+        raise NotImplementedError
+
+
+class Forward(Function):
+    """An op at a structure: what the core passed with the call besides arrays and numbers."""
+
+    def __init__(self, op: Op, structure: tuple[Any, ...]) -> None:
+        super().__init__(op.name)
+        self.op = op
+        self.structure = structure
+        self._primal: dict[Operands, Graph] = {}
+
+    def capture(self, operands: Operands, hidden: bool) -> Graph:
+        if not hidden:
+            return self._trace([declare, *operands])
+        primal = self.primal(operands)
+        graph, twins = clone(primal)
+        extra = backward(primal, *_everything(primal)).hidden
+        return graph.finish([twins[id(v)] for v in (*primal.outputs, *extra)])
+
+    def _trace(self, declared: list[Any]) -> Graph:
+        """The op applied to inputs that `declared[0]` makes of the operands after it."""
+        graph = Graph()
+        make, *operands = declared
+        values = [make(graph, d) for d in operands]
+        with building(graph):
+            if self.op.kind == "composite":
+                outputs = self._composite(graph, values)
+            else:
+                outputs = [graph.add(self.op, *self.arguments(values))]
+        return graph.finish(outputs)
+
+    def _composite(self, graph: Graph, values: list[Value]) -> list[Value]:
+        """The body's results; from float16 and bfloat16 it computes in float32 and rounds at its end."""
+        if not any(v.dtype in LOW for v in values):
+            return self._body(values)
+        trial, twins = clone(graph)
+        with building(trial):
+            dtypes = [v.dtype for v in self._body([twins[id(v)] for v in values])]
+        convert = find("convert")
+        wide = [graph.add(convert, (v,), ("float32",)) if v.dtype in LOW else v for v in values]
+        return [graph.add(convert, (v,), (d,)) if v.dtype != d else v for v, d in zip(self._body(wide), dtypes)]
+
+    def _body(self, values: list[Value]) -> list[Value]:
+        assert self.op.body is not None
+        result = self.op.body(*self.bound(values))
+        return list(result) if isinstance(result, (tuple, list)) else [result]
+
+    def bound(self, values: list[Value]) -> Iterator[Any]:
+        """The arguments in parameter order, from values and structure (see Arguments in native/bind_op.cpp)."""
+        rest, entries = iter(values), iter(self.structure)
+        for param in self.op.params:
+            if self.op.kind == "pointwise" and param.kind != "S":
+                yield next(rest)
+                continue
+            entry = next(entries)
+            if param.kind == "S":
+                yield entry[0] if self.op.kind == "slice" else entry
+            elif param.kind == "Z":
+                yield tuple(symbol(next(rest).slot) for _ in range(entry))
+            elif param.kind == "L":
+                yield [next(rest) for _ in range(entry)]
+            else:
+                yield None if entry is None else next(rest)
+
+    def arguments(self, values: list[Value]) -> tuple[tuple[Value, ...], tuple[Any, ...]]:
+        """Inputs and attributes of the op as one node."""
+        inputs: list[Value] = []
+        attrs: list[Any] = []
+        for param, value in zip(self.op.params, self.bound(values)):
+            if param.kind in "SZ":
+                attrs.append(value)
+            elif param.kind == "L":
+                inputs += value
+            elif value is not None:
+                inputs.append(value)
+        return tuple(inputs), tuple(attrs)
+
+    def explain(self, graph: Graph, values: list[Value]) -> None:
+        """Raises what is wrong with the sizes of `values`, in the op's own words if it has any."""
+        with building(graph):
+            if self.op.explain is not None:
+                error = self.op.explain(*self.bound(values))
+                if error is not None:
+                    raise error
+            if self.op.kind == "composite":
+                self._body(values)
+            else:
+                graph.add(self.op, *self.arguments(values))
+
+    # -- what derivatives are taken of ----------------------------------------------------------------
+
+    def is_pointwise(self, operands: Operands) -> bool:
+        """Whether one kernel computes the function at every point of its broadcast operands."""
+        return self.op.kind == "pointwise" or (
+            self.op.kind == "composite" and classify(self.graph(operands)) == "pointwise"
+        )
+
+    def primal(self, operands: Operands) -> Graph:
+        """The graph derivatives are taken of, inputs contiguous; the op as one node if it states its derivative.
+
+        A pointwise function is differentiated at one point: all arrays have one shape, and the engine sums
+        over what was broadcast.
+        """
+        operands = tuple(d if isinstance(d, str) else (d[0], d[1], None) for d in operands)
+        found = self._primal.get(operands)
+        if found is None:
+            make = declare_point if self.is_pointwise(operands) else declare
+            found = self._trace([make, *operands])
+            if self.op.kind == "composite" and self.op.gradient is not None:
+                found = self._as_one_node(found)
+            self._primal[operands] = found
+        return found
+
+    def _as_one_node(self, graph: Graph) -> Graph:
+        whole = Graph()
+        whole.slots, whole.checks, whole.inputs = graph.slots, graph.checks, graph.inputs
+        node = Node(self.op, *self.arguments(graph.inputs))
+        node.out = Value(whole, node, graph.outputs[0].dtype, graph.outputs[0].shape)
+        for value in graph.inputs:
+            value.graph = whole
+        whole.nodes.append(node)
+        return whole.finish([node.out])
+
+    def saves(self, operands: Operands) -> tuple[int, list[int], list[int], list[int], list[bool]]:
+        """What backward reads of a call: how many hidden outputs; per operand the masks of operands, outputs and
+        hidden outputs its gradient reads; and whether it has a gradient at all."""
+        wrt, defined = _everything(self.primal(operands))
+        count = len(operands)
+        reads: dict[str, list[int]] = {k: [0] * count for k in ("input", "output", "hidden")}
+        has = [False] * count
+        hidden = 0
+        for i in wrt if self.op.differentiable and any(defined) else ():
+            found = Derivative(self, operands, (i,), defined)
+            redone = Derivative(self, operands, (i,), defined, redo=True)
+            has[i] = bool(found.targets)
+            hidden = max(hidden, found.hidden)
+            for kind, k in {*found.sources, *redone.sources} if has[i] else ():
+                if kind in reads:
+                    reads[kind][i] |= 1 << k
+        return hidden, reads["input"], reads["output"], reads["hidden"], has
+
+
+class Derivative(Function):
+    """The gradients of some operands of a function, as a function of gradients and saved values.
+
+    `sources`: where each input comes from; `targets`: the operand each output is the gradient of. With `redo`,
+    hidden outputs are not read but computed again, so that they can be differentiated.
+    """
+
+    def __init__(
+        self, forward: Forward, operands: Operands, needed: tuple[int, ...], defined: tuple[bool, ...], redo: bool = False
+    ) -> None:
+        super().__init__(f"{forward.name} backward")
+        primal = forward.primal(operands)
+        wrt = tuple(i for i in needed if i in _everything(primal)[0])
+        found: Backward = backward(primal, wrt, defined, redo)
+        everything = [] if redo else backward(primal, *_everything(primal)).hidden
+        place = {id(v): k for k, v in enumerate(everything)}
+        self.hidden = len(everything)
+        self.sources: list[tuple[str, int]] = []
+        for kind, k in found.sources:
+            if kind == "input" and isinstance(operands[k], str):
+                kind = "number"
+            self.sources.append((kind, place[id(found.hidden[k])] if kind == "hidden" else k))
+        self.targets = [i for i, r in zip(wrt, found.results) if r >= 0]
+        self.contiguous = found.graph
+        self.contiguous.outputs = [found.graph.outputs[r] for r in found.results if r >= 0]
+
+    def capture(self, operands: Operands, hidden: bool) -> Graph:
+        return relaid(self.contiguous, operands)
+
+
+def _everything(graph: Graph) -> tuple[tuple[int, ...], tuple[bool, ...]]:
+    """The inputs that may have a gradient, and which outputs may."""
+    wrt = tuple(i for i, v in enumerate(graph.inputs) if v.dtype in FLOATS and not v.weak)
+    return wrt, tuple(v.dtype in FLOATS for v in graph.outputs)
+
+
+def declare(graph: Graph, described: Described) -> Value:
+    """A described operand as an input of `graph`."""
+    if isinstance(described, str):
+        return graph.add_number(NUMBER[described])
+    dtype, ones, classes = described
+    sizes = [graph.new_symbol() for _ in ones]
+    shape: tuple[Dim, ...] = tuple(1 if one else size for one, size in zip(ones, sizes))
+    if classes is None:
+        return graph.add_input(dtype, shape)
+    strides = [graph.new_symbol() for _ in ones]
+    return graph.add_input(dtype, shape, tuple(s if c == 2 else c for c, s in zip(classes, strides)))
+
+
+def declare_point(graph: Graph, described: Described) -> Value:
+    """A described operand of a pointwise function, all arrays of one shape [n]."""
+    if isinstance(described, str):
+        return graph.add_number(NUMBER[described])
+    graph.new_symbol()
+    shared = next((v.shape for v in graph.inputs if not v.weak), (symbol(graph.slots - 1),))
+    value = graph.add_input(described[0], shared)
+    value.scalar = not described[1]
+    return value
+
+
+def classify(graph: Graph) -> str:
+    """How the core may run a graph: "pointwise", "replay" (views only), or "program"."""
+    kinds = {n.op.kind for n in graph.nodes}
+    if not kinds - VIEWS:
+        return "replay"
+    return "program" if kinds - {"pointwise", "constant", "full"} else "pointwise"
+
+
+def relaid(graph: Graph, operands: Operands) -> Graph:
+    """A graph of contiguous inputs with its inputs laid out as described: other slots, the same nodes."""
+    new = Graph()
+    place: dict[int, Dim] = {}
+    values: dict[int, Value] = {}
+    first = 0
+    for value, described in zip(graph.inputs, operands):
+        start = new.slots
+        values[id(value)] = made = declare(new, described)
+        count = 1 if value.weak else value.ndim
+        place.update({first + k: symbol(start + k) for k in range(count)})
+        first += count
+        made.scalar = value.scalar
+
+    def replace(slot: int) -> Dim:
+        return place[slot]
+
+    for value in graph.inputs:
+        values[id(value)].shape = tuple(substitute(d, replace) for d in value.shape)
+    for node in graph.nodes:
+        values[id(node.out)] = made = append(new, node, tuple(values[id(v)] for v in node.inputs))
+        made.shape = tuple(substitute(d, replace) for d in made.shape)
+        assert made.node is not None
+        made.node.attrs = tuple(substitute_attr(a, replace) for a in node.attrs)
+    new.checks = [(substitute(a, replace), substitute(b, replace)) for a, b in graph.checks]
+    new.outputs = [values[id(v)] for v in graph.outputs]
+    return new

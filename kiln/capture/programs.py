@@ -1,0 +1,175 @@
+"""From graphs to what the core runs: one kernel for a pointwise function, a program for any other."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+from kiln import _core
+from kiln.capture.function import Forward, Function, Operands
+from kiln.codegen.compile import kernel_object
+from kiln.codegen.nest import Nest
+from kiln.codegen.nest import Operand as Array
+from kiln.graph.graph import Graph, Value
+from kiln.graph.size import Atom, Dim, Size
+from kiln.ops.apply import apply_pointwise, convert_dtype
+from kiln.ops.kinds import COMPUTE
+from kiln.ops.scalar import Scalar, const
+from kiln.passes.plan import Launch, lower
+
+CONSTANT, ADD, MULTIPLY, DIVIDE = range(4)
+INPUT, OUTPUT, TEMP = range(3)
+
+_kernels: dict[str, Any] = {}
+
+
+class _NestKernel:
+    """A nest as a kernel: its text is its key, its code comes when it is first launched."""
+
+    def __init__(self, nest: Nest) -> None:
+        self.nest = nest
+
+    def object(self) -> bytes:
+        return kernel_object(self.nest)
+
+
+def kernel(name: str, key: str, source: Any) -> Any:
+    """The core's kernel for a pattern; one for all programs that need it."""
+    found = _kernels.get(key)
+    if found is None:
+        found = _kernels[key] = _core.Kernel(name, source)
+    return found
+
+
+def kernel_code(source: Any) -> bytes:
+    """Machine code of a kernel, from disk or generated."""
+    code: bytes = source.object()
+    return code
+
+
+class Slots:
+    """Size expressions for the core: slots after the environment's, each distinct expression once."""
+
+    def __init__(self, environment: int) -> None:
+        self.environment = environment
+        self.exprs: list[tuple[int, int, int]] = []
+        self._known: dict[Any, int] = {}
+
+    def of(self, dim: Dim) -> int:
+        """The slot that holds `dim`."""
+        if isinstance(dim, bool) or isinstance(dim, int):
+            return self._expr(CONSTANT, int(dim), 0)
+        found = self._known.get(dim)
+        if found is None:
+            found = self._known[dim] = self._sum(dim)
+        return found
+
+    def _expr(self, kind: int, a: int, b: int) -> int:
+        key = (kind, a, b)
+        slot = self._known.get(key)
+        if slot is None:
+            slot = self._known[key] = self.environment + len(self.exprs)
+            self.exprs.append(key)
+        return slot
+
+    def _sum(self, size: Size) -> int:
+        total = -1
+        for monomial, coefficient in size.terms:
+            term = -1
+            for atom in monomial:
+                factor = self._atom(atom)
+                term = factor if term < 0 else self._expr(MULTIPLY, term, factor)
+            if term < 0:
+                term = self.of(coefficient)
+            elif coefficient != 1:
+                term = self._expr(MULTIPLY, term, self.of(coefficient))
+            total = term if total < 0 else self._expr(ADD, total, term)
+        return total
+
+    def _atom(self, atom: Atom) -> int:
+        if atom.slot >= 0:
+            return atom.slot
+        return self._expr(DIVIDE, self.of(atom.numerator), self.of(atom.denominator))
+
+
+def program(name: str, graph: Graph, input_index: Callable[[int], int] = lambda i: i) -> tuple[Any, ...]:
+    """A graph as the core's program: (name, environment, expressions, checks, buffers, steps, outputs, kernels)."""
+    plan = lower(graph)
+    slots = Slots(graph.slots)
+    checks = [(slots.of(a), slots.of(b)) for a, b in graph.checks]
+    buffers = [_buffer(b, slots, input_index) for b in plan.buffers]
+    steps = [_step(s, slots) for s in plan.steps]
+    outputs = [(buffer, dtype, [slots.of(d) for d in shape]) for buffer, dtype, shape in plan.outputs]
+    kernels = [kernel(name, k.text(), k) for k in plan.kernels]
+    return name, graph.slots, slots.exprs, checks, buffers, steps, outputs, kernels
+
+
+def _buffer(buffer: Any, slots: Slots, input_index: Callable[[int], int]) -> tuple[int, int, int, int]:
+    kind = {"input": INPUT, "output": OUTPUT, "temp": TEMP}[buffer.kind]
+    index = input_index(buffer.index) if kind == INPUT else buffer.index
+    return kind, index, 0 if kind == INPUT else slots.of(buffer.elements), buffer.itemsize
+
+
+def _step(step: Any, slots: Slots) -> tuple[Any, ...]:
+    if not isinstance(step, Launch):
+        return -1, step.buffer
+    pointers = [(b, -1 if offset == 0 else slots.of(offset), itemsize) for b, offset, itemsize in step.pointers]
+    return step.kernel, slots.of(step.grid), slots.of(step.grain), pointers, [slots.of(a) for a in step.args]
+
+
+# ---- pointwise functions ----------------------------------------------------------------------------
+
+
+def pointwise(
+    function: Function, operands: Operands, ndim: int, layouts: tuple[int, ...], out_dtypes: tuple[str, ...]
+) -> tuple[Any, list[str]]:
+    """The kernel of a pointwise function, and the dtypes of its results.
+
+    `layouts` holds the innermost stride class (0, 1, 2: any) of every array, then of every result; results take
+    `out_dtypes` if those are given (in-place writes): RuntimeError where a result cannot be cast to them.
+    """
+    graph = function.graph(operands)
+    dtypes = [v.dtype for v in graph.outputs]
+    targets = list(out_dtypes) or dtypes
+    if out_dtypes and not (isinstance(function, Forward) and function.op.name in ("copy", "convert")):
+        for have, want in zip(dtypes, targets):
+            if not _core.can_cast(have, want):
+                raise RuntimeError(f"{function.name}: result type {have} can't be cast to the desired output type {want}")
+    nest = pointwise_nest(graph, ndim, layouts, targets)
+    return kernel(function.name, nest.text(), _NestKernel(nest)), targets
+
+
+def pointwise_nest(graph: Graph, ndim: int, layouts: tuple[int, ...], targets: list[str]) -> Nest:
+    """The nest over `ndim` dims that computes every output of a pointwise graph at each point."""
+    classes = iter(("0", "1", "s")[c] for c in layouts)
+    scalars: dict[int, Scalar] = {}
+    arrays: list[Array] = []
+    numbers: list[str] = []
+    for value in graph.inputs:
+        if value.weak:
+            scalars[id(value)] = _number(value, len(numbers))
+            numbers.append("f64" if value.dtype == "float64" else "i64")
+        else:
+            scalars[id(value)] = Scalar("load", (), COMPUTE[value.dtype], len(arrays))
+            arrays.append(Array(value.dtype, "in", ("s",) * (ndim - 1) + (next(classes),)))
+    for node in graph.nodes:
+        inputs = [scalars[id(v)] for v in node.inputs]
+        if node.op.kind == "constant":
+            scalars[id(node.out)] = const(node.attrs[0], COMPUTE[node.out.dtype])
+        elif node.op.kind == "full":
+            scalars[id(node.out)] = convert_dtype(inputs[0], node.inputs[0].dtype, node.out.dtype)
+        else:
+            scalars[id(node.out)] = apply_pointwise(node, inputs)
+    stores = []
+    for value, target in zip(graph.outputs, targets):
+        stores.append((len(arrays), convert_dtype(scalars[id(value)], value.dtype, target)))
+        arrays.append(Array(target, "out", ("s",) * (ndim - 1) + (next(classes),)))
+    return Nest(("p",) * ndim, tuple(arrays), tuple(numbers), tuple(stores))
+
+
+def _number(value: Value, position: int) -> Scalar:
+    """A number argument in its compute type; a bool arrives as an integer."""
+    if value.dtype == "bool":
+        return Scalar("number", (), "i64", position).ne(0)
+    return Scalar("number", (), COMPUTE[value.dtype], position)
+
+

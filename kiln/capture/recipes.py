@@ -1,0 +1,98 @@
+"""Graphs as lists of calls: how the core replays views, and derivatives whose own derivative is wanted."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from kiln.capture.function import Forward
+from kiln.capture.programs import Slots
+from kiln.graph.graph import Graph, Node, Value
+from kiln.ops.record import Op
+
+BOOL, INT, FLOAT = 0, 2, 3  # kinds of a number, as the core counts them
+
+
+def recipe(graph: Graph) -> tuple[Any, ...]:
+    """(inputs, environment, expressions, steps, outputs) for the core; a step is (op, structure, args, numbers, kinds)."""
+    slots = Slots(graph.slots)
+    places: dict[int, int] = {id(v): i for i, v in enumerate(graph.inputs)}
+    steps: list[Any] = []
+    for node in graph.nodes:
+        if node.op.kind == "constant":
+            continue
+        places[id(node.out)] = len(graph.inputs) + len(steps)
+        steps.append(_step(node, places, slots))
+    outputs = [places[id(v)] for v in graph.outputs]
+    return len(graph.inputs), graph.slots, slots.exprs, steps, outputs
+
+
+def _step(node: Node, places: dict[int, int], slots: Slots) -> tuple[Any, ...]:
+    op = node.op
+    assert isinstance(op, Op)
+    args: list[int] = []
+    numbers: list[int] = []
+    kinds: list[int] = []
+    structure: list[Any] = []
+    pointwise = op.kind == "pointwise"
+
+    def number(slot: int, kind: int) -> None:
+        args.append(-1 - len(numbers))
+        numbers.append(slot)
+        kinds.append(kind)
+
+    def operand(value: Value) -> str:
+        literal = value.node is not None and value.node.op.kind == "constant"
+        if not literal and not (value.weak and value.node is None):
+            args.append(places[id(value)])
+            return "t"
+        kind = {"bool": BOOL, "int64": INT}.get(value.dtype, FLOAT)
+        number(slots.of(_bits(value.node.attrs[0])) if literal and value.node else value.slot, kind)
+        return {BOOL: "b", INT: "i", FLOAT: "f"}[kind]
+
+    inputs, attrs = iter(node.inputs), iter(node.attrs)
+    for param in op.params:
+        if param.kind == "S":
+            attr = next(attrs)
+            structure.append((attr,) if op.kind == "slice" else attr)
+        elif param.kind == "Z":
+            sizes = next(attrs)
+            for size in sizes:
+                number(slots.of(size), INT)
+            structure.append(len(sizes))
+        elif param.kind == "L":
+            rest = list(inputs)
+            for value in rest:
+                operand(value)
+            structure.append(len(rest))
+        else:
+            value = next(inputs, None)
+            code = None if value is None else operand(value)
+            if not pointwise:
+                structure.append(code)
+    return op.handle, tuple(structure), args, numbers, kinds
+
+
+def _bits(value: Any) -> Any:
+    """A literal as the slot's integer; a size stays a size."""
+    return struct.unpack("<q", struct.pack("<d", value))[0] if isinstance(value, float) else value
+
+
+def position_check(function: Forward) -> tuple[Any, ...] | None:
+    """Where the values of an index are to be checked: operands of index and source, dim, and the error."""
+    check = function.op.checks
+    if check is None:
+        return None
+    places: dict[str, int] = {}
+    structure: dict[str, Any] = {}
+    at = 0
+    for param, entry in zip(function.op.params, function.structure):
+        places[param.name] = at
+        structure[param.name] = entry
+        at += entry if param.kind in "ZL" else 0 if param.kind == "S" or entry is None else 1
+    dim = structure[check.dim] if isinstance(check.dim, str) and check.dim != "class" else check.dim
+    if dim == "class":
+        dim = 100  # told apart by the core: dim 1, or 0 of a vector
+    ignore = places[check.ignore] if check.ignore else -1
+    is_index = issubclass(check.error, IndexError)
+    return places[check.index], places[check.source], dim, check.negative, ignore, check.message, is_index

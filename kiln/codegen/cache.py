@@ -1,0 +1,152 @@
+"""The kernel cache on disk: objects by key, written whole or not at all, run only if nothing touched them.
+
+    <directory>/kernels/            0700, ours, checked on the opened descriptor
+        <key as 64 hex digits>      magic 16 | key 32 | SHA-256 of the object 32 | length 8 | object
+
+The directory is $KILN_CACHE_DIR, else $XDG_CACHE_HOME/kiln, else ~/.cache/kiln, else none. Nothing here
+raises for a state of the file system: what cannot be read is a miss, what cannot be written is not kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+
+MAGIC = b"kiln-kernel-v1\n\0"
+HEADER = len(MAGIC) + 32 + 32 + 8
+LARGEST = 16 << 20  # bytes; no kernel comes near
+
+
+def cache_directory() -> str | None:
+    """Where kernels are kept, by the environment; None if there is no place."""
+    chosen = os.environ.get("KILN_CACHE_DIR")
+    if chosen:
+        return chosen
+    shared = os.environ.get("XDG_CACHE_HOME")
+    if shared and os.path.isabs(shared):
+        return os.path.join(shared, "kiln")
+    home = os.path.expanduser("~")
+    return os.path.join(home, ".cache", "kiln") if os.path.isabs(home) and home != "/" else None
+
+
+class DiskCache:
+    """Objects in one directory; every method survives whatever is found there."""
+
+    __slots__ = ("_count", "_directory", "path")
+
+    def __init__(self, path: str | None) -> None:
+        self.path = path
+        self._directory: int | None = None
+        self._count = 0
+
+    def load(self, key: bytes) -> bytes | None:
+        """The object stored under `key` (32 bytes), or None."""
+        try:
+            directory = self._open(create=False)
+            if directory is None:
+                return None
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            file = os.open(key.hex(), flags, dir_fd=directory)
+        except OSError:
+            return None
+        try:
+            state = os.fstat(file)
+            private = (
+                stat.S_ISREG(state.st_mode) and state.st_uid == os.geteuid() and not state.st_mode & 0o022
+            )
+            if not private or not HEADER < state.st_size <= LARGEST:
+                return None
+            return _unpacked(_read(file, state.st_size), key)
+        except OSError:
+            return None
+        finally:
+            os.close(file)
+
+    def store(self, key: bytes, data: bytes) -> bool:
+        """Keep an object under `key`; False where that was not possible."""
+        try:
+            directory = self._open(create=True)
+        except OSError:
+            return False
+        if directory is None:
+            return False
+        self._count += 1
+        name = f".{key.hex()}.{os.getpid()}.{self._count}"
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+            file = os.open(name, flags, 0o600, dir_fd=directory)
+        except OSError:
+            return False
+        try:
+            try:
+                _write(
+                    file, MAGIC + key + hashlib.sha256(data).digest() + len(data).to_bytes(8, "little") + data
+                )
+            finally:
+                os.close(file)
+            os.rename(name, key.hex(), src_dir_fd=directory, dst_dir_fd=directory)
+            return True
+        except OSError:
+            _remove(name, directory)
+            return False
+
+    def _open(self, create: bool) -> int | None:
+        """A descriptor of the directory, checked to be ours and private; None if there is none to trust."""
+        if self._directory is not None or self.path is None:
+            return self._directory
+        path = os.path.join(self.path, "kernels")
+        if create:
+            os.makedirs(self.path, mode=0o700, exist_ok=True)
+            try:
+                os.mkdir(path, 0o700)
+            except FileExistsError:
+                pass
+        directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        state = os.fstat(directory)
+        if state.st_uid != os.geteuid() or state.st_mode & 0o077:
+            os.close(directory)
+            return None
+        self._directory = directory
+        return directory
+
+    def close(self) -> None:
+        """Forget the opened directory."""
+        directory, self._directory = self._directory, None
+        if directory is not None:
+            os.close(directory)
+
+
+def _unpacked(entry: bytes, key: bytes) -> bytes | None:
+    """The object of an entry whose magic, key, length and hash are right."""
+    place = len(MAGIC)
+    if entry[:place] != MAGIC or entry[place : place + 32] != key:
+        return None
+    digest, length, data = entry[place + 32 : place + 64], entry[place + 64 : HEADER], entry[HEADER:]
+    if int.from_bytes(length, "little") != len(data) or hashlib.sha256(data).digest() != digest:
+        return None
+    return data
+
+
+def _read(file: int, size: int) -> bytes:
+    parts = []
+    while size > 0:
+        part = os.read(file, size)
+        if not part:
+            break
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
+
+
+def _write(file: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]
+
+
+def _remove(name: str, directory: int) -> None:
+    try:
+        os.unlink(name, dir_fd=directory)
+    except OSError:
+        pass

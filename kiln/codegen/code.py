@@ -1,0 +1,213 @@
+"""Writing LLVM text: names, blocks, loops, stack slots, declarations.
+
+loop:                      what `Code.loop` writes; the values carried round are phis of the head
+    head:  i = phi start, i + step;  c = phi init, next;  if i >= limit goto exit
+    body:  ...; i += step; goto head
+    exit:
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from kiln.codegen.target import Target, intrinsic_allowed
+
+LANES = 16
+LLVM = {
+    "i1": "i1", "i8": "i8", "u8": "i8", "i16": "i16", "i32": "i32", "u32": "i32", "i64": "i64", "u64": "i64",
+    "f32": "float", "f64": "double",
+}  # fmt: skip
+IOTA32 = "<" + ", ".join(f"i32 {n}" for n in range(LANES)) + ">"
+IOTA64 = "<" + ", ".join(f"i64 {n}" for n in range(LANES)) + ">"
+
+
+class Value(NamedTuple):
+    """An SSA value or a literal: `text`, of scalar type `type`, `width` lanes (1: not a vector)."""
+
+    text: str
+    type: str
+    width: int = 1
+    constant: bool = False
+
+    @property
+    def llvm(self) -> str:
+        """The LLVM type, as written before the value."""
+        return llvm_type(self.type, self.width)
+
+    @property
+    def typed(self) -> str:
+        """The value after its type, as calls and stores want it."""
+        return f"{llvm_type(self.type, self.width)} {self.text}"
+
+
+def llvm_type(type: str, width: int) -> str:
+    """The LLVM spelling of `width` lanes of a scalar type."""
+    return LLVM[type] if width == 1 else f"<{width} x {LLVM[type]}>"
+
+
+class Loop:
+    """One loop under construction: `index`, the values of this turn, and `next`, those of the coming one."""
+
+    __slots__ = ("index", "next", "values")
+
+    def __init__(self, index: str, values: list[Value]) -> None:
+        self.index = index
+        self.values = values
+        self.next = values
+
+
+class Code:
+    """The text of one kernel under construction; blocks are written in order."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.lines: list[str] = []
+        self.slots: list[str] = []
+        self.declared: dict[str, str] = {}
+        self.block = "entry"
+        self._names = 0
+
+    def name(self) -> str:
+        """A fresh SSA name."""
+        self._names += 1
+        return f"%v{self._names}"
+
+    def label(self) -> str:
+        """A fresh block label."""
+        self._names += 1
+        return f"b{self._names}"
+
+    def op(self, text: str) -> str:
+        """Write `name = text`; the name."""
+        name = self.name()
+        self.lines.append(f"  {name} = {text}")
+        return name
+
+    def line(self, text: str) -> None:
+        """Write an instruction without a result."""
+        self.lines.append("  " + text)
+
+    def begin(self, label: str) -> None:
+        """Start the block `label`."""
+        self.lines.append(f"{label}:")
+        self.block = label
+
+    def jump(self, label: str) -> None:
+        """End the block by going to `label`."""
+        self.line(f"br label %{label}")
+
+    def branch(self, condition: str, then: str, otherwise: str) -> None:
+        """End the block by going to `then` where the i1 `condition` holds, else to `otherwise`."""
+        self.line(f"br i1 {condition}, label %{then}, label %{otherwise}")
+
+    def slot(self, type: str, count: int = 1) -> str:
+        """A pointer to `count` elements of LLVM type `type` on the stack, 64-byte aligned."""
+        name = self.name()
+        self.slots.append(f"  {name} = alloca {type}, i64 {count}, align 64")
+        return name
+
+    def call(self, intrinsic: str, result: str, arguments: Sequence[str]) -> str:
+        """Call an allowed intrinsic by its full name; the result's name ("" for void)."""
+        assert intrinsic_allowed(intrinsic, self.target), f"{intrinsic} is not allowed on {self.target.name}"
+        if intrinsic not in self.declared:
+            types = ", ".join(
+                a.rsplit(" ", 1)[0] if "splat (" not in a else _literal_type(a) for a in arguments
+            )
+            self.declared[intrinsic] = f"declare {result} @{intrinsic}({types})"
+        text = f"call {result} @{intrinsic}({', '.join(arguments)})"
+        if result == "void":
+            self.line(text)
+            return ""
+        return self.op(text)
+
+    # -- integers of addresses and counters, all i64 ------------------------------------------------
+
+    def add(self, x: str, y: str) -> str:
+        """x + y."""
+        if y == "0":
+            return x
+        return y if x == "0" else self.op(f"add i64 {x}, {y}")
+
+    def mul(self, x: str, y: str) -> str:
+        """x * y."""
+        if y == "1":
+            return x
+        return y if x == "1" else self.op(f"mul i64 {x}, {y}")
+
+    def sub(self, x: str, y: str) -> str:
+        """x - y."""
+        return x if y == "0" else self.op(f"sub i64 {x}, {y}")
+
+    def minimum(self, x: str, y: str) -> str:
+        """The smaller of x and y, signed."""
+        return self.op(f"select i1 {self.op(f'icmp slt i64 {x}, {y}')}, i64 {x}, i64 {y}")
+
+    def offset(self, pointer: str, element: str, index: str) -> str:
+        """The address `index` elements of LLVM type `element` after `pointer`."""
+        return pointer if index == "0" else self.op(f"getelementptr {element}, ptr {pointer}, i64 {index}")
+
+    # -- control ------------------------------------------------------------------------------------
+
+    @contextmanager
+    def repeat(self, carried: Sequence[Value], test: Callable[[list[Value]], str]) -> Iterator[Loop]:
+        """while test(values): ...; `values` are those of this turn, and after the loop the final ones."""
+        before, head, body, out = self.block, self.label(), self.label(), self.label()
+        self.jump(head)
+        self.begin(head)
+        turn = Loop("", [Value(self.name(), v.type, v.width) for v in carried])
+        place = len(self.lines)
+        self.branch(test(turn.values), body, out)
+        self.begin(body)
+        yield turn
+        self.lines[place:place] = self._phis(turn, carried, before)
+        self.jump(head)
+        self.begin(out)
+
+    def _phis(self, turn: Loop, carried: Sequence[Value], before: str) -> list[str]:
+        """The phis of the values a loop carries from the block `before` and from the current block."""
+        return [
+            f"  {v.text} = phi {v.llvm} [ {first.text}, %{before} ], [ {after.text}, %{self.block} ]"
+            for v, first, after in zip(turn.values, carried, turn.next)
+        ]
+
+    @contextmanager
+    def loop(self, start: str, limit: str, step: int, carried: Sequence[Value] = ()) -> Iterator[Loop]:
+        """for index = start; index < limit; index += step. `values` after it are the final carried ones."""
+        before, head, body, out = self.block, self.label(), self.label(), self.label()
+        self.jump(head)
+        self.begin(head)
+        values = [Value(self.name(), v.type, v.width) for v in carried]
+        turn = Loop(self.name(), values)
+        place = len(self.lines)
+        self.branch(self.op(f"icmp slt i64 {turn.index}, {limit}"), body, out)
+        self.begin(body)
+        yield turn
+        following = self.op(f"add i64 {turn.index}, {step}")
+        phis = [f"  {turn.index} = phi i64 [ {start}, %{before} ], [ {following}, %{self.block} ]"]
+        self.lines[place:place] = phis + self._phis(turn, carried, before)
+        self.jump(head)
+        self.begin(out)
+
+    @contextmanager
+    def when(self, condition: str) -> Iterator[None]:
+        """Run what is written inside only where `condition` holds."""
+        inside, out = self.label(), self.label()
+        self.branch(condition, inside, out)
+        self.begin(inside)
+        yield
+        self.jump(out)
+        self.begin(out)
+
+    def text(self) -> str:
+        """The module: one function `kernel` and the intrinsics it names."""
+        triple = f'target triple = "{self.target.triple}"'
+        head = "define void @kernel(ptr %ptr, ptr %arg, i64 %begin, i64 %end) #0 {\nentry:"
+        tail = f"}}\nattributes #0 = {{ {self.target.attributes()} }}\n"
+        return "\n".join([triple, head, *self.slots, *self.lines, tail, *self.declared.values(), ""])
+
+
+def _literal_type(argument: str) -> str:
+    """The type of a written argument whose value is a splat literal."""
+    return argument.split(" splat (", 1)[0]

@@ -1,0 +1,322 @@
+"""The "columns" schedule: 256 neighbouring points of the last p dim reduce together, lanes across columns.
+
+The order is that of "rows", element by element; only who is computed next to whom differs. Lane l of a
+column is its rows l, l + 16, ...; the 16 lane accumulators of all columns live in a stack buffer.
+
+    for unit in begin .. end:                      256 columns of one index of the other p dims
+        res[256] = start
+        for block of 16384 rows:
+            for group of 128 rows:
+                for l in 0 .. 16:                  8 rows: l, l+16, ..., l+112 of the group
+                    for j in 0 .. 256 by 16:       chain = f(row 0, j) . ... . f(row 7, j)
+                        acc[l][j] = acc[l][j] . chain
+            for j:  res[j] = res[j] . tree(acc[0..15][j])
+        ... next pass, which may read res ...
+        for j:  stores of the points
+"""
+
+from __future__ import annotations
+
+from kiln.codegen.code import LANES, LLVM, Value, llvm_type
+from kiln.codegen.emit import Expression
+from kiln.codegen.frame import EXPENSIVE, POINT, Frame, Step
+from kiln.codegen.memory import element
+from kiln.codegen.nest import COLUMN_BLOCK, REDUCE_BLOCK, Nest
+from kiln.codegen.plan import Plan
+from kiln.codegen.reduce import Reducer
+from kiln.codegen.rows import CHAIN, GROUP, grouped, identities, steps
+from kiln.codegen.target import Target
+from kiln.ops.scalar import REDUCE, Scalar, topological
+
+
+class Columns:
+    """A nest of schedule "columns", being written."""
+
+    def __init__(self, nest: Nest, target: Target) -> None:
+        p = [d for d, role in enumerate(nest.dims) if role == "p"]
+        self.column = p[-1]
+        self.outer_dims = p[:-1]
+        self.r = [d for d, role in enumerate(nest.dims) if role == "r"]
+        self.frame = Frame(nest, target, self.column)
+        self.nest = nest
+        self.code = self.frame.code
+        self.plan = Plan(self.frame, self.column)
+        self.held: dict[int, list[str]] = {}  # column-level values kept in stack buffers of 256
+
+    def emit(self) -> str:
+        """The kernel's LLVM text."""
+        frame, code = self.frame, self.code
+        every = frozenset(range(len(self.nest.dims))) | {POINT}
+        frame.hoist(frame.outer, frame.roots, every, False)
+        self.length = frame.size[self.r[0]]
+        for d in self.r[1:]:
+            self.length = code.mul(self.length, frame.size[d])
+        width = frame.size[self.column]
+        blocks = code.op(f"sdiv i64 {code.add(width, str(COLUMN_BLOCK - 1))}, {COLUMN_BLOCK}")
+        with frame.units([*(frame.size[d] for d in self.outer_dims), blocks]) as position:
+            self.first = code.mul(position[-1], str(COLUMN_BLOCK))
+            self.columns = code.minimum(code.sub(width, self.first), str(COLUMN_BLOCK))
+            self.index = dict(zip(self.outer_dims, position))
+            where = {**self.index, self.column: self.first}
+            self.pointers = [
+                frame.address(k, where) if len(o.strides) == len(self.nest.dims) else ""
+                for k, o in enumerate(self.nest.operands)
+            ]
+            unit = frame.scope(frame.outer, Step(self.index, self.pointers.__getitem__))
+            self.held = {}
+            for q in range(self.plan.count):
+                self._pass(unit, q)
+            self._store_points(unit)
+        return frame.finish()
+
+    # -- values of one column, kept on the stack ----------------------------------------------------
+
+    def _hold(self, unit: Expression, roots: list[Scalar]) -> None:
+        """Compute what `roots` need once per column, for all columns, into stack buffers."""
+        frame, wanted = self.frame, []
+        for node in topological(roots):
+            if node.op in REDUCE or not frame.varies(node, frame.reduced):
+                continue
+            wanted += [a for a in node.args if self._per_column(a) and a not in wanted]
+        wanted = [n for n in wanted if id(n) not in self.held]
+        if not wanted:
+            return
+        buffers = [self.code.slot(LLVM[n.type], COLUMN_BLOCK) for n in wanted]
+
+        def body(j: str, count: str | None, mask: Value | None, values: list[Value]) -> list[Value]:
+            scope = self._scope(unit, self._step(self.pointers, {}, j, count, mask), wanted)
+            for node, buffer in zip(wanted, buffers):
+                value = scope.machine.spread(scope.value(node), LANES)
+                self._put(buffer, j, value)
+            return values
+
+        frame.lanes("0", self.columns, [], 1, body)
+        for node, buffer in zip(wanted, buffers):
+            self.held[id(node)] = [buffer]
+
+    def _per_column(self, node: Scalar) -> bool:
+        frame = self.frame
+        if frame.varies(node, frame.reduced) or not frame.varies(node, frozenset({self.column})):
+            return False
+        return bool(node.args) and node.op not in REDUCE
+
+    def _put(self, buffer: str, j: str, value: Value) -> None:
+        where = self.code.offset(buffer, LLVM[value.type], j)
+        self.code.line(f"store {value.typed}, ptr {where}, align 1")
+
+    def _get(self, buffer: str, j: str, type: str) -> Value:
+        kind = llvm_type(type, LANES)
+        where = self.code.offset(buffer, LLVM[type], j)
+        return Value(self.code.op(f"load {kind}, ptr {where}, align 1"), type, LANES)
+
+    def _step(
+        self, pointers: list[str], index: dict[int, str], j: str, count: str | None, mask: Value | None
+    ) -> Step:
+        """16 columns from the unit's column j, on the row that `pointers` address."""
+        frame, code = self.frame, self.code
+
+        def pointer(k: int) -> str:
+            operand = self.nest.operands[k]
+            if operand.strides[self.column] == "0":
+                return pointers[k]
+            return code.offset(pointers[k], element(operand.dtype), code.mul(j, frame.stride[k][self.column]))
+
+        return Step({**self.index, **index}, pointer, self.column, code.add(self.first, j), count, mask)
+
+    def _scope(self, unit: Expression, step: Step, roots: list[Scalar], j: str = "") -> Expression:
+        """A scope for 16 columns; what is held per column is read back where `roots` need it."""
+        scope = self.frame.scope(unit, step)
+        place = j or self.code.sub(step.start, self.first)
+        stack, seen = list(roots), set()
+        while stack:
+            node = stack.pop()
+            if id(node) in seen or id(node) in scope.values:
+                continue
+            seen.add(id(node))
+            buffers = self.held.get(id(node))
+            if buffers is None:
+                stack.extend(node.args)
+            else:
+                scope.values[id(node)] = self._get(buffers[-1], place, node.type)
+        return scope
+
+    # -- rows ---------------------------------------------------------------------------------------
+
+    def _row(self, row: str) -> tuple[list[str], dict[int, str]]:
+        """The operands' addresses on a row, and its position along every r dim."""
+        frame, code = self.frame, self.code
+        index = dict(zip(self.r, frame.cut(row, [frame.size[d] for d in self.r])))
+        pointers = []
+        for k, operand in enumerate(self.nest.operands):
+            place = "0"
+            if len(operand.strides) == len(self.nest.dims):
+                for d in self.r:
+                    if operand.strides[d] != "0":
+                        place = code.add(place, code.mul(index[d], frame.stride[k][d]))
+            pointers.append(code.offset(self.pointers[k], element(operand.dtype), place))
+        return pointers, index
+
+    def _at(
+        self, unit: Expression, q: int, row: tuple[list[str], dict[int, str]], flat: str, j: str,
+        count: str | None, mask: Value | None,
+    ) -> list[Value]:  # fmt: skip
+        """Pass q at 16 columns of one row: its point stores; the elements of its reductions."""
+        plan = self.plan
+        step = self._step(row[0], row[1], j, count, mask)
+        scope = self._scope(unit, step, plan.roots(q), j)
+        if plan.parked is not None and q > plan.parked_in:
+            dtype = self.nest.operands[plan.parked_at].dtype
+            parked = self.frame.memory.read_lanes(dtype, step.pointer(plan.parked_at), count, mask)
+            scope.values[id(plan.parked)] = parked
+        elements: list[Value] = []
+        for node in plan.reductions[q]:
+            elements.append(scope.value(node.args[0]))
+            if node.op in ("argmax", "argmin"):
+                elements.append(Value(flat, "i64"))
+        results = [(k, scope.value(value)) for k, value in plan.stores[q]]
+        if plan.parked is not None and q == plan.parked_in:
+            results.append((plan.parked_at, scope.value(plan.parked)))
+        for k, value in results:
+            self.frame.store(k, value, step)
+        return [scope.machine.spread(e, LANES) for e in elements]
+
+    # -- passes -------------------------------------------------------------------------------------
+
+    def _pass(self, unit: Expression, q: int) -> None:
+        """One pass over the rows of the unit's columns."""
+        frame, code, roots = self.frame, self.code, self.plan.roots(q)
+        self._hold(unit, roots)
+        lanes = frame.reduced | {self.column, POINT}
+        frame.hoist(unit, roots, lanes, False)
+        scope = unit.inner(unit.leaf)
+        frame.hoist(scope, roots, lanes, True)
+        found = self.plan.reductions[q]
+        if found:
+            reducers = [Reducer(code, node) for node in found]
+            self._reduce(scope, q, reducers, frame.cost(roots, frame.reduced) < EXPENSIVE)
+            return
+        with code.loop("0", self.length, 1) as turn:
+            row = self._row(turn.index)
+
+            def body(j: str, count: str | None, mask: Value | None, values: list[Value]) -> list[Value]:
+                return self._at(scope, q, row, turn.index, j, count, mask) or values
+
+            frame.lanes("0", self.columns, [], 1, body)
+
+    def _reduce(self, scope: Expression, q: int, reducers: list[Reducer], cheap: bool) -> None:
+        """Blocks of 16384 rows; the results stay in the held buffers."""
+        code = self.code
+        kinds = [v.type for v in identities(reducers)]
+        results = [code.slot(LLVM[t], COLUMN_BLOCK) for t in kinds]
+        lanes = [code.slot(LLVM[t], COLUMN_BLOCK * LANES) for t in kinds]
+        start = [r.machine.spread(v, LANES) for r in reducers for v in r.initial(self.length)]
+        self._fill(results, start, "0", self.columns)
+        with code.loop("0", self.length, REDUCE_BLOCK) as block:
+            limit = code.minimum(code.add(block.index, str(REDUCE_BLOCK)), self.length)
+            present = code.minimum(code.sub(limit, block.index), str(LANES))
+            with code.loop(present, str(LANES), 1) as absent:
+                at = code.mul(absent.index, str(COLUMN_BLOCK))
+                self._fill(lanes, identities(reducers), at, code.add(at, self.columns))
+            with code.loop(block.index, limit, GROUP) as group:
+                begins = code.op(f"icmp eq i64 {group.index}, {block.index}")
+                here = code.minimum(code.sub(limit, group.index), str(LANES))
+                with code.loop("0", here, 1) as lane:
+                    self._lane(scope, q, reducers, cheap, lanes, lane.index, group.index, limit, begins)
+            self._tree(reducers, lanes, results)
+        for node, mine in zip(self.plan.reductions[q], grouped(reducers, [Value(b, "i64") for b in results])):
+            self.held[id(node)] = [b.text for b in mine]
+
+    def _fill(self, buffers: list[str], values: list[Value], start: str, limit: str) -> None:
+        """Write 16-lane values to buffers[start .. limit), rounded up to 16."""
+        with self.code.loop(start, limit, LANES) as turn:
+            for buffer, value in zip(buffers, values):
+                self._put(buffer, turn.index, value)
+
+    def _lane(
+        self, scope: Expression, q: int, reducers: list[Reducer], cheap: bool, lanes: list[str], lane: str,
+        group: str, limit: str, begins: str,
+    ) -> None:  # fmt: skip
+        """The chains of one lane in one group: 8 rows 16 apart, added to the lane's accumulators."""
+        code = self.code
+        first = code.add(group, lane)
+        at = code.mul(lane, str(COLUMN_BLOCK))
+        left = code.op(f"sdiv i64 {code.add(code.sub(limit, first), str(LANES - 1))}, {LANES}")
+        count = code.minimum(left, str(CHAIN))
+        kept = [code.offset(b, LLVM[v.type], at) for b, v in zip(lanes, identities(reducers))]
+        if not cheap:
+            self._columns_of(scope, q, reducers, kept, begins, first, count)
+            return
+        full = code.op(f"icmp eq i64 {count}, {CHAIN}")
+        with code.when(full):
+            self._columns_of(scope, q, reducers, kept, begins, first, None)
+        with code.when(code.op(f"xor i1 {full}, true")):
+            self._columns_of(scope, q, reducers, kept, begins, first, count)
+
+    def _columns_of(
+        self, scope: Expression, q: int, reducers: list[Reducer], kept: list[str], begins: str, first: str,
+        chain_length: str | None,
+    ) -> None:  # fmt: skip
+        """for j: acc[j] = acc[j] . chain; the chain unrolled (length None) or a loop over its rows."""
+        code = self.code
+        rows = [code.add(first, str(LANES * n)) for n in range(CHAIN)] if chain_length is None else []
+        addressed = [self._row(row) for row in rows]
+
+        def body(j: str, count: str | None, mask: Value | None, values: list[Value]) -> list[Value]:
+            chain: list[Value] = []
+            for row, flat in zip(addressed, rows):
+                elements = self._at(scope, q, row, flat, j, count, mask)
+                chain = steps(reducers, chain, elements) if chain else elements
+            if chain_length is not None:
+                with code.loop("0", chain_length, 1, identities(reducers)) as turn:
+                    flat = code.add(first, code.mul(turn.index, str(LANES)))
+                    elements = self._at(scope, q, self._row(flat), flat, j, count, mask)
+                    turn.next = steps(reducers, turn.values, elements)
+                chain = turn.values
+            new = identities(reducers)
+            fresh = Value(begins, "i1")
+            machine = scope.machine
+            old = [machine.choose(fresh, n, self._get(b, j, n.type)) for b, n in zip(kept, new)]
+            for buffer, value in zip(kept, steps(reducers, old, chain)):
+                self._put(buffer, j, value)
+            return values
+
+        self.frame.lanes("0", self.columns, [], 1, body)
+
+    def _tree(self, reducers: list[Reducer], lanes: list[str], results: list[str]) -> None:
+        """for j: res[j] = res[j] . tree of the 16 lanes at j"""
+        code = self.code
+        kinds = [v.type for v in identities(reducers)]
+        with code.loop("0", self.columns, LANES) as turn:
+            j = turn.index
+            parts = []
+            for lane in range(LANES):
+                at = code.add(j, str(lane * COLUMN_BLOCK))
+                parts.append([self._get(b, at, t) for b, t in zip(lanes, kinds)])
+            half = LANES // 2
+            while half:
+                parts = [steps(reducers, parts[n], parts[n + half]) for n in range(half)]
+                half //= 2
+            old = [self._get(b, j, t) for b, t in zip(results, kinds)]
+            for buffer, value in zip(results, steps(reducers, old, parts[0])):
+                self._put(buffer, j, value)
+
+    def _store_points(self, unit: Expression) -> None:
+        """The stores that happen once per p point."""
+        roots = [value for _, value in self.plan.last]
+        if not roots:
+            return
+
+        def body(j: str, count: str | None, mask: Value | None, values: list[Value]) -> list[Value]:
+            step = self._step(self.pointers, {}, j, count, mask)
+            scope = self._scope(unit, step, roots, j)
+            results = [(k, scope.value(value)) for k, value in self.plan.last]
+            for k, value in results:
+                self.frame.store(k, value, step)
+            return values
+
+        self.frame.lanes("0", self.columns, [], 1, body)
+
+
+def emit_columns(nest: Nest, target: Target) -> str:
+    """The kernel of a nest of schedule "columns", as LLVM text."""
+    return Columns(nest, target).emit()

@@ -1,0 +1,333 @@
+"""What every schedule shares: a nest's arguments as SSA values, and where its scalars vary.
+
+entry:  size_d = arg[d]; stride_k_d = arg[...]; base_k = ptr[k]; number_n = arg[...]
+        if begin >= end return
+        values that depend on numbers and single elements only
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from kiln.codegen.code import IOTA64, LANES, Code, Value
+from kiln.codegen.emit import Expression
+from kiln.codegen.memory import Memory, element
+from kiln.codegen.nest import Nest
+from kiln.codegen.target import Target
+from kiln.ops.scalar import REDUCE, Scalar, topological
+
+POINT = -1  # the pseudo dim of a value that follows a reduction: known once per p point only
+EXPENSIVE = 24  # lane-level ops from which a body is written once, without unrolling
+COSTS = {"div": 6, "rem": 40, "sqrt": 6, "convert": 2}
+
+
+class Step:
+    """One vector of 16 positions along `lane_dim`, or one single position (`lane_dim` -1).
+
+    `index[d]` is the scalar position along every other dim, `start` lane 0's position along the lane
+    dim, `pointer(k)` the address of lane 0 of operand k; `count` and `mask` describe a tail, else None.
+    Where the lanes are not neighbours (`kiln.codegen.rows_many`), `staged[k]` addresses 16 elements of
+    operand k gathered beside each other, and `vectors[d]` holds the lanes' positions along dim d.
+    """
+
+    __slots__ = ("count", "index", "lane_dim", "mask", "pointer", "staged", "start", "vectors")
+
+    def __init__(
+        self, index: dict[int, str], pointer: Callable[[int], str], lane_dim: int = -1, start: str = "0",
+        count: str | None = None, mask: Value | None = None,
+    ) -> None:  # fmt: skip
+        self.index = index
+        self.pointer = pointer
+        self.lane_dim = lane_dim
+        self.start = start
+        self.count = count
+        self.mask = mask
+        self.staged: dict[int, str] = {}
+        self.vectors: dict[int, Value] = {}
+
+
+class Frame:
+    """A nest being written: its code, its arguments, and the dims each of its scalars depends on."""
+
+    def __init__(self, nest: Nest, target: Target, lane_dim: int = -1) -> None:
+        self.nest = nest
+        self.result_dims = frozenset({POINT} if lane_dim < 0 else {POINT, lane_dim})
+        self.target = target
+        self.code = Code(target)
+        self.memory = Memory(self.code)
+        self.roots = [value for _, value in nest.stores]
+        self.nodes = topological(self.roots)
+        self.reduced = frozenset(d for d, role in enumerate(nest.dims) if role == "r")
+        self.depends: dict[int, frozenset[int]] = {}
+        for node in self.nodes:
+            self.depends[id(node)] = self._dims_of(node)
+        self._first_stride: list[int] = []
+        place = len(nest.dims)
+        for operand in nest.operands:
+            self._first_stride.append(place)
+            place += len(operand.strides)
+        self._first_number = place
+        self._arguments: dict[int, str] = {}
+        self._entry()
+
+    def _dims_of(self, node: Scalar) -> frozenset[int]:
+        dims: frozenset[int] = frozenset().union(*(self.depends[id(a)] for a in node.args))
+        if node.op == "index":
+            return frozenset({node.data})
+        if node.op == "load" and not node.args:
+            strides = self.nest.operands[node.data].strides
+            return frozenset(d for d, kind in enumerate(strides) if kind != "0")
+        if node.op in REDUCE:
+            return (dims - self.reduced) | self.result_dims
+        return dims
+
+    # -- arguments ----------------------------------------------------------------------------------
+
+    def _entry(self) -> None:
+        """Read every argument once, in the entry block; codegen drops what nobody uses."""
+        code, nest = self.code, self.nest
+        self.base = []
+        for k in range(len(nest.operands)):
+            self.base.append(code.op(f"load ptr, ptr {code.offset('%ptr', 'ptr', str(k))}"))
+        self.size = [self._argument(d) for d in range(len(nest.dims))]
+        self.stride = [
+            [self._stride(k, d, kind) for d, kind in enumerate(operand.strides)]
+            for k, operand in enumerate(nest.operands)
+        ]
+        work, done = code.label(), code.label()
+        self.done = done
+        code.branch(code.op("icmp slt i64 %begin, %end"), work, done)
+        code.begin(work)
+        self.outer = Expression(code, self._constant_leaf)
+
+    def _stride(self, k: int, d: int, kind: str) -> str:
+        return kind if kind in "01" else self._argument(self._first_stride[k] + d)
+
+    def _argument(self, place: int, type: str = "i64") -> str:
+        kind = "double" if type == "f64" else "i64"
+        return self.code.op(f"load {kind}, ptr {self.code.offset('%arg', 'i64', str(place))}")
+
+    def number(self, k: int) -> Value:
+        """The k-th number argument."""
+        type = self.nest.numbers[k]
+        return Value(self._argument(self._first_number + k, type), type)
+
+    def finish(self) -> str:
+        """Close the function; the module's text."""
+        self.code.jump(self.done)
+        self.code.begin(self.done)
+        self.code.line("ret void")
+        return self.code.text()
+
+    # -- what is constant for the whole call --------------------------------------------------------
+
+    def _constant_leaf(self, node: Scalar) -> Value:
+        if node.op == "number":
+            return self.number(node.data)
+        assert node.op == "load" and not node.args, f"{node.op} is not constant over a nest"
+        return self.memory.read(self.nest.operands[node.data].dtype, self.base[node.data])
+
+    def hoist(self, scope: Expression, roots: list[Scalar], inner: frozenset[int], widen: bool) -> None:
+        """Write into `scope` the largest parts of `roots` that do not vary along the dims `inner`.
+
+        With `widen`, a part that vectors use is spread here, once, instead of in the loop. The parts
+        must be known already in this scope: what follows a reduction counts as inner until it is done.
+        """
+        wanted: list[Scalar] = []
+        for node in topological(roots):
+            if id(node) in scope.values or node.op == "const" or not self.varies(node, inner):
+                continue
+            if node.op not in REDUCE or node in roots:
+                wanted += [a for a in node.args if not self.varies(a, inner)]
+        wanted += [r for r in roots if not self.varies(r, inner)]
+        for node in wanted:
+            if node.op != "const" and id(node) not in scope.values:
+                scope.value(node)
+        if widen:
+            for node in wanted:
+                value = scope.values.get(id(node))
+                if value is not None and not value.constant and node.type != "i1":
+                    scope.values[id(node)] = scope.machine.spread(value, LANES)
+
+    def varies(self, node: Scalar, dims: frozenset[int]) -> bool:
+        """Whether the node's value depends on a position along one of `dims`."""
+        return bool(self.depends[id(node)] & dims)
+
+    def cost(self, roots: list[Scalar], dims: frozenset[int]) -> int:
+        """How many ops of `roots` are computed at every position along `dims`."""
+        nodes = [n for n in topological(roots) if n.args and self.varies(n, dims)]
+        return sum(COSTS.get(n.op, 1) for n in nodes if n.op != "load") + 6 * sum(
+            n.op == "load" for n in nodes
+        )
+
+    # -- addresses and leaves -----------------------------------------------------------------------
+
+    def address(self, k: int, index: dict[int, str], start: str | None = None) -> str:
+        """The address of operand k at the scalar positions `index` (dims that are missing count as 0)."""
+        code, operand = self.code, self.nest.operands[k]
+        place = "0"
+        for d, position in index.items():
+            if operand.strides[d] != "0":
+                place = code.add(place, code.mul(position, self.stride[k][d]))
+        return code.offset(self.base[k] if start is None else start, element(operand.dtype), place)
+
+    def scope(self, outer: Expression, step: Step) -> Expression:
+        """A scope inside `outer` whose leaves are read at `step`."""
+        inside = outer.inner(outer.leaf)
+        inside.leaf = lambda node: self._leaf(inside, node, step)
+        return inside
+
+    def _leaf(self, scope: Expression, node: Scalar, step: Step) -> Value:
+        if node.op == "number":
+            return self.number(node.data)
+        if node.op == "load":
+            return self.load(scope, node, step)
+        if node.data in step.vectors:
+            return step.vectors[node.data]
+        if node.data == step.lane_dim:
+            return self.lane_positions(scope, step.start)
+        return Value(step.index[node.data], "i64")
+
+    def load(self, scope: Expression, node: Scalar, step: Step) -> Value:
+        """A load leaf at `step`: neighbours, a strided gather, one element, or a computed gather."""
+        if node.args:
+            return self._computed(scope, node, step)
+        k = node.data
+        operand = self.nest.operands[k]
+        if k in step.staged:
+            return self.memory.read_lanes(operand.dtype, step.staged[k], None, None)
+        kind = operand.strides[step.lane_dim] if step.lane_dim >= 0 else "0"
+        pointer = step.pointer(k)
+        if kind == "0":
+            return self.memory.read(operand.dtype, pointer)
+        if kind == "1":
+            return self.memory.read_lanes(operand.dtype, pointer, step.count, step.mask)
+        positions = self.memory.strided(self.stride[k][step.lane_dim])
+        return self.memory.gather(operand.dtype, pointer, positions, step.mask)
+
+    def _computed(self, scope: Expression, node: Scalar, step: Step) -> Value:
+        """base + sum of position * stride: one element, neighbours (only `index lane` moves), or a gather."""
+        k, machine, code = node.data, scope.machine, self.code
+        dtype, strides = self.nest.operands[k].dtype, self.nest.operands[k].strides
+        fixed, moving, unit = "0", [], False
+        for d, position in enumerate(node.args):
+            value = scope.value(position)
+            if strides[d] == "0":
+                continue
+            if value.width == 1:
+                fixed = code.add(fixed, code.mul(value.text, self.stride[k][d]))
+            elif position.op == "index" and position.data == step.lane_dim and strides[d] == "1" and not unit:
+                unit = True
+            else:
+                scale = Value(self.stride[k][d], "i64", 1, self.stride[k][d] == "1")
+                moving.append(value if scale.constant else machine.instruction("mul", value, scale))
+        if unit and not moving:
+            where = code.add(fixed, step.start)
+            return self.memory.read_lanes(
+                dtype, code.offset(self.base[k], element(dtype), where), step.count, step.mask
+            )
+        pointer = code.offset(self.base[k], element(dtype), fixed)
+        if unit:
+            moving.append(self.lane_positions(scope, step.start))
+        if not moving:
+            return self.memory.read(dtype, pointer)
+        total = moving[0]
+        for more in moving[1:]:
+            total = machine.instruction("add", total, more)
+        return self.memory.gather(dtype, pointer, total, step.mask)
+
+    def store(self, k: int, value: Value, step: Step) -> None:
+        """Store a value at every lane of `step`."""
+        operand = self.nest.operands[k]
+        if k in step.staged:
+            self.memory.write_lanes(operand.dtype, step.staged[k], value, None, None)
+            return
+        kind = operand.strides[step.lane_dim]
+        if kind == "1":
+            self.memory.write_lanes(operand.dtype, step.pointer(k), value, step.count, step.mask)
+        else:
+            positions = self.memory.strided(self.stride[k][step.lane_dim])
+            self.memory.scatter(operand.dtype, step.pointer(k), positions, value, step.mask)
+
+    def lane_positions(self, scope: Expression, start: str) -> Value:
+        """start + lane, for 16 lanes."""
+        first = scope.machine.spread(Value(start, "i64"), LANES)
+        return scope.machine.instruction("add", first, Value(IOTA64, "i64", LANES, True))
+
+    # -- loops over lanes ---------------------------------------------------------------------------
+
+    def lanes(
+        self, start: str, limit: str, carried: list[Value], unroll: int, body: Callable[..., list[Value]]
+    ) -> list[Value]:
+        """Write `body(position, count, mask, values)` over [start, limit), 16 positions at a time.
+
+            for v in start .. limit - 16*unroll:  body x unroll        (unroll > 1)
+            for v .. limit - 16:                  body                 (without masks)
+            for v .. limit:                       body on a tail       (with masks: also the whole loop)
+
+        `count` and `mask` are None where all 16 lanes exist. Returns the values after the last turn.
+        """
+        code = self.code
+        wide = [unroll] if unroll > 1 else []
+        if not self.target.masks:
+            wide = [*wide, 1]
+        for copies in wide:
+            stop = code.sub(limit, str(LANES * copies - 1))
+            rest = self._whole_end(start, limit, LANES * copies)
+            with code.loop(start, stop, LANES * copies, carried) as turn:
+                values = turn.values
+                for copy in range(copies):
+                    values = body(code.add(turn.index, str(LANES * copy)), None, None, values)
+                turn.next = values
+            start, carried = rest, turn.values
+        with code.loop(start, limit, LANES, carried) as turn:
+            count = code.minimum(code.sub(limit, turn.index), str(LANES))
+            mask = self.memory.mask(count)
+            turn.next = body(turn.index, count, mask, turn.values)
+        return turn.values
+
+    def _whole_end(self, start: str, limit: str, size: int) -> str:
+        """start + the largest multiple of size within [start, limit); start where limit < start."""
+        code = self.code
+        length = code.sub(limit, start)
+        length = code.op(f"select i1 {code.op(f'icmp sgt i64 {length}, 0')}, i64 {length}, i64 0")
+        return code.add(start, code.op(f"and i64 {length}, -{size}"))
+
+    # -- units of work ------------------------------------------------------------------------------
+
+    @contextmanager
+    def units(self, sizes: list[str]) -> Iterator[list[str]]:
+        """for unit in begin .. end: the unit's position in dims of `sizes`, the last moving fastest.
+
+        before:  (p0, p1, ...) = begin cut by division, once
+        turn:    ...;  p1 += 1;  if p1 == size1: p1 = 0, p0 += 1
+        """
+        code = self.code
+        if len(sizes) <= 1:
+            with code.loop("%begin", "%end", 1) as turn:
+                yield [turn.index] * len(sizes)
+            return
+        first = [Value(p, "i64") for p in self.cut("%begin", sizes)]
+        with code.loop("%begin", "%end", 1, first) as turn:
+            yield [v.text for v in turn.values]
+            turn.next = [Value(p, "i64") for p in self.advance([v.text for v in turn.values], sizes)]
+
+    def cut(self, position: str, sizes: list[str]) -> list[str]:
+        """A position in row-major order as one position per dim; the first size does not matter."""
+        code, parts = self.code, []
+        for size in reversed(sizes[1:]):
+            rest = code.op(f"udiv i64 {position}, {size}")
+            parts.append(code.sub(position, code.mul(rest, size)))
+            position = rest
+        return [position, *reversed(parts)]
+
+    def advance(self, position: list[str], sizes: list[str]) -> list[str]:
+        """The position after `position`, in row-major order."""
+        code, result = self.code, list(position)
+        result[-1] = code.add(position[-1], "1")
+        for d in range(len(position) - 1, 0, -1):
+            over = code.op(f"icmp sge i64 {result[d]}, {sizes[d]}")
+            result[d] = code.op(f"select i1 {over}, i64 0, i64 {result[d]}")
+            result[d - 1] = code.add(position[d - 1], code.op(f"zext i1 {over} to i64"))
+        return result

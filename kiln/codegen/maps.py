@@ -1,0 +1,82 @@
+"""The schedules without reductions: "flat" (one dim) and "map" (rows of the last dim).
+
+flat:  for v in begin .. end by 16:  store f(loads at v)
+map:   for row in begin .. end:
+           pointers of the row;  values that do not vary along the row
+           for v in 0 .. size by 16:  store f(loads at v)
+"""
+
+from __future__ import annotations
+
+from kiln.codegen.code import Value
+from kiln.codegen.emit import Expression
+from kiln.codegen.frame import EXPENSIVE, POINT, Frame, Step
+from kiln.codegen.memory import element
+from kiln.codegen.nest import Nest
+from kiln.codegen.target import Target
+
+CHEAP_UNROLL = 4
+
+
+def emit_map(nest: Nest, target: Target) -> str:
+    """The kernel of a nest without reduced dims, as LLVM text."""
+    frame = Frame(nest, target)
+    lane_dim = len(nest.dims) - 1
+    every = frozenset(range(len(nest.dims))) | {POINT}
+    frame.hoist(frame.outer, frame.roots, every, False)
+    if not nest.dims:
+        results = [(k, frame.outer.value(value)) for k, value in nest.stores]
+        for k, value in results:
+            frame.memory.write(nest.operands[k].dtype, frame.base[k], value)
+    elif lane_dim == 0:
+        _row(frame, frame.outer, {}, "%begin", "%end")
+    else:
+        with frame.units(frame.size[:-1]) as position:
+            index = dict(enumerate(position))
+            pointers = [
+                frame.address(k, index) if _direct(frame, k) else "" for k in range(len(nest.operands))
+            ]
+            row = frame.scope(frame.outer, Step(index, pointers.__getitem__))
+            _row(frame, row, index, "0", frame.size[lane_dim], pointers)
+    return frame.finish()
+
+
+def _direct(frame: Frame, k: int) -> bool:
+    """Whether operand k is indexed by the nest's own dims (a gathered one has dims of its own)."""
+    return len(frame.nest.operands[k].strides) == len(frame.nest.dims)
+
+
+def _row(
+    frame: Frame,
+    scope: Expression,
+    index: dict[int, str],
+    start: str,
+    limit: str,
+    pointers: list[str] | None = None,
+) -> None:
+    """One run of the last dim, from `start` to `limit`."""
+    nest, code = frame.nest, frame.code
+    lane_dim = len(nest.dims) - 1
+    bases = frame.base if pointers is None else pointers
+    lanes = frozenset({lane_dim})
+    scope = scope.inner(scope.leaf) if pointers is None else scope
+    frame.hoist(scope, frame.roots, lanes, True)
+    cheap = frame.cost(frame.roots, lanes) < EXPENSIVE
+
+    def body(v: str, count: str | None, mask: Value | None, values: list[Value]) -> list[Value]:
+        def pointer(k: int) -> str:
+            kind = nest.operands[k].strides[lane_dim]
+            if kind == "0":
+                return bases[k]
+            return code.offset(
+                bases[k], element(nest.operands[k].dtype), code.mul(v, frame.stride[k][lane_dim])
+            )
+
+        step = Step(index, pointer, lane_dim, v, count, mask)
+        inside = frame.scope(scope, step)
+        results = [(k, inside.value(value)) for k, value in nest.stores]
+        for k, value in results:
+            frame.store(k, value, step)
+        return values
+
+    frame.lanes(start, limit, [], CHEAP_UNROLL if cheap else 1, body)

@@ -1,0 +1,121 @@
+"""Matrix products: what a matmul kernel is, and its LLVM text.
+
+    out[b, m, n] = epilogue(sum over k of A[b, m, k] * B[b, k, n], operands[b, m, n] ...)
+
+The order of arithmetic is fixed: each sum is one ascending chain of fused multiply-adds over k from zero,
+restarted every 512 k; the segments' sums are added in ascending order; then the epilogue. Integers wrap.
+k = 0 gives zeros. So bits depend on the factors' dtype and on k alone: not on m, n, tiles, layouts, threads,
+batching, or the epilogue.
+
+One kernel serves every layout: strides are arguments, and what to pack is decided when it runs.
+
+    kernel(begin .. end):                     a unit: one batch index, UNIT_ROWS rows, UNIT_BYTES of columns
+        each run of units of the same columns (their rows are neighbours, and are done as one block):
+            each segment of k:
+                each panel of two vectors of columns:  B as it lies, or packed on the stack
+                each tile of rows:                     A as it lies, or copied when it would miss the cache
+                    each panel:  tile -> buffer         (whole panels of a plain product: to the output)
+                    after the last segment:  finish the rows
+
+Kernel arguments: `ptr` = A, B, then the operands; `arg` = batch, m, n, k; the strides, in elements, of A
+(batch, m, k), of B (batch, k, n), of every operand (batch, m, n); then the numbers. Any stride may be 0 or
+negative. Outputs must not overlap A or B; an output may be one of the other operands.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from kiln.codegen.matmul_drive import UNIT_BYTES, UNIT_ROWS, drive, frame_bytes, tables
+from kiln.codegen.matmul_finish import Arguments, finish
+from kiln.codegen.matmul_pack import clear, copy, turn
+from kiln.codegen.matmul_tile import Element, add_rows, element_of, heights, tile
+from kiln.codegen.nest import Nest, Operand
+from kiln.codegen.target import Target
+from kiln.codegen.verify import refuse, verify_nest
+from kiln.ops.scalar import REDUCE, Scalar, program_text, topological
+
+STACK_BYTES = 256 * 1024  # the most one call uses of its thread's stack
+
+
+class MatmulSpec(NamedTuple):
+    """The pattern of a matmul kernel. In `stores`, `load 0` is the product, `load k` is operands[k - 1].
+
+    `operands` have stride classes for (batch, m, n): "1" unit, "0" not read along it, "s" any; an output is
+    "in" or "out" like a nest's. Each store is (k, scalar): the scalar, rounded to operand k's dtype.
+    """
+
+    dtype: str  # of both factors: a float or integer dtype's name
+    operands: tuple[Operand, ...]
+    numbers: tuple[str, ...]  # "i64" or "f64" each
+    stores: tuple[tuple[int, Scalar], ...]
+
+    def text(self) -> str:
+        """The canonical text: printed form and cache key."""
+        lines = [f"matmul {self.dtype} numbers {' '.join(self.numbers)}".rstrip()]
+        lines += [
+            f"operand {k + 1} {o.mode} {o.dtype} {''.join(o.strides)}" for k, o in enumerate(self.operands)
+        ]
+        lines.append(program_text([value for _, value in self.stores]))
+        lines.append("stores " + " ".join(str(k) for k, _ in self.stores))
+        return "\n".join(lines)
+
+    def units(self, batch: Any, m: Any, n: Any) -> Any:
+        """The units of work of a launch, on ints or symbolic sizes: the kernel's range is 0 .. units."""
+        columns = UNIT_BYTES // element_of(self.dtype).bytes
+        return batch * ((m + UNIT_ROWS - 1) // UNIT_ROWS) * ((n + columns - 1) // columns)
+
+
+def product(dtype: str) -> MatmulSpec:
+    """The pattern of a plain product with a contiguous output."""
+    element = element_of(dtype)
+    out = Operand(dtype, "out", ("s", "s", "1"))
+    return MatmulSpec(dtype, (out,), (), ((1, Scalar("load", (), element.compute, 0)),))
+
+
+def stack_bytes(spec: MatmulSpec, target: Target) -> int:
+    """How much of its thread's stack one call uses, but for a few kilobytes of the driver's state."""
+    return sum(frame_bytes(target, element_of(spec.dtype)))
+
+
+def matmul_ir(spec: MatmulSpec, target: Target) -> str:
+    """The LLVM text of the kernel: one visible function `kernel`, nothing undefined.
+
+    Raises ValueError for a pattern that breaks the grammar, and AssertionError for bool factors.
+    """
+    _verify(spec, target)
+    element = element_of(spec.dtype)
+    arguments = Arguments(spec.operands, spec.numbers)
+    routines = [tile(target, element, height) for height in heights(target)]
+    routines += [
+        add_rows(target, element),
+        copy(target, element),
+        turn(target, element),
+        clear(target, element),
+    ]
+    routines.append(finish(target, element, arguments, spec.stores))
+    routines.append(drive(target, element, _plain_output(spec, element)))
+    *internal, driver = routines
+    declared = {name: text for routine in routines for name, text in routine.declared.items()}
+    return "\n".join([
+        f'target triple = "{target.triple}"', tables(target), *(routine.routine() for routine in internal),
+        driver.routine(visible=True), f"attributes #0 = {{ {target.attributes()} }}",
+        f"attributes #1 = {{ {target.attributes()} noinline optnone }}", *declared.values(), "",
+    ])  # fmt: skip
+
+
+def _verify(spec: MatmulSpec, target: Target) -> None:
+    """Check a pattern as the nest its epilogue is, with the product as operand 0."""
+    total = Operand(spec.dtype, "in", ("s", "s", "s"))
+    verify_nest(Nest(("p", "p", "p"), (total, *spec.operands), spec.numbers, spec.stores), target)
+    for node in topological([value for _, value in spec.stores]):
+        if node.op in REDUCE or node.op == "index" or (node.op == "load" and node.args):
+            raise refuse(f"an epilogue of a matrix product may not hold {node.op}")
+
+
+def _plain_output(spec: MatmulSpec, element: Element) -> int | None:
+    """The operand (from 1) that takes finished sums as they are, in unit-stride columns, if one does."""
+    (k, value), *more = spec.stores
+    out = spec.operands[k - 1]
+    product = value.op == "load" and value.data == 0 and not element.widened
+    return k if product and not more and (out.dtype, out.strides[2]) == (spec.dtype, "1") else None

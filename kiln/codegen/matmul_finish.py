@@ -1,0 +1,152 @@
+"""The epilogue: from finished sums in a stack buffer to the outputs of a matmul kernel."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kiln.codegen.code import LANES, Value, llvm_type
+from kiln.codegen.emit import Expression
+from kiln.codegen.matmul_text import Routine
+from kiln.codegen.matmul_tile import Element
+from kiln.codegen.memory import Memory
+from kiln.codegen.nest import Operand
+from kiln.codegen.target import Target
+from kiln.ops.scalar import Scalar, topological
+
+CALL, ROW, LANE = 0, 1, 2  # how often a scalar is computed
+
+
+class Arguments(NamedTuple):
+    """Where a kernel's arguments lie: `ptr` holds A, B, operands; `arg` sizes, their strides, numbers."""
+
+    operands: tuple[Operand, ...]
+    numbers: tuple[str, ...]
+
+    def stride(self, k: int, dim: int) -> int:
+        """The place in `arg` of operand k's stride (k from 1) along dim 0 batch, 1 m, 2 n."""
+        return 4 + 6 + 3 * (k - 1) + dim
+
+    def number(self, k: int) -> int:
+        """The place in `arg` of number k."""
+        return 4 + 6 + 3 * len(self.operands) + k
+
+
+class _Finish:
+    """The routine finish under construction."""
+
+    def __init__(
+        self, target: Target, element: Element, arguments: Arguments, stores: tuple[tuple[int, Scalar], ...]
+    ) -> None:
+        params = "ptr %ptr, ptr %arg, i64 %batch, i64 %row, i64 %rows, i64 %col, i64 %cols, ptr %src, i64 %ss"
+        self.code = Routine(target, "finish", params)
+        self.memory = Memory(self.code)
+        self.element, self.arguments, self.stores = element, arguments, stores
+        self.nodes = topological([value for _, value in stores])
+        self.level: dict[int, int] = {}
+        for node in self.nodes:
+            self.level[id(node)] = max([self._leaf_level(node), *(self.level[id(a)] for a in node.args)])
+        self.used = sorted({n.data for n in self.nodes if n.op == "load" and n.data} | {k for k, _ in stores})
+
+    def _leaf_level(self, node: Scalar) -> int:
+        if node.op != "load":
+            return CALL
+        return LANE if node.data == 0 or self.arguments.operands[node.data - 1].strides[2] != "0" else ROW
+
+    def _argument(self, place: int, type: str = "i64") -> str:
+        return self.code.op(f"load {llvm_type(type, 1)}, ptr {self.code.offset('%arg', 'i64', str(place))}")
+
+    def _stride(self, k: int, dim: int) -> str:
+        """Operand k's stride along dim, in bytes."""
+        size = Element(self.arguments.operands[k - 1].dtype, "", "").stored_bytes
+        kind = self.arguments.operands[k - 1].strides[dim]
+        return {"0": "0", "1": str(size)}.get(kind) or self.code.mul(
+            self._argument(self.arguments.stride(k, dim)), str(size)
+        )
+
+    def write(self) -> Routine:
+        """Numbers; each row: what varies by row; each 16 columns: the expression and its stores."""
+        code, scope = self.code, Expression(self.code, self._call_leaf)
+        self._hoist(scope, CALL)
+        base, step, unit = {}, {}, {}
+        for k in self.used:
+            start = code.op(f"load ptr, ptr {code.offset('%ptr', 'ptr', str(k + 1))}")
+            step[k], unit[k] = self._stride(k, 1), self._stride(k, 2)
+            places = ((self._stride(k, 0), "%batch"), (step[k], "%row"), (unit[k], "%col"))
+            base[k] = code.at(start, *(code.mul(stride, at) for stride, at in places))
+        with code.times("%rows") as r:
+            row = {k: code.at(base[k], code.mul(r, step[k])) for k in self.used}
+            src = code.at("%src", code.mul(r, "%ss"))
+            inner = scope.inner(lambda node: self._read_one(node, row))
+            self._hoist(inner, ROW)
+            whole = "0" if code.target.masks else code.op(f"and i64 %cols, -{LANES}")
+            if not code.target.masks:
+                with code.times(whole, LANES) as c:
+                    self._vector(inner, src, row, unit, c, None)
+            with code.loop(whole, "%cols", LANES) as turn:
+                count = code.minimum(code.sub("%cols", turn.index), str(LANES))
+                self._vector(inner, src, row, unit, turn.index, count)
+        return code
+
+    def _hoist(self, scope: Expression, level: int) -> None:
+        for node in self.nodes:
+            if self.level[id(node)] == level and node.op != "const":
+                scope.value(node)
+
+    def _call_leaf(self, node: Scalar) -> Value:
+        type = self.arguments.numbers[node.data]
+        return Value(self._argument(self.arguments.number(node.data), type), type)
+
+    def _read_one(self, node: Scalar, row: dict[int, str]) -> Value:
+        return self.memory.read(self.arguments.operands[node.data - 1].dtype, row[node.data])
+
+    def _vector(
+        self,
+        outer: Expression,
+        src: str,
+        row: dict[int, str],
+        unit: dict[int, str],
+        c: str,
+        count: str | None,
+    ) -> None:
+        """Sixteen columns of one row, from column `c` of the block; `count` of them exist (None: all)."""
+        code, memory, element = self.code, self.memory, self.element
+        mask = None if count is None else memory.mask(count)
+        place = {k: code.at(row[k], code.mul(c, unit[k])) for k in self.used}
+
+        def leaf(node: Scalar) -> Value:
+            k = node.data
+            if k == 0:
+                address = code.at(src, code.mul(c, str(element.bytes)))
+                kind = llvm_type(element.summed, LANES)
+                total = Value(
+                    code.op(f"load {kind}, ptr {address}, align {element.bytes}"), element.summed, LANES
+                )
+                return memory.machine.convert(total, element.compute)
+            operand = self.arguments.operands[k - 1]
+            if operand.strides[2] == "1":
+                return memory.read_lanes(operand.dtype, place[k], count, mask)
+            return memory.gather(operand.dtype, place[k], self._positions(k), mask)
+
+        scope = outer.inner(leaf)
+        values = [
+            scope.value(root) for _, root in self.stores
+        ]  # all reads before any write: outputs may be inputs
+        for (k, _), value in zip(self.stores, values):
+            operand = self.arguments.operands[k - 1]
+            if operand.strides[2] == "1":
+                memory.write_lanes(operand.dtype, place[k], value, count, mask)
+            else:
+                memory.scatter(operand.dtype, place[k], self._positions(k), value, mask)
+
+    def _positions(self, k: int) -> Value:
+        return self.memory.strided(self._argument(self.arguments.stride(k, 2)))
+
+
+def finish(
+    target: Target, element: Element, arguments: Arguments, stores: tuple[tuple[int, Scalar], ...]
+) -> Routine:
+    """The routine finish: rows x cols sums at src become outputs from (batch, row, col) on.
+
+    each row:  each 16 columns:  sum = load src;  x_k = load operand k;  store outputs, expression(sum, x)
+    """
+    return _Finish(target, element, arguments, stores).write()

@@ -1,0 +1,100 @@
+"""Routines: the internal functions a matmul kernel is made of, written with `Code`.
+
+A kernel stays one object with one visible function; tiles, packing and finishing are internal functions
+beside it, so that each is compiled (and its registers allocated) by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kiln.codegen.code import Code
+from kiln.codegen.target import Target
+
+
+class Routine(Code):
+    """One internal function under construction; i64 values, byte offsets, variables on the stack."""
+
+    def __init__(self, target: Target, name: str, params: str, attributes: str = "#0") -> None:
+        super().__init__(target)
+        self.head = f"void @{name}({params}) {attributes} {{"
+
+    def variable(self, value: str) -> str:
+        """A mutable i64 on the stack, holding `value`."""
+        slot = self.slot("i64")
+        self.set(slot, value)
+        return slot
+
+    def set(self, slot: str, value: str) -> None:
+        """Store an i64 into a variable."""
+        self.line(f"store i64 {value}, ptr {slot}")
+
+    def get(self, slot: str) -> str:
+        """Load an i64 variable."""
+        return self.op(f"load i64, ptr {slot}")
+
+    def compare(self, relation: str, x: str, y: str) -> str:
+        """The i1 of a comparison of two i64: eq ne slt sle sgt sge."""
+        return self.op(f"icmp {relation} i64 {x}, {y}")
+
+    def both(self, *conditions: str) -> str:
+        """The conjunction of several i1."""
+        first, *rest = conditions
+        for condition in rest:
+            first = self.op(f"and i1 {first}, {condition}")
+        return first
+
+    def choose(self, condition: str, x: str, y: str, type: str = "i64") -> str:
+        """`condition ? x : y`."""
+        return self.op(f"select i1 {condition}, {type} {x}, {type} {y}")
+
+    def ceil_div(self, x: str, y: int) -> str:
+        """ceil(x / y) of a non-negative i64."""
+        return self.op(f"sdiv i64 {self.add(x, str(y - 1))}, {y}")
+
+    def at(self, base: str, *offsets: str) -> str:
+        """`base` advanced by the sum of the byte offsets."""
+        for offset in offsets:
+            base = self.offset(base, "i8", offset)
+        return base
+
+    @contextmanager
+    def times(self, limit: str, step: int = 1) -> Iterator[str]:
+        """for index = 0; index < limit; index += step: yields the index."""
+        with self.loop("0", limit, step) as turn:
+            yield turn.index
+
+    @contextmanager
+    def during(self, slot: str, limit: str) -> Iterator[str]:
+        """while (index = variable) < limit, whose body must advance the variable: yields the index."""
+        head, body, out = self.label(), self.label(), self.label()
+        self.jump(head)
+        self.begin(head)
+        index = self.get(slot)
+        self.branch(self.compare("slt", index, limit), body, out)
+        self.begin(body)
+        yield index
+        self.jump(head)
+        self.begin(out)
+
+    @contextmanager
+    def either(self, condition: str) -> Iterator[Iterator[None]]:
+        """if/else: yields an iterator; `next` on it ends the first half and begins the second."""
+        then, other, out = self.label(), self.label(), self.label()
+        self.branch(condition, then, other)
+        self.begin(then)
+
+        def turn() -> Iterator[None]:
+            self.jump(out)
+            self.begin(other)
+            yield
+
+        yield turn()
+        self.jump(out)
+        self.begin(out)
+
+    def routine(self, visible: bool = False) -> str:
+        """The finished function."""
+        define = "define " if visible else "define internal "
+        return "\n".join([define + self.head, "entry:", *self.slots, *self.lines, "  ret void", "}"])

@@ -1,0 +1,165 @@
+"""Elements in memory: kiln's dtypes, read and written 16 lanes or one at a time.
+
+    class "1", 16 lanes      raw = load <16 x iN>, ptr                 decode to the compute type
+    class "1", tail          raw = masked.load ptr, lane < count       (a machine with masks)
+                             copy count elements to the stack; load    (one without)
+    class "s"                raw = gather ptr + min(lane, count-1) * stride
+    stores                   the same, mirrored: masked.store, copy back, scatter
+
+A tail reads no byte outside its `count` elements and writes none. Pointers need no alignment.
+"""
+
+from __future__ import annotations
+
+from kiln.codegen.code import IOTA32, IOTA64, LANES, Code, Value
+from kiln.codegen.emit import Machine, number
+
+# dtype: (LLVM type in memory, bytes, compute type)
+MEMORY = {
+    "float32": ("float", 4, "f32"), "float64": ("double", 8, "f64"), "float16": ("i16", 2, "f32"),
+    "bfloat16": ("i16", 2, "f32"), "bool": ("i8", 1, "i1"), "int8": ("i8", 1, "i8"), "uint8": ("i8", 1, "u8"),
+    "int16": ("i16", 2, "i16"), "int32": ("i32", 4, "i32"), "uint32": ("i32", 4, "u32"),
+    "int64": ("i64", 8, "i64"), "uint64": ("i64", 8, "u64"),
+}  # fmt: skip
+RAW = {"float": "f32", "double": "f64", "i8": "i8", "i16": "i16", "i32": "i32", "i64": "i64"}
+SUFFIX = {"float": "f32", "double": "f64"}
+
+
+def element(dtype: str) -> str:
+    """The LLVM type of one element in memory."""
+    return MEMORY[dtype][0]
+
+
+def compute_type(dtype: str) -> str:
+    """The scalar type a load of `dtype` has."""
+    return MEMORY[dtype][2]
+
+
+class Memory:
+    """Reads and writes of elements; keeps one stack copy per (role, type) for tails without masks."""
+
+    __slots__ = ("_copies", "code", "machine")
+
+    def __init__(self, code: Code) -> None:
+        self.code = code
+        self.machine = Machine(code)
+        self._copies: dict[str, str] = {}
+
+    # -- dtype <-> compute type ---------------------------------------------------------------------
+
+    def decode(self, raw: str, dtype: str, width: int) -> Value:
+        """Raw lanes from memory as the compute type."""
+        kind, _, type = MEMORY[dtype]
+        if dtype == "bool":
+            return self.machine.compare("ne", Value(raw, "i8", width), number(0, "i8"))
+        if dtype == "float16":
+            return self.machine.half_to_float(Value(raw, "i16", width))
+        if dtype == "bfloat16":
+            return self.machine.brain_to_float(Value(raw, "i16", width))
+        return Value(raw, type, width)
+
+    def encode(self, x: Value, dtype: str) -> Value:
+        """A compute-type value as the raw lanes stored; literals are spread by the caller."""
+        if dtype == "bool":
+            return self.machine.cast("zext", x, "u8")
+        if dtype == "float16":
+            return self.machine.float_to_half(x)
+        if dtype == "bfloat16":
+            return self.machine.float_to_brain(x)
+        return x
+
+    # -- one element --------------------------------------------------------------------------------
+
+    def read(self, dtype: str, pointer: str) -> Value:
+        """The element at `pointer`."""
+        return self.decode(self.code.op(f"load {element(dtype)}, ptr {pointer}, align 1"), dtype, 1)
+
+    def write(self, dtype: str, pointer: str, x: Value) -> None:
+        """Store x, rounded to `dtype`, at `pointer`."""
+        raw = self.encode(x, dtype)
+        self.code.line(f"store {element(dtype)} {raw.text}, ptr {pointer}, align 1")
+
+    # -- sixteen elements ---------------------------------------------------------------------------
+
+    def mask(self, count: str) -> Value:
+        """lane < count, for an i64 count of 1 to 16."""
+        small = Value(self.code.op(f"trunc i64 {count} to i32"), "u32")
+        return self.machine.compare(
+            "lt", Value(IOTA32, "u32", LANES, True), self.machine.spread(small, LANES)
+        )
+
+    def read_lanes(self, dtype: str, pointer: str, count: str | None, mask: Value | None) -> Value:
+        """16 neighbouring elements from `pointer`; of a tail, the first `count` (the rest is unspecified)."""
+        kind = f"<{LANES} x {element(dtype)}>"
+        if count is not None and mask is not None and self.code.target.masks:
+            name = f"llvm.masked.load.v{LANES}{_suffix(dtype)}.p0"
+            arguments = [f"ptr {pointer}", "i32 1", mask.typed, f"{kind} zeroinitializer"]
+            return self.decode(self._masked(name, kind, arguments), dtype, LANES)
+        if count is not None:
+            copy = self._copy("in", dtype)
+            self.code.line(f"store {kind} zeroinitializer, ptr {copy}, align 64")
+            self._move(dtype, pointer, copy, count)
+            pointer = copy
+        return self.decode(self.code.op(f"load {kind}, ptr {pointer}, align 1"), dtype, LANES)
+
+    def write_lanes(self, dtype: str, pointer: str, x: Value, count: str | None, mask: Value | None) -> None:
+        """Store 16 lanes at `pointer`, or the first `count` of them."""
+        raw = self.encode(self.machine.spread(x, LANES), dtype)
+        if count is None:
+            self.code.line(f"store {raw.typed}, ptr {pointer}, align 1")
+        elif mask is not None and self.code.target.masks:
+            name = f"llvm.masked.store.v{LANES}{_suffix(dtype)}.p0"
+            self._masked(name, "void", [raw.typed, f"ptr {pointer}", "i32 1", mask.typed])
+        else:
+            copy = self._copy("out", dtype)
+            self.code.line(f"store {raw.typed}, ptr {copy}, align 64")
+            self._move(dtype, copy, pointer, count)
+
+    def gather(self, dtype: str, pointer: str, positions: Value, mask: Value | None) -> Value:
+        """16 elements at `positions` (i64, in elements); lanes outside the mask read lane 0's."""
+        if mask is not None:
+            first = Value(self.code.op(f"extractelement {positions.typed}, i64 0"), "i64")
+            positions = self.machine.choose(mask, positions, first)
+        kind = f"<{LANES} x {element(dtype)}>"
+        where = self._addresses(dtype, pointer, positions)
+        name = f"llvm.masked.gather.v{LANES}{_suffix(dtype)}.v{LANES}p0"
+        arguments = [where, "i32 1", f"<{LANES} x i1> splat (i1 true)", f"{kind} zeroinitializer"]
+        return self.decode(self._masked(name, kind, arguments), dtype, LANES)
+
+    def scatter(self, dtype: str, pointer: str, positions: Value, x: Value, mask: Value | None) -> None:
+        """Store 16 lanes at `positions`, those of the mask."""
+        raw = self.encode(self.machine.spread(x, LANES), dtype)
+        where = self._addresses(dtype, pointer, positions)
+        name = f"llvm.masked.scatter.v{LANES}{_suffix(dtype)}.v{LANES}p0"
+        lanes = f"<{LANES} x i1> splat (i1 true)" if mask is None else mask.typed
+        self._masked(name, "void", [raw.typed, where, "i32 1", lanes])
+
+    def strided(self, stride: str) -> Value:
+        """lane * stride, for 16 lanes."""
+        lanes = Value(IOTA64, "i64", LANES, True)
+        return self.machine.instruction("mul", self.machine.spread(Value(stride, "i64"), LANES), lanes)
+
+    def _addresses(self, dtype: str, pointer: str, positions: Value) -> str:
+        text = self.code.op(f"getelementptr {element(dtype)}, ptr {pointer}, {positions.typed}")
+        return f"<{LANES} x ptr> {text}"
+
+    def _masked(self, name: str, result: str, arguments: list[str]) -> str:
+        return self.code.call(name, result, arguments)
+
+    def _copy(self, role: str, dtype: str) -> str:
+        key = f"{role} {element(dtype)}"
+        if key not in self._copies:
+            self._copies[key] = self.code.slot(element(dtype), LANES)
+        return self._copies[key]
+
+    def _move(self, dtype: str, source: str, target: str, count: str) -> None:
+        """for j < count: target[j] = source[j]"""
+        kind = element(dtype)
+        with self.code.loop("0", count, 1) as turn:
+            raw = self.code.op(f"load {kind}, ptr {self.code.offset(source, kind, turn.index)}, align 1")
+            self.code.line(f"store {kind} {raw}, ptr {self.code.offset(target, kind, turn.index)}, align 1")
+
+
+def _suffix(dtype: str) -> str:
+    kind = element(dtype)
+    return SUFFIX.get(kind, kind)

@@ -1,0 +1,83 @@
+"""Loop nests: what a fused group looks like just before it becomes LLVM text.
+
+    nest    := dims operands numbers stores
+    dim     := "p" (parallel) | "r" (reduced); all r dims are adjacent in meaning but may stand anywhere
+    operand := dtype, mode ("in" | "out"), one stride class per dim: "1" unit, "0" not read along it, "s" any
+    store   := operand, scalar   -- a scalar built of `load k`, `number k`, `index d` and reductions
+                                    over all r dims (sum prod max min argmax argmin all any)
+
+A store whose scalar reads along r dims happens at every point; one that does not (only reductions,
+p-level loads, numbers) happens once per p point. Reductions may feed point-level scalars, which may be
+reduced again (softmax): the emitter cuts the nest into passes over the r dims.
+
+`load k` reads operand k at the current point, by its strides; `Scalar("load", (i0, i1, ...), type, k)`
+reads it at computed i64 positions, one per dim of the operand's own strides (a gather), clamped to be in range
+by whoever built the nest. The type of a load is the compute type of the operand's dtype (f32 for
+float16 and bfloat16, i1 for bool); a store takes the compute type and rounds to the dtype.
+
+Kernel arguments: `ptr` in operand order; `arg` = the size of every dim, then for every operand its stride
+(in elements) along every dim, then the numbers (int64, or the bits of a double).
+
+Units of work: see `Nest.schedule`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kiln.ops.scalar import REDUCE, Scalar, program_text, topological
+
+COLUMN_BLOCK = 256  # columns reduced together by one unit of a "columns" schedule
+REDUCE_BLOCK = 16384  # the fixed block of the reduction order
+
+
+class Operand(NamedTuple):
+    """One array a nest reads or writes; `strides` holds a class per dim: "1", "0" or "s"."""
+
+    dtype: str  # a kiln dtype name: "float32", "bool", ...
+    mode: str  # "in" or "out"
+    strides: tuple[str, ...]
+
+
+class Nest(NamedTuple):
+    """A loop nest; see the module's grammar."""
+
+    dims: tuple[str, ...]
+    operands: tuple[Operand, ...]
+    numbers: tuple[str, ...]  # "i64" or "f64" each
+    stores: tuple[tuple[int, Scalar], ...]
+    sequential: bool = False  # reductions take their elements one after the other: partial results, ascending
+
+    def schedule(self) -> str:
+        """How work is cut into units; a function of the pattern alone.
+
+        "flat":    one p dim, no r: a unit is one element (any cut is right, cuts at multiples of 16 are fast).
+        "map":     several p dims, no r: a unit is one row, that is one index of all dims but the last.
+        "rows":    r dims last in memory: a unit is one p point.
+        "columns": the last p dim is unit-stride and the r dims are not: a unit is COLUMN_BLOCK
+                   neighbouring points of the last p dim, at one index of the other p dims.
+        """
+        if "r" not in self.dims:
+            return "flat" if len(self.dims) == 1 else "map"
+        p = [d for d, role in enumerate(self.dims) if role == "p"]
+        r = [d for d, role in enumerate(self.dims) if role == "r"]
+        inputs = [o for o in self.operands if o.mode == "in" and any(o.strides[d] != "0" for d in r)]
+        if self.sequential:
+            return "rows"
+        by_row = sum(o.strides[r[-1]] == "1" for o in inputs)
+        by_column = sum(bool(p) and o.strides[p[-1]] == "1" for o in inputs)
+        return "columns" if by_column > by_row else "rows"
+
+    def text(self) -> str:
+        """The canonical text: printed form and cache key."""
+        how = " sequential" if self.sequential else ""
+        lines = ["nest " + "".join(self.dims) + how + " numbers " + " ".join(self.numbers)]
+        lines += [f"operand {k} {o.mode} {o.dtype} {''.join(o.strides)}" for k, o in enumerate(self.operands)]
+        lines.append(program_text([value for _, value in self.stores]))
+        lines.append("stores " + " ".join(str(k) for k, _ in self.stores))
+        return "\n".join(lines)
+
+
+def reductions(nest: Nest) -> list[Scalar]:
+    """The reductions of a nest, each before those that depend on it."""
+    return [s for s in topological([value for _, value in nest.stores]) if s.op in REDUCE]

@@ -1,0 +1,175 @@
+"""The machines kernels are made for: levels, what each level may execute, and which level this host has.
+
+A kernel is compiled for a *level*, never for a CPU name, so the same pattern gives the same object on
+every machine of that level. Nothing here imports LLVM: a warm process asks for the host's level to
+find a cached object and never needs a compiler.
+
+    level       vectors         masked loads   tails run through
+    x86-64-v4   zmm, 512 bits   yes            a lane mask
+    x86-64-v3   ymm, 256 bits   no             a copy on the stack
+    aarch64     q, 128 bits     no             a copy on the stack
+
+``KILN_TARGET_FEATURES`` lowers the level: a level's name, or a list of ``-feature``.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from kiln.ops.scalar import ARITHMETIC, COMPARE, FLOAT_ONLY, FLOATS, INTS, LOGIC, REDUCE, SHIFT, WIDTH
+
+try:  # raw CPUID leaves when the core is built; a text of the same standing otherwise
+    from kiln._core import cpu_identity as _core_identity  # type: ignore
+except ImportError:
+    _core_identity = None
+
+V3 = ("avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "popcnt", "sse4.1", "sse4.2", "ssse3")
+V4 = (*V3, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl")
+# Kernel names of features that LLVM spells otherwise.
+LINUX_NAMES = {"abm": "lzcnt", "bmi1": "bmi", "sse4_1": "sse4.1", "sse4_2": "sse4.2"}
+
+
+class Target(NamedTuple):
+    """One level: how LLVM is asked for it and what the emitter may assume about it."""
+
+    name: str
+    triple: str
+    cpu: str
+    features: str
+    vector_bits: int
+    masks: bool  # masked loads and stores are single instructions
+
+    def attributes(self) -> str:
+        """Function attributes of every kernel, as LLVM text."""
+        width = f' "prefer-vector-width"="{self.vector_bits}" "min-legal-vector-width"="{self.vector_bits}"'
+        return "nounwind" + (width if self.vector_bits > 128 else "")
+
+
+LEVELS = {
+    "x86-64-v4": Target("x86-64-v4", "x86_64-unknown-linux-gnu", "x86-64-v4", "+fast-gather", 512, True),
+    "x86-64-v3": Target("x86-64-v3", "x86_64-unknown-linux-gnu", "x86-64-v3", "", 256, False),
+    "aarch64": Target("aarch64", "aarch64-unknown-linux-gnu", "generic", "+neon", 128, False),
+}
+
+# Every intrinsic a kernel may name: each is instructions on every level, never a call to a library.
+INTRINSICS = frozenset({
+    "llvm.fma", "llvm.sqrt", "llvm.floor", "llvm.ceil", "llvm.trunc", "llvm.roundeven", "llvm.fabs",
+    "llvm.masked.load", "llvm.masked.store", "llvm.masked.gather", "llvm.masked.scatter", "llvm.prefetch",
+})  # fmt: skip
+X86_INTRINSICS = frozenset({"llvm.x86.avx512.mask.cvttps2dq.512", "llvm.x86.avx.cvtt.ps2dq.256"})
+
+
+def intrinsic_allowed(name: str, target: Target) -> bool:
+    """Whether a kernel for `target` may call the intrinsic `name` (with or without its type suffix)."""
+    if name.startswith("llvm.x86."):
+        wide = ".avx512." in name
+        return target.vector_bits >= (512 if wide else 256) and name in X86_INTRINSICS
+    parts = name.split(".")
+    return any(".".join(parts[:n]) in INTRINSICS for n in range(2, len(parts) + 1))
+
+
+def legal(op: str, type: str, target: Target) -> bool:
+    """Whether scalars may apply `op` to operands of `type`; the table LLVM never has to refuse.
+
+    i1 takes logic, comparison, select and conversion; a target's width never matters, because LLVM
+    splits vectors.
+    """
+    del target  # all levels of today agree; a level without fma would differ here
+    if type not in WIDTH:
+        return False
+    if op in ARITHMETIC:
+        return type != "i1"
+    if op in SHIFT:
+        return type in INTS
+    if op in FLOAT_ONLY or op == "bits":
+        return type in FLOATS
+    if op == "round":
+        return type == "f32"
+    if op in LOGIC:
+        return type not in FLOATS
+    if op == "from_bits":
+        return type in {"i32", "i64"}
+    if op in {"sum", "prod"}:
+        return type != "i1"
+    if op in {"all", "any"}:
+        return type == "i1"
+    return op in COMPARE or op in REDUCE or op in {"select", "convert", "const", "load", "number", "index"}
+
+
+def _cpuinfo() -> dict[str, str]:
+    """The first processor of /proc/cpuinfo as a dictionary; empty where there is none."""
+    try:
+        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
+            text = file.read(16384)
+    except OSError:
+        return {}
+    fields = {}
+    for line in text.split("\n\n", 1)[0].splitlines():
+        name, _, value = line.partition(":")
+        fields[name.strip()] = value.strip()
+    return fields
+
+
+_identity: str | None = None
+_host: dict[str, Target] = {}
+
+
+def cpu_identity() -> str:
+    """What tells this CPU from others: part of every cache key."""
+    global _identity
+    if _identity is None:
+        if _core_identity is not None:
+            _identity = str(_core_identity())
+        else:
+            info = _cpuinfo()
+            kept = ("vendor_id", "cpu family", "model", "stepping", "flags", "CPU part", "Features")
+            _identity = os.uname().machine + "\n" + "\n".join(info.get(name, "") for name in kept)
+    return _identity
+
+
+def _x86_level(have: frozenset[str], asked: str) -> Target:
+    """The highest x86 level with every feature present and none taken away by `asked`."""
+    removed = {token[1:] for token in asked.replace(" ", "").split(",") if token.startswith("-")}
+    removed |= {name for name in V4 if any(r.endswith("*") and name.startswith(r[:-1]) for r in removed)}
+    if "avx512f" in removed or not set(V4) <= have - removed:
+        if not set(V3) <= have - removed:
+            lacking = ", ".join(sorted(set(V3) - (have - removed)))
+            raise RuntimeError(
+                f"kiln: this CPU lacks {lacking}; kiln needs x86-64-v3 (AVX2 and FMA) or aarch64"
+            )
+        return LEVELS["x86-64-v3"]
+    return LEVELS["x86-64-v4"]
+
+
+def host_target() -> Target:
+    """The level of this machine, lowered by ``KILN_TARGET_FEATURES``.
+
+    Raises RuntimeError on a CPU below x86-64-v3 / aarch64, and ValueError for an unknown or
+    unavailable level in the variable.
+    """
+    asked = os.environ.get("KILN_TARGET_FEATURES", "")
+    found = _host.get(asked)
+    if found is None:
+        found = _host[asked] = _find_target(asked)
+    return found
+
+
+def _find_target(asked: str) -> Target:
+    machine = os.uname().machine
+    if machine in {"aarch64", "arm64"}:
+        best = LEVELS["aarch64"]
+    elif machine in {"x86_64", "AMD64"}:
+        flags = _cpuinfo().get("flags", "").split()
+        have = frozenset(LINUX_NAMES.get(name, name) for name in flags)
+        best = _x86_level(have, asked if asked.startswith("-") else "")
+    else:
+        raise RuntimeError(f"kiln: no kernels for {machine}; kiln needs x86-64-v3 (AVX2 and FMA) or aarch64")
+    if not asked or asked.startswith("-"):
+        return best
+    chosen = LEVELS.get(asked)
+    if chosen is None or chosen.triple != best.triple or chosen.vector_bits > best.vector_bits:
+        raise ValueError(
+            f"KILN_TARGET_FEATURES: expected a level up to {best.name} or -feature, got {asked!r}"
+        )
+    return chosen

@@ -1,0 +1,39 @@
+"""The one builder of error messages; a leaf that imports nothing of kiln.
+
+message("linear", "weight of shape (out, in)", describe(w), "transpose it with w.t()")
+-> "linear: expected weight of shape (out, in), got float32 tensor of shape (3,); transpose it with w.t()"
+"""
+
+from __future__ import annotations
+
+_LONGEST = 80  # characters of a foreign value shown in a message
+
+
+def message(op: str, expected: str, came: str, hint: str = "") -> str:
+    """One sentence: which op, what it expected, what came, and (after a semicolon) what to do.
+
+    >>> message("reshape", "12 elements", "shape (5, 2)", "pass -1 for one dim")
+    'reshape: expected 12 elements, got shape (5, 2); pass -1 for one dim'
+    """
+    text = f"{op}: expected {expected}, got {came}"
+    return f"{text}; {hint}" if hint else text
+
+
+def describe(value: object) -> str:
+    """A value as messages show it: a tensor by dtype and shape, a number by itself, the rest by type.
+
+    >>> describe(3), describe("relu"), describe([1, 2]), describe(None)
+    ('int 3', "str 'relu'", 'list of 2', 'None')
+    """
+    if value is None:
+        return "None"
+    kind = type(value).__name__
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if shape is not None and dtype is not None:
+        return f"{str(dtype).rpartition('.')[2]} tensor of shape {tuple(shape)}"
+    if isinstance(value, (bool, int, float, complex, str, bytes)):
+        shown = repr(value)
+        return f"{kind} {shown if len(shown) <= _LONGEST else shown[: _LONGEST - 3] + '...'}"
+    if isinstance(value, (list, tuple, dict, set)):
+        return f"{kind} of {len(value)}"
+    return kind

@@ -1,0 +1,1 @@
+"""The graph: nodes, symbolic sizes, text form, verifier, interpreter."""

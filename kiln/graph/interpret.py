@@ -1,0 +1,337 @@
+"""The interpreter: what a graph means, node by node, with NumPy. Slow, and the specification of every other way.
+
+Arrays come and go in their dtype's NumPy type; a bfloat16 array is its bits as uint16. Inside, a float16 or
+bfloat16 value is the float32 array of the same values, rounded after every node: the type it is computed in.
+
+Reductions and products follow the order of docs/architecture.md section 5 to the bit. An element that does
+not exist adds nothing: the lanes are padded with what changes no bit (-0.0 for sums, 1 for products).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Union
+
+import numpy as np
+
+from kiln.graph.graph import Graph, Node
+from kiln.graph.size import Dim, evaluate
+from kiln.ops import scalar as sc
+from kiln.ops.apply import LOW, apply_pointwise, convert_dtype
+from kiln.ops.kinds import COMPUTE
+from kiln.ops.scalar_numpy import DTYPE
+from kiln.ops.scalar_numpy import evaluate as evaluate_scalars
+
+Array = np.ndarray[Any, Any]
+Given = Union[Array, int, float, bool]
+
+LANES = 16
+CHAIN = 8  # values a lane adds left to right before they join its total
+BLOCK = 16384
+SEGMENT = 512  # k of a product after which the chain starts anew
+
+
+def interpret(graph: Graph, inputs: Sequence[Given]) -> list[Array]:
+    """The outputs of a graph. Inputs: an array per array input (any strides), a Python number per number.
+
+    Raises ValueError where dtype, rank, a dim that must be 1, or a check does not hold.
+    """
+    env = _environment(graph, inputs)
+    values = {id(v): _inside(v.dtype, np.asarray(x)) for v, x in zip(graph.inputs, inputs)}
+    machine = _Machine(env)
+    for a, b in graph.checks:
+        if machine.size(a) != machine.size(b):
+            raise ValueError(f"check {a} == {b} does not hold: {machine.size(a)} and {machine.size(b)}")
+    with np.errstate(all="ignore"):
+        for node in graph.nodes:
+            out = RULES[node.op.kind](machine, node, [values[id(v)] for v in node.inputs])
+            shape = tuple(map(machine.size, node.out.shape))
+            assert out.shape == shape, f"{node.op.name}: inferred {shape}, computed {out.shape}"
+            values[id(node.out)] = out
+    return [_outside(v.dtype, values[id(v)]) for v in graph.outputs]
+
+
+def _environment(graph: Graph, inputs: Sequence[Given]) -> list[int]:
+    """What the slots hold: sizes and strides of arrays, integer values of numbers (0 for a float: no size reads it)."""
+    if len(inputs) != len(graph.inputs):
+        raise ValueError(f"expected {len(graph.inputs)} inputs, got {len(inputs)}")
+    env: list[int] = []
+    for k, (value, given) in enumerate(zip(graph.inputs, inputs)):
+        if value.weak:
+            env.append(int(given) if isinstance(given, (bool, int)) else 0)
+            continue
+        if not isinstance(given, np.ndarray) or given.dtype != memory_dtype(value.dtype):
+            raise ValueError(f"input {k}: expected an array of {value.dtype}, got {getattr(given, 'dtype', given)}")
+        if given.ndim != value.ndim or any(d == 1 and n != 1 for d, n in zip(value.shape, given.shape)):
+            raise ValueError(f"input {k}: expected {value!r}, got shape {given.shape}")
+        env += given.shape
+        if value.layout is not None:
+            env += [s // given.itemsize for s in given.strides]
+    return env
+
+
+def memory_dtype(dtype: str) -> np.dtype[Any]:
+    """The NumPy dtype of an array's memory."""
+    return np.dtype("uint16" if dtype == "bfloat16" else dtype)
+
+
+def _inside(dtype: str, x: Array) -> Array:
+    """An array as it is computed with."""
+    if dtype == "bfloat16":
+        return (x.astype(np.uint32) << 16).view(np.float32)
+    return x.astype(np.float32) if dtype == "float16" else x
+
+
+def _outside(dtype: str, x: Array) -> Array:
+    """A computed array as memory; the values are already rounded."""
+    if dtype == "bfloat16":
+        bits = np.ascontiguousarray(x).view(np.uint32).reshape(x.shape)
+        return np.where(np.isnan(x), np.uint32(0x7FC0), bits >> 16).astype(np.uint16)
+    return np.array(x.astype(memory_dtype(dtype)))
+
+
+def scalar_on(make: Callable[..., sc.Scalar], *operands: Array, types: Sequence[str]) -> Array:
+    """A scalar function on arrays that broadcast, as a machine computes it."""
+    leaves = [sc.arg(k, t) for k, t in enumerate(types)]
+    root = make(*leaves)
+    shape = np.broadcast_shapes(*(x.shape for x in operands))
+    result = evaluate_scalars([root], lambda leaf: operands[leaf.data])[0]
+    return np.array(np.broadcast_to(result, shape), dtype=DTYPE[root.type])
+
+
+def _converted(x: Array, source: str, target: str) -> Array:
+    return scalar_on(lambda a: convert_dtype(a, source, target), x, types=[COMPUTE[source]])
+
+
+def _rounded(x: Array, dtype: str) -> Array:
+    """A float32 result rounded to a dtype of 16 bits; others stay."""
+    return scalar_on(lambda a: sc.round_to(a, dtype), x, types=["f32"]) if dtype in LOW else x
+
+
+# -- reductions -------------------------------------------------------------------------------------
+
+
+def fold(step: Callable[[Array, Array], Array], x: Array, neutral: Any) -> Array:
+    """The last axis folded in the fixed order; `neutral` pads and is the result over nothing.
+
+    lanes: 16; lane l takes elements l, l+16, ...; each block of 8 rows of lanes is folded left to right and
+    joins the lane's total; lane l += lane l+8, +4, +2, +1; blocks of 16384 join in ascending order.
+    """
+    length = x.shape[-1]
+    if length == 0:
+        return np.full(x.shape[:-1], neutral, x.dtype)
+    total: Array | None = None
+    for start in range(0, length, BLOCK):
+        part = _fold_block(step, x[..., start : start + BLOCK], neutral)
+        total = part if total is None else step(total, part)
+    assert total is not None
+    return total
+
+
+def _fold_block(step: Callable[[Array, Array], Array], x: Array, neutral: Any) -> Array:
+    """At most 16384 elements of the last axis."""
+    width = LANES * CHAIN
+    rows = -(-x.shape[-1] // width)
+    padded = np.full((*x.shape[:-1], rows * width), neutral, x.dtype)
+    padded[..., : x.shape[-1]] = x
+    chains = padded.reshape(*x.shape[:-1], rows, CHAIN, LANES)
+    total: Array | None = None
+    for row in range(rows):
+        chain = chains[..., row, 0, :]
+        for k in range(1, CHAIN):
+            chain = step(chain, chains[..., row, k, :])
+        total = chain if total is None else step(total, chain)
+    assert total is not None
+    for half in (8, 4, 2, 1):
+        total = step(total[..., :half], total[..., half : 2 * half])
+    return total[..., 0]
+
+
+def _lowest(dtype: np.dtype[Any], sign: int) -> Any:
+    """The value every other is above (sign 1) or below (sign -1)."""
+    if dtype.kind == "f":
+        return -np.inf * sign
+    if dtype.kind == "b":
+        return sign < 0
+    return np.iinfo(dtype).min if sign > 0 else np.iinfo(dtype).max
+
+
+def _greater(total: Array, x: Array) -> Array:
+    """The later of two where it is greater or NaN; the first NaN stays."""
+    return np.where((x > total) | ((x != x) & (total == total)), x, total)
+
+
+def _less(total: Array, x: Array) -> Array:
+    return np.where((x < total) | ((x != x) & (total == total)), x, total)
+
+
+def reduce_last(name: str, x: Array) -> Array:
+    """The last axis reduced: sum prod max min argmax argmin all any."""
+    if name == "sum":
+        zero = -0.0 if x.dtype.kind == "f" else 0
+        total = fold(np.add, x, zero)
+        return total if x.shape[-1] else np.zeros(x.shape[:-1], x.dtype)
+    if name == "prod":
+        return fold(np.multiply, x, 1)
+    if name == "max":
+        return fold(_greater, x, _lowest(x.dtype, 1))
+    if name == "min":
+        return fold(_less, x, _lowest(x.dtype, -1))
+    if name in ("argmax", "argmin"):
+        best = np.argmax if name == "argmax" else np.argmin
+        return best(x, -1).astype(np.int64) if x.shape[-1] else np.zeros(x.shape[:-1], np.int64)
+    return (np.all if name == "all" else np.any)(x, -1)
+
+
+def _reduce(machine: _Machine, node: Node, x: list[Array]) -> Array:
+    dims, keepdim = node.attrs
+    name = node.op.name.removeprefix("reduce_")
+    kept = [d for d in range(x[0].ndim) if d not in dims]
+    source = _converted(x[0], node.inputs[0].dtype, "bool") if name in ("all", "any") else x[0]
+    length = int(np.prod([x[0].shape[d] for d in dims], dtype=np.int64))
+    rows = source.transpose([*kept, *dims]).reshape([x[0].shape[d] for d in kept] + [length])
+    out = _rounded(reduce_last(name, rows), node.out.dtype)
+    return np.expand_dims(out, tuple(dims)) if keepdim else out
+
+
+def _matmul(machine: _Machine, node: Node, x: list[Array]) -> Array:
+    """One ascending chain of fused multiply-adds over k, restarted every 512; segments added ascending."""
+    a, b = x
+    m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
+    kind = COMPUTE[node.inputs[0].dtype]
+    batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    total: Array | None = None
+    for start in range(0, k, SEGMENT):
+        chain = np.zeros((*batch, m, n), a.dtype)
+        for p in range(start, min(start + SEGMENT, k)):
+            column, row = a[..., :, p, None], b[..., None, p, :]
+            if kind in sc.FLOATS:
+                chain = scalar_on(sc.fma, column, row, chain, types=[kind] * 3)
+            else:
+                chain = chain + column * row
+        total = chain if total is None else total + chain
+    return np.zeros((*batch, m, n), a.dtype) if total is None else _rounded(total, node.out.dtype)
+
+
+# -- the other kinds --------------------------------------------------------------------------------
+
+
+class _Machine:
+    """Sizes for one call."""
+
+    def __init__(self, env: list[int]) -> None:
+        self.env = env
+
+    def size(self, dim: Dim) -> int:
+        """The value of a size."""
+        return evaluate(dim, self.env.__getitem__)
+
+    def sizes(self, dims: Sequence[Dim]) -> tuple[int, ...]:
+        """The values of sizes."""
+        return tuple(map(self.size, dims))
+
+    def positions(self, sizes: Sequence[Dim], strides: Sequence[Dim], offset: Dim) -> Array:
+        """The memory position of every index of a strided array."""
+        found = np.full(self.sizes(sizes), self.size(offset), np.int64)
+        for d, stride in enumerate(strides):
+            axis = np.arange(found.shape[d]) * self.size(stride)
+            found += axis.reshape([-1 if e == d else 1 for e in range(found.ndim)])
+        return found
+
+
+def _pointwise(machine: _Machine, node: Node, x: list[Array]) -> Array:
+    root = apply_pointwise(node, [sc.arg(k, COMPUTE[v.dtype]) for k, v in enumerate(node.inputs)])
+    out = evaluate_scalars([root], lambda leaf: x[leaf.data])[0]
+    shape = machine.sizes(node.out.shape)
+    return np.array(np.broadcast_to(out, shape), dtype=DTYPE[root.type])
+
+
+def _constant(machine: _Machine, node: Node, x: list[Array]) -> Array:
+    value = node.attrs[0]
+    number = value if isinstance(value, (bool, int, float)) else machine.size(value)
+    return np.array(number, DTYPE[COMPUTE[node.out.dtype]])
+
+
+def _full(machine: _Machine, node: Node, x: list[Array]) -> Array:
+    value = _converted(x[0], node.inputs[0].dtype, node.out.dtype)
+    return np.array(np.broadcast_to(value, machine.sizes(node.out.shape)))
+
+
+def _iota(machine: _Machine, node: Node, x: list[Array]) -> Array:
+    sizes, dim = machine.sizes(node.attrs[0]), node.attrs[1]
+    axis = np.arange(sizes[dim]).reshape([-1 if d == dim else 1 for d in range(len(sizes))])
+    return np.array(np.broadcast_to(axis, sizes))
+
+
+def _as_strided(machine: _Machine, node: Node, x: list[Array]) -> Array:
+    sizes, strides, (offset,) = node.attrs
+    return x[0].ravel()[machine.positions(sizes, strides, offset)]
+
+
+def _steps(machine: _Machine, ndim: int, dim: int, start: Dim, step: Dim, count: int) -> tuple[Any, ...]:
+    """An index that takes start, start + step, ... along one dim."""
+    where = machine.size(start) + machine.size(step) * np.arange(count)
+    return tuple(where if d == dim else slice(None) for d in range(ndim))
+
+
+def _slice(machine: _Machine, node: Node, x: list[Array]) -> Array:
+    dim, (start, length, step) = node.attrs
+    return x[0][_steps(machine, x[0].ndim, dim, start, step, machine.size(length))]
+
+
+def _embed(machine: _Machine, node: Node, x: list[Array]) -> Array:
+    dim, (_, start, step) = node.attrs
+    out = np.zeros(machine.sizes(node.out.shape), x[0].dtype)
+    out[_steps(machine, out.ndim, dim, start, step, x[0].shape[dim])] = x[0]
+    return out
+
+
+def _write(machine: _Machine, node: Node, x: list[Array]) -> Array:
+    strides, (offset,) = node.attrs
+    flat = x[0].flatten()
+    flat[machine.positions(x[1].shape, strides, offset).ravel()] = x[1].ravel()
+    return flat.reshape(x[0].shape)
+
+
+def _gather(machine: _Machine, node: Node, x: list[Array]) -> Array:
+    """Index dims other than `dim` may be smaller than the source's."""
+    source, index = x
+    dim = node.attrs[0]
+    grid = list(np.ogrid[tuple(slice(n) for n in index.shape)])
+    grid[dim] = index
+    return source[tuple(grid)]
+
+
+def _scatter(machine: _Machine, node: Node, x: list[Array]) -> Array:
+    """Added one position along `dim` at a time, ascending; each addition rounds."""
+    base, index, source = x
+    dim = node.attrs[0]
+    out = base.copy()
+    grid = list(np.ogrid[tuple(slice(1 if d == dim else n) for d, n in enumerate(index.shape))])
+    for k in range(index.shape[dim]):
+        grid[dim] = np.take(index, [k], dim)
+        where = tuple(grid)
+        out[where] = _rounded(out[where] + np.take(source, [k], dim)[tuple(map(slice, grid[dim].shape))], node.out.dtype)
+    return out
+
+
+RULES: dict[str, Callable[[_Machine, Node, list[Array]], Array]] = {
+    "pointwise": _pointwise,
+    "constant": _constant,
+    "full": _full,
+    "iota": _iota,
+    "reduce": _reduce,
+    "reshape": lambda machine, node, x: x[0].reshape(machine.sizes(node.attrs[0])),
+    "permute": lambda machine, node, x: x[0].transpose(node.attrs[0]),
+    "expand": lambda machine, node, x: np.broadcast_to(x[0], machine.sizes(node.attrs[0])),
+    "as_strided": _as_strided,
+    "slice": _slice,
+    "embed": _embed,
+    "write": _write,
+    "matmul": _matmul,
+    "gather": _gather,
+    "scatter": _scatter,
+    "concat": lambda machine, node, x: np.concatenate(x, node.attrs[0]),
+}
+
+

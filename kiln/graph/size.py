@@ -1,0 +1,215 @@
+"""Symbolic sizes: integer polynomials over the sizes a graph is called with.
+
+    Dim  := int | Size            a Size is never constant: constants are ints
+    Size := sum of coefficient * atom * atom * ...
+    atom := Symbol(slot)          a run-time integer: a size, a stride, a number argument
+          | Quotient(a, b)        a // b for non-negative a and positive b
+
+Sizes are immutable and interned, so equality of normal forms is identity. They never compare by value:
+`a < b` on a Size raises, because what a program does may not depend on a particular size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Union
+
+
+class Atom:
+    """A factor of a monomial: a run-time integer in slot `slot`, or the quotient of two dims."""
+
+    __slots__ = ("denominator", "key", "numerator", "slot")
+    _interned: dict[tuple[Any, ...], Atom] = {}
+
+    slot: int
+    numerator: Dim
+    denominator: Dim
+    key: int
+
+    @staticmethod
+    def _intern(slot: int, numerator: Dim, denominator: Dim) -> Atom:
+        key = (slot, numerator, denominator)
+        atom = Atom._interned.get(key)
+        if atom is None:
+            atom = Atom()
+            atom.slot, atom.numerator, atom.denominator = slot, numerator, denominator
+            atom.key = len(Atom._interned)
+            Atom._interned[key] = atom
+        return atom
+
+    def __repr__(self) -> str:
+        return f"s{self.slot}" if self.slot >= 0 else f"({self.numerator})//({self.denominator})"
+
+
+Monomial = tuple[Atom, ...]
+
+
+class Size:
+    """A sum of integer multiples of products of atoms; at least one product is not empty."""
+
+    __slots__ = ("terms",)
+    _interned: dict[tuple[tuple[Monomial, int], ...], Size] = {}
+
+    terms: tuple[tuple[Monomial, int], ...]
+
+    def __add__(self, other: Dim) -> Dim:
+        return _sum(self, other, 1)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Dim) -> Dim:
+        return _sum(self, other, -1)
+
+    def __rsub__(self, other: Dim) -> Dim:
+        return _sum(other, self, -1)
+
+    def __neg__(self) -> Dim:
+        return _sum(0, self, -1)
+
+    def __mul__(self, other: Dim) -> Dim:
+        product: dict[Monomial, int] = {}
+        for left, m in _terms(self):
+            for right, n in _terms(other):
+                monomial = tuple(sorted(left + right, key=_atom_key))
+                product[monomial] = product.get(monomial, 0) + m * n
+        return _normal(product)
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: Dim) -> Dim:
+        return quotient(self, other)
+
+    def __rfloordiv__(self, other: Dim) -> Dim:
+        return quotient(other, self)
+
+    def __lt__(self, other: object) -> bool:
+        raise TypeError(f"the size {self} is symbolic: a captured function may not branch on it")
+
+    __le__ = __gt__ = __ge__ = __bool__ = __lt__  # type: ignore[assignment]
+
+    def __int__(self) -> int:
+        raise TypeError(f"the size {self} is symbolic: a captured function may not read it")
+
+    __index__ = __int__
+
+    def __repr__(self) -> str:
+        parts = ["*".join(([str(n)] if n != 1 or not m else []) + [repr(a) for a in m]) for m, n in self.terms]
+        return " + ".join(parts)
+
+
+Dim = Union[int, Size]
+
+
+def symbol(slot: int) -> Size:
+    """The run-time integer in `slot` as a size."""
+    size = _normal({(Atom._intern(slot, 0, 0),): 1})
+    assert isinstance(size, Size)
+    return size
+
+
+def quotient(a: Dim, b: Dim) -> Dim:
+    """a // b; exact where b divides every term of a."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b
+    exact = _divide(a, b)
+    if exact is not None:
+        return exact
+    return _normal({(Atom._intern(-1, a, b),): 1})
+
+
+def product(dims: tuple[Dim, ...]) -> Dim:
+    """The product of dims; 1 for none."""
+    result: Dim = 1
+    for dim in dims:
+        result = result * dim
+    return result
+
+
+def evaluate(dim: Dim, slots: Callable[[int], int]) -> int:
+    """The value of `dim` when slot i holds slots(i)."""
+    if isinstance(dim, int):
+        return dim
+    total = 0
+    for monomial, coefficient in dim.terms:
+        for atom in monomial:
+            if atom.slot >= 0:
+                coefficient *= slots(atom.slot)
+            else:
+                coefficient *= evaluate(atom.numerator, slots) // max(evaluate(atom.denominator, slots), 1)
+        total += coefficient
+    return total
+
+
+def substitute(dim: Dim, replace: Callable[[int], Dim]) -> Dim:
+    """`dim` with slot i exchanged for replace(i)."""
+    if isinstance(dim, int):
+        return dim
+    total: Dim = 0
+    for monomial, coefficient in dim.terms:
+        term: Dim = coefficient
+        for atom in monomial:
+            if atom.slot >= 0:
+                term = term * replace(atom.slot)
+            else:
+                term = term * quotient(
+                    substitute(atom.numerator, replace), substitute(atom.denominator, replace)
+                )
+        total = total + term
+    return total
+
+
+def single_slot(dim: Dim) -> int:
+    """The slot if `dim` is exactly one symbol, else -1."""
+    if isinstance(dim, Size) and len(dim.terms) == 1:
+        monomial, coefficient = dim.terms[0]
+        if coefficient == 1 and len(monomial) == 1:
+            return monomial[0].slot
+    return -1
+
+
+def _terms(dim: Dim) -> tuple[tuple[Monomial, int], ...]:
+    return dim.terms if isinstance(dim, Size) else (((), dim),)
+
+
+def _atom_key(atom: Atom) -> int:
+    return atom.key
+
+
+def _sum(a: Dim, b: Dim, sign: int) -> Dim:
+    total = dict(_terms(a))
+    for monomial, coefficient in _terms(b):
+        total[monomial] = total.get(monomial, 0) + sign * coefficient
+    return _normal(total)
+
+
+def _normal(terms: dict[Monomial, int]) -> Dim:
+    kept = tuple(sorted(((m, n) for m, n in terms.items() if n), key=lambda t: [a.key for a in t[0]]))
+    if not kept:
+        return 0
+    if len(kept) == 1 and not kept[0][0]:
+        return kept[0][1]
+    size = Size._interned.get(kept)
+    if size is None:
+        size = Size()
+        size.terms = kept
+        Size._interned[kept] = size
+    return size
+
+
+def _divide(a: Dim, b: Dim) -> Dim | None:
+    """a / b where b is a single term that divides every term of a, else None."""
+    terms = _terms(b)
+    if len(terms) != 1 or terms[0][1] == 0:
+        return None
+    factors, divisor = terms[0]
+    result: dict[Monomial, int] = {}
+    for monomial, coefficient in _terms(a):
+        rest = list(monomial)
+        for factor in factors:
+            if factor not in rest:
+                return None
+            rest.remove(factor)
+        if coefficient % divisor:
+            return None
+        result[tuple(rest)] = coefficient // divisor
+    return _normal(result)

@@ -1,0 +1,435 @@
+"""The canonical text of a graph: printed form, saved form and the key of what is compiled from it.
+
+    text   := "graph" line*
+    line   := %n "=" "input" type ["strides" "(" dims ")"]
+            | %n "=" "number" dtype
+            | %n "=" op "(" values [";" attrs] ")" ":" type
+            | "check" dim "==" dim
+            | "update" output "->" input
+            | "return" values
+    type   := dtype "[" dims "]"
+    attr   := true | false | none | "string" | float | dim | "(" attrs ")"
+    dim    := term ("+" term)*        term := factor ("*" factor)*        factor := int | sN | div(dim, dim)
+
+Values are numbered in order, inputs first; floats are written so that they read back to the same bits. The
+text never depends on when sizes were made: terms are sorted by what they say.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+from kiln.graph.graph import Graph, OpLike, Shape, Value
+from kiln.graph.size import Atom, Dim, Size, quotient, symbol
+from kiln.graph.slots import slots_of
+
+FindOp = Callable[[str], OpLike]
+
+DTYPES = frozenset({
+    "bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64",
+})  # fmt: skip
+NUMBERS = frozenset({"bool", "int64", "float64"})
+DEPTH = 32  # of nested tuples and quotients in a text that is read
+LIMIT = 1 << 63  # integers in a text that is read are below this
+
+
+class TextError(ValueError):
+    """A graph text that does not follow the grammar, or does not describe a right graph."""
+
+
+# -- writing ----------------------------------------------------------------------------------------
+
+
+def dim_text(dim: Dim) -> str:
+    """A size as text, the same for equal sizes in every process."""
+    if isinstance(dim, int):
+        return str(dim)
+    terms = []
+    for monomial, coefficient in dim.terms:
+        factors = sorted((_atom_text(a) for a in monomial), key=lambda t: (len(t), t))
+        number = [] if coefficient == 1 and factors else [str(coefficient)]
+        terms.append((-len(factors), "*".join(number + factors)))
+    return " + ".join(t for _, t in sorted(terms))
+
+
+def _atom_text(atom: Atom) -> str:
+    if atom.slot >= 0:
+        return f"s{atom.slot}"
+    return f"div({dim_text(atom.numerator)}, {dim_text(atom.denominator)})"
+
+
+def type_text(dtype: str, shape: Shape) -> str:
+    """`float32[s0, 4]`"""
+    return f"{dtype}[{', '.join(map(dim_text, shape))}]"
+
+
+def attr_text(attr: Any) -> str:
+    """An attribute of a node as text; TypeError for what is no attribute."""
+    if attr is None or isinstance(attr, bool):
+        return {None: "none", True: "true", False: "false"}[attr]
+    if isinstance(attr, (int, Size)):
+        return dim_text(attr)
+    if isinstance(attr, float):
+        return repr(attr) if math.isfinite(attr) else {"nan": "nan", "inf": "inf", "-inf": "-inf"}[repr(attr)]
+    if isinstance(attr, str):
+        return json.dumps(attr)
+    if isinstance(attr, tuple):
+        return f"({', '.join(map(attr_text, attr))})"
+    raise TypeError(f"attribute of type {type(attr).__name__}: {attr!r}")
+
+
+def text(graph: Graph) -> str:
+    """The canonical text of a graph."""
+    names: dict[int, str] = {}
+    lines = ["graph"]
+    for value in graph.inputs:
+        names[id(value)] = name = f"%{len(names)}"
+        if value.weak:
+            lines.append(f"{name} = number {value.dtype}")
+        else:
+            strides = "" if value.layout is None else f" strides ({', '.join(map(dim_text, value.layout))})"
+            lines.append(f"{name} = input {type_text(value.dtype, value.shape)}{strides}")
+    for node in graph.nodes:
+        operands = ", ".join(names[id(v)] for v in node.inputs)
+        attrs = f"; {', '.join(map(attr_text, node.attrs))}" if node.attrs else ""
+        names[id(node.out)] = name = f"%{len(names)}"
+        lines.append(f"{name} = {node.op.name}({operands}{attrs}): {type_text(node.out.dtype, node.out.shape)}")
+    lines += [f"check {dim_text(a)} == {dim_text(b)}" for a, b in graph.checks]
+    lines += [f"update {j} -> {i}" for j, i in sorted(graph.updates.items())]
+    lines.append(f"return {', '.join(names[id(v)] for v in graph.outputs)}".rstrip())
+    return "\n".join(lines) + "\n"
+
+
+# -- reading ----------------------------------------------------------------------------------------
+
+_TOKEN = re.compile(
+    r'[ \t]*(?:(?P<string>"(?:[^"\\]|\\.)*")|(?P<value>%\d+)'
+    r"|(?P<float>-?(?:\d+\.\d*(?:e[+-]?\d+)?|\d+e[+-]?\d+|inf\b)|nan\b)"
+    r"|(?P<int>-?\d+)|(?P<name>[A-Za-z_]\w*)|(?P<mark>->|==|[=()\[\],;:+*]))"
+)
+Token = tuple[str, str]
+
+
+def _tokens(line: str, number: int) -> list[Token]:
+    """The tokens of a line: (class, text)."""
+    found: list[Token] = []
+    place, end = 0, len(line.rstrip())
+    while place < end:
+        match = _TOKEN.match(line, place)
+        if match is None:
+            raise TextError(f"graph text, line {number}: unexpected {line[place : place + 20]!r}")
+        assert match.lastgroup is not None
+        found.append((match.lastgroup, match.group(match.lastgroup)))
+        place = match.end()
+    return found
+
+
+class _Line:
+    """The tokens of one line and a place in them."""
+
+    def __init__(self, line: str, number: int) -> None:
+        self.tokens = _tokens(line, number)
+        self.number = number
+        self.place = 0
+
+    def fail(self, expected: str) -> TextError:
+        """The error for what was found here instead of `expected`."""
+        came = self.tokens[self.place][1] if self.place < len(self.tokens) else "the end of the line"
+        return TextError(f"graph text, line {self.number}: expected {expected}, got {came}")
+
+    def peek(self) -> Token:
+        """The token here, or ("end", "")."""
+        return self.tokens[self.place] if self.place < len(self.tokens) else ("end", "")
+
+    def accept(self, mark: str) -> bool:
+        """Whether the token here is `mark`, which is then passed."""
+        if self.peek()[1] == mark and self.peek()[0] in ("mark", "name"):
+            self.place += 1
+            return True
+        return False
+
+    def expect(self, mark: str) -> None:
+        """Passes `mark`, which must be here."""
+        if not self.accept(mark):
+            raise self.fail(f"'{mark}'")
+
+    def take(self, kind: str, what: str) -> str:
+        """Passes a token of a class and gives its text."""
+        found, text_ = self.peek()
+        if found != kind:
+            raise self.fail(what)
+        self.place += 1
+        return text_
+
+    def end(self) -> None:
+        """The line must end here."""
+        if self.place < len(self.tokens):
+            raise self.fail("the end of the line")
+
+
+def _integer(line: _Line, digits: str) -> int:
+    if len(digits) > 20 or not -LIMIT <= int(digits) < LIMIT:
+        raise TextError(f"graph text, line {line.number}: integer out of range")
+    return int(digits)
+
+
+class _Reader:
+    """Builds a graph line by line."""
+
+    def __init__(self, find_op: FindOp) -> None:
+        self.graph = Graph()
+        self.values: list[Value] = []
+        self.find_op = find_op
+        self.checks: list[tuple[Dim, Dim]] = []
+        self.outputs: list[Value] | None = None
+
+    def items(self, line: _Line, close: str, read: Callable[[_Line], Any]) -> tuple[Any, ...]:
+        """A comma-separated list up to `close`."""
+        if line.accept(close):
+            return ()
+        found = [read(line)]
+        while line.accept(","):
+            found.append(read(line))
+        line.expect(close)
+        return tuple(found)
+
+    def value(self, line: _Line) -> Value:
+        """A value that an earlier line defined."""
+        name = line.take("value", "a value")
+        index = _integer(line, name[1:])
+        if index >= len(self.values):
+            raise TextError(f"graph text, line {line.number}: {name} is used before it is defined")
+        return self.values[index]
+
+    def dim(self, line: _Line, depth: int = 0) -> Dim:
+        """dim := term ("+" term)*"""
+        total = self.term(line, depth)
+        while line.accept("+"):
+            total = total + self.term(line, depth)
+        return total
+
+    def term(self, line: _Line, depth: int) -> Dim:
+        """term := factor ("*" factor)*"""
+        product = self.factor(line, depth)
+        while line.accept("*"):
+            product = product * self.factor(line, depth)
+        return product
+
+    def factor(self, line: _Line, depth: int) -> Dim:
+        """factor := int | sN | div(dim, dim)"""
+        if depth > DEPTH:
+            raise TextError(f"graph text, line {line.number}: nested too deeply")
+        kind, word = line.peek()
+        if kind == "int":
+            line.place += 1
+            return _integer(line, word)
+        if kind == "name" and re.fullmatch(r"s\d+", word):
+            line.place += 1
+            slot = _integer(line, word[1:])
+            if slot >= self.graph.slots:
+                raise TextError(f"graph text, line {line.number}: no input has slot {slot}")
+            return symbol(slot)
+        line.expect("div")
+        line.expect("(")
+        numerator = self.dim(line, depth + 1)
+        line.expect(",")
+        denominator = self.dim(line, depth + 1)
+        line.expect(")")
+        if denominator == 0:
+            raise TextError(f"graph text, line {line.number}: division by zero")
+        return quotient(numerator, denominator)
+
+    def attr(self, line: _Line, depth: int = 0) -> Any:
+        """One attribute."""
+        if depth > DEPTH:
+            raise TextError(f"graph text, line {line.number}: nested too deeply")
+        kind, word = line.peek()
+        if kind == "float":
+            line.place += 1
+            return float(word)
+        if kind == "string":
+            line.place += 1
+            return _string(line, word)
+        if kind == "name" and word in ("true", "false", "none"):
+            line.place += 1
+            return {"true": True, "false": False, "none": None}[word]
+        if line.accept("("):
+            return self.items(line, ")", lambda inner: self.attr(inner, depth + 1))
+        return self.dim(line)
+
+    def dtype(self, line: _Line, allowed: frozenset[str] = DTYPES) -> str:
+        """A dtype's name."""
+        word = line.take("name", "a dtype")
+        if word not in allowed:
+            raise TextError(f"graph text, line {line.number}: no dtype '{word}' here")
+        return word
+
+    def type(self, line: _Line) -> tuple[str, Shape]:
+        """type := dtype "[" dims "]" """
+        dtype = self.dtype(line)
+        line.expect("[")
+        return dtype, self.items(line, "]", self.dim)
+
+    def input(self, line: _Line) -> Value:
+        """An array input; its slots come after those of the inputs before."""
+        start = line.place
+        strided = any(word == "strides" for _, word in line.tokens)
+        commas = _count_dims(line)
+        self.graph.slots += commas * (2 if strided else 1)
+        line.place = start
+        dtype, shape = self.type(line)
+        layout: tuple[Dim, ...] | None = None
+        if line.accept("strides"):
+            line.expect("(")
+            layout = self.items(line, ")", self.dim)
+            if len(layout) != len(shape):
+                raise TextError(f"graph text, line {line.number}: {len(shape)} dims but {len(layout)} strides")
+        value = self.graph.add_input(dtype, shape, layout)
+        if any(isinstance(d, int) and d < 0 for d in shape):
+            raise TextError(f"graph text, line {line.number}: a negative size")
+        return value
+
+    def node(self, line: _Line, name: str) -> Value:
+        """op(values; attrs): type, checked against what the op infers."""
+        inputs: list[Value] = []
+        attrs: tuple[Any, ...] = ()
+        try:
+            op = self.find_op(name)
+        except KeyError:
+            raise TextError(f"graph text, line {line.number}: no op is called '{name}'") from None
+        line.expect("(")
+        while line.peek()[0] == "value":
+            inputs.append(self.value(line))
+            if not line.accept(","):
+                break
+        if line.accept(";"):
+            attrs = self.items(line, ")", self.attr)
+        else:
+            line.expect(")")
+        line.expect(":")
+        dtype, shape = self.type(line)
+        before = len(self.graph.checks)
+        try:
+            out = self.graph.add(op, tuple(inputs), attrs)
+        except Exception as error:
+            raise TextError(f"graph text, line {line.number}: {name} refuses its arguments: {error}") from error
+        if out.dtype != dtype or not self.graph.same_shape(out.shape, shape):
+            given, inferred = type_text(dtype, shape), type_text(out.dtype, out.shape)
+            raise TextError(f"graph text, line {line.number}: says {given}, but {name} gives {inferred}")
+        if unstated := self.graph.unstated(before, self.checks):
+            raise TextError(f"graph text, line {line.number}: {name} needs a check that is not stated: {unstated}")
+        return out
+
+    def statement(self, line: _Line) -> None:
+        """One line after the first."""
+        if self.outputs is not None:
+            raise TextError(f"graph text, line {line.number}: a line after 'return'")
+        if line.accept("check"):
+            left = self.dim(line)
+            line.expect("==")
+            self.checks.append((left, self.dim(line)))
+        elif line.accept("update"):
+            output = _integer(line, line.take("int", "an output's number"))
+            line.expect("->")
+            self.graph.updates[output] = _integer(line, line.take("int", "an input's number"))
+        elif line.accept("return"):
+            found: list[Value] = []
+            while line.peek()[0] == "value":
+                found.append(self.value(line))
+                if not line.accept(","):
+                    break
+            self.outputs = found
+        else:
+            self.definition(line)
+        line.end()
+
+    def definition(self, line: _Line) -> None:
+        """%n = ..."""
+        name = line.take("value", "a value, 'check', 'update' or 'return'")
+        if name != f"%{len(self.values)}":
+            raise TextError(f"graph text, line {line.number}: expected %{len(self.values)}, got {name}")
+        line.expect("=")
+        word = line.take("name", "an op")
+        if word in ("input", "number") and self.graph.nodes:
+            raise TextError(f"graph text, line {line.number}: an input after a node")
+        if word == "input":
+            self.values.append(self.input(line))
+        elif word == "number":
+            self.values.append(self.graph.add_number(self.dtype(line, NUMBERS)))
+        else:
+            self.values.append(self.node(line, word))
+
+
+def _count_dims(line: _Line) -> int:
+    """How many dims the bracket that follows holds (commas inside div() do not count)."""
+    depth = count = 0
+    for kind, word in line.tokens[line.place + 1 :]:
+        if kind != "mark":
+            count = max(count, 1)
+            continue
+        depth += (word in "([") - (word in ")]")
+        if word == "," and depth == 1:
+            count += 1
+        if depth == 0:
+            break
+    return count
+
+
+def _string(line: _Line, word: str) -> str:
+    try:
+        found = json.loads(word)
+    except ValueError:
+        raise TextError(f"graph text, line {line.number}: a string with a wrong escape") from None
+    assert isinstance(found, str)
+    return found
+
+
+def parse(source: str, find_op: FindOp) -> Graph:
+    """The graph a text describes; TextError names the line of what is wrong.
+
+    `find_op` gives the op of a name, KeyError if there is none. Dtypes and shapes are inferred anew and compared.
+    """
+    lines = source.split("\n")
+    if lines[0].strip() != "graph":
+        raise TextError("graph text, line 1: expected 'graph'")
+    reader = _Reader(find_op)
+    rows = [_Line(row, k) for k, row in enumerate(lines[1:], 2) if row.strip()]
+    for row in rows:  # checks say which sizes are equal: the shapes of nodes need them first
+        if row.peek() == ("name", "return"):
+            break
+        if row.peek() == ("name", "check"):
+            continue
+        if not _is_input(row):
+            break
+        reader.statement(row)
+    later = rows[len(reader.values) :]
+    for row in later:
+        if row.peek() == ("name", "check"):
+            reader.statement(row)
+    for left, right in reader.checks:
+        try:
+            reader.graph.require_equal(left, right, "check")
+        except ValueError as error:
+            raise TextError(f"graph text: {error}") from None
+    reader.graph.checks.clear()
+    for row in later:
+        if row.place == 0:
+            reader.statement(row)
+    if reader.outputs is None:
+        raise TextError("graph text: no 'return'")
+    graph = reader.graph
+    graph.finish(reader.outputs)
+    graph.checks = reader.checks
+    for output, target in graph.updates.items():
+        if output >= len(graph.outputs) or target >= len(graph.inputs) or min(output, target) < 0:
+            raise TextError(f"graph text: update {output} -> {target} names no output or input")
+    assert graph.slots == sum(map(slots_of, graph.inputs))
+    return graph
+
+
+def _is_input(row: _Line) -> bool:
+    return len(row.tokens) > 2 and row.tokens[2] in (("name", "input"), ("name", "number"))

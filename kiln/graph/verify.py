@@ -1,0 +1,121 @@
+"""Every rule of the graph, checked: run after each pass, and on what was read from a file.
+
+    inputs      come first, belong to this graph, their slots follow one another; a layout has one stride per dim
+    numbers     are weak, of dtype float64, int64 or bool, and own one slot
+    nodes       read inputs or earlier nodes of this graph, have hashable attributes of the closed set of types,
+                and the dtype and shape their op infers, without a check the graph does not state
+    sizes       use slots the graph has
+    outputs     are values of this graph
+    updates     name an output and an input of one dtype and shape
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kiln.graph.graph import Graph, Node, Value, is_weak
+from kiln.graph.size import Dim, Size
+from kiln.graph.slots import slots_of
+from kiln.graph.text import DTYPES, NUMBERS, type_text
+
+
+class VerifyError(AssertionError):
+    """A graph that breaks a rule: a bug of the pass that made it."""
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise VerifyError(message)
+
+
+def _slots_used(dim: Dim) -> int:
+    """One more than the highest slot a size names."""
+    if isinstance(dim, int):
+        return 0
+    highest = 0
+    for monomial, _ in dim.terms:
+        for atom in monomial:
+            if atom.slot >= 0:
+                highest = max(highest, atom.slot + 1)
+            else:
+                highest = max(highest, _slots_used(atom.numerator), _slots_used(atom.denominator))
+    return highest
+
+
+def _verify_dims(graph: Graph, dims: tuple[Any, ...], where: str) -> None:
+    for dim in dims:
+        _require(isinstance(dim, (int, Size)) and not isinstance(dim, bool), f"{where}: {dim!r} is no size")
+        _require(not isinstance(dim, int) or dim >= 0, f"{where}: negative size {dim}")
+        _require(_slots_used(dim) <= graph.slots, f"{where}: {dim} names a slot the graph does not have")
+
+
+def _verify_attr(graph: Graph, attr: Any, where: str) -> None:
+    if isinstance(attr, tuple):
+        for item in attr:
+            _verify_attr(graph, item, where)
+        return
+    _require(
+        attr is None or isinstance(attr, (bool, int, float, str, Size)),
+        f"{where}: attribute of type {type(attr).__name__}",
+    )
+    if isinstance(attr, Size):
+        _require(_slots_used(attr) <= graph.slots, f"{where}: {attr} names a slot the graph does not have")
+
+
+def _verify_inputs(graph: Graph) -> None:
+    total = 0
+    for k, value in enumerate(graph.inputs):
+        where = f"input {k}"
+        _require(value.graph is graph and value.node is None, f"{where}: belongs to another graph or to a node")
+        _require(value.dtype in (NUMBERS if value.weak else DTYPES), f"{where}: dtype {value.dtype}")
+        if value.weak:
+            _require(value.slot == total and value.shape == (), f"{where}: a number owns one slot and has no dims")
+        _verify_dims(graph, value.shape, where)
+        if value.layout is not None:
+            _require(len(value.layout) == value.ndim, f"{where}: {value.ndim} dims, {len(value.layout)} strides")
+        total += slots_of(value)
+    _require(graph.slots == total, f"the inputs take {total} slots, the graph has {graph.slots}")
+
+
+def _verify_node(graph: Graph, node: Node, known: set[int], where: str) -> None:
+    for value in node.inputs:
+        _require(id(value) in known, f"{where}: reads a value that no earlier line of this graph defines")
+    for attr in node.attrs:
+        _verify_attr(graph, attr, where)
+    _require(node.out.graph is graph and node.out.node is node, f"{where}: its value does not know it")
+    checks = len(graph.checks)
+    try:
+        dtype, shape = node.op.infer(graph, node.inputs, node.attrs)
+    except Exception as error:
+        raise VerifyError(f"{where}: refuses its arguments: {error}") from error
+    unstated = graph.unstated(checks, graph.checks[:checks])
+    _require(not unstated, f"{where}: needs {unstated}, which the graph does not check")
+    stated = type_text(node.out.dtype, node.out.shape)
+    same = dtype == node.out.dtype and graph.same_shape(shape, node.out.shape)
+    _require(same, f"{where}: says {stated}, infers {type_text(dtype, shape)}")
+    _require(node.out.weak == is_weak(node.op, node.inputs), f"{where}: weak exactly where its inputs are numbers")
+    _verify_dims(graph, node.out.shape, where)
+
+
+def verify(graph: Graph) -> Graph:
+    """Raises VerifyError at the first rule the graph breaks; else returns the graph."""
+    _verify_inputs(graph)
+    known = {id(v) for v in graph.inputs}
+    for k, node in enumerate(graph.nodes):
+        _verify_node(graph, node, known, f"node {k} ({node.op.name})")
+        _require(id(node.out) not in known, f"node {k} ({node.op.name}): its value is defined twice")
+        known.add(id(node.out))
+    for k, value in enumerate(graph.outputs):
+        _require(id(value) in known, f"output {k}: no value of this graph")
+    for j, i in graph.updates.items():
+        _require(0 <= j < len(graph.outputs) and 0 <= i < len(graph.inputs), f"update {j} -> {i}: out of range")
+        source, target = graph.outputs[j], graph.inputs[i]
+        same = source.dtype == target.dtype and graph.same_shape(source.shape, target.shape) and not target.weak
+        _require(same, f"update {j} -> {i}: {source!r} cannot be written into {target!r}")
+    _require(len(set(graph.updates.values())) == len(graph.updates), "two outputs update one input")
+    return graph
+
+
+def values_of(graph: Graph) -> list[Value]:
+    """Every value of a graph in order: inputs, then results."""
+    return [*graph.inputs, *(n.out for n in graph.nodes)]

@@ -1,0 +1,199 @@
+"""Modules that hold modules: Sequential, ModuleList, ModuleDict."""
+
+from __future__ import annotations
+
+import operator
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeVar, Union, cast, overload
+
+from kiln.errors import describe, message
+from kiln.nn.module import Module
+
+ListLike = TypeVar("ListLike", bound="_ModuleSequence")
+
+
+class _ModuleSequence(Module):
+    """What Sequential and ModuleList share: children in order, named "0", "1", ... unless given names."""
+
+    def _held(self) -> list[Module]:
+        return [cast(Module, m) for m in self._modules.values()]
+
+    def _refill(self, held: Iterable[Module]) -> None:
+        """Make `held` the children, numbered from 0."""
+        held = list(held)
+        for name in list(self._modules):
+            delattr(self, name)
+        for k, module in enumerate(held):
+            self.add_module(str(k), module)
+
+    def _at(self, index: int) -> int:
+        """`index` counted from the front; IndexError outside."""
+        size, k = len(self._modules), operator.index(index)
+        if not -size <= k < size:
+            raise IndexError(message(type(self).__name__, f"an index within {size} modules", str(k)))
+        return k % size
+
+    def _names(self, index: int | slice) -> list[str]:
+        names = list(self._modules)
+        return names[index] if isinstance(index, slice) else [names[self._at(index)]]
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __iter__(self) -> Iterator[Module]:
+        return iter(self._held())
+
+    def __contains__(self, module: object) -> bool:
+        return any(module is m for m in self._modules.values())
+
+    @overload
+    def __getitem__(self, index: int) -> Module: ...
+    @overload
+    def __getitem__(self: ListLike, index: slice) -> ListLike: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return self._like({name: self._modules[name] for name in self._names(index)})
+        return self._modules[self._names(index)[0]]
+
+    def _like(self, held: dict[str, Any]) -> Module:
+        """A new container of this type that holds `held`."""
+        raise NotImplementedError
+
+    def __setitem__(self, index: int, module: Module) -> None:
+        setattr(self, self._names(index)[0], module)
+
+    def __delitem__(self, index: int | slice) -> None:
+        for name in self._names(index):
+            delattr(self, name)
+        self._refill(self._held())
+
+    def append(self: ListLike, module: Module) -> ListLike:
+        """Add a module at the end."""
+        self.add_module(str(len(self)), module)
+        return self
+
+    def extend(self: ListLike, modules: Iterable[Module]) -> ListLike:
+        """Add modules at the end."""
+        for module in list(modules):
+            self.append(module)
+        return self
+
+    def insert(self: ListLike, index: int, module: Module) -> ListLike:
+        """Add a module before `index`."""
+        if not isinstance(module, Module):
+            raise TypeError(message("insert", "a Module", describe(module)))
+        held = self._held()
+        held.insert(index, module)
+        self._refill(held)
+        return self
+
+    def pop(self, index: int = -1) -> Module:
+        """Take the module at `index` out and give it back."""
+        module = self[index]
+        del self[index]
+        return module
+
+
+class Sequential(_ModuleSequence):
+    """Runs its modules one after the other; takes modules, or one dict of named modules.
+
+    >>> import kiln
+    >>> kiln.nn.Sequential(kiln.nn.Linear(4, 2), kiln.nn.ReLU())
+    Sequential(
+      (0): Linear(in_features=4, out_features=2, bias=True)
+      (1): ReLU()
+    )
+    """
+
+    def __init__(self, *modules: Union[Module, Mapping[str, Module]]) -> None:
+        super().__init__()
+        if len(modules) == 1 and isinstance(modules[0], Mapping):
+            named: Iterable[tuple[str, Any]] = modules[0].items()
+        else:
+            named = ((str(k), m) for k, m in enumerate(modules))
+        for name, module in named:
+            self.add_module(name, module)
+
+    def _like(self, held: dict[str, Any]) -> Sequential:
+        return type(self)(OrderedDict(held))
+
+    def forward(self, input: Any) -> Any:
+        for module in self._modules.values():
+            input = module(input)  # type: ignore[misc]
+        return input
+
+
+class ModuleList(_ModuleSequence):
+    """A list of modules whose parameters are the model's; calling it is an error, loop over it."""
+
+    def __init__(self, modules: Iterable[Module] | None = None) -> None:
+        super().__init__()
+        if modules is not None:
+            self.extend(modules)
+
+    def _like(self, held: dict[str, Any]) -> ModuleList:
+        return type(self)(held.values())
+
+    def __add__(self, other: Iterable[Module]) -> ModuleList:
+        return ModuleList([*self, *other])
+
+    def __iadd__(self, other: Iterable[Module]) -> ModuleList:
+        return self.extend(other)
+
+
+class ModuleDict(Module):
+    """A dict of modules whose parameters are the model's, in order of insertion."""
+
+    def __init__(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]] | None = None) -> None:
+        super().__init__()
+        if modules is not None:
+            self.update(modules)
+
+    def __getitem__(self, key: str) -> Module:
+        return cast(Module, self._modules[key])
+
+    def __setitem__(self, key: str, module: Module) -> None:
+        self.add_module(key, module)
+
+    def __delitem__(self, key: str) -> None:
+        del self._modules[key]
+        del self.__dict__[key]
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._modules)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._modules
+
+    def keys(self) -> Iterable[str]:
+        """The names."""
+        return self._modules.keys()
+
+    def values(self) -> Iterable[Module]:
+        """The modules."""
+        return cast(Iterable[Module], self._modules.values())
+
+    def items(self) -> Iterable[tuple[str, Module]]:
+        """Names with modules."""
+        return cast(Iterable[tuple[str, Module]], self._modules.items())
+
+    def pop(self, key: str) -> Module:
+        """Take the module called `key` out and give it back."""
+        module = self[key]
+        del self[key]
+        return module
+
+    def clear(self) -> None:
+        """Take every module out."""
+        for key in list(self._modules):
+            del self[key]
+
+    def update(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]]) -> None:
+        """Add named modules, replacing those of the same names."""
+        pairs = modules.items() if isinstance(modules, (Mapping, ModuleDict)) else modules
+        for key, module in pairs:
+            self[key] = module

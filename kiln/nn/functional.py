@@ -1,0 +1,155 @@
+"""The layers' mathematics as functions, under PyTorch's names.
+
+Each is one call of an op of the table where there is one; what is composed here is only what no op says
+by itself (an embedding's padding, a one-hot target). Reductions are "mean", "sum" or "none".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kiln._core import Tensor
+
+from kiln import ops
+from kiln.errors import describe, message
+
+_REDUCTIONS = ("none", "mean", "sum")
+
+
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """input @ weight.T + bias: (..., in), (out, in), (out) -> (..., out)."""
+    y: Tensor = ops.linear(input, weight, bias)
+    return y
+
+
+def relu(input: Tensor, inplace: bool = False) -> Tensor:
+    """max(input, 0), elementwise."""
+    y: Tensor = input.relu_() if inplace else ops.relu(input)
+    return y
+
+
+def gelu(input: Tensor, approximate: str = "none") -> Tensor:
+    """input times the normal distribution function at input; approximate="tanh" takes the tanh formula."""
+    y: Tensor = ops.gelu(input, approximate=approximate)
+    return y
+
+
+def tanh(input: Tensor) -> Tensor:
+    """The hyperbolic tangent, elementwise."""
+    y: Tensor = ops.tanh(input)
+    return y
+
+
+def sigmoid(input: Tensor) -> Tensor:
+    """1 / (1 + exp(-input)), elementwise."""
+    y: Tensor = ops.sigmoid(input)
+    return y
+
+
+def softmax(input: Tensor, dim: int | None = None, *, dtype: Any = None) -> Tensor:
+    """exp(input) over its sum along `dim` (None is an error); `dtype` converts the input first."""
+    y: Tensor = ops.softmax(_as(input, dtype), _dim("softmax", dim))
+    return y
+
+
+def log_softmax(input: Tensor, dim: int | None = None, *, dtype: Any = None) -> Tensor:
+    """The logarithm of softmax, computed without overflow."""
+    y: Tensor = ops.log_softmax(_as(input, dtype), _dim("log_softmax", dim))
+    return y
+
+
+def layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Zero mean and unit variance over the trailing dims `normalized_shape`, then times weight plus bias."""
+    y: Tensor = ops.layer_norm(input, tuple(normalized_shape), weight, bias, eps)
+    return y
+
+
+def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:
+    """Rows of `weight` (num, dim) at the integers `input` (...) -> (..., dim).
+
+    No gradient flows to row `padding_idx`. Raises IndexError for an index outside [0, num).
+    """
+    rows: Tensor = ops.embedding(input, weight)
+    if padding_idx is None:
+        return rows
+    num = weight.shape[0]
+    if not -num <= padding_idx < num:
+        raise ValueError(message("embedding", f"padding_idx within {num} rows", describe(padding_idx)))
+    padding = (input == padding_idx % num).unsqueeze(-1)
+    masked: Tensor = ops.where(padding, rows.detach(), rows)
+    return masked
+
+
+def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """Each element zeroed with probability p, the others divided by 1 - p; no change unless `training`."""
+    if not 0.0 <= p <= 1.0:
+        raise ValueError(message("dropout", "a probability p in [0, 1]", describe(p)))
+    if not training or p == 0.0:
+        return input
+    y: Tensor = ops.dropout(input, p, training, inplace)
+    return y
+
+
+def cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """Minus the log-probability of `target` under the logits `input`.
+
+    input (N, C), (C) or (N, C, d...); target: class indices, or probabilities of input's shape. "mean"
+    divides by the targets' weight, ignored ones left out.
+    """
+    _reduction("cross_entropy", reduction)
+    options: dict[str, Any] = {"weight": weight, "ignore_index": ignore_index, "reduction": reduction}
+    loss: Tensor = ops.cross_entropy(input, target, **options, label_smoothing=label_smoothing)
+    return loss
+
+
+def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+    """(input - target)**2, averaged, summed or elementwise."""
+    _reduction("mse_loss", reduction)
+    loss: Tensor = ops.mse_loss(input, target, reduction=reduction)
+    return loss
+
+
+def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
+    """int64 (...) -> (..., num_classes): 1 at the index, 0 elsewhere; -1 takes the largest index + 1."""
+    smallest = int(tensor.min().item()) if tensor.numel() else 0
+    largest = int(tensor.max().item()) if tensor.numel() else -1
+    if num_classes == -1:
+        num_classes = largest + 1
+    if smallest < 0 or largest >= num_classes:
+        came = f"indices from {smallest} to {largest}"
+        raise RuntimeError(message("one_hot", f"indices within [0, {num_classes})", came))
+    columns: Tensor = ops.arange(num_classes)
+    hot: Tensor = (tensor.unsqueeze(-1) == columns).to(tensor.dtype)
+    return hot
+
+
+def _as(input: Tensor, dtype: Any) -> Tensor:
+    """`input` as `dtype`, or as it is."""
+    converted: Tensor = input if dtype is None else input.to(dtype)
+    return converted
+
+
+def _dim(op: str, dim: int | None) -> int:
+    """The dim to normalise along."""
+    if dim is None:
+        raise TypeError(message(op, "a dim", "None", "pass dim=-1 for the last one"))
+    return dim
+
+
+def _reduction(op: str, reduction: str) -> None:
+    if reduction not in _REDUCTIONS:
+        raise ValueError(message(op, f"reduction in {_REDUCTIONS}", describe(reduction)))

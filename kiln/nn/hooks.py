@@ -1,0 +1,64 @@
+"""Forward hooks: functions called before or after a module's `forward`, and the handle that removes one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+_numbers = count()
+
+
+class Hook:
+    """One hook: the function and whether it takes the keyword arguments."""
+
+    __slots__ = ("function", "with_kwargs")
+
+    def __init__(self, function: Callable[..., Any], with_kwargs: bool) -> None:
+        self.function = function
+        self.with_kwargs = with_kwargs
+
+    def before(
+        self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments forward is to get: those given, or those the hook returned."""
+        if not self.with_kwargs:
+            came = self.function(module, args)
+            return (args if came is None else came if isinstance(came, tuple) else (came,)), kwargs
+        came = self.function(module, args, kwargs)
+        if came is None:
+            return args, kwargs
+        if not isinstance(came, tuple) or len(came) != 2:
+            raise RuntimeError(f"forward pre-hook: expected None or a tuple (args, kwargs), got {came!r}")
+        return came[0], came[1]
+
+    def after(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+        """The result the caller is to get: forward's, or what the hook returned."""
+        given = (args, kwargs) if self.with_kwargs else (args,)
+        came = self.function(module, *given, result)
+        return result if came is None else came
+
+
+class RemovableHandle:
+    """Removes its hook by `remove()` or at the end of a `with` block; removing twice is no error."""
+
+    __slots__ = ("_hooks", "id")
+
+    def __init__(self, hooks: dict[int, Hook], hook: Hook, first: bool) -> None:
+        self._hooks = hooks
+        self.id = next(_numbers)
+        others = dict(hooks) if first else {}
+        if first:
+            hooks.clear()
+        hooks[self.id] = hook
+        hooks.update(others)
+
+    def remove(self) -> None:
+        """Take the hook out."""
+        self._hooks.pop(self.id, None)
+
+    def __enter__(self) -> RemovableHandle:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.remove()

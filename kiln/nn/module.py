@@ -1,0 +1,441 @@
+"""`Module`: a tree of named parameters, buffers and modules with a `forward`.
+
+    _parameters  name -> Parameter or None     trained, in state_dict
+    _buffers     name -> Tensor or None        not trained, in state_dict unless not persistent
+    _modules     name -> Module or None        children, in order of assignment
+
+The three dicts say what a module owns, in order; each entry is mirrored in the instance's own `__dict__`,
+so that reading `self.weight` is an ordinary attribute lookup. Every write goes through `__setattr__`, the
+`register_*` methods or `__delattr__`, which keep both in step.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from kiln._core import Tensor
+
+from kiln import _core
+from kiln.autograd import no_grad
+from kiln.errors import describe, message
+from kiln.nn.hooks import Hook, RemovableHandle
+from kiln.nn.parameter import Parameter
+from kiln.nn.state import IncompatibleKeys, load_tree, save_tree
+
+Self = TypeVar("Self", bound="Module")
+
+_KINDS = ("_parameters", "_buffers", "_modules")
+
+
+class Placement(NamedTuple):
+    """What `Module.to` was asked for: None leaves a tensor's own."""
+
+    device: Any
+    dtype: Any
+
+
+class Module:
+    """Base of every layer and model: assign parameters and modules in `__init__`, compute in `forward`.
+
+    >>> import kiln
+    >>> class Double(kiln.nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.scale = kiln.nn.Parameter(kiln.tensor(2.0))
+    ...     def forward(self, x):
+    ...         return x * self.scale
+    >>> [name for name, _ in Double().named_parameters()]
+    ['scale']
+    """
+
+    training: bool
+    _parameters: dict[str, Parameter | None]
+    _buffers: dict[str, Tensor | None]
+    _modules: dict[str, Module | None]
+    _non_persistent: set[str]
+    _forward_pre_hooks: dict[int, Hook] | None
+    _forward_hooks: dict[int, Hook] | None
+
+    def __init__(self) -> None:
+        self.__dict__.update(
+            training=True, _parameters={}, _buffers={}, _modules={}, _non_persistent=set(),
+            _forward_pre_hooks=None, _forward_hooks=None,
+        )  # fmt: skip
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module computes; every subclass defines it."""
+        raise NotImplementedError(
+            f'Module [{type(self).__name__}] is missing the required "forward" function'
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._forward_pre_hooks is None and self._forward_hooks is None:
+            return self.forward(*args, **kwargs)
+        return self._call_with_hooks(args, kwargs)
+
+    def _call_with_hooks(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """forward between its hooks; a hook that returns something replaces the arguments or the result."""
+        for pre in list((self._forward_pre_hooks or {}).values()):
+            args, kwargs = pre.before(self, args, kwargs)
+        result = self.forward(*args, **kwargs)
+        for post in list((self._forward_hooks or {}).values()):
+            result = post.after(self, args, kwargs, result)
+        return result
+
+    def register_forward_pre_hook(
+        self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False
+    ) -> RemovableHandle:
+        """Call `hook(module, args[, kwargs])` before forward; what it returns replaces the arguments."""
+        if self._forward_pre_hooks is None:
+            self._forward_pre_hooks = {}
+        return RemovableHandle(self._forward_pre_hooks, Hook(hook, with_kwargs), prepend)
+
+    def register_forward_hook(
+        self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False
+    ) -> RemovableHandle:
+        """Call `hook(module, args[, kwargs], result)` after forward; what it returns replaces the result."""
+        if self._forward_hooks is None:
+            self._forward_hooks = {}
+        return RemovableHandle(self._forward_hooks, Hook(hook, with_kwargs), prepend)
+
+    # -- what a module owns ---------------------------------------------------------------------------
+
+    def register_parameter(self, name: str, param: Parameter | None) -> None:
+        """Own `param` under `name`; None reserves the name (a layer without bias)."""
+        if param is not None and not isinstance(param, Parameter):
+            hint = "wrap it in kiln.nn.Parameter"
+            raise TypeError(
+                message(f"register_parameter('{name}')", "a Parameter or None", describe(param), hint)
+            )
+        if param is not None and param.grad_fn is not None:
+            hint = "store the leaf and compute from it in forward"
+            raise ValueError(
+                message(f"register_parameter('{name}')", "a leaf", "a parameter with history", hint)
+            )
+        self._own("_parameters", name, param)
+
+    def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
+        """Own `tensor` under `name` without training it; `persistent=False` keeps it out of state_dict."""
+        if tensor is not None and not isinstance(tensor, Tensor):
+            raise TypeError(message(f"register_buffer('{name}')", "a tensor or None", describe(tensor)))
+        self._own("_buffers", name, tensor)
+        (self._non_persistent.discard if persistent else self._non_persistent.add)(name)
+
+    def register_module(self, name: str, module: Module | None) -> None:
+        """Own `module` as a child under `name`."""
+        if module is not None and not isinstance(module, Module):
+            raise TypeError(message(f"add_module('{name}')", "a Module or None", describe(module)))
+        self._own("_modules", name, module)
+
+    add_module = register_module
+
+    def _own(self, kind: str, name: str, value: Any) -> None:
+        """Enter `value` in one of the three dicts and in `__dict__`."""
+        if not isinstance(name, str):
+            raise TypeError(message("Module", "a name that is a str", describe(name)))
+        if "_parameters" not in self.__dict__:
+            raise AttributeError(f"cannot assign '{name}' before Module.__init__() call")
+        if not name or "." in name:
+            raise KeyError(message("Module", "a name that is not empty and holds no '.'", repr(name)))
+        owned: dict[str, Any] = self.__dict__[kind]
+        if name not in owned and hasattr(self, name):
+            raise KeyError(f"attribute '{name}' already exists")
+        owned[name] = self.__dict__[name] = value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        state = self.__dict__
+        if isinstance(value, Parameter):
+            self._assign("_parameters", name, value, self.register_parameter)
+        elif isinstance(value, Module):
+            self._assign("_modules", name, value, self.register_module)
+        elif "_parameters" in state and name in state["_parameters"]:
+            self._replace("_parameters", name, value, "kiln.nn.Parameter")
+        elif "_parameters" in state and name in state["_modules"]:
+            self._replace("_modules", name, value, "kiln.nn.Module")
+        elif "_parameters" in state and name in state["_buffers"]:
+            if value is not None and not isinstance(value, Tensor):
+                self._replace("_buffers", name, value, "kiln.Tensor")
+            state["_buffers"][name] = state[name] = value
+        else:
+            object.__setattr__(self, name, value)
+
+    def _assign(self, kind: str, name: str, value: Any, register: Callable[[str, Any], None]) -> None:
+        """`self.name = value` for a value of an owned kind: in place if the name has this kind, else anew."""
+        owned = self.__dict__.get(kind)
+        if owned is not None and name in owned:
+            owned[name] = self.__dict__[name] = value
+            return
+        if owned is not None:
+            for other in _KINDS:
+                self.__dict__[other].pop(name, None)
+            self._non_persistent.discard(name)
+            self.__dict__.pop(name, None)
+        register(name, value)
+
+    def _replace(self, kind: str, name: str, value: Any, wanted: str) -> None:
+        """`self.name = value` where `name` is owned and `value` is not of its kind: only None may come."""
+        if value is not None:
+            what = {"_parameters": "parameter", "_modules": "child module", "_buffers": "buffer"}[kind]
+            kind_ = type(value).__name__
+            raise TypeError(f"cannot assign '{kind_}' as {what} '{name}' ({wanted} or None expected)")
+        self.__dict__[kind][name] = self.__dict__[name] = None
+
+    def __delattr__(self, name: str) -> None:
+        for kind in _KINDS:
+            self.__dict__[kind].pop(name, None)
+        self._non_persistent.discard(name)
+        object.__delattr__(self, name)
+
+    # -- walking the tree -----------------------------------------------------------------------------
+
+    def named_children(self) -> Iterator[tuple[str, Module]]:
+        """The direct children with their names, each module once."""
+        seen: set[Module] = set()
+        for name, module in self._modules.items():
+            if module is not None and module not in seen:
+                seen.add(module)
+                yield name, module
+
+    def children(self) -> Iterator[Module]:
+        """The direct children."""
+        for _, module in self.named_children():
+            yield module
+
+    def named_modules(
+        self, memo: set[Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Module]]:
+        """This module and all below it with dotted names, parents first, each once."""
+        memo = set() if memo is None else memo
+        if self in memo:
+            return
+        if remove_duplicate:
+            memo.add(self)
+        yield prefix, self
+        for name, module in self._modules.items():
+            if module is not None:
+                below = f"{prefix}.{name}" if prefix else name
+                yield from module.named_modules(memo, below, remove_duplicate)
+
+    def modules(self) -> Iterator[Module]:
+        """This module and all below it."""
+        for _, module in self.named_modules():
+            yield module
+
+    def _named_owned(
+        self, kind: str, prefix: str, recurse: bool, remove_duplicate: bool
+    ) -> Iterator[tuple[str, Any]]:
+        """The tensors of one kind with dotted names, each object once unless duplicates are kept."""
+        seen: set[int] = set()
+        tree = self.named_modules(None, prefix, remove_duplicate) if recurse else iter([(prefix, self)])
+        for path, module in tree:
+            for name, value in module.__dict__[kind].items():
+                if value is None or id(value) in seen:
+                    continue
+                if remove_duplicate:
+                    seen.add(id(value))
+                yield (f"{path}.{name}" if path else name), value
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Parameter]]:
+        """Every parameter with its dotted name, a shared one once."""
+        return self._named_owned("_parameters", prefix, recurse, remove_duplicate)
+
+    def parameters(self, recurse: bool = True) -> Iterator[Parameter]:
+        """Every parameter: what an optimizer is given."""
+        for _, param in self.named_parameters(recurse=recurse):
+            yield param
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Every buffer with its dotted name."""
+        return self._named_owned("_buffers", prefix, recurse, remove_duplicate)
+
+    def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
+        """Every buffer."""
+        for _, buffer in self.named_buffers(recurse=recurse):
+            yield buffer
+
+    def get_submodule(self, target: str) -> Module:
+        """The module at a dotted path; the empty path is this module. Raises AttributeError."""
+        found: Any = self
+        for name in target.split(".") if target else ():
+            if not isinstance(found, Module) or not isinstance(getattr(found, name, None), Module):
+                raise AttributeError(f"{type(found).__name__} has no module '{name}' (in path '{target}')")
+            found = getattr(found, name)
+        module: Module = found
+        return module
+
+    def get_parameter(self, target: str) -> Parameter:
+        """The parameter at a dotted path. Raises AttributeError."""
+        path, _, name = target.rpartition(".")
+        found = self.get_submodule(path)._parameters.get(name)
+        if found is None:
+            raise AttributeError(f"{type(self).__name__} has no parameter '{target}'")
+        return found
+
+    def get_buffer(self, target: str) -> Tensor:
+        """The buffer at a dotted path. Raises AttributeError."""
+        path, _, name = target.rpartition(".")
+        found = self.get_submodule(path)._buffers.get(name)
+        if found is None:
+            raise AttributeError(f"{type(self).__name__} has no buffer '{target}'")
+        return found
+
+    def apply(self: Self, fn: Callable[[Module], Any]) -> Self:
+        """Call `fn` on every module, children before parents."""
+        for module in self.children():
+            module.apply(fn)
+        fn(self)
+        return self
+
+    # -- modes and conversions ------------------------------------------------------------------------
+
+    def train(self: Self, mode: bool = True) -> Self:
+        """Set training mode here and below: what dropout and its like ask."""
+        if not isinstance(mode, bool):
+            raise ValueError(message("train", "a bool", describe(mode)))
+        for module in self.modules():
+            module.training = mode
+        return self
+
+    def eval(self: Self) -> Self:
+        """Leave training mode here and below."""
+        return self.train(False)
+
+    def requires_grad_(self: Self, requires_grad: bool = True) -> Self:
+        """Train the parameters, or freeze them."""
+        for param in self.parameters():
+            param.requires_grad_(requires_grad)
+        return self
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the parameters' gradients, or fill them with zeros."""
+        for param in self.parameters():
+            if param.grad is None:
+                continue
+            if set_to_none:
+                param.grad = None
+            else:
+                param.grad = param.grad.detach()
+                param.grad.zero_()
+
+    def _apply(self: Self, convert: Callable[[Tensor], Tensor]) -> Self:
+        """Replace the memory of every parameter, gradient and buffer; parameters keep their identity."""
+        done: set[int] = set()
+        for module in self.modules():
+            for param in module._parameters.values():
+                if param is not None and id(param) not in done:
+                    done.add(id(param))
+                    _convert_parameter(param, convert)
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    setattr(module, name, convert(buffer))
+        return self
+
+    def to(self: Self, *args: Any, **kwargs: Any) -> Self:
+        """Move to a device, convert floating tensors to a dtype; to(tensor) takes both from it."""
+        place = _placement(args, kwargs)
+
+        def convert(x: Tensor) -> Tensor:
+            y = x if place.device is None else x.to(device=place.device)
+            return y.to(place.dtype) if place.dtype is not None and y.dtype.is_floating_point else y
+
+        return self._apply(convert)
+
+    def cpu(self: Self) -> Self:
+        """Move to main memory."""
+        return self.to(device="cpu")
+
+    def float(self: Self) -> Self:
+        """Convert floating tensors to float32."""
+        return self.to(_core.float32)
+
+    def double(self: Self) -> Self:
+        """Convert floating tensors to float64."""
+        return self.to(_core.float64)
+
+    def half(self: Self) -> Self:
+        """Convert floating tensors to float16."""
+        return self.to(_core.float16)
+
+    def bfloat16(self: Self) -> Self:
+        """Convert floating tensors to bfloat16."""
+        return self.to(_core.bfloat16)
+
+    # -- state ----------------------------------------------------------------------------------------
+
+    def state_dict(
+        self, *, destination: dict[str, Any] | None = None, prefix: str = "", keep_vars: bool = False
+    ) -> dict[str, Any]:
+        """Parameters and persistent buffers by dotted name: detached unless `keep_vars`, sharing memory."""
+        destination = OrderedDict() if destination is None else destination
+        save_tree(self, destination, prefix, keep_vars)
+        return destination
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> IncompatibleKeys:
+        """Copy a state_dict's values into this module (`assign`: take its tensors instead).
+
+        Raises RuntimeError naming every missing and unexpected key (unless not `strict`) and every shape
+        that differs. Returns (missing_keys, unexpected_keys).
+        """
+        return load_tree(self, state_dict, strict, assign)
+
+    # -- printing -------------------------------------------------------------------------------------
+
+    def extra_repr(self) -> str:
+        """What stands between the parentheses of a layer's repr."""
+        return ""
+
+    def _get_name(self) -> str:
+        return type(self).__name__
+
+    def __repr__(self) -> str:
+        extra = self.extra_repr()
+        lines = extra.split("\n") if extra else []
+        below = [f"({name}): {_indented(repr(module))}" for name, module in self._modules.items()]
+        if len(lines) == 1 and not below:
+            return f"{self._get_name()}({lines[0]})"
+        if not lines and not below:
+            return f"{self._get_name()}()"
+        return f"{self._get_name()}(\n  " + "\n  ".join(lines + below) + "\n)"
+
+
+def _indented(text: str) -> str:
+    """`text` with every line but the first moved two columns in."""
+    return text.replace("\n", "\n  ")
+
+
+@no_grad()
+def _convert_parameter(param: Parameter, convert: Callable[[Tensor], Tensor]) -> None:
+    """Give a parameter, and its gradient, converted memory."""
+    grad = param.grad
+    param.data = convert(param.data)
+    if grad is not None:
+        param.grad = convert(grad.detach()).requires_grad_(grad.requires_grad)
+
+
+def _placement(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Placement:
+    """The device and dtype that `to(*args, **kwargs)` names."""
+    unknown = set(kwargs) - {"device", "dtype", "non_blocking"}
+    if unknown:
+        raise TypeError(message("Module.to", "device, dtype or non_blocking", f"'{min(unknown)}'"))
+    device, dtype = kwargs.get("device"), kwargs.get("dtype")
+    for value in args:
+        if isinstance(value, Tensor):
+            device, dtype = getattr(value, "device", None), value.dtype
+        elif isinstance(value, _core.dtype):
+            dtype = value
+        elif isinstance(value, str) or hasattr(value, "type"):
+            device = value
+        elif value is not None and not isinstance(value, bool):
+            raise TypeError(message("Module.to", "a device, a dtype or a tensor", describe(value)))
+    if dtype is not None and not dtype.is_floating_point:
+        hint = "convert single tensors with their own .to()"
+        raise TypeError(message("Module.to", "a floating dtype", str(dtype), hint))
+    return Placement(device, dtype)

@@ -1,0 +1,16 @@
+"""Helpers over a model's parameters: gradient clipping, one flat vector.
+
+clip_grad_norm_, clip_grad_value_        scale or clamp gradients in place
+parameters_to_vector, vector_to_parameters
+"""
+
+from kiln.nn.utils.clip import clip_grad_norm_, clip_grad_value_, get_total_norm
+from kiln.nn.utils.vector import parameters_to_vector, vector_to_parameters
+
+__all__ = [
+    "clip_grad_norm_",
+    "clip_grad_value_",
+    "get_total_norm",
+    "parameters_to_vector",
+    "vector_to_parameters",
+]

@@ -1,0 +1,106 @@
+"""The op table's public face: every public function of kiln under PyTorch's name.
+
+A name is the handle of its op where a call needs nothing but the op, so that it stays in C++; else a plain
+function over ops. Values of a graph get their operators here, and methods in the same way as tensors.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kiln import _core
+from kiln.graph.graph import Value
+from kiln.graph.size import Size
+from kiln.ops import (  # noqa: F401
+    activations,
+    arithmetic,
+    comparison,
+    composites,
+    creation,
+    data,
+    declare,
+    getitem,
+    indexing,
+    optimizers,
+    pointwise,
+    products,
+    random,
+    reduce,
+    unary,
+    user,
+    views,
+)
+from kiln.ops.record import Op, find, table  # noqa: F401
+from kiln.ops.scalar import Scalar
+
+_core.set_symbolic_types((Value, Scalar, Size))
+
+# operator of Value and of Tensor -> the function it calls
+OPERATORS: dict[str, Any] = {
+    "add": pointwise.add.handle, "sub": pointwise.sub.handle, "mul": pointwise.mul.handle, "truediv": pointwise.div.handle,
+    "floordiv": pointwise.floor_divide.handle, "mod": pointwise.remainder.handle, "pow": arithmetic.pow,
+    "matmul": products.matmul.handle, "and": comparison.bitwise_and.handle, "or": comparison.bitwise_or.handle,
+    "xor": comparison.bitwise_xor.handle, "eq": comparison.eq.handle, "ne": comparison.ne.handle, "lt": comparison.lt.handle,
+    "le": comparison.le.handle, "gt": comparison.gt.handle, "ge": comparison.ge.handle, "neg": unary.neg.handle,
+    "abs": unary.abs.handle, "invert": comparison.bitwise_not.handle, "getitem": getitem.getitem,
+}  # fmt: skip
+REFLECTED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
+
+
+def _functions() -> dict[str, Any]:
+    """Every public name: handles of public ops, then plain functions, which may stand before an op of the
+    same name.
+    """
+    named = {op.name: op.handle for op in table() if op.public}
+    return {
+        **named,
+        **declare.FUNCTIONS,
+        "pointwise": user.pointwise,
+        **{f"{k}_": _step(k, v) for k, v in _STEPS.items()},
+    }
+
+
+# The optimizers' steps and the arguments their results are written over.
+_STEPS = {"sgd_step": 1, "sgd_momentum_step": (0, 2), "adam_step": (0, 2, 3), "amsgrad_step": (0, 2, 3, 4)}
+
+
+def _step(name: str, places: Any) -> Any:
+    """The step that writes its results over the tensors it read: `places` are their positions among the
+    arguments.
+    """
+    handle = find(name).handle
+    if places == 1:
+        return lambda param, *args, **kwargs: handle(param, *args, **kwargs, out=param)
+    return lambda *args, **kwargs: handle(*args, **kwargs, out=tuple(args[k] for k in places))
+
+
+def _reflected(function: Any) -> Any:
+    return lambda self, other: function(other, self)
+
+
+def _attach_operators() -> None:
+    """Operators and methods of graph values: what the bodies of composites and derivatives are written
+    with.
+    """
+    for name, function in OPERATORS.items():
+        setattr(Value, f"__{name}__", _method(function))
+        if name in REFLECTED:
+            setattr(Value, f"__r{name}__", _reflected(function))
+    Value.__hash__ = object.__hash__  # type: ignore[method-assign]
+    for name in sorted({op.name for op in table() if op.public and op.method} | declare.METHODS):
+        if not hasattr(Value, name):
+            setattr(Value, name, _method(FUNCTIONS[name]))
+
+
+def _method(function: Any) -> Any:
+    return lambda self, *args, **kwargs: function(self, *args, **kwargs)
+
+
+FUNCTIONS = _functions()
+_attach_operators()
+# `pointwise` is a module here; kiln's own namespace has the decorator under that name
+globals().update({name: f for name, f in FUNCTIONS.items() if name != "pointwise"})
+
+
+def __getattr__(name: str) -> Any:
+    raise AttributeError(f"kiln has no function '{name}'")

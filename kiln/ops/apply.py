@@ -1,0 +1,39 @@
+"""A pointwise node on scalars: operands converted, the body run, the result rounded to its dtype.
+
+The interpreter and every kernel go through here, so a node rounds in one place only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kiln.graph.graph import Node
+from kiln.ops.kinds import COMPUTE, operand_dtypes
+from kiln.ops.scalar import Scalar, const, convert, lift, round_to
+
+LOW = ("float16", "bfloat16")
+
+
+def convert_dtype(x: Scalar, source: str, target: str) -> Scalar:
+    """A scalar that holds a `source` as a `target`: floats of 16 bits are f32s that were rounded (through float32)."""
+    if source == target:
+        return x
+    if target == "bool":
+        return x if x.type == "i1" else x.ne(0)
+    x = convert(x, COMPUTE[target])
+    return round_to(x, target)
+
+
+def apply_pointwise(node: Node, operands: list[Scalar]) -> Scalar:
+    """The scalar of a pointwise node's result; `operands` hold its inputs in their own dtypes."""
+    op: Any = node.op
+    wanted, result = operand_dtypes(op, node.inputs, node.attrs)
+    scalars = iter([convert_dtype(x, v.dtype, d) for x, v, d in zip(operands, node.inputs, wanted)])
+    structure = iter(node.attrs)
+    bound = [next(structure) if p.kind in "SZ" else next(scalars, None) for p in op.params]
+    out = op.body(*bound)
+    if not isinstance(out, Scalar):
+        out = const(out, COMPUTE[result])
+    elif out.type != COMPUTE[result]:
+        out = convert_dtype(out, "", result)
+    return round_to(lift(out, COMPUTE[result]), result)

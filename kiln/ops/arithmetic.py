@@ -1,0 +1,135 @@
+"""Public arithmetic whose form depends on its arguments: `alpha`, `rounding_mode`, exponents, open bounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kiln.ops import pointwise as p
+from kiln.ops import unary as u
+from kiln.ops.activations import cube, inverse_square
+from kiln.ops.declare import into, public
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, (int, float))
+
+
+def _scaled(other: Any, alpha: Any, input: Any) -> Any:
+    """alpha * other; an alpha of exactly 1 is no operation."""
+    if alpha is True or (isinstance(alpha, int) and alpha == 1):
+        return other
+    if isinstance(alpha, float):
+        for x in (input, other):
+            if not _is_number(x) and not str(x.dtype).rpartition(".")[2].startswith(("float", "bfloat")):
+                raise RuntimeError(
+                    "For integral input tensors, argument alpha must not be a floating point number."
+                )
+    return p.mul(other, alpha)
+
+
+@public("add", inplace=True)
+def add(input: Any, other: Any, *, alpha: Any = 1, out: Any = None) -> Any:
+    """`input + alpha * other`, broadcast. RuntimeError for a float `alpha` with integers.
+
+    >>> kiln.add(kiln.tensor([1.0]), kiln.tensor([2.0]), alpha=10)
+    tensor([21.])
+    """
+    return p.add(input, _scaled(other, alpha, input), **into(out))
+
+
+@public("sub", inplace=True)
+def sub(input: Any, other: Any, *, alpha: Any = 1, out: Any = None) -> Any:
+    """`input - alpha * other`, broadcast. RuntimeError for bool, or a float `alpha` with integers.
+
+    >>> kiln.sub(kiln.tensor([1.0]), kiln.tensor([2.0]), alpha=10)
+    tensor([-19.])
+    """
+    return p.sub(input, _scaled(other, alpha, input), **into(out))
+
+
+@public("div", inplace=True)
+def div(input: Any, other: Any, *, rounding_mode: str | None = None, out: Any = None) -> Any:
+    """`input / other`, broadcast; `rounding_mode` None, "trunc" (towards zero) or "floor". RuntimeError for
+    another.
+
+    >>> kiln.div(kiln.tensor([-7.0]), 2, rounding_mode="floor")
+    tensor([-4.])
+    """
+    modes = {None: p.div, "trunc": p.div_trunc, "floor": p.floor_divide}
+    if rounding_mode not in modes:
+        raise RuntimeError(
+            f"div expected rounding_mode to be one of None, 'trunc', or 'floor' but found '{rounding_mode}'"
+        )
+    return modes[rounding_mode](input, other, **into(out))
+
+
+@public("pow", inplace=True)
+def pow(input: Any, exponent: Any, *, out: Any = None) -> Any:
+    """`input ** exponent`, broadcast. Exponents 2, 3, 0.5, -0.5, -1 and -2 given as numbers are products and
+    roots.
+
+    RuntimeError for an integer array to a negative integer power.
+
+    >>> kiln.pow(kiln.tensor([2.0, 3.0]), 2)
+    tensor([4., 9.])
+    """
+    if not _is_number(exponent) or _is_number(input):
+        return p.pow(input, exponent, **into(out))
+    is_float = str(input.dtype).rpartition(".")[2].startswith(("float", "bfloat"))
+    if not is_float:
+        if isinstance(exponent, int) and exponent < 0:
+            raise RuntimeError("Integers to negative integer powers are not allowed.")
+        op: Any = u.square if isinstance(exponent, int) and exponent == 2 else None
+        return p.pow(input, exponent, **into(out)) if op is None else op(input, **into(out))
+    rule = {2: u.square, 3: cube, 0.5: u.sqrt, -0.5: u.rsqrt, -1: u.reciprocal, -2: inverse_square}.get(
+        exponent
+    )
+    return p.pow(input, exponent, **into(out)) if rule is None else rule(input, **into(out))
+
+
+@public("clamp", inplace=True)
+def clamp(input: Any, min: Any = None, max: Any = None, *, out: Any = None) -> Any:
+    """`input` brought into [min, max], broadcast; None leaves a side open. RuntimeError if both are None.
+
+    >>> kiln.clamp(kiln.tensor([-2.0, 0.5, 9.0]), max=1)
+    tensor([-2.0000,  0.5000,  1.0000])
+    """
+    if min is None and max is None:
+        raise RuntimeError("torch.clamp: At least one of 'min' or 'max' must not be None")
+    if max is None:
+        return p.clamp_min(input, min, **into(out))
+    if min is None:
+        return p.clamp_max(input, max, **into(out))
+    return p.clamp(input, min, max, **into(out))
+
+
+@public("where", method=False)
+def where(condition: Any, input: Any = None, other: Any = None) -> Any:
+    """`input` where the bool `condition` holds, else `other`; all three broadcast.
+
+    RuntimeError for a condition that is not bool; NotImplementedError without `input` and `other` (the
+    positions of true elements: their number depends on data).
+
+    >>> kiln.where(kiln.tensor([True, False]), 1.0, 2.0)
+    tensor([1., 2.])
+    """
+    if input is None or other is None:
+        raise NotImplementedError(
+            "where: the one-argument form is not supported; give the two values to choose from"
+        )
+    name = str(condition.dtype).rpartition(".")[2]
+    if name != "bool":
+        raise RuntimeError(
+            f"where expected condition to be a boolean tensor, but got a tensor with dtype {name}"
+        )
+    return p.where(condition, input, other)
+
+
+@public("masked_fill", inplace=True)
+def masked_fill(input: Any, mask: Any, value: Any, *, out: Any = None) -> Any:
+    """`input` with `value` (a number or 0-d array) where the bool `mask` holds; of input's dtype.
+
+    >>> kiln.masked_fill(kiln.tensor([1.0, 2.0]), kiln.tensor([True, False]), 0)
+    tensor([0., 2.])
+    """
+    return p.where(mask, value, input, **into(out))

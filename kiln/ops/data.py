@@ -1,0 +1,148 @@
+"""Data in and out: tensors of Python numbers, NumPy arrays and bytes, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kiln import _core
+from kiln.errors import describe, message
+from kiln.ops.creation import settle
+from kiln.ops.declare import dtype_name, public
+from kiln.ops.pointwise import clone, convert
+
+
+def _is_buffer(data: Any) -> bool:
+    """Whether data is an array of another library (a NumPy array or scalar), told without importing it."""
+    return hasattr(data, "__array_interface__")
+
+
+def _from_array(data: Any) -> Any:
+    """A copy of an array in memory of kiln's own."""
+    if data.dtype.byteorder not in "=|<" or not data.dtype.isnative:
+        data = data.astype(data.dtype.newbyteorder("="))
+    if data.ndim and min(data.strides, default=0) < 0:
+        data = data.copy()
+    return clone(_core.from_buffer(data))
+
+
+@public("tensor", method=False)
+def tensor(
+    data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False, pin_memory: bool = False
+) -> Any:
+    """A new tensor with a copy of `data`: numbers, nested sequences of them, a NumPy array, a tensor.
+
+    Python floats give the default dtype, ints int64, bools bool, unless `dtype` says otherwise. ValueError for
+    ragged sequences, TypeError for what is not a number.
+
+    >>> kiln.tensor([[1, 2], [3, 4]])
+    tensor([[1, 2],
+            [3, 4]])
+    """
+    if isinstance(data, _core.Tensor):
+        result = clone(data.detach())
+    elif _is_buffer(data):
+        result = _from_array(data)
+    else:
+        if not isinstance(data, (list, tuple, int, float, bool)) and hasattr(data, "__len__"):
+            data = list(data)
+        result = _core.from_nested(data, None if dtype is None else dtype_name(dtype))
+    if dtype is not None and dtype_name(dtype) != dtype_name(result.dtype):
+        result = convert(result, dtype_name(dtype))
+    return settle(result, requires_grad, device, "tensor")
+
+
+@public("as_tensor", method=False)
+def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Any:
+    """`data` as a tensor, sharing memory with a tensor or NumPy array where the dtype stays.
+
+    >>> kiln.as_tensor([1.0, 2.0])
+    tensor([1., 2.])
+    """
+    if _is_buffer(data) and not isinstance(data, _core.Tensor):
+        data = _core.from_buffer(data)
+    if isinstance(data, _core.Tensor):
+        same = dtype is None or dtype_name(dtype) == dtype_name(data.dtype)
+        return settle(data if same else convert(data, dtype_name(dtype)), False, device, "as_tensor")
+    return tensor(data, dtype=dtype, device=device)
+
+
+@public("from_numpy", method=False)
+def from_numpy(ndarray: Any) -> Any:
+    """The array's memory as a tensor: what is written to one is seen by the other.
+
+    TypeError for anything but a NumPy array, or for elements no dtype holds (objects, strings).
+
+    >>> import numpy
+    >>> kiln.from_numpy(numpy.arange(3))
+    tensor([0, 1, 2])
+    """
+    if not _is_buffer(ndarray) or not hasattr(ndarray, "strides"):
+        raise TypeError(message("from_numpy", "a NumPy array", describe(ndarray)))
+    if ndarray.dtype.hasobject or ndarray.dtype.kind not in "biuf":
+        raise TypeError(
+            message("from_numpy", "an array of bool, integers or floats", f"dtype {ndarray.dtype}", "convert it first")
+        )
+    return _core.from_buffer(ndarray)
+
+
+@public("frombuffer", method=False)
+def frombuffer(
+    buffer: Any, *, dtype: Any, count: int = -1, offset: int = 0, requires_grad: bool = False
+) -> Any:
+    """`count` elements (-1: all) of a bytes-like object from byte `offset` on, sharing its memory: shape [count].
+
+    >>> kiln.frombuffer(bytearray(b"abc"), dtype=kiln.uint8)
+    tensor([97, 98, 99], dtype=kiln.uint8)
+    """
+    return settle(_core.frombuffer(buffer, dtype_name(dtype), count, offset), requires_grad, None, "frombuffer")
+
+
+@public("is_tensor", method=False)
+def is_tensor(obj: Any) -> bool:
+    """Whether obj is a tensor.
+
+    >>> kiln.is_tensor(1)
+    False
+    """
+    return isinstance(obj, _core.Tensor)
+
+
+def numpy(self: Any, *, force: bool = False) -> Any:
+    """The tensor's memory as a NumPy array. RuntimeError if it requires gradients, TypeError for bfloat16.
+
+    With `force`, detached and copied if need be.
+    """
+    import numpy as np
+
+    if self.dtype is _core.bfloat16:
+        raise TypeError("numpy: NumPy has no bfloat16; use x.float().numpy()")
+    if self.requires_grad:
+        if not force:
+            raise RuntimeError(
+                "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
+            )
+        self = self.detach()
+    return np.asarray(memoryview(self))
+
+
+def array(self: Any, dtype: Any = None, copy: bool | None = None) -> Any:
+    """What numpy.asarray(tensor) takes."""
+    found = numpy(self)
+    if dtype is not None and found.dtype != dtype:
+        return found.astype(dtype)
+    return found.copy() if copy else found
+
+
+def deepcopy(self: Any, memo: dict[int, Any]) -> Any:
+    """A leaf of the same values; RuntimeError for a tensor with a history."""
+    if not self.is_leaf:
+        raise RuntimeError(
+            "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment; "
+            "use x.detach().clone()"
+        )
+    if id(self) not in memo:
+        memo[id(self)] = clone(self.detach()).requires_grad_(self.requires_grad)
+    return memo[id(self)]
+
+
+METHODS = {"numpy": numpy, "__array__": array, "__deepcopy__": deepcopy}

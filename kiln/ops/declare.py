@@ -1,0 +1,203 @@
+"""What entries of the table share: public functions, NumPy references, samples, errors, number helpers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kiln.graph import graph as g
+from kiln.graph.size import Size, product
+from kiln.ops import record
+from kiln.ops.record import Failure, Op, Sample, Samples
+
+INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
+
+# Public functions that are plain Python over ops: name -> function. Methods and in-place forms are derived.
+FUNCTIONS: dict[str, Callable[..., Any]] = {}
+METHODS: set[str] = set()
+INPLACE: set[str] = set()
+
+
+def public(
+    name: str, method: bool = True, inplace: bool = False
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Makes a plain function the public `name` (and a method of tensors; and the in-place method `name_`).
+
+    An in-place form calls the function with `out=` the tensor.
+    """
+
+    def make(function: Callable[..., Any]) -> Callable[..., Any]:
+        FUNCTIONS[name] = function
+        if method:
+            METHODS.add(name)
+        if inplace:
+            INPLACE.add(name)
+        return function
+
+    return make
+
+
+def is_value(x: Any) -> bool:
+    """Whether x is a value of a graph under construction (and not a tensor or a number)."""
+    return isinstance(x, g.Value)
+
+
+def run(op: Op, *args: Any, **kwargs: Any) -> Any:
+    """A call of an op without array inputs: a node of the graph under construction, or a tensor."""
+    return op.trace(args, kwargs) if g.capturing() else op.handle(*args, **kwargs)
+
+
+def into(out: Any) -> dict[str, Any]:
+    """The keyword `out=` of a call, if there is one."""
+    return {} if out is None else {"out": out}
+
+
+def dtype_name(dtype: Any) -> str:
+    """The name of a dtype given as an object, a name, or one of Python's bool, int, float."""
+    if isinstance(dtype, str):
+        return dtype
+    if isinstance(dtype, type):
+        return {bool: "bool", int: "int64", float: "float64"}[dtype]
+    return str(dtype).rpartition(".")[2]
+
+
+def number(x: g.Value, value: Any) -> g.Value:
+    """A literal or a size as a number of x's graph."""
+    return record.constant(x.graph, value)
+
+
+def numel(shape: Any) -> Any:
+    """How many elements a shape holds, as an int or a size."""
+    return product(tuple(shape))
+
+
+def count_of(x: g.Value, dims: tuple[int, ...]) -> g.Value:
+    """The number of elements in some dims of x, as a number of its graph."""
+    return number(x, product(tuple(x.shape[d] for d in dims)))
+
+
+def is_symbolic(shape: Any) -> bool:
+    """Whether any size of a shape is not known as an int."""
+    return any(isinstance(d, Size) for d in shape)
+
+
+def type_name(dtype: str) -> str:
+    """A dtype as PyTorch's messages name it: "Float" for float32."""
+    return {
+        "bool": "Bool", "uint8": "Byte", "int8": "Char", "int16": "Short", "int32": "Int", "int64": "Long",
+        "float16": "Half", "bfloat16": "BFloat16", "float32": "Float", "float64": "Double",
+    }[dtype]  # fmt: skip
+
+
+def reference(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A NumPy reference from a function whose first parameter is the numpy module, imported at the first
+    call.
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        import numpy as np
+
+        with np.errstate(all="ignore"):
+            return function(np, *args, **kwargs)
+
+    return call
+
+
+def numpy(name: str) -> Callable[..., Any]:
+    """The NumPy function `name` as a reference."""
+    return reference(lambda np, *args, **kwargs: getattr(np, name)(*args, **kwargs))
+
+
+def floats(name_or_function: Any) -> Callable[..., Any]:
+    """A reference (NumPy's name, or a function of numpy and arrays) of a float function: others as float32
+    first.
+    """
+
+    def call(np: Any, x: Any) -> Any:
+        x = np.asarray(x)
+        x = x if x.dtype.kind == "f" else x.astype("float32")
+        return (
+            getattr(np, name_or_function)(x) if isinstance(name_or_function, str) else name_or_function(np, x)
+        )
+
+    return reference(call)
+
+
+def held(dtype: str) -> str:
+    """The NumPy dtype a reference computes `dtype` in: float32 for bfloat16, which NumPy lacks."""
+    return "float32" if dtype == "bfloat16" else dtype
+
+
+def array(rng: Any, shape: tuple[int, ...], dtype: str, low: float = -3.0, high: float = 3.0) -> Any:
+    """Random values of a dtype in [low, high): integers are drawn as such; bfloat16 comes as float32."""
+    if dtype == "bool":
+        return rng.integers(0, 2, shape).astype("bool")
+    if dtype in INTEGERS:
+        low, high = (max(low, 0.0), max(high, 4.0)) if dtype == "uint8" else (low, high)
+        return rng.integers(int(low), int(high) + 1, shape).astype(dtype)
+    return rng.uniform(low, high, shape).astype(held(dtype))
+
+
+def unary(low: float = -3.0, high: float = 3.0) -> Samples:
+    """Samples of a function of one array: rows, a larger flat array, 0-d and empty."""
+    shapes = ((3, 5), (37,), (), (0, 4), (2, 1, 3))
+    return lambda rng, dtype: [Sample((array(rng, s, dtype, low, high),)) for s in shapes]
+
+
+def binary(
+    low: float = -3.0, high: float = 3.0, low2: float | None = None, high2: float | None = None
+) -> Samples:
+    """Samples of a function of two arrays that broadcast."""
+    pairs = (((3, 5), (3, 5)), ((4, 1), (1, 6)), ((2, 3, 4), (4,)), ((), (5,)), ((0, 3), (3,)))
+    second = (low if low2 is None else low2, high if high2 is None else high2)
+    return lambda rng, dtype: [
+        Sample((array(rng, a, dtype, low, high), array(rng, b, dtype, *second))) for a, b in pairs
+    ]
+
+
+def samples(*makers: Callable[[Any, str], Any]) -> Samples:
+    """Samples from functions of (rng, dtype) that each give (args, kwargs)."""
+    return lambda rng, dtype: [Sample(*make(rng, dtype)) for make in makers]
+
+
+def failures(
+    *cases: tuple[tuple[Any, ...], dict[str, Any], type[Exception], str],
+) -> Callable[[], list[Failure]]:
+    """Calls that must fail: (args, kwargs, error, match); a tuple of ints wrapped in `Zeros` is an array of
+    zeros.
+    """
+    return lambda: [
+        Failure(tuple(map(_filled, args)), kwargs, error, match) for args, kwargs, error, match in cases
+    ]
+
+
+class Zeros:
+    """An array of zeros in a declared failure, made when it is asked for."""
+
+    __slots__ = ("dtype", "shape", "value")
+
+    def __init__(self, *shape: int, dtype: str = "float32", value: float = 0) -> None:
+        self.shape, self.dtype, self.value = shape, dtype, value
+
+
+def _filled(x: Any) -> Any:
+    if isinstance(x, list):
+        return [_filled(v) for v in x]
+    if not isinstance(x, Zeros):
+        return x
+    import numpy as np
+
+    return np.full(x.shape, x.value, x.dtype)
+
+
+def not_an_array(name: str, count: int = 1) -> Callable[[], list[Failure]]:
+    """The failure every op of arrays has: a string where an array is needed."""
+    return failures((("text",) * count, {}, TypeError, name))
+
+
+def not_broadcastable(name: str) -> Callable[[], list[Failure]]:
+    """The failures of an op of two arrays that broadcast."""
+    return failures(
+        ((Zeros(2, 3), Zeros(2, 4)), {}, RuntimeError, "must match the size"),
+        (("text", "text"), {}, TypeError, name),
+    )

@@ -1,0 +1,221 @@
+"""The closed set of kinds: for each the rule that gives dtype and shape of a result, on symbolic sizes.
+
+The core receives these rules compiled (expressions and checks over the inputs' sizes); it has rules of its own
+only for pointwise ops and views.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+from kiln import _core
+from kiln.graph.graph import Graph, Shape, Value
+from kiln.graph.size import Dim, product
+
+# The scalar type a dtype is computed in.
+COMPUTE = {
+    "bool": "i1", "uint8": "u8", "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64",
+    "float16": "f32", "bfloat16": "f32", "float32": "f32", "float64": "f64",
+}  # fmt: skip
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+
+# How a pointwise op treats dtypes: what its operands are converted to, and what it gives.
+#   promote   all operands to their common dtype, which is the result's
+#   float     the same, integers and bool to the default float dtype first
+#   compare   operands to their common dtype, result bool
+#   logical   operands to bool, result bool
+#   where     the first operand to bool, the others to their common dtype
+#   cast      the operand as it is, result of the dtype given by the first attribute
+#   index     operands int64, result of the dtype given by the first attribute
+RULES = ("promote", "float", "compare", "logical", "where", "cast", "index")
+
+
+def result_type(values: tuple[Value, ...]) -> str:
+    """The common dtype of values: arrays over 0-d arrays over Python numbers, as PyTorch.
+
+    Among numbers alone it is a number's: "float64", "int64" or "bool".
+    """
+    if all(v.weak for v in values):
+        return max((v.dtype for v in values), key=("bool", "int64", "float64").index)
+    return _core.result_type([(v.dtype, 2 if v.weak else 1 if not v.shape else 0) for v in values])  # type: ignore[no-any-return]
+
+
+def operand_dtypes(op: Any, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[list[str], str]:
+    """The dtype each operand of a pointwise op is converted to, and the result's."""
+    rule = op.rule
+    if rule == "cast":
+        return [inputs[0].dtype], attrs[0]
+    if rule == "index":
+        return ["int64"] * len(inputs), attrs[0]
+    if rule == "logical":
+        return ["bool"] * len(inputs), "bool"
+    if rule == "where":
+        common = result_type(inputs[1:])
+        return ["bool", common, common], common
+    common = result_type(inputs)
+    if rule == "float" and common not in FLOATS:
+        common = "float64" if all(v.weak for v in inputs) else _core.default_dtype_name()
+    return [common] * len(inputs), "bool" if rule == "compare" else common
+
+
+def broadcast(graph: Graph, shapes: list[Shape], what: str) -> Shape:
+    """The shape several shapes broadcast to; dims that are not 1 must be equal."""
+    ndim = max((len(s) for s in shapes), default=0)
+    result: list[Dim] = [1] * ndim
+    for shape in shapes:
+        for d, size in enumerate(shape, ndim - len(shape)):
+            if size == 1:
+                continue
+            if result[d] == 1:
+                result[d] = size
+            else:
+                graph.require_equal(result[d], size, what)
+    return tuple(graph.canonical(d) for d in result)
+
+
+def normalize_dim(dim: int, ndim: int, op: str) -> int:
+    """A dim counted from the front; IndexError if out of range."""
+    limit = max(ndim, 1)
+    if not -limit <= dim < limit:
+        raise IndexError(
+            f"{op}: Dimension out of range (expected to be in range of [{-limit}, {limit - 1}], but got {dim})"
+        )
+    return dim + limit if dim < 0 else dim
+
+
+def normalize_dims(dim: Any, ndim: int, op: str) -> tuple[int, ...]:
+    """Sorted dims from None (all), an int or a tuple of ints; each at most once."""
+    if dim is None:
+        return tuple(range(ndim))
+    dims = [normalize_dim(d, ndim, op) for d in (dim if isinstance(dim, (tuple, list)) else (dim,))]
+    if len(set(dims)) != len(dims):
+        raise RuntimeError(f"{op}: dim {dim} appears multiple times in the list of dims")
+    if not dims:
+        return tuple(range(ndim))
+    return tuple(sorted(dims)) if ndim else ()
+
+
+def _pointwise(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
+    return operand_dtypes(op, inputs, attrs)[1], broadcast(graph, [v.shape for v in inputs], op.name)
+
+
+def _constant(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
+    """constant(; value): a Python number, or a Size (an int64)"""
+    value = attrs[0]
+    return "bool" if isinstance(value, bool) else "float64" if isinstance(value, float) else "int64", ()
+
+
+def _full(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
+    """full(number; sizes, dtype)"""
+    return attrs[1], attrs[0]
+
+
+def _iota(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
+    """iota(; sizes, dim): int64 positions along dim"""
+    return "int64", attrs[0]
+
+
+def _reduce(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
+    """reduce(x; dims, keepdim): dims sorted and counted from the front"""
+    x, (dims, keepdim) = inputs[0], attrs
+    shape = tuple(1 if d in dims else s for d, s in enumerate(x.shape) if keepdim or d not in dims)
+    if op.rule == "index":
+        return "int64", shape
+    return ("bool" if op.rule == "logical" else x.dtype), shape
+
+
+def _reshape(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
+    """reshape(x; sizes): no -1 among the sizes, same number of elements"""
+    x, sizes = inputs[0], attrs[0]
+    graph.require_equal(product(x.shape), product(sizes), op.name)
+    return x.dtype, sizes
+
+
+def _permute(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
+    """permute(x; dims)"""
+    return inputs[0].dtype, tuple(inputs[0].shape[d] for d in attrs[0])
+
+
+def _expand(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
+    """expand(x; sizes): dims of size 1 (and new leading dims) repeat without memory"""
+    x, sizes = inputs[0], attrs[0]
+    for have, want in zip(x.shape, sizes[len(sizes) - x.ndim :]):
+        if have != 1:
+            graph.require_equal(have, want, op.name)
+    return x.dtype, sizes
+
+
+def _strided(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
+    """as_strided(x; sizes, strides, (offset,)): in elements of x's contiguous memory"""
+    return inputs[0].dtype, attrs[0]
+
+
+def _slice(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
+    """slice(x; dim, (start, length, step)): start, length and step are dims"""
+    x, dim, (_, length, _) = inputs[0], attrs[0], attrs[1]
+    return x.dtype, (*x.shape[:dim], length, *x.shape[dim + 1 :])
+
+
+def _embed(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
+    """embed(x; dim, (size, start, step)): zeros with x at start, start + step, ... along dim"""
+    x, dim, (size, _, _) = inputs[0], attrs[0], attrs[1]
+    return x.dtype, (*x.shape[:dim], size, *x.shape[dim + 1 :])
+
+
+def _write(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
+    """write(base, x; strides, (offset,)): base with x at the strided places of its memory"""
+    return inputs[0].dtype, inputs[0].shape
+
+
+def _matmul(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
+    """product(a, b): [batch..., m, k] @ [batch..., k, n], batch dims equal"""
+    a, b = inputs
+    graph.require_equal(a.shape[-1], b.shape[-2], op.name)
+    for x, y in zip(a.shape[:-2], b.shape[:-2]):
+        graph.require_equal(x, y, op.name)
+    return a.dtype, (*a.shape[:-1], b.shape[-1])
+
+
+def _gather(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
+    """gather(x, index; dim): out[..i..] = x[..index[..i..]..]"""
+    return inputs[0].dtype, inputs[1].shape
+
+
+def _scatter(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
+    """scatter_add(base, index, src; dim): base with src added at index along dim, in index order"""
+    return inputs[0].dtype, inputs[0].shape
+
+
+def _concat(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
+    """concat(a, b, ...; dim): joined along dim, other dims equal"""
+    first, dim = inputs[0], attrs[0]
+    total: Dim = first.shape[dim]
+    for other in inputs[1:]:
+        for d, (x, y) in enumerate(zip(first.shape, other.shape)):
+            if d != dim:
+                graph.require_equal(x, y, op.name)
+        total = total + other.shape[dim]
+    return first.dtype, (*first.shape[:dim], total, *first.shape[dim + 1 :])
+
+
+INFER: dict[str, Callable[[Any, Graph, tuple[Value, ...], tuple[Any, ...]], tuple[str, Shape]]] = {
+    "pointwise": _pointwise,
+    "constant": _constant,
+    "full": _full,
+    "iota": _iota,
+    "reduce": _reduce,
+    "reshape": _reshape,
+    "permute": _permute,
+    "expand": _expand,
+    "as_strided": _strided,
+    "slice": _slice,
+    "embed": _embed,
+    "write": _write,
+    "matmul": _matmul,
+    "gather": _gather,
+    "scatter": _scatter,
+    "concat": _concat,
+}
+
+VIEWS = frozenset({"reshape", "permute", "expand", "as_strided", "slice"})

@@ -1,0 +1,180 @@
+"""The scalars of a group: every inline value as an expression over loads, numbers and positions.
+
+    value                       scalar
+    array, input                load k                   (k: an operand of the nest, by strides)
+    number, size                number k
+    constant                    const
+    pointwise                   the op's body on its operands, rounded once
+    iota                        offset + sum of stride * index d
+    reduction of the frame      sum, max, ... of its operand
+    gather                      load k at (index, .., clamp(i), ..)
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kiln.graph.graph import Node, Shape, Value
+from kiln.graph.size import Dim, Size, symbol
+from kiln.ops.apply import apply_pointwise, convert_dtype
+from kiln.ops.kinds import COMPUTE
+from kiln.ops.scalar import Scalar, const, round_to, select
+from kiln.passes.explore import Array, Explorer, Frame, Read
+from kiln.passes.layout import Chain, Layout, index_maps, input_layout, resolve
+
+
+class Use(NamedTuple):
+    """An operand of a kernel: an array (or an input's own memory), from an offset, by strides.
+
+    `own`: the strides are over dims of its own (a computed load), not the frame's.
+    """
+
+    value: Value
+    array: Array | None
+    dtype: str
+    mode: str
+    layout: Layout
+    own: bool
+
+
+class Builder:
+    """The operands, numbers and scalars of one kernel; loads are numbered from `first`."""
+
+    def __init__(self, explorer: Explorer, frame: Frame, inside: dict[int, Shape], first: int = 0) -> None:
+        self.explorer = explorer
+        self.frame = frame
+        self.inside = inside
+        self.first = first
+        self.uses: list[Use] = []
+        self.numbers: list[tuple[str, Dim]] = []
+        self.product: tuple[int, Scalar] | None = None  # the value a matmul computes, as a scalar
+        self._operands: dict[Use, int] = {}
+        self._made: dict[tuple[int, int], Scalar] = {}
+
+    def operand(self, use: Use) -> int:
+        """The number of an operand, new or known."""
+        found = self._operands.get(use)
+        if found is None:
+            found = self._operands[use] = self.first + len(self.uses)
+            self.uses.append(use)
+        return found
+
+    def number(self, kind: str, value: Dim) -> Scalar:
+        """A number argument; one per run-time integer, in order of first use."""
+        if (kind, value) not in self.numbers:
+            self.numbers.append((kind, value))
+        return Scalar("number", (), kind, self.numbers.index((kind, value)))
+
+    def root(self, value: Value, chain: Chain) -> Scalar:
+        """The definition of a value that is stored in its own array."""
+        key = (id(value), id(chain))
+        if key not in self._made:
+            self._made[key] = self._definition(value, chain)
+        return self._made[key]
+
+    def scalar(self, value: Value, chain: Chain) -> Scalar:
+        """A value read through a chain."""
+        key = (id(value), id(chain))
+        found = self._made.get(key)
+        if found is None:
+            found = self._made[key] = self._value(value, chain)
+        return found
+
+    def _value(self, value: Value, chain: Chain) -> Scalar:
+        if self.product is not None and id(value) == self.product[0]:
+            return self.product[1]
+        if value.weak and value.node is None:
+            if value.dtype == "float64":
+                return self.number("f64", symbol(value.slot))
+            whole = self.number("i64", symbol(value.slot))
+            return whole.ne(0) if value.dtype == "bool" else whole
+        array = self.explorer.arrays.get(id(value))
+        if id(value) in self.inside or (array is None and value.node is not None):
+            return self._definition(value, chain)
+        return self._load(value, array, chain)
+
+    def _load(self, value: Value, array: Array | None, chain: Chain) -> Scalar:
+        layout = resolve(input_layout(value) if array is None else array.layout, chain)
+        assert isinstance(layout, Layout)
+        k = self.operand(Use(value, array, value.dtype, "in", layout, False))
+        return Scalar("load", (), COMPUTE[value.dtype], k)
+
+    def _definition(self, value: Value, chain: Chain) -> Scalar:
+        node = value.node
+        if node is None:
+            return self._load(value, None, chain)
+        kind = node.op.kind
+        if kind == "pointwise":
+            return apply_pointwise(node, [self._operand_of(node, v, chain) for v in node.inputs])
+        if kind == "constant":
+            number = node.attrs[0]
+            return self.size(number) if isinstance(number, Size) else const(number, COMPUTE[value.dtype])
+        if kind == "full":
+            filled = self._operand_of(node, node.inputs[0], chain)
+            return convert_dtype(filled, node.inputs[0].dtype, value.dtype)
+        if kind == "iota":
+            return self._positions(node.out.shape, chain)[node.attrs[1]]
+        if kind == "reduce":
+            return self._reduce(node, chain)
+        if kind == "gather":
+            return self._gather(node, chain)
+        return self.scalar(node.inputs[0], self.explorer.links.of_node(node, chain))
+
+    def _operand_of(self, node: Node, value: Value, chain: Chain) -> Scalar:
+        return self.scalar(value, self.explorer.links.broadcast(value, node.out.shape, chain))
+
+    def _reduce(self, node: Node, chain: Chain) -> Scalar:
+        """A reduction over the frame's reduced dims; over dims of size 1 it is the element itself."""
+        source, name = node.inputs[0], node.op.name.rpartition("_")[2]
+        links = self.explorer.links
+        whole = id(node.out) in self.explorer.rows
+        shape = self.frame.dims if whole else node.out.shape
+        x = self.scalar(source, links.make("reshape", shape, source, None if whole else chain))
+        if name in ("all", "any"):
+            x = convert_dtype(x, source.dtype, "bool")
+        if name in ("argmax", "argmin"):
+            return Scalar(name, (x,), "i64") if whole else const(0, "i64")
+        return round_to(Scalar(name, (x,), x.type), node.out.dtype) if whole else x
+
+    def partial(self, node: Node) -> Scalar:
+        """The partial results of a reduction of everything: not rounded."""
+        source, name = node.inputs[0], node.op.name.rpartition("_")[2]
+        x = self.scalar(source, self.explorer.chain_to(source.shape, self.frame))
+        if name in ("all", "any"):
+            x = convert_dtype(x, source.dtype, "bool")
+        return Scalar(name, (x,), x.type)
+
+    def size(self, dim: Dim) -> Scalar:
+        """A size as an i64."""
+        return const(dim, "i64") if isinstance(dim, int) else self.number("i64", dim)
+
+    def _positions(self, shape: Shape, chain: Chain) -> list[Scalar]:
+        """The index along each dim of a value, as i64 over the positions in the nest."""
+        maps = index_maps(shape, chain)
+        assert maps is not None
+        return [self._linear(m) for m in maps]
+
+    def _linear(self, layout: Layout) -> Scalar:
+        total: Scalar | None = None
+        for d, stride in enumerate(layout.strides):
+            if stride != 0:
+                index = Scalar("index", (), "i64", d)
+                term = index if stride == 1 else index * self.size(stride)
+                total = term if total is None else total + term
+        if total is None:
+            return self.size(layout.offset)
+        return total if layout.offset == 0 else total + self.size(layout.offset)
+
+    def _gather(self, node: Node, chain: Chain) -> Scalar:
+        """A load at computed places; an index out of range (the caller has raised) reads the nearest element."""
+        source, index, dim = *node.inputs, node.attrs[0]
+        read = self.explorer.strided(source, None)
+        assert isinstance(read, Read)
+        places = self._positions(node.out.shape, chain)
+        chosen = convert_dtype(self.scalar(index, chain), index.dtype, "int64")
+        last = self.size(source.shape[dim]) - const(1, "i64")
+        chosen = select(chosen.__gt__(last), last, chosen)
+        places[dim] = select(chosen.__lt__(0), 0, chosen)
+        array = None if read.raw else self.explorer.arrays[id(read.value)]
+        k = self.operand(Use(read.value, array, source.dtype, "in", read.layout, True))
+        return Scalar("load", tuple(places), COMPUTE[source.dtype], k)

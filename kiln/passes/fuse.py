@@ -1,0 +1,495 @@
+"""Fusion: which values become arrays, and which arrays are written by one kernel.
+
+    1. demand      outputs and what opaque ops read are arrays; exploring each (explore.py), from the last to the
+                   first, demands what cannot be computed where it is read
+    2. group       from the first to the last, each array joins a kernel that it reads from or shares an input with,
+                   if the frames agree, no other kernel would have to run in between, and what it reads of the
+                   kernel's own arrays is the point just computed
+    3. promote     a costly inline value that two kernels would compute becomes an array; then again from 1
+    4. drop        arrays that only their own kernel reads are never stored
+
+Opaque results are written in parts: a base that fills the array, then what is put into it.
+
+    concat(a, b)            a -> [..na..], b -> [..nb..]
+    embed, write(base, x)   base -> all, then x -> its places
+    scatter_add(base, ..)   base -> all, then the scatter kernel adds
+"""
+
+from __future__ import annotations
+
+from typing import Iterable
+
+from kiln.graph.graph import Graph, Node, Shape, Value
+from kiln.ops.apply import apply_pointwise
+from kiln.ops.kinds import COMPUTE
+from kiln.ops.scalar import arg, topological
+from kiln.passes.explore import Array, Explorer, Frame, Read, Scan
+from kiln.passes.layout import (
+    Chain, Layout, Links, contiguous, input_layout, is_contiguous, numel, resolve, squeeze,
+)  # fmt: skip
+
+MOST_OPERANDS = 30  # arrays one kernel reads and writes
+MOST_NODES = 400  # nodes computed in one kernel
+TRIES = 6  # kernels an array is offered to
+COSTLY = 64  # scalar operations from which a value is not computed twice
+MANY_READS = 4  # arrays read from which a value is not computed twice
+
+
+class Root:
+    """A value to be stored: into its array, or at a place of another's."""
+
+    __slots__ = ("after", "again", "array", "place", "value")
+
+    def __init__(
+        self, value: Value, array: Array, again: bool = False, place: Chain = None, after: int = 0
+    ) -> None:
+        self.value = value
+        self.array = array
+        self.again = again  # the value may have another array: then it is read from there
+        self.place = place
+        self.after = after  # groups that must have run, as bits
+
+    def target(self) -> Layout:
+        """Where the elements of the value go."""
+        found = resolve(self.array.layout, self.place)
+        assert isinstance(found, Layout)
+        return found
+
+
+class Group:
+    """One kernel in the making; `kind`: nest, matmul or scatter; `node` the opaque node of the latter two."""
+
+    def __init__(self, number: int, kind: str, frame: Frame, node: Node | None = None) -> None:
+        self.number = number
+        self.kind = kind
+        self.frame = frame
+        self.node = node
+        self.roots: list[Root] = []
+        self.members: list[Value] = []
+        self.reads: dict[Read, None] = {}
+        self.inline: dict[int, Value] = {}
+        self.before = 0  # groups that run before, as bits
+
+    @property
+    def bit(self) -> int:
+        """The group as a set."""
+        return 1 << self.number
+
+    def own(self, explorer: Explorer) -> dict[int, Shape]:
+        """The strides, in the frame, of the values computed at each point that have arrays of their own."""
+        found: dict[int, Shape] = {}
+        for value in self.members if self.frame.mode != "blocks" else ():
+            layout = resolve(contiguous(value.shape), explorer.chain_to(value.shape, self.frame))
+            assert isinstance(layout, Layout)
+            found[id(value)] = layout.strides
+        return found
+
+    def add(self, root: Root, scan: Scan) -> None:
+        """Takes a root in."""
+        self.roots.append(root)
+        if root.place is None and root.array.value is root.value:
+            self.members.append(root.value)
+        self.reads.update(scan.reads)
+        self.inline.update(scan.inline)
+
+
+class Fusion:
+    """The groups of a prepared graph; the updates in `late` are copied in after everything else."""
+
+    def __init__(self, graph: Graph, late: frozenset[int]) -> None:
+        self.graph = graph
+        self.late = late
+        self.explorer = Explorer(graph)
+        self.groups: list[Group] = []
+        self.readers: dict[int, list[Group]] = {}
+        self.outputs = self._output_arrays()
+        self._demand()
+        self._group()
+        promoted = self._promotable()
+        if promoted:
+            for value in promoted:
+                self.explorer.array(value)
+            self.groups, self.readers = [], {}
+            for array in [*self.explorer.arrays.values(), *self.outputs]:
+                array.writers = 0
+            self._demand()
+            self._group()
+        self._drop()
+
+    def _output_arrays(self) -> list[Array]:
+        """An array per output, which is also the value's own where it can be."""
+        found: list[Array] = []
+        for j, value in enumerate(self.graph.outputs):
+            array = Array(value)
+            array.layout = contiguous(value.shape)
+            array.update = self.graph.updates.get(j, -1)
+            if array.update >= 0:
+                array.layout = input_layout(self.graph.inputs[array.update])
+            if j in self.late:
+                self.explorer.array(value)
+            elif value.node is not None and is_contiguous(array.layout):
+                old = self.explorer.arrays.get(id(value))
+                if old is None or not any(old is a for a in found):
+                    self.explorer.arrays[id(value)] = array
+            found.append(array)
+        return found
+
+    def hazards(self) -> set[int]:
+        """The updates whose memory would be written before something else has read it; orders groups where it can."""
+        found: set[int] = set()
+        for j, i in self.graph.updates.items():
+            if j in self.late:
+                continue
+            target, array = self.graph.inputs[i], self.outputs[j]
+            readers = [g for g in self.groups if any(r.raw and r.value is target for r in g.reads)]
+            writers = [g for g in self.groups if array.writers >> g.number & 1]
+            if not all(self._may_overwrite(w, g, array) for w in writers for g in readers):
+                found.add(j)
+        return found
+
+    def _may_overwrite(self, writer: Group, reader: Group, array: Array) -> bool:
+        """Whether every read of the input that an array overwrites comes before, or at the very point of, the write."""
+        if writer is not reader:
+            if reader.before & writer.bit:
+                return False
+            if not writer.before & reader.bit:
+                self._follow(writer, reader.bit)
+            return True
+        target = self.graph.inputs[array.update]
+        places = {self.stored(writer, root) for root in writer.roots if root.array is array}
+        reads = {(r.layout, r.elsewhere) for r in reader.reads if r.raw and r.value is target}
+        return writer.kind != "scatter" and reads <= {(place, False) for place in places} and len(places) == 1
+
+    def stored(self, group: Group, root: Root) -> Layout:
+        """Where a root goes, over the dims of its group's frame (for blocks: over the partial results)."""
+        target = root.target()
+        if group.frame.mode == "blocks":
+            return target
+        found = resolve(target, self.explorer.chain_to(root.value.shape, group.frame))
+        assert isinstance(found, Layout)
+        return found
+
+    # -- 1. demand ----------------------------------------------------------------------------------
+
+    def _demand(self) -> None:
+        """Explores arrays from the last to the first until everything they read is one."""
+        explorer = self.explorer
+        waiting = sorted((self._order(a.value), id(a.value)) for a in explorer.arrays.values())
+        values = {id(a.value): a.value for a in explorer.arrays.values()}
+        done: set[int] = set()
+        for array in self.outputs:
+            if self.explorer.arrays.get(id(array.value)) is not array:
+                self._explore_inline(array.value, waiting, values, True)
+        while waiting:
+            _, key = waiting.pop()
+            if key not in done:
+                done.add(key)
+                self._explore(values[key], waiting, values, done)
+
+    def _order(self, value: Value) -> int:
+        return self.explorer.order.get(id(value), -1)
+
+    def _explore(self, value: Value, waiting: list[tuple[int, int]], values: dict[int, Value], done: set[int]) -> None:
+        """Demands what an array needs; the demanded join the waiting."""
+        node = value.node
+        kind = node.op.kind if node is not None else ""
+        if node is not None and kind == "matmul":
+            demands = lambda: [f for f in factors(self.explorer, node) if isinstance(f, Value)]  # noqa: E731
+        elif node is not None and kind in ("concat", "embed", "write", "scatter"):
+            for part in node.inputs if kind == "concat" else node.inputs[: 1 if kind == "scatter" else 2]:
+                self._explore_inline(part, waiting, values, True)
+            if kind != "scatter":
+                return
+            pair = node.inputs[1:]
+            demands = lambda: [v for v in (self.explorer.strided(p, None) for p in pair) if isinstance(v, Value)]  # noqa: E731
+        else:
+            self._explore_inline(value, waiting, values)
+            return
+        while found := demands():
+            self._want(found, waiting, values)
+
+    def _explore_inline(
+        self, value: Value, waiting: list[tuple[int, int]], values: dict[int, Value], again: bool = False
+    ) -> None:
+        """Demands what an inline computation cannot do; `again`: of a value that may be an array already."""
+        while True:
+            found = self.explorer.scan(value, self.explorer.frame_of(value, again), None, again).demands
+            fresh = [v for v in found if id(v) not in self.explorer.arrays and v is not value]
+            if not fresh:
+                assert not found, f"{value!r} cannot be computed: {found} cannot be read"
+                return
+            self._want(fresh, waiting, values)
+
+    def _want(self, demands: list[Value], waiting: list[tuple[int, int]], values: dict[int, Value]) -> None:
+        for value in demands:
+            if id(value) not in self.explorer.arrays:
+                self.explorer.array(value)
+                values[id(value)] = value
+                waiting.append((self._order(value), id(value)))
+        waiting.sort()
+
+    # -- 2. group -----------------------------------------------------------------------------------
+
+    def _group(self) -> None:
+        """Arrays from the first to the last."""
+        arrays = sorted(self.explorer.arrays.values(), key=lambda a: self._order(a.value))
+        for array in arrays:
+            node = array.value.node
+            kind = node.op.kind if node is not None else ""
+            if node is not None and kind == "matmul":
+                self._matmul(node, array)
+            elif node is not None and kind in ("concat", "embed", "write", "scatter"):
+                self._parts(node, array)
+            else:
+                self._place(Root(array.value, array))
+        for j, array in enumerate(self.outputs):
+            if self.explorer.arrays.get(id(array.value)) is not array:
+                after = (1 << len(self.groups)) - 1 if j in self.late else 0
+                self._place(Root(array.value, array, True, None, after))
+
+    def _new(self, kind: str, frame: Frame, node: Node | None = None) -> Group:
+        group = Group(len(self.groups), kind, frame, node)
+        self.groups.append(group)
+        return group
+
+    def _matmul(self, node: Node, array: Array) -> None:
+        """A group of its own; what follows may join."""
+        shape = node.out.shape
+        group = self._new("matmul", Frame((numel(shape[:-2]), shape[-2], shape[-1]), (), "matmul"), node)
+        for read in factors(self.explorer, node):
+            assert isinstance(read, Read)
+            self._read(group, read)
+        group.roots.append(Root(node.out, array))
+        group.members.append(node.out)
+        array.writers |= group.bit
+
+    def _read(self, group: Group, read: Read) -> None:
+        """An operand of an opaque kernel."""
+        group.reads[read] = None
+        self._follow(group, self._needs([read]))
+        self.readers.setdefault(id(read.value), []).append(group)
+
+    def _parts(self, node: Node, array: Array) -> None:
+        """The stores an opaque result is made of, then a scatter's kernel."""
+        links = self.explorer.links
+        if node.op.kind == "concat":
+            for value, place in _concat_places(links, node):
+                self._place(Root(value, array, True, place))
+            return
+        self._place(Root(node.inputs[0], array, True))
+        filled = array.writers
+        if node.op.kind == "scatter":
+            group = self._new("scatter", Frame(squeeze(node.inputs[1].shape), (), "map"), node)
+            for operand in node.inputs[1:]:
+                read = self.explorer.strided(operand, None)
+                assert isinstance(read, Read)
+                self._read(group, read)
+            self._follow(group, filled)
+            array.writers |= group.bit
+        elif node.op.kind == "embed":
+            dim, (_, start, step) = node.attrs
+            place = links.make("slice", (dim, (start, node.inputs[1].shape[dim], step)), None, None)
+            self._place(Root(node.inputs[1], array, True, place, filled))
+        else:
+            strides, offset = node.attrs
+            place = links.make("as_strided", (node.inputs[1].shape, strides, offset), None, None)
+            self._place(Root(node.inputs[1], array, True, place, filled))
+
+    def _needs(self, reads: Iterable[Read]) -> int:
+        """The groups that write what is read."""
+        needs = 0
+        for read in reads:
+            if not read.raw:
+                needs |= self.explorer.arrays[id(read.value)].writers
+        return needs
+
+    def _follow(self, group: Group, needs: int) -> None:
+        """Puts groups, and all before them, before a group and all after it."""
+        for other in self.groups:
+            if needs >> other.number & 1:
+                needs |= other.before
+        needs &= ~group.bit
+        group.before |= needs
+        for other in self.groups:
+            if other.before & group.bit:
+                other.before |= group.before
+
+    def _place(self, root: Root) -> None:
+        """Lets a root join a group, or makes one for it."""
+        explorer = self.explorer
+        update = root.array.update
+        if update >= 0 and root.place is None and root.value is self.graph.inputs[update]:
+            return  # the memory holds the value already
+        frame = explorer.frame_of(root.value, root.again)
+        alone = explorer.scan(root.value, frame, None, root.again)
+        assert not alone.demands, f"{root.value!r} still demands {alone.demands}"
+        for group in self._candidates(root, alone):
+            scan = self._joins(group, root, frame)
+            if scan is not None:
+                break
+        else:
+            group, scan = self._new("nest", frame), alone
+        group.add(root, scan)
+        for read in scan.reads:
+            self.readers.setdefault(id(read.value), []).append(group)
+        self._follow(group, root.after | self._needs(scan.reads))
+        root.array.writers |= group.bit
+
+    def _candidates(self, root: Root, scan: Scan) -> list[Group]:
+        """Groups that write what a root reads, the latest first; then groups that read it too."""
+        found: list[Group] = []
+        shared: list[Group] = []
+        for read in scan.reads:
+            if not read.raw:
+                writers = self.explorer.arrays[id(read.value)].writers
+                found += [g for g in self.groups if writers >> g.number & 1]
+            if any(s != 0 for s in read.layout.strides):
+                shared += self.readers.get(id(read.value), ())
+        unique = dict.fromkeys([*sorted(set(found), key=lambda g: -g.number), *reversed(shared)])
+        return [g for g in unique if g.kind != "scatter"][:TRIES]
+
+    def _joins(self, group: Group, root: Root, frame: Frame) -> Scan | None:
+        """What a root reads inside a group, or None if it cannot be there."""
+        if root.after & group.bit or group.frame.mode == "blocks" and frame != group.frame:
+            return None
+        joint = self._joint_frame(group, root, frame)
+        if joint is None:
+            return None
+        scan = self.explorer.scan(root.value, joint, group.own(self.explorer), root.again)
+        if scan.demands or scan.clash or (group.kind == "matmul" and scan.indexed):
+            return None
+        if len(group.reads.keys() | scan.reads.keys()) + len(group.roots) >= MOST_OPERANDS:
+            return None
+        if len(group.inline) + len(scan.inline) > MOST_NODES or not self._worthwhile(group, scan, joint):
+            return None
+        needs = root.after | self._needs(scan.reads)
+        if needs & group.bit:
+            return None
+        for other in self.groups:
+            if needs >> other.number & 1 and other.before & group.bit:
+                return None
+        group.frame = joint
+        return scan
+
+    def _worthwhile(self, group: Group, scan: Scan, joint: Frame) -> bool:
+        """Whether a root reads what the group computes or also reads; columns take no more work at every point."""
+        if scan.own:
+            return True
+        shared = {id(read.value) for read in group.reads if any(s != 0 for s in read.layout.strides)}
+        return group.kind == "nest" and any(id(read.value) in shared for read in scan.reads)
+
+    def _joint_frame(self, group: Group, root: Root, frame: Frame) -> Frame | None:
+        """The frame a group and a root can share."""
+        have, shape = group.frame, root.value.shape
+        if group.kind == "matmul":
+            return have if frame.mode == "map" and numel(shape) == numel(have.dims) else None
+        if frame == have:
+            return have
+        if frame.mode == "map" and have.reduced:
+            point = squeeze(shape) == have.dims and have.trailing
+            return have if point or squeeze(shape) == have.kept else None
+        if have.mode == "map" and frame.mode == "lanes" and frame.trailing and have.dims == frame.dims and frame.kept:
+            return frame if all(squeeze(r.value.shape) == have.dims for r in group.roots) else None
+        return None
+
+    # -- 3. promote, 4. drop ------------------------------------------------------------------------
+
+    def _promotable(self) -> list[Value]:
+        """Inline values of several groups that cost more to compute again than to store and read."""
+        counts: dict[int, int] = {}
+        for group in self.groups:
+            for key in group.inline:
+                counts[key] = counts.get(key, 0) + 1
+        shared = {key for key, n in counts.items() if n > 1 and key not in self.explorer.arrays}
+        found: list[Value] = []
+        weights: dict[int, tuple[int, frozenset[int]]] = {}
+        inner: set[int] = set()
+        for node in self.graph.nodes if shared else ():
+            if id(node.out) in shared and node.op.kind in ("pointwise", "gather", "reduce"):
+                weights[id(node.out)] = self._weight(node, weights)
+        for node in reversed(self.graph.nodes if weights else []):
+            key = id(node.out)
+            if key not in weights:
+                continue
+            cost, reads = weights[key]
+            if key not in inner and (cost >= COSTLY or len(reads) >= MANY_READS) and numel(node.out.shape) != 1:
+                found.append(node.out)
+            inner |= {id(self.explorer.base(v, None)[0]) for v in node.inputs}
+        return found
+
+    def _weight(self, node: Node, weights: dict[int, tuple[int, frozenset[int]]]) -> tuple[int, frozenset[int]]:
+        """Scalar operations, and arrays of full size read, to compute an inline value."""
+        cost = COSTLY if node.op.kind in ("gather", "reduce") else scalar_cost(node)
+        reads: frozenset[int] = frozenset()
+        for value in node.inputs:
+            below, _ = self.explorer.base(value, None)
+            more, others = weights.get(id(below), (0, frozenset()))
+            if id(below) in self.explorer.arrays or below.node is None:
+                others = frozenset({id(below)}) if numel(below.shape) == numel(node.out.shape) else frozenset()
+            cost, reads = cost + more, reads | others
+        return min(cost, COSTLY), reads
+
+    def _drop(self) -> None:
+        """Forgets roots that nothing but their own group reads."""
+        read_by: dict[int, int] = {}
+        for group in self.groups:
+            for read in group.reads:
+                if not read.raw:
+                    read_by[id(read.value)] = read_by.get(id(read.value), 0) | group.bit
+        kept = {id(a) for a in self.outputs}
+        for group in self.groups:
+            group.roots = [
+                r for r in group.roots
+                if r.place is not None or r.array.value is not r.value or id(r.array) in kept
+                or read_by.get(id(r.value), 0)
+            ]  # fmt: skip
+
+    def order(self) -> list[Group]:
+        """The groups in an order that runs; groups that store nothing are left out."""
+        alive = [g for g in self.groups if g.roots or g.kind == "scatter"]
+        return sorted(alive, key=lambda g: (g.before.bit_count(), g.number))
+
+
+def _concat_places(links: Links, node: Node) -> list[tuple[Value, Chain]]:
+    """Every part of a concatenation and its place."""
+    dim = node.attrs[0]
+    found: list[tuple[Value, Chain]] = []
+    start = 0
+    for value in node.inputs:
+        length = value.shape[dim]
+        found.append((value, links.make("slice", (dim, (start, length, 1)), None, None)))
+        start = start + length
+    return found
+
+
+def factors(explorer: Explorer, node: Node) -> list[Read | Value]:
+    """The factors of a product as strided memory over (batch, rows, columns), or what must become an array."""
+    found: list[Read | Value] = []
+    for value in node.inputs:
+        shape = (numel(value.shape[:-2]), value.shape[-2], value.shape[-1])
+        chain = explorer.links.make("reshape", shape, value, None)
+        found.append(explorer.strided(value, chain))
+    return found
+
+
+def fuse(graph: Graph) -> Fusion:
+    """The groups of a prepared graph; an update that cannot be in place goes through a temporary."""
+    late: frozenset[int] = frozenset()
+    while True:
+        fusion = Fusion(graph, late)
+        unsafe = fusion.hazards()
+        if not unsafe:
+            return fusion
+        late |= unsafe
+
+
+_costs: dict[tuple[str, tuple[str, ...]], int] = {}
+
+
+def scalar_cost(node: Node) -> int:
+    """How many scalar operations a pointwise node takes."""
+    key = (node.op.name, tuple(v.dtype for v in node.inputs))
+    if key not in _costs:
+        operands = [arg(k, COMPUTE[v.dtype]) for k, v in enumerate(node.inputs)]
+        _costs[key] = sum(s.op not in ("const", "arg") for s in topological([apply_pointwise(node, operands)]))
+    return _costs[key]

@@ -1,0 +1,263 @@
+"""Reverse mode on graphs: from a graph, the graph of its gradients.
+
+    forward       x ---> [nodes] ---> y           backward    gy, saved ---> [nodes] ---> gx
+
+The rules are the ops' own derivatives, run once on values; nothing is simplified before. Where a value is used
+several times its contributions are added by descending order of the nodes that use it, then by argument
+(the order the eager engine adds in); an output's own gradient comes first. A gradient nobody defined
+never becomes zeros.
+
+What backward needs of forward is saved as follows. Inputs and outputs are free. A reduction's result is
+small: it is returned as a hidden output. A pointwise value or view is computed again from those, unless that
+would repeat a product or a gather: then it is itself a hidden output.
+
+    gy0 gy1 | inputs  outputs  hidden  numbers | shapes          the inputs of the new graph, in this order
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kiln.graph.graph import Graph, Node, Value
+from kiln.graph.size import Dim, single_slot, substitute, symbol
+from kiln.graph.slots import array_input, first_slots
+from kiln.ops.kinds import FLOATS, VIEWS
+from kiln.ops.record import Op, find
+from kiln.passes.rewrite import clone, reachable, slots_in, substitute_attr
+
+Source = tuple[str, int]
+
+FREE = frozenset({"constant", "full", "iota"})
+
+
+class Backward(NamedTuple):
+    """The graph of the gradients.
+
+    `sources`: where each input of `graph` comes from: ("grad", k) the gradient of output k, ("input", i),
+    ("output", j), ("hidden", h), or ("shape", i): only the sizes of input i are read. `hidden`: the values of the
+    forward graph to be returned as extra outputs. `results`: for each wanted input the output of `graph` that
+    is its gradient, or -1 if there is none.
+    """
+
+    graph: Graph
+    sources: tuple[Source, ...]
+    hidden: tuple[Value, ...]
+    results: tuple[int, ...]
+
+
+def backward(forward: Graph, wrt: tuple[int, ...], defined: tuple[bool, ...], redo: bool = False) -> Backward:
+    """The gradients of the inputs `wrt`, given the gradients of those outputs for which `defined` holds.
+
+    With `redo` nothing is hidden: what is not an input or an output is computed again.
+    Raises NotImplementedError if an op on the way has no derivative.
+    """
+    work, copies = clone(forward)
+    seeds = {k: Value(work, None, y.dtype, y.shape) for k, y in enumerate(forward.outputs) if defined[k]}
+    targets = [work.inputs[i] for i in wrt]
+    outputs = [copies[id(y)] for y in forward.outputs]
+    gradients = _accumulate(work, len(forward.nodes), targets, outputs, seeds)
+    found = [gradients.get(id(x)) for x in targets]
+    wanted = [g for g in found if g is not None]
+    saved = _Saved(forward, copies, seeds, wanted, redo)
+    graph, sources = _extract(forward, saved, wanted)
+    numbers = iter(range(len(wanted)))
+    return Backward(graph, sources, tuple(saved.hidden), tuple(-1 if g is None else next(numbers) for g in found))
+
+
+# -- accumulation -----------------------------------------------------------------------------------
+
+
+def _accumulate(
+    work: Graph, count: int, targets: list[Value], outputs: list[Value], seeds: dict[int, Value]
+) -> dict[int, Value]:
+    """The summed gradient of every value, by id: the reverse sweep over the first `count` nodes."""
+    nodes = work.nodes[:count]
+    needed = _depends_on(nodes, targets)
+    gradients: dict[int, Value] = {}
+    for k, seed in seeds.items():
+        if id(outputs[k]) in needed:
+            _contribute(gradients, outputs[k], seed)
+    for node in reversed(nodes):
+        gradient = gradients.get(id(node.out))
+        if gradient is None or not any(id(v) in needed for v in node.inputs):
+            continue
+        for value, part in zip(node.inputs, _rule(node, gradient)):
+            if part is not None and id(value) in needed:
+                _contribute(gradients, value, unbroadcast(part, value))
+    return gradients
+
+
+def _depends_on(nodes: list[Node], targets: list[Value]) -> set[int]:
+    """The ids of the floating-point values that are computed from the targets, targets included."""
+    needed = {id(x) for x in targets if x.dtype in FLOATS}
+    for node in nodes:
+        if node.out.dtype in FLOATS and any(id(v) in needed for v in node.inputs):
+            needed.add(id(node.out))
+    return needed
+
+
+def _rule(node: Node, gradient: Value) -> tuple[Value | None, ...]:
+    """The op's derivative at a node: one gradient or None per input."""
+    op = node.op
+    assert isinstance(op, Op)
+    if not op.differentiable:
+        return (None,) * len(node.inputs)
+    if op.gradient is None:
+        raise NotImplementedError(f"{op.name}: the derivative is not implemented")
+    return op.gradients((gradient,), node.inputs, (node.out,), node.attrs)
+
+
+def _contribute(gradients: dict[int, Value], value: Value, part: Value) -> None:
+    """Adds a contribution after those that came before."""
+    before = gradients.get(id(value))
+    gradients[id(value)] = part if before is None else part.graph.add(find("add"), (before, part))
+
+
+def unbroadcast(gradient: Value, like: Value) -> Value:
+    """A gradient summed over the dims along which `like` was broadcast to the gradient's shape."""
+    shape, graph = gradient.shape, gradient.graph
+    if graph.same_shape(shape, like.shape):
+        return gradient
+    lead = gradient.ndim - like.ndim
+    repeated = [d for d in range(gradient.ndim) if d < lead or (like.shape[d - lead] == 1 and shape[d] != 1)]
+    dims = tuple(d for d in repeated if shape[d] != 1)
+    if dims:
+        gradient = graph.add(find("reduce_sum"), (gradient,), (dims, True))
+    if lead:
+        gradient = graph.add(find("reshape"), (gradient,), (like.shape,))
+    return gradient
+
+
+# -- what is saved ----------------------------------------------------------------------------------
+
+
+class _Saved:
+    """Which values of the forward graph the gradients read, and where each comes from.
+
+    `leaves`: id of a value of the work graph -> its source; `hidden`: forward values to be returned.
+    """
+
+    def __init__(
+        self, forward: Graph, copies: dict[int, Value], seeds: dict[int, Value], wanted: list[Value], redo: bool
+    ) -> None:
+        self.hidden: list[Value] = []
+        self.leaves: dict[int, tuple[Source, Value]] = {}
+        free: dict[int, Source] = {}
+        for j, y in reversed(list(enumerate(forward.outputs))):
+            free[id(copies[id(y)])] = ("output", j)
+        for i, x in enumerate(forward.inputs):
+            free[id(copies[id(x)])] = ("input", i)
+        originals = {id(copies[id(n.out)]): n.out for n in forward.nodes}
+        cheap = _recomputable(forward, copies, free)
+        grads = {id(v): k for k, v in seeds.items()}
+        stack, seen = list(wanted), set[int]()
+        while stack:
+            value = stack.pop()
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+            if id(value) in grads:
+                self.leaves[id(value)] = (("grad", grads[id(value)]), value)
+            elif id(value) in free:
+                self.leaves[id(value)] = (free[id(value)], value)
+            elif id(value) in originals and not redo and not cheap[id(value)] and not _is_view(value):
+                self.leaves[id(value)] = (("hidden", -1), value)
+            elif value.node is not None:
+                stack.extend(reversed(value.node.inputs))
+        for copied, original in originals.items():  # hidden values are numbered in the order they are made
+            if copied in self.leaves and self.leaves[copied][0][0] == "hidden":
+                self.leaves[copied] = (("hidden", len(self.hidden)), self.leaves[copied][1])
+                self.hidden.append(original)
+
+
+def _is_view(value: Value) -> bool:
+    return value.node is not None and value.node.op.kind in VIEWS
+
+
+def _recomputable(forward: Graph, copies: dict[int, Value], free: dict[int, Source]) -> dict[int, bool]:
+    """For every copied value whether backward may compute it again (a reduction may not: it is saved)."""
+    cheap: dict[int, bool] = {}
+    usable: dict[int, bool] = {id(copies[id(x)]): True for x in forward.inputs}
+    for node in forward.nodes:
+        copied = copies[id(node.out)]
+        assert copied.node is not None
+        kind = node.op.kind
+        simple = kind in FREE or kind == "pointwise" or kind in VIEWS
+        cheap[id(copied)] = simple and all(usable[id(v)] for v in copied.node.inputs)
+        usable[id(copied)] = cheap[id(copied)] or id(copied) in free or kind == "reduce"
+    return cheap
+
+
+# -- the new graph ----------------------------------------------------------------------------------
+
+_ORDER = {"grad": 0, "input": 1, "output": 2, "hidden": 3, "number": 4, "shape": 5}
+
+
+def _extract(forward: Graph, saved: _Saved, wanted: list[Value]) -> tuple[Graph, tuple[Source, ...]]:
+    """The graph from the leaves to the wanted gradients, in sizes of its own inputs."""
+    leaves = saved.leaves
+    alive = reachable(wanted, lambda v: id(v) in leaves)
+    nodes = [n for n in wanted[0].graph.nodes if id(n.out) in alive and id(n.out) not in leaves] if wanted else []
+    kept = sorted(
+        ((source, value) for key, (source, value) in leaves.items() if key in alive),
+        key=lambda entry: (_ORDER["number" if entry[1].weak else entry[0][0]], entry[0][1]),
+    )
+    kept += [(("shape", i), forward.inputs[i]) for i in _shape_only(forward, [v for _, v in kept], nodes)]
+    graph = Graph()
+    values, replace = _declare(graph, forward, kept)
+    for node in nodes:
+        attrs = tuple(substitute_attr(a, replace) for a in node.attrs)
+        new = graph.add(node.op, tuple(values[id(v)] for v in node.inputs), attrs)
+        new.weak = node.out.weak
+        values[id(node.out)] = new
+    graph.finish([values[id(g)] for g in wanted])
+    return graph, tuple(source for source, _ in kept)
+
+
+def _shape_only(forward: Graph, kept: list[Value], nodes: list[Node]) -> list[int]:
+    """The forward inputs that must come along for a size that nothing else tells."""
+    needed: set[int] = set()
+    for value in kept:
+        slots_in(value.shape, needed)
+    for node in nodes:
+        slots_in(node.attrs, needed)
+    for value in kept:
+        needed -= {single_slot(d) for d in value.shape} | ({value.slot} if value.weak else set())
+    found: list[int] = []
+    for i, x in enumerate(forward.inputs):
+        told = {single_slot(d) for d in x.shape} | ({x.slot} if x.weak else set())
+        if needed & told:
+            needed -= told
+            found.append(i)
+    firsts = first_slots(forward)
+    assert not needed, f"no input tells the sizes in slots {sorted(needed)} (inputs begin at {firsts})"
+    return found
+
+
+def _declare(graph: Graph, forward: Graph, kept: list[tuple[Source, Value]]) -> tuple[dict[int, Value], _Renaming]:
+    """The inputs of the new graph; equal sizes of the forward graph become one symbol."""
+    replace = _Renaming()
+    made: list[Value] = []
+    for _, old in kept:
+        if old.weak:
+            new = graph.add_number(old.dtype)
+            replace.names.setdefault(old.slot, symbol(new.slot))
+        else:
+            new = array_input(graph, old.dtype, tuple(d == 1 for d in old.shape), old.layout is not None)
+            for d, size in zip(old.shape, new.shape):
+                if single_slot(d) >= 0:
+                    replace.names.setdefault(single_slot(d), size)
+        made.append(new)
+    for (_, old), new in zip(kept, made):
+        new.shape = tuple(substitute(d, replace) for d in old.shape)
+    return {id(old): new for (_, old), new in zip(kept, made)}, replace
+
+
+class _Renaming:
+    """slot of the forward graph -> size in the new graph."""
+
+    def __init__(self) -> None:
+        self.names: dict[int, Dim] = {}
+
+    def __call__(self, slot: int) -> Dim:
+        return self.names[slot]

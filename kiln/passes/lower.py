@@ -1,0 +1,356 @@
+"""Groups to kernels: loop nests, products and scatters with the arguments of their launches.
+
+    dims of the frame        [b, t, n]   reduced: n
+    merged                   [b*t] n     where every operand allows it, so that most nests are flat or rows
+    classes                  "1" "0" "s" of every operand's stride, from its symbolic stride
+    arguments                sizes, strides, numbers
+
+A reduction of everything is launched twice with one kernel: over the full blocks, and over what is left.
+
+    partial[b] = reduce x[16384 b ..]      grid n // 16384
+    partial[n // 16384] = reduce the rest  grid 1
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Union
+
+from kiln.codegen.compile import kernel_object, object_for
+from kiln.codegen.matmul import MatmulSpec, matmul_ir
+from kiln.codegen.nest import COLUMN_BLOCK, Nest, Operand
+from kiln.codegen.scatter import ScatterSpec, scatter_ir
+from kiln.codegen.target import host_target
+from kiln.graph.graph import Shape, Value
+from kiln.graph.size import Dim, quotient
+from kiln.ops.kinds import COMPUTE
+from kiln.ops.scalar import LEAVES, Scalar, round_to, substitute, topological
+from kiln.passes.build import Builder, Use
+from kiln.passes.explore import Array, Read, mergeable
+from kiln.passes.fuse import Fusion, Group, factors
+from kiln.passes.layout import Layout, numel
+from kiln.passes.prepare import BLOCK
+
+WORTH = 8000  # nanoseconds of work a thread should get at least
+
+
+class Memory(NamedTuple):
+    """A pointer of a launch: an array, or an input's own memory, from an offset in elements."""
+
+    value: Value
+    array: Array | None
+    offset: Dim
+
+
+class NestKernel(NamedTuple):
+    """A loop nest as a kernel."""
+
+    nest: Nest
+
+    def text(self) -> str:
+        """The canonical text."""
+        return self.nest.text()
+
+    def object(self) -> bytes:
+        """The machine code."""
+        return kernel_object(self.nest)
+
+
+class MatmulKernel(NamedTuple):
+    """A product as a kernel."""
+
+    spec: MatmulSpec
+
+    def text(self) -> str:
+        """The canonical text."""
+        return self.spec.text()
+
+    def object(self) -> bytes:
+        """The machine code."""
+        return object_for(self.text(), lambda: matmul_ir(self.spec, host_target()))
+
+
+class ScatterKernel(NamedTuple):
+    """Additions at indexed places as a kernel."""
+
+    spec: ScatterSpec
+
+    def text(self) -> str:
+        """The canonical text."""
+        return self.spec.text()
+
+    def object(self) -> bytes:
+        """The machine code."""
+        return object_for(self.text(), lambda: scatter_ir(self.spec, host_target()))
+
+
+class Lowered(NamedTuple):
+    """A launch before its memory has buffers."""
+
+    kernel: Union[NestKernel, MatmulKernel, ScatterKernel]
+    pointers: tuple[Memory, ...]
+    args: tuple[Dim, ...]
+    grid: Dim
+    grain: Dim
+
+
+def lower_group(fusion: Fusion, group: Group) -> list[Lowered]:
+    """The launches of a group."""
+    if group.kind == "matmul":
+        return [_matmul(fusion, group)]
+    if group.kind == "scatter":
+        return [_scatter(fusion, group)]
+    if group.frame.mode == "blocks":
+        return _blocks(fusion, group)
+    return [_nest(fusion, group)]
+
+
+def stride_class(stride: Dim) -> str:
+    """The class of a stride: unit, not read along, or any."""
+    return {0: "0", 1: "1"}.get(stride, "s") if isinstance(stride, int) else "s"
+
+
+def _stores(fusion: Fusion, group: Group, builder: Builder) -> list[tuple[int, Scalar]]:
+    """Operand and scalar of every root."""
+    found: list[tuple[Value, Array, Layout, Scalar]] = []
+    for root in group.roots:
+        chain = fusion.explorer.chain_to(root.value.shape, group.frame)
+        if group.frame.mode == "blocks":
+            assert root.value.node is not None
+            value = builder.partial(root.value.node)
+        else:
+            value = builder.scalar(root.value, chain) if root.again else builder.root(root.value, chain)
+        found.append((root.value, root.array, fusion.stored(group, root), value))
+    return [(builder.operand(Use(v, a, v.dtype, "out", layout, False)), x) for v, a, layout, x in found]
+
+
+# -- nests ------------------------------------------------------------------------------------------
+
+
+class _Dims:
+    """The dims of a nest after merging: each stands for a run of the frame's."""
+
+    def __init__(self, sizes: Shape, roles: str, uses: list[Use], indexed: set[int]) -> None:
+        runs: list[list[int]] = []
+        strided = [u.layout.strides for u in uses if not u.own]
+        for d in range(len(sizes)):
+            before = d - 1
+            joined = (
+                d > 0 and roles[d] == roles[before] and d not in indexed and before not in indexed
+                and all(mergeable(s, sizes, before) for s in strided)
+            )  # fmt: skip
+            if joined:
+                runs[-1].append(d)
+            else:
+                runs.append([d])
+        self.sizes = tuple(numel(tuple(sizes[d] for d in run)) for run in runs)
+        self.roles = "".join(roles[run[0]] for run in runs)
+        self.last = [run[-1] for run in runs]
+        self.place = {d: k for k, run in enumerate(runs) for d in run}
+
+    def strides(self, use: Use) -> Shape:
+        """The strides of an operand along the merged dims (its own for a computed load)."""
+        return use.layout.strides if use.own else tuple(use.layout.strides[d] for d in self.last)
+
+
+def _renamed(stores: list[tuple[int, Scalar]], place: dict[int, int]) -> list[tuple[int, Scalar]]:
+    """Positions along the frame's dims as positions along the merged dims."""
+    if all(d == k for d, k in place.items()):
+        return stores
+
+    def replace(s: Scalar) -> Scalar | None:
+        return Scalar("index", (), "i64", place[s.data]) if s.op == "index" else None
+
+    return [(k, substitute(x, replace)) for k, x in stores]
+
+
+def _indexed(stores: list[tuple[int, Scalar]]) -> set[int]:
+    """The dims whose positions are used."""
+    return {s.data for s in topological([x for _, x in stores]) if s.op == "index"}
+
+
+def _nest(fusion: Fusion, group: Group) -> Lowered:
+    """A nest over the group's frame."""
+    frame = group.frame
+    builder = Builder(fusion.explorer, frame, group.own(fusion.explorer))
+    stores = _stores(fusion, group, builder)
+    roles = "".join("r" if d in frame.reduced else "p" for d in range(len(frame.dims)))
+    dims = _Dims(frame.dims, roles, builder.uses, _indexed(stores))
+    stores = _renamed(stores, dims.place)
+    strides = [dims.strides(use) for use in builder.uses]
+    sizes, roles = dims.sizes, dims.roles
+    if not sizes:
+        sizes, roles = (1,), "p"
+        strides = [s if u.own else (1 if u.mode == "out" else 0,) for u, s in zip(builder.uses, strides)]
+    kernel = _kernel(roles, builder, strides, stores, frame.mode == "sequence")
+    pointers = tuple(Memory(u.value, u.array, u.layout.offset) for u in builder.uses)
+    args = _arguments(sizes, strides, builder)
+    grid, elements = _grid(kernel.nest, sizes)
+    return Lowered(kernel, pointers, args, grid, _grain(_cost(kernel.nest), elements))
+
+
+def _kernel(
+    roles: str, builder: Builder, strides: list[Shape], stores: list[tuple[int, Scalar]], sequential: bool
+) -> NestKernel:
+    operands = tuple(
+        Operand(u.dtype, u.mode, tuple(map(stride_class, s))) for u, s in zip(builder.uses, strides)
+    )
+    numbers = tuple(kind for kind, _ in builder.numbers)
+    return NestKernel(Nest(tuple(roles), operands, numbers, tuple(stores), sequential))
+
+
+def _arguments(sizes: Shape, strides: list[Shape], builder: Builder) -> tuple[Dim, ...]:
+    """Sizes, strides of every operand, numbers."""
+    return (*sizes, *(s for own in strides for s in own), *(n for _, n in builder.numbers))
+
+
+def _grid(nest: Nest, sizes: Shape) -> tuple[Dim, Dim]:
+    """The units of a nest and the elements in each."""
+    kept = tuple(n for n, role in zip(sizes, nest.dims) if role == "p")
+    reduced = numel(tuple(n for n, role in zip(sizes, nest.dims) if role == "r"))
+    schedule = nest.schedule()
+    if schedule == "flat":
+        return sizes[0], 1
+    if schedule == "map":
+        return numel(sizes[:-1]), sizes[-1]
+    if schedule == "columns":
+        blocks = quotient(kept[-1] + (COLUMN_BLOCK - 1), COLUMN_BLOCK)
+        return numel(kept[:-1]) * blocks, reduced * COLUMN_BLOCK
+    return numel(kept), reduced
+
+
+def _cost(nest: Nest) -> float:
+    """About how many nanoseconds an element takes."""
+    work = sum(s.op not in LEAVES and s.op != "const" for s in topological([x for _, x in nest.stores]))
+    places = sum(bool(s.args) for s in topological([x for _, x in nest.stores]) if s.op == "load")
+    return 0.1 + 0.02 * work + 0.1 * len(nest.operands) + 2 * places
+
+
+def _grain(cost: float, elements: Dim) -> Dim:
+    """The units that make a thread's worth of work, from the nanoseconds and the number of elements in each."""
+    wanted = int(WORTH / cost)
+    if elements == 1:
+        return max(wanted // 1024, 1) * 1024
+    if isinstance(elements, int):
+        return max(wanted // max(elements, 1), 1)
+    return quotient(wanted, elements) + 1
+
+
+def _blocks(fusion: Fusion, group: Group) -> list[Lowered]:
+    """The partial results of reductions of everything: full blocks, then the rest."""
+    frame = group.frame
+    builder = Builder(fusion.explorer, frame, {})
+    stores = _stores(fusion, group, builder)
+    inputs = [u for u in builder.uses if u.mode == "in"]
+    flat = _Dims(frame.dims, "r" * len(frame.dims), inputs, set())
+    assert len(flat.sizes) == 1, "partial results are made of one flat dim"
+    size = flat.sizes[0]
+    full, steps = quotient(size, BLOCK), [flat.strides(u)[0] if u.mode == "in" else 0 for u in builder.uses]
+    rows: list[Shape] = [
+        (s * BLOCK, s) if u.mode == "in" else (1, 0) for u, s in zip(builder.uses, steps)
+    ]
+    kernel = _kernel("pr", builder, rows, stores, False)
+    launches = []
+    for count, length, first in ((full, BLOCK, 0), (1, size - full * BLOCK, full)):
+        pointers = tuple(
+            Memory(u.value, u.array, u.layout.offset + first * row[0]) for u, row in zip(builder.uses, rows)
+        )
+        args = _arguments((count, length), rows, builder)
+        launches.append(Lowered(kernel, pointers, args, count, _grain(_cost(kernel.nest), BLOCK)))
+    return launches
+
+
+# -- products and scatters --------------------------------------------------------------------------
+
+
+def _matmul(fusion: Fusion, group: Group) -> Lowered:
+    """A product and what is computed at its store."""
+    node = group.node
+    assert node is not None
+    dtype = node.inputs[0].dtype
+    builder = Builder(fusion.explorer, group.frame, group.own(fusion.explorer), 1)
+    product = round_to(Scalar("load", (), COMPUTE[dtype], 0), node.out.dtype)
+    builder.product = (id(node.out), product)
+    found: list[tuple[int, Scalar]] = []
+    for root in group.roots:
+        chain = fusion.explorer.chain_to(root.value.shape, group.frame)
+        if root.value is node.out:
+            value = Scalar("load", (), COMPUTE[dtype], 0)
+        else:
+            value = builder.scalar(root.value, chain) if root.again else builder.root(root.value, chain)
+        found.append((-1, value))
+    stores = []
+    for root, (_, value) in zip(group.roots, found):
+        use = Use(root.value, root.array, root.value.dtype, "out", fusion.stored(group, root), False)
+        stores.append((builder.operand(use), value))
+    strides = [_whole(u.layout) if u.mode == "out" else u.layout.strides for u in builder.uses]
+    operands = tuple(Operand(u.dtype, u.mode, tuple(map(stride_class, s))) for u, s in zip(builder.uses, strides))
+    spec = MatmulSpec(dtype, operands, tuple(kind for kind, _ in builder.numbers), tuple(stores))
+    batch, m, n = group.frame.dims
+    k = node.inputs[0].shape[-1]
+    a, b = (read for read in factors(fusion.explorer, node))
+    assert isinstance(a, Read) and isinstance(b, Read)
+    pointers = [Memory(r.value, _array(fusion, r), r.layout.offset) for r in (a, b)]
+    pointers += [Memory(u.value, u.array, u.layout.offset) for u in builder.uses]
+    own = [_whole(a.layout), _whole(b.layout), *strides]
+    args = (batch, m, n, k, *(s for dims in own for s in dims), *(v for _, v in builder.numbers))
+    grain = quotient(WORTH // 40, k) + 1 if not isinstance(k, int) else max(WORTH // 40 // max(k, 1), 1)
+    return Lowered(MatmulKernel(spec), tuple(pointers), args, spec.units(batch, m, n), grain)
+
+
+def _whole(layout: Layout) -> Shape:
+    """Strides with 1 along a last dim of size 1: any stride is right there, and unit stride is a fast path."""
+    *outer, last = layout.strides
+    return (*outer, 1 if layout.sizes[-1] == 1 else last)
+
+
+def _array(fusion: Fusion, read: Read) -> Array | None:
+    return None if read.raw else fusion.explorer.arrays[id(read.value)]
+
+
+def _scatter(fusion: Fusion, group: Group) -> Lowered:
+    """Additions into an array that holds the base already."""
+    node = group.node
+    assert node is not None
+    dim = node.attrs[0]
+    out = fusion.explorer.arrays[id(node.out)]
+    index, source = (fusion.explorer.strided(v, None) for v in node.inputs[1:])
+    assert isinstance(index, Read) and isinstance(source, Read)
+    shape = node.inputs[1].shape
+    layouts = (out.layout, index.layout, source.layout)
+    columns = _columns(shape, dim, layouts)
+    strides = [
+        (layout.strides[dim], *(layout.strides[d] for d in columns.last)) for layout in layouts
+    ]
+    spec = ScatterSpec(node.out.dtype, node.inputs[1].dtype, tuple("".join(map(stride_class, s)) for s in strides))
+    pointers = (
+        Memory(node.out, out, out.layout.offset),
+        Memory(index.value, _array(fusion, index), index.layout.offset),
+        Memory(source.value, _array(fusion, source), source.layout.offset),
+    )
+    args = (shape[dim], node.out.shape[dim], *columns.sizes, *(s for own in strides for s in own))
+    return Lowered(ScatterKernel(spec), pointers, args, spec.units(columns.sizes), _grain(1.0, shape[dim] * 16))
+
+
+def _columns(shape: Shape, dim: int, layouts: tuple[Layout, ...]) -> _Columns:
+    """The dims other than `dim`, merged where all three arrays allow it; at least one."""
+    found = _Columns()
+    for d in range(len(shape)):
+        if d == dim or shape[d] == 1:
+            continue
+        before = found.last[-1] if found.last else -1
+        if before >= 0 and all(x.strides[before] == x.strides[d] * shape[d] for x in layouts):
+            found.last[-1], found.sizes[-1] = d, found.sizes[-1] * shape[d]
+        else:
+            found.last.append(d)
+            found.sizes.append(shape[d])
+    if not found.last:
+        found.last, found.sizes = [0 if dim or len(shape) == 1 else 1], [1]
+    return found
+
+
+class _Columns:
+    """Merged dims: the last frame dim of each, and its size."""
+
+    def __init__(self) -> None:
+        self.last: list[int] = []
+        self.sizes: list[Dim] = []

@@ -1,0 +1,173 @@
+"""The plan: what the core runs for a graph.
+
+    plan   := kernels buffers steps outputs
+    buffer := "input" i | "output" j | "temp"                  an array's memory; temps are made before their first use
+    step   := Launch kernel pointers args grid grain           pointers: (buffer, offset in elements, item size)
+            | Free temp                                        right after its last use
+
+Sizes, strides and numbers are `Dim`s, to be evaluated per call: a number is the symbol of its slot, which holds
+its raw bits. An output that updates an input is written into that input's memory.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol, Union
+
+from kiln.graph.graph import Graph, Shape
+from kiln.graph.size import Dim
+from kiln.graph.text import dim_text, type_text
+from kiln.graph.verify import verify
+from kiln.passes.explore import Array
+from kiln.passes.fuse import Fusion, fuse
+from kiln.passes.layout import numel
+from kiln.passes.lower import Lowered, Memory, lower_group
+from kiln.passes.prepare import prepare
+
+ITEMSIZE = {
+    "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8,
+    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
+}  # fmt: skip
+
+
+class Kernel(Protocol):
+    """What a plan asks of a kernel."""
+
+    def text(self) -> str:
+        """The canonical text: the key of every cache."""
+
+    def object(self) -> bytes:
+        """The machine code, generated or from the cache."""
+
+
+class Buffer(NamedTuple):
+    """An array's memory: an input's, an output's, or a temporary of `elements` items."""
+
+    kind: str
+    index: int
+    elements: Dim
+    itemsize: int
+
+
+class Launch(NamedTuple):
+    """One kernel over `grid` units; a thread should get at least `grain` of them."""
+
+    kernel: int
+    pointers: tuple[tuple[int, Dim, int], ...]
+    args: tuple[Dim, ...]
+    grid: Dim
+    grain: Dim
+
+
+class Free(NamedTuple):
+    """A temporary is not read any more."""
+
+    buffer: int
+
+
+Step = Union[Launch, Free]
+
+
+class Plan(NamedTuple):
+    """See the module's text."""
+
+    kernels: tuple[Kernel, ...]
+    buffers: tuple[Buffer, ...]
+    steps: tuple[Step, ...]
+    outputs: tuple[tuple[int, str, Shape], ...]  # buffer, dtype, shape
+
+    def text(self) -> str:
+        """The plan to be read: buffers, kernels, then what is launched on what."""
+        lines = [f"buffer {k} {_buffer_text(b)}" for k, b in enumerate(self.buffers)]
+        for k, kernel in enumerate(self.kernels):
+            lines.append(f"kernel {k}")
+            lines += [f"    {line}" for line in kernel.text().split("\n")]
+        lines += [_step_text(step) for step in self.steps]
+        lines += [f"output {k}: buffer {b} {type_text(t, s)}" for k, (b, t, s) in enumerate(self.outputs)]
+        return "\n".join(lines) + "\n"
+
+
+def _buffer_text(buffer: Buffer) -> str:
+    if buffer.kind == "temp":
+        return f"temp {dim_text(buffer.elements)} x {buffer.itemsize}"
+    return f"{buffer.kind} {buffer.index}"
+
+
+def _step_text(step: Step) -> str:
+    if isinstance(step, Free):
+        return f"free {step.buffer}"
+    pointers = ", ".join(f"{b}" if o == 0 else f"{b} + {dim_text(o)}" for b, o, _ in step.pointers)
+    args = ", ".join(map(dim_text, step.args))
+    return f"launch {step.kernel} on ({pointers}) args ({args}) grid {dim_text(step.grid)} grain {dim_text(step.grain)}"
+
+
+def lower(graph: Graph) -> Plan:
+    """The plan of a finished graph (simplify it first)."""
+    verify(graph)
+    prepared = prepare(graph)
+    return _Planner(prepared, fuse(prepared)).plan()
+
+
+class _Planner:
+    """Gives arrays their buffers and puts launches in order."""
+
+    def __init__(self, graph: Graph, fusion: Fusion) -> None:
+        self.graph = graph
+        self.fusion = fusion
+        self.buffers: list[Buffer] = []
+        self.kernels: list[Kernel] = []
+        self._numbers: dict[str, int] = {}
+        self._known: dict[tuple[str, int], int] = {}
+        self._places = {id(a): j for j, a in enumerate(fusion.outputs)}
+        self._inputs = {id(v): i for i, v in enumerate(graph.inputs)}
+
+    def plan(self) -> Plan:
+        """The plan."""
+        launches: list[Launch] = []
+        for group in self.fusion.order():
+            launches += [self._launch(lowered) for lowered in lower_group(self.fusion, group)]
+        outputs = tuple((self._array(a), a.value.dtype, a.value.shape) for a in self.fusion.outputs)
+        return Plan(tuple(self.kernels), tuple(self.buffers), tuple(self._freed(launches)), outputs)
+
+    def _buffer(self, kind: str, index: int, elements: Dim, dtype: str) -> int:
+        key = (kind, index)
+        if key not in self._known:
+            self._known[key] = len(self.buffers)
+            shown = index if kind != "temp" else -1
+            self.buffers.append(Buffer(kind, shown, elements, ITEMSIZE[dtype]))
+        return self._known[key]
+
+    def _array(self, array: Array) -> int:
+        """The buffer of an array."""
+        elements, dtype = numel(array.value.shape), array.value.dtype
+        if array.update >= 0:
+            return self._buffer("input", array.update, elements, dtype)
+        if id(array) in self._places:
+            return self._buffer("output", self._places[id(array)], elements, dtype)
+        return self._buffer("temp", id(array), elements, dtype)
+
+    def _memory(self, memory: Memory) -> int:
+        if memory.array is not None:
+            return self._array(memory.array)
+        value = memory.value
+        return self._buffer("input", self._inputs[id(value)], numel(value.shape), value.dtype)
+
+    def _launch(self, lowered: Lowered) -> Launch:
+        key = lowered.kernel.text()
+        if key not in self._numbers:
+            self._numbers[key] = len(self.kernels)
+            self.kernels.append(lowered.kernel)
+        pointers = tuple((self._memory(m), m.offset, ITEMSIZE[m.value.dtype]) for m in lowered.pointers)
+        return Launch(self._numbers[key], pointers, lowered.args, lowered.grid, lowered.grain)
+
+    def _freed(self, launches: list[Launch]) -> list[Step]:
+        """The launches with every temporary freed after its last use."""
+        last: dict[int, int] = {}
+        for k, launch in enumerate(launches):
+            for buffer, _, _ in launch.pointers:
+                if self.buffers[buffer].kind == "temp":
+                    last[buffer] = k
+        steps: list[Step] = []
+        for k, launch in enumerate(launches):
+            steps.append(launch)
+            steps += [Free(b) for b, end in sorted(last.items()) if end == k]
+        return steps

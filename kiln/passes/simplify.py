@@ -1,0 +1,169 @@
+"""Simplification: fewer nodes, the same bits.
+
+    dead code                   what no output, update or check needs is dropped
+    literals                    a pointwise node on literals only becomes a literal (float64, int64, bool)
+    x * 1, x / 1, x - 0         become x, where dtype and shape stay; x + 0.0 stays: it turns -0.0 into 0.0
+    convert to the same dtype   becomes x
+    sums over dims of size 1    become a reshape (also products, maxima, minima)
+    views of views              reshape of reshape, permute of permute, expand of expand: one view; a view that
+                                changes nothing: none
+    common subexpressions       equal op, inputs and attributes: one node. Numbers are never equal by value:
+                                each is its own input; a random number is a function of such numbers
+
+One sweep in order: every rule looks at the node about to be added, whose inputs are simplified already.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from kiln.graph.graph import Graph, Node, Value
+from kiln.graph.size import Size
+from kiln.ops.kinds import VIEWS
+from kiln.ops.record import CONSTANT, find
+from kiln.passes.fold import fold_pointwise
+from kiln.passes.rewrite import append, reachable
+
+Key = tuple[Any, ...]
+
+
+def simplify(graph: Graph) -> Graph:
+    """An equivalent graph with the same inputs, outputs and updates."""
+    alive = reachable(graph.outputs)
+    new = Graph()
+    new.slots, new.checks, new._equal = graph.slots, list(graph.checks), dict(graph._equal)
+    values: dict[int, Value] = {}
+    for value in graph.inputs:
+        values[id(value)] = copy = Value(new, None, value.dtype, value.shape)
+        copy.layout, copy.weak, copy.slot = value.layout, value.weak, value.slot
+        new.inputs.append(copy)
+    known: dict[Key, Value] = {}
+    for node in graph.nodes:
+        if id(node.out) in alive:
+            values[id(node.out)] = _add(new, known, node, tuple(values[id(v)] for v in node.inputs))
+    new.finish([values[id(v)] for v in graph.outputs])
+    new.updates = dict(graph.updates)
+    return _without_dead(new)
+
+
+def _add(graph: Graph, known: dict[Key, Value], node: Node, inputs: tuple[Value, ...]) -> Value:
+    """The value of a node on simplified inputs: an old value where a rule applies, else a new node's."""
+    rule = _RULES.get(node.op.kind)
+    found = rule(graph, known, node, inputs) if rule is not None else None
+    return found if found is not None else _new(graph, known, node, inputs)
+
+
+def _new(graph: Graph, known: dict[Key, Value], node: Node, inputs: tuple[Value, ...]) -> Value:
+    """The value of an equal node if there is one, else of a new one."""
+    key = (node.op.name, tuple(map(id, inputs)), tuple(map(_attr_key, node.attrs)))
+    found = known.get(key)
+    if found is None:
+        known[key] = found = append(graph, node, inputs)
+    return found
+
+
+def _attr_key(attr: Any) -> Key:
+    """Equal only for attributes that mean the same: 1, 1.0 and True differ, so do 0.0 and -0.0; a NaN is itself."""
+    if isinstance(attr, tuple):
+        return ("tuple", *map(_attr_key, attr))
+    if isinstance(attr, float):
+        return ("float", attr.hex())
+    return (type(attr).__name__, id(attr) if isinstance(attr, Size) else attr)
+
+
+def _literal(value: Value) -> Any:
+    """The Python number a literal stands for, else None."""
+    if value.node is not None and value.node.op is CONSTANT:
+        number = value.node.attrs[0]
+        return None if isinstance(number, Size) else number
+    return None
+
+
+def _is_one(value: Value) -> bool:
+    number = _literal(value)
+    return number is not None and number == 1
+
+
+def _is_zero(value: Value) -> bool:
+    """0 or 0.0, not -0.0: what may be subtracted without a trace."""
+    number = _literal(value)
+    return number is not None and number == 0 and math.copysign(1.0, number) > 0
+
+
+def _pointwise(graph: Graph, known: dict[Key, Value], node: Node, inputs: tuple[Value, ...]) -> Value | None:
+    """Literals, neutral elements, conversions that do nothing."""
+    name = node.op.name
+    if all(_literal(v) is not None for v in inputs) and inputs:
+        return _fold(graph, known, node, inputs)
+    if name in ("convert", "detach") and inputs[0].dtype == node.out.dtype and not inputs[0].weak:
+        return inputs[0]
+    if len(inputs) != 2:
+        return None
+    kept: Value | None = None
+    if (name in ("mul", "div") and _is_one(inputs[1])) or (name == "sub" and _is_zero(inputs[1])):
+        kept = inputs[0]
+    elif name == "mul" and _is_one(inputs[0]):
+        kept = inputs[1]
+    if kept is None or kept.weak or kept.dtype != node.out.dtype or not _same_shape(graph, kept, node.out):
+        return None
+    return kept
+
+
+def _fold(graph: Graph, known: dict[Key, Value], node: Node, inputs: tuple[Value, ...]) -> Value | None:
+    """A literal for a node on literals whose value the scalar ops of Python give exactly."""
+    if not node.out.weak:
+        return None
+    value = fold_pointwise(node, [_literal(v) for v in inputs])
+    if value is None or value != value:
+        return None
+    literal = Node(CONSTANT, (), (value,))
+    literal.out = Value(graph, literal, node.out.dtype, ())
+    literal.out.weak = True
+    return _new(graph, known, literal, ())
+
+
+def _same_shape(graph: Graph, a: Value, b: Value) -> bool:
+    return graph.same_shape(a.shape, b.shape)
+
+
+def _view(graph: Graph, known: dict[Key, Value], node: Node, inputs: tuple[Value, ...]) -> Value | None:
+    """One view for two of a kind; nothing for a view that changes nothing."""
+    source, kind = inputs[0], node.op.kind
+    if kind in ("reshape", "expand") and graph.same_shape(source.shape, node.out.shape):
+        return source
+    if kind == "permute" and node.attrs[0] == tuple(range(source.ndim)):
+        return source
+    if kind == "slice" and node.attrs[1][0] == 0 and node.attrs[1][2] == 1 and _same_shape(graph, source, node.out):
+        return source
+    inner = source.node
+    if inner is None or inner.op.kind != kind or kind not in ("reshape", "permute", "expand"):
+        return None
+    joined = Node(node.op, (), node.attrs)
+    if kind == "permute":
+        joined.attrs = (tuple(inner.attrs[0][d] for d in node.attrs[0]),)
+    joined.out = node.out
+    return _add(graph, known, joined, inner.inputs)
+
+
+def _reduce(graph: Graph, known: dict[Key, Value], node: Node, inputs: tuple[Value, ...]) -> Value | None:
+    """A sum, product, maximum or minimum over dims of size 1 only is a reshape."""
+    over = [inputs[0].shape[d] for d in node.attrs[0]]
+    if node.op.name not in _ONE_IS_ITSELF or any(d != 1 for d in over):
+        return None
+    view = Node(find("reshape"), (), (node.out.shape,))
+    view.out = node.out
+    return _add(graph, known, view, inputs)
+
+
+_ONE_IS_ITSELF = ("reduce_sum", "reduce_prod", "reduce_max", "reduce_min")
+_Rule = Callable[[Graph, "dict[Key, Value]", Node, "tuple[Value, ...]"], "Value | None"]
+_RULES: dict[str, _Rule] = {"pointwise": _pointwise, "reduce": _reduce, **dict.fromkeys(VIEWS, _view)}
+
+
+def _without_dead(graph: Graph) -> Graph:
+    """Drops nodes that simplification left without a reader."""
+    alive = reachable(graph.outputs)
+    graph.nodes = [n for n in graph.nodes if id(n.out) in alive]
+    return graph

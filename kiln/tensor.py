@@ -1,0 +1,178 @@
+"""Tensor's operators and methods, attached from the op table in one place.
+
+x.name(...)    name(x, ...): every public op and function that is a method
+x.name_(...)   the same with its result written into x, for those that have an in-place form
+x + y, x[k]    slots of the core, told here which function they call
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kiln import _core, autograd, ops, printing
+from kiln.device import CPU
+from kiln.ops import creation, data, declare, getitem, pointwise, random, reduce, views
+from kiln.ops.declare import dtype_name
+
+Tensor: Any = _core.Tensor
+
+# The core's names of operator slots that differ from Python's.
+_SLOTS = {"truediv": "div", "floordiv": "floor_divide", "mod": "remainder"}
+
+CASTS = {
+    "bool": "bool", "byte": "uint8", "char": "int8", "short": "int16", "int": "int32", "long": "int64",
+    "half": "float16", "bfloat16": "bfloat16", "float": "float32", "double": "float64",
+}  # fmt: skip
+
+
+def to(
+    self: Any,
+    *args: Any,
+    dtype: Any = None,
+    device: Any = None,
+    copy: bool = False,
+    non_blocking: bool = False,
+) -> Any:
+    """The tensor as another dtype (an argument of its own, or that of a tensor given); itself if nothing
+    changes.
+
+    NotImplementedError for a device other than the CPU, TypeError for an argument that is neither.
+
+    >>> kiln.tensor([1, 2]).to(kiln.float32)
+    tensor([1., 2.])
+    """
+    for argument in args:
+        if isinstance(argument, _core.Tensor):
+            dtype = argument.dtype
+        elif isinstance(argument, (_core.dtype, type)):
+            dtype = argument
+        elif isinstance(argument, str) or hasattr(argument, "type"):
+            device = argument
+        elif argument is not None:
+            raise TypeError(f"to(): expected a dtype, a device or a tensor, got {type(argument).__name__}")
+    if device is not None and str(device).partition(":")[0] != "cpu":
+        raise NotImplementedError(f"to: expected device 'cpu', got {str(device)!r}: there is no other device")
+    if dtype is not None and dtype_name(dtype) != dtype_name(self.dtype):
+        return pointwise.convert(self, dtype_name(dtype))
+    return pointwise.clone(self) if copy else self
+
+
+def type_as(self: Any, other: Any) -> Any:
+    """The tensor as other's dtype."""
+    return to(self, dtype=other.dtype)
+
+
+def _cast(name: str, dtype: str) -> Any:
+    def cast(self: Any) -> Any:
+        return to(self, dtype=dtype)
+
+    cast.__name__, cast.__doc__ = name, f"The tensor as {dtype}; itself if it is."
+    return cast
+
+
+def contiguous(self: Any) -> Any:
+    """The tensor with its elements in order in memory: itself if they are, else a copy.
+
+    >>> kiln.zeros(2, 3).t().contiguous().is_contiguous()
+    True
+    """
+    return self if self.is_contiguous() else pointwise.clone(self)
+
+
+def as_strided(self: Any, size: Any, stride: Any, storage_offset: int | None = None) -> Any:
+    """A view of given sizes and strides into the tensor's memory. RuntimeError if it would leave it.
+
+    >>> kiln.arange(4).as_strided((2, 2), (1, 2))
+    tensor([[0, 2],
+            [1, 3]])
+    """
+    offset = self.storage_offset() if storage_offset is None else storage_offset
+    return views.as_strided(self, tuple(size), tuple(stride), (offset,))
+
+
+def _in_place(name: str, function: Any) -> Any:
+    """The in-place form of a function: its result is written into the tensor, which is returned."""
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(self, *args, **kwargs, out=self)
+
+    method.__name__, method.__doc__ = (
+        f"{name}_",
+        f"`{name}` with its result written into the tensor, which is returned.",
+    )
+    return method
+
+
+def _transposed(self: Any) -> Any:
+    """The dims in reverse order; of a matrix, its transpose."""
+    return views.permute(self, tuple(reversed(range(self.ndim))))
+
+
+def _last_two(self: Any) -> Any:
+    """The last two dims exchanged. RuntimeError for fewer than two."""
+    if self.ndim < 2:
+        raise RuntimeError(
+            f"tensor.mT is only supported on matrices or batches of matrices. Got {self.ndim}-D tensor."
+        )
+    return views.transpose(self, -1, -2)
+
+
+def _iterate(self: Any) -> Any:
+    """The views along dim 0. TypeError for a tensor of no dims."""
+    if self.ndim == 0:
+        raise TypeError("iteration over a 0-d tensor")
+    return iter(views.unbind(self, 0))
+
+
+def backward(
+    self: Any, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None
+) -> None:
+    """Adds the tensor's gradients to the `.grad` of the leaves it depends on (see kiln.autograd.backward)."""
+    autograd.backward(self, gradient, retain_graph, create_graph, inputs)
+
+
+def methods() -> dict[str, Any]:
+    """Every method by name, from the table and the few functions of this file."""
+    found: dict[str, Any] = {}
+    for op in ops.table():
+        if op.public and op.method:
+            found[op.name] = op.handle
+        if op.inplace:
+            found[f"{op.name}_"] = _in_place(op.name, op.handle)
+    for name in declare.METHODS:
+        found[name] = declare.FUNCTIONS[name]
+    for name in declare.INPLACE:
+        found[f"{name}_"] = _in_place(name, declare.FUNCTIONS[name])
+    found.update({name: _cast(name, dtype) for name, dtype in CASTS.items()})
+    found.update(creation.NEW)
+    found.update(random.IN_PLACE)
+    found.update(getitem.IN_PLACE)
+    found.update(
+        to=to, type_as=type_as, contiguous=contiguous, as_strided=as_strided, new_full=creation.new_full
+    )
+    found.update(data.METHODS)
+    found["backward"] = backward
+    found["__iter__"] = _iterate
+    found["__repr__"] = printing.tensor_repr
+    # functions of the namespace that take no tensor first
+    for name in ("sgd_step", "sgd_momentum_step", "adam_step", "amsgrad_step"):
+        found.pop(name, None)
+    return found
+
+
+def attach() -> None:
+    """Gives the core's Tensor its methods, properties and operators; once, at import."""
+    for name, function in methods().items():
+        if name not in vars(Tensor) or name in ("__repr__",):
+            setattr(Tensor, name, function)
+    for name, getter in (("T", _transposed), ("mT", _last_two), ("device", lambda self: CPU)):
+        setattr(Tensor, name, property(getter))
+    for name, function in ops.OPERATORS.items():
+        _core.set_operator(_SLOTS.get(name, name), function)
+    _core.set_operator("setitem", getitem.setitem)
+    _core.set_core_function("add", pointwise.add.handle, ())
+    _core.set_core_function("copy", pointwise.clone.handle, ())
+    _core.set_core_function("sum_to", reduce.sum_to.handle, ("t", "t"))
+
+
+attach()

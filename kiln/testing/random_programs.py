@@ -1,0 +1,247 @@
+"""Random programs: eager and recorded must agree in every bit, and with a peer within rounding.
+
+    python -m kiln.testing.random_programs --count 1000 --seed 0
+
+A program text (see program_writer) runs eagerly and recorded on equal fresh inputs: three times, then with
+other numbers, then with other sizes. Everything a caller could see is compared: the result or the exception,
+the log, the arguments, their gradients. Then the same text runs on PyTorch. A failure prints its seed, what
+differed, and the shortest program that still fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import linecache
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kiln.testing.backend import Framework, load, peer
+from kiln.testing.compare import first_difference, freeze
+from kiln.testing.program_writer import Program, write_program
+
+
+class Call(NamedTuple):
+    """The arguments of one call: seed of the values, numbers s and t, sizes B, C, D."""
+
+    seed: int
+    s: float
+    t: float
+    sizes: tuple[int, int, int]
+
+
+# the same structure three times (first sight, compiled, reused), then what a stale program would get wrong
+CALLS = (
+    Call(1, 0.75, 0.75, (4, 3, 5)),
+    Call(2, 0.75, 0.75, (4, 3, 5)),
+    Call(3, 0.75, 0.75, (4, 3, 5)),
+    Call(4, 1.25, -0.5, (4, 3, 5)),
+    Call(5, 0.5, 2.0, (7, 3, 5)),
+    Call(6, 1.5, 1.5, (1, 3, 5)),
+    Call(7, 0.25, 0.5, (3, 3, 3)),
+)
+
+
+class Seen(NamedTuple):
+    """What one call left behind: frozen values, and the message of its exception if it raised."""
+
+    values: dict[str, Any]
+    message: str
+
+
+class Failure(NamedTuple):
+    """A program that broke a promise: `kind` is "recorded" or "peer"."""
+
+    kind: str
+    program: Program
+    detail: str
+
+    def report(self) -> str:
+        """The text a person needs: seed, difference, program."""
+        return f"seed {self.program.seed} ({self.kind}): {self.detail}\n{self.program.source}"
+
+
+def compiled_text(program: Program) -> Callable[..., Any]:
+    """The program as a function whose lines tracebacks and explain() can show."""
+    name = f"<program {program.seed}, {len(program.blocks)} blocks>"
+    source = program.source
+    linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+    space: dict[str, Any] = {}
+    exec(compile(source, name, "exec"), space)
+    fn: Callable[..., Any] = space["program"]
+    return fn
+
+
+def arguments(framework: Framework, call: Call, noise: int = 0) -> tuple[Any, ...]:
+    """Fresh inputs a, b, w, v, z, i, n of a call; `noise` moves every float by a few units in the last
+    place.
+    """
+    rng = np.random.default_rng(call.seed)
+    rows, columns, depth = call.sizes
+    shapes = ((rows, columns), (rows, columns), (columns, depth), (depth,), (), (rows, columns))
+    # quarters: equal values, zeros and exact sums happen
+    floats = [np.asarray(rng.integers(-10, 11, shape) / 4, dtype=np.float32) for shape in shapes]
+    if noise:
+        moves = np.random.default_rng(noise)
+        floats = [np.asarray(x * (1 + 1e-6 * moves.choice([-1, 1], x.shape)), np.float32) for x in floats]
+    a, b, w, v, z = (framework.from_numpy(x) for x in floats[:5])
+    for leaf in (a, w, v):
+        leaf.requires_grad_()
+    return a, b, w, v, z, framework.from_numpy(rng.integers(0, columns, rows)), floats[5]
+
+
+def observe(fn: Callable[..., Any], framework: Framework, call: Call, exact: bool, noise: int = 0) -> Seen:
+    """Run `fn` on fresh inputs and freeze everything its caller could see."""
+    log: list[Any] = []
+    inputs = arguments(framework, call, noise)
+    framework.manual_seed(call.seed)
+    message = ""
+
+    def say(value: Any) -> None:
+        # the printed text is compared bit for bit only with ourselves
+        log.append({"printed": str(value)} if exact else {"printed": value is None})
+
+    try:
+        with np.errstate(all="ignore"):
+            result = fn(framework, framework.nn.functional, *inputs, call.s, call.t, log, say)
+    except Exception as error:
+        result, message = {"raised": type(error).__name__}, str(error)
+    values = {
+        "result": freeze(result),
+        "log": freeze(log),
+        "inputs": freeze(inputs),
+        "gradients": freeze([x.grad for x in inputs[:4]]),
+    }
+    return Seen(values, message)
+
+
+def check_recorded(program: Program, framework: Framework) -> Failure | None:
+    """Eager against recorded, bit for bit, over all of CALLS."""
+    fn = compiled_text(program)
+    compiled = framework.compile(fn)
+    for number, call in enumerate(CALLS):
+        expected = observe(fn, framework, call, True)
+        got = observe(compiled, framework, call, True)
+        found = first_difference(expected.values, got.values, exact=True)
+        if found is not None:
+            messages = "".join(f"\n  {m}" for m in (expected.message, got.message) if m)
+            return Failure(
+                "recorded", program, f"call {number + 1} {call}: {found} (eager against recorded){messages}"
+            )
+    return None
+
+
+def check_peer(program: Program, framework: Framework, other: Framework) -> Failure | None:
+    """Eager against the peer within rounding; programs whose own result moves as much with its inputs'
+    noise pass.
+    """
+    if program.draws:
+        return None
+    fn = compiled_text(program)
+    for call in (CALLS[0], CALLS[5]):
+        expected, got = observe(fn, other, call, False), observe(fn, framework, call, False)
+        found = first_difference(expected.values, got.values, exact=False)
+        if found is None or undecided(fn, other, call, expected, got):
+            continue
+        messages = "".join(f"\n  {m}" for m in (expected.message, got.message) if m)
+        return Failure("peer", program, f"{call}: {found} ({other.name} against {framework.name}){messages}")
+    return None
+
+
+def undecided(fn: Callable[..., Any], other: Framework, call: Call, expected: Seen, got: Seen) -> bool:
+    """Whether a difference from the peer proves nothing.
+
+    Either the peer itself moves beyond the tolerance when its inputs move by rounding errors (a branch
+    near zero,
+    a tie, a cancellation), or exactly one side refused a backward whose saved tensor was overwritten:
+    what an op
+    saves is its own choice.
+    """
+    refused = ["modified by an inplace operation" in seen.message for seen in (expected, got)]
+    if refused[0] != refused[1]:
+        return True
+    for noise in (1, 2, 3):
+        moved = observe(fn, other, call, False, noise)
+        plain = {k: v for k, v in expected.values.items() if k != "inputs"}
+        if first_difference(plain, {k: moved.values[k] for k in plain}, exact=False) is not None:
+            return True
+    return False
+
+
+def check(program: Program, framework: Framework, other: Framework | None) -> Failure | None:
+    """The first promise that `program` breaks, or None."""
+    failure = check_recorded(program, framework)
+    if failure is None and other is not None:
+        failure = check_peer(program, framework, other)
+    return failure
+
+
+def shrink(failure: Failure, framework: Framework, other: Framework | None, tries: int = 300) -> Failure:
+    """Drop outputs, then blocks (halves first, then one by one), while a failure of the same kind remains."""
+    other = other if failure.kind == "peer" else None
+
+    def still(shorter: Program) -> Failure | None:
+        found = check(shorter, framework, other)
+        return found if found is not None and found.kind == failure.kind else None
+
+    for name in reversed(failure.program.outputs):
+        failure = still(failure.program.without_output(name)) or failure
+    width = max(1, len(failure.program.blocks) // 2)
+    while tries > 0:
+        position, dropped = 0, False
+        while position < len(failure.program.blocks) and tries > 0:
+            tries -= 1
+            found = still(failure.program.without(position, width))
+            if found is not None:
+                failure, dropped = found, True
+            else:
+                position += width
+        if width == 1 and not dropped:
+            break
+        width = max(1, width // 2)
+    return failure
+
+
+def failures(
+    count: int, seed: int, framework: Framework, other: Framework | None, statements: int | None = None
+) -> Iterator[Failure | None]:
+    """Check `count` programs from `seed` on, yielding a shrunk failure or None for each."""
+    for number in range(seed, seed + count):
+        failure = check(write_program(number, statements), framework, other)
+        yield failure and shrink(failure, framework, other)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line; the exit code is 1 if a program failed."""
+    parser = argparse.ArgumentParser(
+        prog="python -m kiln.testing.random_programs", description="random programs"
+    )
+    parser.add_argument("--count", type=int, default=1000, help="how many programs")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first; the others follow")
+    parser.add_argument("--statements", type=int, default=None, help="blocks per program (default: 4 to 24)")
+    parser.add_argument("--backend", default=None, help="kiln or torch (default: KILN_TEST_BACKEND or kiln)")
+    parser.add_argument("--no-peer", action="store_true", help="do not compare with PyTorch")
+    parser.add_argument("--show", action="store_true", help="print the programs instead of running them")
+    options = parser.parse_args(argv)
+    if options.show:
+        for number in range(options.seed, options.seed + options.count):
+            print(f"# seed {number}\n{write_program(number, options.statements).source}")
+        return 0
+    other = None if options.no_peer else peer()
+    failed, started = 0, time.monotonic()
+    runs = failures(options.count, options.seed, load(options.backend), other, options.statements)
+    for number, failure in enumerate(runs, 1):
+        if failure is not None:
+            failed += 1
+            print(failure.report(), flush=True)
+        if number % 100 == 0:
+            print(f"{number} programs, {failed} failed, {time.monotonic() - started:.0f} s", flush=True)
+    print(f"{options.count} programs from seed {options.seed}: {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

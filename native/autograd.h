@@ -1,0 +1,102 @@
+// Reverse mode: a node per recorded call, and the engine that replays captured derivatives.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "dispatch.h"
+#include "op.h"
+#include "small_vector.h"
+#include "tensor.h"
+
+namespace kiln {
+
+// Where a gradient goes: output `index` of `node`, or the .grad of a leaf. Neither: nowhere.
+struct Edge {
+    NodeRef node;
+    MetaRef leaf;
+    uint32_t index = 0;
+    explicit operator bool() const { return node || leaf; }
+};
+
+// A place in the user's program, kept cheaply and turned into text only for an error.
+struct SourceLine {
+    Opaque code;
+    int instruction = 0;
+    static SourceLine (*current)();
+    static std::string (*text)(const SourceLine&);
+};
+
+struct SavedTensor {
+    TensorRef tensor;      // null: not needed; without storage: only its sizes are
+    uint32_t version = 0;  // of its storage when it was saved
+};
+
+struct NodeInput {
+    Edge edge;
+    SavedTensor saved;
+    Number number;
+    bool is_number = false;
+};
+
+struct Node {
+    uint32_t refcount = 0;
+    bool released = false;  // its saved tensors are gone
+    uint32_t outputs = 1;
+    uint64_t order = 0;  // later nodes have larger numbers
+    Fn* fn = nullptr;
+    SmallVector<NodeInput, 3> inputs;
+    SmallVector<SavedTensor, 1> saved_outputs;  // as many as outputs, or none
+    SmallVector<SavedTensor, 1> hidden;
+    SmallVector<Dims, 1> shapes;  // of the outputs
+    DType dtype = DType::float32;
+    SourceLine line;
+    std::vector<Hook> hooks;                                 // on gradients of outputs
+    std::vector<std::pair<AutogradMeta*, uint32_t>> retains;  // tensors whose .grad keeps an output's gradient
+
+    // The engine's, while a run passes through.
+    uint64_t run = 0;
+    uint32_t waiting = 0;
+    bool needed = false;
+    SmallVector<TensorRef, 1> grads;
+};
+
+bool grad_enabled();
+bool set_grad_enabled(bool enabled);  // returns what it was
+bool needs_gradient(const Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out);
+Results call_with_gradient(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out);
+
+// Checks that `target` may be written in place.
+void prepare_write(const Fn& fn, const Tensor& target);
+// After a write: versions move on, and the line is remembered for the message that may need it.
+void wrote(Tensor& target);
+
+Edge edge_of(Tensor& tensor);
+
+// The autograd node of a tensor, brought up to date if its base was changed in place.
+Node* up_to_date_grad_fn(Tensor& tensor);
+
+struct BackwardOptions {
+    bool retain_graph = false;
+    bool create_graph = false;
+    bool accumulate = true;  // into leaves' .grad; otherwise the gradients of `inputs` are returned
+};
+
+// Gradients of `roots` (with the given output gradients; null: ones for a single element).
+std::vector<TensorRef> run_backward(std::span<const TensorRef> roots, std::span<const TensorRef> gradients,
+                                    std::span<const TensorRef> inputs, const BackwardOptions& options);
+
+// Sets tensor's history to `node`, output `index`.
+void set_history(Tensor& tensor, const NodeRef& node, uint32_t index);
+
+// Calls hooks of the interpreter on a gradient; set by bind.
+extern TensorRef (*call_hook)(const Opaque& hook, const TensorRef& gradient);
+
+// Registers a hook on the gradient of a tensor, or keeps that gradient in .grad though it is no leaf.
+uint64_t add_hook(Tensor& tensor, Opaque function);
+void remove_hook(AutogradMeta& meta, uint64_t id);
+void retain_grad(Tensor& tensor);
+
+}  // namespace kiln

@@ -1,0 +1,125 @@
+// What the binding files share. Only bind*.cpp know Python.h.
+#pragma once
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <span>
+#include <string>
+#include <utility>
+
+#include "check.h"
+#include "dispatch.h"
+#include "op.h"
+#include "program.h"
+#include "record.h"
+#include "tensor.h"
+
+namespace kiln {
+
+// An owning reference to a Python object.
+class Object {
+public:
+    Object() = default;
+    static Object steal(PyObject* object) {
+        Object result;
+        result.object_ = object;
+        return result;
+    }
+    static Object borrow(PyObject* object) { return steal(Py_XNewRef(object)); }
+    Object(Object&& other) noexcept : object_(std::exchange(other.object_, nullptr)) {}
+    Object& operator=(Object other) noexcept {
+        std::swap(object_, other.object_);
+        return *this;
+    }
+    Object(const Object& other) : object_(Py_XNewRef(other.object_)) {}
+    ~Object() { Py_XDECREF(object_); }
+    PyObject* get() const { return object_; }
+    PyObject* release() { return std::exchange(object_, nullptr); }
+    explicit operator bool() const { return object_ != nullptr; }
+
+private:
+    PyObject* object_ = nullptr;
+};
+
+// A new reference that must not be null; null means a Python exception is set.
+inline Object checked(PyObject* object) {
+    if (!object) throw Error(ErrorKind::python, "");
+    return Object::steal(object);
+}
+inline void checked_ok(int result) {
+    if (result < 0) throw Error(ErrorKind::python, "");
+}
+
+// Sets the Python exception an error stands for.
+void set_python_error(const Error& error);
+void set_unknown_error(const std::exception& error);
+
+// Runs `body`, turning errors into Python exceptions and a null (or -1) result.
+template <class Body>
+auto guarded(Body&& body) noexcept -> decltype(body()) {
+    try {
+        return body();
+    } catch (const Error& error) {
+        set_python_error(error);
+    } catch (const std::exception& error) {
+        set_unknown_error(error);
+    }
+    if constexpr (std::is_pointer_v<decltype(body())>)
+        return nullptr;
+    else
+        return static_cast<decltype(body())>(-1);
+}
+
+struct TensorObject {
+    PyObject_HEAD
+    Tensor* tensor;  // owned
+    PyObject* dict;
+    PyObject* weakrefs;
+};
+
+extern PyTypeObject* tensor_type;
+extern PyTypeObject* dtype_type;
+extern PyTypeObject* op_type;
+extern PyTypeObject* size_type;
+
+// The Python object of a tensor; the same object as long as it lives. A null tensor is None.
+PyObject* wrap(const TensorRef& tensor);
+PyObject* wrap_results(const Results& results);
+inline bool is_tensor(PyObject* object) { return Py_TYPE(object) == tensor_type || PyObject_TypeCheck(object, tensor_type); }
+inline Tensor& tensor_of(PyObject* object) { return *reinterpret_cast<TensorObject*>(object)->tensor; }
+// Raises TypeError unless the object is a tensor.
+Tensor& expect_tensor(PyObject* object, const char* what);
+
+PyObject* dtype_object(DType dtype);  // borrowed
+DType dtype_from(PyObject* object);   // a dtype object, a name, or Python's bool, int, float
+PyObject* dims_object(const Dims& dims);
+PyObject* size_object(const Dims& dims);  // a kiln.Size, which is a tuple
+Dims dims_from(PyObject* object, const char* what);
+// Whether `object` is a Python number (bool, int, float, or something that says it is one).
+bool number_from(PyObject* object, Number* number);
+PyObject* number_object(const Number& number);
+
+Fn& fn_of(PyObject* op, PyObject* structure);  // the function of an Op object at this structure
+PyObject* op_operator(int slot, PyObject* const* args, size_t count);
+
+// Values that are about to be read, or written from outside: pending work is done first.
+inline void ready(Tensor& tensor) {
+    if (tensor.storage) settle(*tensor.storage);
+}
+
+PyObject* call_compiler(const char* request, PyObject* args);  // steals args; new reference
+
+extern PyNumberMethods tensor_as_number;
+extern PyMappingMethods tensor_as_mapping;
+PyObject* tensor_richcompare(PyObject* lhs, PyObject* rhs, int operation);
+
+// Each adds its types and functions to the module.
+int add_dtypes(PyObject* module);
+int add_tensor(PyObject* module);
+int add_tensor_data(PyObject* module);
+int add_ops(PyObject* module);
+int add_autograd(PyObject* module);
+int add_compiler(PyObject* module);
+
+}  // namespace kiln

@@ -1,0 +1,283 @@
+// Values in and out: nested lists, buffers, single numbers.
+#include "bind.h"
+
+#include <cstring>
+
+namespace kiln {
+
+namespace {
+
+// ---- tensor(data) ----
+
+// Finds the shape of nested sequences and the kind of their numbers.
+struct NestedShape {
+    Dims sizes;
+    Kind kind = Kind::bool_;
+    bool any = false;
+};
+
+bool is_sequence(PyObject* object) { return PyList_Check(object) || PyTuple_Check(object); }
+
+void measure(PyObject* data, size_t depth, NestedShape& shape) {
+    KILN_CHECK(depth < 64, value, "tensor: the data is nested too deeply");
+    if (!is_sequence(data)) {
+        Number number;
+        if (is_tensor(data)) {
+            Tensor& x = tensor_of(data);
+            KILN_CHECK(x.numel == 1, value, "only one element tensors can be converted to Python scalars, got shape ",
+                       shape_text(x.sizes));
+            ready(x);
+            number = read_element(x.dtype, x.data());
+        } else {
+            KILN_CHECK(number_from(data, &number), type, "tensor: expected numbers, got ", Py_TYPE(data)->tp_name);
+        }
+        KILN_CHECK(depth == shape.sizes.size(), value, "expected sequence of length ", shape.sizes[std::min(depth, shape.sizes.size() - 1)],
+                   " at dim ", depth, " (got a number)");
+        shape.kind = std::max(shape.kind, number.kind);
+        shape.any = true;
+        return;
+    }
+    int64_t count = PySequence_Fast_GET_SIZE(data);
+    if (depth == shape.sizes.size()) {
+        KILN_CHECK(!shape.any, value, "tensor: a sequence where a number was expected, at depth ", depth);
+        shape.sizes.push_back(count);
+    }
+    KILN_CHECK(shape.sizes[depth] == count, value, "expected sequence of length ", shape.sizes[depth], " at dim ", depth,
+               " (got ", count, ")");
+    for (int64_t i = 0; i < count; ++i) measure(PySequence_Fast_GET_ITEM(data, i), depth + 1, shape);
+}
+
+std::byte* fill(PyObject* data, DType dtype, std::byte* to) {
+    if (is_sequence(data)) {
+        for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(data); ++i) to = fill(PySequence_Fast_GET_ITEM(data, i), dtype, to);
+        return to;
+    }
+    Number number;
+    if (is_tensor(data))
+        number = read_element(tensor_of(data).dtype, tensor_of(data).data());
+    else
+        number_from(data, &number);
+    write_element(dtype, to, number);
+    return to + itemsize(dtype);
+}
+
+PyObject* from_nested(PyObject*, PyObject* args) {
+    return guarded([&]() -> PyObject* {
+        PyObject *data, *dtype;
+        if (!PyArg_ParseTuple(args, "OO:from_nested", &data, &dtype)) return nullptr;
+        NestedShape shape;
+        measure(data, 0, shape);
+        DType type = dtype != Py_None            ? dtype_from(dtype)
+                     : shape.kind == Kind::bool_ && shape.any ? DType::bool_
+                     : shape.kind == Kind::int_  ? DType::int64
+                                                 : default_dtype();
+        TensorRef tensor = new_tensor(type, shape.sizes);
+        if (tensor->numel) fill(data, type, tensor->data());
+        return wrap(tensor);
+    });
+}
+
+// ---- tolist, item ----
+
+PyObject* nested_list(const Tensor& x, int dim, const std::byte* at) {
+    if (dim == x.ndim()) return number_object(read_element(x.dtype, at));
+    Object list = checked(PyList_New(Py_ssize_t(x.sizes[dim])));
+    int64_t step = x.strides[dim] * int64_t(itemsize(x.dtype));
+    for (int64_t i = 0; i < x.sizes[dim]; ++i) PyList_SET_ITEM(list.get(), i, nested_list(x, dim + 1, at + i * step));
+    return list.release();
+}
+
+PyObject* tensor_tolist(PyObject* self, PyObject*) {
+    return guarded([&]() -> PyObject* {
+        Tensor& x = tensor_of(self);
+        ready(x);
+        return nested_list(x, 0, x.data());
+    });
+}
+
+PyObject* tensor_item(PyObject* self, PyObject*) {
+    return guarded([&]() -> PyObject* {
+        Tensor& x = tensor_of(self);
+        KILN_CHECK(x.numel == 1, runtime, "a Tensor with ", x.numel, " elements cannot be converted to Scalar");
+        ready(x);
+        return number_object(read_element(x.dtype, x.data()));
+    });
+}
+
+PyObject* tensor_data_ptr(PyObject* self, PyObject*) {
+    return guarded([&]() -> PyObject* {
+        Tensor& x = tensor_of(self);
+        settle(*x.storage, true);
+        x.storage->public_ = true;  // for good: nobody tells when the address is no longer used
+        return PyLong_FromVoidPtr(x.data());
+    });
+}
+
+PyObject* tensor_nbytes(PyObject* self, void*) {
+    const Tensor& x = tensor_of(self);
+    return PyLong_FromLongLong(x.numel * int64_t(itemsize(x.dtype)));
+}
+
+// The largest |value|'s distance does not matter here: identity of memory does.
+PyObject* tensor_storage_id(PyObject* self, PyObject*) { return PyLong_FromVoidPtr(tensor_of(self).storage.get()); }
+
+// ---- buffers ----
+
+DType dtype_of_format(const Py_buffer& view) {
+    const char* format = view.format ? view.format : "B";
+    KILN_CHECK(*format != '>' && *format != '!', value,
+               "from_numpy: the array's byte order is not this machine's; use a.astype(a.dtype.newbyteorder('='))");
+    if (*format == '<' || *format == '=' || *format == '@') ++format;
+    KILN_CHECK(format[0] && !format[1], type, "from_numpy: cannot hold elements of format '", view.format, "'");
+    switch (*format) {
+    case '?': return DType::bool_;
+    case 'B': return DType::uint8;
+    case 'b': return DType::int8;
+    case 'e': return DType::float16;
+    case 'f': return DType::float32;
+    case 'd': return DType::float64;
+    case 'h': return DType::int16;
+    case 'i': return DType::int32;
+    case 'l':
+    case 'q': return view.itemsize == 8 ? DType::int64 : DType::int32;
+    default: break;
+    }
+    raise(ErrorKind::type, concat("from_numpy: cannot hold elements of format '", view.format, "'"));
+}
+
+void drop_buffer(void* context) {
+    auto* view = static_cast<Py_buffer*>(context);
+    PyGILState_STATE state = PyGILState_Ensure();
+    PyBuffer_Release(view);
+    PyGILState_Release(state);
+    delete view;
+}
+
+struct BufferGuard {
+    Py_buffer* view;
+    ~BufferGuard() {
+        if (!view) return;
+        PyBuffer_Release(view);
+        delete view;
+    }
+};
+
+Py_buffer* open_buffer(PyObject* object) {
+    auto* view = new Py_buffer();
+    if (PyObject_GetBuffer(object, view, PyBUF_FORMAT | PyBUF_STRIDES | PyBUF_WRITABLE) == 0) return view;
+    PyErr_Clear();
+    if (PyObject_GetBuffer(object, view, PyBUF_FORMAT | PyBUF_STRIDES) == 0) return view;
+    delete view;
+    throw Error(ErrorKind::python, "");
+}
+
+// The memory of a NumPy array (or another buffer) as a tensor, not copied.
+PyObject* from_buffer(PyObject*, PyObject* object) {
+    return guarded([&]() -> PyObject* {
+        BufferGuard guard{open_buffer(object)};
+        const Py_buffer& view = *guard.view;
+        DType dtype = dtype_of_format(view);
+        KILN_CHECK(size_t(view.itemsize) == itemsize(dtype), type, "from_numpy: elements of ", int64_t(view.itemsize),
+                   " bytes where ", name(dtype), " has ", itemsize(dtype));
+        Dims sizes(size_t(view.ndim)), strides(size_t(view.ndim));
+        for (int d = 0; d < view.ndim; ++d) {
+            sizes[d] = view.shape[d];
+            strides[d] = view.strides[d] / view.itemsize;
+            KILN_CHECK(view.strides[d] % view.itemsize == 0, value, "from_numpy: a stride is not a multiple of the element size");
+            KILN_CHECK(view.strides[d] >= 0 || sizes[d] <= 1, value,
+                       "At least one stride in the given numpy array is negative, and tensors with negative strides are "
+                       "not currently supported. (You can probably work around this by making a copy of your array with "
+                       "array.copy().)");
+        }
+        KILN_CHECK(reinterpret_cast<uintptr_t>(view.buf) % size_t(view.itemsize) == 0, value,
+                   "from_numpy: the array's memory is not aligned to its element size; copy it first");
+        auto [low, high] = extent(sizes, strides, 0);
+        size_t nbytes = checked_numel(sizes) ? size_t(high - low) * itemsize(dtype) : 0;
+        bool read_only = view.readonly;
+        StorageRef storage = adopt(view.buf, nbytes, drop_buffer, guard.view, read_only);
+        guard.view = nullptr;
+        TensorRef flat = new_tensor(dtype, Dims(), std::move(storage));
+        return wrap(new_view(*flat, std::move(sizes), std::move(strides), 0));
+    });
+}
+
+// count elements of a bytes-like object from byte `offset`, sharing its memory.
+PyObject* frombuffer(PyObject*, PyObject* args) {
+    return guarded([&]() -> PyObject* {
+        PyObject *object, *dtype_arg;
+        long long count, offset;
+        if (!PyArg_ParseTuple(args, "OOLL:frombuffer", &object, &dtype_arg, &count, &offset)) return nullptr;
+        DType dtype = dtype_from(dtype_arg);
+        BufferGuard guard{open_buffer(object)};
+        const Py_buffer& view = *guard.view;
+        KILN_CHECK(PyBuffer_IsContiguous(&view, 'C'), value, "frombuffer: the buffer is not contiguous");
+        KILN_CHECK(offset >= 0 && offset <= view.len, value, "offset (", offset,
+                   " bytes) must be non-negative and no greater than buffer length (", int64_t(view.len), " bytes)");
+        int64_t room = (view.len - offset) / int64_t(itemsize(dtype));
+        KILN_CHECK(count >= 0 || (view.len - offset) % int64_t(itemsize(dtype)) == 0, value, "buffer length (",
+                   int64_t(view.len - offset), " bytes) after offset must be a multiple of element size (", itemsize(dtype), ")");
+        if (count < 0) count = room;
+        KILN_CHECK(count <= room, value, "requested buffer length (", count, " elements) after offset must not be greater than actual buffer length (", room, " elements)");
+        std::byte* at = static_cast<std::byte*>(view.buf) + offset;
+        KILN_CHECK(reinterpret_cast<uintptr_t>(at) % itemsize(dtype) == 0 || count == 0, value,
+                   "frombuffer: byte ", offset, " of the buffer is not aligned for ", name(dtype));
+        bool read_only = view.readonly;
+        StorageRef storage = adopt(at, size_t(count) * itemsize(dtype), drop_buffer, guard.view, read_only);
+        guard.view = nullptr;
+        return wrap(new_tensor(dtype, Dims{count}, std::move(storage)));
+    });
+}
+
+PyObject* same_bits(PyObject*, PyObject* args) {
+    return guarded([&]() -> PyObject* {
+        PyObject *a, *b;
+        if (!PyArg_ParseTuple(args, "OO:same_bits", &a, &b)) return nullptr;
+        Tensor &x = expect_tensor(a, "same_bits"), &y = expect_tensor(b, "same_bits");
+        ready(x);
+        ready(y);
+        KILN_CHECK(x.contiguous && y.contiguous, value, "same_bits: expected contiguous tensors");
+        return PyBool_FromLong(x.dtype == y.dtype && x.sizes == y.sizes &&
+                               std::memcmp(x.data(), y.data(), size_t(x.numel) * itemsize(x.dtype)) == 0);
+    });
+}
+
+PyObject* empty_uninitialised(PyObject*, PyObject* args) {
+    return guarded([&]() -> PyObject* {
+        PyObject *sizes, *dtype;
+        if (!PyArg_ParseTuple(args, "OO:new_zeros", &sizes, &dtype)) return nullptr;
+        TensorRef tensor = new_tensor(dtype_from(dtype), dims_from(sizes, "size"));
+        std::memset(tensor->data(), 0, size_t(tensor->numel) * itemsize(tensor->dtype));
+        return wrap(tensor);
+    });
+}
+
+PyMethodDef functions[] = {
+    {"from_nested", from_nested, METH_VARARGS, "A tensor of nested lists of numbers: (data, dtype or None)."},
+    {"from_buffer", from_buffer, METH_O, "A NumPy array's memory as a tensor."},
+    {"frombuffer", frombuffer, METH_VARARGS, "Bytes as a tensor: (buffer, dtype, count, offset)."},
+    {"new_zeros", empty_uninitialised, METH_VARARGS, "Zeros at once, whatever is being recorded: (sizes, dtype)."},
+    {"same_bits", same_bits, METH_VARARGS, "Whether two contiguous tensors hold the same bytes."},
+    {nullptr, nullptr, 0, nullptr},
+};
+PyMethodDef tensor_methods[] = {
+    {"tolist", tensor_tolist, METH_NOARGS, "The elements as nested lists of Python numbers."},
+    {"item", tensor_item, METH_NOARGS, "The one element as a Python number."},
+    {"data_ptr", tensor_data_ptr, METH_NOARGS, "The address of element 0."},
+    {"_storage_id", tensor_storage_id, METH_NOARGS, "The same number for tensors that share memory."},
+};
+PyGetSetDef nbytes_getset = {"nbytes", tensor_nbytes, nullptr, "Bytes of all elements.", nullptr};
+
+}  // namespace
+
+int add_tensor_data(PyObject* module) {
+    auto* type = reinterpret_cast<PyObject*>(tensor_type);
+    for (PyMethodDef& method : tensor_methods) {
+        Object descriptor = Object::steal(PyDescr_NewMethod(tensor_type, &method));
+        if (!descriptor || PyObject_SetAttrString(type, method.ml_name, descriptor.get()) < 0) return -1;
+    }
+    Object descriptor = Object::steal(PyDescr_NewGetSet(tensor_type, &nbytes_getset));
+    if (!descriptor || PyObject_SetAttrString(type, "nbytes", descriptor.get()) < 0) return -1;
+    return PyModule_AddFunctions(module, functions);
+}
+
+}  // namespace kiln

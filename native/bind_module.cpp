@@ -1,0 +1,216 @@
+// The module: recorded regions, threads, memory, random state, profiling, and the order things are set up in.
+#include "bind.h"
+
+#include <cstring>
+
+#include "cpu.h"
+#include "threads.h"
+
+namespace kiln {
+
+void set_python_error(const Error& error) {
+    PyObject* type = nullptr;
+    switch (error.kind) {
+    case ErrorKind::value: type = PyExc_ValueError; break;
+    case ErrorKind::type: type = PyExc_TypeError; break;
+    case ErrorKind::index: type = PyExc_IndexError; break;
+    case ErrorKind::key: type = PyExc_KeyError; break;
+    case ErrorKind::attribute: type = PyExc_AttributeError; break;
+    case ErrorKind::runtime: type = PyExc_RuntimeError; break;
+    case ErrorKind::not_implemented: type = PyExc_NotImplementedError; break;
+    case ErrorKind::memory: type = PyExc_MemoryError; break;
+    case ErrorKind::overflow: type = PyExc_OverflowError; break;
+    case ErrorKind::zero_division: type = PyExc_ZeroDivisionError; break;
+    case ErrorKind::buffer: type = PyExc_BufferError; break;
+    case ErrorKind::os: type = PyExc_OSError; break;
+    case ErrorKind::internal: type = PyExc_SystemError; break;
+    case ErrorKind::python: return;  // already set
+    }
+    PyErr_SetString(type, error.message.c_str());
+}
+
+void set_unknown_error(const std::exception& error) {
+    if (dynamic_cast<const std::bad_alloc*>(&error))
+        PyErr_NoMemory();
+    else
+        PyErr_SetString(PyExc_SystemError, error.what());
+}
+
+namespace {
+
+// ---- recorded regions ----
+
+PyTypeObject* region_type = nullptr;
+
+struct RegionObject {
+    PyObject_HEAD
+    Region* region;
+};
+
+Region& region_of(PyObject* object) { return *reinterpret_cast<RegionObject*>(object)->region; }
+
+PyObject* region_new(PyTypeObject* type, PyObject* args, PyObject*) {
+    const char* name;
+    int wait = 0, check = 0;
+    if (!PyArg_ParseTuple(args, "s|pp:Region", &name, &wait, &check)) return nullptr;
+    PyObject* object = type->tp_alloc(type, 0);
+    if (!object) return nullptr;
+    auto* region = new Region();
+    region->name = name;
+    region->wait = wait;
+    region->check = check;
+    reinterpret_cast<RegionObject*>(object)->region = region;
+    return object;
+}
+void region_dealloc(PyObject* object) {
+    PyTypeObject* type = Py_TYPE(object);
+    delete reinterpret_cast<RegionObject*>(object)->region;
+    type->tp_free(object);
+    Py_DECREF(type);
+}
+PyObject* region_begin(PyObject* self, PyObject*) {
+    begin_recording(region_of(self));
+    Py_RETURN_NONE;
+}
+PyObject* region_end(PyObject*, PyObject* cause) {
+    return guarded([&]() -> PyObject* {
+        end_recording(PyUnicode_AsUTF8(cause));
+        Py_RETURN_NONE;
+    });
+}
+PyObject* region_stats(PyObject* self, PyObject*) {
+    const Region& region = region_of(self);
+    Object events = Object::steal(PyList_New(0));
+    for (const RegionEvent& e : region.events) {
+        Object item = Object::steal(Py_BuildValue("(ssKK)", e.what.c_str(), e.cause.c_str(), (unsigned long long)e.ops,
+                                                  (unsigned long long)e.launches));
+        if (!item || PyList_Append(events.get(), item.get()) < 0) return nullptr;
+    }
+    return Py_BuildValue("{sKsKsKsnsO}", "runs", (unsigned long long)region.runs, "compiles",
+                         (unsigned long long)region.compiles, "replays", (unsigned long long)region.replays, "programs",
+                         Py_ssize_t(region.entries.size()), "events", events.get());
+}
+PyMethodDef region_methods[] = {
+    {"begin", region_begin, METH_NOARGS, "Starts recording on this thread, or joins what is being recorded."},
+    {"end", region_end, METH_O, "Ends it; the outermost region runs what is pending. The argument says why."},
+    {"stats", region_stats, METH_NOARGS, "Counts, and the first events."},
+    {nullptr, nullptr, 0, nullptr},
+};
+PyType_Slot region_slots[] = {
+    {Py_tp_new, reinterpret_cast<void*>(region_new)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(region_dealloc)},
+    {Py_tp_methods, region_methods},
+    {0, nullptr},
+};
+PyType_Spec region_spec = {"kiln._core.Region", sizeof(RegionObject), 0, Py_TPFLAGS_DEFAULT, region_slots};
+
+PyObject* flush(PyObject*, PyObject*) {
+    return guarded([&]() -> PyObject* {
+        if (Recording* recording = current_recording()) recording->flush("it was asked for");
+        Py_RETURN_NONE;
+    });
+}
+PyObject* recording(PyObject*, PyObject*) { return PyBool_FromLong(current_recording() != nullptr); }
+
+// ---- random state: seed and position give every number ----
+
+struct {
+    uint64_t seed = 0;
+    int64_t position = 0;
+} random_state;
+
+PyObject* next_random(PyObject*, PyObject* count) {
+    long long amount = PyLong_AsLongLong(count);
+    if (amount < 0) return PyErr_Occurred() ? nullptr : PyErr_Format(PyExc_ValueError, "next_random: a negative count");
+    PyObject* result = Py_BuildValue("(LL)", (long long)random_state.seed, (long long)random_state.position);
+    random_state.position += amount;
+    return result;
+}
+PyObject* get_random(PyObject*, PyObject*) {
+    return Py_BuildValue("(LL)", (long long)random_state.seed, (long long)random_state.position);
+}
+PyObject* set_random(PyObject*, PyObject* args) {
+    long long seed, position;
+    if (!PyArg_ParseTuple(args, "LL:set_random_state", &seed, &position)) return nullptr;
+    random_state.seed = uint64_t(seed);
+    random_state.position = position;
+    Py_RETURN_NONE;
+}
+
+// ---- threads, memory, profile ----
+
+PyObject* get_threads(PyObject*, PyObject*) { return PyLong_FromLong(get_num_threads()); }
+PyObject* set_threads(PyObject*, PyObject* count) {
+    return guarded([&]() -> PyObject* {
+        long value = PyLong_AsLong(count);
+        if (value == -1 && PyErr_Occurred()) return nullptr;
+        set_num_threads(int(value));
+        Py_RETURN_NONE;
+    });
+}
+PyObject* memory(PyObject*, PyObject*) {
+    MemoryStats s = memory_stats();
+    return Py_BuildValue("{snsnsnsKsK}", "allocated_bytes", Py_ssize_t(s.allocated_bytes), "reserved_bytes",
+                         Py_ssize_t(s.reserved_bytes), "peak_allocated_bytes", Py_ssize_t(s.peak_allocated), "allocations",
+                         (unsigned long long)s.allocations, "cache_hits", (unsigned long long)s.cache_hits);
+}
+PyObject* reset_peak(PyObject*, PyObject*) {
+    reset_peak_allocated();
+    Py_RETURN_NONE;
+}
+PyObject* give_back(PyObject*, PyObject*) { return PyLong_FromSize_t(empty_cache()); }
+PyObject* identity(PyObject*, PyObject*) { return PyUnicode_FromString(cpu_identity().c_str()); }
+
+PyObject* profile_start(PyObject*, PyObject*) {
+    profile().lines.clear();
+    profile().on = true;
+    Py_RETURN_NONE;
+}
+PyObject* profile_stop(PyObject*, PyObject*) {
+    return guarded([&]() -> PyObject* {
+        profile().on = false;
+        Object list = checked(PyList_New(0));
+        for (const auto& line : profile().lines) {
+            Object item = checked(Py_BuildValue("(sKd)", line.name.c_str(), (unsigned long long)line.launches, line.seconds));
+            checked_ok(PyList_Append(list.get(), item.get()));
+        }
+        return list.release();
+    });
+}
+
+PyMethodDef functions[] = {
+    {"flush", flush, METH_NOARGS, "Runs what is pending on this thread."},
+    {"recording", recording, METH_NOARGS, "Whether ops are being recorded on this thread."},
+    {"next_random", next_random, METH_O, "Reserves random numbers: (seed, first position)."},
+    {"random_state", get_random, METH_NOARGS, "(seed, position)."},
+    {"set_random_state", set_random, METH_VARARGS, "Sets (seed, position)."},
+    {"get_num_threads", get_threads, METH_NOARGS, "How many threads a kernel may use."},
+    {"set_num_threads", set_threads, METH_O, "Sets how many threads a kernel may use."},
+    {"memory_stats", memory, METH_NOARGS, "The allocator's counts, in bytes."},
+    {"reset_peak_memory_stats", reset_peak, METH_NOARGS, "Starts peak_allocated_bytes anew."},
+    {"empty_cache", give_back, METH_NOARGS, "Gives kept memory back to the system; returns the bytes."},
+    {"cpu_identity", identity, METH_NOARGS, "What decides which machine code runs here, as text."},
+    {"profile_start", profile_start, METH_NOARGS, "Starts counting launches and their time."},
+    {"profile_stop", profile_stop, METH_NOARGS, "(kernel, launches, seconds) since profile_start."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyModuleDef module_definition = {PyModuleDef_HEAD_INIT, "kiln._core", "kiln's core.", -1, functions};
+
+PyObject* make_module() {
+    Opaque::retain = [](void* object) { Py_INCREF(static_cast<PyObject*>(object)); };
+    Opaque::drop = [](void* object) { Py_DECREF(static_cast<PyObject*>(object)); };
+    Object module = Object::steal(PyModule_Create(&module_definition));
+    if (!module) return nullptr;
+    region_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&region_spec));
+    if (!region_type || PyModule_AddObjectRef(module.get(), "Region", reinterpret_cast<PyObject*>(region_type)) < 0)
+        return nullptr;
+    for (auto add : {add_dtypes, add_ops, add_tensor, add_tensor_data, add_autograd, add_compiler})
+        if (add(module.get()) < 0) return nullptr;
+    return module.release();
+}
+
+}  // namespace
+}  // namespace kiln
+
+PyMODINIT_FUNC PyInit__core() { return kiln::make_module(); }

@@ -1,0 +1,565 @@
+// Ops as Python callables: arguments are bound to parameters and go straight to dispatch.
+#include "bind.h"
+
+#include <structmember.h>
+
+#include "autograd.h"
+#include "compiler.h"
+
+namespace kiln {
+
+PyTypeObject* op_type = nullptr;
+
+namespace {
+
+PyObject* required = nullptr;  // the default of a parameter that has none
+PyObject* symbolic_types = nullptr;
+
+struct Param {
+    PyObject* name;
+    char kind;  // T L O V N S Z, see kiln/ops/record.py
+    PyObject* default_value;
+};
+
+struct OpObject {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    Op* op;
+    std::vector<Param>* params;
+    PyObject* record;
+    PyObject* functions;  // structure tuple -> capsule of its Fn
+    Fn* plain;            // the Fn of the empty structure
+};
+
+OpObject& op_of(PyObject* object) { return *reinterpret_cast<OpObject*>(object); }
+
+constexpr int most_params = 24;
+
+// What one call is made of, once bound.
+struct Bound {
+    PyObject* values[most_params] = {};
+    PyObject* more = nullptr;  // owned tuple: sizes given one by one
+    std::vector<TensorRef> out;
+    bool symbolic = false;
+    ~Bound() { Py_XDECREF(more); }
+};
+
+bool is_symbolic(PyObject* object) {
+    return symbolic_types && PyObject_IsInstance(object, symbolic_types) == 1;
+}
+
+void bind_out(OpObject& self, PyObject* value, Bound& bound) {
+    if (value == Py_None) return;
+    if (is_tensor(value)) {
+        bound.out.emplace_back(&tensor_of(value));
+        return;
+    }
+    Object list = checked(PySequence_Fast(value, "out: expected a tensor or a sequence of tensors"));
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(list.get()); ++i)
+        bound.out.emplace_back(&expect_tensor(PySequence_Fast_GET_ITEM(list.get(), i), self.op->name.c_str()));
+}
+
+void bind_keyword(OpObject& self, PyObject* name, PyObject* value, Bound& bound) {
+    const auto& params = *self.params;
+    for (size_t p = 0; p < params.size(); ++p) {
+        if (params[p].name != name && PyUnicode_Compare(params[p].name, name) != 0) continue;
+        KILN_CHECK(!bound.values[p], type, self.op->name, "() got multiple values for argument '", PyUnicode_AsUTF8(name), "'");
+        bound.values[p] = value;
+        return;
+    }
+    if (PyUnicode_CompareWithASCIIString(name, "out") == 0) return bind_out(self, value, bound);
+    raise(ErrorKind::type, concat(self.op->name, "() got an unexpected keyword argument '", PyUnicode_AsUTF8(name), "'"));
+}
+
+void bind(OpObject& self, PyObject* const* args, size_t count, PyObject* names, Bound& bound) {
+    const auto& params = *self.params;
+    if (count > params.size()) {
+        bool sizes = !params.empty() && params.back().kind == 'Z';
+        KILN_CHECK(sizes, type, self.op->name, "() takes ", params.size(), " positional arguments but ", count, " were given");
+    }
+    size_t last = params.size();
+    if (last && params.back().kind == 'Z' && count >= last && (count > last || PyIndex_Check(args[last - 1]))) {
+        bound.more = PyTuple_New(Py_ssize_t(count - last + 1));
+        for (size_t i = last - 1; i < count; ++i) PyTuple_SET_ITEM(bound.more, i - last + 1, Py_NewRef(args[i]));
+        bound.values[last - 1] = bound.more;
+        count = last - 1;
+    }
+    for (size_t i = 0; i < count; ++i) bound.values[i] = args[i];
+    if (names) {
+        PyObject* const* values = args + (bound.more ? PyTuple_GET_SIZE(bound.more) + Py_ssize_t(count) : Py_ssize_t(count));
+        for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(names); ++k)
+            bind_keyword(self, PyTuple_GET_ITEM(names, k), values[k], bound);
+    }
+    for (size_t p = 0; p < params.size(); ++p) {
+        if (!bound.values[p]) bound.values[p] = params[p].default_value;
+        KILN_CHECK(bound.values[p] != required, type, self.op->name, "() missing required argument: '",
+                   PyUnicode_AsUTF8(params[p].name), "'");
+    }
+}
+
+Fn& plain_fn(OpObject& self) {
+    if (!self.plain) {
+        Object empty = checked(PyTuple_New(0));
+        self.plain = &fn_of(reinterpret_cast<PyObject*>(&self), empty.get());
+    }
+    return *self.plain;
+}
+
+[[noreturn]] void wrong_argument(const OpObject& self, const Param& param, PyObject* value, const char* expected) {
+    raise(ErrorKind::type, concat(self.op->name, "(): argument '", PyUnicode_AsUTF8(param.name), "' must be ", expected,
+                                  ", not ", Py_TYPE(value)->tp_name));
+}
+
+// A list in the structure becomes a tuple, so that it can be part of a key.
+Object hashable(PyObject* value) {
+    if (!PyList_Check(value)) return Object::borrow(value);
+    return checked(PySequence_Tuple(value));
+}
+
+const char* number_code(const Number& number) {
+    return number.kind == Kind::float_ ? "f" : number.kind == Kind::bool_ ? "b" : "i";
+}
+
+// Turns bound arguments into operands and structure.
+class Arguments {
+public:
+    Arguments(OpObject& self, Bound& bound) : self_(self), bound_(bound), pointwise_(self.op->kind == OpKind::pointwise) {}
+
+    // False if an argument is symbolic: then the call is traced, not run.
+    bool collect() {
+        const auto& params = *self_.params;
+        for (size_t p = 0; p < params.size(); ++p)
+            if (!collect_one(params[p], bound_.values[p])) return false;
+        return true;
+    }
+
+    Fn& fn() {
+        if (pointwise_ && structure_.empty()) return plain_fn(self_);
+        Object tuple = checked(PyTuple_New(Py_ssize_t(structure_.size())));
+        for (size_t i = 0; i < structure_.size(); ++i) PyTuple_SET_ITEM(tuple.get(), i, structure_[i].release());
+        return fn_of(reinterpret_cast<PyObject*>(&self_), tuple.get());
+    }
+
+    Operands operands;
+
+private:
+    void note(const char* code) {
+        if (!pointwise_) structure_.push_back(Object::steal(PyUnicode_InternFromString(code)));
+    }
+    void note(Py_ssize_t count) { structure_.push_back(Object::steal(PyLong_FromSsize_t(count))); }
+
+    bool collect_one(const Param& param, PyObject* value) {
+        switch (param.kind) {
+        case 'S':
+            if (is_symbolic(value)) return false;
+            if (self_.op->kind != OpKind::view) structure_.push_back(hashable(value));
+            if (self_.op->kind == OpKind::view) collect_view_dims(param, value);
+            return true;
+        case 'Z': return collect_sizes(param, value);
+        case 'L': return collect_list(param, value);
+        default: return collect_operand(param, value);
+        }
+    }
+
+    bool collect_operand(const Param& param, PyObject* value) {
+        if (is_tensor(value)) {
+            Tensor& tensor = tensor_of(value);
+            if (param.kind == 'N') {  // a 0-d tensor where a number belongs is read
+                KILN_CHECK(tensor.numel == 1, type, self_.op->name, "(): argument '", PyUnicode_AsUTF8(param.name),
+                           "' must be a number, not a tensor of shape ", shape_text(tensor.sizes));
+                ready(tensor);
+                return add_number(read_element(tensor.dtype, tensor.data()));
+            }
+            operands.push_back({&tensor, {}});
+            note("t");
+            return true;
+        }
+        if (value == Py_None && param.kind != 'T') {
+            KILN_CHECK(!pointwise_, type, self_.op->name, "(): argument '", PyUnicode_AsUTF8(param.name), "' must not be None");
+            structure_.push_back(Object::borrow(Py_None));
+            return true;
+        }
+        Number number;
+        if ((param.kind == 'V' || param.kind == 'N') && number_from(value, &number)) return add_number(number);
+        if (is_symbolic(value)) return false;
+        wrong_argument(self_, param, value, param.kind == 'N' ? "a number" : param.kind == 'V' ? "Tensor or a number" : "Tensor");
+    }
+
+    bool add_number(const Number& number) {
+        operands.push_back({nullptr, number});
+        note(number_code(number));
+        return true;
+    }
+
+    bool collect_sizes(const Param& param, PyObject* value) {
+        if (PyTuple_Check(value) || PyList_Check(value)) {
+            Object list = checked(PySequence_Fast(value, "sizes"));
+            for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(list.get()); ++i)
+                if (is_symbolic(PySequence_Fast_GET_ITEM(list.get(), i))) return false;
+        } else if (is_symbolic(value)) {
+            return false;
+        }
+        Dims sizes = dims_from(value, (self_.op->name + "(): argument '" + PyUnicode_AsUTF8(param.name) + "'").c_str());
+        for (int64_t size : sizes) operands.push_back({nullptr, Number::of(size)});
+        note(Py_ssize_t(sizes.size()));
+        return true;
+    }
+
+    // A view's structure (a permutation, a dim) is part of its function.
+    void collect_view_dims(const Param& param, PyObject* value) {
+        Dims dims = dims_from(value, (self_.op->name + "(): argument '" + PyUnicode_AsUTF8(param.name) + "'").c_str());
+        structure_.push_back(Object::steal(dims_object(dims)));
+    }
+
+    bool collect_list(const Param& param, PyObject* value) {
+        KILN_CHECK(PyList_Check(value) || PyTuple_Check(value), type, self_.op->name, "(): argument '",
+                   PyUnicode_AsUTF8(param.name), "' must be a tuple of Tensors, not ", Py_TYPE(value)->tp_name);
+        Object list = checked(PySequence_Fast(value, "tensors"));
+        Py_ssize_t count = PySequence_Fast_GET_SIZE(list.get());
+        for (Py_ssize_t i = 0; i < count; ++i) {
+            PyObject* item = PySequence_Fast_GET_ITEM(list.get(), i);
+            if (is_symbolic(item)) return false;
+            if (!is_tensor(item)) wrong_argument(self_, param, item, "a tuple of Tensors");
+            operands.push_back({&tensor_of(item), {}});
+        }
+        note(count);
+        return true;
+    }
+
+    OpObject& self_;
+    Bound& bound_;
+    bool pointwise_;
+    SmallVector<Object, 8> structure_;
+};
+
+PyObject* trace(OpObject& self, PyObject* const* args, size_t count, PyObject* names) {
+    Object positional = checked(PyTuple_New(Py_ssize_t(count)));
+    for (size_t i = 0; i < count; ++i) PyTuple_SET_ITEM(positional.get(), i, Py_NewRef(args[i]));
+    Object keywords = checked(PyDict_New());
+    if (names)
+        for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(names); ++k)
+            checked_ok(PyDict_SetItem(keywords.get(), PyTuple_GET_ITEM(names, k), args[count + k]));
+    return PyObject_CallMethod(self.record, "trace", "OO", positional.get(), keywords.get());
+}
+
+void check_out(const OpObject& self, const Fn& fn, const Operands& operands, std::span<const TensorRef> out) {
+    if (out.empty() || fn.cls != FnClass::pointwise) return;
+    Dims shape = broadcast_shape(fn, {operands.data(), operands.size()});
+    const Dims& target = out[0]->sizes;
+    bool fits = shape.size() <= target.size();
+    for (size_t d = 0; fits && d < shape.size(); ++d) {
+        int64_t have = shape[shape.size() - 1 - d], want = target[target.size() - 1 - d];
+        fits = have == want || have == 1;
+    }
+    KILN_CHECK(fits, runtime, self.op->name, ": output with shape ", shape_text(target),
+               " doesn't match the broadcast shape ", shape_text(shape));
+}
+
+PyObject* op_vectorcall(PyObject* object, PyObject* const* args, size_t flags, PyObject* names) {
+    return guarded([&]() -> PyObject* {
+        OpObject& self = op_of(object);
+        size_t count = size_t(PyVectorcall_NARGS(flags));
+        Bound bound;
+        bind(self, args, count, names, bound);
+        Arguments arguments(self, bound);
+        if (!arguments.collect()) return trace(self, args, count, names);
+        Fn& fn = arguments.fn();
+        std::span<const Operand> operands(arguments.operands.data(), arguments.operands.size());
+        check_out(self, fn, arguments.operands, bound.out);
+        Results results = call(fn, operands, bound.out);
+        return wrap_results(results);
+    });
+}
+
+void op_dealloc(PyObject* object) {
+    // Ops live as long as the process: functions and keys refer to them.
+    PyTypeObject* type = Py_TYPE(object);
+    type->tp_free(object);
+    Py_DECREF(type);
+}
+
+OpKind op_kind(const std::string& kind, ViewKind* view) {
+    static const std::pair<const char*, ViewKind> views[] = {{"reshape", ViewKind::reshape},
+                                                             {"permute", ViewKind::permute},
+                                                             {"expand", ViewKind::expand},
+                                                             {"slice", ViewKind::slice},
+                                                             {"as_strided", ViewKind::as_strided}};
+    for (const auto& [text, code] : views)
+        if (kind == text) {
+            *view = code;
+            return OpKind::view;
+        }
+    return kind == "pointwise" ? OpKind::pointwise : OpKind::general;
+}
+
+PyObject* op_new(PyTypeObject* type, PyObject* args, PyObject*) {
+    return guarded([&]() -> PyObject* {
+        const char *name, *kind;
+        PyObject *params, *record;
+        if (!PyArg_ParseTuple(args, "ssOO:Op", &name, &kind, &params, &record)) return nullptr;
+        PyObject* object = type->tp_alloc(type, 0);
+        if (!object) return nullptr;
+        OpObject& self = op_of(object);
+        self.vectorcall = op_vectorcall;
+        self.op = new Op();
+        static uint32_t next_id = 0;
+        self.op->id = next_id++;
+        self.op->name = name;
+        self.op->kind = op_kind(kind, &self.op->view);
+        self.op->record = Py_NewRef(record);
+        self.record = record;
+        self.functions = PyDict_New();
+        self.params = new std::vector<Param>();
+        Object list = checked(PySequence_Fast(params, "Op: params"));
+        KILN_CHECK(PySequence_Fast_GET_SIZE(list.get()) <= most_params, value, "Op: too many parameters");
+        for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(list.get()); ++i) {
+            PyObject *param_name, *default_value;
+            const char* letter;
+            if (!PyArg_ParseTuple(PySequence_Fast_GET_ITEM(list.get(), i), "UsO", &param_name, &letter, &default_value))
+                throw Error(ErrorKind::python, "");
+            Py_INCREF(param_name);
+            PyUnicode_InternInPlace(&param_name);
+            self.params->push_back({param_name, letter[0], Py_NewRef(default_value)});
+        }
+        return object;
+    });
+}
+
+PyObject* op_get(PyObject* self, PyObject* instance, PyObject*) {
+    return instance && instance != Py_None ? PyMethod_New(self, instance) : Py_NewRef(self);
+}
+PyObject* op_name(PyObject* self, void*) { return PyUnicode_FromString(op_of(self).op->name.c_str()); }
+PyObject* op_doc(PyObject* self, void*) { return PyObject_GetAttrString(op_of(self).record, "doc"); }
+PyObject* op_record(PyObject* self, void*) { return Py_NewRef(op_of(self).record); }
+PyObject* op_repr(PyObject* self) { return PyUnicode_FromFormat("<op %s>", op_of(self).op->name.c_str()); }
+
+PyGetSetDef op_getset[] = {
+    {"__name__", op_name, nullptr, nullptr, nullptr},
+    {"__doc__", op_doc, nullptr, nullptr, nullptr},
+    {"record", op_record, nullptr, "The table's entry.", nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
+};
+PyMemberDef op_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(OpObject, vectorcall), READONLY, nullptr},
+    {nullptr, 0, 0, 0, nullptr},
+};
+PyType_Slot op_slots[] = {
+    {Py_tp_new, reinterpret_cast<void*>(op_new)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(op_dealloc)},
+    {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
+    {Py_tp_descr_get, reinterpret_cast<void*>(op_get)},
+    {Py_tp_repr, reinterpret_cast<void*>(op_repr)},
+    {Py_tp_getset, op_getset},
+    {Py_tp_members, op_members},
+    {0, nullptr},
+};
+PyType_Spec op_spec = {"kiln._core.Op", sizeof(OpObject), 0,
+                       Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR, op_slots};
+
+// ---- operators ----
+
+enum Slot { add, sub, mul, div, floordiv, mod, pow_, matmul, and_, or_, xor_, neg, invert, abs_, eq, ne, lt, le, gt, ge,
+            getitem, setitem, slot_count };
+const char* const slot_names[slot_count] = {"add", "sub", "mul", "div", "floor_divide", "remainder", "pow", "matmul",
+                                            "and", "or", "xor", "neg", "invert", "abs", "eq", "ne", "lt", "le", "gt",
+                                            "ge", "getitem", "setitem"};
+PyObject* operators[slot_count] = {};
+
+PyObject* set_operator(PyObject*, PyObject* args) {
+    const char* name;
+    PyObject* function;
+    if (!PyArg_ParseTuple(args, "sO:set_operator", &name, &function)) return nullptr;
+    for (int slot = 0; slot < slot_count; ++slot)
+        if (std::strcmp(slot_names[slot], name) == 0) {
+            Py_XSETREF(operators[slot], Py_NewRef(function));
+            Py_RETURN_NONE;
+        }
+    PyErr_Format(PyExc_ValueError, "set_operator: no operator '%s'", name);
+    return nullptr;
+}
+
+// lhs op rhs where both are tensors or numbers and the op is pointwise: no argument binding at all.
+PyObject* fast_binary(OpObject& self, PyObject* lhs, PyObject* rhs) {
+    Operand operands[2];
+    PyObject* sides[2] = {lhs, rhs};
+    for (int i = 0; i < 2; ++i) {
+        if (is_tensor(sides[i]))
+            operands[i].tensor = &tensor_of(sides[i]);
+        else if (!number_from(sides[i], &operands[i].number))
+            return Py_NewRef(Py_NotImplemented);
+    }
+    return wrap_results(call(plain_fn(self), operands));
+}
+
+PyObject* binary(Slot slot, PyObject* lhs, PyObject* rhs) {
+    return guarded([&]() -> PyObject* {
+        PyObject* function = operators[slot];
+        if (!function) return Py_NewRef(Py_NotImplemented);
+        if (Py_TYPE(function) == op_type && op_of(function).op->kind == OpKind::pointwise && op_of(function).params->size() == 2)
+            return fast_binary(op_of(function), lhs, rhs);
+        Number number;
+        for (PyObject* side : {lhs, rhs})
+            if (!is_tensor(side) && !number_from(side, &number)) return Py_NewRef(Py_NotImplemented);
+        PyObject* args[2] = {lhs, rhs};
+        return PyObject_Vectorcall(function, args, 2, nullptr);
+    });
+}
+
+template <Slot slot>
+PyObject* binary_slot(PyObject* lhs, PyObject* rhs) {
+    return binary(slot, lhs, rhs);
+}
+
+template <Slot slot>
+PyObject* unary_slot(PyObject* x) {
+    return operators[slot] ? PyObject_CallOneArg(operators[slot], x) : Py_NewRef(Py_NotImplemented);
+}
+
+// x op= y: the op with its result written into x.
+template <Slot slot>
+PyObject* inplace_slot(PyObject* lhs, PyObject* rhs) {
+    Number number;
+    if (!is_tensor(lhs) || !operators[slot]) return binary(slot, lhs, rhs);
+    if (!is_tensor(rhs) && !number_from(rhs, &number)) return PyErr_Occurred() ? nullptr : Py_NewRef(Py_NotImplemented);
+    static PyObject* names = Py_BuildValue("(s)", "out");
+    PyObject* args[3] = {lhs, rhs, lhs};
+    return PyObject_Vectorcall(operators[slot], args, 2, names);
+}
+
+PyObject* power(PyObject* lhs, PyObject* rhs, PyObject*) { return binary(pow_, lhs, rhs); }
+
+PyObject* get_item(PyObject* x, PyObject* index) {
+    PyObject* args[2] = {x, index};
+    return PyObject_Vectorcall(operators[getitem], args, 2, nullptr);
+}
+
+int set_item(PyObject* x, PyObject* index, PyObject* value) {
+    if (!value) {
+        PyErr_SetString(PyExc_TypeError, "Tensor does not support deleting items");
+        return -1;
+    }
+    PyObject* args[3] = {x, index, value};
+    Object result = Object::steal(PyObject_Vectorcall(operators[setitem], args, 3, nullptr));
+    return result ? 0 : -1;
+}
+
+// The one element, for bool(x), int(x), float(x).
+Number single(PyObject* self, const char* what) {
+    Tensor& x = tensor_of(self);
+    KILN_CHECK(x.numel == 1, runtime, what, x.numel ? " of a tensor with more than one value is ambiguous" : " of an empty tensor is ambiguous",
+               " (shape ", shape_text(x.sizes), ")");
+    ready(x);
+    return read_element(x.dtype, x.data());
+}
+
+int tensor_bool(PyObject* self) {
+    return guarded([&] {
+        Number n = single(self, "Boolean value");
+        return int(n.kind == Kind::float_ ? n.real != 0 : n.integer != 0);
+    });
+}
+PyObject* tensor_int(PyObject* self) {
+    return guarded([&]() -> PyObject* {
+        Number n = single(self, "int()");
+        return n.kind == Kind::float_ ? PyLong_FromDouble(n.real) : PyLong_FromLongLong(n.integer);
+    });
+}
+PyObject* tensor_float(PyObject* self) {
+    return guarded([&]() -> PyObject* { return PyFloat_FromDouble(single(self, "float()").as_double()); });
+}
+PyObject* tensor_index(PyObject* self) {
+    return guarded([&]() -> PyObject* {
+        const Tensor& x = tensor_of(self);
+        KILN_CHECK(!is_float(x.dtype) && x.numel == 1, type,
+                   "only integer tensors of a single element can be converted to an index");
+        return PyLong_FromLongLong(single(self, "index").integer);
+    });
+}
+
+PyObject* set_symbolic_types(PyObject*, PyObject* types) {
+    Py_XSETREF(symbolic_types, Py_NewRef(types));
+    Py_RETURN_NONE;
+}
+
+PyObject* set_core_function(PyObject*, PyObject* args) {
+    return guarded([&]() -> PyObject* {
+        const char* role;
+        PyObject *op, *structure;
+        if (!PyArg_ParseTuple(args, "sO!O!:set_core_function", &role, op_type, &op, &PyTuple_Type, &structure)) return nullptr;
+        Fn* fn = &fn_of(op, structure);
+        CoreFns& fns = core_fns();
+        std::string name = role;
+        Fn** place = name == "add" ? &fns.add : name == "copy" ? &fns.copy : name == "sum_to" ? &fns.sum_to
+                   : name == "write" ? &fns.write : nullptr;
+        KILN_CHECK(place, value, "set_core_function: no role '", name, "'");
+        *place = fn;
+        Py_RETURN_NONE;
+    });
+}
+
+PyMethodDef functions[] = {
+    {"set_operator", set_operator, METH_VARARGS, "Sets what an operator of Tensor calls."},
+    {"set_symbolic_types", set_symbolic_types, METH_O, "Types whose arguments make a call be traced."},
+    {"set_core_function", set_core_function, METH_VARARGS, "Tells the core which op adds, copies, sums to a shape."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+}  // namespace
+
+PyNumberMethods tensor_as_number = {
+    .nb_add = binary_slot<add>,
+    .nb_subtract = binary_slot<sub>,
+    .nb_multiply = binary_slot<mul>,
+    .nb_remainder = binary_slot<mod>,
+    .nb_power = power,
+    .nb_negative = unary_slot<neg>,
+    .nb_absolute = unary_slot<abs_>,
+    .nb_bool = tensor_bool,
+    .nb_invert = unary_slot<invert>,
+    .nb_and = binary_slot<and_>,
+    .nb_xor = binary_slot<xor_>,
+    .nb_or = binary_slot<or_>,
+    .nb_int = tensor_int,
+    .nb_float = tensor_float,
+    .nb_inplace_add = inplace_slot<add>,
+    .nb_inplace_subtract = inplace_slot<sub>,
+    .nb_inplace_multiply = inplace_slot<mul>,
+    .nb_floor_divide = binary_slot<floordiv>,
+    .nb_true_divide = binary_slot<div>,
+    .nb_inplace_true_divide = inplace_slot<div>,
+    .nb_index = tensor_index,
+    .nb_matrix_multiply = binary_slot<matmul>,
+};
+PyMappingMethods tensor_as_mapping = {.mp_subscript = get_item, .mp_ass_subscript = set_item};
+
+PyObject* tensor_richcompare(PyObject* lhs, PyObject* rhs, int operation) {
+    static const Slot slots[] = {lt, le, eq, ne, gt, ge};
+    return binary(slots[operation], lhs, rhs);
+}
+
+Fn& fn_of(PyObject* op, PyObject* structure) {
+    OpObject& self = op_of(op);
+    PyObject* found = PyDict_GetItemWithError(self.functions, structure);
+    if (found) return *static_cast<Fn*>(PyCapsule_GetPointer(found, nullptr));
+    if (PyErr_Occurred()) throw Error(ErrorKind::python, "");
+    self.op->differentiable = Object::steal(PyObject_GetAttrString(self.record, "differentiable")).get() == Py_True;
+    Fn* fn = new_fn(self.op, self.op->name);
+    fn->structure = Opaque(structure);
+    if (self.op->kind == OpKind::view)
+        for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(structure); ++i)
+            if (PyTuple_Check(PyTuple_GET_ITEM(structure, i))) fn->dims = dims_from(PyTuple_GET_ITEM(structure, i), "dims");
+    Object capsule = checked(PyCapsule_New(fn, nullptr, nullptr));
+    checked_ok(PyDict_SetItem(self.functions, structure, capsule.get()));
+    return *fn;
+}
+
+int add_ops(PyObject* module) {
+    op_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&op_spec));
+    if (!op_type) return -1;
+    required = PyObject_CallNoArgs(reinterpret_cast<PyObject*>(&PyBaseObject_Type));
+    if (!required || PyModule_AddObjectRef(module, "REQUIRED", required) < 0) return -1;
+    if (PyModule_AddObjectRef(module, "Op", reinterpret_cast<PyObject*>(op_type)) < 0) return -1;
+    return PyModule_AddFunctions(module, functions);
+}
+
+}  // namespace kiln

@@ -1,0 +1,395 @@
+// The Tensor type: identity, properties, what PyTorch users read from a tensor.
+#include "bind.h"
+
+#include <structmember.h>
+
+#include "autograd.h"
+
+namespace kiln {
+
+PyTypeObject* tensor_type = nullptr;
+
+namespace {
+
+std::vector<PyObject*>& spare_objects() {
+    static auto* list = new std::vector<PyObject*>();
+    return *list;
+}
+
+PyObject* new_object(PyTypeObject* type, const TensorRef& tensor) {
+    PyObject* object = nullptr;
+    auto& spare = spare_objects();
+    if (type == tensor_type && !spare.empty()) {
+        object = spare.back();
+        spare.pop_back();
+        PyObject_Init(object, type);
+    } else {
+        object = type->tp_alloc(type, 0);
+        if (!object) throw Error(ErrorKind::python, "");
+    }
+    auto* self = reinterpret_cast<TensorObject*>(object);
+    self->tensor = tensor.get();
+    ++self->tensor->refcount;
+    self->tensor->wrapper = object;
+    self->dict = nullptr;
+    self->weakrefs = nullptr;
+    return object;
+}
+
+void tensor_dealloc(PyObject* object) {
+    auto* self = reinterpret_cast<TensorObject*>(object);
+    PyTypeObject* type = Py_TYPE(object);
+    if (PyType_IS_GC(type)) PyObject_GC_UnTrack(object);
+    if (self->weakrefs) PyObject_ClearWeakRefs(object);
+    Py_CLEAR(self->dict);
+    if (Tensor* tensor = std::exchange(self->tensor, nullptr)) {
+        tensor->wrapper = nullptr;
+        if (--tensor->refcount == 0) release(tensor);
+    }
+    auto& spare = spare_objects();
+    if (type == tensor_type && spare.size() < 1024)
+        spare.push_back(object);
+    else
+        type->tp_free(object);
+    Py_DECREF(type);
+}
+
+template <class Body>
+PyObject* property(PyObject* self, Body&& body) {
+    return guarded([&]() -> PyObject* { return body(tensor_of(self)); });
+}
+
+PyObject* get_shape(PyObject* self, void*) { return size_object(tensor_of(self).sizes); }
+PyObject* get_dtype(PyObject* self, void*) { return Py_NewRef(dtype_object(tensor_of(self).dtype)); }
+PyObject* get_ndim(PyObject* self, void*) { return PyLong_FromLong(tensor_of(self).ndim()); }
+PyObject* get_requires_grad(PyObject* self, void*) { return PyBool_FromLong(tensor_of(self).requires_grad()); }
+PyObject* get_is_leaf(PyObject* self, void*) { return PyBool_FromLong(tensor_of(self).grad_fn() == nullptr); }
+PyObject* get_version(PyObject* self, void*) { return PyLong_FromLong(tensor_of(self).storage->version); }
+PyObject* get_retains(PyObject* self, void*) {
+    const Tensor& x = tensor_of(self);
+    return PyBool_FromLong(x.grad_fn() && x.meta->retains_grad);
+}
+
+int set_requires_grad(Tensor& x, bool wanted) {
+    return guarded([&] {
+        KILN_CHECK(wanted || !x.grad_fn(), runtime,
+                   "you can only change requires_grad flags of leaf variables. If you want to use a computed variable "
+                   "in a subgraph that doesn't require differentiation use var_no_grad = var.detach().");
+        KILN_CHECK(!wanted || is_float(x.dtype), runtime,
+                   "only Tensors of floating point dtype can require gradients, got ", name(x.dtype));
+        if (wanted || x.meta) ensure_meta(x).requires_grad = wanted;
+        return 0;
+    });
+}
+
+int put_requires_grad(PyObject* self, PyObject* value, void*) {
+    int wanted = value ? PyObject_IsTrue(value) : 0;
+    return wanted < 0 ? -1 : set_requires_grad(tensor_of(self), wanted);
+}
+
+PyObject* get_grad(PyObject* self, void*) {
+    const Tensor& x = tensor_of(self);
+    if (x.meta && x.meta->grad) return wrap(x.meta->grad);
+    if (x.grad_fn() && !x.meta->retains_grad &&
+        PyErr_WarnEx(PyExc_UserWarning,
+                     "The .grad attribute of a Tensor that is not a leaf Tensor is being accessed. Its .grad attribute "
+                     "won't be populated during autograd.backward(). If you indeed want the .grad field to be populated "
+                     "for a non-leaf Tensor, use .retain_grad() on the non-leaf Tensor.",
+                     1) < 0)
+        return nullptr;
+    Py_RETURN_NONE;
+}
+
+int put_grad(PyObject* self, PyObject* value, void*) {
+    return guarded([&] {
+        Tensor& x = tensor_of(self);
+        if (!value || value == Py_None) {
+            if (x.meta) x.meta->grad = nullptr;
+            return 0;
+        }
+        Tensor& grad = expect_tensor(value, "grad");
+        KILN_CHECK(grad.sizes == x.sizes, runtime, "assigned grad has data of a different size: expected ",
+                   shape_text(x.sizes), ", got ", shape_text(grad.sizes));
+        KILN_CHECK(grad.dtype == x.dtype, runtime, "assigned grad has data of a different type: expected ",
+                   name(x.dtype), ", got ", name(grad.dtype));
+        ensure_meta(x).grad = TensorRef(&grad);
+        return 0;
+    });
+}
+
+PyObject* get_data(PyObject* self, void*) {
+    return property(self, [](Tensor& x) {
+        TensorRef data = alias(x);
+        data->untracked = true;
+        return wrap(data);
+    });
+}
+
+int put_data(PyObject* self, PyObject* value, void*) {
+    return guarded([&] {
+        Tensor& x = tensor_of(self);
+        KILN_CHECK(value && is_tensor(value), type, "data: expected a tensor");
+        Tensor& source = tensor_of(value);
+        KILN_CHECK(source.dtype == x.dtype || !x.requires_grad(), runtime, "data: expected dtype ", name(x.dtype), ", got ",
+                   name(source.dtype));
+        // A new tensor under the same Python object: graphs keep the old memory.
+        TensorRef changed = alias(source);
+        changed->untracked = x.untracked;
+        changed->meta = x.meta;
+        auto* object = reinterpret_cast<TensorObject*>(self);
+        Tensor* old = object->tensor;
+        ++changed->refcount;
+        object->tensor = changed.get();
+        changed->wrapper = std::exchange(old->wrapper, nullptr);
+        if (--old->refcount == 0) release(old);
+        return 0;
+    });
+}
+
+PyObject* tensor_dim(PyObject* self, PyObject*) { return get_ndim(self, nullptr); }
+PyObject* tensor_numel(PyObject* self, PyObject*) { return PyLong_FromLongLong(tensor_of(self).numel); }
+PyObject* tensor_element_size(PyObject* self, PyObject*) { return PyLong_FromSize_t(itemsize(tensor_of(self).dtype)); }
+PyObject* tensor_offset(PyObject* self, PyObject*) { return PyLong_FromLongLong(tensor_of(self).offset); }
+PyObject* tensor_is_contiguous(PyObject* self, PyObject*) { return PyBool_FromLong(tensor_of(self).contiguous); }
+PyObject* tensor_is_float(PyObject* self, PyObject*) { return PyBool_FromLong(is_float(tensor_of(self).dtype)); }
+
+int64_t wrap_dim(const Tensor& x, PyObject* index) {
+    Py_ssize_t dim = PyNumber_AsSsize_t(index, PyExc_IndexError);
+    if (dim == -1 && PyErr_Occurred()) throw Error(ErrorKind::python, "");
+    int limit = std::max(x.ndim(), 1);
+    KILN_CHECK(dim >= -limit && dim < limit && x.ndim(), index, "Dimension out of range (expected to be in range of [",
+               -limit, ", ", limit - 1, "], but got ", int64_t(dim), ")");
+    return dim < 0 ? dim + x.ndim() : dim;
+}
+
+PyObject* tensor_size(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+    return property(self, [&](Tensor& x) -> PyObject* {
+        if (count + (names ? PyTuple_GET_SIZE(names) : 0) == 0 || args[0] == Py_None) return size_object(x.sizes);
+        return PyLong_FromLongLong(x.sizes[wrap_dim(x, args[0])]);
+    });
+}
+
+PyObject* tensor_stride(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+    return property(self, [&](Tensor& x) -> PyObject* {
+        if (count + (names ? PyTuple_GET_SIZE(names) : 0) == 0 || args[0] == Py_None) return dims_object(x.strides);
+        return PyLong_FromLongLong(x.strides[wrap_dim(x, args[0])]);
+    });
+}
+
+PyObject* tensor_detach(PyObject* self, PyObject*) {
+    return property(self, [](Tensor& x) { return wrap(alias(x)); });
+}
+
+PyObject* tensor_detach_(PyObject* self, PyObject*) {
+    return property(self, [&](Tensor& x) {
+        KILN_CHECK(!x.base, runtime, "Can't detach views in-place. Use detach() instead.");
+        if (x.meta) {
+            x.meta->grad_fn = nullptr;
+            x.meta->requires_grad = false;
+        }
+        return Py_NewRef(self);
+    });
+}
+
+PyObject* tensor_requires_grad_(PyObject* self, PyObject* const* args, Py_ssize_t count) {
+    int wanted = count ? PyObject_IsTrue(args[0]) : 1;
+    if (wanted < 0 || set_requires_grad(tensor_of(self), wanted) < 0) return nullptr;
+    return Py_NewRef(self);
+}
+
+PyObject* make_subclass(PyObject*, PyObject* args) {
+    return guarded([&]() -> PyObject* {
+        PyObject *type, *data;
+        int requires_grad = 0;
+        if (!PyArg_ParseTuple(args, "OO|p:_make_subclass", &type, &data, &requires_grad)) return nullptr;
+        KILN_CHECK(PyType_Check(type) && PyType_IsSubtype(reinterpret_cast<PyTypeObject*>(type), tensor_type), type,
+                   "_make_subclass: expected a subclass of Tensor");
+        TensorRef tensor = alias(expect_tensor(data, "data"));
+        if (requires_grad && set_requires_grad(*tensor, true) < 0) return nullptr;
+        return new_object(reinterpret_cast<PyTypeObject*>(type), tensor);
+    });
+}
+
+PyObject* tensor_new(PyTypeObject*, PyObject*, PyObject*) {
+    PyErr_SetString(PyExc_TypeError, "Tensor: make tensors with kiln.tensor(data), zeros, empty, randn, ...");
+    return nullptr;
+}
+
+PyObject* tensor_reduce(PyObject*, PyObject*) {
+    PyErr_SetString(PyExc_TypeError,
+                    "Tensor: pickling is not supported (loading a pickle can run code); save with kiln.save, or send "
+                    "x.numpy() or x.tolist()");
+    return nullptr;
+}
+
+Py_ssize_t tensor_length(PyObject* self) {
+    const Tensor& x = tensor_of(self);
+    if (x.ndim()) return Py_ssize_t(x.sizes[0]);
+    PyErr_SetString(PyExc_TypeError, "len() of a 0-d tensor");
+    return -1;
+}
+
+PyGetSetDef getset[] = {
+    {"shape", get_shape, nullptr, "The sizes, a kiln.Size.", nullptr},
+    {"dtype", get_dtype, nullptr, "The type of the elements.", nullptr},
+    {"ndim", get_ndim, nullptr, "How many dims.", nullptr},
+    {"requires_grad", get_requires_grad, put_requires_grad, "Whether gradients are recorded for this tensor.", nullptr},
+    {"is_leaf", get_is_leaf, nullptr, "Whether it was made by the user, not by a recorded op.", nullptr},
+    {"retains_grad", get_retains, nullptr, "Whether a non-leaf keeps its .grad.", nullptr},
+    {"grad", get_grad, put_grad, "The accumulated gradient, or None.", nullptr},
+    {"data", get_data, put_data, "The same memory without history; writes through it are not tracked.", nullptr},
+    {"_version", get_version, nullptr, "How often the memory was written in place.", nullptr},
+    {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, nullptr, nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
+};
+
+PyMemberDef members[] = {
+    {"__dictoffset__", T_PYSSIZET, offsetof(TensorObject, dict), READONLY, nullptr},
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(TensorObject, weakrefs), READONLY, nullptr},
+    {nullptr, 0, 0, 0, nullptr},
+};
+
+template <class Function>
+PyCFunction cast(Function* function) {
+    return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
+PyMethodDef methods[] = {
+    {"dim", tensor_dim, METH_NOARGS, "How many dims."},
+    {"ndimension", tensor_dim, METH_NOARGS, "How many dims."},
+    {"numel", tensor_numel, METH_NOARGS, "How many elements."},
+    {"nelement", tensor_numel, METH_NOARGS, "How many elements."},
+    {"element_size", tensor_element_size, METH_NOARGS, "Bytes per element."},
+    {"storage_offset", tensor_offset, METH_NOARGS, "Elements between the storage's start and element 0."},
+    {"is_contiguous", tensor_is_contiguous, METH_NOARGS, "Whether elements lie in memory in order."},
+    {"is_floating_point", tensor_is_float, METH_NOARGS, "Whether the dtype is a float one."},
+    {"size", cast(tensor_size), METH_FASTCALL | METH_KEYWORDS, "The sizes, or the size of one dim."},
+    {"stride", cast(tensor_stride), METH_FASTCALL | METH_KEYWORDS, "The strides in elements, or that of one dim."},
+    {"detach", tensor_detach, METH_NOARGS, "The same memory without history."},
+    {"detach_", tensor_detach_, METH_NOARGS, "Forgets the history in place."},
+    {"requires_grad_", cast(tensor_requires_grad_), METH_FASTCALL, "Sets requires_grad; returns self."},
+    {"_make_subclass", make_subclass, METH_VARARGS | METH_STATIC, "data's memory under a subclass of Tensor."},
+    {"__reduce_ex__", tensor_reduce, METH_O, nullptr},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+Py_hash_t hash_identity(PyObject* self) { return _Py_HashPointer(self); }
+
+int tensor_getbuffer(PyObject* self, Py_buffer* view, int flags);
+void tensor_releasebuffer(PyObject*, Py_buffer* view) { delete[] static_cast<Py_ssize_t*>(view->internal); }
+
+// struct-module codes of the dtypes; bfloat16 has none and goes out as unsigned 16-bit.
+const char* buffer_format(DType dtype) {
+    static const char* codes[dtype_count] = {"?", "B", "b", "h", "i", "q", "e", "H", "f", "d"};
+    return codes[int(dtype)];
+}
+
+int tensor_getbuffer(PyObject* self, Py_buffer* view, int flags) {
+    return guarded([&] {
+        Tensor& x = tensor_of(self);
+        KILN_CHECK(x.contiguous || (flags & PyBUF_STRIDES) == PyBUF_STRIDES, buffer,
+                   "memoryview: the tensor is not contiguous; call .contiguous() first");
+        KILN_CHECK(!(x.storage->read_only && (flags & PyBUF_WRITABLE)), buffer, "the tensor's memory is read-only");
+        KILN_CHECK(!x.requires_grad(), buffer,
+                   "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.");
+        ready(x);
+        x.storage->public_ = true;
+        int ndim = x.ndim();
+        auto* dims = new Py_ssize_t[2 * std::max(ndim, 1)];
+        for (int d = 0; d < ndim; ++d) {
+            dims[d] = x.sizes[d];
+            dims[ndim + d] = x.strides[d] * Py_ssize_t(itemsize(x.dtype));
+        }
+        *view = {};
+        view->buf = x.data();
+        view->obj = Py_NewRef(self);
+        view->len = x.numel * Py_ssize_t(itemsize(x.dtype));
+        view->itemsize = Py_ssize_t(itemsize(x.dtype));
+        view->readonly = x.storage->read_only;
+        view->ndim = ndim;
+        view->format = flags & PyBUF_FORMAT ? const_cast<char*>(buffer_format(x.dtype)) : nullptr;
+        view->shape = flags & PyBUF_ND ? dims : nullptr;
+        view->strides = (flags & PyBUF_STRIDES) == PyBUF_STRIDES ? dims + ndim : nullptr;
+        view->internal = dims;
+        return 0;
+    });
+}
+
+PyType_Slot slots[] = {
+    {Py_tp_new, reinterpret_cast<void*>(tensor_new)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(tensor_dealloc)},
+    {Py_tp_getset, getset},
+    {Py_tp_members, members},
+    {Py_tp_methods, methods},
+    {Py_tp_hash, reinterpret_cast<void*>(hash_identity)},
+    {Py_tp_richcompare, reinterpret_cast<void*>(tensor_richcompare)},
+    {Py_mp_length, reinterpret_cast<void*>(tensor_length)},
+    {Py_sq_length, reinterpret_cast<void*>(tensor_length)},
+    {Py_bf_getbuffer, reinterpret_cast<void*>(tensor_getbuffer)},
+    {Py_bf_releasebuffer, reinterpret_cast<void*>(tensor_releasebuffer)},
+    {Py_tp_doc, const_cast<char*>("A multi-dimensional array of one dtype. Made by kiln.tensor, zeros, randn, ...")},
+    {0, nullptr},
+};
+
+}  // namespace
+
+PyObject* wrap(const TensorRef& tensor) {
+    if (!tensor) Py_RETURN_NONE;
+    if (tensor->wrapper) return Py_NewRef(static_cast<PyObject*>(tensor->wrapper));
+    return new_object(tensor_type, tensor);
+}
+
+PyObject* wrap_results(const Results& results) {
+    if (results.size() == 1) return wrap(results[0]);
+    Object tuple = checked(PyTuple_New(Py_ssize_t(results.size())));
+    for (size_t i = 0; i < results.size(); ++i) PyTuple_SET_ITEM(tuple.get(), i, wrap(results[i]));
+    return tuple.release();
+}
+
+Tensor& expect_tensor(PyObject* object, const char* what) {
+    KILN_CHECK(is_tensor(object), type, what, ": expected a Tensor, got ", Py_TYPE(object)->tp_name);
+    return tensor_of(object);
+}
+
+int add_tensor(PyObject* module) {
+    std::vector<PyType_Slot> all(std::begin(slots), std::end(slots) - 1);
+    struct NumberSlot {
+        int slot;
+        void* function;
+    };
+    const NumberSlot numbers[] = {
+        {Py_nb_add, reinterpret_cast<void*>(tensor_as_number.nb_add)},
+        {Py_nb_subtract, reinterpret_cast<void*>(tensor_as_number.nb_subtract)},
+        {Py_nb_multiply, reinterpret_cast<void*>(tensor_as_number.nb_multiply)},
+        {Py_nb_true_divide, reinterpret_cast<void*>(tensor_as_number.nb_true_divide)},
+        {Py_nb_floor_divide, reinterpret_cast<void*>(tensor_as_number.nb_floor_divide)},
+        {Py_nb_remainder, reinterpret_cast<void*>(tensor_as_number.nb_remainder)},
+        {Py_nb_power, reinterpret_cast<void*>(tensor_as_number.nb_power)},
+        {Py_nb_matrix_multiply, reinterpret_cast<void*>(tensor_as_number.nb_matrix_multiply)},
+        {Py_nb_and, reinterpret_cast<void*>(tensor_as_number.nb_and)},
+        {Py_nb_or, reinterpret_cast<void*>(tensor_as_number.nb_or)},
+        {Py_nb_xor, reinterpret_cast<void*>(tensor_as_number.nb_xor)},
+        {Py_nb_inplace_add, reinterpret_cast<void*>(tensor_as_number.nb_inplace_add)},
+        {Py_nb_inplace_subtract, reinterpret_cast<void*>(tensor_as_number.nb_inplace_subtract)},
+        {Py_nb_inplace_multiply, reinterpret_cast<void*>(tensor_as_number.nb_inplace_multiply)},
+        {Py_nb_inplace_true_divide, reinterpret_cast<void*>(tensor_as_number.nb_inplace_true_divide)},
+        {Py_nb_negative, reinterpret_cast<void*>(tensor_as_number.nb_negative)},
+        {Py_nb_invert, reinterpret_cast<void*>(tensor_as_number.nb_invert)},
+        {Py_nb_absolute, reinterpret_cast<void*>(tensor_as_number.nb_absolute)},
+        {Py_nb_bool, reinterpret_cast<void*>(tensor_as_number.nb_bool)},
+        {Py_nb_int, reinterpret_cast<void*>(tensor_as_number.nb_int)},
+        {Py_nb_float, reinterpret_cast<void*>(tensor_as_number.nb_float)},
+        {Py_nb_index, reinterpret_cast<void*>(tensor_as_number.nb_index)},
+        {Py_mp_subscript, reinterpret_cast<void*>(tensor_as_mapping.mp_subscript)},
+        {Py_mp_ass_subscript, reinterpret_cast<void*>(tensor_as_mapping.mp_ass_subscript)},
+    };
+    for (const NumberSlot& n : numbers)
+        if (n.function) all.push_back({n.slot, n.function});
+    all.push_back({0, nullptr});
+    PyType_Spec spec = {"kiln.Tensor", sizeof(TensorObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, all.data()};
+    tensor_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+    if (!tensor_type) return -1;
+    return PyModule_AddObjectRef(module, "Tensor", reinterpret_cast<PyObject*>(tensor_type));
+}
+
+}  // namespace kiln

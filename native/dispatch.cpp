@@ -1,0 +1,261 @@
+#include "dispatch.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "autograd.h"
+#include "check.h"
+#include "compiler.h"
+#include "pointwise.h"
+#include "program.h"
+#include "record.h"
+
+namespace kiln {
+
+CoreFns& core_fns() {
+    static CoreFns fns;
+    return fns;
+}
+
+namespace {
+
+struct ProgramEntry {
+    std::unique_ptr<Program> program;
+};
+
+Table<ProgramEntry>& programs() {
+    static auto* table = new Table<ProgramEntry>();
+    return *table;
+}
+
+int64_t integer_of(const Operand& operand) { return operand.number.integer; }
+
+Dims integers(std::span<const Operand> operands) {
+    Dims result(operands.size());
+    for (size_t i = 0; i < operands.size(); ++i) result[i] = integer_of(operands[i]);
+    return result;
+}
+
+void copy_into(const TensorRef& target, Tensor& source) {
+    Operand operand{&source, {}};
+    execute(*core_fns().copy, {&operand, 1}, {&target, 1}, false);
+}
+
+Results execute_program(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, bool hidden) {
+    const Program& program = program_for(fn, operands, hidden);
+    Dims slots;
+    for (const Operand& operand : operands) append_environment(operand, slots);
+    slots.resize(program.slots());
+    if (!evaluate(program, slots.data())) compiler::explain({&fn, operands});
+    SmallVector<void*, 8> inputs;
+    for (const Operand& operand : operands)
+        inputs.push_back(operand.tensor && operand.tensor->storage ? operand.tensor->data() : nullptr);
+    Results results;
+    SmallVector<StorageRef, 4> storages;
+    for (size_t k = 0; k < program.outputs.size(); ++k) {
+        results.push_back(new_tensor(program.outputs[k].dtype, output_sizes(program, k, slots.data())));
+        storages.push_back(results.back()->storage);
+    }
+    run(program, slots.data(), inputs.data(), {storages.data(), storages.size()});
+    for (size_t k = 0; k < out.size(); ++k) {
+        copy_into(out[k], *results[k]);
+        results[k] = out[k];
+    }
+    return results;
+}
+
+Results one(TensorRef tensor) {
+    Results results;
+    results.push_back(std::move(tensor));
+    return results;
+}
+
+}  // namespace
+
+const Program& program_for(Fn& fn, std::span<const Operand> operands, bool hidden) {
+    Key key;
+    key.push(fn.id | uint64_t(hidden) << 32);
+    for (const Operand& operand : operands) describe(operand, key);
+    ProgramEntry* entry = programs().find(key);
+    if (!entry) [[unlikely]] {
+        auto made = std::make_unique<ProgramEntry>();
+        made->program = compiler::program({&fn, operands}, hidden);
+        entry = programs().insert(key, std::move(made));
+    }
+    return *entry->program;
+}
+
+TensorRef make_view(const Fn& fn, std::span<const Operand> operands) {
+    const Tensor& x = *operands[0].tensor;
+    std::span<const Operand> numbers = operands.subspan(1);
+    switch (fn.op->view) {
+    case ViewKind::reshape: return view_reshape(x, integers(numbers), false);
+    case ViewKind::permute: return view_permute(x, fn.dims);
+    case ViewKind::expand: return view_expand(x, integers(numbers));
+    case ViewKind::slice:
+        return view_slice(x, fn.dims[0], integer_of(numbers[0]), integer_of(numbers[1]), integer_of(numbers[2]));
+    case ViewKind::as_strided: {
+        size_t ndim = (numbers.size() - 1) / 2;
+        return view_as_strided(x, integers(numbers.subspan(0, ndim)), integers(numbers.subspan(ndim, ndim)),
+                               integer_of(numbers.back()));
+    }
+    case ViewKind::none: break;
+    }
+    raise(ErrorKind::internal, concat(fn.name, ": not a view"));
+}
+
+TensorRef contiguous(const TensorRef& x) {
+    if (x->contiguous) return x;
+    Operand operand{x.get(), {}};
+    return std::move(call(*core_fns().copy, {&operand, 1})[0]);
+}
+
+TensorRef full_like(const Tensor& x, double value) {
+    TensorRef out = fresh_tensor(x.dtype, x.sizes);
+    Operand operand{nullptr, Number::of(value)};
+    run(*core_fns().copy, {&operand, 1}, {&out, 1});
+    return out;
+}
+
+Results execute(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, bool hidden) {
+    switch (fn.cls) {
+    case FnClass::pointwise: return execute_pointwise(fn, operands, out);
+    case FnClass::program: return execute_program(fn, operands, out, hidden);
+    case FnClass::view: {
+        TensorRef view = make_view(fn, operands);
+        if (!view) {  // a reshape across strides
+            Operand source{operands[0].tensor, {}};
+            TensorRef copied = std::move(execute(*core_fns().copy, {&source, 1}, {}, false)[0]);
+            view = view_reshape(*copied, integers(operands.subspan(1)), true);
+        }
+        return one(std::move(view));
+    }
+    case FnClass::replay: return replay(*compiler::recipe_for({&fn, operands}), operands);
+    case FnClass::unknown: break;
+    }
+    compiler::classify({&fn, operands});
+    return execute(fn, operands, out, hidden);
+}
+
+Results run(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, bool hidden) {
+    if (fn.cls == FnClass::unknown) [[unlikely]]
+        compiler::classify({&fn, operands});
+    if (fn.index_input >= 0) check_positions(fn, operands);
+    if (fn.cls == FnClass::replay) return replay(*compiler::recipe_for({&fn, operands}), operands);
+    if (fn.cls == FnClass::view) {
+        TensorRef view = make_view(fn, operands);
+        if (view) return one(std::move(view));
+        Operand source{operands[0].tensor, {}};
+        TensorRef copied = std::move(run(*core_fns().copy, {&source, 1})[0]);
+        return one(view_reshape(*copied, integers(operands.subspan(1)), true));
+    }
+    for (const TensorRef& target : out) prepare_write(fn, *target);
+    if (Recording* recording = current_recording(); recording && recording->accepts(operands, out))
+        return recording->append(fn, operands, out, hidden);
+    for (const Operand& operand : operands)
+        if (operand.tensor && operand.tensor->storage) settle(*operand.tensor->storage);
+    for (const TensorRef& target : out) settle(*target->storage);
+    return execute(fn, operands, out, hidden);
+}
+
+Results call(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
+    if (!grad_enabled() || !needs_gradient(fn, operands, out)) {
+        Results results = run(fn, operands, out);
+        for (const TensorRef& target : out) wrote(*target);
+        return results;
+    }
+    return call_with_gradient(fn, operands, out);
+}
+
+Results replay(const Recipe& recipe, std::span<const Operand> operands) {
+    Dims slots;
+    for (const Operand& operand : operands) append_environment(operand, slots);
+    slots.resize(recipe.environment + recipe.exprs.size());
+    evaluate(recipe.exprs, recipe.environment, slots.data());
+    std::vector<TensorRef> values(recipe.inputs);
+    for (size_t i = 0; i < operands.size(); ++i) values[i] = TensorRef(operands[i].tensor);
+    for (const RecipeStep& step : recipe.steps) {
+        Operands arguments;
+        for (int32_t arg : step.args) {
+            if (arg >= 0) {
+                arguments.push_back({values[arg].get(), {}});
+                continue;
+            }
+            int64_t bits = slots[step.numbers[-1 - arg]];
+            Kind kind = Kind(step.number_kinds[-1 - arg]);
+            Number number = kind == Kind::float_  ? Number::of(std::bit_cast<double>(bits))
+                            : kind == Kind::bool_ ? Number::of(bits != 0)
+                                                  : Number::of(bits);
+            arguments.push_back({nullptr, number});
+        }
+        values.push_back(std::move(call(*step.fn, {arguments.data(), arguments.size()})[0]));
+    }
+    Results results;
+    for (int32_t index : recipe.outputs) results.push_back(index < 0 ? TensorRef() : values[index]);
+    return results;
+}
+
+namespace {
+
+std::string position_error(const Fn& fn, int64_t value, int dim, int64_t bound) {
+    std::string text = fn.index_error;
+    for (const auto& [name, number] : {std::pair<const char*, int64_t>{"{index}", value}, {"{dim}", dim}, {"{size}", bound}})
+        if (size_t at = text.find(name); at != std::string::npos)
+            text.replace(at, std::char_traits<char>::length(name), std::to_string(number));
+    return text;
+}
+
+constexpr int class_dim = 100;  // dim 1, or dim 0 of a vector
+
+struct Bound {
+    int64_t low, high;
+    bool has_ignored;
+    int64_t ignored;
+    bool holds(int64_t value) const { return (value >= low && value < high) || (has_ignored && value == ignored); }
+};
+
+// The first position out of bounds in logical order; an expanded dim is read once. False if all are right.
+template <class Integer>
+bool first_outside(const Tensor& index, const Bound& bound, int64_t* found) {
+    const auto* base = reinterpret_cast<const Integer*>(index.data());
+    Dims sizes(index.sizes), at(index.sizes.size());
+    for (size_t d = 0; d < sizes.size(); ++d)
+        if (index.strides[d] == 0) sizes[d] = 1;
+    int64_t count = checked_numel(sizes), offset = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        if (!bound.holds(base[offset])) {
+            *found = base[offset];
+            return true;
+        }
+        for (int d = int(sizes.size()) - 1; d >= 0; --d) {
+            offset += index.strides[d];
+            if (++at[d] < sizes[d]) break;
+            offset -= sizes[d] * index.strides[d];
+            at[d] = 0;
+        }
+    }
+    return false;
+}
+
+}  // namespace
+
+void check_positions(const Fn& fn, std::span<const Operand> operands) {
+    const Tensor& index = *operands[fn.index_input].tensor;
+    const Tensor& indexed = *operands[fn.indexed_input].tensor;
+    if (index.numel == 0) return;
+    settle(*index.storage);
+    int dim = fn.index_dim == class_dim ? (indexed.ndim() > 1 ? 1 : 0)
+              : fn.index_dim < 0        ? fn.index_dim + indexed.ndim()
+                                        : fn.index_dim;
+    int64_t size = dim >= 0 && dim < indexed.ndim() ? indexed.sizes[dim] : 1;
+    Bound bound{fn.index_negative ? -size : 0, size, fn.index_ignore >= 0, 0};
+    if (bound.has_ignored) bound.ignored = operands[fn.index_ignore].number.integer;
+    int64_t found = 0;
+    bool outside = index.dtype == DType::int64   ? first_outside<int64_t>(index, bound, &found)
+                   : index.dtype == DType::int32 ? first_outside<int32_t>(index, bound, &found)
+                   : index.dtype == DType::uint8 ? first_outside<uint8_t>(index, bound, &found)
+                                                 : false;  // the op's own rule refuses other dtypes
+    if (outside) raise(fn.index_error_kind, position_error(fn, found, dim, size));
+}
+
+}  // namespace kiln

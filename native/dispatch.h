@@ -1,0 +1,53 @@
+// One entry for every op: call. It records or runs, and leaves a node for backward.
+#pragma once
+
+#include <span>
+
+#include "op.h"
+#include "small_vector.h"
+#include "tensor.h"
+
+namespace kiln {
+
+using Results = SmallVector<TensorRef, 2>;
+using Operands = SmallVector<Operand, 4>;
+
+// fn(operands). With `out`, results are written into those tensors (in-place ops, `out=`), which are also the
+// results. Records a gradient where one is needed.
+Results call(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out = {});
+
+// The same without autograd; `hidden`: also the extra outputs a derivative reads.
+Results run(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out = {}, bool hidden = false);
+
+// The same at once, whatever is being recorded. Inputs must hold values.
+Results execute(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, bool hidden);
+
+// The program of a general function for operands that look like these.
+struct Program;
+const Program& program_for(Fn& fn, std::span<const Operand> operands, bool hidden);
+
+// Runs a recipe through `call`.
+Results replay(const Recipe& recipe, std::span<const Operand> operands);
+
+// The view `fn` gives of its first operand; null for a reshape that has to copy.
+TensorRef make_view(const Fn& fn, std::span<const Operand> operands);
+
+// The shape pointwise operands broadcast to; raises the sentence PyTorch users know.
+Dims broadcast_shape(const Fn& fn, std::span<const Operand> operands);
+
+// Raises unless positions given to an op that reads or writes at computed places are in range.
+void check_positions(const Fn& fn, std::span<const Operand> operands);
+
+// Functions the core itself calls; set once from the table.
+struct CoreFns {
+    Fn* add = nullptr;     // add(a, b)
+    Fn* copy = nullptr;    // copy(x): x in new memory, or in `out` with its dtype
+    Fn* sum_to = nullptr;  // sum_to(g, like): g summed down to like's shape
+    Fn* write = nullptr;   // write(base, x): base with x at strided places
+};
+CoreFns& core_fns();
+
+TensorRef contiguous(const TensorRef& x);  // x itself if it is
+TensorRef full_like(const Tensor& x, double value);
+
+}  // namespace kiln

@@ -1,0 +1,95 @@
+// Storages and the caching allocator.
+//
+// Every function here is called with the interpreter lock held: there is no locking inside. Worker threads
+// see only the addresses inside a storage; they never touch a Storage or a StorageRef.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+namespace kiln {
+
+inline constexpr size_t memory_alignment = 64;  // of every block: a cache line, a 512-bit vector
+
+// Frees foreign memory; called once, when its storage dies.
+using Deleter = void (*)(void* context);
+
+// A piece of memory that tensors share. Tensors are views of it; it outlives them all.
+struct alignas(64) Storage {
+    void* data = nullptr;
+    size_t nbytes = 0;  // as asked for
+    uint32_t refcount = 0;
+    uint32_t version = 0;       // bumped by each write through kiln
+    bool public_ = false;       // someone outside kiln can read or write the memory
+    bool read_only = false;     // foreign memory that must not be written
+    uint16_t size_class = 0;    // the allocator's; meaningless for foreign memory
+    int32_t recording_id = -1;  // both owned by record.cpp: the place of this storage in a recording
+    void* recording = nullptr;
+    Deleter deleter = nullptr;  // set for foreign memory only
+    void* context = nullptr;
+
+    bool foreign() const { return deleter != nullptr; }
+};
+
+namespace detail {
+void release(Storage* storage);  // the last reference is gone
+}
+
+// An owning reference; null when default-made or moved from.
+class StorageRef {
+public:
+    StorageRef() = default;
+    explicit StorageRef(Storage* storage) : storage_(storage) {
+        if (storage_) ++storage_->refcount;
+    }
+    StorageRef(const StorageRef& other) : StorageRef(other.storage_) {}
+    StorageRef(StorageRef&& other) noexcept : storage_(std::exchange(other.storage_, nullptr)) {}
+    StorageRef& operator=(StorageRef other) noexcept {
+        std::swap(storage_, other.storage_);
+        return *this;
+    }
+    ~StorageRef() {
+        if (storage_ && --storage_->refcount == 0) detail::release(storage_);
+    }
+
+    void reset() { *this = StorageRef(); }
+    Storage* get() const { return storage_; }
+    Storage* operator->() const { return storage_; }
+    Storage& operator*() const { return *storage_; }
+    explicit operator bool() const { return storage_ != nullptr; }
+    bool operator==(const StorageRef& other) const = default;
+
+private:
+    Storage* storage_ = nullptr;
+};
+
+// Uninitialised memory of at least `nbytes`, aligned to 64 bytes; `data` is never null, even for 0 bytes.
+// Error{memory} when the system has no more, after the cache was given back.
+StorageRef allocate(size_t nbytes);
+
+// Memory from elsewhere, not copied: NumPy, DLPack, a mapped file. `deleter(context)` runs when the last
+// reference goes. The storage is public from the start.
+StorageRef adopt(void* data, size_t nbytes, Deleter deleter, void* context, bool read_only = false);
+
+// count * itemsize, or Error{runtime} when that is negative or does not fit in memory.
+size_t checked_nbytes(int64_t count, size_t itemsize);
+
+struct MemoryStats {
+    size_t allocated_bytes;  // in storages now, in whole blocks
+    size_t reserved_bytes;   // the same and what the cache keeps
+    size_t peak_allocated;   // the largest allocated_bytes since the last reset_peak_allocated
+    uint64_t allocations;    // calls of allocate so far
+    uint64_t cache_hits;     // of these, served without asking the system
+};
+
+MemoryStats memory_stats();
+void reset_peak_allocated();
+
+// Gives every kept block back to the system and returns how many bytes that were.
+size_t empty_cache();
+
+// The most bytes the cache keeps; at first a quarter of the machine's memory.
+void set_cache_limit(size_t bytes);
+
+}  // namespace kiln

@@ -1,0 +1,39 @@
+#include "op.h"
+
+#include "check.h"
+
+namespace kiln {
+
+Fn* new_fn(const Op* op, std::string name) {
+    static uint32_t next_id = 1;
+    auto* fn = new Fn();  // lives as long as the process: keys refer to it
+    fn->id = next_id++;
+    fn->op = op;
+    fn->name = std::move(name);
+    if (op && op->kind == OpKind::pointwise) fn->cls = FnClass::pointwise;
+    if (op && op->kind == OpKind::view) fn->cls = FnClass::view;
+    return fn;
+}
+
+void Key::overflow(uint64_t word) {
+    if (more_.empty()) more_.assign(words_, words_ + count_);
+    more_.push_back(word);
+}
+
+void describe(const Operand& operand, Key& key) {
+    if (!operand.tensor) {
+        key.push(1 | uint64_t(operand.number.kind) << 8);
+        return;
+    }
+    const Tensor& x = *operand.tensor;
+    KILN_CHECK(x.ndim() <= 24, not_implemented, "a tensor of ", x.ndim(), " dims: at most 24 are supported here");
+    uint64_t ones = 0;
+    for (int d = 0; d < x.ndim(); ++d) ones |= uint64_t(x.sizes[d] == 1) << d;
+    key.push(2 | uint64_t(x.dtype) << 8 | uint64_t(x.ndim()) << 16 | uint64_t(x.contiguous) << 24 | ones << 32);
+    if (x.contiguous) return;
+    uint64_t classes = 0;
+    for (int d = 0; d < x.ndim(); ++d) classes |= stride_class(x.strides[d]) << 2 * d;
+    key.push(classes);
+}
+
+}  // namespace kiln

@@ -1,0 +1,181 @@
+// Ops and functions as plain data, and what a call of one is made of.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "tensor.h"
+
+namespace kiln {
+
+// What the core knows of an op. The mathematics lives in the table (`record`, the interpreter's object).
+enum class OpKind : uint8_t { pointwise, view, general };
+enum class ViewKind : uint8_t { none, reshape, permute, expand, slice, as_strided };
+
+struct Op {
+    uint32_t id = 0;
+    std::string name;
+    OpKind kind = OpKind::general;
+    ViewKind view = ViewKind::none;
+    bool differentiable = true;
+    void* record = nullptr;    // borrowed: the table keeps it
+};
+
+// How the core runs a function; learnt at its first call from what its graph is made of.
+enum class FnClass : uint8_t { unknown, pointwise, program, view, replay };
+
+// One argument: an array, or a Python number.
+struct Operand {
+    Tensor* tensor = nullptr;
+    Number number;
+};
+
+// Where a derivative's input comes from.
+struct Source {
+    enum Kind : uint8_t { grad, input, output, hidden, shape, number } kind;
+    uint8_t index;
+};
+
+struct Fn;
+
+// What the backward of a function reads of its forward, per array operand.
+struct Saves {
+    uint32_t hidden = 0;                  // how many extra outputs the forward gives
+    std::vector<uint64_t> inputs;         // per operand: bit i: its gradient reads operand i
+    std::vector<uint64_t> outputs;        // bit j: reads output j
+    std::vector<uint64_t> hiddens;        // bit h: reads hidden h
+    std::vector<bool> differentiable;     // whether the operand has a gradient at all
+};
+
+// One call of a recipe: op(args) where an argument is an earlier value or a number of this call.
+struct RecipeStep {
+    Fn* fn;
+    std::vector<int32_t> args;     // value index, or -1 - k for the k-th number expression
+    std::vector<int32_t> numbers;  // expression slots (sizes); bits of a double where `reals` says so
+    std::vector<uint8_t> number_kinds;
+};
+
+// Size expressions: slot i holds an environment value or the result of one of these.
+struct SizeExpr {
+    enum Kind : uint8_t { constant, add, multiply, divide } kind;
+    int64_t a, b;  // slots, or the constant in a
+};
+
+// A function as a list of calls: how views are differentiated, and how `create_graph` runs derivatives.
+struct Recipe {
+    uint32_t inputs = 0;       // values 0..inputs-1
+    uint32_t environment = 0;  // slots filled from the inputs
+    std::vector<SizeExpr> exprs;
+    std::vector<RecipeStep> steps;
+    std::vector<int32_t> outputs;  // value indices; -1: none
+};
+
+// A function of arrays and numbers: an op with its structure, or the derivative of one.
+struct Fn {
+    uint32_t id = 0;
+    FnClass cls = FnClass::unknown;
+    uint8_t outputs = 1;
+    const Op* op = nullptr;    // of a forward
+    Fn* forward = nullptr;     // of a derivative
+    std::string name;
+    int8_t index_input = -1;   // operand whose values are positions, -1: none
+    int8_t indexed_input = 0;  // operand they point into
+    int8_t index_dim = 0;      // along this dim
+    int8_t index_ignore = -1;  // operand whose value among the positions is skipped, -1: none
+    bool index_negative = false;  // positions may count from the end
+    ErrorKind index_error_kind = ErrorKind::index;
+    std::string index_error;   // with {index}, {dim} and {size}
+    Dims dims;                 // of a permute its dims, of a slice its dim
+    Opaque structure;          // the interpreter's tuple
+    Opaque handle;             // the interpreter's object for a derivative
+    std::unique_ptr<Saves> saves;
+    std::vector<Source> sources;                    // of a derivative
+    std::vector<uint8_t> targets;                   // output k is the gradient of operand targets[k]
+};
+
+Fn* new_fn(const Op* op, std::string name);
+
+struct Call {
+    Fn* fn;
+    std::span<const Operand> operands;
+};
+
+// Words that identify what a call looks like; hashed, and compared in full.
+class Key {
+public:
+    void push(uint64_t word) {
+        if (count_ < inline_count_)
+            words_[count_++] = word;
+        else
+            overflow(word);
+        hash_ = (hash_ ^ word) * 0x9E3779B97F4A7C15ull;
+        hash_ ^= hash_ >> 32;
+    }
+    uint64_t hash() const { return hash_; }
+    std::span<const uint64_t> words() const {
+        return more_.empty() ? std::span<const uint64_t>(words_, count_) : std::span<const uint64_t>(more_);
+    }
+
+private:
+    static constexpr size_t inline_count_ = 24;
+    void overflow(uint64_t word);
+    size_t count_ = 0;
+    uint64_t hash_ = 0x243F6A8885A308D3ull;
+    uint64_t words_[inline_count_];
+    std::vector<uint64_t> more_;
+};
+
+// Key -> Value, open addressing; entries are never removed and stay where they are.
+template <class Value>
+class Table {
+public:
+    Value* find(const Key& key) const {
+        if (slots_.empty()) return nullptr;
+        for (size_t i = key.hash() & mask(); slots_[i].value; i = (i + 1) & mask())
+            if (slots_[i].hash == key.hash() && same(slots_[i].words, key.words())) return slots_[i].value.get();
+        return nullptr;
+    }
+    Value* insert(const Key& key, std::unique_ptr<Value> value) {
+        if (2 * (size_ + 1) > slots_.size()) grow();
+        Value* result = value.get();
+        place({key.hash(), {key.words().begin(), key.words().end()}, std::move(value)});
+        ++size_;
+        return result;
+    }
+    size_t size() const { return size_; }
+
+private:
+    struct Slot {
+        uint64_t hash = 0;
+        std::vector<uint64_t> words;
+        std::unique_ptr<Value> value;
+    };
+    static bool same(const std::vector<uint64_t>& a, std::span<const uint64_t> b) {
+        return a.size() == b.size() && std::memcmp(a.data(), b.data(), b.size_bytes()) == 0;
+    }
+    size_t mask() const { return slots_.size() - 1; }
+    void place(Slot slot) {
+        size_t i = slot.hash & mask();
+        while (slots_[i].value) i = (i + 1) & mask();
+        slots_[i] = std::move(slot);
+    }
+    void grow() {
+        std::vector<Slot> old(slots_.empty() ? 256 : 2 * slots_.size());
+        std::swap(old, slots_);
+        for (Slot& slot : old)
+            if (slot.value) place(std::move(slot));
+    }
+    std::vector<Slot> slots_;
+    size_t size_ = 0;
+};
+
+// Appends what a program may depend on of one operand: dtype, number of dims, which dims are 1, layout class.
+void describe(const Operand& operand, Key& key);
+// Of a stride: 0, 1 or any (2).
+inline uint64_t stride_class(int64_t stride) { return stride == 0 || stride == 1 ? uint64_t(stride) : 2; }
+
+}  // namespace kiln

@@ -1,0 +1,246 @@
+#include "pointwise.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "check.h"
+#include "compiler.h"
+#include "program.h"
+
+namespace kiln {
+
+namespace {
+
+constexpr int max_arrays = 24;  // inputs and outputs of one pointwise kernel
+constexpr int64_t serial_elements = 16384;  // below this a second thread costs more than it gives
+
+Table<PointwiseEntry>& entries() {
+    static auto* table = new Table<PointwiseEntry>();
+    return *table;
+}
+
+// The iteration space: sizes outermost first, and for every array its strides in elements.
+struct Space {
+    int ndim = 0;
+    int arrays = 0;
+    int64_t sizes[64];
+    int64_t strides[max_arrays][64];
+};
+
+bool same_sizes(const Tensor& x, const Dims& shape) { return x.sizes == shape; }
+
+// The shape all array operands have, if it is one shape (0-d arrays aside); null if they broadcast.
+const Dims* common_shape(std::span<const Operand> operands, bool* flat) {
+    const Dims* shape = nullptr;
+    static const Dims scalar;
+    for (const Operand& operand : operands) {
+        if (!operand.tensor) continue;
+        const Tensor& x = *operand.tensor;
+        if (x.ndim() == 0) continue;
+        if (!shape)
+            shape = &x.sizes;
+        else if (!same_sizes(x, *shape))
+            return nullptr;
+        *flat &= x.contiguous;
+    }
+    return shape ? shape : &scalar;
+}
+
+// Fills the space with the operand's strides along the broadcast shape.
+void add_array(Space& space, const Tensor& x, const Dims& shape) {
+    int64_t* strides = space.strides[space.arrays++];
+    int extra = shape.ndim() - x.ndim();
+    for (int d = 0; d < shape.ndim(); ++d)
+        strides[d] = d < extra || (x.sizes[d - extra] == 1 && shape[d] != 1) ? 0 : x.strides[d - extra];
+}
+
+void add_contiguous(Space& space, const Dims& shape) {
+    int64_t* strides = space.strides[space.arrays++];
+    int64_t step = 1;
+    for (int d = shape.ndim() - 1; d >= 0; --d) {
+        strides[d] = step;
+        step *= shape[d];
+    }
+}
+
+// Drops dims of size 1 and merges neighbours that every array walks as one.
+void coalesce(Space& space, const Dims& shape) {
+    int kept = 0;
+    for (int d = 0; d < shape.ndim(); ++d) {
+        if (shape[d] == 1) continue;
+        bool merge = kept > 0;
+        for (int a = 0; merge && a < space.arrays; ++a)
+            merge = space.strides[a][kept - 1] == space.strides[a][d] * shape[d];
+        int to = merge ? kept - 1 : kept++;
+        space.sizes[to] = merge ? space.sizes[to] * shape[d] : shape[d];
+        for (int a = 0; a < space.arrays; ++a) space.strides[a][to] = space.strides[a][d];
+    }
+    if (kept == 0) {
+        kept = 1;
+        space.sizes[0] = 1;
+        for (int a = 0; a < space.arrays; ++a) space.strides[a][0] = 1;
+    }
+    space.ndim = kept;
+}
+
+// dtype, category and layout class of every operand, eight to a word.
+class Codes {
+public:
+    explicit Codes(Key& key) : key_(key) {}
+    void add(uint8_t code) {
+        word_ |= uint64_t(code) << shift_;
+        if ((shift_ += 8) == 64) finish();
+    }
+    void finish() {
+        key_.push(word_);
+        word_ = shift_ = 0;
+    }
+
+private:
+    Key& key_;
+    uint64_t word_ = 0;
+    int shift_ = 0;
+};
+
+uint8_t operand_code(const Operand& operand, uint8_t layout) {
+    if (!operand.tensor) return uint8_t(operand.number.kind) | 2 << 4;
+    return uint8_t(uint8_t(operand.tensor->dtype) | (operand.tensor->ndim() == 0 ? 1 : 0) << 4 | layout << 6);
+}
+
+PointwiseEntry& find_entry(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, int ndim,
+                           const uint8_t* layouts, int arrays) {
+    Key key;
+    key.push(fn.id | uint64_t(ndim) << 32 | uint64_t(operands.size()) << 40 | uint64_t(out.size()) << 48);
+    Codes codes(key);
+    int a = 0;
+    for (const Operand& operand : operands) codes.add(operand_code(operand, operand.tensor ? layouts[a++] : 0));
+    for (const TensorRef& target : out) codes.add(uint8_t(uint8_t(target->dtype) | layouts[a++] << 6));
+    codes.finish();
+    if (PointwiseEntry* entry = entries().find(key)) return *entry;
+    SmallVector<DType, 4> dtypes;
+    for (const TensorRef& target : out) dtypes.push_back(target->dtype);
+    return *entries().insert(key, compiler::pointwise({&fn, operands}, ndim, {layouts, size_t(arrays)},
+                                                      {dtypes.data(), dtypes.size()}));
+}
+
+void run_kernel(PointwiseEntry& entry, const Space& space, std::span<const Operand> operands,
+                std::span<const TensorRef> results) {
+    void* pointers[max_arrays];
+    int arrays = 0;
+    int64_t args[64 + 64 * max_arrays + 32];
+    int64_t* arg = args;
+    for (int d = 0; d < space.ndim; ++d) *arg++ = space.sizes[d];
+    for (int a = 0; a < space.arrays; ++a)
+        for (int d = 0; d < space.ndim; ++d) *arg++ = space.strides[a][d];
+    for (const Operand& operand : operands) {
+        if (operand.tensor)
+            pointers[arrays++] = operand.tensor->data();
+        else
+            *arg++ = operand.number.kind == Kind::float_ ? std::bit_cast<int64_t>(operand.number.real)
+                                                         : operand.number.integer;
+    }
+    for (const TensorRef& result : results) pointers[arrays++] = result->data();
+    int64_t units = 1, row = space.ndim > 1 ? space.sizes[space.ndim - 1] : 1;
+    for (int d = 0; d < space.ndim - (space.ndim > 1); ++d) units *= space.sizes[d];
+    launch(*entry.kernel, pointers, args, units, std::max<int64_t>(serial_elements / std::max<int64_t>(row, 1), 1));
+}
+
+// Whether writing `out` could change what another array operand still has to read.
+bool clashes(const Tensor& out, const Tensor& x) {
+    if (out.storage != x.storage) return false;
+    if (out.offset == x.offset && out.sizes == x.sizes && out.strides == x.strides) return false;
+    auto [low, high] = extent(out.sizes, out.strides, out.offset);
+    auto [from, to] = extent(x.sizes, x.strides, x.offset);
+    return low < to && from < high;
+}
+
+// Operands as they were before anything is written: those that overlap `out` otherwise than exactly are copied.
+bool copy_clashing(Operands& operands, std::span<const TensorRef> out, Results& copies) {
+    for (Operand& operand : operands)
+        for (const TensorRef& target : out)
+            if (operand.tensor && clashes(*target, *operand.tensor)) {
+                copies.push_back(std::move(execute(*core_fns().copy, {&operand, 1}, {}, false)[0]));
+                operand.tensor = copies.back().get();
+                break;
+            }
+    return !copies.empty();
+}
+
+}  // namespace
+
+Dims broadcast_shape(const Fn& fn, std::span<const Operand> operands) {
+    Dims shape;
+    for (const Operand& operand : operands) {
+        if (!operand.tensor) continue;
+        const Dims& sizes = operand.tensor->sizes;
+        if (sizes.size() > shape.size()) {
+            Dims wider(sizes.size(), 1);
+            std::copy(shape.begin(), shape.end(), wider.end() - shape.size());
+            shape = std::move(wider);
+        }
+        for (int d = sizes.ndim() - 1, to = shape.ndim() - 1; d >= 0; --d, --to) {
+            if (shape[to] == 1) shape[to] = sizes[d];
+            KILN_CHECK(sizes[d] == 1 || sizes[d] == shape[to], runtime, fn.name, ": The size of tensor a (", shape[to],
+                       ") must match the size of tensor b (", sizes[d], ") at non-singleton dimension ", to);
+        }
+    }
+    return shape;
+}
+
+Results execute_pointwise(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
+    bool flat = true;
+    const Dims* common = common_shape(operands, &flat);
+    Dims broadcast;
+    if (!common) {
+        broadcast = broadcast_shape(fn, operands);
+        common = &broadcast;
+        flat = false;
+    }
+    const Dims* shape = common;
+    if (!out.empty()) {
+        shape = &out[0]->sizes;
+        flat = flat && out.size() == 1 && out[0]->contiguous && (*common == *shape || common->empty());
+        Results copies;
+        Operands changed;
+        for (const Operand& operand : operands) changed.push_back(operand);
+        if (copy_clashing(changed, out, copies)) return execute_pointwise(fn, {changed.data(), changed.size()}, out);
+    }
+    KILN_CHECK(shape->size() <= 64, not_implemented, fn.name, ": more than 64 dims");
+    Space space;
+    uint8_t layouts[max_arrays];
+    int outputs = out.empty() ? fn.outputs : int(out.size());
+    KILN_CHECK(operands.size() + size_t(outputs) <= max_arrays, not_implemented, fn.name, ": too many operands");
+    if (flat) {
+        space.ndim = 1;
+        space.sizes[0] = checked_numel(*shape);
+        for (const Operand& operand : operands)
+            if (operand.tensor) space.strides[space.arrays++][0] = operand.tensor->ndim() ? 1 : 0;
+        for (int k = 0; k < outputs; ++k) space.strides[space.arrays++][0] = 1;
+    } else {
+        for (const Operand& operand : operands)
+            if (operand.tensor) add_array(space, *operand.tensor, *shape);
+        for (int k = 0; k < outputs; ++k)
+            out.empty() ? add_contiguous(space, *shape) : add_array(space, *out[k], *shape);
+        coalesce(space, *shape);
+    }
+    for (int a = 0; a < space.arrays; ++a) layouts[a] = uint8_t(stride_class(space.strides[a][space.ndim - 1]));
+    PointwiseEntry& entry = find_entry(fn, operands, out, space.ndim, layouts, space.arrays);
+    Results results;
+    if (out.empty())
+        for (DType dtype : entry.outputs) results.push_back(new_tensor(dtype, *shape));
+    else
+        for (const TensorRef& target : out) results.push_back(target);
+    run_kernel(entry, space, operands, {results.data(), results.size()});
+    return results;
+}
+
+std::span<const DType> pointwise_dtypes(Fn& fn, std::span<const Operand> operands) {
+    uint8_t layouts[max_arrays];
+    int arrays = 0;
+    for (const Operand& operand : operands)
+        if (operand.tensor) layouts[arrays++] = 1;
+    for (int k = 0; k < fn.outputs; ++k) layouts[arrays++] = 1;
+    return find_entry(fn, operands, {}, 1, layouts, arrays).outputs;
+}
+
+}  // namespace kiln

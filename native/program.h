@@ -1,0 +1,105 @@
+// Programs: kernels, a buffer plan and size expressions, run in one native call.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "loader.h"
+#include "op.h"
+#include "tensor.h"
+
+namespace kiln {
+
+// A kernel that may not be generated yet; `source` is the interpreter's object that can.
+struct Kernel {
+    Opaque source;
+    std::string name;
+    std::unique_ptr<KernelObject> object;
+    KernelFunction function = nullptr;  // null until first needed
+    uint64_t launches = 0;
+};
+using KernelPtr = std::shared_ptr<Kernel>;
+
+// The kernel's code, generated now if it has to be.
+KernelFunction code_of(Kernel& kernel);
+
+// Runs units [0, units) of a kernel on the pool.
+void launch(Kernel& kernel, void* const* pointers, const int64_t* args, int64_t units, int64_t grain);
+
+struct Buffer {
+    enum Kind : uint8_t { input, output, temp } kind;
+    uint32_t index;    // of the input or output
+    int32_t elements;  // slot: how many elements an output or temp holds
+    uint32_t itemsize;
+};
+
+struct Pointer {
+    uint32_t buffer;
+    int32_t offset;  // slot: elements from the buffer's start; -1: none
+    uint32_t itemsize;
+};
+
+struct Step {
+    int32_t kernel = -1;  // -1: free `buffer`
+    uint32_t buffer = 0;
+    int32_t units = 0;  // slot
+    int32_t grain = 0;  // slot
+    std::vector<Pointer> pointers;
+    std::vector<int32_t> args;  // slots
+};
+
+struct Output {
+    uint32_t buffer;
+    DType dtype;
+    std::vector<int32_t> sizes;  // slots
+    int32_t update = -1;         // the input whose memory this output is written into
+};
+
+struct Check {
+    int32_t a, b;  // slots that must be equal
+};
+
+// Slots 0..environment-1 are filled by the caller, then one per expression.
+struct Program {
+    std::string name;
+    uint32_t environment = 0;
+    std::vector<SizeExpr> exprs;
+    std::vector<Check> checks;
+    std::vector<Buffer> buffers;
+    std::vector<Step> steps;
+    std::vector<Output> outputs;
+    std::vector<KernelPtr> kernels;
+
+    uint32_t slots() const { return environment + uint32_t(exprs.size()); }
+};
+
+// Fills the expression slots. False if a check fails.
+bool evaluate(const Program& program, int64_t* slots);
+void evaluate(std::span<const SizeExpr> exprs, uint32_t environment, int64_t* slots);
+
+// The sizes of output k.
+Dims output_sizes(const Program& program, size_t k, const int64_t* slots);
+
+// Runs the launches. `inputs[i]`: address of element 0 of input i; `outputs[j]`: storage of output j, memory
+// for it already there.
+void run(const Program& program, const int64_t* slots, void* const* inputs, std::span<const StorageRef> outputs);
+
+// Appends an operand's sizes (and strides if it is not contiguous), or the bits of a number, to an environment.
+void append_environment(const Operand& operand, Dims& environment);
+
+// Counts of launches and time per kernel name, while profiling is on.
+struct Profile {
+    bool on = false;
+    struct Line {
+        std::string name;
+        uint64_t launches = 0;
+        double seconds = 0;
+    };
+    std::vector<Line> lines;
+};
+Profile& profile();
+
+}  // namespace kiln

@@ -1,0 +1,76 @@
+// A vector whose first N elements need no allocation.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <new>
+#include <utility>
+
+namespace kiln {
+
+template <class T, size_t N>
+class SmallVector {
+public:
+    SmallVector() = default;
+    SmallVector(SmallVector&& other) noexcept {
+        for (T& value : other) push_back(std::move(value));
+        other.clear();
+    }
+    SmallVector(const SmallVector&) = delete;
+    SmallVector& operator=(const SmallVector&) = delete;
+    SmallVector& operator=(SmallVector&& other) noexcept {
+        clear();
+        for (T& value : other) push_back(std::move(value));
+        other.clear();
+        return *this;
+    }
+    ~SmallVector() {
+        clear();
+        if (data_ != inline_data()) ::operator delete(data_);
+    }
+
+    T* begin() { return data_; }
+    T* end() { return data_ + count_; }
+    const T* begin() const { return data_; }
+    const T* end() const { return data_ + count_; }
+    T* data() { return data_; }
+    const T* data() const { return data_; }
+    size_t size() const { return count_; }
+    bool empty() const { return count_ == 0; }
+    T& operator[](size_t i) { return data_[i]; }
+    const T& operator[](size_t i) const { return data_[i]; }
+    T& back() { return data_[count_ - 1]; }
+
+    template <class... Args>
+    T& emplace_back(Args&&... args) {
+        if (count_ == capacity_) grow(2 * capacity_);
+        return *new (data_ + count_++) T(std::forward<Args>(args)...);
+    }
+    void push_back(T value) { emplace_back(std::move(value)); }
+    void resize(size_t count) {
+        if (count > capacity_) grow(count);
+        while (count_ < count) new (data_ + count_++) T();
+        while (count_ > count) data_[--count_].~T();
+    }
+    void clear() { resize(0); }
+
+private:
+    T* inline_data() { return reinterpret_cast<T*>(inline_); }
+    void grow(size_t capacity) {
+        T* grown = static_cast<T*>(::operator new(capacity * sizeof(T)));
+        for (size_t i = 0; i < count_; ++i) {
+            new (grown + i) T(std::move(data_[i]));
+            data_[i].~T();
+        }
+        if (data_ != inline_data()) ::operator delete(data_);
+        data_ = grown;
+        capacity_ = capacity;
+    }
+
+    alignas(T) std::byte inline_[N * sizeof(T)];
+    T* data_ = inline_data();
+    size_t count_ = 0;
+    size_t capacity_ = N;
+};
+
+}  // namespace kiln

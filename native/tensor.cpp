@@ -1,0 +1,243 @@
+#include "tensor.h"
+
+#include <algorithm>
+#include <new>
+#include <string>
+
+#include "check.h"
+
+namespace kiln {
+
+void (*Opaque::retain)(void*) = nullptr;
+void (*Opaque::drop)(void*) = nullptr;
+
+void Dims::grow(size_t count) {
+    if (count > capacity_) {
+        size_t capacity = std::max<size_t>(count, 2 * capacity_);
+        auto* heap = new int64_t[capacity];
+        std::memcpy(heap, data(), count_ * sizeof(int64_t));
+        if (heap_) delete[] heap_;
+        heap_ = heap;
+        capacity_ = uint32_t(capacity);
+    }
+    count_ = uint32_t(count);
+}
+
+namespace {
+
+// Free list of Tensor objects: making one costs a few nanoseconds.
+std::vector<Tensor*>& spare_tensors() {
+    static auto* list = new std::vector<Tensor*>();
+    return *list;
+}
+
+Tensor* make_tensor() {
+    auto& spare = spare_tensors();
+    if (spare.empty()) return new Tensor();
+    Tensor* tensor = spare.back();
+    spare.pop_back();
+    return new (tensor) Tensor();
+}
+
+}  // namespace
+
+void release(Tensor* tensor) {
+    tensor->~Tensor();
+    auto& spare = spare_tensors();
+    if (spare.size() < 4096)
+        spare.push_back(tensor);
+    else
+        ::operator delete(tensor);
+}
+
+AutogradMeta& ensure_meta(Tensor& tensor) {
+    if (!tensor.meta) tensor.meta = MetaRef(new AutogradMeta());
+    return *tensor.meta;
+}
+
+Dims contiguous_strides(const Dims& sizes) {
+    Dims strides(sizes.size());
+    int64_t step = 1;
+    for (int d = sizes.ndim() - 1; d >= 0; --d) {
+        strides[d] = step;
+        step *= std::max<int64_t>(sizes[d], 1);
+    }
+    return strides;
+}
+
+bool is_contiguous(const Dims& sizes, const Dims& strides) {
+    int64_t step = 1;
+    for (int d = sizes.ndim() - 1; d >= 0; --d) {
+        if (sizes[d] == 0) return true;
+        if (sizes[d] != 1 && strides[d] != step) return false;
+        step *= sizes[d];
+    }
+    return true;
+}
+
+int64_t checked_numel(const Dims& sizes) {
+    int64_t count = 1;
+    bool overflow = false;
+    for (int64_t size : sizes) {
+        KILN_CHECK(size >= 0, runtime, "Trying to create tensor with negative dimension ", size, ": ", shape_text(sizes));
+        overflow |= __builtin_mul_overflow(count, size, &count);
+    }
+    if (overflow) {
+        bool zero = std::any_of(sizes.begin(), sizes.end(), [](int64_t s) { return s == 0; });
+        KILN_CHECK(zero, runtime, "shape ", shape_text(sizes), ": the number of elements does not fit in 64 bits");
+        return 0;
+    }
+    return count;
+}
+
+std::string shape_text(const Dims& sizes) {
+    std::string text = "[";
+    for (size_t d = 0; d < sizes.size(); ++d) text += (d ? ", " : "") + std::to_string(sizes[d]);
+    return text + "]";
+}
+
+TensorRef new_tensor(DType dtype, const Dims& sizes, StorageRef storage) {
+    TensorRef tensor(make_tensor());
+    tensor->dtype = dtype;
+    tensor->sizes = sizes;
+    tensor->strides = contiguous_strides(sizes);
+    tensor->numel = checked_numel(sizes);
+    tensor->storage = std::move(storage);
+    return tensor;
+}
+
+TensorRef new_tensor(DType dtype, const Dims& sizes) {
+    return new_tensor(dtype, sizes, allocate(checked_nbytes(checked_numel(sizes), itemsize(dtype))));
+}
+
+TensorRef new_view(const Tensor& source, Dims sizes, Dims strides, int64_t offset) {
+    TensorRef view(make_tensor());
+    view->dtype = source.dtype;
+    view->offset = offset;
+    view->numel = checked_numel(sizes);
+    view->contiguous = is_contiguous(sizes, strides);
+    view->sizes = std::move(sizes);
+    view->strides = std::move(strides);
+    view->storage = source.storage;
+    view->untracked = source.untracked;
+    return view;
+}
+
+TensorRef alias(const Tensor& source) { return new_view(source, source.sizes, source.strides, source.offset); }
+
+std::pair<int64_t, int64_t> extent(const Dims& sizes, const Dims& strides, int64_t offset) {
+    int64_t low = offset, high = offset;
+    for (size_t d = 0; d < sizes.size(); ++d) {
+        if (sizes[d] == 0) return {offset, offset};
+        int64_t span = (sizes[d] - 1) * strides[d];
+        (span < 0 ? low : high) += span;
+    }
+    return {low, high + 1};
+}
+
+bool overlaps_itself(const Tensor& tensor) {
+    if (tensor.contiguous || tensor.numel <= 1) return false;
+    for (int d = 0; d < tensor.ndim(); ++d)
+        if (tensor.sizes[d] > 1 && tensor.strides[d] == 0) return true;
+    return false;
+}
+
+bool can_view(const Tensor& x, const Dims& sizes, Dims* strides) {
+    if (x.contiguous || x.numel == 0) {
+        *strides = contiguous_strides(sizes);
+        return true;
+    }
+    // Walk both shapes from the end; a run of x's dims that is contiguous in itself may be split or merged.
+    *strides = Dims(sizes.size());
+    int to = sizes.ndim() - 1;
+    int64_t chunk = 1, step = 1;
+    bool open = false;
+    for (int d = x.ndim() - 1; d >= 0; --d) {
+        if (!open) step = x.strides[d];
+        open = true;
+        chunk *= x.sizes[d];
+        bool last = d == 0 || (x.sizes[d - 1] != 1 && x.strides[d - 1] != chunk * step);
+        if (!last) continue;
+        int64_t filled = 1;
+        while (to >= 0 && (filled < chunk || sizes[to] == 1)) {
+            (*strides)[to] = filled * step;
+            filled *= sizes[to--];
+        }
+        if (filled != chunk) return false;
+        chunk = 1;
+        open = false;
+    }
+    return to == -1;
+}
+
+TensorRef view_reshape(const Tensor& x, const Dims& sizes, bool must_view) {
+    KILN_CHECK(checked_numel(sizes) == x.numel, runtime, "shape '", shape_text(sizes), "' is invalid for input of size ",
+               x.numel);
+    Dims strides;
+    if (can_view(x, sizes, &strides)) return new_view(x, sizes, std::move(strides), x.offset);
+    KILN_CHECK(!must_view, runtime, "view size is not compatible with input tensor's size and stride (input ",
+               shape_text(x.sizes), " with strides ", shape_text(x.strides), ", asked for ", shape_text(sizes),
+               "). Use .reshape(...) instead.");
+    return nullptr;
+}
+
+TensorRef view_permute(const Tensor& x, const Dims& dims) {
+    KILN_CHECK(dims.size() == x.sizes.size(), runtime, "permute(sparse_coo): number of dimensions in the tensor input does not match the length of the desired ordering of dimensions i.e. input.dim() = ", x.ndim(), " is not equal to len(dims) = ", dims.ndim());
+    Dims sizes(dims.size()), strides(dims.size());
+    uint64_t seen = 0;
+    for (size_t d = 0; d < dims.size(); ++d) {
+        int64_t from = dims[d] < 0 ? dims[d] + x.ndim() : dims[d];
+        KILN_CHECK(from >= 0 && from < x.ndim(), index, "Dimension out of range (expected to be in range of [", -x.ndim(),
+                   ", ", x.ndim() - 1, "], but got ", dims[d], ")");
+        KILN_CHECK(!(seen >> from & 1), runtime, "permute: duplicate dims are not allowed");
+        seen |= uint64_t(1) << from;
+        sizes[d] = x.sizes[from];
+        strides[d] = x.strides[from];
+    }
+    return new_view(x, std::move(sizes), std::move(strides), x.offset);
+}
+
+TensorRef view_expand(const Tensor& x, const Dims& sizes) {
+    int extra = sizes.ndim() - x.ndim();
+    KILN_CHECK(extra >= 0, runtime, "expand: the number of sizes provided (", sizes.ndim(),
+               ") must be greater or equal to the number of dimensions in the tensor (", x.ndim(), ")");
+    Dims out(sizes), strides(sizes.size());
+    for (int d = 0; d < sizes.ndim(); ++d) {
+        int from = d - extra;
+        if (from < 0) {
+            KILN_CHECK(sizes[d] >= 0, runtime, "The expanded size of the tensor (", sizes[d],
+                       ") isn't allowed in a leading, non-existing dimension ", d);
+            continue;
+        }
+        if (sizes[d] == -1) out[d] = x.sizes[from];
+        KILN_CHECK(out[d] == x.sizes[from] || x.sizes[from] == 1, runtime, "The expanded size of the tensor (", out[d],
+                   ") must match the existing size (", x.sizes[from], ") at non-singleton dimension ", d,
+                   ". Target sizes: ", shape_text(sizes), ". Tensor sizes: ", shape_text(x.sizes));
+        strides[d] = x.sizes[from] == 1 && out[d] != 1 ? 0 : x.strides[from];
+    }
+    return new_view(x, std::move(out), std::move(strides), x.offset);
+}
+
+TensorRef view_slice(const Tensor& x, int64_t dim, int64_t start, int64_t length, int64_t step) {
+    KILN_CHECK(dim >= 0 && dim < x.ndim(), index, "slice: dim ", dim, " of a tensor with ", x.ndim(), " dims");
+    KILN_CHECK(step > 0 && length >= 0 && start >= 0 && (length == 0 || start + (length - 1) * step < x.sizes[dim]), index,
+               "slice: start ", start, ", length ", length, ", step ", step, " is out of bounds for size ", x.sizes[dim]);
+    Dims sizes(x.sizes), strides(x.strides);
+    sizes[dim] = length;
+    strides[dim] *= step;
+    return new_view(x, std::move(sizes), std::move(strides), x.offset + (length ? start * x.strides[dim] : 0));
+}
+
+TensorRef view_as_strided(const Tensor& x, const Dims& sizes, const Dims& strides, int64_t offset) {
+    KILN_CHECK(sizes.size() == strides.size(), runtime, "as_strided: mismatch in length of strides and shape");
+    for (int64_t stride : strides)
+        KILN_CHECK(stride >= 0, runtime, "as_strided: Negative strides are not supported at the moment, got strides: ",
+                   shape_text(strides));
+    auto [low, high] = extent(sizes, strides, offset);
+    KILN_CHECK(checked_numel(sizes) == 0 || (low >= 0 && size_t(high) * itemsize(x.dtype) <= x.storage->nbytes), runtime,
+               "setStorage: sizes ", shape_text(sizes), ", strides ", shape_text(strides), ", storage offset ", offset,
+               " are out of bounds for storage of size ", x.storage->nbytes);
+    return new_view(x, sizes, strides, offset);
+}
+
+}  // namespace kiln

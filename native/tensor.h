@@ -1,0 +1,214 @@
+// Tensors: a view of a storage, with the little that autograd hangs on it.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <initializer_list>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "dtype.h"
+#include "memory.h"
+
+namespace kiln {
+
+// A short list of 64-bit integers: sizes, strides, attributes. No allocation up to six.
+class Dims {
+public:
+    Dims() {}
+    explicit Dims(size_t count, int64_t value = 0) {
+        grow(count);
+        for (size_t i = 0; i < count; ++i) data()[i] = value;
+    }
+    Dims(std::initializer_list<int64_t> values) : Dims(std::span(values.begin(), values.size())) {}
+    explicit Dims(std::span<const int64_t> values) {
+        grow(values.size());
+        if (!values.empty()) std::memcpy(data(), values.data(), values.size() * sizeof(int64_t));
+    }
+    Dims(const Dims& other) : Dims(other.span()) {}
+    Dims(Dims&& other) noexcept { take(other); }
+    Dims& operator=(const Dims& other) {
+        if (this != &other) *this = Dims(other);
+        return *this;
+    }
+    Dims& operator=(Dims&& other) noexcept {
+        if (this != &other) {
+            if (heap_) delete[] heap_;
+            take(other);
+        }
+        return *this;
+    }
+    ~Dims() {
+        if (heap_) delete[] heap_;
+    }
+
+    size_t size() const { return count_; }
+    int ndim() const { return int(count_); }
+    bool empty() const { return count_ == 0; }
+    int64_t* data() { return heap_ ? heap_ : inline_; }
+    const int64_t* data() const { return heap_ ? heap_ : inline_; }
+    int64_t& operator[](size_t i) { return data()[i]; }
+    int64_t operator[](size_t i) const { return data()[i]; }
+    int64_t* begin() { return data(); }
+    int64_t* end() { return data() + count_; }
+    const int64_t* begin() const { return data(); }
+    const int64_t* end() const { return data() + count_; }
+    std::span<const int64_t> span() const { return {data(), count_}; }
+    void push_back(int64_t value) {
+        grow(count_ + 1);
+        data()[count_ - 1] = value;
+    }
+    void resize(size_t count) { grow(count); }
+    bool operator==(const Dims& other) const {
+        return count_ == other.count_ && std::memcmp(data(), other.data(), count_ * sizeof(int64_t)) == 0;
+    }
+
+private:
+    static constexpr size_t inline_count_ = 6;
+    void grow(size_t count);
+    void take(Dims& other) {
+        count_ = other.count_;
+        capacity_ = other.capacity_;
+        heap_ = std::exchange(other.heap_, nullptr);
+        if (!heap_) std::memcpy(inline_, other.inline_, sizeof inline_);
+        other.count_ = 0;
+        other.capacity_ = inline_count_;
+    }
+
+    uint32_t count_ = 0;
+    uint32_t capacity_ = inline_count_;
+    int64_t* heap_ = nullptr;
+    int64_t inline_[inline_count_];
+};
+
+// An intrusive owning reference; Object has `uint32_t refcount` and a free function `release(Object*)`.
+template <class Object>
+class Ref {
+public:
+    Ref() = default;
+    Ref(std::nullptr_t) {}
+    Ref(Object* object) : object_(object) {
+        if (object_) ++object_->refcount;
+    }
+    Ref(const Ref& other) : Ref(other.object_) {}
+    Ref(Ref&& other) noexcept : object_(std::exchange(other.object_, nullptr)) {}
+    Ref& operator=(Ref other) noexcept {
+        std::swap(object_, other.object_);
+        return *this;
+    }
+    ~Ref() {
+        if (object_ && --object_->refcount == 0) release(object_);
+    }
+    Object* get() const { return object_; }
+    Object* operator->() const { return object_; }
+    Object& operator*() const { return *object_; }
+    explicit operator bool() const { return object_ != nullptr; }
+    bool operator==(const Ref& other) const = default;
+
+private:
+    Object* object_ = nullptr;
+};
+
+struct Node;
+struct Tensor;
+struct AutogradMeta;
+void release(Node* node);
+void release(Tensor* tensor);
+void release(AutogradMeta* meta);
+using NodeRef = Ref<Node>;
+using TensorRef = Ref<Tensor>;
+using MetaRef = Ref<AutogradMeta>;
+
+// Something the interpreter owns that the core keeps alive without knowing it (a hook, an attribute).
+struct Opaque {
+    void* object = nullptr;
+    static void (*retain)(void*);
+    static void (*drop)(void*);
+
+    Opaque() = default;
+    explicit Opaque(void* borrowed) : object(borrowed) {
+        if (object) retain(object);
+    }
+    Opaque(const Opaque& other) : Opaque(other.object) {}
+    Opaque(Opaque&& other) noexcept : object(std::exchange(other.object, nullptr)) {}
+    Opaque& operator=(Opaque other) noexcept {
+        std::swap(object, other.object);
+        return *this;
+    }
+    ~Opaque() {
+        if (object) drop(object);
+    }
+};
+
+// A function to call on a gradient.
+struct Hook {
+    uint64_t id;
+    uint32_t index;  // of the node's output
+    Opaque function;
+};
+
+// What autograd keeps per tensor that takes part in it; shared when `.data =` gives the tensor new memory.
+struct AutogradMeta {
+    AutogradMeta();
+    ~AutogradMeta();
+    uint32_t refcount = 0;
+    bool requires_grad = false;  // of a leaf
+    bool retains_grad = false;
+    uint32_t output = 0;  // which output of grad_fn this is
+    NodeRef grad_fn;
+    TensorRef grad;
+    std::vector<Hook> hooks;
+};
+
+struct Tensor {
+    uint32_t refcount = 0;
+    DType dtype = DType::float32;
+    bool contiguous = true;
+    bool untracked = false;  // made by `.data`: writes through it do not bump the version
+    bool inference = false;
+    int64_t offset = 0;  // in elements
+    int64_t numel = 1;
+    Dims sizes;
+    Dims strides;
+    StorageRef storage;
+    MetaRef meta;
+    TensorRef base;           // of a view made while recording gradients: what it views
+    void* wrapper = nullptr;  // the interpreter's object for this tensor, borrowed
+
+    int ndim() const { return sizes.ndim(); }
+    bool requires_grad() const { return meta && (meta->requires_grad || meta->grad_fn); }
+    Node* grad_fn() const { return meta ? meta->grad_fn.get() : nullptr; }
+    // The address of element 0; the storage must hold values (see record.h).
+    std::byte* data() const { return static_cast<std::byte*>(storage->data) + offset * int64_t(itemsize(dtype)); }
+};
+
+AutogradMeta& ensure_meta(Tensor& tensor);
+
+// A tensor over new memory (or, with `storage`, over that), contiguous. Sizes must not be negative.
+TensorRef new_tensor(DType dtype, const Dims& sizes);
+TensorRef new_tensor(DType dtype, const Dims& sizes, StorageRef storage);
+// A view of source's storage; no autograd, no checks.
+TensorRef new_view(const Tensor& source, Dims sizes, Dims strides, int64_t offset);
+TensorRef alias(const Tensor& source);
+
+Dims contiguous_strides(const Dims& sizes);
+bool is_contiguous(const Dims& sizes, const Dims& strides);
+int64_t checked_numel(const Dims& sizes);  // Error{runtime} on overflow or a negative size
+// The first and one past the last element of the storage a tensor can touch.
+std::pair<int64_t, int64_t> extent(const Dims& sizes, const Dims& strides, int64_t offset);
+// Whether two elements of one tensor may share memory (an expanded dim).
+bool overlaps_itself(const Tensor& tensor);
+std::string shape_text(const Dims& sizes);  // "[2, 3]"
+
+// The closed set of views. Arguments as PyTorch's functions of these names, except that sizes are complete.
+// Null if no view exists and `must_view` is false.
+TensorRef view_reshape(const Tensor& x, const Dims& sizes, bool must_view);
+bool can_view(const Tensor& x, const Dims& sizes, Dims* strides);
+TensorRef view_permute(const Tensor& x, const Dims& dims);
+TensorRef view_expand(const Tensor& x, const Dims& sizes);
+TensorRef view_slice(const Tensor& x, int64_t dim, int64_t start, int64_t length, int64_t step);
+TensorRef view_as_strided(const Tensor& x, const Dims& sizes, const Dims& strides, int64_t offset);
+
+}  // namespace kiln

@@ -1,0 +1,79 @@
+"""What every test shares: a cache directory of its own, a seed that is printed when a test fails."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import random
+import shutil
+import sys
+import tempfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+# set before the first `import kiln`, and inherited by every process a test starts
+if "KILN_TEST_CACHE" in os.environ:
+    os.environ["KILN_CACHE_DIR"] = os.environ["KILN_TEST_CACHE"]
+else:
+    os.environ["KILN_CACHE_DIR"] = tempfile.mkdtemp(prefix="kiln-tests-")
+    atexit.register(shutil.rmtree, os.environ["KILN_CACHE_DIR"], ignore_errors=True)
+    # a forked child of a test must not remove the directory when it ends
+    os.register_at_fork(after_in_child=lambda: atexit.unregister(shutil.rmtree))
+
+SEED = pytest.StashKey[int]()
+
+# the same draws in every run, and no directory of remembered ones beside the sources
+hypothesis.settings.register_profile("kiln", database=None, derandomize=True, deadline=None)
+hypothesis.settings.load_profile("kiln")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """--seed N: the base of every test's seed (each test adds a hash of its name)."""
+    parser.addoption("--seed", type=int, default=0, help="base seed of all random draws in the tests")
+
+
+def seed_of(item: pytest.Item) -> int:
+    """The seed of one test: a function of its name and of --seed, so tests can be run alone."""
+    return (zlib.crc32(item.nodeid.encode()) + int(item.config.getoption("--seed"))) % 2**31
+
+
+@pytest.fixture(autouse=True)
+def seed(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Seeds every generator a test can reach; the value is printed beside a failure."""
+    import numpy as np
+
+    value = seed_of(request.node)
+    request.node.stash[SEED] = value
+    random.seed(value)
+    np.random.seed(value)
+    for name in ("kiln", "torch"):
+        manual_seed = getattr(sys.modules.get(name), "manual_seed", None)
+        if manual_seed is not None:
+            manual_seed(value)
+    yield value
+
+
+@pytest.fixture
+def rng(seed: int) -> Any:
+    """A NumPy generator with the test's seed."""
+    import numpy as np
+
+    return np.random.default_rng(seed)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Puts the seed of a failed test under its traceback."""
+    result: Any = yield
+    report = result.get_result()
+    if report.failed and SEED in item.stash:
+        report.sections.append(
+            ("seed", f"seed {item.stash[SEED]} (base --seed {item.config.getoption('--seed')})")
+        )

@@ -1,0 +1,280 @@
+"""Runs a plan with NumPy: what its kernels mean, slowly, for tests of the passes alone.
+
+Loops over nests become whole-array evaluation; reductions use the interpreter's folds, so results are exact.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+from kiln.codegen.nest import Nest
+from kiln.graph.graph import Graph
+from kiln.graph.interpret import _inside, _less, _greater, _lowest, memory_dtype, reduce_last, scalar_on
+from kiln.graph.size import evaluate
+from kiln.ops import scalar as sc
+from kiln.ops.kinds import COMPUTE
+from kiln.ops.scalar_numpy import DTYPE
+from kiln.ops.scalar_numpy import evaluate as evaluate_scalars
+from kiln.passes.plan import Free, Plan
+
+Array = np.ndarray[Any, Any]
+NAN = 0xA5  # what fresh memory is filled with: reading it shows
+
+
+class Runner:
+    """One call of a plan."""
+
+    def __init__(self, plan: Plan, graph: Graph, inputs: list[Any]) -> None:
+        self.plan = plan
+        self.graph = graph
+        self.slots: list[int] = []
+        self.bases: dict[int, tuple[Array, int]] = {}
+        for value, given in zip(graph.inputs, inputs):
+            if value.weak:
+                bits = struct.unpack("<q", struct.pack("<d", given))[0] if value.dtype == "float64" else int(given)
+                self.slots.append(bits)
+            else:
+                self.slots += given.shape
+                if value.layout is not None:
+                    self.slots += [s // given.itemsize for s in given.strides]
+        self.inputs = inputs
+        self.memory: dict[int, Array] = {}
+
+    def size(self, dim: Any) -> int:
+        """The value of a size."""
+        return evaluate(dim, self.slots.__getitem__)
+
+    def run(self) -> list[Array]:
+        """The outputs; updated inputs are changed in place."""
+        for k, buffer in enumerate(self.plan.buffers):
+            if buffer.kind == "output":
+                self.memory[k] = self._fresh(buffer)
+        for step in self.plan.steps:
+            if isinstance(step, Free):
+                del self.memory[step.buffer]
+                continue
+            for number, _, _ in step.pointers:
+                if self.plan.buffers[number].kind == "temp" and number not in self.memory:
+                    self.memory[number] = self._fresh(self.plan.buffers[number])
+            self._launch(step)
+        assert all(self.plan.buffers[k].kind != "temp" for k in self.memory), "a temporary was never freed"
+        return [self._output(b, d, tuple(map(self.size, s))) for b, d, s in self.plan.outputs]
+
+    def _fresh(self, buffer: Any) -> Array:
+        return np.full(self.size(buffer.elements) * buffer.itemsize, NAN, np.uint8)
+
+    def _output(self, number: int, dtype: str, shape: tuple[int, ...]) -> Array:
+        buffer = self.plan.buffers[number]
+        if buffer.kind == "input":
+            return np.array(self.inputs[buffer.index])
+        return self.memory[number].view(memory_dtype(dtype))[: int(np.prod(shape))].reshape(shape)
+
+    def _operand(self, pointer: tuple[int, Any, int], dtype: str, sizes: list[int], strides: list[int]) -> Array:
+        """A strided array over a buffer, bounds checked."""
+        number, offset, itemsize = pointer
+        assert np.dtype(memory_dtype(dtype)).itemsize == itemsize
+        buffer = self.plan.buffers[number]
+        start = self.size(offset)
+        if buffer.kind == "input":
+            base = self.inputs[buffer.index]
+            window, low = _window(base)
+        else:
+            window, low = self.memory[number].view(memory_dtype(dtype)), 0
+        start += low
+        if 0 not in sizes:
+            reach = [(n - 1) * s for n, s in zip(sizes, strides)]
+            first, last = start + sum(r for r in reach if r < 0), start + sum(r for r in reach if r > 0)
+            assert 0 <= first and last < window.size, f"{first}..{last} outside {window.size} elements"
+        else:
+            return np.empty(sizes, window.dtype)
+        return np.lib.stride_tricks.as_strided(window[start:], sizes, [s * itemsize for s in strides])
+
+    def _launch(self, step: Any) -> None:
+        kernel = self.plan.kernels[step.kernel]
+        args = [self.size(a) for a in step.args]
+        grid = self.size(step.grid)
+        assert self.size(step.grain) >= 1
+        if grid == 0:
+            return
+        spec = kernel[0]
+        if isinstance(spec, Nest):
+            assert grid == _grid(spec, args[: len(spec.dims)]), (grid, spec)
+            self._nest(spec, step.pointers, args)
+        elif hasattr(spec, "index"):
+            self._scatter(spec, step.pointers, args)
+        else:
+            self._matmul(spec, step.pointers, args)
+
+    # -- nests --------------------------------------------------------------------------------------
+
+    def _nest(self, nest: Nest, pointers: Any, args: list[int]) -> None:
+        count = len(nest.dims)
+        sizes, rest = args[:count], args[count:]
+        arrays = []
+        for pointer, operand in zip(pointers, nest.operands):
+            strides, rest = rest[: len(operand.strides)], rest[len(operand.strides) :]
+            for stride, kind in zip(strides, operand.strides):
+                assert kind == "s" or int(kind) == stride
+            own = len(operand.strides) != count or _computed(nest, pointers.index(pointer))
+            arrays.append((pointer, operand, strides, own))
+        self._evaluate(nest, sizes, arrays, rest)
+
+    def _evaluate(self, nest: Nest, sizes: list[int], arrays: list[Any], numbers: list[int]) -> None:
+        done: dict[int, Array] = {}
+        reduced = [d for d, role in enumerate(nest.dims) if role == "r"]
+
+        def leaf(node: sc.Scalar) -> Array:
+            if id(node) in done:
+                return done[id(node)]
+            if node.op == "number":
+                if nest.numbers[node.data] == "f64":
+                    return np.array(struct.unpack("<d", struct.pack("<q", numbers[node.data]))[0])
+                return np.array(numbers[node.data], np.int64)
+            if node.op == "index":
+                return np.arange(sizes[node.data]).reshape([-1 if d == node.data else 1 for d in range(len(sizes))])
+            pointer, operand, strides, _ = arrays[node.data]
+            return _inside(operand.dtype, self._operand(pointer, operand.dtype, sizes, strides))
+
+        def gather(node: sc.Scalar, places: list[Array]) -> Array:
+            pointer, operand, strides, _ = arrays[node.data]
+            extents = [int(np.max(p, initial=-1)) + 1 for p in places]
+            source = _inside(operand.dtype, self._operand(pointer, operand.dtype, extents, strides))
+            return source[tuple(np.broadcast_arrays(*places))]
+
+        for node in sc.topological([x for _, x in nest.stores]):
+            if node.op in sc.REDUCE:
+                x = evaluate_scalars([node.args[0]], leaf, gather)[0]
+                x = np.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(sizes)))
+                kept = [d for d in range(len(sizes)) if d not in reduced]
+                rows = x.transpose([*kept, *reduced]).reshape([sizes[d] for d in kept] + [-1]) if x.size else np.empty(
+                    [sizes[d] for d in kept] + [int(np.prod([sizes[d] for d in reduced]))], x.dtype)
+                out = _sequential(node.op, rows) if nest.sequential else reduce_last(node.op, rows)
+                done[id(node)] = out.reshape([1 if d in reduced else sizes[d] for d in range(len(sizes))])
+        values = evaluate_scalars([x for _, x in nest.stores], leaf, gather)
+        for (k, _), value in zip(nest.stores, values):
+            pointer, operand, strides, _ = arrays[k]
+            point = any(strides[d] != 0 for d in reduced) or any(
+                n != 1 for d, n in enumerate(np.shape(value)[-len(sizes):]) if d in reduced and np.ndim(value) == len(sizes))
+            shape = [1 if d in reduced and not point else n for d, n in enumerate(sizes)]
+            target = self._operand(pointer, operand.dtype, shape, strides)
+            target[...] = _encode(operand.dtype, np.broadcast_to(value, shape))
+
+    # -- products and scatters ----------------------------------------------------------------------
+
+    def _matmul(self, spec: Any, pointers: Any, args: list[int]) -> None:
+        batch, m, n, k = args[:4]
+        rest = args[4:]
+        a = self._operand(pointers[0], spec.dtype, [batch, m, k], rest[:3])
+        b = self._operand(pointers[1], spec.dtype, [batch, k, n], rest[3:6])
+        rest = rest[6:]
+        total = product(_inside(spec.dtype, a), _inside(spec.dtype, b), COMPUTE[spec.dtype])
+        arrays = {}
+        for j, operand in enumerate(spec.operands, 1):
+            strides, rest = rest[:3], rest[3:]
+            for stride, kind in zip(strides, operand.strides):
+                assert kind == "s" or int(kind) == stride
+            arrays[j] = (operand, self._operand(pointers[j + 1], operand.dtype, [batch, m, n], strides))
+
+        def leaf(node: sc.Scalar) -> Array:
+            if node.op == "number":
+                if spec.numbers[node.data] == "f64":
+                    return np.array(struct.unpack("<d", struct.pack("<q", rest[node.data]))[0])
+                return np.array(rest[node.data], np.int64)
+            return total if node.data == 0 else _inside(arrays[node.data][0].dtype, arrays[node.data][1])
+
+        values = evaluate_scalars([x for _, x in spec.stores], leaf)
+        for (j, _), value in zip(spec.stores, values):
+            operand, target = arrays[j]
+            target[...] = _encode(operand.dtype, np.broadcast_to(value, target.shape))
+
+    def _scatter(self, spec: Any, pointers: Any, args: list[int]) -> None:
+        dims = len(spec.strides[0])
+        along, bound, sizes = args[0], args[1], args[2 : dims + 1]
+        rest = args[dims + 1 :]
+        out = self._operand(pointers[0], spec.dtype, [bound, *sizes], rest[:dims])
+        index = self._operand(pointers[1], spec.index, [along, *sizes], rest[dims : 2 * dims])
+        source = self._operand(pointers[2], spec.dtype, [along, *sizes], rest[2 * dims :])
+        for i in range(along):
+            for column in np.ndindex(*sizes):
+                to = (int(index[i][column]), *column)
+                if 0 <= to[0] < bound:
+                    x = _inside(spec.dtype, np.array([out[to], source[i][column]]))
+                    out[to] = _encode(spec.dtype, np.array(x[0] + x[1], x.dtype))
+
+
+def _grid(nest: Nest, sizes: list[int]) -> int:
+    kept = [n for n, role in zip(sizes, nest.dims) if role == "p"]
+    schedule = nest.schedule()
+    if schedule == "flat":
+        return sizes[0]
+    if schedule == "map":
+        return int(np.prod(sizes[:-1]))
+    if schedule == "columns":
+        return int(np.prod(kept[:-1])) * -(-kept[-1] // 256)
+    return int(np.prod(kept))
+
+
+def _window(base: Array) -> tuple[Array, int]:
+    """The memory an input array spans as a flat array, and where its first element lies in it."""
+    if base.size == 0:
+        return base.reshape(-1), 0
+    itemsize = base.itemsize
+    steps = [s // itemsize for s in base.strides]
+    low = sum((n - 1) * s for n, s in zip(base.shape, steps) if s < 0)
+    high = sum((n - 1) * s for n, s in zip(base.shape, steps) if s > 0)
+    first = base[tuple(-1 if s < 0 else 0 for s in steps)] if base.ndim else base
+    origin = np.lib.stride_tricks.as_strided(base[tuple(slice(-1, None) if s < 0 else slice(0, 1) for s in steps)]
+                                             if base.ndim else base.reshape(1), (high - low + 1,), (itemsize,))
+    del first
+    return origin, -low
+
+
+def _computed(nest: Nest, k: int) -> bool:
+    return any(s.op == "load" and s.args and s.data == k for s in sc.topological([x for _, x in nest.stores]))
+
+
+def _encode(dtype: str, x: Array) -> Array:
+    if dtype == "bfloat16":
+        rounded = scalar_on(lambda a: sc.round_to(a, dtype), np.array(x), types=["f32"])
+        bits = np.ascontiguousarray(rounded).view(np.uint32).reshape(rounded.shape)
+        return np.where(np.isnan(rounded), np.uint32(0x7FC0), bits >> 16).astype(np.uint16)
+    if dtype == "float16":
+        x = scalar_on(lambda a: sc.round_to(a, dtype), np.array(x), types=["f32"])
+    else:
+        assert x.dtype == DTYPE[COMPUTE[dtype]], (x.dtype, dtype)
+    with np.errstate(all="ignore"):
+        return x.astype(memory_dtype(dtype))
+
+
+def _sequential(name: str, x: Array) -> Array:
+    """Elements one after the other."""
+    step = {"sum": np.add, "prod": np.multiply, "max": _greater, "min": _less, "all": np.logical_and, "any": np.logical_or}
+    if x.shape[-1] == 0:
+        return reduce_last(name, x)
+    total = x[..., 0]
+    for k in range(1, x.shape[-1]):
+        total = step[name](total, x[..., k])
+    return total
+
+
+def product(a: Array, b: Array, kind: str) -> Array:
+    """A product in the fixed order."""
+    total = None
+    for start in range(0, a.shape[-1], 512):
+        chain = np.zeros((*a.shape[:-1], b.shape[-1]), a.dtype)
+        for p in range(start, min(start + 512, a.shape[-1])):
+            column, row = a[..., :, p, None], b[..., None, p, :]
+            chain = scalar_on(sc.fma, column, row, chain, types=[kind] * 3) if kind in sc.FLOATS else chain + column * row
+        total = chain if total is None else total + chain
+    return np.zeros((*a.shape[:-1], b.shape[-1]), a.dtype) if total is None else total
+
+
+def run_plan(plan: Plan, graph: Graph, inputs: list[Any]) -> list[Array]:
+    """The outputs of a plan; inputs that are updated are changed."""
+    with np.errstate(all="ignore"):
+        return Runner(plan, graph, inputs).run()
+
+
+__all__ = ["run_plan", "_lowest"]

@@ -1,0 +1,277 @@
+"""The kernel cache against everything a directory may hold, and the checks around LLVM."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from codegen_peer import reads, writes
+
+from kiln.codegen import compile as compiler
+from kiln.codegen.cache import HEADER, DiskCache, cache_directory
+from kiln.codegen.nest import Nest
+from kiln.codegen.target import LEVELS, host_target
+from kiln.codegen.verify import verify_nest, verify_object, verify_text
+from kiln.ops.scalar import Scalar, const, convert
+
+KEY = bytes(range(32))
+DATA = b"an object" * 100
+X = Scalar("load", (), "f32", 0)
+NEST = Nest(
+    ("p",), (reads("float32", "1"), writes("float32", "1")), (), ((1, X + 1.0),)
+)  # fmt: skip
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache directory of its own, and nothing in memory."""
+    monkeypatch.setenv("KILN_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(compiler, "_memory", {})
+    return tmp_path / "cache"
+
+
+def entry(cache: DiskCache) -> Path:
+    assert cache.path is not None
+    return Path(cache.path) / "kernels" / KEY.hex()
+
+
+def test_round_trip_and_modes(tmp_path: Path) -> None:
+    cache = DiskCache(str(tmp_path / "a" / "b"))
+    assert cache.load(KEY) is None
+    assert cache.store(KEY, DATA)
+    assert cache.load(KEY) == DATA and DiskCache(cache.path).load(KEY) == DATA
+    assert entry(cache).parent.stat().st_mode & 0o777 == 0o700
+    assert entry(cache).stat().st_mode & 0o777 == 0o600
+    assert [p.name for p in entry(cache).parent.iterdir()] == [KEY.hex()]
+
+
+def test_damage_is_a_miss(tmp_path: Path) -> None:
+    """Truncated anywhere, any byte changed, grown, or another key's entry: never returned, then rebuilt."""
+    cache = DiskCache(str(tmp_path))
+    cache.store(KEY, DATA)
+    whole = entry(cache).read_bytes()
+    for length in range(0, len(whole), 7):
+        entry(cache).write_bytes(whole[:length])
+        assert cache.load(KEY) is None
+    for place in [*range(HEADER), HEADER + 5, len(whole) - 1]:
+        entry(cache).write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        assert cache.load(KEY) is None
+    entry(cache).write_bytes(whole + b"x")
+    assert cache.load(KEY) is None
+    other = bytes(32)
+    entry(cache).write_bytes(whole)
+    os.rename(entry(cache), entry(cache).with_name(other.hex()))
+    assert cache.load(other) is None
+    assert cache.store(KEY, DATA) and cache.load(KEY) == DATA
+
+
+@pytest.mark.parametrize("kind", ["directory", "fifo", "symlink", "writable by others", "empty"])
+def test_planted_entries(tmp_path: Path, kind: str) -> None:
+    cache = DiskCache(str(tmp_path))
+    cache.store(KEY, DATA)
+    path = entry(cache)
+    if kind == "writable by others":
+        path.chmod(0o666)
+    else:
+        path.rename(tmp_path / "elsewhere")
+        if kind == "directory":
+            path.mkdir()
+        elif kind == "fifo":
+            os.mkfifo(path)
+        elif kind == "symlink":
+            path.symlink_to(tmp_path / "elsewhere")
+        else:
+            path.touch()
+    assert cache.load(KEY) is None
+    assert cache.store(KEY, DATA) is (kind != "directory")
+    assert [p.name for p in path.parent.iterdir()] == [KEY.hex()]
+
+
+@pytest.mark.parametrize("kind", ["open to others", "file", "symlink", "dangling parent"])
+def test_untrusted_directory_is_not_used(tmp_path: Path, kind: str) -> None:
+    folder = tmp_path / "kernels"
+    if kind == "open to others":
+        folder.mkdir()
+        folder.chmod(0o755)
+    elif kind == "file":
+        folder.touch()
+    elif kind == "symlink":
+        (tmp_path / "real").mkdir(mode=0o700)
+        folder.symlink_to(tmp_path / "real")
+    cache = DiskCache(str(tmp_path) if kind != "dangling parent" else "/proc/nowhere/at/all")
+    assert not cache.store(KEY, DATA)
+    assert cache.load(KEY) is None
+
+
+def test_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("KILN_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", "/somewhere")
+    assert cache_directory() == "/somewhere/.cache/kiln"
+    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+    assert cache_directory() == "/cache/kiln"
+    monkeypatch.setenv("KILN_CACHE_DIR", "/mine")
+    assert cache_directory() == "/mine"
+    assert not DiskCache(None).store(KEY, DATA) and DiskCache(None).load(KEY) is None
+
+
+def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that fails half way leaves nothing behind."""
+    cache = DiskCache(str(tmp_path))
+
+    def full(file: int, data: memoryview) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    assert not cache.store(KEY, DATA)
+    assert list((tmp_path / "kernels").iterdir()) == []
+
+
+def test_object_comes_from_disk_the_second_time(place: Path) -> None:
+    first = compiler.kernel_object(NEST)
+    compiler._memory.clear()
+
+    def never() -> str:
+        raise AssertionError("the text was written again")
+
+    assert compiler.object_for(NEST.text(), never) == first
+    (stored,) = (place / "kernels").iterdir()
+    stored.write_bytes(stored.read_bytes()[:-1])
+    compiler._memory.clear()
+    assert compiler.kernel_object(NEST) == first
+
+
+def test_unwritable_cache_only_costs_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KILN_CACHE_DIR", "/proc/nowhere")
+    monkeypatch.setattr(compiler, "_memory", {})
+    verify_object(compiler.kernel_object(NEST))
+
+
+def test_warm_process_imports_no_compiler(place: Path) -> None:
+    compiler.kernel_object(NEST)
+    text = (
+        "import sys; from kiln.codegen.compile import kernel_object;"
+        "from kiln.codegen.nest import Nest, Operand;"
+        "from kiln.ops.scalar import Scalar; x = Scalar('load', (), 'f32', 0);"
+        "a, b = Operand('float32', 'in', ('1',)), Operand('float32', 'out', ('1',));"
+        "n = Nest(('p',), (a, b), (), ((1, x + 1.0),));"
+        "assert kernel_object(n)[:4] == b'\\x7fELF';"
+        "assert not {'llvmlite', 'numpy', 'inspect', 'dataclasses'} & set(sys.modules)"
+    )  # fmt: skip
+    subprocess.run([sys.executable, "-c", text], check=True, timeout=60)
+
+
+def test_keys_tell_machines_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = {compiler._key("pattern", target) for target in LEVELS.values()}
+    monkeypatch.setattr(compiler, "_bases", {})
+    monkeypatch.setattr(compiler, "cpu_identity", lambda: "another machine")
+    keys |= {compiler._key("pattern", target) for target in LEVELS.values()}
+    monkeypatch.setattr(compiler, "_bases", {})
+    monkeypatch.setattr(compiler, "llvm_identity", lambda: b"another LLVM")
+    keys |= {compiler._key("pattern", target) for target in LEVELS.values()}
+    assert len(keys) == 3 * len(LEVELS)
+
+
+def test_features_can_be_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not host_target().name.startswith("x86"):
+        pytest.skip("x86 levels")
+    for asked in ("x86-64-v3", "-avx512f", "-avx512*"):
+        monkeypatch.setenv("KILN_TARGET_FEATURES", asked)
+        assert host_target().name == "x86-64-v3"
+    monkeypatch.setenv("KILN_TARGET_FEATURES", "-avx2")
+    with pytest.raises(RuntimeError, match="lacks avx2"):
+        host_target()
+    for asked in ("aarch64", "pentium"):
+        monkeypatch.setenv("KILN_TARGET_FEATURES", asked)
+        with pytest.raises(ValueError, match="KILN_TARGET_FEATURES"):
+            host_target()
+
+
+def test_threads_and_fork(place: Path) -> None:
+    """Several threads compile at once; a child forked meanwhile compiles too."""
+    found: list[bytes] = []
+
+    def work(k: int) -> None:
+        nest = NEST._replace(stores=((1, X * (k + 0.5)),))
+        found.append(compiler.kernel_object(nest))
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    child = os.fork()
+    if not child:
+        try:
+            compiler.kernel_object(NEST._replace(stores=((1, X - 17.0),)))
+            os._exit(0)
+        finally:
+            os._exit(1)
+    for thread in threads:
+        thread.join()
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(found) == 4
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "declare float @llvm.exp.f32(float)",
+        "declare ptr @malloc(i64)",
+        "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)",
+        "define void @kernel() {\n %a = frem float 1.0, 2.0\n ret void }",
+        "define void @kernel() {\n %a = fadd half 1.0, 2.0\n ret void }",
+        "define void @kernel() {\n %a = fmul <16 x bfloat> %x, %y\n ret void }",
+        "define void @kernel() {\n %a = fadd fast float 1.0, 2.0\n ret void }",
+        "define void @kernel() {\n %a = fmul reassoc float 1.0, 2.0\n ret void }",
+    ],
+)
+def test_text_that_llvm_must_not_see(text: str) -> None:
+    with pytest.raises(ValueError, match="codegen"):
+        verify_text(text, host_target())
+
+
+def bad(*stores: tuple[int, Scalar]) -> Nest:
+    return NEST._replace(stores=stores)
+
+
+@pytest.mark.parametrize(
+    "nest",
+    [
+        bad(),
+        bad((0, X)),
+        bad((7, X)),
+        bad((1, Scalar("add", (X, X), "f64"))),
+        bad((1, Scalar("and", (X, X), "f32"))),
+        bad((1, Scalar("shl", (X, X), "f32"))),
+        bad((1, Scalar("add", (X, const(1.0, "f64")), "f32"))),
+        bad((1, Scalar("sum", (X,), "f32"))),
+        bad((1, Scalar("load", (), "f64", 0))),
+        bad((1, convert(Scalar("number", (), "f64", 0), "f32"))),
+        bad((1, Scalar("load", (), "f32", 5))),
+        bad((1, Scalar("convert", (Scalar("index", (), "i64", 3),), "f32"))),
+        bad((1, Scalar("exp", (X,), "f32"))),
+        NEST._replace(dims=("q",)),
+        NEST._replace(numbers=("f32",)),
+        NEST._replace(operands=(reads("complex64", "1"), NEST.operands[1])),
+    ],
+)
+def test_ill_formed_nests(nest: Nest) -> None:
+    with pytest.raises(ValueError, match="codegen"):
+        verify_nest(nest, host_target())
+
+
+def test_objects() -> None:
+    with pytest.raises(ValueError, match="codegen"):
+        verify_object(b"")
+    whole = compiler.kernel_object(NEST)
+    verify_object(whole)
+    for length in range(0, len(whole) // 2, 11):
+        with pytest.raises(ValueError, match="codegen"):
+            verify_object(whole[:length])
+    call = "define float @kernel(float %x) {\n %y = call float @expf(float %x)\n ret float %y }"
+    text = "declare float @expf(float)\n" + call
+    with pytest.raises(ValueError, match="expf"):
+        compiler.compile_text(text, host_target())

@@ -1,0 +1,357 @@
+"""The matmul generator: values, the promised order of arithmetic, every layout, nothing read past the end."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import mmap
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from codegen_peer import load_object, numpy_dtype
+
+from kiln.codegen.compile import compile_text, object_for
+from kiln.codegen.matmul import STACK_BYTES, MatmulSpec, matmul_ir, product, stack_bytes
+from kiln.codegen.nest import Operand
+from kiln.codegen.target import LEVELS, Target, host_target
+from kiln.ops.scalar import Scalar, const, convert, select
+
+Array = np.ndarray[Any, Any]
+HOST = host_target()
+TARGETS = [t for t in LEVELS.values() if t.triple == HOST.triple and t.vector_bits <= HOST.vector_bits]
+DTYPES = ["float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8"]
+SIZES = [
+    (1, 1, 1),
+    (3, 5, 7),
+    (14, 32, 16),
+    (15, 33, 17),
+    (2, 100, 4),
+    (31, 64, 130),
+    (100, 1, 9),
+    (1, 70, 3),
+    (29, 40, 600),
+]
+_built: dict[tuple[str, str], Any] = {}
+
+
+def kernel(spec: MatmulSpec, target: Target = HOST) -> Any:
+    """The compiled pattern."""
+    key = spec.text(), target.name
+    if key not in _built:
+        _built[key] = load_object(compile_text(matmul_ir(spec, target), target))
+    return _built[key]
+
+
+def run(
+    spec: MatmulSpec,
+    a: Array,
+    b: Array,
+    operands: Sequence[Array],
+    numbers: Sequence[int | float] = (),
+    target: Target = HOST,
+    cuts: Sequence[int] = (),
+) -> None:
+    """Launch on 3-d arrays; the units are done in pieces that end at `cuts`, last first."""
+    strides = [s // x.itemsize for x in (a, b, *operands) for s in x.strides]
+    words = [np.float64(x).view(np.int64) if isinstance(x, float) else x for x in numbers]
+    sizes = [a.shape[0], a.shape[1], b.shape[2], a.shape[2]]
+    arg = np.array([*sizes, *strides, *words], np.int64)
+    arrays = (a, b, *operands)
+    ptr = (ctypes.c_void_p * len(arrays))(*(x.ctypes.data for x in arrays))
+    places = [0, *cuts, spec.units(sizes[0], sizes[1], sizes[2])]
+    for begin, end in reversed(list(itertools.pairwise(places))):
+        kernel(spec, target)(ptr, arg.ctypes.data, begin, end)
+
+
+def multiply(
+    a: Array, b: Array, dtype: str = "float32", target: Target = HOST, cuts: Sequence[int] = ()
+) -> Array:
+    """The plain product of 3-d arrays."""
+    out = np.empty((a.shape[0], a.shape[1], b.shape[2]), numpy_dtype(dtype))
+    out.view(np.uint8).fill(0x5A)
+    run(product(dtype), a, b, [out], target=target, cuts=cuts)
+    return out
+
+
+def draw(rng: np.random.Generator, dtype: str, *shape: int) -> Array:
+    """Values of a dtype: normal floats (bfloat16 as bits), any integers."""
+    if dtype == "bfloat16":
+        return (rng.normal(size=shape).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    kind = numpy_dtype(dtype)
+    if kind.kind == "f":
+        return rng.normal(size=shape).astype(kind)
+    info = np.iinfo(kind)
+    return rng.integers(info.min, info.max, size=shape, dtype=kind, endpoint=True)
+
+
+def widened(x: Array, dtype: str) -> Array:
+    """The values of an array, as float64 or int64."""
+    if dtype == "bfloat16":
+        return (x.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return x.astype(np.float64 if x.dtype.kind == "f" else np.int64)
+
+
+LAYOUTS = {
+    "row": lambda x: np.ascontiguousarray(x),
+    "col": lambda x: np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2),
+    "spaced": lambda x: np.repeat(np.repeat(x, 2, axis=2), 3, axis=1)[:, ::3, ::2],
+    "reversed": lambda x: np.ascontiguousarray(x[:, ::-1, ::-1])[:, ::-1, ::-1],
+}
+
+
+def fused(x: Array, y: Array, z: Array) -> Array:
+    """fma of float32 arrays: the product is exact in f64; the sum is rounded to odd there, so once in all."""
+    p, c = x.astype(np.float64) * y.astype(np.float64), z.astype(np.float64)
+    total = p + c
+    back = total - p
+    error = (p - (total - back)) + (c - back)
+    even = (total.view(np.int64) & 1) == 0
+    away = np.where(error > 0, np.inf, -np.inf)
+    return np.where((error != 0) & even, np.nextafter(total, away), total).astype(np.float32)
+
+
+def ordered(a: Array, b: Array) -> Array:
+    """The float32 product of 2-d arrays in the promised order."""
+    total = np.zeros((a.shape[0], b.shape[1]), np.float32)
+    for start in range(0, a.shape[1], 512):
+        chain = np.zeros_like(total)
+        for k in range(start, min(start + 512, a.shape[1])):
+            chain = fused(a[:, k : k + 1], b[k : k + 1, :], chain)
+        total = chain if start == 0 else total + chain
+    return total
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_values(dtype: str, target: Target, rng: np.random.Generator) -> None:
+    for m, n, k in SIZES:
+        a, b = draw(rng, dtype, 2, m, k), draw(rng, dtype, 2, k, n)
+        got = multiply(a, b, dtype, target)
+        wide_a, wide_b = widened(a, dtype), widened(b, dtype)
+        if wide_a.dtype == np.int64:
+            assert np.array_equal(got, (wide_a @ wide_b).astype(got.dtype)), (m, n, k)
+            continue
+        unit = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
+        chain = (
+            (k + 2) * max(2.0**-53, 2.0**-24 if dtype != "float64" else 0) * (np.abs(wide_a) @ np.abs(wide_b))
+        )
+        error = np.abs(widened(got, dtype) - wide_a @ wide_b)
+        assert np.all(error <= chain + unit * np.abs(wide_a @ wide_b) + 1e-7 * (unit > 1e-4)), (m, n, k)
+
+
+@pytest.mark.parametrize("k", [1, 5, 64, 511, 512, 513, 1030])
+def test_order_float32(k: int, rng: np.random.Generator) -> None:
+    a, b = draw(rng, "float32", 1, 17, k), draw(rng, "float32", 1, k, 37)
+    expected = ordered(a[0], b[0])
+    for target in TARGETS:
+        assert np.array_equal(multiply(a, b, target=target)[0], expected)
+
+
+def test_order_float64(rng: np.random.Generator) -> None:
+    a, b = draw(rng, "float64", 1, 2, 520), draw(rng, "float64", 1, 520, 9)
+    for i, j in [(0, 0), (1, 8)]:
+        chains = []
+        for start in (0, 512):
+            chain = 0.0
+            for x, y in zip(a[0, i, start : start + 512], b[0, start : start + 512, j]):
+                chain = float(Fraction(float(x)) * Fraction(float(y)) + Fraction(chain))
+            chains.append(chain)
+        for target in TARGETS:
+            assert multiply(a, b, "float64", target)[0, i, j] == chains[0] + chains[1]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int32"])
+def test_layouts_give_the_same_bits(dtype: str, rng: np.random.Generator) -> None:
+    for m, n, k in [(33, 70, 45), (70, 32, 515), (6, 7, 2)]:
+        a, b = draw(rng, dtype, 2, m, k), draw(rng, dtype, 2, k, n)
+        expected = multiply(a, b, dtype)
+        for target, la, lb in itertools.product(TARGETS, LAYOUTS.values(), LAYOUTS.values()):
+            assert np.array_equal(multiply(la(a), lb(b), dtype, target), expected)
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
+def test_rows_far_apart(target: Target, rng: np.random.Generator) -> None:
+    """Rows and columns whose distance makes the kernel copy A and pack B."""
+    a, b = np.zeros((1, 70, 1024), np.float32), draw(rng, "float32", 1, 300, 96)
+    a[:, :, :300] = draw(rng, "float32", 1, 70, 300)
+    expected = ordered(a[0, :, :300], b[0])
+    assert np.array_equal(multiply(a[:, :, :300], b, target=target)[0], expected)
+    tall = np.zeros((1, 300, 1024), np.float32)
+    tall[:, :, :70] = a[:, :, :300].swapaxes(1, 2)
+    assert np.array_equal(multiply(tall[:, :, :70].swapaxes(1, 2), b, target=target)[0], expected)
+
+
+def test_batches_and_broadcast(rng: np.random.Generator) -> None:
+    a, b = draw(rng, "float32", 3, 5, 6), draw(rng, "float32", 1, 6, 40)
+    wide = np.broadcast_to(b, (3, 6, 40))
+    expected = np.stack([ordered(x, b[0]) for x in a])
+    assert np.array_equal(multiply(a, wide), expected)
+    row = np.broadcast_to(draw(rng, "float32", 1, 1, 6), (1, 30, 6))
+    assert np.array_equal(multiply(row, b)[0], ordered(row[0], b[0]))
+    column = np.broadcast_to(draw(rng, "float32", 1, 6, 1), (1, 6, 70))
+    assert np.array_equal(multiply(a[:1], column)[0], ordered(a[0], column[0]))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int64"])
+def test_empty(dtype: str) -> None:
+    kind = numpy_dtype(dtype)
+    for target in TARGETS:
+        got = multiply(np.empty((2, 17, 0), kind), np.empty((2, 0, 33), kind), dtype, target)
+        assert not got.view(np.uint8).any()
+    for batch, m, n in [(0, 3, 3), (2, 0, 3), (2, 3, 0)]:
+        assert product(dtype).units(batch, m, n) == 0
+        multiply(np.empty((batch, m, 4), kind), np.empty((batch, 4, n), kind), dtype)
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
+def test_any_cut_of_the_units(target: Target, rng: np.random.Generator) -> None:
+    a, b = draw(rng, "float32", 2, 130, 520), draw(rng, "float32", 2, 520, 150)
+    expected = multiply(a, b, target=target)
+    units = product("float32").units(2, 130, 150)
+    assert units == 2 * 5 * 3
+    for cuts in [range(1, units), [7], [1, 2, 13, 29], sorted(rng.choice(units, 5, replace=False) + 0)]:
+        assert np.array_equal(multiply(a, b, target=target, cuts=[c for c in cuts if c]), expected)
+
+
+def bias_relu(classes: tuple[str, str, str], dtype: str = "float32") -> MatmulSpec:
+    """out = relu(product * number 0 + bias), pre = the same before relu."""
+    kind = {"float32": "f32", "float64": "f64", "bfloat16": "f32"}[dtype]
+    x, bias = Scalar("load", (), kind, 0), Scalar("load", (), kind, 3)
+    pre = x * convert(Scalar("number", (), "f64", 0), kind) + bias
+    full = ("s", "s", "1")
+    operands = (Operand(dtype, "out", full), Operand(dtype, "out", full), Operand(dtype, "in", classes))
+    return MatmulSpec(dtype, operands, ("f64",), ((1, pre), (2, select(pre < const(0.0, kind), 0.0, pre))))
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
+@pytest.mark.parametrize(
+    "classes", [("0", "0", "1"), ("0", "1", "0"), ("0", "0", "0"), ("s", "s", "1"), ("s", "s", "s")]
+)
+def test_epilogue_is_the_unfused_arithmetic(
+    classes: tuple[str, str, str], target: Target, rng: np.random.Generator
+) -> None:
+    for m, n, k in [(33, 70, 45), (5, 19, 1100), (230, 17, 520)]:
+        a, b, full = (
+            draw(rng, "float32", 2, m, k),
+            draw(rng, "float32", 2, k, n),
+            draw(rng, "float32", 2, m, n),
+        )
+        bias = {"0": full[:1], "s": full}[classes[0]]
+        bias = bias if classes[1] != "0" else bias[:, :1]
+        bias = np.asfortranarray(bias if classes[2] != "0" else bias[:, :, :1])
+        bias = np.ascontiguousarray(bias) if classes[2] != "s" else bias
+        bias = np.broadcast_to(bias, (2, m, n))
+        pre, out = np.empty((2, m, n), np.float32), np.empty((2, m, n), np.float32)
+        run(bias_relu(classes), a, b, [pre, out, bias], [0.75], target, cuts=[1])
+        expected = multiply(a, b, target=target) * np.float32(0.75) + bias
+        assert np.array_equal(pre, expected)
+        assert np.array_equal(out, np.where(expected < 0, np.float32(0), expected))
+
+
+def test_epilogue_into_its_own_operand(rng: np.random.Generator) -> None:
+    """c = a @ b + c, and an output with strided columns."""
+    a, b, c = draw(rng, "float32", 1, 40, 9), draw(rng, "float32", 1, 9, 70), draw(rng, "float32", 1, 40, 70)
+    expected = multiply(a, b) + c
+    total = Scalar("load", (), "f32", 0) + Scalar("load", (), "f32", 2)
+    for classes, keep in ((("s", "s", "1"), c.copy()), (("s", "s", "s"), np.asfortranarray(c))):
+        operands = (Operand("float32", "out", classes), Operand("float32", "in", classes))
+        run(MatmulSpec("float32", operands, (), ((1, total),)), a, b, [keep, keep])
+        assert np.array_equal(keep, expected)
+
+
+def test_epilogue_changes_the_dtype(rng: np.random.Generator) -> None:
+    a, b = draw(rng, "int8", 1, 20, 30), draw(rng, "int8", 1, 30, 40)
+    out = np.empty((1, 20, 40), np.float64)
+    spec = MatmulSpec(
+        "int8",
+        (Operand("float64", "out", ("s", "s", "1")),),
+        (),
+        ((1, convert(Scalar("load", (), "i8", 0), "f64")),),
+    )
+    run(spec, a, b, [out])
+    assert np.array_equal(out, multiply(a, b, "int8").astype(np.float64))
+
+
+class Guarded:
+    """Arrays that end (or begin) where readable memory does."""
+
+    def __init__(self) -> None:
+        self.libc = ctypes.CDLL(None, use_errno=True)
+        self.kept: list[mmap.mmap] = []
+
+    def place(self, x: Array, at_end: bool) -> Array:
+        """A contiguous copy of x between two pages that may not be touched."""
+        page = mmap.PAGESIZE
+        inside = max(-(-x.nbytes // page) * page, page)
+        memory = mmap.mmap(-1, inside + 2 * page)
+        self.kept.append(memory)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        for wall in (start, start + page + inside):
+            assert self.libc.mprotect(ctypes.c_void_p(wall), ctypes.c_size_t(page), 0) == 0
+        offset = page + (inside - x.nbytes if at_end else 0)
+        copy = np.frombuffer(memory, x.dtype, x.size, offset).reshape(x.shape)
+        copy[...] = x
+        return copy
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int8"])
+def test_nothing_outside_the_arrays(dtype: str, target: Target, rng: np.random.Generator) -> None:
+    guarded = Guarded()
+    for m, n, k in [(1, 1, 1), (5, 7, 3), (15, 33, 18), (70, 66, 130), (13, 10, 129)]:
+        a, b = draw(rng, dtype, 1, m, k), draw(rng, dtype, 1, k, n)
+        expected = multiply(a, b, dtype, target)
+        for at_end, turn_a, turn_b in itertools.product((True, False), (True, False), (True, False)):
+            ga = guarded.place(a.swapaxes(1, 2) if turn_a else a, at_end)
+            gb = guarded.place(b.swapaxes(1, 2) if turn_b else b, at_end)
+            out = guarded.place(np.zeros_like(expected), at_end)
+            ga, gb = ga.swapaxes(1, 2) if turn_a else ga, gb.swapaxes(1, 2) if turn_b else gb
+            run(product(dtype), ga, gb, [out], target=target)
+            assert np.array_equal(out, expected), (m, n, k)
+
+
+def test_bits_do_not_depend_on_the_other_rows_and_columns(rng: np.random.Generator) -> None:
+    a, b = draw(rng, "float32", 1, 61, 200), draw(rng, "float32", 1, 200, 130)
+    whole = multiply(a, b)
+    for m, n in [(1, 130), (61, 1), (2, 31), (9, 64), (25, 65), (60, 129)]:
+        assert np.array_equal(multiply(a[:, :m], b[:, :, :n]), whole[:, :m, :n])
+
+
+def test_special_values() -> None:
+    a = np.array([[[np.inf, 1, -0.0], [np.nan, 2, 1e-45]]], np.float32)
+    b = np.array([[[0.0], [1.0], [2.0]]], np.float32)
+    got = multiply(a, b)
+    assert np.isnan(got).all()
+    tiny = multiply(np.full((1, 1, 1), 1e-45, np.float32), np.full((1, 1, 1), 1.0, np.float32))
+    assert tiny[0, 0, 0] == np.float32(1e-45)
+
+
+def test_the_object_and_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = product("float32")
+    assert spec.text() == product("float32").text() != product("float64").text()
+    first = object_for(spec.text(), lambda: matmul_ir(spec, HOST))
+    assert object_for(spec.text(), lambda: pytest.fail("made twice")) == first
+    assert spec.text().splitlines()[:2] == ["matmul float32 numbers", "operand 1 out float32 ss1"]
+
+
+def test_refused() -> None:
+    good = product("float32")
+    row = Scalar("index", (), "i64", 0)
+    for stores in [((1, convert(row, "f32")),), ((0, good.stores[0][1]),), ((1, const(1.0, "f64")),), ()]:
+        with pytest.raises(ValueError, match="codegen"):
+            matmul_ir(good._replace(stores=stores), HOST)
+
+
+def test_other_architectures_compile() -> None:
+    for target in LEVELS.values():
+        for dtype in ("float32", "float64", "bfloat16", "int8"):
+            assert compile_text(matmul_ir(product(dtype), target), target)
+
+
+@pytest.mark.parametrize("target", LEVELS.values(), ids=lambda t: t.name)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_stack_stays_small(dtype: str, target: Target) -> None:
+    assert stack_bytes(product(dtype), target) <= STACK_BYTES - 4096

@@ -1,0 +1,253 @@
+"""The shape of the house: who imports whom, how long files are, and what `import kiln` costs."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+KILN = ROOT / "kiln"
+NATIVE = ROOT / "native"
+
+# part -> the parts it may import. Anything may import errors; a part may import itself.
+ALLOWED = {
+    "errors": set(),
+    "_core": set(),
+    "graph": {"_core"},
+    "ops": {"_core", "graph"},
+    "tensor": {"_core", "ops", "printing"},
+    "printing": {"_core", "ops"},
+    "passes": {"_core", "graph", "ops"},
+    "codegen": {"_core", "graph", "passes", "ops"},
+    "capture": {"_core", "graph", "ops", "tensor", "passes", "codegen"},
+    "export": {"_core", "graph", "passes", "codegen", "ops"},
+    "autograd": {"_core", "graph", "ops", "tensor"},
+    "nn": {"_core", "ops", "tensor", "autograd"},
+    "optim": {"_core", "ops", "tensor", "autograd"},
+    "utils": {"_core", "ops", "tensor"},
+    "datasets": {"_core", "ops", "tensor", "utils"},
+    "serialization": {"_core", "ops", "tensor"},
+    "profiler": {"_core", "ops", "capture"},
+    "amp": {"_core", "ops", "tensor", "autograd"},
+    "distributed": {"_core", "ops", "tensor", "autograd", "optim", "nn"},
+    "viz": {"_core", "graph", "ops", "tensor", "passes", "codegen", "capture"},
+}  # fmt: skip
+# these see everything below them
+TOPS = {"__init__", "__main__", "cli", "testing"}
+
+# third-party modules that may be imported late, inside the function that needs them
+LATE = {"numpy", "llvmlite", "matplotlib", "tqdm", "scipy"}
+# file -> kiln's own modules it may import inside a function, with the reason beside the entry
+LATE_OWN: dict[str, set[str]] = {}
+
+FORBIDDEN_AT_IMPORT = ("numpy", "scipy", "llvmlite", "inspect", "dataclasses", "torch")
+LONGEST_FILE = 600
+LONGEST_CORE = 6000
+
+SOURCES = sorted(KILN.rglob("*.py"))
+NATIVE_FILES = sorted(p for p in NATIVE.rglob("*") if p.suffix in (".h", ".cpp", ".hpp", ".cc"))
+
+
+def part(path: Path) -> str:
+    """The part of the house a file belongs to: the first name below kiln/."""
+    return path.relative_to(KILN).parts[0].removesuffix(".py")
+
+
+def module_name(path: Path) -> list[str]:
+    """`["kiln", "ops", "scalar"]` of a file; a package's is the package's own."""
+    parts = list(path.relative_to(ROOT).with_suffix("").parts)
+    return parts[:-1] if parts[-1] == "__init__" else parts
+
+
+def imported(node: ast.Import | ast.ImportFrom, path: Path) -> list[str]:
+    """The absolute names an import statement reaches, as deep as it says."""
+    if isinstance(node, ast.Import):
+        return [a.name for a in node.names]
+    base = node.module or ""
+    if node.level:
+        package = module_name(path) if path.name == "__init__.py" else module_name(path)[:-1]
+        base = ".".join([*package[: len(package) - node.level + 1], *([base] if base else [])])
+    return [f"{base}.{a.name}" for a in node.names]
+
+
+def imports(path: Path) -> Iterator[tuple[str, int, bool]]:
+    """Every import of a file: full name, line, and whether it stands inside a function."""
+
+    def walk(node: ast.AST, late: bool) -> Iterator[tuple[str, int, bool]]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+                continue
+            if isinstance(child, (ast.Import, ast.ImportFrom)):
+                for name in imported(child, path):
+                    yield name, child.lineno, late
+            inside = late or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+            yield from walk(child, inside)
+
+    yield from walk(ast.parse(path.read_text()), False)
+
+
+def own(name: str) -> str | None:
+    """The part of kiln a full import name reaches, "" for kiln itself, None for other packages."""
+    parts = name.split(".")
+    if parts[0] != "kiln":
+        return None
+    return parts[1] if len(parts) > 1 else ""
+
+
+def ids(paths: list[Path]) -> list[str]:
+    """Test names of files."""
+    return [str(p.relative_to(ROOT)) for p in paths]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=ids(SOURCES))
+def test_arrows_point_one_way(path: Path) -> None:
+    """A file imports only parts below its own."""
+    here = part(path)
+    if here in TOPS:
+        return
+    assert here in ALLOWED, f"kiln/{here} is not a part this test knows: give it its arrows"
+    for name, line, _ in imports(path):
+        target = own(name)
+        if target is None or target == here:
+            continue
+        assert target != "", (
+            f"{path.name}:{line}: `import kiln` from inside kiln; import the part that is meant"
+        )
+        assert target == "errors" or target in ALLOWED[here], (
+            f"{path.name}:{line}: {here} may not import {target}"
+        )
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=ids(SOURCES))
+def test_nothing_imports_the_proof(path: Path) -> None:
+    """kiln.testing and tests are imported by themselves only."""
+    if part(path) == "testing":
+        return
+    assert not [name for name, _, _ in imports(path) if name.startswith(("kiln.testing", "tests", "torch"))]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=ids(SOURCES))
+def test_only_codegen_imports_llvmlite(path: Path) -> None:
+    """LLVM is known in one folder."""
+    found = [line for name, line, _ in imports(path) if name.split(".")[0] == "llvmlite"]
+    assert not found or part(path) == "codegen", f"line {found}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=ids(SOURCES))
+def test_no_circle_is_dodged(path: Path) -> None:
+    """An import inside a function is a heavy third-party module, never one of kiln's own."""
+    if part(path) == "testing":
+        return
+    permitted = LATE_OWN.get(str(path.relative_to(ROOT)), set())
+    for name, line, late in imports(path):
+        if late and own(name) is not None:
+            assert name in permitted, f"{path.name}:{line}: {name} is imported inside a function"
+        elif late and name.split(".")[0] not in sys.stdlib_module_names:
+            assert name.split(".")[0] in LATE, f"{path.name}:{line}: {name}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=ids(SOURCES))
+def test_heavy_modules_come_late(path: Path) -> None:
+    """No heavy module is imported when a module of kiln is, except by the interpreter and the generator."""
+    if part(path) in ("testing", "viz", "cli"):
+        return
+    for name, line, late in imports(path):
+        if not late and name.split(".")[0] in LATE:
+            late_modules = ("kiln/graph/interpret.py", "kiln/ops/scalar_numpy.py", "kiln/codegen/")
+            assert str(path.relative_to(ROOT)).startswith(late_modules), f"{path.name}:{line}: {name}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=ids(SOURCES))
+def test_python_files_are_short(path: Path) -> None:
+    """One that grows past the limit is two things."""
+    assert len(path.read_text().splitlines()) <= LONGEST_FILE
+
+
+@pytest.mark.skipif(not NATIVE_FILES, reason="no native sources here")
+def test_native_files_are_short() -> None:
+    """Each file, and all of them together."""
+    lengths = {p.name: len(p.read_text().splitlines()) for p in NATIVE_FILES}
+    assert not {n: count for n, count in lengths.items() if count > LONGEST_FILE}
+    assert sum(lengths.values()) < LONGEST_CORE, lengths
+
+
+@pytest.mark.skipif(not NATIVE_FILES, reason="no native sources here")
+def test_only_bind_knows_python() -> None:
+    """Python.h and its types appear in native/bind* only."""
+    found = [
+        p.name
+        for p in NATIVE_FILES
+        if not p.name.startswith("bind")
+        and re.search(r"Python\.h|\bPy(Object|_INCREF|_DECREF|GILState)", p.read_text())
+    ]
+    assert not found
+
+
+@pytest.mark.skipif(not NATIVE_FILES, reason="no native sources here")
+def test_the_core_knows_no_op() -> None:
+    """No mathematics in the core: no kernel is written there, no libm function is called."""
+    functions = r"\bstd::(exp|log|tanh|erf|pow|sin|cos|sqrt)f?\s*\("
+    assert not [p.name for p in NATIVE_FILES if re.search(functions, p.read_text())]
+
+
+def test_no_machine_paths() -> None:
+    """No file names a directory of somebody's machine."""
+    pattern = re.compile(r"(?<![\w.])/(home|Users|work|root)/\w")
+    texts = [
+        p
+        for folder in ("kiln", "native", "tests", "bench", "examples", "docs")
+        for p in (ROOT / folder).rglob("*")
+    ]
+    texts += [p for p in ROOT.iterdir() if p.is_file()]
+    for path in texts:
+        if path.suffix in (".py", ".h", ".cpp", ".md", ".toml", ".txt", ".yml") or path.name in (
+            "Makefile",
+            "run",
+        ):
+            if path != Path(__file__):
+                found = pattern.search(path.read_text())
+                assert found is None, f"{path.relative_to(ROOT)}: {found and found.group()}"
+
+
+def python(code: str) -> str:
+    """The output of a fresh interpreter."""
+    # -P: the installed kiln, not the tree's
+    command = [sys.executable, "-P", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_import_is_light() -> None:
+    """`import kiln` brings no heavy module with it."""
+    names = python(
+        "import sys; before = set(sys.modules); import kiln; kiln.Tensor; print(*(set(sys.modules) - before))"
+    )
+    top = {name.split(".")[0] for name in names.split()}
+    assert not top & set(FORBIDDEN_AT_IMPORT)
+
+
+def test_import_writes_and_starts_nothing() -> None:
+    """`import kiln` makes no file, starts no thread and works without a home directory."""
+    code = (
+        "import os, tempfile, threading; d = tempfile.mkdtemp(); "
+        "os.environ.update(HOME='/nonexistent', KILN_CACHE_DIR=os.path.join(d, 'cache')); "
+        "import kiln; print(os.listdir(d), threading.active_count(), len(os.listdir('/proc/self/task')))"
+    )
+    assert python(code) == "[] 1 1"
+
+
+def test_importing_twice_gives_the_same_core() -> None:
+    """A second import, after the first was dropped from sys.modules, still works on the same tensors."""
+    code = (
+        "import sys, kiln; x = kiln.ones(2); "
+        "[sys.modules.pop(n) for n in list(sys.modules) if n.split('.')[0] == 'kiln' and n != 'kiln._core']; "
+        "import kiln as again; print((again.ones(2) + x).tolist())"
+    )
+    assert python(code) == "[2.0, 2.0]"

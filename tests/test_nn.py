@@ -1,0 +1,571 @@
+"""Modules, layers, initialisation and parameter helpers, against PyTorch where it has the same."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any
+
+import pytest
+
+import kiln
+from kiln import nn
+
+torch = pytest.importorskip("torch")
+
+LAYERS: list[tuple[str, tuple[Any, ...], dict[str, Any], tuple[int, ...]]] = [
+    ("Linear", (4, 3), {}, (5, 4)),
+    ("Linear", (4, 3), {"bias": False}, (2, 5, 4)),
+    ("Linear", (4, 3), {}, (4,)),
+    ("ReLU", (), {}, (3, 4)),
+    ("GELU", (), {}, (3, 4)),
+    ("GELU", ("tanh",), {}, (3, 4)),
+    ("Tanh", (), {}, (3, 4)),
+    ("Sigmoid", (), {}, (3, 4)),
+    ("Softmax", (1,), {}, (3, 4)),
+    ("LogSoftmax", (-1,), {}, (3, 4)),
+    ("LayerNorm", (4,), {}, (3, 4)),
+    ("LayerNorm", ((3, 4),), {"eps": 1e-3}, (2, 3, 4)),
+    ("LayerNorm", (4,), {"bias": False}, (3, 4)),
+    ("LayerNorm", (4,), {"elementwise_affine": False}, (3, 4)),
+    ("Flatten", (), {}, (2, 3, 4)),
+    ("Flatten", (0, 1), {}, (2, 3, 4)),
+    ("Identity", (1,), {"any": 2}, (3,)),
+    ("Dropout", (0.0,), {}, (3,)),
+]
+NAMES = [f"{name}{k}" for k, (name, *_) in enumerate(LAYERS)]
+
+
+def both(values: Any, **options: Any) -> tuple[Any, Any]:
+    return kiln.tensor(values, **options), torch.tensor(values, **options)
+
+
+def ramp(shape: tuple[int, ...]) -> list[Any]:
+    """Values between -2 and 2 of a shape, no two neighbours alike."""
+    return torch.linspace(-2, 2, math.prod(shape)).sin().mul(2).reshape(shape).tolist()
+
+
+def close(ours: Any, theirs: Any, tolerance: float = 1e-5) -> bool:
+    flat = [float(v) for v in theirs.detach().reshape(-1).tolist()]
+    assert tuple(ours.shape) == tuple(theirs.shape)
+    return bool(
+        ours.detach().reshape(-1).tolist() == pytest.approx(flat, rel=tolerance, abs=1e-6, nan_ok=True)
+    )
+
+
+def same_weights(ours: nn.Module, theirs: Any) -> None:
+    ours.load_state_dict({k: kiln.tensor(v.tolist()) for k, v in theirs.state_dict().items()})
+
+
+class Tied(nn.Module):
+    """A module that owns one of each kind, with a parameter under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(2, 2)
+        self.second = nn.Linear(2, 2)
+        self.second.weight = self.first.weight
+        self.scale = nn.Parameter(kiln.tensor(2.0))
+        self.register_buffer("mean", kiln.zeros(2))
+        self.register_buffer("cache", kiln.ones(1), persistent=False)
+        self.register_parameter("absent", None)
+
+    def forward(self, x: Any) -> Any:
+        return self.second(self.first(x)) * self.scale - self.mean
+
+
+# -- layers -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "args", "options", "shape"), LAYERS, ids=NAMES)
+def test_layers_forward_and_backward(name: str, args: Any, options: Any, shape: tuple[int, ...]) -> None:
+    ours, theirs = getattr(nn, name)(*args, **options), getattr(torch.nn, name)(*args, **options)
+    same_weights(ours, theirs)
+    x, x_ = both(ramp(shape))
+    x.requires_grad_()
+    x_.requires_grad_()
+    y, y_ = ours(x), theirs(x_)
+    assert close(y, y_)
+    (y * y).sum().backward()
+    (y_ * y_).sum().backward()
+    assert close(x.grad, x_.grad, 1e-4)
+    for p, p_ in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert close(p.grad, p_.grad, 1e-4)
+    assert repr(ours) == repr(theirs)
+
+
+def test_embedding() -> None:
+    for padding in (None, 2, -1):
+        ours, theirs = nn.Embedding(5, 3, padding), torch.nn.Embedding(5, 3, padding)
+        assert repr(ours) == repr(theirs)
+        if padding is not None:
+            assert ours.weight[padding].tolist() == [0.0] * 3
+        same_weights(ours, theirs)
+        index, index_ = both([[0, 2, 2], [4, 1, 0]])
+        y, y_ = ours(index), theirs(index_)
+        assert close(y, y_)
+        (y * y).sum().backward()
+        (y_ * y_).sum().backward()
+        assert close(ours.weight.grad, theirs.weight.grad)
+    with pytest.raises(IndexError):
+        nn.Embedding(5, 3)(kiln.tensor([5]))
+    with pytest.raises(ValueError, match="padding_idx"):
+        nn.Embedding(5, 3, padding_idx=5)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_losses(reduction: str) -> None:
+    x, x_ = both(ramp((4, 3)))
+    t, t_ = both(ramp((3, 4)))
+    assert close(nn.MSELoss(reduction=reduction)(x, t.t()), torch.nn.MSELoss(reduction=reduction)(x_, t_.t()))
+    classes, classes_ = both([2, 0, -100, 1])
+    weight, weight_ = both([0.5, 1.0, 2.0])
+    for options in ({}, {"label_smoothing": 0.1}, {"ignore_index": 2}):
+        if "ignore_index" in options:
+            classes, classes_ = both([2, 0, 1, 1])
+        for w, w_ in ((None, None), (weight, weight_)):
+            ours = nn.CrossEntropyLoss(w, reduction=reduction, **options)
+            theirs = torch.nn.CrossEntropyLoss(w_, reduction=reduction, **options)
+            assert close(ours(x, classes), theirs(x_, classes_))
+    with pytest.raises(ValueError, match="reduction"):
+        nn.functional.mse_loss(x, x, reduction="average")
+
+
+def test_dropout() -> None:
+    kiln.manual_seed(0)
+    layer, x = nn.Dropout(0.25), kiln.ones(20_000, requires_grad=True)
+    y = layer(x)
+    values = set(y.tolist())
+    assert values == {0.0, kiln.tensor(1 / 0.75).item()}
+    assert 0.23 < (y == 0).to(kiln.float32).mean().item() < 0.27
+    y.sum().backward()
+    assert x.grad.tolist() == y.tolist()
+    assert layer.eval()(x) is x
+    assert nn.functional.dropout(x, 1.0).tolist() == [0.0] * 20_000
+    with pytest.raises(ValueError, match="probability"):
+        nn.Dropout(1.5)
+
+
+def test_functional_extras() -> None:
+    hot = nn.functional.one_hot(kiln.tensor([0, 2]), 4)
+    assert hot.tolist() == [[1, 0, 0, 0], [0, 0, 1, 0]] and hot.dtype == kiln.int64
+    assert tuple(nn.functional.one_hot(kiln.tensor([[1]])).shape) == (1, 1, 2)
+    with pytest.raises(RuntimeError, match="one_hot"):
+        nn.functional.one_hot(kiln.tensor([3]), 2)
+    with pytest.raises(TypeError, match="dim"):
+        nn.functional.softmax(kiln.ones(2))
+    assert nn.functional.softmax(kiln.ones(2), 0, dtype=kiln.float64).dtype == kiln.float64
+
+
+# -- the tree -----------------------------------------------------------------------------------------
+
+
+def test_names_and_sharing() -> None:
+    model = Tied()
+    names = ["scale", "first.weight", "first.bias", "second.bias"]
+    assert [name for name, _ in model.named_parameters()] == names
+    assert len(list(model.named_parameters(remove_duplicate=False))) == 5
+    assert [name for name, _ in model.named_buffers()] == ["mean", "cache"]
+    assert [name for name, _ in model.named_modules()] == ["", "first", "second"]
+    assert list(model.state_dict()) == [
+        "scale",
+        "mean",
+        "first.weight",
+        "first.bias",
+        "second.weight",
+        "second.bias",
+    ]
+    assert model.get_parameter("second.weight") is model.first.weight
+    assert model.get_submodule("") is model and model.get_buffer("mean") is model.mean
+    for path in ("third", "first.weight"):
+        with pytest.raises(AttributeError, match=path.rpartition(".")[2]):
+            model.get_submodule(path)
+
+
+def test_assignment_keeps_the_lists_in_step() -> None:
+    model = Tied()
+    fresh = nn.Parameter(kiln.ones(3))
+    model.scale = fresh
+    assert model._parameters["scale"] is fresh is model.scale
+    model.mean = kiln.ones(2)
+    assert model._buffers["mean"] is model.mean
+    model.mean = None
+    assert "mean" not in model.state_dict() and model.mean is None
+    model.first = nn.ReLU()
+    assert list(model._modules) == ["first", "second"]
+    del model.scale
+    assert "scale" not in model.state_dict() and not hasattr(model, "scale")
+    model.scale = 3
+    assert model.scale == 3 and "scale" not in dict(model.named_parameters())
+    model.scale = fresh
+    assert "scale" in dict(model.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (lambda m: setattr(m, "scale", kiln.ones(1)), TypeError),
+        (lambda m: setattr(m, "first", 3), TypeError),
+        (lambda m: setattr(m, "mean", 3), TypeError),
+        (lambda m: m.register_parameter("forward", nn.Parameter(kiln.ones(1))), KeyError),
+        (lambda m: m.register_parameter("a.b", None), KeyError),
+        (lambda m: m.register_parameter("", None), KeyError),
+        (lambda m: m.register_parameter("p", kiln.ones(1)), TypeError),
+        (lambda m: m.register_buffer("b", 3), TypeError),
+        (lambda m: m.add_module("m", 3), TypeError),
+        (lambda m: m.train("yes"), ValueError),
+        (lambda m: m.missing, AttributeError),
+        (lambda m: m.to(kiln.int64), TypeError),
+        (lambda m: nn.Module()(1), NotImplementedError),
+        (lambda m: nn.Parameter([1.0]), TypeError),
+    ],
+)
+def test_refusals(change: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        change(Tied())
+
+
+def test_assignment_before_init() -> None:
+    class Early(nn.Module):
+        def __init__(self) -> None:
+            self.weight = nn.Parameter(kiln.ones(1))
+
+    with pytest.raises(AttributeError, match=r"before Module.__init__\(\) call"):
+        Early()
+
+
+def test_modes_and_freezing() -> None:
+    model = nn.Sequential(nn.Dropout(), nn.Sequential(nn.Dropout()))
+    assert all(not m.training for m in model.eval().modules())
+    assert all(m.training for m in model.train().modules())
+    model = Tied().requires_grad_(False)
+    assert not any(p.requires_grad for p in model.parameters())
+    model.requires_grad_()
+    model(kiln.ones(1, 2)).sum().backward()
+    model.zero_grad(set_to_none=False)
+    assert model.scale.grad.item() == 0
+    model.zero_grad()
+    assert model.scale.grad is None
+
+
+def test_apply_visits_children_first() -> None:
+    visited: list[str] = []
+    model = nn.Sequential(nn.ReLU(), nn.Tanh())
+    assert model.apply(lambda m: visited.append(type(m).__name__)) is model
+    assert visited == ["ReLU", "Tanh", "Sequential"]
+
+
+def test_conversion_keeps_parameters() -> None:
+    model = Tied()
+    model.register_buffer("count", kiln.zeros(1, dtype=kiln.int64))
+    weight = model.first.weight
+    model(kiln.ones(1, 2)).sum().backward()
+    assert model.double() is model and model.first.weight is weight is model.second.weight
+    assert weight.dtype == weight.grad.dtype == model.mean.dtype == kiln.float64 and weight.requires_grad
+    assert model.count.dtype == kiln.int64
+    assert model.to("cpu", kiln.float32).first.weight.dtype == kiln.float32
+    assert model.to(kiln.ones(1, dtype=kiln.float64)).scale.dtype == kiln.float64
+
+
+def test_deepcopy() -> None:
+    model = Tied()
+    twin = copy.deepcopy(model)
+    assert twin.first.weight is twin.second.weight is not model.first.weight
+    assert (
+        isinstance(twin.first.weight, nn.Parameter) and twin.first._parameters["weight"] is twin.first.weight
+    )
+    with kiln.no_grad():
+        twin.scale.fill_(7)
+    assert model.scale.item() == 2.0
+
+
+# -- state --------------------------------------------------------------------------------------------
+
+
+def test_state_round_trip_and_sharing() -> None:
+    model, other = Tied(), Tied()
+    state = model.state_dict()
+    assert not state["scale"].requires_grad and state["scale"].data_ptr() == model.scale.data_ptr()
+    assert model.state_dict(keep_vars=True)["scale"] is model.scale
+    assert repr(other.load_state_dict(state)) == "<All keys matched successfully>"
+    assert other.first.weight.tolist() == model.first.weight.tolist()
+    other.load_state_dict(state, assign=True)
+    assert other.scale.data_ptr() == model.scale.data_ptr() and isinstance(other.scale, nn.Parameter)
+
+
+def test_state_that_does_not_fit() -> None:
+    model = Tied()
+    before = model.scale.item()
+    state = {**model.state_dict(), "scale": kiln.tensor(9.0), "more": kiln.ones(1)}
+    del state["first.bias"]
+    with pytest.raises(RuntimeError, match=r'(?s)Unexpected key.*"more".*Missing key.*"first.bias"'):
+        model.load_state_dict(state)
+    assert model.scale.item() == before
+    found = model.load_state_dict(state, strict=False)
+    assert (
+        found.missing_keys == ["first.bias"]
+        and found.unexpected_keys == ["more"]
+        and model.scale.item() == 9.0
+    )
+    with pytest.raises(RuntimeError, match="size mismatch for scale"):
+        model.load_state_dict({**model.state_dict(), "scale": kiln.ones(2)}, strict=False)
+    with pytest.raises(RuntimeError, match='"scale": expected a tensor'):
+        model.load_state_dict({**model.state_dict(), "scale": 3.0})
+    with pytest.raises(TypeError, match="dict"):
+        model.load_state_dict([1])  # type: ignore[arg-type]
+
+
+# -- hooks --------------------------------------------------------------------------------------------
+
+
+def test_forward_hooks() -> None:
+    model, log = nn.Identity(), []
+    before = model.register_forward_pre_hook(lambda m, args: (args[0] + 1,))
+    after = model.register_forward_hook(lambda m, args, result: result * 10)
+    model.register_forward_hook(lambda m, args, result: log.append(result))
+    model.register_forward_hook(lambda m, args, kwargs, result: result + 0.5, with_kwargs=True, prepend=True)
+    assert model(1) == 25 and log == [25]
+    before.remove()
+    after.remove()
+    after.remove()
+    assert model(1) == 1.5
+    with nn.ReLU().register_forward_hook(lambda *a: None) as handle:
+        assert handle.id >= 0
+
+
+# -- containers ---------------------------------------------------------------------------------------
+
+
+def test_sequential() -> None:
+    a, b, c = nn.ReLU(), nn.Tanh(), nn.Sigmoid()
+    model = nn.Sequential(a, b)
+    assert model(kiln.tensor([0.0])).tolist() == [0.0] and len(model) == 2
+    assert model.append(c) is model and model[-1] is c and list(model[1:]) == [b, c]
+    del model[0]
+    assert list(model._modules) == ["0", "1"] and model[0] is b
+    model[0] = a
+    model.insert(1, nn.Flatten())
+    assert [type(m).__name__ for m in model] == ["ReLU", "Flatten", "Sigmoid"]
+    named = nn.Sequential({"in": a, "out": b})
+    assert list(named._modules) == ["in", "out"] and list(named[:1]._modules) == ["in"]
+    with pytest.raises(IndexError):
+        model[3]
+    with pytest.raises(TypeError):
+        nn.Sequential(lambda x: x)  # type: ignore[arg-type]
+
+
+def test_module_list() -> None:
+    layers = nn.ModuleList(nn.Linear(2, 2) for _ in range(3))
+    assert len(list(layers.parameters())) == 6
+    first = layers[0]
+    layers.insert(0, nn.ReLU())
+    assert layers[1] is first and layers.pop(0) is not first and layers[0] is first
+    layers += [nn.Tanh()]
+    assert len(layers) == 4 and first in layers and isinstance(layers[1:], nn.ModuleList)
+    with pytest.raises(NotImplementedError):
+        layers(1)
+
+
+def test_module_dict() -> None:
+    layers = nn.ModuleDict({"a": nn.ReLU(), "b": nn.Linear(1, 1)})
+    layers["c"] = nn.Tanh()
+    assert list(layers) == ["a", "b", "c"] and "b" in layers and len(list(layers.parameters())) == 2
+    layers.update([("a", nn.Tanh())])
+    assert isinstance(layers["a"], nn.Tanh) and isinstance(layers.pop("a"), nn.Tanh)
+    assert [k for k, _ in layers.items()] == ["b", "c"]
+    layers.clear()
+    assert len(layers) == 0
+    with pytest.raises(KeyError):
+        layers["b"]
+
+
+def test_printed_trees() -> None:
+    def tree(n: Any) -> Any:
+        inner = n.ModuleDict({"norm": n.LayerNorm(4), "drop": n.Dropout(0.1)})
+        return n.Sequential(n.Linear(4, 4), n.ReLU(), n.Sequential(), n.ModuleList(), inner)
+
+    assert repr(tree(nn)) == repr(tree(torch.nn))
+
+
+# -- initialisation -----------------------------------------------------------------------------------
+
+
+def test_gains() -> None:
+    for name in ("linear", "conv2d", "sigmoid", "tanh", "relu", "selu", "leaky_relu"):
+        assert nn.init.calculate_gain(name) == torch.nn.init.calculate_gain(name)
+    assert nn.init.calculate_gain("leaky_relu", 0.3) == torch.nn.init.calculate_gain("leaky_relu", 0.3)
+    with pytest.raises(ValueError, match="softplus"):
+        nn.init.calculate_gain("softplus")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "std"),
+    [
+        ("uniform_", {"a": -1, "b": 3}, 4 / math.sqrt(12)),
+        ("normal_", {"mean": 1.0, "std": 0.5}, 0.5),
+        ("xavier_uniform_", {"gain": 2.0}, 2 * math.sqrt(2 / 150)),
+        ("xavier_normal_", {}, math.sqrt(2 / 150)),
+        ("kaiming_uniform_", {"a": math.sqrt(5)}, math.sqrt(1 / 3 / 50)),
+        ("kaiming_uniform_", {"mode": "fan_out", "nonlinearity": "relu"}, math.sqrt(2 / 100)),
+        ("kaiming_normal_", {"nonlinearity": "relu"}, math.sqrt(2 / 50)),
+    ],
+)
+def test_distributions(name: str, options: dict[str, Any], std: float) -> None:
+    kiln.manual_seed(0)
+    w = kiln.empty(100, 50, requires_grad=True)
+    assert getattr(nn.init, name)(w, **options) is w and w.requires_grad and w.grad_fn is None
+    values = w.reshape(-1).tolist()
+    mean = sum(values) / len(values)
+    spread = math.sqrt(sum((v - mean) ** 2 for v in values) / len(values))
+    assert (
+        spread == pytest.approx(std, rel=0.05)
+        and abs(mean - (1 if name in ("uniform_", "normal_") else 0)) < 0.1
+    )
+    if "uniform" in name:
+        center = 1 if name == "uniform_" else 0
+        assert max(abs(v - center) for v in values) <= std * math.sqrt(3) * (1 + 1e-6)
+
+
+def test_fixed_values() -> None:
+    w = kiln.empty(2, 3)
+    assert nn.init.zeros_(w).tolist() == [[0.0] * 3] * 2 and nn.init.ones_(w).tolist() == [[1.0] * 3] * 2
+    assert nn.init.constant_(w, 2.5).tolist() == [[2.5] * 3] * 2
+    assert nn.init.eye_(w).tolist() == [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
+    assert nn.init.kaiming_uniform_(kiln.empty(0, 3)).numel() == 0
+    for refused in (lambda: nn.init.xavier_uniform_(kiln.ones(3)), lambda: nn.init.eye_(kiln.ones(3))):
+        with pytest.raises(ValueError, match="dims"):
+            refused()
+    with pytest.raises(ValueError, match="mode"):
+        nn.init.kaiming_normal_(w, mode="fan")
+
+
+def test_seeds_repeat() -> None:
+    kiln.manual_seed(5)
+    first = nn.Linear(3, 3).weight.tolist()
+    kiln.manual_seed(5)
+    assert nn.Linear(3, 3).weight.tolist() == first != nn.Linear(3, 3).weight.tolist()
+
+
+# -- helpers ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("norm", [2.0, 1.0, math.inf, 3.0])
+@pytest.mark.parametrize("limit", [0.5, 100.0])
+def test_clip_grad_norm(norm: float, limit: float) -> None:
+    results = []
+    for lib in (kiln, torch):
+        params = [
+            lib.ones(2, 3, requires_grad=True),
+            lib.ones(4, requires_grad=True),
+            lib.ones(1, requires_grad=True),
+        ]
+        params[0].grad = lib.arange(6.0).reshape(2, 3)
+        params[1].grad = -lib.arange(4.0)
+        results.append((lib.nn.utils.clip_grad_norm_(params, limit, norm), params))
+    (total, ours), (total_, theirs) = results
+    assert close(total, total_)
+    assert (
+        all(close(p.grad, q.grad) for p, q in zip(ours[:2], theirs[:2], strict=True)) and ours[2].grad is None
+    )
+
+
+def test_clipping_edges() -> None:
+    assert nn.utils.clip_grad_norm_([], 1.0).item() == 0.0
+    p = kiln.ones(2, requires_grad=True)
+    p.grad = kiln.tensor([math.inf, 1.0])
+    with pytest.raises(RuntimeError, match="finite"):
+        nn.utils.clip_grad_norm_(p, 1.0, error_if_nonfinite=True)
+    p.grad = kiln.tensor([-3.0, 0.5])
+    nn.utils.clip_grad_value_([p], 1.0)
+    assert p.grad.tolist() == [-1.0, 0.5]
+
+
+def test_parameters_as_a_vector() -> None:
+    model = nn.Linear(2, 3)
+    vector = nn.utils.parameters_to_vector(model.parameters())
+    assert vector.tolist() == model.weight.reshape(-1).tolist() + model.bias.tolist()
+    nn.utils.vector_to_parameters(kiln.arange(9.0), model.parameters())
+    assert model.bias.tolist() == [6.0, 7.0, 8.0] and tuple(model.weight.shape) == (3, 2)
+    with pytest.raises(ValueError, match=r"\(9,\)"):
+        nn.utils.vector_to_parameters(kiln.zeros(8), model.parameters())
+
+
+# -- grad mode ----------------------------------------------------------------------------------------
+
+
+def test_grad_modes_restore() -> None:
+    x = kiln.ones(1, requires_grad=True)
+    with pytest.raises(KeyError), kiln.no_grad():
+        raise KeyError
+    assert (x * 2).requires_grad
+    mode = kiln.no_grad()
+    with mode, kiln.enable_grad(), mode:
+        assert not (x * 2).requires_grad
+    with kiln.set_grad_enabled(False):
+        assert not (x * 2).requires_grad
+    kiln.set_grad_enabled(False)
+    assert not (x * 2).requires_grad
+    kiln.set_grad_enabled(True)
+    assert (x * 2).requires_grad
+
+
+def test_grad_modes_decorate() -> None:
+    x = kiln.ones(1, requires_grad=True)
+
+    @kiln.no_grad()
+    def one() -> bool:
+        return bool((x * 2).requires_grad)
+
+    @kiln.no_grad
+    def two() -> bool:
+        return bool((x * 2).requires_grad)
+
+    @kiln.no_grad()
+    def many() -> Any:
+        got = yield (x * 2).requires_grad
+        while got != "stop":
+            got = yield (got, (x * 2).requires_grad)
+        return "end"
+
+    assert not one() and not two() and one.__name__ == "one"
+    stream = many()
+    assert next(stream) is False and (x * 2).requires_grad
+    assert stream.send(3) == (3, False) and (x * 2).requires_grad
+    with pytest.raises(StopIteration) as end:
+        stream.send("stop")
+    assert end.value.value == "end"
+    stream = many()
+    next(stream)
+    with pytest.raises(KeyError):
+        stream.throw(KeyError())
+    assert (x * 2).requires_grad
+
+
+def test_autograd_functions() -> None:
+    x = kiln.tensor([1.0, 2.0], requires_grad=True)
+    z = kiln.ones(1, requires_grad=True)
+    y = x * x
+    (g,) = kiln.autograd.grad(y, x, kiln.tensor([1.0, 10.0]), retain_graph=True)
+    assert g.tolist() == [2.0, 40.0] and x.grad is None
+    assert kiln.autograd.grad(y.sum(), [x, z], allow_unused=True, retain_graph=True)[1] is None
+    assert kiln.autograd.grad(y.sum(), [x, z], materialize_grads=True, retain_graph=True)[1].tolist() == [0.0]
+    kiln.autograd.backward([y.sum(), (x * 3).sum()])
+    assert x.grad.tolist() == [5.0, 7.0]
+    (g,) = kiln.autograd.grad((x**3).sum(), x, create_graph=True)
+    assert kiln.autograd.grad(g.sum(), x)[0].tolist() == [6.0, 12.0]
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda x, z: kiln.autograd.grad(x * 2, x), "scalar"),
+        (lambda x, z: kiln.autograd.grad((x * 2).sum(), z), "not used"),
+        (lambda x, z: kiln.autograd.grad((x * 2).sum(), kiln.ones(1)), "require grad"),
+        (lambda x, z: kiln.autograd.grad(x * 2, x, kiln.ones(3)), r"shape \(2,\)"),
+        (lambda x, z: kiln.autograd.backward([x.sum()], [kiln.tensor(1.0), kiln.tensor(1.0)]), "1 gradients"),
+        (lambda x, z: kiln.autograd.backward(kiln.ones(1)), "grad"),
+    ],
+)
+def test_autograd_refuses(call: Any, match: str) -> None:
+    with pytest.raises(RuntimeError, match=match):
+        call(kiln.ones(2, requires_grad=True), kiln.ones(1, requires_grad=True))

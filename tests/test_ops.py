@@ -1,0 +1,372 @@
+"""Every op of the table, in every dtype, layout and way of running, against its reference, PyTorch and
+itself.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from backend import kiln, needs_kiln, torch
+
+from kiln.testing.compare import close, difference, dtype_name, freeze, same_bits, to_array
+from kiln.testing.gradcheck import gradcheck, gradgradcheck
+from kiln.testing.layouts import LAYOUTS
+from kiln.testing.op_cases import Case, Entry, arrays_of, expanded, resized, results_of, rounded, tensors
+
+
+def entries() -> dict[str, Entry]:
+    """The table by name; empty while it cannot be imported (one test says so)."""
+    try:
+        if kiln.is_kiln:
+            records = importlib.import_module("kiln.ops").table()
+        else:
+            records = importlib.import_module("standin_table").table(torch)
+    except (ImportError, AttributeError):
+        return {}
+    return {r.name: Entry(r) for r in records}
+
+
+TABLE = entries()
+SAMPLED = {name: e for name, e in TABLE.items() if e.record.samples is not None}
+each_op = pytest.mark.parametrize("name", SAMPLED)
+each_dtype = pytest.mark.parametrize(
+    "name, dtype", [(n, d) for n, e in SAMPLED.items() for d in e.dtypes], ids=lambda x: str(x)
+)
+# one dtype of each kind where every dtype would say the same; all of them with KILN_TEST_FULL=1
+KINDS = ("float32", "bfloat16", "int64", "bool")
+each_kind = pytest.mark.parametrize(
+    "name, dtype",
+    [
+        (n, d)
+        for n, e in SAMPLED.items()
+        for d in e.dtypes
+        if d in KINDS or os.environ.get("KILN_TEST_FULL") == "1"
+    ],
+    ids=lambda x: str(x),
+)
+
+
+def grad_dtypes(entry: Entry) -> list[str]:
+    """The float dtypes in which an op's gradient exists."""
+    return [d for d in entry.dtypes if "float" in d] if entry.differentiable else []
+
+
+def call(entry: Entry, case: Case) -> list[Any]:
+    """The result's tensors of the op on a case of tensors."""
+    return results_of(entry.function(*case.args, **case.kwargs))
+
+
+def all_cases(entry: Entry, dtype: str, seed: int = 0) -> Iterator[Case]:
+    """The op's samples, and for pointwise ops the first one in every other shape."""
+    cases = entry.cases(dtype, seed)
+    yield from cases
+    if entry.kind == "pointwise" and cases:
+        yield from resized(cases[0])
+
+
+def peer_function(name: str) -> Any:
+    """PyTorch's function of the same name, or None."""
+    homes = [torch, torch.nn.functional, torch.Tensor] if torch is not None else []
+    return next((getattr(home, name) for home in homes if hasattr(home, name)), None)
+
+
+def test_the_table_is_there() -> None:
+    """The table imports, is not empty, and public ops have samples and a sentence of documentation."""
+    assert TABLE, "kiln.ops.table() could not be imported or is empty"
+    if kiln.is_kiln:
+        shown = {n: e for n, e in TABLE.items() if e.record.public}
+        assert not [n for n, e in shown.items() if not e.record.doc], "ops without documentation"
+        assert not [n for n, e in shown.items() if e.record.samples is None], "ops without samples"
+
+
+@each_dtype
+def test_reference(name: str, dtype: str) -> None:
+    """Values as the NumPy reference computes them in float64, rounded to the result's dtype."""
+    entry = SAMPLED[name]
+    if entry.reference is None:
+        pytest.skip("no reference")
+    for case in all_cases(entry, dtype):
+        got = call(entry, tensors(kiln, case, dtype))
+        exact = rounded(kiln, case, dtype)
+        with np.errstate(all="ignore"):
+            expected = entry.reference(*exact.args, **exact.kwargs)
+            expected = expected if isinstance(expected, (tuple, list)) else [expected]
+            assert len(expected) == len(got), case.label
+            for y, want in zip(got, map(np.asarray, expected), strict=True):
+                to = dtype_name(y.dtype)
+                value = to_array(y)
+                want = want.astype(value.dtype)
+                assert close(value, want, to), f"{case.label}: {difference(value, want)}"
+
+
+@each_dtype
+def test_peer(name: str, dtype: str) -> None:
+    """Shape, dtype and values as PyTorch's function of the same name."""
+    entry, other = SAMPLED[name], peer_function(name)
+    if other is None:
+        pytest.skip(f"PyTorch has no {name}")
+    for case in all_cases(entry, dtype):
+        given = tensors(torch, case, dtype)
+        try:
+            expected = results_of(other(*given.args, **given.kwargs))
+        except (NotImplementedError, RuntimeError, TypeError) as error:
+            pytest.skip(f"PyTorch cannot: {str(error)[:80]}")
+        got = call(entry, tensors(kiln, case, dtype))
+        assert len(expected) == len(got), case.label
+        for y, want in zip(got, expected, strict=True):
+            assert (dtype_name(y.dtype), tuple(y.shape)) == (dtype_name(want.dtype), tuple(want.shape)), (
+                case.label
+            )
+            value, target = to_array(y), to_array(want)
+            assert close(value, target, dtype_name(y.dtype)), f"{case.label}: {difference(value, target)}"
+
+
+@each_kind
+def test_layouts(name: str, dtype: str) -> None:
+    """The same bits whatever the layout of the operands, alone and mixed."""
+    entry = SAMPLED[name]
+    for case in all_cases(entry, dtype):
+        for layout in LAYOUTS[1:]:
+            plain = expanded(case) if layout == "expanded" else case
+            want = [to_array(y) for y in call(entry, tensors(kiln, plain, dtype))]
+            got = [to_array(y) for y in call(entry, tensors(kiln, plain, dtype, layout))]
+            for x, y in zip(want, got, strict=True):
+                assert same_bits(x, y), f"{case.label} {layout}: {difference(x, y)}"
+
+
+@each_op
+def test_operands_are_not_written(name: str) -> None:
+    """A function leaves its operands alone."""
+    entry = SAMPLED[name]
+    if name.endswith("_"):
+        pytest.skip("an in-place op")
+    for case in entry.cases(entry.dtypes[0]):
+        given = tensors(kiln, case, entry.dtypes[0])
+        before = freeze(given)
+        call(entry, given)
+        assert str(freeze(given)) == str(before), case.label
+
+
+@each_op
+def test_gradient(name: str) -> None:
+    """First derivatives against central differences, second ones through create_graph."""
+    entry = SAMPLED[name]
+    if "float64" not in grad_dtypes(entry):
+        pytest.skip("no gradient in float64")
+    for case in entry.cases("float64"):
+        given = tensors(kiln, case, "float64", grad=True)
+        leaves = [
+            t for arg in (*given.args, *given.kwargs.values()) for t in results_of(arg) if t.requires_grad
+        ]
+        if not leaves or sum(t.numel() for t in leaves) > 200:
+            continue
+
+        def fn(*_: Any, given: Case = given) -> Any:
+            return tuple(call(entry, given))
+
+        gradcheck(fn, leaves, framework=kiln)
+        if sum(t.numel() for t in leaves) <= 40:
+            gradgradcheck_at(entry, given, leaves)
+
+
+def gradgradcheck_at(entry: Entry, given: Case, leaves: list[Any]) -> None:
+    """gradgradcheck of the op on tensors that already sit in `given`."""
+
+    def fn(*values: Any) -> Any:
+        return tuple(call(entry, given))
+
+    try:
+        first = call(entry, given)
+        kiln.autograd.grad(sum(y.sum() for y in first), leaves, create_graph=True, allow_unused=True)
+    except NotImplementedError as error:
+        pytest.skip(str(error))
+    gradgradcheck(fn, leaves, framework=kiln)
+
+
+def run_with_gradients(entry: Entry, given: Case) -> list[Any]:
+    """The op's results and the gradients of their sum of squares by every float operand."""
+    results = call(entry, given)
+    leaves = [t for arg in (*given.args, *given.kwargs.values()) for t in results_of(arg) if t.requires_grad]
+    loss = [(y * y).sum() for y in results if y.requires_grad]
+    if not loss or not leaves:
+        return results
+    total = loss[0]
+    for more in loss[1:]:
+        total = total + more
+    grads = kiln.autograd.grad(total, leaves, allow_unused=True)
+    return [y.detach() for y in results] + [g for g in grads if g is not None]
+
+
+def assert_same(expected: list[Any], got: list[Any], label: str) -> None:
+    """Bits of two lists of tensors."""
+    assert len(expected) == len(got), label
+    for x, y in zip(map(to_array, expected), map(to_array, got), strict=True):
+        assert same_bits(x, y), f"{label}: {difference(x, y)}"
+
+
+@each_kind
+def test_recorded_is_eager(name: str, dtype: str) -> None:
+    """First sight, second sight and third: bits of results and gradients as eager, differentiated inside
+    or outside.
+    """
+    entry = SAMPLED[name]
+    grad = dtype in grad_dtypes(entry)
+    for case in entry.cases(dtype):
+        expected = run_with_gradients(entry, tensors(kiln, case, dtype, grad=grad))
+        inside = kiln.compile(lambda given: run_with_gradients(entry, given))
+        for sight in range(3):
+            got = inside(tensors(kiln, case, dtype, grad=grad))
+            assert_same(expected, got, f"{case.label}, gradient inside, call {sight + 1}")
+        recorded = kiln.compile(entry.function)
+        outside = Entry(entry.record)
+        outside.function = recorded
+        for sight in range(3):
+            got = run_with_gradients(outside, tensors(kiln, case, dtype, grad=grad))
+            assert_same(expected, got, f"{case.label}, gradient outside, call {sight + 1}")
+
+
+@needs_kiln
+@each_kind
+def test_interpreter(name: str, dtype: str) -> None:
+    """The op's graph, run node by node with NumPy, gives the same bits as the kernels."""
+    entry = SAMPLED[name]
+    graphs = importlib.import_module("kiln.graph.graph")
+    interpret = importlib.import_module("kiln.graph.interpret").interpret
+    for case in entry.cases(dtype):
+        given = tensors(kiln, case, dtype)
+        graph = graphs.Graph()
+        values: list[Any] = []
+
+        def as_input(arg: Any, graph: Any = graph, values: list[Any] = values) -> Any:
+            if isinstance(arg, (list, tuple)) and results_of(arg):
+                return [as_input(x) for x in arg]
+            if not results_of(arg):
+                return arg
+            values.append(arg)
+            return graph.add_input(dtype_name(arg.dtype), tuple(arg.shape))
+
+        with graphs.building(graph):
+            out = entry.record.trace(
+                tuple(map(as_input, given.args)), {k: as_input(v) for k, v in given.kwargs.items()}
+            )
+        graph.finish(list(out) if isinstance(out, (tuple, list)) else [out])
+        expected = interpret_arrays(interpret, graph, values)
+        assert_bits(expected, [to_array(y) for y in call(entry, given)], case.label)
+
+
+def interpret_arrays(interpret: Any, graph: Any, values: list[Any]) -> list[Any]:
+    """The interpreter's results as `to_array` shows them (bfloat16 goes in and comes out as its bits)."""
+    given = [as_bits(to_array(v)) if dtype_name(v.dtype) == "bfloat16" else to_array(v) for v in values]
+    results = interpret(graph, given)
+    return [from_bits(r) if v.dtype == "bfloat16" else r for r, v in zip(results, graph.outputs)]
+
+
+def as_bits(x: Any) -> Any:
+    """float32 values that bfloat16 holds exactly, as the upper halves of their bits."""
+    return (x.view(np.uint32) >> 16).astype(np.uint16)
+
+
+def from_bits(x: Any) -> Any:
+    """bfloat16 bits as float32 values."""
+    return (x.astype(np.uint32) << 16).view(np.float32)
+
+
+def assert_bits(expected: list[Any], got: list[Any], label: str) -> None:
+    """Bits of two lists of arrays."""
+    for x, y in zip(expected, got, strict=True):
+        assert same_bits(x, y), f"{label}: {difference(x, y)}"
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """Restores the number of threads."""
+    before = kiln.get_num_threads()
+    yield
+    kiln.set_num_threads(before)
+
+
+@each_op
+def test_threads(name: str, threads: None) -> None:
+    """One, two and four threads give the same bits, in results large enough to be split and in their
+    gradients.
+    """
+    entry = SAMPLED[name]
+    dtype = entry.dtypes[0]
+    cases = entry.cases(dtype)
+    cases += (
+        [c for c in resized(cases[0]) if "100003" in c.label] if entry.kind == "pointwise" and cases else []
+    )
+    cases += [large for c in cases[:2] if entry.kind == "reduce" and (large := magnified(c)) is not None]
+    for case in cases:
+        seen = []
+        for count in (1, 2, 4):
+            kiln.set_num_threads(count)
+            given = tensors(kiln, case, dtype, grad=dtype in grad_dtypes(entry))
+            seen.append(run_with_gradients(entry, given))
+        for others in seen[1:]:
+            if kiln.is_kiln:
+                assert_same(seen[0], others, case.label)
+
+
+def magnified(case: Case) -> Case | None:
+    """A reduction's sample with its one array grown to about 300 000 elements, every dim by the same
+    factor.
+    """
+    (array, *others) = arrays_of(case)
+    if others or array.ndim == 0 or array.size == 0:
+        return None
+    factor = max(1, int((300_000 / array.size) ** (1 / array.ndim)))
+    noise = np.random.default_rng(0).normal(size=[factor * s for s in array.shape])
+    grown = array.dtype.kind == "f" and noise.astype(array.dtype)
+    if grown is False or not math.prod(grown.shape):
+        return None
+    args = tuple(grown if a is array else a for a in case.args)
+    kwargs = {k: grown if v is array else v for k, v in case.kwargs.items()}
+    return Case(args, kwargs, f"{case.label} magnified")
+
+
+FAILING = [
+    (name, n) for name, e in TABLE.items() if e.record.failures is not None for n in range(len(e.failures()))
+]
+
+
+@pytest.mark.parametrize("name, number", FAILING)
+def test_errors(name: str, number: int) -> None:
+    """A wrong call raises its exception, with a message that names what was wrong, eagerly and recorded."""
+    entry = TABLE[name]
+    args, kwargs, error, match = entry.failures()[number]
+    case = tensors(kiln, Case(tuple(args), dict(kwargs), ""), "float32")
+    for function in (entry.function, kiln.compile(entry.function)):
+        for _ in range(2):
+            with pytest.raises(error, match=match):
+                function(*case.args, **case.kwargs)
+
+
+@pytest.mark.parametrize("name, number", FAILING)
+def test_errors_as_peer(name: str, number: int) -> None:
+    """PyTorch raises the same type for the same call."""
+    other = peer_function(name)
+    args, kwargs, error, _ = TABLE[name].failures()[number]
+    if other is None or error is NotImplementedError:
+        pytest.skip("PyTorch has no such case")
+    arguments = (*args, *kwargs.values())
+    if any(results_of(a) and not isinstance(a, np.ndarray) for a in arguments) and kiln.is_kiln:
+        pytest.skip("the case holds kiln tensors")
+    case = tensors(torch, Case(tuple(args), dict(kwargs), ""), "float32")
+    with pytest.raises(error):
+        other(*case.args, **case.kwargs)
+
+
+@needs_kiln
+@pytest.mark.parametrize("name", TABLE)
+def test_methods(name: str) -> None:
+    """An op that is a method of PyTorch's tensor is one of ours."""
+    record = TABLE[name].record
+    if torch is not None and hasattr(torch.Tensor, name) and record.public and record.method:
+        assert hasattr(kiln.Tensor, name)

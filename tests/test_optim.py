@@ -1,0 +1,287 @@
+"""Optimizers and schedules, step by step against PyTorch's."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+
+import kiln
+
+torch = pytest.importorskip("torch")
+
+START = [[0.5, -1.25, 2.0], [0.0, 3.5, -0.75]]
+OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
+    ("SGD", {"lr": 0.1}),
+    ("SGD", {"lr": 0.1, "weight_decay": 0.01}),
+    ("SGD", {"lr": 0.05, "momentum": 0.9}),
+    ("SGD", {"lr": 0.05, "momentum": 0.9, "dampening": 0.3, "weight_decay": 0.02}),
+    ("SGD", {"lr": 0.05, "momentum": 0.8, "nesterov": True, "weight_decay": 0.02}),
+    ("SGD", {"lr": 0.05, "momentum": 0.8, "maximize": True}),
+    ("Adam", {}),
+    ("Adam", {"lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-6}),
+    ("Adam", {"lr": 0.05, "weight_decay": 0.1}),
+    ("Adam", {"lr": 0.05, "amsgrad": True, "maximize": True}),
+    ("AdamW", {}),
+    ("AdamW", {"lr": 0.05, "weight_decay": 0.2, "amsgrad": True}),
+]
+
+
+def loss_of(lib: Any, p: Any, q: Any, k: int) -> Any:
+    """A loss whose gradients change sign and size from step to step."""
+    return ((p * (k % 5 - 2.5)).tanh() * p).sum() + (q * q * 0.5 * (k + 1)).sum() + (p.sum() * q).sum()
+
+
+def parameters(lib: Any, dtype: str = "float64") -> list[Any]:
+    made = [lib.tensor(START, dtype=getattr(lib, dtype)), lib.tensor([1.0, -2.0], dtype=getattr(lib, dtype))]
+    return [p.requires_grad_() for p in made]
+
+
+def train(lib: Any, params: list[Any], optimizer: Any, steps: range) -> list[float]:
+    losses = []
+    for k in steps:
+        optimizer.zero_grad()
+        loss = loss_of(lib, *params, k)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def assert_close(got: list[Any], expected: list[Any], tolerance: float = 1e-12) -> None:
+    for g, e in zip(got, expected, strict=True):
+        assert g.detach().reshape(-1).tolist() == pytest.approx(
+            e.detach().reshape(-1).tolist(), rel=tolerance, abs=1e-14
+        )
+
+
+@pytest.mark.parametrize(("name", "options"), OPTIMIZERS, ids=str)
+def test_follows_torch(name: str, options: dict[str, Any]) -> None:
+    runs = {}
+    for lib in (kiln, torch):
+        params = parameters(lib)
+        losses = train(lib, params, getattr(lib.optim, name)(params, **options), range(25))
+        runs[lib] = params, losses
+    assert runs[kiln][1] == pytest.approx(runs[torch][1], rel=1e-11)
+    assert_close(runs[kiln][0], runs[torch][0], 1e-11)
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
+def test_float32_stays_close(name: str) -> None:
+    runs = []
+    for lib in (kiln, torch):
+        params = parameters(lib, "float32")
+        train(lib, params, getattr(lib.optim, name)(params, lr=0.01), range(20))
+        runs.append(params)
+    assert_close(*runs, tolerance=1e-5)
+
+
+@pytest.mark.parametrize(("name", "options"), OPTIMIZERS, ids=str)
+def test_resumes_from_a_saved_state(name: str, options: dict[str, Any]) -> None:
+    whole = parameters(kiln)
+    train(kiln, whole, getattr(kiln.optim, name)(whole, **options), range(12))
+    params = parameters(kiln)
+    first = getattr(kiln.optim, name)(params, **options)
+    train(kiln, params, first, range(6))
+    file = io.BytesIO()
+    kiln.save(first.state_dict(), file)
+    file.seek(0)
+    second = getattr(kiln.optim, name)(params, lr=123.0)
+    second.load_state_dict(kiln.load(file))
+    train(kiln, params, second, range(6, 12))
+    assert [p.tolist() for p in params] == [p.tolist() for p in whole]
+
+
+def test_state_dict_has_torchs_layout() -> None:
+    theirs, ours = parameters(torch), parameters(kiln)
+    peer, own = torch.optim.Adam(theirs), kiln.optim.Adam(ours)
+    train(torch, theirs, peer, range(2))
+    train(kiln, ours, own, range(2))
+    expected, got = peer.state_dict(), own.state_dict()
+    assert got["state"].keys() == expected["state"].keys()
+    assert got["state"][0].keys() == expected["state"][0].keys()
+    assert got["param_groups"][0]["params"] == expected["param_groups"][0]["params"]
+    assert got["state"][0]["step"] == 2
+
+
+def test_loads_a_state_that_torch_saved() -> None:
+    theirs, ours = parameters(torch), parameters(kiln)
+    peer, own = torch.optim.Adam(theirs, lr=0.03), kiln.optim.Adam(ours)
+    train(torch, theirs, peer, range(5))
+    state = peer.state_dict()
+    for values in state["state"].values():
+        values.update({k: kiln.tensor(v.tolist(), dtype=kiln.float64) for k, v in values.items()})
+    own.load_state_dict(state)
+    with kiln.no_grad():
+        for p, q in zip(ours, theirs, strict=True):
+            p.copy_(kiln.tensor(q.tolist(), dtype=kiln.float64))
+    assert train(kiln, ours, own, range(5, 9)) == pytest.approx(
+        train(torch, theirs, peer, range(5, 9)), rel=1e-11
+    )
+
+
+def test_loading_checks_before_it_changes() -> None:
+    params = parameters(kiln)
+    optimizer = kiln.optim.Adam(params)
+    train(kiln, params, optimizer, range(2))
+    before = optimizer.state_dict()
+    other = [kiln.zeros(2, 2, requires_grad=True), kiln.zeros(2, requires_grad=True)]
+    wrong_shape = kiln.optim.Adam(other)
+    with pytest.raises(ValueError, match=r"shape \(2, 2\)"):
+        wrong_shape.load_state_dict(before)
+    assert wrong_shape.state[other[0]]["step"] == 0
+    with pytest.raises(ValueError, match="parameters"):
+        kiln.optim.Adam(other[:1]).load_state_dict(before)
+
+
+def test_groups_have_their_own_settings() -> None:
+    runs = []
+    for lib in (kiln, torch):
+        p, q = parameters(lib)
+        optimizer = lib.optim.SGD([{"params": [p], "lr": 0.5}, {"params": q}], lr=0.01, momentum=0.5)
+        train(lib, [p, q], optimizer, range(5))
+        runs.append([p, q])
+        assert [g["lr"] for g in optimizer.param_groups] == [0.5, 0.01]
+    assert_close(*runs)
+
+
+def test_named_parameters_are_accepted() -> None:
+    model = kiln.nn.Linear(2, 3)
+    optimizer = kiln.optim.Adam(model.named_parameters())
+    assert optimizer.param_groups[0]["param_names"] == ["weight", "bias"]
+
+
+def test_a_parameter_without_gradient_is_left_alone() -> None:
+    p, q = parameters(kiln)
+    optimizer = kiln.optim.Adam([p, q])
+    p.sum().backward()
+    before = q.tolist()
+    optimizer.step()
+    assert q.tolist() == before and optimizer.state[q]["step"] == 0 and optimizer.state[p]["step"] == 1
+
+
+def test_closure_runs_with_gradients_and_gives_the_loss() -> None:
+    (p, _) = parameters(kiln)
+    optimizer = kiln.optim.SGD([p], lr=0.1)
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss = (p * p).sum()
+        loss.backward()
+        return loss
+
+    with kiln.no_grad():
+        first = optimizer.step(closure)
+    assert optimizer.step(closure).item() < first.item()
+
+
+def test_zero_grad() -> None:
+    (p, _) = parameters(kiln)
+    optimizer = kiln.optim.SGD([p], lr=0.1)
+    (p * 2).sum().backward()
+    held = p.grad
+    optimizer.zero_grad(set_to_none=False)
+    assert held.tolist() == [[0.0] * 3] * 2
+    optimizer.zero_grad()
+    assert p.grad is None
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "match"),
+    [
+        (lambda p: kiln.optim.SGD([], lr=0.1), ValueError, "empty parameter list"),
+        (lambda p: kiln.optim.SGD(p, lr=0.1), TypeError, "iterable"),
+        (lambda p: kiln.optim.SGD([p], lr=-1.0), ValueError, "lr >= 0"),
+        (lambda p: kiln.optim.SGD([p], lr=float("nan")), ValueError, "lr >= 0"),
+        (lambda p: kiln.optim.SGD([p], lr=p), TypeError, "number for lr"),
+        (lambda p: kiln.optim.SGD([p], nesterov=True), ValueError, "Nesterov"),
+        (lambda p: kiln.optim.Adam([p], betas=(0.9, 1.0)), ValueError, r"betas\[1\]"),
+        (lambda p: kiln.optim.Adam([p], betas=0.9), ValueError, "betas"),
+        (lambda p: kiln.optim.Adam([p], eps=-1.0), ValueError, "eps"),
+        (lambda p: kiln.optim.Adam([p, p]), ValueError, "twice"),
+        (lambda p: kiln.optim.Adam([p, 3]), TypeError, "int 3"),
+        (lambda p: kiln.optim.Adam([p * 2]), ValueError, "leaf"),
+        (lambda p: kiln.optim.Adam({"params": {p}}.values()), TypeError, "set"),
+        (lambda p: kiln.optim.Adam([{"params": {p}}]), TypeError, "order"),
+    ],
+)  # fmt: skip
+def test_refuses(make: Any, error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        make(parameters(kiln)[0])
+
+
+def test_a_user_defined_optimizer_in_torchs_style() -> None:
+    class Plain(kiln.optim.Optimizer):
+        def __init__(self, params: Any, lr: float) -> None:
+            super().__init__(params, {"lr": lr})
+
+        @kiln.no_grad()
+        def step(self, closure: Any = None) -> None:
+            for group in self.param_groups:
+                for p in group["params"]:
+                    state = self.state[p]
+                    state["count"] = state.get("count", 0) + 1
+                    p.add_(p.grad, alpha=-group["lr"])
+
+    p, _ = parameters(kiln)
+    optimizer = Plain([p], 0.5)
+    p.sum().backward()
+    optimizer.step()
+    assert p.tolist() == [[x - 0.5 for x in row] for row in START]
+    assert optimizer.state_dict()["state"][0] == {"count": 1}
+
+
+SCHEDULES: list[tuple[str, dict[str, Any]]] = [
+    ("StepLR", {"step_size": 3}),
+    ("StepLR", {"step_size": 1, "gamma": 0.5}),
+    ("CosineAnnealingLR", {"T_max": 7}),
+    ("CosineAnnealingLR", {"T_max": 4, "eta_min": 0.01}),
+    ("CosineAnnealingLR", {"T_max": 1, "eta_min": 0.01}),
+    ("LambdaLR", {"lr_lambda": lambda epoch: 0.9**epoch}),
+    ("LambdaLR", {"lr_lambda": [lambda epoch: 1 / (1 + epoch), lambda epoch: 0.5 * epoch]}),
+]
+
+
+def rates(
+    lib: Any, name: str, options: dict[str, Any], epochs: int, resume_at: int = -1
+) -> list[list[float]]:
+    """The rates of all epochs; with `resume_at`, the schedule is rebuilt there from saved states."""
+
+    def make() -> tuple[Any, Any]:
+        p, q = parameters(lib)
+        optimizer = lib.optim.SGD([{"params": [p], "lr": 0.3}, {"params": [q]}], lr=0.1)
+        return optimizer, getattr(lib.optim.lr_scheduler, name)(optimizer, **options)
+
+    optimizer, schedule = make()
+    seen = []
+    for epoch in range(epochs):
+        seen.append([group["lr"] for group in optimizer.param_groups])
+        assert schedule.get_last_lr() == seen[-1]
+        optimizer.step()
+        schedule.step()
+        if epoch == resume_at:
+            states = optimizer.state_dict(), schedule.state_dict()
+            optimizer, schedule = make()
+            optimizer.load_state_dict(states[0])
+            schedule.load_state_dict(states[1])
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), SCHEDULES, ids=[name + str(k) for k, (name, _) in enumerate(SCHEDULES)]
+)
+def test_schedules_are_torchs_to_the_bit(name: str, options: dict[str, Any]) -> None:
+    ours = rates(kiln, name, options, 20)
+    assert ours == rates(torch, name, options, 20)
+    assert ours == rates(kiln, name, options, 20, resume_at=8)
+
+
+def test_schedules_refuse() -> None:
+    optimizer = kiln.optim.SGD(parameters(kiln), lr=0.1)
+    with pytest.raises(TypeError, match="Optimizer"):
+        kiln.optim.lr_scheduler.StepLR(None, 3)
+    with pytest.raises(ValueError, match="1 functions"):
+        kiln.optim.lr_scheduler.LambdaLR(optimizer, [lambda e: 1.0, lambda e: 2.0])
+    with pytest.raises(KeyError, match="initial_lr"):
+        kiln.optim.lr_scheduler.StepLR(optimizer, 3, last_epoch=4)

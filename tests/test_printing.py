@@ -1,0 +1,133 @@
+"""Printed tensors, character by character against PyTorch's."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import kiln
+
+torch = pytest.importorskip("torch")
+
+inf, nan = math.inf, math.nan
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"precision": 2},
+    {"precision": 0},
+    {"precision": 8, "linewidth": 120},
+    {"sci_mode": True},
+    {"sci_mode": False},
+    {"threshold": 10},
+    {"threshold": 5, "edgeitems": 1},
+    {"threshold": 1, "edgeitems": 0},
+    {"linewidth": 40},
+    {"linewidth": 20, "threshold": 10, "edgeitems": 2},
+    {"profile": "short"},
+    {"profile": "full"},
+]
+FLOATS: list[Any] = [
+    3.5, 7.0, 0.0, -0.0, nan, inf, -inf, 1e10, 1e-10, 123456.789, [], [nan], [nan, 1.0], [nan, 1.5],
+    [inf, -inf, 0.0], [-0.0], [0.0, -0.0, 1.5], [1e-5, 1.0], [1e9], [1.0, 1000.0], [1.0, 1001.0],
+    [1e8, 2e8], [100000008.0], [1e-40, 1.0], [0.9999999, 1.0], [[1.5, -2.25], [nan, 1e3]], [[[0.125]]],
+    [3.0, nan, -inf, 1e4], [-1.0] * 30, [[], []],
+]  # fmt: skip
+INTS: list[Any] = [3, -3, [], [0], [1, -100, 10], [2**62, -(2**63)], [[1, 2], [30, 4]], list(range(40))]
+SHAPES = [
+    (1000,), (1001,), (2, 500), (2, 501), (1, 1001), (1001, 1), (7, 150), (20, 20, 20), (4, 300),
+    (7, 7, 7, 7), (2, 2, 2, 2, 2, 2, 2, 2, 2, 2), (3, 400), (6, 6, 30), (1, 2, 0, 3), (0, 5), (1, 1, 1),
+]  # fmt: skip
+
+
+@pytest.fixture(params=OPTIONS, ids=str)
+def options(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
+    """The same print options in both libraries, reset afterwards."""
+    for lib in (kiln, torch):
+        lib.set_printoptions(profile="default")
+        lib.set_printoptions(**request.param)
+    yield request.param
+    for lib in (kiln, torch):
+        lib.set_printoptions(profile="default")
+
+
+def text(x: Any) -> str:
+    return repr(x).replace("kiln.", "torch.")
+
+
+def both(values: Any, dtype: str) -> tuple[Any, Any]:
+    return kiln.tensor(values, dtype=getattr(kiln, dtype)), torch.tensor(values, dtype=getattr(torch, dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_floats(dtype: str, options: dict[str, Any]) -> None:
+    for values in FLOATS:
+        ours, theirs = both(values, dtype)
+        assert text(ours) == repr(theirs)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32", "int16", "int8", "uint8", "bool"])
+def test_exact(dtype: str, options: dict[str, Any]) -> None:
+    for values in INTS:
+        flat = torch.tensor(values, dtype=torch.int64).to(getattr(torch, dtype))
+        ours, theirs = both(flat.tolist(), dtype)
+        assert text(ours) == repr(theirs)
+
+
+def test_shapes(options: dict[str, Any]) -> None:
+    for shape in SHAPES:
+        count = math.prod(shape)
+        ours = kiln.arange(count).reshape(shape)
+        theirs = torch.arange(count).reshape(shape)
+        assert text(ours) == repr(theirs)
+        assert text(ours * 0.5) == repr(theirs * 0.5)
+        assert text(ours.to(kiln.float64)) == repr(theirs.to(torch.float64))
+
+
+def test_random_values_and_scales() -> None:
+    rng = random.Random(0)
+    for _ in range(300):
+        shape = [rng.choice([1, 2, 3, 5, 8, 30]) for _ in range(rng.randint(0, 4))]
+        scale = 10 ** rng.uniform(-6, 10)
+        values = [rng.gauss(0, 1) * scale for _ in range(math.prod(shape))]
+        if rng.random() < 0.3:
+            values = [float(round(v)) for v in values]
+        if rng.random() < 0.2:
+            values[0] = rng.choice([nan, inf, -inf])
+        ours, theirs = both(values, rng.choice(["float32", "float64"]))
+        assert text(ours.reshape(shape)) == repr(theirs.reshape(shape))
+
+
+def test_views_print_what_they_show() -> None:
+    ours, theirs = kiln.arange(3000).reshape(50, 60), torch.arange(3000).reshape(50, 60)
+    assert text(ours.t()) == repr(theirs.t())
+    assert text(ours[::7, 5:40:3]) == repr(theirs[::7, 5:40:3])
+    assert text(ours[:1].expand(40, 60)) == repr(theirs[:1].expand(40, 60))
+
+
+@pytest.mark.parametrize("count", [1, 3, 11, 12, 13, 30])
+def test_gradients_are_told(count: int, options: dict[str, Any]) -> None:
+    for dtype in ("float32", "float64"):
+        ours, theirs = both([0.5] * count, dtype)
+        ours.requires_grad_()
+        theirs.requires_grad_()
+        assert text(ours) == repr(theirs)
+        assert text(ours * 2) == repr(theirs * 2)
+        assert text(ours.detach()) == repr(theirs.detach())
+
+
+def test_parameters() -> None:
+    ours, theirs = kiln.nn.Parameter(kiln.ones(2)), torch.nn.Parameter(torch.ones(2))
+    assert text(ours) == repr(theirs)
+    assert str(kiln.ones(2)) == str(torch.ones(2))
+
+
+def test_options_are_refused_or_remembered() -> None:
+    with pytest.raises(ValueError, match="profile"):
+        kiln.set_printoptions(profile="wide")
+    kiln.set_printoptions(precision=2)
+    assert repr(kiln.tensor([1.23456])) == "tensor([1.23])"
+    kiln.set_printoptions(profile="default")
+    assert repr(kiln.tensor([1.23456])) == "tensor([1.2346])"

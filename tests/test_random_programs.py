@@ -1,0 +1,86 @@
+"""Random programs: eager against recorded in every bit, against PyTorch within rounding; and that this
+can fail.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+from backend import kiln, torch
+
+from kiln.testing.backend import Framework
+from kiln.testing.program_writer import Program, write_program
+from kiln.testing.random_programs import check_peer, check_recorded, compiled_text, failures, shrink
+
+COUNT = int(os.environ.get("KILN_RANDOM_PROGRAMS", "300"))
+BATCH = 10
+
+
+@pytest.mark.parametrize("first", range(0, COUNT, BATCH))
+def test_random_programs(first: int, request: pytest.FixtureRequest) -> None:
+    """BATCH programs from `first` (plus a thousand times --seed); all failures are reported at once,
+    shrunk.
+    """
+    base = 1000 * int(request.config.getoption("--seed")) + first
+    found = [f.report() for f in failures(min(BATCH, COUNT - first), base, kiln, torch) if f is not None]
+    assert not found, "\n" + "\n".join(found)
+
+
+class Planted(Framework):
+    """A framework whose `compile` has one bug of the kind recording must not have."""
+
+    def __init__(self, bug: str) -> None:
+        super().__init__(kiln.name)
+        self.bug = bug
+
+    def compile(self, fn: Any) -> Any:
+        """`fn` with the planted bug."""
+        first: list[Any] = []
+
+        def stale_number(
+            K: Any, F: Any, a: Any, b: Any, w: Any, v: Any, z: Any, i: Any, n: Any, s: float, *rest: Any
+        ) -> Any:
+            first.append(s)
+            return fn(K, F, a, b, w, v, z, i, n, first[0], *rest)
+
+        def private_memory(K: Any, F: Any, a: Any, b: Any, *rest: Any) -> Any:
+            return fn(K, F, a, b.clone(), *rest)
+
+        return {"stale number": stale_number, "private memory": private_memory}[self.bug]
+
+
+@pytest.mark.parametrize("bug", ["stale number", "private memory"])
+def test_the_check_can_fail(bug: str) -> None:
+    """A planted bug is found within a hundred programs, and shrinks to a few lines that still show it."""
+    broken = Planted(bug)
+    failure = next(
+        (f for n in range(100) if (f := check_recorded(write_program(n), broken)) is not None), None
+    )
+    assert failure is not None
+    short = shrink(failure, broken, None)
+    assert len(short.program.blocks) <= 6
+    assert check_recorded(short.program, broken) is not None
+    assert check_recorded(short.program, kiln) is None
+
+
+@pytest.mark.skipif(torch is None, reason="PyTorch, the tests' peer, is not installed")
+def test_the_peer_check_can_fail() -> None:
+    """A framework that computes something else than its peer is noticed."""
+
+    class Wrong(Framework):
+        def tanh(self, x: Any) -> Any:
+            return kiln.sigmoid(x)
+
+    program = Program(0, (("x0 = K.tanh(b)",),), ("x0",))
+    assert check_peer(program, Wrong(kiln.name), torch) is not None
+    assert check_peer(program, kiln, torch) is None
+
+
+def test_programs_are_reproducible_and_valid_python() -> None:
+    """A seed gives one text, and every text compiles."""
+    for number in range(200):
+        program = write_program(number)
+        assert program == write_program(number)
+        compiled_text(program)

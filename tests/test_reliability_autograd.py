@@ -1,0 +1,370 @@
+"""Autograd under misuse and at its limits: it raises what PyTorch raises, says why, and leaves a sane
+state.
+"""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+from backend import WAYS, kiln, needs, needs_kiln, normal, tensor, values
+
+from kiln.testing.compare import same_bits, to_array
+
+
+def raises(error: Any, match: str) -> Any:
+    """`pytest.raises`; the message is asked of kiln only."""
+    return pytest.raises(error, match=match if kiln.is_kiln else None)
+
+
+# -- misuse ------------------------------------------------------------------------------------------------
+
+
+@WAYS
+def test_backward_twice(way: Any) -> None:
+    """The second backward through freed values raises and names the way out; retain_graph is that way."""
+
+    def program(x: Any, keep: bool) -> Any:
+        y = (x * x).sum()
+        y.backward(retain_graph=keep)
+        y.backward()
+
+    for _ in range(3):
+        x = tensor(1, 2, grad=True)
+        with raises(RuntimeError, "retain_graph"):
+            way(program)(x, False)
+        assert values(x.grad) == [2.0, 4.0]
+        way(program)(x, True)
+        assert values(x.grad) == [6.0, 12.0]
+
+
+@WAYS
+def test_backward_of_many_values(way: Any) -> None:
+    """A non-scalar needs a gradient; one of the wrong shape is refused with both shapes."""
+    x = tensor(1, 2, grad=True)
+    with raises(RuntimeError, "scalar"):
+        way(lambda x: (x * 2).backward())(x)
+    with raises(RuntimeError, r"shape.*3.*2|3.*shape.*2"):
+        way(lambda x: (x * 2).backward(kiln.ones(3)))(x)
+    assert x.grad is None
+
+
+@WAYS
+def test_backward_without_a_graph(way: Any) -> None:
+    """A tensor that nothing leads to says so."""
+    with raises(RuntimeError, "require.*grad"):
+        way(lambda x: x.sum().backward())(tensor(1, 2))
+    with raises(RuntimeError, "require.*grad|grad_fn"):
+        way(lambda x: x.detach().sum().backward())(tensor(1, 2, grad=True))
+
+
+def test_grad_of_an_unused_input() -> None:
+    """autograd.grad refuses an input that was not used, unless allow_unused."""
+    x, y = tensor(1, grad=True), tensor(2, grad=True)
+    with raises(RuntimeError, "unused|not.*used|allow_unused"):
+        kiln.autograd.grad((x * 2).sum(), (x, y))
+    gx, gy = kiln.autograd.grad((x * 2).sum(), (x, y), allow_unused=True)
+    assert values(gx) == [2.0]
+    assert gy is None
+
+
+@WAYS
+@pytest.mark.parametrize("where", ["leaf", "view of a leaf", "row of a leaf"])
+def test_in_place_on_a_leaf(way: Any, where: str) -> None:
+    """Writing to a leaf that requires grad is refused outside no_grad, and allowed inside."""
+
+    def program(x: Any) -> None:
+        {"leaf": lambda: x, "view of a leaf": x.t, "row of a leaf": lambda: x[0]}[where]().add_(1)
+
+    def guarded(x: Any) -> None:
+        with kiln.no_grad():
+            program(x)
+
+    x = normal(2, 3).requires_grad_()
+    before = to_array(x)
+    with raises(RuntimeError, "leaf"):
+        way(program)(x)
+    assert same_bits(to_array(x), before)
+    way(guarded)(x)
+    assert not same_bits(to_array(x), before)
+    assert x.requires_grad
+
+
+SAVED = {
+    "mul": lambda y: y * y,
+    "exp": lambda y: kiln.exp(y),
+    "tanh": lambda y: kiln.tanh(y),
+    "matmul": lambda y: y @ y,
+    "softmax": lambda y: kiln.softmax(y, 1),
+    "pow": lambda y: y**3,
+    "log": lambda y: kiln.log(y),
+}
+
+
+@WAYS
+@pytest.mark.parametrize("name", SAVED)
+def test_in_place_on_a_saved_value(way: Any, name: str) -> None:
+    """A saved value that was overwritten is noticed at backward; kiln names both lines."""
+
+    def program(x: Any) -> Any:
+        y = x * 1
+        z = SAVED[name](y)
+        saved_result = name in ("exp", "tanh", "softmax")
+        (z if saved_result else y).mul_(2)  # the overwriting line
+        z.sum().backward() if not saved_result else (z * 1).sum().backward()
+
+    with pytest.raises(RuntimeError, match=r"in-?place") as caught:
+        way(program)(normal(3, 3).requires_grad_())
+    if kiln.is_kiln and "test_reliability_autograd.py" in str(caught.value):
+        assert str(caught.value).count("test_reliability_autograd.py") >= 2
+
+
+def test_requires_grad_of_a_result() -> None:
+    """Only leaves can be switched off."""
+    y = tensor(1, grad=True) * 2
+    with raises(RuntimeError, "leaf|detach"):
+        y.requires_grad_(False)
+
+
+@needs("autograd.Function")
+@pytest.mark.parametrize("fault", ["too few", "too many", "wrong shape", "not a tensor", "None"])
+def test_custom_backward(fault: str) -> None:
+    """A custom backward with the wrong gradients is refused by number, shape or type; None means no
+    gradient.
+    """
+
+    class Two(kiln.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx: Any, x: Any, y: Any) -> Any:
+            return x * y
+
+        @staticmethod
+        def backward(ctx: Any, g: Any) -> Any:
+            return {
+                "too few": lambda: g,
+                "too many": lambda: (g, g, g),
+                "wrong shape": lambda: (g, kiln.ones(7)),
+                "not a tensor": lambda: (g, "text"),
+                "None": lambda: (g, None),
+            }[fault]()
+
+    x, y = tensor(1, 2, grad=True), tensor(3, 4, grad=True)
+    if fault == "None":
+        Two.apply(x, y).sum().backward()
+        assert y.grad is None
+        return
+    with pytest.raises((RuntimeError, TypeError)):
+        Two.apply(x, y).sum().backward()
+
+
+# -- depth and life -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [100_000, 1_000_000])
+def test_a_long_chain(count: int) -> None:
+    """A chain of a million ops runs backward and is freed without recursion, on a small stack too."""
+    if count > 100_000 and not kiln.is_kiln:
+        pytest.skip("a matter of seconds in kiln only")
+    code = (
+        "import threading\nfrom kiln.testing.backend import load\nk = load()\n"
+        "def work():\n"
+        "    x = k.ones(1, requires_grad=True)\n    y = x\n"
+        f"    for _ in range({count}):\n        y = y * 1.0\n"
+        "    y.sum().backward()\n    print(x.grad.item())\n"
+        f"    y = x\n    for _ in range({count}):\n        y = y + 0.0\n    del y\n"
+        "threading.stack_size(256 * 1024)\nt = threading.Thread(target=work); t.start(); t.join()"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout.strip()) == (0, "1.0"), done.stderr[-2000:]
+
+
+def test_memory_is_given_back() -> None:
+    """After backward nothing of the graph lives, without the cycle collector; nor after an abandoned
+    forward.
+    """
+    gc.collect()
+    gc.disable()
+    try:
+        for finish in (True, False):
+            array = np.ones((3, 3), np.float32)
+            alive = weakref.ref(array)
+            x = kiln.from_numpy(array).requires_grad_()
+            y = (kiln.exp(x * x) @ x).sum()
+            if finish:
+                y.backward()
+            del array, x, y
+            assert alive() is None
+    finally:
+        gc.enable()
+
+
+@needs("Tensor.register_hook")
+def test_a_cycle_through_a_hook_is_collected() -> None:
+    """A hook that holds its own tensor is garbage the collector can find."""
+    array = np.ones(3, np.float32)
+    alive = weakref.ref(array)
+    x = kiln.from_numpy(array).requires_grad_()
+    y = x * 2
+    y.register_hook(lambda g, held=y: None)
+    del array, x, y
+    gc.collect()
+    if kiln.is_kiln:
+        assert alive() is None
+
+
+@WAYS
+def test_gradients_of_size_zero(way: Any) -> None:
+    """Empty tensors have empty gradients, of the right shape and not None."""
+
+    def program(x: Any, w: Any) -> Any:
+        ((x @ w).tanh().sum() + x[:, :0].sum()).backward()
+        return x.grad, w.grad
+
+    x, w = kiln.zeros(0, 3, requires_grad=True), kiln.ones(3, 2, requires_grad=True)
+    gx, gw = way(program)(x, w)
+    assert tuple(gx.shape) == (0, 3)
+    assert values(gw) == [[0.0, 0.0]] * 3
+
+
+def test_zero_times_infinity() -> None:
+    """A branch that was not taken by where still gives the NaN PyTorch gives, and an unused slice gives
+    none.
+    """
+    x = tensor(0, 1, grad=True)
+    kiln.where(x > 0, kiln.log(x), x).sum().backward()
+    assert np.isnan(to_array(x.grad)[0])
+    y = tensor(0, 1, grad=True)
+    kiln.log(y[1:]).sum().backward()
+    assert values(y.grad) == [0.0, 1.0]
+
+
+# -- modes, hooks, threads -------------------------------------------------------------------------
+
+
+@WAYS
+def test_an_exception_restores_the_mode(way: Any) -> None:
+    """no_grad and enable_grad are left by exceptions as they are left by the last line."""
+
+    def program() -> None:
+        with kiln.no_grad(), kiln.enable_grad(), kiln.no_grad():
+            raise ValueError
+
+    for _ in range(2):
+        with pytest.raises(ValueError):
+            way(program)()
+        assert kiln.is_grad_enabled()
+
+
+def test_modes_belong_to_their_thread() -> None:
+    """no_grad in one thread does not switch another's gradients off."""
+    seen: list[bool] = []
+    with kiln.no_grad():
+        worker = threading.Thread(target=lambda: seen.append((tensor(1, grad=True) * 2).requires_grad))
+        worker.start()
+        worker.join()
+    assert seen == [True]
+
+
+def test_no_grad_as_a_decorator() -> None:
+    """The decorator switches gradients off for each call, generators between yields included."""
+
+    @kiln.no_grad()
+    def one(x: Any) -> Any:
+        return x * 2
+
+    @kiln.no_grad()
+    def many(x: Any) -> Any:
+        yield x * 2
+        yield x * 3
+
+    x = tensor(1, grad=True)
+    assert not one(x).requires_grad
+    for y in many(x):
+        assert not y.requires_grad
+        assert (x * 2).requires_grad
+
+
+@needs("Tensor.register_hook")
+@pytest.mark.parametrize("fault", ["raises", "wrong shape", "not a tensor"])
+def test_faulty_hooks(fault: str) -> None:
+    """What a hook raises comes out; a wrong gradient is refused."""
+
+    def hook(g: Any) -> Any:
+        if fault == "raises":
+            raise KeyError("hook")
+        return kiln.ones(7) if fault == "wrong shape" else "text"
+
+    x = tensor(1, 2, grad=True)
+    y = x * 2
+    y.register_hook(hook)
+    with pytest.raises((KeyError, RuntimeError, TypeError)):
+        y.sum().backward()
+    (x * 3).sum().backward()
+    assert values(x.grad) == [3.0, 3.0]
+
+
+@WAYS
+@needs("Tensor.register_hook")
+def test_a_hook_that_calls_backward(way: Any) -> None:
+    """The engine can be entered from a hook."""
+    other = tensor(5, grad=True)
+
+    def inner(g: Any) -> None:
+        with kiln.enable_grad():
+            (other * other).sum().backward()
+
+    def program(x: Any) -> Any:
+        y = x * 2
+        y.register_hook(inner)
+        y.sum().backward()
+        return x.grad
+
+    assert values(way(program)(tensor(1, grad=True))) == [2.0]
+    assert values(other.grad) == [10.0]
+
+
+@needs("Tensor.register_hook")
+def test_a_hook_can_be_removed() -> None:
+    """The handle removes it; removing twice is harmless."""
+    x = tensor(1, grad=True)
+    handle = x.register_hook(lambda g: g * 100)
+    handle.remove()
+    handle.remove()
+    (x * 2).sum().backward()
+    assert values(x.grad) == [2.0]
+
+
+def test_two_threads_in_one_graph() -> None:
+    """Two threads that differentiate through shared values both finish, and the sums are right."""
+    x = normal(50).requires_grad_()
+    shared = kiln.exp(x)
+
+    def work() -> None:
+        for _ in range(50):
+            (shared * 2).sum().backward(retain_graph=True)
+
+    workers = [threading.Thread(target=work) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+        assert not worker.is_alive()
+    assert np.allclose(to_array(x.grad), 200 * np.exp(to_array(x)), rtol=1e-4)
+
+
+@needs_kiln
+def test_exit_with_a_live_graph() -> None:
+    """The interpreter ends cleanly with graphs, gradients and workers alive."""
+    code = (
+        "import kiln, threading\nkiln.set_num_threads(2)\nx = kiln.ones(500_000, requires_grad=True)\n"
+        "y = (x * x).sum()\ny.backward(retain_graph=True)\nf = kiln.compile(lambda x: x * 2)\nz = f(x)\n"
+        "threading.Thread(target=lambda: f(x).sum().item(), daemon=True).start()\nprint('end')"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout.strip(), done.stderr.strip()) == (0, "end", "")

@@ -1,0 +1,330 @@
+"""The op table: every record is whole, and what its body means agrees with its NumPy reference, with PyTorch
+and, for derivatives, with differences. Runs on graphs and their interpreter; tests/test_ops.py runs the
+compiled ops.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kiln.ops  # noqa: F401  (fills the table)
+from kiln.graph import graph as g
+from kiln.graph.interpret import interpret
+from kiln.graph.slots import array_input
+from kiln.ops.record import Op, find, table
+from kiln.passes.gradient import backward
+from kiln.testing.compare import close
+
+try:
+    import torch
+except ImportError:
+    torch = None
+needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch, the tests' peer, is not installed")
+
+OPS = [op for op in table() if op.name != "constant"]
+DTYPES = {
+    "float": ("float32", "float64", "float16", "bfloat16"),
+    "numeric": ("float32", "float64", "float16", "int64", "int32", "uint8"),
+    "integral": ("int64", "int16", "bool"),
+    "all": ("float32", "float64", "float16", "int64", "uint8", "bool"),
+}
+CASES = [(op, dtype) for op in OPS for dtype in DTYPES[op.dtypes]]
+# a reference in plain float64 differs from one rounding of float32 by more where values cancel
+LOOSE = {"var": 4.0, "std": 4.0, "norm": 4.0, "layer_norm": 8.0}
+
+
+def is_array(x: Any) -> bool:
+    return isinstance(x, (np.ndarray, np.generic))
+
+
+def narrowed(x: Any, dtype: str) -> Any:
+    """An array as the interpreter takes it: bfloat16 as its bits."""
+    if dtype != "bfloat16" or x.dtype != np.float32:
+        return x
+    word = np.ascontiguousarray(x).view(np.uint32)
+    return ((word + 0x7FFF + ((word >> 16) & 1)) >> 16).astype(np.uint16).reshape(x.shape)
+
+
+def widened(x: Any, dtype: str) -> Any:
+    """A result of the interpreter as numbers."""
+    return (
+        (x.astype(np.uint32) << 16).view(np.float32).reshape(x.shape)
+        if dtype == "bfloat16" and x.dtype == np.uint16
+        else x
+    )
+
+
+def place(graph: g.Graph, param: Any, value: Any, dtype: str, given: list[Any]) -> Any:
+    """One argument of a call as a value of the graph; arrays and numbers become its inputs."""
+    if is_array(value):
+        value = np.asarray(value)
+        kept = narrowed(value, dtype)
+        given.append(kept)
+        return array_input(
+            graph, "bfloat16" if kept is not value else value.dtype.name, tuple(s == 1 for s in value.shape)
+        )
+    if isinstance(value, list) and value and is_array(value[0]):
+        return [place(graph, param, v, dtype, given) for v in value]
+    if param is not None and param.kind in "VN" and isinstance(value, (int, float)):
+        given.append(value)
+        return graph.add_number(
+            "bool" if isinstance(value, bool) else "int64" if isinstance(value, int) else "float64"
+        )
+    return value
+
+
+def traced(
+    op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: str
+) -> tuple[g.Graph, list[Any], list[Any]]:
+    """The graph of one call, its inputs' values, and its outputs."""
+    graph, given = g.Graph(), []
+    by_name = {p.name: p for p in op.params}
+    with g.building(graph):
+        values = [place(graph, p, a, dtype, given) for p, a in zip(op.params, args)]
+        named = {k: place(graph, by_name[k], v, dtype, given) for k, v in kwargs.items()}
+        result = op.trace(tuple(values), named)
+    outputs = list(result) if isinstance(result, tuple) else [result]
+    return graph, given, outputs
+
+
+def evaluated(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: str = "") -> list[Any]:
+    """The results of one call, by the interpreter."""
+    graph, given, outputs = traced(op, args, kwargs, dtype)
+    return [widened(y, v.dtype) for y, v in zip(interpret(graph.finish(outputs), given), outputs)]
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_record_is_whole(op: Op) -> None:
+    assert op.samples is not None, "no samples"
+    assert op.failures is not None and op.failures(), "no error samples"
+    assert op.reference is not None, "no reference"
+    assert op.doc.strip() and (">>>" in op.doc or not op.public), "no docstring with an example"
+    assert op.dtypes in DTYPES
+    if op.kind != "composite" and op.differentiable:
+        assert op.gradient is not None, "no derivative"
+
+
+@pytest.mark.parametrize(("op", "dtype"), CASES, ids=lambda x: x.name if isinstance(x, Op) else x)
+def test_body_agrees_with_reference(op: Op, dtype: str, rng: Any) -> None:
+    assert op.samples is not None and op.reference is not None
+    for sample in op.samples(rng, dtype):
+        got = evaluated(op, sample.args, sample.kwargs, dtype)
+        expected = op.reference(*sample.args, **sample.kwargs)
+        expected = list(expected) if isinstance(expected, tuple) else [expected]
+        tolerance = "bfloat16" if dtype == "bfloat16" else "float16" if dtype == "float16" else ""
+        for x, y in zip(got, expected, strict=True):
+            y = np.asarray(y)
+            assert x.shape == y.shape
+            kind = tolerance or (
+                x.dtype.name if x.dtype.kind == "f" else "float32" if y.dtype.kind == "f" else ""
+            )
+            assert close(
+                x, y.astype(np.float64) if y.dtype.kind == "f" else y, kind, LOOSE.get(op.name, 2.0)
+            ), (
+                f"{op.name}{tuple(getattr(a, 'shape', a) for a in sample.args)} {sample.kwargs}: {x} against {y}"
+            )
+
+
+# Derivatives
+
+
+def run_backward(
+    graph: g.Graph, given: list[Any], outputs: list[Any], wrt: tuple[int, ...], grads: list[Any]
+) -> list[Any]:
+    """The gradients of some inputs, an array or None each, from output gradients (None: undefined)."""
+    forward = graph.finish(outputs)
+    back = backward(forward, wrt, tuple(x is not None for x in grads))
+    forward.outputs = [*outputs, *back.hidden]
+    results = interpret(forward, given)
+    forward.outputs = outputs
+    known = {
+        "grad": grads,
+        "input": given,
+        "output": results,
+        "hidden": results[len(outputs) :],
+        "shape": given,
+    }
+    found = interpret(back.graph, [known[kind][k] for kind, k in back.sources])
+    return [found[r] if r >= 0 else None for r in back.results]
+
+
+def floats_of(given: list[Any]) -> tuple[int, ...]:
+    return tuple(k for k, x in enumerate(given) if is_array(x) and x.dtype == np.float64)
+
+
+def check_gradient(
+    graph: g.Graph, given: list[Any], outputs: list[Any], rng: Any, what: str, wrt: tuple[int, ...]
+) -> None:
+    """Gradients by the inputs `wrt` against central differences along random directions."""
+    grads = [
+        rng.normal(size=y.shape) if y.dtype.kind == "f" else None
+        for y in interpret(graph.finish(outputs), given)
+    ]
+    if not wrt or all(x is None for x in grads):
+        return
+    found = run_backward(graph, given, outputs, wrt, grads)
+    for k, got in zip(wrt, found):
+        for _ in range(3):
+            direction, eps = rng.normal(size=given[k].shape), 1e-6
+            sides = []
+            for sign in (eps, -eps):
+                moved = [np.asarray(x + sign * direction) if j == k else x for j, x in enumerate(given)]
+                sides.append(
+                    sum(float((y * w).sum()) for y, w in zip(interpret(graph, moved), grads) if w is not None)
+                )
+            expected = (sides[0] - sides[1]) / (2 * eps)
+            computed = float((got * direction).sum()) if got is not None else 0.0
+            assert abs(computed - expected) <= 1e-4 * (1 + abs(expected)), (
+                f"{what}: input {k}: {computed} against {expected}"
+            )
+
+
+DIFFERENTIABLE = [op for op in OPS if op.differentiable and op.name != "detach"]
+# steps: differences see the jump, derivatives are 0 between
+STEPS = {"floor", "ceil", "round", "trunc", "sign", "floor_divide", "div_trunc"}
+
+
+@pytest.mark.parametrize("op", DIFFERENTIABLE, ids=lambda op: op.name)
+def test_derivatives_agree_with_differences(op: Op, rng: Any) -> None:
+    assert op.samples is not None
+    for sample in op.samples(rng, "float64"):
+        if max([x.size for x in sample.args if is_array(x)], default=0) > 200 and op.kind != "matmul":
+            continue
+        graph, given, outputs = traced(op, sample.args, sample.kwargs, "float64")
+        if outputs[0].dtype != "float64":
+            continue
+        check_gradient(graph, given, outputs, rng, op.name, floats_of(given))
+
+
+@pytest.mark.parametrize("op", [op for op in DIFFERENTIABLE if op.name not in STEPS], ids=lambda op: op.name)
+def test_second_derivatives_agree_with_differences(op: Op, rng: Any) -> None:
+    """The gradient's graph differentiated once more, by output gradients and inputs."""
+    assert op.samples is not None
+    for sample in op.samples(rng, "float64")[:2]:
+        if max([x.size for x in sample.args if is_array(x)], default=0) > 70:
+            continue
+        graph, given, outputs = traced(op, sample.args, sample.kwargs, "float64")
+        forward = graph.finish(outputs)
+        wrt = floats_of(given)
+        if outputs[0].dtype != "float64" or not wrt:
+            continue
+        back = backward(forward, wrt, tuple(y.dtype == "float64" for y in outputs))
+        forward.outputs = [*outputs, *back.hidden]
+        results = interpret(forward, given)
+        grads = [rng.normal(size=y.shape) for y in results[: len(outputs)]]
+        known = {
+            "grad": grads,
+            "input": given,
+            "output": results,
+            "hidden": results[len(outputs) :],
+            "shape": given,
+        }
+        read = [known[kind][k] for kind, k in back.sources]
+        # outputs and hidden values follow from the inputs; a constant of the derivative (a row's maximum) is one of them
+        free = tuple(k for k in floats_of(read) if back.sources[k][0] in ("grad", "input"))
+        check_gradient(back.graph, read, back.graph.outputs, rng, op.name, free)
+
+
+# PyTorch
+
+
+def peer(name: str) -> Any:
+    """The function of this name in PyTorch."""
+    return getattr(torch.nn.functional, name, None) or getattr(torch, name, None)
+
+
+def as_torch(x: Any, dtype: str) -> Any:
+    if isinstance(x, list):
+        return [as_torch(v, dtype) for v in x]
+    if not is_array(x):
+        return x
+    t = torch.from_numpy(np.array(x))
+    return t.bfloat16() if dtype == "bfloat16" and t.dtype == torch.float32 else t
+
+
+def numbers(t: Any) -> Any:
+    return t.detach().float().numpy() if t.dtype == torch.bfloat16 else t.detach().numpy()
+
+
+# where PyTorch on a CPU has no such kernel or other names for parameters
+UNLIKE = {"scatter_add", "var", "std", "convert", "prod"}
+PEERS = [op for op in OPS if op.public or op.name in ("add", "sub", "div", "pow", "clamp", "gather")]
+
+
+@needs_torch
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int64"])
+@pytest.mark.parametrize("op", PEERS, ids=lambda op: op.name)
+def test_body_agrees_with_torch(op: Op, dtype: str, rng: Any) -> None:
+    function = peer(op.name)
+    if function is None or op.name in UNLIKE or dtype not in DTYPES[op.dtypes]:
+        pytest.skip("no peer for it")
+    assert op.samples is not None
+    for sample in op.samples(rng, dtype):
+        kwargs = {k: getattr(torch, v) if k == "dtype" else v for k, v in sample.kwargs.items()}
+        expected = function(
+            *(as_torch(a, dtype) for a in sample.args), **{k: as_torch(v, dtype) for k, v in kwargs.items()}
+        )
+        graph, given, outputs = traced(op, sample.args, sample.kwargs, dtype)
+        (got,) = interpret(graph.finish(outputs), given)
+        assert outputs[0].dtype == str(expected.dtype).rpartition(".")[2]
+        assert close(
+            widened(got, outputs[0].dtype), numbers(expected), outputs[0].dtype, LOOSE.get(op.name, 1.0)
+        )
+
+
+KINKS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
+    ("relu", (np.array([-1.0, -0.0, 0.0, 2.0, np.nan, np.inf]),), {}),
+    ("abs", (np.array([-1.0, 0.0, 2.0]),), {}),
+    ("sqrt", (np.array([0.0, 4.0]),), {}),
+    ("maximum", (np.array([1.0, 2.0, 3.0, np.nan]), np.array([2.0, 2.0, 2.0, 1.0])), {}),
+    ("minimum", (np.array([1.0, 2.0, 3.0, np.nan]), np.array([2.0, 2.0, 2.0, 1.0])), {}),
+    ("clamp_min", (np.array([-1.0, 0.0, 2.0]), 0.0), {}),
+    ("pow", (np.array([0.0, 2.0, 0.0]), np.array([2.0, 0.0, 0.0])), {}),
+    ("amax", (np.array([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]]), 1), {}),
+    ("prod", (np.array([[2.0, 0.0, 3.0], [0.0, 0.0, 3.0], [1.0, 2.0, 3.0]]), 1), {}),
+    ("norm", (np.array([0.0, 0.0]),), {}),
+    ("logsumexp", (np.array([[-np.inf, 0.0], [np.inf, 1.0]]), 1), {}),
+    ("elu", (np.array([-800.0, 0.0, 800.0]),), {}),
+    ("softplus", (np.array([-800.0, 0.0, 20.0, 800.0]),), {}),
+    ("logsigmoid", (np.array([-800.0, 0.0, 800.0]),), {}),
+    ("leaky_relu", (np.array([-1.0, 0.0, 1.0]),), {}),
+    ("silu", (np.array([-800.0, 0.0, 800.0]),), {}),
+    ("softmax", (np.array([[-np.inf, 0.0], [1e4, -1e4]]), 1), {}),
+    ("binary_cross_entropy_with_logits", (np.array([-800.0, 0.0, 800.0]), np.array([1.0, 0.5, 0.0])), {}),
+    ("fmod", (np.array([-7.5, 7.5, 0.0, -0.0, 1e300]), np.array([2.0, -2.0, 3.0, 3.0, 7.0])), {}),
+    ("remainder", (np.array([-7.5, 7.5, 0.0, -0.0, 1e300]), np.array([2.0, -2.0, 3.0, 3.0, 7.0])), {}),
+    ("floor_divide", (np.array([-7.5, 7.5, 0.0, -0.0, 5.0]), np.array([2.0, -2.0, 3.0, 3.0, 0.0])), {}),
+]
+
+
+@needs_torch
+@pytest.mark.parametrize(("name", "args", "kwargs"), KINKS, ids=[k[0] for k in KINKS])
+def test_special_values_as_torch(name: str, args: Any, kwargs: Any) -> None:
+    """Values and PyTorch's subgradients where a function has a kink, a pole or a limit."""
+    graph, given, outputs = traced(find(name), args, kwargs, "float64")
+    tensors = [torch.from_numpy(a.copy()).requires_grad_() if is_array(a) else a for a in args]
+    expected = peer(name)(*tensors, **kwargs)
+    (got,) = interpret(graph.finish(outputs), given)
+    assert close(got, numbers(expected), "float64"), f"{got} against {expected}"
+    if not expected.requires_grad or name == "floor_divide":
+        return
+    seed = np.linspace(1, 2, got.size).reshape(got.shape)
+    leaves = [t for t in tensors if isinstance(t, torch.Tensor)]
+    wanted = torch.autograd.grad(expected, leaves, torch.from_numpy(seed), allow_unused=True)
+    for x, y in zip(run_backward(graph, given, outputs, floats_of(given), [seed]), wanted):
+        assert close(x, numbers(y), "float64"), f"{x} against {y}"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_division_with_remainder_is_exact(dtype: str, rng: Any) -> None:
+    low, high = (-140, 120) if dtype == "float32" else (-1040, 1000)
+    x, y = (np.ldexp(rng.uniform(-1, 1, 4000), rng.integers(low, high, 4000)).astype(dtype) for _ in range(2))
+    for name in ("fmod", "remainder"):
+        (got,) = evaluated(find(name), (x, y), {})
+        expected = {"fmod": np.fmod, "remainder": np.remainder}[name](x, y)
+        signed = expected != 0 if name == "remainder" else np.full(x.shape, True)
+        assert np.array_equal(got, expected), name
+        assert np.array_equal(np.signbit(got[signed]), np.signbit(expected[signed])), name
