@@ -162,8 +162,8 @@ int32_t Recording::ordinal(Tensor& tensor) {
     Storage& storage = *tensor.storage;
     if (storage.recording == this) return storage.recording_id;
     bool pending = storage.data == nullptr;
-    bool whole = storage.nbytes == shape_only || pending ||
-                 tensor.contiguous && tensor.offset == 0 && size_t(tensor.numel) == storage.nbytes / itemsize(tensor.dtype);
+    bool whole = pending || (tensor.contiguous && tensor.offset == 0 &&
+                             size_t(tensor.numel) == storage.nbytes / itemsize(tensor.dtype));
     return add_storage(tensor.storage, tensor, pending, !whole);
 }
 
@@ -297,7 +297,11 @@ void Recording::replay_ops() {
         }
         Results targets;
         if (op.writes)
-            for (uint32_t k = 0; k < op.outs; ++k) targets.push_back(tensor_of(outs_[op.first_out + k]));
+            for (uint32_t k = 0; k < op.outs; ++k) {
+                Storage& storage = *storages_[outs_[op.first_out + k].storage].storage;
+                if (!storage.data) take_memory(storage, *allocate(storage.nbytes));
+                targets.push_back(tensor_of(outs_[op.first_out + k]));
+            }
         Results results =
             execute(*op.fn, {operands.data(), operands.size()}, {targets.data(), targets.size()}, op.hidden);
         if (op.writes) continue;

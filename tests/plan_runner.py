@@ -102,7 +102,7 @@ class Runner:
         if isinstance(spec, Nest):
             assert grid == _grid(spec, args[: len(spec.dims)]), (grid, spec)
             self._nest(spec, step.pointers, args)
-        elif hasattr(spec, "index"):
+        elif hasattr(spec, "rows"):
             self._scatter(spec, step.pointers, args)
         else:
             self._matmul(spec, step.pointers, args)

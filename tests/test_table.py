@@ -124,7 +124,7 @@ def test_body_agrees_with_reference(op: Op, dtype: str, rng: Any) -> None:
             assert close(
                 x, y.astype(np.float64) if y.dtype.kind == "f" else y, kind, LOOSE.get(op.name, 2.0)
             ), (
-                f"{op.name}{tuple(getattr(a, 'shape', a) for a in sample.args)} {sample.kwargs}: {x} against {y}"
+                f"{op.name} of {[getattr(a, 'shape', a) for a in sample.args]} {sample.kwargs}: {x} against {y}"
             )
 
 
@@ -223,7 +223,7 @@ def test_second_derivatives_agree_with_differences(op: Op, rng: Any) -> None:
             "shape": given,
         }
         read = [known[kind][k] for kind, k in back.sources]
-        # outputs and hidden values follow from the inputs; a constant of the derivative (a row's maximum) is one of them
+        # outputs and hidden values follow from the inputs, or are constants of the derivative (a row's maximum)
         free = tuple(k for k in floats_of(read) if back.sources[k][0] in ("grad", "input"))
         check_gradient(back.graph, read, back.graph.outputs, rng, op.name, free)
 

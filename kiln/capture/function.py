@@ -195,6 +195,7 @@ class Derivative(Function):
     ) -> None:
         super().__init__(f"{forward.name} backward")
         primal = forward.primal(operands)
+        self.at_a_point = forward.is_pointwise(operands)
         wrt = tuple(i for i in needed if i in _everything(primal)[0])
         found: Backward = backward(primal, wrt, defined, redo)
         everything = [] if redo else backward(primal, *_everything(primal)).hidden
@@ -210,7 +211,7 @@ class Derivative(Function):
         self.contiguous.outputs = [found.graph.outputs[r] for r in found.results if r >= 0]
 
     def capture(self, operands: Operands, hidden: bool) -> Graph:
-        return relaid(self.contiguous, operands)
+        return self.contiguous if self.at_a_point else relaid(self.contiguous, operands)
 
 
 def _everything(graph: Graph) -> tuple[tuple[int, ...], tuple[bool, ...]]:
@@ -248,7 +249,9 @@ def classify(graph: Graph) -> str:
     kinds = {n.op.kind for n in graph.nodes}
     if not kinds - VIEWS:
         return "replay"
-    return "program" if kinds - {"pointwise", "constant", "full"} else "pointwise"
+    shapes = {v.shape for v in graph.inputs if not v.weak}
+    made = any(n.op.kind == "full" and n.out.shape not in shapes for n in graph.nodes)
+    return "program" if made or kinds - {"pointwise", "constant", "full"} else "pointwise"
 
 
 def relaid(graph: Graph, operands: Operands) -> Graph:

@@ -95,4 +95,4 @@ def position_check(function: Forward) -> tuple[Any, ...] | None:
         dim = 100  # told apart by the core: dim 1, or 0 of a vector
     ignore = places[check.ignore] if check.ignore else -1
     is_index = issubclass(check.error, IndexError)
-    return places[check.index], places[check.source], dim, check.negative, ignore, check.message, is_index
+    return places[check.positions], places[check.source], dim, check.negative, ignore, check.message, is_index

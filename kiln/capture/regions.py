@@ -14,9 +14,10 @@ import logging
 from typing import Any, NamedTuple
 
 from kiln.capture import programs
-from kiln.capture.function import Function
+from kiln.capture.function import Function, classify
 from kiln.graph.graph import Graph, Value
 from kiln.graph.size import Dim, substitute, symbol
+from kiln.ops.kinds import broadcast
 from kiln.ops.record import find
 from kiln.passes.rewrite import append, substitute_attr
 
@@ -139,8 +140,11 @@ class _Builder:
 
     def write(self, out: Arg, result: Value) -> None:
         """A write in place: a new value of the storage."""
-        base = self.values[out.storage]
         stored = self.storages[out.storage].dtype
+        base = self.values.get(out.storage)
+        if base is None:  # fresh memory
+            at = self.storages[out.storage]
+            base = Value(self.graph, None, stored, tuple(self._size(at.slot + d, at.ones >> d & 1) for d in range(at.ndim)))
         if result.dtype != stored:
             result = self.graph.add(find("convert"), (result,), (stored,))
         shape = base.shape if out.cls == "whole" else self._view_sizes(out, base)
@@ -154,6 +158,8 @@ class _Builder:
 
     def inline(self, graph: Graph, inputs: list[Value]) -> list[Value]:
         """Copies the nodes of `graph` onto `inputs`; its sizes become theirs."""
+        if classify(graph) == "pointwise":
+            return self._inline_pointwise(graph, inputs)
         place: dict[int, Dim] = {}
         slot = 0
         values: dict[int, Value] = {}
@@ -177,6 +183,17 @@ class _Builder:
             made.shape = tuple(self.graph.canonical(substitute(d, replace)) for d in made.shape)
             assert made.node is not None
             made.node.attrs = tuple(substitute_attr(a, replace) for a in node.attrs)
+            values[id(node.out)] = made
+        return [values[id(v)] for v in graph.outputs]
+
+    def _inline_pointwise(self, graph: Graph, inputs: list[Value]) -> list[Value]:
+        """The same for a pointwise function, whose graph knows no ranks: shapes are inferred anew."""
+        values = {id(own): given for own, given in zip(graph.inputs, inputs)}
+        shape = broadcast(self.graph, [v.shape for v in inputs], "a recorded op")
+        for node in graph.nodes:
+            attrs = (shape, node.attrs[1]) if node.op.kind == "full" else node.attrs
+            made = self.graph.add(node.op, tuple(values[id(v)] for v in node.inputs), attrs)
+            made.weak = node.out.weak
             values[id(node.out)] = made
         return [values[id(v)] for v in graph.outputs]
 

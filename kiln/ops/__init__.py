@@ -30,20 +30,25 @@ from kiln.ops import (  # noqa: F401
     user,
     views,
 )
-from kiln.ops.record import Op, find, table  # noqa: F401
+from kiln.ops.record import Op as Op
+from kiln.ops.record import find as find
+from kiln.ops.record import table as table
 from kiln.ops.scalar import Scalar
 
 _core.set_symbolic_types((Value, Scalar, Size))
 
 # operator of Value and of Tensor -> the function it calls
 OPERATORS: dict[str, Any] = {
-    "add": pointwise.add.handle, "sub": pointwise.sub.handle, "mul": pointwise.mul.handle, "truediv": pointwise.div.handle,
-    "floordiv": pointwise.floor_divide.handle, "mod": pointwise.remainder.handle, "pow": arithmetic.pow,
-    "matmul": products.matmul.handle, "and": comparison.bitwise_and.handle, "or": comparison.bitwise_or.handle,
-    "xor": comparison.bitwise_xor.handle, "eq": comparison.eq.handle, "ne": comparison.ne.handle, "lt": comparison.lt.handle,
-    "le": comparison.le.handle, "gt": comparison.gt.handle, "ge": comparison.ge.handle, "neg": unary.neg.handle,
-    "abs": unary.abs.handle, "invert": comparison.bitwise_not.handle, "getitem": getitem.getitem,
-}  # fmt: skip
+    **{name: find(name).handle for name in ("add", "sub", "mul", "matmul", "neg", "abs")},
+    **{name: find(name).handle for name in ("eq", "ne", "lt", "le", "gt", "ge")},
+    **{name: find(f"bitwise_{name}").handle for name in ("and", "or", "xor")},
+    "truediv": pointwise.div.handle,
+    "floordiv": pointwise.floor_divide.handle,
+    "mod": pointwise.remainder.handle,
+    "invert": comparison.bitwise_not.handle,
+    "pow": arithmetic.pow,
+    "getitem": getitem.getitem,
+}
 REFLECTED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
 
 

@@ -9,9 +9,11 @@ from typing import Any
 
 from kiln.graph.graph import Node
 from kiln.ops.kinds import COMPUTE, operand_dtypes
-from kiln.ops.scalar import Scalar, const, convert, lift, round_to
+from kiln.ops.scalar import FLOATS, Scalar, const, const_value, convert, lift, round_to
 
 LOW = ("float16", "bfloat16")
+EXACT = 1 << 53  # integers below are floats
+LARGEST = 3.4028234663852886e38
 
 
 def convert_dtype(x: Scalar, source: str, target: str) -> Scalar:
@@ -20,8 +22,18 @@ def convert_dtype(x: Scalar, source: str, target: str) -> Scalar:
         return x
     if target == "bool":
         return x if x.type == "i1" else x.ne(0)
-    x = convert(x, COMPUTE[target])
-    return round_to(x, target)
+    literal = _literal(x, COMPUTE[target])
+    return round_to(convert(x, COMPUTE[target]) if literal is None else literal, target)
+
+
+def _literal(x: Scalar, type: str) -> Scalar | None:
+    """A literal as a literal of another type, where Python rounds once as a machine would; else None."""
+    if x.op != "const" or type not in FLOATS or type == x.type:
+        return None
+    number = const_value(x)
+    if isinstance(number, float) and abs(number) > LARGEST:
+        return None
+    return const(number, type) if abs(number) < EXACT or isinstance(number, float) else None
 
 
 def apply_pointwise(node: Node, operands: list[Scalar]) -> Scalar:

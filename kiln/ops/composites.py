@@ -261,8 +261,8 @@ def _check_classes(input: Any, target: Any) -> None:
         raise RuntimeError(f"expected target dtype to be Long or Byte, but got {d.type_name(name)}")
     if target.ndim != input.ndim - 1:
         raise ValueError(
-            f"Expected target of {input.ndim - 1} dims for an input of {input.ndim}, got {target.ndim}: input "
-            f"{list(input.shape)}, target {list(target.shape)}"
+            f"Expected target of {input.ndim - 1} dims for an input of {input.ndim}, got {target.ndim}: "
+            f"input {list(input.shape)}, target {list(target.shape)}"
         )
     rest = [s for k, s in enumerate(input.shape) if k != _class_dim(input)]
     for k, (a, b) in enumerate(zip(rest, target.shape)):
@@ -308,10 +308,18 @@ def class_loss(logs: Any, target: Any, weight: Any, ignore_index: Any, smoothing
     return total if reduction == "sum" else total / reduce_sum(per_row, _everything(loss), False)
 
 
-def _class_reference(np: Any, x: Any, target: Any, weight: Any = None, ignore_index: int = -100, label_smoothing: float = 0.0,
-                     reduction: str = "mean", logs: Any = None) -> Any:  # fmt: skip
+def _class_reference(
+    np: Any,
+    x: Any,
+    target: Any,
+    weight: Any = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+    given_logs: bool = False,
+) -> Any:
     dim = 1 if x.ndim > 1 else 0
-    logs = np.log(_rows(np, x, dim)) if logs is None else logs
+    logs = x if given_logs else np.log(_rows(np, x, dim))
     w = np.ones(x.shape[dim], x.dtype) if weight is None else weight
     laid = w.reshape([-1 if k == dim else 1 for k in range(x.ndim)])
     counted = target != ignore_index
@@ -476,7 +484,7 @@ def cross_entropy_probabilities(
             {"reduction": "none"},
         ),
     ),
-    reference=d.reference(lambda np, x, *args, **kwargs: _class_reference(np, x, *args, **kwargs, logs=x)),
+    reference=d.reference(lambda *args, **kwargs: _class_reference(*args, **kwargs, given_logs=True)),
     checks=_TARGET,
     failures=_bad_class("nll_loss"),
     method=False,

@@ -36,8 +36,8 @@ def _entries(x: Any, key: Any) -> list[Any]:
     if used > x.ndim:
         if x.ndim == 0:
             raise IndexError(
-                "invalid index of a 0-dim tensor. Use `tensor.item()` in Python or `tensor.item<T>()` in C++ to "
-                "convert a 0-dim tensor to a number"
+                "invalid index of a 0-dim tensor. Use `tensor.item()` in Python or `tensor.item<T>()` in C++ "
+                "to convert a 0-dim tensor to a number"
             )
         raise IndexError(f"too many indices for tensor of dimension {x.ndim}")
     for place, e in enumerate(entries):
@@ -72,7 +72,7 @@ def _sliced(x: Any, dim: int, key: slice) -> Any:
     if key.start in (None, 0) and key.stop is None:
         return slice_(x, dim, (0, quotient(size + step - 1, step), step))
     raise TypeError(
-        f"x[{key.start}:{key.stop}]: the size of dim {dim} is symbolic ({size}), so a slice cannot be cut to fit"
+        f"x[{key.start}:{key.stop}]: the size of dim {dim} is symbolic ({size}): a slice cannot be cut to fit"
     )
 
 
@@ -168,8 +168,8 @@ def _masked(view: Any, mask: Any, dim: int, value: Any) -> None:
     for k, (a, b) in enumerate(zip(mask.shape, view.shape[dim:])):
         if a != b:
             raise IndexError(
-                f"The shape of the mask {list(mask.shape)} at index {k} does not match the shape of the indexed "
-                f"tensor {list(view.shape)} at index {k + dim}"
+                f"The shape of the mask {list(mask.shape)} at index {k} does not match the shape of the "
+                f"indexed tensor {list(view.shape)} at index {k + dim}"
             )
     mask = reshape(mask, (*(1,) * dim, *mask.shape, *(1,) * (view.ndim - dim - mask.ndim)))
     p.where(mask, value, view, out=view)

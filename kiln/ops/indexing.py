@@ -114,8 +114,8 @@ def _check_index(op: str, input: Any, dim: int, index: Any, src: Any = None) -> 
     for k, (have, limit) in enumerate(zip(index.shape, input.shape)):
         if k != dim and isinstance(have, int) and isinstance(limit, int) and have > limit:
             raise RuntimeError(
-                f"Size does not match at dimension {k} expected index {list(index.shape)} to be no larger than "
-                f"self {list(input.shape)} apart from dimension {dim}"
+                f"Size does not match at dimension {k} expected index {list(index.shape)} to be no larger "
+                f"than self {list(input.shape)} apart from dimension {dim}"
             )
     for have, limit in zip(index.shape, src.shape if src is not None else ()):
         if isinstance(have, int) and isinstance(limit, int) and have > limit:
@@ -455,8 +455,8 @@ def stack(tensors: Any, dim: int = 0) -> Any:
             isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(x.shape, tensors[0].shape)
         ):
             raise RuntimeError(
-                f"stack expects each tensor to be equal size, but got {list(tensors[0].shape)} at entry 0 and "
-                f"{list(x.shape)} at entry {number}"
+                f"stack expects each tensor to be equal size, but got {list(tensors[0].shape)} at entry 0 "
+                f"and {list(x.shape)} at entry {number}"
             )
     dim = normalize_dim(dim, tensors[0].ndim + 1, "stack")
     return cat([unsqueeze(x, dim) for x in tensors], dim)

@@ -55,11 +55,16 @@ def _(g: Any, input: Any, other: Any) -> Any:
     return product(g, swapped(other)), product(swapped(input), g)
 
 
+_C_NAMES = {
+    "float32": "float", "float64": "double", "float16": "c10::Half", "bfloat16": "c10::BFloat16", "int64": "long int",
+    "int32": "int", "int16": "short", "int8": "signed char", "uint8": "unsigned char",
+}  # fmt: skip
+
+
 def same_dtype(a: Any, b: Any, op: str) -> None:
     """PyTorch's error for a product of arrays of different dtypes."""
     if a.dtype != b.dtype:
-        names = [{"Float": "float", "Double": "double", "Long": "long int", "Int": "int", "Half": "c10::Half",
-                  "BFloat16": "c10::BFloat16"}.get(n, n.lower()) for n in (d.type_name(d.dtype_name(x.dtype)) for x in (a, b))]  # fmt: skip
+        names = [_C_NAMES.get(d.dtype_name(x.dtype), d.dtype_name(x.dtype)) for x in (a, b)]
         raise RuntimeError(f"expected m1 and m2 to have the same dtype, but got: {names[0]} != {names[1]}")
 
 

@@ -6,6 +6,7 @@ dtype first where the function is not closed over them.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from kiln.ops import declare as d
@@ -346,7 +347,7 @@ sigmoid = _function(
     _DOC.format("1 / (1 + exp(-input))", "sigmoid", "0.0, 2.0", "0.5000, 0.8808"),
     "Sigmoid",
 )
-sin = _function(
+sin: Any = _function(
     "sin",
     m.sin,
     lambda g, input: g * cos(input),
@@ -355,7 +356,7 @@ sin = _function(
     _DOC.format("The sine of `input` in radians", "sin", "0.0, 1.0", "0.0000, 0.8415"),
     "Sin",
 )
-cos = _function(
+cos: Any = _function(
     "cos",
     m.cos,
     lambda g, input: -g * sin(input),
@@ -368,7 +369,7 @@ erf = _function(
     "erf",
     m.erf,
     lambda g, input: g * (1.1283791670955126 * exp(-(input * input))),
-    d.floats(lambda np, x: np.vectorize(__import__("math").erf, otypes=[float])(x).astype(x.dtype)),
+    d.floats(lambda np, x: np.vectorize(math.erf, otypes=[float])(x).astype(x.dtype)),
     d.unary(),
     _DOC.format("The error function", "erf", "0.0, 1.0", "0.0000, 0.8427"),
     "Erf",

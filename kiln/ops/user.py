@@ -48,7 +48,7 @@ def _parameters(function: Any) -> tuple[Param, ...]:
     code: CodeType = function.__code__
     if code.co_flags & 0x0C or code.co_kwonlyargcount:
         raise TypeError(
-            f"pointwise: {function.__name__} takes *args, **kwargs or keyword-only arguments, which have no place here"
+            f"pointwise: {function.__name__} may not take *args, **kwargs or keyword-only arguments"
         )
     names = code.co_varnames[: code.co_argcount]
     defaults = function.__defaults__ or ()
@@ -151,9 +151,11 @@ def _check_value(function: Any, name: str, value: Any, seen: set[int]) -> None:
         if value not in d.FUNCTIONS.values():
             _check_free_variables(value, seen)
         return
+    code: CodeType = function.__code__
     raise TypeError(
-        f"pointwise: {function.__name__} ({function.__code__.co_filename}:{function.__code__.co_firstlineno}) reads '{name}', "
-        f"a {type(value).__name__} from outside: it is captured once, so a later change would be lost; pass it as an argument"
+        f"pointwise: {function.__name__} ({code.co_filename}:{code.co_firstlineno}) reads '{name}', a "
+        f"{type(value).__name__} from outside: it is captured once, so a later change would be lost; pass it as an "
+        "argument"
     )
 
 

@@ -314,8 +314,10 @@ def unflatten(input: Any, dim: int, sizes: Any) -> Any:
     try:
         parts = inferred((shape[dim],), tuple(sizes))
     except RuntimeError as error:
-        raise RuntimeError(f"unflatten: Provided sizes {list(sizes)} don't multiply up to the size of dim {dim} "
-                           f"({shape[dim]}) in the input tensor") from error  # fmt: skip
+        raise RuntimeError(
+            f"unflatten: Provided sizes {list(sizes)} don't multiply up to the size of dim {dim} ({shape[dim]}) in "
+            "the input tensor"
+        ) from error
     return reshape(input, (*shape[:dim], *parts, *shape[dim + 1 :]))
 
 

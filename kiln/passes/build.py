@@ -113,7 +113,7 @@ class Builder:
             filled = self._operand_of(node, node.inputs[0], chain)
             return convert_dtype(filled, node.inputs[0].dtype, value.dtype)
         if kind == "iota":
-            return self._positions(node.out.shape, chain)[node.attrs[1]]
+            return self._position(node.out.shape, chain, node.attrs[1])
         if kind == "reduce":
             return self._reduce(node, chain)
         if kind == "gather":
@@ -148,11 +148,11 @@ class Builder:
         """A size as an i64."""
         return const(dim, "i64") if isinstance(dim, int) else self.number("i64", dim)
 
-    def _positions(self, shape: Shape, chain: Chain) -> list[Scalar]:
-        """The index along each dim of a value, as i64 over the positions in the nest."""
+    def _position(self, shape: Shape, chain: Chain, dim: int) -> Scalar:
+        """The index along a dim of a value, as i64 over the positions in the nest."""
         maps = index_maps(shape, chain)
         assert maps is not None
-        return [self._linear(m) for m in maps]
+        return self._linear(maps[dim])
 
     def _linear(self, layout: Layout) -> Scalar:
         total: Scalar | None = None
@@ -170,7 +170,7 @@ class Builder:
         source, index, dim = *node.inputs, node.attrs[0]
         read = self.explorer.strided(source, None)
         assert isinstance(read, Read)
-        places = self._positions(node.out.shape, chain)
+        places = [const(0, "i64") if d == dim else self._position(node.out.shape, chain, d) for d in range(index.ndim)]
         chosen = convert_dtype(self.scalar(index, chain), index.dtype, "int64")
         last = self.size(source.shape[dim]) - const(1, "i64")
         chosen = select(chosen.__gt__(last), last, chosen)
