@@ -172,6 +172,7 @@ def attach() -> None:
     _core.set_operator("setitem", getitem.setitem)
     _core.set_core_function("add", pointwise.add.handle, ())
     _core.set_core_function("copy", pointwise.clone.handle, ())
+    _core.set_view_ops(views.as_strided.handle, views.write.handle)
     _core.set_core_function("sum_to", reduce.sum_to.handle, ("t", "t"))
 
 

@@ -105,23 +105,32 @@ bool grad_enabled() { return grad_mode; }
 
 bool set_grad_enabled(bool enabled) { return std::exchange(grad_mode, enabled); }
 
+// A view takes part if what it views does.
+bool takes_part(const Tensor& tensor) {
+    return (tensor.meta && tensor.requires_grad()) || (tensor.base && tensor.base->grad_fn());
+}
+
 bool needs_gradient(const Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
     if (fn.op && !fn.op->differentiable) return false;
     for (const Operand& operand : operands)
-        if (operand.tensor && operand.tensor->meta && operand.tensor->requires_grad()) return true;
+        if (operand.tensor && takes_part(*operand.tensor)) return true;
     for (const TensorRef& target : out)
-        if (target->requires_grad()) return true;
+        if (takes_part(*target)) return true;
     return false;
 }
 
 Edge edge_of(Tensor& tensor) {
-    if (!tensor.meta) return {};
+    if (!tensor.meta && !(tensor.base && tensor.base->grad_fn())) return {};
     if (Node* node = up_to_date_grad_fn(tensor)) return {NodeRef(node), nullptr, tensor.meta->output};
-    if (tensor.meta->requires_grad) return {nullptr, tensor.meta, 0};
+    if (tensor.meta && tensor.meta->requires_grad) return {nullptr, tensor.meta, 0};
     return {};
 }
 
-Node* up_to_date_grad_fn(Tensor& tensor) { return tensor.grad_fn(); }
+void set_base(Tensor& view, Tensor& x) {
+    if (view.storage != x.storage) return;
+    view.base = x.base ? x.base : TensorRef(&x);
+    view.base_order = view.base->grad_fn() ? view.base->grad_fn()->order : 0;
+}
 
 void set_history(Tensor& tensor, const NodeRef& node, uint32_t index) {
     AutogradMeta& meta = ensure_meta(tensor);
@@ -146,14 +155,12 @@ void wrote(Tensor& target) {
 namespace {
 
 void check_in_place(const Fn& fn, const TensorRef& target) {
-    if (!target->meta || !target->requires_grad()) {
-        return;
-    }
-    KILN_CHECK(target->grad_fn(), runtime,
-               "a leaf Variable that requires grad is being used in an in-place operation (", fn.name,
+    auto is_leaf = [](const Tensor& x) { return x.requires_grad() && !x.grad_fn(); };
+    KILN_CHECK(!is_leaf(*target), runtime, "a leaf Variable that requires grad is being used in an in-place operation (",
+               fn.name, "); do it under no_grad(), or on a clone()");
+    KILN_CHECK(!target->base || !is_leaf(*target->base), runtime,
+               "a view of a leaf Variable that requires grad is being used in an in-place operation (", fn.name,
                "); do it under no_grad(), or on a clone()");
-    KILN_CHECK(!target->base || !target->base->requires_grad() || target->base->grad_fn(), runtime,
-               "a view of a leaf Variable that requires grad is being used in an in-place operation (", fn.name, ")");
 }
 
 // Which operands, outputs and hidden outputs the backward will read.
@@ -212,7 +219,62 @@ void record_outputs(Node& node, const Wanted& wanted, Results& results, size_t o
     for (size_t h = outputs; h < results.size(); ++h) node.hidden.push_back(save(*results[h]));
 }
 
+// ---- writes through views ----
+
+// The numbers that place a view in its base: strides and offset, before them the sizes if asked for.
+void place_in_base(const Tensor& view, bool with_sizes, Operands& operands) {
+    auto push = [&](int64_t value) { operands.push_back({nullptr, Number::of(value)}); };
+    KILN_CHECK(view.base->contiguous, not_implemented,
+               "an in-place operation on a view of a tensor that is not contiguous is not differentiable yet; use clone()");
+    if (with_sizes)
+        for (int64_t size : view.sizes) push(size);
+    for (int64_t stride : view.strides) push(stride);
+    push(view.offset - view.base->offset);
+}
+
+// Makes the view's history that of as_strided(base), after base's own changed.
+void view_of_base(Tensor& view) {
+    Tensor& base = *view.base;
+    Operands operands;
+    operands.push_back({&base, {}});
+    place_in_base(view, true, operands);
+    std::span<const Operand> given(operands.data(), operands.size());
+    Fn& fn = *core_fns().as_strided(view.ndim());
+    saves_of(fn, given);
+    NodeRef node = record_inputs(fn, given, {});
+    node->shapes.push_back(view.sizes);
+    node->dtype = view.dtype;
+    set_history(view, node, 0);
+    view.base_order = base.grad_fn() ? base.grad_fn()->order : 0;
+}
+
+// After a write through a view: base is write(base, view), and the view a view of that.
+void write_to_base(Tensor& view) {
+    Tensor& base = *view.base;
+    Operands operands;
+    operands.push_back({&base, {}});
+    operands.push_back({&view, {}});
+    place_in_base(view, false, operands);
+    std::span<const Operand> given(operands.data(), operands.size());
+    Fn& fn = *core_fns().write(view.ndim());
+    saves_of(fn, given);
+    view.base_order = base.grad_fn() ? base.grad_fn()->order : 0;  // its history is the write's, not base's
+    NodeRef node = record_inputs(fn, given, {});
+    node->shapes.push_back(base.sizes);
+    node->dtype = base.dtype;
+    set_history(base, node, 0);
+    view_of_base(view);
+}
+
 }  // namespace
+
+Node* up_to_date_grad_fn(Tensor& tensor) {
+    if (tensor.base) {
+        Node* base = tensor.base->grad_fn();
+        if ((base ? base->order : 0) != tensor.base_order) view_of_base(tensor);
+    }
+    return tensor.grad_fn();
+}
 
 Results call_with_gradient(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
     for (const TensorRef& target : out) check_in_place(fn, target);
@@ -220,15 +282,8 @@ Results call_with_gradient(Fn& fn, std::span<const Operand> operands, std::span<
     const Saves& saves = saves_of(fn, operands);
     uint64_t needed = 0;
     for (size_t i = 0; i < operands.size(); ++i)
-        if (operands[i].tensor && saves.differentiable[i] && operands[i].tensor->requires_grad()) needed |= bit(i);
-    if (!needed) {
-        Results results = run(fn, operands, out);
-        for (const TensorRef& target : out) {
-            wrote(*target);
-            if (target->meta) target->meta->grad_fn = nullptr;  // overwritten by something without a gradient
-        }
-        return results;
-    }
+        if (operands[i].tensor && saves.differentiable[i] && edge_of(*operands[i].tensor)) needed |= bit(i);
+    if (!needed && out.empty()) return run(fn, operands);
     Wanted wanted = wanted_by(saves, needed);
     NodeRef node = record_inputs(fn, operands, wanted);
     Results results;
@@ -247,8 +302,8 @@ Results call_with_gradient(Fn& fn, std::span<const Operand> operands, std::span<
     for (size_t k = 0; k < outputs; ++k) {
         if (!is_float(results[k]->dtype)) continue;
         set_history(*results[k], node, uint32_t(k));
-        if (fn.cls == FnClass::view && operands[0].tensor)
-            results[k]->base = operands[0].tensor->base ? operands[0].tensor->base : TensorRef(operands[0].tensor);
+        if (!out.empty() && results[k]->base) write_to_base(*results[k]);
+        if (fn.cls == FnClass::view) set_base(*results[k], *operands[0].tensor);
     }
     return results;
 }

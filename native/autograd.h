@@ -75,6 +75,9 @@ void wrote(Tensor& target);
 
 Edge edge_of(Tensor& tensor);
 
+// Makes `view` (if it shares x's memory) a view of what x is, or views.
+void set_base(Tensor& view, Tensor& x);
+
 // The autograd node of a tensor, brought up to date if its base was changed in place.
 Node* up_to_date_grad_fn(Tensor& tensor);
 

@@ -489,15 +489,37 @@ PyObject* set_core_function(PyObject*, PyObject* args) {
         Fn* fn = &fn_of(op, structure);
         CoreFns& fns = core_fns();
         std::string name = role;
-        Fn** place = name == "add" ? &fns.add : name == "copy" ? &fns.copy : name == "sum_to" ? &fns.sum_to
-                   : name == "write" ? &fns.write : nullptr;
+        Fn** place = name == "add" ? &fns.add : name == "copy" ? &fns.copy : name == "sum_to" ? &fns.sum_to : nullptr;
         KILN_CHECK(place, value, "set_core_function: no role '", name, "'");
         *place = fn;
         Py_RETURN_NONE;
     });
 }
 
+// The functions of as_strided and write differ by how many sizes and strides are given.
+PyObject* as_strided_op = nullptr;
+PyObject* write_op = nullptr;
+
+Fn* as_strided_fn(int ndim) {
+    Object structure = checked(Py_BuildValue("(siii)", "t", ndim, ndim, 1));
+    return &fn_of(as_strided_op, structure.get());
+}
+Fn* write_fn(int ndim) {
+    Object structure = checked(Py_BuildValue("(ssii)", "t", "t", ndim, 1));
+    return &fn_of(write_op, structure.get());
+}
+
+PyObject* set_view_ops(PyObject*, PyObject* args) {
+    if (!PyArg_ParseTuple(args, "O!O!:set_view_ops", op_type, &as_strided_op, op_type, &write_op)) return nullptr;
+    Py_INCREF(as_strided_op);
+    Py_INCREF(write_op);
+    core_fns().as_strided = as_strided_fn;
+    core_fns().write = write_fn;
+    Py_RETURN_NONE;
+}
+
 PyMethodDef functions[] = {
+    {"set_view_ops", set_view_ops, METH_VARARGS, "Tells the core the ops as_strided and write."},
     {"set_operator", set_operator, METH_VARARGS, "Sets what an operator of Tensor calls."},
     {"set_symbolic_types", set_symbolic_types, METH_O, "Types whose arguments make a call be traced."},
     {"set_core_function", set_core_function, METH_VARARGS, "Tells the core which op adds, copies, sums to a shape."},

@@ -62,8 +62,12 @@ PyObject* property(PyObject* self, Body&& body) {
 PyObject* get_shape(PyObject* self, void*) { return size_object(tensor_of(self).sizes); }
 PyObject* get_dtype(PyObject* self, void*) { return Py_NewRef(dtype_object(tensor_of(self).dtype)); }
 PyObject* get_ndim(PyObject* self, void*) { return PyLong_FromLong(tensor_of(self).ndim()); }
-PyObject* get_requires_grad(PyObject* self, void*) { return PyBool_FromLong(tensor_of(self).requires_grad()); }
-PyObject* get_is_leaf(PyObject* self, void*) { return PyBool_FromLong(tensor_of(self).grad_fn() == nullptr); }
+PyObject* get_requires_grad(PyObject* self, void*) {
+    return guarded([&]() -> PyObject* { return PyBool_FromLong(bool(edge_of(tensor_of(self)))); });
+}
+PyObject* get_is_leaf(PyObject* self, void*) {
+    return guarded([&]() -> PyObject* { return PyBool_FromLong(!edge_of(tensor_of(self)).node); });
+}
 PyObject* get_version(PyObject* self, void*) { return PyLong_FromLong(tensor_of(self).storage->version); }
 PyObject* get_retains(PyObject* self, void*) {
     const Tensor& x = tensor_of(self);

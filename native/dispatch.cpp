@@ -162,6 +162,7 @@ Results call(Fn& fn, std::span<const Operand> operands, std::span<const TensorRe
     if (!grad_enabled() || !needs_gradient(fn, operands, out)) {
         Results results = run(fn, operands, out);
         for (const TensorRef& target : out) wrote(*target);
+        if (fn.cls == FnClass::view) set_base(*results[0], *operands[0].tensor);
         return results;
     }
     return call_with_gradient(fn, operands, out);

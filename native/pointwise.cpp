@@ -134,7 +134,7 @@ void run_kernel(PointwiseEntry& entry, const Space& space, std::span<const Opera
         for (int d = 0; d < space.ndim; ++d) *arg++ = space.strides[a][d];
     for (const Operand& operand : operands) {
         if (operand.tensor)
-            pointers[arrays++] = operand.tensor->data();
+            pointers[arrays++] = operand.tensor->storage ? operand.tensor->data() : nullptr;  // null: only its shape counts
         else
             *arg++ = operand.number.kind == Kind::float_ ? std::bit_cast<int64_t>(operand.number.real)
                                                          : operand.number.integer;

@@ -174,7 +174,8 @@ struct Tensor {
     Dims strides;
     StorageRef storage;
     MetaRef meta;
-    TensorRef base;           // of a view made while recording gradients: what it views
+    TensorRef base;           // of a view: what it views, itself no view
+    uint64_t base_order = 0;  // of a view: the order of base's node when its own history was made
     void* wrapper = nullptr;  // the interpreter's object for this tensor, borrowed
 
     int ndim() const { return sizes.ndim(); }

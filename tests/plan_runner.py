@@ -1,18 +1,23 @@
-"""Runs a plan with NumPy: what its kernels mean, slowly, for tests of the passes alone.
+"""Runs a plan: with NumPy (what its kernels mean, for tests of the passes alone) or with its compiled kernels.
 
-Loops over nests become whole-array evaluation; reductions use the interpreter's folds, so results are exact.
+With NumPy, nests become whole-array evaluation; reductions use the interpreter's folds, so results are exact, and
+every access is checked against its buffer. Compiled kernels are called for two ranges of their units.
 """
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from typing import Any
 
 import numpy as np
+from codegen_peer import load_object
+
 from kiln.codegen.nest import Nest
-from kiln.graph.graph import Graph
-from kiln.graph.interpret import _inside, _less, _greater, _lowest, memory_dtype, reduce_last, scalar_on
+from kiln.graph.graph import Graph, building
+from kiln.graph.interpret import _inside, _less, _greater, memory_dtype, reduce_last, scalar_on
 from kiln.graph.size import evaluate
+from kiln.graph.slots import array_input
 from kiln.ops import scalar as sc
 from kiln.ops.kinds import COMPUTE
 from kiln.ops.scalar_numpy import DTYPE
@@ -26,8 +31,9 @@ NAN = 0xA5  # what fresh memory is filled with: reading it shows
 class Runner:
     """One call of a plan."""
 
-    def __init__(self, plan: Plan, graph: Graph, inputs: list[Any]) -> None:
+    def __init__(self, plan: Plan, graph: Graph, inputs: list[Any], compiled: bool = False) -> None:
         self.plan = plan
+        self.compiled = compiled
         self.graph = graph
         self.slots: list[int] = []
         self.bases: dict[int, tuple[Array, int]] = {}
@@ -99,13 +105,28 @@ class Runner:
         if grid == 0:
             return
         spec = kernel[0]
-        if isinstance(spec, Nest):
+        if self.compiled:
+            self._call(kernel, step.pointers, args, grid)
+        elif isinstance(spec, Nest):
             assert grid == _grid(spec, args[: len(spec.dims)]), (grid, spec)
             self._nest(spec, step.pointers, args)
         elif hasattr(spec, "rows"):
             self._scatter(spec, step.pointers, args)
         else:
             self._matmul(spec, step.pointers, args)
+
+    def _call(self, kernel: Any, pointers: Any, args: list[int], grid: int) -> None:
+        """The compiled kernel on addresses, its units cut in two."""
+        places = []
+        for number, offset, itemsize in pointers:
+            buffer = self.plan.buffers[number]
+            base = self.inputs[buffer.index] if buffer.kind == "input" else self.memory[number]
+            places.append(base.ctypes.data + self.size(offset) * itemsize)
+        table = (ctypes.c_void_p * len(places))(*places)
+        numbers = (ctypes.c_int64 * max(len(args), 1))(*args)
+        function = compiled_kernel(kernel)
+        for begin, end in ((0, grid // 3), (grid // 3, grid)):
+            function(ctypes.addressof(table), ctypes.addressof(numbers), begin, end)
 
     # -- nests --------------------------------------------------------------------------------------
 
@@ -271,10 +292,50 @@ def product(a: Array, b: Array, kind: str) -> Array:
     return np.zeros((*a.shape[:-1], b.shape[-1]), a.dtype) if total is None else total
 
 
-def run_plan(plan: Plan, graph: Graph, inputs: list[Any]) -> list[Array]:
+def run_plan(plan: Plan, graph: Graph, inputs: list[Any], compiled: bool = False) -> list[Array]:
     """The outputs of a plan; inputs that are updated are changed."""
     with np.errstate(all="ignore"):
-        return Runner(plan, graph, inputs).run()
+        return Runner(plan, graph, inputs, compiled).run()
 
 
-__all__ = ["run_plan", "_lowest"]
+_functions: dict[str, Any] = {}
+
+
+def compiled_kernel(kernel: Any) -> Any:
+    """A kernel of a plan as a function of (pointers, arguments, begin, end)."""
+    key = kernel.text()
+    if key not in _functions:
+        _functions[key] = load_object(kernel.object())
+    return _functions[key]
+
+
+Spec = tuple[str, tuple[bool, ...]] | tuple[str, tuple[bool, ...], bool] | str
+
+
+def trace(function: Any, *specs: Spec) -> Graph:
+    """The graph of a function: an array input per (dtype, which dims are 1[, strided]), a number per dtype name."""
+    graph = Graph()
+    values = [graph.add_number(s) if isinstance(s, str) else array_input(graph, *s) for s in specs]
+    with building(graph):
+        out = function(*values)
+    return graph.finish(list(out) if isinstance(out, (tuple, list)) else [out])
+
+
+def describe(argument: Any) -> Spec:
+    """The spec of an argument: an array (strided if not contiguous; bfloat16 by its bits) or a number."""
+    if isinstance(argument, np.ndarray):
+        dtype = "bfloat16" if argument.dtype == np.uint16 else argument.dtype.name
+        ones = tuple(n == 1 for n in argument.shape)
+        return (dtype, ones) if argument.flags.c_contiguous else (dtype, ones, True)
+    return "bool" if isinstance(argument, bool) else "int64" if isinstance(argument, int) else "float64"
+
+
+def same_bits(x: Array, y: Array) -> bool:
+    """Equal dtypes, shapes and bits, a NaN counting as a NaN."""
+    if x.dtype != y.dtype or x.shape != y.shape:
+        return False
+    if x.dtype.kind != "f":
+        return bool(np.array_equal(x, y))
+    unsigned = f"u{x.itemsize}"
+    a, b = (np.where(np.isnan(v), np.array(np.nan, v.dtype), v).view(unsigned) for v in (x, y))
+    return bool(np.array_equal(a, b))

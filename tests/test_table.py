@@ -5,12 +5,14 @@ compiled ops.
 
 from __future__ import annotations
 
+import doctest
+import textwrap
 from typing import Any
 
 import numpy as np
 import pytest
 
-import kiln.ops  # noqa: F401  (fills the table)
+import kiln
 from kiln.graph import graph as g
 from kiln.graph.interpret import interpret
 from kiln.graph.slots import array_input
@@ -123,9 +125,23 @@ def test_body_agrees_with_reference(op: Op, dtype: str, rng: Any) -> None:
             )
             assert close(
                 x, y.astype(np.float64) if y.dtype.kind == "f" else y, kind, LOOSE.get(op.name, 2.0)
-            ), (
-                f"{op.name} of {[getattr(a, 'shape', a) for a in sample.args]} {sample.kwargs}: {x} against {y}"
-            )
+            ), f"{op.name}{[getattr(a, 'shape', a) for a in sample.args]} {sample.kwargs}: {x} against {y}"
+
+
+def examples() -> list[tuple[str, str]]:
+    """The docstring of every op and public function, under the name it is known by."""
+    found = {op.name: op.doc for op in OPS}
+    found.update({name: function.__doc__ or "" for name, function in kiln.ops.FUNCTIONS.items()})
+    return sorted((name, doc) for name, doc in found.items() if ">>>" in doc)
+
+
+@pytest.mark.parametrize(("name", "doc"), examples(), ids=[e[0] for e in examples()])
+def test_examples_run(name: str, doc: str) -> None:
+    example = doctest.DocTestParser().get_doctest(
+        textwrap.dedent(" " * 4 + doc), {"kiln": kiln}, name, None, 0
+    )
+    runner, lines = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE), []
+    assert runner.run(example, out=lines.append).failed == 0, "".join(lines)
 
 
 # Derivatives
@@ -223,7 +239,7 @@ def test_second_derivatives_agree_with_differences(op: Op, rng: Any) -> None:
             "shape": given,
         }
         read = [known[kind][k] for kind, k in back.sources]
-        # outputs and hidden values follow from the inputs, or are constants of the derivative (a row's maximum)
+        # outputs and hidden values follow from the inputs, or are constants (a row's maximum)
         free = tuple(k for k in floats_of(read) if back.sources[k][0] in ("grad", "input"))
         check_gradient(back.graph, read, back.graph.outputs, rng, op.name, free)
 

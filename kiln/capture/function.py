@@ -203,7 +203,7 @@ class Derivative(Function):
         self.hidden = len(everything)
         self.sources: list[tuple[str, int]] = []
         for kind, k in found.sources:
-            if kind == "input" and isinstance(operands[k], str):
+            if kind in ("input", "shape") and isinstance(operands[k], str):
                 kind = "number"
             self.sources.append((kind, place[id(found.hidden[k])] if kind == "hidden" else k))
         self.targets = [i for i, r in zip(wrt, found.results) if r >= 0]

@@ -82,6 +82,7 @@ class Graph:
         self.updates: dict[int, int] = {}  # output j is written into the memory of input updates[j]
         self.slots = 0
         self._equal: dict[int, Dim] = {}
+        self._canonical: dict[Dim, Dim] = {}  # of dims asked for since _equal last grew
 
     def new_symbol(self) -> Dim:
         """A fresh run-time integer: the next slot of the graph's environment."""
@@ -110,9 +111,6 @@ class Graph:
         dtype, shape = op.infer(self, inputs, attrs)
         node.out = Value(self, node, dtype, tuple(self.canonical(d) for d in shape))
         node.out.weak = is_weak(op, inputs)
-        # arithmetic of numbers alone gives a number
-        computed = op.kind == "pointwise" and getattr(op, "rule", "") not in ("cast", "index")
-        node.out.weak = computed and all(v.weak for v in inputs)
         self.nodes.append(node)
         return node.out
 
@@ -120,7 +118,10 @@ class Graph:
         """`dim` with every symbol exchanged for what the checks say it equals."""
         if isinstance(dim, int) or not self._equal:
             return dim
-        return substitute(dim, lambda slot: self._root(slot))
+        found = self._canonical.get(dim)
+        if found is None:
+            found = self._canonical[dim] = substitute(dim, lambda slot: self._root(slot))
+        return found
 
     def _root(self, slot: int) -> Dim:
         found = self._equal.get(slot)
@@ -147,6 +148,7 @@ class Graph:
         slot, other = (single_slot(b), a) if single_slot(b) > single_slot(a) else (single_slot(a), b)
         if slot >= 0:
             self._equal[slot] = other
+            self._canonical.clear()
 
     def unstated(self, first: int, stated: list[tuple[Dim, Dim]]) -> list[tuple[Dim, Dim]]:
         """Takes the checks from number `first` on out of the graph and gives those not among `stated`."""
@@ -171,7 +173,7 @@ class Graph:
 
 def is_weak(op: OpLike, inputs: tuple[Value, ...]) -> bool:
     """Whether a result is a Python number still: arithmetic on numbers alone; a cast makes an array of it."""
-    numbers = op.kind == "pointwise" and getattr(op, "rule", "") != "cast"
+    numbers = op.kind == "pointwise" and getattr(op, "rule", "") not in ("cast", "index")
     return op.kind == "constant" or (numbers and bool(inputs) and all(v.weak for v in inputs))
 
 

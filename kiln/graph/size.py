@@ -67,12 +67,15 @@ class Size:
         return _sum(0, self, -1)
 
     def __mul__(self, other: Dim) -> Dim:
-        product: dict[Monomial, int] = {}
-        for left, m in _terms(self):
-            for right, n in _terms(other):
-                monomial = tuple(sorted(left + right, key=_atom_key))
-                product[monomial] = product.get(monomial, 0) + m * n
-        return _normal(product)
+        found = _products.get((self, other))
+        if found is None:
+            product: dict[Monomial, int] = {}
+            for left, m in _terms(self):
+                for right, n in _terms(other):
+                    monomial = tuple(sorted(left + right, key=_atom_key))
+                    product[monomial] = product.get(monomial, 0) + m * n
+            found = _products[self, other] = _normal(product)
+        return found
 
     __rmul__ = __mul__
 
@@ -99,11 +102,20 @@ class Size:
 
 Dim = Union[int, Size]
 
+# arithmetic done before: sizes are interned, so the tables grow with the expressions that exist
+_products: dict[tuple[Dim, Dim], Dim] = {}
+_sums: dict[tuple[Dim, Dim, int], Dim] = {}
+_quotients: dict[tuple[Dim, Dim], Dim] = {}
+_symbols: dict[int, Size] = {}
+
 
 def symbol(slot: int) -> Size:
     """The run-time integer in `slot` as a size."""
-    size = _normal({(Atom._intern(slot, 0, 0),): 1})
-    assert isinstance(size, Size)
+    size = _symbols.get(slot)
+    if size is None:
+        made = _normal({(Atom._intern(slot, 0, 0),): 1})
+        assert isinstance(made, Size)
+        size = _symbols[slot] = made
     return size
 
 
@@ -111,10 +123,12 @@ def quotient(a: Dim, b: Dim) -> Dim:
     """a // b; exact where b divides every term of a."""
     if isinstance(a, int) and isinstance(b, int):
         return a // b
-    exact = _divide(a, b)
-    if exact is not None:
-        return exact
-    return _normal({(Atom._intern(-1, a, b),): 1})
+    found = _quotients.get((a, b))
+    if found is None:
+        exact = _divide(a, b)
+        found = _normal({(Atom._intern(-1, a, b),): 1}) if exact is None else exact
+        _quotients[a, b] = found
+    return found
 
 
 def product(dims: tuple[Dim, ...]) -> Dim:
@@ -176,10 +190,13 @@ def _atom_key(atom: Atom) -> int:
 
 
 def _sum(a: Dim, b: Dim, sign: int) -> Dim:
-    total = dict(_terms(a))
-    for monomial, coefficient in _terms(b):
-        total[monomial] = total.get(monomial, 0) + sign * coefficient
-    return _normal(total)
+    found = _sums.get((a, b, sign))
+    if found is None:
+        total = dict(_terms(a))
+        for monomial, coefficient in _terms(b):
+            total[monomial] = total.get(monomial, 0) + sign * coefficient
+        found = _sums[a, b, sign] = _normal(total)
+    return found
 
 
 def _normal(terms: dict[Monomial, int]) -> Dim:

@@ -44,9 +44,12 @@ def _slots_used(dim: Dim) -> int:
 
 def _verify_dims(graph: Graph, dims: tuple[Any, ...], where: str) -> None:
     for dim in dims:
-        _require(isinstance(dim, (int, Size)) and not isinstance(dim, bool), f"{where}: {dim!r} is no size")
-        _require(not isinstance(dim, int) or dim >= 0, f"{where}: negative size {dim}")
-        _require(_slots_used(dim) <= graph.slots, f"{where}: {dim} names a slot the graph does not have")
+        if type(dim) is int:
+            _require(dim >= 0, f"{where}: negative size {dim}")
+        elif not isinstance(dim, Size):
+            raise VerifyError(f"{where}: {dim!r} is no size")
+        elif _slots_used(dim) > graph.slots:
+            raise VerifyError(f"{where}: {dim} names a slot the graph does not have")
 
 
 def _verify_attr(graph: Graph, attr: Any, where: str) -> None:
@@ -54,12 +57,10 @@ def _verify_attr(graph: Graph, attr: Any, where: str) -> None:
         for item in attr:
             _verify_attr(graph, item, where)
         return
-    _require(
-        attr is None or isinstance(attr, (bool, int, float, str, Size)),
-        f"{where}: attribute of type {type(attr).__name__}",
-    )
-    if isinstance(attr, Size):
-        _require(_slots_used(attr) <= graph.slots, f"{where}: {attr} names a slot the graph does not have")
+    if attr is not None and not isinstance(attr, (bool, int, float, str, Size)):
+        raise VerifyError(f"{where}: attribute of type {type(attr).__name__}")
+    if isinstance(attr, Size) and _slots_used(attr) > graph.slots:
+        raise VerifyError(f"{where}: {attr} names a slot the graph does not have")
 
 
 def _verify_inputs(graph: Graph) -> None:
@@ -92,9 +93,9 @@ def _verify_node(graph: Graph, node: Node, known: set[int], where: str) -> None:
         raise VerifyError(f"{where}: refuses its arguments: {error}") from error
     unstated = graph.unstated(checks, graph.checks[:checks])
     _require(not unstated, f"{where}: needs {unstated}, which the graph does not check")
-    stated = type_text(node.out.dtype, node.out.shape)
-    same = dtype == node.out.dtype and graph.same_shape(shape, node.out.shape)
-    _require(same, f"{where}: says {stated}, infers {type_text(dtype, shape)}")
+    if dtype != node.out.dtype or not graph.same_shape(shape, node.out.shape):
+        stated = type_text(node.out.dtype, node.out.shape)
+        raise VerifyError(f"{where}: says {stated}, infers {type_text(dtype, shape)}")
     _require(node.out.weak == is_weak(node.op, node.inputs), f"{where}: weak exactly where its inputs are numbers")
     _verify_dims(graph, node.out.shape, where)
 

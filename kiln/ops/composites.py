@@ -484,7 +484,7 @@ def cross_entropy_probabilities(
             {"reduction": "none"},
         ),
     ),
-    reference=d.reference(lambda *args, **kwargs: _class_reference(*args, **kwargs, given_logs=True)),
+    reference=d.reference(lambda *args, **kwargs: _class_reference(*args, **{**kwargs, "given_logs": True})),
     checks=_TARGET,
     failures=_bad_class("nll_loss"),
     method=False,

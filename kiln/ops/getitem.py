@@ -21,7 +21,10 @@ from kiln.ops.declare import dtype_name
 from kiln.ops.indexing import take_rows
 from kiln.ops.views import expand_, permute, reshape, select, slice_, unsqueeze
 
-_WRONG = "only integers, slices (`:`), ellipsis (`...`), None and long or byte Variables are valid indices (got {})"
+_WRONG = (
+    "only integers, slices (`:`), ellipsis (`...`), None and long or byte Variables are valid indices "
+    "(got {})"
+)
 
 
 def _is_array(x: Any) -> bool:
@@ -187,6 +190,18 @@ def copy_(x: Any, source: Any, non_blocking: bool = False) -> Any:
         source = reshape(source, tuple(source.shape[source.ndim - x.ndim :]))
     if tuple(source.shape) != tuple(x.shape):
         source = expand_(source, tuple(x.shape))
+    return put(x, source)
+
+
+def put(x: Any, source: Any) -> Any:
+    """Writes an array of x's shape into x, converted to its dtype; returns x.
+
+    Where gradients of x's former values are recorded, they are recorded to end here.
+    """
+    if _core.grad_enabled() and x.requires_grad:
+        name = dtype_name(x.dtype)
+        same = dtype_name(source.dtype) == name
+        return p.overwrite(x, source if same else p.convert(source, name), out=x)
     p.convert(source, dtype_name(x.dtype), out=x)
     return x
 
@@ -205,7 +220,10 @@ def fill_(x: Any, value: Any) -> Any:
         return copy_(x, value)
     if isinstance(value, float) and not dtype_name(x.dtype).startswith(("float", "bfloat")):
         value = bool(value) if dtype_name(x.dtype) == "bool" else int(value)
-    full(value, tuple(x.shape), dtype_name(x.dtype), out=x)
+    if _core.grad_enabled() and x.requires_grad:
+        p.overwrite(x, value, out=x)
+    else:
+        full(value, tuple(x.shape), dtype_name(x.dtype), out=x)
     return x
 
 

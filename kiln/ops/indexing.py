@@ -361,6 +361,7 @@ def one_hot(tensor: Any, num_classes: int = -1) -> Any:
 
 @primitive(
     "concat",
+    explain=lambda tensors, dim: _sizes_error(tensors, dim),
     samples=d.samples(
         lambda rng, t: (([d.array(rng, (2, 3), t), d.array(rng, (2, 5), t)], 1), {}),
         lambda rng, t: (([d.array(rng, (2, 3), t)] * 3, 0), {}),
@@ -387,6 +388,15 @@ def _(g: Any, tensors: Any, dim: Any) -> Any:
         parts.append(slice_(g, dim, (start, x.shape[dim], 1)))
         start = start + x.shape[dim]
     return tuple(parts)
+
+
+def _sizes_error(tensors: Any, dim: int) -> Exception | None:
+    """What is wrong with the sizes of arrays to be joined, if anything."""
+    try:
+        _same_sizes(list(tensors), dim)
+    except RuntimeError as error:
+        return error
+    return None
 
 
 def _same_sizes(tensors: list[Any], dim: int) -> None:

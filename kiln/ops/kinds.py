@@ -52,6 +52,8 @@ def operand_dtypes(op: Any, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -
         return ["bool"] * len(inputs), "bool"
     if rule == "where":
         common = result_type(inputs[1:])
+        if common == "float64" and not inputs[0].weak and all(v.weak for v in inputs[1:]):
+            common = _core.default_dtype_name()  # two numbers chosen by an array make an array
         return ["bool", common, common], common
     common = result_type(inputs)
     if rule == "float" and common not in FLOATS:

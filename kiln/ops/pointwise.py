@@ -100,6 +100,27 @@ def _(g: Any) -> Any:
     return g
 
 
+@pointwise(
+    samples=d.binary(),
+    reference=d.reference(lambda np, x, y: y + np.zeros_like(x)),
+    failures=d.not_broadcastable("overwrite"),
+    dtypes="numeric",
+    public=False,
+)
+def overwrite(input: Operand, source: Operand) -> Any:
+    """`source` in place of `input`, broadcast: what a write in place means to derivatives of what was there.
+
+    >>> kiln.zeros(2).fill_(3)
+    tensor([3., 3.])
+    """
+    return source
+
+
+@overwrite.derivative
+def _(g: Any) -> Any:
+    return zeros_of(g), g
+
+
 # Sums, differences, products, quotients
 
 

@@ -56,9 +56,16 @@ def _(g: Any, input: Any, other: Any) -> Any:
 
 
 _C_NAMES = {
-    "float32": "float", "float64": "double", "float16": "c10::Half", "bfloat16": "c10::BFloat16", "int64": "long int",
-    "int32": "int", "int16": "short", "int8": "signed char", "uint8": "unsigned char",
-}  # fmt: skip
+    "float32": "float",
+    "float64": "double",
+    "float16": "c10::Half",
+    "bfloat16": "c10::BFloat16",
+    "int64": "long int",
+    "int32": "int",
+    "int16": "short",
+    "int8": "signed char",
+    "uint8": "unsigned char",
+}
 
 
 def same_dtype(a: Any, b: Any, op: str) -> None:

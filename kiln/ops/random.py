@@ -12,11 +12,12 @@ from typing import Any
 from kiln import _core
 from kiln.ops import declare as d
 from kiln.ops import philox, scalar
-from kiln.ops import pointwise as p
 from kiln.ops.activations import floating, narrow
 from kiln.ops.creation import chosen_dtype, full_like, iota, settle, sizes_given
 from kiln.ops.declare import dtype_name, into, public, run
+from kiln.ops.getitem import put
 from kiln.ops.kinds import COMPUTE, FLOATS
+from kiln.ops.pointwise import convert, where
 from kiln.ops.record import Number, Operand, Sample, Sizes, Structure, Tensor, composite, pointwise
 from kiln.ops.views import reshape
 
@@ -209,7 +210,7 @@ def bernoulli_values(input: Tensor, position: Number, seed: Number) -> Any:
     """
     x = floating(input, "bernoulli_cpu")
     u = _shaped(draw_uniform(_places(position, tuple(x.shape)), seed, "float32"), tuple(x.shape))
-    return p.convert(u < x, input.dtype)
+    return convert(u < x, input.dtype)
 
 
 def _dropped(np: Any, x: Any, p: float, position: Any, seed: Any) -> Any:
@@ -231,12 +232,10 @@ def dropout_values(input: Tensor, p: Number, position: Number, seed: Number) -> 
     """
     x = floating(input, "dropout")
     u = _shaped(draw_uniform(_places(position, tuple(x.shape)), seed, "float32"), tuple(x.shape))
-    return narrow(x * where_(u >= p, 1 / (1 - p)), input.dtype)
-
-
-def where_(condition: Any, value: Any) -> Any:
-    """`value` where the condition holds, else 0."""
-    return p.where(condition, value, 0)
+    scale = where(
+        p < 1, 1 / (1 - p), 0
+    )  # a number; with p = 1 nothing is kept, and nothing is scaled by infinity
+    return narrow(where(u >= p, x * scale, 0), input.dtype)
 
 
 # Public functions
@@ -363,14 +362,20 @@ def _probabilities(input: Any, value: Any) -> Any:
     return full_like(input, value)
 
 
+def _filled(input: Any, values: Any, *args: Any) -> Any:
+    """values(*args) written into a tensor; recorded gradients of what was there end here."""
+    if _core.grad_enabled() and input.requires_grad:
+        return put(input, values(*args))
+    return values(*args, out=input)
+
+
 def uniform_(input: Any, a: float = 0, b: float = 1) -> Any:
     """Fills a tensor with uniform floats in [a, b); returns it. RuntimeError if a > b."""
     if a > b:
         raise RuntimeError(f"uniform_ expects to return a [from, to) range, but found from={a} > to={b}")
     sizes = tuple(input.shape)
-    return uniform_values(
-        float(a), float(b) - float(a), *_draw(sizes), sizes, _float(None, input.dtype, "uniform_"), out=input
-    )
+    dtype = _float(None, input.dtype, "uniform_")
+    return _filled(input, uniform_values, float(a), float(b) - float(a), *_draw(sizes), sizes, dtype)
 
 
 def normal_(input: Any, mean: float = 0, std: float = 1) -> Any:
@@ -378,9 +383,8 @@ def normal_(input: Any, mean: float = 0, std: float = 1) -> Any:
     if std < 0:
         raise RuntimeError(f"normal expects std >= 0.0, but found std {std}")
     sizes = tuple(input.shape)
-    return normal_values(
-        float(mean), float(std), *_draw(sizes), sizes, _float(None, input.dtype, "normal_"), out=input
-    )
+    dtype = _float(None, input.dtype, "normal_")
+    return _filled(input, normal_values, float(mean), float(std), *_draw(sizes), sizes, dtype)
 
 
 def random_(input: Any, low: int, high: int | None = None) -> Any:
@@ -389,12 +393,12 @@ def random_(input: Any, low: int, high: int | None = None) -> Any:
     if low >= high:
         raise RuntimeError(f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}")
     sizes = tuple(input.shape)
-    return integer_values(low, high, *_draw(sizes), sizes, dtype_name(input.dtype), out=input)
+    return _filled(input, integer_values, low, high, *_draw(sizes), sizes, dtype_name(input.dtype))
 
 
 def bernoulli_(input: Any, p: float = 0.5) -> Any:
     """Fills a tensor with 1 with probability `p`, else 0; returns it."""
-    return bernoulli(input, p, out=input)
+    return _filled(input, bernoulli_values, _probabilities(input, p), *_draw(input.shape))
 
 
 IN_PLACE = {"uniform_": uniform_, "normal_": normal_, "random_": random_, "bernoulli_": bernoulli_}

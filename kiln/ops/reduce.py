@@ -5,13 +5,13 @@ A primitive reduces `dims` (sorted, counted from the front) in the fixed order o
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from kiln.ops import comparison, kinds
 from kiln.ops import declare as d
 from kiln.ops import pointwise as p
 from kiln.ops.activations import narrow, wide
-from kiln.ops.kinds import normalize_dim, normalize_dims
+from kiln.ops.kinds import normalize_dims
 from kiln.ops.record import Number, Op, Sample, Structure, Tensor, composite, find, primitive
 from kiln.ops.unary import abs, exp, isinf, log, root
 
@@ -277,38 +277,11 @@ def mean(input: Tensor, dim: Structure = None, keepdim: Structure = False, dtype
     return narrow(reduce_sum(x, dims, keepdim) / d.count_of(x, dims), _asked(input, dtype))
 
 
-def _not_empty(input: Any, dims: tuple[int, ...], op: str, asked: bool = True) -> None:
-    """PyTorch's error for an extremum of nothing; sizes that are symbolic are checked when they are known."""
-    for k in dims:
-        size = input.shape[k] if input.ndim else 1
-        if isinstance(size, int) and size == 0:
-            if not asked:
-                raise RuntimeError(
-                    f"{op}(): Expected reduction dim to be specified for input.numel() == 0. "
-                    "Specify the reduction dim with the 'dim' argument."
-                )
-            raise IndexError(f"{op}(): Expected reduction dim {k} to have non-zero size.")
-
-
-def _nothing(op: str) -> Any:
-    """The check of an extremum's call: of a dim of size 0 it is undefined."""
-
-    def explain(input: Any, dim: Any = None, *rest: Any) -> Exception | None:
-        try:
-            _not_empty(input, normalize_dims(dim, input.ndim, op), op, dim is not None)
-        except (IndexError, RuntimeError) as error:
-            return error
-        return None
-
-    return explain
-
-
 def _extremum(name: str, primitive_op: Op, reduce_logical: Op, doc: str) -> Op:
     """amax or amin."""
 
     def body(input: Tensor, dim: Structure = None, keepdim: Structure = False) -> Any:
         dims = normalize_dims(dim, input.ndim, name)
-        _not_empty(input, dims, name, dim not in (None, ()))
         return (reduce_logical if input.dtype == "bool" else primitive_op)(input, dims, keepdim)
 
     body.__name__, body.__doc__ = name, doc
@@ -316,8 +289,7 @@ def _extremum(name: str, primitive_op: Op, reduce_logical: Op, doc: str) -> Op:
         samples=_whole(),
         reference=_reference(name),
         dtypes="all",
-        explain=_nothing(name),
-        failures=d.failures(((d.Zeros(0, 3), 0), {}, IndexError, "non-zero size"), *_BAD_DIM),
+        failures=d.failures(*_BAD_DIM),
     )(body)
 
 
@@ -337,7 +309,6 @@ def _position(name: str, primitive_op: Op, doc: str) -> Op:
 
     def body(input: Tensor, dim: Structure = None, keepdim: Structure = False) -> Any:
         dims = normalize_dims(dim, input.ndim, name)
-        _not_empty(input, dims, name, dim is not None)
         return primitive_op(input, dims, keepdim)
 
     def of_numpy(np: Any, x: Any, dim: Any = None, keepdim: Any = False) -> Any:
@@ -349,8 +320,7 @@ def _position(name: str, primitive_op: Op, doc: str) -> Op:
         reference=d.reference(of_numpy),
         dtypes="numeric",
         differentiable=False,
-        explain=_nothing(name),
-        failures=d.failures(((d.Zeros(0, 3), 0), {}, IndexError, "non-zero size"), *_BAD_DIM),
+        failures=d.failures(*_BAD_DIM),
     )(body)
 
 
@@ -544,44 +514,3 @@ def _sum_to(x: Any, like: Any) -> Any:
     extra = x.ndim - like.ndim
     dims = tuple(k for k in range(x.ndim) if k < extra or (like.shape[k - extra] == 1 and x.shape[k] != 1))
     return x.sum(dims).reshape(like.shape).astype(x.dtype)
-
-
-class Extremum(NamedTuple):
-    """What `max(x, dim)` and `min(x, dim)` give."""
-
-    values: Any
-    indices: Any
-
-
-def _choose(name: str, whole: Op, position: Op, pair: Op) -> Any:
-    """max or min in its three forms."""
-
-    def choose(input: Any, dim: Any = None, keepdim: bool = False, *, other: Any = None) -> Any:
-        if other is not None or (dim is not None and not isinstance(dim, int)):
-            return pair(input, dim if other is None else other)
-        if dim is None:
-            return whole(input)
-        dim = normalize_dim(dim, input.ndim, name)
-        _not_empty(input, (dim,), name)
-        indices = position(input, dim, True)
-        values = find("gather")(input, dim, indices) if input.ndim else input
-        if not keepdim and input.ndim:
-            shape = tuple(s for k, s in enumerate(input.shape) if k != dim)
-            values, indices = find("reshape")(values, shape), find("reshape")(indices, shape)
-        return Extremum(values, indices)
-
-    choose.__name__ = name
-    choose.__doc__ = f"""The {name}imum: of all elements, along a dim with its position, or of two arrays.
-
-    `{name}(x)` is an array of no dims; `{name}(x, dim, keepdim)` a tuple (values, indices), whose gradient
-    goes to the chosen element alone; `{name}(x, y)` is elementwise. IndexError for a dim out of range or of
-    size 0.
-
-    >>> kiln.{name}(kiln.tensor([3, 1, 2]))
-    tensor({3 if name == "max" else 1})
-    """
-    return d.public(name)(choose)
-
-
-max = _choose("max", amax, argmax, p.maximum)
-min = _choose("min", amin, argmin, p.minimum)

@@ -36,7 +36,7 @@ def pointwise(function: Callable[..., Any]) -> Any:
     _check_free_variables(function, {id(function)})
     params = _parameters(function)
     graph = _trace(function, params)
-    key = _content(function.__name__, params, graph)
+    key = _content(params, graph)
     found = _captured.get(key)
     if found is None:
         found = _captured[key] = _make(function, params, graph)
@@ -81,13 +81,12 @@ def _trace(function: Any, params: tuple[Param, ...]) -> g.Graph:
     return graph.finish(results)
 
 
-def _content(name: str, params: tuple[Param, ...], graph: g.Graph) -> str:
+def _content(params: tuple[Param, ...], graph: g.Graph) -> str:
     """The captured content as text: the identity of the op. A default is part of it by its type and exact
     value.
     """
     names = {id(v): f"%{k}" for k, v in enumerate(graph.inputs)}
     lines = [
-        name,
         *(
             f"{p.name}={type(p.default).__name__} {p.default!r}" if p.default is not REQUIRED else p.name
             for p in params
@@ -154,8 +153,8 @@ def _check_value(function: Any, name: str, value: Any, seen: set[int]) -> None:
     code: CodeType = function.__code__
     raise TypeError(
         f"pointwise: {function.__name__} ({code.co_filename}:{code.co_firstlineno}) reads '{name}', a "
-        f"{type(value).__name__} from outside: it is captured once, so a later change would be lost; pass it as an "
-        "argument"
+        f"{type(value).__name__} from outside: it is captured once, so a later change would be lost; pass it "
+        "as an argument"
     )
 
 

@@ -315,8 +315,8 @@ def unflatten(input: Any, dim: int, sizes: Any) -> Any:
         parts = inferred((shape[dim],), tuple(sizes))
     except RuntimeError as error:
         raise RuntimeError(
-            f"unflatten: Provided sizes {list(sizes)} don't multiply up to the size of dim {dim} ({shape[dim]}) in "
-            "the input tensor"
+            f"unflatten: Provided sizes {list(sizes)} don't multiply up to the size of dim {dim} "
+            f"({shape[dim]}) in the input tensor"
         ) from error
     return reshape(input, (*shape[:dim], *parts, *shape[dim + 1 :]))
 

@@ -323,7 +323,7 @@ class Fusion:
         frame = explorer.frame_of(root.value, root.again)
         alone = explorer.scan(root.value, frame, None, root.again)
         assert not alone.demands, f"{root.value!r} still demands {alone.demands}"
-        for group in self._candidates(root, alone):
+        for group in self._candidates(alone, frame):
             scan = self._joins(group, root, frame)
             if scan is not None:
                 break
@@ -335,8 +335,8 @@ class Fusion:
         self._follow(group, root.after | self._needs(scan.reads))
         root.array.writers |= group.bit
 
-    def _candidates(self, root: Root, scan: Scan) -> list[Group]:
-        """Groups that write what a root reads, the latest first; then groups that read it too."""
+    def _candidates(self, scan: Scan, frame: Frame) -> list[Group]:
+        """Groups that write what a root reads, the latest first; then groups that read it too, or reduce as much."""
         found: list[Group] = []
         shared: list[Group] = []
         for read in scan.reads:
@@ -345,6 +345,7 @@ class Fusion:
                 found += [g for g in self.groups if writers >> g.number & 1]
             if any(s != 0 for s in read.layout.strides):
                 shared += self.readers.get(id(read.value), ())
+        shared += [g for g in self.groups if g.frame.mode == "blocks" and g.frame == frame]
         unique = dict.fromkeys([*sorted(set(found), key=lambda g: -g.number), *reversed(shared)])
         return [g for g in unique if g.kind != "scatter"][:TRIES]
 
@@ -373,7 +374,7 @@ class Fusion:
 
     def _worthwhile(self, group: Group, scan: Scan, joint: Frame) -> bool:
         """Whether a root reads what the group computes or also reads; columns take no more work at every point."""
-        if scan.own:
+        if scan.own or joint.mode == "blocks":
             return True
         shared = {id(read.value) for read in group.reads if any(s != 0 for s in read.layout.strides)}
         return group.kind == "nest" and any(id(read.value) in shared for read in scan.reads)

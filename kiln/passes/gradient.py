@@ -8,8 +8,8 @@ several times its contributions are added by descending order of the nodes that 
 never becomes zeros.
 
 What backward needs of forward is saved as follows. Inputs and outputs are free. A reduction's result is
-small: it is returned as a hidden output. A pointwise value or view is computed again from those, unless that
-would repeat a product or a gather: then it is itself a hidden output.
+small: it is returned as a hidden output. A pointwise value or view is computed again from those. Where that
+would repeat a product or a gather, either what is needed becomes a hidden output, or that product if it is fewer values.
 
     gy0 gy1 | inputs  outputs  hidden  numbers | shapes          the inputs of the new graph, in this order
 """
@@ -51,17 +51,27 @@ def backward(forward: Graph, wrt: tuple[int, ...], defined: tuple[bool, ...], re
     With `redo` nothing is hidden: what is not an input or an output is computed again.
     Raises NotImplementedError if an op on the way has no derivative.
     """
-    work, copies = clone(forward)
-    seeds = {k: Value(work, None, y.dtype, y.shape) for k, y in enumerate(forward.outputs) if defined[k]}
-    targets = [work.inputs[i] for i in wrt]
-    outputs = [copies[id(y)] for y in forward.outputs]
-    gradients = _accumulate(work, len(forward.nodes), targets, outputs, seeds)
-    found = [gradients.get(id(x)) for x in targets]
+    run = _Run(forward, wrt, defined)
+    found = [run.gradients.get(id(x)) for x in run.targets]
     wanted = [g for g in found if g is not None]
-    saved = _Saved(forward, copies, seeds, wanted, redo)
+    saved = _Saved(run, wanted, redo, frozenset() if redo else _worth_saving(forward))
     graph, sources = _extract(forward, saved, wanted)
     numbers = iter(range(len(wanted)))
-    return Backward(graph, sources, tuple(saved.hidden), tuple(-1 if g is None else next(numbers) for g in found))
+    results = tuple(-1 if g is None else next(numbers) for g in found)
+    return Backward(graph, sources, tuple(saved.hidden), results)
+
+
+class _Run:
+    """A copy of a forward graph with the nodes of its gradients appended."""
+
+    def __init__(self, forward: Graph, wrt: tuple[int, ...], defined: tuple[bool, ...]) -> None:
+        self.forward = forward
+        work, self.copies = clone(forward)
+        outputs = forward.outputs
+        self.seeds = {k: Value(work, None, y.dtype, y.shape) for k, y in enumerate(outputs) if defined[k]}
+        self.targets = [work.inputs[i] for i in wrt]
+        copied = [self.copies[id(y)] for y in outputs]
+        self.gradients = _accumulate(work, len(forward.nodes), self.targets, copied, self.seeds)
 
 
 # -- accumulation -----------------------------------------------------------------------------------
@@ -137,55 +147,88 @@ class _Saved:
     `leaves`: id of a value of the work graph -> its source; `hidden`: forward values to be returned.
     """
 
-    def __init__(
-        self, forward: Graph, copies: dict[int, Value], seeds: dict[int, Value], wanted: list[Value], redo: bool
-    ) -> None:
+    def __init__(self, run: _Run, wanted: list[Value], redo: bool, worth: frozenset[int]) -> None:
         self.hidden: list[Value] = []
         self.leaves: dict[int, tuple[Source, Value]] = {}
-        free: dict[int, Source] = {}
+        self._free: dict[int, Source] = {}
+        forward, copies = run.forward, run.copies
         for j, y in reversed(list(enumerate(forward.outputs))):
-            free[id(copies[id(y)])] = ("output", j)
+            self._free[id(copies[id(y)])] = ("output", j)
         for i, x in enumerate(forward.inputs):
-            free[id(copies[id(x)])] = ("input", i)
-        originals = {id(copies[id(n.out)]): n.out for n in forward.nodes}
-        cheap = _recomputable(forward, copies, free)
-        grads = {id(v): k for k, v in seeds.items()}
+            self._free[id(copies[id(x)])] = ("input", i)
+        for k, seed in run.seeds.items():
+            self._free[id(seed)] = ("grad", k)
+        nodes = [copies[id(n.out)].node for n in forward.nodes]
+        self.costly = {} if redo else _costly([n for n in nodes if n is not None], self._free)
+        self.needed = self._walk(wanted, frozenset(id(copies[id(forward.nodes[k].out)]) for k in worth))
+        for node in forward.nodes:  # hidden values are numbered in the order they are made
+            copied = copies[id(node.out)]
+            if id(copied) in self.leaves and id(copied) not in self._free:
+                self.leaves[id(copied)] = (("hidden", len(self.hidden)), copied)
+                self.hidden.append(node.out)
+
+    def _walk(self, wanted: list[Value], saved: frozenset[int]) -> list[Value]:
+        """Sets the leaves: what is free, saved, a reduction, or cannot be computed again; gives those that are not free."""
+        self.leaves = {}
+        found: list[Value] = []
         stack, seen = list(wanted), set[int]()
         while stack:
             value = stack.pop()
             if id(value) in seen:
                 continue
             seen.add(id(value))
-            if id(value) in grads:
-                self.leaves[id(value)] = (("grad", grads[id(value)]), value)
-            elif id(value) in free:
-                self.leaves[id(value)] = (free[id(value)], value)
-            elif id(value) in originals and not redo and not cheap[id(value)] and not _is_view(value):
+            again = self.costly.get(id(value), frozenset())
+            view = value.node is not None and value.node.op.kind in VIEWS
+            if id(value) in self._free:
+                self.leaves[id(value)] = (self._free[id(value)], value)
+            elif again and not view and (id(value) in again or not again <= saved):
                 self.leaves[id(value)] = (("hidden", -1), value)
+                found.append(value)
             elif value.node is not None:
                 stack.extend(reversed(value.node.inputs))
-        for copied, original in originals.items():  # hidden values are numbered in the order they are made
-            if copied in self.leaves and self.leaves[copied][0][0] == "hidden":
-                self.leaves[copied] = (("hidden", len(self.hidden)), self.leaves[copied][1])
-                self.hidden.append(original)
+        return found
 
 
-def _is_view(value: Value) -> bool:
-    return value.node is not None and value.node.op.kind in VIEWS
+def _worth_saving(forward: Graph) -> frozenset[int]:
+    """Positions of products and the like that are saved although others are needed: where they are fewer than those.
+
+    Decided for all gradients of all outputs at once, so that what fewer gradients need is hidden for all of them too.
+    """
+    floats = tuple(i for i, v in enumerate(forward.inputs) if v.dtype in FLOATS and not v.weak)
+    run = _Run(forward, floats, tuple(v.dtype in FLOATS for v in forward.outputs))
+    wanted = [run.gradients[id(x)] for x in run.targets if id(x) in run.gradients]
+    saved = _Saved(run, wanted, False, frozenset())
+    groups: dict[frozenset[int], int] = {}
+    for value in saved.needed:
+        groups[saved.costly[id(value)]] = groups.get(saved.costly[id(value)], 0) + 1
+    chosen = frozenset().union(*(values for values, count in groups.items() if len(values) < count))
+    return frozenset(k for k, n in enumerate(forward.nodes) if id(run.copies[id(n.out)]) in chosen)
 
 
-def _recomputable(forward: Graph, copies: dict[int, Value], free: dict[int, Source]) -> dict[int, bool]:
-    """For every copied value whether backward may compute it again (a reduction may not: it is saved)."""
-    cheap: dict[int, bool] = {}
-    usable: dict[int, bool] = {id(copies[id(x)]): True for x in forward.inputs}
-    for node in forward.nodes:
-        copied = copies[id(node.out)]
-        assert copied.node is not None
-        kind = node.op.kind
-        simple = kind in FREE or kind == "pointwise" or kind in VIEWS
-        cheap[id(copied)] = simple and all(usable[id(v)] for v in copied.node.inputs)
-        usable[id(copied)] = cheap[id(copied)] or id(copied) in free or kind == "reduce"
-    return cheap
+def _costly(nodes: list[Node], free: dict[int, Source]) -> dict[int, frozenset[int]]:
+    """For every forward value the results that computing it again would repeat: products, gathers; none for what is free.
+
+    A reduction is saved wherever it is needed: it repeats itself, and nothing beyond it has to know.
+    """
+    found: dict[int, frozenset[int]] = {}
+    for node in nodes:
+        key, kind = id(node.out), node.op.kind
+        if key in free or kind in FREE:
+            continue
+        if kind == "reduce":
+            found[key] = frozenset({key})
+        elif kind == "pointwise" or kind in VIEWS:
+            below = [_beyond(v, found) for v in node.inputs]
+            if any(below):
+                found[key] = frozenset().union(*below)
+        else:
+            found[key] = frozenset({key})
+    return found
+
+
+def _beyond(value: Value, found: dict[int, frozenset[int]]) -> frozenset[int]:
+    """What computing an operand again repeats; a reduction's result is at hand."""
+    return frozenset() if value.node is not None and value.node.op.kind == "reduce" else found.get(id(value), frozenset())
 
 
 # -- the new graph ----------------------------------------------------------------------------------

@@ -23,8 +23,21 @@ class Layout(NamedTuple):
     offset: Dim
 
 
+_contiguous: dict[Shape, Layout] = {}
+REMEMBERED = 4096  # layouts
+
+
 def contiguous(shape: Shape) -> Layout:
     """Rows in order; strides of dims of size 1 are 0."""
+    found = _contiguous.get(shape)
+    if found is None:
+        if len(_contiguous) >= REMEMBERED:
+            _contiguous.clear()
+        found = _contiguous[shape] = _rows_in_order(shape)
+    return found
+
+
+def _rows_in_order(shape: Shape) -> Layout:
     strides: list[Dim] = []
     step: Dim = 1
     for size in reversed(shape):
@@ -129,6 +142,8 @@ def _reshape(layout: Layout, sizes: Shape) -> Layout | None:
         return layout
     old = [(n, s) for n, s in zip(layout.sizes, layout.strides) if n != 1]
     new = [n for n in sizes if n != 1]
+    if [n for n, _ in old] == new:
+        return _placed(layout, sizes, [s for _, s in old])
     found: list[Dim] = []
     while old or new:
         many, few = _group(old, new)
@@ -141,7 +156,12 @@ def _reshape(layout: Layout, sizes: Shape) -> Layout | None:
             step = step * size
         found += reversed(strides)
         old, new = old[many:], new[few:]
-    rest = iter(found)
+    return _placed(layout, sizes, found)
+
+
+def _placed(layout: Layout, sizes: Shape, strides: list[Dim]) -> Layout:
+    """Strides for the dims that are not 1."""
+    rest = iter(strides)
     return Layout(sizes, tuple(0 if n == 1 else next(rest) for n in sizes), layout.offset)
 
 

@@ -7,6 +7,8 @@
     sums over dims of size 1    become a reshape (also products, maxima, minima)
     views of views              reshape of reshape, permute of permute, expand of expand: one view; a view that
                                 changes nothing: none
+    transposed products         (a b)^T becomes b^T a^T, where nothing else reads a b: the same chains of the same
+                                multiply-adds
     common subexpressions       equal op, inputs and attributes: one node. Numbers are never equal by value:
                                 each is its own input; a random number is a function of such numbers
 
@@ -29,6 +31,15 @@ from kiln.passes.rewrite import append, reachable
 Key = tuple[Any, ...]
 
 
+class _State:
+    """The graph being made: `known` nodes by what they compute; `single`: ids of values that one node reads."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.known: dict[Key, Value] = {}
+        self.single: set[int] = set()
+
+
 def simplify(graph: Graph) -> Graph:
     """An equivalent graph with the same inputs, outputs and updates."""
     alive = reachable(graph.outputs)
@@ -39,28 +50,45 @@ def simplify(graph: Graph) -> Graph:
         values[id(value)] = copy = Value(new, None, value.dtype, value.shape)
         copy.layout, copy.weak, copy.slot = value.layout, value.weak, value.slot
         new.inputs.append(copy)
-    known: dict[Key, Value] = {}
+    state = _State(new)
+    uses = _uses(graph, alive)
     for node in graph.nodes:
         if id(node.out) in alive:
-            values[id(node.out)] = _add(new, known, node, tuple(values[id(v)] for v in node.inputs))
+            before = len(new.nodes)
+            values[id(node.out)] = out = _add(state, node, tuple(values[id(v)] for v in node.inputs))
+            if uses[id(node.out)] == 1 and len(new.nodes) > before:
+                state.single.add(id(out))
+            else:
+                state.single.discard(id(out))
     new.finish([values[id(v)] for v in graph.outputs])
     new.updates = dict(graph.updates)
     return _without_dead(new)
 
 
-def _add(graph: Graph, known: dict[Key, Value], node: Node, inputs: tuple[Value, ...]) -> Value:
+def _uses(graph: Graph, alive: set[int]) -> dict[int, int]:
+    """How often each value is read or returned."""
+    uses = dict.fromkeys(alive, 0)
+    for node in graph.nodes:
+        for value in node.inputs if id(node.out) in alive else ():
+            uses[id(value)] += 1
+    for value in graph.outputs:
+        uses[id(value)] += 1
+    return uses
+
+
+def _add(state: _State, node: Node, inputs: tuple[Value, ...]) -> Value:
     """The value of a node on simplified inputs: an old value where a rule applies, else a new node's."""
     rule = _RULES.get(node.op.kind)
-    found = rule(graph, known, node, inputs) if rule is not None else None
-    return found if found is not None else _new(graph, known, node, inputs)
+    found = rule(state, node, inputs) if rule is not None else None
+    return found if found is not None else _new(state, node, inputs)
 
 
-def _new(graph: Graph, known: dict[Key, Value], node: Node, inputs: tuple[Value, ...]) -> Value:
+def _new(state: _State, node: Node, inputs: tuple[Value, ...]) -> Value:
     """The value of an equal node if there is one, else of a new one."""
     key = (node.op.name, tuple(map(id, inputs)), tuple(map(_attr_key, node.attrs)))
-    found = known.get(key)
+    found = state.known.get(key)
     if found is None:
-        known[key] = found = append(graph, node, inputs)
+        state.known[key] = found = append(state.graph, node, inputs)
     return found
 
 
@@ -92,11 +120,11 @@ def _is_zero(value: Value) -> bool:
     return number is not None and number == 0 and math.copysign(1.0, number) > 0
 
 
-def _pointwise(graph: Graph, known: dict[Key, Value], node: Node, inputs: tuple[Value, ...]) -> Value | None:
+def _pointwise(state: _State, node: Node, inputs: tuple[Value, ...]) -> Value | None:
     """Literals, neutral elements, conversions that do nothing."""
     name = node.op.name
     if all(_literal(v) is not None for v in inputs) and inputs:
-        return _fold(graph, known, node, inputs)
+        return _fold(state, node, inputs)
     if name in ("convert", "detach") and inputs[0].dtype == node.out.dtype and not inputs[0].weak:
         return inputs[0]
     if len(inputs) != 2:
@@ -106,12 +134,12 @@ def _pointwise(graph: Graph, known: dict[Key, Value], node: Node, inputs: tuple[
         kept = inputs[0]
     elif name == "mul" and _is_one(inputs[0]):
         kept = inputs[1]
-    if kept is None or kept.weak or kept.dtype != node.out.dtype or not _same_shape(graph, kept, node.out):
+    if kept is None or kept.weak or kept.dtype != node.out.dtype or not state.graph.same_shape(kept.shape, node.out.shape):
         return None
     return kept
 
 
-def _fold(graph: Graph, known: dict[Key, Value], node: Node, inputs: tuple[Value, ...]) -> Value | None:
+def _fold(state: _State, node: Node, inputs: tuple[Value, ...]) -> Value | None:
     """A literal for a node on literals whose value the scalar ops of Python give exactly."""
     if not node.out.weak:
         return None
@@ -119,46 +147,61 @@ def _fold(graph: Graph, known: dict[Key, Value], node: Node, inputs: tuple[Value
     if value is None or value != value:
         return None
     literal = Node(CONSTANT, (), (value,))
-    literal.out = Value(graph, literal, node.out.dtype, ())
+    literal.out = Value(state.graph, literal, node.out.dtype, ())
     literal.out.weak = True
-    return _new(graph, known, literal, ())
+    return _new(state, literal, ())
 
 
-def _same_shape(graph: Graph, a: Value, b: Value) -> bool:
-    return graph.same_shape(a.shape, b.shape)
-
-
-def _view(graph: Graph, known: dict[Key, Value], node: Node, inputs: tuple[Value, ...]) -> Value | None:
+def _view(state: _State, node: Node, inputs: tuple[Value, ...]) -> Value | None:
     """One view for two of a kind; nothing for a view that changes nothing."""
     source, kind = inputs[0], node.op.kind
-    if kind in ("reshape", "expand") and graph.same_shape(source.shape, node.out.shape):
+    same = state.graph.same_shape(source.shape, node.out.shape)
+    if kind in ("reshape", "expand") and same:
         return source
     if kind == "permute" and node.attrs[0] == tuple(range(source.ndim)):
         return source
-    if kind == "slice" and node.attrs[1][0] == 0 and node.attrs[1][2] == 1 and _same_shape(graph, source, node.out):
+    if kind == "slice" and node.attrs[1][0] == 0 and node.attrs[1][2] == 1 and same:
         return source
     inner = source.node
+    if inner is not None and kind == "permute" and inner.op.kind == "matmul" and id(source) in state.single:
+        return _transposed(state, node, inner)
     if inner is None or inner.op.kind != kind or kind not in ("reshape", "permute", "expand"):
         return None
     joined = Node(node.op, (), node.attrs)
     if kind == "permute":
         joined.attrs = (tuple(inner.attrs[0][d] for d in node.attrs[0]),)
     joined.out = node.out
-    return _add(graph, known, joined, inner.inputs)
+    return _add(state, joined, inner.inputs)
 
 
-def _reduce(graph: Graph, known: dict[Key, Value], node: Node, inputs: tuple[Value, ...]) -> Value | None:
+def _reduce(state: _State, node: Node, inputs: tuple[Value, ...]) -> Value | None:
     """A sum, product, maximum or minimum over dims of size 1 only is a reshape."""
     over = [inputs[0].shape[d] for d in node.attrs[0]]
     if node.op.name not in _ONE_IS_ITSELF or any(d != 1 for d in over):
         return None
     view = Node(find("reshape"), (), (node.out.shape,))
     view.out = node.out
-    return _add(graph, known, view, inputs)
+    return _add(state, view, inputs)
+
+
+def _transposed(state: _State, node: Node, inner: Node) -> Value | None:
+    """The product of the transposed factors in the other order, for a permutation of the last two dims only."""
+    dims, last = node.attrs[0], len(node.attrs[0]) - 1
+    swap = (*range(last - 1), last, last - 1)
+    if dims != swap:
+        return None
+    factors = []
+    for factor in reversed(inner.inputs):
+        turned = Node(node.op, (), (swap,))
+        turned.out = Value(state.graph, turned, factor.dtype, tuple(factor.shape[d] for d in swap))
+        factors.append(_add(state, turned, (factor,)))
+    joined = Node(inner.op, (), inner.attrs)
+    joined.out = node.out
+    return _new(state, joined, tuple(factors))
 
 
 _ONE_IS_ITSELF = ("reduce_sum", "reduce_prod", "reduce_max", "reduce_min")
-_Rule = Callable[[Graph, "dict[Key, Value]", Node, "tuple[Value, ...]"], "Value | None"]
+_Rule = Callable[[_State, Node, "tuple[Value, ...]"], "Value | None"]
 _RULES: dict[str, _Rule] = {"pointwise": _pointwise, "reduce": _reduce, **dict.fromkeys(VIEWS, _view)}
 
 
