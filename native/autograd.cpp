@@ -180,13 +180,28 @@ Wanted wanted_by(const Saves& saves, uint64_t needed) {
 }
 
 const Saves& saves_of(Fn& fn, std::span<const Operand> operands) {
-    if (!fn.saves) [[unlikely]]
-        fn.saves = compiler::saves({&fn, operands});
-    return *fn.saves;
+    uint64_t arrays = bit(operands.size());
+    for (size_t i = 0; i < operands.size(); ++i)
+        if (operands[i].tensor) arrays |= bit(i);
+    for (const auto& [key, saves] : fn.saves)
+        if (key == arrays) return *saves;
+    fn.saves.emplace_back(arrays, compiler::saves({&fn, operands}));
+    return *fn.saves.back().second;
+}
+
+// Whether a call that writes `out` changes what `tensor` holds.
+bool overwritten(const Tensor& tensor, std::span<const TensorRef> out) {
+    return std::any_of(out.begin(), out.end(), [&](const TensorRef& t) { return t->storage == tensor.storage; });
+}
+
+TensorRef copy_of(Tensor& tensor) {
+    Operand operand{&tensor, {}};
+    return std::move(run(*core_fns().copy, {&operand, 1})[0]);
 }
 
 // A node with its edges and inputs; outputs are added when they exist.
-NodeRef record_inputs(Fn& fn, std::span<const Operand> operands, const Wanted& wanted) {
+NodeRef record_inputs(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, const Saves& saves,
+                      const Wanted& wanted) {
     NodeRef node(make_node());
     node->fn = &fn;
     node->order = next_order++;
@@ -199,8 +214,10 @@ NodeRef record_inputs(Fn& fn, std::span<const Operand> operands, const Wanted& w
             input.number = operands[i].number;
             continue;
         }
-        if (fn.saves->differentiable[i]) input.edge = edge_of(*tensor);
-        input.saved = wanted.inputs & bit(i) ? save(*tensor) : SavedTensor{shape_of(*tensor), 0};
+        if (saves.differentiable[i]) input.edge = edge_of(*tensor);
+        input.saved = !(wanted.inputs & bit(i)) ? SavedTensor{shape_of(*tensor), 0}
+                      : overwritten(*tensor, out) ? save(*copy_of(*tensor))
+                                                  : save(*tensor);
     }
     return node;
 }
@@ -240,8 +257,7 @@ void view_of_base(Tensor& view) {
     place_in_base(view, true, operands);
     std::span<const Operand> given(operands.data(), operands.size());
     Fn& fn = *core_fns().as_strided(view.ndim());
-    saves_of(fn, given);
-    NodeRef node = record_inputs(fn, given, {});
+    NodeRef node = record_inputs(fn, given, {}, saves_of(fn, given), {});
     node->shapes.push_back(view.sizes);
     node->dtype = view.dtype;
     set_history(view, node, 0);
@@ -257,9 +273,8 @@ void write_to_base(Tensor& view) {
     place_in_base(view, false, operands);
     std::span<const Operand> given(operands.data(), operands.size());
     Fn& fn = *core_fns().write(view.ndim());
-    saves_of(fn, given);
     view.base_order = base.grad_fn() ? base.grad_fn()->order : 0;  // its history is the write's, not base's
-    NodeRef node = record_inputs(fn, given, {});
+    NodeRef node = record_inputs(fn, given, {}, saves_of(fn, given), {});
     node->shapes.push_back(base.sizes);
     node->dtype = base.dtype;
     set_history(base, node, 0);
@@ -285,7 +300,7 @@ Results call_with_gradient(Fn& fn, std::span<const Operand> operands, std::span<
         if (operands[i].tensor && saves.differentiable[i] && edge_of(*operands[i].tensor)) needed |= bit(i);
     if (!needed && out.empty()) return run(fn, operands);
     Wanted wanted = wanted_by(saves, needed);
-    NodeRef node = record_inputs(fn, operands, wanted);
+    NodeRef node = record_inputs(fn, operands, out, saves, wanted);
     Results results;
     {
         bool mode = set_grad_enabled(false);

@@ -92,7 +92,7 @@ struct Fn {
     Dims dims;                 // of a permute its dims, of a slice its dim
     Opaque structure;          // the interpreter's tuple
     Opaque handle;             // the interpreter's object for a derivative
-    std::unique_ptr<Saves> saves;
+    std::vector<std::pair<uint64_t, std::unique_ptr<Saves>>> saves;  // by which operands are arrays
     std::vector<Source> sources;                    // of a derivative
     std::vector<uint8_t> targets;                   // output k is the gradient of operand targets[k]
 };

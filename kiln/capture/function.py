@@ -12,7 +12,7 @@ from typing import Any, Iterator, Union
 
 from kiln.graph.graph import Graph, Node, Value, building
 from kiln.graph.size import Dim, substitute, symbol
-from kiln.ops.kinds import FLOATS, VIEWS
+from kiln.ops.kinds import FLOATS, VIEWS, broadcast
 from kiln.ops.record import Op, find
 from kiln.passes.gradient import Backward, backward
 from kiln.passes.rewrite import append, clone, substitute_attr
@@ -58,7 +58,7 @@ class Forward(Function):
         primal = self.primal(operands)
         graph, twins = clone(primal)
         extra = backward(primal, *_everything(primal)).hidden
-        return graph.finish([twins[id(v)] for v in (*primal.outputs, *extra)])
+        return relaid(graph.finish([twins[id(v)] for v in (*primal.outputs, *extra)]), operands)
 
     def _trace(self, declared: list[Any]) -> Graph:
         """The op applied to inputs that `declared[0]` makes of the operands after it."""
@@ -211,7 +211,11 @@ class Derivative(Function):
         self.contiguous.outputs = [found.graph.outputs[r] for r in found.results if r >= 0]
 
     def capture(self, operands: Operands, hidden: bool) -> Graph:
-        return self.contiguous if self.at_a_point else relaid(self.contiguous, operands)
+        if not self.at_a_point:
+            return relaid(self.contiguous, operands)
+        graph = Graph()
+        values = [declare(graph, d) for d in operands]
+        return graph.finish(copy_pointwise(graph, self.contiguous, values))
 
 
 def _everything(graph: Graph) -> tuple[tuple[int, ...], tuple[bool, ...]]:
@@ -252,6 +256,18 @@ def classify(graph: Graph) -> str:
     shapes = {v.shape for v in graph.inputs if not v.weak}
     made = any(n.op.kind == "full" and n.out.shape not in shapes for n in graph.nodes)
     return "program" if made or kinds - {"pointwise", "constant", "full"} else "pointwise"
+
+
+def copy_pointwise(graph: Graph, source: Graph, inputs: list[Value]) -> list[Value]:
+    """The nodes of a pointwise graph on `inputs`, in `graph`: shapes are inferred anew, for any ranks."""
+    values = {id(own): given for own, given in zip(source.inputs, inputs)}
+    shape = broadcast(graph, [v.shape for v in inputs], "a pointwise function")
+    for node in source.nodes:
+        attrs = (shape, node.attrs[1]) if node.op.kind == "full" else node.attrs
+        made = graph.add(node.op, tuple(values[id(v)] for v in node.inputs), attrs)
+        made.weak = node.out.weak
+        values[id(node.out)] = made
+    return [values[id(v)] for v in source.outputs]
 
 
 def relaid(graph: Graph, operands: Operands) -> Graph:

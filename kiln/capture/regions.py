@@ -14,10 +14,9 @@ import logging
 from typing import Any, NamedTuple
 
 from kiln.capture import programs
-from kiln.capture.function import Function, classify
+from kiln.capture.function import Function, classify, copy_pointwise
 from kiln.graph.graph import Graph, Value
 from kiln.graph.size import Dim, substitute, symbol
-from kiln.ops.kinds import broadcast
 from kiln.ops.record import find
 from kiln.passes.rewrite import append, substitute_attr
 
@@ -159,7 +158,7 @@ class _Builder:
     def inline(self, graph: Graph, inputs: list[Value]) -> list[Value]:
         """Copies the nodes of `graph` onto `inputs`; its sizes become theirs."""
         if classify(graph) == "pointwise":
-            return self._inline_pointwise(graph, inputs)
+            return copy_pointwise(self.graph, graph, inputs)
         place: dict[int, Dim] = {}
         slot = 0
         values: dict[int, Value] = {}
@@ -183,17 +182,6 @@ class _Builder:
             made.shape = tuple(self.graph.canonical(substitute(d, replace)) for d in made.shape)
             assert made.node is not None
             made.node.attrs = tuple(substitute_attr(a, replace) for a in node.attrs)
-            values[id(node.out)] = made
-        return [values[id(v)] for v in graph.outputs]
-
-    def _inline_pointwise(self, graph: Graph, inputs: list[Value]) -> list[Value]:
-        """The same for a pointwise function, whose graph knows no ranks: shapes are inferred anew."""
-        values = {id(own): given for own, given in zip(graph.inputs, inputs)}
-        shape = broadcast(self.graph, [v.shape for v in inputs], "a recorded op")
-        for node in graph.nodes:
-            attrs = (shape, node.attrs[1]) if node.op.kind == "full" else node.attrs
-            made = self.graph.add(node.op, tuple(values[id(v)] for v in node.inputs), attrs)
-            made.weak = node.out.weak
             values[id(node.out)] = made
         return [values[id(v)] for v in graph.outputs]
 

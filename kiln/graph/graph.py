@@ -177,6 +177,16 @@ def is_weak(op: OpLike, inputs: tuple[Value, ...]) -> bool:
     return op.kind == "constant" or (numbers and bool(inputs) and all(v.weak for v in inputs))
 
 
+def takes(op: OpLike, inputs: int, attrs: int) -> bool:
+    """Whether an op has parameters for so many inputs and attributes (an op that declares none takes any)."""
+    kinds = [p.kind for p in getattr(op, "params", ())]
+    if not kinds:
+        return True
+    least = sum(k in "TVN" for k in kinds)
+    most = inputs if "L" in kinds else least + kinds.count("O")
+    return least <= inputs <= most and attrs == sum(k in "SZ" for k in kinds)
+
+
 def _canonical_attrs(graph: Graph, attrs: tuple[Any, ...]) -> tuple[Any, ...]:
     """Attributes with the sizes in them brought to canonical form."""
     return tuple(

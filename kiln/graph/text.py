@@ -1,8 +1,8 @@
 """The canonical text of a graph: printed form, saved form and the key of what is compiled from it.
 
-    text   := "graph" line*
+    text   := "graph" slots line*
     line   := %n "=" "input" type ["strides" "(" dims ")"]
-            | %n "=" "number" dtype
+            | %n "=" "number" dtype sN
             | %n "=" op "(" values [";" attrs] ")" ":" type
             | "check" dim "==" dim
             | "update" output "->" input
@@ -23,9 +23,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from kiln.graph.graph import Graph, OpLike, Shape, Value
-from kiln.graph.size import Atom, Dim, Size, quotient, symbol
-from kiln.graph.slots import slots_of
+from kiln.graph.graph import Graph, OpLike, Shape, Value, takes
+from kiln.graph.size import Atom, Dim, Size, quotient, single_slot, symbol
 
 FindOp = Callable[[str], OpLike]
 
@@ -85,11 +84,11 @@ def attr_text(attr: Any) -> str:
 def text(graph: Graph) -> str:
     """The canonical text of a graph."""
     names: dict[int, str] = {}
-    lines = ["graph"]
+    lines = [f"graph {graph.slots}"]
     for value in graph.inputs:
         names[id(value)] = name = f"%{len(names)}"
         if value.weak:
-            lines.append(f"{name} = number {value.dtype}")
+            lines.append(f"{name} = number {value.dtype} s{value.slot}")
         else:
             strides = "" if value.layout is None else f" strides ({', '.join(map(dim_text, value.layout))})"
             lines.append(f"{name} = input {type_text(value.dtype, value.shape)}{strides}")
@@ -136,10 +135,14 @@ class _Line:
         self.number = number
         self.place = 0
 
+    def error(self, message: str) -> TextError:
+        """The error for something wrong in this line."""
+        return TextError(f"graph text, line {self.number}: {message}")
+
     def fail(self, expected: str) -> TextError:
         """The error for what was found here instead of `expected`."""
         came = self.tokens[self.place][1] if self.place < len(self.tokens) else "the end of the line"
-        return TextError(f"graph text, line {self.number}: expected {expected}, got {came}")
+        return self.error(f"expected {expected}, got {came}")
 
     def peek(self) -> Token:
         """The token here, or ("end", "")."""
@@ -173,15 +176,17 @@ class _Line:
 
 def _integer(line: _Line, digits: str) -> int:
     if len(digits) > 20 or not -LIMIT <= int(digits) < LIMIT:
-        raise TextError(f"graph text, line {line.number}: integer out of range")
+        raise line.error("integer out of range")
     return int(digits)
 
 
 class _Reader:
     """Builds a graph line by line."""
 
-    def __init__(self, find_op: FindOp) -> None:
+    def __init__(self, find_op: FindOp, slots: int) -> None:
         self.graph = Graph()
+        self.graph.slots = slots
+        self.numbers: set[int] = set()
         self.values: list[Value] = []
         self.find_op = find_op
         self.checks: list[tuple[Dim, Dim]] = []
@@ -202,7 +207,7 @@ class _Reader:
         name = line.take("value", "a value")
         index = _integer(line, name[1:])
         if index >= len(self.values):
-            raise TextError(f"graph text, line {line.number}: {name} is used before it is defined")
+            raise line.error(f"{name} is used before it is defined")
         return self.values[index]
 
     def dim(self, line: _Line, depth: int = 0) -> Dim:
@@ -222,7 +227,7 @@ class _Reader:
     def factor(self, line: _Line, depth: int) -> Dim:
         """factor := int | sN | div(dim, dim)"""
         if depth > DEPTH:
-            raise TextError(f"graph text, line {line.number}: nested too deeply")
+            raise line.error("nested too deeply")
         kind, word = line.peek()
         if kind == "int":
             line.place += 1
@@ -231,7 +236,7 @@ class _Reader:
             line.place += 1
             slot = _integer(line, word[1:])
             if slot >= self.graph.slots:
-                raise TextError(f"graph text, line {line.number}: no input has slot {slot}")
+                raise line.error(f"there is no slot {slot}")
             return symbol(slot)
         line.expect("div")
         line.expect("(")
@@ -240,13 +245,13 @@ class _Reader:
         denominator = self.dim(line, depth + 1)
         line.expect(")")
         if denominator == 0:
-            raise TextError(f"graph text, line {line.number}: division by zero")
+            raise line.error("division by zero")
         return quotient(numerator, denominator)
 
     def attr(self, line: _Line, depth: int = 0) -> Any:
         """One attribute."""
         if depth > DEPTH:
-            raise TextError(f"graph text, line {line.number}: nested too deeply")
+            raise line.error("nested too deeply")
         kind, word = line.peek()
         if kind == "float":
             line.place += 1
@@ -265,7 +270,7 @@ class _Reader:
         """A dtype's name."""
         word = line.take("name", "a dtype")
         if word not in allowed:
-            raise TextError(f"graph text, line {line.number}: no dtype '{word}' here")
+            raise line.error(f"no dtype '{word}' here")
         return word
 
     def type(self, line: _Line) -> tuple[str, Shape]:
@@ -275,22 +280,27 @@ class _Reader:
         return dtype, self.items(line, "]", self.dim)
 
     def input(self, line: _Line) -> Value:
-        """An array input; its slots come after those of the inputs before."""
-        start = line.place
-        strided = any(word == "strides" for _, word in line.tokens)
-        commas = _count_dims(line)
-        self.graph.slots += commas * (2 if strided else 1)
-        line.place = start
+        """An array input."""
         dtype, shape = self.type(line)
         layout: tuple[Dim, ...] | None = None
         if line.accept("strides"):
             line.expect("(")
             layout = self.items(line, ")", self.dim)
             if len(layout) != len(shape):
-                raise TextError(f"graph text, line {line.number}: {len(shape)} dims but {len(layout)} strides")
-        value = self.graph.add_input(dtype, shape, layout)
+                raise line.error(f"{len(shape)} dims but {len(layout)} strides")
         if any(isinstance(d, int) and d < 0 for d in shape):
-            raise TextError(f"graph text, line {line.number}: a negative size")
+            raise line.error("a negative size")
+        return self.graph.add_input(dtype, shape, layout)
+
+    def number(self, line: _Line) -> Value:
+        """A number input and its slot, which no other number has."""
+        dtype = self.dtype(line, NUMBERS)
+        slot = single_slot(self.factor(line, 0))
+        if slot < 0 or slot in self.numbers:
+            raise line.error("a number has a slot of its own")
+        self.numbers.add(slot)
+        value = self.graph.add_input(dtype, ())
+        value.weak, value.slot = True, slot
         return value
 
     def node(self, line: _Line, name: str) -> Value:
@@ -300,7 +310,7 @@ class _Reader:
         try:
             op = self.find_op(name)
         except KeyError:
-            raise TextError(f"graph text, line {line.number}: no op is called '{name}'") from None
+            raise line.error(f"no op is called '{name}'") from None
         line.expect("(")
         while line.peek()[0] == "value":
             inputs.append(self.value(line))
@@ -312,22 +322,24 @@ class _Reader:
             line.expect(")")
         line.expect(":")
         dtype, shape = self.type(line)
+        if not takes(op, len(inputs), len(attrs)):
+            raise line.error(f"{name} does not take {len(inputs)} values and {len(attrs)} attributes")
         before = len(self.graph.checks)
         try:
             out = self.graph.add(op, tuple(inputs), attrs)
         except Exception as error:
-            raise TextError(f"graph text, line {line.number}: {name} refuses its arguments: {error}") from error
+            raise line.error(f"{name} refuses its arguments: {error}") from error
         if out.dtype != dtype or not self.graph.same_shape(out.shape, shape):
             given, inferred = type_text(dtype, shape), type_text(out.dtype, out.shape)
-            raise TextError(f"graph text, line {line.number}: says {given}, but {name} gives {inferred}")
+            raise line.error(f"says {given}, but {name} gives {inferred}")
         if unstated := self.graph.unstated(before, self.checks):
-            raise TextError(f"graph text, line {line.number}: {name} needs a check that is not stated: {unstated}")
+            raise line.error(f"{name} needs a check that is not stated: {unstated}")
         return out
 
     def statement(self, line: _Line) -> None:
         """One line after the first."""
         if self.outputs is not None:
-            raise TextError(f"graph text, line {line.number}: a line after 'return'")
+            raise line.error("a line after 'return'")
         if line.accept("check"):
             left = self.dim(line)
             line.expect("==")
@@ -347,43 +359,39 @@ class _Reader:
             self.definition(line)
         line.end()
 
+    def finish(self) -> Graph:
+        """The graph, once every line is read."""
+        if self.outputs is None:
+            raise TextError("graph text: no 'return'")
+        graph = self.graph.finish(self.outputs)
+        graph.checks = self.checks
+        for output, target in graph.updates.items():
+            if output >= len(graph.outputs) or target >= len(graph.inputs) or min(output, target) < 0:
+                raise TextError(f"graph text: update {output} -> {target} names no output or input")
+        return graph
+
     def definition(self, line: _Line) -> None:
         """%n = ..."""
         name = line.take("value", "a value, 'check', 'update' or 'return'")
         if name != f"%{len(self.values)}":
-            raise TextError(f"graph text, line {line.number}: expected %{len(self.values)}, got {name}")
+            raise line.error(f"expected %{len(self.values)}, got {name}")
         line.expect("=")
         word = line.take("name", "an op")
         if word in ("input", "number") and self.graph.nodes:
-            raise TextError(f"graph text, line {line.number}: an input after a node")
+            raise line.error("an input after a node")
         if word == "input":
             self.values.append(self.input(line))
         elif word == "number":
-            self.values.append(self.graph.add_number(self.dtype(line, NUMBERS)))
+            self.values.append(self.number(line))
         else:
             self.values.append(self.node(line, word))
-
-
-def _count_dims(line: _Line) -> int:
-    """How many dims the bracket that follows holds (commas inside div() do not count)."""
-    depth = count = 0
-    for kind, word in line.tokens[line.place + 1 :]:
-        if kind != "mark":
-            count = max(count, 1)
-            continue
-        depth += (word in "([") - (word in ")]")
-        if word == "," and depth == 1:
-            count += 1
-        if depth == 0:
-            break
-    return count
 
 
 def _string(line: _Line, word: str) -> str:
     try:
         found = json.loads(word)
     except ValueError:
-        raise TextError(f"graph text, line {line.number}: a string with a wrong escape") from None
+        raise line.error("a string with a wrong escape") from None
     assert isinstance(found, str)
     return found
 
@@ -394,41 +402,24 @@ def parse(source: str, find_op: FindOp) -> Graph:
     `find_op` gives the op of a name, KeyError if there is none. Dtypes and shapes are inferred anew and compared.
     """
     lines = source.split("\n")
-    if lines[0].strip() != "graph":
-        raise TextError("graph text, line 1: expected 'graph'")
-    reader = _Reader(find_op)
+    head = re.fullmatch(r"graph (\d{1,7})\s*", lines[0])
+    if head is None:
+        raise TextError("graph text, line 1: expected 'graph' and the number of slots")
+    reader = _Reader(find_op, int(head[1]))
     rows = [_Line(row, k) for k, row in enumerate(lines[1:], 2) if row.strip()]
-    for row in rows:  # checks say which sizes are equal: the shapes of nodes need them first
-        if row.peek() == ("name", "return"):
-            break
-        if row.peek() == ("name", "check"):
-            continue
-        if not _is_input(row):
-            break
+    count = next((k for k, row in enumerate(rows) if not _is_input(row)), len(rows))
+    checks = [row for row in rows[count:] if row.peek() == ("name", "check")]
+    for row in [*rows[:count], *checks]:  # checks say which sizes are equal: the shapes of nodes need them first
         reader.statement(row)
-    later = rows[len(reader.values) :]
-    for row in later:
-        if row.peek() == ("name", "check"):
-            reader.statement(row)
     for left, right in reader.checks:
         try:
             reader.graph.require_equal(left, right, "check")
         except ValueError as error:
             raise TextError(f"graph text: {error}") from None
-    reader.graph.checks.clear()
-    for row in later:
+    for row in rows[count:]:
         if row.place == 0:
             reader.statement(row)
-    if reader.outputs is None:
-        raise TextError("graph text: no 'return'")
-    graph = reader.graph
-    graph.finish(reader.outputs)
-    graph.checks = reader.checks
-    for output, target in graph.updates.items():
-        if output >= len(graph.outputs) or target >= len(graph.inputs) or min(output, target) < 0:
-            raise TextError(f"graph text: update {output} -> {target} names no output or input")
-    assert graph.slots == sum(map(slots_of, graph.inputs))
-    return graph
+    return reader.finish()
 
 
 def _is_input(row: _Line) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kiln.graph.graph import Graph, Node, Value, is_weak
+from kiln.graph.graph import Graph, Node, Value, is_weak, takes
 from kiln.graph.size import Dim, Size
 from kiln.graph.slots import slots_of
 from kiln.graph.text import DTYPES, NUMBERS, type_text
@@ -85,6 +85,7 @@ def _verify_node(graph: Graph, node: Node, known: set[int], where: str) -> None:
         _require(id(value) in known, f"{where}: reads a value that no earlier line of this graph defines")
     for attr in node.attrs:
         _verify_attr(graph, attr, where)
+    _require(takes(node.op, len(node.inputs), len(node.attrs)), f"{where}: wrong number of inputs or attributes")
     _require(node.out.graph is graph and node.out.node is node, f"{where}: its value does not know it")
     checks = len(graph.checks)
     try:
