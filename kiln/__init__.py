@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os as _os
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
 
 from kiln import _core as _core
 
 _core.set_package_folder(_os.path.dirname(__file__) + _os.sep)
 _core.set_compiler("kiln.capture.service")
 
-from kiln import autograd, datasets, nn, ops, optim, utils  # noqa: E402, F401
+from kiln import autograd, ops  # noqa: E402, F401
 from kiln import tensor as _tensor  # noqa: E402, F401
 from kiln._core import (  # noqa: E402, F401
     Size,
@@ -36,14 +39,39 @@ from kiln._core import (  # noqa: E402, F401
     uint8,
 )
 from kiln.autograd import enable_grad, no_grad, set_grad_enabled  # noqa: E402, F401
-from kiln.capture.compile import compile  # noqa: E402, F401
 from kiln.device import device  # noqa: E402, F401
 from kiln.printing import get_printoptions, set_printoptions  # noqa: E402, F401
-from kiln.serialization import load, save  # noqa: E402, F401
-from kiln.viz.profile import profile  # noqa: E402, F401
+
+if _TYPE_CHECKING:
+    from kiln import datasets, nn, optim, utils, viz  # noqa: F401
+    from kiln.capture.compile import compile  # noqa: F401
+    from kiln.serialization import load, save  # noqa: F401
+    from kiln.viz.profile import profile  # noqa: F401
 
 globals().update(ops.FUNCTIONS)
+
+# What a program may never use is imported when it is first asked for: name -> its module.
+_LATER = {
+    **{name: f"kiln.{name}" for name in ("datasets", "nn", "optim", "utils", "viz")},
+    "compile": "kiln.capture.compile",
+    "load": "kiln.serialization",
+    "save": "kiln.serialization",
+    "profile": "kiln.viz.profile",
+}
 
 float, double, half, int, long, short = float32, float64, float16, int32, int64, int16
 is_grad_enabled = _core.grad_enabled
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> _Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'kiln' has no attribute '{name}'")
+    module = _import_module(_LATER[name])
+    value = module if module.__name__ == f"kiln.{name}" else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})

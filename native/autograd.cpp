@@ -138,11 +138,16 @@ void set_history(Tensor& tensor, const NodeRef& node, uint32_t index) {
     meta.output = index;
 }
 
-void prepare_write(const Fn& fn, const Tensor& target) {
+void prepare_write(const Fn& fn, const Tensor& target, std::span<const Operand> operands) {
     KILN_CHECK(!target.storage->read_only, runtime, fn.name, ": the tensor's memory is read-only; use .clone() first");
     KILN_CHECK(!overlaps_itself(target), runtime,
                "unsupported operation: more than one element of the written-to tensor refers to a single memory "
                "location. Please clone() the tensor before performing the operation.");
+    if (fn.cls != FnClass::pointwise) return;  // others have read everything before they write
+    for (const Operand& operand : operands)
+        KILN_CHECK(!operand.tensor || !overlaps_partly(target, *operand.tensor), runtime,
+                   "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single "
+                   "memory location. Please clone() the tensor before performing the operation.");
 }
 
 void wrote(Tensor& target) {
@@ -199,9 +204,21 @@ TensorRef copy_of(Tensor& tensor) {
     return std::move(run(*core_fns().copy, {&operand, 1})[0]);
 }
 
+// Whether all arrays have one shape (0-d arrays aside), which is then the result's.
+bool one_shape(std::span<const Operand> operands) {
+    const Tensor* first = nullptr;
+    for (const Operand& operand : operands) {
+        if (!operand.tensor || operand.tensor->ndim() == 0) continue;
+        if (first && !(operand.tensor->sizes == first->sizes)) return false;
+        first = operand.tensor;
+    }
+    return true;
+}
+
 // A node with its edges and inputs; outputs are added when they exist.
 NodeRef record_inputs(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, const Saves& saves,
                       const Wanted& wanted) {
+    bool same_shape = fn.cls == FnClass::pointwise && out.empty() && one_shape(operands);
     NodeRef node(make_node());
     node->fn = &fn;
     node->order = next_order++;
@@ -215,23 +232,24 @@ NodeRef record_inputs(Fn& fn, std::span<const Operand> operands, std::span<const
             continue;
         }
         if (saves.differentiable[i]) input.edge = edge_of(*tensor);
-        input.saved = !(wanted.inputs & bit(i)) ? SavedTensor{shape_of(*tensor), 0}
-                      : overwritten(*tensor, out) ? save(*copy_of(*tensor))
-                                                  : save(*tensor);
+        input.dtype = tensor->dtype;
+        input.dimensioned = tensor->ndim() > 0;
+        if (wanted.inputs & bit(i))
+            input.saved = overwritten(*tensor, out) ? save(*copy_of(*tensor)) : save(*tensor);
+        else if (!(same_shape && input.dimensioned))
+            input.saved.tensor = shape_of(*tensor);
     }
     return node;
 }
 
-void record_outputs(Node& node, const Wanted& wanted, Results& results, size_t outputs, bool keep_shapes) {
+void record_outputs(Node& node, const Wanted& wanted, Results& results, size_t outputs) {
     node.outputs = uint32_t(outputs);
-    node.dtype = results[0]->dtype;
     for (size_t k = 0; k < outputs; ++k) {
         if (wanted.outputs) {
             SavedTensor& saved = node.saved_outputs.emplace_back();
             // An alias without history: a node must not own itself.
             if (wanted.outputs & bit(k)) saved = save(*alias(*results[k]));
         }
-        if (keep_shapes) node.shapes.push_back(results[k]->sizes);
     }
     for (size_t h = outputs; h < results.size(); ++h) node.hidden.push_back(save(*results[h]));
 }
@@ -258,8 +276,6 @@ void view_of_base(Tensor& view) {
     std::span<const Operand> given(operands.data(), operands.size());
     Fn& fn = *core_fns().as_strided(view.ndim());
     NodeRef node = record_inputs(fn, given, {}, saves_of(fn, given), {});
-    node->shapes.push_back(view.sizes);
-    node->dtype = view.dtype;
     set_history(view, node, 0);
     view.base_order = base.grad_fn() ? base.grad_fn()->order : 0;
 }
@@ -275,8 +291,6 @@ void write_to_base(Tensor& view) {
     Fn& fn = *core_fns().write(view.ndim());
     view.base_order = base.grad_fn() ? base.grad_fn()->order : 0;  // its history is the write's, not base's
     NodeRef node = record_inputs(fn, given, {}, saves_of(fn, given), {});
-    node->shapes.push_back(base.sizes);
-    node->dtype = base.dtype;
     set_history(base, node, 0);
     view_of_base(view);
 }
@@ -312,7 +326,7 @@ Results call_with_gradient(Fn& fn, std::span<const Operand> operands, std::span<
     }
     for (const TensorRef& target : out) wrote(*target);
     size_t outputs = out.empty() ? fn.outputs : out.size();
-    record_outputs(*node, wanted, results, outputs, true);
+    record_outputs(*node, wanted, results, outputs);
     while (results.size() > outputs) results.resize(outputs);
     for (size_t k = 0; k < outputs; ++k) {
         if (!is_float(results[k]->dtype)) continue;
@@ -344,33 +358,54 @@ struct DerivativeEntry {
     Fn* fn;
 };
 
-// The derivative for what is needed and defined, at the dtypes (and, unless pointwise, the shapes' look) of the call.
-Fn& derivative_fn(Node& node, uint64_t needed, uint64_t defined, std::span<const Operand> operands, bool redo) {
-    static auto* table = new Table<DerivativeEntry>();
+// The forward's operands as the node has them, for captures that only look at their shapes.
+Operands forward_operands(const Node& node, Results& keep) {
+    Operands operands;
+    for (const NodeInput& input : node.inputs) {
+        if (input.is_number) {
+            operands.push_back({nullptr, input.number});
+            continue;
+        }
+        keep.push_back(input.saved.tensor);
+        if (!keep.back()) {
+            const Tensor& like = **std::find_if(node.grads.begin(), node.grads.end(), [](const auto& g) { return bool(g); });
+            keep.back() = new_tensor(input.dtype, like.sizes, StorageRef());
+        }
+        operands.push_back({keep.back().get(), {}});
+    }
+    return operands;
+}
+
+// The key of a derivative: what is needed and defined, and how the forward's operands look; of a pointwise one
+// only their dtypes and which are 0-d.
+Key derivative_key(const Node& node, uint64_t needed, uint64_t defined, bool redo) {
     Key key;
     key.push(node.fn->id | uint64_t(redo) << 32 | defined << 40);
     key.push(needed);
-    for (const Operand& operand : operands) {
-        if (node.fn->cls != FnClass::pointwise || !operand.tensor)
-            describe(operand, key);
-        else
-            key.push(uint64_t(operand.tensor->dtype) | uint64_t(operand.tensor->ndim() == 0) << 8);
+    if (node.fn->cls == FnClass::pointwise) {
+        uint64_t word = 0;
+        for (const NodeInput& input : node.inputs)
+            word = word << 8 | (input.is_number ? 64 | uint64_t(input.number.kind)
+                                                : uint64_t(input.dtype) | uint64_t(input.dimensioned) << 5);
+        key.push(word);
+        return key;
     }
+    for (const NodeInput& input : node.inputs) describe({input.saved.tensor.get(), input.number}, key);
+    return key;
+}
+
+Fn& derivative_fn(const Node& node, uint64_t needed, uint64_t defined, bool redo) {
+    static auto* table = new Table<DerivativeEntry>();
+    Key key = derivative_key(node, needed, defined, redo);
     DerivativeEntry* entry = table->find(key);
     if (!entry) [[unlikely]] {
+        Results keep;
+        Operands operands = forward_operands(node, keep);
         auto made = std::make_unique<DerivativeEntry>();
-        made->fn = compiler::derivative(*node.fn, operands, needed, defined, redo);
+        made->fn = compiler::derivative(*node.fn, {operands.data(), operands.size()}, needed, defined, redo);
         entry = table->insert(key, std::move(made));
     }
     return *entry->fn;
-}
-
-// The forward's operands as the node has them, for captures that only look at their shapes.
-Operands forward_operands(const Node& node) {
-    Operands operands;
-    for (const NodeInput& input : node.inputs)
-        operands.push_back(input.is_number ? Operand{nullptr, input.number} : Operand{input.saved.tensor.get(), {}});
-    return operands;
 }
 
 // A saved tensor with the history it had, for create_graph.
@@ -407,7 +442,7 @@ Operands derivative_operands(Node& node, const Fn& fn, Results& keep, bool creat
             break;
         }
         case Source::hidden: push(unpack(node, node.hidden[i], "intermediate", i)); break;
-        case Source::shape: push(node.inputs[i].saved.tensor); break;
+        case Source::shape: push(node.inputs[i].saved.tensor ? node.inputs[i].saved.tensor : shape_of(*keep[0])); break;
         case Source::number: operands.push_back({nullptr, node.inputs[i].number}); break;
         }
     }
@@ -549,7 +584,7 @@ private:
             for (NodeInput& input : node.inputs) deliver(input.edge, nullptr, true);
             return;
         }
-        for (const Hook& hook : std::vector<Hook>(node.hooks)) {
+        for (const Hook& hook : node.hooks.empty() ? std::vector<Hook>() : node.hooks) {
             TensorRef& gradient = node.grads[hook.index];
             if (TensorRef changed = gradient ? call_hook(hook.function, gradient) : nullptr) gradient = changed;
         }
@@ -558,30 +593,28 @@ private:
                    "Trying to backward through the graph a second time (", node.fn->name, " at ", SourceLine::text(node.line),
                    "): its saved values were freed by the first backward. Run the forward again, or pass "
                    "retain_graph=True to the first backward.");
-        std::vector<TensorRef> gradients = differentiate(node);
+        Results gradients = differentiate(node);
         node.grads.clear();
         for (size_t i = 0; i < node.inputs.size(); ++i) {
             NodeInput& input = node.inputs[i];
             TensorRef gradient = i < gradients.size() ? std::move(gradients[i]) : nullptr;
-            if (gradient && input.saved.tensor) {
-                gradient = converted(sum_to(gradient, *input.saved.tensor), input.saved.tensor->dtype);
-            }
+            if (gradient && input.saved.tensor) gradient = sum_to(gradient, *input.saved.tensor);
+            if (gradient) gradient = converted(gradient, input.dtype);
             deliver(input.edge, gradient, true);
         }
         if (!options_.retain_graph) forget(node);
     }
 
-    std::vector<TensorRef> differentiate(Node& node) {
+    Results differentiate(Node& node) {
         uint64_t needed = 0, defined = 0;
         for (size_t i = 0; i < node.inputs.size(); ++i)
             if (node.inputs[i].edge && wants(node.inputs[i].edge)) needed |= bit(i);
         for (size_t k = 0; k < node.grads.size(); ++k)
             if (node.grads[k]) defined |= bit(k);
-        std::vector<TensorRef> gradients(node.inputs.size());
+        Results gradients;
+        gradients.resize(node.inputs.size());
         if (!needed || !defined) return gradients;
-        Operands forward = forward_operands(node);
-        bool redo = options_.create_graph && !node.hidden.empty();
-        Fn& fn = derivative_fn(node, needed, defined, {forward.data(), forward.size()}, redo);
+        Fn& fn = derivative_fn(node, needed, defined, options_.create_graph && !node.hidden.empty());
         Results keep;
         Operands operands = derivative_operands(node, fn, keep, options_.create_graph);
         std::span<const Operand> given(operands.data(), operands.size());

@@ -36,9 +36,11 @@ struct SavedTensor {
 
 struct NodeInput {
     Edge edge;
-    SavedTensor saved;
+    SavedTensor saved;  // no tensor: of the results' shape, and its value is not read
     Number number;
     bool is_number = false;
+    DType dtype = DType::float32;
+    bool dimensioned = true;
 };
 
 struct Node {
@@ -50,8 +52,6 @@ struct Node {
     SmallVector<NodeInput, 3> inputs;
     SmallVector<SavedTensor, 1> saved_outputs;  // as many as outputs, or none
     SmallVector<SavedTensor, 1> hidden;
-    SmallVector<Dims, 1> shapes;  // of the outputs
-    DType dtype = DType::float32;
     SourceLine line;
     std::vector<Hook> hooks;                                 // on gradients of outputs
     std::vector<std::pair<AutogradMeta*, uint32_t>> retains;  // tensors whose .grad keeps an output's gradient
@@ -68,8 +68,8 @@ bool set_grad_enabled(bool enabled);  // returns what it was
 bool needs_gradient(const Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out);
 Results call_with_gradient(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out);
 
-// Checks that `target` may be written in place.
-void prepare_write(const Fn& fn, const Tensor& target);
+// Checks that `target` may be written in place by a call with these operands.
+void prepare_write(const Fn& fn, const Tensor& target, std::span<const Operand> operands);
 // After a write: versions move on, and the line is remembered for the message that may need it.
 void wrote(Tensor& target);
 

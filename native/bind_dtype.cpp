@@ -84,7 +84,7 @@ PyObject* result_type(PyObject*, PyObject* pairs) {
             if (PyErr_Occurred()) throw Error(ErrorKind::python, "");
             auto dtype = dtype_from_name(text);
             KILN_CHECK(dtype && category >= 0 && category <= 2, value, "result_type: not a dtype: ", text);
-            type.add(*dtype, category == 0 ? Category::scalar : category == 1 ? Category::dimensioned : Category::number);
+            type.add(*dtype, Category(category));
         }
         return PyUnicode_FromString(name(type.value()));
     });
@@ -119,7 +119,7 @@ PyObject* by_name(PyObject*, PyObject* text) {
 }
 
 PyMethodDef functions[] = {
-    {"result_type", result_type, METH_O, "The common dtype's name of (name, 0 scalar | 1 array | 2 number) pairs."},
+    {"result_type", result_type, METH_O, "The common dtype's name of (name, 0 array | 1 0-d array | 2 number) pairs."},
     {"promote_types", promote, METH_VARARGS, "The smallest dtype two dtypes convert to."},
     {"can_cast", may_cast, METH_VARARGS, "Whether values of one dtype may be stored in another by an in-place op."},
     {"get_default_dtype", get_default, METH_NOARGS, "The dtype of Python floats in new tensors."},

@@ -116,8 +116,34 @@ Object hashable(PyObject* value) {
     return checked(PySequence_Tuple(value));
 }
 
-const char* number_code(const Number& number) {
-    return number.kind == Kind::float_ ? "f" : number.kind == Kind::bool_ ? "b" : "i";
+// What stands for an operand in the structure of a function.
+enum Code { array_code, float_code, bool_code, int_code };
+PyObject* code_text(Code code) {
+    static PyObject* const texts[] = {PyUnicode_InternFromString("t"), PyUnicode_InternFromString("f"),
+                                      PyUnicode_InternFromString("b"), PyUnicode_InternFromString("i")};
+    return texts[code];
+}
+
+Code number_code(const Number& number) {
+    return number.kind == Kind::float_ ? float_code : number.kind == Kind::bool_ ? bool_code : int_code;
+}
+
+// Reads sizes that are exact ints, as nearly all are; false for anything else, which `dims_from` reads or refuses.
+bool plain_sizes(PyObject* value, Dims* sizes) {
+    PyObject** items = &value;
+    Py_ssize_t count = 1;
+    if (PyTuple_Check(value) || PyList_Check(value)) {
+        items = PySequence_Fast_ITEMS(value);
+        count = PySequence_Fast_GET_SIZE(value);
+    }
+    *sizes = Dims(size_t(count));
+    for (Py_ssize_t i = 0; i < count; ++i) {
+        if (!PyLong_CheckExact(items[i])) return false;
+        int overflow = 0;
+        (*sizes)[i] = PyLong_AsLongLongAndOverflow(items[i], &overflow);
+        if (overflow) return false;
+    }
+    return true;
 }
 
 // Turns bound arguments into operands and structure.
@@ -143,17 +169,17 @@ public:
     Operands operands;
 
 private:
-    void note(const char* code) {
-        if (!pointwise_) structure_.push_back(Object::steal(PyUnicode_InternFromString(code)));
+    void note(Code code) {
+        if (!pointwise_) structure_.push_back(Object::borrow(code_text(code)));
     }
     void note(Py_ssize_t count) { structure_.push_back(Object::steal(PyLong_FromSsize_t(count))); }
 
     bool collect_one(const Param& param, PyObject* value) {
         switch (param.kind) {
         case 'S':
+            if (self_.op->kind == OpKind::view) return collect_view_dims(param, value);
             if (is_symbolic(value)) return false;
-            if (self_.op->kind != OpKind::view) structure_.push_back(hashable(value));
-            if (self_.op->kind == OpKind::view) collect_view_dims(param, value);
+            structure_.push_back(hashable(value));
             return true;
         case 'Z': return collect_sizes(param, value);
         case 'L': return collect_list(param, value);
@@ -171,7 +197,7 @@ private:
                 return add_number(read_element(tensor.dtype, tensor.data()));
             }
             operands.push_back({&tensor, {}});
-            note("t");
+            note(array_code);
             return true;
         }
         if (value == Py_None && param.kind != 'T') {
@@ -192,23 +218,31 @@ private:
     }
 
     bool collect_sizes(const Param& param, PyObject* value) {
-        if (PyTuple_Check(value) || PyList_Check(value)) {
-            Object list = checked(PySequence_Fast(value, "sizes"));
-            for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(list.get()); ++i)
-                if (is_symbolic(PySequence_Fast_GET_ITEM(list.get(), i))) return false;
-        } else if (is_symbolic(value)) {
-            return false;
-        }
-        Dims sizes = dims_from(value, (self_.op->name + "(): argument '" + PyUnicode_AsUTF8(param.name) + "'").c_str());
+        Dims sizes;
+        if (!plain_sizes(value, &sizes) && !other_sizes(param, value, &sizes)) return false;
         for (int64_t size : sizes) operands.push_back({nullptr, Number::of(size)});
         note(Py_ssize_t(sizes.size()));
         return true;
     }
 
+    // Sizes that are not exact ints; false if one is symbolic.
+    bool other_sizes(const Param& param, PyObject* value, Dims* sizes) {
+        if (PyTuple_Check(value) || PyList_Check(value)) {
+            for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(value); ++i)
+                if (is_symbolic(PySequence_Fast_GET_ITEM(value, i))) return false;
+        } else if (is_symbolic(value)) {
+            return false;
+        }
+        *sizes = dims_from(value, (self_.op->name + "(): argument '" + PyUnicode_AsUTF8(param.name) + "'").c_str());
+        return true;
+    }
+
     // A view's structure (a permutation, a dim) is part of its function.
-    void collect_view_dims(const Param& param, PyObject* value) {
-        Dims dims = dims_from(value, (self_.op->name + "(): argument '" + PyUnicode_AsUTF8(param.name) + "'").c_str());
+    bool collect_view_dims(const Param& param, PyObject* value) {
+        Dims dims;
+        if (!plain_sizes(value, &dims) && !other_sizes(param, value, &dims)) return false;
         structure_.push_back(Object::steal(dims_object(dims)));
+        return true;
     }
 
     bool collect_list(const Param& param, PyObject* value) {
@@ -446,15 +480,18 @@ int set_item(PyObject* x, PyObject* index, PyObject* value) {
 // The one element, for bool(x), int(x), float(x).
 Number single(PyObject* self, const char* what) {
     Tensor& x = tensor_of(self);
-    KILN_CHECK(x.numel == 1, runtime, what, x.numel ? " of a tensor with more than one value is ambiguous" : " of an empty tensor is ambiguous",
-               " (shape ", shape_text(x.sizes), ")");
+    KILN_CHECK(x.numel == 1, value, what, ": only one element tensors can be converted to Python scalars, got shape ",
+               shape_text(x.sizes));
     ready(x);
     return read_element(x.dtype, x.data());
 }
 
 int tensor_bool(PyObject* self) {
     return guarded([&] {
-        Number n = single(self, "Boolean value");
+        const Tensor& x = tensor_of(self);
+        KILN_CHECK(x.numel == 1, runtime, "Boolean value of Tensor with ", x.numel ? "more than one value" : "no values",
+                   " is ambiguous (shape ", shape_text(x.sizes), ")");
+        Number n = single(self, "bool()");
         return int(n.kind == Kind::float_ ? n.real != 0 : n.integer != 0);
     });
 }

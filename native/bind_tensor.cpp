@@ -134,7 +134,7 @@ int put_data(PyObject* self, PyObject* value, void*) {
         Tensor& x = tensor_of(self);
         KILN_CHECK(value && is_tensor(value), type, "data: expected a tensor");
         Tensor& source = tensor_of(value);
-        KILN_CHECK(source.dtype == x.dtype || !x.requires_grad(), runtime, "data: expected dtype ", name(x.dtype), ", got ",
+        KILN_CHECK(source.dtype == x.dtype || !x.grad_fn(), runtime, "data: expected dtype ", name(x.dtype), ", got ",
                    name(source.dtype));
         // A new tensor under the same Python object: graphs keep the old memory.
         TensorRef changed = alias(source);

@@ -149,12 +149,12 @@ Results run(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef
         TensorRef copied = std::move(run(*core_fns().copy, {&source, 1})[0]);
         return one(view_reshape(*copied, integers(operands.subspan(1)), true));
     }
-    for (const TensorRef& target : out) prepare_write(fn, *target);
+    for (const TensorRef& target : out) prepare_write(fn, *target, operands);
     if (Recording* recording = current_recording(); recording && recording->accepts(operands, out))
         return recording->append(fn, operands, out, hidden);
     for (const Operand& operand : operands)
         if (operand.tensor && operand.tensor->storage) settle(*operand.tensor->storage);
-    for (const TensorRef& target : out) settle(*target->storage);
+    for (const TensorRef& target : out) settle_target(*target->storage);
     return execute(fn, operands, out, hidden);
 }
 

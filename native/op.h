@@ -41,6 +41,7 @@ struct Source {
 };
 
 struct Fn;
+struct PointwiseEntry;
 
 // What the backward of a function reads of its forward, per array operand.
 struct Saves {
@@ -93,6 +94,8 @@ struct Fn {
     Opaque structure;          // the interpreter's tuple
     Opaque handle;             // the interpreter's object for a derivative
     std::vector<std::pair<uint64_t, std::unique_ptr<Saves>>> saves;  // by which operands are arrays
+    uint64_t flat_codes = 0;                        // of a pointwise function: what its last flat call looked like
+    PointwiseEntry* flat_entry = nullptr;           // and the kernel found for it
     std::vector<Source> sources;                    // of a derivative
     std::vector<uint8_t> targets;                   // output k is the gradient of operand targets[k]
 };

@@ -188,6 +188,7 @@ Dims broadcast_shape(const Fn& fn, std::span<const Operand> operands) {
 }
 
 Results execute_pointwise(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
+    if (Results results; out.empty() && execute_flat(fn, operands, results)) return results;
     bool flat = true;
     const Dims* common = common_shape(operands, &flat);
     Dims broadcast;
@@ -232,6 +233,52 @@ Results execute_pointwise(Fn& fn, std::span<const Operand> operands, std::span<c
         for (const TensorRef& target : out) results.push_back(target);
     run_kernel(entry, space, operands, {results.data(), results.size()});
     return results;
+}
+
+bool execute_flat(Fn& fn, std::span<const Operand> operands, Results& results) {
+    constexpr size_t most = 7;  // operands that fit one word of codes
+    if (operands.size() > most || fn.outputs > most) return false;
+    const Tensor* shape = nullptr;
+    void* pointers[2 * most];
+    int64_t args[1 + 3 * most];
+    uint8_t layouts[2 * most];
+    uint64_t codes = operands.size() + 1;
+    int arrays = 0;
+    for (const Operand& operand : operands) {
+        uint8_t layout = 0;
+        if (operand.tensor) {
+            const Tensor& x = *operand.tensor;
+            if (!x.storage) return false;
+            if (x.ndim() > 0) {
+                if (!x.contiguous || (shape && !(x.sizes == shape->sizes))) return false;
+                shape = &x;
+                layout = 1;
+            }
+            layouts[arrays] = layout;
+            args[1 + arrays] = layout;
+            pointers[arrays++] = x.data();
+        }
+        codes = codes << 8 | operand_code(operand, layout);
+    }
+    if (codes != fn.flat_codes) [[unlikely]] {
+        std::fill(layouts + arrays, layouts + arrays + fn.outputs, uint8_t(1));
+        fn.flat_entry = &find_entry(fn, operands, {}, 1, layouts, arrays + fn.outputs);
+        fn.flat_codes = codes;
+    }
+    PointwiseEntry& entry = *fn.flat_entry;
+    for (DType dtype : entry.outputs) {
+        results.push_back(shape ? new_tensor_like(dtype, *shape) : new_tensor(dtype, Dims()));
+        args[1 + arrays] = 1;
+        pointers[arrays++] = results.back()->data();
+    }
+    int64_t* arg = args + 1 + arrays;
+    for (const Operand& operand : operands)
+        if (!operand.tensor)
+            *arg++ = operand.number.kind == Kind::float_ ? std::bit_cast<int64_t>(operand.number.real)
+                                                         : operand.number.integer;
+    args[0] = shape ? shape->numel : 1;
+    launch(*entry.kernel, pointers, args, args[0], serial_elements);
+    return true;
 }
 
 std::span<const DType> pointwise_dtypes(Fn& fn, std::span<const Operand> operands) {

@@ -78,11 +78,13 @@ bool is_contiguous(const Dims& sizes, const Dims& strides) {
 int64_t checked_numel(const Dims& sizes) {
     int64_t count = 1;
     bool overflow = false;
+    int64_t smallest = 0;
     for (int64_t size : sizes) {
-        KILN_CHECK(size >= 0, runtime, "Trying to create tensor with negative dimension ", size, ": ", shape_text(sizes));
+        smallest = std::min(smallest, size);
         overflow |= __builtin_mul_overflow(count, size, &count);
     }
-    if (overflow) {
+    KILN_CHECK(smallest >= 0, runtime, "Trying to create tensor with negative dimension ", smallest, ": ", shape_text(sizes));
+    if (overflow) [[unlikely]] {
         bool zero = std::any_of(sizes.begin(), sizes.end(), [](int64_t s) { return s == 0; });
         KILN_CHECK(zero, runtime, "shape ", shape_text(sizes), ": the number of elements does not fit in 64 bits");
         return 0;
@@ -108,6 +110,16 @@ TensorRef new_tensor(DType dtype, const Dims& sizes, StorageRef storage) {
 
 TensorRef new_tensor(DType dtype, const Dims& sizes) {
     return new_tensor(dtype, sizes, allocate(checked_nbytes(checked_numel(sizes), itemsize(dtype))));
+}
+
+TensorRef new_tensor_like(DType dtype, const Tensor& like) {
+    TensorRef tensor(make_tensor());
+    tensor->dtype = dtype;
+    tensor->sizes = like.sizes;
+    tensor->strides = like.strides;
+    tensor->numel = like.numel;
+    tensor->storage = allocate(size_t(like.numel) * itemsize(dtype));
+    return tensor;
 }
 
 TensorRef new_view(const Tensor& source, Dims sizes, Dims strides, int64_t offset) {
@@ -140,6 +152,36 @@ bool overlaps_itself(const Tensor& tensor) {
     for (int d = 0; d < tensor.ndim(); ++d)
         if (tensor.sizes[d] > 1 && tensor.strides[d] == 0) return true;
     return false;
+}
+
+namespace {
+
+// Whether a tensor's elements lie side by side, in some order of its dims.
+bool is_dense(const Tensor& x) {
+    if (x.contiguous) return true;
+    int64_t step = 1;
+    uint64_t done = 0;
+    for (int round = 0; round < x.ndim(); ++round) {
+        int next = -1;
+        for (int d = 0; d < x.ndim() && next < 0; ++d)
+            if (!(done >> d & 1) && (x.sizes[d] == 1 || x.strides[d] == step)) next = d;
+        if (next < 0) return false;
+        done |= uint64_t(1) << next;
+        step *= x.sizes[next];
+    }
+    return true;
+}
+
+}  // namespace
+
+bool overlaps_partly(const Tensor& a, const Tensor& b) {
+    if (a.storage != b.storage || a.numel == 0 || b.numel == 0 || &a == &b) return false;
+    if (!is_dense(a) || !is_dense(b)) return false;
+    int64_t width = int64_t(itemsize(a.dtype)), other = int64_t(itemsize(b.dtype));
+    int64_t low = a.offset * width, high = low + a.numel * width;
+    int64_t from = b.offset * other, to = from + b.numel * other;
+    if (low == from && high == to) return a.strides != b.strides;
+    return low < to && from < high;
 }
 
 bool can_view(const Tensor& x, const Dims& sizes, Dims* strides) {

@@ -27,11 +27,24 @@ public:
         grow(values.size());
         if (!values.empty()) std::memcpy(data(), values.data(), values.size() * sizeof(int64_t));
     }
-    Dims(const Dims& other) : Dims(other.span()) {}
+    Dims(const Dims& other) {
+        if (other.heap_) {
+            grow(other.count_);
+            std::memcpy(heap_, other.heap_, count_ * sizeof(int64_t));
+        } else {
+            count_ = other.count_;
+            std::memcpy(inline_, other.inline_, sizeof inline_);
+        }
+    }
     Dims(Dims&& other) noexcept { take(other); }
     Dims& operator=(const Dims& other) {
-        if (this != &other) *this = Dims(other);
-        return *this;
+        if (this == &other) return *this;
+        if (!heap_ && !other.heap_) {
+            count_ = other.count_;
+            std::memcpy(inline_, other.inline_, sizeof inline_);
+            return *this;
+        }
+        return *this = Dims(other);
     }
     Dims& operator=(Dims&& other) noexcept {
         if (this != &other) {
@@ -62,7 +75,11 @@ public:
     }
     void resize(size_t count) { grow(count); }
     bool operator==(const Dims& other) const {
-        return count_ == other.count_ && std::memcmp(data(), other.data(), count_ * sizeof(int64_t)) == 0;
+        if (count_ != other.count_) return false;
+        const int64_t *a = data(), *b = other.data();
+        for (size_t i = 0; i < count_; ++i)
+            if (a[i] != b[i]) return false;
+        return true;
     }
 
 private:
@@ -190,6 +207,8 @@ AutogradMeta& ensure_meta(Tensor& tensor);
 // A tensor over new memory (or, with `storage`, over that), contiguous. Sizes must not be negative.
 TensorRef new_tensor(DType dtype, const Dims& sizes);
 TensorRef new_tensor(DType dtype, const Dims& sizes, StorageRef storage);
+// A tensor over new memory with the sizes of `like`, which is contiguous: nothing is computed anew.
+TensorRef new_tensor_like(DType dtype, const Tensor& like);
 // A view of source's storage; no autograd, no checks.
 TensorRef new_view(const Tensor& source, Dims sizes, Dims strides, int64_t offset);
 TensorRef alias(const Tensor& source);
@@ -201,6 +220,9 @@ int64_t checked_numel(const Dims& sizes);  // Error{runtime} on overflow or a ne
 std::pair<int64_t, int64_t> extent(const Dims& sizes, const Dims& strides, int64_t offset);
 // Whether two elements of one tensor may share memory (an expanded dim).
 bool overlaps_itself(const Tensor& tensor);
+// Whether two tensors share some elements without being the same elements in the same order; where that cannot
+// be told from sizes and strides alone (a tensor with gaps), they count as apart.
+bool overlaps_partly(const Tensor& a, const Tensor& b);
 std::string shape_text(const Dims& sizes);  // "[2, 3]"
 
 // The closed set of views. Arguments as PyTorch's functions of these names, except that sizes are complete.

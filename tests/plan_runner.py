@@ -173,7 +173,7 @@ class Runner:
                     [sizes[d] for d in kept] + [int(np.prod([sizes[d] for d in reduced]))], x.dtype)
                 out = _sequential(node.op, rows) if nest.sequential else reduce_last(node.op, rows)
                 done[id(node)] = out.reshape([1 if d in reduced else sizes[d] for d in range(len(sizes))])
-        values = evaluate_scalars([x for _, x in nest.stores], leaf, gather)
+        values = [np.array(v) for v in evaluate_scalars([x for _, x in nest.stores], leaf, gather)]
         for (k, _), value in zip(nest.stores, values):
             pointer, operand, strides, _ = arrays[k]
             point = any(strides[d] != 0 for d in reduced) or any(
@@ -205,7 +205,7 @@ class Runner:
                 return np.array(rest[node.data], np.int64)
             return total if node.data == 0 else _inside(arrays[node.data][0].dtype, arrays[node.data][1])
 
-        values = evaluate_scalars([x for _, x in spec.stores], leaf)
+        values = [np.array(v) for v in evaluate_scalars([x for _, x in spec.stores], leaf)]
         for (j, _), value in zip(spec.stores, values):
             operand, target = arrays[j]
             target[...] = _encode(operand.dtype, np.broadcast_to(value, target.shape))

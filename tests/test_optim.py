@@ -110,9 +110,11 @@ def test_loads_a_state_that_torch_saved() -> None:
     peer, own = torch.optim.Adam(theirs, lr=0.03), kiln.optim.Adam(ours)
     train(torch, theirs, peer, range(5))
     state = peer.state_dict()
-    for values in state["state"].values():
-        values.update({k: kiln.tensor(v.tolist(), dtype=kiln.float64) for k, v in values.items()})
-    own.load_state_dict(state)
+    entries = {  # the peer's own tensors stay in its state
+        number: {k: kiln.tensor(v.tolist(), dtype=kiln.float64) for k, v in values.items()}
+        for number, values in state["state"].items()
+    }
+    own.load_state_dict({**state, "state": entries})
     with kiln.no_grad():
         for p, q in zip(ours, theirs, strict=True):
             p.copy_(kiln.tensor(q.tolist(), dtype=kiln.float64))

@@ -95,13 +95,13 @@ FORWARD: dict[str, tuple[Any, tuple[Any, ...], int, int]] = {
     "log_softmax": (lambda a: ops.log_softmax(a, 1), (M,), 1, 0),
     "softmax of a transpose": (lambda a: ops.softmax(a.t(), 1), (normal(7, 5),), 1, 0),
     "layer_norm": (lambda a, w, b: ops.layer_norm(a, (37,), w, b, 1e-5), (M, V, V), 1, 0),
-    "mean and deviation": (lambda a: (a.mean(1), a.var(1), (a - a.mean(1, True)) / a.std(1, True)), (M,), 1, 0),
+    "mean and deviation": (lambda a: (a.mean(1), a.var(1), (a - a.mean(1, True)) / a.std(1, keepdim=True)), (M,), 1, 0),
     "cross_entropy": (lambda a, t: ops.cross_entropy(a, t), (normal(6, 10), whole(10, 6)), 4, 3),
     "sum": (lambda a: a.sum(), (normal(300, 170),), 3, 1),
-    "sums": (lambda a, b: ((a * b).sum(), a.sum() * 2), (normal(300, 70), normal(300, 70, seed=1)), 4, 2),
+    "sums": (lambda a, b: ((a * b).sum(), a.sum() * 2), (normal(300, 70), normal(300, 70, seed=1)), 3, 2),
     "mse": (lambda a, b: ops.mse_loss(a, b), (M, M + 1), 3, 1),
     "sum of a broadcast": (lambda a, b: (a - b).sum(), (M, V), 4, 2),
-    "greatest": (lambda a: (a.amax(), a.amin(), a.argmax(1), (a > 2).any(), (a > -9).all()), (M,), 5, 3),
+    "greatest": (lambda a: (a.amax(), a.amin(), a.argmax(1), (a > 2).any(), (a > -9).all()), (M,), 4, 4),
     "columns": (lambda a, b: (a.sum(0), (a * b).sum(0)), (normal(300, 17), normal(300, 17, seed=1)), 1, 0),
     "product": (lambda a, b: a @ b, (normal(3, 17), normal(17, 5)), 1, 0),
     "long product": (lambda a, b: a @ b, (normal(2, 1030), normal(1030, 3)), 1, 0),
@@ -121,9 +121,9 @@ FORWARD: dict[str, tuple[Any, tuple[Any, ...], int, int]] = {
     "as_strided": (lambda a: find("as_strided")(a, (3, 2), (1, 4), (1,)) * 2, (normal(4, 7),), 1, 0),
     "as_strided of a result": (lambda a: find("as_strided")(a + 1, (3, 2), (1, 4), (1,)), (normal(4, 7),), 2, 1),
     "transpose": (lambda a: a.t() * 2, (normal(4, 7),), 1, 0),
-    "reshape after permute": (lambda a: a.permute(1, 0, 2).reshape(3, -1).exp(), (normal(2, 3, 5),), 1, 0),
+    "reshape after permute": (lambda a: a.permute(1, 0, 2).reshape(3, -1).exp(), (normal(2, 3, 5),), 2, 1),
     "product after reshape": (lambda a: a.permute(1, 0, 2).reshape(3, -1) @ a.reshape(10, 3), (normal(2, 3, 5),), 2, 1),
-    "input returned": (lambda a: (a, a, a.t(), a + 1), (normal(2, 3),), 4, 0),
+    "input returned": (lambda a: (a, a, a.t(), a + 1), (normal(2, 3),), 2, 0),
     "literals only": (lambda a: (ops.zeros(2, 3), ops.arange(4)), (normal(2),), 2, 0),
     "iota": (lambda a: a * ops.arange(7), (normal(4, 7),), 1, 0),
     "ones": (lambda a, b: a * b, (normal(4, 1, 7), normal(1, 3, 1)), 1, 0),
@@ -216,6 +216,10 @@ def test_sum_of_blocks_is_the_long_sum() -> None:
 def check_updates(function: Any, updates: dict[int, int], *arguments: Any) -> Plan:
     """Outputs as interpreted, and inputs changed to the outputs that update them."""
     graph = trace(function, *map(describe, arguments))
+    for j, i in updates.items():
+        for a, b in zip(graph.outputs[j].shape, graph.inputs[i].shape, strict=True):
+            graph.require_equal(a, b, "update")
+    graph.finish(graph.outputs)
     expected = interpret(graph, arguments)
     simple = simplify(graph)
     simple.updates = dict(updates)
@@ -236,9 +240,9 @@ UPDATES: dict[str, tuple[Any, dict[int, int], tuple[Any, ...], int, int]] = {
     "in place": (lambda a, b: a + b, {0: 0}, (M, V), 1, 0),
     "strided in place": (lambda a, b: a * b, {0: 0}, (normal(5, 12)[:, ::2], normal(6)), 1, 0),
     "of the transpose": (lambda a: a + a.t(), {0: 0}, (normal(5, 5),), 2, 1),
-    "swap": (lambda a, b: (b + 0, a + 0), {0: 0, 1: 1}, (M, M + 1), 1, 0),
+    "swap": (lambda a, b: (b + 0, a + 0), {0: 0, 1: 1}, (M, M + 1), 3, 1),
     "copy": (lambda a, b: b, {0: 0}, (M, M + 1), 1, 0),
-    "swapped copies": (lambda a, b: (b, a), {0: 0, 1: 1}, (M, M + 1), 4, 2),
+    "swapped copies": (lambda a, b: (b, a), {0: 0, 1: 1}, (M, M + 1), 3, 1),
     "nothing": (lambda a: a, {0: 0}, (M,), 0, 0),
     "rows": (lambda a: ops.softmax(a, 1), {0: 0}, (M,), 1, 0),
     "columns": (lambda a: ops.softmax(a, 0), {0: 0}, (normal(30, 5),), 1, 0),
@@ -246,10 +250,10 @@ UPDATES: dict[str, tuple[Any, dict[int, int], tuple[Any, ...], int, int]] = {
     "product added": (lambda a, b, c: c + a @ b, {0: 2}, (normal(3, 4), normal(4, 5), normal(3, 5)), 1, 0),
     "write": (lambda a, b: find("write")(a, b, (37, 1), (2,)), {0: 0}, (M, normal(3, 2)), 1, 0),
     "write of itself": (
-        lambda a: find("write")(a, find("slice")(a, 0, (0, 5, 1)), (1,), (1,)), {0: 0}, (normal(6),), 2, 1,
+        lambda a: find("write")(a, find("slice")(a, 0, (0, 5, 1)), (1,), (1,)), {0: 0}, (normal(6),), 3, 1,
     ),
     "scatter_add": (lambda a, i, b: a.scatter_add(0, i, b), {0: 0}, (normal(3, 5), whole(3, 6, 5), normal(6, 5)), 1, 0),
-    "read later": (lambda a, b: (a + b, (a * 2) @ b), {0: 0}, (normal(5, 5), normal(5, 5, seed=1)), 3, 1),
+    "read later": (lambda a, b: (a + b, (a * 2) @ b), {0: 0}, (normal(5, 5), normal(5, 5, seed=1)), 2, 1),
     "optimizer": (
         lambda p, g, m, n: (p - (m * 0.9 + g) * n, m * 0.9 + g), {0: 0, 1: 2}, (M, M * 2, M * 3, 0.01), 1, 0,
     ),
@@ -285,7 +289,7 @@ GRADIENTS: dict[str, tuple[Any, tuple[Any, ...], tuple[int, ...], int]] = {
     "embedding": (lambda w, i: ops.embedding(i, w), (normal(7, 5), whole(7, 3, 4)), (0,), 2),
     "concat": (lambda a, b: ops.cat([a, b * 2], 1), (normal(3, 5), normal(3, 4)), (0, 1), 2),
     "slice": (lambda a: find("slice")(a, 1, (1, 3, 2)), (normal(4, 7),), (0,), 2),
-    "views": (lambda a: (a.t() * 2).reshape(-1), (normal(4, 7),), (0,), 2),
+    "views": (lambda a: (a.t() * 2).reshape(-1), (normal(4, 7),), (0,), 1),
 }  # fmt: skip
 
 

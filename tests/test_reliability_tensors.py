@@ -385,7 +385,7 @@ WRONG: dict[str, tuple[Any, Any, str]] = {
     ),
     "cat nothing": (lambda: kiln.cat([]), (RuntimeError, ValueError), "cat|empty"),
     "cat sizes": (lambda: kiln.cat([kiln.ones(2, 3), kiln.ones(2, 4)], 0), RuntimeError, "cat|[Ss]izes"),
-    "item of many": (lambda: kiln.ones(2).item(), (RuntimeError, ValueError), "item|one element"),
+    "item of many": (lambda: kiln.ones(2).item(), (RuntimeError, ValueError), "item|one element|to Scalar"),
     "bool of many": (lambda: bool(kiln.ones(2)), RuntimeError, "ambiguous|[Bb]ool"),
     "float of many": (
         lambda: float(kiln.ones(2)), (RuntimeError, ValueError,

@@ -8,7 +8,7 @@ number has one.
 
 from __future__ import annotations
 
-from typing import Any, Iterator, Union
+from typing import Any, Callable, Iterator, Union
 
 from kiln.graph.graph import Graph, Node, Value, building
 from kiln.graph.size import Dim, substitute, symbol
@@ -67,21 +67,10 @@ class Forward(Function):
         values = [make(graph, d) for d in operands]
         with building(graph):
             if self.op.kind == "composite":
-                outputs = self._composite(graph, values)
+                outputs = rounded_once(graph, values, self._body)
             else:
                 outputs = [graph.add(self.op, *self.arguments(values))]
         return graph.finish(outputs)
-
-    def _composite(self, graph: Graph, values: list[Value]) -> list[Value]:
-        """The body's results; from float16 and bfloat16 it computes in float32 and rounds at its end."""
-        if not any(v.dtype in LOW for v in values):
-            return self._body(values)
-        trial, twins = clone(graph)
-        with building(trial):
-            dtypes = [v.dtype for v in self._body([twins[id(v)] for v in values])]
-        convert = find("convert")
-        wide = [graph.add(convert, (v,), ("float32",)) if v.dtype in LOW else v for v in values]
-        return [graph.add(convert, (v,), (d,)) if v.dtype != d else v for v, d in zip(self._body(wide), dtypes)]
 
     def _body(self, values: list[Value]) -> list[Value]:
         assert self.op.body is not None
@@ -216,6 +205,18 @@ class Derivative(Function):
         graph = Graph()
         values = [declare(graph, d) for d in operands]
         return graph.finish(copy_pointwise(graph, self.contiguous, values))
+
+
+def rounded_once(graph: Graph, values: list[Value], body: Callable[[list[Value]], list[Value]]) -> list[Value]:
+    """The results of a composite's body; from float16 and bfloat16 it computes in float32 and rounds at its end."""
+    if not any(v.dtype in LOW for v in values):
+        return body(values)
+    trial, twins = clone(graph)
+    with building(trial):
+        dtypes = [v.dtype for v in body([twins[id(v)] for v in values])]
+    convert = find("convert")
+    wide = [graph.add(convert, (v,), ("float32",)) if v.dtype in LOW else v for v in values]
+    return [graph.add(convert, (v,), (d,)) if v.dtype != d else v for v, d in zip(body(wide), dtypes)]
 
 
 def _everything(graph: Graph) -> tuple[tuple[int, ...], tuple[bool, ...]]:

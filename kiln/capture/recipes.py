@@ -8,21 +8,30 @@ from typing import Any
 from kiln.capture.function import Forward
 from kiln.capture.programs import Slots
 from kiln.graph.graph import Graph, Node, Value
-from kiln.ops.record import Op
+from kiln.ops.record import Op, find
 
 BOOL, INT, FLOAT = 0, 2, 3  # kinds of a number, as the core counts them
 
 
-def recipe(graph: Graph) -> tuple[Any, ...]:
-    """(inputs, environment, expressions, steps, outputs) for the core; a step is (op, structure, args, numbers, kinds)."""
+def recipe(graph: Graph, whole: bool = False) -> tuple[Any, ...]:
+    """(inputs, environment, expressions, steps, outputs) for the core; a step is (op, structure, args, numbers, kinds).
+
+    `as_strided` names places in its operand's memory, which a graph takes as contiguous: with `whole`, operands of any
+    layout come, and it reads a copy.
+    """
     slots = Slots(graph.slots)
     places: dict[int, int] = {id(v): i for i, v in enumerate(graph.inputs)}
     steps: list[Any] = []
     for node in graph.nodes:
         if node.op.kind == "constant":
             continue
+        known = places
+        if whole and node.op.kind == "as_strided":
+            source = id(node.inputs[0])
+            known = {**places, source: len(graph.inputs) + len(steps)}
+            steps.append((find("clone").handle, (), [places[source]], [], []))
         places[id(node.out)] = len(graph.inputs) + len(steps)
-        steps.append(_step(node, places, slots))
+        steps.append(_step(node, known, slots))
     outputs = [places[id(v)] for v in graph.outputs]
     return len(graph.inputs), graph.slots, slots.exprs, steps, outputs
 

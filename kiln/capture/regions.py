@@ -55,8 +55,9 @@ def region(ops: tuple[Any, ...], storages: tuple[Any, ...], slots: int) -> tuple
         for function, hidden, writes, args, outs in ops:
             builder.call(function, bool(hidden), bool(writes), [Arg(*a) for a in args], [Arg(*a) for a in outs])
         return builder.finish()
-    except (NotImplementedError, AssertionError, ValueError) as error:
-        log.warning("a recorded region of %d ops runs op by op: %s: %s", len(ops), type(error).__name__, error)
+    except Exception as error:  # op by op works whatever went wrong here
+        # as text: a kept error would keep the frames of the recorded function, and all they hold
+        log.warning("a recorded region of %d ops runs op by op: %s: %s", len(ops), type(error).__name__, str(error))
         return None
 
 
@@ -175,6 +176,10 @@ class _Builder:
         def replace(slot: int) -> Dim:
             return place[slot]
 
+        # Inputs that share a symbol have one size: known inside the function, and from here on outside too.
+        for own, given in zip(graph.inputs, inputs):
+            for size, actual in zip(own.shape, given.shape):
+                self.graph.require_equal(substitute(size, replace), actual, "a recorded op")
         for a, b in graph.checks:
             self.graph.require_equal(substitute(a, replace), substitute(b, replace), "a recorded op")
         for node in graph.nodes:

@@ -63,7 +63,7 @@ def _derivative(function: Forward, operands: Operands, needed: int, defined: int
 
 
 def _recipe(function: Function, operands: Operands) -> Any:
-    return recipes.recipe(function.graph(operands))
+    return recipes.recipe(function.graph(operands), whole=isinstance(function, Derivative))
 
 
 def _explain(function: Function, operands: tuple[Any, ...]) -> None:

@@ -10,6 +10,7 @@ column is its rows l, l + 16, ...; the 16 lane accumulators of all columns live 
                 for l in 0 .. 16:                  8 rows: l, l+16, ..., l+112 of the group
                     for j in 0 .. 256 by 16:       chain = f(row 0, j) . ... . f(row 7, j)
                         acc[l][j] = acc[l][j] . chain
+                    (a costly f, or one with values of a row: row by row, the chains in a buffer)
             for j:  res[j] = res[j] . tree(acc[0..15][j])
         ... next pass, which may read res ...
         for j:  stores of the points
@@ -22,7 +23,7 @@ from kiln.codegen.emit import Expression
 from kiln.codegen.frame import EXPENSIVE, POINT, Frame, Step
 from kiln.codegen.memory import element
 from kiln.codegen.nest import COLUMN_BLOCK, REDUCE_BLOCK, Nest
-from kiln.codegen.plan import Plan
+from kiln.codegen.plan import Plan, above
 from kiln.codegen.reduce import Reducer
 from kiln.codegen.rows import CHAIN, GROUP, grouped, identities, steps
 from kiln.codegen.target import Target
@@ -193,7 +194,7 @@ class Columns:
         found = self.plan.reductions[q]
         if found:
             reducers = [Reducer(code, node) for node in found]
-            self._reduce(scope, q, reducers, frame.cost(roots, frame.reduced) < EXPENSIVE)
+            self._reduce(scope, q, reducers)
             return
         with code.loop("0", self.length, 1) as turn:
             row = self._row(turn.index)
@@ -203,12 +204,21 @@ class Columns:
 
             frame.lanes("0", self.columns, [], 1, body)
 
-    def _reduce(self, scope: Expression, q: int, reducers: list[Reducer], cheap: bool) -> None:
+    def _works_by_row(self, q: int) -> bool:
+        """Whether pass q computes anything once per row, or too much per element to be unrolled."""
+        frame, roots = self.frame, self.plan.roots(q)
+        if frame.cost(roots, frame.reduced) >= EXPENSIVE:
+            return True
+        found = [n for n in above(roots, None) if n.args and frame.varies(n, frame.reduced)]
+        return any(not frame.varies(n, frozenset({self.column, POINT})) for n in found)
+
+    def _reduce(self, scope: Expression, q: int, reducers: list[Reducer]) -> None:
         """Blocks of 16384 rows; the results stay in the held buffers."""
         code = self.code
         kinds = [v.type for v in identities(reducers)]
         results = [code.slot(LLVM[t], COLUMN_BLOCK) for t in kinds]
         lanes = [code.slot(LLVM[t], COLUMN_BLOCK * LANES) for t in kinds]
+        chains = [code.slot(LLVM[t], COLUMN_BLOCK) for t in kinds] if self._works_by_row(q) else []
         start = [r.machine.spread(v, LANES) for r in reducers for v in r.initial(self.length)]
         self._fill(results, start, "0", self.columns)
         with code.loop("0", self.length, REDUCE_BLOCK) as block:
@@ -221,7 +231,7 @@ class Columns:
                 begins = code.op(f"icmp eq i64 {group.index}, {block.index}")
                 here = code.minimum(code.sub(limit, group.index), str(LANES))
                 with code.loop("0", here, 1) as lane:
-                    self._lane(scope, q, reducers, cheap, lanes, lane.index, group.index, limit, begins)
+                    self._lane(scope, q, reducers, lanes, chains, lane.index, group.index, limit, begins)
             self._tree(reducers, lanes, results)
         for node, mine in zip(self.plan.reductions[q], grouped(reducers, [Value(b, "i64") for b in results])):
             self.held[id(node)] = [b.text for b in mine]
@@ -233,8 +243,8 @@ class Columns:
                 self._put(buffer, turn.index, value)
 
     def _lane(
-        self, scope: Expression, q: int, reducers: list[Reducer], cheap: bool, lanes: list[str], lane: str,
-        group: str, limit: str, begins: str,
+        self, scope: Expression, q: int, reducers: list[Reducer], lanes: list[str], chains: list[str],
+        lane: str, group: str, limit: str, begins: str,
     ) -> None:  # fmt: skip
         """The chains of one lane in one group: 8 rows 16 apart, added to the lane's accumulators."""
         code = self.code
@@ -243,16 +253,16 @@ class Columns:
         left = code.op(f"sdiv i64 {code.add(code.sub(limit, first), str(LANES - 1))}, {LANES}")
         count = code.minimum(left, str(CHAIN))
         kept = [code.offset(b, LLVM[v.type], at) for b, v in zip(lanes, identities(reducers))]
-        if not cheap:
-            self._columns_of(scope, q, reducers, kept, begins, first, count)
+        if chains:
+            self._by_rows(scope, q, reducers, kept, chains, begins, first, count)
             return
         full = code.op(f"icmp eq i64 {count}, {CHAIN}")
         with code.when(full):
-            self._columns_of(scope, q, reducers, kept, begins, first, None)
+            self._by_columns(scope, q, reducers, kept, begins, first, None)
         with code.when(code.op(f"xor i1 {full}, true")):
-            self._columns_of(scope, q, reducers, kept, begins, first, count)
+            self._by_columns(scope, q, reducers, kept, begins, first, count)
 
-    def _columns_of(
+    def _by_columns(
         self, scope: Expression, q: int, reducers: list[Reducer], kept: list[str], begins: str, first: str,
         chain_length: str | None,
     ) -> None:  # fmt: skip
@@ -272,15 +282,48 @@ class Columns:
                     elements = self._at(scope, q, self._row(flat), flat, j, count, mask)
                     turn.next = steps(reducers, turn.values, elements)
                 chain = turn.values
-            new = identities(reducers)
-            fresh = Value(begins, "i1")
-            machine = scope.machine
-            old = [machine.choose(fresh, n, self._get(b, j, n.type)) for b, n in zip(kept, new)]
-            for buffer, value in zip(kept, steps(reducers, old, chain)):
-                self._put(buffer, j, value)
+            self._accumulate(reducers, kept, begins, j, chain)
             return values
 
         self.frame.lanes("0", self.columns, [], 1, body)
+
+    def _by_rows(
+        self, scope: Expression, q: int, reducers: list[Reducer], kept: list[str], chains: list[str],
+        begins: str, first: str, chain_length: str,
+    ) -> None:  # fmt: skip
+        """chain[:] = identity;  each row: its own values once, then for j: chain[j] = chain[j] . f(row, j)
+
+        then for j: acc[j] = acc[j] . chain[j]. Each row is read from end to end, as memory likes it.
+        """
+        code, frame = self.code, self.frame
+        self._fill(chains, identities(reducers), "0", self.columns)
+        with code.loop("0", chain_length, 1) as turn:
+            flat = code.add(first, code.mul(turn.index, str(LANES)))
+            row = self._row(flat)
+            index = {**self.index, **row[1]}
+            inner = frame.scope(scope, Step(index, row[0].__getitem__))
+            frame.hoist(inner, self.plan.roots(q), frozenset({self.column, POINT}), True)
+
+            def body(j: str, count: str | None, mask: Value | None, values: list[Value]) -> list[Value]:
+                elements = self._at(inner, q, row, flat, j, count, mask)
+                old = [self._get(b, j, v.type) for b, v in zip(chains, identities(reducers))]
+                for buffer, value in zip(chains, steps(reducers, old, elements)):
+                    self._put(buffer, j, value)
+                return values
+
+            frame.lanes("0", self.columns, [], 1, body)
+        with code.loop("0", self.columns, LANES) as turn:
+            chain = [self._get(b, turn.index, v.type) for b, v in zip(chains, identities(reducers))]
+            self._accumulate(reducers, kept, begins, turn.index, chain)
+
+    def _accumulate(
+        self, reducers: list[Reducer], kept: list[str], begins: str, j: str, chain: list[Value]
+    ) -> None:
+        """acc[j] = (begins ? identity : acc[j]) . chain"""
+        new, fresh = identities(reducers), Value(begins, "i1")
+        old = [reducers[0].machine.choose(fresh, n, self._get(b, j, n.type)) for b, n in zip(kept, new)]
+        for buffer, value in zip(kept, steps(reducers, old, chain)):
+            self._put(buffer, j, value)
 
     def _tree(self, reducers: list[Reducer], lanes: list[str], results: list[str]) -> None:
         """for j: res[j] = res[j] . tree of the 16 lanes at j"""

@@ -125,7 +125,9 @@ class Frame:
     def _constant_leaf(self, node: Scalar) -> Value:
         if node.op == "number":
             return self.number(node.data)
-        assert node.op == "load" and not node.args, f"{node.op} is not constant over a nest"
+        assert node.op == "load", f"{node.op} is not constant over a nest"
+        if node.args:
+            return self._computed(self.outer, node, Step({}, self.base.__getitem__))
         return self.memory.read(self.nest.operands[node.data].dtype, self.base[node.data])
 
     def hoist(self, scope: Expression, roots: list[Scalar], inner: frozenset[int], widen: bool) -> None:

@@ -24,6 +24,8 @@ CROWDED_ROWS = (
     4096  # rows of A a multiple of this many bytes apart share one cache set, and a tile would thrash it
 )
 CROWDED_COLUMNS = 2048  # so do columns, of which a segment has more
+UNGROUPED = 1 << 40  # rows
+GROUP_HEIGHT = 12  # 32 rows are 12 + 12 + 8
 
 # The driver's state: i64 unless its name is in POINTERS.
 POINTERS = frozenset({"a", "b", "c", "a_at"})
@@ -45,7 +47,7 @@ def frame_bytes(target: Target, element: Element) -> tuple[int, int, int, int]:
     panel = VECTORS * target.vector_bits // 8
     return (
         SEGMENT * UNIT_BYTES,
-        16 * ROW_PITCH * element.bytes,
+        max(heights(target)[0] * ROW_PITCH * element.bytes, SEGMENT * panel),
         BLOCK_ROWS * UNIT_BYTES,
         heights(target)[0] * panel,
     )
@@ -65,6 +67,7 @@ class _Driver:
     m n k            sizes;  a_batch a_row a_k b_batch b_k b_column c_batch c_row  strides
     row height column width              the block;   batch  its batch index
     from_k depth panels                  its segment of k, and its panels of columns
+    group                                rows whose A is copied at once
     start tall skip                      a tile's rows in the block, how many, how many of them done before
     a_at rs ks line                      its A, and where its sums lie in the buffer
     """
@@ -179,10 +182,13 @@ class _Driver:
             with code.during(self.state["p"], self.got("panels")) as p:
                 self._prepare(p)
                 self.put(p=code.add(self.got("p"), "1"))
-            self.put(done="0")
+            group = code.both(self._copied(), code.op(f"xor i1 {self._unit_depth()}, true"))
+            self.put(done="0", group=code.choose(group, str(self.panel), str(UNGROUPED)))
             with code.during(self.state["done"], self.got("height")) as done:
-                rest = code.sub(self.got("height"), done)
-                tall = self._height(done, rest)
+                inside = code.op(f"srem i64 {done}, {self.got('group')}")
+                end = code.add(code.sub(done, inside), self.got("group"))
+                rest = code.sub(code.minimum(self.got("height"), end), done)
+                tall = self._height(inside, rest)
                 skip = code.choose(code.compare("sgt", tall, rest), code.sub(tall, rest), "0")
                 self.put(tall=tall, skip=skip, start=code.sub(done, skip))
                 self._tile_row()
@@ -190,12 +196,17 @@ class _Driver:
             self.put(from_k=code.add(self.got("from_k"), str(SEGMENT)))
 
     def _height(self, done: str, rest: str) -> str:
-        """The next tile's height: from the table, but never over more done rows than there are."""
+        """The next tile's height: from the table, but never over more done rows than there are.
+
+        Groups of copied rows divide best into tiles a little below the tallest.
+        """
         code = self.code
         place = code.minimum(rest, str(2 * self.heights[0]))
         cells = [code.at(table, place) for table in ("@following", "@fitting")]
         wanted, fitting = (code.op(f"zext i8 {code.op(f'load i8, ptr {cell}')} to i64") for cell in cells)
         wanted = code.choose(self._crowded(), code.minimum(wanted, "8"), wanted)
+        grouped = code.compare("ne", self.got("group"), str(UNGROUPED))
+        wanted = code.choose(grouped, code.minimum(wanted, str(GROUP_HEIGHT)), wanted)
         return code.choose(code.compare("sle", code.sub(wanted, rest), done), wanted, fitting)
 
     def _crowded(self) -> str:
@@ -230,7 +241,7 @@ class _Driver:
                 self.call("clear", f"ptr {panel}", code.mul(self.got("depth"), str(self.panel_bytes)))
             turned = code.both(
                 code.compare("eq", self.got("b_k"), str(element.stored_bytes)),
-                code.compare("sge", self.got("depth"), str(16 // element.bytes)),
+                code.compare("sge", self.got("depth"), str(element.lanes(code.target))),
                 code.compare("sge", cols, "4"),
             )
             into, pitch = f"ptr {panel}", str(self.panel_bytes)
@@ -307,20 +318,34 @@ class _Driver:
         a = self.reach(self.got("a"), a_batch=self.got("batch"), a_row=row, a_k=self.got("from_k"))
         a_row, a_k, depth, tall = (self.got(name) for name in ("a_row", "a_k", "depth", "tall"))
         self.put(a_at=a, rs=a_row, ks=a_k)
-        unit, across = (code.compare("eq", step, str(element.stored_bytes)) for step in (a_k, a_row))
-        over = code.both(across, self._multiple(a_k, CROWDED_COLUMNS))
-        deep = code.compare("sge", depth, str(PACK_DEPTH))
-        with code.when("true" if element.widened else code.both(deep, over)):
-            self.put(a_at=self.packed_a)
+        with code.when(self._copied()):
             into = f"ptr {self.packed_a}"
-            with code.either(unit) as otherwise:
+            with code.either(self._unit_depth()) as otherwise:
                 pitch = str(ROW_PITCH * element.bytes)
                 self.call("copy", f"ptr {a}", a_row, a_k, into, pitch, tall, depth)
-                self.put(rs=pitch, ks=str(element.bytes))
+                self.put(a_at=self.packed_a, rs=pitch, ks=str(element.bytes))
                 next(otherwise)
-                pitch = str(16 * element.bytes)
-                self.call("copy", f"ptr {a}", a_k, a_row, into, pitch, depth, tall)
-                self.put(rs=str(element.bytes), ks=pitch)
+                inside = code.op(f"srem i64 {self.got('start')}, {self.got('group')}")
+                pitch = str(self.panel_bytes)
+                with code.when(code.compare("eq", inside, "0")):
+                    rows = code.sub(self.got("height"), self.got("start"))
+                    rows = code.minimum(rows, self.got("group"))
+                    self.call("copy", f"ptr {a}", a_k, a_row, into, pitch, depth, rows)
+                at = code.at(self.packed_a, code.mul(inside, str(element.bytes)))
+                self.put(a_at=at, rs=str(element.bytes), ks=pitch)
+
+    def _copied(self) -> str:
+        """Whether A must be copied, or would thrash the cache: rows side by side, far apart along k."""
+        code = self.code
+        if self.element.widened:
+            return "true"
+        across = code.compare("eq", self.got("a_row"), str(self.element.stored_bytes))
+        deep = code.compare("sge", self.got("depth"), str(PACK_DEPTH))
+        return code.both(deep, across, self._multiple(self.got("a_k"), CROWDED_COLUMNS))
+
+    def _unit_depth(self) -> str:
+        """Whether a row of A is one run of memory."""
+        return self.code.compare("eq", self.got("a_k"), str(self.element.stored_bytes))
 
     def _multiple(self, x: str, of: int) -> str:
         return self.code.compare("eq", self.code.op(f"and i64 {x}, {of - 1}"), "0")

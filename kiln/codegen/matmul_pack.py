@@ -1,7 +1,7 @@
 """Packing: copying a block of A or B into a stack panel, in the order and the type a tile reads.
 
     copy       dst[o][i] = src[o * os + i * is]     rows of vectors where is = 1, elements otherwise
-    turn       dst[k][c] = src[c * cs + k]          transposed in registers, a 128-bit lane of k at a time
+    turn       dst[k][c] = src[c * cs + k]          transposed in registers, a vector of k at a time
 
 Strides of the source are bytes; the panel's elements have the summed type. Neither reads past the block.
 """
@@ -143,37 +143,40 @@ def clear(target: Target, element: Element) -> Routine:
 
 
 def turn(target: Target, element: Element) -> Routine:
-    """The routine turn: dst[k][c] for depth k's (at least one lane of them) and width columns.
+    """The routine turn: dst[k][c] for depth k's (at least a vector of them) and width columns.
 
-    With L elements in a 128-bit lane and G lanes in a vector:
+    With L elements in a 128-bit lane and G lanes in a vector, each square of L * G columns and k's, the last
+    ones standing over their neighbours:
 
-        each group of L * G columns:  each L of k, the last ones standing over their neighbours:
-            j < L:  row[j] = L elements of columns j, L + j, 2 L + j ... side by side, from k on
-            zip the rows inside their lanes until row[n] holds k + n of all the group's columns
-            n < L:  store dst[k + n][group], row[n]
+        row[c] = load src[c][k ..]                        whole vectors: a cache line is read once
+        prefetch the same place of the next columns       they lie on other pages
+        zip L neighbouring rows inside their lanes:       lane j holds L columns at k = L j + n
+        exchange lanes between G such results:            lane g holds columns L g .. at one k
+        store dst[k ..][group]
 
     Columns past the width repeat the last one; their products are never stored.
     """
     code = Routine(target, "turn", "ptr %src, i64 %cs, ptr %dst, i64 %ds, i64 %depth, i64 %width")
     lanes, size, part = element.lanes(target), element.bytes, 16 // element.bytes
-    last, top = code.sub("%width", "1"), code.sub("%depth", str(part))
+    last, top = code.sub("%width", "1"), code.sub("%depth", str(lanes))
+    following = code.mul("%cs", str(lanes))
     with code.times("%width", lanes) as group:
         starts = [code.mul(code.minimum(code.add(group, str(n)), last), "%cs") for n in range(lanes)]
         dst = code.at("%dst", code.mul(group, str(size)))
-        with code.times("%depth", part) as step:
+        with code.times("%depth", lanes) as step:
             k = code.minimum(step, top)
             src = code.at("%src", code.mul(k, str(element.stored_bytes)))
-            pieces = [
-                code.op(f"load {stored_type(element, part)}, ptr {code.at(src, start)}, align 1")
-                for start in starts
-            ]
-            rows = [
-                widen(code, element, _side_by_side(code, element, pieces[j::part]), lanes)
-                for j in range(part)
-            ]
+            rows = []
+            for start in starts:
+                address = code.at(src, start)
+                rows.append(load(code, element, address, lanes))
+                soon = code.at(address, following)
+                code.call("llvm.prefetch.p0", "void", [f"ptr {soon}", "i32 0", "i32 3", "i32 1"])
+            zipped = [_zip_lanes(code, element, rows[n : n + part], 1) for n in range(0, lanes, part)]
+            crossed = [_cross_lanes(code, element, [z[n] for z in zipped]) for n in range(part)]
             into = code.at(dst, code.mul(k, "%ds"))
-            for value in _zip_lanes(code, element, rows, 1):
-                store(code, element, value, into, lanes)
+            for n in range(lanes):
+                store(code, element, crossed[n % part][n // part], into, lanes)
                 into = code.at(into, "%ds")
     return code
 
@@ -183,14 +186,20 @@ def _shuffle(code: Routine, kind: str, x: str, y: str, mask: list[int]) -> str:
     return code.op(f"shufflevector {kind} {x}, {kind} {y}, <{len(mask)} x i32> <{text}>")
 
 
-def _side_by_side(code: Routine, element: Element, pieces: list[str]) -> str:
-    """The concatenation of a power of two of raw pieces."""
-    count = 16 // element.bytes
-    while len(pieces) > 1:
-        kind, joined = stored_type(element, count), list(range(2 * count))
-        pieces = [_shuffle(code, kind, x, y, joined) for x, y in zip(pieces[::2], pieces[1::2])]
-        count *= 2
-    return pieces[0]
+def _cross_lanes(code: Routine, element: Element, rows: list[str]) -> list[str]:
+    """The 128-bit lanes of G vectors of G lanes, transposed: result j holds lane j of every one, in order."""
+    width, part, lanes = element.lanes(code.target), 16 // element.bytes, len(rows)
+    kind = llvm_type(element.summed, width)
+
+    def pick(x: str, y: str, *chosen: int) -> str:
+        return _shuffle(code, kind, x, y, [part * lane + n for lane in chosen for n in range(part)])
+
+    if lanes == 1:
+        return rows
+    if lanes == 2:
+        return [pick(*rows, 0, 2), pick(*rows, 1, 3)]
+    halves = [[pick(x, y, *chosen) for x, y in (rows[:2], rows[2:])] for chosen in ((0, 1, 4, 5), (2, 3, 6, 7))]
+    return [pick(*pair, *chosen) for pair in halves for chosen in ((0, 2, 4, 6), (1, 3, 5, 7))]
 
 
 def _zip_lanes(code: Routine, element: Element, rows: list[str], run: int) -> list[str]:

@@ -61,11 +61,13 @@ class Nest(NamedTuple):
             return "flat" if len(self.dims) == 1 else "map"
         p = [d for d, role in enumerate(self.dims) if role == "p"]
         r = [d for d, role in enumerate(self.dims) if role == "r"]
-        inputs = [o for o in self.operands if o.mode == "in" and any(o.strides[d] != "0" for d in r)]
-        if self.sequential:
+        if self.sequential or not p:
             return "rows"
-        by_row = sum(o.strides[r[-1]] == "1" for o in inputs)
-        by_column = sum(bool(p) and o.strides[p[-1]] == "1" for o in inputs)
+        direct = [o for o in self.operands if o.mode == "in" and len(o.strides) == len(self.dims)]
+        inputs = [o for o in direct if any(o.strides[d] != "0" for d in r)]
+        # what only varies along the row costs a gather at most, once per row where lanes are columns
+        by_row = sum(o.strides[r[-1]] == "1" and o.strides[p[-1]] != "0" for o in inputs)
+        by_column = sum(o.strides[p[-1]] == "1" for o in inputs)
         return "columns" if by_column > by_row else "rows"
 
     def text(self) -> str:

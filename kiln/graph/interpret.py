@@ -87,7 +87,7 @@ def _outside(dtype: str, x: Array) -> Array:
     if dtype == "bfloat16":
         bits = np.ascontiguousarray(x).view(np.uint32).reshape(x.shape)
         return np.where(np.isnan(x), np.uint32(0x7FC0), bits >> 16).astype(np.uint16)
-    return np.array(x.astype(memory_dtype(dtype)))
+    return np.array(x, memory_dtype(dtype), order="C")
 
 
 def scalar_on(make: Callable[..., sc.Scalar], *operands: Array, types: Sequence[str]) -> Array:

@@ -47,6 +47,41 @@ def sigmoid(input: Tensor) -> Tensor:
     return y
 
 
+def silu(input: Tensor, inplace: bool = False) -> Tensor:
+    """input * sigmoid(input), elementwise."""
+    y: Tensor = ops.silu(input, **_into(input, inplace))
+    return y
+
+
+def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
+    """input where it is positive, else negative_slope * input."""
+    y: Tensor = ops.leaky_relu(input, negative_slope, **_into(input, inplace))
+    return y
+
+
+def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
+    """input where it is positive, else alpha * (exp(input) - 1)."""
+    y: Tensor = ops.elu(input, alpha, **_into(input, inplace))
+    return y
+
+
+def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
+    """log(1 + exp(beta * input)) / beta; input itself where beta * input is above `threshold`.
+
+    >>> import kiln
+    >>> kiln.nn.functional.softplus(kiln.tensor([0.0, 30.0]))
+    tensor([ 0.6931, 30.0000])
+    """
+    y: Tensor = ops.softplus(input, beta, threshold)
+    return y
+
+
+def logsigmoid(input: Tensor) -> Tensor:
+    """log(sigmoid(input)), computed without overflow."""
+    y: Tensor = ops.logsigmoid(input)
+    return y
+
+
 def softmax(input: Tensor, dim: int | None = None, *, dtype: Any = None) -> Tensor:
     """exp(input) over its sum along `dim` (None is an error); `dtype` converts the input first."""
     y: Tensor = ops.softmax(_as(input, dtype), _dim("softmax", dim))
@@ -123,6 +158,45 @@ def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
     return loss
 
 
+def l1_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+    """|input - target|, averaged, summed or elementwise."""
+    _reduction("l1_loss", reduction)
+    loss: Tensor = ops.l1_loss(input, target, reduction=reduction)
+    return loss
+
+
+def nll_loss(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+) -> Tensor:
+    """Minus the log-probability that `input` (N, C), (C) or (N, C, d...) gives the classes `target`.
+
+    "mean" divides by the targets' weight, ignored ones left out.
+    """
+    _reduction("nll_loss", reduction)
+    loss: Tensor = ops.nll_loss(input, target, weight, ignore_index, reduction)
+    return loss
+
+
+def binary_cross_entropy_with_logits(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: str = "mean",
+    pos_weight: Tensor | None = None,
+) -> Tensor:
+    """The cross entropy of sigmoid(input) and `target` in [0, 1], of one shape; computed without overflow.
+
+    `weight` scales every term, `pos_weight` those of the positive class; both broadcast.
+    """
+    _reduction("binary_cross_entropy_with_logits", reduction)
+    loss: Tensor = ops.binary_cross_entropy_with_logits(input, target, weight, reduction, pos_weight)
+    return loss
+
+
 def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     """int64 (...) -> (..., num_classes): 1 at the index, 0 elsewhere; -1 takes the largest index + 1."""
     smallest = int(tensor.min().item()) if tensor.numel() else 0
@@ -135,6 +209,11 @@ def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     columns: Tensor = ops.arange(num_classes)
     hot: Tensor = (tensor.unsqueeze(-1) == columns).to(tensor.dtype)
     return hot
+
+
+def _into(input: Tensor, inplace: bool) -> dict[str, Tensor]:
+    """The keyword of a call whose result is written over its input, if it is to be."""
+    return {"out": input} if inplace else {}
 
 
 def _as(input: Tensor, dtype: Any) -> Tensor:

@@ -316,7 +316,7 @@ def embedding(input: Tensor, weight: Tensor) -> Any:
     dtypes="integral",
     samples=lambda rng, t: [Sample((rng.integers(0, 4, (2, 3)), 4))],
     reference=d.reference(lambda np, index, n: (index[..., None] == np.arange(n)).astype("int64")),
-    failures=d.failures(((d.Zeros(1, dtype="int64"),), {}, TypeError, "num_classes")),
+    failures=d.failures((("text", 4), {}, TypeError, "one_hot")),
 )
 def one_hot_(input: Tensor, num_classes: Structure) -> Any:
     """1 at each position of `input` and 0 elsewhere, along a new last dim of size num_classes: int64.

@@ -63,6 +63,7 @@ def _(g: Any, input: Any) -> Any:
     failures=d.not_an_array("detach"),
     dtypes="all",
     public=False,
+    differentiable=False,
 )
 def detach(input: Operand) -> Any:
     """`input` as a constant of derivatives, any shape and dtype: in the body of a composite, a value no
@@ -72,11 +73,6 @@ def detach(input: Operand) -> Any:
     False
     """
     return input
-
-
-@detach.derivative
-def _(g: Any) -> Any:
-    return None
 
 
 @pointwise(
@@ -470,7 +466,7 @@ def _bounds(rng: Any, dtype: str) -> Any:
         lambda np, x, lo, hi: np.minimum(np.maximum(x, np.asarray(lo, x.dtype)), np.asarray(hi, x.dtype))
     ),
     failures=d.failures(
-        ((d.Zeros(2), d.Zeros(3), 1), {}, RuntimeError, "must match the size"),
+        ((d.Zeros(2), d.Zeros(3), d.Zeros(2)), {}, RuntimeError, "must match the size"),
         (("text", 1, 2), {}, TypeError, "clamp"),
     ),
     dtypes="numeric",

@@ -340,7 +340,8 @@ def _verdict(name: str, primitive_op: Op, doc: str) -> Op:
     """all or any."""
 
     def body(input: Tensor, dim: Structure = None, keepdim: Structure = False) -> Any:
-        return primitive_op(input, normalize_dims(dim, input.ndim, name), keepdim)
+        result = primitive_op(input, normalize_dims(dim, input.ndim, name), keepdim)
+        return narrow(result, "uint8") if input.dtype == "uint8" else result
 
     def of_numpy(np: Any, x: Any, dim: Any = None, keepdim: Any = False) -> Any:
         return np.asarray(getattr(np, name)(x, axis=_axis(dim), keepdims=keepdim))

@@ -40,14 +40,13 @@ class Use(NamedTuple):
 class Builder:
     """The operands, numbers and scalars of one kernel; loads are numbered from `first`."""
 
-    def __init__(self, explorer: Explorer, frame: Frame, inside: dict[int, Shape], first: int = 0) -> None:
+    def __init__(self, explorer: Explorer, frame: Frame, first: int = 0) -> None:
         self.explorer = explorer
         self.frame = frame
-        self.inside = inside
         self.first = first
         self.uses: list[Use] = []
         self.numbers: list[tuple[str, Dim]] = []
-        self.product: tuple[int, Scalar] | None = None  # the value a matmul computes, as a scalar
+        self._members: dict[int, Scalar] = {}  # by id of the value
         self._operands: dict[Use, int] = {}
         self._made: dict[tuple[int, int], Scalar] = {}
 
@@ -65,12 +64,15 @@ class Builder:
             self.numbers.append((kind, value))
         return Scalar("number", (), kind, self.numbers.index((kind, value)))
 
-    def root(self, value: Value, chain: Chain) -> Scalar:
-        """The definition of a value that is stored in its own array."""
-        key = (id(value), id(chain))
-        if key not in self._made:
-            self._made[key] = self._definition(value, chain)
-        return self._made[key]
+    def member(self, value: Value) -> None:
+        """Computes a value that the kernel's own arrays hold: others read it at the same point."""
+        if id(value) not in self._members:
+            chain = self.explorer.chain_to(value.shape, self.frame)
+            self._members[id(value)] = self._definition(value, chain)
+
+    def product(self, value: Value, scalar: Scalar) -> None:
+        """Says what a product's value is inside its kernel."""
+        self._members[id(value)] = scalar
 
     def scalar(self, value: Value, chain: Chain) -> Scalar:
         """A value read through a chain."""
@@ -81,15 +83,16 @@ class Builder:
         return found
 
     def _value(self, value: Value, chain: Chain) -> Scalar:
-        if self.product is not None and id(value) == self.product[0]:
-            return self.product[1]
+        known = self._members.get(id(value))
+        if known is not None:
+            return known
         if value.weak and value.node is None:
             if value.dtype == "float64":
                 return self.number("f64", symbol(value.slot))
             whole = self.number("i64", symbol(value.slot))
             return whole.ne(0) if value.dtype == "bool" else whole
         array = self.explorer.arrays.get(id(value))
-        if id(value) in self.inside or (array is None and value.node is not None):
+        if array is None and value.node is not None:
             return self._definition(value, chain)
         return self._load(value, array, chain)
 

@@ -32,6 +32,7 @@ MOST_OPERANDS = 30  # arrays one kernel reads and writes
 MOST_NODES = 400  # nodes computed in one kernel
 TRIES = 6  # kernels an array is offered to
 COSTLY = 64  # scalar operations from which a value is not computed twice
+WHOLE = ("blocks", "sequence")  # of reductions of everything: those of one length go together
 MANY_READS = 4  # arrays read from which a value is not computed twice
 
 
@@ -87,7 +88,7 @@ class Group:
     def add(self, root: Root, scan: Scan) -> None:
         """Takes a root in."""
         self.roots.append(root)
-        if root.place is None and root.array.value is root.value:
+        if not root.again:
             self.members.append(root.value)
         self.reads.update(scan.reads)
         self.inline.update(scan.inline)
@@ -345,7 +346,8 @@ class Fusion:
                 found += [g for g in self.groups if writers >> g.number & 1]
             if any(s != 0 for s in read.layout.strides):
                 shared += self.readers.get(id(read.value), ())
-        shared += [g for g in self.groups if g.frame.mode == "blocks" and g.frame == frame]
+        if frame.mode in WHOLE:
+            shared += [g for g in self.groups if g.frame == frame]
         unique = dict.fromkeys([*sorted(set(found), key=lambda g: -g.number), *reversed(shared)])
         return [g for g in unique if g.kind != "scatter"][:TRIES]
 
@@ -374,7 +376,7 @@ class Fusion:
 
     def _worthwhile(self, group: Group, scan: Scan, joint: Frame) -> bool:
         """Whether a root reads what the group computes or also reads; columns take no more work at every point."""
-        if scan.own or joint.mode == "blocks":
+        if scan.own or joint.mode in WHOLE:
             return True
         shared = {id(read.value) for read in group.reads if any(s != 0 for s in read.layout.strides)}
         return group.kind == "nest" and any(id(read.value) in shared for read in scan.reads)

@@ -26,7 +26,7 @@ from kiln.ops.kinds import COMPUTE
 from kiln.ops.scalar import LEAVES, Scalar, round_to, substitute, topological
 from kiln.passes.build import Builder, Use
 from kiln.passes.explore import Array, Read, mergeable
-from kiln.passes.fuse import Fusion, Group, factors
+from kiln.passes.fuse import Fusion, Group, Root, factors
 from kiln.passes.layout import Layout, numel
 from kiln.passes.prepare import BLOCK
 
@@ -111,16 +111,22 @@ def stride_class(stride: Dim) -> str:
 
 def _stores(fusion: Fusion, group: Group, builder: Builder) -> list[tuple[int, Scalar]]:
     """Operand and scalar of every root."""
-    found: list[tuple[Value, Array, Layout, Scalar]] = []
+    found: list[tuple[Root, Scalar]] = []
+    for value in group.members if group.frame.mode != "blocks" else ():
+        builder.member(value)
     for root in group.roots:
-        chain = fusion.explorer.chain_to(root.value.shape, group.frame)
         if group.frame.mode == "blocks":
             assert root.value.node is not None
-            value = builder.partial(root.value.node)
+            scalar = builder.partial(root.value.node)
         else:
-            value = builder.scalar(root.value, chain) if root.again else builder.root(root.value, chain)
-        found.append((root.value, root.array, fusion.stored(group, root), value))
-    return [(builder.operand(Use(v, a, v.dtype, "out", layout, False)), x) for v, a, layout, x in found]
+            scalar = builder.scalar(root.value, fusion.explorer.chain_to(root.value.shape, group.frame))
+        found.append((root, scalar))
+    return [(builder.operand(_target(fusion, group, root)), scalar) for root, scalar in found]
+
+
+def _target(fusion: Fusion, group: Group, root: Root) -> Use:
+    """Where a root is stored, as an operand."""
+    return Use(root.value, root.array, root.value.dtype, "out", fusion.stored(group, root), False)
 
 
 # -- nests ------------------------------------------------------------------------------------------
@@ -171,7 +177,7 @@ def _indexed(stores: list[tuple[int, Scalar]]) -> set[int]:
 def _nest(fusion: Fusion, group: Group) -> Lowered:
     """A nest over the group's frame."""
     frame = group.frame
-    builder = Builder(fusion.explorer, frame, group.own(fusion.explorer))
+    builder = Builder(fusion.explorer, frame)
     stores = _stores(fusion, group, builder)
     roles = "".join("r" if d in frame.reduced else "p" for d in range(len(frame.dims)))
     dims = _Dims(frame.dims, roles, builder.uses, _indexed(stores))
@@ -238,7 +244,7 @@ def _grain(cost: float, elements: Dim) -> Dim:
 def _blocks(fusion: Fusion, group: Group) -> list[Lowered]:
     """The partial results of reductions of everything: full blocks, then the rest."""
     frame = group.frame
-    builder = Builder(fusion.explorer, frame, {})
+    builder = Builder(fusion.explorer, frame)
     stores = _stores(fusion, group, builder)
     inputs = [u for u in builder.uses if u.mode == "in"]
     flat = _Dims(frame.dims, "r" * len(frame.dims), inputs, set())
@@ -267,21 +273,11 @@ def _matmul(fusion: Fusion, group: Group) -> Lowered:
     node = group.node
     assert node is not None
     dtype = node.inputs[0].dtype
-    builder = Builder(fusion.explorer, group.frame, group.own(fusion.explorer), 1)
-    product = round_to(Scalar("load", (), COMPUTE[dtype], 0), node.out.dtype)
-    builder.product = (id(node.out), product)
-    found: list[tuple[int, Scalar]] = []
-    for root in group.roots:
-        chain = fusion.explorer.chain_to(root.value.shape, group.frame)
-        if root.value is node.out:
-            value = Scalar("load", (), COMPUTE[dtype], 0)
-        else:
-            value = builder.scalar(root.value, chain) if root.again else builder.root(root.value, chain)
-        found.append((-1, value))
-    stores = []
-    for root, (_, value) in zip(group.roots, found):
-        use = Use(root.value, root.array, root.value.dtype, "out", fusion.stored(group, root), False)
-        stores.append((builder.operand(use), value))
+    builder = Builder(fusion.explorer, group.frame, 1)
+    total = Scalar("load", (), COMPUTE[dtype], 0)
+    builder.product(node.out, round_to(total, node.out.dtype))
+    stores = [(k, total if root.value is node.out else x)
+              for root, (k, x) in zip(group.roots, _stores(fusion, group, builder))]  # fmt: skip
     strides = [_whole(u.layout) if u.mode == "out" else u.layout.strides for u in builder.uses]
     operands = tuple(Operand(u.dtype, u.mode, tuple(map(stride_class, s))) for u, s in zip(builder.uses, strides))
     spec = MatmulSpec(dtype, operands, tuple(kind for kind, _ in builder.numbers), tuple(stores))

@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import os
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 BACKENDS = ("kiln", "torch")
@@ -42,7 +43,7 @@ def _pointwise(fn: Callable[..., Any] | None = None, **options: Any) -> Any:
     return fn if fn is not None else lambda f: f
 
 
-class Framework:
+class Framework(ModuleType):
     """A module of PyTorch's names, imported at the first attribute that is asked for.
 
     Being lazy keeps collection alive while a part of kiln is missing: the test that needs it fails, no other.
@@ -51,6 +52,7 @@ class Framework:
     def __init__(self, name: str) -> None:
         if name not in BACKENDS:
             raise ValueError(f"backend: expected one of {BACKENDS}, got {name!r}")
+        super().__init__(name)
         self.name = name
         self._extra: dict[str, Any] = {}
         if name == "torch":
