@@ -11,7 +11,7 @@ from typing import Any
 
 from kiln import _core, autograd, ops, printing
 from kiln.device import CPU
-from kiln.ops import creation, data, declare, getitem, pointwise, random, reduce, views
+from kiln.ops import creation, data, declare, getitem, parts, pointwise, random, reduce, views
 from kiln.ops.declare import dtype_name
 
 Tensor: Any = _core.Tensor
@@ -121,7 +121,7 @@ def _iterate(self: Any) -> Any:
     """The views along dim 0. TypeError for a tensor of no dims."""
     if self.ndim == 0:
         raise TypeError("iteration over a 0-d tensor")
-    return iter(views.unbind(self, 0))
+    return iter(parts.unbind(self, 0))
 
 
 def backward(
@@ -172,7 +172,7 @@ def attach() -> None:
     _core.set_operator("setitem", getitem.setitem)
     _core.set_core_function("add", pointwise.add.handle, ())
     _core.set_core_function("copy", pointwise.clone.handle, ())
-    _core.set_view_ops(views.as_strided.handle, views.write.handle)
+    _core.set_view_ops(views.as_strided.handle, views.write.handle, views.slice_.handle, views.reshape.handle)
     _core.set_core_function("sum_to", reduce.sum_to.handle, ("t", "t"))
 
 

@@ -75,6 +75,12 @@ void wrote(Tensor& target);
 
 Edge edge_of(Tensor& tensor);
 
+// A tensor with sizes but no storage.
+TensorRef shape_of(const Tensor& tensor);
+
+// Where a storage was last written in place; null if it was not.
+const SourceLine* last_write(const Storage& storage);
+
 // Makes `view` (if it shares x's memory) a view of what x is, or views.
 void set_base(Tensor& view, Tensor& x);
 

@@ -103,6 +103,11 @@ PyObject* number_object(const Number& number);
 Fn& fn_of(PyObject* op, PyObject* structure);  // the function of an Op object at this structure
 PyObject* op_operator(int slot, PyObject* const* args, size_t count);
 
+Fn* plain_binary(PyObject* function);          // of a pointwise Op object of two parameters, else null
+// The views of x along a dim: a range, or one place without the dim.
+TensorRef slice_view(Tensor& x, int dim, int64_t start, int64_t length, int64_t step);
+TensorRef select_view(Tensor& x, int dim, int64_t place);
+
 // Values that are about to be read, or written from outside: pending work is done first.
 inline void ready(Tensor& tensor) {
     if (tensor.storage) settle(*tensor.storage);
@@ -119,6 +124,7 @@ int add_dtypes(PyObject* module);
 int add_tensor(PyObject* module);
 int add_tensor_data(PyObject* module);
 int add_ops(PyObject* module);
+int add_operators(PyObject* module);
 int add_autograd(PyObject* module);
 int add_compiler(PyObject* module);
 

@@ -3,6 +3,9 @@
 
 #include "bind.h"
 
+#include <chrono>
+#include <thread>
+
 namespace kiln {
 
 namespace {
@@ -178,7 +181,14 @@ Object ask(const char* request, Object args) {
     }
     // A call up runs Python code of kiln's own: nothing of it is recorded or differentiated.
     Object name = checked(PyUnicode_FromString(request));
-    return checked(PyObject_CallFunctionObjArgs(compiler_function, name.get(), args.get(), nullptr));
+    PyObject* answer = PyObject_CallFunctionObjArgs(compiler_function, name.get(), args.get(), nullptr);
+    if (!answer && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) {
+        // Ctrl-C must not tear a call into halves: the answer is made all the same, the interrupt comes after it.
+        PyErr_Clear();
+        answer = PyObject_CallFunctionObjArgs(compiler_function, name.get(), args.get(), nullptr);
+        if (answer) PyErr_SetInterrupt();
+    }
+    return checked(answer);
 }
 
 template <class... Args>
@@ -382,6 +392,31 @@ std::unique_ptr<Program> region(const Recording& recording, const std::vector<bo
     Items fields(answer.get());
     outputs = slots_from(fields[1]);
     return program_from(fields[0]);
+}
+
+void log(bool warning, const std::string& text) { ask("log", "(is)", int(warning), text.c_str()); }
+
+bool forgive(const Error& error, std::string* text) {
+    if (error.kind != ErrorKind::python) {
+        *text = error.message;
+        return true;
+    }
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) return false;
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    Object owned[] = {Object::steal(type), Object::steal(value), Object::steal(traceback)};
+    Object described = Object::steal(PyObject_Str(value));
+    const char* words = described ? PyUnicode_AsUTF8(described.get()) : nullptr;
+    *text = concat(reinterpret_cast<PyTypeObject*>(type)->tp_name, ": ", words ? words : "no words for it");
+    PyErr_Clear();
+    return true;
+}
+
+void let_others_run() {
+    Py_BEGIN_ALLOW_THREADS
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+    Py_END_ALLOW_THREADS
 }
 
 }  // namespace compiler

@@ -44,22 +44,21 @@ PyTypeObject* region_type = nullptr;
 
 struct RegionObject {
     PyObject_HEAD
-    Region* region;
+    std::shared_ptr<Region>* region;  // a recording in progress keeps it too
 };
 
-Region& region_of(PyObject* object) { return *reinterpret_cast<RegionObject*>(object)->region; }
+const std::shared_ptr<Region>& region_of(PyObject* object) { return *reinterpret_cast<RegionObject*>(object)->region; }
 
 PyObject* region_new(PyTypeObject* type, PyObject* args, PyObject*) {
     const char* name;
-    int wait = 0, check = 0;
-    if (!PyArg_ParseTuple(args, "s|pp:Region", &name, &wait, &check)) return nullptr;
+    int wait = 0;
+    if (!PyArg_ParseTuple(args, "s|p:Region", &name, &wait)) return nullptr;
     PyObject* object = type->tp_alloc(type, 0);
     if (!object) return nullptr;
-    auto* region = new Region();
+    auto region = std::make_shared<Region>();
     region->name = name;
     region->wait = wait;
-    region->check = check;
-    reinterpret_cast<RegionObject*>(object)->region = region;
+    reinterpret_cast<RegionObject*>(object)->region = new std::shared_ptr<Region>(std::move(region));
     return object;
 }
 void region_dealloc(PyObject* object) {
@@ -74,26 +73,26 @@ PyObject* region_begin(PyObject* self, PyObject*) {
 }
 PyObject* region_end(PyObject*, PyObject* cause) {
     return guarded([&]() -> PyObject* {
-        end_recording(PyUnicode_AsUTF8(cause));
+        const char* text = PyUnicode_AsUTF8(PyUnicode_InternFromString(PyUnicode_AsUTF8(cause)));  // kept for explain()
+        end_recording(text);
         Py_RETURN_NONE;
     });
 }
 PyObject* region_stats(PyObject* self, PyObject*) {
-    const Region& region = region_of(self);
-    Object events = Object::steal(PyList_New(0));
-    for (const RegionEvent& e : region.events) {
-        Object item = Object::steal(Py_BuildValue("(ssKK)", e.what.c_str(), e.cause.c_str(), (unsigned long long)e.ops,
-                                                  (unsigned long long)e.launches));
-        if (!item || PyList_Append(events.get(), item.get()) < 0) return nullptr;
-    }
-    return Py_BuildValue("{sKsKsKsnsO}", "runs", (unsigned long long)region.runs, "compiles",
+    const Region& region = *region_of(self);
+    return Py_BuildValue("{sKsKsKsnsKsO}", "runs", (unsigned long long)region.runs, "compiles",
                          (unsigned long long)region.compiles, "replays", (unsigned long long)region.replays, "programs",
-                         Py_ssize_t(region.entries.size()), "events", events.get());
+                         Py_ssize_t(region.entries.size()), "forgotten", (unsigned long long)region.evicted, "off",
+                         region.off ? Py_True : Py_False);
+}
+PyObject* region_explain(PyObject* self, PyObject*) {
+    return guarded([&]() -> PyObject* { return PyUnicode_FromString(region_of(self)->explain().c_str()); });
 }
 PyMethodDef region_methods[] = {
     {"begin", region_begin, METH_NOARGS, "Starts recording on this thread, or joins what is being recorded."},
     {"end", region_end, METH_O, "Ends it; the outermost region runs what is pending. The argument says why."},
-    {"stats", region_stats, METH_NOARGS, "Counts, and the first events."},
+    {"stats", region_stats, METH_NOARGS, "Counts of runs, compiles, replays op by op, recordings known and forgotten."},
+    {"explain", region_explain, METH_NOARGS, "In plain words: what was recorded, why anew, what ended it, what it costs."},
     {nullptr, nullptr, 0, nullptr},
 };
 PyType_Slot region_slots[] = {
@@ -109,6 +108,13 @@ PyObject* flush(PyObject*, PyObject*) {
         if (Recording* recording = current_recording()) recording->flush("it was asked for");
         Py_RETURN_NONE;
     });
+}
+PyObject* set_check(PyObject*, PyObject* on) {
+    int wanted = PyObject_IsTrue(on);
+    if (wanted < 0) return nullptr;
+    bool before = checking();
+    set_checking(wanted);
+    return PyBool_FromLong(before);
 }
 PyObject* recording(PyObject*, PyObject*) { return PyBool_FromLong(current_recording() != nullptr); }
 
@@ -181,6 +187,7 @@ PyObject* profile_stop(PyObject*, PyObject*) {
 PyMethodDef functions[] = {
     {"flush", flush, METH_NOARGS, "Runs what is pending on this thread."},
     {"recording", recording, METH_NOARGS, "Whether ops are being recorded on this thread."},
+    {"set_check", set_check, METH_O, "Whether recorded programs are compared with their ops, bit by bit; gives what it was."},
     {"next_random", next_random, METH_O, "Reserves random numbers: (seed, first position)."},
     {"random_state", get_random, METH_NOARGS, "(seed, position)."},
     {"set_random_state", set_random, METH_VARARGS, "Sets (seed, position)."},
@@ -205,7 +212,7 @@ PyObject* make_module() {
     region_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&region_spec));
     if (!region_type || PyModule_AddObjectRef(module.get(), "Region", reinterpret_cast<PyObject*>(region_type)) < 0)
         return nullptr;
-    for (auto add : {add_dtypes, add_ops, add_tensor, add_tensor_data, add_autograd, add_compiler})
+    for (auto add : {add_dtypes, add_ops, add_operators, add_tensor, add_tensor_data, add_autograd, add_compiler})
         if (add(module.get()) < 0) return nullptr;
     return module.release();
 }

@@ -29,6 +29,7 @@ struct OpObject {
     PyObject* record;
     PyObject* functions;  // structure tuple -> capsule of its Fn
     Fn* plain;            // the Fn of the empty structure
+    bool operands_only;   // pointwise, without structure: every parameter is an operand
 };
 
 OpObject& op_of(PyObject* object) { return *reinterpret_cast<OpObject*>(object); }
@@ -289,10 +290,27 @@ void check_out(const OpObject& self, const Fn& fn, const Operands& operands, std
                " doesn't match the broadcast shape ", shape_text(shape));
 }
 
+// All operands given in order, tensors and numbers only: nothing to bind. False if it is not so.
+bool take_operands(OpObject& self, PyObject* const* args, size_t count, Operands& operands) {
+    if (!self.operands_only || count != self.params->size()) return false;
+    for (size_t i = 0; i < count; ++i) {
+        Operand& operand = operands.emplace_back();
+        if (is_tensor(args[i]))
+            operand.tensor = &tensor_of(args[i]);
+        else if (PyFloat_CheckExact(args[i]))
+            operand.number = Number::of(PyFloat_AS_DOUBLE(args[i]));
+        else
+            return false;
+    }
+    return true;
+}
+
 PyObject* op_vectorcall(PyObject* object, PyObject* const* args, size_t flags, PyObject* names) {
     return guarded([&]() -> PyObject* {
         OpObject& self = op_of(object);
         size_t count = size_t(PyVectorcall_NARGS(flags));
+        if (Operands operands; !names && take_operands(self, args, count, operands))
+            return wrap_results(call(plain_fn(self), {operands.data(), operands.size()}));
         Bound bound;
         bind(self, args, count, names, bound);
         Arguments arguments(self, bound);
@@ -355,6 +373,8 @@ PyObject* op_new(PyTypeObject* type, PyObject* args, PyObject*) {
             PyUnicode_InternInPlace(&param_name);
             self.params->push_back({param_name, letter[0], Py_NewRef(default_value)});
         }
+        self.operands_only = self.op->kind == OpKind::pointwise;
+        for (const Param& param : *self.params) self.operands_only &= param.kind == 'V';
         return object;
     });
 }
@@ -390,129 +410,6 @@ PyType_Slot op_slots[] = {
 PyType_Spec op_spec = {"kiln._core.Op", sizeof(OpObject), 0,
                        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR, op_slots};
 
-// ---- operators ----
-
-enum Slot { add, sub, mul, div, floordiv, mod, pow_, matmul, and_, or_, xor_, neg, invert, abs_, eq, ne, lt, le, gt, ge,
-            getitem, setitem, slot_count };
-const char* const slot_names[slot_count] = {"add", "sub", "mul", "div", "floor_divide", "remainder", "pow", "matmul",
-                                            "and", "or", "xor", "neg", "invert", "abs", "eq", "ne", "lt", "le", "gt",
-                                            "ge", "getitem", "setitem"};
-PyObject* operators[slot_count] = {};
-
-PyObject* set_operator(PyObject*, PyObject* args) {
-    const char* name;
-    PyObject* function;
-    if (!PyArg_ParseTuple(args, "sO:set_operator", &name, &function)) return nullptr;
-    for (int slot = 0; slot < slot_count; ++slot)
-        if (std::strcmp(slot_names[slot], name) == 0) {
-            Py_XSETREF(operators[slot], Py_NewRef(function));
-            Py_RETURN_NONE;
-        }
-    PyErr_Format(PyExc_ValueError, "set_operator: no operator '%s'", name);
-    return nullptr;
-}
-
-// lhs op rhs where both are tensors or numbers and the op is pointwise: no argument binding at all.
-PyObject* fast_binary(OpObject& self, PyObject* lhs, PyObject* rhs) {
-    Operand operands[2];
-    PyObject* sides[2] = {lhs, rhs};
-    for (int i = 0; i < 2; ++i) {
-        if (is_tensor(sides[i]))
-            operands[i].tensor = &tensor_of(sides[i]);
-        else if (!number_from(sides[i], &operands[i].number))
-            return Py_NewRef(Py_NotImplemented);
-    }
-    return wrap_results(call(plain_fn(self), operands));
-}
-
-PyObject* binary(Slot slot, PyObject* lhs, PyObject* rhs) {
-    return guarded([&]() -> PyObject* {
-        PyObject* function = operators[slot];
-        if (!function) return Py_NewRef(Py_NotImplemented);
-        if (Py_TYPE(function) == op_type && op_of(function).op->kind == OpKind::pointwise && op_of(function).params->size() == 2)
-            return fast_binary(op_of(function), lhs, rhs);
-        Number number;
-        for (PyObject* side : {lhs, rhs})
-            if (!is_tensor(side) && !number_from(side, &number)) return Py_NewRef(Py_NotImplemented);
-        PyObject* args[2] = {lhs, rhs};
-        return PyObject_Vectorcall(function, args, 2, nullptr);
-    });
-}
-
-template <Slot slot>
-PyObject* binary_slot(PyObject* lhs, PyObject* rhs) {
-    return binary(slot, lhs, rhs);
-}
-
-template <Slot slot>
-PyObject* unary_slot(PyObject* x) {
-    return operators[slot] ? PyObject_CallOneArg(operators[slot], x) : Py_NewRef(Py_NotImplemented);
-}
-
-// x op= y: the op with its result written into x.
-template <Slot slot>
-PyObject* inplace_slot(PyObject* lhs, PyObject* rhs) {
-    Number number;
-    if (!is_tensor(lhs) || !operators[slot]) return binary(slot, lhs, rhs);
-    if (!is_tensor(rhs) && !number_from(rhs, &number)) return PyErr_Occurred() ? nullptr : Py_NewRef(Py_NotImplemented);
-    static PyObject* names = Py_BuildValue("(s)", "out");
-    PyObject* args[3] = {lhs, rhs, lhs};
-    return PyObject_Vectorcall(operators[slot], args, 2, names);
-}
-
-PyObject* power(PyObject* lhs, PyObject* rhs, PyObject*) { return binary(pow_, lhs, rhs); }
-
-PyObject* get_item(PyObject* x, PyObject* index) {
-    PyObject* args[2] = {x, index};
-    return PyObject_Vectorcall(operators[getitem], args, 2, nullptr);
-}
-
-int set_item(PyObject* x, PyObject* index, PyObject* value) {
-    if (!value) {
-        PyErr_SetString(PyExc_TypeError, "Tensor does not support deleting items");
-        return -1;
-    }
-    PyObject* args[3] = {x, index, value};
-    Object result = Object::steal(PyObject_Vectorcall(operators[setitem], args, 3, nullptr));
-    return result ? 0 : -1;
-}
-
-// The one element, for bool(x), int(x), float(x).
-Number single(PyObject* self, const char* what) {
-    Tensor& x = tensor_of(self);
-    KILN_CHECK(x.numel == 1, value, what, ": only one element tensors can be converted to Python scalars, got shape ",
-               shape_text(x.sizes));
-    ready(x);
-    return read_element(x.dtype, x.data());
-}
-
-int tensor_bool(PyObject* self) {
-    return guarded([&] {
-        const Tensor& x = tensor_of(self);
-        KILN_CHECK(x.numel == 1, runtime, "Boolean value of Tensor with ", x.numel ? "more than one value" : "no values",
-                   " is ambiguous (shape ", shape_text(x.sizes), ")");
-        Number n = single(self, "bool()");
-        return int(n.kind == Kind::float_ ? n.real != 0 : n.integer != 0);
-    });
-}
-PyObject* tensor_int(PyObject* self) {
-    return guarded([&]() -> PyObject* {
-        Number n = single(self, "int()");
-        return n.kind == Kind::float_ ? PyLong_FromDouble(n.real) : PyLong_FromLongLong(n.integer);
-    });
-}
-PyObject* tensor_float(PyObject* self) {
-    return guarded([&]() -> PyObject* { return PyFloat_FromDouble(single(self, "float()").as_double()); });
-}
-PyObject* tensor_index(PyObject* self) {
-    return guarded([&]() -> PyObject* {
-        const Tensor& x = tensor_of(self);
-        KILN_CHECK(!is_float(x.dtype) && x.numel == 1, type,
-                   "only integer tensors of a single element can be converted to an index");
-        return PyLong_FromLongLong(single(self, "index").integer);
-    });
-}
-
 PyObject* set_symbolic_types(PyObject*, PyObject* types) {
     Py_XSETREF(symbolic_types, Py_NewRef(types));
     Py_RETURN_NONE;
@@ -546,18 +443,35 @@ Fn* write_fn(int ndim) {
     return &fn_of(write_op, structure.get());
 }
 
+// The functions of slice and reshape, by dim and by number of sizes; made when first asked for.
+PyObject* slice_op = nullptr;
+PyObject* reshape_op = nullptr;
+
+Fn& slice_fn(int dim) {
+    static SmallVector<Fn*, 8> known;
+    while (int(known.size()) <= dim) known.push_back(nullptr);
+    if (!known[size_t(dim)]) known[size_t(dim)] = &fn_of(slice_op, checked(Py_BuildValue("(s(i)i)", "t", dim, 3)).get());
+    return *known[size_t(dim)];
+}
+Fn& reshape_fn(int ndim) {
+    static SmallVector<Fn*, 8> known;
+    while (int(known.size()) <= ndim) known.push_back(nullptr);
+    if (!known[size_t(ndim)]) known[size_t(ndim)] = &fn_of(reshape_op, checked(Py_BuildValue("(si)", "t", ndim)).get());
+    return *known[size_t(ndim)];
+}
+
 PyObject* set_view_ops(PyObject*, PyObject* args) {
-    if (!PyArg_ParseTuple(args, "O!O!:set_view_ops", op_type, &as_strided_op, op_type, &write_op)) return nullptr;
-    Py_INCREF(as_strided_op);
-    Py_INCREF(write_op);
+    if (!PyArg_ParseTuple(args, "O!O!O!O!:set_view_ops", op_type, &as_strided_op, op_type, &write_op, op_type, &slice_op,
+                          op_type, &reshape_op))
+        return nullptr;
+    for (PyObject* op : {as_strided_op, write_op, slice_op, reshape_op}) Py_INCREF(op);
     core_fns().as_strided = as_strided_fn;
     core_fns().write = write_fn;
     Py_RETURN_NONE;
 }
 
 PyMethodDef functions[] = {
-    {"set_view_ops", set_view_ops, METH_VARARGS, "Tells the core the ops as_strided and write."},
-    {"set_operator", set_operator, METH_VARARGS, "Sets what an operator of Tensor calls."},
+    {"set_view_ops", set_view_ops, METH_VARARGS, "Tells the core the ops as_strided, write, slice and reshape."},
     {"set_symbolic_types", set_symbolic_types, METH_O, "Types whose arguments make a call be traced."},
     {"set_core_function", set_core_function, METH_VARARGS, "Tells the core which op adds, copies, sums to a shape."},
     {nullptr, nullptr, 0, nullptr},
@@ -565,35 +479,24 @@ PyMethodDef functions[] = {
 
 }  // namespace
 
-PyNumberMethods tensor_as_number = {
-    .nb_add = binary_slot<add>,
-    .nb_subtract = binary_slot<sub>,
-    .nb_multiply = binary_slot<mul>,
-    .nb_remainder = binary_slot<mod>,
-    .nb_power = power,
-    .nb_negative = unary_slot<neg>,
-    .nb_absolute = unary_slot<abs_>,
-    .nb_bool = tensor_bool,
-    .nb_invert = unary_slot<invert>,
-    .nb_and = binary_slot<and_>,
-    .nb_xor = binary_slot<xor_>,
-    .nb_or = binary_slot<or_>,
-    .nb_int = tensor_int,
-    .nb_float = tensor_float,
-    .nb_inplace_add = inplace_slot<add>,
-    .nb_inplace_subtract = inplace_slot<sub>,
-    .nb_inplace_multiply = inplace_slot<mul>,
-    .nb_floor_divide = binary_slot<floordiv>,
-    .nb_true_divide = binary_slot<div>,
-    .nb_inplace_true_divide = inplace_slot<div>,
-    .nb_index = tensor_index,
-    .nb_matrix_multiply = binary_slot<matmul>,
-};
-PyMappingMethods tensor_as_mapping = {.mp_subscript = get_item, .mp_ass_subscript = set_item};
+Fn* plain_binary(PyObject* function) {
+    if (Py_TYPE(function) != op_type) return nullptr;
+    OpObject& self = op_of(function);
+    return self.op->kind == OpKind::pointwise && self.params->size() == 2 ? &plain_fn(self) : nullptr;
+}
 
-PyObject* tensor_richcompare(PyObject* lhs, PyObject* rhs, int operation) {
-    static const Slot slots[] = {lt, le, eq, ne, gt, ge};
-    return binary(slots[operation], lhs, rhs);
+TensorRef slice_view(Tensor& x, int dim, int64_t start, int64_t length, int64_t step) {
+    Operand operands[4] = {{&x, {}}, {nullptr, Number::of(start)}, {nullptr, Number::of(length)}, {nullptr, Number::of(step)}};
+    return std::move(call(slice_fn(dim), operands)[0]);
+}
+
+TensorRef select_view(Tensor& x, int dim, int64_t place) {
+    TensorRef row = slice_view(x, dim, place, 1, 1);
+    Operands operands;
+    operands.push_back({row.get(), {}});
+    for (int d = 0; d < x.ndim(); ++d)
+        if (d != dim) operands.push_back({nullptr, Number::of(x.sizes[size_t(d)])});
+    return std::move(call(reshape_fn(x.ndim() - 1), {operands.data(), operands.size()})[0]);
 }
 
 Fn& fn_of(PyObject* op, PyObject* structure) {

@@ -296,7 +296,7 @@ int tensor_getbuffer(PyObject* self, Py_buffer* view, int flags) {
         KILN_CHECK(!(x.storage->read_only && (flags & PyBUF_WRITABLE)), buffer, "the tensor's memory is read-only");
         KILN_CHECK(!x.requires_grad(), buffer,
                    "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.");
-        ready(x);
+        settle(*x.storage, true);
         x.storage->public_ = true;
         int ndim = x.ndim();
         auto* dims = new Py_ssize_t[2 * std::max(ndim, 1)];

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "check.h"
 #include "op.h"
 #include "program.h"
 
@@ -53,6 +54,15 @@ std::vector<uint8_t> kernel_code(Kernel& kernel);
 // Null if it cannot be compiled (logged). `outputs`: the storage ordinal of each of its outputs.
 std::unique_ptr<Program> region(const Recording& recording, const std::vector<bool>& live,
                                 std::vector<int32_t>& outputs);
+
+// A line for the logger "kiln.compile".
+void log(bool warning, const std::string& text);
+
+// Whether an error is one that another way of running may not have: then it is put into words and gone.
+bool forgive(const Error& error, std::string* text);
+
+// Gives other threads of the interpreter a moment.
+void let_others_run();
 
 }  // namespace compiler
 }  // namespace kiln

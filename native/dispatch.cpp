@@ -111,6 +111,11 @@ TensorRef contiguous(const TensorRef& x) {
 }
 
 TensorRef full_like(const Tensor& x, double value) {
+    if (x.numel == 1 && !current_recording()) {
+        TensorRef out = new_tensor(x.dtype, x.sizes);
+        write_element(x.dtype, out->data(), Number::of(value));
+        return out;
+    }
     TensorRef out = fresh_tensor(x.dtype, x.sizes);
     Operand operand{nullptr, Number::of(value)};
     run(*core_fns().copy, {&operand, 1}, {&out, 1});

@@ -96,6 +96,8 @@ struct Fn {
     std::vector<std::pair<uint64_t, std::unique_ptr<Saves>>> saves;  // by which operands are arrays
     uint64_t flat_codes = 0;                        // of a pointwise function: what its last flat call looked like
     PointwiseEntry* flat_entry = nullptr;           // and the kernel found for it
+    uint64_t last_code = 0;                         // the look of the call it was last differentiated for
+    Fn* last_derivative = nullptr;                  // and the derivative found for it
     std::vector<Source> sources;                    // of a derivative
     std::vector<uint8_t> targets;                   // output k is the gradient of operand targets[k]
 };

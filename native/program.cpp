@@ -6,6 +6,7 @@
 
 #include "check.h"
 #include "compiler.h"
+#include "small_vector.h"
 #include "threads.h"
 
 namespace kiln {
@@ -17,7 +18,9 @@ Profile& profile() {
 
 KernelFunction code_of(Kernel& kernel) {
     if (!kernel.function) [[unlikely]] {
-        kernel.object = std::make_unique<KernelObject>(compiler::kernel_code(kernel));
+        auto object = std::make_unique<KernelObject>(compiler::kernel_code(kernel));
+        if (kernel.function) return kernel.function;  // another thread was faster
+        kernel.object = std::move(object);
         kernel.function = kernel.object->function();
     }
     return kernel.function;
@@ -91,9 +94,62 @@ void append_environment(const Operand& operand, Dims& environment) {
         for (int64_t stride : operand.tensor->strides) environment.push_back(stride);
 }
 
+namespace {
+
+constexpr size_t unplaced = ~size_t(0);
+
+// Gives temps their places in one block: each the lowest gap it fits in between its first use and its end.
+void lay_out(const Program& program, const int64_t* slots, TempPlan& plan) {
+    struct Range {
+        size_t begin, end;
+        uint32_t buffer;
+    };
+    std::vector<Range> taken;  // by begin
+    plan.offsets.assign(program.buffers.size(), unplaced);
+    plan.bytes = 0;
+    auto place = [&](uint32_t index) {
+        const Buffer& b = program.buffers[index];
+        if (b.kind != Buffer::temp || plan.offsets[index] != unplaced) return;
+        size_t size = checked_nbytes(slots[b.elements], b.itemsize);
+        size = (std::max<size_t>(size, 1) + memory_alignment - 1) / memory_alignment * memory_alignment;
+        size_t begin = 0;
+        auto at = taken.begin();
+        for (; at != taken.end() && at->begin - begin < size; ++at) begin = at->end;
+        taken.insert(at, {begin, begin + size, index});
+        plan.offsets[index] = begin;
+        plan.bytes = std::max(plan.bytes, begin + size);
+    };
+    for (const Step& step : program.steps) {
+        if (step.kernel < 0)
+            std::erase_if(taken, [&](const Range& r) { return r.buffer == step.buffer; });
+        else
+            for (const Pointer& p : step.pointers) place(p.buffer);
+    }
+}
+
+// The plan for these sizes: the last one, if they are the same.
+const TempPlan& plan_temps(const Program& program, const int64_t* slots) {
+    TempPlan& plan = program.temps;
+    bool same = plan.offsets.size() == program.buffers.size();
+    plan.sizes.resize(program.buffers.size());
+    for (size_t i = 0; i < program.buffers.size(); ++i) {
+        const Buffer& b = program.buffers[i];
+        if (b.kind != Buffer::temp || (same && plan.sizes[i] == slots[b.elements])) continue;
+        plan.sizes[i] = slots[b.elements];
+        same = false;
+    }
+    if (!same) lay_out(program, slots, plan);
+    return plan;
+}
+
+}  // namespace
+
 void run(const Program& program, const int64_t* slots, void* const* inputs, std::span<const StorageRef> outputs) {
-    std::vector<StorageRef> temps(program.buffers.size());
-    std::vector<void*> pointers;
+    // What can fail, or let another thread run this program too, comes before the first launch.
+    for (const KernelPtr& kernel : program.kernels) code_of(*kernel);
+    const TempPlan& plan = plan_temps(program, slots);
+    StorageRef temps = plan.bytes ? allocate(plan.bytes) : StorageRef();
+    SmallVector<void*, 16> pointers;
     Dims args;
     auto address = [&](const Pointer& p) -> void* {
         const Buffer& b = program.buffers[p.buffer];
@@ -102,18 +158,12 @@ void run(const Program& program, const int64_t* slots, void* const* inputs, std:
             base = static_cast<std::byte*>(inputs[b.index]);
         else if (b.kind == Buffer::output)
             base = static_cast<std::byte*>(outputs[b.index]->data);
-        else {
-            StorageRef& temp = temps[p.buffer];
-            if (!temp) temp = allocate(checked_nbytes(slots[b.elements], b.itemsize));
-            base = static_cast<std::byte*>(temp->data);
-        }
+        else
+            base = static_cast<std::byte*>(temps->data) + plan.offsets[p.buffer];
         return p.offset < 0 ? base : base + slots[p.offset] * int64_t(p.itemsize);
     };
     for (const Step& step : program.steps) {
-        if (step.kernel < 0) {
-            temps[step.buffer].reset();
-            continue;
-        }
+        if (step.kernel < 0) continue;
         pointers.resize(step.pointers.size());
         for (size_t i = 0; i < pointers.size(); ++i) pointers[i] = address(step.pointers[i]);
         args.resize(step.args.size());

@@ -62,6 +62,13 @@ struct Check {
     int32_t a, b;  // slots that must be equal
 };
 
+// Where temps lie in the one block a run allocates, for the sizes it last ran at.
+struct TempPlan {
+    std::vector<int64_t> sizes;   // in elements, per buffer
+    std::vector<size_t> offsets;  // in bytes, per buffer
+    size_t bytes = 0;
+};
+
 // Slots 0..environment-1 are filled by the caller, then one per expression.
 struct Program {
     std::string name;
@@ -72,6 +79,7 @@ struct Program {
     std::vector<Step> steps;
     std::vector<Output> outputs;
     std::vector<KernelPtr> kernels;
+    mutable TempPlan temps;
 
     uint32_t slots() const { return environment + uint32_t(exprs.size()); }
 };
@@ -83,7 +91,7 @@ void evaluate(std::span<const SizeExpr> exprs, uint32_t environment, int64_t* sl
 // The sizes of output k.
 Dims output_sizes(const Program& program, size_t k, const int64_t* slots);
 
-// Runs the launches. `inputs[i]`: address of element 0 of input i; `outputs[j]`: storage of output j, memory
+// Runs the launches; memory for temps is there before the first. `inputs[i]`: address of element 0 of input i; `outputs[j]`: storage of output j, memory
 // for it already there.
 void run(const Program& program, const int64_t* slots, void* const* inputs, std::span<const StorageRef> outputs);
 

@@ -11,24 +11,15 @@ namespace kiln {
 
 namespace {
 
-constexpr size_t most_ops = 20000;                // a recording past this flushes itself
-constexpr size_t most_bytes = size_t(1) << 30;    // of results nobody but the recording may hold
-constexpr size_t most_entries = 256;              // programs remembered per region
-constexpr size_t most_events = 64;
-constexpr size_t shape_only = ~size_t(0);         // nbytes of a storage that never has values
+constexpr size_t most_ops = 20000;              // a recording past this flushes itself
+constexpr size_t most_bytes = size_t(1) << 30;  // the same, of memory nobody but the recording holds
 
 thread_local struct {
-    std::vector<std::unique_ptr<Recording>> stack;  // one recording; nested regions join it
+    std::unique_ptr<Recording> recording;  // nested regions join it
+    std::vector<char> entered;             // per region on this thread: whether it counts
     int depth = 0;
     bool paused = false;
 } state;
-
-// Gives a storage without memory the memory of another.
-void take_memory(Storage& to, Storage& from) {
-    std::swap(to.data, from.data);
-    std::swap(to.size_class, from.size_class);
-    std::swap(to.nbytes, from.nbytes);
-}
 
 StorageRef reserve(size_t nbytes) {
     StorageRef storage = allocate(0);
@@ -75,32 +66,65 @@ bool is_expansion(const Tensor& x, const int64_t* sizes, int ndim) {
     return true;
 }
 
-void note(Region& region, const char* what, const char* cause, size_t ops, size_t launches) {
-    if (region.events.size() < most_events) region.events.push_back({what, cause, ops, launches});
-}
-
 }  // namespace
 
-Recording* current_recording() {
-    if (state.paused || state.stack.empty()) return nullptr;
-    return state.stack.back().get();
-}
+Recording* current_recording() { return state.paused ? nullptr : state.recording.get(); }
 
-void begin_recording(Region& region) {
-    if (state.depth++ == 0) state.stack.push_back(std::make_unique<Recording>(region));
+void begin_recording(const std::shared_ptr<Region>& region) {
+    bool counts = state.depth > 0 || !region->off;
+    if (counts && state.depth++ == 0) state.recording = std::make_unique<Recording>(region);
+    state.entered.push_back(counts);
 }
 
 void end_recording(const char* cause) {
-    if (--state.depth > 0) return;
-    struct Pop {
-        ~Pop() { state.stack.pop_back(); }
-    } pop;
-    state.stack.back()->flush(cause);
+    bool counts = state.entered.back();
+    state.entered.pop_back();
+    if (!counts || --state.depth > 0) return;
+    // Still this thread's recording while it runs: values made by the flush are found in it.
+    struct Drop {
+        ~Drop() { std::unique_ptr<Recording> ended = std::move(state.recording); }
+    } drop;
+    state.recording->flush(cause);
+}
+
+PauseRecording::PauseRecording() : before_(std::exchange(state.paused, true)) {}
+PauseRecording::~PauseRecording() { state.paused = before_; }
+
+void take_memory(Storage& to, Storage& from) {
+    std::swap(to.data, from.data);
+    std::swap(to.size_class, from.size_class);
+    std::swap(to.nbytes, from.nbytes);
 }
 
 void settle(Storage& storage, bool for_write) {
-    auto* recording = static_cast<Recording*>(storage.recording);
-    if (recording && (for_write || recording->pending(storage))) recording->flush(for_write ? "a write" : "a value was read");
+    if (auto* recording = static_cast<Recording*>(storage.recording); recording) [[unlikely]]
+        if (for_write || recording->pending(storage)) recording->flush(for_write ? "of a write" : "a value was read");
+    KILN_CHECK(storage.data || storage.nbytes == shape_only, runtime,
+               "the value was never computed: what was to run before it failed or was interrupted");
+}
+
+void settle_target(Storage& storage) {
+    if (auto* recording = static_cast<Recording*>(storage.recording)) recording->flush("of a write");
+    if (!storage.data) take_memory(storage, *allocate(storage.nbytes));
+}
+
+Recording::Recording(std::shared_ptr<Region> region)
+    : region_(std::move(region)), keep_words_(checking()), timed_(region_->measuring > 0), recount_(most_bytes) {}
+
+// Another thread may be running what was recorded here so far.
+void Recording::wait_until_idle() const {
+    while (flushing_ && flusher_ != std::this_thread::get_id()) compiler::let_others_run();
+}
+
+bool Recording::holds_too_much() {
+    if (bytes_ < recount_) [[likely]]
+        return false;
+    size_t alone = 0;
+    for (const RecordedStorage& s : storages_)
+        if (s.storage->refcount == 1 && s.storage->nbytes != shape_only) alone += s.storage->nbytes;
+    if (alone >= most_bytes) return true;
+    recount_ = bytes_ + (most_bytes - alone);
+    return false;
 }
 
 TensorRef fresh_tensor(DType dtype, const Dims& sizes) {
@@ -124,18 +148,20 @@ TensorRef Recording::tensor_of(const RecordedArg& arg) const {
 }
 
 bool Recording::accepts(std::span<const Operand> operands, std::span<const TensorRef> out) {
+    wait_until_idle();
     if (ops_.size() >= most_ops) flush("the recording grew to its bound");
-    if (bytes_ >= most_bytes) flush("the recording held too many bytes");
+    if (holds_too_much()) flush("the recording held too many bytes");
     for (const Operand& operand : operands) {
         if (!operand.tensor) continue;
         Storage* storage = operand.tensor->storage.get();
-        if (storage && storage->recording && storage->recording != this) settle(*storage);
+        if (!storage) continue;
+        if (storage->recording != this && (storage->recording || !storage->data)) settle(*storage, true);
         if (operand.tensor->ndim() > 24) return false;
     }
     for (const TensorRef& target : out) {
         if (target->storage->recording && target->storage->recording != this) settle(*target->storage, true);
         if (target->storage->public_) {
-            flush("a write to memory that others can see");
+            flush("of a write to memory that others can see");
             return false;
         }
     }
@@ -154,6 +180,7 @@ int32_t Recording::add_storage(StorageRef storage, const Tensor& like, bool pend
     }
     storage->recording = this;
     storage->recording_id = int32_t(storages_.size());
+    if (storage->nbytes != shape_only) bytes_ += storage->nbytes;
     storages_.push_back(std::move(entry));
     return storages_.back().storage->recording_id;
 }
@@ -198,13 +225,26 @@ RecordedArg Recording::describe_arg(Tensor& tensor) {
 }
 
 void Recording::mix_arg(const RecordedArg& arg) {
-    hash_.mix(uint64_t(arg.cls) | uint64_t(arg.dtype) << 8 | uint64_t(arg.ndim) << 16 | uint64_t(uint32_t(arg.storage)) << 32);
+    mix(uint64_t(arg.cls) | uint64_t(arg.dtype) << 8 | uint64_t(arg.ndim) << 16 | uint64_t(uint32_t(arg.storage)) << 32);
     if (arg.cls == ArgClass::number) return;
-    hash_.mix(arg.ones | uint64_t(storages_[arg.storage].flat) << 63);
-    if (arg.cls == ArgClass::strided) hash_.mix(arg.classes);
+    const RecordedStorage& s = storages_[arg.storage];
+    mix(arg.ones | uint64_t(s.flat) << 63 | uint64_t(s.pending) << 62 | uint64_t(s.storage->nbytes == shape_only) << 61 |
+        uint64_t(s.dtype) << 48);
+    if (arg.cls == ArgClass::strided) mix(arg.classes);
+}
+
+RecordedArg Recording::describe_number(const Number& number) {
+    RecordedArg arg;
+    arg.dtype = number.kind == Kind::float_  ? DType::float64
+                : number.kind == Kind::bool_ ? DType::bool_
+                                             : DType::int64;
+    arg.slot = uint32_t(environment_.size());
+    environment_.push_back(bits_of(number));
+    return arg;
 }
 
 Results Recording::append(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, bool hidden) {
+    Stopwatch watch(timed_ ? &seconds_ : nullptr);
     // Memory that others can see is read now: what they write later must not be noticed.
     Results snapshots;
     Operands own;
@@ -227,19 +267,14 @@ Results Recording::append(Fn& fn, std::span<const Operand> operands, std::span<c
         for (const TensorRef& target : out) results.push_back(target);
     RecordedOp op{&fn, hidden, !out.empty(), uint32_t(args_.size()), uint32_t(operands.size()), uint32_t(outs_.size()),
                   uint32_t(results.size())};
-    hash_.mix(fn.id | uint64_t(hidden) << 32 | uint64_t(op.writes) << 33 | uint64_t(op.args) << 40 | uint64_t(op.outs) << 52);
+    mix(fn.id | uint64_t(hidden) << 32 | uint64_t(op.writes) << 33 | uint64_t(op.outs) << 40);
+    mix(op.args);
     for (const Operand& operand : given) {
         if (operand.tensor) {
             args_.push_back(describe_arg(*operand.tensor));
             if (operand.tensor->storage->nbytes == shape_only) storages_[args_.back().storage].pending = false;
         } else {
-            RecordedArg arg;
-            arg.dtype = operand.number.kind == Kind::float_  ? DType::float64
-                        : operand.number.kind == Kind::bool_ ? DType::bool_
-                                                             : DType::int64;
-            arg.slot = uint32_t(environment_.size());
-            environment_.push_back(bits_of(operand.number));
-            args_.push_back(arg);
+            args_.push_back(describe_number(operand.number));
         }
         mix_arg(args_.back());
     }
@@ -258,10 +293,7 @@ Results Recording::append(Fn& fn, std::span<const Operand> operands, std::span<c
 
 Results Recording::append_new(Fn& fn, std::span<const Operand> operands, bool hidden) {
     Results results;
-    auto add = [&](DType dtype, const Dims& sizes) {
-        results.push_back(fresh_tensor(dtype, sizes));
-        bytes_ += results.back()->storage->nbytes;
-    };
+    auto add = [&](DType dtype, const Dims& sizes) { results.push_back(fresh_tensor(dtype, sizes)); };
     if (fn.cls == FnClass::pointwise) {
         Dims shape = broadcast_shape(fn, operands);
         for (DType dtype : pointwise_dtypes(fn, operands)) add(dtype, shape);
@@ -277,117 +309,23 @@ Results Recording::append_new(Fn& fn, std::span<const Operand> operands, bool hi
     return results;
 }
 
-// First sight: every op runs as it would have, on kernels that are ready.
-void Recording::replay_ops() {
-    for (const RecordedOp& op : ops_) {
-        std::vector<TensorRef> tensors;
-        Operands operands;
-        for (uint32_t i = 0; i < op.args; ++i) {
-            const RecordedArg& arg = args_[op.first_arg + i];
-            if (arg.cls == ArgClass::number) {
-                int64_t bits = environment_[arg.slot];
-                Number number = arg.dtype == DType::float64 ? Number::of(std::bit_cast<double>(bits))
-                                : arg.dtype == DType::bool_ ? Number::of(bits != 0)
-                                                            : Number::of(bits);
-                operands.push_back({nullptr, number});
-            } else {
-                tensors.push_back(tensor_of(arg));
-                operands.push_back({tensors.back().get(), {}});
-            }
-        }
-        Results targets;
-        if (op.writes)
-            for (uint32_t k = 0; k < op.outs; ++k) {
-                Storage& storage = *storages_[outs_[op.first_out + k].storage].storage;
-                if (!storage.data) take_memory(storage, *allocate(storage.nbytes));
-                targets.push_back(tensor_of(outs_[op.first_out + k]));
-            }
-        Results results =
-            execute(*op.fn, {operands.data(), operands.size()}, {targets.data(), targets.size()}, op.hidden);
-        if (op.writes) continue;
-        for (uint32_t k = 0; k < op.outs; ++k)
-            take_memory(*storages_[outs_[op.first_out + k].storage].storage, *results[k]->storage);
-    }
-}
-
-void Recording::run_variant(const RegionVariant& variant) {
-    const Program& program = *variant.program;
-    Dims slots(environment_);
-    slots.resize(program.slots());
-    if (!evaluate(program, slots.data())) raise(ErrorKind::internal, "a recorded program does not fit its recording");
-    std::vector<void*> inputs;
-    for (const RecordedStorage& s : storages_)
-        if (!s.pending) inputs.push_back(s.storage->data);
-    std::vector<StorageRef> outputs;
-    for (int32_t index : variant.outputs) outputs.push_back(storages_[index].storage);
-    for (StorageRef& output : outputs)  // all memory before the first write
-        if (!output->data) take_memory(*output, *allocate(output->nbytes));
-    run(program, slots.data(), inputs.data(), outputs);
-}
-
-bool Recording::run_program(RegionEntry& entry, const std::vector<bool>& live) {
-    auto covers = [&](const RegionVariant& variant) {
-        for (size_t i = 0; i < live.size(); ++i)
-            if (live[i] && !variant.live[i]) return false;
-        return true;
-    };
-    for (const RegionVariant& variant : entry.variants)
-        if (covers(variant)) {
-            run_variant(variant);
-            return true;
-        }
-    if (entry.failed || (entry.seen < 2 && !region_->wait)) return false;
-    RegionVariant made;
-    made.live = live;
-    for (const RegionVariant& variant : entry.variants)
-        for (size_t i = 0; i < live.size(); ++i) made.live[i] = made.live[i] || variant.live[i];
-    made.program = compiler::region(*this, made.live, made.outputs);
-    if (!made.program) {
-        entry.failed = true;
-        return false;
-    }
-    ++region_->compiles;
-    note(*region_, "compiled", "", ops_.size(), made.program->steps.size());
-    entry.variants.clear();
-    entry.variants.push_back(std::move(made));
-    run_variant(entry.variants.back());
-    return true;
-}
-
 void Recording::flush(const char* cause) {
-    if (ops_.empty() || flushing_) {
-        if (!flushing_) clear();
-        return;
-    }
-    struct Flushing {
+    wait_until_idle();
+    if (flushing_) return;  // from inside its own flush: what is not there yet, settle() refuses
+    if (ops_.empty()) return clear();
+    struct Mark {
         Recording& recording;
-        bool paused = state.paused;
-        explicit Flushing(Recording& r) : recording(r) {
-            state.paused = true;
+        explicit Mark(Recording& r) : recording(r) {
             r.flushing_ = true;
+            r.flusher_ = std::this_thread::get_id();
         }
-        ~Flushing() {
-            state.paused = paused;
-            recording.flushing_ = false;
+        ~Mark() {
             recording.clear();
+            recording.flushing_ = false;
         }
-    } flushing(*this);
-    std::vector<bool> live;
-    for (const RecordedStorage& s : storages_) live.push_back(s.pending ? s.storage->refcount > 1 : s.written);
-    if (region_->entries.size() >= most_entries && !region_->entries.contains(hash_)) {
-        note(*region_, "forgot its programs", "too many different recordings", 0, 0);
-        region_->entries.clear();
-    }
-    RegionEntry& entry = region_->entries[hash_];
-    ++entry.seen;
-    if (run_program(entry, live)) {
-        ++region_->runs;
-        note(*region_, "ran", cause, ops_.size(), 0);
-    } else {
-        ++region_->replays;
-        note(*region_, entry.failed ? "ran op by op" : "first sight", cause, ops_.size(), 0);
-        replay_ops();
-    }
+    } mark(*this);
+    PauseRecording pause;
+    run_recording(*this, cause);
 }
 
 void Recording::clear() {
@@ -402,7 +340,12 @@ void Recording::clear() {
     std::vector<RecordedStorage> dying;
     std::swap(dying, storages_);
     hash_ = Hash128();
+    words_.clear();
+    keep_words_ = checking();
+    timed_ = region_->measuring > 0;
     bytes_ = 0;
+    recount_ = most_bytes;
+    seconds_ = 0;
 }
 
 }  // namespace kiln

@@ -2,6 +2,7 @@
 // program that runs it.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -15,6 +16,21 @@
 #include "tensor.h"
 
 namespace kiln {
+
+// Adds the time it lives to a total, if there is one.
+class Stopwatch {
+public:
+    explicit Stopwatch(double* total) : total_(total) {
+        if (total_) start_ = std::chrono::steady_clock::now();
+    }
+    ~Stopwatch() {
+        if (total_) *total_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+    }
+
+private:
+    double* total_;
+    std::chrono::steady_clock::time_point start_;
+};
 
 struct RecordedStorage {
     StorageRef storage;
@@ -46,10 +62,12 @@ public:
     std::span<const RecordedStorage> storages() const { return storages_; }
     const Dims& environment() const { return environment_; }
     Region& region() const { return *region_; }
+    const Hash128& hash() const { return hash_; }
+    std::span<const uint64_t> words() const { return words_; }
+    double seconds() const { return seconds_; }
     TensorRef tensor_of(const RecordedArg& arg) const;
 
 private:
-    friend class Flush;
     void mix(uint64_t word) {
         hash_.mix(word);
         if (keep_words_) [[unlikely]]
@@ -80,6 +98,9 @@ private:
     bool flushing_ = false;
     std::thread::id flusher_;
 };
+
+// Runs what was recorded, as a program or op by op (flush.cpp). The recording stays as it is.
+void run_recording(Recording& recording, const char* cause);
 
 // The recording ops of this thread are appended to; null outside compiled regions and during a flush.
 Recording* current_recording();

@@ -86,6 +86,7 @@ struct RegionEntry {
     std::shared_ptr<RegionVariant> variant;
     RegionTimes times;
     bool failed = false;   // compiling it failed: runs op by op
+    bool measuring = false;  // its next runs are timed
     bool decided = false;  // whether its program pays is known
     bool slower = false;   // it does not: runs op by op
 };

@@ -51,7 +51,7 @@ void release(Tensor* tensor) {
 }
 
 AutogradMeta& ensure_meta(Tensor& tensor) {
-    if (!tensor.meta) tensor.meta = MetaRef(new AutogradMeta());
+    if (!tensor.meta) tensor.meta = MetaRef(new_meta());
     return *tensor.meta;
 }
 

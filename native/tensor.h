@@ -202,6 +202,7 @@ struct Tensor {
     std::byte* data() const { return static_cast<std::byte*>(storage->data) + offset * int64_t(itemsize(dtype)); }
 };
 
+AutogradMeta* new_meta();
 AutogradMeta& ensure_meta(Tensor& tensor);
 
 // A tensor over new memory (or, with `storage`, over that), contiguous. Sizes must not be negative.

@@ -1,7 +1,7 @@
-"""Runs a plan: with NumPy (what its kernels mean, for tests of the passes alone) or with its compiled kernels.
+"""Runs a plan: with NumPy (what its kernels mean) or with its compiled kernels.
 
-With NumPy, nests become whole-array evaluation; reductions use the interpreter's folds, so results are exact, and
-every access is checked against its buffer. Compiled kernels are called for two ranges of their units.
+With NumPy, nests become whole-array evaluation; reductions use the interpreter's folds, so results are exact,
+and every access is checked against its buffer. Compiled kernels are called for two ranges of their units.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from codegen_peer import load_object
 
 from kiln.codegen.nest import Nest
 from kiln.graph.graph import Graph, building
-from kiln.graph.interpret import _inside, _less, _greater, memory_dtype, reduce_last, scalar_on
+from kiln.graph.interpret import _greater, _inside, _less, memory_dtype, reduce_last, scalar_on
 from kiln.graph.size import evaluate
 from kiln.graph.slots import array_input
 from kiln.ops import scalar as sc
@@ -39,7 +39,11 @@ class Runner:
         self.bases: dict[int, tuple[Array, int]] = {}
         for value, given in zip(graph.inputs, inputs):
             if value.weak:
-                bits = struct.unpack("<q", struct.pack("<d", given))[0] if value.dtype == "float64" else int(given)
+                bits = (
+                    struct.unpack("<q", struct.pack("<d", given))[0]
+                    if value.dtype == "float64"
+                    else int(given)
+                )
                 self.slots.append(bits)
             else:
                 self.slots += given.shape
@@ -77,7 +81,9 @@ class Runner:
             return np.array(self.inputs[buffer.index])
         return self.memory[number].view(memory_dtype(dtype))[: int(np.prod(shape))].reshape(shape)
 
-    def _operand(self, pointer: tuple[int, Any, int], dtype: str, sizes: list[int], strides: list[int]) -> Array:
+    def _operand(
+        self, pointer: tuple[int, Any, int], dtype: str, sizes: list[int], strides: list[int]
+    ) -> Array:
         """A strided array over a buffer, bounds checked."""
         number, offset, itemsize = pointer
         assert np.dtype(memory_dtype(dtype)).itemsize == itemsize
@@ -154,7 +160,9 @@ class Runner:
                     return np.array(struct.unpack("<d", struct.pack("<q", numbers[node.data]))[0])
                 return np.array(numbers[node.data], np.int64)
             if node.op == "index":
-                return np.arange(sizes[node.data]).reshape([-1 if d == node.data else 1 for d in range(len(sizes))])
+                return np.arange(sizes[node.data]).reshape(
+                    [-1 if d == node.data else 1 for d in range(len(sizes))]
+                )
             pointer, operand, strides, _ = arrays[node.data]
             return _inside(operand.dtype, self._operand(pointer, operand.dtype, sizes, strides))
 
@@ -169,15 +177,23 @@ class Runner:
                 x = evaluate_scalars([node.args[0]], leaf, gather)[0]
                 x = np.broadcast_to(x, np.broadcast_shapes(x.shape, tuple(sizes)))
                 kept = [d for d in range(len(sizes)) if d not in reduced]
-                rows = x.transpose([*kept, *reduced]).reshape([sizes[d] for d in kept] + [-1]) if x.size else np.empty(
-                    [sizes[d] for d in kept] + [int(np.prod([sizes[d] for d in reduced]))], x.dtype)
+                rows = (
+                    x.transpose([*kept, *reduced]).reshape([sizes[d] for d in kept] + [-1])
+                    if x.size
+                    else np.empty(
+                        [sizes[d] for d in kept] + [int(np.prod([sizes[d] for d in reduced]))], x.dtype
+                    )
+                )
                 out = _sequential(node.op, rows) if nest.sequential else reduce_last(node.op, rows)
                 done[id(node)] = out.reshape([1 if d in reduced else sizes[d] for d in range(len(sizes))])
         values = [np.array(v) for v in evaluate_scalars([x for _, x in nest.stores], leaf, gather)]
         for (k, _), value in zip(nest.stores, values):
             pointer, operand, strides, _ = arrays[k]
             point = any(strides[d] != 0 for d in reduced) or any(
-                n != 1 for d, n in enumerate(np.shape(value)[-len(sizes):]) if d in reduced and np.ndim(value) == len(sizes))
+                n != 1
+                for d, n in enumerate(np.shape(value)[-len(sizes) :])
+                if d in reduced and np.ndim(value) == len(sizes)
+            )
             shape = [1 if d in reduced and not point else n for d, n in enumerate(sizes)]
             target = self._operand(pointer, operand.dtype, shape, strides)
             target[...] = _encode(operand.dtype, np.broadcast_to(value, shape))
@@ -215,7 +231,7 @@ class Runner:
         along, bound, sizes = args[0], args[1], args[2 : dims + 1]
         rest = args[dims + 1 :]
         out = self._operand(pointers[0], spec.dtype, [bound, *sizes], rest[:dims])
-        index = self._operand(pointers[1], spec.index, [along, *sizes], rest[dims : 2 * dims])
+        index = self._operand(pointers[1], spec.positions, [along, *sizes], rest[dims : 2 * dims])
         source = self._operand(pointers[2], spec.dtype, [along, *sizes], rest[2 * dims :])
         for i in range(along):
             for column in np.ndindex(*sizes):
@@ -246,8 +262,13 @@ def _window(base: Array) -> tuple[Array, int]:
     low = sum((n - 1) * s for n, s in zip(base.shape, steps) if s < 0)
     high = sum((n - 1) * s for n, s in zip(base.shape, steps) if s > 0)
     first = base[tuple(-1 if s < 0 else 0 for s in steps)] if base.ndim else base
-    origin = np.lib.stride_tricks.as_strided(base[tuple(slice(-1, None) if s < 0 else slice(0, 1) for s in steps)]
-                                             if base.ndim else base.reshape(1), (high - low + 1,), (itemsize,))
+    origin = np.lib.stride_tricks.as_strided(
+        base[tuple(slice(-1, None) if s < 0 else slice(0, 1) for s in steps)]
+        if base.ndim
+        else base.reshape(1),
+        (high - low + 1,),
+        (itemsize,),
+    )
     del first
     return origin, -low
 
@@ -271,7 +292,14 @@ def _encode(dtype: str, x: Array) -> Array:
 
 def _sequential(name: str, x: Array) -> Array:
     """Elements one after the other."""
-    step = {"sum": np.add, "prod": np.multiply, "max": _greater, "min": _less, "all": np.logical_and, "any": np.logical_or}
+    step = {
+        "sum": np.add,
+        "prod": np.multiply,
+        "max": _greater,
+        "min": _less,
+        "all": np.logical_and,
+        "any": np.logical_or,
+    }
     if x.shape[-1] == 0:
         return reduce_last(name, x)
     total = x[..., 0]
@@ -287,7 +315,11 @@ def product(a: Array, b: Array, kind: str) -> Array:
         chain = np.zeros((*a.shape[:-1], b.shape[-1]), a.dtype)
         for p in range(start, min(start + 512, a.shape[-1])):
             column, row = a[..., :, p, None], b[..., None, p, :]
-            chain = scalar_on(sc.fma, column, row, chain, types=[kind] * 3) if kind in sc.FLOATS else chain + column * row
+            chain = (
+                scalar_on(sc.fma, column, row, chain, types=[kind] * 3)
+                if kind in sc.FLOATS
+                else chain + column * row
+            )
         total = chain if total is None else total + chain
     return np.zeros((*a.shape[:-1], b.shape[-1]), a.dtype) if total is None else total
 
@@ -313,7 +345,7 @@ Spec = tuple[str, tuple[bool, ...]] | tuple[str, tuple[bool, ...], bool] | str
 
 
 def trace(function: Any, *specs: Spec) -> Graph:
-    """The graph of a function: an array input per (dtype, which dims are 1[, strided]), a number per dtype name."""
+    """A function's graph: an array per (dtype, which dims are 1[, strided]), a number per dtype name."""
     graph = Graph()
     values = [graph.add_number(s) if isinstance(s, str) else array_input(graph, *s) for s in specs]
     with building(graph):

@@ -144,6 +144,20 @@ def test_map_layouts(shape: tuple[int, int, int], rng: np.random.Generator) -> N
     check(nest, list(shape), arrays, [1.5, 7], cuts=[1, 4])
 
 
+@pytest.mark.parametrize("shape", [(1, 70, 33), (2, 16, 16), (3, 15, 40), (2, 37, 5), (1, 130, 64), (0, 20, 20)])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "bool"])
+def test_map_transposed(dtype: str, shape: tuple[int, int, int], rng: np.random.Generator) -> None:
+    a, b = draw(rng, (shape[0], shape[2], shape[1]), dtype).transpose(0, 2, 1), draw(rng, shape, dtype)
+    row = np.broadcast_to(draw(rng, (shape[0], shape[1], 1), "float32"), shape)
+    values = [convert(load(k, compute_type(dtype)), "f32") for k in (0, 1)]
+    nest = Nest(("p",) * 3, (reads(dtype, "s1s"), reads(dtype, "ss1"), reads("float32", "ss0"),
+                writes("float32", "ss1")), ("f64",),
+                ((3, values[0] - values[1] * (load(2) * convert(number(0), "f32"))
+                  + convert(index(1) * 3 + index(2), "f32")),))  # fmt: skip
+    arrays = [a, b, row, output(shape, "float32")]
+    check(nest, list(shape), arrays, [1.5], cuts=[1, 18, 35, 36, 90])
+
+
 def test_no_dims() -> None:
     nest = Nest((), (reads("float32", ""), writes("float32", "")), (), ((1, load(0) * 3.0),))
     check(nest, [], [np.array(2.5, np.float32), np.zeros((), np.float32)])
@@ -209,6 +223,22 @@ def test_columns(op: str, dtype: str, rng: np.random.Generator) -> None:
         if n == 0 and op.startswith("arg"):
             continue
         check(nest, [n, c], [draw(rng, (n, c), dtype, n < 200), output((n, c), out, (1,))], cuts=[1])
+
+
+@pytest.mark.parametrize("rows", [1, 15, 129, 300, 16500])
+def test_columns_with_values_of_a_row(rows: int, rng: np.random.Generator) -> None:
+    """The gradient of layer_norm's weight: what is known once per row does not turn columns into rows."""
+    g, x = load(0), load(1)
+    value = g * ((x - load(2)) / sqrt(load(3) + convert(number(0), "f32")))
+    nest = Nest(("r", "p"), (reads("float32", "s1"), reads("float32", "s1"), reads("float32", "10"),
+                reads("float32", "10"), writes("float32", "01"), writes("float32", "01")), ("f64",),
+                ((4, reduce("sum", value)), (5, reduce("max", g))))  # fmt: skip
+    assert nest.schedule() == "columns"
+    shape = (rows, 20)
+    mean, square = draw(rng, (rows, 1), "float32"), np.abs(draw(rng, (rows, 1), "float32", False))
+    arrays = [draw(rng, shape, "float32"), draw(rng, shape, "float32")]
+    arrays += [np.broadcast_to(mean, shape), np.broadcast_to(square, shape)]
+    check(nest, list(shape), [*arrays, output(shape, "float32", (1,)), output(shape, "float32", (1,))], [1e-5])
 
 
 @pytest.mark.parametrize("n", LONG)

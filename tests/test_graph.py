@@ -133,7 +133,7 @@ def test_strange_attributes_are_refused() -> None:
     """Attributes are structure only."""
     with pytest.raises(TypeError, match="attribute of type object"):
         attr_text(object())
-    assert attr_text((1, (2.5, None), "a\"\n", True, float("nan"))) == '(1, (2.5, none), "a\\"\\n", true, nan)'
+    assert attr_text((1, (2.5, None), 'a"\n', True, float("nan"))) == '(1, (2.5, none), "a\\"\\n", true, nan)'
 
 
 def _broken(change: Any) -> None:
@@ -304,7 +304,9 @@ def test_product_is_a_chain_of_fused_steps() -> None:
     for start in (0, 512):
         chain = np.float32(0)
         for p in range(start, min(start + 512, 700)):
-            exact = np.longdouble(np.float32(a[0, p])) * np.longdouble(np.float32(b[p, 0])) + np.longdouble(chain)
+            exact = np.longdouble(np.float32(a[0, p])) * np.longdouble(np.float32(b[p, 0])) + np.longdouble(
+                chain
+            )
             chain = np.float32(exact)
         sums.append(chain)
     assert got[0, 0] == sums[0] + sums[1]
@@ -332,7 +334,9 @@ def test_views() -> None:
     assert got.tolist() == [[1, 3], [2, 4]]
     (got,) = run(lambda a: find("embed")(a, 0, (5, 1, 2)), np.array([1, 2], np.float32))
     assert got.tolist() == [0, 1, 0, 2, 0]
-    (got,) = run(lambda a, b: find("write")(a, b, (2,), (1,)), np.zeros(5, np.float32), np.array([7, 8], np.float32))
+    (got,) = run(
+        lambda a, b: find("write")(a, b, (2,), (1,)), np.zeros(5, np.float32), np.array([7, 8], np.float32)
+    )
     assert got.tolist() == [0, 7, 0, 8, 0]
 
 

@@ -21,13 +21,15 @@ ALLOWED = {
     "_core": set(),
     "graph": {"_core"},
     "ops": {"_core", "graph"},
-    "tensor": {"_core", "ops", "printing"},
+    "device": set(),
+    "tensor": {"_core", "ops", "printing", "device", "autograd"},
     "printing": {"_core", "ops"},
-    "passes": {"_core", "graph", "ops"},
-    "codegen": {"_core", "graph", "passes", "ops"},
+    "interpret": {"_core", "graph", "ops"},
+    "codegen": {"_core", "ops"},
+    "passes": {"_core", "graph", "ops", "codegen"},
     "capture": {"_core", "graph", "ops", "tensor", "passes", "codegen"},
     "export": {"_core", "graph", "passes", "codegen", "ops"},
-    "autograd": {"_core", "graph", "ops", "tensor"},
+    "autograd": {"_core", "graph", "ops"},
     "nn": {"_core", "ops", "tensor", "autograd"},
     "optim": {"_core", "ops", "tensor", "autograd"},
     "utils": {"_core", "ops", "tensor"},
@@ -49,6 +51,7 @@ LATE_OWN: dict[str, set[str]] = {}
 FORBIDDEN_AT_IMPORT = ("numpy", "scipy", "llvmlite", "inspect", "dataclasses", "torch")
 LONGEST_FILE = 600
 LONGEST_CORE = 6000
+LONGEST_BINDING = 3000  # the C API spelled out, which the core proper does not see
 
 SOURCES = sorted(KILN.rglob("*.py"))
 NATIVE_FILES = sorted(p for p in NATIVE.rglob("*") if p.suffix in (".h", ".cpp", ".hpp", ".cc"))
@@ -56,7 +59,9 @@ NATIVE_FILES = sorted(p for p in NATIVE.rglob("*") if p.suffix in (".h", ".cpp",
 
 def part(path: Path) -> str:
     """The part of the house a file belongs to: the first name below kiln/."""
-    return path.relative_to(KILN).parts[0].removesuffix(".py")
+    parts = path.relative_to(KILN).parts
+    # the interpreter runs graphs with the table's scalar bodies: it stands above both
+    return "interpret" if parts == ("graph", "interpret.py") else parts[0].removesuffix(".py")
 
 
 def module_name(path: Path) -> list[str]:
@@ -174,7 +179,9 @@ def test_native_files_are_short() -> None:
     """Each file, and all of them together."""
     lengths = {p.name: len(p.read_text().splitlines()) for p in NATIVE_FILES}
     assert not {n: count for n, count in lengths.items() if count > LONGEST_FILE}
-    assert sum(lengths.values()) < LONGEST_CORE, lengths
+    binding = sum(n for name, n in lengths.items() if name.startswith("bind"))
+    assert sum(lengths.values()) - binding < LONGEST_CORE, lengths
+    assert binding < LONGEST_BINDING, lengths
 
 
 @pytest.mark.skipif(not NATIVE_FILES, reason="no native sources here")

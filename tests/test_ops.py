@@ -145,9 +145,11 @@ def test_layouts(name: str, dtype: str) -> None:
 
 def check_places(entry: Entry, dtype: str) -> None:
     """An op that names places in its operand's memory sees the layout: as PyTorch sees it."""
+    if torch is None:
+        pytest.skip("PyTorch, the tests' peer, is not installed")
     other = peer_functions(entry.name)[0]
     for case in entry.cases(dtype):
-        for layout in LAYOUTS:
+        for layout in LAYOUTS[:-1]:  # an expanded operand's memory is too small for the places
             given, theirs = tensors(kiln, case, dtype, layout), tensors(torch, case, dtype, layout)
             want = results_of(other(*[a[0] if a == (1,) else a for a in theirs.args]))
             assert_same(want, call(entry, given), f"{case.label} {layout}")

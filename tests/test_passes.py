@@ -1,19 +1,15 @@
 """The passes: the same bits after each, few kernels, and plans that read as expected.
 
-A plan is run twice, with NumPy and with its compiled kernels, and compared with the interpreter on the graph as
-captured. Golden texts are rewritten by KILN_UPDATE_GOLDEN=1.
+A plan is run twice, with NumPy and with its compiled kernels, and compared with the interpreter on the graph
+as captured.
 """
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from plan_runner import describe, run_plan, same_bits, trace
 
 from kiln import ops
@@ -24,8 +20,6 @@ from kiln.ops.record import find
 from kiln.passes.gradient import Backward, backward
 from kiln.passes.plan import Launch, Plan, lower
 from kiln.passes.simplify import simplify
-
-GOLDEN = Path(__file__).parent / "golden"
 
 
 def normal(*shape: int, dtype: Any = np.float32, seed: int = 0) -> Any:
@@ -95,7 +89,12 @@ FORWARD: dict[str, tuple[Any, tuple[Any, ...], int, int]] = {
     "log_softmax": (lambda a: ops.log_softmax(a, 1), (M,), 1, 0),
     "softmax of a transpose": (lambda a: ops.softmax(a.t(), 1), (normal(7, 5),), 1, 0),
     "layer_norm": (lambda a, w, b: ops.layer_norm(a, (37,), w, b, 1e-5), (M, V, V), 1, 0),
-    "mean and deviation": (lambda a: (a.mean(1), a.var(1), (a - a.mean(1, True)) / a.std(1, keepdim=True)), (M,), 1, 0),
+    "mean and deviation": (
+        lambda a: (a.mean(1), a.var(1), (a - a.mean(1, True)) / a.std(1, keepdim=True)),
+        (M,),
+        1,
+        0,
+    ),
     "cross_entropy": (lambda a, t: ops.cross_entropy(a, t), (normal(6, 10), whole(10, 6)), 4, 3),
     "sum": (lambda a: a.sum(), (normal(300, 170),), 3, 1),
     "sums": (lambda a, b: ((a * b).sum(), a.sum() * 2), (normal(300, 70), normal(300, 70, seed=1)), 3, 2),
@@ -105,24 +104,54 @@ FORWARD: dict[str, tuple[Any, tuple[Any, ...], int, int]] = {
     "columns": (lambda a, b: (a.sum(0), (a * b).sum(0)), (normal(300, 17), normal(300, 17, seed=1)), 1, 0),
     "product": (lambda a, b: a @ b, (normal(3, 17), normal(17, 5)), 1, 0),
     "long product": (lambda a, b: a @ b, (normal(2, 1030), normal(1030, 3)), 1, 0),
-    "linear gelu": (lambda a, w, b: ops.gelu(ops.linear(a, w, b)), (normal(3, 17), normal(4, 17), normal(4)), 1, 0),
-    "linear of rows of rows": (lambda a, w, b: ops.relu(ops.linear(a, w, b)), (normal(2, 3, 5), normal(4, 5), normal(4)), 1, 0),
-    "two products": (lambda a, w, b, u: (a @ w + b @ u).tanh(), (normal(3, 4), normal(4, 5), normal(3, 6), normal(6, 5)), 2, 1),
+    "linear gelu": (
+        lambda a, w, b: ops.gelu(ops.linear(a, w, b)),
+        (normal(3, 17), normal(4, 17), normal(4)),
+        1,
+        0,
+    ),
+    "linear of rows of rows": (
+        lambda a, w, b: ops.relu(ops.linear(a, w, b)),
+        (normal(2, 3, 5), normal(4, 5), normal(4)),
+        1,
+        0,
+    ),
+    "two products": (
+        lambda a, w, b, u: (a @ w + b @ u).tanh(),
+        (normal(3, 4), normal(4, 5), normal(3, 6), normal(6, 5)),
+        2,
+        1,
+    ),
     "product of a product": (lambda a, b: (a @ b) @ b, (normal(3, 5), normal(5, 5)), 2, 1),
     "transposed product": (lambda a, b: (a @ b).t(), (normal(3, 5), normal(5, 4)), 1, 0),
     "batches": (lambda a, b: ops.bmm(a, b.permute(0, 2, 1)), (normal(2, 3, 5), normal(2, 4, 5)), 1, 0),
     "gather": (lambda a, i: a.gather(1, i) * 2, (normal(3, 5), whole(5, 3, 4)), 1, 0),
     "embedding": (lambda i, w: ops.embedding(i, w) + 1, (whole(7, 3, 4), normal(7, 5)), 1, 0),
-    "scatter_add": (lambda a, i, b: a.scatter_add(0, i, b), (normal(3, 5), whole(3, 6, 5), normal(6, 5)), 2, 0),
+    "scatter_add": (
+        lambda a, i, b: a.scatter_add(0, i, b),
+        (normal(3, 5), whole(3, 6, 5), normal(6, 5)),
+        2,
+        0,
+    ),
     "concat": (lambda a, b: ops.cat([a, b * 2], 1), (normal(3, 5), normal(3, 4)), 2, 0),
     "slice": (lambda a: find("slice")(a, 1, (1, 3, 2)) + 1, (normal(4, 7),), 1, 0),
     "embed": (lambda a: find("embed")(a, 1, (9, 1, 2)), (normal(2, 4),), 2, 0),
     "write": (lambda a, b: find("write")(a, b, (7, 1), (2,)), (normal(4, 7), normal(3, 2)), 2, 0),
     "as_strided": (lambda a: find("as_strided")(a, (3, 2), (1, 4), (1,)) * 2, (normal(4, 7),), 1, 0),
-    "as_strided of a result": (lambda a: find("as_strided")(a + 1, (3, 2), (1, 4), (1,)), (normal(4, 7),), 2, 1),
+    "as_strided of a result": (
+        lambda a: find("as_strided")(a + 1, (3, 2), (1, 4), (1,)),
+        (normal(4, 7),),
+        2,
+        1,
+    ),
     "transpose": (lambda a: a.t() * 2, (normal(4, 7),), 1, 0),
     "reshape after permute": (lambda a: a.permute(1, 0, 2).reshape(3, -1).exp(), (normal(2, 3, 5),), 2, 1),
-    "product after reshape": (lambda a: a.permute(1, 0, 2).reshape(3, -1) @ a.reshape(10, 3), (normal(2, 3, 5),), 2, 1),
+    "product after reshape": (
+        lambda a: a.permute(1, 0, 2).reshape(3, -1) @ a.reshape(10, 3),
+        (normal(2, 3, 5),),
+        2,
+        1,
+    ),
     "input returned": (lambda a: (a, a, a.t(), a + 1), (normal(2, 3),), 2, 0),
     "literals only": (lambda a: (ops.zeros(2, 3), ops.arange(4)), (normal(2),), 2, 0),
     "iota": (lambda a: a * ops.arange(7), (normal(4, 7),), 1, 0),
@@ -134,9 +163,11 @@ FORWARD: dict[str, tuple[Any, tuple[Any, ...], int, int]] = {
     "strided reshaped": (lambda a: a.reshape(-1) + 1, (normal(4, 14)[:, ::2],), 2, 1),
     "attention": (
         lambda q, k, v: ops.bmm(ops.softmax(ops.bmm(q, k.permute(0, 2, 1)) * 0.3, 2), v),
-        (normal(2, 3, 5), normal(2, 4, 5), normal(2, 4, 6)), 3, 2,
+        (normal(2, 3, 5), normal(2, 4, 5), normal(2, 4, 6)),
+        3,
+        2,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FORWARD)
@@ -148,8 +179,25 @@ def test_forward(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
-@pytest.mark.parametrize("name", ["pointwise", "number", "softmax", "layer_norm", "sum", "mse", "columns", "product",
-                                  "linear gelu", "gather", "scatter_add", "concat", "embed", "strided rows"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "pointwise",
+        "number",
+        "softmax",
+        "layer_norm",
+        "sum",
+        "mse",
+        "columns",
+        "product",
+        "linear gelu",
+        "gather",
+        "scatter_add",
+        "concat",
+        "embed",
+        "strided rows",
+    ],
+)
 def test_dtypes(name: str, dtype: str) -> None:
     """The same programs in the other float dtypes: 16-bit floats round after every node."""
     function, arguments, *_ = FORWARD[name]
@@ -182,16 +230,22 @@ def test_integers(dtype: Any) -> None:
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0), (1, 5), (5, 1), (1, 1), (17, 129)])
-@pytest.mark.parametrize("name", ["pointwise", "softmax", "log_softmax", "sum", "mse", "concat", "transpose", "columns"])
+@pytest.mark.parametrize(
+    "name", ["pointwise", "softmax", "log_softmax", "sum", "mse", "concat", "transpose", "columns"]
+)
 def test_sizes(name: str, shape: tuple[int, int]) -> None:
     """Programs for any size: nothing, one, and odd."""
     function, arguments, *_ = FORWARD[name]
-    check(function, *(normal(*(shape if a.ndim == 2 else shape[1:]), seed=k) for k, a in enumerate(arguments)))
+    check(
+        function, *(normal(*(shape if a.ndim == 2 else shape[1:]), seed=k) for k, a in enumerate(arguments))
+    )
 
 
 def test_one_plan_serves_all_sizes() -> None:
     """A plan lowered once runs on other sizes, 0 among them."""
-    graph = simplify(trace(lambda a, w: ops.softmax(a @ w, 1).sum(), *map(describe, (normal(3, 4), normal(4, 5)))))
+    graph = simplify(
+        trace(lambda a, w: ops.softmax(a @ w, 1).sum(), *map(describe, (normal(3, 4), normal(4, 5))))
+    )
     plan = lower(graph)
     for m, k, n in ((3, 4, 5), (1, 1, 1), (0, 4, 5), (3, 0, 5), (200, 7, 90)):
         arguments = [normal(m, k), normal(k, n)]
@@ -208,6 +262,25 @@ def test_sum_of_blocks_is_the_long_sum() -> None:
     assert same_bits(split, one.reshape(()))
     check_plan(both, [x])
     check(lambda a: a.sum(), np.full(40000, -0.0, np.float32))
+
+
+@pytest.mark.parametrize("columns", [1, 15, 16, 40, 130])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int32])
+def test_scatter_of_rows(columns: int, dtype: Any) -> None:
+    """One index per row of any width; an index out of range adds nothing, whatever lies beyond."""
+    base, source = (normal(4, columns) * 9).astype(dtype), (normal(30, columns, seed=1) * 9).astype(dtype)
+    index = whole(4, 30)
+
+    def add_rows(b: Any, i: Any, s: Any) -> Any:
+        return b.scatter_add(0, i.reshape(-1, 1).expand(i.shape[0], b.shape[1]), s)
+
+    check(add_rows, base, index, source)
+    graph = simplify(trace(add_rows, *map(describe, (base, index, source))))
+    wrong = index.copy()
+    wrong[::3] = [-1, 4, 1 << 40, -(1 << 40), 99] * 2
+    (got,) = run_plan(lower(graph), graph, [base, wrong, source], True)
+    expected = interpret(graph, [base, np.delete(index, np.s_[::3]), np.delete(source, np.s_[::3], 0)])[0]
+    assert same_bits(got, expected)
 
 
 # -- updates ----------------------------------------------------------------------------------------
@@ -250,19 +323,33 @@ UPDATES: dict[str, tuple[Any, dict[int, int], tuple[Any, ...], int, int]] = {
     "product added": (lambda a, b, c: c + a @ b, {0: 2}, (normal(3, 4), normal(4, 5), normal(3, 5)), 1, 0),
     "write": (lambda a, b: find("write")(a, b, (37, 1), (2,)), {0: 0}, (M, normal(3, 2)), 1, 0),
     "write of itself": (
-        lambda a: find("write")(a, find("slice")(a, 0, (0, 5, 1)), (1,), (1,)), {0: 0}, (normal(6),), 3, 1,
+        lambda a: find("write")(a, find("slice")(a, 0, (0, 5, 1)), (1,), (1,)),
+        {0: 0},
+        (normal(6),),
+        3,
+        1,
     ),
-    "scatter_add": (lambda a, i, b: a.scatter_add(0, i, b), {0: 0}, (normal(3, 5), whole(3, 6, 5), normal(6, 5)), 1, 0),
+    "scatter_add": (
+        lambda a, i, b: a.scatter_add(0, i, b),
+        {0: 0},
+        (normal(3, 5), whole(3, 6, 5), normal(6, 5)),
+        1,
+        0,
+    ),
     "read later": (lambda a, b: (a + b, (a * 2) @ b), {0: 0}, (normal(5, 5), normal(5, 5, seed=1)), 2, 1),
     "optimizer": (
-        lambda p, g, m, n: (p - (m * 0.9 + g) * n, m * 0.9 + g), {0: 0, 1: 2}, (M, M * 2, M * 3, 0.01), 1, 0,
+        lambda p, g, m, n: (p - (m * 0.9 + g) * n, m * 0.9 + g),
+        {0: 0, 1: 2},
+        (M, M * 2, M * 3, 0.01),
+        1,
+        0,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", UPDATES)
 def test_updates(name: str) -> None:
-    """In place where everything that reads the old value does so before or at the same point, else through a copy."""
+    """In place where what reads the old value does so before or at the same point, else through a copy."""
     function, updates, arguments, expected, temps = UPDATES[name]
     plan = check_updates(function, updates, *arguments)
     assert (launches(plan), temporaries(plan)) == (expected, temps), plan.text()
@@ -282,15 +369,25 @@ GRADIENTS: dict[str, tuple[Any, tuple[Any, ...], tuple[int, ...], int]] = {
     "greatest": (lambda a: a.amax(1), (M,), (0,), 1),
     "deviation": (lambda a: a.std(1), (M,), (0,), 1),
     "used often": (lambda a: a * a.tanh() + a.exp() * a, (M,), (0,), 1),
-    "linear relu": (lambda a, w, b: ops.relu(ops.linear(a, w, b)), (normal(3, 17), normal(4, 17), normal(4)), (0, 1, 2), 4),
-    "linear gelu": (lambda a, w, b: ops.gelu(ops.linear(a, w, b)), (normal(3, 17), normal(4, 17), normal(4)), (0, 1, 2), 4),
+    "linear relu": (
+        lambda a, w, b: ops.relu(ops.linear(a, w, b)),
+        (normal(3, 17), normal(4, 17), normal(4)),
+        (0, 1, 2),
+        4,
+    ),
+    "linear gelu": (
+        lambda a, w, b: ops.gelu(ops.linear(a, w, b)),
+        (normal(3, 17), normal(4, 17), normal(4)),
+        (0, 1, 2),
+        4,
+    ),
     "batches": (lambda a, b: ops.bmm(a, b.permute(0, 2, 1)), (normal(2, 3, 5), normal(2, 4, 5)), (0, 1), 2),
     "gather": (lambda a, i: a.gather(1, i), (normal(3, 5), whole(5, 3, 4)), (0,), 2),
     "embedding": (lambda w, i: ops.embedding(i, w), (normal(7, 5), whole(7, 3, 4)), (0,), 2),
     "concat": (lambda a, b: ops.cat([a, b * 2], 1), (normal(3, 5), normal(3, 4)), (0, 1), 2),
     "slice": (lambda a: find("slice")(a, 1, (1, 3, 2)), (normal(4, 7),), (0,), 2),
     "views": (lambda a: (a.t() * 2).reshape(-1), (normal(4, 7),), (0,), 1),
-}  # fmt: skip
+}
 
 
 def saved_values(found: Backward, graph: Graph, arguments: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -299,13 +396,19 @@ def saved_values(found: Backward, graph: Graph, arguments: list[Any]) -> tuple[l
     graph.finish([*graph.outputs, *found.hidden])
     results = interpret(graph, arguments)
     grads = [normal(*y.shape, seed=9) for y in results[:count]]
-    where = {"grad": grads, "input": arguments, "output": results, "hidden": results[count:], "shape": arguments}
+    where = {
+        "grad": grads,
+        "input": arguments,
+        "output": results,
+        "hidden": results[count:],
+        "shape": arguments,
+    }
     return [where[kind][k] for kind, k in found.sources], grads
 
 
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_gradients(name: str) -> None:
-    """PyTorch's gradients; the plan's bits and number of launches; nothing depends on which gradients are asked for."""
+    """PyTorch's gradients; the plan's bits and number of launches; fewer gradients hide no other values."""
     torch = pytest.importorskip("torch")
     function, arguments, wrt, expected = GRADIENTS[name]
     graph = verify(trace(function, *map(describe, arguments)))
@@ -368,7 +471,7 @@ def test_contributions_are_added_in_order() -> None:
 
 
 def test_undefined_gradients_are_not_zeros() -> None:
-    """An output without a gradient contributes no node; an input that nothing defined reaches has no gradient."""
+    """An output without a gradient adds no node; an input that nothing defined reaches has no gradient."""
     graph = trace(lambda a, b: (a * 2, b.exp()), ("float32", (False,)), ("float32", (False,)))
     found = backward(graph, (0, 1), (True, False))
     assert found.results == (0, -1)
@@ -422,106 +525,3 @@ F, I2 = ("float32", (False, False)), ("int64", (False, False))
 def test_simplify(function: Any, specs: tuple[Any, ...], expected: list[str]) -> None:
     """Fewer nodes where no bit can change."""
     assert simplified(function, *specs) == expected
-
-
-# -- golden plans -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["pointwise", "softmax", "sum", "columns", "embedding", "concat"])
-def test_golden(name: str) -> None:
-    """The text of a plan: buffers, kernels, launches."""
-    function, arguments, *_ = FORWARD[name]
-    written = lower(simplify(trace(function, *map(describe, arguments)))).text()
-    path = GOLDEN / f"plan_{name}.txt"
-    if os.environ.get("KILN_UPDATE_GOLDEN"):
-        path.write_text(written)
-    assert written == path.read_text(), f"set KILN_UPDATE_GOLDEN=1 to accept the new text of {path.name}"
-
-
-def test_structure_of_softmax() -> None:
-    """One nest over rows with two reductions; no temporary."""
-    plan = lower(simplify(trace(lambda a: ops.softmax(a, 1), F)))
-    (kernel,) = plan.kernels
-    assert kernel.text().startswith("nest pr")
-    assert kernel.text().count(" = max ") == kernel.text().count(" = sum ") == 1
-    assert not any(b.kind == "temp" for b in plan.buffers)
-
-
-def test_dims_are_merged() -> None:
-    """Contiguous work of any rank is one flat dim; a broadcast keeps what it must."""
-    four = ("float32", (False,) * 4)
-    plan = lower(simplify(trace(lambda a, b: a + b, four, four)))
-    assert plan.kernels[0].text().startswith("nest p ")
-    plan = lower(simplify(trace(lambda a, b: a + b, four, ("float32", (False,)))))
-    assert plan.kernels[0].text().startswith("nest pp ")
-    plan = lower(simplify(trace(lambda a: a.sum((2, 3)), four)))
-    assert plan.kernels[0].text().startswith("nest pr ")
-
-
-def test_deep_graphs() -> None:
-    """Ten thousand nodes neither recurse too deeply nor become one kernel."""
-
-    def chain(a: Any, b: Any) -> Any:
-        for _ in range(1000):
-            a = (a * b + b).tanh() - a
-        return a
-
-    graph = simplify(trace(chain, F, F))
-    assert len(graph.nodes) == 4000
-    assert launches(lower(graph)) > 4
-
-
-# -- random programs --------------------------------------------------------------------------------
-
-UNARY = ["exp", "tanh", "neg", "relu", "sigmoid", "square"]
-
-
-@st.composite
-def programs(draw: Any) -> list[tuple[Any, ...]]:
-    """Steps on a growing list of values, all (rows, columns) or reduced from such."""
-    kinds = ["unary", "binary", "softmax", "reduce", "total", "product", "transpose", "column", "concat", "literal", "cut"]
-    count = draw(st.integers(2, 12))
-    pick = st.integers(0, 99)
-    return [(draw(st.sampled_from(kinds)), draw(pick), draw(pick), draw(st.sampled_from(UNARY))) for _ in range(count)]
-
-
-def run_program(steps: list[tuple[Any, ...]], a: Any, b: Any) -> list[Any]:
-    """Builds a program; every value keeps the shape of a, so that all combine."""
-    values = [a, b]
-    for kind, i, j, name in steps:
-        x, y = values[i % len(values)], values[j % len(values)]
-        values.append(_step(kind, name, x, y, a))
-    return values[-3:]
-
-
-def _step(kind: str, name: str, x: Any, y: Any, like: Any) -> Any:
-    if kind == "unary":
-        return getattr(ops, name)(x) if hasattr(ops, name) else -x
-    if kind == "binary":
-        return {0: x + y, 1: x * y, 2: ops.where(x > y, x, y)}[len(name) % 3]
-    if kind == "softmax":
-        return ops.softmax(x, len(name) % 2)
-    if kind == "reduce":
-        return x - (y.mean(1, True) if len(name) % 2 else y.amax(1, True))
-    if kind == "column":
-        return x * y.sum(0)
-    if kind == "total":
-        return x + (y.sum() if len(name) % 2 else y.amax())
-    if kind == "product":
-        return x @ (y.t() @ y) * 0.01
-    if kind == "transpose":
-        return x.permute(1, 0).reshape(like.shape)
-    if kind == "concat":
-        joined = ops.cat([x, y], 1)
-        return find("slice")(joined, 1, (len(name) % 3, like.shape[1], 1))
-    if kind == "cut":
-        return find("embed")(find("slice")(x, 1, (0, 1, 1)), 1, (like.shape[1], 0, 1)) + y
-    return x * 0.5 + 1
-
-
-@settings(max_examples=60)
-@given(programs(), st.sampled_from([(4, 6), (1, 3), (7, 2), (2, 40)]))
-def test_random_programs(steps: list[tuple[Any, ...]], shape: tuple[int, int]) -> None:
-    """Any program: the plan's bits are the interpreter's (kernels interpreted by NumPy)."""
-    a, b = normal(*shape), normal(*shape, seed=1)
-    check(lambda x, y: run_program(steps, x, y), a, b, compiled=False)

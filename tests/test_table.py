@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import doctest
 import textwrap
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -107,6 +108,24 @@ def test_record_is_whole(op: Op) -> None:
     assert op.dtypes in DTYPES
     if op.kind != "composite" and op.differentiable:
         assert op.gradient is not None, "no derivative"
+
+
+def test_an_entry_is_all_an_op_needs() -> None:
+    """softplus is one entry: no other file of kiln names it, yet it is public, compiled, differentiated twice."""
+    package = Path(kiln.__file__).parent
+    assert [p.name for p in package.rglob("*.py") if "softplus" in p.read_text()] == ["activations.py"]
+    entry = find("softplus")
+    softplus = kiln.nn.functional.softplus
+    assert softplus is entry.handle and entry.onnx == "Softplus" and entry.samples and entry.failures
+    for way in (softplus, kiln.compile(softplus)):
+        x = kiln.tensor([-1.0, 0.0, 3.0], dtype=kiln.float64, requires_grad=True)
+        y = way(x, beta=2.0)
+        (slope,) = kiln.autograd.grad(y.sum(), x, create_graph=True)
+        (bend,) = kiln.autograd.grad(slope.sum(), x)
+        raised = np.exp(-2.0 * np.array([-1.0, 0.0, 3.0]))
+        assert y.tolist() == pytest.approx(list(np.log1p(1 / raised) / 2))
+        assert slope.tolist() == pytest.approx(list(1 / (1 + raised)))
+        assert bend.tolist() == pytest.approx(list(2 * raised / (1 + raised) ** 2))
 
 
 @pytest.mark.parametrize(("op", "dtype"), CASES, ids=lambda x: x.name if isinstance(x, Op) else x)

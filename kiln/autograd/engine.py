@@ -32,6 +32,10 @@ def backward(
     >>> x.grad.tolist()
     [2.0, 4.0]
     """
+    keep = create_graph if retain_graph is None else retain_graph
+    if isinstance(tensors, Tensor) and grad_tensors is None and inputs is None:
+        _core.run_backward((tensors,), (None,), keep, create_graph, None, True)
+        return
     roots = _tuple(tensors)
     leaves = None if inputs is None else _tuple(inputs)
     if leaves is not None and not leaves:
@@ -39,7 +43,6 @@ def backward(
             message("backward", "at least one tensor in inputs", "none", "omit inputs for all")
         )
     seeds = _seeds("backward", roots, grad_tensors)
-    keep = create_graph if retain_graph is None else retain_graph
     _core.run_backward(roots, seeds, keep, create_graph, leaves, True)
 
 
@@ -117,8 +120,7 @@ def _seed(op: str, k: int, root: Tensor, seed: Tensor | None) -> Tensor | None:
             raise RuntimeError(
                 message(op, expected, describe(root), "sum it, or pass a gradient of its shape")
             )
-        ones: Tensor = ops.ones_like(root)
-        return ones
+        return None  # the engine starts from 1
     if not isinstance(seed, Tensor):
         raise TypeError(message(op, "gradients that are tensors or None", describe(seed)))
     if tuple(seed.shape) != tuple(root.shape):

@@ -76,21 +76,15 @@ class Compiled:
         return getattr(self._function, name)
 
     def stats(self) -> dict[str, Any]:
-        """Counts: runs of programs, compiles, replays op by op, programs remembered; and the first events."""
+        """Counts: runs of programs, compiles, replays op by op, recordings remembered and forgotten; whether the
+        region is switched off."""
         found: dict[str, Any] = self._region.stats()
         return found
 
     def explain(self) -> str:
-        """In plain words: what was recorded, what ended each region, what was compiled."""
-        stats = self.stats()
-        lines = [
-            f"{getattr(self._function, '__qualname__', self._function)}: {stats['programs']} different recordings, "
-            f"{stats['compiles']} compiled; {stats['runs']} runs of a program, {stats['replays']} op by op"
-        ]
-        for what, cause, ops, launches in stats["events"]:
-            kernels = f" into {launches} steps" if launches else ""
-            lines.append(f"  {what}: {ops} ops{kernels}" + (f", ended because {cause}" if cause else ""))
-        return "\n".join(lines)
+        """In plain words: what was recorded and why anew, what ended each recording and where, what it costs."""
+        text: str = self._region.explain()
+        return text
 
 
 def compile(

@@ -10,10 +10,12 @@
     kernel      machine code
     explain     the error of a call whose sizes do not fit
     region      the program of a recorded region
+    log         a line for the logger
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import Any, Callable
 
@@ -23,6 +25,7 @@ from kiln.capture.function import Derivative, Forward, Function, Operands, class
 from kiln.graph.graph import Graph
 from kiln.ops.record import Op
 
+log = logging.getLogger("kiln.compile")
 _lock = threading.RLock()
 
 
@@ -83,6 +86,10 @@ def _explain(function: Function, operands: tuple[Any, ...]) -> None:
     function.explain(graph, values)
 
 
+def _log(warning: int, text: str) -> None:
+    log.log(logging.WARNING if warning else logging.INFO, "%s", text)
+
+
 _ANSWERS: dict[str, Callable[..., Any]] = {
     "function": _function,
     "classify": _classify,
@@ -94,4 +101,5 @@ _ANSWERS: dict[str, Callable[..., Any]] = {
     "kernel": programs.kernel_code,
     "explain": _explain,
     "region": regions.region,
+    "log": _log,
 }

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from kiln.codegen.target import Target, intrinsic_allowed
+from kiln.ops.scalar import Scalar
 
 LANES = 16
 LLVM = {
@@ -66,6 +67,7 @@ class Code:
         self.lines: list[str] = []
         self.slots: list[str] = []
         self.declared: dict[str, str] = {}
+        self.rare: dict[int, list[Scalar]] = {}  # see kiln.codegen.emit.rare_families
         self.block = "entry"
         self._names = 0
 

@@ -13,10 +13,11 @@ docstring of `kiln.ops.scalar`. No flag ever allows LLVM to change a rounding.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
-from kiln.codegen.code import LLVM, Code, Value, llvm_type
-from kiln.ops.scalar import FLOATS, SIGNED, WIDTH, Scalar
+from kiln.codegen.code import LANES, LLVM, Code, Value, llvm_type
+from kiln.ops.floats import FORMAT
+from kiln.ops.scalar import FLOATS, SIGNED, WIDTH, Scalar, topological
 
 Leaf = Callable[[Scalar], Value]
 
@@ -206,9 +207,9 @@ class Machine:
         good = self.both("and", self.compare("lt", a, infinite), self.compare("gt", b, number(0.0, x.type)))
         b = self.choose(good, b, number(1.0, x.type))
         a = self.choose(good, a, number(0.0, x.type))
-        with self.code.repeat([a], lambda v: self._any(self.compare("ge", v[0], b))) as outer:
+        with self.code.repeat([a], lambda v: self.any(self.compare("ge", v[0], b))) as outer:
             r = outer.values[0]
-            with self.code.repeat([b], lambda v: self._any(self._scaled(v[0], r)[1])) as inner:
+            with self.code.repeat([b], lambda v: self.any(self._scaled(v[0], r)[1])) as inner:
                 t = inner.values[0]
                 larger, fits = self._scaled(t, r)
                 inner.next = [self.choose(fits, larger, t)]
@@ -230,7 +231,7 @@ class Machine:
         larger = self.instruction("fmul", t, number(2.0**20, t.type))
         return larger, self.compare("le", larger, r)
 
-    def _any(self, x: Value) -> str:
+    def any(self, x: Value) -> str:
         """Whether an i1 holds in any lane."""
         if x.width == 1:
             return x.text
@@ -250,6 +251,37 @@ class Machine:
         inside = self.choose(fits, amount, number(0, amount.type))
         return self.choose(fits, self.instruction(how, x, inside), number(0, x.type))
 
+    def _ldexp(self, node: Scalar, args: list[Value]) -> Value:
+        """x * 2^n by the instruction of wide x86, else (x * 2^half) * 2^(n - half): only the last rounds."""
+        x, n = self.align(*args)
+        if self.code.target.name == "x86-64-v4" and x.width == LANES:
+            return self._native_ldexp(x, n)
+        form = FORMAT[x.type]
+        integer = self.cast("bitcast", self.instruction("fadd", n, number(form.magic, x.type)), form.integer)
+        half = self.instruction("ashr", integer, number(1, form.integer))
+        for part in (half, self.instruction("sub", integer, half)):
+            raised = self.instruction("shl", part, number(form.mantissa, form.integer))
+            raised = self.instruction("add", raised, number(form.one, form.integer))
+            x = self.instruction("fmul", x, self.cast("bitcast", raised, x.type))
+        return x
+
+    def _native_ldexp(self, x: Value, n: Value) -> Value:
+        if x.type == "f64":
+            low, high = (self._native_scale(self._half(x, h), self._half(n, h), "pd", 8) for h in (0, 1))
+            order = ", ".join(f"i32 {k}" for k in range(LANES))
+            text = self.code.op(f"shufflevector {low.typed}, {high.typed}, <{LANES} x i32> <{order}>")
+            return Value(text, x.type, LANES)
+        return self._native_scale(x, n, "ps", 16)
+
+    def _half(self, x: Value, which: int) -> Value:
+        order = ", ".join(f"i32 {k}" for k in range(8 * which, 8 * which + 8))
+        return Value(self.code.op(f"shufflevector {x.typed}, {x.llvm} poison, <8 x i32> <{order}>"), x.type, 8)
+
+    def _native_scale(self, x: Value, n: Value, suffix: str, width: int) -> Value:
+        name = f"llvm.x86.avx512.mask.scalef.{suffix}.512"
+        arguments = [x.typed, n.typed, f"{x.llvm} zeroinitializer", f"i{width} -1", "i32 4"]
+        return Value(self.code.call(name, x.llvm, arguments), x.type, width)
+
     def _round(self, node: Scalar, args: list[Value]) -> Value:
         if node.data == "float16":
             return self.half_to_float(self.float_to_half(args[0]))
@@ -257,7 +289,7 @@ class Machine:
 
     _SPECIAL = {
         "select": _select, "bits": _bits, "from_bits": _bits, "convert": _convert, "div": _division,
-        "rem": _division, "shl": _shift, "shr": _shift, "round": _round,
+        "rem": _division, "shl": _shift, "shr": _shift, "round": _round, "ldexp": _ldexp,
     }  # fmt: skip
 
     # -- conversions --------------------------------------------------------------------------------
@@ -349,6 +381,26 @@ def _lanes(kind: str, width: int) -> str:
     return kind if width == 1 else f"<{width} x {kind}>"
 
 
+def rare_families(nodes: list[Scalar], where: Callable[[Scalar], Hashable]) -> dict[int, list[Scalar]]:
+    """The selects marked "rare" that share a branch: one condition, one place `where` they are computed.
+
+    `nodes` are in topological order; no member of a family depends on another.
+    """
+    families: dict[Hashable, list[Scalar]] = {}
+    found: dict[int, list[Scalar]] = {}
+    for node in nodes:
+        if node.op != "select" or node.data != "rare":
+            continue
+        key = (id(node.args[0]), where(node))
+        below = {id(n) for n in topological([node])}
+        family = families.get(key)
+        if family is None or any(id(n) in below for n in family):
+            family = families[key] = []
+        family.append(node)
+        found[id(node)] = family
+    return found
+
+
 class Expression:
     """Values of scalar nodes in one scope; an inner scope starts from a copy of the outer one's values."""
 
@@ -372,13 +424,65 @@ class Expression:
             if id(node) in self.values:
                 stack.pop()
                 continue
-            waiting = [a for a in node.args if id(a) not in self.values]
+            rare = node.op == "select" and node.data == "rare"
+            wanted = self._before_branch(node) if rare else node.args
+            waiting = [a for a in wanted if id(a) not in self.values]
             if waiting:
                 stack.extend(reversed(waiting))
                 continue
             stack.pop()
-            self.values[id(node)] = self._write(node)
+            if rare:
+                self._write_rare(node)
+            else:
+                self.values[id(node)] = self._write(node)
         return self.values[id(root)]
+
+    def _before_branch(self, node: Scalar) -> list[Scalar]:
+        """What must be known before the branch of a rare select's family: all but the rare values."""
+        wanted = [node.args[0]]
+        for member in self.code.rare.get(id(node), [node]):
+            wanted += [member.args[2], *self._frontier(member.args[1])]
+        return wanted
+
+    def _frontier(self, root: Scalar) -> list[Scalar]:
+        """The leaves of `root` and what of it is known already."""
+        seen: set[int] = set()
+        stack, found = [root], []
+        while stack:
+            node = stack.pop()
+            if id(node) in seen or node.op == "const":
+                continue
+            seen.add(id(node))
+            if id(node) in self.values or node.op in ("load", "number", "index"):
+                found.append(node)
+            else:
+                stack.extend(node.args)
+        return found
+
+    def _write_rare(self, node: Scalar) -> None:
+        """A family of selects whose first operands are computed only if some lane takes them.
+
+            y = ...;  if any lane of condition:  x = ...;  picked = select condition, x, y
+            value = phi y, picked
+        """
+        code, machine, condition = self.code, self.machine, self.values[id(node.args[0])]
+        family = [n for n in code.rare.get(id(node), [node]) if id(n) not in self.values]
+        kept = []
+        for n in family:
+            known = [condition, self.values[id(n.args[2])]]
+            known += [self.values[id(x)] for x in self._frontier(n.args[1])]
+            kept.append(machine.spread(known[1], max(v.width for v in known)))
+        before, inside, out = code.block, code.label(), code.label()
+        code.branch(machine.any(condition), inside, out)
+        code.begin(inside)
+        scope = self.inner(self.leaf)
+        picked = [machine.choose(condition, scope.value(n.args[1]), y) for n, y in zip(family, kept)]
+        after = code.block
+        code.jump(out)
+        code.begin(out)
+        for n, x, y in zip(family, picked, kept):
+            text = f"phi {x.llvm} [ {y.text}, %{before} ], [ {x.text}, %{after} ]"
+            self.values[id(n)] = Value(code.op(text), x.type, x.width)
 
     def _write(self, node: Scalar) -> Value:
         if node.op == "const":

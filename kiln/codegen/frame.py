@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from kiln.codegen.code import IOTA64, LANES, Code, Value
-from kiln.codegen.emit import Expression
+from kiln.codegen.emit import Expression, rare_families
 from kiln.codegen.memory import Memory, element
 from kiln.codegen.nest import Nest
 from kiln.codegen.target import Target
@@ -62,6 +62,7 @@ class Frame:
         self.depends: dict[int, frozenset[int]] = {}
         for node in self.nodes:
             self.depends[id(node)] = self._dims_of(node)
+        self.code.rare = rare_families(self.nodes, self._place)
         self._first_stride: list[int] = []
         place = len(nest.dims)
         for operand in nest.operands:
@@ -81,6 +82,10 @@ class Frame:
         if node.op in REDUCE:
             return (dims - self.reduced) | self.result_dims
         return dims
+
+    def _place(self, node: Scalar) -> tuple[frozenset[int], frozenset[int]]:
+        """Where a node is computed: the dims it varies along, and the reductions it must follow."""
+        return self.depends[id(node)], frozenset(id(n) for n in topological([node]) if n.op in REDUCE)
 
     # -- arguments ----------------------------------------------------------------------------------
 

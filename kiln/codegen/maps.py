@@ -14,6 +14,7 @@ from kiln.codegen.frame import EXPENSIVE, POINT, Frame, Step
 from kiln.codegen.memory import element
 from kiln.codegen.nest import Nest
 from kiln.codegen.target import Target
+from kiln.codegen.tiles import Tiles, transposed
 
 CHEAP_UNROLL = 4
 
@@ -31,13 +32,19 @@ def emit_map(nest: Nest, target: Target) -> str:
     elif lane_dim == 0:
         _row(frame, frame.outer, {}, "%begin", "%end")
     else:
-        with frame.units(frame.size[:-1]) as position:
-            index = dict(enumerate(position))
+
+        def row(index: dict[int, str], start: str) -> None:
             pointers = [
                 frame.address(k, index) if _direct(frame, k) else "" for k in range(len(nest.operands))
             ]
-            row = frame.scope(frame.outer, Step(index, pointers.__getitem__))
-            _row(frame, row, index, "0", frame.size[lane_dim], pointers)
+            scope = frame.scope(frame.outer, Step(index, pointers.__getitem__))
+            _row(frame, scope, index, start, frame.size[lane_dim], pointers)
+
+        if transposed(nest):
+            Tiles(frame, row).emit()
+        else:
+            with frame.units(frame.size[:-1]) as position:
+                row(dict(enumerate(position)), "0")
     return frame.finish()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kiln.codegen.code import LANES, Value, llvm_type
-from kiln.codegen.emit import Expression
+from kiln.codegen.emit import Expression, rare_families
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.matmul_tile import Element
 from kiln.codegen.memory import Memory
@@ -45,6 +45,7 @@ class _Finish:
         self.level: dict[int, int] = {}
         for node in self.nodes:
             self.level[id(node)] = max([self._leaf_level(node), *(self.level[id(a)] for a in node.args)])
+        self.code.rare = rare_families(self.nodes, lambda node: self.level[id(node)])
         self.used = sorted({n.data for n in self.nodes if n.op == "load" and n.data} | {k for k, _ in stores})
 
     def _leaf_level(self, node: Scalar) -> int:

@@ -2,9 +2,9 @@
 
     out[.., index[.., i, ..], ..] += source[.., i, ..]        i ascending along one dim
 
-A *column* is one index of the other dims; columns write different places, so a unit is a block of COLUMNS neighbours along the
-last of them, and its additions are done in ascending i: the result does not depend on who does which block. An
-index out of range adds nothing (the caller has raised before).
+A *column* is one index of the other dims; columns write different places, so a unit is a block of COLUMNS
+neighbours along the last of them, and its additions are done in ascending i: the result does not depend on
+who does which block. An index out of range adds nothing (the caller has raised before).
 
     for unit in begin .. end:
         pointers at its first column
@@ -13,28 +13,28 @@ index out of range adds nothing (the caller has raised before).
                 t = index[i];  if 0 <= t < bound:  out[t, c ..] += source[i, c ..]      16 columns at a time
             columns   for c:  t = index[i, c];  if 0 <= t < bound:  out[t, c] += source[i, c]
 
-Kernel arguments: `ptr` = out, index, source; `arg` = along, bound, the size of every column dim, then for out, index and
-source the strides (in elements) along the indexed dim and along every column dim.
+Kernel arguments: `ptr` = out, index, source; `arg` = along, bound, the size of every column dim, then for
+out, index and source the strides (in elements) along the indexed dim and along every column dim.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, Sequence
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from kiln.codegen.code import LANES, Code, Value
 from kiln.codegen.emit import Machine
 from kiln.codegen.memory import Memory, element
 from kiln.codegen.target import Target
-from kiln.graph.size import Dim
 
 COLUMNS = 64
 
 
 class ScatterSpec(NamedTuple):
-    """The pattern of a scatter; `strides`: for out, index and source a class per dim ("1", "0", "s"), the indexed first."""
+    """The pattern of a scatter; `strides`: classes of out, index and source, the indexed dim first."""
 
     dtype: str
-    index: str  # "int64" or "int32"
+    positions: str  # the index's dtype: "int64" or "int32"
     strides: tuple[str, ...]
 
     @property
@@ -45,11 +45,11 @@ class ScatterSpec(NamedTuple):
 
     def text(self) -> str:
         """The canonical text: printed form and cache key."""
-        return f"scatter_add {self.dtype} index {self.index} strides {' '.join(self.strides)}"
+        return f"scatter_add {self.dtype} index {self.positions} strides {' '.join(self.strides)}"
 
-    def units(self, sizes: Sequence[Dim]) -> Dim:
-        """The units of work over column dims of these sizes."""
-        total: Dim = (sizes[-1] + (COLUMNS - 1)) // COLUMNS
+    def units(self, sizes: Sequence[Any]) -> Any:
+        """The units of work over column dims of these sizes, ints or symbolic."""
+        total = (sizes[-1] + (COLUMNS - 1)) // COLUMNS
         for size in sizes[:-1]:
             total = total * size
         return total
@@ -63,7 +63,7 @@ class _Scatter:
         self.code = code = Code(target)
         self.memory = Memory(code)
         self.machine = Machine(code)
-        self.dtypes = (spec.dtype, spec.index, spec.dtype)
+        self.dtypes = (spec.dtype, spec.positions, spec.dtype)
         dims = len(spec.strides[0])
         self.base = [code.op(f"load ptr, ptr {code.offset('%ptr', 'ptr', str(k))}") for k in range(3)]
         self.along, self.bound = self._argument(0), self._argument(1)
@@ -114,7 +114,11 @@ class _Scatter:
     def _at(self, k: int, pointer: str, position: str, stride: str) -> str:
         """`pointer` moved to a position along a dim of operand k."""
         code = self.code
-        return pointer if stride == "0" else code.offset(pointer, element(self.dtypes[k]), code.mul(position, stride))
+        return (
+            pointer
+            if stride == "0"
+            else code.offset(pointer, element(self.dtypes[k]), code.mul(position, stride))
+        )
 
     def _target(self, pointers: list[str], i: str, column: str | None) -> tuple[str, str, str]:
         """Whether index i (at a column) is in range, and the places it adds to and from."""
@@ -122,7 +126,7 @@ class _Scatter:
         out, index, source = pointers
         if column is not None:
             out, index, source = (self._at(k, p, column, self.stride[k][-1]) for k, p in enumerate(pointers))
-        where = self.memory.read(self.spec.index, self._at(1, index, i, self.stride[1][0]))
+        where = self.memory.read(self.spec.positions, self._at(1, index, i, self.stride[1][0]))
         place = self.machine.cast("sext", where, "i64").text if where.type != "i64" else where.text
         inside = code.op(f"icmp ult i64 {place}, {self.bound}")
         return inside, self._at(0, out, place, self.stride[0][0]), self._at(2, source, i, self.stride[2][0])
@@ -135,10 +139,17 @@ class _Scatter:
             whole = code.op(f"and i64 {count}, -{LANES}")
             with code.loop("0", whole, LANES) as turn:
                 to = code.offset(out, element(dtype), turn.index)
-                lanes = self.memory.read_lanes(dtype, code.offset(source, element(dtype), turn.index), None, None)
-                self.memory.write_lanes(dtype, to, self._sum(self.memory.read_lanes(dtype, to, None, None), lanes), None, None)
+                lanes = self.memory.read_lanes(
+                    dtype, code.offset(source, element(dtype), turn.index), None, None
+                )
+                self.memory.write_lanes(
+                    dtype, to, self._sum(self.memory.read_lanes(dtype, to, None, None), lanes), None, None
+                )
             with code.loop(whole, count, 1) as turn:
-                self._add(code.offset(out, element(dtype), turn.index), code.offset(source, element(dtype), turn.index))
+                self._add(
+                    code.offset(out, element(dtype), turn.index),
+                    code.offset(source, element(dtype), turn.index),
+                )
 
     def _column(self, pointers: list[str], i: str, column: str) -> None:
         """One index for one column."""
@@ -149,7 +160,9 @@ class _Scatter:
     def _add(self, out: str, source: str) -> None:
         """*out += *source"""
         dtype = self.spec.dtype
-        self.memory.write(dtype, out, self._sum(self.memory.read(dtype, out), self.memory.read(dtype, source)))
+        self.memory.write(
+            dtype, out, self._sum(self.memory.read(dtype, out), self.memory.read(dtype, source))
+        )
 
     def _sum(self, x: Value, y: Value) -> Value:
         how = "or" if x.type == "i1" else "fadd" if x.type in ("f32", "f64") else "add"

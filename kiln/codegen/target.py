@@ -57,7 +57,10 @@ INTRINSICS = frozenset({
     "llvm.fma", "llvm.sqrt", "llvm.floor", "llvm.ceil", "llvm.trunc", "llvm.roundeven", "llvm.fabs",
     "llvm.masked.load", "llvm.masked.store", "llvm.masked.gather", "llvm.masked.scatter", "llvm.prefetch",
 })  # fmt: skip
-X86_INTRINSICS = frozenset({"llvm.x86.avx512.mask.cvttps2dq.512", "llvm.x86.avx.cvtt.ps2dq.256"})
+X86_INTRINSICS = frozenset({
+    "llvm.x86.avx512.mask.cvttps2dq.512", "llvm.x86.avx.cvtt.ps2dq.256", "llvm.x86.avx512.mask.scalef.ps.512",
+    "llvm.x86.avx512.mask.scalef.pd.512",
+})  # fmt: skip
 
 
 def intrinsic_allowed(name: str, target: Target) -> bool:

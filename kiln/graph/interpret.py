@@ -1,4 +1,4 @@
-"""The interpreter: what a graph means, node by node, with NumPy. Slow, and the specification of every other way.
+"""The interpreter: what a graph means, node by node, with NumPy. Slow, and the definition of every other way.
 
 Arrays come and go in their dtype's NumPy type; a bfloat16 array is its bits as uint16. Inside, a float16 or
 bfloat16 value is the float32 array of the same values, rounded after every node: the type it is computed in.
@@ -52,7 +52,7 @@ def interpret(graph: Graph, inputs: Sequence[Given]) -> list[Array]:
 
 
 def _environment(graph: Graph, inputs: Sequence[Given]) -> list[int]:
-    """What the slots hold: sizes and strides of arrays, integer values of numbers (0 for a float: no size reads it)."""
+    """What the slots hold: sizes and strides of arrays, integer numbers (0 for a float: no size reads it)."""
     if len(inputs) != len(graph.inputs):
         raise ValueError(f"expected {len(graph.inputs)} inputs, got {len(inputs)}")
     env: list[int] = []
@@ -61,7 +61,9 @@ def _environment(graph: Graph, inputs: Sequence[Given]) -> list[int]:
             env.append(int(given) if isinstance(given, (bool, int)) else 0)
             continue
         if not isinstance(given, np.ndarray) or given.dtype != memory_dtype(value.dtype):
-            raise ValueError(f"input {k}: expected an array of {value.dtype}, got {getattr(given, 'dtype', given)}")
+            raise ValueError(
+                f"input {k}: expected an array of {value.dtype}, got {getattr(given, 'dtype', given)}"
+            )
         if given.ndim != value.ndim or any(d == 1 and n != 1 for d, n in zip(value.shape, given.shape)):
             raise ValueError(f"input {k}: expected {value!r}, got shape {given.shape}")
         env += given.shape
@@ -179,8 +181,8 @@ def reduce_last(name: str, x: Array) -> Array:
         return fold(_less, x, _lowest(x.dtype, -1))
     if name in ("argmax", "argmin"):
         best = np.argmax if name == "argmax" else np.argmin
-        return best(x, -1).astype(np.int64) if x.shape[-1] else np.zeros(x.shape[:-1], np.int64)
-    return (np.all if name == "all" else np.any)(x, -1)
+        return np.array(best(x, -1), np.int64) if x.shape[-1] else np.zeros(x.shape[:-1], np.int64)
+    return np.array(np.all(x, -1) if name == "all" else np.any(x, -1))
 
 
 def _reduce(machine: _Machine, node: Node, x: list[Array]) -> Array:
@@ -276,7 +278,7 @@ def _steps(machine: _Machine, ndim: int, dim: int, start: Dim, step: Dim, count:
 
 def _slice(machine: _Machine, node: Node, x: list[Array]) -> Array:
     dim, (start, length, step) = node.attrs
-    return x[0][_steps(machine, x[0].ndim, dim, start, step, machine.size(length))]
+    return np.array(x[0][_steps(machine, x[0].ndim, dim, start, step, machine.size(length))])
 
 
 def _embed(machine: _Machine, node: Node, x: list[Array]) -> Array:
@@ -311,7 +313,9 @@ def _scatter(machine: _Machine, node: Node, x: list[Array]) -> Array:
     for k in range(index.shape[dim]):
         grid[dim] = np.take(index, [k], dim)
         where = tuple(grid)
-        out[where] = _rounded(out[where] + np.take(source, [k], dim)[tuple(map(slice, grid[dim].shape))], node.out.dtype)
+        out[where] = _rounded(
+            out[where] + np.take(source, [k], dim)[tuple(map(slice, grid[dim].shape))], node.out.dtype
+        )
     return out
 
 
@@ -333,5 +337,3 @@ RULES: dict[str, Callable[[_Machine, Node, list[Array]], Array]] = {
     "scatter": _scatter,
     "concat": lambda machine, node, x: np.concatenate(x, node.attrs[0]),
 }
-
-

@@ -13,7 +13,7 @@ from kiln.graph.size import Dim
 
 
 def array_input(graph: Graph, dtype: str, ones: tuple[bool, ...], strided: bool = False) -> Value:
-    """A new array input of rank len(ones): dims where `ones` holds are 1, the others and the strides fresh symbols."""
+    """A new array input: dims where `ones` holds are 1, the others and the strides are fresh symbols."""
     shape: tuple[Dim, ...] = tuple(_size(graph, one) for one in ones)
     layout = tuple(graph.new_symbol() for _ in ones) if strided else None
     return graph.add_input(dtype, shape, layout)

@@ -96,7 +96,9 @@ def text(graph: Graph) -> str:
         operands = ", ".join(names[id(v)] for v in node.inputs)
         attrs = f"; {', '.join(map(attr_text, node.attrs))}" if node.attrs else ""
         names[id(node.out)] = name = f"%{len(names)}"
-        lines.append(f"{name} = {node.op.name}({operands}{attrs}): {type_text(node.out.dtype, node.out.shape)}")
+        lines.append(
+            f"{name} = {node.op.name}({operands}{attrs}): {type_text(node.out.dtype, node.out.shape)}"
+        )
     lines += [f"check {dim_text(a)} == {dim_text(b)}" for a, b in graph.checks]
     lines += [f"update {j} -> {i}" for j, i in sorted(graph.updates.items())]
     lines.append(f"return {', '.join(names[id(v)] for v in graph.outputs)}".rstrip())
@@ -399,7 +401,7 @@ def _string(line: _Line, word: str) -> str:
 def parse(source: str, find_op: FindOp) -> Graph:
     """The graph a text describes; TextError names the line of what is wrong.
 
-    `find_op` gives the op of a name, KeyError if there is none. Dtypes and shapes are inferred anew and compared.
+    `find_op` gives the op of a name, KeyError if there is none. Dtypes and shapes are inferred and compared.
     """
     lines = source.split("\n")
     head = re.fullmatch(r"graph (\d{1,7})\s*", lines[0])
@@ -409,7 +411,10 @@ def parse(source: str, find_op: FindOp) -> Graph:
     rows = [_Line(row, k) for k, row in enumerate(lines[1:], 2) if row.strip()]
     count = next((k for k, row in enumerate(rows) if not _is_input(row)), len(rows))
     checks = [row for row in rows[count:] if row.peek() == ("name", "check")]
-    for row in [*rows[:count], *checks]:  # checks say which sizes are equal: the shapes of nodes need them first
+    for row in [
+        *rows[:count],
+        *checks,
+    ]:  # checks say which sizes are equal: the shapes of nodes need them first
         reader.statement(row)
     for left, right in reader.checks:
         try:

@@ -1,12 +1,12 @@
 """Every rule of the graph, checked: run after each pass, and on what was read from a file.
 
-    inputs      come first, belong to this graph, their slots follow one another; a layout has one stride per dim
-    numbers     are weak, of dtype float64, int64 or bool, and own one slot
-    nodes       read inputs or earlier nodes of this graph, have hashable attributes of the closed set of types,
-                and the dtype and shape their op infers, without a check the graph does not state
-    sizes       use slots the graph has
-    outputs     are values of this graph
-    updates     name an output and an input of one dtype and shape
+inputs      come first, belong to this graph, their slots follow one another; a layout has one stride per dim
+numbers     are weak, of dtype float64, int64 or bool, and own one slot
+nodes       read inputs or earlier nodes of this graph, have hashable attributes of the closed set of types,
+            and the dtype and shape their op infers, without a check the graph does not state
+sizes       use slots the graph has
+outputs     are values of this graph
+updates     name an output and an input of one dtype and shape
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ def _verify_inputs(graph: Graph) -> None:
     total, slots = 0, set[int]()
     for k, value in enumerate(graph.inputs):
         where = f"input {k}"
-        _require(value.graph is graph and value.node is None, f"{where}: belongs to another graph or to a node")
+        _require(
+            value.graph is graph and value.node is None, f"{where}: belongs to another graph or to a node"
+        )
         _require(value.dtype in (NUMBERS if value.weak else DTYPES), f"{where}: dtype {value.dtype}")
         if value.weak:
             own = 0 <= value.slot < graph.slots and value.slot not in slots
@@ -75,7 +77,9 @@ def _verify_inputs(graph: Graph) -> None:
             slots.add(value.slot)
         _verify_dims(graph, value.shape, where)
         if value.layout is not None:
-            _require(len(value.layout) == value.ndim, f"{where}: {value.ndim} dims, {len(value.layout)} strides")
+            _require(
+                len(value.layout) == value.ndim, f"{where}: {value.ndim} dims, {len(value.layout)} strides"
+            )
         total += slots_of(value)
     _require(graph.slots >= total, f"the inputs take {total} slots, the graph has {graph.slots}")
 
@@ -85,7 +89,9 @@ def _verify_node(graph: Graph, node: Node, known: set[int], where: str) -> None:
         _require(id(value) in known, f"{where}: reads a value that no earlier line of this graph defines")
     for attr in node.attrs:
         _verify_attr(graph, attr, where)
-    _require(takes(node.op, len(node.inputs), len(node.attrs)), f"{where}: wrong number of inputs or attributes")
+    _require(
+        takes(node.op, len(node.inputs), len(node.attrs)), f"{where}: wrong number of inputs or attributes"
+    )
     _require(node.out.graph is graph and node.out.node is node, f"{where}: its value does not know it")
     checks = len(graph.checks)
     try:
@@ -97,7 +103,9 @@ def _verify_node(graph: Graph, node: Node, known: set[int], where: str) -> None:
     if dtype != node.out.dtype or not graph.same_shape(shape, node.out.shape):
         stated = type_text(node.out.dtype, node.out.shape)
         raise VerifyError(f"{where}: says {stated}, infers {type_text(dtype, shape)}")
-    _require(node.out.weak == is_weak(node.op, node.inputs), f"{where}: weak exactly where its inputs are numbers")
+    _require(
+        node.out.weak == is_weak(node.op, node.inputs), f"{where}: weak exactly where its inputs are numbers"
+    )
     _verify_dims(graph, node.out.shape, where)
 
 
@@ -112,9 +120,13 @@ def verify(graph: Graph) -> Graph:
     for k, value in enumerate(graph.outputs):
         _require(id(value) in known, f"output {k}: no value of this graph")
     for j, i in graph.updates.items():
-        _require(0 <= j < len(graph.outputs) and 0 <= i < len(graph.inputs), f"update {j} -> {i}: out of range")
+        _require(
+            0 <= j < len(graph.outputs) and 0 <= i < len(graph.inputs), f"update {j} -> {i}: out of range"
+        )
         source, target = graph.outputs[j], graph.inputs[i]
-        same = source.dtype == target.dtype and graph.same_shape(source.shape, target.shape) and not target.weak
+        same = (
+            source.dtype == target.dtype and graph.same_shape(source.shape, target.shape) and not target.weak
+        )
         _require(same, f"update {j} -> {i}: {source!r} cannot be written into {target!r}")
     _require(len(set(graph.updates.values())) == len(graph.updates), "two outputs update one input")
     return graph

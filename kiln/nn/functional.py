@@ -1,7 +1,8 @@
 """The layers' mathematics as functions, under PyTorch's names.
 
-Each is one call of an op of the table where there is one; what is composed here is only what no op says
-by itself (an embedding's padding, a one-hot target). Reductions are "mean", "sum" or "none".
+What is written here is what the table does not say by itself: another default, `inplace`, an embedding's padding.
+An op of the table that is a function and no method is here under its own name.
+Reductions are "mean", "sum" or "none".
 """
 
 from __future__ import annotations
@@ -15,6 +16,17 @@ from kiln import ops
 from kiln.errors import describe, message
 
 _REDUCTIONS = ("none", "mean", "sum")
+_OPS: dict[str, Any] = {op.name: op.handle for op in ops.table() if op.public and not op.method}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _OPS:
+        raise AttributeError(f"kiln.nn.functional has no function '{name}'")
+    return _OPS[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_OPS})
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -62,23 +74,6 @@ def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = Fals
 def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
     """input where it is positive, else alpha * (exp(input) - 1)."""
     y: Tensor = ops.elu(input, alpha, **_into(input, inplace))
-    return y
-
-
-def softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
-    """log(1 + exp(beta * input)) / beta; input itself where beta * input is above `threshold`.
-
-    >>> import kiln
-    >>> kiln.nn.functional.softplus(kiln.tensor([0.0, 30.0]))
-    tensor([ 0.6931, 30.0000])
-    """
-    y: Tensor = ops.softplus(input, beta, threshold)
-    return y
-
-
-def logsigmoid(input: Tensor) -> Tensor:
-    """log(sigmoid(input)), computed without overflow."""
-    y: Tensor = ops.logsigmoid(input)
     return y
 
 
@@ -199,15 +194,7 @@ def binary_cross_entropy_with_logits(
 
 def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     """int64 (...) -> (..., num_classes): 1 at the index, 0 elsewhere; -1 takes the largest index + 1."""
-    smallest = int(tensor.min().item()) if tensor.numel() else 0
-    largest = int(tensor.max().item()) if tensor.numel() else -1
-    if num_classes == -1:
-        num_classes = largest + 1
-    if smallest < 0 or largest >= num_classes:
-        came = f"indices from {smallest} to {largest}"
-        raise RuntimeError(message("one_hot", f"indices within [0, {num_classes})", came))
-    columns: Tensor = ops.arange(num_classes)
-    hot: Tensor = (tensor.unsqueeze(-1) == columns).to(tensor.dtype)
+    hot: Tensor = ops.one_hot(tensor, num_classes)
     return hot
 
 

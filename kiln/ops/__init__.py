@@ -23,6 +23,7 @@ from kiln.ops import (  # noqa: F401
     getitem,
     indexing,
     optimizers,
+    parts,
     pointwise,
     products,
     random,

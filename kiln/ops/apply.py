@@ -17,7 +17,7 @@ LARGEST = 3.4028234663852886e38
 
 
 def convert_dtype(x: Scalar, source: str, target: str) -> Scalar:
-    """A scalar that holds a `source` as a `target`: floats of 16 bits are f32s that were rounded (through float32)."""
+    """A scalar that holds a `source` as a `target`; floats of 16 bits are rounded f32s (through float32)."""
     if source == target:
         return x
     if target == "bool":

@@ -8,7 +8,7 @@ from kiln.ops import pointwise as p
 from kiln.ops import reduce
 from kiln.ops import unary as u
 from kiln.ops.activations import cube, inverse_square
-from kiln.ops.declare import into, public
+from kiln.ops.declare import into, is_float, public
 
 
 def _is_number(x: Any) -> bool:
@@ -21,7 +21,7 @@ def _scaled(other: Any, alpha: Any, input: Any) -> Any:
         return other
     if isinstance(alpha, float):
         for x in (input, other):
-            if not _is_number(x) and not str(x.dtype).rpartition(".")[2].startswith(("float", "bfloat")):
+            if not _is_number(x) and not is_float(x):
                 raise RuntimeError(
                     "For integral input tensors, argument alpha must not be a floating point number."
                 )
@@ -64,6 +64,12 @@ def div(input: Any, other: Any, *, rounding_mode: str | None = None, out: Any = 
     return modes[rounding_mode](input, other, **into(out))
 
 
+_POWERS = {
+    2: u.square.handle, 3: cube.handle, 0.5: u.sqrt.handle, -0.5: u.rsqrt.handle, -1: u.reciprocal.handle,
+    -2: inverse_square.handle,
+}  # fmt: skip
+
+
 @public("pow", inplace=True)
 def pow(input: Any, exponent: Any, *, out: Any = None) -> Any:
     """`input ** exponent`, broadcast. Exponents 2, 3, 0.5, -0.5, -1 and -2 given as numbers are products and
@@ -76,16 +82,15 @@ def pow(input: Any, exponent: Any, *, out: Any = None) -> Any:
     """
     if not _is_number(exponent) or _is_number(input):
         return p.pow(input, exponent, **into(out))
-    is_float = str(input.dtype).rpartition(".")[2].startswith(("float", "bfloat"))
-    if not is_float:
+    if not is_float(input):
         if isinstance(exponent, int) and exponent < 0:
             raise RuntimeError("Integers to negative integer powers are not allowed.")
         op: Any = u.square if isinstance(exponent, int) and exponent == 2 else None
         return p.pow(input, exponent, **into(out)) if op is None else op(input, **into(out))
-    rule = {2: u.square, 3: cube, 0.5: u.sqrt, -0.5: u.rsqrt, -1: u.reciprocal, -2: inverse_square}.get(
-        exponent
-    )
-    return p.pow(input, exponent, **into(out)) if rule is None else rule(input, **into(out))
+    rule = _POWERS.get(exponent)
+    if rule is None:
+        return p.pow(input, exponent, **into(out))
+    return rule(input) if out is None else rule(input, out=out)
 
 
 @public("clamp", inplace=True)

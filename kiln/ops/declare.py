@@ -42,6 +42,12 @@ def is_value(x: Any) -> bool:
     return isinstance(x, g.Value)
 
 
+def is_float(x: Any) -> bool:
+    """Whether a tensor or a value of a graph holds floats."""
+    dtype = x.dtype
+    return dtype.startswith(("float", "bfloat")) if isinstance(dtype, str) else bool(dtype.is_floating_point)
+
+
 def run(op: Op, *args: Any, **kwargs: Any) -> Any:
     """A call of an op without array inputs: a node of the graph under construction, or a tensor."""
     return op.trace(args, kwargs) if g.capturing() else op.handle(*args, **kwargs)

@@ -46,21 +46,23 @@ class Extremum(NamedTuple):
 
 def _choose(name: str, pair: Op) -> Any:
     """max or min in its three forms."""
-    whole, position = find(f"a{name}"), find(f"arg{name}")
+    whole, position, elementwise = find(f"a{name}").handle, find(f"arg{name}").handle, pair.handle
+    reshape = find("reshape").handle
 
     def choose(input: Any, dim: Any = None, keepdim: bool = False, *, other: Any = None) -> Any:
         if other is not None or (dim is not None and not isinstance(dim, int)):
-            return pair(input, dim if other is None else other)
+            return elementwise(input, dim if other is None else other)
         if dim is None:
             not_empty(input, tuple(range(input.ndim)), name, asked=False)
             return whole(input)
         dim = normalize_dim(dim, input.ndim, name)
         not_empty(input, (dim,), name)
         indices = position(input, dim, True)
-        values = find("gather")(input, dim, indices) if input.ndim else input
+        values = find("gather").handle(input, dim, indices) if input.ndim else input
         if not keepdim and input.ndim:
-            shape = tuple(s for k, s in enumerate(input.shape) if k != dim)
-            values, indices = find("reshape")(values, shape), find("reshape")(indices, shape)
+            shape = tuple(input.shape)
+            shape = (*shape[:dim], *shape[dim + 1 :])
+            values, indices = reshape(values, shape), reshape(indices, shape)
         return Extremum(values, indices)
 
     choose.__name__ = name

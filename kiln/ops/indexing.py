@@ -345,14 +345,14 @@ def one_hot(tensor: Any, num_classes: int = -1) -> Any:
         raise RuntimeError("one_hot is only applicable to index tensor of type LongTensor.")
     if not d.is_value(tensor) and d.numel(tensor.shape):
         if find("amin").handle(tensor).item() < 0:
-            raise RuntimeError("Class values must be non-negative.")
+            raise RuntimeError("one_hot: Class values must be non-negative.")
         largest = find("amax").handle(tensor).item()
         if num_classes == -1:
             num_classes = int(largest) + 1
         elif largest >= num_classes:
-            raise RuntimeError("Class values must be smaller than num_classes.")
+            raise RuntimeError("one_hot: Class values must be smaller than num_classes.")
     elif num_classes <= 0:
-        raise RuntimeError("Can not infer total number of classes from empty tensor.")
+        raise RuntimeError("one_hot: Can not infer total number of classes from empty tensor.")
     return one_hot_(tensor, num_classes)
 
 

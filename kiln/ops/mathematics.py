@@ -31,7 +31,7 @@ from kiln.ops.floats import (
     two_sum,
     with_sign,
 )
-from kiln.ops.scalar import Scalar, absolute, bits, const, fma, from_bits, rint, select, sqrt
+from kiln.ops.scalar import Scalar, absolute, bits, const, fma, from_bits, ldexp, rint, select, sqrt
 from kiln.ops.trigonometry import cos, sin
 
 __all__ = [
@@ -87,10 +87,8 @@ def power_of_two(n: Scalar, type: str) -> Scalar:
 
 
 def scale(y: Scalar, t: Scalar) -> Scalar:
-    """y 2^n, n in the low bits of the float t; in two steps, so that only the last may round or overflow."""
-    n = bits(t)
-    half = n >> 1
-    return (y * power_of_two(half, y.type)) * power_of_two(n - half, y.type)
+    """y 2^n, n in the low bits of the float t; rounded once, and only where the result is denormal."""
+    return ldexp(y, t - FORMAT[y.type].magic)
 
 
 def reduce_exp(x: Scalar) -> tuple[Scalar, Scalar, Scalar, Scalar]:

@@ -9,7 +9,7 @@ written once. Scalars are immutable and interned by structure: the same expressi
             | load k [at i..] one element of operand k of a loop nest
             | number k        the k-th number argument of a loop nest
             | index d         the position along dim d of a loop nest (i64)
-    op     := add sub mul div rem neg fma sqrt floor ceil trunc rint abs
+    op     := add sub mul div rem neg fma ldexp sqrt floor ceil trunc rint abs
             | eq ne lt le gt ge | and or xor not shl shr | select | bits from_bits | convert
             | round dtype         an f32 rounded to float16 or bfloat16 (and back to f32)
             | sum prod max min argmax argmin all any    (reductions, in loop nests only)
@@ -36,7 +36,7 @@ WIDTH = {
 }  # fmt: skip
 
 ARITHMETIC = frozenset({"add", "sub", "mul", "div", "rem", "neg", "abs"})
-FLOAT_ONLY = frozenset({"fma", "sqrt", "floor", "ceil", "trunc", "rint"})
+FLOAT_ONLY = frozenset({"fma", "ldexp", "sqrt", "floor", "ceil", "trunc", "rint"})
 COMPARE = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 LOGIC = frozenset({"and", "or", "xor", "not"})
 SHIFT = frozenset({"shl", "shr"})
@@ -188,6 +188,14 @@ def fma(x: ScalarLike, y: ScalarLike, z: ScalarLike) -> Scalar:
     """x * y + z, rounded once."""
     type = next(v.type for v in (x, y, z) if isinstance(v, Scalar))
     return Scalar("fma", (lift(x, type), lift(y, type), lift(z, type)), type)
+
+
+def ldexp(x: Scalar, n: Scalar) -> Scalar:
+    """x * 2^n for an integral float n, rounded once; NaN where either is.
+
+    |n| may be up to about twice the largest exponent, as long as x * 2^(n/2) is a normal number.
+    """
+    return binary("ldexp", x, n)
 
 
 def select(condition: Scalar, x: ScalarLike, y: ScalarLike) -> Scalar:

@@ -99,6 +99,8 @@ def _apply(node: Scalar, x: list[Array], leaves: Leaves, gather: Gather | None) 
         return _integer_division(op, x[0], x[1], node.type)
     if op in ("shl", "shr"):
         return _shift(op, x[0], x[1], node.type)
+    if op == "ldexp":
+        return _ldexp(*x)
     if op == "fma":
         return (_fma32 if node.type == "f32" else _fma64)(*np.broadcast_arrays(*x))
     if op == "not":
@@ -113,6 +115,12 @@ _PLAIN: dict[str, Callable[..., Any]] = {
     "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
     "ge": np.greater_equal, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
 }  # fmt: skip
+
+
+def _ldexp(x: Array, n: Array) -> Array:
+    """x * 2^n, rounded once; NaN where either is."""
+    whole = np.where(np.isnan(n), 0, n).astype(np.int32)
+    return np.asarray(np.where(np.isnan(n), n, np.ldexp(x, whole)), dtype=x.dtype)
 
 
 def _constant(node: Scalar) -> Array:

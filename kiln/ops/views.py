@@ -6,8 +6,10 @@ values alike. `embed` and `write` are not views: they are what the derivative of
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
+from kiln import _core
 from kiln.graph.size import product, quotient
 from kiln.ops import declare as d
 from kiln.ops.declare import is_symbolic, public
@@ -210,7 +212,10 @@ def _(g: Any, input: Any, strides: Any, offset: Any) -> Any:
     return write(g, zeros, strides, offset), as_strided(g, tuple(input.shape), strides, offset)
 
 
-# Public functions
+# Public functions: the core checks sizes and orders of plain ints, and these do where it cannot or where it
+# would say it in other words than PyTorch. Handles, because a call of a record costs as much as the view.
+
+_reshape, _permute, _expand, _slice = (op.handle for op in (reshape, permute, expand, slice_))
 
 
 def sizes_of(sizes: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -238,6 +243,23 @@ def inferred(shape: Any, sizes: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(quotient(total, rest) if k in open_dims else s for k, s in enumerate(sizes))
 
 
+def _resolved(input: Any, shape: tuple[Any, ...]) -> Any:
+    """The sizes asked for without -1; what their product must be is left to the core where it can see it."""
+    sizes = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+    if isinstance(input, _core.Tensor):
+        if all(map(_plain, sizes)):
+            return sizes
+        if all([type(s) is int for s in sizes]) and sizes.count(-1) == 1 and min(sizes) == -1:
+            rest, total = -prod(sizes), input.numel()
+            if rest > 0 and total % rest == 0:
+                return [total // rest if s == -1 else s for s in sizes]
+    return inferred(input.shape, tuple(sizes))
+
+
+def _plain(size: Any) -> bool:
+    return type(size) is int and size >= 0
+
+
 @public("reshape")
 def reshape_(input: Any, *shape: Any) -> Any:
     """`input`'s elements in another shape; one size may be -1. A view where possible. RuntimeError if it does
@@ -246,7 +268,7 @@ def reshape_(input: Any, *shape: Any) -> Any:
     >>> kiln.reshape(kiln.arange(6), (2, -1)).shape
     kiln.Size([2, 3])
     """
-    return reshape(input, inferred(input.shape, sizes_of(shape)))
+    return _reshape(input, _resolved(input, shape))
 
 
 @public("view", method=True)
@@ -256,8 +278,10 @@ def view(input: Any, *shape: Any) -> Any:
     >>> kiln.arange(6).view(3, 2).shape
     kiln.Size([3, 2])
     """
-    sizes = inferred(input.shape, sizes_of(shape))
-    if not d.is_value(input) and not viewable(tuple(input.shape), tuple(input.stride()), sizes):
+    sizes = _resolved(input, shape)
+    if d.is_value(input) or input.is_contiguous():
+        return _reshape(input, sizes)
+    if not viewable(tuple(input.shape), tuple(input.stride()), tuple(sizes)):
         raise RuntimeError(
             "view size is not compatible with input tensor's size and stride (at least one dimension "
             "spans across two contiguous subspaces). Use .reshape(...) instead."
@@ -295,11 +319,12 @@ def flatten(input: Any, start_dim: int = 0, end_dim: int = -1) -> Any:
     >>> kiln.zeros(2, 3, 4).flatten(1).shape
     kiln.Size([2, 12])
     """
-    first, last = (normalize_dim(k, input.ndim, "flatten") for k in (start_dim, end_dim))
+    ndim = input.ndim
+    first, last = normalize_dim(start_dim, ndim, "flatten"), normalize_dim(end_dim, ndim, "flatten")
     if first > last:
         raise RuntimeError("flatten() has invalid args: start_dim cannot come after end_dim")
     shape = tuple(input.shape)
-    return reshape(input, (*shape[:first], product(shape[first : last + 1]), *shape[last + 1 :]))
+    return _reshape(input, (*shape[:first], product(shape[first : last + 1]), *shape[last + 1 :]))
 
 
 @public("unflatten")
@@ -318,7 +343,7 @@ def unflatten(input: Any, dim: int, sizes: Any) -> Any:
             f"unflatten: Provided sizes {list(sizes)} don't multiply up to the size of dim {dim} "
             f"({shape[dim]}) in the input tensor"
         ) from error
-    return reshape(input, (*shape[:dim], *parts, *shape[dim + 1 :]))
+    return _reshape(input, (*shape[:dim], *parts, *shape[dim + 1 :]))
 
 
 @public("permute")
@@ -334,10 +359,11 @@ def permute_(input: Any, *dims: Any) -> Any:
             "permute(): number of dimensions in the tensor input does not match the length of the desired "
             f"ordering of dimensions i.e. input.dim() = {input.ndim} is not equal to len(dims) = {len(order)}"
         )
-    order = tuple(normalize_dim(k, input.ndim, "permute") for k in order)
+    if not all(map(_plain, order)) or max(order, default=-1) >= len(order):
+        order = tuple(normalize_dim(k, input.ndim, "permute") for k in order)
     if len(set(order)) != len(order):
         raise RuntimeError("permute(): duplicate dims are not allowed.")
-    return permute(input, order)
+    return _permute(input, order)
 
 
 @public("transpose")
@@ -347,16 +373,20 @@ def transpose(input: Any, dim0: int, dim1: int) -> Any:
     >>> kiln.zeros(2, 3).transpose(0, 1).shape
     kiln.Size([3, 2])
     """
-    order = list(range(input.ndim))
-    a, b = (normalize_dim(k, input.ndim, "transpose") for k in (dim0, dim1))
-    if not order:
-        return permute(input, ())
-    order[a], order[b] = order[b], order[a]
-    return permute(input, tuple(order))
+    ndim = input.ndim
+    a, b = normalize_dim(dim0, ndim, "transpose"), normalize_dim(dim1, ndim, "transpose")
+    if ndim < 2:
+        return _permute(input, (0,) * ndim)
+    order = list(range(ndim))
+    order[a], order[b] = b, a
+    return _permute(input, order)
 
 
 public("swapaxes")(transpose)
 public("swapdims")(transpose)
+
+
+_REVERSED = ((), (0,), (1, 0))
 
 
 @public("t")
@@ -366,9 +396,10 @@ def t(input: Any) -> Any:
     >>> kiln.zeros(2, 3).t().shape
     kiln.Size([3, 2])
     """
-    if input.ndim > 2:
-        raise RuntimeError(f"t() expects a tensor with <= 2 dimensions, but self is {input.ndim}D")
-    return permute(input, tuple(reversed(range(input.ndim))))
+    ndim = input.ndim
+    if ndim > 2:
+        raise RuntimeError(f"t() expects a tensor with <= 2 dimensions, but self is {ndim}D")
+    return _permute(input, _REVERSED[ndim])
 
 
 @public("movedim")
@@ -389,7 +420,7 @@ def movedim(input: Any, source: Any, destination: Any) -> Any:
         raise RuntimeError("movedim: repeated dim in `source` or `destination`")
     rest = iter(k for k in range(input.ndim) if k not in source)
     order = [source[destination.index(k)] if k in destination else next(rest) for k in range(input.ndim)]
-    return permute(input, tuple(order))
+    return _permute(input, tuple(order))
 
 
 public("moveaxis")(movedim)
@@ -402,11 +433,12 @@ def squeeze(input: Any, dim: Any = None) -> Any:
     >>> kiln.zeros(1, 2, 1).squeeze().shape
     kiln.Size([2])
     """
-    ones = [k for k, s in enumerate(input.shape) if isinstance(s, int) and s == 1]
+    shape = tuple(input.shape)
+    ones = [k for k, s in enumerate(shape) if isinstance(s, int) and s == 1]
     if dim is not None:
         dims = dim if isinstance(dim, (tuple, list)) else (dim,)
-        ones = [k for k in (normalize_dim(k, input.ndim, "squeeze") for k in dims) if k in ones]
-    return reshape(input, tuple(s for k, s in enumerate(input.shape) if k not in ones))
+        ones = [k for k in [normalize_dim(k, input.ndim, "squeeze") for k in dims] if k in ones]
+    return _reshape(input, tuple([s for k, s in enumerate(shape) if k not in ones]) if ones else shape)
 
 
 @public("unsqueeze")
@@ -417,7 +449,7 @@ def unsqueeze(input: Any, dim: int) -> Any:
     kiln.Size([1, 2])
     """
     dim, shape = normalize_dim(dim, input.ndim + 1, "unsqueeze"), tuple(input.shape)
-    return reshape(input, (*shape[:dim], 1, *shape[dim:]))
+    return _reshape(input, (*shape[:dim], 1, *shape[dim:]))
 
 
 @public("expand", method=True)
@@ -449,7 +481,7 @@ def expand_(input: Any, *size: Any) -> Any:
         raise RuntimeError(
             f"expand: the expanded size of a new leading dim may not be negative, got {list(sizes)}"
         )
-    return expand(input, result)
+    return _expand(input, result)
 
 
 @public("expand_as")
@@ -509,7 +541,7 @@ def narrow(input: Any, dim: int, start: int, length: int) -> Any:
         raise TypeError(
             f"narrow: the size of dim {dim} is symbolic ({size}), so the bounds cannot be checked here"
         )
-    return slice_(input, dim, (start, length, 1))
+    return _slice(input, dim, (start, length, 1))
 
 
 @public("select")
@@ -528,70 +560,4 @@ def select(input: Any, dim: int, index: int) -> Any:
             f"select(): index {index} out of range for tensor of size {list(shape)} at dimension {dim}"
         )
     start = index + size if index < 0 else index
-    return reshape(slice_(input, dim, (start, 1, 1)), (*shape[:dim], *shape[dim + 1 :]))
-
-
-def _known(input: Any, dim: int, op: str) -> int:
-    """The size along dim, which decides how many results there are."""
-    size = input.shape[dim]
-    if not isinstance(size, int):
-        raise TypeError(
-            f"{op}: the size of dim {dim} is symbolic ({size}): the number of results would depend on it"
-        )
-    return size
-
-
-@public("unbind")
-def unbind(input: Any, dim: int = 0) -> tuple[Any, ...]:
-    """The views along `dim`, each without it.
-
-    >>> kiln.tensor([1, 2]).unbind()
-    (tensor(1), tensor(2))
-    """
-    dim = normalize_dim(dim, input.ndim, "unbind")
-    return tuple(select(input, dim, k) for k in range(_known(input, dim, "unbind")))
-
-
-@public("split")
-def split(input: Any, split_size_or_sections: Any, dim: int = 0) -> tuple[Any, ...]:
-    """Views along `dim` of a given size (the last may be smaller), or of the sizes in a list, which must add
-    up.
-
-    >>> [part.tolist() for part in kiln.arange(5).split(2)]
-    [[0, 1], [2, 3], [4]]
-    """
-    dim = normalize_dim(dim, input.ndim, "split")
-    size = _known(input, dim, "split")
-    if isinstance(split_size_or_sections, int):
-        step = split_size_or_sections
-        if step < 0 or (step == 0 and size):
-            raise RuntimeError(
-                f"split_size can only be 0 if dimension size is 0, but got dimension size of {size}"
-                if step == 0
-                else f"split expects split_size be non-negative, but got split_size={step}"
-            )
-        lengths = [min(step, size - k) for k in range(0, size, step)] if size else [0]
-    else:
-        lengths = list(split_size_or_sections)
-        if sum(lengths) != size or any(n < 0 for n in lengths):
-            raise RuntimeError(
-                f"split_with_sizes expects split_sizes to sum exactly to {size} (input tensor's size at "
-                f"dimension {dim}), but got split_sizes={lengths}"
-            )
-    starts = [sum(lengths[:k]) for k in range(len(lengths))]
-    return tuple(slice_(input, dim, (start, n, 1)) for start, n in zip(starts, lengths))
-
-
-@public("chunk")
-def chunk(input: Any, chunks: int, dim: int = 0) -> tuple[Any, ...]:
-    """At most `chunks` views along `dim`, of equal size but for the last. RuntimeError unless chunks > 0.
-
-    >>> [part.tolist() for part in kiln.arange(5).chunk(2)]
-    [[0, 1, 2], [3, 4]]
-    """
-    if chunks <= 0:
-        raise RuntimeError(f"chunk expects `chunks` to be greater than 0, got: {chunks}")
-    dim = normalize_dim(dim, input.ndim, "chunk")
-    size = _known(input, dim, "chunk")
-    parts: tuple[Any, ...] = split(input, -(-size // chunks) if size else [0] * chunks, dim)
-    return parts
+    return _reshape(_slice(input, dim, (start, 1, 1)), (*shape[:dim], *shape[dim + 1 :]))

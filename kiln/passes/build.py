@@ -1,13 +1,13 @@
 """The scalars of a group: every inline value as an expression over loads, numbers and positions.
 
-    value                       scalar
-    array, input                load k                   (k: an operand of the nest, by strides)
-    number, size                number k
-    constant                    const
-    pointwise                   the op's body on its operands, rounded once
-    iota                        offset + sum of stride * index d
-    reduction of the frame      sum, max, ... of its operand
-    gather                      load k at (index, .., clamp(i), ..)
+value                       scalar
+array, input                load k                   (k: an operand of the nest, by strides)
+number, size                number k
+constant                    const
+pointwise                   the op's body on its operands, rounded once
+iota                        offset + sum of stride * index d
+reduction of the frame      sum, max, ... of its operand
+gather                      load k at (index, .., clamp(i), ..)
 """
 
 from __future__ import annotations
@@ -169,11 +169,14 @@ class Builder:
         return total if layout.offset == 0 else total + self.size(layout.offset)
 
     def _gather(self, node: Node, chain: Chain) -> Scalar:
-        """A load at computed places; an index out of range (the caller has raised) reads the nearest element."""
+        """A load at computed places; an index out of range (the caller has raised) reads the nearest one."""
         source, index, dim = *node.inputs, node.attrs[0]
         read = self.explorer.strided(source, None)
         assert isinstance(read, Read)
-        places = [const(0, "i64") if d == dim else self._position(node.out.shape, chain, d) for d in range(index.ndim)]
+        places = [
+            const(0, "i64") if d == dim else self._position(node.out.shape, chain, d)
+            for d in range(index.ndim)
+        ]
         chosen = convert_dtype(self.scalar(index, chain), index.dtype, "int64")
         last = self.size(source.shape[dim]) - const(1, "i64")
         chosen = select(chosen.__gt__(last), last, chosen)

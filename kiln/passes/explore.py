@@ -7,12 +7,12 @@
              blocks     everything reduced, per block of 16384
              matmul     batch, m, n of a product; what follows it happens at its store
 
-A value is *inline* (computed where it is read) unless it is an array: an input, an opaque result, or a value that
-was demanded. Exploring follows inline values through views, which are only collected (layout.py), down to
-arrays. What cannot be inline in this frame is demanded: it becomes an array of its own.
+A value is *inline* (computed where it is read) unless it is an array: an input, an opaque result, or a value
+that was demanded. Exploring follows inline values through views, which are only collected (layout.py), down
+to arrays. What cannot be inline in this frame is demanded: it becomes an array of its own.
 
-A *row value* is a reduction's result or pointwise work on such results, of the same shape: it is inline in its
-reduction's frame and nowhere else.
+A *row value* is a reduction's result or pointwise work on such results, of the same shape: it is inline in
+its reduction's frame and nowhere else.
 """
 
 from __future__ import annotations
@@ -22,7 +22,16 @@ from typing import NamedTuple
 from kiln.graph.graph import Graph, Node, Shape, Value
 from kiln.ops.kinds import VIEWS
 from kiln.passes.layout import (
-    Chain, Layout, Link, Links, contiguous, index_maps, input_layout, is_contiguous, resolve, squeeze,
+    Chain,
+    Layout,
+    Link,
+    Links,
+    contiguous,
+    index_maps,
+    input_layout,
+    is_contiguous,
+    resolve,
+    squeeze,
 )  # fmt: skip
 
 OPAQUE = frozenset({"matmul", "scatter", "concat", "embed", "write", "blocks"})
@@ -54,7 +63,7 @@ class Frame(NamedTuple):
 
 
 class Array:
-    """A value in memory: where it is written and how it lies there; `update`: it is the memory of that input."""
+    """A value in memory: who writes it and how it lies there; `update`: in the memory of that input."""
 
     __slots__ = ("layout", "update", "value", "writers")
 
@@ -66,7 +75,7 @@ class Array:
 
 
 class Read(NamedTuple):
-    """An array read through strides: `layout` over the frame's dims; `elsewhere`: over dims of its own, at any place.
+    """An array read through strides: `layout` over the frame's dims; `elsewhere`: over its own, at any place.
 
     `raw`: the memory of an input, not that of a copy of it.
     """
@@ -159,9 +168,9 @@ class Explorer:
         if value.node is not None and value.node.op.kind == "blocks":
             dims = squeeze(value.node.inputs[0].shape)
             return Frame(dims, tuple(range(len(dims))), "blocks")
-        row = self.rows.get(id(value))
-        if row is not None and self._reduces(value, row):
-            return row
+        own = self.rows.get(id(value))
+        if own is not None and self._reduces(value, own):
+            return own
         for row, chain, frame in self.scan(value, plain).rows:
             if frame.dims == plain.dims and frame.kept and self.matches(row, chain, frame):
                 return frame
@@ -182,7 +191,7 @@ class Explorer:
     def scan(
         self, value: Value, frame: Frame, own: dict[int, Shape] | None = None, again: bool = False
     ) -> Scan:
-        """Explores the definition of `value` in a frame; `own`: strides of the arrays written at each point."""
+        """Explores the definition of `value` in a frame; `own`: strides of arrays written at each point."""
         scan = Scan()
         visit = _Visit(self, scan, frame, own or {})
         if frame.mode == "blocks":
@@ -342,4 +351,3 @@ class _Visit:
                 self.scan.demand(source)
                 return
         self.value(source, self.explorer.links.of_node(node, chain))
-

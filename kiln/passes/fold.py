@@ -20,7 +20,6 @@ def _divide(x: float, y: float) -> float:
     return math.nan if not x or x != x else math.copysign(math.inf, x) * math.copysign(1.0, y)
 
 
-
 _FLOAT: dict[str, Callable[..., Number]] = {
     "add": lambda x, y: x + y,
     "sub": lambda x, y: x - y,
@@ -71,7 +70,11 @@ def fold_pointwise(node: Node, numbers: list[Any]) -> Number | None:
     root = apply_pointwise(node, operands)
     values: dict[int, Number] = {}
     for scalar in topological([root]):
-        found = const_value(scalar) if scalar.op == "const" else _step(scalar, [values[id(a)] for a in scalar.args])
+        found = (
+            const_value(scalar)
+            if scalar.op == "const"
+            else _step(scalar, [values[id(a)] for a in scalar.args])
+        )
         if found is None:
             return None
         values[id(scalar)] = found

@@ -1,10 +1,10 @@
 """Fusion: which values become arrays, and which arrays are written by one kernel.
 
-    1. demand      outputs and what opaque ops read are arrays; exploring each (explore.py), from the last to the
-                   first, demands what cannot be computed where it is read
-    2. group       from the first to the last, each array joins a kernel that it reads from or shares an input with,
-                   if the frames agree, no other kernel would have to run in between, and what it reads of the
-                   kernel's own arrays is the point just computed
+    1. demand      outputs and what opaque ops read are arrays; exploring each (explore.py), from the last to
+                   the first, demands what cannot be computed where it is read
+    2. group       from the first to the last, each array joins a kernel that it reads from or shares an input
+                   with, if the frames agree, no other kernel would have to run in between, and what it reads
+                   of the kernel's own arrays is the point just computed
     3. promote     a costly inline value that two kernels would compute becomes an array; then again from 1
     4. drop        arrays that only their own kernel reads are never stored
 
@@ -17,7 +17,7 @@ Opaque results are written in parts: a base that fills the array, then what is p
 
 from __future__ import annotations
 
-from typing import Iterable
+from collections.abc import Iterable
 
 from kiln.graph.graph import Graph, Node, Shape, Value
 from kiln.ops.apply import apply_pointwise
@@ -25,13 +25,23 @@ from kiln.ops.kinds import COMPUTE
 from kiln.ops.scalar import arg, topological
 from kiln.passes.explore import Array, Explorer, Frame, Read, Scan
 from kiln.passes.layout import (
-    Chain, Layout, Links, contiguous, input_layout, is_contiguous, numel, resolve, squeeze,
+    Chain,
+    Layout,
+    Links,
+    contiguous,
+    input_layout,
+    is_contiguous,
+    numel,
+    resolve,
+    squeeze,
 )  # fmt: skip
 
 MOST_OPERANDS = 30  # arrays one kernel reads and writes
 MOST_NODES = 400  # nodes computed in one kernel
 TRIES = 6  # kernels an array is offered to
 COSTLY = 64  # scalar operations from which a value is not computed twice
+PARTS = ("concat", "embed", "write", "scatter")  # opaque results that are stored in parts
+Waiting = list[tuple[int, int]]  # arrays to explore: (order, id)
 WHOLE = ("blocks", "sequence")  # of reductions of everything: those of one length go together
 MANY_READS = 4  # arrays read from which a value is not computed twice
 
@@ -136,7 +146,7 @@ class Fusion:
         return found
 
     def hazards(self) -> set[int]:
-        """The updates whose memory would be written before something else has read it; orders groups where it can."""
+        """Updates whose memory would be written before something else reads it; orders groups if it can."""
         found: set[int] = set()
         for j, i in self.graph.updates.items():
             if j in self.late:
@@ -149,7 +159,7 @@ class Fusion:
         return found
 
     def _may_overwrite(self, writer: Group, reader: Group, array: Array) -> bool:
-        """Whether every read of the input that an array overwrites comes before, or at the very point of, the write."""
+        """Whether every read of the overwritten input comes before the write, or at its very point."""
         if writer is not reader:
             if reader.before & writer.bit:
                 return False
@@ -185,32 +195,34 @@ class Fusion:
             _, key = waiting.pop()
             if key not in done:
                 done.add(key)
-                self._explore(values[key], waiting, values, done)
+                self._explore(values[key], waiting, values)
 
     def _order(self, value: Value) -> int:
         return self.explorer.order.get(id(value), -1)
 
-    def _explore(self, value: Value, waiting: list[tuple[int, int]], values: dict[int, Value], done: set[int]) -> None:
+    def _explore(self, value: Value, waiting: Waiting, values: dict[int, Value]) -> None:
         """Demands what an array needs; the demanded join the waiting."""
         node = value.node
         kind = node.op.kind if node is not None else ""
-        if node is not None and kind == "matmul":
-            demands = lambda: [f for f in factors(self.explorer, node) if isinstance(f, Value)]  # noqa: E731
-        elif node is not None and kind in ("concat", "embed", "write", "scatter"):
-            for part in node.inputs if kind == "concat" else node.inputs[: 1 if kind == "scatter" else 2]:
-                self._explore_inline(part, waiting, values, True)
-            if kind != "scatter":
-                return
-            pair = node.inputs[1:]
-            demands = lambda: [v for v in (self.explorer.strided(p, None) for p in pair) if isinstance(v, Value)]  # noqa: E731
-        else:
+        if node is None or kind not in PARTS and kind != "matmul":
             self._explore_inline(value, waiting, values)
             return
-        while found := demands():
-            self._want(found, waiting, values)
+        inline = {"concat": len(node.inputs), "scatter": 1, "matmul": 0}.get(kind, 2)
+        for part in node.inputs[:inline]:
+            self._explore_inline(part, waiting, values, True)
+        while missing := self._missing(node, inline):
+            self._want(missing, waiting, values)
+
+    def _missing(self, node: Node, inline: int) -> list[Value]:
+        """What must become an array so that an opaque op can read its operands as strided memory."""
+        if node.op.kind == "matmul":
+            reads = factors(self.explorer, node)
+        else:
+            reads = [self.explorer.strided(v, None) for v in node.inputs[inline:]]
+        return [r for r in reads if isinstance(r, Value)]
 
     def _explore_inline(
-        self, value: Value, waiting: list[tuple[int, int]], values: dict[int, Value], again: bool = False
+        self, value: Value, waiting: Waiting, values: dict[int, Value], again: bool = False
     ) -> None:
         """Demands what an inline computation cannot do; `again`: of a value that may be an array already."""
         while True:
@@ -221,7 +233,7 @@ class Fusion:
                 return
             self._want(fresh, waiting, values)
 
-    def _want(self, demands: list[Value], waiting: list[tuple[int, int]], values: dict[int, Value]) -> None:
+    def _want(self, demands: list[Value], waiting: Waiting, values: dict[int, Value]) -> None:
         for value in demands:
             if id(value) not in self.explorer.arrays:
                 self.explorer.array(value)
@@ -239,7 +251,7 @@ class Fusion:
             kind = node.op.kind if node is not None else ""
             if node is not None and kind == "matmul":
                 self._matmul(node, array)
-            elif node is not None and kind in ("concat", "embed", "write", "scatter"):
+            elif node is not None and kind in PARTS:
                 self._parts(node, array)
             else:
                 self._place(Root(array.value, array))
@@ -337,7 +349,7 @@ class Fusion:
         root.array.writers |= group.bit
 
     def _candidates(self, scan: Scan, frame: Frame) -> list[Group]:
-        """Groups that write what a root reads, the latest first; then groups that read it too, or reduce as much."""
+        """Groups that write what a root reads, the latest first; then those that read it too."""
         found: list[Group] = []
         shared: list[Group] = []
         for read in scan.reads:
@@ -375,7 +387,7 @@ class Fusion:
         return scan
 
     def _worthwhile(self, group: Group, scan: Scan, joint: Frame) -> bool:
-        """Whether a root reads what the group computes or also reads; columns take no more work at every point."""
+        """Whether a root reads what the group computes or reads as well."""
         if scan.own or joint.mode in WHOLE:
             return True
         shared = {id(read.value) for read in group.reads if any(s != 0 for s in read.layout.strides)}
@@ -391,7 +403,13 @@ class Fusion:
         if frame.mode == "map" and have.reduced:
             point = squeeze(shape) == have.dims and have.trailing
             return have if point or squeeze(shape) == have.kept else None
-        if have.mode == "map" and frame.mode == "lanes" and frame.trailing and have.dims == frame.dims and frame.kept:
+        if (
+            have.mode == "map"
+            and frame.mode == "lanes"
+            and frame.trailing
+            and have.dims == frame.dims
+            and frame.kept
+        ):
             return frame if all(squeeze(r.value.shape) == have.dims for r in group.roots) else None
         return None
 
@@ -415,12 +433,18 @@ class Fusion:
             if key not in weights:
                 continue
             cost, reads = weights[key]
-            if key not in inner and (cost >= COSTLY or len(reads) >= MANY_READS) and numel(node.out.shape) != 1:
+            if (
+                key not in inner
+                and (cost >= COSTLY or len(reads) >= MANY_READS)
+                and numel(node.out.shape) != 1
+            ):
                 found.append(node.out)
             inner |= {id(self.explorer.base(v, None)[0]) for v in node.inputs}
         return found
 
-    def _weight(self, node: Node, weights: dict[int, tuple[int, frozenset[int]]]) -> tuple[int, frozenset[int]]:
+    def _weight(
+        self, node: Node, weights: dict[int, tuple[int, frozenset[int]]]
+    ) -> tuple[int, frozenset[int]]:
         """Scalar operations, and arrays of full size read, to compute an inline value."""
         cost = COSTLY if node.op.kind in ("gather", "reduce") else scalar_cost(node)
         reads: frozenset[int] = frozenset()
@@ -428,7 +452,9 @@ class Fusion:
             below, _ = self.explorer.base(value, None)
             more, others = weights.get(id(below), (0, frozenset()))
             if id(below) in self.explorer.arrays or below.node is None:
-                others = frozenset({id(below)}) if numel(below.shape) == numel(node.out.shape) else frozenset()
+                others = (
+                    frozenset({id(below)}) if numel(below.shape) == numel(node.out.shape) else frozenset()
+                )
             cost, reads = cost + more, reads | others
         return min(cost, COSTLY), reads
 
@@ -466,7 +492,7 @@ def _concat_places(links: Links, node: Node) -> list[tuple[Value, Chain]]:
 
 
 def factors(explorer: Explorer, node: Node) -> list[Read | Value]:
-    """The factors of a product as strided memory over (batch, rows, columns), or what must become an array."""
+    """A product's factors as strided memory over (batch, rows, columns), or what must become an array."""
     found: list[Read | Value] = []
     for value in node.inputs:
         shape = (numel(value.shape[:-2]), value.shape[-2], value.shape[-1])
@@ -494,5 +520,7 @@ def scalar_cost(node: Node) -> int:
     key = (node.op.name, tuple(v.dtype for v in node.inputs))
     if key not in _costs:
         operands = [arg(k, COMPUTE[v.dtype]) for k, v in enumerate(node.inputs)]
-        _costs[key] = sum(s.op not in ("const", "arg") for s in topological([apply_pointwise(node, operands)]))
+        _costs[key] = sum(
+            s.op not in ("const", "arg") for s in topological([apply_pointwise(node, operands)])
+        )
     return _costs[key]

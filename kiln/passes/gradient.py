@@ -2,14 +2,15 @@
 
     forward       x ---> [nodes] ---> y           backward    gy, saved ---> [nodes] ---> gx
 
-The rules are the ops' own derivatives, run once on values; nothing is simplified before. Where a value is used
-several times its contributions are added by descending order of the nodes that use it, then by argument
+The rules are the ops' own derivatives, run once on values; nothing is simplified before. Where a value is
+used several times its contributions are added by descending order of the nodes that use it, then by argument
 (the order the eager engine adds in); an output's own gradient comes first. A gradient nobody defined
 never becomes zeros.
 
 What backward needs of forward is saved as follows. Inputs and outputs are free. A reduction's result is
 small: it is returned as a hidden output. A pointwise value or view is computed again from those. Where that
-would repeat a product or a gather, either what is needed becomes a hidden output, or that product if it is fewer values.
+would repeat a product or a gather, either what is needed becomes a hidden output, or that product where it is
+fewer values.
 
     gy0 gy1 | inputs  outputs  hidden  numbers | shapes          the inputs of the new graph, in this order
 """
@@ -34,9 +35,9 @@ class Backward(NamedTuple):
     """The graph of the gradients.
 
     `sources`: where each input of `graph` comes from: ("grad", k) the gradient of output k, ("input", i),
-    ("output", j), ("hidden", h), or ("shape", i): only the sizes of input i are read. `hidden`: the values of the
-    forward graph to be returned as extra outputs. `results`: for each wanted input the output of `graph` that
-    is its gradient, or -1 if there is none.
+    ("output", j), ("hidden", h), or ("shape", i): only the sizes of input i are read. `hidden`: the values of
+    the forward graph to be returned as extra outputs. `results`: for each wanted input the output of `graph`
+    that is its gradient, or -1 if there is none.
     """
 
     graph: Graph
@@ -168,7 +169,7 @@ class _Saved:
                 self.hidden.append(node.out)
 
     def _walk(self, wanted: list[Value], saved: frozenset[int]) -> list[Value]:
-        """Sets the leaves: what is free, saved, a reduction, or cannot be computed again; gives those that are not free."""
+        """Sets the leaves (free, saved, or not to be computed again); gives those that are not free."""
         self.leaves = {}
         found: list[Value] = []
         stack, seen = list(wanted), set[int]()
@@ -190,9 +191,9 @@ class _Saved:
 
 
 def _worth_saving(forward: Graph) -> frozenset[int]:
-    """Positions of products and the like that are saved although others are needed: where they are fewer than those.
+    """Positions of products and the like that are saved instead of what is needed, being fewer.
 
-    Decided for all gradients of all outputs at once, so that what fewer gradients need is hidden for all of them too.
+    Decided for all gradients of all outputs at once: what fewer gradients need is then hidden for all too.
     """
     floats = tuple(i for i, v in enumerate(forward.inputs) if v.dtype in FLOATS and not v.weak)
     run = _Run(forward, floats, tuple(v.dtype in FLOATS for v in forward.outputs))
@@ -206,7 +207,7 @@ def _worth_saving(forward: Graph) -> frozenset[int]:
 
 
 def _costly(nodes: list[Node], free: dict[int, Source]) -> dict[int, frozenset[int]]:
-    """For every forward value the results that computing it again would repeat: products, gathers; none for what is free.
+    """For every forward value the products and gathers that computing it again would repeat.
 
     A reduction is saved wherever it is needed: it repeats itself, and nothing beyond it has to know.
     """
@@ -228,7 +229,11 @@ def _costly(nodes: list[Node], free: dict[int, Source]) -> dict[int, frozenset[i
 
 def _beyond(value: Value, found: dict[int, frozenset[int]]) -> frozenset[int]:
     """What computing an operand again repeats; a reduction's result is at hand."""
-    return frozenset() if value.node is not None and value.node.op.kind == "reduce" else found.get(id(value), frozenset())
+    return (
+        frozenset()
+        if value.node is not None and value.node.op.kind == "reduce"
+        else found.get(id(value), frozenset())
+    )
 
 
 # -- the new graph ----------------------------------------------------------------------------------
@@ -240,7 +245,9 @@ def _extract(forward: Graph, saved: _Saved, wanted: list[Value]) -> tuple[Graph,
     """The graph from the leaves to the wanted gradients, in sizes of its own inputs."""
     leaves = saved.leaves
     alive = reachable(wanted, lambda v: id(v) in leaves)
-    nodes = [n for n in wanted[0].graph.nodes if id(n.out) in alive and id(n.out) not in leaves] if wanted else []
+    nodes = (
+        [n for n in wanted[0].graph.nodes if id(n.out) in alive and id(n.out) not in leaves] if wanted else []
+    )
     kept = sorted(
         ((source, value) for key, (source, value) in leaves.items() if key in alive),
         key=lambda entry: (_ORDER["number" if entry[1].weak else entry[0][0]], entry[0][1]),
@@ -277,7 +284,9 @@ def _shape_only(forward: Graph, kept: list[Value], nodes: list[Node]) -> list[in
     return found
 
 
-def _declare(graph: Graph, forward: Graph, kept: list[tuple[Source, Value]]) -> tuple[dict[int, Value], _Renaming]:
+def _declare(
+    graph: Graph, forward: Graph, kept: list[tuple[Source, Value]]
+) -> tuple[dict[int, Value], _Renaming]:
     """The inputs of the new graph; equal sizes of the forward graph become one symbol."""
     replace = _Renaming()
     made: list[Value] = []

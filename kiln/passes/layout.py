@@ -96,7 +96,9 @@ class Links:
     def of_node(self, node: Node, rest: Chain) -> Link:
         """The link of a view node."""
         data = node.attrs if node.op.kind in ("slice", "as_strided") else node.attrs[0]
-        return self.make(node.op.kind, data, node.out if node.op.kind == "as_strided" else node.inputs[0], rest)
+        return self.make(
+            node.op.kind, data, node.out if node.op.kind == "as_strided" else node.inputs[0], rest
+        )
 
     def broadcast(self, value: Value, shape: Shape, rest: Chain) -> Chain:
         """From an operand's shape to the shape it is broadcast to."""
@@ -166,7 +168,7 @@ def _placed(layout: Layout, sizes: Shape, strides: list[Dim]) -> Layout:
 
 
 def _group(old: list[tuple[Dim, Dim]], new: list[Dim]) -> tuple[int, int]:
-    """How many leading old and new dims hold the same number of elements; all of them if that cannot be told."""
+    """How many leading old and new dims hold equally many elements; all if that cannot be told."""
     many = few = 0
     left: Dim = 1
     right: Dim = 1
@@ -212,7 +214,7 @@ _RULES: dict[str, Any] = {
 
 
 def index_maps(shape: Shape, chain: Chain) -> list[Layout] | None:
-    """For each dim of a value the index that is read along it, linear in the indices after a chain of views."""
+    """For each dim of a value the index read along it, linear in the indices after a chain of views."""
     maps: list[Layout] = []
     for d, size in enumerate(shape):
         unit = tuple(1 if e == d and size != 1 else 0 for e in range(len(shape)))

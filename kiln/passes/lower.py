@@ -232,7 +232,7 @@ def _cost(nest: Nest) -> float:
 
 
 def _grain(cost: float, elements: Dim) -> Dim:
-    """The units that make a thread's worth of work, from the nanoseconds and the number of elements in each."""
+    """The units that make a thread's worth of work, from the nanoseconds of an element and their number."""
     wanted = int(WORTH / cost)
     if elements == 1:
         return max(wanted // 1024, 1) * 1024
@@ -251,9 +251,7 @@ def _blocks(fusion: Fusion, group: Group) -> list[Lowered]:
     assert len(flat.sizes) == 1, "partial results are made of one flat dim"
     size = flat.sizes[0]
     full, steps = quotient(size, BLOCK), [flat.strides(u)[0] if u.mode == "in" else 0 for u in builder.uses]
-    rows: list[Shape] = [
-        (s * BLOCK, s) if u.mode == "in" else (1, 0) for u, s in zip(builder.uses, steps)
-    ]
+    rows: list[Shape] = [(s * BLOCK, s) if u.mode == "in" else (1, 0) for u, s in zip(builder.uses, steps)]
     kernel = _kernel("pr", builder, rows, stores, False)
     launches = []
     for count, length, first in ((full, BLOCK, 0), (1, size - full * BLOCK, full)):
@@ -279,7 +277,9 @@ def _matmul(fusion: Fusion, group: Group) -> Lowered:
     stores = [(k, total if root.value is node.out else x)
               for root, (k, x) in zip(group.roots, _stores(fusion, group, builder))]  # fmt: skip
     strides = [_whole(u.layout) if u.mode == "out" else u.layout.strides for u in builder.uses]
-    operands = tuple(Operand(u.dtype, u.mode, tuple(map(stride_class, s))) for u, s in zip(builder.uses, strides))
+    operands = tuple(
+        Operand(u.dtype, u.mode, tuple(map(stride_class, s))) for u, s in zip(builder.uses, strides)
+    )
     spec = MatmulSpec(dtype, operands, tuple(kind for kind, _ in builder.numbers), tuple(stores))
     batch, m, n = group.frame.dims
     k = node.inputs[0].shape[-1]
@@ -294,7 +294,7 @@ def _matmul(fusion: Fusion, group: Group) -> Lowered:
 
 
 def _whole(layout: Layout) -> Shape:
-    """Strides with 1 along a last dim of size 1: any stride is right there, and unit stride is a fast path."""
+    """Strides with 1 along a last dim of size 1: any is right there, and unit stride is a fast path."""
     *outer, last = layout.strides
     return (*outer, 1 if layout.sizes[-1] == 1 else last)
 
@@ -314,17 +314,19 @@ def _scatter(fusion: Fusion, group: Group) -> Lowered:
     shape = node.inputs[1].shape
     layouts = (out.layout, index.layout, source.layout)
     columns = _columns(shape, dim, layouts)
-    strides = [
-        (layout.strides[dim], *(layout.strides[d] for d in columns.last)) for layout in layouts
-    ]
-    spec = ScatterSpec(node.out.dtype, node.inputs[1].dtype, tuple("".join(map(stride_class, s)) for s in strides))
+    strides = [(layout.strides[dim], *(layout.strides[d] for d in columns.last)) for layout in layouts]
+    spec = ScatterSpec(
+        node.out.dtype, node.inputs[1].dtype, tuple("".join(map(stride_class, s)) for s in strides)
+    )
     pointers = (
         Memory(node.out, out, out.layout.offset),
         Memory(index.value, _array(fusion, index), index.layout.offset),
         Memory(source.value, _array(fusion, source), source.layout.offset),
     )
     args = (shape[dim], node.out.shape[dim], *columns.sizes, *(s for own in strides for s in own))
-    return Lowered(ScatterKernel(spec), pointers, args, spec.units(columns.sizes), _grain(1.0, shape[dim] * 16))
+    return Lowered(
+        ScatterKernel(spec), pointers, args, spec.units(columns.sizes), _grain(1.0, shape[dim] * 16)
+    )
 
 
 def _columns(shape: Shape, dim: int, layouts: tuple[Layout, ...]) -> _Columns:

@@ -1,12 +1,12 @@
 """The plan: what the core runs for a graph.
 
     plan   := kernels buffers steps outputs
-    buffer := "input" i | "output" j | "temp"                  an array's memory; temps are made before their first use
-    step   := Launch kernel pointers args grid grain           pointers: (buffer, offset in elements, item size)
-            | Free temp                                        right after its last use
+    buffer := "input" i | "output" j | "temp"             an array's memory; temps are made at their first use
+    step   := Launch kernel pointers args grid grain      pointers: (buffer, offset in elements, item size)
+            | Free temp                                   right after its last use
 
-Sizes, strides and numbers are `Dim`s, to be evaluated per call: a number is the symbol of its slot, which holds
-its raw bits. An output that updates an input is written into that input's memory.
+Sizes, strides and numbers are `Dim`s, to be evaluated per call: a number is the symbol of its slot, which
+holds its raw bits. An output that updates an input is written into that input's memory.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Buffer(NamedTuple):
     """An array's memory: an input's, an output's, or a temporary of `elements` items."""
 
     kind: str
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple's method
     elements: Dim
     itemsize: int
 
@@ -97,7 +97,8 @@ def _step_text(step: Step) -> str:
         return f"free {step.buffer}"
     pointers = ", ".join(f"{b}" if o == 0 else f"{b} + {dim_text(o)}" for b, o, _ in step.pointers)
     args = ", ".join(map(dim_text, step.args))
-    return f"launch {step.kernel} on ({pointers}) args ({args}) grid {dim_text(step.grid)} grain {dim_text(step.grain)}"
+    grid, grain = dim_text(step.grid), dim_text(step.grain)
+    return f"launch {step.kernel} on ({pointers}) args ({args}) grid {grid} grain {grain}"
 
 
 def lower(graph: Graph) -> Plan:

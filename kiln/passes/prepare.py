@@ -61,7 +61,9 @@ def _splits(node: Node) -> bool:
         return False
     shape, dims = node.inputs[0].shape, node.attrs[0]
     size = numel(shape)
-    return all(d in dims for d, n in enumerate(shape) if n != 1) and not (isinstance(size, int) and size <= BLOCK)
+    return all(d in dims for d, n in enumerate(shape) if n != 1) and not (
+        isinstance(size, int) and size <= BLOCK
+    )
 
 
 class _Prepared:
@@ -83,7 +85,9 @@ class _Prepared:
             values[id(node.out)] = out
         self.graph.outputs = [values[id(v)] for v in graph.outputs]
 
-    def node(self, op: Any, inputs: tuple[Value, ...], attrs: tuple[Any, ...], dtype: str, shape: Shape) -> Value:
+    def node(
+        self, op: Any, inputs: tuple[Value, ...], attrs: tuple[Any, ...], dtype: str, shape: Shape
+    ) -> Value:
         """A node of known result."""
         node = Node(op, inputs, attrs)
         node.out = Value(self.graph, node, dtype, shape)

@@ -55,7 +55,7 @@ def slots_in(dim: Any, found: set[int]) -> None:
 
 
 def reachable(outputs: Iterable[Value], stop: Callable[[Value], bool] = lambda value: False) -> set[int]:
-    """The ids of the values that outputs are computed from, themselves included; not beyond where `stop` holds."""
+    """The ids of what outputs are computed from, themselves included; not beyond where `stop` holds."""
     seen: set[int] = set()
     stack = list(outputs)
     while stack:

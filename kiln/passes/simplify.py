@@ -5,9 +5,9 @@
     x * 1, x / 1, x - 0         become x, where dtype and shape stay; x + 0.0 stays: it turns -0.0 into 0.0
     convert to the same dtype   becomes x
     sums over dims of size 1    become a reshape (also products, maxima, minima)
-    views of views              reshape of reshape, permute of permute, expand of expand: one view; a view that
-                                changes nothing: none
-    transposed products         (a b)^T becomes b^T a^T, where nothing else reads a b: the same chains of the same
+    views of views              reshape of reshape, permute of permute, expand of expand: one view; a view
+                                that changes nothing: none
+    transposed products         (a b)^T becomes b^T a^T, where nothing else reads a b: the same chains of
                                 multiply-adds
     common subexpressions       equal op, inputs and attributes: one node. Numbers are never equal by value:
                                 each is its own input; a random number is a function of such numbers
@@ -32,7 +32,7 @@ Key = tuple[Any, ...]
 
 
 class _State:
-    """The graph being made: `known` nodes by what they compute; `single`: ids of values that one node reads."""
+    """The graph being made: `known` nodes by what they compute; `single`: ids of values read once."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -93,7 +93,7 @@ def _new(state: _State, node: Node, inputs: tuple[Value, ...]) -> Value:
 
 
 def _attr_key(attr: Any) -> Key:
-    """Equal only for attributes that mean the same: 1, 1.0 and True differ, so do 0.0 and -0.0; a NaN is itself."""
+    """Equal only for attributes that mean the same: 1, 1.0 and True differ, so do 0.0 and -0.0."""
     if isinstance(attr, tuple):
         return ("tuple", *map(_attr_key, attr))
     if isinstance(attr, float):
@@ -134,7 +134,12 @@ def _pointwise(state: _State, node: Node, inputs: tuple[Value, ...]) -> Value | 
         kept = inputs[0]
     elif name == "mul" and _is_one(inputs[0]):
         kept = inputs[1]
-    if kept is None or kept.weak or kept.dtype != node.out.dtype or not state.graph.same_shape(kept.shape, node.out.shape):
+    if (
+        kept is None
+        or kept.weak
+        or kept.dtype != node.out.dtype
+        or not state.graph.same_shape(kept.shape, node.out.shape)
+    ):
         return None
     return kept
 
@@ -185,7 +190,7 @@ def _reduce(state: _State, node: Node, inputs: tuple[Value, ...]) -> Value | Non
 
 
 def _transposed(state: _State, node: Node, inner: Node) -> Value | None:
-    """The product of the transposed factors in the other order, for a permutation of the last two dims only."""
+    """The product of the transposed factors in the other order, for an exchange of the last two dims."""
     dims, last = node.attrs[0], len(node.attrs[0]) - 1
     swap = (*range(last - 1), last, last - 1)
     if dims != swap:

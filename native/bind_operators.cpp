@@ -1,0 +1,208 @@
+// Operators of tensors: which function each calls, and what needs no function.
+#include "bind.h"
+
+#include "autograd.h"
+#include "compiler.h"
+
+namespace kiln {
+
+namespace {
+
+enum Slot { add, sub, mul, div, floordiv, mod, pow_, matmul, and_, or_, xor_, neg, invert, abs_, eq, ne, lt, le, gt, ge,
+            getitem, setitem, slot_count };
+const char* const slot_names[slot_count] = {"add", "sub", "mul", "div", "floor_divide", "remainder", "pow", "matmul",
+                                            "and", "or", "xor", "neg", "invert", "abs", "eq", "ne", "lt", "le", "gt",
+                                            "ge", "getitem", "setitem"};
+PyObject* operators[slot_count] = {};
+
+PyObject* set_operator(PyObject*, PyObject* args) {
+    const char* name;
+    PyObject* function;
+    if (!PyArg_ParseTuple(args, "sO:set_operator", &name, &function)) return nullptr;
+    for (int slot = 0; slot < slot_count; ++slot)
+        if (std::strcmp(slot_names[slot], name) == 0) {
+            Py_XSETREF(operators[slot], Py_NewRef(function));
+            Py_RETURN_NONE;
+        }
+    PyErr_Format(PyExc_ValueError, "set_operator: no operator '%s'", name);
+    return nullptr;
+}
+
+// lhs op rhs where both are tensors or numbers and the op is pointwise: no argument binding at all.
+PyObject* fast_binary(Fn& fn, PyObject* lhs, PyObject* rhs) {
+    Operand operands[2];
+    PyObject* sides[2] = {lhs, rhs};
+    for (int i = 0; i < 2; ++i) {
+        if (is_tensor(sides[i]))
+            operands[i].tensor = &tensor_of(sides[i]);
+        else if (!number_from(sides[i], &operands[i].number))
+            return Py_NewRef(Py_NotImplemented);
+    }
+    return wrap_results(call(fn, operands));
+}
+
+PyObject* binary(Slot slot, PyObject* lhs, PyObject* rhs) {
+    return guarded([&]() -> PyObject* {
+        PyObject* function = operators[slot];
+        if (!function) return Py_NewRef(Py_NotImplemented);
+        if (Fn* fn = plain_binary(function)) return fast_binary(*fn, lhs, rhs);
+        Number number;
+        for (PyObject* side : {lhs, rhs})
+            if (!is_tensor(side) && !number_from(side, &number)) return Py_NewRef(Py_NotImplemented);
+        PyObject* args[2] = {lhs, rhs};
+        return PyObject_Vectorcall(function, args, 2, nullptr);
+    });
+}
+
+template <Slot slot>
+PyObject* binary_slot(PyObject* lhs, PyObject* rhs) {
+    return binary(slot, lhs, rhs);
+}
+
+template <Slot slot>
+PyObject* unary_slot(PyObject* x) {
+    return operators[slot] ? PyObject_CallOneArg(operators[slot], x) : Py_NewRef(Py_NotImplemented);
+}
+
+// x op= y: the op with its result written into x.
+template <Slot slot>
+PyObject* inplace_slot(PyObject* lhs, PyObject* rhs) {
+    Number number;
+    if (!is_tensor(lhs) || !operators[slot]) return binary(slot, lhs, rhs);
+    if (!is_tensor(rhs) && !number_from(rhs, &number)) return PyErr_Occurred() ? nullptr : Py_NewRef(Py_NotImplemented);
+    static PyObject* names = Py_BuildValue("(s)", "out");
+    PyObject* args[3] = {lhs, rhs, lhs};
+    return PyObject_Vectorcall(operators[slot], args, 2, names);
+}
+
+PyObject* power(PyObject* lhs, PyObject* rhs, PyObject*) { return binary(pow_, lhs, rhs); }
+
+// x[key] of ints and slices, which are the views kiln/ops/getitem.py would make; null (and no exception) where
+// a key is anything else, is wrong, or changes nothing: that is told there.
+TensorRef basic_item(Tensor& x, PyObject* key) {
+    PyObject** entries = &key;
+    Py_ssize_t count = 1;
+    if (PyTuple_CheckExact(key)) {
+        entries = &PyTuple_GET_ITEM(key, 0);
+        count = PyTuple_GET_SIZE(key);
+    }
+    if (count > x.ndim()) return nullptr;
+    for (Py_ssize_t i = 0; i < count; ++i)
+        if (!PyLong_CheckExact(entries[i]) && !PySlice_Check(entries[i])) return nullptr;
+    TensorRef view;
+    int dim = 0;
+    for (Py_ssize_t i = 0; i < count; ++i) {
+        Tensor& from = view ? *view : x;
+        const int64_t size = from.sizes[size_t(dim)];
+        if (PyLong_CheckExact(entries[i])) {
+            int64_t place = PyLong_AsLongLong(entries[i]);
+            if (place == -1 && PyErr_Occurred()) PyErr_Clear(), place = size;
+            if (place < -size || place >= size) return nullptr;
+            view = select_view(from, dim, place < 0 ? place + size : place);
+        } else {
+            Py_ssize_t start, stop, step;
+            if (PySlice_Unpack(entries[i], &start, &stop, &step) < 0) throw Error(ErrorKind::python, "");
+            if (step < 1) return nullptr;
+            Py_ssize_t length = PySlice_AdjustIndices(size, &start, &stop, step);
+            if (start != 0 || length != size) view = slice_view(from, dim, start, length, step);
+            ++dim;
+        }
+    }
+    return view;
+}
+
+PyObject* get_item(PyObject* x, PyObject* key) {
+    return guarded([&]() -> PyObject* {
+        if (TensorRef view = basic_item(tensor_of(x), key)) return wrap(view);
+        PyObject* args[2] = {x, key};
+        return PyObject_Vectorcall(operators[getitem], args, 2, nullptr);
+    });
+}
+
+int set_item(PyObject* x, PyObject* index, PyObject* value) {
+    if (!value) {
+        PyErr_SetString(PyExc_TypeError, "Tensor does not support deleting items");
+        return -1;
+    }
+    PyObject* args[3] = {x, index, value};
+    Object result = Object::steal(PyObject_Vectorcall(operators[setitem], args, 3, nullptr));
+    return result ? 0 : -1;
+}
+
+// The one element, for bool(x), int(x), float(x).
+Number single(PyObject* self, const char* what) {
+    Tensor& x = tensor_of(self);
+    KILN_CHECK(x.numel == 1, value, what, ": only one element tensors can be converted to Python scalars, got shape ",
+               shape_text(x.sizes));
+    ready(x);
+    return read_element(x.dtype, x.data());
+}
+
+int tensor_bool(PyObject* self) {
+    return guarded([&] {
+        const Tensor& x = tensor_of(self);
+        KILN_CHECK(x.numel == 1, runtime, "Boolean value of Tensor with ", x.numel ? "more than one value" : "no values",
+                   " is ambiguous (shape ", shape_text(x.sizes), ")");
+        Number n = single(self, "bool()");
+        return int(n.kind == Kind::float_ ? n.real != 0 : n.integer != 0);
+    });
+}
+PyObject* tensor_int(PyObject* self) {
+    return guarded([&]() -> PyObject* {
+        Number n = single(self, "int()");
+        return n.kind == Kind::float_ ? PyLong_FromDouble(n.real) : PyLong_FromLongLong(n.integer);
+    });
+}
+PyObject* tensor_float(PyObject* self) {
+    return guarded([&]() -> PyObject* { return PyFloat_FromDouble(single(self, "float()").as_double()); });
+}
+PyObject* tensor_index(PyObject* self) {
+    return guarded([&]() -> PyObject* {
+        const Tensor& x = tensor_of(self);
+        KILN_CHECK(!is_float(x.dtype) && x.numel == 1, type,
+                   "only integer tensors of a single element can be converted to an index");
+        return PyLong_FromLongLong(single(self, "index").integer);
+    });
+}
+
+PyMethodDef functions[] = {
+    {"set_operator", set_operator, METH_VARARGS, "Sets what an operator of Tensor calls."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+}  // namespace
+
+PyNumberMethods tensor_as_number = {
+    .nb_add = binary_slot<add>,
+    .nb_subtract = binary_slot<sub>,
+    .nb_multiply = binary_slot<mul>,
+    .nb_remainder = binary_slot<mod>,
+    .nb_power = power,
+    .nb_negative = unary_slot<neg>,
+    .nb_absolute = unary_slot<abs_>,
+    .nb_bool = tensor_bool,
+    .nb_invert = unary_slot<invert>,
+    .nb_and = binary_slot<and_>,
+    .nb_xor = binary_slot<xor_>,
+    .nb_or = binary_slot<or_>,
+    .nb_int = tensor_int,
+    .nb_float = tensor_float,
+    .nb_inplace_add = inplace_slot<add>,
+    .nb_inplace_subtract = inplace_slot<sub>,
+    .nb_inplace_multiply = inplace_slot<mul>,
+    .nb_floor_divide = binary_slot<floordiv>,
+    .nb_true_divide = binary_slot<div>,
+    .nb_inplace_true_divide = inplace_slot<div>,
+    .nb_index = tensor_index,
+    .nb_matrix_multiply = binary_slot<matmul>,
+};
+PyMappingMethods tensor_as_mapping = {.mp_subscript = get_item, .mp_ass_subscript = set_item};
+
+PyObject* tensor_richcompare(PyObject* lhs, PyObject* rhs, int operation) {
+    static const Slot slots[] = {lt, le, eq, ne, gt, ge};
+    return binary(slots[operation], lhs, rhs);
+}
+
+int add_operators(PyObject* module) { return PyModule_AddFunctions(module, functions); }
+
+}  // namespace kiln

@@ -1,0 +1,422 @@
+// The backward engine: nodes by descending order, each replaying its captured derivative.
+#include <algorithm>
+
+#include "autograd.h"
+#include "check.h"
+#include "compiler.h"
+#include "record.h"
+
+namespace kiln {
+
+namespace {
+
+uint64_t bit(size_t i) { return uint64_t(1) << i; }
+
+// The saved tensor's value; raises if it was overwritten since.
+TensorRef unpack(const Node& node, const SavedTensor& saved, const char* role, size_t index) {
+    if (!saved.tensor || !saved.tensor->storage) return saved.tensor;
+    const Storage& storage = *saved.tensor->storage;
+    if (storage.version == saved.version) [[likely]]
+        return saved.tensor;
+    const SourceLine* write = last_write(storage);
+    raise(ErrorKind::runtime,
+          concat("one of the variables needed for gradient computation has been modified by an inplace operation: ", role, " ",
+                 index, " of ", node.fn->name, ", ", name(saved.tensor->dtype), shape_text(saved.tensor->sizes),
+                 ", was saved at version ", saved.version, " (", SourceLine::text(node.line), ") and is at version ",
+                 storage.version, write ? " (changed at " + SourceLine::text(*write) + ")" : "",
+                 "; change a clone() instead, or do it after backward()"));
+}
+
+struct DerivativeEntry {
+    Fn* fn;
+};
+
+using Kept = SmallVector<TensorRef, 6>;
+
+// The forward's operands as the node has them, for captures that only look at their shapes.
+Operands forward_operands(const Node& node, Kept& keep) {
+    Operands operands;
+    for (const NodeInput& input : node.inputs) {
+        if (input.is_number) {
+            operands.push_back({nullptr, input.number});
+            continue;
+        }
+        keep.push_back(input.saved.tensor);
+        if (!keep.back()) {
+            const Tensor& like = **std::find_if(node.grads.begin(), node.grads.end(), [](const auto& g) { return bool(g); });
+            keep.back() = new_tensor(input.dtype, like.sizes, StorageRef());
+        }
+        operands.push_back({keep.back().get(), {}});
+    }
+    return operands;
+}
+
+// Of a pointwise function a derivative depends only on dtypes and on which operands are 0-d: one word, if few.
+uint64_t point_code(const Node& node, uint64_t needed, uint64_t defined, bool redo) {
+    constexpr size_t most = 5;
+    if (node.fn->cls != FnClass::pointwise || node.inputs.size() > most || defined > 0xff) return 0;
+    uint64_t code = 1 | uint64_t(redo) << 1 | defined << 2 | needed << 10;
+    for (size_t i = 0; i < node.inputs.size(); ++i) {
+        const NodeInput& input = node.inputs[i];
+        uint64_t look = input.is_number ? 64 | uint64_t(input.number.kind)
+                                        : uint64_t(input.dtype) | uint64_t(input.dimensioned) << 5;
+        code |= look << (16 + 8 * i);
+    }
+    return code;
+}
+
+// The key of a derivative: what is needed and defined, and how the forward's operands look.
+Key derivative_key(const Node& node, uint64_t needed, uint64_t defined, bool redo) {
+    Key key;
+    key.push(node.fn->id | uint64_t(redo) << 32 | defined << 40);
+    key.push(needed);
+    if (uint64_t code = point_code(node, needed, defined, redo)) {
+        key.push(code);
+        return key;
+    }
+    for (const NodeInput& input : node.inputs) describe({input.saved.tensor.get(), input.number}, key);
+    return key;
+}
+
+Fn& find_derivative(const Node& node, uint64_t needed, uint64_t defined, bool redo) {
+    static auto* table = new Table<DerivativeEntry>();
+    Key key = derivative_key(node, needed, defined, redo);
+    DerivativeEntry* entry = table->find(key);
+    if (!entry) [[unlikely]] {
+        Kept keep;
+        Operands operands = forward_operands(node, keep);
+        auto made = std::make_unique<DerivativeEntry>();
+        made->fn = compiler::derivative(*node.fn, {operands.data(), operands.size()}, needed, defined, redo);
+        entry = table->insert(key, std::move(made));
+    }
+    return *entry->fn;
+}
+
+Fn& derivative_fn(const Node& node, uint64_t needed, uint64_t defined, bool redo) {
+    uint64_t code = point_code(node, needed, defined, redo);
+    if (!code) return find_derivative(node, needed, defined, redo);
+    Fn& fn = *node.fn;
+    if (fn.last_code != code) {
+        fn.last_derivative = &find_derivative(node, needed, defined, redo);
+        fn.last_code = code;
+    }
+    return *fn.last_derivative;
+}
+
+// A saved tensor with the history it had, for create_graph.
+TensorRef with_history(const TensorRef& tensor, const Edge& edge) {
+    if (!tensor || !edge || !tensor->storage) return tensor;
+    if (tensor->meta && tensor->grad_fn() == edge.node.get() && (edge.node || tensor->meta == edge.leaf)) return tensor;
+    TensorRef copy = alias(*tensor);
+    if (edge.leaf)
+        copy->meta = edge.leaf;
+    else
+        set_history(*copy, edge.node, edge.index);
+    return copy;
+}
+
+// The derivative's operands in the order its sources say.
+Operands derivative_operands(Node& node, const Fn& fn, Kept& keep, bool create_graph) {
+    Operands operands;
+    auto push = [&](TensorRef tensor) {
+        keep.push_back(std::move(tensor));
+        operands.push_back({keep.back().get(), {}});
+    };
+    for (const Source& source : fn.sources) {
+        size_t i = source.index;
+        switch (source.kind) {
+        case Source::grad: push(node.grads[i]); break;
+        case Source::input: {
+            TensorRef value = unpack(node, node.inputs[i].saved, "argument", i);
+            push(create_graph ? with_history(value, node.inputs[i].edge) : value);
+            break;
+        }
+        case Source::output: {
+            TensorRef value = unpack(node, node.saved_outputs[i], "result", i);
+            push(create_graph ? with_history(value, Edge{NodeRef(&node), nullptr, uint32_t(i)}) : value);
+            break;
+        }
+        case Source::hidden: push(unpack(node, node.hidden[i], "intermediate", i)); break;
+        case Source::shape: push(node.inputs[i].saved.tensor ? node.inputs[i].saved.tensor : shape_of(*keep[0])); break;
+        case Source::number: operands.push_back({nullptr, node.inputs[i].number}); break;
+        }
+    }
+    return operands;
+}
+
+TensorRef sum_to(const TensorRef& gradient, const Tensor& like) {
+    if (gradient->sizes == like.sizes) return gradient;
+    Operand operands[2] = {{gradient.get(), {}}, {const_cast<Tensor*>(&like), {}}};
+    TensorRef shape = shape_of(like);
+    operands[1].tensor = shape.get();
+    return std::move(call(*core_fns().sum_to, operands)[0]);
+}
+
+TensorRef converted(const TensorRef& gradient, DType dtype) {
+    if (gradient->dtype == dtype) return gradient;
+    TensorRef out = fresh_tensor(dtype, gradient->sizes);
+    Operand operand{gradient.get(), {}};
+    return std::move(call(*core_fns().copy, {&operand, 1}, {&out, 1})[0]);
+}
+
+TensorRef sum(const TensorRef& a, const TensorRef& b) {
+    Operand operands[2] = {{a.get(), {}}, {b.get(), {}}};
+    return std::move(call(*core_fns().add, operands)[0]);
+}
+
+class Engine {
+public:
+    ~Engine() {
+        for (Node* node : all_) node->grads.clear();  // also after an error
+    }
+
+    Engine(std::span<const TensorRef> inputs, const BackwardOptions& options) : inputs_(inputs), options_(options) {
+        static uint64_t runs = 0;
+        run_ = ++runs;
+    }
+
+    void add_root(Tensor& root, const TensorRef& gradient) {
+        Edge edge = edge_of(root);
+        if (edge.node) discover(edge.node.get());
+        roots_.push_back({std::move(edge), gradient});
+    }
+
+    std::vector<TensorRef> run() {
+        mark_needed();
+        for (auto& [edge, gradient] : roots_) deliver(edge, gradient, false);
+        for (auto& [edge, gradient] : roots_)
+            if (edge.node && edge.node->waiting == 0) ready(edge.node.get());
+        while (!heap_.empty()) {
+            std::pop_heap(heap_.begin(), heap_.end(), later);
+            NodeRef node = std::move(heap_.back());
+            heap_.pop_back();
+            visit(*node);
+        }
+        return finish();
+    }
+
+private:
+    struct Leaf {
+        MetaRef meta;
+        TensorRef gradient;
+    };
+
+    static bool later(const NodeRef& a, const NodeRef& b) { return a->order < b->order; }
+
+    // Counts, for every node the root reaches, how many edges lead to it.
+    void discover(Node* root) {
+        std::vector<Node*> stack;
+        auto enter = [&](Node* node) {
+            if (node->run == run_) return;
+            KILN_CHECK(node->grads.empty(), runtime, "backward: called again on a graph a backward is passing through");
+            node->run = run_;
+            node->waiting = 0;
+            node->needed = false;
+            stack.push_back(node);
+            all_.push_back(node);
+        };
+        enter(root);
+        while (!stack.empty()) {
+            Node* node = stack.back();
+            stack.pop_back();
+            for (NodeInput& input : node->inputs) {
+                Node* next = input.edge.node.get();
+                if (!next) continue;
+                enter(next);
+                ++next->waiting;
+            }
+        }
+    }
+
+    bool wants(const Edge& edge) const {
+        if (edge.node) return edge.node->needed;
+        if (!edge.leaf) return false;
+        if (options_.accumulate && inputs_.empty()) return true;
+        return std::any_of(inputs_.begin(), inputs_.end(), [&](const TensorRef& x) { return x->meta == edge.leaf; });
+    }
+
+    bool is_input(const Node* node) const {
+        return std::any_of(inputs_.begin(), inputs_.end(), [&](const TensorRef& x) { return x->grad_fn() == node; });
+    }
+
+    // A node is needed if something asked for lies behind it. Nodes are visited oldest first.
+    void mark_needed() {
+        if (inputs_.empty()) {
+            for (Node* node : all_) node->needed = true;
+            return;
+        }
+        std::sort(all_.begin(), all_.end(), [](Node* a, Node* b) { return a->order < b->order; });
+        for (Node* node : all_) {
+            node->needed = is_input(node);
+            for (NodeInput& input : node->inputs) node->needed |= bool(input.edge) && wants(input.edge);
+        }
+    }
+
+    void ready(Node* node) {
+        heap_.push_back(NodeRef(node));
+        std::push_heap(heap_.begin(), heap_.end(), later);
+    }
+
+    void add_to(TensorRef& slot, const TensorRef& gradient) { slot = slot ? sum(slot, gradient) : gradient; }
+
+    void deliver(const Edge& edge, const TensorRef& gradient, bool counted) {
+        if (edge.node) {
+            Node& node = *edge.node;
+            if (gradient && node.needed) {
+                if (node.grads.empty()) node.grads.resize(node.outputs);
+                add_to(node.grads[edge.index], gradient);
+            }
+            if (counted && --node.waiting == 0) ready(&node);
+        } else if (edge.leaf && gradient) {
+            for (Leaf& leaf : leaves_)
+                if (leaf.meta == edge.leaf) return add_to(leaf.gradient, gradient);
+            leaves_.push_back({edge.leaf, gradient});
+        }
+    }
+
+    void visit(Node& node) {
+        if (!node.needed || node.grads.empty()) {
+            for (NodeInput& input : node.inputs) deliver(input.edge, nullptr, true);
+            return;
+        }
+        for (const Hook& hook : node.hooks.empty() ? std::vector<Hook>() : node.hooks) {
+            TensorRef& gradient = node.grads[hook.index];
+            if (TensorRef changed = gradient ? call_hook(hook.function, gradient) : nullptr) gradient = changed;
+        }
+        capture(node);
+        KILN_CHECK(!node.released, runtime,
+                   "Trying to backward through the graph a second time (", node.fn->name, " at ", SourceLine::text(node.line),
+                   "): its saved values were freed by the first backward. Run the forward again, or pass "
+                   "retain_graph=True to the first backward.");
+        Results gradients = differentiate(node);
+        node.grads.clear();
+        for (size_t i = 0; i < node.inputs.size(); ++i) {
+            NodeInput& input = node.inputs[i];
+            TensorRef gradient = i < gradients.size() ? std::move(gradients[i]) : nullptr;
+            if (gradient && input.saved.tensor) gradient = sum_to(gradient, *input.saved.tensor);
+            if (gradient) gradient = converted(gradient, input.dtype);
+            deliver(input.edge, gradient, true);
+        }
+        if (!options_.retain_graph) forget(node);
+    }
+
+    Results differentiate(Node& node) {
+        uint64_t needed = 0, defined = 0;
+        for (size_t i = 0; i < node.inputs.size(); ++i)
+            if (node.inputs[i].edge && wants(node.inputs[i].edge)) needed |= bit(i);
+        for (size_t k = 0; k < node.grads.size(); ++k)
+            if (node.grads[k]) defined |= bit(k);
+        Results gradients;
+        gradients.resize(node.inputs.size());
+        if (!needed || !defined) return gradients;
+        Fn& fn = derivative_fn(node, needed, defined, options_.create_graph && !node.hidden.empty());
+        Kept keep;
+        Operands operands = derivative_operands(node, fn, keep, options_.create_graph);
+        std::span<const Operand> given(operands.data(), operands.size());
+        Results results = options_.create_graph ? replay(*compiler::recipe_for({&fn, given}), given)
+                                                : kiln::run(fn, given);
+        for (size_t k = 0; k < fn.targets.size() && k < results.size(); ++k)
+            gradients[fn.targets[k]] = std::move(results[k]);
+        return gradients;
+    }
+
+    void forget(Node& node) {
+        node.released = true;
+        for (NodeInput& input : node.inputs)
+            if (input.saved.tensor && input.saved.tensor->storage) input.saved.tensor = shape_of(*input.saved.tensor);
+        node.saved_outputs.clear();
+        node.hidden.clear();
+    }
+
+    void capture(Node& node) {
+        for (size_t i = 0; i < inputs_.size(); ++i)
+            if (inputs_[i]->grad_fn() == &node) {
+                captured_.resize(inputs_.size());
+                captured_[i] = node.grads[inputs_[i]->meta->output];
+            }
+        for (auto& [meta, index] : node.retains)
+            if (node.grads[index]) store_plain(*meta, node.grads[index]);
+    }
+
+    // Gradients given by the caller stay theirs: the engine's references to them keep them from being taken.
+    // .grad never shares memory with anything reachable; it is added to in place while no graph is made.
+    void store(AutogradMeta& meta, const TensorRef& gradient) {
+        TensorRef result = gradient;
+        for (const Hook& hook : std::vector<Hook>(meta.hooks))
+            if (TensorRef changed = call_hook(hook.function, result)) result = changed;
+        store_plain(meta, result);
+    }
+
+    void store_plain(AutogradMeta& meta, const TensorRef& gradient) {
+        if (!meta.grad) {
+            meta.grad = owned(gradient);
+        } else if (options_.create_graph) {
+            meta.grad = sum(meta.grad, gradient);
+        } else {
+            Operand operands[2] = {{meta.grad.get(), {}}, {gradient.get(), {}}};
+            call(*core_fns().add, operands, {&meta.grad, 1});
+        }
+    }
+
+    TensorRef owned(const TensorRef& gradient) {
+        uint32_t holders = gradient->storage->recording ? 2 : 1;
+        bool alone = gradient->contiguous && gradient->refcount == 1 && gradient->storage->refcount == holders &&
+                     gradient->offset == 0;
+        if (options_.create_graph || alone) return gradient;
+        TensorRef copy = fresh_tensor(gradient->dtype, gradient->sizes);
+        Operand operand{gradient.get(), {}};
+        kiln::run(*core_fns().copy, {&operand, 1}, {&copy, 1});
+        return copy;
+    }
+
+    std::vector<TensorRef> finish() {
+        if (options_.accumulate) {
+            for (Leaf& leaf : leaves_) store(*leaf.meta, leaf.gradient);
+            return {};
+        }
+        captured_.resize(inputs_.size());
+        for (size_t i = 0; i < inputs_.size(); ++i)
+            for (Leaf& leaf : leaves_)
+                if (inputs_[i]->meta == leaf.meta) captured_[i] = leaf.gradient;
+        return std::move(captured_);
+    }
+
+    std::span<const TensorRef> inputs_;
+    BackwardOptions options_;
+    uint64_t run_;
+    std::vector<Node*> all_;
+    std::vector<NodeRef> heap_;
+    std::vector<std::pair<Edge, TensorRef>> roots_;
+    std::vector<Leaf> leaves_;
+    std::vector<TensorRef> captured_;
+};
+
+}  // namespace
+
+TensorRef (*call_hook)(const Opaque& hook, const TensorRef& gradient) = nullptr;
+
+std::vector<TensorRef> run_backward(std::span<const TensorRef> roots, std::span<const TensorRef> gradients,
+                                    std::span<const TensorRef> inputs, const BackwardOptions& options) {
+    struct Mode {
+        bool before;
+        ~Mode() { set_grad_enabled(before); }
+    } mode{set_grad_enabled(options.create_graph)};
+    Engine engine(inputs, options);
+    for (size_t i = 0; i < roots.size(); ++i) {
+        Tensor& root = *roots[i];
+        KILN_CHECK(root.requires_grad(), runtime, "element ", i,
+                   " of tensors does not require grad and does not have a grad_fn");
+        TensorRef gradient = i < gradients.size() ? gradients[i] : nullptr;
+        if (!gradient) {
+            KILN_CHECK(root.numel == 1, runtime, "grad can be implicitly created only for scalar outputs (this one is ",
+                       shape_text(root.sizes), "); pass gradient=");
+            gradient = full_like(root, 1.0);
+        }
+        KILN_CHECK(gradient->sizes == root.sizes, runtime, "Mismatch in shape: grad_output[", i, "] has a shape of ",
+                   shape_text(gradient->sizes), " and output[", i, "] has a shape of ", shape_text(root.sizes), ".");
+        engine.add_root(root, gradient);
+    }
+    return engine.run();
+}
+
+}  // namespace kiln

@@ -1,0 +1,223 @@
+// Running a recording: by its program, or op by op on ready kernels; and the check that both give one result.
+#include <bit>
+#include <cmath>
+
+#include "check.h"
+#include "compiler.h"
+#include "record.h"
+
+namespace kiln {
+
+namespace {
+
+// The sights after this one are timed, half by the program, half op by op.
+constexpr uint64_t measure_from = 9, measure_runs = 8;
+
+Operands operands_of(const Recording& recording, const RecordedOp& op, std::vector<TensorRef>& keep) {
+    Operands operands;
+    for (const RecordedArg& arg : recording.args().subspan(op.first_arg, op.args)) {
+        if (arg.cls != ArgClass::number) {
+            keep.push_back(recording.tensor_of(arg));
+            operands.push_back({keep.back().get(), {}});
+            continue;
+        }
+        int64_t bits = recording.environment()[arg.slot];
+        operands.push_back({nullptr, arg.dtype == DType::float64 ? Number::of(std::bit_cast<double>(bits))
+                                     : arg.dtype == DType::bool_ ? Number::of(bits != 0)
+                                                                 : Number::of(bits)});
+    }
+    return operands;
+}
+
+void replay_op(const Recording& recording, const RecordedOp& op) {
+    std::vector<TensorRef> keep;
+    Operands operands = operands_of(recording, op, keep);
+    std::span<const RecordedArg> outs = recording.outs().subspan(op.first_out, op.outs);
+    auto storage_of = [&](const RecordedArg& out) -> Storage& { return *recording.storages()[out.storage].storage; };
+    Results targets;
+    if (op.writes)
+        for (const RecordedArg& out : outs) {
+            Storage& storage = storage_of(out);
+            if (!storage.data) take_memory(storage, *allocate(storage.nbytes));
+            targets.push_back(recording.tensor_of(out));
+        }
+    Results results =
+        execute(*op.fn, {operands.data(), operands.size()}, {targets.data(), targets.size()}, op.hidden);
+    if (op.writes) return;
+    for (size_t k = 0; k < outs.size(); ++k) take_memory(storage_of(outs[k]), *results[k]->storage);
+}
+
+void replay(const Recording& recording) {
+    for (const RecordedOp& op : recording.ops()) replay_op(recording, op);
+}
+
+void run_variant(const Recording& recording, const RegionVariant& variant) {
+    const Program& program = *variant.program;
+    Dims slots(recording.environment());
+    slots.resize(program.slots());
+    KILN_CHECK(evaluate(program, slots.data()), internal, "a recorded program does not fit its recording");
+    SmallVector<void*, 16> inputs;
+    for (const RecordedStorage& s : recording.storages())
+        if (!s.pending) inputs.push_back(s.storage->data);
+    std::vector<StorageRef> outputs;
+    for (int32_t index : variant.outputs) outputs.push_back(recording.storages()[index].storage);
+    for (StorageRef& output : outputs)
+        if (!output->data) take_memory(*output, *allocate(output->nbytes));
+    run(program, slots.data(), inputs.data(), outputs);
+}
+
+// ---- the check mode ----
+
+StorageRef copy_of(const Storage& storage) {
+    StorageRef copy = allocate(storage.nbytes);
+    std::memcpy(copy->data, storage.data, storage.nbytes);
+    return copy;
+}
+
+template <class Word>
+bool same_floats(const void* a, const void* b, size_t nbytes, Word infinity) {
+    const auto *x = static_cast<const Word*>(a), *y = static_cast<const Word*>(b);
+    auto is_nan = [&](Word w) { return Word(w & Word(~(Word(1) << (sizeof(Word) * 8 - 1)))) > infinity; };
+    for (size_t i = 0; i < nbytes / sizeof(Word); ++i)
+        if (x[i] != y[i] && !(is_nan(x[i]) && is_nan(y[i]))) return false;
+    return true;
+}
+
+bool same_values(DType dtype, const Storage& a, const Storage& b) {
+    switch (dtype) {
+    case DType::float64: return same_floats<uint64_t>(a.data, b.data, a.nbytes, 0x7FF0000000000000ull);
+    case DType::float32: return same_floats<uint32_t>(a.data, b.data, a.nbytes, 0x7F800000u);
+    case DType::float16: return same_floats<uint16_t>(a.data, b.data, a.nbytes, 0x7C00);
+    case DType::bfloat16: return same_floats<uint16_t>(a.data, b.data, a.nbytes, 0x7F80);
+    default: return std::memcmp(a.data, b.data, a.nbytes) == 0;
+    }
+}
+
+// Runs the program, then every op again from the same start, and compares what both left in memory.
+void run_checked(const Recording& recording, const RegionVariant& variant) {
+    std::span<const RecordedStorage> storages = recording.storages();
+    std::vector<StorageRef> before(storages.size()), made(storages.size());
+    for (size_t i = 0; i < storages.size(); ++i)
+        if (storages[i].written) before[i] = copy_of(*storages[i].storage);
+    run_variant(recording, variant);
+    for (int32_t i : variant.outputs) {
+        Storage& storage = *storages[i].storage;
+        if (storages[i].written) {
+            made[i] = copy_of(storage);
+        } else {
+            made[i] = allocate(0);
+            made[i]->nbytes = storage.nbytes;
+            made[i]->data = std::exchange(storage.data, nullptr);
+            std::swap(made[i]->size_class, storage.size_class);
+        }
+    }
+    for (size_t i = 0; i < storages.size(); ++i)
+        if (before[i]) std::memcpy(storages[i].storage->data, before[i]->data, before[i]->nbytes);
+    replay(recording);
+    for (size_t i = 0; i < storages.size(); ++i)
+        KILN_CHECK(!made[i] || same_values(storages[i].dtype, *storages[i].storage, *made[i]), internal, "KILN_CHECK: ",
+                   recording.region().name, ": the program of ", recording.ops().size(),
+                   " ops left other bits in storage ", i, " than the ops themselves");
+}
+
+// ---- choosing ----
+
+// The program for this live set, made if it is time; null: op by op.
+std::shared_ptr<RegionVariant> variant_for(const Recording& recording, RegionEntry& entry, const std::vector<bool>& live) {
+    std::shared_ptr<RegionVariant> known = entry.variant;
+    bool covered = known != nullptr;
+    for (size_t i = 0; covered && i < live.size(); ++i) covered = !live[i] || known->live[i];
+    if (covered) return known;
+    Region& region = recording.region();
+    if (entry.failed || (entry.seen < 2 && !region.wait)) return nullptr;
+    auto made = std::make_shared<RegionVariant>();
+    made->live = live;
+    if (known)
+        for (size_t i = 0; i < live.size(); ++i) made->live[i] = made->live[i] || known->live[i];
+    made->program = compiler::region(recording, made->live, made->outputs);
+    if (!made->program) {
+        entry.failed = true;
+        return nullptr;
+    }
+    ++region.compiles;
+    ++entry.compiles;
+    entry.variant = made;
+    return made;
+}
+
+// Whether the program ran. What goes wrong before its first write is logged, and the ops run one by one.
+bool run_program(const Recording& recording, RegionEntry& entry, const std::vector<bool>& live) {
+    try {
+        std::shared_ptr<RegionVariant> variant = variant_for(recording, entry, live);
+        if (!variant) return false;
+        if (!checking()) {
+            run_variant(recording, *variant);
+            return true;
+        }
+    } catch (const Error& error) {
+        std::string text;
+        if (!compiler::forgive(error, &text)) throw;
+        if (error.kind != ErrorKind::memory) entry.failed = true;
+        compiler::log(true, concat(recording.region().name, ": ", recording.ops().size(), " ops run op by op: ", text));
+        return false;
+    }
+    run_checked(recording, *entry.variant);
+    return true;
+}
+
+void check_words(const Recording& recording, RegionEntry& entry) {
+    std::span<const uint64_t> words = recording.words();
+    if (words.empty()) return;  // checking was switched on in the middle of it
+    if (entry.words.empty()) entry.words.assign(words.begin(), words.end());
+    KILN_CHECK(std::equal(words.begin(), words.end(), entry.words.begin(), entry.words.end()), internal, "KILN_CHECK: ",
+               recording.region().name, ": two different recordings have one hash");
+}
+
+void note_end(RegionEntry& entry, const char* cause) {
+    bool mid_call = std::string_view(cause) == "a value was read" || std::string_view(cause).starts_with("of a write");
+    SourceLine line = mid_call && SourceLine::current ? SourceLine::current() : SourceLine();
+    for (RegionEnd& end : entry.ends)
+        if (std::string_view(end.cause) == cause && end.line.code.object == line.code.object &&
+            end.line.instruction == line.instruction) {
+            ++end.times;
+            return;
+        }
+    if (entry.ends.size() < 8) entry.ends.push_back({cause, std::move(line), 1});
+}
+
+}  // namespace
+
+void run_recording(Recording& recording, const char* cause) {
+    Region& region = recording.region();
+    std::vector<bool> live;
+    for (const RecordedStorage& s : recording.storages())
+        live.push_back(s.pending ? s.storage->refcount > 1 : s.written);
+    bool is_new = false;
+    std::shared_ptr<RegionEntry> entry = region.entry(recording.hash(), &is_new);
+    if (is_new) region.describe(*entry, recording.ops(), recording.args());
+    if (checking()) check_words(recording, *entry);
+    note_end(*entry, cause);
+    uint64_t sight = ++entry->seen;
+    bool measuring = entry->measuring;
+    if (sight == measure_from && !checking()) {
+        entry->measuring = true;
+        ++region.measuring;
+    }
+    bool wants_program = !entry->slower && !(measuring && sight % 2);
+    double seconds = 0;
+    bool ran;
+    {
+        Stopwatch watch(measuring ? &seconds : nullptr);
+        ran = wants_program && run_program(recording, *entry, live);
+        if (!ran) replay(recording);
+    }
+    ++(ran ? region.runs : region.replays);
+    ++(ran ? entry->runs : entry->replays);
+    if (!measuring) return;
+    double& best = ran ? entry->times.program : entry->times.replay;
+    best = std::min(best, seconds);
+    if (recording.seconds() > 0) entry->times.record = std::min(entry->times.record, recording.seconds());
+    if (entry->measuring && sight >= measure_from + measure_runs) region.measured(*entry);
+}
+
+}  // namespace kiln

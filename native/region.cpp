@@ -1,0 +1,187 @@
+// What a region remembers: bounded, measured, and put into words.
+#include "region.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+
+#include "check.h"
+#include "compiler.h"
+
+namespace kiln {
+
+namespace {
+
+constexpr size_t most_entries = 256;  // recordings remembered per region
+
+bool check_mode = [] {
+    const char* text = std::getenv("KILN_CHECK");
+    return text && *text && std::string_view(text) != "0";
+}();
+
+// "mul(float32[n, 1] strided, a float)"
+std::string op_text(const RegionEntry& entry, size_t index) {
+    if (index >= entry.ops.size()) return "nothing";
+    const RecordedOp& op = entry.ops[index];
+    std::string text = op.fn->name + (op.writes ? "_(" : "(");
+    for (uint32_t i = 0; i < op.args; ++i) {
+        const RecordedArg& arg = entry.args[op.first_arg + i];
+        if (i) text += ", ";
+        if (arg.cls == ArgClass::number) {
+            text += arg.dtype == DType::float64 ? "a float" : arg.dtype == DType::bool_ ? "a bool" : "an int";
+            continue;
+        }
+        text += concat(name(arg.dtype), "[");
+        for (int d = 0; d < arg.ndim; ++d) text += concat(d ? ", " : "", arg.ones >> d & 1 ? "1" : "n");
+        const char* views[] = {"", "", " squeezed", " reshaped", " expanded", " strided"};
+        text += concat("]", views[int(arg.cls)], " #", arg.storage);
+    }
+    return text + ")";
+}
+
+bool same_op(const RegionEntry& a, const RegionEntry& b, size_t index) {
+    const RecordedOp &x = a.ops[index], &y = b.ops[index];
+    if (x.fn != y.fn || x.hidden != y.hidden || x.writes != y.writes || x.args != y.args) return false;
+    for (uint32_t i = 0; i < x.args; ++i) {
+        const RecordedArg &p = a.args[x.first_arg + i], &q = b.args[y.first_arg + i];
+        if (p.cls != q.cls || p.dtype != q.dtype || p.ndim != q.ndim || p.storage != q.storage || p.ones != q.ones ||
+            p.classes != q.classes)
+            return false;
+    }
+    return true;
+}
+
+size_t common_ops(const RegionEntry& a, const RegionEntry& b) {
+    size_t count = std::min(a.ops.size(), b.ops.size()), same = 0;
+    while (same < count && same_op(a, b, same)) ++same;
+    return same;
+}
+
+// "mul, 3 x add, tanh": the names of the ops in order, as far as they fit in a line.
+std::string names_of(const RegionEntry& entry) {
+    std::string text;
+    for (size_t i = 0; i < entry.ops.size();) {
+        size_t run = i;
+        while (run < entry.ops.size() && entry.ops[run].fn == entry.ops[i].fn) ++run;
+        if (!text.empty()) text += ", ";
+        if (text.size() > 160) return concat(text, "...");
+        if (run - i > 1) text += concat(run - i, " x ");
+        text += entry.ops[i].fn->name;
+        i = run;
+    }
+    return text;
+}
+
+std::string microseconds(double seconds) {
+    return std::isfinite(seconds) ? concat(std::round(seconds * 1e7) / 10, " us") : "an unknown time";
+}
+
+std::string entry_text(const RegionEntry& entry) {
+    std::string text = concat("  recording ", entry.number, ": ", entry.ops.size(), entry.ops.size() == 1 ? " op (" : " ops (",
+                              names_of(entry), ")");
+    if (entry.variant) text += concat(" in a program of ", entry.variant->program->kernels.size(), " kernels");
+    text += concat("; seen ", entry.seen, " times: ", entry.runs, " by the program, ", entry.replays, " op by op\n");
+    if (!entry.anew.empty()) text += concat("    recorded anew: ", entry.anew, "\n");
+    if (entry.compiles > 1) text += concat("    compiled ", entry.compiles, " times: more of its values were kept later\n");
+    if (entry.failed) text += "    compiling it failed (logged to kiln.compile): it runs op by op\n";
+    if (entry.slower)
+        text += concat("    its program takes ", microseconds(entry.times.program + entry.times.record),
+                       " with recording, its ops ", microseconds(entry.times.replay), ": it runs op by op\n");
+    for (const RegionEnd& end : entry.ends) {
+        std::string place = end.line.code.object && SourceLine::text ? concat(" at ", SourceLine::text(end.line)) : "";
+        text += concat("    ended because ", end.cause, place, ", ", end.times, " times\n");
+    }
+    return text;
+}
+
+}  // namespace
+
+bool checking() { return check_mode; }
+void set_checking(bool on) { check_mode = on; }
+
+std::shared_ptr<RegionEntry> Region::entry(const Hash128& hash, bool* is_new) {
+    std::shared_ptr<RegionEntry>& found = entries[hash];
+    *is_new = !found;
+    if (found) {
+        found->last_use = ++uses;
+        return found;
+    }
+    auto made_now = std::make_shared<RegionEntry>();
+    found = made_now;
+    made_now->number = ++made;
+    made_now->last_use = ++uses;
+    if (entries.size() > most_entries) {
+        auto oldest = std::min_element(entries.begin(), entries.end(), [](const auto& a, const auto& b) {
+            return a.second->last_use < b.second->last_use;
+        });
+        std::shared_ptr<RegionEntry> gone = oldest->second;
+        if (gone->measuring) --measuring;
+        entries.erase(oldest);
+        ++evicted;
+        compiler::log(false, concat(name, ": forgets recording ", gone->number, " (", gone->ops.size(), " ops, seen ",
+                                    gone->seen, " times) to keep ", most_entries));
+    }
+    return made_now;
+}
+
+void Region::describe(RegionEntry& entry, std::span<const RecordedOp> ops, std::span<const RecordedArg> args) {
+    entry.ops.assign(ops.begin(), ops.end());
+    entry.args.assign(args.begin(), args.end());
+    const RegionEntry* nearest = nullptr;
+    size_t most = 0;
+    for (const auto& [hash, other] : entries) {
+        if (other.get() == &entry || other->ops.empty()) continue;
+        size_t same = common_ops(entry, *other);
+        if (!nearest || same > most || (same == most && other->last_use > nearest->last_use)) {
+            nearest = other.get();
+            most = same;
+        }
+    }
+    if (nearest)
+        entry.anew = concat("op ", most + 1, " was ", op_text(*nearest, most), " in recording ", nearest->number,
+                            " and is ", op_text(entry, most));
+}
+
+void Region::measured(RegionEntry& entry) {
+    entry.decided = true;
+    entry.measuring = false;
+    --measuring;
+    auto pays = [](double with, double without) { return with <= std::max(without * 1.05, without + 1e-6); };
+    double record = std::isfinite(entry.times.record) ? entry.times.record : 0;
+    double program = entry.failed ? entry.times.replay : entry.times.program;
+    if (!std::isfinite(program) || !std::isfinite(entry.times.replay)) return;
+    entry.slower = !pays(program + record, entry.times.replay);
+    if (entry.slower)
+        compiler::log(false, concat(this->name, ": recording ", entry.number, " takes ", microseconds(program + record),
+                                    " as a program, ", microseconds(entry.times.replay), " op by op: it runs op by op"));
+    double with = 0, without = 0;
+    uint64_t known = 0;
+    for (const auto& [hash, other] : entries) {
+        if (!other->decided || !std::isfinite(other->times.replay)) continue;
+        known += other->seen;
+        without += other->times.replay;
+        with += (other->slower || other->failed ? other->times.replay : other->times.program) +
+                (std::isfinite(other->times.record) ? other->times.record : 0);
+    }
+    if (2 * known < uses || pays(with, without)) return;
+    off = true;
+    compiler::log(false, concat(this->name, ": recording costs more than it saves (", microseconds(with), " against ",
+                                microseconds(without), "): the region is switched off"));
+}
+
+std::string Region::explain() const {
+    std::string text = concat(name, ": ", made, " different recordings, ", compiles, " compiled; ", runs,
+                              " runs of a program, ", replays, " op by op\n");
+    if (off) text += "  switched off: recording it was measured to cost more than it saves\n";
+    if (evicted) text += concat("  ", evicted, " recordings were forgotten to keep the newest ", most_entries, "\n");
+    std::vector<const RegionEntry*> order;
+    for (const auto& [hash, entry] : entries) order.push_back(entry.get());
+    std::sort(order.begin(), order.end(), [](auto* a, auto* b) { return a->number < b->number; });
+    size_t shown = std::min<size_t>(order.size(), 20);
+    for (size_t i = 0; i < shown; ++i) text += entry_text(*order[i]);
+    if (shown < order.size()) text += concat("  and ", order.size() - shown, " more\n");
+    text.pop_back();
+    return text;
+}
+
+}  // namespace kiln
