@@ -110,7 +110,9 @@ PyObject* get_default(PyObject*, PyObject*) { return Py_NewRef(dtype_object(defa
 PyObject* get_default_name(PyObject*, PyObject*) { return PyUnicode_FromString(name(default_dtype())); }
 PyObject* set_default(PyObject*, PyObject* dtype) {
     return guarded([&]() -> PyObject* {
-        set_default_dtype(dtype_from(dtype));
+        DType wanted = dtype_from(dtype);
+        flush_all("the default dtype changed");  // what is recorded was meant under the old one
+        change_default_dtype(wanted);
         Py_RETURN_NONE;
     });
 }

@@ -340,11 +340,10 @@ private:
 
     // Gradients given by the caller stay theirs: the engine's references to them keep them from being taken.
     // .grad never shares memory with anything reachable; it is added to in place while no graph is made.
-    void store(AutogradMeta& meta, const TensorRef& gradient) {
-        TensorRef result = gradient;
+    void store(AutogradMeta& meta, TensorRef gradient) {
         for (const Hook& hook : std::vector<Hook>(meta.hooks))
-            if (TensorRef changed = call_hook(hook.function, result)) result = changed;
-        store_plain(meta, result);
+            if (TensorRef changed = call_hook(hook.function, gradient)) gradient = changed;
+        store_plain(meta, gradient);
     }
 
     void store_plain(AutogradMeta& meta, const TensorRef& gradient) {
@@ -371,7 +370,7 @@ private:
 
     std::vector<TensorRef> finish() {
         if (options_.accumulate) {
-            for (Leaf& leaf : leaves_) store(*leaf.meta, leaf.gradient);
+            for (Leaf& leaf : leaves_) store(*leaf.meta, std::move(leaf.gradient));
             return {};
         }
         captured_.resize(inputs_.size());

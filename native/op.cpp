@@ -1,18 +1,56 @@
 #include "op.h"
 
+#include <algorithm>
+
 #include "check.h"
 
 namespace kiln {
 
+namespace {
+
+uint32_t next_id = 1;
+
+// Of every forward; derivatives are found by the id of theirs.
+std::vector<Fn*>& forwards() {
+    static auto* list = new std::vector<Fn*>();
+    return *list;
+}
+
+}  // namespace
+
 Fn* new_fn(const Op* op, std::string name) {
-    static uint32_t next_id = 1;
     auto* fn = new Fn();  // lives as long as the process: keys refer to it
     fn->id = next_id++;
+    if (op) forwards().push_back(fn);
     fn->op = op;
     fn->name = std::move(name);
     if (op && op->kind == OpKind::pointwise) fn->cls = FnClass::pointwise;
     if (op && op->kind == OpKind::view) fn->cls = FnClass::view;
     return fn;
+}
+
+void change_default_dtype(DType dtype) {
+    DType before = default_dtype();
+    set_default_dtype(dtype);
+    if (dtype == before) return;
+    for (Fn* fn : forwards()) {
+        auto known = std::find_if(fn->others.begin(), fn->others.end(),
+                                  [&](const Fn::Learnt& l) { return l.default_dtype == dtype; });
+        Fn::Learnt next;
+        if (known == fn->others.end())
+            next.id = next_id++;
+        else {
+            next = std::move(*known);
+            fn->others.erase(known);
+        }
+        fn->others.push_back({before, fn->id, std::move(fn->handle), std::move(fn->saves)});
+        fn->id = next.id;
+        fn->handle = std::move(next.handle);
+        fn->saves = std::move(next.saves);
+        fn->flat_codes = fn->last_code = 0;
+        fn->flat_entry = nullptr;
+        fn->last_derivative = nullptr;
+    }
 }
 
 void Key::overflow(uint64_t word) {

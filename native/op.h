@@ -100,9 +100,21 @@ struct Fn {
     Fn* last_derivative = nullptr;                  // and the derivative found for it
     std::vector<Source> sources;                    // of a derivative
     std::vector<uint8_t> targets;                   // output k is the gradient of operand targets[k]
+
+    // What was learnt of it under other default dtypes: a function's graph may depend on that one.
+    struct Learnt {
+        DType default_dtype = DType::float32;
+        uint32_t id = 0;
+        Opaque handle;
+        std::vector<std::pair<uint64_t, std::unique_ptr<Saves>>> saves;
+    };
+    std::vector<Learnt> others;
 };
 
 Fn* new_fn(const Op* op, std::string name);
+
+// Sets the default dtype; functions go on with what was learnt of them under it, or start anew.
+void change_default_dtype(DType dtype);
 
 struct Call {
     Fn* fn;

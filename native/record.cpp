@@ -21,6 +21,11 @@ thread_local struct {
     bool paused = false;
 } state;
 
+std::vector<Recording*>& recordings() {
+    static auto* list = new std::vector<Recording*>();
+    return *list;
+}
+
 StorageRef reserve(size_t nbytes) {
     StorageRef storage = allocate(0);
     storage->data = nullptr;
@@ -87,6 +92,13 @@ void end_recording(const char* cause) {
     state.recording->flush(cause);
 }
 
+void flush_all(const char* cause) {
+    // A flush may let another thread end its recording.
+    std::vector<Recording*> all = recordings();
+    for (Recording* recording : all)
+        if (std::find(recordings().begin(), recordings().end(), recording) != recordings().end()) recording->flush(cause);
+}
+
 PauseRecording::PauseRecording() : before_(std::exchange(state.paused, true)) {}
 PauseRecording::~PauseRecording() { state.paused = before_; }
 
@@ -109,7 +121,14 @@ void settle_target(Storage& storage) {
 }
 
 Recording::Recording(std::shared_ptr<Region> region)
-    : region_(std::move(region)), keep_words_(checking()), timed_(region_->measuring > 0), recount_(most_bytes) {}
+    : region_(std::move(region)), keep_words_(checking()), timed_(region_->measuring > 0), recount_(most_bytes) {
+    recordings().push_back(this);
+}
+
+Recording::~Recording() {
+    std::erase(recordings(), this);
+    clear();
+}
 
 // Another thread may be running what was recorded here so far.
 void Recording::wait_until_idle() const {

@@ -46,7 +46,7 @@ struct RecordedStorage {
 class Recording {
 public:
     explicit Recording(std::shared_ptr<Region> region);
-    ~Recording() { clear(); }
+    ~Recording();
     Recording(const Recording&) = delete;
 
     // Whether a call can be recorded; storages pending elsewhere are settled first.
@@ -107,6 +107,9 @@ Recording* current_recording();
 void begin_recording(const std::shared_ptr<Region>& region);
 // Ends the innermost region; the outermost one flushes.
 void end_recording(const char* cause);
+
+// Runs what is pending anywhere.
+void flush_all(const char* cause);
 
 // While it lives, nothing is recorded on this thread.
 class PauseRecording {

@@ -30,7 +30,7 @@ public:
     Dims(const Dims& other) {
         if (other.heap_) {
             grow(other.count_);
-            std::memcpy(heap_, other.heap_, count_ * sizeof(int64_t));
+            std::memcpy(data(), other.heap_, count_ * sizeof(int64_t));  // a short list on the heap fits inline
         } else {
             count_ = other.count_;
             std::memcpy(inline_, other.inline_, sizeof inline_);

@@ -144,7 +144,7 @@ def test_map_layouts(shape: tuple[int, int, int], rng: np.random.Generator) -> N
     check(nest, list(shape), arrays, [1.5, 7], cuts=[1, 4])
 
 
-@pytest.mark.parametrize("shape", [(1, 70, 33), (2, 16, 16), (3, 15, 40), (2, 37, 5), (1, 130, 64), (0, 20, 20)])
+@pytest.mark.parametrize("shape", [(1, 70, 33), (2, 16, 16), (3, 15, 40), (2, 37, 5), (1, 130, 64), (0, 9, 9)])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "bool"])
 def test_map_transposed(dtype: str, shape: tuple[int, int, int], rng: np.random.Generator) -> None:
     a, b = draw(rng, (shape[0], shape[2], shape[1]), dtype).transpose(0, 2, 1), draw(rng, shape, dtype)
@@ -238,7 +238,8 @@ def test_columns_with_values_of_a_row(rows: int, rng: np.random.Generator) -> No
     mean, square = draw(rng, (rows, 1), "float32"), np.abs(draw(rng, (rows, 1), "float32", False))
     arrays = [draw(rng, shape, "float32"), draw(rng, shape, "float32")]
     arrays += [np.broadcast_to(mean, shape), np.broadcast_to(square, shape)]
-    check(nest, list(shape), [*arrays, output(shape, "float32", (1,)), output(shape, "float32", (1,))], [1e-5])
+    arrays += [output(shape, "float32", (1,)) for _ in range(2)]
+    check(nest, list(shape), arrays, [1e-5])
 
 
 @pytest.mark.parametrize("n", LONG)

@@ -263,24 +263,30 @@ def test_interpreter(name: str, dtype: str) -> None:
         graph = graphs.Graph()
         values = [t for arg in (*given.args, *given.kwargs.values()) for t in results_of(arg)]
         inputs = [graph.add_input(dtype_name(t.dtype), tuple(t.shape)) for t in values]
-
-        def body(inputs: list[Any], given: Case = given) -> list[Any]:
-            rest = iter(inputs)
-
-            def one(arg: Any) -> Any:
-                if isinstance(arg, (list, tuple)) and results_of(arg):
-                    return [next(rest) for _ in arg]
-                return next(rest) if results_of(arg) else arg
-
-            args = tuple(map(one, given.args))
-            out = entry.record.trace(args, {k: one(v) for k, v in given.kwargs.items()})
-            return list(out) if isinstance(out, (tuple, list)) else [out]
-
+        body = body_of(entry, given)
         with graphs.building(graph):
             composite = entry.kind == "composite"
             graph.finish(rounded_once(graph, inputs, body) if composite else body(inputs))
         expected = interpret_arrays(interpret, graph, values)
         assert_bits(expected, [to_array(y) for y in call(entry, given)], case.label)
+
+
+def body_of(entry: Entry, given: Case) -> Any:
+    """The op's body as a function of values that take the places of the case's tensors."""
+
+    def body(values: list[Any]) -> list[Any]:
+        rest = iter(values)
+
+        def one(arg: Any) -> Any:
+            if isinstance(arg, (list, tuple)) and results_of(arg):
+                return [next(rest) for _ in arg]
+            return next(rest) if results_of(arg) else arg
+
+        args = tuple(map(one, given.args))
+        out = entry.record.trace(args, {k: one(v) for k, v in given.kwargs.items()})
+        return list(out) if isinstance(out, (tuple, list)) else [out]
+
+    return body
 
 
 def interpret_arrays(interpret: Any, graph: Any, values: list[Any]) -> list[Any]:

@@ -111,7 +111,7 @@ def test_record_is_whole(op: Op) -> None:
 
 
 def test_an_entry_is_all_an_op_needs() -> None:
-    """softplus is one entry: no other file of kiln names it, yet it is public, compiled, differentiated twice."""
+    """softplus is one entry: no other file of kiln names it, yet it is public, fast and differentiable."""
     package = Path(kiln.__file__).parent
     assert [p.name for p in package.rglob("*.py") if "softplus" in p.read_text()] == ["activations.py"]
     entry = find("softplus")

@@ -83,7 +83,7 @@ def grad(
             )
     seeds = _seeds("grad", roots, grad_outputs)
     keep = create_graph if retain_graph is None else retain_graph
-    found = _core.run_backward(roots, seeds, keep, create_graph, wanted, False)
+    found: tuple[Tensor | None, ...] = _core.run_backward(roots, seeds, keep, create_graph, wanted, False)
     if materialize_grads:
         return tuple(ops.zeros_like(x) if g is None else g for g, x in zip(found, wanted, strict=True))
     if not allow_unused and any(g is None for g in found):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import update_wrapper
 from types import CodeType
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Generator
 
 from kiln import _core
 
@@ -47,7 +47,7 @@ class Compiled:
         except Exception as failure:
             raise failure from error
 
-    def _resume(self, generator: Any) -> Iterator[Any]:
+    def _resume(self, generator: Any) -> Generator[Any, Any, Any]:
         """A generator whose every resume is a region of its own."""
         sent: Any = None
         while True:

@@ -207,8 +207,10 @@ class Derivative(Function):
         return graph.finish(copy_pointwise(graph, self.contiguous, values))
 
 
-def rounded_once(graph: Graph, values: list[Value], body: Callable[[list[Value]], list[Value]]) -> list[Value]:
-    """The results of a composite's body; from float16 and bfloat16 it computes in float32 and rounds at its end."""
+def rounded_once(
+    graph: Graph, values: list[Value], body: Callable[[list[Value]], list[Value]]
+) -> list[Value]:
+    """What a composite's body gives; of float16 and bfloat16 it computes in float32 and rounds at its end."""
     if not any(v.dtype in LOW for v in values):
         return body(values)
     trial, twins = clone(graph)

@@ -16,8 +16,8 @@ BOOL, INT, FLOAT = 0, 2, 3  # kinds of a number, as the core counts them
 def recipe(graph: Graph, whole: bool = False) -> tuple[Any, ...]:
     """(inputs, environment, expressions, steps, outputs) for the core; a step is (op, structure, args, numbers, kinds).
 
-    `as_strided` names places in its operand's memory, which a graph takes as contiguous: with `whole`, operands of any
-    layout come, and it reads a copy.
+    `as_strided` names places in its operand's memory, which a graph takes as contiguous: with `whole`,
+    operands of any layout come, and it reads a copy.
     """
     slots = Slots(graph.slots)
     places: dict[int, int] = {id(v): i for i, v in enumerate(graph.inputs)}
@@ -71,8 +71,8 @@ def _step(node: Node, places: dict[int, int], slots: Slots) -> tuple[Any, ...]:
             structure.append(len(sizes))
         elif param.kind == "L":
             rest = list(inputs)
-            for value in rest:
-                operand(value)
+            for item in rest:
+                operand(item)
             structure.append(len(rest))
         else:
             value = next(inputs, None)

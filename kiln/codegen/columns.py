@@ -305,6 +305,7 @@ class Columns:
             frame.hoist(inner, self.plan.roots(q), frozenset({self.column, POINT}), True)
 
             def body(j: str, count: str | None, mask: Value | None, values: list[Value]) -> list[Value]:
+                self._fetch_next_row(q, row[0], j)
                 elements = self._at(inner, q, row, flat, j, count, mask)
                 old = [self._get(b, j, v.type) for b, v in zip(chains, identities(reducers))]
                 for buffer, value in zip(chains, steps(reducers, old, elements)):
@@ -315,6 +316,22 @@ class Columns:
         with code.loop("0", self.columns, LANES) as turn:
             chain = [self._get(b, turn.index, v.type) for b, v in zip(chains, identities(reducers))]
             self._accumulate(reducers, kept, begins, turn.index, chain)
+
+    def _fetch_next_row(self, q: int, pointers: list[str], j: str) -> None:
+        """Ask for the same columns of the chain's next row: it lies on another page, where hardware does not.
+
+        A prefetch may name any address.
+        """
+        frame, code = self.frame, self.code
+        if len(self.r) > 1:
+            return
+        nodes = above(self.plan.roots(q), None)
+        for k in sorted({n.data for n in nodes if n.op == "load" and not n.args}):
+            operand = self.nest.operands[k]
+            if operand.strides[self.column] == "1" and operand.strides[self.r[0]] != "0":
+                down = code.add(j, code.mul(frame.stride[k][self.r[0]], str(LANES)))
+                place = code.offset(pointers[k], element(operand.dtype), down)
+                code.call("llvm.prefetch.p0", "void", [f"ptr {place}", "i32 0", "i32 3", "i32 1"])
 
     def _accumulate(
         self, reducers: list[Reducer], kept: list[str], begins: str, j: str, chain: list[Value]

@@ -257,7 +257,8 @@ class Machine:
         if self.code.target.name == "x86-64-v4" and x.width == LANES:
             return self._native_ldexp(x, n)
         form = FORMAT[x.type]
-        integer = self.cast("bitcast", self.instruction("fadd", n, number(form.magic, x.type)), form.integer)
+        total = self.instruction("fadd", n, number(form.magic, x.type))
+        integer = self.cast("bitcast", total, form.integer)
         half = self.instruction("ashr", integer, number(1, form.integer))
         for part in (half, self.instruction("sub", integer, half)):
             raised = self.instruction("shl", part, number(form.mantissa, form.integer))
@@ -275,7 +276,8 @@ class Machine:
 
     def _half(self, x: Value, which: int) -> Value:
         order = ", ".join(f"i32 {k}" for k in range(8 * which, 8 * which + 8))
-        return Value(self.code.op(f"shufflevector {x.typed}, {x.llvm} poison, <8 x i32> <{order}>"), x.type, 8)
+        text = f"shufflevector {x.typed}, {x.llvm} poison, <8 x i32> <{order}>"
+        return Value(self.code.op(text), x.type, 8)
 
     def _native_scale(self, x: Value, n: Value, suffix: str, width: int) -> Value:
         name = f"llvm.x86.avx512.mask.scalef.{suffix}.512"

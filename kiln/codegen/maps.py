@@ -86,4 +86,4 @@ def _row(
             frame.store(k, value, step)
         return values
 
-    frame.lanes(start, limit, [], CHEAP_UNROLL if cheap else 1, body)
+    frame.lanes(start, limit, [], CHEAP_UNROLL if cheap and not transposed(nest) else 1, body)

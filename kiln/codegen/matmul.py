@@ -24,13 +24,14 @@ negative. Outputs must not overlap A or B; an output may be one of the other ope
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from kiln.codegen.matmul_drive import UNIT_BYTES, UNIT_ROWS, drive, frame_bytes, tables
 from kiln.codegen.matmul_finish import Arguments, finish
 from kiln.codegen.matmul_pack import clear, copy, turn
 from kiln.codegen.matmul_tile import Element, add_rows, element_of, heights, tile
-from kiln.codegen.nest import Nest, Operand
+from kiln.codegen.nest import TEXTS, Nest, Operand
 from kiln.codegen.target import Target
 from kiln.codegen.verify import refuse, verify_nest
 from kiln.ops.scalar import REDUCE, Scalar, program_text, topological
@@ -52,18 +53,23 @@ class MatmulSpec(NamedTuple):
 
     def text(self) -> str:
         """The canonical text: printed form and cache key."""
-        lines = [f"matmul {self.dtype} numbers {' '.join(self.numbers)}".rstrip()]
-        lines += [
-            f"operand {k + 1} {o.mode} {o.dtype} {''.join(o.strides)}" for k, o in enumerate(self.operands)
-        ]
-        lines.append(program_text([value for _, value in self.stores]))
-        lines.append("stores " + " ".join(str(k) for k, _ in self.stores))
-        return "\n".join(lines)
+        return _text(self)
 
     def units(self, batch: Any, m: Any, n: Any) -> Any:
         """The units of work of a launch, on ints or symbolic sizes: the kernel's range is 0 .. units."""
         columns = UNIT_BYTES // element_of(self.dtype).bytes
         return batch * ((m + UNIT_ROWS - 1) // UNIT_ROWS) * ((n + columns - 1) // columns)
+
+
+@lru_cache(maxsize=TEXTS)
+def _text(spec: MatmulSpec) -> str:
+    lines = [f"matmul {spec.dtype} numbers {' '.join(spec.numbers)}".rstrip()]
+    lines += [
+        f"operand {k + 1} {o.mode} {o.dtype} {''.join(o.strides)}" for k, o in enumerate(spec.operands)
+    ]
+    lines.append(program_text([value for _, value in spec.stores]))
+    lines.append("stores " + " ".join(str(k) for k, _ in spec.stores))
+    return "\n".join(lines)
 
 
 def product(dtype: str) -> MatmulSpec:

@@ -241,7 +241,7 @@ class _Driver:
                 self.call("clear", f"ptr {panel}", code.mul(self.got("depth"), str(self.panel_bytes)))
             turned = code.both(
                 code.compare("eq", self.got("b_k"), str(element.stored_bytes)),
-                code.compare("sge", self.got("depth"), str(element.lanes(code.target))),
+                code.compare("sge", self.got("depth"), str(16 // element.bytes)),
                 code.compare("sge", cols, "4"),
             )
             into, pitch = f"ptr {panel}", str(self.panel_bytes)

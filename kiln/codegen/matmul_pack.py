@@ -1,9 +1,10 @@
 """Packing: copying a block of A or B into a stack panel, in the order and the type a tile reads.
 
     copy       dst[o][i] = src[o * os + i * is]     rows of vectors where is = 1, elements otherwise
-    turn       dst[k][c] = src[c * cs + k]          transposed in registers, a vector of k at a time
+    turn       dst[k][c] = src[c * cs + k]          transposed in registers, a 128-bit lane of k at a time
 
 Strides of the source are bytes; the panel's elements have the summed type. Neither reads past the block.
+Memory decides how fast copy is, so it is compiled quickly (attributes #1).
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ def copy(target: Target, element: Element) -> Routine:
         else:  each o:  vectors, two at a time;  whole vectors;  the rest, masked or element by element
     else:  each o, i:  store dst, widen(load src)
     """
-    code = Routine(target, "copy", "ptr %src, i64 %os, i64 %is, ptr %dst, i64 %ds, i64 %outer, i64 %inner")
+    params = "ptr %src, i64 %os, i64 %is, ptr %dst, i64 %ds, i64 %outer, i64 %inner"
+    code = Routine(target, "copy", params, "#1")
     lanes = element.lanes(target)
     unit = code.compare("eq", "%is", str(element.stored_bytes))
     with code.either(code.both(unit, code.compare("eq", "%inner", str(VECTORS * lanes)))) as otherwise:
@@ -135,7 +137,7 @@ def _mask(code: Routine, count: str, lanes: int) -> str:
 
 def clear(target: Target, element: Element) -> Routine:
     """The routine clear: zero `bytes` of a panel: past the last column nothing may slow sums down."""
-    code = Routine(target, "clear", "ptr %dst, i64 %bytes")
+    code = Routine(target, "clear", "ptr %dst, i64 %bytes", "#1")
     kind = llvm_type(element.summed, element.lanes(target))
     with code.times("%bytes", target.vector_bits // 8) as at:
         code.line(f"store {kind} zeroinitializer, ptr {code.at('%dst', at)}, align {element.bytes}")
@@ -143,40 +145,37 @@ def clear(target: Target, element: Element) -> Routine:
 
 
 def turn(target: Target, element: Element) -> Routine:
-    """The routine turn: dst[k][c] for depth k's (at least a vector of them) and width columns.
+    """The routine turn: dst[k][c] for depth k's (at least one lane of them) and width columns.
 
-    With L elements in a 128-bit lane and G lanes in a vector, each square of L * G columns and k's, the last
-    ones standing over their neighbours:
+    With L elements in a 128-bit lane and G lanes in a vector:
 
-        row[c] = load src[c][k ..]                        whole vectors: a cache line is read once
-        prefetch the same place of the next columns       they lie on other pages
-        zip L neighbouring rows inside their lanes:       lane j holds L columns at k = L j + n
-        exchange lanes between G such results:            lane g holds columns L g .. at one k
-        store dst[k ..][group]
+        each group of L * G columns:  each L of k, the last ones standing over their neighbours:
+            j < L:  row[j] = L elements of columns j, L + j, 2 L + j ... side by side, from k on
+            zip the rows inside their lanes until row[n] holds k + n of all the group's columns
+            n < L:  store dst[k + n][group], row[n]
 
     Columns past the width repeat the last one; their products are never stored.
     """
     code = Routine(target, "turn", "ptr %src, i64 %cs, ptr %dst, i64 %ds, i64 %depth, i64 %width")
     lanes, size, part = element.lanes(target), element.bytes, 16 // element.bytes
-    last, top = code.sub("%width", "1"), code.sub("%depth", str(lanes))
-    following = code.mul("%cs", str(lanes))
+    last, top = code.sub("%width", "1"), code.sub("%depth", str(part))
     with code.times("%width", lanes) as group:
         starts = [code.mul(code.minimum(code.add(group, str(n)), last), "%cs") for n in range(lanes)]
         dst = code.at("%dst", code.mul(group, str(size)))
-        with code.times("%depth", lanes) as step:
+        with code.times("%depth", part) as step:
             k = code.minimum(step, top)
             src = code.at("%src", code.mul(k, str(element.stored_bytes)))
-            rows = []
-            for start in starts:
-                address = code.at(src, start)
-                rows.append(load(code, element, address, lanes))
-                soon = code.at(address, following)
-                code.call("llvm.prefetch.p0", "void", [f"ptr {soon}", "i32 0", "i32 3", "i32 1"])
-            zipped = [_zip_lanes(code, element, rows[n : n + part], 1) for n in range(0, lanes, part)]
-            crossed = [_cross_lanes(code, element, [z[n] for z in zipped]) for n in range(part)]
+            pieces = [
+                code.op(f"load {stored_type(element, part)}, ptr {code.at(src, start)}, align 1")
+                for start in starts
+            ]
+            rows = [
+                widen(code, element, _side_by_side(code, element, pieces[j::part]), lanes)
+                for j in range(part)
+            ]
             into = code.at(dst, code.mul(k, "%ds"))
-            for n in range(lanes):
-                store(code, element, crossed[n % part][n // part], into, lanes)
+            for value in _zip_lanes(code, element, rows, 1):
+                store(code, element, value, into, lanes)
                 into = code.at(into, "%ds")
     return code
 
@@ -186,20 +185,14 @@ def _shuffle(code: Routine, kind: str, x: str, y: str, mask: list[int]) -> str:
     return code.op(f"shufflevector {kind} {x}, {kind} {y}, <{len(mask)} x i32> <{text}>")
 
 
-def _cross_lanes(code: Routine, element: Element, rows: list[str]) -> list[str]:
-    """The 128-bit lanes of G vectors of G lanes, transposed: result j holds lane j of every one, in order."""
-    width, part, lanes = element.lanes(code.target), 16 // element.bytes, len(rows)
-    kind = llvm_type(element.summed, width)
-
-    def pick(x: str, y: str, *chosen: int) -> str:
-        return _shuffle(code, kind, x, y, [part * lane + n for lane in chosen for n in range(part)])
-
-    if lanes == 1:
-        return rows
-    if lanes == 2:
-        return [pick(*rows, 0, 2), pick(*rows, 1, 3)]
-    halves = [[pick(x, y, *chosen) for x, y in (rows[:2], rows[2:])] for chosen in ((0, 1, 4, 5), (2, 3, 6, 7))]
-    return [pick(*pair, *chosen) for pair in halves for chosen in ((0, 2, 4, 6), (1, 3, 5, 7))]
+def _side_by_side(code: Routine, element: Element, pieces: list[str]) -> str:
+    """The concatenation of a power of two of raw pieces."""
+    count = 16 // element.bytes
+    while len(pieces) > 1:
+        kind, joined = stored_type(element, count), list(range(2 * count))
+        pieces = [_shuffle(code, kind, x, y, joined) for x, y in zip(pieces[::2], pieces[1::2])]
+        count *= 2
+    return pieces[0]
 
 
 def _zip_lanes(code: Routine, element: Element, rows: list[str], run: int) -> list[str]:

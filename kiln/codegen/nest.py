@@ -23,12 +23,14 @@ Units of work: see `Nest.schedule`.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from kiln.ops.scalar import REDUCE, Scalar, program_text, topological
 
 COLUMN_BLOCK = 256  # columns reduced together by one unit of a "columns" schedule
 REDUCE_BLOCK = 16384  # the fixed block of the reduction order
+TEXTS = 256  # remembered: a pattern is asked for its text by whoever hands it on
 
 
 class Operand(NamedTuple):
@@ -72,12 +74,17 @@ class Nest(NamedTuple):
 
     def text(self) -> str:
         """The canonical text: printed form and cache key."""
-        how = " sequential" if self.sequential else ""
-        lines = ["nest " + "".join(self.dims) + how + " numbers " + " ".join(self.numbers)]
-        lines += [f"operand {k} {o.mode} {o.dtype} {''.join(o.strides)}" for k, o in enumerate(self.operands)]
-        lines.append(program_text([value for _, value in self.stores]))
-        lines.append("stores " + " ".join(str(k) for k, _ in self.stores))
-        return "\n".join(lines)
+        return _text(self)
+
+
+@lru_cache(maxsize=TEXTS)
+def _text(nest: Nest) -> str:
+    how = " sequential" if nest.sequential else ""
+    lines = ["nest " + "".join(nest.dims) + how + " numbers " + " ".join(nest.numbers)]
+    lines += [f"operand {k} {o.mode} {o.dtype} {''.join(o.strides)}" for k, o in enumerate(nest.operands)]
+    lines.append(program_text([value for _, value in nest.stores]))
+    lines.append("stores " + " ".join(str(k) for k, _ in nest.stores))
+    return "\n".join(lines)
 
 
 def reductions(nest: Nest) -> list[Scalar]:

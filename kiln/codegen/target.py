@@ -20,9 +20,9 @@ from typing import NamedTuple
 from kiln.ops.scalar import ARITHMETIC, COMPARE, FLOAT_ONLY, FLOATS, INTS, LOGIC, REDUCE, SHIFT, WIDTH
 
 try:  # raw CPUID leaves when the core is built; a text of the same standing otherwise
-    from kiln._core import cpu_identity as _core_identity  # type: ignore
+    from kiln._core import cpu_identity as _core_identity
 except ImportError:
-    _core_identity = None
+    _core_identity = None  # type: ignore[assignment]
 
 V3 = ("avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "popcnt", "sse4.1", "sse4.2", "ssse3")
 V4 = (*V3, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl")

@@ -23,6 +23,7 @@ from kiln.codegen.frame import Frame, Step
 from kiln.codegen.memory import element
 from kiln.codegen.nest import Nest
 
+SQUARE = 8  # turned at once: 8 lines may share one cache set
 MOST_GROUPS = 4  # 16 rows each: neighbouring lines of one page are read together
 Row = Callable[[dict[int, str], str], None]
 
@@ -95,27 +96,35 @@ class Tiles:
     def _turn(self, k: int, where: dict[int, str]) -> None:
         """buffer[i][j] = operand k at row i, column j of the square that begins at `where`.
 
-        s = 1, 2, 4, 8:  rows i and i + s exchange the s x s squares off the diagonal
+        each 8 columns, each 8 rows:
+            s = 1, 2, 4:  vectors i and i + s exchange the s x s squares off the diagonal
         """
-        code, kind = self.code, self._kind(k)
-        vector = f"<{LANES} x {kind}>"
-        address, stride = self.frame.address(k, where), self.frame.stride[k][self.lane_dim]
-        rows = []
-        for j in range(LANES):
-            place = code.offset(address, kind, code.mul(str(j), stride) if j else "0")
-            rows.append(code.op(f"load {vector}, ptr {place}, align 1"))
+        code, kind, stride = self.code, self._kind(k), self.frame.stride[k][self.lane_dim]
+        square, vector = self.frame.address(k, where), f"<{SQUARE} x {kind}>"
+        with code.loop("0", str(LANES), SQUARE) as column:
+            first = code.offset(square, kind, code.mul(column.index, stride))
+            into = code.offset(self.buffers[k], kind, column.index)
+            with code.loop("0", str(LANES), SQUARE) as row:
+                address = code.offset(first, kind, row.index)
+                places = [code.offset(address, kind, code.mul(str(j), stride)) for j in range(SQUARE)]
+                rows = [code.op(f"load {vector}, ptr {place}, align 1") for place in places]
+                for i, values in enumerate(self._exchange(vector, rows)):
+                    place = code.mul(code.add(row.index, str(i)), str(LANES))
+                    place = code.offset(into, kind, place)
+                    code.line(f"store {vector} {values}, ptr {place}, align {SQUARE}")
+
+    def _exchange(self, vector: str, rows: list[str]) -> list[str]:
+        """Eight vectors of eight, transposed."""
         size = 1
-        while size < LANES:
-            for i in (n for n in range(LANES) if not n & size):
-                x, y = rows[i], rows[i + size]
-                low = [n + LANES - size if n & size else n for n in range(LANES)]
-                high = [n + LANES if n & size else n + size for n in range(LANES)]
-                rows[i], rows[i + size] = (self._shuffle(vector, x, y, order) for order in (low, high))
+        while size < SQUARE:
+            low = [n + SQUARE - size if n & size else n for n in range(SQUARE)]
+            high = [n + SQUARE if n & size else n + size for n in range(SQUARE)]
+            for i in (n for n in range(SQUARE) if not n & size):
+                pair = rows[i], rows[i + size]
+                rows[i], rows[i + size] = (self._shuffle(vector, *pair, order) for order in (low, high))
             size *= 2
-        for i, row in enumerate(rows):
-            place = code.offset(self.buffers[k], kind, str(i * LANES))
-            code.line(f"store {vector} {row}, ptr {place}, align {LANES}")
+        return rows
 
     def _shuffle(self, vector: str, x: str, y: str, order: list[int]) -> str:
         text = ", ".join(f"i32 {n}" for n in order)
-        return self.code.op(f"shufflevector {vector} {x}, {vector} {y}, <{LANES} x i32> <{text}>")
+        return self.code.op(f"shufflevector {vector} {x}, {vector} {y}, <{SQUARE} x i32> <{text}>")

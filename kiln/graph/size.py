@@ -88,7 +88,7 @@ class Size:
     def __lt__(self, other: object) -> bool:
         raise TypeError(f"the size {self} is symbolic: a captured function may not branch on it")
 
-    __le__ = __gt__ = __ge__ = __bool__ = __lt__  # type: ignore[assignment]
+    __le__ = __gt__ = __ge__ = __bool__ = __lt__
 
     def __int__(self) -> int:
         raise TypeError(f"the size {self} is symbolic: a captured function may not read it")

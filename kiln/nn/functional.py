@@ -1,6 +1,7 @@
 """The layers' mathematics as functions, under PyTorch's names.
 
-What is written here is what the table does not say by itself: another default, `inplace`, an embedding's padding.
+What is written here is what the table does not say by itself: another default, `inplace`, an embedding's
+padding.
 An op of the table that is a function and no method is here under its own name.
 Reductions are "mean", "sum" or "none".
 """

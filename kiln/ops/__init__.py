@@ -37,6 +37,12 @@ from kiln.ops.record import find as find
 from kiln.ops.record import table as table
 from kiln.ops.scalar import Scalar
 
+
+# The table is attached below, by name: for type checkers, every name is a function.
+def __getattr__(name: str) -> Any:
+    raise AttributeError(f"kiln has no function '{name}'")
+
+
 _core.set_symbolic_types((Value, Scalar, Size))
 
 # operator of Value and of Tensor -> the function it calls
@@ -68,7 +74,7 @@ def _functions() -> dict[str, Any]:
 
 
 # The optimizers' steps and the arguments their results are written over.
-_STEPS = {"sgd_step": 1, "sgd_momentum_step": (0, 2), "adam_step": (0, 2, 3), "amsgrad_step": (0, 2, 3, 4)}
+_STEPS = {"sgd_step": (0,), "sgd_momentum_step": (0, 2), "adam_step": (0, 2, 3), "amsgrad_step": (0, 2, 3, 4)}
 
 
 def _step(name: str, places: Any) -> Any:
@@ -76,9 +82,13 @@ def _step(name: str, places: Any) -> Any:
     arguments.
     """
     handle = find(name).handle
-    if places == 1:
-        return lambda param, *args, **kwargs: handle(param, *args, **kwargs, out=param)
-    return lambda *args, **kwargs: handle(*args, **kwargs, out=tuple(args[k] for k in places))
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        return handle(*args, **kwargs, out=tuple([args[k] for k in places]))
+
+    step.__name__ = f"{name}_"
+    step.__doc__ = f"`{name}` with its results written over the parameter and its moments."
+    return step
 
 
 def _reflected(function: Any) -> Any:
@@ -103,11 +113,7 @@ def _method(function: Any) -> Any:
     return lambda self, *args, **kwargs: function(self, *args, **kwargs)
 
 
-FUNCTIONS = _functions()
+FUNCTIONS: dict[str, Any] = _functions()
 _attach_operators()
 # `pointwise` is a module here; kiln's own namespace has the decorator under that name
 globals().update({name: f for name, f in FUNCTIONS.items() if name != "pointwise"})
-
-
-def __getattr__(name: str) -> Any:
-    raise AttributeError(f"kiln has no function '{name}'")

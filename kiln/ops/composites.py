@@ -69,6 +69,12 @@ def softmax(input: Tensor, dim: Structure, dtype: Structure = None) -> Any:
     return narrow(e / reduce_sum(e, dims, True), name)
 
 
+@softmax.derivative
+def _(g: Any, y: Any, dim: Any) -> Any:
+    # reads only the result; what follows from the body would read the input, two row values and exp again
+    return y * (g - reduce_sum(g * y, (normalize_dim(dim, y.ndim, "softmax"),), True))
+
+
 @composite(
     samples=_ROWS,
     reference=d.reference(lambda np, x, dim=None, dtype=None: np.log(_rows(np, x, dim, dtype))),
@@ -88,6 +94,11 @@ def log_softmax(input: Tensor, dim: Structure, dtype: Structure = None) -> Any:
     """
     z, dims, name = _shifted(input, dim, dtype, "log_softmax")
     return narrow(z - log(reduce_sum(exp(z), dims, True)), name)
+
+
+@log_softmax.derivative
+def _(g: Any, y: Any, dim: Any) -> Any:
+    return g - exp(y) * reduce_sum(g, (normalize_dim(dim, y.ndim, "log_softmax"),), True)
 
 
 def _normalized(np: Any, x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:

@@ -38,7 +38,7 @@ def result_type(values: tuple[Value, ...]) -> str:
     """
     if all(v.weak for v in values):
         return max((v.dtype for v in values), key=("bool", "int64", "float64").index)
-    return _core.result_type([(v.dtype, 2 if v.weak else 1 if not v.shape else 0) for v in values])  # type: ignore[no-any-return]
+    return _core.result_type([(v.dtype, 2 if v.weak else 1 if not v.shape else 0) for v in values])
 
 
 def operand_dtypes(op: Any, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[list[str], str]:

@@ -131,7 +131,7 @@ class Op:
     @property
     def function(self) -> Callable[..., Any]:
         """The public callable: the core's, so that a call on tensors stays in C++."""
-        return self.handle  # type: ignore[no-any-return]
+        return self.handle
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.handle(*args, **kwargs)
@@ -213,11 +213,11 @@ class Op:
     ) -> tuple[Any, ...]:
         """One gradient (or None) per input, by the op's derivative, each of its input's dtype.
 
-        A pointwise op's rule runs in float32 where the op is in float16 or bfloat16: one rounding at its end.
+        A rule runs in float32 where a pointwise op or a composite is in float16 or bfloat16: one rounding at its end.
         """
         assert self.gradient is not None, f"{self.name} has no derivative"
         wanted = [v.dtype for v in inputs]
-        if self.kind == "pointwise":
+        if self.kind in ("pointwise", "composite"):
             grads, inputs, outputs = (tuple(map(_wide, vs)) for vs in (grads, inputs, outputs))
         known: dict[str, Any] = {"g": grads[0], "y": outputs[0], "gs": grads, "ys": outputs}
         arrays, structure = iter(inputs), iter(attrs)
@@ -226,7 +226,7 @@ class Op:
                 known[param.name] = inputs
             else:
                 known[param.name] = next(structure) if param.kind in "SZ" else next(arrays, None)
-        code = self.gradient.__code__  # type: ignore[attr-defined]
+        code = self.gradient.__code__
         names = code.co_varnames[: code.co_argcount]
         result = self.gradient(*(known[name] for name in names))
         results = result if isinstance(result, tuple) else (result,)
@@ -252,11 +252,11 @@ def constant(graph: g.Graph, value: Union[int, float, bool]) -> g.Value:
 
 def params_of(function: Callable[..., Any]) -> tuple[Param, ...]:
     """The parameters of a function by its annotations."""
-    code = function.__code__  # type: ignore[attr-defined]
+    code = function.__code__
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    defaults = function.__defaults__ or ()  # type: ignore[attr-defined]
+    defaults = function.__defaults__ or ()
     given = dict(zip(names[code.co_argcount - len(defaults) : code.co_argcount], defaults))
-    given.update(function.__kwdefaults__ or {})  # type: ignore[attr-defined]
+    given.update(function.__kwdefaults__ or {})
     kinds_ = function.__annotations__
     return tuple(Param(n, _CLASS_OF[kinds_[n]], given.get(n, REQUIRED)) for n in names)
 

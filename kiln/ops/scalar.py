@@ -279,17 +279,22 @@ def substitute(x: Scalar, replace: Callable[[Scalar], Scalar | None]) -> Scalar:
 
 def topological(roots: list[Scalar]) -> list[Scalar]:
     """Every node the roots reach, operands before users; iterative."""
-    seen: set[int] = set()
+    seen: set[Scalar] = set()
     order: list[Scalar] = []
-    stack: list[tuple[Scalar, bool]] = [(r, False) for r in reversed(roots)]
+    stack: list[Scalar | None] = list(reversed(roots))
+    open_: list[Scalar] = []  # entered, operands not yet all done; a None on the stack closes the last one
     while stack:
-        node, ready = stack.pop()
-        if ready:
-            order.append(node)
-        elif id(node) not in seen:
-            seen.add(id(node))
-            stack.append((node, True))
-            stack.extend((a, False) for a in reversed(node.args))
+        node = stack.pop()
+        if node is None:
+            order.append(open_.pop())
+        elif node not in seen:
+            seen.add(node)
+            if node.args:
+                open_.append(node)
+                stack.append(None)
+                stack += node.args[::-1]
+            else:
+                order.append(node)
     return order
 
 
@@ -300,12 +305,12 @@ def text(x: Scalar) -> str:
 
 def program_text(roots: list[Scalar]) -> str:
     """The canonical text of several expressions that share nodes."""
-    names: dict[int, str] = {}
+    names: dict[Scalar, str] = {}
     lines: list[str] = []
     for node in topological(roots):
-        names[id(node)] = name = f"%{len(names)}"
-        operands = " ".join(names[id(a)] for a in node.args)
+        names[node] = name = f"%{len(names)}"
+        operands = "".join([" " + names[a] for a in node.args])
         data = "" if node.data is None else f" {node.data}"
-        lines.append(f"{name}:{node.type} = {node.op}{data} {operands}".rstrip())
-    lines.append("-> " + " ".join(names[id(r)] for r in roots))
+        lines.append(f"{name}:{node.type} = {node.op}{data}{operands}")
+    lines.append("-> " + " ".join([names[r] for r in roots]))
     return "\n".join(lines)

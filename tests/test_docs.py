@@ -1,0 +1,95 @@
+"""Every example runs: docstrings of public functions, methods and classes, and the code of the pages."""
+
+from __future__ import annotations
+
+import doctest
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+import pytest
+
+import kiln
+import kiln.testing.gradcheck
+
+ROOT = Path(__file__).parent.parent
+MODULES = [
+    kiln.nn, kiln.nn.functional, kiln.nn.init, kiln.nn.utils, kiln.optim, kiln.optim.lr_scheduler, kiln.autograd,
+    kiln.utils.data, kiln.datasets, kiln.viz, kiln.testing.gradcheck,
+]  # fmt: skip
+PAGES = [p for p in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))) if p.exists()]
+
+
+def documented() -> Iterator[tuple[str, tuple[str, str]]]:
+    """Name, docstring and defining module of what users call; a thing under several names once."""
+    seen: set[str] = set()
+    places: list[tuple[str, Any]] = [("kiln", kiln), ("kiln.Tensor", kiln.Tensor)]
+    places += [(module.__name__, module) for module in MODULES]
+    for place, owner in places:
+        for name in sorted(dir(owner)):
+            value = getattr(owner, name)
+            if name.startswith("_") or isinstance(value, ModuleType):
+                continue
+            for label, thing in [(name, value), *members(name, value)]:
+                text, home = getattr(thing, "__doc__", None), getattr(thing, "__module__", None) or "kiln"
+                if isinstance(text, str) and ">>>" in text and text not in seen and home.startswith("kiln"):
+                    seen.add(text)
+                    yield f"{place}.{label}", (text, home)
+    for op in kiln.ops.table():
+        if ">>>" in op.doc and op.doc not in seen:
+            yield f"op {op.name}", (op.doc, "kiln")
+
+
+def members(name: str, value: Any) -> list[tuple[str, Any]]:
+    """The public methods of one of kiln's own classes."""
+    if not isinstance(value, type) or not value.__module__.startswith("kiln"):
+        return []
+    return [(f"{name}.{k}", v) for k, v in vars(value).items() if isinstance(v, FunctionType) and k[0] != "_"]
+
+
+def run(text: str, name: str, home: str = "kiln") -> None:
+    """Fails with doctest's report unless every example gives what it shows; names are those of module `home`."""
+    space = {"kiln": kiln} if home == "kiln" else {**vars(sys.modules[home]), "kiln": kiln}
+    example = doctest.DocTestParser().get_doctest(text, space, name, name, 0)
+    report: list[str] = []
+    options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    kiln.manual_seed(0)
+    failed = doctest.DocTestRunner(optionflags=options).run(example, out=report.append)
+    assert not failed.failed, "".join(report)
+
+
+EXAMPLES = dict(documented())
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_docstring(name: str) -> None:
+    text, home = EXAMPLES[name]
+    run(text, name, home)
+
+
+def test_every_public_op_shows_an_example() -> None:
+    silent = [op.name for op in kiln.ops.table() if op.public and ">>>" not in op.doc]
+    silent += [name for name, f in kiln.ops.FUNCTIONS.items() if ">>>" not in (f.__doc__ or "")]
+    silent = [name for name in silent if not name.endswith("_")]  # in-place forms, derived
+    assert not silent
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_page(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions (>>>) show what they print; other Python blocks run, one after the other, in one namespace."""
+    monkeypatch.chdir(tmp_path)
+    space: dict[str, Any] = {"__name__": "__page__"}
+    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S):
+        if ">>>" in block:
+            run(block, page.name)
+        else:
+            exec(compile(block, str(page), "exec"), space)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+        assert (page.parent / target).exists(), target
