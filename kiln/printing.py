@@ -12,9 +12,8 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from kiln._core import Tensor
-
 from kiln import _core
+from kiln._core import Tensor
 from kiln.errors import describe, message
 
 

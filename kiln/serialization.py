@@ -25,9 +25,8 @@ import stat
 from collections.abc import Iterator, Mapping
 from typing import IO, Any, NamedTuple, Union
 
-from kiln._core import Tensor
-
 from kiln import _core, ops
+from kiln._core import Tensor
 from kiln.errors import describe, message
 
 Path = Union[str, "os.PathLike[str]"]

@@ -59,8 +59,8 @@ def text(x: Any) -> str:
 
 
 def same(ours: Any, theirs: Any) -> bool:
-    """Whether both print alike. "kiln" is a letter shorter than "torch": where that letter decides, a dtype stays
-    on the line it fits.
+    """Whether both print alike. "kiln" is a letter shorter than "torch": where that letter decides, a dtype
+    stays on the line it fits.
     """
     shown, wanted = text(ours), repr(theirs)
     if shown == wanted:

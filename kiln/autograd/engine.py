@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Union
 
-from kiln._core import Tensor
-
 from kiln import _core, ops
+from kiln._core import Tensor
 from kiln.errors import describe, message
 
 Tensors = Union[Tensor, Sequence[Tensor]]

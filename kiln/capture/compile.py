@@ -7,9 +7,10 @@ What was recorded is what runs, so there is nothing a guard could miss: the reco
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator
 from functools import update_wrapper
 from types import CodeType
-from typing import Any, Callable, Generator
+from typing import Any
 
 from kiln import _core
 

@@ -8,7 +8,8 @@ number has one.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterator, Union
+from collections.abc import Callable, Iterator
+from typing import Any, Union
 
 from kiln.graph.graph import Graph, Node, Value, building
 from kiln.graph.size import Dim, substitute, symbol

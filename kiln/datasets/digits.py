@@ -8,9 +8,8 @@ from __future__ import annotations
 import os
 import zlib
 
-from kiln._core import Tensor
-
 from kiln import _core, ops
+from kiln._core import Tensor
 from kiln.errors import message
 
 COUNT, SIDE = 1797, 8

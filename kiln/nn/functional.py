@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kiln._core import Tensor
-
 from kiln import ops
+from kiln._core import Tensor
 from kiln.errors import describe, message
 
 _REDUCTIONS = ("none", "mean", "sum")

@@ -11,9 +11,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from kiln._core import Tensor
-
 from kiln import ops
+from kiln._core import Tensor
 from kiln.autograd import no_grad
 from kiln.errors import describe, message
 

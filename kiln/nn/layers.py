@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from kiln._core import Tensor
-
 from kiln import ops
+from kiln._core import Tensor
 from kiln.nn import functional, init
 from kiln.nn.module import Module
 from kiln.nn.parameter import Parameter

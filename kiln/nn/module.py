@@ -15,9 +15,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from kiln._core import Tensor
-
 from kiln import _core
+from kiln._core import Tensor
 from kiln.autograd import no_grad
 from kiln.errors import describe, message
 from kiln.nn.hooks import Hook, RemovableHandle

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kiln._core import Tensor
-
 from kiln import ops
+from kiln._core import Tensor
 from kiln.errors import describe, message
 
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kiln._core import Tensor
-
 from kiln.autograd import no_grad
 from kiln.errors import describe, message
 from kiln.nn.parameter import Parameter

@@ -6,7 +6,8 @@ only for pointwise ops and views.
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 from kiln import _core
 from kiln.graph.graph import Graph, Shape, Value

@@ -20,7 +20,8 @@ Three kinds of body:
 
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple, Union
+from collections.abc import Callable
+from typing import Any, NamedTuple, Union
 
 from kiln import _core
 from kiln.graph import graph as g

@@ -22,7 +22,8 @@ integer's range converts to its minimum. Each float op rounds once; only `fma` f
 from __future__ import annotations
 
 import struct
-from typing import Any, Callable, Union
+from collections.abc import Callable
+from typing import Any, Union
 
 Number = Union[int, float, bool]
 

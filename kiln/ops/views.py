@@ -249,7 +249,7 @@ def _resolved(input: Any, shape: tuple[Any, ...]) -> Any:
     if isinstance(input, _core.Tensor):
         if all(map(_plain, sizes)):
             return sizes
-        if all([type(s) is int for s in sizes]) and sizes.count(-1) == 1 and min(sizes) == -1:
+        if all(type(s) is int for s in sizes) and sizes.count(-1) == 1 and min(sizes) == -1:
             rest, total = -prod(sizes), input.numel()
             if rest > 0 and total % rest == 0:
                 return [total // rest if s == -1 else s for s in sizes]

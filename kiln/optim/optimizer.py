@@ -12,7 +12,6 @@ from copy import deepcopy
 from typing import Any, Union
 
 from kiln._core import Tensor
-
 from kiln.autograd import enable_grad, no_grad
 from kiln.errors import describe, message
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kiln._core import Tensor
-
 from kiln import ops
+from kiln._core import Tensor
 from kiln.optim.optimizer import Group, Optimizer, Params, checked
 
 

@@ -63,6 +63,8 @@ def analytical_jacobian(output: Any, x: Any, framework: Any) -> Array:
         g = framework.from_numpy(seed).reshape(output.shape)
         (grad,) = framework.autograd.grad(output, (x,), (g,), retain_graph=True, allow_unused=True)
         if grad is not None:
+            if tuple(grad.shape) != tuple(x.shape):
+                raise GradcheckError(f"gradcheck: a gradient of shape {grad.shape}, an input of {x.shape}")
             rows[i] = np.array(grad.detach().numpy()).ravel()
     return rows
 

@@ -56,6 +56,8 @@ class profile:
         for line in self.lines:
             mean = line.seconds / line.launches * 1e6
             share = 100 * line.seconds / max(self.seconds, 1e-12)
-            rows.append(f"{line.name:{width}}  {line.launches:8}  {line.seconds * 1e3:8.2f}  {mean:8.2f}  {share:5.1f}")
+            rows.append(
+                f"{line.name:{width}}  {line.launches:8}  {line.seconds * 1e3:8.2f}  {mean:8.2f}  {share:5.1f}"
+            )
         rows.append(f"{'all':{width}}  {self.launches:8}  {self.seconds * 1e3:8.2f}")
         return "\n".join(rows)

@@ -6,9 +6,8 @@ import math
 from collections.abc import Iterable
 from typing import Union
 
-from kiln._core import Tensor
-
 from kiln import ops
+from kiln._core import Tensor
 from kiln.autograd import no_grad
 from kiln.errors import describe, message
 

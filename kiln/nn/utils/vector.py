@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kiln._core import Tensor
-
 from kiln import ops
+from kiln._core import Tensor
 from kiln.errors import describe, message
 
 

@@ -6,9 +6,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kiln._core import Tensor
-
 from kiln import _core, ops
+from kiln._core import Tensor
 from kiln.errors import describe, message
 
 

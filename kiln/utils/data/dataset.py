@@ -7,9 +7,8 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
-from kiln._core import Tensor
-
 from kiln import _core, ops
+from kiln._core import Tensor
 from kiln.errors import describe, message
 from kiln.utils.data.sampler import permutation
 
