@@ -47,7 +47,7 @@ void change_default_dtype(DType dtype) {
         fn->id = next.id;
         fn->handle = std::move(next.handle);
         fn->saves = std::move(next.saves);
-        fn->flat_codes = fn->last_code = 0;
+        fn->flat_codes[0] = fn->flat_codes[1] = fn->last_code = 0;
         fn->flat_entry = nullptr;
         fn->last_derivative = nullptr;
     }

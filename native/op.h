@@ -94,7 +94,7 @@ struct Fn {
     Opaque structure;          // the interpreter's tuple
     Opaque handle;             // the interpreter's object for a derivative
     std::vector<std::pair<uint64_t, std::unique_ptr<Saves>>> saves;  // by which operands are arrays
-    uint64_t flat_codes = 0;                        // of a pointwise function: what its last flat call looked like
+    uint64_t flat_codes[2] = {};                    // of a pointwise function: what its last flat call looked like
     PointwiseEntry* flat_entry = nullptr;           // and the kernel found for it
     uint64_t last_code = 0;                         // the look of the call it was last differentiated for
     Fn* last_derivative = nullptr;                  // and the derivative found for it

@@ -188,7 +188,7 @@ Dims broadcast_shape(const Fn& fn, std::span<const Operand> operands) {
 }
 
 Results execute_pointwise(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
-    if (Results results; out.empty() && execute_flat(fn, operands, results)) return results;
+    if (Results results; execute_flat(fn, operands, out, results)) return results;
     bool flat = true;
     const Dims* common = common_shape(operands, &flat);
     Dims broadcast;
@@ -235,14 +235,37 @@ Results execute_pointwise(Fn& fn, std::span<const Operand> operands, std::span<c
     return results;
 }
 
-bool execute_flat(Fn& fn, std::span<const Operand> operands, Results& results) {
-    constexpr size_t most = 7;  // operands that fit one word of codes
-    if (operands.size() > most || fn.outputs > most) return false;
-    const Tensor* shape = nullptr;
-    void* pointers[2 * most];
-    int64_t args[1 + 3 * most];
-    uint8_t layouts[2 * most];
-    uint64_t codes = operands.size() + 1;
+namespace {
+
+constexpr size_t most_flat = 15;  // operands and results whose codes fit two words
+
+// What a flat call looks like: a byte per operand and per given result.
+struct FlatCodes {
+    uint64_t words[2] = {1, 0};
+    size_t count = 0;
+    void add(uint8_t code) {
+        words[count / 8] = words[count / 8] << 8 | code;
+        ++count;
+    }
+};
+
+bool writes_apart(const Tensor& out, std::span<const Operand> operands) {
+    for (const Operand& operand : operands)
+        if (operand.tensor && operand.tensor->storage == out.storage &&
+            (operand.tensor->offset != out.offset || !(operand.tensor->sizes == out.sizes)))
+            return false;
+    return true;
+}
+
+}  // namespace
+
+bool execute_flat(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, Results& results) {
+    if (operands.size() + std::max<size_t>(out.size(), fn.outputs) > most_flat) return false;
+    const Tensor* shape = out.empty() ? nullptr : out[0].get();
+    void* pointers[most_flat];
+    int64_t args[1 + 2 * most_flat];
+    uint8_t layouts[most_flat];
+    FlatCodes codes;
     int arrays = 0;
     for (const Operand& operand : operands) {
         uint8_t layout = 0;
@@ -258,16 +281,23 @@ bool execute_flat(Fn& fn, std::span<const Operand> operands, Results& results) {
             args[1 + arrays] = layout;
             pointers[arrays++] = x.data();
         }
-        codes = codes << 8 | operand_code(operand, layout);
+        codes.add(operand_code(operand, layout));
     }
-    if (codes != fn.flat_codes) [[unlikely]] {
-        std::fill(layouts + arrays, layouts + arrays + fn.outputs, uint8_t(1));
-        fn.flat_entry = &find_entry(fn, operands, {}, 1, layouts, arrays + fn.outputs);
-        fn.flat_codes = codes;
+    for (const TensorRef& target : out) {
+        if (!target->contiguous || !(target->sizes == shape->sizes) || !writes_apart(*target, operands)) return false;
+        codes.add(uint8_t(uint8_t(target->dtype) | 3 << 4));
+    }
+    size_t wanted = out.empty() ? fn.outputs : out.size();
+    if (!fn.flat_entry || codes.words[0] != fn.flat_codes[0] || codes.words[1] != fn.flat_codes[1]) [[unlikely]] {
+        std::fill(layouts + arrays, layouts + arrays + wanted, uint8_t(1));
+        fn.flat_entry = &find_entry(fn, operands, out, 1, layouts, arrays + int(wanted));
+        std::copy(codes.words, codes.words + 2, fn.flat_codes);
     }
     PointwiseEntry& entry = *fn.flat_entry;
-    for (DType dtype : entry.outputs) {
-        results.push_back(shape ? new_tensor_like(dtype, *shape) : new_tensor(dtype, Dims()));
+    for (size_t k = 0; k < entry.outputs.size(); ++k) {
+        results.push_back(!out.empty() ? out[k]
+                          : shape      ? new_tensor_like(entry.outputs[k], *shape)
+                                       : new_tensor(entry.outputs[k], Dims()));
         args[1 + arrays] = 1;
         pointers[arrays++] = results.back()->data();
     }
