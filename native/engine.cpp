@@ -33,6 +33,13 @@ struct DerivativeEntry {
 
 using Kept = SmallVector<TensorRef, 6>;
 
+// What tells an input's shape: what was saved of it, or a defined gradient where all arrays had one shape.
+TensorRef shape_source(const Node& node, const NodeInput& input) {
+    if (input.saved.tensor) return input.saved.tensor;
+    const Tensor& like = **std::find_if(node.grads.begin(), node.grads.end(), [](const auto& g) { return bool(g); });
+    return new_tensor(input.dtype, like.sizes, StorageRef());
+}
+
 // The forward's operands as the node has them, for captures that only look at their shapes.
 Operands forward_operands(const Node& node, Kept& keep) {
     Operands operands;
@@ -41,11 +48,7 @@ Operands forward_operands(const Node& node, Kept& keep) {
             operands.push_back({nullptr, input.number});
             continue;
         }
-        keep.push_back(input.saved.tensor);
-        if (!keep.back()) {
-            const Tensor& like = **std::find_if(node.grads.begin(), node.grads.end(), [](const auto& g) { return bool(g); });
-            keep.back() = new_tensor(input.dtype, like.sizes, StorageRef());
-        }
+        keep.push_back(shape_source(node, input));
         operands.push_back({keep.back().get(), {}});
     }
     return operands;
@@ -137,7 +140,7 @@ Operands derivative_operands(Node& node, const Fn& fn, Kept& keep, bool create_g
             break;
         }
         case Source::hidden: push(unpack(node, node.hidden[i], "intermediate", i)); break;
-        case Source::shape: push(node.inputs[i].saved.tensor ? node.inputs[i].saved.tensor : shape_of(*keep[0])); break;
+        case Source::shape: push(shape_source(node, node.inputs[i])); break;
         case Source::number: operands.push_back({nullptr, node.inputs[i].number}); break;
         }
     }
