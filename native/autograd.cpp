@@ -212,14 +212,31 @@ Wanted wanted_by(const Saves& saves, uint64_t needed) {
     return wanted;
 }
 
+// Of a pointwise call only dtypes and which operands are 0-d or numbers matter: one word, if they are few.
+uint64_t point_look(const Fn& fn, std::span<const Operand> operands) {
+    constexpr size_t most = 7;
+    if (fn.cls != FnClass::pointwise || operands.size() > most) return 0;
+    uint64_t code = 1;
+    for (const Operand& operand : operands)
+        code = code << 8 | (operand.tensor ? uint64_t(operand.tensor->dtype) | uint64_t(operand.tensor->ndim() > 0) << 5
+                                           : 64 | uint64_t(operand.number.kind));
+    return code;
+}
+
 const Saves& saves_of(Fn& fn, std::span<const Operand> operands) {
-    uint64_t arrays = bit(operands.size());
-    for (size_t i = 0; i < operands.size(); ++i)
-        if (operands[i].tensor) arrays |= bit(i);
-    for (const auto& [key, saves] : fn.saves)
-        if (key == arrays) return *saves;
-    fn.saves.emplace_back(arrays, compiler::saves({&fn, operands}));
-    return *fn.saves.back().second;
+    static auto* table = new Table<Saves>();
+    uint64_t code = point_look(fn, operands);
+    if (code && code == fn.saves_code) return *fn.last_saves;
+    Key key;
+    key.push(fn.id);
+    key.push(code);
+    for (const Operand& operand : operands)
+        if (!code) describe(operand, key);
+    const Saves* saves = table->find(key);
+    if (!saves) saves = table->insert(key, compiler::saves({&fn, operands}));
+    fn.saves_code = code;
+    fn.last_saves = saves;
+    return *saves;
 }
 
 // Whether a call that writes `out` changes what `tensor` holds.

@@ -20,13 +20,11 @@ struct KernelHolder {
 };
 
 PyObject* kernel_new(PyTypeObject* type, PyObject* args, PyObject*) {
-    const char* name;
     PyObject* source;
-    if (!PyArg_ParseTuple(args, "sO:Kernel", &name, &source)) return nullptr;
+    if (!PyArg_ParseTuple(args, "O:Kernel", &source)) return nullptr;
     PyObject* object = type->tp_alloc(type, 0);
     if (!object) return nullptr;
     auto kernel = std::make_shared<Kernel>();
-    kernel->name = name;
     kernel->source = Opaque(source);
     reinterpret_cast<KernelHolder*>(object)->kernel = new KernelPtr(std::move(kernel));
     return object;

@@ -324,9 +324,13 @@ private:
     }
 
     void forget(Node& node) {
-        node.released = true;
-        for (NodeInput& input : node.inputs)
-            if (input.saved.tensor && input.saved.tensor->storage) input.saved.tensor = shape_of(*input.saved.tensor);
+        // What saved nothing can be passed through again.
+        node.released = node.released || !node.saved_outputs.empty() || !node.hidden.empty();
+        for (NodeInput& input : node.inputs) {
+            if (!input.saved.tensor || !input.saved.tensor->storage) continue;
+            input.saved.tensor = shape_of(*input.saved.tensor);
+            node.released = true;
+        }
         node.saved_outputs.clear();
         node.hidden.clear();
     }

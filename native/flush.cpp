@@ -147,8 +147,9 @@ std::shared_ptr<RegionVariant> variant_for(const Recording& recording, RegionEnt
 
 // Whether the program ran. What goes wrong before its first write is logged, and the ops run one by one.
 bool run_program(const Recording& recording, RegionEntry& entry, const std::vector<bool>& live) {
+    std::shared_ptr<RegionVariant> variant;  // kept: another thread may give the entry another one
     try {
-        std::shared_ptr<RegionVariant> variant = variant_for(recording, entry, live);
+        variant = variant_for(recording, entry, live);
         if (!variant) return false;
         if (!checking()) {
             run_variant(recording, *variant);
@@ -161,7 +162,7 @@ bool run_program(const Recording& recording, RegionEntry& entry, const std::vect
         compiler::log(true, concat(recording.region().name, ": ", recording.ops().size(), " ops run op by op: ", text));
         return false;
     }
-    run_checked(recording, *entry.variant);
+    run_checked(recording, *variant);
     return true;
 }
 

@@ -43,11 +43,10 @@ void change_default_dtype(DType dtype) {
             next = std::move(*known);
             fn->others.erase(known);
         }
-        fn->others.push_back({before, fn->id, std::move(fn->handle), std::move(fn->saves)});
+        fn->others.push_back({before, fn->id, std::move(fn->handle)});
         fn->id = next.id;
         fn->handle = std::move(next.handle);
-        fn->saves = std::move(next.saves);
-        fn->flat_codes[0] = fn->flat_codes[1] = fn->last_code = 0;
+        fn->flat_codes[0] = fn->flat_codes[1] = fn->last_code = fn->saves_code = 0;
         fn->flat_entry = nullptr;
         fn->last_derivative = nullptr;
     }

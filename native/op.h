@@ -93,7 +93,8 @@ struct Fn {
     Dims dims;                 // of a permute its dims, of a slice its dim
     Opaque structure;          // the interpreter's tuple
     Opaque handle;             // the interpreter's object for a derivative
-    std::vector<std::pair<uint64_t, std::unique_ptr<Saves>>> saves;  // by which operands are arrays
+    uint64_t saves_code = 0;         // of a pointwise function: the look of the call it last recorded
+    const Saves* last_saves = nullptr;  // and what backward reads of such a call
     uint64_t flat_codes[2] = {};                    // of a pointwise function: what its last flat call looked like
     PointwiseEntry* flat_entry = nullptr;           // and the kernel found for it
     uint64_t last_code = 0;                         // the look of the call it was last differentiated for
@@ -106,7 +107,6 @@ struct Fn {
         DType default_dtype = DType::float32;
         uint32_t id = 0;
         Opaque handle;
-        std::vector<std::pair<uint64_t, std::unique_ptr<Saves>>> saves;
     };
     std::vector<Learnt> others;
 };

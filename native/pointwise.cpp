@@ -123,7 +123,7 @@ PointwiseEntry& find_entry(Fn& fn, std::span<const Operand> operands, std::span<
                                                       {dtypes.data(), dtypes.size()}));
 }
 
-void run_kernel(PointwiseEntry& entry, const Space& space, std::span<const Operand> operands,
+void run_kernel(const Fn& fn, PointwiseEntry& entry, const Space& space, std::span<const Operand> operands,
                 std::span<const TensorRef> results) {
     void* pointers[max_arrays];
     int arrays = 0;
@@ -142,7 +142,8 @@ void run_kernel(PointwiseEntry& entry, const Space& space, std::span<const Opera
     for (const TensorRef& result : results) pointers[arrays++] = result->data();
     int64_t units = 1, row = space.ndim > 1 ? space.sizes[space.ndim - 1] : 1;
     for (int d = 0; d < space.ndim - (space.ndim > 1); ++d) units *= space.sizes[d];
-    launch(*entry.kernel, pointers, args, units, std::max<int64_t>(serial_elements / std::max<int64_t>(row, 1), 1));
+    launch(*entry.kernel, fn.name, pointers, args, units,
+           std::max<int64_t>(serial_elements / std::max<int64_t>(row, 1), 1));
 }
 
 // Whether writing `out` could change what another array operand still has to read.
@@ -231,7 +232,7 @@ Results execute_pointwise(Fn& fn, std::span<const Operand> operands, std::span<c
         for (DType dtype : entry.outputs) results.push_back(new_tensor(dtype, *shape));
     else
         for (const TensorRef& target : out) results.push_back(target);
-    run_kernel(entry, space, operands, {results.data(), results.size()});
+    run_kernel(fn, entry, space, operands, {results.data(), results.size()});
     return results;
 }
 
@@ -307,7 +308,7 @@ bool execute_flat(Fn& fn, std::span<const Operand> operands, std::span<const Ten
             *arg++ = operand.number.kind == Kind::float_ ? std::bit_cast<int64_t>(operand.number.real)
                                                          : operand.number.integer;
     args[0] = shape ? shape->numel : 1;
-    launch(*entry.kernel, pointers, args, args[0], serial_elements);
+    launch(*entry.kernel, fn.name, pointers, args, args[0], serial_elements);
     return true;
 }
 

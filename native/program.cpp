@@ -28,17 +28,18 @@ KernelFunction code_of(Kernel& kernel) {
 
 namespace {
 
-void note_launch(const Kernel& kernel, double seconds) {
+void note_launch(const std::string& name, double seconds) {
     auto& lines = profile().lines;
-    auto line = std::find_if(lines.begin(), lines.end(), [&](const auto& l) { return l.name == kernel.name; });
-    if (line == lines.end()) line = lines.insert(lines.end(), {kernel.name, 0, 0});
+    auto line = std::find_if(lines.begin(), lines.end(), [&](const auto& l) { return l.name == name; });
+    if (line == lines.end()) line = lines.insert(lines.end(), {name, 0, 0});
     ++line->launches;
     line->seconds += seconds;
 }
 
 }  // namespace
 
-void launch(Kernel& kernel, void* const* pointers, const int64_t* args, int64_t units, int64_t grain) {
+void launch(Kernel& kernel, const std::string& name, void* const* pointers, const int64_t* args, int64_t units,
+            int64_t grain) {
     if (units <= 0) return;
     KernelFunction function = code_of(kernel);
     ++kernel.launches;
@@ -53,7 +54,7 @@ void launch(Kernel& kernel, void* const* pointers, const int64_t* args, int64_t 
         parallel_for(units, grain, [&](int64_t begin, int64_t end) { function(pointers, args, begin, end); });
     }
     if (timed) [[unlikely]]
-        note_launch(kernel, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+        note_launch(name, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
 }
 
 void evaluate(std::span<const SizeExpr> exprs, uint32_t environment, int64_t* slots) {
@@ -168,7 +169,7 @@ void run(const Program& program, const int64_t* slots, void* const* inputs, std:
         for (size_t i = 0; i < pointers.size(); ++i) pointers[i] = address(step.pointers[i]);
         args.resize(step.args.size());
         for (size_t i = 0; i < step.args.size(); ++i) args[i] = slots[step.args[i]];
-        launch(*program.kernels[step.kernel], pointers.data(), args.data(), slots[step.units],
+        launch(*program.kernels[step.kernel], program.name, pointers.data(), args.data(), slots[step.units],
                std::max<int64_t>(slots[step.grain], 1));
     }
 }

@@ -16,7 +16,6 @@ namespace kiln {
 // A kernel that may not be generated yet; `source` is the interpreter's object that can.
 struct Kernel {
     Opaque source;
-    std::string name;
     std::unique_ptr<KernelObject> object;
     KernelFunction function = nullptr;  // null until first needed
     uint64_t launches = 0;
@@ -26,8 +25,9 @@ using KernelPtr = std::shared_ptr<Kernel>;
 // The kernel's code, generated now if it has to be.
 KernelFunction code_of(Kernel& kernel);
 
-// Runs units [0, units) of a kernel on the pool.
-void launch(Kernel& kernel, void* const* pointers, const int64_t* args, int64_t units, int64_t grain);
+// Runs units [0, units) of a kernel on the pool; the profile counts it under `function`, for whom it runs.
+void launch(Kernel& kernel, const std::string& function, void* const* pointers, const int64_t* args, int64_t units,
+            int64_t grain);
 
 struct Buffer {
     enum Kind : uint8_t { input, output, temp } kind;

@@ -27,6 +27,9 @@ else:
     # a forked child of a test must not remove the directory when it ends
     os.register_at_fork(after_in_child=lambda: atexit.unregister(shutil.rmtree))
 
+# every run of a recorded program is compared with its ops one by one, bit by bit
+os.environ.setdefault("KILN_CHECK", "1")
+
 SEED = pytest.StashKey[int]()
 
 # the same draws in every run, and no directory of remembered ones beside the sources

@@ -8,7 +8,7 @@ import gc
 import io
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -438,7 +438,39 @@ def test_profile_names_ops() -> None:
     assert "matmul" in text
 
 
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """Programs run alone, without the comparison that every other test has switched on."""
+    from kiln import _core
+
+    before = _core.set_check(False)
+    yield
+    _core.set_check(before)
+
+
 @needs_kiln
+def test_check_mode_is_on() -> None:
+    """The suite compares what programs give with what their ops give."""
+    from kiln import _core
+
+    assert _core.set_check(True)
+
+
+@needs_kiln
+@pytest.mark.usefixtures("unchecked")
+def test_a_region_that_does_not_pay_is_switched_off() -> None:
+    """Where recording one tiny op costs more than it saves, the region says so and stops recording."""
+    compiled = kiln.compile(lambda t: t + 1)
+    for _ in range(40):
+        assert values(compiled(tensor(1))) == [2.0]
+    stats = compiled.stats()
+    if stats["off"]:
+        assert stats["runs"] + stats["replays"] < 40
+        assert "switched off" in compiled.explain()
+
+
+@needs_kiln
+@pytest.mark.usefixtures("unchecked")
 def test_a_step_is_one_program() -> None:
     """A training step in which nothing is read ends in one region: no slower than 1.5 times eager, or it
     switches off.

@@ -108,7 +108,9 @@ def compile(
     tensor(9.)
     """
     if fullgraph:
-        raise NotImplementedError("compile: fullgraph=True is not supported: nothing breaks a recording; see explain()")
+        raise NotImplementedError(
+            "compile: fullgraph=True is not supported: nothing breaks a recording; see explain()"
+        )
     if model is None:
         return lambda function: compile(function, dynamic=dynamic, wait=wait)
     if not callable(model):

@@ -33,11 +33,11 @@ class _NestKernel:
         return kernel_object(self.nest)
 
 
-def kernel(name: str, key: str, source: Any) -> Any:
+def kernel(key: str, source: Any) -> Any:
     """The core's kernel for a pattern; one for all programs that need it."""
     found = _kernels.get(key)
     if found is None:
-        found = _kernels[key] = _core.Kernel(name, source)
+        found = _kernels[key] = _core.Kernel(source)
     return found
 
 
@@ -100,7 +100,7 @@ def program(name: str, graph: Graph, input_index: Callable[[int], int] = lambda 
     buffers = [_buffer(b, slots, input_index) for b in plan.buffers]
     steps = [_step(s, slots) for s in plan.steps]
     outputs = [(buffer, dtype, [slots.of(d) for d in shape]) for buffer, dtype, shape in plan.outputs]
-    kernels = [kernel(name, k.text(), k) for k in plan.kernels]
+    kernels = [kernel(k.text(), k) for k in plan.kernels]
     return name, graph.slots, slots.exprs, checks, buffers, steps, outputs, kernels
 
 
@@ -136,7 +136,7 @@ def pointwise(
             if not _core.can_cast(have, want):
                 raise RuntimeError(f"{function.name}: result type {have} can't be cast to the desired output type {want}")
     nest = pointwise_nest(graph, ndim, layouts, targets)
-    return kernel(function.name, nest.text(), _NestKernel(nest)), targets
+    return kernel(nest.text(), _NestKernel(nest)), targets
 
 
 def pointwise_nest(graph: Graph, ndim: int, layouts: tuple[int, ...], targets: list[str]) -> Nest:

@@ -53,11 +53,15 @@ def region(ops: tuple[Any, ...], storages: tuple[Any, ...], slots: int) -> tuple
     try:
         builder = _Builder([Stored(*s) for s in storages], slots)
         for function, hidden, writes, args, outs in ops:
-            builder.call(function, bool(hidden), bool(writes), [Arg(*a) for a in args], [Arg(*a) for a in outs])
+            builder.call(
+                function, bool(hidden), bool(writes), [Arg(*a) for a in args], [Arg(*a) for a in outs]
+            )
         return builder.finish()
     except Exception as error:  # op by op works whatever went wrong here
         # as text: a kept error would keep the frames of the recorded function, and all they hold
-        log.warning("a recorded region of %d ops runs op by op: %s: %s", len(ops), type(error).__name__, str(error))
+        log.warning(
+            "a recorded region of %d ops runs op by op: %s: %s", len(ops), type(error).__name__, str(error)
+        )
         return None
 
 
@@ -125,7 +129,11 @@ class _Builder:
         if arg.cls == "expand":
             extra = arg.ndim - value.ndim
             return tuple(
-                1 if one else value.shape[d - extra] if d >= extra and value.shape[d - extra] != 1 else symbol(arg.slot + d)
+                1
+                if one
+                else value.shape[d - extra]
+                if d >= extra and value.shape[d - extra] != 1
+                else symbol(arg.slot + d)
                 for d, one in enumerate(ones)
             )
         return tuple(self._size(arg.slot + d, one) for d, one in enumerate(ones))
@@ -144,7 +152,12 @@ class _Builder:
         base = self.values.get(out.storage)
         if base is None:  # fresh memory
             at = self.storages[out.storage]
-            base = Value(self.graph, None, stored, tuple(self._size(at.slot + d, at.ones >> d & 1) for d in range(at.ndim)))
+            base = Value(
+                self.graph,
+                None,
+                stored,
+                tuple(self._size(at.slot + d, at.ones >> d & 1) for d in range(at.ndim)),
+            )
         if result.dtype != stored:
             result = self.graph.add(find("convert"), (result,), (stored,))
         shape = base.shape if out.cls == "whole" else self._view_sizes(out, base)
@@ -209,5 +222,3 @@ class _Builder:
         self.graph.finish(outputs)
         made = programs.program("region", self.graph, lambda i: self.pointers.get(i, 0))
         return made, ordinals
-
-

@@ -1,16 +1,16 @@
 """What the core calls up for: `compile(request, arguments)`.
 
-    function    a handle for an op at a structure
-    classify    how to run a function, and which operand holds positions to check
-    pointwise   the kernel of a pointwise function at dtypes and layout classes
-    program     the program of any other function
-    saves       what backward reads of a call
-    derivative  the function that computes given gradients
-    recipe      a function as calls of ops
-    kernel      machine code
-    explain     the error of a call whose sizes do not fit
-    region      the program of a recorded region
-    log         a line for the logger
+function    a handle for an op at a structure
+classify    how to run a function, and which operand holds positions to check
+pointwise   the kernel of a pointwise function at dtypes and layout classes
+program     the program of any other function
+saves       what backward reads of a call
+derivative  the function that computes given gradients
+recipe      a function as calls of ops
+kernel      machine code
+explain     the error of a call whose sizes do not fit
+region      the program of a recorded region
+log         a line for the logger
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class Graph:
         self.checks: list[tuple[Dim, Dim]] = []
         self.updates: dict[int, int] = {}  # output j is written into the memory of input updates[j]
         self.slots = 0
-        self._equal: dict[int, Dim] = {}
+        self._equal: dict[int | Size, Dim] = {}  # what a slot, or a whole dim, was found to equal
         self._canonical: dict[Dim, Dim] = {}  # of dims asked for since _equal last grew
 
     def new_symbol(self) -> Dim:
@@ -120,7 +120,10 @@ class Graph:
             return dim
         found = self._canonical.get(dim)
         if found is None:
-            found = self._canonical[dim] = substitute(dim, lambda slot: self._root(slot))
+            found = substitute(dim, lambda slot: self._root(slot))
+            if isinstance(found, Size) and found in self._equal:
+                found = self.canonical(self._equal[found])
+            self._canonical[dim] = found
         return found
 
     def _root(self, slot: int) -> Dim:
@@ -148,7 +151,11 @@ class Graph:
         slot, other = (single_slot(b), a) if single_slot(b) > single_slot(a) else (single_slot(a), b)
         if slot >= 0:
             self._equal[slot] = other
-            self._canonical.clear()
+        elif isinstance(a, Size):
+            self._equal[a] = b
+        elif isinstance(b, Size):
+            self._equal[b] = a
+        self._canonical.clear()
 
     def unstated(self, first: int, stated: list[tuple[Dim, Dim]]) -> list[tuple[Dim, Dim]]:
         """Takes the checks from number `first` on out of the graph and gives those not among `stated`."""

@@ -6,7 +6,8 @@ function over ops. Values of a graph get their operators here, and methods in th
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from kiln import _core
 from kiln.graph.graph import Value
@@ -37,10 +38,12 @@ from kiln.ops.record import find as find
 from kiln.ops.record import table as table
 from kiln.ops.scalar import Scalar
 
+if TYPE_CHECKING:  # what is attached below by name is a function to type checkers
+    __getattr__: Callable[[str], Any]
+else:
 
-# The table is attached below, by name: for type checkers, every name is a function.
-def __getattr__(name: str) -> Any:
-    raise AttributeError(f"kiln has no function '{name}'")
+    def __getattr__(name: str) -> Any:
+        raise AttributeError(f"kiln has no function '{name}'")
 
 
 _core.set_symbolic_types((Value, Scalar, Size))

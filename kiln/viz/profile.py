@@ -56,8 +56,7 @@ class profile:
         for line in self.lines:
             mean = line.seconds / line.launches * 1e6
             share = 100 * line.seconds / max(self.seconds, 1e-12)
-            rows.append(
-                f"{line.name:{width}}  {line.launches:8}  {line.seconds * 1e3:8.2f}  {mean:8.2f}  {share:5.1f}"
-            )
+            times = f"{line.seconds * 1e3:8.2f}  {mean:8.2f}  {share:5.1f}"
+            rows.append(f"{line.name:{width}}  {line.launches:8}  {times}")
         rows.append(f"{'all':{width}}  {self.launches:8}  {self.seconds * 1e3:8.2f}")
         return "\n".join(rows)
