@@ -11,7 +11,7 @@ namespace kiln {
 
 namespace {
 
-constexpr size_t most_ops = 20000;              // a recording past this flushes itself
+constexpr size_t most_ops = 2000;               // a recording past this flushes itself
 constexpr size_t most_bytes = size_t(1) << 30;  // the same, of memory nobody but the recording holds
 
 thread_local struct {

@@ -132,10 +132,11 @@ def _(g: Any, input: Any, dims: Any, keepdim: Any) -> Any:
 
 
 def _evenly(g: Any, input: Any, y: Any, dims: Any, keepdim: Any) -> Any:
-    """The gradient of an extremum, shared by all elements equal to it."""
+    """The gradient of an extremum, shared by all elements equal to it; NaN, which equals none, gives NaN."""
     chosen = comparison.eq(input, spread(y, input, dims, keepdim))
     count = reduce_sum(p.convert(chosen, "int64"), dims, keepdim)
-    return p.where(chosen, spread(g / count, input, dims, keepdim), 0)
+    rest = p.where(comparison.ne(y, y), y, 0)
+    return p.where(chosen, spread(g / count, input, dims, keepdim), spread(rest, input, dims, keepdim))
 
 
 reduce_max.derivative(_evenly)
@@ -144,17 +145,20 @@ reduce_min.derivative(_evenly)
 
 @reduce_prod.derivative
 def _(g: Any, input: Any, y: Any, dims: Any, keepdim: Any) -> Any:
-    """The product of the others: y / x, and at a zero the product of the rest unless that holds a zero too.
+    """The product of the others: y / x, and at a zero the product of the rest times the other zeros.
 
-    Exact again for the second derivative where at most one factor is zero.
+    One other zero is written as the sum of all zeros minus this one, so that the second derivative is exact too.
     """
+
+    def wide(x: Any) -> Any:
+        return spread(x, input, dims, keepdim)
+
     zero = comparison.eq(input, 0)
-    zeros = reduce_sum(p.convert(zero, "int64"), dims, keepdim)
-    rest = p.where(comparison.eq(zeros, 1), reduce_prod(p.where(zero, 1, input), dims, keepdim), 0)
-    others = p.where(
-        zero, spread(rest, input, dims, keepdim), spread(y, input, dims, keepdim) / p.where(zero, 1, input)
-    )
-    return spread(g, input, dims, keepdim) * others
+    zeros = wide(reduce_sum(p.convert(zero, "int64"), dims, keepdim))
+    rest = wide(reduce_prod(p.where(zero, 1, input), dims, keepdim))
+    other = wide(reduce_sum(p.where(zero, input, 0), dims, keepdim)) - input
+    at_zero = p.where(comparison.eq(zeros, 1), rest, p.where(comparison.eq(zeros, 2), rest * other, 0))
+    return wide(g) * p.where(zero, at_zero, wide(y) / p.where(zero, 1, input))
 
 
 def _floating(x: Any, op: str, dtype: Any) -> Any:
