@@ -36,10 +36,10 @@ std::vector<Node*>& spare_nodes() {
 
 Node* make_node() {
     auto& spare = spare_nodes();
-    if (spare.empty()) return new Node();
+    if (spare.empty()) return new Node;
     Node* node = spare.back();
     spare.pop_back();
-    return new (node) Node();
+    return new (node) Node;
 }
 
 void destroy(Node* node) {
@@ -101,10 +101,10 @@ std::vector<AutogradMeta*>& spare_metas() {
 
 AutogradMeta* new_meta() {
     auto& spare = spare_metas();
-    if (spare.empty()) return new AutogradMeta();
+    if (spare.empty()) return new AutogradMeta;
     AutogradMeta* meta = spare.back();
     spare.pop_back();
-    return new (meta) AutogradMeta();
+    return new (meta) AutogradMeta;
 }
 
 void release(AutogradMeta* meta) {

@@ -16,9 +16,14 @@ std::string package_folder;  // frames of files below it are kiln's own
 // ---- places in the user's program ----
 
 bool is_own_code(PyCodeObject* code) {
+    static PyObject* last_user_file = nullptr;  // kept alive by `known`
+    if (code->co_filename == last_user_file) return false;
     static auto* known = new std::unordered_map<PyObject*, bool>();
     auto found = known->find(code->co_filename);
-    if (found != known->end()) return found->second;
+    if (found != known->end()) {
+        if (!found->second) last_user_file = code->co_filename;
+        return found->second;
+    }
     const char* file = PyUnicode_AsUTF8(code->co_filename);
     bool own = !package_folder.empty() && file && std::string_view(file).starts_with(package_folder);
     Py_INCREF(code->co_filename);  // the key stays valid

@@ -33,10 +33,10 @@ std::vector<Tensor*>& spare_tensors() {
 
 Tensor* make_tensor() {
     auto& spare = spare_tensors();
-    if (spare.empty()) return new Tensor();
+    if (spare.empty()) return new Tensor;
     Tensor* tensor = spare.back();
     spare.pop_back();
-    return new (tensor) Tensor();
+    return new (tensor) Tensor;
 }
 
 }  // namespace
