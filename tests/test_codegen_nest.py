@@ -144,7 +144,9 @@ def test_map_layouts(shape: tuple[int, int, int], rng: np.random.Generator) -> N
     check(nest, list(shape), arrays, [1.5, 7], cuts=[1, 4])
 
 
-@pytest.mark.parametrize("shape", [(1, 70, 33), (2, 16, 16), (3, 15, 40), (2, 37, 5), (1, 130, 64), (0, 9, 9)])
+@pytest.mark.parametrize(
+    "shape", [(1, 70, 33), (2, 16, 16), (3, 15, 40), (2, 37, 5), (1, 130, 64), (0, 9, 9)]
+)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "bool"])
 def test_map_transposed(dtype: str, shape: tuple[int, int, int], rng: np.random.Generator) -> None:
     a, b = draw(rng, (shape[0], shape[2], shape[1]), dtype).transpose(0, 2, 1), draw(rng, shape, dtype)

@@ -2,7 +2,8 @@
 
     call -> begin -> Python runs, ops are appended -> a value is read, or the call returns -> the program runs
 
-What was recorded is what runs, so there is nothing a guard could miss: the recording, hashed, finds its program.
+What was recorded is what runs, so there is nothing a guard could miss: the recording, hashed, finds its
+program.
 """
 
 from __future__ import annotations
@@ -77,13 +78,15 @@ class Compiled:
         return getattr(self._function, name)
 
     def stats(self) -> dict[str, Any]:
-        """Counts: runs of programs, compiles, replays op by op, recordings remembered and forgotten; whether the
-        region is switched off."""
+        """Counts: runs of programs, compiles, replays op by op, recordings remembered and forgotten;
+        whether the region is switched off."""
         found: dict[str, Any] = self._region.stats()
         return found
 
     def explain(self) -> str:
-        """In plain words: what was recorded and why anew, what ended each recording and where, what it costs."""
+        """In plain words: what was recorded and why anew, what ended each recording and where, what it
+        costs.
+        """
         text: str = self._region.explain()
         return text
 
@@ -97,7 +100,8 @@ def compile(
 ) -> Any:
     """The callable with its ops recorded and run as programs; also a decorator. Results are the same bits.
 
-    Any Python may run inside. A recording seen once runs op by op on ready kernels, one seen again is compiled
+    Any Python may run inside. A recording seen once runs op by op on ready kernels, one seen again is
+    compiled
     (at once with `wait`). Sizes are run-time arguments whatever `dynamic` says. `fullgraph=True` raises
     NotImplementedError: a value may be read anywhere, so there is no break to refuse.
 

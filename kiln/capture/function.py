@@ -1,6 +1,8 @@
-"""Functions as graphs: an op at a structure, or the derivative of one, captured for operands that look like given ones.
+"""Functions as graphs: an op at a structure, or the derivative of one, captured for operands that look like
+given ones.
 
-The core describes an operand as ("float32", (0, 1, ...) with a 1 where a size is 1, stride classes or None where
+The core describes an operand as ("float32", (0, 1, ...) with a 1 where a size is 1, stride classes or None
+where
 contiguous), or as the letter of a number: "f", "i" or "b". Slots of a captured graph's environment follow the
 operands: an array has one per dim for its sizes, then, unless contiguous, one per dim for its strides; a
 number has one.
@@ -79,7 +81,9 @@ class Forward(Function):
         return list(result) if isinstance(result, (tuple, list)) else [result]
 
     def bound(self, values: list[Value]) -> Iterator[Any]:
-        """The arguments in parameter order, from values and structure (see Arguments in native/bind_op.cpp)."""
+        """The arguments in parameter order, from values and structure (see Arguments in
+        native/bind_op.cpp).
+        """
         rest, entries = iter(values), iter(self.structure)
         for param in self.op.params:
             if self.op.kind == "pointwise" and param.kind != "S":
@@ -129,7 +133,8 @@ class Forward(Function):
         )
 
     def primal(self, operands: Operands) -> Graph:
-        """The graph derivatives are taken of, inputs contiguous; the op as one node if it states its derivative.
+        """The graph derivatives are taken of, inputs contiguous; the op as one node if it states its
+        derivative.
 
         A pointwise function is differentiated at one point: all arrays have one shape, and the engine sums
         over what was broadcast.
@@ -155,8 +160,8 @@ class Forward(Function):
         return whole.finish([node.out])
 
     def saves(self, operands: Operands) -> tuple[int, list[int], list[int], list[int], list[bool]]:
-        """What backward reads of a call: how many hidden outputs; per operand the masks of operands, outputs and
-        hidden outputs its gradient reads; and whether it has a gradient at all."""
+        """What backward reads of a call: how many hidden outputs; per operand the masks of operands,
+        outputs and hidden outputs its gradient reads; and whether it has a gradient at all."""
         wrt, defined = _everything(self.primal(operands))
         count = len(operands)
         reads: dict[str, list[int]] = {k: [0] * count for k in ("input", "output", "hidden")}
@@ -176,12 +181,17 @@ class Forward(Function):
 class Derivative(Function):
     """The gradients of some operands of a function, as a function of gradients and saved values.
 
-    `sources`: where each input comes from; `targets`: the operand each output is the gradient of. With `redo`,
-    hidden outputs are not read but computed again, so that they can be differentiated.
+    `sources`: where each input comes from; `targets`: the operand each output is the gradient of. With
+    `redo`, hidden outputs are not read but computed again, so that they can be differentiated.
     """
 
     def __init__(
-        self, forward: Forward, operands: Operands, needed: tuple[int, ...], defined: tuple[bool, ...], redo: bool = False
+        self,
+        forward: Forward,
+        operands: Operands,
+        needed: tuple[int, ...],
+        defined: tuple[bool, ...],
+        redo: bool = False,
     ) -> None:
         super().__init__(f"{forward.name} backward")
         primal = forward.primal(operands)

@@ -93,7 +93,9 @@ class Slots:
 
 
 def program(name: str, graph: Graph, input_index: Callable[[int], int] = lambda i: i) -> tuple[Any, ...]:
-    """A graph as the core's program: (name, environment, expressions, checks, buffers, steps, outputs, kernels)."""
+    """A graph as the core's program: (name, environment, expressions, checks, buffers, steps, outputs,
+    kernels).
+    """
     plan = lower(graph)
     slots = Slots(graph.slots)
     checks = [(slots.of(a), slots.of(b)) for a, b in graph.checks]
@@ -113,7 +115,9 @@ def _buffer(buffer: Any, slots: Slots, input_index: Callable[[int], int]) -> tup
 def _step(step: Any, slots: Slots) -> tuple[Any, ...]:
     if not isinstance(step, Launch):
         return -1, step.buffer
-    pointers = [(b, -1 if offset == 0 else slots.of(offset), itemsize) for b, offset, itemsize in step.pointers]
+    pointers = [
+        (b, -1 if offset == 0 else slots.of(offset), itemsize) for b, offset, itemsize in step.pointers
+    ]
     return step.kernel, slots.of(step.grid), slots.of(step.grain), pointers, [slots.of(a) for a in step.args]
 
 
@@ -125,7 +129,8 @@ def pointwise(
 ) -> tuple[Any, list[str]]:
     """The kernel of a pointwise function, and the dtypes of its results.
 
-    `layouts` holds the innermost stride class (0, 1, 2: any) of every array, then of every result; results take
+    `layouts` holds the innermost stride class (0, 1, 2: any) of every array, then of every result; results
+    take
     `out_dtypes` if those are given (in-place writes): RuntimeError where a result cannot be cast to them.
     """
     graph = function.graph(operands)
@@ -134,7 +139,9 @@ def pointwise(
     if out_dtypes and not (isinstance(function, Forward) and function.op.name in ("copy", "convert")):
         for have, want in zip(dtypes, targets):
             if not _core.can_cast(have, want):
-                raise RuntimeError(f"{function.name}: result type {have} can't be cast to the desired output type {want}")
+                raise RuntimeError(
+                    f"{function.name}: result type {have} can't be cast to the desired output type {want}"
+                )
     nest = pointwise_nest(graph, ndim, layouts, targets)
     return kernel(nest.text(), _NestKernel(nest)), targets
 
@@ -172,5 +179,3 @@ def _number(value: Value, position: int) -> Scalar:
     if value.dtype == "bool":
         return Scalar("number", (), "i64", position).ne(0)
     return Scalar("number", (), COMPUTE[value.dtype], position)
-
-

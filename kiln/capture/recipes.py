@@ -14,7 +14,8 @@ BOOL, INT, FLOAT = 0, 2, 3  # kinds of a number, as the core counts them
 
 
 def recipe(graph: Graph, whole: bool = False) -> tuple[Any, ...]:
-    """(inputs, environment, expressions, steps, outputs) for the core; a step is (op, structure, args, numbers, kinds).
+    """(inputs, environment, expressions, steps, outputs) for the core; a step is (op, structure, args,
+    numbers, kinds).
 
     `as_strided` names places in its operand's memory, which a graph takes as contiguous: with `whole`,
     operands of any layout come, and it reads a copy.

@@ -2,10 +2,11 @@
 
     recorded op := (function, hidden, writes, args, outs)
     arg         := (class, dtype, ndim, storage, slot, ones, stride classes)
-    class       := number | whole | squeeze | reshape | expand | strided      how it looks at its storage's value
+    class       := number | whole | squeeze | reshape | expand | strided      how it looks at its storage's
+    value
 
-A storage's value is contiguous. A read through a view is a view node on it; a write through a view makes a new
-value of the whole storage, which later reads see.
+A storage's value is contiguous. A read through a view is a view node on it; a write through a view makes a
+new value of the whole storage, which later reads see.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ class Stored(NamedTuple):
 
 
 def region(ops: tuple[Any, ...], storages: tuple[Any, ...], slots: int) -> tuple[Any, list[int]] | None:
-    """The program of a recording, and the storage of each of its outputs; None (logged) if it cannot be compiled."""
+    """The program of a recording, and the storage of each of its outputs; None (logged) if it cannot be
+    compiled.
+    """
     try:
         builder = _Builder([Stored(*s) for s in storages], slots)
         for function, hidden, writes, args, outs in ops:

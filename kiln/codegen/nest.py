@@ -11,8 +11,8 @@ p-level loads, numbers) happens once per p point. Reductions may feed point-leve
 reduced again (softmax): the emitter cuts the nest into passes over the r dims.
 
 `load k` reads operand k at the current point, by its strides; `Scalar("load", (i0, i1, ...), type, k)`
-reads it at computed i64 positions, one per dim of the operand's own strides (a gather), clamped to be in range
-by whoever built the nest. The type of a load is the compute type of the operand's dtype (f32 for
+reads it at computed i64 positions, one per dim of the operand's own strides (a gather), clamped to be in
+range by whoever built the nest. The type of a load is the compute type of the operand's dtype (f32 for
 float16 and bfloat16, i1 for bool); a store takes the compute type and rounds to the dtype.
 
 Kernel arguments: `ptr` in operand order; `arg` = the size of every dim, then for every operand its stride
@@ -53,7 +53,8 @@ class Nest(NamedTuple):
     def schedule(self) -> str:
         """How work is cut into units; a function of the pattern alone.
 
-        "flat":    one p dim, no r: a unit is one element (any cut is right, cuts at multiples of 16 are fast).
+        "flat":    one p dim, no r: a unit is one element (any cut is right, cuts at multiples of 16 are
+                   fast).
         "map":     several p dims, no r: a unit is one row, that is one index of all dims but the last.
         "rows":    r dims last in memory: a unit is one p point.
         "columns": the last p dim is unit-stride and the r dims are not: a unit is COLUMN_BLOCK

@@ -96,7 +96,9 @@ class Size:
     __index__ = __int__
 
     def __repr__(self) -> str:
-        parts = ["*".join(([str(n)] if n != 1 or not m else []) + [repr(a) for a in m]) for m, n in self.terms]
+        parts = [
+            "*".join(([str(n)] if n != 1 or not m else []) + [repr(a) for a in m]) for m, n in self.terms
+        ]
         return " + ".join(parts)
 
 

@@ -31,8 +31,8 @@ def tensor(
 ) -> Any:
     """A new tensor with a copy of `data`: numbers, nested sequences of them, a NumPy array, a tensor.
 
-    Python floats give the default dtype, ints int64, bools bool, unless `dtype` says otherwise. ValueError for
-    ragged sequences, TypeError for what is not a number.
+    Python floats give the default dtype, ints int64, bools bool, unless `dtype` says otherwise. ValueError
+    for ragged sequences, TypeError for what is not a number.
 
     >>> kiln.tensor([[1, 2], [3, 4]])
     tensor([[1, 2],
@@ -80,7 +80,12 @@ def from_numpy(ndarray: Any) -> Any:
         raise TypeError(message("from_numpy", "a NumPy array", describe(ndarray)))
     if ndarray.dtype.hasobject or ndarray.dtype.kind not in "biuf":
         raise TypeError(
-            message("from_numpy", "an array of bool, integers or floats", f"dtype {ndarray.dtype}", "convert it first")
+            message(
+                "from_numpy",
+                "an array of bool, integers or floats",
+                f"dtype {ndarray.dtype}",
+                "convert it first",
+            )
         )
     return _core.from_buffer(ndarray)
 
@@ -89,12 +94,15 @@ def from_numpy(ndarray: Any) -> Any:
 def frombuffer(
     buffer: Any, *, dtype: Any, count: int = -1, offset: int = 0, requires_grad: bool = False
 ) -> Any:
-    """`count` elements (-1: all) of a bytes-like object from byte `offset` on, sharing its memory: shape [count].
+    """`count` elements (-1: all) of a bytes-like object from byte `offset` on, sharing its memory: shape
+    [count].
 
     >>> kiln.frombuffer(bytearray(b"abc"), dtype=kiln.uint8)
     tensor([97, 98, 99], dtype=kiln.uint8)
     """
-    return settle(_core.frombuffer(buffer, dtype_name(dtype), count, offset), requires_grad, None, "frombuffer")
+    return settle(
+        _core.frombuffer(buffer, dtype_name(dtype), count, offset), requires_grad, None, "frombuffer"
+    )
 
 
 @public("is_tensor", method=False)
@@ -137,7 +145,8 @@ def deepcopy(self: Any, memo: dict[int, Any]) -> Any:
     """A leaf of the same values; RuntimeError for a tensor with a history."""
     if not self.is_leaf:
         raise RuntimeError(
-            "Only Tensors created explicitly by the user (graph leaves) support the deepcopy protocol at the moment; "
+            "Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
+            "protocol at the moment; "
             "use x.detach().clone()"
         )
     if id(self) not in memo:

@@ -1,7 +1,7 @@
 """The closed set of kinds: for each the rule that gives dtype and shape of a result, on symbolic sizes.
 
-The core receives these rules compiled (expressions and checks over the inputs' sizes); it has rules of its own
-only for pointwise ops and views.
+The core receives these rules compiled (expressions and checks over the inputs' sizes); it has rules of its
+own only for pointwise ops and views.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ def normalize_dim(dim: int, ndim: int, op: str) -> int:
     limit = max(ndim, 1)
     if not -limit <= dim < limit:
         raise IndexError(
-            f"{op}: Dimension out of range (expected to be in range of [{-limit}, {limit - 1}], but got {dim})"
+            f"{op}: Dimension out of range (expected to be in range of [{-limit}, {limit - 1}], but "
+            f"got {dim})"
         )
     return dim + limit if dim < 0 else dim
 

@@ -37,7 +37,8 @@ Structure = Any
 Sizes = Any
 
 _CLASS_OF = {
-    "Tensor": "T", "Tensors": "L", "Tensor | None": "O", "Operand": "V", "Number": "N", "Structure": "S", "Sizes": "Z",
+    "Tensor": "T", "Tensors": "L", "Tensor | None": "O", "Operand": "V", "Number": "N",
+    "Structure": "S", "Sizes": "Z",
 }  # fmt: skip
 
 REQUIRED = _core.REQUIRED
@@ -72,7 +73,8 @@ class IndexCheck(NamedTuple):
 
     Every value i of the parameter `positions` must satisfy 0 <= i < size, or -size <= i < size if `negative`;
     values equal to the number parameter `ignore` are skipped. The size is that of dim `dim` of the parameter
-    `source`: `dim` is a number, the name of a structure parameter, or "class" (dim 1, or 0 of a vector). Else `error` is raised with
+    `source`: `dim` is a number, the name of a structure parameter, or "class" (dim 1, or 0 of a vector).
+    Else `error` is raised with
     `message`, in which {index}, {dim} and {size} stand for the first wrong value and its bound.
     """
 
@@ -94,7 +96,8 @@ class Op:
     """One operation; see the module's text. Calling it works on tensors, on graph values and on scalars."""
 
     __slots__ = (
-        "body", "checks", "differentiable", "doc", "dtypes", "explain", "failures", "gradient", "handle", "inplace",
+        "body", "checks", "differentiable", "doc", "dtypes", "explain", "failures", "gradient",
+        "handle", "inplace",
         "kind", "method", "name", "onnx", "params", "public", "reference", "rule", "samples",
     )  # fmt: skip
 
@@ -138,16 +141,22 @@ class Op:
         return self.handle(*args, **kwargs)
 
     def derivative(self, gradient: Callable[..., Any]) -> Op:
-        """Sets the derivative: a function of g (the output's gradient), of inputs and y by name, and of structure."""
+        """Sets the derivative: a function of g (the output's gradient), of inputs and y by name, and of
+        structure.
+        """
         self.gradient = gradient
         return self
 
-    def infer(self, graph: g.Graph, inputs: tuple[g.Value, ...], attrs: tuple[Any, ...]) -> tuple[str, g.Shape]:
+    def infer(
+        self, graph: g.Graph, inputs: tuple[g.Value, ...], attrs: tuple[Any, ...]
+    ) -> tuple[str, g.Shape]:
         """The dtype and shape of op(inputs; attrs)."""
         return kinds.INFER[self.kind](self, graph, inputs, attrs)
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The call on graph values or scalars (the core calls this when an argument is neither tensor nor number)."""
+        """The call on graph values or scalars (the core calls this when an argument is neither tensor nor
+        number).
+        """
         bound = self.bind(args, kwargs)
         if self.kind == "pointwise" and any(isinstance(a, Scalar) for a in bound):
             return self.apply_scalars(bound)
@@ -157,7 +166,9 @@ class Op:
         return self.add_node(bound)
 
     def lifted(self, bound: list[Any]) -> list[Any]:
-        """The arguments of a composite's body: a Python number where an array or number belongs becomes a constant."""
+        """The arguments of a composite's body: a Python number where an array or number belongs becomes a
+        constant.
+        """
         return [
             constant(self.graph_of(bound), a) if p.kind in "TVN" and isinstance(a, (int, float)) else a
             for p, a in zip(self.params, bound)
@@ -210,11 +221,16 @@ class Op:
         return result
 
     def gradients(
-        self, grads: tuple[Any, ...], inputs: tuple[Any, ...], outputs: tuple[Any, ...], attrs: tuple[Any, ...]
+        self,
+        grads: tuple[Any, ...],
+        inputs: tuple[Any, ...],
+        outputs: tuple[Any, ...],
+        attrs: tuple[Any, ...],
     ) -> tuple[Any, ...]:
         """One gradient (or None) per input, by the op's derivative, each of its input's dtype.
 
-        A rule runs in float32 where a pointwise op or a composite is in float16 or bfloat16: one rounding at its end.
+        A rule runs in float32 where a pointwise op or a composite is in float16 or bfloat16: one rounding
+        at its end.
         """
         assert self.gradient is not None, f"{self.name} has no derivative"
         wanted = [v.dtype for v in inputs]
@@ -236,7 +252,11 @@ class Op:
 
 def _as(x: Any, dtype: str) -> Any:
     """A gradient in a float dtype; None and what already has it stay."""
-    return x if x is None or x.dtype == dtype or dtype not in kinds.FLOATS else x.graph.add(find("convert"), (x,), (dtype,))
+    return (
+        x
+        if x is None or x.dtype == dtype or dtype not in kinds.FLOATS
+        else x.graph.add(find("convert"), (x,), (dtype,))
+    )
 
 
 def _wide(x: Any) -> Any:
@@ -269,7 +289,9 @@ def _finish(op: Op, settings: dict[str, Any]) -> Op:
 
 
 def pointwise(rule: str = "promote", **settings: Any) -> Callable[[Callable[..., Any]], Op]:
-    """Makes a pointwise op of a scalar body. `rule` says what its operands and result are (see kinds.RULES)."""
+    """Makes a pointwise op of a scalar body. `rule` says what its operands and result are (see
+    kinds.RULES).
+    """
 
     def make(body: Callable[..., Any]) -> Op:
         return _finish(Op(body.__name__.rstrip("_"), "pointwise", params_of(body), body, rule), settings)
@@ -278,7 +300,9 @@ def pointwise(rule: str = "promote", **settings: Any) -> Callable[[Callable[...,
 
 
 def primitive(kind: str, **settings: Any) -> Callable[[Callable[..., Any]], Op]:
-    """Makes a primitive of a closed `kind`; the function's signature declares its parameters, its docstring its meaning."""
+    """Makes a primitive of a closed `kind`; the function's signature declares its parameters, its
+    docstring its meaning.
+    """
 
     def make(signature: Callable[..., Any]) -> Op:
         op = Op(signature.__name__.rstrip("_"), kind, params_of(signature), None)

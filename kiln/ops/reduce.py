@@ -147,7 +147,8 @@ reduce_min.derivative(_evenly)
 def _(g: Any, input: Any, y: Any, dims: Any, keepdim: Any) -> Any:
     """The product of the others: y / x, and at a zero the product of the rest times the other zeros.
 
-    One other zero is written as the sum of all zeros minus this one, so that the second derivative is exact too.
+    One other zero is written as the sum of all zeros minus this one, so that the second derivative is exact
+    too.
     """
 
     def wide(x: Any) -> Any:

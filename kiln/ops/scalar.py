@@ -141,7 +141,9 @@ ScalarLike = Union[Scalar, int, float, bool]
 
 
 def const(value: Number, type: str) -> Scalar:
-    """The constant `value`, rounded to `type`; a float constant is kept as its bits (so -0.0 and NaN are exact)."""
+    """The constant `value`, rounded to `type`; a float constant is kept as its bits (so -0.0 and NaN are
+    exact).
+    """
     if type == "i1":
         return Scalar("const", (), type, bool(value))
     if type == "f32":
@@ -246,12 +248,16 @@ def from_bits(x: Scalar) -> Scalar:
 
 
 def convert(x: Scalar, type: str) -> Scalar:
-    """x as `type`: floats round to nearest even, floats to integers truncate, integers wrap, anything to i1 is != 0."""
+    """x as `type`: floats round to nearest even, floats to integers truncate, integers wrap, anything to
+    i1 is != 0.
+    """
     return x if x.type == type else Scalar("convert", (x,), type)
 
 
 def round_to(x: Scalar, dtype: str) -> Scalar:
-    """The f32 x rounded to "float16" or "bfloat16" (nearest even), as an f32; other dtypes leave x as it is."""
+    """The f32 x rounded to "float16" or "bfloat16" (nearest even), as an f32; other dtypes leave x as it
+    is.
+    """
     return Scalar("round", (x,), "f32", dtype) if dtype in ("float16", "bfloat16") else x
 
 
