@@ -65,12 +65,14 @@ const SourceLine* last_write(const Storage& storage) {
 
 AutogradMeta::AutogradMeta() = default;
 AutogradMeta::~AutogradMeta() {
-    if (retains_grad && grad_fn) std::erase_if(grad_fn->retains, [&](const auto& r) { return r.first == this; });
+    if (retains_grad && grad_fn)
+        std::erase_if(grad_fn->retains, [&](const auto& r) { return r.first == this; });
 }
 
 uint64_t add_hook(Tensor& tensor, Opaque function) {
     static uint64_t next_id = 1;
-    KILN_CHECK(tensor.requires_grad(), runtime, "cannot register a hook on a tensor that doesn't require gradient");
+    KILN_CHECK(tensor.requires_grad(), runtime,
+               "cannot register a hook on a tensor that doesn't require gradient");
     Hook hook{next_id++, tensor.meta->output, std::move(function)};
     (tensor.grad_fn() ? tensor.grad_fn()->hooks : tensor.meta->hooks).push_back(hook);
     return hook.id;
@@ -167,14 +169,17 @@ void set_history(Tensor& tensor, const NodeRef& node, uint32_t index) {
 }
 
 void prepare_write(const Fn& fn, const Tensor& target, std::span<const Operand> operands) {
-    KILN_CHECK(!target.storage->read_only, runtime, fn.name, ": the tensor's memory is read-only; use .clone() first");
-    KILN_CHECK(!overlaps_itself(target), runtime,
-               "unsupported operation: more than one element of the written-to tensor refers to a single memory "
-               "location. Please clone() the tensor before performing the operation.");
+    KILN_CHECK(!target.storage->read_only, runtime, fn.name,
+               ": the tensor's memory is read-only; use .clone() first");
+    KILN_CHECK(
+        !overlaps_itself(target), runtime,
+        "unsupported operation: more than one element of the written-to tensor refers to a single memory "
+        "location. Please clone() the tensor before performing the operation.");
     if (fn.cls != FnClass::pointwise) return;  // others have read everything before they write
     for (const Operand& operand : operands)
         KILN_CHECK(!operand.tensor || !overlaps_partly(target, *operand.tensor), runtime,
-                   "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single "
+                   "unsupported operation: some elements of the input tensor and the written-to tensor refer "
+                   "to a single "
                    "memory location. Please clone() the tensor before performing the operation.");
 }
 
@@ -189,11 +194,12 @@ namespace {
 
 void check_in_place(const Fn& fn, const TensorRef& target) {
     auto is_leaf = [](const Tensor& x) { return x.requires_grad() && !x.grad_fn(); };
-    KILN_CHECK(!is_leaf(*target), runtime, "a leaf Variable that requires grad is being used in an in-place operation (",
-               fn.name, "); do it under no_grad(), or on a clone()");
-    KILN_CHECK(!target->base || !is_leaf(*target->base), runtime,
-               "a view of a leaf Variable that requires grad is being used in an in-place operation (", fn.name,
+    KILN_CHECK(!is_leaf(*target), runtime,
+               "a leaf Variable that requires grad is being used in an in-place operation (", fn.name,
                "); do it under no_grad(), or on a clone()");
+    KILN_CHECK(!target->base || !is_leaf(*target->base), runtime,
+               "a view of a leaf Variable that requires grad is being used in an in-place operation (",
+               fn.name, "); do it under no_grad(), or on a clone()");
 }
 
 // Which operands, outputs and hidden outputs the backward will read.
@@ -218,8 +224,9 @@ uint64_t point_look(const Fn& fn, std::span<const Operand> operands) {
     if (fn.cls != FnClass::pointwise || operands.size() > most) return 0;
     uint64_t code = 1;
     for (const Operand& operand : operands)
-        code = code << 8 | (operand.tensor ? uint64_t(operand.tensor->dtype) | uint64_t(operand.tensor->ndim() > 0) << 5
-                                           : 64 | uint64_t(operand.number.kind));
+        code = code << 8 |
+               (operand.tensor ? uint64_t(operand.tensor->dtype) | uint64_t(operand.tensor->ndim() > 0) << 5
+                               : 64 | uint64_t(operand.number.kind));
     return code;
 }
 
@@ -241,7 +248,8 @@ const Saves& saves_of(Fn& fn, std::span<const Operand> operands) {
 
 // Whether a call that writes `out` changes what `tensor` holds.
 bool overwritten(const Tensor& tensor, std::span<const TensorRef> out) {
-    return std::any_of(out.begin(), out.end(), [&](const TensorRef& t) { return t->storage == tensor.storage; });
+    return std::any_of(out.begin(), out.end(),
+                       [&](const TensorRef& t) { return t->storage == tensor.storage; });
 }
 
 TensorRef copy_of(Tensor& tensor) {
@@ -261,8 +269,8 @@ bool one_shape(std::span<const Operand> operands) {
 }
 
 // A node with its edges and inputs; outputs are added when they exist.
-NodeRef record_inputs(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, const Saves& saves,
-                      const Wanted& wanted) {
+NodeRef record_inputs(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out,
+                      const Saves& saves, const Wanted& wanted) {
     bool same_shape = fn.cls == FnClass::pointwise && out.empty() && one_shape(operands);
     NodeRef node(make_node());
     node->fn = &fn;
@@ -305,7 +313,8 @@ void record_outputs(Node& node, const Wanted& wanted, Results& results, size_t o
 void place_in_base(const Tensor& view, bool with_sizes, Operands& operands) {
     auto push = [&](int64_t value) { operands.push_back({nullptr, Number::of(value)}); };
     KILN_CHECK(view.base->contiguous, not_implemented,
-               "an in-place operation on a view of a tensor that is not contiguous is not differentiable yet; use clone()");
+               "an in-place operation on a view of a tensor that is not contiguous is not differentiable "
+               "yet; use clone()");
     if (with_sizes)
         for (int64_t size : view.sizes) push(size);
     for (int64_t stride : view.strides) push(stride);

@@ -53,8 +53,9 @@ struct Node {
     SmallVector<SavedTensor, 1> saved_outputs;  // as many as outputs, or none
     SmallVector<SavedTensor, 1> hidden;
     SourceLine line;
-    std::vector<Hook> hooks;                                 // on gradients of outputs
-    std::vector<std::pair<AutogradMeta*, uint32_t>> retains;  // tensors whose .grad keeps an output's gradient
+    std::vector<Hook> hooks;  // on gradients of outputs
+    std::vector<std::pair<AutogradMeta*, uint32_t>>
+        retains;  // tensors whose .grad keeps an output's gradient
 
     // The engine's, while a run passes through.
     uint64_t run = 0;

@@ -60,9 +60,7 @@ template <class Body>
 auto guarded(Body&& body) noexcept -> decltype(body()) {
     try {
         return body();
-    } catch (const Error& error) {
-        set_python_error(error);
-    } catch (const std::exception& error) {
+    } catch (const Error& error) { set_python_error(error); } catch (const std::exception& error) {
         set_unknown_error(error);
     }
     if constexpr (std::is_pointer_v<decltype(body())>)
@@ -72,8 +70,7 @@ auto guarded(Body&& body) noexcept -> decltype(body()) {
 }
 
 struct TensorObject {
-    PyObject_HEAD
-    Tensor* tensor;  // owned
+    PyObject_HEAD Tensor* tensor;  // owned
     PyObject* dict;
     PyObject* weakrefs;
 };
@@ -86,7 +83,9 @@ extern PyTypeObject* size_type;
 // The Python object of a tensor; the same object as long as it lives. A null tensor is None.
 PyObject* wrap(const TensorRef& tensor);
 PyObject* wrap_results(const Results& results);
-inline bool is_tensor(PyObject* object) { return Py_TYPE(object) == tensor_type || PyObject_TypeCheck(object, tensor_type); }
+inline bool is_tensor(PyObject* object) {
+    return Py_TYPE(object) == tensor_type || PyObject_TypeCheck(object, tensor_type);
+}
 inline Tensor& tensor_of(PyObject* object) { return *reinterpret_cast<TensorObject*>(object)->tensor; }
 // Raises TypeError unless the object is a tensor.
 Tensor& expect_tensor(PyObject* object, const char* what);
@@ -103,7 +102,7 @@ PyObject* number_object(const Number& number);
 Fn& fn_of(PyObject* op, PyObject* structure);  // the function of an Op object at this structure
 PyObject* op_operator(int slot, PyObject* const* args, size_t count);
 
-Fn* plain_binary(PyObject* function);          // of a pointwise Op object of two parameters, else null
+Fn* plain_binary(PyObject* function);  // of a pointwise Op object of two parameters, else null
 // The views of x along a dim: a range, or one place without the dim.
 TensorRef slice_view(Tensor& x, int dim, int64_t start, int64_t length, int64_t step);
 TensorRef select_view(Tensor& x, int dim, int64_t place);

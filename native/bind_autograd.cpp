@@ -57,9 +57,8 @@ std::string line_text(const SourceLine& line) {
 // ---- nodes ----
 
 struct NodeObject {
-    PyObject_HEAD
-    Node* node;          // owned; null for the accumulation into a leaf
-    AutogradMeta* leaf;  // owned
+    PyObject_HEAD Node* node;  // owned; null for the accumulation into a leaf
+    AutogradMeta* leaf;        // owned
 };
 
 PyObject* wrap_node(Node* node, AutogradMeta* leaf) {
@@ -100,7 +99,9 @@ std::string node_title(const Node* node) {
 }
 
 const NodeObject& node_of(PyObject* self) { return *reinterpret_cast<NodeObject*>(self); }
-PyObject* node_name(PyObject* self, PyObject*) { return PyUnicode_FromString(node_title(node_of(self).node).c_str()); }
+PyObject* node_name(PyObject* self, PyObject*) {
+    return PyUnicode_FromString(node_title(node_of(self).node).c_str());
+}
 PyObject* node_repr(PyObject* self) {
     const Node* node = node_of(self).node;
     std::string at = node ? " at " + line_text(node->line) : "";
@@ -117,7 +118,8 @@ PyObject* node_next(PyObject* self, void*) {
         for (size_t i = 0; node && i < node->inputs.size(); ++i) {
             const NodeInput& input = node->inputs[i];
             if (input.is_number) continue;
-            PyObject* next = input.edge ? wrap_node(input.edge.node.get(), input.edge.leaf.get()) : Py_NewRef(Py_None);
+            PyObject* next =
+                input.edge ? wrap_node(input.edge.node.get(), input.edge.leaf.get()) : Py_NewRef(Py_None);
             PyTuple_SET_ITEM(tuple.get(), at++, Py_BuildValue("(Ni)", next, int(input.edge.index)));
         }
         return tuple.release();
@@ -128,7 +130,8 @@ PyObject* node_line(PyObject* self, void*) {
     return node ? PyUnicode_FromString(line_text(node->line).c_str()) : Py_NewRef(Py_None);
 }
 PyObject* node_equal(PyObject* a, PyObject* b, int operation) {
-    if (Py_TYPE(b) != node_type || (operation != Py_EQ && operation != Py_NE)) return Py_NewRef(Py_NotImplemented);
+    if (Py_TYPE(b) != node_type || (operation != Py_EQ && operation != Py_NE))
+        return Py_NewRef(Py_NotImplemented);
     bool same = node_of(a).node == node_of(b).node && node_of(a).leaf == node_of(b).leaf;
     return PyBool_FromLong(same == (operation == Py_EQ));
 }
@@ -138,7 +141,8 @@ Py_hash_t node_hash(PyObject* self) {
 }
 
 PyGetSetDef node_getset[] = {
-    {"next_functions", node_next, nullptr, "The nodes the gradient goes to: pairs (node, output index).", nullptr},
+    {"next_functions", node_next, nullptr, "The nodes the gradient goes to: pairs (node, output index).",
+     nullptr},
     {"line", node_line, nullptr, "The line that recorded the op: \"file:line\".", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
@@ -162,8 +166,7 @@ PyType_Spec node_spec = {"kiln.autograd.Node", sizeof(NodeObject), 0,
 // ---- hooks ----
 
 struct HandleObject {
-    PyObject_HEAD
-    AutogradMeta* meta;  // owned
+    PyObject_HEAD AutogradMeta* meta;  // owned
     uint64_t id;
 };
 
@@ -249,12 +252,14 @@ PyObject* backward(PyObject*, PyObject* args) {
     return guarded([&]() -> PyObject* {
         PyObject *roots, *gradients, *inputs;
         int retain, create, accumulate;
-        if (!PyArg_ParseTuple(args, "OOppOp:run_backward", &roots, &gradients, &retain, &create, &inputs, &accumulate))
+        if (!PyArg_ParseTuple(args, "OOppOp:run_backward", &roots, &gradients, &retain, &create, &inputs,
+                              &accumulate))
             return nullptr;
         auto root_tensors = tensors_from(roots, "backward: tensors", false);
         auto seeds = tensors_from(gradients, "backward: gradients", true);
         auto wanted = tensors_from(inputs, "backward: inputs", false);
-        auto results = run_backward(root_tensors, seeds, wanted, {bool(retain), bool(create), bool(accumulate)});
+        auto results =
+            run_backward(root_tensors, seeds, wanted, {bool(retain), bool(create), bool(accumulate)});
         Object tuple = checked(PyTuple_New(Py_ssize_t(results.size())));
         for (size_t i = 0; i < results.size(); ++i) PyTuple_SET_ITEM(tuple.get(), i, wrap(results[i]));
         return tuple.release();
@@ -275,17 +280,21 @@ PyObject* set_package_folder(PyObject*, PyObject* folder) {
 }
 
 PyMethodDef functions[] = {
-    {"run_backward", backward, METH_VARARGS, "run_backward(tensors, gradients, retain_graph, create_graph, inputs, accumulate)"},
+    {"run_backward", backward, METH_VARARGS,
+     "run_backward(tensors, gradients, retain_graph, create_graph, inputs, accumulate)"},
     {"grad_enabled", get_enabled, METH_NOARGS, "Whether ops record gradients on this thread."},
     {"set_grad_enabled", put_enabled, METH_O, "Sets whether ops record gradients; returns what it was."},
-    {"set_package_folder", set_package_folder, METH_O, "Where kiln's own files are: their lines are not shown to users."},
+    {"set_package_folder", set_package_folder, METH_O,
+     "Where kiln's own files are: their lines are not shown to users."},
     {nullptr, nullptr, 0, nullptr},
 };
 PyMethodDef tensor_methods[] = {
-    {"register_hook", register_hook, METH_O, "Calls a function on this tensor's gradient; returns a handle with remove()."},
+    {"register_hook", register_hook, METH_O,
+     "Calls a function on this tensor's gradient; returns a handle with remove()."},
     {"retain_grad", tensor_retain_grad, METH_NOARGS, "Keeps .grad though the tensor is no leaf."},
 };
-PyGetSetDef grad_fn_getset = {"grad_fn", tensor_grad_fn, nullptr, "The node that computed this tensor, or None.", nullptr};
+PyGetSetDef grad_fn_getset = {"grad_fn", tensor_grad_fn, nullptr,
+                              "The node that computed this tensor, or None.", nullptr};
 
 }  // namespace
 
@@ -298,11 +307,13 @@ int add_autograd(PyObject* module) {
     if (!node_type || !handle_type) return -1;
     for (PyMethodDef& method : tensor_methods) {
         Object descriptor = Object::steal(PyDescr_NewMethod(tensor_type, &method));
-        if (!descriptor || PyObject_SetAttrString(reinterpret_cast<PyObject*>(tensor_type), method.ml_name, descriptor.get()) < 0)
+        if (!descriptor || PyObject_SetAttrString(reinterpret_cast<PyObject*>(tensor_type), method.ml_name,
+                                                  descriptor.get()) < 0)
             return -1;
     }
     Object descriptor = Object::steal(PyDescr_NewGetSet(tensor_type, &grad_fn_getset));
-    if (!descriptor || PyObject_SetAttrString(reinterpret_cast<PyObject*>(tensor_type), "grad_fn", descriptor.get()) < 0)
+    if (!descriptor ||
+        PyObject_SetAttrString(reinterpret_cast<PyObject*>(tensor_type), "grad_fn", descriptor.get()) < 0)
         return -1;
     return PyModule_AddFunctions(module, functions);
 }

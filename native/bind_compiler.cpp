@@ -15,8 +15,7 @@ PyObject* compiler_module = nullptr;  // its name, imported at the first call
 PyObject* compiler_function = nullptr;
 
 struct KernelHolder {
-    PyObject_HEAD
-    KernelPtr* kernel;
+    PyObject_HEAD KernelPtr* kernel;
 };
 
 PyObject* kernel_new(PyTypeObject* type, PyObject* args, PyObject*) {
@@ -39,8 +38,12 @@ const KernelPtr& kernel_of(PyObject* object) {
     KILN_CHECK(Py_TYPE(object) == kernel_type, internal, "compile: expected a Kernel");
     return *reinterpret_cast<KernelHolder*>(object)->kernel;
 }
-PyObject* kernel_launches(PyObject* self, void*) { return PyLong_FromUnsignedLongLong(kernel_of(self)->launches); }
-PyObject* kernel_loaded(PyObject* self, void*) { return PyBool_FromLong(kernel_of(self)->function != nullptr); }
+PyObject* kernel_launches(PyObject* self, void*) {
+    return PyLong_FromUnsignedLongLong(kernel_of(self)->launches);
+}
+PyObject* kernel_loaded(PyObject* self, void*) {
+    return PyBool_FromLong(kernel_of(self)->function != nullptr);
+}
 PyGetSetDef kernel_getset[] = {
     {"launches", kernel_launches, nullptr, "How often it ran.", nullptr},
     {"loaded", kernel_loaded, nullptr, "Whether its code is in memory.", nullptr},
@@ -59,7 +62,8 @@ PyType_Spec kernel_spec = {"kiln._core.Kernel", sizeof(KernelHolder), 0, Py_TPFL
 // A list or tuple, read item by item.
 class Items {
 public:
-    explicit Items(PyObject* sequence) : list_(checked(PySequence_Fast(sequence, "compile: expected a sequence"))) {}
+    explicit Items(PyObject* sequence)
+        : list_(checked(PySequence_Fast(sequence, "compile: expected a sequence"))) {}
     Py_ssize_t size() const { return PySequence_Fast_GET_SIZE(list_.get()); }
     PyObject* operator[](Py_ssize_t i) const {
         KILN_CHECK(i < size(), internal, "compile: a tuple is too short");
@@ -133,8 +137,8 @@ std::unique_ptr<Program> program_from(PyObject* object) {
     }
     for (Py_ssize_t i = 0; i < buffers.size(); ++i) {
         Items b(buffers[i]);
-        program->buffers.push_back({Buffer::Kind(integer(b[0])), uint32_t(integer(b[1])), int32_t(integer(b[2])),
-                                    uint32_t(integer(b[3]))});
+        program->buffers.push_back({Buffer::Kind(integer(b[0])), uint32_t(integer(b[1])),
+                                    int32_t(integer(b[2])), uint32_t(integer(b[3]))});
     }
     for (Py_ssize_t i = 0; i < steps.size(); ++i) program->steps.push_back(step_from(steps[i]));
     for (Py_ssize_t i = 0; i < outputs.size(); ++i) {
@@ -181,7 +185,8 @@ Object ask(const char* request, Object args) {
     Object name = checked(PyUnicode_FromString(request));
     PyObject* answer = PyObject_CallFunctionObjArgs(compiler_function, name.get(), args.get(), nullptr);
     if (!answer && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) {
-        // Ctrl-C must not tear a call into halves: the answer is made all the same, the interrupt comes after it.
+        // Ctrl-C must not tear a call into halves: the answer is made all the same, the interrupt comes after
+        // it.
         PyErr_Clear();
         answer = PyObject_CallFunctionObjArgs(compiler_function, name.get(), args.get(), nullptr);
         if (answer) PyErr_SetInterrupt();
@@ -217,8 +222,9 @@ PyObject* recorded_args(const Recording& recording, std::span<const RecordedArg>
     for (size_t i = 0; i < args.size(); ++i) {
         const RecordedArg& a = args[i];
         const char* classes[] = {"number", "whole", "squeeze", "reshape", "expand", "strided"};
-        PyObject* item = Py_BuildValue("(ssiiiKK)", classes[int(a.cls)], name(a.dtype), int(a.ndim), int(a.storage),
-                                       int(a.slot), (unsigned long long)a.ones, (unsigned long long)a.classes);
+        PyObject* item =
+            Py_BuildValue("(ssiiiKK)", classes[int(a.cls)], name(a.dtype), int(a.ndim), int(a.storage),
+                          int(a.slot), (unsigned long long)a.ones, (unsigned long long)a.classes);
         if (!item) throw Error(ErrorKind::python, "");
         PyTuple_SET_ITEM(list.get(), i, item);
     }
@@ -253,11 +259,13 @@ std::unique_ptr<PointwiseEntry> pointwise(const Call& call, int ndim, std::span<
                                           std::span<const DType> out_dtypes) {
     Object operands = describe_operands(call.operands);
     Object classes = checked(PyTuple_New(Py_ssize_t(layouts.size())));
-    for (size_t i = 0; i < layouts.size(); ++i) PyTuple_SET_ITEM(classes.get(), i, PyLong_FromLong(layouts[i]));
+    for (size_t i = 0; i < layouts.size(); ++i)
+        PyTuple_SET_ITEM(classes.get(), i, PyLong_FromLong(layouts[i]));
     Object outs = checked(PyTuple_New(Py_ssize_t(out_dtypes.size())));
     for (size_t i = 0; i < out_dtypes.size(); ++i)
         PyTuple_SET_ITEM(outs.get(), i, PyUnicode_FromString(name(out_dtypes[i])));
-    Object answer = ask("pointwise", "(OOiOO)", handle_of(*call.fn), operands.get(), ndim, classes.get(), outs.get());
+    Object answer =
+        ask("pointwise", "(OOiOO)", handle_of(*call.fn), operands.get(), ndim, classes.get(), outs.get());
     Items fields(answer.get());
     auto entry = std::make_unique<PointwiseEntry>();
     entry->kernel = kernel_of(fields[0]);
@@ -290,8 +298,8 @@ std::unique_ptr<Saves> saves(const Call& call) {
 
 Fn* derivative(Fn& forward, std::span<const Operand> operands, uint64_t needed, uint64_t defined, bool redo) {
     Object described = describe_operands(operands);
-    Object answer = ask("derivative", "(OOKKi)", handle_of(forward), described.get(), (unsigned long long)needed,
-                        (unsigned long long)defined, int(redo));
+    Object answer = ask("derivative", "(OOKKi)", handle_of(forward), described.get(),
+                        (unsigned long long)needed, (unsigned long long)defined, int(redo));
     Items fields(answer.get());
     Fn* fn = new_fn(nullptr, forward.name + " backward");
     fn->forward = &forward;
@@ -360,28 +368,32 @@ void explain(const Call& call) {
     Object sizes = checked(PyTuple_New(Py_ssize_t(call.operands.size())));
     for (size_t i = 0; i < call.operands.size(); ++i) {
         const Tensor* x = call.operands[i].tensor;
-        PyTuple_SET_ITEM(sizes.get(), i, x ? Py_BuildValue("(sN)", name(x->dtype), dims_object(x->sizes))
-                                           : number_object(call.operands[i].number));
+        PyTuple_SET_ITEM(sizes.get(), i,
+                         x ? Py_BuildValue("(sN)", name(x->dtype), dims_object(x->sizes))
+                           : number_object(call.operands[i].number));
     }
     ask("explain", "(OO)", handle_of(*call.fn), sizes.get());
     raise(ErrorKind::runtime, concat(call.fn->name, ": the sizes of its arguments do not fit"));
 }
 
-std::unique_ptr<Program> region(const Recording& recording, const std::vector<bool>& live, std::vector<int32_t>& outputs) {
+std::unique_ptr<Program> region(const Recording& recording, const std::vector<bool>& live,
+                                std::vector<int32_t>& outputs) {
     Object ops = checked(PyTuple_New(Py_ssize_t(recording.ops().size())));
     for (size_t i = 0; i < recording.ops().size(); ++i) {
         const RecordedOp& op = recording.ops()[i];
-        PyObject* item = Py_BuildValue("(OiiNN)", handle_of(*op.fn), int(op.hidden), int(op.writes),
-                                       recorded_args(recording, recording.args().subspan(op.first_arg, op.args)),
-                                       recorded_args(recording, recording.outs().subspan(op.first_out, op.outs)));
+        PyObject* item =
+            Py_BuildValue("(OiiNN)", handle_of(*op.fn), int(op.hidden), int(op.writes),
+                          recorded_args(recording, recording.args().subspan(op.first_arg, op.args)),
+                          recorded_args(recording, recording.outs().subspan(op.first_out, op.outs)));
         if (!item) throw Error(ErrorKind::python, "");
         PyTuple_SET_ITEM(ops.get(), i, item);
     }
     Object storages = checked(PyTuple_New(Py_ssize_t(recording.storages().size())));
     for (size_t i = 0; i < recording.storages().size(); ++i) {
         const RecordedStorage& s = recording.storages()[i];
-        PyObject* item = Py_BuildValue("(siiiiiiK)", name(s.dtype), int(s.pending), int(s.written), int(live[i]), int(s.flat),
-                                       int(s.ndim), int(s.slot), (unsigned long long)s.ones);
+        PyObject* item =
+            Py_BuildValue("(siiiiiiK)", name(s.dtype), int(s.pending), int(s.written), int(live[i]),
+                          int(s.flat), int(s.ndim), int(s.slot), (unsigned long long)s.ones);
         if (!item) throw Error(ErrorKind::python, "");
         PyTuple_SET_ITEM(storages.get(), i, item);
     }
@@ -412,8 +424,7 @@ bool forgive(const Error& error, std::string* text) {
 }
 
 void let_others_run() {
-    Py_BEGIN_ALLOW_THREADS
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
+    Py_BEGIN_ALLOW_THREADS std::this_thread::sleep_for(std::chrono::microseconds(50));
     Py_END_ALLOW_THREADS
 }
 
@@ -436,7 +447,8 @@ PyMethodDef functions[] = {
 
 int add_compiler(PyObject* module) {
     kernel_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&kernel_spec));
-    if (!kernel_type || PyModule_AddObjectRef(module, "Kernel", reinterpret_cast<PyObject*>(kernel_type)) < 0) return -1;
+    if (!kernel_type || PyModule_AddObjectRef(module, "Kernel", reinterpret_cast<PyObject*>(kernel_type)) < 0)
+        return -1;
     return PyModule_AddFunctions(module, functions);
 }
 

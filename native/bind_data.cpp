@@ -24,15 +24,18 @@ void measure(PyObject* data, size_t depth, NestedShape& shape) {
         Number number;
         if (is_tensor(data)) {
             Tensor& x = tensor_of(data);
-            KILN_CHECK(x.numel == 1, value, "only one element tensors can be converted to Python scalars, got shape ",
+            KILN_CHECK(x.numel == 1, value,
+                       "only one element tensors can be converted to Python scalars, got shape ",
                        shape_text(x.sizes));
             ready(x);
             number = read_element(x.dtype, x.data());
         } else {
-            KILN_CHECK(number_from(data, &number), type, "tensor: expected numbers, got ", Py_TYPE(data)->tp_name);
+            KILN_CHECK(number_from(data, &number), type, "tensor: expected numbers, got ",
+                       Py_TYPE(data)->tp_name);
         }
-        KILN_CHECK(depth == shape.sizes.size(), value, "expected sequence of length ", shape.sizes[std::min(depth, shape.sizes.size() - 1)],
-                   " at dim ", depth, " (got a number)");
+        KILN_CHECK(depth == shape.sizes.size(), value, "expected sequence of length ",
+                   shape.sizes[std::min(depth, shape.sizes.size() - 1)], " at dim ", depth,
+                   " (got a number)");
         shape.kind = std::max(shape.kind, number.kind);
         shape.any = true;
         return;
@@ -42,14 +45,15 @@ void measure(PyObject* data, size_t depth, NestedShape& shape) {
         KILN_CHECK(!shape.any, value, "tensor: a sequence where a number was expected, at depth ", depth);
         shape.sizes.push_back(count);
     }
-    KILN_CHECK(shape.sizes[depth] == count, value, "expected sequence of length ", shape.sizes[depth], " at dim ", depth,
-               " (got ", count, ")");
+    KILN_CHECK(shape.sizes[depth] == count, value, "expected sequence of length ", shape.sizes[depth],
+               " at dim ", depth, " (got ", count, ")");
     for (int64_t i = 0; i < count; ++i) measure(PySequence_Fast_GET_ITEM(data, i), depth + 1, shape);
 }
 
 std::byte* fill(PyObject* data, DType dtype, std::byte* to) {
     if (is_sequence(data)) {
-        for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(data); ++i) to = fill(PySequence_Fast_GET_ITEM(data, i), dtype, to);
+        for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(data); ++i)
+            to = fill(PySequence_Fast_GET_ITEM(data, i), dtype, to);
         return to;
     }
     Number number;
@@ -67,10 +71,10 @@ PyObject* from_nested(PyObject*, PyObject* args) {
         if (!PyArg_ParseTuple(args, "OO:from_nested", &data, &dtype)) return nullptr;
         NestedShape shape;
         measure(data, 0, shape);
-        DType type = dtype != Py_None            ? dtype_from(dtype)
+        DType type = dtype != Py_None                         ? dtype_from(dtype)
                      : shape.kind == Kind::bool_ && shape.any ? DType::bool_
-                     : shape.kind == Kind::int_  ? DType::int64
-                                                 : default_dtype();
+                     : shape.kind == Kind::int_               ? DType::int64
+                                                              : default_dtype();
         TensorRef tensor = new_tensor(type, shape.sizes);
         if (tensor->numel) fill(data, type, tensor->data());
         return wrap(tensor);
@@ -83,7 +87,8 @@ PyObject* nested_list(const Tensor& x, int dim, const std::byte* at) {
     if (dim == x.ndim()) return number_object(read_element(x.dtype, at));
     Object list = checked(PyList_New(Py_ssize_t(x.sizes[dim])));
     int64_t step = x.strides[dim] * int64_t(itemsize(x.dtype));
-    for (int64_t i = 0; i < x.sizes[dim]; ++i) PyList_SET_ITEM(list.get(), i, nested_list(x, dim + 1, at + i * step));
+    for (int64_t i = 0; i < x.sizes[dim]; ++i)
+        PyList_SET_ITEM(list.get(), i, nested_list(x, dim + 1, at + i * step));
     return list.release();
 }
 
@@ -98,7 +103,8 @@ PyObject* tensor_tolist(PyObject* self, PyObject*) {
 PyObject* tensor_item(PyObject* self, PyObject*) {
     return guarded([&]() -> PyObject* {
         Tensor& x = tensor_of(self);
-        KILN_CHECK(x.numel == 1, runtime, "a Tensor with ", x.numel, " elements cannot be converted to Scalar");
+        KILN_CHECK(x.numel == 1, runtime, "a Tensor with ", x.numel,
+                   " elements cannot be converted to Scalar");
         ready(x);
         return number_object(read_element(x.dtype, x.data()));
     });
@@ -119,16 +125,20 @@ PyObject* tensor_nbytes(PyObject* self, void*) {
 }
 
 // The largest |value|'s distance does not matter here: identity of memory does.
-PyObject* tensor_storage_id(PyObject* self, PyObject*) { return PyLong_FromVoidPtr(tensor_of(self).storage.get()); }
+PyObject* tensor_storage_id(PyObject* self, PyObject*) {
+    return PyLong_FromVoidPtr(tensor_of(self).storage.get());
+}
 
 // ---- buffers ----
 
 DType dtype_of_format(const Py_buffer& view) {
     const char* format = view.format ? view.format : "B";
-    KILN_CHECK(*format != '>' && *format != '!', value,
-               "from_numpy: the array's byte order is not this machine's; use a.astype(a.dtype.newbyteorder('='))");
+    KILN_CHECK(
+        *format != '>' && *format != '!', value,
+        "from_numpy: the array's byte order is not this machine's; use a.astype(a.dtype.newbyteorder('='))");
     if (*format == '<' || *format == '=' || *format == '@') ++format;
-    KILN_CHECK(format[0] && !format[1], type, "from_numpy: cannot hold elements of format '", view.format, "'");
+    KILN_CHECK(format[0] && !format[1], type, "from_numpy: cannot hold elements of format '", view.format,
+               "'");
     switch (*format) {
     case '?': return DType::bool_;
     case 'B': return DType::uint8;
@@ -177,16 +187,19 @@ PyObject* from_buffer(PyObject*, PyObject* object) {
         BufferGuard guard{open_buffer(object)};
         const Py_buffer& view = *guard.view;
         DType dtype = dtype_of_format(view);
-        KILN_CHECK(size_t(view.itemsize) == itemsize(dtype), type, "from_numpy: elements of ", int64_t(view.itemsize),
-                   " bytes where ", name(dtype), " has ", itemsize(dtype));
+        KILN_CHECK(size_t(view.itemsize) == itemsize(dtype), type, "from_numpy: elements of ",
+                   int64_t(view.itemsize), " bytes where ", name(dtype), " has ", itemsize(dtype));
         Dims sizes(size_t(view.ndim)), strides(size_t(view.ndim));
         for (int d = 0; d < view.ndim; ++d) {
             sizes[d] = view.shape[d];
             strides[d] = view.strides[d] / view.itemsize;
-            KILN_CHECK(view.strides[d] % view.itemsize == 0, value, "from_numpy: a stride is not a multiple of the element size");
+            KILN_CHECK(view.strides[d] % view.itemsize == 0, value,
+                       "from_numpy: a stride is not a multiple of the element size");
             KILN_CHECK(view.strides[d] >= 0 || sizes[d] <= 1, value,
-                       "At least one stride in the given numpy array is negative, and tensors with negative strides are "
-                       "not currently supported. (You can probably work around this by making a copy of your array with "
+                       "At least one stride in the given numpy array is negative, and tensors with negative "
+                       "strides are "
+                       "not currently supported. (You can probably work around this by making a copy of your "
+                       "array with "
                        "array.copy().)");
         }
         KILN_CHECK(reinterpret_cast<uintptr_t>(view.buf) % size_t(view.itemsize) == 0, value,
@@ -212,12 +225,16 @@ PyObject* frombuffer(PyObject*, PyObject* args) {
         const Py_buffer& view = *guard.view;
         KILN_CHECK(PyBuffer_IsContiguous(&view, 'C'), value, "frombuffer: the buffer is not contiguous");
         KILN_CHECK(offset >= 0 && offset <= view.len, value, "offset (", offset,
-                   " bytes) must be non-negative and no greater than buffer length (", int64_t(view.len), " bytes)");
+                   " bytes) must be non-negative and no greater than buffer length (", int64_t(view.len),
+                   " bytes)");
         int64_t room = (view.len - offset) / int64_t(itemsize(dtype));
-        KILN_CHECK(count >= 0 || (view.len - offset) % int64_t(itemsize(dtype)) == 0, value, "buffer length (",
-                   int64_t(view.len - offset), " bytes) after offset must be a multiple of element size (", itemsize(dtype), ")");
+        KILN_CHECK(count >= 0 || (view.len - offset) % int64_t(itemsize(dtype)) == 0, value,
+                   "buffer length (", int64_t(view.len - offset),
+                   " bytes) after offset must be a multiple of element size (", itemsize(dtype), ")");
         if (count < 0) count = room;
-        KILN_CHECK(count <= room, value, "requested buffer length (", count, " elements) after offset must not be greater than actual buffer length (", room, " elements)");
+        KILN_CHECK(count <= room, value, "requested buffer length (", count,
+                   " elements) after offset must not be greater than actual buffer length (", room,
+                   " elements)");
         std::byte* at = static_cast<std::byte*>(view.buf) + offset;
         KILN_CHECK(reinterpret_cast<uintptr_t>(at) % itemsize(dtype) == 0 || count == 0, value,
                    "frombuffer: byte ", offset, " of the buffer is not aligned for ", name(dtype));
@@ -255,7 +272,8 @@ PyMethodDef functions[] = {
     {"from_nested", from_nested, METH_VARARGS, "A tensor of nested lists of numbers: (data, dtype or None)."},
     {"from_buffer", from_buffer, METH_O, "A NumPy array's memory as a tensor."},
     {"frombuffer", frombuffer, METH_VARARGS, "Bytes as a tensor: (buffer, dtype, count, offset)."},
-    {"new_zeros", empty_uninitialised, METH_VARARGS, "Zeros at once, whatever is being recorded: (sizes, dtype)."},
+    {"new_zeros", empty_uninitialised, METH_VARARGS,
+     "Zeros at once, whatever is being recorded: (sizes, dtype)."},
     {"same_bits", same_bits, METH_VARARGS, "Whether two contiguous tensors hold the same bytes."},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -10,8 +10,7 @@ PyTypeObject* size_type = nullptr;
 namespace {
 
 struct DTypeObject {
-    PyObject_HEAD
-    DType dtype;
+    PyObject_HEAD DType dtype;
 };
 
 PyObject* dtype_objects[dtype_count];
@@ -48,12 +47,13 @@ PyType_Slot dtype_slots[] = {
     {Py_tp_doc, const_cast<char*>("The type of a tensor's elements.")},
     {0, nullptr},
 };
-PyType_Spec dtype_spec = {"kiln.dtype", sizeof(DTypeObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-                          dtype_slots};
+PyType_Spec dtype_spec = {"kiln.dtype", sizeof(DTypeObject), 0,
+                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, dtype_slots};
 
 PyObject* size_numel(PyObject* self, PyObject*) {
     long long count = 1;
-    for (Py_ssize_t d = 0; d < PyTuple_GET_SIZE(self); ++d) count *= PyLong_AsLongLong(PyTuple_GET_ITEM(self, d));
+    for (Py_ssize_t d = 0; d < PyTuple_GET_SIZE(self); ++d)
+        count *= PyLong_AsLongLong(PyTuple_GET_ITEM(self, d));
     return PyLong_FromLongLong(count);
 }
 PyObject* size_repr(PyObject* self) {
@@ -121,12 +121,15 @@ PyObject* by_name(PyObject*, PyObject* text) {
 }
 
 PyMethodDef functions[] = {
-    {"result_type", result_type, METH_O, "The common dtype's name of (name, 0 array | 1 0-d array | 2 number) pairs."},
+    {"result_type", result_type, METH_O,
+     "The common dtype's name of (name, 0 array | 1 0-d array | 2 number) pairs."},
     {"promote_types", promote, METH_VARARGS, "The smallest dtype two dtypes convert to."},
-    {"can_cast", may_cast, METH_VARARGS, "Whether values of one dtype may be stored in another by an in-place op."},
+    {"can_cast", may_cast, METH_VARARGS,
+     "Whether values of one dtype may be stored in another by an in-place op."},
     {"get_default_dtype", get_default, METH_NOARGS, "The dtype of Python floats in new tensors."},
     {"default_dtype_name", get_default_name, METH_NOARGS, "The name of the default float dtype."},
-    {"set_default_dtype", set_default, METH_O, "Sets the dtype of Python floats in new tensors; a float dtype."},
+    {"set_default_dtype", set_default, METH_O,
+     "Sets the dtype of Python floats in new tensors; a float dtype."},
     {"dtype_by_name", by_name, METH_O, "The dtype called so."},
     {nullptr, nullptr, 0, nullptr},
 };
@@ -145,12 +148,14 @@ DType dtype_from(PyObject* object) {
     if (object == reinterpret_cast<PyObject*>(&PyBool_Type)) return DType::bool_;
     if (object == reinterpret_cast<PyObject*>(&PyLong_Type)) return DType::int64;
     if (object == reinterpret_cast<PyObject*>(&PyFloat_Type)) return DType::float64;
-    raise(ErrorKind::type, concat("dtype: expected a dtype such as kiln.float32, got ", Py_TYPE(object)->tp_name));
+    raise(ErrorKind::type,
+          concat("dtype: expected a dtype such as kiln.float32, got ", Py_TYPE(object)->tp_name));
 }
 
 PyObject* dims_object(const Dims& dims) {
     PyObject* tuple = PyTuple_New(Py_ssize_t(dims.size()));
-    for (size_t d = 0; tuple && d < dims.size(); ++d) PyTuple_SET_ITEM(tuple, d, PyLong_FromLongLong(dims[d]));
+    for (size_t d = 0; tuple && d < dims.size(); ++d)
+        PyTuple_SET_ITEM(tuple, d, PyLong_FromLongLong(dims[d]));
     return tuple;
 }
 
@@ -174,7 +179,8 @@ Dims dims_from(PyObject* object, const char* what) {
     Object list = checked(PySequence_Fast(object, "expected ints"));
     for (Py_ssize_t d = 0; d < PySequence_Fast_GET_SIZE(list.get()); ++d) {
         PyObject* item = PySequence_Fast_GET_ITEM(list.get(), d);
-        KILN_CHECK(PyIndex_Check(item), type, what, ": expected ints, got ", Py_TYPE(item)->tp_name, " at position ", d);
+        KILN_CHECK(PyIndex_Check(item), type, what, ": expected ints, got ", Py_TYPE(item)->tp_name,
+                   " at position ", d);
         Py_ssize_t value = PyNumber_AsSsize_t(item, PyExc_OverflowError);
         if (value == -1 && PyErr_Occurred()) throw Error(ErrorKind::python, "");
         dims.push_back(value);

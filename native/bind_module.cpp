@@ -43,11 +43,12 @@ namespace {
 PyTypeObject* region_type = nullptr;
 
 struct RegionObject {
-    PyObject_HEAD
-    std::shared_ptr<Region>* region;  // a recording in progress keeps it too
+    PyObject_HEAD std::shared_ptr<Region>* region;  // a recording in progress keeps it too
 };
 
-const std::shared_ptr<Region>& region_of(PyObject* object) { return *reinterpret_cast<RegionObject*>(object)->region; }
+const std::shared_ptr<Region>& region_of(PyObject* object) {
+    return *reinterpret_cast<RegionObject*>(object)->region;
+}
 
 PyObject* region_new(PyTypeObject* type, PyObject* args, PyObject*) {
     const char* name;
@@ -73,7 +74,8 @@ PyObject* region_begin(PyObject* self, PyObject*) {
 }
 PyObject* region_end(PyObject*, PyObject* cause) {
     return guarded([&]() -> PyObject* {
-        const char* text = PyUnicode_AsUTF8(PyUnicode_InternFromString(PyUnicode_AsUTF8(cause)));  // kept for explain()
+        const char* text =
+            PyUnicode_AsUTF8(PyUnicode_InternFromString(PyUnicode_AsUTF8(cause)));  // kept for explain()
         end_recording(text);
         Py_RETURN_NONE;
     });
@@ -81,9 +83,9 @@ PyObject* region_end(PyObject*, PyObject* cause) {
 PyObject* region_stats(PyObject* self, PyObject*) {
     const Region& region = *region_of(self);
     return Py_BuildValue("{sKsKsKsnsKsO}", "runs", (unsigned long long)region.runs, "compiles",
-                         (unsigned long long)region.compiles, "replays", (unsigned long long)region.replays, "programs",
-                         Py_ssize_t(region.entries.size()), "forgotten", (unsigned long long)region.evicted, "off",
-                         region.off ? Py_True : Py_False);
+                         (unsigned long long)region.compiles, "replays", (unsigned long long)region.replays,
+                         "programs", Py_ssize_t(region.entries.size()), "forgotten",
+                         (unsigned long long)region.evicted, "off", region.off ? Py_True : Py_False);
 }
 PyObject* region_explain(PyObject* self, PyObject*) {
     return guarded([&]() -> PyObject* { return PyUnicode_FromString(region_of(self)->explain().c_str()); });
@@ -91,8 +93,10 @@ PyObject* region_explain(PyObject* self, PyObject*) {
 PyMethodDef region_methods[] = {
     {"begin", region_begin, METH_NOARGS, "Starts recording on this thread, or joins what is being recorded."},
     {"end", region_end, METH_O, "Ends it; the outermost region runs what is pending. The argument says why."},
-    {"stats", region_stats, METH_NOARGS, "Counts of runs, compiles, replays op by op, recordings known and forgotten."},
-    {"explain", region_explain, METH_NOARGS, "In plain words: what was recorded, why anew, what ended it, what it costs."},
+    {"stats", region_stats, METH_NOARGS,
+     "Counts of runs, compiles, replays op by op, recordings known and forgotten."},
+    {"explain", region_explain, METH_NOARGS,
+     "In plain words: what was recorded, why anew, what ended it, what it costs."},
     {nullptr, nullptr, 0, nullptr},
 };
 PyType_Slot region_slots[] = {
@@ -127,7 +131,8 @@ struct {
 
 PyObject* next_random(PyObject*, PyObject* count) {
     long long amount = PyLong_AsLongLong(count);
-    if (amount < 0) return PyErr_Occurred() ? nullptr : PyErr_Format(PyExc_ValueError, "next_random: a negative count");
+    if (amount < 0)
+        return PyErr_Occurred() ? nullptr : PyErr_Format(PyExc_ValueError, "next_random: a negative count");
     PyObject* result = Py_BuildValue("(LL)", (long long)random_state.seed, (long long)random_state.position);
     random_state.position += amount;
     return result;
@@ -157,8 +162,9 @@ PyObject* set_threads(PyObject*, PyObject* count) {
 PyObject* memory(PyObject*, PyObject*) {
     MemoryStats s = memory_stats();
     return Py_BuildValue("{snsnsnsKsK}", "allocated_bytes", Py_ssize_t(s.allocated_bytes), "reserved_bytes",
-                         Py_ssize_t(s.reserved_bytes), "peak_allocated_bytes", Py_ssize_t(s.peak_allocated), "allocations",
-                         (unsigned long long)s.allocations, "cache_hits", (unsigned long long)s.cache_hits);
+                         Py_ssize_t(s.reserved_bytes), "peak_allocated_bytes", Py_ssize_t(s.peak_allocated),
+                         "allocations", (unsigned long long)s.allocations, "cache_hits",
+                         (unsigned long long)s.cache_hits);
 }
 PyObject* reset_peak(PyObject*, PyObject*) {
     reset_peak_allocated();
@@ -177,7 +183,8 @@ PyObject* profile_stop(PyObject*, PyObject*) {
         profile().on = false;
         Object list = checked(PyList_New(0));
         for (const auto& line : profile().lines) {
-            Object item = checked(Py_BuildValue("(sKd)", line.name.c_str(), (unsigned long long)line.launches, line.seconds));
+            Object item = checked(
+                Py_BuildValue("(sKd)", line.name.c_str(), (unsigned long long)line.launches, line.seconds));
             checked_ok(PyList_Append(list.get(), item.get()));
         }
         return list.release();
@@ -187,7 +194,8 @@ PyObject* profile_stop(PyObject*, PyObject*) {
 PyMethodDef functions[] = {
     {"flush", flush, METH_NOARGS, "Runs what is pending on this thread."},
     {"recording", recording, METH_NOARGS, "Whether ops are being recorded on this thread."},
-    {"set_check", set_check, METH_O, "Whether recorded programs are compared with their ops, bit by bit; gives what it was."},
+    {"set_check", set_check, METH_O,
+     "Whether recorded programs are compared with their ops, bit by bit; gives what it was."},
     {"next_random", next_random, METH_O, "Reserves random numbers: (seed, first position)."},
     {"random_state", get_random, METH_NOARGS, "(seed, position)."},
     {"set_random_state", set_random, METH_VARARGS, "Sets (seed, position)."},
@@ -210,9 +218,11 @@ PyObject* make_module() {
     Object module = Object::steal(PyModule_Create(&module_definition));
     if (!module) return nullptr;
     region_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&region_spec));
-    if (!region_type || PyModule_AddObjectRef(module.get(), "Region", reinterpret_cast<PyObject*>(region_type)) < 0)
+    if (!region_type ||
+        PyModule_AddObjectRef(module.get(), "Region", reinterpret_cast<PyObject*>(region_type)) < 0)
         return nullptr;
-    for (auto add : {add_dtypes, add_ops, add_operators, add_tensor, add_tensor_data, add_autograd, add_compiler})
+    for (auto add :
+         {add_dtypes, add_ops, add_operators, add_tensor, add_tensor_data, add_autograd, add_compiler})
         if (add(module.get()) < 0) return nullptr;
     return module.release();
 }

@@ -22,8 +22,7 @@ struct Param {
 };
 
 struct OpObject {
-    PyObject_HEAD
-    vectorcallfunc vectorcall;
+    PyObject_HEAD vectorcallfunc vectorcall;
     Op* op;
     std::vector<Param>* params;
     PyObject* record;
@@ -57,37 +56,44 @@ void bind_out(OpObject& self, PyObject* value, Bound& bound) {
     }
     Object list = checked(PySequence_Fast(value, "out: expected a tensor or a sequence of tensors"));
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(list.get()); ++i)
-        bound.out.emplace_back(&expect_tensor(PySequence_Fast_GET_ITEM(list.get(), i), self.op->name.c_str()));
+        bound.out.emplace_back(
+            &expect_tensor(PySequence_Fast_GET_ITEM(list.get(), i), self.op->name.c_str()));
 }
 
 void bind_keyword(OpObject& self, PyObject* name, PyObject* value, Bound& bound) {
     const auto& params = *self.params;
     for (size_t p = 0; p < params.size(); ++p) {
         if (params[p].name != name && PyUnicode_Compare(params[p].name, name) != 0) continue;
-        KILN_CHECK(!bound.values[p], type, self.op->name, "() got multiple values for argument '", PyUnicode_AsUTF8(name), "'");
+        KILN_CHECK(!bound.values[p], type, self.op->name, "() got multiple values for argument '",
+                   PyUnicode_AsUTF8(name), "'");
         bound.values[p] = value;
         return;
     }
     if (PyUnicode_CompareWithASCIIString(name, "out") == 0) return bind_out(self, value, bound);
-    raise(ErrorKind::type, concat(self.op->name, "() got an unexpected keyword argument '", PyUnicode_AsUTF8(name), "'"));
+    raise(ErrorKind::type,
+          concat(self.op->name, "() got an unexpected keyword argument '", PyUnicode_AsUTF8(name), "'"));
 }
 
 void bind(OpObject& self, PyObject* const* args, size_t count, PyObject* names, Bound& bound) {
     const auto& params = *self.params;
     if (count > params.size()) {
         bool sizes = !params.empty() && params.back().kind == 'Z';
-        KILN_CHECK(sizes, type, self.op->name, "() takes ", params.size(), " positional arguments but ", count, " were given");
+        KILN_CHECK(sizes, type, self.op->name, "() takes ", params.size(), " positional arguments but ",
+                   count, " were given");
     }
     size_t last = params.size();
-    if (last && params.back().kind == 'Z' && count >= last && (count > last || PyIndex_Check(args[last - 1]))) {
+    if (last && params.back().kind == 'Z' && count >= last &&
+        (count > last || PyIndex_Check(args[last - 1]))) {
         bound.more = PyTuple_New(Py_ssize_t(count - last + 1));
-        for (size_t i = last - 1; i < count; ++i) PyTuple_SET_ITEM(bound.more, i - last + 1, Py_NewRef(args[i]));
+        for (size_t i = last - 1; i < count; ++i)
+            PyTuple_SET_ITEM(bound.more, i - last + 1, Py_NewRef(args[i]));
         bound.values[last - 1] = bound.more;
         count = last - 1;
     }
     for (size_t i = 0; i < count; ++i) bound.values[i] = args[i];
     if (names) {
-        PyObject* const* values = args + (bound.more ? PyTuple_GET_SIZE(bound.more) + Py_ssize_t(count) : Py_ssize_t(count));
+        PyObject* const* values =
+            args + (bound.more ? PyTuple_GET_SIZE(bound.more) + Py_ssize_t(count) : Py_ssize_t(count));
         for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(names); ++k)
             bind_keyword(self, PyTuple_GET_ITEM(names, k), values[k], bound);
     }
@@ -106,9 +112,10 @@ Fn& plain_fn(OpObject& self) {
     return *self.plain;
 }
 
-[[noreturn]] void wrong_argument(const OpObject& self, const Param& param, PyObject* value, const char* expected) {
-    raise(ErrorKind::type, concat(self.op->name, "(): argument '", PyUnicode_AsUTF8(param.name), "' must be ", expected,
-                                  ", not ", Py_TYPE(value)->tp_name));
+[[noreturn]] void wrong_argument(const OpObject& self, const Param& param, PyObject* value,
+                                 const char* expected) {
+    raise(ErrorKind::type, concat(self.op->name, "(): argument '", PyUnicode_AsUTF8(param.name), "' must be ",
+                                  expected, ", not ", Py_TYPE(value)->tp_name));
 }
 
 // A list in the structure becomes a tuple, so that it can be part of a key.
@@ -129,7 +136,8 @@ Code number_code(const Number& number) {
     return number.kind == Kind::float_ ? float_code : number.kind == Kind::bool_ ? bool_code : int_code;
 }
 
-// Reads sizes that are exact ints, as nearly all are; false for anything else, which `dims_from` reads or refuses.
+// Reads sizes that are exact ints, as nearly all are; false for anything else, which `dims_from` reads or
+// refuses.
 bool plain_sizes(PyObject* value, Dims* sizes) {
     PyObject** items = &value;
     Py_ssize_t count = 1;
@@ -150,7 +158,8 @@ bool plain_sizes(PyObject* value, Dims* sizes) {
 // Turns bound arguments into operands and structure.
 class Arguments {
 public:
-    Arguments(OpObject& self, Bound& bound) : self_(self), bound_(bound), pointwise_(self.op->kind == OpKind::pointwise) {}
+    Arguments(OpObject& self, Bound& bound)
+        : self_(self), bound_(bound), pointwise_(self.op->kind == OpKind::pointwise) {}
 
     // False if an argument is symbolic: then the call is traced, not run.
     bool collect() {
@@ -163,7 +172,8 @@ public:
     Fn& fn() {
         if (pointwise_ && structure_.empty()) return plain_fn(self_);
         Object tuple = checked(PyTuple_New(Py_ssize_t(structure_.size())));
-        for (size_t i = 0; i < structure_.size(); ++i) PyTuple_SET_ITEM(tuple.get(), i, structure_[i].release());
+        for (size_t i = 0; i < structure_.size(); ++i)
+            PyTuple_SET_ITEM(tuple.get(), i, structure_[i].release());
         return fn_of(reinterpret_cast<PyObject*>(&self_), tuple.get());
     }
 
@@ -192,8 +202,9 @@ private:
         if (is_tensor(value)) {
             Tensor& tensor = tensor_of(value);
             if (param.kind == 'N') {  // a 0-d tensor where a number belongs is read
-                KILN_CHECK(tensor.numel == 1, type, self_.op->name, "(): argument '", PyUnicode_AsUTF8(param.name),
-                           "' must be a number, not a tensor of shape ", shape_text(tensor.sizes));
+                KILN_CHECK(tensor.numel == 1, type, self_.op->name, "(): argument '",
+                           PyUnicode_AsUTF8(param.name), "' must be a number, not a tensor of shape ",
+                           shape_text(tensor.sizes));
                 ready(tensor);
                 return add_number(read_element(tensor.dtype, tensor.data()));
             }
@@ -202,14 +213,19 @@ private:
             return true;
         }
         if (value == Py_None && param.kind != 'T') {
-            KILN_CHECK(!pointwise_, type, self_.op->name, "(): argument '", PyUnicode_AsUTF8(param.name), "' must not be None");
+            KILN_CHECK(!pointwise_, type, self_.op->name, "(): argument '", PyUnicode_AsUTF8(param.name),
+                       "' must not be None");
             structure_.push_back(Object::borrow(Py_None));
             return true;
         }
         Number number;
-        if ((param.kind == 'V' || param.kind == 'N') && number_from(value, &number)) return add_number(number);
+        if ((param.kind == 'V' || param.kind == 'N') && number_from(value, &number))
+            return add_number(number);
         if (is_symbolic(value)) return false;
-        wrong_argument(self_, param, value, param.kind == 'N' ? "a number" : param.kind == 'V' ? "Tensor or a number" : "Tensor");
+        wrong_argument(self_, param, value,
+                       param.kind == 'N'   ? "a number"
+                       : param.kind == 'V' ? "Tensor or a number"
+                                           : "Tensor");
     }
 
     bool add_number(const Number& number) {
@@ -234,7 +250,8 @@ private:
         } else if (is_symbolic(value)) {
             return false;
         }
-        *sizes = dims_from(value, (self_.op->name + "(): argument '" + PyUnicode_AsUTF8(param.name) + "'").c_str());
+        *sizes = dims_from(value,
+                           (self_.op->name + "(): argument '" + PyUnicode_AsUTF8(param.name) + "'").c_str());
         return true;
     }
 
@@ -248,7 +265,8 @@ private:
 
     bool collect_list(const Param& param, PyObject* value) {
         KILN_CHECK(PyList_Check(value) || PyTuple_Check(value), type, self_.op->name, "(): argument '",
-                   PyUnicode_AsUTF8(param.name), "' must be a tuple of Tensors, not ", Py_TYPE(value)->tp_name);
+                   PyUnicode_AsUTF8(param.name), "' must be a tuple of Tensors, not ",
+                   Py_TYPE(value)->tp_name);
         Object list = checked(PySequence_Fast(value, "tensors"));
         Py_ssize_t count = PySequence_Fast_GET_SIZE(list.get());
         for (Py_ssize_t i = 0; i < count; ++i) {
@@ -367,7 +385,8 @@ PyObject* op_new(PyTypeObject* type, PyObject* args, PyObject*) {
         for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(list.get()); ++i) {
             PyObject *param_name, *default_value;
             const char* letter;
-            if (!PyArg_ParseTuple(PySequence_Fast_GET_ITEM(list.get(), i), "UsO", &param_name, &letter, &default_value))
+            if (!PyArg_ParseTuple(PySequence_Fast_GET_ITEM(list.get(), i), "UsO", &param_name, &letter,
+                                  &default_value))
                 throw Error(ErrorKind::python, "");
             Py_INCREF(param_name);
             PyUnicode_InternInPlace(&param_name);
@@ -408,7 +427,8 @@ PyType_Slot op_slots[] = {
     {0, nullptr},
 };
 PyType_Spec op_spec = {"kiln._core.Op", sizeof(OpObject), 0,
-                       Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR, op_slots};
+                       Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR,
+                       op_slots};
 
 PyObject* set_symbolic_types(PyObject*, PyObject* types) {
     Py_XSETREF(symbolic_types, Py_NewRef(types));
@@ -419,11 +439,16 @@ PyObject* set_core_function(PyObject*, PyObject* args) {
     return guarded([&]() -> PyObject* {
         const char* role;
         PyObject *op, *structure;
-        if (!PyArg_ParseTuple(args, "sO!O!:set_core_function", &role, op_type, &op, &PyTuple_Type, &structure)) return nullptr;
+        if (!PyArg_ParseTuple(args, "sO!O!:set_core_function", &role, op_type, &op, &PyTuple_Type,
+                              &structure))
+            return nullptr;
         Fn* fn = &fn_of(op, structure);
         CoreFns& fns = core_fns();
         std::string name = role;
-        Fn** place = name == "add" ? &fns.add : name == "copy" ? &fns.copy : name == "sum_to" ? &fns.sum_to : nullptr;
+        Fn** place = name == "add"      ? &fns.add
+                     : name == "copy"   ? &fns.copy
+                     : name == "sum_to" ? &fns.sum_to
+                                        : nullptr;
         KILN_CHECK(place, value, "set_core_function: no role '", name, "'");
         *place = fn;
         Py_RETURN_NONE;
@@ -450,19 +475,21 @@ PyObject* reshape_op = nullptr;
 Fn& slice_fn(int dim) {
     static SmallVector<Fn*, 8> known;
     while (int(known.size()) <= dim) known.push_back(nullptr);
-    if (!known[size_t(dim)]) known[size_t(dim)] = &fn_of(slice_op, checked(Py_BuildValue("(s(i)i)", "t", dim, 3)).get());
+    if (!known[size_t(dim)])
+        known[size_t(dim)] = &fn_of(slice_op, checked(Py_BuildValue("(s(i)i)", "t", dim, 3)).get());
     return *known[size_t(dim)];
 }
 Fn& reshape_fn(int ndim) {
     static SmallVector<Fn*, 8> known;
     while (int(known.size()) <= ndim) known.push_back(nullptr);
-    if (!known[size_t(ndim)]) known[size_t(ndim)] = &fn_of(reshape_op, checked(Py_BuildValue("(si)", "t", ndim)).get());
+    if (!known[size_t(ndim)])
+        known[size_t(ndim)] = &fn_of(reshape_op, checked(Py_BuildValue("(si)", "t", ndim)).get());
     return *known[size_t(ndim)];
 }
 
 PyObject* set_view_ops(PyObject*, PyObject* args) {
-    if (!PyArg_ParseTuple(args, "O!O!O!O!:set_view_ops", op_type, &as_strided_op, op_type, &write_op, op_type, &slice_op,
-                          op_type, &reshape_op))
+    if (!PyArg_ParseTuple(args, "O!O!O!O!:set_view_ops", op_type, &as_strided_op, op_type, &write_op, op_type,
+                          &slice_op, op_type, &reshape_op))
         return nullptr;
     for (PyObject* op : {as_strided_op, write_op, slice_op, reshape_op}) Py_INCREF(op);
     core_fns().as_strided = as_strided_fn;
@@ -471,9 +498,11 @@ PyObject* set_view_ops(PyObject*, PyObject* args) {
 }
 
 PyMethodDef functions[] = {
-    {"set_view_ops", set_view_ops, METH_VARARGS, "Tells the core the ops as_strided, write, slice and reshape."},
+    {"set_view_ops", set_view_ops, METH_VARARGS,
+     "Tells the core the ops as_strided, write, slice and reshape."},
     {"set_symbolic_types", set_symbolic_types, METH_O, "Types whose arguments make a call be traced."},
-    {"set_core_function", set_core_function, METH_VARARGS, "Tells the core which op adds, copies, sums to a shape."},
+    {"set_core_function", set_core_function, METH_VARARGS,
+     "Tells the core which op adds, copies, sums to a shape."},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -486,7 +515,8 @@ Fn* plain_binary(PyObject* function) {
 }
 
 TensorRef slice_view(Tensor& x, int dim, int64_t start, int64_t length, int64_t step) {
-    Operand operands[4] = {{&x, {}}, {nullptr, Number::of(start)}, {nullptr, Number::of(length)}, {nullptr, Number::of(step)}};
+    Operand operands[4] = {
+        {&x, {}}, {nullptr, Number::of(start)}, {nullptr, Number::of(length)}, {nullptr, Number::of(step)}};
     return std::move(call(slice_fn(dim), operands)[0]);
 }
 
@@ -504,12 +534,14 @@ Fn& fn_of(PyObject* op, PyObject* structure) {
     PyObject* found = PyDict_GetItemWithError(self.functions, structure);
     if (found) return *static_cast<Fn*>(PyCapsule_GetPointer(found, nullptr));
     if (PyErr_Occurred()) throw Error(ErrorKind::python, "");
-    self.op->differentiable = Object::steal(PyObject_GetAttrString(self.record, "differentiable")).get() == Py_True;
+    self.op->differentiable =
+        Object::steal(PyObject_GetAttrString(self.record, "differentiable")).get() == Py_True;
     Fn* fn = new_fn(self.op, self.op->name);
     fn->structure = Opaque(structure);
     if (self.op->kind == OpKind::view)
         for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(structure); ++i)
-            if (PyTuple_Check(PyTuple_GET_ITEM(structure, i))) fn->dims = dims_from(PyTuple_GET_ITEM(structure, i), "dims");
+            if (PyTuple_Check(PyTuple_GET_ITEM(structure, i)))
+                fn->dims = dims_from(PyTuple_GET_ITEM(structure, i), "dims");
     Object capsule = checked(PyCapsule_New(fn, nullptr, nullptr));
     checked_ok(PyDict_SetItem(self.functions, structure, capsule.get()));
     return *fn;

@@ -8,11 +8,34 @@ namespace kiln {
 
 namespace {
 
-enum Slot { add, sub, mul, div, floordiv, mod, pow_, matmul, and_, or_, xor_, neg, invert, abs_, eq, ne, lt, le, gt, ge,
-            getitem, setitem, slot_count };
-const char* const slot_names[slot_count] = {"add", "sub", "mul", "div", "floor_divide", "remainder", "pow", "matmul",
-                                            "and", "or", "xor", "neg", "invert", "abs", "eq", "ne", "lt", "le", "gt",
-                                            "ge", "getitem", "setitem"};
+enum Slot {
+    add,
+    sub,
+    mul,
+    div,
+    floordiv,
+    mod,
+    pow_,
+    matmul,
+    and_,
+    or_,
+    xor_,
+    neg,
+    invert,
+    abs_,
+    eq,
+    ne,
+    lt,
+    le,
+    gt,
+    ge,
+    getitem,
+    setitem,
+    slot_count
+};
+const char* const slot_names[slot_count] = {
+    "add", "sub",    "mul", "div", "floor_divide", "remainder", "pow", "matmul", "and", "or",      "xor",
+    "neg", "invert", "abs", "eq",  "ne",           "lt",        "le",  "gt",     "ge",  "getitem", "setitem"};
 PyObject* operators[slot_count] = {};
 
 PyObject* set_operator(PyObject*, PyObject* args) {
@@ -69,7 +92,8 @@ template <Slot slot>
 PyObject* inplace_slot(PyObject* lhs, PyObject* rhs) {
     Number number;
     if (!is_tensor(lhs) || !operators[slot]) return binary(slot, lhs, rhs);
-    if (!is_tensor(rhs) && !number_from(rhs, &number)) return PyErr_Occurred() ? nullptr : Py_NewRef(Py_NotImplemented);
+    if (!is_tensor(rhs) && !number_from(rhs, &number))
+        return PyErr_Occurred() ? nullptr : Py_NewRef(Py_NotImplemented);
     static PyObject* names = Py_BuildValue("(s)", "out");
     PyObject* args[3] = {lhs, rhs, lhs};
     return PyObject_Vectorcall(operators[slot], args, 2, names);
@@ -77,8 +101,8 @@ PyObject* inplace_slot(PyObject* lhs, PyObject* rhs) {
 
 PyObject* power(PyObject* lhs, PyObject* rhs, PyObject*) { return binary(pow_, lhs, rhs); }
 
-// x[key] of ints and slices, which are the views kiln/ops/getitem.py would make; null (and no exception) where
-// a key is anything else, is wrong, or changes nothing: that is told there.
+// x[key] of ints and slices, which are the views kiln/ops/getitem.py would make; null (and no exception)
+// where a key is anything else, is wrong, or changes nothing: that is told there.
 TensorRef basic_item(Tensor& x, PyObject* key) {
     PyObject** entries = &key;
     Py_ssize_t count = 1;
@@ -132,7 +156,8 @@ int set_item(PyObject* x, PyObject* index, PyObject* value) {
 // The one element, for bool(x), int(x), float(x).
 Number single(PyObject* self, const char* what) {
     Tensor& x = tensor_of(self);
-    KILN_CHECK(x.numel == 1, value, what, ": only one element tensors can be converted to Python scalars, got shape ",
+    KILN_CHECK(x.numel == 1, value, what,
+               ": only one element tensors can be converted to Python scalars, got shape ",
                shape_text(x.sizes));
     ready(x);
     return read_element(x.dtype, x.data());
@@ -141,8 +166,9 @@ Number single(PyObject* self, const char* what) {
 int tensor_bool(PyObject* self) {
     return guarded([&] {
         const Tensor& x = tensor_of(self);
-        KILN_CHECK(x.numel == 1, runtime, "Boolean value of Tensor with ", x.numel ? "more than one value" : "no values",
-                   " is ambiguous (shape ", shape_text(x.sizes), ")");
+        KILN_CHECK(x.numel == 1, runtime, "Boolean value of Tensor with ",
+                   x.numel ? "more than one value" : "no values", " is ambiguous (shape ",
+                   shape_text(x.sizes), ")");
         Number n = single(self, "bool()");
         return int(n.kind == Kind::float_ ? n.real != 0 : n.integer != 0);
     });

@@ -77,7 +77,8 @@ PyObject* get_retains(PyObject* self, void*) {
 int set_requires_grad(Tensor& x, bool wanted) {
     return guarded([&] {
         KILN_CHECK(wanted || !x.grad_fn(), runtime,
-                   "you can only change requires_grad flags of leaf variables. If you want to use a computed variable "
+                   "you can only change requires_grad flags of leaf variables. If you want to use a computed "
+                   "variable "
                    "in a subgraph that doesn't require differentiation use var_no_grad = var.detach().");
         KILN_CHECK(!wanted || is_float(x.dtype), runtime,
                    "only Tensors of floating point dtype can require gradients, got ", name(x.dtype));
@@ -96,8 +97,10 @@ PyObject* get_grad(PyObject* self, void*) {
     if (x.meta && x.meta->grad) return wrap(x.meta->grad);
     if (x.grad_fn() && !x.meta->retains_grad &&
         PyErr_WarnEx(PyExc_UserWarning,
-                     "The .grad attribute of a Tensor that is not a leaf Tensor is being accessed. Its .grad attribute "
-                     "won't be populated during autograd.backward(). If you indeed want the .grad field to be populated "
+                     "The .grad attribute of a Tensor that is not a leaf Tensor is being accessed. Its .grad "
+                     "attribute "
+                     "won't be populated during autograd.backward(). If you indeed want the .grad field to "
+                     "be populated "
                      "for a non-leaf Tensor, use .retain_grad() on the non-leaf Tensor.",
                      1) < 0)
         return nullptr;
@@ -134,8 +137,8 @@ int put_data(PyObject* self, PyObject* value, void*) {
         Tensor& x = tensor_of(self);
         KILN_CHECK(value && is_tensor(value), type, "data: expected a tensor");
         Tensor& source = tensor_of(value);
-        KILN_CHECK(source.dtype == x.dtype || !x.grad_fn(), runtime, "data: expected dtype ", name(x.dtype), ", got ",
-                   name(source.dtype));
+        KILN_CHECK(source.dtype == x.dtype || !x.grad_fn(), runtime, "data: expected dtype ", name(x.dtype),
+                   ", got ", name(source.dtype));
         // A new tensor under the same Python object: graphs keep the old memory.
         TensorRef changed = alias(source);
         changed->untracked = x.untracked;
@@ -152,30 +155,39 @@ int put_data(PyObject* self, PyObject* value, void*) {
 
 PyObject* tensor_dim(PyObject* self, PyObject*) { return get_ndim(self, nullptr); }
 PyObject* tensor_numel(PyObject* self, PyObject*) { return PyLong_FromLongLong(tensor_of(self).numel); }
-PyObject* tensor_element_size(PyObject* self, PyObject*) { return PyLong_FromSize_t(itemsize(tensor_of(self).dtype)); }
+PyObject* tensor_element_size(PyObject* self, PyObject*) {
+    return PyLong_FromSize_t(itemsize(tensor_of(self).dtype));
+}
 PyObject* tensor_offset(PyObject* self, PyObject*) { return PyLong_FromLongLong(tensor_of(self).offset); }
-PyObject* tensor_is_contiguous(PyObject* self, PyObject*) { return PyBool_FromLong(tensor_of(self).contiguous); }
-PyObject* tensor_is_float(PyObject* self, PyObject*) { return PyBool_FromLong(is_float(tensor_of(self).dtype)); }
+PyObject* tensor_is_contiguous(PyObject* self, PyObject*) {
+    return PyBool_FromLong(tensor_of(self).contiguous);
+}
+PyObject* tensor_is_float(PyObject* self, PyObject*) {
+    return PyBool_FromLong(is_float(tensor_of(self).dtype));
+}
 
 int64_t wrap_dim(const Tensor& x, PyObject* index) {
     Py_ssize_t dim = PyNumber_AsSsize_t(index, PyExc_IndexError);
     if (dim == -1 && PyErr_Occurred()) throw Error(ErrorKind::python, "");
     int limit = std::max(x.ndim(), 1);
-    KILN_CHECK(dim >= -limit && dim < limit && x.ndim(), index, "Dimension out of range (expected to be in range of [",
-               -limit, ", ", limit - 1, "], but got ", int64_t(dim), ")");
+    KILN_CHECK(dim >= -limit && dim < limit && x.ndim(), index,
+               "Dimension out of range (expected to be in range of [", -limit, ", ", limit - 1, "], but got ",
+               int64_t(dim), ")");
     return dim < 0 ? dim + x.ndim() : dim;
 }
 
 PyObject* tensor_size(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
     return property(self, [&](Tensor& x) -> PyObject* {
-        if (count + (names ? PyTuple_GET_SIZE(names) : 0) == 0 || args[0] == Py_None) return size_object(x.sizes);
+        if (count + (names ? PyTuple_GET_SIZE(names) : 0) == 0 || args[0] == Py_None)
+            return size_object(x.sizes);
         return PyLong_FromLongLong(x.sizes[wrap_dim(x, args[0])]);
     });
 }
 
 PyObject* tensor_stride(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
     return property(self, [&](Tensor& x) -> PyObject* {
-        if (count + (names ? PyTuple_GET_SIZE(names) : 0) == 0 || args[0] == Py_None) return dims_object(x.strides);
+        if (count + (names ? PyTuple_GET_SIZE(names) : 0) == 0 || args[0] == Py_None)
+            return dims_object(x.strides);
         return PyLong_FromLongLong(x.strides[wrap_dim(x, args[0])]);
     });
 }
@@ -206,8 +218,8 @@ PyObject* make_subclass(PyObject*, PyObject* args) {
         PyObject *type, *data;
         int requires_grad = 0;
         if (!PyArg_ParseTuple(args, "OO|p:_make_subclass", &type, &data, &requires_grad)) return nullptr;
-        KILN_CHECK(PyType_Check(type) && PyType_IsSubtype(reinterpret_cast<PyTypeObject*>(type), tensor_type), type,
-                   "_make_subclass: expected a subclass of Tensor");
+        KILN_CHECK(PyType_Check(type) && PyType_IsSubtype(reinterpret_cast<PyTypeObject*>(type), tensor_type),
+                   type, "_make_subclass: expected a subclass of Tensor");
         TensorRef tensor = alias(expect_tensor(data, "data"));
         if (requires_grad && set_requires_grad(*tensor, true) < 0) return nullptr;
         return new_object(reinterpret_cast<PyTypeObject*>(type), tensor);
@@ -220,9 +232,10 @@ PyObject* tensor_new(PyTypeObject*, PyObject*, PyObject*) {
 }
 
 PyObject* tensor_reduce(PyObject*, PyObject*) {
-    PyErr_SetString(PyExc_TypeError,
-                    "Tensor: pickling is not supported (loading a pickle can run code); save with kiln.save, or send "
-                    "x.numpy() or x.tolist()");
+    PyErr_SetString(
+        PyExc_TypeError,
+        "Tensor: pickling is not supported (loading a pickle can run code); save with kiln.save, or send "
+        "x.numpy() or x.tolist()");
     return nullptr;
 }
 
@@ -237,11 +250,13 @@ PyGetSetDef getset[] = {
     {"shape", get_shape, nullptr, "The sizes, a kiln.Size.", nullptr},
     {"dtype", get_dtype, nullptr, "The type of the elements.", nullptr},
     {"ndim", get_ndim, nullptr, "How many dims.", nullptr},
-    {"requires_grad", get_requires_grad, put_requires_grad, "Whether gradients are recorded for this tensor.", nullptr},
+    {"requires_grad", get_requires_grad, put_requires_grad, "Whether gradients are recorded for this tensor.",
+     nullptr},
     {"is_leaf", get_is_leaf, nullptr, "Whether it was made by the user, not by a recorded op.", nullptr},
     {"retains_grad", get_retains, nullptr, "Whether a non-leaf keeps its .grad.", nullptr},
     {"grad", get_grad, put_grad, "The accumulated gradient, or None.", nullptr},
-    {"data", get_data, put_data, "The same memory without history; writes through it are not tracked.", nullptr},
+    {"data", get_data, put_data, "The same memory without history; writes through it are not tracked.",
+     nullptr},
     {"_version", get_version, nullptr, "How often the memory was written in place.", nullptr},
     {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, nullptr, nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
@@ -268,11 +283,13 @@ PyMethodDef methods[] = {
     {"is_contiguous", tensor_is_contiguous, METH_NOARGS, "Whether elements lie in memory in order."},
     {"is_floating_point", tensor_is_float, METH_NOARGS, "Whether the dtype is a float one."},
     {"size", cast(tensor_size), METH_FASTCALL | METH_KEYWORDS, "The sizes, or the size of one dim."},
-    {"stride", cast(tensor_stride), METH_FASTCALL | METH_KEYWORDS, "The strides in elements, or that of one dim."},
+    {"stride", cast(tensor_stride), METH_FASTCALL | METH_KEYWORDS,
+     "The strides in elements, or that of one dim."},
     {"detach", tensor_detach, METH_NOARGS, "The same memory without history."},
     {"detach_", tensor_detach_, METH_NOARGS, "Forgets the history in place."},
     {"requires_grad_", cast(tensor_requires_grad_), METH_FASTCALL, "Sets requires_grad; returns self."},
-    {"_make_subclass", make_subclass, METH_VARARGS | METH_STATIC, "data's memory under a subclass of Tensor."},
+    {"_make_subclass", make_subclass, METH_VARARGS | METH_STATIC,
+     "data's memory under a subclass of Tensor."},
     {"__reduce_ex__", tensor_reduce, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
@@ -293,7 +310,8 @@ int tensor_getbuffer(PyObject* self, Py_buffer* view, int flags) {
         Tensor& x = tensor_of(self);
         KILN_CHECK(x.contiguous || (flags & PyBUF_STRIDES) == PyBUF_STRIDES, buffer,
                    "memoryview: the tensor is not contiguous; call .contiguous() first");
-        KILN_CHECK(!(x.storage->read_only && (flags & PyBUF_WRITABLE)), buffer, "the tensor's memory is read-only");
+        KILN_CHECK(!(x.storage->read_only && (flags & PyBUF_WRITABLE)), buffer,
+                   "the tensor's memory is read-only");
         KILN_CHECK(!x.requires_grad(), buffer,
                    "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.");
         settle(*x.storage, true);
@@ -331,7 +349,8 @@ PyType_Slot slots[] = {
     {Py_sq_length, reinterpret_cast<void*>(tensor_length)},
     {Py_bf_getbuffer, reinterpret_cast<void*>(tensor_getbuffer)},
     {Py_bf_releasebuffer, reinterpret_cast<void*>(tensor_releasebuffer)},
-    {Py_tp_doc, const_cast<char*>("A multi-dimensional array of one dtype. Made by kiln.tensor, zeros, randn, ...")},
+    {Py_tp_doc,
+     const_cast<char*>("A multi-dimensional array of one dtype. Made by kiln.tensor, zeros, randn, ...")},
     {0, nullptr},
 };
 
@@ -390,7 +409,8 @@ int add_tensor(PyObject* module) {
     for (const NumberSlot& n : numbers)
         if (n.function) all.push_back({n.slot, n.function});
     all.push_back({0, nullptr});
-    PyType_Spec spec = {"kiln.Tensor", sizeof(TensorObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, all.data()};
+    PyType_Spec spec = {"kiln.Tensor", sizeof(TensorObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+                        all.data()};
     tensor_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
     if (!tensor_type) return -1;
     return PyModule_AddObjectRef(module, "Tensor", reinterpret_cast<PyObject*>(tensor_type));

@@ -41,7 +41,8 @@ void copy_into(const TensorRef& target, Tensor& source) {
     execute(*core_fns().copy, {&operand, 1}, {&target, 1}, false);
 }
 
-Results execute_program(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, bool hidden) {
+Results execute_program(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out,
+                        bool hidden) {
     const Program& program = program_for(fn, operands, hidden);
     Dims slots;
     for (const Operand& operand : operands) append_environment(operand, slots);
@@ -93,7 +94,8 @@ TensorRef make_view(const Fn& fn, std::span<const Operand> operands) {
     case ViewKind::permute: return view_permute(x, fn.dims);
     case ViewKind::expand: return view_expand(x, integers(numbers));
     case ViewKind::slice:
-        return view_slice(x, fn.dims[0], integer_of(numbers[0]), integer_of(numbers[1]), integer_of(numbers[2]));
+        return view_slice(x, fn.dims[0], integer_of(numbers[0]), integer_of(numbers[1]),
+                          integer_of(numbers[2]));
     case ViewKind::as_strided: {
         size_t ndim = (numbers.size() - 1) / 2;
         return view_as_strided(x, integers(numbers.subspan(0, ndim)), integers(numbers.subspan(ndim, ndim)),
@@ -205,7 +207,8 @@ namespace {
 
 std::string position_error(const Fn& fn, int64_t value, int dim, int64_t bound) {
     std::string text = fn.index_error;
-    for (const auto& [name, number] : {std::pair<const char*, int64_t>{"{index}", value}, {"{dim}", dim}, {"{size}", bound}})
+    for (const auto& [name, number] :
+         {std::pair<const char*, int64_t>{"{index}", value}, {"{dim}", dim}, {"{size}", bound}})
         if (size_t at = text.find(name); at != std::string::npos)
             text.replace(at, std::char_traits<char>::length(name), std::to_string(number));
     return text;
@@ -217,7 +220,9 @@ struct Bound {
     int64_t low, high;
     bool has_ignored;
     int64_t ignored;
-    bool holds(int64_t value) const { return (value >= low && value < high) || (has_ignored && value == ignored); }
+    bool holds(int64_t value) const {
+        return (value >= low && value < high) || (has_ignored && value == ignored);
+    }
 };
 
 // The first position out of bounds in logical order; an expanded dim is read once. False if all are right.

@@ -17,7 +17,8 @@ using Operands = SmallVector<Operand, 4>;
 Results call(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out = {});
 
 // The same without autograd; `hidden`: also the extra outputs a derivative reads.
-Results run(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out = {}, bool hidden = false);
+Results run(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out = {},
+            bool hidden = false);
 
 // The same at once, whatever is being recorded. Inputs must hold values.
 Results execute(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, bool hidden);
@@ -40,9 +41,9 @@ void check_positions(const Fn& fn, std::span<const Operand> operands);
 
 // Functions the core itself calls; set once from the table.
 struct CoreFns {
-    Fn* add = nullptr;     // add(a, b)
-    Fn* copy = nullptr;    // copy(x): x in new memory, or in `out` with its dtype
-    Fn* sum_to = nullptr;  // sum_to(g, like): g summed down to like's shape
+    Fn* add = nullptr;                      // add(a, b)
+    Fn* copy = nullptr;                     // copy(x): x in new memory, or in `out` with its dtype
+    Fn* sum_to = nullptr;                   // sum_to(g, like): g summed down to like's shape
     Fn* (*as_strided)(int ndim) = nullptr;  // as_strided(x; sizes, strides, offset) of a view with ndim dims
     Fn* (*write)(int ndim) = nullptr;       // write(base, x; strides, offset): base with x at strided places
 };

@@ -20,10 +20,12 @@ TensorRef unpack(const Node& node, const SavedTensor& saved, const char* role, s
         return saved.tensor;
     const SourceLine* write = last_write(storage);
     raise(ErrorKind::runtime,
-          concat("one of the variables needed for gradient computation has been modified by an inplace operation: ", role, " ",
-                 index, " of ", node.fn->name, ", ", name(saved.tensor->dtype), shape_text(saved.tensor->sizes),
-                 ", was saved at version ", saved.version, " (", SourceLine::text(node.line), ") and is at version ",
-                 storage.version, write ? " (changed at " + SourceLine::text(*write) + ")" : "",
+          concat("one of the variables needed for gradient computation has been modified by an inplace "
+                 "operation: ",
+                 role, " ", index, " of ", node.fn->name, ", ", name(saved.tensor->dtype),
+                 shape_text(saved.tensor->sizes), ", was saved at version ", saved.version, " (",
+                 SourceLine::text(node.line), ") and is at version ", storage.version,
+                 write ? " (changed at " + SourceLine::text(*write) + ")" : "",
                  "; change a clone() instead, or do it after backward()"));
 }
 
@@ -36,7 +38,8 @@ using Kept = SmallVector<TensorRef, 6>;
 // What tells an input's shape: what was saved of it, or a defined gradient where all arrays had one shape.
 TensorRef shape_source(const Node& node, const NodeInput& input) {
     if (input.saved.tensor) return input.saved.tensor;
-    const Tensor& like = **std::find_if(node.grads.begin(), node.grads.end(), [](const auto& g) { return bool(g); });
+    const Tensor& like =
+        **std::find_if(node.grads.begin(), node.grads.end(), [](const auto& g) { return bool(g); });
     return new_tensor(input.dtype, like.sizes, StorageRef());
 }
 
@@ -54,7 +57,8 @@ Operands forward_operands(const Node& node, Kept& keep) {
     return operands;
 }
 
-// Of a pointwise function a derivative depends only on dtypes and on which operands are 0-d: one word, if few.
+// Of a pointwise function a derivative depends only on dtypes and on which operands are 0-d: one word, if
+// few.
 uint64_t point_code(const Node& node, uint64_t needed, uint64_t defined, bool redo) {
     constexpr size_t most = 5;
     if (node.fn->cls != FnClass::pointwise || node.inputs.size() > most || defined > 0xff) return 0;
@@ -109,7 +113,8 @@ Fn& derivative_fn(const Node& node, uint64_t needed, uint64_t defined, bool redo
 // A saved tensor with the history it had, for create_graph.
 TensorRef with_history(const TensorRef& tensor, const Edge& edge) {
     if (!tensor || !edge || !tensor->storage) return tensor;
-    if (tensor->meta && tensor->grad_fn() == edge.node.get() && (edge.node || tensor->meta == edge.leaf)) return tensor;
+    if (tensor->meta && tensor->grad_fn() == edge.node.get() && (edge.node || tensor->meta == edge.leaf))
+        return tensor;
     TensorRef copy = alias(*tensor);
     if (edge.leaf)
         copy->meta = edge.leaf;
@@ -173,7 +178,8 @@ public:
         for (Node* node : all_) node->grads.clear();  // also after an error
     }
 
-    Engine(std::span<const TensorRef> inputs, const BackwardOptions& options) : inputs_(inputs), options_(options) {
+    Engine(std::span<const TensorRef> inputs, const BackwardOptions& options)
+        : inputs_(inputs), options_(options) {
         static uint64_t runs = 0;
         run_ = ++runs;
     }
@@ -211,7 +217,8 @@ private:
         std::vector<Node*> stack;
         auto enter = [&](Node* node) {
             if (node->run == run_) return;
-            KILN_CHECK(node->grads.empty(), runtime, "backward: called again on a graph a backward is passing through");
+            KILN_CHECK(node->grads.empty(), runtime,
+                       "backward: called again on a graph a backward is passing through");
             node->run = run_;
             node->waiting = 0;
             node->needed = false;
@@ -235,11 +242,13 @@ private:
         if (edge.node) return edge.node->needed;
         if (!edge.leaf) return false;
         if (options_.accumulate && inputs_.empty()) return true;
-        return std::any_of(inputs_.begin(), inputs_.end(), [&](const TensorRef& x) { return x->meta == edge.leaf; });
+        return std::any_of(inputs_.begin(), inputs_.end(),
+                           [&](const TensorRef& x) { return x->meta == edge.leaf; });
     }
 
     bool is_input(const Node* node) const {
-        return std::any_of(inputs_.begin(), inputs_.end(), [&](const TensorRef& x) { return x->grad_fn() == node; });
+        return std::any_of(inputs_.begin(), inputs_.end(),
+                           [&](const TensorRef& x) { return x->grad_fn() == node; });
     }
 
     // A node is needed if something asked for lies behind it. Nodes are visited oldest first.
@@ -284,11 +293,12 @@ private:
         }
         for (const Hook& hook : node.hooks.empty() ? std::vector<Hook>() : node.hooks) {
             TensorRef& gradient = node.grads[hook.index];
-            if (TensorRef changed = gradient ? call_hook(hook.function, gradient) : nullptr) gradient = changed;
+            if (TensorRef changed = gradient ? call_hook(hook.function, gradient) : nullptr)
+                gradient = changed;
         }
         capture(node);
-        KILN_CHECK(!node.released, runtime,
-                   "Trying to backward through the graph a second time (", node.fn->name, " at ", SourceLine::text(node.line),
+        KILN_CHECK(!node.released, runtime, "Trying to backward through the graph a second time (",
+                   node.fn->name, " at ", SourceLine::text(node.line),
                    "): its saved values were freed by the first backward. Run the forward again, or pass "
                    "retain_graph=True to the first backward.");
         Results gradients = differentiate(node);
@@ -316,8 +326,8 @@ private:
         Kept keep;
         Operands operands = derivative_operands(node, fn, keep, options_.create_graph);
         std::span<const Operand> given(operands.data(), operands.size());
-        Results results = options_.create_graph ? replay(*compiler::recipe_for({&fn, given}), given)
-                                                : kiln::run(fn, given);
+        Results results =
+            options_.create_graph ? replay(*compiler::recipe_for({&fn, given}), given) : kiln::run(fn, given);
         for (size_t k = 0; k < fn.targets.size() && k < results.size(); ++k)
             gradients[fn.targets[k]] = std::move(results[k]);
         return gradients;
@@ -366,8 +376,8 @@ private:
 
     TensorRef owned(const TensorRef& gradient) {
         uint32_t holders = gradient->storage->recording ? 2 : 1;
-        bool alone = gradient->contiguous && gradient->refcount == 1 && gradient->storage->refcount == holders &&
-                     gradient->offset == 0;
+        bool alone = gradient->contiguous && gradient->refcount == 1 &&
+                     gradient->storage->refcount == holders && gradient->offset == 0;
         if (options_.create_graph || alone) return gradient;
         TensorRef copy = fresh_tensor(gradient->dtype, gradient->sizes);
         Operand operand{gradient.get(), {}};
@@ -414,12 +424,14 @@ std::vector<TensorRef> run_backward(std::span<const TensorRef> roots, std::span<
                    " of tensors does not require grad and does not have a grad_fn");
         TensorRef gradient = i < gradients.size() ? gradients[i] : nullptr;
         if (!gradient) {
-            KILN_CHECK(root.numel == 1, runtime, "grad can be implicitly created only for scalar outputs (this one is ",
+            KILN_CHECK(root.numel == 1, runtime,
+                       "grad can be implicitly created only for scalar outputs (this one is ",
                        shape_text(root.sizes), "); pass gradient=");
             gradient = full_like(root, 1.0);
         }
-        KILN_CHECK(gradient->sizes == root.sizes, runtime, "Mismatch in shape: grad_output[", i, "] has a shape of ",
-                   shape_text(gradient->sizes), " and output[", i, "] has a shape of ", shape_text(root.sizes), ".");
+        KILN_CHECK(gradient->sizes == root.sizes, runtime, "Mismatch in shape: grad_output[", i,
+                   "] has a shape of ", shape_text(gradient->sizes), " and output[", i, "] has a shape of ",
+                   shape_text(root.sizes), ".");
         engine.add_root(root, gradient);
     }
     return engine.run();

@@ -33,7 +33,9 @@ void replay_op(const Recording& recording, const RecordedOp& op) {
     std::vector<TensorRef> keep;
     Operands operands = operands_of(recording, op, keep);
     std::span<const RecordedArg> outs = recording.outs().subspan(op.first_out, op.outs);
-    auto storage_of = [&](const RecordedArg& out) -> Storage& { return *recording.storages()[out.storage].storage; };
+    auto storage_of = [&](const RecordedArg& out) -> Storage& {
+        return *recording.storages()[out.storage].storage;
+    };
     Results targets;
     if (op.writes)
         for (const RecordedArg& out : outs) {
@@ -115,15 +117,16 @@ void run_checked(const Recording& recording, const RegionVariant& variant) {
         if (before[i]) std::memcpy(storages[i].storage->data, before[i]->data, before[i]->nbytes);
     replay(recording);
     for (size_t i = 0; i < storages.size(); ++i)
-        KILN_CHECK(!made[i] || same_values(storages[i].dtype, *storages[i].storage, *made[i]), internal, "KILN_CHECK: ",
-                   recording.region().name, ": the program of ", recording.ops().size(),
+        KILN_CHECK(!made[i] || same_values(storages[i].dtype, *storages[i].storage, *made[i]), internal,
+                   "KILN_CHECK: ", recording.region().name, ": the program of ", recording.ops().size(),
                    " ops left other bits in storage ", i, " than the ops themselves");
 }
 
 // ---- choosing ----
 
 // The program for this live set, made if it is time; null: op by op.
-std::shared_ptr<RegionVariant> variant_for(const Recording& recording, RegionEntry& entry, const std::vector<bool>& live) {
+std::shared_ptr<RegionVariant> variant_for(const Recording& recording, RegionEntry& entry,
+                                           const std::vector<bool>& live) {
     std::shared_ptr<RegionVariant> known = entry.variant;
     bool covered = known != nullptr;
     for (size_t i = 0; covered && i < live.size(); ++i) covered = !live[i] || known->live[i];
@@ -159,7 +162,8 @@ bool run_program(const Recording& recording, RegionEntry& entry, const std::vect
         std::string text;
         if (!compiler::forgive(error, &text)) throw;
         if (error.kind != ErrorKind::memory) entry.failed = true;
-        compiler::log(true, concat(recording.region().name, ": ", recording.ops().size(), " ops run op by op: ", text));
+        compiler::log(
+            true, concat(recording.region().name, ": ", recording.ops().size(), " ops run op by op: ", text));
         return false;
     }
     run_checked(recording, *variant);
@@ -170,12 +174,13 @@ void check_words(const Recording& recording, RegionEntry& entry) {
     std::span<const uint64_t> words = recording.words();
     if (words.empty()) return;  // checking was switched on in the middle of it
     if (entry.words.empty()) entry.words.assign(words.begin(), words.end());
-    KILN_CHECK(std::equal(words.begin(), words.end(), entry.words.begin(), entry.words.end()), internal, "KILN_CHECK: ",
-               recording.region().name, ": two different recordings have one hash");
+    KILN_CHECK(std::equal(words.begin(), words.end(), entry.words.begin(), entry.words.end()), internal,
+               "KILN_CHECK: ", recording.region().name, ": two different recordings have one hash");
 }
 
 void note_end(RegionEntry& entry, const char* cause) {
-    bool mid_call = std::string_view(cause) == "a value was read" || std::string_view(cause).starts_with("of a write");
+    bool mid_call =
+        std::string_view(cause) == "a value was read" || std::string_view(cause).starts_with("of a write");
     SourceLine line = mid_call && SourceLine::current ? SourceLine::current() : SourceLine();
     for (RegionEnd& end : entry.ends)
         if (std::string_view(end.cause) == cause && end.line.code.object == line.code.object &&

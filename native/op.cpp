@@ -63,10 +63,12 @@ void describe(const Operand& operand, Key& key) {
         return;
     }
     const Tensor& x = *operand.tensor;
-    KILN_CHECK(x.ndim() <= 24, not_implemented, "a tensor of ", x.ndim(), " dims: at most 24 are supported here");
+    KILN_CHECK(x.ndim() <= 24, not_implemented, "a tensor of ", x.ndim(),
+               " dims: at most 24 are supported here");
     uint64_t ones = 0;
     for (int d = 0; d < x.ndim(); ++d) ones |= uint64_t(x.sizes[d] == 1) << d;
-    key.push(2 | uint64_t(x.dtype) << 8 | uint64_t(x.ndim()) << 16 | uint64_t(x.contiguous) << 24 | ones << 32);
+    key.push(2 | uint64_t(x.dtype) << 8 | uint64_t(x.ndim()) << 16 | uint64_t(x.contiguous) << 24 |
+             ones << 32);
     if (x.contiguous) return;
     uint64_t classes = 0;
     for (int d = 0; d < x.ndim(); ++d) classes |= stride_class(x.strides[d]) << 2 * d;

@@ -22,7 +22,7 @@ struct Op {
     OpKind kind = OpKind::general;
     ViewKind view = ViewKind::none;
     bool differentiable = true;
-    void* record = nullptr;    // borrowed: the table keeps it
+    void* record = nullptr;  // borrowed: the table keeps it
 };
 
 // How the core runs a function; learnt at its first call from what its graph is made of.
@@ -45,11 +45,11 @@ struct PointwiseEntry;
 
 // What the backward of a function reads of its forward, per array operand.
 struct Saves {
-    uint32_t hidden = 0;                  // how many extra outputs the forward gives
-    std::vector<uint64_t> inputs;         // per operand: bit i: its gradient reads operand i
-    std::vector<uint64_t> outputs;        // bit j: reads output j
-    std::vector<uint64_t> hiddens;        // bit h: reads hidden h
-    std::vector<bool> differentiable;     // whether the operand has a gradient at all
+    uint32_t hidden = 0;               // how many extra outputs the forward gives
+    std::vector<uint64_t> inputs;      // per operand: bit i: its gradient reads operand i
+    std::vector<uint64_t> outputs;     // bit j: reads output j
+    std::vector<uint64_t> hiddens;     // bit h: reads hidden h
+    std::vector<bool> differentiable;  // whether the operand has a gradient at all
 };
 
 // One call of a recipe: op(args) where an argument is an earlier value or a number of this call.
@@ -80,27 +80,27 @@ struct Fn {
     uint32_t id = 0;
     FnClass cls = FnClass::unknown;
     uint8_t outputs = 1;
-    const Op* op = nullptr;    // of a forward
-    Fn* forward = nullptr;     // of a derivative
+    const Op* op = nullptr;  // of a forward
+    Fn* forward = nullptr;   // of a derivative
     std::string name;
-    int8_t index_input = -1;   // operand whose values are positions, -1: none
-    int8_t indexed_input = 0;  // operand they point into
-    int8_t index_dim = 0;      // along this dim
-    int8_t index_ignore = -1;  // operand whose value among the positions is skipped, -1: none
+    int8_t index_input = -1;      // operand whose values are positions, -1: none
+    int8_t indexed_input = 0;     // operand they point into
+    int8_t index_dim = 0;         // along this dim
+    int8_t index_ignore = -1;     // operand whose value among the positions is skipped, -1: none
     bool index_negative = false;  // positions may count from the end
     ErrorKind index_error_kind = ErrorKind::index;
-    std::string index_error;   // with {index}, {dim} and {size}
-    Dims dims;                 // of a permute its dims, of a slice its dim
-    Opaque structure;          // the interpreter's tuple
-    Opaque handle;             // the interpreter's object for a derivative
-    uint64_t saves_code = 0;         // of a pointwise function: the look of the call it last recorded
-    const Saves* last_saves = nullptr;  // and what backward reads of such a call
-    uint64_t flat_codes[2] = {};                    // of a pointwise function: what its last flat call looked like
-    PointwiseEntry* flat_entry = nullptr;           // and the kernel found for it
-    uint64_t last_code = 0;                         // the look of the call it was last differentiated for
-    Fn* last_derivative = nullptr;                  // and the derivative found for it
-    std::vector<Source> sources;                    // of a derivative
-    std::vector<uint8_t> targets;                   // output k is the gradient of operand targets[k]
+    std::string index_error;               // with {index}, {dim} and {size}
+    Dims dims;                             // of a permute its dims, of a slice its dim
+    Opaque structure;                      // the interpreter's tuple
+    Opaque handle;                         // the interpreter's object for a derivative
+    uint64_t saves_code = 0;               // of a pointwise function: the look of the call it last recorded
+    const Saves* last_saves = nullptr;     // and what backward reads of such a call
+    uint64_t flat_codes[2] = {};           // of a pointwise function: what its last flat call looked like
+    PointwiseEntry* flat_entry = nullptr;  // and the kernel found for it
+    uint64_t last_code = 0;                // the look of the call it was last differentiated for
+    Fn* last_derivative = nullptr;         // and the derivative found for it
+    std::vector<Source> sources;           // of a derivative
+    std::vector<uint8_t> targets;          // output k is the gradient of operand targets[k]
 
     // What was learnt of it under other default dtypes: a function's graph may depend on that one.
     struct Learnt {
@@ -153,7 +153,8 @@ public:
     Value* find(const Key& key) const {
         if (slots_.empty()) return nullptr;
         for (size_t i = key.hash() & mask(); slots_[i].value; i = (i + 1) & mask())
-            if (slots_[i].hash == key.hash() && same(slots_[i].words, key.words())) return slots_[i].value.get();
+            if (slots_[i].hash == key.hash() && same(slots_[i].words, key.words()))
+                return slots_[i].value.get();
         return nullptr;
     }
     Value* insert(const Key& key, std::unique_ptr<Value> value) {

@@ -11,7 +11,7 @@ namespace kiln {
 
 namespace {
 
-constexpr int max_arrays = 24;  // inputs and outputs of one pointwise kernel
+constexpr int max_arrays = 24;              // inputs and outputs of one pointwise kernel
 constexpr int64_t serial_elements = 16384;  // below this a second thread costs more than it gives
 
 Table<PointwiseEntry>& entries() {
@@ -107,13 +107,14 @@ uint8_t operand_code(const Operand& operand, uint8_t layout) {
     return uint8_t(uint8_t(operand.tensor->dtype) | (operand.tensor->ndim() == 0 ? 1 : 0) << 4 | layout << 6);
 }
 
-PointwiseEntry& find_entry(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, int ndim,
-                           const uint8_t* layouts, int arrays) {
+PointwiseEntry& find_entry(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out,
+                           int ndim, const uint8_t* layouts, int arrays) {
     Key key;
     key.push(fn.id | uint64_t(ndim) << 32 | uint64_t(operands.size()) << 40 | uint64_t(out.size()) << 48);
     Codes codes(key);
     int a = 0;
-    for (const Operand& operand : operands) codes.add(operand_code(operand, operand.tensor ? layouts[a++] : 0));
+    for (const Operand& operand : operands)
+        codes.add(operand_code(operand, operand.tensor ? layouts[a++] : 0));
     for (const TensorRef& target : out) codes.add(uint8_t(uint8_t(target->dtype) | layouts[a++] << 6));
     codes.finish();
     if (PointwiseEntry* entry = entries().find(key)) return *entry;
@@ -134,7 +135,8 @@ void run_kernel(const Fn& fn, PointwiseEntry& entry, const Space& space, std::sp
         for (int d = 0; d < space.ndim; ++d) *arg++ = space.strides[a][d];
     for (const Operand& operand : operands) {
         if (operand.tensor)
-            pointers[arrays++] = operand.tensor->storage ? operand.tensor->data() : nullptr;  // null: only its shape counts
+            pointers[arrays++] =
+                operand.tensor->storage ? operand.tensor->data() : nullptr;  // null: only its shape counts
         else
             *arg++ = operand.number.kind == Kind::float_ ? std::bit_cast<int64_t>(operand.number.real)
                                                          : operand.number.integer;
@@ -155,7 +157,8 @@ bool clashes(const Tensor& out, const Tensor& x) {
     return low < to && from < high;
 }
 
-// Operands as they were before anything is written: those that overlap `out` otherwise than exactly are copied.
+// Operands as they were before anything is written: those that overlap `out` otherwise than exactly are
+// copied.
 bool copy_clashing(Operands& operands, std::span<const TensorRef> out, Results& copies) {
     for (Operand& operand : operands)
         for (const TensorRef& target : out)
@@ -181,8 +184,9 @@ Dims broadcast_shape(const Fn& fn, std::span<const Operand> operands) {
         }
         for (int d = sizes.ndim() - 1, to = shape.ndim() - 1; d >= 0; --d, --to) {
             if (shape[to] == 1) shape[to] = sizes[d];
-            KILN_CHECK(sizes[d] == 1 || sizes[d] == shape[to], runtime, fn.name, ": The size of tensor a (", shape[to],
-                       ") must match the size of tensor b (", sizes[d], ") at non-singleton dimension ", to);
+            KILN_CHECK(sizes[d] == 1 || sizes[d] == shape[to], runtime, fn.name, ": The size of tensor a (",
+                       shape[to], ") must match the size of tensor b (", sizes[d],
+                       ") at non-singleton dimension ", to);
         }
     }
     return shape;
@@ -205,13 +209,15 @@ Results execute_pointwise(Fn& fn, std::span<const Operand> operands, std::span<c
         Results copies;
         Operands changed;
         for (const Operand& operand : operands) changed.push_back(operand);
-        if (copy_clashing(changed, out, copies)) return execute_pointwise(fn, {changed.data(), changed.size()}, out);
+        if (copy_clashing(changed, out, copies))
+            return execute_pointwise(fn, {changed.data(), changed.size()}, out);
     }
     KILN_CHECK(shape->size() <= 64, not_implemented, fn.name, ": more than 64 dims");
     Space space;
     uint8_t layouts[max_arrays];
     int outputs = out.empty() ? fn.outputs : int(out.size());
-    KILN_CHECK(operands.size() + size_t(outputs) <= max_arrays, not_implemented, fn.name, ": too many operands");
+    KILN_CHECK(operands.size() + size_t(outputs) <= max_arrays, not_implemented, fn.name,
+               ": too many operands");
     if (flat) {
         space.ndim = 1;
         space.sizes[0] = checked_numel(*shape);
@@ -225,7 +231,8 @@ Results execute_pointwise(Fn& fn, std::span<const Operand> operands, std::span<c
             out.empty() ? add_contiguous(space, *shape) : add_array(space, *out[k], *shape);
         coalesce(space, *shape);
     }
-    for (int a = 0; a < space.arrays; ++a) layouts[a] = uint8_t(stride_class(space.strides[a][space.ndim - 1]));
+    for (int a = 0; a < space.arrays; ++a)
+        layouts[a] = uint8_t(stride_class(space.strides[a][space.ndim - 1]));
     PointwiseEntry& entry = find_entry(fn, operands, out, space.ndim, layouts, space.arrays);
     Results results;
     if (out.empty())
@@ -260,7 +267,8 @@ bool writes_apart(const Tensor& out, std::span<const Operand> operands) {
 
 }  // namespace
 
-bool execute_flat(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, Results& results) {
+bool execute_flat(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out,
+                  Results& results) {
     if (operands.size() + std::max<size_t>(out.size(), fn.outputs) > most_flat) return false;
     const Tensor* shape = out.empty() ? nullptr : out[0].get();
     void* pointers[most_flat];
@@ -285,11 +293,13 @@ bool execute_flat(Fn& fn, std::span<const Operand> operands, std::span<const Ten
         codes.add(operand_code(operand, layout));
     }
     for (const TensorRef& target : out) {
-        if (!target->contiguous || !(target->sizes == shape->sizes) || !writes_apart(*target, operands)) return false;
+        if (!target->contiguous || !(target->sizes == shape->sizes) || !writes_apart(*target, operands))
+            return false;
         codes.add(uint8_t(uint8_t(target->dtype) | 3 << 4));
     }
     size_t wanted = out.empty() ? fn.outputs : out.size();
-    if (!fn.flat_entry || codes.words[0] != fn.flat_codes[0] || codes.words[1] != fn.flat_codes[1]) [[unlikely]] {
+    if (!fn.flat_entry || codes.words[0] != fn.flat_codes[0] || codes.words[1] != fn.flat_codes[1])
+        [[unlikely]] {
         std::fill(layouts + arrays, layouts + arrays + wanted, uint8_t(1));
         fn.flat_entry = &find_entry(fn, operands, out, 1, layouts, arrays + int(wanted));
         std::copy(codes.words, codes.words + 2, fn.flat_codes);

@@ -38,8 +38,8 @@ void note_launch(const std::string& name, double seconds) {
 
 }  // namespace
 
-void launch(Kernel& kernel, const std::string& name, void* const* pointers, const int64_t* args, int64_t units,
-            int64_t grain) {
+void launch(Kernel& kernel, const std::string& name, void* const* pointers, const int64_t* args,
+            int64_t units, int64_t grain) {
     if (units <= 0) return;
     KernelFunction function = code_of(kernel);
     ++kernel.launches;
@@ -145,7 +145,8 @@ const TempPlan& plan_temps(const Program& program, const int64_t* slots) {
 
 }  // namespace
 
-void run(const Program& program, const int64_t* slots, void* const* inputs, std::span<const StorageRef> outputs) {
+void run(const Program& program, const int64_t* slots, void* const* inputs,
+         std::span<const StorageRef> outputs) {
     // What can fail, or let another thread run this program too, comes before the first launch.
     for (const KernelPtr& kernel : program.kernels) code_of(*kernel);
     const TempPlan& plan = plan_temps(program, slots);

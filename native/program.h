@@ -26,8 +26,8 @@ using KernelPtr = std::shared_ptr<Kernel>;
 KernelFunction code_of(Kernel& kernel);
 
 // Runs units [0, units) of a kernel on the pool; the profile counts it under `function`, for whom it runs.
-void launch(Kernel& kernel, const std::string& function, void* const* pointers, const int64_t* args, int64_t units,
-            int64_t grain);
+void launch(Kernel& kernel, const std::string& function, void* const* pointers, const int64_t* args,
+            int64_t units, int64_t grain);
 
 struct Buffer {
     enum Kind : uint8_t { input, output, temp } kind;
@@ -91,11 +91,13 @@ void evaluate(std::span<const SizeExpr> exprs, uint32_t environment, int64_t* sl
 // The sizes of output k.
 Dims output_sizes(const Program& program, size_t k, const int64_t* slots);
 
-// Runs the launches; memory for temps is there before the first. `inputs[i]`: address of element 0 of input i; `outputs[j]`: storage of output j, memory
-// for it already there.
-void run(const Program& program, const int64_t* slots, void* const* inputs, std::span<const StorageRef> outputs);
+// Runs the launches; memory for temps is there before the first. `inputs[i]`: address of element 0 of input
+// i; `outputs[j]`: storage of output j, memory for it already there.
+void run(const Program& program, const int64_t* slots, void* const* inputs,
+         std::span<const StorageRef> outputs);
 
-// Appends an operand's sizes (and strides if it is not contiguous), or the bits of a number, to an environment.
+// Appends an operand's sizes (and strides if it is not contiguous), or the bits of a number, to an
+// environment.
 void append_environment(const Operand& operand, Dims& environment);
 
 // Counts of launches and time per kernel name, while profiling is on.

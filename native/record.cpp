@@ -96,7 +96,8 @@ void flush_all(const char* cause) {
     // A flush may let another thread end its recording.
     std::vector<Recording*> all = recordings();
     for (Recording* recording : all)
-        if (std::find(recordings().begin(), recordings().end(), recording) != recordings().end()) recording->flush(cause);
+        if (std::find(recordings().begin(), recordings().end(), recording) != recordings().end())
+            recording->flush(cause);
 }
 
 PauseRecording::PauseRecording() : before_(std::exchange(state.paused, true)) {}
@@ -110,7 +111,8 @@ void take_memory(Storage& to, Storage& from) {
 
 void settle(Storage& storage, bool for_write) {
     if (auto* recording = static_cast<Recording*>(storage.recording); recording) [[unlikely]]
-        if (for_write || recording->pending(storage)) recording->flush(for_write ? "of a write" : "a value was read");
+        if (for_write || recording->pending(storage))
+            recording->flush(for_write ? "of a write" : "a value was read");
     KILN_CHECK(storage.data || storage.nbytes == shape_only, runtime,
                "the value was never computed: what was to run before it failed or was interrupted");
 }
@@ -121,7 +123,8 @@ void settle_target(Storage& storage) {
 }
 
 Recording::Recording(std::shared_ptr<Region> region)
-    : region_(std::move(region)), keep_words_(checking()), timed_(region_->measuring > 0), recount_(most_bytes) {
+    : region_(std::move(region)), keep_words_(checking()), timed_(region_->measuring > 0),
+      recount_(most_bytes) {
     recordings().push_back(this);
 }
 
@@ -163,7 +166,8 @@ TensorRef Recording::tensor_of(const RecordedArg& arg) const {
         return new_tensor(s.dtype, Dims(std::span(env + s.slot, s.ndim)), s.storage);
     const int64_t* at = env + arg.slot;
     TensorRef base = new_tensor(arg.dtype, Dims(), s.storage);
-    return new_view(*base, Dims(std::span(at, arg.ndim)), Dims(std::span(at + arg.ndim, arg.ndim)), at[2 * arg.ndim]);
+    return new_view(*base, Dims(std::span(at, arg.ndim)), Dims(std::span(at + arg.ndim, arg.ndim)),
+                    at[2 * arg.ndim]);
 }
 
 bool Recording::accepts(std::span<const Operand> operands, std::span<const TensorRef> out) {
@@ -244,11 +248,12 @@ RecordedArg Recording::describe_arg(Tensor& tensor) {
 }
 
 void Recording::mix_arg(const RecordedArg& arg) {
-    mix(uint64_t(arg.cls) | uint64_t(arg.dtype) << 8 | uint64_t(arg.ndim) << 16 | uint64_t(uint32_t(arg.storage)) << 32);
+    mix(uint64_t(arg.cls) | uint64_t(arg.dtype) << 8 | uint64_t(arg.ndim) << 16 |
+        uint64_t(uint32_t(arg.storage)) << 32);
     if (arg.cls == ArgClass::number) return;
     const RecordedStorage& s = storages_[arg.storage];
-    mix(arg.ones | uint64_t(s.flat) << 63 | uint64_t(s.pending) << 62 | uint64_t(s.storage->nbytes == shape_only) << 61 |
-        uint64_t(s.dtype) << 48);
+    mix(arg.ones | uint64_t(s.flat) << 63 | uint64_t(s.pending) << 62 |
+        uint64_t(s.storage->nbytes == shape_only) << 61 | uint64_t(s.dtype) << 48);
     if (arg.cls == ArgClass::strided) mix(arg.classes);
 }
 
@@ -262,7 +267,8 @@ RecordedArg Recording::describe_number(const Number& number) {
     return arg;
 }
 
-Results Recording::append(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, bool hidden) {
+Results Recording::append(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out,
+                          bool hidden) {
     Stopwatch watch(timed_ ? &seconds_ : nullptr);
     // Memory that others can see is read now: what they write later must not be noticed.
     Results snapshots;
@@ -273,7 +279,8 @@ Results Recording::append(Fn& fn, std::span<const Operand> operands, std::span<c
             operand.tensor = snapshots.back().get();
         }
         if (operand.tensor && !operand.tensor->storage) {  // stands for its sizes only
-            snapshots.push_back(new_tensor(operand.tensor->dtype, operand.tensor->sizes, reserve(shape_only)));
+            snapshots.push_back(
+                new_tensor(operand.tensor->dtype, operand.tensor->sizes, reserve(shape_only)));
             operand.tensor = snapshots.back().get();
         }
         own.push_back(operand);
@@ -284,14 +291,20 @@ Results Recording::append(Fn& fn, std::span<const Operand> operands, std::span<c
         results = append_new(fn, given, hidden);
     else
         for (const TensorRef& target : out) results.push_back(target);
-    RecordedOp op{&fn, hidden, !out.empty(), uint32_t(args_.size()), uint32_t(operands.size()), uint32_t(outs_.size()),
+    RecordedOp op{&fn,
+                  hidden,
+                  !out.empty(),
+                  uint32_t(args_.size()),
+                  uint32_t(operands.size()),
+                  uint32_t(outs_.size()),
                   uint32_t(results.size())};
     mix(fn.id | uint64_t(hidden) << 32 | uint64_t(op.writes) << 33 | uint64_t(op.outs) << 40);
     mix(op.args);
     for (const Operand& operand : given) {
         if (operand.tensor) {
             args_.push_back(describe_arg(*operand.tensor));
-            if (operand.tensor->storage->nbytes == shape_only) storages_[args_.back().storage].pending = false;
+            if (operand.tensor->storage->nbytes == shape_only)
+                storages_[args_.back().storage].pending = false;
         } else {
             args_.push_back(describe_number(operand.number));
         }

@@ -24,7 +24,8 @@ public:
         if (total_) start_ = std::chrono::steady_clock::now();
     }
     ~Stopwatch() {
-        if (total_) *total_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+        if (total_)
+            *total_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
     }
 
 private:
@@ -121,8 +122,9 @@ private:
     bool before_;
 };
 
-// Makes the storage's values be there: flushes the recording that has them pending. `for_write`: also one that
-// only reads the storage. Raises if they never came to be because the flush that was to make them failed.
+// Makes the storage's values be there: flushes the recording that has them pending. `for_write`: also one
+// that only reads the storage. Raises if they never came to be because the flush that was to make them
+// failed.
 void settle(Storage& storage, bool for_write = false);
 // The same for memory about to be written; gives it memory if it has none yet.
 void settle_target(Storage& storage);

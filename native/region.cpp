@@ -44,8 +44,8 @@ bool same_op(const RegionEntry& a, const RegionEntry& b, size_t index) {
     if (x.fn != y.fn || x.hidden != y.hidden || x.writes != y.writes || x.args != y.args) return false;
     for (uint32_t i = 0; i < x.args; ++i) {
         const RecordedArg &p = a.args[x.first_arg + i], &q = b.args[y.first_arg + i];
-        if (p.cls != q.cls || p.dtype != q.dtype || p.ndim != q.ndim || p.storage != q.storage || p.ones != q.ones ||
-            p.classes != q.classes)
+        if (p.cls != q.cls || p.dtype != q.dtype || p.ndim != q.ndim || p.storage != q.storage ||
+            p.ones != q.ones || p.classes != q.classes)
             return false;
     }
     return true;
@@ -77,18 +77,22 @@ std::string microseconds(double seconds) {
 }
 
 std::string entry_text(const RegionEntry& entry) {
-    std::string text = concat("  recording ", entry.number, ": ", entry.ops.size(), entry.ops.size() == 1 ? " op (" : " ops (",
-                              names_of(entry), ")");
-    if (entry.variant) text += concat(" in a program of ", entry.variant->program->kernels.size(), " kernels");
-    text += concat("; seen ", entry.seen, " times: ", entry.runs, " by the program, ", entry.replays, " op by op\n");
+    std::string text = concat("  recording ", entry.number, ": ", entry.ops.size(),
+                              entry.ops.size() == 1 ? " op (" : " ops (", names_of(entry), ")");
+    if (entry.variant)
+        text += concat(" in a program of ", entry.variant->program->kernels.size(), " kernels");
+    text += concat("; seen ", entry.seen, " times: ", entry.runs, " by the program, ", entry.replays,
+                   " op by op\n");
     if (!entry.anew.empty()) text += concat("    recorded anew: ", entry.anew, "\n");
-    if (entry.compiles > 1) text += concat("    compiled ", entry.compiles, " times: more of its values were kept later\n");
+    if (entry.compiles > 1)
+        text += concat("    compiled ", entry.compiles, " times: more of its values were kept later\n");
     if (entry.failed) text += "    compiling it failed (logged to kiln.compile): it runs op by op\n";
     if (entry.slower)
         text += concat("    its program takes ", microseconds(entry.times.program + entry.times.record),
                        " with recording, its ops ", microseconds(entry.times.replay), ": it runs op by op\n");
     for (const RegionEnd& end : entry.ends) {
-        std::string place = end.line.code.object && SourceLine::text ? concat(" at ", SourceLine::text(end.line)) : "";
+        std::string place =
+            end.line.code.object && SourceLine::text ? concat(" at ", SourceLine::text(end.line)) : "";
         text += concat("    ended because ", end.cause, place, ", ", end.times, " times\n");
     }
     return text;
@@ -118,13 +122,14 @@ std::shared_ptr<RegionEntry> Region::entry(const Hash128& hash, bool* is_new) {
         if (gone->measuring) --measuring;
         entries.erase(oldest);
         ++evicted;
-        compiler::log(false, concat(name, ": forgets recording ", gone->number, " (", gone->ops.size(), " ops, seen ",
-                                    gone->seen, " times) to keep ", most_entries));
+        compiler::log(false, concat(name, ": forgets recording ", gone->number, " (", gone->ops.size(),
+                                    " ops, seen ", gone->seen, " times) to keep ", most_entries));
     }
     return made_now;
 }
 
-void Region::describe(RegionEntry& entry, std::span<const RecordedOp> ops, std::span<const RecordedArg> args) {
+void Region::describe(RegionEntry& entry, std::span<const RecordedOp> ops,
+                      std::span<const RecordedArg> args) {
     entry.ops.assign(ops.begin(), ops.end());
     entry.args.assign(args.begin(), args.end());
     const RegionEntry* nearest = nullptr;
@@ -138,8 +143,8 @@ void Region::describe(RegionEntry& entry, std::span<const RecordedOp> ops, std::
         }
     }
     if (nearest)
-        entry.anew = concat("op ", most + 1, " was ", op_text(*nearest, most), " in recording ", nearest->number,
-                            " and is ", op_text(entry, most));
+        entry.anew = concat("op ", most + 1, " was ", op_text(*nearest, most), " in recording ",
+                            nearest->number, " and is ", op_text(entry, most));
 }
 
 void Region::measured(RegionEntry& entry) {
@@ -152,8 +157,9 @@ void Region::measured(RegionEntry& entry) {
     if (!std::isfinite(program) || !std::isfinite(entry.times.replay)) return;
     entry.slower = !pays(program + record, entry.times.replay);
     if (entry.slower)
-        compiler::log(false, concat(this->name, ": recording ", entry.number, " takes ", microseconds(program + record),
-                                    " as a program, ", microseconds(entry.times.replay), " op by op: it runs op by op"));
+        compiler::log(false, concat(this->name, ": recording ", entry.number, " takes ",
+                                    microseconds(program + record), " as a program, ",
+                                    microseconds(entry.times.replay), " op by op: it runs op by op"));
     double with = 0, without = 0;
     uint64_t known = 0;
     for (const auto& [hash, other] : entries) {
@@ -165,15 +171,16 @@ void Region::measured(RegionEntry& entry) {
     }
     if (2 * known < uses || pays(with, without)) return;
     off = true;
-    compiler::log(false, concat(this->name, ": recording costs more than it saves (", microseconds(with), " against ",
-                                microseconds(without), "): the region is switched off"));
+    compiler::log(false, concat(this->name, ": recording costs more than it saves (", microseconds(with),
+                                " against ", microseconds(without), "): the region is switched off"));
 }
 
 std::string Region::explain() const {
     std::string text = concat(name, ": ", made, " different recordings, ", compiles, " compiled; ", runs,
                               " runs of a program, ", replays, " op by op\n");
     if (off) text += "  switched off: recording it was measured to cost more than it saves\n";
-    if (evicted) text += concat("  ", evicted, " recordings were forgotten to keep the newest ", most_entries, "\n");
+    if (evicted)
+        text += concat("  ", evicted, " recordings were forgotten to keep the newest ", most_entries, "\n");
     std::vector<const RegionEntry*> order;
     for (const auto& [hash, entry] : entries) order.push_back(entry.get());
     std::sort(order.begin(), order.end(), [](auto* a, auto* b) { return a->number < b->number; });

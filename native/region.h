@@ -55,7 +55,7 @@ struct Hash128 {
 };
 
 struct RegionVariant {
-    std::vector<bool> live;  // per storage ordinal: what the program leaves in memory
+    std::vector<bool> live;            // per storage ordinal: what the program leaves in memory
     std::shared_ptr<Program> program;  // shared: another thread may replace it during a run
     std::vector<int32_t> outputs;      // storage ordinal of each output
 };
@@ -78,17 +78,17 @@ struct RegionEnd {
 struct RegionEntry {
     uint64_t seen = 0, runs = 0, replays = 0, compiles = 0;
     uint64_t last_use = 0, number = 0;
-    std::vector<uint64_t> words;       // in full, in the check mode
-    std::vector<RecordedOp> ops;       // as first seen, for explain()
+    std::vector<uint64_t> words;  // in full, in the check mode
+    std::vector<RecordedOp> ops;  // as first seen, for explain()
     std::vector<RecordedArg> args;
     std::vector<RegionEnd> ends;
-    std::string anew;                  // why no earlier recording served
+    std::string anew;  // why no earlier recording served
     std::shared_ptr<RegionVariant> variant;
     RegionTimes times;
-    bool failed = false;   // compiling it failed: runs op by op
+    bool failed = false;     // compiling it failed: runs op by op
     bool measuring = false;  // its next runs are timed
-    bool decided = false;  // whether its program pays is known
-    bool slower = false;   // it does not: runs op by op
+    bool decided = false;    // whether its program pays is known
+    bool slower = false;     // it does not: runs op by op
 };
 
 struct HashOf128 {
@@ -97,8 +97,8 @@ struct HashOf128 {
 
 struct Region {
     std::string name;
-    bool wait = false;   // compile at first sight
-    bool off = false;    // measured slower than running op by op: nothing is recorded any more
+    bool wait = false;  // compile at first sight
+    bool off = false;   // measured slower than running op by op: nothing is recorded any more
     std::unordered_map<Hash128, std::shared_ptr<RegionEntry>, HashOf128> entries;
     uint64_t uses = 0, runs = 0, compiles = 0, replays = 0, evicted = 0, made = 0;
     uint64_t measuring = 0;  // entries being measured

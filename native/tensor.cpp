@@ -83,10 +83,12 @@ int64_t checked_numel(const Dims& sizes) {
         smallest = std::min(smallest, size);
         overflow |= __builtin_mul_overflow(count, size, &count);
     }
-    KILN_CHECK(smallest >= 0, runtime, "Trying to create tensor with negative dimension ", smallest, ": ", shape_text(sizes));
+    KILN_CHECK(smallest >= 0, runtime, "Trying to create tensor with negative dimension ", smallest, ": ",
+               shape_text(sizes));
     if (overflow) [[unlikely]] {
         bool zero = std::any_of(sizes.begin(), sizes.end(), [](int64_t s) { return s == 0; });
-        KILN_CHECK(zero, runtime, "shape ", shape_text(sizes), ": the number of elements does not fit in 64 bits");
+        KILN_CHECK(zero, runtime, "shape ", shape_text(sizes),
+                   ": the number of elements does not fit in 64 bits");
         return 0;
     }
     return count;
@@ -135,7 +137,9 @@ TensorRef new_view(const Tensor& source, Dims sizes, Dims strides, int64_t offse
     return view;
 }
 
-TensorRef alias(const Tensor& source) { return new_view(source, source.sizes, source.strides, source.offset); }
+TensorRef alias(const Tensor& source) {
+    return new_view(source, source.sizes, source.strides, source.offset);
+}
 
 std::pair<int64_t, int64_t> extent(const Dims& sizes, const Dims& strides, int64_t offset) {
     int64_t low = offset, high = offset;
@@ -213,24 +217,28 @@ bool can_view(const Tensor& x, const Dims& sizes, Dims* strides) {
 }
 
 TensorRef view_reshape(const Tensor& x, const Dims& sizes, bool must_view) {
-    KILN_CHECK(checked_numel(sizes) == x.numel, runtime, "shape '", shape_text(sizes), "' is invalid for input of size ",
-               x.numel);
+    KILN_CHECK(checked_numel(sizes) == x.numel, runtime, "shape '", shape_text(sizes),
+               "' is invalid for input of size ", x.numel);
     Dims strides;
     if (can_view(x, sizes, &strides)) return new_view(x, sizes, std::move(strides), x.offset);
     KILN_CHECK(!must_view, runtime, "view size is not compatible with input tensor's size and stride (input ",
-               shape_text(x.sizes), " with strides ", shape_text(x.strides), ", asked for ", shape_text(sizes),
-               "). Use .reshape(...) instead.");
+               shape_text(x.sizes), " with strides ", shape_text(x.strides), ", asked for ",
+               shape_text(sizes), "). Use .reshape(...) instead.");
     return nullptr;
 }
 
 TensorRef view_permute(const Tensor& x, const Dims& dims) {
-    KILN_CHECK(dims.size() == x.sizes.size(), runtime, "permute(sparse_coo): number of dimensions in the tensor input does not match the length of the desired ordering of dimensions i.e. input.dim() = ", x.ndim(), " is not equal to len(dims) = ", dims.ndim());
+    KILN_CHECK(dims.size() == x.sizes.size(), runtime,
+               "permute(sparse_coo): number of dimensions in the tensor input does not match the length of "
+               "the desired ordering of dimensions i.e. input.dim() = ",
+               x.ndim(), " is not equal to len(dims) = ", dims.ndim());
     Dims sizes(dims.size()), strides(dims.size());
     uint64_t seen = 0;
     for (size_t d = 0; d < dims.size(); ++d) {
         int64_t from = dims[d] < 0 ? dims[d] + x.ndim() : dims[d];
-        KILN_CHECK(from >= 0 && from < x.ndim(), index, "Dimension out of range (expected to be in range of [", -x.ndim(),
-                   ", ", x.ndim() - 1, "], but got ", dims[d], ")");
+        KILN_CHECK(from >= 0 && from < x.ndim(), index,
+                   "Dimension out of range (expected to be in range of [", -x.ndim(), ", ", x.ndim() - 1,
+                   "], but got ", dims[d], ")");
         KILN_CHECK(!(seen >> from & 1), runtime, "permute: duplicate dims are not allowed");
         seen |= uint64_t(1) << from;
         sizes[d] = x.sizes[from];
@@ -252,33 +260,41 @@ TensorRef view_expand(const Tensor& x, const Dims& sizes) {
             continue;
         }
         if (sizes[d] == -1) out[d] = x.sizes[from];
-        KILN_CHECK(out[d] == x.sizes[from] || x.sizes[from] == 1, runtime, "The expanded size of the tensor (", out[d],
-                   ") must match the existing size (", x.sizes[from], ") at non-singleton dimension ", d,
-                   ". Target sizes: ", shape_text(sizes), ". Tensor sizes: ", shape_text(x.sizes));
+        KILN_CHECK(out[d] == x.sizes[from] || x.sizes[from] == 1, runtime,
+                   "The expanded size of the tensor (", out[d], ") must match the existing size (",
+                   x.sizes[from], ") at non-singleton dimension ", d, ". Target sizes: ", shape_text(sizes),
+                   ". Tensor sizes: ", shape_text(x.sizes));
         strides[d] = x.sizes[from] == 1 && out[d] != 1 ? 0 : x.strides[from];
     }
     return new_view(x, std::move(out), std::move(strides), x.offset);
 }
 
 TensorRef view_slice(const Tensor& x, int64_t dim, int64_t start, int64_t length, int64_t step) {
-    KILN_CHECK(dim >= 0 && dim < x.ndim(), index, "slice: dim ", dim, " of a tensor with ", x.ndim(), " dims");
-    KILN_CHECK(step > 0 && length >= 0 && start >= 0 && (length == 0 || start + (length - 1) * step < x.sizes[dim]), index,
-               "slice: start ", start, ", length ", length, ", step ", step, " is out of bounds for size ", x.sizes[dim]);
+    KILN_CHECK(dim >= 0 && dim < x.ndim(), index, "slice: dim ", dim, " of a tensor with ", x.ndim(),
+               " dims");
+    KILN_CHECK(step > 0 && length >= 0 && start >= 0 &&
+                   (length == 0 || start + (length - 1) * step < x.sizes[dim]),
+               index, "slice: start ", start, ", length ", length, ", step ", step,
+               " is out of bounds for size ", x.sizes[dim]);
     Dims sizes(x.sizes), strides(x.strides);
     sizes[dim] = length;
     strides[dim] *= step;
-    return new_view(x, std::move(sizes), std::move(strides), x.offset + (length ? start * x.strides[dim] : 0));
+    return new_view(x, std::move(sizes), std::move(strides),
+                    x.offset + (length ? start * x.strides[dim] : 0));
 }
 
 TensorRef view_as_strided(const Tensor& x, const Dims& sizes, const Dims& strides, int64_t offset) {
-    KILN_CHECK(sizes.size() == strides.size(), runtime, "as_strided: mismatch in length of strides and shape");
+    KILN_CHECK(sizes.size() == strides.size(), runtime,
+               "as_strided: mismatch in length of strides and shape");
     for (int64_t stride : strides)
-        KILN_CHECK(stride >= 0, runtime, "as_strided: Negative strides are not supported at the moment, got strides: ",
+        KILN_CHECK(stride >= 0, runtime,
+                   "as_strided: Negative strides are not supported at the moment, got strides: ",
                    shape_text(strides));
     auto [low, high] = extent(sizes, strides, offset);
-    KILN_CHECK(checked_numel(sizes) == 0 || (low >= 0 && size_t(high) * itemsize(x.dtype) <= x.storage->nbytes), runtime,
-               "setStorage: sizes ", shape_text(sizes), ", strides ", shape_text(strides), ", storage offset ", offset,
-               " are out of bounds for storage of size ", x.storage->nbytes);
+    KILN_CHECK(checked_numel(sizes) == 0 ||
+                   (low >= 0 && size_t(high) * itemsize(x.dtype) <= x.storage->nbytes),
+               runtime, "setStorage: sizes ", shape_text(sizes), ", strides ", shape_text(strides),
+               ", storage offset ", offset, " are out of bounds for storage of size ", x.storage->nbytes);
     return new_view(x, sizes, strides, offset);
 }
 

@@ -30,7 +30,8 @@ public:
     Dims(const Dims& other) {
         if (other.heap_) {
             grow(other.count_);
-            std::memcpy(data(), other.heap_, count_ * sizeof(int64_t));  // a short list on the heap fits inline
+            std::memcpy(data(), other.heap_,
+                        count_ * sizeof(int64_t));  // a short list on the heap fits inline
         } else {
             count_ = other.count_;
             std::memcpy(inline_, other.inline_, sizeof inline_);
@@ -199,7 +200,9 @@ struct Tensor {
     bool requires_grad() const { return meta && (meta->requires_grad || meta->grad_fn); }
     Node* grad_fn() const { return meta ? meta->grad_fn.get() : nullptr; }
     // The address of element 0; the storage must hold values (see record.h).
-    std::byte* data() const { return static_cast<std::byte*>(storage->data) + offset * int64_t(itemsize(dtype)); }
+    std::byte* data() const {
+        return static_cast<std::byte*>(storage->data) + offset * int64_t(itemsize(dtype));
+    }
 };
 
 AutogradMeta* new_meta();
@@ -221,8 +224,8 @@ int64_t checked_numel(const Dims& sizes);  // Error{runtime} on overflow or a ne
 std::pair<int64_t, int64_t> extent(const Dims& sizes, const Dims& strides, int64_t offset);
 // Whether two elements of one tensor may share memory (an expanded dim).
 bool overlaps_itself(const Tensor& tensor);
-// Whether two tensors share some elements without being the same elements in the same order; where that cannot
-// be told from sizes and strides alone (a tensor with gaps), they count as apart.
+// Whether two tensors share some elements without being the same elements in the same order; where that
+// cannot be told from sizes and strides alone (a tensor with gaps), they count as apart.
 bool overlaps_partly(const Tensor& a, const Tensor& b);
 std::string shape_text(const Dims& sizes);  // "[2, 3]"
 
