@@ -197,17 +197,16 @@ void Pool::grow(int workers) {
 std::mutex creation;  // guards `pool`; held over fork so that the child finds it in order
 Pool* pool = nullptr;
 
+// Registered when the core is loaded: at the pool's creation it would be too late for a fork in that moment.
+[[maybe_unused]] const int registered = pthread_atfork([] { creation.lock(); }, [] { creation.unlock(); },
+                                                       [] {  // the child has none of the workers: start anew
+                                                           pool = nullptr;
+                                                           creation.unlock();
+                                                       });
+
 Pool& the_pool() {
     std::lock_guard lock(creation);
-    if (!pool) {
-        static const int registered = pthread_atfork([] { creation.lock(); }, [] { creation.unlock(); },
-                                                     [] {  // the child has none of the workers: start anew
-                                                         pool = nullptr;
-                                                         creation.unlock();
-                                                     });
-        (void)registered;
-        pool = new Pool;
-    }
+    if (!pool) pool = new Pool;
     return *pool;
 }
 
