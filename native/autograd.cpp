@@ -5,6 +5,7 @@
 
 #include "check.h"
 #include "compiler.h"
+#include "free_list.h"
 #include "record.h"
 
 namespace kiln {
@@ -27,27 +28,6 @@ std::unordered_map<const Storage*, SourceLine>& last_writes() {
 std::vector<Node*>& dying_nodes() {
     static auto* list = new std::vector<Node*>();
     return *list;
-}
-
-std::vector<Node*>& spare_nodes() {
-    static auto* list = new std::vector<Node*>();
-    return *list;
-}
-
-Node* make_node() {
-    auto& spare = spare_nodes();
-    if (spare.empty()) return new Node;
-    Node* node = spare.back();
-    spare.pop_back();
-    return new (node) Node;
-}
-
-void destroy(Node* node) {
-    node->~Node();
-    if (spare_nodes().size() < 4096)
-        spare_nodes().push_back(node);
-    else
-        ::operator delete(node);
 }
 
 uint64_t bit(size_t i) { return uint64_t(1) << i; }
@@ -91,31 +71,9 @@ void retain_grad(Tensor& tensor) {
     tensor.grad_fn()->retains.emplace_back(tensor.meta.get(), tensor.meta->output);
 }
 
-namespace {
+AutogradMeta* new_meta() { return FreeList<AutogradMeta>::make(); }
 
-// Free list of AutogradMeta objects: every recorded result has one.
-std::vector<AutogradMeta*>& spare_metas() {
-    static auto* list = new std::vector<AutogradMeta*>();
-    return *list;
-}
-
-}  // namespace
-
-AutogradMeta* new_meta() {
-    auto& spare = spare_metas();
-    if (spare.empty()) return new AutogradMeta;
-    AutogradMeta* meta = spare.back();
-    spare.pop_back();
-    return new (meta) AutogradMeta;
-}
-
-void release(AutogradMeta* meta) {
-    meta->~AutogradMeta();
-    if (spare_metas().size() < 4096)
-        spare_metas().push_back(meta);
-    else
-        ::operator delete(meta);
-}
+void release(AutogradMeta* meta) { FreeList<AutogradMeta>::drop(meta); }
 
 void release(Node* node) {
     auto& dying = dying_nodes();
@@ -126,7 +84,7 @@ void release(Node* node) {
     while (!dying.empty()) {
         Node* next = dying.back();
         dying.pop_back();
-        destroy(next);
+        FreeList<Node>::drop(next);
     }
     draining = false;
 }
@@ -272,7 +230,7 @@ bool one_shape(std::span<const Operand> operands) {
 NodeRef record_inputs(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out,
                       const Saves& saves, const Wanted& wanted) {
     bool same_shape = fn.cls == FnClass::pointwise && out.empty() && one_shape(operands);
-    NodeRef node(make_node());
+    NodeRef node(FreeList<Node>::make());
     node->fn = &fn;
     node->order = next_order++;
     node->line = SourceLine::current();

@@ -217,7 +217,7 @@ struct RecipeEntry {
     std::unique_ptr<Recipe> recipe;
 };
 
-PyObject* recorded_args(const Recording& recording, std::span<const RecordedArg> args) {
+PyObject* recorded_args(std::span<const RecordedArg> args) {
     Object list = checked(PyTuple_New(Py_ssize_t(args.size())));
     for (size_t i = 0; i < args.size(); ++i) {
         const RecordedArg& a = args[i];
@@ -228,7 +228,6 @@ PyObject* recorded_args(const Recording& recording, std::span<const RecordedArg>
         if (!item) throw Error(ErrorKind::python, "");
         PyTuple_SET_ITEM(list.get(), i, item);
     }
-    (void)recording;
     return list.release();
 }
 
@@ -381,10 +380,9 @@ std::unique_ptr<Program> region(const Recording& recording, const std::vector<bo
     Object ops = checked(PyTuple_New(Py_ssize_t(recording.ops().size())));
     for (size_t i = 0; i < recording.ops().size(); ++i) {
         const RecordedOp& op = recording.ops()[i];
-        PyObject* item =
-            Py_BuildValue("(OiiNN)", handle_of(*op.fn), int(op.hidden), int(op.writes),
-                          recorded_args(recording, recording.args().subspan(op.first_arg, op.args)),
-                          recorded_args(recording, recording.outs().subspan(op.first_out, op.outs)));
+        PyObject* item = Py_BuildValue("(OiiNN)", handle_of(*op.fn), int(op.hidden), int(op.writes),
+                                       recorded_args(recording.args().subspan(op.first_arg, op.args)),
+                                       recorded_args(recording.outs().subspan(op.first_out, op.outs)));
         if (!item) throw Error(ErrorKind::python, "");
         PyTuple_SET_ITEM(ops.get(), i, item);
     }

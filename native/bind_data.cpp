@@ -124,11 +124,6 @@ PyObject* tensor_nbytes(PyObject* self, void*) {
     return PyLong_FromLongLong(x.numel * int64_t(itemsize(x.dtype)));
 }
 
-// The largest |value|'s distance does not matter here: identity of memory does.
-PyObject* tensor_storage_id(PyObject* self, PyObject*) {
-    return PyLong_FromVoidPtr(tensor_of(self).storage.get());
-}
-
 // ---- buffers ----
 
 DType dtype_of_format(const Py_buffer& view) {
@@ -258,7 +253,7 @@ PyObject* same_bits(PyObject*, PyObject* args) {
     });
 }
 
-PyObject* empty_uninitialised(PyObject*, PyObject* args) {
+PyObject* new_zeros(PyObject*, PyObject* args) {
     return guarded([&]() -> PyObject* {
         PyObject *sizes, *dtype;
         if (!PyArg_ParseTuple(args, "OO:new_zeros", &sizes, &dtype)) return nullptr;
@@ -272,8 +267,7 @@ PyMethodDef functions[] = {
     {"from_nested", from_nested, METH_VARARGS, "A tensor of nested lists of numbers: (data, dtype or None)."},
     {"from_buffer", from_buffer, METH_O, "A NumPy array's memory as a tensor."},
     {"frombuffer", frombuffer, METH_VARARGS, "Bytes as a tensor: (buffer, dtype, count, offset)."},
-    {"new_zeros", empty_uninitialised, METH_VARARGS,
-     "Zeros at once, whatever is being recorded: (sizes, dtype)."},
+    {"new_zeros", new_zeros, METH_VARARGS, "Zeros at once, whatever is being recorded: (sizes, dtype)."},
     {"same_bits", same_bits, METH_VARARGS, "Whether two contiguous tensors hold the same bytes."},
     {nullptr, nullptr, 0, nullptr},
 };
@@ -281,7 +275,6 @@ PyMethodDef tensor_methods[] = {
     {"tolist", tensor_tolist, METH_NOARGS, "The elements as nested lists of Python numbers."},
     {"item", tensor_item, METH_NOARGS, "The one element as a Python number."},
     {"data_ptr", tensor_data_ptr, METH_NOARGS, "The address of element 0."},
-    {"_storage_id", tensor_storage_id, METH_NOARGS, "The same number for tensors that share memory."},
 };
 PyGetSetDef nbytes_getset = {"nbytes", tensor_nbytes, nullptr, "Bytes of all elements.", nullptr};
 

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "check.h"
+#include "free_list.h"
 
 namespace kiln {
 
@@ -23,32 +24,7 @@ void Dims::grow(size_t count) {
     count_ = uint32_t(count);
 }
 
-namespace {
-
-// Free list of Tensor objects: making one costs a few nanoseconds.
-std::vector<Tensor*>& spare_tensors() {
-    static auto* list = new std::vector<Tensor*>();
-    return *list;
-}
-
-Tensor* make_tensor() {
-    auto& spare = spare_tensors();
-    if (spare.empty()) return new Tensor;
-    Tensor* tensor = spare.back();
-    spare.pop_back();
-    return new (tensor) Tensor;
-}
-
-}  // namespace
-
-void release(Tensor* tensor) {
-    tensor->~Tensor();
-    auto& spare = spare_tensors();
-    if (spare.size() < 4096)
-        spare.push_back(tensor);
-    else
-        ::operator delete(tensor);
-}
+void release(Tensor* tensor) { FreeList<Tensor>::drop(tensor); }
 
 AutogradMeta& ensure_meta(Tensor& tensor) {
     if (!tensor.meta) tensor.meta = MetaRef(new_meta());
@@ -101,7 +77,7 @@ std::string shape_text(const Dims& sizes) {
 }
 
 TensorRef new_tensor(DType dtype, const Dims& sizes, StorageRef storage) {
-    TensorRef tensor(make_tensor());
+    TensorRef tensor(FreeList<Tensor>::make());
     tensor->dtype = dtype;
     tensor->sizes = sizes;
     tensor->strides = contiguous_strides(sizes);
@@ -115,7 +91,7 @@ TensorRef new_tensor(DType dtype, const Dims& sizes) {
 }
 
 TensorRef new_tensor_like(DType dtype, const Tensor& like) {
-    TensorRef tensor(make_tensor());
+    TensorRef tensor(FreeList<Tensor>::make());
     tensor->dtype = dtype;
     tensor->sizes = like.sizes;
     tensor->strides = like.strides;
@@ -125,7 +101,7 @@ TensorRef new_tensor_like(DType dtype, const Tensor& like) {
 }
 
 TensorRef new_view(const Tensor& source, Dims sizes, Dims strides, int64_t offset) {
-    TensorRef view(make_tensor());
+    TensorRef view(FreeList<Tensor>::make());
     view->dtype = source.dtype;
     view->offset = offset;
     view->numel = checked_numel(sizes);
