@@ -166,20 +166,19 @@ PyType_Spec node_spec = {"kiln.autograd.Node", sizeof(NodeObject), 0,
 // ---- hooks ----
 
 struct HandleObject {
-    PyObject_HEAD AutogradMeta* meta;  // owned
+    PyObject_HEAD Edge where;  // the hook is called on what goes there
     uint64_t id;
 };
 
 void handle_dealloc(PyObject* self) {
-    AutogradMeta* meta = reinterpret_cast<HandleObject*>(self)->meta;
-    if (--meta->refcount == 0) release(meta);
+    reinterpret_cast<HandleObject*>(self)->where.~Edge();
     PyTypeObject* type = Py_TYPE(self);
     type->tp_free(self);
     Py_DECREF(type);
 }
 PyObject* handle_remove(PyObject* self, PyObject*) {
     auto* handle = reinterpret_cast<HandleObject*>(self);
-    remove_hook(*handle->meta, handle->id);
+    remove_hook(handle->where, handle->id);
     Py_RETURN_NONE;
 }
 PyMethodDef handle_methods[] = {
@@ -210,8 +209,7 @@ PyObject* register_hook(PyObject* self, PyObject* function) {
         uint64_t id = add_hook(tensor_of(self), Opaque(function));
         auto* handle = PyObject_New(HandleObject, handle_type);
         if (!handle) return nullptr;
-        handle->meta = tensor_of(self).meta.get();
-        ++handle->meta->refcount;
+        new (&handle->where) Edge(edge_of(tensor_of(self)));
         handle->id = id;
         return reinterpret_cast<PyObject*>(handle);
     });

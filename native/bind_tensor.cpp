@@ -71,12 +71,12 @@ PyObject* get_is_leaf(PyObject* self, void*) {
 PyObject* get_version(PyObject* self, void*) { return PyLong_FromLong(tensor_of(self).storage->version); }
 PyObject* get_retains(PyObject* self, void*) {
     const Tensor& x = tensor_of(self);
-    return PyBool_FromLong(x.grad_fn() && x.meta->retains_grad);
+    return PyBool_FromLong(x.meta && x.meta->retained);
 }
 
 int set_requires_grad(Tensor& x, bool wanted) {
     return guarded([&] {
-        KILN_CHECK(wanted || !x.grad_fn(), runtime,
+        KILN_CHECK(wanted || !x.node, runtime,
                    "you can only change requires_grad flags of leaf variables. If you want to use a computed "
                    "variable "
                    "in a subgraph that doesn't require differentiation use var_no_grad = var.detach().");
@@ -95,7 +95,7 @@ int put_requires_grad(PyObject* self, PyObject* value, void*) {
 PyObject* get_grad(PyObject* self, void*) {
     const Tensor& x = tensor_of(self);
     if (x.meta && x.meta->grad) return wrap(x.meta->grad);
-    if (x.grad_fn() && !x.meta->retains_grad &&
+    if (x.node && !(x.meta && x.meta->retained) &&
         PyErr_WarnEx(PyExc_UserWarning,
                      "The .grad attribute of a Tensor that is not a leaf Tensor is being accessed. Its .grad "
                      "attribute "
@@ -137,11 +137,13 @@ int put_data(PyObject* self, PyObject* value, void*) {
         Tensor& x = tensor_of(self);
         KILN_CHECK(value && is_tensor(value), type, "data: expected a tensor");
         Tensor& source = tensor_of(value);
-        KILN_CHECK(source.dtype == x.dtype || !x.grad_fn(), runtime, "data: expected dtype ", name(x.dtype),
+        KILN_CHECK(source.dtype == x.dtype || !x.node, runtime, "data: expected dtype ", name(x.dtype),
                    ", got ", name(source.dtype));
         // A new tensor under the same Python object: graphs keep the old memory.
         TensorRef changed = alias(source);
         changed->untracked = x.untracked;
+        changed->node = x.node;
+        changed->output = x.output;
         changed->meta = x.meta;
         auto* object = reinterpret_cast<TensorObject*>(self);
         Tensor* old = object->tensor;
@@ -199,10 +201,8 @@ PyObject* tensor_detach(PyObject* self, PyObject*) {
 PyObject* tensor_detach_(PyObject* self, PyObject*) {
     return property(self, [&](Tensor& x) {
         KILN_CHECK(!x.base, runtime, "Can't detach views in-place. Use detach() instead.");
-        if (x.meta) {
-            x.meta->grad_fn = nullptr;
-            x.meta->requires_grad = false;
-        }
+        x.node = nullptr;
+        if (x.meta) x.meta->requires_grad = false;
         return Py_NewRef(self);
     });
 }

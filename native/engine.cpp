@@ -113,7 +113,7 @@ Fn& derivative_fn(const Node& node, uint64_t needed, uint64_t defined, bool redo
 // A saved tensor with the history it had, for create_graph.
 TensorRef with_history(const TensorRef& tensor, const Edge& edge) {
     if (!tensor || !edge || !tensor->storage) return tensor;
-    if (tensor->meta && tensor->grad_fn() == edge.node.get() && (edge.node || tensor->meta == edge.leaf))
+    if (tensor->node == edge.node && (edge.node || tensor->meta == edge.leaf))
         return tensor;
     TensorRef copy = alias(*tensor);
     if (edge.leaf)
@@ -169,7 +169,7 @@ TensorRef converted(const TensorRef& gradient, DType dtype) {
 
 TensorRef sum(const TensorRef& a, const TensorRef& b) {
     Operand operands[2] = {{a.get(), {}}, {b.get(), {}}};
-    return std::move(call(*core_fns().add, operands)[0]);
+    return call_one(*core_fns().add, operands);
 }
 
 class Engine {
@@ -248,7 +248,7 @@ private:
 
     bool is_input(const Node* node) const {
         return std::any_of(inputs_.begin(), inputs_.end(),
-                           [&](const TensorRef& x) { return x->grad_fn() == node; });
+                           [&](const TensorRef& x) { return x->node.get() == node; });
     }
 
     // A node is needed if something asked for lies behind it. Nodes are visited oldest first.
@@ -338,7 +338,7 @@ private:
         node.released = node.released || !node.saved_outputs.empty() || !node.hidden.empty();
         for (NodeInput& input : node.inputs) {
             if (!input.saved.tensor || !input.saved.tensor->storage) continue;
-            input.saved.tensor = shape_of(*input.saved.tensor);
+            input.saved.tensor = input.like_result ? nullptr : shape_of(*input.saved.tensor);
             node.released = true;
         }
         node.saved_outputs.clear();
@@ -347,9 +347,9 @@ private:
 
     void capture(Node& node) {
         for (size_t i = 0; i < inputs_.size(); ++i)
-            if (inputs_[i]->grad_fn() == &node) {
+            if (inputs_[i]->node.get() == &node) {
                 captured_.resize(inputs_.size());
-                captured_[i] = node.grads[inputs_[i]->meta->output];
+                captured_[i] = node.grads[inputs_[i]->output];
             }
         for (auto& [meta, index] : node.retains)
             if (node.grads[index]) store_plain(*meta, node.grads[index]);

@@ -42,6 +42,7 @@ struct Source {
 
 struct Fn;
 struct PointwiseEntry;
+using FlatLook = unsigned __int128;  // what a flat call looks like (pointwise.h); 0: no call
 
 // What the backward of a function reads of its forward, per array operand.
 struct Saves {
@@ -49,7 +50,7 @@ struct Saves {
     std::vector<uint64_t> inputs;      // per operand: bit i: its gradient reads operand i
     std::vector<uint64_t> outputs;     // bit j: reads output j
     std::vector<uint64_t> hiddens;     // bit h: reads hidden h
-    std::vector<bool> differentiable;  // whether the operand has a gradient at all
+    uint64_t differentiable = 0;       // bit i: operand i has a gradient at all
 };
 
 // One call of a recipe: op(args) where an argument is an earlier value or a number of this call.
@@ -93,14 +94,18 @@ struct Fn {
     Dims dims;                             // of a permute its dims, of a slice its dim
     Opaque structure;                      // the interpreter's tuple
     Opaque handle;                         // the interpreter's object for a derivative
-    uint64_t saves_code = 0;               // of a pointwise function: the look of the call it last recorded
-    const Saves* last_saves = nullptr;     // and what backward reads of such a call
-    uint64_t flat_codes[2] = {};           // of a pointwise function: what its last flat call looked like
-    PointwiseEntry* flat_entry = nullptr;  // and the kernel found for it
-    uint64_t last_code = 0;                // the look of the call it was last differentiated for
-    Fn* last_derivative = nullptr;         // and the derivative found for it
-    std::vector<Source> sources;           // of a derivative
-    std::vector<uint8_t> targets;          // output k is the gradient of operand targets[k]
+    std::vector<Source> sources;   // of a derivative
+    std::vector<uint8_t> targets;  // output k is the gradient of operand targets[k]
+
+    // Of a pointwise function: what was found for its last flat call, and for its last derivative.
+    struct Flat {
+        FlatLook look = 0;
+        PointwiseEntry* entry = nullptr;
+        const Saves* saves = nullptr;  // null until a call that looks so is recorded for backward
+    };
+    Flat flat;
+    uint64_t last_code = 0;
+    Fn* last_derivative = nullptr;
 
     // What was learnt of it under other default dtypes: a function's graph may depend on that one.
     struct Learnt {
