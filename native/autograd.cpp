@@ -90,9 +90,7 @@ bool grad_enabled() { return grad_mode; }
 bool set_grad_enabled(bool enabled) { return std::exchange(grad_mode, enabled); }
 
 // A view takes part if what it views does.
-bool takes_part(const Tensor& tensor) {
-    return tensor.requires_grad() || (tensor.base && tensor.base->node);
-}
+bool takes_part(const Tensor& tensor) { return tensor.requires_grad() || (tensor.base && tensor.base->node); }
 
 bool needs_gradient(const Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
     if (fn.op && !fn.op->differentiable) return false;
@@ -153,11 +151,6 @@ void check_in_place(const Fn& fn, const TensorRef& target) {
                "a view of a leaf Variable that requires grad is being used in an in-place operation (",
                fn.name, "); do it under no_grad(), or on a clone()");
 }
-
-// Which operands, outputs and hidden outputs the backward will read.
-struct Wanted {
-    uint64_t inputs = 0, outputs = 0, hidden = 0;
-};
 
 Wanted wanted_by(const Saves& saves, uint64_t needed) {
     Wanted wanted;
@@ -228,14 +221,15 @@ NodeRef record_inputs(Fn& fn, std::span<const Operand> operands, std::span<const
     node->order = next_order++;
     node->line = SourceLine::current();
     for (size_t i = 0; i < operands.size(); ++i) {
-        NodeInput& input = node->inputs.emplace_back();
         Tensor* tensor = operands[i].tensor;
         if (!tensor) {
+            NodeInput& input = node->inputs.emplace_back();
             input.is_number = true;
             input.number = operands[i].number;
             continue;
         }
-        if (saves.differentiable & bit(i)) input.edge = edge_of(*tensor);
+        NodeInput& input =
+            node->inputs.emplace_back(saves.differentiable & bit(i) ? edge_of(*tensor) : Edge());
         input.dtype = tensor->dtype;
         input.dimensioned = tensor->ndim() > 0;
         input.like_result = tensor->ndim() == result_ndim;
@@ -318,12 +312,16 @@ void call_flat(Fn& fn, FlatCall& flat, std::span<const Operand> operands, Tensor
             if (operands[i].tensor && takes_part(*operands[i].tensor)) needed |= bit(i);
     flat.run(fn, operands, {}, results);
     if (!needed) return;
-    if (!fn.flat.saves) fn.flat.saves = &saves_of(fn, operands);
-    const Saves& saves = *fn.flat.saves;
-    if (!(needed &= saves.differentiable)) return;
-    Wanted wanted = wanted_by(saves, needed);
-    NodeRef node = record_inputs(fn, operands, {}, saves, wanted, flat.shape ? flat.shape->ndim() : 0);
-    record_outputs(node, wanted, {results, fn.outputs});
+    Fn::Flat& found = fn.flat;
+    if (!found.saves) found.saves = &saves_of(fn, operands);
+    if (!(needed &= found.saves->differentiable)) return;
+    if (found.needed != needed) {
+        found.needed = needed;
+        found.wanted = wanted_by(*found.saves, needed);
+    }
+    const int ndim = flat.shape ? flat.shape->ndim() : 0;
+    NodeRef node = record_inputs(fn, operands, {}, *found.saves, found.wanted, ndim);
+    record_outputs(node, found.wanted, {results, fn.outputs});
 }
 
 Results call_with_gradient(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {

@@ -41,8 +41,8 @@ struct NodeInput {
     SavedTensor saved;  // no tensor: a number, or an array of the results' shape whose value is not read
     Number number;
     bool is_number = false;
-    bool dimensioned = true;    // not 0-d
-    bool like_result = false;   // surely of the results' shape
+    bool dimensioned = true;   // not 0-d
+    bool like_result = false;  // surely of the results' shape
     DType dtype = DType::float32;
 };
 

@@ -147,7 +147,8 @@ Results execute(Fn& fn, std::span<const Operand> operands, std::span<const Tenso
 namespace {
 
 // Whether the call can run here and now without another look: flat, its values there, nothing recorded.
-bool runs_flat(FlatCall& flat, const Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
+bool runs_flat(FlatCall& flat, const Fn& fn, std::span<const Operand> operands,
+               std::span<const TensorRef> out) {
     return fn.cls == FnClass::pointwise && out.empty() && flat.look_at(fn, operands) && !flat.pending &&
            !current_recording();
 }

@@ -285,7 +285,8 @@ bool FlatCall::look_at(const Fn& fn, std::span<const Operand> operands, std::spa
     return true;
 }
 
-PointwiseEntry& FlatCall::find(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) const {
+PointwiseEntry& FlatCall::find(Fn& fn, std::span<const Operand> operands,
+                               std::span<const TensorRef> out) const {
     uint8_t layouts[most];
     for (int a = 0; a < arrays_; ++a) layouts[a] = uint8_t(args_[1 + a]);
     size_t outputs = out.empty() ? fn.outputs : out.size();
@@ -293,10 +294,11 @@ PointwiseEntry& FlatCall::find(Fn& fn, std::span<const Operand> operands, std::s
     return find_entry(fn, operands, out, 1, layouts, arrays_ + int(outputs));
 }
 
-void FlatCall::run(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, TensorRef* results) {
+void FlatCall::run(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out,
+                   TensorRef* results) {
     if (fn.flat.look != look) [[unlikely]] {
         PointwiseEntry& found = find(fn, operands, out);
-        fn.flat = {look, &found, nullptr};
+        fn.flat = {look, &found};
     }
     PointwiseEntry& entry = *fn.flat.entry;
     for (size_t k = 0; k < entry.outputs.size(); ++k) {

@@ -167,13 +167,15 @@ struct Hook {
     Opaque function;
 };
 
-// What autograd keeps of a leaf, or of a tensor whose .grad is kept; shared when `.data =` gives the tensor new
-// memory.
+// What autograd keeps of a leaf, or of a tensor whose .grad is kept; shared when `.data =` gives the tensor
+// new memory.
 struct AutogradMeta {
     AutogradMeta();
     ~AutogradMeta();
     uint32_t refcount = 0;
     bool requires_grad = false;  // of a leaf
+    uint32_t place = 0;          // the engine's: where the run that goes through gathers its gradient,
+    uint64_t run = 0;            // if this is that run
     NodeRef retained;            // whose output's gradient is kept in `grad`, though the tensor is no leaf
     TensorRef grad;
     std::vector<Hook> hooks;
