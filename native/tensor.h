@@ -167,6 +167,24 @@ struct Hook {
     Opaque function;
 };
 
+// The hooks of a node or a leaf. Whoever may remove one knows only its id, and keeps nothing alive.
+class Hooks {
+public:
+    Hooks() = default;
+    Hooks(const Hooks&) = delete;
+    Hooks& operator=(const Hooks&) = delete;
+    ~Hooks() {
+        if (!list_.empty()) clear();
+    }
+    uint64_t add(uint32_t index, Opaque function);
+    static void remove(uint64_t id);  // nothing, if its list or the hook is gone
+    void clear();
+    const std::vector<Hook>& list() const { return list_; }
+
+private:
+    std::vector<Hook> list_;
+};
+
 // What autograd keeps per tensor that takes part in it; shared when `.data =` gives the tensor new memory.
 struct AutogradMeta {
     AutogradMeta();
@@ -177,7 +195,7 @@ struct AutogradMeta {
     uint32_t output = 0;  // which output of grad_fn this is
     NodeRef grad_fn;
     TensorRef grad;
-    std::vector<Hook> hooks;
+    Hooks hooks;
 };
 
 struct Tensor {
