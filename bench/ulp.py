@@ -1,5 +1,6 @@
 """The error of an elementary function over all float32 values: a slow job, not a test.
 
+    python bench/ulp.py                     all functions, one after the other
     python bench/ulp.py exp                 every float32, compiled kernels (kiln.exp on tensors)
     python bench/ulp.py exp --handler       every float32 through the NumPy handler (slower by far)
     python bench/ulp.py tanh --step 61      every 61st
@@ -96,8 +97,10 @@ def chunks(low: int, high: int, step: int) -> Iterator[Array]:
 
 
 def settled(name: str, x: Array, got: Array) -> bool:
-    """Whether results are known to be within half an ULP without a truth for each: between two arguments whose
-    truths round to one float (or are NaN) a function that only rises or falls stays there.
+    """Whether results are known to be within half an ULP without a truth for each.
+
+    Between two arguments whose truths round to one float (or are NaN) a function that only rises or falls
+    stays there.
     """
     if name in ("sin", "cos"):
         return False
@@ -146,14 +149,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("names", nargs="+", choices=sorted(REFERENCE))
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(REFERENCE)}; none: all")
     parser.add_argument("--handler", action="store_true", help="through the NumPy handler, not kernels")
     parser.add_argument("--step", type=int, default=1, help="try every n-th bit pattern")
     parser.add_argument("--low", type=lambda v: int(v, 0), default=0, help="first bit pattern")
     parser.add_argument("--high", type=lambda v: int(v, 0), default=2**32, help="end of the bit patterns")
     given = parser.parse_args()
     failed = False
-    for name in given.names:
+    for name in given.names or REFERENCE:
         function = handled(name) if given.handler else compiled(name)
         worst, where, result, count = sweep(name, function, given.low, given.high, given.step)
         failed |= worst > BOUNDS[name]
