@@ -25,6 +25,12 @@ std::unordered_map<const Storage*, SourceLine>& last_writes() {
     return *map;
 }
 
+// Where each hook is, by its id.
+std::unordered_map<uint64_t, Hooks*>& lists_of_hooks() {
+    static auto* map = new std::unordered_map<uint64_t, Hooks*>();
+    return *map;
+}
+
 uint64_t bit(size_t i) { return uint64_t(1) << i; }
 
 SavedTensor save(Tensor& tensor) { return {TensorRef(&tensor), tensor.storage->version}; }
@@ -46,17 +52,31 @@ AutogradMeta::~AutogradMeta() {
 }
 
 uint64_t add_hook(Tensor& tensor, Opaque function) {
-    static uint64_t next_id = 1;
     KILN_CHECK(tensor.requires_grad(), runtime,
                "cannot register a hook on a tensor that doesn't require gradient");
-    Hook hook{next_id++, tensor.output, std::move(function)};
-    (tensor.node ? tensor.node->hooks : tensor.meta->hooks).push_back(hook);
-    return hook.id;
+    return (tensor.node ? tensor.node->hooks : tensor.meta->hooks).add(tensor.output, std::move(function));
 }
 
-void remove_hook(const Edge& where, uint64_t id) {
-    auto named = [&](const Hook& hook) { return hook.id == id; };
-    std::erase_if(where.node ? where.node->hooks : where.leaf->hooks, named);
+uint64_t Hooks::add(uint32_t index, Opaque function) {
+    static uint64_t next_id = 1;
+    list_.push_back({next_id, index, std::move(function)});
+    lists_of_hooks()[next_id] = this;
+    return next_id++;
+}
+
+void Hooks::remove(uint64_t id) {
+    auto found = lists_of_hooks().find(id);
+    if (found == lists_of_hooks().end()) return;
+    std::vector<Hook>& list = found->second->list_;
+    auto hook = std::find_if(list.begin(), list.end(), [&](const Hook& h) { return h.id == id; });
+    Opaque dropped = std::move(hook->function);  // as the last: it may run any code
+    list.erase(hook);
+    lists_of_hooks().erase(found);
+}
+
+void Hooks::clear() {
+    std::vector<Hook> dropped = std::exchange(list_, {});
+    for (const Hook& hook : dropped) lists_of_hooks().erase(hook.id);
 }
 
 void retain_grad(Tensor& tensor) {

@@ -56,7 +56,7 @@ struct Node {
     SmallVector<SavedTensor, 1> saved_outputs;  // as many as outputs, or none
     SmallVector<SavedTensor, 1> hidden;
     SourceLine line;
-    std::vector<Hook> hooks;  // on gradients of outputs
+    Hooks hooks;  // on gradients of outputs
     std::vector<std::pair<AutogradMeta*, uint32_t>>
         retains;  // tensors whose .grad keeps an output's gradient
 
@@ -112,7 +112,6 @@ extern TensorRef (*call_hook)(const Opaque& hook, const TensorRef& gradient);
 
 // Registers a hook on the gradient of a tensor, or keeps that gradient in .grad though it is no leaf.
 uint64_t add_hook(Tensor& tensor, Opaque function);
-void remove_hook(const Edge& where, uint64_t id);
 void retain_grad(Tensor& tensor);
 
 }  // namespace kiln

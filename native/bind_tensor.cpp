@@ -24,7 +24,9 @@ PyObject* new_object(PyTypeObject* type, const TensorRef& tensor) {
         spare.pop_back();
         PyObject_Init(object, type);
     } else {
-        object = type->tp_alloc(type, 0);
+        // A subclass has its own way, which tracks it; what tp_alloc does not fill stays zero.
+        object = type == tensor_type ? reinterpret_cast<PyObject*>(PyObject_GC_New(TensorObject, type))
+                                     : type->tp_alloc(type, 0);
         if (!object) throw Error(ErrorKind::python, "");
     }
     auto* self = reinterpret_cast<TensorObject*>(object);
@@ -33,13 +35,59 @@ PyObject* new_object(PyTypeObject* type, const TensorRef& tensor) {
     self->tensor->wrapper = object;
     self->dict = nullptr;
     self->weakrefs = nullptr;
+    self->tracked = type != tensor_type;
     return object;
+}
+
+// The hooks that live and die with a tensor object: of its tensor, and of the node that made it, as long as
+// nobody else holds these. What two hold is nobody's own, and no part of a cycle the collector may see.
+template <class Body>
+void each_own_hooks(const Tensor& tensor, Body&& body) {
+    if (tensor.refcount != 1) return;
+    if (tensor.meta && tensor.meta->refcount == 1) body(tensor.meta->hooks);
+    if (tensor.node && tensor.node->refcount == 1) body(tensor.node->hooks);
+}
+
+int tensor_traverse(PyObject* object, visitproc visit, void* arg) {
+    auto* self = reinterpret_cast<TensorObject*>(object);
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(self->dict);
+    if (!self->tensor) return 0;
+    int result = 0;
+    each_own_hooks(*self->tensor, [&](const Hooks& hooks) {
+        for (const Hook& hook : hooks.list())
+            if (!result) result = visit(static_cast<PyObject*>(hook.function.object), arg);
+    });
+    if (result) return result;
+    const StorageRef& storage = self->tensor->storage;
+    if (self->tensor->refcount == 1 && storage && storage->refcount == 1) Py_VISIT(exporter_of(*storage));
+    return 0;
+}
+
+// The memory stays: a finalizer may still look at it, and its exporter breaks a cycle by itself.
+int tensor_clear(PyObject* object) {
+    auto* self = reinterpret_cast<TensorObject*>(object);
+    Py_CLEAR(self->dict);
+    if (self->tensor) each_own_hooks(*self->tensor, [](Hooks& hooks) { hooks.clear(); });
+    return 0;
+}
+
+int tensor_setattr(PyObject* object, PyObject* name, PyObject* value) {
+    int result = PyObject_GenericSetAttr(object, name, value);
+    if (reinterpret_cast<TensorObject*>(object)->dict) track(object);
+    return result;
+}
+
+PyObject* get_dict(PyObject* object, void* context) {
+    PyObject* dict = PyObject_GenericGetDict(object, context);
+    if (dict) track(object);
+    return dict;
 }
 
 void tensor_dealloc(PyObject* object) {
     auto* self = reinterpret_cast<TensorObject*>(object);
     PyTypeObject* type = Py_TYPE(object);
-    if (PyType_IS_GC(type)) PyObject_GC_UnTrack(object);
+    if (self->tracked) PyObject_GC_UnTrack(object);
     if (self->weakrefs) PyObject_ClearWeakRefs(object);
     Py_CLEAR(self->dict);
     if (Tensor* tensor = std::exchange(self->tensor, nullptr)) {
@@ -258,7 +306,7 @@ PyGetSetDef getset[] = {
     {"data", get_data, put_data, "The same memory without history; writes through it are not tracked.",
      nullptr},
     {"_version", get_version, nullptr, "How often the memory was written in place.", nullptr},
-    {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, nullptr, nullptr},
+    {"__dict__", get_dict, PyObject_GenericSetDict, nullptr, nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
@@ -340,6 +388,9 @@ int tensor_getbuffer(PyObject* self, Py_buffer* view, int flags) {
 PyType_Slot slots[] = {
     {Py_tp_new, reinterpret_cast<void*>(tensor_new)},
     {Py_tp_dealloc, reinterpret_cast<void*>(tensor_dealloc)},
+    {Py_tp_traverse, reinterpret_cast<void*>(tensor_traverse)},
+    {Py_tp_clear, reinterpret_cast<void*>(tensor_clear)},
+    {Py_tp_setattro, reinterpret_cast<void*>(tensor_setattr)},
     {Py_tp_getset, getset},
     {Py_tp_members, members},
     {Py_tp_methods, methods},
@@ -355,6 +406,11 @@ PyType_Slot slots[] = {
 };
 
 }  // namespace
+
+void track(PyObject* tensor) {
+    auto* self = reinterpret_cast<TensorObject*>(tensor);
+    if (!std::exchange(self->tracked, true)) PyObject_GC_Track(tensor);
+}
 
 PyObject* wrap(const TensorRef& tensor) {
     if (!tensor) Py_RETURN_NONE;
@@ -409,8 +465,8 @@ int add_tensor(PyObject* module) {
     for (const NumberSlot& n : numbers)
         if (n.function) all.push_back({n.slot, n.function});
     all.push_back({0, nullptr});
-    PyType_Spec spec = {"kiln.Tensor", sizeof(TensorObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
-                        all.data()};
+    PyType_Spec spec = {"kiln.Tensor", sizeof(TensorObject), 0,
+                        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, all.data()};
     tensor_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
     if (!tensor_type) return -1;
     return PyModule_AddObjectRef(module, "Tensor", reinterpret_cast<PyObject*>(tensor_type));

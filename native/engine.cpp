@@ -300,7 +300,7 @@ private:
             for (NodeInput& input : node.inputs) deliver(input.edge, nullptr, true);
             return;
         }
-        for (const Hook& hook : node.hooks.empty() ? std::vector<Hook>() : node.hooks) {
+        for (const Hook& hook : std::vector<Hook>(node.hooks.list())) {
             TensorRef& gradient = node.grads[hook.index];
             if (TensorRef changed = gradient ? call_hook(hook.function, gradient) : nullptr)
                 gradient = changed;
@@ -367,7 +367,7 @@ private:
     // Gradients given by the caller stay theirs: the engine's references to them keep them from being taken.
     // .grad never shares memory with anything reachable; it is added to in place while no graph is made.
     void store(AutogradMeta& meta, TensorRef gradient) {
-        for (const Hook& hook : std::vector<Hook>(meta.hooks))
+        for (const Hook& hook : std::vector<Hook>(meta.hooks.list()))
             if (TensorRef changed = call_hook(hook.function, gradient)) gradient = changed;
         store_plain(meta, gradient);
     }

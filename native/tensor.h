@@ -167,6 +167,24 @@ struct Hook {
     Opaque function;
 };
 
+// The hooks of a node or a leaf. Whoever may remove one knows only its id, and keeps nothing alive.
+class Hooks {
+public:
+    Hooks() = default;
+    Hooks(const Hooks&) = delete;
+    Hooks& operator=(const Hooks&) = delete;
+    ~Hooks() {
+        if (!list_.empty()) clear();
+    }
+    uint64_t add(uint32_t index, Opaque function);
+    static void remove(uint64_t id);  // nothing, if its list or the hook is gone
+    void clear();
+    const std::vector<Hook>& list() const { return list_; }
+
+private:
+    std::vector<Hook> list_;
+};
+
 // What autograd keeps of a leaf, or of a tensor whose .grad is kept; shared when `.data =` gives the tensor
 // new memory.
 struct AutogradMeta {
@@ -178,7 +196,7 @@ struct AutogradMeta {
     uint64_t run = 0;            // if this is that run
     NodeRef retained;            // whose output's gradient is kept in `grad`, though the tensor is no leaf
     TensorRef grad;
-    std::vector<Hook> hooks;
+    Hooks hooks;
 };
 
 struct Tensor {
