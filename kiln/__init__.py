@@ -11,7 +11,6 @@ from kiln import _core as _core
 
 _core.set_package_folder(_os.path.dirname(__file__) + _os.sep)
 _core.set_compiler("kiln.capture.service")
-_os.register_at_fork(before=_core.flush)  # a child has no use for its parent's pending work
 
 from kiln import autograd, ops  # noqa: E402, F401
 from kiln import tensor as _tensor  # noqa: E402, F401

@@ -2,9 +2,7 @@
 #include "compiler.h"
 
 #include "bind.h"
-
-#include <chrono>
-#include <thread>
+#include "busy.h"
 
 namespace kiln {
 
@@ -39,7 +37,7 @@ const KernelPtr& kernel_of(PyObject* object) {
     return *reinterpret_cast<KernelHolder*>(object)->kernel;
 }
 PyObject* kernel_launches(PyObject* self, void*) {
-    return PyLong_FromUnsignedLongLong(kernel_of(self)->launches);
+    return PyLong_FromUnsignedLongLong(kernel_of(self)->launches.load());
 }
 PyObject* kernel_loaded(PyObject* self, void*) {
     return PyBool_FromLong(kernel_of(self)->function != nullptr);
@@ -176,6 +174,7 @@ Object describe_operands(std::span<const Operand> operands) {
 }
 
 Object ask(const char* request, Object args) {
+    Away here;
     if (!compiler_function) {
         KILN_CHECK(compiler_module, internal, "no compiler is registered");
         Object module = checked(PyImport_Import(compiler_module));
@@ -419,11 +418,6 @@ bool forgive(const Error& error, std::string* text) {
     *text = concat(reinterpret_cast<PyTypeObject*>(type)->tp_name, ": ", words ? words : "no words for it");
     PyErr_Clear();
     return true;
-}
-
-void let_others_run() {
-    Py_BEGIN_ALLOW_THREADS std::this_thread::sleep_for(std::chrono::microseconds(50));
-    Py_END_ALLOW_THREADS
 }
 
 }  // namespace compiler

@@ -3,6 +3,9 @@
 
 #include <cstring>
 
+#include <unistd.h>
+
+#include "busy.h"
 #include "cpu.h"
 #include "threads.h"
 
@@ -113,6 +116,38 @@ PyObject* flush(PyObject*, PyObject*) {
         Py_RETURN_NONE;
     });
 }
+PyObject* fork_begins(PyObject*, PyObject*) {
+    return guarded([&]() -> PyObject* {
+        before_fork();
+        Py_RETURN_NONE;
+    });
+}
+PyObject* fork_ended(PyObject*, PyObject* in_child) {
+    after_fork(in_child == Py_True);
+    Py_RETURN_NONE;
+}
+
+// ---- the interpreter lock ----
+
+void* let_go() { return PyEval_SaveThread(); }
+
+// The interpreter ends a thread that comes back too late by unwinding its stack, which would end the process
+// at the first function that does not throw: such a thread stays here.
+void take_back(void* thread) {
+    try {
+        PyEval_RestoreThread(static_cast<PyThreadState*>(thread));
+    } catch (...) {
+        for (;;) pause();
+    }
+}
+
+bool ending() {
+#if PY_VERSION_HEX >= 0x030D0000
+    return Py_IsFinalizing();
+#else
+    return _Py_IsFinalizing();
+#endif
+}
 PyObject* set_check(PyObject*, PyObject* on) {
     int wanted = PyObject_IsTrue(on);
     if (wanted < 0) return nullptr;
@@ -174,6 +209,7 @@ PyObject* give_back(PyObject*, PyObject*) { return PyLong_FromSize_t(empty_cache
 PyObject* identity(PyObject*, PyObject*) { return PyUnicode_FromString(cpu_identity().c_str()); }
 
 PyObject* profile_start(PyObject*, PyObject*) {
+    std::lock_guard lock(profile().mutex);
     profile().lines.clear();
     profile().on = true;
     Py_RETURN_NONE;
@@ -181,6 +217,7 @@ PyObject* profile_start(PyObject*, PyObject*) {
 PyObject* profile_stop(PyObject*, PyObject*) {
     return guarded([&]() -> PyObject* {
         profile().on = false;
+        std::lock_guard lock(profile().mutex);
         Object list = checked(PyList_New(0));
         for (const auto& line : profile().lines) {
             Object item = checked(
@@ -193,6 +230,9 @@ PyObject* profile_stop(PyObject*, PyObject*) {
 
 PyMethodDef functions[] = {
     {"flush", flush, METH_NOARGS, "Runs what is pending on this thread."},
+    {"before_fork", fork_begins, METH_NOARGS,
+     "Waits for other threads' kernels and runs what is pending anywhere."},
+    {"after_fork", fork_ended, METH_O, "Ends what before_fork began; the argument: whether in the child."},
     {"recording", recording, METH_NOARGS, "Whether ops are being recorded on this thread."},
     {"set_check", set_check, METH_O,
      "Whether recorded programs are compared with their ops, bit by bit; gives what it was."},
@@ -213,6 +253,9 @@ PyMethodDef functions[] = {
 PyModuleDef module_definition = {PyModuleDef_HEAD_INIT, "kiln._core", "kiln's core.", -1, functions};
 
 PyObject* make_module() {
+    Interpreter::let_go = let_go;
+    Interpreter::take_back = take_back;
+    Interpreter::ending = ending;
     Opaque::retain = [](void* object) { Py_INCREF(static_cast<PyObject*>(object)); };
     Opaque::drop = [](void* object) { Py_DECREF(static_cast<PyObject*>(object)); };
     Object module = Object::steal(PyModule_Create(&module_definition));

@@ -4,6 +4,7 @@
 #include <structmember.h>
 
 #include "autograd.h"
+#include "busy.h"
 
 namespace kiln {
 
@@ -182,6 +183,7 @@ PyObject* get_data(PyObject* self, void*) {
 
 int put_data(PyObject* self, PyObject* value, void*) {
     return guarded([&] {
+        wait_until_alone();  // another thread may be in the middle of a call with the tensor that goes
         Tensor& x = tensor_of(self);
         KILN_CHECK(value && is_tensor(value), type, "data: expected a tensor");
         Tensor& source = tensor_of(value);

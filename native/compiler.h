@@ -61,8 +61,5 @@ void log(bool warning, const std::string& text);
 // Whether an error is one that another way of running may not have: then it is put into words and gone.
 bool forgive(const Error& error, std::string* text);
 
-// Gives other threads of the interpreter a moment.
-void let_others_run();
-
 }  // namespace compiler
 }  // namespace kiln

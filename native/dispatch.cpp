@@ -48,16 +48,18 @@ Results execute_program(Fn& fn, std::span<const Operand> operands, std::span<con
     for (const Operand& operand : operands) append_environment(operand, slots);
     slots.resize(program.slots());
     if (!evaluate(program, slots.data())) compiler::explain({&fn, operands});
-    SmallVector<void*, 8> inputs;
-    for (const Operand& operand : operands)
-        inputs.push_back(operand.tensor && operand.tensor->storage ? operand.tensor->data() : nullptr);
+    SmallVector<Input, 8> inputs;
+    for (const Operand& operand : operands) {
+        const Tensor* x = operand.tensor;
+        inputs.push_back(x && x->storage ? Input{x->data(), x->storage.get()} : Input{});
+    }
     Results results;
     SmallVector<StorageRef, 4> storages;
     for (size_t k = 0; k < program.outputs.size(); ++k) {
         results.push_back(new_tensor(program.outputs[k].dtype, output_sizes(program, k, slots.data())));
         storages.push_back(results.back()->storage);
     }
-    run(program, slots.data(), inputs.data(), {storages.data(), storages.size()});
+    run(program, slots.data(), {inputs.data(), inputs.size()}, {storages.data(), storages.size()});
     for (size_t k = 0; k < out.size(); ++k) {
         copy_into(out[k], *results[k]);
         results[k] = out[k];
@@ -166,8 +168,8 @@ Results run_any(Fn& fn, std::span<const Operand> operands, std::span<const Tenso
         return one(view_reshape(*copied, integers(operands.subspan(1)), true));
     }
     for (const TensorRef& target : out) prepare_write(fn, *target, operands);
-    if (Recording* recording = current_recording(); recording && recording->accepts(operands, out))
-        return recording->append(fn, operands, out, hidden);
+    if (Recording* recording = current_recording())
+        if (Results results; recording->append(fn, operands, out, hidden, results)) return results;
     for (const Operand& operand : operands)
         if (operand.tensor && operand.tensor->storage) settle(*operand.tensor->storage);
     for (const TensorRef& target : out) settle_target(*target->storage);

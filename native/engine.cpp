@@ -1,7 +1,9 @@
 // The backward engine: nodes by descending order, each replaying its captured derivative.
 #include <algorithm>
+#include <thread>
 
 #include "autograd.h"
+#include "busy.h"
 #include "check.h"
 #include "compiler.h"
 #include "record.h"
@@ -173,25 +175,42 @@ TensorRef sum(const TensorRef& a, const TensorRef& b) {
     return call_one(*core_fns().add, operands);
 }
 
+// A run of the engine under way. Nodes are of one pass at a time.
+struct Pass {
+    uint64_t run;
+    std::thread::id thread;
+};
+
+std::vector<Pass>& passes() {
+    static auto* list = new std::vector<Pass>();
+    return *list;
+}
+
 class Engine {
 public:
     ~Engine() {
-        for (Node* node : all_) node->grads.clear();  // also after an error
+        for (Node* node : all_)
+            if (node->run == run_) node->grads.clear();  // after an error
+        std::erase_if(passes(), [&](const Pass& pass) { return pass.run == run_; });
+        tell_others();
     }
 
     Engine(std::span<const TensorRef> inputs, const BackwardOptions& options)
         : inputs_(inputs), options_(options) {
         static uint64_t runs = 0;
         run_ = ++runs;
+        passes().push_back({run_, std::this_thread::get_id()});
     }
 
-    void add_root(Tensor& root, const TensorRef& gradient) {
-        Edge edge = edge_of(root);
-        if (edge.node) discover(edge.node.get());
-        roots_.push_back({std::move(edge), gradient});
-    }
+    void add_root(Tensor& root, const TensorRef& gradient) { roots_.push_back({edge_of(root), gradient}); }
 
     std::vector<TensorRef> run() {
+        while (!discover_all()) {  // shares nodes with another thread's pass: when that one is done
+            for (Node* node : all_) node->run = 0;
+            all_.clear();
+            Away here;
+            KILN_CHECK(wait_for_others(), runtime, "backward: the interpreter is ending");
+        }
         mark_needed();
         for (auto& [edge, gradient] : roots_) deliver(edge, gradient, false);
         for (auto& [edge, gradient] : roots_)
@@ -201,6 +220,7 @@ public:
             NodeRef node = std::move(heap_.back());
             heap_.pop_back();
             visit(*node);
+            node->run = 0;  // behind this pass
         }
         return finish();
     }
@@ -213,30 +233,49 @@ private:
 
     static bool later(const NodeRef& a, const NodeRef& b) { return a->order < b->order; }
 
-    // Counts, for every node the root reaches, how many edges lead to it.
-    void discover(Node* root) {
+    bool discover_all() {
+        for (auto& [edge, gradient] : roots_)
+            if (edge.node && !discover(edge.node.get())) return false;
+        return true;
+    }
+
+    // Whether another thread's pass has the node before it.
+    static bool passed_elsewhere(const Node* node) {
+        for (const Pass& pass : passes()) {
+            if (pass.run != node->run) continue;
+            KILN_CHECK(pass.thread != std::this_thread::get_id(), runtime,
+                       "backward: called again on a graph a backward is passing through");
+            return true;
+        }
+        return false;
+    }
+
+    // Counts, for every node the root reaches, how many edges lead to it. False if one is another pass's.
+    bool discover(Node* root) {
         std::vector<Node*> stack;
         auto enter = [&](Node* node) {
-            if (node->run == run_) return;
-            KILN_CHECK(node->grads.empty(), runtime,
-                       "backward: called again on a graph a backward is passing through");
+            if (node->run == run_) return true;
+            if (passes().size() > 1 && passed_elsewhere(node)) [[unlikely]]
+                return false;
             node->run = run_;
             node->waiting = 0;
             node->needed = false;
             stack.push_back(node);
             all_.push_back(node);
+            return true;
         };
-        enter(root);
+        if (!enter(root)) return false;
         while (!stack.empty()) {
             Node* node = stack.back();
             stack.pop_back();
             for (NodeInput& input : node->inputs) {
                 Node* next = input.edge.node.get();
                 if (!next) continue;
-                enter(next);
+                if (!enter(next)) return false;
                 ++next->waiting;
             }
         }
+        return true;
     }
 
     bool wants(const Edge& edge) const {
@@ -274,11 +313,13 @@ private:
 
     Leaf& leaf_of(const MetaRef& meta) {
         if (meta->run == run_) return leaves_[meta->place];
-        if (meta->run > run_)  // a backward called from a hook has been here since
+        if (meta->run > run_) {  // a backward called from a hook, or another thread's, has been here since
             for (Leaf& leaf : leaves_)
                 if (leaf.meta == meta) return leaf;
-        meta->run = run_;
-        meta->place = uint32_t(leaves_.size());
+        } else {
+            meta->run = run_;
+            meta->place = uint32_t(leaves_.size());
+        }
         return leaves_.emplace_back(Leaf{meta, nullptr});
     }
 
@@ -374,12 +415,22 @@ private:
 
     void store_plain(AutogradMeta& meta, const TensorRef& gradient) {
         if (!meta.grad) {
-            meta.grad = owned(gradient);
-        } else if (options_.create_graph) {
-            meta.grad = sum(meta.grad, gradient);
-        } else {
-            Operand operands[2] = {{meta.grad.get(), {}}, {gradient.get(), {}}};
-            call(*core_fns().add, operands, {&meta.grad, 1});
+            TensorRef own = owned(gradient);
+            if (!meta.grad) {  // another thread's backward may have come first
+                meta.grad = std::move(own);
+                return;
+            }
+        }
+        if (!options_.create_graph) {
+            TensorRef into = meta.grad;  // kept, whatever another thread does to .grad
+            Operand operands[2] = {{into.get(), {}}, {gradient.get(), {}}};
+            call(*core_fns().add, operands, {&into, 1});
+            return;
+        }
+        for (bool stored = false; !stored;) {
+            TensorRef before = meta.grad, after = before ? sum(before, gradient) : gradient;
+            stored = meta.grad == before;
+            if (stored) meta.grad = std::move(after);
         }
     }
 

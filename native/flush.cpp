@@ -58,14 +58,14 @@ void run_variant(const Recording& recording, const RegionVariant& variant) {
     Dims slots(recording.environment());
     slots.resize(program.slots());
     KILN_CHECK(evaluate(program, slots.data()), internal, "a recorded program does not fit its recording");
-    SmallVector<void*, 16> inputs;
+    SmallVector<Input, 16> inputs;
     for (const RecordedStorage& s : recording.storages())
-        if (!s.pending) inputs.push_back(s.storage->data);
+        if (!s.pending) inputs.push_back({s.storage->data, s.storage.get()});
     std::vector<StorageRef> outputs;
     for (int32_t index : variant.outputs) outputs.push_back(recording.storages()[index].storage);
     for (StorageRef& output : outputs)
         if (!output->data) take_memory(*output, *allocate(output->nbytes));
-    run(program, slots.data(), inputs.data(), outputs);
+    run(program, slots.data(), {inputs.data(), inputs.size()}, outputs);
 }
 
 // ---- the check mode ----

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "busy.h"
 #include "check.h"
 #include "compiler.h"
 #include "program.h"
@@ -124,6 +125,25 @@ PointwiseEntry& find_entry(Fn& fn, std::span<const Operand> operands, std::span<
                                                       {dtypes.data(), dtypes.size()}));
 }
 
+// A launch that takes long, or comes while a kernel runs on another thread.
+[[gnu::noinline]] void launch_apart(const Fn& fn, PointwiseEntry& entry, std::span<const Operand> operands,
+                                    std::span<const TensorRef> results, void* const* pointers,
+                                    const int64_t* args, int64_t units, int64_t grain) {
+    code_of(*entry.kernel);  // may call up
+    Unlocked unlocked;
+    unlocked.uses(operands, results);
+    unlocked.begin(units > grains_worth_it * grain);
+    launch(*entry.kernel, fn.name, pointers, args, units, grain);
+}
+
+void launch_on(const Fn& fn, PointwiseEntry& entry, std::span<const Operand> operands,
+               std::span<const TensorRef> results, void* const* pointers, const int64_t* args, int64_t units,
+               int64_t grain) {
+    if (units > grains_worth_it * grain || unlocked_runs) [[unlikely]]
+        return launch_apart(fn, entry, operands, results, pointers, args, units, grain);
+    launch(*entry.kernel, fn.name, pointers, args, units, grain);
+}
+
 void run_kernel(const Fn& fn, PointwiseEntry& entry, const Space& space, std::span<const Operand> operands,
                 std::span<const TensorRef> results) {
     void* pointers[max_arrays];
@@ -144,8 +164,8 @@ void run_kernel(const Fn& fn, PointwiseEntry& entry, const Space& space, std::sp
     for (const TensorRef& result : results) pointers[arrays++] = result->data();
     int64_t units = 1, row = space.ndim > 1 ? space.sizes[space.ndim - 1] : 1;
     for (int d = 0; d < space.ndim - (space.ndim > 1); ++d) units *= space.sizes[d];
-    launch(*entry.kernel, fn.name, pointers, args, units,
-           std::max<int64_t>(serial_elements / std::max<int64_t>(row, 1), 1));
+    launch_on(fn, entry, operands, results, pointers, args, units,
+              std::max<int64_t>(serial_elements / std::max<int64_t>(row, 1), 1));
 }
 
 // Whether writing `out` could change what another array operand still has to read.
@@ -314,7 +334,8 @@ void FlatCall::run(Fn& fn, std::span<const Operand> operands, std::span<const Te
             *arg++ = operand.number.kind == Kind::float_ ? std::bit_cast<int64_t>(operand.number.real)
                                                          : operand.number.integer;
     args_[0] = shape ? shape->numel : 1;
-    launch(*entry.kernel, fn.name, pointers_, args_, args_[0], serial_elements);
+    launch_on(fn, entry, operands, {results, entry.outputs.size()}, pointers_, args_, args_[0],
+              serial_elements);
 }
 
 std::span<const DType> pointwise_dtypes(Fn& fn, std::span<const Operand> operands) {

@@ -4,6 +4,7 @@
 #include <bit>
 #include <chrono>
 
+#include "busy.h"
 #include "check.h"
 #include "compiler.h"
 #include "small_vector.h"
@@ -29,6 +30,7 @@ KernelFunction code_of(Kernel& kernel) {
 namespace {
 
 void note_launch(const std::string& name, double seconds) {
+    std::lock_guard lock(profile().mutex);
     auto& lines = profile().lines;
     auto line = std::find_if(lines.begin(), lines.end(), [&](const auto& l) { return l.name == name; });
     if (line == lines.end()) line = lines.insert(lines.end(), {name, 0, 0});
@@ -42,7 +44,7 @@ void launch(Kernel& kernel, const std::string& name, void* const* pointers, cons
             int64_t units, int64_t grain) {
     if (units <= 0) return;
     KernelFunction function = code_of(kernel);
-    ++kernel.launches;
+    kernel.launches.store(kernel.launches.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
     auto start = std::chrono::steady_clock::time_point();
     bool timed = profile().on;
     if (timed) [[unlikely]]
@@ -145,34 +147,65 @@ const TempPlan& plan_temps(const Program& program, const int64_t* slots) {
 
 }  // namespace
 
-void run(const Program& program, const int64_t* slots, void* const* inputs,
-         std::span<const StorageRef> outputs) {
-    // What can fail, or let another thread run this program too, comes before the first launch.
-    for (const KernelPtr& kernel : program.kernels) code_of(*kernel);
-    const TempPlan& plan = plan_temps(program, slots);
-    StorageRef temps = plan.bytes ? allocate(plan.bytes) : StorageRef();
+namespace {
+
+// Where every buffer starts.
+void locate(const Program& program, const TempPlan& plan, std::span<const Input> inputs,
+            std::span<const StorageRef> outputs, void* temps, SmallVector<std::byte*, 16>& starts) {
+    starts.resize(program.buffers.size());
+    for (size_t i = 0; i < program.buffers.size(); ++i) {
+        const Buffer& b = program.buffers[i];
+        starts[i] = static_cast<std::byte*>(b.kind == Buffer::input    ? inputs[b.index].data
+                                            : b.kind == Buffer::output ? outputs[b.index]->data
+                                                                       : temps);
+        if (b.kind == Buffer::temp && plan.offsets[i] != unplaced) starts[i] += plan.offsets[i];
+    }
+}
+
+void launch_steps(const Program& program, const int64_t* slots, const SmallVector<std::byte*, 16>& starts) {
     SmallVector<void*, 16> pointers;
     Dims args;
-    auto address = [&](const Pointer& p) -> void* {
-        const Buffer& b = program.buffers[p.buffer];
-        std::byte* base;
-        if (b.kind == Buffer::input)
-            base = static_cast<std::byte*>(inputs[b.index]);
-        else if (b.kind == Buffer::output)
-            base = static_cast<std::byte*>(outputs[b.index]->data);
-        else
-            base = static_cast<std::byte*>(temps->data) + plan.offsets[p.buffer];
-        return p.offset < 0 ? base : base + slots[p.offset] * int64_t(p.itemsize);
-    };
     for (const Step& step : program.steps) {
         if (step.kernel < 0) continue;
         pointers.resize(step.pointers.size());
-        for (size_t i = 0; i < pointers.size(); ++i) pointers[i] = address(step.pointers[i]);
+        for (size_t i = 0; i < pointers.size(); ++i) {
+            const Pointer& p = step.pointers[i];
+            pointers[i] = starts[p.buffer] + (p.offset < 0 ? 0 : slots[p.offset] * int64_t(p.itemsize));
+        }
         args.resize(step.args.size());
         for (size_t i = 0; i < step.args.size(); ++i) args[i] = slots[step.args[i]];
         launch(*program.kernels[step.kernel], program.name, pointers.data(), args.data(), slots[step.units],
                std::max<int64_t>(slots[step.grain], 1));
     }
+}
+
+// Whether all launches together are worth letting go of the interpreter lock.
+bool takes_long(const Program& program, const int64_t* slots) {
+    float grains = 0;
+    for (const Step& step : program.steps)
+        if (step.kernel >= 0)
+            grains += float(slots[step.units]) / float(std::max<int64_t>(slots[step.grain], 1));
+    return grains > float(grains_worth_it);
+}
+
+}  // namespace
+
+void run(const Program& program, const int64_t* slots, std::span<const Input> inputs,
+         std::span<const StorageRef> outputs) {
+    // What can fail, or let another thread run this program too, comes before the first launch.
+    for (const KernelPtr& kernel : program.kernels) code_of(*kernel);
+    const TempPlan& plan = plan_temps(program, slots);
+    StorageRef temps = plan.bytes ? allocate(plan.bytes) : StorageRef();
+    SmallVector<std::byte*, 16> starts;
+    locate(program, plan, inputs, outputs, temps ? temps->data : nullptr, starts);
+    Unlocked unlocked;
+    if (bool long_run = takes_long(program, slots); long_run || unlocked_runs) [[unlikely]] {
+        for (const Input& input : inputs)
+            if (input.storage) unlocked.reads(*input.storage);
+        for (const StorageRef& output : outputs) unlocked.writes(*output);
+        unlocked.begin(long_run);
+    }
+    launch_steps(program, slots, starts);
 }
 
 }  // namespace kiln

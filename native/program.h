@@ -1,8 +1,10 @@
 // Programs: kernels, a buffer plan and size expressions, run in one native call.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
@@ -17,8 +19,8 @@ namespace kiln {
 struct Kernel {
     Opaque source;
     std::unique_ptr<KernelObject> object;
-    KernelFunction function = nullptr;  // null until first needed
-    uint64_t launches = 0;
+    KernelFunction function = nullptr;   // null until first needed
+    std::atomic<uint64_t> launches = 0;  // a count for tests: threads that launch at once may lose one
 };
 using KernelPtr = std::shared_ptr<Kernel>;
 
@@ -91,9 +93,16 @@ void evaluate(std::span<const SizeExpr> exprs, uint32_t environment, int64_t* sl
 // The sizes of output k.
 Dims output_sizes(const Program& program, size_t k, const int64_t* slots);
 
-// Runs the launches; memory for temps is there before the first. `inputs[i]`: address of element 0 of input
-// i; `outputs[j]`: storage of output j, memory for it already there.
-void run(const Program& program, const int64_t* slots, void* const* inputs,
+// What a program reads: the address of an input's element 0, and the storage it lies in. Null: only its sizes
+// count.
+struct Input {
+    void* data = nullptr;
+    Storage* storage = nullptr;
+};
+
+// Runs the launches, without the interpreter lock if they take long; memory for temps is there before the
+// first. `outputs[j]`: storage of output j, memory for it already there.
+void run(const Program& program, const int64_t* slots, std::span<const Input> inputs,
          std::span<const StorageRef> outputs);
 
 // Appends an operand's sizes (and strides if it is not contiguous), or the bits of a number, to an
@@ -102,13 +111,14 @@ void append_environment(const Operand& operand, Dims& environment);
 
 // Counts of launches and time per kernel name, while profiling is on.
 struct Profile {
-    bool on = false;
+    std::atomic<bool> on = false;
     struct Line {
         std::string name;
         uint64_t launches = 0;
         double seconds = 0;
     };
     std::vector<Line> lines;
+    std::mutex mutex;  // guards `lines`: kernels may run without the interpreter lock
 };
 Profile& profile();
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "busy.h"
 #include "check.h"
 #include "compiler.h"
 #include "pointwise.h"
@@ -15,7 +16,7 @@ constexpr size_t most_ops = 2000;               // a recording past this flushes
 constexpr size_t most_bytes = size_t(1) << 30;  // the same, of memory nobody but the recording holds
 
 thread_local struct {
-    std::unique_ptr<Recording> recording;  // nested regions join it
+    std::shared_ptr<Recording> recording;  // nested regions join it
     std::vector<char> entered;             // per region on this thread: whether it counts
     int depth = 0;
     bool paused = false;
@@ -77,7 +78,7 @@ Recording* current_recording() { return state.paused ? nullptr : state.recording
 
 void begin_recording(const std::shared_ptr<Region>& region) {
     bool counts = state.depth > 0 || !region->off;
-    if (counts && state.depth++ == 0) state.recording = std::make_unique<Recording>(region);
+    if (counts && state.depth++ == 0) state.recording = std::make_shared<Recording>(region);
     state.entered.push_back(counts);
 }
 
@@ -87,7 +88,7 @@ void end_recording(const char* cause) {
     if (!counts || --state.depth > 0) return;
     // Still this thread's recording while it runs: values made by the flush are found in it.
     struct Drop {
-        ~Drop() { std::unique_ptr<Recording> ended = std::move(state.recording); }
+        ~Drop() { std::shared_ptr<Recording> ended = std::move(state.recording); }
     } drop;
     state.recording->flush(cause);
 }
@@ -98,6 +99,19 @@ void flush_all(const char* cause) {
     for (Recording* recording : all)
         if (std::find(recordings().begin(), recordings().end(), recording) != recordings().end())
             recording->flush(cause);
+}
+
+void before_fork() {
+    hold_runs();
+    wait_until_alone();
+    flush_all("of a fork");
+}
+
+void after_fork(bool in_child) {
+    let_runs();
+    if (!in_child) return;
+    for (Recording* recording : recordings())
+        if (recording != state.recording.get()) recording->give_up();
 }
 
 PauseRecording::PauseRecording() : before_(std::exchange(state.paused, true)) {}
@@ -113,12 +127,16 @@ void settle(Storage& storage, bool for_write) {
     if (auto* recording = static_cast<Recording*>(storage.recording); recording) [[unlikely]]
         if (for_write || recording->pending(storage))
             recording->flush(for_write ? "of a write" : "a value was read");
+    if (storage.busy) [[unlikely]]
+        wait_while_busy(storage, for_write);
     KILN_CHECK(storage.data || storage.nbytes == shape_only, runtime,
                "the value was never computed: what was to run before it failed or was interrupted");
 }
 
 void settle_target(Storage& storage) {
     if (auto* recording = static_cast<Recording*>(storage.recording)) recording->flush("of a write");
+    if (storage.busy) [[unlikely]]
+        wait_while_busy(storage, true);
     if (!storage.data) take_memory(storage, *allocate(storage.nbytes));
 }
 
@@ -133,9 +151,14 @@ Recording::~Recording() {
     clear();
 }
 
-// Another thread may be running what was recorded here so far.
-void Recording::wait_until_idle() const {
-    while (flushing_ && flusher_ != std::this_thread::get_id()) compiler::let_others_run();
+// Another thread may be running what was recorded here so far; whether it was so.
+bool Recording::wait_until_idle() {
+    auto running = [this] { return flushing_ && flusher_ != std::this_thread::get_id(); };
+    if (!running()) [[likely]]
+        return false;
+    Away here;
+    while (running() && wait_for_others()) {}
+    return true;
 }
 
 bool Recording::holds_too_much() {
@@ -170,24 +193,31 @@ TensorRef Recording::tensor_of(const RecordedArg& arg) const {
                     at[2 * arg.ndim]);
 }
 
+// Whether a call can be recorded. Storages pending elsewhere are settled first; as waiting for another thread
+// lets it record or flush, that goes on until nothing had to be waited for.
 bool Recording::accepts(std::span<const Operand> operands, std::span<const TensorRef> out) {
-    wait_until_idle();
-    if (ops_.size() >= most_ops) flush("the recording grew to its bound");
-    if (holds_too_much()) flush("the recording held too many bytes");
-    for (const Operand& operand : operands) {
-        if (!operand.tensor) continue;
-        Storage* storage = operand.tensor->storage.get();
-        if (!storage) continue;
-        if (storage->recording != this && (storage->recording || !storage->data)) settle(*storage, true);
-        if (operand.tensor->ndim() > 24) return false;
+    for (bool waited = true; waited;) {
+        waited = wait_until_idle();
+        if (ops_.size() >= most_ops) flush("the recording grew to its bound");
+        if (holds_too_much()) flush("the recording held too many bytes");
+        auto settled = [&](Storage* storage) {
+            if (!storage || storage->recording == this || storage->nbytes == shape_only) return;
+            if (!storage->recording && storage->data) return;
+            settle(*storage, true);
+            waited = true;
+        };
+        for (const Operand& operand : operands)
+            if (operand.tensor) settled(operand.tensor->storage.get());
+        for (const TensorRef& target : out)
+            if (target->storage->recording) settled(target->storage.get());
     }
-    for (const TensorRef& target : out) {
-        if (target->storage->recording && target->storage->recording != this) settle(*target->storage, true);
+    for (const Operand& operand : operands)
+        if (operand.tensor && operand.tensor->ndim() > 24) return false;
+    for (const TensorRef& target : out)
         if (target->storage->public_) {
             flush("of a write to memory that others can see");
             return false;
         }
-    }
     return true;
 }
 
@@ -269,30 +299,57 @@ RecordedArg Recording::describe_number(const Number& number) {
     return arg;
 }
 
-Results Recording::append(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out,
-                          bool hidden) {
+namespace {
+
+// What a call gives. Found before the call is recorded: it may call up, and other threads run meanwhile.
+struct Given {
+    DType dtype;
+    Dims sizes;
+};
+
+void results_of(Fn& fn, std::span<const Operand> operands, bool hidden, SmallVector<Given, 2>& given) {
+    if (fn.cls == FnClass::pointwise) {
+        Dims shape = broadcast_shape(fn, operands);
+        for (DType dtype : pointwise_dtypes(fn, operands)) given.push_back({dtype, shape});
+        return;
+    }
+    const Program& program = program_for(fn, operands, hidden);
+    Dims slots;
+    for (const Operand& operand : operands) append_environment(operand, slots);
+    slots.resize(program.slots());
+    if (!evaluate(program, slots.data())) compiler::explain({&fn, operands});
+    for (size_t k = 0; k < program.outputs.size(); ++k)
+        given.push_back({program.outputs[k].dtype, output_sizes(program, k, slots.data())});
+}
+
+// Memory that others can see is read now: what they write later must not be noticed.
+void take_snapshots(Operands& operands, Results& snapshots) {
+    for (Operand& operand : operands) {
+        if (!operand.tensor) continue;
+        const Tensor& x = *operand.tensor;
+        if (x.storage && !x.storage->public_) continue;
+        if (x.storage)
+            snapshots.push_back(std::move(execute(*core_fns().copy, {&operand, 1}, {}, false)[0]));
+        else  // stands for its sizes only
+            snapshots.push_back(new_tensor(x.dtype, x.sizes, reserve(shape_only)));
+        operand.tensor = snapshots.back().get();
+    }
+}
+
+}  // namespace
+
+bool Recording::append(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, bool hidden,
+                       Results& results) {
     Stopwatch watch(timed_ ? &seconds_ : nullptr);
-    // Memory that others can see is read now: what they write later must not be noticed.
+    SmallVector<Given, 2> given;
+    if (out.empty()) results_of(fn, operands, hidden, given);
     Results snapshots;
     Operands own;
-    for (Operand operand : operands) {
-        if (operand.tensor && operand.tensor->storage && operand.tensor->storage->public_) {
-            snapshots.push_back(std::move(execute(*core_fns().copy, {&operand, 1}, {}, false)[0]));
-            operand.tensor = snapshots.back().get();
-        }
-        if (operand.tensor && !operand.tensor->storage) {  // stands for its sizes only
-            snapshots.push_back(
-                new_tensor(operand.tensor->dtype, operand.tensor->sizes, reserve(shape_only)));
-            operand.tensor = snapshots.back().get();
-        }
-        own.push_back(operand);
-    }
-    std::span<const Operand> given(own.data(), own.size());
-    Results results;
-    if (out.empty())
-        results = append_new(fn, given, hidden);
-    else
-        for (const TensorRef& target : out) results.push_back(target);
+    for (const Operand& operand : operands) own.push_back(operand);
+    take_snapshots(own, snapshots);
+    if (!accepts({own.data(), own.size()}, out)) return false;
+    for (const Given& g : given) results.push_back(fresh_tensor(g.dtype, g.sizes));
+    for (const TensorRef& target : out) results.push_back(target);
     RecordedOp op{&fn,
                   hidden,
                   !out.empty(),
@@ -302,7 +359,7 @@ Results Recording::append(Fn& fn, std::span<const Operand> operands, std::span<c
                   uint32_t(results.size())};
     mix(fn.id | uint64_t(hidden) << 32 | uint64_t(op.writes) << 33 | uint64_t(op.outs) << 40);
     mix(op.args);
-    for (const Operand& operand : given) {
+    for (const Operand& operand : own) {
         if (operand.tensor) {
             args_.push_back(describe_arg(*operand.tensor));
             if (operand.tensor->storage->nbytes == shape_only)
@@ -322,48 +379,46 @@ Results Recording::append(Fn& fn, std::span<const Operand> operands, std::span<c
         outs_.push_back(written);
     }
     ops_.push_back(op);
-    return results;
+    return true;
 }
 
-Results Recording::append_new(Fn& fn, std::span<const Operand> operands, bool hidden) {
-    Results results;
-    auto add = [&](DType dtype, const Dims& sizes) { results.push_back(fresh_tensor(dtype, sizes)); };
-    if (fn.cls == FnClass::pointwise) {
-        Dims shape = broadcast_shape(fn, operands);
-        for (DType dtype : pointwise_dtypes(fn, operands)) add(dtype, shape);
-        return results;
+// While it lives, the recording runs. What it only reads others may read, and record reads of, too.
+struct Recording::Flush {
+    explicit Flush(Recording& r) : recording(r) {
+        r.flushing_ = true;
+        r.flusher_ = std::this_thread::get_id();
+        for (RecordedStorage& s : r.storages_)
+            if (!s.pending && !s.written) {
+                s.storage->recording = nullptr;
+                add_reader(*s.storage);
+            }
     }
-    const Program& program = program_for(fn, operands, hidden);
-    Dims slots;
-    for (const Operand& operand : operands) append_environment(operand, slots);
-    slots.resize(program.slots());
-    if (!evaluate(program, slots.data())) compiler::explain({&fn, operands});
-    for (size_t k = 0; k < program.outputs.size(); ++k)
-        add(program.outputs[k].dtype, output_sizes(program, k, slots.data()));
-    return results;
-}
+    ~Flush() { recording.give_up(); }
+    Recording& recording;
+    PauseRecording pause;
+};
 
 void Recording::flush(const char* cause) {
+    std::shared_ptr<Recording> kept = shared_from_this();  // its owner may end it while this thread waits
     wait_until_idle();
     if (flushing_) return;  // from inside its own flush: what is not there yet, settle() refuses
     if (ops_.empty()) return clear();
-    struct Mark {
-        Recording& recording;
-        explicit Mark(Recording& r) : recording(r) {
-            r.flushing_ = true;
-            r.flusher_ = std::this_thread::get_id();
-        }
-        ~Mark() {
-            recording.clear();
-            recording.flushing_ = false;
-        }
-    } mark(*this);
-    PauseRecording pause;
+    Flush running(*this);
     run_recording(*this, cause);
+}
+
+void Recording::give_up() {
+    if (flushing_)
+        for (RecordedStorage& s : storages_)
+            if (!s.pending && !s.written) drop_reader(*s.storage);
+    clear();
+    flushing_ = false;
+    tell_others();
 }
 
 void Recording::clear() {
     for (RecordedStorage& s : storages_) {
+        if (s.storage->recording != this) continue;  // another's since this one's flush began
         s.storage->recording = nullptr;
         s.storage->recording_id = -1;
     }

@@ -44,17 +44,18 @@ struct RecordedStorage {
     uint64_t ones;
 };
 
-class Recording {
+class Recording : public std::enable_shared_from_this<Recording> {
 public:
     explicit Recording(std::shared_ptr<Region> region);
     ~Recording();
     Recording(const Recording&) = delete;
 
-    // Whether a call can be recorded; storages pending elsewhere are settled first.
-    bool accepts(std::span<const Operand> operands, std::span<const TensorRef> out);
-    Results append(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, bool hidden);
+    // Records a call, or leaves it to be run at once: false.
+    bool append(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, bool hidden,
+                Results& results);
     // Runs what is pending. From a thread other than the owner's too: whoever comes second waits.
     void flush(const char* cause);
+    void give_up();  // forgets what is pending: values not there yet never will be
     bool pending(const Storage& storage) const;
 
     std::span<const RecordedOp> ops() const { return ops_; }
@@ -74,7 +75,9 @@ private:
         if (keep_words_) [[unlikely]]
             words_.push_back(word);
     }
-    void wait_until_idle() const;
+    struct Flush;
+    bool wait_until_idle();
+    bool accepts(std::span<const Operand> operands, std::span<const TensorRef> out);
     bool holds_too_much();
     int32_t ordinal(Tensor& tensor);
     int32_t add_storage(StorageRef storage, const Tensor& like, bool pending, bool flat);
@@ -82,7 +85,6 @@ private:
     RecordedArg describe_number(const Number& number);
     ArgClass classify(const Tensor& tensor, const RecordedStorage& storage) const;
     void mix_arg(const RecordedArg& arg);
-    Results append_new(Fn& fn, std::span<const Operand> operands, bool hidden);
     void clear();
 
     std::shared_ptr<Region> region_;
@@ -111,6 +113,11 @@ void end_recording(const char* cause);
 
 // Runs what is pending anywhere.
 void flush_all(const char* cause);
+
+// Around a fork: before it nothing is pending, and nobody else is in the middle of a call or a kernel. In the
+// child, what other threads recorded since is given up.
+void before_fork();
+void after_fork(bool in_child);
 
 // While it lives, nothing is recorded on this thread.
 class PauseRecording {

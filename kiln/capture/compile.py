@@ -8,14 +8,12 @@ program.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from functools import update_wrapper
-from types import CodeType
 from typing import Any
 
 from kiln import _core
-
-_GENERATOR = 0x20  # CO_GENERATOR of a code object's flags
+from kiln.capture.suspend import leave, suspended
 
 
 class Compiled:
@@ -24,46 +22,22 @@ class Compiled:
     def __init__(self, function: Callable[..., Any], wait: bool) -> None:
         self._function = function
         self._region = _core.Region(getattr(function, "__qualname__", type(function).__name__), wait)
-        code = getattr(function, "__code__", None)
-        self._generator = isinstance(code, CodeType) and bool(code.co_flags & _GENERATOR)
+        self._suspended = suspended(function)
         if hasattr(function, "__name__"):
             update_wrapper(self, function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._generator:
-            return self._resume(self._function(*args, **kwargs))
         region = self._region
+        if self._suspended:
+            return self._suspended(self._function(*args, **kwargs), region)
         region.begin()
         try:
             result = self._function(*args, **kwargs)
         except BaseException as error:
-            self._leave(error)
+            leave(region, error)
             raise
         region.end("the call returned")
         return result
-
-    def _leave(self, error: BaseException) -> None:
-        """Ends the region because of an exception: what was recorded before it still runs."""
-        try:
-            self._region.end("an exception")
-        except Exception as failure:
-            raise failure from error
-
-    def _resume(self, generator: Any) -> Generator[Any, Any, Any]:
-        """A generator whose every resume is a region of its own."""
-        sent: Any = None
-        while True:
-            self._region.begin()
-            try:
-                value = generator.send(sent)
-            except StopIteration as stop:
-                self._region.end("the generator returned")
-                return stop.value
-            except BaseException as error:
-                self._leave(error)
-                raise
-            self._region.end("the generator yielded")
-            sent = yield value
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """As a method: the instance is the first argument."""

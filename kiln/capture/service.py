@@ -16,6 +16,7 @@ log         a line for the logger
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -28,6 +29,29 @@ from kiln.ops.record import Op
 
 log = logging.getLogger("kiln.compile")
 _lock = threading.RLock()
+
+
+def _before_fork() -> None:
+    """Nothing is pending, in a kernel or half compiled: the child has nobody to go on with it."""
+    _core.before_fork()
+    _lock.acquire()
+
+
+def _after_fork_in_parent() -> None:
+    _lock.release()
+    _core.after_fork(False)
+
+
+def _after_fork_in_child() -> None:
+    global _lock
+    _lock = threading.RLock()
+    _core.after_fork(True)
+
+
+# Before any service there is nothing to run. Registered after the generator's own, so that it comes first.
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
+)
 
 
 def compile(request: str, arguments: tuple[Any, ...]) -> Any:

@@ -1,0 +1,127 @@
+#include "busy.h"
+
+#include <condition_variable>
+#include <mutex>
+
+#include <pthread.h>
+
+namespace kiln {
+
+void* (*Interpreter::let_go)() = nullptr;
+void (*Interpreter::take_back)(void*) = nullptr;
+bool (*Interpreter::ending)() = nullptr;
+
+int unlocked_runs = 0;
+
+namespace {
+
+constexpr uint32_t reading = 1, writing = 1 << 20;  // added to Storage::busy for each use
+
+int away = 0;                    // threads inside an Away, counted once for each
+thread_local int away_here = 0;  // of these, this thread's
+int held = 0;
+
+struct Ends {
+    std::mutex mutex;
+    std::condition_variable changed;
+    uint64_t count = 0;  // written under both locks
+    int waiting = 0;     // under the interpreter's
+};
+Ends* ends = new Ends;  // never destroyed: threads may wait as the process ends
+
+// In the child nobody else is away, in a kernel or waiting; someone may have held the mutex.
+[[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, [] {
+    ends = new Ends;
+    away = away_here;
+    unlocked_runs = 0;
+});
+
+}  // namespace
+
+bool wait_for_others() {
+    if (Interpreter::ending()) return false;
+    const uint64_t seen = ends->count;
+    ++ends->waiting;
+    void* thread = Interpreter::let_go();
+    {
+        std::unique_lock lock(ends->mutex);
+        ends->changed.wait(lock, [&] { return ends->count != seen; });
+    }
+    Interpreter::take_back(thread);
+    --ends->waiting;
+    return true;
+}
+
+void tell_others() {
+    if (!ends->waiting) return;
+    std::lock_guard lock(ends->mutex);
+    ++ends->count;
+    ends->changed.notify_all();
+}
+
+Away::Away() {
+    ++away;
+    ++away_here;
+}
+
+Away::~Away() {
+    --away;
+    --away_here;
+    tell_others();
+}
+
+void wait_until_alone() {
+    while (away > away_here && wait_for_others()) {}
+}
+
+void hold_runs() { ++held; }
+void let_runs() { --held; }
+
+void wait_while_busy(Storage& storage, bool for_write) {
+    StorageRef kept(&storage);
+    Away here;
+    while (storage.busy >= (for_write ? reading : writing) && wait_for_others()) {}
+}
+
+void add_reader(Storage& storage) { storage.busy += reading; }
+void drop_reader(Storage& storage) { storage.busy -= reading; }
+
+void Unlocked::reads(Storage& storage) { uses_.push_back({StorageRef(&storage), reading}); }
+void Unlocked::writes(Storage& storage) { uses_.push_back({StorageRef(&storage), writing}); }
+
+void Unlocked::uses(std::span<const Operand> operands, std::span<const TensorRef> results) {
+    for (const Operand& operand : operands)
+        if (operand.tensor && operand.tensor->storage) reads(*operand.tensor->storage);
+    for (const TensorRef& result : results) writes(*result->storage);
+}
+
+void Unlocked::begin(bool let_go) {
+    for (bool waited = true; waited;) {  // all free at one moment
+        waited = false;
+        for (Use& use : uses_) {
+            const bool writes = use.amount == writing;
+            if (use.storage->busy < (writes ? reading : writing) || Interpreter::ending()) continue;
+            wait_while_busy(*use.storage, writes);
+            waited = true;
+        }
+    }
+    if (!let_go || held) return;  // keeping the lock keeps everyone else off
+    for (Use& use : uses_) use.storage->busy += use.amount;
+    ++unlocked_runs;
+    begun_ = true;
+    ++away;
+    ++away_here;
+    thread_ = Interpreter::let_go();
+}
+
+Unlocked::~Unlocked() {
+    if (!begun_) return;
+    Interpreter::take_back(thread_);
+    --away;
+    --away_here;
+    --unlocked_runs;
+    for (Use& use : uses_) use.storage->busy -= use.amount;
+    tell_others();
+}
+
+}  // namespace kiln

@@ -1,0 +1,81 @@
+// Kernels without the interpreter lock: long ones run while other threads of the interpreter go on. What
+// they use is busy meanwhile: nobody reads what they write, nobody writes what they read.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "op.h"
+#include "small_vector.h"
+#include "tensor.h"
+
+namespace kiln {
+
+// The interpreter's lock, as the binding knows it.
+struct Interpreter {
+    static void* (*let_go)();
+    static void (*take_back)(void* thread);  // does not return once the interpreter is ending
+    static bool (*ending)();
+};
+
+// Everything below is called with the lock held, and counts under it.
+
+// From so many grains of work on (a grain is about 8 us of one thread) a launch lets go of the lock: that and
+// taking it back costs 0.1 us, and up to a switch interval (5 ms) where a thread of Python code took it.
+inline constexpr int64_t grains_worth_it = 5;
+
+extern int unlocked_runs;  // how many threads are in kernels without the lock
+
+// One launch or program. It waits for storages that others use, and keeps others off its own until it ends.
+// In between the thread may let go of the lock: then it must not call up, count references or allocate
+// tensors.
+class Unlocked {
+public:
+    Unlocked() = default;
+    ~Unlocked();
+    Unlocked(const Unlocked&) = delete;
+
+    void reads(Storage& storage);
+    void writes(Storage& storage);
+    void uses(std::span<const Operand> operands, std::span<const TensorRef> results);
+    void begin(bool let_go);
+
+private:
+    struct Use {
+        StorageRef storage;
+        uint32_t amount;  // added to Storage::busy
+    };
+    SmallVector<Use, 8> uses_;
+    bool begun_ = false;
+    void* thread_ = nullptr;
+};
+
+// Keeps others from writing a storage until it is taken back.
+void add_reader(Storage& storage);
+void drop_reader(Storage& storage);
+
+// Until the storage can be read, or written.
+void wait_while_busy(Storage& storage, bool for_write);
+
+// Lets other threads run until one of them has ended a run, a flush or a call up. False if the interpreter
+// is ending: then nobody ends anything any more.
+bool wait_for_others();
+void tell_others();  // something that others may wait for has ended
+
+// While it lives, other threads may run in the middle of this thread's call: in a kernel, a wait, a call up.
+class Away {
+public:
+    Away();
+    ~Away();
+    Away(const Away&) = delete;
+};
+
+// Returns when no other thread is away: each stands between two calls of the core, or in one that has not
+// begun. So it stays until this thread gives up the lock.
+void wait_until_alone();
+
+// Around a fork: from `hold_runs` on, kernels keep the lock.
+void hold_runs();
+void let_runs();
+
+}  // namespace kiln

@@ -1,0 +1,450 @@
+"""Rule 10 and the interpreter lock: what other threads may do while kernels run, and what they see."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from backend import WAYS, kiln, needs_kiln, normal, recorded, tensor, values
+
+from kiln.testing.compare import same_bits, to_array
+
+
+def in_threads(*works: Callable[[], Any]) -> list[Any]:
+    """Runs every function on a thread of its own, all from one moment on; their results, or what they raised."""
+    barrier, found = threading.Barrier(len(works)), [None] * len(works)
+
+    def run(place: int) -> None:
+        barrier.wait(60)
+        try:
+            found[place] = works[place]()
+        except BaseException as error:
+            found[place] = error
+
+    threads = [threading.Thread(target=run, args=(k,)) for k in range(len(works))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+        assert not thread.is_alive()
+    for result in found:
+        if isinstance(result, BaseException):
+            raise result
+    return found
+
+
+@pytest.fixture
+def no_switching() -> Iterator[None]:
+    """Threads change only where one gives up the interpreter lock by itself."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """Programs run alone, not beside their ops."""
+    if not kiln.is_kiln:
+        yield
+        return
+    from kiln import _core
+
+    before = _core.set_check(False)
+    yield
+    _core.set_check(before)
+
+
+WORKS: dict[str, Callable[[], Callable[[], Any]]] = {
+    "matmul": lambda: lambda a=normal(400, 400): a @ a,
+    "map": lambda: lambda a=normal(400, 400): kiln.tanh(a),
+    "strided map": lambda: lambda a=normal(400, 400): kiln.tanh(a.t()) + a,
+    "in place": lambda: lambda a=normal(400, 400): a.mul_(0.5),
+    "reduction": lambda: lambda a=normal(400, 400): kiln.softmax(a, 1),
+    "region": lambda: lambda f=kiln.compile(lambda a: kiln.tanh(a * 2) @ a, wait=True), a=normal(300, 300): f(a),
+    "backward": lambda: lambda a=normal(300, 300).requires_grad_(): (a @ a).sum().backward(),
+}  # fmt: skip
+
+
+@needs_kiln
+@pytest.mark.usefixtures("no_switching", "unchecked")
+@pytest.mark.parametrize("name", WORKS)
+def test_others_go_on_while_a_kernel_runs(name: str) -> None:
+    """A waiting Python thread gets the interpreter while a long kernel runs: nothing else lets it have it."""
+    work = WORKS[name]()
+    for _ in range(3):
+        work()  # kernels and programs are there
+    ready, go, counted = threading.Event(), threading.Lock(), []
+
+    def count() -> None:
+        ready.set()
+        with go:
+            counted.append(1)
+
+    go.acquire()
+    thread = threading.Thread(target=count)
+    thread.start()
+    assert ready.wait(60)
+    go.release()
+    for _ in range(5000):
+        if counted:
+            break
+        work()
+    seen = bool(counted)
+    thread.join(60)
+    assert seen
+
+
+@needs_kiln
+@pytest.mark.usefixtures("no_switching")
+def test_small_ops_keep_the_lock() -> None:
+    """No launch of a few microseconds pays for a lock."""
+    x, counted = normal(100), []
+    (x * 2).sum()
+    ready, go = threading.Event(), threading.Lock()
+
+    def count() -> None:
+        ready.set()
+        with go:
+            counted.append(1)
+
+    go.acquire()
+    thread = threading.Thread(target=count)
+    thread.start()
+    assert ready.wait(60)
+    go.release()
+    for _ in range(2000):
+        (x * 2).sum()
+    seen = bool(counted)
+    thread.join(60)
+    assert not seen
+
+
+class TestResults:
+    """Large work in several threads at once gives what each gives alone."""
+
+    @pytest.mark.parametrize("count", [2, 4])
+    def test_products(self, count: int) -> None:
+        inputs = [(normal(300 + 7 * k, 500, seed=k), normal(500, 290, seed=k + 50)) for k in range(count)]
+        expected = [to_array(a @ b) for a, b in inputs]
+        works = [lambda a=a, b=b: [to_array(kiln.tanh(a @ b) @ b.t() * 0 + a @ b.mul(1) @ b.t() * 0) for _ in range(1)]
+                 and [to_array(a @ b) for _ in range(8)] for a, b in inputs]  # fmt: skip
+        for want, got in zip(expected, in_threads(*works), strict=True):
+            assert all(same_bits(want, g) for g in got)
+
+    def test_one_program_at_many_sizes(self) -> None:
+        """One region run by several threads, each at its own sizes: temporaries lie elsewhere in each."""
+
+        def program(x: Any, w: Any) -> Any:
+            h = kiln.tanh(x @ w)
+            return (h @ w.t()).softmax(1) * x, h.sum(0)
+
+        compiled, w = kiln.compile(program, wait=True), normal(90, 70)
+        inputs = [normal(200 + 150 * k, 90, seed=k) for k in range(3)]
+        expected = [[to_array(y) for y in program(x, w)] for x in inputs]
+        works = [lambda x=x: [[to_array(y) for y in compiled(x, w)] for _ in range(6)] for x in inputs]
+        for want, runs in zip(expected, in_threads(*works), strict=True):
+            for got in runs:
+                assert all(same_bits(a, b) for a, b in zip(want, got, strict=True))
+
+    @WAYS
+    def test_backward_in_two_threads(self, way: Any) -> None:
+        """Each on its own graph, onto gradients they share: every contribution arrives, once."""
+        w = normal(220, 220).requires_grad_()
+
+        def step(x: Any) -> None:
+            (x @ w).sum().backward()
+
+        xs = [kiln.ones(180, 220) * (k + 1) for k in range(2)]
+        run = way(step)
+        in_threads(*(lambda x=x: [run(x) for _ in range(5)] for x in xs))
+        assert np.array_equal(to_array(w.grad), np.full((220, 220), 180.0 * 3 * 5, np.float32))
+
+    @needs_kiln
+    def test_backward_through_one_graph_in_two_threads(self) -> None:
+        """Two passes through shared nodes do not mix."""
+        x = normal(300, 300).requires_grad_()
+        h = kiln.tanh(x @ x)
+        outs = [(h * (k + 1)).sum() for k in range(2)]
+        expected = [to_array(kiln.autograd.grad(y, x, retain_graph=True)[0]) for y in outs]
+        works = [
+            lambda y=y: [to_array(kiln.autograd.grad(y, x, retain_graph=True)[0]) for _ in range(5)]
+            for y in outs
+        ]
+        for want, got in zip(expected, in_threads(*works), strict=True):
+            assert all(same_bits(want, g) for g in got)
+
+    def test_gradients_dropped_while_another_thread_adds(self) -> None:
+        """`p.grad = None` in one thread, backward in the other: neither crashes, what is left is whole."""
+        w = normal(200, 200).requires_grad_()
+
+        def add() -> None:
+            for _ in range(30):
+                w.sum().backward()
+
+        def drop() -> None:
+            for _ in range(300):
+                w.grad = None
+
+        in_threads(add, drop)
+        assert w.grad is None or len(np.unique(to_array(w.grad))) == 1
+
+
+class TestBusy:
+    """An op is whole: others see its storages as before it or as after it."""
+
+    @WAYS
+    def test_reads_beside_writes(self, way: Any) -> None:
+        x = kiln.zeros(300, 300)
+        add = way(lambda: x.add_(1))
+
+        def write() -> None:
+            for _ in range(60):
+                add()
+
+        def read() -> list[Any]:
+            return [np.unique(to_array(x * 1)) for _ in range(60)]
+
+        def numbers() -> list[Any]:
+            return [{v for row in values(x[:3]) for v in row} for _ in range(20)]
+
+        _, seen, lists = in_threads(write, read, numbers)
+        assert all(len(found) == 1 for found in [*seen, *lists])
+        assert values(x[0, :2]) == [60.0, 60.0]
+
+    @WAYS
+    def test_writes_beside_writes(self, way: Any) -> None:
+        """Two threads add to one tensor: no addition is lost."""
+        x = kiln.zeros(300, 300)
+        add = way(lambda: x.add_(1))
+        in_threads(*(lambda: [add() for _ in range(40)] for _ in range(3)))
+        assert np.unique(to_array(x)).tolist() == [120.0]
+
+    @WAYS
+    def test_data_exchanged_under_a_kernel(self, way: Any) -> None:
+        """`x.data = ...` waits for kernels that read the old memory."""
+        x = kiln.ones(300, 300)
+        double = way(lambda: x * 2)
+
+        def exchange() -> None:
+            for k in range(100):
+                x.data = kiln.full((300, 300), float(k))
+
+        _, seen = in_threads(exchange, lambda: [np.unique(to_array(double())) for _ in range(60)])
+        assert all(len(found) == 1 for found in seen)
+
+    def test_operands_dropped_under_a_kernel(self) -> None:
+        """The last name of an operand goes while its kernel runs; its memory stays until the end."""
+        box = [kiln.ones(400, 400)]
+
+        def compute() -> list[Any]:
+            return [np.unique(to_array(kiln.tanh(box[0]))) for _ in range(60)]
+
+        def replace() -> None:
+            for _ in range(300):
+                box[0] = kiln.ones(400, 400)
+
+        seen, _ = in_threads(compute, replace)
+        assert {v for found in seen for v in found.tolist()} == {float(np.tanh(np.float32(1)))} or all(
+            len(found) == 1 for found in seen
+        )
+
+
+class TestRecordings:
+    """A recording other threads touch is flushed first, whole and once."""
+
+    @pytest.mark.parametrize("action", ["read", "write", "read eagerly an input", "record"])
+    def test_touched_in_the_middle(self, action: str) -> None:
+        meet = threading.Barrier(2)
+
+        def program(x: Any, w: Any) -> Any:
+            y = x + w
+            w.mul_(2)
+            meet.wait(60)
+            meet.wait(60)
+            return y * w, w * 1
+
+        def other(x: Any, w: Any) -> Any:
+            meet.wait(60)
+            try:
+                if action == "read":
+                    return values(w)
+                if action == "write":
+                    return values(w.add_(1))
+                if action == "record":
+                    return values(kiln.compile(lambda: w * x)())
+                return values(x * 3)
+            finally:
+                meet.wait(60)
+
+        compiled = kiln.compile(program)
+        for _ in range(3):
+            x, w = tensor(1, 2), tensor(3, 4)
+            (y, after), seen = in_threads(lambda x=x, w=w: compiled(x, w), lambda x=x, w=w: other(x, w))
+            final = [7.0, 9.0] if action == "write" else [6.0, 8.0]
+            assert values(after) == values(w) == final
+            assert values(y) == [4.0 * final[0], 6.0 * final[1]]
+            assert seen == {"read": final, "write": final, "record": [6.0, 16.0]}.get(action, [3.0, 6.0])
+
+    def test_shared_weights(self) -> None:
+        """Threads that serve one compiled model with weights they share."""
+        w, u = normal(64, 64), normal(64, 64, seed=1)
+
+        @kiln.compile
+        def serve(x: Any) -> Any:
+            return kiln.softmax(kiln.tanh(x @ w) @ u, 1)
+
+        inputs = [normal(100 + k, 64, seed=k) for k in range(4)]
+        expected = [to_array(kiln.softmax(kiln.tanh(x @ w) @ u, 1)) for x in inputs]
+        works = [lambda x=x: [to_array(serve(x)) for _ in range(20)] for x in inputs]
+        for want, got in zip(expected, in_threads(*works), strict=True):
+            assert all(same_bits(want, g) for g in got)
+
+    def test_a_region_that_ends_while_another_waits_for_it(self) -> None:
+        """The one that waits for a recording's flush outlives the recording."""
+
+        @kiln.compile
+        def make(x: Any, box: list[Any]) -> None:
+            y = kiln.tanh(x @ x)
+            box.append(y)
+            y = y @ x
+            box.append(y)
+
+        x = normal(200, 200)
+        for _ in range(10):
+            box: list[Any] = []
+
+            def look(box: list[Any] = box) -> int:
+                seen = 0
+                while seen < 2:
+                    if len(box) > seen:
+                        values(box[seen][0])
+                        seen += 1
+                return seen
+
+            assert in_threads(lambda box=box: make(x, box), look)[1] == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@needs_kiln
+class TestFork:
+    """Rule 24: what other threads recorded is run before a fork, and no kernel of theirs runs during it."""
+
+    def test_recordings_of_other_threads(self) -> None:
+        meet = threading.Barrier(2)
+        box: list[Any] = []
+
+        @kiln.compile
+        def program(x: Any) -> Any:
+            box.append(x * 2 + 1)
+            meet.wait(60)
+            meet.wait(60)
+            return box[-1] * 2
+
+        for _ in range(3):
+            worker = threading.Thread(target=lambda: box.append(program(tensor(1, 2))))
+            worker.start()
+            meet.wait(60)
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    right = values(box[-1]) == [3.0, 5.0] and values(box[-1] + 1) == [4.0, 6.0]
+                    inner = kiln.compile(lambda y: y * 3)
+                    right = right and values(inner(box[-1])) == [9.0, 15.0]
+                finally:
+                    os._exit(0 if right else 1)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+            meet.wait(60)
+            worker.join(60)
+            assert values(box[-1]) == [6.0, 10.0]
+
+    def test_while_kernels_run(self) -> None:
+        """In the child no storage is busy, half written or locked."""
+        stop, x, w = threading.Event(), kiln.zeros(300, 300), normal(300, 300)
+        begun = threading.Barrier(3)
+
+        def busy() -> None:
+            begun.wait(60)
+            while not stop.is_set():
+                x.add_(1)
+                w @ w
+
+        def compiling() -> None:
+            begun.wait(60)
+            n = 1
+            while not stop.is_set():
+                n += 1
+                kiln.compile(lambda t, n=n: (t * n + 1).sum(n % 2), wait=True)(w)
+
+        workers = [threading.Thread(target=f) for f in (busy, compiling)]
+        for worker in workers:
+            worker.start()
+        begun.wait(60)
+        try:
+            for _ in range(8):
+                pid = os.fork()
+                if pid == 0:
+                    whole = len(np.unique(to_array(x * 1))) == 1
+                    x.mul_(0)
+                    made = kiln.compile(lambda t: kiln.tanh(t) * 5 - 1, wait=True)(x)
+                    os._exit(0 if whole and values(made[0, :1]) == [-1.0] else 1)
+                assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        finally:
+            stop.set()
+            for worker in workers:
+                worker.join(60)
+
+
+@needs_kiln
+@pytest.mark.parametrize("work", ["a @ a", "kiln.tanh(a)", "f(a)"])
+def test_the_process_ends_while_a_daemon_computes(work: str) -> None:
+    """A thread in a kernel at exit neither crashes the process nor keeps it."""
+    code = (
+        "import threading, kiln\n"
+        "a = kiln.ones(500, 500)\n"
+        "f = kiln.compile(lambda x: kiln.tanh(x) @ x)\n"
+        "begun = threading.Event()\n"
+        "def go():\n"
+        "    while True:\n"
+        f"        {work}\n"
+        "        begun.set()\n"
+        "threading.Thread(target=go, daemon=True).start()\n"
+        "begun.wait(60)\n"
+        "print((a[0] * 2).sum().item())\n"
+    )
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=120)
+        assert (done.returncode, done.stderr, done.stdout.strip()) == (0, "", "1000.0")
+
+
+@needs_kiln
+def test_an_interrupt_during_a_long_kernel() -> None:
+    """Ctrl-C while kernels run is raised at the line after; nothing is left busy or half done."""
+    code = (
+        "import _thread, threading, kiln\n"
+        "a, w = kiln.ones(600, 600), kiln.zeros(600, 600)\n"
+        "f = kiln.compile(lambda: (w.add_(1), a @ a)[1])\n"
+        "begun = threading.Event()\n"
+        "def stop():\n"
+        "    begun.wait(60)\n"
+        "    _thread.interrupt_main()\n"
+        "threading.Thread(target=stop).start()\n"
+        "for run in (lambda: (w.add_(1), a @ a)[1], f):\n"
+        "    try:\n"
+        "        while True:\n"
+        "            run()\n"
+        "            begun.set()\n"
+        "    except KeyboardInterrupt:\n"
+        "        low, high = w.min().item(), w.max().item()\n"
+        "        assert low == high > 0, (low, high)\n"
+        "        assert (a @ a)[0, 0].item() == 600\n"
+        "        _thread.start_new_thread(_thread.interrupt_main, ()) if run is not f else print('done')\n"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=240)
+    assert (done.returncode, done.stdout.strip()) == (0, "done"), done.stderr
