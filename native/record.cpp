@@ -194,8 +194,10 @@ bool Recording::accepts(std::span<const Operand> operands, std::span<const Tenso
 int32_t Recording::add_storage(StorageRef storage, const Tensor& like, bool pending, bool flat) {
     RecordedStorage entry{storage, like.dtype, pending, false, flat, 0, uint32_t(environment_.size()), 0};
     if (flat) {
+        int64_t elements = int64_t(storage->nbytes / itemsize(like.dtype));
         entry.ndim = 1;
-        environment_.push_back(int64_t(storage->nbytes / itemsize(like.dtype)));
+        entry.ones = elements == 1;
+        environment_.push_back(elements);
     } else {
         entry.ndim = uint8_t(like.ndim());
         entry.ones = ones_of(like.sizes);
@@ -253,7 +255,8 @@ void Recording::mix_arg(const RecordedArg& arg) {
     if (arg.cls == ArgClass::number) return;
     const RecordedStorage& s = storages_[arg.storage];
     mix(arg.ones | uint64_t(s.flat) << 63 | uint64_t(s.pending) << 62 |
-        uint64_t(s.storage->nbytes == shape_only) << 61 | uint64_t(s.dtype) << 48);
+        uint64_t(s.storage->nbytes == shape_only) << 61 | uint64_t(s.flat && s.ones) << 60 |
+        uint64_t(s.dtype) << 48);
     if (arg.cls == ArgClass::strided) mix(arg.classes);
 }
 
@@ -316,6 +319,8 @@ Results Recording::append(Fn& fn, std::span<const Operand> operands, std::span<c
             mix_arg(written);
             RecordedStorage& s = storages_[written.storage];
             s.written = s.written || !s.pending;
+        } else if (written.ones) {  // a size that came as a number may be 1; no op's first word has the bit
+            mix(written.ones | uint64_t(1) << 63);
         }
         outs_.push_back(written);
     }

@@ -161,6 +161,7 @@ FORWARD: dict[str, tuple[Any, tuple[Any, ...], int, int]] = {
     "strided rows": (lambda a: ops.softmax(a, 1), (normal(4, 14)[:, ::2],), 1, 0),
     "strided factors": (lambda a, b: a @ b, (normal(4, 14)[:, ::2], normal(6, 7).T[:, ::2]), 1, 0),
     "strided reshaped": (lambda a: a.reshape(-1) + 1, (normal(4, 14)[:, ::2],), 2, 1),
+    "softmax of a row": (lambda a: ops.softmax(a.amax(0), 0), (normal(5, 70),), 9, 6),
     "attention": (
         lambda q, k, v: ops.bmm(ops.softmax(ops.bmm(q, k.permute(0, 2, 1)) * 0.3, 2), v),
         (normal(2, 3, 5), normal(2, 4, 5), normal(2, 4, 6)),

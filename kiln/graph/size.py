@@ -183,6 +183,18 @@ def single_slot(dim: Dim) -> int:
     return -1
 
 
+def slots_named(dim: Dim) -> set[int]:
+    """The slots a dim is an expression over."""
+    found: set[int] = set()
+    for monomial, _ in _terms(dim):
+        for atom in monomial:
+            if atom.slot >= 0:
+                found.add(atom.slot)
+            else:
+                found |= slots_named(atom.numerator) | slots_named(atom.denominator)
+    return found
+
+
 def _terms(dim: Dim) -> tuple[tuple[Monomial, int], ...]:
     return dim.terms if isinstance(dim, Size) else (((), dim),)
 
