@@ -109,6 +109,7 @@ _products: dict[tuple[Dim, Dim], Dim] = {}
 _sums: dict[tuple[Dim, Dim, int], Dim] = {}
 _quotients: dict[tuple[Dim, Dim], Dim] = {}
 _symbols: dict[int, Size] = {}
+_named: dict[Dim, frozenset[int]] = {}
 
 
 def symbol(slot: int) -> Size:
@@ -183,15 +184,18 @@ def single_slot(dim: Dim) -> int:
     return -1
 
 
-def slots_named(dim: Dim) -> set[int]:
+def slots_named(dim: Dim) -> frozenset[int]:
     """The slots a dim is an expression over."""
-    found: set[int] = set()
-    for monomial, _ in _terms(dim):
-        for atom in monomial:
-            if atom.slot >= 0:
-                found.add(atom.slot)
-            else:
-                found |= slots_named(atom.numerator) | slots_named(atom.denominator)
+    found = _named.get(dim)
+    if found is None:
+        slots: set[int] = set()
+        for monomial, _ in _terms(dim):
+            for atom in monomial:
+                if atom.slot >= 0:
+                    slots.add(atom.slot)
+                else:
+                    slots |= slots_named(atom.numerator) | slots_named(atom.denominator)
+        found = _named[dim] = frozenset(slots)
     return found
 
 

@@ -143,8 +143,9 @@ class Explorer:
         self.arrays: dict[int, Array] = {}
         self.order = {id(n.out): k for k, n in enumerate(graph.nodes)}
         self.rows: dict[int, Frame] = {}
-        self.stale: list[Key] = []
+        self.stale: dict[Key, None] = {}
         self._looks: dict[Key, Look] = {}
+        self._chains: dict[tuple[Shape, Frame], Chain] = {}
         self._users: dict[int, list[Key]] = {}  # by what a look takes for no array, or for an input's memory
         depth: dict[int, int] = {}
         for node in graph.nodes:
@@ -185,7 +186,7 @@ class Explorer:
         self.arrays[key] = array
         for user in self._users.pop(key, ()):
             self._looks.pop(user, None)
-            self.stale.append(user)
+            self.stale[user] = None
 
     def depend(self, user: Key, values: Iterable[int]) -> None:
         """States what must not become an array without `user` being looked at anew."""
@@ -196,6 +197,12 @@ class Explorer:
 
     def chain_to(self, shape: Shape, frame: Frame) -> Chain | None:
         """From a value of `shape` to the frame's dims: as it is, or as a row value. None if it is neither."""
+        key = (shape, frame)
+        if key not in self._chains:
+            self._chains[key] = self._chain_to(shape, frame)
+        return self._chains[key]
+
+    def _chain_to(self, shape: Shape, frame: Frame) -> Chain | None:
         links = self.links
         if frame.mode == "matmul" or squeeze(shape) == frame.dims:
             return links.make("reshape", frame.dims, None, None)

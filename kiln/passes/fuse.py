@@ -211,11 +211,15 @@ class Fusion:
     # -- 1. demand ----------------------------------------------------------------------------------
 
     def _demand(self) -> None:
-        """Explores arrays from the last to the first until everything they read is one."""
+        """Explores arrays from the last to the first, then what is stale, until everything read is one."""
         for array in self.outputs:
             if not self._is_own(array):
                 self._wait(id(array.value), True)
-        while self._waiting:
+        while self._waiting or self.explorer.stale:
+            if not self._waiting:
+                for stale in self.explorer.stale:
+                    self._wait(*stale)
+                self.explorer.stale.clear()
             _, key, again = heappop(self._waiting)
             value = self._values[key]
             kind = value.node.op.kind if value.node is not None and not again else ""
@@ -223,9 +227,6 @@ class Fusion:
                 self._explore_parts(value)
             else:
                 self._explore(value, again)
-            for stale in self.explorer.stale:
-                self._wait(*stale)
-            self.explorer.stale.clear()
 
     def _wait(self, key: int, again: bool) -> None:
         heappush(self._waiting, (-self.explorer.order.get(key, -1), key, again))
