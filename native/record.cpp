@@ -11,7 +11,7 @@ namespace kiln {
 
 namespace {
 
-constexpr size_t most_ops = 2000;               // a recording past this flushes itself
+constexpr size_t most_ops = 10000;              // a recording past this flushes itself
 constexpr size_t most_bytes = size_t(1) << 30;  // the same, of memory nobody but the recording holds
 
 thread_local struct {
@@ -125,6 +125,13 @@ void settle_target(Storage& storage) {
 Recording::Recording(std::shared_ptr<Region> region)
     : region_(std::move(region)), keep_words_(checking()), timed_(region_->measuring > 0),
       recount_(most_bytes) {
+    const RegionSizes& last = region_->last;
+    ops_.reserve(last.ops);
+    args_.reserve(last.args);
+    outs_.reserve(last.outs);
+    storages_.reserve(last.storages);
+    environment_.resize(last.environment);
+    environment_.resize(0);
     recordings().push_back(this);
 }
 

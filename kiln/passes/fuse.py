@@ -1,7 +1,7 @@
 """Fusion: which values become arrays, and which arrays are written by one kernel.
 
     1. demand      outputs and what opaque ops read are arrays; exploring each (explore.py), from the last to
-                   the first, demands what cannot be computed where it is read
+                   the first, demands what cannot be computed where it is read, until all looks hold
     2. group       from the first to the last, each array joins a kernel that it reads from or shares an input
                    with, if the frames agree, no other kernel would have to run in between, and what it reads
                    of the kernel's own arrays is the point just computed
