@@ -29,9 +29,7 @@ Operands operands_of(const Recording& recording, const RecordedOp& op, std::vect
     return operands;
 }
 
-void replay_op(const Recording& recording, const RecordedOp& op) {
-    std::vector<TensorRef> keep;
-    Operands operands = operands_of(recording, op, keep);
+void replay_op(const Recording& recording, const RecordedOp& op, const Operands& operands) {
     std::span<const RecordedArg> outs = recording.outs().subspan(op.first_out, op.outs);
     auto storage_of = [&](const RecordedArg& out) -> Storage& {
         return *recording.storages()[out.storage].storage;
@@ -49,8 +47,14 @@ void replay_op(const Recording& recording, const RecordedOp& op) {
     for (size_t k = 0; k < outs.size(); ++k) take_memory(storage_of(outs[k]), *results[k]->storage);
 }
 
-void replay(const Recording& recording) {
-    for (const RecordedOp& op : recording.ops()) replay_op(recording, op);
+// Runs the ops one by one. What is timed is what they take without a recording: no making of operands.
+void replay(const Recording& recording, double* seconds = nullptr) {
+    std::vector<TensorRef> keep;
+    std::vector<Operands> operands;
+    operands.reserve(recording.ops().size());
+    for (const RecordedOp& op : recording.ops()) operands.push_back(operands_of(recording, op, keep));
+    Stopwatch watch(seconds);
+    for (size_t i = 0; i < operands.size(); ++i) replay_op(recording, recording.ops()[i], operands[i]);
 }
 
 void run_variant(const Recording& recording, const RegionVariant& variant) {
@@ -195,7 +199,13 @@ void note_end(RegionEntry& entry, const char* cause) {
 
 void run_recording(Recording& recording, const char* cause) {
     Region& region = recording.region();
+    // Of a run by the program everything is timed, of one op by op what eager calls would take as well.
+    double seconds = 0, ops_seconds = 0;
+    Stopwatch watch(region.measuring ? &seconds : nullptr);
+    region.last = {recording.ops().size(), recording.args().size(), recording.outs().size(),
+                   recording.storages().size(), recording.environment().size()};
     std::vector<bool> live;
+    live.reserve(recording.storages().size());
     for (const RecordedStorage& s : recording.storages())
         live.push_back(s.pending ? s.storage->refcount > 1 : s.written);
     bool is_new = false;
@@ -210,18 +220,14 @@ void run_recording(Recording& recording, const char* cause) {
         ++region.measuring;
     }
     bool wants_program = !entry->slower && !(measuring && sight % 2);
-    double seconds = 0;
-    bool ran;
-    {
-        Stopwatch watch(measuring ? &seconds : nullptr);
-        ran = wants_program && run_program(recording, *entry, live);
-        if (!ran) replay(recording);
-    }
+    bool ran = wants_program && run_program(recording, *entry, live);
+    if (!ran) replay(recording, measuring ? &ops_seconds : nullptr);
     ++(ran ? region.runs : region.replays);
     ++(ran ? entry->runs : entry->replays);
     if (!measuring) return;
+    watch.stop();
     double& best = ran ? entry->times.program : entry->times.replay;
-    best = std::min(best, seconds);
+    best = std::min(best, ran ? seconds : ops_seconds);
     if (recording.seconds() > 0) entry->times.record = std::min(entry->times.record, recording.seconds());
     if (entry->measuring && sight >= measure_from + measure_runs) region.measured(*entry);
 }

@@ -12,7 +12,7 @@ namespace kiln {
 
 namespace {
 
-constexpr size_t most_ops = 2000;               // a recording past this flushes itself
+constexpr size_t most_ops = 10000;              // a recording past this flushes itself
 constexpr size_t most_bytes = size_t(1) << 30;  // the same, of memory nobody but the recording holds
 
 thread_local struct {
@@ -143,6 +143,13 @@ void settle_target(Storage& storage) {
 Recording::Recording(std::shared_ptr<Region> region)
     : region_(std::move(region)), keep_words_(checking()), timed_(region_->measuring > 0),
       recount_(most_bytes) {
+    const RegionSizes& last = region_->last;
+    ops_.reserve(last.ops);
+    args_.reserve(last.args);
+    outs_.reserve(last.outs);
+    storages_.reserve(last.storages);
+    environment_.resize(last.environment);
+    environment_.resize(0);
     recordings().push_back(this);
 }
 
@@ -375,6 +382,8 @@ bool Recording::append(Fn& fn, std::span<const Operand> operands, std::span<cons
             mix_arg(written);
             RecordedStorage& s = storages_[written.storage];
             s.written = s.written || !s.pending;
+        } else if (written.ones) {  // a size that came as a number may be 1; no op's first word has the bit
+            mix(written.ones | uint64_t(1) << 63);
         }
         outs_.push_back(written);
     }

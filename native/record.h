@@ -23,9 +23,11 @@ public:
     explicit Stopwatch(double* total) : total_(total) {
         if (total_) start_ = std::chrono::steady_clock::now();
     }
-    ~Stopwatch() {
-        if (total_)
-            *total_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+    ~Stopwatch() { stop(); }
+    void stop() {
+        if (!total_) return;
+        *total_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+        total_ = nullptr;
     }
 
 private:

@@ -12,7 +12,8 @@ namespace kiln {
 
 namespace {
 
-constexpr size_t most_entries = 256;  // recordings remembered per region
+constexpr size_t most_entries = 256;        // recordings remembered per region
+constexpr size_t most_forgotten = 4 * 256;  // from here on recordings must be seen again to pay
 
 bool check_mode = [] {
     const char* text = std::getenv("KILN_CHECK");
@@ -121,11 +122,18 @@ std::shared_ptr<RegionEntry> Region::entry(const Hash128& hash, bool* is_new) {
         std::shared_ptr<RegionEntry> gone = oldest->second;
         if (gone->measuring) --measuring;
         entries.erase(oldest);
-        ++evicted;
+        forgot_one();
         compiler::log(false, concat(name, ": forgets recording ", gone->number, " (", gone->ops.size(),
                                     " ops, seen ", gone->seen, " times) to keep ", most_entries));
     }
     return made_now;
+}
+
+void Region::forgot_one() {
+    if (++evicted < most_forgotten || 2 * runs >= uses || off) return;
+    off = "hardly any recording was seen again";
+    compiler::log(false, concat(name, ": ", made, " recordings, ", runs, " of ", uses,
+                                " runs by a program: the region is switched off"));
 }
 
 void Region::describe(RegionEntry& entry, std::span<const RecordedOp> ops,
@@ -170,7 +178,7 @@ void Region::measured(RegionEntry& entry) {
                 (std::isfinite(other->times.record) ? other->times.record : 0);
     }
     if (2 * known < uses || pays(with, without)) return;
-    off = true;
+    off = "recording it was measured to cost more than it saves";
     compiler::log(false, concat(this->name, ": recording costs more than it saves (", microseconds(with),
                                 " against ", microseconds(without), "): the region is switched off"));
 }
@@ -178,7 +186,7 @@ void Region::measured(RegionEntry& entry) {
 std::string Region::explain() const {
     std::string text = concat(name, ": ", made, " different recordings, ", compiles, " compiled; ", runs,
                               " runs of a program, ", replays, " op by op\n");
-    if (off) text += "  switched off: recording it was measured to cost more than it saves\n";
+    if (off) text += concat("  switched off: ", off, "\n");
     if (evicted)
         text += concat("  ", evicted, " recordings were forgotten to keep the newest ", most_entries, "\n");
     std::vector<const RegionEntry*> order;

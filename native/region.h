@@ -67,6 +67,11 @@ struct RegionTimes {
     double record = std::numeric_limits<double>::infinity();
 };
 
+// How much the last recording held: so much room the next one starts with.
+struct RegionSizes {
+    size_t ops = 0, args = 0, outs = 0, storages = 0, environment = 0;
+};
+
 // What ended a recording, and where.
 struct RegionEnd {
     const char* cause;
@@ -97,17 +102,20 @@ struct HashOf128 {
 
 struct Region {
     std::string name;
-    bool wait = false;  // compile at first sight
-    bool off = false;   // measured slower than running op by op: nothing is recorded any more
+    bool wait = false;          // compile at first sight
+    const char* off = nullptr;  // why nothing is recorded any more
     std::unordered_map<Hash128, std::shared_ptr<RegionEntry>, HashOf128> entries;
     uint64_t uses = 0, runs = 0, compiles = 0, replays = 0, evicted = 0, made = 0;
     uint64_t measuring = 0;  // entries being measured
+    RegionSizes last;
 
     // The entry of a recording, made if there is none; the least recently used one makes room.
     std::shared_ptr<RegionEntry> entry(const Hash128& hash, bool* is_new);
     void describe(RegionEntry& entry, std::span<const RecordedOp> ops, std::span<const RecordedArg> args);
     // Takes note of one measured run.
     void measured(RegionEntry& entry);
+    // Switches the region off if hardly anything recorded is seen again.
+    void forgot_one();
     std::string explain() const;
 };
 

@@ -510,3 +510,20 @@ def test_programs_are_bounded() -> None:
     assert stats["programs"] <= 256
     assert stats["programs"] + stats["forgotten"] == 600
     assert "forgotten" in compiled.explain()
+
+
+@needs_kiln
+def test_a_region_that_never_repeats_is_switched_off() -> None:
+    """Where every call records something new, recording stops, and explain() says why."""
+    gc.collect()
+    compiled = kiln.compile(
+        lambda t, n: functools.reduce(lambda a, k: a * 2 if n >> k & 1 else a + 1, range(11), t)
+    )
+    expected = [
+        functools.reduce(lambda a, k: a * 2 if n >> k & 1 else a + 1, range(11), 1) for n in range(1400)
+    ]
+    assert [compiled(tensor(1), n).item() for n in range(1400)] == expected
+    stats = compiled.stats()
+    assert stats["off"]
+    assert stats["runs"] + stats["replays"] < 1400
+    assert "switched off: hardly any recording was seen again" in compiled.explain()

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from plan_runner import describe, same_bits, trace
 
 from kiln import ops
+from kiln.graph.equal import Equalities
 from kiln.graph.graph import Graph, Node, Value
 from kiln.graph.interpret import fold, interpret
-from kiln.graph.size import quotient, symbol
+from kiln.graph.size import evaluate, quotient, symbol
 from kiln.graph.slots import array_input, first_slots
 from kiln.graph.text import TextError, attr_text, dim_text, parse, text
 from kiln.graph.verify import VerifyError, verify
@@ -161,8 +162,7 @@ def _attribute(graph: Graph) -> None:
 
 def _check(graph: Graph) -> None:
     graph.checks.clear()
-    graph._equal.clear()
-    graph._canonical.clear()
+    graph.equal = Equalities()
     graph.inputs[1].shape = (symbol(2), symbol(3))
 
 
@@ -209,6 +209,40 @@ def test_weak_values() -> None:
     assert [n.out.weak for n in sums] == [True]
     assert not graph.outputs[1].weak
     assert graph.outputs[0].dtype == "float32"
+
+
+ACTUAL = {0: 2, 1: 3, 2: 6, 3: 1, 4: 12, 5: 2, 6: 0}
+DIMS = [symbol(k) for k in ACTUAL]
+DIMS += [1, 6, *(a * b for a in DIMS[:6] for b in DIMS[:6]), quotient(DIMS[0] * DIMS[1] * DIMS[2], 3)]
+DIMS += [3 * quotient(DIMS[0] * DIMS[1] * DIMS[2], 3), DIMS[0] * DIMS[1] * DIMS[2], DIMS[6] * DIMS[0]]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(DIMS), st.sampled_from(DIMS)), max_size=12))
+def test_equal_sizes_have_one_form(pairs: list[tuple[Any, Any]]) -> None:
+    """Whatever true equalities are stated, in any order: forms are found, are one, and keep their value."""
+    graph = Graph()
+    stated = [(a, b) for a, b in pairs if evaluate(a, ACTUAL.__getitem__) == evaluate(b, ACTUAL.__getitem__)]
+    for a, b in stated:
+        graph.require_equal(a, b, "a test")
+    for a, b in stated:
+        assert graph.canonical(a) == graph.canonical(b)
+    for dim in DIMS:
+        form = graph.canonical(dim)
+        assert graph.canonical(form) == form
+        assert evaluate(form, ACTUAL.__getitem__) == evaluate(dim, ACTUAL.__getitem__)
+
+
+def test_equal_sizes_do_not_lead_in_a_circle() -> None:
+    """A size that is said to be a multiple of itself, and products whose factors turn out to be equal."""
+    graph = Graph()
+    a, b, c, d, e, f = map(symbol, range(6))
+    graph.require_equal(a, a * b, "a test")
+    assert graph.canonical(a * b) == a
+    graph = Graph()
+    for left, right in ((a * b, c * d), (c * d, e * f), (e, a), (f, b), (c, a)):
+        graph.require_equal(left, right, "a test")
+    assert graph.canonical(c * d) == graph.canonical(a * b) == graph.canonical(a * d)
 
 
 def test_slots() -> None:

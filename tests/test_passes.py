@@ -6,6 +6,8 @@ as captured.
 
 from __future__ import annotations
 
+import functools
+import sys
 from typing import Any
 
 import numpy as np
@@ -161,6 +163,7 @@ FORWARD: dict[str, tuple[Any, tuple[Any, ...], int, int]] = {
     "strided rows": (lambda a: ops.softmax(a, 1), (normal(4, 14)[:, ::2],), 1, 0),
     "strided factors": (lambda a, b: a @ b, (normal(4, 14)[:, ::2], normal(6, 7).T[:, ::2]), 1, 0),
     "strided reshaped": (lambda a: a.reshape(-1) + 1, (normal(4, 14)[:, ::2],), 2, 1),
+    "softmax of a row": (lambda a: ops.softmax(a.amax(0), 0), (normal(5, 70),), 9, 6),
     "attention": (
         lambda q, k, v: ops.bmm(ops.softmax(ops.bmm(q, k.permute(0, 2, 1)) * 0.3, 2), v),
         (normal(2, 3, 5), normal(2, 4, 5), normal(2, 4, 6)),
@@ -525,3 +528,55 @@ F, I2 = ("float32", (False, False)), ("int64", (False, False))
 def test_simplify(function: Any, specs: tuple[Any, ...], expected: list[str]) -> None:
     """Fewer nodes where no bit can change."""
     assert simplified(function, *specs) == expected
+
+
+GRID = ("float32", (False, False))
+
+
+def calls_of_python(function: Any) -> int:
+    """How many calls of Python functions it takes: a cost that is the same every time."""
+    count = 0
+
+    def note(frame: Any, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+@pytest.mark.parametrize("kind", ["recurrent", "sums", "wide"])
+def test_cost_grows_with_the_graph(kind: str) -> None:
+    """Four times the nodes take about four times the work to plan."""
+
+    def build(n: int) -> Graph:
+        def body(x: Any, w: Any) -> Any:
+            y = x
+            for k in range(n):
+                if kind == "recurrent":
+                    y = ops.tanh(y @ w + x)
+                elif kind == "sums":
+                    y = (ops.tanh(y) * 1.5 + y.sum()) * 0.5
+                else:
+                    y = y + ops.tanh(x * (k + 2.0))
+            return y
+
+        return simplify(backward(trace(body, GRID, GRID), (0, 1), (True,)).graph)
+
+    small, large = build(30), build(120)
+    lower(small)
+    costs = [calls_of_python(lambda graph=graph: lower(graph)) for graph in (small, large)]
+    assert len(large.nodes) > 3 * len(small.nodes)
+    assert costs[1] < 5.5 * costs[0]
+
+
+def test_ten_thousand_nodes() -> None:
+    """A graph of 10 000 nodes is planned whatever the depth, and the plan runs."""
+    graph = trace(lambda x: functools.reduce(lambda y, k: ops.tanh(y) * 0.5 + x, range(3400), x), GRID)
+    assert len(graph.nodes) > 10_000
+    plan = lower(simplify(graph))
+    assert len(plan.kernels) < 20

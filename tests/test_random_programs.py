@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from backend import kiln, torch
 
+from kiln.capture import programs
 from kiln.testing.backend import Framework
 from kiln.testing.program_writer import Program, write_program
 from kiln.testing.random_programs import (
@@ -72,6 +73,20 @@ def test_the_check_can_fail(bug: str) -> None:
     assert len(short.program.blocks) <= 6
     assert check_recorded(short.program, broken) is not None
     assert check_recorded(short.program, kiln) is None
+
+
+def test_a_region_that_runs_op_by_op_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program whose recording the compiler refuses is a failure, though its values are right."""
+
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("cannot be computed")
+
+    program = Program(0, (("x0 = K.tanh(b) + 1",),), ("x0",))
+    assert check_recorded(program, kiln) is None
+    monkeypatch.setattr(programs, "program", refuse)
+    failure = check_recorded(program, kiln)
+    assert failure is not None
+    assert "runs op by op" in failure.detail
 
 
 @pytest.mark.skipif(torch is None, reason="PyTorch, the tests' peer, is not installed")

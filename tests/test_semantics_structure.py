@@ -14,6 +14,7 @@ import pytest
 from backend import WAYS, check_same, kiln, needs, needs_kiln, normal, tensor, torch, values, where_supported
 
 from kiln.testing.compare import same_bits, to_array
+from kiln.testing.random_programs import compiler_warnings
 
 
 class TestFirstSteps:
@@ -51,6 +52,54 @@ class TestFirstSteps:
         with where_supported():
             compiled = kiln.compile(lambda x: kiln.tanh(x) * 2, wait=True)
             assert same_bits(to_array(compiled(normal(4))), to_array(kiln.tanh(normal(4)) * 2))
+
+
+class TestPrograms:
+    """What eager can run, a program can: no recording is left to its ops."""
+
+    @pytest.mark.parametrize("name", ["expanded outside", "made of a number", "viewed flat"])
+    def test_sizes_that_become_one(self, name: str) -> None:
+        """A size of 1 is known as such, however it came about."""
+
+        def outside(n: int) -> Any:
+            x = normal(7, seed=n)[:n]
+            y = kiln.zeros(4)
+            return y.copy_(x[0].expand(4)) + x.sum()
+
+        def made(n: int) -> Any:
+            x = kiln.full((n,), 2.5)
+            return x.reshape(n, 1).expand(n, 3).reshape(-1).sum() + (x.expand(4) if n == 1 else x.sum())
+
+        def flat(n: int) -> Any:
+            x = normal(n, 3).reshape(-1)[:n]
+            return x.expand(n) * 2, x.expand(5).t() if n == 1 else x
+
+        program = {"expanded outside": outside, "made of a number": made, "viewed flat": flat}[name]
+        compiled = kiln.compile(program)
+        with compiler_warnings() as warnings:
+            for n in (3, 3, 3, 1, 1, 1, 4, 4, 1):
+                for x, y in zip(flatten(program(n)), flatten(compiled(n)), strict=True):
+                    assert same_bits(to_array(x), to_array(y))
+        assert not warnings
+
+    def test_one_element_expanded(self) -> None:
+        """An input that is one element of memory, seen through a view of many."""
+
+        def program(x: Any, y: Any) -> Any:
+            return x + y, y * 2
+
+        compiled = kiln.compile(program)
+        with compiler_warnings() as warnings:
+            for n in (3, 3, 1, 1, 5):
+                args = normal(4), normal(n)[:1].expand(4) if n != 1 else kiln.tensor([2.0]).expand(4)
+                for x, y in zip(program(*args), compiled(*args), strict=True):
+                    assert same_bits(to_array(x), to_array(y))
+        assert not warnings
+
+
+def flatten(found: Any) -> list[Any]:
+    """The tensors of a result."""
+    return list(found) if isinstance(found, tuple) else [found]
 
 
 class TestModes:

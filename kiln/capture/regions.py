@@ -97,7 +97,15 @@ class _Builder:
             if writes:
                 self.write(out, result)
             else:
-                self.values[out.storage] = result
+                self.values[out.storage] = self.with_ones(result, out.ones)
+
+    def with_ones(self, value: Value, ones: int) -> Value:
+        """The value with its sizes of 1 known as such, though they came as numbers."""
+        for d, size in enumerate(value.shape):
+            if ones >> d & 1:
+                self.graph.require_equal(size, 1, "a recorded op")
+        value.shape = tuple(self.graph.canonical(size) for size in value.shape)
+        return value
 
     @staticmethod
     def describe(arg: Arg) -> Any:

@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from kiln.graph.size import Dim, Size, single_slot, substitute, symbol
+from kiln.graph.equal import Equalities
+from kiln.graph.size import Dim, Size, symbol
 
 Shape = tuple[Dim, ...]
 
@@ -81,8 +82,7 @@ class Graph:
         self.checks: list[tuple[Dim, Dim]] = []
         self.updates: dict[int, int] = {}  # output j is written into the memory of input updates[j]
         self.slots = 0
-        self._equal: dict[int | Size, Dim] = {}  # what a slot, or a whole dim, was found to equal
-        self._canonical: dict[Dim, Dim] = {}  # of dims asked for since _equal last grew
+        self.equal = Equalities()  # what the checks say
 
     def new_symbol(self) -> Dim:
         """A fresh run-time integer: the next slot of the graph's environment."""
@@ -116,21 +116,7 @@ class Graph:
 
     def canonical(self, dim: Dim) -> Dim:
         """`dim` with every symbol exchanged for what the checks say it equals."""
-        if isinstance(dim, int) or not self._equal:
-            return dim
-        found = self._canonical.get(dim)
-        if found is None:
-            found = substitute(dim, lambda slot: self._root(slot))
-            if isinstance(found, Size) and found in self._equal:
-                found = self.canonical(self._equal[found])
-            self._canonical[dim] = found
-        return found
-
-    def _root(self, slot: int) -> Dim:
-        found = self._equal.get(slot)
-        if found is None:
-            return symbol(slot)
-        return self.canonical(found)
+        return dim if isinstance(dim, int) else self.equal.canonical(dim)
 
     def same(self, a: Dim, b: Dim) -> bool:
         """Whether two dims are known to be equal."""
@@ -148,14 +134,7 @@ class Graph:
         if isinstance(a, int) and isinstance(b, int):
             raise ValueError(f"{what}: {a} and {b} differ")
         self.checks.append((a, b))
-        slot, other = (single_slot(b), a) if single_slot(b) > single_slot(a) else (single_slot(a), b)
-        if slot >= 0:
-            self._equal[slot] = other
-        elif isinstance(a, Size):
-            self._equal[a] = b
-        elif isinstance(b, Size):
-            self._equal[b] = a
-        self._canonical.clear()
+        self.equal.state(a, b)
 
     def unstated(self, first: int, stated: list[tuple[Dim, Dim]]) -> list[tuple[Dim, Dim]]:
         """Takes the checks from number `first` on out of the graph and gives those not among `stated`."""

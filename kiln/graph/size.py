@@ -109,6 +109,7 @@ _products: dict[tuple[Dim, Dim], Dim] = {}
 _sums: dict[tuple[Dim, Dim, int], Dim] = {}
 _quotients: dict[tuple[Dim, Dim], Dim] = {}
 _symbols: dict[int, Size] = {}
+_named: dict[Dim, frozenset[int]] = {}
 
 
 def symbol(slot: int) -> Size:
@@ -181,6 +182,21 @@ def single_slot(dim: Dim) -> int:
         if coefficient == 1 and len(monomial) == 1:
             return monomial[0].slot
     return -1
+
+
+def slots_named(dim: Dim) -> frozenset[int]:
+    """The slots a dim is an expression over."""
+    found = _named.get(dim)
+    if found is None:
+        slots: set[int] = set()
+        for monomial, _ in _terms(dim):
+            for atom in monomial:
+                if atom.slot >= 0:
+                    slots.add(atom.slot)
+                else:
+                    slots |= slots_named(atom.numerator) | slots_named(atom.denominator)
+        found = _named[dim] = frozenset(slots)
+    return found
 
 
 def _terms(dim: Dim) -> tuple[tuple[Monomial, int], ...]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from kiln.graph.graph import Graph, Node, Value, is_weak, takes
-from kiln.graph.size import Dim, Size
+from kiln.graph.size import Dim, Size, slots_named
 from kiln.graph.slots import slots_of
 from kiln.graph.text import DTYPES, NUMBERS, type_text
 
@@ -30,22 +30,14 @@ def _require(condition: bool, message: str) -> None:
 
 def _slots_used(dim: Dim) -> int:
     """One more than the highest slot a size names."""
-    if isinstance(dim, int):
-        return 0
-    highest = 0
-    for monomial, _ in dim.terms:
-        for atom in monomial:
-            if atom.slot >= 0:
-                highest = max(highest, atom.slot + 1)
-            else:
-                highest = max(highest, _slots_used(atom.numerator), _slots_used(atom.denominator))
-    return highest
+    return max(slots_named(dim), default=-1) + 1
 
 
 def _verify_dims(graph: Graph, dims: tuple[Any, ...], where: str) -> None:
     for dim in dims:
         if type(dim) is int:
-            _require(dim >= 0, f"{where}: negative size {dim}")
+            if dim < 0:
+                raise VerifyError(f"{where}: negative size {dim}")
         elif not isinstance(dim, Size):
             raise VerifyError(f"{where}: {dim!r} is no size")
         elif _slots_used(dim) > graph.slots:
@@ -98,8 +90,9 @@ def _verify_node(graph: Graph, node: Node, known: set[int], where: str) -> None:
         dtype, shape = node.op.infer(graph, node.inputs, node.attrs)
     except Exception as error:
         raise VerifyError(f"{where}: refuses its arguments: {error}") from error
-    unstated = graph.unstated(checks, graph.checks[:checks])
-    _require(not unstated, f"{where}: needs {unstated}, which the graph does not check")
+    if len(graph.checks) > checks:
+        unstated = graph.unstated(checks, graph.checks[:checks])
+        _require(not unstated, f"{where}: needs {unstated}, which the graph does not check")
     if dtype != node.out.dtype or not graph.same_shape(shape, node.out.shape):
         stated = type_text(node.out.dtype, node.out.shape)
         raise VerifyError(f"{where}: says {stated}, infers {type_text(dtype, shape)}")

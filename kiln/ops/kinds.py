@@ -72,7 +72,7 @@ def broadcast(graph: Graph, shapes: list[Shape], what: str) -> Shape:
                 continue
             if result[d] == 1:
                 result[d] = size
-            else:
+            elif result[d] is not size:
                 graph.require_equal(result[d], size, what)
     return tuple(graph.canonical(d) for d in result)
 

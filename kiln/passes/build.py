@@ -46,6 +46,7 @@ class Builder:
         self.first = first
         self.uses: list[Use] = []
         self.numbers: list[tuple[str, Dim]] = []
+        self._numbers: dict[tuple[str, Dim], int] = {}
         self._members: dict[int, Scalar] = {}  # by id of the value
         self._operands: dict[Use, int] = {}
         self._made: dict[tuple[int, int], Scalar] = {}
@@ -60,9 +61,10 @@ class Builder:
 
     def number(self, kind: str, value: Dim) -> Scalar:
         """A number argument; one per run-time integer, in order of first use."""
-        if (kind, value) not in self.numbers:
+        place = self._numbers.setdefault((kind, value), len(self.numbers))
+        if place == len(self.numbers):
             self.numbers.append((kind, value))
-        return Scalar("number", (), kind, self.numbers.index((kind, value)))
+        return Scalar("number", (), kind, place)
 
     def member(self, value: Value) -> None:
         """Computes a value that the kernel's own arrays hold: others read it at the same point."""

@@ -17,6 +17,7 @@ its reduction's frame and nowhere else.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from kiln.graph.graph import Graph, Node, Shape, Value
@@ -94,7 +95,7 @@ class Scan:
         self.demands: list[Value] = []
         self.rows: list[tuple[Value, Chain, Frame]] = []  # row values that are not inline here
         self.own: set[int] = set()  # arrays of the group itself, read at the point they are written at
-        self.inline: dict[int, Value] = {}
+        self.inline: dict[int, Value] = {}  # what is not memory: computed, or a view that was passed through
         self.indexed = False  # positions along dims are used
         self.clash = False  # an array of the group itself is read at another point
 
@@ -103,9 +104,38 @@ class Scan:
         if all(v is not value for v in self.demands):
             self.demands.append(value)
 
+    def inside(self, own: dict[int, Shape]) -> Scan:
+        """The same in the same frame, among arrays written at each point by the strides of `own`."""
+        if all(id(read.value) not in own for read in self.reads):
+            return self
+        scan = Scan()
+        scan.demands, scan.rows, scan.inline = self.demands, self.rows, self.inline
+        scan.indexed = self.indexed
+        for read in self.reads:
+            if id(read.value) in own:
+                at_point = read.layout.strides == own[id(read.value)] and read.layout.offset == 0
+                scan.clash |= read.elsewhere or not at_point
+                scan.own.add(id(read.value))
+            else:
+                scan.reads[read] = None
+        return scan
+
+
+class Look(NamedTuple):
+    """The frame a value runs in by itself, and what it reads there."""
+
+    frame: Frame
+    scan: Scan
+
+
+Key = tuple[int, bool]  # of a look: id of the value, and whether an array of its own is read or written
+
 
 class Explorer:
-    """Exploring the values of one graph; `arrays` grows as values are demanded."""
+    """Exploring the values of one graph; `arrays` grows as values are demanded.
+
+    A look holds until a value that it computes becomes an array: it is forgotten, its key `stale`.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -113,6 +143,10 @@ class Explorer:
         self.arrays: dict[int, Array] = {}
         self.order = {id(n.out): k for k, n in enumerate(graph.nodes)}
         self.rows: dict[int, Frame] = {}
+        self.stale: dict[Key, None] = {}
+        self._looks: dict[Key, Look] = {}
+        self._chains: dict[tuple[Shape, Frame], Chain] = {}
+        self._users: dict[int, list[Key]] = {}  # by what a look takes for no array, or for an input's memory
         depth: dict[int, int] = {}
         for node in graph.nodes:
             self._note(node, depth)
@@ -141,14 +175,34 @@ class Explorer:
         """The array of a value, made if there is none."""
         found = self.arrays.get(id(value))
         if found is None:
-            found = self.arrays[id(value)] = Array(value)
+            found = Array(value)
             found.layout = contiguous(value.shape)
+            self.give(found)
         return found
+
+    def give(self, array: Array) -> None:
+        """Makes an array, contiguous, the one that its value is read from."""
+        key = id(array.value)
+        self.arrays[key] = array
+        for user in self._users.pop(key, ()):
+            self._looks.pop(user, None)
+            self.stale[user] = None
+
+    def depend(self, user: Key, values: Iterable[int]) -> None:
+        """States what must not become an array without `user` being looked at anew."""
+        for key in values:
+            self._users.setdefault(key, []).append(user)
 
     # -- frames -------------------------------------------------------------------------------------
 
     def chain_to(self, shape: Shape, frame: Frame) -> Chain | None:
         """From a value of `shape` to the frame's dims: as it is, or as a row value. None if it is neither."""
+        key = (shape, frame)
+        if key not in self._chains:
+            self._chains[key] = self._chain_to(shape, frame)
+        return self._chains[key]
+
+    def _chain_to(self, shape: Shape, frame: Frame) -> Chain | None:
         links = self.links
         if frame.mode == "matmul" or squeeze(shape) == frame.dims:
             return links.make("reshape", frame.dims, None, None)
@@ -157,29 +211,39 @@ class Explorer:
             return links.make("reshape", ones, None, links.make("expand", frame.dims, None, None))
         return None
 
-    def frame_of(self, value: Value, again: bool = False) -> Frame:
-        """The frame a value runs in by itself: its row frame, that of the first row value it needs, or a map.
-
-        `again`: an array that is stored elsewhere too is read, not computed.
+    def look(self, value: Value, again: bool = False) -> Look:
+        """A value in the frame it runs in by itself. `again`: an array that is stored elsewhere too is read,
+        not computed.
         """
+        key = (id(value), again)
+        found = self._looks.get(key)
+        if found is None:
+            found = self._look(value, again)
+            if not found.scan.demands:
+                self._looks[key] = found
+                self.depend(key, found.scan.inline)
+                self.depend(key, [id(read.value) for read in found.scan.reads if read.raw])
+        return found
+
+    def _look(self, value: Value, again: bool) -> Look:
+        """In its row frame, that of the first row value it needs, or as a map."""
         plain = Frame(squeeze(value.shape), (), "map")
         if again and id(value) in self.arrays:
-            return plain
+            return Look(plain, self.scan(value, plain, None, True))
         if value.node is not None and value.node.op.kind == "blocks":
             dims = squeeze(value.node.inputs[0].shape)
-            return Frame(dims, tuple(range(len(dims))), "blocks")
+            frame = Frame(dims, tuple(range(len(dims))), "blocks")
+            return Look(frame, self.scan(value, frame))
         own = self.rows.get(id(value))
-        if own is not None and self._reduces(value, own):
-            return own
-        for row, chain, frame in self.scan(value, plain).rows:
+        if own is not None:
+            scan = self.scan(value, own)
+            if any(v.node is not None and v.node.op.kind == "reduce" for v in scan.inline.values()):
+                return Look(own, scan)
+        scan = self.scan(value, plain)
+        for row, chain, frame in scan.rows:
             if frame.dims == plain.dims and frame.kept and self.matches(row, chain, frame):
-                return frame
-        return plain
-
-    def _reduces(self, value: Value, row: Frame) -> bool:
-        """Whether a row value still has a reduction of its own to do."""
-        inline = self.scan(value, row).inline.values()
-        return any(v.node is not None and v.node.op.kind == "reduce" for v in inline)
+                return Look(frame, self.scan(value, frame))
+        return Look(plain, scan)
 
     def matches(self, row: Value, chain: Chain, frame: Frame) -> bool:
         """Whether a row value is read at each point's own row."""
@@ -209,18 +273,23 @@ class Explorer:
             visit.definition(value, chain, True)
         return scan
 
-    def base(self, value: Value, chain: Chain) -> tuple[Value, Chain]:
-        """The value below the views of `value`, and the chain from there; arrays are not looked into."""
+    def base(self, value: Value, chain: Chain, passed: dict[int, Value] | None = None) -> tuple[Value, Chain]:
+        """The value below the views of `value`, and the chain from there; arrays are not looked into.
+
+        `passed` takes the views.
+        """
         while id(value) not in self.arrays and value.node is not None and value.node.op.kind in VIEWS:
+            if passed is not None:
+                passed[id(value)] = value
             chain = self.links.of_node(value.node, chain)
             kind, value = value.node.op.kind, value.node.inputs[0]
             if kind == "as_strided":  # places in the memory of what is below: that must be memory
                 break
         return value, chain
 
-    def strided(self, value: Value, chain: Chain) -> Read | Value:
+    def strided(self, value: Value, chain: Chain, passed: dict[int, Value] | None = None) -> Read | Value:
         """A value as strided memory, or the value that must become an array for that."""
-        below, through = self.base(value, chain)
+        below, through = self.base(value, chain, passed)
         array = self.arrays.get(id(below))
         if array is None and (below.node is not None or below.weak):
             return below
@@ -332,7 +401,7 @@ class _Visit:
 
     def _gather(self, node: Node, chain: Chain) -> None:
         self.scan.indexed = True
-        source = self.explorer.strided(node.inputs[0], None)
+        source = self.explorer.strided(node.inputs[0], None, self.scan.inline)
         if isinstance(source, Value):
             self.scan.demand(source)
         elif id(source.value) in self.own:
@@ -346,7 +415,7 @@ class _Visit:
     def _views(self, node: Node, chain: Chain) -> None:
         source = node.inputs[0]
         if node.op.kind == "as_strided":
-            found = self.explorer.strided(source, None)
+            found = self.explorer.strided(source, None, self.scan.inline)
             if isinstance(found, Value) or not is_contiguous(found.layout):
                 self.scan.demand(source)
                 return

@@ -1,7 +1,7 @@
 """Fusion: which values become arrays, and which arrays are written by one kernel.
 
     1. demand      outputs and what opaque ops read are arrays; exploring each (explore.py), from the last to
-                   the first, demands what cannot be computed where it is read
+                   the first, demands what cannot be computed where it is read, until all looks hold
     2. group       from the first to the last, each array joins a kernel that it reads from or shares an input
                    with, if the frames agree, no other kernel would have to run in between, and what it reads
                    of the kernel's own arrays is the point just computed
@@ -18,12 +18,14 @@ Opaque results are written in parts: a base that fills the array, then what is p
 from __future__ import annotations
 
 from collections.abc import Iterable
+from heapq import heappop, heappush
+from itertools import chain
 
 from kiln.graph.graph import Graph, Node, Shape, Value
 from kiln.ops.apply import apply_pointwise
 from kiln.ops.kinds import COMPUTE
 from kiln.ops.scalar import arg, topological
-from kiln.passes.explore import Array, Explorer, Frame, Read, Scan
+from kiln.passes.explore import Array, Explorer, Frame, Look, Read, Scan
 from kiln.passes.layout import (
     Chain,
     Layout,
@@ -41,7 +43,6 @@ MOST_NODES = 400  # nodes computed in one kernel
 TRIES = 6  # kernels an array is offered to
 COSTLY = 64  # scalar operations from which a value is not computed twice
 PARTS = ("concat", "embed", "write", "scatter")  # opaque results that are stored in parts
-Waiting = list[tuple[int, int]]  # arrays to explore: (order, id)
 WHOLE = ("blocks", "sequence")  # of reductions of everything: those of one length go together
 MANY_READS = 4  # arrays read from which a value is not computed twice
 
@@ -80,6 +81,8 @@ class Group:
         self.reads: dict[Read, None] = {}
         self.inline: dict[int, Value] = {}
         self.before = 0  # groups that run before, as bits
+        self.next: list[Group] = []  # those that run after it, not through others
+        self._own: dict[int, Shape] = {}
 
     @property
     def bit(self) -> int:
@@ -88,12 +91,17 @@ class Group:
 
     def own(self, explorer: Explorer) -> dict[int, Shape]:
         """The strides, in the frame, of the values computed at each point that have arrays of their own."""
-        found: dict[int, Shape] = {}
-        for value in self.members if self.frame.mode != "blocks" else ():
-            layout = resolve(contiguous(value.shape), explorer.chain_to(value.shape, self.frame))
-            assert isinstance(layout, Layout)
-            found[id(value)] = layout.strides
-        return found
+        if self.frame.mode != "blocks":
+            for value in self.members[len(self._own) :]:
+                layout = resolve(contiguous(value.shape), explorer.chain_to(value.shape, self.frame))
+                assert isinstance(layout, Layout)
+                self._own[id(value)] = layout.strides
+        return self._own
+
+    def widen(self, frame: Frame) -> None:
+        """Takes another frame of the same dims."""
+        if frame != self.frame:
+            self.frame, self._own = frame, {}
 
     def add(self, root: Root, scan: Scan) -> None:
         """Takes a root in."""
@@ -107,55 +115,75 @@ class Group:
 class Fusion:
     """The groups of a prepared graph; the updates in `late` are copied in after everything else."""
 
-    def __init__(self, graph: Graph, late: frozenset[int]) -> None:
+    def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.late = late
+        self.late: set[int] = set()
         self.explorer = Explorer(graph)
         self.groups: list[Group] = []
         self.readers: dict[int, list[Group]] = {}
+        self._framed: dict[Frame, list[Group]] = {}  # those that reduce everything
+        self._waiting: list[tuple[int, int, bool]] = []  # to explore, the last first: -order and key
+        self._values = {id(v): v for v in (*graph.inputs, *(n.out for n in graph.nodes))}
         self.outputs = self._output_arrays()
-        self._demand()
-        self._group()
-        promoted = self._promotable()
-        if promoted:
-            for value in promoted:
-                self.explorer.array(value)
-            self.groups, self.readers = [], {}
-            for array in [*self.explorer.arrays.values(), *self.outputs]:
-                array.writers = 0
-            self._demand()
-            self._group()
-        self._drop()
+        for key in self.explorer.arrays:
+            self._wait(key, False)
+        self.group()
+        if promoted := self._promotable():
+            self._want(promoted)
+            self.group()
 
     def _output_arrays(self) -> list[Array]:
         """An array per output, which is also the value's own where it can be."""
         found: list[Array] = []
+        taken: set[int] = set()
         for j, value in enumerate(self.graph.outputs):
             array = Array(value)
             array.layout = contiguous(value.shape)
             array.update = self.graph.updates.get(j, -1)
             if array.update >= 0:
                 array.layout = input_layout(self.graph.inputs[array.update])
-            if j in self.late:
-                self.explorer.array(value)
-            elif value.node is not None and is_contiguous(array.layout):
-                old = self.explorer.arrays.get(id(value))
-                if old is None or not any(old is a for a in found):
-                    self.explorer.arrays[id(value)] = array
+            if value.node is not None and is_contiguous(array.layout) and id(value) not in taken:
+                taken.add(id(value))
+                self.explorer.give(array)
             found.append(array)
         return found
+
+    def _is_own(self, array: Array) -> bool:
+        """Whether an output's array is the one its value is read from."""
+        return self.explorer.arrays.get(id(array.value)) is array
+
+    def postpone(self, updates: set[int]) -> None:
+        """Copies updates in after everything else, from arrays of their own."""
+        self.late |= updates
+        for j in updates:
+            array = self.outputs[j]
+            if self._is_own(array):
+                del self.explorer.arrays[id(array.value)]
+            self._want([array.value])
 
     def hazards(self) -> set[int]:
         """Updates whose memory would be written before something else reads it; orders groups if it can."""
         found: set[int] = set()
+        readers: dict[int, list[Group]] = {}
+        for group in self.groups:
+            for key in {id(read.value) for read in group.reads if read.raw}:
+                readers.setdefault(key, []).append(group)
         for j, i in self.graph.updates.items():
             if j in self.late:
                 continue
-            target, array = self.graph.inputs[i], self.outputs[j]
-            readers = [g for g in self.groups if any(r.raw and r.value is target for r in g.reads)]
-            writers = [g for g in self.groups if array.writers >> g.number & 1]
-            if not all(self._may_overwrite(w, g, array) for w in writers for g in readers):
+            array = self.outputs[j]
+            writers, reading = self._members(array.writers), readers.get(id(self.graph.inputs[i]), ())
+            if not all(self._may_overwrite(w, g, array) for w in writers for g in reading):
                 found.add(j)
+        return found
+
+    def _members(self, bits: int) -> list[Group]:
+        """The groups of a set, the latest first."""
+        found: list[Group] = []
+        while bits:
+            number = bits.bit_length() - 1
+            found.append(self.groups[number])
+            bits ^= 1 << number
         return found
 
     def _may_overwrite(self, writer: Group, reader: Group, array: Array) -> bool:
@@ -183,69 +211,70 @@ class Fusion:
     # -- 1. demand ----------------------------------------------------------------------------------
 
     def _demand(self) -> None:
-        """Explores arrays from the last to the first until everything they read is one."""
-        explorer = self.explorer
-        waiting = sorted((self._order(a.value), id(a.value)) for a in explorer.arrays.values())
-        values = {id(a.value): a.value for a in explorer.arrays.values()}
-        done: set[int] = set()
+        """Explores arrays from the last to the first, then what is stale, until everything read is one."""
         for array in self.outputs:
-            if self.explorer.arrays.get(id(array.value)) is not array:
-                self._explore_inline(array.value, waiting, values, True)
-        while waiting:
-            _, key = waiting.pop()
-            if key not in done:
-                done.add(key)
-                self._explore(values[key], waiting, values)
+            if not self._is_own(array):
+                self._wait(id(array.value), True)
+        while self._waiting or self.explorer.stale:
+            if not self._waiting:
+                for stale in self.explorer.stale:
+                    self._wait(*stale)
+                self.explorer.stale.clear()
+            _, key, again = heappop(self._waiting)
+            value = self._values[key]
+            kind = value.node.op.kind if value.node is not None and not again else ""
+            if kind == "matmul" or kind in PARTS:
+                self._explore_parts(value)
+            else:
+                self._explore(value, again)
 
-    def _order(self, value: Value) -> int:
-        return self.explorer.order.get(id(value), -1)
+    def _wait(self, key: int, again: bool) -> None:
+        heappush(self._waiting, (-self.explorer.order.get(key, -1), key, again))
 
-    def _explore(self, value: Value, waiting: Waiting, values: dict[int, Value]) -> None:
-        """Demands what an array needs; the demanded join the waiting."""
-        node = value.node
-        kind = node.op.kind if node is not None else ""
-        if node is None or kind not in PARTS and kind != "matmul":
-            self._explore_inline(value, waiting, values)
-            return
-        inline = {"concat": len(node.inputs), "scatter": 1, "matmul": 0}.get(kind, 2)
-        for part in node.inputs[:inline]:
-            self._explore_inline(part, waiting, values, True)
-        while missing := self._missing(node, inline):
-            self._want(missing, waiting, values)
-
-    def _missing(self, node: Node, inline: int) -> list[Value]:
-        """What must become an array so that an opaque op can read its operands as strided memory."""
-        if node.op.kind == "matmul":
-            reads = factors(self.explorer, node)
-        else:
-            reads = [self.explorer.strided(v, None) for v in node.inputs[inline:]]
-        return [r for r in reads if isinstance(r, Value)]
-
-    def _explore_inline(
-        self, value: Value, waiting: Waiting, values: dict[int, Value], again: bool = False
-    ) -> None:
+    def _explore(self, value: Value, again: bool) -> None:
         """Demands what an inline computation cannot do; `again`: of a value that may be an array already."""
-        while True:
-            found = self.explorer.scan(value, self.explorer.frame_of(value, again), None, again).demands
+        while found := self.explorer.look(value, again).scan.demands:
             fresh = [v for v in found if id(v) not in self.explorer.arrays and v is not value]
-            if not fresh:
-                assert not found, f"{value!r} cannot be computed: {found} cannot be read"
-                return
-            self._want(fresh, waiting, values)
+            assert fresh, f"{value!r} cannot be computed: {found} cannot be read"
+            self._want(fresh)
 
-    def _want(self, demands: list[Value], waiting: Waiting, values: dict[int, Value]) -> None:
+    def _explore_parts(self, value: Value) -> None:
+        """Demands what an opaque op needs: the parts it is stored in, and operands as strided memory."""
+        node = value.node
+        assert node is not None
+        inline = {"concat": len(node.inputs), "scatter": 1, "matmul": 0}.get(node.op.kind, 2)
+        for part in node.inputs[:inline]:
+            self._explore(part, True)
+        while True:
+            passed: dict[int, Value] = {}
+            if node.op.kind == "matmul":
+                reads = factors(self.explorer, node, passed)
+            else:
+                reads = [self.explorer.strided(v, None, passed) for v in node.inputs[inline:]]
+            missing = [r for r in reads if isinstance(r, Value)]
+            if not missing:
+                break
+            self._want(missing)
+        raw = [id(r.value) for r in reads if isinstance(r, Read) and r.raw]
+        self.explorer.depend((id(value), False), [*passed, *raw])
+
+    def _want(self, demands: list[Value]) -> None:
+        """Makes arrays of values, to be explored in their turn."""
         for value in demands:
             if id(value) not in self.explorer.arrays:
                 self.explorer.array(value)
-                values[id(value)] = value
-                waiting.append((self._order(value), id(value)))
-        waiting.sort()
+                self._wait(id(value), False)
 
     # -- 2. group -----------------------------------------------------------------------------------
 
-    def _group(self) -> None:
-        """Arrays from the first to the last."""
-        arrays = sorted(self.explorer.arrays.values(), key=lambda a: self._order(a.value))
+    def group(self) -> None:
+        """Demands, then groups arrays from the first to the last."""
+        self._demand()
+        self.groups, self.readers, self._framed = [], {}, {}
+        for array in [*self.explorer.arrays.values(), *self.outputs]:
+            array.writers = 0
+        order = self.explorer.order
+        arrays = sorted(self.explorer.arrays.values(), key=lambda a: order.get(id(a.value), -1))
         for array in arrays:
             node = array.value.node
             kind = node.op.kind if node is not None else ""
@@ -256,13 +285,15 @@ class Fusion:
             else:
                 self._place(Root(array.value, array))
         for j, array in enumerate(self.outputs):
-            if self.explorer.arrays.get(id(array.value)) is not array:
+            if not self._is_own(array):
                 after = (1 << len(self.groups)) - 1 if j in self.late else 0
                 self._place(Root(array.value, array, True, None, after))
 
     def _new(self, kind: str, frame: Frame, node: Node | None = None) -> Group:
         group = Group(len(self.groups), kind, frame, node)
         self.groups.append(group)
+        if frame.mode in WHOLE:
+            self._framed.setdefault(frame, []).append(group)
         return group
 
     def _matmul(self, node: Node, array: Array) -> None:
@@ -280,7 +311,12 @@ class Fusion:
         """An operand of an opaque kernel."""
         group.reads[read] = None
         self._follow(group, self._needs([read]))
-        self.readers.setdefault(id(read.value), []).append(group)
+        self._note_reader(read, group)
+
+    def _note_reader(self, read: Read, group: Group) -> None:
+        readers = self.readers.setdefault(id(read.value), [])
+        if not readers or readers[-1] is not group:
+            readers.append(group)
 
     def _parts(self, node: Node, array: Array) -> None:
         """The stores an opaque result is made of, then a scatter's kernel."""
@@ -318,59 +354,68 @@ class Fusion:
 
     def _follow(self, group: Group, needs: int) -> None:
         """Puts groups, and all before them, before a group and all after it."""
-        for other in self.groups:
-            if needs >> other.number & 1:
-                needs |= other.before
-        needs &= ~group.bit
-        group.before |= needs
-        for other in self.groups:
-            if other.before & group.bit:
-                other.before |= group.before
+        fresh = needs & ~group.before & ~group.bit
+        if not fresh:
+            return
+        direct = fresh
+        while direct:
+            other = self.groups[direct.bit_length() - 1]
+            other.next.append(group)
+            fresh |= other.before
+            direct &= ~(other.before | other.bit)
+        group.before |= fresh
+        behind = [group]
+        while behind:
+            for other in behind.pop().next:
+                if fresh & ~other.before:
+                    other.before |= fresh
+                    behind.append(other)
 
     def _place(self, root: Root) -> None:
         """Lets a root join a group, or makes one for it."""
-        explorer = self.explorer
         update = root.array.update
         if update >= 0 and root.place is None and root.value is self.graph.inputs[update]:
             return  # the memory holds the value already
-        frame = explorer.frame_of(root.value, root.again)
-        alone = explorer.scan(root.value, frame, None, root.again)
-        assert not alone.demands, f"{root.value!r} still demands {alone.demands}"
-        for group in self._candidates(alone, frame):
-            scan = self._joins(group, root, frame)
+        alone = self.explorer.look(root.value, root.again)
+        assert not alone.scan.demands, f"{root.value!r} still demands {alone.scan.demands}"
+        for group in self._candidates(alone):
+            scan = self._joins(group, root, alone)
             if scan is not None:
                 break
         else:
-            group, scan = self._new("nest", frame), alone
+            group, scan = self._new("nest", alone.frame), alone.scan
         group.add(root, scan)
         for read in scan.reads:
-            self.readers.setdefault(id(read.value), []).append(group)
+            self._note_reader(read, group)
         self._follow(group, root.after | self._needs(scan.reads))
         root.array.writers |= group.bit
 
-    def _candidates(self, scan: Scan, frame: Frame) -> list[Group]:
+    def _candidates(self, alone: Look) -> list[Group]:
         """Groups that write what a root reads, the latest first; then those that read it too."""
-        found: list[Group] = []
-        shared: list[Group] = []
-        for read in scan.reads:
-            if not read.raw:
-                writers = self.explorer.arrays[id(read.value)].writers
-                found += [g for g in self.groups if writers >> g.number & 1]
+        found = dict.fromkeys(g for g in self._members(self._needs(alone.scan.reads)) if g.kind != "scatter")
+        shared: list[list[Group]] = [self._framed.get(alone.frame, [])]
+        for read in reversed(alone.scan.reads):
             if any(s != 0 for s in read.layout.strides):
-                shared += self.readers.get(id(read.value), ())
-        if frame.mode in WHOLE:
-            shared += [g for g in self.groups if g.frame == frame]
-        unique = dict.fromkeys([*sorted(set(found), key=lambda g: -g.number), *reversed(shared)])
-        return [g for g in unique if g.kind != "scatter"][:TRIES]
+                shared.append(self.readers.get(id(read.value), []))
+        for group in chain.from_iterable(map(reversed, shared)):
+            if len(found) >= TRIES:
+                break
+            if group.kind != "scatter":
+                found[group] = None
+        return list(found)[:TRIES]
 
-    def _joins(self, group: Group, root: Root, frame: Frame) -> Scan | None:
+    def _joins(self, group: Group, root: Root, alone: Look) -> Scan | None:
         """What a root reads inside a group, or None if it cannot be there."""
-        if root.after & group.bit or group.frame.mode == "blocks" and frame != group.frame:
+        if root.after & group.bit or group.frame.mode == "blocks" and alone.frame != group.frame:
             return None
-        joint = self._joint_frame(group, root, frame)
+        joint = self._joint_frame(group, root, alone.frame)
         if joint is None:
             return None
-        scan = self.explorer.scan(root.value, joint, group.own(self.explorer), root.again)
+        own = group.own(self.explorer)
+        if joint == alone.frame:
+            scan = alone.scan.inside(own)
+        else:
+            scan = self.explorer.scan(root.value, joint, own, root.again)
         if scan.demands or scan.clash or (group.kind == "matmul" and scan.indexed):
             return None
         if len(group.reads.keys() | scan.reads.keys()) + len(group.roots) >= MOST_OPERANDS:
@@ -378,12 +423,9 @@ class Fusion:
         if len(group.inline) + len(scan.inline) > MOST_NODES or not self._worthwhile(group, scan, joint):
             return None
         needs = root.after | self._needs(scan.reads)
-        if needs & group.bit:
+        if needs & group.bit or any(other.before & group.bit for other in self._members(needs)):
             return None
-        for other in self.groups:
-            if needs >> other.number & 1 and other.before & group.bit:
-                return None
-        group.frame = joint
+        group.widen(joint)
         return scan
 
     def _worthwhile(self, group: Group, scan: Scan, joint: Frame) -> bool:
@@ -458,7 +500,7 @@ class Fusion:
             cost, reads = cost + more, reads | others
         return min(cost, COSTLY), reads
 
-    def _drop(self) -> None:
+    def drop(self) -> None:
         """Forgets roots that nothing but their own group reads."""
         read_by: dict[int, int] = {}
         for group in self.groups:
@@ -491,25 +533,24 @@ def _concat_places(links: Links, node: Node) -> list[tuple[Value, Chain]]:
     return found
 
 
-def factors(explorer: Explorer, node: Node) -> list[Read | Value]:
+def factors(explorer: Explorer, node: Node, passed: dict[int, Value] | None = None) -> list[Read | Value]:
     """A product's factors as strided memory over (batch, rows, columns), or what must become an array."""
     found: list[Read | Value] = []
     for value in node.inputs:
         shape = (numel(value.shape[:-2]), value.shape[-2], value.shape[-1])
         chain = explorer.links.make("reshape", shape, value, None)
-        found.append(explorer.strided(value, chain))
+        found.append(explorer.strided(value, chain, passed))
     return found
 
 
 def fuse(graph: Graph) -> Fusion:
     """The groups of a prepared graph; an update that cannot be in place goes through a temporary."""
-    late: frozenset[int] = frozenset()
-    while True:
-        fusion = Fusion(graph, late)
-        unsafe = fusion.hazards()
-        if not unsafe:
-            return fusion
-        late |= unsafe
+    fusion = Fusion(graph)
+    while unsafe := fusion.hazards():
+        fusion.postpone(unsafe)
+        fusion.group()
+    fusion.drop()
+    return fusion
 
 
 _costs: dict[tuple[str, tuple[str, ...]], int] = {}

@@ -61,7 +61,7 @@ def is_contiguous(layout: Layout) -> bool:
 
 def squeeze(shape: Shape) -> Shape:
     """The dims that are not known to be 1."""
-    return tuple(d for d in shape if d != 1)
+    return tuple([d for d in shape if d != 1]) if 1 in shape else shape
 
 
 class Link:
@@ -138,10 +138,22 @@ def _as_strided(layout: Layout, data: tuple[Shape, Shape, tuple[Dim]]) -> Layout
     return Layout(sizes, tuple(0 if n == 1 else s for n, s in zip(sizes, strides)), layout.offset + offset)
 
 
+_reshaped: dict[tuple[Layout, Shape], Layout | None] = {}
+
+
 def _reshape(layout: Layout, sizes: Shape) -> Layout | None:
     """Groups of old dims become groups of new dims with the same number of elements."""
     if sizes == layout.sizes:
         return layout
+    key = (layout, sizes)
+    if key not in _reshaped:
+        if len(_reshaped) >= REMEMBERED:
+            _reshaped.clear()
+        _reshaped[key] = _regrouped(layout, sizes)
+    return _reshaped[key]
+
+
+def _regrouped(layout: Layout, sizes: Shape) -> Layout | None:
     old = [(n, s) for n, s in zip(layout.sizes, layout.strides) if n != 1]
     new = [n for n in sizes if n != 1]
     if [n for n, _ in old] == new:

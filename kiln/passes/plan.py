@@ -167,8 +167,7 @@ class _Planner:
             for buffer, _, _ in launch.pointers:
                 if self.buffers[buffer].kind == "temp":
                     last[buffer] = k
-        steps: list[Step] = []
-        for k, launch in enumerate(launches):
-            steps.append(launch)
-            steps += [Free(b) for b, end in sorted(last.items()) if end == k]
-        return steps
+        ended: list[list[Step]] = [[] for _ in launches]
+        for buffer, end in sorted(last.items()):
+            ended[end].append(Free(buffer))
+        return [step for launch, frees in zip(launches, ended) for step in (launch, *frees)]

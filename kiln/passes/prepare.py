@@ -72,7 +72,7 @@ class _Prepared:
     def __init__(self, graph: Graph) -> None:
         empty = Graph()
         empty.inputs, empty.slots = graph.inputs, graph.slots
-        empty.checks, empty._equal = graph.checks, graph._equal
+        empty.checks, empty.equal = graph.checks, graph.equal
         self.graph, values = clone(empty)
         for node in graph.nodes:
             inputs = tuple(values[id(v)] for v in node.inputs)

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from kiln.graph.graph import Graph, Node, Value
-from kiln.graph.size import Dim, Size, substitute
+from kiln.graph.size import Dim, Size, slots_named, substitute
 
 
 def clone(graph: Graph) -> tuple[Graph, dict[int, Value]]:
     """A copy without outputs and updates, and the copy of every value by the original's id."""
     copy = Graph()
-    copy.slots, copy.checks, copy._equal = graph.slots, list(graph.checks), dict(graph._equal)
+    copy.slots, copy.checks, copy.equal = graph.slots, list(graph.checks), graph.equal.copy()
     values: dict[int, Value] = {}
     for value in graph.inputs:
         values[id(value)] = new = Value(copy, None, value.dtype, value.shape)
@@ -45,13 +45,7 @@ def slots_in(dim: Any, found: set[int]) -> None:
         for item in dim:
             slots_in(item, found)
     elif isinstance(dim, Size):
-        for monomial, _ in dim.terms:
-            for atom in monomial:
-                if atom.slot >= 0:
-                    found.add(atom.slot)
-                else:
-                    slots_in(atom.numerator, found)
-                    slots_in(atom.denominator, found)
+        found |= slots_named(dim)
 
 
 def reachable(outputs: Iterable[Value], stop: Callable[[Value], bool] = lambda value: False) -> set[int]:

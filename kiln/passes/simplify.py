@@ -44,7 +44,7 @@ def simplify(graph: Graph) -> Graph:
     """An equivalent graph with the same inputs, outputs and updates."""
     alive = reachable(graph.outputs)
     new = Graph()
-    new.slots, new.checks, new._equal = graph.slots, list(graph.checks), dict(graph._equal)
+    new.slots, new.checks, new.equal = graph.slots, list(graph.checks), graph.equal.copy()
     values: dict[int, Value] = {}
     for value in graph.inputs:
         values[id(value)] = copy = Value(new, None, value.dtype, value.shape)

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import argparse
 import linecache
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -142,13 +144,40 @@ def in_thread(work: Callable[[], Any]) -> Any:
         return pool.submit(work).result()
 
 
+class _Warnings(logging.Handler):
+    """What is logged, as text."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+@contextmanager
+def compiler_warnings() -> Iterator[list[str]]:
+    """What the compiler warns of meanwhile: a region that could not be compiled, or whose program did not
+    fit.
+    """
+    log, handler = logging.getLogger("kiln.compile"), _Warnings()
+    log.addHandler(handler)
+    try:
+        yield handler.lines
+    finally:
+        log.removeHandler(handler)
+
+
 def check_recorded(program: Program, framework: Framework) -> Failure | None:
-    """Eager against recorded, bit for bit, over all of CALLS."""
+    """Eager against recorded, bit for bit, over all of CALLS; what was recorded must run as a program."""
     fn = compiled_text(program)
     compiled = framework.compile(fn)
     for number, call in enumerate(CALLS):
         expected = observe(fn, framework, call, True)
-        got = observe(compiled, framework, call, True)
+        with compiler_warnings() as warnings:
+            got = observe(compiled, framework, call, True)
+        if warnings:
+            return Failure("recorded", program, f"call {number + 1} {call}: {warnings[0]}")
         found = first_difference(expected.values, got.values, exact=True)
         if found is not None:
             messages = "".join(f"\n  {m}" for m in (expected.message, got.message) if m)
