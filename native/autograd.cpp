@@ -89,6 +89,12 @@ void release(Node* node) {
     draining = false;
 }
 
+SavedHooks& saved_hooks() {
+    thread_local SavedHooks* hooks =
+        new SavedHooks();  // not destroyed: a thread may end after the interpreter
+    return *hooks;
+}
+
 bool grad_enabled() { return grad_mode; }
 
 bool set_grad_enabled(bool enabled) { return std::exchange(grad_mode, enabled); }
@@ -265,6 +271,21 @@ void record_outputs(Node& node, const Wanted& wanted, Results& results, size_t o
     for (size_t h = outputs; h < results.size(); ++h) node.hidden.push_back(save(*results[h]));
 }
 
+// Gives what the node saved to the hooks, which keep it in their way.
+void pack_saved(Node& node) {
+    const SavedHooks hooks = saved_hooks();
+    node.packed = std::make_unique<std::vector<Packed>>();
+    auto pack = [&](SavedTensor& saved) {
+        if (!saved.tensor || !saved.tensor->storage) return;
+        Opaque value = call_pack(hooks.pack, saved.tensor);
+        saved.tensor = shape_of(*saved.tensor);
+        node.packed->push_back({saved.tensor, std::move(value), hooks.unpack});
+    };
+    for (NodeInput& input : node.inputs) pack(input.saved);
+    for (SavedTensor& saved : node.saved_outputs) pack(saved);
+    for (SavedTensor& saved : node.hidden) pack(saved);
+}
+
 // ---- writes through views ----
 
 // The numbers that place a view in its base: strides and offset, before them the sizes if asked for.
@@ -340,6 +361,8 @@ Results call_with_gradient(Fn& fn, std::span<const Operand> operands, std::span<
     size_t outputs = out.empty() ? fn.outputs : out.size();
     record_outputs(*node, wanted, results, outputs);
     while (results.size() > outputs) results.resize(outputs);
+    if (saved_hooks().pack.object) [[unlikely]]
+        pack_saved(*node);
     for (size_t k = 0; k < outputs; ++k) {
         if (!is_float(results[k]->dtype)) continue;
         set_history(*results[k], node, uint32_t(k));

@@ -14,9 +14,23 @@ namespace {
 
 uint64_t bit(size_t i) { return uint64_t(1) << i; }
 
+// What hooks make of what they packed of a saved tensor, in the layout derivatives are looked up for.
+TensorRef unpacked(const Node& node, const TensorRef& place) {
+    for (const Packed& packed : *node.packed) {
+        if (!(packed.place == place)) continue;
+        TensorRef value = call_unpack(packed.unpack, packed.value);
+        KILN_CHECK(value->sizes == place->sizes && value->dtype == place->dtype, runtime, node.fn->name,
+                   ": the unpack hook gave a tensor of ", name(value->dtype), shape_text(value->sizes),
+                   " for one of ", name(place->dtype), shape_text(place->sizes));
+        return contiguous(value);
+    }
+    return place;
+}
+
 // The saved tensor's value; raises if it was overwritten since.
 TensorRef unpack(const Node& node, const SavedTensor& saved, const char* role, size_t index) {
-    if (!saved.tensor || !saved.tensor->storage) return saved.tensor;
+    if (!saved.tensor || !saved.tensor->storage)
+        return node.packed ? unpacked(node, saved.tensor) : saved.tensor;
     const Storage& storage = *saved.tensor->storage;
     if (storage.version == saved.version) [[likely]]
         return saved.tensor;
@@ -374,7 +388,9 @@ private:
 
     void forget(Node& node) {
         // What saved nothing can be passed through again.
-        node.released = node.released || !node.saved_outputs.empty() || !node.hidden.empty();
+        node.released = node.released || !node.saved_outputs.empty() || !node.hidden.empty() ||
+                        (node.packed && !node.packed->empty());
+        node.packed.reset();
         for (NodeInput& input : node.inputs) {
             if (!input.saved.tensor || !input.saved.tensor->storage) continue;
             input.saved.tensor = shape_of(*input.saved.tensor);
@@ -459,6 +475,8 @@ private:
 }  // namespace
 
 TensorRef (*call_hook)(const Opaque& hook, const TensorRef& gradient) = nullptr;
+Opaque (*call_pack)(const Opaque& hook, const TensorRef& tensor) = nullptr;
+TensorRef (*call_unpack)(const Opaque& hook, const Opaque& value) = nullptr;
 
 std::vector<TensorRef> run_backward(std::span<const TensorRef> roots, std::span<const TensorRef> gradients,
                                     std::span<const TensorRef> inputs, const BackwardOptions& options) {

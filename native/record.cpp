@@ -225,6 +225,7 @@ int32_t Recording::add_storage(StorageRef storage, const Tensor& like, bool pend
     RecordedStorage entry{storage, like.dtype, pending, false, flat, 0, uint32_t(environment_.size()), 0};
     if (flat) {
         entry.ndim = 1;
+        entry.ones = storage->nbytes == itemsize(like.dtype);
         environment_.push_back(int64_t(storage->nbytes / itemsize(like.dtype)));
     } else {
         entry.ndim = uint8_t(like.ndim());
@@ -282,7 +283,7 @@ void Recording::mix_arg(const RecordedArg& arg) {
         uint64_t(uint32_t(arg.storage)) << 32);
     if (arg.cls == ArgClass::number) return;
     const RecordedStorage& s = storages_[arg.storage];
-    mix(arg.ones | uint64_t(s.flat) << 63 | uint64_t(s.pending) << 62 |
+    mix(arg.ones | uint64_t(s.flat) << 63 | uint64_t(s.pending) << 62 | (s.flat ? s.ones << 60 : 0) |
         uint64_t(s.storage->nbytes == shape_only) << 61 | uint64_t(s.dtype) << 48);
     if (arg.cls == ArgClass::strided) mix(arg.classes);
 }
