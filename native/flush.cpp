@@ -49,8 +49,25 @@ void replay_op(const Recording& recording, const RecordedOp& op) {
     for (size_t k = 0; k < outs.size(); ++k) take_memory(storage_of(outs[k]), *results[k]->storage);
 }
 
-void replay(const Recording& recording) {
-    for (const RecordedOp& op : recording.ops()) replay_op(recording, op);
+// Memory of values nobody can see goes after their last use, unless it is to be looked at.
+void replay(const Recording& recording, bool keep_dead = false) {
+    std::span<const RecordedStorage> storages = recording.storages();
+    std::vector<const RecordedOp*> last(storages.size());
+    auto storages_of = [&](const RecordedOp& op, auto&& visit) {
+        for (const RecordedArg& arg : recording.args().subspan(op.first_arg, op.args))
+            if (arg.storage >= 0) visit(arg.storage);
+        for (const RecordedArg& out : recording.outs().subspan(op.first_out, op.outs)) visit(out.storage);
+    };
+    for (const RecordedOp& op : recording.ops()) storages_of(op, [&](int32_t i) { last[i] = &op; });
+    for (const RecordedOp& op : recording.ops()) {
+        replay_op(recording, op);
+        if (keep_dead) continue;
+        storages_of(op, [&](int32_t i) {
+            const RecordedStorage& s = storages[i];
+            if (last[i] == &op && s.pending && s.storage->refcount == 1 && s.storage->nbytes != shape_only)
+                take_memory(*s.storage, *allocate(0));
+        });
+    }
 }
 
 void run_variant(const Recording& recording, const RegionVariant& variant) {
@@ -115,7 +132,7 @@ void run_checked(const Recording& recording, const RegionVariant& variant) {
     }
     for (size_t i = 0; i < storages.size(); ++i)
         if (before[i]) std::memcpy(storages[i].storage->data, before[i]->data, before[i]->nbytes);
-    replay(recording);
+    replay(recording, true);
     for (size_t i = 0; i < storages.size(); ++i)
         KILN_CHECK(!made[i] || same_values(storages[i].dtype, *storages[i].storage, *made[i]), internal,
                    "KILN_CHECK: ", recording.region().name, ": the program of ", recording.ops().size(),

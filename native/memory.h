@@ -26,7 +26,7 @@ struct alignas(64) Storage {
     uint16_t size_class = 0;    // the allocator's; meaningless for foreign memory
     int32_t recording_id = -1;  // both owned by record.cpp: the place of this storage in a recording
     void* recording = nullptr;
-    uint32_t busy = 0;  // uses by kernels that run without the interpreter lock (busy.h)
+    uint32_t busy = 0;          // uses by kernels that run without the interpreter lock (busy.h)
     Deleter deleter = nullptr;  // set for foreign memory only
     void* context = nullptr;
 
