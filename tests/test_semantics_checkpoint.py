@@ -1,4 +1,4 @@
-"""Rule 21: a checkpoint changes what is kept, never a bit of a gradient; and what saved tensors' hooks see."""
+"""Rule 21: a checkpoint changes what is kept, never a bit of a gradient; hooks of saved tensors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def plain(function: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def train(call: Any, way: Any = lambda f: f, blocks: Any = block, seed: int = 3) -> list[Any]:
-    """Three steps of a small model whose blocks are called through `call`; losses, gradients, random state."""
+    """Three steps of a model whose blocks are called through `call`: losses, gradients, random state."""
     weights = [normal(8, 8, seed=k).requires_grad_() for k in range(3)]
     kiln.manual_seed(seed)
     found = []
@@ -119,7 +119,7 @@ class TestGradients:
             x = normal(4, 8).requires_grad_()
             y = call(block, x, normal(8, 8, seed=1)).pow(2).sum()
             once = kiln.autograd.grad(y, x, retain_graph=True)[0]
-            again, = kiln.autograd.grad(y, x, create_graph=True)
+            (again,) = kiln.autograd.grad(y, x, create_graph=True)
             (again * again).sum().backward()
             return [to_array(t) for t in (once, again, x.grad)]
 

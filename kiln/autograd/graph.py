@@ -14,8 +14,8 @@ class saved_tensors_hooks:
     """Inside, what an op saves is `pack(tensor)`; backward reads `unpack` of that.
 
     `pack` is called once for every tensor saved, in order, without recording gradients; what it returns is
-    kept. `unpack` must give a tensor of the same shape, dtype and values. The innermost pair counts. Where hooks
-    are, in-place changes of a saved tensor go unnoticed: they are theirs to find.
+    kept. `unpack` must give a tensor of the same shape, dtype and values. The innermost pair counts.
+    Where hooks are, in-place changes of a saved tensor go unnoticed: they are theirs to find.
 
     >>> import kiln
     >>> x = kiln.tensor([1.0, 2.0], requires_grad=True)

@@ -4,8 +4,9 @@
     backward   asks for some p   function(*args) runs again, up to the last thing it saved; the k-th is pk's
 
 The arguments are kept, by the hooks around where there are some: of checkpoints inside a checkpoint only the
-outermost keeps anything. The random state is put back to where it was. Recorded by kiln.compile, what came before
-a recomputation is run before it starts: it is neither merged with the first computation nor moved up to it.
+outermost keeps anything. The random state is put back to where it was. Recorded by kiln.compile, what came
+before a recomputation is run before it starts: it is neither merged with the first computation nor moved up
+to it.
 """
 
 from __future__ import annotations
@@ -83,8 +84,8 @@ class _Run:
         tensor, version = self.values.pop(place)
         if tensor._version != version:
             raise RuntimeError(
-                "checkpoint: one of the variables needed for gradient computation has been modified by an inplace "
-                f"operation: {describe(tensor)}; change a clone() instead"
+                "checkpoint: one of the variables needed for gradient computation has been modified by an "
+                f"inplace operation: {describe(tensor)}; change a clone() instead"
             )
         return tensor
 
@@ -143,8 +144,8 @@ def checkpoint(
     """`function(*args, **kwargs)`, whose intermediate values backward computes again instead of keeping.
 
     Gradients have the same bits as without. The function must do the same when it is called again:
-    `preserve_rng_state` puts the random state back for that, `determinism_check="none"` drops the comparison of
-    the shapes and dtypes it saves. Raises NotImplementedError for use_reentrant=True.
+    `preserve_rng_state` puts the random state back for that, `determinism_check="none"` drops the comparison
+    of the shapes and dtypes it saves. Raises NotImplementedError for use_reentrant=True.
 
     >>> import kiln
     >>> x = kiln.ones(3, requires_grad=True)
@@ -172,7 +173,7 @@ def checkpoint_sequential(
     use_reentrant: bool = False,
     preserve_rng_state: bool = True,
 ) -> Any:
-    """The functions (or a Sequential's modules) one after the other, in segments: all but the last a checkpoint.
+    """The functions (or a Sequential's modules) in turn, in segments: all but the last a checkpoint.
 
     >>> import kiln
     >>> x = kiln.ones(2, requires_grad=True)
@@ -183,7 +184,9 @@ def checkpoint_sequential(
     stages = list(functions)
     if not 1 <= segments <= max(len(stages), 1):
         raise ValueError(
-            message("checkpoint_sequential", f"1 to {len(stages)} segments, as many as functions", str(segments))
+            message(
+                "checkpoint_sequential", f"1 to {len(stages)} segments, as many as functions", str(segments)
+            )
         )
 
     def run(part: list[Callable[[Any], Any]], value: Any) -> Any:
