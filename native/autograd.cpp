@@ -105,6 +105,12 @@ void release(Node* node) {
     draining = false;
 }
 
+SavedHooks& saved_hooks() {
+    thread_local SavedHooks* hooks =
+        new SavedHooks();  // not destroyed: a thread may end after the interpreter
+    return *hooks;
+}
+
 bool grad_enabled() { return grad_mode; }
 
 bool set_grad_enabled(bool enabled) { return std::exchange(grad_mode, enabled); }
@@ -273,6 +279,21 @@ void record_outputs(const NodeRef& node, const Wanted& wanted, std::span<const T
     }
 }
 
+// Gives what the node saved to the hooks, which keep it in their way.
+void pack_saved(Node& node) {
+    const SavedHooks hooks = saved_hooks();
+    node.packed = std::make_unique<std::vector<Packed>>();
+    auto pack = [&](SavedTensor& saved) {
+        if (!saved.tensor || !saved.tensor->storage) return;
+        Opaque value = call_pack(hooks.pack, saved.tensor);
+        saved.tensor = shape_of(*saved.tensor);
+        node.packed->push_back({saved.tensor, std::move(value), hooks.unpack});
+    };
+    for (NodeInput& input : node.inputs) pack(input.saved);
+    for (SavedTensor& saved : node.saved_outputs) pack(saved);
+    for (SavedTensor& saved : node.hidden) pack(saved);
+}
+
 // ---- writes through views ----
 
 // The numbers that place a view in its base: strides and offset, before them the sizes if asked for.
@@ -342,6 +363,8 @@ void call_flat(Fn& fn, FlatCall& flat, std::span<const Operand> operands, Tensor
     const int ndim = flat.shape ? flat.shape->ndim() : 0;
     NodeRef node = record_inputs(fn, operands, {}, *found.saves, found.wanted, ndim);
     record_outputs(node, found.wanted, {results, fn.outputs});
+    if (saved_hooks().pack.object) [[unlikely]]
+        pack_saved(*node);
 }
 
 Results call_with_gradient(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
@@ -369,6 +392,8 @@ Results call_with_gradient(Fn& fn, std::span<const Operand> operands, std::span<
     for (size_t h = outputs; h < results.size(); ++h) node->hidden.push_back(save(*results[h]));
     results.resize(outputs);
     record_outputs(node, wanted, {results.data(), outputs});
+    if (saved_hooks().pack.object) [[unlikely]]
+        pack_saved(*node);
     for (size_t k = 0; k < outputs; ++k) {
         if (!is_float(results[k]->dtype)) continue;
         if (!out.empty() && results[k]->base) write_to_base(*results[k]);

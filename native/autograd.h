@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -36,6 +37,12 @@ struct SavedTensor {
     uint32_t version = 0;  // of its storage when it was saved
 };
 
+// A saved tensor that hooks packed; in its place the node has a tensor with sizes only.
+struct Packed {
+    TensorRef place;
+    Opaque value, unpack;
+};
+
 struct NodeInput {
     Edge edge;
     SavedTensor saved;  // no tensor: a number, or an array of the results' shape whose value is not read
@@ -55,6 +62,7 @@ struct Node {
     SmallVector<NodeInput, 3> inputs;
     SmallVector<SavedTensor, 1> saved_outputs;  // as many as outputs, or none
     SmallVector<SavedTensor, 1> hidden;
+    std::unique_ptr<std::vector<Packed>> packed;  // null without hooks
     SourceLine line;
     Hooks hooks;  // on gradients of outputs
     std::vector<std::pair<AutogradMeta*, uint32_t>>
@@ -107,8 +115,16 @@ std::vector<TensorRef> run_backward(std::span<const TensorRef> roots, std::span<
 // Sets tensor's history to `node`, output `index`.
 void set_history(Tensor& tensor, const NodeRef& node, uint32_t index);
 
-// Calls hooks of the interpreter on a gradient; set by bind.
+// Calls hooks of the interpreter on a gradient, on a tensor to be saved, on what that gave; set by bind.
 extern TensorRef (*call_hook)(const Opaque& hook, const TensorRef& gradient);
+extern Opaque (*call_pack)(const Opaque& hook, const TensorRef& tensor);
+extern TensorRef (*call_unpack)(const Opaque& hook, const Opaque& value);
+
+// What this thread's saved tensors go through; null objects: nothing.
+struct SavedHooks {
+    Opaque pack, unpack;
+};
+SavedHooks& saved_hooks();
 
 // Registers a hook on the gradient of a tensor, or keeps that gradient in .grad though it is no leaf.
 uint64_t add_hook(Tensor& tensor, Opaque function);

@@ -200,6 +200,39 @@ TensorRef run_hook(const Opaque& hook, const TensorRef& gradient) {
     return TensorRef(&changed);
 }
 
+// Runs without recording gradients: what hooks compute of a saved tensor is not part of the graph.
+Opaque run_pack(const Opaque& hook, const TensorRef& tensor) {
+    struct Mode {
+        bool before = set_grad_enabled(false);
+        ~Mode() { set_grad_enabled(before); }
+    } mode;
+    Object given = checked(wrap(tensor));
+    Object value = checked(PyObject_CallOneArg(static_cast<PyObject*>(hook.object), given.get()));
+    return Opaque(value.get());
+}
+
+TensorRef run_unpack(const Opaque& hook, const Opaque& value) {
+    Object result = checked(
+        PyObject_CallOneArg(static_cast<PyObject*>(hook.object), static_cast<PyObject*>(value.object)));
+    return TensorRef(&expect_tensor(result.get(), "saved_tensors_hooks: the result of unpack"));
+}
+
+PyObject* get_saved_hooks(PyObject*, PyObject*) {
+    const SavedHooks& hooks = saved_hooks();
+    if (!hooks.pack.object) Py_RETURN_NONE;
+    return PyTuple_Pack(2, hooks.pack.object, hooks.unpack.object);
+}
+PyObject* put_saved_hooks(PyObject*, PyObject* hooks) {
+    SavedHooks made;
+    if (hooks != Py_None) {
+        PyObject *pack, *unpack;
+        if (!PyArg_ParseTuple(hooks, "OO:set_saved_tensors_hooks", &pack, &unpack)) return nullptr;
+        made = {Opaque(pack), Opaque(unpack)};
+    }
+    std::swap(saved_hooks(), made);  // the old ones go when the new are in place
+    Py_RETURN_NONE;
+}
+
 PyObject* register_hook(PyObject* self, PyObject* function) {
     return guarded([&]() -> PyObject* {
         KILN_CHECK(PyCallable_Check(function), type, "register_hook: expected a callable");
@@ -279,6 +312,8 @@ PyMethodDef functions[] = {
      "run_backward(tensors, gradients, retain_graph, create_graph, inputs, accumulate)"},
     {"grad_enabled", get_enabled, METH_NOARGS, "Whether ops record gradients on this thread."},
     {"set_grad_enabled", put_enabled, METH_O, "Sets whether ops record gradients; returns what it was."},
+    {"saved_tensors_hooks", get_saved_hooks, METH_NOARGS, "This thread's (pack, unpack), or None."},
+    {"set_saved_tensors_hooks", put_saved_hooks, METH_O, "Sets this thread's (pack, unpack), or None."},
     {"set_package_folder", set_package_folder, METH_O,
      "Where kiln's own files are: their lines are not shown to users."},
     {nullptr, nullptr, 0, nullptr},
@@ -297,6 +332,8 @@ int add_autograd(PyObject* module) {
     SourceLine::current = current_line;
     SourceLine::text = line_text;
     call_hook = run_hook;
+    call_pack = run_pack;
+    call_unpack = run_unpack;
     node_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&node_spec));
     handle_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&handle_spec));
     if (!node_type || !handle_type) return -1;

@@ -14,6 +14,19 @@ namespace {
 
 uint64_t bit(size_t i) { return uint64_t(1) << i; }
 
+// What hooks make of what they packed of a saved tensor, in the layout derivatives are looked up for.
+TensorRef unpacked(const Node& node, const TensorRef& place) {
+    for (const Packed& packed : *node.packed) {
+        if (!(packed.place == place)) continue;
+        TensorRef value = call_unpack(packed.unpack, packed.value);
+        KILN_CHECK(value->sizes == place->sizes && value->dtype == place->dtype, runtime, node.fn->name,
+                   ": the unpack hook gave a tensor of ", name(value->dtype), shape_text(value->sizes),
+                   " for one of ", name(place->dtype), shape_text(place->sizes));
+        return contiguous(value);
+    }
+    return place;
+}
+
 // The saved tensor's value; raises if it was overwritten since.
 const TensorRef& unpack(const Node& node, const SavedTensor& saved, const char* role, size_t index) {
     if (!saved.tensor || !saved.tensor->storage) return saved.tensor;
@@ -132,22 +145,21 @@ Operands derivative_operands(Node& node, const Fn& fn, Kept& keep, bool create_g
         keep.push_back(std::move(tensor));
         push(keep.back());
     };
+    auto push_saved = [&](const SavedTensor& saved, const char* role, size_t i, const Edge& history) {
+        const bool packed = node.packed && saved.tensor && !saved.tensor->storage;
+        if (!packed && !create_graph) return push(unpack(node, saved, role, i));
+        const TensorRef value = packed ? unpacked(node, saved.tensor) : unpack(node, saved, role, i);
+        push_made(create_graph ? with_history(value, history) : value);
+    };
     for (const Source& source : fn.sources) {
         size_t i = source.index;
         switch (source.kind) {
         case Source::grad: push(node.grads[i]); break;
-        case Source::input: {
-            const TensorRef& value = unpack(node, node.inputs[i].saved, "argument", i);
-            create_graph ? push_made(with_history(value, node.inputs[i].edge)) : push(value);
+        case Source::input: push_saved(node.inputs[i].saved, "argument", i, node.inputs[i].edge); break;
+        case Source::output:
+            push_saved(node.saved_outputs[i], "result", i, {NodeRef(&node), nullptr, uint32_t(i)});
             break;
-        }
-        case Source::output: {
-            const TensorRef& value = unpack(node, node.saved_outputs[i], "result", i);
-            create_graph ? push_made(with_history(value, {NodeRef(&node), nullptr, uint32_t(i)}))
-                         : push(value);
-            break;
-        }
-        case Source::hidden: push(unpack(node, node.hidden[i], "intermediate", i)); break;
+        case Source::hidden: push_saved(node.hidden[i], "intermediate", i, {}); break;
         case Source::shape: push_made(shape_source(node, node.inputs[i])); break;
         case Source::number: operands.push_back({nullptr, node.inputs[i].number}); break;
         }
@@ -385,7 +397,9 @@ private:
 
     void forget(Node& node) {
         // What saved nothing can be passed through again.
-        node.released = node.released || !node.saved_outputs.empty() || !node.hidden.empty();
+        node.released = node.released || !node.saved_outputs.empty() || !node.hidden.empty() ||
+                        (node.packed && !node.packed->empty());
+        node.packed.reset();
         for (NodeInput& input : node.inputs) {
             if (!input.saved.tensor || !input.saved.tensor->storage) continue;
             input.saved.tensor = input.like_result ? nullptr : shape_of(*input.saved.tensor);
@@ -470,6 +484,8 @@ private:
 }  // namespace
 
 TensorRef (*call_hook)(const Opaque& hook, const TensorRef& gradient) = nullptr;
+Opaque (*call_pack)(const Opaque& hook, const TensorRef& tensor) = nullptr;
+TensorRef (*call_unpack)(const Opaque& hook, const Opaque& value) = nullptr;
 
 std::vector<TensorRef> run_backward(std::span<const TensorRef> roots, std::span<const TensorRef> gradients,
                                     std::span<const TensorRef> inputs, const BackwardOptions& options) {

@@ -47,8 +47,33 @@ void replay_op(const Recording& recording, const RecordedOp& op, const Operands&
     for (size_t k = 0; k < outs.size(); ++k) take_memory(storage_of(outs[k]), *results[k]->storage);
 }
 
-// Runs the ops one by one. What is timed is what they take without a recording: no making of operands.
-void replay(const Recording& recording, double* seconds = nullptr) {
+// Runs the ops one by one. Memory of values nobody can see goes after their last use, unless it is to be
+// looked at.
+void replay(const Recording& recording, bool keep_dead = false) {
+    std::span<const RecordedStorage> storages = recording.storages();
+    std::vector<const RecordedOp*> last(storages.size());
+    auto storages_of = [&](const RecordedOp& op, auto&& visit) {
+        for (const RecordedArg& arg : recording.args().subspan(op.first_arg, op.args))
+            if (arg.storage >= 0) visit(arg.storage);
+        for (const RecordedArg& out : recording.outs().subspan(op.first_out, op.outs)) visit(out.storage);
+    };
+    for (const RecordedOp& op : recording.ops()) storages_of(op, [&](int32_t i) { last[i] = &op; });
+    for (const RecordedOp& op : recording.ops()) {
+        std::vector<TensorRef> keep;
+        Operands operands = operands_of(recording, op, keep);
+        replay_op(recording, op, operands);
+        keep.clear();
+        if (keep_dead) continue;
+        storages_of(op, [&](int32_t i) {
+            const RecordedStorage& s = storages[i];
+            if (last[i] == &op && s.pending && s.storage->refcount == 1 && s.storage->nbytes != shape_only)
+                take_memory(*s.storage, *allocate(0));
+        });
+    }
+}
+
+// The same, measuring what the ops take without a recording: no making of operands.
+void replay_timed(const Recording& recording, double* seconds) {
     std::vector<TensorRef> keep;
     std::vector<Operands> operands;
     operands.reserve(recording.ops().size());
@@ -119,7 +144,7 @@ void run_checked(const Recording& recording, const RegionVariant& variant) {
     }
     for (size_t i = 0; i < storages.size(); ++i)
         if (before[i]) std::memcpy(storages[i].storage->data, before[i]->data, before[i]->nbytes);
-    replay(recording);
+    replay(recording, true);
     for (size_t i = 0; i < storages.size(); ++i)
         KILN_CHECK(!made[i] || same_values(storages[i].dtype, *storages[i].storage, *made[i]), internal,
                    "KILN_CHECK: ", recording.region().name, ": the program of ", recording.ops().size(),
@@ -221,7 +246,7 @@ void run_recording(Recording& recording, const char* cause) {
     }
     bool wants_program = !entry->slower && !(measuring && sight % 2);
     bool ran = wants_program && run_program(recording, *entry, live);
-    if (!ran) replay(recording, measuring ? &ops_seconds : nullptr);
+    if (!ran) measuring ? replay_timed(recording, &ops_seconds) : replay(recording);
     ++(ran ? region.runs : region.replays);
     ++(ran ? entry->runs : entry->replays);
     if (!measuring) return;

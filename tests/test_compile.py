@@ -331,6 +331,15 @@ def test_layouts_change_between_calls() -> None:
     both(program, *[(m,) for m in makers * 3])
 
 
+def test_expanded_inputs_of_one_element_and_of_more() -> None:
+    """A view that repeats a single element is not one that repeats a row, though both look expanded."""
+    makers: list[Callable[[], Any]] = [
+        lambda: normal(1).expand(3, 4), lambda: normal(4).expand(3, 4), lambda: kiln.tensor(2.5).expand(3, 4),
+        lambda: normal(1, 4)[:, 1:2].expand(3, 4), lambda: normal(3).expand(3, 3),
+    ]  # fmt: skip
+    both(lambda t: (t * 2, t.sum(0)), *[(m,) for m in makers * 3])
+
+
 def test_an_input_is_returned() -> None:
     """Results that are arguments, views of them, or each other keep their identity and memory."""
 

@@ -32,7 +32,7 @@ ALLOWED = {
     "autograd": {"_core", "graph", "ops"},
     "nn": {"_core", "ops", "tensor", "autograd"},
     "optim": {"_core", "ops", "tensor", "autograd"},
-    "utils": {"_core", "ops", "tensor"},
+    "utils": {"_core", "ops", "tensor", "autograd"},
     "datasets": {"_core", "ops", "tensor", "utils"},
     "serialization": {"_core", "ops", "tensor"},
     "profiler": {"_core", "ops", "capture"},

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backend import WAYS, kiln, needs_kiln, normal, recorded, tensor, values
+from backend import WAYS, kiln, needs_kiln, normal, tensor, values
 
 from kiln.testing.compare import same_bits, to_array
 
 
 def in_threads(*works: Callable[[], Any]) -> list[Any]:
-    """Runs every function on a thread of its own, all from one moment on; their results, or what they raised."""
+    """Runs every function on a thread of its own, all from one moment on; their results, or an error."""
     barrier, found = threading.Barrier(len(works)), [None] * len(works)
 
     def run(place: int) -> None:
@@ -61,23 +61,30 @@ def unchecked() -> Iterator[None]:
     _core.set_check(before)
 
 
-WORKS: dict[str, Callable[[], Callable[[], Any]]] = {
-    "matmul": lambda: lambda a=normal(400, 400): a @ a,
-    "map": lambda: lambda a=normal(400, 400): kiln.tanh(a),
-    "strided map": lambda: lambda a=normal(400, 400): kiln.tanh(a.t()) + a,
-    "in place": lambda: lambda a=normal(400, 400): a.mul_(0.5),
-    "reduction": lambda: lambda a=normal(400, 400): kiln.softmax(a, 1),
-    "region": lambda: lambda f=kiln.compile(lambda a: kiln.tanh(a * 2) @ a, wait=True), a=normal(300, 300): f(a),
-    "backward": lambda: lambda a=normal(300, 300).requires_grad_(): (a @ a).sum().backward(),
-}  # fmt: skip
+def _work(name: str) -> Callable[[], Any]:
+    """Something whose kernels take long."""
+    a, g = normal(400, 400), normal(300, 300).requires_grad_()
+    f = kiln.compile(lambda t: kiln.tanh(t * 2) @ t, wait=True) if kiln.is_kiln else None
+    works: dict[str, Callable[[], Any]] = {
+        "matmul": lambda: a @ a,
+        "map": lambda: kiln.tanh(a),
+        "strided map": lambda: kiln.tanh(a.t()) + a,
+        "in place": lambda: a.mul_(0.5),
+        "reduction": lambda: kiln.softmax(a, 1),
+        "region": lambda: f(a),
+        "backward": lambda: (g @ g).sum().backward(),
+    }
+    return works[name]
 
 
 @needs_kiln
 @pytest.mark.usefixtures("no_switching", "unchecked")
-@pytest.mark.parametrize("name", WORKS)
+@pytest.mark.parametrize(
+    "name", ["matmul", "map", "strided map", "in place", "reduction", "region", "backward"]
+)
 def test_others_go_on_while_a_kernel_runs(name: str) -> None:
     """A waiting Python thread gets the interpreter while a long kernel runs: nothing else lets it have it."""
-    work = WORKS[name]()
+    work = _work(name)
     for _ in range(3):
         work()  # kernels and programs are there
     ready, go, counted = threading.Event(), threading.Lock(), []
@@ -133,8 +140,7 @@ class TestResults:
     def test_products(self, count: int) -> None:
         inputs = [(normal(300 + 7 * k, 500, seed=k), normal(500, 290, seed=k + 50)) for k in range(count)]
         expected = [to_array(a @ b) for a, b in inputs]
-        works = [lambda a=a, b=b: [to_array(kiln.tanh(a @ b) @ b.t() * 0 + a @ b.mul(1) @ b.t() * 0) for _ in range(1)]
-                 and [to_array(a @ b) for _ in range(8)] for a, b in inputs]  # fmt: skip
+        works = [lambda a=a, b=b: [to_array(a @ b) for _ in range(8)] for a, b in inputs]
         for want, got in zip(expected, in_threads(*works), strict=True):
             assert all(same_bits(want, g) for g in got)
 
@@ -251,9 +257,8 @@ class TestBusy:
                 box[0] = kiln.ones(400, 400)
 
         seen, _ = in_threads(compute, replace)
-        assert {v for found in seen for v in found.tolist()} == {float(np.tanh(np.float32(1)))} or all(
-            len(found) == 1 for found in seen
-        )
+        assert {len(found) for found in seen} == {1}
+        assert len({found[0].item() for found in seen}) == 1
 
 
 class TestRecordings:

@@ -1,5 +1,5 @@
-"""Helpers around training: `kiln.utils.data`."""
+"""Helpers around training: `kiln.utils.data`, `kiln.utils.checkpoint`."""
 
-from kiln.utils import data
+from kiln.utils import checkpoint, data
 
-__all__ = ["data"]
+__all__ = ["checkpoint", "data"]

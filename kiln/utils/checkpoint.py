@@ -1,0 +1,203 @@
+"""Checkpoints: what a function saves for backward is not kept but computed again when backward asks for it.
+
+    forward    function(*args)   saves nothing but places, in order: p0 p1 p2 ...
+    backward   asks for some p   function(*args) runs again, up to the last thing it saved; the k-th is pk's
+
+The arguments are kept, by the hooks around where there are some: of checkpoints inside a checkpoint only the
+outermost keeps anything. The random state is put back to where it was. Recorded by kiln.compile, what came
+before a recomputation is run before it starts: it is neither merged with the first computation nor moved up
+to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+from kiln import _core
+from kiln._core import Tensor
+from kiln.autograd import enable_grad
+from kiln.autograd.graph import saved_tensors_hooks
+from kiln.errors import describe, message
+
+
+class CheckpointError(RuntimeError):
+    """The function did not do the same when it was run again."""
+
+
+class _Place:
+    """Stands in the graph for a tensor that was saved; its value lives as long as it does."""
+
+    __slots__ = ("__weakref__",)
+
+
+class _Stop(BaseException):
+    """Everything that was saved is there again: the rest need not run."""
+
+
+class _Kept:
+    """An argument that is a tensor, as the hooks around the checkpoint keep it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        hooks = _core.saved_tensors_hooks()
+        self.requires_grad = tensor.requires_grad
+        self.unpack = hooks[1] if hooks else None
+        self.value = hooks[0](tensor) if hooks else tensor
+
+    def tensor(self) -> Tensor:
+        if self.unpack is None:
+            found: Tensor = self.value
+            return found
+        found = self.unpack(self.value).detach()
+        return found.requires_grad_(self.requires_grad)
+
+
+class _Run:
+    """One call of a checkpointed function."""
+
+    def __init__(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
+        preserve_rng_state: bool, check: bool,
+    ) -> None:  # fmt: skip
+        def keep(value: Any) -> Any:
+            return _Kept(value) if isinstance(value, Tensor) else value
+
+        self.function = function
+        self.args = tuple(map(keep, args))
+        self.kwargs = {name: keep(value) for name, value in kwargs.items()}
+        self.random = _core.random_state() if preserve_rng_state else None
+        self.check = check
+        self.places: list[tuple[ref[_Place], str]] = []
+        self.values: WeakKeyDictionary[_Place, tuple[Tensor, int]] = WeakKeyDictionary()
+
+    def pack(self, tensor: Tensor) -> _Place:
+        """Keeps the place only."""
+        place = _Place()
+        self.places.append((ref(place), describe(tensor)))
+        return place
+
+    def unpack(self, place: _Place) -> Tensor:
+        """The value of a place; everything is computed again if it is not there."""
+        if place not in self.values:
+            self.recompute()
+        tensor, version = self.values.pop(place)
+        if tensor._version != version:
+            raise RuntimeError(
+                "checkpoint: one of the variables needed for gradient computation has been modified by an "
+                f"inplace operation: {describe(tensor)}; change a clone() instead"
+            )
+        return tensor
+
+    def recompute(self) -> None:
+        """Runs the function again and notes what it saves."""
+        _core.flush()  # what is recorded so far neither merges with what follows nor waits for it
+        count = 0
+
+        def pack(tensor: Tensor) -> Tensor:
+            nonlocal count
+            place, was = self.places[count]
+            if self.check and describe(tensor) != was:
+                came = f"a {describe(tensor)}"
+                raise CheckpointError(
+                    message("checkpoint", f"saved tensor {count} to be a {was}, as at first", came, _HINT)
+                )
+            tensor = tensor.detach()
+            if (alive := place()) is not None:
+                self.values[alive] = tensor, tensor._version
+            count += 1
+            if count == len(self.places):
+                raise _Stop
+            return tensor
+
+        def get(value: Any) -> Any:
+            return value.tensor() if isinstance(value, _Kept) else value
+
+        args, kwargs = tuple(map(get, self.args)), {name: get(v) for name, v in self.kwargs.items()}
+        random = _core.random_state()
+        try:
+            if self.random is not None:
+                _core.set_random_state(*self.random)
+            with enable_grad(), saved_tensors_hooks(pack, lambda tensor: tensor):
+                self.function(*args, **kwargs)
+        except _Stop:
+            return
+        finally:
+            if self.random is not None:
+                _core.set_random_state(*random)
+        raise CheckpointError(
+            message("checkpoint", f"{len(self.places)} tensors saved, as at first", str(count), _HINT)
+        )
+
+
+_HINT = "the function must do the same each time it is called with the same arguments"
+
+
+def checkpoint(
+    function: Callable[..., Any],
+    *args: Any,
+    use_reentrant: bool = False,
+    preserve_rng_state: bool = True,
+    determinism_check: str = "default",
+    **kwargs: Any,
+) -> Any:
+    """`function(*args, **kwargs)`, whose intermediate values backward computes again instead of keeping.
+
+    Gradients have the same bits as without. The function must do the same when it is called again:
+    `preserve_rng_state` puts the random state back for that, `determinism_check="none"` drops the comparison
+    of the shapes and dtypes it saves. Raises NotImplementedError for use_reentrant=True.
+
+    >>> import kiln
+    >>> x = kiln.ones(3, requires_grad=True)
+    >>> kiln.utils.checkpoint.checkpoint(lambda t: (t * t).exp().sum(), x).backward()
+    >>> x.grad
+    tensor([5.4366, 5.4366, 5.4366])
+    """
+    if use_reentrant:
+        raise NotImplementedError("checkpoint: use_reentrant=True is not supported; leave it out")
+    if determinism_check not in ("default", "none"):
+        raise ValueError(
+            message("checkpoint", 'determinism_check "default" or "none"', repr(determinism_check))
+        )
+    if not _core.grad_enabled():
+        return function(*args, **kwargs)
+    run = _Run(function, args, kwargs, preserve_rng_state, determinism_check == "default")
+    with saved_tensors_hooks(run.pack, run.unpack):
+        return function(*args, **kwargs)
+
+
+def checkpoint_sequential(
+    functions: Iterable[Callable[[Any], Any]],
+    segments: int,
+    input: Any,
+    use_reentrant: bool = False,
+    preserve_rng_state: bool = True,
+) -> Any:
+    """The functions (or a Sequential's modules) in turn, in segments: all but the last a checkpoint.
+
+    >>> import kiln
+    >>> x = kiln.ones(2, requires_grad=True)
+    >>> kiln.utils.checkpoint.checkpoint_sequential([kiln.tanh, kiln.exp, kiln.sin], 2, x).sum().backward()
+    >>> x.grad
+    tensor([-0.4860, -0.4860])
+    """
+    stages = list(functions)
+    if not 1 <= segments <= max(len(stages), 1):
+        raise ValueError(
+            message(
+                "checkpoint_sequential", f"1 to {len(stages)} segments, as many as functions", str(segments)
+            )
+        )
+
+    def run(part: list[Callable[[Any], Any]], value: Any) -> Any:
+        for stage in part:
+            value = stage(value)
+        return value
+
+    size = len(stages) // segments
+    for k in range(segments - 1):
+        part = stages[k * size : (k + 1) * size]
+        input = checkpoint(
+            run, part, input, use_reentrant=use_reentrant, preserve_rng_state=preserve_rng_state
+        )
+    return run(stages[(segments - 1) * size :], input)
