@@ -6,6 +6,7 @@
 #include "check.h"
 #include "compiler.h"
 #include "free_list.h"
+#include "pointwise.h"
 #include "record.h"
 
 namespace kiln {
@@ -24,10 +25,10 @@ std::unordered_map<const Storage*, SourceLine>& last_writes() {
     return *map;
 }
 
-// Nodes are freed from a list, not by recursion: a chain of a million must not need a stack of that depth.
-std::vector<Node*>& dying_nodes() {
-    static auto* list = new std::vector<Node*>();
-    return *list;
+// Where each hook is, by its id.
+std::unordered_map<uint64_t, Hooks*>& lists_of_hooks() {
+    static auto* map = new std::unordered_map<uint64_t, Hooks*>();
+    return *map;
 }
 
 uint64_t bit(size_t i) { return uint64_t(1) << i; }
@@ -43,49 +44,64 @@ const SourceLine* last_write(const Storage& storage) {
     return found == last_writes().end() ? nullptr : &found->second;
 }
 
+Tensor::Tensor() = default;
+Tensor::~Tensor() = default;
 AutogradMeta::AutogradMeta() = default;
 AutogradMeta::~AutogradMeta() {
-    if (retains_grad && grad_fn)
-        std::erase_if(grad_fn->retains, [&](const auto& r) { return r.first == this; });
+    if (retained) std::erase_if(retained->retains, [&](const auto& r) { return r.first == this; });
 }
 
 uint64_t add_hook(Tensor& tensor, Opaque function) {
-    static uint64_t next_id = 1;
     KILN_CHECK(tensor.requires_grad(), runtime,
                "cannot register a hook on a tensor that doesn't require gradient");
-    Hook hook{next_id++, tensor.meta->output, std::move(function)};
-    (tensor.grad_fn() ? tensor.grad_fn()->hooks : tensor.meta->hooks).push_back(hook);
-    return hook.id;
+    return (tensor.node ? tensor.node->hooks : tensor.meta->hooks).add(tensor.output, std::move(function));
 }
 
-void remove_hook(AutogradMeta& meta, uint64_t id) {
-    auto named = [&](const Hook& hook) { return hook.id == id; };
-    std::erase_if(meta.hooks, named);
-    if (meta.grad_fn) std::erase_if(meta.grad_fn->hooks, named);
+uint64_t Hooks::add(uint32_t index, Opaque function) {
+    static uint64_t next_id = 1;
+    list_.push_back({next_id, index, std::move(function)});
+    lists_of_hooks()[next_id] = this;
+    return next_id++;
+}
+
+void Hooks::remove(uint64_t id) {
+    auto found = lists_of_hooks().find(id);
+    if (found == lists_of_hooks().end()) return;
+    std::vector<Hook>& list = found->second->list_;
+    auto hook = std::find_if(list.begin(), list.end(), [&](const Hook& h) { return h.id == id; });
+    Opaque dropped = std::move(hook->function);  // as the last: it may run any code
+    list.erase(hook);
+    lists_of_hooks().erase(found);
+}
+
+void Hooks::clear() {
+    std::vector<Hook> dropped = std::exchange(list_, {});
+    for (const Hook& hook : dropped) lists_of_hooks().erase(hook.id);
 }
 
 void retain_grad(Tensor& tensor) {
     KILN_CHECK(tensor.requires_grad(), runtime, "can't retain_grad on Tensor that has requires_grad=False");
-    if (!tensor.grad_fn() || tensor.meta->retains_grad) return;
-    tensor.meta->retains_grad = true;
-    tensor.grad_fn()->retains.emplace_back(tensor.meta.get(), tensor.meta->output);
+    if (!tensor.node) return;
+    AutogradMeta& meta = ensure_meta(tensor);
+    if (meta.retained) return;
+    meta.retained = tensor.node;
+    tensor.node->retains.emplace_back(&meta, tensor.output);
 }
 
 AutogradMeta* new_meta() { return FreeList<AutogradMeta>::make(); }
 
+void release(Tensor* tensor) { FreeList<Tensor>::drop(tensor); }
+
 void release(AutogradMeta* meta) { FreeList<AutogradMeta>::drop(meta); }
 
+// Nodes are freed from a list, not by recursion: a chain of a million must not need a stack of that depth.
 void release(Node* node) {
-    auto& dying = dying_nodes();
+    static Node* dying = nullptr;
     static bool draining = false;
-    dying.push_back(node);
+    node->next_dying = std::exchange(dying, node);
     if (draining) return;
     draining = true;
-    while (!dying.empty()) {
-        Node* next = dying.back();
-        dying.pop_back();
-        FreeList<Node>::drop(next);
-    }
+    while (dying) FreeList<Node>::drop(std::exchange(dying, dying->next_dying));
     draining = false;
 }
 
@@ -94,9 +110,7 @@ bool grad_enabled() { return grad_mode; }
 bool set_grad_enabled(bool enabled) { return std::exchange(grad_mode, enabled); }
 
 // A view takes part if what it views does.
-bool takes_part(const Tensor& tensor) {
-    return (tensor.meta && tensor.requires_grad()) || (tensor.base && tensor.base->grad_fn());
-}
+bool takes_part(const Tensor& tensor) { return tensor.requires_grad() || (tensor.base && tensor.base->node); }
 
 bool needs_gradient(const Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
     if (fn.op && !fn.op->differentiable) return false;
@@ -108,8 +122,7 @@ bool needs_gradient(const Fn& fn, std::span<const Operand> operands, std::span<c
 }
 
 Edge edge_of(Tensor& tensor) {
-    if (!tensor.meta && !(tensor.base && tensor.base->grad_fn())) return {};
-    if (Node* node = up_to_date_grad_fn(tensor)) return {NodeRef(node), nullptr, tensor.meta->output};
+    if (Node* node = up_to_date_grad_fn(tensor)) return {NodeRef(node), nullptr, tensor.output};
     if (tensor.meta && tensor.meta->requires_grad) return {nullptr, tensor.meta, 0};
     return {};
 }
@@ -117,13 +130,12 @@ Edge edge_of(Tensor& tensor) {
 void set_base(Tensor& view, Tensor& x) {
     if (view.storage != x.storage) return;
     view.base = x.base ? x.base : TensorRef(&x);
-    view.base_order = view.base->grad_fn() ? view.base->grad_fn()->order : 0;
+    view.base_order = view.base->node ? view.base->node->order : 0;
 }
 
 void set_history(Tensor& tensor, const NodeRef& node, uint32_t index) {
-    AutogradMeta& meta = ensure_meta(tensor);
-    meta.grad_fn = node;
-    meta.output = index;
+    tensor.node = node;
+    tensor.output = index;
 }
 
 void prepare_write(const Fn& fn, const Tensor& target, std::span<const Operand> operands) {
@@ -151,7 +163,7 @@ void wrote(Tensor& target) {
 namespace {
 
 void check_in_place(const Fn& fn, const TensorRef& target) {
-    auto is_leaf = [](const Tensor& x) { return x.requires_grad() && !x.grad_fn(); };
+    auto is_leaf = [](const Tensor& x) { return x.requires_grad() && !x.node; };
     KILN_CHECK(!is_leaf(*target), runtime,
                "a leaf Variable that requires grad is being used in an in-place operation (", fn.name,
                "); do it under no_grad(), or on a clone()");
@@ -159,11 +171,6 @@ void check_in_place(const Fn& fn, const TensorRef& target) {
                "a view of a leaf Variable that requires grad is being used in an in-place operation (",
                fn.name, "); do it under no_grad(), or on a clone()");
 }
-
-// Which operands, outputs and hidden outputs the backward will read.
-struct Wanted {
-    uint64_t inputs = 0, outputs = 0, hidden = 0;
-};
 
 Wanted wanted_by(const Saves& saves, uint64_t needed) {
     Wanted wanted;
@@ -191,7 +198,6 @@ uint64_t point_look(const Fn& fn, std::span<const Operand> operands) {
 const Saves& saves_of(Fn& fn, std::span<const Operand> operands) {
     static auto* table = new Table<Saves>();
     uint64_t code = point_look(fn, operands);
-    if (code && code == fn.saves_code) return *fn.last_saves;
     Key key;
     key.push(fn.id);
     key.push(code);
@@ -199,8 +205,6 @@ const Saves& saves_of(Fn& fn, std::span<const Operand> operands) {
         if (!code) describe(operand, key);
     const Saves* saves = table->find(key);
     if (!saves) saves = table->insert(key, compiler::saves({&fn, operands}));
-    fn.saves_code = code;
-    fn.last_saves = saves;
     return *saves;
 }
 
@@ -215,54 +219,58 @@ TensorRef copy_of(Tensor& tensor) {
     return std::move(run(*core_fns().copy, {&operand, 1})[0]);
 }
 
-// Whether all arrays have one shape (0-d arrays aside), which is then the result's.
-bool one_shape(std::span<const Operand> operands) {
+constexpr int unknown = -1;
+
+// How many dims the results have, where arrays with as many surely have the results' shape.
+int common_ndim(const Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
+    if (fn.cls != FnClass::pointwise || !out.empty()) return unknown;
     const Tensor* first = nullptr;
     for (const Operand& operand : operands) {
         if (!operand.tensor || operand.tensor->ndim() == 0) continue;
-        if (first && !(operand.tensor->sizes == first->sizes)) return false;
+        if (first && !(operand.tensor->sizes == first->sizes)) return unknown;
         first = operand.tensor;
     }
-    return true;
+    return first ? first->ndim() : 0;
 }
 
 // A node with its edges and inputs; outputs are added when they exist.
 NodeRef record_inputs(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out,
-                      const Saves& saves, const Wanted& wanted) {
-    bool same_shape = fn.cls == FnClass::pointwise && out.empty() && one_shape(operands);
+                      const Saves& saves, const Wanted& wanted, int result_ndim) {
     NodeRef node(FreeList<Node>::make());
     node->fn = &fn;
     node->order = next_order++;
     node->line = SourceLine::current();
     for (size_t i = 0; i < operands.size(); ++i) {
-        NodeInput& input = node->inputs.emplace_back();
         Tensor* tensor = operands[i].tensor;
         if (!tensor) {
+            NodeInput& input = node->inputs.emplace_back();
             input.is_number = true;
             input.number = operands[i].number;
             continue;
         }
-        if (saves.differentiable[i]) input.edge = edge_of(*tensor);
+        NodeInput& input =
+            node->inputs.emplace_back(saves.differentiable & bit(i) ? edge_of(*tensor) : Edge());
         input.dtype = tensor->dtype;
         input.dimensioned = tensor->ndim() > 0;
+        input.like_result = tensor->ndim() == result_ndim;
         if (wanted.inputs & bit(i))
             input.saved = overwritten(*tensor, out) ? save(*copy_of(*tensor)) : save(*tensor);
-        else if (!(same_shape && input.dimensioned))
+        else if (!input.like_result)
             input.saved.tensor = shape_of(*tensor);
     }
     return node;
 }
 
-void record_outputs(Node& node, const Wanted& wanted, Results& results, size_t outputs) {
-    node.outputs = uint32_t(outputs);
-    for (size_t k = 0; k < outputs; ++k) {
+// Results and their history; what is saved of them has none: a node must not own itself.
+void record_outputs(const NodeRef& node, const Wanted& wanted, std::span<const TensorRef> results) {
+    node->outputs = uint32_t(results.size());
+    for (size_t k = 0; k < results.size(); ++k) {
         if (wanted.outputs) {
-            SavedTensor& saved = node.saved_outputs.emplace_back();
-            // An alias without history: a node must not own itself.
+            SavedTensor& saved = node->saved_outputs.emplace_back();
             if (wanted.outputs & bit(k)) saved = save(*alias(*results[k]));
         }
+        if (is_float(results[k]->dtype)) set_history(*results[k], node, uint32_t(k));
     }
-    for (size_t h = outputs; h < results.size(); ++h) node.hidden.push_back(save(*results[h]));
 }
 
 // ---- writes through views ----
@@ -287,9 +295,9 @@ void view_of_base(Tensor& view) {
     place_in_base(view, true, operands);
     std::span<const Operand> given(operands.data(), operands.size());
     Fn& fn = *core_fns().as_strided(view.ndim());
-    NodeRef node = record_inputs(fn, given, {}, saves_of(fn, given), {});
+    NodeRef node = record_inputs(fn, given, {}, saves_of(fn, given), {}, unknown);
     set_history(view, node, 0);
-    view.base_order = base.grad_fn() ? base.grad_fn()->order : 0;
+    view.base_order = base.node ? base.node->order : 0;
 }
 
 // After a write through a view: base is write(base, view), and the view a view of that.
@@ -301,8 +309,8 @@ void write_to_base(Tensor& view) {
     place_in_base(view, false, operands);
     std::span<const Operand> given(operands.data(), operands.size());
     Fn& fn = *core_fns().write(view.ndim());
-    view.base_order = base.grad_fn() ? base.grad_fn()->order : 0;  // its history is the write's, not base's
-    NodeRef node = record_inputs(fn, given, {}, saves_of(fn, given), {});
+    view.base_order = base.node ? base.node->order : 0;  // its history is the write's, not base's
+    NodeRef node = record_inputs(fn, given, {}, saves_of(fn, given), {}, unknown);
     set_history(base, node, 0);
     view_of_base(view);
 }
@@ -311,10 +319,29 @@ void write_to_base(Tensor& view) {
 
 Node* up_to_date_grad_fn(Tensor& tensor) {
     if (tensor.base) {
-        Node* base = tensor.base->grad_fn();
+        Node* base = tensor.base->node.get();
         if ((base ? base->order : 0) != tensor.base_order) view_of_base(tensor);
     }
-    return tensor.grad_fn();
+    return tensor.node.get();
+}
+
+void call_flat(Fn& fn, FlatCall& flat, std::span<const Operand> operands, TensorRef* results) {
+    uint64_t needed = 0;
+    if (grad_mode && !(fn.op && !fn.op->differentiable))
+        for (size_t i = 0; i < operands.size(); ++i)
+            if (operands[i].tensor && takes_part(*operands[i].tensor)) needed |= bit(i);
+    flat.run(fn, operands, {}, results);
+    if (!needed) return;
+    Fn::Flat& found = fn.flat;
+    if (!found.saves) found.saves = &saves_of(fn, operands);
+    if (!(needed &= found.saves->differentiable)) return;
+    if (found.needed != needed) {
+        found.needed = needed;
+        found.wanted = wanted_by(*found.saves, needed);
+    }
+    const int ndim = flat.shape ? flat.shape->ndim() : 0;
+    NodeRef node = record_inputs(fn, operands, {}, *found.saves, found.wanted, ndim);
+    record_outputs(node, found.wanted, {results, fn.outputs});
 }
 
 Results call_with_gradient(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
@@ -323,10 +350,11 @@ Results call_with_gradient(Fn& fn, std::span<const Operand> operands, std::span<
     const Saves& saves = saves_of(fn, operands);
     uint64_t needed = 0;
     for (size_t i = 0; i < operands.size(); ++i)
-        if (operands[i].tensor && saves.differentiable[i] && edge_of(*operands[i].tensor)) needed |= bit(i);
+        if (operands[i].tensor && edge_of(*operands[i].tensor)) needed |= bit(i);
+    needed &= saves.differentiable;
     if (!needed && out.empty()) return run(fn, operands);
     Wanted wanted = wanted_by(saves, needed);
-    NodeRef node = record_inputs(fn, operands, out, saves, wanted);
+    NodeRef node = record_inputs(fn, operands, out, saves, wanted, common_ndim(fn, operands, out));
     Results results;
     {
         bool mode = set_grad_enabled(false);
@@ -338,11 +366,11 @@ Results call_with_gradient(Fn& fn, std::span<const Operand> operands, std::span<
     }
     for (const TensorRef& target : out) wrote(*target);
     size_t outputs = out.empty() ? fn.outputs : out.size();
-    record_outputs(*node, wanted, results, outputs);
-    while (results.size() > outputs) results.resize(outputs);
+    for (size_t h = outputs; h < results.size(); ++h) node->hidden.push_back(save(*results[h]));
+    results.resize(outputs);
+    record_outputs(node, wanted, {results.data(), outputs});
     for (size_t k = 0; k < outputs; ++k) {
         if (!is_float(results[k]->dtype)) continue;
-        set_history(*results[k], node, uint32_t(k));
         if (!out.empty() && results[k]->base) write_to_base(*results[k]);
         if (fn.cls == FnClass::view) set_base(*results[k], *operands[0].tensor);
     }

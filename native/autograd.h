@@ -13,6 +13,8 @@
 
 namespace kiln {
 
+class FlatCall;
+
 // Where a gradient goes: output `index` of `node`, or the .grad of a leaf. Neither: nowhere.
 struct Edge {
     NodeRef node;
@@ -36,11 +38,12 @@ struct SavedTensor {
 
 struct NodeInput {
     Edge edge;
-    SavedTensor saved;  // no tensor: of the results' shape, and its value is not read
+    SavedTensor saved;  // no tensor: a number, or an array of the results' shape whose value is not read
     Number number;
     bool is_number = false;
+    bool dimensioned = true;   // not 0-d
+    bool like_result = false;  // surely of the results' shape
     DType dtype = DType::float32;
-    bool dimensioned = true;
 };
 
 struct Node {
@@ -53,7 +56,7 @@ struct Node {
     SmallVector<SavedTensor, 1> saved_outputs;  // as many as outputs, or none
     SmallVector<SavedTensor, 1> hidden;
     SourceLine line;
-    std::vector<Hook> hooks;  // on gradients of outputs
+    Hooks hooks;  // on gradients of outputs
     std::vector<std::pair<AutogradMeta*, uint32_t>>
         retains;  // tensors whose .grad keeps an output's gradient
 
@@ -61,12 +64,15 @@ struct Node {
     uint64_t run = 0;
     uint32_t waiting = 0;
     bool needed = false;
+    Node* next_dying = nullptr;
     SmallVector<TensorRef, 1> grads;
 };
 
 bool grad_enabled();
 bool set_grad_enabled(bool enabled);  // returns what it was
 bool needs_gradient(const Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out);
+// Runs a flat call and leaves a node for backward if one is needed.
+void call_flat(Fn& fn, FlatCall& flat, std::span<const Operand> operands, TensorRef* results);
 Results call_with_gradient(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out);
 
 // Checks that `target` may be written in place by a call with these operands.
@@ -106,7 +112,6 @@ extern TensorRef (*call_hook)(const Opaque& hook, const TensorRef& gradient);
 
 // Registers a hook on the gradient of a tensor, or keeps that gradient in .grad though it is no leaf.
 uint64_t add_hook(Tensor& tensor, Opaque function);
-void remove_hook(AutogradMeta& meta, uint64_t id);
 void retain_grad(Tensor& tensor);
 
 }  // namespace kiln

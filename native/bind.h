@@ -73,6 +73,7 @@ struct TensorObject {
     PyObject_HEAD Tensor* tensor;  // owned
     PyObject* dict;
     PyObject* weakrefs;
+    bool tracked;  // by Python's collector of cycles
 };
 
 extern PyTypeObject* tensor_type;
@@ -87,8 +88,14 @@ inline bool is_tensor(PyObject* object) {
     return Py_TYPE(object) == tensor_type || PyObject_TypeCheck(object, tensor_type);
 }
 inline Tensor& tensor_of(PyObject* object) { return *reinterpret_cast<TensorObject*>(object)->tensor; }
+// Tells the collector of cycles about a tensor object: from when it has attributes, hooks or foreign memory.
+// A result of an op has none, and costs the collector nothing.
+void track(PyObject* tensor);
 // Raises TypeError unless the object is a tensor.
 Tensor& expect_tensor(PyObject* object, const char* what);
+
+// The object whose buffer a storage is, or null.
+PyObject* exporter_of(const Storage& storage);  // borrowed
 
 PyObject* dtype_object(DType dtype);  // borrowed
 DType dtype_from(PyObject* object);   // a dtype object, a name, or Python's bool, int, float

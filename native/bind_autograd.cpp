@@ -166,20 +166,16 @@ PyType_Spec node_spec = {"kiln.autograd.Node", sizeof(NodeObject), 0,
 // ---- hooks ----
 
 struct HandleObject {
-    PyObject_HEAD AutogradMeta* meta;  // owned
-    uint64_t id;
+    PyObject_HEAD uint64_t id;
 };
 
 void handle_dealloc(PyObject* self) {
-    AutogradMeta* meta = reinterpret_cast<HandleObject*>(self)->meta;
-    if (--meta->refcount == 0) release(meta);
     PyTypeObject* type = Py_TYPE(self);
     type->tp_free(self);
     Py_DECREF(type);
 }
 PyObject* handle_remove(PyObject* self, PyObject*) {
-    auto* handle = reinterpret_cast<HandleObject*>(self);
-    remove_hook(*handle->meta, handle->id);
+    Hooks::remove(reinterpret_cast<HandleObject*>(self)->id);
     Py_RETURN_NONE;
 }
 PyMethodDef handle_methods[] = {
@@ -208,10 +204,9 @@ PyObject* register_hook(PyObject* self, PyObject* function) {
     return guarded([&]() -> PyObject* {
         KILN_CHECK(PyCallable_Check(function), type, "register_hook: expected a callable");
         uint64_t id = add_hook(tensor_of(self), Opaque(function));
+        track(self);
         auto* handle = PyObject_New(HandleObject, handle_type);
         if (!handle) return nullptr;
-        handle->meta = tensor_of(self).meta.get();
-        ++handle->meta->refcount;
         handle->id = id;
         return reinterpret_cast<PyObject*>(handle);
     });

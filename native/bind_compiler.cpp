@@ -291,7 +291,7 @@ std::unique_ptr<Saves> saves(const Call& call) {
     result->hiddens = masks_from(fields[3]);
     Items differentiable(fields[4]);
     for (Py_ssize_t i = 0; i < differentiable.size(); ++i)
-        result->differentiable.push_back(differentiable[i] == Py_True);
+        result->differentiable |= uint64_t(differentiable[i] == Py_True) << i;
     return result;
 }
 

@@ -176,6 +176,12 @@ Py_buffer* open_buffer(PyObject* object) {
     throw Error(ErrorKind::python, "");
 }
 
+PyObject* wrap_foreign(const TensorRef& tensor) {
+    PyObject* object = wrap(tensor);
+    if (object) track(object);
+    return object;
+}
+
 // The memory of a NumPy array (or another buffer) as a tensor, not copied.
 PyObject* from_buffer(PyObject*, PyObject* object) {
     return guarded([&]() -> PyObject* {
@@ -205,7 +211,8 @@ PyObject* from_buffer(PyObject*, PyObject* object) {
         StorageRef storage = adopt(view.buf, nbytes, drop_buffer, guard.view, read_only);
         guard.view = nullptr;
         TensorRef flat = new_tensor(dtype, Dims(), std::move(storage));
-        return wrap(new_view(*flat, std::move(sizes), std::move(strides), 0));
+        flat = new_view(*flat, std::move(sizes), std::move(strides), 0);
+        return wrap_foreign(flat);
     });
 }
 
@@ -236,30 +243,7 @@ PyObject* frombuffer(PyObject*, PyObject* args) {
         bool read_only = view.readonly;
         StorageRef storage = adopt(at, size_t(count) * itemsize(dtype), drop_buffer, guard.view, read_only);
         guard.view = nullptr;
-        return wrap(new_tensor(dtype, Dims{count}, std::move(storage)));
-    });
-}
-
-PyObject* same_bits(PyObject*, PyObject* args) {
-    return guarded([&]() -> PyObject* {
-        PyObject *a, *b;
-        if (!PyArg_ParseTuple(args, "OO:same_bits", &a, &b)) return nullptr;
-        Tensor &x = expect_tensor(a, "same_bits"), &y = expect_tensor(b, "same_bits");
-        ready(x);
-        ready(y);
-        KILN_CHECK(x.contiguous && y.contiguous, value, "same_bits: expected contiguous tensors");
-        return PyBool_FromLong(x.dtype == y.dtype && x.sizes == y.sizes &&
-                               std::memcmp(x.data(), y.data(), size_t(x.numel) * itemsize(x.dtype)) == 0);
-    });
-}
-
-PyObject* new_zeros(PyObject*, PyObject* args) {
-    return guarded([&]() -> PyObject* {
-        PyObject *sizes, *dtype;
-        if (!PyArg_ParseTuple(args, "OO:new_zeros", &sizes, &dtype)) return nullptr;
-        TensorRef tensor = new_tensor(dtype_from(dtype), dims_from(sizes, "size"));
-        std::memset(tensor->data(), 0, size_t(tensor->numel) * itemsize(tensor->dtype));
-        return wrap(tensor);
+        return wrap_foreign(new_tensor(dtype, Dims{count}, std::move(storage)));
     });
 }
 
@@ -267,8 +251,6 @@ PyMethodDef functions[] = {
     {"from_nested", from_nested, METH_VARARGS, "A tensor of nested lists of numbers: (data, dtype or None)."},
     {"from_buffer", from_buffer, METH_O, "A NumPy array's memory as a tensor."},
     {"frombuffer", frombuffer, METH_VARARGS, "Bytes as a tensor: (buffer, dtype, count, offset)."},
-    {"new_zeros", new_zeros, METH_VARARGS, "Zeros at once, whatever is being recorded: (sizes, dtype)."},
-    {"same_bits", same_bits, METH_VARARGS, "Whether two contiguous tensors hold the same bytes."},
     {nullptr, nullptr, 0, nullptr},
 };
 PyMethodDef tensor_methods[] = {
@@ -279,6 +261,10 @@ PyMethodDef tensor_methods[] = {
 PyGetSetDef nbytes_getset = {"nbytes", tensor_nbytes, nullptr, "Bytes of all elements.", nullptr};
 
 }  // namespace
+
+PyObject* exporter_of(const Storage& storage) {
+    return storage.deleter == drop_buffer ? static_cast<Py_buffer*>(storage.context)->obj : nullptr;
+}
 
 int add_tensor_data(PyObject* module) {
     auto* type = reinterpret_cast<PyObject*>(tensor_type);

@@ -323,12 +323,17 @@ bool take_operands(OpObject& self, PyObject* const* args, size_t count, Operands
     return true;
 }
 
+PyObject* call_plain(Fn& fn, std::span<const Operand> operands) {
+    return fn.outputs == 1 && fn.cls != FnClass::unknown ? wrap(call_one(fn, operands))
+                                                         : wrap_results(call(fn, operands));
+}
+
 PyObject* op_vectorcall(PyObject* object, PyObject* const* args, size_t flags, PyObject* names) {
     return guarded([&]() -> PyObject* {
         OpObject& self = op_of(object);
         size_t count = size_t(PyVectorcall_NARGS(flags));
         if (Operands operands; !names && take_operands(self, args, count, operands))
-            return wrap_results(call(plain_fn(self), {operands.data(), operands.size()}));
+            return call_plain(plain_fn(self), {operands.data(), operands.size()});
         Bound bound;
         bind(self, args, count, names, bound);
         Arguments arguments(self, bound);

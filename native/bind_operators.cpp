@@ -61,7 +61,7 @@ PyObject* fast_binary(Fn& fn, PyObject* lhs, PyObject* rhs) {
         else if (!number_from(sides[i], &operands[i].number))
             return Py_NewRef(Py_NotImplemented);
     }
-    return wrap_results(call(fn, operands));
+    return wrap(call_one(fn, operands));
 }
 
 PyObject* binary(Slot slot, PyObject* lhs, PyObject* rhs) {

@@ -24,7 +24,9 @@ PyObject* new_object(PyTypeObject* type, const TensorRef& tensor) {
         spare.pop_back();
         PyObject_Init(object, type);
     } else {
-        object = type->tp_alloc(type, 0);
+        // A subclass has its own way, which tracks it; what tp_alloc does not fill stays zero.
+        object = type == tensor_type ? reinterpret_cast<PyObject*>(PyObject_GC_New(TensorObject, type))
+                                     : type->tp_alloc(type, 0);
         if (!object) throw Error(ErrorKind::python, "");
     }
     auto* self = reinterpret_cast<TensorObject*>(object);
@@ -33,13 +35,59 @@ PyObject* new_object(PyTypeObject* type, const TensorRef& tensor) {
     self->tensor->wrapper = object;
     self->dict = nullptr;
     self->weakrefs = nullptr;
+    self->tracked = type != tensor_type;
     return object;
+}
+
+// The hooks that live and die with a tensor object: of its tensor, and of the node that made it, as long as
+// nobody else holds these. What two hold is nobody's own, and no part of a cycle the collector may see.
+template <class Body>
+void each_own_hooks(const Tensor& tensor, Body&& body) {
+    if (tensor.refcount != 1) return;
+    if (tensor.meta && tensor.meta->refcount == 1) body(tensor.meta->hooks);
+    if (tensor.node && tensor.node->refcount == 1) body(tensor.node->hooks);
+}
+
+int tensor_traverse(PyObject* object, visitproc visit, void* arg) {
+    auto* self = reinterpret_cast<TensorObject*>(object);
+    Py_VISIT(Py_TYPE(object));
+    Py_VISIT(self->dict);
+    if (!self->tensor) return 0;
+    int result = 0;
+    each_own_hooks(*self->tensor, [&](const Hooks& hooks) {
+        for (const Hook& hook : hooks.list())
+            if (!result) result = visit(static_cast<PyObject*>(hook.function.object), arg);
+    });
+    if (result) return result;
+    const StorageRef& storage = self->tensor->storage;
+    if (self->tensor->refcount == 1 && storage && storage->refcount == 1) Py_VISIT(exporter_of(*storage));
+    return 0;
+}
+
+// The memory stays: a finalizer may still look at it, and its exporter breaks a cycle by itself.
+int tensor_clear(PyObject* object) {
+    auto* self = reinterpret_cast<TensorObject*>(object);
+    Py_CLEAR(self->dict);
+    if (self->tensor) each_own_hooks(*self->tensor, [](Hooks& hooks) { hooks.clear(); });
+    return 0;
+}
+
+int tensor_setattr(PyObject* object, PyObject* name, PyObject* value) {
+    int result = PyObject_GenericSetAttr(object, name, value);
+    if (reinterpret_cast<TensorObject*>(object)->dict) track(object);
+    return result;
+}
+
+PyObject* get_dict(PyObject* object, void* context) {
+    PyObject* dict = PyObject_GenericGetDict(object, context);
+    if (dict) track(object);
+    return dict;
 }
 
 void tensor_dealloc(PyObject* object) {
     auto* self = reinterpret_cast<TensorObject*>(object);
     PyTypeObject* type = Py_TYPE(object);
-    if (PyType_IS_GC(type)) PyObject_GC_UnTrack(object);
+    if (self->tracked) PyObject_GC_UnTrack(object);
     if (self->weakrefs) PyObject_ClearWeakRefs(object);
     Py_CLEAR(self->dict);
     if (Tensor* tensor = std::exchange(self->tensor, nullptr)) {
@@ -71,12 +119,12 @@ PyObject* get_is_leaf(PyObject* self, void*) {
 PyObject* get_version(PyObject* self, void*) { return PyLong_FromLong(tensor_of(self).storage->version); }
 PyObject* get_retains(PyObject* self, void*) {
     const Tensor& x = tensor_of(self);
-    return PyBool_FromLong(x.grad_fn() && x.meta->retains_grad);
+    return PyBool_FromLong(x.meta && x.meta->retained);
 }
 
 int set_requires_grad(Tensor& x, bool wanted) {
     return guarded([&] {
-        KILN_CHECK(wanted || !x.grad_fn(), runtime,
+        KILN_CHECK(wanted || !x.node, runtime,
                    "you can only change requires_grad flags of leaf variables. If you want to use a computed "
                    "variable "
                    "in a subgraph that doesn't require differentiation use var_no_grad = var.detach().");
@@ -95,7 +143,7 @@ int put_requires_grad(PyObject* self, PyObject* value, void*) {
 PyObject* get_grad(PyObject* self, void*) {
     const Tensor& x = tensor_of(self);
     if (x.meta && x.meta->grad) return wrap(x.meta->grad);
-    if (x.grad_fn() && !x.meta->retains_grad &&
+    if (x.node && !(x.meta && x.meta->retained) &&
         PyErr_WarnEx(PyExc_UserWarning,
                      "The .grad attribute of a Tensor that is not a leaf Tensor is being accessed. Its .grad "
                      "attribute "
@@ -137,11 +185,13 @@ int put_data(PyObject* self, PyObject* value, void*) {
         Tensor& x = tensor_of(self);
         KILN_CHECK(value && is_tensor(value), type, "data: expected a tensor");
         Tensor& source = tensor_of(value);
-        KILN_CHECK(source.dtype == x.dtype || !x.grad_fn(), runtime, "data: expected dtype ", name(x.dtype),
+        KILN_CHECK(source.dtype == x.dtype || !x.node, runtime, "data: expected dtype ", name(x.dtype),
                    ", got ", name(source.dtype));
         // A new tensor under the same Python object: graphs keep the old memory.
         TensorRef changed = alias(source);
         changed->untracked = x.untracked;
+        changed->node = x.node;
+        changed->output = x.output;
         changed->meta = x.meta;
         auto* object = reinterpret_cast<TensorObject*>(self);
         Tensor* old = object->tensor;
@@ -199,10 +249,8 @@ PyObject* tensor_detach(PyObject* self, PyObject*) {
 PyObject* tensor_detach_(PyObject* self, PyObject*) {
     return property(self, [&](Tensor& x) {
         KILN_CHECK(!x.base, runtime, "Can't detach views in-place. Use detach() instead.");
-        if (x.meta) {
-            x.meta->grad_fn = nullptr;
-            x.meta->requires_grad = false;
-        }
+        x.node = nullptr;
+        if (x.meta) x.meta->requires_grad = false;
         return Py_NewRef(self);
     });
 }
@@ -258,7 +306,7 @@ PyGetSetDef getset[] = {
     {"data", get_data, put_data, "The same memory without history; writes through it are not tracked.",
      nullptr},
     {"_version", get_version, nullptr, "How often the memory was written in place.", nullptr},
-    {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, nullptr, nullptr},
+    {"__dict__", get_dict, PyObject_GenericSetDict, nullptr, nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 
@@ -340,6 +388,9 @@ int tensor_getbuffer(PyObject* self, Py_buffer* view, int flags) {
 PyType_Slot slots[] = {
     {Py_tp_new, reinterpret_cast<void*>(tensor_new)},
     {Py_tp_dealloc, reinterpret_cast<void*>(tensor_dealloc)},
+    {Py_tp_traverse, reinterpret_cast<void*>(tensor_traverse)},
+    {Py_tp_clear, reinterpret_cast<void*>(tensor_clear)},
+    {Py_tp_setattro, reinterpret_cast<void*>(tensor_setattr)},
     {Py_tp_getset, getset},
     {Py_tp_members, members},
     {Py_tp_methods, methods},
@@ -355,6 +406,11 @@ PyType_Slot slots[] = {
 };
 
 }  // namespace
+
+void track(PyObject* tensor) {
+    auto* self = reinterpret_cast<TensorObject*>(tensor);
+    if (!std::exchange(self->tracked, true)) PyObject_GC_Track(tensor);
+}
 
 PyObject* wrap(const TensorRef& tensor) {
     if (!tensor) Py_RETURN_NONE;
@@ -409,8 +465,8 @@ int add_tensor(PyObject* module) {
     for (const NumberSlot& n : numbers)
         if (n.function) all.push_back({n.slot, n.function});
     all.push_back({0, nullptr});
-    PyType_Spec spec = {"kiln.Tensor", sizeof(TensorObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
-                        all.data()};
+    PyType_Spec spec = {"kiln.Tensor", sizeof(TensorObject), 0,
+                        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, all.data()};
     tensor_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
     if (!tensor_type) return -1;
     return PyModule_AddObjectRef(module, "Tensor", reinterpret_cast<PyObject*>(tensor_type));

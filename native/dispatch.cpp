@@ -144,7 +144,16 @@ Results execute(Fn& fn, std::span<const Operand> operands, std::span<const Tenso
     return execute(fn, operands, out, hidden);
 }
 
-Results run(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, bool hidden) {
+namespace {
+
+// Whether the call can run here and now without another look: flat, its values there, nothing recorded.
+bool runs_flat(FlatCall& flat, const Fn& fn, std::span<const Operand> operands,
+               std::span<const TensorRef> out) {
+    return fn.cls == FnClass::pointwise && out.empty() && flat.look_at(fn, operands) && !flat.pending &&
+           !current_recording();
+}
+
+Results run_any(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, bool hidden) {
     if (fn.cls == FnClass::unknown) [[unlikely]]
         compiler::classify({&fn, operands});
     if (fn.index_input >= 0) check_positions(fn, operands);
@@ -165,14 +174,45 @@ Results run(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef
     return execute(fn, operands, out, hidden);
 }
 
-Results call(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
-    if (!grad_enabled() || !needs_gradient(fn, operands, out)) {
-        Results results = run(fn, operands, out);
-        for (const TensorRef& target : out) wrote(*target);
-        if (fn.cls == FnClass::view) set_base(*results[0], *operands[0].tensor);
-        return results;
+Results call_any(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
+    if (grad_enabled() && needs_gradient(fn, operands, out)) return call_with_gradient(fn, operands, out);
+    Results results = run_any(fn, operands, out, false);
+    for (const TensorRef& target : out) wrote(*target);
+    if (fn.cls == FnClass::view) set_base(*results[0], *operands[0].tensor);
+    return results;
+}
+
+}  // namespace
+
+Results run(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, bool hidden) {
+    Results results;
+    if (FlatCall flat; runs_flat(flat, fn, operands, out)) {
+        results.resize(fn.outputs);
+        flat.run(fn, operands, out, results.data());
+    } else {
+        results = run_any(fn, operands, out, hidden);
     }
-    return call_with_gradient(fn, operands, out);
+    return results;
+}
+
+Results call(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
+    Results results;
+    if (FlatCall flat; runs_flat(flat, fn, operands, out)) {
+        results.resize(fn.outputs);
+        call_flat(fn, flat, operands, results.data());
+    } else {
+        results = call_any(fn, operands, out);
+    }
+    return results;
+}
+
+TensorRef call_one(Fn& fn, std::span<const Operand> operands) {
+    TensorRef result;
+    if (FlatCall flat; fn.outputs == 1 && runs_flat(flat, fn, operands, {}))
+        call_flat(fn, flat, operands, &result);
+    else
+        result = std::move(call_any(fn, operands, {})[0]);
+    return result;
 }
 
 Results replay(const Recipe& recipe, std::span<const Operand> operands) {

@@ -16,7 +16,10 @@ using Operands = SmallVector<Operand, 4>;
 // results. Records a gradient where one is needed.
 Results call(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out = {});
 
-// The same without autograd; `hidden`: also the extra outputs a derivative reads.
+// The same for the first result alone.
+TensorRef call_one(Fn& fn, std::span<const Operand> operands);
+
+// The first without autograd; `hidden`: also the extra outputs a derivative reads.
 Results run(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out = {},
             bool hidden = false);
 

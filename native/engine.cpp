@@ -13,7 +13,7 @@ namespace {
 uint64_t bit(size_t i) { return uint64_t(1) << i; }
 
 // The saved tensor's value; raises if it was overwritten since.
-TensorRef unpack(const Node& node, const SavedTensor& saved, const char* role, size_t index) {
+const TensorRef& unpack(const Node& node, const SavedTensor& saved, const char* role, size_t index) {
     if (!saved.tensor || !saved.tensor->storage) return saved.tensor;
     const Storage& storage = *saved.tensor->storage;
     if (storage.version == saved.version) [[likely]]
@@ -113,8 +113,7 @@ Fn& derivative_fn(const Node& node, uint64_t needed, uint64_t defined, bool redo
 // A saved tensor with the history it had, for create_graph.
 TensorRef with_history(const TensorRef& tensor, const Edge& edge) {
     if (!tensor || !edge || !tensor->storage) return tensor;
-    if (tensor->meta && tensor->grad_fn() == edge.node.get() && (edge.node || tensor->meta == edge.leaf))
-        return tensor;
+    if (tensor->node == edge.node && (edge.node || tensor->meta == edge.leaf)) return tensor;
     TensorRef copy = alias(*tensor);
     if (edge.leaf)
         copy->meta = edge.leaf;
@@ -123,29 +122,31 @@ TensorRef with_history(const TensorRef& tensor, const Edge& edge) {
     return copy;
 }
 
-// The derivative's operands in the order its sources say.
+// The derivative's operands in the order its sources say; `keep` holds those that are not the node's own.
 Operands derivative_operands(Node& node, const Fn& fn, Kept& keep, bool create_graph) {
     Operands operands;
-    auto push = [&](TensorRef tensor) {
+    auto push = [&](const TensorRef& tensor) { operands.push_back({tensor.get(), {}}); };
+    auto push_made = [&](TensorRef tensor) {
         keep.push_back(std::move(tensor));
-        operands.push_back({keep.back().get(), {}});
+        push(keep.back());
     };
     for (const Source& source : fn.sources) {
         size_t i = source.index;
         switch (source.kind) {
         case Source::grad: push(node.grads[i]); break;
         case Source::input: {
-            TensorRef value = unpack(node, node.inputs[i].saved, "argument", i);
-            push(create_graph ? with_history(value, node.inputs[i].edge) : value);
+            const TensorRef& value = unpack(node, node.inputs[i].saved, "argument", i);
+            create_graph ? push_made(with_history(value, node.inputs[i].edge)) : push(value);
             break;
         }
         case Source::output: {
-            TensorRef value = unpack(node, node.saved_outputs[i], "result", i);
-            push(create_graph ? with_history(value, Edge{NodeRef(&node), nullptr, uint32_t(i)}) : value);
+            const TensorRef& value = unpack(node, node.saved_outputs[i], "result", i);
+            create_graph ? push_made(with_history(value, {NodeRef(&node), nullptr, uint32_t(i)}))
+                         : push(value);
             break;
         }
         case Source::hidden: push(unpack(node, node.hidden[i], "intermediate", i)); break;
-        case Source::shape: push(shape_source(node, node.inputs[i])); break;
+        case Source::shape: push_made(shape_source(node, node.inputs[i])); break;
         case Source::number: operands.push_back({nullptr, node.inputs[i].number}); break;
         }
     }
@@ -169,7 +170,7 @@ TensorRef converted(const TensorRef& gradient, DType dtype) {
 
 TensorRef sum(const TensorRef& a, const TensorRef& b) {
     Operand operands[2] = {{a.get(), {}}, {b.get(), {}}};
-    return std::move(call(*core_fns().add, operands)[0]);
+    return call_one(*core_fns().add, operands);
 }
 
 class Engine {
@@ -248,7 +249,7 @@ private:
 
     bool is_input(const Node* node) const {
         return std::any_of(inputs_.begin(), inputs_.end(),
-                           [&](const TensorRef& x) { return x->grad_fn() == node; });
+                           [&](const TensorRef& x) { return x->node.get() == node; });
     }
 
     // A node is needed if something asked for lies behind it. Nodes are visited oldest first.
@@ -271,6 +272,16 @@ private:
 
     void add_to(TensorRef& slot, const TensorRef& gradient) { slot = slot ? sum(slot, gradient) : gradient; }
 
+    Leaf& leaf_of(const MetaRef& meta) {
+        if (meta->run == run_) return leaves_[meta->place];
+        if (meta->run > run_)  // a backward called from a hook has been here since
+            for (Leaf& leaf : leaves_)
+                if (leaf.meta == meta) return leaf;
+        meta->run = run_;
+        meta->place = uint32_t(leaves_.size());
+        return leaves_.emplace_back(Leaf{meta, nullptr});
+    }
+
     void deliver(const Edge& edge, const TensorRef& gradient, bool counted) {
         if (edge.node) {
             Node& node = *edge.node;
@@ -280,9 +291,7 @@ private:
             }
             if (counted && --node.waiting == 0) ready(&node);
         } else if (edge.leaf && gradient) {
-            for (Leaf& leaf : leaves_)
-                if (leaf.meta == edge.leaf) return add_to(leaf.gradient, gradient);
-            leaves_.push_back({edge.leaf, gradient});
+            add_to(leaf_of(edge.leaf).gradient, gradient);
         }
     }
 
@@ -291,7 +300,7 @@ private:
             for (NodeInput& input : node.inputs) deliver(input.edge, nullptr, true);
             return;
         }
-        for (const Hook& hook : node.hooks.empty() ? std::vector<Hook>() : node.hooks) {
+        for (const Hook& hook : std::vector<Hook>(node.hooks.list())) {
             TensorRef& gradient = node.grads[hook.index];
             if (TensorRef changed = gradient ? call_hook(hook.function, gradient) : nullptr)
                 gradient = changed;
@@ -338,7 +347,7 @@ private:
         node.released = node.released || !node.saved_outputs.empty() || !node.hidden.empty();
         for (NodeInput& input : node.inputs) {
             if (!input.saved.tensor || !input.saved.tensor->storage) continue;
-            input.saved.tensor = shape_of(*input.saved.tensor);
+            input.saved.tensor = input.like_result ? nullptr : shape_of(*input.saved.tensor);
             node.released = true;
         }
         node.saved_outputs.clear();
@@ -347,9 +356,9 @@ private:
 
     void capture(Node& node) {
         for (size_t i = 0; i < inputs_.size(); ++i)
-            if (inputs_[i]->grad_fn() == &node) {
+            if (inputs_[i]->node.get() == &node) {
                 captured_.resize(inputs_.size());
-                captured_[i] = node.grads[inputs_[i]->meta->output];
+                captured_[i] = node.grads[inputs_[i]->output];
             }
         for (auto& [meta, index] : node.retains)
             if (node.grads[index]) store_plain(*meta, node.grads[index]);
@@ -358,7 +367,7 @@ private:
     // Gradients given by the caller stay theirs: the engine's references to them keep them from being taken.
     // .grad never shares memory with anything reachable; it is added to in place while no graph is made.
     void store(AutogradMeta& meta, TensorRef gradient) {
-        for (const Hook& hook : std::vector<Hook>(meta.hooks))
+        for (const Hook& hook : std::vector<Hook>(meta.hooks.list()))
             if (TensorRef changed = call_hook(hook.function, gradient)) gradient = changed;
         store_plain(meta, gradient);
     }

@@ -1,8 +1,8 @@
 // Objects that are made and dropped at every op, kept for the next one.
 #pragma once
 
+#include <cstddef>
 #include <new>
-#include <vector>
 
 namespace kiln {
 
@@ -11,26 +11,26 @@ template <class Object>
 class FreeList {
 public:
     static Object* make() {
-        auto& spare = list();
-        if (spare.empty()) return new Object;
-        Object* object = spare.back();
-        spare.pop_back();
-        return new (object) Object;
+        if (!first_) return new Object;
+        Link* link = first_;
+        first_ = link->next;
+        --count_;
+        return new (static_cast<void*>(link)) Object;
     }
     static void drop(Object* object) {
         object->~Object();
-        if (list().size() < most_)
-            list().push_back(object);
-        else
-            ::operator delete(object);
+        if (count_ == most_) return ::operator delete(object);
+        first_ = new (static_cast<void*>(object)) Link{first_};
+        ++count_;
     }
 
 private:
+    struct Link {
+        Link* next;
+    };
     static constexpr size_t most_ = 4096;
-    static std::vector<Object*>& list() {
-        static auto* spare = new std::vector<Object*>();
-        return *spare;
-    }
+    static inline Link* first_ = nullptr;
+    static inline size_t count_ = 0;
 };
 
 }  // namespace kiln

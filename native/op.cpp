@@ -46,8 +46,8 @@ void change_default_dtype(DType dtype) {
         fn->others.push_back({before, fn->id, std::move(fn->handle)});
         fn->id = next.id;
         fn->handle = std::move(next.handle);
-        fn->flat_codes[0] = fn->flat_codes[1] = fn->last_code = fn->saves_code = 0;
-        fn->flat_entry = nullptr;
+        fn->flat = {};
+        fn->last_code = 0;
         fn->last_derivative = nullptr;
     }
 }

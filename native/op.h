@@ -42,14 +42,20 @@ struct Source {
 
 struct Fn;
 struct PointwiseEntry;
+using FlatLook = unsigned __int128;  // what a flat call looks like (pointwise.h); 0: no call
+
+// Which operands, outputs and hidden outputs a backward reads: a bit each.
+struct Wanted {
+    uint64_t inputs = 0, outputs = 0, hidden = 0;
+};
 
 // What the backward of a function reads of its forward, per array operand.
 struct Saves {
-    uint32_t hidden = 0;               // how many extra outputs the forward gives
-    std::vector<uint64_t> inputs;      // per operand: bit i: its gradient reads operand i
-    std::vector<uint64_t> outputs;     // bit j: reads output j
-    std::vector<uint64_t> hiddens;     // bit h: reads hidden h
-    std::vector<bool> differentiable;  // whether the operand has a gradient at all
+    uint32_t hidden = 0;            // how many extra outputs the forward gives
+    std::vector<uint64_t> inputs;   // per operand: bit i: its gradient reads operand i
+    std::vector<uint64_t> outputs;  // bit j: reads output j
+    std::vector<uint64_t> hiddens;  // bit h: reads hidden h
+    uint64_t differentiable = 0;    // bit i: operand i has a gradient at all
 };
 
 // One call of a recipe: op(args) where an argument is an earlier value or a number of this call.
@@ -89,18 +95,24 @@ struct Fn {
     int8_t index_ignore = -1;     // operand whose value among the positions is skipped, -1: none
     bool index_negative = false;  // positions may count from the end
     ErrorKind index_error_kind = ErrorKind::index;
-    std::string index_error;               // with {index}, {dim} and {size}
-    Dims dims;                             // of a permute its dims, of a slice its dim
-    Opaque structure;                      // the interpreter's tuple
-    Opaque handle;                         // the interpreter's object for a derivative
-    uint64_t saves_code = 0;               // of a pointwise function: the look of the call it last recorded
-    const Saves* last_saves = nullptr;     // and what backward reads of such a call
-    uint64_t flat_codes[2] = {};           // of a pointwise function: what its last flat call looked like
-    PointwiseEntry* flat_entry = nullptr;  // and the kernel found for it
-    uint64_t last_code = 0;                // the look of the call it was last differentiated for
-    Fn* last_derivative = nullptr;         // and the derivative found for it
-    std::vector<Source> sources;           // of a derivative
-    std::vector<uint8_t> targets;          // output k is the gradient of operand targets[k]
+    std::string index_error;       // with {index}, {dim} and {size}
+    Dims dims;                     // of a permute its dims, of a slice its dim
+    Opaque structure;              // the interpreter's tuple
+    Opaque handle;                 // the interpreter's object for a derivative
+    std::vector<Source> sources;   // of a derivative
+    std::vector<uint8_t> targets;  // output k is the gradient of operand targets[k]
+
+    // Of a pointwise function: what was found for its last flat call, and for its last derivative.
+    struct Flat {
+        FlatLook look = 0;
+        PointwiseEntry* entry = nullptr;
+        const Saves* saves = nullptr;  // null until a call that looks so is recorded for backward
+        uint64_t needed = 0;           // the operands whose gradients were needed then,
+        Wanted wanted;                 // and what backward reads for these
+    };
+    Flat flat;
+    uint64_t last_code = 0;
+    Fn* last_derivative = nullptr;
 
     // What was learnt of it under other default dtypes: a function's graph may depend on that one.
     struct Learnt {

@@ -193,7 +193,12 @@ Dims broadcast_shape(const Fn& fn, std::span<const Operand> operands) {
 }
 
 Results execute_pointwise(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
-    if (Results results; execute_flat(fn, operands, out, results)) return results;
+    Results results;
+    if (FlatCall flat; flat.look_at(fn, operands, out)) {
+        results.resize(out.empty() ? fn.outputs : out.size());
+        flat.run(fn, operands, out, results.data());
+        return results;
+    }
     bool flat = true;
     const Dims* common = common_shape(operands, &flat);
     Dims broadcast;
@@ -234,7 +239,6 @@ Results execute_pointwise(Fn& fn, std::span<const Operand> operands, std::span<c
     for (int a = 0; a < space.arrays; ++a)
         layouts[a] = uint8_t(stride_class(space.strides[a][space.ndim - 1]));
     PointwiseEntry& entry = find_entry(fn, operands, out, space.ndim, layouts, space.arrays);
-    Results results;
     if (out.empty())
         for (DType dtype : entry.outputs) results.push_back(new_tensor(dtype, *shape));
     else
@@ -244,18 +248,6 @@ Results execute_pointwise(Fn& fn, std::span<const Operand> operands, std::span<c
 }
 
 namespace {
-
-constexpr size_t most_flat = 15;  // operands and results whose codes fit two words
-
-// What a flat call looks like: a byte per operand and per given result.
-struct FlatCodes {
-    uint64_t words[2] = {1, 0};
-    size_t count = 0;
-    void add(uint8_t code) {
-        words[count / 8] = words[count / 8] << 8 | code;
-        ++count;
-    }
-};
 
 bool writes_apart(const Tensor& out, std::span<const Operand> operands) {
     for (const Operand& operand : operands)
@@ -267,59 +259,62 @@ bool writes_apart(const Tensor& out, std::span<const Operand> operands) {
 
 }  // namespace
 
-bool execute_flat(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out,
-                  Results& results) {
-    if (operands.size() + std::max<size_t>(out.size(), fn.outputs) > most_flat) return false;
-    const Tensor* shape = out.empty() ? nullptr : out[0].get();
-    void* pointers[most_flat];
-    int64_t args[1 + 2 * most_flat];
-    uint8_t layouts[most_flat];
-    FlatCodes codes;
-    int arrays = 0;
+bool FlatCall::look_at(const Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
+    if (operands.size() + std::max<size_t>(out.size(), fn.outputs) > most) return false;
+    shape = out.empty() ? nullptr : out[0].get();
     for (const Operand& operand : operands) {
         uint8_t layout = 0;
-        if (operand.tensor) {
-            const Tensor& x = *operand.tensor;
-            if (!x.storage) return false;
-            if (x.ndim() > 0) {
-                if (!x.contiguous || (shape && !(x.sizes == shape->sizes))) return false;
-                shape = &x;
+        if (const Tensor* x = operand.tensor) {
+            if (!x->storage) return false;
+            if (x->ndim() > 0) {
+                if (!x->contiguous || (shape && !(x->sizes == shape->sizes))) return false;
+                shape = x;
                 layout = 1;
             }
-            layouts[arrays] = layout;
-            args[1 + arrays] = layout;
-            pointers[arrays++] = x.data();
+            pending |= x->storage->recording || !x->storage->data;
+            args_[1 + arrays_] = layout;
+            pointers_[arrays_++] = x->data();
         }
-        codes.add(operand_code(operand, layout));
+        look = look << 8 | operand_code(operand, layout);
     }
     for (const TensorRef& target : out) {
         if (!target->contiguous || !(target->sizes == shape->sizes) || !writes_apart(*target, operands))
             return false;
-        codes.add(uint8_t(uint8_t(target->dtype) | 3 << 4));
+        look = look << 8 | uint8_t(uint8_t(target->dtype) | 3 << 4);
     }
-    size_t wanted = out.empty() ? fn.outputs : out.size();
-    if (!fn.flat_entry || codes.words[0] != fn.flat_codes[0] || codes.words[1] != fn.flat_codes[1])
-        [[unlikely]] {
-        std::fill(layouts + arrays, layouts + arrays + wanted, uint8_t(1));
-        fn.flat_entry = &find_entry(fn, operands, out, 1, layouts, arrays + int(wanted));
-        std::copy(codes.words, codes.words + 2, fn.flat_codes);
+    return true;
+}
+
+PointwiseEntry& FlatCall::find(Fn& fn, std::span<const Operand> operands,
+                               std::span<const TensorRef> out) const {
+    uint8_t layouts[most];
+    for (int a = 0; a < arrays_; ++a) layouts[a] = uint8_t(args_[1 + a]);
+    size_t outputs = out.empty() ? fn.outputs : out.size();
+    std::fill(layouts + arrays_, layouts + arrays_ + outputs, uint8_t(1));
+    return find_entry(fn, operands, out, 1, layouts, arrays_ + int(outputs));
+}
+
+void FlatCall::run(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out,
+                   TensorRef* results) {
+    if (fn.flat.look != look) [[unlikely]] {
+        PointwiseEntry& found = find(fn, operands, out);
+        fn.flat = {look, &found};
     }
-    PointwiseEntry& entry = *fn.flat_entry;
+    PointwiseEntry& entry = *fn.flat.entry;
     for (size_t k = 0; k < entry.outputs.size(); ++k) {
-        results.push_back(!out.empty() ? out[k]
-                          : shape      ? new_tensor_like(entry.outputs[k], *shape)
-                                       : new_tensor(entry.outputs[k], Dims()));
-        args[1 + arrays] = 1;
-        pointers[arrays++] = results.back()->data();
+        results[k] = !out.empty() ? out[k]
+                     : shape      ? new_tensor_like(entry.outputs[k], *shape)
+                                  : new_tensor(entry.outputs[k], Dims());
+        args_[1 + arrays_] = 1;
+        pointers_[arrays_++] = results[k]->data();
     }
-    int64_t* arg = args + 1 + arrays;
+    int64_t* arg = args_ + 1 + arrays_;
     for (const Operand& operand : operands)
         if (!operand.tensor)
             *arg++ = operand.number.kind == Kind::float_ ? std::bit_cast<int64_t>(operand.number.real)
                                                          : operand.number.integer;
-    args[0] = shape ? shape->numel : 1;
-    launch(*entry.kernel, fn.name, pointers, args, args[0], serial_elements);
-    return true;
+    args_[0] = shape ? shape->numel : 1;
+    launch(*entry.kernel, fn.name, pointers_, args_, args_[0], serial_elements);
 }
 
 std::span<const DType> pointwise_dtypes(Fn& fn, std::span<const Operand> operands) {

@@ -201,10 +201,10 @@ bool Recording::accepts(std::span<const Operand> operands, std::span<const Tenso
 int32_t Recording::add_storage(StorageRef storage, const Tensor& like, bool pending, bool flat) {
     RecordedStorage entry{storage, like.dtype, pending, false, flat, 0, uint32_t(environment_.size()), 0};
     if (flat) {
-        int64_t elements = int64_t(storage->nbytes / itemsize(like.dtype));
+        const auto count = int64_t(storage->nbytes / itemsize(like.dtype));
         entry.ndim = 1;
-        entry.ones = elements == 1;
-        environment_.push_back(elements);
+        entry.ones = count == 1;
+        environment_.push_back(count);
     } else {
         entry.ndim = uint8_t(like.ndim());
         entry.ones = ones_of(like.sizes);
@@ -261,9 +261,8 @@ void Recording::mix_arg(const RecordedArg& arg) {
         uint64_t(uint32_t(arg.storage)) << 32);
     if (arg.cls == ArgClass::number) return;
     const RecordedStorage& s = storages_[arg.storage];
-    mix(arg.ones | uint64_t(s.flat) << 63 | uint64_t(s.pending) << 62 |
-        uint64_t(s.storage->nbytes == shape_only) << 61 | uint64_t(s.flat && s.ones) << 60 |
-        uint64_t(s.dtype) << 48);
+    mix(arg.ones | uint64_t(s.flat) << 63 | uint64_t(s.pending) << 62 | uint64_t(s.flat && s.ones) << 60 |
+        uint64_t(s.storage->nbytes == shape_only) << 61 | uint64_t(s.dtype) << 48);
     if (arg.cls == ArgClass::strided) mix(arg.classes);
 }
 

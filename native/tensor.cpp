@@ -24,8 +24,6 @@ void Dims::grow(size_t count) {
     count_ = uint32_t(count);
 }
 
-void release(Tensor* tensor) { FreeList<Tensor>::drop(tensor); }
-
 AutogradMeta& ensure_meta(Tensor& tensor) {
     if (!tensor.meta) tensor.meta = MetaRef(new_meta());
     return *tensor.meta;
@@ -114,7 +112,16 @@ TensorRef new_view(const Tensor& source, Dims sizes, Dims strides, int64_t offse
 }
 
 TensorRef alias(const Tensor& source) {
-    return new_view(source, source.sizes, source.strides, source.offset);
+    TensorRef view(FreeList<Tensor>::make());
+    view->dtype = source.dtype;
+    view->offset = source.offset;
+    view->numel = source.numel;
+    view->contiguous = source.contiguous;
+    view->sizes = source.sizes;
+    view->strides = source.strides;
+    view->storage = source.storage;
+    view->untracked = source.untracked;
+    return view;
 }
 
 std::pair<int64_t, int64_t> extent(const Dims& sizes, const Dims& strides, int64_t offset) {

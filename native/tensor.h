@@ -167,38 +167,60 @@ struct Hook {
     Opaque function;
 };
 
-// What autograd keeps per tensor that takes part in it; shared when `.data =` gives the tensor new memory.
+// The hooks of a node or a leaf. Whoever may remove one knows only its id, and keeps nothing alive.
+class Hooks {
+public:
+    Hooks() = default;
+    Hooks(const Hooks&) = delete;
+    Hooks& operator=(const Hooks&) = delete;
+    ~Hooks() {
+        if (!list_.empty()) clear();
+    }
+    uint64_t add(uint32_t index, Opaque function);
+    static void remove(uint64_t id);  // nothing, if its list or the hook is gone
+    void clear();
+    const std::vector<Hook>& list() const { return list_; }
+
+private:
+    std::vector<Hook> list_;
+};
+
+// What autograd keeps of a leaf, or of a tensor whose .grad is kept; shared when `.data =` gives the tensor
+// new memory.
 struct AutogradMeta {
     AutogradMeta();
     ~AutogradMeta();
     uint32_t refcount = 0;
     bool requires_grad = false;  // of a leaf
-    bool retains_grad = false;
-    uint32_t output = 0;  // which output of grad_fn this is
-    NodeRef grad_fn;
+    uint32_t place = 0;          // the engine's: where the run that goes through gathers its gradient,
+    uint64_t run = 0;            // if this is that run
+    NodeRef retained;            // whose output's gradient is kept in `grad`, though the tensor is no leaf
     TensorRef grad;
-    std::vector<Hook> hooks;
+    Hooks hooks;
 };
 
 struct Tensor {
+    Tensor();
+    ~Tensor();
     uint32_t refcount = 0;
     DType dtype = DType::float32;
     bool contiguous = true;
     bool untracked = false;  // made by `.data`: writes through it do not bump the version
     bool inference = false;
-    int64_t offset = 0;  // in elements
+    uint32_t output = 0;  // of `node`: which of its outputs this is
+    int64_t offset = 0;   // in elements
     int64_t numel = 1;
     Dims sizes;
     Dims strides;
     StorageRef storage;
+    NodeRef node;  // what computed it, if that can be differentiated
     MetaRef meta;
     TensorRef base;           // of a view: what it views, itself no view
     uint64_t base_order = 0;  // of a view: the order of base's node when its own history was made
     void* wrapper = nullptr;  // the interpreter's object for this tensor, borrowed
 
     int ndim() const { return sizes.ndim(); }
-    bool requires_grad() const { return meta && (meta->requires_grad || meta->grad_fn); }
-    Node* grad_fn() const { return meta ? meta->grad_fn.get() : nullptr; }
+    bool requires_grad() const { return node || (meta && meta->requires_grad); }
     // The address of element 0; the storage must hold values (see record.h).
     std::byte* data() const {
         return static_cast<std::byte*>(storage->data) + offset * int64_t(itemsize(dtype));

@@ -4,6 +4,7 @@ hooks.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -360,3 +361,35 @@ def test_custom_function(way: Any) -> None:
         return x.grad
 
     assert values(way(program)(tensor(1, 2, grad=True))) == [6.0, 12.0]
+
+
+def _mixed(y: Any, x: Any, places: tuple[int, ...]) -> float:
+    """The derivative of a scalar y by x at each of `places` in turn."""
+    for place in places:
+        if not y.requires_grad:
+            return 0.0
+        (g,) = kiln.autograd.grad(y, (x,), create_graph=True, allow_unused=True)
+        y = kiln.zeros(()) if g is None else g[place]
+    return float(y.item())
+
+
+@pytest.mark.parametrize("zeros", [0, 1, 2, 3, 4])
+def test_derivatives_of_a_product_with_zeros(zeros: int) -> None:
+    """The first three derivatives of prod are the products of the factors left, whatever is zero."""
+    factors = [2.0, 3.0, -1.5, 0.5][: max(1, 4 - zeros)] + [0.0] * zeros
+    for order in (1, 2, 3):
+        for places in itertools.product(range(len(factors)), repeat=order):
+            left = [f for k, f in enumerate(factors) if k not in places]
+            expected = float(np.prod(left)) if len(set(places)) == order else 0.0
+            x = kiln.tensor(factors, dtype=kiln.float64, requires_grad=True)
+            assert _mixed(x.prod(), x, places) == pytest.approx(expected), (factors, places)
+
+
+def test_the_gradient_of_a_maximum_is_a_constant() -> None:
+    """Where each gradient goes does not depend smoothly on x: the gradient of amax has no history."""
+    x = tensor(1, 3, 3, grad=True)
+    (g,) = kiln.autograd.grad(x.amax(0), (x,), create_graph=True)
+    assert values(g) == [0.0, 0.5, 0.5]
+    assert not g.requires_grad
+    (g,) = kiln.autograd.grad((x.amax(0) * x).sum(), (x,), create_graph=True)
+    assert g.requires_grad

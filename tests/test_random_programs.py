@@ -5,6 +5,7 @@ can fail.
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 import pytest
@@ -13,7 +14,15 @@ from backend import kiln, torch
 from kiln.capture import programs
 from kiln.testing.backend import Framework
 from kiln.testing.program_writer import Program, write_program
-from kiln.testing.random_programs import check_peer, check_recorded, compiled_text, failures, shrink
+from kiln.testing.random_programs import (
+    CALLS,
+    check_peer,
+    check_recorded,
+    compiled_text,
+    failures,
+    observe,
+    shrink,
+)
 
 COUNT = int(os.environ.get("KILN_RANDOM_PROGRAMS", "300"))
 BATCH = 10
@@ -89,6 +98,68 @@ def test_the_peer_check_can_fail() -> None:
             return kiln.sigmoid(x)
 
     program = Program(0, (("x0 = K.tanh(b)",),), ("x0",))
+    assert check_peer(program, Wrong(kiln.name), torch) is not None
+    assert check_peer(program, kiln, torch) is None
+
+
+# what programs must hold so that the rules of recording are put to the test
+DRAWN = {
+    "memory from NumPy": r"K\.from_numpy\(n\)",
+    "memory given to NumPy": r"\.detach\(\)\.numpy\(\)",
+    "a write through NumPy": r"\bn\d*\[(\.\.\.\] = 1|:1\] \+= 2)",
+    "numbers equal by accident": r"(?s)\bs\b.*\bt\b|\bt\b.*\bs\b",
+    "a kept tensor": r"log\.append\(x\d+\)",
+    "a kept error": r"log\.append\(error\)",
+    ".data": r"\.data\.mul_",
+    "try around a gather": r"    \w+ = \w+\.gather\(1, i\[:, None\] [+-] 99",
+    "another thread": r"in_thread\(",
+    "a view": r"\.(unsqueeze|transpose|permute|expand|detach)\(|= \w+\[",
+    "a write in place": r"\.(mul|add|zero|copy)_\(|\] = |\+= ",
+    "a write through a view": r"\[[^\]]+\]\.\w+_\(",
+    "a branch on a value": r"if (bool\(|\w+\.sum\(\)\.item)",
+    "a branch on a size": r"if .*shape",
+    "a read in the middle": r"say\(\w|\.item\(\)\)",
+    "backward": r"\.backward\(",
+    "create_graph": r"create_graph=True",
+    "no_grad": r"no_grad",
+    "a dropped name": r"del \w",
+    "random numbers": r"K\.rand\(",
+}
+
+
+@pytest.mark.parametrize("what", DRAWN)
+def test_what_is_drawn(what: str) -> None:
+    """One program of fifty, at least, holds each thing that breaks naive recorders."""
+    holding = [n for n in range(500) if re.search(DRAWN[what], body(write_program(n)))]
+    assert len(holding) >= 10
+
+
+def body(program: Program) -> str:
+    """The program's text without its head."""
+    return program.source.split("\n", 1)[1]
+
+
+def test_what_is_drawn_happens() -> None:
+    """Programs run to their ends, gradients reach leaves, bad indices raise, other threads do their work."""
+    seen = [observe(compiled_text(write_program(n)), kiln, CALLS[0], True).values for n in range(100)]
+    logs = [item for s in seen for item in s["log"]]
+    assert sum(isinstance(s["result"], list) for s in seen) >= 80
+    assert sum(any(g is not None for g in s["gradients"]) for s in seen) >= 15
+    assert logs.count("bad index") + logs.count({"raised": "RuntimeError"}) >= 3
+    assert logs.count("write refused") >= 3
+
+
+@pytest.mark.skipif(torch is None, reason="PyTorch, the tests' peer, is not installed")
+@pytest.mark.parametrize("error", [1e-3, 1e-4])
+def test_a_small_difference_from_the_peer_is_noticed(error: float) -> None:
+    """What the peer does not decide is what its rounding moves, not what is a little wrong."""
+
+    class Wrong(Framework):
+        def exp(self, x: Any) -> Any:
+            return kiln.exp(x) * (1 + error)
+
+    blocks = ("x0 = K.exp(b)",), ("x1 = F.layer_norm(x0 * 2, x0.shape[-1:]) + x0.sum(0)",)
+    program = Program(0, blocks, ("x0", "x1"))
     assert check_peer(program, Wrong(kiln.name), torch) is not None
     assert check_peer(program, kiln, torch) is None
 

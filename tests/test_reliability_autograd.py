@@ -204,18 +204,134 @@ def test_memory_is_given_back() -> None:
         gc.enable()
 
 
-@needs("Tensor.register_hook")
-def test_a_cycle_through_a_hook_is_collected() -> None:
-    """A hook that holds its own tensor is garbage the collector can find."""
-    array = np.ones(3, np.float32)
-    alive = weakref.ref(array)
-    x = kiln.from_numpy(array).requires_grad_()
-    y = x * 2
-    y.register_hook(lambda g, held=y: None)
-    del array, x, y
+class Witness:
+    """Something to hang on a tensor, whose death can be seen."""
+
+
+class Shared(np.ndarray):
+    """An array that can hold attributes."""
+
+
+def attribute(witness: Any) -> None:
+    x = kiln.ones(3)
+    x.own, x.witness = x, witness
+
+
+def attribute_of_a_parameter(witness: Any) -> None:
+    layer = kiln.nn.Linear(2, 2)
+    layer.weight.layer, layer.witness = layer, witness
+
+
+def entry_of_the_dict(witness: Any) -> None:
+    x = kiln.ones(3)
+    x.__dict__.update(own=x, witness=witness)
+
+
+def hook_of_a_leaf(witness: Any) -> None:
+    x = kiln.ones(3, requires_grad=True)
+    x.register_hook(lambda g: (x, witness))
+
+
+def hook_of_a_result(witness: Any) -> None:
+    y = kiln.ones(3, requires_grad=True) * 2
+    y.register_hook(lambda g: (y, witness))
+
+
+def hook_and_its_handle(witness: Any) -> None:
+    x = kiln.ones(3, requires_grad=True)
+    witness.handle = x.register_hook(lambda g: (x, witness))
+
+
+def handle_of_a_dead_tensor(witness: Any) -> None:
+    witness.handle = kiln.ones(3, requires_grad=True).register_hook(lambda g: witness)
+
+
+def foreign_memory(witness: Any) -> None:
+    array = np.zeros(3, np.float32).view(Shared)
+    array.tensor, array.witness = kiln.from_numpy(array), witness
+
+
+CYCLES = [
+    attribute, attribute_of_a_parameter, entry_of_the_dict, hook_of_a_leaf, hook_of_a_result,
+    hook_and_its_handle, handle_of_a_dead_tensor, foreign_memory,
+]  # fmt: skip
+
+
+@needs_kiln
+@pytest.mark.parametrize("make", CYCLES, ids=lambda f: f.__name__)
+def test_cycles_are_collected(make: Any) -> None:
+    """A tensor that leads back to itself is garbage the collector finds, with all it holds."""
+    witness = Witness()
+    alive = weakref.ref(witness)
+    make(witness)
+    del witness
     gc.collect()
-    if kiln.is_kiln:
-        assert alive() is None
+    assert alive() is None
+
+
+@needs_kiln
+def test_results_are_no_work_for_the_collector() -> None:
+    """A tensor is known to the collector from its first attribute or hook on, and not its object's heir."""
+    x = tensor(1, grad=True)
+    y = x * 2
+    assert not gc.is_tracked(y)
+    y.note = 1
+    assert gc.is_tracked(y)
+    del y
+    assert not any(gc.is_tracked(x * 2) for _ in range(3))
+    x.register_hook(lambda g: None)
+    assert gc.is_tracked(x)
+
+
+@needs("Tensor.register_hook")
+@pytest.mark.parametrize("held", ["by the graph", "by a node", "by a handle's list"])
+def test_hooks_in_use_are_not_collected(held: str) -> None:
+    """A collection while a graph still needs a hook, the tensor object long gone, leaves the hook."""
+    seen: list[float] = []
+    x = tensor(1, grad=True)
+    y = x * 2 if held == "by a node" else x
+    y.register_hook(lambda g: seen.append(g.item()))
+    handles = [y.register_hook(lambda g: g * 10)] if held == "by a handle's list" else []
+    root = (y * 3).sum()
+    del x, y
+    gc.collect()
+    root.backward()
+    assert seen == [3.0]
+    for handle in handles:
+        handle.remove()
+
+
+@needs_kiln
+def test_a_hook_dropped_while_it_is_removed() -> None:
+    """What dies with a hook may itself remove hooks."""
+
+    class Remover:
+        def __init__(self, handle: Any) -> None:
+            self.handle = handle
+
+        def __call__(self, g: Any) -> None: ...
+
+        def __del__(self) -> None:
+            self.handle.remove()
+
+    x = tensor(1, grad=True)
+    inner = x.register_hook(lambda g: g * 100)
+    outer = x.register_hook(Remover(inner))
+    outer.remove()
+    (x * 2).sum().backward()
+    assert values(x.grad) == [2.0]
+
+
+@needs("Tensor.register_hook")
+def test_a_hook_outlives_an_in_place_write() -> None:
+    """The handle of a tensor that got another history still removes its hook."""
+    x = tensor(1, grad=True)
+    y = x * 2
+    handle = y.register_hook(lambda g: g * 100)
+    y.add_(1)
+    handle.remove()
+    y.sum().backward()
+    assert values(x.grad) == [2.0]
 
 
 @WAYS

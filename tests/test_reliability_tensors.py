@@ -120,6 +120,68 @@ def test_basic_indexing_is_numpy(index: list[Any]) -> None:
     assert same_bits(to_array(x), array)
 
 
+# -- overlapping memory --------------------------------------------------------------------------------------
+
+# a write to x (2, 3) from its own memory: refused, where elements would be written before they are read
+SELF_COPIES = {
+    "a row": (lambda x: x.copy_(x[0]), None),
+    "a row as a slice": (lambda x: x.copy_(x[:1]), None),
+    "an element": (lambda x: x.copy_(x[0, 1]), None),
+    "shifted": (lambda x: x[0, 1:].copy_(x[0, :2]), None),
+    "an item shifted": (lambda x: x[0].__setitem__(slice(1, 3), x[0, :2]), None),
+    "itself": (lambda x: x.copy_(x), [[0, 1, 2], [3, 4, 5]]),
+    "another row": (lambda x: x[1].copy_(x[0]), [[0, 1, 2], [0, 1, 2]]),
+    "another column": (lambda x: x[:, 1:].copy_(x[:, :1]), [[0, 0, 0], [3, 3, 3]]),
+    "an item, a row": (lambda x: x.__setitem__(slice(None), x[0]), [[0, 1, 2], [0, 1, 2]]),
+    "fill_ of an element": (lambda x: x.fill_(x[0, 1]), [[1, 1, 1], [1, 1, 1]]),
+}
+
+
+@WAYS
+@pytest.mark.parametrize("name", SELF_COPIES)
+def test_copies_from_own_memory(way: Any, name: str) -> None:
+    """copy_ refuses a source that overlaps its target otherwise than exactly, also one that is repeated."""
+    write, expected = SELF_COPIES[name]
+    for _ in range(3):
+        x = kiln.arange(6.0).reshape(2, 3)
+        if expected is None:
+            with raises(RuntimeError, "single memory"):
+                way(write)(x)
+            expected_now = [[0, 1, 2], [3, 4, 5]]
+        else:
+            way(write)(x)
+            expected_now = expected
+        assert values(x) == expected_now
+
+
+@WAYS
+def test_one_number_everywhere_in_an_expanded_tensor(way: Any) -> None:
+    """fill_ and zero_ write each place once, and so may write where elements share memory; others may not."""
+    x = tensor(1, 2)
+    assert values(way(lambda x: x.expand(3, 2).fill_(5))(x)) == [[5.0, 5.0]] * 3
+    assert values(x) == [5.0, 5.0]
+    way(lambda x: x[:1].expand(4).zero_())(x)
+    assert values(x) == [0.0, 5.0]
+    for write in (lambda x: x.__setitem__(..., 7), lambda x: x.fill_(tensor(7)[0]), lambda x: x.mul_(2)):
+        with raises(RuntimeError, "single memory"):
+            way(lambda x, write=write: write(x.expand(3, 2)))(x)
+    assert values(x) == [0.0, 5.0]
+
+
+@pytest.mark.parametrize("sizes", [(1,), (2,), (7,), (17,), (4, 3), (2, 1, 5), (0, 3)])
+def test_one_element_expanded(sizes: tuple[int, ...]) -> None:
+    """A recorded region that is given one element at many places, then as many elements as places."""
+    run = kiln.compile(lambda x: kiln.tanh(x) * 2)
+    for _ in range(3):
+        assert same_bits(
+            to_array(run(tensor(0.5)[0].expand(sizes))), to_array(kiln.tanh(tensor(0.5)[0].expand(sizes)) * 2)
+        )
+    assert same_bits(to_array(run(normal(*sizes))), to_array(kiln.tanh(normal(*sizes)) * 2))
+    for _ in range(3):  # more memory than the view shows, which is not one element either
+        x = normal(40)[1:2].expand(sizes)
+        assert same_bits(to_array(run(x)), to_array(kiln.tanh(x) * 2))
+
+
 # -- foreign memory ----------------------------------------------------------------------------------------
 
 
@@ -365,6 +427,11 @@ WRONG: dict[str, tuple[Any, Any, str]] = {
     "matmul sizes": (lambda: kiln.ones(2, 3) @ kiln.ones(4, 5), RuntimeError, r"matmul.*3.*4|3.*4"),
     "matmul 0-d": (lambda: kiln.ones(2) @ kiln.tensor(1.0), RuntimeError, "matmul|dim"),
     "dim out of range": (lambda: kiln.ones(2, 3).sum(2), IndexError, r"\[-2, 1\].*2"),
+    "argmax of nothing": (lambda: kiln.zeros(0, 3).argmax(), IndexError, "argmax"),
+    "argmin of nothing": (lambda: kiln.zeros(0, 3).argmin(), IndexError, "argmin"),
+    "amax of nothing": (lambda: kiln.zeros(0, 3).amax(), RuntimeError, "amax"),
+    "max of nothing": (lambda: kiln.zeros(0, 3).max(), RuntimeError, "max"),
+    "max of nothing along a dim": (lambda: kiln.zeros(0, 3).max(0), IndexError, "max"),
     "negative dim out of range": (lambda: kiln.ones(2, 3).sum(-3), IndexError, r"\[-2, 1\].*-3"),
     "repeated dim": (lambda: kiln.ones(2, 3).sum((0, 0)), RuntimeError, "multiple|repeated|twice"),
     "permute length": (lambda: kiln.ones(2, 3).permute(0), RuntimeError, "permute|dim"),

@@ -15,7 +15,7 @@ def not_empty(input: Any, dims: tuple[int, ...], op: str, asked: bool = True) ->
         size = input.shape[k] if input.ndim else 1
         if isinstance(size, int) and size == 0:
             if not asked:
-                raise RuntimeError(
+                raise (IndexError if op.startswith("arg") else RuntimeError)(
                     f"{op}(): Expected reduction dim to be specified for input.numel() == 0. "
                     "Specify the reduction dim with the 'dim' argument."
                 )

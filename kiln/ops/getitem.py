@@ -153,7 +153,7 @@ def setitem(x: Any, key: Any, value: Any) -> None:
     """
     view, array, dim = _viewed(x, _entries(x, key))
     if array is None:
-        copy_(view, value)
+        copy_(view, _fitted(value, view) if _is_array(value) else value)
     elif _check_array(array) == "bool":
         _masked(view, array, dim, value)
     else:
@@ -185,12 +185,17 @@ def copy_(x: Any, source: Any, non_blocking: bool = False) -> Any:
     tensor([1., 2.])
     """
     if not _is_array(source):
-        return fill_(x, source)
+        return _fill(x, source)
+    fitted = _fitted(source, x)
+    # an array that overlaps x is refused for its own places, not for those it has when repeated
+    return put(x, source if source.ndim <= x.ndim else fitted)
+
+
+def _fitted(source: Any, x: Any) -> Any:
+    """`source` as an array of x's shape: without leading dims of size 1, then expanded."""
     if source.ndim > x.ndim and all(s == 1 for s in source.shape[: source.ndim - x.ndim]):
         source = reshape(source, tuple(source.shape[source.ndim - x.ndim :]))
-    if tuple(source.shape) != tuple(x.shape):
-        source = expand_(source, tuple(x.shape))
-    return put(x, source)
+    return source if tuple(source.shape) == tuple(x.shape) else expand_(source, tuple(x.shape))
 
 
 def put(x: Any, source: Any) -> Any:
@@ -212,19 +217,28 @@ def fill_(x: Any, value: Any) -> Any:
     >>> kiln.zeros(2).fill_(3)
     tensor([3., 3.])
     """
-    if _is_array(value):
-        if value.ndim:
-            raise RuntimeError(
-                f"fill_ only supports 0-dimension value tensor but got tensor with {value.ndim} dimensions."
-            )
-        return copy_(x, value)
+    if not _is_array(value):
+        # one number may go where elements share memory: to each place once
+        places = x
+        for dim, (size, stride) in enumerate(zip(x.shape, x.stride())):
+            if stride == 0 and size > 1:
+                places = slice_(places, dim, (0, 1, 1))
+        _fill(places, value)
+        return x
+    if value.ndim:
+        raise RuntimeError(
+            f"fill_ only supports 0-dimension value tensor but got tensor with {value.ndim} dimensions."
+        )
+    return put(x, expand_(value, tuple(x.shape)))
+
+
+def _fill(x: Any, value: Any) -> Any:
+    """Writes a number everywhere in x, whose elements share no memory; returns x."""
     if isinstance(value, float) and not dtype_name(x.dtype).startswith(("float", "bfloat")):
         value = bool(value) if dtype_name(x.dtype) == "bool" else int(value)
     if _core.grad_enabled() and x.requires_grad:
-        p.overwrite(x, value, out=x)
-    else:
-        full(value, tuple(x.shape), dtype_name(x.dtype), out=x)
-    return x
+        return p.overwrite(x, value, out=x)
+    return full(value, tuple(x.shape), dtype_name(x.dtype), out=x)
 
 
 def zero_(x: Any) -> Any:

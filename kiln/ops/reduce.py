@@ -135,7 +135,7 @@ def _evenly(g: Any, input: Any, y: Any, dims: Any, keepdim: Any) -> Any:
     """The gradient of an extremum, shared by all elements equal to it; NaN, which equals none, gives NaN."""
     chosen = comparison.eq(input, spread(y, input, dims, keepdim))
     count = reduce_sum(p.convert(chosen, "int64"), dims, keepdim)
-    rest = p.where(comparison.ne(y, y), y, 0)
+    rest = p.where(comparison.ne(y, y), p.detach(y), 0)
     return p.where(chosen, spread(g / count, input, dims, keepdim), spread(rest, input, dims, keepdim))
 
 
@@ -147,8 +147,9 @@ reduce_min.derivative(_evenly)
 def _(g: Any, input: Any, y: Any, dims: Any, keepdim: Any) -> Any:
     """The product of the others: y / x, and at a zero the product of the rest times the other zeros.
 
-    One other zero is written as the sum of all zeros minus this one, so that the second derivative is exact
-    too.
+    The product of the other zeros is written as a polynomial in sums of them, z -> s - z and
+    ((s - z)^2 - (q - z^2)) / 2, so that second and third derivatives are exact too; the fourth, which sees
+    four zeros, is not.
     """
 
     def wide(x: Any) -> Any:
@@ -157,8 +158,12 @@ def _(g: Any, input: Any, y: Any, dims: Any, keepdim: Any) -> Any:
     zero = comparison.eq(input, 0)
     zeros = wide(reduce_sum(p.convert(zero, "int64"), dims, keepdim))
     rest = wide(reduce_prod(p.where(zero, 1, input), dims, keepdim))
-    other = wide(reduce_sum(p.where(zero, input, 0), dims, keepdim)) - input
-    at_zero = p.where(comparison.eq(zeros, 1), rest, p.where(comparison.eq(zeros, 2), rest * other, 0))
+    small = p.where(zero, input, 0)
+    other = wide(reduce_sum(small, dims, keepdim)) - input
+    squares = wide(reduce_sum(small * small, dims, keepdim)) - input * input
+    pair = (other * other - squares) * 0.5
+    others = p.where(comparison.eq(zeros, 2), other, p.where(comparison.eq(zeros, 3), pair, 0))
+    at_zero = rest * p.where(comparison.eq(zeros, 1), 1, others)
     return wide(g) * p.where(zero, at_zero, wide(y) / p.where(zero, 1, input))
 
 

@@ -99,6 +99,8 @@ def freeze(value: Any) -> Any:
         return [freeze(v) for v in value]
     if isinstance(value, dict):
         return {k: freeze(v) for k, v in value.items()}
+    if isinstance(value, Exception):
+        return {"raised": type(value).__name__}
     return value
 
 

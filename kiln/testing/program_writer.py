@@ -16,7 +16,7 @@ import random
 from collections.abc import Callable
 from typing import NamedTuple
 
-HEADER = "def program(K, F, a, b, w, v, z, i, n, s, t, log, say):"
+HEADER = "def program(K, F, a, b, w, v, z, i, n, s, t, log, say, refused, in_thread):"
 
 FLOATS = ("half", "bfloat16", "float", "double")
 ORDER = {"bool": 0, "long": 1, "half": 2, "bfloat16": 2, "float": 3, "double": 4}
@@ -164,7 +164,9 @@ class Writer:
         )
         call = name if name.startswith("F.") else f"K.{name}"
         options = self.rng.choice(["", ", approximate='tanh'"]) if name == "F.gelu" else ""
-        return self.let(f"{call}({x.name}{options})", x.dims, x.dtype, bound)
+        # the peer's gelu of an infinity depends on how many elements there are
+        operand = f"{x.name}.clamp(-100, 100)" if name == "F.gelu" else x.name
+        return self.let(f"{call}({operand}{options})", x.dims, x.dtype, bound)
 
     def binary(self) -> list[str] | None:
         """A pointwise function of two operands that broadcast."""
@@ -324,12 +326,13 @@ class Writer:
             return self.let(f"K.cat([{x.name}, {y.name}], 0)", ("(B+B)", "C"), "float", max(x.bound, y.bound))
         name = self.new(("B", "1"))
         bad = self.rng.choice(["i[:, None] + 99", "i[:, None] - 99"])
+        kept = self.rng.choice(["'bad index'", "error"])  # an error keeps its frame, and all that lives in it
         return [
             "try:",
             f"    {name} = {x.name}.gather(1, {bad})",
-            "except (IndexError, RuntimeError):",
+            "except (IndexError, RuntimeError) as error:",
             f"    {name} = {x.name}[:, :1]",
-            "    log.append('bad index')",
+            f"    log.append({kept})",
         ]
 
     def cast(self) -> list[str] | None:
@@ -390,10 +393,10 @@ class Writer:
 
     def array(self) -> list[str] | None:
         """Memory shared with NumPy, read and written from there."""
-        if not self.arrays:
+        if "n" not in self.arrays and self.rng.random() < 0.6:
             self.arrays.append("n")
             return [f"{self.new(('B', 'C'))} = K.from_numpy(n)"]
-        kind = self.rng.randrange(4)
+        kind = self.rng.randrange(4) if self.arrays else 0
         if kind == 0:
             x = self.pick(lambda x: x.dtype in ("float", "double", "long"))
             assert x is not None
@@ -438,15 +441,16 @@ class Writer:
             return [
                 "try:",
                 f"    {name}, = K.autograd.grad({x.name}.sum(), (a,), create_graph={create})",
-                "except RuntimeError:",
+                "except RuntimeError as error:",
                 f"    {name} = a * 1",
+                "    refused(error)",
             ]
         retain = self.rng.choice(["", "retain_graph=True"])
         lines = [
             "try:",
             f"    {x.name}.sum().backward({retain})",
-            "except RuntimeError:",
-            "    log.append('no gradient')",
+            "except RuntimeError as error:",
+            "    refused(error)",
         ]
         return lines + self.rng.choice([[], ["log.append(a.grad)"], ["say(w.grad)"], ["a.grad = None"]])
 
@@ -472,6 +476,36 @@ class Writer:
         step = self.rng.choice([f"{name} * 0.5 + s", f"K.tanh({name}) + {x.name}", f"{name} - 0.1 * {name}"])
         return [f"{name} = {x.name}", f"for _ in range({self.rng.randint(1, 4)}):", f"    {name} = {step}"]
 
+    def thread(self) -> list[str] | None:
+        """Another thread reads, writes or goes on with what is recorded here."""
+        x = self.pick()
+        if x is None:
+            return None
+        kind = self.rng.randrange(4)
+        if kind == 0:
+            return [f"log.append(in_thread(lambda: {x.name}.float().sum().item()))"]
+        if kind == 1:
+            work = f"{x.name}.detach().{self.rng.choice(['zero_()', 'mul_(s)', 'add_(1)'])}"
+            return [
+                "try:",
+                f"    in_thread(lambda: {work})",
+                "except RuntimeError:",
+                "    log.append('shared')",
+            ]
+        if kind == 2:
+            y = self.pick(lambda y: y.is_float and broadcast(x.dims, y.dims) is not None)
+            assert y is not None
+            dims = broadcast(x.dims, y.dims)
+            assert dims is not None
+            text = f"in_thread(lambda: K.tanh({x.name} + {y.name}) * s)"
+            return [f"{self.new(dims, promote(x.dtype, y.dtype), 3.0)} = {text}"]
+        return [
+            "try:",
+            f"    in_thread(lambda: {x.name}.sum().backward(retain_graph=True))",
+            "except RuntimeError as error:",
+            "    refused(error)",
+        ]
+
     def draw(self) -> list[str] | None:
         """Random numbers between the lines, used or not."""
         if self.rng.random() < 0.5:
@@ -480,8 +514,8 @@ class Writer:
 
     STATEMENTS = (
         (unary, 10), (binary, 12), (with_number, 10), (compare, 5), (reduction, 9), (product, 6), (view, 12),
-        (composite, 7), (index, 6), (cast, 3), (write, 12), (array, 4), (keep, 7), (backward, 6),
-        (branch, 4), (loop, 2),
+        (composite, 7), (index, 6), (cast, 3), (write, 12), (array, 8), (keep, 7), (backward, 6),
+        (branch, 4), (loop, 2), (thread, 1),
     )  # fmt: skip
 
 

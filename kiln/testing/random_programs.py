@@ -16,6 +16,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ import numpy as np
 
 from kiln.testing.backend import Framework, load, peer
 from kiln.testing.compare import first_difference, freeze
+from kiln.testing.peer_noise import computing_otherwise
 from kiln.testing.program_writer import Program, write_program
 
 
@@ -48,10 +50,13 @@ CALLS = (
 
 
 class Seen(NamedTuple):
-    """What one call left behind: frozen values, and the message of its exception if it raised."""
+    """What one call left behind: frozen values, the message of its exception if it raised, and how often
+    backward was refused because of what its graph no longer holds.
+    """
 
     values: dict[str, Any]
     message: str
+    refusals: int
 
 
 class Failure(NamedTuple):
@@ -100,24 +105,43 @@ def observe(fn: Callable[..., Any], framework: Framework, call: Call, exact: boo
     log: list[Any] = []
     inputs = arguments(framework, call, noise)
     framework.manual_seed(call.seed)
-    message = ""
+    message, refusals = "", 0
 
     def say(value: Any) -> None:
         # the printed text is compared bit for bit only with ourselves
         log.append({"printed": str(value)} if exact else {"printed": value is None})
 
+    def refused(error: Exception) -> None:
+        nonlocal refusals
+        log.append("no gradient")
+        refusals += is_refusal(str(error))
+
     try:
         with np.errstate(all="ignore"):
-            result = fn(framework, framework.nn.functional, *inputs, call.s, call.t, log, say)
+            result = fn(
+                framework, framework.nn.functional, *inputs, call.s, call.t, log, say, refused, in_thread
+            )
     except Exception as error:
         result, message = {"raised": type(error).__name__}, str(error)
+        refusals += is_refusal(message)
     values = {
         "result": freeze(result),
         "log": freeze(log),
         "inputs": freeze(inputs),
         "gradients": freeze([x.grad for x in inputs[:4]]),
     }
-    return Seen(values, message)
+    return Seen(values, message, refusals)
+
+
+def is_refusal(message: str) -> bool:
+    """Whether an error says that a graph was freed, or a value it had saved overwritten."""
+    return "modified by an inplace operation" in message or "second time" in message
+
+
+def in_thread(work: Callable[[], Any]) -> Any:
+    """What `work` gives, or raises, in a thread of its own that has ended."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result()
 
 
 class _Warnings(logging.Handler):
@@ -183,20 +207,24 @@ def check_peer(program: Program, framework: Framework, other: Framework) -> Fail
 def undecided(fn: Callable[..., Any], other: Framework, call: Call, expected: Seen, got: Seen) -> bool:
     """Whether a difference from the peer proves nothing.
 
-    Either the peer itself moves beyond the tolerance when its inputs move by rounding errors (a branch
-    near zero,
-    a tie, a cancellation), or exactly one side refused a backward whose saved tensor was overwritten:
-    what an op
-    saves is its own choice.
+    A backward was refused because of what its graph no longer holds: what an op saves is its own choice, and
+    so is what was accumulated before the refusal. Or a write read and wrote the same places in an order the
+    peer leaves open. Or the peer itself moves beyond the tolerance when its inputs, or the results of its
+    ops, move by rounding errors (a branch near zero, a tie, a cancellation).
     """
-    refused = ["modified by an inplace operation" in seen.message for seen in (expected, got)]
-    if refused[0] != refused[1]:
+    if expected.refusals or got.refusals:
         return True
+    with computing_otherwise(0):
+        if first_difference(observe(fn, other, call, False).values, got.values, exact=False) is None:
+            return True
+    plain = {k: v for k, v in expected.values.items() if k != "inputs"}
     for noise in (1, 2, 3):
         moved = observe(fn, other, call, False, noise)
-        plain = {k: v for k, v in expected.values.items() if k != "inputs"}
-        if first_difference(plain, {k: moved.values[k] for k in plain}, exact=False) is not None:
-            return True
+        with computing_otherwise(noise):
+            rounded = observe(fn, other, call, False)
+        for seen in (moved, rounded):
+            if first_difference(plain, {k: seen.values[k] for k in plain}, exact=False) is not None:
+                return True
     return False
 
 

@@ -43,4 +43,6 @@ prove planted_use_after_release "use-after-poison"
 prove planted_signed_overflow "signed integer overflow"
 echo "planted bugs: all reported"
 
-LD_PRELOAD=$preload "$bin/python" -m pytest -q -p no:cacheprovider "$@"
+# Ten times the memory and time: the longest chains of ops are left to the plain build.
+export KILN_RANDOM_PROGRAMS=${KILN_RANDOM_PROGRAMS:-20}
+LD_PRELOAD=$preload "$bin/python" -m pytest -q -p no:cacheprovider -k "not 1000000" "$@"
