@@ -12,8 +12,8 @@ from typing import Any
 # ops that move values and round nothing
 EXACT = frozenset(
     "abs amax arange argmax cat clone constant_pad_nd copy detach empty empty_like eq expand fill full "
-    "full_like gather ge gt index le lift_fresh lt maximum minimum ne neg new_empty new_full new_zeros ones ones_like "
-    "relu scalar_tensor scatter select_backward select_scatter slice_backward slice_scatter stack "
+    "full_like gather ge gt index le lift_fresh lt maximum minimum ne neg new_empty new_full new_zeros ones "
+    "ones_like relu scalar_tensor scatter select_backward select_scatter slice_backward slice_scatter stack "
     "threshold_backward where zero zeros zeros_like _to_copy _local_scalar_dense".split()
 )
 
