@@ -53,7 +53,7 @@ struct Node {
     SmallVector<SavedTensor, 1> saved_outputs;  // as many as outputs, or none
     SmallVector<SavedTensor, 1> hidden;
     SourceLine line;
-    Hooks hooks;         // on gradients of outputs
+    Hooks hooks;  // on gradients of outputs
     std::vector<std::pair<AutogradMeta*, uint32_t>>
         retains;  // tensors whose .grad keeps an output's gradient
 

@@ -466,8 +466,8 @@ int add_tensor(PyObject* module) {
     for (const NumberSlot& n : numbers)
         if (n.function) all.push_back({n.slot, n.function});
     all.push_back({0, nullptr});
-    PyType_Spec spec = {"kiln.Tensor", sizeof(TensorObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
-                        all.data()};
+    PyType_Spec spec = {"kiln.Tensor", sizeof(TensorObject), 0,
+                        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, all.data()};
     tensor_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
     if (!tensor_type) return -1;
     return PyModule_AddObjectRef(module, "Tensor", reinterpret_cast<PyObject*>(tensor_type));
