@@ -1,6 +1,7 @@
 // Values in and out: nested lists, buffers, single numbers.
 #include "bind.h"
 
+#include <cmath>
 #include <cstring>
 
 namespace kiln {
@@ -50,6 +51,20 @@ void measure(PyObject* data, size_t depth, NestedShape& shape) {
     for (int64_t i = 0; i < count; ++i) measure(PySequence_Fast_GET_ITEM(data, i), depth + 1, shape);
 }
 
+// A number must lie in the range of an integer dtype; negative ints count from an unsigned one's end.
+void expect_in_range(const Number& number, DType dtype) {
+    if (is_float(dtype) || dtype == DType::bool_) return;
+    const int bits = int(8 * itemsize(dtype)) - (dtype != DType::uint8);
+    const double end = std::ldexp(1.0, bits);
+    bool fits;
+    if (number.kind == Kind::float_)
+        fits = number.real < end && (dtype == DType::uint8 ? number.real >= 0 : number.real >= -end);
+    else
+        fits = bits == 63 || (double(number.integer) < end &&
+                              double(number.integer) >= (dtype == DType::uint8 ? 1 - end : -end));
+    KILN_CHECK(fits, runtime, "value cannot be converted to type ", name(dtype), " without overflow");
+}
+
 std::byte* fill(PyObject* data, DType dtype, std::byte* to) {
     if (is_sequence(data)) {
         for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(data); ++i)
@@ -61,6 +76,7 @@ std::byte* fill(PyObject* data, DType dtype, std::byte* to) {
         number = read_element(tensor_of(data).dtype, tensor_of(data).data());
     else
         number_from(data, &number);
+    expect_in_range(number, dtype);
     write_element(dtype, to, number);
     return to + itemsize(dtype);
 }
@@ -247,7 +263,18 @@ PyObject* frombuffer(PyObject*, PyObject* args) {
     });
 }
 
+PyObject* check_in_range(PyObject*, PyObject* args) {
+    return guarded([&]() -> PyObject* {
+        PyObject *value, *dtype;
+        Number number;
+        if (!PyArg_ParseTuple(args, "OO:check_in_range", &value, &dtype)) return nullptr;
+        if (number_from(value, &number)) expect_in_range(number, dtype_from(dtype));
+        Py_RETURN_NONE;
+    });
+}
+
 PyMethodDef functions[] = {
+    {"check_in_range", check_in_range, METH_VARARGS, "RuntimeError if a number does not fit a dtype."},
     {"from_nested", from_nested, METH_VARARGS, "A tensor of nested lists of numbers: (data, dtype or None)."},
     {"from_buffer", from_buffer, METH_O, "A NumPy array's memory as a tensor."},
     {"frombuffer", frombuffer, METH_VARARGS, "Bytes as a tensor: (buffer, dtype, count, offset)."},

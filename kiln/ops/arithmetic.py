@@ -9,6 +9,7 @@ from kiln.ops import reduce
 from kiln.ops import unary as u
 from kiln.ops.activations import cube, inverse_square
 from kiln.ops.declare import into, is_float, public
+from kiln.ops.record import Op
 
 
 def _is_number(x: Any) -> bool:
@@ -109,53 +110,28 @@ def clamp(input: Any, min: Any = None, max: Any = None, *, out: Any = None) -> A
     return p.clamp(input, min, max, **into(out))
 
 
-def _correction(dim: Any, unbiased: Any, correction: Any) -> tuple[Any, Any]:
-    """(dim, correction) from PyTorch's two ways of asking: a flag, which may come first, or a number."""
-    if isinstance(dim, bool):
-        dim, unbiased = None, dim
-    if correction is None:
-        correction = 1 if unbiased is None or unbiased else 0
-    return dim, correction
+def _deviation(op: Op) -> Any:
+    """var or std, asked for PyTorch's two ways: by a flag, which may come in dim's place, or by a number."""
+
+    def deviation(
+        input: Any,
+        dim: Any = None,
+        unbiased: bool | None = None,
+        keepdim: bool = False,
+        *,
+        correction: Any = None,
+    ) -> Any:
+        if isinstance(dim, bool):
+            dim, unbiased = None, dim
+        if correction is None:
+            correction = 1 if unbiased is None or unbiased else 0
+        return op.handle(input, dim, correction, keepdim)
+
+    deviation.__name__, deviation.__doc__ = op.name, op.doc
+    return public(op.name)(deviation)
 
 
-@public("var")
-def var(
-    input: Any,
-    dim: Any = None,
-    unbiased: bool | None = None,
-    keepdim: bool = False,
-    *,
-    correction: Any = None,
-) -> Any:
-    """The variance over `dim` (None: all), dividing by count - correction (1, or 0 if not `unbiased`).
-
-    RuntimeError for integers.
-
-    >>> kiln.var(kiln.tensor([1.0, 2.0, 3.0]))
-    tensor(1.)
-    """
-    dim, correction = _correction(dim, unbiased, correction)
-    return reduce.var(input, dim, correction, keepdim)
-
-
-@public("std")
-def std(
-    input: Any,
-    dim: Any = None,
-    unbiased: bool | None = None,
-    keepdim: bool = False,
-    *,
-    correction: Any = None,
-) -> Any:
-    """The standard deviation over `dim` (None: all): the root of `var`; its derivative where it is 0 is 0.
-
-    RuntimeError for integers.
-
-    >>> kiln.std(kiln.tensor([1.0, 2.0, 3.0]))
-    tensor(1.)
-    """
-    dim, correction = _correction(dim, unbiased, correction)
-    return reduce.std(input, dim, correction, keepdim)
+var, std = map(_deviation, (reduce.var, reduce.std))
 
 
 @public("where", method=False)

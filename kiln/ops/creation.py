@@ -206,7 +206,9 @@ def full_(
     tensor([7, 7])
     """
     by_value = "bool" if isinstance(fill_value, bool) else "int64" if isinstance(fill_value, int) else None
-    result = run(full, fill_value, sizes_given((size,), "full"), chosen_dtype(dtype, by_value))
+    chosen = chosen_dtype(dtype, by_value)
+    _core.check_in_range(fill_value, chosen)
+    result = run(full, fill_value, sizes_given((size,), "full"), chosen)
     return settle(result, requires_grad, device, "full")
 
 
@@ -241,7 +243,9 @@ def full_like(
     >>> kiln.full_like(kiln.tensor([5, 6]), 3)
     tensor([3, 3])
     """
-    result = run(full, fill_value, tuple(input.shape), chosen_dtype(dtype, input.dtype))
+    chosen = chosen_dtype(dtype, input.dtype)
+    _core.check_in_range(fill_value, chosen)
+    result = run(full, fill_value, tuple(input.shape), chosen)
     return settle(result, requires_grad, device, "full_like")
 
 

@@ -234,6 +234,7 @@ def fill_(x: Any, value: Any) -> Any:
 
 def _fill(x: Any, value: Any) -> Any:
     """Writes a number everywhere in x, whose elements share no memory; returns x."""
+    _core.check_in_range(value, x.dtype)
     if isinstance(value, float) and not dtype_name(x.dtype).startswith(("float", "bfloat")):
         value = bool(value) if dtype_name(x.dtype) == "bool" else int(value)
     if _core.grad_enabled() and x.requires_grad:

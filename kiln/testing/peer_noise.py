@@ -1,7 +1,7 @@
 """The peer computing a little otherwise: what its results then do not agree on, it does not decide.
 
-Every op that rounds gives results moved by up to two units in the last place; a write in place first copies
-operands that share the target's memory where the peer would let their order decide.
+Every op that rounds sees operands, and gives results, moved by up to two units in the last place; a write in
+place first copies operands that share the target's memory where the peer would let their order decide.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 # ops that move values and round nothing
 EXACT = frozenset(
     "abs amax arange argmax cat clone constant_pad_nd copy detach empty empty_like eq expand fill full "
-    "full_like gather ge gt index le lift_fresh lt maximum minimum ne neg new_empty new_full new_zeros ones ones_like "
-    "relu scalar_tensor scatter select_backward select_scatter slice_backward slice_scatter stack "
+    "full_like gather ge gt index le lift_fresh lt maximum minimum ne neg new_empty new_full new_zeros ones "
+    "ones_like relu scalar_tensor scatter select_backward select_scatter slice_backward slice_scatter stack "
     "threshold_backward where zero zeros zeros_like _to_copy _local_scalar_dense".split()
 )
 
@@ -42,10 +42,13 @@ def computing_otherwise(seed: int) -> Any:
     class Otherwise(base):  # type: ignore[misc]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             name = func._schema.name.split("::")[1]
+            rounds = seed and not func.is_view and name.rstrip("_") not in EXACT
             if name.endswith("_") and not name.startswith("_") and args:
                 args = (args[0], *(apart(x, args[0]) for x in args[1:]))
+            elif rounds:
+                args = tuple(moved(x.clone()) if isinstance(x, torch.Tensor) else x for x in args)
             out = func(*args, **(kwargs or {}))
-            if seed and not func.is_view and name.rstrip("_") not in EXACT:
+            if rounds:
                 for x in out if isinstance(out, (tuple, list)) else (out,):
                     moved(x)
             return out
