@@ -226,6 +226,9 @@ def test_threads_and_fork(place: Path) -> None:
         "define void @kernel() {\n %a = fmul <16 x bfloat> %x, %y\n ret void }",
         "define void @kernel() {\n %a = fadd fast float 1.0, 2.0\n ret void }",
         "define void @kernel() {\n %a = fmul reassoc float 1.0, 2.0\n ret void }",
+        "define void @kernel() {\n %a = fcmp nnan olt float 1.0, 2.0\n ret void }",
+        'define void @kernel() {\n call void asm sideeffect "hlt", ""()\n ret void }',
+        "define void @kernel() {\n invoke void @f() to label %a unwind label %b\n }",
     ],
 )
 def test_text_that_llvm_must_not_see(text: str) -> None:
