@@ -92,7 +92,8 @@ def multiply_add(code: Routine, element: Element, x: str, y: str, z: str) -> str
 
 
 TILE_PARAMS = (
-    "i64 %height, ptr %a, i64 %rs, i64 %rs3, i64 %rs5, i64 %ks, ptr %a7, ptr %b, i64 %bs, ptr %c, i64 %cs, i64 %k"
+    "i64 %height, ptr %a, i64 %rs, i64 %rs3, i64 %rs5, i64 %ks, ptr %a7,"
+    + " ptr %b, i64 %bs, ptr %c, i64 %cs, i64 %k"
 )
 # Row r of a tile is base + scale * index, as in an x86 address: (base, element type that scales, index).
 ROW_AT = [
@@ -170,7 +171,8 @@ def _tile(code: Routine, element: Element, height: int) -> None:
     steps.append((left, "i64", "%k", rest))
     steps += [(sums[cell], vector, "zeroinitializer", after[cell]) for cell in cells]
     code.lines[place:place] = [
-        f"  {name} = phi {type} [ {first}, %{before} ], [ {next}, %{loop} ]" for name, type, first, next in steps
+        f"  {name} = phi {type} [ {first}, %{before} ], [ {next}, %{loop} ]"
+        for name, type, first, next in steps
     ]
     code.branch(code.compare("ne", rest, "0"), loop, done)
     code.begin(done)
