@@ -242,7 +242,7 @@ def step_rows(context: Context) -> list[Row]:
     theirs = fresh.child("step", "torch")["calls"] if context.torch is not None else [None] * 4
     rows = []
     for state, answer, limit in (("nothing", cold, 1.0), ("a warm disk cache", warm, 0.1)):
-        llvm = "llvmlite" if answer["llvm"] else "no llvmlite"
+        llvm = "LLVM" if answer["llvm"] else "no LLVM"
         note = f"{llvm}; import and model before it {duration(answer['setup'])}"
         rows += [
             limit_row(f"1st step from {state}", answer["calls"][0], theirs[0], limit, f"1st sight; {note}"),

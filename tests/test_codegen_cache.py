@@ -12,6 +12,7 @@ import pytest
 from codegen_peer import reads, writes
 
 from kiln.codegen import compile as compiler
+from kiln.codegen import llvm
 from kiln.codegen.cache import HEADER, DiskCache, cache_directory
 from kiln.codegen.nest import Nest
 from kiln.codegen.target import LEVELS, host_target
@@ -160,9 +161,38 @@ def test_warm_process_imports_no_compiler(place: Path) -> None:
         "a, b = Operand('float32', 'in', ('1',)), Operand('float32', 'out', ('1',));"
         "n = Nest(('p',), (a, b), (), ((1, x + 1.0),));"
         "assert kernel_object(n)[:4] == b'\\x7fELF';"
-        "assert not {'llvmlite', 'numpy', 'inspect', 'dataclasses'} & set(sys.modules)"
+        "assert not {'llvmlite', 'ctypes', 'numpy', 'inspect', 'dataclasses'} & set(sys.modules);"
+        "assert 'libllvmlite' not in open('/proc/self/maps').read()"
     )  # fmt: skip
     subprocess.run([sys.executable, "-c", text], check=True, timeout=60)
+
+
+def test_cold_process_loads_the_library_alone(place: Path) -> None:
+    text = (
+        "import sys; from kiln.codegen.compile import compile_text;"
+        "from kiln.codegen.target import host_target;"
+        "assert compile_text('define void @kernel() { ret void }', host_target())[:4] == b'\\x7fELF';"
+        "assert 'libllvmlite' in open('/proc/self/maps').read() and 'llvmlite' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", text], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    "text", ["define void @kernel() { ret i32 0 }", "no module", "define i32 @kernel() { ret i32 %x }"]
+)
+def test_llvm_says_why_it_refuses(text: str) -> None:
+    with pytest.raises(RuntimeError, match=r"LLVM: .*(error|expected|undefined)"):
+        compiler.compile_text(text, host_target())
+
+
+def test_another_llvmlite_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llvm, "_library", None)
+    monkeypatch.setattr(llvm, "LLVMLITE", b"0.49.")
+    with pytest.raises(ImportError, match=r"needs llvmlite 0.49.\*"):
+        llvm.Machine(host_target())
+    monkeypatch.setattr(llvm, "folder", lambda: None)
+    with pytest.raises(ImportError, match="not installed"):
+        llvm.Machine(host_target())
 
 
 def test_keys_tell_machines_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,6 +256,9 @@ def test_threads_and_fork(place: Path) -> None:
         "define void @kernel() {\n %a = fmul <16 x bfloat> %x, %y\n ret void }",
         "define void @kernel() {\n %a = fadd fast float 1.0, 2.0\n ret void }",
         "define void @kernel() {\n %a = fmul reassoc float 1.0, 2.0\n ret void }",
+        "define void @kernel() {\n %a = fcmp nnan olt float 1.0, 2.0\n ret void }",
+        'define void @kernel() {\n call void asm sideeffect "hlt", ""()\n ret void }',
+        "define void @kernel() {\n invoke void @f() to label %a unwind label %b\n }",
     ],
 )
 def test_text_that_llvm_must_not_see(text: str) -> None:

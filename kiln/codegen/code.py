@@ -112,8 +112,8 @@ class Code:
 
     def call(self, intrinsic: str, result: str, arguments: Sequence[str]) -> str:
         """Call an allowed intrinsic by its full name; the result's name ("" for void)."""
-        assert intrinsic_allowed(intrinsic, self.target), f"{intrinsic} is not allowed on {self.target.name}"
         if intrinsic not in self.declared:
+            assert intrinsic_allowed(intrinsic, self.target), f"{intrinsic} not allowed on {self.target.name}"
             types = ", ".join(
                 a.rsplit(" ", 1)[0] if "splat (" not in a else _literal_type(a) for a in arguments
             )

@@ -3,7 +3,7 @@
     key = SHA-256(generator's source | LLVM | target | CPU | pattern text)
     object_for:  in memory?  on disk, whole and ours?  else text -> verify -> LLVM -> verify -> keep
 
-A process that finds its kernels on disk never imports LLVM. One lock serialises compilation; a fork
+A process that finds its kernels on disk never loads LLVM. One lock serialises compilation; a fork
 waits for it, so that no child inherits LLVM in the middle of its work.
 """
 
@@ -11,27 +11,25 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 import threading
 from collections.abc import Callable
-from importlib.machinery import PathFinder
 from typing import Any
 
 from kiln.codegen.cache import DiskCache, cache_directory
 from kiln.codegen.generate import nest_text
+from kiln.codegen.llvm import Machine
+from kiln.codegen.llvm import identity as llvm_identity
 from kiln.codegen.nest import Nest
 from kiln.codegen.target import Target, cpu_identity, host_target
 from kiln.codegen.verify import verify_object, verify_text
 
-OPT_LEVEL = 1
-MEASURED_LLVM = 22
 REMEMBERED = 1024  # objects kept in memory; the core holds the mapped kernels itself
 
 _lock = threading.RLock()
 _memory: dict[bytes, bytes] = {}
 _disk: DiskCache = DiskCache(None)
 _bases: dict[Target, Any] = {}
-_machines: dict[Target, Any] = {}
+_machines: dict[Target, Machine] = {}
 
 
 def object_for(text_key: str, ir_text: Callable[[], str], target: Target | None = None) -> bytes:
@@ -69,41 +67,12 @@ def compile_text(text: str, target: Target) -> bytes:
     """LLVM text to a verified ELF object, past every cache."""
     verify_text(text, target)
     with _lock:
-        binding, machine = _machine(target)
-        context = binding.create_context()
-        module = binding.parse_assembly(text, context)
-        try:
-            module.verify()
-            data = bytes(machine.emit_object(module))
-        finally:
-            module.close()
+        machine = _machines.get(target)
+        if machine is None:
+            machine = _machines[target] = Machine(target)
+        data = machine.object(text)
     verify_object(data)
     return data
-
-
-def _machine(target: Target) -> tuple[Any, Any]:
-    """llvmlite's binding and a target machine; the first call in a process imports llvmlite."""
-    import llvmlite.binding as binding
-
-    machine = _machines.get(target)
-    if machine is None:
-        if not _machines:
-            _prepare(binding)
-        machine = _machines[target] = binding.Target.from_triple(target.triple).create_target_machine(
-            cpu=target.cpu, features=target.features, opt=OPT_LEVEL, reloc="pic", codemodel="small"
-        )
-    return binding, machine
-
-
-def _prepare(binding: Any) -> None:
-    """Once per process: the targets; no loop strength reduction (40 % of the time, and nothing gained).
-
-    The option is set for the whole LLVM library, by name, so only on the version that was measured.
-    """
-    binding.initialize_all_targets()
-    binding.initialize_all_asmprinters()
-    if binding.llvm_version_info[0] == MEASURED_LLVM:
-        binding.set_option("kiln", "-disable-lsr")
 
 
 # -- keys ---------------------------------------------------------------------------------------------
@@ -131,19 +100,6 @@ def generator_source() -> bytes:
         with open(path, "rb") as file:
             parts.append(file.read())
     return b"\0".join(parts)
-
-
-def llvm_identity() -> bytes:
-    """What tells one build of LLVM from another, read without importing it: version file and library size."""
-    found = PathFinder.find_spec("llvmlite", sys.path)
-    if found is None or found.origin is None:
-        return b"none"
-    folder = os.path.dirname(found.origin)
-    with open(os.path.join(folder, "_version.py"), "rb") as file:
-        version = file.read()
-    library = os.path.join(folder, "binding", "libllvmlite.so")
-    size = os.stat(library).st_size if os.path.exists(library) else 0
-    return version + str(size).encode()
 
 
 def _disk_cache() -> DiskCache:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Hashable
+from functools import lru_cache
 
 from kiln.codegen.code import LANES, LLVM, Code, Value, llvm_type
 from kiln.ops.floats import FORMAT
@@ -45,6 +46,7 @@ def literal(x: Scalar) -> Value:
     return Value(str(wrapped(int(x.data), x.type)), x.type, 1, True)
 
 
+@lru_cache(maxsize=1024)
 def float_literal(data: int) -> str:
     """The f32 of bits `data` as LLVM writes it: the bits of the equal f64."""
     if data & 0x7F800000 == 0x7F800000:
@@ -103,7 +105,8 @@ class Machine:
 
     def instruction(self, text: str, x: Value, y: Value, type: str | None = None) -> Value:
         """`text ty x, y`, of x's type unless another is given."""
-        x, y = self.align(x, y)
+        if x.width != y.width:
+            x, y = self.align(x, y)
         return Value(self.code.op(f"{text} {x.typed}, {y.text}"), type or x.type, x.width)
 
     def choose(self, condition: Value, x: Value, y: Value) -> Value:

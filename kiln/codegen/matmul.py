@@ -29,8 +29,8 @@ from typing import Any, NamedTuple
 
 from kiln.codegen.matmul_drive import UNIT_BYTES, UNIT_ROWS, drive, frame_bytes, tables
 from kiln.codegen.matmul_finish import Arguments, finish
-from kiln.codegen.matmul_pack import clear, copy, turn
-from kiln.codegen.matmul_tile import Element, add_rows, element_of, heights, tile
+from kiln.codegen.matmul_pack import copy, turn
+from kiln.codegen.matmul_tile import Element, element_of, tile
 from kiln.codegen.nest import TEXTS, Nest, Operand
 from kiln.codegen.target import Target
 from kiln.codegen.verify import refuse, verify_nest
@@ -90,13 +90,7 @@ def matmul_ir(spec: MatmulSpec, target: Target) -> str:
     _verify(spec, target)
     element = element_of(spec.dtype)
     arguments = Arguments(spec.operands, spec.numbers)
-    routines = [tile(target, element, height) for height in heights(target)]
-    routines += [
-        add_rows(target, element),
-        copy(target, element),
-        turn(target, element),
-        clear(target, element),
-    ]
+    routines = [tile(target, element), copy(target, element), turn(target, element)]
     routines.append(finish(target, element, arguments, spec.stores))
     routines.append(drive(target, element, _plain_output(spec, element)))
     *internal, driver = routines

@@ -7,8 +7,9 @@ stack and it is not optimised (attributes #1).
 from __future__ import annotations
 
 from kiln.codegen.matmul_finish import Arguments
+from kiln.codegen.matmul_pack import clear
 from kiln.codegen.matmul_text import Routine
-from kiln.codegen.matmul_tile import SEGMENT, VECTORS, Element, heights, next_height
+from kiln.codegen.matmul_tile import SEGMENT, VECTORS, Element, add_rows, heights, next_height
 from kiln.codegen.target import Target
 
 UNIT_ROWS = 28
@@ -238,7 +239,7 @@ class _Driver:
             code.line(f"store ptr {panel}, ptr {place}")
             code.set(step, str(self.panel_bytes))
             with code.when(code.compare("slt", cols, str(self.panel))):
-                self.call("clear", f"ptr {panel}", code.mul(self.got("depth"), str(self.panel_bytes)))
+                clear(code, element, panel, code.mul(self.got("depth"), str(self.panel_bytes)))
             turned = code.both(
                 code.compare("eq", self.got("b_k"), str(element.stored_bytes)),
                 code.compare("sge", self.got("depth"), str(16 // element.bytes)),
@@ -374,23 +375,9 @@ class _Driver:
         a, rs, tall = self.got("a_at"), self.got("rs"), self.got("tall")
         rs3, rs5, rs7 = (code.mul(rs, str(times)) for times in (3, 5, 7))
         factors = (f"ptr {a}", rs, rs3, rs5, self.got("ks"), f"ptr {code.at(a, rs7)}", f"ptr {b}", bs)
-        self._switch(tall, (*factors, f"ptr {c}", cs, self.got("depth")))
+        self.call("tile", tall, *factors, f"ptr {c}", cs, self.got("depth"))
         with code.when(code.compare("sgt", self.got("from_k"), "0")):
             skip = self.got("skip")
             target = code.at(into, code.mul(skip, pitch))
             more = code.at(self.sums, code.mul(skip, str(self.panel_bytes)))
-            self.call(
-                "add_rows", f"ptr {target}", pitch, f"ptr {more}", str(self.panel_bytes), code.sub(tall, skip)
-            )
-
-    def _switch(self, tall: str, arguments: tuple[str, ...]) -> None:
-        """Call the tile of the height at hand."""
-        code = self.code
-        labels, out = [code.label() for _ in self.heights], code.label()
-        cases = " ".join(f"i64 {h}, label %{at}" for h, at in zip(self.heights[1:], labels[1:]))
-        code.line(f"switch i64 {tall}, label %{labels[0]} [ {cases} ]")
-        for h, at in zip(self.heights, labels):
-            code.begin(at)
-            self.call(f"tile{h}", *arguments)
-            code.jump(out)
-        code.begin(out)
+            add_rows(code, self.element, target, pitch, more, str(self.panel_bytes), code.sub(tall, skip))

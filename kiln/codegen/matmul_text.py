@@ -1,6 +1,6 @@
 """Routines: the internal functions a matmul kernel is made of, written with `Code`.
 
-A kernel stays one object with one visible function; tiles, packing and finishing are internal functions
+A kernel stays one object with one visible function; the tiles, packing and finishing are internal functions
 beside it, so that each is compiled (and its registers allocated) by itself.
 """
 

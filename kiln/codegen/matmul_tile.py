@@ -92,12 +92,13 @@ def multiply_add(code: Routine, element: Element, x: str, y: str, z: str) -> str
 
 
 TILE_PARAMS = (
-    "ptr %a, i64 %rs, i64 %rs3, i64 %rs5, i64 %ks, ptr %a7, ptr %b, i64 %bs, ptr %c, i64 %cs, i64 %k"
+    "i64 %height, ptr %a, i64 %rs, i64 %rs3, i64 %rs5, i64 %ks, ptr %a7,"
+    + " ptr %b, i64 %bs, ptr %c, i64 %cs, i64 %k"
 )
 # Row r of a tile is base + scale * index, as in an x86 address: (base, element type that scales, index).
 ROW_AT = [
     (base, scale, index)
-    for base in ("%pa", "%pa7")
+    for base in ("a", "a7")
     for scale, index in (
         ("i8", "0"),
         ("i8", "%rs"),
@@ -110,74 +111,88 @@ ROW_AT = [
 ]
 
 
-def tile(target: Target, element: Element, height: int) -> Routine:
-    """The routine tile<height>: one segment of one tile; strides in bytes, k >= 1, every element summed type.
+def tile(target: Target, element: Element) -> Routine:
+    """The routine tile: one segment of one tile; strides in bytes, k >= 1, every element summed type.
 
-        sum[r][v] = 0
-        k times:   b0, b1 = load b, b + vector;  prefetch them and a, a7 of 8 k ahead
-                   each r:  x = splat(load a + r * rs)
-                            sum[r][0] = fma(x, b0, sum[r][0]);  sum[r][1] = fma(x, b1, sum[r][1])
-                   a += ks, a7 += ks, b += bs
-        store sum[r][v] at c + r * cs + v * vector
+        each of the target's heights, if it is height:
+            sum[r][v] = 0
+            k times:   b0, b1 = load b, b + vector;  prefetch them and a, a7 of 8 k ahead
+                       each r:  x = splat(load a + r * rs)
+                                sum[r][0] = fma(x, b0, sum[r][0]);  sum[r][1] = fma(x, b1, sum[r][1])
+                       a += ks, a7 += ks, b += bs
+            store sum[r][v] at c + r * cs + v * vector
 
     a7 is a + 7 * rs, rs3 and rs5 are rs times 3 and 5: with them each of 14 rows is one address (base +
     index * 1, 2 or 4). Loop strength reduction must be off (`compile` sees to it): it would exchange the
-    addresses for a chain of additions or for spilled pointers, and a sixth of the speed.
+    addresses for a chain of additions or for spilled pointers, and a sixth of the speed. The heights are one
+    function, because LLVM's passes cost as much for a function as for ten rows of a tile.
     """
-    code = Routine(target, f"tile{height}", TILE_PARAMS)
-    lanes, size, kind = element.lanes(target), element.bytes, LLVM[element.summed]
+    code = Routine(target, "tile", TILE_PARAMS)
+    for height in heights(target):
+        with code.when(code.compare("eq", "%height", str(height))):
+            _tile(code, element, height)
+    return code
+
+
+def _tile(code: Routine, element: Element, height: int) -> None:
+    """The loop and the stores of one height."""
+    lanes, size, kind = element.lanes(code.target), element.bytes, LLVM[element.summed]
     vector = f"<{lanes} x {kind}>"
     cells = [(r, v) for r in range(height) for v in range(VECTORS)]
-    code.jump("loop")
-    code.begin("loop")
+    before, loop, done = code.block, code.label(), code.label()
+    code.jump(loop)
+    code.begin(loop)
     place = len(code.lines)
+    sums = {cell: code.name() for cell in cells}
+    at = {name: code.name() for name in ("a", "a7", "b")}
+    left = code.name()
     columns = [
-        code.op(f"load {vector}, ptr {code.at('%pb', str(v * lanes * size))}, align {size}")
+        code.op(f"load {vector}, ptr {code.at(at['b'], str(v * lanes * size))}, align {size}")
         for v in range(VECTORS)
     ]
-    ahead = code.offset("%pb", "i64", "%bs")
+    ahead = code.offset(at["b"], "i64", "%bs")
     soon = [code.at(ahead, str(v * lanes * size)) for v in range(VECTORS)]
-    soon += [code.offset("%pa", "i64", "%ks")] + [code.offset("%pa7", "i64", "%ks")] * (height > 7)
+    soon += [code.offset(at[name], "i64", "%ks") for name in ("a", "a7")[: 1 + (height > 7)]]
     for where in soon:
         code.call("llvm.prefetch.p0", "void", [f"ptr {where}", "i32 0", "i32 3", "i32 1"])
     after = {}
     for r in range(height):
-        x = code.op(f"load {kind}, ptr {code.offset(*ROW_AT[r])}, align {size}")
+        base, scale, index = ROW_AT[r]
+        x = code.op(f"load {kind}, ptr {code.offset(at[base], scale, index)}, align {size}")
         x = code.op(f"insertelement {vector} poison, {kind} {x}, i64 0")
         x = code.op(f"shufflevector {vector} {x}, {vector} poison, <{lanes} x i32> zeroinitializer")
         for v in range(VECTORS):
-            after[r, v] = multiply_add(code, element, x, columns[v], f"%sum{r}.{v}")
-    steps = {
-        f"%p{name}": ("ptr", f"%{name}", code.at(f"%p{name}", by))
+            after[r, v] = multiply_add(code, element, x, columns[v], sums[r, v])
+    steps = [
+        (at[name], "ptr", f"%{name}", code.at(at[name], by))
         for name, by in (("a", "%ks"), ("a7", "%ks"), ("b", "%bs"))
-    }
-    steps["%left"] = ("i64", "%k", code.add("%left", "-1"))
-    steps.update({f"%sum{r}.{v}": (vector, "zeroinitializer", after[r, v]) for r, v in cells})
-    code.lines[place:place] = [
-        f"  {n} = phi {t} [ {x}, %entry ], [ {y}, %loop ]" for n, (t, x, y) in steps.items()
     ]
-    code.branch(code.compare("ne", steps["%left"][2], "0"), "loop", "done")
-    code.begin("done")
+    rest = code.add(left, "-1")
+    steps.append((left, "i64", "%k", rest))
+    steps += [(sums[cell], vector, "zeroinitializer", after[cell]) for cell in cells]
+    code.lines[place:place] = [
+        f"  {name} = phi {type} [ {first}, %{before} ], [ {next}, %{loop} ]"
+        for name, type, first, next in steps
+    ]
+    code.branch(code.compare("ne", rest, "0"), loop, done)
+    code.begin(done)
     row = "%c"
     for r, v in cells:
         row = code.at(row, "%cs") if r and not v else row
         code.line(f"store {vector} {after[r, v]}, ptr {code.at(row, str(v * lanes * size))}, align {size}")
-    return code
 
 
-def add_rows(target: Target, element: Element) -> Routine:
-    """The routine add_rows: c[r][:] += x[r][:] over one tile's width: how segments are summed.
+def add_rows(code: Routine, element: Element, c: str, cs: str, x: str, xs: str, rows: str) -> None:
+    """c[r][:] += x[r][:] over one tile's width: how segments are summed.
 
     rows times:  store c, load c + load x   for both vectors;  c += cs, x += xs
     """
-    code = Routine(target, "add_rows", "ptr %c, i64 %cs, ptr %x, i64 %xs, i64 %rows")
-    lanes, size = element.lanes(target), element.bytes
+    lanes, size = element.lanes(code.target), element.bytes
     vector = f"<{lanes} x {LLVM[element.summed]}>"
     add = "fadd" if element.floating else "add"
-    with code.times("%rows") as r:
-        c, x = code.at("%c", code.mul(r, "%cs")), code.at("%x", code.mul(r, "%xs"))
+    with code.times(rows) as r:
+        to, from_ = code.at(c, code.mul(r, cs)), code.at(x, code.mul(r, xs))
         for v in range(VECTORS):
-            into, more = code.at(c, str(v * lanes * size)), code.at(x, str(v * lanes * size))
+            into, more = code.at(to, str(v * lanes * size)), code.at(from_, str(v * lanes * size))
             old, new = (code.op(f"load {vector}, ptr {p}, align {size}") for p in (into, more))
             code.line(f"store {vector} {code.op(f'{add} {vector} {old}, {new}')}, ptr {into}, align {size}")
-    return code
