@@ -13,6 +13,7 @@ import pytest
 from plan_runner import describe, run_plan, same_bits, trace
 
 from kiln import ops
+from kiln.capture.programs import program
 from kiln.graph.graph import Graph
 from kiln.graph.interpret import interpret
 from kiln.graph.verify import verify
@@ -525,3 +526,10 @@ F, I2 = ("float32", (False, False)), ("int64", (False, False))
 def test_simplify(function: Any, specs: tuple[Any, ...], expected: list[str]) -> None:
     """Fewer nodes where no bit can change."""
     assert simplified(function, *specs) == expected
+
+
+def test_what_runs_is_simplified() -> None:
+    """The gradient of a transposed weight is one product: no transposed copy after it."""
+    graph = trace(lambda a, b: (a @ b).t(), F, F)
+    _, _, _, _, _, steps, _, kernels = program("transposed", graph)
+    assert len(steps) == len(kernels) == 1
