@@ -9,13 +9,12 @@ batching, or the epilogue.
 
 One kernel serves every layout: strides are arguments, and what to pack is decided when it runs.
 
-    kernel(begin .. end):                     a unit: one batch index, UNIT_ROWS rows, UNIT_BYTES of columns
+    kernel(begin .. end):             a unit: one batch index, UNIT_ROWS rows, UNIT_BYTES of columns
         each run of units of the same columns (their rows are neighbours, and are done as one block):
-            each segment of k:
-                each panel of two vectors of columns:  B as it lies, or packed on the stack
-                each tile of rows:                     A as it lies, or copied when it would miss the cache
-                    each panel:  tile -> buffer         (whole panels of a plain product: to the output)
-                    after the last segment:  finish the rows
+            each panel of two vectors of columns, each segment of k:
+                B as it lies, or packed on the stack
+                tiles of rows:        old sums + this segment's -> buffer, or a plain product's output
+            finish the rows           (not where whole panels went to the output)
 
 Kernel arguments: `ptr` = A, B, then the operands; `arg` = batch, m, n, k; the strides, in elements, of A
 (batch, m, k), of B (batch, k, n), of every operand (batch, m, n); then the numbers. Any stride may be 0 or
@@ -27,10 +26,10 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from kiln.codegen.matmul_drive import UNIT_BYTES, UNIT_ROWS, drive, frame_bytes, tables
+from kiln.codegen.matmul_drive import UNIT_BYTES, UNIT_ROWS, drive, frame_bytes
 from kiln.codegen.matmul_finish import Arguments, finish
 from kiln.codegen.matmul_pack import clear, copy, turn
-from kiln.codegen.matmul_tile import Element, add_rows, element_of, heights, tile
+from kiln.codegen.matmul_tile import Element, element_of, heights, identity, tile
 from kiln.codegen.nest import TEXTS, Nest, Operand
 from kiln.codegen.target import Target
 from kiln.codegen.verify import refuse, verify_nest
@@ -64,9 +63,7 @@ class MatmulSpec(NamedTuple):
 @lru_cache(maxsize=TEXTS)
 def _text(spec: MatmulSpec) -> str:
     lines = [f"matmul {spec.dtype} numbers {' '.join(spec.numbers)}".rstrip()]
-    lines += [
-        f"operand {k + 1} {o.mode} {o.dtype} {''.join(o.strides)}" for k, o in enumerate(spec.operands)
-    ]
+    lines += [f"operand {k + 1} {o.mode} {o.dtype} {''.join(o.strides)}" for k, o in enumerate(spec.operands)]
     lines.append(program_text([value for _, value in spec.stores]))
     lines.append("stores " + " ".join(str(k) for k, _ in spec.stores))
     return "\n".join(lines)
@@ -92,9 +89,9 @@ def matmul_ir(spec: MatmulSpec, target: Target) -> str:
     _verify(spec, target)
     element = element_of(spec.dtype)
     arguments = Arguments(spec.operands, spec.numbers)
-    routines = [tile(target, element, height) for height in heights(target)]
+    tall = heights(target)
+    routines = [tile(target, element, tall[0], 1), *(tile(target, element, height) for height in tall)]
     routines += [
-        add_rows(target, element),
         copy(target, element),
         turn(target, element),
         clear(target, element),
@@ -104,8 +101,8 @@ def matmul_ir(spec: MatmulSpec, target: Target) -> str:
     *internal, driver = routines
     declared = {name: text for routine in routines for name, text in routine.declared.items()}
     return "\n".join([
-        f'target triple = "{target.triple}"', tables(target), *(routine.routine() for routine in internal),
-        driver.routine(visible=True), f"attributes #0 = {{ {target.attributes()} }}",
+        f'target triple = "{target.triple}"', identity(target, element),
+        *(routine.routine() for routine in internal), driver.routine(visible=True), f"attributes #0 = {{ {target.attributes()} }}",
         f"attributes #1 = {{ {target.attributes()} noinline optnone }}", *declared.values(), "",
     ])  # fmt: skip
 

@@ -31,6 +31,7 @@ from kiln.passes.layout import Layout, numel
 from kiln.passes.prepare import BLOCK
 
 WORTH = 8000  # nanoseconds of work a thread should get at least
+UNIT_COST = 16  # nanoseconds a unit of a product takes for each k
 
 
 class Memory(NamedTuple):
@@ -289,7 +290,8 @@ def _matmul(fusion: Fusion, group: Group) -> Lowered:
     pointers += [Memory(u.value, u.array, u.layout.offset) for u in builder.uses]
     own = [_whole(a.layout), _whole(b.layout), *strides]
     args = (batch, m, n, k, *(s for dims in own for s in dims), *(v for _, v in builder.numbers))
-    grain = quotient(WORTH // 40, k) + 1 if not isinstance(k, int) else max(WORTH // 40 // max(k, 1), 1)
+    deep = WORTH // UNIT_COST  # k that make a thread's work of one unit
+    grain = quotient(deep, k) + 1 if not isinstance(k, int) else max(deep // max(k, 1), 1)
     return Lowered(MatmulKernel(spec), tuple(pointers), args, spec.units(batch, m, n), grain)
 
 
