@@ -58,6 +58,7 @@ def run(
     strides = [s // x.itemsize for x in (a, b, *operands) for s in x.strides]
     words = [np.float64(x).view(np.int64) if isinstance(x, float) else x for x in numbers]
     sizes = [a.shape[0], a.shape[1], b.shape[2], a.shape[2]]
+    assert not spec.row or sizes[1] == 1
     arg = np.array([*sizes, *strides, *words], np.int64)
     arrays = (a, b, *operands)
     ptr = (ctypes.c_void_p * len(arrays))(*(x.ctypes.data for x in arrays))
@@ -286,6 +287,37 @@ def test_epilogue_changes_the_dtype(rng: np.random.Generator) -> None:
     )
     run(spec, a, b, [out])
     assert np.array_equal(out, multiply(a, b, "int8").astype(np.float64))
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_row(dtype: str, target: Target, rng: np.random.Generator) -> None:
+    """The kernel of one row gives the bits of the kernel of many, whatever lies how, and reads no more."""
+    guarded = Guarded()
+    spec = product(dtype)._replace(row=True)
+    for n, k in [(1, 1), (5, 3), (17, 130), (200, 70), (300, 5), (40, 1030), (3, 0)]:
+        a, b = draw(rng, dtype, 2, 1, k), draw(rng, dtype, 2, k, n)
+        expected = multiply(a, b, dtype)
+        for name, at_end in itertools.product(LAYOUTS, (True, False)):
+            x = guarded.place(a, at_end) if k else a
+            y = LAYOUTS[name](b)
+            if k and name in ("row", "col"):
+                y = guarded.place(b if name == "row" else b.swapaxes(1, 2), at_end)
+                y = y if name == "row" else y.swapaxes(1, 2)
+            out = guarded.place(np.zeros_like(expected), at_end)
+            run(spec, x, y, [out], target=target, cuts=[1])
+            assert np.array_equal(out, expected), (n, k, name)
+
+
+def test_one_row_with_an_epilogue(rng: np.random.Generator) -> None:
+    a, b, bias = (draw(rng, "float32", 3, *s) for s in ((1, 600), (600, 150), (1, 150)))
+    for target in TARGETS:
+        pre, out = np.empty_like(bias), np.empty_like(bias)
+        spec = bias_relu(("s", "s", "1"))._replace(row=True)
+        run(spec, a, b, [pre, out, bias], [0.75], target, cuts=[1, 4])
+        expected = multiply(a, b) * np.float32(0.75) + bias
+        assert np.array_equal(pre, expected)
+        assert np.array_equal(out, np.where(expected < 0, np.float32(0), expected))
 
 
 class Guarded:

@@ -66,9 +66,8 @@ def heights(target: Target) -> tuple[int, ...]:
     return (6, EDGE) if target.name.startswith("x86-64-v3") else (12, 8, EDGE)
 
 
-def multiply_add(code: Routine, element: Element, x: str, y: str, z: str) -> str:
+def multiply_add(code: Routine, element: Element, lanes: int, x: str, y: str, z: str) -> str:
     """z + x * y of vectors: rounded once for floats, wrapping for integers."""
-    lanes = element.lanes(code.target)
     vector = f"<{lanes} x {LLVM[element.summed]}>"
     if element.floating:
         name = f"llvm.fma.v{lanes}f{element.bytes * 8}"
@@ -165,7 +164,7 @@ class _Tile:
                 f"shufflevector {self.vector} {x}, {self.vector} poison, <{self.lanes} x i32> zeroinitializer"
             )
             for v in range(self.vectors):
-                after[r, v] = multiply_add(code, self.element, x, columns[v], f"%sum{r}.{v}")
+                after[r, v] = multiply_add(code, self.element, self.lanes, x, columns[v], f"%sum{r}.{v}")
         carried = {name: ("ptr", first, code.at(name, by)) for name, (first, by) in bases.items()}
         carried["%left"] = ("i64", "%k", code.add("%left", "-1"))
         for r, v in self.cells:
