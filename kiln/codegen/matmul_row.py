@@ -2,13 +2,12 @@
 
 B is read once and nothing else is large, so nothing is packed: each column is a lane, and B comes as it lies.
 
-    wide       unit stride along n:  each k: WIDE vectors of neighbouring columns
-    narrow     the same, a few masked vectors, or a whole one where the machine has no masks
+    beside     unit stride along n:  a few rows at a time, their columns from the first to the last
     turned     unit stride along k:  two vectors of columns, four k of each at a time, turned in registers
     gathered   any strides, or fewer columns than lanes:  one vector, columns past the last repeat it
 
 Each routine makes one segment's chains and adds them to what the segments before left. A vector is 16 lanes
-on every machine. A unit is one batch index and UNIT_COLUMNS columns.
+on every machine. A unit is one batch index and UNIT_COLUMNS columns; neighbours are done as one run.
 """
 
 from __future__ import annotations
@@ -24,21 +23,16 @@ from kiln.codegen.memory import Memory
 from kiln.codegen.target import Target
 
 UNIT_COLUMNS = 128
+RUN_COLUMNS = 1024  # the most columns whose sums are kept at once
+ROWS = 4  # k whose products are added to a sum between its load and its store
 TURNED = 2  # vectors of columns turned by turns
 LINE = 16  # k of one vector before the other has its turn: a cache line of float32
-AHEAD = 8  # k: rows of B lie far apart, where the machine does not prefetch by itself
 # Eight columns from a base, as in x86 addresses: base + scale * index, (element type that scales, index).
 COLUMN_AT = [
     ("i8", "0"), ("i8", "%bn"), ("i16", "%bn"), ("i8", "%bn3"), ("i32", "%bn"), ("i8", "%bn5"),
     ("i16", "%bn3"), ("i8", "%bn7"),
 ]  # fmt: skip
-MASKED = 4  # vectors of columns with masks of their own
 PARAMS = "ptr %a, i64 %ak, ptr %b, i64 %bk, i64 %bn, ptr %c, i64 %k, i64 %cols, i1 %first"
-
-
-def wide_vectors(target: Target, element: Element) -> int:
-    """How many vectors of columns have their sums in registers: eight registers in all, at most."""
-    return max(target.vector_bits // 64 * 4 // element.bytes, 1)
 
 
 class _Sums:
@@ -86,44 +80,55 @@ class _Sums:
             code.line(f"store {self.kind} {total}, ptr {into}, align {self.element.bytes}")
 
 
-def narrow_vectors(target: Target) -> int:
-    """How many vectors of columns the narrow routine sums."""
-    return MASKED if target.masks else 1
+def beside(target: Target, element: Element) -> Routine:
+    """The routine beside: all columns of a run, side by side; they go by a few rows at a time.
 
-
-def neighbours(target: Target, element: Element, name: str, vectors: int, masked: bool) -> Routine:
-    """The routine wide or narrow: columns side by side; masked, those past the last are zero.
-
-    each k:  prefetch b of AHEAD k on;  x = splat(load a);  each v:  sum[v] = fma(x, load b + v, sum[v])
+    chain[..] = 0
+    each ROWS of k, then each k left:   x = splat(load a[k]) ...
+        each 16 columns (the last ones masked):
+            chain[columns] = fma(x, load b[k, columns], chain[columns]) of each row; prefetch
+    c[..] += chain[..]
     """
-    made = _Sums(target, element, name, vectors)
-    code, step = made.code, LANES * element.stored_bytes
-    memory = Memory(code)
-    masks = [_mask(made, v) for v in range(vectors if masked else 0)]
-
-    def read(place: str, v: int) -> str:
-        if not masked:
-            return load(code, element, place, LANES)
-        found = memory.read_lanes(element.dtype, place, "", masks[v])
-        return memory.machine.convert(found, element.summed).text
-
-    with code.loop("0", "%k", 1, made.zeros()) as turn:
-        row = code.at("%b", code.mul(turn.index, "%bk"))
-        ahead = code.at(row, code.mul("%bk", str(AHEAD)))
-        for place in range(0, vectors * step, 64):
-            where = code.at(ahead, str(place))
-            code.call("llvm.prefetch.p0", "void", [f"ptr {where}", "i32 0", "i32 3", "i32 1"])
-        columns = [read(code.at(row, str(v * step)), v) for v in range(vectors)]
-        turn.next = made.step(made.scalar(turn.index), columns, turn.values)
-    made.finish(turn.values)
+    made = _Sums(target, element, "beside", 1)
+    code = made.code
+    chain = code.slot(made.kind, RUN_COLUMNS // LANES)
+    whole = code.op(f"and i64 %cols, -{LANES}")
+    with code.times("%cols", LANES) as at:
+        place = code.at(chain, code.mul(at, str(element.bytes)))
+        code.line(f"store {made.kind} zeroinitializer, ptr {place}, align 64")
+    start = code.op(f"and i64 %k, -{ROWS}")
+    for first, end, rows in (("0", start, ROWS), (start, "%k", 1)):
+        with code.loop(first, end, rows) as turn:
+            ks = [code.add(turn.index, str(j)) for j in range(rows)]
+            xs, bases = [made.scalar(k) for k in ks], [code.at("%b", code.mul(k, "%bk")) for k in ks]
+            with code.times(whole, LANES) as at:
+                _add_rows(made, xs, bases, chain, at, None)
+            if target.masks:
+                with code.when(code.compare("slt", whole, "%cols")):
+                    count = Value(code.sub("%cols", whole), "i64")
+                    _add_rows(made, xs, bases, chain, whole, Memory(code).mask(count.text))
+    with code.times("%cols", LANES) as at:
+        left = code.mul(at, str(element.bytes))
+        found = code.op(f"load {made.kind}, ptr {code.at(chain, left)}, align 64")
+        made.finish([Value(found, element.summed, LANES)], code.at("%c", left))
     return code
 
 
-def _mask(made: _Sums, v: int) -> Value:
-    """Which columns of vector v there are."""
-    machine = Memory(made.code).machine
-    left = machine.spread(Value(made.code.sub("%cols", str(v * LANES)), "i64"), LANES)
-    return machine.compare("lt", Value(IOTA64, "i64", LANES, True), left)
+def _add_rows(
+    made: _Sums, xs: list[str], bases: list[str], chain: str, column: str, mask: Value | None
+) -> None:
+    """chain[column ..] takes a few rows' products; of a tail, the lanes of the mask."""
+    code, element = made.code, made.element
+    memory, left = Memory(code), code.mul(column, str(element.stored_bytes))
+    place = code.at(chain, code.mul(column, str(element.bytes)))
+    sums = [Value(code.op(f"load {made.kind}, ptr {place}, align 64"), element.summed, LANES)]
+    ahead = code.mul("%bk", str(ROWS))
+    for x, base in zip(xs, bases):
+        source = code.at(base, left)
+        code.call("llvm.prefetch.p0", "void", [f"ptr {code.at(source, ahead)}", "i32 0", "i32 3", "i32 1"])
+        read = memory.read_lanes(element.dtype, source, None if mask is None else "", mask)
+        sums = made.step(x, [memory.machine.convert(read, element.summed).text], sums)
+    code.line(f"store {sums[0].typed}, ptr {place}, align 64")
 
 
 def _places(made: _Sums, clamped: bool) -> Value:
@@ -194,13 +199,16 @@ def turned(target: Target, element: Element) -> Routine:
     return code
 
 
+def _columns(code: Routine, b: str) -> list[str]:
+    """The addresses of 16 columns from b on."""
+    return [code.offset(base, *at) for base in (b, code.at(b, "%bn8")) for at in COLUMN_AT]
+
+
 def _turn(made: _Sums, b: str) -> list[str]:
     """Row j: element j of 16 columns from b on, as summed."""
     code, element, part = made.code, made.element, 16 // made.element.bytes
-    pieces: list[str] = []
-    for base in (b, code.at(b, "%bn8")):
-        kind = stored_type(element, part)
-        pieces += [code.op(f"load {kind}, ptr {code.offset(base, *at)}, align 1") for at in COLUMN_AT]
+    kind = stored_type(element, part)
+    pieces = [code.op(f"load {kind}, ptr {column}, align 1") for column in _columns(code, b)]
     rows = [widen(code, element, side_by_side(code, element, pieces[j::part]), LANES) for j in range(part)]
     return zip_lanes(code, element, rows, LANES)
 
@@ -208,8 +216,7 @@ def _turn(made: _Sums, b: str) -> list[str]:
 def row_routines(target: Target, element: Element) -> list[Routine]:
     """The routines that sum columns."""
     return [
-        neighbours(target, element, "wide", wide_vectors(target, element), False),
-        neighbours(target, element, "narrow", narrow_vectors(target), target.masks),
+        beside(target, element),
         turned(target, element),
         gathered(target, element),
     ]
@@ -220,16 +227,14 @@ class _Driver:
 
     def __init__(self, target: Target, element: Element) -> None:
         self.code = Routine(target, "kernel", "ptr %ptr, ptr %arg, i64 %begin, i64 %end", "#1")
-        self.element, self.wide = element, LANES * wide_vectors(target, element)
-        self.narrow = LANES * narrow_vectors(target)
-        self.least = 1 if target.masks else LANES  # columns for the narrow routine
-        self.buffer = self.code.slot("i8", UNIT_COLUMNS * element.bytes)
+        self.element, self.masks = element, target.masks
+        self.buffer = self.code.slot("i8", RUN_COLUMNS * element.bytes)
 
     def _argument(self, place: int) -> str:
         return self.code.op(f"load i64, ptr {self.code.offset('%arg', 'i64', str(place))}")
 
     def write(self) -> Routine:
-        """Units one by one: each segment, then the epilogue, from a buffer on the stack."""
+        """Units in runs of neighbours: each segment, then the epilogue, from a buffer on the stack."""
         code, stored = self.code, str(self.element.stored_bytes)
         n, k = (self._argument(place) for place in (2, 3))
         a_batch, self.a_k, b_batch, self.b_k, self.b_column = (
@@ -239,10 +244,15 @@ class _Driver:
         per_batch = code.ceil_div(n, UNIT_COLUMNS)
         self.unit, self.along = (code.compare("eq", x, stored) for x in (self.b_column, self.b_k))
         done = code.variable("0")
-        with code.loop("%begin", "%end", 1) as turn:
-            batch = code.op(f"sdiv i64 {turn.index}, {per_batch}")
-            column = code.mul(code.sub(turn.index, code.mul(batch, per_batch)), str(UNIT_COLUMNS))
-            cols = code.minimum(code.sub(n, column), str(UNIT_COLUMNS))
+        unit = code.variable("%begin")
+        with code.during(unit, "%end") as at:
+            batch = code.op(f"sdiv i64 {at}, {per_batch}")
+            first = code.sub(at, code.mul(batch, per_batch))
+            units = code.minimum(code.sub(per_batch, first), code.sub("%end", at))
+            units = code.minimum(units, str(RUN_COLUMNS // UNIT_COLUMNS))
+            code.set(unit, code.add(at, units))
+            column = code.mul(first, str(UNIT_COLUMNS))
+            cols = code.minimum(code.sub(n, column), code.mul(units, str(UNIT_COLUMNS)))
             a, b = (code.at(x, code.mul(batch, by)) for x, by in zip(factors, (a_batch, b_batch)))
             b = code.at(b, code.mul(column, self.b_column))
             segments = code.choose(code.compare("eq", k, "0"), "1", k)  # without k, zeros
@@ -268,22 +278,27 @@ class _Driver:
         into = code.at(self.buffer, code.mul(start, str(self.element.bytes)))
         arguments = (
             f"ptr {a}, i64 {self.a_k}, ptr {column}, i64 {self.b_k}, i64 {self.b_column}, ptr {into}, "
-            f"i64 {depth}, i64 {cols}, i1 {first}"
+            f"i64 {depth}"
         )
         count = code.variable(str(LANES))
+        whole = cols if self.masks else code.op(f"and i64 {cols}, -{LANES}")
         ways = [
-            ("wide", self.wide, code.both(self.unit, code.compare("sge", cols, str(self.wide)))),
-            ("narrow", self.narrow, code.both(self.unit, code.compare("sge", cols, str(self.least)))),
-            ("turned", TURNED * LANES, code.both(self.along, code.compare("sge", cols, str(TURNED * LANES)))),
-            ("gathered", LANES, "true"),
+            ("beside", whole, code.both(self.unit, code.compare("sgt", whole, "0"))),
+            (
+                "turned",
+                str(TURNED * LANES),
+                code.both(self.along, code.compare("sge", cols, str(TURNED * LANES))),
+            ),
+            ("gathered", str(LANES), "true"),
         ]
         out = code.label()
         for name, columns, fits in ways:
             chosen, other = code.label(), code.label()
             code.branch(fits, chosen, other)
             code.begin(chosen)
-            code.line(f"call void @{name}({arguments})")
-            code.set(count, str(columns))
+            done = columns if name == "beside" else cols
+            code.line(f"call void @{name}({arguments}, i64 {done}, i1 {first})")
+            code.set(count, columns)
             code.jump(out)
             code.begin(other)
         code.jump(out)
