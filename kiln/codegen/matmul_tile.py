@@ -206,7 +206,7 @@ def tile(target: Target, element: Element, height: int, vectors: int = VECTORS) 
     Strides are bytes, k >= 1. `old` holds the sums of the segments before, or what adds nothing. rows is a
     multiple of the height, but for the edge tile, which repeats the last row where rows end.
 
-    a7 is a + 7 * rs, rs3 and rs5 are rs times 3 and 5: with them each of 14 rows is one address (base +
+    a7 is a + 7 * rs, rs3 and rs5 are rs times 3 and 5: with them each row is one address (base +
     index * 1, 2 or 4). Loop strength reduction must be off (`compile` sees to it): it would exchange the
     addresses for a chain of additions or for spilled pointers, and a sixth of the speed.
     """
