@@ -18,8 +18,7 @@ UNIT_ROWS = 24
 UNIT_BYTES = 128  # of summed elements: 32 columns of float32, 16 of float64
 ROW_UNITS = 24  # row units in a group, at most
 PACK_ROWS = 64  # a unit-stride B is packed from this many rows; below, it is read where it lies
-PACK_BYTES = 4096  # ... or if its rows are less than a page apart
-SPLIT_ROWS = 16  # ... but from this many rows if its vectors straddle cache lines
+PACK_BYTES = 4096  # ... or if its rows are less than a page apart and its vectors straddle no cache lines
 ROW_PITCH = SEGMENT + 16  # elements between copied rows of A, so that rows fall into different cache sets
 CROWDED_ROWS = 4096  # rows of A a multiple of this many bytes apart share one cache set of few lines ...
 CROWDED_HEIGHT = 8  # ... which a taller tile would thrash
@@ -236,8 +235,8 @@ class _Driver:
         near = code.compare("slt", self.stride["b_k"], str(PACK_BYTES))
         places = code.op(f"or i64 {code.op(f'ptrtoint ptr {src} to i64')}, {self.stride['b_k']}")
         aligned = code.compare("eq", code.op(f"and i64 {places}, {self.panel_bytes // VECTORS - 1}"), "0")
-        fine = code.op(f"or i1 {aligned}, {code.compare('slt', run.rows, str(SPLIT_ROWS))}")
-        return code.both(whole, unit, code.op(f"or i1 {low}, {near}"), fine)
+        good = code.op(f"or i1 {low}, {code.both(near, aligned)}")
+        return code.both(whole, unit, good)
 
     def _widen(self, src: str, rows: str, depth: str) -> None:
         """Leave rows of A, in the summed type, one after the other at a_place."""
