@@ -58,6 +58,7 @@ def run(
     strides = [s // x.itemsize for x in (a, b, *operands) for s in x.strides]
     words = [np.float64(x).view(np.int64) if isinstance(x, float) else x for x in numbers]
     sizes = [a.shape[0], a.shape[1], b.shape[2], a.shape[2]]
+    assert not spec.row or sizes[1] == 1
     arg = np.array([*sizes, *strides, *words], np.int64)
     arrays = (a, b, *operands)
     ptr = (ctypes.c_void_p * len(arrays))(*(x.ctypes.data for x in arrays))
@@ -211,9 +212,22 @@ def test_any_cut_of_the_units(target: Target, rng: np.random.Generator) -> None:
     a, b = draw(rng, "float32", 2, 130, 520), draw(rng, "float32", 2, 520, 150)
     expected = multiply(a, b, target=target)
     units = product("float32").units(2, 130, 150)
-    assert units == 2 * 5 * 3
+    assert units == 2 * 6 * 5
     for cuts in [range(1, units), [7], [1, 2, 13, 29], sorted(rng.choice(units, 5, replace=False) + 0)]:
         assert np.array_equal(multiply(a, b, target=target, cuts=[c for c in cuts if c]), expected)
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
+def test_rows_in_several_groups(target: Target, rng: np.random.Generator) -> None:
+    """More rows than a group has, the last group a short one; the product and an epilogue."""
+    a, b = draw(rng, "float32", 2, 530, 20), draw(rng, "float32", 2, 20, 70)
+    expected = np.stack([ordered(x, y) for x, y in zip(a, b)])
+    units = product("float32").units(2, 530, 70)
+    for cuts in [(), (40,), range(1, units, 7)]:
+        assert np.array_equal(multiply(a, b, target=target, cuts=cuts), expected)
+    pre, out, bias = np.empty_like(expected), np.empty_like(expected), np.zeros_like(expected)
+    run(bias_relu(("s", "s", "1")), a, b, [pre, out, bias], [1.0], target, cuts=[11, 40])
+    assert np.array_equal(pre, expected)
 
 
 def bias_relu(classes: tuple[str, str, str], dtype: str = "float32") -> MatmulSpec:
@@ -273,6 +287,37 @@ def test_epilogue_changes_the_dtype(rng: np.random.Generator) -> None:
     )
     run(spec, a, b, [out])
     assert np.array_equal(out, multiply(a, b, "int8").astype(np.float64))
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_row(dtype: str, target: Target, rng: np.random.Generator) -> None:
+    """The kernel of one row gives the bits of the kernel of many, whatever lies how, and reads no more."""
+    guarded = Guarded()
+    spec = product(dtype)._replace(row=True)
+    for n, k in [(1, 1), (5, 3), (17, 130), (200, 70), (300, 5), (40, 1030), (1100, 6), (3, 0)]:
+        a, b = draw(rng, dtype, 2, 1, k), draw(rng, dtype, 2, k, n)
+        expected = multiply(a, b, dtype)
+        for name, at_end in itertools.product(LAYOUTS, (True, False)):
+            x = guarded.place(a, at_end) if k else a
+            y = LAYOUTS[name](b)
+            if k and name in ("row", "col"):
+                y = guarded.place(b if name == "row" else b.swapaxes(1, 2), at_end)
+                y = y if name == "row" else y.swapaxes(1, 2)
+            out = guarded.place(np.zeros_like(expected), at_end)
+            run(spec, x, y, [out], target=target, cuts=[1])
+            assert np.array_equal(out, expected), (n, k, name)
+
+
+def test_one_row_with_an_epilogue(rng: np.random.Generator) -> None:
+    a, b, bias = (draw(rng, "float32", 3, *s) for s in ((1, 600), (600, 150), (1, 150)))
+    for target in TARGETS:
+        pre, out = np.empty_like(bias), np.empty_like(bias)
+        spec = bias_relu(("s", "s", "1"))._replace(row=True)
+        run(spec, a, b, [pre, out, bias], [0.75], target, cuts=[1, 4])
+        expected = multiply(a, b) * np.float32(0.75) + bias
+        assert np.array_equal(pre, expected)
+        assert np.array_equal(out, np.where(expected < 0, np.float32(0), expected))
 
 
 class Guarded:

@@ -15,6 +15,7 @@ import pytest
 from plan_runner import describe, run_plan, same_bits, trace
 
 from kiln import ops
+from kiln.capture.programs import program
 from kiln.graph.graph import Graph
 from kiln.graph.interpret import interpret
 from kiln.graph.verify import verify
@@ -580,3 +581,10 @@ def test_ten_thousand_nodes() -> None:
     assert len(graph.nodes) > 10_000
     plan = lower(simplify(graph))
     assert len(plan.kernels) < 20
+
+
+def test_what_runs_is_simplified() -> None:
+    """The gradient of a transposed weight is one product: no transposed copy after it."""
+    graph = trace(lambda a, b: (a @ b).t(), F, F)
+    _, _, _, _, _, steps, _, kernels = program("transposed", graph)
+    assert len(steps) == len(kernels) == 1

@@ -1,4 +1,4 @@
-"""From graphs to what the core runs: one kernel for a pointwise function, a program for any other."""
+"""From graphs to what the core runs: one kernel for a pointwise function, a program for any other graph."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from kiln.ops.apply import apply_pointwise, convert_dtype
 from kiln.ops.kinds import COMPUTE
 from kiln.ops.scalar import Scalar, const
 from kiln.passes.plan import Launch, lower
+from kiln.passes.simplify import simplify
 
 CONSTANT, ADD, MULTIPLY, DIVIDE = range(4)
 INPUT, OUTPUT, TEMP = range(3)
@@ -96,7 +97,7 @@ def program(name: str, graph: Graph, input_index: Callable[[int], int] = lambda 
     """A graph as the core's program: (name, environment, expressions, checks, buffers, steps, outputs,
     kernels).
     """
-    plan = lower(graph)
+    plan = lower(simplify(graph))
     slots = Slots(graph.slots)
     checks = [(slots.of(a), slots.of(b)) for a, b in graph.checks]
     buffers = [_buffer(b, slots, input_index) for b in plan.buffers]

@@ -7,15 +7,15 @@ restarted every 512 k; the segments' sums are added in ascending order; then the
 k = 0 gives zeros. So bits depend on the factors' dtype and on k alone: not on m, n, tiles, layouts, threads,
 batching, or the epilogue.
 
-One kernel serves every layout: strides are arguments, and what to pack is decided when it runs.
+One kernel serves every layout: strides are arguments, and what to pack is decided when it runs. Products of
+one row (or one column, which is the row of the transposed product) have a kernel of their own: matmul_row.py.
 
-    kernel(begin .. end):                     a unit: one batch index, UNIT_ROWS rows, UNIT_BYTES of columns
+    kernel(begin .. end):             a unit: one batch index, UNIT_ROWS rows, UNIT_BYTES of columns
         each run of units of the same columns (their rows are neighbours, and are done as one block):
-            each segment of k:
-                each panel of two vectors of columns:  B as it lies, or packed on the stack
-                each tile of rows:                     A as it lies, or copied when it would miss the cache
-                    each panel:  tile -> buffer         (whole panels of a plain product: to the output)
-                    after the last segment:  finish the rows
+            each panel of two vectors of columns, each segment of k:
+                B as it lies, or packed on the stack
+                tiles of rows:        old sums + this segment's -> buffer, or a plain product's output
+            finish the rows           (not where whole panels went to the output)
 
 Kernel arguments: `ptr` = A, B, then the operands; `arg` = batch, m, n, k; the strides, in elements, of A
 (batch, m, k), of B (batch, k, n), of every operand (batch, m, n); then the numbers. Any stride may be 0 or
@@ -27,10 +27,11 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from kiln.codegen.matmul_drive import UNIT_BYTES, UNIT_ROWS, drive, frame_bytes, tables
+from kiln.codegen.matmul_drive import UNIT_BYTES, UNIT_ROWS, drive, frame_bytes
 from kiln.codegen.matmul_finish import Arguments, finish
-from kiln.codegen.matmul_pack import copy, turn
-from kiln.codegen.matmul_tile import Element, element_of, tile
+from kiln.codegen.matmul_pack import clear, copy, turn
+from kiln.codegen.matmul_row import UNIT_COLUMNS, drive_row, row_routines
+from kiln.codegen.matmul_tile import Element, element_of, heights, identity, tile
 from kiln.codegen.nest import TEXTS, Nest, Operand
 from kiln.codegen.target import Target
 from kiln.codegen.verify import refuse, verify_nest
@@ -50,6 +51,7 @@ class MatmulSpec(NamedTuple):
     operands: tuple[Operand, ...]
     numbers: tuple[str, ...]  # "i64" or "f64" each
     stores: tuple[tuple[int, Scalar], ...]
+    row: bool = False  # m is 1: one row of A
 
     def text(self) -> str:
         """The canonical text: printed form and cache key."""
@@ -57,13 +59,15 @@ class MatmulSpec(NamedTuple):
 
     def units(self, batch: Any, m: Any, n: Any) -> Any:
         """The units of work of a launch, on ints or symbolic sizes: the kernel's range is 0 .. units."""
+        if self.row:
+            return batch * ((n + UNIT_COLUMNS - 1) // UNIT_COLUMNS)
         columns = UNIT_BYTES // element_of(self.dtype).bytes
         return batch * ((m + UNIT_ROWS - 1) // UNIT_ROWS) * ((n + columns - 1) // columns)
 
 
 @lru_cache(maxsize=TEXTS)
 def _text(spec: MatmulSpec) -> str:
-    lines = [f"matmul {spec.dtype} numbers {' '.join(spec.numbers)}".rstrip()]
+    lines = [f"{'row ' if spec.row else ''}matmul {spec.dtype} numbers {' '.join(spec.numbers)}".rstrip()]
     lines += [f"operand {k + 1} {o.mode} {o.dtype} {''.join(o.strides)}" for k, o in enumerate(spec.operands)]
     lines.append(program_text([value for _, value in spec.stores]))
     lines.append("stores " + " ".join(str(k) for k, _ in spec.stores))
@@ -90,15 +94,22 @@ def matmul_ir(spec: MatmulSpec, target: Target) -> str:
     _verify(spec, target)
     element = element_of(spec.dtype)
     arguments = Arguments(spec.operands, spec.numbers)
-    routines = [tile(target, element), copy(target, element), turn(target, element)]
-    routines.append(finish(target, element, arguments, spec.stores))
-    routines.append(drive(target, element, _plain_output(spec, element)))
-    *internal, driver = routines
+    if spec.row:
+        internal, driver = row_routines(target, element), drive_row(target, element)
+    else:
+        internal = [tile(target, element, heights(target)[0], 1)]
+        internal += [tile(target, element, height) for height in heights(target)]
+        internal += [copy(target, element), turn(target, element), clear(target, element)]
+        driver = drive(target, element, _plain_output(spec, element))
+    internal.append(finish(target, element, arguments, spec.stores))
+    routines = [*internal, driver]
     declared = {name: text for routine in routines for name, text in routine.declared.items()}
     return "\n".join([
-        f'target triple = "{target.triple}"', tables(target), *(routine.routine() for routine in internal),
-        driver.routine(visible=True), f"attributes #0 = {{ {target.attributes()} }}",
-        f"attributes #1 = {{ {target.attributes()} noinline optnone }}", *declared.values(), "",
+        f'target triple = "{target.triple}"', identity(target, element),
+        *(routine.routine() for routine in internal), driver.routine(visible=True),
+        f"attributes #0 = {{ {target.attributes()} }}",
+        f"attributes #1 = {{ {target.attributes()} noinline optnone }}",
+        *declared.values(), "",
     ])  # fmt: skip
 
 

@@ -135,11 +135,13 @@ def _mask(code: Routine, count: str, lanes: int) -> str:
     return f"<{lanes} x i1> {code.op(f'icmp sgt {spread.typed}, <{iota}>')}"
 
 
-def clear(code: Routine, element: Element, dst: str, bytes: str) -> None:
-    """Zero `bytes` of a panel: past the last column nothing may slow sums down."""
-    kind = llvm_type(element.summed, element.lanes(code.target))
-    with code.times(bytes, code.target.vector_bits // 8) as at:
-        code.line(f"store {kind} zeroinitializer, ptr {code.at(dst, at)}, align {element.bytes}")
+def clear(target: Target, element: Element) -> Routine:
+    """The routine clear: zero `bytes` of a panel: past the last column nothing may slow sums down."""
+    code = Routine(target, "clear", "ptr %dst, i64 %bytes", "#1")
+    kind = llvm_type(element.summed, element.lanes(target))
+    with code.times("%bytes", target.vector_bits // 8) as at:
+        code.line(f"store {kind} zeroinitializer, ptr {code.at('%dst', at)}, align {element.bytes}")
+    return code
 
 
 def turn(target: Target, element: Element) -> Routine:
@@ -168,11 +170,10 @@ def turn(target: Target, element: Element) -> Routine:
                 for start in starts
             ]
             rows = [
-                widen(code, element, _side_by_side(code, element, pieces[j::part]), lanes)
-                for j in range(part)
+                widen(code, element, side_by_side(code, element, pieces[j::part]), lanes) for j in range(part)
             ]
             into = code.at(dst, code.mul(k, "%ds"))
-            for value in _zip_lanes(code, element, rows, 1):
+            for value in zip_lanes(code, element, rows, lanes):
                 store(code, element, value, into, lanes)
                 into = code.at(into, "%ds")
     return code
@@ -183,7 +184,7 @@ def _shuffle(code: Routine, kind: str, x: str, y: str, mask: list[int]) -> str:
     return code.op(f"shufflevector {kind} {x}, {kind} {y}, <{len(mask)} x i32> <{text}>")
 
 
-def _side_by_side(code: Routine, element: Element, pieces: list[str]) -> str:
+def side_by_side(code: Routine, element: Element, pieces: list[str]) -> str:
     """The concatenation of a power of two of raw pieces."""
     count = 16 // element.bytes
     while len(pieces) > 1:
@@ -193,16 +194,16 @@ def _side_by_side(code: Routine, element: Element, pieces: list[str]) -> str:
     return pieces[0]
 
 
-def _zip_lanes(code: Routine, element: Element, rows: list[str], run: int) -> list[str]:
+def zip_lanes(code: Routine, element: Element, rows: list[str], width: int, run: int = 1) -> list[str]:
     """Inside each 128-bit lane, zip neighbouring rows `run` elements at a time until a lane holds one k."""
     if len(rows) == 1:
         return rows
-    width, part = element.lanes(code.target), 16 // element.bytes
+    part = 16 // element.bytes
     zipped: list[str] = []
     for half in (0, part // 2):
         pick = [half + n // (2 * run) * run + n % run + width * (n // run % 2) for n in range(part)]
         mask = [base + n for base in range(0, width, part) for n in pick]
         kind = llvm_type(element.summed, width)
         pairs = [_shuffle(code, kind, x, y, mask) for x, y in zip(rows[::2], rows[1::2])]
-        zipped += _zip_lanes(code, element, pairs, 2 * run)
+        zipped += zip_lanes(code, element, pairs, width, 2 * run)
     return zipped

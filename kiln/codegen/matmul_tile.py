@@ -2,13 +2,12 @@
 
 A tile is some rows by two vectors of columns. Its sums live in registers for a whole segment of k, each an
 ascending FMA chain from zero. A is read one element at a time by any two strides (so no layout of A needs
-copying); B is two vectors per k. A machine has a handful of tile heights; any number of rows is covered by
-them, the last tile standing over rows already done where that is the cheaper way.
+copying); B is two vectors per k, or one where no more columns are left. A machine has a few tile heights;
+the rows that are left over are an edge tile's, which repeats its last row.
 """
 
 from __future__ import annotations
 
-from functools import cache
 from typing import NamedTuple
 
 from kiln.codegen.code import LLVM
@@ -19,6 +18,7 @@ from kiln.ops.scalar import FLOATS, WIDTH
 
 SEGMENT = 512  # k per FMA chain: part of the order of arithmetic, never tuned
 VECTORS = 2  # vectors of columns per tile
+EDGE = 4  # the height of the tile that ends a block, its last row repeated
 
 
 class Element(NamedTuple):
@@ -63,27 +63,11 @@ def element_of(dtype: str) -> Element:
 
 def heights(target: Target) -> tuple[int, ...]:
     """The tile heights of a target, tallest first: 2 registers a row, 2 for B and at least 1 for A."""
-    return (6, 4, 2, 1) if target.name.startswith("x86-64-v3") else (14, 12, 8, 4, 1)
+    return (6, EDGE) if target.name.startswith("x86-64-v3") else (12, 8, EDGE)
 
 
-@cache
-def next_height(choices: tuple[int, ...]) -> tuple[int, ...]:
-    """The height of the next tile when `rem` rows remain, for rem in 0 .. 2 * tallest.
-
-    A tile taller than rem stands over rows already done. A row costs 1, a tile at least 4 (the latency of
-    its chains) and half a row for starting. From 2 * tallest up, the answer is the tallest.
-    """
-    cost, best = [0.0], [choices[-1]]
-    for rem in range(1, 2 * choices[0] + 1):
-        least, height = min((max(h, 4) + 0.5 + cost[max(rem - h, 0)], -h) for h in choices)
-        cost.append(least)
-        best.append(-height)
-    return tuple(best)
-
-
-def multiply_add(code: Routine, element: Element, x: str, y: str, z: str) -> str:
+def multiply_add(code: Routine, element: Element, lanes: int, x: str, y: str, z: str) -> str:
     """z + x * y of vectors: rounded once for floats, wrapping for integers."""
-    lanes = element.lanes(code.target)
     vector = f"<{lanes} x {LLVM[element.summed]}>"
     if element.floating:
         name = f"llvm.fma.v{lanes}f{element.bytes * 8}"
@@ -91,14 +75,10 @@ def multiply_add(code: Routine, element: Element, x: str, y: str, z: str) -> str
     return code.op(f"add {vector} {z}, {code.op(f'mul {vector} {x}, {y}')}")
 
 
-TILE_PARAMS = (
-    "i64 %height, ptr %a, i64 %rs, i64 %rs3, i64 %rs5, i64 %ks, ptr %a7,"
-    + " ptr %b, i64 %bs, ptr %c, i64 %cs, i64 %k"
-)
-# Row r of a tile is base + scale * index, as in an x86 address: (base, element type that scales, index).
+# Row r of a tall tile is base + scale * index, as in an x86 address: (base, element type that scales, index).
 ROW_AT = [
     (base, scale, index)
-    for base in ("a", "a7")
+    for base in ("%pa", "%pa7")
     for scale, index in (
         ("i8", "0"),
         ("i8", "%rs"),
@@ -111,88 +91,131 @@ ROW_AT = [
 ]
 
 
-def tile(target: Target, element: Element) -> Routine:
-    """The routine tile: one segment of one tile; strides in bytes, k >= 1, every element summed type.
+class _Tile:
+    """A tile routine under construction."""
 
-        each of the target's heights, if it is height:
+    def __init__(self, target: Target, element: Element, height: int, vectors: int) -> None:
+        params = (
+            "ptr %a, i64 %rs, i64 %ks, ptr %b, i64 %bs, ptr %c, i64 %cs, ptr %old, i64 %os, i64 %k, i64 %rows"
+        )
+        self.code = Routine(target, tile_name(height, vectors), params)
+        self.element, self.height, self.vectors = element, height, vectors
+        self.lanes, self.kind = element.lanes(target), LLVM[element.summed]
+        self.vector = f"<{self.lanes} x {self.kind}>"
+        self.cells = [(r, v) for r in range(height) for v in range(vectors)]
+
+    def write(self) -> Routine:
+        """The loop over tiles of rows."""
+        code = self.code
+        for times in (3, 5, 7) if self.height > EDGE else ():
+            code.line(f"%rs{times} = mul i64 %rs, {times}")
+        with code.times("%rows", self.height) as row:
+            a, c, old = (
+                code.at(base, code.mul(row, step))
+                for base, step in (("%a", "%rs"), ("%c", "%cs"), ("%old", "%os"))
+            )
+            last = code.sub(code.sub("%rows", row), "1")
+            steps = [code.minimum(last, str(r)) for r in range(self.height)] if self.height == EDGE else []
+            sums = self._sum(a, steps)
+            into, before = (self._rows(base, step, steps) for base, step in ((c, "%cs"), (old, "%os")))
+            totals = {cell: self._total(before[cell[0]], cell[1], sums[cell]) for cell in self.cells}
+            for (r, v), total in totals.items():  # all reads come before any write: rows may be repeated
+                code.line(
+                    f"store {self.vector} {total}, ptr {self._column(into[r], v)}, align {self.element.bytes}"
+                )
+        return code
+
+    def _rows(self, base: str, step: str, steps: list[str]) -> list[str]:
+        """The addresses of the tile's rows."""
+        code, rows = self.code, [base]
+        for r in range(1, self.height):
+            rows.append(code.at(base, code.mul(steps[r], step)) if steps else code.at(rows[-1], step))
+        return rows
+
+    def _column(self, row: str, v: int) -> str:
+        return self.code.at(row, str(v * self.lanes * self.element.bytes))
+
+    def _total(self, row: str, v: int, chain: str) -> str:
+        code, add = self.code, "fadd" if self.element.floating else "add"
+        old = code.op(f"load {self.vector}, ptr {self._column(row, v)}, align {self.element.bytes}")
+        return code.op(f"{add} {self.vector} {old}, {chain}")
+
+    def _sum(self, a: str, steps: list[str]) -> dict[tuple[int, int], str]:
+        """The chains over k of the tile whose A begins at `a`."""
+        code, size = self.code, self.element.bytes
+        bases = {"%pa": (a, "%ks"), "%pb": ("%b", "%bs")}
+        if self.height > 7:
+            bases["%pa7"] = (code.at(a, "%rs7"), "%ks")
+        places = [("%pa", "i8", code.mul(step, "%rs") if r else "0") for r, step in enumerate(steps)]
+        before, loop, done = code.block, code.label(), code.label()
+        code.jump(loop)
+        code.begin(loop)
+        place = len(code.lines)
+        columns = [
+            code.op(f"load {self.vector}, ptr {self._column('%pb', v)}, align {size}")
+            for v in range(self.vectors)
+        ]
+        self._prefetch(bases)
+        after = {}
+        for r in range(self.height):
+            x = code.op(f"load {self.kind}, ptr {code.offset(*(places or ROW_AT)[r])}, align {size}")
+            x = code.op(f"insertelement {self.vector} poison, {self.kind} {x}, i64 0")
+            x = code.op(
+                f"shufflevector {self.vector} {x}, {self.vector} poison, <{self.lanes} x i32> zeroinitializer"
+            )
+            for v in range(self.vectors):
+                after[r, v] = multiply_add(code, self.element, self.lanes, x, columns[v], f"%sum{r}.{v}")
+        carried = {name: ("ptr", first, code.at(name, by)) for name, (first, by) in bases.items()}
+        carried["%left"] = ("i64", "%k", code.add("%left", "-1"))
+        for r, v in self.cells:
+            carried[f"%sum{r}.{v}"] = (self.vector, "zeroinitializer", after[r, v])
+        code.lines[place:place] = [
+            f"  {name} = phi {type} [ {first}, %{before} ], [ {then}, %{loop} ]"
+            for name, (type, first, then) in carried.items()
+        ]
+        code.branch(code.compare("ne", carried["%left"][2], "0"), loop, done)
+        code.begin(done)
+        return after
+
+    def _prefetch(self, bases: dict[str, tuple[str, str]]) -> None:
+        """Asks for B and A of 8 k ahead."""
+        code = self.code
+        ahead = code.offset("%pb", "i64", "%bs")
+        soon = [self._column(ahead, v) for v in range(self.vectors)]
+        soon += [code.offset(name, "i64", "%ks") for name in bases if name != "%pb"]
+        for where in soon:
+            code.call("llvm.prefetch.p0", "void", [f"ptr {where}", "i32 0", "i32 3", "i32 1"])
+
+
+def tile_name(height: int, vectors: int) -> str:
+    """The name of a tile routine."""
+    return f"tile{height}x{vectors}"
+
+
+def tile(target: Target, element: Element, height: int, vectors: int = VECTORS) -> Routine:
+    """The routine tile<height>x<vectors>: a segment of tiles one below the other; elements of summed type.
+
+        rows times, `height` at a time:
             sum[r][v] = 0
             k times:   b0, b1 = load b, b + vector;  prefetch them and a, a7 of 8 k ahead
                        each r:  x = splat(load a + r * rs)
                                 sum[r][0] = fma(x, b0, sum[r][0]);  sum[r][1] = fma(x, b1, sum[r][1])
                        a += ks, a7 += ks, b += bs
-            store sum[r][v] at c + r * cs + v * vector
+            store old[r * os + v * vector] + sum[r][v] at c + r * cs + v * vector
 
-    a7 is a + 7 * rs, rs3 and rs5 are rs times 3 and 5: with them each of 14 rows is one address (base +
+    Strides are bytes, k >= 1. `old` holds the sums of the segments before, or what adds nothing. rows is a
+    multiple of the height, but for the edge tile, which repeats the last row where rows end.
+
+    a7 is a + 7 * rs, rs3 and rs5 are rs times 3 and 5: with them each row is one address (base +
     index * 1, 2 or 4). Loop strength reduction must be off (`compile` sees to it): it would exchange the
-    addresses for a chain of additions or for spilled pointers, and a sixth of the speed. The heights are one
-    function, because LLVM's passes cost as much for a function as for ten rows of a tile.
+    addresses for a chain of additions or for spilled pointers, and a sixth of the speed.
     """
-    code = Routine(target, "tile", TILE_PARAMS)
-    for height in heights(target):
-        with code.when(code.compare("eq", "%height", str(height))):
-            _tile(code, element, height)
-    return code
+    return _Tile(target, element, height, vectors).write()
 
 
-def _tile(code: Routine, element: Element, height: int) -> None:
-    """The loop and the stores of one height."""
-    lanes, size, kind = element.lanes(code.target), element.bytes, LLVM[element.summed]
-    vector = f"<{lanes} x {kind}>"
-    cells = [(r, v) for r in range(height) for v in range(VECTORS)]
-    before, loop, done = code.block, code.label(), code.label()
-    code.jump(loop)
-    code.begin(loop)
-    place = len(code.lines)
-    sums = {cell: code.name() for cell in cells}
-    at = {name: code.name() for name in ("a", "a7", "b")}
-    left = code.name()
-    columns = [
-        code.op(f"load {vector}, ptr {code.at(at['b'], str(v * lanes * size))}, align {size}")
-        for v in range(VECTORS)
-    ]
-    ahead = code.offset(at["b"], "i64", "%bs")
-    soon = [code.at(ahead, str(v * lanes * size)) for v in range(VECTORS)]
-    soon += [code.offset(at[name], "i64", "%ks") for name in ("a", "a7")[: 1 + (height > 7)]]
-    for where in soon:
-        code.call("llvm.prefetch.p0", "void", [f"ptr {where}", "i32 0", "i32 3", "i32 1"])
-    after = {}
-    for r in range(height):
-        base, scale, index = ROW_AT[r]
-        x = code.op(f"load {kind}, ptr {code.offset(at[base], scale, index)}, align {size}")
-        x = code.op(f"insertelement {vector} poison, {kind} {x}, i64 0")
-        x = code.op(f"shufflevector {vector} {x}, {vector} poison, <{lanes} x i32> zeroinitializer")
-        for v in range(VECTORS):
-            after[r, v] = multiply_add(code, element, x, columns[v], sums[r, v])
-    steps = [
-        (at[name], "ptr", f"%{name}", code.at(at[name], by))
-        for name, by in (("a", "%ks"), ("a7", "%ks"), ("b", "%bs"))
-    ]
-    rest = code.add(left, "-1")
-    steps.append((left, "i64", "%k", rest))
-    steps += [(sums[cell], vector, "zeroinitializer", after[cell]) for cell in cells]
-    code.lines[place:place] = [
-        f"  {name} = phi {type} [ {first}, %{before} ], [ {next}, %{loop} ]"
-        for name, type, first, next in steps
-    ]
-    code.branch(code.compare("ne", rest, "0"), loop, done)
-    code.begin(done)
-    row = "%c"
-    for r, v in cells:
-        row = code.at(row, "%cs") if r and not v else row
-        code.line(f"store {vector} {after[r, v]}, ptr {code.at(row, str(v * lanes * size))}, align {size}")
-
-
-def add_rows(code: Routine, element: Element, c: str, cs: str, x: str, xs: str, rows: str) -> None:
-    """c[r][:] += x[r][:] over one tile's width: how segments are summed.
-
-    rows times:  store c, load c + load x   for both vectors;  c += cs, x += xs
-    """
-    lanes, size = element.lanes(code.target), element.bytes
-    vector = f"<{lanes} x {LLVM[element.summed]}>"
-    add = "fadd" if element.floating else "add"
-    with code.times(rows) as r:
-        to, from_ = code.at(c, code.mul(r, cs)), code.at(x, code.mul(r, xs))
-        for v in range(VECTORS):
-            into, more = code.at(to, str(v * lanes * size)), code.at(from_, str(v * lanes * size))
-            old, new = (code.op(f"load {vector}, ptr {p}, align {size}") for p in (into, more))
-            code.line(f"store {vector} {code.op(f'{add} {vector} {old}, {new}')}, ptr {into}, align {size}")
+def identity(target: Target, element: Element) -> str:
+    """The constant @nothing: one row of a tile that adds nothing to any sum, -0.0 among them."""
+    lanes = VECTORS * element.lanes(target)
+    kind, zero = LLVM[element.summed], "-0.0" if element.floating else "0"
+    text = ", ".join([f"{kind} {zero}"] * lanes)
+    return f"@nothing = internal unnamed_addr constant [{lanes} x {kind}] [{text}], align 64"

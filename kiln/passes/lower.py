@@ -31,6 +31,7 @@ from kiln.passes.layout import Layout, numel
 from kiln.passes.prepare import BLOCK
 
 WORTH = 8000  # nanoseconds of work a thread should get at least
+UNIT_COST = 16  # nanoseconds a unit of a product takes for each k
 
 
 class Memory(NamedTuple):
@@ -276,20 +277,27 @@ def _matmul(fusion: Fusion, group: Group) -> Lowered:
     builder.product(node.out, round_to(total, node.out.dtype))
     stores = [(k, total if root.value is node.out else x)
               for root, (k, x) in zip(group.roots, _stores(fusion, group, builder))]  # fmt: skip
-    strides = [_whole(u.layout) if u.mode == "out" else u.layout.strides for u in builder.uses]
-    operands = tuple(
-        Operand(u.dtype, u.mode, tuple(map(stride_class, s))) for u, s in zip(builder.uses, strides)
-    )
-    spec = MatmulSpec(dtype, operands, tuple(kind for kind, _ in builder.numbers), tuple(stores))
     batch, m, n = group.frame.dims
     k = node.inputs[0].shape[-1]
     a, b = (read for read in factors(fusion.explorer, node))
     assert isinstance(a, Read) and isinstance(b, Read)
+    layouts = [a.layout, b.layout, *(u.layout for u in builder.uses)]
+    if n == 1 and m != 1:  # a column is the row of the transposed product: the same chains
+        m, n, a, b = n, m, b, a
+        layouts = [_exchanged(x) for x in (layouts[1], layouts[0], *layouts[2:])]
+    outs = [True, True, *(u.mode == "out" for u in builder.uses)]
+    first, second, *strides = (_whole(x) if out else x.strides for x, out in zip(layouts, outs))
+    operands = tuple(
+        Operand(u.dtype, u.mode, tuple(map(stride_class, s))) for u, s in zip(builder.uses, strides)
+    )
+    numbers = tuple(kind for kind, _ in builder.numbers)
+    spec = MatmulSpec(dtype, operands, numbers, tuple(stores), row=m == 1)
     pointers = [Memory(r.value, _array(fusion, r), r.layout.offset) for r in (a, b)]
     pointers += [Memory(u.value, u.array, u.layout.offset) for u in builder.uses]
-    own = [_whole(a.layout), _whole(b.layout), *strides]
+    own = [first, second, *strides]
     args = (batch, m, n, k, *(s for dims in own for s in dims), *(v for _, v in builder.numbers))
-    grain = quotient(WORTH // 40, k) + 1 if not isinstance(k, int) else max(WORTH // 40 // max(k, 1), 1)
+    deep = WORTH // UNIT_COST  # k that make a thread's work of one unit
+    grain = quotient(deep, k) + 1 if not isinstance(k, int) else max(deep // max(k, 1), 1)
     return Lowered(MatmulKernel(spec), tuple(pointers), args, spec.units(batch, m, n), grain)
 
 
@@ -297,6 +305,13 @@ def _whole(layout: Layout) -> Shape:
     """Strides with 1 along a last dim of size 1: any is right there, and unit stride is a fast path."""
     *outer, last = layout.strides
     return (*outer, 1 if layout.sizes[-1] == 1 else last)
+
+
+def _exchanged(layout: Layout) -> Layout:
+    """A layout with its last two dims exchanged."""
+    *outer, rows, columns = zip(layout.sizes, layout.strides)
+    sizes, strides = zip(*outer, columns, rows)
+    return layout._replace(sizes=sizes, strides=strides)
 
 
 def _array(fusion: Fusion, read: Read) -> Array | None:

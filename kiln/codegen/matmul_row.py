@@ -1,0 +1,311 @@
+"""Products of one row: out[b, 0, n] = epilogue(sum over k of A[b, 0, k] * B[b, k, n]).
+
+B is read once and nothing else is large, so nothing is packed: each column is a lane, and B comes as it lies.
+
+    beside     unit stride along n:  a few rows at a time, their columns from the first to the last
+    turned     unit stride along k:  two vectors of columns, four k of each at a time, turned in registers
+    gathered   any strides, or fewer columns than lanes:  one vector, columns past the last repeat it
+
+Each routine makes one segment's chains and adds them to what the segments before left. A vector is 16 lanes
+on every machine. A unit is one batch index and UNIT_COLUMNS columns; neighbours are done as one run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kiln.codegen.code import IOTA64, LANES, LLVM, Loop, Value
+from kiln.codegen.matmul_pack import load, side_by_side, stored_type, widen, zip_lanes
+from kiln.codegen.matmul_text import Routine
+from kiln.codegen.matmul_tile import SEGMENT, Element, multiply_add
+from kiln.codegen.memory import Memory
+from kiln.codegen.target import Target
+
+UNIT_COLUMNS = 128
+RUN_COLUMNS = 1024  # the most columns whose sums are kept at once
+ROWS = 4  # k whose products are added to a sum between its load and its store
+TURNED = 2  # vectors of columns turned by turns
+LINE = 16  # k of one vector before the other has its turn: a cache line of float32
+# Eight columns from a base, as in x86 addresses: base + scale * index, (element type that scales, index).
+COLUMN_AT = [
+    ("i8", "0"), ("i8", "%bn"), ("i16", "%bn"), ("i8", "%bn3"), ("i32", "%bn"), ("i8", "%bn5"),
+    ("i16", "%bn3"), ("i8", "%bn7"),
+]  # fmt: skip
+PARAMS = "ptr %a, i64 %ak, ptr %b, i64 %bk, i64 %bn, ptr %c, i64 %k, i64 %cols, i1 %first"
+
+
+class _Sums:
+    """A routine that sums some vectors of columns over one segment of k."""
+
+    def __init__(self, target: Target, element: Element, name: str, vectors: int) -> None:
+        self.code = Routine(target, name, PARAMS)
+        self.element, self.vectors = element, vectors
+        self.kind = f"<{LANES} x {LLVM[element.summed]}>"
+        self.bytes = LANES * element.bytes
+
+    def zeros(self) -> list[Value]:
+        """What chains start with."""
+        return [Value("zeroinitializer", self.element.summed, LANES)] * self.vectors
+
+    def scalar(self, k: str) -> str:
+        """A[k] on every lane."""
+        code = self.code
+        x = load(code, self.element, code.at("%a", code.mul(k, "%ak")), 1)
+        return Memory(code).machine.spread(Value(x, self.element.summed), LANES).text
+
+    def step(self, x: str, columns: list[str], sums: list[Value]) -> list[Value]:
+        """sums + x * columns."""
+        made = [multiply_add(self.code, self.element, LANES, x, y, s.text) for y, s in zip(columns, sums)]
+        return [Value(text, self.element.summed, LANES) for text in made]
+
+    @contextmanager
+    def chain(self, start: str, end: str, step: int, place: str) -> Iterator[Loop]:
+        """A loop that carries the sum kept at `place`."""
+        code = self.code
+        before = Value(code.op(f"load {self.kind}, ptr {place}, align 64"), self.element.summed, LANES)
+        with code.loop(start, end, step, [before]) as turn:
+            yield turn
+        code.line(f"store {turn.values[0].typed}, ptr {place}, align 64")
+
+    def finish(self, sums: list[Value], c: str = "%c") -> None:
+        """Adds the chains to the sums so far; the first segment's are the sums."""
+        code, add = self.code, "fadd" if self.element.floating else "add"
+        nothing = "splat (" + LLVM[self.element.summed] + (" -0.0)" if self.element.floating else " 0)")
+        for v, chain in enumerate(sums):
+            into = code.at(c, str(v * self.bytes))
+            old = code.op(f"load {self.kind}, ptr {into}, align {self.element.bytes}")
+            old = code.op(f"select i1 %first, {self.kind} {nothing}, {self.kind} {old}")
+            total = code.op(f"{add} {self.kind} {old}, {chain.text}")
+            code.line(f"store {self.kind} {total}, ptr {into}, align {self.element.bytes}")
+
+
+def beside(target: Target, element: Element) -> Routine:
+    """The routine beside: all columns of a run, side by side; they go by a few rows at a time.
+
+    chain[..] = 0
+    each ROWS of k, then each k left:   x = splat(load a[k]) ...
+        each 16 columns (the last ones masked):
+            chain[columns] = fma(x, load b[k, columns], chain[columns]) of each row; prefetch
+    c[..] += chain[..]
+    """
+    made = _Sums(target, element, "beside", 1)
+    code = made.code
+    chain = code.slot(made.kind, RUN_COLUMNS // LANES)
+    whole = code.op(f"and i64 %cols, -{LANES}")
+    with code.times("%cols", LANES) as at:
+        place = code.at(chain, code.mul(at, str(element.bytes)))
+        code.line(f"store {made.kind} zeroinitializer, ptr {place}, align 64")
+    start = code.op(f"and i64 %k, -{ROWS}")
+    for first, end, rows in (("0", start, ROWS), (start, "%k", 1)):
+        with code.loop(first, end, rows) as turn:
+            ks = [code.add(turn.index, str(j)) for j in range(rows)]
+            xs, bases = [made.scalar(k) for k in ks], [code.at("%b", code.mul(k, "%bk")) for k in ks]
+            with code.times(whole, LANES) as at:
+                _add_rows(made, xs, bases, chain, at, None)
+            if target.masks:
+                with code.when(code.compare("slt", whole, "%cols")):
+                    count = Value(code.sub("%cols", whole), "i64")
+                    _add_rows(made, xs, bases, chain, whole, Memory(code).mask(count.text))
+    with code.times("%cols", LANES) as at:
+        left = code.mul(at, str(element.bytes))
+        found = code.op(f"load {made.kind}, ptr {code.at(chain, left)}, align 64")
+        made.finish([Value(found, element.summed, LANES)], code.at("%c", left))
+    return code
+
+
+def _add_rows(
+    made: _Sums, xs: list[str], bases: list[str], chain: str, column: str, mask: Value | None
+) -> None:
+    """chain[column ..] takes a few rows' products; of a tail, the lanes of the mask."""
+    code, element = made.code, made.element
+    memory, left = Memory(code), code.mul(column, str(element.stored_bytes))
+    place = code.at(chain, code.mul(column, str(element.bytes)))
+    sums = [Value(code.op(f"load {made.kind}, ptr {place}, align 64"), element.summed, LANES)]
+    ahead = code.mul("%bk", str(ROWS))
+    for x, base in zip(xs, bases):
+        source = code.at(base, left)
+        code.call("llvm.prefetch.p0", "void", [f"ptr {code.at(source, ahead)}", "i32 0", "i32 3", "i32 1"])
+        read = memory.read_lanes(element.dtype, source, None if mask is None else "", mask)
+        sums = made.step(x, [memory.machine.convert(read, element.summed).text], sums)
+    code.line(f"store {sums[0].typed}, ptr {place}, align 64")
+
+
+def _places(made: _Sums, clamped: bool) -> Value:
+    """The positions of 16 columns, in elements; `clamped`, columns past the last repeat it."""
+    code, machine = made.code, Memory(made.code).machine
+    lanes = Value(IOTA64, "i64", LANES, True)
+    if clamped:
+        last = machine.spread(Value(code.sub("%cols", "1"), "i64"), LANES)
+        lanes = machine.choose(machine.compare("lt", lanes, last), lanes, last)
+    step = code.op(f"sdiv i64 %bn, {made.element.stored_bytes}")
+    return machine.instruction("mul", lanes, machine.spread(Value(step, "i64"), LANES))
+
+
+def _gather(made: _Sums, row: str, places: Value) -> str:
+    """The elements of a row at `places`, as summed."""
+    memory = Memory(made.code)
+    column = memory.gather(made.element.dtype, row, places, None)
+    return memory.machine.convert(column, made.element.summed).text
+
+
+def gathered(target: Target, element: Element) -> Routine:
+    """The routine gathered: each k:  sum = fma(splat(load a), gather b, sum)."""
+    made = _Sums(target, element, "gathered", 1)
+    code, places = made.code, _places(made, True)
+    with code.loop("0", "%k", 1, made.zeros()) as turn:
+        column = _gather(made, code.at("%b", code.mul(turn.index, "%bk")), places)
+        turn.next = made.step(made.scalar(turn.index), [column], turn.values)
+    made.finish(turn.values)
+    return code
+
+
+def turned(target: Target, element: Element) -> Routine:
+    """The routine turned: columns whose k lie side by side, L at a time where a 128-bit piece holds L sums.
+
+    each LINE of k:  each v:  each L of k:
+        load L elements of each of 16 columns, zip them until row[j] holds k + j of all
+        j < L:  sum[v] = fma(splat(load a[k + j]), row[j], sum[v])
+    each v:  each k left:  sum[v] = fma(splat(load a), gather b, sum[v])
+
+    A chain waits for itself; two of them overlap. A line is used up at once, so that columns which share a
+    cache set do no harm.
+    """
+    made = _Sums(target, element, "turned", 1)
+    code, part = made.code, 16 // element.bytes
+    for times in (3, 5, 7, 8):
+        code.line(f"%bn{times} = mul i64 %bn, {times}")
+    sums = code.slot(made.kind, TURNED)
+    for v in range(TURNED):
+        code.line(f"store {made.kind} zeroinitializer, ptr {code.offset(sums, made.kind, str(v))}, align 64")
+    whole = code.op(f"and i64 %k, -{part}")
+    with code.times(whole, LINE) as line:
+        end = code.minimum(whole, code.add(line, str(LINE)))
+        with code.times(str(TURNED)) as at:
+            b = code.at("%b", code.mul(at, code.mul("%bn8", "2")))
+            place = code.offset(sums, made.kind, at)
+            with made.chain(line, end, part, place) as turn:
+                rows = _turn(made, code.at(b, code.mul(turn.index, str(element.stored_bytes))))
+                for j, row in enumerate(rows):
+                    turn.next = made.step(made.scalar(code.add(turn.index, str(j))), [row], turn.next)
+    places = _places(made, False)
+    with code.times(str(TURNED)) as at:
+        b = code.at("%b", code.mul(at, code.mul("%bn8", "2")))
+        place = code.offset(sums, made.kind, at)
+        with made.chain(whole, "%k", 1, place) as turn:
+            column = _gather(made, code.at(b, code.mul(turn.index, "%bk")), places)
+            turn.next = made.step(made.scalar(turn.index), [column], turn.values)
+        made.finish(turn.values, code.at("%c", code.mul(at, str(made.bytes))))
+    return code
+
+
+def _columns(code: Routine, b: str) -> list[str]:
+    """The addresses of 16 columns from b on."""
+    return [code.offset(base, *at) for base in (b, code.at(b, "%bn8")) for at in COLUMN_AT]
+
+
+def _turn(made: _Sums, b: str) -> list[str]:
+    """Row j: element j of 16 columns from b on, as summed."""
+    code, element, part = made.code, made.element, 16 // made.element.bytes
+    kind = stored_type(element, part)
+    pieces = [code.op(f"load {kind}, ptr {column}, align 1") for column in _columns(code, b)]
+    rows = [widen(code, element, side_by_side(code, element, pieces[j::part]), LANES) for j in range(part)]
+    return zip_lanes(code, element, rows, LANES)
+
+
+def row_routines(target: Target, element: Element) -> list[Routine]:
+    """The routines that sum columns."""
+    return [
+        beside(target, element),
+        turned(target, element),
+        gathered(target, element),
+    ]
+
+
+class _Driver:
+    """The driver under construction."""
+
+    def __init__(self, target: Target, element: Element) -> None:
+        self.code = Routine(target, "kernel", "ptr %ptr, ptr %arg, i64 %begin, i64 %end", "#1")
+        self.element, self.masks = element, target.masks
+        self.buffer = self.code.slot("i8", RUN_COLUMNS * element.bytes)
+
+    def _argument(self, place: int) -> str:
+        return self.code.op(f"load i64, ptr {self.code.offset('%arg', 'i64', str(place))}")
+
+    def write(self) -> Routine:
+        """Units in runs of neighbours: each segment, then the epilogue, from a buffer on the stack."""
+        code, stored = self.code, str(self.element.stored_bytes)
+        n, k = (self._argument(place) for place in (2, 3))
+        a_batch, self.a_k, b_batch, self.b_k, self.b_column = (
+            code.mul(self._argument(place), stored) for place in (4, 6, 7, 8, 9)
+        )
+        factors = [code.op(f"load ptr, ptr {code.offset('%ptr', 'ptr', place)}") for place in "01"]
+        per_batch = code.ceil_div(n, UNIT_COLUMNS)
+        self.unit, self.along = (code.compare("eq", x, stored) for x in (self.b_column, self.b_k))
+        done = code.variable("0")
+        unit = code.variable("%begin")
+        with code.during(unit, "%end") as at:
+            batch = code.op(f"sdiv i64 {at}, {per_batch}")
+            first = code.sub(at, code.mul(batch, per_batch))
+            units = code.minimum(code.sub(per_batch, first), code.sub("%end", at))
+            units = code.minimum(units, str(RUN_COLUMNS // UNIT_COLUMNS))
+            code.set(unit, code.add(at, units))
+            column = code.mul(first, str(UNIT_COLUMNS))
+            cols = code.minimum(code.sub(n, column), code.mul(units, str(UNIT_COLUMNS)))
+            a, b = (code.at(x, code.mul(batch, by)) for x, by in zip(factors, (a_batch, b_batch)))
+            b = code.at(b, code.mul(column, self.b_column))
+            segments = code.choose(code.compare("eq", k, "0"), "1", k)  # without k, zeros
+            with code.times(segments, SEGMENT) as from_k:
+                rows = code.at(b, code.mul(from_k, self.b_k))
+                here = code.at(a, code.mul(from_k, self.a_k))
+                depth = code.minimum(code.sub(k, from_k), str(SEGMENT))
+                code.set(done, "0")
+                with code.during(done, cols) as start:
+                    count = self._columns(here, rows, start, code.sub(cols, start), depth, from_k)
+                    code.set(done, code.add(start, count))
+            code.line(
+                f"call void @finish(ptr %ptr, ptr %arg, i64 {batch}, i64 0, i64 1, i64 {column}, i64 {cols}, "
+                f"ptr {self.buffer}, i64 0)"
+            )
+        return code
+
+    def _columns(self, a: str, b: str, start: str, cols: str, depth: str, from_k: str) -> str:
+        """Sums some of the next `cols` columns; how many."""
+        code = self.code
+        first = code.compare("eq", from_k, "0")
+        column = code.at(b, code.mul(start, self.b_column))
+        into = code.at(self.buffer, code.mul(start, str(self.element.bytes)))
+        arguments = (
+            f"ptr {a}, i64 {self.a_k}, ptr {column}, i64 {self.b_k}, i64 {self.b_column}, ptr {into}, "
+            f"i64 {depth}"
+        )
+        count = code.variable(str(LANES))
+        whole = cols if self.masks else code.op(f"and i64 {cols}, -{LANES}")
+        ways = [
+            ("beside", whole, code.both(self.unit, code.compare("sgt", whole, "0"))),
+            (
+                "turned",
+                str(TURNED * LANES),
+                code.both(self.along, code.compare("sge", cols, str(TURNED * LANES))),
+            ),
+            ("gathered", str(LANES), "true"),
+        ]
+        out = code.label()
+        for name, columns, fits in ways:
+            chosen, other = code.label(), code.label()
+            code.branch(fits, chosen, other)
+            code.begin(chosen)
+            done = columns if name == "beside" else cols
+            code.line(f"call void @{name}({arguments}, i64 {done}, i1 {first})")
+            code.set(count, columns)
+            code.jump(out)
+            code.begin(other)
+        code.jump(out)
+        code.begin(out)
+        return code.get(count)
+
+
+def drive_row(target: Target, element: Element) -> Routine:
+    """The routine kernel of products of one row."""
+    return _Driver(target, element).write()
