@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from codegen_peer import expected, numpy_dtype, reads, run, same, to_memory, writes
 
+from kiln.codegen.generate import nest_text
 from kiln.codegen.memory import MEMORY, compute_type
 from kiln.codegen.nest import Nest
+from kiln.codegen.stream import STREAM_FROM
 from kiln.codegen.target import LEVELS, host_target
 from kiln.ops.scalar import Scalar, const, convert, fma, rint, select, sqrt
 
@@ -396,6 +398,37 @@ def test_cross_entropy_reads_by_label(rng: np.random.Generator) -> None:
 
 
 # -- memory ------------------------------------------------------------------------------------------------
+
+
+def at_line(shape: tuple[int, ...], dtype: str, shift: int = 0) -> Array:
+    """An output whose first element lies `shift` elements after the begin of a cache line."""
+    kind = numpy_dtype(dtype)
+    area = np.zeros(int(np.prod(shape)) * kind.itemsize + 128, np.uint8)
+    start = -area.ctypes.data % 64 + shift * kind.itemsize
+    return area[start : start + int(np.prod(shape)) * kind.itemsize].view(kind).reshape(shape)
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int16", "bool"])
+def test_outputs_that_pass_the_caches(dtype: str, shift: int, rng: np.random.Generator) -> None:
+    """8 MB and more: at lines and beside them, cheap and costly bodies, cuts anywhere, rows, in place."""
+    n = STREAM_FROM // numpy_dtype(dtype).itemsize + 7
+    x = load(0, compute_type(dtype))
+    for value in [x, rough_exp(x)] if dtype == "float32" else [x]:
+        flat = Nest(("p",), (reads(dtype, "1"), writes(dtype, "1")), (), ((1, value),))
+        assert "nontemporal" in nest_text(flat, host_target()) or not host_target().streams
+        data = draw(rng, (n,), dtype, False)
+        check(flat, [n], [data, at_line((n,), dtype, shift)], cuts=[16, 333, 100000])
+    (want,) = expected(flat, [n], [data, data])
+    same_memory = at_line((n,), dtype, shift)
+    same_memory[...] = data
+    run(flat, [n], [same_memory, same_memory])
+    assert same(same_memory, want)
+    shape = (n // 48 + 1, 48)
+    for roles in ("pp", "pr"):
+        value = x if roles == "pp" or x.type == "i1" else x + reduce("max", x)
+        rows = Nest(tuple(roles), (reads(dtype, "s1"), writes(dtype, "s1")), (), ((1, value),))
+        check(rows, list(shape), [draw(rng, shape, dtype, False), at_line(shape, dtype, shift)], cuts=[5])
 
 
 def fenced(x: Array) -> Array:

@@ -14,6 +14,7 @@ from kiln.codegen.code import IOTA64, LANES, Code, Value
 from kiln.codegen.emit import Expression, rare_families
 from kiln.codegen.memory import Memory, element
 from kiln.codegen.nest import Nest
+from kiln.codegen.stream import Streams
 from kiln.codegen.target import Target
 from kiln.ops.scalar import REDUCE, Scalar, topological
 
@@ -100,6 +101,7 @@ class Frame:
             [self._stride(k, d, kind) for d, kind in enumerate(operand.strides)]
             for k, operand in enumerate(nest.operands)
         ]
+        self.streams = Streams(code, nest, self.size, self.stride, self.base)
         work, done = code.label(), code.label()
         self.done = done
         code.branch(code.op("icmp slt i64 %begin, %end"), work, done)
@@ -120,6 +122,7 @@ class Frame:
 
     def finish(self) -> str:
         """Close the function; the module's text."""
+        self.streams.fence()
         self.code.jump(self.done)
         self.code.begin(self.done)
         self.code.line("ret void")
@@ -252,7 +255,8 @@ class Frame:
             return
         kind = operand.strides[step.lane_dim]
         if kind == "1":
-            self.memory.write_lanes(operand.dtype, step.pointer(k), value, step.count, step.mask)
+            past = self.streams.past.get(k, "")
+            self.memory.write_lanes(operand.dtype, step.pointer(k), value, step.count, step.mask, past)
         else:
             positions = self.memory.strided(self.stride[k][step.lane_dim])
             self.memory.scatter(operand.dtype, step.pointer(k), positions, value, step.mask)

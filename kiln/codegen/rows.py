@@ -47,6 +47,9 @@ class Rows:
         frame = self.frame
         every = frozenset(range(len(self.nest.dims))) | {POINT}
         frame.hoist(frame.outer, frame.roots, every, False)
+        frame.streams.ask(self.lane_dim)
+        if self.plan.parked is not None:
+            frame.streams.past.pop(self.plan.parked_at, None)  # its lines are in the cache already
         with frame.units([frame.size[d] for d in self.p]) as position:
             self.index = dict(zip(self.p, position))
             self.pointers = [
