@@ -13,7 +13,7 @@ from codegen_peer import expected, numpy_dtype, reads, run, same, to_memory, wri
 
 from kiln.codegen.generate import nest_text
 from kiln.codegen.memory import MEMORY, compute_type
-from kiln.codegen.nest import Nest
+from kiln.codegen.nest import Nest, Operand
 from kiln.codegen.stream import STREAM_FROM
 from kiln.codegen.target import LEVELS, host_target
 from kiln.ops.scalar import Scalar, const, convert, fma, rint, select, sqrt
@@ -395,6 +395,32 @@ def test_cross_entropy_reads_by_label(rng: np.random.Generator) -> None:
     data = draw(rng, shape, "float32", False)
     labels = np.broadcast_to(rng.integers(0, 10, (9, 1)), shape)
     check(nest, list(shape), [data, labels, data, output(shape, "float32", (0,))], cuts=[4])
+
+
+@pytest.mark.parametrize("op", ["sum", "prod", "max", "min", "all", "any"])
+@pytest.mark.parametrize("shape", [(1, 5), (16, 40), (300, 33), (16500, 3)])
+def test_strips(op: str, shape: tuple[int, int], rng: np.random.Generator) -> None:
+    """Columns folded in the kernel of the rows, then combined: the bits of a reduction down the columns."""
+    x = load(0)
+    y = x - reduce("max", x)
+    elements, dtype = {"all": (x < y + 1.5, "bool"), "any": (x > y + 2.0, "bool")}.get(op, (y * x, "float32"))
+    rows = Nest(("p", "r"), (reads("float32", "s1"), writes("float32", "s1"), Operand(dtype, op, ("s", "1"))),
+                (), ((1, y), (2, elements)))  # fmt: skip
+    assert rows.schedule() == "strips"
+    columns = Nest(("r", "p"), (reads(dtype, "s1"), writes(dtype, "01")), (),
+                   ((1, reduce(op, load(0, elements.type))),))  # fmt: skip
+    data = draw(rng, shape, "float32", shape[0] < 1000)
+    (want_y,) = expected(rows._replace(stores=rows.stores[:1]), list(shape), [data, data])
+    kept = Nest(("p", "r"), (reads("float32", "s1"), writes(dtype, "s1")), (), ((1, elements),))
+    (points,) = expected(kept, list(shape), [data, data])
+    (want,) = expected(columns, list(shape), [points, points])
+    units = -(-shape[0] // 16384) * 16
+    for level in LEVEL_NAMES:
+        got, parts = output(shape, "float32"), np.ones((units, 2 * shape[1]), numpy_dtype(dtype))
+        run(rows, list(shape), [data, got, parts], level=level, cuts=[1, 15, 16, 20])
+        total = output((units, shape[1]), dtype, (1,))
+        run(columns._replace(block=16), [units, shape[1]], [parts[:, : shape[1]], total], level=level)
+        assert same(got, want_y) and same(total[:1], want), level
 
 
 # -- memory ------------------------------------------------------------------------------------------------

@@ -34,8 +34,9 @@ class Streams:
         if not self.code.target.streams:
             return
         for k in sorted({k for k, _ in self.nest.stores}):
-            strides = self.nest.operands[k].strides
-            if strides[lane_dim] == "1" and "0" not in strides:
+            operand = self.nest.operands[k]
+            strides = operand.strides
+            if not operand.folds and strides[lane_dim] == "1" and "0" not in strides:
                 self.past[k] = self._passes(k, lane_dim, start)
 
     def _passes(self, k: int, lane_dim: int, start: str) -> str:
