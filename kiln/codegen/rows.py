@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from kiln.codegen.code import LANES, Value
 from kiln.codegen.emit import Expression
-from kiln.codegen.frame import EXPENSIVE, POINT, Frame, Step
+from kiln.codegen.frame import COSTS, EXPENSIVE, POINT, Frame, Step
 from kiln.codegen.memory import element
 from kiln.codegen.nest import Nest
 from kiln.codegen.plan import Plan, above
@@ -32,7 +32,6 @@ class Rows:
     """A nest of schedule "rows" with one reduced dim, being written."""
 
     apart = 1  # a point's row and the next one's
-    fetching = 1  # the pass that asks for the next row
 
     def __init__(self, nest: Nest, target: Target) -> None:
         self.frame = Frame(nest, target)
@@ -42,6 +41,7 @@ class Rows:
         self.r = [d for d, role in enumerate(nest.dims) if role == "r"]
         self.plan = Plan(self.frame, self.r[-1])
         self.lane_dim = self.r[-1]
+        self.fetching = self._busiest()
         self.index: dict[int, str] = {}
         self.pointers: list[str] = []
 
@@ -81,9 +81,9 @@ class Rows:
         """Where operand k's row begins."""
         return self.frame.address(k, self.index)
 
-    def store(self, k: int, value: Value, step: Step) -> None:
-        """Store a value at every lane of `step`."""
-        self.frame.store(k, value, step)
+    def stored(self, k: int, value: Value, step: Step) -> Value:
+        """What is stored in operand k at `step`."""
+        return value
 
     def row_length(self) -> str:
         """The number of elements reduced."""
@@ -128,13 +128,24 @@ class Rows:
             elements.append(inside.value(node.args[0]))
             if node.op in ("argmax", "argmin"):
                 elements.append(frame.lane_positions(inside, v))
-        results = [(k, inside.value(value)) for k, value in plan.stores[q]]
+        results = [(k, self.stored(k, inside.value(value), step)) for k, value in plan.stores[q]]
         if plan.parked is not None and q == plan.parked_in:
             results.append((plan.parked_at, inside.value(plan.parked)))
         for k, value in results:
-            self.store(k, value, step)
+            frame.store(k, value, step)
         self.finish_step(step)
         return [inside.machine.spread(e, LANES) for e in elements]
+
+    def _busiest(self) -> int:
+        """The pass that asks for the next row: of those that read a row again, the one that computes most."""
+        plan, varying = self.plan, self.frame.reduced
+
+        def work(q: int) -> tuple[int, int]:
+            done = plan.parked if q > plan.parked_in else None
+            nodes = above(plan.roots(q), done)
+            return sum(COSTS.get(n.op, 1) for n in nodes if self.frame.varies(n, varying)), q
+
+        return max(range(1, plan.count), key=work, default=-1)
 
     def _fetch_next_row(self, step: Step) -> None:
         """Ask for the same place of the next point's row: pass 0 of that row then finds it in the cache.

@@ -32,7 +32,7 @@ class Strips(Rows):
 
     def __init__(self, nest: Nest, target: Target) -> None:
         super().__init__(nest, target)
-        self.fetching = min(1, self.plan.count - 1)
+        self.fetching = max(self.fetching, 0)  # the next row is no neighbour
         folds = {k: value for k, value in nest.stores if nest.operands[k].folds}
         self.reducers = {
             k: Reducer(self.code, Scalar(nest.operands[k].mode, (x,), x.type)) for k, x in folds.items()
@@ -64,15 +64,13 @@ class Strips(Rows):
         """Where operand k's row begins."""
         return self.chain[k] if k in self.chain else super().address(k)
 
-    def store(self, k: int, value: Value, step: Step) -> None:
-        """Store a value at every lane of `step`, or add it to its column's chain."""
+    def stored(self, k: int, value: Value, step: Step) -> Value:
+        """The value, or its column's chain and the value: all are read before any is written."""
         if k not in self.reducers:
-            return self.frame.store(k, value, step)
-        memory, dtype, pointer = self.frame.memory, self.nest.operands[k].dtype, step.pointer(k)
-        old = memory.read_lanes(dtype, pointer, step.count, step.mask)
-        (new,) = self.reducers[k].step([old], [self.reducers[k].machine.spread(value, LANES)])
-        memory.write_lanes(dtype, pointer, new, step.count, step.mask)
-        return None
+            return value
+        dtype, reducer = self.nest.operands[k].dtype, self.reducers[k]
+        chain = self.frame.memory.read_lanes(dtype, step.pointer(k), step.count, step.mask)
+        return reducer.step([chain], [reducer.machine.spread(value, LANES)])[0]
 
     def _fold(self, first: bool) -> None:
         """Adds the chains to the accumulators; the first time there is nothing to add."""
