@@ -71,6 +71,7 @@ class Frame:
             place += len(operand.strides)
         self._first_number = place
         self._arguments: dict[int, str] = {}
+        self.in_tail = False  # of a loop: too little is left to pass the caches
         self._entry()
 
     def _dims_of(self, node: Scalar) -> frozenset[int]:
@@ -255,7 +256,7 @@ class Frame:
             return
         kind = operand.strides[step.lane_dim]
         if kind == "1":
-            past = self.streams.past.get(k, "")
+            past = "" if self.in_tail else self.streams.past.get(k, "")
             self.memory.write_lanes(operand.dtype, step.pointer(k), value, step.count, step.mask, past)
         else:
             positions = self.memory.strided(self.stride[k][step.lane_dim])
@@ -292,10 +293,12 @@ class Frame:
                     values = body(code.add(turn.index, str(LANES * copy)), None, None, values)
                 turn.next = values
             start, carried = rest, turn.values
+        self.in_tail = bool(wide)
         with code.loop(start, limit, LANES, carried) as turn:
             count = code.minimum(code.sub(limit, turn.index), str(LANES))
             mask = self.memory.mask(count)
             turn.next = body(turn.index, count, mask, turn.values)
+        self.in_tail = False
         return turn.values
 
     def _whole_end(self, start: str, limit: str, size: int) -> str:
