@@ -102,35 +102,20 @@ class Memory:
             pointer = copy
         return self.decode(self.code.op(f"load {kind}, ptr {pointer}, align 1"), dtype, LANES)
 
-    def write_lanes(
-        self, dtype: str, pointer: str, x: Value, count: str | None, mask: Value | None, past: str = ""
-    ) -> None:
-        """Store 16 lanes at `pointer`, or the first `count`; past the caches where the i1 `past` holds."""
-        raw = self.encode(self.machine.spread(x, LANES), dtype)
-        if past:
-            self._write_past(dtype, pointer, raw, count, mask, past)
-        else:
-            self._write(dtype, pointer, raw, count, mask)
+    def write_lanes(self, dtype: str, pointer: str, x: Value, count: str | None, mask: Value | None) -> None:
+        """Store 16 lanes at `pointer`, or the first `count` of them."""
+        self.write_raw(dtype, pointer, self.raw_lanes(dtype, x), count, mask)
 
-    def _write_past(
-        self, dtype: str, pointer: str, raw: Value, count: str | None, mask: Value | None, past: str
-    ) -> None:
-        """A streaming store of 16 lanes, or a plain one."""
-        code = self.code
-        if count is not None:
-            past = code.op(f"and i1 {past}, {code.op(f'icmp eq i64 {count}, {LANES}')}")
-        streamed, plain, out = code.label(), code.label(), code.label()
-        code.branch(past, streamed, plain)
-        code.begin(streamed)
+    def raw_lanes(self, dtype: str, x: Value) -> Value:
+        """16 lanes as they lie in memory."""
+        return self.encode(self.machine.spread(x, LANES), dtype)
+
+    def stream(self, dtype: str, pointer: str, raw: Value) -> None:
+        """Store 16 raw lanes past the caches; `pointer` is a multiple of their size, or of a line."""
         align = min(LANES * MEMORY[dtype][1], 64)
-        code.line(f"store {raw.typed}, ptr {pointer}, align {align}, !nontemporal !0")
-        code.jump(out)
-        code.begin(plain)
-        self._write(dtype, pointer, raw, count, mask)
-        code.jump(out)
-        code.begin(out)
+        self.code.line(f"store {raw.typed}, ptr {pointer}, align {align}, !nontemporal !0")
 
-    def _write(self, dtype: str, pointer: str, raw: Value, count: str | None, mask: Value | None) -> None:
+    def write_raw(self, dtype: str, pointer: str, raw: Value, count: str | None, mask: Value | None) -> None:
         """Store raw lanes."""
         if count is None:
             self.code.line(f"store {raw.typed}, ptr {pointer}, align 1")

@@ -208,6 +208,7 @@ class Rows:
             for turn in range(CHAIN):
                 elements = self._step(scope, q, code.add(group.index, str(turn * LANES)), None, None)
                 chain = steps(reducers, chain, elements) if chain else elements
+            self.frame.settle()
             group.next = steps(reducers, group.values, chain)
         return steps(reducers, group.values, self._chain(scope, q, reducers, whole, limit))
 

@@ -1,7 +1,7 @@
 """Stores that pass the caches: a large output is written without reading its lines first, or evicting others.
 
 entry:  past_k = the output has 8 MB or more, its rows begin at lines, and no input lies in its memory
-store:  if past_k and 16 elements: a streaming store;  else a plain one
+turn:   if past_k and 16 elements each: streaming stores;  else plain ones
 end:    if a past_k: sfence, because streaming stores follow no other order
 
 A plain store reads the line it writes; of 4M floats a sum moves 64 MB with plain stores and 48 MB without.
