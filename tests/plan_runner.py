@@ -184,11 +184,17 @@ class Runner:
                         [sizes[d] for d in kept] + [int(np.prod([sizes[d] for d in reduced]))], x.dtype
                     )
                 )
-                out = _sequential(node.op, rows) if nest.sequential else reduce_last(node.op, rows)
+                out = _in_blocks(node.op, rows, nest.block)
                 done[id(node)] = out.reshape([1 if d in reduced else sizes[d] for d in range(len(sizes))])
         values = [np.array(v) for v in evaluate_scalars([x for _, x in nest.stores], leaf, gather)]
         for (k, _), value in zip(nest.stores, values):
             pointer, operand, strides, _ = arrays[k]
+            if operand.folds:
+                rows = np.broadcast_to(value, sizes)
+                units = _strips(operand.mode, rows)
+                target = self._operand(pointer, operand.dtype, list(units.shape), strides)
+                target[...] = _encode(operand.dtype, units)
+                continue
             point = any(strides[d] != 0 for d in reduced) or any(
                 n != 1
                 for d, n in enumerate(np.shape(value)[-len(sizes) :])
@@ -250,6 +256,8 @@ def _grid(nest: Nest, sizes: list[int]) -> int:
         return int(np.prod(sizes[:-1]))
     if schedule == "columns":
         return int(np.prod(kept[:-1])) * -(-kept[-1] // 256)
+    if schedule == "strips":
+        return -(-kept[0] // 16384) * 16
     return int(np.prod(kept))
 
 
@@ -290,8 +298,8 @@ def _encode(dtype: str, x: Array) -> Array:
         return x.astype(memory_dtype(dtype))
 
 
-def _sequential(name: str, x: Array) -> Array:
-    """Elements one after the other."""
+def _in_blocks(name: str, x: Array, block: int) -> Array:
+    """Blocks of the last dim in the order of 16 lanes, one after the other."""
     step = {
         "sum": np.add,
         "prod": np.multiply,
@@ -300,12 +308,44 @@ def _sequential(name: str, x: Array) -> Array:
         "all": np.logical_and,
         "any": np.logical_or,
     }
-    if x.shape[-1] == 0:
+    if x.shape[-1] <= block or name not in step:
         return reduce_last(name, x)
-    total = x[..., 0]
-    for k in range(1, x.shape[-1]):
-        total = step[name](total, x[..., k])
+    total = reduce_last(name, x[..., :block])
+    for k in range(block, x.shape[-1], block):
+        total = step[name](total, reduce_last(name, x[..., k : k + block]))
     return total
+
+
+def _strips(name: str, x: Array) -> Array:
+    """The accumulators (block and lane, column): of each lane the rows of its block, 8 by 8.
+
+    A reduction of one lane's elements and of nothing in the other lanes is that lane's accumulator, as the
+    absent add nothing; only a lane without any rows holds the identity.
+    """
+    found = []
+    for start in range(0, len(x), 16384):
+        block = x[start : start + 16384]
+        for lane in range(16):
+            rows = block[lane::16]
+            alone = np.full((*x.shape[1:], len(rows) * 16), identity(name, x.dtype), x.dtype)
+            alone[..., ::16] = np.moveaxis(rows, 0, -1)
+            if len(rows):
+                found.append(reduce_last(name, alone))
+            else:
+                found.append(np.full(x.shape[1:], identity(name, x.dtype), x.dtype))
+    return np.stack(found)
+
+
+def identity(name: str, dtype: Any) -> Any:
+    """What changes nothing where it is added."""
+    if name == "sum":
+        return -0.0 if dtype.kind == "f" else 0
+    if name in ("prod", "all", "any"):
+        return name != "any"
+    low = name == "max"
+    if dtype.kind == "f":
+        return -np.inf if low else np.inf
+    return np.iinfo(dtype).min if low else np.iinfo(dtype).max
 
 
 def product(a: Array, b: Array, kind: str) -> Array:

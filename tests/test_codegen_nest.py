@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from codegen_peer import expected, numpy_dtype, reads, run, same, to_memory, writes
 
+from kiln.codegen.generate import nest_text
 from kiln.codegen.memory import MEMORY, compute_type
-from kiln.codegen.nest import Nest
+from kiln.codegen.nest import Nest, Operand
+from kiln.codegen.stream import STREAM_FROM
 from kiln.codegen.target import LEVELS, host_target
 from kiln.ops.scalar import Scalar, const, convert, fma, rint, select, sqrt
 
@@ -395,7 +397,64 @@ def test_cross_entropy_reads_by_label(rng: np.random.Generator) -> None:
     check(nest, list(shape), [data, labels, data, output(shape, "float32", (0,))], cuts=[4])
 
 
+@pytest.mark.parametrize("op", ["sum", "prod", "max", "min", "all", "any"])
+@pytest.mark.parametrize("shape", [(1, 5), (16, 40), (300, 33), (16500, 3)])
+def test_strips(op: str, shape: tuple[int, int], rng: np.random.Generator) -> None:
+    """Columns folded in the kernel of the rows, then combined: the bits of a reduction down the columns."""
+    x = load(0)
+    y = x - reduce("max", x)
+    elements, dtype = {"all": (x < y + 1.5, "bool"), "any": (x > y + 2.0, "bool")}.get(op, (y * x, "float32"))
+    rows = Nest(("p", "r"), (reads("float32", "s1"), writes("float32", "s1"), Operand(dtype, op, ("s", "1"))),
+                (), ((1, y), (2, elements)))  # fmt: skip
+    assert rows.schedule() == "strips"
+    columns = Nest(("r", "p"), (reads(dtype, "s1"), writes(dtype, "01")), (),
+                   ((1, reduce(op, load(0, elements.type))),))  # fmt: skip
+    data = draw(rng, shape, "float32", shape[0] < 1000)
+    (want_y,) = expected(rows._replace(stores=rows.stores[:1]), list(shape), [data, data])
+    kept = Nest(("p", "r"), (reads("float32", "s1"), writes(dtype, "s1")), (), ((1, elements),))
+    (points,) = expected(kept, list(shape), [data, data])
+    (want,) = expected(columns, list(shape), [points, points])
+    units = -(-shape[0] // 16384) * 16
+    for level in LEVEL_NAMES:
+        got, parts = output(shape, "float32"), np.ones((units, 2 * shape[1]), numpy_dtype(dtype))
+        run(rows, list(shape), [data, got, parts], level=level, cuts=[1, 15, 16, 20])
+        total = output((units, shape[1]), dtype, (1,))
+        run(columns._replace(block=16), [units, shape[1]], [parts[:, : shape[1]], total], level=level)
+        assert same(got, want_y) and same(total[:1], want), level
+
+
 # -- memory ------------------------------------------------------------------------------------------------
+
+
+def at_line(shape: tuple[int, ...], dtype: str, shift: int = 0) -> Array:
+    """An output whose first element lies `shift` elements after the begin of a cache line."""
+    kind = numpy_dtype(dtype)
+    area = np.zeros(int(np.prod(shape)) * kind.itemsize + 128, np.uint8)
+    start = -area.ctypes.data % 64 + shift * kind.itemsize
+    return area[start : start + int(np.prod(shape)) * kind.itemsize].view(kind).reshape(shape)
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int16", "bool"])
+def test_outputs_that_pass_the_caches(dtype: str, shift: int, rng: np.random.Generator) -> None:
+    """8 MB and more: at lines and beside them, cheap and costly bodies, cuts anywhere, rows, in place."""
+    n = STREAM_FROM // numpy_dtype(dtype).itemsize + 7
+    x = load(0, compute_type(dtype))
+    for value in [x, rough_exp(x)] if dtype == "float32" else [x]:
+        flat = Nest(("p",), (reads(dtype, "1"), writes(dtype, "1")), (), ((1, value),))
+        assert "nontemporal" in nest_text(flat, host_target()) or not host_target().streams
+        data = draw(rng, (n,), dtype, False)
+        check(flat, [n], [data, at_line((n,), dtype, shift)], cuts=[16, 333, 100000])
+    (want,) = expected(flat, [n], [data, data])
+    same_memory = at_line((n,), dtype, shift)
+    same_memory[...] = data
+    run(flat, [n], [same_memory, same_memory])
+    assert same(same_memory, want)
+    shape = (n // 48 + 1, 48)
+    for roles in ("pp", "pr"):
+        value = x if roles == "pp" or x.type == "i1" else x + reduce("max", x)
+        rows = Nest(tuple(roles), (reads(dtype, "s1"), writes(dtype, "s1")), (), ((1, value),))
+        check(rows, list(shape), [draw(rng, shape, dtype, False), at_line(shape, dtype, shift)], cuts=[5])
 
 
 def fenced(x: Array) -> Array:

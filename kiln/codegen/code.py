@@ -207,7 +207,8 @@ class Code:
         triple = f'target triple = "{self.target.triple}"'
         head = "define void @kernel(ptr %ptr, ptr %arg, i64 %begin, i64 %end) #0 {\nentry:"
         tail = f"}}\nattributes #0 = {{ {self.target.attributes()} }}\n"
-        return "\n".join([triple, head, *self.slots, *self.lines, tail, *self.declared.values(), ""])
+        one = "!0 = !{i32 1}"  # what `!nontemporal` names
+        return "\n".join([triple, head, *self.slots, *self.lines, tail, *self.declared.values(), one, ""])
 
 
 def _literal_type(argument: str) -> str:

@@ -22,7 +22,7 @@ from kiln.codegen.code import LANES, LLVM, Value, llvm_type
 from kiln.codegen.emit import Expression
 from kiln.codegen.frame import EXPENSIVE, POINT, Frame, Step
 from kiln.codegen.memory import element
-from kiln.codegen.nest import COLUMN_BLOCK, REDUCE_BLOCK, Nest
+from kiln.codegen.nest import COLUMN_BLOCK, Nest
 from kiln.codegen.plan import Plan, above
 from kiln.codegen.reduce import Reducer
 from kiln.codegen.rows import CHAIN, GROUP, grouped, identities, steps
@@ -221,8 +221,8 @@ class Columns:
         chains = [code.slot(LLVM[t], COLUMN_BLOCK) for t in kinds] if self._works_by_row(q) else []
         start = [r.machine.spread(v, LANES) for r in reducers for v in r.initial(self.length)]
         self._fill(results, start, "0", self.columns)
-        with code.loop("0", self.length, REDUCE_BLOCK) as block:
-            limit = code.minimum(code.add(block.index, str(REDUCE_BLOCK)), self.length)
+        with code.loop("0", self.length, self.nest.block) as block:
+            limit = code.minimum(code.add(block.index, str(self.nest.block)), self.length)
             present = code.minimum(code.sub(limit, block.index), str(LANES))
             with code.loop(present, str(LANES), 1) as absent:
                 at = code.mul(absent.index, str(COLUMN_BLOCK))

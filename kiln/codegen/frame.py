@@ -14,6 +14,7 @@ from kiln.codegen.code import IOTA64, LANES, Code, Value
 from kiln.codegen.emit import Expression, rare_families
 from kiln.codegen.memory import Memory, element
 from kiln.codegen.nest import Nest
+from kiln.codegen.stream import Streams
 from kiln.codegen.target import Target
 from kiln.ops.scalar import REDUCE, Scalar, topological
 
@@ -70,6 +71,8 @@ class Frame:
             place += len(operand.strides)
         self._first_number = place
         self._arguments: dict[int, str] = {}
+        self.in_tail = False  # of a loop: too little is left to pass the caches
+        self._waiting: dict[int, list[tuple[str, Value, Step]]] = {}  # stores of this turn, by operand
         self._entry()
 
     def _dims_of(self, node: Scalar) -> frozenset[int]:
@@ -100,6 +103,7 @@ class Frame:
             [self._stride(k, d, kind) for d, kind in enumerate(operand.strides)]
             for k, operand in enumerate(nest.operands)
         ]
+        self.streams = Streams(code, nest, self.size, self.stride, self.base)
         work, done = code.label(), code.label()
         self.done = done
         code.branch(code.op("icmp slt i64 %begin, %end"), work, done)
@@ -120,6 +124,7 @@ class Frame:
 
     def finish(self) -> str:
         """Close the function; the module's text."""
+        self.streams.fence()
         self.code.jump(self.done)
         self.code.begin(self.done)
         self.code.line("ret void")
@@ -245,17 +250,42 @@ class Frame:
         return self.memory.gather(dtype, pointer, total, step.mask)
 
     def store(self, k: int, value: Value, step: Step) -> None:
-        """Store a value at every lane of `step`."""
+        """Store a value at every lane of `step`; large outputs wait until `settle`."""
         operand = self.nest.operands[k]
         if k in step.staged:
             self.memory.write_lanes(operand.dtype, step.staged[k], value, None, None)
             return
         kind = operand.strides[step.lane_dim]
         if kind == "1":
-            self.memory.write_lanes(operand.dtype, step.pointer(k), value, step.count, step.mask)
+            raw = self.memory.raw_lanes(operand.dtype, value)
+            if k in self.streams.past and not self.in_tail:
+                self._waiting.setdefault(k, []).append((step.pointer(k), raw, step))
+            else:
+                self.memory.write_raw(operand.dtype, step.pointer(k), raw, step.count, step.mask)
         else:
             positions = self.memory.strided(self.stride[k][step.lane_dim])
             self.memory.scatter(operand.dtype, step.pointer(k), positions, value, step.mask)
+
+    def settle(self) -> None:
+        """Write what a turn stores in outputs that may pass the caches, all of one behind one branch."""
+        code = self.code
+        for k, waiting in self._waiting.items():
+            dtype, past = self.nest.operands[k].dtype, self.streams.past[k]
+            count = waiting[0][2].count
+            if count is not None:
+                past = code.op(f"and i1 {past}, {code.op(f'icmp eq i64 {count}, {LANES}')}")
+            streamed, plain, out = code.label(), code.label(), code.label()
+            code.branch(past, streamed, plain)
+            code.begin(streamed)
+            for pointer, raw, _ in waiting:
+                self.memory.stream(dtype, pointer, raw)
+            code.jump(out)
+            code.begin(plain)
+            for pointer, raw, step in waiting:
+                self.memory.write_raw(dtype, pointer, raw, step.count, step.mask)
+            code.jump(out)
+            code.begin(out)
+        self._waiting = {}
 
     def lane_positions(self, scope: Expression, start: str) -> Value:
         """start + lane, for 16 lanes."""
@@ -286,12 +316,16 @@ class Frame:
                 values = turn.values
                 for copy in range(copies):
                     values = body(code.add(turn.index, str(LANES * copy)), None, None, values)
+                self.settle()
                 turn.next = values
             start, carried = rest, turn.values
+        self.in_tail = bool(wide)
         with code.loop(start, limit, LANES, carried) as turn:
             count = code.minimum(code.sub(limit, turn.index), str(LANES))
             mask = self.memory.mask(count)
             turn.next = body(turn.index, count, mask, turn.values)
+            self.settle()
+        self.in_tail = False
         return turn.values
 
     def _whole_end(self, start: str, limit: str, size: int) -> str:

@@ -8,6 +8,7 @@ from kiln.codegen.nest import Nest
 from kiln.codegen.rows import emit_rows
 from kiln.codegen.rows_many import emit_many_rows
 from kiln.codegen.sequence import emit_sequence
+from kiln.codegen.strips import emit_strips
 from kiln.codegen.target import Target
 from kiln.codegen.verify import verify_nest
 
@@ -18,8 +19,10 @@ def nest_text(nest: Nest, target: Target) -> str:
     schedule = nest.schedule()
     if schedule == "columns":
         return emit_columns(nest, target)
-    if nest.sequential:
+    if nest.block == 1:
         return emit_sequence(nest, target)
+    if schedule == "strips":
+        return emit_strips(nest, target)
     if schedule == "rows":
         return emit_many_rows(nest, target) if nest.dims.count("r") > 1 else emit_rows(nest, target)
     return emit_map(nest, target)

@@ -30,8 +30,10 @@ def emit_map(nest: Nest, target: Target) -> str:
         for k, value in results:
             frame.memory.write(nest.operands[k].dtype, frame.base[k], value)
     elif lane_dim == 0:
+        frame.streams.ask(lane_dim, "%begin")
         _row(frame, frame.outer, {}, "%begin", "%end")
     else:
+        frame.streams.ask(lane_dim)
 
         def row(index: dict[int, str], start: str) -> None:
             pointers = [

@@ -104,7 +104,19 @@ class Memory:
 
     def write_lanes(self, dtype: str, pointer: str, x: Value, count: str | None, mask: Value | None) -> None:
         """Store 16 lanes at `pointer`, or the first `count` of them."""
-        raw = self.encode(self.machine.spread(x, LANES), dtype)
+        self.write_raw(dtype, pointer, self.raw_lanes(dtype, x), count, mask)
+
+    def raw_lanes(self, dtype: str, x: Value) -> Value:
+        """16 lanes as they lie in memory."""
+        return self.encode(self.machine.spread(x, LANES), dtype)
+
+    def stream(self, dtype: str, pointer: str, raw: Value) -> None:
+        """Store 16 raw lanes past the caches; `pointer` is a multiple of their size, or of a line."""
+        align = min(LANES * MEMORY[dtype][1], 64)
+        self.code.line(f"store {raw.typed}, ptr {pointer}, align {align}, !nontemporal !0")
+
+    def write_raw(self, dtype: str, pointer: str, raw: Value, count: str | None, mask: Value | None) -> None:
+        """Store raw lanes."""
         if count is None:
             self.code.line(f"store {raw.typed}, ptr {pointer}, align 1")
         elif mask is not None and self.code.target.masks:

@@ -2,13 +2,19 @@
 
     nest    := dims operands numbers stores
     dim     := "p" (parallel) | "r" (reduced); all r dims are adjacent in meaning but may stand anywhere
-    operand := dtype, mode ("in" | "out"), one stride class per dim: "1" unit, "0" not read along it, "s" any
+    operand := dtype, mode ("in" | "out" | sum prod max min all any), one stride class per dim: "1" unit,
+               "0" not read along it, "s" any
     store   := operand, scalar   -- a scalar built of `load k`, `number k`, `index d` and reductions
                                     over all r dims (sum prod max min argmax argmin all any)
 
 A store whose scalar reads along r dims happens at every point; one that does not (only reductions,
 p-level loads, numbers) happens once per p point. Reductions may feed point-level scalars, which may be
 reduced again (softmax): the emitter cuts the nest into passes over the r dims.
+
+A store to an operand whose mode is a reduction folds its values down the columns, over the p dim, in the
+order of 16 lanes as far as one lane goes (`kiln.codegen.strips`). The operand's row u holds the accumulators
+of unit u, then as many elements that only the kernel uses. A nest of `block` 16 over these rows completes the
+order.
 
 `load k` reads operand k at the current point, by its strides; `Scalar("load", (i0, i1, ...), type, k)`
 reads it at computed i64 positions, one per dim of the operand's own strides (a gather), clamped to be in
@@ -37,8 +43,13 @@ class Operand(NamedTuple):
     """One array a nest reads or writes; `strides` holds a class per dim: "1", "0" or "s"."""
 
     dtype: str  # a kiln dtype name: "float32", "bool", ...
-    mode: str  # "in" or "out"
+    mode: str  # "in", "out" or the reduction that stores are folded by
     strides: tuple[str, ...]
+
+    @property
+    def folds(self) -> bool:
+        """Whether stores are folded into columns."""
+        return self.mode in REDUCE
 
 
 class Nest(NamedTuple):
@@ -48,7 +59,7 @@ class Nest(NamedTuple):
     operands: tuple[Operand, ...]
     numbers: tuple[str, ...]  # "i64" or "f64" each
     stores: tuple[tuple[int, Scalar], ...]
-    sequential: bool = False  # reductions take their elements one after the other: partial results, ascending
+    block: int = REDUCE_BLOCK  # elements reduced by 16 lanes; the results of blocks are added ascending
 
     def schedule(self) -> str:
         """How work is cut into units; a function of the pattern alone.
@@ -59,12 +70,15 @@ class Nest(NamedTuple):
         "rows":    r dims last in memory: a unit is one p point.
         "columns": the last p dim is unit-stride and the r dims are not: a unit is COLUMN_BLOCK
                    neighbouring points of the last p dim, at one index of the other p dims.
+        "strips":  p r, with stores folded over p: a unit is one lane's rows in one block of REDUCE_BLOCK.
         """
         if "r" not in self.dims:
             return "flat" if len(self.dims) == 1 else "map"
+        if any(o.folds for o in self.operands):
+            return "strips"
         p = [d for d, role in enumerate(self.dims) if role == "p"]
         r = [d for d, role in enumerate(self.dims) if role == "r"]
-        if self.sequential or not p:
+        if self.block == 1 or not p:
             return "rows"
         direct = [o for o in self.operands if o.mode == "in" and len(o.strides) == len(self.dims)]
         inputs = [o for o in direct if any(o.strides[d] != "0" for d in r)]
@@ -80,7 +94,7 @@ class Nest(NamedTuple):
 
 @lru_cache(maxsize=TEXTS)
 def _text(nest: Nest) -> str:
-    how = " sequential" if nest.sequential else ""
+    how = "" if nest.block == REDUCE_BLOCK else f" block {nest.block}"
     lines = ["nest " + "".join(nest.dims) + how + " numbers " + " ".join(nest.numbers)]
     lines += [f"operand {k} {o.mode} {o.dtype} {''.join(o.strides)}" for k, o in enumerate(nest.operands)]
     lines.append(program_text([value for _, value in nest.stores]))

@@ -68,6 +68,8 @@ class Plan:
     def _may_hit(self, k: int, roots: list[Scalar], stop: Scalar | None) -> bool:
         """Whether writing operand k could change what `roots` read (not looking below `stop`)."""
         operands = self.frame.nest.operands
+        if operands[k].folds:  # memory of the kernel's own
+            return False
         for node in above(roots, stop):
             if node.op == "load" and self.frame.varies(node, self.frame.reduced):
                 if node.args or operands[node.data].strides == operands[k].strides:
@@ -99,7 +101,7 @@ class Plan:
             operand = self.frame.nest.operands[k]
             exact = operand.dtype in ("float32", "float64") and compute_type(operand.dtype) == node.type
             dense = "0" not in operand.strides and operand.strides[self.lane_dim] == "1"
-            if exact and dense and not self._may_hit(k, later, node):
+            if exact and dense and not operand.folds and not self._may_hit(k, later, node):
                 return k
         return -1
 

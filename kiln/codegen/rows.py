@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from kiln.codegen.code import LANES, Value
 from kiln.codegen.emit import Expression
-from kiln.codegen.frame import EXPENSIVE, POINT, Frame, Step
+from kiln.codegen.frame import COSTS, EXPENSIVE, POINT, Frame, Step
 from kiln.codegen.memory import element
-from kiln.codegen.nest import REDUCE_BLOCK, Nest
+from kiln.codegen.nest import Nest
 from kiln.codegen.plan import Plan, above
 from kiln.codegen.reduce import Partial, Reducer
 from kiln.codegen.target import Target
@@ -31,6 +31,8 @@ GROUP = CHAIN * LANES
 class Rows:
     """A nest of schedule "rows" with one reduced dim, being written."""
 
+    apart = 1  # a point's row and the next one's
+
     def __init__(self, nest: Nest, target: Target) -> None:
         self.frame = Frame(nest, target)
         self.nest = nest
@@ -39,6 +41,7 @@ class Rows:
         self.r = [d for d, role in enumerate(nest.dims) if role == "r"]
         self.plan = Plan(self.frame, self.r[-1])
         self.lane_dim = self.r[-1]
+        self.fetching = self._busiest()
         self.index: dict[int, str] = {}
         self.pointers: list[str] = []
 
@@ -47,20 +50,40 @@ class Rows:
         frame = self.frame
         every = frozenset(range(len(self.nest.dims))) | {POINT}
         frame.hoist(frame.outer, frame.roots, every, False)
-        with frame.units([frame.size[d] for d in self.p]) as position:
-            self.index = dict(zip(self.p, position))
-            self.pointers = [
-                frame.address(k, self.index) if len(o.strides) == len(self.nest.dims) else ""
-                for k, o in enumerate(self.nest.operands)
-            ]
-            self.length = self.row_length()
-            point = frame.scope(frame.outer, Step(self.index, self.pointers.__getitem__))
-            for q in range(self.plan.count):
-                self._pass(point, q)
-            results = [(k, point.value(value)) for k, value in self.plan.last]
-            for k, value in results:
-                frame.memory.write(self.nest.operands[k].dtype, self.pointers[k], value)
+        frame.streams.ask(self.lane_dim)
+        if self.plan.parked is not None:
+            frame.streams.past.pop(self.plan.parked_at, None)  # its lines are in the cache already
+        self.length = self.row_length()
+        self.units()
         return frame.finish()
+
+    def units(self) -> None:
+        """The points of the call."""
+        with self.frame.units([self.frame.size[d] for d in self.p]) as position:
+            self.point(position)
+
+    def point(self, position: list[str]) -> None:
+        """One p point: its passes, then its stores."""
+        frame = self.frame
+        self.index = dict(zip(self.p, position))
+        self.pointers = [
+            self.address(k) if len(o.strides) == len(self.nest.dims) else ""
+            for k, o in enumerate(self.nest.operands)
+        ]
+        point = frame.scope(frame.outer, Step(self.index, self.pointers.__getitem__))
+        for q in range(self.plan.count):
+            self._pass(point, q)
+        results = [(k, point.value(value)) for k, value in self.plan.last]
+        for k, value in results:
+            frame.memory.write(self.nest.operands[k].dtype, self.pointers[k], value)
+
+    def address(self, k: int) -> str:
+        """Where operand k's row begins."""
+        return self.frame.address(k, self.index)
+
+    def stored(self, k: int, value: Value, step: Step) -> Value:
+        """What is stored in operand k at `step`."""
+        return value
 
     def row_length(self) -> str:
         """The number of elements reduced."""
@@ -92,7 +115,7 @@ class Rows:
         """Pass q at 16 positions: its point stores; the elements of its reductions."""
         frame, plan = self.frame, self.plan
         step = self.step_at(q, v, count, mask)
-        if q == 1:
+        if q == self.fetching:
             self._fetch_next_row(step)
         inside = frame.scope(scope, step)
         if plan.parked is not None and q > plan.parked_in:
@@ -105,13 +128,24 @@ class Rows:
             elements.append(inside.value(node.args[0]))
             if node.op in ("argmax", "argmin"):
                 elements.append(frame.lane_positions(inside, v))
-        results = [(k, inside.value(value)) for k, value in plan.stores[q]]
+        results = [(k, self.stored(k, inside.value(value), step)) for k, value in plan.stores[q]]
         if plan.parked is not None and q == plan.parked_in:
             results.append((plan.parked_at, inside.value(plan.parked)))
         for k, value in results:
             frame.store(k, value, step)
         self.finish_step(step)
         return [inside.machine.spread(e, LANES) for e in elements]
+
+    def _busiest(self) -> int:
+        """The pass that asks for the next row: of those that read a row again, the one that computes most."""
+        plan, varying = self.plan, self.frame.reduced
+
+        def work(q: int) -> tuple[int, int]:
+            done = plan.parked if q > plan.parked_in else None
+            nodes = above(plan.roots(q), done)
+            return sum(COSTS.get(n.op, 1) for n in nodes if self.frame.varies(n, varying)), q
+
+        return max(range(1, plan.count), key=work, default=-1)
 
     def _fetch_next_row(self, step: Step) -> None:
         """Ask for the same place of the next point's row: pass 0 of that row then finds it in the cache.
@@ -129,7 +163,8 @@ class Rows:
         for k in inputs:
             operand = self.nest.operands[k]
             if operand.strides[self.lane_dim] == "1" and operand.strides[self.p[-1]] != "0":
-                place = code.offset(step.pointer(k), element(operand.dtype), frame.stride[k][self.p[-1]])
+                ahead = code.mul(frame.stride[k][self.p[-1]], str(self.apart))
+                place = code.offset(step.pointer(k), element(operand.dtype), ahead)
                 code.call("llvm.prefetch.p0", "void", [f"ptr {place}", "i32 0", "i32 3", "i32 1"])
 
     def finish_step(self, step: Step) -> None:
@@ -154,8 +189,8 @@ class Rows:
         """Blocks of 16384, their totals combined in ascending order."""
         code = self.code
         start = [v for r in reducers for v in r.initial(self.length)]
-        with code.loop("0", self.length, REDUCE_BLOCK, start) as block:
-            limit = code.minimum(code.add(block.index, str(REDUCE_BLOCK)), self.length)
+        with code.loop("0", self.length, self.nest.block, start) as block:
+            limit = code.minimum(code.add(block.index, str(self.nest.block)), self.length)
             groups = self._unrolled if cheap else self._rolled
             lanes = groups(scope, q, reducers, block.index, limit)
             trees = [v for r, p in zip(reducers, grouped(reducers, lanes)) for v in r.tree(p)]
@@ -173,6 +208,7 @@ class Rows:
             for turn in range(CHAIN):
                 elements = self._step(scope, q, code.add(group.index, str(turn * LANES)), None, None)
                 chain = steps(reducers, chain, elements) if chain else elements
+            self.frame.settle()
             group.next = steps(reducers, group.values, chain)
         return steps(reducers, group.values, self._chain(scope, q, reducers, whole, limit))
 

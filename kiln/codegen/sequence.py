@@ -1,4 +1,4 @@
-"""Sequential nests: the "rows" schedule whose reductions take their elements one after the other.
+"""Nests of block 1: the "rows" schedule whose reductions take their elements one after the other.
 
     total = start
     for v in 0 .. length, 16 at a time:   e[16] = f(v ..);   total = total . e[0];  ...  total . e[15]
@@ -17,7 +17,7 @@ from kiln.codegen.target import Target
 
 
 class Sequence(Rows):
-    """A sequential nest, being written."""
+    """A nest of block 1, being written."""
 
     def _reduce(self, scope: Expression, q: int, reducers: list[Reducer], cheap: bool) -> list[Value]:
         """Totals of width 1; lanes beyond the end hold the identity."""
@@ -38,6 +38,6 @@ class Sequence(Rows):
 
 
 def emit_sequence(nest: Nest, target: Target) -> str:
-    """The kernel of a sequential nest, as LLVM text."""
-    assert nest.dims.count("r") == 1, "a sequential nest reduces one dim"
+    """The kernel of a nest of block 1, as LLVM text."""
+    assert nest.dims.count("r") == 1, "a nest of block 1 reduces one dim"
     return Sequence(nest, target).emit()

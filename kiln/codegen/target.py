@@ -40,6 +40,11 @@ class Target(NamedTuple):
     vector_bits: int
     masks: bool  # masked loads and stores are single instructions
 
+    @property
+    def streams(self) -> bool:
+        """Whether stores can pass the caches, and a fence orders them."""
+        return self.triple.startswith("x86_64")
+
     def attributes(self) -> str:
         """Function attributes of every kernel, as LLVM text."""
         width = f' "prefer-vector-width"="{self.vector_bits}" "min-legal-vector-width"="{self.vector_bits}"'
@@ -59,7 +64,7 @@ INTRINSICS = frozenset({
 })  # fmt: skip
 X86_INTRINSICS = frozenset({
     "llvm.x86.avx512.mask.cvttps2dq.512", "llvm.x86.avx.cvtt.ps2dq.256", "llvm.x86.avx512.mask.scalef.ps.512",
-    "llvm.x86.avx512.mask.scalef.pd.512",
+    "llvm.x86.avx512.mask.scalef.pd.512", "llvm.x86.sse.sfence",
 })  # fmt: skip
 
 

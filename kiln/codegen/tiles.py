@@ -92,6 +92,7 @@ class Tiles:
         results = [(k, inside.value(value)) for k, value in nest.stores]
         for k, value in results:
             frame.store(k, value, step)
+        frame.settle()
 
     def _turn(self, k: int, where: dict[int, str]) -> None:
         """buffer[i][j] = operand k at row i, column j of the square that begins at `where`.

@@ -24,6 +24,7 @@ _FORBIDDEN = (
     r"= f(?:rem|(?:add|sub|mul|div|neg|cmp)"
     r" [^\n]*?\b(?:half|bfloat|fast|nnan|ninf|nsz|arcp|contract|afn|reassoc))\b[^\n]*",
 )
+FOLDS = sorted(REDUCE - {"argmax", "argmin"})  # what stores can be folded by
 _NUMBERS = frozenset({"i64", "f64"})
 _ARITY = {"fma": 3, "select": 3, "neg": 1, "not": 1, "abs": 1, "sqrt": 1, "floor": 1, "ceil": 1, "trunc": 1,
           "rint": 1, "bits": 1, "from_bits": 1, "convert": 1, "round": 1}  # fmt: skip
@@ -43,15 +44,18 @@ def verify_nest(nest: Nest, target: Target) -> None:
     for k, operand in enumerate(nest.operands):
         if (
             operand.dtype not in MEMORY
-            or operand.mode not in ("in", "out")
+            or operand.mode not in ("in", "out", *FOLDS)
             or not set(operand.strides) <= set("01s")
         ):
             raise refuse(f"operand {k} is {operand}")
     if not nest.stores:
         raise refuse("a nest stores something")
     for k, value in nest.stores:
-        if not 0 <= k < len(nest.operands) or nest.operands[k].mode != "out":
+        if not 0 <= k < len(nest.operands) or nest.operands[k].mode == "in":
             raise refuse(f"store to operand {k}, which is no output")
+        mode = nest.operands[k].mode
+        if mode != "out" and (nest.dims != ("p", "r") or not legal(mode, value.type, target)):
+            raise refuse(f"{mode} of {value.type} down the columns of {nest.dims}")
         if len(nest.operands[k].strides) != len(nest.dims):
             raise refuse(f"output {k} needs a stride class per dim")
         if compute_type(nest.operands[k].dtype) != value.type:

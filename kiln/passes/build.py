@@ -21,6 +21,7 @@ from kiln.ops.kinds import COMPUTE
 from kiln.ops.scalar import Scalar, const, round_to, select
 from kiln.passes.explore import Array, Explorer, Frame, Read
 from kiln.passes.layout import Chain, Layout, index_maps, input_layout, resolve
+from kiln.passes.strips import Part, fold_layout, part_layout
 
 
 class Use(NamedTuple):
@@ -35,6 +36,11 @@ class Use(NamedTuple):
     mode: str
     layout: Layout
     own: bool
+
+
+def reduction(node: Node) -> str:
+    """The scalar op of a reduction."""
+    return node.op.name.rpartition("_")[2]
 
 
 class Builder:
@@ -73,7 +79,7 @@ class Builder:
             self._members[id(value)] = self._definition(value, chain)
 
     def product(self, value: Value, scalar: Scalar) -> None:
-        """Says what a product's value is inside its kernel."""
+        """Says what a value is that the kernel does not compute by its definition."""
         self._members[id(value)] = scalar
 
     def scalar(self, value: Value, chain: Chain) -> Scalar:
@@ -130,24 +136,38 @@ class Builder:
 
     def _reduce(self, node: Node, chain: Chain) -> Scalar:
         """A reduction over the frame's reduced dims; over dims of size 1 it is the element itself."""
-        source, name = node.inputs[0], node.op.name.rpartition("_")[2]
-        links = self.explorer.links
-        whole = id(node.out) in self.explorer.rows
-        shape = self.frame.dims if whole else node.out.shape
-        x = self.scalar(source, links.make("reshape", shape, source, None if whole else chain))
-        if name in ("all", "any"):
-            x = convert_dtype(x, source.dtype, "bool")
+        name, whole = reduction(node), id(node.out) in self.explorer.rows
+        x = self.reduced(node, self.frame.dims if whole else node.out.shape, None if whole else chain)
         if name in ("argmax", "argmin"):
             return Scalar(name, (x,), "i64") if whole else const(0, "i64")
         return round_to(Scalar(name, (x,), x.type), node.out.dtype) if whole else x
 
+    def reduced(self, node: Node, shape: Shape, chain: Chain = None) -> Scalar:
+        """The elements a reduction reduces, seen as of `shape`."""
+        source = node.inputs[0]
+        x = self.scalar(source, self.explorer.links.make("reshape", shape, source, chain))
+        return convert_dtype(x, source.dtype, "bool") if reduction(node) in ("all", "any") else x
+
     def partial(self, node: Node) -> Scalar:
         """The partial results of a reduction of everything: not rounded."""
-        source, name = node.inputs[0], node.op.name.rpartition("_")[2]
-        x = self.scalar(source, self.explorer.chain_to(source.shape, self.frame))
-        if name in ("all", "any"):
-            x = convert_dtype(x, source.dtype, "bool")
-        return Scalar(name, (x,), x.type)
+        x = self.reduced(node, self.frame.dims)
+        return Scalar(reduction(node), (x,), x.type)
+
+    def fold(self, part: Part) -> tuple[int, Scalar]:
+        """The store that folds a reduction's elements down the columns."""
+        layout = fold_layout(part, self.frame)
+        return self._part(part, reduction(part.node), layout), self.reduced(part.node, self.frame.dims)
+
+    def combine(self, part: Part) -> None:
+        """Says what a reduction is whose accumulators are known."""
+        k = self._part(part, "in", part_layout(part, self.frame))
+        type = COMPUTE[part.array.value.dtype]
+        total = Scalar(reduction(part.node), (Scalar("load", (), type, k),), type)
+        self.product(part.node.out, round_to(total, part.node.out.dtype))
+
+    def _part(self, part: Part, mode: str, layout: Layout) -> int:
+        value = part.array.value
+        return self.operand(Use(value, part.array, value.dtype, mode, layout, False))
 
     def size(self, dim: Dim) -> Scalar:
         """A size as an i64."""

@@ -3,6 +3,7 @@
     frame := dims, the reduced ones among them, mode
              map        no reduced dims
              lanes      reduced in the fixed order of 16 lanes
+             strips     accumulators of 16 lanes of each block, combined (strips.py)
              sequence   reduced one after the other (partial results, ascending)
              blocks     everything reduced, per block of 16384
              matmul     batch, m, n of a product; what follows it happens at its store

@@ -5,8 +5,9 @@
     2. group       from the first to the last, each array joins a kernel that it reads from or shares an input
                    with, if the frames agree, no other kernel would have to run in between, and what it reads
                    of the kernel's own arrays is the point just computed
-    3. promote     a costly inline value that two kernels would compute becomes an array; then again from 1
-    4. drop        arrays that only their own kernel reads are never stored
+    3. share       reductions down the columns leave their accumulators in a kernel of the rows (strips.py)
+    4. promote     a costly inline value that two kernels would compute becomes an array; then again from 1
+    5. drop        arrays that only their own kernel reads are never stored
 
 Opaque results are written in parts: a base that fills the array, then what is put into it.
 
@@ -37,6 +38,7 @@ from kiln.passes.layout import (
     resolve,
     squeeze,
 )  # fmt: skip
+from kiln.passes.strips import Part, share_rows
 
 MOST_OPERANDS = 30  # arrays one kernel reads and writes
 MOST_NODES = 400  # nodes computed in one kernel
@@ -80,6 +82,9 @@ class Group:
         self.members: list[Value] = []
         self.reads: dict[Read, None] = {}
         self.inline: dict[int, Value] = {}
+        self.indexed = False  # positions along dims are used
+        self.folds: list[Part] = []  # reductions down the columns whose accumulators it leaves
+        self.parts: list[Part] = []  # those that it combines
         self.before = 0  # groups that run before, as bits
         self.next: list[Group] = []  # those that run after it, not through others
         self._own: dict[int, Shape] = {}
@@ -99,7 +104,7 @@ class Group:
         return self._own
 
     def widen(self, frame: Frame) -> None:
-        """Takes another frame of the same dims."""
+        """Takes another frame."""
         if frame != self.frame:
             self.frame, self._own = frame, {}
 
@@ -108,8 +113,13 @@ class Group:
         self.roots.append(root)
         if not root.again:
             self.members.append(root.value)
+        self.take(scan)
+
+    def take(self, scan: Scan) -> None:
+        """Takes in what is computed for a value."""
         self.reads.update(scan.reads)
         self.inline.update(scan.inline)
+        self.indexed |= scan.indexed
 
 
 class Fusion:
@@ -172,12 +182,12 @@ class Fusion:
             if j in self.late:
                 continue
             array = self.outputs[j]
-            writers, reading = self._members(array.writers), readers.get(id(self.graph.inputs[i]), ())
+            writers, reading = self.members(array.writers), readers.get(id(self.graph.inputs[i]), ())
             if not all(self._may_overwrite(w, g, array) for w in writers for g in reading):
                 found.add(j)
         return found
 
-    def _members(self, bits: int) -> list[Group]:
+    def members(self, bits: int) -> list[Group]:
         """The groups of a set, the latest first."""
         found: list[Group] = []
         while bits:
@@ -192,7 +202,7 @@ class Fusion:
             if reader.before & writer.bit:
                 return False
             if not writer.before & reader.bit:
-                self._follow(writer, reader.bit)
+                self.follow(writer, reader.bit)
             return True
         target = self.graph.inputs[array.update]
         places = {self.stored(writer, root) for root in writer.roots if root.array is array}
@@ -288,6 +298,7 @@ class Fusion:
             if not self._is_own(array):
                 after = (1 << len(self.groups)) - 1 if j in self.late else 0
                 self._place(Root(array.value, array, True, None, after))
+        share_rows(self)
 
     def _new(self, kind: str, frame: Frame, node: Node | None = None) -> Group:
         group = Group(len(self.groups), kind, frame, node)
@@ -310,10 +321,10 @@ class Fusion:
     def _read(self, group: Group, read: Read) -> None:
         """An operand of an opaque kernel."""
         group.reads[read] = None
-        self._follow(group, self._needs([read]))
-        self._note_reader(read, group)
+        self.follow(group, self.needs([read]))
+        self.note_reader(read, group)
 
-    def _note_reader(self, read: Read, group: Group) -> None:
+    def note_reader(self, read: Read, group: Group) -> None:
         readers = self.readers.setdefault(id(read.value), [])
         if not readers or readers[-1] is not group:
             readers.append(group)
@@ -333,7 +344,7 @@ class Fusion:
                 read = self.explorer.strided(operand, None)
                 assert isinstance(read, Read)
                 self._read(group, read)
-            self._follow(group, filled)
+            self.follow(group, filled)
             array.writers |= group.bit
         elif node.op.kind == "embed":
             dim, (_, start, step) = node.attrs
@@ -344,7 +355,7 @@ class Fusion:
             place = links.make("as_strided", (node.inputs[1].shape, strides, offset), None, None)
             self._place(Root(node.inputs[1], array, True, place, filled))
 
-    def _needs(self, reads: Iterable[Read]) -> int:
+    def needs(self, reads: Iterable[Read]) -> int:
         """The groups that write what is read."""
         needs = 0
         for read in reads:
@@ -352,7 +363,7 @@ class Fusion:
                 needs |= self.explorer.arrays[id(read.value)].writers
         return needs
 
-    def _follow(self, group: Group, needs: int) -> None:
+    def follow(self, group: Group, needs: int) -> None:
         """Puts groups, and all before them, before a group and all after it."""
         fresh = needs & ~group.before & ~group.bit
         if not fresh:
@@ -386,13 +397,13 @@ class Fusion:
             group, scan = self._new("nest", alone.frame), alone.scan
         group.add(root, scan)
         for read in scan.reads:
-            self._note_reader(read, group)
-        self._follow(group, root.after | self._needs(scan.reads))
+            self.note_reader(read, group)
+        self.follow(group, root.after | self.needs(scan.reads))
         root.array.writers |= group.bit
 
     def _candidates(self, alone: Look) -> list[Group]:
         """Groups that write what a root reads, the latest first; then those that read it too."""
-        found = dict.fromkeys(g for g in self._members(self._needs(alone.scan.reads)) if g.kind != "scatter")
+        found = dict.fromkeys(g for g in self.members(self.needs(alone.scan.reads)) if g.kind != "scatter")
         shared: list[list[Group]] = [self._framed.get(alone.frame, [])]
         for read in reversed(alone.scan.reads):
             if any(s != 0 for s in read.layout.strides):
@@ -418,15 +429,18 @@ class Fusion:
             scan = self.explorer.scan(root.value, joint, own, root.again)
         if scan.demands or scan.clash or (group.kind == "matmul" and scan.indexed):
             return None
-        if len(group.reads.keys() | scan.reads.keys()) + len(group.roots) >= MOST_OPERANDS:
+        if not self.has_room(group, scan.reads, scan.inline, 1) or not self._worthwhile(group, scan, joint):
             return None
-        if len(group.inline) + len(scan.inline) > MOST_NODES or not self._worthwhile(group, scan, joint):
-            return None
-        needs = root.after | self._needs(scan.reads)
-        if needs & group.bit or any(other.before & group.bit for other in self._members(needs)):
+        needs = root.after | self.needs(scan.reads)
+        if needs & group.bit or any(other.before & group.bit for other in self.members(needs)):
             return None
         group.widen(joint)
         return scan
+
+    def has_room(self, group: Group, reads: dict[Read, None], inline: dict[int, Value], stores: int) -> bool:
+        """Whether a kernel stays of a size that is compiled well."""
+        operands = len(group.reads.keys() | reads.keys()) + len(group.roots) + stores
+        return operands <= MOST_OPERANDS and len(group.inline) + len(inline) <= MOST_NODES
 
     def _worthwhile(self, group: Group, scan: Scan, joint: Frame) -> bool:
         """Whether a root reads what the group computes or reads as well."""
@@ -455,7 +469,7 @@ class Fusion:
             return frame if all(squeeze(r.value.shape) == have.dims for r in group.roots) else None
         return None
 
-    # -- 3. promote, 4. drop ------------------------------------------------------------------------
+    # -- 4. promote, 5. drop ------------------------------------------------------------------------
 
     def _promotable(self) -> list[Value]:
         """Inline values of several groups that cost more to compute again than to store and read."""
@@ -517,7 +531,7 @@ class Fusion:
 
     def order(self) -> list[Group]:
         """The groups in an order that runs; groups that store nothing are left out."""
-        alive = [g for g in self.groups if g.roots or g.kind == "scatter"]
+        alive = [g for g in self.groups if g.roots or g.folds or g.kind == "scatter"]
         return sorted(alive, key=lambda g: (g.before.bit_count(), g.number))
 
 

@@ -29,7 +29,9 @@ from kiln.passes.explore import Array, Read, mergeable
 from kiln.passes.fuse import Fusion, Group, Root, factors
 from kiln.passes.layout import Layout, numel
 from kiln.passes.prepare import BLOCK
+from kiln.passes.strips import LANES, strips
 
+BLOCKS = {"map": BLOCK, "lanes": BLOCK, "strips": LANES, "sequence": 1}  # of a frame's reductions
 WORTH = 8000  # nanoseconds of work a thread should get at least
 UNIT_COST = 16  # nanoseconds a unit of a product takes for each k
 
@@ -113,6 +115,8 @@ def stride_class(stride: Dim) -> str:
 def _stores(fusion: Fusion, group: Group, builder: Builder) -> list[tuple[int, Scalar]]:
     """Operand and scalar of every root."""
     found: list[tuple[Root, Scalar]] = []
+    for part in group.parts:
+        builder.combine(part)
     for value in group.members if group.frame.mode != "blocks" else ():
         builder.member(value)
     for root in group.roots:
@@ -122,7 +126,8 @@ def _stores(fusion: Fusion, group: Group, builder: Builder) -> list[tuple[int, S
         else:
             scalar = builder.scalar(root.value, fusion.explorer.chain_to(root.value.shape, group.frame))
         found.append((root, scalar))
-    return [(builder.operand(_target(fusion, group, root)), scalar) for root, scalar in found]
+    stores = [(builder.operand(_target(fusion, group, root)), scalar) for root, scalar in found]
+    return stores + [builder.fold(part) for part in group.folds]
 
 
 def _target(fusion: Fusion, group: Group, root: Root) -> Use:
@@ -188,7 +193,7 @@ def _nest(fusion: Fusion, group: Group) -> Lowered:
     if not sizes:
         sizes, roles = (1,), "p"
         strides = [s if u.own else (1 if u.mode == "out" else 0,) for u, s in zip(builder.uses, strides)]
-    kernel = _kernel(roles, builder, strides, stores, frame.mode == "sequence")
+    kernel = _kernel(roles, builder, strides, stores, BLOCKS[frame.mode])
     pointers = tuple(Memory(u.value, u.array, u.layout.offset) for u in builder.uses)
     args = _arguments(sizes, strides, builder)
     grid, elements = _grid(kernel.nest, sizes)
@@ -196,13 +201,13 @@ def _nest(fusion: Fusion, group: Group) -> Lowered:
 
 
 def _kernel(
-    roles: str, builder: Builder, strides: list[Shape], stores: list[tuple[int, Scalar]], sequential: bool
+    roles: str, builder: Builder, strides: list[Shape], stores: list[tuple[int, Scalar]], block: int
 ) -> NestKernel:
     operands = tuple(
         Operand(u.dtype, u.mode, tuple(map(stride_class, s))) for u, s in zip(builder.uses, strides)
     )
     numbers = tuple(kind for kind, _ in builder.numbers)
-    return NestKernel(Nest(tuple(roles), operands, numbers, tuple(stores), sequential))
+    return NestKernel(Nest(tuple(roles), operands, numbers, tuple(stores), block))
 
 
 def _arguments(sizes: Shape, strides: list[Shape], builder: Builder) -> tuple[Dim, ...]:
@@ -219,6 +224,8 @@ def _grid(nest: Nest, sizes: Shape) -> tuple[Dim, Dim]:
         return sizes[0], 1
     if schedule == "map":
         return numel(sizes[:-1]), sizes[-1]
+    if schedule == "strips":
+        return strips(kept[0]), quotient(kept[0] + (LANES - 1), LANES) * reduced
     if schedule == "columns":
         blocks = quotient(kept[-1] + (COLUMN_BLOCK - 1), COLUMN_BLOCK)
         return numel(kept[:-1]) * blocks, reduced * COLUMN_BLOCK
@@ -253,7 +260,7 @@ def _blocks(fusion: Fusion, group: Group) -> list[Lowered]:
     size = flat.sizes[0]
     full, steps = quotient(size, BLOCK), [flat.strides(u)[0] if u.mode == "in" else 0 for u in builder.uses]
     rows: list[Shape] = [(s * BLOCK, s) if u.mode == "in" else (1, 0) for u, s in zip(builder.uses, steps)]
-    kernel = _kernel("pr", builder, rows, stores, False)
+    kernel = _kernel("pr", builder, rows, stores, BLOCK)
     launches = []
     for count, length, first in ((full, BLOCK, 0), (1, size - full * BLOCK, full)):
         pointers = tuple(

@@ -1,0 +1,158 @@
+"""Sums down the columns in the kernel of the rows.
+
+    rows:     y = f(x, sum of x's row)            frame [m, n], reduced: n
+    columns:  s = sum of g * y down the columns   frame [m, n], reduced: m
+
+Both read what is as large as the frame, and the columns would read it again. Where the kept dims are one run
+of memory, and the reduced ones, the rows' kernel computes the columns' elements too and leaves the
+accumulators of 16 lanes per block of 16384 rows; the columns' kernel combines those, in the order their
+reduction has anyway.
+
+    rows:     y = ...;  part[unit, n] = lanes of g * y       unit: a lane of a block
+    columns:  s = sum of part                                frame [units, n], reduced: units
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from kiln.graph.graph import Node, Value
+from kiln.graph.size import Dim, quotient
+from kiln.ops.apply import LOW
+from kiln.passes.explore import Array, Frame, Read, Scan, mergeable
+from kiln.passes.layout import Layout, contiguous, numel, squeeze
+from kiln.passes.prepare import BLOCK
+
+if TYPE_CHECKING:
+    from kiln.passes.fuse import Fusion, Group
+
+LANES = 16
+NARROW = 256  # columns; shorter rows, a lane's being 16 apart, are better read one after the other
+
+
+class Part(NamedTuple):
+    """One reduction down the columns: its accumulators are `array`, two rows per unit."""
+
+    node: Node
+    array: Array
+
+
+def strips(rows: Dim) -> Dim:
+    """How many strips there are: lanes of blocks."""
+    return quotient(rows + (BLOCK - 1), BLOCK) * LANES
+
+
+def share_rows(fusion: Fusion) -> None:
+    """Hands reductions down the columns to kernels of rows, the latest that can take them."""
+    over: dict[tuple[Dim, ...], list[Group]] = {}
+    for group in fusion.groups:
+        over.setdefault(group.frame.dims, []).append(group)
+    for columns in fusion.groups:
+        if columns.kind == "nest" and columns.frame.mode == "lanes" and not columns.parts:
+            for rows in reversed(over[columns.frame.dims]):
+                if _complement(rows, columns) and _hand_over(fusion, rows, columns):
+                    break
+
+
+def _complement(rows: Group, columns: Group) -> bool:
+    """Whether one group reduces the dims that the other keeps, the last ones."""
+    a, b = rows.frame, columns.frame
+    if rows.kind != "nest" or a.mode != "lanes" or not a.trailing or a.dims != b.dims or not a.kept:
+        return False
+    width = numel(tuple(a.dims[d] for d in a.reduced))
+    return b.reduced == tuple(range(len(a.kept))) and not (isinstance(width, int) and width < NARROW)
+
+
+def _hand_over(fusion: Fusion, rows: Group, columns: Group) -> bool:
+    """Lets `rows` compute the elements that `columns` reduces, if it can."""
+    frame, explorer = columns.frame, fusion.explorer
+    inline = [v.node for v in columns.inline.values() if v.node is not None]
+    nodes = [n for n in inline if n.op.kind == "reduce" and explorer.rows.get(id(n.out)) == frame]
+    own = rows.own(explorer)
+    scans = [explorer.scan(n.inputs[0], rows.frame, own) for n in nodes]
+    if any("arg" in n.op.name for n in nodes) or not _fits(fusion, rows, columns, scans):
+        return False
+    for scan in scans:
+        rows.take(scan)
+        for read in scan.reads:
+            fusion.note_reader(read, rows)
+        fusion.follow(rows, fusion.needs(scan.reads))
+    rows.folds += [_part(n, rows.frame) for n in nodes]
+    columns.parts = rows.folds[-len(nodes) :]
+    fusion.follow(columns, rows.bit)
+    reduced = len(frame.reduced)
+    columns.widen(Frame((strips(numel(rows.frame.kept)), *frame.kept), (0,), "strips"))
+    columns.reads = {_seen(r, columns.frame, reduced): None for r in columns.reads if _per_column(r, reduced)}
+    for scan in scans:
+        for key in scan.inline:
+            columns.inline.pop(key, None)
+    return True
+
+
+def _fits(fusion: Fusion, rows: Group, columns: Group, scans: list[Scan]) -> bool:
+    """Whether the elements can be computed in `rows`, before `columns`, and share what `rows` reads."""
+    if any(squeeze(root.value.shape) != columns.frame.kept for root in columns.roots) or not scans:
+        return False
+    if any(scan.demands or scan.clash for scan in scans) or rows.before & columns.bit:
+        return False
+    reads = dict.fromkeys(r for scan in scans for r in scan.reads)
+    shared = any(scan.own for scan in scans) or any(
+        r in rows.reads and 0 not in r.layout.strides for r in reads if not r.elsewhere
+    )
+    needs = fusion.needs(reads)
+    if not shared or needs & rows.bit:
+        return False
+    if any(g.before & rows.bit for g in fusion.members(needs)):
+        return False
+    if not fusion.has_room(rows, reads, {k: v for scan in scans for k, v in scan.inline.items()}, len(scans)):
+        return False
+    return _two_dims(fusion, rows, dict.fromkeys([*rows.reads, *reads]), scans)
+
+
+def _two_dims(fusion: Fusion, rows: Group, reads: dict[Read, None], scans: list[Scan]) -> bool:
+    """Whether the kept dims are one dim for every operand, and the reduced ones."""
+    frame = rows.frame
+    inner = [d for d in range(len(frame.dims) - 1) if d != len(frame.kept) - 1]
+    if inner and (rows.indexed or any(scan.indexed for scan in scans)):
+        return False
+    layouts = [r.layout for r in reads if not r.elsewhere]
+    layouts += [fusion.stored(rows, root) for root in rows.roots]
+    return all(mergeable(layout.strides, frame.dims, d) for layout in layouts for d in inner)
+
+
+def _part(node: Node, frame: Frame) -> Part:
+    """Memory for the accumulators of one reduction: as wide as it computes."""
+    source = node.inputs[0]
+    wide = "bool" if node.op.name.endswith(("_all", "_any")) else source.dtype
+    width = numel(tuple(frame.dims[d] for d in frame.reduced))
+    value = Value(
+        source.graph, None, "float32" if wide in LOW else wide, (strips(numel(frame.kept)) * 2, width)
+    )
+    return Part(node, Array(value))
+
+
+def fold_layout(part: Part, frame: Frame) -> Layout:
+    """The accumulators seen from the frame of the rows, whose kept dims count units there."""
+    width = part.array.value.shape[1]
+    rows = contiguous(frame.kept).strides
+    outer = [s * (width * 2) if n != 1 else 0 for n, s in zip(frame.kept, rows)]
+    inner = contiguous(tuple(frame.dims[d] for d in frame.reduced)).strides
+    return Layout(frame.dims, (*outer, *inner), 0)
+
+
+def part_layout(part: Part, frame: Frame) -> Layout:
+    """The accumulators seen from the frame of their combination."""
+    width = part.array.value.shape[1]
+    return Layout(frame.dims, (width * 2, *contiguous(frame.kept).strides), 0)
+
+
+def _per_column(read: Read, reduced: int) -> bool:
+    return read.elsewhere or all(s == 0 for s in read.layout.strides[:reduced])
+
+
+def _seen(read: Read, frame: Frame, reduced: int) -> Read:
+    """A read of the columns' frame as one of the frame of the combination."""
+    if read.elsewhere:
+        return read
+    layout = read.layout
+    return read._replace(layout=Layout(frame.dims, (0, *layout.strides[reduced:]), layout.offset))
