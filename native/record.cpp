@@ -298,8 +298,10 @@ Results Recording::append(Fn& fn, std::span<const Operand> operands, std::span<c
                   uint32_t(operands.size()),
                   uint32_t(outs_.size()),
                   uint32_t(results.size())};
-    mix(fn.id | uint64_t(hidden) << 32 | uint64_t(op.writes) << 33 | uint64_t(op.outs) << 40);
-    mix(op.args);
+    if (!fn.identity) [[unlikely]]
+        compiler::identify(fn);
+    mix(fn.identity);  // no id of this process: the hash finds programs on disk too
+    mix(op.args | uint64_t(hidden) << 32 | uint64_t(op.writes) << 33 | uint64_t(op.outs) << 40);
     for (const Operand& operand : given) {
         if (operand.tensor) {
             args_.push_back(describe_arg(*operand.tensor));

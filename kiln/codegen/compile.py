@@ -1,6 +1,6 @@
 """From a pattern to object code: memory, then disk, then LLVM.
 
-    key = SHA-256(generator's source | LLVM | target | CPU | pattern text)
+    key = H(identity of source, LLVM, target and CPU | pattern text)       see identity.py
     object_for:  in memory?  on disk, whole and ours?  else text -> verify -> LLVM -> verify -> keep
 
 A process that finds its kernels on disk never imports LLVM. One lock serialises compilation; a fork
@@ -9,18 +9,16 @@ waits for it, so that no child inherits LLVM in the middle of its work.
 
 from __future__ import annotations
 
-import hashlib
 import os
-import sys
 import threading
 from collections.abc import Callable
-from importlib.machinery import PathFinder
 from typing import Any
 
-from kiln.codegen.cache import DiskCache, cache_directory
+from kiln.codegen.cache import disk
 from kiln.codegen.generate import nest_text
+from kiln.codegen.identity import digest, host_identity, identity
 from kiln.codegen.nest import Nest
-from kiln.codegen.target import Target, cpu_identity, host_target
+from kiln.codegen.target import Target, host_target
 from kiln.codegen.verify import verify_object, verify_text
 
 OPT_LEVEL = 1
@@ -29,8 +27,7 @@ REMEMBERED = 1024  # objects kept in memory; the core holds the mapped kernels i
 
 _lock = threading.RLock()
 _memory: dict[bytes, bytes] = {}
-_disk: DiskCache = DiskCache(None)
-_bases: dict[Target, Any] = {}
+_others: dict[Target, bytes] = {}
 _machines: dict[Target, Any] = {}
 
 
@@ -41,18 +38,17 @@ def object_for(text_key: str, ir_text: Callable[[], str], target: Target | None 
     refuse, and RuntimeError if LLVM cannot parse it.
     """
     target = host_target() if target is None else target
-    key = _key(text_key, target)
+    key = kernel_key(text_key, target)
     found = _memory.get(key)
     if found is not None:
         return found
-    disk = _disk_cache()
-    found = disk.load(key)
+    found = disk().load(key)
     if found is None:
         with _lock:
             found = _memory.get(key)
             if found is None:
                 found = compile_text(ir_text(), target)
-                disk.store(key, found)
+                disk().store(key, found)
     if len(_memory) >= REMEMBERED:
         _memory.clear()
     _memory[key] = found
@@ -106,53 +102,13 @@ def _prepare(binding: Any) -> None:
         binding.set_option("kiln", "-disable-lsr")
 
 
-# -- keys ---------------------------------------------------------------------------------------------
-
-
-def _key(text_key: str, target: Target) -> bytes:
-    """The cache key of a pattern on a target: 32 bytes."""
-    base = _bases.get(target)
-    if base is None:
-        base = hashlib.sha256()
-        for part in (generator_source(), llvm_identity(), repr(target).encode(), cpu_identity().encode()):
-            base.update(hashlib.sha256(part).digest())
-        _bases[target] = base
-    digest = base.copy()
-    digest.update(text_key.encode())
-    return bytes(digest.digest())
-
-
-def generator_source() -> bytes:
-    """The source of everything that shapes a kernel: this folder and the scalar language."""
-    folder = os.path.dirname(os.path.abspath(__file__))
-    paths = [os.path.join(folder, name) for name in sorted(os.listdir(folder)) if name.endswith(".py")]
-    parts = []
-    for path in [*paths, os.path.join(os.path.dirname(folder), "ops", "scalar.py")]:
-        with open(path, "rb") as file:
-            parts.append(file.read())
-    return b"\0".join(parts)
-
-
-def llvm_identity() -> bytes:
-    """What tells one build of LLVM from another, read without importing it: version file and library size."""
-    found = PathFinder.find_spec("llvmlite", sys.path)
-    if found is None or found.origin is None:
-        return b"none"
-    folder = os.path.dirname(found.origin)
-    with open(os.path.join(folder, "_version.py"), "rb") as file:
-        version = file.read()
-    library = os.path.join(folder, "binding", "libllvmlite.so")
-    size = os.stat(library).st_size if os.path.exists(library) else 0
-    return version + str(size).encode()
-
-
-def _disk_cache() -> DiskCache:
-    """The disk cache of the directory that the environment names now."""
-    global _disk
-    path = cache_directory()
-    if path != _disk.path:
-        _disk = DiskCache(path)
-    return _disk
+def kernel_key(text_key: str, target: Target | None = None) -> bytes:
+    """The cache key of a pattern on a target (this host's unless given): 32 bytes."""
+    if target is None or target == host_target():
+        base = host_identity()
+    else:
+        base = _others.get(target) or _others.setdefault(target, identity(repr(target)))
+    return digest(b"kernel", base, text_key.encode())
 
 
 def _after_fork() -> None:

@@ -464,8 +464,8 @@ class Expression:
     def _write_rare(self, node: Scalar) -> None:
         """A family of selects whose first operands are computed only if some lane takes them.
 
-            y = ...;  if any lane of condition:  x = ...;  picked = select condition, x, y
-            value = phi y, picked
+        y = ...;  if any lane of condition:  x = ...;  picked = select condition, x, y
+        value = phi y, picked
         """
         code, machine, condition = self.code, self.machine, self.values[id(node.args[0])]
         family = [n for n in code.rare.get(id(node), [node]) if id(n) not in self.values]

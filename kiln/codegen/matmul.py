@@ -64,9 +64,7 @@ class MatmulSpec(NamedTuple):
 @lru_cache(maxsize=TEXTS)
 def _text(spec: MatmulSpec) -> str:
     lines = [f"matmul {spec.dtype} numbers {' '.join(spec.numbers)}".rstrip()]
-    lines += [
-        f"operand {k + 1} {o.mode} {o.dtype} {''.join(o.strides)}" for k, o in enumerate(spec.operands)
-    ]
+    lines += [f"operand {k + 1} {o.mode} {o.dtype} {''.join(o.strides)}" for k, o in enumerate(spec.operands)]
     lines.append(program_text([value for _, value in spec.stores]))
     lines.append("stores " + " ".join(str(k) for k, _ in spec.stores))
     return "\n".join(lines)

@@ -97,7 +97,7 @@ class Op:
 
     __slots__ = (
         "body", "checks", "differentiable", "doc", "dtypes", "explain", "failures", "gradient",
-        "handle", "inplace",
+        "handle", "identity", "inplace",
         "kind", "method", "name", "onnx", "params", "public", "reference", "rule", "samples",
     )  # fmt: skip
 
@@ -111,6 +111,7 @@ class Op:
         listed: bool = True,
     ) -> None:
         self.name = name
+        self.identity = name  # the same for ops that do the same, in every process
         self.kind = kind
         self.params = params
         self.body = body
