@@ -409,7 +409,9 @@ void compile_region_later(const Recording& recording, const std::shared_ptr<Regi
     auto give = [entry, region = recording.shared_region(),
                  read = variant_reader(recording, live)](PyObject* answer) {
         entry->pending = false;
-        if (answer != Py_True) entry->give(*region, answer == Py_None ? nullptr : read(answer));
+        if (answer == Py_True) return;
+        entry->failed = true;  // should it not be readable
+        entry->give(*region, answer == Py_None ? nullptr : read(answer));
     };
     auto* owned = new Deliver(std::move(give));
     Object capsule = checked(PyCapsule_New(

@@ -107,9 +107,9 @@ def compile(
 
     Any Python may run inside. A recording seen once runs op by op on ready kernels, or by its program if the
     disk has it. One seen again is compiled by another thread while calls go on op by op; `wait()` of the
-    result returns when that is done. With `wait=True` the first call compiles. Sizes are run-time arguments whatever
-    `dynamic` says. `fullgraph=True` raises NotImplementedError: a value may be read anywhere, so there is no
-    break to refuse.
+    result returns when that is done. With `wait=True` the first call compiles. Sizes are run-time arguments
+    whatever `dynamic` says. `fullgraph=True` raises NotImplementedError: a value may be read anywhere, so
+    there is no break to refuse.
 
     >>> @kiln.compile
     ... def f(x):

@@ -21,7 +21,7 @@ from kiln.passes.plan import Kernel, Launch, lower
 CONSTANT, ADD, MULTIPLY, DIVIDE = range(4)
 INPUT, OUTPUT, TEMP = range(3)
 
-# kernels this process planned, by their keys, until they have code
+# kernels this process planned, by their keys
 _planned: dict[bytes, Kernel] = {}
 
 
