@@ -23,7 +23,7 @@ from kiln.capture.answers import kernels_of  # noqa: E402
 from kiln.capture.handle import forward_of  # noqa: E402
 from kiln.codegen import compile as compiler  # noqa: E402
 from kiln.codegen.cache import DiskCache  # noqa: E402
-from kiln.ops.record import find  # noqa: E402
+from kiln.ops.record import Op, Tensor, find, params_of  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
 LIMIT = 120
@@ -152,6 +152,21 @@ def test_a_users_op_is_what_it_does(tmp_path: Path) -> None:
     assert run(text.format("g", 2.0, "g"), tmp_path) == "[2.0, 2.0, 2.0]\n"
     assert len(entries(DiskCache(str(tmp_path)))) == count
     assert run(text.format("f", 3.0, "f"), tmp_path) == "[3.0, 3.0, 3.0]\n"
+
+
+def test_only_kilns_own_source_names_an_op(place: Path) -> None:
+    """What an op from elsewhere does, no key knows: its plans stay in the process."""
+
+    def body(x: Tensor) -> Any:
+        return x * 2.0 + 1.0
+
+    op = Op("foreign", "composite", params_of(body), body, listed=False)
+    kiln.ones(3).exp()
+    count = len(list(place.iterdir()))
+    assert forward_of(op, ("t",)).identity is None
+    assert forward_of(find("exp"), ()).identity == forward_of(find("exp"), ()).identity is not None
+    assert service.compile("classify", (forward_of(op, ("t",)), (MATRIX,)))
+    assert len(list(place.iterdir())) == count
 
 
 # -- one entry, every byte ---------------------------------------------------------------------------
@@ -378,6 +393,31 @@ def test_exit_while_compiling(tmp_path: Path) -> None:
         "    step = kiln.compile(make(n))\n    step(x), step(x)\n"
     )
     run(text, tmp_path)
+
+
+TOGETHER = """
+import sys, threading, kiln
+def work(n, found):
+    x = kiln.arange(24.0).reshape(2, 3, 4).requires_grad_()
+    step = kiln.compile(lambda x: (kiln.softmax(x * n, 2) @ x.transpose(1, 2)).sum(0).tanh())
+    for _ in range(4):
+        y = step(x)
+    y = y.mean() + kiln.nn.functional.layer_norm(x, (4,)).std() + (x.permute(2, 0, 1)[1:] ** 2).sum()
+    y.backward()
+    found.append((y.item(), x.grad.tolist()))
+found, alone = [], []
+sys.setswitchinterval(1e-6)
+threads = [threading.Thread(target=work, args=(2, found)) for _ in range(4)]
+for t in threads: t.start()
+for t in threads: t.join()
+work(2, alone)
+assert len(found) == 4 and all(f == alone[0] for f in found), (found, alone)
+"""
+
+
+def test_threads_capture_at_once(tmp_path: Path) -> None:
+    """Several threads and the compiling one make the same answers at once, switching as often as they can."""
+    run(TOGETHER, tmp_path)
 
 
 def test_held_and_stopped() -> None:

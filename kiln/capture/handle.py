@@ -29,7 +29,7 @@ class Handle:
 
 def forward_of(op: Any, structure: tuple[Any, ...]) -> Handle:
     """The handle of an op at a structure, under the default dtype of now."""
-    if not _plain(structure):
+    if op.identity is None or not _plain(structure):
         return Handle((op, structure), None)
     text = repr((op.identity, structure, _core.default_dtype_name()))
     return Handle((op, structure), digest(b"forward", text.encode()))

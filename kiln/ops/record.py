@@ -111,7 +111,9 @@ class Op:
         listed: bool = True,
     ) -> None:
         self.name = name
-        self.identity = name  # the same for ops that do the same, in every process
+        # what plans are kept under: its name where kiln's own source says what that does, else nothing
+        own = body is None or body.__module__.startswith("kiln.ops.")
+        self.identity: str | None = name if own else None
         self.kind = kind
         self.params = params
         self.body = body
