@@ -247,7 +247,11 @@ def step_rows(context: Context) -> list[Row]:
         rows += [
             limit_row(f"1st step from {state}", answer["calls"][0], theirs[0], limit, f"1st sight; {note}"),
             limit_row(
-                f"2nd step from {state}", answer["calls"][1], theirs[1], limit, "2nd sight: compiles or loads"
+                f"2nd step from {state}",
+                answer["calls"][1],
+                theirs[1],
+                limit,
+                f"the program is there after {duration(answer['compiled'])}",
             ),
         ]
     return rows

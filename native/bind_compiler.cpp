@@ -2,58 +2,21 @@
 #include "compiler.h"
 
 #include "bind.h"
+
+#include <bit>
+#include <chrono>
+#include <functional>
+#include <thread>
+
+#include "answer.h"
 #include "busy.h"
 
 namespace kiln {
 
 namespace {
 
-PyTypeObject* kernel_type = nullptr;
 PyObject* compiler_module = nullptr;  // its name, imported at the first call
 PyObject* compiler_function = nullptr;
-
-struct KernelHolder {
-    PyObject_HEAD KernelPtr* kernel;
-};
-
-PyObject* kernel_new(PyTypeObject* type, PyObject* args, PyObject*) {
-    PyObject* source;
-    if (!PyArg_ParseTuple(args, "O:Kernel", &source)) return nullptr;
-    PyObject* object = type->tp_alloc(type, 0);
-    if (!object) return nullptr;
-    auto kernel = std::make_shared<Kernel>();
-    kernel->source = Opaque(source);
-    reinterpret_cast<KernelHolder*>(object)->kernel = new KernelPtr(std::move(kernel));
-    return object;
-}
-void kernel_dealloc(PyObject* object) {
-    PyTypeObject* type = Py_TYPE(object);
-    delete reinterpret_cast<KernelHolder*>(object)->kernel;
-    type->tp_free(object);
-    Py_DECREF(type);
-}
-const KernelPtr& kernel_of(PyObject* object) {
-    KILN_CHECK(Py_TYPE(object) == kernel_type, internal, "compile: expected a Kernel");
-    return *reinterpret_cast<KernelHolder*>(object)->kernel;
-}
-PyObject* kernel_launches(PyObject* self, void*) {
-    return PyLong_FromUnsignedLongLong(kernel_of(self)->launches.load());
-}
-PyObject* kernel_loaded(PyObject* self, void*) {
-    return PyBool_FromLong(kernel_of(self)->function != nullptr);
-}
-PyGetSetDef kernel_getset[] = {
-    {"launches", kernel_launches, nullptr, "How often it ran.", nullptr},
-    {"loaded", kernel_loaded, nullptr, "Whether its code is in memory.", nullptr},
-    {nullptr, nullptr, nullptr, nullptr, nullptr},
-};
-PyType_Slot kernel_slots[] = {
-    {Py_tp_new, reinterpret_cast<void*>(kernel_new)},
-    {Py_tp_dealloc, reinterpret_cast<void*>(kernel_dealloc)},
-    {Py_tp_getset, kernel_getset},
-    {0, nullptr},
-};
-PyType_Spec kernel_spec = {"kiln._core.Kernel", sizeof(KernelHolder), 0, Py_TPFLAGS_DEFAULT, kernel_slots};
 
 // ---- from Python values ----
 
@@ -72,79 +35,11 @@ private:
     Object list_;
 };
 
-int64_t integer(PyObject* object) {
-    long long value = PyLong_AsLongLong(object);
-    if (value == -1 && PyErr_Occurred()) throw Error(ErrorKind::python, "");
-    return value;
-}
-
-std::vector<int32_t> slots_from(PyObject* sequence) {
-    Items items(sequence);
-    std::vector<int32_t> result;
-    for (Py_ssize_t i = 0; i < items.size(); ++i) result.push_back(int32_t(integer(items[i])));
-    return result;
-}
-
-std::vector<uint64_t> masks_from(PyObject* sequence) {
-    Items items(sequence);
-    std::vector<uint64_t> result;
-    for (Py_ssize_t i = 0; i < items.size(); ++i) result.push_back(uint64_t(integer(items[i])));
-    return result;
-}
-
-std::vector<SizeExpr> exprs_from(PyObject* sequence) {
-    Items items(sequence);
-    std::vector<SizeExpr> result;
-    for (Py_ssize_t i = 0; i < items.size(); ++i) {
-        Items expr(items[i]);
-        result.push_back({SizeExpr::Kind(integer(expr[0])), integer(expr[1]), integer(expr[2])});
-    }
-    return result;
-}
-
-Step step_from(PyObject* object) {
-    Items fields(object);
-    Step step;
-    step.kernel = int32_t(integer(fields[0]));
-    if (step.kernel < 0) {
-        step.buffer = uint32_t(integer(fields[1]));
-        return step;
-    }
-    step.units = int32_t(integer(fields[1]));
-    step.grain = int32_t(integer(fields[2]));
-    Items pointers(fields[3]);
-    for (Py_ssize_t i = 0; i < pointers.size(); ++i) {
-        Items p(pointers[i]);
-        step.pointers.push_back({uint32_t(integer(p[0])), int32_t(integer(p[1])), uint32_t(integer(p[2]))});
-    }
-    step.args = slots_from(fields[4]);
-    return step;
-}
-
-// (name, environment, exprs, checks, buffers, steps, outputs, kernels)
-std::unique_ptr<Program> program_from(PyObject* object) {
-    Items fields(object);
-    auto program = std::make_unique<Program>();
-    program->name = PyUnicode_AsUTF8(fields[0]);
-    program->environment = uint32_t(integer(fields[1]));
-    program->exprs = exprs_from(fields[2]);
-    Items checks(fields[3]), buffers(fields[4]), steps(fields[5]), outputs(fields[6]), kernels(fields[7]);
-    for (Py_ssize_t i = 0; i < checks.size(); ++i) {
-        Items check(checks[i]);
-        program->checks.push_back({int32_t(integer(check[0])), int32_t(integer(check[1]))});
-    }
-    for (Py_ssize_t i = 0; i < buffers.size(); ++i) {
-        Items b(buffers[i]);
-        program->buffers.push_back({Buffer::Kind(integer(b[0])), uint32_t(integer(b[1])),
-                                    int32_t(integer(b[2])), uint32_t(integer(b[3]))});
-    }
-    for (Py_ssize_t i = 0; i < steps.size(); ++i) program->steps.push_back(step_from(steps[i]));
-    for (Py_ssize_t i = 0; i < outputs.size(); ++i) {
-        Items o(outputs[i]);
-        program->outputs.push_back({uint32_t(integer(o[0])), dtype_from(o[1]), slots_from(o[2])});
-    }
-    for (Py_ssize_t i = 0; i < kernels.size(); ++i) program->kernels.push_back(kernel_of(kernels[i]));
-    return program;
+std::span<const uint8_t> bytes_of(PyObject* object) {
+    char* bytes;
+    Py_ssize_t count;
+    checked_ok(PyBytes_AsStringAndSize(object, &bytes, &count));
+    return {reinterpret_cast<uint8_t*>(bytes), size_t(count)};
 }
 
 // ---- to Python values ----
@@ -173,7 +68,7 @@ Object describe_operands(std::span<const Operand> operands) {
     return list;
 }
 
-Object ask(const char* request, Object args) {
+Object ask(const char* request, Object args, bool anew = false) {
     Away here;
     if (!compiler_function) {
         KILN_CHECK(compiler_module, internal, "no compiler is registered");
@@ -182,12 +77,14 @@ Object ask(const char* request, Object args) {
     }
     // A call up runs Python code of kiln's own: nothing of it is recorded or differentiated.
     Object name = checked(PyUnicode_FromString(request));
-    PyObject* answer = PyObject_CallFunctionObjArgs(compiler_function, name.get(), args.get(), nullptr);
+    PyObject* fresh = anew ? Py_True : Py_False;
+    PyObject* answer =
+        PyObject_CallFunctionObjArgs(compiler_function, name.get(), args.get(), fresh, nullptr);
     if (!answer && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) {
         // Ctrl-C must not tear a call into halves: the answer is made all the same, the interrupt comes after
         // it.
         PyErr_Clear();
-        answer = PyObject_CallFunctionObjArgs(compiler_function, name.get(), args.get(), nullptr);
+        answer = PyObject_CallFunctionObjArgs(compiler_function, name.get(), args.get(), fresh, nullptr);
         if (answer) PyErr_SetInterrupt();
     }
     return checked(answer);
@@ -198,17 +95,48 @@ Object ask(const char* request, const char* format, Args... args) {
     return ask(request, checked(Py_BuildValue(format, args...)));
 }
 
+// What `read` makes of the answer to a request; one that cannot be read (someone wrote it to the disk) is
+// made anew.
+template <class Read>
+auto answer_to(const char* request, const Object& args, Read read) {
+    auto attempt = [&](bool anew) {
+        Object bytes = ask(request, args, anew);
+        Answer answer(bytes_of(bytes.get()));
+        auto made = read(answer);
+        answer.end();
+        return made;
+    };
+    try {
+        return attempt(false);
+    } catch (const Error& error) {
+        if (error.kind != ErrorKind::value) throw;
+    }
+    return attempt(true);
+}
+
+// (handle, identity)
+void set_handle(Fn& fn, PyObject* object) {
+    Items fields(object);
+    fn.handle = Opaque(fields[0]);
+    fn.identity = PyLong_AsUnsignedLongLongMask(fields[1]);
+}
+
 PyObject* handle_of(Fn& fn) {
     if (!fn.handle.object) {
-        Object handle = ask("function", "(OO)", static_cast<PyObject*>(fn.op->record),
-                            static_cast<PyObject*>(fn.structure.object));
-        fn.handle = Opaque(handle.get());
+        Object made = ask("function", "(OO)", static_cast<PyObject*>(fn.op->record),
+                          static_cast<PyObject*>(fn.structure.object));
+        set_handle(fn, made.get());
     }
     return static_cast<PyObject*>(fn.handle.object);
 }
 
-FnClass class_from(PyObject* text) {
-    std::string name = PyUnicode_AsUTF8(text);
+Object request_of(const Call& call) {
+    Object operands = describe_operands(call.operands);
+    return checked(Py_BuildValue("(OO)", handle_of(*call.fn), operands.get()));
+}
+
+FnClass class_from(Answer& answer) {
+    std::string name = answer.text();
     return name == "pointwise" ? FnClass::pointwise : name == "replay" ? FnClass::replay : FnClass::program;
 }
 
@@ -235,22 +163,22 @@ PyObject* recorded_args(std::span<const RecordedArg> args) {
 namespace compiler {
 
 void classify(const Call& call) {
-    Fn& fn = *call.fn;
-    Object operands = describe_operands(call.operands);
-    Object answer = ask("classify", "(OO)", handle_of(fn), operands.get());
-    Items fields(answer.get());
-    fn.outputs = uint8_t(integer(fields[1]));
-    if (fields[2] != Py_None) {
-        Items check(fields[2]);
-        fn.index_input = int8_t(integer(check[0]));
-        fn.indexed_input = int8_t(integer(check[1]));
-        fn.index_dim = int8_t(integer(check[2]));
-        fn.index_negative = integer(check[3]) != 0;
-        fn.index_ignore = int8_t(integer(check[4]));
-        fn.index_error = PyUnicode_AsUTF8(check[5]);
-        fn.index_error_kind = integer(check[6]) ? ErrorKind::index : ErrorKind::runtime;
-    }
-    fn.cls = class_from(fields[0]);
+    answer_to("classify", request_of(call), [&](Answer& answer) {
+        Fn& fn = *call.fn;
+        const auto arrays = int64_t(call.operands.size());
+        FnClass cls = class_from(answer);
+        fn.outputs = uint8_t(answer.integer(0, 256));
+        if (answer.integer(0, 2)) {
+            fn.index_input = int8_t(answer.integer(0, arrays));
+            fn.indexed_input = int8_t(answer.integer(0, arrays));
+            fn.index_dim = int8_t(answer.integer(-128, 128));
+            fn.index_negative = answer.integer(0, 2) != 0;
+            fn.index_ignore = int8_t(answer.integer(-1, arrays));
+            fn.index_error = answer.text();
+            fn.index_error_kind = answer.integer(0, 2) ? ErrorKind::index : ErrorKind::runtime;
+        }
+        return fn.cls = cls;
+    });
 }
 
 std::unique_ptr<PointwiseEntry> pointwise(const Call& call, int ndim, std::span<const uint8_t> layouts,
@@ -262,82 +190,109 @@ std::unique_ptr<PointwiseEntry> pointwise(const Call& call, int ndim, std::span<
     Object outs = checked(PyTuple_New(Py_ssize_t(out_dtypes.size())));
     for (size_t i = 0; i < out_dtypes.size(); ++i)
         PyTuple_SET_ITEM(outs.get(), i, PyUnicode_FromString(name(out_dtypes[i])));
-    Object answer =
-        ask("pointwise", "(OOiOO)", handle_of(*call.fn), operands.get(), ndim, classes.get(), outs.get());
-    Items fields(answer.get());
-    auto entry = std::make_unique<PointwiseEntry>();
-    entry->kernel = kernel_of(fields[0]);
-    Items dtypes(fields[1]);
-    for (Py_ssize_t i = 0; i < dtypes.size(); ++i) entry->outputs.push_back(dtype_from(dtypes[i]));
+    Object args = checked(
+        Py_BuildValue("(OOiOO)", handle_of(*call.fn), operands.get(), ndim, classes.get(), outs.get()));
+    auto entry = answer_to("pointwise", args, [](Answer& answer) {
+        auto made = std::make_unique<PointwiseEntry>();
+        auto kernels = read_kernels(answer);
+        KILN_CHECK(kernels.size() == 1, value, "answer: not one kernel");
+        made->kernel = kernels[0];
+        made->outputs = answer.list([&] { return answer.dtype(); });
+        return made;
+    });
     call.fn->outputs = uint8_t(entry->outputs.size());
     return entry;
 }
 
 std::unique_ptr<Program> program(const Call& call, bool with_hidden) {
     Object operands = describe_operands(call.operands);
-    Object answer = ask("program", "(OOi)", handle_of(*call.fn), operands.get(), int(with_hidden));
-    return program_from(answer.get());
+    Object args = checked(Py_BuildValue("(OOi)", handle_of(*call.fn), operands.get(), int(with_hidden)));
+    auto made = answer_to("program", args,
+                          [&](Answer& answer) { return read_program(answer, call.operands.size()); });
+    made->name = call.fn->name;
+    return made;
 }
 
 std::unique_ptr<Saves> saves(const Call& call) {
-    Object operands = describe_operands(call.operands);
-    Object answer = ask("saves", "(OO)", handle_of(*call.fn), operands.get());
-    Items fields(answer.get());
-    auto result = std::make_unique<Saves>();
-    result->hidden = uint32_t(integer(fields[0]));
-    result->inputs = masks_from(fields[1]);
-    result->outputs = masks_from(fields[2]);
-    result->hiddens = masks_from(fields[3]);
-    Items differentiable(fields[4]);
-    for (Py_ssize_t i = 0; i < differentiable.size(); ++i)
-        result->differentiable |= uint64_t(differentiable[i] == Py_True) << i;
-    return result;
+    return answer_to("saves", request_of(call), [&](Answer& answer) {
+        auto result = std::make_unique<Saves>();
+        auto masks = [&] {
+            auto read = answer.list([&] { return uint64_t(answer.integer()); });
+            KILN_CHECK(read.size() == call.operands.size(), value, "answer: a mask per operand");
+            return read;
+        };
+        result->hidden = uint32_t(answer.integer(0, 64));
+        result->inputs = masks();
+        result->outputs = masks();
+        result->hiddens = masks();
+        size_t i = 0;
+        for (uint64_t has : masks()) result->differentiable |= uint64_t(has != 0) << i++;
+        return result;
+    });
 }
 
 Fn* derivative(Fn& forward, std::span<const Operand> operands, uint64_t needed, uint64_t defined, bool redo) {
     Object described = describe_operands(operands);
-    Object answer = ask("derivative", "(OOKKi)", handle_of(forward), described.get(),
-                        (unsigned long long)needed, (unsigned long long)defined, int(redo));
-    Items fields(answer.get());
+    Object args = checked(Py_BuildValue("(OOKKi)", handle_of(forward), described.get(),
+                                        (unsigned long long)needed, (unsigned long long)defined, int(redo)));
     Fn* fn = new_fn(nullptr, forward.name + " backward");
     fn->forward = &forward;
-    fn->handle = Opaque(fields[0]);
-    fn->cls = class_from(fields[1]);
-    Items sources(fields[2]), targets(fields[3]);
-    for (Py_ssize_t i = 0; i < sources.size(); ++i) {
-        Items source(sources[i]);
-        std::string kind = PyUnicode_AsUTF8(source[0]);
-        Source::Kind k = kind == "grad"     ? Source::grad
-                         : kind == "input"  ? Source::input
-                         : kind == "output" ? Source::output
-                         : kind == "hidden" ? Source::hidden
-                         : kind == "shape"  ? Source::shape
-                                            : Source::number;
-        fn->sources.push_back({k, uint8_t(integer(source[1]))});
-    }
-    for (Py_ssize_t i = 0; i < targets.size(); ++i) fn->targets.push_back(uint8_t(integer(targets[i])));
+    set_handle(*fn, ask("derivative function", args).get());
+    answer_to("derivative", args, [&](Answer& answer) {
+        FnClass cls = class_from(answer);
+        fn->sources.clear();
+        fn->targets.clear();
+        for (int64_t count = answer.integer(0, 256); count > 0; --count) {
+            auto kind = Source::Kind(answer.integer(0, Source::number + 1));
+            fn->sources.push_back({kind, uint8_t(answer.integer(0, 64))});
+        }
+        for (int32_t target : answer.slots(0, int64_t(operands.size())))
+            fn->targets.push_back(uint8_t(target));
+        return fn->cls = cls;
+    });
     fn->outputs = uint8_t(fn->targets.size());
     return fn;
 }
 
-std::unique_ptr<Recipe> recipe(const Call& call) {
-    Object operands = describe_operands(call.operands);
-    Object answer = ask("recipe", "(OO)", handle_of(*call.fn), operands.get());
-    Items fields(answer.get());
-    auto result = std::make_unique<Recipe>();
-    result->inputs = uint32_t(integer(fields[0]));
-    result->environment = uint32_t(integer(fields[1]));
-    result->exprs = exprs_from(fields[2]);
-    Items steps(fields[3]);
-    for (Py_ssize_t i = 0; i < steps.size(); ++i) {
-        Items step(steps[i]);
-        RecipeStep made{&fn_of(step[0], step[1]), slots_from(step[2]), slots_from(step[3]), {}};
-        Items kinds(step[4]);
-        for (Py_ssize_t k = 0; k < kinds.size(); ++k) made.number_kinds.push_back(uint8_t(integer(kinds[k])));
-        result->steps.push_back(std::move(made));
+// value := 0 (none) | 1 integer (a truth) | 2 integer | 3 integer (a double's bits) | 4 text | 5 list (a
+// tuple)
+Object structure_from(Answer& answer, int depth = 0) {
+    KILN_CHECK(depth < 16, value, "answer: nested too deeply");
+    switch (answer.integer(0, 6)) {
+    case 0: return Object::borrow(Py_None);
+    case 1: return Object::borrow(answer.integer() ? Py_True : Py_False);
+    case 2: return checked(PyLong_FromLongLong(answer.integer()));
+    case 3: return checked(PyFloat_FromDouble(std::bit_cast<double>(answer.integer())));
+    case 4: return checked(PyUnicode_FromString(answer.text().c_str()));
+    default: break;
     }
-    result->outputs = slots_from(fields[4]);
-    return result;
+    auto items = answer.list([&] { return structure_from(answer, depth + 1); });
+    Object tuple = checked(PyTuple_New(Py_ssize_t(items.size())));
+    for (size_t i = 0; i < items.size(); ++i) PyTuple_SET_ITEM(tuple.get(), i, items[i].release());
+    return tuple;
+}
+
+std::unique_ptr<Recipe> recipe(const Call& call) {
+    return answer_to("recipe", request_of(call), [&](Answer& answer) {
+        auto result = std::make_unique<Recipe>();
+        result->inputs = uint32_t(call.operands.size());
+        result->environment = uint32_t(answer.integer(0, 1 << 20));
+        result->exprs = read_exprs(answer, result->environment);
+        const auto slots = int64_t(result->environment + result->exprs.size());
+        int64_t values = result->inputs;
+        result->steps = answer.list([&] {
+            Object op = ask("op", "(s)", answer.text().c_str());
+            Object structure = structure_from(answer);
+            KILN_CHECK(PyTuple_Check(structure.get()), value, "answer: not a structure");
+            RecipeStep made{&fn_of(op.get(), structure.get()), {}, answer.slots(0, slots), {}};
+            for (int32_t kind : answer.slots(0, 4)) made.number_kinds.push_back(uint8_t(kind));
+            KILN_CHECK(made.numbers.size() == made.number_kinds.size(), value, "answer: a kind per number");
+            made.args = answer.slots(-int64_t(made.numbers.size()), values++);
+            return made;
+        });
+        result->outputs = answer.slots(-1, values);
+        return result;
+    });
 }
 
 const Recipe* recipe_for(const Call& call) {
@@ -354,13 +309,12 @@ const Recipe* recipe_for(const Call& call) {
     return entry->recipe.get();
 }
 
-std::vector<uint8_t> kernel_code(Kernel& kernel) {
-    Object answer = ask("kernel", "(O)", static_cast<PyObject*>(kernel.source.object));
-    char* bytes;
-    Py_ssize_t count;
-    checked_ok(PyBytes_AsStringAndSize(answer.get(), &bytes, &count));
-    return {reinterpret_cast<uint8_t*>(bytes), reinterpret_cast<uint8_t*>(bytes) + count};
+void load(Kernel& kernel) {
+    Object code = ask("kernel", "(y#)", kernel.key.data(), Py_ssize_t(kernel.key.size()));
+    give_code(kernel, bytes_of(code.get()));
 }
+
+void identify(Fn& fn) { handle_of(fn); }
 
 void explain(const Call& call) {
     Object sizes = checked(PyTuple_New(Py_ssize_t(call.operands.size())));
@@ -374,8 +328,34 @@ void explain(const Call& call) {
     raise(ErrorKind::runtime, concat(call.fn->name, ": the sizes of its arguments do not fit"));
 }
 
-std::unique_ptr<Program> region(const Recording& recording, const std::vector<bool>& live,
-                                std::vector<int32_t>& outputs) {
+namespace {
+
+// (hash, live set), as text: what a region's program is kept under
+Object region_key(const Recording& recording, const std::vector<bool>& live) {
+    std::string text = concat(recording.hash().low, " ", recording.hash().high, " ");
+    for (bool alive : live) text += alive ? '1' : '0';
+    return checked(PyUnicode_FromString(text.c_str()));
+}
+
+// What reads the answer for a region of these storages: the storages of its outputs, then its program.
+auto variant_reader(const Recording& recording, const std::vector<bool>& live) {
+    size_t inputs = 0, storages = live.size();
+    for (const RecordedStorage& s : recording.storages()) inputs += !s.pending;
+    return [inputs, storages, live](PyObject* bytes) {
+        Answer answer(bytes_of(bytes));
+        auto made = std::make_shared<RegionVariant>();
+        made->live = live;
+        made->program = read_program(answer, inputs);
+        made->program->name = "region";
+        made->outputs = answer.slots(0, int64_t(storages));
+        answer.end();
+        KILN_CHECK(made->outputs.size() == made->program->outputs.size(), value, "answer: outputs");
+        return made;
+    };
+}
+
+// (key, ops, storages, slots)
+Object describe_region(const Recording& recording, const std::vector<bool>& live) {
     Object ops = checked(PyTuple_New(Py_ssize_t(recording.ops().size())));
     for (size_t i = 0; i < recording.ops().size(); ++i) {
         const RecordedOp& op = recording.ops()[i];
@@ -394,11 +374,63 @@ std::unique_ptr<Program> region(const Recording& recording, const std::vector<bo
         if (!item) throw Error(ErrorKind::python, "");
         PyTuple_SET_ITEM(storages.get(), i, item);
     }
-    Object answer = ask("region", "(OOi)", ops.get(), storages.get(), int(recording.environment().size()));
-    if (answer.get() == Py_None) return nullptr;
-    Items fields(answer.get());
-    outputs = slots_from(fields[1]);
-    return program_from(fields[0]);
+    return checked(Py_BuildValue("(OOOi)", region_key(recording, live).get(), ops.get(), storages.get(),
+                                 int(recording.environment().size())));
+}
+
+using Deliver = std::function<void(PyObject* answer)>;
+
+// Called by the compiling thread with the answer, None where there is none, or True: never mind.
+PyObject* deliver(PyObject* capsule, PyObject* answer) {
+    return guarded([&]() -> PyObject* {
+        (*static_cast<Deliver*>(PyCapsule_GetPointer(capsule, nullptr)))(answer);
+        Py_RETURN_NONE;
+    });
+}
+PyMethodDef deliver_method = {"deliver", deliver, METH_O, "Gives a region's entry its program."};
+
+}  // namespace
+
+std::shared_ptr<RegionVariant> stored_region(const Recording& recording, const std::vector<bool>& live) {
+    Object answer = ask("stored region", "(O)", region_key(recording, live).get());
+    try {
+        return answer.get() == Py_None ? nullptr : variant_reader(recording, live)(answer.get());
+    } catch (const Error& error) {
+        if (error.kind != ErrorKind::value) throw;
+        return nullptr;
+    }
+}
+
+std::shared_ptr<RegionVariant> compile_region(const Recording& recording, const std::vector<bool>& live) {
+    Object answer = ask("region", describe_region(recording, live));
+    return answer.get() == Py_None ? nullptr : variant_reader(recording, live)(answer.get());
+}
+
+void compile_region_later(const Recording& recording, const std::shared_ptr<RegionEntry>& entry,
+                          const std::vector<bool>& live) {
+    Object asked = describe_region(recording, live);
+    auto give = [entry, region = recording.shared_region(),
+                 read = variant_reader(recording, live)](PyObject* answer) {
+        entry->pending = false;
+        if (answer == Py_True) return;
+        entry->failed = true;  // should it not be readable
+        entry->give(*region, answer == Py_None ? nullptr : read(answer));
+    };
+    auto* owned = new Deliver(std::move(give));
+    Object capsule = checked(PyCapsule_New(
+        owned, nullptr, [](PyObject* c) { delete static_cast<Deliver*>(PyCapsule_GetPointer(c, nullptr)); }));
+    Object callback = checked(PyCFunction_New(&deliver_method, capsule.get()));
+    entry->pending = true;  // before: the other thread may be done when this one goes on
+    try {
+        ask("region later", "(OO)", asked.get(), callback.get());
+    } catch (...) {
+        entry->pending = false;
+        throw;
+    }
+}
+
+void settle() {
+    if (compiler_function) ask("settle", "()");
 }
 
 void log(bool warning, const std::string& text) { ask("log", "(is)", int(warning), text.c_str()); }
@@ -430,18 +462,32 @@ PyObject* set_compiler(PyObject*, PyObject* module) {
     Py_RETURN_NONE;
 }
 
+// give_kernel(key, object), kernel_known(key)
+PyObject* give_kernel(PyObject*, PyObject* args) {
+    return guarded([&]() -> PyObject* {
+        PyObject *key, *object;
+        if (!PyArg_ParseTuple(args, "SS:give_kernel", &key, &object)) return nullptr;
+        auto name = bytes_of(key);
+        give_code(*kernel_of({name.begin(), name.end()}), bytes_of(object));
+        Py_RETURN_NONE;
+    });
+}
+PyObject* kernel_known(PyObject*, PyObject* key) {
+    return guarded([&]() -> PyObject* {
+        auto name = bytes_of(key);
+        return PyBool_FromLong(kernel_of({name.begin(), name.end()})->function != nullptr);
+    });
+}
+
 PyMethodDef functions[] = {
+    {"give_kernel", give_kernel, METH_VARARGS, "Gives the kernel of a key its code."},
+    {"kernel_known", kernel_known, METH_O, "Whether the kernel of a key has its code."},
     {"set_compiler", set_compiler, METH_O, "Names the module whose `compile` the core calls up to."},
     {nullptr, nullptr, 0, nullptr},
 };
 
 }  // namespace
 
-int add_compiler(PyObject* module) {
-    kernel_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&kernel_spec));
-    if (!kernel_type || PyModule_AddObjectRef(module, "Kernel", reinterpret_cast<PyObject*>(kernel_type)) < 0)
-        return -1;
-    return PyModule_AddFunctions(module, functions);
-}
+int add_compiler(PyObject* module) { return PyModule_AddFunctions(module, functions); }
 
 }  // namespace kiln

@@ -14,6 +14,8 @@
 namespace kiln {
 
 class Recording;
+struct RegionEntry;
+struct RegionVariant;
 
 // A pointwise function at given dtypes and layout classes: its kernel and what it gives.
 struct PointwiseEntry {
@@ -44,16 +46,25 @@ Fn* derivative(Fn& forward, std::span<const Operand> operands, uint64_t needed, 
 const Recipe* recipe_for(const Call& call);
 std::unique_ptr<Recipe> recipe(const Call& call);
 
-// Machine code of a kernel.
-std::vector<uint8_t> kernel_code(Kernel& kernel);
+// Gives the kernel its code, from disk or generated.
+void load(Kernel& kernel);
+
+// Sets fn.identity.
+void identify(Fn& fn);
 
 // Raises the sentence for a call whose sizes do not fit.
 [[noreturn]] void explain(const Call& call);
 
-// The program of a recorded region.
-// Null if it cannot be compiled (logged). `outputs`: the storage ordinal of each of its outputs.
-std::unique_ptr<Program> region(const Recording& recording, const std::vector<bool>& live,
-                                std::vector<int32_t>& outputs);
+// The program of a recorded region, kept on disk by its hash and live set. `stored_region`: from disk, with
+// all its kernels' code, or null. `compile_region`: null if it cannot be compiled (logged).
+// `compile_region_later`: by another thread, which gives it to the entry, now known as pending.
+std::shared_ptr<RegionVariant> stored_region(const Recording& recording, const std::vector<bool>& live);
+std::shared_ptr<RegionVariant> compile_region(const Recording& recording, const std::vector<bool>& live);
+void compile_region_later(const Recording& recording, const std::shared_ptr<RegionEntry>& entry,
+                          const std::vector<bool>& live);
+
+// Waits for what is being compiled by another thread.
+void settle();
 
 // A line for the logger "kiln.compile".
 void log(bool warning, const std::string& text);

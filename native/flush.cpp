@@ -10,8 +10,9 @@ namespace kiln {
 
 namespace {
 
-// The sights after this one are timed, half by the program, half op by op.
-constexpr uint64_t measure_from = 9, measure_runs = 8;
+// Sights since a recording has its program: those after the first of these are timed, half by the program,
+// half op by op.
+constexpr uint64_t measure_from = 7, measure_runs = 8;
 
 Operands operands_of(const Recording& recording, const RecordedOp& op, std::vector<TensorRef>& keep) {
     Operands operands;
@@ -154,31 +155,32 @@ void run_checked(const Recording& recording, const RegionVariant& variant) {
 // ---- choosing ----
 
 // The program for this live set, made if it is time; null: op by op.
-std::shared_ptr<RegionVariant> variant_for(const Recording& recording, RegionEntry& entry,
-                                           const std::vector<bool>& live) {
-    std::shared_ptr<RegionVariant> known = entry.variant;
+std::shared_ptr<RegionVariant>
+variant_for(const Recording& recording, const std::shared_ptr<RegionEntry>& entry, std::vector<bool> live) {
+    std::shared_ptr<RegionVariant> known = entry->variant;
     bool covered = known != nullptr;
     for (size_t i = 0; covered && i < live.size(); ++i) covered = !live[i] || known->live[i];
     if (covered) return known;
+    if (entry->failed || entry->pending) return nullptr;
+    for (size_t i = 0; known && i < live.size(); ++i) live[i] = live[i] || known->live[i];
+    if (entry->looked != live) {
+        entry->looked = live;
+        if (auto found = compiler::stored_region(recording, live)) return entry->variant = std::move(found);
+    }
     Region& region = recording.region();
-    if (entry.failed || (entry.seen < 2 && !region.wait)) return nullptr;
-    auto made = std::make_shared<RegionVariant>();
-    made->live = live;
-    if (known)
-        for (size_t i = 0; i < live.size(); ++i) made->live[i] = made->live[i] || known->live[i];
-    made->program = compiler::region(recording, made->live, made->outputs);
-    if (!made->program) {
-        entry.failed = true;
+    if (entry->seen < 2 && !region.wait) return nullptr;
+    if (!region.wait && !checking()) {
+        compiler::compile_region_later(recording, entry, live);
         return nullptr;
     }
-    ++region.compiles;
-    ++entry.compiles;
-    entry.variant = made;
+    auto made = compiler::compile_region(recording, live);
+    entry->give(region, made);
     return made;
 }
 
 // Whether the program ran. What goes wrong before its first write is logged, and the ops run one by one.
-bool run_program(const Recording& recording, RegionEntry& entry, const std::vector<bool>& live) {
+bool run_program(const Recording& recording, const std::shared_ptr<RegionEntry>& entry,
+                 const std::vector<bool>& live) {
     std::shared_ptr<RegionVariant> variant;  // kept: another thread may give the entry another one
     try {
         variant = variant_for(recording, entry, live);
@@ -190,7 +192,7 @@ bool run_program(const Recording& recording, RegionEntry& entry, const std::vect
     } catch (const Error& error) {
         std::string text;
         if (!compiler::forgive(error, &text)) throw;
-        if (error.kind != ErrorKind::memory) entry.failed = true;
+        if (error.kind != ErrorKind::memory) entry->failed = true;
         compiler::log(
             true, concat(recording.region().name, ": ", recording.ops().size(), " ops run op by op: ", text));
         return false;
@@ -240,12 +242,13 @@ void run_recording(Recording& recording, const char* cause) {
     note_end(*entry, cause);
     uint64_t sight = ++entry->seen;
     bool measuring = entry->measuring;
-    if (sight == measure_from && !checking()) {
+    entry->settled += entry->variant || entry->failed;
+    if (entry->settled == measure_from && !measuring && !entry->decided && !checking()) {
         entry->measuring = true;
         ++region.measuring;
     }
     bool wants_program = !entry->slower && !(measuring && sight % 2);
-    bool ran = wants_program && run_program(recording, *entry, live);
+    bool ran = wants_program && run_program(recording, entry, live);
     if (!ran) measuring ? replay_timed(recording, &ops_seconds) : replay(recording);
     ++(ran ? region.runs : region.replays);
     ++(ran ? entry->runs : entry->replays);
@@ -254,7 +257,7 @@ void run_recording(Recording& recording, const char* cause) {
     double& best = ran ? entry->times.program : entry->times.replay;
     best = std::min(best, ran ? seconds : ops_seconds);
     if (recording.seconds() > 0) entry->times.record = std::min(entry->times.record, recording.seconds());
-    if (entry->measuring && sight >= measure_from + measure_runs) region.measured(*entry);
+    if (entry->measuring && entry->settled >= measure_from + measure_runs) region.measured(*entry);
 }
 
 }  // namespace kiln

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "check.h"
+#include "compiler.h"
 
 namespace kiln {
 
@@ -31,8 +32,9 @@ Fn* new_fn(const Op* op, std::string name) {
 
 void change_default_dtype(DType dtype) {
     DType before = default_dtype();
-    set_default_dtype(dtype);
     if (dtype == before) return;
+    compiler::settle();  // what is being captured goes by the one it began with
+    set_default_dtype(dtype);
     for (Fn* fn : forwards()) {
         auto known = std::find_if(fn->others.begin(), fn->others.end(),
                                   [&](const Fn::Learnt& l) { return l.default_dtype == dtype; });
@@ -43,8 +45,9 @@ void change_default_dtype(DType dtype) {
             next = std::move(*known);
             fn->others.erase(known);
         }
-        fn->others.push_back({before, fn->id, std::move(fn->handle)});
+        fn->others.push_back({before, fn->id, fn->identity, std::move(fn->handle)});
         fn->id = next.id;
+        fn->identity = next.identity;
         fn->handle = std::move(next.handle);
         fn->flat = {};
         fn->last_code = 0;

@@ -84,6 +84,7 @@ struct Recipe {
 // A function of arrays and numbers: an op with its structure, or the derivative of one.
 struct Fn {
     uint32_t id = 0;
+    uint64_t identity = 0;  // what it is, the same in every process; 0: not known yet
     FnClass cls = FnClass::unknown;
     uint8_t outputs = 1;
     const Op* op = nullptr;  // of a forward
@@ -118,6 +119,7 @@ struct Fn {
     struct Learnt {
         DType default_dtype = DType::float32;
         uint32_t id = 0;
+        uint64_t identity = 0;
         Opaque handle;
     };
     std::vector<Learnt> others;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
+#include <unordered_map>
 
 #include "busy.h"
 #include "check.h"
@@ -17,14 +18,23 @@ Profile& profile() {
     return instance;
 }
 
+const KernelPtr& kernel_of(const std::string& key) {
+    static auto* kernels = new std::unordered_map<std::string, KernelPtr>();
+    KernelPtr& found = (*kernels)[key];
+    if (!found) found = std::make_shared<Kernel>(Kernel{key});
+    return found;
+}
+
 KernelFunction code_of(Kernel& kernel) {
-    if (!kernel.function) [[unlikely]] {
-        auto object = std::make_unique<KernelObject>(compiler::kernel_code(kernel));
-        if (kernel.function) return kernel.function;  // another thread was faster
-        kernel.object = std::move(object);
-        kernel.function = kernel.object->function();
-    }
+    if (!kernel.function) [[unlikely]]
+        compiler::load(kernel);
     return kernel.function;
+}
+
+void give_code(Kernel& kernel, std::span<const uint8_t> object) {
+    if (kernel.function) return;  // another thread was faster
+    kernel.object = std::make_unique<KernelObject>(object);
+    kernel.function = kernel.object->function();
 }
 
 namespace {
@@ -44,7 +54,6 @@ void launch(Kernel& kernel, const std::string& name, void* const* pointers, cons
             int64_t units, int64_t grain) {
     if (units <= 0) return;
     KernelFunction function = code_of(kernel);
-    kernel.launches.store(kernel.launches.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
     auto start = std::chrono::steady_clock::time_point();
     bool timed = profile().on;
     if (timed) [[unlikely]]

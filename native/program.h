@@ -15,17 +15,19 @@
 
 namespace kiln {
 
-// A kernel that may not be generated yet; `source` is the interpreter's object that can.
+// A kernel whose code may not be here yet.
 struct Kernel {
-    Opaque source;
+    std::string key;  // 32 bytes: hash of its pattern, and of what makes code of patterns on this machine
     std::unique_ptr<KernelObject> object;
-    KernelFunction function = nullptr;   // null until first needed
-    std::atomic<uint64_t> launches = 0;  // a count for tests: threads that launch at once may lose one
+    KernelFunction function = nullptr;  // null until first needed
 };
 using KernelPtr = std::shared_ptr<Kernel>;
 
+// The one kernel of a key; it stays.
+const KernelPtr& kernel_of(const std::string& key);
 // The kernel's code, generated now if it has to be.
 KernelFunction code_of(Kernel& kernel);
+void give_code(Kernel& kernel, std::span<const uint8_t> object);
 
 // Runs units [0, units) of a kernel on the pool; the profile counts it under `function`, for whom it runs.
 void launch(Kernel& kernel, const std::string& function, void* const* pointers, const int64_t* args,

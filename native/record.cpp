@@ -350,6 +350,8 @@ bool Recording::append(Fn& fn, std::span<const Operand> operands, std::span<cons
     Stopwatch watch(timed_ ? &seconds_ : nullptr);
     SmallVector<Given, 2> given;
     if (out.empty()) results_of(fn, operands, hidden, given);
+    if (!fn.identity) [[unlikely]]
+        compiler::identify(fn);
     Results snapshots;
     Operands own;
     for (const Operand& operand : operands) own.push_back(operand);
@@ -364,8 +366,9 @@ bool Recording::append(Fn& fn, std::span<const Operand> operands, std::span<cons
                   uint32_t(operands.size()),
                   uint32_t(outs_.size()),
                   uint32_t(results.size())};
-    mix(fn.id | uint64_t(hidden) << 32 | uint64_t(op.writes) << 33 | uint64_t(op.outs) << 40);
-    mix(op.args);
+    // The first word has no bit 63. No id of this process: the hash finds programs on disk too.
+    mix(op.args | uint64_t(hidden) << 32 | uint64_t(op.writes) << 33 | uint64_t(op.outs) << 40);
+    mix(fn.identity);
     for (const Operand& operand : own) {
         if (operand.tensor) {
             args_.push_back(describe_arg(*operand.tensor));

@@ -66,6 +66,7 @@ public:
     std::span<const RecordedStorage> storages() const { return storages_; }
     const Dims& environment() const { return environment_; }
     Region& region() const { return *region_; }
+    const std::shared_ptr<Region>& shared_region() const { return region_; }
     const Hash128& hash() const { return hash_; }
     std::span<const uint64_t> words() const { return words_; }
     double seconds() const { return seconds_; }

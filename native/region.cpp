@@ -87,6 +87,7 @@ std::string entry_text(const RegionEntry& entry) {
     if (!entry.anew.empty()) text += concat("    recorded anew: ", entry.anew, "\n");
     if (entry.compiles > 1)
         text += concat("    compiled ", entry.compiles, " times: more of its values were kept later\n");
+    if (entry.pending) text += "    its program is being compiled\n";
     if (entry.failed) text += "    compiling it failed (logged to kiln.compile): it runs op by op\n";
     if (entry.slower)
         text += concat("    its program takes ", microseconds(entry.times.program + entry.times.record),
@@ -103,6 +104,15 @@ std::string entry_text(const RegionEntry& entry) {
 
 bool checking() { return check_mode; }
 void set_checking(bool on) { check_mode = on; }
+
+void RegionEntry::give(Region& region, std::shared_ptr<RegionVariant> program) {
+    pending = false;
+    failed = !program;
+    if (failed) return;
+    variant = std::move(program);
+    ++compiles;
+    ++region.compiles;
+}
 
 std::shared_ptr<RegionEntry> Region::entry(const Hash128& hash, bool* is_new) {
     std::shared_ptr<RegionEntry>& found = entries[hash];

@@ -79,6 +79,8 @@ struct RegionEnd {
     uint64_t times;
 };
 
+struct Region;
+
 // One recording, seen any number of times.
 struct RegionEntry {
     uint64_t seen = 0, runs = 0, replays = 0, compiles = 0;
@@ -90,10 +92,16 @@ struct RegionEntry {
     std::string anew;  // why no earlier recording served
     std::shared_ptr<RegionVariant> variant;
     RegionTimes times;
-    bool failed = false;     // compiling it failed: runs op by op
-    bool measuring = false;  // its next runs are timed
-    bool decided = false;    // whether its program pays is known
-    bool slower = false;     // it does not: runs op by op
+    std::vector<bool> looked;  // the live set last looked for on disk
+    uint64_t settled = 0;      // sights since it is known how it runs
+    bool pending = false;      // its program is being compiled
+    bool failed = false;       // compiling it failed: runs op by op
+    bool measuring = false;    // its next runs are timed
+    bool decided = false;      // whether its program pays is known
+    bool slower = false;       // it does not: runs op by op
+
+    // Takes its program; null: there is none.
+    void give(Region& region, std::shared_ptr<RegionVariant> program);
 };
 
 struct HashOf128 {

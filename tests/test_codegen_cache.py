@@ -12,7 +12,7 @@ import pytest
 from codegen_peer import reads, writes
 
 from kiln.codegen import compile as compiler
-from kiln.codegen import llvm
+from kiln.codegen import identity, llvm
 from kiln.codegen.cache import HEADER, DiskCache, cache_directory
 from kiln.codegen.nest import Nest
 from kiln.codegen.target import LEVELS, host_target
@@ -140,7 +140,7 @@ def test_object_comes_from_disk_the_second_time(place: Path) -> None:
         raise AssertionError("the text was written again")
 
     assert compiler.object_for(NEST.text(), never) == first
-    (stored,) = (place / "kernels").iterdir()
+    stored = place / "kernels" / compiler.kernel_key(NEST.text()).hex()
     stored.write_bytes(stored.read_bytes()[:-1])
     compiler._memory.clear()
     assert compiler.kernel_object(NEST) == first
@@ -195,15 +195,29 @@ def test_another_llvmlite_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None
         llvm.Machine(host_target())
 
 
-def test_keys_tell_machines_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = {compiler._key("pattern", target) for target in LEVELS.values()}
-    monkeypatch.setattr(compiler, "_bases", {})
-    monkeypatch.setattr(compiler, "cpu_identity", lambda: "another machine")
-    keys |= {compiler._key("pattern", target) for target in LEVELS.values()}
-    monkeypatch.setattr(compiler, "_bases", {})
-    monkeypatch.setattr(compiler, "llvm_identity", lambda: b"another LLVM")
-    keys |= {compiler._key("pattern", target) for target in LEVELS.values()}
-    assert len(keys) == 3 * len(LEVELS)
+def test_keys_tell_machines_apart(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key changes with the target, the machine, LLVM, and any file that shapes kernels and plans."""
+
+    def keys() -> set[bytes]:
+        monkeypatch.setattr(identity, "_known", {})
+        monkeypatch.setattr(compiler, "_others", {})
+        return {compiler.kernel_key("pattern", target) for target in LEVELS.values()}
+
+    found = keys()
+    assert found == keys()
+    monkeypatch.setattr(identity._core, "cpu_identity", lambda: "another machine")
+    found |= keys()
+    monkeypatch.setattr(llvm, "identity", lambda: b"another LLVM")
+    monkeypatch.setattr(llvm, "folder", lambda: None)
+    found |= keys()
+    changed = place.parent / "changed.py"
+    changed.write_text("x = 1")
+    files = identity.source_files()
+    monkeypatch.setattr(identity, "source_files", lambda: [*files, (str(changed), changed.stat())])
+    found |= keys()
+    changed.write_text("x = 2")
+    found |= keys()
+    assert len(found) == 5 * len(LEVELS)
 
 
 def test_features_can_be_lowered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from functools import update_wrapper
 from typing import Any
 
 from kiln import _core
+from kiln.capture import service
 from kiln.capture.suspend import leave, suspended
 
 
@@ -57,6 +58,10 @@ class Compiled:
         found: dict[str, Any] = self._region.stats()
         return found
 
+    def wait(self) -> None:
+        """Returns when no program is being compiled any more, for this function or another."""
+        service.wait()
+
     def explain(self) -> str:
         """In plain words: what was recorded and why anew, what ended each recording and where, what it
         costs.
@@ -74,10 +79,11 @@ def compile(
 ) -> Any:
     """The callable with its ops recorded and run as programs; also a decorator. Results are the same bits.
 
-    Any Python may run inside. A recording seen once runs op by op on ready kernels, one seen again is
-    compiled
-    (at once with `wait`). Sizes are run-time arguments whatever `dynamic` says. `fullgraph=True` raises
-    NotImplementedError: a value may be read anywhere, so there is no break to refuse.
+    Any Python may run inside. A recording seen once runs op by op on ready kernels, or by its program if the
+    disk has it. One seen again is compiled by another thread while calls go on op by op; `wait()` of the
+    result returns when that is done. With `wait=True` the first call compiles. Sizes are run-time arguments
+    whatever `dynamic` says. `fullgraph=True` raises NotImplementedError: a value may be read anywhere, so
+    there is no break to refuse.
 
     >>> @kiln.compile
     ... def f(x):

@@ -54,6 +54,7 @@ class Forward(Function):
         self.op = op
         self.structure = structure
         self._primal: dict[Operands, Graph] = {}
+        self._derivatives: dict[tuple[Any, ...], Derivative] = {}
 
     def capture(self, operands: Operands, hidden: bool) -> Graph:
         if not hidden:
@@ -159,6 +160,16 @@ class Forward(Function):
         whole.nodes.append(node)
         return whole.finish([node.out])
 
+    def derivative(
+        self, operands: Operands, needed: tuple[int, ...], defined: tuple[bool, ...], redo: bool = False
+    ) -> Derivative:
+        """The gradients of the needed operands, given those of the defined outputs."""
+        key = operands, needed, defined, redo
+        found = self._derivatives.get(key)
+        if found is None:
+            found = self._derivatives[key] = Derivative(self, *key)
+        return found
+
     def saves(self, operands: Operands) -> tuple[int, list[int], list[int], list[int], list[bool]]:
         """What backward reads of a call: how many hidden outputs; per operand the masks of operands,
         outputs and hidden outputs its gradient reads; and whether it has a gradient at all."""
@@ -168,8 +179,8 @@ class Forward(Function):
         has = [False] * count
         hidden = 0
         for i in wrt if self.op.differentiable and any(defined) else ():
-            found = Derivative(self, operands, (i,), defined)
-            redone = Derivative(self, operands, (i,), defined, redo=True)
+            found = self.derivative(operands, (i,), defined)
+            redone = self.derivative(operands, (i,), defined, redo=True)
             has[i] = bool(found.targets)
             hidden = max(hidden, found.hidden)
             for kind, k in {*found.sources, *redone.sources} if has[i] else ():

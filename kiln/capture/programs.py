@@ -7,7 +7,7 @@ from typing import Any
 
 from kiln import _core
 from kiln.capture.function import Forward, Function, Operands
-from kiln.codegen.compile import kernel_object
+from kiln.codegen.compile import kernel_key
 from kiln.codegen.nest import Nest
 from kiln.codegen.nest import Operand as Array
 from kiln.graph.graph import Graph, Value
@@ -15,37 +15,36 @@ from kiln.graph.size import Atom, Dim, Size
 from kiln.ops.apply import apply_pointwise, convert_dtype
 from kiln.ops.kinds import COMPUTE
 from kiln.ops.scalar import Scalar, const
-from kiln.passes.plan import Launch, lower
+from kiln.passes.lower import NestKernel
+from kiln.passes.plan import Kernel, Launch, lower
 from kiln.passes.simplify import simplify
 
 CONSTANT, ADD, MULTIPLY, DIVIDE = range(4)
 INPUT, OUTPUT, TEMP = range(3)
 
-_kernels: dict[str, Any] = {}
+# kernels this process planned, by their keys
+_planned: dict[bytes, Kernel] = {}
 
 
-class _NestKernel:
-    """A nest as a kernel: its text is its key, its code comes when it is first launched."""
-
-    def __init__(self, nest: Nest) -> None:
-        self.nest = nest
-
-    def object(self) -> bytes:
-        return kernel_object(self.nest)
+def planned(kernel: Kernel) -> bytes:
+    """The key of a kernel, whose code comes when it is first launched."""
+    key = kernel_key(kernel.text())
+    if not _core.kernel_known(key):
+        _planned[key] = kernel
+    return key
 
 
-def kernel(key: str, source: Any) -> Any:
-    """The core's kernel for a pattern; one for all programs that need it."""
-    found = _kernels.get(key)
-    if found is None:
-        found = _kernels[key] = _core.Kernel(source)
-    return found
+def knows(key: bytes) -> bool:
+    """Whether a kernel was planned here."""
+    return key in _planned
 
 
-def kernel_code(source: Any) -> bytes:
-    """Machine code of a kernel, from disk or generated."""
-    code: bytes = source.object()
-    return code
+def kernel_object(key: bytes) -> bytes:
+    """Machine code of a kernel that was planned here, from disk or generated."""
+    kernel = _planned.get(key)
+    if kernel is None:
+        raise RuntimeError(f"kernel {key.hex()[:16]}: its code is gone from the cache, and its plan with it")
+    return kernel.object()
 
 
 class Slots:
@@ -93,18 +92,16 @@ class Slots:
         return self._expr(DIVIDE, self.of(atom.numerator), self.of(atom.denominator))
 
 
-def program(name: str, graph: Graph, input_index: Callable[[int], int] = lambda i: i) -> tuple[Any, ...]:
-    """A graph as the core's program: (name, environment, expressions, checks, buffers, steps, outputs,
-    kernels).
-    """
+def program(graph: Graph, input_index: Callable[[int], int] = lambda i: i) -> tuple[Any, ...]:
+    """A graph as the core's program: (kernels, environment, expressions, checks, buffers, outputs, steps)."""
     plan = lower(simplify(graph))
     slots = Slots(graph.slots)
     checks = [(slots.of(a), slots.of(b)) for a, b in graph.checks]
     buffers = [_buffer(b, slots, input_index) for b in plan.buffers]
     steps = [_step(s, slots) for s in plan.steps]
     outputs = [(buffer, dtype, [slots.of(d) for d in shape]) for buffer, dtype, shape in plan.outputs]
-    kernels = [kernel(k.text(), k) for k in plan.kernels]
-    return name, graph.slots, slots.exprs, checks, buffers, steps, outputs, kernels
+    kernels = [planned(k) for k in plan.kernels]
+    return kernels, graph.slots, slots.exprs, checks, buffers, outputs, steps
 
 
 def _buffer(buffer: Any, slots: Slots, input_index: Callable[[int], int]) -> tuple[int, int, int, int]:
@@ -127,7 +124,7 @@ def _step(step: Any, slots: Slots) -> tuple[Any, ...]:
 
 def pointwise(
     function: Function, operands: Operands, ndim: int, layouts: tuple[int, ...], out_dtypes: tuple[str, ...]
-) -> tuple[Any, list[str]]:
+) -> tuple[list[bytes], list[str]]:
     """The kernel of a pointwise function, and the dtypes of its results.
 
     `layouts` holds the innermost stride class (0, 1, 2: any) of every array, then of every result; results
@@ -144,7 +141,7 @@ def pointwise(
                     f"{function.name}: result type {have} can't be cast to the desired output type {want}"
                 )
     nest = pointwise_nest(graph, ndim, layouts, targets)
-    return kernel(nest.text(), _NestKernel(nest)), targets
+    return [planned(NestKernel(nest))], targets
 
 
 def pointwise_nest(graph: Graph, ndim: int, layouts: tuple[int, ...], targets: list[str]) -> Nest:

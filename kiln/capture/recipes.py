@@ -5,17 +5,18 @@ from __future__ import annotations
 import struct
 from typing import Any
 
+from kiln.capture.answers import structure as structured
 from kiln.capture.function import Forward
 from kiln.capture.programs import Slots
 from kiln.graph.graph import Graph, Node, Value
-from kiln.ops.record import Op, find
+from kiln.ops.record import Op
 
 BOOL, INT, FLOAT = 0, 2, 3  # kinds of a number, as the core counts them
 
 
 def recipe(graph: Graph, whole: bool = False) -> tuple[Any, ...]:
-    """(inputs, environment, expressions, steps, outputs) for the core; a step is (op, structure, args,
-    numbers, kinds).
+    """(environment, expressions, steps, outputs) for the core; a step is (op, structure, numbers, kinds,
+    args).
 
     `as_strided` names places in its operand's memory, which a graph takes as contiguous: with `whole`,
     operands of any layout come, and it reads a copy.
@@ -30,11 +31,11 @@ def recipe(graph: Graph, whole: bool = False) -> tuple[Any, ...]:
         if whole and node.op.kind == "as_strided":
             source = id(node.inputs[0])
             known = {**places, source: len(graph.inputs) + len(steps)}
-            steps.append((find("clone").handle, (), [places[source]], [], []))
+            steps.append(("clone", structured(()), [], [], [places[source]]))
         places[id(node.out)] = len(graph.inputs) + len(steps)
         steps.append(_step(node, known, slots))
     outputs = [places[id(v)] for v in graph.outputs]
-    return len(graph.inputs), graph.slots, slots.exprs, steps, outputs
+    return graph.slots, slots.exprs, steps, outputs
 
 
 def _step(node: Node, places: dict[int, int], slots: Slots) -> tuple[Any, ...]:
@@ -80,7 +81,7 @@ def _step(node: Node, places: dict[int, int], slots: Slots) -> tuple[Any, ...]:
             code = None if value is None else operand(value)
             if not pointwise:
                 structure.append(code)
-    return op.handle, tuple(structure), args, numbers, kinds
+    return op.name, structured(tuple(structure)), numbers, kinds, args
 
 
 def _bits(value: Any) -> Any:

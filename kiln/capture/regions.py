@@ -11,7 +11,7 @@ new value of the whole storage, which later reads see.
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from kiln.capture import programs
@@ -20,8 +20,6 @@ from kiln.graph.graph import Graph, Value
 from kiln.graph.size import Dim, substitute, symbol
 from kiln.ops.record import find
 from kiln.passes.rewrite import append, substitute_attr
-
-log = logging.getLogger("kiln.compile")
 
 
 class Arg(NamedTuple):
@@ -49,23 +47,20 @@ class Stored(NamedTuple):
     ones: int
 
 
-def region(ops: tuple[Any, ...], storages: tuple[Any, ...], slots: int) -> tuple[Any, list[int]] | None:
-    """The program of a recording, and the storage of each of its outputs; None (logged) if it cannot be
-    compiled.
+def region(
+    ops: list[tuple[Any, ...]],
+    storages: tuple[Any, ...],
+    slots: int,
+    checkpoint: Callable[[], None] = lambda: None,
+) -> tuple[Any, list[int]]:
+    """The program of a recording, and the storage of each of its outputs. `checkpoint` is called wherever the
+    work may rest.
     """
-    try:
-        builder = _Builder([Stored(*s) for s in storages], slots)
-        for function, hidden, writes, args, outs in ops:
-            builder.call(
-                function, bool(hidden), bool(writes), [Arg(*a) for a in args], [Arg(*a) for a in outs]
-            )
-        return builder.finish()
-    except Exception as error:  # op by op works whatever went wrong here
-        # as text: a kept error would keep the frames of the recorded function, and all they hold
-        log.warning(
-            "a recorded region of %d ops runs op by op: %s: %s", len(ops), type(error).__name__, str(error)
-        )
-        return None
+    builder = _Builder([Stored(*s) for s in storages], slots)
+    for function, hidden, writes, args, outs in ops:
+        checkpoint()
+        builder.call(function, bool(hidden), bool(writes), [Arg(*a) for a in args], [Arg(*a) for a in outs])
+    return builder.finish()
 
 
 class _Builder:
@@ -231,5 +226,5 @@ class _Builder:
             outputs.append(value)
             ordinals.append(k)
         self.graph.finish(outputs)
-        made = programs.program("region", self.graph, lambda i: self.pointers.get(i, 0))
+        made = programs.program(self.graph, lambda i: self.pointers.get(i, 0))
         return made, ordinals

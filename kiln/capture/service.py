@@ -1,130 +1,165 @@
 """What the core calls up for: `compile(request, arguments)`.
 
-function    a handle for an op at a structure
+function    a handle for an op at a structure, and its identity
 classify    how to run a function, and which operand holds positions to check
 pointwise   the kernel of a pointwise function at dtypes and layout classes
 program     the program of any other function
 saves       what backward reads of a call
-derivative  the function that computes given gradients
+derivative  the function that computes given gradients ("derivative function": its handle)
 recipe      a function as calls of ops
 kernel      machine code
 explain     the error of a call whose sizes do not fit
-region      the program of a recorded region
+region      the program of a recorded region: now, later (by another thread), stored (if it is on disk)
+settle      waits for what is being compiled by another thread
 log         a line for the logger
+
+What is asked of a function (KEPT) and of a region is answered in bytes, kept on disk under a hash of the
+whole request: what the function is, what the operands look like, and what makes plans and kernels here
+(`kiln.codegen.identity`). So a process that finds its answers there captures and plans nothing, and does
+not even import what could: `kiln.capture.make` comes at the first miss.
 """
 
 from __future__ import annotations
 
-import logging
-import os
-import threading
-from collections.abc import Callable
+import sys
 from typing import Any
 
 from kiln import _core
-from kiln.capture import programs, recipes, regions
-from kiln.capture.function import Derivative, Forward, Function, Operands, classify
-from kiln.graph.graph import Graph
-from kiln.ops.record import Op
+from kiln.capture.answers import kernels_of
+from kiln.capture.handle import Handle, derivative_of, forward_of
+from kiln.codegen.cache import disk
+from kiln.codegen.fork import PENDING, at_fork
+from kiln.codegen.identity import digest, host_identity
+from kiln.ops.record import find
 
-log = logging.getLogger("kiln.compile")
-_lock = threading.RLock()
+KEPT = frozenset({"classify", "pointwise", "program", "saves", "derivative", "recipe"})
 
-
-def _before_fork() -> None:
-    """Nothing is pending, in a kernel or half compiled: the child has nobody to go on with it."""
-    _core.before_fork()
-    _lock.acquire()
+# kernel -> the request whose answer, from disk, named it: made again should its code not be there
+_origins: dict[bytes, tuple[str, tuple[Any, ...]]] = {}
 
 
-def _after_fork_in_parent() -> None:
-    _lock.release()
-    _core.after_fork(False)
+# Nothing is pending or in a kernel: the child has nobody to go on with it.
+at_fork(PENDING, _core.before_fork, lambda: _core.after_fork(False), lambda: _core.after_fork(True))
 
 
-def _after_fork_in_child() -> None:
-    global _lock
-    _lock = threading.RLock()
-    _core.after_fork(True)
+def compile(request: str, arguments: tuple[Any, ...], anew: bool = False) -> Any:
+    """Answers one request of the core; see the module's list. `anew`: the kept answer was no good."""
+    if request in KEPT:
+        return _kept(request, arguments, anew)
+    return _ANSWERS[request](*arguments)
 
 
-# Before any service there is nothing to run. Registered after the generator's own, so that it comes first.
-os.register_at_fork(
-    before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child
-)
+def _kept(request: str, arguments: tuple[Any, ...], anew: bool) -> bytes:
+    handle: Handle = arguments[0]
+    key = None
+    if handle.identity is not None:
+        key = digest(b"answer", host_identity(), handle.identity, repr((request, arguments[1:])).encode())
+        found = None if anew else disk().load(key)
+        if found is not None:
+            if request in ("pointwise", "program"):
+                for kernel in kernels_of(found):
+                    _origins.setdefault(kernel, (request, arguments))
+            return found
+    made: bytes = _maker().make(request, arguments)
+    if key is not None:
+        disk().store(key, made)
+    return made
 
 
-def compile(request: str, arguments: tuple[Any, ...]) -> Any:
-    """Answers one request of the core; see the module's list."""
-    grad = _core.set_grad_enabled(False)
-    try:
-        with _lock:
-            return _ANSWERS[request](*arguments)
-    finally:
-        _core.set_grad_enabled(grad)
+def _maker() -> Any:
+    """What captures and plans, imported when something has to be."""
+    from kiln.capture import make
+
+    return make
 
 
-def _function(op: Op, structure: tuple[Any, ...]) -> Forward:
-    return Forward(op, structure)
+def _function(op: Any, structure: tuple[Any, ...]) -> tuple[Handle, int]:
+    handle = forward_of(op, structure)
+    return handle, handle.number
 
 
-def _classify(function: Function, operands: Operands) -> tuple[str, int, Any]:
-    graph = function.graph(operands)
-    checks = recipes.position_check(function) if isinstance(function, Forward) else None
-    return classify(graph), len(graph.outputs), checks
+def _derivative_function(*arguments: Any) -> tuple[Handle, int]:
+    handle = derivative_of(*arguments)
+    return handle, handle.number
 
 
-def _program(function: Function, operands: Operands, hidden: int) -> tuple[Any, ...]:
-    return programs.program(function.name, function.graph(operands, bool(hidden)))
+def _kernel(key: bytes) -> bytes:
+    found = disk().load(key)
+    if found is None:
+        maker = _maker()
+        if not maker.knows(key) and key in _origins:
+            maker.make(*_origins[key])
+        found = maker.kernel_object(key)
+    _origins.pop(key, None)
+    return bytes(found)
 
 
-def _saves(function: Forward, operands: Operands) -> Any:
-    return function.saves(operands)
+def _region_key(what: str) -> bytes:
+    return digest(b"region", host_identity(), what.encode())
 
 
-def _derivative(function: Forward, operands: Operands, needed: int, defined: int, redo: int) -> Any:
-    outputs = len(function.primal(operands).outputs)
-    wanted = tuple(i for i in range(len(operands)) if needed >> i & 1)
-    given = tuple(bool(defined >> k & 1) for k in range(outputs))
-    made = Derivative(function, operands, wanted, given, bool(redo))
-    return made, classify(made.contiguous), made.sources, made.targets
+def _stored_region(what: str) -> bytes | None:
+    """The program of a region if it and all its kernels are on disk."""
+    answer = disk().load(_region_key(what))
+    for key in () if answer is None else kernels_of(answer):
+        if not _core.kernel_known(key):
+            code = disk().load(key)
+            if code is None:
+                return None
+            _core.give_kernel(key, code)
+    return answer
 
 
-def _recipe(function: Function, operands: Operands) -> Any:
-    return recipes.recipe(function.graph(operands), whole=isinstance(function, Derivative))
+def _region(what: str, *recording: Any) -> bytes | None:
+    answer: bytes | None = _maker().region(*recording)
+    if answer is not None:
+        disk().store(_region_key(what), answer)
+    return answer
 
 
-def _explain(function: Function, operands: tuple[Any, ...]) -> None:
-    """Runs the shape rules on the actual sizes: they raise on the one that does not fit."""
-    assert isinstance(function, Forward)
-    graph = Graph()
-    values = []
-    for operand in operands:
-        if isinstance(operand, tuple):
-            dtype, sizes = operand
-            for _ in sizes:
-                graph.new_symbol()
-            values.append(graph.add_input(dtype, sizes))
-        else:
-            kind = "bool" if isinstance(operand, bool) else "int64" if isinstance(operand, int) else "float64"
-            values.append(graph.add_number(kind))
-    function.explain(graph, values)
+def _region_later(asked: tuple[Any, ...], deliver: Any) -> None:
+    def job(checkpoint: Any) -> None:
+        what, *recording = asked
+        answer = _maker().region(*recording, checkpoint)
+        if answer is not None:
+            disk().store(_region_key(what), answer)
+        deliver(answer)
+
+    _background().submit(job, lambda: deliver(True))
+
+
+def _background() -> Any:
+    """The compiling thread, imported when there is something for it."""
+    from kiln.capture import background
+
+    return background
+
+
+def wait() -> None:
+    """Waits until nothing is being compiled by the other thread."""
+    if "kiln.capture.background" in sys.modules:
+        _background().wait()
+
+
+def _explain(function: Handle, operands: tuple[Any, ...]) -> None:
+    _maker().explain(function, operands)
 
 
 def _log(warning: int, text: str) -> None:
-    log.log(logging.WARNING if warning else logging.INFO, "%s", text)
+    import logging
+
+    logging.getLogger("kiln.compile").log(logging.WARNING if warning else logging.INFO, "%s", text)
 
 
-_ANSWERS: dict[str, Callable[..., Any]] = {
+_ANSWERS: dict[str, Any] = {
     "function": _function,
-    "classify": _classify,
-    "pointwise": programs.pointwise,
-    "program": _program,
-    "saves": _saves,
-    "derivative": _derivative,
-    "recipe": _recipe,
-    "kernel": programs.kernel_code,
+    "derivative function": _derivative_function,
+    "op": lambda name: find(name).handle,
+    "kernel": _kernel,
     "explain": _explain,
-    "region": regions.region,
+    "stored region": _stored_region,
+    "region": _region,
+    "region later": _region_later,
+    "settle": wait,
     "log": _log,
 }

@@ -1,7 +1,10 @@
-"""The kernel cache on disk: objects by key, written whole or not at all, run only if nothing touched them.
+"""The cache on disk: entries by key, written whole or not at all, used only if nothing touched them.
 
     <directory>/kernels/            0700, ours, checked on the opened descriptor
-        <key as 64 hex digits>      magic 16 | key 32 | SHA-256 of the object 32 | length 8 | object
+        <key as 64 hex digits>      magic 16 | key 32 | BLAKE2b of the content 32 | length 8 | content
+
+An entry is a kernel's object, or an answer of `kiln.capture.service`. A key is the hash of what the entry is
+and of the version of kiln, LLVM and the machine it is for; so nothing ever has to be removed to be right.
 
 The directory is $KILN_CACHE_DIR, else $XDG_CACHE_HOME/kiln, else ~/.cache/kiln, else none. Nothing here
 raises for a state of the file system: what cannot be read is a miss, what cannot be written is not kept.
@@ -9,13 +12,13 @@ raises for a state of the file system: what cannot be read is a miss, what canno
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
+from _blake2 import blake2b  # without hashlib, whose OpenSSL takes longer to load than kernels to read
 
-MAGIC = b"kiln-kernel-v1\n\0"
+MAGIC = b"kiln-cached-v2\n\0"
 HEADER = len(MAGIC) + 32 + 32 + 8
-LARGEST = 16 << 20  # bytes; no kernel comes near
+LARGEST = 16 << 20  # bytes; no entry comes near
 
 
 def cache_directory() -> str | None:
@@ -31,7 +34,7 @@ def cache_directory() -> str | None:
 
 
 class DiskCache:
-    """Objects in one directory; every method survives whatever is found there."""
+    """Entries in one directory; every method survives whatever is found there."""
 
     __slots__ = ("_count", "_directory", "path")
 
@@ -41,7 +44,7 @@ class DiskCache:
         self._count = 0
 
     def load(self, key: bytes) -> bytes | None:
-        """The object stored under `key` (32 bytes), or None."""
+        """The content stored under `key` (32 bytes), or None."""
         try:
             directory = self._open(create=False)
             if directory is None:
@@ -64,7 +67,7 @@ class DiskCache:
             os.close(file)
 
     def store(self, key: bytes, data: bytes) -> bool:
-        """Keep an object under `key`; False where that was not possible."""
+        """Keep content under `key`; False where that was not possible."""
         try:
             directory = self._open(create=True)
         except OSError:
@@ -80,9 +83,7 @@ class DiskCache:
             return False
         try:
             try:
-                _write(
-                    file, MAGIC + key + hashlib.sha256(data).digest() + len(data).to_bytes(8, "little") + data
-                )
+                _write(file, MAGIC + key + _hash(data) + len(data).to_bytes(8, "little") + data)
             finally:
                 os.close(file)
             os.rename(name, key.hex(), src_dir_fd=directory, dst_dir_fd=directory)
@@ -117,15 +118,31 @@ class DiskCache:
             os.close(directory)
 
 
+_disk = DiskCache(None)
+
+
+def disk() -> DiskCache:
+    """The cache of the directory that the environment names now."""
+    global _disk
+    path = cache_directory()
+    if path != _disk.path:
+        _disk = DiskCache(path)
+    return _disk
+
+
 def _unpacked(entry: bytes, key: bytes) -> bytes | None:
-    """The object of an entry whose magic, key, length and hash are right."""
+    """The content of an entry whose magic, key, length and hash are right."""
     place = len(MAGIC)
     if entry[:place] != MAGIC or entry[place : place + 32] != key:
         return None
     digest, length, data = entry[place + 32 : place + 64], entry[place + 64 : HEADER], entry[HEADER:]
-    if int.from_bytes(length, "little") != len(data) or hashlib.sha256(data).digest() != digest:
+    if int.from_bytes(length, "little") != len(data) or _hash(data) != digest:
         return None
     return data
+
+
+def _hash(data: bytes) -> bytes:
+    return blake2b(data, digest_size=32).digest()
 
 
 def _read(file: int, size: int) -> bytes:

@@ -41,8 +41,13 @@ def identity() -> bytes:
     return _version(place) + str(size).encode()
 
 
+def version_file(place: str) -> str:
+    """The file that states llvmlite's version."""
+    return os.path.join(place, "_version.py")
+
+
 def _version(place: str) -> bytes:
-    with open(os.path.join(place, "_version.py"), "rb") as file:
+    with open(version_file(place), "rb") as file:
         return file.read()
 
 

@@ -19,11 +19,6 @@ from typing import NamedTuple
 
 from kiln.ops.scalar import ARITHMETIC, COMPARE, FLOAT_ONLY, FLOATS, INTS, LOGIC, REDUCE, SHIFT, WIDTH
 
-try:  # raw CPUID leaves when the core is built; a text of the same standing otherwise
-    from kiln._core import cpu_identity as _core_identity
-except ImportError:
-    _core_identity = None  # type: ignore[assignment]
-
 V3 = ("avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "popcnt", "sse4.1", "sse4.2", "ssse3")
 V4 = (*V3, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl")
 # Kernel names of features that LLVM spells otherwise.
@@ -119,21 +114,7 @@ def _cpuinfo() -> dict[str, str]:
     return fields
 
 
-_identity: str | None = None
 _host: dict[str, Target] = {}
-
-
-def cpu_identity() -> str:
-    """What tells this CPU from others: part of every cache key."""
-    global _identity
-    if _identity is None:
-        if _core_identity is not None:
-            _identity = str(_core_identity())
-        else:
-            info = _cpuinfo()
-            kept = ("vendor_id", "cpu family", "model", "stepping", "flags", "CPU part", "Features")
-            _identity = os.uname().machine + "\n" + "\n".join(info.get(name, "") for name in kept)
-    return _identity
 
 
 def _x86_level(have: frozenset[str], asked: str) -> Target:

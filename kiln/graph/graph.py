@@ -13,6 +13,7 @@ and `infer(graph, inputs, attrs) -> (dtype, shape)`.
 
 from __future__ import annotations
 
+from _thread import _local
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -185,26 +186,33 @@ def _canonical_attrs(graph: Graph, attrs: tuple[Any, ...]) -> tuple[Any, ...]:
     )
 
 
-_building: list[Graph] = []
+class _State(_local):
+    """Of a thread: the graphs it has under construction, the innermost last."""
+
+    def __init__(self) -> None:
+        self.building: list[Graph] = []
+
+
+_state = _State()
 
 
 @contextmanager
 def building(graph: Graph) -> Iterator[Graph]:
     """Makes `graph` the one that ops without array inputs (iota, full) are added to."""
-    _building.append(graph)
+    _state.building.append(graph)
     try:
         yield graph
     finally:
-        _building.pop()
+        _state.building.pop()
 
 
 def current() -> Graph:
     """The graph under construction."""
-    if not _building:
+    if not _state.building:
         raise RuntimeError("no graph is under construction")
-    return _building[-1]
+    return _state.building[-1]
 
 
 def capturing() -> bool:
     """Whether a graph is under construction on this thread."""
-    return bool(_building)
+    return bool(_state.building)

@@ -12,7 +12,10 @@ Sizes are immutable and interned, so equality of normal forms is identity. They 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from typing import Any, Union
+
+_keys = count()
 
 
 class Atom:
@@ -33,8 +36,8 @@ class Atom:
         if atom is None:
             atom = Atom()
             atom.slot, atom.numerator, atom.denominator = slot, numerator, denominator
-            atom.key = len(Atom._interned)
-            Atom._interned[key] = atom
+            atom.key = next(_keys)
+            atom = Atom._interned.setdefault(key, atom)  # another thread may have been faster
         return atom
 
     def __repr__(self) -> str:
@@ -227,7 +230,7 @@ def _normal(terms: dict[Monomial, int]) -> Dim:
     if size is None:
         size = Size()
         size.terms = kept
-        Size._interned[kept] = size
+        size = Size._interned.setdefault(kept, size)
     return size
 
 

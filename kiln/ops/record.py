@@ -97,7 +97,7 @@ class Op:
 
     __slots__ = (
         "body", "checks", "differentiable", "doc", "dtypes", "explain", "failures", "gradient",
-        "handle", "inplace",
+        "handle", "identity", "inplace",
         "kind", "method", "name", "onnx", "params", "public", "reference", "rule", "samples",
     )  # fmt: skip
 
@@ -111,6 +111,9 @@ class Op:
         listed: bool = True,
     ) -> None:
         self.name = name
+        # what plans are kept under: its name where kiln's own source says what that does, else nothing
+        own = body is None or body.__module__.startswith("kiln.ops.")
+        self.identity: str | None = name if own else None
         self.kind = kind
         self.params = params
         self.body = body

@@ -40,6 +40,7 @@ def pointwise(function: Callable[..., Any]) -> Any:
     found = _captured.get(key)
     if found is None:
         found = _captured[key] = _make(function, params, graph)
+        found.identity = f"pointwise {key}"
     return found.function
 
 

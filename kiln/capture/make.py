@@ -1,0 +1,137 @@
+"""Answers that nobody kept: captured, planned and put into bytes. Imported at the first of them.
+
+classify   := class outputs 0 | class outputs 1 (index source dim negative ignore message is_index_error)
+pointwise  := [kernel] [dtype]
+program    := see native/answer.h
+saves      := hidden [inputs] [outputs] [hiddens] [has a gradient]      a mask per operand
+derivative := class [(source, index)] [target]
+recipe     := see recipes.py
+region     := program [storage of each output]
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from kiln import _core
+from kiln.capture import programs, recipes, regions
+from kiln.capture.answers import packed
+from kiln.capture.function import Derivative, Forward, Function, Operands, classify
+from kiln.capture.handle import Handle
+from kiln.graph.graph import Graph
+
+log = logging.getLogger("kiln.compile")
+
+SOURCES = ("grad", "input", "output", "hidden", "shape", "number")  # in the order of native/op.h
+
+
+def make(request: str, arguments: tuple[Any, ...]) -> bytes:
+    """The answer to one of the requests that are kept."""
+    handle, *rest = arguments
+    if request == "derivative":
+        made = derivative(derivative_function(handle, *rest), len(rest[0]))
+    else:
+        made = _ANSWERS[request](function_of(handle), *rest)
+    return packed(made)
+
+
+def region(
+    ops: Any, storages: Any, slots: int, checkpoint: Callable[[], None] = lambda: None
+) -> bytes | None:
+    """The program of a region, its kernels' code ready; None (logged) if there is none."""
+    try:
+        made = regions.region([(function_of(f), *rest) for f, *rest in ops], storages, slots, checkpoint)
+        for key in made[0][0]:
+            checkpoint()
+            if not _core.kernel_known(key):
+                _core.give_kernel(key, programs.kernel_object(key))
+        return packed(made)
+    except Exception as error:  # op by op works whatever went wrong here
+        # as text: a kept error would keep the frames of the recorded function, and all they hold
+        log.warning(
+            "a recorded region of %d ops runs op by op: %s: %s", len(ops), type(error).__name__, str(error)
+        )
+        return None
+
+
+kernel_object = programs.kernel_object
+knows = programs.knows
+
+
+def function_of(handle: Handle) -> Function:
+    """The function of a handle."""
+    if handle.function is None:
+        first, *rest = handle.what
+        if isinstance(first, Handle):
+            handle.function = derivative_function(first, *rest)
+        else:
+            handle.function = Forward(first, *rest)
+    function: Function = handle.function
+    return function
+
+
+def derivative_function(
+    handle: Handle, operands: Operands, needed: int, defined: int, redo: int
+) -> Derivative:
+    """The derivative a request means."""
+    forward = function_of(handle)
+    assert isinstance(forward, Forward)
+    outputs = len(forward.primal(operands).outputs)
+    wanted = tuple(i for i in range(len(operands)) if needed >> i & 1)
+    given = tuple(bool(defined >> k & 1) for k in range(outputs))
+    return forward.derivative(operands, wanted, given, bool(redo))
+
+
+def derivative(made: Derivative, operands: int) -> tuple[Any, ...]:
+    """Where a derivative's inputs come from, and where its outputs go."""
+    sources = [(SOURCES.index(kind), k) for kind, k in made.sources]
+    return classify(made.contiguous), sources, list(made.targets)
+
+
+def _classify(function: Function, operands: Operands) -> tuple[Any, ...]:
+    graph = function.graph(operands)
+    checks = recipes.position_check(function) if isinstance(function, Forward) else None
+    found = (0,) if checks is None else (1, *checks)
+    return classify(graph), len(graph.outputs), *found
+
+
+def _program(function: Function, operands: Operands, hidden: int) -> tuple[Any, ...]:
+    return programs.program(function.graph(operands, bool(hidden)))
+
+
+def _saves(function: Function, operands: Operands) -> tuple[Any, ...]:
+    assert isinstance(function, Forward)
+    return function.saves(operands)
+
+
+def _recipe(function: Function, operands: Operands) -> tuple[Any, ...]:
+    return recipes.recipe(function.graph(operands), whole=isinstance(function, Derivative))
+
+
+def explain(handle: Handle, operands: tuple[Any, ...]) -> None:
+    """Runs the shape rules on the actual sizes: they raise on the one that does not fit."""
+    function = function_of(handle)
+    assert isinstance(function, Forward)
+    graph = Graph()
+    values = []
+    for operand in operands:
+        if isinstance(operand, tuple):
+            dtype, sizes = operand
+            for _ in sizes:
+                graph.new_symbol()
+            values.append(graph.add_input(dtype, sizes))
+        else:
+            kind = "bool" if isinstance(operand, bool) else "int64" if isinstance(operand, int) else "float64"
+            values.append(graph.add_number(kind))
+    function.explain(graph, values)
+
+
+_ANSWERS: dict[str, Callable[..., tuple[Any, ...]]] = {
+    "classify": _classify,
+    "pointwise": programs.pointwise,
+    "program": _program,
+    "saves": _saves,
+    "recipe": _recipe,
+}

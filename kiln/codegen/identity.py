@@ -1,0 +1,80 @@
+"""What decides whether a kept kernel or plan is right here: kiln's source, LLVM, the target, this machine.
+
+    identity = H(source | LLVM | target | CPU)       32 bytes, part of every key of the disk cache
+
+Reading all of it takes milliseconds, so the answer is itself kept on disk, by what `stat` says of the files:
+their sizes, times and inodes. Nothing here loads LLVM.
+"""
+
+from __future__ import annotations
+
+import os
+from _blake2 import blake2b
+
+from kiln import _core
+from kiln.codegen import llvm
+from kiln.codegen.cache import disk
+from kiln.codegen.target import host_target
+
+PARTS = ("graph", "ops", "passes", "codegen", "capture")  # what shapes kernels and plans, beside the core
+
+_known: dict[str, bytes] = {}
+
+
+def digest(*parts: bytes) -> bytes:
+    """A hash of 32 bytes; the parts' borders count."""
+    total = blake2b(digest_size=32)
+    for part in parts:
+        total.update(len(part).to_bytes(8, "little"))
+        total.update(part)
+    return total.digest()
+
+
+def host_identity() -> bytes:
+    """The identity for this machine's own target."""
+    asked = os.environ.get("KILN_TARGET_FEATURES", "")
+    found = _known.get(asked)
+    if found is None:
+        found = _known[asked] = _find(asked)
+    return found
+
+
+def _find(asked: str) -> bytes:
+    states = [f"{path} {s.st_size} {s.st_mtime_ns} {s.st_ctime_ns} {s.st_ino}" for path, s in source_files()]
+    place = llvm.folder()
+    states.append("no llvm" if place is None else f"{place} {_state(llvm.version_file(place))}")
+    key = digest(b"identity", asked.encode(), _core.cpu_identity().encode(), "\n".join(states).encode())
+    found = disk().load(key)
+    if found is None or len(found) != 32:
+        found = identity(repr(host_target()))
+        disk().store(key, found)
+    return found
+
+
+def identity(target: str) -> bytes:
+    """The identity for a target, all of it read."""
+    return digest(source(), llvm.identity(), target.encode(), _core.cpu_identity().encode())
+
+
+def source_files() -> list[tuple[str, os.stat_result]]:
+    """Every file whose content shapes what is kept, with its state."""
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    found = [(_core.__file__, os.stat(_core.__file__))]
+    for part in PARTS:
+        with os.scandir(os.path.join(root, part)) as entries:
+            found += [(e.path, e.stat()) for e in entries if e.name.endswith(".py")]
+    return sorted(found)
+
+
+def source() -> bytes:
+    """The content of those files."""
+    parts = []
+    for path, _ in source_files():
+        with open(path, "rb") as file:
+            parts += [os.path.basename(path).encode(), file.read()]
+    return digest(*parts)
+
+
+def _state(path: str) -> str:
+    state = os.stat(path)
+    return f"{state.st_size} {state.st_mtime_ns} {state.st_ino}"

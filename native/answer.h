@@ -1,0 +1,46 @@
+// What the compiler answers, as bytes: one form in memory and on disk, read with every bound checked.
+//
+//   integer := 8 bytes, little endian      text := integer, bytes      list := integer, items
+//   program := kernels environment exprs checks buffers outputs steps      lists but for environment
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "op.h"
+#include "program.h"
+
+namespace kiln {
+
+// Reads an answer from its start; Error{value} for whatever is not one.
+class Answer {
+public:
+    explicit Answer(std::span<const uint8_t> bytes) : rest_(bytes) {}
+    int64_t integer();
+    int64_t integer(int64_t low, int64_t high);  // within [low, high)
+    std::string text();
+    DType dtype();
+    // The items of a list, each read by `read`.
+    template <class Read>
+    auto list(Read read) {
+        std::vector<decltype(read())> items(size_t(integer(0, int64_t(rest_.size()) + 1)));
+        for (auto& item : items) item = read();
+        return items;
+    }
+    std::vector<int32_t> slots(int64_t low, int64_t high);
+    void end() const;  // nothing may be left
+
+private:
+    std::span<const uint8_t> take(size_t count);
+    std::span<const uint8_t> rest_;
+};
+
+std::vector<KernelPtr> read_kernels(Answer& answer);
+std::vector<SizeExpr> read_exprs(Answer& answer, uint32_t environment);
+// A program of `inputs` arrays and numbers.
+std::unique_ptr<Program> read_program(Answer& answer, size_t inputs);
+
+}  // namespace kiln

@@ -1,0 +1,458 @@
+"""Plans on disk, and the compiling thread: the same bits whatever lies in the cache and whoever forks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from backend import needs_kiln
+
+pytestmark = needs_kiln
+pytest.importorskip("kiln._core")
+
+import kiln  # noqa: E402
+from kiln import _core  # noqa: E402
+from kiln.capture import background, make, service  # noqa: E402
+from kiln.capture.answers import kernels_of  # noqa: E402
+from kiln.capture.handle import forward_of  # noqa: E402
+from kiln.codegen import compile as compiler  # noqa: E402
+from kiln.codegen.cache import DiskCache  # noqa: E402
+from kiln.ops.record import Op, Tensor, find, params_of  # noqa: E402
+
+ROOT = Path(__file__).parent.parent
+LIMIT = 120
+
+# every kind of answer: pointwise, program, saves, derivative, recipe, a checked index, a user's op, a region
+PROGRAM = """
+import sys, kiln
+def work():
+    x = kiln.arange(12.0).reshape(3, 4).requires_grad_()
+    y = kiln.softmax(x @ x.t(), 1) * kiln.pointwise(lambda t: t * 0.5 + 1.25)(x[:, :3])
+    y = y.gather(1, kiln.zeros(3, 1, dtype=kiln.int64)).sum()
+    y = y + kiln.nn.functional.gelu(x).transpose(0, 1).sum()
+    g, = kiln.autograd.grad(y, x, create_graph=True)
+    (g * g).sum().backward()
+    return y.item(), x.grad.tolist()
+step = kiln.compile(lambda x: kiln.softmax(x * 2 + 1, 1).sum(0))
+print(work(), [step(kiln.ones(4, 5)).tolist() for _ in range(3)])
+step.wait()
+"""
+
+
+def run(text: str, cache: Path, **environment: str) -> str:
+    """What a process of its own prints; it must end well and say nothing else."""
+    variables = {**os.environ, "KILN_CACHE_DIR": str(cache), "KILN_CHECK": "0", **environment}
+    done = subprocess.run(
+        [sys.executable, "-c", text], env=variables, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A cache that knows the program, and what it prints."""
+    cache = tmp_path_factory.mktemp("filled")
+    return cache, run(PROGRAM, cache)
+
+
+def copied(cache: Path, to: Path) -> DiskCache:
+    """The same entries in a folder of their own."""
+    folder = to / "kernels"
+    folder.mkdir(mode=0o700, parents=True)
+    for entry in (cache / "kernels").iterdir():
+        (folder / entry.name).touch(mode=0o600)
+        (folder / entry.name).write_bytes(entry.read_bytes())
+    return DiskCache(str(to))
+
+
+def entries(cache: DiskCache) -> dict[bytes, bytes]:
+    """What is kept, by key."""
+    assert cache.path is not None
+    names = [bytes.fromhex(p.name) for p in (Path(cache.path) / "kernels").iterdir()]
+    return {key: content for key in names if (content := cache.load(key)) is not None}
+
+
+def test_a_warm_process_makes_nothing(filled: tuple[Path, str]) -> None:
+    """It captures, plans and generates nothing, and imports nothing that could; its region runs as a program
+    at once.
+    """
+    cache, printed = filled
+    names = "kiln.capture.make kiln.passes kiln.codegen.generate kiln.capture.background llvmlite numpy json"
+    check = (
+        f"\nassert not [m for m in {(names + ' hashlib logging').split()!r} if m in sys.modules], sys.modules"
+        "\nstats = step.stats(); assert (stats['runs'], stats['compiles']) == (3, 0), stats"
+    )
+    assert run(PROGRAM + check, cache) == printed
+
+
+@pytest.mark.parametrize("lost", ["kernels", "answers"])
+def test_half_of_it_is_gone(lost: str, filled: tuple[Path, str], tmp_path: Path) -> None:
+    """Answers without their kernels, and kernels without answers: what is missing is made again."""
+    cache = copied(filled[0], tmp_path)
+    for key, content in entries(cache).items():
+        if (content[:4] == b"\x7fELF") == (lost == "kernels"):
+            (tmp_path / "kernels" / key.hex()).unlink()
+    assert run(PROGRAM, tmp_path) == filled[1]
+
+
+GARBAGE: dict[str, Callable[[bytes], bytes]] = {
+    "short": lambda answer: answer[: len(answer) // 2],
+    "long": lambda answer: answer + bytes(8),
+    "ones": lambda answer: b"\xff" * len(answer),
+    "large": lambda answer: (b"\x00" * 6 + b"\x7f\x00") * 40,
+    "byte": lambda answer: answer[:1],
+    "counts": lambda answer: (1 << 62).to_bytes(8, "little") + answer[8:],
+}
+
+
+@pytest.mark.parametrize("kind", GARBAGE)
+def test_planted_answers(kind: str, filled: tuple[Path, str], tmp_path: Path) -> None:
+    """What is no answer, under the right name and hash: refused by the core, made anew, and kept."""
+    cache = copied(filled[0], tmp_path)
+    for key, content in entries(cache).items():
+        if content[:4] != b"\x7fELF":
+            assert cache.store(key, GARBAGE[kind](content))
+    assert run(PROGRAM, tmp_path) == filled[1]
+    assert run(PROGRAM, tmp_path) == filled[1]
+
+
+def test_processes_at_once(filled: tuple[Path, str], tmp_path: Path) -> None:
+    """Three processes fill one cache; nothing half-written is left."""
+    variables = {**os.environ, "KILN_CACHE_DIR": str(tmp_path), "KILN_CHECK": "0"}
+    command = [sys.executable, "-c", PROGRAM]
+    children = [
+        subprocess.Popen(command, env=variables, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    assert [child.communicate(timeout=LIMIT)[0] for child in children] == [filled[1]] * 3
+    assert not [p for p in (tmp_path / "kernels").iterdir() if p.name.startswith(".")]
+
+
+def test_nowhere_to_write(filled: tuple[Path, str], tmp_path: Path) -> None:
+    """No folder, or one that takes nothing: only time is lost."""
+    assert run(PROGRAM, Path("/proc/nowhere")) == filled[1]
+    copied(filled[0], tmp_path)
+    (tmp_path / "kernels").chmod(0o500)
+    assert run(PROGRAM, tmp_path) == filled[1]
+    (tmp_path / "kernels").chmod(0o700)
+
+
+def test_a_users_op_is_what_it_does(tmp_path: Path) -> None:
+    """Another constant is another op, in another process too; another name is not."""
+    text = "import kiln\n@kiln.pointwise\ndef {}(x):\n    return x * {}\nprint({}(kiln.ones(3)).tolist())"
+    assert run(text.format("f", 2.0, "f"), tmp_path) == "[2.0, 2.0, 2.0]\n"
+    count = len(entries(DiskCache(str(tmp_path))))
+    assert run(text.format("g", 2.0, "g"), tmp_path) == "[2.0, 2.0, 2.0]\n"
+    assert len(entries(DiskCache(str(tmp_path)))) == count
+    assert run(text.format("f", 3.0, "f"), tmp_path) == "[3.0, 3.0, 3.0]\n"
+
+
+def test_only_kilns_own_source_names_an_op(place: Path) -> None:
+    """What an op from elsewhere does, no key knows: its plans stay in the process."""
+
+    def body(x: Tensor) -> Any:
+        return x * 2.0 + 1.0
+
+    op = Op("foreign", "composite", params_of(body), body, listed=False)
+    kiln.ones(3).exp()
+    count = len(list(place.iterdir()))
+    assert forward_of(op, ("t",)).identity is None
+    assert forward_of(find("exp"), ()).identity == forward_of(find("exp"), ()).identity is not None
+    assert service.compile("classify", (forward_of(op, ("t",)), (MATRIX,)))
+    assert len(list(place.iterdir())) == count
+
+
+# -- one entry, every byte ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of its own."""
+    monkeypatch.setenv("KILN_CACHE_DIR", str(tmp_path))
+    return tmp_path / "kernels"
+
+
+MATRIX = ("float32", (0, 0), None)
+REQUESTS: dict[str, tuple[str, tuple[Any, ...], tuple[Any, ...]]] = {
+    "classify": ("softmax", ("t", 1, None), ((MATRIX,),)),
+    "saves": ("mul", (), ((MATRIX, "f"),)),
+    "pointwise": ("mul", (), ((MATRIX, MATRIX), 1, (1, 1, 1), ())),
+    "program": ("softmax", ("t", 1, None), ((MATRIX,), 0)),
+    "derivative": ("mul", (), ((MATRIX, MATRIX), 3, 1, 0)),
+}
+
+
+@pytest.mark.parametrize("request_", REQUESTS)
+def test_damage_is_made_good(request_: str, place: Path) -> None:
+    """Truncated at every byte, bytes changed, another request's answer: the same answer, kept again."""
+    name, structure, rest = REQUESTS[request_]
+    arguments = (forward_of(find(name), structure), *rest)
+    answer = service.compile(request_, arguments)
+    other = service.compile("classify", (forward_of(find("exp"), ()), (MATRIX,)))
+    found = {p: p.read_bytes() for p in place.iterdir()}
+    (path,) = [p for p, whole in found.items() if whole.endswith(answer) and answer != other]
+    (foreign,) = [whole for whole in found.values() if whole.endswith(other)][:1]
+    whole = found[path]
+    damaged = [whole[:n] for n in range(len(whole))]
+    damaged += [whole[:n] + bytes([whole[n] ^ 4]) + whole[n + 1 :] for n in range(0, len(whole), 5)]
+    for entry in (*damaged, whole + b"x", foreign):
+        path.write_bytes(entry)
+        assert service.compile(request_, arguments) == answer
+        assert path.read_bytes() == whole
+
+
+CUT = """
+import sys, types, kiln
+from kiln import _core
+from kiln.capture import service
+place, length, refused = 0, 8, 0
+def compile(request, arguments, anew=False):
+    global length, refused
+    answer = service.compile(request, arguments, anew)
+    if request != "program":
+        return answer
+    length, refused = len(answer), refused + anew
+    return answer if anew else answer[: min(place, length - 1)]
+fake = types.ModuleType("fake")
+fake.compile = compile
+sys.modules["fake"] = fake
+_core.set_compiler("fake")
+while place < length:
+    x = kiln.ones([1 + (place >> d & 1) for d in range(11)])
+    assert x.sum().item() == x.numel(), place
+    place += 7
+assert refused >= place // 7, (refused, length)
+"""
+
+
+def test_the_core_reads_to_the_end(tmp_path: Path) -> None:
+    """A program cut short, at places all over it, is refused and asked for anew."""
+    run(CUT, tmp_path)
+
+
+# -- the compiling thread ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def free(place: Path) -> Iterator[None]:
+    """No check mode, which compiles where it stands; a cache that does not know the programs yet."""
+    before = _core.set_check(False)
+    yield
+    service.wait()
+    _core.set_check(before)
+
+
+def chain(x: Any) -> Any:
+    """A few ops."""
+    return kiln.softmax(x * 3 - 1, 1).sum(0) * x
+
+
+def test_no_call_waits(free: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the other thread compiles, calls go on op by op; then the program runs. The bits never change."""
+    go, begun = threading.Event(), threading.Event()
+    region = make.region
+
+    def slow(*arguments: Any) -> Any:
+        begun.set()
+        assert go.wait(LIMIT)
+        return region(*arguments)
+
+    monkeypatch.setattr(make, "region", slow)
+    step, x = kiln.compile(chain), kiln.arange(12.0).reshape(3, 4)
+    expected = chain(x).tolist()
+    for _ in range(2):
+        assert step(x).tolist() == expected
+    assert begun.wait(LIMIT)
+    for _ in range(20):
+        assert step(x).tolist() == expected
+    assert "is being compiled" in step.explain()
+    assert (step.stats()["runs"], step.stats()["replays"]) == (0, 22)
+    go.set()
+    step.wait()
+    assert step(x).tolist() == expected
+    assert (step.stats()["runs"], step.stats()["compiles"]) == (1, 1)
+    assert "is being compiled" not in step.explain()
+
+
+def test_first_sight_waits_if_told_to(free: None) -> None:
+    """wait=True compiles in the first call."""
+    step = kiln.compile(chain, wait=True)
+    step(kiln.ones(3, 4))
+    assert (step.stats()["runs"], step.stats()["compiles"], step.stats()["replays"]) == (1, 1, 0)
+
+
+def test_another_region_finds_the_program_on_disk(free: None) -> None:
+    """First sight looks on disk."""
+    one, two = kiln.compile(chain), kiln.compile(lambda x: chain(x))
+    for step in (one, two):
+        for _ in range(2):
+            step(kiln.ones(3, 4))
+            step.wait()
+    assert (one.stats()["runs"], one.stats()["compiles"]) == (0, 1)
+    assert (two.stats()["runs"], two.stats()["compiles"]) == (2, 0)
+
+
+def test_failure_over_there(free: None, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    """What cannot be compiled is logged once and runs op by op."""
+
+    def broken(*arguments: Any) -> Any:
+        raise ValueError("no such plan")
+
+    monkeypatch.setattr(make.regions, "region", broken)
+    step, x = kiln.compile(chain), kiln.ones(3, 4)
+    for _ in range(4):
+        assert step(x).tolist() == chain(x).tolist()
+        step.wait()
+    assert len([r for r in caplog.records if "no such plan" in r.getMessage()]) == 1
+    assert step.stats()["replays"] == 4
+    assert "compiling it failed" in step.explain()
+
+
+def test_the_thread_itself_fails(free: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error outside of any plan leaves the recording as it was: it is asked for again."""
+    region = make.region
+    calls: list[int] = []
+
+    def once(*arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 1:
+            raise MemoryError
+        return region(*arguments)
+
+    monkeypatch.setattr(make, "region", once)
+    step, x = kiln.compile(chain), kiln.ones(3, 4)
+    for _ in range(4):
+        assert step(x).tolist() == chain(x).tolist()
+        step.wait()
+    assert (len(calls), step.stats()["runs"]) == (2, 1)
+
+
+def test_the_default_dtype_changes_meanwhile(free: None) -> None:
+    """What is being compiled is compiled under the default dtype it was recorded under."""
+
+    def mean(x: Any) -> Any:
+        return (x / 3).sum(0) * 2
+
+    step, x = kiln.compile(mean), kiln.arange(12).reshape(3, 4)
+    expected = mean(x)
+    step(x), step(x)
+    kiln.set_default_dtype(kiln.float64)
+    try:
+        wide = mean(x)
+        for _ in range(3):
+            assert step(x).dtype == kiln.float64 and step(x).tolist() == wide.tolist()
+            step.wait()
+    finally:
+        kiln.set_default_dtype(kiln.float32)
+    assert step(x).dtype == kiln.float32 and step(x).tolist() == expected.tolist()
+
+
+FORKS = """
+import os, kiln
+def make(n):
+    def step(x):
+        for _ in range(n):
+            x = kiln.tanh(x * 1.5 + 0.25)
+        return x.sum(0)
+    return step
+x = kiln.ones(3, 4)
+for n in range(2, 12):
+    step = kiln.compile(make(n))
+    expected = make(n)(x).tolist()
+    step(x), step(x)
+    child = os.fork()
+    if not child:
+        right = all(step(x).tolist() == expected for _ in range(3))
+        step.wait()
+        right &= step(x).tolist() == expected and step.stats()["runs"] > 0
+        os._exit(0 if right else 1)
+    assert os.waitpid(child, 0)[1] == 0, n
+    assert step(x).tolist() == expected
+    step.wait()
+    step(x)
+    assert step.stats()["runs"] > 0
+"""
+
+
+def test_fork_while_compiling(tmp_path: Path) -> None:
+    """Parent and child both go on, and both get their programs."""
+    run(FORKS, tmp_path)
+
+
+def test_exit_while_compiling(tmp_path: Path) -> None:
+    """The interpreter ends at once, whatever is being compiled."""
+    text = FORKS.split("x = kiln.ones")[0] + (
+        "x = kiln.ones(3, 4)\nfor n in range(2, 40):\n"
+        "    step = kiln.compile(make(n))\n    step(x), step(x)\n"
+    )
+    run(text, tmp_path)
+
+
+TOGETHER = """
+import sys, threading, kiln
+def work(n, found):
+    x = kiln.arange(24.0).reshape(2, 3, 4).requires_grad_()
+    step = kiln.compile(lambda x: (kiln.softmax(x * n, 2) @ x.transpose(1, 2)).sum(0).tanh())
+    for _ in range(4):
+        y = step(x)
+    y = y.mean() + kiln.nn.functional.layer_norm(x, (4,)).std() + (x.permute(2, 0, 1)[1:] ** 2).sum()
+    y.backward()
+    found.append((y.item(), x.grad.tolist()))
+found, alone = [], []
+sys.setswitchinterval(1e-6)
+threads = [threading.Thread(target=work, args=(2, found)) for _ in range(4)]
+for t in threads: t.start()
+for t in threads: t.join()
+work(2, alone)
+assert len(found) == 4 and all(f == alone[0] for f in found), (found, alone)
+"""
+
+
+def test_threads_capture_at_once(tmp_path: Path) -> None:
+    """Several threads and the compiling one make the same answers at once, switching as often as they can."""
+    run(TOGETHER, tmp_path)
+
+
+def test_held_and_stopped() -> None:
+    """A job rests at its checkpoint while a fork holds the thread, and is given up when the process ends."""
+    worker = background._Worker()
+    at, go, log = threading.Event(), threading.Event(), []
+
+    def job(checkpoint: Callable[[], None]) -> None:
+        at.set()
+        assert go.wait(LIMIT)
+        checkpoint()
+        log.append("went on")
+        worker.stopped = True
+        checkpoint()
+        log.append("was not stopped")
+
+    worker.submit(job, lambda: log.append("gave up"))
+    assert at.wait(LIMIT)
+    worker.held = 1  # before the job goes on: it is to rest at its first checkpoint
+    go.set()
+    worker.hold()  # returns when it does
+    assert log == [] and not worker.running
+    worker.held = 1
+    worker.release()
+    assert worker.thread is not None
+    worker.thread.join(LIMIT)
+    assert log == ["went on", "gave up"]
+    worker.submit(job, lambda: log.append("too late"))
+    assert log[-1] == "too late"
+
+
+def test_kernels_of_an_answer() -> None:
+    """The keys an answer begins with; none of what is none."""
+    answer = service.compile("program", (forward_of(find("softmax"), ("t", 1, None)), (MATRIX,), 0))
+    keys = kernels_of(answer)
+    assert keys and all(len(key) == 32 for key in keys)
+    assert [kernels_of(answer[:n]) for n in (0, 7, 8, 30)] == [[], [], [], []]
+    assert compiler.kernel_key("a") != compiler.kernel_key("b")
