@@ -29,9 +29,9 @@ from typing import Any, NamedTuple
 
 from kiln.codegen.matmul_drive import UNIT_BYTES, UNIT_ROWS, drive, frame_bytes
 from kiln.codegen.matmul_finish import Arguments, finish
-from kiln.codegen.matmul_pack import clear, copy, turn
+from kiln.codegen.matmul_pack import copy, turn
 from kiln.codegen.matmul_row import UNIT_COLUMNS, drive_row, row_routines
-from kiln.codegen.matmul_tile import Element, element_of, heights, identity, tile
+from kiln.codegen.matmul_tile import Element, element_of, identity, tile
 from kiln.codegen.nest import TEXTS, Nest, Operand
 from kiln.codegen.target import Target
 from kiln.codegen.verify import refuse, verify_nest
@@ -97,9 +97,7 @@ def matmul_ir(spec: MatmulSpec, target: Target) -> str:
     if spec.row:
         internal, driver = row_routines(target, element), drive_row(target, element)
     else:
-        internal = [tile(target, element, heights(target)[0], 1)]
-        internal += [tile(target, element, height) for height in heights(target)]
-        internal += [copy(target, element), turn(target, element), clear(target, element)]
+        internal = [tile(target, element), copy(target, element), turn(target, element)]
         driver = drive(target, element, _plain_output(spec, element))
     internal.append(finish(target, element, arguments, spec.stores))
     routines = [*internal, driver]

@@ -10,8 +10,9 @@ a few tiles' rows, so it is written to be compiled quickly: it is not optimised 
 from __future__ import annotations
 
 from kiln.codegen.matmul_finish import Arguments
+from kiln.codegen.matmul_pack import clear
 from kiln.codegen.matmul_text import Routine
-from kiln.codegen.matmul_tile import EDGE, SEGMENT, VECTORS, Element, heights, tile_name
+from kiln.codegen.matmul_tile import EDGE, SEGMENT, VECTORS, Element, Shape, heights, shapes
 from kiln.codegen.target import Target
 
 UNIT_ROWS = 24
@@ -57,7 +58,7 @@ class _Driver:
 
     def __init__(self, target: Target, element: Element, plain: int | None) -> None:
         self.element, self.plain = element, plain
-        self.heights = heights(target)
+        self.heights, self.shapes = heights(target), shapes(target)
         self.panel_bytes = _panel_bytes(target)
         self.panel = VECTORS * element.lanes(target)
         self.columns = UNIT_BYTES // element.bytes
@@ -203,7 +204,7 @@ class _Driver:
             code.line(f"store ptr {self.packed_b}, ptr {self.b_place}")
             code.set(self.b_step, str(self.panel_bytes))
             with code.when(code.compare("slt", run.columns, str(self.panel))):
-                self.call("clear", f"ptr {self.packed_b}", code.mul(depth, str(self.panel_bytes)))
+                clear(code, self.element, self.packed_b, code.mul(depth, str(self.panel_bytes)))
             turned = code.both(
                 code.compare("eq", self.stride["b_k"], str(element.stored_bytes)),
                 code.compare("sge", depth, str(16 // element.bytes)),
@@ -263,7 +264,7 @@ class _Driver:
         a, b = (code.op(f"load ptr, ptr {place}") for place in (self.a_place, self.b_place))
         rs, ks, bs = (code.get(slot) for slot in (self.a_row, self.a_k, self.b_step))
         done = "0"
-        for height in self.heights:
+        for place, height in enumerate(self.heights):
             left = code.sub(rows, done)
             count = left if height == EDGE else code.sub(left, code.op(f"srem i64 {left}, {height}"))
             if height > CROWDED_HEIGHT:
@@ -272,18 +273,14 @@ class _Driver:
                 code.at(base, code.mul(done, step))
                 for base, step in ((a, rs), (into, pitch), (old, old_pitch))
             )
-            arguments = (
-                f"ptr {here}", rs, ks, f"ptr {b}", bs, f"ptr {c}", pitch, f"ptr {before}", old_pitch,
-                depth, count,
-            )  # fmt: skip
+            shape = str(place)
             if height == self.heights[0]:
                 narrow = code.compare("sle", run.columns, str(self.panel // VECTORS))
-                with code.either(narrow) as wide:
-                    self.call(tile_name(height, 1), *arguments)
-                    next(wide)
-                    self.call(tile_name(height, VECTORS), *arguments)
-            else:
-                self.call(tile_name(height, VECTORS), *arguments)
+                shape = code.choose(narrow, str(self.shapes.index(Shape(height, 1))), shape)
+            self.call(
+                "tile", shape, f"ptr {here}", rs, ks, f"ptr {b}", bs, f"ptr {c}", pitch, f"ptr {before}",
+                old_pitch, depth, count,
+            )  # fmt: skip
             done = code.add(done, count)
 
     def _crowded(self) -> str:

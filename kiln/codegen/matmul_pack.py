@@ -135,13 +135,11 @@ def _mask(code: Routine, count: str, lanes: int) -> str:
     return f"<{lanes} x i1> {code.op(f'icmp sgt {spread.typed}, <{iota}>')}"
 
 
-def clear(target: Target, element: Element) -> Routine:
-    """The routine clear: zero `bytes` of a panel: past the last column nothing may slow sums down."""
-    code = Routine(target, "clear", "ptr %dst, i64 %bytes", "#1")
-    kind = llvm_type(element.summed, element.lanes(target))
-    with code.times("%bytes", target.vector_bits // 8) as at:
-        code.line(f"store {kind} zeroinitializer, ptr {code.at('%dst', at)}, align {element.bytes}")
-    return code
+def clear(code: Routine, element: Element, dst: str, bytes: str) -> None:
+    """Zeros in `bytes` of a panel: past the last column nothing may slow sums down."""
+    kind = llvm_type(element.summed, element.lanes(code.target))
+    with code.times(bytes, code.target.vector_bits // 8) as at:
+        code.line(f"store {kind} zeroinitializer, ptr {code.at(dst, at)}, align {element.bytes}")
 
 
 def turn(target: Target, element: Element) -> Routine:

@@ -61,6 +61,13 @@ def element_of(dtype: str) -> Element:
     return Element(dtype, compute, summed)
 
 
+class Shape(NamedTuple):
+    """Rows, and vectors of columns, of a tile."""
+
+    height: int
+    vectors: int
+
+
 def heights(target: Target) -> tuple[int, ...]:
     """The tile heights of a target, tallest first: 2 registers a row, 2 for B and at least 1 for A."""
     return (6, EDGE) if target.name.startswith("x86-64-v3") else (12, 8, EDGE)
@@ -78,7 +85,7 @@ def multiply_add(code: Routine, element: Element, lanes: int, x: str, y: str, z:
 # Row r of a tall tile is base + scale * index, as in an x86 address: (base, element type that scales, index).
 ROW_AT = [
     (base, scale, index)
-    for base in ("%pa", "%pa7")
+    for base in ("a", "a7")
     for scale, index in (
         ("i8", "0"),
         ("i8", "%rs"),
@@ -92,23 +99,18 @@ ROW_AT = [
 
 
 class _Tile:
-    """A tile routine under construction."""
+    """One shape of the tile routine under construction."""
 
-    def __init__(self, target: Target, element: Element, height: int, vectors: int) -> None:
-        params = (
-            "ptr %a, i64 %rs, i64 %ks, ptr %b, i64 %bs, ptr %c, i64 %cs, ptr %old, i64 %os, i64 %k, i64 %rows"
-        )
-        self.code = Routine(target, tile_name(height, vectors), params)
-        self.element, self.height, self.vectors = element, height, vectors
-        self.lanes, self.kind = element.lanes(target), LLVM[element.summed]
+    def __init__(self, code: Routine, element: Element, shape: Shape) -> None:
+        self.code, self.element = code, element
+        self.height, self.vectors = shape
+        self.lanes, self.kind = element.lanes(code.target), LLVM[element.summed]
         self.vector = f"<{self.lanes} x {self.kind}>"
-        self.cells = [(r, v) for r in range(height) for v in range(vectors)]
+        self.cells = [(r, v) for r in range(self.height) for v in range(self.vectors)]
 
-    def write(self) -> Routine:
+    def write(self) -> None:
         """The loop over tiles of rows."""
         code = self.code
-        for times in (3, 5, 7) if self.height > EDGE else ():
-            code.line(f"%rs{times} = mul i64 %rs, {times}")
         with code.times("%rows", self.height) as row:
             a, c, old = (
                 code.at(base, code.mul(row, step))
@@ -123,7 +125,6 @@ class _Tile:
                 code.line(
                     f"store {self.vector} {total}, ptr {self._column(into[r], v)}, align {self.element.bytes}"
                 )
-        return code
 
     def _rows(self, base: str, step: str, steps: list[str]) -> list[str]:
         """The addresses of the tile's rows."""
@@ -143,74 +144,88 @@ class _Tile:
     def _sum(self, a: str, steps: list[str]) -> dict[tuple[int, int], str]:
         """The chains over k of the tile whose A begins at `a`."""
         code, size = self.code, self.element.bytes
-        bases = {"%pa": (a, "%ks"), "%pb": ("%b", "%bs")}
+        bases = {"a": (a, "%ks"), "b": ("%b", "%bs")}
         if self.height > 7:
-            bases["%pa7"] = (code.at(a, "%rs7"), "%ks")
-        places = [("%pa", "i8", code.mul(step, "%rs") if r else "0") for r, step in enumerate(steps)]
+            bases["a7"] = (code.at(a, "%rs7"), "%ks")
+        at = {name: code.name() for name in bases}
+        sums = {cell: code.name() for cell in self.cells}
+        left = code.name()
+        places = [("a", "i8", code.mul(step, "%rs") if r else "0") for r, step in enumerate(steps)]
         before, loop, done = code.block, code.label(), code.label()
         code.jump(loop)
         code.begin(loop)
         place = len(code.lines)
         columns = [
-            code.op(f"load {self.vector}, ptr {self._column('%pb', v)}, align {size}")
+            code.op(f"load {self.vector}, ptr {self._column(at['b'], v)}, align {size}")
             for v in range(self.vectors)
         ]
-        self._prefetch(bases)
+        self._prefetch(at)
         after = {}
         for r in range(self.height):
-            x = code.op(f"load {self.kind}, ptr {code.offset(*(places or ROW_AT)[r])}, align {size}")
+            base, scale, index = (places or ROW_AT)[r]
+            x = code.op(f"load {self.kind}, ptr {code.offset(at[base], scale, index)}, align {size}")
             x = code.op(f"insertelement {self.vector} poison, {self.kind} {x}, i64 0")
             x = code.op(
                 f"shufflevector {self.vector} {x}, {self.vector} poison, <{self.lanes} x i32> zeroinitializer"
             )
             for v in range(self.vectors):
-                after[r, v] = multiply_add(code, self.element, self.lanes, x, columns[v], f"%sum{r}.{v}")
-        carried = {name: ("ptr", first, code.at(name, by)) for name, (first, by) in bases.items()}
-        carried["%left"] = ("i64", "%k", code.add("%left", "-1"))
-        for r, v in self.cells:
-            carried[f"%sum{r}.{v}"] = (self.vector, "zeroinitializer", after[r, v])
+                after[r, v] = multiply_add(code, self.element, self.lanes, x, columns[v], sums[r, v])
+        carried = {at[name]: ("ptr", first, code.at(at[name], by)) for name, (first, by) in bases.items()}
+        rest = code.add(left, "-1")
+        carried[left] = ("i64", "%k", rest)
+        carried.update({sums[cell]: (self.vector, "zeroinitializer", after[cell]) for cell in self.cells})
         code.lines[place:place] = [
             f"  {name} = phi {type} [ {first}, %{before} ], [ {then}, %{loop} ]"
             for name, (type, first, then) in carried.items()
         ]
-        code.branch(code.compare("ne", carried["%left"][2], "0"), loop, done)
+        code.branch(code.compare("ne", rest, "0"), loop, done)
         code.begin(done)
         return after
 
-    def _prefetch(self, bases: dict[str, tuple[str, str]]) -> None:
+    def _prefetch(self, at: dict[str, str]) -> None:
         """Asks for B and A of 8 k ahead."""
         code = self.code
-        ahead = code.offset("%pb", "i64", "%bs")
+        ahead = code.offset(at["b"], "i64", "%bs")
         soon = [self._column(ahead, v) for v in range(self.vectors)]
-        soon += [code.offset(name, "i64", "%ks") for name in bases if name != "%pb"]
+        soon += [code.offset(at[name], "i64", "%ks") for name in at if name != "b"]
         for where in soon:
             code.call("llvm.prefetch.p0", "void", [f"ptr {where}", "i32 0", "i32 3", "i32 1"])
 
 
-def tile_name(height: int, vectors: int) -> str:
-    """The name of a tile routine."""
-    return f"tile{height}x{vectors}"
+def shapes(target: Target) -> tuple[Shape, ...]:
+    """The tiles of a target: two vectors wide at every height, and the tallest one vector wide."""
+    tall = heights(target)
+    return (*(Shape(height, VECTORS) for height in tall), Shape(tall[0], 1))
 
 
-def tile(target: Target, element: Element, height: int, vectors: int = VECTORS) -> Routine:
-    """The routine tile<height>x<vectors>: a segment of tiles one below the other; elements of summed type.
+def tile(target: Target, element: Element) -> Routine:
+    """The routine tile: a segment of tiles of one shape, one below the other; elements of summed type.
 
-        rows times, `height` at a time:
-            sum[r][v] = 0
-            k times:   b0, b1 = load b, b + vector;  prefetch them and a, a7 of 8 k ahead
-                       each r:  x = splat(load a + r * rs)
-                                sum[r][0] = fma(x, b0, sum[r][0]);  sum[r][1] = fma(x, b1, sum[r][1])
-                       a += ks, a7 += ks, b += bs
-            store old[r * os + v * vector] + sum[r][v] at c + r * cs + v * vector
+        each of shapes(target), if `shape` is its place there:
+            rows times, `height` at a time:
+                sum[r][v] = 0
+                k times:   b0, b1 = load b, b + vector;  prefetch them and a, a7 of 8 k ahead
+                           each r:  x = splat(load a + r * rs)
+                                    sum[r][0] = fma(x, b0, sum[r][0]);  sum[r][1] = fma(x, b1, sum[r][1])
+                           a += ks, a7 += ks, b += bs
+                store old[r * os + v * vector] + sum[r][v] at c + r * cs + v * vector
 
     Strides are bytes, k >= 1. `old` holds the sums of the segments before, or what adds nothing. rows is a
     multiple of the height, but for the edge tile, which repeats the last row where rows end.
 
     a7 is a + 7 * rs, rs3 and rs5 are rs times 3 and 5: with them each row is one address (base +
     index * 1, 2 or 4). Loop strength reduction must be off (`compile` sees to it): it would exchange the
-    addresses for a chain of additions or for spilled pointers, and a sixth of the speed.
+    addresses for a chain of additions or for spilled pointers, and a sixth of the speed. The shapes are one
+    function, because LLVM's passes cost as much for a function as for ten rows of a tile.
     """
-    return _Tile(target, element, height, vectors).write()
+    params = "i64 %shape, ptr %a, i64 %rs, i64 %ks, ptr %b, i64 %bs, ptr %c, i64 %cs, ptr %old, i64 %os,"
+    code = Routine(target, "tile", params + " i64 %k, i64 %rows")
+    for times in (3, 5, 7):
+        code.line(f"%rs{times} = mul i64 %rs, {times}")
+    for place, shape in enumerate(shapes(target)):
+        with code.when(code.compare("eq", "%shape", str(place))):
+            _Tile(code, element, shape).write()
+    return code
 
 
 def identity(target: Target, element: Element) -> str:
