@@ -4,7 +4,7 @@ single-tensor formulas.
     sgd_step             p' = p - lr g
     sgd_momentum_step    b' = momentum b + weight g;  p' = p - lr (b' or g + momentum b')
     adam_step            m' = m + w1 (g - m);  v' = beta2 v + w2 g g
-                         p' = p - step_size m' / (sqrt(v') / correction + eps)
+                         p' = p - step_size m' / (sqrt(v') + eps)
     amsgrad_step         adam_step with the running maximum of v' in the denominator
 
 A composite returns new values; its underscore form (`adam_step_`) writes them over the tensors of the
@@ -30,7 +30,7 @@ from kiln.ops.pointwise import maximum
 from kiln.ops.record import Number, Samples, Structure, Tensor, composite
 from kiln.ops.unary import sqrt
 
-_ADAM_NUMBERS = (2e-3, 0.1, 0.999, 1e-3, 0.04, 1e-8)  # step_size, weight1, beta2, weight2, correction, eps
+_ADAM_NUMBERS = (2e-3, 0.1, 0.999, 1e-3, 1e-8)  # step_size, weight1, beta2, weight2, eps
 
 
 def _direction(param: Any, grad: Any, weight_decay: Any, decay: str, maximize: bool) -> Any:
@@ -50,14 +50,14 @@ def _adam(
 ) -> tuple[Any, ...]:
     """Adam's formula on (param, grad, exp_avg, exp_avg_sq[, max_exp_avg_sq]); gives all but grad anew."""
     param, grad, exp_avg, exp_avg_sq, *peak = tensors
-    step_size, weight1, beta2, weight2, correction, eps, weight_decay = numbers
+    step_size, weight1, beta2, weight2, eps, weight_decay = numbers
     grad = _direction(param, grad, weight_decay, decay, maximize)
     if decay == "decoupled":
         param = param * weight_decay
     exp_avg = exp_avg + weight1 * (grad - exp_avg)
     exp_avg_sq = exp_avg_sq * beta2 + weight2 * grad * grad
     peak = [largest(v, exp_avg_sq) for v in peak]
-    denominator = root(peak[0] if peak else exp_avg_sq) / correction + eps
+    denominator = root(peak[0] if peak else exp_avg_sq) + eps
     return (param - step_size * exp_avg / denominator, exp_avg, exp_avg_sq, *peak)
 
 
@@ -154,8 +154,8 @@ def _adam_reference(tensors: int) -> Callable[..., Any]:
     def run(
         np: Any, *args: Any, weight_decay: float = 0.0, decay: str = "none", maximize: bool = False
     ) -> Any:
-        numbers = args[tensors : tensors + 6]
-        given = dict(zip(("weight_decay", "decay", "maximize"), args[tensors + 6 :], strict=False))
+        numbers = args[tensors : tensors + 5]
+        given = dict(zip(("weight_decay", "decay", "maximize"), args[tensors + 5 :], strict=False))
         options = {"weight_decay": weight_decay, "decay": decay, "maximize": maximize, **given}
         values = (*numbers, options["weight_decay"])
         return _adam(np.sqrt, np.maximum, args[:tensors], values, options["decay"], options["maximize"])
@@ -166,7 +166,7 @@ def _adam_reference(tensors: int) -> Callable[..., Any]:
 @composite(
     samples=_samples(4, _ADAM_NUMBERS),
     reference=_adam_reference(4),
-    failures=d.not_an_array("adam_step", 10),
+    failures=d.not_an_array("adam_step", 9),
     differentiable=False,
     public=False,
 )
@@ -179,7 +179,6 @@ def adam_step(
     weight1: Number,
     beta2: Number,
     weight2: Number,
-    correction: Number,
     eps: Number,
     weight_decay: Number = 0.0,
     decay: Structure = "none",
@@ -187,11 +186,12 @@ def adam_step(
 ) -> tuple[Any, Any, Any]:
     """The new (param, exp_avg, exp_avg_sq) of Adam and AdamW.
 
-    weight1 = 1 - beta1, weight2 = 1 - beta2, step_size = lr / (1 - beta1**t),
-    correction = sqrt(1 - beta2**t).
+    weight1 = 1 - beta1, weight2 = 1 - beta2. The corrections of both moments for their start at zero are
+    in the numbers: with c = sqrt(1 - beta2**t), step_size = lr c / (1 - beta1**t), and eps is the user's
+    times c.
     """
     tensors = (wide(param), wide(grad), wide(exp_avg), wide(exp_avg_sq))
-    numbers = (step_size, weight1, beta2, weight2, correction, eps, weight_decay)
+    numbers = (step_size, weight1, beta2, weight2, eps, weight_decay)
     new = _adam(sqrt, maximum, tensors, numbers, decay, maximize)
     return narrow(new[0], param.dtype), narrow(new[1], exp_avg.dtype), narrow(new[2], exp_avg_sq.dtype)
 
@@ -199,7 +199,7 @@ def adam_step(
 @composite(
     samples=_samples(5, _ADAM_NUMBERS),
     reference=_adam_reference(5),
-    failures=d.not_an_array("amsgrad_step", 11),
+    failures=d.not_an_array("amsgrad_step", 10),
     differentiable=False,
     public=False,
 )
@@ -213,7 +213,6 @@ def amsgrad_step(
     weight1: Number,
     beta2: Number,
     weight2: Number,
-    correction: Number,
     eps: Number,
     weight_decay: Number = 0.0,
     decay: Structure = "none",
@@ -221,7 +220,7 @@ def amsgrad_step(
 ) -> tuple[Any, Any, Any, Any]:
     """The new (param, exp_avg, exp_avg_sq, max_exp_avg_sq) of Adam's AMSGrad variant."""
     tensors = (wide(param), wide(grad), wide(exp_avg), wide(exp_avg_sq), wide(max_exp_avg_sq))
-    numbers = (step_size, weight1, beta2, weight2, correction, eps, weight_decay)
+    numbers = (step_size, weight1, beta2, weight2, eps, weight_decay)
     new = _adam(sqrt, maximum, tensors, numbers, decay, maximize)
     moments = zip(new[1:], (exp_avg, exp_avg_sq, max_exp_avg_sq), strict=True)
     first, second, peak = (narrow(value, old.dtype) for value, old in moments)

@@ -58,7 +58,7 @@ class Adam(Optimizer):
         lr, (beta1, beta2), eps = group["lr"], group["betas"], group["eps"]
         decay, weight_decay = _decay(group)
         amsgrad, maximize = group["amsgrad"], group["maximize"]
-        corrected, step_size, correction = -1, 0.0, 1.0  # the scalars of the last count met
+        corrected, step_size, scaled_eps = -1, 0.0, 0.0  # the numbers of the last count met
         for param in group["params"]:
             grad = param.grad
             if grad is None:
@@ -66,8 +66,9 @@ class Adam(Optimizer):
             state = self.state[param]
             state["step"] = t = state["step"] + 1
             if t != corrected:
-                corrected, step_size, correction = t, lr / (1 - beta1**t), (1 - beta2**t) ** 0.5
-            numbers = (step_size, 1 - beta1, beta2, 1 - beta2, correction, eps, weight_decay, decay, maximize)
+                correction = (1 - beta2**t) ** 0.5
+                corrected, step_size, scaled_eps = t, lr * correction / (1 - beta1**t), eps * correction
+            numbers = (step_size, 1 - beta1, beta2, 1 - beta2, scaled_eps, weight_decay, decay, maximize)
             if amsgrad:
                 if "max_exp_avg_sq" not in state:  # amsgrad was switched on after the group was added
                     state["max_exp_avg_sq"] = ops.zeros_like(param.detach())
