@@ -353,13 +353,12 @@ void call_flat(Fn& fn, FlatCall& flat, std::span<const Operand> operands, Tensor
             if (operands[i].tensor && takes_part(*operands[i].tensor)) needed |= bit(i);
     flat.run(fn, operands, {}, results);
     if (!needed) return;
-    Fn::Flat& found = fn.flat;
-    if (!found.saves) found.saves = &saves_of(fn, operands);
-    if (!(needed &= found.saves->differentiable)) return;
-    if (found.needed != needed) {
-        found.needed = needed;
-        found.wanted = wanted_by(*found.saves, needed);
+    Fn::FlatSaves& found = fn.flat_saves;
+    if (found.look != flat.look || found.needed != needed) {
+        const Saves& saves = saves_of(fn, operands);
+        found = {flat.look, needed, &saves, wanted_by(saves, needed & saves.differentiable)};
     }
+    if (!(needed & found.saves->differentiable)) return;
     const int ndim = flat.shape ? flat.shape->ndim() : 0;
     NodeRef node = record_inputs(fn, operands, {}, *found.saves, found.wanted, ndim);
     record_outputs(node, found.wanted, {results, fn.outputs});

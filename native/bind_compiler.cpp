@@ -75,7 +75,6 @@ Object ask(const char* request, Object args, bool anew = false) {
         Object module = checked(PyImport_Import(compiler_module));
         compiler_function = checked(PyObject_GetAttrString(module.get(), "compile")).release();
     }
-    // A call up runs Python code of kiln's own: nothing of it is recorded or differentiated.
     Object name = checked(PyUnicode_FromString(request));
     PyObject* fresh = anew ? Py_True : Py_False;
     PyObject* answer =
@@ -192,16 +191,17 @@ std::unique_ptr<PointwiseEntry> pointwise(const Call& call, int ndim, std::span<
         PyTuple_SET_ITEM(outs.get(), i, PyUnicode_FromString(name(out_dtypes[i])));
     Object args = checked(
         Py_BuildValue("(OOiOO)", handle_of(*call.fn), operands.get(), ndim, classes.get(), outs.get()));
-    auto entry = answer_to("pointwise", args, [](Answer& answer) {
+    size_t results = layouts.size();
+    for (const Operand& operand : call.operands) results -= operand.tensor != nullptr;
+    return answer_to("pointwise", args, [&](Answer& answer) {
         auto made = std::make_unique<PointwiseEntry>();
         auto kernels = read_kernels(answer);
         KILN_CHECK(kernels.size() == 1, value, "answer: not one kernel");
         made->kernel = kernels[0];
         made->outputs = answer.list([&] { return answer.dtype(); });
+        KILN_CHECK(made->outputs.size() == results, value, "answer: a dtype per result");
         return made;
     });
-    call.fn->outputs = uint8_t(entry->outputs.size());
-    return entry;
 }
 
 std::unique_ptr<Program> program(const Call& call, bool with_hidden) {
@@ -244,7 +244,10 @@ Fn* derivative(Fn& forward, std::span<const Operand> operands, uint64_t needed, 
         fn->targets.clear();
         for (int64_t count = answer.integer(0, 256); count > 0; --count) {
             auto kind = Source::Kind(answer.integer(0, Source::number + 1));
-            fn->sources.push_back({kind, uint8_t(answer.integer(0, 64))});
+            int64_t many = kind == Source::hidden                           ? 64
+                           : kind == Source::grad || kind == Source::output ? forward.outputs
+                                                                            : int64_t(operands.size());
+            fn->sources.push_back({kind, uint8_t(answer.integer(0, many))});
         }
         for (int32_t target : answer.slots(0, int64_t(operands.size())))
             fn->targets.push_back(uint8_t(target));

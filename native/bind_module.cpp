@@ -54,16 +54,17 @@ const std::shared_ptr<Region>& region_of(PyObject* object) {
 }
 
 PyObject* region_new(PyTypeObject* type, PyObject* args, PyObject*) {
-    const char* name;
-    int wait = 0;
-    if (!PyArg_ParseTuple(args, "s|p:Region", &name, &wait)) return nullptr;
-    PyObject* object = type->tp_alloc(type, 0);
-    if (!object) return nullptr;
-    auto region = std::make_shared<Region>();
-    region->name = name;
-    region->wait = wait;
-    reinterpret_cast<RegionObject*>(object)->region = new std::shared_ptr<Region>(std::move(region));
-    return object;
+    return guarded([&]() -> PyObject* {
+        const char* name;
+        int wait = 0;
+        if (!PyArg_ParseTuple(args, "s|p:Region", &name, &wait)) return nullptr;
+        auto region = std::make_shared<Region>();
+        region->name = name;
+        region->wait = wait;
+        Object object = checked(type->tp_alloc(type, 0));
+        reinterpret_cast<RegionObject*>(object.get())->region = new std::shared_ptr(std::move(region));
+        return object.release();
+    });
 }
 void region_dealloc(PyObject* object) {
     PyTypeObject* type = Py_TYPE(object);
@@ -72,8 +73,10 @@ void region_dealloc(PyObject* object) {
     Py_DECREF(type);
 }
 PyObject* region_begin(PyObject* self, PyObject*) {
-    begin_recording(region_of(self));
-    Py_RETURN_NONE;
+    return guarded([&]() -> PyObject* {
+        begin_recording(region_of(self));
+        Py_RETURN_NONE;
+    });
 }
 PyObject* region_end(PyObject*, PyObject* cause) {
     return guarded([&]() -> PyObject* {

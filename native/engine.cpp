@@ -157,9 +157,13 @@ Operands derivative_operands(Node& node, const Fn& fn, Kept& keep, bool create_g
         case Source::grad: push(node.grads[i]); break;
         case Source::input: push_saved(node.inputs[i].saved, "argument", i, node.inputs[i].edge); break;
         case Source::output:
+            KILN_CHECK(i < node.saved_outputs.size(), internal, fn.name, ": result ", i, " is not saved");
             push_saved(node.saved_outputs[i], "result", i, {NodeRef(&node), nullptr, uint32_t(i)});
             break;
-        case Source::hidden: push_saved(node.hidden[i], "intermediate", i, {}); break;
+        case Source::hidden:
+            KILN_CHECK(i < node.hidden.size(), internal, fn.name, ": intermediate ", i, " is not saved");
+            push_saved(node.hidden[i], "intermediate", i, {});
+            break;
         case Source::shape: push_made(shape_source(node, node.inputs[i])); break;
         case Source::number: operands.push_back({nullptr, node.inputs[i].number}); break;
         }

@@ -50,6 +50,7 @@ void change_default_dtype(DType dtype) {
         fn->identity = next.identity;
         fn->handle = std::move(next.handle);
         fn->flat = {};
+        fn->flat_saves = {};
         fn->last_code = 0;
         fn->last_derivative = nullptr;
     }

@@ -103,15 +103,21 @@ struct Fn {
     std::vector<Source> sources;   // of a derivative
     std::vector<uint8_t> targets;  // output k is the gradient of operand targets[k]
 
-    // Of a pointwise function: what was found for its last flat call, and for its last derivative.
+    // Of a pointwise function: what was found for its last flat call, for the last such call that was
+    // recorded for backward, and for its last derivative. Each is written when all of it is known: other
+    // threads may call the function while this one is in a kernel or asks the compiler.
     struct Flat {
         FlatLook look = 0;
         PointwiseEntry* entry = nullptr;
-        const Saves* saves = nullptr;  // null until a call that looks so is recorded for backward
-        uint64_t needed = 0;           // the operands whose gradients were needed then,
-        Wanted wanted;                 // and what backward reads for these
+    };
+    struct FlatSaves {
+        FlatLook look = 0;
+        uint64_t needed = 0;  // the operands that want gradients
+        const Saves* saves = nullptr;
+        Wanted wanted;  // what backward reads for these
     };
     Flat flat;
+    FlatSaves flat_saves;
     uint64_t last_code = 0;
     Fn* last_derivative = nullptr;
 

@@ -28,8 +28,6 @@ struct Space {
     int64_t strides[max_arrays][64];
 };
 
-bool same_sizes(const Tensor& x, const Dims& shape) { return x.sizes == shape; }
-
 // The shape all array operands have, if it is one shape (0-d arrays aside); null if they broadcast.
 const Dims* common_shape(std::span<const Operand> operands, bool* flat) {
     const Dims* shape = nullptr;
@@ -40,7 +38,7 @@ const Dims* common_shape(std::span<const Operand> operands, bool* flat) {
         if (x.ndim() == 0) continue;
         if (!shape)
             shape = &x.sizes;
-        else if (!same_sizes(x, *shape))
+        else if (!(x.sizes == *shape))
             return nullptr;
         *flat &= x.contiguous;
     }
@@ -168,6 +166,12 @@ void run_kernel(const Fn& fn, PointwiseEntry& entry, const Space& space, std::sp
               std::max<int64_t>(serial_elements / std::max<int64_t>(row, 1), 1));
 }
 
+void check_count(const Fn& fn, std::span<const Operand> operands, size_t outputs) {
+    KILN_CHECK(operands.size() + outputs <= max_arrays, not_implemented, fn.name, ": ", operands.size(),
+               " operands and ", outputs, " results; a pointwise function has at most ", max_arrays,
+               " of both");
+}
+
 // Whether writing `out` could change what another array operand still has to read.
 bool clashes(const Tensor& out, const Tensor& x) {
     if (out.storage != x.storage) return false;
@@ -241,8 +245,7 @@ Results execute_pointwise(Fn& fn, std::span<const Operand> operands, std::span<c
     Space space;
     uint8_t layouts[max_arrays];
     int outputs = out.empty() ? fn.outputs : int(out.size());
-    KILN_CHECK(operands.size() + size_t(outputs) <= max_arrays, not_implemented, fn.name,
-               ": too many operands");
+    check_count(fn, operands, size_t(outputs));
     if (flat) {
         space.ndim = 1;
         space.sizes[0] = checked_numel(*shape);
@@ -267,18 +270,6 @@ Results execute_pointwise(Fn& fn, std::span<const Operand> operands, std::span<c
     return results;
 }
 
-namespace {
-
-bool writes_apart(const Tensor& out, std::span<const Operand> operands) {
-    for (const Operand& operand : operands)
-        if (operand.tensor && operand.tensor->storage == out.storage &&
-            (operand.tensor->offset != out.offset || !(operand.tensor->sizes == out.sizes)))
-            return false;
-    return true;
-}
-
-}  // namespace
-
 bool FlatCall::look_at(const Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
     if (operands.size() + std::max<size_t>(out.size(), fn.outputs) > most) return false;
     shape = out.empty() ? nullptr : out[0].get();
@@ -298,8 +289,9 @@ bool FlatCall::look_at(const Fn& fn, std::span<const Operand> operands, std::spa
         look = look << 8 | operand_code(operand, layout);
     }
     for (const TensorRef& target : out) {
-        if (!target->contiguous || !(target->sizes == shape->sizes) || !writes_apart(*target, operands))
-            return false;
+        if (!target->contiguous || !(target->sizes == shape->sizes)) return false;
+        for (const Operand& operand : operands)
+            if (operand.tensor && clashes(*target, *operand.tensor)) return false;
         look = look << 8 | uint8_t(uint8_t(target->dtype) | 3 << 4);
     }
     return true;
@@ -339,11 +331,11 @@ void FlatCall::run(Fn& fn, std::span<const Operand> operands, std::span<const Te
 }
 
 std::span<const DType> pointwise_dtypes(Fn& fn, std::span<const Operand> operands) {
+    check_count(fn, operands, fn.outputs);
+    int arrays = fn.outputs;
+    for (const Operand& operand : operands) arrays += operand.tensor != nullptr;
     uint8_t layouts[max_arrays];
-    int arrays = 0;
-    for (const Operand& operand : operands)
-        if (operand.tensor) layouts[arrays++] = 1;
-    for (int k = 0; k < fn.outputs; ++k) layouts[arrays++] = 1;
+    std::fill(layouts, layouts + arrays, uint8_t(1));
     return find_entry(fn, operands, {}, 1, layouts, arrays).outputs;
 }
 

@@ -117,18 +117,19 @@ void lay_out(const Program& program, const int64_t* slots, TempPlan& plan) {
         uint32_t buffer;
     };
     std::vector<Range> taken;  // by begin
-    plan.offsets.assign(program.buffers.size(), unplaced);
+    std::vector<size_t> offsets(program.buffers.size(), unplaced);
+    plan.offsets.clear();  // no plan, should one size be too large
     plan.bytes = 0;
     auto place = [&](uint32_t index) {
         const Buffer& b = program.buffers[index];
-        if (b.kind != Buffer::temp || plan.offsets[index] != unplaced) return;
+        if (b.kind != Buffer::temp || offsets[index] != unplaced) return;
         size_t size = checked_nbytes(slots[b.elements], b.itemsize);
         size = (std::max<size_t>(size, 1) + memory_alignment - 1) / memory_alignment * memory_alignment;
         size_t begin = 0;
         auto at = taken.begin();
         for (; at != taken.end() && at->begin - begin < size; ++at) begin = at->end;
         taken.insert(at, {begin, begin + size, index});
-        plan.offsets[index] = begin;
+        offsets[index] = begin;
         plan.bytes = std::max(plan.bytes, begin + size);
     };
     for (const Step& step : program.steps) {
@@ -137,6 +138,7 @@ void lay_out(const Program& program, const int64_t* slots, TempPlan& plan) {
         else
             for (const Pointer& p : step.pointers) place(p.buffer);
     }
+    plan.offsets = std::move(offsets);
 }
 
 // The plan for these sizes: the last one, if they are the same.

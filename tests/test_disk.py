@@ -237,6 +237,36 @@ def test_the_core_reads_to_the_end(tmp_path: Path) -> None:
     run(CUT, tmp_path)
 
 
+MISFITS = """
+import sys, types, kiln
+from kiln import _core
+from kiln.capture import service
+from kiln.capture.answers import packed
+asked = []
+def compile(request, arguments, anew=False):
+    answer = service.compile(request, arguments, anew)
+    if anew:
+        asked.append(request)
+    elif request == "pointwise":
+        answer = packed(([answer[16:48]], ["float32"] * 20))
+    elif request == "derivative":
+        answer = packed(("pointwise", [(0, 60), (1, 60)], [0]))
+    return answer
+fake = types.ModuleType("fake")
+fake.compile = compile
+sys.modules["fake"] = fake
+_core.set_compiler("fake")
+x = kiln.full((3,), 2.0, requires_grad=True)
+(x * x).sum().backward()
+assert x.grad.tolist() == [4.0] * 3 and {"pointwise", "derivative"} <= set(asked), asked
+"""
+
+
+def test_the_core_counts_what_it_reads(tmp_path: Path) -> None:
+    """More results than the function has, and operands it does not have, are refused."""
+    run(MISFITS, tmp_path)
+
+
 # -- the compiling thread ----------------------------------------------------------------------------
 
 

@@ -39,6 +39,29 @@ def in_threads(*works: Callable[[], Any]) -> list[Any]:
     return found
 
 
+def others_ran_during(work: Callable[[], Any], times: int) -> bool:
+    """Whether a waiting thread got the interpreter before `work` was done so many times."""
+    ready, go, counted = threading.Event(), threading.Lock(), []
+
+    def count() -> None:
+        ready.set()
+        with go:
+            counted.append(1)
+
+    go.acquire()
+    thread = threading.Thread(target=count)
+    thread.start()
+    assert ready.wait(60)
+    go.release()
+    for _ in range(times):
+        if counted:
+            break
+        work()
+    seen = bool(counted)
+    thread.join(60)
+    return seen
+
+
 @pytest.fixture
 def no_switching() -> Iterator[None]:
     """Threads change only where one gives up the interpreter lock by itself."""
@@ -87,50 +110,45 @@ def test_others_go_on_while_a_kernel_runs(name: str) -> None:
     work = _work(name)
     for _ in range(3):
         work()  # kernels and programs are there
-    ready, go, counted = threading.Event(), threading.Lock(), []
-
-    def count() -> None:
-        ready.set()
-        with go:
-            counted.append(1)
-
-    go.acquire()
-    thread = threading.Thread(target=count)
-    thread.start()
-    assert ready.wait(60)
-    go.release()
-    for _ in range(5000):
-        if counted:
-            break
-        work()
-    seen = bool(counted)
-    thread.join(60)
-    assert seen
+    assert others_ran_during(work, 5000)
 
 
 @needs_kiln
 @pytest.mark.usefixtures("no_switching")
 def test_small_ops_keep_the_lock() -> None:
     """No launch of a few microseconds pays for a lock."""
-    x, counted = normal(100), []
+    x = normal(100)
     (x * 2).sum()
-    ready, go = threading.Event(), threading.Lock()
+    assert not others_ran_during(lambda: (x * 2).sum(), 2000)
 
-    def count() -> None:
-        ready.set()
-        with go:
-            counted.append(1)
 
-    go.acquire()
-    thread = threading.Thread(target=count)
-    thread.start()
-    assert ready.wait(60)
-    go.release()
-    for _ in range(2000):
-        (x * 2).sum()
-    seen = bool(counted)
-    thread.join(60)
-    assert not seen
+@needs_kiln
+def test_a_function_called_otherwise_during_a_kernel() -> None:
+    """What backward reads of `a * b` is not taken for what it reads of another thread's `x * 2`."""
+    a, b, x = normal(1 << 20).requires_grad_(), normal(1 << 20), normal(4).requires_grad_()
+    done = threading.Event()
+
+    def long() -> bool:
+        try:
+            for _ in range(60):
+                a.grad = None
+                (a * b).sum().backward()
+                if not same_bits(to_array(a.grad), to_array(b)):
+                    return False
+            return True
+        finally:
+            done.set()
+
+    def short() -> None:
+        while not done.is_set():
+            x * 2.0
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        assert in_threads(long, short)[0]
+    finally:
+        sys.setswitchinterval(before)
 
 
 class TestResults:
