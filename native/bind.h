@@ -55,6 +55,19 @@ inline void checked_ok(int result) {
 void set_python_error(const Error& error);
 void set_unknown_error(const std::exception& error);
 
+// Where a thread stays that came back to the interpreter after its end.
+[[noreturn]] void stay();
+
+// What a call into Python gives. The interpreter ends a thread that comes back too late by unwinding its
+// stack: without the lock nothing above may be unwound, so such a thread stays here. C functions throw
+// nothing else.
+template <class Call>
+auto into_python(Call&& call) {
+    try {
+        return call();
+    } catch (...) { stay(); }
+}
+
 // Runs `body`, turning errors into Python exceptions and a null (or -1) result.
 template <class Body>
 auto guarded(Body&& body) noexcept -> decltype(body()) {
@@ -62,7 +75,7 @@ auto guarded(Body&& body) noexcept -> decltype(body()) {
         return body();
     } catch (const Error& error) { set_python_error(error); } catch (const std::exception& error) {
         set_unknown_error(error);
-    }
+    } catch (...) { stay(); }
     if constexpr (std::is_pointer_v<decltype(body())>)
         return nullptr;
     else

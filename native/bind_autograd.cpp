@@ -190,9 +190,15 @@ PyType_Slot handle_slots[] = {
 PyType_Spec handle_spec = {"kiln.autograd.HookHandle", sizeof(HandleObject), 0,
                            Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, handle_slots};
 
+Object called(const Opaque& hook, void* argument) {
+    return checked(into_python([&] {
+        return PyObject_CallOneArg(static_cast<PyObject*>(hook.object), static_cast<PyObject*>(argument));
+    }));
+}
+
 TensorRef run_hook(const Opaque& hook, const TensorRef& gradient) {
     Object given = checked(wrap(gradient));
-    Object result = checked(PyObject_CallOneArg(static_cast<PyObject*>(hook.object), given.get()));
+    Object result = called(hook, given.get());
     if (result.get() == Py_None) return nullptr;
     Tensor& changed = expect_tensor(result.get(), "hook: the result");
     KILN_CHECK(changed.sizes == gradient->sizes, runtime, "hook: it returned a gradient of shape ",
@@ -207,13 +213,12 @@ Opaque run_pack(const Opaque& hook, const TensorRef& tensor) {
         ~Mode() { set_grad_enabled(before); }
     } mode;
     Object given = checked(wrap(tensor));
-    Object value = checked(PyObject_CallOneArg(static_cast<PyObject*>(hook.object), given.get()));
+    Object value = called(hook, given.get());
     return Opaque(value.get());
 }
 
 TensorRef run_unpack(const Opaque& hook, const Opaque& value) {
-    Object result = checked(
-        PyObject_CallOneArg(static_cast<PyObject*>(hook.object), static_cast<PyObject*>(value.object)));
+    Object result = called(hook, value.object);
     return TensorRef(&expect_tensor(result.get(), "saved_tensors_hooks: the result of unpack"));
 }
 

@@ -77,13 +77,17 @@ Object ask(const char* request, Object args, bool anew = false) {
     }
     Object name = checked(PyUnicode_FromString(request));
     PyObject* fresh = anew ? Py_True : Py_False;
-    PyObject* answer =
-        PyObject_CallFunctionObjArgs(compiler_function, name.get(), args.get(), fresh, nullptr);
+    auto call = [&] {
+        return into_python([&] {
+            return PyObject_CallFunctionObjArgs(compiler_function, name.get(), args.get(), fresh, nullptr);
+        });
+    };
+    PyObject* answer = call();
     if (!answer && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) {
         // Ctrl-C must not tear a call into halves: the answer is made all the same, the interrupt comes after
         // it.
         PyErr_Clear();
-        answer = PyObject_CallFunctionObjArgs(compiler_function, name.get(), args.get(), fresh, nullptr);
+        answer = call();
         if (answer) PyErr_SetInterrupt();
     }
     return checked(answer);

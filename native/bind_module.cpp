@@ -32,6 +32,10 @@ void set_python_error(const Error& error) {
     PyErr_SetString(type, error.message.c_str());
 }
 
+void stay() {
+    for (;;) pause();
+}
+
 void set_unknown_error(const std::exception& error) {
     if (dynamic_cast<const std::bad_alloc*>(&error))
         PyErr_NoMemory();
@@ -134,14 +138,8 @@ PyObject* fork_ended(PyObject*, PyObject* in_child) {
 
 void* let_go() { return PyEval_SaveThread(); }
 
-// The interpreter ends a thread that comes back too late by unwinding its stack, which would end the process
-// at the first function that does not throw: such a thread stays here.
 void take_back(void* thread) {
-    try {
-        PyEval_RestoreThread(static_cast<PyThreadState*>(thread));
-    } catch (...) {
-        for (;;) pause();
-    }
+    into_python([&] { return PyEval_RestoreThread(static_cast<PyThreadState*>(thread)); });
 }
 
 bool ending() {

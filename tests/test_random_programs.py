@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,7 +76,7 @@ def test_the_check_can_fail(bug: str) -> None:
     assert check_recorded(short.program, kiln) is None
 
 
-def test_a_region_that_runs_op_by_op_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_region_that_runs_op_by_op_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A program whose recording the compiler refuses is a failure, though its values are right."""
 
     def refuse(*_: Any) -> Any:
@@ -84,6 +85,7 @@ def test_a_region_that_runs_op_by_op_fails(monkeypatch: pytest.MonkeyPatch) -> N
     program = Program(0, (("x0 = K.tanh(b) + 1",),), ("x0",))
     assert check_recorded(program, kiln) is None
     monkeypatch.setattr(programs, "program", refuse)
+    monkeypatch.setenv("KILN_CACHE_DIR", str(tmp_path))  # where the program is not kept
     failure = check_recorded(program, kiln)
     assert failure is not None
     assert "runs op by op" in failure.detail
