@@ -188,6 +188,7 @@ def binary_cross_entropy_with_logits(
     `weight` scales every term, `pos_weight` those of the positive class; both broadcast.
     """
     _reduction("binary_cross_entropy_with_logits", reduction)
+    _same_sizes(input, target)
     loss: Tensor = ops.binary_cross_entropy_with_logits(input, target, weight, reduction, pos_weight)
     return loss
 
@@ -214,6 +215,13 @@ def _dim(op: str, dim: int | None) -> int:
     if dim is None:
         raise TypeError(message(op, "a dim", "None", "pass dim=-1 for the last one"))
     return dim
+
+
+def _same_sizes(input: Tensor, target: Tensor) -> None:
+    if input.shape != target.shape:
+        raise ValueError(
+            f"Target size ({list(target.shape)}) must be the same as input size ({list(input.shape)})"
+        )
 
 
 def _reduction(op: str, reduction: str) -> None:

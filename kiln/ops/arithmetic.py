@@ -8,7 +8,7 @@ from kiln.ops import pointwise as p
 from kiln.ops import reduce
 from kiln.ops import unary as u
 from kiln.ops.activations import cube, inverse_square
-from kiln.ops.declare import into, is_float, public
+from kiln.ops.declare import dtype_name, into, is_float, public
 from kiln.ops.record import Op
 
 
@@ -148,7 +148,7 @@ def where(condition: Any, input: Any = None, other: Any = None) -> Any:
         raise NotImplementedError(
             "where: the one-argument form is not supported; give the two values to choose from"
         )
-    name = str(condition.dtype).rpartition(".")[2]
+    name = dtype_name(condition.dtype)
     if name != "bool":
         raise RuntimeError(
             f"where expected condition to be a boolean tensor, but got a tensor with dtype {name}"
@@ -160,7 +160,13 @@ def where(condition: Any, input: Any = None, other: Any = None) -> Any:
 def masked_fill(input: Any, mask: Any, value: Any, *, out: Any = None) -> Any:
     """`input` with `value` (a number or 0-d array) where the bool `mask` holds; of input's dtype.
 
+    RuntimeError for a mask that is not bool.
+
     >>> kiln.masked_fill(kiln.tensor([1.0, 2.0]), kiln.tensor([True, False]), 0)
     tensor([0., 2.])
     """
+    if dtype_name(mask.dtype) != "bool":
+        raise RuntimeError(
+            f"masked_fill only supports boolean masks, but got mask with dtype {dtype_name(mask.dtype)}"
+        )
     return p.where(mask, value, input, **into(out))
