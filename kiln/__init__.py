@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math as _math
 import os as _os
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
@@ -60,6 +61,7 @@ _LATER = {
 }
 
 float, double, half, int, long, short = float32, float64, float16, int32, int64, int16
+e, inf, nan, pi = _math.e, _math.inf, _math.nan, _math.pi
 is_grad_enabled = _core.grad_enabled
 __version__ = "0.1.0"
 

@@ -193,6 +193,28 @@ def binary_cross_entropy_with_logits(
     return loss
 
 
+def binary_cross_entropy(
+    input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean"
+) -> Tensor:
+    """The cross entropy of probabilities `input` and `target`, of one shape; finite at 0 and 1.
+
+    `weight` scales every term and broadcasts.
+    """
+    _reduction("binary_cross_entropy", reduction)
+    _same_sizes(input, target)
+    loss: Tensor = ops.binary_cross_entropy(input, target, weight, reduction)
+    return loss
+
+
+def kl_div(input: Tensor, target: Tensor, reduction: str = "mean", log_target: bool = False) -> Tensor:
+    """The divergence of probabilities `target` from those whose logarithms `input` holds.
+
+    "batchmean" is the sum over the size of dim 0; `log_target`: the target holds logarithms too.
+    """
+    loss: Tensor = ops.kl_div(input, target, reduction, log_target)
+    return loss
+
+
 def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     """int64 (...) -> (..., num_classes): 1 at the index, 0 elsewhere; -1 takes the largest index + 1."""
     hot: Tensor = ops.one_hot(tensor, num_classes)

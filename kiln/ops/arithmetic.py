@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from kiln.ops import comparison, reduce
+from kiln.ops import declare as d
 from kiln.ops import pointwise as p
-from kiln.ops import reduce
 from kiln.ops import unary as u
 from kiln.ops.activations import cube, inverse_square
+from kiln.ops.creation import positions
 from kiln.ops.declare import dtype_name, into, is_float, public
-from kiln.ops.record import Op
+from kiln.ops.record import Number, Op, Tensor, composite
 
 
 def _is_number(x: Any) -> bool:
@@ -154,6 +157,53 @@ def where(condition: Any, input: Any = None, other: Any = None) -> Any:
             f"where expected condition to be a boolean tensor, but got a tensor with dtype {name}"
         )
     return p.where(condition, input, other)
+
+
+def _triangle(name: str, inside: Callable[..., Any], which: str, example: str) -> Any:
+    """`tril` or `triu`: what is not `inside`, by row + diagonal and column, becomes 0."""
+
+    def body(input: Tensor, diagonal: Number = 0) -> Any:
+        if input.ndim < 2:
+            raise RuntimeError(f"{name}: input tensor must have at least 2 dimensions")
+        row, column = positions(input, input.ndim - 2), positions(input, input.ndim - 1)
+        return p.where(inside(row + diagonal, column), input, False if input.dtype == "bool" else 0)
+
+    body.__name__ = name
+    body.__doc__ = f"""The {which} triangle of matrices, 0 elsewhere; `diagonal` > 0 is one above the main.
+
+    RuntimeError for fewer than two dims.
+
+    {example}
+    """
+    return composite(
+        samples=d.samples(
+            lambda rng, t: ((d.array(rng, (3, 5), t),), {}),
+            lambda rng, t: ((d.array(rng, (2, 4, 3), t), -1), {}),
+            lambda rng, t: ((d.array(rng, (4, 4), t),), {"diagonal": 1}),
+        ),
+        reference=d.reference(lambda np, x, diagonal=0: getattr(np, name)(x, diagonal)),
+        failures=d.failures(((d.Zeros(3),), {}, RuntimeError, "must have at least 2 dimensions")),
+        dtypes="all",
+        onnx="Trilu",
+    )(body)
+
+
+tril = _triangle(
+    "tril",
+    comparison.ge,
+    "lower",
+    """>>> kiln.tril(kiln.ones(2, 2))
+    tensor([[1., 0.],
+            [1., 1.]])""",
+)
+triu = _triangle(
+    "triu",
+    comparison.le,
+    "upper",
+    """>>> kiln.triu(kiln.ones(2, 2), diagonal=1)
+    tensor([[0., 1.],
+            [0., 0.]])""",
+)
 
 
 @public("masked_fill", inplace=True)
