@@ -62,6 +62,11 @@ def type_as(self: Any, other: Any) -> Any:
     return to(self, dtype=other.dtype)
 
 
+def cpu(self: Any) -> Any:
+    """The tensor itself: its memory is the CPU's."""
+    return self
+
+
 def _cast(name: str, dtype: str) -> Any:
     def cast(self: Any) -> Any:
         return to(self, dtype=dtype)
@@ -148,7 +153,12 @@ def methods() -> dict[str, Any]:
     found.update(random.IN_PLACE)
     found.update(getitem.IN_PLACE)
     found.update(
-        to=to, type_as=type_as, contiguous=contiguous, as_strided=as_strided, new_full=creation.new_full
+        to=to,
+        cpu=cpu,
+        type_as=type_as,
+        contiguous=contiguous,
+        as_strided=as_strided,
+        new_full=creation.new_full,
     )
     found.update(data.METHODS)
     found["backward"] = backward

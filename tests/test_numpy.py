@@ -104,3 +104,28 @@ def test_a_shallow_copy_shares_memory(kind: Any) -> None:
     y.data.zero_()
     assert x.tolist() == [0.0, 0.0]
     assert copy.copy(kiln.ones(2, requires_grad=True) * 2).is_leaf
+
+
+def test_equal_and_allclose() -> None:
+    torch = pytest.importorskip("torch")
+    inf, nan = np.inf, np.nan
+    rows = [[1.0, 2.0], [1.0, 2.0 + 1e-6], [1.0, 2.1], [1.0, inf], [1.0, -inf], [1.0, nan], [1e30, 2.0]]
+    for a in rows:
+        for b in rows:
+            for options in ({}, {"rtol": 0.2}, {"atol": 0.2, "rtol": 0.0}, {"equal_nan": True}):
+                ours, theirs = (
+                    lib.allclose(lib.tensor(a), lib.tensor(b), **options) for lib in (kiln, torch)
+                )
+                assert ours is theirs, (a, b, options)
+            assert kiln.equal(kiln.tensor(a), kiln.tensor(b)) is torch.equal(torch.tensor(a), torch.tensor(b))
+    assert kiln.allclose(kiln.tensor([1, 2]), kiln.tensor([1, 2])) and not kiln.equal(
+        kiln.ones(2), kiln.ones(1)
+    )
+    with pytest.raises(RuntimeError, match="dtype"):
+        kiln.allclose(kiln.ones(1), kiln.ones(1).double())
+
+
+def test_a_program_that_asks_for_cuda_runs_on_the_cpu() -> None:
+    device = kiln.device("cuda" if kiln.cuda.is_available() else "cpu")
+    x = kiln.ones(2, device=device).to(device)
+    assert x.cpu() is x and x.device == device and kiln.cuda.device_count() == 0

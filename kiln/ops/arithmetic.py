@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -204,6 +205,37 @@ triu = _triangle(
     tensor([[0., 1.],
             [0., 0.]])""",
 )
+
+
+@public("equal")
+def equal(input: Any, other: Any) -> bool:
+    """Whether two tensors have the same sizes and elements; NaN equals nothing.
+
+    >>> kiln.equal(kiln.tensor([1, 2]), kiln.tensor([1, 2]))
+    True
+    """
+    return tuple(input.shape) == tuple(other.shape) and bool(comparison.eq(input, other).all())
+
+
+@public("allclose")
+def allclose(
+    input: Any, other: Any, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
+) -> bool:
+    """Whether `|input - other| <= atol + rtol * |other|` everywhere, broadcast; infinities equal themselves.
+
+    RuntimeError for different dtypes.
+
+    >>> kiln.allclose(kiln.tensor([1.0]), kiln.tensor([1.0 + 1e-6]))
+    True
+    """
+    if input.dtype != other.dtype:
+        raise RuntimeError(f"allclose: expected one dtype, got {input.dtype} and {other.dtype}")
+    apart = u.abs(p.sub(input, other))
+    near = comparison.le(apart, p.add(p.mul(u.abs(other), rtol), atol)) & comparison.lt(apart, math.inf)
+    close = comparison.eq(input, other) | near
+    if equal_nan:
+        close = close | (comparison.ne(input, input) & comparison.ne(other, other))
+    return bool(close.all())
 
 
 @public("masked_fill", inplace=True)
