@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math as _math
 import os as _os
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
@@ -43,7 +44,7 @@ from kiln.device import device  # noqa: E402, F401
 from kiln.printing import get_printoptions, set_printoptions  # noqa: E402, F401
 
 if _TYPE_CHECKING:
-    from kiln import datasets, nn, optim, utils, viz  # noqa: F401
+    from kiln import cuda, datasets, nn, optim, utils, viz  # noqa: F401
     from kiln.capture.compile import compile  # noqa: F401
     from kiln.serialization import load, save  # noqa: F401
     from kiln.viz.profile import profile  # noqa: F401
@@ -52,7 +53,7 @@ globals().update(ops.FUNCTIONS)
 
 # What a program may never use is imported when it is first asked for: name -> its module.
 _LATER = {
-    **{name: f"kiln.{name}" for name in ("datasets", "nn", "optim", "utils", "viz")},
+    **{name: f"kiln.{name}" for name in ("cuda", "datasets", "nn", "optim", "utils", "viz")},
     "compile": "kiln.capture.compile",
     "load": "kiln.serialization",
     "save": "kiln.serialization",
@@ -60,6 +61,7 @@ _LATER = {
 }
 
 float, double, half, int, long, short = float32, float64, float16, int32, int64, int16
+e, inf, nan, pi = _math.e, _math.inf, _math.nan, _math.pi
 is_grad_enabled = _core.grad_enabled
 __version__ = "0.1.0"
 

@@ -100,6 +100,13 @@ def tensor_repr(tensor: Tensor) -> str:
     return _with_suffixes(prefix + body, suffixes, len(prefix), _options.linewidth)
 
 
+def tensor_format(tensor: Tensor, spec: str) -> str:
+    """`format(tensor, spec)`: a tensor of no dims as its number, any other only without a `spec`."""
+    if tensor.ndim == 0 and type(tensor) is Tensor:
+        return format(tensor.item(), spec)
+    return object.__format__(tensor, spec)
+
+
 def _with_suffixes(text: str, suffixes: list[str], indent: int, linewidth: int) -> str:
     """`text` and its suffixes, each on the last line while it fits, else on a new one; closes the bracket."""
     column = len(text) - text.rfind("\n") + 1

@@ -62,6 +62,11 @@ def type_as(self: Any, other: Any) -> Any:
     return to(self, dtype=other.dtype)
 
 
+def cpu(self: Any) -> Any:
+    """The tensor itself: its memory is the CPU's."""
+    return self
+
+
 def _cast(name: str, dtype: str) -> Any:
     def cast(self: Any) -> Any:
         return to(self, dtype=dtype)
@@ -148,12 +153,18 @@ def methods() -> dict[str, Any]:
     found.update(random.IN_PLACE)
     found.update(getitem.IN_PLACE)
     found.update(
-        to=to, type_as=type_as, contiguous=contiguous, as_strided=as_strided, new_full=creation.new_full
+        to=to,
+        cpu=cpu,
+        type_as=type_as,
+        contiguous=contiguous,
+        as_strided=as_strided,
+        new_full=creation.new_full,
     )
     found.update(data.METHODS)
     found["backward"] = backward
     found["__iter__"] = _iterate
     found["__repr__"] = printing.tensor_repr
+    found["__format__"] = printing.tensor_format
     # functions of the namespace that take no tensor first
     for name in ("sgd_step", "sgd_momentum_step", "adam_step", "amsgrad_step"):
         found.pop(name, None)
@@ -163,13 +174,15 @@ def methods() -> dict[str, Any]:
 def attach() -> None:
     """Gives the core's Tensor its methods, properties and operators; once, at import."""
     for name, function in methods().items():
-        if name not in vars(Tensor) or name in ("__repr__",):
+        if name not in vars(Tensor) or name in ("__repr__", "__format__"):
             setattr(Tensor, name, function)
     for name, getter in (("T", _transposed), ("mT", _last_two), ("device", lambda self: CPU)):
         setattr(Tensor, name, property(getter))
     for name, function in ops.OPERATORS.items():
         _core.set_operator(_SLOTS.get(name, name), function)
     _core.set_operator("setitem", getitem.setitem)
+    _core.set_operator("array", data.beside)
+    Tensor.__array_priority__ = 1000  # NumPy's `array + x` and `number * x` leave it to x
     _core.set_core_function("add", pointwise.add.handle, ())
     _core.set_core_function("copy", pointwise.clone.handle, ())
     _core.set_view_ops(views.as_strided.handle, views.write.handle, views.slice_.handle, views.reshape.handle)

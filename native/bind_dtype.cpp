@@ -198,7 +198,12 @@ bool number_from(PyObject* object, Number* number) {
         return true;
     }
     if (PyLong_Check(object) || (!is_tensor(object) && PyIndex_Check(object))) {
-        Object integer = checked(PyNumber_Index(object));
+        Object integer = Object::steal(PyNumber_Index(object));
+        if (!integer) {
+            if (!PyErr_ExceptionMatches(PyExc_TypeError)) throw Error(ErrorKind::python, "");
+            PyErr_Clear();
+            return false;  // an array
+        }
         int overflow = 0;
         long long value = PyLong_AsLongLongAndOverflow(integer.get(), &overflow);
         KILN_CHECK(!overflow, overflow, "an int outside 64 bits cannot be a tensor's element");

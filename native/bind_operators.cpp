@@ -31,11 +31,13 @@ enum Slot {
     ge,
     getitem,
     setitem,
+    array,
     slot_count
 };
 const char* const slot_names[slot_count] = {
-    "add", "sub",    "mul", "div", "floor_divide", "remainder", "pow", "matmul", "and", "or",      "xor",
-    "neg", "invert", "abs", "eq",  "ne",           "lt",        "le",  "gt",     "ge",  "getitem", "setitem"};
+    "add", "sub", "mul", "div", "floor_divide", "remainder", "pow",  "matmul",
+    "and", "or",  "xor", "neg", "invert",       "abs",       "eq",   "ne",
+    "lt",  "le",  "gt",  "ge",  "getitem",      "setitem",   "array"};
 PyObject* operators[slot_count] = {};
 
 PyObject* set_operator(PyObject*, PyObject* args) {
@@ -51,28 +53,32 @@ PyObject* set_operator(PyObject*, PyObject* args) {
     return nullptr;
 }
 
-// lhs op rhs where both are tensors or numbers and the op is pointwise: no argument binding at all.
-PyObject* fast_binary(Fn& fn, PyObject* lhs, PyObject* rhs) {
-    Operand operands[2];
-    PyObject* sides[2] = {lhs, rhs};
-    for (int i = 0; i < 2; ++i) {
-        if (is_tensor(sides[i]))
-            operands[i].tensor = &tensor_of(sides[i]);
-        else if (!number_from(sides[i], &operands[i].number))
-            return Py_NewRef(Py_NotImplemented);
-    }
-    return wrap(call_one(fn, operands));
+// A tensor or number as an operand; false for anything else.
+bool take(PyObject* object, Operand& operand) {
+    if (!is_tensor(object)) return number_from(object, &operand.number);
+    operand.tensor = &tensor_of(object);
+    return true;
+}
+
+// What may stand beside a tensor: tensors and numbers as they are, an array as a tensor; else null.
+Object beside(PyObject* object) {
+    Operand operand;
+    if (take(object, operand)) return Object::borrow(object);
+    Object tensor = checked(PyObject_CallOneArg(operators[array], object));
+    return tensor.get() == Py_None ? Object() : std::move(tensor);
 }
 
 PyObject* binary(Slot slot, PyObject* lhs, PyObject* rhs) {
     return guarded([&]() -> PyObject* {
         PyObject* function = operators[slot];
         if (!function) return Py_NewRef(Py_NotImplemented);
-        if (Fn* fn = plain_binary(function)) return fast_binary(*fn, lhs, rhs);
-        Number number;
-        for (PyObject* side : {lhs, rhs})
-            if (!is_tensor(side) && !number_from(side, &number)) return Py_NewRef(Py_NotImplemented);
-        PyObject* args[2] = {lhs, rhs};
+        // a pointwise op of tensors and numbers: no argument binding at all
+        Operand operands[2];
+        Fn* fn = plain_binary(function);
+        if (fn && take(lhs, operands[0]) && take(rhs, operands[1])) return wrap(call_one(*fn, operands));
+        Object left = beside(lhs), right = beside(rhs);
+        if (!left || !right) return Py_NewRef(Py_NotImplemented);
+        PyObject* args[2] = {left.get(), right.get()};
         return PyObject_Vectorcall(function, args, 2, nullptr);
     });
 }
@@ -90,13 +96,14 @@ PyObject* unary_slot(PyObject* x) {
 // x op= y: the op with its result written into x.
 template <Slot slot>
 PyObject* inplace_slot(PyObject* lhs, PyObject* rhs) {
-    Number number;
     if (!is_tensor(lhs) || !operators[slot]) return binary(slot, lhs, rhs);
-    if (!is_tensor(rhs) && !number_from(rhs, &number))
-        return PyErr_Occurred() ? nullptr : Py_NewRef(Py_NotImplemented);
-    static PyObject* names = Py_BuildValue("(s)", "out");
-    PyObject* args[3] = {lhs, rhs, lhs};
-    return PyObject_Vectorcall(operators[slot], args, 2, names);
+    return guarded([&]() -> PyObject* {
+        Object other = beside(rhs);
+        if (!other) return Py_NewRef(Py_NotImplemented);
+        static PyObject* names = Py_BuildValue("(s)", "out");
+        PyObject* args[3] = {lhs, other.get(), lhs};
+        return PyObject_Vectorcall(operators[slot], args, 2, names);
+    });
 }
 
 PyObject* power(PyObject* lhs, PyObject* rhs, PyObject*) { return binary(pow_, lhs, rhs); }

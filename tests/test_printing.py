@@ -137,6 +137,15 @@ def test_parameters() -> None:
     assert str(kiln.ones(2)) == str(torch.ones(2))
 
 
+def test_formatting_takes_the_number_of_a_tensor_of_no_dims() -> None:
+    for lib in (kiln, torch):
+        loss = lib.tensor(1.23456, requires_grad=True)
+        assert f"{(loss * 2).detach():.3f} {lib.tensor(3):>4d} {lib.tensor(True)}" == "2.469    3 True"
+        assert f"{lib.ones(2)}" == "tensor([1., 1.])"
+        with pytest.raises(TypeError, match="unsupported format string"):
+            f"{lib.ones(2):.3f}"
+
+
 def test_options_are_refused_or_remembered() -> None:
     with pytest.raises(ValueError, match="profile"):
         kiln.set_printoptions(profile="wide")

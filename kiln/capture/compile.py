@@ -52,6 +52,9 @@ class Compiled:
             raise AttributeError(name)
         return getattr(self._function, name)
 
+    def __repr__(self) -> str:
+        return f"<compiled {self._function!r}>"
+
     def stats(self) -> dict[str, Any]:
         """Counts: runs of programs, compiles, replays op by op, recordings remembered and forgotten;
         whether the region is switched off."""

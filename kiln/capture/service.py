@@ -142,7 +142,10 @@ def wait() -> None:
 
 
 def _explain(function: Handle, operands: tuple[Any, ...]) -> None:
-    _maker().explain(function, operands)
+    try:
+        _maker().explain(function, operands)
+    except (RuntimeError, IndexError, ValueError, TypeError) as error:
+        raise error.with_traceback(None) from error.__cause__  # whose frames are not the user's
 
 
 def _log(warning: int, text: str) -> None:

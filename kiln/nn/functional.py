@@ -188,7 +188,30 @@ def binary_cross_entropy_with_logits(
     `weight` scales every term, `pos_weight` those of the positive class; both broadcast.
     """
     _reduction("binary_cross_entropy_with_logits", reduction)
+    _same_sizes(input, target)
     loss: Tensor = ops.binary_cross_entropy_with_logits(input, target, weight, reduction, pos_weight)
+    return loss
+
+
+def binary_cross_entropy(
+    input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean"
+) -> Tensor:
+    """The cross entropy of probabilities `input` and `target`, of one shape; finite at 0 and 1.
+
+    `weight` scales every term and broadcasts.
+    """
+    _reduction("binary_cross_entropy", reduction)
+    _same_sizes(input, target)
+    loss: Tensor = ops.binary_cross_entropy(input, target, weight, reduction)
+    return loss
+
+
+def kl_div(input: Tensor, target: Tensor, reduction: str = "mean", log_target: bool = False) -> Tensor:
+    """The divergence of probabilities `target` from those whose logarithms `input` holds.
+
+    "batchmean" is the sum over the size of dim 0; `log_target`: the target holds logarithms too.
+    """
+    loss: Tensor = ops.kl_div(input, target, reduction, log_target)
     return loss
 
 
@@ -214,6 +237,13 @@ def _dim(op: str, dim: int | None) -> int:
     if dim is None:
         raise TypeError(message(op, "a dim", "None", "pass dim=-1 for the last one"))
     return dim
+
+
+def _same_sizes(input: Tensor, target: Tensor) -> None:
+    if input.shape != target.shape:
+        raise ValueError(
+            f"Target size ({list(target.shape)}) must be the same as input size ({list(input.shape)})"
+        )
 
 
 def _reduction(op: str, reduction: str) -> None:

@@ -33,6 +33,9 @@ class Parameter(Tensor):
         made: Parameter = Tensor._make_subclass(cls, data.detach(), requires_grad)
         return made
 
+    def __copy__(self) -> Parameter:
+        return type(self)(self.detach(), self.requires_grad)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Parameter:
         if id(self) not in memo:
             memo[id(self)] = type(self)(self.detach().clone(), self.requires_grad)

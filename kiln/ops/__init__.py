@@ -26,6 +26,7 @@ from kiln.ops import (  # noqa: F401
     optimizers,
     parts,
     pointwise,
+    probabilities,
     products,
     random,
     reduce,

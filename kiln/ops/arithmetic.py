@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
+from kiln.ops import comparison, reduce
+from kiln.ops import declare as d
 from kiln.ops import pointwise as p
-from kiln.ops import reduce
 from kiln.ops import unary as u
 from kiln.ops.activations import cube, inverse_square
-from kiln.ops.declare import into, is_float, public
-from kiln.ops.record import Op
+from kiln.ops.creation import positions
+from kiln.ops.declare import dtype_name, into, is_float, public
+from kiln.ops.record import Number, Op, Tensor, composite
 
 
 def _is_number(x: Any) -> bool:
@@ -148,7 +152,7 @@ def where(condition: Any, input: Any = None, other: Any = None) -> Any:
         raise NotImplementedError(
             "where: the one-argument form is not supported; give the two values to choose from"
         )
-    name = str(condition.dtype).rpartition(".")[2]
+    name = dtype_name(condition.dtype)
     if name != "bool":
         raise RuntimeError(
             f"where expected condition to be a boolean tensor, but got a tensor with dtype {name}"
@@ -156,11 +160,95 @@ def where(condition: Any, input: Any = None, other: Any = None) -> Any:
     return p.where(condition, input, other)
 
 
+def _triangle(name: str, inside: Callable[..., Any], which: str, example: str) -> Any:
+    """`tril` or `triu`: what is not `inside`, by row + diagonal and column, becomes 0."""
+
+    def body(input: Tensor, diagonal: Number = 0) -> Any:
+        if input.ndim < 2:
+            raise RuntimeError(f"{name}: input tensor must have at least 2 dimensions")
+        row, column = positions(input, input.ndim - 2), positions(input, input.ndim - 1)
+        return p.where(inside(row + diagonal, column), input, False if input.dtype == "bool" else 0)
+
+    body.__name__ = name
+    body.__doc__ = f"""The {which} triangle of matrices, 0 elsewhere; `diagonal` > 0 is one above the main.
+
+    RuntimeError for fewer than two dims.
+
+    {example}
+    """
+    return composite(
+        samples=d.samples(
+            lambda rng, t: ((d.array(rng, (3, 5), t),), {}),
+            lambda rng, t: ((d.array(rng, (2, 4, 3), t), -1), {}),
+            lambda rng, t: ((d.array(rng, (4, 4), t),), {"diagonal": 1}),
+        ),
+        reference=d.reference(lambda np, x, diagonal=0: getattr(np, name)(x, diagonal)),
+        failures=d.failures(((d.Zeros(3),), {}, RuntimeError, "must have at least 2 dimensions")),
+        dtypes="all",
+        onnx="Trilu",
+    )(body)
+
+
+tril = _triangle(
+    "tril",
+    comparison.ge,
+    "lower",
+    """>>> kiln.tril(kiln.ones(2, 2))
+    tensor([[1., 0.],
+            [1., 1.]])""",
+)
+triu = _triangle(
+    "triu",
+    comparison.le,
+    "upper",
+    """>>> kiln.triu(kiln.ones(2, 2), diagonal=1)
+    tensor([[0., 1.],
+            [0., 0.]])""",
+)
+
+
+@public("equal")
+def equal(input: Any, other: Any) -> bool:
+    """Whether two tensors have the same sizes and elements; NaN equals nothing.
+
+    >>> kiln.equal(kiln.tensor([1, 2]), kiln.tensor([1, 2]))
+    True
+    """
+    return tuple(input.shape) == tuple(other.shape) and bool(comparison.eq(input, other).all())
+
+
+@public("allclose")
+def allclose(
+    input: Any, other: Any, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
+) -> bool:
+    """Whether `|input - other| <= atol + rtol * |other|` everywhere, broadcast; infinities equal themselves.
+
+    RuntimeError for different dtypes.
+
+    >>> kiln.allclose(kiln.tensor([1.0]), kiln.tensor([1.0 + 1e-6]))
+    True
+    """
+    if input.dtype != other.dtype:
+        raise RuntimeError(f"allclose: expected one dtype, got {input.dtype} and {other.dtype}")
+    apart = u.abs(p.sub(input, other))
+    near = comparison.le(apart, p.add(p.mul(u.abs(other), rtol), atol)) & comparison.lt(apart, math.inf)
+    close = comparison.eq(input, other) | near
+    if equal_nan:
+        close = close | (comparison.ne(input, input) & comparison.ne(other, other))
+    return bool(close.all())
+
+
 @public("masked_fill", inplace=True)
 def masked_fill(input: Any, mask: Any, value: Any, *, out: Any = None) -> Any:
     """`input` with `value` (a number or 0-d array) where the bool `mask` holds; of input's dtype.
 
+    RuntimeError for a mask that is not bool.
+
     >>> kiln.masked_fill(kiln.tensor([1.0, 2.0]), kiln.tensor([True, False]), 0)
     tensor([0., 2.])
     """
+    if dtype_name(mask.dtype) != "bool":
+        raise RuntimeError(
+            f"masked_fill only supports boolean masks, but got mask with dtype {dtype_name(mask.dtype)}"
+        )
     return p.where(mask, value, input, **into(out))

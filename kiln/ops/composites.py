@@ -199,8 +199,17 @@ _BAD_LOSS = d.failures(
 )
 
 
+_BAD_DIFFERENCE = d.failures(
+    ((d.Zeros(2), d.Zeros(2)), {"reduction": "x"}, ValueError, "not a valid value for reduction"),
+    ((d.Zeros(2), d.Zeros(3)), {}, RuntimeError, "must match the size"),
+)
+
+
 @composite(
-    samples=_pairs(), reference=_elements(lambda np, x, y: (x - y) ** 2), failures=_BAD_LOSS, method=False
+    samples=_pairs(),
+    reference=_elements(lambda np, x, y: (x - y) ** 2),
+    failures=_BAD_DIFFERENCE,
+    method=False,
 )
 def mse_loss(input: Tensor, target: Tensor, reduction: Structure = "mean") -> Any:
     """(input - target)^2, broadcast; its "mean", "sum", or each ("none"). ValueError for another `reduction`.
@@ -213,7 +222,10 @@ def mse_loss(input: Tensor, target: Tensor, reduction: Structure = "mean") -> An
 
 
 @composite(
-    samples=_pairs(), reference=_elements(lambda np, x, y: np.abs(x - y)), failures=_BAD_LOSS, method=False
+    samples=_pairs(),
+    reference=_elements(lambda np, x, y: np.abs(x - y)),
+    failures=_BAD_DIFFERENCE,
+    method=False,
 )
 def l1_loss(input: Tensor, target: Tensor, reduction: Structure = "mean") -> Any:
     """|input - target|, broadcast; its "mean", "sum", or each ("none"). ValueError for another `reduction`.

@@ -51,6 +51,11 @@ def tensor(
     return settle(result, requires_grad, device, "tensor")
 
 
+def beside(data: Any) -> Any:
+    """A NumPy array that meets a tensor in an operator or key, as a tensor of its own; else None."""
+    return tensor(data) if _is_buffer(data) and data.dtype.kind in "biuf" else None
+
+
 @public("as_tensor", method=False)
 def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Any:
     """`data` as a tensor, sharing memory with a tensor or NumPy array where the dtype stays.
@@ -154,4 +159,9 @@ def deepcopy(self: Any, memo: dict[int, Any]) -> Any:
     return memo[id(self)]
 
 
-METHODS = {"numpy": numpy, "__array__": array, "__deepcopy__": deepcopy}
+def copy(self: Any) -> Any:
+    """A leaf of the same memory, recording gradients if the tensor does."""
+    return self.detach().requires_grad_(self.requires_grad)
+
+
+METHODS = {"numpy": numpy, "__array__": array, "__copy__": copy, "__deepcopy__": deepcopy}

@@ -1,9 +1,8 @@
 """`x[key]` and `x[key] = value`: ints, slices, None, Ellipsis (views), integer arrays and masks.
 
     x[1, ::2, None, ...]    views, one dim after the other
-    x[index]                rows at the positions in an int64 array (or list); also after a view: x[:,
-    0][index] x[mask] = number        a `where`; x[mask] itself has a size that depends on data, and is not
-    supported
+    x[index]                rows at the positions in an int64 array (a tensor, a NumPy array, a list)
+    x[mask] = number        a `where`; x[mask] itself has a size that depends on data, and is not supported
 
 A key may hold one array, as its first entry that is not None, Ellipsis or a full slice before it.
 """
@@ -17,6 +16,7 @@ from kiln.graph.size import quotient
 from kiln.ops import declare as d
 from kiln.ops import pointwise as p
 from kiln.ops.creation import full
+from kiln.ops.data import beside
 from kiln.ops.declare import dtype_name
 from kiln.ops.indexing import take_rows
 from kiln.ops.views import expand_, permute, reshape, select, slice_, unsqueeze
@@ -34,7 +34,7 @@ def _is_array(x: Any) -> bool:
 def _entries(x: Any, key: Any) -> list[Any]:
     """The entries of a key, the ellipsis filled in with full slices."""
     entries = list(key) if isinstance(key, tuple) else [key]
-    entries = [_core.from_nested(e, None) if isinstance(e, list) else e for e in entries]
+    entries = [_entry(e) for e in entries]
     used = sum(_dims_of(e) for e in entries if e is not None and e is not Ellipsis)
     if used > x.ndim:
         if x.ndim == 0:
@@ -48,6 +48,16 @@ def _entries(x: Any, key: Any) -> list[Any]:
             rest = [f for f in entries[place + 1 :] if f is not Ellipsis]
             return [*entries[:place], *[slice(None)] * (x.ndim - used), *rest]
     return entries
+
+
+def _entry(entry: Any) -> Any:
+    """A list of numbers or a NumPy array in a key as the tensor it stands for, anything else as it is."""
+    if isinstance(entry, list):
+        return _core.from_nested(entry, None)
+    if _is_array(entry) or not getattr(entry, "ndim", 0):
+        return entry
+    array = beside(entry)
+    return entry if array is None else array
 
 
 def _dims_of(entry: Any) -> int:
@@ -81,7 +91,7 @@ def _sliced(x: Any, dim: int, key: slice) -> Any:
 
 def _viewed(x: Any, entries: list[Any]) -> tuple[Any, Any, int]:
     """x after the view entries; the one array entry, if any, and the dim it stands at."""
-    array, place, dim = None, 0, 0
+    array, place, dim, dropped = None, 0, 0, 0
     for entry in entries:
         if entry is None:
             x, dim = unsqueeze(x, dim), dim + 1
@@ -89,7 +99,8 @@ def _viewed(x: Any, entries: list[Any]) -> tuple[Any, Any, int]:
             x, dim = _sliced(x, dim, entry), dim + 1
         elif _is_array(entry):
             if entry.ndim == 0 and dtype_name(entry.dtype) != "bool" and not d.is_value(entry):
-                x = select(x, dim, _position(x, dim, int(entry)))
+                x = select(x, dim, _position(x, dim, int(entry), dropped))
+                dropped += 1
                 continue
             if array is not None:
                 raise NotImplementedError(
@@ -99,14 +110,16 @@ def _viewed(x: Any, entries: list[Any]) -> tuple[Any, Any, int]:
         elif isinstance(entry, bool) or not hasattr(entry, "__index__"):
             raise IndexError(_WRONG.format(type(entry).__name__))
         else:
-            x = select(x, dim, _position(x, dim, entry.__index__()))
+            x = select(x, dim, _position(x, dim, entry.__index__(), dropped))
+            dropped += 1
     return x, array, place
 
 
-def _position(x: Any, dim: int, index: int) -> int:
+def _position(x: Any, dim: int, index: int, dropped: int = 0) -> int:
+    """`index`, which must be within dim `dim`; `dropped` dims before it have been selected away."""
     size = x.shape[dim]
     if isinstance(size, int) and not -size <= index < size:
-        raise IndexError(f"index {index} is out of bounds for dimension {dim} with size {size}")
+        raise IndexError(f"index {index} is out of bounds for dimension {dim + dropped} with size {size}")
     return index
 
 

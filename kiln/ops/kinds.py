@@ -73,6 +73,11 @@ def broadcast(graph: Graph, shapes: list[Shape], what: str) -> Shape:
             if result[d] == 1:
                 result[d] = size
             elif result[d] is not size:
+                if isinstance(result[d], int) and isinstance(size, int) and result[d] != size:
+                    raise RuntimeError(
+                        f"{what}: The size of tensor a ({result[d]}) must match the size of tensor b "
+                        f"({size}) at non-singleton dimension {d}"
+                    )
                 graph.require_equal(result[d], size, what)
     return tuple(graph.canonical(d) for d in result)
 

@@ -1,0 +1,131 @@
+"""Losses between probabilities: binary cross entropy, the divergence of Kullback and Leibler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kiln.ops import declare as d
+from kiln.ops import kinds
+from kiln.ops import mathematics as m
+from kiln.ops.activations import floating, narrow, wide
+from kiln.ops.composites import check_reduction, reduced
+from kiln.ops.pointwise import larger, maximum, where
+from kiln.ops.record import Operand, Structure, Tensor, composite, pointwise
+from kiln.ops.reduce import reduce_sum
+from kiln.ops.scalar import const
+from kiln.ops.unary import exp, log, log1p
+
+
+def _loss_of(formula: Any) -> Any:
+    """The reference of a loss of two arrays from its formula."""
+
+    def call(np: Any, x: Any, y: Any, *more: Any, reduction: str = "mean", **options: Any) -> Any:
+        loss = np.asarray(formula(np, x, y, *more, **options)).astype(x.dtype)
+        total = {"none": loss, "sum": loss.sum(), "mean": loss.mean(), "batchmean": loss.sum() / len(x)}
+        return np.asarray(total[reduction])
+
+    return d.reference(call)
+
+
+def _entropies(np: Any, x: Any, y: Any, weight: Any = None) -> Any:
+    loss = -(y * np.maximum(np.log(x), -100) + (1 - y) * np.maximum(np.log1p(-x), -100))
+    return loss if weight is None else loss * weight
+
+
+@pointwise(
+    "float",
+    samples=d.samples(
+        lambda rng, t: ((d.array(rng, (3, 5), t, 0.05, 0.95), d.array(rng, (5,), t, 0, 1)), {}),
+        lambda rng, t: ((d.array(rng, (37,), t, 0.05, 0.95), d.array(rng, (37,), t, 0, 1)), {}),
+    ),
+    reference=d.reference(_entropies),
+    failures=d.not_broadcastable("binary_entropy"),
+    public=False,
+)
+def binary_entropy(input: Operand, target: Operand) -> Any:
+    """`-(target * log(input) + (1 - target) * log(1 - input))`, each logarithm at least -100.
+
+    >>> kiln.nn.functional.binary_cross_entropy(kiln.tensor([0.0]), kiln.tensor([1.0]))
+    tensor(100.)
+    """
+    least = const(-100.0, input.type)
+    yes, no = larger(m.log(input), least), larger(m.log1p(-input), least)
+    return -(target * yes + (1 - target) * no)
+
+
+@binary_entropy.derivative
+def _(g: Any, input: Any, target: Any) -> Any:
+    odds = maximum(log1p(-input), -100.0) - maximum(log(input), -100.0)
+    return g * ((input - target) / maximum(input * (1 - input), 1e-12)), g * odds
+
+
+@composite(
+    samples=d.samples(
+        lambda rng, t: ((d.array(rng, (3, 5), t, 0.05, 0.95), d.array(rng, (3, 5), t, 0, 1)), {}),
+        lambda rng, t: (
+            (d.array(rng, (3, 5), t, 0.05, 0.95), d.array(rng, (3, 5), t, 0, 1), d.array(rng, (5,), t)),
+            {"reduction": "none"},
+        ),
+    ),
+    reference=_loss_of(_entropies),
+    failures=d.failures(
+        ((d.Zeros(2), d.Zeros(2)), {"reduction": "x"}, ValueError, "not a valid value for reduction")
+    ),
+    method=False,
+)
+def binary_cross_entropy(
+    input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: Structure = "mean"
+) -> Any:
+    """The cross entropy of probabilities `input` and `target`, each element times `weight`, finite.
+
+    A logarithm counts as at least -100, and NaN outside [0, 1]. ValueError for another `reduction`.
+
+    >>> kiln.nn.functional.binary_cross_entropy(kiln.tensor([0.5]), kiln.tensor([1.0]))
+    tensor(0.6931)
+    """
+    loss = binary_entropy(floating(input, "binary_cross_entropy"), wide(target))
+    return narrow(reduced(loss if weight is None else loss * wide(weight), reduction), input.dtype)
+
+
+def _divergence(np: Any, x: Any, y: Any, log_target: bool = False) -> Any:
+    if log_target:
+        return np.exp(y) * (y - x)
+    return np.where(y > 0, y * (np.log(np.where(y > 0, y, 1)) - x), 0)
+
+
+@composite(
+    samples=d.samples(
+        lambda rng, t: ((d.array(rng, (3, 5), t, -3, 0), d.array(rng, (3, 5), t, 0.1, 1)), {}),
+        lambda rng, t: (
+            (d.array(rng, (3, 5), t, -3, 0), d.array(rng, (3, 5), t, -3, 0)),
+            {"reduction": "batchmean", "log_target": True},
+        ),
+    ),
+    reference=_loss_of(_divergence),
+    failures=d.failures(
+        ((d.Zeros(2), d.Zeros(2)), {"reduction": "x"}, ValueError, "not a valid value for reduction")
+    ),
+    method=False,
+)
+def kl_div(
+    input: Tensor, target: Tensor, reduction: Structure = "mean", log_target: Structure = False
+) -> Any:
+    """The divergence of probabilities `target` from those whose logarithms `input` holds.
+
+    `log_target`: the target holds logarithms too. "batchmean" divides the sum by the size of dim 0.
+    ValueError for another `reduction`.
+
+    >>> kiln.nn.functional.kl_div(kiln.tensor([0.0]), kiln.tensor([1.0]))
+    tensor(0.)
+    """
+    dtype = kinds.result_type((input, target))
+    x, y = floating(input, "kl_div"), wide(target)
+    if log_target:
+        loss = exp(y) * (y - x)
+    else:
+        loss = where(y > 0, y * (log(where(y > 0, y, 1)) - x), 0)
+    if reduction != "batchmean":
+        check_reduction(reduction)
+        return narrow(reduced(loss, reduction), dtype)
+    total = reduce_sum(loss, tuple(range(loss.ndim)), False)
+    return narrow(total / d.number(loss, input.shape[0] if input.ndim else 1), dtype)

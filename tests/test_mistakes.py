@@ -1,0 +1,68 @@
+"""Typical mistakes: raised where PyTorch raises, as the same type, in words that name what was given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import kiln
+
+torch = pytest.importorskip("torch")
+
+# (a program of the library, words its message must hold in both libraries)
+MISTAKES: list[tuple[str, str]] = [
+    ("F.mse_loss(t.ones(2), t.ones(3))", "must match the size of tensor b"),
+    ("F.l1_loss(t.ones(4, 2), t.ones(4, 3))", "non-singleton dimension 1"),
+    ("F.binary_cross_entropy_with_logits(t.ones(2), t.ones(2, 1))", "Target size .*2, 1"),
+    ("F.binary_cross_entropy_with_logits(t.ones(2), t.ones(3))", "must be the same as input size"),
+    ("F.binary_cross_entropy(t.ones(2), t.ones(3))", "[Tt]arget size"),
+    ("t.ones(2).masked_fill(t.ones(2), 0)", "only supports boolean masks"),
+    ("t.ones(3, 2)[0, 2]", "index 2 is out of bounds for dimension 1 with size 2"),
+    ("t.ones(3, 2)[3]", "index 3 is out of bounds for dimension 0 with size 3"),
+    ("t.ones(3).tril()", "at least 2 dimensions"),
+    ("nn.Linear(3, 4)(t.ones(2, 5))", "mat1 and mat2 shapes cannot be multiplied"),
+    ("F.cross_entropy(t.ones(2, 3), t.tensor([0.0, 1.0]))", "expected.*Long"),
+    ("F.cross_entropy(t.ones(2, 3), t.tensor([0, 3]))", "Target 3 is out of bounds"),
+    ("t.ones(2, requires_grad=True).add_(1)", "leaf Variable that requires grad"),
+    ("t.ones(2, requires_grad=True).numpy()", "requires grad"),
+    ("t.arange(3).requires_grad_()", "floating point"),
+    ("(t.ones(2, requires_grad=True) * 2).backward()", "implicitly created only for scalar outputs"),
+    ("bool(t.ones(2) > 0)", "more than one value"),
+    ("nn.Linear(2, 2).load_state_dict({'weight': t.ones(2, 2)})", "Missing key.*bias"),
+    ("t.ones(2).sum(dimm=0)", "dimm"),
+    ("nn.Linear(2, 2, biass=False)", "biass"),
+    ("nn.Linear(1, 1).foo", "foo"),
+]
+
+
+@pytest.mark.parametrize(("program", "words"), MISTAKES, ids=[p for p, _ in MISTAKES])
+def test_a_mistake_is_told_as_in_pytorch(program: str, words: str) -> None:
+    types = []
+    for lib in (kiln, torch):
+        names: dict[str, Any] = {"t": lib, "nn": lib.nn, "F": lib.nn.functional}
+        with pytest.raises(Exception) as caught:
+            eval(program, names)
+        assert caught.match(words)
+        types.append(caught.type)
+    assert types[0] is types[1]
+
+
+def test_a_wrong_size_is_told_without_the_frames_of_the_shape_rules() -> None:
+    def program() -> Any:
+        return kiln.ones(2, 3) @ kiln.ones(2, 3)
+
+    for run in (program, kiln.compile(program)):
+        with pytest.raises(RuntimeError, match="2x3 and 2x3") as caught:
+            run()
+        files = [str(entry.path) for entry in caught.traceback]
+        assert len(files[files.index(__file__) :]) <= 5 and "products.py" not in files[-1]
+
+
+def test_a_compiled_function_shows_what_it_is() -> None:
+    @kiln.compile
+    def step(x: Any) -> Any:
+        return x
+
+    assert "compiled" in repr(step) and "step" in repr(step)
+    assert "Linear(in_features=2" in repr(kiln.compile(kiln.nn.Linear(2, 2)))

@@ -1,0 +1,79 @@
+"""Losses as modules beside PyTorch's: value and gradients, every reduction, where logarithms end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import kiln
+
+torch = pytest.importorskip("torch")
+
+SCORES = [[-1.5, 0.25, 2.0], [0.5, -3.0, 1.0]]
+SHARES = [[0.2, 0.5, 0.3], [0.0, 0.9, 0.1]]
+CLASSES = [2, 0]
+
+
+def same(ours: Any, theirs: Any) -> bool:
+    flat = theirs.detach().reshape(-1).tolist()
+    return tuple(ours.shape) == tuple(theirs.shape) and ours.detach().reshape(-1).tolist() == pytest.approx(
+        flat, rel=1e-5, abs=1e-6
+    )
+
+
+# name, weights by argument, activation of the input, target, further options
+LOSSES: list[tuple[str, tuple[str, ...], str, Any, dict[str, Any]]] = [
+    ("BCELoss", ("weight",), "sigmoid", SHARES, {}),
+    ("BCEWithLogitsLoss", ("weight", "pos_weight"), "clone", SHARES, {}),
+    ("L1Loss", (), "clone", SHARES, {}),
+    ("MSELoss", (), "clone", SHARES, {}),
+    ("NLLLoss", ("weight",), "clone", CLASSES, {"ignore_index": 0}),
+    ("CrossEntropyLoss", ("weight",), "clone", CLASSES, {"label_smoothing": 0.1}),
+    ("KLDivLoss", (), "clone", SHARES, {}),
+    ("KLDivLoss", (), "clone", SCORES, {"log_target": True}),
+]
+
+
+@pytest.mark.parametrize(("name", "weights", "activation", "target", "options"), LOSSES)
+def test_losses(name: str, weights: tuple[str, ...], activation: str, target: Any, options: Any) -> None:
+    for reduction in ("mean", "sum", "none", "batchmean")[: 4 if name == "KLDivLoss" else 3]:
+        for weighted in (False, True)[: 2 if weights else 1]:
+            runs = []
+            for lib in (kiln, torch):
+                more = {w: lib.tensor([0.5, 1.0, 2.0]) for w in weights if weighted}
+                loss = getattr(lib.nn, name)(reduction=reduction, **more, **options)
+                x = lib.tensor(SCORES, requires_grad=True)
+                y = lib.tensor(target, requires_grad=target is not CLASSES)
+                value = loss(getattr(x, activation)(), y)
+                value.sum().backward()
+                runs.append((value, x.grad, *([] if target is CLASSES else [y.grad])))
+                assert sorted(loss.state_dict()) == sorted(more)
+            if name == "KLDivLoss" and not options:
+                runs = [run[:2] for run in runs]  # PyTorch's gradient of the target 0 is -inf
+            assert all(map(same, *runs))
+    with pytest.raises(ValueError, match="reduction"):
+        getattr(kiln.nn, name)(reduction="average")(kiln.tensor(SCORES), kiln.tensor(target))
+
+
+def test_binary_cross_entropy_is_finite_where_a_logarithm_is_not() -> None:
+    runs = []
+    for lib in (kiln, torch):
+        x = lib.tensor([0.0, 1.0, 0.0, 1.0, 1e-6], requires_grad=True)
+        y = lib.tensor([0.0, 1.0, 1.0, 0.0, 1.0])
+        value = lib.nn.functional.binary_cross_entropy(x, y, reduction="none")
+        value.sum().backward()
+        runs.append((value, x.grad))
+    assert all(map(same, *runs))
+    assert runs[0][0].tolist()[:4] == [0.0, 0.0, 100.0, 100.0]
+
+
+def test_triangles() -> None:
+    for dtype in ("float32", "int64", "bool"):
+        for diagonal in (-2, 0, 1):
+            for name in ("tril", "triu"):
+                ours, theirs = (
+                    getattr(lib, name)(lib.ones(2, 3, 4, dtype=getattr(lib, dtype)), diagonal)
+                    for lib in (kiln, torch)
+                )
+                assert str(ours.dtype).endswith(dtype) and ours.tolist() == theirs.tolist()
