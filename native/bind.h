@@ -55,6 +55,18 @@ inline void checked_ok(int result) {
 void set_python_error(const Error& error);
 void set_unknown_error(const std::exception& error);
 
+// Where a thread stays that the interpreter, which is ending, would end: by unwinding its stack, through
+// functions that do not throw, and dropping references without the lock.
+[[noreturn]] void stay();
+
+// Python code, called from functions of the core.
+template <class Call>
+PyObject* in_python(Call&& call) {
+    try {
+        return call();
+    } catch (...) { stay(); }
+}
+
 // Runs `body`, turning errors into Python exceptions and a null (or -1) result.
 template <class Body>
 auto guarded(Body&& body) noexcept -> decltype(body()) {
@@ -62,7 +74,7 @@ auto guarded(Body&& body) noexcept -> decltype(body()) {
         return body();
     } catch (const Error& error) { set_python_error(error); } catch (const std::exception& error) {
         set_unknown_error(error);
-    }
+    } catch (...) { stay(); }
     if constexpr (std::is_pointer_v<decltype(body())>)
         return nullptr;
     else
@@ -107,7 +119,6 @@ bool number_from(PyObject* object, Number* number);
 PyObject* number_object(const Number& number);
 
 Fn& fn_of(PyObject* op, PyObject* structure);  // the function of an Op object at this structure
-PyObject* op_operator(int slot, PyObject* const* args, size_t count);
 
 Fn* plain_binary(PyObject* function);  // of a pointwise Op object of two parameters, else null
 // The views of x along a dim: a range, or one place without the dim.
@@ -119,11 +130,9 @@ inline void ready(Tensor& tensor) {
     if (tensor.storage) settle(*tensor.storage);
 }
 
-PyObject* call_compiler(const char* request, PyObject* args);  // steals args; new reference
-
-extern PyNumberMethods tensor_as_number;
-extern PyMappingMethods tensor_as_mapping;
-PyObject* tensor_richcompare(PyObject* lhs, PyObject* rhs, int operation);
+std::span<const PyType_Slot> operator_slots();  // of Tensor
+// Adds methods and a property to Tensor; -1 with an exception set.
+int add_to_tensor(std::span<PyMethodDef> methods, PyGetSetDef& property);
 
 // Each adds its types and functions to the module.
 int add_dtypes(PyObject* module);
