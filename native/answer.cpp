@@ -49,11 +49,11 @@ std::vector<int32_t> Answer::slots(int64_t low, int64_t high) {
 
 void Answer::end() const { KILN_CHECK(rest_.empty(), value, "answer: it ends too late"); }
 
-std::vector<KernelPtr> read_kernels(Answer& answer) {
+std::vector<Kernel*> read_kernels(Answer& answer) {
     return answer.list([&] {
         std::string key = answer.text();
         KILN_CHECK(key.size() == 32, value, "answer: not the key of a kernel");
-        return kernel_of(key);
+        return &kernel_of(key);
     });
 }
 

@@ -38,7 +38,7 @@ private:
     std::span<const uint8_t> rest_;
 };
 
-std::vector<KernelPtr> read_kernels(Answer& answer);
+std::vector<Kernel*> read_kernels(Answer& answer);
 std::vector<SizeExpr> read_exprs(Answer& answer, uint32_t environment);
 // A program of `inputs` arrays and numbers.
 std::unique_ptr<Program> read_program(Answer& answer, size_t inputs);

@@ -31,8 +31,6 @@ std::unordered_map<uint64_t, Hooks*>& lists_of_hooks() {
     return *map;
 }
 
-uint64_t bit(size_t i) { return uint64_t(1) << i; }
-
 SavedTensor save(Tensor& tensor) { return {TensorRef(&tensor), tensor.storage->version}; }
 
 }  // namespace

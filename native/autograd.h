@@ -16,6 +16,8 @@ namespace kiln {
 
 class FlatCall;
 
+inline uint64_t bit(size_t i) { return uint64_t(1) << i; }
+
 // Where a gradient goes: output `index` of `node`, or the .grad of a leaf. Neither: nowhere.
 struct Edge {
     NodeRef node;

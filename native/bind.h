@@ -62,7 +62,7 @@ void set_unknown_error(const std::exception& error);
 // stack: without the lock nothing above may be unwound, so such a thread stays here. C functions throw
 // nothing else.
 template <class Call>
-auto into_python(Call&& call) {
+auto in_python(Call&& call) {
     try {
         return call();
     } catch (...) { stay(); }
@@ -120,7 +120,6 @@ bool number_from(PyObject* object, Number* number);
 PyObject* number_object(const Number& number);
 
 Fn& fn_of(PyObject* op, PyObject* structure);  // the function of an Op object at this structure
-PyObject* op_operator(int slot, PyObject* const* args, size_t count);
 
 Fn* plain_binary(PyObject* function);  // of a pointwise Op object of two parameters, else null
 // The views of x along a dim: a range, or one place without the dim.
@@ -132,11 +131,9 @@ inline void ready(Tensor& tensor) {
     if (tensor.storage) settle(*tensor.storage);
 }
 
-PyObject* call_compiler(const char* request, PyObject* args);  // steals args; new reference
-
-extern PyNumberMethods tensor_as_number;
-extern PyMappingMethods tensor_as_mapping;
-PyObject* tensor_richcompare(PyObject* lhs, PyObject* rhs, int operation);
+std::span<const PyType_Slot> operator_slots();  // of Tensor
+// Adds methods and a property to Tensor; -1 with an exception set.
+int add_to_tensor(std::span<PyMethodDef> methods, PyGetSetDef& property);
 
 // Each adds its types and functions to the module.
 int add_dtypes(PyObject* module);

@@ -190,15 +190,14 @@ PyType_Slot handle_slots[] = {
 PyType_Spec handle_spec = {"kiln.autograd.HookHandle", sizeof(HandleObject), 0,
                            Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, handle_slots};
 
-Object called(const Opaque& hook, void* argument) {
-    return checked(into_python([&] {
-        return PyObject_CallOneArg(static_cast<PyObject*>(hook.object), static_cast<PyObject*>(argument));
-    }));
+Object call_function(const Opaque& function, PyObject* argument) {
+    return checked(
+        in_python([&] { return PyObject_CallOneArg(static_cast<PyObject*>(function.object), argument); }));
 }
 
 TensorRef run_hook(const Opaque& hook, const TensorRef& gradient) {
     Object given = checked(wrap(gradient));
-    Object result = called(hook, given.get());
+    Object result = call_function(hook, given.get());
     if (result.get() == Py_None) return nullptr;
     Tensor& changed = expect_tensor(result.get(), "hook: the result");
     KILN_CHECK(changed.sizes == gradient->sizes, runtime, "hook: it returned a gradient of shape ",
@@ -213,12 +212,11 @@ Opaque run_pack(const Opaque& hook, const TensorRef& tensor) {
         ~Mode() { set_grad_enabled(before); }
     } mode;
     Object given = checked(wrap(tensor));
-    Object value = called(hook, given.get());
-    return Opaque(value.get());
+    return Opaque(call_function(hook, given.get()).get());
 }
 
 TensorRef run_unpack(const Opaque& hook, const Opaque& value) {
-    Object result = called(hook, value.object);
+    Object result = call_function(hook, static_cast<PyObject*>(value.object));
     return TensorRef(&expect_tensor(result.get(), "saved_tensors_hooks: the result of unpack"));
 }
 
@@ -341,17 +339,7 @@ int add_autograd(PyObject* module) {
     call_unpack = run_unpack;
     node_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&node_spec));
     handle_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&handle_spec));
-    if (!node_type || !handle_type) return -1;
-    for (PyMethodDef& method : tensor_methods) {
-        Object descriptor = Object::steal(PyDescr_NewMethod(tensor_type, &method));
-        if (!descriptor || PyObject_SetAttrString(reinterpret_cast<PyObject*>(tensor_type), method.ml_name,
-                                                  descriptor.get()) < 0)
-            return -1;
-    }
-    Object descriptor = Object::steal(PyDescr_NewGetSet(tensor_type, &grad_fn_getset));
-    if (!descriptor ||
-        PyObject_SetAttrString(reinterpret_cast<PyObject*>(tensor_type), "grad_fn", descriptor.get()) < 0)
-        return -1;
+    if (!node_type || !handle_type || add_to_tensor(tensor_methods, grad_fn_getset) < 0) return -1;
     return PyModule_AddFunctions(module, functions);
 }
 

@@ -72,22 +72,20 @@ Object ask(const char* request, Object args, bool anew = false) {
     Away here;
     if (!compiler_function) {
         KILN_CHECK(compiler_module, internal, "no compiler is registered");
-        Object module = checked(PyImport_Import(compiler_module));
+        Object module = checked(in_python([] { return PyImport_Import(compiler_module); }));
         compiler_function = checked(PyObject_GetAttrString(module.get(), "compile")).release();
     }
     Object name = checked(PyUnicode_FromString(request));
     PyObject* fresh = anew ? Py_True : Py_False;
     auto call = [&] {
-        return into_python([&] {
-            return PyObject_CallFunctionObjArgs(compiler_function, name.get(), args.get(), fresh, nullptr);
-        });
+        return PyObject_CallFunctionObjArgs(compiler_function, name.get(), args.get(), fresh, nullptr);
     };
-    PyObject* answer = call();
+    PyObject* answer = in_python(call);
     if (!answer && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) {
         // Ctrl-C must not tear a call into halves: the answer is made all the same, the interrupt comes after
         // it.
         PyErr_Clear();
-        answer = call();
+        answer = in_python(call);
         if (answer) PyErr_SetInterrupt();
     }
     return checked(answer);
@@ -142,10 +140,6 @@ FnClass class_from(Answer& answer) {
     std::string name = answer.text();
     return name == "pointwise" ? FnClass::pointwise : name == "replay" ? FnClass::replay : FnClass::program;
 }
-
-struct RecipeEntry {
-    std::unique_ptr<Recipe> recipe;
-};
 
 PyObject* recorded_args(std::span<const RecordedArg> args) {
     Object list = checked(PyTuple_New(Py_ssize_t(args.size())));
@@ -240,7 +234,6 @@ Fn* derivative(Fn& forward, std::span<const Operand> operands, uint64_t needed, 
     Object args = checked(Py_BuildValue("(OOKKi)", handle_of(forward), described.get(),
                                         (unsigned long long)needed, (unsigned long long)defined, int(redo)));
     Fn* fn = new_fn(nullptr, forward.name + " backward");
-    fn->forward = &forward;
     set_handle(*fn, ask("derivative function", args).get());
     answer_to("derivative", args, [&](Answer& answer) {
         FnClass cls = class_from(answer);
@@ -279,8 +272,13 @@ Object structure_from(Answer& answer, int depth = 0) {
     return tuple;
 }
 
-std::unique_ptr<Recipe> recipe(const Call& call) {
-    return answer_to("recipe", request_of(call), [&](Answer& answer) {
+const Recipe& recipe_for(const Call& call) {
+    static auto* table = new Table<Recipe>();
+    Key key;
+    key.push(call.fn->id);
+    for (const Operand& operand : call.operands) describe(operand, key);
+    if (const Recipe* known = table->find(key)) return *known;
+    auto recipe = answer_to("recipe", request_of(call), [&](Answer& answer) {
         auto result = std::make_unique<Recipe>();
         result->inputs = uint32_t(call.operands.size());
         result->environment = uint32_t(answer.integer(0, 1 << 20));
@@ -300,20 +298,7 @@ std::unique_ptr<Recipe> recipe(const Call& call) {
         result->outputs = answer.slots(-1, values);
         return result;
     });
-}
-
-const Recipe* recipe_for(const Call& call) {
-    static auto* table = new Table<RecipeEntry>();
-    Key key;
-    key.push(call.fn->id);
-    for (const Operand& operand : call.operands) describe(operand, key);
-    RecipeEntry* entry = table->find(key);
-    if (!entry) {
-        auto made = std::make_unique<RecipeEntry>();
-        made->recipe = recipe(call);
-        entry = table->insert(key, std::move(made));
-    }
-    return entry->recipe.get();
+    return *table->insert(key, std::move(recipe));
 }
 
 void load(Kernel& kernel) {
@@ -416,7 +401,7 @@ std::shared_ptr<RegionVariant> compile_region(const Recording& recording, const 
 void compile_region_later(const Recording& recording, const std::shared_ptr<RegionEntry>& entry,
                           const std::vector<bool>& live) {
     Object asked = describe_region(recording, live);
-    auto give = [entry, region = recording.shared_region(),
+    auto give = [entry, region = recording.region(),
                  read = variant_reader(recording, live)](PyObject* answer) {
         entry->pending = false;
         if (answer == Py_True) return;
@@ -475,14 +460,14 @@ PyObject* give_kernel(PyObject*, PyObject* args) {
         PyObject *key, *object;
         if (!PyArg_ParseTuple(args, "SS:give_kernel", &key, &object)) return nullptr;
         auto name = bytes_of(key);
-        give_code(*kernel_of({name.begin(), name.end()}), bytes_of(object));
+        give_code(kernel_of({name.begin(), name.end()}), bytes_of(object));
         Py_RETURN_NONE;
     });
 }
 PyObject* kernel_known(PyObject*, PyObject* key) {
     return guarded([&]() -> PyObject* {
         auto name = bytes_of(key);
-        return PyBool_FromLong(kernel_of({name.begin(), name.end()})->function != nullptr);
+        return PyBool_FromLong(kernel_of({name.begin(), name.end()}).function != nullptr);
     });
 }
 

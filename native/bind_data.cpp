@@ -294,13 +294,7 @@ PyObject* exporter_of(const Storage& storage) {
 }
 
 int add_tensor_data(PyObject* module) {
-    auto* type = reinterpret_cast<PyObject*>(tensor_type);
-    for (PyMethodDef& method : tensor_methods) {
-        Object descriptor = Object::steal(PyDescr_NewMethod(tensor_type, &method));
-        if (!descriptor || PyObject_SetAttrString(type, method.ml_name, descriptor.get()) < 0) return -1;
-    }
-    Object descriptor = Object::steal(PyDescr_NewGetSet(tensor_type, &nbytes_getset));
-    if (!descriptor || PyObject_SetAttrString(type, "nbytes", descriptor.get()) < 0) return -1;
+    if (add_to_tensor(tensor_methods, nbytes_getset) < 0) return -1;
     return PyModule_AddFunctions(module, functions);
 }
 

@@ -116,9 +116,6 @@ PyObject* set_default(PyObject*, PyObject* dtype) {
         Py_RETURN_NONE;
     });
 }
-PyObject* by_name(PyObject*, PyObject* text) {
-    return guarded([&]() -> PyObject* { return Py_NewRef(dtype_object(dtype_from(text))); });
-}
 
 PyMethodDef functions[] = {
     {"result_type", result_type, METH_O,
@@ -130,7 +127,6 @@ PyMethodDef functions[] = {
     {"default_dtype_name", get_default_name, METH_NOARGS, "The name of the default float dtype."},
     {"set_default_dtype", set_default, METH_O,
      "Sets the dtype of Python floats in new tensors; a float dtype."},
-    {"dtype_by_name", by_name, METH_O, "The dtype called so."},
     {nullptr, nullptr, 0, nullptr},
 };
 

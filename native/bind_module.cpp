@@ -17,23 +17,15 @@ void set_python_error(const Error& error) {
     case ErrorKind::value: type = PyExc_ValueError; break;
     case ErrorKind::type: type = PyExc_TypeError; break;
     case ErrorKind::index: type = PyExc_IndexError; break;
-    case ErrorKind::key: type = PyExc_KeyError; break;
-    case ErrorKind::attribute: type = PyExc_AttributeError; break;
     case ErrorKind::runtime: type = PyExc_RuntimeError; break;
     case ErrorKind::not_implemented: type = PyExc_NotImplementedError; break;
     case ErrorKind::memory: type = PyExc_MemoryError; break;
     case ErrorKind::overflow: type = PyExc_OverflowError; break;
-    case ErrorKind::zero_division: type = PyExc_ZeroDivisionError; break;
     case ErrorKind::buffer: type = PyExc_BufferError; break;
-    case ErrorKind::os: type = PyExc_OSError; break;
     case ErrorKind::internal: type = PyExc_SystemError; break;
     case ErrorKind::python: return;  // already set
     }
     PyErr_SetString(type, error.message.c_str());
-}
-
-void stay() {
-    for (;;) pause();
 }
 
 void set_unknown_error(const std::exception& error) {
@@ -41,6 +33,10 @@ void set_unknown_error(const std::exception& error) {
         PyErr_NoMemory();
     else
         PyErr_SetString(PyExc_SystemError, error.what());
+}
+
+void stay() {
+    for (;;) pause();
 }
 
 namespace {
@@ -97,16 +93,51 @@ PyObject* region_stats(PyObject* self, PyObject*) {
                          "programs", Py_ssize_t(region.entries.size()), "forgotten",
                          (unsigned long long)region.evicted, "off", region.off ? Py_True : Py_False);
 }
-PyObject* region_explain(PyObject* self, PyObject*) {
-    return guarded([&]() -> PyObject* { return PyUnicode_FromString(region_of(self)->explain().c_str()); });
+// [(cause, line or None, times)]: what ended a recording.
+Object ends_of(const RegionEntry& entry) {
+    Object list = checked(PyList_New(0));
+    for (const RegionEnd& end : std::vector<RegionEnd>(entry.ends)) {
+        std::string line = end.line.code.object ? SourceLine::text(end.line) : "";
+        Object item = checked(Py_BuildValue("(szK)", end.cause, line.empty() ? nullptr : line.c_str(),
+                                            (unsigned long long)end.times));
+        checked_ok(PyList_Append(list.get(), item.get()));
+    }
+    return list;
+}
+Object describe_entry(const RegionEntry& entry) {
+    Object ops = checked(PyList_New(0));
+    for (const RecordedOp& op : entry.ops) {
+        Object name = checked(PyUnicode_FromString(op.fn->name.c_str()));
+        checked_ok(PyList_Append(ops.get(), name.get()));
+    }
+    const int kernels = entry.variant ? int(entry.variant->program->kernels.size()) : -1;
+    return checked(Py_BuildValue(
+        "{sKsOsisKsKsKsKsssOsOsOsdsdsO}", "number", (unsigned long long)entry.number, "ops", ops.get(),
+        "kernels", kernels, "seen", (unsigned long long)entry.seen, "runs", (unsigned long long)entry.runs,
+        "replays", (unsigned long long)entry.replays, "compiles", (unsigned long long)entry.compiles, "anew",
+        entry.anew.c_str(), "pending", entry.pending ? Py_True : Py_False, "failed",
+        entry.failed ? Py_True : Py_False, "slower", entry.slower ? Py_True : Py_False, "by_program",
+        entry.times.program + entry.times.record, "by_ops", entry.times.replay, "ends",
+        ends_of(entry).get()));
+}
+PyObject* region_describe(PyObject* self, PyObject*) {
+    return guarded([&]() -> PyObject* {
+        const Region& region = *region_of(self);
+        std::vector<std::shared_ptr<RegionEntry>> entries;  // Python code may run, and record, meanwhile
+        for (const auto& [hash, entry] : region.entries) entries.push_back(entry);
+        Object list = checked(PyList_New(0));
+        for (const auto& entry : entries) checked_ok(PyList_Append(list.get(), describe_entry(*entry).get()));
+        return Py_BuildValue("{sKszsO}", "made", (unsigned long long)region.made, "off", region.off,
+                             "recordings", list.get());
+    });
 }
 PyMethodDef region_methods[] = {
     {"begin", region_begin, METH_NOARGS, "Starts recording on this thread, or joins what is being recorded."},
     {"end", region_end, METH_O, "Ends it; the outermost region runs what is pending. The argument says why."},
     {"stats", region_stats, METH_NOARGS,
      "Counts of runs, compiles, replays op by op, recordings known and forgotten."},
-    {"explain", region_explain, METH_NOARGS,
-     "In plain words: what was recorded, why anew, what ended it, what it costs."},
+    {"describe", region_describe, METH_NOARGS,
+     "What explain() puts into words: of every recording what it is, why anew, what ended it, its times."},
     {nullptr, nullptr, 0, nullptr},
 };
 PyType_Slot region_slots[] = {
@@ -139,7 +170,7 @@ PyObject* fork_ended(PyObject*, PyObject* in_child) {
 void* let_go() { return PyEval_SaveThread(); }
 
 void take_back(void* thread) {
-    into_python([&] { return PyEval_RestoreThread(static_cast<PyThreadState*>(thread)); });
+    in_python([&] { return PyEval_RestoreThread(static_cast<PyThreadState*>(thread)); });
 }
 
 bool ending() {

@@ -292,7 +292,8 @@ PyObject* trace(OpObject& self, PyObject* const* args, size_t count, PyObject* n
     if (names)
         for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(names); ++k)
             checked_ok(PyDict_SetItem(keywords.get(), PyTuple_GET_ITEM(names, k), args[count + k]));
-    return PyObject_CallMethod(self.record, "trace", "OO", positional.get(), keywords.get());
+    return in_python(
+        [&] { return PyObject_CallMethod(self.record, "trace", "OO", positional.get(), keywords.get()); });
 }
 
 void check_out(const OpObject& self, const Fn& fn, const Operands& operands, std::span<const TensorRef> out) {
@@ -377,8 +378,6 @@ PyObject* op_new(PyTypeObject* type, PyObject* args, PyObject*) {
         OpObject& self = op_of(object);
         self.vectorcall = op_vectorcall;
         self.op = new Op();
-        static uint32_t next_id = 0;
-        self.op->id = next_id++;
         self.op->name = name;
         self.op->kind = op_kind(kind, &self.op->view);
         self.op->record = Py_NewRef(record);

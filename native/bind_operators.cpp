@@ -79,7 +79,7 @@ PyObject* binary(Slot slot, PyObject* lhs, PyObject* rhs) {
         Object left = beside(lhs), right = beside(rhs);
         if (!left || !right) return Py_NewRef(Py_NotImplemented);
         PyObject* args[2] = {left.get(), right.get()};
-        return PyObject_Vectorcall(function, args, 2, nullptr);
+        return in_python([&] { return PyObject_Vectorcall(function, args, 2, nullptr); });
     });
 }
 
@@ -146,7 +146,7 @@ PyObject* get_item(PyObject* x, PyObject* key) {
     return guarded([&]() -> PyObject* {
         if (TensorRef view = basic_item(tensor_of(x), key)) return wrap(view);
         PyObject* args[2] = {x, key};
-        return PyObject_Vectorcall(operators[getitem], args, 2, nullptr);
+        return in_python([&] { return PyObject_Vectorcall(operators[getitem], args, 2, nullptr); });
     });
 }
 
@@ -198,6 +198,16 @@ PyObject* tensor_index(PyObject* self) {
     });
 }
 
+PyObject* compare(PyObject* lhs, PyObject* rhs, int operation) {
+    static const Slot slots[] = {lt, le, eq, ne, gt, ge};
+    return binary(slots[operation], lhs, rhs);
+}
+
+template <class Function>
+PyType_Slot slot_of(int slot, Function* function) {
+    return {slot, reinterpret_cast<void*>(function)};
+}
+
 PyMethodDef functions[] = {
     {"set_operator", set_operator, METH_VARARGS, "Sets what an operator of Tensor calls."},
     {nullptr, nullptr, 0, nullptr},
@@ -205,35 +215,35 @@ PyMethodDef functions[] = {
 
 }  // namespace
 
-PyNumberMethods tensor_as_number = {
-    .nb_add = binary_slot<add>,
-    .nb_subtract = binary_slot<sub>,
-    .nb_multiply = binary_slot<mul>,
-    .nb_remainder = binary_slot<mod>,
-    .nb_power = power,
-    .nb_negative = unary_slot<neg>,
-    .nb_absolute = unary_slot<abs_>,
-    .nb_bool = tensor_bool,
-    .nb_invert = unary_slot<invert>,
-    .nb_and = binary_slot<and_>,
-    .nb_xor = binary_slot<xor_>,
-    .nb_or = binary_slot<or_>,
-    .nb_int = tensor_int,
-    .nb_float = tensor_float,
-    .nb_inplace_add = inplace_slot<add>,
-    .nb_inplace_subtract = inplace_slot<sub>,
-    .nb_inplace_multiply = inplace_slot<mul>,
-    .nb_floor_divide = binary_slot<floordiv>,
-    .nb_true_divide = binary_slot<div>,
-    .nb_inplace_true_divide = inplace_slot<div>,
-    .nb_index = tensor_index,
-    .nb_matrix_multiply = binary_slot<matmul>,
-};
-PyMappingMethods tensor_as_mapping = {.mp_subscript = get_item, .mp_ass_subscript = set_item};
-
-PyObject* tensor_richcompare(PyObject* lhs, PyObject* rhs, int operation) {
-    static const Slot slots[] = {lt, le, eq, ne, gt, ge};
-    return binary(slots[operation], lhs, rhs);
+std::span<const PyType_Slot> operator_slots() {
+    static const PyType_Slot slots[] = {
+        slot_of(Py_nb_add, binary_slot<add>),
+        slot_of(Py_nb_subtract, binary_slot<sub>),
+        slot_of(Py_nb_multiply, binary_slot<mul>),
+        slot_of(Py_nb_remainder, binary_slot<mod>),
+        slot_of(Py_nb_power, power),
+        slot_of(Py_nb_negative, unary_slot<neg>),
+        slot_of(Py_nb_absolute, unary_slot<abs_>),
+        slot_of(Py_nb_bool, tensor_bool),
+        slot_of(Py_nb_invert, unary_slot<invert>),
+        slot_of(Py_nb_and, binary_slot<and_>),
+        slot_of(Py_nb_xor, binary_slot<xor_>),
+        slot_of(Py_nb_or, binary_slot<or_>),
+        slot_of(Py_nb_int, tensor_int),
+        slot_of(Py_nb_float, tensor_float),
+        slot_of(Py_nb_inplace_add, inplace_slot<add>),
+        slot_of(Py_nb_inplace_subtract, inplace_slot<sub>),
+        slot_of(Py_nb_inplace_multiply, inplace_slot<mul>),
+        slot_of(Py_nb_floor_divide, binary_slot<floordiv>),
+        slot_of(Py_nb_true_divide, binary_slot<div>),
+        slot_of(Py_nb_inplace_true_divide, inplace_slot<div>),
+        slot_of(Py_nb_index, tensor_index),
+        slot_of(Py_nb_matrix_multiply, binary_slot<matmul>),
+        slot_of(Py_mp_subscript, get_item),
+        slot_of(Py_mp_ass_subscript, set_item),
+        slot_of(Py_tp_richcompare, compare),
+    };
+    return slots;
 }
 
 int add_operators(PyObject* module) { return PyModule_AddFunctions(module, functions); }

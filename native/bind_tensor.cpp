@@ -346,7 +346,6 @@ PyMethodDef methods[] = {
 
 Py_hash_t hash_identity(PyObject* self) { return _Py_HashPointer(self); }
 
-int tensor_getbuffer(PyObject* self, Py_buffer* view, int flags);
 void tensor_releasebuffer(PyObject*, Py_buffer* view) { delete[] static_cast<Py_ssize_t*>(view->internal); }
 
 // struct-module codes of the dtypes; bfloat16 has none and goes out as unsigned 16-bit.
@@ -397,7 +396,6 @@ PyType_Slot slots[] = {
     {Py_tp_members, members},
     {Py_tp_methods, methods},
     {Py_tp_hash, reinterpret_cast<void*>(hash_identity)},
-    {Py_tp_richcompare, reinterpret_cast<void*>(tensor_richcompare)},
     {Py_mp_length, reinterpret_cast<void*>(tensor_length)},
     {Py_sq_length, reinterpret_cast<void*>(tensor_length)},
     {Py_bf_getbuffer, reinterpret_cast<void*>(tensor_getbuffer)},
@@ -432,41 +430,20 @@ Tensor& expect_tensor(PyObject* object, const char* what) {
     return tensor_of(object);
 }
 
+int add_to_tensor(std::span<PyMethodDef> methods, PyGetSetDef& property) {
+    auto* type = reinterpret_cast<PyObject*>(tensor_type);
+    for (PyMethodDef& method : methods) {
+        Object descriptor = Object::steal(PyDescr_NewMethod(tensor_type, &method));
+        if (!descriptor || PyObject_SetAttrString(type, method.ml_name, descriptor.get()) < 0) return -1;
+    }
+    Object descriptor = Object::steal(PyDescr_NewGetSet(tensor_type, &property));
+    return descriptor ? PyObject_SetAttrString(type, property.name, descriptor.get()) : -1;
+}
+
 int add_tensor(PyObject* module) {
-    std::vector<PyType_Slot> all(std::begin(slots), std::end(slots) - 1);
-    struct NumberSlot {
-        int slot;
-        void* function;
-    };
-    const NumberSlot numbers[] = {
-        {Py_nb_add, reinterpret_cast<void*>(tensor_as_number.nb_add)},
-        {Py_nb_subtract, reinterpret_cast<void*>(tensor_as_number.nb_subtract)},
-        {Py_nb_multiply, reinterpret_cast<void*>(tensor_as_number.nb_multiply)},
-        {Py_nb_true_divide, reinterpret_cast<void*>(tensor_as_number.nb_true_divide)},
-        {Py_nb_floor_divide, reinterpret_cast<void*>(tensor_as_number.nb_floor_divide)},
-        {Py_nb_remainder, reinterpret_cast<void*>(tensor_as_number.nb_remainder)},
-        {Py_nb_power, reinterpret_cast<void*>(tensor_as_number.nb_power)},
-        {Py_nb_matrix_multiply, reinterpret_cast<void*>(tensor_as_number.nb_matrix_multiply)},
-        {Py_nb_and, reinterpret_cast<void*>(tensor_as_number.nb_and)},
-        {Py_nb_or, reinterpret_cast<void*>(tensor_as_number.nb_or)},
-        {Py_nb_xor, reinterpret_cast<void*>(tensor_as_number.nb_xor)},
-        {Py_nb_inplace_add, reinterpret_cast<void*>(tensor_as_number.nb_inplace_add)},
-        {Py_nb_inplace_subtract, reinterpret_cast<void*>(tensor_as_number.nb_inplace_subtract)},
-        {Py_nb_inplace_multiply, reinterpret_cast<void*>(tensor_as_number.nb_inplace_multiply)},
-        {Py_nb_inplace_true_divide, reinterpret_cast<void*>(tensor_as_number.nb_inplace_true_divide)},
-        {Py_nb_negative, reinterpret_cast<void*>(tensor_as_number.nb_negative)},
-        {Py_nb_invert, reinterpret_cast<void*>(tensor_as_number.nb_invert)},
-        {Py_nb_absolute, reinterpret_cast<void*>(tensor_as_number.nb_absolute)},
-        {Py_nb_bool, reinterpret_cast<void*>(tensor_as_number.nb_bool)},
-        {Py_nb_int, reinterpret_cast<void*>(tensor_as_number.nb_int)},
-        {Py_nb_float, reinterpret_cast<void*>(tensor_as_number.nb_float)},
-        {Py_nb_index, reinterpret_cast<void*>(tensor_as_number.nb_index)},
-        {Py_mp_subscript, reinterpret_cast<void*>(tensor_as_mapping.mp_subscript)},
-        {Py_mp_ass_subscript, reinterpret_cast<void*>(tensor_as_mapping.mp_ass_subscript)},
-    };
-    for (const NumberSlot& n : numbers)
-        if (n.function) all.push_back({n.slot, n.function});
-    all.push_back({0, nullptr});
+    std::span<const PyType_Slot> operators = operator_slots();
+    std::vector<PyType_Slot> all(operators.begin(), operators.end());
+    all.insert(all.end(), std::begin(slots), std::end(slots));
     PyType_Spec spec = {"kiln.Tensor", sizeof(TensorObject), 0,
                         Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, all.data()};
     tensor_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));

@@ -108,20 +108,15 @@ void Unlocked::begin(bool let_go) {
     if (!let_go || held) return;  // keeping the lock keeps everyone else off
     for (Use& use : uses_) use.storage->busy += use.amount;
     ++unlocked_runs;
-    begun_ = true;
-    ++away;
-    ++away_here;
+    away_.emplace();
     thread_ = Interpreter::let_go();
 }
 
 Unlocked::~Unlocked() {
-    if (!begun_) return;
+    if (!away_) return;
     Interpreter::take_back(thread_);
-    --away;
-    --away_here;
     --unlocked_runs;
     for (Use& use : uses_) use.storage->busy -= use.amount;
-    tell_others();
 }
 
 }  // namespace kiln

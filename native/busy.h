@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "op.h"
@@ -26,6 +27,14 @@ inline constexpr int64_t grains_worth_it = 5;
 
 extern int unlocked_runs;  // how many threads are in kernels without the lock
 
+// While it lives, other threads may run in the middle of this thread's call: in a kernel, a wait, a call up.
+class Away {
+public:
+    Away();
+    ~Away();
+    Away(const Away&) = delete;
+};
+
 // One launch or program. It waits for storages that others use, and keeps others off its own until it ends.
 // In between the thread may let go of the lock: then it must not call up, count references or allocate
 // tensors.
@@ -46,7 +55,7 @@ private:
         uint32_t amount;  // added to Storage::busy
     };
     SmallVector<Use, 8> uses_;
-    bool begun_ = false;
+    std::optional<Away> away_;  // once it has begun without the lock
     void* thread_ = nullptr;
 };
 
@@ -61,14 +70,6 @@ void wait_while_busy(Storage& storage, bool for_write);
 // is ending: then nobody ends anything any more.
 bool wait_for_others();
 void tell_others();  // something that others may wait for has ended
-
-// While it lives, other threads may run in the middle of this thread's call: in a kernel, a wait, a call up.
-class Away {
-public:
-    Away();
-    ~Away();
-    Away(const Away&) = delete;
-};
 
 // Returns when no other thread is away: each stands between two calls of the core, or in one that has not
 // begun. So it stays until this thread gives up the lock.

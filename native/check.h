@@ -16,15 +16,11 @@ enum class ErrorKind : uint8_t {
     value,            // ValueError
     type,             // TypeError
     index,            // IndexError
-    key,              // KeyError
-    attribute,        // AttributeError
     runtime,          // RuntimeError
     not_implemented,  // NotImplementedError
     memory,           // MemoryError
     overflow,         // OverflowError
-    zero_division,    // ZeroDivisionError
     buffer,           // BufferError
-    os,               // OSError
     internal,         // SystemError: our own bug
     python,           // a Python exception is already set in the interpreter; message is empty
 };

@@ -19,9 +19,8 @@ struct RegionVariant;
 
 // A pointwise function at given dtypes and layout classes: its kernel and what it gives.
 struct PointwiseEntry {
-    KernelPtr kernel;
+    Kernel* kernel = nullptr;
     std::vector<DType> outputs;
-    int64_t grain = 4096;
 };
 
 namespace compiler {
@@ -43,8 +42,7 @@ std::unique_ptr<Saves> saves(const Call& call);
 Fn* derivative(Fn& forward, std::span<const Operand> operands, uint64_t needed, uint64_t defined, bool redo);
 
 // The function as calls of ops, for operands that look like these; remembered.
-const Recipe* recipe_for(const Call& call);
-std::unique_ptr<Recipe> recipe(const Call& call);
+const Recipe& recipe_for(const Call& call);
 
 // Gives the kernel its code, from disk or generated.
 void load(Kernel& kernel);

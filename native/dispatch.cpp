@@ -1,7 +1,6 @@
 #include "dispatch.h"
 
 #include <algorithm>
-#include <bit>
 
 #include "autograd.h"
 #include "check.h"
@@ -19,15 +18,6 @@ CoreFns& core_fns() {
 
 namespace {
 
-struct ProgramEntry {
-    std::unique_ptr<Program> program;
-};
-
-Table<ProgramEntry>& programs() {
-    static auto* table = new Table<ProgramEntry>();
-    return *table;
-}
-
 int64_t integer_of(const Operand& operand) { return operand.number.integer; }
 
 Dims integers(std::span<const Operand> operands) {
@@ -44,10 +34,7 @@ void copy_into(const TensorRef& target, Tensor& source) {
 Results execute_program(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out,
                         bool hidden) {
     const Program& program = program_for(fn, operands, hidden);
-    Dims slots;
-    for (const Operand& operand : operands) append_environment(operand, slots);
-    slots.resize(program.slots());
-    if (!evaluate(program, slots.data())) compiler::explain({&fn, operands});
+    const Dims slots = slots_of(program, fn, operands);
     SmallVector<Input, 8> inputs;
     for (const Operand& operand : operands) {
         const Tensor* x = operand.tensor;
@@ -67,25 +54,25 @@ Results execute_program(Fn& fn, std::span<const Operand> operands, std::span<con
     return results;
 }
 
-Results one(TensorRef tensor) {
-    Results results;
-    results.push_back(std::move(tensor));
-    return results;
-}
-
 }  // namespace
 
 const Program& program_for(Fn& fn, std::span<const Operand> operands, bool hidden) {
+    static auto* table = new Table<Program>();
     Key key;
     key.push(fn.id | uint64_t(hidden) << 32);
     for (const Operand& operand : operands) describe(operand, key);
-    ProgramEntry* entry = programs().find(key);
-    if (!entry) [[unlikely]] {
-        auto made = std::make_unique<ProgramEntry>();
-        made->program = compiler::program({&fn, operands}, hidden);
-        entry = programs().insert(key, std::move(made));
-    }
-    return *entry->program;
+    Program* program = table->find(key);
+    if (!program) [[unlikely]]
+        program = table->insert(key, compiler::program({&fn, operands}, hidden));
+    return *program;
+}
+
+Dims slots_of(const Program& program, Fn& fn, std::span<const Operand> operands) {
+    Dims slots;
+    for (const Operand& operand : operands) append_environment(operand, slots);
+    slots.resize(program.slots());
+    if (!evaluate(program, slots.data())) compiler::explain({&fn, operands});
+    return slots;
 }
 
 TensorRef make_view(const Fn& fn, std::span<const Operand> operands) {
@@ -127,23 +114,8 @@ TensorRef full_like(const Tensor& x, double value) {
 }
 
 Results execute(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, bool hidden) {
-    switch (fn.cls) {
-    case FnClass::pointwise: return execute_pointwise(fn, operands, out);
-    case FnClass::program: return execute_program(fn, operands, out, hidden);
-    case FnClass::view: {
-        TensorRef view = make_view(fn, operands);
-        if (!view) {  // a reshape across strides
-            Operand source{operands[0].tensor, {}};
-            TensorRef copied = std::move(execute(*core_fns().copy, {&source, 1}, {}, false)[0]);
-            view = view_reshape(*copied, integers(operands.subspan(1)), true);
-        }
-        return one(std::move(view));
-    }
-    case FnClass::replay: return replay(*compiler::recipe_for({&fn, operands}), operands);
-    case FnClass::unknown: break;
-    }
-    compiler::classify({&fn, operands});
-    return execute(fn, operands, out, hidden);
+    return fn.cls == FnClass::pointwise ? execute_pointwise(fn, operands, out)
+                                        : execute_program(fn, operands, out, hidden);
 }
 
 namespace {
@@ -159,13 +131,16 @@ Results run_any(Fn& fn, std::span<const Operand> operands, std::span<const Tenso
     if (fn.cls == FnClass::unknown) [[unlikely]]
         compiler::classify({&fn, operands});
     if (fn.index_input >= 0) check_positions(fn, operands);
-    if (fn.cls == FnClass::replay) return replay(*compiler::recipe_for({&fn, operands}), operands);
+    if (fn.cls == FnClass::replay) return replay(compiler::recipe_for({&fn, operands}), operands);
     if (fn.cls == FnClass::view) {
-        TensorRef view = make_view(fn, operands);
-        if (view) return one(std::move(view));
+        Results results;
+        results.push_back(make_view(fn, operands));
+        if (results[0]) return results;
+        // a reshape across strides
         Operand source{operands[0].tensor, {}};
-        TensorRef copied = std::move(run(*core_fns().copy, {&source, 1})[0]);
-        return one(view_reshape(*copied, integers(operands.subspan(1)), true));
+        results = run(*core_fns().copy, {&source, 1});
+        results[0] = view_reshape(*results[0], integers(operands.subspan(1)), true);
+        return results;
     }
     for (const TensorRef& target : out) prepare_write(fn, *target, operands);
     if (Recording* recording = current_recording())
@@ -231,12 +206,9 @@ Results replay(const Recipe& recipe, std::span<const Operand> operands) {
                 arguments.push_back({values[arg].get(), {}});
                 continue;
             }
-            int64_t bits = slots[step.numbers[-1 - arg]];
-            Kind kind = Kind(step.number_kinds[-1 - arg]);
-            Number number = kind == Kind::float_  ? Number::of(std::bit_cast<double>(bits))
-                            : kind == Kind::bool_ ? Number::of(bits != 0)
-                                                  : Number::of(bits);
-            arguments.push_back({nullptr, number});
+            const int32_t k = -1 - arg;
+            arguments.push_back(
+                {nullptr, Number::from_bits(Kind(step.number_kinds[k]), slots[step.numbers[k]])});
         }
         values.push_back(std::move(call(*step.fn, {arguments.data(), arguments.size()})[0]));
     }

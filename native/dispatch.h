@@ -23,12 +23,15 @@ TensorRef call_one(Fn& fn, std::span<const Operand> operands);
 Results run(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out = {},
             bool hidden = false);
 
-// The same at once, whatever is being recorded. Inputs must hold values.
+// The same of a pointwise function or a program, at once, whatever is being recorded. Inputs must hold
+// values.
 Results execute(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, bool hidden);
 
 // The program of a general function for operands that look like these.
 struct Program;
 const Program& program_for(Fn& fn, std::span<const Operand> operands, bool hidden);
+// The slots it runs with; raises the sentence for sizes that do not fit.
+Dims slots_of(const Program& program, Fn& fn, std::span<const Operand> operands);
 
 // Runs a recipe through `call`.
 Results replay(const Recipe& recipe, std::span<const Operand> operands);

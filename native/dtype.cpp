@@ -64,11 +64,6 @@ int64_t to_int64(double value) {
 
 }  // namespace
 
-const char* name(Kind kind) {
-    constexpr const char* names[] = {"bool", "uint", "int", "float"};
-    return names[int(kind)];
-}
-
 std::optional<DType> dtype_from_name(std::string_view text) {
     for (int i = 0; i < dtype_count; ++i)
         if (text == name(DType(i))) return DType(i);

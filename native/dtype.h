@@ -1,6 +1,7 @@
 // The dtypes: kind, size, name, promotion, and the reading and writing of one element.
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -36,7 +37,6 @@ constexpr Kind kind(DType dtype) { return detail::dtype_facts[int(dtype)].kind; 
 constexpr size_t itemsize(DType dtype) { return detail::dtype_facts[int(dtype)].itemsize; }
 constexpr bool is_float(DType dtype) { return kind(dtype) == Kind::float_; }
 constexpr bool is_integer(DType dtype) { return kind(dtype) == Kind::int_ || kind(dtype) == Kind::uint_; }
-const char* name(Kind kind);  // "bool", "uint", "int", "float"
 
 // "float32" -> DType::float32; nothing for a name that is not a dtype's.
 std::optional<DType> dtype_from_name(std::string_view name);
@@ -81,6 +81,11 @@ struct Number {
     static Number of(int64_t integer) { return {Kind::int_, integer, 0}; }
     static Number of(double real) { return {Kind::float_, 0, real}; }
     double as_double() const { return kind == Kind::float_ ? real : double(integer); }
+    // As kernels and environments have it: an int64, or the bits of a double.
+    int64_t bits() const { return kind == Kind::float_ ? std::bit_cast<int64_t>(real) : integer; }
+    static Number from_bits(Kind kind, int64_t bits) {
+        return kind == Kind::float_ ? of(std::bit_cast<double>(bits)) : Number{kind, bits, 0};
+    }
 };
 
 // One element, which need not be aligned.

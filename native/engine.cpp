@@ -12,8 +12,6 @@ namespace kiln {
 
 namespace {
 
-uint64_t bit(size_t i) { return uint64_t(1) << i; }
-
 // What hooks make of what they packed of a saved tensor, in the layout derivatives are looked up for.
 TensorRef unpacked(const Node& node, const TensorRef& place) {
     for (const Packed& packed : *node.packed) {
@@ -43,10 +41,6 @@ const TensorRef& unpack(const Node& node, const SavedTensor& saved, const char* 
                  write ? " (changed at " + SourceLine::text(*write) + ")" : "",
                  "; change a clone() instead, or do it after backward()"));
 }
-
-struct DerivativeEntry {
-    Fn* fn;
-};
 
 using Kept = SmallVector<TensorRef, 6>;
 
@@ -101,17 +95,16 @@ Key derivative_key(const Node& node, uint64_t needed, uint64_t defined, bool red
 }
 
 Fn& find_derivative(const Node& node, uint64_t needed, uint64_t defined, bool redo) {
-    static auto* table = new Table<DerivativeEntry>();
+    static auto* table = new Table<Fn*>();
     Key key = derivative_key(node, needed, defined, redo);
-    DerivativeEntry* entry = table->find(key);
-    if (!entry) [[unlikely]] {
+    Fn** found = table->find(key);
+    if (!found) [[unlikely]] {
         Kept keep;
         Operands operands = forward_operands(node, keep);
-        auto made = std::make_unique<DerivativeEntry>();
-        made->fn = compiler::derivative(*node.fn, {operands.data(), operands.size()}, needed, defined, redo);
-        entry = table->insert(key, std::move(made));
+        found = table->insert(key, std::make_unique<Fn*>(compiler::derivative(
+                                       *node.fn, {operands.data(), operands.size()}, needed, defined, redo)));
     }
-    return *entry->fn;
+    return **found;
 }
 
 Fn& derivative_fn(const Node& node, uint64_t needed, uint64_t defined, bool redo) {
@@ -393,7 +386,7 @@ private:
         Operands operands = derivative_operands(node, fn, keep, options_.create_graph);
         std::span<const Operand> given(operands.data(), operands.size());
         Results results =
-            options_.create_graph ? replay(*compiler::recipe_for({&fn, given}), given) : kiln::run(fn, given);
+            options_.create_graph ? replay(compiler::recipe_for({&fn, given}), given) : kiln::run(fn, given);
         for (size_t k = 0; k < fn.targets.size() && k < results.size(); ++k)
             gradients[fn.targets[k]] = std::move(results[k]);
         return gradients;

@@ -1,5 +1,4 @@
 // Running a recording: by its program, or op by op on ready kernels; and the check that both give one result.
-#include <bit>
 #include <cmath>
 
 #include "check.h"
@@ -22,10 +21,7 @@ Operands operands_of(const Recording& recording, const RecordedOp& op, std::vect
             operands.push_back({keep.back().get(), {}});
             continue;
         }
-        int64_t bits = recording.environment()[arg.slot];
-        operands.push_back({nullptr, arg.dtype == DType::float64 ? Number::of(std::bit_cast<double>(bits))
-                                     : arg.dtype == DType::bool_ ? Number::of(bits != 0)
-                                                                 : Number::of(bits)});
+        operands.push_back({nullptr, Number::from_bits(kind(arg.dtype), recording.environment()[arg.slot])});
     }
     return operands;
 }
@@ -137,10 +133,8 @@ void run_checked(const Recording& recording, const RegionVariant& variant) {
         if (storages[i].written) {
             made[i] = copy_of(storage);
         } else {
-            made[i] = allocate(0);
-            made[i]->nbytes = storage.nbytes;
-            made[i]->data = std::exchange(storage.data, nullptr);
-            std::swap(made[i]->size_class, storage.size_class);
+            made[i] = reserve(storage.nbytes);
+            take_memory(*made[i], storage);
         }
     }
     for (size_t i = 0; i < storages.size(); ++i)
@@ -148,7 +142,7 @@ void run_checked(const Recording& recording, const RegionVariant& variant) {
     replay(recording, true);
     for (size_t i = 0; i < storages.size(); ++i)
         KILN_CHECK(!made[i] || same_values(storages[i].dtype, *storages[i].storage, *made[i]), internal,
-                   "KILN_CHECK: ", recording.region().name, ": the program of ", recording.ops().size(),
+                   "KILN_CHECK: ", recording.region()->name, ": the program of ", recording.ops().size(),
                    " ops left other bits in storage ", i, " than the ops themselves");
 }
 
@@ -167,7 +161,7 @@ variant_for(const Recording& recording, const std::shared_ptr<RegionEntry>& entr
         entry->looked = live;
         if (auto found = compiler::stored_region(recording, live)) return entry->variant = std::move(found);
     }
-    Region& region = recording.region();
+    Region& region = *recording.region();
     if (entry->seen < 2 && !region.wait) return nullptr;
     if (!region.wait && !checking()) {
         compiler::compile_region_later(recording, entry, live);
@@ -193,8 +187,8 @@ bool run_program(const Recording& recording, const std::shared_ptr<RegionEntry>&
         std::string text;
         if (!compiler::forgive(error, &text)) throw;
         if (error.kind != ErrorKind::memory) entry->failed = true;
-        compiler::log(
-            true, concat(recording.region().name, ": ", recording.ops().size(), " ops run op by op: ", text));
+        compiler::log(true, concat(recording.region()->name, ": ", recording.ops().size(),
+                                   " ops run op by op: ", text));
         return false;
     }
     run_checked(recording, *variant);
@@ -206,7 +200,7 @@ void check_words(const Recording& recording, RegionEntry& entry) {
     if (words.empty()) return;  // checking was switched on in the middle of it
     if (entry.words.empty()) entry.words.assign(words.begin(), words.end());
     KILN_CHECK(std::equal(words.begin(), words.end(), entry.words.begin(), entry.words.end()), internal,
-               "KILN_CHECK: ", recording.region().name, ": two different recordings have one hash");
+               "KILN_CHECK: ", recording.region()->name, ": two different recordings have one hash");
 }
 
 void note_end(RegionEntry& entry, const char* cause) {
@@ -225,7 +219,7 @@ void note_end(RegionEntry& entry, const char* cause) {
 }  // namespace
 
 void run_recording(Recording& recording, const char* cause) {
-    Region& region = recording.region();
+    Region& region = *recording.region();
     // Of a run by the program everything is timed, of one op by op what eager calls would take as well.
     double seconds = 0, ops_seconds = 0;
     Stopwatch watch(region.measuring ? &seconds : nullptr);

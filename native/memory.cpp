@@ -290,7 +290,7 @@ void give_header(Storage* storage) {
 
 }  // namespace
 
-void detail::release(Storage* storage) {
+void release(Storage* storage) {
     void* const data = storage->data;
     void* const context = storage->context;
     const Deleter deleter = storage->deleter;

@@ -33,37 +33,36 @@ struct alignas(64) Storage {
     bool foreign() const { return deleter != nullptr; }
 };
 
-namespace detail {
-void release(Storage* storage);  // the last reference is gone
-}
-
-// An owning reference; null when default-made or moved from.
-class StorageRef {
+// An intrusive owning reference; Object has `uint32_t refcount` and a free function `release(Object*)`.
+template <class Object>
+class Ref {
 public:
-    StorageRef() = default;
-    explicit StorageRef(Storage* storage) : storage_(storage) {
-        if (storage_) ++storage_->refcount;
+    Ref() = default;
+    Ref(std::nullptr_t) {}
+    Ref(Object* object) : object_(object) {
+        if (object_) ++object_->refcount;
     }
-    StorageRef(const StorageRef& other) : StorageRef(other.storage_) {}
-    StorageRef(StorageRef&& other) noexcept : storage_(std::exchange(other.storage_, nullptr)) {}
-    StorageRef& operator=(StorageRef other) noexcept {
-        std::swap(storage_, other.storage_);
+    Ref(const Ref& other) : Ref(other.object_) {}
+    Ref(Ref&& other) noexcept : object_(std::exchange(other.object_, nullptr)) {}
+    Ref& operator=(Ref other) noexcept {
+        std::swap(object_, other.object_);
         return *this;
     }
-    ~StorageRef() {
-        if (storage_ && --storage_->refcount == 0) detail::release(storage_);
+    ~Ref() {
+        if (object_ && --object_->refcount == 0) release(object_);
     }
-
-    void reset() { *this = StorageRef(); }
-    Storage* get() const { return storage_; }
-    Storage* operator->() const { return storage_; }
-    Storage& operator*() const { return *storage_; }
-    explicit operator bool() const { return storage_ != nullptr; }
-    bool operator==(const StorageRef& other) const = default;
+    Object* get() const { return object_; }
+    Object* operator->() const { return object_; }
+    Object& operator*() const { return *object_; }
+    explicit operator bool() const { return object_ != nullptr; }
+    bool operator==(const Ref& other) const = default;
 
 private:
-    Storage* storage_ = nullptr;
+    Object* object_ = nullptr;
 };
+
+void release(Storage* storage);  // the last reference is gone
+using StorageRef = Ref<Storage>;
 
 // Uninitialised memory of at least `nbytes`, aligned to 64 bytes; `data` is never null, even for 0 bytes.
 // Error{memory} when the system has no more, after the cache was given back.

@@ -17,7 +17,6 @@ enum class OpKind : uint8_t { pointwise, view, general };
 enum class ViewKind : uint8_t { none, reshape, permute, expand, slice, as_strided };
 
 struct Op {
-    uint32_t id = 0;
     std::string name;
     OpKind kind = OpKind::general;
     ViewKind view = ViewKind::none;
@@ -88,7 +87,6 @@ struct Fn {
     FnClass cls = FnClass::unknown;
     uint8_t outputs = 1;
     const Op* op = nullptr;  // of a forward
-    Fn* forward = nullptr;   // of a derivative
     std::string name;
     int8_t index_input = -1;      // operand whose values are positions, -1: none
     int8_t indexed_input = 0;     // operand they point into
@@ -213,6 +211,8 @@ private:
 
 // Appends what a program may depend on of one operand: dtype, number of dims, which dims are 1, layout class.
 void describe(const Operand& operand, Key& key);
+// Bit d: size d is 1.
+uint64_t ones_of(const Dims& sizes);
 // Of a stride: 0, 1 or any (2).
 inline uint64_t stride_class(int64_t stride) { return stride == 0 || stride == 1 ? uint64_t(stride) : 2; }
 

@@ -1,7 +1,6 @@
 #include "pointwise.h"
 
 #include <algorithm>
-#include <bit>
 
 #include "busy.h"
 #include "check.h"
@@ -156,8 +155,7 @@ void run_kernel(const Fn& fn, PointwiseEntry& entry, const Space& space, std::sp
             pointers[arrays++] =
                 operand.tensor->storage ? operand.tensor->data() : nullptr;  // null: only its shape counts
         else
-            *arg++ = operand.number.kind == Kind::float_ ? std::bit_cast<int64_t>(operand.number.real)
-                                                         : operand.number.integer;
+            *arg++ = operand.number.bits();
     }
     for (const TensorRef& result : results) pointers[arrays++] = result->data();
     int64_t units = 1, row = space.ndim > 1 ? space.sizes[space.ndim - 1] : 1;
@@ -322,9 +320,7 @@ void FlatCall::run(Fn& fn, std::span<const Operand> operands, std::span<const Te
     }
     int64_t* arg = args_ + 1 + arrays_;
     for (const Operand& operand : operands)
-        if (!operand.tensor)
-            *arg++ = operand.number.kind == Kind::float_ ? std::bit_cast<int64_t>(operand.number.real)
-                                                         : operand.number.integer;
+        if (!operand.tensor) *arg++ = operand.number.bits();
     args_[0] = shape ? shape->numel : 1;
     launch_on(fn, entry, operands, {results, entry.outputs.size()}, pointers_, args_, args_[0],
               serial_elements);

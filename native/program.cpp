@@ -1,7 +1,6 @@
 #include "program.h"
 
 #include <algorithm>
-#include <bit>
 #include <chrono>
 #include <unordered_map>
 
@@ -18,10 +17,10 @@ Profile& profile() {
     return instance;
 }
 
-const KernelPtr& kernel_of(const std::string& key) {
-    static auto* kernels = new std::unordered_map<std::string, KernelPtr>();
-    KernelPtr& found = (*kernels)[key];
-    if (!found) found = std::make_shared<Kernel>(Kernel{key});
+Kernel& kernel_of(const std::string& key) {
+    static auto* kernels = new std::unordered_map<std::string, Kernel>();
+    Kernel& found = (*kernels)[key];
+    if (found.key.empty()) found.key = key;
     return found;
 }
 
@@ -96,11 +95,7 @@ Dims output_sizes(const Program& program, size_t k, const int64_t* slots) {
 }
 
 void append_environment(const Operand& operand, Dims& environment) {
-    if (!operand.tensor) {
-        const Number& n = operand.number;
-        environment.push_back(n.kind == Kind::float_ ? std::bit_cast<int64_t>(n.real) : n.integer);
-        return;
-    }
+    if (!operand.tensor) return environment.push_back(operand.number.bits());
     for (int64_t size : operand.tensor->sizes) environment.push_back(size);
     if (!operand.tensor->contiguous)
         for (int64_t stride : operand.tensor->strides) environment.push_back(stride);
@@ -204,7 +199,7 @@ bool takes_long(const Program& program, const int64_t* slots) {
 void run(const Program& program, const int64_t* slots, std::span<const Input> inputs,
          std::span<const StorageRef> outputs) {
     // What can fail, or let another thread run this program too, comes before the first launch.
-    for (const KernelPtr& kernel : program.kernels) code_of(*kernel);
+    for (Kernel* kernel : program.kernels) code_of(*kernel);
     const TempPlan& plan = plan_temps(program, slots);
     StorageRef temps = plan.bytes ? allocate(plan.bytes) : StorageRef();
     SmallVector<std::byte*, 16> starts;

@@ -21,10 +21,9 @@ struct Kernel {
     std::unique_ptr<KernelObject> object;
     KernelFunction function = nullptr;  // null until first needed
 };
-using KernelPtr = std::shared_ptr<Kernel>;
 
 // The one kernel of a key; it stays.
-const KernelPtr& kernel_of(const std::string& key);
+Kernel& kernel_of(const std::string& key);
 // The kernel's code, generated now if it has to be.
 KernelFunction code_of(Kernel& kernel);
 void give_code(Kernel& kernel, std::span<const uint8_t> object);
@@ -82,7 +81,7 @@ struct Program {
     std::vector<Buffer> buffers;
     std::vector<Step> steps;
     std::vector<Output> outputs;
-    std::vector<KernelPtr> kernels;
+    std::vector<Kernel*> kernels;
     mutable TempPlan temps;
 
     uint32_t slots() const { return environment + uint32_t(exprs.size()); }

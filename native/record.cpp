@@ -1,7 +1,6 @@
 #include "record.h"
 
 #include <algorithm>
-#include <bit>
 
 #include "busy.h"
 #include "check.h"
@@ -25,23 +24,6 @@ thread_local struct {
 std::vector<Recording*>& recordings() {
     static auto* list = new std::vector<Recording*>();
     return *list;
-}
-
-StorageRef reserve(size_t nbytes) {
-    StorageRef storage = allocate(0);
-    storage->data = nullptr;
-    storage->nbytes = nbytes;
-    return storage;
-}
-
-uint64_t ones_of(const Dims& sizes) {
-    uint64_t ones = 0;
-    for (size_t d = 0; d < sizes.size(); ++d) ones |= uint64_t(sizes[d] == 1) << d;
-    return ones;
-}
-
-int64_t bits_of(const Number& number) {
-    return number.kind == Kind::float_ ? std::bit_cast<int64_t>(number.real) : number.integer;
 }
 
 bool equal_ignoring_ones(const Dims& sizes, const int64_t* other, int ndim) {
@@ -116,6 +98,13 @@ void after_fork(bool in_child) {
 
 PauseRecording::PauseRecording() : before_(std::exchange(state.paused, true)) {}
 PauseRecording::~PauseRecording() { state.paused = before_; }
+
+StorageRef reserve(size_t nbytes) {
+    StorageRef storage = allocate(0);
+    storage->data = nullptr;
+    storage->nbytes = nbytes;
+    return storage;
+}
 
 void take_memory(Storage& to, Storage& from) {
     std::swap(to.data, from.data);
@@ -302,7 +291,7 @@ RecordedArg Recording::describe_number(const Number& number) {
                 : number.kind == Kind::bool_ ? DType::bool_
                                              : DType::int64;
     arg.slot = uint32_t(environment_.size());
-    environment_.push_back(bits_of(number));
+    environment_.push_back(number.bits());
     return arg;
 }
 
@@ -321,10 +310,7 @@ void results_of(Fn& fn, std::span<const Operand> operands, bool hidden, SmallVec
         return;
     }
     const Program& program = program_for(fn, operands, hidden);
-    Dims slots;
-    for (const Operand& operand : operands) append_environment(operand, slots);
-    slots.resize(program.slots());
-    if (!evaluate(program, slots.data())) compiler::explain({&fn, operands});
+    const Dims slots = slots_of(program, fn, operands);
     for (size_t k = 0; k < program.outputs.size(); ++k)
         given.push_back({program.outputs[k].dtype, output_sizes(program, k, slots.data())});
 }

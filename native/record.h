@@ -65,8 +65,7 @@ public:
     std::span<const RecordedArg> outs() const { return outs_; }
     std::span<const RecordedStorage> storages() const { return storages_; }
     const Dims& environment() const { return environment_; }
-    Region& region() const { return *region_; }
-    const std::shared_ptr<Region>& shared_region() const { return region_; }
+    const std::shared_ptr<Region>& region() const { return region_; }
     const Hash128& hash() const { return hash_; }
     std::span<const uint64_t> words() const { return words_; }
     double seconds() const { return seconds_; }
@@ -139,6 +138,8 @@ void settle(Storage& storage, bool for_write = false);
 // The same for memory about to be written; gives it memory if it has none yet.
 void settle_target(Storage& storage);
 
+// A storage whose memory comes later, or never (shape_only).
+StorageRef reserve(size_t nbytes);
 // Gives a storage without memory the memory of another.
 void take_memory(Storage& to, Storage& from);
 

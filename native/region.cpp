@@ -1,4 +1,4 @@
-// What a region remembers: bounded, measured, and put into words.
+// What a region remembers: bounded and measured.
 #include "region.h"
 
 #include <algorithm>
@@ -58,46 +58,8 @@ size_t common_ops(const RegionEntry& a, const RegionEntry& b) {
     return same;
 }
 
-// "mul, 3 x add, tanh": the names of the ops in order, as far as they fit in a line.
-std::string names_of(const RegionEntry& entry) {
-    std::string text;
-    for (size_t i = 0; i < entry.ops.size();) {
-        size_t run = i;
-        while (run < entry.ops.size() && entry.ops[run].fn == entry.ops[i].fn) ++run;
-        if (!text.empty()) text += ", ";
-        if (text.size() > 160) return concat(text, "...");
-        if (run - i > 1) text += concat(run - i, " x ");
-        text += entry.ops[i].fn->name;
-        i = run;
-    }
-    return text;
-}
-
 std::string microseconds(double seconds) {
     return std::isfinite(seconds) ? concat(std::round(seconds * 1e7) / 10, " us") : "an unknown time";
-}
-
-std::string entry_text(const RegionEntry& entry) {
-    std::string text = concat("  recording ", entry.number, ": ", entry.ops.size(),
-                              entry.ops.size() == 1 ? " op (" : " ops (", names_of(entry), ")");
-    if (entry.variant)
-        text += concat(" in a program of ", entry.variant->program->kernels.size(), " kernels");
-    text += concat("; seen ", entry.seen, " times: ", entry.runs, " by the program, ", entry.replays,
-                   " op by op\n");
-    if (!entry.anew.empty()) text += concat("    recorded anew: ", entry.anew, "\n");
-    if (entry.compiles > 1)
-        text += concat("    compiled ", entry.compiles, " times: more of its values were kept later\n");
-    if (entry.pending) text += "    its program is being compiled\n";
-    if (entry.failed) text += "    compiling it failed (logged to kiln.compile): it runs op by op\n";
-    if (entry.slower)
-        text += concat("    its program takes ", microseconds(entry.times.program + entry.times.record),
-                       " with recording, its ops ", microseconds(entry.times.replay), ": it runs op by op\n");
-    for (const RegionEnd& end : entry.ends) {
-        std::string place =
-            end.line.code.object && SourceLine::text ? concat(" at ", SourceLine::text(end.line)) : "";
-        text += concat("    ended because ", end.cause, place, ", ", end.times, " times\n");
-    }
-    return text;
 }
 
 }  // namespace
@@ -191,22 +153,6 @@ void Region::measured(RegionEntry& entry) {
     off = "recording it was measured to cost more than it saves";
     compiler::log(false, concat(this->name, ": recording costs more than it saves (", microseconds(with),
                                 " against ", microseconds(without), "): the region is switched off"));
-}
-
-std::string Region::explain() const {
-    std::string text = concat(name, ": ", made, " different recordings, ", compiles, " compiled; ", runs,
-                              " runs of a program, ", replays, " op by op\n");
-    if (off) text += concat("  switched off: ", off, "\n");
-    if (evicted)
-        text += concat("  ", evicted, " recordings were forgotten to keep the newest ", most_entries, "\n");
-    std::vector<const RegionEntry*> order;
-    for (const auto& [hash, entry] : entries) order.push_back(entry.get());
-    std::sort(order.begin(), order.end(), [](auto* a, auto* b) { return a->number < b->number; });
-    size_t shown = std::min<size_t>(order.size(), 20);
-    for (size_t i = 0; i < shown; ++i) text += entry_text(*order[i]);
-    if (shown < order.size()) text += concat("  and ", order.size() - shown, " more\n");
-    text.pop_back();
-    return text;
 }
 
 }  // namespace kiln

@@ -124,7 +124,6 @@ struct Region {
     void measured(RegionEntry& entry);
     // Switches the region off if hardly anything recorded is seen again.
     void forgot_one();
-    std::string explain() const;
 };
 
 // Whether every hit is compared in full and run op by op as well (KILN_CHECK=1): slow, for tests.

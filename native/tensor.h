@@ -101,34 +101,6 @@ private:
     int64_t inline_[inline_count_];
 };
 
-// An intrusive owning reference; Object has `uint32_t refcount` and a free function `release(Object*)`.
-template <class Object>
-class Ref {
-public:
-    Ref() = default;
-    Ref(std::nullptr_t) {}
-    Ref(Object* object) : object_(object) {
-        if (object_) ++object_->refcount;
-    }
-    Ref(const Ref& other) : Ref(other.object_) {}
-    Ref(Ref&& other) noexcept : object_(std::exchange(other.object_, nullptr)) {}
-    Ref& operator=(Ref other) noexcept {
-        std::swap(object_, other.object_);
-        return *this;
-    }
-    ~Ref() {
-        if (object_ && --object_->refcount == 0) release(object_);
-    }
-    Object* get() const { return object_; }
-    Object* operator->() const { return object_; }
-    Object& operator*() const { return *object_; }
-    explicit operator bool() const { return object_ != nullptr; }
-    bool operator==(const Ref& other) const = default;
-
-private:
-    Object* object_ = nullptr;
-};
-
 struct Node;
 struct Tensor;
 struct AutogradMeta;
@@ -206,9 +178,8 @@ struct Tensor {
     DType dtype = DType::float32;
     bool contiguous = true;
     bool untracked = false;  // made by `.data`: writes through it do not bump the version
-    bool inference = false;
-    uint32_t output = 0;  // of `node`: which of its outputs this is
-    int64_t offset = 0;   // in elements
+    uint32_t output = 0;     // of `node`: which of its outputs this is
+    int64_t offset = 0;      // in elements
     int64_t numel = 1;
     Dims sizes;
     Dims strides;

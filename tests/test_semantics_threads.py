@@ -471,3 +471,34 @@ def test_an_interrupt_during_a_long_kernel() -> None:
     )
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stdout.strip()) == (0, "done"), done.stderr
+
+
+@needs_kiln
+@pytest.mark.parametrize("where", ["compiling", "a hook"])
+def test_the_process_ends_while_a_daemon_is_in_python(where: str) -> None:
+    """A thread in Python code that the core called ends where it stands."""
+    code = (
+        "import threading, kiln\n"
+        "from kiln.capture import make\n"
+        "begun = threading.Event()\n"
+        "def forever(*_):\n"
+        "    begun.set()\n"
+        "    while True:\n"
+        "        sum(range(1000))\n"
+        "x = kiln.ones(3, requires_grad=True)\n"
+        "y = (x * x).sum()\n"
+        "def compiling():\n"
+        "    make.make = forever\n"
+        "    kiln.pointwise(lambda x: x * 3.0 + 7.0)(x)\n"
+        "def hook():\n"
+        "    x.register_hook(forever)\n"
+        "    y.backward()\n"
+        f"threading.Thread(target={'hook' if where == 'a hook' else 'compiling'}, daemon=True).start()\n"
+        "assert begun.wait(60)\n"
+        "print('end')\n"
+    )
+    variables = {**os.environ, "KILN_CACHE_DIR": "/proc/nowhere"}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=120, env=variables
+    )
+    assert (done.returncode, done.stderr, done.stdout.strip()) == (0, "", "end")

@@ -14,6 +14,7 @@ from typing import Any
 
 from kiln import _core
 from kiln.capture import service
+from kiln.capture.explain import explain
 from kiln.capture.suspend import leave, suspended
 
 
@@ -22,7 +23,8 @@ class Compiled:
 
     def __init__(self, function: Callable[..., Any], wait: bool) -> None:
         self._function = function
-        self._region = _core.Region(getattr(function, "__qualname__", type(function).__name__), wait)
+        self._name = getattr(function, "__qualname__", type(function).__name__)
+        self._region = _core.Region(self._name, wait)
         self._suspended = suspended(function)
         if hasattr(function, "__name__"):
             update_wrapper(self, function)
@@ -69,8 +71,7 @@ class Compiled:
         """In plain words: what was recorded and why anew, what ended each recording and where, what it
         costs.
         """
-        text: str = self._region.explain()
-        return text
+        return explain(self._name, self._region)
 
 
 def compile(

@@ -24,7 +24,7 @@ void planted_storage_overflow(int index) {
 void planted_use_after_release(int index) {
     kiln::StorageRef storage = kiln::allocate(4096);
     auto* data = static_cast<volatile uint8_t*>(storage->data);
-    storage.reset();
+    storage = nullptr;
     data[index + 100] = 1;
 }
 

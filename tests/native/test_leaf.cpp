@@ -196,9 +196,9 @@ void foreign_memory(const Arguments&) {
     expect(storage->public_ && storage->read_only && storage->foreign() && storage->data == bytes,
            "as given");
     StorageRef copy = storage;
-    storage.reset();
+    storage = nullptr;
     expect(deaths == 0, "a reference keeps it");
-    copy.reset();
+    copy = nullptr;
     expect(deaths == 1, "the deleter runs once");
 }
 
