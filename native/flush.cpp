@@ -125,13 +125,19 @@ bool same_values(DType dtype, const Storage& a, const Storage& b) {
     }
 }
 
-// Runs the program, then every op again from the same start, and compares what both left in memory.
-void run_checked(const Recording& recording, const RegionVariant& variant) {
+// What a recording writes, as it is before.
+std::vector<StorageRef> copies_of_written(const Recording& recording) {
+    std::vector<StorageRef> copies;
+    for (const RecordedStorage& s : recording.storages())
+        copies.push_back(s.written ? copy_of(*s.storage) : StorageRef());
+    return copies;
+}
+
+// After the program: runs every op again from the same start, and compares what both left in memory.
+void compare_with_ops(const Recording& recording, const RegionVariant& variant,
+                      std::span<const StorageRef> before) {
     std::span<const RecordedStorage> storages = recording.storages();
-    std::vector<StorageRef> before(storages.size()), made(storages.size());
-    for (size_t i = 0; i < storages.size(); ++i)
-        if (storages[i].written) before[i] = copy_of(*storages[i].storage);
-    run_variant(recording, variant);
+    std::vector<StorageRef> made(storages.size());
     for (int32_t i : variant.outputs) {
         Storage& storage = *storages[i].storage;
         if (storages[i].written) {
@@ -182,13 +188,12 @@ variant_for(const Recording& recording, const std::shared_ptr<RegionEntry>& entr
 bool run_program(const Recording& recording, const std::shared_ptr<RegionEntry>& entry,
                  const std::vector<bool>& live) {
     std::shared_ptr<RegionVariant> variant;  // kept: another thread may give the entry another one
+    std::vector<StorageRef> before;
     try {
         variant = variant_for(recording, entry, live);
         if (!variant) return false;
-        if (!checking()) {
-            run_variant(recording, *variant);
-            return true;
-        }
+        if (checking()) before = copies_of_written(recording);
+        run_variant(recording, *variant);
     } catch (const Error& error) {
         std::string text;
         if (!compiler::forgive(error, &text)) throw;
@@ -197,7 +202,7 @@ bool run_program(const Recording& recording, const std::shared_ptr<RegionEntry>&
             true, concat(recording.region().name, ": ", recording.ops().size(), " ops run op by op: ", text));
         return false;
     }
-    run_checked(recording, *variant);
+    if (checking()) compare_with_ops(recording, *variant, before);
     return true;
 }
 
