@@ -326,6 +326,7 @@ class TestExceptions:
         lines = [f.line for f in traceback.extract_tb(caught.value.__traceback__)]
         assert any("# this line" in (line or "") for line in lines) or "this line" in str(caught.traceback)
 
+    @pytest.mark.op_by_op
     @WAYS
     def test_no_memory(self, way: Any) -> None:
         def program(x: Any) -> Any:
