@@ -44,7 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """op_by_op: the test makes regions whose programs fail."""
-    config.addinivalue_line("markers", "op_by_op: a program that fails, so that ops run one by one, is expected")
+    config.addinivalue_line("markers", "op_by_op: a program is expected to fail, its ops run one by one")
 
 
 def seed_of(item: pytest.Item) -> int:
