@@ -538,8 +538,11 @@ Fn& fn_of(PyObject* op, PyObject* structure) {
     PyObject* found = PyDict_GetItemWithError(self.functions, structure);
     if (found) return *static_cast<Fn*>(PyCapsule_GetPointer(found, nullptr));
     if (PyErr_Occurred()) throw Error(ErrorKind::python, "");
-    self.op->differentiable =
-        Object::steal(PyObject_GetAttrString(self.record, "differentiable")).get() == Py_True;
+    auto says = [&](const char* what) {
+        return Object::steal(PyObject_GetAttrString(self.record, what)).get() == Py_True;
+    };
+    self.op->differentiable = says("differentiable");
+    self.op->divides = says("divides");
     Fn* fn = new_fn(self.op, self.op->name);
     fn->structure = Opaque(structure);
     if (self.op->kind == OpKind::view)

@@ -124,13 +124,14 @@ namespace {
 bool runs_flat(FlatCall& flat, const Fn& fn, std::span<const Operand> operands,
                std::span<const TensorRef> out) {
     return fn.cls == FnClass::pointwise && out.empty() && flat.look_at(fn, operands) && !flat.pending &&
-           !current_recording();
+           !current_recording() && !(fn.op && fn.op->divides);
 }
 
 Results run_any(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, bool hidden) {
     if (fn.cls == FnClass::unknown) [[unlikely]]
         compiler::classify({&fn, operands});
     if (fn.index_input >= 0) check_positions(fn, operands);
+    if (fn.op && fn.op->divides) check_divisor(fn, operands);
     if (fn.cls == FnClass::replay) return replay(compiler::recipe_for({&fn, operands}), operands);
     if (fn.cls == FnClass::view) {
         Results results;
@@ -239,9 +240,13 @@ struct Bound {
     }
 };
 
-// The first position out of bounds in logical order; an expanded dim is read once. False if all are right.
-template <class Integer>
-bool first_outside(const Tensor& index, const Bound& bound, int64_t* found) {
+struct NotZero {
+    bool holds(int64_t value) const { return value != 0; }
+};
+
+// The first value that does not hold in logical order; an expanded dim is read once. False if all do.
+template <class Integer, class Condition>
+bool first_outside(const Tensor& index, const Condition& bound, int64_t* found) {
     const auto* base = reinterpret_cast<const Integer*>(index.data());
     Dims sizes(index.sizes), at(index.sizes.size());
     for (size_t d = 0; d < sizes.size(); ++d)
@@ -281,6 +286,23 @@ void check_positions(const Fn& fn, std::span<const Operand> operands) {
                    : index.dtype == DType::uint8 ? first_outside<uint8_t>(index, bound, &found)
                                                  : false;  // the op's own rule refuses other dtypes
     if (outside) raise(fn.index_error_kind, position_error(fn, found, dim, size));
+}
+
+void check_divisor(const Fn& fn, std::span<const Operand> operands) {
+    for (const Operand& operand : operands)
+        if (operand.tensor ? is_float(operand.tensor->dtype) || operand.tensor->numel == 0
+                           : operand.number.kind == Kind::float_)
+            return;
+    const Operand& by = operands[1];
+    if (by.tensor) settle(*by.tensor->storage);
+    int64_t found = 0;
+    size_t bytes = by.tensor ? itemsize(by.tensor->dtype) : 0;
+    bool zero = bytes == 0   ? by.number.integer == 0
+                : bytes == 1 ? first_outside<int8_t>(*by.tensor, NotZero(), &found)
+                : bytes == 2 ? first_outside<int16_t>(*by.tensor, NotZero(), &found)
+                : bytes == 4 ? first_outside<int32_t>(*by.tensor, NotZero(), &found)
+                             : first_outside<int64_t>(*by.tensor, NotZero(), &found);
+    KILN_CHECK(!zero, runtime, fn.name, ": ZeroDivisionError: an integer divided by 0");
 }
 
 }  // namespace kiln

@@ -44,6 +44,8 @@ Dims broadcast_shape(const Fn& fn, std::span<const Operand> operands);
 
 // Raises unless positions given to an op that reads or writes at computed places are in range.
 void check_positions(const Fn& fn, std::span<const Operand> operands);
+// Raises where integers are divided by 0.
+void check_divisor(const Fn& fn, std::span<const Operand> operands);
 
 // Functions the core itself calls; set once from the table.
 struct CoreFns {

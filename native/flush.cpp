@@ -44,39 +44,56 @@ void replay_op(const Recording& recording, const RecordedOp& op, const Operands&
     for (size_t k = 0; k < outs.size(); ++k) take_memory(storage_of(outs[k]), *results[k]->storage);
 }
 
-// Runs the ops one by one. Memory of values nobody can see goes after their last use, unless it is to be
-// looked at.
-void replay(const Recording& recording, bool keep_dead = false) {
-    std::span<const RecordedStorage> storages = recording.storages();
-    std::vector<const RecordedOp*> last(storages.size());
-    auto storages_of = [&](const RecordedOp& op, auto&& visit) {
-        for (const RecordedArg& arg : recording.args().subspan(op.first_arg, op.args))
-            if (arg.storage >= 0) visit(arg.storage);
-        for (const RecordedArg& out : recording.outs().subspan(op.first_out, op.outs)) visit(out.storage);
+// Where memory that nobody can see is used for the last time: (op, storage), the last op first.
+using LastUses = std::vector<std::pair<const RecordedOp*, Storage*>>;
+
+LastUses last_uses(const Recording& recording) {
+    LastUses found;
+    std::vector<bool> seen(recording.storages().size());
+    auto meet = [&](const RecordedOp& op, int32_t index) {
+        if (index < 0 || seen[index]) return;
+        seen[index] = true;
+        const RecordedStorage& s = recording.storages()[index];
+        if (s.pending && s.storage->refcount == 1 && s.storage->nbytes != shape_only)
+            found.push_back({&op, s.storage.get()});
     };
-    for (const RecordedOp& op : recording.ops()) storages_of(op, [&](int32_t i) { last[i] = &op; });
+    for (auto op = recording.ops().rbegin(); op != recording.ops().rend(); ++op) {
+        for (const RecordedArg& arg : recording.args().subspan(op->first_arg, op->args))
+            meet(*op, arg.storage);
+        for (const RecordedArg& out : recording.outs().subspan(op->first_out, op->outs))
+            meet(*op, out.storage);
+    }
+    return found;
+}
+
+void free_after(const RecordedOp& op, LastUses& uses) {
+    for (; !uses.empty() && uses.back().first == &op; uses.pop_back())
+        take_memory(*uses.back().second, *allocate(0));
+}
+
+// Runs the ops one by one. Memory that nobody can see goes after its last use, unless it is to be looked at.
+void replay(const Recording& recording, bool keep_dead = false) {
+    LastUses uses = keep_dead ? LastUses() : last_uses(recording);
     for (const RecordedOp& op : recording.ops()) {
         std::vector<TensorRef> keep;
-        Operands operands = operands_of(recording, op, keep);
-        replay_op(recording, op, operands);
+        replay_op(recording, op, operands_of(recording, op, keep));
         keep.clear();
-        if (keep_dead) continue;
-        storages_of(op, [&](int32_t i) {
-            const RecordedStorage& s = storages[i];
-            if (last[i] == &op && s.pending && s.storage->refcount == 1 && s.storage->nbytes != shape_only)
-                take_memory(*s.storage, *allocate(0));
-        });
+        free_after(op, uses);
     }
 }
 
 // The same, measuring what the ops take without a recording: no making of operands.
 void replay_timed(const Recording& recording, double* seconds) {
+    LastUses uses = last_uses(recording);
     std::vector<TensorRef> keep;
     std::vector<Operands> operands;
     operands.reserve(recording.ops().size());
     for (const RecordedOp& op : recording.ops()) operands.push_back(operands_of(recording, op, keep));
     Stopwatch watch(seconds);
-    for (size_t i = 0; i < operands.size(); ++i) replay_op(recording, recording.ops()[i], operands[i]);
+    for (size_t i = 0; i < operands.size(); ++i) {
+        replay_op(recording, recording.ops()[i], operands[i]);
+        free_after(recording.ops()[i], uses);
+    }
 }
 
 void run_variant(const Recording& recording, const RegionVariant& variant) {
@@ -121,13 +138,19 @@ bool same_values(DType dtype, const Storage& a, const Storage& b) {
     }
 }
 
-// Runs the program, then every op again from the same start, and compares what both left in memory.
-void run_checked(const Recording& recording, const RegionVariant& variant) {
+// What a recording writes, as it is before.
+std::vector<StorageRef> copies_of_written(const Recording& recording) {
+    std::vector<StorageRef> copies;
+    for (const RecordedStorage& s : recording.storages())
+        copies.push_back(s.written ? copy_of(*s.storage) : StorageRef());
+    return copies;
+}
+
+// After the program: runs every op again from the same start, and compares what both left in memory.
+void compare_with_ops(const Recording& recording, const RegionVariant& variant,
+                      std::span<const StorageRef> before) {
     std::span<const RecordedStorage> storages = recording.storages();
-    std::vector<StorageRef> before(storages.size()), made(storages.size());
-    for (size_t i = 0; i < storages.size(); ++i)
-        if (storages[i].written) before[i] = copy_of(*storages[i].storage);
-    run_variant(recording, variant);
+    std::vector<StorageRef> made(storages.size());
     for (int32_t i : variant.outputs) {
         Storage& storage = *storages[i].storage;
         if (storages[i].written) {
@@ -176,13 +199,12 @@ variant_for(const Recording& recording, const std::shared_ptr<RegionEntry>& entr
 bool run_program(const Recording& recording, const std::shared_ptr<RegionEntry>& entry,
                  const std::vector<bool>& live) {
     std::shared_ptr<RegionVariant> variant;  // kept: another thread may give the entry another one
+    std::vector<StorageRef> before;
     try {
         variant = variant_for(recording, entry, live);
         if (!variant) return false;
-        if (!checking()) {
-            run_variant(recording, *variant);
-            return true;
-        }
+        if (checking()) before = copies_of_written(recording);
+        run_variant(recording, *variant);
     } catch (const Error& error) {
         std::string text;
         if (!compiler::forgive(error, &text)) throw;
@@ -191,7 +213,7 @@ bool run_program(const Recording& recording, const std::shared_ptr<RegionEntry>&
                                    " ops run op by op: ", text));
         return false;
     }
-    run_checked(recording, *variant);
+    if (!before.empty()) compare_with_ops(recording, *variant, before);
     return true;
 }
 

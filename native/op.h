@@ -21,6 +21,7 @@ struct Op {
     OpKind kind = OpKind::general;
     ViewKind view = ViewKind::none;
     bool differentiable = true;
+    bool divides = false;    // operand 0 by operand 1: of integers the latter may not be 0
     void* record = nullptr;  // borrowed: the table keeps it
 };
 

@@ -26,8 +26,8 @@ def eager(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def recorded(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn` as a recorded region: the second way of running."""
-    result: Callable[..., Any] = kiln.compile(fn)
+    """`fn` as a recorded region: the second way of running, by its program from the first call on."""
+    result: Callable[..., Any] = kiln.compile(fn, wait=True)
     return result
 
 

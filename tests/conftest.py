@@ -42,6 +42,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, default=0, help="base seed of all random draws in the tests")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """op_by_op: the test makes regions whose programs fail."""
+    config.addinivalue_line("markers", "op_by_op: a program is expected to fail, its ops run one by one")
+
+
 def seed_of(item: pytest.Item) -> int:
     """The seed of one test: a function of its name and of --seed, so tests can be run alone."""
     return (zlib.crc32(item.nodeid.encode()) + int(item.config.getoption("--seed"))) % 2**31
@@ -61,6 +66,17 @@ def seed(request: pytest.FixtureRequest) -> Iterator[int]:
         if manual_seed is not None:
             manual_seed(value)
     yield value
+
+
+@pytest.fixture(autouse=True)
+def programs_run(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a test where a region ran op by op because its program could not be made or did not fit."""
+    from kiln.testing.random_programs import compiler_warnings
+
+    with compiler_warnings() as warnings:
+        yield
+    if request.node.get_closest_marker("op_by_op") is None:
+        assert not warnings, warnings
 
 
 @pytest.fixture

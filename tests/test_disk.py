@@ -328,6 +328,7 @@ def test_another_region_finds_the_program_on_disk(free: None) -> None:
     assert (two.stats()["runs"], two.stats()["compiles"]) == (2, 0)
 
 
+@pytest.mark.op_by_op
 def test_failure_over_there(free: None, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     """What cannot be compiled is logged once and runs op by op."""
 

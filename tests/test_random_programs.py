@@ -76,6 +76,7 @@ def test_the_check_can_fail(bug: str) -> None:
     assert check_recorded(short.program, kiln) is None
 
 
+@pytest.mark.op_by_op
 def test_a_region_that_runs_op_by_op_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A program whose recording the compiler refuses is a failure, though its values are right."""
 

@@ -82,6 +82,17 @@ class TestPrograms:
                     assert same_bits(to_array(x), to_array(y))
         assert not warnings
 
+    @needs_kiln
+    def test_arithmetic_on_numbers_alone(self) -> None:
+        """What ops make of numbers alone is an array for the ops after it."""
+
+        def program(x: Any, a: Any) -> Any:
+            n, t = kiln.sub(a, 3), kiln.mul(a, 0.25)
+            return x**n, x * t, n, t, kiln.eq(n, 4), n == 4
+
+        check_same(program, lambda: (normal(3), 7))
+        check_same(program, lambda: (normal(3), 2.5))
+
     def test_one_element_expanded(self) -> None:
         """An input that is one element of memory, seen through a view of many."""
 

@@ -202,6 +202,24 @@ class TestCoroutines:
         assert seen == [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]
 
     @WAYS
+    def test_it_says_what_it_is(self, way: Any) -> None:
+        """`asyncio.iscoroutinefunction`, of functions and of methods; a plain function is none."""
+
+        class Holder:
+            @way
+            async def method(self, x: Any) -> Any:
+                return x * 2
+
+        @way
+        async def program(x: Any) -> Any:
+            return x * 2
+
+        assert asyncio.iscoroutinefunction(program)
+        assert asyncio.iscoroutinefunction(Holder().method)
+        assert not asyncio.iscoroutinefunction(way(lambda x: x))
+        assert values(asyncio.run(Holder().method(tensor(1)))) == [2.0]
+
+    @WAYS
     def test_driven_by_hand(self, way: Any) -> None:
         async def program(x: Any) -> Any:
             y = x * 2

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import update_wrapper
+from importlib import import_module
+from types import MethodType
 from typing import Any
 
 from kiln import _core
 from kiln.capture import service
 from kiln.capture.explain import explain
-from kiln.capture.suspend import leave, suspended
+from kiln.capture.suspend import Coroutine, leave, suspended
 
 
 class Compiled:
@@ -28,6 +30,8 @@ class Compiled:
         self._suspended = suspended(function)
         if hasattr(function, "__name__"):
             update_wrapper(self, function)
+        if self._suspended is Coroutine:  # say so too: `asyncio.iscoroutinefunction`
+            self._is_coroutine = import_module("asyncio.coroutines")._is_coroutine
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         region = self._region
@@ -46,7 +50,7 @@ class Compiled:
         """As a method: the instance is the first argument."""
         if instance is None:
             return self
-        return lambda *args, **kwargs: self(instance, *args, **kwargs)
+        return MethodType(self, instance)
 
     def __getattr__(self, name: str) -> Any:
         """What is not the compiled callable's own is the function's (or module's)."""

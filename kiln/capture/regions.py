@@ -91,8 +91,10 @@ class _Builder:
         for out, result in zip(outs, results):
             if writes:
                 self.write(out, result)
-            else:
-                self.values[out.storage] = self.with_ones(result, out.ones)
+                continue
+            if result.weak:  # arithmetic on numbers alone is an array for whoever reads the storage
+                result = self.graph.add(find("convert"), (result,), (self.storages[out.storage].dtype,))
+            self.values[out.storage] = self.with_ones(result, out.ones)
 
     def with_ones(self, value: Value, ones: int) -> Value:
         """The value with its sizes of 1 known as such, though they came as numbers."""

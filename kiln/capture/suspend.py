@@ -9,7 +9,8 @@ interpreter as any other is, outside of its region.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from collections import abc
+from collections.abc import AsyncGenerator, Callable, Generator
 from functools import partial
 from types import CodeType, MethodType
 from typing import Any
@@ -66,7 +67,7 @@ class _Generator(_Resumed, Generator[Any, Any, Any]):
     """A generator in a region."""
 
 
-class _Coroutine(_Resumed, Coroutine[Any, Any, Any]):
+class Coroutine(_Resumed, abc.Coroutine[Any, Any, Any]):
     """A coroutine in a region, or one step of an asynchronous generator."""
 
     def __await__(self) -> Any:
@@ -83,13 +84,13 @@ class _AsyncGenerator(AsyncGenerator[Any, Any]):
         self._body, self._region = body, region
 
     def asend(self, value: Any) -> Any:
-        return _Coroutine(self._body.asend(value), self._region)
+        return Coroutine(self._body.asend(value), self._region)
 
     def athrow(self, *error: Any) -> Any:
-        return _Coroutine(self._body.athrow(*error), self._region)
+        return Coroutine(self._body.athrow(*error), self._region)
 
     def aclose(self) -> Any:
-        return _Coroutine(self._body.aclose(), self._region)
+        return Coroutine(self._body.aclose(), self._region)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._body, name)
@@ -104,5 +105,5 @@ def suspended(function: Any) -> Callable[[Any, Any], Any] | None:
     code = getattr(function, "__code__", None)
     if not isinstance(code, CodeType):
         return None
-    kinds = ((_GENERATOR, _Generator), (_COROUTINE, _Coroutine), (_ASYNC_GENERATOR, _AsyncGenerator))
+    kinds = ((_GENERATOR, _Generator), (_COROUTINE, Coroutine), (_ASYNC_GENERATOR, _AsyncGenerator))
     return next((wrapper for flag, wrapper in kinds if code.co_flags & flag), None)

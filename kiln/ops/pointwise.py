@@ -233,12 +233,13 @@ def _rounding_samples(rng: Any, dtype: str) -> list[Any]:
 @pointwise(
     samples=_rounding_samples,
     failures=d.not_broadcastable("floor_divide"),
+    divides=True,
     dtypes="numeric",
     inplace=True,
     reference=d.numpy("floor_divide"),
 )
 def floor_divide(input: Operand, other: Operand) -> Any:
-    """The floor of `input / other`, broadcast; numbers, not bool. An integer divided by 0 gives 0.
+    """The floor of `input / other`, broadcast; numbers, not bool. Integers divided by 0 raise RuntimeError.
 
     >>> kiln.floor_divide(kiln.tensor([-7]), 2)
     tensor([-4])
@@ -255,13 +256,15 @@ def _(g: Any, input: Any, other: Any) -> Any:
 @pointwise(
     samples=_rounding_samples,
     failures=d.not_broadcastable("div_trunc"),
+    divides=True,
     dtypes="numeric",
     public=False,
     inplace=True,
     reference=d.reference(lambda np, x, y: np.trunc(x / y).astype(x.dtype)),
 )
 def div_trunc(input: Operand, other: Operand) -> Any:
-    """`input / other` rounded towards zero, broadcast; numbers, not bool. An integer divided by 0 gives 0.
+    """`input / other` rounded towards zero, broadcast; numbers, not bool. Integers divided by 0 raise
+    RuntimeError.
 
     >>> kiln.div(kiln.tensor([-7]), 2, rounding_mode="trunc")
     tensor([-3])
@@ -279,11 +282,13 @@ def _(g: Any, input: Any, other: Any) -> Any:
     samples=_rounding_samples,
     reference=d.numpy("remainder"),
     failures=d.not_broadcastable("remainder"),
+    divides=True,
     dtypes="numeric",
     inplace=True,
 )
 def remainder(input: Operand, other: Operand) -> Any:
-    """What Python's `input % other` is: of the divisor's sign; broadcast; exact. An integer % 0 gives 0.
+    """What Python's `input % other` is: of the divisor's sign; broadcast; exact. Integers % 0 raise
+    RuntimeError.
 
     >>> kiln.remainder(kiln.tensor([-7]), 3)
     tensor([2])
@@ -301,6 +306,7 @@ def _(g: Any, input: Any, other: Any) -> Any:
     samples=_rounding_samples,
     reference=d.numpy("fmod"),
     failures=d.not_broadcastable("fmod"),
+    divides=True,
     dtypes="numeric",
     onnx="Mod",
     inplace=True,

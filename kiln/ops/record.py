@@ -96,7 +96,7 @@ class Op:
     """One operation; see the module's text. Calling it works on tensors, on graph values and on scalars."""
 
     __slots__ = (
-        "body", "checks", "differentiable", "doc", "dtypes", "explain", "failures", "gradient",
+        "body", "checks", "differentiable", "divides", "doc", "dtypes", "explain", "failures", "gradient",
         "handle", "identity", "inplace",
         "kind", "method", "name", "onnx", "params", "public", "reference", "rule", "samples",
     )  # fmt: skip
@@ -121,6 +121,7 @@ class Op:
         self.doc = (body.__doc__ or "") if body is not None else ""
         self.gradient: Callable[..., Any] | None = None
         self.differentiable = True
+        self.divides = False  # integers by its second operand: the core raises on the line if that is 0
         self.reference: Callable[..., Any] | None = None
         self.samples: Samples | None = None
         self.failures: Callable[[], list[Failure]] | None = None
