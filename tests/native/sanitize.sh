@@ -25,6 +25,8 @@ for library in libasan.so libubsan.so libstdc++.so; do
 done
 export ASAN_OPTIONS=detect_leaks=0:halt_on_error=1:abort_on_error=1:allocator_may_return_null=1
 export UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
+# The working directory has a kiln of its own, whose core is not this one.
+export PYTHONSAFEPATH=1
 export PYTHONMALLOC=malloc PYTHONPATH="$PWD/$site" KILN_TEST_LEAF="$PWD/build/asan/test_leaf"
 
 # A sanitizer that reports nothing proves nothing.
@@ -42,6 +44,7 @@ prove planted_storage_overflow "use-after-poison"
 prove planted_use_after_release "use-after-poison"
 prove planted_signed_overflow "signed integer overflow"
 echo "planted bugs: all reported"
+LD_PRELOAD=$preload "$bin/python" -c "import kiln; assert 'build/asan' in kiln._core.__file__, kiln._core.__file__"
 
 # Ten times the memory and time: the longest chains of ops are left to the plain build.
 export KILN_RANDOM_PROGRAMS=${KILN_RANDOM_PROGRAMS:-20}
