@@ -216,14 +216,14 @@ TensorRef view_permute(const Tensor& x, const Dims& dims) {
                "the desired ordering of dimensions i.e. input.dim() = ",
                x.ndim(), " is not equal to len(dims) = ", dims.ndim());
     Dims sizes(dims.size()), strides(dims.size());
-    uint64_t seen = 0;
+    Dims seen(dims.size());
     for (size_t d = 0; d < dims.size(); ++d) {
         int64_t from = dims[d] < 0 ? dims[d] + x.ndim() : dims[d];
         KILN_CHECK(from >= 0 && from < x.ndim(), index,
                    "Dimension out of range (expected to be in range of [", -x.ndim(), ", ", x.ndim() - 1,
                    "], but got ", dims[d], ")");
-        KILN_CHECK(!(seen >> from & 1), runtime, "permute: duplicate dims are not allowed");
-        seen |= uint64_t(1) << from;
+        KILN_CHECK(!seen[from], runtime, "permute: duplicate dims are not allowed");
+        seen[from] = 1;
         sizes[d] = x.sizes[from];
         strides[d] = x.strides[from];
     }

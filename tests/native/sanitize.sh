@@ -48,4 +48,5 @@ LD_PRELOAD=$preload "$bin/python" -c "import kiln; assert 'build/asan' in kiln._
 
 # Ten times the memory and time: the longest chains of ops are left to the plain build.
 export KILN_RANDOM_PROGRAMS=${KILN_RANDOM_PROGRAMS:-20}
-LD_PRELOAD=$preload "$bin/python" -m pytest -q -p no:cacheprovider -k "not 1000000" "$@"
+# Only Python's streams are captured: a report goes to the process's own, just before its end.
+LD_PRELOAD=$preload "$bin/python" -m pytest -q --capture=sys -p no:cacheprovider -k "not 1000000" "$@"
