@@ -69,15 +69,17 @@ void launch(Kernel& kernel, const std::string& name, void* const* pointers, cons
 
 void evaluate(std::span<const SizeExpr> exprs, uint32_t environment, int64_t* slots) {
     int64_t* out = slots + environment;
+    bool overflow = false;
     for (const SizeExpr& e : exprs) {
         switch (e.kind) {
         case SizeExpr::constant: *out = e.a; break;
-        case SizeExpr::add: *out = slots[e.a] + slots[e.b]; break;
-        case SizeExpr::multiply: *out = slots[e.a] * slots[e.b]; break;
+        case SizeExpr::add: overflow |= __builtin_add_overflow(slots[e.a], slots[e.b], out); break;
+        case SizeExpr::multiply: overflow |= __builtin_mul_overflow(slots[e.a], slots[e.b], out); break;
         case SizeExpr::divide: *out = slots[e.a] / std::max<int64_t>(slots[e.b], 1); break;
         }
         ++out;
     }
+    KILN_CHECK(!overflow, runtime, "the number of elements does not fit in 64 bits");
 }
 
 bool evaluate(const Program& program, int64_t* slots) {
