@@ -7,7 +7,6 @@ import functools
 import gc
 import io
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -479,11 +478,8 @@ def test_a_region_that_does_not_pay_is_switched_off() -> None:
 
 
 @needs_kiln
-@pytest.mark.usefixtures("unchecked")
 def test_a_step_is_one_program() -> None:
-    """A training step in which nothing is read ends in one region: no slower than 1.5 times eager, or it
-    switches off.
-    """
+    """A training step in which nothing is read is one region with one program."""
     w = normal(32, 32).requires_grad_()
 
     def step(t: Any) -> Any:
@@ -492,17 +488,11 @@ def test_a_step_is_one_program() -> None:
         with kiln.no_grad():
             w.sub_(w.grad * 1e-3)
 
-    times = {}
-    for name, run in (("eager", step), ("recorded", kiln.compile(step))):
-        for _ in range(20):
-            run(normal(8, 32))
-        t, best = normal(8, 32), 1e9
-        for _ in range(200):
-            started = time.perf_counter()
-            run(t)
-            best = min(best, time.perf_counter() - started)
-        times[name] = best
-    assert times["recorded"] <= 1.5 * times["eager"] + 20e-6
+    run = kiln.compile(step, wait=True)
+    for _ in range(5):
+        run(normal(8, 32))
+    stats = run.stats()
+    assert (stats["programs"], stats["runs"]) == (1, 5)
 
 
 @needs_kiln
