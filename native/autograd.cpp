@@ -192,10 +192,7 @@ uint64_t point_look(const Fn& fn, std::span<const Operand> operands) {
     constexpr size_t most = 7;
     if (fn.cls != FnClass::pointwise || operands.size() > most) return 0;
     uint64_t code = 1;
-    for (const Operand& operand : operands)
-        code = code << 8 |
-               (operand.tensor ? uint64_t(operand.tensor->dtype) | uint64_t(operand.tensor->ndim() > 0) << 5
-                               : 64 | uint64_t(operand.number.kind));
+    for (const Operand& operand : operands) code = code << 8 | look_of(operand);
     return code;
 }
 
@@ -227,14 +224,8 @@ constexpr int unknown = -1;
 
 // How many dims the results have, where arrays with as many surely have the results' shape.
 int common_ndim(const Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
-    if (fn.cls != FnClass::pointwise || !out.empty()) return unknown;
-    const Tensor* first = nullptr;
-    for (const Operand& operand : operands) {
-        if (!operand.tensor || operand.tensor->ndim() == 0) continue;
-        if (first && !(operand.tensor->sizes == first->sizes)) return unknown;
-        first = operand.tensor;
-    }
-    return first ? first->ndim() : 0;
+    const Dims* shape = fn.cls == FnClass::pointwise && out.empty() ? common_shape(operands) : nullptr;
+    return shape ? shape->ndim() : unknown;
 }
 
 // A node with its edges and inputs; outputs are added when they exist.

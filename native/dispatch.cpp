@@ -123,8 +123,8 @@ namespace {
 // Whether the call can run here and now without another look: flat, its values there, nothing recorded.
 bool runs_flat(FlatCall& flat, const Fn& fn, std::span<const Operand> operands,
                std::span<const TensorRef> out) {
-    return fn.cls == FnClass::pointwise && out.empty() && flat.look_at(fn, operands) && !flat.pending &&
-           !current_recording() && !(fn.op && fn.op->divides);
+    return fn.cls == FnClass::pointwise && out.empty() && !(fn.op && fn.op->divides) &&
+           flat.look_at(fn, operands) && !flat.pending && !current_recording();
 }
 
 Results run_any(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, bool hidden) {

@@ -19,7 +19,7 @@ Results call(Fn& fn, std::span<const Operand> operands, std::span<const TensorRe
 // The same for the first result alone.
 TensorRef call_one(Fn& fn, std::span<const Operand> operands);
 
-// The first without autograd; `hidden`: also the extra outputs a derivative reads.
+// `call` without autograd; `hidden`: also the extra outputs a derivative reads.
 Results run(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out = {},
             bool hidden = false);
 

@@ -74,8 +74,8 @@ uint64_t point_code(const Node& node, uint64_t needed, uint64_t defined, bool re
     uint64_t code = 1 | uint64_t(redo) << 1 | defined << 2 | needed << 10;
     for (size_t i = 0; i < node.inputs.size(); ++i) {
         const NodeInput& input = node.inputs[i];
-        uint64_t look = input.is_number ? 64 | uint64_t(input.number.kind)
-                                        : uint64_t(input.dtype) | uint64_t(input.dimensioned) << 5;
+        const uint64_t look =
+            input.is_number ? look_of(input.number) : look_of(input.dtype, input.dimensioned);
         code |= look << (16 + 8 * i);
     }
     return code;

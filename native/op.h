@@ -40,6 +40,15 @@ struct Source {
     uint8_t index;
 };
 
+// How an argument of a pointwise function looks, its layout aside: all that its dtypes and derivatives depend
+// on. Bits 6 and 7 are free.
+inline uint8_t look_of(DType dtype, bool dimensioned) { return uint8_t(uint8_t(dtype) | !dimensioned << 4); }
+inline uint8_t look_of(const Number& number) { return uint8_t(uint8_t(number.kind) | 1 << 5); }
+inline uint8_t look_of(const Operand& operand) {
+    return operand.tensor ? look_of(operand.tensor->dtype, operand.tensor->ndim() > 0)
+                          : look_of(operand.number);
+}
+
 struct Fn;
 struct PointwiseEntry;
 using FlatLook = unsigned __int128;  // what a flat call looks like (pointwise.h); 0: no call

@@ -27,23 +27,6 @@ struct Space {
     int64_t strides[max_arrays][64];
 };
 
-// The shape all array operands have, if it is one shape (0-d arrays aside); null if they broadcast.
-const Dims* common_shape(std::span<const Operand> operands, bool* flat) {
-    const Dims* shape = nullptr;
-    static const Dims scalar;
-    for (const Operand& operand : operands) {
-        if (!operand.tensor) continue;
-        const Tensor& x = *operand.tensor;
-        if (x.ndim() == 0) continue;
-        if (!shape)
-            shape = &x.sizes;
-        else if (!(x.sizes == *shape))
-            return nullptr;
-        *flat &= x.contiguous;
-    }
-    return shape ? shape : &scalar;
-}
-
 // Fills the space with the operand's strides along the broadcast shape.
 void add_array(Space& space, const Tensor& x, const Dims& shape) {
     int64_t* strides = space.strides[space.arrays++];
@@ -101,8 +84,7 @@ private:
 };
 
 uint8_t operand_code(const Operand& operand, uint8_t layout) {
-    if (!operand.tensor) return uint8_t(operand.number.kind) | 2 << 4;
-    return uint8_t(uint8_t(operand.tensor->dtype) | (operand.tensor->ndim() == 0 ? 1 : 0) << 4 | layout << 6);
+    return uint8_t(look_of(operand) | layout << 6);
 }
 
 PointwiseEntry& find_entry(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out,
@@ -194,6 +176,17 @@ bool copy_clashing(Operands& operands, std::span<const TensorRef> out, Results& 
 
 }  // namespace
 
+const Dims* common_shape(std::span<const Operand> operands) {
+    static const Dims scalar;
+    const Dims* shape = nullptr;
+    for (const Operand& operand : operands) {
+        if (!operand.tensor || operand.tensor->ndim() == 0) continue;
+        if (shape && !(operand.tensor->sizes == *shape)) return nullptr;
+        shape = &operand.tensor->sizes;
+    }
+    return shape ? shape : &scalar;
+}
+
 Dims broadcast_shape(const Fn& fn, std::span<const Operand> operands) {
     Dims shape;
     for (const Operand& operand : operands) {
@@ -221,18 +214,14 @@ Results execute_pointwise(Fn& fn, std::span<const Operand> operands, std::span<c
         flat.run(fn, operands, out, results.data());
         return results;
     }
-    bool flat = true;
-    const Dims* common = common_shape(operands, &flat);
+    const Dims* shape = common_shape(operands);
     Dims broadcast;
-    if (!common) {
+    if (!shape) {
         broadcast = broadcast_shape(fn, operands);
-        common = &broadcast;
-        flat = false;
+        shape = &broadcast;
     }
-    const Dims* shape = common;
     if (!out.empty()) {
         shape = &out[0]->sizes;
-        flat = flat && out.size() == 1 && out[0]->contiguous && (*common == *shape || common->empty());
         Results copies;
         Operands changed;
         for (const Operand& operand : operands) changed.push_back(operand);
@@ -244,19 +233,11 @@ Results execute_pointwise(Fn& fn, std::span<const Operand> operands, std::span<c
     uint8_t layouts[max_arrays];
     int outputs = out.empty() ? fn.outputs : int(out.size());
     check_count(fn, operands, size_t(outputs));
-    if (flat) {
-        space.ndim = 1;
-        space.sizes[0] = checked_numel(*shape);
-        for (const Operand& operand : operands)
-            if (operand.tensor) space.strides[space.arrays++][0] = operand.tensor->ndim() ? 1 : 0;
-        for (int k = 0; k < outputs; ++k) space.strides[space.arrays++][0] = 1;
-    } else {
-        for (const Operand& operand : operands)
-            if (operand.tensor) add_array(space, *operand.tensor, *shape);
-        for (int k = 0; k < outputs; ++k)
-            out.empty() ? add_contiguous(space, *shape) : add_array(space, *out[k], *shape);
-        coalesce(space, *shape);
-    }
+    for (const Operand& operand : operands)
+        if (operand.tensor) add_array(space, *operand.tensor, *shape);
+    for (int k = 0; k < outputs; ++k)
+        out.empty() ? add_contiguous(space, *shape) : add_array(space, *out[k], *shape);
+    coalesce(space, *shape);
     for (int a = 0; a < space.arrays; ++a)
         layouts[a] = uint8_t(stride_class(space.strides[a][space.ndim - 1]));
     PointwiseEntry& entry = find_entry(fn, operands, out, space.ndim, layouts, space.arrays);

@@ -31,6 +31,9 @@ private:
     int64_t args_[1 + 2 * most];
 };
 
+// The shape all array operands have, if it is one shape (0-d arrays aside); null if they broadcast.
+const Dims* common_shape(std::span<const Operand> operands);
+
 // The dtypes of the results of a pointwise function (without running it).
 std::span<const DType> pointwise_dtypes(Fn& fn, std::span<const Operand> operands);
 

@@ -98,29 +98,36 @@ TensorRef new_tensor_like(DType dtype, const Tensor& like) {
     return tensor;
 }
 
-TensorRef new_view(const Tensor& source, Dims sizes, Dims strides, int64_t offset) {
+namespace {
+
+// A tensor over source's storage that has no sizes yet.
+TensorRef over(const Tensor& source) {
     TensorRef view(FreeList<Tensor>::make());
     view->dtype = source.dtype;
-    view->offset = offset;
-    view->numel = checked_numel(sizes);
-    view->contiguous = is_contiguous(sizes, strides);
-    view->sizes = std::move(sizes);
-    view->strides = std::move(strides);
     view->storage = source.storage;
     view->untracked = source.untracked;
     return view;
 }
 
+}  // namespace
+
+TensorRef new_view(const Tensor& source, Dims sizes, Dims strides, int64_t offset) {
+    TensorRef view = over(source);
+    view->offset = offset;
+    view->numel = checked_numel(sizes);
+    view->contiguous = is_contiguous(sizes, strides);
+    view->sizes = std::move(sizes);
+    view->strides = std::move(strides);
+    return view;
+}
+
 TensorRef alias(const Tensor& source) {
-    TensorRef view(FreeList<Tensor>::make());
-    view->dtype = source.dtype;
+    TensorRef view = over(source);
     view->offset = source.offset;
     view->numel = source.numel;
     view->contiguous = source.contiguous;
     view->sizes = source.sizes;
     view->strides = source.strides;
-    view->storage = source.storage;
-    view->untracked = source.untracked;
     return view;
 }
 
