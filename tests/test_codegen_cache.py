@@ -198,8 +198,9 @@ def test_another_llvmlite_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None
 def test_keys_tell_machines_apart(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A key changes with the target, the machine, LLVM, and any file that shapes kernels and plans."""
 
+    monkeypatch.setattr(identity, "_find", identity._find.__wrapped__)  # remembers nothing
+
     def keys() -> set[bytes]:
-        monkeypatch.setattr(identity, "_known", {})
         monkeypatch.setattr(compiler, "_others", {})
         return {compiler.kernel_key("pattern", target) for target in LEVELS.values()}
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from _blake2 import blake2b
+from functools import cache
 
 from kiln import _core
 from kiln.codegen import llvm
@@ -17,8 +18,6 @@ from kiln.codegen.cache import disk
 from kiln.codegen.target import host_target
 
 PARTS = ("graph", "ops", "passes", "codegen", "capture")  # what shapes kernels and plans, beside the core
-
-_known: dict[str, bytes] = {}
 
 
 def digest(*parts: bytes) -> bytes:
@@ -32,13 +31,10 @@ def digest(*parts: bytes) -> bytes:
 
 def host_identity() -> bytes:
     """The identity for this machine's own target."""
-    asked = os.environ.get("KILN_TARGET_FEATURES", "")
-    found = _known.get(asked)
-    if found is None:
-        found = _known[asked] = _find(asked)
-    return found
+    return _find(os.environ.get("KILN_TARGET_FEATURES", ""))
 
 
+@cache
 def _find(asked: str) -> bytes:
     states = [f"{path} {s.st_size} {s.st_mtime_ns} {s.st_ctime_ns} {s.st_ino}" for path, s in source_files()]
     place = llvm.folder()

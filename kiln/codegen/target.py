@@ -15,6 +15,7 @@ find a cached object and never needs a compiler.
 from __future__ import annotations
 
 import os
+from functools import cache
 from typing import NamedTuple
 
 from kiln.ops.scalar import ARITHMETIC, COMPARE, FLOAT_ONLY, FLOATS, INTS, LOGIC, REDUCE, SHIFT, WIDTH
@@ -114,9 +115,6 @@ def _cpuinfo() -> dict[str, str]:
     return fields
 
 
-_host: dict[str, Target] = {}
-
-
 def _x86_level(have: frozenset[str], asked: str) -> Target:
     """The highest x86 level with every feature present and none taken away by `asked`."""
     removed = {token[1:] for token in asked.replace(" ", "").split(",") if token.startswith("-")}
@@ -137,13 +135,10 @@ def host_target() -> Target:
     Raises RuntimeError on a CPU below x86-64-v3 / aarch64, and ValueError for an unknown or
     unavailable level in the variable.
     """
-    asked = os.environ.get("KILN_TARGET_FEATURES", "")
-    found = _host.get(asked)
-    if found is None:
-        found = _host[asked] = _find_target(asked)
-    return found
+    return _find_target(os.environ.get("KILN_TARGET_FEATURES", ""))
 
 
+@cache
 def _find_target(asked: str) -> Target:
     machine = os.uname().machine
     if machine in {"aarch64", "arm64"}:

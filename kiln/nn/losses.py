@@ -7,7 +7,15 @@ from kiln.nn import functional
 from kiln.nn.module import Module
 
 
-class CrossEntropyLoss(Module):
+class _Loss(Module):
+    """A loss whose values are averaged, summed or left as they are ("none")."""
+
+    def __init__(self, *, reduction: str = "mean") -> None:
+        super().__init__()
+        self.reduction = reduction
+
+
+class CrossEntropyLoss(_Loss):
     """Minus the log-probability of targets under logits; see `functional.cross_entropy`."""
 
     weight: Tensor | None
@@ -20,10 +28,9 @@ class CrossEntropyLoss(Module):
         reduction: str = "mean",
         label_smoothing: float = 0.0,
     ) -> None:
-        super().__init__()
+        super().__init__(reduction=reduction)
         self.register_buffer("weight", weight)
         self.ignore_index = ignore_index
-        self.reduction = reduction
         self.label_smoothing = label_smoothing
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
@@ -32,7 +39,7 @@ class CrossEntropyLoss(Module):
         )
 
 
-class NLLLoss(Module):
+class NLLLoss(_Loss):
     """Minus the log-probability of targets, given log-probabilities; see `functional.nll_loss`."""
 
     weight: Tensor | None
@@ -40,10 +47,9 @@ class NLLLoss(Module):
     def __init__(
         self, weight: Tensor | None = None, *, ignore_index: int = -100, reduction: str = "mean"
     ) -> None:
-        super().__init__()
+        super().__init__(reduction=reduction)
         self.register_buffer("weight", weight)
         self.ignore_index = ignore_index
-        self.reduction = reduction
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         return functional.nll_loss(
@@ -51,43 +57,34 @@ class NLLLoss(Module):
         )
 
 
-class MSELoss(Module):
+class MSELoss(_Loss):
     """The squared difference, averaged, summed or elementwise."""
-
-    def __init__(self, *, reduction: str = "mean") -> None:
-        super().__init__()
-        self.reduction = reduction
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         return functional.mse_loss(input, target, self.reduction)
 
 
-class L1Loss(Module):
+class L1Loss(_Loss):
     """The absolute difference, averaged, summed or elementwise."""
-
-    def __init__(self, *, reduction: str = "mean") -> None:
-        super().__init__()
-        self.reduction = reduction
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         return functional.l1_loss(input, target, self.reduction)
 
 
-class BCELoss(Module):
+class BCELoss(_Loss):
     """The cross entropy of probabilities and targets in [0, 1]; see `functional.binary_cross_entropy`."""
 
     weight: Tensor | None
 
     def __init__(self, weight: Tensor | None = None, *, reduction: str = "mean") -> None:
-        super().__init__()
+        super().__init__(reduction=reduction)
         self.register_buffer("weight", weight)
-        self.reduction = reduction
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         return functional.binary_cross_entropy(input, target, self.weight, self.reduction)
 
 
-class BCEWithLogitsLoss(Module):
+class BCEWithLogitsLoss(_Loss):
     """The same of logits; see `functional.binary_cross_entropy_with_logits`."""
 
     weight: Tensor | None
@@ -96,10 +93,9 @@ class BCEWithLogitsLoss(Module):
     def __init__(
         self, weight: Tensor | None = None, *, reduction: str = "mean", pos_weight: Tensor | None = None
     ) -> None:
-        super().__init__()
+        super().__init__(reduction=reduction)
         self.register_buffer("weight", weight)
         self.register_buffer("pos_weight", pos_weight)
-        self.reduction = reduction
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         return functional.binary_cross_entropy_with_logits(
@@ -107,12 +103,11 @@ class BCEWithLogitsLoss(Module):
         )
 
 
-class KLDivLoss(Module):
+class KLDivLoss(_Loss):
     """The divergence of probabilities from those whose logarithms are given; see `functional.kl_div`."""
 
     def __init__(self, *, reduction: str = "mean", log_target: bool = False) -> None:
-        super().__init__()
-        self.reduction = reduction
+        super().__init__(reduction=reduction)
         self.log_target = log_target
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
