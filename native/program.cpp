@@ -57,7 +57,7 @@ void launch(Kernel& kernel, const std::string& name, void* const* pointers, cons
     bool timed = profile().on;
     if (timed) [[unlikely]]
         start = std::chrono::steady_clock::now();
-    if (units <= grain) {
+    if (units <= grains_worth_it * grain) {
         FloatEnvironment environment;
         function(pointers, args, 0, units);
     } else {
