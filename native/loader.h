@@ -9,7 +9,7 @@
 
 namespace kiln {
 
-// ptr[i]: operand base addresses. arg[i]: sizes, strides, numbers. [begin, end): units of work.
+// ptr[i]: operand base addresses. arg[i]: sizes, strides, numbers. [begin, end): units of work, at least one.
 using KernelFunction = void (*)(void* const* ptr, const int64_t* arg, int64_t begin, int64_t end);
 
 // A loaded kernel; its code lives as long as this object. Called with the interpreter lock held.

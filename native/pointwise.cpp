@@ -64,6 +64,12 @@ void coalesce(Space& space, const Dims& shape) {
     space.ndim = kept;
 }
 
+// From so many elements on (8 MB of the widest dtype) a result may pass the caches: a layout class of its own,
+// because a kernel that need not ask is made in four fifths of the time.
+constexpr int64_t large_elements = 1 << 20;
+
+uint8_t result_layout(int64_t elements) { return elements >= large_elements ? 3 : 1; }
+
 // dtype, category and layout class of every operand, eight to a word.
 class Codes {
 public:
@@ -240,6 +246,8 @@ Results execute_pointwise(Fn& fn, std::span<const Operand> operands, std::span<c
     coalesce(space, *shape);
     for (int a = 0; a < space.arrays; ++a)
         layouts[a] = uint8_t(stride_class(space.strides[a][space.ndim - 1]));
+    for (int a = space.arrays - outputs; a < space.arrays; ++a)
+        if (layouts[a] == 1) layouts[a] = result_layout(checked_numel(*shape));
     PointwiseEntry& entry = find_entry(fn, operands, out, space.ndim, layouts, space.arrays);
     if (out.empty())
         for (DType dtype : entry.outputs) results.push_back(new_tensor(dtype, *shape));
@@ -273,6 +281,7 @@ bool FlatCall::look_at(const Fn& fn, std::span<const Operand> operands, std::spa
             if (operand.tensor && clashes(*target, *operand.tensor)) return false;
         look = look << 8 | uint8_t(uint8_t(target->dtype) | 3 << 4);
     }
+    look |= FlatLook(shape && shape->numel >= large_elements) << 127;
     return true;
 }
 
@@ -281,7 +290,7 @@ PointwiseEntry& FlatCall::find(Fn& fn, std::span<const Operand> operands,
     uint8_t layouts[most];
     for (int a = 0; a < arrays_; ++a) layouts[a] = uint8_t(args_[1 + a]);
     size_t outputs = out.empty() ? fn.outputs : out.size();
-    std::fill(layouts + arrays_, layouts + arrays_ + outputs, uint8_t(1));
+    std::fill(layouts + arrays_, layouts + arrays_ + outputs, result_layout(shape ? shape->numel : 1));
     return find_entry(fn, operands, out, 1, layouts, arrays_ + int(outputs));
 }
 

@@ -127,9 +127,9 @@ def pointwise(
 ) -> tuple[list[bytes], list[str]]:
     """The kernel of a pointwise function, and the dtypes of its results.
 
-    `layouts` holds the innermost stride class (0, 1, 2: any) of every array, then of every result; results
-    take
-    `out_dtypes` if those are given (in-place writes): RuntimeError where a result cannot be cast to them.
+    `layouts` holds the innermost stride class (0, 1, 2: any) of every array, then of every result (3: 1, and
+    large); results take `out_dtypes` if those are given (in-place writes): RuntimeError where a result cannot
+    be cast to them.
     """
     graph = function.graph(operands)
     dtypes = [v.dtype for v in graph.outputs]
@@ -146,7 +146,7 @@ def pointwise(
 
 def pointwise_nest(graph: Graph, ndim: int, layouts: tuple[int, ...], targets: list[str]) -> Nest:
     """The nest over `ndim` dims that computes every output of a pointwise graph at each point."""
-    classes = iter(("0", "1", "s")[c] for c in layouts)
+    classes = iter(("0", "1", "s", "1")[c] for c in layouts)
     scalars: dict[int, Scalar] = {}
     arrays: list[Array] = []
     numbers: list[str] = []
@@ -169,7 +169,7 @@ def pointwise_nest(graph: Graph, ndim: int, layouts: tuple[int, ...], targets: l
     for value, target in zip(graph.outputs, targets):
         stores.append((len(arrays), convert_dtype(scalars[id(value)], value.dtype, target)))
         arrays.append(Array(target, "out", ("s",) * (ndim - 1) + (next(classes),)))
-    return Nest(("p",) * ndim, tuple(arrays), tuple(numbers), tuple(stores))
+    return Nest(("p",) * ndim, tuple(arrays), tuple(numbers), tuple(stores), small=3 not in layouts)
 
 
 def _number(value: Value, position: int) -> Scalar:

@@ -104,10 +104,6 @@ class Frame:
             for k, operand in enumerate(nest.operands)
         ]
         self.streams = Streams(code, nest, self.size, self.stride, self.base)
-        work, done = code.label(), code.label()
-        self.done = done
-        code.branch(code.op("icmp slt i64 %begin, %end"), work, done)
-        code.begin(work)
         self.outer = Expression(code, self._constant_leaf)
 
     def _stride(self, k: int, d: int, kind: str) -> str:
@@ -125,8 +121,6 @@ class Frame:
     def finish(self) -> str:
         """Close the function; the module's text."""
         self.streams.fence()
-        self.code.jump(self.done)
-        self.code.begin(self.done)
         self.code.line("ret void")
         return self.code.text()
 
@@ -311,14 +305,13 @@ class Frame:
             wide = [*wide, 1]
         for copies in wide:
             stop = code.sub(limit, str(LANES * copies - 1))
-            rest = self._whole_end(start, limit, LANES * copies)
             with code.loop(start, stop, LANES * copies, carried) as turn:
                 values = turn.values
                 for copy in range(copies):
                     values = body(code.add(turn.index, str(LANES * copy)), None, None, values)
                 self.settle()
                 turn.next = values
-            start, carried = rest, turn.values
+            start, carried = turn.index, turn.values
         self.in_tail = bool(wide)
         with code.loop(start, limit, LANES, carried) as turn:
             count = code.minimum(code.sub(limit, turn.index), str(LANES))
@@ -327,13 +320,6 @@ class Frame:
             self.settle()
         self.in_tail = False
         return turn.values
-
-    def _whole_end(self, start: str, limit: str, size: int) -> str:
-        """start + the largest multiple of size within [start, limit); start where limit < start."""
-        code = self.code
-        length = code.sub(limit, start)
-        length = code.op(f"select i1 {code.op(f'icmp sgt i64 {length}, 0')}, i64 {length}, i64 0")
-        return code.add(start, code.op(f"and i64 {length}, -{size}"))
 
     # -- units of work ------------------------------------------------------------------------------
 

@@ -60,6 +60,7 @@ class Nest(NamedTuple):
     numbers: tuple[str, ...]  # "i64" or "f64" each
     stores: tuple[tuple[int, Scalar], ...]
     block: int = REDUCE_BLOCK  # elements reduced by 16 lanes; the results of blocks are added ascending
+    small: bool = False  # no output is as large as those that pass the caches
 
     def schedule(self) -> str:
         """How work is cut into units; a function of the pattern alone.
@@ -95,6 +96,7 @@ class Nest(NamedTuple):
 @lru_cache(maxsize=TEXTS)
 def _text(nest: Nest) -> str:
     how = "" if nest.block == REDUCE_BLOCK else f" block {nest.block}"
+    how += " small" if nest.small else ""
     lines = ["nest " + "".join(nest.dims) + how + " numbers " + " ".join(nest.numbers)]
     lines += [f"operand {k} {o.mode} {o.dtype} {''.join(o.strides)}" for k, o in enumerate(nest.operands)]
     lines.append(program_text([value for _, value in nest.stores]))

@@ -31,7 +31,7 @@ class Streams:
 
     def ask(self, lane_dim: int, start: str = "0") -> None:
         """Decides it for outputs whose points are neighbours along `lane_dim`, from position `start` on."""
-        if not self.code.target.streams:
+        if self.nest.small or not self.code.target.streams:
             return
         for k in sorted({k for k, _ in self.nest.stores}):
             operand = self.nest.operands[k]
