@@ -29,7 +29,8 @@ namespace compiler {
 void classify(const Call& call);
 
 // The kernel for operands whose (coalesced) innermost stride classes are `layouts` (inputs, then outputs, of
-// which 3 is a large one's unit stride; numbers have none) over `ndim` dims; `out_dtypes` are given when results go to existing arrays.
+// which 3 is a large one's unit stride; numbers have none) over `ndim` dims; `out_dtypes` are given when
+// results go to existing arrays.
 std::unique_ptr<PointwiseEntry> pointwise(const Call& call, int ndim, std::span<const uint8_t> layouts,
                                           std::span<const DType> out_dtypes);
 

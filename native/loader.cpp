@@ -4,6 +4,7 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
+#include <map>
 #include <string>
 #include <string_view>
 
@@ -19,6 +20,7 @@ namespace {
 constexpr size_t largest_image = 64 << 20;
 constexpr uint64_t largest_alignment = 4096;
 constexpr size_t not_loaded = ~size_t(0);
+constexpr uint64_t bundle_mark = 0x736a624f6e6c694b;  // "KilnObjs"
 
 // Names inside a damaged object may be anything; a message shows what prints.
 std::string printable(std::string_view name) {
@@ -150,18 +152,25 @@ size_t width(Form form) { return form == Form::none ? 0 : form == Form::word64 ?
 
 // ---- linking ----
 
-// One object on its way to an image.
+// What the objects of a kernel become together: their bytes, and where their global symbols are.
+struct Image {
+    std::vector<uint8_t> bytes;
+    std::map<std::string_view, size_t> symbols;  // names lie in the objects
+};
+
+// One object on its way into an image.
 class Linker {
 public:
-    Linker(std::span<const uint8_t> object, Machine machine) : bytes_(object), machine_(machine) {}
-
-    KernelImage link() {
+    Linker(std::span<const uint8_t> object, Machine machine, Image& image)
+        : bytes_(object), machine_(machine), image_(image) {
         read_header();
         for (const Elf64_Shdr& section : sections_) place(section);
         find_symbols();
-        const size_t entry = find_kernel();
+    }
+
+    // Once every object is placed.
+    void relocate() {
         for (const Elf64_Shdr& section : sections_) relocate(section);
-        return {std::move(image_), entry};
     }
 
 private:
@@ -169,7 +178,7 @@ private:
     void place(const Elf64_Shdr& section);
     bool loads(const Elf64_Shdr& section) const;
     void find_symbols();
-    size_t find_kernel() const;
+    void define_globals();
     void relocate(const Elf64_Shdr& section);
     std::string_view symbol_name(const Elf64_Sym& symbol) const;
     Elf64_Sym symbol(uint64_t index) const {
@@ -181,7 +190,7 @@ private:
     Machine machine_;
     std::vector<Elf64_Shdr> sections_;
     std::vector<size_t> offsets_;  // of each section in the image, or not_loaded
-    std::vector<uint8_t> image_;
+    Image& image_;
     uint64_t symbols_ = 0, symbol_count_ = 0;
     std::span<const uint8_t> names_;  // of symbols; ends in a NUL
 };
@@ -221,11 +230,12 @@ void Linker::place(const Elf64_Shdr& section) {
     KILN_CHECK(std::has_single_bit(alignment) && alignment <= largest_alignment, value,
                "kernel object: a section aligned to ", alignment);
     const auto content = bytes_.range(section.sh_offset, section.sh_size);
-    const size_t offset = (image_.size() + alignment - 1) & ~(alignment - 1);
+    std::vector<uint8_t>& image = image_.bytes;
+    const size_t offset = (image.size() + alignment - 1) & ~(alignment - 1);
     KILN_CHECK(content.size() <= largest_image - std::min(offset, largest_image), value,
                "kernel object: larger than ", largest_image, " bytes");
-    image_.resize(offset);
-    image_.insert(image_.end(), content.begin(), content.end());
+    image.resize(offset);
+    image.insert(image.end(), content.begin(), content.end());
     offsets_.push_back(offset);
 }
 
@@ -243,6 +253,7 @@ void Linker::find_symbols() {
         names_ = bytes_.range(names.sh_offset, names.sh_size);
         KILN_CHECK(!names_.empty() && names_.back() == 0, value, "kernel object: damaged symbol names");
     }
+    define_globals();
 }
 
 std::string_view Linker::symbol_name(const Elf64_Sym& symbol) const {
@@ -250,8 +261,14 @@ std::string_view Linker::symbol_name(const Elf64_Sym& symbol) const {
     return reinterpret_cast<const char*>(names_.data() + symbol.st_name);  // names_ ends in a NUL
 }
 
-// Where a symbol is in the image.
+// Where a symbol is in the image; one that another object defines is found by its name.
 size_t Linker::address(const Elf64_Sym& symbol) const {
+    if (symbol.st_shndx == SHN_UNDEF && ELF64_ST_BIND(symbol.st_info) == STB_GLOBAL) {
+        const auto found = image_.symbols.find(symbol_name(symbol));
+        KILN_CHECK(found != image_.symbols.end(), value, "kernel object: undefined symbol '",
+                   printable(symbol_name(symbol)), "'; a kernel calls nothing outside itself");
+        return found->second;
+    }
     const bool placed = symbol.st_shndx < sections_.size() && offsets_[symbol.st_shndx] != not_loaded;
     KILN_CHECK(placed, value, "kernel object: a reference to '", printable(symbol_name(symbol)),
                "', which is not in the object");
@@ -260,22 +277,17 @@ size_t Linker::address(const Elf64_Sym& symbol) const {
     return offsets_[symbol.st_shndx] + symbol.st_value;
 }
 
-size_t Linker::find_kernel() const {
-    size_t entry = not_loaded;
+void Linker::define_globals() {
     for (uint64_t index = 1; index < symbol_count_; ++index) {
         const Elf64_Sym candidate = symbol(index);
+        if (candidate.st_shndx == SHN_UNDEF || ELF64_ST_BIND(candidate.st_info) != STB_GLOBAL) continue;
         const std::string_view name = symbol_name(candidate);
-        KILN_CHECK(candidate.st_shndx != SHN_UNDEF, value, "kernel object: undefined symbol '",
-                   printable(name), "'; a kernel calls nothing outside itself");
-        if (name != "kernel" || ELF64_ST_BIND(candidate.st_info) != STB_GLOBAL) continue;
-        KILN_CHECK(entry == not_loaded, value, "kernel object: more than one symbol 'kernel'");
-        entry = address(candidate);
+        KILN_CHECK(image_.symbols.emplace(name, address(candidate)).second, value,
+                   "kernel object: more than one symbol '", printable(name), "'");
         const Elf64_Shdr& section = sections_[candidate.st_shndx];
         KILN_CHECK((section.sh_flags & SHF_EXECINSTR) && candidate.st_value < section.sh_size, value,
-                   "kernel object: 'kernel' is not a function");
+                   "kernel object: '", printable(name), "' is not a function");
     }
-    KILN_CHECK(entry != not_loaded, value, "kernel object: no function named 'kernel'");
-    return entry;
 }
 
 void Linker::relocate(const Elf64_Shdr& section) {
@@ -302,9 +314,9 @@ void Linker::relocate(const Elf64_Shdr& section) {
         if (relocation.form == Form::none) continue;
         const uint64_t target = address(symbol(index)) + uint64_t(entry.r_addend);
         // A jump table's entries add their place in the table, so a target may lie past the end by a table.
-        KILN_CHECK(target + image_.size() + 64 <= 3 * image_.size() + 128, value,
+        KILN_CHECK(target + image_.bytes.size() + 64 <= 3 * image_.bytes.size() + 128, value,
                    "kernel object: a reference outside the object");
-        apply(relocation, image_, target, base + entry.r_offset);
+        apply(relocation, image_.bytes, target, base + entry.r_offset);
     }
 }
 
@@ -370,10 +382,33 @@ constexpr Machine this_machine = Machine::aarch64;
 constexpr Machine this_machine = Machine::x86_64;
 #endif
 
+// A kernel made of several objects: the mark, their number, their sizes in bytes, then they themselves.
+std::vector<std::span<const uint8_t>> objects_of(std::span<const uint8_t> kernel) {
+    const Bytes bytes(kernel);
+    if (kernel.size() < 8 || bytes.read<uint64_t>(0) != bundle_mark) return {kernel};
+    const auto count = bytes.read<uint32_t>(8);
+    KILN_CHECK(count <= 16, value, "kernel object: damaged: a bundle of ", count, " objects");
+    std::vector<std::span<const uint8_t>> objects;
+    uint64_t at = 12 + 4 * uint64_t(count);
+    for (uint32_t k = 0; k < count; ++k) {
+        objects.push_back(bytes.range(at, bytes.read<uint32_t>(12 + 4 * k)));
+        at += objects.back().size();
+    }
+    KILN_CHECK(at == kernel.size(), value, "kernel object: damaged: ", kernel.size() - at,
+               " bytes after its objects");
+    return objects;
+}
+
 }  // namespace
 
-KernelImage link_kernel(std::span<const uint8_t> object, Machine machine) {
-    return Linker(object, machine).link();
+KernelImage link_kernel(std::span<const uint8_t> kernel, Machine machine) {
+    Image image;
+    std::vector<Linker> objects;
+    for (std::span<const uint8_t> object : objects_of(kernel)) objects.emplace_back(object, machine, image);
+    for (Linker& object : objects) object.relocate();
+    const auto entry = image.symbols.find("kernel");
+    KILN_CHECK(entry != image.symbols.end(), value, "kernel object: no function named 'kernel'");
+    return {std::move(image.bytes), entry->second};
 }
 
 KernelObject::KernelObject(std::span<const uint8_t> object) {

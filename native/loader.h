@@ -15,7 +15,8 @@ using KernelFunction = void (*)(void* const* ptr, const int64_t* arg, int64_t be
 // A loaded kernel; its code lives as long as this object. Called with the interpreter lock held.
 class KernelObject {
 public:
-    // Loads a relocatable ELF64 object for this machine whose symbol `kernel` is a KernelFunction.
+    // Loads a relocatable ELF64 object for this machine whose symbol `kernel` is a KernelFunction, or several
+    // that refer to each other's global symbols, bundled (kiln/codegen/verify.py).
     // Error{value} for anything damaged, truncated, foreign or not self-contained; Error{memory} when no
     // memory can be mapped. The bytes are not needed afterwards.
     explicit KernelObject(std::span<const uint8_t> object);

@@ -64,8 +64,8 @@ void coalesce(Space& space, const Dims& shape) {
     space.ndim = kept;
 }
 
-// From so many elements on (8 MB of the widest dtype) a result may pass the caches: a layout class of its own,
-// because a kernel that need not ask is made in four fifths of the time.
+// From so many elements on (8 MB of the widest dtype) a result may pass the caches: a layout class of its
+// own, because a kernel that need not ask is made in four fifths of the time.
 constexpr int64_t large_elements = 1 << 20;
 
 uint8_t result_layout(int64_t elements) { return elements >= large_elements ? 3 : 1; }

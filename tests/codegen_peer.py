@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,8 +40,19 @@ def numpy_dtype(dtype: str) -> Any:
     return np.dtype(NUMPY.get(dtype, dtype))
 
 
+def unbundled(data: bytes) -> list[bytes]:
+    """The objects of a kernel."""
+    if not data.startswith(b"KilnObjs"):
+        return [data]
+    (count,) = struct.unpack_from("<I", data, 8)
+    sizes = struct.unpack_from(f"<{count}I", data, 12)
+    ends = list(itertools.accumulate(sizes, initial=12 + 4 * count))
+    assert ends[-1] == len(data)
+    return [data[start:end] for start, end in itertools.pairwise(ends)]
+
+
 def load_object(data: bytes) -> Any:
-    """The kernel of an ELF object as a ctypes function."""
+    """The kernel of an ELF object, or of several, as a ctypes function; by LLVM's linker, not the core's."""
     global _jit
     import llvmlite.binding as binding
 
@@ -47,7 +60,9 @@ def load_object(data: bytes) -> Any:
         binding.initialize_all_targets()
         binding.initialize_all_asmprinters()
         _jit = binding.create_lljit_compiler(binding.Target.from_default_triple().create_target_machine())
-    builder = binding.JITLibraryBuilder().add_object_img(data).export_symbol("kernel")
+    builder = binding.JITLibraryBuilder().export_symbol("kernel")
+    for part in unbundled(data):
+        builder.add_object_img(part)
     library = builder.link(_jit, f"test{len(_kept)}")
     _kept.append(library)
     kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)

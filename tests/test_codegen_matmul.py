@@ -14,7 +14,7 @@ import pytest
 from codegen_peer import load_object, numpy_dtype
 
 from kiln.codegen.compile import compile_text, object_for
-from kiln.codegen.matmul import STACK_BYTES, MatmulSpec, matmul_ir, product, stack_bytes
+from kiln.codegen.matmul import STACK_BYTES, MatmulSpec, library, matmul_ir, product, stack_bytes
 from kiln.codegen.nest import Operand
 from kiln.codegen.target import LEVELS, Target, host_target
 from kiln.ops.scalar import Scalar, const, convert, select
@@ -41,7 +41,7 @@ def kernel(spec: MatmulSpec, target: Target = HOST) -> Any:
     """The compiled pattern."""
     key = spec.text(), target.name
     if key not in _built:
-        _built[key] = load_object(compile_text(matmul_ir(spec, target), target))
+        _built[key] = load_object(compile_text(matmul_ir(spec, target), target, library(spec)))
     return _built[key]
 
 
@@ -377,7 +377,7 @@ def test_special_values() -> None:
 def test_the_object_and_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = product("float32")
     assert spec.text() == product("float32").text() != product("float64").text()
-    first = object_for(spec.text(), lambda: matmul_ir(spec, HOST))
+    first = object_for(spec.text(), lambda: matmul_ir(spec, HOST), library=library(spec))
     assert object_for(spec.text(), lambda: pytest.fail("made twice")) == first
     assert spec.text().splitlines()[:2] == ["matmul float32 numbers", "operand 1 out float32 ss1"]
 
@@ -393,7 +393,8 @@ def test_refused() -> None:
 def test_other_architectures_compile() -> None:
     for target in LEVELS.values():
         for dtype in ("float32", "float64", "bfloat16", "int8"):
-            assert compile_text(matmul_ir(product(dtype), target), target)
+            spec = product(dtype)
+            assert compile_text(matmul_ir(spec, target), target, library(spec))
 
 
 @pytest.mark.parametrize("target", LEVELS.values(), ids=lambda t: t.name)

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kiln.codegen.verify import bundle
+
 ROOT = Path(__file__).resolve().parent.parent
 LEAVES = ["cpu", "dtype", "loader", "memory", "threads"]
 
@@ -67,6 +69,7 @@ end:
   ret void
 }
 """
+HELPER = KERNEL[KERNEL.index("define internal i64 @helper") : KERNEL.index("define void @kernel")]
 TRIPLES = {
     "x86_64": ("x86_64-unknown-linux-gnu", "x86-64-v3"),
     "aarch64": ("aarch64-unknown-linux-gnu", "generic"),
@@ -116,11 +119,18 @@ def emit(ir: str, machine: str, cpu: str | None = None) -> bytes:
     return result
 
 
-@pytest.fixture(params=TRIPLES)
+def in_two(machine: str) -> list[bytes]:
+    """KERNEL, and its helper in an object of its own."""
+    kernel = KERNEL.replace(HELPER, "declare i64 @helper(i64)\n")
+    return [emit(kernel, machine), emit(HELPER.replace("define internal", "define"), machine)]
+
+
+@pytest.fixture(params=[(machine, parts) for machine in TRIPLES for parts in (1, 2)])
 def kernel_object(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, str]:
+    machine, parts = request.param
     path = tmp_path / "kernel.o"
-    path.write_bytes(emit(KERNEL, request.param))
-    return path, request.param
+    path.write_bytes(emit(KERNEL, machine) if parts == 1 else bundle(in_two(machine)))
+    return path, machine
 
 
 NATIVE = (
@@ -231,10 +241,11 @@ def test_affinity_bounds_threads(leaf: Any) -> None:
 
 
 @pytest.mark.skipif(HERE not in TRIPLES, reason="no kernels for this machine")
+@pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("n", range(7))
-def test_kernel_runs(leaf: Any, tmp_path: Path, n: int) -> None:
+def test_kernel_runs(leaf: Any, tmp_path: Path, n: int, parts: int) -> None:
     path = tmp_path / "kernel.o"
-    path.write_bytes(emit(KERNEL, HERE))
+    path.write_bytes(emit(KERNEL, HERE) if parts == 1 else bundle(in_two(HERE)))
     printed, nbytes = leaf("run", path, n).splitlines()
     wanted = [i * (i + 1.5) + (n & 3) + 1 + 77 * n for i in range(16)]
     wanted[0] = {0: 1.25, 1: 2.25, 2: 11, 3: 22, 4: 77 * 11, 5: 5.25}.get(n, wanted[0])
@@ -319,6 +330,27 @@ def test_refused(leaf: Any, tmp_path: Path, old: str, new: str, message: str) ->
     path = tmp_path / "kernel.o"
     path.write_bytes(emit(ir, HERE))
     assert message in leaf("refuse", path)
+
+
+@pytest.mark.skipif(HERE not in TRIPLES, reason="no kernels for this machine")
+def test_refused_bundles(leaf: Any, tmp_path: Path) -> None:
+    path = tmp_path / "kernel.o"
+    kernel, helper = in_two(HERE)
+    whole = bundle([kernel, helper])
+    for data, message in [
+        (bundle([kernel]), "undefined symbol 'helper'"),
+        (bundle([helper]), "no function named 'kernel'"),
+        (bundle([kernel, helper, helper]), "more than one symbol 'helper'"),
+        (bundle([]), "no function named 'kernel'"),
+        (bundle([helper] * 17), "a bundle of 17 objects"),
+        (bundle([whole]), "expected a relocatable"),
+        (whole + b"\0", "1 bytes after its objects"),
+        (whole[:-1], "damaged"),
+        (whole[:8], "damaged"),
+        (whole[:14], "damaged"),
+    ]:
+        path.write_bytes(data)
+        assert message in leaf("refuse", path)
 
 
 def test_refused_files(leaf: Any, tmp_path: Path) -> None:

@@ -450,7 +450,8 @@ def test_the_process_ends_while_a_daemon_computes(work: str) -> None:
 def test_an_interrupt_during_a_long_kernel() -> None:
     """Ctrl-C while kernels run is raised at the line after; nothing is left busy or half done."""
     code = (
-        "import _thread, threading, kiln\n"
+        "import _thread, faulthandler, threading, kiln\n"
+        "faulthandler.dump_traceback_later(200, exit=True)\n"
         "a, w = kiln.ones(600, 600), kiln.zeros(600, 600)\n"
         "f = kiln.compile(lambda: (w.add_(1), a @ a)[1])\n"
         "begun = threading.Event()\n"

@@ -29,7 +29,9 @@ class _Worker:
     """The thread, its queue, and who may run."""
 
     def __init__(self) -> None:
-        self.state = threading.Condition()
+        # Ctrl-C may end any Python function just after its work: `with state` could leave the lock held.
+        self.lock = threading.RLock()
+        self.state = threading.Condition(self.lock)
         self.jobs: deque[tuple[Job, Callable[[], None]]] = deque()  # the first is being done
         self.thread: threading.Thread | None = None
         self.running = False  # it does work that must not be cut
@@ -38,7 +40,7 @@ class _Worker:
 
     def submit(self, job: Job, give_up: Callable[[], None]) -> None:
         """Adds a job; starts the thread at the first."""
-        with self.state:
+        with self.lock:
             if self.stopped:
                 return give_up()
             self.jobs.append((job, give_up))
@@ -50,7 +52,7 @@ class _Worker:
     def work(self) -> None:
         """What the thread does."""
         while True:
-            with self.state:
+            with self.lock:
                 self.running = False
                 self.state.notify_all()
                 self.state.wait_for(lambda: self.stopped or (self.jobs and not self.held))
@@ -62,14 +64,14 @@ class _Worker:
                 job(self.checkpoint)
             except BaseException:  # nobody is there to see it; whoever asked may ask again
                 give_up()
-            with self.state:
+            with self.lock:
                 self.jobs.popleft()
 
     def checkpoint(self) -> None:
         """Rests if it is asked to."""
         if not self.held and not self.stopped:
             return
-        with self.state:
+        with self.lock:
             self.running = False
             self.state.notify_all()
             self.state.wait_for(lambda: self.stopped or not self.held)
@@ -79,7 +81,7 @@ class _Worker:
 
     def wait(self) -> None:
         """Until nothing is left to do."""
-        with self.state:
+        with self.lock:
             self.state.wait_for(lambda: not self.jobs)
 
     def hold(self) -> None:
@@ -96,7 +98,7 @@ class _Worker:
 
     def stop(self) -> None:
         """Ends it; what is left is given up."""
-        with self.state:
+        with self.lock:
             self.stopped = True
             self.state.notify_all()
         if self.thread is not None:

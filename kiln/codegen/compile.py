@@ -3,6 +3,9 @@
     key = H(identity of source, LLVM, target and CPU | pattern text)       see identity.py
     object_for:  in memory?  on disk, whole and ours?  else text -> verify -> LLVM -> verify -> keep
 
+Kernels of one kind may share a *library*: functions that each carries, and that are made once, by a second
+thread beside the first kernel that needs them.
+
 A process that finds its kernels on disk never loads LLVM. One lock serialises compilation; a fork
 waits for it, so that no child inherits LLVM in the middle of its work.
 """
@@ -11,6 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import NamedTuple
 
 from kiln.codegen.cache import disk
 from kiln.codegen.fork import GENERATOR, at_fork
@@ -19,7 +23,7 @@ from kiln.codegen.identity import digest, host_identity, identity
 from kiln.codegen.llvm import Machine
 from kiln.codegen.nest import Nest
 from kiln.codegen.target import Target, host_target
-from kiln.codegen.verify import verify_object, verify_text
+from kiln.codegen.verify import bundle, verify_object, verify_text
 
 REMEMBERED = 1024  # objects kept in memory; the core holds the mapped kernels itself
 
@@ -29,8 +33,21 @@ _others: dict[Target, bytes] = {}
 _machines: dict[Target, Machine] = {}
 
 
-def object_for(text_key: str, ir_text: Callable[[], str], target: Target | None = None) -> bytes:
-    """The ELF object of the pattern `text_key`, whose LLVM text `ir_text` writes if nobody kept it.
+class Library(NamedTuple):
+    """Functions that kernels call."""
+
+    pattern: str  # the key of their object
+    functions: tuple[str, ...]
+    text: Callable[[Target], str]  # their LLVM text
+
+
+def object_for(
+    text_key: str,
+    ir_text: Callable[[], str],
+    target: Target | None = None,
+    library: Library | None = None,
+) -> bytes:
+    """The object code of the pattern `text_key`, whose LLVM text `ir_text` writes if nobody kept it.
 
     `target` is this host's unless given. Raises ValueError for text or an object that the verifiers
     refuse, and RuntimeError if LLVM cannot parse it.
@@ -45,8 +62,12 @@ def object_for(text_key: str, ir_text: Callable[[], str], target: Target | None 
         with _lock:
             found = _memory.get(key)
             if found is None:
-                found = compile_text(ir_text(), target)
+                found = compile_text(ir_text(), target, library)
                 disk().store(key, found)
+    return _remember(key, found)
+
+
+def _remember(key: bytes, found: bytes) -> bytes:
     if len(_memory) >= REMEMBERED:
         _memory.clear()
     _memory[key] = found
@@ -59,16 +80,74 @@ def kernel_object(nest: Nest, target: Target | None = None) -> bytes:
     return object_for(nest.text(), lambda: nest_text(nest, target), target)
 
 
-def compile_text(text: str, target: Target) -> bytes:
-    """LLVM text to a verified ELF object, past every cache."""
-    verify_text(text, target)
+def compile_text(text: str, target: Target, library: Library | None = None) -> bytes:
+    """LLVM text to verified object code, past every cache but the library's."""
     with _lock:
-        machine = _machines.get(target)
-        if machine is None:
-            machine = _machines[target] = Machine(target)
-        data = machine.object(text)
-    verify_object(data)
+        if library is None:
+            return _compiled(_machine(target), text, target)
+        with _Beside(library, target) as beside:
+            own = _compiled(_machine(target), text, target, calls=library.functions)
+        return bundle([own, beside.object()])
+
+
+def _compiled(
+    machine: Machine,
+    text: str,
+    target: Target,
+    defines: tuple[str, ...] = ("kernel",),
+    calls: tuple[str, ...] = (),
+) -> bytes:
+    verify_text(text, target, calls)
+    data = machine.object(text)
+    verify_object(data, defines, calls)
     return data
+
+
+def _machine(target: Target) -> Machine:
+    machine = _machines.get(target)
+    if machine is None:
+        machine = _machines[target] = Machine(target)
+    return machine
+
+
+class _Beside:
+    """A library's object, being made by another thread until the block's end unless it was kept."""
+
+    def __init__(self, library: Library, target: Target) -> None:
+        self.library, self.target = library, target
+        self.key = kernel_key(library.pattern, target)
+        self.found = _memory.get(self.key) or disk().load(self.key)
+        self.error: BaseException | None = None
+        self.thread: threading.Thread | None = None
+
+    def __enter__(self) -> _Beside:
+        if self.found is None:
+            _machine(self.target)  # loads LLVM
+            self.thread = threading.Thread(target=self._make, name="kiln library")
+            try:
+                self.thread.start()
+            except RuntimeError:  # no more threads: the process ends
+                self.thread = None
+                self._make()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.thread is not None:
+            self.thread.join()
+
+    def _make(self) -> None:
+        try:
+            text = self.library.text(self.target)
+            self.found = _compiled(Machine(self.target), text, self.target, defines=self.library.functions)
+            disk().store(self.key, self.found)
+        except BaseException as error:  # raised where it is asked for
+            self.error = error
+
+    def object(self) -> bytes:
+        """The object, once the block has ended."""
+        if self.found is None:
+            raise self.error or RuntimeError("codegen: a library was not made")
+        return _remember(self.key, self.found)
 
 
 def kernel_key(text_key: str, target: Target | None = None) -> bytes:

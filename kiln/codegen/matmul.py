@@ -27,10 +27,12 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from kiln.codegen.compile import Library
 from kiln.codegen.matmul_drive import UNIT_BYTES, UNIT_ROWS, drive, frame_bytes
 from kiln.codegen.matmul_finish import Arguments, finish
 from kiln.codegen.matmul_pack import copy, turn
-from kiln.codegen.matmul_row import UNIT_COLUMNS, drive_row, row_routines
+from kiln.codegen.matmul_row import UNIT_COLUMNS, beside, drive_row, gathered, turned
+from kiln.codegen.matmul_text import module
 from kiln.codegen.matmul_tile import Element, element_of, identity, tile
 from kiln.codegen.nest import TEXTS, Nest, Operand
 from kiln.codegen.target import Target
@@ -87,28 +89,27 @@ def stack_bytes(spec: MatmulSpec, target: Target) -> int:
 
 
 def matmul_ir(spec: MatmulSpec, target: Target) -> str:
-    """The LLVM text of the kernel: one visible function `kernel`, nothing undefined.
+    """The LLVM text of the kernel's own object: `kernel` and `finish`, which call functions of its `library`.
 
     Raises ValueError for a pattern that breaks the grammar, and AssertionError for bool factors.
     """
     _verify(spec, target)
     element = element_of(spec.dtype)
     arguments = Arguments(spec.operands, spec.numbers)
-    if spec.row:
-        internal, driver = row_routines(target, element), drive_row(target, element)
-    else:
-        internal = [tile(target, element), copy(target, element), turn(target, element)]
-        driver = drive(target, element, _plain_output(spec, element))
-    internal.append(finish(target, element, arguments, spec.stores))
-    routines = [*internal, driver]
-    declared = {name: text for routine in routines for name, text in routine.declared.items()}
-    return "\n".join([
-        f'target triple = "{target.triple}"', identity(target, element),
-        *(routine.routine() for routine in internal), driver.routine(visible=True),
-        f"attributes #0 = {{ {target.attributes()} }}",
-        f"attributes #1 = {{ {target.attributes()} noinline optnone }}",
-        *declared.values(), "",
-    ])  # fmt: skip
+    driver = drive_row(target, element) if spec.row else drive(target, element, _plain_output(spec, element))
+    routines = [finish(target, element, arguments, spec.stores), driver]
+    return module(target, routines, "" if spec.row else identity(target, element))
+
+
+def library(spec: MatmulSpec) -> Library:
+    """What all kernels of these factors share: everything but the driver and the epilogue."""
+    element = element_of(spec.dtype)
+    makers = (beside, turned, gathered) if spec.row else (tile, copy, turn)
+    return Library(
+        f"{'row ' if spec.row else ''}matmul library {spec.dtype}",
+        tuple(make.__name__ for make in makers),
+        lambda target: module(target, [make(target, element) for make in makers]),
+    )
 
 
 def _verify(spec: MatmulSpec, target: Target) -> None:

@@ -70,11 +70,6 @@ class _Driver:
         self.size: dict[str, str] = {}
         self.stride: dict[str, str] = {}
 
-    def call(self, name: str, *arguments: str) -> None:
-        """Call a routine; arguments are typed, or i64."""
-        typed = ", ".join(a if a.startswith("ptr ") else f"i64 {a}" for a in arguments)
-        self.code.line(f"call void @{name}({typed})")
-
     def reach(self, base: str, **steps: str) -> str:
         """`base` advanced by index * stride for every `stride = index`."""
         code = self.code
@@ -154,7 +149,7 @@ class _Driver:
             part = _Run(run.batch, run.row, run.rows, code.add(run.column, left), cols)
             self._panel(part, code.at(into, code.mul(left, str(self.element.bytes))), pitch)
         with code.when(code.op(f"xor i1 {direct}, true")):
-            self.call(
+            code.run(
                 "finish", "ptr %ptr", "ptr %arg", run.batch, run.row, run.rows, run.column, run.columns,
                 f"ptr {self.buffer}", str(UNIT_BYTES),
             )  # fmt: skip
@@ -221,9 +216,9 @@ class _Driver:
         code = self.code
         step, inner_step = (self.stride[name] for name in steps)
         with code.either(turned) as straight:
-            self.call("turn", f"ptr {src}", inner_step, f"ptr {into}", pitch, outer, inner)
+            code.run("turn", f"ptr {src}", inner_step, f"ptr {into}", pitch, outer, inner)
             next(straight)
-            self.call("copy", f"ptr {src}", step, inner_step, f"ptr {into}", pitch, outer, inner)
+            code.run("copy", f"ptr {src}", step, inner_step, f"ptr {into}", pitch, outer, inner)
 
     def _lies_well(self, src: str, run: _Run) -> str:
         """Whether a panel of B is read where it lies: packing costs as much as a few rows of tiles."""
@@ -277,7 +272,7 @@ class _Driver:
             if height == self.heights[0]:
                 narrow = code.compare("sle", run.columns, str(self.panel // VECTORS))
                 shape = code.choose(narrow, str(self.shapes.index(Shape(height, 1))), shape)
-            self.call(
+            code.run(
                 "tile", shape, f"ptr {here}", rs, ks, f"ptr {b}", bs, f"ptr {c}", pitch, f"ptr {before}",
                 old_pitch, depth, count,
             )  # fmt: skip

@@ -213,15 +213,6 @@ def _turn(made: _Sums, b: str) -> list[str]:
     return zip_lanes(code, element, rows, LANES)
 
 
-def row_routines(target: Target, element: Element) -> list[Routine]:
-    """The routines that sum columns."""
-    return [
-        beside(target, element),
-        turned(target, element),
-        gathered(target, element),
-    ]
-
-
 class _Driver:
     """The driver under construction."""
 
@@ -264,10 +255,9 @@ class _Driver:
                 with code.during(done, cols) as start:
                     count = self._columns(here, rows, start, code.sub(cols, start), depth, from_k)
                     code.set(done, code.add(start, count))
-            code.line(
-                f"call void @finish(ptr %ptr, ptr %arg, i64 {batch}, i64 0, i64 1, i64 {column}, i64 {cols}, "
-                f"ptr {self.buffer}, i64 0)"
-            )
+            code.run(
+                "finish", "ptr %ptr", "ptr %arg", batch, "0", "1", column, cols, f"ptr {self.buffer}", "0"
+            )  # fmt: skip
         return code
 
     def _columns(self, a: str, b: str, start: str, cols: str, depth: str, from_k: str) -> str:
@@ -277,9 +267,8 @@ class _Driver:
         column = code.at(b, code.mul(start, self.b_column))
         into = code.at(self.buffer, code.mul(start, str(self.element.bytes)))
         arguments = (
-            f"ptr {a}, i64 {self.a_k}, ptr {column}, i64 {self.b_k}, i64 {self.b_column}, ptr {into}, "
-            f"i64 {depth}"
-        )
+            f"ptr {a}", self.a_k, f"ptr {column}", self.b_k, self.b_column, f"ptr {into}", depth
+        )  # fmt: skip
         count = code.variable(str(LANES))
         whole = cols if self.masks else code.op(f"and i64 {cols}, -{LANES}")
         ways = [
@@ -297,7 +286,7 @@ class _Driver:
             code.branch(fits, chosen, other)
             code.begin(chosen)
             done = columns if name == "beside" else cols
-            code.line(f"call void @{name}({arguments}, i64 {done}, i1 {first})")
+            code.run(name, *arguments, done, f"i1 {first}")
             code.set(count, columns)
             code.jump(out)
             code.begin(other)

@@ -1,12 +1,12 @@
-"""Routines: the internal functions a matmul kernel is made of, written with `Code`.
+"""Routines: the functions a matmul kernel is made of, written with `Code`.
 
-A kernel stays one object with one visible function; the tiles, packing and finishing are internal functions
-beside it, so that each is compiled (and its registers allocated) by itself.
+What does not depend on the epilogue (tiles, packing) is a library that kernels share; a kernel's own object has
+the driver and the finishing. Each function is compiled, and its registers allocated, by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from kiln.codegen.code import Code
@@ -14,11 +14,11 @@ from kiln.codegen.target import Target
 
 
 class Routine(Code):
-    """One internal function under construction; i64 values, byte offsets, variables on the stack."""
+    """One function under construction; i64 values, byte offsets, variables on the stack."""
 
     def __init__(self, target: Target, name: str, params: str, attributes: str = "#0") -> None:
         super().__init__(target)
-        self.head = f"void @{name}({params}) {attributes} {{"
+        self.title, self.head = name, f"void @{name}({params}) {attributes} {{"
 
     def variable(self, value: str) -> str:
         """A mutable i64 on the stack, holding `value`."""
@@ -59,6 +59,12 @@ class Routine(Code):
             base = self.offset(base, "i8", offset)
         return base
 
+    def run(self, name: str, *arguments: str) -> None:
+        """Call a function of the library; arguments are typed, or i64."""
+        typed = [a if " " in a else f"i64 {a}" for a in arguments]
+        self.line(f"call void @{name}({', '.join(typed)})")
+        self.declared[name] = f"declare void @{name}({', '.join(a.split()[0] for a in typed)})"
+
     @contextmanager
     def times(self, limit: str, step: int = 1) -> Iterator[str]:
         """for index = 0; index < limit; index += step: yields the index."""
@@ -94,7 +100,20 @@ class Routine(Code):
         self.jump(out)
         self.begin(out)
 
-    def routine(self, visible: bool = False) -> str:
+    def routine(self) -> str:
         """The finished function."""
-        define = "define " if visible else "define internal "
-        return "\n".join([define + self.head, "entry:", *self.slots, *self.lines, "  ret void", "}"])
+        return "\n".join(["define " + self.head, "entry:", *self.slots, *self.lines, "  ret void", "}"])
+
+
+def module(target: Target, routines: Sequence[Routine], constants: str = "") -> str:
+    """The module of some routines."""
+    declared = {name: text for routine in routines for name, text in routine.declared.items()}
+    for routine in routines:
+        declared.pop(routine.title, None)
+    return "\n".join([
+        f'target triple = "{target.triple}"', constants,
+        *(routine.routine() for routine in routines),
+        f"attributes #0 = {{ {target.attributes()} }}",
+        f"attributes #1 = {{ {target.attributes()} noinline optnone }}",
+        *declared.values(), "",
+    ])  # fmt: skip

@@ -2,7 +2,8 @@
 
     verify_nest    a nest against its grammar and the target's table of legal (op, type)
     verify_text    LLVM text: allowed intrinsics only, no remainder, no 16-bit float arithmetic, no flags
-    verify_object  an ELF object: one global `kernel`, nothing undefined
+    verify_object  an ELF object: the functions it is to define, nothing undefined but what it may call
+    bundle         several objects as one kernel's bytes
 
 LLVM ends the process on an operation its target cannot do; these checks come first and raise ValueError.
 """
@@ -106,12 +107,14 @@ def _verify_leaf(nest: Nest, node: Scalar) -> None:
         raise refuse(f"load of operand {node.data} at positions that are not i64")
 
 
-def verify_text(text: str, target: Target) -> None:
-    """Check a module's text before LLVM parses it; ValueError if it names what no kernel may."""
+def verify_text(text: str, target: Target, calls: tuple[str, ...] = ()) -> None:
+    """Check a module's text before LLVM parses it; ValueError if it names what is neither an intrinsic nor one
+    of the functions it `calls`.
+    """
     import re  # a warm process checks no text
 
     for name in re.findall(_DECLARED, text):
-        if not intrinsic_allowed(name, target):
+        if name not in calls and not intrinsic_allowed(name, target):
             raise refuse(f"{name} is not an intrinsic that {target.name} allows")
     for pattern in _FORBIDDEN:
         found = re.search(pattern, text)
@@ -119,17 +122,28 @@ def verify_text(text: str, target: Target) -> None:
             raise refuse(f"not allowed in a kernel: {found.group().strip()}")
 
 
-def verify_object(data: bytes) -> None:
-    """Check that an ELF64 object defines `kernel` and leaves no symbol undefined; ValueError otherwise."""
+def verify_object(data: bytes, defines: tuple[str, ...] = ("kernel",), calls: tuple[str, ...] = ()) -> None:
+    """Check that an ELF64 object defines its functions and leaves undefined only what it `calls`; ValueError
+    otherwise.
+    """
     try:
         names = _symbols(data)
     except (struct.error, IndexError) as error:
         raise refuse(f"the object is damaged ({error})") from error
-    undefined = sorted(name for name, section in names if section == 0)
+    undefined = sorted(name for name, section in names if section == 0 and name not in calls)
     if undefined:
         raise refuse(f"the object calls {', '.join(undefined)}")
-    if "kernel" not in (name for name, _ in names):
-        raise refuse("the object does not define kernel")
+    missing = sorted({*defines} - {name for name, section in names if section != 0})
+    if missing:
+        raise refuse(f"the object does not define {', '.join(missing)}")
+
+
+def bundle(objects: list[bytes]) -> bytes:
+    """Several objects that call each other, as the core's loader takes them: a mark, their number, their sizes
+    in bytes (32 bits each, little-endian), then they themselves.
+    """
+    sizes = [len(data) for data in objects]
+    return b"".join([b"KilnObjs", struct.pack(f"<{1 + len(sizes)}I", len(sizes), *sizes), *objects])
 
 
 def _symbols(data: bytes) -> list[tuple[str, int]]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import NamedTuple, Union
 
 from kiln.codegen.compile import kernel_object, object_for
-from kiln.codegen.matmul import MatmulSpec, matmul_ir
+from kiln.codegen.matmul import MatmulSpec, library, matmul_ir
 from kiln.codegen.nest import COLUMN_BLOCK, Nest, Operand
 from kiln.codegen.scatter import ScatterSpec, scatter_ir
 from kiln.codegen.target import host_target
@@ -69,7 +69,9 @@ class MatmulKernel(NamedTuple):
 
     def object(self) -> bytes:
         """The machine code."""
-        return object_for(self.text(), lambda: matmul_ir(self.spec, host_target()))
+        return object_for(
+            self.text(), lambda: matmul_ir(self.spec, host_target()), library=library(self.spec)
+        )
 
 
 class ScatterKernel(NamedTuple):
