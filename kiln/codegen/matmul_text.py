@@ -1,7 +1,7 @@
 """Routines: the functions a matmul kernel is made of, written with `Code`.
 
-What does not depend on the epilogue (tiles, packing) is a library that kernels share; a kernel's own object has
-the driver and the finishing. Each function is compiled, and its registers allocated, by itself.
+What does not depend on the epilogue (tiles, packing) is a library that kernels share; a kernel's own object
+has the driver and the finishing. Each function is compiled, and its registers allocated, by itself.
 """
 
 from __future__ import annotations

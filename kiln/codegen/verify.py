@@ -108,8 +108,8 @@ def _verify_leaf(nest: Nest, node: Scalar) -> None:
 
 
 def verify_text(text: str, target: Target, calls: tuple[str, ...] = ()) -> None:
-    """Check a module's text before LLVM parses it; ValueError if it names what is neither an intrinsic nor one
-    of the functions it `calls`.
+    """Check a module's text before LLVM parses it; ValueError if it names what is neither an intrinsic nor
+    one of the functions it `calls`.
     """
     import re  # a warm process checks no text
 
@@ -139,8 +139,8 @@ def verify_object(data: bytes, defines: tuple[str, ...] = ("kernel",), calls: tu
 
 
 def bundle(objects: list[bytes]) -> bytes:
-    """Several objects that call each other, as the core's loader takes them: a mark, their number, their sizes
-    in bytes (32 bits each, little-endian), then they themselves.
+    """Several objects that call each other, as the core's loader takes them: a mark, their number, their
+    sizes in bytes (32 bits each, little-endian), then they themselves.
     """
     sizes = [len(data) for data in objects]
     return b"".join([b"KilnObjs", struct.pack(f"<{1 + len(sizes)}I", len(sizes), *sizes), *objects])
