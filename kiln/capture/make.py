@@ -11,7 +11,6 @@ region     := program [storage of each output]
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -20,9 +19,8 @@ from kiln.capture import programs, recipes, regions
 from kiln.capture.answers import packed
 from kiln.capture.function import Derivative, Forward, Function, Operands, classify
 from kiln.capture.handle import Handle
+from kiln.capture.service import log
 from kiln.graph.graph import Graph
-
-log = logging.getLogger("kiln.compile")
 
 SOURCES = ("grad", "input", "output", "hidden", "shape", "number")  # in the order of native/op.h
 
@@ -50,9 +48,7 @@ def region(
         return packed(made)
     except Exception as error:  # op by op works whatever went wrong here
         # as text: a kept error would keep the frames of the recorded function, and all they hold
-        log.warning(
-            "a recorded region of %d ops runs op by op: %s: %s", len(ops), type(error).__name__, str(error)
-        )
+        log(True, f"a recorded region of {len(ops)} ops runs op by op: {type(error).__name__}: {error}")
         return None
 
 

@@ -17,7 +17,6 @@ text never depends on when sizes were made: terms are sorted by what they say.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable
@@ -75,6 +74,8 @@ def attr_text(attr: Any) -> str:
     if isinstance(attr, float):
         return repr(attr) if math.isfinite(attr) else {"nan": "nan", "inf": "inf", "-inf": "-inf"}[repr(attr)]
     if isinstance(attr, str):
+        import json  # 2 ms, and seldom needed
+
         return json.dumps(attr)
     if isinstance(attr, tuple):
         return f"({', '.join(map(attr_text, attr))})"
@@ -390,6 +391,8 @@ class _Reader:
 
 
 def _string(line: _Line, word: str) -> str:
+    import json
+
     try:
         found = json.loads(word)
     except ValueError:
