@@ -443,6 +443,7 @@ def test_outputs_that_pass_the_caches(dtype: str, shift: int, rng: np.random.Gen
     for value in [x, rough_exp(x)] if dtype == "float32" else [x]:
         flat = Nest(("p",), (reads(dtype, "1"), writes(dtype, "1")), (), ((1, value),))
         assert "nontemporal" in nest_text(flat, host_target()) or not host_target().streams
+        assert "nontemporal" not in nest_text(flat._replace(small=True), host_target())
         data = draw(rng, (n,), dtype, False)
         check(flat, [n], [data, at_line((n,), dtype, shift)], cuts=[16, 333, 100000])
     (want,) = expected(flat, [n], [data, data])

@@ -344,13 +344,13 @@ def test_threads(name: str, threads: None) -> None:
 
 
 def magnified(case: Case) -> Case | None:
-    """A reduction's sample with its one array grown to about 300 000 elements, every dim by the same
+    """A reduction's sample with its one array grown to about 600 000 elements, every dim by the same
     factor.
     """
     (array, *others) = arrays_of(case)
     if others or array.ndim == 0 or array.size == 0:
         return None
-    factor = max(1, int((300_000 / array.size) ** (1 / array.ndim)))
+    factor = max(1, int((600_000 / array.size) ** (1 / array.ndim)))
     noise = np.random.default_rng(0).normal(size=[factor * s for s in array.shape])
     grown = array.dtype.kind == "f" and noise.astype(array.dtype)
     if grown is False or not math.prod(grown.shape):
