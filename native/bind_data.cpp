@@ -10,16 +10,17 @@ namespace {
 
 // ---- tensor(data) ----
 
-// Finds the shape of nested sequences and the kind of their numbers.
-struct NestedShape {
+// Nested sequences: their shape, their numbers and the kind of these. Read once: a number may be asked of
+// Python code, which may change the sequences.
+struct Nested {
     Dims sizes;
     Kind kind = Kind::bool_;
-    bool any = false;
+    std::vector<Number> numbers;
 };
 
 bool is_sequence(PyObject* object) { return PyList_Check(object) || PyTuple_Check(object); }
 
-void measure(PyObject* data, size_t depth, NestedShape& shape) {
+void read(PyObject* data, size_t depth, Nested& shape) {
     KILN_CHECK(depth < 64, value, "tensor: the data is nested too deeply");
     if (!is_sequence(data)) {
         Number number;
@@ -38,17 +39,21 @@ void measure(PyObject* data, size_t depth, NestedShape& shape) {
                    shape.sizes[std::min(depth, shape.sizes.size() - 1)], " at dim ", depth,
                    " (got a number)");
         shape.kind = std::max(shape.kind, number.kind);
-        shape.any = true;
+        shape.numbers.push_back(number);
         return;
     }
     int64_t count = PySequence_Fast_GET_SIZE(data);
     if (depth == shape.sizes.size()) {
-        KILN_CHECK(!shape.any, value, "tensor: a sequence where a number was expected, at depth ", depth);
+        KILN_CHECK(shape.numbers.empty(), value, "tensor: a sequence where a number was expected, at depth ",
+                   depth);
         shape.sizes.push_back(count);
     }
     KILN_CHECK(shape.sizes[depth] == count, value, "expected sequence of length ", shape.sizes[depth],
                " at dim ", depth, " (got ", count, ")");
-    for (int64_t i = 0; i < count; ++i) measure(PySequence_Fast_GET_ITEM(data, i), depth + 1, shape);
+    for (int64_t i = 0; i < count; ++i) {
+        KILN_CHECK(i < PySequence_Fast_GET_SIZE(data), value, "tensor: the data changed while it was read");
+        read(Object::borrow(PySequence_Fast_GET_ITEM(data, i)).get(), depth + 1, shape);
+    }
 }
 
 // A number must lie in the range of an integer dtype; negative ints count from an unsigned one's end.
@@ -65,34 +70,23 @@ void expect_in_range(const Number& number, DType dtype) {
     KILN_CHECK(fits, runtime, "value cannot be converted to type ", name(dtype), " without overflow");
 }
 
-std::byte* fill(PyObject* data, DType dtype, std::byte* to) {
-    if (is_sequence(data)) {
-        for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(data); ++i)
-            to = fill(PySequence_Fast_GET_ITEM(data, i), dtype, to);
-        return to;
-    }
-    Number number;
-    if (is_tensor(data))
-        number = read_element(tensor_of(data).dtype, tensor_of(data).data());
-    else
-        number_from(data, &number);
-    expect_in_range(number, dtype);
-    write_element(dtype, to, number);
-    return to + itemsize(dtype);
-}
-
 PyObject* from_nested(PyObject*, PyObject* args) {
     return guarded([&]() -> PyObject* {
         PyObject *data, *dtype;
         if (!PyArg_ParseTuple(args, "OO:from_nested", &data, &dtype)) return nullptr;
-        NestedShape shape;
-        measure(data, 0, shape);
-        DType type = dtype != Py_None                         ? dtype_from(dtype)
-                     : shape.kind == Kind::bool_ && shape.any ? DType::bool_
-                     : shape.kind == Kind::int_               ? DType::int64
-                                                              : default_dtype();
-        TensorRef tensor = new_tensor(type, shape.sizes);
-        if (tensor->numel) fill(data, type, tensor->data());
+        Nested nested;
+        read(data, 0, nested);
+        DType type = dtype != Py_None                                        ? dtype_from(dtype)
+                     : nested.kind == Kind::bool_ && !nested.numbers.empty() ? DType::bool_
+                     : nested.kind == Kind::int_                             ? DType::int64
+                                                                             : default_dtype();
+        TensorRef tensor = new_tensor(type, nested.sizes);
+        std::byte* to = tensor->data();
+        for (const Number& number : nested.numbers) {
+            expect_in_range(number, type);
+            write_element(type, to, number);
+            to += itemsize(type);
+        }
         return wrap(tensor);
     });
 }

@@ -274,6 +274,36 @@ def test_dlpack_capsule_used_twice() -> None:
         kiln.from_dlpack(capsule)
 
 
+class Index:
+    """A number whose value Python code gives, which changes a list meanwhile."""
+
+    def __init__(self, change: Any) -> None:
+        self.change = change
+
+    def __index__(self) -> int:
+        self.change()
+        return 1
+
+
+@needs_kiln
+@pytest.mark.parametrize("way", ["longer", "shorter", "other"])
+def test_lists_that_change_while_they_are_read(way: str) -> None:
+    """What is read is the list as it was, or an error: never memory beyond it, or an item that is gone."""
+    for _ in range(20):
+        numbers: list[Any] = [[1, 2], [3, 4], [5, 6]]
+        change = {
+            "longer": lambda row=numbers[1]: row.extend([7] * 1000),
+            "shorter": lambda rows=numbers: [row.clear() for row in rows],
+            "other": lambda rows=numbers: rows.__setitem__(slice(None), [[object()] for _ in range(3)]),
+        }[way]
+        numbers[1][0] = Index(change)
+        if way == "longer":
+            assert values(kiln.tensor(numbers)) == [[1, 2], [1, 4], [5, 6]]
+            continue
+        with pytest.raises((ValueError, TypeError)):
+            kiln.tensor(numbers)
+
+
 # -- sizes that overflow ------------------------------------------------------------------------------------
 
 
@@ -378,11 +408,13 @@ def test_equal_maxima_take_the_first() -> None:
     assert values(kiln.tensor([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]]).argmax(1)) == [1, 0]
 
 
-def test_comparisons_with_nan_and_zero() -> None:
+@WAYS
+def test_comparisons_with_nan_and_zero(way: Any) -> None:
     """IEEE comparisons, also for low precision."""
+    run = way(lambda x, y: (x == y, x != y, x < y, x >= y))
     for dtype in (kiln.float32, kiln.float64, kiln.float16, kiln.bfloat16):
         x, y = tensor(NAN, 0, 1, INF).to(dtype), tensor(NAN, -0.0, 2, INF).to(dtype)
-        assert [values(c) for c in (x == y, x != y, x < y, x >= y)] == [
+        assert [values(c) for c in run(x, y)] == [
             [False, True, False, True], [True, False, True, False],
             [False, False, True, False], [False, True, False, True],
         ]  # fmt: skip
