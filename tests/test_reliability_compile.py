@@ -1,5 +1,5 @@
 """Compiled functions at their limits: arguments and state of any kind that change between calls, numbers that
-no longer fit, what runs out, sources that are gone. And the check mode, which the other tests rely on, can fail.
+no longer fit, what runs out, sources that are gone. And the check mode, which others rely on, can fail.
 """
 
 from __future__ import annotations
