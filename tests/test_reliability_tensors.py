@@ -274,36 +274,6 @@ def test_dlpack_capsule_used_twice() -> None:
         kiln.from_dlpack(capsule)
 
 
-class Index:
-    """A number whose value Python code gives, which changes a list meanwhile."""
-
-    def __init__(self, change: Any) -> None:
-        self.change = change
-
-    def __index__(self) -> int:
-        self.change()
-        return 1
-
-
-@needs_kiln
-@pytest.mark.parametrize("way", ["longer", "shorter", "other"])
-def test_lists_that_change_while_they_are_read(way: str) -> None:
-    """What is read is the list as it was, or an error: never memory beyond it, or an item that is gone."""
-    for _ in range(20):
-        numbers: list[Any] = [[1, 2], [3, 4], [5, 6]]
-        change = {
-            "longer": lambda row=numbers[1]: row.extend([7] * 1000),
-            "shorter": lambda rows=numbers: [row.clear() for row in rows],
-            "other": lambda rows=numbers: rows.__setitem__(slice(None), [[object()] for _ in range(3)]),
-        }[way]
-        numbers[1][0] = Index(change)
-        if way == "longer":
-            assert values(kiln.tensor(numbers)) == [[1, 2], [1, 4], [5, 6]]
-            continue
-        with pytest.raises((ValueError, TypeError)):
-            kiln.tensor(numbers)
-
-
 # -- sizes that overflow ------------------------------------------------------------------------------------
 
 
