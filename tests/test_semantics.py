@@ -79,6 +79,21 @@ class TestOutsideMemory:
         assert before.tolist() == [5.0, 7.0]
 
     @WAYS
+    @pytest.mark.parametrize("how", ["array", "address"])
+    def test_memory_that_was_only_read(self, way: Any, how: str) -> None:
+        def program(x: Any) -> Any:
+            y = x * 2
+            if how == "array":
+                x.numpy()[0] = 7.0
+            else:
+                ctypes.c_float.from_address(x.data_ptr()).value = 7.0
+            return y, x + 1
+
+        run = way(program)
+        for _ in range(3):
+            assert [values(t) for t in run(tensor(1, 2))] == [[2.0, 4.0], [8.0, 3.0]]
+
+    @WAYS
     @needs("Tensor.data_ptr")
     def test_address_handed_out(self, way: Any) -> None:
         def program(w: Any, pointer: int) -> Any:
