@@ -10,50 +10,59 @@ namespace {
 
 // ---- tensor(data) ----
 
-// Nested sequences: their shape, their numbers and the kind of these. Read once: a number may be asked of
-// Python code, which may change the sequences.
-struct Nested {
+// Finds the shape of nested sequences and the kind of their numbers.
+struct NestedShape {
     Dims sizes;
     Kind kind = Kind::bool_;
-    std::vector<Number> numbers;
+    bool any = false;
 };
 
 bool is_sequence(PyObject* object) { return PyList_Check(object) || PyTuple_Check(object); }
 
-void read(PyObject* data, size_t depth, Nested& shape) {
+// The first `count` items of a sequence, which Python code that is asked for a number may change meanwhile.
+template <class Use>
+void each_item(PyObject* data, int64_t count, Use use) {
+    for (int64_t i = 0; i < count; ++i) {
+        KILN_CHECK(is_sequence(data) && i < PySequence_Fast_GET_SIZE(data), value,
+                   "tensor: the data changed while it was read");
+        use(Object::borrow(PySequence_Fast_GET_ITEM(data, i)).get());
+    }
+}
+
+Number number_of(PyObject* data) {
+    if (PyFloat_CheckExact(data)) return Number::of(PyFloat_AS_DOUBLE(data));
+    Number number;
+    if (is_tensor(data)) {
+        Tensor& x = tensor_of(data);
+        KILN_CHECK(x.numel == 1, value,
+                   "only one element tensors can be converted to Python scalars, got shape ",
+                   shape_text(x.sizes));
+        ready(x);
+        return read_element(x.dtype, x.data());
+    }
+    KILN_CHECK(number_from(data, &number), type, "tensor: expected numbers, got ", Py_TYPE(data)->tp_name);
+    return number;
+}
+
+void measure(PyObject* data, size_t depth, NestedShape& shape) {
     KILN_CHECK(depth < 64, value, "tensor: the data is nested too deeply");
     if (!is_sequence(data)) {
-        Number number;
-        if (is_tensor(data)) {
-            Tensor& x = tensor_of(data);
-            KILN_CHECK(x.numel == 1, value,
-                       "only one element tensors can be converted to Python scalars, got shape ",
-                       shape_text(x.sizes));
-            ready(x);
-            number = read_element(x.dtype, x.data());
-        } else {
-            KILN_CHECK(number_from(data, &number), type, "tensor: expected numbers, got ",
-                       Py_TYPE(data)->tp_name);
-        }
+        Number number = number_of(data);
         KILN_CHECK(depth == shape.sizes.size(), value, "expected sequence of length ",
                    shape.sizes[std::min(depth, shape.sizes.size() - 1)], " at dim ", depth,
                    " (got a number)");
         shape.kind = std::max(shape.kind, number.kind);
-        shape.numbers.push_back(number);
+        shape.any = true;
         return;
     }
     int64_t count = PySequence_Fast_GET_SIZE(data);
     if (depth == shape.sizes.size()) {
-        KILN_CHECK(shape.numbers.empty(), value, "tensor: a sequence where a number was expected, at depth ",
-                   depth);
+        KILN_CHECK(!shape.any, value, "tensor: a sequence where a number was expected, at depth ", depth);
         shape.sizes.push_back(count);
     }
     KILN_CHECK(shape.sizes[depth] == count, value, "expected sequence of length ", shape.sizes[depth],
                " at dim ", depth, " (got ", count, ")");
-    for (int64_t i = 0; i < count; ++i) {
-        KILN_CHECK(i < PySequence_Fast_GET_SIZE(data), value, "tensor: the data changed while it was read");
-        read(Object::borrow(PySequence_Fast_GET_ITEM(data, i)).get(), depth + 1, shape);
-    }
+    each_item(data, count, [&](PyObject* item) { measure(item, depth + 1, shape); });
 }
 
 // A number must lie in the range of an integer dtype; negative ints count from an unsigned one's end.
@@ -70,23 +79,30 @@ void expect_in_range(const Number& number, DType dtype) {
     KILN_CHECK(fits, runtime, "value cannot be converted to type ", name(dtype), " without overflow");
 }
 
+// Writes the numbers of nested sequences of this shape, no more of them than it has.
+std::byte* fill(PyObject* data, size_t depth, const Dims& sizes, DType dtype, std::byte* to) {
+    if (depth < sizes.size()) {
+        each_item(data, sizes[depth], [&](PyObject* item) { to = fill(item, depth + 1, sizes, dtype, to); });
+        return to;
+    }
+    Number number = number_of(data);
+    expect_in_range(number, dtype);
+    write_element(dtype, to, number);
+    return to + itemsize(dtype);
+}
+
 PyObject* from_nested(PyObject*, PyObject* args) {
     return guarded([&]() -> PyObject* {
         PyObject *data, *dtype;
         if (!PyArg_ParseTuple(args, "OO:from_nested", &data, &dtype)) return nullptr;
-        Nested nested;
-        read(data, 0, nested);
-        DType type = dtype != Py_None                                        ? dtype_from(dtype)
-                     : nested.kind == Kind::bool_ && !nested.numbers.empty() ? DType::bool_
-                     : nested.kind == Kind::int_                             ? DType::int64
-                                                                             : default_dtype();
-        TensorRef tensor = new_tensor(type, nested.sizes);
-        std::byte* to = tensor->data();
-        for (const Number& number : nested.numbers) {
-            expect_in_range(number, type);
-            write_element(type, to, number);
-            to += itemsize(type);
-        }
+        NestedShape shape;
+        measure(data, 0, shape);
+        DType type = dtype != Py_None                         ? dtype_from(dtype)
+                     : shape.kind == Kind::bool_ && shape.any ? DType::bool_
+                     : shape.kind == Kind::int_               ? DType::int64
+                                                              : default_dtype();
+        TensorRef tensor = new_tensor(type, shape.sizes);
+        fill(data, 0, shape.sizes, type, tensor->data());
         return wrap(tensor);
     });
 }

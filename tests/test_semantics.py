@@ -334,6 +334,16 @@ class TestOverlap:
             expected, got = program(x, x if same else y), compiled(p, p if same else q)
             assert same_bits(to_array(expected), to_array(got))
 
+    def test_which_of_two_is_read_again(self) -> None:
+        def program(x: Any, y: Any, first: bool) -> Any:
+            return x * y - (x if first else y)
+
+        compiled = kiln.compile(program, wait=True)
+        for first in (True, True, False, False, True):
+            assert values(compiled(tensor(1, 2), tensor(3, 5), first)) == (
+                [2.0, 8.0] if first else [0.0, 5.0]
+            )
+
     def test_views_given_as_arguments(self) -> None:
         def program(x: Any, y: Any) -> Any:
             x.mul_(2)
