@@ -276,6 +276,20 @@ def test_pending_work_is_bounded_in_bytes() -> None:
 
 
 @needs_kiln
+def test_pending_work_is_bounded_in_ops() -> None:
+    """A loop without end does not record without end."""
+
+    def program(x: Any) -> Any:
+        for _ in range(10_500):
+            x = x * 0.999
+        return x
+
+    run, x = kiln.compile(program), tensor(1, 2)
+    assert same_bits(to_array(run(x)), to_array(program(x)))
+    assert "grew to its bound, 1 times" in run.explain()
+
+
+@needs_kiln
 def test_bytes_that_others_hold_do_not_count() -> None:
     """Arguments of more than the bound are no reason to run anything."""
     inputs = [kiln.empty(2**26) for _ in range(5)]  # 1.25 GiB of address space, hardly touched

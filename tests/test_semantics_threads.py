@@ -265,6 +265,19 @@ class TestBusy:
         _, seen = in_threads(exchange, lambda: [np.unique(to_array(double())) for _ in range(20)])
         assert all(len(found) == 1 for found in seen)
 
+    def test_data_exchanged_under_a_call_that_is_recorded(self) -> None:
+        """What a call notes for backward after its kernel is of the tensor it was given."""
+        x = kiln.ones(1000, 1000).requires_grad_()
+
+        def exchange() -> None:
+            for k in range(300):
+                x.data = kiln.full((1000, 1000), float(k))
+
+        def compute() -> list[Any]:
+            return [np.unique(to_array(kiln.autograd.grad((x * 2).sum(), x)[0])).tolist() for _ in range(30)]
+
+        assert in_threads(exchange, compute)[1] == [[2.0]] * 30
+
     def test_operands_dropped_under_a_kernel(self) -> None:
         """The last name of an operand goes while its kernel runs; its memory stays until the end."""
         box = [kiln.ones(1000, 1000)]
