@@ -149,6 +149,7 @@ void prepare_write(const Fn& fn, const Tensor& target, std::span<const Operand> 
         !overlaps_itself(target), runtime,
         "unsupported operation: more than one element of the written-to tensor refers to a single memory "
         "location. Please clone() the tensor before performing the operation.");
+    target.storage->below = 0;
     if (fn.cls != FnClass::pointwise) return;  // others have read everything before they write
     for (const Operand& operand : operands)
         KILN_CHECK(!operand.tensor || !overlaps_partly(target, *operand.tensor), runtime,

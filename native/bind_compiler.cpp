@@ -174,6 +174,7 @@ void classify(const Call& call) {
             fn.index_error = answer.text();
             fn.index_error_kind = answer.integer(0, 2) ? ErrorKind::index : ErrorKind::runtime;
         }
+        fn.gives_along = int8_t(answer.integer(-128, 128));
         return fn.cls = cls;
     });
 }

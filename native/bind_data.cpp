@@ -19,21 +19,35 @@ struct NestedShape {
 
 bool is_sequence(PyObject* object) { return PyList_Check(object) || PyTuple_Check(object); }
 
+// The first `count` items of a sequence, which Python code that is asked for a number may change meanwhile.
+template <class Use>
+void each_item(PyObject* data, int64_t count, Use use) {
+    for (int64_t i = 0; i < count; ++i) {
+        KILN_CHECK(is_sequence(data) && i < PySequence_Fast_GET_SIZE(data), value,
+                   "tensor: the data changed while it was read");
+        use(Object::borrow(PySequence_Fast_GET_ITEM(data, i)).get());
+    }
+}
+
+Number number_of(PyObject* data) {
+    if (PyFloat_CheckExact(data)) return Number::of(PyFloat_AS_DOUBLE(data));
+    Number number;
+    if (is_tensor(data)) {
+        Tensor& x = tensor_of(data);
+        KILN_CHECK(x.numel == 1, value,
+                   "only one element tensors can be converted to Python scalars, got shape ",
+                   shape_text(x.sizes));
+        ready(x);
+        return read_element(x.dtype, x.data());
+    }
+    KILN_CHECK(number_from(data, &number), type, "tensor: expected numbers, got ", Py_TYPE(data)->tp_name);
+    return number;
+}
+
 void measure(PyObject* data, size_t depth, NestedShape& shape) {
     KILN_CHECK(depth < 64, value, "tensor: the data is nested too deeply");
     if (!is_sequence(data)) {
-        Number number;
-        if (is_tensor(data)) {
-            Tensor& x = tensor_of(data);
-            KILN_CHECK(x.numel == 1, value,
-                       "only one element tensors can be converted to Python scalars, got shape ",
-                       shape_text(x.sizes));
-            ready(x);
-            number = read_element(x.dtype, x.data());
-        } else {
-            KILN_CHECK(number_from(data, &number), type, "tensor: expected numbers, got ",
-                       Py_TYPE(data)->tp_name);
-        }
+        Number number = number_of(data);
         KILN_CHECK(depth == shape.sizes.size(), value, "expected sequence of length ",
                    shape.sizes[std::min(depth, shape.sizes.size() - 1)], " at dim ", depth,
                    " (got a number)");
@@ -48,7 +62,7 @@ void measure(PyObject* data, size_t depth, NestedShape& shape) {
     }
     KILN_CHECK(shape.sizes[depth] == count, value, "expected sequence of length ", shape.sizes[depth],
                " at dim ", depth, " (got ", count, ")");
-    for (int64_t i = 0; i < count; ++i) measure(PySequence_Fast_GET_ITEM(data, i), depth + 1, shape);
+    each_item(data, count, [&](PyObject* item) { measure(item, depth + 1, shape); });
 }
 
 // A number must lie in the range of an integer dtype; negative ints count from an unsigned one's end.
@@ -65,17 +79,13 @@ void expect_in_range(const Number& number, DType dtype) {
     KILN_CHECK(fits, runtime, "value cannot be converted to type ", name(dtype), " without overflow");
 }
 
-std::byte* fill(PyObject* data, DType dtype, std::byte* to) {
-    if (is_sequence(data)) {
-        for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(data); ++i)
-            to = fill(PySequence_Fast_GET_ITEM(data, i), dtype, to);
+// Writes the numbers of nested sequences of this shape, no more of them than it has.
+std::byte* fill(PyObject* data, size_t depth, const Dims& sizes, DType dtype, std::byte* to) {
+    if (depth < sizes.size()) {
+        each_item(data, sizes[depth], [&](PyObject* item) { to = fill(item, depth + 1, sizes, dtype, to); });
         return to;
     }
-    Number number;
-    if (is_tensor(data))
-        number = read_element(tensor_of(data).dtype, tensor_of(data).data());
-    else
-        number_from(data, &number);
+    Number number = number_of(data);
     expect_in_range(number, dtype);
     write_element(dtype, to, number);
     return to + itemsize(dtype);
@@ -92,7 +102,7 @@ PyObject* from_nested(PyObject*, PyObject* args) {
                      : shape.kind == Kind::int_               ? DType::int64
                                                               : default_dtype();
         TensorRef tensor = new_tensor(type, shape.sizes);
-        if (tensor->numel) fill(data, type, tensor->data());
+        fill(data, 0, shape.sizes, type, tensor->data());
         return wrap(tensor);
     });
 }

@@ -45,6 +45,7 @@ struct Bound {
 };
 
 bool is_symbolic(PyObject* object) {
+    Object kept = Object::borrow(object);  // its class may be asked of Python code
     return symbolic_types && PyObject_IsInstance(object, symbolic_types) == 1;
 }
 
@@ -118,8 +119,8 @@ Fn& plain_fn(OpObject& self) {
                                   expected, ", not ", Py_TYPE(value)->tp_name));
 }
 
-// A list in the structure becomes a tuple, so that it can be part of a key.
-Object hashable(PyObject* value) {
+// A list as a tuple, so that it can be part of a key, and that no Python code can change it meanwhile.
+Object fixed(PyObject* value) {
     if (!PyList_Check(value)) return Object::borrow(value);
     return checked(PySequence_Tuple(value));
 }
@@ -190,7 +191,7 @@ private:
         case 'S':
             if (self_.op->kind == OpKind::view) return collect_view_dims(param, value);
             if (is_symbolic(value)) return false;
-            structure_.push_back(hashable(value));
+            structure_.push_back(fixed(value));
             return true;
         case 'Z': return collect_sizes(param, value);
         case 'L': return collect_list(param, value);
@@ -267,10 +268,10 @@ private:
         KILN_CHECK(PyList_Check(value) || PyTuple_Check(value), type, self_.op->name, "(): argument '",
                    PyUnicode_AsUTF8(param.name), "' must be a tuple of Tensors, not ",
                    Py_TYPE(value)->tp_name);
-        Object list = checked(PySequence_Fast(value, "tensors"));
-        Py_ssize_t count = PySequence_Fast_GET_SIZE(list.get());
+        list_ = fixed(value);
+        Py_ssize_t count = PyTuple_GET_SIZE(list_.get());
         for (Py_ssize_t i = 0; i < count; ++i) {
-            PyObject* item = PySequence_Fast_GET_ITEM(list.get(), i);
+            PyObject* item = PyTuple_GET_ITEM(list_.get(), i);
             if (is_symbolic(item)) return false;
             if (!is_tensor(item)) wrong_argument(self_, param, item, "a tuple of Tensors");
             operands.push_back({&tensor_of(item), {}});
@@ -283,6 +284,7 @@ private:
     Bound& bound_;
     bool pointwise_;
     SmallVector<Object, 8> structure_;
+    Object list_;  // of tensors, as it was
 };
 
 PyObject* trace(OpObject& self, PyObject* const* args, size_t count, PyObject* names) {

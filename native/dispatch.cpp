@@ -120,6 +120,13 @@ Results execute(Fn& fn, std::span<const Operand> operands, std::span<const Tenso
 
 namespace {
 
+// Positions along a dim lie below its size, until they are written.
+void note_bound(const Fn& fn, const Tensor& source, Storage& positions) {
+    const int dim = fn.gives_along < 0 ? fn.gives_along + source.ndim() : fn.gives_along;
+    const int64_t bound = dim == flat_array ? source.numel : dim < source.ndim() ? source.sizes[dim] : 1;
+    positions.below = bound <= UINT32_MAX ? uint32_t(bound) : 0;
+}
+
 // Whether the call can run here and now without another look: flat, its values there, nothing recorded.
 bool runs_flat(FlatCall& flat, const Fn& fn, std::span<const Operand> operands,
                std::span<const TensorRef> out) {
@@ -144,12 +151,16 @@ Results run_any(Fn& fn, std::span<const Operand> operands, std::span<const Tenso
         return results;
     }
     for (const TensorRef& target : out) prepare_write(fn, *target, operands);
-    if (Recording* recording = current_recording())
-        if (Results results; recording->append(fn, operands, out, hidden, results)) return results;
-    for (const Operand& operand : operands)
-        if (operand.tensor && operand.tensor->storage) settle(*operand.tensor->storage);
-    for (const TensorRef& target : out) settle_target(*target->storage);
-    return execute(fn, operands, out, hidden);
+    Results results;
+    Recording* recording = current_recording();
+    if (!recording || !recording->append(fn, operands, out, hidden, results)) {
+        for (const Operand& operand : operands)
+            if (operand.tensor && operand.tensor->storage) settle(*operand.tensor->storage);
+        for (const TensorRef& target : out) settle_target(*target->storage);
+        results = execute(fn, operands, out, hidden);
+    }
+    if (fn.gives_along != no_dim && out.empty()) note_bound(fn, *operands[0].tensor, *results[0]->storage);
+    return results;
 }
 
 Results call_any(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
@@ -273,11 +284,13 @@ void check_positions(const Fn& fn, std::span<const Operand> operands) {
     const Tensor& index = *operands[fn.index_input].tensor;
     const Tensor& indexed = *operands[fn.indexed_input].tensor;
     if (index.numel == 0) return;
-    settle(*index.storage);
     int dim = fn.index_dim == class_dim ? (indexed.ndim() > 1 ? 1 : 0)
               : fn.index_dim < 0        ? fn.index_dim + indexed.ndim()
                                         : fn.index_dim;
     int64_t size = dim >= 0 && dim < indexed.ndim() ? indexed.sizes[dim] : 1;
+    if (const uint32_t below = index.storage->below; below && below <= size && !index.storage->public_)
+        return;
+    settle(*index.storage);
     Bound bound{fn.index_negative ? -size : 0, size, fn.index_ignore >= 0, 0};
     if (bound.has_ignored) bound.ignored = operands[fn.index_ignore].number.integer;
     int64_t found = 0;

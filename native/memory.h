@@ -27,6 +27,7 @@ struct alignas(64) Storage {
     int32_t recording_id = -1;  // both owned by record.cpp: the place of this storage in a recording
     void* recording = nullptr;
     uint32_t busy = 0;          // uses by kernels that run without the interpreter lock (busy.h)
+    uint32_t below = 0;         // what all values are known to lie below, as none is negative; 0: nothing
     Deleter deleter = nullptr;  // set for foreign memory only
     void* context = nullptr;
 

@@ -90,6 +90,8 @@ struct Recipe {
     std::vector<int32_t> outputs;  // value indices; -1: none
 };
 
+inline constexpr int8_t no_dim = -128, flat_array = 127;
+
 // A function of arrays and numbers: an op with its structure, or the derivative of one.
 struct Fn {
     uint32_t id = 0;
@@ -103,6 +105,7 @@ struct Fn {
     int8_t index_dim = 0;         // along this dim
     int8_t index_ignore = -1;     // operand whose value among the positions is skipped, -1: none
     bool index_negative = false;  // positions may count from the end
+    int8_t gives_along = no_dim;  // the results are positions along this dim, or in the flat array
     ErrorKind index_error_kind = ErrorKind::index;
     std::string index_error;       // with {index}, {dim} and {size}
     Dims dims;                     // of a permute its dims, of a slice its dim

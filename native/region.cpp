@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <utility>
 
 #include "check.h"
 #include "compiler.h"
@@ -92,7 +93,7 @@ std::shared_ptr<RegionEntry> Region::entry(const Hash128& hash, bool* is_new) {
             return a.second->last_use < b.second->last_use;
         });
         std::shared_ptr<RegionEntry> gone = oldest->second;
-        if (gone->measuring) --measuring;
+        measuring -= std::exchange(gone->measuring, false);  // another thread may still run it
         entries.erase(oldest);
         forgot_one();
         compiler::log(false, concat(name, ": forgets recording ", gone->number, " (", gone->ops.size(),

@@ -23,6 +23,7 @@ from kiln.capture.answers import kernels_of  # noqa: E402
 from kiln.capture.handle import forward_of  # noqa: E402
 from kiln.codegen import compile as compiler  # noqa: E402
 from kiln.codegen.cache import DiskCache  # noqa: E402
+from kiln.codegen.target import host_target  # noqa: E402
 from kiln.ops.record import Op, Tensor, find, params_of  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
@@ -482,6 +483,66 @@ def test_held_and_stopped() -> None:
     assert log == ["went on", "gave up"]
     worker.submit(job, lambda: log.append("too late"))
     assert log[-1] == "too late"
+
+
+def test_what_waits_is_given_up_at_the_end() -> None:
+    """A process that ends does not start what its compiling thread had before it, but says so."""
+    worker = background._Worker()
+    at, log = threading.Event(), []
+
+    def job(checkpoint: Callable[[], None]) -> None:
+        at.set()
+        while True:
+            checkpoint()
+
+    worker.submit(job, lambda: log.append("first"))
+    for name in ("second", "third"):
+        worker.submit(lambda checkpoint: log.append("began"), lambda name=name: log.append(name))
+    assert at.wait(LIMIT)
+    worker.stop()
+    assert log == ["first", "second", "third"]
+    worker.wait()  # for nothing
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_fork_finds_the_thread_at_rest() -> None:
+    """A child is never made in the middle of what the compiling thread may not be cut in."""
+    begun, done, inside = threading.Event(), [], []
+
+    def job(checkpoint: Callable[[], None]) -> None:
+        while not done:
+            inside.append(1)
+            sum(range(300_000))  # longer than a switch interval
+            inside.clear()
+            begun.set()
+            checkpoint()
+
+    background.submit(job, lambda: None)
+    assert begun.wait(LIMIT)
+    try:
+        for _ in range(10):
+            pid = os.fork()
+            if pid == 0:
+                os._exit(1 if inside else 0)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    finally:
+        done.append(1)
+        background.wait()
+
+
+def test_regions_of_another_machine(filled: tuple[Path, str], tmp_path: Path) -> None:
+    """A region's program that was made for other features is not taken, though its kernels are there."""
+    cache = copied(filled[0], tmp_path)
+    check = "\nstats = step.stats(); assert stats['runs'] < 3 and stats['compiles'] == {}, stats"
+    if host_target().name in ("x86-64-v3", "aarch64"):
+        pytest.skip("this machine has nothing to take away")
+    lowered = {"KILN_TARGET_FEATURES": "-avx512*"}
+    before = set(entries(cache))
+    assert run(PROGRAM + check.format(1), tmp_path, **lowered) == filled[1]
+    made = set(entries(cache)) - before
+    assert any(cache.load(key)[:4] != b"\x7fELF" for key in made)
+    warm = "\nstats = step.stats(); assert (stats['runs'], stats['compiles']) == (3, 0), stats"
+    assert run(PROGRAM + warm, tmp_path, **lowered) == filled[1]
 
 
 def test_kernels_of_an_answer() -> None:

@@ -378,11 +378,13 @@ def test_equal_maxima_take_the_first() -> None:
     assert values(kiln.tensor([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]]).argmax(1)) == [1, 0]
 
 
-def test_comparisons_with_nan_and_zero() -> None:
+@WAYS
+def test_comparisons_with_nan_and_zero(way: Any) -> None:
     """IEEE comparisons, also for low precision."""
+    run = way(lambda x, y: (x == y, x != y, x < y, x >= y))
     for dtype in (kiln.float32, kiln.float64, kiln.float16, kiln.bfloat16):
         x, y = tensor(NAN, 0, 1, INF).to(dtype), tensor(NAN, -0.0, 2, INF).to(dtype)
-        assert [values(c) for c in (x == y, x != y, x < y, x >= y)] == [
+        assert [values(c) for c in run(x, y)] == [
             [False, True, False, True], [True, False, True, False],
             [False, False, True, False], [False, True, False, True],
         ]  # fmt: skip

@@ -79,6 +79,21 @@ class TestOutsideMemory:
         assert before.tolist() == [5.0, 7.0]
 
     @WAYS
+    @pytest.mark.parametrize("how", ["array", "address"])
+    def test_memory_that_was_only_read(self, way: Any, how: str) -> None:
+        def program(x: Any) -> Any:
+            y = x * 2
+            if how == "array":
+                x.numpy()[0] = 7.0
+            else:
+                ctypes.c_float.from_address(x.data_ptr()).value = 7.0
+            return y, x + 1
+
+        run = way(program)
+        for _ in range(3):
+            assert [values(t) for t in run(tensor(1, 2))] == [[2.0, 4.0], [8.0, 3.0]]
+
+    @WAYS
     @needs("Tensor.data_ptr")
     def test_address_handed_out(self, way: Any) -> None:
         def program(w: Any, pointer: int) -> Any:
@@ -318,6 +333,16 @@ class TestOverlap:
             p, q = normal(4), normal(4, seed=1)
             expected, got = program(x, x if same else y), compiled(p, p if same else q)
             assert same_bits(to_array(expected), to_array(got))
+
+    def test_which_of_two_is_read_again(self) -> None:
+        def program(x: Any, y: Any, first: bool) -> Any:
+            return x * y - (x if first else y)
+
+        compiled = kiln.compile(program, wait=True)
+        for first in (True, True, False, False, True):
+            assert values(compiled(tensor(1, 2), tensor(3, 5), first)) == (
+                [2.0, 8.0] if first else [0.0, 5.0]
+            )
 
     def test_views_given_as_arguments(self) -> None:
         def program(x: Any, y: Any) -> Any:

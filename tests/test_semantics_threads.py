@@ -221,11 +221,13 @@ class TestResults:
 
 
 class TestBusy:
-    """An op is whole: others see its storages as before it or as after it."""
+    """An op is whole: others see its storages as before it or as after it. A kernel here takes about a
+    millisecond: long enough for others to come in between, if they may.
+    """
 
     @WAYS
     def test_reads_beside_writes(self, way: Any) -> None:
-        x = kiln.zeros(300, 300)
+        x = kiln.zeros(1000, 1000)
         add = way(lambda: x.add_(1))
 
         def write() -> None:
@@ -233,7 +235,7 @@ class TestBusy:
                 add()
 
         def read() -> list[Any]:
-            return [np.unique(to_array(x * 1)) for _ in range(60)]
+            return [np.unique(to_array(x * 1)) for _ in range(20)]
 
         def numbers() -> list[Any]:
             return [{v for row in values(x[:3]) for v in row} for _ in range(20)]
@@ -245,7 +247,7 @@ class TestBusy:
     @WAYS
     def test_writes_beside_writes(self, way: Any) -> None:
         """Two threads add to one tensor: no addition is lost."""
-        x = kiln.zeros(300, 300)
+        x = kiln.zeros(1000, 1000)
         add = way(lambda: x.add_(1))
         in_threads(*(lambda: [add() for _ in range(40)] for _ in range(3)))
         assert np.unique(to_array(x)).tolist() == [120.0]
@@ -253,26 +255,39 @@ class TestBusy:
     @WAYS
     def test_data_exchanged_under_a_kernel(self, way: Any) -> None:
         """`x.data = ...` waits for kernels that read the old memory."""
-        x = kiln.ones(300, 300)
+        x = kiln.ones(1000, 1000)
         double = way(lambda: x * 2)
 
         def exchange() -> None:
             for k in range(100):
-                x.data = kiln.full((300, 300), float(k))
+                x.data = kiln.full((1000, 1000), float(k))
 
-        _, seen = in_threads(exchange, lambda: [np.unique(to_array(double())) for _ in range(60)])
+        _, seen = in_threads(exchange, lambda: [np.unique(to_array(double())) for _ in range(20)])
         assert all(len(found) == 1 for found in seen)
+
+    def test_data_exchanged_under_a_call_that_is_recorded(self) -> None:
+        """What a call notes for backward after its kernel is of the tensor it was given."""
+        x = kiln.ones(1000, 1000).requires_grad_()
+
+        def exchange() -> None:
+            for k in range(300):
+                x.data = kiln.full((1000, 1000), float(k))
+
+        def compute() -> list[Any]:
+            return [np.unique(to_array(kiln.autograd.grad((x * 2).sum(), x)[0])).tolist() for _ in range(30)]
+
+        assert in_threads(exchange, compute)[1] == [[2.0]] * 30
 
     def test_operands_dropped_under_a_kernel(self) -> None:
         """The last name of an operand goes while its kernel runs; its memory stays until the end."""
-        box = [kiln.ones(400, 400)]
+        box = [kiln.ones(1000, 1000)]
 
         def compute() -> list[Any]:
-            return [np.unique(to_array(kiln.tanh(box[0]))) for _ in range(60)]
+            return [np.unique(to_array(kiln.tanh(box[0]))) for _ in range(20)]
 
         def replace() -> None:
-            for _ in range(300):
-                box[0] = kiln.ones(400, 400)
+            for _ in range(100):
+                box[0] = kiln.ones(1000, 1000)
 
         seen, _ = in_threads(compute, replace)
         assert {len(found) for found in seen} == {1}

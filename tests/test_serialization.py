@@ -7,9 +7,11 @@ import io
 import json
 import math
 import os
+import signal
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -326,10 +328,42 @@ def test_flipped_bytes_load_or_are_refused() -> None:
                 continue
 
 
+def calls_of(work: Callable[[], Any]) -> int:
+    """How many functions, of Python and of C, are called."""
+    count = 0
+
+    def note(frame: Any, event: str, what: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(before)
+    return count
+
+
 def test_many_tensors() -> None:
-    count = 20_000
-    raw = file_of({str(k): entry("U8", (1,), (k, k + 1)) for k in range(count)}, bytes(count))
-    assert len(kiln.load(io.BytesIO(raw))) == count
+    count = 50_000
+    raw = file_of({str(k): entry("U8", (1,), (k, k + 1)) for k in range(count)}, bytes(range(250)) * 200)
+    loaded = kiln.load(io.BytesIO(raw))
+    assert len(loaded) == count and loaded["49999"].tolist() == [249]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_work_grows_with_the_number_of_tensors(nested: bool) -> None:
+    def work(count: int) -> int:
+        tensors = {str(k): kiln.ones(1) for k in range(count)}
+        obj = {"state": [{"x": t} for t in tensors.values()]} if nested else tensors
+        file = io.BytesIO()
+        saving = calls_of(lambda: kiln.save(obj, file))
+        file.seek(0)
+        return saving + calls_of(lambda: kiln.load(file))
+
+    one, two, three = (work(k * 1000) for k in (1, 2, 3))
+    assert three - two <= 1.01 * (two - one)
 
 
 # -- what a path may be -------------------------------------------------------------------------------
@@ -413,6 +447,35 @@ def test_a_full_disk(tmp_path: Path) -> None:
     assert done.stdout.split() == ["refused", str(errno.EFBIG)], done.stderr
     assert kiln.load(path)["x"].tolist() == [1.0] * 4
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
+
+
+@pytest.mark.parametrize("moment", ["begun", "half written", "written", "synced"])
+def test_killed_while_saving(moment: str, tmp_path: Path) -> None:
+    """kill -9 at any moment leaves the old file whole, and what is left beside it is in nobody's way."""
+    program = (
+        "import os, signal, sys, kiln\n"
+        "from kiln import serialization as s\n"
+        "kiln.save({'x': kiln.ones(4)}, sys.argv[1])\n"
+        "die = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "def half(file, chunk):\n"
+        "    file.write(memoryview(chunk)[:len(memoryview(chunk)) // 2])\n"
+        "    die()\n"
+        "place, name, put = {'begun': (s, '_write_all', die), 'half written': (s, '_write_all', half),\n"
+        "                    'written': (os, 'fsync', die), 'synced': (os, 'replace', die)}[sys.argv[2]]\n"
+        "setattr(place, name, put)\n"
+        "kiln.save({'x': kiln.zeros(4096)}, sys.argv[1])\n"
+    )
+    path = tmp_path / "x"
+    for attempt in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", program, str(path), moment], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        assert kiln.load(path)["x"].tolist() == [1.0] * 4
+        left = [p.name for p in tmp_path.iterdir() if p.name != "x"]
+        assert len(left) == attempt + 1 and all(n.startswith(".x.") and n.endswith(".tmp") for n in left)
+    kiln.save({"x": kiln.zeros(2)}, path)
+    assert kiln.load(path)["x"].tolist() == [0.0, 0.0]
 
 
 def test_modes_and_links_are_kept(tmp_path: Path) -> None:

@@ -55,6 +55,17 @@ def test_every_reduction(name: str) -> None:
     assert (carried(plan), launches(plan)) == (1, 2)
 
 
+@pytest.mark.parametrize("name", ["product", "written"])
+def test_columns_of_an_array(name: str) -> None:
+    """What is reduced down the columns may have to be an array: a product, or one written in parts."""
+
+    def function(x: Any, w: Any) -> list[Any]:
+        y = x @ w if name == "product" else ops.cat([x * 2, w + 1], 0)
+        return [ops.log_softmax(y, -1), ops.softmax(x @ w if name == "product" else y, 0)]
+
+    check(function, normal(40, 30), normal(30, 30))
+
+
 def test_more_than_a_block() -> None:
     plan = check(gradients, *(normal(*s, seed=k) for k, s in enumerate(((16500, 3), (16500, 3), (3,)))))
     assert (carried(plan), launches(plan)) == (2, 2)

@@ -103,6 +103,8 @@ class _Worker:
             self.state.notify_all()
         if self.thread is not None:
             self.thread.join()
+        while self.jobs:
+            self.jobs.popleft()[1]()
 
 
 _worker = _Worker()

@@ -1,6 +1,7 @@
 """Answers that nobody kept: captured, planned and put into bytes. Imported at the first of them.
 
-classify   := class outputs 0 | class outputs 1 (index source dim negative ignore message is_index_error)
+classify   := class outputs check (dim of the positions it gives, or -128)
+check      := 0 | 1 index source dim negative ignore message is_index_error
 pointwise  := [kernel] [dtype]
 program    := see native/answer.h
 saves      := hidden [inputs] [outputs] [hiddens] [has a gradient]      a mask per operand
@@ -90,7 +91,8 @@ def _classify(function: Function, operands: Operands) -> tuple[Any, ...]:
     graph = function.graph(operands)
     checks = recipes.position_check(function) if isinstance(function, Forward) else None
     found = (0,) if checks is None else (1, *checks)
-    return classify(graph), len(graph.outputs), *found
+    along = recipes.positions_along(function) if isinstance(function, Forward) else recipes.NO_DIM
+    return classify(graph), len(graph.outputs), *found, along
 
 
 def _program(function: Function, operands: Operands, hidden: int) -> tuple[Any, ...]:

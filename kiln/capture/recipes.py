@@ -107,3 +107,15 @@ def position_check(function: Forward) -> tuple[Any, ...] | None:
     ignore = places[check.ignore] if check.ignore else -1
     is_index = issubclass(check.error, IndexError)
     return places[check.positions], places[check.source], dim, check.negative, ignore, check.message, is_index
+
+
+NO_DIM, FLAT = -128, 127  # in native/op.h too
+
+
+def positions_along(function: Forward) -> int:
+    """The dim that a function's results are positions along, FLAT or NO_DIM."""
+    if not function.op.gives_positions:
+        return NO_DIM
+    names = [param.name for param in function.op.params]
+    dim: int | None = function.structure[names.index("dim")]
+    return FLAT if dim is None else dim

@@ -96,8 +96,8 @@ class Op:
     """One operation; see the module's text. Calling it works on tensors, on graph values and on scalars."""
 
     __slots__ = (
-        "body", "checks", "differentiable", "divides", "doc", "dtypes", "explain", "failures", "gradient",
-        "handle", "identity", "inplace",
+        "body", "checks", "differentiable", "divides", "doc", "dtypes", "explain", "failures",
+        "gives_positions", "gradient", "handle", "identity", "inplace",
         "kind", "method", "name", "onnx", "params", "public", "reference", "rule", "samples",
     )  # fmt: skip
 
@@ -131,6 +131,7 @@ class Op:
         self.method = True  # a method of Tensor, if public
         self.inplace = False  # has an in-place form `name_`
         self.checks: IndexCheck | None = None
+        self.gives_positions = False  # along `dim` (None: in the flat array): they need no check there
         self.explain: Callable[..., Exception | None] | None = None
         self.handle = _core.Op(name, kind, params, self)
         if listed:

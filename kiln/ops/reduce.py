@@ -330,6 +330,7 @@ def _position(name: str, primitive_op: Op, doc: str) -> Op:
         reference=d.reference(of_numpy),
         dtypes="numeric",
         differentiable=False,
+        gives_positions=True,
         failures=d.failures(*_BAD_DIM),
     )(body)
 

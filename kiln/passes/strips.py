@@ -69,7 +69,7 @@ def _hand_over(fusion: Fusion, rows: Group, columns: Group) -> bool:
     inline = [v.node for v in columns.inline.values() if v.node is not None]
     nodes = [n for n in inline if n.op.kind == "reduce" and explorer.rows.get(id(n.out)) == frame]
     own = rows.own(explorer)
-    scans = [explorer.scan(n.inputs[0], rows.frame, own) for n in nodes]
+    scans = [explorer.scan(n.inputs[0], rows.frame, own, again=True) for n in nodes]
     if any("arg" in n.op.name for n in nodes) or not _fits(fusion, rows, columns, scans):
         return False
     for scan in scans:

@@ -1,0 +1,92 @@
+"""Rule 2: positions that are in range by what they are (those argmax gives) do not end a recording to be
+looked at; they are looked at once anyone may have written them, and where the range is another.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from backend import WAYS, check_same, kiln, needs_kiln, normal, tensor, values
+
+KNOWN: dict[str, Any] = {
+    "gather": lambda x: x.gather(1, x.argmax(1, keepdim=True)),
+    "gather along dim -2": lambda x: x.gather(-2, x.argmin(-2, keepdim=True)),
+    "max along a dim": lambda x: tuple(x.max(1)),
+    "min along a dim": lambda x: x.min(0)[0],
+    "rows": lambda x: kiln.nn.functional.embedding(x.argmax(1), x.t()),
+    "in the flat array": lambda x: x.reshape(-1).gather(0, x.argmax().reshape(1)),
+    "a longer dim": lambda x: kiln.cat([x, x], 1).gather(1, x.argmax(1, keepdim=True)),
+    "through views": lambda x: x.gather(1, x.argmax(1)[:, None].expand(-1, 3)),
+    "scatter": lambda x: kiln.zeros_like(x).scatter_add(1, x.argmax(1, keepdim=True), x[:, :1]),
+}
+
+
+@needs_kiln
+@pytest.mark.parametrize("name", KNOWN)
+def test_positions_that_are_in_range(name: str) -> None:
+    """One region, one program, eager's bits."""
+
+    def program(x: Any) -> Any:
+        y = kiln.tanh(x * 2)
+        return KNOWN[name](y), y + 1
+
+    check_same(program, lambda: (normal(4, 5),))
+    run = kiln.compile(program, wait=True)
+    for _ in range(3):
+        run(normal(4, 5))
+    assert (run.stats()["programs"], run.stats()["runs"]) == (1, 3), run.explain()
+
+
+def _through_numpy(i: Any) -> Any:
+    i.numpy()[:] += 3
+    return i
+
+
+# positions below 3, changed so that they no longer are
+CHANGED: dict[str, Any] = {
+    "another dim": lambda i: i,
+    "computed": lambda i: i * 1 + 3,
+    "added to": lambda i: i.add_(3),
+    "written through a view": lambda i: (i[:1].fill_(9), i)[1],
+    "written through .data": lambda i: (i.data.add_(3), i)[1],
+    "negative": lambda i: i.sub_(9),
+    "copied into": lambda i: i.copy_(i.clone() + 5),
+    "written through out=": lambda i: kiln.add(i, 7, out=i),
+    "written through NumPy": _through_numpy,
+}
+
+
+@WAYS
+@pytest.mark.parametrize("name", CHANGED)
+def test_positions_that_may_be_out_of_range(way: Any, name: str) -> None:
+    """They raise on their line, with all that was done before it."""
+
+    def program(x: Any, w: Any, wide: Any) -> Any:
+        w.add_(1)
+        i = (wide if name == "another dim" else x).argmax(0, keepdim=True)
+        x.gather(0, CHANGED[name](i))
+        w.mul_(100)
+
+    run = way(program)
+    for _ in range(3):
+        x, w, wide = tensor(1, 3, 2), tensor(1, 2), tensor(0, 0, 0, 1)
+        with pytest.raises((RuntimeError, IndexError), match="out of bounds"):
+            run(x, w, wide)
+        assert values(w) == [2.0, 3.0]
+
+
+@WAYS
+def test_a_bound_goes_with_its_memory(way: Any) -> None:
+    """Positions in memory that held others before are not taken for those."""
+
+    def program(x: Any, n: int) -> Any:
+        i = x.argmax(0, keepdim=True)
+        i = kiln.full((1,), n, dtype=kiln.int64) * 1
+        return x.gather(0, i)
+
+    run = way(program)
+    for _ in range(3):
+        assert values(run(tensor(1, 3, 2), 2)) == [2.0]
+        with pytest.raises((RuntimeError, IndexError), match="out of bounds"):
+            run(tensor(1, 3, 2), 3)
