@@ -442,6 +442,7 @@ def test_profile_names_ops() -> None:
     with kiln.profile() as p:
         kiln.tanh(x()) @ x().t()
     text = str(p)
+    assert repr(p) == text  # what a notebook shows
     assert "tanh" in text
     assert "matmul" in text
 

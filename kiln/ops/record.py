@@ -141,6 +141,12 @@ class Op:
         """The public callable: the core's, so that a call on tensors stays in C++."""
         return self.handle
 
+    @property
+    def signature(self) -> str:
+        """The parameters, as `inspect.signature` and `help` read them."""
+        shown = [p.name if p.default is REQUIRED else f"{p.name}={p.default!r}" for p in self.params]
+        return f"({', '.join(shown)}, *, out=None)"
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.handle(*args, **kwargs)
 
