@@ -547,6 +547,7 @@ Fn& fn_of(PyObject* op, PyObject* structure) {
     };
     self.op->differentiable = says("differentiable");
     self.op->divides = says("divides");
+    self.op->at_once = says("at_once");
     Fn* fn = new_fn(self.op, self.op->name);
     fn->structure = Opaque(structure);
     if (self.op->kind == OpKind::view)

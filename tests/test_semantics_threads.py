@@ -499,7 +499,7 @@ def _interrupted(code: str) -> None:
 @needs_kiln
 @pytest.mark.parametrize("wait", [False, True], ids=["op by op", "a program"])
 def test_an_interrupt_ends_a_long_recording(wait: bool) -> None:
-    """Between two ops, or two launches of a program. What was not computed says so; the next call is whole."""
+    """Between two ops, or two launches of a program. What was not computed says so; the next call works."""
     _interrupted(
         "big, kept = kiln.ones(600, 600) / 600, []\n"
         "def many(x, stop):\n"

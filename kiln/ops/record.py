@@ -96,7 +96,8 @@ class Op:
     """One operation; see the module's text. Calling it works on tensors, on graph values and on scalars."""
 
     __slots__ = (
-        "body", "checks", "differentiable", "divides", "doc", "dtypes", "explain", "failures", "gradient",
+        "at_once", "body", "checks", "differentiable", "divides", "doc", "dtypes", "explain", "failures",
+        "gradient",
         "handle", "identity", "inplace",
         "kind", "method", "name", "onnx", "params", "public", "reference", "rule", "samples",
     )  # fmt: skip
@@ -121,6 +122,7 @@ class Op:
         self.doc = (body.__doc__ or "") if body is not None else ""
         self.gradient: Callable[..., Any] | None = None
         self.differentiable = True
+        self.at_once = False  # made of numbers alone, to be looked at: run on its line, not recorded
         self.divides = False  # integers by its second operand: the core raises on the line if that is 0
         self.reference: Callable[..., Any] | None = None
         self.samples: Samples | None = None

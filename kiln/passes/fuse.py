@@ -536,7 +536,7 @@ class Fusion:
         waiting = sum(g.bit for g in alive)
         for group in alive:
             waiting ^= group.bit
-            assert not group.before & (waiting | group.bit), f"kernel {group.number} would run before its operands"
+            assert not group.before & (waiting | group.bit), f"kernel {group.number} runs before its operands"
         return alive
 
 
