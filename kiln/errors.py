@@ -6,6 +6,8 @@ message("linear", "weight of shape (out, in)", describe(w), "transpose it with w
 
 from __future__ import annotations
 
+import sys
+
 _LONGEST = 80  # characters of a foreign value shown in a message
 
 
@@ -37,3 +39,15 @@ def describe(value: object) -> str:
     if isinstance(value, (list, tuple, dict, set)):
         return f"{kind} of {len(value)}"
     return kind
+
+
+def place(file: str, line: int) -> str:
+    """A line of the user's program, as IPython calls it where it is a notebook's.
+
+    >>> place("train.py", 3)
+    'train.py:3'
+    """
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    name_of = getattr(getattr(shell, "compile", None), "format_code_name", lambda file: None)
+    named = name_of(file)  # ("Cell", "In[3]")
+    return f"{named[0].lower()} {named[1]}, line {line}" if named else f"{file}:{line}"

@@ -4,6 +4,7 @@
 #include <unordered_map>
 
 #include "autograd.h"
+#include "busy.h"
 
 namespace kiln {
 
@@ -51,7 +52,12 @@ SourceLine current_line() {
 std::string line_text(const SourceLine& line) {
     auto* code = static_cast<PyCodeObject*>(line.code.object);
     if (!code) return "an unknown line";
-    return concat(PyUnicode_AsUTF8(code->co_filename), ":", PyCode_Addr2Line(code, line.instruction));
+    Away here;
+    const int number = PyCode_Addr2Line(code, line.instruction);
+    Object module = checked(in_python([] { return PyImport_ImportModule("kiln.errors"); }));
+    Object text = checked(in_python(
+        [&] { return PyObject_CallMethod(module.get(), "place", "Oi", code->co_filename, number); }));
+    return PyUnicode_AsUTF8(text.get());
 }
 
 // ---- nodes ----

@@ -1,6 +1,7 @@
 // The module: recorded regions, threads, memory, random state, profiling, and the order things are set up in.
 #include "bind.h"
 
+#include <csignal>
 #include <cstring>
 
 #include <unistd.h>
@@ -180,6 +181,17 @@ bool ending() {
     return _Py_IsFinalizing();
 #endif
 }
+
+// A handler that is not Python's own may do anything, and so waits until the call is over.
+bool interrupted() {
+    if (!PyOS_InterruptOccurred()) return false;
+    Object module = checked(PyImport_ImportModule("_signal"));
+    Object handler = checked(PyObject_CallMethod(module.get(), "getsignal", "i", SIGINT));
+    Object own = checked(PyObject_GetAttrString(module.get(), "default_int_handler"));
+    const bool raises = handler.get() == own.get();
+    raises ? PyErr_SetNone(PyExc_KeyboardInterrupt) : PyErr_SetInterrupt();
+    return raises;
+}
 PyObject* set_check(PyObject*, PyObject* on) {
     int wanted = PyObject_IsTrue(on);
     if (wanted < 0) return nullptr;
@@ -288,6 +300,7 @@ PyObject* make_module() {
     Interpreter::let_go = let_go;
     Interpreter::take_back = take_back;
     Interpreter::ending = ending;
+    Interpreter::interrupted = interrupted;
     Opaque::retain = [](void* object) { Py_INCREF(static_cast<PyObject*>(object)); };
     Opaque::drop = [](void* object) { Py_DECREF(static_cast<PyObject*>(object)); };
     Object module = Object::steal(PyModule_Create(&module_definition));

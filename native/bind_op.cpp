@@ -409,12 +409,16 @@ PyObject* op_get(PyObject* self, PyObject* instance, PyObject*) {
 }
 PyObject* op_name(PyObject* self, void*) { return PyUnicode_FromString(op_of(self).op->name.c_str()); }
 PyObject* op_doc(PyObject* self, void*) { return PyObject_GetAttrString(op_of(self).record, "doc"); }
+PyObject* op_signature(PyObject* self, void*) {
+    return PyObject_GetAttrString(op_of(self).record, "signature");
+}
 PyObject* op_record(PyObject* self, void*) { return Py_NewRef(op_of(self).record); }
 PyObject* op_repr(PyObject* self) { return PyUnicode_FromFormat("<op %s>", op_of(self).op->name.c_str()); }
 
 PyGetSetDef op_getset[] = {
     {"__name__", op_name, nullptr, nullptr, nullptr},
     {"__doc__", op_doc, nullptr, nullptr, nullptr},
+    {"__text_signature__", op_signature, nullptr, nullptr, nullptr},
     {"record", op_record, nullptr, "The table's entry.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
@@ -545,6 +549,7 @@ Fn& fn_of(PyObject* op, PyObject* structure) {
     };
     self.op->differentiable = says("differentiable");
     self.op->divides = says("divides");
+    self.op->at_once = says("at_once");
     Fn* fn = new_fn(self.op, self.op->name);
     fn->structure = Opaque(structure);
     if (self.op->kind == OpKind::view)

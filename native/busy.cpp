@@ -5,11 +5,14 @@
 
 #include <pthread.h>
 
+#include "check.h"
+
 namespace kiln {
 
 void* (*Interpreter::let_go)() = nullptr;
 void (*Interpreter::take_back)(void*) = nullptr;
 bool (*Interpreter::ending)() = nullptr;
+bool (*Interpreter::interrupted)() = nullptr;
 
 int unlocked_runs = 0;
 
@@ -57,6 +60,11 @@ void tell_others() {
     std::lock_guard lock(ends->mutex);
     ++ends->count;
     ends->changed.notify_all();
+}
+
+void stop_if_interrupted() {
+    if (Interpreter::interrupted()) [[unlikely]]
+        raise(ErrorKind::python, "");
 }
 
 Away::Away() {
@@ -109,7 +117,19 @@ void Unlocked::begin(bool let_go) {
     for (Use& use : uses_) use.storage->busy += use.amount;
     ++unlocked_runs;
     away_.emplace();
+    looked_ = std::chrono::steady_clock::now();
     thread_ = Interpreter::let_go();
+}
+
+void Unlocked::stop_if_interrupted() {
+    if (!away_) return;
+    const auto now = std::chrono::steady_clock::now();
+    if (now - looked_ < std::chrono::milliseconds(100)) return;
+    looked_ = now;
+    Interpreter::take_back(thread_);
+    const bool stop = Interpreter::interrupted();
+    thread_ = Interpreter::let_go();
+    if (stop) raise(ErrorKind::python, "");
 }
 
 Unlocked::~Unlocked() {

@@ -2,6 +2,7 @@
 // they use is busy meanwhile: nobody reads what they write, nobody writes what they read.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -17,6 +18,7 @@ struct Interpreter {
     static void* (*let_go)();
     static void (*take_back)(void* thread);  // does not return once the interpreter is ending
     static bool (*ending)();
+    static bool (*interrupted)();  // whether Ctrl-C was pressed and raises: then the exception is set
 };
 
 // Everything below is called with the lock held, and counts under it.
@@ -27,6 +29,10 @@ struct Interpreter {
 inline constexpr int64_t grains_worth_it = 5;
 
 extern int unlocked_runs;  // how many threads are in kernels without the lock
+
+// Between two pieces of work: raises if Ctrl-C was pressed. Handlers of the user's own run when the call is
+// over.
+void stop_if_interrupted();
 
 // While it lives, other threads may run in the middle of this thread's call: in a kernel, a wait, a call up.
 class Away {
@@ -49,6 +55,7 @@ public:
     void writes(Storage& storage);
     void uses(std::span<const Operand> operands, std::span<const TensorRef> results);
     void begin(bool let_go);
+    void stop_if_interrupted();  // between two launches; looks ten times a second
 
 private:
     struct Use {
@@ -58,6 +65,7 @@ private:
     SmallVector<Use, 8> uses_;
     std::optional<Away> away_;  // once it has begun without the lock
     void* thread_ = nullptr;
+    std::chrono::steady_clock::time_point looked_;
 };
 
 // Keeps others from writing a storage until it is taken back.

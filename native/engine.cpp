@@ -225,6 +225,7 @@ public:
         for (auto& [edge, gradient] : roots_)
             if (edge.node && edge.node->waiting == 0) ready(edge.node.get());
         while (!heap_.empty()) {
+            stop_if_interrupted();
             std::pop_heap(heap_.begin(), heap_.end(), later);
             NodeRef node = std::move(heap_.back());
             heap_.pop_back();

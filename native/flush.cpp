@@ -1,6 +1,7 @@
 // Running a recording: by its program, or op by op on ready kernels; and the check that both give one result.
 #include <cmath>
 
+#include "busy.h"
 #include "check.h"
 #include "compiler.h"
 #include "record.h"
@@ -75,6 +76,7 @@ void free_after(const RecordedOp& op, LastUses& uses) {
 void replay(const Recording& recording, bool keep_dead = false) {
     LastUses uses = keep_dead ? LastUses() : last_uses(recording);
     for (const RecordedOp& op : recording.ops()) {
+        stop_if_interrupted();
         std::vector<TensorRef> keep;
         replay_op(recording, op, operands_of(recording, op, keep));
         keep.clear();
@@ -91,6 +93,7 @@ void replay_timed(const Recording& recording, double* seconds) {
     for (const RecordedOp& op : recording.ops()) operands.push_back(operands_of(recording, op, keep));
     Stopwatch watch(seconds);
     for (size_t i = 0; i < operands.size(); ++i) {
+        stop_if_interrupted();
         replay_op(recording, recording.ops()[i], operands[i]);
         free_after(recording.ops()[i], uses);
     }
@@ -104,11 +107,16 @@ void run_variant(const Recording& recording, const RegionVariant& variant) {
     SmallVector<Input, 16> inputs;
     for (const RecordedStorage& s : recording.storages())
         if (!s.pending) inputs.push_back({s.storage->data, s.storage.get()});
-    std::vector<StorageRef> outputs;
-    for (int32_t index : variant.outputs) outputs.push_back(recording.storages()[index].storage);
-    for (StorageRef& output : outputs)
-        if (!output->data) take_memory(*output, *allocate(output->nbytes));
+    std::vector<StorageRef> outputs;  // new memory becomes a value's when the program has run
+    for (int32_t index : variant.outputs) {
+        const StorageRef& value = recording.storages()[index].storage;
+        outputs.push_back(value->data ? value : allocate(value->nbytes));
+    }
     run(program, slots.data(), {inputs.data(), inputs.size()}, outputs);
+    for (size_t k = 0; k < outputs.size(); ++k) {
+        Storage& value = *recording.storages()[variant.outputs[k]].storage;
+        if (&value != outputs[k].get()) take_memory(value, *outputs[k]);
+    }
 }
 
 // ---- the check mode ----

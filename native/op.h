@@ -22,6 +22,7 @@ struct Op {
     ViewKind view = ViewKind::none;
     bool differentiable = true;
     bool divides = false;    // operand 0 by operand 1: of integers the latter may not be 0
+    bool at_once = false;    // runs on its line where others are recorded
     void* record = nullptr;  // borrowed: the table keeps it
 };
 

@@ -170,11 +170,13 @@ void locate(const Program& program, const TempPlan& plan, std::span<const Input>
     }
 }
 
-void launch_steps(const Program& program, const int64_t* slots, const SmallVector<std::byte*, 16>& starts) {
+void launch_steps(const Program& program, const int64_t* slots, const SmallVector<std::byte*, 16>& starts,
+                  Unlocked& unlocked) {
     SmallVector<void*, 16> pointers;
     Dims args;
     for (const Step& step : program.steps) {
         if (step.kernel < 0) continue;
+        unlocked.stop_if_interrupted();
         pointers.resize(step.pointers.size());
         for (size_t i = 0; i < pointers.size(); ++i) {
             const Pointer& p = step.pointers[i];
@@ -213,7 +215,7 @@ void run(const Program& program, const int64_t* slots, std::span<const Input> in
         for (const StorageRef& output : outputs) unlocked.writes(*output);
         unlocked.begin(long_run);
     }
-    launch_steps(program, slots, starts);
+    launch_steps(program, slots, starts, unlocked);
 }
 
 }  // namespace kiln

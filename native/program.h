@@ -101,8 +101,9 @@ struct Input {
     Storage* storage = nullptr;
 };
 
-// Runs the launches, without the interpreter lock if they take long; memory for temps is there before the
-// first. `outputs[j]`: storage of output j, memory for it already there.
+// Runs the launches, without the interpreter lock if they take long (Ctrl-C may then end it between two of
+// them); memory for temps is there before the first. `outputs[j]`: storage of output j, memory for it already
+// there.
 void run(const Program& program, const int64_t* slots, std::span<const Input> inputs,
          std::span<const StorageRef> outputs);
 

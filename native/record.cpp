@@ -333,6 +333,7 @@ void take_snapshots(Operands& operands, Results& snapshots) {
 
 bool Recording::append(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, bool hidden,
                        Results& results) {
+    if (fn.op && fn.op->at_once && out.empty()) return false;
     Stopwatch watch(timed_ ? &seconds_ : nullptr);
     SmallVector<Given, 2> given;
     if (out.empty()) results_of(fn, operands, hidden, given);

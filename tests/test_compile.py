@@ -442,6 +442,7 @@ def test_profile_names_ops() -> None:
     with kiln.profile() as p:
         kiln.tanh(x()) @ x().t()
     text = str(p)
+    assert repr(p) == text  # what a notebook shows
     assert "tanh" in text
     assert "matmul" in text
 
@@ -493,6 +494,37 @@ def test_a_step_is_one_program() -> None:
         run(normal(8, 32))
     stats = run.stats()
     assert (stats["programs"], stats["runs"]) == (1, 5)
+
+
+@needs_kiln
+def test_a_step_in_double_is_one_program() -> None:
+    """A number of the dtype that it fills memory of is an array from there on: backward's first gradient."""
+    w = kiln.ones(3, dtype=kiln.float64, requires_grad=True)
+
+    def step() -> Any:
+        w.grad = None
+        (0.5 * (w * w).sum()).backward()
+        return w.grad
+
+    run = kiln.compile(step, wait=True)
+    assert [run().tolist() for _ in range(2)] == [[1.0] * 3] * 2
+    assert (run.stats()["programs"], run.stats()["runs"]) == (1, 2)
+
+
+@needs_kiln
+def test_positions_from_arange_do_not_end_a_recording() -> None:
+    """They are there when an index is looked at: a transformer's step is one program, and still checked."""
+    table = kiln.nn.Embedding(6, 2)
+
+    def embedded(t: Any) -> Any:
+        return table(kiln.arange(t.shape[1]).unsqueeze(0)) + t.unsqueeze(-1)
+
+    run = kiln.compile(embedded, wait=True)
+    for n in (3, 5):
+        assert run(normal(2, n)).shape == (2, n, 2)
+    assert (run.stats()["programs"], run.stats()["runs"]) == (1, 2)
+    with pytest.raises(IndexError, match="out of range"):
+        run(normal(2, 7))
 
 
 @needs_kiln

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import doctest
+import inspect
+import pydoc
 import re
 import sys
 from collections.abc import Iterator
@@ -75,6 +77,19 @@ def test_every_public_op_shows_an_example() -> None:
     silent += [name for name, f in kiln.ops.FUNCTIONS.items() if ">>>" not in (f.__doc__ or "")]
     silent = [name for name in silent if not name.endswith("_")]  # in-place forms, derived
     assert not silent
+
+
+def test_every_public_op_shows_its_parameters() -> None:
+    """To help(), to editors, and as a method without the tensor."""
+    for name, function in kiln.ops.FUNCTIONS.items():
+        shown = inspect.signature(function).parameters
+        if isinstance(function, kiln._core.Op):
+            names = [param.name for param in function.record.params]
+            assert [*shown] == [*names, "out"], name
+    assert str(inspect.signature(kiln.ones(2).softmax)) == "(dim, dtype=None, *, out=None)"
+    assert "softmax(input, dim, dtype=None, *, out=None)" in pydoc.render_doc(
+        kiln.softmax, renderer=pydoc.plaintext
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -57,6 +59,20 @@ def test_a_wrong_size_is_told_without_the_frames_of_the_shape_rules() -> None:
             run()
         files = [str(entry.path) for entry in caught.traceback]
         assert len(files[files.index(__file__) :]) <= 5 and "products.py" not in files[-1]
+
+
+def test_a_place_in_a_notebook_is_told_as_ipython_tells_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = {"/tmp/ipykernel_7/12.py": ("Cell", "In[3]")}
+    shell = SimpleNamespace(compile=SimpleNamespace(format_code_name=cells.get))
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    for file, place in (("/tmp/ipykernel_7/12.py", r"cell In\[3\], line 2"), ("train.py", r"train\.py:2")):
+        space: dict[str, Any] = {"kiln": kiln}
+        exec(compile("w = kiln.ones(3, requires_grad=True)\ny = w.exp()\ny.add_(1)", file, "exec"), space)
+        with pytest.raises(RuntimeError, match=rf"was saved at version 0 \({place}\)"):
+            space["y"].sum().backward()
+        lines = "a = 1.0\n@kiln.pointwise\ndef f(x):\n    return x * a"
+        with pytest.raises(TypeError, match=rf"f \({place}\) reads 'a'"):
+            exec(compile(lines, file, "exec"), space)
 
 
 def test_a_compiled_function_shows_what_it_is() -> None:

@@ -489,6 +489,81 @@ def test_an_interrupt_during_a_long_kernel() -> None:
     assert (done.returncode, done.stdout.strip()) == (0, "done"), done.stderr
 
 
+# What is called one after the other in C, so that Ctrl-C waits and is noticed by the second alone.
+_INTERRUPTED = """
+import _thread, functools, operator, signal
+import kiln
+from kiln import _core
+def interrupted(call):
+    return list(map(operator.call, (_thread.interrupt_main, call)))[1]
+def caught(function, *args):
+    try:
+        function(*args)
+    except KeyboardInterrupt:
+        return True
+    return False
+"""
+
+
+def _interrupted(code: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", _INTERRUPTED + code], capture_output=True, text=True, timeout=240
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "done"), done.stderr
+
+
+@needs_kiln
+@pytest.mark.parametrize("wait", [False, True], ids=["op by op", "a program"])
+def test_an_interrupt_ends_a_long_recording(wait: bool) -> None:
+    """Between two ops, or two launches of a program. What was not computed says so; the next call works."""
+    _interrupted(
+        "big, kept = kiln.ones(600, 600) / 600, []\n"
+        "def many(x, stop):\n"
+        "    for _ in range(300):\n"
+        "        x = x @ big\n"
+        "    kept.append(x)\n"
+        "    return interrupted(x.sum().item) if stop else x\n"
+        f"f = kiln.compile(many, wait={wait})\n"
+        "few = f(big[:2], False)\n"
+        "assert caught(f, big, True)\n"
+        "try:\n"
+        "    kept[-1].sum().item()\n"
+        "except RuntimeError as error:\n"
+        "    assert 'never computed' in str(error) and 'interrupted' in str(error), error\n"
+        "    assert (f(big[:2], False) == few).all().item()\n"
+        "    print('done')\n"
+    )
+
+
+@needs_kiln
+def test_an_interrupt_ends_a_backward_pass() -> None:
+    """Before its next node: no gradient has come, and the graph is still there for another pass."""
+    _interrupted(
+        "w = kiln.ones(3, requires_grad=True)\n"
+        "y = (w + w).sum()\n"
+        "back = functools.partial(_core.run_backward, (y,), (None,), False, False, None, True)\n"
+        "assert caught(interrupted, back) and w.grad is None\n"
+        "y.backward()\n"
+        "assert w.grad.tolist() == [2, 2, 2]\n"
+        "print('done')\n"
+    )
+
+
+@needs_kiln
+def test_a_handler_of_the_users_waits_until_the_call_is_over() -> None:
+    """It may read what the recording writes."""
+    _interrupted(
+        "w, seen = kiln.zeros(3), []\n"
+        "signal.signal(signal.SIGINT, lambda *_: seen.append(w.tolist()))\n"
+        "def step(run):\n"
+        "    w.add_(1); w.mul_(2)\n"
+        "    return run(w.sum().item)\n"
+        "f = kiln.compile(step, wait=True)\n"
+        "assert f(operator.call) == 6 and f(interrupted) == 18 and seen == [[6, 6, 6]], seen\n"
+        "print('done')\n"
+    )
+
+
 @needs_kiln
 @pytest.mark.parametrize("where", ["compiling", "a hook"])
 def test_the_process_ends_while_a_daemon_is_in_python(where: str) -> None:

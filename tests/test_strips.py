@@ -101,6 +101,17 @@ def test_what_stays_apart() -> None:
     assert carried(check(short, normal(9, 20))) == 0
 
 
+def test_columns_that_read_columns() -> None:
+    """The second sum of a variance needs the first: no kernel of rows can leave the accumulators of both."""
+
+    def function(x: Any) -> list[Any]:
+        mean = x.mean(0)
+        centered = x - mean
+        return [(centered * centered).sum(0), mean, x.prod(1)]
+
+    assert carried(check(function, normal(6, 300))) == 0
+
+
 def test_threads_do_not_change_bits() -> None:
     x, g = (kiln.from_numpy(normal(700, 300, seed=k)) for k in range(2))
     w, b = kiln.ones(300, requires_grad=True), kiln.zeros(300, requires_grad=True)

@@ -166,7 +166,7 @@ class _Builder:
                 stored,
                 tuple(self._size(at.slot + d, at.ones >> d & 1) for d in range(at.ndim)),
             )
-        if result.dtype != stored:
+        if result.weak or result.dtype != stored:
             result = self.graph.add(find("convert"), (result,), (stored,))
         shape = base.shape if out.cls == "whole" else self._view_sizes(out, base)
         if not self.graph.same_shape(result.shape, shape):

@@ -70,6 +70,7 @@ def _ranged(np: Any, start: Any, step: Any, sizes: Any, dtype: str) -> Any:
 
 @composite(
     differentiable=False,
+    at_once=True,  # mostly positions: an index is looked at on the line that uses it
     public=False,
     dtypes="numeric",
     reference=d.reference(_ranged),

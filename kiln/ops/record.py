@@ -96,7 +96,7 @@ class Op:
     """One operation; see the module's text. Calling it works on tensors, on graph values and on scalars."""
 
     __slots__ = (
-        "body", "checks", "differentiable", "divides", "doc", "dtypes", "explain", "failures",
+        "at_once", "body", "checks", "differentiable", "divides", "doc", "dtypes", "explain", "failures",
         "gives_positions", "gradient", "handle", "identity", "inplace",
         "kind", "method", "name", "onnx", "params", "public", "reference", "rule", "samples",
     )  # fmt: skip
@@ -121,6 +121,7 @@ class Op:
         self.doc = (body.__doc__ or "") if body is not None else ""
         self.gradient: Callable[..., Any] | None = None
         self.differentiable = True
+        self.at_once = False  # made of numbers alone, to be looked at: run on its line, not recorded
         self.divides = False  # integers by its second operand: the core raises on the line if that is 0
         self.reference: Callable[..., Any] | None = None
         self.samples: Samples | None = None
@@ -141,6 +142,12 @@ class Op:
     def function(self) -> Callable[..., Any]:
         """The public callable: the core's, so that a call on tensors stays in C++."""
         return self.handle
+
+    @property
+    def signature(self) -> str:
+        """The parameters, as `inspect.signature` and `help` read them."""
+        shown = [p.name if p.default is REQUIRED else f"{p.name}={p.default!r}" for p in self.params]
+        return f"({', '.join(shown)}, *, out=None)"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.handle(*args, **kwargs)

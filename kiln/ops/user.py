@@ -13,6 +13,7 @@ from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 from kiln import _core
+from kiln.errors import place
 from kiln.graph import graph as g
 from kiln.ops import declare as d
 from kiln.ops.record import REQUIRED, Op, Param
@@ -153,7 +154,7 @@ def _check_value(function: Any, name: str, value: Any, seen: set[int]) -> None:
         return
     code: CodeType = function.__code__
     raise TypeError(
-        f"pointwise: {function.__name__} ({code.co_filename}:{code.co_firstlineno}) reads '{name}', a "
+        f"pointwise: {function.__name__} ({place(code.co_filename, code.co_firstlineno)}) reads '{name}', a "
         f"{type(value).__name__} from outside: it is captured once, so a later change would be lost; pass it "
         "as an argument"
     )

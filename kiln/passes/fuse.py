@@ -532,7 +532,12 @@ class Fusion:
     def order(self) -> list[Group]:
         """The groups in an order that runs; groups that store nothing are left out."""
         alive = [g for g in self.groups if g.roots or g.folds or g.kind == "scatter"]
-        return sorted(alive, key=lambda g: (g.before.bit_count(), g.number))
+        alive.sort(key=lambda g: (g.before.bit_count(), g.number))
+        waiting = sum(g.bit for g in alive)
+        for group in alive:
+            waiting ^= group.bit
+            assert not group.before & (waiting | group.bit), f"kernel {group.number} runs before its operands"
+        return alive
 
 
 def _concat_places(links: Links, node: Node) -> list[tuple[Value, Chain]]:

@@ -99,10 +99,8 @@ def _fits(fusion: Fusion, rows: Group, columns: Group, scans: list[Scan]) -> boo
     shared = any(scan.own for scan in scans) or any(
         r in rows.reads and 0 not in r.layout.strides for r in reads if not r.elsewhere
     )
-    needs = fusion.needs(reads)
-    if not shared or needs & rows.bit:
-        return False
-    if any(g.before & rows.bit for g in fusion.members(needs)):
+    needs, later = fusion.needs(reads), rows.bit | columns.bit  # the elements' operands come before both
+    if not shared or needs & later or any(g.before & later for g in fusion.members(needs)):
         return False
     if not fusion.has_room(rows, reads, {k: v for scan in scans for k, v in scan.inline.items()}, len(scans)):
         return False

@@ -50,7 +50,7 @@ class profile:
         """The time spent in kernels."""
         return sum(line.seconds for line in self.lines)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         width = max([len(line.name) for line in self.lines] + [8])
         rows = [f"{'function':{width}}  launches  total ms   mean us      %"]
         for line in self.lines:
