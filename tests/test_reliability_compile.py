@@ -220,7 +220,7 @@ def test_a_wider_live_set_is_made_once() -> None:
         run(normal(5, seed=call), call % 3 == 2)
     run.wait()
     assert run.stats()["compiles"] <= 2
-    assert run.stats()["replays"] == 1  # the first sight
+    assert run.stats()["replays"] <= 1  # the first sight, unless the program is on disk
 
 
 # -- what runs out -----------------------------------------------------------------------------------------
