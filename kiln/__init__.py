@@ -1,4 +1,8 @@
-"""kiln: a define-by-run deep-learning framework with PyTorch's names and a code generator of its own."""
+"""kiln: a define-by-run deep-learning framework with PyTorch's names and a code generator of its own.
+
+A name imported as itself is public: to type checkers too.
+"""
+# ruff: isort: skip_file
 
 from __future__ import annotations
 
@@ -13,41 +17,44 @@ from kiln import _core as _core
 _core.set_package_folder(_os.path.dirname(__file__) + _os.sep)
 _core.set_compiler("kiln.capture.service")
 
-from kiln import autograd, ops  # noqa: E402, F401
-from kiln import tensor as _tensor  # noqa: E402, F401
-from kiln._core import (  # noqa: E402, F401
-    Size,
-    Tensor,
-    bfloat16,
-    bool,
-    can_cast,
-    dtype,
-    empty_cache,
-    float16,
-    float32,
-    float64,
-    get_default_dtype,
-    get_num_threads,
-    int8,
-    int16,
-    int32,
-    int64,
-    memory_stats,
-    promote_types,
-    reset_peak_memory_stats,
-    set_default_dtype,
-    set_num_threads,
-    uint8,
+from kiln import autograd as autograd, ops as ops, tensor as _tensor  # noqa: E402, F401
+from kiln._core import (  # noqa: E402
+    Size as Size,
+    Tensor as Tensor,
+    bfloat16 as bfloat16,
+    bool as bool,
+    can_cast as can_cast,
+    dtype as dtype,
+    empty_cache as empty_cache,
+    float16 as float16,
+    float32 as float32,
+    float64 as float64,
+    get_default_dtype as get_default_dtype,
+    get_num_threads as get_num_threads,
+    int8 as int8,
+    int16 as int16,
+    int32 as int32,
+    int64 as int64,
+    memory_stats as memory_stats,
+    promote_types as promote_types,
+    reset_peak_memory_stats as reset_peak_memory_stats,
+    set_default_dtype as set_default_dtype,
+    set_num_threads as set_num_threads,
+    uint8 as uint8,
 )
-from kiln.autograd import enable_grad, no_grad, set_grad_enabled  # noqa: E402, F401
-from kiln.device import device  # noqa: E402, F401
-from kiln.printing import get_printoptions, set_printoptions  # noqa: E402, F401
+from kiln.autograd import (  # noqa: E402
+    enable_grad as enable_grad,
+    no_grad as no_grad,
+    set_grad_enabled as set_grad_enabled,
+)
+from kiln.device import device as device  # noqa: E402
+from kiln.printing import get_printoptions as get_printoptions, set_printoptions as set_printoptions  # noqa: E402
 
 if _TYPE_CHECKING:
-    from kiln import cuda, datasets, nn, optim, utils, viz  # noqa: F401
-    from kiln.capture.compile import compile  # noqa: F401
-    from kiln.serialization import load, save  # noqa: F401
-    from kiln.viz.profile import profile  # noqa: F401
+    from kiln import cuda as cuda, datasets as datasets, nn as nn, optim as optim, utils as utils, viz as viz
+    from kiln.capture.compile import compile as compile
+    from kiln.serialization import load as load, save as save
+    from kiln.viz.profile import profile as profile
 
 globals().update(ops.FUNCTIONS)
 

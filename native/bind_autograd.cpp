@@ -49,7 +49,8 @@ SourceLine current_line() {
     return {};
 }
 
-std::string line_text(const SourceLine& line) {
+std::string line_text(const SourceLine& given) {
+    const SourceLine line = given;  // another thread may note another one in its place meanwhile
     auto* code = static_cast<PyCodeObject*>(line.code.object);
     if (!code) return "an unknown line";
     Away here;

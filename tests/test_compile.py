@@ -512,6 +512,22 @@ def test_a_step_in_double_is_one_program() -> None:
 
 
 @needs_kiln
+def test_shifts_in_time_are_one_program() -> None:
+    """A length put together of two, n + (T - n), and multiplied out by a product is known to be T."""
+
+    def mixed(x: Any, w: Any) -> Any:
+        for n in (1, 2):
+            past = kiln.cat([kiln.zeros(x.shape[0], n, x.shape[2]), x[:, :-n]], 1)
+            x = x + kiln.tanh(kiln.cat([x, past], -1) @ w)
+        return x
+
+    run = kiln.compile(mixed, wait=True)
+    for t in (5, 9):
+        assert run(normal(2, t, 3), normal(6, 3)).shape == (2, t, 3)
+    assert (run.stats()["programs"], run.stats()["runs"]) == (1, 2)
+
+
+@needs_kiln
 def test_positions_from_arange_do_not_end_a_recording() -> None:
     """They are there when an index is looked at: a transformer's step is one program, and still checked."""
     table = kiln.nn.Embedding(6, 2)

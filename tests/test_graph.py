@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from plan_runner import describe, same_bits, trace
 
 from kiln import ops
-from kiln.graph.equal import Equalities
+from kiln.graph.equal import Equalities, follows
 from kiln.graph.graph import Graph, Node, Value
 from kiln.graph.interpret import fold, interpret
 from kiln.graph.size import evaluate, quotient, symbol
@@ -227,10 +227,24 @@ def test_equal_sizes_have_one_form(pairs: list[tuple[Any, Any]]) -> None:
         graph.require_equal(a, b, "a test")
     for a, b in stated:
         assert graph.canonical(a) == graph.canonical(b)
+    for a, b in pairs:
+        if follows(a, b, stated):
+            assert evaluate(a, ACTUAL.__getitem__) == evaluate(b, ACTUAL.__getitem__)
     for dim in DIMS:
         form = graph.canonical(dim)
         assert graph.canonical(form) == form
         assert evaluate(form, ACTUAL.__getitem__) == evaluate(dim, ACTUAL.__getitem__)
+
+
+def test_what_follows_from_equal_sizes() -> None:
+    a, b, c, d, e = map(symbol, range(5))
+    facts: list[tuple[Any, Any]] = [(a + 1, b + c), (d, a * b), (2 * b, 2 * e)]
+    assert follows(d + b, b * (b + c), facts)
+    assert follows(a * d + d, (b + c) * d, facts)
+    assert not follows(b, e, facts)  # no symbol stands alone in 2 * b == 2 * e
+    assert not follows(a, b + c, facts)
+    assert not follows(a * d + d, (b + c) * d, facts[1:])
+    assert follows(a, a, []) and not follows(a, 3, [])
 
 
 def test_equal_sizes_do_not_lead_in_a_circle() -> None:

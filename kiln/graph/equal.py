@@ -12,6 +12,21 @@ from __future__ import annotations
 from kiln.graph.size import Dim, Size, single_slot, slots_named, substitute, symbol
 
 
+def follows(a: Dim, b: Dim, facts: list[tuple[Dim, Dim]]) -> bool:
+    """Whether a == b by facts that each give one symbol: s0*s9 + s0 == s0*s4 + s0*s5 by s9 + 1 == s4 + s5."""
+    asked, rest = a - b, [x - y for x, y in facts]
+    while rest and asked != 0:
+        fact = rest.pop()
+        found = ((s, e) for s in sorted(slots_named(fact)) for e in (symbol(s) - fact, symbol(s) + fact))
+        if given := next(((s, e) for s, e in found if s not in slots_named(e)), None):
+
+            def solved(slot: int, given: tuple[int, Dim] = given) -> Dim:
+                return given[1] if slot == given[0] else symbol(slot)
+
+            asked, rest = substitute(asked, solved), [substitute(r, solved) for r in rest]
+    return asked == 0
+
+
 class Equalities:
     """What a graph's checks say about its sizes."""
 

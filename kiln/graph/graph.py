@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from kiln.graph.equal import Equalities
+from kiln.graph.equal import Equalities, follows
 from kiln.graph.size import Dim, Size, symbol
 
 Shape = tuple[Dim, ...]
@@ -138,13 +138,14 @@ class Graph:
         self.equal.state(a, b)
 
     def unstated(self, first: int, stated: list[tuple[Dim, Dim]]) -> list[tuple[Dim, Dim]]:
-        """Takes the checks from number `first` on out of the graph and gives those not among `stated`."""
+        """Takes the checks from number `first` on out of the graph; gives those `stated` does not imply."""
         new = self.checks[first:]
         if not new:
             return []
         del self.checks[first:]
         known = {frozenset((self.canonical(a), self.canonical(b))) for a, b in stated}
-        return [(a, b) for a, b in new if frozenset((self.canonical(a), self.canonical(b))) not in known]
+        new = [(a, b) for a, b in new if frozenset((self.canonical(a), self.canonical(b))) not in known]
+        return [(a, b) for a, b in new if not follows(a, b, stated)]
 
     def finish(self, outputs: list[Value]) -> Graph:
         """Sets the outputs and brings every shape to its canonical form."""

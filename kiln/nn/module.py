@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from kiln import _core
 from kiln._core import Tensor
@@ -142,6 +142,10 @@ class Module:
         if name not in owned and hasattr(self, name):
             raise KeyError(f"attribute '{name}' already exists")
         owned[name] = self.__dict__[name] = value
+
+    if TYPE_CHECKING:  # buffers, and what `model[0]` has, are known when it runs
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def __setattr__(self, name: str, value: Any) -> None:
         state = self.__dict__

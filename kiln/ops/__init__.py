@@ -90,7 +90,7 @@ def _step(name: str, places: Any) -> Any:
     def step(*args: Any, **kwargs: Any) -> Any:
         return handle(*args, **kwargs, out=tuple([args[k] for k in places]))
 
-    step.__name__ = f"{name}_"
+    step.__name__ = step.__qualname__ = f"{name}_"
     step.__doc__ = f"`{name}` with its results written over the parameter and its moments."
     return step
 

@@ -27,6 +27,8 @@ def public(
     """
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
+        if function not in FUNCTIONS.values():
+            function.__name__ = function.__qualname__ = name  # as errors and help call it
         FUNCTIONS[name] = function
         if method:
             METHODS.add(name)
