@@ -297,7 +297,7 @@ class TestBusy:
 class TestRecordings:
     """A recording other threads touch is flushed first, whole and once."""
 
-    @pytest.mark.parametrize("action", ["read", "write", "read eagerly an input", "record"])
+    @pytest.mark.parametrize("action", ["read", "compute", "write", "read eagerly an input", "record"])
     def test_touched_in_the_middle(self, action: str) -> None:
         meet = threading.Barrier(2)
 
@@ -313,6 +313,8 @@ class TestRecordings:
             try:
                 if action == "read":
                     return values(w)
+                if action == "compute":
+                    return values(w * 3)
                 if action == "write":
                     return values(w.add_(1))
                 if action == "record":
@@ -326,9 +328,10 @@ class TestRecordings:
             x, w = tensor(1, 2), tensor(3, 4)
             (y, after), seen = in_threads(lambda x=x, w=w: compiled(x, w), lambda x=x, w=w: other(x, w))
             final = [7.0, 9.0] if action == "write" else [6.0, 8.0]
+            expected = {"read": final, "compute": [18.0, 24.0], "write": final, "record": [6.0, 16.0]}
             assert values(after) == values(w) == final
             assert values(y) == [4.0 * final[0], 6.0 * final[1]]
-            assert seen == {"read": final, "write": final, "record": [6.0, 16.0]}.get(action, [3.0, 6.0])
+            assert seen == expected.get(action, [3.0, 6.0])
 
     def test_shared_weights(self) -> None:
         """Threads that serve one compiled model with weights they share."""
