@@ -405,6 +405,37 @@ class TestFork:
             worker.join(60)
             assert values(box[-1]) == [6.0, 10.0]
 
+    def test_recorded_between_the_flush_and_the_fork(self) -> None:
+        """What a handler of others lets a thread record then is given up in the child alone."""
+        code = (
+            "import os, threading\n"
+            "box, ready, go, done, end = [], *(threading.Event() for _ in range(4))\n"
+            "os.register_at_fork(before=lambda: (go.set(), done.wait(60)))  # after what kiln does\n"
+            "import kiln\n"
+            "@kiln.compile\n"
+            "def program(x):\n"
+            "    box.append(x * 2)\n"
+            "    ready.set(), go.wait(60)\n"
+            "    box.append(x * 3)\n"
+            "    done.set(), end.wait(60)\n"
+            "thread = threading.Thread(target=program, args=(kiln.ones(2),))\n"
+            "thread.start()\n"
+            "assert ready.wait(60)\n"
+            "pid = os.fork()\n"
+            "if pid == 0:\n"
+            "    right = box[0].tolist() == [2.0, 2.0]\n"
+            "    try:\n"
+            "        box[1].tolist()\n"
+            "    except RuntimeError as error:\n"
+            "        os._exit(0 if right and 'never computed' in str(error) else 1)\n"
+            "    os._exit(2)\n"
+            "assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0\n"
+            "end.set(), thread.join(60)\n"
+            "assert box[1].tolist() == [3.0, 3.0]\n"
+        )
+        done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=120)
+        assert (done.returncode, done.stderr) == (0, "")
+
     def test_while_kernels_run(self) -> None:
         """In the child no storage is busy, half written or locked."""
         stop, x, w = threading.Event(), kiln.zeros(300, 300), normal(300, 300)
