@@ -205,8 +205,9 @@ def test_one_program_for_all_sizes() -> None:
 
 
 @needs_kiln
-def test_a_wider_live_set_is_made_once() -> None:
+def test_a_wider_live_set_is_made_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A value kept now and then makes one more program, which serves the calls that drop it too."""
+    monkeypatch.setenv("KILN_CACHE_DIR", str(tmp_path))  # where no test has left these programs
     kept: list[Any] = []
 
     def program(x: Any, keep: bool) -> Any:
