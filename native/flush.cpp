@@ -155,9 +155,12 @@ std::vector<StorageRef> copies_of_written(const Recording& recording) {
 }
 
 // After the program: runs every op again from the same start, and compares what both left in memory.
-void compare_with_ops(const Recording& recording, const RegionVariant& variant,
+void compare_with_ops(const Recording& recording, const RegionVariant& variant, const std::vector<bool>& live,
                       std::span<const StorageRef> before) {
     std::span<const RecordedStorage> storages = recording.storages();
+    for (size_t i = 0; i < storages.size(); ++i)
+        KILN_CHECK(!live[i] || storages[i].storage->data, internal, "KILN_CHECK: ", recording.region()->name,
+                   ": the program left storage ", i, ", which others hold, without a value");
     std::vector<StorageRef> made(storages.size());
     for (int32_t i : variant.outputs) {
         Storage& storage = *storages[i].storage;
@@ -221,7 +224,7 @@ bool run_program(const Recording& recording, const std::shared_ptr<RegionEntry>&
                                    " ops run op by op: ", text));
         return false;
     }
-    if (!before.empty()) compare_with_ops(recording, *variant, before);
+    if (!before.empty()) compare_with_ops(recording, *variant, live, before);
     return true;
 }
 

@@ -97,8 +97,10 @@ def tensor(*values: float, grad: bool = False) -> Any:
 
 
 def normal(*shape: int, seed: int = 0) -> Any:
-    """A float32 tensor of normal draws; equal arguments give equal values."""
-    return kiln.from_numpy(np.random.default_rng(seed).normal(size=shape).astype(np.float32))
+    """A float32 tensor of normal draws; equal arguments give equal values. Its memory is its own: NumPy's is
+    copied at every recorded read, and never written by a program.
+    """
+    return kiln.from_numpy(np.random.default_rng(seed).normal(size=shape).astype(np.float32)).clone()
 
 
 def values(x: Any) -> list[Any]:

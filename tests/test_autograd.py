@@ -61,7 +61,7 @@ def operands(framework: Any, dtype: Any = np.float64) -> tuple[Any, Any]:
     """x of (3, 4) and w of (4, 4), leaves that require grad."""
     rng = np.random.default_rng(5)
     arrays = [rng.normal(size=shape).astype(dtype) for shape in ((3, 4), (4, 4))]
-    return tuple(framework.from_numpy(a).requires_grad_() for a in arrays)  # type: ignore[return-value]
+    return tuple(framework.from_numpy(a).clone().requires_grad_() for a in arrays)  # type: ignore[return-value]
 
 
 def result_and_gradients(framework: Any, name: str, x: Any, w: Any) -> list[Any]:

@@ -24,11 +24,11 @@ def both(fn: Callable[..., Any], *calls: tuple[Any, ...]) -> None:
     """`fn` eagerly and recorded on the same sequence of calls (made by zero-argument functions where they
     are tensors).
     """
-    compiled = kiln.compile(fn)
-    for number, call in enumerate(calls):
-        one = freeze(fn(*(a() if callable(a) else a for a in call)))
-        two = freeze(compiled(*(a() if callable(a) else a for a in call)))
-        assert (found := first_difference(one, two, exact=True)) is None, f"call {number + 1}: {found}"
+    for compiled in (kiln.compile(fn), recorded(fn)):
+        for number, call in enumerate(calls):
+            one = freeze(fn(*(a() if callable(a) else a for a in call)))
+            two = freeze(compiled(*(a() if callable(a) else a for a in call)))
+            assert (found := first_difference(one, two, exact=True)) is None, f"call {number + 1}: {found}"
 
 
 def x() -> Any:

@@ -24,7 +24,7 @@ def laid_out(framework: Any, values: Array, layout: str, dtype: Any = None) -> A
 
     A layout that needs a dim is contiguous on 0-d values. Callers of "expanded" compare with `repeat_last`.
     """
-    tensor = framework.from_numpy(np.array(values, order="C"))
+    tensor = framework.from_numpy(np.array(values, order="C")).clone()  # memory that no array shares
     if dtype is not None:
         tensor = tensor.to(dtype)
     if values.ndim == 0 or layout == "contiguous":

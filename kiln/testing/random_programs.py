@@ -94,10 +94,11 @@ def arguments(framework: Framework, call: Call, noise: int = 0) -> tuple[Any, ..
     if noise:
         moves = np.random.default_rng(noise)
         floats = [np.asarray(x * (1 + 1e-6 * moves.choice([-1, 1], x.shape)), np.float32) for x in floats]
-    a, b, w, v, z = (framework.from_numpy(x) for x in floats[:5])
+    # memory of their own: NumPy's is read by copies, and never written by a program
+    a, b, w, v, z = (framework.from_numpy(x).clone() for x in floats[:5])
     for leaf in (a, w, v):
         leaf.requires_grad_()
-    return a, b, w, v, z, framework.from_numpy(rng.integers(0, columns, rows)), floats[5]
+    return a, b, w, v, z, framework.from_numpy(rng.integers(0, columns, rows)).clone(), floats[5]
 
 
 def observe(fn: Callable[..., Any], framework: Framework, call: Call, exact: bool, noise: int = 0) -> Seen:
