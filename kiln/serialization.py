@@ -400,7 +400,7 @@ def _exactly(file: Any, size: int) -> bytearray:
 
 
 def _parse_json(text: str, what: str) -> Any:
-    """Strict JSON: no duplicate keys, no NaN, no float, bounded depth."""
+    """Strict JSON: no duplicate keys, no NaN, no float, bounded depth, keys in Unicode."""
     try:
         return json.loads(
             text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_no_constant
@@ -415,6 +415,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object whose keys are all different."""
     found = dict(pairs)
     _need(len(found) == len(pairs), "every name once")
+    "".join(found).encode("utf-8")  # a ValueError for half of a surrogate pair, which JSON can escape
     return found
 
 

@@ -11,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_runner import describe, same_bits, trace
 
+import kiln
 from kiln import ops
+from kiln.capture import regions
 from kiln.graph.equal import Equalities, follows
 from kiln.graph.graph import Graph, Node, Value
 from kiln.graph.interpret import fold, interpret
-from kiln.graph.size import evaluate, quotient, symbol
+from kiln.graph.size import evaluate, quotient, single_slot, symbol
 from kiln.graph.slots import array_input, first_slots
 from kiln.graph.text import TextError, attr_text, dim_text, parse, text
 from kiln.graph.verify import VerifyError, verify
@@ -394,3 +396,53 @@ def test_constants_keep_their_bits() -> None:
     literal = next(n for n in graph.nodes if n.op.kind == "constant")
     assert isinstance(literal, Node)
     assert np.signbit(parse(text(graph), find).nodes[0].attrs[0])
+
+
+def test_a_recorded_region_means_what_its_program_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph of a step with views, a write in place and backward: verified, read back from its text and
+    interpreted, it gives the bits of the program.
+    """
+    graphs: list[str] = []
+    finish = regions._Builder.finish
+
+    def finished(builder: Any) -> Any:
+        result = finish(builder)
+        graphs.append(text(verify(builder.graph)))
+        return result
+
+    monkeypatch.setattr(regions._Builder, "finish", finished)
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(5, 7)).astype(np.float32), rng.normal(size=(3, 7)).astype(np.float32)
+    given, weight, kept = kiln.from_numpy(x).clone(), kiln.from_numpy(w).clone(), kiln.ones(15)
+    weight.requires_grad_()
+
+    @kiln.compile(wait=True)
+    def step() -> None:
+        y = (given @ weight.t()).tanh()
+        kept[4:14].view(5, 2).add_(y.detach()[:, 1:] * 0.3)
+        (y.softmax(-1) * y).sum().backward()
+
+    step()
+    assert step.stats()["runs"] == step.stats()["compiles"] == len(graphs) == 1
+    graph = parse(graphs[0], find)
+    places = {  # sizes, strides and offsets of the views, in order
+        "as_strided": iter(
+            [((7, 3), (1, 7), (0,)), ((5, 2), (3, 1), (1,)), ((5, 2), (2, 1), (4,)), ((3, 7), (1, 3), (0,))]
+        ),
+        "write": iter([((2, 1), (4,))]),
+    }
+    known = list(zip(graph.inputs, [x.shape, w.reshape(-1).shape, (15,)]))
+    dims = [pair for value, shape in known for pair in zip(value.shape, shape, strict=True)]
+    for node in graph.nodes:
+        for attr, held in zip(node.attrs, next(places.get(node.op.name, iter([()])))):
+            dims += zip(attr, held, strict=True)
+    slots = {single_slot(dim): held for dim, held in dims}
+    for a, b in graph.checks:
+        slots.setdefault(single_slot(a), slots.get(single_slot(b), -1))
+        slots.setdefault(single_slot(b), slots[single_slot(a)])
+    environment = [slots.get(k, -1) for k in range(graph.slots)]
+    arrays = (x, w.reshape(-1), np.ones(15, np.float32), 0.3, 1.0)
+    written, gradient = interpret(graph, arrays, environment)
+    assert same_bits(written, kept.numpy())
+    assert same_bits(gradient, weight.grad.numpy())
+    assert not np.array_equal(written, np.ones(15, np.float32))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from backend import WAYS, kiln, needs_kiln, values
 
@@ -46,3 +47,24 @@ def test_more_than_2_31_elements_are_read(way: Any) -> None:
     x = kiln.ones((), dtype=kiln.int8).expand(2**31 + 7)
     run = way(lambda x: (x.sum(), x[2**31 :].sum(), x.reshape(1, -1).sum(1)))
     assert [values(y) for y in run(x)] == [2**31 + 7, 7, [2**31 + 7]]
+
+
+@pytest.mark.parametrize("elements", [(1 << 20) - 1, 1 << 20, (1 << 21) + 5])
+def test_results_about_as_large_as_the_caches(elements: int) -> None:
+    """Large results are stored another way, by another kernel: fresh, in place, strided, of a wide dtype."""
+    x = np.arange(elements, dtype=np.float32) % 1000
+    a = kiln.tensor(x)
+    assert np.array_equal((a + 1).numpy(), x + 1)
+    assert np.array_equal(a[::2].double().mul(2).numpy(), x[::2].astype(np.float64) * 2)
+    a.mul_(3)
+    assert np.array_equal(a.numpy(), x * 3)
+    a[1:].copy_(a[:-1].clone())
+    assert np.array_equal(a.numpy()[1:], x[:-1] * 3)
+
+
+@WAYS
+def test_a_copy_to_itself_is_nothing(way: Any) -> None:
+    """Also where elements share memory, which no other write may have as its target."""
+    x = kiln.arange(3.0).expand(2, 3)
+    assert way(lambda x: x.copy_(x))(x) is x
+    assert values(x) == [[0, 1, 2], [0, 1, 2]]

@@ -222,6 +222,7 @@ DAMAGED: dict[str, bytes] = {
     "duplicate keys": file_of('{"x":{"shape":[2],"dtype":"F32","dtype":"F32","data_offsets":[0,8]}}',
                               bytes(8)),
     "invalid UTF-8": file_of(b'{"\xff":1}'),
+    "half a surrogate pair": file_of({"\ud800": entry()}, bytes(8)),
     "UTF-16": file_of("{}".encode("utf-16")),
     "entry is null": file_of({"x": None}),
     "entry lacks a key": file_of({"x": {"dtype": "F32", "shape": [0]}}),

@@ -3,7 +3,7 @@
 Arrays come and go in their dtype's NumPy type; a bfloat16 array is its bits as uint16. Inside, a float16 or
 bfloat16 value is the float32 array of the same values, rounded after every node: the type it is computed in.
 
-Reductions and products follow the order of docs/architecture.md section 5 to the bit. An element that does
+Reductions and products follow the order of docs/architecture.md section 6 to the bit. An element that does
 not exist adds nothing: the lanes are padded with what changes no bit (-0.0 for sums, 1 for products).
 """
 
@@ -31,14 +31,16 @@ BLOCK = 16384
 SEGMENT = 512  # k of a product after which the chain starts anew
 
 
-def interpret(graph: Graph, inputs: Sequence[Given]) -> list[Array]:
+def interpret(graph: Graph, inputs: Sequence[Given], slots: Sequence[int] | None = None) -> list[Array]:
     """The outputs of a graph. Inputs: an array per array input (any strides), a Python number per number.
 
+    `slots`: what the slots hold, where they do not follow the inputs (those of a recorded region follow its
+    ops).
     Raises ValueError where dtype, rank, a dim that must be 1, or a check does not hold.
     """
     env = _environment(graph, inputs)
     values = {id(v): _inside(v.dtype, np.asarray(x)) for v, x in zip(graph.inputs, inputs)}
-    machine = _Machine(env)
+    machine = _Machine(env if slots is None else slots)
     for a, b in graph.checks:
         if machine.size(a) != machine.size(b):
             raise ValueError(f"check {a} == {b} does not hold: {machine.size(a)} and {machine.size(b)}")
@@ -221,7 +223,7 @@ def _matmul(machine: _Machine, node: Node, x: list[Array]) -> Array:
 class _Machine:
     """Sizes for one call."""
 
-    def __init__(self, env: list[int]) -> None:
+    def __init__(self, env: Sequence[int]) -> None:
         self.env = env
 
     def size(self, dim: Dim) -> int:

@@ -199,6 +199,8 @@ def copy_(x: Any, source: Any, non_blocking: bool = False) -> Any:
     """
     if not _is_array(source):
         return _fill(x, source)
+    if source is x:
+        return x
     fitted = _fitted(source, x)
     # an array that overlaps x is refused for its own places, not for those it has when repeated
     return put(x, source if source.ndim <= x.ndim else fitted)

@@ -42,7 +42,7 @@ def swapped(x: Any) -> Any:
 )
 def product(input: Tensor, other: Tensor) -> Any:
     """`[batch..., m, k] @ [batch..., k, n]`, batch dims and dtypes equal; the order over k is fixed
-    (architecture.md 5).
+    (architecture.md 6).
 
     >>> kiln.ones(2, 3) @ kiln.ones(3, 2)
     tensor([[3., 3.],

@@ -1,6 +1,6 @@
 """Reductions: the primitives over given dims, and PyTorch's functions made of them.
 
-A primitive reduces `dims` (sorted, counted from the front) in the fixed order of architecture.md section 5.
+A primitive reduces `dims` (sorted, counted from the front) in the fixed order of architecture.md section 6.
 """
 
 from __future__ import annotations
