@@ -75,6 +75,7 @@ void region_dealloc(PyObject* object) {
 }
 PyObject* region_begin(PyObject* self, PyObject*) {
     return guarded([&]() -> PyObject* {
+        wait_for_runs();
         begin_recording(region_of(self));
         Py_RETURN_NONE;
     });

@@ -22,7 +22,8 @@ constexpr uint32_t reading = 1, writing = 1 << 20;  // added to Storage::busy fo
 
 int away = 0;                    // threads inside an Away, counted once for each
 thread_local int away_here = 0;  // of these, this thread's
-int held = 0;
+int held = 0;                    // forks under way ...
+thread_local int held_here = 0;  // ... of these, this thread's
 
 struct Ends {
     std::mutex mutex;
@@ -36,6 +37,7 @@ Ends* ends = new Ends;  // never destroyed: threads may wait as the process ends
 [[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, [] {
     ends = new Ends;
     away = away_here;
+    held = held_here;
     unlocked_runs = 0;
 });
 
@@ -82,8 +84,20 @@ void wait_until_alone() {
     while (away > away_here && wait_for_others()) {}
 }
 
-void hold_runs() { ++held; }
-void let_runs() { --held; }
+void hold_runs() {
+    ++held;
+    ++held_here;
+}
+
+void let_runs() {
+    --held;
+    --held_here;
+    tell_others();
+}
+
+void wait_for_runs() {
+    while (held > held_here && !away_here && wait_for_others()) {}
+}
 
 void wait_while_busy(Storage& storage, bool for_write) {
     StorageRef kept(&storage);

@@ -84,8 +84,11 @@ void tell_others();  // something that others may wait for has ended
 // begun. So it stays until this thread gives up the lock.
 void wait_until_alone();
 
-// Around a fork: from `hold_runs` on, kernels keep the lock.
+// Around a fork: from `hold_runs` on, kernels keep the lock, and regions of other threads wait before they
+// begin (`wait_for_runs`, where a thread holds nothing): else one that compiles all the time would hardly
+// ever be seen outside a call.
 void hold_runs();
 void let_runs();
+void wait_for_runs();
 
 }  // namespace kiln

@@ -499,7 +499,8 @@ def test_the_process_ends_while_a_daemon_computes(work: str) -> None:
 def test_an_interrupt_during_a_long_kernel() -> None:
     """Ctrl-C while kernels run is raised at the line after; nothing is left busy or half done."""
     code = (
-        "import _thread, faulthandler, kiln\n"
+        "import _thread, faulthandler, signal, kiln\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background job ignores it
         "faulthandler.dump_traceback_later(200, exit=True)\n"
         "a, w = kiln.ones(600, 600), kiln.zeros(600, 600)\n"
         "f = kiln.compile(lambda: (w.add_(1), a @ a)[1])\n"
@@ -529,6 +530,7 @@ _INTERRUPTED = """
 import _thread, functools, operator, signal
 import kiln
 from kiln import _core
+signal.signal(signal.SIGINT, signal.default_int_handler)
 def interrupted(call):
     return list(map(operator.call, (_thread.interrupt_main, call)))[1]
 def caught(function, *args):

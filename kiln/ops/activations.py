@@ -28,7 +28,7 @@ def narrow(x: Any, dtype: str) -> Any:
 def floating(x: Any, op: str) -> Any:
     """x wide, or PyTorch's error for an array that is not of floats."""
     if x.dtype not in kinds.FLOATS:
-        raise RuntimeError(f"\"{op}\" not implemented for '{d.type_name(x.dtype)}'")
+        raise NotImplementedError(f"\"{op}\" not implemented for '{d.type_name(x.dtype)}'")
     return wide(x)
 
 

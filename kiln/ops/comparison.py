@@ -19,9 +19,11 @@ def refuse(x: Scalar, types: frozenset[str] | set[str], sentence: str) -> None:
         raise RuntimeError(sentence)
 
 
-def unsupported(op: str, x: Scalar) -> str:
-    kind = {"i1": "Bool", "f32": "Float", "f64": "Double"}.get(x.type, "Long")
-    return f"\"{op}\" not implemented for '{kind}'"
+def unsupported(op: str, x: Scalar, types: frozenset[str] | set[str]) -> None:
+    """Raises PyTorch's NotImplementedError if x is of one of the scalar types."""
+    if x.type in types:
+        kind = {"i1": "Bool", "f32": "Float", "f64": "Double"}.get(x.type, "Long")
+        raise NotImplementedError(f"\"{op}\" not implemented for '{kind}'")
 
 
 # Comparisons: bool results, no derivative
@@ -118,7 +120,7 @@ def _bitwise(name: str, symbol: str, doc: str) -> Op:
     """The bitwise op `name` of two operands of integers or bool."""
 
     def body(input: Operand, other: Operand) -> Any:
-        refuse(input, set(scalar.FLOATS), unsupported(f"{name}_cpu", input))
+        unsupported(f"{name}_cpu", input, set(scalar.FLOATS))
         return scalar.binary(symbol, input, other)
 
     body.__name__, body.__doc__ = name, doc
@@ -128,7 +130,9 @@ def _bitwise(name: str, symbol: str, doc: str) -> Op:
         dtypes="integral",
         differentiable=False,
         inplace=True,
-        failures=d.failures(((d.Zeros(2), d.Zeros(2)), {}, RuntimeError, "not implemented for 'Float'")),
+        failures=d.failures(
+            ((d.Zeros(2), d.Zeros(2)), {}, NotImplementedError, "not implemented for 'Float'")
+        ),
     )(body)
 
 
@@ -148,7 +152,7 @@ bitwise_xor = _bitwise("bitwise_xor", "xor", _BITS.format("Exclusive or", "bitwi
     dtypes="integral",
     differentiable=False,
     inplace=True,
-    failures=d.failures(((d.Zeros(2),), {}, RuntimeError, "not implemented for 'Float'")),
+    failures=d.failures(((d.Zeros(2),), {}, NotImplementedError, "not implemented for 'Float'")),
 )
 def bitwise_not(input: Operand) -> Any:
     """Every bit of `input` inverted; for bool, not. Integers and bool only.
@@ -156,5 +160,5 @@ def bitwise_not(input: Operand) -> Any:
     >>> kiln.bitwise_not(kiln.tensor([5]))
     tensor([-6])
     """
-    refuse(input, set(scalar.FLOATS), unsupported("bitwise_not_cpu", input))
+    unsupported("bitwise_not_cpu", input, set(scalar.FLOATS))
     return ~input

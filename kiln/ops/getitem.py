@@ -199,7 +199,7 @@ def copy_(x: Any, source: Any, non_blocking: bool = False) -> Any:
     """
     if not _is_array(source):
         return _fill(x, source)
-    if source is x:
+    if source is x and not (_core.grad_enabled() and x.requires_grad):
         return x
     fitted = _fitted(source, x)
     # an array that overlaps x is refused for its own places, not for those it has when repeated

@@ -244,7 +244,7 @@ def floor_divide(input: Operand, other: Operand) -> Any:
     >>> kiln.floor_divide(kiln.tensor([-7]), 2)
     tensor([-4])
     """
-    refuse(input, {"i1"}, unsupported("div_floor", input))
+    unsupported("div_floor", input, {"i1"})
     return division.floor_div(input, other)
 
 
@@ -269,7 +269,7 @@ def div_trunc(input: Operand, other: Operand) -> Any:
     >>> kiln.div(kiln.tensor([-7]), 2, rounding_mode="trunc")
     tensor([-3])
     """
-    refuse(input, {"i1"}, unsupported("div_trunc", input))
+    unsupported("div_trunc", input, {"i1"})
     return division.trunc_div(input, other)
 
 
@@ -293,7 +293,7 @@ def remainder(input: Operand, other: Operand) -> Any:
     >>> kiln.remainder(kiln.tensor([-7]), 3)
     tensor([2])
     """
-    refuse(input, {"i1"}, unsupported("remainder", input))
+    unsupported("remainder", input, {"i1"})
     return division.remainder(input, other)
 
 
@@ -318,7 +318,7 @@ def fmod(input: Operand, other: Operand) -> Any:
     >>> kiln.fmod(kiln.tensor([-7.5]), 2)
     tensor([-1.5000])
     """
-    refuse(input, {"i1"}, unsupported("fmod", input))
+    unsupported("fmod", input, {"i1"})
     return division.fmod(input, other)
 
 
@@ -355,7 +355,7 @@ def pow(input: Operand, other: Operand) -> Any:
     >>> kiln.tensor([2.0, 3.0]) ** 2.5
     tensor([ 5.6569, 15.5885])
     """
-    refuse(input, {"i1"}, unsupported("pow", input))
+    unsupported("pow", input, {"i1"})
     return m.pow(input, other) if input.type in scalar.FLOATS else division.integer_power(input, other)
 
 

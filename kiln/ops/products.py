@@ -105,7 +105,8 @@ def _check_matmul(a: Any, b: Any) -> None:
         f"both arguments to matmul need to be at least 1D, but they are {a.ndim}D and {b.ndim}D",
     )
     same_dtype(a, b, "matmul")
-    _require(d.dtype_name(a.dtype) != "bool", "\"addmm_impl_cpu_\" not implemented for 'Bool'")
+    if d.dtype_name(a.dtype) == "bool":
+        raise NotImplementedError("\"addmm_impl_cpu_\" not implemented for 'Bool'")
     rows, columns = a.shape, b.shape
     inner = columns[-2] if b.ndim > 1 else columns[0]
     if _differ(rows[-1], inner):

@@ -250,7 +250,7 @@ def _draw(sizes: Any) -> tuple[Any, Any]:
 def _float(dtype: Any, default: Any, op: str) -> str:
     name = chosen_dtype(dtype, default)
     if name not in FLOATS:
-        raise RuntimeError(f"\"{op}\" not implemented for '{d.type_name(name)}'")
+        raise NotImplementedError(f"\"{op}\" not implemented for '{d.type_name(name)}'")
     return name
 
 
@@ -272,7 +272,7 @@ def _random(op: str, values: Any, like: bool, doc: str) -> Any:
     return public(op, method=False)(function)
 
 
-_RAND = """Random floats, {0}, {1}. RuntimeError for a dtype that is not of floats.
+_RAND = """Random floats, {0}, {1}. NotImplementedError for a dtype that is not of floats.
 
     >>> kiln.{2}({3}).shape
     kiln.Size([3])

@@ -12,7 +12,7 @@ from typing import Any
 from kiln.ops import declare as d
 from kiln.ops import mathematics as m
 from kiln.ops import scalar
-from kiln.ops.comparison import eq, refuse
+from kiln.ops.comparison import eq, refuse, unsupported
 from kiln.ops.pointwise import where, zeros_of
 from kiln.ops.record import Operand, Sample, pointwise
 from kiln.ops.scalar import FLOATS, Scalar, absolute, const, select
@@ -97,7 +97,7 @@ def _rounding(name: str, function: str, step: Any, doc: str, onnx: str) -> Any:
     """A function that gives integral floats and leaves integers alone."""
 
     def body(input: Operand) -> Any:
-        refuse(input, {"i1"}, f"\"{name}\" not implemented for 'Bool'")
+        unsupported(f"{name}_vml_cpu", input, {"i1"})
         return step(input) if input.type in FLOATS else input
 
     body.__name__, body.__doc__ = name, doc
@@ -112,7 +112,7 @@ def _rounding(name: str, function: str, step: Any, doc: str, onnx: str) -> Any:
     return op.derivative(lambda g: zeros_of(g))
 
 
-_ROUNDED = """{0}; integers stay as they are. The derivative is 0. RuntimeError for bool.
+_ROUNDED = """{0}; integers stay as they are. The derivative is 0. NotImplementedError for bool.
 
     >>> kiln.{1}(kiln.tensor([-1.5, 2.5]))
     tensor([{2}])
