@@ -96,7 +96,9 @@ uint8_t operand_code(const Operand& operand, uint8_t layout) {
 PointwiseEntry& find_entry(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out,
                            int ndim, const uint8_t* layouts, int arrays) {
     Key key;
-    key.push(fn.id | uint64_t(ndim) << 32 | uint64_t(operands.size()) << 40 | uint64_t(out.size()) << 48);
+    const bool large = layouts[arrays - 1] == 3;  // the results' layout class is else 1, or in their code
+    key.push(fn.id | uint64_t(ndim) << 32 | uint64_t(operands.size()) << 40 | uint64_t(out.size()) << 48 |
+             uint64_t(large) << 63);
     Codes codes(key);
     int a = 0;
     for (const Operand& operand : operands)

@@ -62,6 +62,28 @@ def test_results_about_as_large_as_the_caches(elements: int) -> None:
     assert np.array_equal(a.numpy()[1:], x[:-1] * 3)
 
 
+@needs_kiln
+def test_large_results_have_a_kernel_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever comes first; afterwards both are known."""
+    from kiln.capture import programs
+
+    made: list[bool] = []
+    write = programs.pointwise_nest
+
+    def noted(*arguments: Any) -> Any:
+        nest = write(*arguments)
+        made.append(nest.small)
+        return nest
+
+    monkeypatch.setattr(programs, "pointwise_nest", noted)
+    for sizes, kinds in [((8, 1 << 20), [True, False]), ((1 << 20, 8), [False, True])]:
+        f = kiln.pointwise(lambda x, y=sizes[0]: x * 3.25 + y)  # no other test's
+        for size in (*sizes, *sizes):
+            f(kiln.ones(size))
+        assert made == kinds
+        made.clear()
+
+
 @WAYS
 def test_a_copy_to_itself_is_nothing(way: Any) -> None:
     """Also where elements share memory, which no other write may have as its target."""
