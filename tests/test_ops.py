@@ -410,6 +410,50 @@ def test_threads(name: str, threads: None) -> None:
                 assert_same(seen[0], others, case.label)
 
 
+# Calls that are cut between threads: each has an x (700, 600) and a w (600, 500).
+LARGE: dict[str, Any] = {
+    "a product": lambda x, w: x @ w,
+    "a transposed product": lambda x, w: w.t() @ x.t(),
+    "a product of few rows": lambda x, w: x[:8] @ w,
+    "a product of one row": lambda x, w: x[:1] @ w,
+    "products": lambda x, w: x.reshape(7, 100, 600) @ w.expand(7, 600, 500),
+    "softmax": lambda x, w: kiln.softmax(x, 1),
+    "softmax of columns": lambda x, w: kiln.softmax(x, 0),
+    "log_softmax": lambda x, w: kiln.log_softmax(x, 1),
+    "layer_norm": lambda x, w: kiln.nn.functional.layer_norm(x, (600,), w[:, 0], w[:, 1]),
+    "gelu": lambda x, w: kiln.nn.functional.gelu(x),
+    "linear": lambda x, w: kiln.nn.functional.linear(x, w.t(), w[0]),
+    "cross_entropy": lambda x, w: kiln.nn.functional.cross_entropy(x, x.argmax(1)),
+    "a gather": lambda x, w: x.gather(1, (x > 0).long() * 500),
+    "a scatter": lambda x, w: kiln.zeros(700, 600).scatter_add(1, (x > 0).long() * 500, x),
+    "a transposed copy": lambda x, w: x.t() + x.t() * 2,
+    "joined": lambda x, w: kiln.cat([x, w.t()], 0),
+    "a sum of all": lambda x, w: (x.sum(), w.amax(), x.var(0)),
+}
+
+
+@needs_kiln
+@pytest.mark.parametrize("name", LARGE)
+def test_threads_of_large_calls(name: str, threads: None) -> None:
+    """One, two and four threads: the same bits of results and gradients, eager and recorded."""
+    rng = np.random.default_rng(5)
+    arrays = [rng.normal(size=size).astype(np.float32) for size in ((700, 600), (600, 500))]
+
+    def run(x: Any, w: Any) -> list[Any]:
+        results = LARGE[name](x, w)
+        results = results if isinstance(results, tuple) else (results,)
+        sum(((y * y).mean() for y in results), kiln.zeros(())).backward()
+        return [*results, *(z for z in (x.grad, w.grad) if z is not None)]
+
+    seen = []
+    for way in (run, kiln.compile(run, wait=True)):
+        for count in (1, 2, 4):
+            kiln.set_num_threads(count)
+            seen.append([to_array(y) for y in way(*(kiln.tensor(a).requires_grad_() for a in arrays))])
+    for others in seen[1:]:
+        assert all(same_bits(a, b) for a, b in zip(seen[0], others, strict=True))
+
+
 def magnified(case: Case) -> Case | None:
     """A reduction's sample with its one array grown to about 600 000 elements, every dim by the same
     factor.
