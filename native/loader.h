@@ -16,7 +16,7 @@ using KernelFunction = void (*)(void* const* ptr, const int64_t* arg, int64_t be
 class KernelObject {
 public:
     // Loads a relocatable ELF64 object for this machine whose symbol `kernel` is a KernelFunction, or several
-    // that refer to each other's global symbols, bundled (kiln/codegen/verify.py).
+    // that refer to each other's global symbols, bundled (kiln/codegen/compile.py).
     // Error{value} for anything damaged, truncated, foreign or not self-contained; Error{memory} when no
     // memory can be mapped. The bytes are not needed afterwards.
     explicit KernelObject(std::span<const uint8_t> object);

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kiln.codegen.verify import bundle
+from kiln.codegen.compile import bundle
 
 ROOT = Path(__file__).resolve().parent.parent
 LEAVES = ["cpu", "dtype", "loader", "memory", "threads"]

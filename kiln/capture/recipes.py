@@ -12,6 +12,7 @@ from kiln.graph.graph import Graph, Node, Value
 from kiln.ops.record import Op
 
 BOOL, INT, FLOAT = 0, 2, 3  # kinds of a number, as the core counts them
+NO_DIM, FLAT = -128, 127  # in native/op.h too
 
 
 def recipe(graph: Graph, whole: bool = False) -> tuple[Any, ...]:
@@ -107,9 +108,6 @@ def position_check(function: Forward) -> tuple[Any, ...] | None:
     ignore = places[check.ignore] if check.ignore else -1
     is_index = issubclass(check.error, IndexError)
     return places[check.positions], places[check.source], dim, check.negative, ignore, check.message, is_index
-
-
-NO_DIM, FLAT = -128, 127  # in native/op.h too
 
 
 def positions_along(function: Forward) -> int:

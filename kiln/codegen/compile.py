@@ -12,6 +12,7 @@ waits for it, so that no child inherits LLVM in the middle of its work.
 
 from __future__ import annotations
 
+import struct
 import threading
 from collections.abc import Callable
 from typing import NamedTuple
@@ -23,7 +24,7 @@ from kiln.codegen.identity import digest, host_identity, identity
 from kiln.codegen.llvm import Machine
 from kiln.codegen.nest import Nest
 from kiln.codegen.target import Target, host_target
-from kiln.codegen.verify import bundle, verify_object, verify_text
+from kiln.codegen.verify import verify_object, verify_text
 
 REMEMBERED = 1024  # objects kept in memory; the core holds the mapped kernels itself
 
@@ -54,24 +55,31 @@ def object_for(
     """
     target = host_target() if target is None else target
     key = kernel_key(text_key, target)
-    found = _memory.get(key)
-    if found is not None:
-        return found
-    found = disk().load(key)
+    found = _kept(key)
     if found is None:
         with _lock:
             found = _memory.get(key)
             if found is None:
                 found = compile_text(ir_text(), target, library)
                 disk().store(key, found)
-    return _remember(key, found)
+                _remember(key, found)
+    return found
 
 
-def _remember(key: bytes, found: bytes) -> bytes:
+def _kept(key: bytes) -> bytes | None:
+    """What memory or the disk holds."""
+    found = _memory.get(key)
+    if found is None:
+        found = disk().load(key)
+        if found is not None:
+            _remember(key, found)
+    return found
+
+
+def _remember(key: bytes, found: bytes) -> None:
     if len(_memory) >= REMEMBERED:
         _memory.clear()
     _memory[key] = found
-    return found
 
 
 def kernel_object(nest: Nest, target: Target | None = None) -> bytes:
@@ -116,7 +124,7 @@ class _Beside:
     def __init__(self, library: Library, target: Target) -> None:
         self.library, self.target = library, target
         self.key = kernel_key(library.pattern, target)
-        self.found = _memory.get(self.key) or disk().load(self.key)
+        self.found = _kept(self.key)
         self.error: BaseException | None = None
         self.thread: threading.Thread | None = None
 
@@ -140,6 +148,7 @@ class _Beside:
             text = self.library.text(self.target)
             self.found = _compiled(Machine(self.target), text, self.target, defines=self.library.functions)
             disk().store(self.key, self.found)
+            _remember(self.key, self.found)
         except BaseException as error:  # raised where it is asked for
             self.error = error
 
@@ -147,7 +156,15 @@ class _Beside:
         """The object, once the block has ended."""
         if self.found is None:
             raise self.error or RuntimeError("codegen: a library was not made")
-        return _remember(self.key, self.found)
+        return self.found
+
+
+def bundle(objects: list[bytes]) -> bytes:
+    """Several objects that call each other, as the core's loader takes them: a mark, their number, their
+    sizes in bytes (32 bits each, little-endian), then they themselves.
+    """
+    sizes = [len(data) for data in objects]
+    return b"".join([b"KilnObjs", struct.pack(f"<{1 + len(sizes)}I", len(sizes), *sizes), *objects])
 
 
 def kernel_key(text_key: str, target: Target | None = None) -> bytes:

@@ -3,7 +3,6 @@
     verify_nest    a nest against its grammar and the target's table of legal (op, type)
     verify_text    LLVM text: allowed intrinsics only, no remainder, no 16-bit float arithmetic, no flags
     verify_object  an ELF object: the functions it is to define, nothing undefined but what it may call
-    bundle         several objects as one kernel's bytes
 
 LLVM ends the process on an operation its target cannot do; these checks come first and raise ValueError.
 """
@@ -136,14 +135,6 @@ def verify_object(data: bytes, defines: tuple[str, ...] = ("kernel",), calls: tu
     missing = sorted({*defines} - {name for name, section in names if section != 0})
     if missing:
         raise refuse(f"the object does not define {', '.join(missing)}")
-
-
-def bundle(objects: list[bytes]) -> bytes:
-    """Several objects that call each other, as the core's loader takes them: a mark, their number, their
-    sizes in bytes (32 bits each, little-endian), then they themselves.
-    """
-    sizes = [len(data) for data in objects]
-    return b"".join([b"KilnObjs", struct.pack(f"<{1 + len(sizes)}I", len(sizes), *sizes), *objects])
 
 
 def _symbols(data: bytes) -> list[tuple[str, int]]:
