@@ -34,6 +34,7 @@ from kiln.ops import (  # noqa: F401
     user,
     views,
 )
+from kiln.ops.declare import RECORDS as RECORDS
 from kiln.ops.record import Op as Op
 from kiln.ops.record import find as find
 from kiln.ops.record import table as table

@@ -17,26 +17,102 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {}
 METHODS: set[str] = set()
 INPLACE: set[str] = set()
 
+# PyTorch's other names of arguments, as NumPy has them.
+ALIASES = {"axis": "dim", "keepdims": "keepdim"}
+
+
+class Function:
+    """What tests and docs know of a public function: the part of an op's record that plain Python needs.
+
+    `reads`: it looks at values, so that it ends a recording and has no graph.
+    """
+
+    __slots__ = (
+        "differentiable",
+        "doc",
+        "dtypes",
+        "failures",
+        "function",
+        "name",
+        "reads",
+        "reference",
+        "samples",
+    )
+    kind = "function"
+    public = True
+
+    def __init__(self, name: str, function: Callable[..., Any], settings: dict[str, Any]) -> None:
+        self.name, self.function = name, function
+        self.doc = function.__doc__ or ""
+        self.samples: Samples = settings.pop("samples")
+        self.reference: Callable[..., Any] | None = settings.pop("reference", None)
+        self.failures: Callable[[], list[Failure]] | None = settings.pop("failures", None)
+        self.dtypes: str = settings.pop("dtypes", "all")
+        self.differentiable: bool = settings.pop("differentiable", True)
+        self.reads: bool = settings.pop("reads", False)
+        assert not settings, f"{name}: unknown settings {sorted(settings)}"
+
+    @property
+    def method(self) -> bool:
+        """Whether tensors have it."""
+        return self.name in METHODS
+
+    def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call on graph values."""
+        return self.function(*args, **kwargs)
+
+
+RECORDS: dict[str, Function] = {}  # those that state samples
+
 
 def public(
-    name: str, method: bool = True, inplace: bool = False
+    name: str, method: bool = True, inplace: bool = False, **settings: Any
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Makes a plain function the public `name` (and a method of tensors; and the in-place method `name_`).
 
-    An in-place form calls the function with `out=` the tensor.
+    An in-place form calls the function with `out=` the tensor. `settings` (samples first) make it a record of
+    the harness: see `Function`.
     """
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
         if function not in FUNCTIONS.values():
             function.__name__ = function.__qualname__ = name  # as errors and help call it
+            function = _with_aliases(function)
         FUNCTIONS[name] = function
         if method:
             METHODS.add(name)
         if inplace:
             INPLACE.add(name)
+        if settings:
+            RECORDS[name] = Function(name, function, dict(settings))
         return function
 
     return make
+
+
+def _with_aliases(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which also takes arguments by their other names (`axis` for `dim`)."""
+    code = function.__code__
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    others = {alias: name for alias, name in ALIASES.items() if name in names and alias not in names}
+    if not others:
+        return function
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for alias in others.keys() & kwargs.keys() if kwargs else ():
+            kwargs[others[alias]] = kwargs.pop(alias)
+        return function(*args, **kwargs)
+
+    call.__name__ = call.__qualname__ = function.__name__
+    call.__doc__, call.__wrapped__ = function.__doc__, function  # type: ignore[attr-defined]
+    return call
+
+
+def alias(name: str, of: str, method: bool = True, inplace: bool = False) -> None:
+    """Makes `name` another name of the public function or op `of`."""
+    FUNCTIONS[name] = FUNCTIONS[of] if of in FUNCTIONS else record.find(of).handle
+    METHODS.update([name] if method else [])
+    INPLACE.update([name] if inplace else [])
 
 
 def is_value(x: Any) -> bool:

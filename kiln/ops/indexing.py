@@ -13,7 +13,7 @@ from kiln import _core
 from kiln.ops import comparison
 from kiln.ops import declare as d
 from kiln.ops import pointwise as p
-from kiln.ops.declare import dtype_name, into, public
+from kiln.ops.declare import alias, dtype_name, into, public
 from kiln.ops.kinds import normalize_dim
 from kiln.ops.record import IndexCheck, Sample, Structure, Tensor, Tensors, composite, find, primitive
 from kiln.ops.views import expand, expand_, reshape, slice_, unsqueeze
@@ -437,8 +437,8 @@ def cat(tensors: Any, dim: int = 0) -> Any:
     return concat([x if dtype_name(x.dtype) == dtype else p.convert(x, dtype) for x in kept], dim)
 
 
-for _alias in ("concat", "concatenate"):
-    public(_alias, method=False)(cat)
+for _name in ("concat", "concatenate"):
+    alias(_name, "cat", method=False)
 
 
 def common(tensors: list[Any]) -> str:

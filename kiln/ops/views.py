@@ -382,8 +382,8 @@ def transpose(input: Any, dim0: int, dim1: int) -> Any:
     return _permute(input, order)
 
 
-public("swapaxes")(transpose)
-public("swapdims")(transpose)
+d.alias("swapaxes", "transpose")
+d.alias("swapdims", "transpose")
 
 
 _REVERSED = ((), (0,), (1, 0))
@@ -423,7 +423,7 @@ def movedim(input: Any, source: Any, destination: Any) -> Any:
     return _permute(input, tuple(order))
 
 
-public("moveaxis")(movedim)
+d.alias("moveaxis", "movedim")
 
 
 @public("squeeze")

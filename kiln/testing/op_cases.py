@@ -54,6 +54,7 @@ class Entry:
         self.function: Callable[..., Any] = record.function
         self.reference: Callable[..., Any] | None = record.reference
         self.differentiable: bool = record.differentiable
+        self.reads: bool = getattr(record, "reads", False)
 
     @property
     def dtypes(self) -> tuple[str, ...]:
