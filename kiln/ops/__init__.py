@@ -30,6 +30,7 @@ from kiln.ops import (  # noqa: F401
     products,
     random,
     reduce,
+    scans,
     unary,
     user,
     views,
