@@ -24,6 +24,7 @@ from kiln.ops import (  # noqa: F401
     getitem,
     indexing,
     optimizers,
+    order,
     parts,
     pointwise,
     probabilities,

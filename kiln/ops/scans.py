@@ -46,7 +46,9 @@ def _primitive(name: str, rule: str = "promote", **settings: Any) -> Op:
     how = name.removeprefix("scan_")
     low = 0.5 if how == "prod" else -3.0
     signature.__name__ = name
-    signature.__doc__ = f"The running {how} of `input`, taken as `dtype`, along `dim`; from its end if `reverse`."
+    signature.__doc__ = (
+        f"The running {how} of `input`, taken as `dtype`, along `dim`; from its end if `reverse`."
+    )
 
     def sample(shape: tuple[int, ...], dim: int, reverse: bool) -> Any:
         return lambda rng, t: ((d.array(rng, shape, t, low, 1.5), dim, _asked(how, t), reverse), {})
@@ -184,7 +186,7 @@ def logcumsumexp(input: Tensor, dim: Structure) -> Any:
     place = normalize_dim(dim, input.ndim, "logcumsumexp")
     if not d.is_float(input):
         name = d.type_name(input.dtype)
-        raise NotImplementedError(f'"logcumsumexp_out_cpu" not implemented for \'{name}\'')
+        raise NotImplementedError(f"\"logcumsumexp_out_cpu\" not implemented for '{name}'")
     return scan_logsumexp(input, place, input.dtype) if input.ndim else input * 1
 
 
