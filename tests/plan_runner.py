@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from codegen_peer import load_object
 
+from kiln.codegen.along import AlongSpec
 from kiln.codegen.nest import Nest
 from kiln.graph.graph import Graph, building
 from kiln.graph.interpret import _greater, _inside, _less, memory_dtype, reduce_last, scalar_on
@@ -116,7 +117,7 @@ class Runner:
         elif isinstance(spec, Nest):
             assert grid == _grid(spec, args[: len(spec.dims)]), (grid, spec)
             self._nest(spec, step.pointers, args)
-        elif hasattr(spec, "rows"):
+        elif isinstance(spec, AlongSpec):
             self._scatter(spec, step.pointers, args)
         else:
             self._matmul(spec, step.pointers, args)
@@ -233,18 +234,21 @@ class Runner:
             target[...] = _encode(operand.dtype, np.broadcast_to(value, target.shape))
 
     def _scatter(self, spec: Any, pointers: Any, args: list[int]) -> None:
+        """The one kernel along a dim that tests run by hand; the others are compared as compiled."""
+        assert spec.what == "scatter_add", spec
+        dtype, positions, _ = spec.dtypes
         dims = len(spec.strides[0])
         along, bound, sizes = args[0], args[1], args[2 : dims + 1]
         rest = args[dims + 1 :]
-        out = self._operand(pointers[0], spec.dtype, [bound, *sizes], rest[:dims])
-        index = self._operand(pointers[1], spec.positions, [along, *sizes], rest[dims : 2 * dims])
-        source = self._operand(pointers[2], spec.dtype, [along, *sizes], rest[2 * dims :])
+        out = self._operand(pointers[0], dtype, [bound, *sizes], rest[:dims])
+        index = self._operand(pointers[1], positions, [along, *sizes], rest[dims : 2 * dims])
+        source = self._operand(pointers[2], dtype, [along, *sizes], rest[2 * dims :])
         for i in range(along):
             for column in np.ndindex(*sizes):
                 to = (int(index[i][column]), *column)
                 if 0 <= to[0] < bound:
-                    x = _inside(spec.dtype, np.array([out[to], source[i][column]]))
-                    out[to] = _encode(spec.dtype, np.array(x[0] + x[1], x.dtype))
+                    x = _inside(dtype, np.array([out[to], source[i][column]]))
+                    out[to] = _encode(dtype, np.array(x[0] + x[1], x.dtype))
 
 
 def _grid(nest: Nest, sizes: list[int]) -> int:

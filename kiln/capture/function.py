@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Union
 
 from kiln.graph.graph import Graph, Node, Value, building
-from kiln.graph.size import Dim, substitute, symbol
+from kiln.graph.size import Dim, Size, substitute, symbol
 from kiln.ops.kinds import FLOATS, VIEWS, broadcast
 from kiln.ops.record import Op, find
 from kiln.passes.gradient import Backward, backward
@@ -131,7 +131,10 @@ class Forward(Function):
         """Whether one kernel computes the function at every point of its broadcast operands, of any shape."""
         if self.op.kind != "composite" or classify(self.graph(operands)) != "pointwise":
             return self.op.kind == "pointwise"
-        return classify(self._trace([declare_point, *operands])) == "pointwise"
+        try:
+            return classify(self._trace([declare_point, *operands])) == "pointwise"
+        except (IndexError, RuntimeError):  # it asks for more dims
+            return False
 
     def primal(self, operands: Operands) -> Graph:
         """The graph derivatives are taken of, inputs contiguous; the op as one node if it states its
@@ -280,6 +283,10 @@ def classify(graph: Graph) -> str:
         return "replay"
     shapes = {v.shape for v in graph.inputs if not v.weak}
     made = any(n.op.kind == "full" and n.out.shape not in shapes for n in graph.nodes)
+    made = made or any(n.op.kind == "constant" and isinstance(n.attrs[0], Size) for n in graph.nodes)
+    read = {id(v) for n in graph.nodes for v in n.inputs}
+    out = graph.outputs[0].shape
+    made = made or any(not v.weak and id(v) not in read and v.shape != out for v in graph.inputs)
     return "program" if made or kinds - {"pointwise", "constant", "full"} else "pointwise"
 
 

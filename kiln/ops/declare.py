@@ -160,6 +160,20 @@ def count_of(x: g.Value, dims: tuple[int, ...]) -> g.Value:
     return number(x, product(tuple(x.shape[d] for d in dims)))
 
 
+def broadcast_shape(x: Any, y: Any, op: str) -> tuple[int, ...]:
+    """The shape two tensors broadcast to; RuntimeError if they do not."""
+    a, b = tuple(x.shape), tuple(y.shape)
+    ndim = max(len(a), len(b))
+    a, b = (1,) * (ndim - len(a)) + a, (1,) * (ndim - len(b)) + b
+    for k, (m, n) in enumerate(zip(a, b)):
+        if m != n and 1 not in (m, n):
+            raise RuntimeError(
+                f"{op}: The size of tensor a ({m}) must match the size of tensor b ({n}) at non-singleton "
+                f"dimension {k}"
+            )
+    return tuple(n if m == 1 else m for m, n in zip(a, b))
+
+
 def is_symbolic(shape: Any) -> bool:
     """Whether any size of a shape is not known as an int."""
     return any(isinstance(d, Size) for d in shape)

@@ -1,15 +1,18 @@
-"""`x[key]` and `x[key] = value`: ints, slices, None, Ellipsis (views), integer arrays and masks.
+"""`x[key]` and `x[key] = value`: ints, slices, None, Ellipsis (views), then integer arrays and masks.
 
-    x[1, ::2, None, ...]    views, one dim after the other
-    x[index]                rows at the positions in an int64 array (a tensor, a NumPy array, a list)
-    x[mask] = number        a `where`; x[mask] itself has a size that depends on data, and is not supported
+    x[1, ::2, None, ...]    views, one dim after the other; an int beside arrays selects first
+    x[i, :, j]              what is left of x at the positions where i and j meet
+    x[mask]                 the same with the positions where mask holds; it spans as many dims as it has
 
-A key may hold one array, as its first entry that is not None, Ellipsis or a full slice before it.
+A *block* is the dims one array spans. Blocks that are neighbours are merged into one dim, of whose positions
+there is one array: the result has its shape there. Blocks that are apart are moved to the front before.
+
+    x[.., i, j, ..]   =   merged[.., i * size(j's dim) + j, ..]
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from kiln import _core
 from kiln.graph.size import quotient
@@ -18,8 +21,11 @@ from kiln.ops import pointwise as p
 from kiln.ops.creation import full
 from kiln.ops.data import beside
 from kiln.ops.declare import dtype_name
-from kiln.ops.indexing import take_rows
+from kiln.ops.indexing import rows_at, scatter_add, take_at
+from kiln.ops.placing import scatter_set, wrapped
+from kiln.ops.selecting import flat_places
 from kiln.ops.views import expand_, permute, reshape, select, slice_, unsqueeze
+from kiln.ops.views import view as as_view
 
 _WRONG = (
     "only integers, slices (`:`), ellipsis (`...`), None and long or byte Variables are valid indices "
@@ -89,30 +95,44 @@ def _sliced(x: Any, dim: int, key: slice) -> Any:
     )
 
 
-def _viewed(x: Any, entries: list[Any]) -> tuple[Any, Any, int]:
-    """x after the view entries; the one array entry, if any, and the dim it stands at."""
-    array, place, dim, dropped = None, 0, 0, 0
+class _Block(NamedTuple):
+    """`dims` dims from `dim` on, and the array of the key that stands for them."""
+
+    dim: int
+    dims: int
+    array: Any
+
+
+def _viewed(x: Any, entries: list[Any]) -> tuple[Any, list[_Block]]:
+    """x after the view entries, and its blocks."""
+    blocks: list[_Block] = []
+    dim = dropped = 0
     for entry in entries:
         if entry is None:
             x, dim = unsqueeze(x, dim), dim + 1
         elif isinstance(entry, slice):
             x, dim = _sliced(x, dim, entry), dim + 1
+        elif isinstance(entry, bool):
+            x, dim = unsqueeze(x, dim), dim + 1
+            blocks.append(_Block(dim - 1, 1, d.run(full, 0, (int(entry),), "int64")))
         elif _is_array(entry):
-            if entry.ndim == 0 and dtype_name(entry.dtype) != "bool" and not d.is_value(entry):
+            kind = _check_array(entry)
+            if entry.ndim == 0 and kind == "bool":
+                x = unsqueeze(x, dim)
+                entry = reshape(entry, (1,))
+            elif entry.ndim == 0 and not d.is_value(entry):
                 x = select(x, dim, _position(x, dim, int(entry), dropped))
                 dropped += 1
                 continue
-            if array is not None:
-                raise NotImplementedError(
-                    "x[...]: one index array is supported; use gather for positions along several dims"
-                )
-            array, place, dim = entry, dim, dim + _dims_of(entry)
-        elif isinstance(entry, bool) or not hasattr(entry, "__index__"):
+            count = entry.ndim if kind == "bool" else 1
+            blocks.append(_Block(dim, count, entry))
+            dim += count
+        elif not hasattr(entry, "__index__"):
             raise IndexError(_WRONG.format(type(entry).__name__))
         else:
             x = select(x, dim, _position(x, dim, entry.__index__(), dropped))
             dropped += 1
-    return x, array, place
+    return x, blocks
 
 
 def _position(x: Any, dim: int, index: int, dropped: int = 0) -> int:
@@ -142,53 +162,168 @@ def getitem(x: Any, key: Any) -> Any:
         if x.ndim == 0:
             _entries(x, key)
         return select(x, 0, _position(x, 0, key))
-    view, array, dim = _viewed(x, _entries(x, key))
-    if array is None:
+    view, blocks = _viewed(x, _entries(x, key))
+    if not blocks:
         return view if view is not x else reshape(x, tuple(x.shape))
-    if _check_array(array) == "bool":
-        raise NotImplementedError(
-            "x[mask]: the size of the result depends on data, which is not supported; use where(mask, ...)"
-        )
-    if dim == 0:
-        return take_rows(view, array)
-    front = (dim, *(k for k in range(view.ndim) if k != dim))
-    rows = take_rows(permute(view, front), array)
-    n = array.ndim
-    return permute(rows, (*range(n, n + dim), *range(n), *range(n + dim, rows.ndim)))
+    if len(blocks) == 1 and dtype_name(blocks[0].array.dtype) != "bool":
+        return take_at(view, blocks[0].dim, blocks[0].array)
+    merged = _merged(view, blocks)
+    return rows_at(reshape(merged.view, merged.shape), merged.dim, merged.places)
 
 
-def setitem(x: Any, key: Any, value: Any) -> None:
-    """x[key] = value, a number or an array that broadcasts; see the module's text.
+class _Merged(NamedTuple):
+    """A view whose blocks, neighbours now, become the dim `dim` of `shape`; `places` along it, checked."""
 
-    >>> x = kiln.zeros(2, 2); x[0] = 1; x
-    tensor([[1., 1.],
-            [0., 0.]])
-    """
-    view, array, dim = _viewed(x, _entries(x, key))
-    if array is None:
-        copy_(view, _fitted(value, view) if _is_array(value) else value)
-    elif _check_array(array) == "bool":
-        _masked(view, array, dim, value)
-    else:
-        raise NotImplementedError(
-            "x[index] = value: writing at an array of positions is not supported; use scatter_add, or where"
-        )
+    view: Any
+    shape: tuple[Any, ...]
+    dim: int
+    places: Any
+    order: tuple[int, ...]  # the dims of the view, as they stood before
 
 
-def _masked(view: Any, mask: Any, dim: int, value: Any) -> None:
-    """view[mask] = value for a number or a 0-d array: a `where` over the view."""
-    if _is_array(value) and value.ndim:
-        raise NotImplementedError(
-            "x[mask] = values: only a number or a 0-d array can be written through a mask"
-        )
+def _merged(view: Any, blocks: list[_Block]) -> _Merged:
+    """The blocks of a view as one dim."""
+    places = [_places(view, block) for block in blocks]
+    _check_together(places)
+    spans = [dim for b in blocks for dim in range(b.dim, b.dim + b.dims)]
+    first, order = spans[0], tuple(range(view.ndim))
+    if spans != list(range(first, first + len(spans))):
+        order = (*spans, *(k for k in order if k not in spans))
+        view, first = permute(view, order), 0
+    whole, end = places[0], first + blocks[0].dims
+    for block, more in zip(blocks[1:], places[1:]):
+        size = d.numel(view.shape[end : end + block.dims])
+        whole, end = p.add(p.mul(whole, size), more), end + block.dims
+    shape = (*view.shape[:first], d.numel(view.shape[first:end]), *view.shape[end:])
+    return _Merged(view, shape, first, whole, order)
+
+
+def _check_together(places: list[Any]) -> None:
+    """IndexError for arrays that do not broadcast together."""
+    ndim = max(x.ndim for x in places)
+    for sizes in zip(*((1,) * (ndim - x.ndim) + tuple(x.shape) for x in places)):
+        if len({s for s in sizes if isinstance(s, int) and s != 1}) > 1:
+            shapes = ", ".join(str(list(x.shape)) for x in places)
+            raise IndexError(
+                f"shape mismatch: indexing tensors could not be broadcast together with shapes {shapes}"
+            )
+
+
+def _places(view: Any, block: _Block) -> Any:
+    """The positions a block's array stands for, in its dims laid flat."""
+    if dtype_name(block.array.dtype) != "bool":
+        return wrapped(block.array, view, block.dim)
+    _check_mask(block.array, view, block.dim)
+    return flat_places(block.array)
+
+
+def _check_mask(mask: Any, view: Any, dim: int) -> None:
     for k, (a, b) in enumerate(zip(mask.shape, view.shape[dim:])):
         if a != b:
             raise IndexError(
                 f"The shape of the mask {list(mask.shape)} at index {k} does not match the shape of the "
                 f"indexed tensor {list(view.shape)} at index {k + dim}"
             )
+
+
+def setitem(x: Any, key: Any, value: Any) -> None:
+    """x[key] = value, a number or an array that broadcasts; see the module's text. Of equal places the last.
+
+    >>> x = kiln.zeros(2, 2); x[0] = 1; x
+    tensor([[1., 1.],
+            [0., 0.]])
+    """
+    view, blocks = _viewed(x, _entries(x, key))
+    if not blocks:
+        copy_(view, _fitted(value, view) if _is_array(value) else value)
+    elif len(blocks) == 1 and dtype_name(blocks[0].array.dtype) == "bool" and not getattr(value, "ndim", 0):
+        _masked(view, blocks[0], value)
+    else:
+        _put_at(view, _merged(view, blocks), value, scatter_set)
+
+
+def _masked(view: Any, block: _Block, value: Any) -> None:
+    """view[mask] = value for a number or a 0-d array: a `where` over the view."""
+    mask, dim = block.array, block.dim
+    _check_mask(mask, view, dim)
     mask = reshape(mask, (*(1,) * dim, *mask.shape, *(1,) * (view.ndim - dim - mask.ndim)))
     p.where(mask, value, view, out=view)
+
+
+def _put_at(view: Any, merged: _Merged, value: Any, scatter: Any) -> None:
+    """Puts a number or array, broadcast to what getitem would give, at the places of a merged dim."""
+    dim, places, dtype = merged.dim, merged.places, dtype_name(view.dtype)
+    result = (*merged.shape[:dim], *places.shape, *merged.shape[dim + 1 :])
+    count = d.numel(places.shape)
+    if not _is_array(value):
+        value = d.run(full, value, (), dtype)
+    elif dtype_name(value.dtype) != dtype:
+        value = p.convert(value, dtype)
+    source = reshape(_broadcast(value, result), (*merged.shape[:dim], count, *merged.shape[dim + 1 :]))
+    index = reshape(places, (*(1,) * dim, count, *(1,) * (len(merged.shape) - dim - 1)))
+    index = expand_(index, tuple(source.shape))
+    try:
+        flat = as_view(merged.view, merged.shape)
+    except RuntimeError:  # its dims do not lie together: written to a copy, which is copied back
+        changed = scatter(reshape(merged.view, merged.shape), dim, index, source)
+        back = tuple(sorted(range(view.ndim), key=merged.order.__getitem__))
+        put(view, permute(reshape(changed, tuple(merged.view.shape)), back))
+        return
+    scatter(flat, dim, index, source, out=flat)
+
+
+def _broadcast(value: Any, shape: tuple[Any, ...]) -> Any:
+    """A value expanded to the shape it is assigned to."""
+    while value.ndim > len(shape) and value.shape[0] == 1:
+        value = reshape(value, tuple(value.shape[1:]))
+    try:
+        return expand_(value, shape)
+    except RuntimeError:
+        raise RuntimeError(
+            f"shape mismatch: value tensor of shape {list(value.shape)} cannot be broadcast to indexing "
+            f"result of shape {list(shape)}"
+        ) from None
+
+
+def index_put_(x: Any, indices: Any, values: Any, accumulate: bool = False) -> Any:
+    """x[indices] = values, or with `accumulate` added, repeated places in order; returns x.
+
+    >>> kiln.zeros(3).index_put_((kiln.tensor([0, 0]),), kiln.ones(2), accumulate=True)
+    tensor([2., 0., 0.])
+    """
+    if _is_array(values) and dtype_name(values.dtype) != dtype_name(x.dtype):
+        raise RuntimeError(
+            f"Index put requires the source and destination dtypes match, got {x.dtype} for the destination "
+            f"and {values.dtype} for the source."
+        )
+    key = tuple(slice(None) if i is None else i for i in indices)
+    if not accumulate:
+        setitem(x, key, values)
+        return x
+    view, blocks = _viewed(x, _entries(x, key))
+    _put_at(view, _merged(view, blocks), values, scatter_add)
+    return x
+
+
+@d.public("index_put", dtypes="numeric", reads=True, samples=d.samples(
+    lambda rng, t: ((d.array(rng, (4, 3), t), [rng.permutation(4)[:2]], d.array(rng, (2, 3), t)), {}),
+    lambda rng, t: (
+        (d.array(rng, (4, 3), t), [rng.integers(-4, 4, (5,)) for _ in "ab"][:1], d.array(rng, (5, 3), t)),
+        {"accumulate": True},
+    ),
+), failures=d.failures(
+    ((d.Zeros(2), [d.Zeros(1, dtype="int64", value=7)], d.Zeros(1)), {}, IndexError, "out of"),
+    ((d.Zeros(2), [d.Zeros(1, dtype="int64")], d.Zeros(3)), {}, RuntimeError, "shape mismatch"),
+))  # fmt: skip
+def index_put(input: Any, indices: Any, values: Any, accumulate: bool = False) -> Any:
+    """`input` with `values` where the arrays of `indices` meet, as by x[indices] = values, or added.
+
+    IndexError for a position out of range, RuntimeError for shapes or dtypes that do not fit.
+
+    >>> kiln.zeros(3).index_put((kiln.tensor([1]),), kiln.tensor([5.0]))
+    tensor([0., 5., 0.])
+    """
+    return index_put_(p.clone(input), indices, values, accumulate)
 
 
 def copy_(x: Any, source: Any, non_blocking: bool = False) -> Any:
@@ -266,4 +401,4 @@ def zero_(x: Any) -> Any:
     return fill_(x, 0)
 
 
-IN_PLACE = {"copy_": copy_, "fill_": fill_, "zero_": zero_}
+IN_PLACE = {"copy_": copy_, "fill_": fill_, "zero_": zero_, "index_put_": index_put_}

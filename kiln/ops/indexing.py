@@ -18,7 +18,7 @@ from kiln.ops.kinds import normalize_dim
 from kiln.ops.record import IndexCheck, Sample, Structure, Tensor, Tensors, composite, find, primitive
 from kiln.ops.views import expand, expand_, reshape, slice_, unsqueeze
 
-_OUT = "index {index} is out of bounds for dimension {dim} with size {size}"
+OUT = "index {index} is out of bounds for dimension {dim} with size {size}"
 
 
 def _scattered(np: Any, base: Any, dim: int, index: Any, src: Any) -> Any:
@@ -37,7 +37,7 @@ def _taken(np: Any, x: Any, dim: int, index: Any) -> Any:
 
 @primitive(
     "gather",
-    checks=IndexCheck("index", "input", "dim", RuntimeError, _OUT),
+    checks=IndexCheck("index", "input", "dim", RuntimeError, OUT),
     dtypes="all",
     onnx="GatherElements",
     samples=d.samples(
@@ -68,7 +68,7 @@ def _(g: Any, input: Any, dim: Any, index: Any) -> Any:
 
 @primitive(
     "scatter",
-    checks=IndexCheck("index", "input", "dim", RuntimeError, _OUT),
+    checks=IndexCheck("index", "input", "dim", RuntimeError, OUT),
     dtypes="numeric",
     onnx="ScatterElements",
     samples=d.samples(
@@ -101,7 +101,7 @@ def _(g: Any, dim: Any, index: Any) -> Any:
     return g, None, gather(g, dim, index)
 
 
-def _check_index(op: str, input: Any, dim: int, index: Any, src: Any = None) -> None:
+def check_index(op: str, input: Any, dim: int, index: Any, src: Any = None) -> None:
     """PyTorch's errors for an index array that does not fit."""
     if dtype_name(index.dtype) not in ("int32", "int64"):
         raise RuntimeError(f"{op}(): Expected dtype int32/int64 for index")
@@ -141,7 +141,7 @@ def gather_(input: Any, dim: int, index: Any) -> Any:
             [4]])
     """
     dim = normalize_dim(dim, input.ndim, "gather")
-    _check_index("gather", input, dim, index)
+    check_index("gather", input, dim, index)
     if input.ndim == 0 or index.ndim == 0:
         flat, places = (reshape(x, (1,)) if x.ndim == 0 else x for x in (input, long(index)))
         return reshape(gather(flat, 0, places), tuple(index.shape))
@@ -160,7 +160,7 @@ def scatter_add_(input: Any, dim: int, index: Any, src: Any, *, out: Any = None)
     tensor([2., 0., 1.])
     """
     dim = normalize_dim(dim, input.ndim, "scatter_add")
-    _check_index("scatter", input, dim, index, src)
+    check_index("scatter", input, dim, index, src)
     if input.dtype != src.dtype:
         raise RuntimeError("scatter(): Expected self.dtype to be equal to src.dtype")
     if input.ndim == 0:
@@ -211,7 +211,8 @@ def _rows(x: Any, index: Any, dim: int) -> Any:
     return reshape(gather(x, dim, places), (*x.shape[:dim], *index.shape, *x.shape[dim + 1 :]))
 
 
-def _vector(index: Any, op: str) -> Any:
+def vector(index: Any, op: str) -> Any:
+    """A vector of positions as int64; RuntimeError for another dtype, IndexError for more dims."""
     if dtype_name(index.dtype) not in ("int32", "int64"):
         raise RuntimeError(f"{op}(): Expected dtype int32 or int64 for index")
     if index.ndim > 1:
@@ -241,7 +242,7 @@ def index_select(input: Tensor, dim: Structure, index: Tensor) -> Any:
     >>> kiln.index_select(kiln.tensor([1, 2, 3]), 0, kiln.tensor([2, 0]))
     tensor([3, 1])
     """
-    index = _vector(index, "index_select")
+    index = vector(index, "index_select")
     if input.ndim == 0:
         return reshape(expand(input, (1,)), ())
     if index.ndim == 0:
@@ -249,23 +250,50 @@ def index_select(input: Tensor, dim: Structure, index: Tensor) -> Any:
     return _rows(input, index, normalize_dim(dim, input.ndim, "index_select"))
 
 
+_ROWS = d.samples(
+    lambda rng, t: ((d.array(rng, (4, 3), t), 0, rng.integers(0, 4, (6,))), {}),
+    lambda rng, t: ((d.array(rng, (2, 4), t), 1, rng.integers(0, 4, (2, 3))), {}),
+)
+
+
 @composite(
-    checks=IndexCheck("index", "input", 0, IndexError, _OUT, negative=True),
+    dtypes="all",
+    public=False,
+    onnx="Gather",
+    samples=_ROWS,
+    reference=d.reference(lambda np, x, dim, index: np.take(x, index, dim)),
+    failures=d.not_an_array("rows_at"),
+)
+def rows_at(input: Tensor, dim: Structure, index: Tensor) -> Any:
+    """`input` with the slices at positions (int64, any shape; known to be right) in place of `dim`.
+
+    >>> kiln.tensor([1, 2, 3])[kiln.tensor([True, False, True])]
+    tensor([1, 3])
+    """
+    return _rows(input, index, dim)
+
+
+@composite(
+    checks=IndexCheck("index", "input", "dim", IndexError, OUT, negative=True),
     dtypes="all",
     public=False,
     onnx="Gather",
     samples=d.samples(
-        lambda rng, t: ((d.array(rng, (4, 3), t), rng.integers(-4, 4, (6,))), {}),
-        lambda rng, t: ((d.array(rng, (4,), t), rng.integers(0, 4, (2, 3))), {}),
+        lambda rng, t: ((d.array(rng, (4, 3), t), 0, rng.integers(-4, 4, (6,))), {}),
+        lambda rng, t: ((d.array(rng, (2, 4), t), 1, rng.integers(0, 4, (2, 3))), {}),
     ),
-    reference=d.reference(lambda np, x, index: x[index]),
+    reference=d.reference(lambda np, x, dim, index: np.take(x, index, dim)),
     failures=d.failures(
-        ((d.Zeros(2), d.Zeros(1, dtype="int64", value=7)), {}, IndexError, "is out of bounds for dimension 0")
+        (
+            (d.Zeros(2), 0, d.Zeros(1, dtype="int64", value=7)),
+            {},
+            IndexError,
+            "is out of bounds for dimension 0",
+        )
     ),
 )
-def take_rows(input: Tensor, index: Tensor) -> Any:
-    """`input[index]` for an integer array of any shape: positions along dim 0, counted from the end if
-    negative.
+def take_at(input: Tensor, dim: Structure, index: Tensor) -> Any:
+    """`input[.., index, ..]` for an integer array of any shape at `dim`: from the end if negative.
 
     IndexError for one out of bounds.
 
@@ -273,7 +301,7 @@ def take_rows(input: Tensor, index: Tensor) -> Any:
     tensor([3, 1])
     """
     places = long(index)
-    return _rows(input, p.where(places < 0, places + d.number(input, input.shape[0]), places), 0)
+    return _rows(input, p.where(places < 0, places + d.number(input, input.shape[dim]), places), dim)
 
 
 def _check_table(input: Any, weight: Any) -> Any:

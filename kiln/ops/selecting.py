@@ -1,0 +1,189 @@
+"""Elements chosen by a mask: their number is data, so it is read before the result is made.
+
+before = running count of the mask;  count = its last, read
+places[before - 1] = position, where the mask holds       (scatter_set; the others go nowhere)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kiln.ops import comparison
+from kiln.ops import declare as d
+from kiln.ops import pointwise as p
+from kiln.ops.creation import full, iota
+from kiln.ops.declare import dtype_name, public
+from kiln.ops.indexing import gather, rows_at, stack
+from kiln.ops.placing import scatter_set
+from kiln.ops.record import Sample, Sizes, Tensor, composite, find
+from kiln.ops.scans import scan_sum
+from kiln.ops.views import expand_, reshape, select
+
+
+@composite(
+    public=False,
+    dtypes="integral",
+    differentiable=False,
+    samples=lambda rng, t: [
+        Sample((mask, mask.cumsum(), (int(mask.sum()),))) for mask in (d.array(rng, (37,), "bool"),)
+    ],
+    reference=d.reference(lambda np, mask, before, count: np.flatnonzero(mask)),
+    failures=d.not_an_array("places_of"),
+)
+def places_of(input: Tensor, before: Tensor, count: Sizes) -> Any:
+    """The positions at which the flat mask `input` holds; `before`: its running count, `count`: how many.
+
+    >>> kiln.tensor([0, 3, 4]).nonzero()
+    tensor([[1],
+            [2]])
+    """
+    zero = d.number(input, 0)
+    base = input.graph.add(find("full"), (zero,), (count, "int64"))
+    there = p.where(comparison.ne(input, 0), before - 1, d.number(input, count[0]))
+    return scatter_set(base, 0, there, input.graph.add(iota, (), (tuple(input.shape), 0)))
+
+
+def flat_places(mask: Any) -> Any:
+    """The positions (int64) of what is not zero in the array laid flat, ascending. Reads how many."""
+    if d.is_value(mask):
+        raise NotImplementedError(
+            "a mask's number of elements depends on data: its positions cannot be part of a graph of symbols"
+        )
+    flat = reshape(mask, (d.numel(mask.shape),))
+    if flat.shape[0] == 0:
+        return d.run(full, 0, (0,), "int64")
+    before = scan_sum(p.convert(flat, "bool"), 0, "int64")
+    return places_of.handle(flat, before, (int(select(before, 0, -1)),))
+
+
+@composite(
+    public=False,
+    dtypes="integral",
+    differentiable=False,
+    samples=lambda rng, t: [Sample((rng.integers(0, 24, (5,)), (2, 3, 4)))],
+    reference=d.reference(lambda np, places, sizes: np.stack(np.unravel_index(places, sizes), 1)),
+    failures=d.not_an_array("coordinates"),
+)
+def coordinates(input: Tensor, sizes: Sizes) -> Any:
+    """Positions in an array laid flat as indices along its dims of `sizes`: [n] -> [n, dims], int64.
+
+    >>> kiln.eye(2).nonzero()
+    tensor([[0, 0],
+            [1, 1]])
+    """
+    rest, found = p.convert(input, "int64"), []
+    for size in reversed(sizes):
+        found.append(p.remainder(rest, d.number(input, size)))
+        rest = p.floor_divide(rest, d.number(input, size))
+    return stack(found[::-1], 1)
+
+
+@public("nonzero", dtypes="all", differentiable=False, reads=True, samples=d.samples(
+    lambda rng, t: ((d.array(rng, (7,), t, -1, 1),), {}),
+    lambda rng, t: ((d.array(rng, (3, 4), "bool"),), {"as_tuple": True}),
+    lambda rng, t: ((d.array(rng, (), t),), {}),
+    lambda rng, t: ((d.array(rng, (0, 3), t),), {}),
+))  # fmt: skip
+def nonzero(input: Any, *, as_tuple: bool = False, out: Any = None) -> Any:
+    """The indices of what is not zero, in order: [n, dims] int64, or a tuple of a vector per dim. Reads n.
+
+    >>> kiln.tensor([0, 3, 4]).nonzero()
+    tensor([[1],
+            [2]])
+    """
+    places = flat_places(input)
+    if input.ndim == 0:
+        return (places,) if as_tuple else d.run(full, 0, (int(places.shape[0]), 0), "int64")
+    found = coordinates(places, tuple(input.shape))
+    if as_tuple:
+        return tuple(select(found, 1, k) for k in range(input.ndim))
+    return found if out is None else p.convert(found, "int64", out=out)
+
+
+d.alias("argwhere", "nonzero")
+
+
+@public("masked_select", dtypes="all", reads=True, samples=d.samples(
+    lambda rng, t: ((d.array(rng, (3, 4), t), d.array(rng, (3, 4), "bool")), {}),
+    lambda rng, t: ((d.array(rng, (3, 1), t), d.array(rng, (4,), "bool")), {}),
+), failures=d.failures(
+    ((d.Zeros(2), d.Zeros(2)), {}, RuntimeError, "expected BoolTensor"),
+    ((d.Zeros(2), d.Zeros(3, dtype="bool")), {}, RuntimeError, "must match the size"),
+))  # fmt: skip
+def masked_select(input: Any, mask: Any, *, out: Any = None) -> Any:
+    """The elements of `input` where the bool `mask` holds, as a vector; the two broadcast. Reads how many.
+
+    RuntimeError for a mask that is not bool or does not fit.
+
+    >>> kiln.masked_select(kiln.tensor([1, 2, 3]), kiln.tensor([True, False, True]))
+    tensor([1, 3])
+    """
+    if dtype_name(mask.dtype) != "bool":
+        raise RuntimeError(f"masked_select: expected BoolTensor for mask, got {mask.dtype}")
+    shape = d.broadcast_shape(input, mask, "masked_select")
+    flat = reshape(expand_(input, shape), (d.numel(shape),))
+    found = rows_at(flat, 0, flat_places(expand_(mask, shape)))
+    return found if out is None else p.convert(found, dtype_name(out.dtype), out=out)
+
+
+@composite(
+    public=False,
+    dtypes="all",
+    samples=d.samples(
+        lambda rng, t: ((d.array(rng, (3, 4), t), d.array(rng, (3, 4), "bool"), d.array(rng, (12,), t)), {})
+    ),
+    reference=d.reference(lambda np, x, mask, source: _filled(np, x, mask, source)),
+    failures=d.not_an_array("fill_masked", 3),
+)
+def fill_masked(input: Tensor, mask: Tensor, source: Tensor) -> Any:
+    """`input` where `mask` (of its shape) does not hold, else the next of the vector `source`, in order.
+
+    >>> kiln.zeros(3).masked_scatter(kiln.tensor([True, False, True]), kiln.tensor([1.0, 2.0]))
+    tensor([1., 0., 2.])
+    """
+    count = d.numel(input.shape)
+    before = reshape(scan_sum(reshape(mask, (count,)), 0, "int64"), tuple(input.shape))
+    place = reshape(p.where(mask, before - 1, 0), (count,))
+    return p.where(mask, reshape(gather(source, 0, place), tuple(input.shape)), input)
+
+
+def _filled(np: Any, x: Any, mask: Any, source: Any) -> Any:
+    out = x.copy()
+    out[mask] = source[: int(mask.sum())]
+    return out
+
+
+@public("masked_scatter", inplace=True, dtypes="all", reads=True, samples=d.samples(
+    lambda rng, t: ((d.array(rng, (3, 4), t), d.array(rng, (3, 4), "bool"), d.array(rng, (3, 5), t)), {}),
+    lambda rng, t: ((d.array(rng, (3, 4), t), d.array(rng, (4,), "bool"), d.array(rng, (12,), t)), {}),
+), failures=d.failures(
+    ((d.Zeros(2), d.Zeros(2), d.Zeros(2)), {}, RuntimeError, "boolean mask"),
+    ((d.Zeros(2), d.Zeros(2, dtype="bool", value=1), d.Zeros(1)), {}, RuntimeError, "number of elements"),
+))  # fmt: skip
+def masked_scatter(input: Any, mask: Any, source: Any, *, out: Any = None) -> Any:
+    """`input` with the elements of `source`, in order, where the bool `mask` holds. Reads how many that are.
+
+    RuntimeError for a mask that is not bool, another dtype of source, or one with too few elements.
+
+    >>> kiln.zeros(3).masked_scatter(kiln.tensor([True, False, True]), kiln.tensor([1.0, 2.0]))
+    tensor([1., 0., 2.])
+    """
+    if dtype_name(mask.dtype) != "bool":
+        raise RuntimeError(
+            f"masked_scatter_ only supports boolean masks, but got mask with dtype {mask.dtype}"
+        )
+    if dtype_name(input.dtype) != dtype_name(source.dtype):
+        raise RuntimeError(
+            f"masked_scatter: expected self and source to have same dtypes but got {input.dtype} and "
+            f"{source.dtype}"
+        )
+    shape = tuple(input.shape) if out is not None else d.broadcast_shape(input, mask, "masked_scatter")
+    mask = expand_(mask, shape)
+    if int(find("sum").handle(mask)) > d.numel(source.shape):
+        raise RuntimeError(
+            "masked_scatter: expected self and source to have same number of elements, or more"
+        )
+    if d.numel(shape) == 0 or d.numel(source.shape) == 0:
+        return input if out is not None else p.clone(expand_(input, shape))
+    flat = reshape(source, (d.numel(source.shape),))
+    return fill_masked(expand_(input, shape), mask, flat, **d.into(out))
