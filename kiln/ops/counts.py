@@ -36,7 +36,7 @@ def _fresh(rows: Any) -> Any:
 
 
 def _distinct(rows: Any, order: Any, inverse: bool, counts: bool) -> tuple[Any, Any, Any]:
-    """Where each value first is, inverse and counts, of rows [n, m] taken in an order (None: as they come)."""
+    """Where each value first is, inverse, counts: of rows [n, m] taken in an order (None: as they come)."""
     taken = rows if order is None else rows_at(rows, 0, order)
     group, starts = _groups(_fresh(taken))
     n, many = rows.shape[0], starts.shape[0]

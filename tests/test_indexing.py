@@ -1,0 +1,188 @@
+"""x[key] and x[key] = value, keys of every kind, against PyTorch: values, gradients, places, errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import kiln
+
+try:
+    import torch
+except ImportError:
+    torch = None
+needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch, the tests' peer, is not installed")
+
+
+class Positions:
+    """An integer array of a key."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __repr__(self) -> str:
+        return f"positions {self.array.tolist()}"
+
+
+class Mask(Positions):
+    """A mask of a key."""
+
+
+@st.composite
+def keys(draw: Any) -> tuple[tuple[int, ...], list[Any]]:
+    """A shape and a key that (mostly) fits it."""
+    shape = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=4)))
+    common = draw(st.sampled_from([(3,), (2, 3), (1,), (3, 1)]))
+    key: list[Any] = []
+    dim = 0
+    kinds = ["int", "slice", "none", "dots", "array", "array", "mask", "mask2", "bool", "end"]
+    while dim < len(shape):
+        kind, size = draw(st.sampled_from(kinds)), shape[dim]
+        if kind == "int":
+            key.append(draw(st.integers(-size, size - 1)))
+        elif kind == "slice":
+            start, stop = (draw(st.none() | st.integers(-2, size)) for _ in "ab")
+            key.append(slice(start, stop, draw(st.sampled_from([None, 1, 2]))))
+        elif kind == "array":
+            sizes = draw(st.sampled_from([common, common, (1,)]))
+            count = int(np.prod(sizes))
+            chosen = draw(st.lists(st.integers(-size, size - 1), min_size=count, max_size=count))
+            key.append(Positions(np.array(chosen, np.int64).reshape(sizes)))
+        elif kind in ("mask", "mask2"):
+            sizes = shape[dim : dim + (2 if kind == "mask2" else 1)]
+            count = int(np.prod(sizes))
+            holds = draw(st.lists(st.booleans(), min_size=count, max_size=count))
+            key.append(Mask(np.array(holds).reshape(sizes)))
+            dim += len(sizes) - 1
+        elif kind == "end":
+            break
+        elif kind == "dots" and Ellipsis in [k for k in key if not isinstance(k, Positions)]:
+            continue
+        else:
+            key.append({"none": None, "dots": Ellipsis, "bool": draw(st.booleans())}[kind])
+            dim -= 1 if kind != "dots" else 1 - draw(st.integers(0, len(shape) - dim))
+        dim += 1
+    return shape, key
+
+
+def of(library: Any, key: list[Any]) -> Any:
+    """A key of a library's tensors."""
+    entries = tuple(library.from_numpy(k.array) if isinstance(k, Positions) else k for k in key)
+    return entries if len(entries) != 1 else entries[0]
+
+
+def outcome(library: Any, shape: tuple[int, ...], key: list[Any], turned: bool, how: str) -> Any:
+    """Value, gradient and x after an assignment; or the exception's type."""
+    data = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    x = library.tensor(data)
+    if turned:
+        order = tuple(reversed(range(len(shape))))
+        x = x.permute(order).contiguous().permute(order)
+    x.requires_grad_()
+    try:
+        y = x[of(library, key)]
+        weights = np.random.default_rng(0).normal(size=tuple(y.shape)).astype(np.float32)
+        (y * library.from_numpy(weights)).sum().backward()
+        value: Any = 5.0
+        if how != "number":
+            value = library.from_numpy(
+                weights if how == "whole" else weights.reshape(-1)[:1].reshape(()).copy()
+            )
+        z = x.detach()
+        z[of(library, key)] = value
+        return [np.array(t) for t in (y.detach(), x.grad, z)]
+    except (IndexError, RuntimeError, TypeError, ValueError) as error:
+        return type(error)
+
+
+@needs_torch
+@settings(max_examples=400, suppress_health_check=list(HealthCheck))
+@given(keys(), st.booleans(), st.sampled_from(["number", "whole"]))
+def test_as_peer(drawn: Any, turned: bool, how: str) -> None:
+    """What is read, its gradient, and what is written (of equal places the last) as PyTorch has it."""
+    shape, key = drawn
+    want, got = (outcome(library, shape, key, turned, how) for library in (torch, kiln))
+    if isinstance(want, list) and got is IndexError:
+        # PyTorch does not look at positions that meet no element of an empty mask
+        assert want[0].size == 0
+        return
+    if not isinstance(want, list) or not isinstance(got, list):
+        assert want is got
+        return
+    np.testing.assert_array_equal(got[0], want[0])
+    np.testing.assert_allclose(got[1], want[1], rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(got[2], want[2])
+
+
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@given(keys(), st.booleans())
+def test_recorded_is_eager(drawn: Any, turned: bool) -> None:
+    """Inside a compiled region: the same bits, the same errors."""
+    shape, key = drawn
+    want = outcome(kiln, shape, key, turned, "whole")
+    inside = kiln.compile(lambda: outcome(kiln, shape, key, turned, "whole"))
+    for _ in range(2):
+        got = inside()
+        if isinstance(want, list):
+            assert all(np.array_equal(a, b) for a, b in zip(want, got, strict=True))
+        else:
+            assert want is got
+
+
+def test_accumulate_adds_in_order() -> None:
+    """Repeated places add up; without accumulate the last stays."""
+    places, values = kiln.tensor([1, 1, 3, 1]), kiln.tensor([1.0, 2.0, 3.0, 4.0])
+    x = kiln.zeros(4)
+    assert x.index_put_((places,), values, accumulate=True) is x
+    assert x.tolist() == [0, 7, 0, 3]
+    x[places] = values
+    assert x.tolist() == [0, 4, 0, 3]
+    x[kiln.tensor([0, 0])] += 1  # read, added, written: once
+    assert x.tolist() == [1, 4, 0, 3]
+
+
+def test_assignment_has_gradients() -> None:
+    """What was overwritten gets none, what was written gets its own; through a view too."""
+    x, v = kiln.ones(3, 4, requires_grad=True), kiln.ones(2, requires_grad=True)
+    y = x * 2
+    y[:, 1:][kiln.tensor([0, 2]), kiln.tensor([1, -1])] = v * 3
+    (y * kiln.arange(12.0).reshape(3, 4)).sum().backward()
+    assert x.grad.tolist() == [[0, 2, 0, 6], [8, 10, 12, 14], [16, 18, 20, 0]]
+    assert v.grad.tolist() == [6, 33]
+
+
+@pytest.mark.parametrize(
+    "key, error, match",
+    [
+        (lambda: kiln.tensor([3]), IndexError, "index 3 is out of bounds for dimension 0 with size 3"),
+        (lambda: (slice(None), kiln.tensor([-5])), IndexError, "dimension 1 with size 4"),
+        (lambda: kiln.tensor([True, False]), IndexError, "shape of the mask"),
+        (lambda: (kiln.tensor([0, 1]), kiln.tensor([0, 1, 2])), IndexError, "broadcast together"),
+        (lambda: kiln.tensor([0.5]), IndexError, "must be long"),
+        (lambda: (0, 0, 0), IndexError, "too many indices"),
+    ],
+)
+def test_errors_leave_x_alone(key: Any, error: type[Exception], match: str) -> None:
+    """A wrong key raises on its line, reading and writing, and nothing is written."""
+    x = kiln.zeros(3, 4)
+    with pytest.raises(error, match=match):
+        x[key()]
+    with pytest.raises(error, match=match):
+        x[key()] = 1.0
+    with pytest.raises(RuntimeError, match="shape mismatch"):
+        x[kiln.tensor([0, 1])] = kiln.ones(3, 4)
+    assert x.sum().item() == 0
+
+
+def test_large_masks() -> None:
+    """A million elements, on the places NumPy gives."""
+    data = np.random.default_rng(0).normal(size=1 << 20).astype(np.float32)
+    x, mask = kiln.tensor(data), kiln.tensor(data > 0.5)
+    assert np.array_equal(np.array(x[mask]), data[data > 0.5])
+    assert np.array_equal(np.array(mask.nonzero())[:, 0], np.flatnonzero(data > 0.5))
+    x[mask] = x[mask] * 2
+    assert np.array_equal(np.array(x), np.where(data > 0.5, data * 2, data))
