@@ -32,6 +32,7 @@ DTYPES = {
     "float": ("float32", "float64", "float16", "bfloat16"),
     "numeric": ("float32", "float64", "float16", "int64", "int32", "uint8"),
     "integral": ("int64", "int16", "bool"),
+    "bool": ("bool",),
     "all": ("float32", "float64", "float16", "int64", "uint8", "bool"),
 }
 CASES = [(op, dtype) for op in OPS for dtype in DTYPES[op.dtypes]]

@@ -83,6 +83,11 @@ class Along:
         code.line("ret void")
         return code.text()
 
+    @property
+    def alone(self) -> bool:
+        """Whether the pattern has one column: nobody writes one place for several."""
+        return set(self.spec.strides[0][1:]) == {"0"}
+
     def columns(self, unit: str, pointers: list[str], count: str) -> None:
         """Writes what is done for `count` columns from the pointers on."""
         raise NotImplementedError

@@ -37,6 +37,9 @@ class Scan(Along):
     def columns(self, unit: str, pointers: list[str], count: str) -> None:
         """16 neighbours as lanes; others side by side, then each alone."""
         code = self.code
+        if self.alone:
+            self._along([pointers], 1)
+            return
         start = "0"
         if self.spec.strides[0][-1] == "1":
             whole = code.op(f"icmp eq i64 {count}, {LANES}")

@@ -34,9 +34,12 @@ class Scatter(Along):
         with self.code.loop("0", self.number[0], 1) as turn:
             if (out, index, source) == ("1", "0", "1"):
                 self._row(pointers, turn.index, count)
+            elif self.alone:
+                self._column(pointers, turn.index)
             else:
                 with self.code.loop("0", count, 1) as column:
-                    self._column(pointers, turn.index, column.index)
+                    moved = [self.column(k, p, column.index) for k, p in enumerate(pointers)]
+                    self._column(moved, turn.index)
 
     def _target(self, pointers: list[str], i: str) -> tuple[str, str, str]:
         """Whether index i is in range, and the places it goes to and comes from."""
@@ -61,10 +64,9 @@ class Scatter(Along):
                     code.offset(source, element(dtype), turn.index),
                 )
 
-    def _column(self, pointers: list[str], i: str, column: str) -> None:
+    def _column(self, pointers: list[str], i: str) -> None:
         """One index for one column."""
-        moved = [self.column(k, p, column) for k, p in enumerate(pointers)]
-        inside, out, source = self._target(moved, i)
+        inside, out, source = self._target(pointers, i)
         with self.code.when(inside):
             self._put(out, source)
 

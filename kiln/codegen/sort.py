@@ -1,4 +1,4 @@
-"""Sort: the positions that put the elements along a dim in order, or the first few of them (top k).
+"""Sort: the positions that put the elements along a dim in order, or some of them (top k, a median).
 
 A *record* is a key and a position: one word (key in its upper half) for keys of 32 bits, two for 64. Keys
 are unsigned and ascend in the order asked for: floats by their bits with the sign made monotone, -0 as 0, NaN
@@ -6,12 +6,13 @@ last of all; descending, complemented. So every sort is stable and compares inte
 
     records = key(x[i]), i                                             into scratch A
     few asked for:  digit by digit from the top, count, find the digit of the last record wanted, and keep
-                    what is not above it                               in A, in order
+                    what is not above it (of one asked for: what has it)      in A, in order
     32 records or fewer:  insertion
     else per digit of 8 bits from the bottom, if not all are equal:    count, then move A -> B; exchange them
-    out[j] = position of record j
+    out[j] = position of record first + j
 
-Operands: out, x; then a pointer to scratch memory, 64-bit words. Numbers: elements along, positions wanted.
+Operands: out, x; then a pointer to scratch memory, 64-bit words. Numbers: elements along, the first rank
+wanted, how many are.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def words(dtype: str) -> int:
 class Sort(Along):
     """A kernel being written; `what` of its pattern: "sort", ascending or descending."""
 
-    numbers = 2
+    numbers = 3
 
     def __init__(self, spec: AlongSpec, target: Target) -> None:
         super().__init__(spec, target)
@@ -66,7 +67,7 @@ class Sort(Along):
         self.shift = 64 - 8 * self.bytes  # of the key in its word
         self.scratch = self.pointer(2)
         self.counts = self.code.slot("i64", DIGITS)
-        self.along, self.wanted = self.number
+        self.along, self.first, self.wanted = self.number
 
     # -- records ------------------------------------------------------------------------------------
 
@@ -107,14 +108,14 @@ class Sort(Along):
         size = code.mul(self.along, str(2 * self.words))
         self.unit_scratch = code.offset(self.scratch, "i64", code.mul(unit, size))
         self._make_records(pointers[1])
-        left = self._select()
+        left, passed = self._select()
         few = code.op(f"icmp sle i64 {left}, {FEW}")
         with code.when(few):
             self._insertion(left)
         many = code.op(f"select i1 {few}, i64 0, i64 {8 * self.bytes}")
         start = self._radix(left, many)
         with code.loop("0", self.wanted, 1) as turn:
-            record = self._load(code.add(start, turn.index))
+            record = self._load(code.add(code.add(start, code.sub(self.first, passed)), turn.index))
             mask = (1 << 32) - 1
             position = code.op(f"and i64 {record[0]}, {mask}") if self.words == 1 else record[1]
             self.memory.write("int64", self.at(0, pointers[0], turn.index), Value(position, "i64"))
@@ -132,25 +133,28 @@ class Sort(Along):
             else:
                 self._store(turn.index, [found, turn.index])
 
-    def _select(self) -> str:
-        """Leaves the records that can be among the wanted in A, if those are few; how many are left.
+    def _select(self) -> tuple[str, str]:
+        """Leaves in A what can be among the wanted, if that is few: how many records, and how many before.
 
         while left > 2 wanted + FEW and shift >= the lowest:      (key >> shift + 8) == prefix: undecided
             count the digits of the undecided;  find b: below it fewer than `need`, with it enough
-            prefix = prefix . b;  need -= those below;  keep records with (key >> shift) <= prefix
+            prefix = prefix . b;  need -= those below
+            keep records with (key >> shift) <= prefix, of one wanted == prefix
         """
         code = self.code
         sparse = code.op(f"icmp sle i64 {code.mul(self.wanted, str(SPARSE))}, {self.along}")
         most = code.op(f"select i1 {sparse}, i64 {code.mul(self.wanted, '2')}, i64 {self.along}")
         limit = code.add(most, str(FEW))
-        first = [self.along, "56", "0", self.wanted]  # left, shift, prefix, need
+        one = code.op(f"icmp eq i64 {self.wanted}, 1")
+        last = code.add(self.first, self.wanted)
+        first = [self.along, "56", "0", last, "0"]  # left, shift, prefix, need, passed
 
         def undecided(v: list[Value]) -> str:
             larger = code.op(f"icmp sgt i64 {v[0].text}, {limit}")
             return code.op(f"and i1 {larger}, {code.op(f'icmp sge i64 {v[1].text}, {self.shift}')}")
 
         with code.repeat([Value(x, "i64") for x in first], undecided) as loop:
-            left, shift, prefix, need = (v.text for v in loop.values)
+            left, shift, prefix, need, passed = (v.text for v in loop.values)
             self._clear()
             with code.loop("0", left, 1) as turn:
                 record = self._load(turn.index)
@@ -159,10 +163,12 @@ class Sort(Along):
                 self._count_up(self._digit(record, shift), more)
             digit, below = self._boundary(need)
             prefix = code.op(f"or i64 {code.op(f'shl i64 {prefix}, 8')}, {digit}")
-            kept = self._keep(left, shift, prefix)
-            values = [kept, code.sub(shift, "8"), prefix, code.sub(need, below)]
+            lowest = code.op(f"select i1 {one}, i64 {prefix}, i64 0")
+            kept = self._keep(left, shift, lowest, prefix)
+            passed = code.add(passed, code.op(f"select i1 {one}, i64 {below}, i64 0"))
+            values = [kept, code.sub(shift, "8"), prefix, code.sub(need, below), passed]
             loop.next = [Value(v, "i64") for v in values]
-        return loop.values[0].text
+        return loop.values[0].text, loop.values[4].text
 
     def _above(self, key: str, shift: str) -> str:
         """The digits of a key above the one at `shift`: nothing at the top."""
@@ -186,13 +192,15 @@ class Sort(Along):
             ]
         return loop.values[0].text, loop.values[1].text
 
-    def _keep(self, left: str, shift: str, prefix: str) -> str:
-        """Moves the records whose upper digits are at most `prefix` together; how many they are."""
+    def _keep(self, left: str, shift: str, lowest: str, prefix: str) -> str:
+        """Moves the records whose upper digits are from `lowest` to `prefix` together; how many they are."""
         code = self.code
         with code.loop("0", left, 1, [Value("0", "i64")]) as turn:
             record = self._load(turn.index)
             self._store(turn.values[0].text, record)
-            fits = code.op(f"icmp ule i64 {code.op(f'lshr i64 {record[0]}, {shift}')}, {prefix}")
+            upper = code.op(f"lshr i64 {record[0]}, {shift}")
+            below = code.op(f"icmp ule i64 {upper}, {prefix}")
+            fits = code.op(f"and i1 {below}, {code.op(f'icmp uge i64 {upper}, {lowest}')}")
             more = code.op(f"zext i1 {fits} to i64")
             turn.next = [Value(code.op(f"add i64 {turn.values[0].text}, {more}"), "i64")]
         return turn.values[0].text

@@ -355,13 +355,18 @@ def _no_leaf(leaf: sc.Scalar) -> Array:
 
 def _sort(machine: _Machine, node: Node, x: list[Array]) -> Array:
     """Equals in the order they come, -0 equal to 0, NaN above every number."""
-    dim, descending, (count,) = node.attrs
+    dim, descending, (start, count) = node.attrs
+    ranks = slice(machine.size(start), machine.size(start) + machine.size(count))
     rows = np.moveaxis(x[0], dim, -1)
     flip = slice(None, None, -1) if descending else slice(None)
     order = np.argsort(rows[..., flip], -1, kind="stable")[..., flip]
     if descending:  # of equals the stable sort of the reversed row put the last one first
         order = rows.shape[-1] - 1 - order
-    return np.array(np.moveaxis(order[..., : machine.size(count)], -1, dim).astype(np.int64))
+    return np.array(np.moveaxis(order[..., ranks], -1, dim).astype(np.int64))
+
+
+def _compact(machine: _Machine, node: Node, x: list[Array]) -> Array:
+    return np.array(np.flatnonzero(x[0])[: machine.size(node.attrs[0][0])].astype(np.int64))
 
 
 def _search(machine: _Machine, node: Node, x: list[Array]) -> Array:
@@ -396,5 +401,6 @@ RULES: dict[str, Callable[[_Machine, Node, list[Array]], Array]] = {
     "scan": _scan,
     "sort": _sort,
     "search": _search,
+    "compact": _compact,
     "concat": lambda machine, node, x: np.concatenate(x, node.attrs[0]),
 }

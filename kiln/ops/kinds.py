@@ -202,9 +202,14 @@ def _scan(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ..
 
 
 def _sort(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
-    """sort(x; dim, descending, (count,)): the positions of the first `count` in order, equals as they come"""
-    x, dim, (count,) = inputs[0], attrs[0], attrs[2]
+    """sort(x; dim, descending, (first, count)): where the ranks from `first` on are, equals as they come"""
+    x, dim, (_, count) = inputs[0], attrs[0], attrs[2]
     return "int64", (*x.shape[:dim], count, *x.shape[dim + 1 :])
+
+
+def _compact(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
+    """compact(mask; (count,)): the first `count` positions at which a flat mask holds"""
+    return "int64", attrs[0]
 
 
 def _search(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
@@ -243,6 +248,7 @@ INFER: dict[str, Callable[[Any, Graph, tuple[Value, ...], tuple[Any, ...]], tupl
     "scan": _scan,
     "sort": _sort,
     "search": _search,
+    "compact": _compact,
     "concat": _concat,
 }
 

@@ -12,19 +12,19 @@ from kiln.ops.indexing import gather
 from kiln.ops.kinds import normalize_dim
 from kiln.ops.record import Sizes, Structure, Tensor, primitive
 from kiln.ops.scans import written
-from kiln.ops.views import expand, permute, reshape, select, slice_
+from kiln.ops.views import expand, permute, reshape, select
 
 LONGEST = 1 << 32  # elements along a sorted dim: a position is half a word
 
 
-def _ordered(np: Any, x: Any, dim: int, descending: bool, count: Any) -> Any:
+def _ordered(np: Any, x: Any, dim: int, descending: bool, ranks: Any) -> Any:
     moved = np.moveaxis(np.asarray(x), dim, -1)
     if descending:
         turned = moved[..., ::-1]
         order = moved.shape[-1] - 1 - np.argsort(turned, -1, kind="stable")[..., ::-1]
     else:
         order = np.argsort(moved, -1, kind="stable")
-    return np.moveaxis(order[..., : count[0]], -1, dim)
+    return np.moveaxis(order[..., ranks[0] : ranks[0] + ranks[1]], -1, dim)
 
 
 @primitive(
@@ -33,16 +33,16 @@ def _ordered(np: Any, x: Any, dim: int, descending: bool, count: Any) -> Any:
     public=False,
     differentiable=False,
     samples=d.samples(
-        lambda rng, t: ((d.array(rng, (3, 7), t), 1, False, (7,)), {}),
-        lambda rng, t: ((d.array(rng, (50, 2), t), 0, True, (50,)), {}),
-        lambda rng, t: ((d.array(rng, (2, 300), t), 1, True, (3,)), {}),
+        lambda rng, t: ((d.array(rng, (3, 7), t), 1, False, (0, 7)), {}),
+        lambda rng, t: ((d.array(rng, (50, 2), t), 0, True, (0, 50)), {}),
+        lambda rng, t: ((d.array(rng, (2, 300), t), 1, True, (0, 3)), {}),
+        lambda rng, t: ((d.array(rng, (2, 300), t), 1, False, (150, 1)), {}),
     ),
     reference=d.reference(_ordered),
     failures=d.not_an_array("sort_positions"),
 )
-def sort_positions(input: Tensor, dim: Structure, descending: Structure, count: Sizes) -> Any:
-    """The positions along `dim` of the first `count` elements in order, equals as they come, NaN as the
-    largest.
+def sort_positions(input: Tensor, dim: Structure, descending: Structure, ranks: Sizes) -> Any:
+    """The positions along `dim` of some ranks (first, count), equals as they come, NaN as the largest.
 
     >>> kiln.argsort(kiln.tensor([3, 1, 2]))
     tensor([1, 2, 0])
@@ -91,18 +91,18 @@ class Top(NamedTuple):
     indices: Any
 
 
-def positions(input: Any, dim: int, descending: bool, count: Any = None) -> Any:
+def positions(input: Any, dim: int, descending: bool, first: int = 0, count: Any = None) -> Any:
     """sort_positions along a normal dim of an array of any rank; all unless `count` says."""
     if input.ndim == 0:
         return _zero(input)
     size = input.shape[dim]
     if isinstance(size, int) and size >= LONGEST:
         raise RuntimeError(f"sort: expected fewer than 2^32 elements along dim {dim}, got {size}")
-    return sort_positions(input, dim, bool(descending), (size if count is None else count,))
+    return sort_positions(input, dim, bool(descending), (first, size if count is None else count))
 
 
 def _zero(input: Any) -> Any:
-    return reshape(sort_positions(reshape(input, (1,)), 0, False, (1,)), ())
+    return reshape(sort_positions(reshape(input, (1,)), 0, False, (0, 1)), ())
 
 
 def _chosen(input: Any, dim: int, indices: Any) -> Any:
@@ -187,7 +187,7 @@ def topk(
     if input.ndim == 0:
         flat = topk(reshape(input, (1,)), k)
         return Top(*written((flat.values, flat.indices) if k == 0 else (p.clone(input), _zero(input)), out))
-    indices = positions(input, dim, largest, k)
+    indices = positions(input, dim, largest, 0, k)
     return Top(*written((_chosen(input, dim, indices), indices), out))
 
 
@@ -212,14 +212,9 @@ def kthvalue(input: Any, k: int, dim: int = -1, keepdim: bool = False, *, out: A
         raise RuntimeError(f"kthvalue(): selected number k out of range for dimension {dim}")
     if input.ndim == 0:
         return Top(*written((p.clone(input), _zero(input)), out))
-    return Top(*written(at(input, dim, positions(input, dim, False, k), k - 1, keepdim), out))
-
-
-def at(input: Any, dim: int, order: Any, place: int, keepdim: bool) -> tuple[Any, Any]:
-    """The element of rank `place` in an order along `dim`, and its position."""
-    from_here = slice_(order, dim, (place, 1, 1))
-    values = gather(input, dim, from_here)
-    return (values, from_here) if keepdim else (select(values, dim, 0), select(from_here, dim, 0))
+    indices = positions(input, dim, False, k - 1, 1)
+    found = (gather(input, dim, indices), indices)
+    return Top(*written(found if keepdim else tuple(select(x, dim, 0) for x in found), out))
 
 
 @public(

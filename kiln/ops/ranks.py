@@ -19,7 +19,7 @@ from kiln.ops.order import sort, sort_positions
 from kiln.ops.record import Structure, Tensor, composite, find
 from kiln.ops.reduce import reduce_any, reduce_argmax, reduce_sum
 from kiln.ops.scans import scan_argmax, written
-from kiln.ops.views import movedim, reshape, select, slice_
+from kiln.ops.views import movedim, reshape, select
 
 
 class Found(NamedTuple):
@@ -56,9 +56,9 @@ def median_place(input: Tensor, dim: Structure) -> Any:
     >>> kiln.tensor([3, 1, 2]).median(0).indices
     tensor(2)
     """
-    count = input.shape[dim] + 1
+    count = input.shape[dim] - 1
     half = count // 2 if isinstance(count, int) else quotient(count, 2)
-    found = slice_(sort_positions(input, dim, False, (half,)), dim, (half - 1, 1, 1))
+    found = sort_positions(input, dim, False, (half, 1))
     if not d.is_float(input):
         return found
     nan = reduce_any(comparison.ne(input, input), (dim,), True)
@@ -94,7 +94,7 @@ def nanmedian_place(input: Tensor, dim: Structure) -> Any:
     >>> kiln.tensor([3.0, float("nan"), 2.0]).nanmedian(0).indices
     tensor(2)
     """
-    order = sort_positions(input, dim, False, (input.shape[dim],))
+    order = sort_positions(input, dim, False, (0, input.shape[dim]))
     count = reduce_sum(p.convert(comparison.eq(input, input), "int64"), (dim,), True)
     rank = p.where(comparison.gt(count, 0), p.floor_divide(p.sub(count, 1), 2), 0)
     return gather(order, dim, rank)
@@ -114,7 +114,7 @@ def mode_place(input: Tensor, dim: Structure) -> Any:
     >>> kiln.tensor([3, 1, 3]).mode(0).indices
     tensor(2)
     """
-    order = sort_positions(input, dim, False, (input.shape[dim],))
+    order = sort_positions(input, dim, False, (0, input.shape[dim]))
     rows = gather(input, dim, order)
     here = positions_along(order, dim)
     fresh = comparison.ne(rows, gather(rows, dim, p.where(comparison.gt(here, 0), p.sub(here, 1), 0)))

@@ -1,46 +1,38 @@
-"""Elements chosen by a mask: their number is data, so it is read before the result is made.
-
-before = running count of the mask;  count = its last, read
-places[before - 1] = position, where the mask holds       (scatter_set; the others go nowhere)
-"""
+"""Elements chosen by a mask: their number is data, so it is read before the result is made."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from kiln.ops import comparison
 from kiln.ops import declare as d
 from kiln.ops import pointwise as p
-from kiln.ops.creation import full, iota
+from kiln.ops.creation import full
 from kiln.ops.declare import dtype_name, public
 from kiln.ops.indexing import gather, rows_at, stack
-from kiln.ops.placing import scatter_set
-from kiln.ops.record import Sample, Sizes, Tensor, composite, find
+from kiln.ops.record import Sample, Sizes, Tensor, composite, find, primitive
 from kiln.ops.scans import scan_sum
 from kiln.ops.views import expand_, reshape, select
 
 
-@composite(
+@primitive(
+    "compact",
     public=False,
-    dtypes="integral",
+    dtypes="bool",
     differentiable=False,
     samples=lambda rng, t: [
-        Sample((mask, mask.cumsum(), (int(mask.sum()),))) for mask in (d.array(rng, (37,), "bool"),)
+        Sample((mask, (int(mask.sum()),)))
+        for mask in (d.array(rng, (37,), "bool"), d.array(rng, (3,), "bool"))
     ],
-    reference=d.reference(lambda np, mask, before, count: np.flatnonzero(mask)),
+    reference=d.reference(lambda np, mask, count: np.flatnonzero(mask)),
     failures=d.not_an_array("places_of"),
 )
-def places_of(input: Tensor, before: Tensor, count: Sizes) -> Any:
-    """The positions at which the flat mask `input` holds; `before`: its running count, `count`: how many.
+def places_of(input: Tensor, count: Sizes) -> Any:
+    """The positions at which the vector of bools `input` holds, `count` of them: int64.
 
     >>> kiln.tensor([0, 3, 4]).nonzero()
     tensor([[1],
             [2]])
     """
-    zero = d.number(input, 0)
-    base = input.graph.add(find("full"), (zero,), (count, "int64"))
-    there = p.where(comparison.ne(input, 0), before - 1, d.number(input, count[0]))
-    return scatter_set(base, 0, there, input.graph.add(iota, (), (tuple(input.shape), 0)))
 
 
 def flat_places(mask: Any) -> Any:
@@ -49,11 +41,8 @@ def flat_places(mask: Any) -> Any:
         raise NotImplementedError(
             "a mask's number of elements depends on data: its positions cannot be part of a graph of symbols"
         )
-    flat = reshape(mask, (d.numel(mask.shape),))
-    if flat.shape[0] == 0:
-        return d.run(full, 0, (0,), "int64")
-    before = scan_sum(p.convert(flat, "bool"), 0, "int64")
-    return places_of.handle(flat, before, (int(select(before, 0, -1)),))
+    flat = p.convert(reshape(mask, (d.numel(mask.shape),)), "bool")
+    return places_of(flat, (int(find("sum").handle(flat)),))
 
 
 @composite(

@@ -1,4 +1,4 @@
-"""Kernels along one dim, with the arguments of their launches: scatter, scan, sort, search."""
+"""Kernels along one dim, with the arguments of their launches: scatter, scan, sort, search, compact."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from kiln.codegen.along import AlongSpec, blocks
+from kiln.codegen.compact import Compact, compact_ir
 from kiln.codegen.scan import Scan, scan_ir
 from kiln.codegen.scatter import Scatter, scatter_ir
 from kiln.codegen.search import Search, search_ir
@@ -46,7 +47,7 @@ def lower_along(fusion: Fusion, group: Group) -> Lowered:
     job = make(fusion, node)
     layouts = tuple(o.layout for o in job.operands)
     columns = _columns(job.shape, job.dim, layouts)
-    strides = [(x.strides[job.dim], *(x.strides[d] for d in columns.last)) for x in layouts]
+    strides = [(x.strides[job.dim], *(x.strides[d] if d >= 0 else 0 for d in columns.last)) for x in layouts]
     classes = tuple("".join(map(stride_class, s)) for s in strides)
     spec = AlongSpec(job.what, tuple(o.value.dtype for o in job.operands), classes)
     pointers = tuple(Memory(o.value, o.array, o.layout.offset) for o in job.operands)
@@ -86,11 +87,11 @@ def _scan(fusion: Fusion, node: Node) -> Job:
 
 
 def _sort(fusion: Fusion, node: Node) -> Job:
-    dim, descending, (count,) = node.attrs
+    dim, descending, (first, count) = node.attrs
     shape = node.inputs[0].shape
     what = "sort descending" if descending else "sort ascending"
     operands = (_out(fusion, node), _in(fusion, node.inputs[0]))
-    return Job(operands, shape, dim, what, (shape[dim], count), 10.0)
+    return Job(operands, shape, dim, what, (shape[dim], first, count), 10.0)
 
 
 def _search(fusion: Fusion, node: Node) -> Job:
@@ -104,11 +105,18 @@ def _search(fusion: Fusion, node: Node) -> Job:
     return Job((*flat, _in(fusion, rows)), shape, 0, f"search {node.attrs[0]}", (shape[0],), 0.1)
 
 
+def _compact(fusion: Fusion, node: Node) -> Job:
+    shape = node.inputs[0].shape
+    operands = (_out(fusion, node), _in(fusion, node.inputs[0]))
+    return Job(operands, shape, 0, "compact", node.out.shape, 1.0)
+
+
 _KINDS: dict[str, tuple[Callable[[AlongSpec, Target], str], int, Callable[[Fusion, Node], Job]]] = {
     "scatter": (scatter_ir, Scatter.block, _scatter),
     "scan": (scan_ir, Scan.block, _scan),
     "sort": (sort_ir, Sort.block, _sort),
     "search": (search_ir, Search.block, _search),
+    "compact": (compact_ir, Compact.block, _compact),
 }
 
 
@@ -125,7 +133,7 @@ def _columns(shape: Shape, dim: int, layouts: tuple[Layout, ...]) -> _Columns:
             found.last.append(d)
             found.sizes.append(shape[d])
     if not found.last:
-        found.last, found.sizes = [0 if dim or len(shape) == 1 else 1], [1]
+        found.last, found.sizes = [-1], [1]  # along which nothing moves
     return found
 
 
