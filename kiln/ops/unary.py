@@ -414,7 +414,7 @@ def _test(name: str, of_float: Any, doc: str, onnx: str = "") -> Any:
     body.__name__, body.__doc__ = name, doc
     return pointwise(
         "compare",
-        samples=_special,
+        samples=special,
         reference=d.numpy(name),
         failures=d.not_an_array(name),
         dtypes="all",
@@ -423,7 +423,7 @@ def _test(name: str, of_float: Any, doc: str, onnx: str = "") -> Any:
     )(body)
 
 
-def _special(rng: Any, dtype: str) -> list[Any]:
+def special(rng: Any, dtype: str) -> list[Any]:
     x = d.array(rng, (3, 5), dtype)
     if dtype.startswith(("float", "bfloat")):
         x[0, 1], x[1, 2], x[2, 3] = float("nan"), float("inf"), -float("inf")
