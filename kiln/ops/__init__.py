@@ -22,6 +22,7 @@ from kiln.ops import (  # noqa: F401
     declare,
     elementwise,
     extrema,
+    gates,
     getitem,
     indexing,
     optimizers,
