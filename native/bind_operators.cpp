@@ -20,7 +20,10 @@ enum Slot {
     and_,
     or_,
     xor_,
+    lshift,
+    rshift,
     neg,
+    pos,
     invert,
     abs_,
     eq,
@@ -32,12 +35,13 @@ enum Slot {
     getitem,
     setitem,
     array,
+    to,
     slot_count
 };
 const char* const slot_names[slot_count] = {
-    "add", "sub", "mul", "div", "floor_divide", "remainder", "pow",  "matmul",
-    "and", "or",  "xor", "neg", "invert",       "abs",       "eq",   "ne",
-    "lt",  "le",  "gt",  "ge",  "getitem",      "setitem",   "array"};
+    "add", "sub", "mul",    "div",    "floor_divide", "remainder", "pow",     "matmul", "and",
+    "or",  "xor", "lshift", "rshift", "neg",          "pos",       "invert",  "abs",    "eq",
+    "ne",  "lt",  "le",     "gt",     "ge",           "getitem",   "setitem", "array",  "to"};
 PyObject* operators[slot_count] = {};
 
 PyObject* set_operator(PyObject*, PyObject* args) {
@@ -98,6 +102,9 @@ template <Slot slot>
 PyObject* inplace_slot(PyObject* lhs, PyObject* rhs) {
     if (!is_tensor(lhs) || !operators[slot]) return binary(slot, lhs, rhs);
     return guarded([&]() -> PyObject* {
+        Operand operands[2];
+        Fn* fn = plain_binary(operators[slot]);
+        if (fn && take(lhs, operands[0]) && take(rhs, operands[1])) return write_into(*fn, operands, lhs);
         Object other = beside(rhs);
         if (!other) return Py_NewRef(Py_NotImplemented);
         static PyObject* names = Py_BuildValue("(s)", "out");
@@ -107,6 +114,29 @@ PyObject* inplace_slot(PyObject* lhs, PyObject* rhs) {
 }
 
 PyObject* power(PyObject* lhs, PyObject* rhs, PyObject*) { return binary(pow_, lhs, rhs); }
+PyObject* inplace_power(PyObject* lhs, PyObject* rhs, PyObject*) { return inplace_slot<pow_>(lhs, rhs); }
+
+// The tensor as another dtype; itself if it is of that one.
+PyObject* cast_to(PyObject* self, DType dtype) {
+    return guarded([&]() -> PyObject* {
+        Tensor& x = tensor_of(self);
+        if (x.dtype == dtype) return Py_NewRef(self);
+        Operand operand{&x, {}};
+        return wrap(call_one(*core_fns().convert[int(dtype)], {&operand, 1}));
+    });
+}
+template <DType dtype>
+PyObject* cast(PyObject* self, PyObject*) {
+    return cast_to(self, dtype);
+}
+
+PyObject* tensor_to(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+    if (count == 1 && !names && Py_TYPE(args[0]) == dtype_type) return cast_to(self, dtype_from(args[0]));
+    return in_python([&]() -> PyObject* {
+        Object method = Object::steal(PyMethod_New(operators[to], self));
+        return method ? PyObject_Vectorcall(method.get(), args, size_t(count), names) : nullptr;
+    });
+}
 
 // x[key] of ints and slices, which are the views kiln/ops/getitem.py would make; null (and no exception)
 // where a key is anything else, is wrong, or changes nothing: that is told there.
@@ -208,6 +238,22 @@ PyType_Slot slot_of(int slot, Function* function) {
     return {slot, reinterpret_cast<void*>(function)};
 }
 
+PyMethodDef casts[] = {
+    {"bool", cast<DType::bool_>, METH_NOARGS, "The tensor as bool; itself if it is."},
+    {"byte", cast<DType::uint8>, METH_NOARGS, "The tensor as uint8; itself if it is."},
+    {"char", cast<DType::int8>, METH_NOARGS, "The tensor as int8; itself if it is."},
+    {"short", cast<DType::int16>, METH_NOARGS, "The tensor as int16; itself if it is."},
+    {"int", cast<DType::int32>, METH_NOARGS, "The tensor as int32; itself if it is."},
+    {"long", cast<DType::int64>, METH_NOARGS, "The tensor as int64; itself if it is."},
+    {"half", cast<DType::float16>, METH_NOARGS, "The tensor as float16; itself if it is."},
+    {"bfloat16", cast<DType::bfloat16>, METH_NOARGS, "The tensor as bfloat16; itself if it is."},
+    {"float", cast<DType::float32>, METH_NOARGS, "The tensor as float32; itself if it is."},
+    {"double", cast<DType::float64>, METH_NOARGS, "The tensor as float64; itself if it is."},
+    {"to", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(tensor_to)), METH_FASTCALL | METH_KEYWORDS,
+     "The tensor as another dtype (an argument of its own, or that of a tensor given); itself if nothing\n"
+     "changes.\n\n>>> kiln.tensor([1, 2]).to(kiln.float32)\ntensor([1., 2.])"},
+};
+
 PyMethodDef functions[] = {
     {"set_operator", set_operator, METH_VARARGS, "Sets what an operator of Tensor calls."},
     {nullptr, nullptr, 0, nullptr},
@@ -223,6 +269,7 @@ std::span<const PyType_Slot> operator_slots() {
         slot_of(Py_nb_remainder, binary_slot<mod>),
         slot_of(Py_nb_power, power),
         slot_of(Py_nb_negative, unary_slot<neg>),
+        slot_of(Py_nb_positive, unary_slot<pos>),
         slot_of(Py_nb_absolute, unary_slot<abs_>),
         slot_of(Py_nb_bool, tensor_bool),
         slot_of(Py_nb_invert, unary_slot<invert>),
@@ -237,6 +284,16 @@ std::span<const PyType_Slot> operator_slots() {
         slot_of(Py_nb_floor_divide, binary_slot<floordiv>),
         slot_of(Py_nb_true_divide, binary_slot<div>),
         slot_of(Py_nb_inplace_true_divide, inplace_slot<div>),
+        slot_of(Py_nb_inplace_floor_divide, inplace_slot<floordiv>),
+        slot_of(Py_nb_inplace_remainder, inplace_slot<mod>),
+        slot_of(Py_nb_inplace_power, inplace_power),
+        slot_of(Py_nb_inplace_and, inplace_slot<and_>),
+        slot_of(Py_nb_inplace_or, inplace_slot<or_>),
+        slot_of(Py_nb_inplace_xor, inplace_slot<xor_>),
+        slot_of(Py_nb_inplace_lshift, inplace_slot<lshift>),
+        slot_of(Py_nb_inplace_rshift, inplace_slot<rshift>),
+        slot_of(Py_nb_lshift, binary_slot<lshift>),
+        slot_of(Py_nb_rshift, binary_slot<rshift>),
         slot_of(Py_nb_index, tensor_index),
         slot_of(Py_nb_matrix_multiply, binary_slot<matmul>),
         slot_of(Py_mp_subscript, get_item),
@@ -246,6 +303,8 @@ std::span<const PyType_Slot> operator_slots() {
     return slots;
 }
 
-int add_operators(PyObject* module) { return PyModule_AddFunctions(module, functions); }
+int add_operators(PyObject* module) {
+    return add_to_tensor(casts, nullptr) < 0 ? -1 : PyModule_AddFunctions(module, functions);
+}
 
 }  // namespace kiln

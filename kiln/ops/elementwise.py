@@ -9,14 +9,14 @@ from typing import Any
 from kiln import _core
 from kiln.ops import declare as d
 from kiln.ops import division, kinds, scalar
-from kiln.ops.activations import narrow, wide
+from kiln.ops.activations import narrow
 from kiln.ops.comparison import eq, ge, gt, le, ne, unsupported
 from kiln.ops.floats import FORMAT
 from kiln.ops.kinds import FLOATS
-from kiln.ops.pointwise import clone, convert, larger, smaller, where, zeros_of
-from kiln.ops.record import Number, Op, Operand, Sample, Structure, Tensor, composite, pointwise
+from kiln.ops.pointwise import convert, larger, smaller, where, zeros_of
+from kiln.ops.record import Op, Operand, Sample, Structure, Tensor, composite, pointwise
 from kiln.ops.scalar import INTS, SIGNED, WIDTH, Scalar, absolute, bits, const, from_bits, select, trunc
-from kiln.ops.unary import abs, exp2, special
+from kiln.ops.unary import exp2
 
 # The largest finite number of each float dtype, which is also its most negative one's magnitude.
 LARGEST = {
@@ -118,7 +118,7 @@ def _(g: Any) -> Any:
 
 
 def _exact(rng: Any, t: str) -> Any:
-    """Floats that every dtype holds exactly, no powers of two: rounding and steps would change their parts."""
+    """Floats that every dtype holds exactly, no powers of two: neither rounds nor steps."""
     x = (d.array(rng, (3, 5), t, 1, 7) * 8).round() / 8 + 1 / 16
     return x * rng.choice([-1, 1], x.shape).astype(x.dtype)
 
@@ -474,116 +474,3 @@ def heaviside(input: Tensor, values: Tensor) -> Any:
     if input.dtype != values.dtype:
         raise RuntimeError("heaviside is not yet implemented for tensors with different dtypes.")
     return where(eq(input, 0), values, convert(gt(input, 0), input.dtype))
-
-
-# Tests of floats: bool results, no derivative
-
-
-def _infinity(name: str, value: float, doc: str) -> Op:
-    def body(input: Operand) -> Any:
-        return input.eq(value) if input.type in scalar.FLOATS else const(False, "i1")
-
-    body.__name__, body.__doc__ = name, doc
-    return pointwise(
-        "compare",
-        samples=special,
-        reference=d.reference(lambda np, x: x == value),
-        failures=d.not_an_array(name),
-        dtypes="all",
-        differentiable=False,
-    )(body)
-
-
-_INFINITE = """Whether each element is {0} infinity: a bool array; any dtype.
-
-    >>> kiln.{1}(kiln.tensor([float("inf"), -float("inf"), 1.0]))
-    tensor([{2}])
-    """
-isposinf = _infinity("isposinf", float("inf"), _INFINITE.format("plus", "isposinf", " True, False, False"))
-isneginf = _infinity("isneginf", -float("inf"), _INFINITE.format("minus", "isneginf", "False,  True, False"))
-
-
-@pointwise(
-    "compare",
-    samples=special,
-    reference=d.numpy("isreal"),
-    failures=d.not_an_array("isreal"),
-    dtypes="all",
-    differentiable=False,
-)
-def isreal(input: Operand) -> Any:
-    """Whether each element is a real number, which all are: a bool array.
-
-    >>> kiln.isreal(kiln.tensor([1.0, float("nan")]))
-    tensor([True, True])
-    """
-    return const(True, "i1")
-
-
-def _as_floats(x: Any) -> Any:
-    """Integers and bool as the default float dtype."""
-    return wide(x) if x.dtype in FLOATS else convert(x, _core.default_dtype_name())
-
-
-@composite(
-    samples=d.samples(
-        lambda rng, t: ((d.array(rng, (3, 5), t), d.array(rng, (5,), t), 0.5, 0.1, False), {}),
-        lambda rng, t: ((special(rng, t)[0].args * 2), {"equal_nan": True}),
-    ),
-    reference=d.reference(
-        lambda np, x, y, rtol=1e-05, atol=1e-08, equal_nan=False: np.isclose(
-            x.astype("float64"), y.astype("float64"), rtol, atol, equal_nan
-        )
-    ),
-    failures=d.failures(
-        ((d.Zeros(2), d.Zeros(2, dtype="int64")), {}, RuntimeError, "did not match"),
-        ((d.Zeros(2), d.Zeros(3)), {}, RuntimeError, "must match the size"),
-    ),
-    dtypes="all",
-    differentiable=False,
-    public=False,
-)
-def near(
-    input: Tensor,
-    other: Tensor,
-    rtol: Number = 1e-05,
-    atol: Number = 1e-08,
-    equal_nan: Structure = False,
-) -> Any:
-    """`isclose` once its tolerances are known to be right."""
-    if input.dtype != other.dtype:
-        raise RuntimeError(f"{d.type_name(input.dtype)} did not match {d.type_name(other.dtype)}")
-    close = eq(input, other)
-    if equal_nan:
-        close = close | (ne(input, input) & ne(other, other))
-    x, y = _as_floats(input), _as_floats(other)
-    apart = abs(x - y)
-    return close | ((apart < float("inf")) & (apart <= atol + abs(rtol * y)))
-
-
-def _replaced(np: Any, x: Any, nan: Any = None, posinf: Any = None, neginf: Any = None) -> Any:
-    return np.nan_to_num(x, nan=nan or 0.0, posinf=posinf, neginf=neginf)
-
-
-@composite(
-    samples=d.samples(
-        lambda rng, t: ((d.array(rng, (3, 5), t),), {}),
-        lambda rng, t: ((d.array(rng, (4,), t),), {"nan": 1.5, "posinf": 2.5}),
-    ),
-    reference=d.reference(_replaced),
-    failures=d.not_an_array("nan_to_num"),
-    inplace=True,
-)
-def nan_to_num(input: Tensor, nan: Number = None, posinf: Number = None, neginf: Number = None) -> Any:
-    """`input` with `nan` (None: 0) for NaN, `posinf` and `neginf` for infinities (None: the dtype's largest
-    and most negative number); integers and bool as they are.
-
-    >>> kiln.nan_to_num(kiln.tensor([float("nan"), float("inf")]), posinf=9.0)
-    tensor([0., 9.])
-    """
-    if input.dtype not in FLOATS:
-        return clone(input)
-    x, most = wide(input), LARGEST[input.dtype]
-    y = where(ne(x, x), 0.0 if nan is None else nan, x)
-    y = where(eq(y, float("inf")) & eq(x, x), most if posinf is None else posinf, y)
-    return narrow(where(eq(y, -float("inf")) & eq(x, x), -most if neginf is None else neginf, y), input.dtype)

@@ -1,7 +1,7 @@
 """More activations: composites of pointwise ops, each one kernel forward and one backward.
 
-What is said in `activations` holds here: wide inside, branches guarded. At a kink the derivative is PyTorch's:
-0 at the bounds of what is clamped, that of the lower branch at 0.
+What is said in `activations` holds here: wide inside, branches guarded. At a kink the derivative is
+PyTorch's: 0 at the bounds of what is clamped, that of the lower branch at 0.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _not_floats(name: str, *numbers: float) -> Any:
     onnx="Mish",
 )
 def mish(input: Tensor) -> Any:
-    """`input * tanh(softplus(input))`; floats. NotImplementedError for other dtypes.
+    """`input * tanh(log(1 + exp(input)))`; floats. NotImplementedError for other dtypes.
 
     >>> kiln.nn.functional.mish(kiln.tensor([0.0, 1.0]))
     tensor([0.0000, 0.8651])
@@ -110,6 +110,7 @@ def exponential_unit(input: Tensor, alpha: Number = 1.0) -> Any:
 
 @public(
     "celu",
+    layer=True,
     method=False,
     inplace=True,
     samples=_samples(2.0),
@@ -149,6 +150,7 @@ def bounded(input: Tensor, min_val: Number = -1.0, max_val: Number = 1.0) -> Any
 
 @public(
     "hardtanh",
+    layer=True,
     method=False,
     inplace=True,
     samples=_samples(-2.0, 0.5),
@@ -221,8 +223,8 @@ def hardsigmoid(input: Tensor) -> Any:
 def hardswish(input: Tensor) -> Any:
     """`input * hardsigmoid(input)`; floats. NotImplementedError for other dtypes.
 
-    >>> kiln.nn.functional.hardswish(kiln.tensor([-4.0, 0.0, 1.5]))
-    tensor([0.0000, 0.0000, 1.1250])
+    >>> kiln.nn.functional.hardswish(kiln.tensor([-1.5, 0.0, 1.5]))
+    tensor([-0.3750,  0.0000,  1.1250])
     """
     x = floating(input, "hardswish_cpu")
     return narrow(x * where(x <= -3, 0, where(x >= 3, 6, x + 3)) / 6, input.dtype)
@@ -261,6 +263,7 @@ def shrunk(input: Tensor, lambd: Number = 0.5) -> Any:
 
 @public(
     "softshrink",
+    layer=True,
     method=False,
     samples=_samples(1.0),
     dtypes="float",
@@ -371,6 +374,7 @@ def _(g: Any, input: Any, slope: Any) -> Any:
 
 @public(
     "prelu",
+    layer=True,
     samples=lambda rng, t: [
         Sample((d.array(rng, (3, 5), t), d.array(rng, (5,), t))),
         Sample((d.array(rng, (2, 3, 2), t), d.array(rng, (1,), t))),
@@ -419,6 +423,7 @@ def prelu(input: Any, weight: Any) -> Any:
 
 @public(
     "rrelu",
+    layer=True,
     method=False,
     inplace=True,
     samples=lambda rng, t: [Sample((d.array(rng, (3, 5), t),)), Sample((d.array(rng, (7,), t), 0.2, 0.6))],
@@ -431,8 +436,8 @@ def prelu(input: Any, weight: Any) -> Any:
 def rrelu(
     input: Any, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, *, out: Any = None
 ) -> Any:
-    """`input` where positive, else times a slope: in `training` one drawn from [lower, upper) for each element,
-    else their mean. Floats. RuntimeError if `lower` is above `upper`.
+    """`input` where positive, else times a slope: in `training` one drawn from [lower, upper) for each
+    element, else their mean. Floats. RuntimeError if `lower` is above `upper`.
 
     >>> kiln.rrelu(kiln.tensor([-1.0, 2.0]), 0.25, 0.75)
     tensor([-0.5000,  2.0000])
@@ -460,6 +465,7 @@ def gated(input: Tensor, gate: Tensor) -> Any:
 
 @public(
     "glu",
+    layer=True,
     method=False,
     samples=lambda rng, t: [Sample((d.array(rng, (3, 4), t),)), Sample((d.array(rng, (2, 3), t), 0))],
     dtypes="float",
@@ -487,6 +493,7 @@ def glu(input: Any, dim: int = -1) -> Any:
 
 @public(
     "softmin",
+    layer=True,
     method=False,
     samples=d.samples(lambda rng, t: ((d.array(rng, (3, 5), t), 1), {})),
     dtypes="float",

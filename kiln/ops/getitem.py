@@ -15,7 +15,6 @@ from kiln import _core
 from kiln.graph.size import quotient
 from kiln.ops import declare as d
 from kiln.ops import pointwise as p
-from kiln.ops.creation import full
 from kiln.ops.data import beside
 from kiln.ops.declare import dtype_name
 from kiln.ops.indexing import take_rows
@@ -250,11 +249,14 @@ def fill_(x: Any, value: Any) -> Any:
 def _fill(x: Any, value: Any) -> Any:
     """Writes a number everywhere in x, whose elements share no memory; returns x."""
     _core.check_in_range(value, x.dtype)
-    if isinstance(value, float) and not dtype_name(x.dtype).startswith(("float", "bfloat")):
-        value = bool(value) if dtype_name(x.dtype) == "bool" else int(value)
+    dtype = dtype_name(x.dtype)
+    if dtype == "bool":
+        value = bool(value)
+    elif isinstance(value, float) and not dtype.startswith(("float", "bfloat")):
+        value = int(value)
     if _core.grad_enabled() and x.requires_grad:
         return p.overwrite(x, value, out=x)
-    return full(value, tuple(x.shape), dtype_name(x.dtype), out=x)
+    return p.clone(value, out=x)
 
 
 def zero_(x: Any) -> Any:

@@ -52,6 +52,11 @@ def operand_dtypes(op: Any, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -
     if rule == "logical":
         return ["bool"] * len(inputs), "bool"
     if rule == "where":
+        if inputs[0].dtype != "bool" and not inputs[0].weak:
+            raise RuntimeError(
+                "where expected condition to be a boolean tensor, but got a tensor with dtype "
+                f"{inputs[0].dtype}"
+            )
         common = result_type(inputs[1:])
         if common == "float64" and not inputs[0].weak and all(v.weak for v in inputs[1:]):
             common = _core.default_dtype_name()  # two numbers chosen by an array make an array

@@ -382,6 +382,7 @@ def _(g: Any, input: Any, other: Any, y: Any) -> Any:
         ((d.Zeros(2, dtype="bool"), d.Zeros(2), d.Zeros(3)), {}, RuntimeError, "must match the size"),
         (("text", 1, 2), {}, TypeError, "where"),
     ),
+    method=False,
 )
 def where(condition: Operand, input: Operand, other: Operand) -> Any:
     """`input` where the bool `condition` holds, else `other`; all three broadcast.
