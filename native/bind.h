@@ -142,6 +142,7 @@ int add_dtypes(PyObject* module);
 int add_tensor(PyObject* module);
 int add_tensor_data(PyObject* module);
 int add_ops(PyObject* module);
+int add_core_ops(PyObject* module);
 int add_operators(PyObject* module);
 int add_autograd(PyObject* module);
 int add_compiler(PyObject* module);

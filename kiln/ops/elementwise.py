@@ -11,6 +11,7 @@ from kiln.ops import declare as d
 from kiln.ops import division, kinds, scalar
 from kiln.ops.activations import narrow
 from kiln.ops.comparison import eq, ge, gt, le, ne, unsupported
+from kiln.ops.declare import into, public
 from kiln.ops.floats import FORMAT
 from kiln.ops.kinds import FLOATS
 from kiln.ops.pointwise import convert, larger, smaller, where, zeros_of
@@ -282,32 +283,31 @@ def _same_floats(name: str, *values: Any) -> str:
     return dtype
 
 
-def _after(np: Any, x: Any, y: Any) -> Any:
-    """NumPy's nextafter; of bfloat16, which comes as float32, by its bits."""
-    return np.nextafter(x, y)
-
-
-@composite(
+@public(
+    "nextafter",
+    inplace=True,
     samples=d.samples(
         lambda rng, t: ((d.array(rng, (3, 5), t), d.array(rng, (5,), t)), {}),
-        lambda rng, t: ((d.array(rng, (2, 3), t) * 0, d.array(rng, (2, 3), t)), {}),
+        lambda rng, t: ((d.array(rng, (4,), "bool").astype(t), d.array(rng, (4,), t)), {}),
     ),
-    reference=d.reference(_after),
     failures=d.failures(
         ((d.Zeros(2, 3), d.Zeros(2, 4)), {}, RuntimeError, "must match the size"),
         ((d.Zeros(2, dtype="int64"),) * 2, {}, NotImplementedError, "not implemented for 'Long'"),
     ),
+    dtypes="float",
     differentiable=False,
-    inplace=True,
 )
-def nextafter(input: Tensor, other: Operand) -> Any:
+def nextafter(input: Any, other: Any, *, out: Any = None) -> Any:
     """The next float of their common dtype after `input` towards `other`, broadcast. NotImplementedError but
     for floats.
 
     >>> kiln.nextafter(kiln.tensor([1.0]), kiln.tensor([2.0])).item()
     1.0000001192092896
     """
-    return neighbour(input, other, _same_floats("nextafter_cpu", input, other))
+    dtype = _core.result_type([(d.dtype_name(x.dtype), 0 if x.ndim else 1) for x in (input, other)])
+    if dtype not in FLOATS:
+        raise NotImplementedError(f"\"nextafter_cpu\" not implemented for '{d.type_name(dtype)}'")
+    return neighbour(input, other, dtype, **into(out))
 
 
 # Whole numbers
@@ -349,9 +349,9 @@ def _whole(name: str, function: Any, doc: str, reference: str) -> Op:
 
 
 def _multiple(x: Scalar, y: Scalar) -> Scalar:
-    common = _divisor(x, y)
-    product = select(common.eq(0), const(0, x.type), x / common * y)
-    return absolute(product) if x.type in SIGNED else product
+    a, b = (absolute(v) if v.type in SIGNED else v for v in (x, y))
+    common = _divisor(a, b)
+    return select(common.eq(0), const(0, x.type), a / common * b)
 
 
 _WHOLE = """The {0} of integers, broadcast, never negative. NotImplementedError for floats and bool.

@@ -5,17 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from kiln import _core
+from kiln.graph.graph import Value
 from kiln.ops import declare as d
 from kiln.ops import scalar
-from kiln.ops.activations import narrow, wide
+from kiln.ops.activations import wide
 from kiln.ops.comparison import eq, ne
+from kiln.ops.declare import into, public
 from kiln.ops.elementwise import LARGEST
 from kiln.ops.kinds import FLOATS
 from kiln.ops.pointwise import clone, convert, where
 from kiln.ops.record import Number, Op, Operand, Structure, Tensor, composite, pointwise
 from kiln.ops.reduce import reduce_all
-from kiln.ops.scalar import const
-from kiln.ops.unary import abs, special
+from kiln.ops.scalar import const, select
+from kiln.ops.unary import abs, isfinite, special
 
 
 def _infinity(name: str, value: float, doc: str) -> Op:
@@ -91,7 +93,9 @@ def near(
 ) -> Any:
     """`isclose` once its tolerances are known to be right."""
     if input.dtype != other.dtype:
-        raise RuntimeError(f"{d.type_name(input.dtype)} did not match {d.type_name(other.dtype)}")
+        raise RuntimeError(
+            f"expected one dtype: {d.type_name(input.dtype)} did not match {d.type_name(other.dtype)}"
+        )
     close = eq(input, other)
     if equal_nan:
         close = close | (ne(input, input) & ne(other, other))
@@ -127,29 +131,51 @@ def all_near(
     return reduce_all(close, tuple(range(close.ndim)), False)
 
 
-def _replaced(np: Any, x: Any, nan: Any = None, posinf: Any = None, neginf: Any = None) -> Any:
-    return np.nan_to_num(x, nan=nan or 0.0, posinf=posinf, neginf=neginf)
+@pointwise(
+    samples=d.samples(lambda rng, t: ((d.array(rng, (3, 5), t), 0.0, 9.0, -9.0), {})),
+    reference=d.reference(lambda np, x, nan, high, low: np.nan_to_num(x, nan=nan, posinf=high, neginf=low)),
+    failures=d.not_an_array("replaced", 4),
+    public=False,
+)
+def replaced(input: Operand, nan: Operand, posinf: Operand, neginf: Operand) -> Any:
+    """`nan_to_num` of floats with its three numbers."""
+    infinity = float("inf")
+    y = select(input.eq(infinity), posinf, select(input.eq(-infinity), neginf, input))
+    return select(input.ne(input), nan, y)
 
 
-@composite(
+@replaced.derivative
+def _(g: Any, input: Any) -> Any:
+    return where(isfinite(input), g, 0), None, None, None
+
+
+@public(
+    "nan_to_num",
+    inplace=True,
     samples=d.samples(
         lambda rng, t: ((d.array(rng, (3, 5), t),), {}),
         lambda rng, t: ((d.array(rng, (4,), t),), {"nan": 1.5, "posinf": 2.5}),
     ),
-    reference=d.reference(_replaced),
     failures=d.not_an_array("nan_to_num"),
-    inplace=True,
 )
-def nan_to_num(input: Tensor, nan: Number = None, posinf: Number = None, neginf: Number = None) -> Any:
+def nan_to_num(
+    input: Any,
+    nan: float | None = None,
+    posinf: float | None = None,
+    neginf: float | None = None,
+    *,
+    out: Any = None,
+) -> Any:
     """`input` with `nan` (None: 0) for NaN, `posinf` and `neginf` for infinities (None: the dtype's largest
     and most negative number); integers and bool as they are.
 
     >>> kiln.nan_to_num(kiln.tensor([float("nan"), float("inf")]), posinf=9.0)
     tensor([0., 9.])
     """
-    if input.dtype not in FLOATS:
-        return clone(input)
-    x, most = wide(input), LARGEST[input.dtype]
-    y = where(ne(x, x), 0.0 if nan is None else nan, x)
-    y = where(eq(y, float("inf")) & eq(x, x), most if posinf is None else posinf, y)
-    return narrow(where(eq(y, -float("inf")) & eq(x, x), -most if neginf is None else neginf, y), input.dtype)
+    if not isinstance(input, (_core.Tensor, Value)):
+        raise TypeError(f"nan_to_num(): argument 'input' must be Tensor, not {type(input).__name__}")
+    most = LARGEST.get(d.dtype_name(input.dtype))
+    if most is None:
+        return clone(input, **into(out))
+    high, low = most if posinf is None else posinf, -most if neginf is None else neginf
+    return replaced(input, 0.0 if nan is None else nan, float(high), float(low), **into(out))

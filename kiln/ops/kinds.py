@@ -23,13 +23,14 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 # How a pointwise op treats dtypes: what its operands are converted to, and what it gives.
 #   promote   all operands to their common dtype, which is the result's
+#   counted   the same, bool to int64 first
 #   float     the same, integers and bool to the default float dtype first
 #   compare   operands to their common dtype, result bool
 #   logical   operands to bool, result bool
 #   where     the first operand to bool, the others to their common dtype
 #   cast      the operand as it is, result of the dtype given by the first attribute
 #   index     operands int64, result of the dtype given by the first attribute
-RULES = ("promote", "float", "compare", "logical", "where", "cast", "index")
+RULES = ("promote", "counted", "float", "compare", "logical", "where", "cast", "index")
 
 
 def result_type(values: tuple[Value, ...]) -> str:
@@ -64,6 +65,8 @@ def operand_dtypes(op: Any, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -
     common = result_type(inputs)
     if rule == "float" and common not in FLOATS:
         common = "float64" if all(v.weak for v in inputs) else _core.default_dtype_name()
+    if rule == "counted" and common == "bool":
+        common = "int64"
     return [common] * len(inputs), "bool" if rule == "compare" else common
 
 
