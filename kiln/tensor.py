@@ -159,6 +159,7 @@ def attach() -> None:
     _core.set_operator("array", data.beside)
     Tensor.__array_priority__ = 1000  # NumPy's `array + x` and `number * x` leave it to x
     _core.set_operator("to", to)
+    _core.set_operator("fill", getitem.fill_)
     for name in kinds.COMPUTE:
         _core.set_core_function(name, pointwise.convert.handle, (name,))
     _core.set_core_function("add", pointwise.add.handle, ())

@@ -49,6 +49,9 @@ struct Bound {
 };
 
 bool is_symbolic(PyObject* object) {
+    if (object == Py_None || PyUnicode_CheckExact(object) || PyLong_CheckExact(object) ||
+        PyBool_Check(object))
+        return false;
     Object kept = Object::borrow(object);  // its class may be asked of Python code
     return symbolic_types && PyObject_IsInstance(object, symbolic_types) == 1;
 }

@@ -36,12 +36,13 @@ enum Slot {
     setitem,
     array,
     to,
+    fill,
     slot_count
 };
 const char* const slot_names[slot_count] = {
-    "add", "sub", "mul",    "div",    "floor_divide", "remainder", "pow",     "matmul", "and",
-    "or",  "xor", "lshift", "rshift", "neg",          "pos",       "invert",  "abs",    "eq",
-    "ne",  "lt",  "le",     "gt",     "ge",           "getitem",   "setitem", "array",  "to"};
+    "add", "sub",    "mul",    "div",     "floor_divide", "remainder", "pow", "matmul", "and", "or",
+    "xor", "lshift", "rshift", "neg",     "pos",          "invert",    "abs", "eq",     "ne",  "lt",
+    "le",  "gt",     "ge",     "getitem", "setitem",      "array",     "to",  "fill"};
 PyObject* operators[slot_count] = {};
 
 PyObject* set_operator(PyObject*, PyObject* args) {
@@ -130,12 +131,35 @@ PyObject* cast(PyObject* self, PyObject*) {
     return cast_to(self, dtype);
 }
 
-PyObject* tensor_to(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
-    if (count == 1 && !names && Py_TYPE(args[0]) == dtype_type) return cast_to(self, dtype_from(args[0]));
+// Calls the method that Python has for what the core leaves to it.
+PyObject* in_full(Slot slot, PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
     return in_python([&]() -> PyObject* {
-        Object method = Object::steal(PyMethod_New(operators[to], self));
+        Object method = Object::steal(PyMethod_New(operators[slot], self));
         return method ? PyObject_Vectorcall(method.get(), args, size_t(count), names) : nullptr;
     });
+}
+
+PyObject* tensor_to(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+    if (count == 1 && !names && Py_TYPE(args[0]) == dtype_type) return cast_to(self, dtype_from(args[0]));
+    return in_full(to, self, args, count, names);
+}
+
+// A number that fits the dtype, written over a whole tensor: the rest (views with gaps, derivatives, tensors)
+// is left to Python.
+PyObject* tensor_fill(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+    return guarded([&]() -> PyObject* {
+        const Tensor& x = tensor_of(self);
+        Operand operand;
+        if (count != 1 || names || !(PyFloat_Check(args[0]) || PyLong_Check(args[0])) ||
+            !number_from(args[0], &operand.number) || !(is_float(x.dtype) || args[0] == Py_False) ||
+            !x.contiguous || (grad_enabled() && (x.requires_grad() || x.base)))
+            return in_full(fill, self, args, count, names);
+        return write_into(*core_fns().copy, {&operand, 1}, self);
+    });
+}
+PyObject* tensor_zero(PyObject* self, PyObject*) {
+    PyObject* const zero = Py_False;
+    return tensor_fill(self, &zero, 1, nullptr);
 }
 
 // x[key] of ints and slices, which are the views kiln/ops/getitem.py would make; null (and no exception)
@@ -249,6 +273,10 @@ PyMethodDef casts[] = {
     {"bfloat16", cast<DType::bfloat16>, METH_NOARGS, "The tensor as bfloat16; itself if it is."},
     {"float", cast<DType::float32>, METH_NOARGS, "The tensor as float32; itself if it is."},
     {"double", cast<DType::float64>, METH_NOARGS, "The tensor as float64; itself if it is."},
+    {"fill_", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(tensor_fill)),
+     METH_FASTCALL | METH_KEYWORDS,
+     "Writes one number (or the element of a 0-d array) everywhere in the tensor; returns it."},
+    {"zero_", tensor_zero, METH_NOARGS, "Writes 0 everywhere in the tensor; returns it."},
     {"to", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(tensor_to)), METH_FASTCALL | METH_KEYWORDS,
      "The tensor as another dtype (an argument of its own, or that of a tensor given); itself if nothing\n"
      "changes.\n\n>>> kiln.tensor([1, 2]).to(kiln.float32)\ntensor([1., 2.])"},

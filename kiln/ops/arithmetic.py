@@ -40,7 +40,7 @@ def add(input: Any, other: Any, *, alpha: Any = 1, out: Any = None) -> Any:
     >>> kiln.add(kiln.tensor([1.0]), kiln.tensor([2.0]), alpha=10)
     tensor([21.])
     """
-    return p.add(input, _scaled(other, alpha, input), **into(out))
+    return p.add.handle(input, _scaled(other, alpha, input), **into(out))
 
 
 @public("sub", inplace=True, plain=p.sub)
@@ -50,7 +50,7 @@ def sub(input: Any, other: Any, *, alpha: Any = 1, out: Any = None) -> Any:
     >>> kiln.sub(kiln.tensor([1.0]), kiln.tensor([2.0]), alpha=10)
     tensor([-19.])
     """
-    return p.sub(input, _scaled(other, alpha, input), **into(out))
+    return p.sub.handle(input, _scaled(other, alpha, input), **into(out))
 
 
 @public("div", inplace=True, plain=p.div)
@@ -87,7 +87,7 @@ def rsub(input: Any, other: Any, *, alpha: Any = 1) -> Any:
     >>> kiln.rsub(kiln.tensor([1.0]), 3)
     tensor([2.])
     """
-    return p.sub(other, _scaled(input, alpha, other))
+    return p.sub.handle(other, _scaled(input, alpha, other))
 
 
 @composite(
@@ -155,6 +155,7 @@ def filled(input: Tensor, value: Operand) -> Any:
     return p.overwrite(input, p.convert(value, input.dtype))
 
 
+_pow = p.pow.handle
 _POWERS = {
     2: u.square.handle, 3: cube.handle, 0.5: u.sqrt.handle, -0.5: u.rsqrt.handle, -1: u.reciprocal.handle,
     -2: inverse_square.handle,
@@ -172,15 +173,14 @@ def pow(input: Any, exponent: Any, *, out: Any = None) -> Any:
     tensor([4., 9.])
     """
     if not _is_number(exponent) or _is_number(input):
-        return p.pow(input, exponent, **into(out))
+        return _pow(input, exponent, **into(out))
+    rule = _POWERS.get(exponent)
     if not is_float(input):
         if isinstance(exponent, int) and exponent < 0:
             raise RuntimeError("Integers to negative integer powers are not allowed.")
-        op: Any = u.square if isinstance(exponent, int) and exponent == 2 else None
-        return p.pow(input, exponent, **into(out)) if op is None else op(input, **into(out))
-    rule = _POWERS.get(exponent)
+        rule = _POWERS[2] if isinstance(exponent, int) and exponent == 2 else None
     if rule is None:
-        return p.pow(input, exponent, **into(out))
+        return _pow(input, exponent, **into(out))
     return rule(input) if out is None else rule(input, out=out)
 
 
@@ -194,10 +194,10 @@ def clamp(input: Any, min: Any = None, max: Any = None, *, out: Any = None) -> A
     if min is None and max is None:
         raise RuntimeError("torch.clamp: At least one of 'min' or 'max' must not be None")
     if max is None:
-        return p.clamp_min(input, min, **into(out))
+        return p.clamp_min.handle(input, min, **into(out))
     if min is None:
-        return p.clamp_max(input, max, **into(out))
-    return p.clamp(input, min, max, **into(out))
+        return p.clamp_max.handle(input, max, **into(out))
+    return p.clamp.handle(input, min, max, **into(out))
 
 
 def _deviation(op: Op) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from kiln import _core
 from kiln.graph import graph as g
 from kiln.graph.size import Size, product
 from kiln.ops import record
@@ -164,6 +165,8 @@ def dtype_name(dtype: Any) -> str:
         return dtype
     if isinstance(dtype, type):
         return {bool: "bool", int: "int64", float: "float64"}[dtype]
+    if isinstance(dtype, _core.dtype):
+        return dtype.name
     return str(dtype).rpartition(".")[2]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from kiln import _core
+from kiln.graph.graph import Value
 from kiln.ops import declare as d
 from kiln.ops import division, kinds, scalar
 from kiln.ops.activations import narrow
@@ -304,10 +305,15 @@ def nextafter(input: Any, other: Any, *, out: Any = None) -> Any:
     >>> kiln.nextafter(kiln.tensor([1.0]), kiln.tensor([2.0])).item()
     1.0000001192092896
     """
-    dtype = _core.result_type([(d.dtype_name(x.dtype), 0 if x.ndim else 1) for x in (input, other)])
+    for x in (input, other):
+        if not isinstance(x, (_core.Tensor, Value)):
+            raise TypeError(f"nextafter(): expected a Tensor, not {type(x).__name__}")
+    dtype = d.dtype_name(input.dtype)
+    if other.dtype != input.dtype:
+        dtype = _core.result_type([(d.dtype_name(x.dtype), 0 if x.ndim else 1) for x in (input, other)])
     if dtype not in FLOATS:
         raise NotImplementedError(f"\"nextafter_cpu\" not implemented for '{d.type_name(dtype)}'")
-    return neighbour(input, other, dtype, **into(out))
+    return neighbour.handle(input, other, dtype, **into(out))
 
 
 # Whole numbers

@@ -178,4 +178,4 @@ def nan_to_num(
     if most is None:
         return clone(input, **into(out))
     high, low = most if posinf is None else posinf, -most if neginf is None else neginf
-    return replaced(input, 0.0 if nan is None else nan, float(high), float(low), **into(out))
+    return replaced.handle(input, 0.0 if nan is None else nan, float(high), float(low), **into(out))

@@ -128,7 +128,7 @@ def celu(input: Any, alpha: float = 1.0, *, out: Any = None) -> Any:
     """
     if alpha == 0:
         raise RuntimeError("ZeroDivisionError: alpha cannot be 0 for CELU")
-    return exponential_unit(input, alpha, **into(out))
+    return exponential_unit.handle(input, alpha, **into(out))
 
 
 @composite(
@@ -172,7 +172,7 @@ def hardtanh(input: Any, min_val: float = -1.0, max_val: float = 1.0, *, out: An
         raise ValueError("min_val cannot be greater than max_val")
     if min_val < 0 and d.dtype_name(input.dtype) == "uint8":
         raise RuntimeError("cannot do hardtanh on an unsigned type with negative limits")
-    return bounded(input, min_val, max_val, **into(out))
+    return bounded.handle(input, min_val, max_val, **into(out))
 
 
 @composite(
@@ -280,7 +280,7 @@ def softshrink(input: Any, lambd: float = 0.5) -> Any:
     """
     if lambd < 0:
         raise RuntimeError(f"softshrink: lambda must be in range [0, inf), but found {lambd}")
-    return shrunk(input, lambd)
+    return shrunk.handle(input, lambd)
 
 
 def _outside(rng: Any, t: str) -> list[Any]:
@@ -396,6 +396,8 @@ def prelu(input: Any, weight: Any) -> Any:
     >>> kiln.prelu(kiln.tensor([[-1.0, 2.0]]), kiln.tensor([0.25]))
     tensor([[-0.2500,  2.0000]])
     """
+    if isinstance(weight, (int, float)):
+        raise TypeError(f"prelu(): argument 'weight' must be Tensor, not {type(weight).__name__}")
     one, other = d.dtype_name(input.dtype), d.dtype_name(weight.dtype)
     if one != other:
         raise RuntimeError(

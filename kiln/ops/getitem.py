@@ -232,6 +232,8 @@ def fill_(x: Any, value: Any) -> Any:
     tensor([3., 3.])
     """
     if not _is_array(value):
+        if x.is_contiguous():
+            return _fill(x, value)
         # one number may go where elements share memory: to each place once
         places = x
         for dim, (size, stride) in enumerate(zip(x.shape, x.stride())):
@@ -256,7 +258,7 @@ def _fill(x: Any, value: Any) -> Any:
         value = int(value)
     if _core.grad_enabled() and x.requires_grad:
         return p.overwrite(x, value, out=x)
-    return p.clone(value, out=x)
+    return p.clone.handle(value, out=x)
 
 
 def zero_(x: Any) -> Any:
