@@ -86,6 +86,7 @@ _BINARY_IN_PLACE = {"clamp_max", "clamp_min", "gcd", "lcm", "ldexp", "threshold"
 def places_of(name: str, required: bool = False) -> int:
     """How many arguments a public function takes by place, or how many it must be given."""
     function = declare.FUNCTIONS.get(name) or find(name).handle
+    function = getattr(function, "__wrapped__", function)  # of a form, of a function with aliases
     if isinstance(function, _core.Op):
         return len([p for p in function.record.params if p.default is _core.REQUIRED or not required])
     return function.__code__.co_argcount - (len(function.__defaults__ or ()) if required else 0)

@@ -76,7 +76,7 @@ class iinfo(_Info):
         self.min = -self.max - 1 if signed else 0
 
     def __repr__(self) -> str:
-        return f"iinfo(min={self.min}, max={self.max}, dtype={self.dtype})"
+        return f"iinfo(min={self.min:g}, max={self.max:g}, dtype={self.dtype})"
 
 
 def _named(dtype: Any, what: str) -> str:
