@@ -474,7 +474,8 @@ PyObject* op_wrapped(PyObject* self, void*) {
     return nullptr;
 }
 PyObject* op_signature(PyObject* self, void*) {
-    return PyObject_GetAttrString(op_of(self).record, "signature");
+    return PyObject_GetAttrString(op_of(self).record,
+                                  op_of(self).in_place ? "signature_in_place" : "signature");
 }
 PyObject* op_record(PyObject* self, void*) { return Py_NewRef(op_of(self).record); }
 PyObject* op_repr(PyObject* self) { return PyUnicode_FromFormat("<op %s>", op_of(self).op->name.c_str()); }

@@ -225,7 +225,7 @@ var, std = map(_deviation, (reduce.var, reduce.std))
 
 
 @public("where", method=False, plain=p.where)
-def where(condition: Any, input: Any = None, other: Any = None) -> Any:
+def where(condition: Any, input: Any = None, other: Any = None, *, out: Any = None) -> Any:
     """`input` where the bool `condition` holds, else `other`; all three broadcast.
 
     RuntimeError for a condition that is not bool; NotImplementedError without `input` and `other` (the
@@ -243,7 +243,7 @@ def where(condition: Any, input: Any = None, other: Any = None) -> Any:
         raise RuntimeError(
             f"where expected condition to be a boolean tensor, but got a tensor with dtype {name}"
         )
-    return p.where(condition, input, other)
+    return p.where(condition, input, other, **into(out))
 
 
 def _triangle(name: str, inside: Callable[..., Any], which: str, example: str) -> Any:

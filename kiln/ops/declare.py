@@ -108,7 +108,8 @@ def _in_place(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def written(self: Any, *args: Any, **kwargs: Any) -> Any:
         return function(self, *args, **kwargs, out=self)
 
-    written.__name__, written.__doc__ = f"{name}_", record.in_place_doc(name)
+    written.__name__ = written.__qualname__ = f"{name}_"
+    written.__doc__, written.__wrapped__ = record.in_place_doc(name), function  # type: ignore[attr-defined]
     return written
 
 

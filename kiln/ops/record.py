@@ -150,6 +150,11 @@ class Op:
         return f"({', '.join(shown)}, *, out=None)"
 
     @property
+    def signature_in_place(self) -> str:
+        """The same for its in-place form."""
+        return self.signature.replace(", *, out=None", "")
+
+    @property
     def doc_in_place(self) -> str:
         """What its in-place form says of itself."""
         return in_place_doc(self.name)
