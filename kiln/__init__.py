@@ -48,6 +48,7 @@ from kiln.autograd import (  # noqa: E402
     set_grad_enabled as set_grad_enabled,
 )
 from kiln.device import device as device  # noqa: E402
+from kiln.ops.dtypes import finfo as finfo, iinfo as iinfo  # noqa: E402
 from kiln.printing import get_printoptions as get_printoptions, set_printoptions as set_printoptions  # noqa: E402
 
 if _TYPE_CHECKING:

@@ -11,18 +11,13 @@ from typing import Any
 
 from kiln import _core, autograd, ops, printing
 from kiln.device import CPU
-from kiln.ops import creation, data, declare, getitem, parts, pointwise, random, reduce, views
+from kiln.ops import creation, data, declare, getitem, kinds, parts, pointwise, random, reduce, views
 from kiln.ops.declare import dtype_name
 
 Tensor: Any = _core.Tensor
 
 # The core's names of operator slots that differ from Python's.
 _SLOTS = {"truediv": "div", "floordiv": "floor_divide", "mod": "remainder"}
-
-CASTS = {
-    "bool": "bool", "byte": "uint8", "char": "int8", "short": "int16", "int": "int32", "long": "int64",
-    "half": "float16", "bfloat16": "bfloat16", "float": "float32", "double": "float64",
-}  # fmt: skip
 
 
 def to(
@@ -67,12 +62,9 @@ def cpu(self: Any) -> Any:
     return self
 
 
-def _cast(name: str, dtype: str) -> Any:
-    def cast(self: Any) -> Any:
-        return to(self, dtype=dtype)
-
-    cast.__name__, cast.__doc__ = name, f"The tensor as {dtype}; itself if it is."
-    return cast
+def where(self: Any, condition: Any, other: Any) -> Any:
+    """The tensor where the bool `condition` holds, else `other`; broadcast."""
+    return pointwise.where(condition, self, other)
 
 
 def contiguous(self: Any) -> Any:
@@ -93,19 +85,6 @@ def as_strided(self: Any, size: Any, stride: Any, storage_offset: int | None = N
     """
     offset = self.storage_offset() if storage_offset is None else storage_offset
     return views.as_strided(self, tuple(size), tuple(stride), (offset,))
-
-
-def _in_place(name: str, function: Any) -> Any:
-    """The in-place form of a function: its result is written into the tensor, which is returned."""
-
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return function(self, *args, **kwargs, out=self)
-
-    method.__name__, method.__doc__ = (
-        f"{name}_",
-        f"`{name}` with its result written into the tensor, which is returned.",
-    )
-    return method
 
 
 def _transposed(self: Any) -> Any:
@@ -142,20 +121,16 @@ def methods() -> dict[str, Any]:
     for op in ops.table():
         if op.public and op.method:
             found[op.name] = op.handle
-        if op.inplace:
-            found[f"{op.name}_"] = _in_place(op.name, op.handle)
     for name in declare.METHODS:
         found[name] = declare.FUNCTIONS[name]
-    for name in declare.INPLACE:
-        found[f"{name}_"] = _in_place(name, declare.FUNCTIONS[name])
-    found.update({name: _cast(name, dtype) for name, dtype in CASTS.items()})
+    found.update({f"{name}_": form for name, form in ops.IN_PLACE.items() if name in found})
     found.update(creation.NEW)
     found.update(random.IN_PLACE)
     found.update(getitem.IN_PLACE)
     found.update(
-        to=to,
         cpu=cpu,
         type_as=type_as,
+        where=where,
         contiguous=contiguous,
         as_strided=as_strided,
         new_full=creation.new_full,
@@ -183,6 +158,10 @@ def attach() -> None:
     _core.set_operator("setitem", getitem.setitem)
     _core.set_operator("array", data.beside)
     Tensor.__array_priority__ = 1000  # NumPy's `array + x` and `number * x` leave it to x
+    _core.set_operator("to", to)
+    _core.set_operator("fill", getitem.fill_)
+    for name in kinds.COMPUTE:
+        _core.set_core_function(name, pointwise.convert.handle, (name,))
     _core.set_core_function("add", pointwise.add.handle, ())
     _core.set_core_function("copy", pointwise.clone.handle, ())
     _core.set_view_ops(views.as_strided.handle, views.write.handle, views.slice_.handle, views.reshape.handle)

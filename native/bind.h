@@ -121,6 +121,8 @@ PyObject* number_object(const Number& number);
 
 Fn& fn_of(PyObject* op, PyObject* structure);  // the function of an Op object at this structure
 
+// A pointwise function's result written into a tensor object, which is returned.
+PyObject* write_into(Fn& fn, std::span<const Operand> operands, PyObject* tensor);
 Fn* plain_binary(PyObject* function);  // of a pointwise Op object of two parameters, else null
 // The views of x along a dim: a range, or one place without the dim.
 TensorRef slice_view(Tensor& x, int dim, int64_t start, int64_t length, int64_t step);
@@ -132,14 +134,15 @@ inline void ready(Tensor& tensor) {
 }
 
 std::span<const PyType_Slot> operator_slots();  // of Tensor
-// Adds methods and a property to Tensor; -1 with an exception set.
-int add_to_tensor(std::span<PyMethodDef> methods, PyGetSetDef& property);
+// Adds methods and a property, if there is one, to Tensor; -1 with an exception set.
+int add_to_tensor(std::span<PyMethodDef> methods, PyGetSetDef* property);
 
 // Each adds its types and functions to the module.
 int add_dtypes(PyObject* module);
 int add_tensor(PyObject* module);
 int add_tensor_data(PyObject* module);
 int add_ops(PyObject* module);
+int add_core_ops(PyObject* module);
 int add_operators(PyObject* module);
 int add_autograd(PyObject* module);
 int add_compiler(PyObject* module);

@@ -346,7 +346,7 @@ int add_autograd(PyObject* module) {
     call_unpack = run_unpack;
     node_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&node_spec));
     handle_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&handle_spec));
-    if (!node_type || !handle_type || add_to_tensor(tensor_methods, grad_fn_getset) < 0) return -1;
+    if (!node_type || !handle_type || add_to_tensor(tensor_methods, &grad_fn_getset) < 0) return -1;
     return PyModule_AddFunctions(module, functions);
 }
 

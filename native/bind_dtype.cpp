@@ -18,7 +18,8 @@ PyObject* dtype_objects[dtype_count];
 DType value_of(PyObject* object) { return reinterpret_cast<DTypeObject*>(object)->dtype; }
 
 PyObject* dtype_repr(PyObject* self) { return PyUnicode_FromFormat("kiln.%s", name(value_of(self))); }
-PyObject* dtype_name(PyObject* self, void*) { return PyUnicode_FromString(name(value_of(self))); }
+// One object per name: what is compared with names is then found without looking at letters.
+PyObject* dtype_name(PyObject* self, void*) { return PyUnicode_InternFromString(name(value_of(self))); }
 PyObject* dtype_itemsize(PyObject* self, void*) { return PyLong_FromSize_t(itemsize(value_of(self))); }
 PyObject* dtype_is_float(PyObject* self, void*) { return PyBool_FromLong(is_float(value_of(self))); }
 PyObject* dtype_is_signed(PyObject* self, void*) {
@@ -86,7 +87,7 @@ PyObject* result_type(PyObject*, PyObject* pairs) {
             KILN_CHECK(dtype && category >= 0 && category <= 2, value, "result_type: not a dtype: ", text);
             type.add(*dtype, Category(category));
         }
-        return PyUnicode_FromString(name(type.value()));
+        return PyUnicode_InternFromString(name(type.value()));
     });
 }
 
@@ -107,7 +108,7 @@ PyObject* may_cast(PyObject*, PyObject* args) {
 }
 
 PyObject* get_default(PyObject*, PyObject*) { return Py_NewRef(dtype_object(default_dtype())); }
-PyObject* get_default_name(PyObject*, PyObject*) { return PyUnicode_FromString(name(default_dtype())); }
+PyObject* get_default_name(PyObject*, PyObject*) { return PyUnicode_InternFromString(name(default_dtype())); }
 PyObject* set_default(PyObject*, PyObject* dtype) {
     return guarded([&]() -> PyObject* {
         DType wanted = dtype_from(dtype);

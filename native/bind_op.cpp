@@ -5,6 +5,7 @@
 
 #include "autograd.h"
 #include "compiler.h"
+#include "pointwise.h"
 
 namespace kiln {
 
@@ -28,7 +29,10 @@ struct OpObject {
     PyObject* record;
     PyObject* functions;  // structure tuple -> capsule of its Fn
     Fn* plain;            // the Fn of the empty structure
+    Fn* last;             // the Fn of the last call that had a structure
     bool operands_only;   // pointwise, without structure: every parameter is an operand
+    PyObject* general;    // of a form: what is called when parameters are missing, None or named
+    bool in_place;        // of a form: the result is written into the first argument, which is returned
 };
 
 OpObject& op_of(PyObject* object) { return *reinterpret_cast<OpObject*>(object); }
@@ -45,6 +49,9 @@ struct Bound {
 };
 
 bool is_symbolic(PyObject* object) {
+    if (object == Py_None || PyUnicode_CheckExact(object) || PyLong_CheckExact(object) ||
+        PyBool_Check(object))
+        return false;
     Object kept = Object::borrow(object);  // its class may be asked of Python code
     return symbolic_types && PyObject_IsInstance(object, symbolic_types) == 1;
 }
@@ -172,10 +179,11 @@ public:
 
     Fn& fn() {
         if (pointwise_ && structure_.empty()) return plain_fn(self_);
+        if (self_.last && is_structure_of(*self_.last)) return *self_.last;
         Object tuple = checked(PyTuple_New(Py_ssize_t(structure_.size())));
         for (size_t i = 0; i < structure_.size(); ++i)
             PyTuple_SET_ITEM(tuple.get(), i, structure_[i].release());
-        return fn_of(reinterpret_cast<PyObject*>(&self_), tuple.get());
+        return *(self_.last = &fn_of(reinterpret_cast<PyObject*>(&self_), tuple.get()));
     }
 
     Operands operands;
@@ -183,6 +191,14 @@ public:
 private:
     void note(Code code) {
         if (!pointwise_) structure_.push_back(Object::borrow(code_text(code)));
+    }
+    // Whether fn's structure is of the same objects: letters, None, flags and most ints exist once.
+    bool is_structure_of(const Fn& fn) const {
+        auto* known = static_cast<PyObject*>(fn.structure.object);
+        bool same = size_t(PyTuple_GET_SIZE(known)) == structure_.size();
+        for (size_t i = 0; same && i < structure_.size(); ++i)
+            same = PyTuple_GET_ITEM(known, i) == structure_[i].get();
+        return same;
     }
     void note(Py_ssize_t count) { structure_.push_back(Object::steal(PyLong_FromSsize_t(count))); }
 
@@ -298,16 +314,17 @@ PyObject* trace(OpObject& self, PyObject* const* args, size_t count, PyObject* n
         [&] { return PyObject_CallMethod(self.record, "trace", "OO", positional.get(), keywords.get()); });
 }
 
-void check_out(const OpObject& self, const Fn& fn, const Operands& operands, std::span<const TensorRef> out) {
+void check_out(const Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
     if (out.empty() || fn.cls != FnClass::pointwise) return;
-    Dims shape = broadcast_shape(fn, {operands.data(), operands.size()});
     const Dims& target = out[0]->sizes;
+    if (const Dims* common = common_shape(operands); common && *common == target) return;
+    Dims shape = broadcast_shape(fn, operands);
     bool fits = shape.size() <= target.size();
     for (size_t d = 0; fits && d < shape.size(); ++d) {
         int64_t have = shape[shape.size() - 1 - d], want = target[target.size() - 1 - d];
         fits = have == want || have == 1;
     }
-    KILN_CHECK(fits, runtime, self.op->name, ": output with shape ", shape_text(target),
+    KILN_CHECK(fits, runtime, fn.name, ": output with shape ", shape_text(target),
                " doesn't match the broadcast shape ", shape_text(shape));
 }
 
@@ -320,10 +337,19 @@ bool take_operands(OpObject& self, PyObject* const* args, size_t count, Operands
             operand.tensor = &tensor_of(args[i]);
         else if (PyFloat_CheckExact(args[i]))
             operand.number = Number::of(PyFloat_AS_DOUBLE(args[i]));
-        else
+        else if (!PyLong_Check(args[i]) || !number_from(args[i], &operand.number))
             return false;
     }
     return true;
+}
+
+// Whether a call says more than the op's parameters do, or less: then a form's function is called.
+bool goes_beyond(OpObject& self, PyObject* const* args, size_t count, PyObject* names) {
+    const auto& params = *self.params;
+    if (names || count > params.size()) return true;
+    for (size_t i = 0; i < count; ++i)
+        if (args[i] == Py_None) return true;
+    return count < params.size() && params[count].default_value == required;
 }
 
 PyObject* call_plain(Fn& fn, std::span<const Operand> operands) {
@@ -335,17 +361,25 @@ PyObject* op_vectorcall(PyObject* object, PyObject* const* args, size_t flags, P
     return guarded([&]() -> PyObject* {
         OpObject& self = op_of(object);
         size_t count = size_t(PyVectorcall_NARGS(flags));
-        if (Operands operands; !names && take_operands(self, args, count, operands))
-            return call_plain(plain_fn(self), {operands.data(), operands.size()});
+        if (self.in_place && (count == 0 || !is_tensor(args[0])))
+            raise(ErrorKind::type, concat(self.op->name, "_(): the first argument must be a Tensor"));
+        if (Operands operands; !names && take_operands(self, args, count, operands)) {
+            std::span<const Operand> given(operands.data(), operands.size());
+            return self.in_place ? write_into(plain_fn(self), given, args[0])
+                                 : call_plain(plain_fn(self), given);
+        }
+        if (self.general && goes_beyond(self, args, count, names))
+            return in_python([&] { return PyObject_Vectorcall(self.general, args, flags, names); });
         Bound bound;
         bind(self, args, count, names, bound);
+        if (self.in_place) bound.out.assign(1, TensorRef(&tensor_of(args[0])));
         Arguments arguments(self, bound);
         if (!arguments.collect()) return trace(self, args, count, names);
         Fn& fn = arguments.fn();
         std::span<const Operand> operands(arguments.operands.data(), arguments.operands.size());
-        check_out(self, fn, arguments.operands, bound.out);
+        check_out(fn, operands, bound.out);
         Results results = call(fn, operands, bound.out);
-        return wrap_results(results);
+        return self.in_place ? Py_NewRef(args[0]) : wrap_results(results);
     });
 }
 
@@ -404,13 +438,44 @@ PyObject* op_new(PyTypeObject* type, PyObject* args, PyObject*) {
     });
 }
 
+// Another way of calling the same op.
+PyObject* op_form(PyObject* object, PyObject* args) {
+    PyObject* general;
+    int in_place = 0;
+    if (!PyArg_ParseTuple(args, "O|p:form", &general, &in_place)) return nullptr;
+    PyObject* form = op_type->tp_alloc(op_type, 0);
+    if (!form) return nullptr;
+    const OpObject& self = op_of(object);
+    OpObject& made = op_of(form);
+    made.vectorcall = op_vectorcall;
+    made.op = self.op;
+    made.params = self.params;
+    made.record = Py_NewRef(self.record);
+    made.functions = Py_NewRef(self.functions);
+    made.operands_only = self.operands_only;
+    made.general = general == Py_None ? nullptr : Py_NewRef(general);
+    made.in_place = in_place;
+    return form;
+}
+
 PyObject* op_get(PyObject* self, PyObject* instance, PyObject*) {
     return instance && instance != Py_None ? PyMethod_New(self, instance) : Py_NewRef(self);
 }
-PyObject* op_name(PyObject* self, void*) { return PyUnicode_FromString(op_of(self).op->name.c_str()); }
-PyObject* op_doc(PyObject* self, void*) { return PyObject_GetAttrString(op_of(self).record, "doc"); }
+PyObject* op_name(PyObject* self, void*) {
+    return PyUnicode_FromFormat("%s%s", op_of(self).op->name.c_str(), op_of(self).in_place ? "_" : "");
+}
+PyObject* op_doc(PyObject* self, void*) {
+    if (op_of(self).general) return PyObject_GetAttrString(op_of(self).general, "__doc__");
+    return PyObject_GetAttrString(op_of(self).record, op_of(self).in_place ? "doc_in_place" : "doc");
+}
+PyObject* op_wrapped(PyObject* self, void*) {
+    if (op_of(self).general) return Py_NewRef(op_of(self).general);
+    PyErr_SetString(PyExc_AttributeError, "__wrapped__");
+    return nullptr;
+}
 PyObject* op_signature(PyObject* self, void*) {
-    return PyObject_GetAttrString(op_of(self).record, "signature");
+    return PyObject_GetAttrString(op_of(self).record,
+                                  op_of(self).in_place ? "signature_in_place" : "signature");
 }
 PyObject* op_record(PyObject* self, void*) { return Py_NewRef(op_of(self).record); }
 PyObject* op_repr(PyObject* self) { return PyUnicode_FromFormat("<op %s>", op_of(self).op->name.c_str()); }
@@ -419,8 +484,15 @@ PyGetSetDef op_getset[] = {
     {"__name__", op_name, nullptr, nullptr, nullptr},
     {"__doc__", op_doc, nullptr, nullptr, nullptr},
     {"__text_signature__", op_signature, nullptr, nullptr, nullptr},
+    {"__wrapped__", op_wrapped, nullptr, "The function behind a form.", nullptr},
     {"record", op_record, nullptr, "The table's entry.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
+};
+PyMethodDef op_methods[] = {
+    {"form", op_form, METH_VARARGS,
+     "form(general, in_place=False): the op, which calls `general` (or None) where a call says more or less "
+     "than its parameters."},
+    {nullptr, nullptr, 0, nullptr},
 };
 PyMemberDef op_members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(OpObject, vectorcall), READONLY, nullptr},
@@ -434,6 +506,7 @@ PyType_Slot op_slots[] = {
     {Py_tp_repr, reinterpret_cast<void*>(op_repr)},
     {Py_tp_getset, op_getset},
     {Py_tp_members, op_members},
+    {Py_tp_methods, op_methods},
     {0, nullptr},
 };
 PyType_Spec op_spec = {"kiln._core.Op", sizeof(OpObject), 0,
@@ -445,74 +518,8 @@ PyObject* set_symbolic_types(PyObject*, PyObject* types) {
     Py_RETURN_NONE;
 }
 
-PyObject* set_core_function(PyObject*, PyObject* args) {
-    return guarded([&]() -> PyObject* {
-        const char* role;
-        PyObject *op, *structure;
-        if (!PyArg_ParseTuple(args, "sO!O!:set_core_function", &role, op_type, &op, &PyTuple_Type,
-                              &structure))
-            return nullptr;
-        Fn* fn = &fn_of(op, structure);
-        CoreFns& fns = core_fns();
-        std::string name = role;
-        Fn** place = name == "add"      ? &fns.add
-                     : name == "copy"   ? &fns.copy
-                     : name == "sum_to" ? &fns.sum_to
-                                        : nullptr;
-        KILN_CHECK(place, value, "set_core_function: no role '", name, "'");
-        *place = fn;
-        Py_RETURN_NONE;
-    });
-}
-
-// The functions of as_strided and write differ by how many sizes and strides are given.
-PyObject* as_strided_op = nullptr;
-PyObject* write_op = nullptr;
-
-Fn* as_strided_fn(int ndim) {
-    Object structure = checked(Py_BuildValue("(siii)", "t", ndim, ndim, 1));
-    return &fn_of(as_strided_op, structure.get());
-}
-Fn* write_fn(int ndim) {
-    Object structure = checked(Py_BuildValue("(ssii)", "t", "t", ndim, 1));
-    return &fn_of(write_op, structure.get());
-}
-
-// The functions of slice and reshape, by dim and by number of sizes; made when first asked for.
-PyObject* slice_op = nullptr;
-PyObject* reshape_op = nullptr;
-
-Fn& slice_fn(int dim) {
-    static SmallVector<Fn*, 8> known;
-    while (int(known.size()) <= dim) known.push_back(nullptr);
-    if (!known[size_t(dim)])
-        known[size_t(dim)] = &fn_of(slice_op, checked(Py_BuildValue("(s(i)i)", "t", dim, 3)).get());
-    return *known[size_t(dim)];
-}
-Fn& reshape_fn(int ndim) {
-    static SmallVector<Fn*, 8> known;
-    while (int(known.size()) <= ndim) known.push_back(nullptr);
-    if (!known[size_t(ndim)])
-        known[size_t(ndim)] = &fn_of(reshape_op, checked(Py_BuildValue("(si)", "t", ndim)).get());
-    return *known[size_t(ndim)];
-}
-
-PyObject* set_view_ops(PyObject*, PyObject* args) {
-    if (!PyArg_ParseTuple(args, "O!O!O!O!:set_view_ops", op_type, &as_strided_op, op_type, &write_op, op_type,
-                          &slice_op, op_type, &reshape_op))
-        return nullptr;
-    for (PyObject* op : {as_strided_op, write_op, slice_op, reshape_op}) Py_INCREF(op);
-    core_fns().as_strided = as_strided_fn;
-    core_fns().write = write_fn;
-    Py_RETURN_NONE;
-}
-
 PyMethodDef functions[] = {
-    {"set_view_ops", set_view_ops, METH_VARARGS,
-     "Tells the core the ops as_strided, write, slice and reshape."},
     {"set_symbolic_types", set_symbolic_types, METH_O, "Types whose arguments make a call be traced."},
-    {"set_core_function", set_core_function, METH_VARARGS,
-     "Tells the core which op adds, copies, sums to a shape."},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -524,19 +531,12 @@ Fn* plain_binary(PyObject* function) {
     return self.op->kind == OpKind::pointwise && self.params->size() == 2 ? &plain_fn(self) : nullptr;
 }
 
-TensorRef slice_view(Tensor& x, int dim, int64_t start, int64_t length, int64_t step) {
-    Operand operands[4] = {
-        {&x, {}}, {nullptr, Number::of(start)}, {nullptr, Number::of(length)}, {nullptr, Number::of(step)}};
-    return std::move(call(slice_fn(dim), operands)[0]);
-}
-
-TensorRef select_view(Tensor& x, int dim, int64_t place) {
-    TensorRef row = slice_view(x, dim, place, 1, 1);
-    Operands operands;
-    operands.push_back({row.get(), {}});
-    for (int d = 0; d < x.ndim(); ++d)
-        if (d != dim) operands.push_back({nullptr, Number::of(x.sizes[size_t(d)])});
-    return std::move(call(reshape_fn(x.ndim() - 1), {operands.data(), operands.size()})[0]);
+PyObject* write_into(Fn& fn, std::span<const Operand> operands, PyObject* tensor) {
+    TensorRef target(&tensor_of(tensor));
+    if (fn.cls == FnClass::unknown) compiler::classify({&fn, operands});
+    check_out(fn, operands, {&target, 1});
+    call(fn, operands, {&target, 1});
+    return Py_NewRef(tensor);
 }
 
 Fn& fn_of(PyObject* op, PyObject* structure) {

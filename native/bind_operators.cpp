@@ -20,7 +20,10 @@ enum Slot {
     and_,
     or_,
     xor_,
+    lshift,
+    rshift,
     neg,
+    pos,
     invert,
     abs_,
     eq,
@@ -32,12 +35,14 @@ enum Slot {
     getitem,
     setitem,
     array,
+    to,
+    fill,
     slot_count
 };
 const char* const slot_names[slot_count] = {
-    "add", "sub", "mul", "div", "floor_divide", "remainder", "pow",  "matmul",
-    "and", "or",  "xor", "neg", "invert",       "abs",       "eq",   "ne",
-    "lt",  "le",  "gt",  "ge",  "getitem",      "setitem",   "array"};
+    "add", "sub",    "mul",    "div",     "floor_divide", "remainder", "pow", "matmul", "and", "or",
+    "xor", "lshift", "rshift", "neg",     "pos",          "invert",    "abs", "eq",     "ne",  "lt",
+    "le",  "gt",     "ge",     "getitem", "setitem",      "array",     "to",  "fill"};
 PyObject* operators[slot_count] = {};
 
 PyObject* set_operator(PyObject*, PyObject* args) {
@@ -98,6 +103,9 @@ template <Slot slot>
 PyObject* inplace_slot(PyObject* lhs, PyObject* rhs) {
     if (!is_tensor(lhs) || !operators[slot]) return binary(slot, lhs, rhs);
     return guarded([&]() -> PyObject* {
+        Operand operands[2];
+        Fn* fn = plain_binary(operators[slot]);
+        if (fn && take(lhs, operands[0]) && take(rhs, operands[1])) return write_into(*fn, operands, lhs);
         Object other = beside(rhs);
         if (!other) return Py_NewRef(Py_NotImplemented);
         static PyObject* names = Py_BuildValue("(s)", "out");
@@ -107,6 +115,52 @@ PyObject* inplace_slot(PyObject* lhs, PyObject* rhs) {
 }
 
 PyObject* power(PyObject* lhs, PyObject* rhs, PyObject*) { return binary(pow_, lhs, rhs); }
+PyObject* inplace_power(PyObject* lhs, PyObject* rhs, PyObject*) { return inplace_slot<pow_>(lhs, rhs); }
+
+// The tensor as another dtype; itself if it is of that one.
+PyObject* cast_to(PyObject* self, DType dtype) {
+    return guarded([&]() -> PyObject* {
+        Tensor& x = tensor_of(self);
+        if (x.dtype == dtype) return Py_NewRef(self);
+        Operand operand{&x, {}};
+        return wrap(call_one(*core_fns().convert[int(dtype)], {&operand, 1}));
+    });
+}
+template <DType dtype>
+PyObject* cast(PyObject* self, PyObject*) {
+    return cast_to(self, dtype);
+}
+
+// Calls the method that Python has for what the core leaves to it.
+PyObject* in_full(Slot slot, PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+    return in_python([&]() -> PyObject* {
+        Object method = Object::steal(PyMethod_New(operators[slot], self));
+        return method ? PyObject_Vectorcall(method.get(), args, size_t(count), names) : nullptr;
+    });
+}
+
+PyObject* tensor_to(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+    if (count == 1 && !names && Py_TYPE(args[0]) == dtype_type) return cast_to(self, dtype_from(args[0]));
+    return in_full(to, self, args, count, names);
+}
+
+// A number that fits the dtype, written over a whole tensor: the rest (views with gaps, derivatives, tensors)
+// is left to Python.
+PyObject* tensor_fill(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+    return guarded([&]() -> PyObject* {
+        const Tensor& x = tensor_of(self);
+        Operand operand;
+        if (count != 1 || names || !(PyFloat_Check(args[0]) || PyLong_Check(args[0])) ||
+            !number_from(args[0], &operand.number) || !(is_float(x.dtype) || args[0] == Py_False) ||
+            !x.contiguous || (grad_enabled() && (x.requires_grad() || x.base)))
+            return in_full(fill, self, args, count, names);
+        return write_into(*core_fns().copy, {&operand, 1}, self);
+    });
+}
+PyObject* tensor_zero(PyObject* self, PyObject*) {
+    PyObject* const zero = Py_False;
+    return tensor_fill(self, &zero, 1, nullptr);
+}
 
 // x[key] of ints and slices, which are the views kiln/ops/getitem.py would make; null (and no exception)
 // where a key is anything else, is wrong, or changes nothing: that is told there.
@@ -208,6 +262,26 @@ PyType_Slot slot_of(int slot, Function* function) {
     return {slot, reinterpret_cast<void*>(function)};
 }
 
+PyMethodDef casts[] = {
+    {"bool", cast<DType::bool_>, METH_NOARGS, "The tensor as bool; itself if it is."},
+    {"byte", cast<DType::uint8>, METH_NOARGS, "The tensor as uint8; itself if it is."},
+    {"char", cast<DType::int8>, METH_NOARGS, "The tensor as int8; itself if it is."},
+    {"short", cast<DType::int16>, METH_NOARGS, "The tensor as int16; itself if it is."},
+    {"int", cast<DType::int32>, METH_NOARGS, "The tensor as int32; itself if it is."},
+    {"long", cast<DType::int64>, METH_NOARGS, "The tensor as int64; itself if it is."},
+    {"half", cast<DType::float16>, METH_NOARGS, "The tensor as float16; itself if it is."},
+    {"bfloat16", cast<DType::bfloat16>, METH_NOARGS, "The tensor as bfloat16; itself if it is."},
+    {"float", cast<DType::float32>, METH_NOARGS, "The tensor as float32; itself if it is."},
+    {"double", cast<DType::float64>, METH_NOARGS, "The tensor as float64; itself if it is."},
+    {"fill_", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(tensor_fill)),
+     METH_FASTCALL | METH_KEYWORDS,
+     "Writes one number (or the element of a 0-d array) everywhere in the tensor; returns it."},
+    {"zero_", tensor_zero, METH_NOARGS, "Writes 0 everywhere in the tensor; returns it."},
+    {"to", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(tensor_to)), METH_FASTCALL | METH_KEYWORDS,
+     "The tensor as another dtype (an argument of its own, or that of a tensor given); itself if nothing\n"
+     "changes.\n\n>>> kiln.tensor([1, 2]).to(kiln.float32)\ntensor([1., 2.])"},
+};
+
 PyMethodDef functions[] = {
     {"set_operator", set_operator, METH_VARARGS, "Sets what an operator of Tensor calls."},
     {nullptr, nullptr, 0, nullptr},
@@ -223,6 +297,7 @@ std::span<const PyType_Slot> operator_slots() {
         slot_of(Py_nb_remainder, binary_slot<mod>),
         slot_of(Py_nb_power, power),
         slot_of(Py_nb_negative, unary_slot<neg>),
+        slot_of(Py_nb_positive, unary_slot<pos>),
         slot_of(Py_nb_absolute, unary_slot<abs_>),
         slot_of(Py_nb_bool, tensor_bool),
         slot_of(Py_nb_invert, unary_slot<invert>),
@@ -237,6 +312,16 @@ std::span<const PyType_Slot> operator_slots() {
         slot_of(Py_nb_floor_divide, binary_slot<floordiv>),
         slot_of(Py_nb_true_divide, binary_slot<div>),
         slot_of(Py_nb_inplace_true_divide, inplace_slot<div>),
+        slot_of(Py_nb_inplace_floor_divide, inplace_slot<floordiv>),
+        slot_of(Py_nb_inplace_remainder, inplace_slot<mod>),
+        slot_of(Py_nb_inplace_power, inplace_power),
+        slot_of(Py_nb_inplace_and, inplace_slot<and_>),
+        slot_of(Py_nb_inplace_or, inplace_slot<or_>),
+        slot_of(Py_nb_inplace_xor, inplace_slot<xor_>),
+        slot_of(Py_nb_inplace_lshift, inplace_slot<lshift>),
+        slot_of(Py_nb_inplace_rshift, inplace_slot<rshift>),
+        slot_of(Py_nb_lshift, binary_slot<lshift>),
+        slot_of(Py_nb_rshift, binary_slot<rshift>),
         slot_of(Py_nb_index, tensor_index),
         slot_of(Py_nb_matrix_multiply, binary_slot<matmul>),
         slot_of(Py_mp_subscript, get_item),
@@ -246,6 +331,8 @@ std::span<const PyType_Slot> operator_slots() {
     return slots;
 }
 
-int add_operators(PyObject* module) { return PyModule_AddFunctions(module, functions); }
+int add_operators(PyObject* module) {
+    return add_to_tensor(casts, nullptr) < 0 ? -1 : PyModule_AddFunctions(module, functions);
+}
 
 }  // namespace kiln

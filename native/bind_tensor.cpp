@@ -430,14 +430,15 @@ Tensor& expect_tensor(PyObject* object, const char* what) {
     return tensor_of(object);
 }
 
-int add_to_tensor(std::span<PyMethodDef> methods, PyGetSetDef& property) {
+int add_to_tensor(std::span<PyMethodDef> methods, PyGetSetDef* property) {
     auto* type = reinterpret_cast<PyObject*>(tensor_type);
     for (PyMethodDef& method : methods) {
         Object descriptor = Object::steal(PyDescr_NewMethod(tensor_type, &method));
         if (!descriptor || PyObject_SetAttrString(type, method.ml_name, descriptor.get()) < 0) return -1;
     }
-    Object descriptor = Object::steal(PyDescr_NewGetSet(tensor_type, &property));
-    return descriptor ? PyObject_SetAttrString(type, property.name, descriptor.get()) : -1;
+    if (!property) return 0;
+    Object descriptor = Object::steal(PyDescr_NewGetSet(tensor_type, property));
+    return descriptor ? PyObject_SetAttrString(type, property->name, descriptor.get()) : -1;
 }
 
 int add_tensor(PyObject* module) {

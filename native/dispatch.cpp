@@ -134,6 +134,16 @@ bool runs_flat(FlatCall& flat, const Fn& fn, std::span<const Operand> operands,
            flat.look_at(fn, operands) && !flat.pending && !current_recording();
 }
 
+// The same for a call whose result is written over a tensor's values, where nothing else has to be asked.
+bool writes_flat(FlatCall& flat, const Fn& fn, std::span<const Operand> operands,
+                 std::span<const TensorRef> out) {
+    if (fn.cls != FnClass::pointwise || out.size() != 1 || (fn.op && fn.op->divides)) return false;
+    const Storage& target = *out[0]->storage;
+    return !target.read_only && !target.recording && target.data && !target.busy &&
+           flat.look_at(fn, operands, out) && !flat.pending && !current_recording() &&
+           !(grad_enabled() && needs_gradient(fn, operands, out));
+}
+
 Results run_any(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, bool hidden) {
     if (fn.cls == FnClass::unknown) [[unlikely]]
         compiler::classify({&fn, operands});
@@ -189,6 +199,11 @@ Results call(Fn& fn, std::span<const Operand> operands, std::span<const TensorRe
     if (FlatCall flat; runs_flat(flat, fn, operands, out)) {
         results.resize(fn.outputs);
         call_flat(fn, flat, operands, results.data());
+    } else if (FlatCall over; writes_flat(over, fn, operands, out)) {
+        out[0]->storage->below = 0;
+        results.resize(1);
+        over.run(fn, operands, out, results.data());
+        wrote(*out[0]);
     } else {
         results = call_any(fn, operands, out);
     }

@@ -51,6 +51,7 @@ void check_divisor(const Fn& fn, std::span<const Operand> operands);
 struct CoreFns {
     Fn* add = nullptr;                      // add(a, b)
     Fn* copy = nullptr;                     // copy(x): x in new memory, or in `out` with its dtype
+    Fn* convert[dtype_count] = {};          // convert(x; dtype)
     Fn* sum_to = nullptr;                   // sum_to(g, like): g summed down to like's shape
     Fn* (*as_strided)(int ndim) = nullptr;  // as_strided(x; sizes, strides, offset) of a view with ndim dims
     Fn* (*write)(int ndim) = nullptr;       // write(base, x; strides, offset): base with x at strided places

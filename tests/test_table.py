@@ -33,6 +33,7 @@ DTYPES = {
     "numeric": ("float32", "float64", "float16", "int64", "int32", "uint8"),
     "integral": ("int64", "int16", "bool"),
     "bool": ("bool",),
+    "whole": ("int64", "int16"),
     "all": ("float32", "float64", "float16", "int64", "uint8", "bool"),
 }
 CASES = [(op, dtype) for op in OPS for dtype in DTYPES[op.dtypes]]
@@ -289,7 +290,7 @@ def numbers(t: Any) -> Any:
 
 
 # where PyTorch on a CPU has no such kernel or other names for parameters
-UNLIKE = {"scatter_add", "var", "std", "convert", "prod"}
+UNLIKE = {"frexp", "scatter_add", "var", "std", "convert", "prod"}
 PEERS = [op for op in OPS if op.public or op.name in ("add", "sub", "div", "pow", "clamp", "gather")]
 
 

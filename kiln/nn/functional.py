@@ -1,8 +1,8 @@
 """The layers' mathematics as functions, under PyTorch's names.
 
-What is written here is what the table does not say by itself: another default, `inplace`, an embedding's
-padding.
-An op of the table that is a function and no method is here under its own name.
+What is written here is what the table does not say by itself: another default, an embedding's padding.
+An op of the table that is a function and no method is here under its own name, and so is a function declared
+a layer's; with an in-place form it takes `inplace`.
 Reductions are "mean", "sum" or "none".
 """
 
@@ -12,11 +12,36 @@ from collections.abc import Sequence
 from typing import Any
 
 from kiln import ops
-from kiln._core import Tensor
+from kiln._core import Op, Tensor
 from kiln.errors import describe, message
 
 _REDUCTIONS = ("none", "mean", "sum")
-_OPS: dict[str, Any] = {op.name: op.handle for op in ops.table() if op.public and not op.method}
+_OPS: dict[str, Any] = {
+    name: f
+    for name, f in ops.FUNCTIONS.items()
+    if name in ops.declare.LAYERS or (isinstance(f, Op) and not f.record.method)
+}
+
+
+def _with_inplace(name: str) -> Any:
+    """The function `name` with PyTorch's last argument, `inplace`."""
+    function, written = ops.FUNCTIONS[name], ops.IN_PLACE[name]
+    count = ops.places_of(name)
+
+    def call(input: Tensor, *args: Any, inplace: bool = False, **kwargs: Any) -> Any:
+        if len(args) == count:  # `inplace` by its place
+            *args, inplace = args  # type: ignore[assignment]
+        return (written if inplace else function)(input, *args, **kwargs)
+
+    call.__name__ = call.__qualname__ = name
+    call.__doc__ = f"{function.__doc__ or ''}\n\n    `inplace`: the result is written into `input`.\n    "
+    return function.form(call) if isinstance(function, Op) else call
+
+
+# activations: PyTorch's have an argument `inplace`, and some a function `name_`
+for _name in [n for n in (*_OPS, "relu") if n in ops.IN_PLACE]:
+    _OPS[f"{_name}_"], _OPS[_name] = ops.IN_PLACE[_name], _with_inplace(_name)
+_OPS["hardshrink"] = ops.hardshrink
 
 
 def __getattr__(name: str) -> Any:
@@ -35,12 +60,6 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return y
 
 
-def relu(input: Tensor, inplace: bool = False) -> Tensor:
-    """max(input, 0), elementwise."""
-    y: Tensor = input.relu_() if inplace else ops.relu(input)
-    return y
-
-
 def gelu(input: Tensor, approximate: str = "none") -> Tensor:
     """input times the normal distribution function at input; approximate="tanh" takes the tanh formula."""
     y: Tensor = ops.gelu(input, approximate=approximate)
@@ -56,24 +75,6 @@ def tanh(input: Tensor) -> Tensor:
 def sigmoid(input: Tensor) -> Tensor:
     """1 / (1 + exp(-input)), elementwise."""
     y: Tensor = ops.sigmoid(input)
-    return y
-
-
-def silu(input: Tensor, inplace: bool = False) -> Tensor:
-    """input * sigmoid(input), elementwise."""
-    y: Tensor = ops.silu(input, **_into(input, inplace))
-    return y
-
-
-def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
-    """input where it is positive, else negative_slope * input."""
-    y: Tensor = ops.leaky_relu(input, negative_slope, **_into(input, inplace))
-    return y
-
-
-def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
-    """input where it is positive, else alpha * (exp(input) - 1)."""
-    y: Tensor = ops.elu(input, alpha, **_into(input, inplace))
     return y
 
 
@@ -219,11 +220,6 @@ def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     """int64 (...) -> (..., num_classes): 1 at the index, 0 elsewhere; -1 takes the largest index + 1."""
     hot: Tensor = ops.one_hot(tensor, num_classes)
     return hot
-
-
-def _into(input: Tensor, inplace: bool) -> dict[str, Tensor]:
-    """The keyword of a call whose result is written over its input, if it is to be."""
-    return {"out": input} if inplace else {}
 
 
 def _as(input: Tensor, dtype: Any) -> Tensor:

@@ -21,10 +21,15 @@ from kiln.ops import (  # noqa: F401
     creation,
     data,
     declare,
+    dtypes,
+    elementwise,
     extrema,
+    finite,
+    gates,
     getitem,
     index_along,
     indexing,
+    names,
     optimizers,
     order,
     parts,
@@ -65,11 +70,38 @@ OPERATORS: dict[str, Any] = {
     "truediv": find("div").handle,
     "floordiv": find("floor_divide").handle,
     "mod": find("remainder").handle,
+    "lshift": elementwise.bitwise_left_shift.handle,
+    "rshift": elementwise.bitwise_right_shift.handle,
+    "pos": names.positive,
     "invert": comparison.bitwise_not.handle,
     "pow": arithmetic.pow,
     "getitem": getitem.getitem,
 }
-REFLECTED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
+REFLECTED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor",
+             "lshift", "rshift")  # fmt: skip
+
+
+# name -> its in-place form: the method `name_`, and for some a function
+IN_PLACE: dict[str, Any] = {
+    **{op.name: op.handle.form(None, True) for op in table() if op.inplace},
+    **declare.INPLACE,
+}
+# in-place functions of PyTorch's namespace that need more than the tensor
+_BINARY_IN_PLACE = {"clamp_max", "clamp_min", "gcd", "lcm", "ldexp", "threshold", "xlogy"}
+
+
+def places_of(name: str, required: bool = False) -> int:
+    """How many arguments a public function takes by place, or how many it must be given."""
+    function = declare.FUNCTIONS.get(name) or find(name).handle
+    function = getattr(function, "__wrapped__", function)  # of a form, of a function with aliases
+    if isinstance(function, _core.Op):
+        return len([p for p in function.record.params if p.default is _core.REQUIRED or not required])
+    return function.__code__.co_argcount - (len(function.__defaults__ or ()) if required else 0)
+
+
+def _is_function(name: str) -> bool:
+    """Whether the in-place form `name_` is a function too, as it is where it needs the tensor alone."""
+    return name in _BINARY_IN_PLACE or places_of(name, required=True) == 1
 
 
 def _functions() -> dict[str, Any]:
@@ -80,6 +112,8 @@ def _functions() -> dict[str, Any]:
     return {
         **named,
         **declare.FUNCTIONS,
+        **{f"{name}_": form for name, form in IN_PLACE.items() if _is_function(name)},
+        **{name: getitem.IN_PLACE[name] for name in ("fill_", "zero_")},
         "pointwise": user.pointwise,
         **{f"{k}_": _step(k, v) for k, v in _STEPS.items()},
     }

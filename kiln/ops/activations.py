@@ -77,6 +77,7 @@ def _(g: Any, input: Any, y: Any) -> Any:
     samples=d.unary(),
     reference=d.reference(lambda np, x: x / (1 + np.exp(-x))),
     method=False,
+    inplace=True,
     failures=d.not_an_array("silu"),
 )
 def silu(input: Tensor) -> Any:
@@ -136,6 +137,7 @@ def _slope_samples(rng: Any, dtype: str) -> list[Any]:
     reference=d.reference(lambda np, x, s=0.01: np.where(x > 0, x, x * x.dtype.type(s))),
     failures=d.not_an_array("leaky_relu"),
     method=False,
+    inplace=True,
     onnx="LeakyRelu",
 )
 def leaky_relu(input: Tensor, negative_slope: Number = 0.01) -> Any:
@@ -153,6 +155,7 @@ def leaky_relu(input: Tensor, negative_slope: Number = 0.01) -> Any:
     reference=d.reference(lambda np, x, a=1.0: np.where(x > 0, x, a * np.expm1(x)).astype(x.dtype)),
     failures=d.not_an_array("elu"),
     method=False,
+    inplace=True,
     onnx="Elu",
 )
 def elu(input: Tensor, alpha: Number = 1.0) -> Any:

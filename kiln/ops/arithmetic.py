@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,10 +9,11 @@ from kiln.ops import comparison, reduce
 from kiln.ops import declare as d
 from kiln.ops import pointwise as p
 from kiln.ops import unary as u
-from kiln.ops.activations import cube, inverse_square
+from kiln.ops.activations import cube, floating, inverse_square, narrow
 from kiln.ops.creation import positions
 from kiln.ops.declare import dtype_name, into, is_float, public
-from kiln.ops.record import Number, Op, Tensor, composite
+from kiln.ops.finite import all_near, near
+from kiln.ops.record import Number, Op, Operand, Structure, Tensor, composite
 
 
 def _is_number(x: Any) -> bool:
@@ -33,27 +33,27 @@ def _scaled(other: Any, alpha: Any, input: Any) -> Any:
     return p.mul(other, alpha)
 
 
-@public("add", inplace=True)
+@public("add", inplace=True, plain=p.add)
 def add(input: Any, other: Any, *, alpha: Any = 1, out: Any = None) -> Any:
     """`input + alpha * other`, broadcast. RuntimeError for a float `alpha` with integers.
 
     >>> kiln.add(kiln.tensor([1.0]), kiln.tensor([2.0]), alpha=10)
     tensor([21.])
     """
-    return p.add(input, _scaled(other, alpha, input), **into(out))
+    return p.add.handle(input, _scaled(other, alpha, input), **into(out))
 
 
-@public("sub", inplace=True)
+@public("sub", inplace=True, plain=p.sub)
 def sub(input: Any, other: Any, *, alpha: Any = 1, out: Any = None) -> Any:
     """`input - alpha * other`, broadcast. RuntimeError for bool, or a float `alpha` with integers.
 
     >>> kiln.sub(kiln.tensor([1.0]), kiln.tensor([2.0]), alpha=10)
     tensor([-19.])
     """
-    return p.sub(input, _scaled(other, alpha, input), **into(out))
+    return p.sub.handle(input, _scaled(other, alpha, input), **into(out))
 
 
-@public("div", inplace=True)
+@public("div", inplace=True, plain=p.div)
 def div(input: Any, other: Any, *, rounding_mode: str | None = None, out: Any = None) -> Any:
     """`input / other`, broadcast; `rounding_mode` None, "trunc" (towards zero) or "floor". RuntimeError for
     another.
@@ -69,6 +69,93 @@ def div(input: Any, other: Any, *, rounding_mode: str | None = None, out: Any = 
     return modes[rounding_mode](input, other, **into(out))
 
 
+@public(
+    "rsub",
+    method=False,
+    samples=d.samples(
+        lambda rng, t: ((d.array(rng, (3, 5), t), d.array(rng, (5,), t)), {}),
+        lambda rng, t: ((d.array(rng, (3, 5), t), 2), {"alpha": 3}),
+    ),
+    dtypes="numeric",
+    failures=d.failures(
+        ((d.Zeros(2, dtype="int64"), 1), {"alpha": 1.5}, RuntimeError, "must not be a floating point number"),
+    ),
+)
+def rsub(input: Any, other: Any, *, alpha: Any = 1) -> Any:
+    """`other - alpha * input`, broadcast. RuntimeError for bool, or a float `alpha` with integers.
+
+    >>> kiln.rsub(kiln.tensor([1.0]), 3)
+    tensor([2.])
+    """
+    return p.sub.handle(other, _scaled(input, alpha, other))
+
+
+@composite(
+    samples=d.samples(
+        lambda rng, t: ((d.array(rng, (3, 5), t), 10.0, False), {}),
+        lambda rng, t: ((d.array(rng, (3, 5), t, -99, 99), 10.0, True), {}),
+    ),
+    reference=d.reference(
+        lambda np, x, s, whole: (np.rint(x / s) * s if whole else np.rint(x * s) / s).astype(x.dtype)
+    ),
+    failures=d.failures((("text", 10.0, False), {}, TypeError, "round_at")),
+    dtypes="float",
+    public=False,
+)
+def round_at(input: Tensor, scale: Number, whole: Structure) -> Any:
+    """`input` rounded to a multiple of `scale` (`whole`), or of 1 / `scale`: `round` at some decimals."""
+    x = floating(input, "round_cpu")
+    return narrow(u.round(x / scale) * scale if whole else u.round(x * scale) / scale, input.dtype)
+
+
+@public("round", inplace=True, plain=u.round)
+def round(input: Any, *, decimals: int = 0, out: Any = None) -> Any:
+    """The nearest integer, or the nearest number of `decimals` digits behind the point (before it, if
+    negative); ties to even. The derivative is 0. NotImplementedError for bool, and `decimals` with integers.
+
+    >>> kiln.round(kiln.tensor([-1.5, 2.375]), decimals=2)
+    tensor([-1.5000,  2.3800])
+    """
+    if decimals == 0:
+        return u.round(input, **into(out))
+    return round_at(input, 10.0 ** abs(decimals), decimals < 0, **into(out))
+
+
+@public(
+    "fill",
+    method=False,
+    samples=d.samples(lambda rng, t: ((d.array(rng, (3, 5), t), 2), {})),
+    failures=d.failures(
+        ((d.Zeros(2), d.Zeros(2)), {}, RuntimeError, "only supports 0-dimension value tensor"),
+    ),
+)
+def fill(input: Any, value: Any) -> Any:
+    """An array of input's shape and dtype whose every element is `value`, a number or a 0-d array.
+    RuntimeError for an array with dims.
+
+    >>> kiln.fill(kiln.zeros(2), 3)
+    tensor([3., 3.])
+    """
+    if not _is_number(value) and value.ndim:
+        raise RuntimeError(
+            f"fill_ only supports 0-dimension value tensor but got tensor with {value.ndim} dimensions."
+        )
+    return filled(input, value)
+
+
+@composite(
+    samples=d.samples(lambda rng, t: ((d.array(rng, (3, 5), t), 2), {})),
+    reference=d.reference(lambda np, x, value: np.full_like(x, value)),
+    failures=d.failures((("text", 1), {}, TypeError, "filled")),
+    dtypes="all",
+    public=False,
+)
+def filled(input: Tensor, value: Operand) -> Any:
+    """`fill` once the value is known to have no dims."""
+    return p.overwrite(input, p.convert(value, input.dtype))
+
+
+_pow = p.pow.handle
 _POWERS = {
     2: u.square.handle, 3: cube.handle, 0.5: u.sqrt.handle, -0.5: u.rsqrt.handle, -1: u.reciprocal.handle,
     -2: inverse_square.handle,
@@ -86,19 +173,18 @@ def pow(input: Any, exponent: Any, *, out: Any = None) -> Any:
     tensor([4., 9.])
     """
     if not _is_number(exponent) or _is_number(input):
-        return p.pow(input, exponent, **into(out))
+        return _pow(input, exponent, **into(out))
+    rule = _POWERS.get(exponent)
     if not is_float(input):
         if isinstance(exponent, int) and exponent < 0:
             raise RuntimeError("Integers to negative integer powers are not allowed.")
-        op: Any = u.square if isinstance(exponent, int) and exponent == 2 else None
-        return p.pow(input, exponent, **into(out)) if op is None else op(input, **into(out))
-    rule = _POWERS.get(exponent)
+        rule = _POWERS[2] if isinstance(exponent, int) and exponent == 2 else None
     if rule is None:
-        return p.pow(input, exponent, **into(out))
+        return _pow(input, exponent, **into(out))
     return rule(input) if out is None else rule(input, out=out)
 
 
-@public("clamp", inplace=True)
+@public("clamp", inplace=True, plain=p.clamp)
 def clamp(input: Any, min: Any = None, max: Any = None, *, out: Any = None) -> Any:
     """`input` brought into [min, max], broadcast; None leaves a side open. RuntimeError if both are None.
 
@@ -108,10 +194,10 @@ def clamp(input: Any, min: Any = None, max: Any = None, *, out: Any = None) -> A
     if min is None and max is None:
         raise RuntimeError("torch.clamp: At least one of 'min' or 'max' must not be None")
     if max is None:
-        return p.clamp_min(input, min, **into(out))
+        return p.clamp_min.handle(input, min, **into(out))
     if min is None:
-        return p.clamp_max(input, max, **into(out))
-    return p.clamp(input, min, max, **into(out))
+        return p.clamp_max.handle(input, max, **into(out))
+    return p.clamp.handle(input, min, max, **into(out))
 
 
 def _deviation(op: Op) -> Any:
@@ -138,8 +224,8 @@ def _deviation(op: Op) -> Any:
 var, std = map(_deviation, (reduce.var, reduce.std))
 
 
-@public("where", method=False)
-def where(condition: Any, input: Any = None, other: Any = None) -> Any:
+@public("where", method=False, plain=p.where)
+def where(condition: Any, input: Any = None, other: Any = None, *, out: Any = None) -> Any:
     """`input` where the bool `condition` holds, else `other`; all three broadcast.
 
     RuntimeError for a condition that is not bool; NotImplementedError without `input` and `other` (the
@@ -157,7 +243,7 @@ def where(condition: Any, input: Any = None, other: Any = None) -> Any:
         raise RuntimeError(
             f"where expected condition to be a boolean tensor, but got a tensor with dtype {name}"
         )
-    return p.where(condition, input, other)
+    return p.where(condition, input, other, **into(out))
 
 
 def _triangle(name: str, inside: Callable[..., Any], which: str, example: str) -> Any:
@@ -207,6 +293,20 @@ triu = _triangle(
 )
 
 
+@composite(
+    samples=d.binary(-2, 2),
+    reference=d.reference(lambda np, x, y: np.asarray((x == y).all())),
+    failures=d.not_broadcastable("all_equal"),
+    dtypes="all",
+    differentiable=False,
+    public=False,
+)
+def all_equal(input: Tensor, other: Tensor) -> Any:
+    """Whether all elements are equal, broadcast, as a 0-d array: `equal` once the sizes are."""
+    same = comparison.eq(input, other)
+    return reduce.reduce_all(same, tuple(range(same.ndim)), False)
+
+
 @public("equal")
 def equal(input: Any, other: Any) -> bool:
     """Whether two tensors have the same sizes and elements; NaN equals nothing.
@@ -214,28 +314,56 @@ def equal(input: Any, other: Any) -> bool:
     >>> kiln.equal(kiln.tensor([1, 2]), kiln.tensor([1, 2]))
     True
     """
-    return tuple(input.shape) == tuple(other.shape) and bool(comparison.eq(input, other).all())
+    return input.shape == other.shape and bool(all_equal(input, other))
+
+
+def _check_tolerances(rtol: float, atol: float) -> None:
+    for name, value in (("rtol", rtol), ("atol", atol)):
+        if not value >= 0:
+            raise RuntimeError(f"{name} must be greater than or equal to zero, but got {value}")
+
+
+def _tolerant(equal_nan: bool) -> Any:
+    return lambda rng, t: (
+        (d.array(rng, (3, 5), t), d.array(rng, (3, 5), t), 0.5, 0.1),
+        {"equal_nan": equal_nan},
+    )
+
+
+@public(
+    "isclose",
+    samples=d.samples(_tolerant(False), _tolerant(True)),
+    differentiable=False,
+    failures=d.failures(
+        ((d.Zeros(2), d.Zeros(2), -1.0), {}, RuntimeError, "rtol must be greater than or equal to zero"),
+        ((d.Zeros(2), d.Zeros(2, dtype="int64")), {}, RuntimeError, "did not match"),
+        ((d.Zeros(2), d.Zeros(3)), {}, RuntimeError, "must match the size"),
+    ),
+)
+def isclose(input: Any, other: Any, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Any:
+    """Whether `|input - other| <= atol + rtol * |other|`, broadcast; infinities equal themselves, and NaN
+    itself if `equal_nan`.
+
+    RuntimeError for two dtypes or a negative tolerance.
+
+    >>> kiln.isclose(kiln.tensor([1.0, 2.0]), kiln.tensor([1.0 + 1e-6, 2.1]))
+    tensor([ True, False])
+    """
+    _check_tolerances(rtol, atol)
+    return near(input, other, rtol, atol, equal_nan)
 
 
 @public("allclose")
 def allclose(
     input: Any, other: Any, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
 ) -> bool:
-    """Whether `|input - other| <= atol + rtol * |other|` everywhere, broadcast; infinities equal themselves.
-
-    RuntimeError for different dtypes.
+    """Whether `isclose` holds everywhere. RuntimeError for two dtypes or a negative tolerance.
 
     >>> kiln.allclose(kiln.tensor([1.0]), kiln.tensor([1.0 + 1e-6]))
     True
     """
-    if input.dtype != other.dtype:
-        raise RuntimeError(f"allclose: expected one dtype, got {input.dtype} and {other.dtype}")
-    apart = u.abs(p.sub(input, other))
-    near = comparison.le(apart, p.add(p.mul(u.abs(other), rtol), atol)) & comparison.lt(apart, math.inf)
-    close = comparison.eq(input, other) | near
-    if equal_nan:
-        close = close | (comparison.ne(input, input) & comparison.ne(other, other))
-    return bool(close.all())
+    _check_tolerances(rtol, atol)
+    return bool(all_near(input, other, rtol, atol, equal_nan))
 
 
 @public("masked_fill", inplace=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from kiln import _core
 from kiln.graph import graph as g
 from kiln.graph.size import Size, product
 from kiln.ops import record
@@ -15,7 +16,9 @@ INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
 # Public functions that are plain Python over ops: name -> function. Methods and in-place forms are derived.
 FUNCTIONS: dict[str, Callable[..., Any]] = {}
 METHODS: set[str] = set()
-INPLACE: set[str] = set()
+LAYERS: set[str] = set()  # functions of kiln.nn.functional
+# the in-place forms of such functions and of aliases
+INPLACE: dict[str, Callable[..., Any]] = {}
 
 # PyTorch's other names of arguments, as NumPy has them.
 ALIASES = {"axis": "dim", "keepdims": "keepdim"}
@@ -43,7 +46,7 @@ class Function:
 
     def __init__(self, name: str, function: Callable[..., Any], settings: dict[str, Any]) -> None:
         self.name, self.function = name, function
-        self.doc = function.__doc__ or ""
+        self.doc: str = settings.pop("doc")
         self.samples: Samples = settings.pop("samples")
         self.reference: Callable[..., Any] | None = settings.pop("reference", None)
         self.failures: Callable[[], list[Failure]] | None = settings.pop("failures", None)
@@ -66,28 +69,48 @@ RECORDS: dict[str, Function] = {}  # those that state samples
 
 
 def public(
-    name: str, method: bool = True, inplace: bool = False, **settings: Any
+    name: str,
+    method: bool = True,
+    inplace: bool = False,
+    plain: Op | None = None,
+    layer: bool = False,
+    **settings: Any,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Makes a plain function the public `name` (and a method of tensors; and the in-place method `name_`).
 
-    An in-place form calls the function with `out=` the tensor. `settings` (samples first) make it a record of
-    the harness: see `Function`.
+    An in-place form calls the function with `out=` the tensor. `plain` is the op the function calls when it
+    is given that op's parameters by place and nothing else: then the call stays in C++. `layer`: it is one
+    of kiln.nn.functional. `settings` (samples first) make it a record of the harness: see `Function`.
     """
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
         if function not in FUNCTIONS.values():
             function.__name__ = function.__qualname__ = name  # as errors and help call it
             function = _with_aliases(function)
-        FUNCTIONS[name] = function
+        FUNCTIONS[name] = shown = function if plain is None else plain.handle.form(function)
         if method:
             METHODS.add(name)
+        if layer:
+            LAYERS.add(name)
         if inplace:
-            INPLACE.add(name)
+            written = _in_place(name, function)
+            INPLACE[name] = written if plain is None else plain.handle.form(written, True)
         if settings:
-            RECORDS[name] = Function(name, function, dict(settings))
+            RECORDS[name] = Function(name, shown, {"doc": function.__doc__ or "", **settings})
         return function
 
     return make
+
+
+def _in_place(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The in-place form of a function: its result is written into its first argument, which is returned."""
+
+    def written(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(self, *args, **kwargs, out=self)
+
+    written.__name__ = written.__qualname__ = f"{name}_"
+    written.__doc__, written.__wrapped__ = record.in_place_doc(name), function  # type: ignore[attr-defined]
+    return written
 
 
 def _with_aliases(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -112,7 +135,8 @@ def alias(name: str, of: str, method: bool = True, inplace: bool = False) -> Non
     """Makes `name` another name of the public function or op `of`."""
     FUNCTIONS[name] = FUNCTIONS[of] if of in FUNCTIONS else record.find(of).handle
     METHODS.update([name] if method else [])
-    INPLACE.update([name] if inplace else [])
+    if inplace:
+        INPLACE[name] = INPLACE[of] if of in INPLACE else record.find(of).handle.form(None, True)
 
 
 def is_value(x: Any) -> bool:
@@ -142,6 +166,8 @@ def dtype_name(dtype: Any) -> str:
         return dtype
     if isinstance(dtype, type):
         return {bool: "bool", int: "int64", float: "float64"}[dtype]
+    if isinstance(dtype, _core.dtype):
+        return dtype.name
     return str(dtype).rpartition(".")[2]
 
 

@@ -18,7 +18,6 @@ from kiln import _core
 from kiln.graph.size import quotient
 from kiln.ops import declare as d
 from kiln.ops import pointwise as p
-from kiln.ops.creation import full
 from kiln.ops.data import beside
 from kiln.ops.declare import dtype_name
 from kiln.ops.indexing import rows_at, scatter_add, take_at
@@ -368,6 +367,8 @@ def fill_(x: Any, value: Any) -> Any:
     tensor([3., 3.])
     """
     if not _is_array(value):
+        if x.is_contiguous():
+            return _fill(x, value)
         # one number may go where elements share memory: to each place once
         places = x
         for dim, (size, stride) in enumerate(zip(x.shape, x.stride())):
@@ -385,11 +386,14 @@ def fill_(x: Any, value: Any) -> Any:
 def _fill(x: Any, value: Any) -> Any:
     """Writes a number everywhere in x, whose elements share no memory; returns x."""
     _core.check_in_range(value, x.dtype)
-    if isinstance(value, float) and not dtype_name(x.dtype).startswith(("float", "bfloat")):
-        value = bool(value) if dtype_name(x.dtype) == "bool" else int(value)
+    dtype = dtype_name(x.dtype)
+    if dtype == "bool":
+        value = bool(value)
+    elif isinstance(value, float) and not dtype.startswith(("float", "bfloat")):
+        value = int(value)
     if _core.grad_enabled() and x.requires_grad:
         return p.overwrite(x, value, out=x)
-    return full(value, tuple(x.shape), dtype_name(x.dtype), out=x)
+    return p.clone.handle(value, out=x)
 
 
 def zero_(x: Any) -> Any:

@@ -23,13 +23,20 @@ FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 # How a pointwise op treats dtypes: what its operands are converted to, and what it gives.
 #   promote   all operands to their common dtype, which is the result's
+#   subtract  the same, none of them bool
+#   counted   the same, bool to int64 first
 #   float     the same, integers and bool to the default float dtype first
 #   compare   operands to their common dtype, result bool
 #   logical   operands to bool, result bool
 #   where     the first operand to bool, the others to their common dtype
 #   cast      the operand as it is, result of the dtype given by the first attribute
 #   index     operands int64, result of the dtype given by the first attribute
-RULES = ("promote", "float", "compare", "logical", "where", "cast", "index")
+RULES = ("promote", "subtract", "counted", "float", "compare", "logical", "where", "cast", "index")
+
+NO_DIFFERENCE = (
+    "Subtraction, the `-` operator, with a bool tensor is not supported. "
+    "If you are trying to invert a mask, use the `~` or `logical_not()` operator instead."
+)
 
 
 def result_type(values: tuple[Value, ...]) -> str:
@@ -52,6 +59,11 @@ def operand_dtypes(op: Any, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -
     if rule == "logical":
         return ["bool"] * len(inputs), "bool"
     if rule == "where":
+        if inputs[0].dtype != "bool" and not inputs[0].weak:
+            raise RuntimeError(
+                "where expected condition to be a boolean tensor, but got a tensor with dtype "
+                f"{inputs[0].dtype}"
+            )
         common = result_type(inputs[1:])
         if common == "float64" and not inputs[0].weak and all(v.weak for v in inputs[1:]):
             common = _core.default_dtype_name()  # two numbers chosen by an array make an array
@@ -59,6 +71,10 @@ def operand_dtypes(op: Any, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -
     common = result_type(inputs)
     if rule == "float" and common not in FLOATS:
         common = "float64" if all(v.weak for v in inputs) else _core.default_dtype_name()
+    if rule == "subtract" and any(v.dtype == "bool" for v in inputs):
+        raise RuntimeError(NO_DIFFERENCE)
+    if rule == "counted" and common == "bool":
+        common = "int64"
     return [common] * len(inputs), "bool" if rule == "compare" else common
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from kiln.ops import declare as d
 from kiln.ops import division, scalar
 from kiln.ops import mathematics as m
-from kiln.ops.comparison import eq, ge, gt, le, logical_and, logical_or, lt, refuse, unsupported
+from kiln.ops.comparison import eq, ge, gt, le, logical_and, logical_or, lt, unsupported
 from kiln.ops.kinds import COMPUTE
 from kiln.ops.record import Operand, Sample, Structure, find, pointwise
 from kiln.ops.scalar import Scalar, select
@@ -144,6 +144,7 @@ def _(g: Any) -> Any:
 
 
 @pointwise(
+    "subtract",
     samples=d.binary(),
     reference=d.numpy("subtract"),
     failures=d.not_broadcastable("sub"),
@@ -153,17 +154,11 @@ def _(g: Any) -> Any:
     inplace=True,
 )
 def sub(input: Operand, other: Operand) -> Any:
-    """`input - other`, broadcast. RuntimeError for two bool tensors or shapes that do not broadcast.
+    """`input - other`, broadcast. RuntimeError for bool or shapes that do not broadcast.
 
     >>> kiln.tensor([3.0]) - 1
     tensor([2.])
     """
-    refuse(
-        input,
-        {"i1"},
-        "Subtraction, the `-` operator, with a bool tensor is not supported. "
-        "If you are trying to invert a mask, use the `~` or `logical_not()` operator instead.",
-    )
     return input - other
 
 
@@ -382,6 +377,7 @@ def _(g: Any, input: Any, other: Any, y: Any) -> Any:
         ((d.Zeros(2, dtype="bool"), d.Zeros(2), d.Zeros(3)), {}, RuntimeError, "must match the size"),
         (("text", 1, 2), {}, TypeError, "where"),
     ),
+    method=False,
 )
 def where(condition: Operand, input: Operand, other: Operand) -> Any:
     """`input` where the bool `condition` holds, else `other`; all three broadcast.
@@ -485,6 +481,7 @@ def clamp(input: Operand, min: Operand, max: Operand) -> Any:
     >>> kiln.clamp(kiln.tensor([-2.0, 0.5, 9.0]), -1, 1)
     tensor([-1.0000,  0.5000,  1.0000])
     """
+    unsupported("clamp_cpu", input, {"i1"})
     return smaller(larger(input, min), max)
 
 

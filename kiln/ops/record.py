@@ -149,6 +149,16 @@ class Op:
         shown = [p.name if p.default is REQUIRED else f"{p.name}={p.default!r}" for p in self.params]
         return f"({', '.join(shown)}, *, out=None)"
 
+    @property
+    def signature_in_place(self) -> str:
+        """The same for its in-place form."""
+        return self.signature.replace(", *, out=None", "")
+
+    @property
+    def doc_in_place(self) -> str:
+        """What its in-place form says of itself."""
+        return in_place_doc(self.name)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.handle(*args, **kwargs)
 
@@ -260,6 +270,11 @@ class Op:
         result = self.gradient(*(known[name] for name in names))
         results = result if isinstance(result, tuple) else (result,)
         return tuple(_as(r, d) for r, d in zip(results, wanted))
+
+
+def in_place_doc(name: str) -> str:
+    """The text of the in-place form of an op or a function."""
+    return f"`{name}` with its result written into the tensor, which is returned."
 
 
 def _as(x: Any, dtype: str) -> Any:

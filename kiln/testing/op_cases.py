@@ -32,6 +32,7 @@ GROUPS |= {
     "numeric": GROUPS["number"],
     "any": GROUPS["all"],
     "integral": (*INTS, "bool"),
+    "whole": tuple(INTS),
     "numbers": GROUPS["number"],
 }
 

@@ -1,0 +1,80 @@
+"""PyTorch's other names of functions of the table, and functions that give a tensor of real numbers back as
+it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kiln.ops import declare as d
+from kiln.ops.declare import alias, public
+
+# name -> what it is another name of; each has the methods and in-place forms of that
+for _name, _of in {
+    "absolute": "abs", "negative": "neg", "sgn": "sign", "fix": "trunc", "clip": "clamp",
+    "subtract": "sub", "multiply": "mul", "divide": "div", "true_divide": "div",
+    "less": "lt", "less_equal": "le", "greater": "gt", "greater_equal": "ge", "not_equal": "ne",
+}.items():  # fmt: skip
+    alias(_name, _of, inplace=True)
+
+
+def _itself(name: str, doc: str) -> Any:
+    """A function that would undo what only complex numbers have."""
+
+    def function(input: Any) -> Any:
+        return input
+
+    function.__doc__ = f"""{doc}
+
+    >>> kiln.{name}(kiln.tensor([1.0, -2.0]))
+    tensor([ 1., -2.])
+    """
+    return public(
+        name,
+        samples=d.samples(lambda rng, t: ((d.array(rng, (3,), t),), {})),
+        dtypes="float",
+    )(function)
+
+
+conj = _itself("conj", "`input` itself: a real number is its own conjugate.")
+resolve_conj = _itself("resolve_conj", "`input` itself: there is no conjugation to carry out.")
+resolve_neg = _itself("resolve_neg", "`input` itself: there is no negation to carry out.")
+real = _itself("real", "`input` itself: a real number is its own real part.")
+conj_physical = _itself("conj_physical", "`input` itself: a real number is its own conjugate.")
+
+
+@public("is_conj")
+def is_conj(input: Any) -> bool:
+    """False: no tensor waits to be conjugated.
+
+    >>> kiln.is_conj(kiln.ones(1))
+    False
+    """
+    return False
+
+
+@public("is_neg")
+def is_neg(input: Any) -> bool:
+    """False: no tensor waits to be negated.
+
+    >>> kiln.is_neg(kiln.ones(1))
+    False
+    """
+    return False
+
+
+@public(
+    "positive",
+    samples=d.samples(lambda rng, t: ((d.array(rng, (3, 5), t),), {})),
+    dtypes="numeric",
+    failures=d.failures(((d.Zeros(2, dtype="bool"),), {}, RuntimeError, "operator, on a bool tensor")),
+)
+def positive(input: Any) -> Any:
+    """`+input`: the tensor itself. RuntimeError for bool.
+
+    >>> kiln.positive(kiln.tensor([-1.0]))
+    tensor([-1.])
+    """
+    if d.dtype_name(input.dtype) == "bool":
+        raise RuntimeError("The `+` operator, on a bool tensor is not supported.")
+    return input
