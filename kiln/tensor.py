@@ -11,7 +11,7 @@ from typing import Any
 
 from kiln import _core, autograd, ops, printing
 from kiln.device import CPU
-from kiln.ops import creation, data, declare, getitem, parts, pointwise, random, reduce, views
+from kiln.ops import creation, data, declare, getitem, parts, places, pointwise, random, reduce, views
 from kiln.ops.declare import dtype_name
 
 Tensor: Any = _core.Tensor
@@ -84,17 +84,6 @@ def contiguous(self: Any) -> Any:
     return self if self.is_contiguous() else pointwise.clone(self)
 
 
-def as_strided(self: Any, size: Any, stride: Any, storage_offset: int | None = None) -> Any:
-    """A view of given sizes and strides into the tensor's memory. RuntimeError if it would leave it.
-
-    >>> kiln.arange(4).as_strided((2, 2), (1, 2))
-    tensor([[0, 2],
-            [1, 3]])
-    """
-    offset = self.storage_offset() if storage_offset is None else storage_offset
-    return views.as_strided(self, tuple(size), tuple(stride), (offset,))
-
-
 def _in_place(name: str, function: Any) -> Any:
     """The in-place form of a function: its result is written into the tensor, which is returned."""
 
@@ -152,12 +141,12 @@ def methods() -> dict[str, Any]:
     found.update(creation.NEW)
     found.update(random.IN_PLACE)
     found.update(getitem.IN_PLACE)
+    found.update(places.IN_PLACE)
     found.update(
         to=to,
         cpu=cpu,
         type_as=type_as,
         contiguous=contiguous,
-        as_strided=as_strided,
         new_full=creation.new_full,
     )
     found.update(data.METHODS)

@@ -17,7 +17,7 @@ from kiln.ops.kinds import normalize_dim
 from kiln.ops.record import Sizes, Structure, Tensor, find, primitive
 
 
-def _strided(np: Any, x: Any, sizes: Any, strides: Any, offset: Any) -> Any:
+def strided_reference(np: Any, x: Any, sizes: Any, strides: Any, offset: Any) -> Any:
     flat = np.ascontiguousarray(x).reshape(-1)
     return np.lib.stride_tricks.as_strided(
         flat[offset[0] :], sizes, [s * flat.itemsize for s in strides]
@@ -138,7 +138,7 @@ def _(g: Any, input: Any, dim: Any, span: Any) -> Any:
 @primitive(
     "as_strided",
     samples=d.samples(lambda rng, t: ((d.array(rng, (3, 4), t), (2, 3), (1, 2), (1,)), {})),
-    reference=d.reference(_strided),
+    reference=d.reference(strided_reference),
     failures=d.not_an_array("as_strided"),
     **_ANY,
 )
@@ -153,15 +153,21 @@ def as_strided(input: Tensor, sizes: Sizes, strides: Sizes, offset: Sizes) -> An
 
 
 @as_strided.derivative
-def _(g: Any, input: Any, sizes: Any, strides: Any, offset: Any) -> Any:
-    """Every element of g is added at its place in memory: a scatter, because places may repeat."""
-    place = d.number(g, offset[0])
+def _(g: Any, input: Any, strides: Any, offset: Any) -> Any:
+    return gathered_back(g, tuple(input.shape), strides, offset[0])
+
+
+def gathered_back(g: Any, shape: Any, strides: Any, offset: Any) -> Any:
+    """Every element of g added at its place in contiguous memory of `shape`: a scatter, for places may
+    repeat.
+    """
+    place = d.number(g, offset)
     for dim, stride in enumerate(strides):
         place = place + _positions(g, dim, stride)
-    flat = g.graph.add(find("full"), (d.number(g, 0),), ((product(tuple(input.shape)),), g.dtype))
-    count = (product(tuple(sizes)),)
-    index = reshape(place, count) if sizes else reshape(place + _positions(reshape(g, (1,)), 0, 0), (1,))
-    return reshape(find("scatter_add")(flat, 0, index, reshape(g, count)), tuple(input.shape))
+    flat = g.graph.add(find("full"), (d.number(g, 0),), ((product(shape),), g.dtype))
+    count = (product(tuple(g.shape)),)
+    index = reshape(place, count) if g.shape else reshape(place + _positions(reshape(g, (1,)), 0, 0), (1,))
+    return reshape(find("scatter_add")(flat, 0, index, reshape(g, count)), shape)
 
 
 def _positions(g: Any, dim: int, stride: Any) -> Any:
