@@ -11,7 +11,7 @@ from typing import Any
 
 from kiln import _core, autograd, ops, printing
 from kiln.device import CPU
-from kiln.ops import creation, data, declare, getitem, parts, places, pointwise, random, reduce, views
+from kiln.ops import creation, data, declare, getitem, parts, places, pointwise, random, reduce, shapes, views
 from kiln.ops.declare import dtype_name
 
 Tensor: Any = _core.Tensor
@@ -75,15 +75,6 @@ def _cast(name: str, dtype: str) -> Any:
     return cast
 
 
-def contiguous(self: Any) -> Any:
-    """The tensor with its elements in order in memory: itself if they are, else a copy.
-
-    >>> kiln.zeros(2, 3).t().contiguous().is_contiguous()
-    True
-    """
-    return self if self.is_contiguous() else pointwise.clone(self)
-
-
 def _in_place(name: str, function: Any) -> Any:
     """The in-place form of a function: its result is written into the tensor, which is returned."""
 
@@ -142,11 +133,12 @@ def methods() -> dict[str, Any]:
     found.update(random.IN_PLACE)
     found.update(getitem.IN_PLACE)
     found.update(places.IN_PLACE)
+    found.update(shapes.IN_PLACE)
+    found.update(shapes.METHODS)
     found.update(
         to=to,
         cpu=cpu,
         type_as=type_as,
-        contiguous=contiguous,
         new_full=creation.new_full,
     )
     found.update(data.METHODS)
@@ -165,7 +157,12 @@ def attach() -> None:
     for name, function in methods().items():
         if name not in vars(Tensor) or name in ("__repr__", "__format__"):
             setattr(Tensor, name, function)
-    for name, getter in (("T", _transposed), ("mT", _last_two), ("device", lambda self: CPU)):
+    for name, getter in (
+        ("T", _transposed),
+        ("mT", _last_two),
+        ("device", lambda self: CPU),
+        ("itemsize", Tensor.element_size),
+    ):
         setattr(Tensor, name, property(getter))
     for name, function in ops.OPERATORS.items():
         _core.set_operator(_SLOTS.get(name, name), function)

@@ -58,7 +58,7 @@ each_kind = pytest.mark.parametrize(
 # no function of PyTorch that takes the same arguments
 UNLIKE = {"full", "as_strided"}  # as_strided: see check_places
 # PyTorch differentiates these not at all, or not by all they are given
-FEWER_GRADIENTS = {"floor_divide", "nll_loss", "binary_cross_entropy", "as_strided_scatter"}
+FEWER_GRADIENTS = {"floor_divide", "nll_loss", "binary_cross_entropy", "as_strided_scatter", "vander"}
 OTHERS = {"unfold"}  # another function of PyTorch's nn.functional has this name
 
 

@@ -31,7 +31,7 @@ def flip(input: Tensor, dims: Structure) -> Any:
     tensor([3, 2, 1])
     """
     for dim in dims:
-        last = d.number(input, input.shape[dim] - 1)
+        last: Any = d.number(input, input.shape[dim] - 1)
         input = gather(input, dim, last - positions(input, dim))
     return input
 
@@ -225,7 +225,8 @@ def _rolled_by_any(input: Any, shifts: Any, dims: tuple[int, ...]) -> Any:
     """`roll` where sizes are symbolic, so that a shift is brought into range for every position."""
     for shift, dim in zip(shifts, dims):
         size = d.number(input, input.shape[dim])
-        places = p.remainder(positions(input, dim) - d.number(input, shift), size)
+        place: Any = positions(input, dim)
+        places = p.remainder(place - d.number(input, shift), size)
         input = gather(input, dim, places)
     return input
 
