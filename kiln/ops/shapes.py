@@ -190,25 +190,28 @@ def _slice_of(input: Any, dim: int = 0, start: Any = None, end: Any = None, step
     return getitem(input, (slice(None),) * dim + (slice(start, end, step),))
 
 
-def _copying(name: str, view: Callable[..., Any]) -> None:
+def _copying(name: str, view: Callable[..., Any], given: str) -> None:
     def function(*args: Any, **kwargs: Any) -> Any:
         result = view(*args, **kwargs)
         return tuple(map(clone, result)) if isinstance(result, tuple) else clone(result)
 
-    function.__doc__ = f"What `{name}` gives as views, as copies."
+    function.__doc__ = f"""What `{name}` gives as views, as copies.
+
+    >>> y = kiln.{name}_copy(kiln.zeros(2, 2){given})
+    """
     public(f"{name}_copy", method=name == "narrow")(function)
 
 
-_VIEWED: dict[str, Callable[..., Any]] = {
-    name: FUNCTIONS[name]
-    for name in (
-        "permute", "transpose", "view", "expand", "squeeze", "unsqueeze", "t", "unbind", "split",
-        "split_with_sizes", "select", "diagonal", "as_strided", "unfold", "narrow",
-    )
+# a view's name -> its arguments behind the tensor, in the example
+_VIEWED = {
+    "permute": ", (1, 0)", "transpose": ", 0, 1", "view": ", (4,)", "expand": ", (3, 2, 2)", "squeeze": "",
+    "unsqueeze": ", 0", "t": "", "unbind": "", "split": ", 1", "split_with_sizes": ", [1, 1]",
+    "select": ", 0, 1", "diagonal": "", "as_strided": ", (2,), (2,)", "unfold": ", 0, 2, 1",
+    "narrow": ", 0, 0, 1", "slice": ", 0, 0, 1", "alias": "", "detach": "",
 }  # fmt: skip
-_VIEWED |= {"slice": _slice_of, "alias": lambda input: input, "detach": lambda input: input.detach()}
-for _name, _function in _VIEWED.items():
-    _copying(_name, _function)
+_ALONE = {"slice": _slice_of, "alias": lambda input: input, "detach": lambda input: input.detach()}
+for _name, _given in _VIEWED.items():
+    _copying(_name, _ALONE.get(_name) or FUNCTIONS[_name], _given)
 
 
 # Views made in place: the tensor becomes its own view
