@@ -11,7 +11,21 @@ from typing import Any
 
 from kiln import _core, autograd, ops, printing
 from kiln.device import CPU
-from kiln.ops import creation, data, declare, getitem, parts, places, pointwise, random, reduce, shapes, views
+from kiln.layout import strided
+from kiln.ops import (
+    creation,
+    data,
+    declare,
+    getitem,
+    parts,
+    places,
+    pointwise,
+    random,
+    ranges,
+    reduce,
+    shapes,
+    views,
+)
 from kiln.ops.declare import dtype_name
 
 Tensor: Any = _core.Tensor
@@ -130,6 +144,7 @@ def methods() -> dict[str, Any]:
         found[f"{name}_"] = _in_place(name, declare.FUNCTIONS[name])
     found.update({name: _cast(name, dtype) for name, dtype in CASTS.items()})
     found.update(creation.NEW)
+    found.update(ranges.NEW)
     found.update(random.IN_PLACE)
     found.update(getitem.IN_PLACE)
     found.update(places.IN_PLACE)
@@ -162,6 +177,7 @@ def attach() -> None:
         ("mT", _last_two),
         ("device", lambda self: CPU),
         ("itemsize", Tensor.element_size),
+        ("layout", lambda self: strided),
     ):
         setattr(Tensor, name, property(getter))
     for name, function in ops.OPERATORS.items():

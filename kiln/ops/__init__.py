@@ -34,6 +34,7 @@ from kiln.ops import (  # noqa: F401
     probabilities,
     products,
     random,
+    ranges,
     reduce,
     shapes,
     unary,

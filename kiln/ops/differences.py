@@ -316,6 +316,8 @@ def unravel_index(indices: Any, shape: Any) -> tuple[Any, ...]:
     """
     if is_float(indices) or dtype_name(indices.dtype) == "bool":
         raise TypeError(f"expected 'indices' to be integer dtype, but got {indices.dtype}")
+    if dtype_name(indices.dtype) != "int64":
+        indices = convert(indices, "int64")
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
     if any(size < 0 for size in sizes):
         raise ValueError(f"'shape' cannot have negative values, but got {sizes}")
