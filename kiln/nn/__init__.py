@@ -1,6 +1,6 @@
 """Modules, layers, losses and their helpers, under PyTorch's names; see README.md."""
 
-from kiln.nn import functional, init, utils
+from kiln.nn import functional, init, padding, utils
 from kiln.nn.containers import ModuleDict, ModuleList, Sequential
 from kiln.nn.layers import (
     ELU,
@@ -23,6 +23,7 @@ from kiln.nn.layers import (
 )
 from kiln.nn.losses import BCELoss, BCEWithLogitsLoss, CrossEntropyLoss, KLDivLoss, L1Loss, MSELoss, NLLLoss
 from kiln.nn.module import Module
+from kiln.nn.padding import *  # noqa: F403
 from kiln.nn.parameter import Parameter
 
 __all__ = [
@@ -59,3 +60,4 @@ __all__ = [
     "init",
     "utils",
 ]
+__all__ += padding.__all__
