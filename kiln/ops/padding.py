@@ -192,8 +192,10 @@ def pad(input: Any, pad: Any, mode: str = "constant", value: Any = None) -> Any:
         )
     for dim, before, after in dims:
         grown = (dim, max(before, 0), max(after, 0))
-        if mode == "reflect":  # what is taken away may have been seen in the mirror
-            input = _cropped(_reflected(input, *grown), dim, min(before, 0), min(after, 0))
-        else:
-            input = _MODES[mode](_cropped(input, dim, before, after), *grown)
+        if mode == "circular":
+            input = _cropped(input, dim, before, after)
+        if max(grown[1:]):
+            input = _MODES[mode](input, *grown)
+        if mode != "circular":  # what is taken away is still seen in the mirror
+            input = _cropped(input, dim, before, after)
     return input if dims else cat([input], 0)
