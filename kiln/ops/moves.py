@@ -152,7 +152,7 @@ def rot90(input: Any, k: int = 1, dims: Any = (0, 1)) -> Any:
         return _copied(input)
     if turns == 2:
         return flip_(input, (a, b))
-    return _copied(transpose(_flip(input, (b if turns == 1 else a,)), a, b))
+    return transpose(_flip(input, (b if turns == 1 else a,)), a, b)
 
 
 @composite(

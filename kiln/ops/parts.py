@@ -24,6 +24,11 @@ def _known(input: Any, dim: int, op: str) -> int:
     return size
 
 
+def _has_dims(input: Any, op: str) -> None:
+    if input.ndim == 0:
+        raise RuntimeError(f"{op} expects at least a 1-dimensional tensor")
+
+
 @public("unbind")
 def unbind(input: Any, dim: int = 0) -> tuple[Any, ...]:
     """The views along `dim`, each without it.
@@ -46,6 +51,7 @@ def split(input: Any, split_size_or_sections: Any, dim: int = 0) -> tuple[Any, .
     >>> [part.tolist() for part in kiln.arange(5).split(2)]
     [[0, 1], [2, 3], [4]]
     """
+    _has_dims(input, "split")
     dim = normalize_dim(dim, input.ndim, "split")
     size = _known(input, dim, "split")
     if isinstance(split_size_or_sections, int):
@@ -77,6 +83,7 @@ def chunk(input: Any, chunks: int, dim: int = 0) -> tuple[Any, ...]:
     """
     if chunks <= 0:
         raise RuntimeError(f"chunk expects `chunks` to be greater than 0, got: {chunks}")
+    _has_dims(input, "chunk")
     dim = normalize_dim(dim, input.ndim, "chunk")
     size = _known(input, dim, "chunk")
     parts: tuple[Any, ...] = split(input, -(-size // chunks) if size else [0] * chunks, dim)

@@ -16,7 +16,7 @@ from kiln.ops.creation import filled
 from kiln.ops.declare import dtype_name, public
 from kiln.ops.kinds import normalize_dim
 from kiln.ops.pointwise import clone, convert
-from kiln.ops.record import Sizes, Structure, Tensor, find, primitive
+from kiln.ops.record import Sizes, Structure, Tensor, composite, primitive
 from kiln.ops.views import (
     as_strided,
     gathered_back,
@@ -27,6 +27,7 @@ from kiln.ops.views import (
     strided_reference,
     transpose,
     write,
+    written_reference,
 )
 
 
@@ -72,9 +73,12 @@ def _(g: Any, input: Any, dims: Any) -> Any:
     return write(filled(g.graph, 0, shape, g.dtype), g, strides, (offset,))
 
 
+_diagonal = diagonal.handle
+
+
 def _along_diagonal(shape: Any, strides: Any, which: int, a: int, b: int) -> tuple[tuple[Any, ...], Any]:
     """Strides of the diagonal's view, and what it adds to the offset."""
-    rest = tuple(s for k, s in enumerate(strides) if k not in (a, b))
+    rest = [s for k, s in enumerate(strides) if k not in (a, b)]
     return (*rest, strides[a] + strides[b]), which * strides[b] if which >= 0 else -which * strides[a]
 
 
@@ -86,6 +90,26 @@ def _length(rows: Any, columns: Any, which: int) -> Any:
     if rows is columns:
         return rows
     raise TypeError(f"diagonal: which of the sizes {rows} and {columns} is smaller is not known here")
+
+
+def _at_places(np: Any, x: Any, sizes: Any, strides: Any, offset: Any) -> Any:
+    return written_reference(np, np.zeros(sizes, x.dtype), x, strides, offset)
+
+
+@composite(
+    dtypes="all",
+    public=False,
+    samples=d.samples(lambda rng, t: ((d.array(rng, (3,), t), (3, 4), (5,), (1,)), {})),
+    reference=d.reference(_at_places),
+    failures=d.failures((("text", (2,), (1,), (0,)), {}, TypeError, "must be Tensor")),
+)
+def placed(input: Tensor, sizes: Sizes, strides: Sizes, offset: Sizes) -> Any:
+    """Zeros of the given sizes with `input` at the places that strides and offset give, each named once.
+
+    >>> kiln.diag_embed(kiln.tensor([1, 2])).tolist()
+    [[1, 0], [0, 2]]
+    """
+    return write(filled(input.graph, 0, tuple(sizes), input.dtype), input, strides, offset)
 
 
 @public(
@@ -108,15 +132,17 @@ def diagonal_(input: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
     >>> kiln.diagonal(kiln.tensor([[1, 2], [3, 4]]), 1)
     tensor([2])
     """
-    a, b = (normalize_dim(dim, input.ndim, "diagonal") for dim in (dim1, dim2))
+    ndim = input.ndim
+    a, b = normalize_dim(dim1, ndim, "diagonal"), normalize_dim(dim2, ndim, "diagonal")
     if a == b:
         raise RuntimeError(f"diagonal dimensions cannot be identical {dim1}, {dim2}")
     shape = tuple(input.shape)
-    sizes = (*(s for k, s in enumerate(shape) if k not in (a, b)), _length(shape[a], shape[b], offset))
+    length = _length(shape[a], shape[b], offset)
+    sizes = (*[s for k, s in enumerate(shape) if k not in (a, b)], length) if ndim > 2 else (length,)
     strides, start = geometry(input)
     strides, shift = _along_diagonal(shape, strides, offset, a, b)
-    empty = isinstance(sizes[-1], int) and sizes[-1] == 0
-    return diagonal.handle(input, sizes, strides, (start if empty else start + shift,), (offset, a, b))
+    empty = isinstance(length, int) and length == 0
+    return _diagonal(input, sizes, strides, (start if empty else start + shift,), (offset, a, b))
 
 
 @public(
@@ -188,14 +214,7 @@ def diag_embed(input: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> A
     others = iter(rest)
     shape = tuple([size if k in (a, b) else next(others) for k in range(ndim)])
     strides, start = _along_diagonal(shape, contiguous_strides(shape), offset, a, b)
-    return write.handle(_zeros(input, shape), input, strides, (start,))
-
-
-def _zeros(input: Any, shape: Any) -> Any:
-    """Zeros of input's dtype."""
-    if d.is_value(input):
-        return filled(input.graph, 0, tuple(shape), input.dtype)
-    return find("full").handle(0, tuple(shape), dtype_name(input.dtype))
+    return placed.handle(input, shape, strides, (start,))
 
 
 # Windows
@@ -278,6 +297,10 @@ def as_strided_(input: Any, size: Any, stride: Any, storage_offset: int | None =
             [1, 3]])
     """
     offset = geometry(input)[1] if storage_offset is None else storage_offset
+    if len(size) != len(stride):
+        raise RuntimeError(
+            f"as_strided: mismatch in length of strides and shape: {list(size)}, {list(stride)}"
+        )
     if not d.is_value(input) and input.requires_grad and _core.grad_enabled():
         input = _in_memory_order(input)
     return as_strided.handle(input, tuple(size), tuple(stride), (offset,))
