@@ -142,11 +142,11 @@ def rot90(input: Any, k: int = 1, dims: Any = (0, 1)) -> Any:
     ndim = input.ndim
     if ndim < 2:
         raise RuntimeError(f"expected total dims >= 2, but got total dims = {ndim}")
-    if dims[0] == dims[1] or abs(dims[0] - dims[1]) == ndim:
+    a, b = (normalize_dim(dim, ndim, "rot90") for dim in dims)
+    if a == b:
         raise RuntimeError(
             f"expected rotation dims to be different, but got dim0 = {dims[0]} and dim1 = {dims[1]}"
         )
-    a, b = (normalize_dim(dim, ndim, "rot90") for dim in dims)
     turns = k % 4
     if turns == 0:
         return _copied(input)
