@@ -12,6 +12,9 @@ from hypothesis import assume, given, settings
 from shape_calls import CALLS
 
 import kiln
+from kiln.graph import graph
+from kiln.graph.interpret import interpret
+from kiln.graph.slots import array_input
 
 torch = pytest.importorskip("torch", reason="PyTorch, the tests' peer, is not installed")
 
@@ -233,6 +236,44 @@ def test_recorded_views_are_views() -> None:
     recorded = kiln.compile(step)
     for _ in range(3):
         assert [r.tolist() for r in recorded(x)] == want
+
+
+SYMBOLIC: dict[str, Any] = {
+    "flip": lambda x: x.flip((0, 1)),
+    "roll": lambda x: x.roll((1, -2), (0, 1)),
+    "roll of all": lambda x: x.roll(3),
+    "pad": lambda x: F.pad(x, (1, -2, 0, 1), value=3.0),
+    "reflect": lambda x: F.pad(x.unsqueeze(0), (1, 2, 1, 1), mode="reflect"),
+    "replicate": lambda x: F.pad(x.unsqueeze(0), (2, 1, 1, 3), mode="replicate"),
+    "circular": lambda x: F.pad(x.unsqueeze(0), (1, 1, 1, 1), mode="circular"),
+    "repeat": lambda x: x.repeat(2, 1, 2),
+    "repeat_interleave": lambda x: x.repeat_interleave(2, 1),
+    "tril": lambda x: x.tril(-1),
+    "diag_embed": lambda x: x.diag_embed(1),
+    "diagonal": lambda x: kiln.matmul(x, x.transpose(0, 1)).diagonal(),
+    "unfold": lambda x: x.unfold(1, 3, 2),
+    "diff": lambda x: x.diff(2),
+    "gradient": lambda x: kiln.gradient(x, dim=1, edge_order=2)[0],
+    "block_diag": lambda x: kiln.block_diag(x, x),
+    "meshgrid": lambda x: kiln.cartesian_prod(x.select(0, 0), x.select(1, 1)),
+    "select_scatter": lambda x: kiln.select_scatter(x, x.select(0, 0), 0, 1),
+    "rot90": lambda x: x.rot90(),
+    "broadcast_tensors": lambda x: kiln.broadcast_tensors(x, x.select(0, 0))[1],
+}
+F = kiln.nn.functional
+
+
+@pytest.mark.parametrize("name", SYMBOLIC)
+def test_symbolic_sizes(name: str) -> None:
+    """One graph, made without knowing any size, gives what each call on tensors gives."""
+    made = graph.Graph()
+    x = array_input(made, "float32", (False, False))
+    with graph.building(made):
+        made.finish([SYMBOLIC[name](x)])
+    for shape in ((4, 5), (5, 5), (6, 3)):
+        array = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+        want = SYMBOLIC[name](kiln.from_numpy(array)).numpy()
+        np.testing.assert_array_equal(interpret(made, [array])[0], want)
 
 
 def test_as_strided_refuses_gradients_it_cannot_place() -> None:
