@@ -433,9 +433,12 @@ def cat(tensors: Any, dim: int = 0, *, out: Any = None) -> Any:
         )
     dim = normalize_dim(dim, kept[0].ndim, "cat")
     _same_sizes(kept, dim)
-    dtype = common(tensors)
-    parts = [x if dtype_name(x.dtype) == dtype else p.convert(x, dtype) for x in kept]
-    return concat(parts, dim) if out is None else out.copy_(concat(parts, dim))
+    first = tensors[0].dtype
+    if any([x.dtype != first for x in tensors]):
+        dtype = common(tensors)
+        kept = [x if dtype_name(x.dtype) == dtype else p.convert(x, dtype) for x in kept]
+    result = concat.handle(kept, dim)
+    return result if out is None else out.copy_(result)
 
 
 for _name in ("concat", "concatenate"):

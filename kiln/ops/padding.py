@@ -190,7 +190,7 @@ def pad(input: Any, pad: Any, mode: str = "constant", value: Any = None) -> Any:
         raise NotImplementedError(
             "Only 2D, 3D, 4D, 5D padding with non-constant padding are supported for now"
         )
-    for dim, before, after in dims:
+    for dim, before, after in reversed(dims):
         grown = (dim, max(before, 0), max(after, 0))
         if mode == "circular":
             input = _cropped(input, dim, before, after)
