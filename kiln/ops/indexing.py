@@ -434,7 +434,7 @@ def cat(tensors: Any, dim: int = 0, *, out: Any = None) -> Any:
     dim = normalize_dim(dim, kept[0].ndim, "cat")
     _same_sizes(kept, dim)
     first = tensors[0].dtype
-    if any([x.dtype != first for x in tensors]):
+    if any(x.dtype != first for x in tensors):
         dtype = common(tensors)
         kept = [x if dtype_name(x.dtype) == dtype else p.convert(x, dtype) for x in kept]
     result = concat.handle(kept, dim)
