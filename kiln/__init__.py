@@ -49,6 +49,13 @@ from kiln.autograd import (  # noqa: E402
 )
 from kiln.device import device as device  # noqa: E402
 from kiln.ops.dtypes import finfo as finfo, iinfo as iinfo  # noqa: E402
+from kiln.layout import (  # noqa: E402
+    contiguous_format as contiguous_format,
+    layout as layout,
+    memory_format as memory_format,
+    preserve_format as preserve_format,
+    strided as strided,
+)
 from kiln.printing import get_printoptions as get_printoptions, set_printoptions as set_printoptions  # noqa: E402
 
 if _TYPE_CHECKING:

@@ -11,7 +11,22 @@ from typing import Any
 
 from kiln import _core, autograd, ops, printing
 from kiln.device import CPU
-from kiln.ops import creation, data, declare, getitem, kinds, parts, pointwise, random, reduce, views
+from kiln.layout import strided
+from kiln.ops import (
+    creation,
+    data,
+    declare,
+    getitem,
+    kinds,
+    parts,
+    places,
+    pointwise,
+    random,
+    ranges,
+    reduce,
+    shapes,
+    views,
+)
 from kiln.ops.declare import dtype_name
 
 Tensor: Any = _core.Tensor
@@ -67,26 +82,6 @@ def where(self: Any, condition: Any, other: Any) -> Any:
     return pointwise.where(condition, self, other)
 
 
-def contiguous(self: Any) -> Any:
-    """The tensor with its elements in order in memory: itself if they are, else a copy.
-
-    >>> kiln.zeros(2, 3).t().contiguous().is_contiguous()
-    True
-    """
-    return self if self.is_contiguous() else pointwise.clone(self)
-
-
-def as_strided(self: Any, size: Any, stride: Any, storage_offset: int | None = None) -> Any:
-    """A view of given sizes and strides into the tensor's memory. RuntimeError if it would leave it.
-
-    >>> kiln.arange(4).as_strided((2, 2), (1, 2))
-    tensor([[0, 2],
-            [1, 3]])
-    """
-    offset = self.storage_offset() if storage_offset is None else storage_offset
-    return views.as_strided(self, tuple(size), tuple(stride), (offset,))
-
-
 def _transposed(self: Any) -> Any:
     """The dims in reverse order; of a matrix, its transpose."""
     return views.permute(self, tuple(reversed(range(self.ndim))))
@@ -125,14 +120,16 @@ def methods() -> dict[str, Any]:
         found[name] = declare.FUNCTIONS[name]
     found.update({f"{name}_": form for name, form in ops.IN_PLACE.items() if name in found})
     found.update(creation.NEW)
+    found.update(ranges.NEW)
     found.update(random.IN_PLACE)
     found.update(getitem.IN_PLACE)
+    found.update(places.IN_PLACE)
+    found.update(shapes.IN_PLACE)
+    found.update(shapes.METHODS)
     found.update(
         cpu=cpu,
         type_as=type_as,
         where=where,
-        contiguous=contiguous,
-        as_strided=as_strided,
         new_full=creation.new_full,
     )
     found.update(data.METHODS)
@@ -151,7 +148,13 @@ def attach() -> None:
     for name, function in methods().items():
         if name not in vars(Tensor) or name in ("__repr__", "__format__"):
             setattr(Tensor, name, function)
-    for name, getter in (("T", _transposed), ("mT", _last_two), ("device", lambda self: CPU)):
+    for name, getter in (
+        ("T", _transposed),
+        ("mT", _last_two),
+        ("device", lambda self: CPU),
+        ("itemsize", Tensor.element_size),
+        ("layout", lambda self: strided),
+    ):
         setattr(Tensor, name, property(getter))
     for name, function in ops.OPERATORS.items():
         _core.set_operator(_SLOTS.get(name, name), function)

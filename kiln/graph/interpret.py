@@ -269,7 +269,7 @@ def _iota(machine: _Machine, node: Node, x: list[Array]) -> Array:
 
 
 def _as_strided(machine: _Machine, node: Node, x: list[Array]) -> Array:
-    sizes, strides, (offset,) = node.attrs
+    sizes, strides, (offset,) = node.attrs[:3]
     return x[0].ravel()[machine.positions(sizes, strides, offset)]
 
 

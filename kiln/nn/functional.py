@@ -14,6 +14,10 @@ from typing import Any
 from kiln import ops
 from kiln._core import Op, Tensor
 from kiln.errors import describe, message
+from kiln.ops.moves import channel_shuffle as channel_shuffle
+from kiln.ops.moves import pixel_shuffle as pixel_shuffle
+from kiln.ops.moves import pixel_unshuffle as pixel_unshuffle
+from kiln.ops.padding import pad as pad
 
 _REDUCTIONS = ("none", "mean", "sum")
 _OPS: dict[str, Any] = {

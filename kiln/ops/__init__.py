@@ -21,6 +21,7 @@ from kiln.ops import (  # noqa: F401
     creation,
     data,
     declare,
+    differences,
     dtypes,
     elementwise,
     extrema,
@@ -29,19 +30,25 @@ from kiln.ops import (  # noqa: F401
     getitem,
     index_along,
     indexing,
+    joining,
+    moves,
     names,
     optimizers,
     order,
+    padding,
     parts,
+    places,
     placing,
     pointwise,
     probabilities,
     products,
     random,
+    ranges,
     ranks,
     reduce,
     scans,
     selecting,
+    shapes,
     unary,
     user,
     views,
@@ -123,14 +130,14 @@ def _functions() -> dict[str, Any]:
 _STEPS = {"sgd_step": (0,), "sgd_momentum_step": (0, 2), "adam_step": (0, 2, 3), "amsgrad_step": (0, 2, 3, 4)}
 
 
-def _step(name: str, places: Any) -> Any:
-    """The step that writes its results over the tensors it read: `places` are their positions among the
+def _step(name: str, written: Any) -> Any:
+    """The step that writes its results over the tensors it read: `written` are their positions among the
     arguments.
     """
     handle = find(name).handle
 
     def step(*args: Any, **kwargs: Any) -> Any:
-        return handle(*args, **kwargs, out=tuple([args[k] for k in places]))
+        return handle(*args, **kwargs, out=tuple([args[k] for k in written]))
 
     step.__name__ = step.__qualname__ = f"{name}_"
     step.__doc__ = f"`{name}` with its results written over the parameter and its moments."

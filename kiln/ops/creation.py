@@ -140,20 +140,77 @@ def identity(sizes: Sizes, dtype: Structure) -> Any:
 # Public functions
 
 
-def chosen_dtype(dtype: Any, default: Any = None) -> str:
-    """The name of a dtype given, or of the default."""
+def chosen_dtype(dtype: Any, default: Any = None, options: dict[str, Any] | None = None) -> str:
+    """The name of a dtype given, of that of `out=`, or of the default."""
+    out = options.get("out") if options else None
     if dtype is not None:
-        return dtype_name(dtype)
+        name = dtype_name(dtype)
+        if out is not None and name != dtype_name(out.dtype):
+            have, want = d.type_name(name), d.type_name(dtype_name(out.dtype))
+            raise RuntimeError(f"dtype {have} does not match dtype of out parameter ({want})")
+        return name
+    if out is not None:
+        return dtype_name(out.dtype)
     return dtype_name(default) if default is not None else str(_core.default_dtype_name())
 
 
-def settle(result: Any, requires_grad: bool, device: Any, op: str) -> Any:
-    """A new array as its creator was asked for it: on the CPU, recording gradients or not."""
+def settle(
+    result: Any, requires_grad: bool, device: Any, op: str, options: dict[str, Any] | None = None
+) -> Any:
+    """A new array as its creator was asked for it: on the CPU, recording gradients or not; `options` are the
+    other keywords of the call.
+    """
     if device is not None and str(device).partition(":")[0] != "cpu":
         raise NotImplementedError(
             f"{op}: expected device 'cpu', got {str(device)!r}: there is no other device"
         )
+    if options:
+        result = _with_options(result, op, **options)
     return result.requires_grad_() if requires_grad else result
+
+
+def _with_options(
+    result: Any,
+    op: str,
+    out: Any = None,
+    layout: Any = None,
+    memory_format: Any = None,
+    pin_memory: bool = False,
+    **unknown: Any,
+) -> Any:
+    """What PyTorch's further keywords ask for: memory in order is all there is, and `out` is written."""
+    if unknown:
+        raise TypeError(f"{op}() got an unexpected keyword argument '{min(unknown)}'")
+    if layout is not None and str(layout) != "kiln.strided":
+        raise NotImplementedError(
+            f"{op}: expected layout kiln.strided, got {layout}: there is no other layout"
+        )
+    if memory_format is not None and str(memory_format) not in (
+        "kiln.contiguous_format",
+        "kiln.preserve_format",
+    ):
+        raise NotImplementedError(
+            f"{op}: expected memory_format kiln.contiguous_format, got {memory_format}: arrays are contiguous"
+        )
+    if pin_memory:
+        raise RuntimeError(f"{op}: pin_memory needs an accelerator, and there is none")
+    if out is None:
+        return result
+    if tuple(out.shape) != tuple(result.shape):
+        raise RuntimeError(
+            f"{op}: expected `out` of shape {list(result.shape)}, got {list(out.shape)}: it is not resized"
+        )
+    return out.copy_(result)
+
+
+def _as_dtype(x: Any, name: str) -> Any:
+    """A tensor or a value of a graph in a dtype; itself if it is."""
+    return x if dtype_name(x.dtype) == name else p.convert(x, name)
+
+
+def number_of(value: Any) -> Any:
+    """A number given as such or as a tensor of one element, which is read."""
+    return value.item() if isinstance(value, _core.Tensor) else value
 
 
 def sizes_given(size: tuple[Any, ...], op: str) -> tuple[Any, ...]:
@@ -173,12 +230,11 @@ def _constant_array(op: str, value: int) -> Any:
     """zeros, ones or empty."""
 
     def make(
-        *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False, **size_keyword: Any
+        *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False, **options: Any
     ) -> Any:
-        sizes = sizes_given((size_keyword.pop("size"),) if not size and "size" in size_keyword else size, op)
-        if size_keyword:
-            raise TypeError(f"{op}() got an unexpected keyword argument '{min(size_keyword)}'")
-        return settle(run(full, value, sizes, chosen_dtype(dtype)), requires_grad, device, op)
+        sizes = sizes_given((options.pop("size"),) if not size and "size" in options else size, op)
+        name = chosen_dtype(dtype, None, options)
+        return settle(run(full, value, sizes, name), requires_grad, device, op, options)
 
     make.__name__ = op
     fixed = " `empty` has one fixed content, so that every run gives the same." if op == "empty" else ""
@@ -199,27 +255,36 @@ empty = _constant_array("empty", 0)
 
 @public("full", method=False)
 def full_(
-    size: Any, fill_value: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
+    size: Any,
+    fill_value: Any,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    **options: Any,
 ) -> Any:
     """An array whose every element is the number `fill_value`, of its type's dtype unless another is given.
 
     >>> kiln.full((2,), 7)
     tensor([7, 7])
     """
+    fill_value = number_of(fill_value)
     by_value = "bool" if isinstance(fill_value, bool) else "int64" if isinstance(fill_value, int) else None
-    chosen = chosen_dtype(dtype, by_value)
+    chosen = chosen_dtype(dtype, by_value, options)
     _core.check_in_range(fill_value, chosen)
     result = run(full, fill_value, sizes_given((size,), "full"), chosen)
-    return settle(result, requires_grad, device, "full")
+    return settle(result, requires_grad, device, "full", options)
 
 
 def _like(op: str, value: int) -> Any:
     """zeros_like, ones_like or empty_like."""
 
-    def make(input: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False) -> Any:
+    def make(
+        input: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False, **options: Any
+    ) -> Any:
         sizes = tuple(input.shape)
         result = run(full, value, sizes, chosen_dtype(dtype, input.dtype))
-        return settle(result, requires_grad, device, op)
+        return settle(result, requires_grad, device, op, options)
 
     make.__name__ = op
     make.__doc__ = f"""An array of {value}s of input's shape, and of its dtype unless another is given.
@@ -237,27 +302,40 @@ empty_like = _like("empty_like", 0)
 
 @public("full_like", method=False)
 def full_like(
-    input: Any, fill_value: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
+    input: Any,
+    fill_value: Any,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    **options: Any,
 ) -> Any:
     """An array of input's shape and dtype, every element the number `fill_value`.
 
     >>> kiln.full_like(kiln.tensor([5, 6]), 3)
     tensor([3, 3])
     """
+    fill_value = number_of(fill_value)
     chosen = chosen_dtype(dtype, input.dtype)
     _core.check_in_range(fill_value, chosen)
     result = run(full, fill_value, tuple(input.shape), chosen)
-    return settle(result, requires_grad, device, "full_like")
+    return settle(result, requires_grad, device, "full_like", options)
 
 
 def _new(op: str, value: int) -> Any:
     """The method new_zeros, new_ones or new_empty."""
 
     def make(
-        input: Any, *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False
+        input: Any,
+        *size: Any,
+        dtype: Any = None,
+        device: Any = None,
+        requires_grad: bool = False,
+        **options: Any,
     ) -> Any:
-        result = run(full, value, sizes_given(size, op), chosen_dtype(dtype, input.dtype))
-        return settle(result, requires_grad, device, op)
+        sizes = sizes_given((options.pop("size"),) if not size and "size" in options else size, op)
+        result = run(full, value, sizes, chosen_dtype(dtype, input.dtype))
+        return settle(result, requires_grad, device, op, options)
 
     make.__name__ = op
     make.__doc__ = f"An array of {value}s of the given sizes, of input's dtype unless another is given."
@@ -267,69 +345,83 @@ def _new(op: str, value: int) -> Any:
 NEW = {f"new_{name}": _new(f"new_{name}", value) for name, value in (("zeros", 0), ("ones", 1), ("empty", 0))}
 
 
-def new_full(
-    input: Any, size: Any, fill_value: Any, *, dtype: Any = None, requires_grad: bool = False
-) -> Any:
+def new_full(input: Any, size: Any, fill_value: Any, *, dtype: Any = None, **options: Any) -> Any:
     """An array of the number `fill_value`, of input's dtype unless another is given."""
-    return full_(size, fill_value, dtype=chosen_dtype(dtype, input.dtype), requires_grad=requires_grad)
+    return full_(size, fill_value, dtype=chosen_dtype(dtype, input.dtype), **options)
 
 
 @public("arange", method=False)
 def arange(
-    start: Any,
+    start: Any = None,
     end: Any = None,
     step: Any = 1,
     *,
     dtype: Any = None,
     device: Any = None,
     requires_grad: bool = False,
+    **options: Any,
 ) -> Any:
     """start, start + step, ... below `end` (`arange(end)` starts at 0); int64 if all are integers, else
     floats.
 
-    RuntimeError for a step of 0 or one that leads away from `end`.
+    RuntimeError for a step of 0 or one that leads away from `end`, or infinite ends.
 
     >>> kiln.arange(1, 6, 2)
     tensor([1, 3, 5])
     """
     if end is None:
         start, end = 0, start
+    start, end, step = number_of(0 if start is None else start), number_of(end), number_of(step)
+    if not (math.isfinite(start) and math.isfinite(end)):
+        raise RuntimeError(f"unsupported range: {start} -> {end}")
+    if dtype is not None and dtype_name(dtype) == "int64":
+        start, end, step = int(start), int(end), int(step)
     if step == 0:
         raise RuntimeError("step must be nonzero")
     if (end - start) * step < 0:
         raise RuntimeError("upper bound and lower bound inconsistent with step sign")
     integers = all(isinstance(v, int) for v in (start, end, step))
     count = -((start - end) // step) if integers else math.ceil((end - start) / step)
-    name = chosen_dtype(dtype, "int64" if integers else None)
+    name = chosen_dtype(dtype, "int64" if integers else None, options)
     if name not in kinds.FLOATS:
         start, step = int(start), int(step)
-    return settle(run(progression, start, step, (count,), name), requires_grad, device, "arange")
+    return settle(run(progression, start, step, (count,), name), requires_grad, device, "arange", options)
 
 
 @public("linspace", method=False)
 def linspace(
-    start: float,
-    end: float,
+    start: Any,
+    end: Any,
     steps: int,
     *,
     dtype: Any = None,
     device: Any = None,
     requires_grad: bool = False,
+    **options: Any,
 ) -> Any:
-    """`steps` evenly spaced floats from start to end, both included. RuntimeError for a negative count.
+    """`steps` evenly spaced numbers from start to end, both included; integers are rounded towards 0.
+    RuntimeError for a negative count.
 
     >>> kiln.linspace(0, 1, 3)
     tensor([0.0000, 0.5000, 1.0000])
     """
     if steps < 0:
         raise RuntimeError("number of steps must be non-negative")
-    result = run(even_steps, float(start), float(end), (steps,), chosen_dtype(dtype))
-    return settle(result, requires_grad, device, "linspace")
+    name = chosen_dtype(dtype, None, options)
+    exact = name if name in kinds.FLOATS else "float64"
+    result = run(even_steps, float(number_of(start)), float(number_of(end)), (steps,), exact)
+    return settle(_as_dtype(result, name), requires_grad, device, "linspace", options)
 
 
 @public("eye", method=False)
 def eye(
-    n: int, m: int | None = None, *, dtype: Any = None, device: Any = None, requires_grad: bool = False
+    n: int,
+    m: int | None = None,
+    *,
+    dtype: Any = None,
+    device: Any = None,
+    requires_grad: bool = False,
+    **options: Any,
 ) -> Any:
     """The n x m matrix (m = n by default) with ones on its diagonal. RuntimeError for a negative size.
 
@@ -338,4 +430,5 @@ def eye(
             [0., 1.]])
     """
     sizes = sizes_given((n, n if m is None else m), "eye")
-    return settle(run(identity, sizes, chosen_dtype(dtype)), requires_grad, device, "eye")
+    name = chosen_dtype(dtype, None, options)
+    return settle(run(identity, sizes, name), requires_grad, device, "eye", options)

@@ -84,9 +84,10 @@ def public(
     """
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
-        if function not in FUNCTIONS.values():
+        if not hasattr(function, "__kiln_name__"):
             function.__name__ = function.__qualname__ = name  # as errors and help call it
             function = _with_aliases(function)
+            function.__kiln_name__ = name  # type: ignore[attr-defined]
         FUNCTIONS[name] = shown = function if plain is None else plain.handle.form(function)
         if method:
             METHODS.add(name)

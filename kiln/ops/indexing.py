@@ -441,7 +441,7 @@ def _same_sizes(tensors: list[Any], dim: int) -> None:
 
 
 @public("cat", method=False)
-def cat(tensors: Any, dim: int = 0) -> Any:
+def cat(tensors: Any, dim: int = 0, *, out: Any = None) -> Any:
     """Arrays joined along `dim`, in their common dtype. ValueError for none, RuntimeError if other dims
     differ.
 
@@ -461,8 +461,12 @@ def cat(tensors: Any, dim: int = 0) -> Any:
         )
     dim = normalize_dim(dim, kept[0].ndim, "cat")
     _same_sizes(kept, dim)
-    dtype = common(tensors)
-    return concat([x if dtype_name(x.dtype) == dtype else p.convert(x, dtype) for x in kept], dim)
+    first = tensors[0].dtype
+    if any(x.dtype != first for x in tensors):
+        dtype = common(tensors)
+        kept = [x if dtype_name(x.dtype) == dtype else p.convert(x, dtype) for x in kept]
+    result = concat.handle(kept, dim)
+    return result if out is None else out.copy_(result)
 
 
 for _name in ("concat", "concatenate"):
@@ -478,7 +482,7 @@ def common(tensors: list[Any]) -> str:
 
 
 @public("stack", method=False)
-def stack(tensors: Any, dim: int = 0) -> Any:
+def stack(tensors: Any, dim: int = 0, *, out: Any = None) -> Any:
     """Arrays of one shape joined along a new dim. RuntimeError for none, or different shapes.
 
     >>> kiln.stack([kiln.tensor([1, 2]), kiln.tensor([3, 4])])
@@ -497,4 +501,4 @@ def stack(tensors: Any, dim: int = 0) -> Any:
                 f"and {list(x.shape)} at entry {number}"
             )
     dim = normalize_dim(dim, tensors[0].ndim + 1, "stack")
-    return cat([unsqueeze(x, dim) for x in tensors], dim)
+    return cat([unsqueeze(x, dim) for x in tensors], dim, out=out)

@@ -12,12 +12,13 @@ from typing import Any
 from kiln import _core
 from kiln.graph.size import product, quotient
 from kiln.ops import declare as d
+from kiln.ops.bits import as_bits
 from kiln.ops.declare import is_symbolic, public
 from kiln.ops.kinds import normalize_dim
 from kiln.ops.record import Sizes, Structure, Tensor, find, primitive
 
 
-def _strided(np: Any, x: Any, sizes: Any, strides: Any, offset: Any) -> Any:
+def strided_reference(np: Any, x: Any, sizes: Any, strides: Any, offset: Any) -> Any:
     flat = np.ascontiguousarray(x).reshape(-1)
     return np.lib.stride_tricks.as_strided(
         flat[offset[0] :], sizes, [s * flat.itemsize for s in strides]
@@ -37,7 +38,7 @@ def _placed(np: Any, x: Any, dim: int, place: Any) -> Any:
     return out
 
 
-def _written(np: Any, base: Any, x: Any, strides: Any, offset: Any) -> Any:
+def written_reference(np: Any, base: Any, x: Any, strides: Any, offset: Any) -> Any:
     flat = base.reshape(-1).copy()
     where = offset[0] + np.add.reduce(
         np.meshgrid(*(np.arange(n) * s for n, s in zip(x.shape, strides)), indexing="ij")
@@ -138,7 +139,7 @@ def _(g: Any, input: Any, dim: Any, span: Any) -> Any:
 @primitive(
     "as_strided",
     samples=d.samples(lambda rng, t: ((d.array(rng, (3, 4), t), (2, 3), (1, 2), (1,)), {})),
-    reference=d.reference(_strided),
+    reference=d.reference(strided_reference),
     failures=d.not_an_array("as_strided"),
     **_ANY,
 )
@@ -153,15 +154,21 @@ def as_strided(input: Tensor, sizes: Sizes, strides: Sizes, offset: Sizes) -> An
 
 
 @as_strided.derivative
-def _(g: Any, input: Any, sizes: Any, strides: Any, offset: Any) -> Any:
-    """Every element of g is added at its place in memory: a scatter, because places may repeat."""
-    place = d.number(g, offset[0])
+def _(g: Any, input: Any, strides: Any, offset: Any) -> Any:
+    return gathered_back(g, tuple(input.shape), strides, offset[0])
+
+
+def gathered_back(g: Any, shape: Any, strides: Any, offset: Any) -> Any:
+    """Every element of g added at its place in contiguous memory of `shape`: a scatter, for places may
+    repeat.
+    """
+    place = d.number(g, offset)
     for dim, stride in enumerate(strides):
         place = place + _positions(g, dim, stride)
-    flat = g.graph.add(find("full"), (d.number(g, 0),), ((product(tuple(input.shape)),), g.dtype))
-    count = (product(tuple(sizes)),)
-    index = reshape(place, count) if sizes else reshape(place + _positions(reshape(g, (1,)), 0, 0), (1,))
-    return reshape(find("scatter_add")(flat, 0, index, reshape(g, count)), tuple(input.shape))
+    flat = g.graph.add(find("full"), (d.number(g, 0),), ((product(shape),), g.dtype))
+    count = (product(tuple(g.shape)),)
+    index = reshape(place, count) if g.shape else reshape(place + _positions(reshape(g, (1,)), 0, 0), (1,))
+    return reshape(find("scatter_add")(flat, 0, index, reshape(g, count)), shape)
 
 
 def _positions(g: Any, dim: int, stride: Any) -> Any:
@@ -193,7 +200,7 @@ def _(g: Any, input: Any, dim: Any, place: Any) -> Any:
 @primitive(
     "write",
     samples=d.samples(lambda rng, t: ((d.array(rng, (3, 4), t), d.array(rng, (2, 3), t), (4, 1), (1,)), {})),
-    reference=d.reference(_written),
+    reference=d.reference(written_reference),
     failures=d.not_an_array("write", 2),
     **_ANY,
 )
@@ -272,12 +279,15 @@ def reshape_(input: Any, *shape: Any) -> Any:
 
 
 @public("view", method=True)
-def view(input: Any, *shape: Any) -> Any:
-    """As `reshape`, but RuntimeError where the strides of a tensor would need a copy.
+def view(input: Any, *shape: Any, dtype: Any = None) -> Any:
+    """As `reshape`, but RuntimeError where the strides of a tensor would need a copy. Given a dtype: the same
+    memory with its bits read as that, without gradients; the last dim grows or shrinks by the widths' ratio.
 
     >>> kiln.arange(6).view(3, 2).shape
     kiln.Size([3, 2])
     """
+    if dtype is not None or (len(shape) == 1 and isinstance(shape[0], _core.dtype)):
+        return as_bits(input, dtype or shape[0])
     sizes = _resolved(input, shape)
     if d.is_value(input) or input.is_contiguous():
         return _reshape(input, sizes)
@@ -437,7 +447,10 @@ def squeeze(input: Any, dim: Any = None) -> Any:
     ones = [k for k, s in enumerate(shape) if isinstance(s, int) and s == 1]
     if dim is not None:
         dims = dim if isinstance(dim, (tuple, list)) else (dim,)
-        ones = [k for k in [normalize_dim(k, input.ndim, "squeeze") for k in dims] if k in ones]
+        dims = [normalize_dim(k, input.ndim, "squeeze") for k in dims]
+        if len(set(dims)) != len(dims):
+            raise RuntimeError(f"squeeze: a dim appears multiple times in the list of dims {dims}")
+        ones = [k for k in dims if k in ones]
     return _reshape(input, tuple([s for k, s in enumerate(shape) if k not in ones]) if ones else shape)
 
 

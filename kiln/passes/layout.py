@@ -95,7 +95,7 @@ class Links:
 
     def of_node(self, node: Node, rest: Chain) -> Link:
         """The link of a view node."""
-        data = node.attrs if node.op.kind in ("slice", "as_strided") else node.attrs[0]
+        data = node.attrs[:3] if node.op.kind in ("slice", "as_strided") else node.attrs[0]
         return self.make(
             node.op.kind, data, node.out if node.op.kind == "as_strided" else node.inputs[0], rest
         )

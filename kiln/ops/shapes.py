@@ -1,0 +1,297 @@
+"""Arrays in shapes of others: flattened, with more dims, broadcast together; copies of views; views made in
+place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kiln import _core
+from kiln.ops import declare as d
+from kiln.ops import parts, places, views  # noqa: F401
+from kiln.ops.declare import FUNCTIONS, public
+from kiln.ops.getitem import getitem
+from kiln.ops.kinds import broadcast, normalize_dim
+from kiln.ops.pointwise import clone
+from kiln.ops.record import find
+from kiln.ops.views import expand, reshape, sizes_of
+
+_reshape, _expand = reshape.handle, expand.handle
+
+
+@public(
+    "ravel",
+    samples=d.samples(lambda rng, t: ((d.array(rng, (2, 3), t),), {})),
+    dtypes="float32 int64",
+)
+def ravel(input: Any) -> Any:
+    """`input`'s elements as a vector; a copy only where they do not lie evenly in memory.
+
+    >>> kiln.ravel(kiln.tensor([[1, 2], [3, 4]]))
+    tensor([1, 2, 3, 4])
+    """
+    return _reshape(input, (d.numel(input.shape),))
+
+
+@public("reshape_as")
+def reshape_as(input: Any, other: Any) -> Any:
+    """`input` in other's shape. RuntimeError if that holds another number of elements.
+
+    >>> kiln.arange(4).reshape_as(kiln.zeros(2, 2)).shape
+    kiln.Size([2, 2])
+    """
+    return views.reshape_(input, tuple(other.shape))
+
+
+@public("numel")
+def numel(input: Any) -> Any:
+    """How many elements `input` has.
+
+    >>> kiln.numel(kiln.zeros(2, 3))
+    6
+    """
+    return d.numel(input.shape)
+
+
+@public("is_same_size")
+def is_same_size(input: Any, other: Any) -> bool:
+    """Whether two tensors are of one shape.
+
+    >>> kiln.is_same_size(kiln.zeros(2), kiln.zeros(2, 1))
+    False
+    """
+    return tuple(input.shape) == tuple(other.shape)
+
+
+# Broadcasting
+
+
+@public("broadcast_shapes", method=False)
+def broadcast_shapes(*shapes: Any) -> Any:
+    """The shape that shapes (ints or sequences of them) broadcast to. RuntimeError if they do not.
+
+    >>> kiln.broadcast_shapes((2, 1), 3)
+    kiln.Size([2, 3])
+    """
+    given = [(s,) if isinstance(s, int) else tuple(s) for s in shapes]
+    result = [1] * max(map(len, given), default=0)
+    for number, shape in enumerate(given):
+        for place in range(-1, -len(shape) - 1, -1):
+            size = shape[place]
+            if size == 1 or size == result[place]:
+                continue
+            if result[place] != 1 or size < 0:
+                raise RuntimeError(
+                    f"Attempting to broadcast a dimension of length {size} at {place}! Mismatching argument "
+                    f"at index {number} had {shape}; but expected shape should be broadcastable to {result}"
+                )
+            result[place] = size
+    return _core.Size(result)
+
+
+def together(tensors: Any) -> tuple[Any, ...]:
+    """Arrays, each expanded to the shape all broadcast to."""
+    shapes = [tuple(x.shape) for x in tensors]
+    if any(map(d.is_value, tensors)):
+        graph = next(x.graph for x in tensors if d.is_value(x))
+        shape = broadcast(graph, shapes, "broadcast_tensors")
+    else:
+        shape = ()
+        for other in shapes:
+            for k in range(1, min(len(shape), len(other)) + 1):
+                if shape[-k] != other[-k] and 1 not in (shape[-k], other[-k]):
+                    raise RuntimeError(
+                        f"The size of tensor a ({shape[-k]}) must match the size of tensor b ({other[-k]}) "
+                        f"at non-singleton dimension {max(len(shape), len(other)) - k}"
+                    )
+            shape = tuple(broadcast_shapes(shape, other))
+    return tuple([_expand(x, shape) for x in tensors])
+
+
+@public(
+    "broadcast_tensors",
+    method=False,
+    samples=d.samples(lambda rng, t: ((d.array(rng, (2, 1), t), d.array(rng, (3,), t)), {})),
+    dtypes="float32 int64",
+    failures=d.failures(((d.Zeros(2), d.Zeros(3)), {}, RuntimeError, "must match the size")),
+)
+def broadcast_tensors(*tensors: Any) -> tuple[Any, ...]:
+    """Views of all tensors in the shape they broadcast to. RuntimeError if they do not.
+
+    >>> [x.tolist() for x in kiln.broadcast_tensors(kiln.tensor([1, 2]), kiln.tensor(3))]
+    [[1, 2], [3, 3]]
+    """
+    for place, x in enumerate(tensors):
+        if not isinstance(x, _core.Tensor) and not d.is_value(x):
+            raise TypeError(f"expected Tensor as element {place} in argument 0, but got {type(x).__name__}")
+    return together(tensors)
+
+
+@public("sum_to_size")
+def sum_to_size(input: Any, *size: Any) -> Any:
+    """`input` summed over the dims that broadcasting from `size` would repeat. RuntimeError if it would not
+    give input's shape.
+
+    >>> kiln.ones(2, 3).sum_to_size(1, 3)
+    tensor([[2., 2., 2.]])
+    """
+    sizes, shape = tuple(sizes_of(size)), tuple(input.shape)
+    extra = len(shape) - len(sizes)
+    if extra < 0 or any(want not in (1, have) for want, have in zip(sizes, shape[extra:])):
+        raise RuntimeError(f"size {{{list(sizes)}}} is not expandable to size {{{list(shape)}}}.")
+    dims = tuple(k for k in range(len(shape)) if k < extra or sizes[k - extra] != shape[k])
+    return _reshape(find("sum").handle(input, dims), sizes) if dims else input
+
+
+def _at_least(name: str, ndim: int, lift: Callable[[Any], Any]) -> Any:
+    """atleast_1d, _2d or _3d."""
+
+    def one(x: Any) -> Any:
+        return x if x.ndim >= ndim else lift(x)
+
+    def function(*tensors: Any) -> Any:
+        if len(tensors) == 1 and not isinstance(tensors[0], (tuple, list)):
+            return one(tensors[0])
+        given = tensors[0] if len(tensors) == 1 else tensors
+        return tuple([one(x) for x in given])
+
+    function.__doc__ = f"""A view with at least {ndim} dims; of several tensors (or a list) a tuple of such.
+
+    >>> kiln.{name}(kiln.tensor(5)).shape
+    kiln.Size({[1] * ndim})
+    """
+    return public(
+        name,
+        method=False,
+        samples=d.samples(
+            lambda rng, t: ((d.array(rng, (), t),), {}),
+            lambda rng, t: ((d.array(rng, (3,), t), d.array(rng, (2, 3), t)), {}),
+            lambda rng, t: (([d.array(rng, (2, 2, 2), t), d.array(rng, (2,), t)],), {}),
+        ),
+        dtypes="float32 int64",
+    )(function)
+
+
+def _lifted_to_3(x: Any) -> Any:
+    return _reshape(x, (*(1,) * (x.ndim < 2), *(x.shape or (1,)), 1))
+
+
+atleast_1d = _at_least("atleast_1d", 1, lambda x: _reshape(x, (1,)))
+atleast_2d = _at_least("atleast_2d", 2, lambda x: _reshape(x, (1, *(x.shape or (1,)))))
+atleast_3d = _at_least("atleast_3d", 3, _lifted_to_3)
+
+
+# Copies of views: `permute_copy(x, dims)` is `permute(x, dims).clone()`
+
+
+def _slice_of(input: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
+    dim = normalize_dim(dim, input.ndim, "slice_copy")
+    return getitem(input, (slice(None),) * dim + (slice(start, end, step),))
+
+
+def _copying(name: str, view: Callable[..., Any], given: str) -> None:
+    def function(*args: Any, **kwargs: Any) -> Any:
+        result = view(*args, **kwargs)
+        return tuple(map(clone, result)) if isinstance(result, tuple) else clone(result)
+
+    function.__doc__ = f"""What `{name}` gives as views, as copies.
+
+    >>> y = kiln.{name}_copy(kiln.zeros(2, 2){given})
+    """
+    public(f"{name}_copy", method=name == "narrow")(function)
+
+
+# a view's name -> its arguments behind the tensor, in the example
+_VIEWED = {
+    "permute": ", (1, 0)", "transpose": ", 0, 1", "view": ", (4,)", "expand": ", (3, 2, 2)", "squeeze": "",
+    "unsqueeze": ", 0", "t": "", "unbind": "", "split": ", 1", "split_with_sizes": ", [1, 1]",
+    "select": ", 0, 1", "diagonal": "", "as_strided": ", (2,), (2,)", "unfold": ", 0, 2, 1",
+    "narrow": ", 0, 0, 1", "slice": ", 0, 0, 1", "alias": "", "detach": "",
+}  # fmt: skip
+_ALONE = {"slice": _slice_of, "alias": lambda input: input, "detach": lambda input: input.detach()}
+for _name, _given in _VIEWED.items():
+    _copying(_name, _ALONE.get(_name) or FUNCTIONS[_name], _given)
+
+
+# Views made in place: the tensor becomes its own view
+
+
+def _becoming(name: str) -> Callable[..., Any]:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.requires_grad and _core.grad_enabled():
+            if self.is_leaf:
+                raise RuntimeError(
+                    "a leaf Variable that requires grad is being used in an in-place operation "
+                    f"({name}_); do it under no_grad(), or on a clone()"
+                )
+            raise NotImplementedError(f"{name}_: the tensor has a history; use x = x.{name}(...)")
+        self.data = FUNCTIONS[name](self.detach(), *args, **kwargs)
+        return self
+
+    method.__name__ = method.__qualname__ = f"{name}_"
+    method.__doc__ = (
+        f"The tensor becomes its view `{name}(...)`; one with a history raises NotImplementedError."
+    )
+    return method
+
+
+IN_PLACE = {
+    f"{name}_": _becoming(name)
+    for name in ("t", "transpose", "swapdims", "swapaxes", "squeeze", "unsqueeze", "as_strided")
+}
+
+
+# Memory
+
+
+def contiguous(self: Any, memory_format: Any = None) -> Any:
+    """The tensor with its elements in order in memory: itself if they are, else a copy.
+
+    >>> kiln.zeros(2, 3).t().contiguous().is_contiguous()
+    True
+    """
+    return self if self.is_contiguous() else clone(self)
+
+
+class UntypedStorage:
+    """The memory a tensor looks at: its address.
+
+    >>> x = kiln.arange(4)
+    >>> x[1:].untyped_storage().data_ptr() == x.data_ptr()
+    True
+    """
+
+    __slots__ = ("_owner",)
+
+    def __init__(self, owner: Any) -> None:
+        self._owner = owner
+
+    def data_ptr(self) -> int:
+        """The address of the memory's first byte; 0 if it has none."""
+        owner = self._owner
+        address: int = owner.data_ptr()
+        return address and address - owner.storage_offset() * owner.element_size()
+
+
+def untyped_storage(self: Any) -> UntypedStorage:
+    """The memory the tensor looks at."""
+    return UntypedStorage(self.detach())
+
+
+def is_set_to(self: Any, tensor: Any) -> bool:
+    """Whether both look at the same memory in the same way.
+
+    >>> x = kiln.zeros(2)
+    >>> x.is_set_to(x.view(2)), x.is_set_to(x.clone())
+    (True, False)
+    """
+    return (
+        (self.shape, self.stride(), self.storage_offset())
+        == (tensor.shape, tensor.stride(), tensor.storage_offset())
+        and UntypedStorage(self).data_ptr() == UntypedStorage(tensor).data_ptr()
+        and self.data_ptr() == tensor.data_ptr()
+    )
+
+
+METHODS = {"contiguous": contiguous, "untyped_storage": untyped_storage, "is_set_to": is_set_to}
