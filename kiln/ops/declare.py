@@ -8,7 +8,7 @@ from typing import Any
 from kiln.graph import graph as g
 from kiln.graph.size import Size, product
 from kiln.ops import record
-from kiln.ops.record import Failure, Op, Sample, Samples
+from kiln.ops.record import ALIASES, Failure, Op, Sample, Samples
 
 INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
 
@@ -16,9 +16,6 @@ INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
 FUNCTIONS: dict[str, Callable[..., Any]] = {}
 METHODS: set[str] = set()
 INPLACE: set[str] = set()
-
-# PyTorch's other names of arguments, as NumPy has them.
-ALIASES = {"axis": "dim", "keepdims": "keepdim"}
 
 
 class Function:
@@ -91,19 +88,23 @@ def public(
 
 
 def _with_aliases(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which also takes arguments by their other names (`axis` for `dim`)."""
+    """The function, which also takes arguments by their other names (`axis` for `dim`), if it has a dim: of
+    those without one a call is too short for a layer more.
+    """
     code = function.__code__
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     others = {alias: name for alias, name in ALIASES.items() if name in names and alias not in names}
-    if not others:
+    if not others.keys() & {"axis", "keepdims"}:
         return function
 
     def call(*args: Any, **kwargs: Any) -> Any:
         for alias in others.keys() & kwargs.keys() if kwargs else ():
+            if others[alias] in kwargs:
+                raise TypeError(f"{name}() got multiple values for argument '{others[alias]}'")
             kwargs[others[alias]] = kwargs.pop(alias)
         return function(*args, **kwargs)
 
-    call.__name__ = call.__qualname__ = function.__name__
+    name = call.__name__ = call.__qualname__ = function.__name__
     call.__doc__, call.__wrapped__ = function.__doc__, function  # type: ignore[attr-defined]
     return call
 
