@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from kiln import _core
 from kiln.graph import graph as g
 from kiln.graph.size import Size, product
 from kiln.ops import record
@@ -164,6 +165,11 @@ def count_of(x: g.Value, dims: tuple[int, ...]) -> g.Value:
 def is_symbolic(shape: Any) -> bool:
     """Whether any size of a shape is not known as an int."""
     return any(isinstance(d, Size) for d in shape)
+
+
+def default_float() -> str:
+    """The name of the default float dtype."""
+    return str(_core.default_dtype_name())
 
 
 def type_name(dtype: str) -> str:
