@@ -17,6 +17,7 @@ from kiln.errors import describe, message
 
 _REDUCTIONS = ("none", "mean", "sum")
 _OPS: dict[str, Any] = {op.name: op.handle for op in ops.table() if op.public and not op.method}
+_OPS.update({name: ops.FUNCTIONS[name] for name in ops.LAYERS})
 
 
 def __getattr__(name: str) -> Any:
@@ -146,17 +147,19 @@ def cross_entropy(
     return loss
 
 
-def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean", weight: Tensor | None = None) -> Tensor:
     """(input - target)**2, averaged, summed or elementwise."""
     _reduction("mse_loss", reduction)
-    loss: Tensor = ops.mse_loss(input, target, reduction=reduction)
+    _weights(input, weight)
+    loss: Tensor = ops.mse_loss(input, target, reduction, weight)
     return loss
 
 
-def l1_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+def l1_loss(input: Tensor, target: Tensor, reduction: str = "mean", weight: Tensor | None = None) -> Tensor:
     """|input - target|, averaged, summed or elementwise."""
     _reduction("l1_loss", reduction)
-    loss: Tensor = ops.l1_loss(input, target, reduction=reduction)
+    _weights(input, weight)
+    loss: Tensor = ops.l1_loss(input, target, reduction, weight)
     return loss
 
 
@@ -237,6 +240,11 @@ def _dim(op: str, dim: int | None) -> int:
     if dim is None:
         raise TypeError(message(op, "a dim", "None", "pass dim=-1 for the last one"))
     return dim
+
+
+def _weights(input: Tensor, weight: Tensor | None) -> None:
+    if weight is not None and weight.shape != input.shape:
+        raise ValueError("Weights and input must have the same size.")
 
 
 def _same_sizes(input: Tensor, target: Tensor) -> None:

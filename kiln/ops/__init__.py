@@ -22,7 +22,9 @@ from kiln.ops import (  # noqa: F401
     declare,
     extrema,
     getitem,
+    group_norms,
     indexing,
+    margin_losses,
     norms,
     optimizers,
     parts,
@@ -34,8 +36,10 @@ from kiln.ops import (  # noqa: F401
     reductions,
     unary,
     user,
+    value_losses,
     views,
 )
+from kiln.ops.declare import LAYERS as LAYERS
 from kiln.ops.declare import RECORDS as RECORDS
 from kiln.ops.record import Op as Op
 from kiln.ops.record import find as find

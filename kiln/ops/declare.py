@@ -17,6 +17,7 @@ INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
 FUNCTIONS: dict[str, Callable[..., Any]] = {}
 METHODS: set[str] = set()
 INPLACE: set[str] = set()
+LAYERS: set[str] = set()  # functions of kiln.nn.functional
 
 
 class Function:
@@ -64,11 +65,12 @@ RECORDS: dict[str, Function] = {}  # those that state samples
 
 
 def public(
-    name: str, method: bool = True, inplace: bool = False, **settings: Any
+    name: str, method: bool = True, inplace: bool = False, functional: bool = False, **settings: Any
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Makes a plain function the public `name` (and a method of tensors; and the in-place method `name_`).
 
-    An in-place form calls the function with `out=` the tensor. `settings` (samples first) make it a record of
+    An in-place form calls the function with `out=` the tensor; a `functional` one is in kiln.nn.functional
+    too. `settings` (samples first) make it a record of
     the harness: see `Function`.
     """
 
@@ -81,6 +83,8 @@ def public(
             METHODS.add(name)
         if inplace:
             INPLACE.add(name)
+        if functional:
+            LAYERS.add(name)
         if settings:
             RECORDS[name] = Function(name, function, dict(settings))
         return function
