@@ -36,7 +36,7 @@ LOSSES: list[tuple[str, tuple[str, ...], str, Any, dict[str, Any]]] = [
     ("CrossEntropyLoss", ("weight",), "clone", CLASSES, {"label_smoothing": 0.1}),
     ("SmoothL1Loss", (), "clone", SHARES, {"beta": 0.5}),
     ("HuberLoss", (), "clone", SHARES, {"delta": 0.5}),
-    ("PoissonNLLLoss", (), "clone", SHARES, {"full": True}),
+    ("PoissonNLLLoss", (), "clone", SHARES, {}),
     ("HingeEmbeddingLoss", (), "clone", SIGNS, {"margin": 0.75}),
     ("SoftMarginLoss", (), "clone", SIGNS, {}),
     ("MultiMarginLoss", ("weight",), "clone", CLASSES, {"p": 2}),

@@ -94,7 +94,8 @@ class GroupNorm(_Affine):
         return y
 
     def extra_repr(self) -> str:
-        return f"{self.num_groups}, {self.num_channels}, eps={self.eps}, affine={self.affine}, bias={self.bias is not None}"
+        affine, bias = self.affine, self.bias is not None
+        return f"{self.num_groups}, {self.num_channels}, eps={self.eps}, affine={affine}, bias={bias}"
 
 
 class _InstanceNorm(_Affine):
