@@ -52,7 +52,8 @@ def _flat(count: int, positive: bool = False) -> Callable[[Any], dict[str, Any]]
 
 def _matrix(framework: Any) -> dict[str, Any]:
     x = normal(framework, ROWS, COLUMNS)
-    names = {"x": x, "row": normal(framework, COLUMNS, seed=1), "column": normal(framework, ROWS, 1, seed=2)}
+    names = {"x": x, "turned": normal(framework, COLUMNS, ROWS, seed=5)}
+    names |= {"row": normal(framework, COLUMNS, seed=1), "column": normal(framework, ROWS, 1, seed=2)}
     target = framework.from_numpy(np.random.default_rng(3).integers(0, CLASSES, ROWS))
     return {**names, "logits": normal(framework, ROWS, CLASSES), "target": target}
 
@@ -80,7 +81,7 @@ def bandwidth_lines() -> Iterator[Line]:
     yield Line("4M cast to bfloat16", of("a.to(k.bfloat16)", flat), four + four // 2, 1.0)
     yield Line("4M cast to int32", of("a.to(k.int32)", flat), 2 * four, 1.0)
     yield Line("4M copy transposed", of("x.t().contiguous()", _matrix), 2 * four, 1.0)
-    yield Line("4M add transposed", of("x.t() + x.t()", _matrix), 2 * four, 1.0)
+    yield Line("4M add transposed", of("x.t() + turned", _matrix), 3 * four, 1.0)
     yield Line("4M every other column", of("x[:, ::2] + 1.0", _matrix), four + four // 2, 1.0)
     yield Line("4M add a row", of("x + row", _matrix), 2 * four, 1.0)
     yield Line("4M add a column", of("x + column", _matrix), 2 * four, 1.0)
