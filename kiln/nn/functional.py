@@ -98,6 +98,8 @@ def layer_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """Zero mean and unit variance over the trailing dims `normalized_shape`, then times weight plus bias."""
+    if input.ndim > 1 and input.stride(-1) != 1:
+        input = input.contiguous()  # rows are read three times: once across lines is enough
     y: Tensor = ops.layer_norm(input, tuple(normalized_shape), weight, bias, eps)
     return y
 
