@@ -24,7 +24,7 @@ sys.path.append(str(Path(__file__).parent.parent))
 
 import numpy as np
 
-from bench import fresh, workloads
+from bench import breadth, fresh, workloads
 from bench.measure import Times, Work, copy_work, interleaved, peak_flops
 from kiln.testing.backend import load, peer
 
@@ -133,6 +133,11 @@ def pairs() -> list[Pair]:
         Pair("matmul 32x256x128", w.matmul(32, 256, 128), 1.0, flops=2.0 * 32 * 256 * 128),
         Pair("MLP Adam step, eager", w.mlp(False), 3.0),
         Pair("MLP Adam step, recorded", w.mlp(True), 5.0),
+    ]
+    lines += [
+        Pair(line.name, line.make, line.ratio, nbytes=line.nbytes, share=line.share, threads=threads)
+        for threads in (1, 2)
+        for line in breadth.lines()
     ]
     return lines
 

@@ -78,6 +78,9 @@ void bind_keyword(OpObject& self, PyObject* name, PyObject* value, Bound& bound)
         return;
     }
     if (PyUnicode_CompareWithASCIIString(name, "out") == 0) return bind_out(self, value, bound);
+    // another spelling of a name (`axis`), which the table knows
+    Object own = checked(in_python([&] { return PyObject_CallMethod(self.record, "own_name", "O", name); }));
+    if (own.get() != Py_None) return bind_keyword(self, own.get(), value, bound);
     raise(ErrorKind::type,
           concat(self.op->name, "() got an unexpected keyword argument '", PyUnicode_AsUTF8(name), "'"));
 }

@@ -70,6 +70,15 @@ constexpr int64_t large_elements = 1 << 20;
 
 uint8_t result_layout(int64_t elements) { return elements >= large_elements ? 3 : 1; }
 
+// Whether an operand's neighbours lie along the last dim but one, and are so many that reading by squares
+// pays: a layout class of operands, 3 as well.
+bool turned(const Space& space, int a) {
+    if (space.ndim < 2) return false;
+    int64_t across = space.sizes[space.ndim - 2], along = space.sizes[space.ndim - 1];
+    return space.strides[a][space.ndim - 2] == 1 && stride_class(space.strides[a][space.ndim - 1]) == 2 &&
+           across >= 16 && along >= 16 && across * along >= 4096;
+}
+
 // dtype, category and layout class of every operand, eight to a word.
 class Codes {
 public:
@@ -248,6 +257,8 @@ Results execute_pointwise(Fn& fn, std::span<const Operand> operands, std::span<c
     coalesce(space, *shape);
     for (int a = 0; a < space.arrays; ++a)
         layouts[a] = uint8_t(stride_class(space.strides[a][space.ndim - 1]));
+    for (int a = 0; a < space.arrays - outputs; ++a)
+        if (turned(space, a)) layouts[a] = 3;
     for (int a = space.arrays - outputs; a < space.arrays; ++a)
         if (layouts[a] == 1) layouts[a] = result_layout(checked_numel(*shape));
     PointwiseEntry& entry = find_entry(fn, operands, out, space.ndim, layouts, space.arrays);

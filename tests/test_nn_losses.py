@@ -13,6 +13,10 @@ torch = pytest.importorskip("torch")
 SCORES = [[-1.5, 0.25, 2.0], [0.5, -3.0, 1.0]]
 SHARES = [[0.2, 0.5, 0.3], [0.0, 0.9, 0.1]]
 CLASSES = [2, 0]
+LABELS = [[2, -1, 0], [0, 1, -1]]
+SIGNS = [[1.0, -1.0, -1.0], [-1.0, 1.0, 1.0]]
+# targets PyTorch has no gradient of
+FIXED = (CLASSES, LABELS, SIGNS)
 
 
 def same(ours: Any, theirs: Any) -> bool:
@@ -30,6 +34,14 @@ LOSSES: list[tuple[str, tuple[str, ...], str, Any, dict[str, Any]]] = [
     ("MSELoss", (), "clone", SHARES, {}),
     ("NLLLoss", ("weight",), "clone", CLASSES, {"ignore_index": 0}),
     ("CrossEntropyLoss", ("weight",), "clone", CLASSES, {"label_smoothing": 0.1}),
+    ("SmoothL1Loss", (), "clone", SHARES, {"beta": 0.5}),
+    ("HuberLoss", (), "clone", SHARES, {"delta": 0.5}),
+    ("PoissonNLLLoss", (), "clone", SHARES, {}),
+    ("HingeEmbeddingLoss", (), "clone", SIGNS, {"margin": 0.75}),
+    ("SoftMarginLoss", (), "clone", SIGNS, {}),
+    ("MultiMarginLoss", ("weight",), "clone", CLASSES, {"p": 2}),
+    ("MultiLabelMarginLoss", (), "clone", LABELS, {}),
+    ("MultiLabelSoftMarginLoss", ("weight",), "clone", SHARES, {}),
     ("KLDivLoss", (), "clone", SHARES, {}),
     ("KLDivLoss", (), "clone", SCORES, {"log_target": True}),
 ]
@@ -44,16 +56,38 @@ def test_losses(name: str, weights: tuple[str, ...], activation: str, target: An
                 more = {w: lib.tensor([0.5, 1.0, 2.0]) for w in weights if weighted}
                 loss = getattr(lib.nn, name)(reduction=reduction, **more, **options)
                 x = lib.tensor(SCORES, requires_grad=True)
-                y = lib.tensor(target, requires_grad=target is not CLASSES)
+                y = lib.tensor(target, requires_grad=not any(target is t for t in FIXED))
                 value = loss(getattr(x, activation)(), y)
                 value.sum().backward()
-                runs.append((value, x.grad, *([] if target is CLASSES else [y.grad])))
+                runs.append((value, x.grad, *([] if y.grad is None else [y.grad])))
                 assert sorted(loss.state_dict()) == sorted(more)
             if name == "KLDivLoss" and not options:
                 runs = [run[:2] for run in runs]  # PyTorch's gradient of the target 0 is -inf
             assert all(map(same, *runs))
     with pytest.raises(ValueError, match="reduction"):
         getattr(kiln.nn, name)(reduction="average")(kiln.tensor(SCORES), kiln.tensor(target))
+
+
+PAIRED: list[tuple[str, int, Any, dict[str, Any]]] = [
+    ("MarginRankingLoss", 2, SIGNS, {"margin": 0.5}),
+    ("CosineEmbeddingLoss", 2, [1.0, -1.0], {"margin": 0.25}),
+    ("TripletMarginLoss", 3, None, {"margin": 2.0, "swap": True}),
+    ("GaussianNLLLoss", 2, None, {"full": True}),
+]
+
+
+@pytest.mark.parametrize(("name", "count", "target", "options"), PAIRED)
+def test_losses_of_several_inputs(name: str, count: int, target: Any, options: Any) -> None:
+    for reduction in ("mean", "sum", "none"):
+        runs = []
+        for lib in (kiln, torch):
+            xs = [(lib.tensor(SCORES) * k + k).detach().requires_grad_() for k in range(1, count + 1)]
+            more = [lib.tensor(target)] if target is not None else []
+            more += [lib.tensor([0.5, 2.0])] if name == "GaussianNLLLoss" else []
+            value = getattr(lib.nn, name)(reduction=reduction, **options)(*xs, *more)
+            value.sum().backward()
+            runs.append((value, *(x.grad for x in xs)))
+        assert all(map(same, *runs))
 
 
 def test_binary_cross_entropy_is_finite_where_a_logarithm_is_not() -> None:

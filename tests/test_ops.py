@@ -58,7 +58,16 @@ each_kind = pytest.mark.parametrize(
 # no function of PyTorch that takes the same arguments
 UNLIKE = {"full", "as_strided"}  # as_strided: see check_places
 # PyTorch differentiates these not at all, or not by all they are given
-FEWER_GRADIENTS = {"floor_divide", "nll_loss", "binary_cross_entropy", "as_strided_scatter", "vander"}
+FEWER_GRADIENTS = {
+    "floor_divide",
+    "nll_loss",
+    "binary_cross_entropy",
+    "as_strided_scatter",
+    "vander",
+    "instance_norm",
+    "multi_margin_loss",
+    "soft_margin_loss",
+}
 OTHERS = {"unfold"}  # another function of PyTorch's nn.functional has this name
 
 
@@ -123,7 +132,10 @@ def test_peer(name: str, dtype: str) -> None:
         pytest.skip(f"PyTorch has no such {name}")
     for case in all_cases(entry, dtype):
         given = peer_case(case, dtype)
-        expected = results_of(other(*given.args, **given.kwargs))
+        try:
+            expected = results_of(other(*given.args, **given.kwargs))
+        except NotImplementedError as missing:
+            pytest.skip(f"PyTorch: {missing}")
         got = call(entry, tensors(kiln, case, dtype))
         assert len(expected) == len(got), case.label
         for y, want in zip(got, expected, strict=True):
@@ -162,7 +174,10 @@ def test_gradient_peer(name: str, dtype: str) -> None:
     for case in entry.cases(dtype):
         given, theirs = tensors(kiln, case, dtype, grad=True), peer_case(case, dtype, grad=True)
         got = [y for y in call(entry, given) if y.requires_grad]
-        want = [y for y in results_of(other(*theirs.args, **theirs.kwargs)) if y.requires_grad]
+        try:
+            want = [y for y in results_of(other(*theirs.args, **theirs.kwargs)) if y.requires_grad]
+        except NotImplementedError as missing:
+            pytest.skip(f"PyTorch: {missing}")
         assert len(got) == len(want), case.label
         if not got:
             continue

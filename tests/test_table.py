@@ -290,7 +290,16 @@ def numbers(t: Any) -> Any:
 
 
 # where PyTorch on a CPU has no such kernel or other names for parameters
-UNLIKE = {"frexp", "scatter_add", "var", "std", "convert", "prod"}
+UNLIKE = {
+    "frexp",
+    "scatter_add",
+    "var",
+    "std",
+    "convert",
+    "prod",
+    "multi_margin_loss",
+    "local_response_norm",
+}
 PEERS = [op for op in OPS if op.public or op.name in ("add", "sub", "div", "pow", "clamp", "gather")]
 
 

@@ -127,9 +127,9 @@ def pointwise(
 ) -> tuple[list[bytes], list[str]]:
     """The kernel of a pointwise function, and the dtypes of its results.
 
-    `layouts` holds the innermost stride class (0, 1, 2: any) of every array, then of every result (3: 1, and
-    large); results take `out_dtypes` if those are given (in-place writes): RuntimeError where a result cannot
-    be cast to them.
+    `layouts` holds the innermost stride class (0, 1, 2: any; 3: any, and 1 along the dim before) of every
+    array, then of every result (3: 1, and large); results take `out_dtypes` if those are given (in-place
+    writes): RuntimeError where a result cannot be cast to them.
     """
     graph = function.graph(operands)
     dtypes = [v.dtype for v in graph.outputs]
@@ -146,7 +146,10 @@ def pointwise(
 
 def pointwise_nest(graph: Graph, ndim: int, layouts: tuple[int, ...], targets: list[str]) -> Nest:
     """The nest over `ndim` dims that computes every output of a pointwise graph at each point."""
-    classes = iter(("0", "1", "s", "1")[c] for c in layouts)
+    rows, results = ("s",) * (ndim - 1), len(layouts) - len(targets)
+    strides = ((*rows, "0"), (*rows, "1"), (*rows, "s"), (*rows[1:], "1", "s"))
+    of_array = iter([strides[c] for c in layouts[:results]])
+    of_result = iter([strides[1 if c == 3 else c] for c in layouts[results:]])
     scalars: dict[int, Scalar] = {}
     arrays: list[Array] = []
     numbers: list[str] = []
@@ -156,7 +159,7 @@ def pointwise_nest(graph: Graph, ndim: int, layouts: tuple[int, ...], targets: l
             numbers.append("f64" if value.dtype == "float64" else "i64")
         else:
             scalars[id(value)] = Scalar("load", (), COMPUTE[value.dtype], len(arrays))
-            arrays.append(Array(value.dtype, "in", ("s",) * (ndim - 1) + (next(classes),)))
+            arrays.append(Array(value.dtype, "in", next(of_array)))
     for node in graph.nodes:
         inputs = [scalars[id(v)] for v in node.inputs]
         if node.op.kind == "constant":
@@ -168,8 +171,8 @@ def pointwise_nest(graph: Graph, ndim: int, layouts: tuple[int, ...], targets: l
     stores = []
     for value, target in zip(graph.outputs, targets):
         stores.append((len(arrays), convert_dtype(scalars[id(value)], value.dtype, target)))
-        arrays.append(Array(target, "out", ("s",) * (ndim - 1) + (next(classes),)))
-    return Nest(("p",) * ndim, tuple(arrays), tuple(numbers), tuple(stores), small=3 not in layouts)
+        arrays.append(Array(target, "out", next(of_result)))
+    return Nest(("p",) * ndim, tuple(arrays), tuple(numbers), tuple(stores), small=3 not in layouts[results:])
 
 
 def _number(value: Value, position: int) -> Scalar:

@@ -102,6 +102,8 @@ def layer_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """Zero mean and unit variance over the trailing dims `normalized_shape`, then times weight plus bias."""
+    if input.ndim > 1 and input.stride(-1) != 1:
+        input = input.contiguous()  # rows are read three times: once across lines is enough
     y: Tensor = ops.layer_norm(input, tuple(normalized_shape), weight, bias, eps)
     return y
 
@@ -151,17 +153,19 @@ def cross_entropy(
     return loss
 
 
-def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean", weight: Tensor | None = None) -> Tensor:
     """(input - target)**2, averaged, summed or elementwise."""
     _reduction("mse_loss", reduction)
-    loss: Tensor = ops.mse_loss(input, target, reduction=reduction)
+    _weights(input, weight)
+    loss: Tensor = ops.mse_loss(input, target, reduction, weight)
     return loss
 
 
-def l1_loss(input: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+def l1_loss(input: Tensor, target: Tensor, reduction: str = "mean", weight: Tensor | None = None) -> Tensor:
     """|input - target|, averaged, summed or elementwise."""
     _reduction("l1_loss", reduction)
-    loss: Tensor = ops.l1_loss(input, target, reduction=reduction)
+    _weights(input, weight)
+    loss: Tensor = ops.l1_loss(input, target, reduction, weight)
     return loss
 
 
@@ -237,6 +241,11 @@ def _dim(op: str, dim: int | None) -> int:
     if dim is None:
         raise TypeError(message(op, "a dim", "None", "pass dim=-1 for the last one"))
     return dim
+
+
+def _weights(input: Tensor, weight: Tensor | None) -> None:
+    if weight is not None and weight.shape != input.shape:
+        raise ValueError("Weights and input must have the same size.")
 
 
 def _same_sizes(input: Tensor, target: Tensor) -> None:

@@ -112,3 +112,165 @@ class KLDivLoss(_Loss):
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         return functional.kl_div(input, target, self.reduction, self.log_target)
+
+
+class SmoothL1Loss(_Loss):
+    """Squared below `beta`, a line beyond; see `functional.smooth_l1_loss`."""
+
+    def __init__(self, *, reduction: str = "mean", beta: float = 1.0) -> None:
+        super().__init__(reduction=reduction)
+        self.beta = beta
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        loss: Tensor = functional.smooth_l1_loss(input, target, self.reduction, self.beta)
+        return loss
+
+
+class HuberLoss(_Loss):
+    """Squared below `delta`, a line beyond; see `functional.huber_loss`."""
+
+    def __init__(self, reduction: str = "mean", delta: float = 1.0) -> None:
+        super().__init__(reduction=reduction)
+        self.delta = delta
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        loss: Tensor = functional.huber_loss(input, target, self.reduction, self.delta)
+        return loss
+
+
+class PoissonNLLLoss(_Loss):
+    """Minus the log-likelihood of counts; see `functional.poisson_nll_loss`."""
+
+    def __init__(
+        self, log_input: bool = True, full: bool = False, *, eps: float = 1e-8, reduction: str = "mean"
+    ) -> None:
+        super().__init__(reduction=reduction)
+        self.log_input, self.full, self.eps = log_input, full, eps
+
+    def forward(self, log_input: Tensor, target: Tensor) -> Tensor:
+        loss: Tensor = functional.poisson_nll_loss(
+            log_input, target, self.log_input, self.full, self.eps, self.reduction
+        )
+        return loss
+
+
+class GaussianNLLLoss(_Loss):
+    """Minus the log-likelihood under means and variances; see `functional.gaussian_nll_loss`."""
+
+    def __init__(self, *, full: bool = False, eps: float = 1e-6, reduction: str = "mean") -> None:
+        super().__init__(reduction=reduction)
+        self.full, self.eps = full, eps
+
+    def forward(self, input: Tensor, target: Tensor, var: Tensor | float) -> Tensor:
+        loss: Tensor = functional.gaussian_nll_loss(input, target, var, self.full, self.eps, self.reduction)
+        return loss
+
+
+class _MarginLoss(_Loss):
+    """A loss with a margin."""
+
+    def __init__(self, margin: float = 0.0, *, reduction: str = "mean") -> None:
+        super().__init__(reduction=reduction)
+        self.margin = margin
+
+
+class MarginRankingLoss(_MarginLoss):
+    """Which of two inputs is to be above; see `functional.margin_ranking_loss`."""
+
+    def forward(self, input1: Tensor, input2: Tensor, target: Tensor) -> Tensor:
+        loss: Tensor = functional.margin_ranking_loss(input1, input2, target, self.margin, self.reduction)
+        return loss
+
+
+class CosineEmbeddingLoss(_MarginLoss):
+    """Whether two directions are to be alike; see `functional.cosine_embedding_loss`."""
+
+    def forward(self, input1: Tensor, input2: Tensor, target: Tensor) -> Tensor:
+        loss: Tensor = functional.cosine_embedding_loss(input1, input2, target, self.margin, self.reduction)
+        return loss
+
+
+class HingeEmbeddingLoss(_MarginLoss):
+    """Distances to be small or above a margin; see `functional.hinge_embedding_loss`."""
+
+    def __init__(self, margin: float = 1.0, *, reduction: str = "mean") -> None:
+        super().__init__(margin, reduction=reduction)
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        loss: Tensor = functional.hinge_embedding_loss(input, target, self.margin, self.reduction)
+        return loss
+
+
+class TripletMarginLoss(_MarginLoss):
+    """An anchor nearer to one than to another; see `functional.triplet_margin_loss`."""
+
+    def __init__(
+        self,
+        margin: float = 1.0,
+        p: float = 2.0,
+        eps: float = 1e-6,
+        swap: bool = False,
+        *,
+        reduction: str = "mean",
+    ) -> None:
+        super().__init__(margin, reduction=reduction)
+        if margin <= 0:
+            raise ValueError(f"TripletMarginLoss: expected margin to be greater than 0, got {margin} instead")
+        self.p, self.eps, self.swap = p, eps, swap
+
+    def forward(self, anchor: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+        loss: Tensor = functional.triplet_margin_loss(
+            anchor, positive, negative, self.margin, self.p, self.eps, self.swap, self.reduction
+        )
+        return loss
+
+
+class MultiMarginLoss(_MarginLoss):
+    """The right class above the others by a margin; see `functional.multi_margin_loss`."""
+
+    weight: Tensor | None
+
+    def __init__(
+        self, p: int = 1, margin: float = 1.0, weight: Tensor | None = None, *, reduction: str = "mean"
+    ) -> None:
+        super().__init__(margin, reduction=reduction)
+        if p not in (1, 2):
+            raise ValueError("only p == 1 and p == 2 supported")
+        self.p = p
+        self.register_buffer("weight", weight)
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        loss: Tensor = functional.multi_margin_loss(
+            input, target, self.p, self.margin, self.weight, self.reduction
+        )
+        return loss
+
+
+class MultiLabelMarginLoss(_Loss):
+    """Labels above the other classes by a margin; see `functional.multilabel_margin_loss`."""
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        loss: Tensor = functional.multilabel_margin_loss(input, target, self.reduction)
+        return loss
+
+
+class SoftMarginLoss(_Loss):
+    """log(1 + exp(-target * input)); see `functional.soft_margin_loss`."""
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        loss: Tensor = functional.soft_margin_loss(input, target, self.reduction)
+        return loss
+
+
+class MultiLabelSoftMarginLoss(_Loss):
+    """The cross entropy of each class by itself; see `functional.multilabel_soft_margin_loss`."""
+
+    weight: Tensor | None
+
+    def __init__(self, weight: Tensor | None = None, *, reduction: str = "mean") -> None:
+        super().__init__(reduction=reduction)
+        self.register_buffer("weight", weight)
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        loss: Tensor = functional.multilabel_soft_margin_loss(input, target, self.weight, self.reduction)
+        return loss

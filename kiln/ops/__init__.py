@@ -28,11 +28,14 @@ from kiln.ops import (  # noqa: F401
     finite,
     gates,
     getitem,
+    group_norms,
     index_along,
     indexing,
     joining,
+    margin_losses,
     moves,
     names,
+    norms,
     optimizers,
     order,
     padding,
@@ -46,13 +49,16 @@ from kiln.ops import (  # noqa: F401
     ranges,
     ranks,
     reduce,
+    reductions,
     scans,
     selecting,
     shapes,
     unary,
     user,
+    value_losses,
     views,
 )
+from kiln.ops.declare import LAYERS as LAYERS
 from kiln.ops.declare import RECORDS as RECORDS
 from kiln.ops.record import Op as Op
 from kiln.ops.record import find as find

@@ -13,7 +13,7 @@ from kiln.ops.activations import cube, floating, inverse_square, narrow
 from kiln.ops.creation import positions
 from kiln.ops.declare import dtype_name, into, is_float, public
 from kiln.ops.finite import all_near, near
-from kiln.ops.record import Number, Op, Operand, Structure, Tensor, composite
+from kiln.ops.record import Number, Operand, Structure, Tensor, composite
 
 
 def _is_number(x: Any) -> bool:
@@ -198,30 +198,6 @@ def clamp(input: Any, min: Any = None, max: Any = None, *, out: Any = None) -> A
     if min is None:
         return p.clamp_max.handle(input, max, **into(out))
     return p.clamp.handle(input, min, max, **into(out))
-
-
-def _deviation(op: Op) -> Any:
-    """var or std, asked for PyTorch's two ways: by a flag, which may come in dim's place, or by a number."""
-
-    def deviation(
-        input: Any,
-        dim: Any = None,
-        unbiased: bool | None = None,
-        keepdim: bool = False,
-        *,
-        correction: Any = None,
-    ) -> Any:
-        if isinstance(dim, bool):
-            dim, unbiased = None, dim
-        if correction is None:
-            correction = 1 if unbiased is None or unbiased else 0
-        return op.handle(input, dim, correction, keepdim)
-
-    deviation.__name__, deviation.__doc__ = op.name, op.doc
-    return public(op.name)(deviation)
-
-
-var, std = map(_deviation, (reduce.var, reduce.std))
 
 
 @public("where", method=False, plain=p.where)

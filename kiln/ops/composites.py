@@ -174,6 +174,17 @@ def reduced(loss: Any, reduction: str) -> Any:
     return total if reduction == "sum" else total / d.count_of(loss, _everything(loss))
 
 
+def weighted(loss: Any, weight: Any, reduction: str) -> Any:
+    """A loss per element times its weight, as it was asked for: the mean is over the weights."""
+    if weight is None:
+        return reduced(loss, reduction)
+    check_reduction(reduction)
+    w = wide(weight)
+    if reduction != "mean":
+        return reduced(loss * w, reduction)
+    return reduce_sum(loss * w, _everything(loss), False) / reduce_sum(w, _everything(w), False)
+
+
 def _elements(formula: Any) -> Any:
     """The reference of a loss of two arrays from its formula."""
 
@@ -211,14 +222,18 @@ _BAD_DIFFERENCE = d.failures(
     failures=_BAD_DIFFERENCE,
     method=False,
 )
-def mse_loss(input: Tensor, target: Tensor, reduction: Structure = "mean") -> Any:
-    """(input - target)^2, broadcast; its "mean", "sum", or each ("none"). ValueError for another `reduction`.
+def mse_loss(
+    input: Tensor, target: Tensor, reduction: Structure = "mean", weight: Tensor | None = None
+) -> Any:
+    """(input - target)^2, broadcast; its "mean", "sum", or each ("none"), times `weight` if there is one.
+
+    ValueError for another `reduction`.
 
     >>> kiln.nn.functional.mse_loss(kiln.tensor([1.0, 2.0]), kiln.tensor([1.0, 4.0]))
     tensor(2.)
     """
     dtype = kinds.result_type((input, target))
-    return narrow(reduced(square(wide(input) - wide(target)), reduction), dtype)
+    return narrow(weighted(square(wide(input) - wide(target)), weight, reduction), dtype)
 
 
 @composite(
@@ -227,14 +242,18 @@ def mse_loss(input: Tensor, target: Tensor, reduction: Structure = "mean") -> An
     failures=_BAD_DIFFERENCE,
     method=False,
 )
-def l1_loss(input: Tensor, target: Tensor, reduction: Structure = "mean") -> Any:
-    """|input - target|, broadcast; its "mean", "sum", or each ("none"). ValueError for another `reduction`.
+def l1_loss(
+    input: Tensor, target: Tensor, reduction: Structure = "mean", weight: Tensor | None = None
+) -> Any:
+    """|input - target|, broadcast; its "mean", "sum", or each ("none"), times `weight` if there is one.
+
+    ValueError for another `reduction`.
 
     >>> kiln.nn.functional.l1_loss(kiln.tensor([1.0, 2.0]), kiln.tensor([1.0, 4.0]))
     tensor(1.)
     """
     dtype = kinds.result_type((input, target))
-    return narrow(reduced(abs(wide(input) - wide(target)), reduction), dtype)
+    return narrow(weighted(abs(wide(input) - wide(target)), weight, reduction), dtype)
 
 
 def _logits(np: Any, x: Any, y: Any, weight: Any = None, pos_weight: Any = None) -> Any:

@@ -9,7 +9,7 @@ from kiln import _core
 from kiln.graph import graph as g
 from kiln.graph.size import Size, product
 from kiln.ops import record
-from kiln.ops.record import Failure, Op, Sample, Samples
+from kiln.ops.record import ALIASES, Failure, Op, Sample, Samples
 
 INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
 
@@ -19,9 +19,6 @@ METHODS: set[str] = set()
 LAYERS: set[str] = set()  # functions of kiln.nn.functional
 # the in-place forms of such functions and of aliases
 INPLACE: dict[str, Callable[..., Any]] = {}
-
-# PyTorch's other names of arguments, as NumPy has them.
-ALIASES = {"axis": "dim", "keepdims": "keepdim"}
 
 
 class Function:
@@ -115,19 +112,23 @@ def _in_place(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_aliases(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which also takes arguments by their other names (`axis` for `dim`)."""
+    """The function, which also takes arguments by their other names (`axis` for `dim`), if it has a dim: of
+    those without one a call is too short for a layer more.
+    """
     code = function.__code__
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     others = {alias: name for alias, name in ALIASES.items() if name in names and alias not in names}
-    if not others:
+    if not others.keys() & {"axis", "keepdims"}:
         return function
 
     def call(*args: Any, **kwargs: Any) -> Any:
         for alias in others.keys() & kwargs.keys() if kwargs else ():
+            if others[alias] in kwargs:
+                raise TypeError(f"{name}() got multiple values for argument '{others[alias]}'")
             kwargs[others[alias]] = kwargs.pop(alias)
         return function(*args, **kwargs)
 
-    call.__name__ = call.__qualname__ = function.__name__
+    name = call.__name__ = call.__qualname__ = function.__name__
     call.__doc__, call.__wrapped__ = function.__doc__, function  # type: ignore[attr-defined]
     return call
 
@@ -204,6 +205,11 @@ def broadcast_shape(x: Any, y: Any, op: str) -> tuple[int, ...]:
 def is_symbolic(shape: Any) -> bool:
     """Whether any size of a shape is not known as an int."""
     return any(isinstance(d, Size) for d in shape)
+
+
+def default_float() -> str:
+    """The name of the default float dtype."""
+    return str(_core.default_dtype_name())
 
 
 def type_name(dtype: str) -> str:

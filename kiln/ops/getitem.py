@@ -18,6 +18,7 @@ from kiln import _core
 from kiln.graph.size import quotient
 from kiln.ops import declare as d
 from kiln.ops import pointwise as p
+from kiln.ops.creation import full
 from kiln.ops.data import beside
 from kiln.ops.declare import dtype_name
 from kiln.ops.indexing import rows_at, scatter_add, take_at

@@ -43,6 +43,11 @@ _CLASS_OF = {
 
 REQUIRED = _core.REQUIRED
 
+# PyTorch's other names of arguments, as NumPy has them.
+ALIASES = {
+    "axis": "dim", "keepdims": "keepdim", "x": "input", "x1": "input", "a": "input", "x2": "other",
+}  # fmt: skip
+
 
 class Param(NamedTuple):
     """A parameter of an op: `kind` is one of the letters T L O V N S Z."""
@@ -201,8 +206,15 @@ class Op:
         arrays = [*bound, *(bound[0] if bound and isinstance(bound[0], (list, tuple)) else ())]
         return next((a.graph for a in arrays if isinstance(a, g.Value)), None) or g.current()
 
+    def own_name(self, name: str) -> str | None:
+        """The parameter that a keyword which is none means (`dim` by `axis`), if there is one."""
+        own = ALIASES.get(name)
+        return own if any(p.name == own for p in self.params) else None
+
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The arguments in parameter order, defaults filled in; TypeError for a missing or unknown one."""
+        names = [p.name for p in self.params]
+        kwargs = {k if k in names else self.own_name(k) or k: v for k, v in kwargs.items()}
         if self.params and self.params[-1].kind == "Z" and len(args) > len(self.params):
             args = (*args[: len(self.params) - 1], args[len(self.params) - 1 :])
         if len(args) > len(self.params):

@@ -1,0 +1,188 @@
+"""Normalisations as modules: by groups of channels, by item, by the root of the mean square, by
+neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kiln import ops
+from kiln._core import Tensor
+from kiln.nn import functional, init
+from kiln.nn.module import Module
+from kiln.nn.parameter import Parameter
+
+
+class _Affine(Module):
+    """A normalisation with a weight of ones and a bias of zeros, each if it is wanted."""
+
+    weight: Parameter | None
+    bias: Parameter | None
+
+    def _make(self, shape: Sequence[int], weight: bool, bias: bool, device: Any, dtype: Any) -> None:
+        for name, wanted in (("weight", weight), ("bias", bias)):
+            made = Parameter(ops.empty(*shape, device=device, dtype=dtype)) if wanted else None
+            self.register_parameter(name, made)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set weight to ones and bias to zeros."""
+        if self.weight is not None:
+            init.ones_(self.weight)
+        if self.bias is not None:
+            init.zeros_(self.bias)
+
+
+class RMSNorm(Module):
+    """x over the root of its mean square along the trailing dims `normalized_shape`, times weight."""
+
+    weight: Parameter | None
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        self.normalized_shape = shape
+        self.eps = eps
+        self.elementwise_affine = elementwise_affine
+        made = Parameter(ops.empty(*shape, device=device, dtype=dtype)) if elementwise_affine else None
+        self.register_parameter("weight", made)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set weight to ones."""
+        if self.weight is not None:
+            init.ones_(self.weight)
+
+    def forward(self, input: Tensor) -> Tensor:
+        y: Tensor = functional.rms_norm(input, self.normalized_shape, self.weight, self.eps)
+        return y
+
+    def extra_repr(self) -> str:
+        return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.elementwise_affine}"
+
+
+class GroupNorm(_Affine):
+    """(n, c, ...) with mean 0 and variance 1 over each of `num_groups` groups of channels."""
+
+    def __init__(
+        self,
+        num_groups: int,
+        num_channels: int,
+        eps: float = 1e-5,
+        affine: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        if num_channels % num_groups:
+            raise ValueError(f"num_channels ({num_channels}) must be divisible by num_groups ({num_groups})")
+        self.num_groups, self.num_channels, self.eps, self.affine = num_groups, num_channels, eps, affine
+        self._make((num_channels,), affine, affine and bias, device, dtype)
+
+    def forward(self, input: Tensor) -> Tensor:
+        y: Tensor = functional.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
+        return y
+
+    def extra_repr(self) -> str:
+        affine, bias = self.affine, self.bias is not None
+        return f"{self.num_groups}, {self.num_channels}, eps={self.eps}, affine={affine}, bias={bias}"
+
+
+class _InstanceNorm(_Affine):
+    """(n, c, ...) or (c, ...) with mean 0 and variance 1 over each channel of each item.
+
+    With `track_running_stats` the means over items are kept as buffers, and used in evaluation.
+    """
+
+    dims = 0  # of an item's channel
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    num_batches_tracked: Tensor | None
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = False,
+        track_running_stats: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        self.num_features, self.eps, self.momentum = num_features, eps, momentum
+        self.affine, self.track_running_stats = affine, track_running_stats
+        options = {"device": device, "dtype": dtype}
+        kept = track_running_stats
+        self.register_buffer("running_mean", ops.zeros(num_features, **options) if kept else None)
+        self.register_buffer("running_var", ops.ones(num_features, **options) if kept else None)
+        count = ops.zeros((), dtype="int64", device=device) if kept else None
+        self.register_buffer("num_batches_tracked", count)
+        self._make((num_features,), affine, affine and bias, device, dtype)
+
+    def forward(self, input: Tensor) -> Tensor:
+        if input.ndim not in (self.dims + 1, self.dims + 2):
+            raise ValueError(f"expected {self.dims + 1}D or {self.dims + 2}D input (got {input.ndim}D input)")
+        items = input if input.ndim == self.dims + 2 else input.unsqueeze(0)
+        if self.affine and items.shape[1] != self.num_features:
+            raise ValueError(
+                f"expected input's size at dim={input.ndim - self.dims - 1} to match num_features "
+                f"({self.num_features}), but got: {items.shape[1]}."
+            )
+        y: Tensor = functional.instance_norm(
+            items, self.running_mean, self.running_var, self.weight, self.bias,
+            self.training or not self.track_running_stats,
+            0.0 if self.momentum is None else self.momentum, self.eps,
+        )  # fmt: skip
+        return y if items is input else y.squeeze(0)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "
+            f"bias={self.bias is not None}, track_running_stats={self.track_running_stats}"
+        )
+
+
+class InstanceNorm1d(_InstanceNorm):
+    """Each channel of (n, c, l) or (c, l) normalised."""
+
+    dims = 1
+
+
+class InstanceNorm2d(_InstanceNorm):
+    """Each channel of (n, c, h, w) or (c, h, w) normalised."""
+
+    dims = 2
+
+
+class InstanceNorm3d(_InstanceNorm):
+    """Each channel of (n, c, d, h, w) or (c, d, h, w) normalised."""
+
+    dims = 3
+
+
+class LocalResponseNorm(Module):
+    """(n, c, ...) over (k + alpha * the mean square of `size` neighbouring channels)**beta."""
+
+    def __init__(self, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> None:
+        super().__init__()
+        self.size, self.alpha, self.beta, self.k = size, alpha, beta, k
+
+    def forward(self, input: Tensor) -> Tensor:
+        y: Tensor = functional.local_response_norm(input, self.size, self.alpha, self.beta, self.k)
+        return y
+
+    def extra_repr(self) -> str:
+        return f"{self.size}, alpha={self.alpha}, beta={self.beta}, k={self.k}"
