@@ -20,6 +20,7 @@ from kiln.ops import (  # noqa: F401
     creation,
     data,
     declare,
+    elementary,
     extrema,
     getitem,
     indexing,

@@ -32,11 +32,11 @@ from kiln.ops.floats import (
     with_sign,
 )
 from kiln.ops.scalar import Scalar, absolute, bits, const, fma, from_bits, ldexp, rint, select, sqrt
-from kiln.ops.trigonometry import cos, sin
+from kiln.ops.trigonometry import cos, sin, tan
 
 __all__ = [
-    "cos", "erf", "exp", "exp2", "expm1", "log", "log1p", "log2", "pow", "rsqrt", "sigmoid", "sin", "sqrt",
-    "tanh",
+    "cos", "erf", "exp", "exp2", "expm1", "log", "log10", "log1p", "log2", "pow", "rsqrt", "sigmoid", "sin",
+    "sqrt", "tan", "tanh",
 ]  # fmt: skip
 
 # x as a sum of floats of the type, each rounded from what the ones before left
@@ -111,6 +111,16 @@ def exp(x: Scalar) -> Scalar:
     return exp_unclamped(clamp(x, *EXP_RANGE[x.type]))
 
 
+def exp_pair(x: Scalar, less: float = 0.0) -> Pair:
+    """e^x 2^-less as a pair, for x within range (or NaN)."""
+    t, r, first, n = reduce_exp(x)
+    top, error = fast_two_sum(const(1.0, x.type), r)
+    rest = fma(r * r, poly(r, EXP[x.type]), fma(n, -LN2[x.type][1], first - r) + error)
+    hi, lo = fast_two_sum(top, rest)
+    t = t - less if less else t
+    return scale(hi, t), scale(lo, t)
+
+
 def exp2(x: Scalar) -> Scalar:
     """2^x; exact for integers."""
     magic = FORMAT[x.type].magic
@@ -151,11 +161,7 @@ def sigmoid(x: Scalar) -> Scalar:
     if x.type == "f32":
         e = exp_unclamped(below)
         return select(negative, e, 1.0) / (e + 1.0)
-    t, r, first, n = reduce_exp(below)
-    top, error = fast_two_sum(const(1.0, x.type), r)
-    rest = fma(r * r, poly(r, EXP[x.type]), fma(n, -LN2[x.type][1], first - r) + error)
-    hi, lo = fast_two_sum(top, rest)
-    hi, lo = scale(hi, t), scale(lo, t)
+    hi, lo = exp_pair(below)
     total, error = fast_two_sum(const(1.0, x.type), hi)
     return quotient((select(negative, hi, 1.0), select(negative, lo, 0.0)), (total, error + lo))
 
@@ -227,17 +233,28 @@ def log_sum(k: Scalar, f: Scalar, tail: Scalar | None) -> Scalar:
     return total + (fma(k, lo, rest) + small)
 
 
+def log_of_pair(hi: Scalar, lo: Scalar, more: Scalar | None = None) -> Scalar:
+    """log(hi + lo) + more ln2, for finite hi > 0 that is no denormal, |lo| small beside it."""
+    k, m = split(hi, TWO_THIRDS[hi.type])
+    return log_sum(k if more is None else k + more, m - 1.0, ldexp(lo, -k))
+
+
 def log1p(x: Scalar) -> Scalar:
     """log(1 + x): k is chosen from the rounded 1 + x, f = 2^-k x + (2^-k - 1) from x itself."""
+    return select(absolute(x) < FORMAT[x.type].small, x, log_edges(x, log1p_sum(x), -1.0))
+
+
+def log1p_sum(x: Scalar, lo: Scalar | None = None, more: Scalar | None = None) -> Scalar:
+    """log(1 + x + lo) + more ln2, for finite x > -1."""
     form = FORMAT[x.type]
     u = x + 1.0
     exponent = (bits(u) - TWO_THIRDS[x.type]) >> form.mantissa
     field = exponent << form.mantissa
     quarter = from_bits(const(form.one + (2 << form.mantissa), form.integer) - field)
     f, tail = two_sum(fma(quarter, 0.25, -1.0), from_bits(bits(x) - field))
+    tail = tail if lo is None else fma(quarter * 0.25, lo, tail)
     k = from_bits(exponent + bits_of(form.magic, x.type)) - form.magic
-    y = log_edges(x, log_sum(k, f, tail), -1.0)
-    return select(absolute(x) < form.small, x, y)
+    return log_sum(k if more is None else k + more, f, tail)
 
 
 def log2(x: Scalar) -> Scalar:
@@ -249,6 +266,38 @@ def log2(x: Scalar) -> Scalar:
     rest = fma(f * f, poly(f, LOG2[x.type]), fma(f, lo, rest))
     total, error = fast_two_sum(k, top)
     return log_edges(x, total + (error + rest), 0.0)
+
+
+LOG10 = {
+    "f32": (-0.21714724600315094, 0.1447642743587494, -0.10857237875461578, 0.0869060605764389,
+            -0.07245130836963654, 0.06079939380288124, -0.052826352417469025, 0.06085200235247612,
+            -0.05630205571651459),
+    "f64": (-0.21714724095162571, 0.14476482730108314, -0.10857362047594618, 0.08685889638099344,
+            -0.07238241362482278, 0.06204206879208665, -0.054286812510757836, 0.048254946224868527,
+            -0.04342933805022681, 0.0394811555560541, -0.036194403606733205, 0.03341148258895553,
+            -0.030963210020725267, 0.028882818418718138, -0.027797299799250243, 0.02628696315040964,
+            -0.019683321100245343, 0.01811532055203754, -0.03778200094782614, 0.036945590361709836),
+}  # fmt: skip
+# log10 e and log10 2; products of the first part of the second with any k are exact
+LOG10_E = {
+    "f32": (0.4342944920063019, -1.0103049952192578e-08),
+    "f64": (0.4342944819032518, 1.098319650216765e-17),
+}
+LOG10_TWO = {
+    "f32": (0.301025390625, 4.605039066518657e-06),
+    "f64": (0.30102999566395283, 2.8363394551044964e-14),
+}
+
+
+def log10(x: Scalar) -> Scalar:
+    """The logarithm to base 10."""
+    k, m = split(x, TWO_THIRDS[x.type])
+    f = m - 1.0
+    (e, e_lo), (two, two_lo) = LOG10_E[x.type], LOG10_TWO[x.type]
+    top, rest = two_product(f, e)
+    rest = fma(f * f, poly(f, LOG10[x.type]), fma(f, e_lo, rest))
+    total, error = fast_two_sum(k * two, top)
+    return log_edges(x, total + (error + fma(k, two_lo, rest)), 0.0)
 
 
 # tanh |x| = E / (E + 2), E = e^2|x| - 1. In f64 both sides are pairs, with one division still; f32 instead
