@@ -31,6 +31,7 @@ from kiln.ops import (  # noqa: F401
     products,
     random,
     reduce,
+    special,
     unary,
     user,
     views,

@@ -75,7 +75,7 @@ def acos(x: Scalar) -> Scalar:
 
 
 def angle(n: Scalar, d: Scalar, back: Scalar | None = None) -> Scalar:
-    """The angle in [0, pi] of the point (d, n), or (-d, n) where `back`; n, d >= 0, one of them > 0 and finite."""
+    """The angle in [0, pi] of the point (d, n), or (-d, n) where `back`; n, d >= 0, finite, not both 0."""
     type = n.type
     swap = n > d
     n, d = select(swap, d, n), select(swap, n, d)

@@ -295,7 +295,10 @@ def log10(x: Scalar) -> Scalar:
     f = m - 1.0
     (e, e_lo), (two, two_lo) = LOG10_E[x.type], LOG10_TWO[x.type]
     top, rest = two_product(f, e)
-    rest = fma(f * f, poly(f, LOG10[x.type]), fma(f, e_lo, rest))
+    square, square_lo = two_product(f, f)
+    second, *higher = LOG10[x.type]
+    rest = fma(f * square, poly(f, higher), fma(square_lo, second, fma(f, e_lo, rest)))
+    rest = fma(square, second, rest)
     total, error = fast_two_sum(k * two, top)
     return log_edges(x, total + (error + fma(k, two_lo, rest)), 0.0)
 

@@ -205,7 +205,7 @@ def sin_cos_pi(x: Scalar) -> tuple[Pair, Pair]:
     t = fma(x, 2.0, magic)
     r = fma(t - magic, -0.5, x)
     hi, lo = two_product(r, PI[x.type][0])
-    sine, cosine = sin_cos_pairs(hi, fma(r, PI[x.type][1], lo))
+    sine, cosine = (fast_two_sum(*p) for p in sin_cos_pairs(hi, fma(r, PI[x.type][1], lo)))
     return quadrant_pair(bits(t), sine, cosine), quadrant_pair(bits(t) + 1, sine, cosine)
 
 
@@ -221,5 +221,5 @@ def sinc(x: Scalar) -> Scalar:
     pi, pi_lo = PI[x.type]
     hi, lo = sin_cos_pi(x)[0]
     below, below_lo = two_product(x, pi)
-    value = quotient(fast_two_sum(hi, lo), (below, fma(x, pi_lo, below_lo)))
+    value = quotient((hi, lo), (below, fma(x, pi_lo, below_lo)))
     return select(absolute(x) < FORMAT[x.type].small, 1.0, value) + (x - x)
