@@ -15,7 +15,7 @@ from kiln.ops import mathematics as m
 from kiln.ops.arithmetic import pow
 from kiln.ops.comparison import eq, le, logical_and, unsupported
 from kiln.ops.pointwise import convert, larger, where
-from kiln.ops.record import Number, Operand, Sample, Tensor, pointwise
+from kiln.ops.record import Number, Op, Operand, Sample, Tensor, pointwise
 from kiln.ops.scalar import INTS, Scalar, absolute, const, select
 from kiln.ops.unary import DOC, cos, exp2, float_function, log, log1p, rsqrt, sigmoid
 
@@ -279,7 +279,7 @@ def _(g: Any, input: Any, other: Any, y: Any) -> Any:
     return g * (input / y), g * (other / y)
 
 
-def _log_of_sum(name: str, exponential: Any, logarithm: Any, base: str, example: str) -> Any:
+def _log_of_sum(name: str, exponential: Any, logarithm: Any, base: str, example: str) -> Op:
     """logaddexp or logaddexp2: larger + log(1 + e^-|difference|)."""
 
     def body(input: Tensor, other: Tensor) -> Any:
@@ -317,7 +317,7 @@ def _(g: Any, input: Any, other: Any) -> Any:
     return g / (1 + exp2(other - input)), g / (1 + exp2(input - other))
 
 
-def _times_log(name: str, function: Any, reference: Any, low: float, doc: str, **settings: Any) -> Any:
+def _times_log(name: str, function: Any, reference: Any, low: float, doc: str, **settings: Any) -> Op:
     """xlogy or xlog1py: input times a logarithm of other, 0 where input is."""
 
     def body(input: Operand, other: Operand) -> Any:

@@ -16,6 +16,7 @@ Measured bounds: kiln/ops/NUMERICS.md. Right at 0, -0.0, infinities, NaN and den
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf, nan
 
 from kiln.ops.floats import (
@@ -31,8 +32,8 @@ from kiln.ops.floats import (
     two_sum,
     with_sign,
 )
-from kiln.ops.scalar import Scalar, absolute, bits, const, fma, from_bits, ldexp, rint, select, sqrt
-from kiln.ops.trigonometry import cos, sin, tan
+from kiln.ops.scalar import Scalar, absolute, bits, const, convert, fma, from_bits, ldexp, rint, select, sqrt
+from kiln.ops.trigonometry import cos, rarely, sin, tan
 
 __all__ = [
     "cos", "erf", "exp", "exp2", "expm1", "log", "log10", "log1p", "log2", "pow", "rsqrt", "sigmoid", "sin",
@@ -191,6 +192,29 @@ TWO_THIRDS = {"f32": 0x3F2AAAAB, "f64": 0x3FE5555555555555}
 SQRT_HALF = {"f32": 0x3F3504F3, "f64": 0x3FE6A09E667F3BCD}
 
 
+def ordinary_split(x: Scalar, base: int) -> Pair:
+    """`split` of a normal number."""
+    form = FORMAT[x.type]
+    raw = bits(x)
+    exponent = (raw - base) >> form.mantissa
+    k = convert(exponent, "f32") if x.type == "f32" else exponent_as_float(exponent, x.type)
+    return k, from_bits(raw - (exponent << form.mantissa))
+
+
+def exponent_as_float(exponent: Scalar, type: str) -> Scalar:
+    """A small integer as a float, for targets without the conversion."""
+    magic = FORMAT[type].magic
+    return from_bits(exponent + bits_of(magic, type)) - magic
+
+
+def logarithm(x: Scalar, of: Callable[[Scalar, Scalar], Scalar]) -> Scalar:
+    """of(k, f), x = 2^k (1 + f); what is no positive normal number goes a rare path."""
+    base = TWO_THIRDS[x.type]
+    (k, m), (any_k, any_m) = ordinary_split(x, base), split(x, base)
+    ordinary = (x >= FORMAT[x.type].smallest) & (x < inf)
+    return rarely(~ordinary, log_edges(x, of(any_k, any_m - 1.0), 0.0), of(k, m - 1.0))
+
+
 def split(x: Scalar, base: int) -> Pair:
     """(k, m): x = 2^k m for finite x > 0, b <= m < 2b, b in (1/2, 1) the float of bits `base`; k a float."""
     form = FORMAT[x.type]
@@ -217,9 +241,7 @@ def log_edges(x: Scalar, y: Scalar, pole: float) -> Scalar:
 
 def log(x: Scalar) -> Scalar:
     """The natural logarithm."""
-    k, m = split(x, TWO_THIRDS[x.type])
-    f = m - 1.0
-    return log_edges(x, log_sum(k, f, None), 0.0)
+    return logarithm(x, lambda k, f: log_sum(k, f, None))
 
 
 def log_sum(k: Scalar, f: Scalar, tail: Scalar | None) -> Scalar:
@@ -259,13 +281,15 @@ def log1p_sum(x: Scalar, lo: Scalar | None = None, more: Scalar | None = None) -
 
 def log2(x: Scalar) -> Scalar:
     """The logarithm to base 2; exact for powers of 2."""
-    k, m = split(x, TWO_THIRDS[x.type])
-    f = m - 1.0
-    hi, lo = LOG2E[x.type]
-    top, rest = two_product(f, hi)
-    rest = fma(f * f, poly(f, LOG2[x.type]), fma(f, lo, rest))
-    total, error = fast_two_sum(k, top)
-    return log_edges(x, total + (error + rest), 0.0)
+
+    def of(k: Scalar, f: Scalar) -> Scalar:
+        hi, lo = LOG2E[x.type]
+        top, rest = two_product(f, hi)
+        rest = fma(f * f, poly(f, LOG2[x.type]), fma(f, lo, rest))
+        total, error = fast_two_sum(k, top)
+        return total + (error + rest)
+
+    return logarithm(x, of)
 
 
 LOG10 = {
@@ -291,37 +315,42 @@ LOG10_TWO = {
 
 def log10(x: Scalar) -> Scalar:
     """The logarithm to base 10."""
-    k, m = split(x, TWO_THIRDS[x.type])
-    f = m - 1.0
-    (e, e_lo), (two, two_lo) = LOG10_E[x.type], LOG10_TWO[x.type]
-    top, rest = two_product(f, e)
-    square, square_lo = two_product(f, f)
-    second, *higher = LOG10[x.type]
-    rest = fma(f * square, poly(f, higher), fma(square_lo, second, fma(f, e_lo, rest)))
-    rest = fma(square, second, rest)
-    total, error = fast_two_sum(k * two, top)
-    return log_edges(x, total + (error + fma(k, two_lo, rest)), 0.0)
+
+    def of(k: Scalar, f: Scalar) -> Scalar:
+        (e, e_lo), (two, two_lo) = LOG10_E[x.type], LOG10_TWO[x.type]
+        top, rest = two_product(f, e)
+        square, square_lo = two_product(f, f)
+        second, *higher = LOG10[x.type]
+        rest = fma(f * square, poly(f, higher), fma(square_lo, second, fma(f, e_lo, rest)))
+        rest = fma(square, second, rest)
+        total, error = fast_two_sum(k * two, top)
+        return total + (error + fma(k, two_lo, rest))
+
+    return logarithm(x, of)
 
 
-# tanh |x| = E / (E + 2), E = e^2|x| - 1. In f64 both sides are pairs, with one division still; f32 instead
-# takes x + x^3 P(x^2) below 1/4, where E and E + 2 would each cost a bit.
+# tanh |x|, f32: x + x^3 P(x^2) below 0.55; 1 - 2 / (e^2|x| + 1) above, where what one step of reduction and
+# one term less leave is small beside 1. f64: E / (E + 2), E = e^2|x| - 1, as pairs, one division.
 
-TANH_NEAR = (-0.3333323895931244, 0.13324183225631714, -0.05142420902848244)  # f32
+TANH_NEAR = (-0.3333294093608856, 0.13320639729499817, -0.05266784876585007, 0.01643173210322857)  # f32
+EXP_TWICE = (1.0000001192092896, 1.9999995231628418, 1.9999494552612305, 1.333387851715088,
+             0.6708151698112488, 0.26600325107574463)  # fmt: skip
 TANH_ONE = {"f32": 9.1, "f64": 22.0}  # tanh rounds to 1 from here on
 
 
 def tanh(x: Scalar) -> Scalar:
     """The hyperbolic tangent; odd, and never above 1 in magnitude."""
     a, one = absolute(x), TANH_ONE[x.type]
-    twice = select(a > one, one, a) * 2.0
+    low = select(a > one, one, a)
     if x.type == "f32":
-        t, r, _, _ = reduce_exp(twice)
-        power = power_of_two(bits(t), x.type)
-        e = fma(power, fma(r * r, poly(r, EXP[x.type]), r), power - 1.0)
+        magic = FORMAT[x.type].magic + 127.0  # low bits of t: the exponent field of 2^n
+        t = fma(low, 2 * LOG2E["f64"][0], magic)
+        r = fma(t - magic, -0.5 * LN2["f64"][0], low)
+        below = fma(poly(r, EXP_TWICE), from_bits(bits(t) << 23), 1.0)
         square = a * a
         near = fma(a * square, poly(square, TANH_NEAR), a)
-        return with_sign(select(a < 0.25, near, e / (e + 2.0)), x)
-    hi, lo = fast_two_sum(*expm1_pair(twice, half=False))
+        return with_sign(select(a < 0.55, near, 1.0 - 2.0 / below), x)
+    hi, lo = fast_two_sum(*expm1_pair(low * 2.0, half=False))
     below, below_lo = two_sum(hi, const(2.0, x.type))
     y = quotient((hi, lo), (below, below_lo + lo))
     return with_sign(select(a < FORMAT[x.type].small, a, y), x)

@@ -54,10 +54,10 @@ def _function(
     )
 
 
-def _special(name: str, *rest: Any) -> Any:
+def _special(name: str, body: Any, gradient: Any, reference: Any, low: float, high: float, doc: str) -> Any:
     """The same, of kiln.special only."""
-    text = rest[-1].replace(f"kiln.{name}(", f"kiln.special.{name}(")
-    op = _function(name, *rest[:-1], text, public=False, inplace=False)
+    doc = doc.replace(f"kiln.{name}(", f"kiln.special.{name}(")
+    op = _function(name, body, gradient, reference, low, high, doc, public=False, inplace=False)
     SPECIAL[name] = op.handle
     return op
 
@@ -172,6 +172,25 @@ def _zeta(np: Any, s: Any, q: Any) -> Any:
     return _from_ten(np, q, lambda z: z**-s, far)
 
 
+@pointwise(
+    "float",
+    samples=lambda rng, t: [Sample((d.array(rng, (3, 5), t, 0.5, 9), n)) for n in (1, 2)],
+    reference=d.reference(
+        lambda np, x, n: ((-1) ** (n + 1) * math.factorial(n) * _zeta(np, n + 1.0, x)).astype(x.dtype)
+    ),
+    failures=d.not_an_array("polygamma_of", 2),
+    public=False,
+)
+def polygamma_of(input: Tensor, n: Structure) -> Any:
+    """The n-th derivative of digamma, n >= 1."""
+    return double(lambda x: gamma.polygamma(n, x))(input)
+
+
+@polygamma_of.derivative
+def _(g: Any, input: Any, n: Any) -> Any:
+    return g * polygamma_of(input, n + 1)
+
+
 lgamma: Any = _function(
     "lgamma",
     gamma.lgamma,
@@ -190,25 +209,6 @@ digamma: Any = _function(
     9,
     DOC.format("The derivative of lgamma", "digamma", "1.0, 2.0", "-0.5772,  0.4228"),
 )
-
-
-@pointwise(
-    "float",
-    samples=lambda rng, t: [Sample((d.array(rng, (3, 5), t, 0.5, 9), n)) for n in (1, 2)],
-    reference=d.reference(
-        lambda np, x, n: ((-1) ** (n + 1) * math.factorial(n) * _zeta(np, n + 1.0, x)).astype(x.dtype)
-    ),
-    failures=d.not_an_array("polygamma_of", 2),
-    public=False,
-)
-def polygamma_of(input: Tensor, n: Structure) -> Any:
-    """The n-th derivative of digamma, n >= 1."""
-    return double(lambda x: gamma.polygamma(n, x))(input)
-
-
-@polygamma_of.derivative
-def _(g: Any, input: Any, n: Any) -> Any:
-    return g * polygamma_of(input, n + 1)
 
 
 @d.public(
@@ -329,8 +329,8 @@ def _y(n: int) -> Any:
     def reference(np: Any, x: Any) -> Any:
         a = np.asarray(x, np.float64)[..., None]
         near = _integral(np, lambda t: np.sin(a * np.sin(t) - n * t), math.pi)
-        ends = lambda t: np.exp(n * t) + (-1) ** n * np.exp(-n * t)  # noqa: E731
-        far = _integral(np, lambda t: ends(t) * np.exp(-a * np.sinh(t)), 6.0)
+        f = lambda t: (np.exp(n * t) + (-1) ** n * np.exp(-n * t)) * np.exp(-a * np.sinh(t))  # noqa: E731
+        far = _integral(np, f, 6.0)
         return ((near - far) / math.pi).astype(x.dtype)
 
     return reference
