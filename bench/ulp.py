@@ -26,7 +26,7 @@ CHUNK = 1 << 17  # its float64 arrays stay in the cache
 BOUNDS = {
     "exp": 1.0, "exp2": 1.0, "expm1": 1.0, "log": 1.0, "log2": 1.0, "log1p": 1.0,
     "log10": 1.0, "tanh": 2.5, "sigmoid": 2.5, "erf": 2.5, "sin": 2.0, "cos": 2.0, "tan": 2.5, "asin": 1.5,
-    "acos": 1.5, "atan": 1.5, "sinh": 1.0, "cosh": 1.0, "asinh": 1.0, "acosh": 1.0, "atanh": 1.5,
+    "acos": 1.5, "atan": 1.5, "sinh": 1.0, "cosh": 1.0, "asinh": 1.0, "acosh": 1.5, "atanh": 1.5,
     "rsqrt": 1.5,
 }  # fmt: skip
 

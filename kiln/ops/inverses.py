@@ -127,10 +127,10 @@ def hypot(x: Scalar, y: Scalar) -> Scalar:
         a, b = convert(x, "f64"), convert(y, "f64")
         return select(infinite, inf, convert(sqrt(fma(a, a, b * b)), "f32"))
     a, b = absolute(x), absolute(y)
-    large, tiny = LARGE["f64"], 1.0 / LARGE["f64"]
     most = select(a > b, a, b)
-    by = select(most > large, const(tiny, "f64"), select(most < tiny, const(large, "f64"), 1.0))
-    back = select(most > large, const(large, "f64"), select(most < tiny, const(tiny, "f64"), 1.0))
+    large, tiny, up, down = most > 2.0**500, most < 2.0**-500, 2.0**700, 2.0**-700
+    by = select(large, const(down, "f64"), select(tiny, const(up, "f64"), 1.0))
+    back = select(large, const(up, "f64"), select(tiny, const(down, "f64"), 1.0))
     a, b = a * by, b * by
     (s, s_lo), (t, t_lo) = two_product(a, a), two_product(b, b)
     total, error = two_sum(s, t)
