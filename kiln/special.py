@@ -16,7 +16,10 @@ _SAME = (
     "digamma", "erf", "erfc", "erfinv", "exp2", "expm1", "i0", "log1p", "log_softmax", "logit", "logsumexp",
     "polygamma", "round", "sinc", "softmax", "xlogy",
 )  # fmt: skip
-_RENAMED = {"expit": "sigmoid", "gammaln": "lgamma", "multigammaln": "mvlgamma", "psi": "digamma"}
+_RENAMED = {
+    "expit": "sigmoid", "gammainc": "igamma", "gammaincc": "igammac", "gammaln": "lgamma",
+    "multigammaln": "mvlgamma", "psi": "digamma",
+}  # fmt: skip
 
 if TYPE_CHECKING:
     __getattr__: Callable[[str], Any]

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from backend import kiln, needs_torch, torch
 from test_scalar_math import distance, on
 
-from kiln.ops import bessel, gamma, gaussian, hyperbolic, inverses, trigonometry
+from kiln.ops import bessel, gamma, gaussian, hyperbolic, incomplete, inverses, trigonometry
 from kiln.ops.special import double
 
 mpmath = pytest.importorskip("mpmath")
@@ -223,3 +224,43 @@ def test_zeta(rng: np.random.Generator) -> None:
         with mpmath.workdps(60):
             want = zeta(mpmath.mpf(float(a)), mpmath.mpf(float(b)))
         assert distance(float(g), want) <= 8, (a, b)
+
+
+def test_incomplete_gamma(rng: np.random.Generator) -> None:
+    """P and Q relative to themselves, in every region, to 1e-13; Q of a tiny `a`, P far below a."""
+    a = np.concatenate([np.exp(rng.uniform(-12, 4, 100)), rng.uniform(1, 60, 50), rng.uniform(60, 300, 50)])
+    x = np.concatenate([np.exp(rng.uniform(-8, 5, 100)), a[100:] * rng.uniform(0.6, 1.5, 100)])
+    for body, low in ((incomplete.igamma, True), (incomplete.igammac, False)):
+        for u, v, g in zip(a, x, on(body, a, x)):
+            with mpmath.workdps(40):
+                want = (
+                    mpmath.gammainc(float(u), 0, float(v), regularized=True)
+                    if low
+                    else (mpmath.gammainc(float(u), float(v), regularized=True))
+                )
+                assert abs(g - want) <= 1e-13 * want + mpmath.mpf(10) ** -290, (u, v, g, want)
+
+
+@needs_torch
+@pytest.mark.parametrize("name", ["igamma", "igammac", "zeta"])
+def test_gradient_of_one_argument(name: str) -> None:
+    """By the second argument as PyTorch's, by the first it raises, as there."""
+    home, other = (kiln.special, torch.special) if name == "zeta" else (kiln, torch)
+    first, second = [1.5, 2.0, 4.0], [0.5, 1.0, 3.0]
+    x, y = kiln.tensor(second, requires_grad=True), torch.tensor(second, requires_grad=True)
+    getattr(home, name)(kiln.tensor(first), x).sum().backward()
+    getattr(other, name)(torch.tensor(first), y).sum().backward()
+    assert x.grad.tolist() == pytest.approx(y.grad.tolist(), rel=1e-5)
+    a = kiln.tensor(first, requires_grad=True)
+    with pytest.raises(NotImplementedError, match="derivative"):
+        getattr(home, name)(a, kiln.tensor(second)).sum().backward()
+
+
+@needs_torch
+def test_names_are_pytorchs() -> None:
+    """kiln.special has PyTorch's names, and what it lacks of them is known."""
+    ours = {n for n, f in vars(kiln.special).items() if callable(f) and not n.startswith("_")}
+    theirs = {n for n, f in vars(torch.special).items() if callable(f) and not n.startswith("_")}
+    lacking = {n for n in theirs - ours if "polynomial" not in n}
+    assert ours - theirs <= {"Callable", "Any"}
+    assert lacking <= {"airy_ai", "spherical_bessel_j0", "Tensor"}

@@ -11,15 +11,15 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from kiln.ops import bessel, gamma, gaussian
+from kiln.ops import bessel, gamma, gaussian, incomplete
 from kiln.ops import declare as d
 from kiln.ops.activations import narrow, wide
-from kiln.ops.comparison import eq
+from kiln.ops.comparison import eq, unsupported
 from kiln.ops.elementary import xlog1py
 from kiln.ops.kinds import FLOATS
 from kiln.ops.pointwise import add, mul, where
-from kiln.ops.record import Operand, Sample, Structure, Tensor, composite, pointwise
-from kiln.ops.scalar import Scalar, convert
+from kiln.ops.record import REQUIRED, Op, Operand, Param, Sample, Structure, Tensor, composite, pointwise
+from kiln.ops.scalar import INTS, Scalar, convert
 from kiln.ops.unary import DOC, exp, float_function, log, sign
 
 SPECIAL: dict[str, Any] = {"xlog1py": xlog1py.handle}
@@ -272,14 +272,12 @@ def mvlgamma(input: Tensor, p: Structure) -> Any:
     reference=d.reference(lambda np, x, q: _zeta(np, x, q).astype(x.dtype)),
     failures=d.not_broadcastable("zeta"),
     public=False,
-    differentiable=False,
-    dtypes="float",
 )
 def zeta(input: Operand, other: Operand) -> Any:
     """The sum of (other + k)**-input over k = 0, 1, ..., broadcast; infinite at input 1, NaN below.
 
     Infinite where `other` is 0 or a negative integer, else NaN below 0. Integers and bool give the default
-    float dtype; no derivative.
+    float dtype. NotImplementedError for a gradient by `input`.
 
     >>> kiln.special.zeta(kiln.tensor([2.0]), 1.0)
     tensor([1.6449])
@@ -287,7 +285,86 @@ def zeta(input: Operand, other: Operand) -> Any:
     return double(gamma.zeta)(input, other)
 
 
+def _underived(input: Any) -> Any:
+    """Stands for a derivative nobody has written: making a kernel of it fails."""
+    raise NotImplementedError("the derivative by the first argument is not implemented")
+
+
+underived = Op("underived", "pointwise", (Param("input", "V", REQUIRED),), _underived, "float", listed=False)
+
+
+@zeta.derivative
+def _(g: Any, input: Any, other: Any) -> Any:
+    return underived(g), g * -input * zeta(input + 1, other)
+
+
 SPECIAL["zeta"] = zeta.handle
+
+
+def _incomplete_samples(rng: Any, t: str) -> list[Any]:
+    pairs = ((3, 5), (5,)), ((), ())
+    return [Sample((d.array(rng, s, t, 0.5, 4), d.array(rng, r, t, 0.5, 6))) for s, r in pairs]
+
+
+def _igamma(np: Any, a: Any, x: Any) -> Any:
+    """By its series, to x = 6."""
+    a, x = np.asarray(a, np.float64), np.asarray(x, np.float64)
+    term = total = np.ones_like(a + x)
+    for k in range(1, 60):
+        term = term * x / (a + k)
+        total = total + term
+    return total * np.exp(a * np.log(x) - x - np.vectorize(math.lgamma, otypes=[float])(a + 1))
+
+
+@pointwise(
+    samples=_incomplete_samples,
+    reference=d.reference(lambda np, a, x: (1 - _igamma(np, a, x)).astype(x.dtype)),
+    failures=d.not_broadcastable("igammac"),
+    inplace=True,
+)
+def igammac(input: Tensor, other: Tensor) -> Any:
+    """The regularised upper incomplete gamma function Q(input, other), broadcast; floats.
+
+    NotImplementedError for other dtypes, and for a gradient by `input`.
+
+    >>> kiln.igammac(kiln.tensor([1.0]), kiln.tensor([1.0]))
+    tensor([0.3679])
+    """
+    unsupported("igammac_cpu", input, INTS | {"i1"})
+    return double(incomplete.igammac)(input, other)
+
+
+@pointwise(
+    samples=_incomplete_samples,
+    reference=d.reference(lambda np, a, x: _igamma(np, a, x).astype(x.dtype)),
+    failures=d.not_broadcastable("igamma"),
+    inplace=True,
+)
+def igamma(input: Tensor, other: Tensor) -> Any:
+    """The regularised lower incomplete gamma function P(input, other), broadcast; floats.
+
+    NotImplementedError for other dtypes, and for a gradient by `input`.
+
+    >>> kiln.igamma(kiln.tensor([1.0]), kiln.tensor([1.0]))
+    tensor([0.6321])
+    """
+    unsupported("igamma_cpu", input, INTS | {"i1"})
+    return double(incomplete.igamma)(input, other)
+
+
+def _density(a: Any, x: Any) -> Any:
+    return exp((a - 1) * log(x) - x - lgamma(a))
+
+
+@igamma.derivative
+def _(g: Any, input: Any, other: Any) -> Any:
+    return underived(g), g * _density(input, other)
+
+
+@igammac.derivative
+def _(g: Any, input: Any, other: Any) -> Any:
+    return underived(g), -g * _density(input, other)
+
 
 # Bessel functions
 
