@@ -13,7 +13,7 @@ from math import inf, nan, pi
 from kiln.ops import mathematics as m
 from kiln.ops.floats import Pair, poly
 from kiln.ops.scalar import Scalar, absolute, const, fma, select, sqrt
-from kiln.ops.trigonometry import reduce_quarter, sin_cos
+from kiln.ops.trigonometry import reduce_quarter, sin, sin_cos
 
 I0_NEAR = (
     1.0, 1.0, 0.25, 0.027777777777777776, 0.001736111111111111, 6.944444444444444e-05,
@@ -225,3 +225,9 @@ def bessel_y(x: Scalar, order: int) -> Scalar:
     far = oscillation(select(x > 5.0, x, 5.0), order)[1]
     value = select(x > 5.0, select(x.eq(inf), 0.0, far), near)
     return select(x > 0.0, value, select(x.eq(0.0), const(-inf, "f64"), nan))
+
+
+def spherical_j(x: Scalar) -> Scalar:
+    """The spherical Bessel function of order 0: sin x / x, 1 at 0, 0 at the infinities."""
+    value = select(x.eq(0.0), 1.0, sin(x) / x)
+    return select(absolute(x).eq(inf), 0.0, value)

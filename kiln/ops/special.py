@@ -478,6 +478,13 @@ _bessel("bessel_j0", lambda x: bessel.bessel_j(x, 0), _j(0), "Bessel function J 
 _bessel("bessel_j1", lambda x: bessel.bessel_j(x, 1), _j(1), "Bessel function J of order 1", "0.5767")
 _bessel("bessel_y0", lambda x: bessel.bessel_y(x, 0), _y(0), "Bessel function Y of order 0", "0.5104")
 _bessel("bessel_y1", lambda x: bessel.bessel_y(x, 1), _y(1), "Bessel function Y of order 1", "-0.1070")
+_bessel(
+    "spherical_bessel_j0",
+    bessel.spherical_j,
+    lambda np, x: np.sin(x) / x,
+    "spherical Bessel function j of order 0",
+    "0.4546",
+)
 for _n, _plain, _scaled, _first in ((0, "0.1139", "0.8416", "2.2796"), (1, "0.1399", "1.0335", "1.5906")):
     _of = f"modified Bessel function {{}} of order {_n}"
     _bessel(
