@@ -25,11 +25,16 @@ Function = Callable[[Array], Array]
 CHUNK = 1 << 17  # its float64 arrays stay in the cache
 BOUNDS = {
     "exp": 1.0, "exp2": 1.0, "expm1": 1.0, "log": 1.0, "log2": 1.0, "log1p": 1.0,
-    "tanh": 2.5, "sigmoid": 2.5, "erf": 2.5, "sin": 2.0, "cos": 2.0, "rsqrt": 1.5,
+    "log10": 1.0, "tanh": 2.5, "sigmoid": 2.5, "erf": 2.5, "sin": 2.0, "cos": 2.0, "tan": 2.5, "asin": 1.5,
+    "acos": 1.5, "atan": 1.5, "sinh": 1.0, "cosh": 1.0, "asinh": 1.0, "acosh": 1.5, "atanh": 1.5,
+    "rsqrt": 1.5,
 }  # fmt: skip
 
 # f(-x) = f(x) times this: the results of negative arguments are compared with those of positive ones
-MIRRORED = {"tanh": -1, "erf": -1, "sin": -1, "cos": 1}
+MIRRORED = {
+    **dict.fromkeys(("tanh", "erf", "sin", "tan", "asin", "atan", "sinh", "asinh", "atanh"), -1),
+    "cos": 1, "cosh": 1,
+}  # fmt: skip
 
 
 def each(function: Callable[[float], float]) -> Function:
@@ -47,6 +52,8 @@ def each(function: Callable[[float], float]) -> Function:
 REFERENCE: dict[str, Function] = {
     "exp": np.exp, "exp2": np.exp2, "expm1": np.expm1, "log": np.log, "log2": np.log2, "log1p": np.log1p,
     "tanh": np.tanh, "sigmoid": lambda x: 1.0 / (1.0 + np.exp(-x)), "erf": each(math.erf),
+    "log10": np.log10, "tan": np.tan, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan,
+    "sinh": np.sinh, "cosh": np.cosh, "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh,
     "sin": np.sin, "cos": np.cos, "rsqrt": lambda x: 1.0 / np.sqrt(x),
 }  # fmt: skip
 
@@ -79,13 +86,20 @@ def compiled(name: str) -> Function:
     return lambda x: np.asarray(function(kiln.from_numpy(x)).numpy())
 
 
+def body(name: str) -> Callable[..., Any]:
+    """The function on scalars."""
+    from kiln.ops import hyperbolic, inverses, mathematics
+
+    homes = (mathematics, inverses, hyperbolic)
+    return next(f for home in homes if (f := getattr(home, name, None)) is not None)
+
+
 def handled(name: str) -> Function:
     """The function through the NumPy handler."""
-    from kiln.ops import mathematics
     from kiln.ops.scalar import arg
     from kiln.ops.scalar_numpy import evaluate
 
-    root = getattr(mathematics, name)(arg(0, "f32"))
+    root = body(name)(arg(0, "f32"))
     return lambda x: evaluate([root], lambda leaf: x)[0]
 
 
@@ -102,7 +116,7 @@ def settled(name: str, x: Array, got: Array) -> bool:
     Between two arguments whose truths round to one float (or are NaN) a function that only rises or falls
     stays there.
     """
-    if name in ("sin", "cos"):
+    if name in ("sin", "cos", "tan", "cosh"):
         return False
     first, last = REFERENCE[name](x[[0, -1]].astype(np.float64)).astype(np.float32)
     if np.isnan(first) and np.isnan(last):

@@ -4,6 +4,7 @@ itself.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import math
 import os
@@ -68,12 +69,17 @@ FEWER_GRADIENTS = {
     "multi_margin_loss",
     "soft_margin_loss",
 }
+# asked for a gradient by their first argument they raise; tests/test_special_math.py has the other one
+PARTLY_DERIVED = {"igamma", "igammac", "zeta"}
+# PyTorch's own errors in float64 are beyond what float64 is compared with (its trigamma's, in digamma's case)
+ROUGH_PEERS = {"digamma", "bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1"}
 OTHERS = {"unfold"}  # another function of PyTorch's nn.functional has this name
 
 
 def grad_dtypes(entry: Entry) -> list[str]:
     """The float dtypes in which an op's gradient exists."""
-    return [d for d in entry.dtypes if "float" in d] if entry.differentiable else []
+    derived = entry.differentiable and entry.name not in PARTLY_DERIVED
+    return [d for d in entry.dtypes if "float" in d] if derived else []
 
 
 def call(entry: Entry, case: Case) -> list[Any]:
@@ -91,7 +97,7 @@ def all_cases(entry: Entry, dtype: str, seed: int = 0) -> Iterator[Case]:
 
 def peer_functions(name: str) -> list[Any]:
     """PyTorch's functions of the same name, the documented one first where there are several."""
-    homes = [torch.nn.functional, torch, torch.Tensor] if torch is not None else []
+    homes = [torch.nn.functional, torch, torch.special, torch.Tensor] if torch is not None else []
     return [getattr(home, name) for home in homes[name in OTHERS :] if hasattr(home, name)]
 
 
@@ -132,14 +138,26 @@ def test_peer(name: str, dtype: str) -> None:
         pytest.skip(f"PyTorch has no such {name}")
     for case in all_cases(entry, dtype):
         given = peer_case(case, dtype)
-        try:
+        with where_peer_can():
             expected = results_of(other(*given.args, **given.kwargs))
-        except NotImplementedError as missing:
-            pytest.skip(f"PyTorch: {missing}")
         got = call(entry, tensors(kiln, case, dtype))
         assert len(expected) == len(got), case.label
         for y, want in zip(got, expected, strict=True):
-            assert_close(y, want, case.label)
+            assert_close(y, want, case.label, rough(name, dtype))
+
+
+@contextlib.contextmanager
+def where_peer_can() -> Iterator[None]:
+    """Skips where PyTorch has no such function of a dtype: some of its own take no float16."""
+    try:
+        yield
+    except NotImplementedError as error:
+        pytest.skip(f"PyTorch: {error}")
+
+
+def rough(name: str, dtype: str) -> float:
+    """How much more than rounding PyTorch's values may differ."""
+    return 1e5 if name in ROUGH_PEERS and dtype == "float64" else 1.0
 
 
 def peer_case(case: Case, dtype: str, grad: bool = False) -> Case:
@@ -174,18 +192,18 @@ def test_gradient_peer(name: str, dtype: str) -> None:
     for case in entry.cases(dtype):
         given, theirs = tensors(kiln, case, dtype, grad=True), peer_case(case, dtype, grad=True)
         got = [y for y in call(entry, given) if y.requires_grad]
-        try:
+        with where_peer_can():
             want = [y for y in results_of(other(*theirs.args, **theirs.kwargs)) if y.requires_grad]
-        except NotImplementedError as missing:
-            pytest.skip(f"PyTorch: {missing}")
         assert len(got) == len(want), case.label
         if not got:
             continue
         rng = np.random.default_rng(0)
         seeds = [np.asarray(rng.integers(-8, 9, size=tuple(y.shape)) / 4, np.float32) for y in got]
         ours = gradients(kiln, got, leaves_of(given), seeds)
-        for x, y in zip(ours, gradients(torch, want, leaves_of(theirs), seeds), strict=True):
-            assert_close(x, y, f"{case.label}, gradient", 4.0)
+        with where_peer_can():
+            wanted = gradients(torch, want, leaves_of(theirs), seeds)
+        for x, y in zip(ours, wanted, strict=True):
+            assert_close(x, y, f"{case.label}, gradient", 4.0 * rough(name, dtype))
 
 
 def leaves_of(given: Case) -> list[Any]:

@@ -16,6 +16,7 @@ Measured bounds: kiln/ops/NUMERICS.md. Right at 0, -0.0, infinities, NaN and den
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf, nan
 
 from kiln.ops.floats import (
@@ -31,12 +32,12 @@ from kiln.ops.floats import (
     two_sum,
     with_sign,
 )
-from kiln.ops.scalar import Scalar, absolute, bits, const, fma, from_bits, ldexp, rint, select, sqrt
-from kiln.ops.trigonometry import cos, sin
+from kiln.ops.scalar import Scalar, absolute, bits, const, convert, fma, from_bits, ldexp, rint, select, sqrt
+from kiln.ops.trigonometry import cos, rarely, sin, tan
 
 __all__ = [
-    "cos", "erf", "exp", "exp2", "expm1", "log", "log1p", "log2", "pow", "rsqrt", "sigmoid", "sin", "sqrt",
-    "tanh",
+    "cos", "erf", "exp", "exp2", "expm1", "log", "log10", "log1p", "log2", "pow", "rsqrt", "sigmoid", "sin",
+    "sqrt", "tan", "tanh",
 ]  # fmt: skip
 
 # x as a sum of floats of the type, each rounded from what the ones before left
@@ -111,6 +112,16 @@ def exp(x: Scalar) -> Scalar:
     return exp_unclamped(clamp(x, *EXP_RANGE[x.type]))
 
 
+def exp_pair(x: Scalar, less: float = 0.0) -> Pair:
+    """e^x 2^-less as a pair, for x within range (or NaN)."""
+    t, r, first, n = reduce_exp(x)
+    top, error = fast_two_sum(const(1.0, x.type), r)
+    rest = fma(r * r, poly(r, EXP[x.type]), fma(n, -LN2[x.type][1], first - r) + error)
+    hi, lo = fast_two_sum(top, rest)
+    t = t - less if less else t
+    return scale(hi, t), scale(lo, t)
+
+
 def exp2(x: Scalar) -> Scalar:
     """2^x; exact for integers."""
     magic = FORMAT[x.type].magic
@@ -151,11 +162,7 @@ def sigmoid(x: Scalar) -> Scalar:
     if x.type == "f32":
         e = exp_unclamped(below)
         return select(negative, e, 1.0) / (e + 1.0)
-    t, r, first, n = reduce_exp(below)
-    top, error = fast_two_sum(const(1.0, x.type), r)
-    rest = fma(r * r, poly(r, EXP[x.type]), fma(n, -LN2[x.type][1], first - r) + error)
-    hi, lo = fast_two_sum(top, rest)
-    hi, lo = scale(hi, t), scale(lo, t)
+    hi, lo = exp_pair(below)
     total, error = fast_two_sum(const(1.0, x.type), hi)
     return quotient((select(negative, hi, 1.0), select(negative, lo, 0.0)), (total, error + lo))
 
@@ -185,6 +192,29 @@ TWO_THIRDS = {"f32": 0x3F2AAAAB, "f64": 0x3FE5555555555555}
 SQRT_HALF = {"f32": 0x3F3504F3, "f64": 0x3FE6A09E667F3BCD}
 
 
+def ordinary_split(x: Scalar, base: int) -> Pair:
+    """`split` of a normal number."""
+    form = FORMAT[x.type]
+    raw = bits(x)
+    exponent = (raw - base) >> form.mantissa
+    k = convert(exponent, "f32") if x.type == "f32" else exponent_as_float(exponent, x.type)
+    return k, from_bits(raw - (exponent << form.mantissa))
+
+
+def exponent_as_float(exponent: Scalar, type: str) -> Scalar:
+    """A small integer as a float, for targets without the conversion."""
+    magic = FORMAT[type].magic
+    return from_bits(exponent + bits_of(magic, type)) - magic
+
+
+def logarithm(x: Scalar, of: Callable[[Scalar, Scalar], Scalar]) -> Scalar:
+    """of(k, f), x = 2^k (1 + f); what is no positive normal number goes a rare path."""
+    base = TWO_THIRDS[x.type]
+    (k, m), (any_k, any_m) = ordinary_split(x, base), split(x, base)
+    ordinary = (x >= FORMAT[x.type].smallest) & (x < inf)
+    return rarely(~ordinary, log_edges(x, of(any_k, any_m - 1.0), 0.0), of(k, m - 1.0))
+
+
 def split(x: Scalar, base: int) -> Pair:
     """(k, m): x = 2^k m for finite x > 0, b <= m < 2b, b in (1/2, 1) the float of bits `base`; k a float."""
     form = FORMAT[x.type]
@@ -211,9 +241,7 @@ def log_edges(x: Scalar, y: Scalar, pole: float) -> Scalar:
 
 def log(x: Scalar) -> Scalar:
     """The natural logarithm."""
-    k, m = split(x, TWO_THIRDS[x.type])
-    f = m - 1.0
-    return log_edges(x, log_sum(k, f, None), 0.0)
+    return logarithm(x, lambda k, f: log_sum(k, f, None))
 
 
 def log_sum(k: Scalar, f: Scalar, tail: Scalar | None) -> Scalar:
@@ -227,49 +255,102 @@ def log_sum(k: Scalar, f: Scalar, tail: Scalar | None) -> Scalar:
     return total + (fma(k, lo, rest) + small)
 
 
+def log_of_pair(hi: Scalar, lo: Scalar, more: Scalar | None = None) -> Scalar:
+    """log(hi + lo) + more ln2, for finite hi > 0 that is no denormal, |lo| small beside it."""
+    k, m = split(hi, TWO_THIRDS[hi.type])
+    return log_sum(k if more is None else k + more, m - 1.0, ldexp(lo, -k))
+
+
 def log1p(x: Scalar) -> Scalar:
     """log(1 + x): k is chosen from the rounded 1 + x, f = 2^-k x + (2^-k - 1) from x itself."""
+    return select(absolute(x) < FORMAT[x.type].small, x, log_edges(x, log1p_sum(x), -1.0))
+
+
+def log1p_sum(x: Scalar, lo: Scalar | None = None, more: Scalar | None = None) -> Scalar:
+    """log(1 + x + lo) + more ln2, for finite x > -1."""
     form = FORMAT[x.type]
     u = x + 1.0
     exponent = (bits(u) - TWO_THIRDS[x.type]) >> form.mantissa
     field = exponent << form.mantissa
     quarter = from_bits(const(form.one + (2 << form.mantissa), form.integer) - field)
     f, tail = two_sum(fma(quarter, 0.25, -1.0), from_bits(bits(x) - field))
+    tail = tail if lo is None else fma(quarter * 0.25, lo, tail)
     k = from_bits(exponent + bits_of(form.magic, x.type)) - form.magic
-    y = log_edges(x, log_sum(k, f, tail), -1.0)
-    return select(absolute(x) < form.small, x, y)
+    return log_sum(k if more is None else k + more, f, tail)
 
 
 def log2(x: Scalar) -> Scalar:
     """The logarithm to base 2; exact for powers of 2."""
-    k, m = split(x, TWO_THIRDS[x.type])
-    f = m - 1.0
-    hi, lo = LOG2E[x.type]
-    top, rest = two_product(f, hi)
-    rest = fma(f * f, poly(f, LOG2[x.type]), fma(f, lo, rest))
-    total, error = fast_two_sum(k, top)
-    return log_edges(x, total + (error + rest), 0.0)
+
+    def of(k: Scalar, f: Scalar) -> Scalar:
+        hi, lo = LOG2E[x.type]
+        top, rest = two_product(f, hi)
+        rest = fma(f * f, poly(f, LOG2[x.type]), fma(f, lo, rest))
+        total, error = fast_two_sum(k, top)
+        return total + (error + rest)
+
+    return logarithm(x, of)
 
 
-# tanh |x| = E / (E + 2), E = e^2|x| - 1. In f64 both sides are pairs, with one division still; f32 instead
-# takes x + x^3 P(x^2) below 1/4, where E and E + 2 would each cost a bit.
+LOG10 = {
+    "f32": (-0.21714724600315094, 0.1447642743587494, -0.10857237875461578, 0.0869060605764389,
+            -0.07245130836963654, 0.06079939380288124, -0.052826352417469025, 0.06085200235247612,
+            -0.05630205571651459),
+    "f64": (-0.21714724095162571, 0.14476482730108314, -0.10857362047594618, 0.08685889638099344,
+            -0.07238241362482278, 0.06204206879208665, -0.054286812510757836, 0.048254946224868527,
+            -0.04342933805022681, 0.0394811555560541, -0.036194403606733205, 0.03341148258895553,
+            -0.030963210020725267, 0.028882818418718138, -0.027797299799250243, 0.02628696315040964,
+            -0.019683321100245343, 0.01811532055203754, -0.03778200094782614, 0.036945590361709836),
+}  # fmt: skip
+# log10 e and log10 2; products of the first part of the second with any k are exact
+LOG10_E = {
+    "f32": (0.4342944920063019, -1.0103049952192578e-08),
+    "f64": (0.4342944819032518, 1.098319650216765e-17),
+}
+LOG10_TWO = {
+    "f32": (0.301025390625, 4.605039066518657e-06),
+    "f64": (0.30102999566395283, 2.8363394551044964e-14),
+}
 
-TANH_NEAR = (-0.3333323895931244, 0.13324183225631714, -0.05142420902848244)  # f32
+
+def log10(x: Scalar) -> Scalar:
+    """The logarithm to base 10."""
+
+    def of(k: Scalar, f: Scalar) -> Scalar:
+        (e, e_lo), (two, two_lo) = LOG10_E[x.type], LOG10_TWO[x.type]
+        top, rest = two_product(f, e)
+        square, square_lo = two_product(f, f)
+        second, *higher = LOG10[x.type]
+        rest = fma(f * square, poly(f, higher), fma(square_lo, second, fma(f, e_lo, rest)))
+        rest = fma(square, second, rest)
+        total, error = fast_two_sum(k * two, top)
+        return total + (error + fma(k, two_lo, rest))
+
+    return logarithm(x, of)
+
+
+# tanh |x|, f32: x + x^3 P(x^2) below 0.55; 1 - 2 / (e^2|x| + 1) above, where what one step of reduction and
+# one term less leave is small beside 1. f64: E / (E + 2), E = e^2|x| - 1, as pairs, one division.
+
+TANH_NEAR = (-0.3333294093608856, 0.13320639729499817, -0.05266784876585007, 0.01643173210322857)  # f32
+EXP_TWICE = (1.0000001192092896, 1.9999995231628418, 1.9999494552612305, 1.333387851715088,
+             0.6708151698112488, 0.26600325107574463)  # fmt: skip
 TANH_ONE = {"f32": 9.1, "f64": 22.0}  # tanh rounds to 1 from here on
 
 
 def tanh(x: Scalar) -> Scalar:
     """The hyperbolic tangent; odd, and never above 1 in magnitude."""
     a, one = absolute(x), TANH_ONE[x.type]
-    twice = select(a > one, one, a) * 2.0
+    low = select(a > one, one, a)
     if x.type == "f32":
-        t, r, _, _ = reduce_exp(twice)
-        power = power_of_two(bits(t), x.type)
-        e = fma(power, fma(r * r, poly(r, EXP[x.type]), r), power - 1.0)
+        magic = FORMAT[x.type].magic + 127.0  # low bits of t: the exponent field of 2^n
+        t = fma(low, 2 * LOG2E["f64"][0], magic)
+        r = fma(t - magic, -0.5 * LN2["f64"][0], low)
+        below = fma(poly(r, EXP_TWICE), from_bits(bits(t) << 23), 1.0)
         square = a * a
         near = fma(a * square, poly(square, TANH_NEAR), a)
-        return with_sign(select(a < 0.25, near, e / (e + 2.0)), x)
-    hi, lo = fast_two_sum(*expm1_pair(twice, half=False))
+        return with_sign(select(a < 0.55, near, 1.0 - 2.0 / below), x)
+    hi, lo = fast_two_sum(*expm1_pair(low * 2.0, half=False))
     below, below_lo = two_sum(hi, const(2.0, x.type))
     y = quotient((hi, lo), (below, below_lo + lo))
     return with_sign(select(a < FORMAT[x.type].small, a, y), x)

@@ -1,4 +1,4 @@
-"""Sine and cosine, as scalars of type f32 or f64.
+"""Sine, cosine and tangent, as scalars of type f32 or f64.
 
     x = q pi/2 + r, |r| <= pi/4;  sin r = r + r^3 S(r^2);  cos r = 1 - r^2/2 + r^4 C(r^2)
     the two low bits of q choose between them and sign the result
@@ -12,8 +12,8 @@ has no such x. Which path a lane takes depends on its own x only.
 
 from __future__ import annotations
 
-from kiln.ops.floats import FORMAT, Pair, fast_two_sum, poly, two_product, two_sum
-from kiln.ops.scalar import WIDTH, Scalar, absolute, bits, const, convert, fma, from_bits, select
+from kiln.ops.floats import FORMAT, Pair, fast_two_sum, poly, quotient, two_product, two_sum
+from kiln.ops.scalar import WIDTH, Scalar, absolute, bits, const, convert, fma, from_bits, rint, select
 
 PI_HALF = {
     "f32": (1.570796251296997, 7.549789415861596e-08, 5.390302529957765e-15),
@@ -135,16 +135,26 @@ def reduce_quarter(a: Scalar) -> tuple[Scalar, Scalar, Scalar | None]:
     return rarely(huge, far_q, q), rarely(huge, far_r + (a - a), r), rarely(huge, far_lo, lo)
 
 
-def sin_cos(r: Scalar, lo: Scalar | None) -> Pair:
-    """sin(r + lo) and cos(r + lo) for |r| <= pi/4."""
+def sin_cos_pairs(r: Scalar, lo: Scalar | None) -> tuple[Pair, Pair]:
+    """sin(r + lo) and cos(r + lo) for |r| <= pi/4, each a large part and what is to be added."""
     t = r * r
     sine, cosine = (r * t) * poly(t, SIN[r.type]), poly(t, COS[r.type])
-    if lo is None:
-        return r + sine, fma(t, fma(t, cosine, -0.5), 1.0)
     half = t * 0.5
     top = 1.0 - half
     error = (1.0 - top) - half
-    return r + (sine + fma(-half, lo, lo)), top + (error + fma(t * t, cosine, -(r * lo)))
+    if lo is None:
+        return (r, sine), (top, fma(t * t, cosine, error))
+    return (r, sine + fma(-half, lo, lo)), (top, error + fma(t * t, cosine, -(r * lo)))
+
+
+def sin_cos(r: Scalar, lo: Scalar | None) -> Pair:
+    """sin(r + lo) and cos(r + lo) for |r| <= pi/4."""
+    if lo is None:
+        t = r * r
+        cosine = fma(t, fma(t, poly(t, COS[r.type]), -0.5), 1.0)
+        return r + (r * t) * poly(t, SIN[r.type]), cosine
+    (s, s_lo), (c, c_lo) = sin_cos_pairs(r, lo)
+    return s + s_lo, c + c_lo
 
 
 def quadrant(q: Scalar, sine: Scalar, cosine: Scalar) -> Scalar:
@@ -165,3 +175,51 @@ def cos(x: Scalar) -> Scalar:
     """The cosine of x in radians; NaN at the infinities."""
     q, r, lo = reduce_quarter(absolute(x))
     return quadrant(q + 1, *sin_cos(r, lo))
+
+
+def tan(x: Scalar) -> Scalar:
+    """The tangent of x in radians: sine / cosine, or -cosine / sine; odd, NaN at the infinities."""
+    q, r, lo = reduce_quarter(absolute(x))
+    sine, cosine = (fast_two_sum(*p) for p in sin_cos_pairs(r, lo))
+    odd = (q & 1).ne(0)
+    (top, top_lo), (below, below_lo) = (
+        [select(odd, a, b) for a, b in zip(*parts)] for parts in ((cosine, sine), (sine, cosine))
+    )
+    value = quotient((top, top_lo), (below, below_lo))
+    sign = (bits(x) ^ (q << (WIDTH[x.type] - 1))) & FORMAT[x.type].sign
+    return from_bits(bits(value) ^ sign)
+
+
+# Of pi x: x less the nearest multiple of 2, then of 1/2, is exact.
+
+PI = {
+    "f32": (3.1415927410125732, -8.742277657347586e-08),
+    "f64": (3.141592653589793, 1.2246467991473532e-16),
+}
+
+
+def sin_cos_pi(x: Scalar) -> tuple[Pair, Pair]:
+    """sin(pi x) and cos(pi x) as pairs, exact where they are 0 or 1; NaN at the infinities."""
+    magic = FORMAT[x.type].magic
+    x = fma(rint(x * 0.5), -2.0, x)
+    t = fma(x, 2.0, magic)
+    r = fma(t - magic, -0.5, x)
+    hi, lo = two_product(r, PI[x.type][0])
+    sine, cosine = (fast_two_sum(*p) for p in sin_cos_pairs(hi, fma(r, PI[x.type][1], lo)))
+    return quadrant_pair(bits(t), sine, cosine), quadrant_pair(bits(t) + 1, sine, cosine)
+
+
+def quadrant_pair(q: Scalar, sine: Pair, cosine: Pair) -> Pair:
+    """`quadrant` of pairs."""
+    odd, negative = (q & 1).ne(0), (q & 2).ne(0)
+    hi, lo = (select(odd, c, s) for s, c in zip(sine, cosine))
+    return select(negative, -hi, hi), select(negative, -lo, lo)
+
+
+def sinc(x: Scalar) -> Scalar:
+    """sin(pi x) / (pi x), 1 at 0; 0 at the infinities, as at every other integer."""
+    pi, pi_lo = PI[x.type]
+    hi, lo = sin_cos_pi(x)[0]
+    below, below_lo = two_product(x, pi)
+    value = quotient((hi, lo), (below, fma(x, pi_lo, below_lo)))
+    return select(absolute(x) < FORMAT[x.type].small, 1.0, value) + (x - x)

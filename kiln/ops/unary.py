@@ -254,10 +254,19 @@ def _(g: Any, y: Any) -> Any:
     return -0.5 * g * (y * y * y)
 
 
-def _function(
-    name: str, body_of: Any, gradient: Any, reference: Any, samples: Any, doc: str, onnx: str = ""
+def float_function(
+    name: str,
+    body_of: Any,
+    gradient: Any,
+    reference: Any,
+    samples: Any,
+    doc: str,
+    onnx: str = "",
+    **settings: Any,
 ) -> Any:
-    """A float function of one array with the scalar body `body_of`."""
+    """A float function of one array with the scalar body `body_of`; without derivative if `gradient` is
+    None.
+    """
 
     def body(input: Operand) -> Any:
         return body_of(input)
@@ -268,112 +277,112 @@ def _function(
         samples=samples,
         reference=reference,
         failures=d.not_an_array(name),
-        dtypes="all",
         onnx=onnx,
-        inplace=True,
+        differentiable=gradient is not None,
+        **{"dtypes": "all", "inplace": True, **settings},
     )(body)
-    return op.derivative(gradient)
+    return op if gradient is None else op.derivative(gradient)
 
 
-_DOC = """{0}, any shape; integers and bool give the default float dtype.
+DOC = """{0}, any shape; integers and bool give the default float dtype.
 
     >>> kiln.{1}(kiln.tensor([{2}]))
     tensor([{3}])
     """
 
-exp = _function(
+exp = float_function(
     "exp",
     m.exp,
     lambda g, y: g * y,
     d.floats("exp"),
     d.unary(),
-    _DOC.format("e to the power `input`", "exp", "0.0, 1.0", "1.0000, 2.7183"),
+    DOC.format("e to the power `input`", "exp", "0.0, 1.0", "1.0000, 2.7183"),
     "Exp",
 )
-exp2 = _function(
+exp2 = float_function(
     "exp2",
     m.exp2,
     lambda g, y: g * (y * 0.6931471805599453),
     d.floats("exp2"),
     d.unary(),
-    _DOC.format("2 to the power `input`", "exp2", "3.0", "8."),
+    DOC.format("2 to the power `input`", "exp2", "3.0", "8."),
 )
-expm1 = _function(
+expm1 = float_function(
     "expm1",
     m.expm1,
     lambda g, y: g * (y + 1),
     d.floats("expm1"),
     d.unary(),
-    _DOC.format("exp(input) - 1, accurate near 0", "expm1", "0.0, 1.0", "0.0000, 1.7183"),
+    DOC.format("exp(input) - 1, accurate near 0", "expm1", "0.0, 1.0", "0.0000, 1.7183"),
 )
-log = _function(
+log = float_function(
     "log",
     m.log,
     lambda g, input: g / input,
     d.floats("log"),
     d.unary(0.1, 9),
-    _DOC.format("The natural logarithm; NaN below 0, -inf at 0", "log", "1.0, 2.0", "0.0000, 0.6931"),
+    DOC.format("The natural logarithm; NaN below 0, -inf at 0", "log", "1.0, 2.0", "0.0000, 0.6931"),
     "Log",
 )
-log1p = _function(
+log1p = float_function(
     "log1p",
     m.log1p,
     lambda g, input: g / (input + 1),
     d.floats("log1p"),
     d.unary(-0.5, 9),
-    _DOC.format("log(1 + input), accurate near 0", "log1p", "0.0, 1.0", "0.0000, 0.6931"),
+    DOC.format("log(1 + input), accurate near 0", "log1p", "0.0, 1.0", "0.0000, 0.6931"),
 )
-log2 = _function(
+log2 = float_function(
     "log2",
     m.log2,
     lambda g, input: g / (input * 0.6931471805599453),
     d.floats("log2"),
     d.unary(0.1, 9),
-    _DOC.format("The logarithm to base 2", "log2", "8.0", "3."),
+    DOC.format("The logarithm to base 2", "log2", "8.0", "3."),
 )
-tanh = _function(
+tanh = float_function(
     "tanh",
     m.tanh,
     lambda g, y: g * (1 - y * y),
     d.floats("tanh"),
     d.unary(),
-    _DOC.format("The hyperbolic tangent", "tanh", "0.0, 1.0", "0.0000, 0.7616"),
+    DOC.format("The hyperbolic tangent", "tanh", "0.0, 1.0", "0.0000, 0.7616"),
     "Tanh",
 )
-sigmoid = _function(
+sigmoid = float_function(
     "sigmoid",
     m.sigmoid,
     lambda g, y: g * (y * (1 - y)),
     d.floats(lambda np, x: 1 / (1 + np.exp(-x))),
     d.unary(),
-    _DOC.format("1 / (1 + exp(-input))", "sigmoid", "0.0, 2.0", "0.5000, 0.8808"),
+    DOC.format("1 / (1 + exp(-input))", "sigmoid", "0.0, 2.0", "0.5000, 0.8808"),
     "Sigmoid",
 )
-sin: Any = _function(
+sin: Any = float_function(
     "sin",
     m.sin,
     lambda g, input: g * cos(input),
     d.floats("sin"),
     d.unary(-9, 9),
-    _DOC.format("The sine of `input` in radians", "sin", "0.0, 1.0", "0.0000, 0.8415"),
+    DOC.format("The sine of `input` in radians", "sin", "0.0, 1.0", "0.0000, 0.8415"),
     "Sin",
 )
-cos: Any = _function(
+cos: Any = float_function(
     "cos",
     m.cos,
     lambda g, input: -g * sin(input),
     d.floats("cos"),
     d.unary(-9, 9),
-    _DOC.format("The cosine of `input` in radians", "cos", "0.0, 1.0", "1.0000, 0.5403"),
+    DOC.format("The cosine of `input` in radians", "cos", "0.0, 1.0", "1.0000, 0.5403"),
     "Cos",
 )
-erf = _function(
+erf = float_function(
     "erf",
     m.erf,
     lambda g, input: g * (1.1283791670955126 * exp(-(input * input))),
     d.floats(lambda np, x: np.vectorize(math.erf, otypes=[float])(x).astype(x.dtype)),
     d.unary(),
-    _DOC.format("The error function", "erf", "0.0, 1.0", "0.0000, 0.8427"),
+    DOC.format("The error function", "erf", "0.0, 1.0", "0.0000, 0.8427"),
     "Erf",
 )
 
