@@ -11,7 +11,7 @@ from typing import Any
 
 from kiln import _core, autograd, ops, printing
 from kiln.device import CPU
-from kiln.ops import creation, data, declare, getitem, parts, pointwise, random, reduce, views
+from kiln.ops import creation, data, declare, getitem, parts, pointwise, reduce, sampling, views
 from kiln.ops.declare import dtype_name
 
 Tensor: Any = _core.Tensor
@@ -150,7 +150,7 @@ def methods() -> dict[str, Any]:
         found[f"{name}_"] = _in_place(name, declare.FUNCTIONS[name])
     found.update({name: _cast(name, dtype) for name, dtype in CASTS.items()})
     found.update(creation.NEW)
-    found.update(random.IN_PLACE)
+    found.update(sampling.IN_PLACE)
     found.update(getitem.IN_PLACE)
     found.update(
         to=to,

@@ -2,10 +2,17 @@
 
 from kiln.nn import functional, init, utils
 from kiln.nn.containers import ModuleDict, ModuleList, Sequential
+from kiln.nn.dropouts import (
+    AlphaDropout,
+    Dropout,
+    Dropout1d,
+    Dropout2d,
+    Dropout3d,
+    FeatureAlphaDropout,
+)
 from kiln.nn.layers import (
     ELU,
     GELU,
-    Dropout,
     Embedding,
     Flatten,
     Identity,
@@ -26,12 +33,17 @@ from kiln.nn.module import Module
 from kiln.nn.parameter import Parameter
 
 __all__ = [
+    "AlphaDropout",
     "BCELoss",
     "BCEWithLogitsLoss",
     "CrossEntropyLoss",
     "Dropout",
+    "Dropout1d",
+    "Dropout2d",
+    "Dropout3d",
     "ELU",
     "Embedding",
+    "FeatureAlphaDropout",
     "Flatten",
     "GELU",
     "Identity",
