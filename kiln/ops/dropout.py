@@ -100,7 +100,7 @@ def _form(name: str, alpha: bool, features: bool, doc: str) -> None:
 
     def apply(input: Any, p: float, train: bool, out: Any = None) -> Any:
         if not 0 <= p <= 1:
-            raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
+            raise RuntimeError(f"dropout probability has to be between 0 and 1, but got {p}")
         if features and len(input.shape) < 2:
             raise RuntimeError("Feature dropout requires at least 2 dimensions in the input")
         if not train or p == 0:
@@ -122,16 +122,16 @@ def _form(name: str, alpha: bool, features: bool, doc: str) -> None:
 
     text = """{0}{2}; itself unless `train`.
 
-    ValueError for a probability outside [0, 1]{3}.
+    RuntimeError for a probability outside [0, 1]{3}.
 
     >>> kiln.{1}(kiln.ones(2, 2), 0.9, False)
     tensor([[1., 1.],
             [1., 1.]])
     """
-    least = ", RuntimeError for fewer than two dims" if features else ""
+    least = " or for fewer than two dims" if features else ""
     plain.__doc__ = text.format(doc, name, "", least)
     over.__doc__ = text.format(doc, f"{name}_", ", written over it", least)
-    failing = d.failures(((d.Zeros(2, 2), 1.5, True), {}, ValueError, "probability"))
+    failing = d.failures(((d.Zeros(2, 2), 1.5, True), {}, RuntimeError, "probability"))
 
     def samples(rng: Any, t: str) -> list[Sample]:
         return [Sample((d.array(rng, (3, 4), t), 1.0, True)), Sample((d.array(rng, (3, 4), t), 0.5, False))]
