@@ -50,6 +50,7 @@ LATE = {"numpy", "llvmlite", "matplotlib", "tqdm", "scipy"}
 # file -> kiln's own modules it may import inside a function, with the reason beside the entry
 LATE_OWN: dict[str, set[str]] = {
     "kiln/ops/random.py": {"kiln.ops.scalar_numpy"},  # the reference's arithmetic, which is NumPy's
+    "kiln/ops/distributions.py": {"kiln.ops.scalar_numpy"},
     # what captures, plans and compiles: a process that finds its answers on disk never needs it
     "kiln/capture/service.py": {"kiln.capture.make", "kiln.capture.background"},
 }

@@ -92,6 +92,85 @@ def test_discrete_distributions() -> None:
     check(kiln.bernoulli(kiln.full((COUNT,), 1e-3)).numpy(), {0: 0.999, 1: 1e-3})
 
 
+def poisson_chance(rate: float, k: int) -> float:
+    return math.exp(k * math.log(rate) - rate - math.lgamma(k + 1))
+
+
+def binomial_chance(n: int, p: float, k: int) -> float:
+    return math.comb(n, k) * p**k * (1 - p) ** (n - k)
+
+
+@pytest.mark.parametrize("rate", [0.3, 3.0, 9.9, 10.0, 25.0, 300.0])
+def test_poisson(rate: float) -> None:
+    kiln.manual_seed(3)
+    x = kiln.poisson(kiln.full((COUNT,), rate, dtype=kiln.float64)).numpy()
+    assert chi_square_fits(x, lambda k: poisson_chance(rate, k), int(rate * 3 + 30))
+
+
+@pytest.mark.parametrize(
+    "n, p", [(1, 0.5), (10, 0.3), (15, 0.95), (40, 0.5), (200, 0.1), (200, 0.93), (900, 0.4)]
+)
+def test_binomial(n: int, p: float) -> None:
+    kiln.manual_seed(4)
+    x = kiln.binomial(kiln.full((COUNT,), float(n)), kiln.tensor(p)).numpy()
+    assert x.min() >= 0 and x.max() <= n
+    assert chi_square_fits(x, lambda k: binomial_chance(n, p, k), n + 1)
+
+
+def chi_square_fits(x: Any, chance: Callable[[int], float], end: int) -> bool:
+    """Pearson's statistic over the values expected ten times or more, the rest as one; below its mean plus five
+    deviations.
+    """
+    assert np.array_equal(x, np.floor(x))
+    seen = np.bincount(x.astype(int), minlength=end)
+    expected = [COUNT * chance(k) for k in range(end)]
+    cells = [(seen[k], e) for k, e in enumerate(expected) if e >= 10]
+    rest = (COUNT - sum(s for s, _ in cells), COUNT - sum(e for _, e in cells))
+    cells += [rest] if rest[1] >= 1 else []
+    freedom = max(len(cells) - 1, 1)
+    return bool(sum((s - e) ** 2 / e for s, e in cells) < freedom + 5 * math.sqrt(2 * freedom))
+
+
+def test_counts_at_the_ends() -> None:
+    """No mean and no chance makes a draw endless."""
+    inf, nan = math.inf, math.nan
+    assert kiln.poisson(kiln.tensor([0.0, inf])).tolist() == [0.0, inf]
+    large = kiln.poisson(kiln.tensor([1e10, 1e15, 1e18, 1e30, 1e300], dtype=kiln.float64))
+    assert np.allclose(large.numpy()[:2], [1e10, 1e15], rtol=1e-3)
+    got = kiln.binomial(
+        kiln.tensor([10.0, 10.0, 10.0, -3.0, nan, 2.5, inf, 5.0]),
+        kiln.tensor([0.0, 1.0, 1.5, 0.5, 0.5, 1.0, 0.5, nan]),
+    )
+    assert np.array_equal(got.numpy(), [0, 10, 10, 0, nan, 2, inf, nan], equal_nan=True)
+
+
+@pytest.mark.parametrize("replacement", [True, False])
+def test_multinomial(replacement: bool) -> None:
+    """First draws by weight; a weight of 0 is never drawn, without replacement nothing twice."""
+    kiln.manual_seed(5)
+    weights = np.array([0.0, 1.0, 2.0, 0.0, 5.0, 0.0])
+    x = kiln.multinomial(kiln.tensor(weights).expand(COUNT, 6), 3, replacement).numpy()
+    assert chi_square_fits(x[:, 0], lambda k: weights[k] / 8, 6)
+    assert weights[x].min() > 0
+    if replacement:
+        assert chi_square_fits(x[:, 2], lambda k: weights[k] / 8, 6)
+    else:
+        assert (np.sort(x, 1) == [1, 2, 4]).all()
+        second = sum(weights[k] / 8 * 2 / (8 - weights[k]) for k in (1, 4))
+        assert abs((x[:, 1] == 2).mean() - second) < 5 * math.sqrt(second * (1 - second) / COUNT)
+    many = kiln.multinomial(kiln.rand(100_000), 50_000, replacement)
+    assert replacement or len(set(many.tolist())) == 50_000
+
+
+def test_randperm() -> None:
+    kiln.manual_seed(6)
+    assert kiln.randperm(50_000).sort().values.tolist() == list(range(50_000))
+    firsts = np.stack([kiln.randperm(5).numpy() for _ in range(2000)])
+    for place in range(5):
+        counts = np.bincount(firsts[:, place], minlength=5)
+        assert (abs(counts - 400) < 5 * math.sqrt(2000 * 0.16)).all()
+
+
 def test_tiny_probabilities() -> None:
     """A probability below the steps of a float32 uniform number is not rounded up to one."""
     assert kiln.zeros(1_000_000).bernoulli_(1e-12).sum().item() == 0
@@ -110,6 +189,11 @@ GENERATED: dict[str, Callable[[Any], Any]] = {
     "bernoulli": lambda g: kiln.bernoulli(kiln.full((40,), 0.5), generator=g),
     "bernoulli of p": lambda g: kiln.bernoulli(kiln.ones(40), 0.5, generator=g),
     **{name: lambda g, n=name: getattr(kiln.zeros(5), n)(generator=g) for name in CONTINUOUS},
+    "poisson": lambda g: kiln.poisson(kiln.tensor([2.0, 5.0, 30.0, 1e4, 1e9]), g),
+    "binomial": lambda g: kiln.binomial(kiln.tensor([20.0, 1e3, 1e6]), kiln.tensor(0.7), generator=g),
+    "multinomial": lambda g: kiln.multinomial(kiln.ones(40), 7, generator=g),
+    "multinomial with replacement": lambda g: kiln.multinomial(kiln.ones(40), 7, True, generator=g),
+    "randperm": lambda g: kiln.randperm(20, generator=g),
     "geometric_": lambda g: kiln.zeros(40).geometric_(0.1, generator=g),
     "random_": lambda g: kiln.zeros(5).random_(generator=g),
     "bernoulli_": lambda g: kiln.zeros(40).bernoulli_(generator=g),
@@ -199,6 +283,23 @@ def test_threads_give_the_same_numbers() -> None:
 
 
 WRONG = """
+poisson(L.tensor([-1.0]))
+poisson(L.tensor([float("nan")]))
+poisson(L.ones(2, dtype=L.int64))
+binomial(L.tensor([10]), L.tensor([0.5]))
+binomial(L.tensor([10.0], dtype=L.float64), L.tensor([0.5]))
+multinomial(L.tensor([1.0, 0.0]), 3)
+multinomial(L.tensor([0.0, 0.0]), 1, True)
+multinomial(L.tensor([float("inf"), 0.0]), 1)
+multinomial(L.tensor([1, 0]), 1)
+multinomial(L.tensor(1.0), 1)
+multinomial(L.ones(2, 0), 1)
+multinomial(L.ones(2), 0)
+randperm(-1)
+randperm(3.5)
+randperm(300, dtype=L.uint8)
+randperm(3, dtype=L.bool)
+randperm(3000, dtype=L.float16)
 rand(2, dtype=L.int64)
 rand_like(L.ones(2, dtype=L.int64))
 randn(2, dtype=L.bool)
@@ -273,6 +374,16 @@ def test_wrong_calls(call: str) -> None:
 
 
 RIGHT = """
+poisson(L.ones(2, 3, dtype=L.float16))
+binomial(L.tensor([10.0, 2.0]), L.tensor([[0.5], [1.0]]))
+multinomial(L.ones(2, 3), 2, replacement=True)
+multinomial(L.ones(2, 3), 2)
+multinomial(L.ones(0, 2), 1)
+ones(3).multinomial(1)
+randperm(5)
+randperm(0)
+randperm(5, dtype=L.float32)
+randperm(5, out=L.zeros(5, dtype=L.int32))
 rand(2, 3)
 rand([2, 3])
 rand(size=(2,))

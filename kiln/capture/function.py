@@ -128,10 +128,10 @@ class Forward(Function):
     # -- what derivatives are taken of ----------------------------------------------------------------
 
     def is_pointwise(self, operands: Operands) -> bool:
-        """Whether one kernel computes the function at every point of its broadcast operands."""
-        return self.op.kind == "pointwise" or (
-            self.op.kind == "composite" and classify(self.graph(operands)) == "pointwise"
-        )
+        """Whether one kernel computes the function at every point of its broadcast operands, of any shape."""
+        if self.op.kind != "composite" or classify(self.graph(operands)) != "pointwise":
+            return self.op.kind == "pointwise"
+        return classify(self._trace([declare_point, *operands])) == "pointwise"
 
     def primal(self, operands: Operands) -> Graph:
         """The graph derivatives are taken of, inputs contiguous; the op as one node if it states its

@@ -92,7 +92,10 @@ def _classify(function: Function, operands: Operands) -> tuple[Any, ...]:
     checks = recipes.position_check(function) if isinstance(function, Forward) else None
     found = (0,) if checks is None else (1, *checks)
     along = recipes.positions_along(function) if isinstance(function, Forward) else recipes.NO_DIM
-    return classify(graph), len(graph.outputs), *found, along
+    kind = classify(graph)
+    if kind == "pointwise" and isinstance(function, Forward) and not function.is_pointwise(operands):
+        kind = "program"  # of operands of another rank it is not
+    return kind, len(graph.outputs), *found, along
 
 
 def _program(function: Function, operands: Operands, hidden: int) -> tuple[Any, ...]:

@@ -15,8 +15,8 @@ from kiln.graph.size import Atom, Dim, Size
 from kiln.ops.apply import apply_pointwise, convert_dtype
 from kiln.ops.kinds import COMPUTE
 from kiln.ops.scalar import Scalar, const
-from kiln.passes.lower import NestKernel
-from kiln.passes.plan import Kernel, Launch, lower
+from kiln.passes.launch import Kernel, NestKernel
+from kiln.passes.plan import Launch, lower
 from kiln.passes.simplify import simplify
 
 CONSTANT, ADD, MULTIPLY, DIVIDE = range(4)

@@ -17,6 +17,7 @@ import numpy as np
 from kiln.graph.graph import Graph, Node
 from kiln.graph.size import Dim, evaluate
 from kiln.ops import scalar as sc
+from kiln.ops import steps
 from kiln.ops.apply import LOW, apply_pointwise, convert_dtype
 from kiln.ops.kinds import COMPUTE
 from kiln.ops.scalar_numpy import DTYPE
@@ -307,18 +308,73 @@ def _gather(machine: _Machine, node: Node, x: list[Array]) -> Array:
 
 
 def _scatter(machine: _Machine, node: Node, x: list[Array]) -> Array:
-    """Added one position along `dim` at a time, ascending; each addition rounds."""
+    """One position along `dim` at a time, ascending; each step rounds, an index out of range does nothing."""
     base, index, source = x
-    dim = node.attrs[0]
-    out = base.copy()
-    grid = list(np.ogrid[tuple(slice(1 if d == dim else n) for d, n in enumerate(index.shape))])
-    for k in range(index.shape[dim]):
-        grid[dim] = np.take(index, [k], dim)
-        where = tuple(grid)
-        out[where] = _rounded(
-            out[where] + np.take(source, [k], dim)[tuple(map(slice, grid[dim].shape))], node.out.dtype
+    dim, dtype = node.attrs[0], node.out.dtype
+    out = np.moveaxis(base.copy(), dim, 0)
+    index, source = np.moveaxis(index, dim, 0), np.moveaxis(source, dim, 0)
+    grid = np.indices(index.shape[1:])
+    for k in range(len(index)):
+        inside = (index[k] >= 0) & (index[k] < len(out))
+        where = (index[k][inside], *(g[inside] for g in grid))
+        given = source[k][tuple(map(slice, inside.shape))][inside]
+        step = scalar_on(
+            lambda a, b: steps.scatter_step(node.op.name, a, b), out[where], given, types=[COMPUTE[dtype]] * 2
         )
-    return out
+        out[where] = _rounded(step, dtype)
+    return np.array(np.moveaxis(out, 0, dim))
+
+
+def _scan(machine: _Machine, node: Node, x: list[Array]) -> Array:
+    """One position along `dim` at a time, from the front or the back."""
+    dim, dtype, reverse = node.attrs
+    name, source = node.op.name, node.inputs[0].dtype
+    kind, scan = steps.state_type(name, dtype), steps.SCANS[name]
+    taken = scalar_on(
+        lambda a: sc.convert(convert_dtype(a, source, dtype), kind), x[0], types=[COMPUTE[source]]
+    )
+    rows = np.moveaxis(taken, dim, 0)
+    start = scan.start(kind)
+    state = [np.broadcast_to(v, rows.shape[1:]) for v in evaluate_scalars(list(start), _no_leaf)]
+    types = [s.type for s in start]
+    leaves = [sc.arg(k, t) for k, t in enumerate([*types, kind, "i64"])]
+    after = scan.step(tuple(leaves[:-2]), leaves[-2], leaves[-1])
+    out = np.empty(rows.shape, DTYPE[types[-1]])
+    given: list[Array] = []
+    for k in range(len(rows))[:: -1 if reverse else 1]:
+        given[:] = [*state, rows[k], np.asarray(k)]
+        state = evaluate_scalars(list(after), lambda leaf: given[leaf.data])
+        out[k] = state[-1]
+    result = scalar_on(lambda a: sc.convert(a, COMPUTE[node.out.dtype]), out, types=[types[-1]])
+    return np.array(np.moveaxis(_rounded(result, node.out.dtype), 0, dim))
+
+
+def _no_leaf(leaf: sc.Scalar) -> Array:
+    raise AssertionError("a scan starts from constants")
+
+
+def _sort(machine: _Machine, node: Node, x: list[Array]) -> Array:
+    """Equals in the order they come, -0 equal to 0, NaN above every number."""
+    dim, descending, (count,) = node.attrs
+    rows = np.moveaxis(x[0], dim, -1)
+    flip = slice(None, None, -1) if descending else slice(None)
+    order = np.argsort(rows[..., flip], -1, kind="stable")[..., flip]
+    if descending:  # of equals the stable sort of the reversed row put the last one first
+        order = rows.shape[-1] - 1 - order
+    return np.array(np.moveaxis(order[..., : machine.size(count)], -1, dim).astype(np.int64))
+
+
+def _search(machine: _Machine, node: Node, x: list[Array]) -> Array:
+    """By halves, so that NaN in unexpected places gives the same."""
+    values, rows = x
+    first, left = np.zeros(values.shape, np.int64), np.full(values.shape, len(rows), np.int64)
+    while (left > 0).any():
+        half = left // 2
+        found = np.take_along_axis(rows, np.minimum(first + half, len(rows) - 1)[None], 0)[0]
+        reached = found >= values if node.attrs[0] == "left" else found > values
+        before = ~reached & (left > 0)
+        first, left = np.where(before, first + half + 1, first), np.where(before, left - half - 1, half)
+    return first
 
 
 RULES: dict[str, Callable[[_Machine, Node, list[Array]], Array]] = {
@@ -337,5 +393,8 @@ RULES: dict[str, Callable[[_Machine, Node, list[Array]], Array]] = {
     "matmul": _matmul,
     "gather": _gather,
     "scatter": _scatter,
+    "scan": _scan,
+    "sort": _sort,
+    "search": _search,
     "concat": lambda machine, node, x: np.concatenate(x, node.attrs[0]),
 }

@@ -222,6 +222,15 @@ def array(rng: Any, shape: tuple[int, ...], dtype: str, low: float = -3.0, high:
     return rng.uniform(low, high, shape).astype(held(dtype))
 
 
+def distinct(rng: Any, shape: tuple[int, ...], dtype: str) -> Any:
+    """Values of a numeric dtype, no two equal."""
+    count = 1
+    for size in shape:
+        count *= size
+    places = rng.permutation(count).reshape(shape)
+    return (places if dtype in INTEGERS else places / 4 - 5).astype(held(dtype))
+
+
 def unary(low: float = -3.0, high: float = 3.0) -> Samples:
     """Samples of a function of one array: rows, a larger flat array, 0-d and empty."""
     shapes = ((3, 5), (37,), (), (0, 4), (2, 1, 3))

@@ -192,8 +192,24 @@ def _gather(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, 
 
 
 def _scatter(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
-    """scatter_add(base, index, src; dim): base with src added at index along dim, in index order"""
+    """scatter(base, index, src; dim): base with src put in at index along dim, in index order"""
     return inputs[0].dtype, inputs[0].shape
+
+
+def _scan(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
+    """scan(x; dim, dtype, reverse): a running total of x taken as dtype, or the position of its extremum"""
+    return "int64" if op.rule == "index" else attrs[1], inputs[0].shape
+
+
+def _sort(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
+    """sort(x; dim, descending, (count,)): the positions of the first `count` in order, equals as they come"""
+    x, dim, (count,) = inputs[0], attrs[0], attrs[2]
+    return "int64", (*x.shape[:dim], count, *x.shape[dim + 1 :])
+
+
+def _search(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
+    """search(values, rows; side): how many of rows[:, ..] come before values[..]; rows [n, ..values..]"""
+    return "int64", inputs[0].shape
 
 
 def _concat(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
@@ -224,6 +240,9 @@ INFER: dict[str, Callable[[Any, Graph, tuple[Value, ...], tuple[Any, ...]], tupl
     "matmul": _matmul,
     "gather": _gather,
     "scatter": _scatter,
+    "scan": _scan,
+    "sort": _sort,
+    "search": _search,
     "concat": _concat,
 }
 

@@ -36,7 +36,8 @@ from kiln.passes.layout import (
     squeeze,
 )  # fmt: skip
 
-OPAQUE = frozenset({"matmul", "scatter", "concat", "embed", "write", "blocks"})
+ALONG = ("scatter", "scan", "sort", "search")  # kernels that go along one dim; nothing joins them
+OPAQUE = frozenset({"matmul", *ALONG, "concat", "embed", "write", "blocks"})
 DEEPEST = 48  # inline values nested deeper than this are cut by an array
 
 

@@ -26,7 +26,7 @@ from kiln.graph.graph import Graph, Node, Shape, Value
 from kiln.ops.apply import apply_pointwise
 from kiln.ops.kinds import COMPUTE
 from kiln.ops.scalar import arg, topological
-from kiln.passes.explore import Array, Explorer, Frame, Look, Read, Scan
+from kiln.passes.explore import ALONG, Array, Explorer, Frame, Look, Read, Scan
 from kiln.passes.layout import (
     Chain,
     Layout,
@@ -71,7 +71,7 @@ class Root:
 
 
 class Group:
-    """One kernel in the making; `kind`: nest, matmul or scatter; `node` the opaque node of the latter two."""
+    """One kernel in the making; `kind`: nest, matmul or one of ALONG; `node`: the opaque one."""
 
     def __init__(self, number: int, kind: str, frame: Frame, node: Node | None = None) -> None:
         self.number = number
@@ -207,7 +207,7 @@ class Fusion:
         target = self.graph.inputs[array.update]
         places = {self.stored(writer, root) for root in writer.roots if root.array is array}
         reads = {(r.layout, r.elsewhere) for r in reader.reads if r.raw and r.value is target}
-        return writer.kind != "scatter" and reads <= {(place, False) for place in places} and len(places) == 1
+        return writer.kind not in ALONG and reads <= {(place, False) for place in places} and len(places) == 1
 
     def stored(self, group: Group, root: Root) -> Layout:
         """Where a root goes, over the dims of its group's frame (for blocks: over the partial results)."""
@@ -233,7 +233,7 @@ class Fusion:
             _, key, again = heappop(self._waiting)
             value = self._values[key]
             kind = value.node.op.kind if value.node is not None and not again else ""
-            if kind == "matmul" or kind in PARTS:
+            if kind == "matmul" or kind in PARTS or kind in ALONG:
                 self._explore_parts(value)
             else:
                 self._explore(value, again)
@@ -252,7 +252,7 @@ class Fusion:
         """Demands what an opaque op needs: the parts it is stored in, and operands as strided memory."""
         node = value.node
         assert node is not None
-        inline = {"concat": len(node.inputs), "scatter": 1, "matmul": 0}.get(node.op.kind, 2)
+        inline = {"concat": len(node.inputs), "embed": 2, "write": 2, "scatter": 1}.get(node.op.kind, 0)
         for part in node.inputs[:inline]:
             self._explore(part, True)
         while True:
@@ -292,6 +292,8 @@ class Fusion:
                 self._matmul(node, array)
             elif node is not None and kind in PARTS:
                 self._parts(node, array)
+            elif node is not None and kind in ALONG:
+                self._along(node, array, node.inputs, 0)
             else:
                 self._place(Root(array.value, array))
         for j, array in enumerate(self.outputs):
@@ -339,13 +341,7 @@ class Fusion:
         self._place(Root(node.inputs[0], array, True))
         filled = array.writers
         if node.op.kind == "scatter":
-            group = self._new("scatter", Frame(squeeze(node.inputs[1].shape), (), "map"), node)
-            for operand in node.inputs[1:]:
-                read = self.explorer.strided(operand, None)
-                assert isinstance(read, Read)
-                self._read(group, read)
-            self.follow(group, filled)
-            array.writers |= group.bit
+            self._along(node, array, node.inputs[1:], filled)
         elif node.op.kind == "embed":
             dim, (_, start, step) = node.attrs
             place = links.make("slice", (dim, (start, node.inputs[1].shape[dim], step)), None, None)
@@ -354,6 +350,16 @@ class Fusion:
             strides, offset = node.attrs
             place = links.make("as_strided", (node.inputs[1].shape, strides, offset), None, None)
             self._place(Root(node.inputs[1], array, True, place, filled))
+
+    def _along(self, node: Node, array: Array, operands: Iterable[Value], after: int) -> None:
+        """A kernel along one dim, a group of its own."""
+        group = self._new(node.op.kind, Frame(squeeze(node.inputs[-1].shape), (), "map"), node)
+        for operand in operands:
+            read = self.explorer.strided(operand, None)
+            assert isinstance(read, Read)
+            self._read(group, read)
+        self.follow(group, after)
+        array.writers |= group.bit
 
     def needs(self, reads: Iterable[Read]) -> int:
         """The groups that write what is read."""
@@ -403,7 +409,7 @@ class Fusion:
 
     def _candidates(self, alone: Look) -> list[Group]:
         """Groups that write what a root reads, the latest first; then those that read it too."""
-        found = dict.fromkeys(g for g in self.members(self.needs(alone.scan.reads)) if g.kind != "scatter")
+        found = dict.fromkeys(g for g in self.members(self.needs(alone.scan.reads)) if g.kind not in ALONG)
         shared: list[list[Group]] = [self._framed.get(alone.frame, [])]
         for read in reversed(alone.scan.reads):
             if any(s != 0 for s in read.layout.strides):
@@ -411,7 +417,7 @@ class Fusion:
         for group in chain.from_iterable(map(reversed, shared)):
             if len(found) >= TRIES:
                 break
-            if group.kind != "scatter":
+            if group.kind not in ALONG:
                 found[group] = None
         return list(found)[:TRIES]
 
@@ -531,7 +537,7 @@ class Fusion:
 
     def order(self) -> list[Group]:
         """The groups in an order that runs; groups that store nothing are left out."""
-        alive = [g for g in self.groups if g.roots or g.folds or g.kind == "scatter"]
+        alive = [g for g in self.groups if g.roots or g.folds or g.kind in ALONG]
         alive.sort(key=lambda g: (g.before.bit_count(), g.number))
         waiting = sum(g.bit for g in alive)
         for group in alive:

@@ -1,4 +1,4 @@
-"""Groups to kernels: loop nests, products and scatters with the arguments of their launches.
+"""Groups to kernels with the arguments of their launches: nests, products; along.py has the others.
 
     dims of the frame        [b, t, n]   reduced: n
     merged                   [b*t] n     where every operand allows it, so that most nests are flat or rows
@@ -13,105 +13,43 @@ A reduction of everything is launched twice with one kernel: over the full block
 
 from __future__ import annotations
 
-from typing import NamedTuple, Union
-
-from kiln.codegen.compile import kernel_object, object_for
-from kiln.codegen.matmul import MatmulSpec, library, matmul_ir
+from kiln.codegen.matmul import MatmulSpec
 from kiln.codegen.nest import COLUMN_BLOCK, Nest, Operand
-from kiln.codegen.scatter import ScatterSpec, scatter_ir
-from kiln.codegen.target import host_target
-from kiln.graph.graph import Shape, Value
+from kiln.graph.graph import Shape
 from kiln.graph.size import Dim, quotient
 from kiln.ops.kinds import COMPUTE
 from kiln.ops.scalar import LEAVES, Scalar, round_to, substitute, topological
+from kiln.passes.along import lower_along
 from kiln.passes.build import Builder, Use
-from kiln.passes.explore import Array, Read, mergeable
+from kiln.passes.explore import ALONG, Read, mergeable
 from kiln.passes.fuse import Fusion, Group, Root, factors
+from kiln.passes.launch import (
+    WORTH,
+    Lowered,
+    MatmulKernel,
+    Memory,
+    NestKernel,
+    array_of,
+    grain_of,
+    stride_class,
+)
 from kiln.passes.layout import Layout, numel
 from kiln.passes.prepare import BLOCK
 from kiln.passes.strips import LANES, strips
 
 BLOCKS = {"map": BLOCK, "lanes": BLOCK, "strips": LANES, "sequence": 1}  # of a frame's reductions
-WORTH = 8000  # nanoseconds of work a thread should get at least
 UNIT_COST = 16  # nanoseconds a unit of a product takes for each k
-
-
-class Memory(NamedTuple):
-    """A pointer of a launch: an array, or an input's own memory, from an offset in elements."""
-
-    value: Value
-    array: Array | None
-    offset: Dim
-
-
-class NestKernel(NamedTuple):
-    """A loop nest as a kernel."""
-
-    nest: Nest
-
-    def text(self) -> str:
-        """The canonical text."""
-        return self.nest.text()
-
-    def object(self) -> bytes:
-        """The machine code."""
-        return kernel_object(self.nest)
-
-
-class MatmulKernel(NamedTuple):
-    """A product as a kernel."""
-
-    spec: MatmulSpec
-
-    def text(self) -> str:
-        """The canonical text."""
-        return self.spec.text()
-
-    def object(self) -> bytes:
-        """The machine code."""
-        return object_for(
-            self.text(), lambda: matmul_ir(self.spec, host_target()), library=library(self.spec)
-        )
-
-
-class ScatterKernel(NamedTuple):
-    """Additions at indexed places as a kernel."""
-
-    spec: ScatterSpec
-
-    def text(self) -> str:
-        """The canonical text."""
-        return self.spec.text()
-
-    def object(self) -> bytes:
-        """The machine code."""
-        return object_for(self.text(), lambda: scatter_ir(self.spec, host_target()))
-
-
-class Lowered(NamedTuple):
-    """A launch before its memory has buffers."""
-
-    kernel: Union[NestKernel, MatmulKernel, ScatterKernel]
-    pointers: tuple[Memory, ...]
-    args: tuple[Dim, ...]
-    grid: Dim
-    grain: Dim
 
 
 def lower_group(fusion: Fusion, group: Group) -> list[Lowered]:
     """The launches of a group."""
     if group.kind == "matmul":
         return [_matmul(fusion, group)]
-    if group.kind == "scatter":
-        return [_scatter(fusion, group)]
+    if group.kind in ALONG:
+        return [lower_along(fusion, group)]
     if group.frame.mode == "blocks":
         return _blocks(fusion, group)
     return [_nest(fusion, group)]
-
-
-def stride_class(stride: Dim) -> str:
-    """The class of a stride: unit, not read along, or any."""
-    return {0: "0", 1: "1"}.get(stride, "s") if isinstance(stride, int) else "s"
 
 
 def _stores(fusion: Fusion, group: Group, builder: Builder) -> list[tuple[int, Scalar]]:
@@ -199,7 +137,7 @@ def _nest(fusion: Fusion, group: Group) -> Lowered:
     pointers = tuple(Memory(u.value, u.array, u.layout.offset) for u in builder.uses)
     args = _arguments(sizes, strides, builder)
     grid, elements = _grid(kernel.nest, sizes)
-    return Lowered(kernel, pointers, args, grid, _grain(_cost(kernel.nest), elements))
+    return Lowered(kernel, pointers, args, grid, grain_of(_cost(kernel.nest), elements))
 
 
 def _kernel(
@@ -241,16 +179,6 @@ def _cost(nest: Nest) -> float:
     return 0.1 + 0.02 * work + 0.1 * len(nest.operands) + 2 * places
 
 
-def _grain(cost: float, elements: Dim) -> Dim:
-    """The units that make a thread's worth of work, from the nanoseconds of an element and their number."""
-    wanted = int(WORTH / cost)
-    if elements == 1:
-        return max(wanted // 1024, 1) * 1024
-    if isinstance(elements, int):
-        return max(wanted // max(elements, 1), 1)
-    return quotient(wanted, elements) + 1
-
-
 def _blocks(fusion: Fusion, group: Group) -> list[Lowered]:
     """The partial results of reductions of everything: full blocks, then the rest."""
     frame = group.frame
@@ -269,11 +197,11 @@ def _blocks(fusion: Fusion, group: Group) -> list[Lowered]:
             Memory(u.value, u.array, u.layout.offset + first * row[0]) for u, row in zip(builder.uses, rows)
         )
         args = _arguments((count, length), rows, builder)
-        launches.append(Lowered(kernel, pointers, args, count, _grain(_cost(kernel.nest), BLOCK)))
+        launches.append(Lowered(kernel, pointers, args, count, grain_of(_cost(kernel.nest), BLOCK)))
     return launches
 
 
-# -- products and scatters --------------------------------------------------------------------------
+# -- products -----------------------------------------------------------------------------------------
 
 
 def _matmul(fusion: Fusion, group: Group) -> Lowered:
@@ -301,7 +229,7 @@ def _matmul(fusion: Fusion, group: Group) -> Lowered:
     )
     numbers = tuple(kind for kind, _ in builder.numbers)
     spec = MatmulSpec(dtype, operands, numbers, tuple(stores), row=m == 1)
-    pointers = [Memory(r.value, _array(fusion, r), r.layout.offset) for r in (a, b)]
+    pointers = [Memory(r.value, array_of(fusion, r), r.layout.offset) for r in (a, b)]
     pointers += [Memory(u.value, u.array, u.layout.offset) for u in builder.uses]
     own = [first, second, *strides]
     args = (batch, m, n, k, *(s for dims in own for s in dims), *(v for _, v in builder.numbers))
@@ -321,58 +249,3 @@ def _exchanged(layout: Layout) -> Layout:
     *outer, rows, columns = zip(layout.sizes, layout.strides)
     sizes, strides = zip(*outer, columns, rows)
     return layout._replace(sizes=sizes, strides=strides)
-
-
-def _array(fusion: Fusion, read: Read) -> Array | None:
-    return None if read.raw else fusion.explorer.arrays[id(read.value)]
-
-
-def _scatter(fusion: Fusion, group: Group) -> Lowered:
-    """Additions into an array that holds the base already."""
-    node = group.node
-    assert node is not None
-    dim = node.attrs[0]
-    out = fusion.explorer.arrays[id(node.out)]
-    index, source = (fusion.explorer.strided(v, None) for v in node.inputs[1:])
-    assert isinstance(index, Read) and isinstance(source, Read)
-    shape = node.inputs[1].shape
-    layouts = (out.layout, index.layout, source.layout)
-    columns = _columns(shape, dim, layouts)
-    strides = [(layout.strides[dim], *(layout.strides[d] for d in columns.last)) for layout in layouts]
-    spec = ScatterSpec(
-        node.out.dtype, node.inputs[1].dtype, tuple("".join(map(stride_class, s)) for s in strides)
-    )
-    pointers = (
-        Memory(node.out, out, out.layout.offset),
-        Memory(index.value, _array(fusion, index), index.layout.offset),
-        Memory(source.value, _array(fusion, source), source.layout.offset),
-    )
-    args = (shape[dim], node.out.shape[dim], *columns.sizes, *(s for own in strides for s in own))
-    return Lowered(
-        ScatterKernel(spec), pointers, args, spec.units(columns.sizes), _grain(1.0, shape[dim] * 16)
-    )
-
-
-def _columns(shape: Shape, dim: int, layouts: tuple[Layout, ...]) -> _Columns:
-    """The dims other than `dim`, merged where all three arrays allow it; at least one."""
-    found = _Columns()
-    for d in range(len(shape)):
-        if d == dim or shape[d] == 1:
-            continue
-        before = found.last[-1] if found.last else -1
-        if before >= 0 and all(x.strides[before] == x.strides[d] * shape[d] for x in layouts):
-            found.last[-1], found.sizes[-1] = d, found.sizes[-1] * shape[d]
-        else:
-            found.last.append(d)
-            found.sizes.append(shape[d])
-    if not found.last:
-        found.last, found.sizes = [0 if dim or len(shape) == 1 else 1], [1]
-    return found
-
-
-class _Columns:
-    """Merged dims: the last frame dim of each, and its size."""
-
-    def __init__(self) -> None:
-        self.last: list[int] = []
-        self.sizes: list[Dim] = []

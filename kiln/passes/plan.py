@@ -11,7 +11,7 @@ holds its raw bits. An output that updates an input is written into that input's
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, Union
+from typing import NamedTuple, Union
 
 from kiln.graph.graph import Graph, Shape
 from kiln.graph.size import Dim
@@ -19,24 +19,15 @@ from kiln.graph.text import dim_text, type_text
 from kiln.graph.verify import verify
 from kiln.passes.explore import Array
 from kiln.passes.fuse import Fusion, fuse
+from kiln.passes.launch import Kernel, Lowered, Memory
 from kiln.passes.layout import numel
-from kiln.passes.lower import Lowered, Memory, lower_group
+from kiln.passes.lower import lower_group
 from kiln.passes.prepare import prepare
 
 ITEMSIZE = {
     "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8,
     "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8,
 }  # fmt: skip
-
-
-class Kernel(Protocol):
-    """What a plan asks of a kernel."""
-
-    def text(self) -> str:
-        """The canonical text: the key of every cache."""
-
-    def object(self) -> bytes:
-        """The machine code, generated or from the cache."""
 
 
 class Buffer(NamedTuple):
@@ -158,6 +149,9 @@ class _Planner:
             self._numbers[key] = len(self.kernels)
             self.kernels.append(lowered.kernel)
         pointers = tuple((self._memory(m), m.offset, ITEMSIZE[m.value.dtype]) for m in lowered.pointers)
+        if lowered.scratch != 0:
+            scratch = self._buffer("temp", -len(self.buffers), lowered.scratch, "int64")
+            pointers = (*pointers, (scratch, 0, ITEMSIZE["int64"]))
         return Launch(self._numbers[key], pointers, lowered.args, lowered.grid, lowered.grain)
 
     def _freed(self, launches: list[Launch]) -> list[Step]:

@@ -1,0 +1,147 @@
+"""Kernels that go along one dim: what scatter, scan, sort and search share.
+
+A *column* is one index of the other dims. Columns do not touch each other, so a unit of work is a block of
+neighbours along the last of them, and everything along the dim happens in a fixed order: the result does not
+depend on who does which block.
+
+    for unit in begin .. end:
+        pointers of every operand at the unit's first column;  count = columns in it, at most `block`
+        ...                                                     (the kernel's own)
+
+Kernel arguments: `ptr` = the operands (then scratch memory); `arg` = numbers of the kernel's own, the size of
+every column dim, then for every operand its strides (in elements) along the dim and along every column dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from kiln.codegen.code import Code, Value
+from kiln.codegen.emit import Expression, Machine
+from kiln.codegen.memory import Memory, element
+from kiln.codegen.target import Target
+from kiln.ops.scalar import Scalar
+
+
+class AlongSpec(NamedTuple):
+    """The pattern: `what` is done, on operands of `dtypes`; `strides`: classes of each, the dim first."""
+
+    what: str
+    dtypes: tuple[str, ...]
+    strides: tuple[str, ...]
+
+    def text(self) -> str:
+        """The canonical text: printed form and cache key."""
+        return f"{self.what} {' '.join(self.dtypes)} strides {' '.join(self.strides)}"
+
+
+def blocks(sizes: Sequence[Any], block: int) -> Any:
+    """The units of work over column dims of these sizes, ints or symbolic."""
+    total = (sizes[-1] + (block - 1)) // block
+    for size in sizes[:-1]:
+        total = total * size
+    return total
+
+
+class Along:
+    """A kernel being written: `numbers` arguments of its own, units of `block` columns."""
+
+    block = 1
+    numbers = 1
+
+    def __init__(self, spec: AlongSpec, target: Target) -> None:
+        self.spec = spec
+        self.code = code = Code(target)
+        self.memory = Memory(code)
+        self.machine = Machine(code)
+        count, dims = len(spec.dtypes), len(spec.strides[0])
+        self.base = [self.pointer(k) for k in range(count)]
+        self.number = [self._argument(k) for k in range(self.numbers)]
+        self.sizes = [self._argument(self.numbers + d) for d in range(dims - 1)]
+        first = self.numbers + dims - 1
+        self.stride = [
+            [kind if kind in "01" else self._argument(first + k * dims + d) for d, kind in enumerate(classes)]
+            for k, classes in enumerate(spec.strides)
+        ]
+
+    def pointer(self, place: int) -> str:
+        """The pointer argument at a place."""
+        return self.code.op(f"load ptr, ptr {self.code.offset('%ptr', 'ptr', str(place))}")
+
+    def _argument(self, place: int) -> str:
+        return self.code.op(f"load i64, ptr {self.code.offset('%arg', 'i64', str(place))}")
+
+    def emit(self) -> str:
+        """The kernel's LLVM text."""
+        code = self.code
+        total = code.op(f"udiv i64 {code.add(self.sizes[-1], str(self.block - 1))}, {self.block}")
+        with code.loop("%begin", "%end", 1) as unit:
+            first, pointers = self._unit(unit.index, total)
+            count = code.minimum(code.sub(self.sizes[-1], first), str(self.block))
+            self.columns(unit.index, pointers, count)
+        code.line("ret void")
+        return code.text()
+
+    def columns(self, unit: str, pointers: list[str], count: str) -> None:
+        """Writes what is done for `count` columns from the pointers on."""
+        raise NotImplementedError
+
+    def _unit(self, unit: str, total: str) -> tuple[str, list[str]]:
+        """The first column of a unit along the last column dim, and every operand's pointer there."""
+        code = self.code
+        first = code.mul(code.op(f"urem i64 {unit}, {total}"), str(self.block))
+        rest = code.op(f"udiv i64 {unit}, {total}")
+        position = [first]
+        for size in reversed(self.sizes[:-1]):
+            position.insert(0, code.op(f"urem i64 {rest}, {size}"))
+            rest = code.op(f"udiv i64 {rest}, {size}")
+        pointers = []
+        for k, pointer in enumerate(self.base):
+            for at, stride in zip(position, self.stride[k][1:]):
+                pointer = self._moved(k, pointer, at, stride)
+            pointers.append(pointer)
+        return first, pointers
+
+    def _moved(self, k: int, pointer: str, position: str, stride: str) -> str:
+        code = self.code
+        return (
+            pointer
+            if stride == "0"
+            else code.offset(pointer, element(self.spec.dtypes[k]), code.mul(position, stride))
+        )
+
+    def at(self, k: int, pointer: str, position: str) -> str:
+        """A pointer of operand k moved to a position along the dim."""
+        return self._moved(k, pointer, position, self.stride[k][0])
+
+    def column(self, k: int, pointer: str, position: str) -> str:
+        """A pointer of operand k moved to a column of its unit."""
+        return self._moved(k, pointer, position, self.stride[k][-1])
+
+    def computed(self, make: Callable[..., Sequence[Scalar]], values: Sequence[Value]) -> list[Value]:
+        """The scalars that `make` gives of leaves that stand for values."""
+        scope = Expression(self.code, lambda leaf: values[leaf.data])
+        leaves = [Scalar("number", (), v.type, k) for k, v in enumerate(values)]
+        return [scope.value(s) for s in make(*leaves)]
+
+    def read(self, k: int, pointer: str) -> Value:
+        """An element of operand k."""
+        return self.memory.read(self.spec.dtypes[k], pointer)
+
+    def read_lanes(self, k: int, pointer: str) -> Value:
+        """Operand k at 16 neighbouring columns."""
+        dtype, stride = self.spec.dtypes[k], self.stride[k][-1]
+        if stride == "0":
+            return self.memory.read(dtype, pointer)
+        if stride == "1":
+            return self.memory.read_lanes(dtype, pointer, None, None)
+        return self.memory.gather(dtype, pointer, self.memory.strided(stride), None)
+
+    def write_lanes(self, k: int, pointer: str, x: Value) -> None:
+        """Operand k at 16 neighbouring columns."""
+        dtype, stride = self.spec.dtypes[k], self.stride[k][-1]
+        if stride == "1":
+            self.memory.write_lanes(dtype, pointer, x, None, None)
+        else:
+            self.memory.scatter(dtype, pointer, self.memory.strided(stride), x, None)

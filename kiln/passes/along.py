@@ -1,0 +1,137 @@
+"""Kernels along one dim, with the arguments of their launches: scatter, scan, sort, search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from kiln.codegen.along import AlongSpec, blocks
+from kiln.codegen.scan import Scan, scan_ir
+from kiln.codegen.scatter import Scatter, scatter_ir
+from kiln.codegen.search import Search, search_ir
+from kiln.codegen.sort import Sort, sort_ir, words
+from kiln.codegen.target import Target
+from kiln.graph.graph import Node, Shape, Value
+from kiln.graph.size import Dim
+from kiln.passes.explore import Array, Read
+from kiln.passes.fuse import Fusion, Group
+from kiln.passes.launch import AlongKernel, Lowered, Memory, array_of, grain_of, stride_class
+from kiln.passes.layout import Layout
+
+
+class Job(NamedTuple):
+    """A launch in the making: operands with their layouts over `shape`, the dim gone along, what is done."""
+
+    operands: tuple[Operand, ...]
+    shape: Shape
+    dim: int
+    what: str
+    numbers: tuple[Dim, ...]
+    cost: float  # nanoseconds per element along the dim
+
+
+class Operand(NamedTuple):
+    """Memory and how it lies."""
+
+    value: Value
+    array: Array | None
+    layout: Layout
+
+
+def lower_along(fusion: Fusion, group: Group) -> Lowered:
+    """The launch of a group that goes along one dim."""
+    node = group.node
+    assert node is not None
+    write, block, make = _KINDS[node.op.kind]
+    job = make(fusion, node)
+    layouts = tuple(o.layout for o in job.operands)
+    columns = _columns(job.shape, job.dim, layouts)
+    strides = [(x.strides[job.dim], *(x.strides[d] for d in columns.last)) for x in layouts]
+    classes = tuple("".join(map(stride_class, s)) for s in strides)
+    spec = AlongSpec(job.what, tuple(o.value.dtype for o in job.operands), classes)
+    pointers = tuple(Memory(o.value, o.array, o.layout.offset) for o in job.operands)
+    args = (*job.numbers, *columns.sizes, *(s for own in strides for s in own))
+    units = blocks(columns.sizes, block)
+    elements = job.shape[job.dim] * min(block, 16)
+    scratch: Dim = 0
+    if node.op.kind == "sort":
+        scratch = units * job.shape[job.dim] * (2 * words(job.operands[1].value.dtype))
+    kernel = AlongKernel(spec, write)
+    return Lowered(kernel, pointers, args, units, grain_of(job.cost, elements), scratch)
+
+
+def _out(fusion: Fusion, node: Node) -> Operand:
+    array = fusion.explorer.arrays[id(node.out)]
+    return Operand(node.out, array, array.layout)
+
+
+def _in(fusion: Fusion, value: Value) -> Operand:
+    read = fusion.explorer.strided(value, None)
+    assert isinstance(read, Read)
+    return Operand(read.value, array_of(fusion, read), read.layout)
+
+
+def _scatter(fusion: Fusion, node: Node) -> Job:
+    """Into an array that holds the base already."""
+    dim, shape = node.attrs[0], node.inputs[1].shape
+    operands = (_out(fusion, node), *(_in(fusion, v) for v in node.inputs[1:]))
+    return Job(operands, shape, dim, node.op.name, (shape[dim], node.out.shape[dim]), 1.0)
+
+
+def _scan(fusion: Fusion, node: Node) -> Job:
+    dim, dtype, reverse = node.attrs
+    what = f"{node.op.name} {dtype} {'reverse' if reverse else 'forward'}"
+    shape = node.out.shape
+    return Job((_out(fusion, node), _in(fusion, node.inputs[0])), shape, dim, what, (shape[dim],), 1.0)
+
+
+def _sort(fusion: Fusion, node: Node) -> Job:
+    dim, descending, (count,) = node.attrs
+    shape = node.inputs[0].shape
+    what = "sort descending" if descending else "sort ascending"
+    operands = (_out(fusion, node), _in(fusion, node.inputs[0]))
+    return Job(operands, shape, dim, what, (shape[dim], count), 10.0)
+
+
+def _search(fusion: Fusion, node: Node) -> Job:
+    """The values have no part in the dim."""
+    values, rows = node.inputs
+    shape = rows.shape
+    flat = [
+        o._replace(layout=Layout(shape, (0, *o.layout.strides), o.layout.offset))
+        for o in (_out(fusion, node), _in(fusion, values))
+    ]
+    return Job((*flat, _in(fusion, rows)), shape, 0, f"search {node.attrs[0]}", (shape[0],), 0.1)
+
+
+_KINDS: dict[str, tuple[Callable[[AlongSpec, Target], str], int, Callable[[Fusion, Node], Job]]] = {
+    "scatter": (scatter_ir, Scatter.block, _scatter),
+    "scan": (scan_ir, Scan.block, _scan),
+    "sort": (sort_ir, Sort.block, _sort),
+    "search": (search_ir, Search.block, _search),
+}
+
+
+def _columns(shape: Shape, dim: int, layouts: tuple[Layout, ...]) -> _Columns:
+    """The dims other than `dim`, merged where all three arrays allow it; at least one."""
+    found = _Columns()
+    for d in range(len(shape)):
+        if d == dim or shape[d] == 1:
+            continue
+        before = found.last[-1] if found.last else -1
+        if before >= 0 and all(x.strides[before] == x.strides[d] * shape[d] for x in layouts):
+            found.last[-1], found.sizes[-1] = d, found.sizes[-1] * shape[d]
+        else:
+            found.last.append(d)
+            found.sizes.append(shape[d])
+    if not found.last:
+        found.last, found.sizes = [0 if dim or len(shape) == 1 else 1], [1]
+    return found
+
+
+class _Columns:
+    """Merged dims: the last frame dim of each, and its size."""
+
+    def __init__(self) -> None:
+        self.last: list[int] = []
+        self.sizes: list[Dim] = []

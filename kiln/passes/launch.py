@@ -1,0 +1,112 @@
+"""What every lowering makes: kernels, and launches whose memory has no buffers yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from kiln.codegen.along import AlongSpec
+from kiln.codegen.compile import kernel_object, object_for
+from kiln.codegen.matmul import MatmulSpec, library, matmul_ir
+from kiln.codegen.nest import Nest
+from kiln.codegen.target import Target, host_target
+from kiln.graph.graph import Value
+from kiln.graph.size import Dim, quotient
+from kiln.passes.explore import Array, Read
+from kiln.passes.fuse import Fusion
+
+WORTH = 8000  # nanoseconds of work a thread should get at least
+
+
+class Memory(NamedTuple):
+    """A pointer of a launch: an array, or an input's own memory, from an offset in elements."""
+
+    value: Value
+    array: Array | None
+    offset: Dim
+
+
+class NestKernel(NamedTuple):
+    """A loop nest as a kernel."""
+
+    nest: Nest
+
+    def text(self) -> str:
+        """The canonical text."""
+        return self.nest.text()
+
+    def object(self) -> bytes:
+        """The machine code."""
+        return kernel_object(self.nest)
+
+
+class MatmulKernel(NamedTuple):
+    """A product as a kernel."""
+
+    spec: MatmulSpec
+
+    def text(self) -> str:
+        """The canonical text."""
+        return self.spec.text()
+
+    def object(self) -> bytes:
+        """The machine code."""
+        return object_for(
+            self.text(), lambda: matmul_ir(self.spec, host_target()), library=library(self.spec)
+        )
+
+
+class AlongKernel(NamedTuple):
+    """What goes along one dim, as a kernel; `write` gives its LLVM text."""
+
+    spec: AlongSpec
+    write: Callable[[AlongSpec, Target], str]
+
+    def text(self) -> str:
+        """The canonical text."""
+        return self.spec.text()
+
+    def object(self) -> bytes:
+        """The machine code."""
+        return object_for(self.text(), lambda: self.write(self.spec, host_target()))
+
+
+class Kernel(Protocol):
+    """What a plan asks of a kernel."""
+
+    def text(self) -> str:
+        """The canonical text: the key of every cache."""
+
+    def object(self) -> bytes:
+        """The machine code, generated or from the cache."""
+
+
+class Lowered(NamedTuple):
+    """A launch before its memory has buffers; `scratch`: 64-bit words it needs besides, by a last pointer."""
+
+    kernel: Kernel
+    pointers: tuple[Memory, ...]
+    args: tuple[Dim, ...]
+    grid: Dim
+    grain: Dim
+    scratch: Dim = 0
+
+
+def stride_class(stride: Dim) -> str:
+    """The class of a stride: unit, not read along, or any."""
+    return {0: "0", 1: "1"}.get(stride, "s") if isinstance(stride, int) else "s"
+
+
+def grain_of(cost: float, elements: Dim) -> Dim:
+    """The units that make a thread's worth of work, from the nanoseconds of an element and their number."""
+    wanted = int(WORTH / cost)
+    if elements == 1:
+        return max(wanted // 1024, 1) * 1024
+    if isinstance(elements, int):
+        return max(wanted // max(elements, 1), 1)
+    return quotient(wanted, elements) + 1
+
+
+def array_of(fusion: Fusion, read: Read) -> Array | None:
+    """The array a read goes to; None for an input's own memory."""
+    return None if read.raw else fusion.explorer.arrays[id(read.value)]
