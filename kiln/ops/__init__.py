@@ -25,6 +25,7 @@ from kiln.ops import (  # noqa: F401
     extrema,
     getitem,
     indexing,
+    interop,
     optimizers,
     order,
     parts,
@@ -125,5 +126,6 @@ def _method(function: Any) -> Any:
 
 FUNCTIONS: dict[str, Any] = _functions()
 _attach_operators()
+interop.FUNCTIONS.update(FUNCTIONS)
 # `pointwise` is a module here; kiln's own namespace has the decorator under that name
 globals().update({name: f for name, f in FUNCTIONS.items() if name != "pointwise"})
