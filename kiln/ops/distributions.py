@@ -315,16 +315,12 @@ def _weights(input: Any, num_samples: int, replacement: bool) -> None:
         raise RuntimeError("invalid multinomial distribution (sum of probabilities <= 0)")
 
 
-def _one_each(dtype: str) -> Any:
-    """Weights that leave no choice."""
-    import numpy as np
-
-    return np.eye(4, dtype=dtype)[[2, 0, 3]]
-
-
 @public(
     "multinomial",
-    samples=lambda rng, t: [Sample((_one_each(t), 2, True)), Sample((_one_each(t), 1))],
+    samples=lambda rng, t: [
+        Sample((d.array(rng, (3, 1), t, 0.5, 2), 2, True)),
+        Sample((d.array(rng, (3, 1), t, 0.5, 2), 1)),
+    ],
     dtypes="float",
     differentiable=False,
     reads=True,

@@ -278,7 +278,7 @@ def chance_values(p: Number, position: Number, seed: Number, sizes: Sizes, dtype
 
 def _exponential(np: Any, rate: Any, position: Any, seed: Any, sizes: Any, dtype: str) -> Any:
     u = draw_open.reference(position + np.arange(np.prod(sizes, dtype=int)), seed, dtype)  # type: ignore[misc]
-    return np.maximum(-np.log(u.astype("float64")) / rate, 2.0**-24).astype(dtype).reshape(sizes)
+    return np.maximum(-np.log(u.astype("float64")) / rate, 2.0**-24).astype(d.held(dtype)).reshape(sizes)
 
 
 @composite(
@@ -321,7 +321,7 @@ def log_normal_values(
 
 def _cauchy(np: Any, median: float, sigma: float, position: Any, seed: Any, sizes: Any, dtype: str) -> Any:
     u = draw_open.reference(position + np.arange(np.prod(sizes, dtype=int)), seed, "float64")  # type: ignore[misc]
-    return (median + sigma * np.tan(np.pi * (u - 0.5))).reshape(sizes).astype(dtype)
+    return (median + sigma * np.tan(np.pi * (u - 0.5))).reshape(sizes).astype(d.held(dtype))
 
 
 @composite(
