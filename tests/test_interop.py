@@ -260,3 +260,33 @@ def test_copies_keep_what_is_shared() -> None:
     assert isinstance(model[0].weight, kiln.nn.Parameter) and len(list(model.parameters())) == 3
     with pytest.raises(RuntimeError, match="leaves"):
         copy.deepcopy(x * 2)
+
+
+FROMBUFFER = """
+frombuffer(b"", dtype=L.uint8)
+frombuffer(bytearray(4), dtype=L.uint8, count=0)
+frombuffer(bytearray(4), dtype=L.uint8, offset=4)
+frombuffer(bytearray(4), dtype=L.uint8, offset=-1)
+frombuffer(bytearray(5), dtype=L.int16)
+frombuffer(bytearray(5), dtype=L.int16, count=2)
+frombuffer(bytearray(4), dtype=L.int16, count=5)
+frombuffer([1], dtype=L.int16)
+frombuffer(bytearray(4), dtype=L.float32, requires_grad=True)
+""".strip().split("\n")
+
+
+@pytest.mark.parametrize("call", FROMBUFFER)
+def test_frombuffer(call: str) -> None:
+    """Values, dtype, whether memory is shared, and the exceptions, as in PyTorch."""
+    seen: list[Any] = []
+    for lib in (kiln, torch):
+        a = np.array([1.0, 2.0])
+        x = lib.ones(2)
+        try:
+            y = eval(f"L.{call}", {"L": lib, "a": a, "x": x})
+        except Exception as error:
+            seen.append(type(error))
+            continue
+        shares = y.data_ptr() in (a.ctypes.data, x.data_ptr())
+        seen.append((y.tolist(), str(y.dtype).rpartition(".")[2], y.requires_grad, y is x, shares))
+    assert seen[0] == seen[1]
