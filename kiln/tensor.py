@@ -17,17 +17,17 @@ from kiln.ops import (
     data,
     declare,
     getitem,
+    interop,
     kinds,
     parts,
     places,
     pointwise,
-    random,
     ranges,
     reduce,
+    sampling,
     shapes,
     views,
 )
-from kiln.ops.declare import dtype_name
 
 Tensor: Any = _core.Tensor
 
@@ -35,41 +35,9 @@ Tensor: Any = _core.Tensor
 _SLOTS = {"truediv": "div", "floordiv": "floor_divide", "mod": "remainder"}
 
 
-def to(
-    self: Any,
-    *args: Any,
-    dtype: Any = None,
-    device: Any = None,
-    copy: bool = False,
-    non_blocking: bool = False,
-) -> Any:
-    """The tensor as another dtype (an argument of its own, or that of a tensor given); itself if nothing
-    changes.
-
-    NotImplementedError for a device other than the CPU, TypeError for an argument that is neither.
-
-    >>> kiln.tensor([1, 2]).to(kiln.float32)
-    tensor([1., 2.])
-    """
-    for argument in args:
-        if isinstance(argument, _core.Tensor):
-            dtype = argument.dtype
-        elif isinstance(argument, (_core.dtype, type)):
-            dtype = argument
-        elif isinstance(argument, str) or hasattr(argument, "type"):
-            device = argument
-        elif argument is not None:
-            raise TypeError(f"to(): expected a dtype, a device or a tensor, got {type(argument).__name__}")
-    if device is not None and str(device).partition(":")[0] != "cpu":
-        raise NotImplementedError(f"to: expected device 'cpu', got {str(device)!r}: there is no other device")
-    if dtype is not None and dtype_name(dtype) != dtype_name(self.dtype):
-        return pointwise.convert(self, dtype_name(dtype))
-    return pointwise.clone(self) if copy else self
-
-
 def type_as(self: Any, other: Any) -> Any:
     """The tensor as other's dtype."""
-    return to(self, dtype=other.dtype)
+    return interop.to(self, dtype=other.dtype)
 
 
 def cpu(self: Any) -> Any:
@@ -121,7 +89,7 @@ def methods() -> dict[str, Any]:
     found.update({f"{name}_": form for name, form in ops.IN_PLACE.items() if name in found})
     found.update(creation.NEW)
     found.update(ranges.NEW)
-    found.update(random.IN_PLACE)
+    found.update(sampling.IN_PLACE)
     found.update(getitem.IN_PLACE)
     found.update(places.IN_PLACE)
     found.update(shapes.IN_PLACE)
@@ -133,6 +101,7 @@ def methods() -> dict[str, Any]:
         new_full=creation.new_full,
     )
     found.update(data.METHODS)
+    found.update(interop.METHODS)
     found["backward"] = backward
     found["__iter__"] = _iterate
     found["__repr__"] = printing.tensor_repr
@@ -161,7 +130,7 @@ def attach() -> None:
     _core.set_operator("setitem", getitem.setitem)
     _core.set_operator("array", data.beside)
     Tensor.__array_priority__ = 1000  # NumPy's `array + x` and `number * x` leave it to x
-    _core.set_operator("to", to)
+    _core.set_operator("to", interop.to)
     _core.set_operator("fill", getitem.fill_)
     for name in kinds.COMPUTE:
         _core.set_core_function(name, pointwise.convert.handle, (name,))

@@ -141,6 +141,7 @@ int add_to_tensor(std::span<PyMethodDef> methods, PyGetSetDef* property);
 int add_dtypes(PyObject* module);
 int add_tensor(PyObject* module);
 int add_tensor_data(PyObject* module);
+int add_dlpack(PyObject* module);
 int add_ops(PyObject* module);
 int add_core_ops(PyObject* module);
 int add_operators(PyObject* module);

@@ -20,7 +20,8 @@ ALLOWED = {
     "errors": set(),
     "_core": set(),
     "graph": {"_core"},
-    "ops": {"_core", "graph"},
+    "ops": {"_core", "graph", "device"},
+    "random": {"ops"},
     "device": set(),
     "layout": set(),
     "cuda": set(),
@@ -51,6 +52,7 @@ LATE = {"numpy", "llvmlite", "matplotlib", "tqdm", "scipy"}
 # file -> kiln's own modules it may import inside a function, with the reason beside the entry
 LATE_OWN: dict[str, set[str]] = {
     "kiln/ops/random.py": {"kiln.ops.scalar_numpy"},  # the reference's arithmetic, which is NumPy's
+    "kiln/ops/distributions.py": {"kiln.ops.scalar_numpy"},
     # what captures, plans and compiles: a process that finds its answers on disk never needs it
     "kiln/capture/service.py": {"kiln.capture.make", "kiln.capture.background"},
 }
@@ -58,7 +60,7 @@ LATE_OWN: dict[str, set[str]] = {
 FORBIDDEN_AT_IMPORT = ("numpy", "scipy", "llvmlite", "inspect", "dataclasses", "torch")
 LONGEST_FILE = 600
 LONGEST_CORE = 6600
-LONGEST_BINDING = 3350  # the C API spelled out, which the core proper does not see
+LONGEST_BINDING = 3560  # the C API spelled out, which the core proper does not see
 
 SOURCES = sorted(KILN.rglob("*.py"))
 NATIVE_FILES = sorted(p for p in NATIVE.rglob("*") if p.suffix in (".h", ".cpp", ".hpp", ".cc"))

@@ -113,6 +113,41 @@ def test_random_values_and_scales() -> None:
         assert same(ours.reshape(shape), theirs.reshape(shape))
 
 
+def random_options(rng: random.Random) -> dict[str, Any]:
+    return {
+        "precision": rng.choice([None, 0, 1, 6, 10]),
+        "threshold": rng.choice([None, 0, 5, 100]),
+        "edgeitems": rng.choice([None, 0, 1, 2, 5]),
+        "linewidth": rng.choice([None, 1, 20, 40, 120]),
+        "sci_mode": rng.choice([None, True, False]),
+        "profile": rng.choice([None, "short", "full", "default"]),
+    }
+
+
+def test_random_tensors_under_random_options() -> None:
+    """Every dtype, empty dims, transposes, values of mixed scale, ends of the integers' ranges."""
+    rng = random.Random(1)
+    for _ in range(400):
+        options = random_options(rng) if rng.random() < 0.6 else {}
+        for lib in (kiln, torch):
+            lib.set_printoptions(profile="default")
+            lib.set_printoptions(**options)
+        shape = [rng.choice([0, 1, 1, 2, 3, 4, 7, 12]) for _ in range(rng.randint(0, 4))]
+        name = rng.choice(["float32", "float64", "float16", "bfloat16", "int64", "int8", "uint8", "bool"])
+        scale = 10 ** rng.uniform(-9, 12)
+        flat = torch.tensor(
+            [rng.gauss(0, 1) * scale * 10 ** rng.uniform(0, 4) for _ in range(math.prod(shape))]
+        )
+        flat = flat.to(torch.int64 if name in ("int64", "int8", "uint8", "bool") else torch.float64)
+        theirs = flat.to(getattr(torch, name)).reshape(shape)
+        ours = kiln.tensor(theirs.flatten().tolist(), dtype=getattr(kiln, name)).reshape(shape)
+        if len(shape) > 1:
+            ours, theirs = ours.transpose(0, -1), theirs.transpose(0, -1)
+        assert same(ours, theirs), (options, shape, name)
+    for lib in (kiln, torch):
+        lib.set_printoptions(profile="default")
+
+
 def test_views_print_what_they_show() -> None:
     ours, theirs = kiln.arange(3000).reshape(50, 60), torch.arange(3000).reshape(50, 60)
     assert same(ours.t(), theirs.t())

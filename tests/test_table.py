@@ -31,6 +31,7 @@ OPS = [op for op in table() if op.name != "constant"]
 DTYPES = {
     "float": ("float32", "float64", "float16", "bfloat16"),
     "numeric": ("float32", "float64", "float16", "int64", "int32", "uint8"),
+    "float64": ("float64",),
     "integral": ("int64", "int16", "bool"),
     "bool": ("bool",),
     "whole": ("int64", "int16"),

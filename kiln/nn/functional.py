@@ -14,6 +14,14 @@ from typing import Any
 from kiln import ops
 from kiln._core import Op, Tensor
 from kiln.errors import describe, message
+from kiln.nn.dropouts import (  # noqa: F401
+    alpha_dropout,
+    dropout,
+    dropout1d,
+    dropout2d,
+    dropout3d,
+    feature_alpha_dropout,
+)
 from kiln.ops.moves import channel_shuffle as channel_shuffle
 from kiln.ops.moves import pixel_shuffle as pixel_shuffle
 from kiln.ops.moves import pixel_unshuffle as pixel_unshuffle
@@ -122,16 +130,6 @@ def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> 
     padding = (input == padding_idx % num).unsqueeze(-1)
     masked: Tensor = ops.where(padding, rows.detach(), rows)
     return masked
-
-
-def dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """Each element zeroed with probability p, the others divided by 1 - p; no change unless `training`."""
-    if not 0.0 <= p <= 1.0:
-        raise ValueError(message("dropout", "a probability p in [0, 1]", describe(p)))
-    if not training or p == 0.0:
-        return input
-    y: Tensor = ops.dropout(input, p, training, inplace)
-    return y
 
 
 def cross_entropy(

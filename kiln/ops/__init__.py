@@ -22,6 +22,8 @@ from kiln.ops import (  # noqa: F401
     data,
     declare,
     differences,
+    distributions,
+    dropout,
     dtypes,
     elementary,
     elementwise,
@@ -32,6 +34,7 @@ from kiln.ops import (  # noqa: F401
     group_norms,
     index_along,
     indexing,
+    interop,
     joining,
     margin_losses,
     moves,
@@ -51,6 +54,7 @@ from kiln.ops import (  # noqa: F401
     ranks,
     reduce,
     reductions,
+    sampling,
     scans,
     selecting,
     shapes,
@@ -176,5 +180,6 @@ def _method(function: Any) -> Any:
 
 FUNCTIONS: dict[str, Any] = _functions()
 _attach_operators()
+interop.FUNCTIONS.update(FUNCTIONS)
 # `pointwise` is a module here; kiln's own namespace has the decorator under that name
 globals().update({name: f for name, f in FUNCTIONS.items() if name != "pointwise"})

@@ -102,9 +102,22 @@ def frombuffer(
     """`count` elements (-1: all) of a bytes-like object from byte `offset` on, sharing its memory: shape
     [count].
 
+    ValueError for what is no buffer, for no elements, and for more than there are.
+
     >>> kiln.frombuffer(bytearray(b"abc"), dtype=kiln.uint8)
     tensor([97, 98, 99], dtype=kiln.uint8)
     """
+    try:
+        length = memoryview(buffer).nbytes
+    except TypeError:
+        raise ValueError(message("frombuffer", "a bytes-like object", describe(buffer))) from None
+    if not length or not count:
+        raise ValueError(f"both buffer length ({length}) and count ({count}) must not be 0")
+    if not 0 <= offset < length:
+        raise ValueError(
+            f"offset ({offset} bytes) must be non-negative and no greater than buffer length ({length} "
+            "bytes) minus 1"
+        )
     return settle(
         _core.frombuffer(buffer, dtype_name(dtype), count, offset), requires_grad, None, "frombuffer"
     )

@@ -1,0 +1,21 @@
+"""Random state under PyTorch's names: `kiln.random.fork_rng` and what kiln's own namespace has of it."""
+
+from kiln.ops.generator import (
+    default_generator,
+    fork_rng,
+    get_rng_state,
+    initial_seed,
+    manual_seed,
+    seed,
+    set_rng_state,
+)
+
+__all__ = [
+    "default_generator",
+    "fork_rng",
+    "get_rng_state",
+    "initial_seed",
+    "manual_seed",
+    "seed",
+    "set_rng_state",
+]
