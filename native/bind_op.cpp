@@ -7,6 +7,7 @@
 
 #include "autograd.h"
 #include "compiler.h"
+#include "pointwise.h"
 
 namespace kiln {
 
@@ -305,6 +306,8 @@ PyObject* trace(OpObject& self, PyObject* const* args, size_t count, PyObject* n
 void fit_out(const OpObject& self, Fn& fn, std::span<const Operand> operands,
              std::span<const TensorRef> out) {
     if (out.empty()) return;
+    const Dims* common = fn.cls == FnClass::pointwise ? common_shape(operands) : nullptr;
+    if (common && *common == out[0]->sizes) return;
     const std::vector<Dims> shapes = result_sizes(fn, operands);
     for (size_t k = 0; k < out.size() && k < shapes.size(); ++k) {
         const Dims &shape = shapes[k], &target = out[k]->sizes;

@@ -32,6 +32,7 @@ ALLOWED = {
     "export": {"_core", "graph", "passes", "codegen", "ops"},
     "autograd": {"_core", "graph", "ops"},
     "nn": {"_core", "ops", "tensor", "autograd"},
+    "linalg": {"ops"},
     "optim": {"_core", "ops", "tensor", "autograd"},
     "utils": {"_core", "ops", "tensor", "autograd"},
     "datasets": {"_core", "ops", "tensor", "utils"},

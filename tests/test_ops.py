@@ -82,6 +82,8 @@ def all_cases(entry: Entry, dtype: str, seed: int = 0) -> Iterator[Case]:
 def peer_functions(name: str) -> list[Any]:
     """PyTorch's functions of the same name, the documented one first where there are several."""
     homes = [torch.nn.functional, torch, torch.Tensor] if torch is not None else []
+    space, _, name = name.rpartition(".")
+    homes = [getattr(torch, space)] if homes and space else homes
     return [getattr(home, name) for home in homes if hasattr(home, name)]
 
 

@@ -14,9 +14,11 @@ from kiln.graph.graph import Value
 from kiln.graph.size import Size
 from kiln.ops import (  # noqa: F401
     activations,
+    addends,
     arithmetic,
     comparison,
     composites,
+    contractions,
     creation,
     data,
     declare,

@@ -15,6 +15,7 @@ INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
 # Public functions that are plain Python over ops: name -> function. Methods and in-place forms are derived.
 FUNCTIONS: dict[str, Callable[..., Any]] = {}
 METHODS: set[str] = set()
+LINALG: dict[str, Callable[..., Any]] = {}  # those of kiln.linalg: public("linalg.name")
 INPLACE: set[str] = set()
 
 # PyTorch's other names of arguments, as NumPy has them.
@@ -75,11 +76,12 @@ def public(
     """
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
+        space, _, short = name.rpartition(".")
         if function not in FUNCTIONS.values():
-            function.__name__ = function.__qualname__ = name  # as errors and help call it
+            function.__name__ = function.__qualname__ = short  # as errors and help call it
             function = _with_aliases(function)
-        FUNCTIONS[name] = function
-        if method:
+        (LINALG if space else FUNCTIONS)[short] = function
+        if method and not space:
             METHODS.add(name)
         if inplace:
             INPLACE.add(name)
@@ -109,8 +111,10 @@ def _with_aliases(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def alias(name: str, of: str, method: bool = True, inplace: bool = False) -> None:
-    """Makes `name` another name of the public function or op `of`."""
-    FUNCTIONS[name] = FUNCTIONS[of] if of in FUNCTIONS else record.find(of).handle
+    """Makes `name` another name of the public function or op `of`, which may be one of kiln.linalg."""
+    space, _, short = of.rpartition(".")
+    functions = LINALG if space else FUNCTIONS
+    FUNCTIONS[name] = functions[short] if short in functions else record.find(of).handle
     METHODS.update([name] if method else [])
     INPLACE.update([name] if inplace else [])
 
