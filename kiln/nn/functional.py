@@ -17,6 +17,7 @@ from kiln.errors import describe, message
 
 _REDUCTIONS = ("none", "mean", "sum")
 _OPS: dict[str, Any] = {op.name: op.handle for op in ops.table() if op.public and not op.method}
+_OPS["pdist"] = ops.pdist
 
 
 def __getattr__(name: str) -> Any:

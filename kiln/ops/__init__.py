@@ -22,6 +22,7 @@ from kiln.ops import (  # noqa: F401
     creation,
     data,
     declare,
+    distances,
     extrema,
     getitem,
     indexing,

@@ -249,8 +249,8 @@ def _einsum_samples(rng: Any, t: str) -> Any:
 def einsum(equation: Any, *operands: Any) -> Any:
     """Products of the operands summed over the labels the result lacks, as in `"ij,jk->ik"`.
 
-    One letter is a dim, "..." are dims that broadcast; without "->" the result has the labels that occur once,
-    in their order.
+    One letter is a dim, "..." are dims that broadcast; without "->" the result has the labels that occur
+    once, in their order.
 
     Also `einsum(x, [0, 1], y, [1, 2], [0, 2])`. RuntimeError for a malformed equation and for sizes that do
     not fit.
