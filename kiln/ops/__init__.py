@@ -24,6 +24,7 @@ from kiln.ops import (  # noqa: F401
     declare,
     distances,
     extrema,
+    factors,
     getitem,
     indexing,
     optimizers,

@@ -78,7 +78,8 @@ def _differences(x1: Any, x2: Any) -> Any:
 )
 def row_distances(x1: Tensor, x2: Tensor, order: Structure) -> Any:
     """The norm of every difference of rows: [.., n, k], [.., m, k] -> [.., n, m]."""
-    return norm_over(_differences(x1, x2), order, (max(x1.ndim, x2.ndim),), False)
+    y = norm_over(_differences(x1, x2), order, (max(x1.ndim, x2.ndim),), False)
+    return p.clamp_min(y, 0) if order == INFINITY else y  # over nothing: 0
 
 
 @row_distances.derivative
