@@ -57,6 +57,8 @@ each_kind = pytest.mark.parametrize(
 
 # no function of PyTorch that takes the same arguments
 UNLIKE = {"full", "as_strided"}  # as_strided: see check_places
+# of matrices that may not be singular, as those are whose last column is repeated
+REGULAR = {"linalg.inv", "linalg.solve", "linalg.tensorinv", "linalg.tensorsolve"}
 # PyTorch differentiates these not at all, or not by all they are given
 FEWER_GRADIENTS = {"floor_divide", "nll_loss", "binary_cross_entropy"}
 
@@ -194,7 +196,7 @@ def test_layouts(name: str, dtype: str) -> None:
         check_places(entry, dtype)
         return
     for case in all_cases(entry, dtype):
-        for layout in LAYOUTS[1:]:
+        for layout in LAYOUTS[1 : -1 if name in REGULAR else None]:
             plain = expanded(case) if layout == "expanded" else case
             want = [to_array(y) for y in call(entry, tensors(kiln, plain, dtype))]
             got = [to_array(y) for y in call(entry, tensors(kiln, plain, dtype, layout))]
@@ -228,7 +230,7 @@ def test_gradient_layouts(name: str, dtype: str) -> None:
     """The same bits of gradients whatever the layout of the operands."""
     entry = SAMPLED[name]
     for case in entry.cases(dtype)[:1]:
-        for layout in LAYOUTS[1:]:
+        for layout in LAYOUTS[1 : -1 if name in REGULAR else None]:
             plain = expanded(case) if layout == "expanded" else case
             want = run_with_gradients(entry, tensors(kiln, plain, dtype, grad=True))
             got = run_with_gradients(entry, tensors(kiln, plain, dtype, layout, grad=True))

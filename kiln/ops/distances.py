@@ -179,7 +179,8 @@ def cdist(x1: Any, x2: Any, p: float = 2.0, compute_mode: Any = _MODES[0]) -> An
 def pdist(input: Any, p: float = 2.0) -> Any:
     """The p-norm distances of every two rows of a matrix, [n, k] -> [n (n - 1) / 2].
 
-    They are those that `cdist` has above its diagonal, in its order. RuntimeError unless the input has two dims.
+    They are those that `cdist` has above its diagonal, in its order. RuntimeError unless the input has two
+    dims.
 
     >>> kiln.pdist(kiln.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 1.0]]))
     tensor([5.0000, 1.0000, 4.2426])

@@ -1,8 +1,8 @@
 """Calls of NumPy and SciPy with a derivative in ops.
 
 The arguments' values are read (a recording runs what they need), the libraries compute, and one node of the
-core, as a user's function leaves it, knows the derivative: a function of the gradients and of the tensors that
-went in and came out, written in ops, so that it can be differentiated again.
+core, as a user's function leaves it, knows the derivative: a function of the gradients and of the tensors
+that went in and came out, written in ops, so that it can be differentiated again.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def outside(
             raise TypeError(f"{name}: it looks at values, so it cannot be part of a graph that is traced")
     arrays = compute(*[numpy(x.detach() if x.requires_grad else x) for x in inputs])
     results = [_core.from_buffer(a) for a in arrays]
-    if derivative is not None and _core.grad_enabled() and any([x.requires_grad for x in inputs]):
+    if derivative is not None and _core.grad_enabled() and any(x.requires_grad for x in inputs):
         call = _Call(derivative)
         floats = [y for y in results if y.dtype.is_floating_point]
         call.places = _core.record_user(name, call, inputs, floats, (*inputs, *results), ())
@@ -61,7 +61,7 @@ def outside(
 
 @cache
 def _record(name: str, fields: str) -> Any:
-    return namedtuple(name, fields)  # noqa: PYI024
+    return namedtuple(name, fields)
 
 
 def named(name: str, fields: str, *values: Any) -> Any:
