@@ -58,7 +58,7 @@ each_kind = pytest.mark.parametrize(
 # no function of PyTorch that takes the same arguments
 UNLIKE = {"full", "as_strided"}  # as_strided: see check_places
 # of matrices that may not be singular, as those are whose last column is repeated
-REGULAR = {"linalg.inv", "linalg.solve", "linalg.tensorinv", "linalg.tensorsolve"}
+REGULAR = {"linalg.inv", "linalg.lu_factor", "linalg.solve", "linalg.tensorinv", "linalg.tensorsolve"}
 # PyTorch differentiates these not at all, or not by all they are given
 FEWER_GRADIENTS = {"floor_divide", "nll_loss", "binary_cross_entropy"}
 

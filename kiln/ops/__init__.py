@@ -27,6 +27,8 @@ from kiln.ops import (  # noqa: F401
     extrema,
     getitem,
     indexing,
+    matrices,
+    matrix_norms,
     optimizers,
     parts,
     pointwise,

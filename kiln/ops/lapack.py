@@ -16,7 +16,7 @@ def batched(function: Any, name: str, *arrays: Any) -> list[Any]:
 
     batch = arrays[0].shape[:-2]
     if not batch:
-        return [np.ascontiguousarray(y) for y in function(*arrays)]
+        return [np.asarray(y, order="C") for y in function(*arrays)]
     results = [function(*(a[k] for a in arrays)) for k in np.ndindex(*batch)]
     if not results:
         sample = function(*(np.ones(a.shape[len(batch) :], a.dtype) for a in arrays))
