@@ -25,7 +25,8 @@ ALIASES = {"axis": "dim", "keepdims": "keepdim"}
 class Function:
     """What tests and docs know of a public function: the part of an op's record that plain Python needs.
 
-    `reads`: it looks at values, so that it ends a recording and has no graph.
+    `reads`: it looks at values, so that it ends a recording and has no graph. `needs`: an optional module that
+    it, or its derivative, calls.
     """
 
     __slots__ = (
@@ -35,6 +36,7 @@ class Function:
         "failures",
         "function",
         "name",
+        "needs",
         "reads",
         "reference",
         "samples",
@@ -51,6 +53,7 @@ class Function:
         self.dtypes: str = settings.pop("dtypes", "all")
         self.differentiable: bool = settings.pop("differentiable", True)
         self.reads: bool = settings.pop("reads", False)
+        self.needs: str = settings.pop("needs", "")
         assert not settings, f"{name}: unknown settings {sorted(settings)}"
 
     @property

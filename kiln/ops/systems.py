@@ -121,7 +121,7 @@ def right(*shape: int) -> Any:
 
 
 SQUARE = d.samples(rows_of((3, 3), nothing), rows_of((2, 2, 2), nothing), rows_of((0, 0), nothing))
-LAPACK: dict[str, Any] = {"dtypes": "float32 float64", "reads": True}
+LAPACK: dict[str, Any] = {"dtypes": "float32 float64", "reads": True, "needs": "scipy"}
 BAD: Any = (
     ((d.Zeros(2, 3),), {}, RuntimeError, "must be batches of square matrices"),
     ((d.Zeros(2),), {}, RuntimeError, "at least 2 dimensions"),
