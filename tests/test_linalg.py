@@ -1,5 +1,5 @@
-"""kiln.linalg beside PyTorch: what the op harness cannot compare because signs of vectors are free, because only a
-triangle is read, or because something goes wrong.
+"""kiln.linalg beside PyTorch: what the op harness cannot compare because signs of vectors are free, because
+only a triangle is read, or because something goes wrong.
 """
 
 from __future__ import annotations
@@ -51,27 +51,26 @@ FREE: dict[str, tuple[Callable[[Any, Any], Any], list[tuple[int, ...]], bool]] =
     "cholesky_ex": (lambda f, x: f.linalg.cholesky_ex(symmetric(f, x)).L, [(3, 3)], True),
     "cholesky_inverse": (lambda f, x: f.cholesky_inverse(f.linalg.cholesky(x)), [(3, 3)], True),
     "cholesky_solve": (lambda f, x: f.cholesky_solve(x[..., :1], f.linalg.cholesky(x)), [(2, 3, 3)], True),
-    "lu_solve": (lambda f, x: f.linalg.lu_solve(*f.linalg.lu_factor(x), x[..., :2]), [(3, 3), (2, 3, 3)], False),
+    "lu_solve": (lambda f, x: f.linalg.lu_solve(*f.linalg.lu_factor(x), x[..., :2]), [(2, 3, 3)], False),
     "lu_solve right": (lambda f, x: f.linalg.lu_solve(*f.linalg.lu_factor(x), x[..., :2, :], left=False),
                        [(3, 3)], False),
     "lu_solve of the transpose": (
         lambda f, x: f.linalg.lu_solve(*f.linalg.lu_factor(x), x[..., :2], adjoint=True), [(3, 3)], False),
     "lu_solve, b alone": (
-        lambda f, x: f.linalg.lu_solve(*f.linalg.lu_factor(x.detach()), x[..., :2]), [(2, 3, 3)], False),
+        lambda f, x: f.linalg.lu_solve(*f.linalg.lu_factor(x.detach()), x[..., :2]) ** 2, [(2, 3, 3)], False),
     "lu_unpack": (lambda f, x: f.lu_unpack(*f.linalg.lu_factor(x)).L, [(3, 2), (2, 3)], False),
-    "triangular_solve": (lambda f, x: f.triangular_solve(x[..., :1], x, transpose=True).solution, [(3, 3)], True),
+    "triangular_solve": (lambda f, x: f.triangular_solve(x[..., :1], x, transpose=True)[0], [(3, 3)], True),
     "lstsq": (lambda f, x: f.linalg.lstsq(x, x[..., :1] ** 2).solution, [(4, 2), (2, 4, 3), (2, 4)], False),
     "pinv hermitian": (lambda f, x: f.linalg.pinv(symmetric(f, x), hermitian=True), [(3, 3)], False),
     "pinv of low rank": (lambda f, x: f.linalg.pinv(x[..., :1] @ x[..., :1, :]), [(3, 3)], False),
     "pinverse": (lambda f, x: f.pinverse(x), [(3, 2)], False),
-    "det of a singular one": (lambda f, x: f.det(x[..., :2] @ x[..., :2, :]), [(3, 3)], False),
     "slogdet": (lambda f, x: f.slogdet(x).logabsdet, [(3, 3), (2, 2, 2)], False),
     "inverse": (lambda f, x: f.inverse(x) @ f.linalg.inv_ex(x).inverse, [(3, 3)], False),
     "solve right": (lambda f, x: f.linalg.solve(x, x[..., :2, :] ** 2, left=False), [(2, 3, 3)], False),
     "matrix_power": (lambda f, x: x.matrix_power(-3) + f.linalg.matrix_power(x, 0), [(2, 3, 3)], False),
     "householder_product": (lambda f, x: f.linalg.householder_product(x, x[0, :2]), [(3, 2)], False),
     "nuclear norm": (lambda f, x: f.linalg.matrix_norm(x, "nuc") + f.linalg.norm(x, -2), [(3, 2)], False),
-    "cond": (lambda f, x: f.linalg.cond(x) + f.linalg.cond(x, "fro"), [(3, 3)], False),
+    "cond": (lambda f, x: f.linalg.cond(x) + f.linalg.cond(x, -2), [(3, 3)], False),
 }  # fmt: skip
 
 
@@ -146,6 +145,21 @@ def test_derivatives_by_differences(function: Any) -> None:
     gradgradcheck(lambda *_: (function(x),), [x], framework=kiln)
 
 
+@pytest.mark.parametrize(
+    "rows, cofactors",
+    [
+        ([[1.0, 2.0], [2.0, 4.0]], [[4.0, -2.0], [-2.0, 1.0]]),
+        ([[0.0, 0.0], [0.0, 0.0]], [[0.0, 0.0], [0.0, 0.0]]),
+        ([[1.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, 0.0, 0.0]], [[0, 0, 0], [0, 0, 0], [0, 0, 2.0]]),
+    ],
+)
+def test_determinant_of_a_singular_matrix(rows: Any, cofactors: Any) -> None:
+    """Its derivative are the cofactors; PyTorch gives zeros for the first."""
+    a = kiln.tensor(rows, dtype=kiln.float64, requires_grad=True)
+    kiln.linalg.det(a).backward()
+    np.testing.assert_allclose(a.grad.numpy(), cofactors, atol=1e-12)
+
+
 WRONG: dict[str, Callable[[Any], Any]] = {
     "singular in a batch": lambda f: f.linalg.inv(f.stack([f.eye(2), f.zeros(2, 2)])),
     "singular": lambda f: f.inverse(f.tensor([[1.0, 2.0], [2.0, 4.0]])),
@@ -189,7 +203,7 @@ def test_infos() -> None:
     x = np.stack([np.eye(3), np.diag([1.0, -1.0, 2.0]), np.zeros((3, 3)), np.ones((3, 3))])
     for name in ("inv_ex", "cholesky_ex", "lu_factor_ex"):
         ours, theirs = (getattr(f.linalg, name)(f.tensor(x)) for f in (kiln, torch))
-        assert ours._fields == theirs._fields or set(ours._fields) <= set(dir(theirs))
+        assert all(hasattr(theirs, field) for field in ours._fields)
         assert ours.info.tolist() == theirs.info.tolist()
         assert type(ours).__name__ == type(theirs).__name__
 

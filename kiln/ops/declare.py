@@ -25,8 +25,8 @@ ALIASES = {"axis": "dim", "keepdims": "keepdim"}
 class Function:
     """What tests and docs know of a public function: the part of an op's record that plain Python needs.
 
-    `reads`: it looks at values, so that it ends a recording and has no graph. `needs`: an optional module that
-    it, or its derivative, calls.
+    `reads`: it looks at values, so that it ends a recording and has no graph. `needs`: an optional module
+    that it, or its derivative, calls.
     """
 
     __slots__ = (

@@ -349,7 +349,7 @@ def lstsq(A: Any, B: Any, rcond: Any = None, *, driver: Any = None) -> Any:
         "linalg_lstsq",
         "solution residuals rank singular_values",
         squeeze(x, -1) if vector else x,
-        squeeze(residual, -1) if vector and full else residual,
+        residual,
         creation.zeros((0,), dtype="int64") if driver == "gels" else rank,
         values if driver in ("gelsd", "gelss") else empty,
     )
