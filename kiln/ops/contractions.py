@@ -8,6 +8,7 @@ operands are views where their strides allow:
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from kiln.graph.size import product as product_of
@@ -95,19 +96,16 @@ def _filled(labels: list[int | None], hidden: int) -> Labels:
     return tuple(y for x in labels for y in (dims if x is None else (x,)))
 
 
-def _terms(equation: str, operands: list[Any]) -> tuple[list[Labels], Labels]:
+@lru_cache(1024)
+def _terms(equation: str, dims: tuple[int, ...]) -> tuple[list[Labels], Labels]:
     """The labels of each operand and of the result. RuntimeError for an equation that is wrong."""
-    _require(bool(operands), "einsum(): must provide at least one operand")
+    _require(bool(dims), "einsum(): must provide at least one operand")
     left, arrow, right = equation.partition("->")
     terms = left.split(",")
-    _require(
-        len(terms) >= len(operands), "einsum(): more operands were provided than specified in the equation"
-    )
-    _require(
-        len(terms) <= len(operands), "einsum(): fewer operands were provided than specified in the equation"
-    )
-    given = [_parsed(t, f"operand {k}", x.ndim) for k, (t, x) in enumerate(zip(terms, operands))]
-    hidden = [x.ndim - len(labels) + 1 if None in labels else 0 for labels, x in zip(given, operands)]
+    _require(len(terms) >= len(dims), "einsum(): more operands were provided than specified in the equation")
+    _require(len(terms) <= len(dims), "einsum(): fewer operands were provided than specified in the equation")
+    given = [_parsed(t, f"operand {k}", n) for k, (t, n) in enumerate(zip(terms, dims))]
+    hidden = [n - len(labels) + 1 if None in labels else 0 for labels, n in zip(given, dims)]
     inputs = [_filled(labels, n) for labels, n in zip(given, hidden)]
     most = max(hidden)
     flat = [x for labels in inputs for x in labels]
@@ -259,7 +257,7 @@ def einsum(equation: Any, *operands: Any) -> Any:
     tensor([3., 7.])
     """
     equation, arrays = _arguments(equation, operands)
-    inputs, result = _terms(equation, arrays)
+    inputs, result = _terms(equation, tuple([x.ndim for x in arrays]))
     pairs = [_diagonals(x, labels, k) for k, (x, labels) in enumerate(zip(arrays, inputs))]
     _check_sizes([x for x, _ in pairs], [labels for _, labels in pairs])
     x, labels = pairs[0]

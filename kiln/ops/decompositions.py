@@ -147,10 +147,14 @@ def _eigh_back(grads: Any, a: Any, values: Any, vectors: Any) -> Any:
     return (matmul(matmul(vectors, inner), t),)
 
 
-def _eigh(A: Any, UPLO: str, name: str) -> tuple[Any, Any]:
+def _check_eigh(A: Any, UPLO: str, name: str) -> None:
     check(A, name)
     if str(UPLO).upper() not in ("L", "U"):
         raise RuntimeError(f"Expected UPLO argument to be 'L' or 'U', but got {UPLO}")
+
+
+def _eigh(A: Any, UPLO: str, name: str) -> tuple[Any, Any]:
+    _check_eigh(A, UPLO, name)
 
     def compute(x: Any) -> Any:
         import numpy as np
@@ -181,7 +185,16 @@ def eigvalsh(A: Any, UPLO: str = "L") -> Any:
     >>> kiln.linalg.eigvalsh(kiln.tensor([[0.0, 1.0], [1.0, 0.0]]))
     tensor([-1.,  1.])
     """
-    return _eigh(A, UPLO, "linalg.eigvalsh")[0]
+    if A.requires_grad:
+        return _eigh(A, UPLO, "linalg.eigvalsh")[0]
+    _check_eigh(A, UPLO, "linalg.eigvalsh")
+
+    def compute(x: Any) -> Any:
+        import numpy as np
+
+        return (np.linalg.eigvalsh(x, "L" if UPLO in "lL" else "U"),)
+
+    return outside("linalg.eigvalsh", compute, None, A)[0]
 
 
 def _svd_back(grads: Any, a: Any, u: Any, s: Any, vh: Any) -> Any:
@@ -220,12 +233,33 @@ def svd_parts(A: Any, full_matrices: bool = False, name: str = "linalg.svd") -> 
         try:
             return tuple(np.linalg.svd(x, full_matrices=full_matrices))
         except np.linalg.LinAlgError as error:
-            raise LinAlgError(
-                f"{name}: The algorithm failed to converge because the input matrix contained non-finite "
-                "values."
-            ) from error
+            raise not_finite(name) from error
 
     return outside(name, compute, _svd_back, A)
+
+
+def singular_values(A: Any, name: str) -> Any:
+    """S alone, without the vectors unless a derivative needs them."""
+    if A.requires_grad:
+        return svd_parts(A, False, name)[1]
+    check(A, name, False)
+
+    def compute(x: Any) -> Any:
+        import numpy as np
+
+        try:
+            return (np.linalg.svd(x, compute_uv=False),)
+        except np.linalg.LinAlgError as error:
+            raise not_finite(name) from error
+
+    return outside(name, compute, None, A)[0]
+
+
+def not_finite(name: str) -> LinAlgError:
+    """PyTorch's error where no singular values are found."""
+    return LinAlgError(
+        f"{name}: The algorithm failed to converge because the input matrix contained non-finite values."
+    )
 
 
 def _no_driver(driver: Any, name: str) -> None:
@@ -256,7 +290,7 @@ def svdvals(A: Any, *, driver: Any = None) -> Any:
     tensor([2., 1.])
     """
     _no_driver(driver, "linalg.svdvals")
-    return svd_parts(A, False, "linalg.svdvals")[1]
+    return singular_values(A, "linalg.svdvals")
 
 
 @public("svd")
@@ -399,7 +433,8 @@ def det(A: Any) -> Any:
     def compute(x: Any) -> Any:
         import numpy as np
 
-        return (np.asarray(np.linalg.det(x)),)
+        with np.errstate(over="ignore"):
+            return (np.asarray(np.linalg.det(x)),)
 
     return outside("linalg.det", compute, _det_back, A)[0]
 

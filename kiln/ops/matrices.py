@@ -8,7 +8,7 @@ from kiln.ops import comparison, creation, lapack
 from kiln.ops import declare as d
 from kiln.ops import pointwise as p
 from kiln.ops.declare import public
-from kiln.ops.decompositions import eigvalsh, svd_parts
+from kiln.ops.decompositions import eigvalsh, singular_values, svd_parts
 from kiln.ops.outside import named, outside, scipy_linalg
 from kiln.ops.products import swapped
 from kiln.ops.record import find
@@ -304,7 +304,7 @@ def matrix_rank(
     a = A.detach()
     if not min(a.shape[-2:]):
         return creation.zeros(tuple(a.shape[:-2]), dtype="int64")
-    s = eigvalsh(a).abs() if hermitian else svd_parts(a, False, "linalg.matrix_rank")[1]
+    s = eigvalsh(a).abs() if hermitian else singular_values(a, "linalg.matrix_rank")
     if tol is not None:
         atol, rtol = tol, 0.0 if rtol is None else rtol
     return comparison.gt(s, _tolerance(a, s.amax(-1, True), atol, rtol)).sum(-1)

@@ -12,7 +12,7 @@ from kiln.ops import pointwise as p
 from kiln.ops.activations import narrow, wide
 from kiln.ops.addends import given
 from kiln.ops.declare import public
-from kiln.ops.decompositions import svd_parts
+from kiln.ops.decompositions import singular_values
 from kiln.ops.distances import INFINITY, norm_over
 from kiln.ops.kinds import normalize_dim, normalize_dims
 from kiln.ops.outside import outside
@@ -131,7 +131,7 @@ def _matrix_norm(A: Any, ord: Any, dim: Any, keepdim: bool, dtype: Any) -> Any:
     if dtype is not None:
         A = p.convert(A, d.dtype_name(dtype))
     if ord in ("nuc", 2, -2):
-        s = svd_parts(movedim(A, (rows, columns), (-2, -1)), False, "linalg.matrix_norm")[1]
+        s = singular_values(movedim(A, (rows, columns), (-2, -1)), "linalg.matrix_norm")
         y = s.sum(-1) if ord == "nuc" else s.amax(-1) if ord > 0 else s.amin(-1)
         return unsqueeze(unsqueeze(y, min(rows, columns)), max(rows, columns)) if keepdim else y
     summed, chosen = (rows, columns) if abs(ord) == 1 else (columns, rows)
@@ -225,7 +225,7 @@ def cond(A: Any, p: Any = None) -> Any:
     """
     check(A, "linalg.cond", False)
     if p in (None, 2, -2):
-        s = svd_parts(A, False, "linalg.cond")[1]
+        s = singular_values(A, "linalg.cond")
         first, last = s[..., 0], s[..., -1]
         return last / first if p == -2 else first / last
     if not (p in ("fro", "nuc") if isinstance(p, str) else abs(p) in (1, INFINITY)):
