@@ -138,7 +138,7 @@ def lu(A: Any, *, pivot: bool = True) -> Any:
 def lu_unpack(LU_data: Any, LU_pivots: Any, unpack_data: bool = True, unpack_pivots: bool = True) -> Any:
     """(P, L, U) of what `lu_factor` gives; what is not asked for is empty.
 
-    >>> kiln.lu_unpack(*kiln.linalg.lu_factor(kiln.eye(1))).L
+    >>> kiln.lu_unpack(kiln.eye(1), kiln.ones(1, dtype=kiln.int32)).L
     tensor([[1.]])
     """
     none = creation.zeros((0,), dtype=LU_data.dtype)
