@@ -60,8 +60,8 @@ from kiln.layout import (  # noqa: E402
 from kiln.printing import get_printoptions as get_printoptions, set_printoptions as set_printoptions  # noqa: E402
 
 if _TYPE_CHECKING:
-    from kiln import cuda as cuda, datasets as datasets, nn as nn, optim as optim, random as random
-    from kiln import special as special, utils as utils, viz as viz
+    from kiln import cuda as cuda, datasets as datasets, linalg as linalg, nn as nn, optim as optim
+    from kiln import random as random, special as special, utils as utils, viz as viz
     from kiln.capture.compile import compile as compile
     from kiln.serialization import load as load, save as save
     from kiln.viz.profile import profile as profile
@@ -70,19 +70,7 @@ globals().update(ops.FUNCTIONS)
 
 # What a program may never use is imported when it is first asked for: name -> its module.
 _LATER = {
-    **{
-        name: f"kiln.{name}"
-        for name in (
-            "cuda",
-            "datasets",
-            "nn",
-            "optim",
-            "random",
-            "special",
-            "utils",
-            "viz",
-        )
-    },
+    **{name: f"kiln.{name}" for name in "cuda datasets linalg nn optim random special utils viz".split()},
     "compile": "kiln.capture.compile",
     "load": "kiln.serialization",
     "save": "kiln.serialization",

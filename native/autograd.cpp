@@ -167,7 +167,17 @@ void wrote(Tensor& target) {
 
 namespace {
 
+// A view that a user's function gave has the derivative that function says: writing through it, or to what
+// it views, would put another in its place.
+void check_not_of_user(const Tensor& view, const char* what) {
+    KILN_CHECK(!view.node || !view.node->context.object, runtime, "Output ", view.output, " of ",
+               view.node->fn->name, "Backward is a view ", what,
+               ". This view was created inside a custom Function (or because an input was returned as-is); "
+               "clone() the output of the custom Function.");
+}
+
 void check_in_place(const Fn& fn, const TensorRef& target) {
+    if (target->base) check_not_of_user(*target, "and is being modified inplace");
     auto is_leaf = [](const Tensor& x) { return x.requires_grad() && !x.node; };
     KILN_CHECK(!is_leaf(*target), runtime,
                "a leaf Variable that requires grad is being used in an in-place operation (", fn.name,
@@ -331,9 +341,57 @@ void write_to_base(Tensor& view) {
 Node* up_to_date_grad_fn(Tensor& tensor) {
     if (tensor.base) {
         Node* base = tensor.base->node.get();
-        if ((base ? base->order : 0) != tensor.base_order) view_of_base(tensor);
+        if ((base ? base->order : 0) != tensor.base_order) {
+            check_not_of_user(tensor, "and its base or another view of its base was modified inplace");
+            view_of_base(tensor);
+        }
     }
     return tensor.node.get();
+}
+
+std::vector<SavedPlace> record_user(UserCall& call) {
+    auto place = [](const std::vector<TensorRef>& list, const TensorRef& x) {
+        return size_t(std::find(list.begin(), list.end(), x) - list.begin());
+    };
+    for (const TensorRef& target : call.dirty) check_in_place(*call.fn, target);
+    NodeRef node(FreeList<Node>::make());
+    node->fn = call.fn;
+    node->order = next_order++;
+    node->line = SourceLine::current();
+    node->context = std::move(call.context);
+    for (const TensorRef& x : call.inputs) {
+        NodeInput& input = node->inputs.emplace_back(edge_of(*x));
+        input.dtype = x->dtype;
+        input.saved.tensor = shape_of(*x);
+    }
+    node->outputs = uint32_t(call.results.size());
+    node->saved_outputs.resize(call.results.size());
+    std::vector<SavedPlace> places;
+    for (const TensorRef& x : call.saved) {
+        size_t result = place(call.results, x), input = place(call.inputs, x);
+        if (result < call.results.size()) {  // without history: a node must not own itself
+            node->saved_outputs[result] = save(*alias(*x));
+            places.emplace_back(Source::output, result);
+        } else if (input < call.inputs.size()) {
+            node->inputs[input].saved = save(*x);
+            places.emplace_back(Source::input, input);
+        } else {
+            places.emplace_back(Source::hidden, node->hidden.size());
+            node->hidden.push_back(save(*x));
+        }
+    }
+    for (size_t k = 0; k < call.results.size(); ++k) {
+        Tensor& y = *call.results[k];
+        set_history(y, node, uint32_t(k));
+        if (place(call.dirty, call.results[k]) < call.dirty.size()) {
+            if (y.base) write_to_base(y);
+            continue;
+        }
+        for (const TensorRef& x : call.inputs)
+            if (x->storage == y.storage) set_base(y, *x);
+    }
+    if (saved_hooks().pack.object) pack_saved(*node);
+    return places;
 }
 
 void call_flat(Fn& fn, FlatCall& flat, std::span<const Operand> operands, TensorRef* results) {

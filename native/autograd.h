@@ -66,7 +66,8 @@ struct Node {
     SmallVector<SavedTensor, 1> hidden;
     std::unique_ptr<std::vector<Packed>> packed;  // null without hooks
     SourceLine line;
-    Hooks hooks;  // on gradients of outputs
+    Opaque context;  // of a function of the user's: what is called with the gradients; null for an op
+    Hooks hooks;     // on gradients of outputs
     std::vector<std::pair<AutogradMeta*, uint32_t>>
         retains;  // tensors whose .grad keeps an output's gradient
 
@@ -101,6 +102,19 @@ const SourceLine* last_write(const Storage& storage);
 // Makes `view` (if it shares x's memory) a view of what x is, or views.
 void set_base(Tensor& view, Tensor& x);
 
+// A call of a user's function (autograd.Function): what went in, what came out, what it saved, and what
+// knows its derivative. Results in `dirty` are inputs that were written.
+struct UserCall {
+    Fn* fn;
+    Opaque context;
+    std::vector<TensorRef> inputs, results, saved, dirty;
+};
+// Leaves a node for it and gives where each saved tensor is kept: an input, an output or hidden.
+using SavedPlace = std::pair<Source::Kind, size_t>;
+std::vector<SavedPlace> record_user(UserCall& call);
+// A saved tensor with the history it had; raises if it was overwritten or freed.
+TensorRef saved_value(Node& node, SavedPlace place);
+
 // The autograd node of a tensor, brought up to date if its base was changed in place.
 Node* up_to_date_grad_fn(Tensor& tensor);
 
@@ -121,6 +135,8 @@ void set_history(Tensor& tensor, const NodeRef& node, uint32_t index);
 extern TensorRef (*call_hook)(const Opaque& hook, const TensorRef& gradient);
 extern Opaque (*call_pack)(const Opaque& hook, const TensorRef& tensor);
 extern TensorRef (*call_unpack)(const Opaque& hook, const Opaque& value);
+// Gradients of a user's function: one per input or null, from those of its results.
+extern Results (*call_context)(Node& node);
 
 // What this thread's saved tensors go through; null objects: nothing.
 struct SavedHooks {

@@ -102,7 +102,7 @@ std::string node_title(const Node* node) {
         title += upper ? char(std::toupper(c)) : c;
         upper = false;
     }
-    return title + "Backward0";
+    return node->context.object ? node->fn->name + "Backward" : title + "Backward0";
 }
 
 const NodeObject& node_of(PyObject* self) { return *reinterpret_cast<NodeObject*>(self); }
@@ -136,6 +136,12 @@ PyObject* node_line(PyObject* self, void*) {
     const Node* node = node_of(self).node;
     return node ? PyUnicode_FromString(line_text(node->line).c_str()) : Py_NewRef(Py_None);
 }
+PyObject* node_saved(PyObject* self, PyObject* args) {
+    int kind, index;
+    if (!PyArg_ParseTuple(args, "ii:saved", &kind, &index)) return nullptr;
+    return guarded(
+        [&] { return wrap(saved_value(*node_of(self).node, {Source::Kind(kind), size_t(index)})); });
+}
 PyObject* node_equal(PyObject* a, PyObject* b, int operation) {
     if (Py_TYPE(b) != node_type || (operation != Py_EQ && operation != Py_NE))
         return Py_NewRef(Py_NotImplemented);
@@ -155,6 +161,7 @@ PyGetSetDef node_getset[] = {
 };
 PyMethodDef node_methods[] = {
     {"name", node_name, METH_NOARGS, "The node's name, such as \"MulBackward0\"."},
+    {"saved", node_saved, METH_VARARGS, "What a user's function saved at a place record_user gave."},
     {nullptr, nullptr, 0, nullptr},
 };
 PyType_Slot node_slots[] = {
@@ -270,7 +277,7 @@ PyObject* tensor_grad_fn(PyObject* self, void*) {
     });
 }
 
-// ---- the engine ----
+// ---- functions of the user's ----
 
 std::vector<TensorRef> tensors_from(PyObject* sequence, const char* what, bool may_be_none) {
     std::vector<TensorRef> tensors;
@@ -285,6 +292,54 @@ std::vector<TensorRef> tensors_from(PyObject* sequence, const char* what, bool m
     }
     return tensors;
 }
+
+// context(node, gradients) -> one gradient or None per input.
+Results run_context(Node& node) {
+    Object gradients = checked(PyTuple_New(Py_ssize_t(node.grads.size())));
+    for (size_t k = 0; k < node.grads.size(); ++k)
+        PyTuple_SET_ITEM(gradients.get(), Py_ssize_t(k), checked(wrap(node.grads[k])).release());
+    Object place = checked(wrap_node(&node, nullptr));
+    auto* context = static_cast<PyObject*>(node.context.object);
+    Object given = checked(in_python(
+        [&] { return PyObject_CallFunctionObjArgs(context, place.get(), gradients.get(), nullptr); }));
+    Results results;
+    Object list = checked(PySequence_Fast(given.get(), "backward: gradients"));
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(list.get()); ++i) {
+        PyObject* item = PySequence_Fast_GET_ITEM(list.get(), i);
+        results.push_back(item == Py_None ? nullptr : TensorRef(&expect_tensor(item, "backward: gradient")));
+    }
+    return results;
+}
+
+Fn* user_fn(const char* name) {
+    static auto* known = new std::unordered_map<std::string, Fn*>();
+    Fn*& fn = (*known)[name];
+    if (!fn) fn = new_fn(nullptr, name);
+    return fn;
+}
+
+PyObject* record_user_call(PyObject*, PyObject* args) {
+    const char* name;
+    PyObject *context, *inputs, *results, *saved, *dirty;
+    if (!PyArg_ParseTuple(args, "sOOOOO:record_user", &name, &context, &inputs, &results, &saved, &dirty))
+        return nullptr;
+    return guarded([&]() -> PyObject* {
+        UserCall call{user_fn(name),
+                      Opaque(context),
+                      tensors_from(inputs, "record_user", false),
+                      tensors_from(results, "record_user", false),
+                      tensors_from(saved, "record_user", false),
+                      tensors_from(dirty, "record_user", false)};
+        Object places = checked(PyList_New(0));
+        for (const auto& [kind, index] : record_user(call)) {
+            Object place = checked(Py_BuildValue("(in)", int(kind), Py_ssize_t(index)));
+            checked_ok(PyList_Append(places.get(), place.get()));
+        }
+        return places.release();
+    });
+}
+
+// ---- the engine ----
 
 PyObject* backward(PyObject*, PyObject* args) {
     return guarded([&]() -> PyObject* {
@@ -324,6 +379,8 @@ PyMethodDef functions[] = {
     {"set_grad_enabled", put_enabled, METH_O, "Sets whether ops record gradients; returns what it was."},
     {"saved_tensors_hooks", get_saved_hooks, METH_NOARGS, "This thread's (pack, unpack), or None."},
     {"set_saved_tensors_hooks", put_saved_hooks, METH_O, "Sets this thread's (pack, unpack), or None."},
+    {"record_user", record_user_call, METH_VARARGS,
+     "record_user(name, context, inputs, results, saved, dirty): where each saved tensor is kept."},
     {"set_package_folder", set_package_folder, METH_O,
      "Where kiln's own files are: their lines are not shown to users."},
     {nullptr, nullptr, 0, nullptr},
@@ -344,6 +401,7 @@ int add_autograd(PyObject* module) {
     call_hook = run_hook;
     call_pack = run_pack;
     call_unpack = run_unpack;
+    call_context = run_context;
     node_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&node_spec));
     handle_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&handle_spec));
     if (!node_type || !handle_type || add_to_tensor(tensor_methods, &grad_fn_getset) < 0) return -1;

@@ -3,6 +3,8 @@
 
 #include <structmember.h>
 
+#include <algorithm>
+
 #include "autograd.h"
 #include "compiler.h"
 #include "pointwise.h"
@@ -317,18 +319,30 @@ PyObject* trace(OpObject& self, PyObject* const* args, size_t count, PyObject* n
         [&] { return PyObject_CallMethod(self.record, "trace", "OO", positional.get(), keywords.get()); });
 }
 
-void check_out(const Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
-    if (out.empty() || fn.cls != FnClass::pointwise) return;
-    const Dims& target = out[0]->sizes;
-    if (const Dims* common = common_shape(operands); common && *common == target) return;
-    Dims shape = broadcast_shape(fn, operands);
-    bool fits = shape.size() <= target.size();
-    for (size_t d = 0; fits && d < shape.size(); ++d) {
-        int64_t have = shape[shape.size() - 1 - d], want = target[target.size() - 1 - d];
-        fits = have == want || have == 1;
+// Results go into tensors of their shape, or that a pointwise result broadcasts to; a tensor of no elements
+// is given their shape, as in PyTorch.
+void fit_out(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
+    if (out.empty()) return;
+    const Dims* common = fn.cls == FnClass::pointwise ? common_shape(operands) : nullptr;
+    if (common && *common == out[0]->sizes) return;
+    const std::vector<Dims> shapes = result_sizes(fn, operands);
+    for (size_t k = 0; k < out.size() && k < shapes.size(); ++k) {
+        const Dims &shape = shapes[k], &target = out[k]->sizes;
+        bool fits = shape == target;
+        if (!fits && fn.cls == FnClass::pointwise && shape.size() <= target.size()) {
+            fits = true;
+            for (size_t d = 1; fits && d <= shape.size(); ++d)
+                fits = shape[shape.size() - d] == target[target.size() - d] || shape[shape.size() - d] == 1;
+        }
+        bool written = std::any_of(operands.begin(), operands.end(),
+                                   [&](const Operand& x) { return x.tensor == out[k].get(); });
+        if (!fits && !written && !out[k]->numel && !out[k]->base && !out[k]->requires_grad()) {
+            resize(*out[k], shape);
+            continue;
+        }
+        KILN_CHECK(fits, runtime, fn.name, ": output with shape ", shape_text(target), " doesn't match the ",
+                   fn.cls == FnClass::pointwise ? "broadcast shape " : "result's shape ", shape_text(shape));
     }
-    KILN_CHECK(fits, runtime, fn.name, ": output with shape ", shape_text(target),
-               " doesn't match the broadcast shape ", shape_text(shape));
 }
 
 // All operands given in order, tensors and numbers only: nothing to bind. False if it is not so.
@@ -380,7 +394,7 @@ PyObject* op_vectorcall(PyObject* object, PyObject* const* args, size_t flags, P
         if (!arguments.collect()) return trace(self, args, count, names);
         Fn& fn = arguments.fn();
         std::span<const Operand> operands(arguments.operands.data(), arguments.operands.size());
-        check_out(fn, operands, bound.out);
+        fit_out(fn, operands, bound.out);
         Results results = call(fn, operands, bound.out);
         return self.in_place ? Py_NewRef(args[0]) : wrap_results(results);
     });
@@ -537,7 +551,7 @@ Fn* plain_binary(PyObject* function) {
 PyObject* write_into(Fn& fn, std::span<const Operand> operands, PyObject* tensor) {
     TensorRef target(&tensor_of(tensor));
     if (fn.cls == FnClass::unknown) compiler::classify({&fn, operands});
-    check_out(fn, operands, {&target, 1});
+    fit_out(fn, operands, {&target, 1});
     call(fn, operands, {&target, 1});
     return Py_NewRef(tensor);
 }

@@ -56,6 +56,18 @@ Results execute_program(Fn& fn, std::span<const Operand> operands, std::span<con
 
 }  // namespace
 
+std::vector<Dims> result_sizes(Fn& fn, std::span<const Operand> operands) {
+    if (fn.cls == FnClass::unknown) compiler::classify({&fn, operands});
+    std::vector<Dims> sizes;
+    if (fn.cls == FnClass::pointwise) sizes.assign(fn.outputs, broadcast_shape(fn, operands));
+    if (fn.cls != FnClass::program) return sizes;
+    const Program& program = program_for(fn, operands, false);
+    const Dims slots = slots_of(program, fn, operands);
+    for (size_t k = 0; k < program.outputs.size(); ++k)
+        sizes.push_back(output_sizes(program, k, slots.data()));
+    return sizes;
+}
+
 const Program& program_for(Fn& fn, std::span<const Operand> operands, bool hidden) {
     static auto* table = new Table<Program>();
     Key key;

@@ -27,6 +27,9 @@ Results run(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef
 // values.
 Results execute(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, bool hidden);
 
+// The shapes of its results; none for views.
+std::vector<Dims> result_sizes(Fn& fn, std::span<const Operand> operands);
+
 // The program of a general function for operands that look like these.
 struct Program;
 const Program& program_for(Fn& fn, std::span<const Operand> operands, bool hidden);

@@ -130,6 +130,27 @@ TensorRef with_history(const TensorRef& tensor, const Edge& edge) {
     return copy;
 }
 
+const Edge nowhere;
+
+// What the node saved at a place, with its history if asked for.
+TensorRef value_at(Node& node, Source::Kind kind, size_t i, bool history) {
+    const bool input = kind == Source::input, output = kind == Source::output;
+    const SavedTensor& saved = input ? node.inputs[i].saved : output ? node.saved_outputs[i] : node.hidden[i];
+    const bool packed = node.packed && saved.tensor && !saved.tensor->storage;
+    const char* role = input ? "argument" : output ? "result" : "intermediate";
+    TensorRef value = packed ? unpacked(node, saved.tensor) : unpack(node, saved, role, i);
+    if (!history) return value;
+    if (output) return with_history(value, {NodeRef(&node), nullptr, uint32_t(i)});
+    return with_history(value, input ? node.inputs[i].edge : nowhere);
+}
+
+void check_not_released(const Node& node) {
+    KILN_CHECK(!node.released, runtime, "Trying to backward through the graph a second time (", node.fn->name,
+               " at ", SourceLine::text(node.line),
+               "): its saved values were freed by the first backward. Run the forward again, or pass "
+               "retain_graph=True to the first backward.");
+}
+
 // The derivative's operands in the order its sources say; `keep` holds those that are not the node's own.
 Operands derivative_operands(Node& node, const Fn& fn, Kept& keep, bool create_graph) {
     Operands operands;
@@ -138,24 +159,22 @@ Operands derivative_operands(Node& node, const Fn& fn, Kept& keep, bool create_g
         keep.push_back(std::move(tensor));
         push(keep.back());
     };
-    auto push_saved = [&](const SavedTensor& saved, const char* role, size_t i, const Edge& history) {
-        const bool packed = node.packed && saved.tensor && !saved.tensor->storage;
-        if (!packed && !create_graph) return push(unpack(node, saved, role, i));
-        const TensorRef value = packed ? unpacked(node, saved.tensor) : unpack(node, saved, role, i);
-        push_made(create_graph ? with_history(value, history) : value);
+    auto push_saved = [&](const SavedTensor& saved, const char* role, const Source& source) {
+        if (!create_graph && !node.packed) return push(unpack(node, saved, role, source.index));
+        push_made(value_at(node, source.kind, source.index, create_graph));
     };
     for (const Source& source : fn.sources) {
         size_t i = source.index;
         switch (source.kind) {
         case Source::grad: push(node.grads[i]); break;
-        case Source::input: push_saved(node.inputs[i].saved, "argument", i, node.inputs[i].edge); break;
+        case Source::input: push_saved(node.inputs[i].saved, "argument", source); break;
         case Source::output:
             KILN_CHECK(i < node.saved_outputs.size(), internal, fn.name, ": result ", i, " is not saved");
-            push_saved(node.saved_outputs[i], "result", i, {NodeRef(&node), nullptr, uint32_t(i)});
+            push_saved(node.saved_outputs[i], "result", source);
             break;
         case Source::hidden:
             KILN_CHECK(i < node.hidden.size(), internal, fn.name, ": intermediate ", i, " is not saved");
-            push_saved(node.hidden[i], "intermediate", i, {});
+            push_saved(node.hidden[i], "intermediate", source);
             break;
         case Source::shape: push_made(shape_source(node, node.inputs[i])); break;
         case Source::number: operands.push_back({nullptr, node.inputs[i].number}); break;
@@ -347,6 +366,7 @@ private:
     }
 
     void visit(Node& node) {
+        if (node.needed && node.context.object) node.grads.resize(node.outputs);  // none: zeros to a user's
         if (!node.needed || node.grads.empty()) {
             for (NodeInput& input : node.inputs) deliver(input.edge, nullptr, true);
             return;
@@ -357,20 +377,31 @@ private:
                 gradient = changed;
         }
         capture(node);
-        KILN_CHECK(!node.released, runtime, "Trying to backward through the graph a second time (",
-                   node.fn->name, " at ", SourceLine::text(node.line),
-                   "): its saved values were freed by the first backward. Run the forward again, or pass "
-                   "retain_graph=True to the first backward.");
-        Results gradients = differentiate(node);
+        if (!node.context.object) check_not_released(node);
+        Results gradients = node.context.object ? call_context(node) : differentiate(node);
         node.grads.clear();
         for (size_t i = 0; i < node.inputs.size(); ++i) {
             NodeInput& input = node.inputs[i];
             TensorRef gradient = i < gradients.size() ? std::move(gradients[i]) : nullptr;
+            if (gradient && node.context.object) check_shape(node, i, *gradient);
             if (gradient && input.saved.tensor) gradient = sum_to(gradient, *input.saved.tensor);
             if (gradient) gradient = converted(gradient, input.dtype);
             deliver(input.edge, gradient, true);
         }
         if (!options_.retain_graph) forget(node);
+    }
+
+    // What a user's function gives must sum down to the shape of what it is the gradient of.
+    static void check_shape(const Node& node, size_t i, const Tensor& gradient) {
+        const Dims &got = gradient.sizes, &want = node.inputs[i].saved.tensor->sizes;
+        bool fits = got.ndim() >= want.ndim();
+        for (int d = 1; fits && d <= want.ndim(); ++d) {
+            const int64_t size = want[size_t(want.ndim() - d)];
+            fits = size == 1 || size == got[size_t(got.ndim() - d)];
+        }
+        KILN_CHECK(fits, runtime, "Function ", node.fn->name,
+                   "Backward returned an invalid gradient at index ", i, " - got ", shape_text(got),
+                   " but expected shape compatible with ", shape_text(want));
     }
 
     Results differentiate(Node& node) {
@@ -484,6 +515,12 @@ private:
 TensorRef (*call_hook)(const Opaque& hook, const TensorRef& gradient) = nullptr;
 Opaque (*call_pack)(const Opaque& hook, const TensorRef& tensor) = nullptr;
 TensorRef (*call_unpack)(const Opaque& hook, const Opaque& value) = nullptr;
+Results (*call_context)(Node& node) = nullptr;
+
+TensorRef saved_value(Node& node, SavedPlace place) {
+    check_not_released(node);
+    return value_at(node, place.first, place.second, true);
+}
 
 std::vector<TensorRef> run_backward(std::span<const TensorRef> roots, std::span<const TensorRef> gradients,
                                     std::span<const TensorRef> inputs, const BackwardOptions& options) {

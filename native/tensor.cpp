@@ -121,6 +121,17 @@ TensorRef new_view(const Tensor& source, Dims sizes, Dims strides, int64_t offse
     return view;
 }
 
+void resize(Tensor& tensor, const Dims& sizes) {
+    TensorRef made = new_tensor(tensor.dtype, sizes);
+    made->storage->version = tensor.storage->version;
+    tensor.storage = made->storage;
+    tensor.sizes = made->sizes;
+    tensor.strides = made->strides;
+    tensor.numel = made->numel;
+    tensor.offset = 0;
+    tensor.contiguous = true;
+}
+
 TensorRef alias(const Tensor& source) {
     TensorRef view = over(source);
     view->offset = source.offset;

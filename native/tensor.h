@@ -209,6 +209,8 @@ TensorRef new_tensor_like(DType dtype, const Tensor& like);
 // A view of source's storage; no autograd, no checks.
 TensorRef new_view(const Tensor& source, Dims sizes, Dims strides, int64_t offset);
 TensorRef alias(const Tensor& source);
+// Gives a tensor of no elements another shape, and memory of its own for it.
+void resize(Tensor& tensor, const Dims& sizes);
 
 Dims contiguous_strides(const Dims& sizes);
 bool is_contiguous(const Dims& sizes, const Dims& strides);

@@ -34,6 +34,7 @@ ALLOWED = {
     "export": {"_core", "graph", "passes", "codegen", "ops"},
     "autograd": {"_core", "graph", "ops"},
     "nn": {"_core", "ops", "tensor", "autograd"},
+    "linalg": {"ops"},
     "optim": {"_core", "ops", "tensor", "autograd"},
     "utils": {"_core", "ops", "tensor", "autograd"},
     "datasets": {"_core", "ops", "tensor", "utils"},
@@ -59,8 +60,8 @@ LATE_OWN: dict[str, set[str]] = {
 
 FORBIDDEN_AT_IMPORT = ("numpy", "scipy", "llvmlite", "inspect", "dataclasses", "torch")
 LONGEST_FILE = 600
-LONGEST_CORE = 6600
-LONGEST_BINDING = 3560  # the C API spelled out, which the core proper does not see
+LONGEST_CORE = 6750
+LONGEST_BINDING = 3650  # the C API spelled out, which the core proper does not see
 
 SOURCES = sorted(KILN.rglob("*.py"))
 NATIVE_FILES = sorted(p for p in NATIVE.rglob("*") if p.suffix in (".h", ".cpp", ".hpp", ".cc"))

@@ -53,7 +53,7 @@ def _with_inplace(name: str) -> Any:
 # activations: PyTorch's have an argument `inplace`, and some a function `name_`
 for _name in [n for n in (*_OPS, "relu") if n in ops.IN_PLACE]:
     _OPS[f"{_name}_"], _OPS[_name] = ops.IN_PLACE[_name], _with_inplace(_name)
-_OPS["hardshrink"] = ops.hardshrink
+_OPS.update(hardshrink=ops.hardshrink, pdist=ops.pdist)
 
 
 def __getattr__(name: str) -> Any:

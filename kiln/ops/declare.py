@@ -17,6 +17,7 @@ INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
 FUNCTIONS: dict[str, Callable[..., Any]] = {}
 METHODS: set[str] = set()
 LAYERS: set[str] = set()  # functions of kiln.nn.functional
+LINALG: dict[str, Callable[..., Any]] = {}  # those of kiln.linalg: public("linalg.name")
 # the in-place forms of such functions and of aliases
 INPLACE: dict[str, Callable[..., Any]] = {}
 
@@ -24,7 +25,8 @@ INPLACE: dict[str, Callable[..., Any]] = {}
 class Function:
     """What tests and docs know of a public function: the part of an op's record that plain Python needs.
 
-    `reads`: it looks at values, so that it ends a recording and has no graph.
+    `reads`: it looks at values, so that it ends a recording and has no graph. `needs`: an optional module
+    that it, or its derivative, calls.
     """
 
     __slots__ = (
@@ -34,6 +36,7 @@ class Function:
         "failures",
         "function",
         "name",
+        "needs",
         "reads",
         "reference",
         "samples",
@@ -50,6 +53,7 @@ class Function:
         self.dtypes: str = settings.pop("dtypes", "all")
         self.differentiable: bool = settings.pop("differentiable", True)
         self.reads: bool = settings.pop("reads", False)
+        self.needs: str = settings.pop("needs", "")
         assert not settings, f"{name}: unknown settings {sorted(settings)}"
 
     @property
@@ -81,12 +85,14 @@ def public(
     """
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
+        space, _, short = name.rpartition(".")
         if not hasattr(function, "__kiln_name__"):
-            function.__name__ = function.__qualname__ = name  # as errors and help call it
+            function.__name__ = function.__qualname__ = short  # as errors and help call it
             function = _with_aliases(function)
             function.__kiln_name__ = name  # type: ignore[attr-defined]
-        FUNCTIONS[name] = shown = function if plain is None else plain.handle.form(function)
-        if method:
+        shown = function if plain is None else plain.handle.form(function)
+        (LINALG if space else FUNCTIONS)[short] = shown
+        if method and not space:
             METHODS.add(name)
         if layer:
             LAYERS.add(name)
@@ -134,8 +140,10 @@ def _with_aliases(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def alias(name: str, of: str, method: bool = True, inplace: bool = False) -> None:
-    """Makes `name` another name of the public function or op `of`."""
-    FUNCTIONS[name] = FUNCTIONS[of] if of in FUNCTIONS else record.find(of).handle
+    """Makes `name` another name of the public function or op `of`, which may be one of kiln.linalg."""
+    space, _, short = of.rpartition(".")
+    functions = LINALG if space else FUNCTIONS
+    FUNCTIONS[name] = functions[short] if short in functions else record.find(of).handle
     METHODS.update([name] if method else [])
     if inplace:
         INPLACE[name] = INPLACE[of] if of in INPLACE else record.find(of).handle.form(None, True)

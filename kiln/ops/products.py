@@ -13,9 +13,8 @@ from typing import Any
 from kiln.graph.size import product as product_of
 from kiln.ops import declare as d
 from kiln.ops import kinds
-from kiln.ops import pointwise as p
 from kiln.ops.activations import narrow, wide
-from kiln.ops.record import Number, Tensor, composite, primitive
+from kiln.ops.record import Tensor, composite, primitive
 from kiln.ops.reduce import reduce_sum
 from kiln.ops.views import expand, permute, reshape
 
@@ -321,30 +320,3 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     result = product(rows, swapped(weight))
     result = result if bias is None else narrow(wide(result) + wide(bias), input.dtype)
     return result if input.ndim == 2 else reshape(result, (*input.shape[:-1], weight.shape[0]))
-
-
-@composite(
-    samples=d.samples(
-        _matrices((3, 4), (3, 5), (5, 4)),
-        lambda rng, t: ((*_matrices((4,), (3, 5), (5, 4))(rng, t)[0],), {"beta": 0.5, "alpha": 2.0}),
-    ),
-    reference=d.reference(
-        lambda np, x, a, b, beta=1, alpha=1: x.dtype.type(beta) * x + x.dtype.type(alpha) * (a @ b)
-    ),
-    failures=d.failures(
-        ((d.Zeros(2), d.Zeros(2, 3), d.Zeros(2, 3)), {}, RuntimeError, "cannot be multiplied")
-    ),
-    explain=_explained(lambda x, a, b, *rest: _check_mm(a, b)),
-    onnx="Gemm",
-)
-def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, beta: Number = 1, alpha: Number = 1) -> Any:
-    """`beta * input + alpha * (mat1 @ mat2)`, `input` broadcast to [m, n]. RuntimeError unless the matrices
-    fit.
-
-    >>> kiln.addmm(kiln.ones(1), kiln.ones(1, 2), kiln.ones(2, 1))
-    tensor([[3.]])
-    """
-    _check_mm(mat1, mat2)
-    same_dtype(input, mat1, "addmm")
-    result = wide(product(mat1, mat2))
-    return narrow(p.mul(wide(input), beta) + p.mul(result, alpha), mat1.dtype)

@@ -1,0 +1,285 @@
+"""Functions with a derivative of the user's own: `Function`, what its methods see, and `once_differentiable`.
+
+forward runs without recording; one node of the core stands for the call in the graph, and the engine hands it
+the gradients of the results. Whatever forward and backward do is ops, recorded in a compiled region as any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from kiln import _core, ops
+from kiln._core import Tensor
+from kiln.autograd.mode import no_grad
+from kiln.errors import describe
+
+
+class FunctionCtx:
+    """What forward tells backward: `save_for_backward`, the marks below, and attributes of any name."""
+
+    needs_input_grad: tuple[bool, ...] = ()
+    _kept: tuple[Any, ...] = ()
+    _dirty: tuple[Any, ...] = ()
+    _constant: tuple[Any, ...] = ()
+    _materialize = True
+    _node: Any = None  # while backward runs
+    _places: Any = None  # where the node keeps each tensor of `_kept`, None for None
+    _function: Any = None  # the class
+    _tensors: tuple[bool, ...] = ()  # which arguments are tensors
+    _results: tuple[Any, ...] = ()  # of each result: its place in the node, None, or (shape, dtype) of zeros
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        """Keeps tensors (or None) for backward, which finds them in `saved_tensors`; the last call counts.
+
+        TypeError for anything else, which may be an attribute of the context.
+        """
+        for x in tensors:
+            if x is not None and not isinstance(x, Tensor):
+                raise TypeError(
+                    f"save_for_backward can only save variables, but argument is of type {type(x).__name__}; "
+                    "keep it as an attribute of ctx"
+                )
+        self._kept = tensors
+
+    @property
+    def saved_tensors(self) -> tuple[Tensor | None, ...]:
+        """The tensors saved, while backward runs. RuntimeError if one was changed in place or freed."""
+        if self._places is None:
+            return self._kept
+        if self._node is None:
+            raise RuntimeError("saved_tensors: there only while backward runs")
+        return tuple([p and self._node.saved(*p) for p in self._places])
+
+    def mark_dirty(self, *tensors: Tensor) -> None:
+        """Says that forward changes these inputs in place; each must also be returned."""
+        self._dirty = tensors
+
+    def mark_non_differentiable(self, *tensors: Tensor) -> None:
+        """Says that these results have no derivative; backward still gets a gradient, of zeros, for each."""
+        self._constant = tensors
+
+    def set_materialize_grads(self, value: bool) -> None:
+        """Whether a gradient that is not defined comes to backward as zeros (as at first) or as None."""
+        self._materialize = value
+
+    def __call__(self, node: Any, grads: tuple[Tensor | None, ...]) -> list[Tensor | None]:
+        """The gradients of the tensors among the arguments: what the engine calls."""
+        given = [g if isinstance(g, Tensor) else self._undefined(r) for r, g in self._beside(grads)]
+        before, self._node = self._node, node
+        try:
+            found = self._function._derivative()(self, *given)
+        finally:
+            self._node = before
+        return self._checked(found if isinstance(found, tuple) else (found,))
+
+    def _beside(self, grads: tuple[Tensor | None, ...]) -> list[tuple[Any, Tensor | None]]:
+        """Each result with its gradient."""
+        return [(r, None if k is None else grads[k]) for k, r in self._results]
+
+    def _undefined(self, like: Any) -> Tensor | None:
+        """What stands for a gradient that is not defined."""
+        if not self._materialize or like is None:
+            return None
+        zeros: Tensor = ops.zeros(like[0], dtype=like[1])
+        return zeros
+
+    def _checked(self, found: tuple[Any, ...]) -> list[Tensor | None]:
+        """Those of the gradients that belong to tensors; RuntimeError unless there is one per argument."""
+        name, count = f"{self._function.__name__}Backward", len(self._tensors)
+        if len(found) > count and all(g is None for g in found[count:]):
+            found = found[:count]
+        if len(found) != count:
+            raise RuntimeError(
+                f"function {name} returned an incorrect number of gradients (expected {count}, got "
+                f"{len(found)})"
+            )
+        for k, (g, is_tensor) in enumerate(zip(found, self._tensors)):
+            if g is not None and not is_tensor:
+                raise RuntimeError(
+                    f"function {name} returned a gradient different from None at position {k + 1}, but the "
+                    "corresponding forward input was not a Variable"
+                )
+            if g is not None and not isinstance(g, Tensor):
+                raise TypeError(f"{name}: expected a tensor or None as gradient {k}, got {describe(g)}")
+        return [g for g, is_tensor in zip(found, self._tensors) if is_tensor]
+
+
+class Function:
+    """A function with a derivative of its own: a subclass says `forward` and `backward`, calls go to `apply`.
+
+    `forward(ctx, *args)` (or `forward(*args)` and `setup_context(ctx, inputs, output)`) computes the result,
+    a tensor or a tuple; `backward(ctx, *grads)` gets one gradient per result and gives one, or None, per
+    argument. What backward computes can be differentiated again.
+
+    >>> import kiln
+    >>> class Cube(kiln.autograd.Function):
+    ...     @staticmethod
+    ...     def forward(ctx, x):
+    ...         ctx.save_for_backward(x)
+    ...         return x**3
+    ...     @staticmethod
+    ...     def backward(ctx, g):
+    ...         (x,) = ctx.saved_tensors
+    ...         return 3 * x**2 * g
+    >>> x = kiln.tensor(2.0, requires_grad=True)
+    >>> Cube.apply(x).backward()
+    >>> x.grad
+    tensor(12.)
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise RuntimeError(
+            f"{type(self).__name__}: a function has static methods and no objects; call "
+            f"{type(self).__name__}.apply(...)"
+        )
+
+    @staticmethod
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        """The result, from the context (unless there is a setup_context) and the arguments."""
+        raise NotImplementedError("You must implement the forward function for custom autograd.Function.")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> Any:
+        """Fills the context, where forward does not take one."""
+        raise NotImplementedError("setup_context is not implemented.")
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        """The gradients of the arguments, from those of the results."""
+        raise NotImplementedError(
+            "You must implement either the backward or vjp method for your custom autograd.Function to use "
+            "it with backward mode AD."
+        )
+
+    vjp = backward
+
+    @classmethod
+    def _derivative(cls) -> Callable[..., Any]:
+        """backward, or vjp, which is another name for it; RuntimeError if a class has both."""
+        if cls.vjp is Function.vjp:
+            return cls.backward
+        if cls.backward is not Function.backward:
+            raise RuntimeError(
+                "Implementing both 'backward' and 'vjp' for a custom Function is not allowed. You should "
+                "only implement one of them."
+            )
+        return cls.vjp
+
+    @classmethod
+    def apply(cls, *args: Any, **kwargs: Any) -> Any:
+        """The function of these arguments, with its derivative; gradients go to tensors among them alone."""
+        ctx = FunctionCtx()
+        split = cls.setup_context is not Function.setup_context
+        if split or kwargs:
+            args = _in_order(cls.forward, args, kwargs, split)
+        ctx._function = cls
+        ctx._tensors = tuple([isinstance(x, Tensor) for x in args])
+        ctx.needs_input_grad = tuple([isinstance(x, Tensor) and x.requires_grad for x in args])
+        found = _core.set_grad_enabled(False)
+        try:
+            if split:
+                output = cls.forward(*args)
+                cls.setup_context(ctx, args, output)
+            else:
+                output = cls.forward(ctx, *args)
+        finally:
+            _core.set_grad_enabled(found)
+        inputs = [x for x, is_tensor in zip(args, ctx._tensors) if is_tensor]
+        several = isinstance(output, tuple)
+        results = _recorded(ctx, inputs, output if several else (output,), found)
+        return tuple(results) if several else results[0]
+
+
+def _in_order(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], split: bool) -> tuple[Any, ...]:
+    """The arguments by position: those named, and where forward is `split` the defaults."""
+    code = function.__code__
+    names = code.co_varnames[: code.co_argcount]
+    known = (dict(zip(reversed(names), reversed(function.__defaults__ or ()))) if split else {}) | kwargs
+    rest = names[len(args) + (not split) :]
+    for name in kwargs:
+        if name not in rest:
+            raise TypeError(f"{function.__qualname__}() got an unexpected or repeated argument '{name}'")
+    if not split:
+        rest = rest[: 1 + max(map(rest.index, kwargs))]
+    for name in rest:
+        if name not in known:
+            raise TypeError(f"{function.__qualname__}() missing required argument: '{name}'")
+    return (*args, *[known[name] for name in rest])
+
+
+def _among(x: Any, list_: Any) -> bool:
+    return any(x is y for y in list_)
+
+
+def _recorded(ctx: FunctionCtx, inputs: list[Any], outputs: tuple[Any, ...], recording: bool) -> list[Any]:
+    """The results with their place in the graph, if any input has one."""
+    if not all(_among(x, outputs) for x in ctx._dirty):
+        raise RuntimeError(
+            "Some elements marked as dirty during the forward method were not returned as output. The inputs "
+            "that are modified inplace must all be outputs of the Function."
+        )
+    recording = recording and True in ctx.needs_input_grad
+    if not recording and True not in ctx.needs_input_grad:
+        return list(outputs)
+    results: list[Any] = []
+    places: list[tuple[int | None, Any]] = []
+    made: list[Any] = []
+    for y in outputs:
+        if not isinstance(y, Tensor):
+            results.append(y)
+            places.append((None, None))
+            continue
+        like = (tuple(y.shape), y.dtype.name)
+        written = _among(y, ctx._dirty)
+        differs = recording and y.dtype.is_floating_point and not _among(y, ctx._constant)
+        if not written and (y.requires_grad or (differs and _among(y, inputs))):
+            y = y.detach()  # what was given keeps its own history
+        results.append(y)
+        places.append((len(made) if differs else None, like))
+        if differs:
+            made.append(y)
+    if recording:
+        ctx._results = tuple(places)
+        kept = [x for x in ctx._kept if x is not None]
+        where = iter(_core.record_user(ctx._function.__name__, ctx, inputs, made, kept, ctx._dirty))
+        ctx._places = [x if x is None else next(where) for x in ctx._kept]
+    ctx._kept = ctx._dirty = ctx._constant = ()
+    return results
+
+
+class _Once(Function):
+    """Passes gradients on and refuses to be differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, *grads: Any) -> Any:
+        return grads
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise RuntimeError(
+            "trying to differentiate twice a function that was marked with @once_differentiable"
+        )
+
+
+def once_differentiable(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Marks a `backward` whose result cannot be differentiated again: it runs without recording, and a second
+    derivative raises RuntimeError.
+    """
+
+    @wraps(function)
+    def backward(ctx: Any, *grads: Any) -> Any:
+        with no_grad():
+            found = function(ctx, *grads)
+        if not _core.grad_enabled() or not any(isinstance(g, Tensor) and g.requires_grad for g in grads):
+            return found
+        several = isinstance(found, tuple)
+        marked = [
+            g.detach().requires_grad_() if isinstance(g, Tensor) and g.dtype.is_floating_point else g
+            for g in (found if several else (found,))
+        ]
+        refusing = _Once.apply(*marked)
+        return refusing if several else refusing[0]
+
+    return backward

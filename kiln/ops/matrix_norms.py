@@ -1,0 +1,389 @@
+"""Norms of vectors and matrices, condition numbers; small products of kiln.linalg."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kiln import _core
+from kiln.graph.size import product as product_of
+from kiln.ops import declare as d
+from kiln.ops import kinds, lapack
+from kiln.ops import pointwise as p
+from kiln.ops.activations import narrow, wide
+from kiln.ops.addends import given
+from kiln.ops.declare import public
+from kiln.ops.decompositions import singular_values
+from kiln.ops.distances import INFINITY, norm_over
+from kiln.ops.kinds import normalize_dim, normalize_dims
+from kiln.ops.outside import outside
+from kiln.ops.products import _matrices
+from kiln.ops.record import Structure, Tensor, composite, find
+from kiln.ops.reduce import sum as sum_
+from kiln.ops.systems import BAD, LAPACK, check, inverse_of, linear, nothing, rows_of, solve_matrices
+from kiln.ops.views import movedim, reshape, slice_, unsqueeze
+
+_concat, where = find("concat").handle, find("where").handle
+
+
+def _check_norm(input: Any, order: float, dims: tuple[int, ...], dtype: Any, all_: bool) -> None:
+    """What PyTorch raises for a norm that does not exist."""
+    own = d.dtype_name(input.dtype)
+    name = "linalg.vector_norm"
+    if own not in kinds.FLOATS:
+        raise RuntimeError(
+            f"{name}: Expected a floating point or complex tensor as input. Got {d.type_name(own)}"
+        )
+    wanted = own if dtype is None else d.dtype_name(dtype)
+    if wanted not in kinds.FLOATS:
+        raise RuntimeError(f"{name}: dtype should be floating point or complex. Got {d.type_name(wanted)}")
+    if wanted != own and _core.promote_types(_dtype(own), _dtype(wanted)) != _dtype(wanted):
+        raise RuntimeError(
+            f"{name}: the dtype of the input ({d.type_name(own)}) should be convertible without narrowing to "
+            f"the specified dtype ({d.type_name(wanted)})"
+        )
+    if order < 0 or order == INFINITY:
+        for k in dims:
+            if isinstance(input.shape[k], int) and input.shape[k] == 0:
+                which = "tensor" if all_ else f"dimension {k}"
+                raise RuntimeError(
+                    f"{name} cannot compute the {order} norm on an empty {which} because the operation does "
+                    "not have an identity"
+                )
+
+
+def _dtype(name: str) -> Any:
+    return getattr(_core, name)
+
+
+@composite(
+    samples=d.samples(
+        lambda rng, t: ((*_matrices((3, 5))(rng, t)[0], 2.0, (0, 1), False), {}),
+        lambda rng, t: ((*_matrices((3, 5))(rng, t)[0], 3.0, (1,), True), {}),
+        lambda rng, t: ((*_matrices((3, 5))(rng, t)[0], -INFINITY, (0,), False), {}),
+    ),
+    reference=d.reference(
+        lambda np, x, order, dims, keepdim: np.asarray(
+            np.linalg.norm(x.reshape(-1) if len(dims) > 1 else x, order, None if len(dims) > 1 else dims[0],
+                           keepdim)
+        )
+    ),
+    failures=d.not_an_array("norm_along"),
+    public=False,
+)  # fmt: skip
+def norm_along(input: Tensor, order: Structure, dims: Structure, keepdim: Structure) -> Any:
+    """The norm of a float `order` over some dims, floats."""
+    return narrow(norm_over(wide(input), order, dims, keepdim), input.dtype)
+
+
+def _vector_norm(input: Any, order: Any, dim: Any, keepdim: bool, dtype: Any, out: Any) -> Any:
+    dims = normalize_dims(dim, input.ndim, "linalg.vector_norm")
+    _check_norm(input, order, dims, dtype, dim is None)
+    if dtype is not None and d.dtype_name(dtype) != d.dtype_name(input.dtype):
+        input = p.convert(input, d.dtype_name(dtype))
+    return norm_along(input, float(order), dims, bool(keepdim), **d.into(out))
+
+
+@public(
+    "linalg.vector_norm",
+    samples=d.samples(
+        _matrices((3, 5)),
+        lambda rng, t: ((*_matrices((3, 5))(rng, t)[0], 1), {"dim": 1, "keepdim": True}),
+        lambda rng, t: ((*_matrices((3, 5))(rng, t)[0], 3.5, (0, 1)), {}),
+        lambda rng, t: ((*_matrices((3, 0))(rng, t)[0], 0, 1), {}),
+    ),
+    failures=d.failures(
+        ((d.Zeros(2, dtype="int64"),), {}, RuntimeError, "Expected a floating point or complex tensor"),
+        ((d.Zeros(0), INFINITY), {}, RuntimeError, "not have an identity"),
+        ((d.Zeros(2), 2, 5), {}, IndexError, "Dimension out of range"),
+    ),
+    dtypes="float",
+)
+def vector_norm(
+    x: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, out: Any = None
+) -> Any:
+    """The norm of any order over `dim` (None: of all elements, flat); its derivative at 0 is 0.
+
+    RuntimeError for integers, and for an order <= 0 or infinite of nothing.
+
+    >>> kiln.linalg.vector_norm(kiln.tensor([3.0, -4.0]))
+    tensor(5.)
+    """
+    return _vector_norm(x, ord, dim, keepdim, dtype, out)
+
+
+def _check_matrix_norm(A: Any, ord: Any) -> None:
+    name = "linalg.matrix_norm"
+    check(A, name, False)
+    known = ord in ("fro", "nuc") if isinstance(ord, str) else abs(ord) in (1, 2, INFINITY)
+    if not known:
+        raise RuntimeError(f"{name}: Order {ord} not supported.")
+
+
+def _matrix_norm(A: Any, ord: Any, dim: Any, keepdim: bool, dtype: Any) -> Any:
+    _check_matrix_norm(A, ord)
+    if len(dim) != 2:
+        raise RuntimeError(f"linalg.matrix_norm: dim must be a 2-tuple. Got {list(dim)}")
+    rows, columns = (normalize_dim(k, A.ndim, "linalg.matrix_norm") for k in dim)
+    if rows == columns:
+        raise RuntimeError(f"linalg.matrix_norm: dims must be different. Got ({dim[0]}, {dim[1]})")
+    if ord == "fro":
+        return _vector_norm(A, 2, (rows, columns), keepdim, dtype, None)
+    if dtype is not None:
+        A = p.convert(A, d.dtype_name(dtype))
+    if ord in ("nuc", 2, -2):
+        s = singular_values(movedim(A, (rows, columns), (-2, -1)), "linalg.matrix_norm")
+        y = s.sum(-1) if ord == "nuc" else s.amax(-1) if ord > 0 else s.amin(-1)
+        return unsqueeze(unsqueeze(y, min(rows, columns)), max(rows, columns)) if keepdim else y
+    summed, chosen = (rows, columns) if abs(ord) == 1 else (columns, rows)
+    y = A.abs().sum(summed, True)
+    y = y.amax(chosen, True) if ord > 0 else y.amin(chosen, True)
+    if keepdim:
+        return y
+    return reshape(y, tuple(n for k, n in enumerate(y.shape) if k not in (rows, columns)))
+
+
+@public(
+    "linalg.matrix_norm",
+    samples=d.samples(
+        rows_of((3, 2), nothing),
+        lambda rng, t: ((*rows_of((2, 3, 2), nothing)(rng, t)[0], 1), {"dim": (2, 0), "keepdim": True}),
+        lambda rng, t: ((*rows_of((2, 3, 2), nothing)(rng, t)[0], "nuc"), {}),
+        lambda rng, t: ((*rows_of((3, 3), nothing)(rng, t)[0], -2), {"keepdim": True}),
+    ),
+    failures=d.failures(
+        ((d.Zeros(2),), {}, RuntimeError, "at least 2 dimensions"),
+        ((d.Zeros(2, 2), 3), {}, RuntimeError, "Order 3 not supported"),
+        ((d.Zeros(2, 2), 2, (0, 0)), {}, RuntimeError, "dims must be different"),
+    ),
+    **LAPACK,
+)
+def matrix_norm(
+    A: Any, ord: Any = "fro", dim: Any = (-2, -1), keepdim: bool = False, *, dtype: Any = None,
+    out: Any = None,
+) -> Any:  # fmt: skip
+    """Norms of the matrices in two dims: "fro", "nuc", +-1, +-2, +-infinity; RuntimeError for another order.
+
+    >>> kiln.linalg.matrix_norm(kiln.tensor([[3.0, 0.0], [0.0, 4.0]]), 2)
+    tensor(4.)
+    """
+    return given(_matrix_norm(A, ord, dim, keepdim, dtype), out)
+
+
+@public(
+    "linalg.norm",
+    samples=d.samples(
+        _matrices((3, 5)),
+        lambda rng, t: (rows_of((3, 2), nothing)(rng, t)[0], {"ord": 2}),
+        lambda rng, t: (rows_of((3, 2), nothing)(rng, t)[0], {"ord": 1, "dim": 0}),
+    ),
+    failures=d.failures(
+        ((d.Zeros(2, 2, 2), 2), {}, RuntimeError, "the input must be 1D or 2D"),
+        ((d.Zeros(2, 2), "x"), {}, RuntimeError, "Order x not supported"),
+    ),
+    **LAPACK,
+)
+def norm(
+    input: Any, ord: Any = None, dim: Any = None, keepdim: bool = False, *, out: Any = None, dtype: Any = None
+) -> Any:
+    """A matrix norm where `dim` names two dims (or the input has two and `ord` is given), else a vector norm.
+
+    RuntimeError for an order that does not exist.
+
+    >>> kiln.linalg.norm(kiln.tensor([[3.0, 0.0], [0.0, 4.0]]))
+    tensor(5.)
+    """
+    if ord is None:
+        return _vector_norm(input, 2, dim, keepdim, dtype, out)
+    if dim is None:
+        if input.ndim not in (1, 2):
+            raise RuntimeError(
+                "linalg.norm: If dim is not specified but ord is, the input must be 1D or 2D. Got "
+                f"{input.ndim}D."
+            )
+        dim = tuple(range(input.ndim))
+    dims = (dim,) if isinstance(dim, int) else tuple(dim)
+    if len(dims) == 2:
+        return matrix_norm(input, ord, dims, keepdim, dtype=dtype, out=out)
+    if isinstance(ord, str):
+        raise RuntimeError(f"linalg.matrix_norm: dim must be a 2-tuple. Got {list(dims)}")
+    return _vector_norm(input, ord, dims, keepdim, dtype, out)
+
+
+@linear("cond", samples=d.samples(
+    rows_of((3, 2), nothing),
+    lambda rng, t: (rows_of((2, 3, 3), nothing)(rng, t)[0], {"p": 1}),
+    lambda rng, t: (rows_of((3, 3), nothing)(rng, t)[0], {"p": -2}),
+), failures=d.failures(((d.Zeros(2, 2), "x"), {}, RuntimeError, "got an invalid norm type"), BAD[1]),
+    **LAPACK)  # fmt: skip
+def cond(A: Any, p: Any = None) -> Any:
+    """The condition numbers in a matrix norm (None: 2): infinity for singular matrices.
+
+    RuntimeError for another norm, and for one but 2 and -2 of matrices that are not square.
+
+    >>> kiln.linalg.cond(kiln.tensor([[4.0, 0.0], [0.0, 2.0]]))
+    tensor(2.)
+    """
+    check(A, "linalg.cond", False)
+    if p in (None, 2, -2):
+        s = singular_values(A, "linalg.cond")
+        first, last = s[..., 0], s[..., -1]
+        return last / first if p == -2 else first / last
+    if not (p in ("fro", "nuc") if isinstance(p, str) else abs(p) in (1, INFINITY)):
+        raise RuntimeError(f"linalg.cond got an invalid norm type: {p}")
+    check(A, "linalg.cond")
+    y, info = inverse_of(A, "linalg.cond")
+    if info is None:
+        return matrix_norm(A, p) * matrix_norm(y, p)
+    lost = outside("linalg.cond", lambda: (info != 0,), None)[0]
+    sound = where(reshape(lost, (*lost.shape, 1, 1)), 0, y)
+    return where(lost, INFINITY, matrix_norm(A, p) * matrix_norm(sound, p))
+
+
+def _tensor_check(size: Any, other: Any, what: str) -> None:
+    if size != other:
+        raise RuntimeError(
+            f"Expected self to satisfy the requirement prod(self.shape[{what}:]) == "
+            f"prod(self.shape[:{what}]), but got {size} != {other}"
+        )
+
+
+@linear("tensorinv", samples=d.samples(
+    lambda rng, t: ((reshape_array(rows_of((6, 6), nothing)(rng, t)[0][0], (2, 3, 6)),), {}),
+), failures=d.failures(((d.Zeros(2, 3),), {"ind": 1}, RuntimeError, "satisfy the requirement"),
+                       ((d.Zeros(2, 3), 0), {}, RuntimeError, "strictly positive")), **LAPACK)  # fmt: skip
+def tensorinv(A: Any, ind: int = 2) -> Any:
+    """The inverse of A as a map from its dims from `ind` on to those before, which hold as many elements.
+
+    >>> kiln.linalg.tensorinv(kiln.eye(4).reshape(2, 2, 4)).shape
+    kiln.Size([4, 2, 2])
+    """
+    if ind <= 0:
+        raise RuntimeError("Expected a strictly positive integer for 'ind'")
+    left, right = tuple(A.shape[:ind]), tuple(A.shape[ind:])
+    n = product_of(left)
+    _tensor_check(product_of(right), n, "ind")
+    y, info = inverse_of(reshape(A, (n, n)), "linalg.inv")
+    if info is not None:
+        raise lapack.singular("linalg.inv", info)
+    return reshape(y, (*right, *left))
+
+
+def reshape_array(array: Any, shape: tuple[int, ...]) -> Any:
+    """An array of a sample in another shape."""
+    return array.reshape(shape)
+
+
+@linear("tensorsolve", samples=d.samples(
+    lambda rng, t: ((reshape_array(rows_of((6, 6), nothing)(rng, t)[0][0], (2, 3, 6)),
+                     d.array(rng, (2, 3), t, -1, 1)), {}),
+), failures=d.failures(((d.Zeros(2, 3, 6), d.Zeros(2, 2)), {}, RuntimeError, "requirement")),
+    **LAPACK)  # fmt: skip
+def tensorsolve(A: Any, B: Any, dims: Any = None) -> Any:
+    """X with tensordot(A, X, X.ndim) = B; `dims` of A are moved to its end first.
+
+    RuntimeError unless they fit.
+
+    >>> kiln.linalg.tensorsolve(kiln.eye(4).reshape(2, 2, 4), kiln.ones(2, 2))
+    tensor([1., 1., 1., 1.])
+    """
+    if dims is not None:
+        moved = [normalize_dim(k, A.ndim, "linalg.tensorsolve") for k in dims]
+        A = movedim(A, moved, list(range(A.ndim - len(moved), A.ndim)))
+    right = tuple(A.shape[B.ndim :])
+    n = B.numel()
+    _tensor_check(product_of(right), product_of(tuple(A.shape[: B.ndim])), "other.ndim")
+    _tensor_check(product_of(right), n, "other.ndim")
+    return reshape(solve_matrices(reshape(A, (n, n)), reshape(B, (n, 1))), right)
+
+
+def _part(x: Any, dim: int, start: int, length: int) -> Any:
+    return slice_(x, dim, (start, length, 1))
+
+
+def _cross(input: Any, other: Any, dim: int, name: str) -> Any:
+    if input.ndim != other.ndim:
+        raise RuntimeError(f"{name}: inputs must have the same number of dimensions.")
+    axis = normalize_dim(dim, input.ndim, name)
+    n, m = input.shape[axis], other.shape[axis]
+    if n != 3 or m != 3:
+        raise RuntimeError(f"{name}: inputs dimension {dim} must have length 3. Got {n} and {m}")
+
+    def rolled(x: Any, by: int) -> Any:
+        return _concat([_part(x, axis, by, 3 - by), _part(x, axis, 0, by)], axis)
+
+    return rolled(input, 1) * rolled(other, 2) - rolled(input, 2) * rolled(other, 1)
+
+
+_THREES = d.samples(
+    _matrices((2, 3), (2, 3)), lambda rng, t: (_matrices((3, 2), (3, 1))(rng, t)[0], {"dim": 0})
+)
+_NOT_THREE = d.failures(
+    ((d.Zeros(2, 4), d.Zeros(2, 4)), {"dim": 1}, RuntimeError, "must have length 3"),
+    ((d.Zeros(2, 3), d.Zeros(3)), {"dim": 0}, RuntimeError, "same number of dimensions"),
+)
+
+
+@public("linalg.cross", samples=_THREES, failures=_NOT_THREE, dtypes="numeric")
+def cross_of(input: Any, other: Any, *, dim: int = -1, out: Any = None) -> Any:
+    """The cross products of the vectors along `dim`, which has size 3; other dims broadcast.
+
+    RuntimeError for another size.
+
+    >>> kiln.linalg.cross(kiln.tensor([1, 0, 0]), kiln.tensor([0, 1, 0]))
+    tensor([0, 0, 1])
+    """
+    return given(_cross(input, other, dim, "linalg.cross"), out)
+
+
+@public("cross", samples=_THREES, failures=_NOT_THREE, dtypes="numeric")
+def cross(input: Any, other: Any, dim: int | None = None, *, out: Any = None) -> Any:
+    """The cross products of the vectors along `dim`, or along the first dim of size 3.
+
+    >>> kiln.cross(kiln.tensor([1, 0, 0]), kiln.tensor([0, 1, 0]))
+    tensor([0, 0, 1])
+    """
+    if dim is None:
+        dim = next((k for k, n in enumerate(input.shape) if n == 3), None)
+        if dim is None:
+            raise RuntimeError("no dimension of size 3 in input")
+    return given(_cross(input, other, dim, "linalg.cross"), out)
+
+
+@public(
+    "linalg.vecdot",
+    samples=d.samples(
+        _matrices((3, 5), (3, 5)), lambda rng, t: (_matrices((3, 2), (1, 2))(rng, t)[0], {"dim": 0})
+    ),
+    failures=d.failures(((d.Zeros(2, 3), d.Zeros(2, 4)), {}, RuntimeError, "must match the size")),
+    dtypes="float",
+)  # fmt: skip
+def vecdot(x: Any, y: Any, *, dim: int = -1, out: Any = None) -> Any:
+    """The sums of products along `dim`; the other dims broadcast. RuntimeError for sizes that do not fit.
+
+    >>> kiln.linalg.vecdot(kiln.tensor([1.0, 2.0]), kiln.tensor([3.0, 4.0]))
+    tensor(11.)
+    """
+    return given(sum_(p.mul(x, y), dim), out)
+
+
+@public(
+    "linalg.vander",
+    samples=d.samples(_matrices((3,)), lambda rng, t: (_matrices((2, 3))(rng, t)[0], {"N": 2})),
+    failures=d.failures(((d.Zeros(2),), {"N": 1}, RuntimeError, "greater than 1")),
+    dtypes="float32 float64 int64",
+)
+def vander(x: Any, *, N: int | None = None) -> Any:
+    """The powers 0, 1, ... N - 1 of each element (by default as many as there are): [.., n] -> [.., n, N].
+
+    >>> kiln.linalg.vander(kiln.tensor([2, 3]), N=3)
+    tensor([[1, 2, 4],
+            [1, 3, 9]])
+    """
+    count = (x.shape[-1] if x.ndim else 1) if N is None else N
+    if count <= 1:
+        raise RuntimeError("N must be greater than 1.")
+    x = unsqueeze(x, -1)
+    columns = [p.pow(x, 0)]
+    for _ in range(count - 1):
+        columns.append(columns[-1] * x)
+    return _concat(columns, x.ndim - 1)

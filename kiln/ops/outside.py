@@ -1,0 +1,81 @@
+"""Calls of NumPy and SciPy with a derivative in ops.
+
+The arguments' values are read (a recording runs what they need), the libraries compute, and one node of the
+core, as a user's function leaves it, knows the derivative: a function of the gradients and of the tensors
+that went in and came out, written in ops, so that it can be differentiated again.
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+from kiln import _core
+from kiln.ops.data import numpy
+from kiln.ops.declare import is_value
+
+
+class LinAlgError(RuntimeError):
+    """A matrix that is singular, not positive definite, or on which an algorithm does not converge."""
+
+
+class _Call:
+    """What the engine calls with the gradients of the results."""
+
+    __slots__ = ("derivative", "places")
+
+    def __init__(self, derivative: Callable[..., Any]) -> None:
+        self.derivative = derivative
+        self.places: list[tuple[int, int]] = []
+
+    def __call__(self, node: Any, grads: tuple[Any, ...]) -> Any:
+        """One gradient, or None, per argument."""
+        if all(g is None for g in grads):
+            return (None,) * len(node.next_functions)
+        return self.derivative(grads, *[node.saved(*place) for place in self.places])
+
+
+def outside(
+    name: str,
+    compute: Callable[..., Sequence[Any]],
+    derivative: Callable[..., Any] | None,
+    *inputs: Any,
+) -> list[Any]:
+    """The tensors of the arrays that `compute` gives for the arrays of `inputs`.
+
+    `derivative(grads, *inputs, *results)`: `grads` one per float result, None where it is not defined.
+    """
+    for x in inputs:
+        if is_value(x):
+            raise TypeError(f"{name}: it looks at values, so it cannot be part of a graph that is traced")
+    arrays = compute(*[numpy(x.detach() if x.requires_grad else x) for x in inputs])
+    results = [_core.from_buffer(a) for a in arrays]
+    if derivative is not None and _core.grad_enabled() and any(x.requires_grad for x in inputs):
+        call = _Call(derivative)
+        floats = [y for y in results if y.dtype.is_floating_point]
+        call.places = _core.record_user(name, call, inputs, floats, (*inputs, *results), ())
+    return results
+
+
+@cache
+def _record(name: str, fields: str) -> Any:
+    return namedtuple(name, fields)
+
+
+def named(name: str, fields: str, *values: Any) -> Any:
+    """A named tuple of results, as PyTorch's are called."""
+    return _record(name, fields)(*values)
+
+
+@cache
+def scipy_linalg(name: str) -> Any:
+    """The module scipy.linalg, for the function `name`. ImportError without SciPy."""
+    try:
+        import scipy.linalg
+    except ImportError as error:
+        raise ImportError(
+            f"{name}: needs SciPy, whose LAPACK it calls; install it with: pip install 'kiln[linalg]'"
+        ) from error
+    return scipy.linalg

@@ -1,0 +1,350 @@
+"""Linear algebra on batches of matrices: inverses and systems of equations.
+
+NumPy's and SciPy's LAPACK compute; derivatives are written in ops. float32 and float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kiln.ops import comparison, creation, lapack
+from kiln.ops import declare as d
+from kiln.ops import pointwise as p
+from kiln.ops.addends import given
+from kiln.ops.declare import public
+from kiln.ops.outside import LinAlgError, named, outside
+from kiln.ops.products import matmul as _matmul
+from kiln.ops.products import swapped
+from kiln.ops.views import broadcast_to, reshape, slice_, squeeze, unsqueeze
+
+d.LINALG["LinAlgError"] = LinAlgError
+matmul = _matmul.handle
+
+
+def linear(name: str, method: bool = False, **settings: Any) -> Callable[..., Any]:
+    """Makes a function of matrices public in kiln.linalg; its results go into `out=` if that is given."""
+
+    def make(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, out: Any = None, **kwargs: Any) -> Any:
+            result = function(*args, **kwargs)
+            if out is None:
+                return result
+            return type(result)(*map(given, result, out)) if isinstance(result, tuple) else given(result, out)
+
+        call.__doc__, call.__wrapped__ = function.__doc__, function  # type: ignore[attr-defined]
+        public(f"linalg.{name}", method, **settings)(call)
+        return call
+
+    return make
+
+
+def check(a: Any, name: str, square: bool = True, letter: str = "A") -> None:
+    """PyTorch's errors for what is not a batch of (square) matrices of float32 or float64."""
+    if a.ndim < 2:
+        raise RuntimeError(f"{name}: The input tensor {letter} must have at least 2 dimensions.")
+    dtype = d.dtype_name(a.dtype)
+    if not d.is_float(a):
+        raise RuntimeError(
+            f"{name}: Expected a floating point or complex tensor as input. Got {d.type_name(dtype)}"
+        )
+    if dtype in ("float16", "bfloat16"):
+        raise RuntimeError(f"{name}: Low precision dtypes not supported. Got {d.type_name(dtype)}")
+    m, n = a.shape[-2:]
+    if square and m != n:
+        raise RuntimeError(f"{name}: A must be batches of square matrices, but they are {m} by {n} matrices")
+
+
+def same(a: Any, b: Any, name: str) -> None:
+    """PyTorch's error for matrices of two dtypes."""
+    if a.dtype != b.dtype:
+        x, y = (d.type_name(d.dtype_name(v.dtype)) for v in (a, b))
+        raise RuntimeError(
+            f"{name}: Expected A and B to have the same dtype, but found A of type {x} and B of type {y} "
+            "instead"
+        )
+
+
+def kept(x: Any, diagonal: int, upper: bool) -> Any:
+    """The part of matrices on and above (or below) a diagonal, zeros elsewhere."""
+    m, n = x.shape[-2:]
+    distance = creation.arange(n) - reshape(creation.arange(m), (m, 1))
+    inside = (comparison.ge if upper else comparison.le)(distance, diagonal)
+    return p.where(inside, x, 0)
+
+
+def lower(x: Any, diagonal: int = 0) -> Any:
+    return kept(x, diagonal, False)
+
+
+def upper_(x: Any, diagonal: int = 0) -> Any:
+    return kept(x, diagonal, True)
+
+
+def eye_like(x: Any, n: int) -> Any:
+    """The unit matrix of n rows in x's dtype."""
+    row = creation.arange(n)
+    return p.convert(comparison.eq(row, reshape(row, (n, 1))), d.dtype_name(x.dtype))
+
+
+def on_diagonal(x: Any) -> Any:
+    """Vectors as diagonal matrices."""
+    return unsqueeze(x, -1) * eye_like(x, x.shape[-1])
+
+
+def diagonal_of(x: Any) -> Any:
+    """The diagonals of square matrices."""
+    n = x.shape[-1]
+    flat = reshape(x, (*x.shape[:-2], n * n))
+    return slice_(flat, flat.ndim - 1, (0, n, n + 1))
+
+
+def rows_of(shape: tuple[int, ...], a: Any) -> Any:
+    """A function of samples: a well-conditioned batch of matrices, and what `a` gives beside it."""
+
+    def make(rng: Any, t: str) -> Any:
+        matrix = d.array(rng, shape, t, -1, 1)
+        n = min(shape[-2:])
+        matrix[..., range(n), range(n)] += 2
+        return (matrix, *a(rng, t)), {}
+
+    return make
+
+
+def nothing(rng: Any, t: str) -> tuple[Any, ...]:
+    return ()
+
+
+def right(*shape: int) -> Any:
+    """The second argument of a sample."""
+    return lambda rng, t: (d.array(rng, shape, t, -1, 1),)
+
+
+SQUARE = d.samples(rows_of((3, 3), nothing), rows_of((2, 2, 2), nothing), rows_of((0, 0), nothing))
+LAPACK: dict[str, Any] = {"dtypes": "float32 float64", "reads": True, "needs": "scipy"}
+BAD: Any = (
+    ((d.Zeros(2, 3),), {}, RuntimeError, "must be batches of square matrices"),
+    ((d.Zeros(2),), {}, RuntimeError, "at least 2 dimensions"),
+    ((d.Zeros(2, 2, dtype="int64"),), {}, RuntimeError, "Expected a floating point or complex tensor"),
+)
+_SINGULAR: Any = ((d.Zeros(2, 2),), {}, RuntimeError, "input matrix is singular")
+
+
+# Inverses and systems
+
+
+def _inv_back(grads: Any, a: Any, y: Any, *rest: Any) -> Any:
+    t = swapped(y)
+    return (-matmul(matmul(t, grads[0]), t),)
+
+
+def inverse_of(a: Any, name: str) -> tuple[Any, Any]:
+    """The inverses and, if there is a singular matrix, the zero pivots as an array."""
+    check(a, name)
+    found: list[Any] = []
+
+    def compute(x: Any) -> Any:
+        y, info = lapack.inv(x)
+        found.append(info)
+        return (y,)
+
+    return outside(name, compute, _inv_back, a)[0], found[0]
+
+
+def infos(a: Any, info: Any) -> Any:
+    """An array of infos (None: zeros) as a tensor."""
+    shape = tuple(a.shape[:-2])
+    if info is None:
+        return creation.zeros(shape, dtype="int32")
+    return outside("info", lambda: (info.astype("int32"),), None)[0]
+
+
+@linear("inv", samples=SQUARE, failures=d.failures(*BAD, _SINGULAR), **LAPACK)
+def inv(A: Any) -> Any:
+    """The inverses of square matrices, [.., n, n]. LinAlgError if one is singular.
+
+    >>> kiln.linalg.inv(kiln.tensor([[2.0, 0.0], [0.0, 4.0]]))
+    tensor([[0.5000, 0.0000],
+            [0.0000, 0.2500]])
+    """
+    y, info = inverse_of(A, "linalg.inv")
+    if info is not None:
+        raise lapack.singular("linalg.inv", info)
+    return y
+
+
+d.alias("inverse", "linalg.inv")
+
+
+@linear("inv_ex")
+def inv_ex(A: Any, *, check_errors: bool = False) -> Any:
+    """(inverse, info): `inv` that says in `info` (int32, one per matrix) where a zero pivot is, 0 for none.
+
+    >>> kiln.linalg.inv_ex(kiln.eye(2)).info
+    tensor(0, dtype=kiln.int32)
+    """
+    y, info = inverse_of(A, "linalg.inv_ex")
+    if check_errors and info is not None:
+        raise lapack.singular("linalg.inv_ex", info)
+    return named("linalg_inv_ex", "inverse info", y, infos(A, info))
+
+
+def _is_vector(a: Any, b: Any) -> bool:
+    """Whether the right side is a vector per matrix, as NumPy and PyTorch tell."""
+    return b.ndim == 1 or (a.ndim - 1 == b.ndim and tuple(b.shape) == tuple(a.shape[:-1]))
+
+
+def _solve_back(grads: Any, a: Any, b: Any, y: Any) -> Any:
+    gb = solve_matrices(swapped(a), grads[0])
+    return -matmul(gb, swapped(y)), gb
+
+
+def solve_matrices(a: Any, b: Any) -> Any:
+    """X with A X = B, both batches of matrices that broadcast."""
+
+    def compute(x: Any, y: Any) -> Any:
+        import numpy as np
+
+        return (np.linalg.solve(x, y),)
+
+    return outside("linalg.solve", compute, _solve_back, a, b)[0]
+
+
+def _check_sides(a: Any, b: Any, left: bool, name: str) -> None:
+    k = -2 if left else -1
+    if a.shape[-1] != b.shape[k]:
+        (m, n), (r, c) = a.shape[-2:], b.shape[-2:]
+        raise RuntimeError(
+            f"{name}: Incompatible shapes of A and B for the equation {'AX = B' if left else 'XA = B'} "
+            f"({m}x{n} and {r}x{c})"
+        )
+
+
+def _solve(A: Any, B: Any, left: bool, name: str) -> Any:
+    check(A, name)
+    same(A, B, name)
+    vector = _is_vector(A, B)
+    b = unsqueeze(B, -1) if vector else B
+    check(b, name, False, "B")
+    _check_sides(A, b, left, name)
+    if vector and not left:
+        raise RuntimeError(f"{name}: Incompatible shapes of A and B for the equation XA = B")
+    x = solve_matrices(A, b) if left else swapped(solve_matrices(swapped(A), swapped(b)))
+    return squeeze(x, -1) if vector else x
+
+
+@linear(
+    "solve",
+    samples=d.samples(
+        rows_of((3, 3), right(3, 2)), rows_of((2, 2, 2), right(2)), rows_of((2, 3, 3), right(3, 1))
+    ),
+    failures=d.failures(
+        ((d.Zeros(2, 2), d.Zeros(2)), {}, RuntimeError, "input matrix is singular"),
+        ((d.Zeros(2, 2), d.Zeros(3)), {}, RuntimeError, "Incompatible shapes of A and B"),
+        ((d.Zeros(2, 2), d.Zeros(2, dtype="float64")), {}, RuntimeError, "same dtype"),
+    ),
+    **LAPACK,
+)
+def solve(A: Any, B: Any, *, left: bool = True) -> Any:
+    """X with A X = B (or X A = B): [.., n, n] and [.., n, k], or a vector per matrix; batches broadcast.
+
+    LinAlgError for a singular matrix, RuntimeError for sizes or dtypes that do not fit.
+
+    >>> kiln.linalg.solve(kiln.tensor([[2.0, 0.0], [0.0, 4.0]]), kiln.tensor([1.0, 1.0]))
+    tensor([0.5000, 0.2500])
+    """
+    return _guarded(lambda: _solve(A, B, left, "linalg.solve"), "torch.linalg.solve")
+
+
+def _guarded(call: Any, name: str) -> Any:
+    """`call()`, whose errors of NumPy become LinAlgError in PyTorch's words."""
+    try:
+        return call()
+    except ValueError as error:
+        if type(error).__name__ != "LinAlgError":
+            raise
+        raise LinAlgError(f"{name}: The solver failed because the input matrix is singular.") from error
+
+
+@linear("solve_ex")
+def solve_ex(A: Any, B: Any, *, left: bool = True, check_errors: bool = False) -> Any:
+    """(result, info): `solve` that says in `info` where a zero pivot is, 0 for none; results are NaN there.
+
+    >>> kiln.linalg.solve_ex(kiln.eye(2), kiln.ones(2)).info
+    tensor(0, dtype=kiln.int32)
+    """
+    y, info = inverse_of(A, "linalg.solve_ex")
+    if info is None:
+        return named("linalg_solve_ex", "result info", _solve(A, B, left, "linalg.solve_ex"), infos(A, None))
+    if check_errors:
+        raise LinAlgError("torch.linalg.solve_ex: The solver failed because the input matrix is singular.")
+    vector = _is_vector(A, B)
+    b = unsqueeze(B, -1) if vector else B
+    x = matmul(y, b) if left else matmul(b, y)
+    return named("linalg_solve_ex", "result info", squeeze(x, -1) if vector else x, infos(A, info))
+
+
+def _triangular_back(upper: bool, left: bool, unit: bool) -> Any:
+    def back(grads: Any, a: Any, b: Any, y: Any) -> Any:
+        gb = triangular(swapped(a), grads[0], not upper, left, unit)
+        ga = -(matmul(gb, swapped(y)) if left else matmul(swapped(y), gb))
+        return kept(ga, (1 if upper else -1) if unit else 0, upper), gb
+
+    return back
+
+
+def triangular(a: Any, b: Any, upper: bool, left: bool = True, unit: bool = False) -> Any:
+    """`solve_triangular` of matrices of one batch."""
+    return outside(
+        "linalg.solve_triangular",
+        lambda x, y: lapack.triangular(x, y, upper, left, unit, "linalg.solve_triangular"),
+        _triangular_back(upper, left, unit),
+        a,
+        b,
+    )[0]
+
+
+def together(a: Any, b: Any, name: str) -> tuple[Any, Any]:
+    """Two batches of matrices with equal batch dims."""
+    if a.shape[:-2] == b.shape[:-2]:
+        return a, b
+    ones = max(a.ndim, b.ndim) - 2
+    left, over = ((1,) * (ones + 2 - x.ndim) + tuple(x.shape[:-2]) for x in (a, b))
+    for x, y in zip(left, over):
+        if x != y and 1 not in (x, y):
+            raise RuntimeError(
+                f"{name}: the batches {list(a.shape[:-2])} and {list(b.shape[:-2])} do not fit"
+            )
+    batch = tuple(y if x == 1 else x for x, y in zip(left, over))
+    return broadcast_to(a, (*batch, *a.shape[-2:])), broadcast_to(b, (*batch, *b.shape[-2:]))
+
+
+@linear(
+    "solve_triangular",
+    samples=d.samples(
+        lambda rng, t: (rows_of((3, 3), right(3, 2))(rng, t)[0], {"upper": True}),
+        lambda rng, t: (rows_of((2, 2, 2), right(1, 3, 2))(rng, t)[0], {"upper": False, "left": False}),
+        lambda rng, t: (rows_of((2, 2), right(2, 1))(rng, t)[0], {"upper": True, "unitriangular": True}),
+    ),
+    failures=d.failures(
+        ((d.Zeros(2, 2), d.Zeros(2)), {"upper": True}, RuntimeError, "at least 2 dimensions"),
+        ((d.Zeros(2, 2), d.Zeros(3, 1)), {"upper": True}, RuntimeError, "Incompatible shapes of A and B"),
+    ),
+    **LAPACK,
+)
+def solve_triangular(A: Any, B: Any, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Any:
+    """X with A X = B (or X A = B), A's other triangle taken as zeros, its diagonal as ones where asked.
+
+    A zero on the diagonal gives infinities. RuntimeError for sizes that do not fit; needs SciPy.
+
+    >>> a, b = kiln.tensor([[2.0, 1.0], [0.0, 1.0]]), kiln.tensor([[3.0], [1.0]])
+    >>> kiln.linalg.solve_triangular(a, b, upper=True)
+    tensor([[1.],
+            [1.]])
+    """
+    name = "linalg.solve_triangular"
+    check(A, name)
+    check(B, name, False, "B")
+    same(A, B, name)
+    _check_sides(A, B, left, name)
+    return triangular(*together(A, B, name), upper, left, unitriangular)

@@ -1,0 +1,249 @@
+"""kiln.linalg beside PyTorch: what the op harness cannot compare because signs of vectors are free, because
+only a triangle is read, or because something goes wrong.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kiln
+from kiln.testing.gradcheck import gradcheck, gradgradcheck
+
+pytest.importorskip("scipy")
+try:
+    import torch
+except ImportError:
+    torch = None
+needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch, the tests' peer, is not installed")
+
+
+def matrices(shape: tuple[int, ...], seed: int = 0, positive: bool = False) -> Any:
+    """A batch of matrices with well separated singular values, symmetric positive definite if asked for."""
+    x = np.random.default_rng(seed).normal(size=shape)
+    if positive:
+        x = x @ np.swapaxes(x, -1, -2) / shape[-1] + np.eye(shape[-1])
+    return x
+
+
+def symmetric(f: Any, x: Any) -> Any:
+    return (x + x.transpose(-1, -2)) / 2
+
+
+# name -> (a function of a framework and a matrix whose value does not depend on what is free, shapes)
+FREE: dict[str, tuple[Callable[[Any, Any], Any], list[tuple[int, ...]], bool]] = {
+    "svd": (lambda f, x: rebuilt_svd(f, f.linalg.svd(x, full_matrices=False)), [(3, 2), (2, 2, 3)], False),
+    "svd in full": (lambda f, x: rebuilt_svd(f, f.linalg.svd(x)), [(3, 3), (2, 3)], False),
+    "torch.svd": (lambda f, x: f.svd(x).U.abs() + f.svd(x).S, [(3, 2)], False),
+    "qr": (lambda f, x: rebuilt_qr(f, f.linalg.qr(x)), [(3, 2), (2, 2, 3), (3, 3)], False),
+    "qr complete": (lambda f, x: f.linalg.qr(x, "complete").R.abs(), [(2, 3)], False),
+    "torch.qr": (lambda f, x: f.qr(x).Q.abs(), [(3, 2)], False),
+    "eigh": (lambda f, x: rebuilt_eigh(f, f.linalg.eigh(symmetric(f, x))), [(3, 3), (2, 2, 2)], False),
+    "eigh of U": (lambda f, x: f.linalg.eigh(symmetric(f, x), "U").eigenvectors.abs(), [(3, 3)], False),
+    "eigvalsh": (lambda f, x: f.linalg.eigvalsh(symmetric(f, x)), [(3, 3), (2, 2, 2)], False),
+    "cholesky": (lambda f, x: f.linalg.cholesky(symmetric(f, x)), [(3, 3), (2, 2, 2)], True),
+    "cholesky upper": (lambda f, x: f.linalg.cholesky(symmetric(f, x), upper=True), [(3, 3)], True),
+    "cholesky_ex": (lambda f, x: f.linalg.cholesky_ex(symmetric(f, x)).L, [(3, 3)], True),
+    "cholesky_inverse": (lambda f, x: f.cholesky_inverse(f.linalg.cholesky(x)), [(3, 3)], True),
+    "cholesky_solve": (lambda f, x: f.cholesky_solve(x[..., :1], f.linalg.cholesky(x)), [(2, 3, 3)], True),
+    "lu_solve": (lambda f, x: f.linalg.lu_solve(*f.linalg.lu_factor(x), x[..., :2]), [(2, 3, 3)], False),
+    "lu_solve right": (lambda f, x: f.linalg.lu_solve(*f.linalg.lu_factor(x), x[..., :2, :], left=False),
+                       [(3, 3)], False),
+    "lu_solve of the transpose": (
+        lambda f, x: f.linalg.lu_solve(*f.linalg.lu_factor(x), x[..., :2], adjoint=True), [(3, 3)], False),
+    "lu_solve, b alone": (
+        lambda f, x: f.linalg.lu_solve(*f.linalg.lu_factor(x.detach()), x[..., :2]) ** 2, [(2, 3, 3)], False),
+    "lu_unpack": (lambda f, x: f.lu_unpack(*f.linalg.lu_factor(x)).L, [(3, 2), (2, 3)], False),
+    "triangular_solve": (lambda f, x: f.triangular_solve(x[..., :1], x, transpose=True)[0], [(3, 3)], True),
+    "lstsq": (lambda f, x: f.linalg.lstsq(x, x[..., :1] ** 2).solution, [(4, 2), (2, 4, 3), (2, 4)], False),
+    "pinv hermitian": (lambda f, x: f.linalg.pinv(symmetric(f, x), hermitian=True), [(3, 3)], False),
+    "pinv of low rank": (lambda f, x: f.linalg.pinv(x[..., :1] @ x[..., :1, :]), [(3, 3)], False),
+    "pinverse": (lambda f, x: f.pinverse(x), [(3, 2)], False),
+    "slogdet": (lambda f, x: f.slogdet(x).logabsdet, [(3, 3), (2, 2, 2)], False),
+    "inverse": (lambda f, x: f.inverse(x) @ f.linalg.inv_ex(x).inverse, [(3, 3)], False),
+    "solve right": (lambda f, x: f.linalg.solve(x, x[..., :2, :] ** 2, left=False), [(2, 3, 3)], False),
+    "matrix_power": (lambda f, x: x.matrix_power(-3) + f.linalg.matrix_power(x, 0), [(2, 3, 3)], False),
+    "householder_product": (lambda f, x: f.linalg.householder_product(x, x[0, :2]), [(3, 2)], False),
+    "nuclear norm": (lambda f, x: f.linalg.matrix_norm(x, "nuc") + f.linalg.norm(x, -2), [(3, 2)], False),
+    "cond": (lambda f, x: f.linalg.cond(x) + f.linalg.cond(x, -2), [(3, 3)], False),
+}  # fmt: skip
+
+
+def rebuilt_svd(f: Any, parts: Any) -> Any:
+    u, s, vh = parts
+    k = s.shape[-1]
+    return u[..., :k].abs() @ (s[..., None] ** 2 * vh[..., :k, :].abs())
+
+
+def rebuilt_qr(f: Any, parts: Any) -> Any:
+    return parts.Q.abs() @ (parts.R.abs() ** 2)
+
+
+def rebuilt_eigh(f: Any, parts: Any) -> Any:
+    values, vectors = parts
+    return (vectors * values[..., None, :] ** 2) @ vectors.transpose(-1, -2) + vectors.abs()
+
+
+@needs_torch
+@pytest.mark.parametrize("name", FREE)
+def test_as_pytorch(name: str) -> None:
+    """Values, first and second derivatives, in float64; recorded regions give the same."""
+    function, shapes, positive = FREE[name]
+    for shape in shapes:
+        x = matrices(shape, positive=positive)
+        seed = np.random.default_rng(1).normal(size=shape)
+
+        def run(f: Any, x: Any = x, seed: Any = seed) -> list[Any]:
+            a = f.tensor(x).requires_grad_()
+            y = function(f, a)
+            weights = f.arange(y.numel()).reshape(y.shape) + 1.0
+            (g,) = f.autograd.grad((y * weights).sum(), a, create_graph=True)
+            (h,) = f.autograd.grad((g * f.tensor(seed)).sum(), a)
+            return [v.detach().numpy() for v in (y, g, h)]
+
+        recorded = kiln.compile(lambda: run(kiln), wait=True)
+        expected, found = run(torch), run(kiln)
+        for got in (found, recorded(), recorded()):
+            for u, v, w in zip(got, expected, found, strict=True):
+                np.testing.assert_allclose(u, v, rtol=1e-6, atol=1e-7, err_msg=f"{name} {shape}")
+                assert u.tobytes() == w.tobytes()
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (2, 2, 3), (3, 2)])
+def test_factors_multiply_to_the_matrix(shape: tuple[int, ...]) -> None:
+    """P L U, Q R and U S Vh, in float32 as well."""
+    for dtype in (kiln.float32, kiln.float64):
+        a = kiln.tensor(matrices(shape)).to(dtype)
+        tolerance = 1e-5 if dtype is kiln.float32 else 1e-12
+        order, low, up = kiln.linalg.lu(a)
+        q, r = kiln.linalg.qr(a, "complete")
+        u, s, vh = kiln.linalg.svd(a, full_matrices=False)
+        for product in (order @ low @ up, q @ r, (u * s[..., None, :]) @ vh):
+            assert product.dtype is dtype
+            assert float((product - a).abs().amax()) < tolerance
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: kiln.linalg.svd(x, full_matrices=False).U.abs(),
+        lambda x: kiln.linalg.eigh(x + x.mT).eigenvectors.abs(),
+        lambda x: kiln.linalg.cholesky(x @ x.mT + kiln.eye(3, dtype=kiln.float64)),
+        lambda x: kiln.linalg.qr(x).Q.abs(),
+    ],
+    ids=["svd", "eigh", "cholesky", "qr"],
+)
+def test_derivatives_by_differences(function: Any) -> None:
+    """First and second derivatives of factors against central differences."""
+    x = kiln.tensor(matrices((3, 3), 3)).requires_grad_()
+    gradcheck(lambda _: (function(x),), [x], framework=kiln)
+    gradgradcheck(lambda *_: (function(x),), [x], framework=kiln)
+
+
+@pytest.mark.parametrize(
+    "rows, cofactors",
+    [
+        ([[1.0, 2.0], [2.0, 4.0]], [[4.0, -2.0], [-2.0, 1.0]]),
+        ([[0.0, 0.0], [0.0, 0.0]], [[0.0, 0.0], [0.0, 0.0]]),
+        ([[1.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, 0.0, 0.0]], [[0, 0, 0], [0, 0, 0], [0, 0, 2.0]]),
+    ],
+)
+def test_determinant_of_a_singular_matrix(rows: Any, cofactors: Any) -> None:
+    """Its derivative are the cofactors; PyTorch gives zeros for the first."""
+    a = kiln.tensor(rows, dtype=kiln.float64, requires_grad=True)
+    kiln.linalg.det(a).backward()
+    np.testing.assert_allclose(a.grad.numpy(), cofactors, atol=1e-12)
+
+
+WRONG: dict[str, Callable[[Any], Any]] = {
+    "singular in a batch": lambda f: f.linalg.inv(f.stack([f.eye(2), f.zeros(2, 2)])),
+    "singular": lambda f: f.inverse(f.tensor([[1.0, 2.0], [2.0, 4.0]])),
+    "checked": lambda f: f.linalg.inv_ex(f.zeros(2, 2), check_errors=True),
+    "no solution": lambda f: f.linalg.solve(f.zeros(2, 2), f.ones(2)),
+    "not positive": lambda f: f.linalg.cholesky(f.tensor([[1.0, 2.0], [2.0, 1.0]])),
+    "not positive, checked": lambda f: f.linalg.cholesky_ex(-f.eye(2), check_errors=True),
+    "svd of NaN": lambda f: f.linalg.svd(f.full((2, 2), float("nan"))),
+    "half": lambda f: f.linalg.inv(f.eye(2).half()),
+    "integers": lambda f: f.det(f.ones(2, 2).long()),
+    "mode": lambda f: f.linalg.qr(f.eye(2), "other"),
+    "UPLO": lambda f: f.linalg.eigh(f.eye(2), "x"),
+    "driver": lambda f: f.linalg.lstsq(f.ones(3, 2), f.ones(3, 1), driver="x"),
+    "zero pivot": lambda f: f.linalg.lu_factor(f.zeros(2, 2)),
+    "gradient of R": lambda f: f.linalg.qr(f.ones(2, 2, requires_grad=True), "r").R.sum().backward(),
+    "negative power": lambda f: f.linalg.matrix_power(f.zeros(2, 2), -1),
+    "wide reflections": lambda f: f.linalg.householder_product(f.ones(2, 3), f.ones(2)),
+    "multi_dot": lambda f: f.linalg.multi_dot([f.ones(2)]),
+}
+
+
+@needs_torch
+@pytest.mark.parametrize("name", WRONG)
+def test_errors(name: str) -> None:
+    """PyTorch's exception, and a LinAlgError where it is one; the same recorded."""
+    if name == "singular in a batch" and not hasattr(kiln, "stack"):
+        pytest.skip("no stack yet")
+    with pytest.raises(RuntimeError) as expected:
+        WRONG[name](torch)
+    is_algebra = isinstance(expected.value, torch.linalg.LinAlgError)
+    for way in (WRONG[name], kiln.compile(WRONG[name])):
+        with pytest.raises(kiln.linalg.LinAlgError if is_algebra else RuntimeError) as found:
+            way(kiln)
+        assert isinstance(found.value, kiln.linalg.LinAlgError) == is_algebra
+        assert str(found.value).split()[:3] == str(expected.value).split()[:3]
+
+
+@needs_torch
+def test_infos() -> None:
+    """Where a factorization fails, by matrix."""
+    x = np.stack([np.eye(3), np.diag([1.0, -1.0, 2.0]), np.zeros((3, 3)), np.ones((3, 3))])
+    for name in ("inv_ex", "cholesky_ex", "lu_factor_ex"):
+        ours, theirs = (getattr(f.linalg, name)(f.tensor(x)) for f in (kiln, torch))
+        assert all(hasattr(theirs, field) for field in ours._fields)
+        assert ours.info.tolist() == theirs.info.tolist()
+        assert type(ours).__name__ == type(theirs).__name__
+
+
+@needs_torch
+def test_least_squares_by_every_driver() -> None:
+    """What each driver computes, shapes of what it does not, vectors and matrices on the right."""
+    for shape in ((4, 2), (2, 4, 2), (2, 4)):
+        a, b = matrices(shape), matrices((*shape[:-1], 3), 1)
+        for driver in ("gels", "gelsy", "gelsd", "gelss"):
+            for right in (b, b[..., 0]):
+                ours, theirs = (
+                    f.linalg.lstsq(f.tensor(a), f.tensor(right), driver=driver) for f in (kiln, torch)
+                )
+                for x, y in zip(ours, theirs, strict=True):
+                    assert (tuple(x.shape), str(x.dtype)[5:]) == (tuple(y.shape), str(y.dtype)[6:])
+                    np.testing.assert_allclose(x.numpy(), y.numpy(), rtol=1e-8, atol=1e-10)
+
+
+def test_without_scipy() -> None:
+    """What NumPy has runs; the rest says what to install."""
+    code = (
+        "import sys; sys.modules['scipy'] = None; import kiln; "
+        "print(kiln.linalg.inv(kiln.eye(1)).tolist())\n"
+        "try: kiln.linalg.lu(kiln.eye(1))\n"
+        "except ImportError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60)
+    first, second = done.stdout.splitlines()
+    assert first == "[[1.0]]"
+    assert (
+        second == "linalg.lu: needs SciPy, whose LAPACK it calls; install it with: pip install 'kiln[linalg]'"
+    )
+
+
+def test_out() -> None:
+    """Results go into tensors that are given, one or several."""
+    a, one = kiln.tensor(matrices((2, 2), positive=True)), kiln.empty(2, 2, dtype=kiln.float64)
+    assert kiln.linalg.inv(a, out=one) is one
+    assert one.tolist() == kiln.linalg.inv(a).tolist()
+    values, vectors = kiln.empty(0, dtype=kiln.float64), kiln.empty(0, dtype=kiln.float64)
+    kiln.linalg.eigh(a, out=(values, vectors))
+    assert values.tolist() == kiln.linalg.eigh(a).eigenvalues.tolist()
