@@ -8,6 +8,8 @@ BIN := $(VENV)/bin
 SAFE := PYTHONSAFEPATH=1
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 SOURCES := pyproject.toml CMakeLists.txt $(shell find kiln native -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.gz')
+# processes the suite runs in: tests of one op, and of one other file, stay together
+WORKERS ?= 2
 FUZZ_COUNT ?= 2000
 FUZZ_SEED ?= $(shell date +%s)
 # Every file but those that run no core, or the same kernels once more; of the table's grid, one test of each kind.
@@ -19,7 +21,7 @@ ASAN_TESTS ?= tests/test_native_leaf.py $(filter-out tests/test_native_leaf.py t
 .PHONY: test demo bench ulp fuzz lint build asan bench-native clean
 
 test: $(VENV)/.kiln-installed
-	$(SAFE) $(BIN)/pytest -q $(ARGS)
+	$(SAFE) $(BIN)/pytest -q -n $(WORKERS) --dist loadgroup $(ARGS)
 
 demo: $(VENV)/.kiln-installed
 	$(BIN)/python examples/digits.py
@@ -56,7 +58,7 @@ build: $(VENV)/.tools
 	echo $(CURDIR) > $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/kiln-tree.pth
 
 $(VENV)/.tools: | $(VENV)/bin/python
-	$(PIP) install cmake ninja numpy llvmlite pytest hypothesis mpmath ruff mypy clang-format
+	$(PIP) install cmake ninja numpy llvmlite pytest pytest-xdist hypothesis mpmath ruff mypy clang-format
 	touch $@
 
 lint: $(VENV)/.tools

@@ -47,6 +47,17 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "op_by_op: a program is expected to fail, its ops run one by one")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where several processes share the work, the tests of one op stay in one: they use the same kernels."""
+    for item in items:
+        call = getattr(item, "callspec", None)
+        params = call.params if call is not None else {}
+        op = params.get("name") or params.get("op")
+        name = getattr(op, "name", op)
+        item.add_marker(pytest.mark.xdist_group(name if isinstance(name, str) else item.path.name))
+
+
 def seed_of(item: pytest.Item) -> int:
     """The seed of one test: a function of its name and of --seed, so tests can be run alone."""
     return (zlib.crc32(item.nodeid.encode()) + int(item.config.getoption("--seed"))) % 2**31
