@@ -16,13 +16,15 @@ xp = kiln.ones(1).__array_namespace__()
 
 # The standard's functions and their arguments.
 NAMES = """
-(x, /): abs acos acosh asin asinh atan atanh bitwise_invert ceil cos cosh exp expm1 floor isfinite isinf isnan log
-    log10 log1p log2 logical_not negative positive reciprocal round sign signbit sin sinh sqrt square tan tanh trunc
-    conj real matrix_transpose nonzero unique_all unique_counts unique_inverse unique_values linalg.det linalg.eigh
-    linalg.eigvalsh linalg.inv linalg.matrix_transpose linalg.slogdet linalg.svdvals
-(x1, x2, /): add atan2 bitwise_and bitwise_left_shift bitwise_or bitwise_right_shift bitwise_xor copysign divide
-    equal floor_divide greater greater_equal hypot less less_equal logaddexp logical_and logical_or logical_xor
-    maximum minimum multiply nextafter not_equal pow remainder subtract matmul linalg.matmul linalg.outer linalg.solve
+(x, /): abs acos acosh asin asinh atan atanh bitwise_invert ceil cos cosh exp expm1 floor isfinite isinf
+    isnan log log10 log1p log2 logical_not negative positive reciprocal round sign signbit sin sinh sqrt
+    square tan tanh trunc conj real matrix_transpose nonzero unique_all unique_counts unique_inverse
+    unique_values linalg.det linalg.eigh linalg.eigvalsh linalg.inv linalg.matrix_transpose linalg.slogdet
+    linalg.svdvals
+(x1, x2, /): add atan2 bitwise_and bitwise_left_shift bitwise_or bitwise_right_shift bitwise_xor copysign
+    divide equal floor_divide greater greater_equal hypot less less_equal logaddexp logical_and logical_or
+    logical_xor maximum minimum multiply nextafter not_equal pow remainder subtract matmul linalg.matmul
+    linalg.outer linalg.solve
 (x, /, min=None, max=None): clip
 (start, /, stop=None, step=1, *, dtype=None, device=None): arange
 (obj, /, *, dtype=None, device=None, copy=None): asarray
@@ -104,8 +106,7 @@ def test_nothing_else_is_public() -> None:
     for name in ("imag", "complex64", "complex128", "fft", "uint16", "uint32", "uint64", "no_such_name"):
         with pytest.raises(AttributeError):
             getattr(xp, name)
-    with pytest.raises(AttributeError):
-        xp.linalg.eig
+    assert not hasattr(xp.linalg, "eig")
 
 
 def test_constants_and_versions() -> None:
@@ -123,7 +124,11 @@ def test_constants_and_versions() -> None:
 
 def test_inspection() -> None:
     info = xp.__array_namespace_info__()
-    assert info.capabilities() == {"boolean indexing": True, "data-dependent shapes": True, "max dimensions": 64}
+    assert info.capabilities() == {
+        "boolean indexing": True,
+        "data-dependent shapes": True,
+        "max dimensions": 64,
+    }
     assert info.devices() == [info.default_device()] == [kiln.ones(1).device]
     assert xp.zeros(2, device=info.default_device()).to_device("cpu").device == info.default_device()
     assert info.default_dtypes()["real floating"] == kiln.get_default_dtype() == xp.asarray(1.5).dtype
@@ -147,81 +152,127 @@ ALL = f"{REAL} bool"
 # dtypes: expressions of x (2, 3), y (3), v (5), z (0-d), s (2, 3, 3)
 CASES = {
     FLOATS: """
-xp.acos(x / 9) | xp.acosh(xp.abs(x) + 1) | xp.asin(x / 9) | xp.asinh(x) | xp.atan(x) | xp.atanh(x / 9) | xp.cos(x)
-xp.cosh(x) | xp.exp(x) | xp.expm1(x) | xp.log(x * x + 1) | xp.log10(x * x + 1) | xp.log1p(x * x) | xp.log2(x * x + 1)
+xp.acos(x / 9) | xp.acosh(xp.abs(x) + 1) | xp.asin(x / 9) | xp.asinh(x) | xp.atan(x) | xp.atanh(x / 9)
+xp.cos(x)
+xp.cosh(x) | xp.exp(x) | xp.expm1(x) | xp.log(x * x + 1) | xp.log10(x * x + 1) | xp.log1p(x * x)
+xp.log2(x * x + 1)
 xp.reciprocal(x + 0.5) | xp.sin(x) | xp.sinh(x) | xp.sqrt(xp.abs(x)) | xp.tan(x) | xp.tanh(x) | xp.atan2(x, y)
-xp.copysign(x, -y) | xp.copysign(x, -2.0) | xp.hypot(x, y) | xp.logaddexp(x, y) | xp.nextafter(x, y) | xp.divide(x, y)
+xp.copysign(x, -y) | xp.copysign(x, -2.0) | xp.hypot(x, y) | xp.logaddexp(x, y) | xp.nextafter(x, y)
+xp.divide(x, y)
 xp.nextafter(x, 100) | xp.sign(special) | xp.signbit(special[1:]) | xp.isnan(special) | xp.isinf(special)
 xp.isfinite(special) | xp.maximum(special, 0) | xp.minimum(special, special[1]) | xp.clip(special, 0, 1)
 xp.clip(x, 0.5, None) | xp.round(x * 1.25) | xp.trunc(x * 1.3) | xp.floor(x * 1.3) | xp.ceil(x * 1.3)
 xp.mean(x) | xp.mean(x, axis=0) | xp.mean(x, axis=(0, 1), keepdims=True) | xp.mean(x, axis=()) | xp.mean(z)
-xp.std(x) | xp.std(x, axis=1, correction=1.0) | xp.std(x, axis=(-1,), correction=0.5, keepdims=True) | xp.std(x, axis=())
-xp.var(x) | xp.var(x, axis=(1, 0)) | xp.var(x, correction=1, keepdims=True) | xp.std(z) | xp.var(x[:, :0], axis=0)
+xp.std(x) | xp.std(x, axis=1, correction=1.0) | xp.std(x, axis=(-1,), correction=0.5, keepdims=True)
+xp.std(x, axis=())
+xp.var(x) | xp.var(x, axis=(1, 0)) | xp.var(x, correction=1, keepdims=True) | xp.std(z)
+xp.var(x[:, :0], axis=0)
 xp.max(special) | xp.min(special) | xp.sum(special[3:]) | xp.sort(special[2:]) | xp.argsort(special[2:])
-xp.linalg.vector_norm(x) | xp.linalg.vector_norm(x, axis=0, ord=1) | xp.linalg.vector_norm(x, axis=-1, ord=xp.inf)
+xp.linalg.vector_norm(x) | xp.linalg.vector_norm(x, axis=0, ord=1)
+xp.linalg.vector_norm(x, axis=-1, ord=xp.inf)
 xp.linalg.vector_norm(y, keepdims=True) | xp.linalg.vector_norm(x, axis=1, ord=0) | xp.linalg.matrix_norm(s)
-xp.linalg.matrix_norm(x, ord=1) | xp.linalg.matrix_norm(x, ord="nuc") | xp.linalg.matrix_norm(s, ord=-2, keepdims=True)
+xp.linalg.matrix_norm(x, ord=1) | xp.linalg.matrix_norm(x, ord="nuc")
+xp.linalg.matrix_norm(s, ord=-2, keepdims=True)
 xp.linalg.matrix_norm(x, ord=-xp.inf) | xp.linalg.det(s) | xp.linalg.inv(s) | xp.linalg.slogdet(s)
-xp.linalg.solve(s, y) | xp.linalg.solve(s, s) | xp.linalg.solve(s[0], s) | xp.linalg.solve(s, xp.reshape(y, (3, 1)))
+xp.linalg.solve(s, y) | xp.linalg.solve(s, s) | xp.linalg.solve(s[0], s)
+xp.linalg.solve(s, xp.reshape(y, (3, 1)))
 xp.linalg.solve(s[0, :2, :2], x[:, :2]) | xp.linalg.cholesky(xp.matmul(s, s.mT)) | xp.linalg.svdvals(s)
 xp.linalg.cholesky(xp.matmul(s, s.mT), upper=True) | xp.linalg.pinv(x) | xp.linalg.pinv(x, rtol=0.9)
-xp.linalg.matrix_rank(s) | xp.linalg.matrix_rank(x, rtol=0.9) | xp.linalg.matrix_power(s, 3) | xp.linalg.matrix_power(s, -1)
+xp.linalg.matrix_rank(s) | xp.linalg.matrix_rank(x, rtol=0.9) | xp.linalg.matrix_power(s, 3)
+xp.linalg.matrix_power(s, -1)
 xp.linalg.eigvalsh(s + s.mT) | xp.linalg.eigh(s + s.mT).eigenvalues | xp.linalg.svd(x, full_matrices=False).S
 xp.linalg.svd(x).Vh.shape | xp.linalg.svd(x, full_matrices=False).U.shape | xp.abs(xp.linalg.qr(x).R)
 xp.linalg.qr(x, mode="complete").Q.shape | xp.linalg.cross(x, y) | xp.unique_counts(special).counts
-xp.linspace(0, 1, 5, dtype=t) | xp.linspace(0, 1, num=5, dtype=t, endpoint=False) | xp.linspace(2, -1, 0, dtype=t)
-xp.astype(x, xp.int16) | xp.searchsorted(xp.sort(v), v + 0.5) | xp.arange(0, 1, 0.25, dtype=t) | xp.pow(xp.abs(x), 0.5)
+xp.linspace(0, 1, 5, dtype=t) | xp.linspace(0, 1, num=5, dtype=t, endpoint=False)
+xp.linspace(2, -1, 0, dtype=t)
+xp.astype(x, xp.int16) | xp.searchsorted(xp.sort(v), v + 0.5) | xp.arange(0, 1, 0.25, dtype=t)
+xp.pow(xp.abs(x), 0.5)
 xp.add(z, x) | xp.divide(1, y) | xp.remainder(x, y) | xp.floor_divide(x, y) | xp.cumulative_sum(special[2:])
-xp.arange(3, 0, dtype=t) | xp.asarray([1.5, 2], dtype=t) | xp.finfo(t).eps | xp.finfo(t).max | xp.finfo(t).smallest_normal
+xp.arange(3, 0, dtype=t) | xp.asarray([1.5, 2], dtype=t) | xp.finfo(t).eps | xp.finfo(t).max
+xp.finfo(t).smallest_normal
 """,
     INTEGERS: """
-xp.bitwise_and(x, y) | xp.bitwise_or(x, 1) | xp.bitwise_xor(2, y) | xp.bitwise_invert(x) | xp.bitwise_left_shift(y, 2)
-xp.bitwise_right_shift(x, 1) | xp.bitwise_left_shift(1, y) | xp.floor(x) | xp.ceil(x) | xp.trunc(x) | xp.round(x)
-xp.astype(x, xp.float32) | xp.take(v, x[0, :1] * 0) | xp.repeat(v, xp.abs(v)) | xp.iinfo(t).max | xp.iinfo(t).min
-xp.floor_divide(x, y) | xp.remainder(x, y) | xp.pow(x, 2) | xp.isfinite(x) | xp.isnan(x) | xp.isinf(x) | xp.signbit(y)
+xp.bitwise_and(x, y) | xp.bitwise_or(x, 1) | xp.bitwise_xor(2, y) | xp.bitwise_invert(x)
+xp.bitwise_left_shift(y, 2)
+xp.bitwise_right_shift(x, 1) | xp.bitwise_left_shift(1, y) | xp.floor(x) | xp.ceil(x) | xp.trunc(x)
+xp.round(x)
+xp.astype(x, xp.float32) | xp.take(v, x[0, :1] * 0) | xp.repeat(v, xp.abs(v)) | xp.iinfo(t).max
+xp.iinfo(t).min
+xp.floor_divide(x, y) | xp.remainder(x, y) | xp.pow(x, 2) | xp.isfinite(x) | xp.isnan(x) | xp.isinf(x)
+xp.signbit(y)
 """,
     REAL: """
-xp.abs(x) | xp.negative(y) | xp.positive(x) | xp.square(x) | xp.sign(x) | xp.conj(x) | xp.real(x) | xp.add(x, y)
+xp.abs(x) | xp.negative(y) | xp.positive(x) | xp.square(x) | xp.sign(x) | xp.conj(x) | xp.real(x)
+xp.add(x, y)
 xp.subtract(x, y) | xp.multiply(x, 3) | xp.add(2, y) | xp.maximum(x, y) | xp.minimum(x, 2) | xp.maximum(1, x)
-xp.less(x, y) | xp.less_equal(x, 2) | xp.greater(2, y) | xp.greater_equal(x, y) | xp.clip(x, 1, 3) | xp.clip(x, y, None)
-xp.clip(x, max=y) | xp.clip(x) | xp.sum(x) | xp.sum(x, axis=0) | xp.sum(x, axis=(0, -1), keepdims=True) | xp.sum(x, axis=())
-xp.sum(x, dtype=xp.float64) | xp.sum(z) | xp.sum(x[:0], axis=0) | xp.prod(x) | xp.prod(x, axis=1, keepdims=True)
-xp.prod(x, axis=()) | xp.prod(x[:0]) | xp.prod(x, axis=(0, 1), dtype=t) | xp.max(x) | xp.max(x, axis=(0, 1), keepdims=True)
-xp.max(x, axis=()) | xp.min(x, axis=1) | xp.min(x[:, :0], axis=0) | xp.argmax(x) | xp.argmax(x, axis=1, keepdims=True)
+xp.less(x, y) | xp.less_equal(x, 2) | xp.greater(2, y) | xp.greater_equal(x, y) | xp.clip(x, 1, 3)
+xp.clip(x, y, None)
+xp.clip(x, max=y) | xp.clip(x) | xp.sum(x) | xp.sum(x, axis=0) | xp.sum(x, axis=(0, -1), keepdims=True)
+xp.sum(x, axis=())
+xp.sum(x, dtype=xp.float64) | xp.sum(z) | xp.sum(x[:0], axis=0) | xp.prod(x)
+xp.prod(x, axis=1, keepdims=True)
+xp.prod(x, axis=()) | xp.prod(x[:0]) | xp.prod(x, axis=(0, 1), dtype=t) | xp.max(x)
+xp.max(x, axis=(0, 1), keepdims=True)
+xp.max(x, axis=()) | xp.min(x, axis=1) | xp.min(x[:, :0], axis=0) | xp.argmax(x)
+xp.argmax(x, axis=1, keepdims=True)
 xp.argmin(x, axis=-2) | xp.argmin(x, keepdims=True) | xp.cumulative_sum(v) | xp.cumulative_sum(x, axis=1)
 xp.cumulative_sum(x, axis=-2, include_initial=True) | xp.cumulative_sum(x, axis=0, dtype=xp.float64)
-xp.cumulative_prod(v, include_initial=True) | xp.cumulative_prod(x, axis=1, dtype=t) | xp.diff(v) | xp.diff(x, n=2)
-xp.diff(x, axis=0, prepend=x) | xp.diff(v, append=v[:1], n=2) | xp.diff(v, n=0) | xp.sort(x) | xp.sort(x, axis=0)
+xp.cumulative_prod(v, include_initial=True) | xp.cumulative_prod(x, axis=1, dtype=t) | xp.diff(v)
+xp.diff(x, n=2)
+xp.diff(x, axis=0, prepend=x) | xp.diff(v, append=v[:1], n=2) | xp.diff(v, n=0) | xp.sort(x)
+xp.sort(x, axis=0)
 xp.argsort(x) | xp.argsort(v) | xp.argsort(x, axis=0, stable=False) | xp.searchsorted(xp.sort(v), x)
-xp.searchsorted(v, x, side="right", sorter=xp.argsort(v)) | xp.searchsorted(xp.sort(v), z) | xp.matmul(x, s[0])
-xp.matmul(s, y) | xp.matmul(x, s) | xp.matmul(y, y) | xp.vecdot(x, y) | xp.vecdot(x, x, axis=-2) | xp.tensordot(x, s[0], axes=1)
+xp.searchsorted(v, x, side="right", sorter=xp.argsort(v)) | xp.searchsorted(xp.sort(v), z)
+xp.matmul(x, s[0])
+xp.matmul(s, y) | xp.matmul(x, s) | xp.matmul(y, y) | xp.vecdot(x, y) | xp.vecdot(x, x, axis=-2)
+xp.tensordot(x, s[0], axes=1)
 xp.tensordot(s, s, axes=([1, 2], [2, 1])) | xp.tensordot(y, y, axes=0)
-xp.linalg.outer(y, y) | xp.linalg.trace(s) | xp.linalg.trace(s, offset=1, dtype=xp.float64) | xp.linalg.cross(s, y)
+xp.linalg.outer(y, y) | xp.linalg.trace(s) | xp.linalg.trace(s, offset=1, dtype=xp.float64)
+xp.linalg.cross(s, y)
 xp.linalg.tensordot(x, x) | xp.linalg.matmul(s, s) | xp.linalg.vecdot(x, y) | xp.linalg.cross(s, s, axis=-2)
-xp.arange(4, dtype=t) | xp.arange(1, 8, 3, dtype=t) | xp.eye(3, dtype=t) | xp.eye(2, 4, k=1, dtype=t) | xp.eye(3, 2, k=-5, dtype=t)
+xp.arange(4, dtype=t) | xp.arange(1, 8, 3, dtype=t) | xp.eye(3, dtype=t) | xp.eye(2, 4, k=1, dtype=t)
+xp.eye(3, 2, k=-5, dtype=t)
 """,
     ALL: """
 xp.equal(x, y) | xp.not_equal(x, y) | xp.logical_and(x > 1, y > 1) | xp.logical_or(x > 1, y > 1)
-xp.logical_xor(x > 1, y > 1) | xp.logical_not(x > 1) | xp.all(x) | xp.all(x, axis=1) | xp.all(x, axis=(), keepdims=True)
+xp.logical_xor(x > 1, y > 1) | xp.logical_not(x > 1) | xp.all(x) | xp.all(x, axis=1)
+xp.all(x, axis=(), keepdims=True)
 xp.all(x[:0]) | xp.any(x, axis=(0, 1), keepdims=True) | xp.any(x, axis=0) | xp.any(x[:0], axis=0) | xp.any(z)
-xp.count_nonzero(x) | xp.count_nonzero(x, axis=1, keepdims=True) | xp.count_nonzero(x, axis=()) | xp.nonzero(x)
-xp.astype(x, xp.bool) | xp.astype(x, t) | xp.zeros((2, 0), dtype=t) | xp.ones(3, dtype=t) | xp.full((2,), 1, dtype=t)
-xp.full(2, True, dtype=t) | xp.zeros_like(x) | xp.ones_like(x, dtype=xp.int16) | xp.full_like(x, 1) | xp.empty((2, 3), dtype=t).shape
-xp.empty_like(x).shape | xp.asarray(x) | xp.asarray(x, copy=True) | xp.asarray(x, dtype=xp.float64) | xp.tril(s) | xp.triu(s, k=1)
-xp.tril(x, k=-1) | xp.meshgrid(y, v) | xp.meshgrid(y, v, z, indexing="ij") | xp.meshgrid(y) | xp.broadcast_arrays(x, y, z)
-xp.broadcast_to(y, (4, 2, 3)) | xp.broadcast_to(z, (0,)) | xp.concat([x, x], axis=1) | xp.concat((x, s[0]), axis=-2)
-xp.concat([x, s], axis=None) | xp.expand_dims(x, 1) | xp.expand_dims(x, axis=-1) | xp.expand_dims(z, -1) | xp.flip(x)
-xp.flip(x, axis=0) | xp.flip(x, axis=(-1, 0)) | xp.flip(z) | xp.moveaxis(s, 0, -1) | xp.moveaxis(s, (0, 1), (2, 0))
-xp.permute_dims(s, (2, 0, 1)) | xp.permute_dims(x, axes=(1, 0)) | xp.permute_dims(z, ()) | xp.repeat(x, 2) | xp.repeat(x, 2, axis=1)
-xp.repeat(x, xp.asarray([2, 0]), axis=0) | xp.repeat(x, 0) | xp.reshape(x, (3, -1)) | xp.reshape(x, shape=(6,), copy=True)
-xp.reshape(x, (1, 6), copy=False) | xp.reshape(z, (1, 1)) | xp.roll(x, 1) | xp.roll(x, (1, -1), axis=(0, 1)) | xp.roll(x, 4, axis=1)
-xp.roll(x, 1, axis=(0, 1)) | xp.squeeze(x[:1], 0) | xp.squeeze(x[:1, :1], axis=(0, -1)) | xp.stack([x, x], axis=-1)
-xp.stack((y, y)) | xp.tile(x, (2,)) | xp.tile(y, (2, 1, 2)) | xp.tile(x, ()) | xp.unstack(x) | xp.unstack(s, axis=-1)
-xp.take(v, xp.asarray([0, -1, 0])) | xp.take(x, xp.asarray([1, 1], dtype=xp.int8), axis=0) | xp.take(x, xp.asarray([2, 0]), axis=-1)
+xp.count_nonzero(x) | xp.count_nonzero(x, axis=1, keepdims=True) | xp.count_nonzero(x, axis=())
+xp.nonzero(x)
+xp.astype(x, xp.bool) | xp.astype(x, t) | xp.zeros((2, 0), dtype=t) | xp.ones(3, dtype=t)
+xp.full((2,), 1, dtype=t)
+xp.full(2, True, dtype=t) | xp.zeros_like(x) | xp.ones_like(x, dtype=xp.int16) | xp.full_like(x, 1)
+xp.empty((2, 3), dtype=t).shape
+xp.empty_like(x).shape | xp.asarray(x) | xp.asarray(x, copy=True) | xp.asarray(x, dtype=xp.float64)
+xp.tril(s) | xp.triu(s, k=1)
+xp.tril(x, k=-1) | xp.meshgrid(y, v) | xp.meshgrid(y, v, z, indexing="ij") | xp.meshgrid(y)
+xp.broadcast_arrays(x, y, z)
+xp.broadcast_to(y, (4, 2, 3)) | xp.broadcast_to(z, (0,)) | xp.concat([x, x], axis=1)
+xp.concat((x, s[0]), axis=-2)
+xp.concat([x, s], axis=None) | xp.expand_dims(x, 1) | xp.expand_dims(x, axis=-1) | xp.expand_dims(z, -1)
+xp.flip(x)
+xp.flip(x, axis=0) | xp.flip(x, axis=(-1, 0)) | xp.flip(z) | xp.moveaxis(s, 0, -1)
+xp.moveaxis(s, (0, 1), (2, 0))
+xp.permute_dims(s, (2, 0, 1)) | xp.permute_dims(x, axes=(1, 0)) | xp.permute_dims(z, ())
+xp.repeat(x, 2) | xp.repeat(x, 2, axis=1)
+xp.repeat(x, xp.asarray([2, 0]), axis=0) | xp.repeat(x, 0) | xp.reshape(x, (3, -1))
+xp.reshape(x, shape=(6,), copy=True)
+xp.reshape(x, (1, 6), copy=False) | xp.reshape(z, (1, 1)) | xp.roll(x, 1)
+xp.roll(x, (1, -1), axis=(0, 1)) | xp.roll(x, 4, axis=1)
+xp.roll(x, 1, axis=(0, 1)) | xp.squeeze(x[:1], 0) | xp.squeeze(x[:1, :1], axis=(0, -1))
+xp.stack([x, x], axis=-1)
+xp.stack((y, y)) | xp.tile(x, (2,)) | xp.tile(y, (2, 1, 2)) | xp.tile(x, ()) | xp.unstack(x)
+xp.unstack(s, axis=-1)
+xp.take(v, xp.asarray([0, -1, 0])) | xp.take(x, xp.asarray([1, 1], dtype=xp.int8), axis=0)
+xp.take(x, xp.asarray([2, 0]), axis=-1)
 xp.take_along_axis(x, xp.asarray([[0], [-1]])) | xp.take_along_axis(x, xp.asarray([[1, 0, -1]]), axis=0)
-xp.where(x > 1, x, y) | xp.where(y > 1, x, z) | xp.unique_all(x) | xp.unique_inverse(v) | xp.unique_counts(v) | xp.sort(xp.unique_values(x))
-xp.matrix_transpose(s) | xp.linalg.matrix_transpose(x) | xp.linalg.diagonal(s) | xp.linalg.diagonal(x, offset=-1) | x.mT | x.T
-x[x > 1] | x[..., xp.newaxis, 0] | x[xp.asarray([1, 0]), 0] | x.ndim | x.shape | xp.from_dlpack(x) | xp.from_dlpack(x, copy=True)
+xp.where(x > 1, x, y) | xp.where(y > 1, x, z) | xp.unique_all(x) | xp.unique_inverse(v)
+xp.unique_counts(v) | xp.sort(xp.unique_values(x))
+xp.matrix_transpose(s) | xp.linalg.matrix_transpose(x) | xp.linalg.diagonal(s)
+xp.linalg.diagonal(x, offset=-1) | x.mT | x.T
+x[x > 1] | x[..., xp.newaxis, 0] | x[xp.asarray([1, 0]), 0] | x.ndim | x.shape | xp.from_dlpack(x)
+xp.from_dlpack(x, copy=True)
 """,
 }  # fmt: skip
 TABLE = [

@@ -1,12 +1,12 @@
 """The Array API standard, version 2024.12, over kiln's tensors: `xp = x.__array_namespace__()`.
 
 Functions have the standard's names, argument forms and meaning, which in places are not those of kiln's own
-(PyTorch's): `axis` and `keepdims`, 0-d arrays that promote like any other, `axis=()` that reduces nothing, `std` over
-n elements, `all` that is always bool, sorts that are stable. Gradients are recorded as by kiln's functions.
+(PyTorch's): `axis` and `keepdims`, 0-d arrays that promote like any other, `axis=()` that reduces nothing,
+`std` over n elements, `all` that is always bool, sorts that are stable. Gradients are recorded as by kiln's.
 
-What is absent is an AttributeError: complex dtypes, and with them `imag` and the extension `fft`; the dtypes uint16,
-uint32 and uint64, so that sums of uint8 are int64. An array's `size` is PyTorch's method, not a number, and operators
-between arrays of different dtypes promote as PyTorch does; `xp.add(x, y)` does as the standard says.
+What is absent is an AttributeError: complex dtypes, and with them `imag` and the extension `fft`; the dtypes
+uint16, uint32 and uint64, so that sums of uint8 are int64. An array's `size` is PyTorch's method, no number,
+and operators between arrays of different dtypes promote as PyTorch does; `xp.add(x, y)` as it says.
 
 >>> xp = kiln.ones(2).__array_namespace__()
 >>> xp.sum(xp.asarray([[1, 2], [3, 4]], dtype=xp.int8), axis=1, keepdims=True)

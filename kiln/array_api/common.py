@@ -121,11 +121,11 @@ def places(axis: Any, ndim: int, name: str) -> tuple[int, ...]:
 
 
 def reduced(x: Any, axis: Any, name: str) -> tuple[Any, tuple[int, ...], bool]:
-    """(array, dims, whether there is something to keep): over no axes it is a new last one that is reduced."""
+    """(array, dims, whether there is one to keep): over no axes it is a new last one that is reduced."""
     dims = places(axis, array(x, name).ndim, name)
     return (x, dims, True) if dims else (ops.unsqueeze(x, -1), (-1,), False)
 
 
 def total_dtype(dtype: Any, asked: Any) -> Any:
-    """The dtype of a sum or product: what is asked for, or int64 for integers and bool, or the array's own."""
+    """The dtype of a sum or product: what is asked for, int64 for integers and bool, the array's own."""
     return asked if asked is not None else _core.int64 if rank_of(dtype) < 2 else dtype

@@ -15,7 +15,7 @@ def _must_copy(name: str) -> ValueError:
 
 
 def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None, device: Any = None) -> Any:
-    """The numbers from `start` (0 if `stop` is not given) to before `stop`, by `step`; none if there are none."""
+    """The numbers from `start` (0 if `stop` is not given) to before `stop`, by `step`; there may be none."""
     _common.check_device(device)
     start, stop = (0, start) if stop is None else (start, stop)
     if step and (stop - start) / step <= 0:
@@ -25,8 +25,8 @@ def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None,
 
 
 def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | None = None) -> Any:
-    """`obj` (a tensor, an array of another library, numbers, nested sequences of them) as an array, sharing memory
-    where it can unless `copy`. ValueError if `copy=False` and it cannot.
+    """`obj` (a tensor, an array of another library, numbers, nested sequences of them) as an array, sharing
+    memory where it can unless `copy`. ValueError if `copy=False` and it cannot.
     """
     _common.check_device(device)
     if isinstance(obj, _core.Tensor):
@@ -117,8 +117,8 @@ def linspace(
 
 
 def meshgrid(*arrays: Any, indexing: str = "xy") -> list[Any]:
-    """Coordinates of a grid from those of its axes: arrays of one dtype and one or no dims. ValueError for other
-    arrays or another indexing than "xy" and "ij".
+    """Coordinates of a grid from those of its axes: arrays of one dtype and one or no dims. ValueError for
+    other arrays or another indexing than "xy" and "ij".
     """
     for x in arrays:
         _common.array(x, "meshgrid")

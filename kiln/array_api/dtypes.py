@@ -71,13 +71,13 @@ def can_cast(from_: Any, to: Any, /) -> bool:
 
 def isdtype(dtype: Any, kind: Any) -> bool:
     """Whether a dtype is another, is of a kind ("bool", "signed integer", "unsigned integer", "integral",
-    "real floating", "complex floating", "numeric"), or either of a tuple of such. float16 and bfloat16 are real
-    floating. ValueError for an unknown kind.
+    "real floating", "complex floating", "numeric"), or either of a tuple of such. float16 and bfloat16 are
+    real floating. ValueError for an unknown kind.
     """
     if not isinstance(dtype, _core.dtype):
         raise TypeError(_message("isdtype", "a dtype", _describe(dtype)))
     if isinstance(kind, tuple):
-        return any([isdtype(dtype, k) for k in kind])
+        return any(isdtype(dtype, k) for k in kind)
     if isinstance(kind, _core.dtype):
         return bool(dtype == kind)
     if not isinstance(kind, str):
@@ -88,7 +88,7 @@ def isdtype(dtype: Any, kind: Any) -> bool:
 
 
 def result_type(*arrays_and_dtypes: Any) -> Any:
-    """The dtype of a computation with arrays, dtypes and Python numbers; a number gives way to an array or dtype
-    of its kind or above. ValueError for numbers alone.
+    """The dtype of a computation with arrays, dtypes and Python numbers; a number gives way to an array or
+    dtype of its kind or above. ValueError for numbers alone.
     """
     return _common_dtype("result_type", arrays_and_dtypes)

@@ -6,16 +6,20 @@ from typing import Any
 
 from kiln import ops
 from kiln.array_api import common as _common
+from kiln.errors import describe as _describe
+from kiln.errors import message as _message
 
 # names of the standard whose function in kiln has another
 _RENAMED = {
     "bitwise_invert": "bitwise_not", "divide": "div", "equal": "eq", "greater": "gt", "greater_equal": "ge",
-    "less": "lt", "less_equal": "le", "multiply": "mul", "negative": "neg", "not_equal": "ne", "subtract": "sub",
+    "less": "lt", "less_equal": "le", "multiply": "mul", "negative": "neg", "not_equal": "ne",
+    "subtract": "sub",
 }  # fmt: skip
 _UNARY = (
-    "abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "bitwise_invert", "ceil", "conj", "cos", "cosh", "exp",
-    "expm1", "floor", "isfinite", "isinf", "isnan", "log", "log10", "log1p", "log2", "logical_not", "negative",
-    "positive", "real", "reciprocal", "round", "signbit", "sin", "sinh", "sqrt", "square", "tan", "tanh", "trunc",
+    "abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "bitwise_invert", "ceil", "conj", "cos", "cosh",
+    "exp", "expm1", "floor", "isfinite", "isinf", "isnan", "log", "log10", "log1p", "log2", "logical_not",
+    "negative", "positive", "real", "reciprocal", "round", "signbit", "sin", "sinh", "sqrt", "square", "tan",
+    "tanh", "trunc",
 )  # fmt: skip
 _BINARY = (
     "add", "atan2", "bitwise_and", "bitwise_left_shift", "bitwise_or", "bitwise_right_shift", "bitwise_xor",
@@ -48,14 +52,14 @@ globals().update({name: _unary(name) for name in _UNARY}, **{name: _binary(name)
 
 
 def clip(x: Any, /, min: Any = None, max: Any = None) -> Any:
-    """The array with elements below `min` and above `max` (arrays that broadcast, numbers, or None) replaced by
-    them; the array's dtype. TypeError for a bound of a higher kind.
+    """The array with elements below `min` and above `max` (arrays that broadcast, numbers, or None) replaced
+    by them; the array's dtype. TypeError for a bound of a higher kind.
     """
     _common.array(x, "clip")
     for bound in (min, max):
         if bound is not None and _common.common_dtype("clip", (x, bound)) != x.dtype:
             expected = f"bounds that promote to {x.dtype}"
-            raise TypeError(_common.message("clip", expected, _common.describe(bound)))
+            raise TypeError(_message("clip", expected, _describe(bound)))
     if min is not None:
         x = ops.maximum(*_common.promote("clip", x, min))
     if max is not None:

@@ -17,8 +17,8 @@ def _positions(indices: Any, name: str) -> Any:
 
 
 def take(x: Any, indices: Any, /, *, axis: int | None = None) -> Any:
-    """The elements along an axis at positions (negative ones from the end): one dim of `indices`. IndexError for a
-    position that is not there, ValueError without an axis unless the array has one dim.
+    """The elements along an axis at positions (negative ones from the end): one dim of `indices`.
+    IndexError for a position that is not there, ValueError without an axis unless the array has one dim.
     """
     if axis is None and _common.array(x, "take").ndim != 1:
         raise ValueError(_message("take", "an axis for an array that has not one dim", f"{x.ndim} dims"))
@@ -113,8 +113,8 @@ class _Inverse(NamedTuple):
 
 
 def unique_all(x: Any, /) -> Any:
-    """Distinct values in order, the place of the first of each in the flattened array, the place of each element
-    among them (of x's shape), how often each is there. Every NaN is a value of its own.
+    """Distinct values in order, the place of the first of each in the flattened array, the place of each
+    element among them (of x's shape), how often each is there. Every NaN is a value of its own.
     """
     array = _common.array(x, "unique_all")
     values, inverse, counts = ops.unique(array, return_inverse=True, return_counts=True)

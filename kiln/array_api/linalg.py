@@ -37,7 +37,7 @@ def matrix_transpose(x: Any, /) -> Any:
 
 
 def tensordot(x1: Any, x2: Any, /, *, axes: Any = 2) -> Any:
-    """Sums of products over the last `axes` axes of one array and the first of the other, or over a pair of axes."""
+    """Sums of products over the last `axes` axes of one array and the first of the other, or over pairs."""
     if not isinstance(axes, int):
         axes = tuple(list(side) for side in axes)
     return ops.tensordot(*_common.promote("tensordot", x1, x2), axes)

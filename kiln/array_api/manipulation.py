@@ -59,7 +59,7 @@ def permute_dims(x: Any, /, axes: Any) -> Any:
 
 
 def repeat(x: Any, repeats: Any, /, *, axis: int | None = None) -> Any:
-    """Each element along an axis (None: of the array flattened) as often as `repeats`, a number or an array, says."""
+    """Each element along an axis (None: of the array flattened) as often as `repeats` (an array) says."""
     if axis is None:
         x, axis = _common.array(x, "repeat").reshape(-1), 0
     if isinstance(repeats, _core.Tensor):

@@ -99,14 +99,14 @@ def var(x: Any, /, *, axis: Any = None, correction: float = 0.0, keepdims: bool 
 def cumulative_sum(
     x: Any, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False
 ) -> Any:
-    """Running sums along an axis (which an array of one dim needs not name), after a 0 if `include_initial`."""
+    """Running sums along an axis (an array of one dim needs none), after a 0 if `include_initial`."""
     return _running("cumulative_sum", ops.cumsum, 0, x, axis, dtype, include_initial)
 
 
 def cumulative_prod(
     x: Any, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False
 ) -> Any:
-    """Running products along an axis (which an array of one dim needs not name), after a 1 if `include_initial`."""
+    """Running products along an axis (an array of one dim needs none), after a 1 if `include_initial`."""
     return _running("cumulative_prod", ops.cumprod, 1, x, axis, dtype, include_initial)
 
 
