@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import inspect
 import subprocess
 import sys
@@ -331,3 +332,73 @@ def test_values(line: str, dtype: str) -> None:
     """Every function on every kind of dtype gives NumPy's values, shapes and dtypes."""
     for case in line.split(" | "):
         same(result(case, xp, dtype), result(case, np, dtype), case)
+
+
+def test_promotion() -> None:
+    """0-d arrays count as any other, Python numbers give way; float16 and bfloat16 are floats beside the standard's."""
+    wide, narrow = kiln.tensor(2, dtype=kiln.int64), kiln.ones(3, dtype=kiln.int8)
+    for name in ("add", "maximum", "bitwise_or", "pow", "floor_divide"):
+        assert getattr(xp, name)(narrow, wide).dtype == kiln.int64
+        assert getattr(xp, name)(narrow, 2).dtype == getattr(xp, name)(2, narrow).dtype == kiln.int8
+    assert xp.where(narrow > 0, narrow, wide).dtype == xp.concat([narrow, narrow.long()]).dtype == kiln.int64
+    assert xp.result_type(xp.uint8, narrow) == kiln.int16 and xp.result_type(narrow, 1.5) == kiln.float32
+    assert (
+        xp.result_type(xp.bool, True) == kiln.bool
+        and xp.result_type(xp.float32, kiln.tensor(1.0).double(), 1) == kiln.float64
+    )
+    table = {"bool": "bool", "int8": "int8 int16 int32 int64", "uint8": "uint8 int16 int32 int64", "int64": "int64",
+             "float32": "float32 float64", "float16": "float16 float32 float64"}  # fmt: skip
+    for name, wider in table.items():
+        dtypes = {**xp.__array_namespace_info__().dtypes(), "float16": kiln.float16}
+        assert {n for n, t in dtypes.items() if xp.can_cast(dtypes[name], t)} == set(wider.split())
+        assert xp.can_cast(kiln.ones(1, dtype=dtypes[name]), dtypes[name])
+    assert xp.isdtype(kiln.bfloat16, "real floating") and not xp.isdtype(kiln.bool, "numeric")
+    assert xp.isdtype(kiln.int8, ("bool", kiln.int8)) and xp.isdtype(kiln.uint8, kind="integral")
+    assert xp.finfo(kiln.ones(1)).dtype is kiln.float32 and xp.iinfo(narrow).dtype is kiln.int8
+
+
+def test_memory_is_shared_as_asked() -> None:
+    x = kiln.arange(6.0)
+    assert xp.asarray(x) is x and xp.astype(x, kiln.float32, copy=False) is x
+    for made in (
+        xp.asarray(x, copy=True),
+        xp.astype(x, kiln.float32),
+        xp.reshape(x, (2, 3), copy=True),
+        xp.clip(x),
+    ):
+        assert made.data_ptr() != x.data_ptr() and made.numel() == 6
+    assert xp.reshape(x, (2, 3), copy=False).data_ptr() == x.data_ptr()
+    array = np.arange(3.0)
+    assert xp.asarray(array, copy=False).data_ptr() == array.ctypes.data == xp.from_dlpack(array).data_ptr()
+    leaf = kiln.ones(3, requires_grad=True)
+    xp.sum(xp.take(xp.multiply(leaf, 3), xp.asarray([0, 0]))).backward()
+    assert leaf.grad.tolist() == [6.0, 0.0, 0.0]
+
+
+X = "kiln.ones(2, 3)"
+WRONG = f"""
+ValueError: reshape({X}.T, (6,), copy=False) | asarray([1], copy=False) | asarray({X}, dtype=xp.int8, copy=False)
+ValueError: squeeze({X}, 0) | cumulative_sum({X}) | take({X}, xp.asarray([0])) | nonzero(xp.asarray(1)) | result_type(1, 2)
+ValueError: isdtype(xp.int8, "float") | max(xp.zeros((0,))) | min({X}[:0], axis=0) | argmax(xp.zeros((2, 0)), axis=1)
+ValueError: searchsorted({X}, {X}) | searchsorted({X}[0], {X}, side="up") | sum({X}, axis=(0, -2)) | vecdot({X}, {X}, axis=0)
+ValueError: concat([{X}, {X}[0]]) | linalg.cross({X}, {X}[:, :1]) | linalg.qr({X}, mode="r") | linalg.matrix_rank({X}[0])
+ValueError: meshgrid({X}) | meshgrid({X}[0], indexing="yx") | take_along_axis({X}, xp.asarray([0])) | cumulative_prod(xp.asarray(1))
+IndexError: expand_dims({X}, 3) | expand_dims({X}, -4) | sum({X}, axis=2) | sort({X}, axis=-3) | take({X}, xp.asarray([3]), axis=1)
+IndexError: flip({X}, axis=2) | unstack({X}, axis=2) | all(xp.asarray(1), axis=0) | stack([{X}], axis=-4) | roll({X}, 1, axis=2)
+TypeError: add(1, 2) | sin([1.0]) | sum([1, 2]) | take({X}, {X}[0], axis=1) | isdtype("int8", "bool") | can_cast(1, xp.int8)
+TypeError: clip(xp.asarray([1]), 0.5) | result_type("int8") | sum({X}, axis=0.5) | sin(x={X}) | sum({X}, 0) | finfo(xp.int8)
+RuntimeError: add({X}, xp.ones((2, 2))) | broadcast_to({X}, (2, 2)) | matmul({X}, {X}) | zeros(2, device="cuda")
+RuntimeError: linalg.inv({X}) | linalg.solve(xp.zeros((2, 2)), xp.ones((2,)))
+"""
+MISTAKES = [
+    (call, error)
+    for error, calls in (line.split(": ", 1) for line in WRONG.strip().split("\n"))
+    for call in calls.split(" | ")
+]
+
+
+@pytest.mark.parametrize(("call", "error"), MISTAKES)
+def test_mistakes(call: str, error: str) -> None:
+    """What the standard does not allow is an exception with a message."""
+    with pytest.raises(getattr(builtins, error), match=r"\w"):
+        eval(f"xp.{call}", {"xp": xp, "kiln": kiln})
