@@ -1,4 +1,4 @@
-"""Bad and extreme arguments of ops that move, scatter and contract: the answer or the exception is PyTorch's."""
+"""Bad and extreme arguments of ops that move, scatter and contract: the answer or exception is PyTorch's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 import kiln
 
-# of x (2, 3), i (three positions), n (no elements: (0, 3)), L the library
+# of x (2, 3), n (no elements: (0, 3)), L the library
 CALLS = """
 L.zeros(3).scatter(0, L.tensor([3]), 1.0)
 L.zeros(3).scatter(0, L.tensor([-1]), 1.0)
@@ -27,12 +27,11 @@ L.zeros(3).index_fill(0, L.tensor([-1, -1]), 7.0)
 L.zeros(3).index_fill(0, L.tensor([3]), 7.0)
 L.zeros(3).index_put((L.tensor([1, 1]),), L.tensor([2.0, 3.0]), accumulate=True)
 L.zeros(3).index_put((L.tensor([3]),), L.ones(1))
-L.index_select(x, 1, L.tensor([3]))
-L.index_select(x, 1, L.tensor([-1]))
+L.index_select(x, 0, L.tensor([3]))
+L.index_select(x, 0, L.tensor([-1]))
 L.index_select(x, 2, L.tensor([0]))
 L.take(x, L.tensor([-6, 5]))
 L.take(x, L.tensor([6]))
-L.take_along_dim(x, L.tensor([[3]]), 1)
 x[L.tensor([2])]
 x[L.tensor([-2, -2])]
 x[:, L.tensor([True, False])]
@@ -133,6 +132,13 @@ L.linspace(0, 1, -1)
 """.strip().split("\n")
 
 
+def free_bytes() -> int:
+    """Memory that a test may take; nothing where that is not told."""
+    info = Path("/proc/meminfo")
+    lines = info.read_text().split("\n") if info.exists() else []
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+
+
 def plain(result: Any) -> Any:
     """A result as lists, shapes and dtypes; NaN as text, so that it equals itself."""
     if isinstance(result, (tuple, list)) and not hasattr(result, "numel"):
@@ -156,3 +162,31 @@ def test_the_answer_or_the_exception(call: str) -> None:
             assert str(error).strip()
             seen.append(type(error).__name__)
     assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("position", [3, -1])
+@pytest.mark.parametrize("name", ["index_select", "take_along_dim", "gather"])
+def test_nothing_is_read_beside_the_memory(name: str, position: int) -> None:
+    """Along the last dim too, where PyTorch's exception is another or there is none; -1 is not the last."""
+    index = kiln.tensor([position]) if name == "index_select" else kiln.tensor([[position]])
+    x = kiln.arange(6.0).reshape(2, 3)
+    args = (index, 1) if name == "take_along_dim" else (1, index)
+    with pytest.raises((IndexError, RuntimeError), match="index|range"):
+        getattr(kiln, name)(x, *args)
+
+
+@pytest.mark.skipif(free_bytes() < 8 * 2**30, reason="8 GiB of memory are not free")
+def test_more_than_2_31_elements() -> None:
+    """Places beyond 32 bits are written, read, compared, counted and found."""
+    size = 2**31 + 7
+    x = kiln.zeros(size, dtype=kiln.uint8)
+    x[-1] = 3
+    x.index_fill_(0, kiln.tensor([size - 3]), 200)
+    x.add_(1)
+    assert x[-4:].tolist() == [1, 201, 1, 4] and x.sum().item() == size + 203
+    assert x.argmax().item() == size - 3
+    assert x.index_select(0, kiln.tensor([size - 1, 2**31])).tolist() == [4, 1]
+    x.scatter_(0, kiln.tensor([size - 2, 0]), 9)
+    assert (x[-2].item(), x[0].item()) == (9, 9)
+    assert x.view(-1, 1)[2**31 :].flip(0)[0].item() == 4
+    assert (x > 3).nonzero().reshape(-1).tolist() == [0, size - 3, size - 2, size - 1]

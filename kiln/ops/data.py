@@ -160,7 +160,7 @@ def array(self: Any, dtype: Any = None, copy: bool | None = None) -> Any:
 
 
 def deepcopy(self: Any, memo: dict[int, Any]) -> Any:
-    """A leaf of the same values and gradient, which shares memory with copies of what the tensor shares it with.
+    """A leaf of the same values and gradient; tensors of one storage, copied together, share one again.
 
     RuntimeError for a tensor with a history.
     """
