@@ -347,7 +347,8 @@ def test_promotion() -> None:
         and xp.result_type(xp.float32, kiln.tensor(1.0).double(), 1) == kiln.float64
     )
     table = {"bool": "bool", "int8": "int8 int16 int32 int64", "uint8": "uint8 int16 int32 int64",
-             "int64": "int64", "float32": "float32 float64", "float16": "float16 float32 float64"}  # fmt: skip
+             "int64": "int64", "float32": "float32 float64",
+             "float16": "float16 float32 float64"}  # fmt: skip
     for name, wider in table.items():
         dtypes = {**xp.__array_namespace_info__().dtypes(), "float16": kiln.float16}
         assert {n for n, t in dtypes.items() if xp.can_cast(dtypes[name], t)} == set(wider.split())

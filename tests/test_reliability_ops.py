@@ -148,6 +148,7 @@ def plain(result: Any) -> Any:
     return repr(result.tolist()), tuple(result.shape), str(result.dtype).rpartition(".")[2]
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("call", CALLS)
 def test_the_answer_or_the_exception(call: str) -> None:
     """Positions out of range, negative or named twice; reductions over nothing; dims that are not there or
