@@ -60,7 +60,14 @@ from kiln.layout import (  # noqa: E402
 from kiln.printing import get_printoptions as get_printoptions, set_printoptions as set_printoptions  # noqa: E402
 
 if _TYPE_CHECKING:
-    from kiln import cuda as cuda, datasets as datasets, linalg as linalg, nn as nn, optim as optim
+    from kiln import (
+        array_api as array_api,
+        cuda as cuda,
+        datasets as datasets,
+        linalg as linalg,
+        nn as nn,
+        optim as optim,
+    )
     from kiln import random as random, special as special, utils as utils, viz as viz
     from kiln.capture.compile import compile as compile
     from kiln.serialization import load as load, save as save
@@ -70,7 +77,10 @@ globals().update(ops.FUNCTIONS)
 
 # What a program may never use is imported when it is first asked for: name -> its module.
 _LATER = {
-    **{name: f"kiln.{name}" for name in "cuda datasets linalg nn optim random special utils viz".split()},
+    **{
+        name: f"kiln.{name}"
+        for name in "array_api cuda datasets linalg nn optim random special utils viz".split()
+    },
     "compile": "kiln.capture.compile",
     "load": "kiln.serialization",
     "save": "kiln.serialization",
@@ -90,6 +100,16 @@ def __getattr__(name: str) -> _Any:
     value = module if module.__name__ == f"kiln.{name}" else getattr(module, name)
     globals()[name] = value
     return value
+
+
+def _array_namespace(self: _Any, *, api_version: str | None = None) -> _Any:
+    """The Array API standard's functions for tensors, kiln.array_api. ValueError for a version it has not."""
+    namespace = __getattr__("array_api")
+    namespace.check_version(api_version)
+    return namespace
+
+
+Tensor.__array_namespace__ = _array_namespace  # type: ignore[attr-defined]
 
 
 def __dir__() -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from kiln import _core, autograd, ops, printing
 from kiln.device import CPU
+from kiln.errors import describe, message
 from kiln.layout import strided
 from kiln.ops import (
     creation,
@@ -43,6 +44,13 @@ def type_as(self: Any, other: Any) -> Any:
 def cpu(self: Any) -> Any:
     """The tensor itself: its memory is the CPU's."""
     return self
+
+
+def to_device(self: Any, device: Any, /, *, stream: Any = None) -> Any:
+    """The tensor on a device, as the Array API standard names it: itself on the CPU."""
+    if stream is not None:
+        raise ValueError(message("to_device", "stream None on the CPU", describe(stream)))
+    return interop.to(self, device=device)
 
 
 def where(self: Any, condition: Any, other: Any) -> Any:
@@ -96,6 +104,7 @@ def methods() -> dict[str, Any]:
     found.update(shapes.METHODS)
     found.update(
         cpu=cpu,
+        to_device=to_device,
         type_as=type_as,
         where=where,
         new_full=creation.new_full,

@@ -118,6 +118,7 @@ PyObject* get_is_leaf(PyObject* self, void*) {
     return guarded([&]() -> PyObject* { return PyBool_FromLong(!edge_of(tensor_of(self)).node); });
 }
 PyObject* get_version(PyObject* self, void*) { return PyLong_FromLong(tensor_of(self).storage->version); }
+PyObject* get_memory(PyObject* self, void*) { return PyLong_FromSize_t(tensor_of(self).storage->nbytes); }
 PyObject* get_retains(PyObject* self, void*) {
     const Tensor& x = tensor_of(self);
     return PyBool_FromLong(x.meta && x.meta->retained);
@@ -308,6 +309,7 @@ PyGetSetDef getset[] = {
     {"data", get_data, put_data, "The same memory without history; writes through it are not tracked.",
      nullptr},
     {"_version", get_version, nullptr, "How often the memory was written in place.", nullptr},
+    {"_memory", get_memory, nullptr, "How many bytes its storage has.", nullptr},
     {"__dict__", get_dict, PyObject_GenericSetDict, nullptr, nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };

@@ -262,6 +262,37 @@ def test_copies_keep_what_is_shared() -> None:
         copy.deepcopy(x * 2)
 
 
+def test_copies_of_views_are_views_of_the_copy() -> None:
+    """In one deepcopy tensors of one storage share one again, as in PyTorch, whatever they see of it."""
+    seen: list[Any] = []
+    for lib in (kiln, torch):
+        x = lib.arange(6.0).requires_grad_()
+        (x * x).sum().backward()
+        wide = lib.ones(1).expand(3)
+        views = [
+            x,
+            x.detach()[2:4],
+            x.detach().reshape(2, 3).t(),
+            x.detach().view(lib.int32),
+            wide,
+            lib.ones(0),
+        ]
+        copies = copy.deepcopy({"all": views})["all"]
+        copies[1].fill_(-1)
+        copies[2][0, 0] = 7
+        seen.append(
+            [
+                (c.tolist(), tuple(c.shape), c.stride(), c.storage_offset(), c.requires_grad, c.is_leaf)
+                for c in copies
+            ]
+        )
+        seen[-1] += [c.untyped_storage().nbytes() for c in copies] + [copies[0].grad.tolist(), x.tolist()]
+        assert copies[0].grad is not x.grad and copies[0].grad.data_ptr() != x.grad.data_ptr()
+        shallow = copy.copy(views[1])
+        assert shallow is not views[1] and shallow.data_ptr() == views[1].data_ptr()
+    assert seen[0] == seen[1]
+
+
 FROMBUFFER = """
 frombuffer(b"", dtype=L.uint8)
 frombuffer(bytearray(4), dtype=L.uint8, count=0)

@@ -160,7 +160,10 @@ def array(self: Any, dtype: Any = None, copy: bool | None = None) -> Any:
 
 
 def deepcopy(self: Any, memo: dict[int, Any]) -> Any:
-    """A leaf of the same values; RuntimeError for a tensor with a history."""
+    """A leaf of the same values and gradient; tensors of one storage, copied together, share one again.
+
+    RuntimeError for a tensor with a history.
+    """
     if not self.is_leaf:
         raise RuntimeError(
             "Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
@@ -168,8 +171,22 @@ def deepcopy(self: Any, memo: dict[int, Any]) -> Any:
             "use x.detach().clone()"
         )
     if id(self) not in memo:
-        memo[id(self)] = clone(self.detach()).requires_grad_(self.requires_grad)
+        memo[id(self)] = made = _same_place(self.detach(), memo).requires_grad_(self.requires_grad)
+        if self.grad is not None:
+            made.grad = deepcopy(self.grad, memo)
     return memo[id(self)]
+
+
+def _same_place(x: Any, memo: dict[Any, Any]) -> Any:
+    """The tensor in a copy of its storage: one for all tensors that look at that storage."""
+    storage = x.untyped_storage()
+    count = storage.nbytes() // x.element_size()
+    if not count or not x.numel():
+        return clone(x)
+    key = (storage.data_ptr(), count * x.element_size())
+    if key not in memo:
+        memo[key] = clone(x.as_strided((count,), (1,), 0).view(_core.uint8))
+    return memo[key].view(x.dtype).as_strided(x.shape, x.stride(), x.storage_offset()).detach()
 
 
 def copy(self: Any) -> Any:

@@ -201,13 +201,15 @@ def topk(
 def kthvalue(input: Any, k: int, dim: int = -1, keepdim: bool = False, *, out: Any = None) -> Any:
     """The k-th smallest element along `dim` (k from 1) and where it is: (values, indices).
 
-    NaN is the largest. RuntimeError for a k out of range, IndexError for a dim out of range.
+    NaN is the largest. RuntimeError for a k out of range, IndexError for a dim out of range or of size 0.
 
     >>> kiln.kthvalue(kiln.tensor([3, 1, 2]), 2).values
     tensor(2)
     """
     dim = normalize_dim(dim, input.ndim, "kthvalue")
     size = input.shape[dim] if input.ndim else 1
+    if isinstance(size, int) and not size:
+        raise IndexError(f"kthvalue(): Expected reduction dim {dim} to have non-zero size.")
     if k < 1 or (isinstance(size, int) and k > size):
         raise RuntimeError(f"kthvalue(): selected number k out of range for dimension {dim}")
     if input.ndim == 0:

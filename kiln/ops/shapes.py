@@ -255,11 +255,11 @@ def contiguous(self: Any, memory_format: Any = None) -> Any:
 
 
 class UntypedStorage:
-    """The memory a tensor looks at: its address.
+    """The memory a tensor looks at: its address and size.
 
     >>> x = kiln.arange(4)
-    >>> x[1:].untyped_storage().data_ptr() == x.data_ptr()
-    True
+    >>> x[1:].untyped_storage().data_ptr() == x.data_ptr(), x[1:].untyped_storage().nbytes()
+    (True, 32)
     """
 
     __slots__ = ("_owner",)
@@ -272,6 +272,11 @@ class UntypedStorage:
         owner = self._owner
         address: int = owner.data_ptr()
         return address and address - owner.storage_offset() * owner.element_size()
+
+    def nbytes(self) -> int:
+        """How many bytes it has."""
+        size: int = self._owner._memory
+        return size
 
 
 def untyped_storage(self: Any) -> UntypedStorage:
