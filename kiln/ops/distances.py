@@ -266,6 +266,11 @@ def pairwise_distance(
 
 
 def _check_bilinear(a: Any, b: Any, weight: Any, bias: Any = None) -> None:
+    names = [d.type_name(d.dtype_name(x.dtype)) for x in (a, b, weight)]
+    _require(
+        len(set(names)) == 1,
+        f"All tensors must have the same dtype, got input1: {names[0]}, input2: {names[1]}, weight: {names[2]}",
+    )
     _require(a.ndim == b.ndim, f"bilinear(): input dimensions do not match: got {a.ndim} and {b.ndim}")
     for k, (n, m) in enumerate(zip(a.shape[:-1], b.shape[:-1])):
         _require(
@@ -301,6 +306,12 @@ def _check_bilinear(a: Any, b: Any, weight: Any, bias: Any = None) -> None:
             {},
             RuntimeError,
             "bias size does not match",
+        ),
+        (
+            (d.Zeros(2, 3), d.Zeros(2, 4, dtype="uint8"), d.Zeros(5, 3, 4)),
+            {},
+            RuntimeError,
+            "must have the same dtype",
         ),
     ),
     explain=_explained(_check_bilinear),
