@@ -269,7 +269,7 @@ def _check_bilinear(a: Any, b: Any, weight: Any, bias: Any = None) -> None:
     names = [d.type_name(d.dtype_name(x.dtype)) for x in (a, b, weight)]
     _require(
         len(set(names)) == 1,
-        f"All tensors must have the same dtype, got input1: {names[0]}, input2: {names[1]}, weight: {names[2]}",
+        "All tensors must have the same dtype, got input1: {}, input2: {}, weight: {}".format(*names),
     )
     _require(a.ndim == b.ndim, f"bilinear(): input dimensions do not match: got {a.ndim} and {b.ndim}")
     for k, (n, m) in enumerate(zip(a.shape[:-1], b.shape[:-1])):

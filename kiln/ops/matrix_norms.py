@@ -11,6 +11,7 @@ from kiln.ops import kinds, lapack
 from kiln.ops import pointwise as p
 from kiln.ops.activations import narrow, wide
 from kiln.ops.addends import given
+from kiln.ops.creation import full
 from kiln.ops.declare import public
 from kiln.ops.decompositions import singular_values
 from kiln.ops.distances import INFINITY, norm_over
@@ -224,6 +225,8 @@ def cond(A: Any, p: Any = None) -> Any:
     tensor(2.)
     """
     check(A, "linalg.cond", False)
+    if 0 in A.shape[-2:]:
+        return d.run(full, 0, tuple(A.shape[:-2]), d.dtype_name(A.dtype))
     if p in (None, 2, -2):
         s = singular_values(A, "linalg.cond")
         first, last = s[..., 0], s[..., -1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from kiln import _core
 from kiln.ops import declare as d
 from kiln.ops import pointwise as p
 from kiln.ops.creation import full
@@ -265,11 +266,10 @@ def searchsorted(
             f"boundaries tensor and input value tensor must match, but we got boundaries tensor "
             f"{list(rows.shape)} and input value tensor {list(values.shape)}"
         )
-    if dtype_name(rows.dtype) != dtype_name(values.dtype):
-        raise RuntimeError(
-            "torch.searchsorted(): boundary tensor and input value tensor should have same dtype, but got "
-            f"boundary tensor dtype {rows.dtype} and input value tensor dtype {values.dtype}"
-        )
+    names = [dtype_name(x.dtype) for x in (rows, values)]
+    if names[0] != names[1]:
+        common = _core.result_type([(n, 0 if x.ndim else 1) for n, x in zip(names, (rows, values))])
+        rows, values = p.convert(rows, common), p.convert(values, common)
     found = search(values, _beside(rows, values), "right" if right or side == "right" else "left")
     if out_int32:
         found = p.convert(found, "int32")
