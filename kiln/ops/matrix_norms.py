@@ -14,8 +14,8 @@ from kiln.ops.addends import given
 from kiln.ops.creation import full
 from kiln.ops.declare import public
 from kiln.ops.decompositions import singular_values
-from kiln.ops.distances import INFINITY, norm_over
 from kiln.ops.kinds import normalize_dim, normalize_dims
+from kiln.ops.norms import INFINITY, norm_over
 from kiln.ops.outside import outside
 from kiln.ops.products import _matrices
 from kiln.ops.record import Structure, Tensor, composite, find

@@ -12,7 +12,7 @@ from kiln.ops.declare import dtype_name, public
 from kiln.ops.indexing import gather
 from kiln.ops.kinds import normalize_dim
 from kiln.ops.record import Sizes, Structure, Tensor, primitive
-from kiln.ops.scans import written
+from kiln.ops.scans import written, written_to
 from kiln.ops.views import expand, permute, reshape, select
 
 LONGEST = 1 << 32  # elements along a sorted dim: a position is half a word
@@ -273,7 +273,7 @@ def searchsorted(
     found = search(values, _beside(rows, values), "right" if right or side == "right" else "left")
     if out_int32:
         found = p.convert(found, "int32")
-    return found if out is None else p.convert(found, dtype_name(out.dtype), out=out)
+    return written_to(found, out)
 
 
 def _beside(rows: Any, values: Any) -> Any:
