@@ -132,6 +132,7 @@ def attach() -> None:
         ("device", lambda self: CPU),
         ("itemsize", Tensor.element_size),
         ("layout", lambda self: strided),
+        ("real", lambda self: self),
     ):
         setattr(Tensor, name, property(getter))
     for name, function in ops.OPERATORS.items():

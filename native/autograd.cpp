@@ -117,11 +117,11 @@ bool set_grad_enabled(bool enabled) { return std::exchange(grad_mode, enabled); 
 bool takes_part(const Tensor& tensor) { return tensor.requires_grad() || (tensor.base && tensor.base->node); }
 
 bool needs_gradient(const Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
+    for (const TensorRef& target : out)  // a write without derivative ends the history of what it writes over
+        if (takes_part(*target)) return true;
     if (fn.op && !fn.op->differentiable) return false;
     for (const Operand& operand : operands)
         if (operand.tensor && takes_part(*operand.tensor)) return true;
-    for (const TensorRef& target : out)
-        if (takes_part(*target)) return true;
     return false;
 }
 

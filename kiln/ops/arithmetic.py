@@ -13,6 +13,7 @@ from kiln.ops.activations import cube, floating, inverse_square, narrow
 from kiln.ops.creation import positions
 from kiln.ops.declare import dtype_name, into, is_float, public
 from kiln.ops.finite import all_near, near
+from kiln.ops.kinds import NO_DIFFERENCE
 from kiln.ops.record import Number, Operand, Structure, Tensor, composite
 
 
@@ -33,6 +34,13 @@ def _scaled(other: Any, alpha: Any, input: Any) -> Any:
     return p.mul(other, alpha)
 
 
+def _not_bool(x: Any) -> Any:
+    """What is subtracted, which must be refused before a factor makes it a number."""
+    if not _is_number(x) and dtype_name(x.dtype) == "bool":
+        raise RuntimeError(NO_DIFFERENCE)
+    return x
+
+
 @public("add", inplace=True, plain=p.add)
 def add(input: Any, other: Any, *, alpha: Any = 1, out: Any = None) -> Any:
     """`input + alpha * other`, broadcast. RuntimeError for a float `alpha` with integers.
@@ -50,7 +58,7 @@ def sub(input: Any, other: Any, *, alpha: Any = 1, out: Any = None) -> Any:
     >>> kiln.sub(kiln.tensor([1.0]), kiln.tensor([2.0]), alpha=10)
     tensor([-19.])
     """
-    return p.sub.handle(input, _scaled(other, alpha, input), **into(out))
+    return p.sub.handle(input, _scaled(_not_bool(other), alpha, input), **into(out))
 
 
 @public("div", inplace=True, plain=p.div)
@@ -87,7 +95,7 @@ def rsub(input: Any, other: Any, *, alpha: Any = 1) -> Any:
     >>> kiln.rsub(kiln.tensor([1.0]), 3)
     tensor([2.])
     """
-    return p.sub.handle(other, _scaled(input, alpha, other))
+    return p.sub.handle(other, _scaled(_not_bool(input), alpha, other))
 
 
 @composite(

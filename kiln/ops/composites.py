@@ -101,6 +101,20 @@ def _(g: Any, y: Any, dim: Any) -> Any:
     return g - exp(y) * reduce_sum(g, (normalize_dim(dim, y.ndim, "log_softmax"),), True)
 
 
+def first_of_last(input: Any, normalized_shape: Any, op: str) -> int:
+    """Where the dims of these sizes begin; PyTorch's error unless they are the input's last."""
+    sizes = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    first: int = input.ndim - len(sizes)
+    for have, want in zip(input.shape[max(first, 0) :], sizes):
+        if first < 0 or want < 0 or (isinstance(have, int) and have != want):
+            raise RuntimeError(
+                f"Given normalized_shape={list(sizes)}, expected input with shape "
+                f"[{', '.join(['*', *map(str, sizes)])}], but got input of size{list(input.shape)}"
+            )
+        input.graph.require_equal(have, want, op)
+    return first
+
+
 def _normalized(np: Any, x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
     axes = tuple(range(x.ndim - len(shape), x.ndim))
     y = (x - x.mean(axes, keepdims=True)) / np.sqrt(x.var(axes, keepdims=True) + eps)
@@ -117,7 +131,10 @@ def _normalized(np: Any, x: Any, shape: Any, weight: Any = None, bias: Any = Non
     reference=d.reference(_normalized),
     method=False,
     onnx="LayerNormalization",
-    failures=d.failures(((d.Zeros(2, 3), (4,)), {}, RuntimeError, "Given normalized_shape")),
+    failures=d.failures(
+        ((d.Zeros(2, 3), (4,)), {}, RuntimeError, "Given normalized_shape"),
+        ((d.Zeros(2, 3), (-1,)), {}, RuntimeError, "Given normalized_shape"),
+    ),
 )
 def layer_norm(
     input: Tensor,
@@ -134,15 +151,7 @@ def layer_norm(
     >>> kiln.nn.functional.layer_norm(kiln.tensor([[1.0, 3.0]]), (2,))
     tensor([[-1.0000,  1.0000]])
     """
-    sizes = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
-    first = input.ndim - len(sizes)
-    for have, want in zip(input.shape[max(first, 0) :], sizes):
-        if first < 0 or (isinstance(have, int) and isinstance(want, int) and have != want):
-            raise RuntimeError(
-                f"Given normalized_shape={list(sizes)}, expected input with shape "
-                f"[{', '.join(['*', *map(str, sizes)])}], but got input of size{list(input.shape)}"
-            )
-        input.graph.require_equal(have, want, "layer_norm")
+    first = first_of_last(input, normalized_shape, "layer_norm")
     x, dims = floating(input, "LayerNormKernelImpl"), tuple(range(first, input.ndim))
     count = d.count_of(x, dims)
     centered = x - reduce_sum(x, dims, True) / count

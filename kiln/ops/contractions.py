@@ -438,4 +438,4 @@ def chain_matmul(*matrices: Any, out: Any = None) -> Any:
         _require(
             x.ndim == 2, f"chain_matmul(): Tensor dimension is {x.ndim}, expected 2 instead (tensor {k})"
         )
-    return given(matrices[0], out) if len(matrices) == 1 else multi_dot(matrices, out=out)
+    return p.clone(matrices[0], **d.into(out)) if len(matrices) == 1 else multi_dot(matrices, out=out)

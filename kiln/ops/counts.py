@@ -15,7 +15,7 @@ from kiln.ops.kinds import normalize_dim
 from kiln.ops.order import argsort, searchsorted, sort
 from kiln.ops.placing import scatter_set
 from kiln.ops.record import Sample, find
-from kiln.ops.scans import scan_sum, written
+from kiln.ops.scans import scan_sum, written, written_to
 from kiln.ops.selecting import flat_places
 from kiln.ops.views import movedim, reshape, select, slice_
 
@@ -217,12 +217,12 @@ def _into_bins(x: Any, edges: Any, weight: Any) -> Any:
     return scatter_add(base, 0, p.where(inside, place, 0), p.where(inside, weight, 0))
 
 
-def _limits(x: Any, low: float, high: float, *, op: str) -> tuple[float, float]:
-    """The range of bins: what was asked, or that of the data; widened where it is a point."""
+def _limits(x: Any, low: float, high: float, *, around: float, op: str) -> tuple[float, float]:
+    """The range of bins: what was asked, or that of the data; a point has `around` on both sides."""
     if low == high and x.shape[0]:
         low, high = (float(find(name).handle(x)) for name in ("amin", "amax"))
     if low == high:
-        low, high = low - 1, high + 1
+        low, high = low - around, high + around
     if not (low < high and high - low < float("inf")):
         raise RuntimeError(f"{op}: range of [{low}, {high}] is not finite")
     return low, high
@@ -251,10 +251,10 @@ def histc(input: Any, bins: int = 100, min: float = 0, max: float = 0, *, out: A
     if max < min:
         raise RuntimeError("max must be larger than min")
     flat = reshape(input, (d.numel(input.shape),))
-    low, high = _limits(flat, min, max, op="histc")
+    low, high = _limits(flat, min, max, around=1, op="histc")
     edges = linspace(low, high, bins + 1, dtype=input.dtype)
     found = _into_bins(flat, edges, d.run(full, 1, tuple(flat.shape), dtype_name(input.dtype)))
-    return found if out is None else p.convert(found, dtype_name(out.dtype), out=out)
+    return written_to(found, out)
 
 
 class Histogram(NamedTuple):
@@ -272,7 +272,13 @@ class Histogram(NamedTuple):
     ),
 ), failures=d.failures(((d.Zeros(2), 0), {}, RuntimeError, "bins must be > 0")))  # fmt: skip
 def histogram(
-    input: Any, bins: Any, *, range: Any = None, weight: Any = None, density: bool = False, out: Any = None
+    input: Any,
+    bins: Any = 100,
+    *,
+    range: Any = None,
+    weight: Any = None,
+    density: bool = False,
+    out: Any = None,
 ) -> Any:
     """The sums of `weight` (else counts) between edges, and the edges: (hist, bin_edges).
 
@@ -284,11 +290,11 @@ def histogram(
     """
     flat = reshape(input, (d.numel(input.shape),))
     if hasattr(bins, "ndim"):
-        edges = bins
+        edges = p.clone(bins)
     else:
         if bins < 1:
             raise RuntimeError("histogram(): bins must be > 0")
-        low, high = _limits(flat, *(range or (0.0, 0.0)), op="histogram")
+        low, high = _limits(flat, *(range or (0.0, 0.0)), around=0.5, op="histogram")
         edges = linspace(low, high, bins + 1, dtype=input.dtype)
     each = d.run(full, 1, tuple(flat.shape), dtype_name(input.dtype))
     found = _into_bins(flat, edges, each if weight is None else reshape(weight, (d.numel(weight.shape),)))

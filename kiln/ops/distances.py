@@ -13,30 +13,12 @@ from kiln.ops.activations import narrow, wide
 from kiln.ops.data import tensor
 from kiln.ops.declare import public
 from kiln.ops.kinds import normalize_dim
+from kiln.ops.norms import INFINITY, norm_over
 from kiln.ops.products import _differ, _explained, _matrices, _require, matmul, product, swapped
 from kiln.ops.record import Number, Structure, Tensor, composite, find
-from kiln.ops.reduce import reduce_max, reduce_min, reduce_sum
+from kiln.ops.reduce import reduce_sum
 from kiln.ops.unary import abs, root, sign
 from kiln.ops.views import expand, permute, reshape
-
-INFINITY = float("inf")
-
-
-def norm_over(x: Any, order: float, dims: tuple[int, ...], keepdim: bool) -> Any:
-    """The norm of `order` of a wide array over some dims; its derivative at 0 is 0."""
-    if order == 2:
-        return root(reduce_sum(x * x, dims, keepdim))
-    if order == 0:
-        return reduce_sum(p.where(comparison.ne(x, 0), 1, x * 0), dims, keepdim)
-    size = abs(x)
-    if order == 1:
-        return reduce_sum(size, dims, keepdim)
-    if order in (INFINITY, -INFINITY):
-        return (reduce_max if order > 0 else reduce_min)(size, dims, keepdim)
-    zero, nothing = comparison.eq(size, 0), 0.0 if order > 0 else INFINITY
-    total = reduce_sum(p.where(zero, nothing, p.pow(p.where(zero, 1, size), order)), dims, keepdim)
-    none = comparison.eq(total, 0)
-    return p.where(none, nothing, p.pow(p.where(none, 1, total), 1 / order))
 
 
 def _check_pair(x1: Any, x2: Any, p: Any = 2.0) -> None:
@@ -266,6 +248,11 @@ def pairwise_distance(
 
 
 def _check_bilinear(a: Any, b: Any, weight: Any, bias: Any = None) -> None:
+    names = [d.type_name(d.dtype_name(x.dtype)) for x in (a, b, weight)]
+    _require(
+        len(set(names)) == 1,
+        "All tensors must have the same dtype, got input1: {}, input2: {}, weight: {}".format(*names),
+    )
     _require(a.ndim == b.ndim, f"bilinear(): input dimensions do not match: got {a.ndim} and {b.ndim}")
     for k, (n, m) in enumerate(zip(a.shape[:-1], b.shape[:-1])):
         _require(
@@ -301,6 +288,12 @@ def _check_bilinear(a: Any, b: Any, weight: Any, bias: Any = None) -> None:
             {},
             RuntimeError,
             "bias size does not match",
+        ),
+        (
+            (d.Zeros(2, 3), d.Zeros(2, 4, dtype="uint8"), d.Zeros(5, 3, 4)),
+            {},
+            RuntimeError,
+            "must have the same dtype",
         ),
     ),
     explain=_explained(_check_bilinear),

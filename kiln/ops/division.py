@@ -78,7 +78,7 @@ def floor_div(x: Scalar, y: Scalar) -> Scalar:
     quotient = select(rest.ne(0) & ((y < 0) ^ (rest < 0)), quotient - 1, quotient)
     below = floor(quotient)
     whole = select(quotient - below > 0.5, below + 1, below)
-    zero = select(x / y < 0, const(-0.0, x.type), 0.0)
+    zero = x / y * 0.0  # of the quotient's sign
     return select(y.eq(0), x / y, select(quotient.eq(0), zero, whole))
 
 

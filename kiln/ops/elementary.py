@@ -203,10 +203,15 @@ def _logit(np: Any, x: Any) -> Any:
     return np.log(x / (1 - x))
 
 
+def _logit_gradient(g: Any, input: Any) -> Any:
+    inside = logical_and(le(0, input), le(input, 1))
+    return where(inside, g / (input * (1 - input)), float("nan"))
+
+
 logit_open = float_function(
     "logit_open",
     hyperbolic.logit,
-    lambda g, input: g / (input * (1 - input)),
+    _logit_gradient,
     d.floats(_logit),
     d.unary(0.05, 0.95),
     "log(input / (1 - input)): `logit` of any input.",

@@ -328,7 +328,7 @@ def _divisor(x: Scalar, y: Scalar) -> Scalar:
         rest = division.fmod(a, b)
         near = select(b - rest < rest, b - rest, rest)
         a, b = select(b.eq(0), a, b), select(b.eq(0), b, near)
-    return a
+    return absolute(a) if a.type in SIGNED else a  # the least integer has no absolute value before
 
 
 def _whole(name: str, function: Any, doc: str, reference: str) -> Op:
@@ -357,7 +357,9 @@ def _whole(name: str, function: Any, doc: str, reference: str) -> Op:
 def _multiple(x: Scalar, y: Scalar) -> Scalar:
     a, b = (absolute(v) if v.type in SIGNED else v for v in (x, y))
     common = _divisor(a, b)
-    return select(common.eq(0), const(0, x.type), a / common * b)
+    multiple = a / common * b
+    multiple = absolute(multiple) if x.type in SIGNED else multiple  # what wraps is as PyTorch's
+    return select(common.eq(0), const(0, x.type), multiple)
 
 
 _WHOLE = """The {0} of integers, broadcast, never negative. NotImplementedError for floats and bool.

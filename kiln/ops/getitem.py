@@ -301,7 +301,10 @@ def index_put_(x: Any, indices: Any, values: Any, accumulate: bool = False) -> A
         setitem(x, key, values)
         return x
     view, blocks = _viewed(x, _entries(x, key))
-    _put_at(view, _merged(view, blocks), values, scatter_add)
+    if blocks:
+        _put_at(view, _merged(view, blocks), values, scatter_add)
+    else:
+        p.add(view, _fitted(values, view) if _is_array(values) else values, out=view)
     return x
 
 

@@ -6,24 +6,12 @@ from typing import Any
 
 from kiln.ops import declare as d
 from kiln.ops.activations import floating, narrow, wide
+from kiln.ops.composites import first_of_last
 from kiln.ops.pointwise import pow
 from kiln.ops.record import Number, Structure, Tensor, composite
 from kiln.ops.reduce import reduce_sum
 from kiln.ops.unary import rsqrt
 from kiln.ops.views import embed, reshape, slice_
-
-
-def _check_last(input: Any, sizes: tuple[int, ...], op: str) -> int:
-    """Where the dims of `sizes` begin; PyTorch's error unless they are the input's last."""
-    first: int = input.ndim - len(sizes)
-    for have, want in zip(input.shape[max(first, 0) :], sizes):
-        if first < 0 or (isinstance(have, int) and have != want):
-            raise RuntimeError(
-                f"Given normalized_shape={list(sizes)}, expected input with shape "
-                f"[*, {', '.join(map(str, sizes))}], but got input of size{list(input.shape)}"
-            )
-        input.graph.require_equal(have, want, op)
-    return first
 
 
 def _rms(np: Any, x: Any, shape: Any, weight: Any = None, eps: float | None = None) -> Any:
@@ -38,7 +26,10 @@ def _rms(np: Any, x: Any, shape: Any, weight: Any = None, eps: float | None = No
         lambda rng, t: ((d.array(rng, (4, 3, 5), t), (3, 5)), {"eps": 1e-3}),
     ),
     reference=d.reference(_rms),
-    failures=d.failures(((d.Zeros(2, 3), (4,)), {}, RuntimeError, "Given normalized_shape")),
+    failures=d.failures(
+        ((d.Zeros(2, 3), (4,)), {}, RuntimeError, "Given normalized_shape"),
+        ((d.Zeros(2, 3), (-1,)), {}, RuntimeError, "Given normalized_shape"),
+    ),
     method=False,
 )
 def rms_norm(
@@ -51,7 +42,7 @@ def rms_norm(
     >>> kiln.nn.functional.rms_norm(kiln.tensor([[3.0, 4.0]]), (2,))
     tensor([[0.8485, 1.1314]])
     """
-    first = _check_last(input, tuple(normalized_shape), "rms_norm")
+    first = first_of_last(input, normalized_shape, "rms_norm")
     x, dims = floating(input, "RMSNormKernelImpl"), tuple(range(first, input.ndim))
     least = eps if eps is not None else 2.0**-52 if x.dtype == "float64" else 2.0**-23
     y = x * rsqrt(reduce_sum(x * x, dims, True) / d.count_of(x, dims) + least)

@@ -190,7 +190,18 @@ def _embed(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, .
 
 def _write(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
     """write(base, x; strides, (offset,)): base with x at the strided places of its memory"""
-    return inputs[0].dtype, inputs[0].shape
+    return _require_one_dtype(op, *inputs), inputs[0].shape
+
+
+def _require_one_dtype(op: Any, *values: Value) -> str:
+    """The dtype of arrays whose elements one loop reads; RuntimeError if they differ."""
+    first = values[0].dtype
+    for other in values[1:]:
+        if other.dtype != first:
+            raise RuntimeError(
+                f"{op.name}: expected arrays of the same dtype, but got: {first} != {other.dtype}"
+            )
+    return first
 
 
 def _matmul(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
@@ -199,7 +210,7 @@ def _matmul(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, 
     graph.require_equal(a.shape[-1], b.shape[-2], op.name)
     for x, y in zip(a.shape[:-2], b.shape[:-2]):
         graph.require_equal(x, y, op.name)
-    return a.dtype, (*a.shape[:-1], b.shape[-1])
+    return _require_one_dtype(op, a, b), (*a.shape[:-1], b.shape[-1])
 
 
 def _gather(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
@@ -209,7 +220,8 @@ def _gather(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, 
 
 def _scatter(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
     """scatter(base, index, src; dim): base with src put in at index along dim, in index order"""
-    return inputs[0].dtype, inputs[0].shape
+    base, _, source = inputs
+    return _require_one_dtype(op, base, source), inputs[0].shape
 
 
 def _scan(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
@@ -230,6 +242,7 @@ def _compact(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any,
 
 def _search(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
     """search(values, rows; side): how many of rows[:, ..] come before values[..]; rows [n, ..values..]"""
+    _require_one_dtype(op, *inputs)
     return "int64", inputs[0].shape
 
 
@@ -242,7 +255,7 @@ def _concat(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, 
             if d != dim:
                 graph.require_equal(x, y, op.name)
         total = total + other.shape[dim]
-    return first.dtype, (*first.shape[:dim], total, *first.shape[dim + 1 :])
+    return _require_one_dtype(op, *inputs), (*first.shape[:dim], total, *first.shape[dim + 1 :])
 
 
 INFER: dict[str, Callable[[Any, Graph, tuple[Value, ...], tuple[Any, ...]], tuple[str, Shape]]] = {

@@ -13,7 +13,7 @@ from kiln.ops import declare as d
 from kiln.ops.activations import floating, logsigmoid, narrow, wide
 from kiln.ops.composites import check_reduction, reduced
 from kiln.ops.creation import positions
-from kiln.ops.norms import vector_norm
+from kiln.ops.norms import norm_over
 from kiln.ops.pointwise import clamp_min, minimum, where
 from kiln.ops.record import IndexCheck, Number, Structure, Tensor, composite
 from kiln.ops.reduce import reduce_any, reduce_sum
@@ -229,7 +229,7 @@ def triplet_margin_loss(
 
     def distance(x: Any, y: Any) -> Any:
         apart = x - y + eps
-        return vector_norm(apart, float(p), _line(apart), False)
+        return norm_over(apart, float(p), _line(apart), False)
 
     far = distance(a, c)
     far = minimum(far, distance(b, c)) if swap else far

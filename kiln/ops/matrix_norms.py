@@ -11,10 +11,11 @@ from kiln.ops import kinds, lapack
 from kiln.ops import pointwise as p
 from kiln.ops.activations import narrow, wide
 from kiln.ops.addends import given
+from kiln.ops.creation import full
 from kiln.ops.declare import public
 from kiln.ops.decompositions import singular_values
-from kiln.ops.distances import INFINITY, norm_over
 from kiln.ops.kinds import normalize_dim, normalize_dims
+from kiln.ops.norms import INFINITY, norm_over
 from kiln.ops.outside import outside
 from kiln.ops.products import _matrices
 from kiln.ops.record import Structure, Tensor, composite, find
@@ -119,6 +120,13 @@ def _check_matrix_norm(A: Any, ord: Any) -> None:
         raise RuntimeError(f"{name}: Order {ord} not supported.")
 
 
+def _extreme(x: Any, dim: int, ord: Any, keepdim: bool = False) -> Any:
+    """The largest along dim, for a negative order the smallest; 0 of none."""
+    if x.shape[dim] == 0:
+        return x.sum(dim, keepdim)
+    return x.amax(dim, keepdim) if ord > 0 else x.amin(dim, keepdim)
+
+
 def _matrix_norm(A: Any, ord: Any, dim: Any, keepdim: bool, dtype: Any) -> Any:
     _check_matrix_norm(A, ord)
     if len(dim) != 2:
@@ -132,11 +140,10 @@ def _matrix_norm(A: Any, ord: Any, dim: Any, keepdim: bool, dtype: Any) -> Any:
         A = p.convert(A, d.dtype_name(dtype))
     if ord in ("nuc", 2, -2):
         s = singular_values(movedim(A, (rows, columns), (-2, -1)), "linalg.matrix_norm")
-        y = s.sum(-1) if ord == "nuc" else s.amax(-1) if ord > 0 else s.amin(-1)
+        y = s.sum(-1) if ord == "nuc" else _extreme(s, -1, ord)
         return unsqueeze(unsqueeze(y, min(rows, columns)), max(rows, columns)) if keepdim else y
     summed, chosen = (rows, columns) if abs(ord) == 1 else (columns, rows)
-    y = A.abs().sum(summed, True)
-    y = y.amax(chosen, True) if ord > 0 else y.amin(chosen, True)
+    y = _extreme(A.abs().sum(summed, True), chosen, ord, True)
     if keepdim:
         return y
     return reshape(y, tuple(n for k, n in enumerate(y.shape) if k not in (rows, columns)))
@@ -224,6 +231,8 @@ def cond(A: Any, p: Any = None) -> Any:
     tensor(2.)
     """
     check(A, "linalg.cond", False)
+    if 0 in A.shape[-2:]:
+        return d.run(full, 0, tuple(A.shape[:-2]), d.dtype_name(A.dtype))
     if p in (None, 2, -2):
         s = singular_values(A, "linalg.cond")
         first, last = s[..., 0], s[..., -1]
@@ -375,6 +384,8 @@ def vecdot(x: Any, y: Any, *, dim: int = -1, out: Any = None) -> Any:
 def vander(x: Any, *, N: int | None = None) -> Any:
     """The powers 0, 1, ... N - 1 of each element (by default as many as there are): [.., n] -> [.., n, N].
 
+    Integers give int64. RuntimeError for bool, or N < 2.
+
     >>> kiln.linalg.vander(kiln.tensor([2, 3]), N=3)
     tensor([[1, 2, 4],
             [1, 3, 9]])
@@ -382,7 +393,12 @@ def vander(x: Any, *, N: int | None = None) -> Any:
     count = (x.shape[-1] if x.ndim else 1) if N is None else N
     if count <= 1:
         raise RuntimeError("N must be greater than 1.")
-    x = unsqueeze(x, -1)
+    if d.dtype_name(x.dtype) == "bool":
+        raise RuntimeError(
+            "linalg.vander supports floating point, complex, and integer tensors, but got Bool"
+        )
+    x = x if d.is_float(x) else p.convert(x, "int64")
+    x = unsqueeze(x if x.ndim else unsqueeze(x, 0), -1)
     columns = [p.pow(x, 0)]
     for _ in range(count - 1):
         columns.append(columns[-1] * x)

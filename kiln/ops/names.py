@@ -31,6 +31,7 @@ def _itself(name: str, doc: str) -> Any:
     """
     return public(
         name,
+        method=name != "real",  # of tensors it is a property
         samples=d.samples(lambda rng, t: ((d.array(rng, (3,), t),), {})),
         dtypes="float",
     )(function)

@@ -20,8 +20,8 @@ from kiln.ops.unary import abs, root
 INFINITY = float("inf")
 
 
-def vector_norm(x: Any, order: float, dims: tuple[int, ...], keepdim: bool) -> Any:
-    """The norm of `order` of a wide array over some dims."""
+def norm_over(x: Any, order: float, dims: tuple[int, ...], keepdim: bool) -> Any:
+    """The norm of `order` of a wide array over some dims; its derivative at 0 is 0."""
     if order == 2:
         return root(reduce_sum(x * x, dims, keepdim))
     if order == 0:
@@ -132,7 +132,7 @@ def norm(
     """
     order, dims = _order(p), normalize_dims(dim, input.ndim, "norm")
     x, name = _floats(input), input.dtype if dtype is None else d.dtype_name(dtype)
-    return narrow(vector_norm(narrow(x, name) if name == "float64" else x, order, dims, keepdim), name)
+    return narrow(norm_over(narrow(x, name) if name == "float64" else x, order, dims, keepdim), name)
 
 
 @d.public("norm")
@@ -173,7 +173,7 @@ def dist(input: Tensor, other: Tensor, p: Structure = 2) -> Any:
             f"Got {d.type_name(name)} instead."
         )
     apart = wide(narrow(input, name)) - wide(narrow(other, name))
-    return narrow(vector_norm(apart, _order(p), tuple(range(apart.ndim)), False), name)
+    return narrow(norm_over(apart, _order(p), tuple(range(apart.ndim)), False), name)
 
 
 @composite(
@@ -202,7 +202,7 @@ def normalize(input: Tensor, p: Structure = 2.0, dim: Structure = 1, eps: Number
     tensor([[0.6000, 0.8000]])
     """
     order, dims, x = _order(p), normalize_dims(dim, input.ndim, "normalize"), _floats(input)
-    return narrow(x / clamp_min(vector_norm(x, order, dims, True), eps), input.dtype)
+    return narrow(x / clamp_min(norm_over(x, order, dims, True), eps), input.dtype)
 
 
 def _renormed(np: Any, x: Any, order: float, dim: int, maxnorm: float) -> Any:
@@ -240,5 +240,5 @@ def renorm(input: Tensor, p: Structure, dim: Structure, maxnorm: Number) -> Any:
         raise RuntimeError(f"renorm: input needs at least 2 dimensions, got {input.ndim} dimensions")
     kept, x = normalize_dim(dim, input.ndim, "renorm"), _floats(input)
     dims = tuple(k for k in range(input.ndim) if k != kept)
-    size = vector_norm(x, order, dims, True)
+    size = norm_over(x, order, dims, True)
     return narrow(x * where(comparison.gt(size, maxnorm), maxnorm / (size + 1e-7), 1.0), input.dtype)

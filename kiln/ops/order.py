@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from kiln import _core
 from kiln.ops import declare as d
 from kiln.ops import pointwise as p
 from kiln.ops.creation import full
@@ -11,7 +12,7 @@ from kiln.ops.declare import dtype_name, public
 from kiln.ops.indexing import gather
 from kiln.ops.kinds import normalize_dim
 from kiln.ops.record import Sizes, Structure, Tensor, primitive
-from kiln.ops.scans import written
+from kiln.ops.scans import written, written_to
 from kiln.ops.views import expand, permute, reshape, select
 
 LONGEST = 1 << 32  # elements along a sorted dim: a position is half a word
@@ -267,15 +268,14 @@ def searchsorted(
             f"boundaries tensor and input value tensor must match, but we got boundaries tensor "
             f"{list(rows.shape)} and input value tensor {list(values.shape)}"
         )
-    if dtype_name(rows.dtype) != dtype_name(values.dtype):
-        raise RuntimeError(
-            "torch.searchsorted(): boundary tensor and input value tensor should have same dtype, but got "
-            f"boundary tensor dtype {rows.dtype} and input value tensor dtype {values.dtype}"
-        )
+    names = [dtype_name(x.dtype) for x in (rows, values)]
+    if names[0] != names[1]:
+        common = _core.result_type([(n, 0 if x.ndim else 1) for n, x in zip(names, (rows, values))])
+        rows, values = p.convert(rows, common), p.convert(values, common)
     found = search(values, _beside(rows, values), "right" if right or side == "right" else "left")
     if out_int32:
         found = p.convert(found, "int32")
-    return found if out is None else p.convert(found, dtype_name(out.dtype), out=out)
+    return written_to(found, out)
 
 
 def _beside(rows: Any, values: Any) -> Any:

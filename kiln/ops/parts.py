@@ -181,6 +181,8 @@ def _fixed_split(name: str, dim: int, least: int) -> None:
                 f"torch.{name} requires a tensor with at least {least} dimension, but got a tensor with "
                 f"{input.ndim} dimensions!"
             )
+        if not indices_or_sections:
+            raise TypeError(f"{name}(): expected a number of parts or the places between them")
         along = 0 if input.ndim == 1 else dim
         wanted = indices_or_sections[0] if len(indices_or_sections) == 1 else indices_or_sections
         if isinstance(wanted, int):

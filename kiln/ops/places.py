@@ -154,7 +154,7 @@ def diagonal_(input: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
     dtypes="float32 int64 bool",
     failures=d.failures(((d.Zeros(),), {}, RuntimeError, "Supports 1D or 2D tensors")),
 )
-def diag(input: Any, diagonal: int = 0) -> Any:
+def diag(input: Any, diagonal: int = 0, *, out: Any = None) -> Any:
     """Of a vector the matrix with it on a diagonal; of a matrix a copy of that diagonal. RuntimeError for
     others.
 
@@ -164,7 +164,8 @@ def diag(input: Any, diagonal: int = 0) -> Any:
     """
     if input.ndim not in (1, 2):
         raise RuntimeError(f"diag(): Supports 1D or 2D tensors. Got {input.ndim}D")
-    return diag_embed(input, diagonal) if input.ndim == 1 else clone(diagonal_(input, diagonal))
+    found = diag_embed(input, diagonal) if input.ndim == 1 else diagonal_(input, diagonal)
+    return found if input.ndim == 1 and out is None else clone(found, **d.into(out))
 
 
 @public(
@@ -432,13 +433,15 @@ def diagonal_scatter(input: Any, src: Any, offset: int = 0, dim1: int = 0, dim2:
 def as_strided_scatter(
     input: Any, src: Any, size: Any, stride: Any, storage_offset: int | None = None
 ) -> Any:
-    """A contiguous copy of `input` with `src` at places of its memory, each named once. RuntimeError for
+    """A copy of `input` with `src` at places of its memory, each named once. RuntimeError for
     another shape, or places that lie outside.
 
     >>> kiln.as_strided_scatter(kiln.zeros(4), kiln.ones(2), (2,), (2,), 1)
     tensor([0., 1., 0., 1.])
     """
     _fits(src, size)
+    if not d.is_value(input) and not (input.is_contiguous() and input.storage_offset() == 0):
+        return _scattered_in_memory(input, src, size, stride, storage_offset)
     offset = storage_offset or 0
     last = offset + sum((n - 1) * s for n, s in zip(size, stride))
     total = d.numel(input.shape)
@@ -447,6 +450,22 @@ def as_strided_scatter(
             f"as_strided_scatter: places {offset} to {last} are out of bounds for size {total}"
         )
     return _written_at(input, src, tuple(stride), offset)
+
+
+def _scattered_in_memory(input: Any, src: Any, size: Any, stride: Any, offset: int | None) -> Any:
+    """`as_strided_scatter` of what does not fill its memory from the start on: the memory is copied up to the
+    last place there is, and the result lies in the copy as the input does in its own.
+    """
+    start = input.storage_offset()
+    offset = start if offset is None else offset
+    last = [
+        first + sum((n - 1) * s for n, s in zip(shape, strides))
+        for shape, strides, first in ((input.shape, input.stride(), start), (size, stride, offset))
+    ]
+    memory = clone(as_strided(input, (max(last) + 1,), (1,), 0))
+    return as_strided(
+        as_strided_scatter(memory, src, size, stride, offset), tuple(input.shape), input.stride(), start
+    )
 
 
 def fill_diagonal_(self: Any, fill_value: Any, wrap: bool = False) -> Any:

@@ -8,6 +8,7 @@ from kiln.ops import declare as d
 from kiln.ops import kinds
 from kiln.ops import mathematics as m
 from kiln.ops.activations import floating, narrow, wide
+from kiln.ops.comparison import eq
 from kiln.ops.composites import check_reduction, reduced
 from kiln.ops.pointwise import larger, maximum, where
 from kiln.ops.record import Operand, Structure, Tensor, composite, pointwise
@@ -123,7 +124,8 @@ def kl_div(
     if log_target:
         loss = exp(y) * (y - x)
     else:
-        loss = where(y > 0, y * (log(where(y > 0, y, 1)) - x), 0)
+        zero = eq(y, 0)
+        loss = where(zero, 0, y * (log(where(zero, 1, y)) - x))
     if reduction != "batchmean":
         check_reduction(reduction)
         return narrow(reduced(loss, reduction), dtype)

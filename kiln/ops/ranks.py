@@ -18,7 +18,7 @@ from kiln.ops.kinds import normalize_dim
 from kiln.ops.order import sort, sort_positions
 from kiln.ops.record import Structure, Tensor, composite, find
 from kiln.ops.reduce import reduce_any, reduce_argmax, reduce_sum
-from kiln.ops.scans import scan_argmax, written
+from kiln.ops.scans import scan_argmax, written, written_to
 from kiln.ops.views import movedim, reshape, select
 
 
@@ -264,7 +264,7 @@ def _quantile(name: str, ignore_nan: bool) -> Any:
             rows = movedim(input, dim, -1)
         found = movedim(_ranked(sort(rows, -1).values, ranks, interpolation, ignore_nan), -1, 0)
         found = reshape(found, (*((ranks.shape[0],) if many else ()), *shape))
-        return found if out is None else p.convert(found, dtype_name(out.dtype), out=out)
+        return written_to(found, out)
 
     what = "of what is not NaN" if ignore_nan else "NaN if there is one"
     function.__doc__ = f"""The `q`-quantiles along `dim` (a number, or a vector: a new first dim); {what}.

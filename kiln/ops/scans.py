@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from kiln.ops import comparison
 from kiln.ops import declare as d
 from kiln.ops import pointwise as p
-from kiln.ops.declare import dtype_name, into, public
+from kiln.ops.declare import dtype_name, public
 from kiln.ops.indexing import gather
 from kiln.ops.kinds import normalize_dim
 from kiln.ops.record import Op, Structure, Tensor, composite, primitive
@@ -228,11 +228,16 @@ def _extremum(name: str, primitive_op: Op) -> Any:
     )(function)
 
 
+def written_to(found: Any, out: Any) -> Any:
+    """One result, or `out` with it written in, as its dtype."""
+    return found if out is None else p.convert(found, dtype_name(out.dtype), out=out)
+
+
 def written(found: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
     """Several results, or the tensors of `out=` with the results written in."""
     if out is None:
         return found
-    return tuple(p.convert(x, dtype_name(o.dtype), **into(o)) for x, o in zip(found, out))
+    return tuple(map(written_to, found, out))
 
 
 cummax = _extremum("cummax", scan_argmax)

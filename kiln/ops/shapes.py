@@ -26,12 +26,12 @@ _reshape, _expand = reshape.handle, expand.handle
     dtypes="float32 int64",
 )
 def ravel(input: Any) -> Any:
-    """`input`'s elements as a vector; a copy only where they do not lie evenly in memory.
+    """`input`'s elements as a vector, contiguous: a view where `input` is.
 
     >>> kiln.ravel(kiln.tensor([[1, 2], [3, 4]]))
     tensor([1, 2, 3, 4])
     """
-    return _reshape(input, (d.numel(input.shape),))
+    return _reshape(input if d.is_value(input) else contiguous(input), (d.numel(input.shape),))
 
 
 @public("reshape_as")

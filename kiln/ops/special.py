@@ -14,13 +14,13 @@ from typing import Any
 from kiln.ops import bessel, gamma, gaussian, incomplete
 from kiln.ops import declare as d
 from kiln.ops.activations import narrow, wide
-from kiln.ops.comparison import eq, unsupported
+from kiln.ops.comparison import lt, unsupported
 from kiln.ops.elementary import xlog1py
 from kiln.ops.kinds import FLOATS
 from kiln.ops.pointwise import add, mul, where
 from kiln.ops.record import REQUIRED, Op, Operand, Param, Sample, Structure, Tensor, composite, pointwise
 from kiln.ops.scalar import INTS, Scalar, convert
-from kiln.ops.unary import DOC, exp, float_function, log, sign
+from kiln.ops.unary import DOC, abs, exp, float_function, log, sign
 
 SPECIAL: dict[str, Any] = {"xlog1py": xlog1py.handle}
 
@@ -414,8 +414,8 @@ def _y(n: int) -> Any:
 
 
 def _signed_inverse(input: Any) -> tuple[Any, Any]:
-    """Where input is 0, and 1 / input, or 1 there."""
-    zero = eq(input, 0)
+    """Where input is 0 or as good as that, and 1 / input, or 1 there."""
+    zero = lt(abs(input), 2.0**-52)
     return zero, 1 / where(zero, 1, input)
 
 
