@@ -200,28 +200,6 @@ def clamp(input: Any, min: Any = None, max: Any = None, *, out: Any = None) -> A
     return p.clamp.handle(input, min, max, **into(out))
 
 
-@public("where", method=False, plain=p.where)
-def where(condition: Any, input: Any = None, other: Any = None, *, out: Any = None) -> Any:
-    """`input` where the bool `condition` holds, else `other`; all three broadcast.
-
-    RuntimeError for a condition that is not bool; NotImplementedError without `input` and `other` (the
-    positions of true elements: their number depends on data).
-
-    >>> kiln.where(kiln.tensor([True, False]), 1.0, 2.0)
-    tensor([1., 2.])
-    """
-    if input is None or other is None:
-        raise NotImplementedError(
-            "where: the one-argument form is not supported; give the two values to choose from"
-        )
-    name = dtype_name(condition.dtype)
-    if name != "bool":
-        raise RuntimeError(
-            f"where expected condition to be a boolean tensor, but got a tensor with dtype {name}"
-        )
-    return p.where(condition, input, other, **into(out))
-
-
 def _triangle(name: str, inside: Callable[..., Any], which: str, example: str) -> Any:
     """`tril` or `triu`: what is not `inside`, by row + diagonal and column, becomes 0."""
 

@@ -270,19 +270,30 @@ class Histogram(NamedTuple):
     lambda rng, t: (
         (d.array(rng, (30,), t), d.array(rng, (4,), t, 0.1, 1).cumsum()), {"weight": d.array(rng, (30,), t)}
     ),
-), failures=d.failures(((d.Zeros(2), 0), {}, RuntimeError, "bins must be > 0")))  # fmt: skip
+), failures=d.failures(
+    ((d.Zeros(2), 0), {}, RuntimeError, "bins must be > 0"),
+    ((d.Zeros(2, dtype="int64"), 3), {}, NotImplementedError, "not implemented for 'Long'"),
+    ((d.Zeros(2), d.Zeros(2, dtype="float64")), {}, RuntimeError, "same dtype"),
+))  # fmt: skip
 def histogram(
     input: Any, bins: Any, *, range: Any = None, weight: Any = None, density: bool = False, out: Any = None
 ) -> Any:
     """The sums of `weight` (else counts) between edges, and the edges: (hist, bin_edges).
 
     `bins`: how many equal parts of `range` (else of the data's range), or a vector of ascending edges.
-    `density`: divided so that the integral is 1. RuntimeError for bins < 1.
+    `density`: divided so that the integral is 1. RuntimeError for bins < 1 or edges of another dtype;
+    NotImplementedError but for float32 and float64.
 
     >>> kiln.histogram(kiln.tensor([1.0, 2.0, 1.0]), 2).hist
     tensor([2., 1.])
     """
-    flat = reshape(input, (d.numel(input.shape),))
+    flat, dtype = reshape(input, (d.numel(input.shape),)), dtype_name(input.dtype)
+    if hasattr(bins, "ndim") and dtype_name(bins.dtype) != dtype:
+        raise RuntimeError(
+            f"histogram: input and bins should have the same dtype, but got {dtype} and {dtype_name(bins.dtype)}"
+        )
+    if dtype not in ("float32", "float64"):
+        raise NotImplementedError(f"\"histogramdd\" not implemented for '{d.type_name(dtype)}'")
     if hasattr(bins, "ndim"):
         edges = bins
     else:
@@ -290,7 +301,7 @@ def histogram(
             raise RuntimeError("histogram(): bins must be > 0")
         low, high = _limits(flat, *(range or (0.0, 0.0)), op="histogram")
         edges = linspace(low, high, bins + 1, dtype=input.dtype)
-    each = d.run(full, 1, tuple(flat.shape), dtype_name(input.dtype))
+    each = d.run(full, 1, tuple(flat.shape), dtype)
     found = _into_bins(flat, edges, each if weight is None else reshape(weight, (d.numel(weight.shape),)))
     if density:
         n = edges.shape[0] - 1
