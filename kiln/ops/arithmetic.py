@@ -261,7 +261,7 @@ def all_equal(input: Tensor, other: Tensor) -> Any:
     return reduce.reduce_all(same, tuple(range(same.ndim)), False)
 
 
-@public("equal")
+@public("equal", dtypes="all", differentiable=False)
 def equal(input: Any, other: Any) -> bool:
     """Whether two tensors have the same sizes and elements; NaN equals nothing.
 
@@ -307,7 +307,7 @@ def isclose(input: Any, other: Any, rtol: float = 1e-05, atol: float = 1e-08, eq
     return near(input, other, rtol, atol, equal_nan)
 
 
-@public("allclose")
+@public("allclose", dtypes="all", differentiable=False)
 def allclose(
     input: Any, other: Any, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
 ) -> bool:
@@ -320,7 +320,7 @@ def allclose(
     return bool(all_near(input, other, rtol, atol, equal_nan))
 
 
-@public("masked_fill", inplace=True)
+@public("masked_fill", inplace=True, dtypes="all")
 def masked_fill(input: Any, mask: Any, value: Any, *, out: Any = None) -> Any:
     """`input` with `value` (a number or 0-d array) where the bool `mask` holds; of input's dtype.
 

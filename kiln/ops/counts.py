@@ -96,7 +96,14 @@ _REPEATED = d.samples(
 )
 
 
-@public("unique", differentiable=False, reads=True, samples=_REPEATED, failures=_BAD_DIM)
+@public(
+    "unique",
+    differs="has a derivative; PyTorch's has none",
+    differentiable=False,
+    reads=True,
+    samples=_REPEATED,
+    failures=_BAD_DIM,
+)
 def unique(
     input: Any,
     sorted: bool = True,
@@ -117,7 +124,14 @@ def unique(
     return _answer(input, dim, found, return_inverse, return_counts)
 
 
-@public("unique_consecutive", differentiable=False, reads=True, samples=_REPEATED, failures=_BAD_DIM)
+@public(
+    "unique_consecutive",
+    differs="has a derivative; PyTorch's has none",
+    differentiable=False,
+    reads=True,
+    samples=_REPEATED,
+    failures=_BAD_DIM,
+)
 def unique_consecutive(
     input: Any, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
 ) -> Any:
@@ -131,7 +145,8 @@ def unique_consecutive(
     return _answer(input, dim, found, return_inverse, return_counts)
 
 
-@public("isin", method=False, dtypes="numeric", differentiable=False, samples=d.samples(
+@public("isin",
+    differs="takes no `out`", method=False, dtypes="numeric", differentiable=False, samples=d.samples(
     lambda rng, t: ((_whole(rng, (3, 4), t), _whole(rng, (5,), t)), {}),
     lambda rng, t: ((_whole(rng, (3, 4), t), 2), {"invert": True}),
 ), failures=d.failures(((1, 2), {}, TypeError, "tensor")))  # fmt: skip
@@ -290,7 +305,8 @@ def histogram(
     flat, dtype = reshape(input, (d.numel(input.shape),)), dtype_name(input.dtype)
     if hasattr(bins, "ndim") and dtype_name(bins.dtype) != dtype:
         raise RuntimeError(
-            f"histogram: input and bins should have the same dtype, but got {dtype} and {dtype_name(bins.dtype)}"
+            f"histogram: input and bins should have the same dtype, but got {dtype} and "
+            f"{dtype_name(bins.dtype)}"
         )
     if dtype not in ("float32", "float64"):
         raise NotImplementedError(f"\"histogramdd\" not implemented for '{d.type_name(dtype)}'")

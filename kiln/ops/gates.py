@@ -263,6 +263,7 @@ def shrunk(input: Tensor, lambd: Number = 0.5) -> Any:
 
 @public(
     "softshrink",
+    differs="takes no `out`",
     layer=True,
     method=False,
     samples=_samples(1.0),
