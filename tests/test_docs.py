@@ -17,6 +17,7 @@ import pytest
 
 import kiln
 import kiln.testing.gradcheck
+from kiln.testing import op_page
 
 ROOT = Path(__file__).parent.parent
 MODULES = [
@@ -53,14 +54,14 @@ def members(name: str, value: Any) -> list[tuple[str, Any]]:
     return [(f"{name}.{k}", v) for k, v in vars(value).items() if isinstance(v, FunctionType) and k[0] != "_"]
 
 
-def run(text: str, name: str, home: str = "kiln") -> None:
-    """Fails with doctest's report unless every example gives what it shows, under the names of `home`."""
-    space = {"kiln": kiln} if home == "kiln" else {**vars(sys.modules[home]), "kiln": kiln}
-    example = doctest.DocTestParser().get_doctest(text, space, name, name, 0)
+def run(text: str, name: str, names: dict[str, Any]) -> None:
+    """Fails with doctest's report unless every example gives what it shows; names it makes are kept."""
+    example = doctest.DocTestParser().get_doctest(text, names, name, name, 0)
     report: list[str] = []
     options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     kiln.manual_seed(0)
-    failed = doctest.DocTestRunner(optionflags=options).run(example, out=report.append)
+    failed = doctest.DocTestRunner(optionflags=options).run(example, out=report.append, clear_globs=False)
+    names.update(example.globs)
     assert not failed.failed, "".join(report)
 
 
@@ -74,7 +75,7 @@ EXAMPLES = {
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_docstring(name: str) -> None:
     text, home = EXAMPLES[name]
-    run(text, name, home)
+    run(text, name, {"kiln": kiln} if home == "kiln" else {**vars(sys.modules[home]), "kiln": kiln})
 
 
 def test_every_public_op_shows_an_example() -> None:
@@ -102,14 +103,20 @@ def test_every_public_op_shows_its_parameters() -> None:
     )
 
 
+@pytest.mark.skipif(not find_spec("scipy"), reason="functions that need SciPy are called")
+def test_page_of_operations_is_current() -> None:
+    """`make docs` writes it."""
+    assert op_page.page() == (ROOT / "docs" / "ops.md").read_text()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_page(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sessions (>>>) show what they print; other Python blocks run, one after the other, in one namespace."""
+    """Sessions (>>>) show what they print, other Python blocks run: one after the other, in one namespace."""
     monkeypatch.chdir(tmp_path)
-    space: dict[str, Any] = {"__name__": "__page__"}
+    space: dict[str, Any] = {"__name__": "__page__", "kiln": kiln}
     for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S):
         if ">>>" in block:
-            run(block, page.name)
+            run(block, page.name, space)
         else:
             exec(compile(block, str(page), "exec"), space)
 

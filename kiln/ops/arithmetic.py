@@ -208,28 +208,6 @@ def clamp(input: Any, min: Any = None, max: Any = None, *, out: Any = None) -> A
     return p.clamp.handle(input, min, max, **into(out))
 
 
-@public("where", method=False, plain=p.where)
-def where(condition: Any, input: Any = None, other: Any = None, *, out: Any = None) -> Any:
-    """`input` where the bool `condition` holds, else `other`; all three broadcast.
-
-    RuntimeError for a condition that is not bool; NotImplementedError without `input` and `other` (the
-    positions of true elements: their number depends on data).
-
-    >>> kiln.where(kiln.tensor([True, False]), 1.0, 2.0)
-    tensor([1., 2.])
-    """
-    if input is None or other is None:
-        raise NotImplementedError(
-            "where: the one-argument form is not supported; give the two values to choose from"
-        )
-    name = dtype_name(condition.dtype)
-    if name != "bool":
-        raise RuntimeError(
-            f"where expected condition to be a boolean tensor, but got a tensor with dtype {name}"
-        )
-    return p.where(condition, input, other, **into(out))
-
-
 def _triangle(name: str, inside: Callable[..., Any], which: str, example: str) -> Any:
     """`tril` or `triu`: what is not `inside`, by row + diagonal and column, becomes 0."""
 
@@ -291,7 +269,7 @@ def all_equal(input: Tensor, other: Tensor) -> Any:
     return reduce.reduce_all(same, tuple(range(same.ndim)), False)
 
 
-@public("equal")
+@public("equal", dtypes="all", differentiable=False)
 def equal(input: Any, other: Any) -> bool:
     """Whether two tensors have the same sizes and elements; NaN equals nothing.
 
@@ -337,7 +315,7 @@ def isclose(input: Any, other: Any, rtol: float = 1e-05, atol: float = 1e-08, eq
     return near(input, other, rtol, atol, equal_nan)
 
 
-@public("allclose")
+@public("allclose", dtypes="all", differentiable=False)
 def allclose(
     input: Any, other: Any, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
 ) -> bool:
@@ -350,7 +328,7 @@ def allclose(
     return bool(all_near(input, other, rtol, atol, equal_nan))
 
 
-@public("masked_fill", inplace=True)
+@public("masked_fill", inplace=True, dtypes="all")
 def masked_fill(input: Any, mask: Any, value: Any, *, out: Any = None) -> Any:
     """`input` with `value` (a number or 0-d array) where the bool `mask` holds; of input's dtype.
 

@@ -49,6 +49,7 @@ def _shifted(input: Any, dim: int, dtype: Any, op: str) -> tuple[Any, tuple[int,
 
 @composite(
     samples=_ROWS,
+    differs="nn.functional's needs a dim",
     reference=d.reference(_rows),
     onnx="Softmax",
     failures=d.failures(
@@ -271,7 +272,13 @@ def _logits(np: Any, x: Any, y: Any, weight: Any = None, pos_weight: Any = None)
     return (loss if weight is None else loss * weight).astype(x.dtype)
 
 
-@composite(samples=_pairs(0, 1), reference=_elements(_logits), failures=_BAD_LOSS, method=False)
+@composite(
+    samples=_pairs(0, 1),
+    differs="a derivative by `weight` too",
+    reference=_elements(_logits),
+    failures=_BAD_LOSS,
+    method=False,
+)
 def binary_cross_entropy_with_logits(
     input: Tensor,
     target: Tensor,
@@ -527,6 +534,7 @@ def cross_entropy_probabilities(
 
 
 @composite(
+    differs="a derivative by `weight` too",
     samples=d.samples(
         lambda rng, t: ((d.array(rng, (4, 5), t, -3, 0), _targets(rng)), {}),
         lambda rng, t: ((d.array(rng, (4, 5), t, -3, 0), _targets(rng), d.array(rng, (5,), t, 0.5, 2)), {}),
@@ -562,7 +570,7 @@ def nll_loss(
     return narrow(class_loss(x, target, weight, ignore_index, None, reduction), input.dtype)
 
 
-@d.public("cross_entropy", method=False)
+@d.public("cross_entropy", method=False, dtypes="float", differs="a derivative by `weight` too")
 def cross_entropy(
     input: Any,
     target: Any,

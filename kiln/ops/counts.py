@@ -96,7 +96,14 @@ _REPEATED = d.samples(
 )
 
 
-@public("unique", differentiable=False, reads=True, samples=_REPEATED, failures=_BAD_DIM)
+@public(
+    "unique",
+    differs="has a derivative; PyTorch's has none",
+    differentiable=False,
+    reads=True,
+    samples=_REPEATED,
+    failures=_BAD_DIM,
+)
 def unique(
     input: Any,
     sorted: bool = True,
@@ -117,7 +124,14 @@ def unique(
     return _answer(input, dim, found, return_inverse, return_counts)
 
 
-@public("unique_consecutive", differentiable=False, reads=True, samples=_REPEATED, failures=_BAD_DIM)
+@public(
+    "unique_consecutive",
+    differs="has a derivative; PyTorch's has none",
+    differentiable=False,
+    reads=True,
+    samples=_REPEATED,
+    failures=_BAD_DIM,
+)
 def unique_consecutive(
     input: Any, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
 ) -> Any:
@@ -131,7 +145,8 @@ def unique_consecutive(
     return _answer(input, dim, found, return_inverse, return_counts)
 
 
-@public("isin", method=False, dtypes="numeric", differentiable=False, samples=d.samples(
+@public("isin",
+    differs="takes no `out`", method=False, dtypes="numeric", differentiable=False, samples=d.samples(
     lambda rng, t: ((_whole(rng, (3, 4), t), _whole(rng, (5,), t)), {}),
     lambda rng, t: ((_whole(rng, (3, 4), t), 2), {"invert": True}),
 ), failures=d.failures(((1, 2), {}, TypeError, "tensor")))  # fmt: skip
@@ -270,7 +285,11 @@ class Histogram(NamedTuple):
     lambda rng, t: (
         (d.array(rng, (30,), t), d.array(rng, (4,), t, 0.1, 1).cumsum()), {"weight": d.array(rng, (30,), t)}
     ),
-), failures=d.failures(((d.Zeros(2), 0), {}, RuntimeError, "bins must be > 0")))  # fmt: skip
+), failures=d.failures(
+    ((d.Zeros(2), 0), {}, RuntimeError, "bins must be > 0"),
+    ((d.Zeros(2, dtype="int64"), 3), {}, NotImplementedError, "not implemented for 'Long'"),
+    ((d.Zeros(2), d.Zeros(2, dtype="float64")), {}, RuntimeError, "same dtype"),
+))  # fmt: skip
 def histogram(
     input: Any,
     bins: Any = 100,
@@ -283,12 +302,20 @@ def histogram(
     """The sums of `weight` (else counts) between edges, and the edges: (hist, bin_edges).
 
     `bins`: how many equal parts of `range` (else of the data's range), or a vector of ascending edges.
-    `density`: divided so that the integral is 1. RuntimeError for bins < 1.
+    `density`: divided so that the integral is 1. RuntimeError for bins < 1 or edges of another dtype;
+    NotImplementedError but for float32 and float64.
 
     >>> kiln.histogram(kiln.tensor([1.0, 2.0, 1.0]), 2).hist
     tensor([2., 1.])
     """
-    flat = reshape(input, (d.numel(input.shape),))
+    flat, dtype = reshape(input, (d.numel(input.shape),)), dtype_name(input.dtype)
+    if hasattr(bins, "ndim") and dtype_name(bins.dtype) != dtype:
+        raise RuntimeError(
+            f"histogram: input and bins should have the same dtype, but got {dtype} and "
+            f"{dtype_name(bins.dtype)}"
+        )
+    if dtype not in ("float32", "float64"):
+        raise NotImplementedError(f"\"histogramdd\" not implemented for '{d.type_name(dtype)}'")
     if hasattr(bins, "ndim"):
         edges = p.clone(bins)
     else:
@@ -296,7 +323,7 @@ def histogram(
             raise RuntimeError("histogram(): bins must be > 0")
         low, high = _limits(flat, *(range or (0.0, 0.0)), around=0.5, op="histogram")
         edges = linspace(low, high, bins + 1, dtype=input.dtype)
-    each = d.run(full, 1, tuple(flat.shape), dtype_name(input.dtype))
+    each = d.run(full, 1, tuple(flat.shape), dtype)
     found = _into_bins(flat, edges, each if weight is None else reshape(weight, (d.numel(weight.shape),)))
     if density:
         n = edges.shape[0] - 1

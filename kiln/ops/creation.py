@@ -245,7 +245,7 @@ def _constant_array(op: str, value: int) -> Any:
     >>> kiln.{op}(2)
     tensor([{value}., {value}.])
     """
-    return public(op, method=False)(make)
+    return public(op, method=False, dtypes="all", differentiable=False)(make)
 
 
 zeros = _constant_array("zeros", 0)
@@ -253,7 +253,7 @@ ones = _constant_array("ones", 1)
 empty = _constant_array("empty", 0)
 
 
-@public("full", method=False)
+@public("full", method=False, dtypes="all", differentiable=False)
 def full_(
     size: Any,
     fill_value: Any,
@@ -292,7 +292,7 @@ def _like(op: str, value: int) -> Any:
     >>> kiln.{op}(kiln.tensor([5, 6]))
     tensor([{value}, {value}])
     """
-    return public(op, method=False)(make)
+    return public(op, method=False, dtypes="all", differentiable=False)(make)
 
 
 zeros_like = _like("zeros_like", 0)
@@ -300,7 +300,7 @@ ones_like = _like("ones_like", 1)
 empty_like = _like("empty_like", 0)
 
 
-@public("full_like", method=False)
+@public("full_like", method=False, dtypes="all", differentiable=False)
 def full_like(
     input: Any,
     fill_value: Any,
@@ -350,7 +350,7 @@ def new_full(input: Any, size: Any, fill_value: Any, *, dtype: Any = None, **opt
     return full_(size, fill_value, dtype=chosen_dtype(dtype, input.dtype), **options)
 
 
-@public("arange", method=False)
+@public("arange", method=False, dtypes="all", differentiable=False)
 def arange(
     start: Any = None,
     end: Any = None,
@@ -388,7 +388,7 @@ def arange(
     return settle(run(progression, start, step, (count,), name), requires_grad, device, "arange", options)
 
 
-@public("linspace", method=False)
+@public("linspace", method=False, dtypes="all", differentiable=False)
 def linspace(
     start: Any,
     end: Any,
@@ -413,7 +413,7 @@ def linspace(
     return settle(_as_dtype(result, name), requires_grad, device, "linspace", options)
 
 
-@public("eye", method=False)
+@public("eye", method=False, dtypes="all", differentiable=False)
 def eye(
     n: int,
     m: int | None = None,

@@ -25,7 +25,7 @@ def _from_array(data: Any) -> Any:
     return clone(_core.from_buffer(data))
 
 
-@public("tensor", method=False)
+@public("tensor", method=False, dtypes="all")
 def tensor(
     data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False, pin_memory: bool = False
 ) -> Any:
@@ -56,7 +56,7 @@ def beside(data: Any) -> Any:
     return tensor(data) if _is_buffer(data) and data.dtype.kind in "biuf" else None
 
 
-@public("as_tensor", method=False)
+@public("as_tensor", method=False, dtypes="all")
 def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Any:
     """`data` as a tensor, sharing memory with a tensor or NumPy array where the dtype stays.
 
@@ -71,7 +71,13 @@ def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Any:
     return tensor(data, dtype=dtype, device=device)
 
 
-@public("from_numpy", method=False)
+@public(
+    "from_numpy",
+    differs="no complex numbers, no uint16, uint32, uint64",
+    method=False,
+    dtypes="all",
+    differentiable=False,
+)
 def from_numpy(ndarray: Any) -> Any:
     """The array's memory as a tensor: what is written to one is seen by the other.
 
@@ -95,7 +101,7 @@ def from_numpy(ndarray: Any) -> Any:
     return _core.from_buffer(ndarray)
 
 
-@public("frombuffer", method=False)
+@public("frombuffer", method=False, dtypes="all", differentiable=False)
 def frombuffer(
     buffer: Any, *, dtype: Any, count: int = -1, offset: int = 0, requires_grad: bool = False
 ) -> Any:
@@ -123,7 +129,7 @@ def frombuffer(
     )
 
 
-@public("is_tensor", method=False)
+@public("is_tensor", method=False, dtypes="", differentiable=False)
 def is_tensor(obj: Any) -> bool:
     """Whether obj is a tensor.
 

@@ -25,12 +25,13 @@ INPLACE: dict[str, Callable[..., Any]] = {}
 class Function:
     """What tests and docs know of a public function: the part of an op's record that plain Python needs.
 
-    `reads`: it looks at values, so that it ends a recording and has no graph. `needs`: an optional module
-    that it, or its derivative, calls.
+    Without `samples` it is for the docs alone. `reads`: it looks at values, so that it ends a recording and
+    has no graph. `needs`: an optional module that it, or its derivative, calls. `differs`: from PyTorch's.
     """
 
     __slots__ = (
         "differentiable",
+        "differs",
         "doc",
         "dtypes",
         "failures",
@@ -47,13 +48,14 @@ class Function:
     def __init__(self, name: str, function: Callable[..., Any], settings: dict[str, Any]) -> None:
         self.name, self.function = name, function
         self.doc: str = settings.pop("doc")
-        self.samples: Samples = settings.pop("samples")
+        self.samples: Samples | None = settings.pop("samples", None)
         self.reference: Callable[..., Any] | None = settings.pop("reference", None)
         self.failures: Callable[[], list[Failure]] | None = settings.pop("failures", None)
         self.dtypes: str = settings.pop("dtypes", "all")
         self.differentiable: bool = settings.pop("differentiable", True)
         self.reads: bool = settings.pop("reads", False)
         self.needs: str = settings.pop("needs", "")
+        self.differs: str = settings.pop("differs", "")
         assert not settings, f"{name}: unknown settings {sorted(settings)}"
 
     @property
@@ -66,7 +68,8 @@ class Function:
         return self.function(*args, **kwargs)
 
 
-RECORDS: dict[str, Function] = {}  # those that state samples
+FACTS: dict[str, Function] = {}  # those of every public function that states any
+RECORDS: dict[str, Function] = {}  # of these, those with samples
 
 
 def public(
@@ -81,7 +84,8 @@ def public(
 
     An in-place form calls the function with `out=` the tensor. `plain` is the op the function calls when it
     is given that op's parameters by place and nothing else: then the call stays in C++. `layer`: it is one
-    of kiln.nn.functional. `settings` (samples first) make it a record of the harness: see `Function`.
+    of kiln.nn.functional. `settings` are facts for the docs; with samples among them it is a record of the
+    harness: see `Function`.
     """
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -100,7 +104,9 @@ def public(
             written = _in_place(name, function)
             INPLACE[name] = written if plain is None else plain.handle.form(written, True)
         if settings:
-            RECORDS[name] = Function(name, shown, {"doc": function.__doc__ or "", **settings})
+            fact = FACTS[name] = Function(name, shown, {"doc": function.__doc__ or "", **settings})
+            if fact.samples is not None:
+                RECORDS[name] = fact
         return function
 
     return make

@@ -85,7 +85,7 @@ def cholesky(A: Any, *, upper: bool = False) -> Any:
     return _cholesky_or_error(A, upper, "linalg.cholesky")
 
 
-@public("cholesky")
+@public("cholesky", dtypes="float32 float64")
 def cholesky_of(input: Any, upper: bool = False, *, out: Any = None) -> Any:
     """As kiln.linalg.cholesky.
 
@@ -108,7 +108,7 @@ def cholesky_ex(A: Any, *, upper: bool = False, check_errors: bool = False) -> A
     return named("linalg_cholesky_ex", "L info", y, infos(A, info))
 
 
-@public("cholesky_solve")
+@public("cholesky_solve", dtypes="float32 float64")
 def cholesky_solve(input: Any, L: Any, upper: bool = False, *, out: Any = None) -> Any:
     """X with A X = input, from A's Cholesky factor. RuntimeError for sizes that do not fit; needs SciPy.
 
@@ -124,7 +124,7 @@ def cholesky_solve(input: Any, L: Any, upper: bool = False, *, out: Any = None) 
     return given(triangular(swapped(factor), triangular(factor, b, False), True), out)
 
 
-@public("cholesky_inverse")
+@public("cholesky_inverse", dtypes="float32 float64")
 def cholesky_inverse(L: Any, upper: bool = False, *, out: Any = None) -> Any:
     """The inverses of matrices from their Cholesky factors. Needs SciPy.
 
@@ -165,7 +165,7 @@ def _eigh(A: Any, UPLO: str, name: str) -> tuple[Any, Any]:
     return values, vectors
 
 
-@linear("eigh")
+@linear("eigh", differs="signs of the vectors may be others")
 def eigh(A: Any, UPLO: str = "L") -> Any:
     """(eigenvalues, eigenvectors) of symmetric matrices, the values ascending; the triangle UPLO is read.
 
@@ -267,7 +267,7 @@ def _no_driver(driver: Any, name: str) -> None:
         raise RuntimeError(f"torch.{name}: keyword argument `driver=` is only supported on CUDA inputs")
 
 
-@linear("svd")
+@linear("svd", differs="signs of the vectors may be others")
 def svd(A: Any, full_matrices: bool = True, *, driver: Any = None) -> Any:
     """(U, S, Vh) with A = U diag(S) Vh, S descending: [.., m, n] -> [.., m, m], [.., k], [.., n, n], or k
     columns and rows without `full_matrices`.
@@ -293,7 +293,7 @@ def svdvals(A: Any, *, driver: Any = None) -> Any:
     return singular_values(A, "linalg.svdvals")
 
 
-@public("svd")
+@public("svd", dtypes="float32 float64")
 def svd_of(input: Any, some: bool = True, compute_uv: bool = True, *, out: Any = None) -> Any:
     """(U, S, V) with input = U diag(S) V^T; zeros for U and V without `compute_uv`.
 
@@ -363,7 +363,7 @@ def _qr(A: Any, mode: str, name: str = "linalg.qr") -> list[Any]:
     return outside(name, compute, _qr_back(mode), A)
 
 
-@linear("qr")
+@linear("qr", differs="signs of the columns may be others")
 def qr(A: Any, mode: str = "reduced") -> Any:
     """(Q, R) with A = Q R: [.., m, n] -> [.., m, k], [.., k, n], k the smaller of m and n, or m if `mode` is
     "complete"; "r" leaves Q empty.
@@ -376,7 +376,7 @@ def qr(A: Any, mode: str = "reduced") -> Any:
     return named("linalg_qr", "Q R", *_qr(A, mode))
 
 
-@public("qr")
+@public("qr", dtypes="float32 float64")
 def qr_of(input: Any, some: bool = True, *, out: Any = None) -> Any:
     """(Q, R), reduced if `some`, else complete.
 
@@ -421,7 +421,13 @@ def _det_back(grads: Any, a: Any, y: Any) -> Any:
     return (g * sides * matmul(u * unsqueeze(others.prod(-1), -2), vh),)
 
 
-@linear("det", samples=SQUARE, failures=d.failures(*BAD), **LAPACK)
+@linear(
+    "det",
+    differs="the derivative at singular matrices is right; PyTorch gives zeros at those of rank n - 1",
+    samples=SQUARE,
+    failures=d.failures(*BAD),
+    **LAPACK,
+)
 def det(A: Any) -> Any:
     """The determinants of square matrices: [.., n, n] -> [..].
 
@@ -452,7 +458,7 @@ def slogdet(A: Any) -> Any:
     return named("linalg_slogdet", "sign logabsdet", *_slogdet(A, "linalg.slogdet"))
 
 
-@public("slogdet")
+@public("slogdet", dtypes="float32 float64")
 def slogdet_(input: Any) -> Any:
     """(sign, logabsdet), as kiln.linalg.slogdet.
 

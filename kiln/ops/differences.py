@@ -329,6 +329,7 @@ def unravel_index(indices: Any, shape: Any) -> tuple[Any, ...]:
 
 @public(
     "vander",
+    differs="has a derivative; PyTorch's raises",
     method=False,
     samples=d.samples(
         lambda rng, t: ((d.array(rng, (3,), t),), {}),

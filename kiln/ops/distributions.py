@@ -247,7 +247,7 @@ def _until_kept(result: Any, draw: Any) -> Any:
         result = where(result < 0, draw(number), result)
 
 
-@public("poisson", method=False)
+@public("poisson", method=False, dtypes="float", differentiable=False)
 def poisson(input: Any, generator: Any = None) -> Any:
     """A Poisson count for each mean in `input`, of its shape and float dtype.
 
@@ -268,7 +268,7 @@ def poisson(input: Any, generator: Any = None) -> Any:
     return convert(result, name)
 
 
-@public("binomial", method=False)
+@public("binomial", method=False, dtypes="float", differentiable=False)
 def binomial(count: Any, prob: Any, generator: Any = None) -> Any:
     """How many of `count` trials succeed with chance `prob`: floats of the shape both broadcast to.
 
@@ -317,6 +317,7 @@ def _weights(input: Any, num_samples: int, replacement: bool) -> None:
 
 @public(
     "multinomial",
+    differs="more than 2^24 weights are taken",
     samples=lambda rng, t: [
         Sample((d.array(rng, (3, 1), t, 0.5, 2), 2, True)),
         Sample((d.array(rng, (3, 1), t, 0.5, 2), 1)),
@@ -358,7 +359,7 @@ def multinomial(
     return result if out is None else put(out, result)
 
 
-@public("randperm", method=False)
+@public("randperm", method=False, dtypes="all", differentiable=False)
 def randperm(
     n: int,
     *,

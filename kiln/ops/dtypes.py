@@ -86,7 +86,7 @@ def _named(dtype: Any, what: str) -> str:
     return dtype.name
 
 
-@public("result_type", method=False)
+@public("result_type", method=False, dtypes="", differentiable=False)
 def result_type(tensor1: Any, tensor2: Any) -> Any:
     """The dtype that an operation on two tensors or numbers gives: tensors count more than 0-d ones, and
     those more than numbers.
@@ -115,7 +115,7 @@ def _asked(input: Any, what: str) -> Any:
     return input.dtype
 
 
-@public("is_floating_point")
+@public("is_floating_point", dtypes="all", differentiable=False)
 def is_floating_point(input: Any) -> bool:
     """Whether a tensor holds floats. TypeError for anything but a tensor.
 
@@ -125,7 +125,7 @@ def is_floating_point(input: Any) -> bool:
     return bool(_asked(input, "is_floating_point").is_floating_point)
 
 
-@public("is_complex")
+@public("is_complex", dtypes="all", differentiable=False)
 def is_complex(input: Any) -> bool:
     """Whether a tensor holds complex numbers: never. TypeError for anything but a tensor.
 
@@ -135,7 +135,7 @@ def is_complex(input: Any) -> bool:
     return bool(_asked(input, "is_complex").is_complex)
 
 
-@public("is_signed")
+@public("is_signed", dtypes="all", differentiable=False)
 def is_signed(input: Any) -> bool:
     """Whether a tensor's dtype holds negative numbers. TypeError for anything but a tensor.
 
@@ -145,7 +145,7 @@ def is_signed(input: Any) -> bool:
     return bool(_asked(input, "is_signed").is_signed)
 
 
-@public("is_nonzero")
+@public("is_nonzero", dtypes="all", differentiable=False)
 def is_nonzero(input: Any) -> bool:
     """Whether the one element of a tensor is not zero. RuntimeError unless it has one.
 

@@ -53,6 +53,7 @@ def _copied_sign(np: Any, x: Any, y: Any) -> Any:
 
 @pointwise(
     "float",
+    differs="a NaN counts as plus",
     samples=_signed_pairs,
     reference=d.reference(_copied_sign),
     failures=d.not_broadcastable("copysign"),
@@ -79,6 +80,7 @@ def _(g: Any, input: Any, y: Any) -> Any:
 
 @pointwise(
     "compare",
+    differs="a NaN counts as plus",
     samples=d.unary(-2, 2),
     reference=d.reference(lambda np, x: x < 0),
     failures=d.not_an_array("signbit"),
@@ -192,6 +194,7 @@ def exponent_of(input: Operand, dtype: Structure) -> Any:
 
 
 @composite(
+    differs="a plain tuple",
     samples=d.samples(
         lambda rng, t: ((_exact(rng, t),), {}),
         lambda rng, t: ((d.array(rng, (0, 2), t),), {}),
@@ -286,6 +289,7 @@ def _same_floats(name: str, *values: Any) -> str:
 
 @public(
     "nextafter",
+    differs="the result does not require gradients; PyTorch's does, and backward raises",
     inplace=True,
     samples=d.samples(
         lambda rng, t: ((d.array(rng, (3, 5), t), d.array(rng, (5,), t)), {}),
@@ -460,6 +464,7 @@ fmin = _fm("fmin", lambda x, y: x <= y, "fmin", "smaller", "1., 2.")
 
 
 @composite(
+    differs="the result does not require gradients; PyTorch's does, and backward raises",
     samples=d.samples(
         lambda rng, t: ((d.array(rng, (3, 5), t, -1, 1), d.array(rng, (5,), t)), {}),
         lambda rng, t: ((d.array(rng, (4,), "bool").astype(t), d.array(rng, (4,), t)), {}),

@@ -41,7 +41,7 @@ def _extremum(name: str) -> Any:
         return op.handle(input, dim, keepdim, **_fits(out, input.dtype))
 
     reduce.__doc__ = op.doc
-    return d.public(name)(reduce)
+    return d.public(name, dtypes="all")(reduce)
 
 
 def _position(name: str) -> Any:
@@ -57,7 +57,7 @@ def _position(name: str) -> Any:
         return op.handle(input, dim, keepdim, **_fits(out, "int64"))
 
     reduce.__doc__ = op.doc
-    return d.public(name)(reduce)
+    return d.public(name, dtypes="number", differentiable=False)(reduce)
 
 
 amax, amin = map(_extremum, ("amax", "amin"))
@@ -113,7 +113,7 @@ def _choose(name: str, pair: Op) -> Any:
     >>> kiln.{name}(kiln.tensor([3, 1, 2]))
     tensor({3 if name == "max" else 1})
     """
-    return d.public(name)(choose)
+    return d.public(name, dtypes="all")(choose)
 
 
 max = _choose("max", find("maximum"))

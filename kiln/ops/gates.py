@@ -263,6 +263,7 @@ def shrunk(input: Tensor, lambd: Number = 0.5) -> Any:
 
 @public(
     "softshrink",
+    differs="takes no `out`",
     layer=True,
     method=False,
     samples=_samples(1.0),
@@ -332,7 +333,9 @@ def softsign(input: Tensor) -> Any:
 
 @composite(
     samples=lambda rng, t: [Sample((d.array(rng, (3, 5), t), 1, 2)), Sample((d.array(rng, (37,), t), -1, 0))],
-    reference=d.reference(lambda np, x, low, value: np.where(x <= low, x.dtype.type(value), x)),
+    reference=d.reference(
+        lambda np, x, low, value: np.where(x <= np.asarray(low).astype(x.dtype), x.dtype.type(value), x)
+    ),
     failures=d.failures(
         ((d.Zeros(2, dtype="bool"), 1, 2), {}, NotImplementedError, "not implemented for 'Bool'"),
         (("text", 1, 2), {}, TypeError, "threshold"),

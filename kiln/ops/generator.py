@@ -150,7 +150,7 @@ def reserve(sizes: Any, generator: Any) -> tuple[Any, Any]:
     return position, seed
 
 
-@public("manual_seed", method=False)
+@public("manual_seed", method=False, dtypes="", differentiable=False)
 def manual_seed(seed: int) -> Generator:
     """Starts the default generator again from `seed`, an int from -2^63 to 2^64 - 1; returns the generator.
 
@@ -163,7 +163,7 @@ def manual_seed(seed: int) -> Generator:
     return default_generator.manual_seed(seed)
 
 
-@public("seed", method=False)
+@public("seed", method=False, dtypes="", differentiable=False)
 def seed() -> int:
     """Starts the default generator again from a seed the system makes up; returns it.
 
@@ -173,7 +173,7 @@ def seed() -> int:
     return default_generator.seed()
 
 
-@public("initial_seed", method=False)
+@public("initial_seed", method=False, dtypes="", differentiable=False)
 def initial_seed() -> int:
     """The seed the default generator started from.
 
@@ -183,7 +183,7 @@ def initial_seed() -> int:
     return default_generator.initial_seed()
 
 
-@public("get_rng_state", method=False)
+@public("get_rng_state", method=False, dtypes="", differentiable=False)
 def get_rng_state() -> Any:
     """The default generator's state for `set_rng_state`: a uint8 tensor.
 
@@ -194,7 +194,7 @@ def get_rng_state() -> Any:
     return default_generator.get_state()
 
 
-@public("set_rng_state", method=False)
+@public("set_rng_state", method=False, dtypes="", differentiable=False)
 def set_rng_state(new_state: Any) -> None:
     """Puts the default generator back into a state `get_rng_state` gave.
 

@@ -308,7 +308,9 @@ def index_put_(x: Any, indices: Any, values: Any, accumulate: bool = False) -> A
     return x
 
 
-@d.public("index_put", dtypes="numeric", reads=True, samples=d.samples(
+@d.public("index_put",
+    differs="of equal places the last stays; PyTorch leaves that open",
+    dtypes="numeric", reads=True, samples=d.samples(
     lambda rng, t: ((d.array(rng, (4, 3), t), [rng.permutation(4)[:2]], d.array(rng, (2, 3), t)), {}),
     lambda rng, t: (
         (d.array(rng, (4, 3), t), [rng.integers(-4, 4, (5,)) for _ in "ab"][:1], d.array(rng, (5, 3), t)),

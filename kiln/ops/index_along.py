@@ -94,7 +94,14 @@ def _added(np: Any, x: Any, dim: int, index: Any, source: Any) -> Any:
     return out
 
 
-@public("index_add", inplace=True, dtypes="numeric", samples=_VECTOR, failures=_failing())
+@public(
+    "index_add",
+    differs="equal places add up in their order, at every number of threads",
+    inplace=True,
+    dtypes="numeric",
+    samples=_VECTOR,
+    failures=_failing(),
+)
 def index_add(input: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1, out: Any = None) -> Any:
     """`input` with `alpha` times the slices of `source` added at the positions in the vector `index`.
 
@@ -134,7 +141,14 @@ def _copied(np: Any, x: Any, dim: int, index: Any, source: Any) -> Any:
     return out
 
 
-@public("index_copy", inplace=True, dtypes="numeric", samples=_VECTOR, failures=_failing())
+@public(
+    "index_copy",
+    differs="of equal places the last stays; PyTorch leaves that open",
+    inplace=True,
+    dtypes="numeric",
+    samples=_VECTOR,
+    failures=_failing(),
+)
 def index_copy(input: Any, dim: int, index: Any, source: Any, *, out: Any = None) -> Any:
     """`input` with the slices of `source` at the positions in the vector `index`; of equals the last.
 

@@ -129,7 +129,7 @@ def long(index: Any) -> Any:
     return index if dtype_name(index.dtype) == "int64" else p.convert(index, "int64")
 
 
-@public("gather")
+@public("gather", dtypes="all")
 def gather_(input: Any, dim: int, index: Any) -> Any:
     """out[i][j] = input[index[i][j]][j] for dim 0, and so on; of index's shape (int64 or int32).
 
@@ -148,7 +148,12 @@ def gather_(input: Any, dim: int, index: Any) -> Any:
     return gather(input, dim, long(index))
 
 
-@public("scatter_add", inplace=True)
+@public(
+    "scatter_add",
+    differs="equal places add up in their order, at every number of threads",
+    inplace=True,
+    dtypes="all",
+)
 def scatter_add_(input: Any, dim: int, index: Any, src: Any, *, out: Any = None) -> Any:
     """`input` with src[i][j] added at [index[i][j]][j] for dim 0, and so on; repeated places add up in index
     order.
@@ -173,7 +178,7 @@ def scatter_add_(input: Any, dim: int, index: Any, src: Any, *, out: Any = None)
     return scatter_add(input, dim, long(index), src, **into(out))
 
 
-@public("take_along_dim")
+@public("take_along_dim", dtypes="all")
 def take_along_dim(input: Any, indices: Any, dim: int | None = None) -> Any:
     """`gather` whose index and input broadcast along the other dims; without `dim`, of the flat array.
 
@@ -316,6 +321,7 @@ def _check_table(input: Any, weight: Any) -> Any:
 
 
 @composite(
+    differs="no `max_norm`, `scale_grad_by_freq`, `sparse`",
     checks=IndexCheck("input", "weight", 0, IndexError, "index out of range in self"),
     method=False,
     onnx="Gather",
@@ -440,7 +446,7 @@ def _same_sizes(tensors: list[Any], dim: int) -> None:
                 )
 
 
-@public("cat", method=False)
+@public("cat", method=False, dtypes="all")
 def cat(tensors: Any, dim: int = 0, *, out: Any = None) -> Any:
     """Arrays joined along `dim`, in their common dtype. ValueError for none, RuntimeError if other dims
     differ.
@@ -481,7 +487,7 @@ def common(tensors: list[Any]) -> str:
     return result
 
 
-@public("stack", method=False)
+@public("stack", method=False, dtypes="all")
 def stack(tensors: Any, dim: int = 0, *, out: Any = None) -> Any:
     """Arrays of one shape joined along a new dim. RuntimeError for none, or different shapes.
 

@@ -41,7 +41,7 @@ def dlpack_device(self: Any) -> tuple[int, int]:
     return _DL_CPU
 
 
-@public("from_dlpack", method=False)
+@public("from_dlpack", method=False, dtypes="all", differentiable=False)
 def from_dlpack(ext_tensor: Any, *, device: Any = None, copy: bool | None = None) -> Any:
     """Another library's array (anything with `__dlpack__`, or a capsule) as a tensor that shares its memory.
 
@@ -80,7 +80,7 @@ def _capsule(array: Any, copy: bool | None) -> Any:
     return capsule
 
 
-@public("to_dlpack", method=False)
+@public("to_dlpack", method=False, dtypes="all", differentiable=False)
 def to_dlpack(tensor: Any) -> Any:
     """The tensor's memory as a DLPack capsule, which is used once.
 

@@ -207,6 +207,8 @@ def _require_one_dtype(op: Any, *values: Value) -> str:
 def _matmul(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
     """product(a, b): [batch..., m, k] @ [batch..., k, n], batch dims equal"""
     a, b = inputs
+    if a.dtype == "bool":
+        raise NotImplementedError("\"addmm_impl_cpu_\" not implemented for 'Bool'")
     graph.require_equal(a.shape[-1], b.shape[-2], op.name)
     for x, y in zip(a.shape[:-2], b.shape[:-2]):
         graph.require_equal(x, y, op.name)

@@ -245,6 +245,7 @@ def _multi_margins(np: Any, x: Any, y: Any, p: int = 1, margin: float = 1.0, wei
 
 
 @composite(
+    differs="a derivative by `weight` too",
     samples=d.samples(
         lambda rng, t: ((d.array(rng, (4, 5), t), rng.integers(0, 5, (4,))), {}),
         lambda rng, t: (
@@ -352,7 +353,7 @@ def label_margins(input: Tensor, target: Tensor, end: Number = -1, reduction: St
     return narrow(reduced(loss, reduction), input.dtype)
 
 
-@d.public("multilabel_margin_loss", method=False, layer=True)
+@d.public("multilabel_margin_loss", method=False, layer=True, dtypes="float")
 def multilabel_margin_loss(input: Any, target: Any, reduction: str = "mean") -> Any:
     """The sum of max(0, 1 - input[j] + input[k]) over labels j and classes k that are none, over the number
     of classes: input and target (n, c) or (c), target the labels' classes up to the first -1.
@@ -372,6 +373,7 @@ def multilabel_margin_loss(input: Any, target: Any, reduction: str = "mean") -> 
 
 
 @composite(
+    differs="a derivative by `target` too",
     samples=d.samples(
         lambda rng, t: ((d.array(rng, (3, 5), t), _signs(rng, (3, 5), t)), {}),
         lambda rng, t: ((d.array(rng, (7,), t), _signs(rng, (7,), t)), {"reduction": "none"}),

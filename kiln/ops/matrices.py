@@ -134,7 +134,7 @@ def lu(A: Any, *, pivot: bool = True) -> Any:
     return named("linalg_lu", "P L U", _permutation(pivots, A.shape[-2], A), left, up)
 
 
-@public("lu_unpack", method=False)
+@public("lu_unpack", method=False, dtypes="float32 float64")
 def lu_unpack(LU_data: Any, LU_pivots: Any, unpack_data: bool = True, unpack_pivots: bool = True) -> Any:
     """(P, L, U) of what `lu_factor` gives; what is not asked for is empty.
 
@@ -184,7 +184,7 @@ def _lu_solved(factor: Any, pivots: Any, b: Any, adjoint: bool) -> Any:
     )[0]
 
 
-@public("lu_solve")
+@public("lu_solve", dtypes="float32 float64")
 def lu_solve_of(b: Any, LU_data: Any, LU_pivots: Any, *, out: Any = None) -> Any:
     """X with A X = b, from what `lu_factor(A)` gives. Needs SciPy.
 
@@ -194,7 +194,7 @@ def lu_solve_of(b: Any, LU_data: Any, LU_pivots: Any, *, out: Any = None) -> Any
     return lu_solve(LU_data, LU_pivots, b, out=out)
 
 
-@public("triangular_solve")
+@public("triangular_solve", dtypes="float32 float64")
 def triangular_solve(
     b: Any, A: Any, upper: bool = True, transpose: bool = False, unitriangular: bool = False
 ) -> Any:
@@ -279,7 +279,7 @@ def _symmetric(a: Any) -> Any:
     return lower(a) + swapped(low)
 
 
-@public("pinverse")
+@public("pinverse", dtypes="float32 float64")
 def pinverse(input: Any, rcond: float = 1e-15) -> Any:
     """The pseudo-inverses; singular values up to rcond times the largest count as 0.
 

@@ -216,7 +216,7 @@ def norm(
     return _vector_norm(input, ord, dims, keepdim, dtype, out)
 
 
-@linear("cond", samples=d.samples(
+@linear("cond", differs="derivatives of every order; PyTorch's not for every `p`", samples=d.samples(
     rows_of((3, 2), nothing),
     lambda rng, t: (rows_of((2, 3, 3), nothing)(rng, t)[0], {"p": 1}),
     lambda rng, t: (rows_of((3, 3), nothing)(rng, t)[0], {"p": -2}),

@@ -44,7 +44,7 @@ real = _itself("real", "`input` itself: a real number is its own real part.")
 conj_physical = _itself("conj_physical", "`input` itself: a real number is its own conjugate.")
 
 
-@public("is_conj")
+@public("is_conj", dtypes="all", differentiable=False)
 def is_conj(input: Any) -> bool:
     """False: no tensor waits to be conjugated.
 
@@ -54,7 +54,7 @@ def is_conj(input: Any) -> bool:
     return False
 
 
-@public("is_neg")
+@public("is_neg", dtypes="all", differentiable=False)
 def is_neg(input: Any) -> bool:
     """False: no tensor waits to be negated.
 

@@ -113,7 +113,7 @@ def _chosen(input: Any, dim: int, indices: Any) -> Any:
 _BAD_DIM = d.failures(((d.Zeros(2, 3), 5), {}, IndexError, "Dimension out of range"))
 
 
-@public("sort", dtypes="numeric", samples=d.samples(
+@public("sort", differs="always stable", dtypes="numeric", samples=d.samples(
     lambda rng, t: ((d.distinct(rng, (4, 5), t),), {}),
     lambda rng, t: ((d.distinct(rng, (3, 40, 2), t), 1, True), {}),
     lambda rng, t: ((d.array(rng, (2, 9), t),), {"stable": True, "dim": 0}),
@@ -133,7 +133,7 @@ def sort(
     return Sorted(*written((_chosen(input, dim, indices), indices), out))
 
 
-@public("argsort", dtypes="numeric", differentiable=False, samples=d.samples(
+@public("argsort", differs="always stable", dtypes="numeric", differentiable=False, samples=d.samples(
     lambda rng, t: ((d.distinct(rng, (4, 5), t),), {}),
     lambda rng, t: ((d.array(rng, (9,), t),), {"stable": True, "descending": True}),
 ), failures=_BAD_DIM)  # fmt: skip
@@ -149,6 +149,7 @@ def argsort(input: Any, dim: int = -1, descending: bool = False, *, stable: bool
 
 @public(
     "msort",
+    differs="always stable; takes no `out`",
     dtypes="numeric",
     samples=d.samples(lambda rng, t: ((d.distinct(rng, (7, 3), t),), {})),
 )
@@ -161,7 +162,8 @@ def msort(input: Any) -> Any:
     return sort(input, 0).values
 
 
-@public("topk", dtypes="numeric", samples=d.samples(
+@public("topk",
+    differs="of equals the earlier; sorted even without `sorted`", dtypes="numeric", samples=d.samples(
     lambda rng, t: ((d.distinct(rng, (4, 5), t), 2), {}),
     lambda rng, t: ((d.distinct(rng, (60, 2), t), 3, 0, False), {}),
     lambda rng, t: ((d.distinct(rng, (7,), t), 0), {}),

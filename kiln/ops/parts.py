@@ -29,7 +29,7 @@ def _has_dims(input: Any, op: str) -> None:
         raise RuntimeError(f"{op} expects at least a 1-dimensional tensor")
 
 
-@public("unbind")
+@public("unbind", dtypes="all")
 def unbind(input: Any, dim: int = 0) -> tuple[Any, ...]:
     """The views along `dim`, each without it.
 
@@ -43,7 +43,7 @@ def unbind(input: Any, dim: int = 0) -> tuple[Any, ...]:
     return tuple([_reshape(_slice(input, dim, (k, 1, 1)), rest) for k in places])
 
 
-@public("split")
+@public("split", dtypes="all")
 def split(input: Any, split_size_or_sections: Any, dim: int = 0) -> tuple[Any, ...]:
     """Views along `dim` of a given size (the last may be smaller), or of the sizes in a list, which must add
     up.
@@ -74,7 +74,7 @@ def split(input: Any, split_size_or_sections: Any, dim: int = 0) -> tuple[Any, .
     return tuple([_slice(input, dim, (start, n, 1)) for start, n in zip(starts, lengths)])
 
 
-@public("chunk")
+@public("chunk", dtypes="all")
 def chunk(input: Any, chunks: int, dim: int = 0) -> tuple[Any, ...]:
     """At most `chunks` views along `dim`, of equal size but for the last. RuntimeError unless chunks > 0.
 

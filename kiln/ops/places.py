@@ -147,6 +147,7 @@ def diagonal_(input: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
 
 @public(
     "diag",
+    differs="takes no `out`",
     samples=d.samples(
         lambda rng, t: ((d.array(rng, (3,), t), -1), {}),
         lambda rng, t: ((d.array(rng, (3, 4), t), 1), {}),
@@ -286,7 +287,7 @@ def unfold_(input: Any, dimension: int, size: int, step: int) -> Any:
 # as_strided, and arrays written at places
 
 
-@public("as_strided")
+@public("as_strided", dtypes="all")
 def as_strided_(input: Any, size: Any, stride: Any, storage_offset: int | None = None) -> Any:
     """A view of given sizes and strides into the tensor's memory. RuntimeError if it would leave it.
 
@@ -422,6 +423,7 @@ def diagonal_scatter(input: Any, src: Any, offset: int = 0, dim1: int = 0, dim2:
 
 @public(
     "as_strided_scatter",
+    differs="contiguous; PyTorch's gradient of `input` is that of another place",
     samples=d.samples(
         lambda rng, t: ((d.array(rng, (3, 4), t), d.array(rng, (2, 2), t), (2, 2), (5, 1), 1), {})
     ),

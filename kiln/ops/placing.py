@@ -264,7 +264,9 @@ def _checked(input: Any, dim: int, index: Any, src: Any) -> int:
 _SCATTER = {"add": "sum", "multiply": "prod"}
 
 
-@public("scatter", inplace=True, dtypes="numeric", samples=d.samples(
+@public("scatter",
+    differs="of equal places the last stays; PyTorch leaves that open",
+    inplace=True, dtypes="numeric", samples=d.samples(
     lambda rng, t: ((d.array(rng, (4, 3), t), 0, _apart(rng, (3, 3), 4), d.array(rng, (3, 3), t)), {}),
     lambda rng, t: ((d.array(rng, (3, 5), t), 1, rng.integers(0, 5, (3, 2)), 2), {}),
 ), failures=d.failures(
@@ -394,7 +396,7 @@ def take_flat(input: Tensor, index: Tensor) -> Any:
     return reshape(gather(input, 0, places), tuple(index.shape))
 
 
-@public("take", dtypes="all", samples=d.samples(
+@public("take", differs="takes no `out`", dtypes="all", samples=d.samples(
     lambda rng, t: ((d.array(rng, (3, 4), t), rng.integers(-12, 12, (2, 3))), {}),
 ), failures=d.failures(
     ((d.Zeros(2), d.Zeros(1, dtype="int64", value=7)), {}, IndexError, "out of range"),
@@ -413,7 +415,9 @@ def take(input: Any, index: Any) -> Any:
     return take_flat(reshape(input, (d.numel(input.shape),)), index)
 
 
-@public("put", inplace=True, dtypes="numeric", samples=d.samples(
+@public("put",
+    differs="of equal places the last stays; PyTorch leaves that open",
+    inplace=True, dtypes="numeric", samples=d.samples(
     lambda rng, t: ((d.array(rng, (3, 4), t), rng.permutation(12)[:5] - 3, d.array(rng, (5,), t)), {}),
     lambda rng, t: ((d.array(rng, (3, 4), t), rng.integers(0, 12, (5,)), d.array(rng, (5,), t), True), {}),
 ), failures=d.failures(

@@ -76,6 +76,7 @@ def detach(input: Operand) -> Any:
 
 
 @pointwise(
+    differs="contiguous, whatever the layout of `input`",
     samples=d.unary(),
     reference=d.reference(lambda np, x: x),
     failures=d.not_an_array("clone"),
@@ -226,6 +227,7 @@ def _rounding_samples(rng: Any, dtype: str) -> list[Any]:
 
 
 @pointwise(
+    differs="has a derivative (0); PyTorch's has none",
     samples=_rounding_samples,
     failures=d.not_broadcastable("floor_divide"),
     divides=True,

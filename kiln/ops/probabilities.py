@@ -61,6 +61,7 @@ def _(g: Any, input: Any, target: Any) -> Any:
 
 
 @composite(
+    differs="a derivative by `weight` too",
     samples=d.samples(
         lambda rng, t: ((d.array(rng, (3, 5), t, 0.05, 0.95), d.array(rng, (3, 5), t, 0, 1)), {}),
         lambda rng, t: (

@@ -30,7 +30,7 @@ def _finished(result: Any, name: str, op: str, options: dict[str, Any]) -> Any:
     return settle(result, requires_grad, device, op, options)
 
 
-@public("logspace", method=False)
+@public("logspace", method=False, dtypes="all", differentiable=False)
 def logspace(
     start: Any, end: Any, steps: int, base: float = 10.0, *, dtype: Any = None, **options: Any
 ) -> Any:
@@ -47,7 +47,7 @@ def logspace(
     return _finished(FUNCTIONS["pow"](float(base), exponents), name, "logspace", options)
 
 
-@public("range", method=False)
+@public("range", method=False, dtypes="all", differentiable=False)
 def range_(start: Any = 0, end: Any = None, step: Any = 1, *, dtype: Any = None, **options: Any) -> Any:
     """start, start + step, ... up to `end`, which is included; floats unless a dtype is given. As `arange`
     otherwise, which is what to use.
@@ -71,7 +71,7 @@ def range_(start: Any = 0, end: Any = None, step: Any = 1, *, dtype: Any = None,
     return _finished(run(progression, start, step, (count,), name), name, "range", options)
 
 
-@public("scalar_tensor", method=False)
+@public("scalar_tensor", method=False, dtypes="all", differentiable=False)
 def scalar_tensor(s: Any, *, dtype: Any = None, **options: Any) -> Any:
     """A 0-d tensor of a number, of the default float dtype unless another is given.
 
@@ -101,14 +101,14 @@ def _triangle_indices(name: str) -> Any:
     >>> kiln.{name}(2, 2).shape
     kiln.Size([2, 3])
     """
-    return public(name, method=False)(function)
+    return public(name, method=False, dtypes="int32 int64", differentiable=False)(function)
 
 
 tril_indices = _triangle_indices("tril_indices")
 triu_indices = _triangle_indices("triu_indices")
 
 
-@public("empty_strided", method=False)
+@public("empty_strided", method=False, dtypes="all", differentiable=False)
 def empty_strided(size: Any, stride: Any, *, dtype: Any = None, **options: Any) -> Any:
     """An array of given sizes and strides, in as much memory as they reach. RuntimeError if their numbers
     differ.
@@ -138,7 +138,7 @@ def new_tensor(input: Any, data: Any, *, dtype: Any = None, **options: Any) -> A
     return tensor(data, dtype=chosen_dtype(dtype, input.dtype), **options)
 
 
-@public("empty_permuted", method=False)
+@public("empty_permuted", method=False, dtypes="all", differentiable=False)
 def empty_permuted(size: Any, physical_layout: Any, *, dtype: Any = None, **options: Any) -> Any:
     """An array whose dims lie in memory in the order `physical_layout`. RuntimeError unless that names each
     once.
@@ -165,7 +165,7 @@ def empty_permuted(size: Any, physical_layout: Any, *, dtype: Any = None, **opti
     return _finished(result, dtype_name(memory.dtype), "empty_permuted", options)
 
 
-@public("asarray", method=False)
+@public("asarray", method=False, dtypes="all", differentiable=False)
 def asarray(
     obj: Any, *, dtype: Any = None, device: Any = None, copy: bool | None = None, requires_grad: bool = False
 ) -> Any:
@@ -238,7 +238,7 @@ def _window(name: str, text: str, values: Any, **defaults: float) -> None:
     >>> kiln.{name}(4).shape
     kiln.Size([4])
     """
-    public(name, method=False)(function)
+    public(name, method=False, dtypes="float", differentiable=False)(function)
 
 
 _window("hann_window", "Hann's window 0.5 - 0.5 cos", lambda np, n: _cosine_terms(n, (0.5, 0.5)))

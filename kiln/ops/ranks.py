@@ -277,6 +277,7 @@ def _quantile(name: str, ignore_nan: bool) -> Any:
     """
     return public(
         name,
+        differs="of any size; PyTorch's of up to 16 million elements",
         dtypes="float32 float64",
         samples=d.samples(
             lambda rng, t: ((d.distinct(rng, (3, 5), t), 0.3), {}),

@@ -101,8 +101,8 @@ class Op:
     """One operation; see the module's text. Calling it works on tensors, on graph values and on scalars."""
 
     __slots__ = (
-        "at_once", "body", "checks", "differentiable", "divides", "doc", "dtypes", "explain", "failures",
-        "gives_positions", "gradient", "handle", "identity", "inplace",
+        "at_once", "body", "checks", "differentiable", "differs", "divides", "doc", "dtypes",
+        "explain", "failures", "gives_positions", "gradient", "handle", "identity", "inplace",
         "kind", "method", "name", "onnx", "params", "public", "reference", "rule", "samples",
     )  # fmt: skip
 
@@ -127,6 +127,7 @@ class Op:
         self.gradient: Callable[..., Any] | None = None
         self.differentiable = True
         self.at_once = False  # made of numbers alone, to be looked at: run on its line, not recorded
+        self.differs = ""  # from PyTorch's, on purpose or by necessity: a phrase for the page of ops
         self.divides = False  # integers by its second operand: the core raises on the line if that is 0
         self.reference: Callable[..., Any] | None = None
         self.samples: Samples | None = None

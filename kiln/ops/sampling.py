@@ -91,7 +91,8 @@ def _random(op: str, values: Any, kernel: str, doc: str) -> tuple[Any, Any]:
     """
     make.__doc__ = text.format(doc, "of the given sizes", op, "3")
     make_like.__doc__ = text.format(doc, "as input", f"{op}_like", "kiln.ones(3)")
-    return public(op, method=False)(make), public(f"{op}_like", method=False)(make_like)
+    facts: dict[str, Any] = {"method": False, "dtypes": "float", "differentiable": False}
+    return public(op, **facts)(make), public(f"{op}_like", **facts)(make_like)
 
 
 rand, rand_like = _random("rand", r.uniform_values, "check_uniform_bounds", "uniform in [0, 1)")
@@ -114,7 +115,7 @@ def _bounds(low: Any, high: Any, dtype: str) -> None:
         raise ValueError("Overflow when unpacking long long")
 
 
-@public("randint", method=False)
+@public("randint", method=False, dtypes="all", differentiable=False)
 def randint(
     low: Any = None,
     high: Any = None,
@@ -148,7 +149,7 @@ def randint(
     return settle(result, requires_grad, device, "randint")
 
 
-@public("randint_like", method=False)
+@public("randint_like", method=False, dtypes="all", differentiable=False)
 def randint_like(
     input: Any,
     low: Any = None,
@@ -191,7 +192,7 @@ def _deviation(std: Any) -> None:
         raise RuntimeError(f"normal expects std >= 0.0, but found std {std}")
 
 
-@public("normal", method=False)
+@public("normal", method=False, dtypes="float", differentiable=False)
 def normal(
     mean: Any,
     std: Any = 1.0,
@@ -242,7 +243,7 @@ def _chances(p: Any) -> None:
         )
 
 
-@public("bernoulli")
+@public("bernoulli", dtypes="float", differentiable=False)
 def bernoulli(input: Any, p: Any = None, *, generator: Any = None, out: Any = None) -> Any:
     """1 with the probability each element of `input` states (or with probability `p`), else 0; of its shape
     and dtype.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kiln.errors import message
 from kiln.ops import declare as d
 from kiln.ops import pointwise as p
 from kiln.ops.creation import full
@@ -90,6 +91,30 @@ def nonzero(input: Any, *, as_tuple: bool = False, out: Any = None) -> Any:
 
 
 d.alias("argwhere", "nonzero")
+
+
+@public("where", method=False, plain=p.where)
+def where(condition: Any, input: Any = None, other: Any = None, *, out: Any = None) -> Any:
+    """`input` where the bool `condition` holds, else `other`; all three broadcast.
+
+    Of `condition` alone the places of what is not zero, as nonzero(condition, as_tuple=True) gives them.
+    RuntimeError for a condition that is not bool, TypeError for one of `input` and `other` without the other.
+
+    >>> kiln.where(kiln.tensor([True, False]), 1.0, 2.0)
+    tensor([1., 2.])
+    >>> kiln.where(kiln.tensor([0, 3, 4]))
+    (tensor([1, 2]),)
+    """
+    if input is None and other is None and out is None:
+        return nonzero(condition, as_tuple=True)
+    if input is None or other is None:
+        raise TypeError(message("where", "`input` and `other`, or neither", "one of them"))
+    name = dtype_name(condition.dtype)
+    if name != "bool":
+        raise RuntimeError(
+            f"where expected condition to be a boolean tensor, but got a tensor with dtype {name}"
+        )
+    return p.where(condition, input, other, **d.into(out))
 
 
 @public("masked_select", dtypes="all", reads=True, samples=d.samples(

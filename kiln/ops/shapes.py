@@ -34,7 +34,7 @@ def ravel(input: Any) -> Any:
     return _reshape(input if d.is_value(input) else contiguous(input), (d.numel(input.shape),))
 
 
-@public("reshape_as")
+@public("reshape_as", dtypes="all")
 def reshape_as(input: Any, other: Any) -> Any:
     """`input` in other's shape. RuntimeError if that holds another number of elements.
 
@@ -44,7 +44,7 @@ def reshape_as(input: Any, other: Any) -> Any:
     return views.reshape_(input, tuple(other.shape))
 
 
-@public("numel")
+@public("numel", dtypes="all", differentiable=False)
 def numel(input: Any) -> Any:
     """How many elements `input` has.
 
@@ -54,7 +54,7 @@ def numel(input: Any) -> Any:
     return d.numel(input.shape)
 
 
-@public("is_same_size")
+@public("is_same_size", dtypes="all", differentiable=False)
 def is_same_size(input: Any, other: Any) -> bool:
     """Whether two tensors are of one shape.
 
@@ -67,7 +67,7 @@ def is_same_size(input: Any, other: Any) -> bool:
 # Broadcasting
 
 
-@public("broadcast_shapes", method=False)
+@public("broadcast_shapes", method=False, dtypes="", differentiable=False)
 def broadcast_shapes(*shapes: Any) -> Any:
     """The shape that shapes (ints or sequences of them) broadcast to. RuntimeError if they do not.
 
@@ -128,7 +128,7 @@ def broadcast_tensors(*tensors: Any) -> tuple[Any, ...]:
     return together(tensors)
 
 
-@public("sum_to_size")
+@public("sum_to_size", dtypes="all")
 def sum_to_size(input: Any, *size: Any) -> Any:
     """`input` summed over the dims that broadcasting from `size` would repeat. RuntimeError if it would not
     give input's shape.
@@ -199,7 +199,8 @@ def _copying(name: str, view: Callable[..., Any], given: str) -> None:
 
     >>> y = kiln.{name}_copy(kiln.zeros(2, 2){given})
     """
-    public(f"{name}_copy", method=name == "narrow")(function)
+    function.__wrapped__ = view  # type: ignore[attr-defined]
+    public(f"{name}_copy", method=name == "narrow", dtypes="all")(function)
 
 
 # a view's name -> its arguments behind the tensor, in the example

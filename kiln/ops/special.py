@@ -213,6 +213,7 @@ digamma: Any = _function(
 
 @d.public(
     "polygamma",
+    differs="0 at infinity; PyTorch gives NaN from n = 2 on",
     inplace=True,
     samples=lambda rng, t: [Sample((n, d.array(rng, (3, 5), t, 0.5, 9))) for n in (0, 1, 3)],
     dtypes="float",
@@ -268,6 +269,7 @@ def mvlgamma(input: Tensor, p: Structure) -> Any:
 
 @pointwise(
     "float",
+    differs="NaN for an `other` below 0 but at poles; PyTorch sums integral powers there",
     samples=d.binary(1.5, 6, 0.5, 6),
     reference=d.reference(lambda np, x, q: _zeta(np, x, q).astype(x.dtype)),
     failures=d.not_broadcastable("zeta"),
@@ -317,6 +319,7 @@ def _igamma(np: Any, a: Any, x: Any) -> Any:
 
 
 @pointwise(
+    differs="NaN where an argument is NaN; PyTorch gives 0 or 1 where the other is 0 or infinite",
     samples=_incomplete_samples,
     reference=d.reference(lambda np, a, x: (1 - _igamma(np, a, x)).astype(x.dtype)),
     failures=d.not_broadcastable("igammac"),
@@ -335,6 +338,7 @@ def igammac(input: Tensor, other: Tensor) -> Any:
 
 
 @pointwise(
+    differs="NaN where an argument is NaN; PyTorch gives 0 or 1 where the other is 0 or infinite",
     samples=_incomplete_samples,
     reference=d.reference(lambda np, a, x: _igamma(np, a, x).astype(x.dtype)),
     failures=d.not_broadcastable("igamma"),
@@ -471,7 +475,7 @@ i1e: Any = _special(
 def _bessel(name: str, body: Any, reference: Any, what: str, value: str) -> None:
     """A Bessel function without derivative, as in PyTorch."""
     doc = DOC.format(f"The {what}; no derivative", name, "2.0", value)
-    _special(name, body, None, reference, 0.5, 9, doc)
+    _special(name, body, None, reference, 0.5, 9, doc).differs = "its limit at infinity; PyTorch gives NaN"
 
 
 _bessel("bessel_j0", lambda x: bessel.bessel_j(x, 0), _j(0), "Bessel function J of order 0", "0.2239")

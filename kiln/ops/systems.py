@@ -33,7 +33,7 @@ def linear(name: str, method: bool = False, **settings: Any) -> Callable[..., An
             return type(result)(*map(given, result, out)) if isinstance(result, tuple) else given(result, out)
 
         call.__doc__, call.__wrapped__ = function.__doc__, function  # type: ignore[attr-defined]
-        public(f"linalg.{name}", method, **settings)(call)
+        public(f"linalg.{name}", method, **{"dtypes": "float32 float64", **settings})(call)
         return call
 
     return make

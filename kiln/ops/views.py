@@ -267,7 +267,7 @@ def _plain(size: Any) -> bool:
     return type(size) is int and size >= 0
 
 
-@public("reshape")
+@public("reshape", dtypes="all")
 def reshape_(input: Any, *shape: Any) -> Any:
     """`input`'s elements in another shape; one size may be -1. A view where possible. RuntimeError if it does
     not fit.
@@ -278,7 +278,7 @@ def reshape_(input: Any, *shape: Any) -> Any:
     return _reshape(input, _resolved(input, shape))
 
 
-@public("view", method=True)
+@public("view", method=True, dtypes="all")
 def view(input: Any, *shape: Any, dtype: Any = None) -> Any:
     """As `reshape`, but RuntimeError where the strides of a tensor would need a copy. Given a dtype: the same
     memory with its bits read as that, without gradients; the last dim grows or shrinks by the widths' ratio.
@@ -322,7 +322,7 @@ def viewable(shape: tuple[int, ...], strides: tuple[int, ...], sizes: tuple[int,
     return not wanted
 
 
-@public("flatten")
+@public("flatten", dtypes="all")
 def flatten(input: Any, start_dim: int = 0, end_dim: int = -1) -> Any:
     """Dims start_dim to end_dim (inclusive) as one. RuntimeError if they are out of order.
 
@@ -337,7 +337,7 @@ def flatten(input: Any, start_dim: int = 0, end_dim: int = -1) -> Any:
     return _reshape(input, (*shape[:first], product(shape[first : last + 1]), *shape[last + 1 :]))
 
 
-@public("unflatten")
+@public("unflatten", dtypes="all")
 def unflatten(input: Any, dim: int, sizes: Any) -> Any:
     """Dim `dim` as several of the given sizes, one of which may be -1. RuntimeError if they do not multiply
     up to it.
@@ -356,7 +356,7 @@ def unflatten(input: Any, dim: int, sizes: Any) -> Any:
     return _reshape(input, (*shape[:dim], *parts, *shape[dim + 1 :]))
 
 
-@public("permute")
+@public("permute", dtypes="all")
 def permute_(input: Any, *dims: Any) -> Any:
     """The dims in another order. RuntimeError unless every dim is named once.
 
@@ -376,7 +376,7 @@ def permute_(input: Any, *dims: Any) -> Any:
     return _permute(input, order)
 
 
-@public("transpose")
+@public("transpose", dtypes="all")
 def transpose(input: Any, dim0: int, dim1: int) -> Any:
     """Two dims exchanged. IndexError for a dim out of range.
 
@@ -399,7 +399,7 @@ d.alias("swapdims", "transpose")
 _REVERSED = ((), (0,), (1, 0))
 
 
-@public("t")
+@public("t", dtypes="all")
 def t(input: Any) -> Any:
     """A matrix transposed; fewer dims stay. RuntimeError for more than 2 dims.
 
@@ -412,7 +412,7 @@ def t(input: Any) -> Any:
     return _permute(input, _REVERSED[ndim])
 
 
-@public("movedim")
+@public("movedim", dtypes="all")
 def movedim(input: Any, source: Any, destination: Any) -> Any:
     """Dims `source` (an int or several) moved to `destination`; the others keep their order.
 
@@ -436,7 +436,7 @@ def movedim(input: Any, source: Any, destination: Any) -> Any:
 d.alias("moveaxis", "movedim")
 
 
-@public("squeeze")
+@public("squeeze", dtypes="all")
 def squeeze(input: Any, dim: Any = None) -> Any:
     """Without dims of size 1: all of them, or those in `dim` (an int or several) that are of size 1.
 
@@ -454,7 +454,7 @@ def squeeze(input: Any, dim: Any = None) -> Any:
     return _reshape(input, tuple([s for k, s in enumerate(shape) if k not in ones]) if ones else shape)
 
 
-@public("unsqueeze")
+@public("unsqueeze", dtypes="all")
 def unsqueeze(input: Any, dim: int) -> Any:
     """With a new dim of size 1 at `dim`. IndexError for a dim out of range.
 
@@ -465,7 +465,7 @@ def unsqueeze(input: Any, dim: int) -> Any:
     return _reshape(input, (*shape[:dim], 1, *shape[dim:]))
 
 
-@public("expand", method=True)
+@public("expand", method=True, dtypes="all")
 def expand_(input: Any, *size: Any) -> Any:
     """Dims of size 1 and new leading dims repeated, as a view; -1 keeps a size. RuntimeError if it does not
     fit.
@@ -497,7 +497,7 @@ def expand_(input: Any, *size: Any) -> Any:
     return _expand(input, result)
 
 
-@public("expand_as")
+@public("expand_as", dtypes="all")
 def expand_as(input: Any, other: Any) -> Any:
     """`input` expanded to other's shape.
 
@@ -507,7 +507,7 @@ def expand_as(input: Any, other: Any) -> Any:
     return expand_(input, tuple(other.shape))
 
 
-@public("broadcast_to")
+@public("broadcast_to", dtypes="all")
 def broadcast_to(input: Any, size: Any) -> Any:
     """`input` expanded to `size`.
 
@@ -517,7 +517,7 @@ def broadcast_to(input: Any, size: Any) -> Any:
     return expand_(input, tuple(size))
 
 
-@public("view_as")
+@public("view_as", dtypes="all")
 def view_as(input: Any, other: Any) -> Any:
     """`input` viewed in other's shape.
 
@@ -527,7 +527,7 @@ def view_as(input: Any, other: Any) -> Any:
     return view(input, tuple(other.shape))
 
 
-@public("narrow")
+@public("narrow", dtypes="all")
 def narrow(input: Any, dim: int, start: int, length: int) -> Any:
     """A view of `length` elements along `dim`, from `start` (which may count from the end).
 
@@ -557,7 +557,7 @@ def narrow(input: Any, dim: int, start: int, length: int) -> Any:
     return _slice(input, dim, (start, length, 1))
 
 
-@public("select")
+@public("select", dtypes="all")
 def select(input: Any, dim: int, index: int) -> Any:
     """A view of position `index` along `dim`, without that dim. IndexError if it is out of range.
 
