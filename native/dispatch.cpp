@@ -270,39 +270,71 @@ std::string position_error(const Fn& fn, int64_t value, int dim, int64_t bound) 
 constexpr int class_dim = 100;  // dim 1, or dim 0 of a vector
 
 struct Bound {
-    int64_t low, high;
+    int64_t low, high;  // low <= 0 <= high
     bool has_ignored;
     int64_t ignored;
     bool holds(int64_t value) const {
         return (value >= low && value < high) || (has_ignored && value == ignored);
     }
+    int64_t suspect(int64_t value) const {  // negative if not in range; unsigned, as high - 1 - value may wrap
+        return int64_t((uint64_t(value) - uint64_t(low)) | (uint64_t(high) - 1 - uint64_t(value)));
+    }
 };
 
 struct NotZero {
     bool holds(int64_t value) const { return value != 0; }
+    int64_t suspect(int64_t value) const { return -int64_t(value == 0); }
 };
+
+// The first of n values, `stride` apart, that does not hold, or n. Neighbours are looked at in blocks, without a
+// branch; what makes a block suspect is looked at one by one.
+template <class Integer, class Condition>
+int64_t first_of_row(const Integer* row, int64_t n, int64_t stride, const Condition& bound) {
+    constexpr int64_t block = 64;
+    for (int64_t i = 0; i < n;) {
+        int64_t end = std::min(i + block, n), suspect = stride == 1 && end - i == block ? 0 : -1;
+        if (suspect == 0)
+            for (int64_t j = 0; j < block; ++j) suspect |= bound.suspect(row[i + j]);
+        for (; suspect < 0 && i < end; ++i)
+            if (!bound.holds(row[i * stride])) return i;
+        i = end;
+    }
+    return n;
+}
 
 // The first value that does not hold in logical order; an expanded dim is read once. False if all do.
 template <class Integer, class Condition>
 bool first_outside(const Tensor& index, const Condition& bound, int64_t* found) {
     const auto* base = reinterpret_cast<const Integer*>(index.data());
-    Dims sizes(index.sizes), at(index.sizes.size());
-    for (size_t d = 0; d < sizes.size(); ++d)
-        if (index.strides[d] == 0) sizes[d] = 1;
-    int64_t count = checked_numel(sizes), offset = 0;
-    for (int64_t i = 0; i < count; ++i) {
-        if (!bound.holds(base[offset])) {
-            *found = base[offset];
-            return true;
-        }
-        for (int d = int(sizes.size()) - 1; d >= 0; --d) {
-            offset += index.strides[d];
-            if (++at[d] < sizes[d]) break;
-            offset -= sizes[d] * index.strides[d];
-            at[d] = 0;
+    Dims sizes, strides;  // of the dims that move, neighbours merged where they lie so
+    for (int d = 0; d < index.ndim(); ++d) {
+        const int64_t size = index.sizes[d], stride = index.strides[d];
+        if (size == 1 || stride == 0) continue;
+        if (const size_t n = sizes.size(); n && strides[n - 1] == stride * size) {
+            sizes[n - 1] *= size;
+            strides[n - 1] = stride;
+        } else {
+            sizes.push_back(size);
+            strides.push_back(stride);
         }
     }
-    return false;
+    const int last = sizes.ndim() - 1;
+    const int64_t length = last < 0 ? 1 : sizes[last], stride = last < 0 ? 1 : strides[last];
+    Dims at(sizes.size());
+    for (int64_t offset = 0;;) {
+        if (int64_t i = first_of_row(base + offset, length, stride, bound); i < length) {
+            *found = base[offset + i * stride];
+            return true;
+        }
+        int d = last - 1;
+        for (; d >= 0; --d) {
+            offset += strides[d];
+            if (++at[d] < sizes[d]) break;
+            offset -= sizes[d] * strides[d];
+            at[d] = 0;
+        }
+        if (d < 0) return false;
+    }
 }
 
 }  // namespace
