@@ -6,9 +6,10 @@ import struct
 from typing import Any
 
 from kiln.capture.answers import structure as structured
-from kiln.capture.function import VIEWS, Forward
+from kiln.capture.function import Forward
 from kiln.capture.programs import Slots
 from kiln.graph.graph import Graph, Node, Value
+from kiln.ops.kinds import VIEWS
 from kiln.ops.record import Op
 
 BOOL, INT, FLOAT = 0, 2, 3  # kinds of a number, as the core counts them
