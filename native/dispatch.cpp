@@ -359,6 +359,9 @@ void check_positions(const Fn& fn, std::span<const Operand> operands) {
                    : index.dtype == DType::uint8 ? first_outside<uint8_t>(index, bound, &found)
                                                  : false;  // the op's own rule refuses other dtypes
     if (outside) raise(fn.index_error_kind, position_error(fn, found, dim, size));
+    const bool all = index.contiguous && size_t(index.numel) * itemsize(index.dtype) == index.storage->nbytes;
+    if (all && bound.low == 0 && !bound.has_ignored && size <= UINT32_MAX)
+        index.storage->below = uint32_t(size);  // seen once, until it is written
 }
 
 void check_divisor(const Fn& fn, std::span<const Operand> operands) {

@@ -175,6 +175,24 @@ def test_one_wrong_position(at: int, wrong: int) -> None:
             kiln.zeros(200)[index]
 
 
+@pytest.mark.parametrize("how", ["write", "through a view", "from outside", "another size"])
+def test_positions_are_checked_again(how: str) -> None:
+    """What was seen to be in range is not taken to be so once it may have changed."""
+    x, index = kiln.arange(100.0), kiln.full((70,), 99)
+    array = index.numpy() if how == "from outside" else None
+    assert x.index_select(0, index).tolist() == [99.0] * 70
+    if array is not None:
+        array[69] = 100
+    elif how == "write":
+        index.add_(1)
+    elif how == "through a view":
+        index.view(7, 10)[6, 9] = 100
+    else:
+        x = x[:99]
+    with pytest.raises(IndexError, match="out of range"):
+        x.index_select(0, index)
+
+
 def test_assignment_has_gradients() -> None:
     """What was overwritten gets none, what was written gets its own; through a view too."""
     x, v = kiln.ones(3, 4, requires_grad=True), kiln.ones(2, requires_grad=True)
