@@ -69,8 +69,8 @@ def lowest(type: str, sign: int) -> Scalar:
 
 
 def _extremum(sign: int) -> Scan:
-    """The position of the largest (sign 1) or smallest so far, the later of equals; a NaN beats all, the later
-    NaN too. Floats are compared as integers that order as they do: the next step waits for one comparison.
+    """The position of the largest (sign 1) or smallest so far, the later of equals; a NaN beats all, the
+    later NaN too. Floats are compared as integers that order as they do: a step waits for one comparison.
     """
 
     def step(state: State, x: Scalar, position: Scalar) -> State:
