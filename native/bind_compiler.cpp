@@ -175,6 +175,7 @@ void classify(const Call& call) {
             fn.index_error_kind = answer.integer(0, 2) ? ErrorKind::index : ErrorKind::runtime;
         }
         fn.gives_along = int8_t(answer.integer(-128, 128));
+        fn.updates = answer.integer(0, 2) != 0;
         return fn.cls = cls;
     });
 }
@@ -203,9 +204,9 @@ std::unique_ptr<PointwiseEntry> pointwise(const Call& call, int ndim, std::span<
     });
 }
 
-std::unique_ptr<Program> program(const Call& call, bool with_hidden) {
+std::unique_ptr<Program> program(const Call& call, ProgramFor what) {
     Object operands = describe_operands(call.operands);
-    Object args = checked(Py_BuildValue("(OOi)", handle_of(*call.fn), operands.get(), int(with_hidden)));
+    Object args = checked(Py_BuildValue("(OOi)", handle_of(*call.fn), operands.get(), int(what)));
     auto made = answer_to("program", args,
                           [&](Answer& answer) { return read_program(answer, call.operands.size()); });
     made->name = call.fn->name;

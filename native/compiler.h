@@ -34,7 +34,7 @@ void classify(const Call& call);
 std::unique_ptr<PointwiseEntry> pointwise(const Call& call, int ndim, std::span<const uint8_t> layouts,
                                           std::span<const DType> out_dtypes);
 
-std::unique_ptr<Program> program(const Call& call, bool with_hidden);
+std::unique_ptr<Program> program(const Call& call, ProgramFor what);
 
 std::unique_ptr<Saves> saves(const Call& call);
 

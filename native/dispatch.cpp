@@ -31,9 +31,21 @@ void copy_into(const TensorRef& target, Tensor& source) {
     execute(*core_fns().copy, {&operand, 1}, {&target, 1}, false);
 }
 
+// Whether the result may be made where the first operand lies: it is written over it, and no other operand
+// shares its memory.
+bool updates_first(const Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
+    if (!fn.updates || out.size() != 1 || operands[0].tensor != out[0].get()) return false;
+    return std::ranges::none_of(operands.subspan(1), [&](const Operand& operand) {
+        return operand.tensor && operand.tensor->storage == out[0]->storage;
+    });
+}
+
 Results execute_program(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out,
                         bool hidden) {
-    const Program& program = program_for(fn, operands, hidden);
+    const Program& program = program_for(fn, operands,
+                                         hidden                             ? ProgramFor::hidden
+                                         : updates_first(fn, operands, out) ? ProgramFor::update
+                                                                            : ProgramFor::results);
     const Dims slots = slots_of(program, fn, operands);
     SmallVector<Input, 8> inputs;
     for (const Operand& operand : operands) {
@@ -43,12 +55,14 @@ Results execute_program(Fn& fn, std::span<const Operand> operands, std::span<con
     Results results;
     SmallVector<StorageRef, 4> storages;
     for (size_t k = 0; k < program.outputs.size(); ++k) {
-        results.push_back(new_tensor(program.outputs[k].dtype, output_sizes(program, k, slots.data())));
+        const bool in_place = program.buffers[program.outputs[k].buffer].kind == Buffer::input;
+        results.push_back(
+            in_place ? out[k] : new_tensor(program.outputs[k].dtype, output_sizes(program, k, slots.data())));
         storages.push_back(results.back()->storage);
     }
     run(program, slots.data(), {inputs.data(), inputs.size()}, {storages.data(), storages.size()});
     for (size_t k = 0; k < out.size(); ++k) {
-        copy_into(out[k], *results[k]);
+        if (results[k] != out[k]) copy_into(out[k], *results[k]);
         results[k] = out[k];
     }
     return results;
@@ -61,21 +75,21 @@ std::vector<Dims> result_sizes(Fn& fn, std::span<const Operand> operands) {
     std::vector<Dims> sizes;
     if (fn.cls == FnClass::pointwise) sizes.assign(fn.outputs, broadcast_shape(fn, operands));
     if (fn.cls != FnClass::program) return sizes;
-    const Program& program = program_for(fn, operands, false);
+    const Program& program = program_for(fn, operands, ProgramFor::results);
     const Dims slots = slots_of(program, fn, operands);
     for (size_t k = 0; k < program.outputs.size(); ++k)
         sizes.push_back(output_sizes(program, k, slots.data()));
     return sizes;
 }
 
-const Program& program_for(Fn& fn, std::span<const Operand> operands, bool hidden) {
+const Program& program_for(Fn& fn, std::span<const Operand> operands, ProgramFor what) {
     static auto* table = new Table<Program>();
     Key key;
-    key.push(fn.id | uint64_t(hidden) << 32);
+    key.push(fn.id | uint64_t(what) << 32);
     for (const Operand& operand : operands) describe(operand, key);
     Program* program = table->find(key);
     if (!program) [[unlikely]]
-        program = table->insert(key, compiler::program({&fn, operands}, hidden));
+        program = table->insert(key, compiler::program({&fn, operands}, what));
     return *program;
 }
 
@@ -270,36 +284,55 @@ std::string position_error(const Fn& fn, int64_t value, int dim, int64_t bound) 
 constexpr int class_dim = 100;  // dim 1, or dim 0 of a vector
 
 struct Bound {
-    int64_t low, high;
+    int64_t low, high;  // low <= 0 <= high
     bool has_ignored;
     int64_t ignored;
     bool holds(int64_t value) const {
         return (value >= low && value < high) || (has_ignored && value == ignored);
     }
+    int64_t suspect(int64_t value) const {  // negative if not in range (unsigned: no overflow)
+        return int64_t((uint64_t(value) - uint64_t(low)) | (uint64_t(high) - 1 - uint64_t(value)));
+    }
 };
 
 struct NotZero {
     bool holds(int64_t value) const { return value != 0; }
+    int64_t suspect(int64_t value) const { return -int64_t(value == 0); }
 };
+
+// The first of n values, `stride` apart, that does not hold, or n. Neighbours are looked at 64 at a time,
+// without a branch, and one by one where that makes them suspect.
+template <class Integer, class Condition>
+int64_t first_of_row(const Integer* row, int64_t n, int64_t stride, const Condition& bound) {
+    for (int64_t i = 0, suspect = -1; i < n; suspect = -1) {
+        const int64_t end = std::min<int64_t>(i + 64, n);
+        if (stride == 1 && end == i + 64)
+            for (int64_t j = suspect = 0; j < 64; ++j) suspect |= bound.suspect(row[i + j]);
+        for (; suspect < 0 && i < end; ++i)
+            if (!bound.holds(row[i * stride])) return i;
+        i = end;
+    }
+    return n;
+}
 
 // The first value that does not hold in logical order; an expanded dim is read once. False if all do.
 template <class Integer, class Condition>
 bool first_outside(const Tensor& index, const Condition& bound, int64_t* found) {
     const auto* base = reinterpret_cast<const Integer*>(index.data());
-    Dims sizes(index.sizes), at(index.sizes.size());
-    for (size_t d = 0; d < sizes.size(); ++d)
+    const bool flat = index.contiguous;
+    const int last = index.ndim() - 1;
+    Dims sizes(index.sizes);
+    for (int d = 0; d <= last; ++d)
         if (index.strides[d] == 0) sizes[d] = 1;
-    int64_t count = checked_numel(sizes), offset = 0;
-    for (int64_t i = 0; i < count; ++i) {
-        if (!bound.holds(base[offset])) {
-            *found = base[offset];
+    const int64_t count = checked_numel(sizes), length = flat ? count : sizes[last];
+    const int64_t stride = flat ? 1 : index.strides[last];
+    for (int64_t row = 0; row < count; row += length) {
+        int64_t offset = 0, rest = row / length;
+        for (int d = flat ? -1 : last - 1; d >= 0; rest /= sizes[d--])
+            offset += rest % sizes[d] * index.strides[d];
+        if (int64_t i = first_of_row(base + offset, length, stride, bound); i < length) {
+            *found = base[offset + i * stride];
             return true;
-        }
-        for (int d = int(sizes.size()) - 1; d >= 0; --d) {
-            offset += index.strides[d];
-            if (++at[d] < sizes[d]) break;
-            offset -= sizes[d] * index.strides[d];
-            at[d] = 0;
         }
     }
     return false;
@@ -326,6 +359,9 @@ void check_positions(const Fn& fn, std::span<const Operand> operands) {
                    : index.dtype == DType::uint8 ? first_outside<uint8_t>(index, bound, &found)
                                                  : false;  // the op's own rule refuses other dtypes
     if (outside) raise(fn.index_error_kind, position_error(fn, found, dim, size));
+    const bool all = index.contiguous && size_t(index.numel) * itemsize(index.dtype) == index.storage->nbytes;
+    if (all && bound.low == 0 && !bound.has_ignored && size <= UINT32_MAX)
+        index.storage->below = uint32_t(size);  // seen once, until it is written
 }
 
 void check_divisor(const Fn& fn, std::span<const Operand> operands) {

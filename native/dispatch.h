@@ -32,7 +32,7 @@ std::vector<Dims> result_sizes(Fn& fn, std::span<const Operand> operands);
 
 // The program of a general function for operands that look like these.
 struct Program;
-const Program& program_for(Fn& fn, std::span<const Operand> operands, bool hidden);
+const Program& program_for(Fn& fn, std::span<const Operand> operands, ProgramFor what);
 // The slots it runs with; raises the sentence for sizes that do not fit.
 Dims slots_of(const Program& program, Fn& fn, std::span<const Operand> operands);
 

@@ -93,6 +93,10 @@ struct Recipe {
 
 inline constexpr int8_t no_dim = -128, flat_array = 127;
 
+// What a program gives: the results; what a derivative reads as well; the result where the first operand
+// lies.
+enum class ProgramFor : uint8_t { results, hidden, update };
+
 // A function of arrays and numbers: an op with its structure, or the derivative of one.
 struct Fn {
     uint32_t id = 0;
@@ -106,6 +110,7 @@ struct Fn {
     int8_t index_dim = 0;         // along this dim
     int8_t index_ignore = -1;     // operand whose value among the positions is skipped, -1: none
     bool index_negative = false;  // positions may count from the end
+    bool updates = false;         // it writes at places of its first operand: in place without a copy
     int8_t gives_along = no_dim;  // the results are positions along this dim, or in the flat array
     ErrorKind index_error_kind = ErrorKind::index;
     std::string index_error;       // with {index}, {dim} and {size}

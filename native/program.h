@@ -58,7 +58,6 @@ struct Output {
     uint32_t buffer;
     DType dtype;
     std::vector<int32_t> sizes;  // slots
-    int32_t update = -1;         // the input whose memory this output is written into
 };
 
 struct Check {

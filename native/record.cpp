@@ -309,7 +309,7 @@ void results_of(Fn& fn, std::span<const Operand> operands, bool hidden, SmallVec
         for (DType dtype : pointwise_dtypes(fn, operands)) given.push_back({dtype, shape});
         return;
     }
-    const Program& program = program_for(fn, operands, hidden);
+    const Program& program = program_for(fn, operands, hidden ? ProgramFor::hidden : ProgramFor::results);
     const Dims slots = slots_of(program, fn, operands);
     for (size_t k = 0; k < program.outputs.size(); ++k)
         given.push_back({program.outputs[k].dtype, output_sizes(program, k, slots.data())});

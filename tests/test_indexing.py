@@ -145,6 +145,54 @@ def test_accumulate_adds_in_order() -> None:
     assert x.tolist() == [1, 4, 0, 3]
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_in_place_is_at_places(turned: bool) -> None:
+    """Values go where they belong and nowhere else, with operands that share the memory written to."""
+    data = np.arange(12.0, dtype=np.float32).reshape(3, 4)
+    x, index = kiln.tensor(data), kiln.tensor([[1, 0, 1, 2]])
+    view, want = (x.t(), data.copy().T) if turned else (x, data.copy())
+    dim, index = (1, index.t()) if turned else (0, index)
+    for source in (kiln.ones(index.shape), view.narrow(dim, 0, 1)):
+        given, places = np.array(source).copy(), list(np.indices(index.shape))
+        places[dim] = np.array(index)
+        np.add.at(want, tuple(places), given)
+        assert view.scatter_add_(dim, index, source) is view
+        assert np.array_equal(np.array(view), want)
+    own = kiln.tensor([1, 2, 0])
+    assert own.scatter_(0, own, 5).tolist() == [5, 5, 5]
+    own = kiln.tensor([1, 2, 0])
+    assert own.scatter_(0, own, own).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("at", [0, 63, 64, 130, 199])
+@pytest.mark.parametrize("wrong", [200, -201, 2**63 - 1, -(2**63)])
+def test_one_wrong_position(at: int, wrong: int) -> None:
+    """A position out of range is found wherever it stands, and named."""
+    places = kiln.zeros(200, dtype=kiln.int64)
+    places[at] = wrong
+    for index in (places, places.view(2, 100).t(), places.view(200, 1).expand(200, 3)):
+        with pytest.raises(IndexError, match=f"index {wrong} is out of bounds"):
+            kiln.zeros(200)[index]
+
+
+@pytest.mark.parametrize("how", ["write", "through a view", "from outside", "another size"])
+def test_positions_are_checked_again(how: str) -> None:
+    """What was seen to be in range is not taken to be so once it may have changed."""
+    x, index = kiln.arange(100.0), kiln.full((70,), 99)
+    array = index.numpy() if how == "from outside" else None
+    assert x.index_select(0, index).tolist() == [99.0] * 70
+    if array is not None:
+        array[69] = 100
+    elif how == "write":
+        index.add_(1)
+    elif how == "through a view":
+        index.view(7, 10)[6, 9] = 100
+    else:
+        x = x[:99]
+    with pytest.raises(IndexError, match="out of range"):
+        x.index_select(0, index)
+
+
 def test_assignment_has_gradients() -> None:
     """What was overwritten gets none, what was written gets its own; through a view too."""
     x, v = kiln.ones(3, 4, requires_grad=True), kiln.ones(2, requires_grad=True)

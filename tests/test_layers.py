@@ -61,7 +61,7 @@ LATE_OWN: dict[str, set[str]] = {
 
 FORBIDDEN_AT_IMPORT = ("numpy", "scipy", "llvmlite", "inspect", "dataclasses", "torch")
 LONGEST_FILE = 600
-LONGEST_CORE = 6750
+LONGEST_CORE = 6800
 LONGEST_BINDING = 3650  # the C API spelled out, which the core proper does not see
 
 SOURCES = sorted(KILN.rglob("*.py"))

@@ -23,6 +23,7 @@ from kiln.capture.handle import Handle
 from kiln.capture.service import log
 from kiln.graph.graph import Graph
 
+HIDDEN, UPDATE = 1, 2  # what a program is asked for; in native/op.h too
 SOURCES = ("grad", "input", "output", "hidden", "shape", "number")  # in the order of native/op.h
 
 
@@ -95,11 +96,12 @@ def _classify(function: Function, operands: Operands) -> tuple[Any, ...]:
     kind = classify(graph)
     if kind == "pointwise" and isinstance(function, Forward) and not function.is_pointwise(operands):
         kind = "program"  # of operands of another rank it is not
-    return kind, len(graph.outputs), *found, along
+    return kind, len(graph.outputs), *found, along, int(recipes.writes_at_places(graph))
 
 
-def _program(function: Function, operands: Operands, hidden: int) -> tuple[Any, ...]:
-    return programs.program(function.graph(operands, bool(hidden)))
+def _program(function: Function, operands: Operands, what: int) -> tuple[Any, ...]:
+    graph = function.graph(operands, what == HIDDEN)
+    return programs.program(graph, update=what == UPDATE and recipes.writes_at_places(graph))
 
 
 def _saves(function: Function, operands: Operands) -> tuple[Any, ...]:

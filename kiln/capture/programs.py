@@ -92,9 +92,17 @@ class Slots:
         return self._expr(DIVIDE, self.of(atom.numerator), self.of(atom.denominator))
 
 
-def program(graph: Graph, input_index: Callable[[int], int] = lambda i: i) -> tuple[Any, ...]:
-    """A graph as the core's program: (kernels, environment, expressions, checks, buffers, outputs, steps)."""
-    plan = lower(simplify(graph))
+def program(
+    graph: Graph, input_index: Callable[[int], int] = lambda i: i, update: bool = False
+) -> tuple[Any, ...]:
+    """A graph as the core's program: (kernels, environment, expressions, checks, buffers, outputs, steps).
+
+    With `update`, the result is written where the first input lies.
+    """
+    simple = simplify(graph)
+    if update:
+        simple.updates[0] = 0
+    plan = lower(simple)
     slots = Slots(graph.slots)
     checks = [(slots.of(a), slots.of(b)) for a, b in graph.checks]
     buffers = [_buffer(b, slots, input_index) for b in plan.buffers]

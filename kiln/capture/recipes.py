@@ -9,6 +9,7 @@ from kiln.capture.answers import structure as structured
 from kiln.capture.function import Forward
 from kiln.capture.programs import Slots
 from kiln.graph.graph import Graph, Node, Value
+from kiln.ops.kinds import VIEWS
 from kiln.ops.record import Op
 
 BOOL, INT, FLOAT = 0, 2, 3  # kinds of a number, as the core counts them
@@ -117,3 +118,25 @@ def positions_along(function: Forward) -> int:
     names = [param.name for param in function.op.params]
     dim: int | None = function.structure[names.index("dim")]
     return FLAT if dim is None else dim
+
+
+def writes_at_places(graph: Graph) -> bool:
+    """Whether the one result is the first input with values put at places of it, its shape and dtype kept."""
+    if len(graph.outputs) != 1 or not graph.inputs:
+        return False
+    (out,), target = graph.outputs, graph.inputs[0]
+    put = _viewed(out).node
+    return (
+        put is not None
+        and put.op.kind == "scatter"
+        and _viewed(put.inputs[0]) is target
+        and not target.weak
+        and (out.dtype, out.shape) == (target.dtype, target.shape)
+    )
+
+
+def _viewed(value: Value) -> Value:
+    """What a value is a view of."""
+    while value.node is not None and value.node.op.kind in VIEWS:
+        value = value.node.inputs[0]
+    return value

@@ -75,6 +75,7 @@ scan_sum = _primitive("scan_sum", dtypes="all")
 scan_prod = _primitive("scan_prod", dtypes="all")
 scan_argmax = _primitive("scan_argmax", "index", dtypes="all", differentiable=False)
 scan_argmin = _primitive("scan_argmin", "index", dtypes="all", differentiable=False)
+scan_argmax.gives_positions = scan_argmin.gives_positions = True
 scan_logsumexp = _primitive("scan_logsumexp")
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from kiln.ops import mathematics as m
 from kiln.ops.kinds import COMPUTE
-from kiln.ops.scalar import FLOATS, SIGNED, WIDTH, Scalar, const, select
+from kiln.ops.scalar import FLOATS, SIGNED, WIDTH, Scalar, bits, const, select
 
 State = tuple[Scalar, ...]
 
@@ -68,25 +68,31 @@ def lowest(type: str, sign: int) -> Scalar:
     return const((1 << bits) - 1 if sign > 0 else 0, type)
 
 
-def _extremum(beats: Callable[[Scalar, Scalar], Scalar]) -> Callable[[State, Scalar, Scalar], State]:
-    """The position of the best so far, the later of equals; a NaN beats all, the later NaN too."""
+def _extremum(sign: int) -> Scan:
+    """The position of the largest (sign 1) or smallest so far, the later of equals; a NaN beats all, the
+    later NaN too. Floats are compared as integers that order as they do: a step waits for one comparison.
+    """
 
     def step(state: State, x: Scalar, position: Scalar) -> State:
         best, place = state
-        better = beats(x, best)
-        if x.type in FLOATS:
-            better = x.ne(x) | (best.eq(best) & better)
-        return select(better, x, best), select(better, position, place)
+        rank = _rank(x, sign) if x.type in FLOATS else x
+        if x.type == "i1":
+            better = (x | ~best) if sign > 0 else (~x | best)
+        else:
+            better = rank >= best if sign > 0 else rank <= best
+        return select(better, rank, best), select(better, position, place)
 
-    return step
-
-
-def _at_least(x: Scalar, best: Scalar) -> Scalar:
-    return x | ~best if x.type == "i1" else x >= best
+    return Scan(lambda t: (lowest(_RANKS.get(t, t), -sign), const(0, "i64")), step)
 
 
-def _at_most(x: Scalar, best: Scalar) -> Scalar:
-    return ~x | best if x.type == "i1" else x <= best
+_RANKS = {"f32": "i32", "f64": "i64"}
+
+
+def _rank(x: Scalar, sign: int) -> Scalar:
+    """An integer that orders as x does, -0 as 0; of a NaN the end on the side of `sign`."""
+    word = bits(select(x.eq(0), const(0, x.type), x))
+    upright = const((1 << (WIDTH[x.type] - 1)) - 1, word.type)
+    return select(x.ne(x), lowest(word.type, sign), select(word < 0, word ^ upright, word))
 
 
 def _log_add(state: State, x: Scalar, position: Scalar) -> State:
@@ -102,8 +108,8 @@ def _log_add(state: State, x: Scalar, position: Scalar) -> State:
 SCANS: dict[str, Scan] = {
     "scan_sum": Scan(lambda t: (const(0, t),), lambda s, x, i: (s[0] + x,), True),
     "scan_prod": Scan(lambda t: (const(1, t),), lambda s, x, i: (s[0] * x,), True),
-    "scan_argmax": Scan(lambda t: (lowest(t, -1), const(0, "i64")), _extremum(_at_least)),
-    "scan_argmin": Scan(lambda t: (lowest(t, 1), const(0, "i64")), _extremum(_at_most)),
+    "scan_argmax": _extremum(1),
+    "scan_argmin": _extremum(-1),
     "scan_logsumexp": Scan(lambda t: (const(float("-inf"), t),), _log_add, True),
 }
 
