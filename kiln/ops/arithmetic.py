@@ -200,20 +200,29 @@ def clamp(input: Any, min: Any = None, max: Any = None, *, out: Any = None) -> A
     return p.clamp.handle(input, min, max, **into(out))
 
 
-@public("where", method=False, plain=p.where)
+@public(
+    "where",
+    method=False,
+    plain=p.where,
+    samples=d.samples(lambda rng, t: ((d.array(rng, (3, 4), t, -1, 1),), {})),
+    dtypes="float32 int64 bool",
+    differentiable=False,
+    reads=True,
+    failures=d.failures(((d.Zeros(2, dtype="bool"), 1), {}, TypeError, "both")),
+)
 def where(condition: Any, input: Any = None, other: Any = None, *, out: Any = None) -> Any:
     """`input` where the bool `condition` holds, else `other`; all three broadcast.
 
-    RuntimeError for a condition that is not bool; NotImplementedError without `input` and `other` (the
-    positions of true elements: their number depends on data).
+    Of `condition` alone: the positions of what is not zero, as `nonzero(condition, as_tuple=True)`.
+    RuntimeError for a condition that is not bool, TypeError for only one of the values.
 
     >>> kiln.where(kiln.tensor([True, False]), 1.0, 2.0)
     tensor([1., 2.])
     """
+    if input is None and other is None:
+        return d.FUNCTIONS["nonzero"](condition, as_tuple=True)
     if input is None or other is None:
-        raise NotImplementedError(
-            "where: the one-argument form is not supported; give the two values to choose from"
-        )
+        raise TypeError("where: expected both `input` and `other`, or neither; got one of them")
     name = dtype_name(condition.dtype)
     if name != "bool":
         raise RuntimeError(

@@ -145,6 +145,7 @@ _MISMATCH = d.failures(
         _matrices((3, 5), (5,)),
         _matrices((5,), (5, 4)),
         _matrices((2, 3, 5), (5, 4)),
+        _matrices((2, 3, 5), (5,)),
         _matrices((2, 1, 3, 5), (4, 5, 2)),
         _matrices((0, 3), (3, 4)),
     ),
@@ -165,17 +166,17 @@ def matmul(input: Tensor, other: Tensor) -> Any:
     a = reshape(input, (1, *input.shape)) if input.ndim == 1 else input
     b = reshape(other, (*other.shape, 1)) if other.ndim == 1 else other
     m, n, k = a.shape[-2], b.shape[-1], a.shape[-1]
+    vector = input.ndim == 1 or other.ndim == 1
     if b.ndim == 2:
         batch = a.shape[:-2]
-        rows = reshape(a, (product_of(a.shape[:-1]), k)) if batch else a
-        result = product(rows, b)
+        flat = bool(batch)
+        result = product(reshape(a, (product_of(a.shape[:-1]), k)) if flat else a, b)
     else:
         batch = kinds.broadcast(a.graph, [a.shape[:-2], b.shape[:-2]], "matmul")
         a, b = (expand(x, (*batch, *x.shape[-2:])) for x in (a, b))
-        result = product(a, b)
+        flat, result = False, product(a, b)
     tail = (*((m,) if input.ndim > 1 else ()), *((n,) if other.ndim > 1 else ()))
-    shape = (*batch, *tail)
-    return result if result.ndim == len(shape) else reshape(result, shape)
+    return reshape(result, (*batch, *tail)) if flat or vector else result
 
 
 def _check_mm(a: Any, b: Any) -> None:

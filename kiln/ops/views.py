@@ -357,13 +357,13 @@ def unflatten(input: Any, dim: int, sizes: Any) -> Any:
 
 
 @public("permute")
-def permute_(input: Any, *dims: Any) -> Any:
+def permute_(input: Any, *order: Any, dims: Any = None) -> Any:
     """The dims in another order. RuntimeError unless every dim is named once.
 
     >>> kiln.permute(kiln.zeros(2, 3, 4), (2, 0, 1)).shape
     kiln.Size([4, 2, 3])
     """
-    order = sizes_of(dims)
+    order = sizes_of(order if dims is None else (dims,))
     if len(order) != input.ndim:
         raise RuntimeError(
             "permute(): number of dimensions in the tensor input does not match the length of the desired "
@@ -539,6 +539,8 @@ def narrow(input: Any, dim: int, start: int, length: int) -> Any:
     if input.ndim == 0:
         raise RuntimeError("narrow() cannot be applied to a 0-dim tensor.")
     dim = normalize_dim(dim, input.ndim, "narrow")
+    if isinstance(start, _core.Tensor):
+        start = int(start)
     if isinstance(length, int) and length < 0:
         raise RuntimeError("narrow(): length must be non-negative.")
     size = input.shape[dim]
