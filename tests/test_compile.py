@@ -577,7 +577,7 @@ def test_a_region_that_never_repeats_is_switched_off() -> None:
 
 
 def test_rows_of_a_product_go_to_a_part_of_a_tensor() -> None:
-    """A product seen in another shape and written where its rows lie apart: a cache of keys, filled in place."""
+    """A product seen in another shape and written where its rows lie apart: a cache, filled in place."""
 
     def program(t: Any, w: Any) -> Any:
         cache = kiln.zeros(1, 2, 3, 2)

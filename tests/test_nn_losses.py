@@ -125,11 +125,10 @@ def test_triplets_by_a_distance_of_ones_own(options: dict[str, Any]) -> None:
     found = []
     for lib in (kiln, torch):
         rows = [lib.tensor(x, requires_grad=True) for x in _rows()]
-        near = lib.nn.CosineSimilarity(dim=-1)
-        one = lib.nn.TripletMarginWithDistanceLoss(**options)(*rows)
-        two = lib.nn.TripletMarginWithDistanceLoss(distance_function=lambda x, y: 1 - near(x, y), **options)(
-            *rows
-        )  # noqa: B023
+        one, two = (
+            lib.nn.TripletMarginWithDistanceLoss(distance_function=distance, **options)(*rows)
+            for distance in (None, lib.nn.CosineSimilarity(dim=-1))
+        )
         (one + two).sum().backward()
         found.append([one, two, lib.nn.PairwiseDistance(p=1)(*rows[:2]), *(x.grad for x in rows)])
         with pytest.raises(ValueError, match="margin"):

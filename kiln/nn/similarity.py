@@ -25,7 +25,8 @@ def gumbel_softmax(
         return soft
     index = soft.detach().max(dim, keepdim=True)[1]
     one = ops.zeros_like(soft.detach()).scatter_(dim, index, 1.0)
-    return one - soft.detach() + soft
+    drawn: Tensor = one - soft.detach() + soft
+    return drawn
 
 
 def triplet_margin_with_distance_loss(
