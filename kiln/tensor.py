@@ -72,6 +72,28 @@ def _last_two(self: Any) -> Any:
     return views.transpose(self, -1, -2)
 
 
+def _matrix_transposed(self: Any) -> Any:
+    """The transpose of a matrix. RuntimeError for another number of dims (but 0)."""
+    if self.ndim not in (0, 2):
+        raise RuntimeError(f"tensor.H is only supported on matrices (2-D tensors). Got {self.ndim}-D tensor.")
+    return _transposed(self)
+
+
+def _contains(self: Any, element: Any) -> bool:
+    """Whether an element equals the number or broadcast tensor. RuntimeError for anything else."""
+    if not isinstance(element, (Tensor, int, float)):
+        raise RuntimeError(
+            "Tensor.__contains__ only supports Tensor or scalar, but you passed in a "
+            f"{type(element).__name__}."
+        )
+    return bool((self == element).any())
+
+
+def get_device(self: Any) -> int:
+    """-1: the CPU has no ordinal."""
+    return -1
+
+
 def _iterate(self: Any) -> Any:
     """The views along dim 0. TypeError for a tensor of no dims."""
     if self.ndim == 0:
@@ -105,6 +127,7 @@ def methods() -> dict[str, Any]:
     found.update(
         cpu=cpu,
         to_device=to_device,
+        get_device=get_device,
         type_as=type_as,
         where=where,
         new_full=creation.new_full,
@@ -113,6 +136,7 @@ def methods() -> dict[str, Any]:
     found.update(interop.METHODS)
     found["backward"] = backward
     found["__iter__"] = _iterate
+    found["__contains__"] = _contains
     found["__repr__"] = printing.tensor_repr
     found["__format__"] = printing.tensor_format
     # functions of the namespace that take no tensor first
@@ -129,10 +153,14 @@ def attach() -> None:
     for name, getter in (
         ("T", _transposed),
         ("mT", _last_two),
+        ("H", _matrix_transposed),
+        ("mH", lambda self: _last_two(self) if self.ndim else self),
+        ("real", lambda self: self),
+        *((f"is_{other}", lambda self: False) for other in "cuda meta mps quantized sparse xpu".split()),
+        ("is_cpu", lambda self: True),
         ("device", lambda self: CPU),
         ("itemsize", Tensor.element_size),
         ("layout", lambda self: strided),
-        ("real", lambda self: self),
     ):
         setattr(Tensor, name, property(getter))
     for name, function in ops.OPERATORS.items():

@@ -574,3 +574,15 @@ def test_a_region_that_never_repeats_is_switched_off() -> None:
     assert stats["off"]
     assert stats["runs"] + stats["replays"] < 1400
     assert "switched off: hardly any recording was seen again" in compiled.explain()
+
+
+def test_rows_of_a_product_go_to_a_part_of_a_tensor() -> None:
+    """A product seen in another shape and written where its rows lie apart: a cache, filled in place."""
+
+    def program(t: Any, w: Any) -> Any:
+        cache = kiln.zeros(1, 2, 3, 2)
+        for k in range(3):
+            cache[:, :, k : k + 1] = (t[k : k + 1] @ w).view(1, 1, 2, 2).transpose(1, 2)
+        return cache
+
+    both(program, *[(x, lambda: normal(4, 4))] * 3)

@@ -111,3 +111,41 @@ def test_triangles() -> None:
                     for lib in (kiln, torch)
                 )
                 assert str(ours.dtype).endswith(dtype) and ours.tolist() == theirs.tolist()
+
+
+def _rows() -> list[list[list[float]]]:
+    return [SCORES, SHARES, [row[::-1] for row in SCORES]]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"swap": True, "reduction": "sum"}, {"margin": 2.0, "reduction": "none"}]
+)
+def test_triplets_by_a_distance_of_ones_own(options: dict[str, Any]) -> None:
+    """With the distance given and without, as modules; what is no margin or reduction is refused."""
+    found = []
+    for lib in (kiln, torch):
+        rows = [lib.tensor(x, requires_grad=True) for x in _rows()]
+        one, two = (
+            lib.nn.TripletMarginWithDistanceLoss(distance_function=distance, **options)(*rows)
+            for distance in (None, lib.nn.CosineSimilarity(dim=-1))
+        )
+        (one + two).sum().backward()
+        found.append([one, two, lib.nn.PairwiseDistance(p=1)(*rows[:2]), *(x.grad for x in rows)])
+        with pytest.raises(ValueError, match="margin"):
+            lib.nn.functional.triplet_margin_with_distance_loss(*rows, margin=0.0)
+        with pytest.raises(ValueError, match="reduction"):
+            lib.nn.functional.triplet_margin_with_distance_loss(*rows, reduction="most")
+    assert all(map(same, *found))
+
+
+def test_gumbel_softmax_draws_the_categories_as_often_as_they_are_likely() -> None:
+    """Hard samples are one-hot and have the gradient of soft ones; soft ones are shares."""
+    logits = kiln.tensor([0.0, 1.0, 2.0]).repeat(4000, 1).requires_grad_()
+    hard = kiln.nn.functional.gumbel_softmax(logits, tau=0.5, hard=True)
+    assert hard.detach().round().mean(0).tolist() == pytest.approx([0.09, 0.245, 0.665], abs=0.04)
+    assert hard.sum(-1).tolist() == pytest.approx([1.0] * 4000, abs=1e-5)
+    hard[:, 0].sum().backward()
+    assert float(logits.grad.abs().sum()) > 0
+    assert float(logits.grad.sum(-1).abs().max()) < 1e-5
+    soft = kiln.nn.functional.gumbel_softmax(logits, dim=0)
+    assert soft.sum(0).tolist() == pytest.approx([1.0] * 3, abs=1e-4)

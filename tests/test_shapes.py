@@ -321,3 +321,18 @@ def test_bits_of_another_dtype_share_memory() -> None:
     for _ in range(3):
         y, seen = step(x)
         assert seen.tolist() == y.view(kiln.int32).tolist()
+
+
+@pytest.mark.parametrize("call", [
+    "x.flip(dims=[-1])", "x.permute(dims=(1, 0))", "x.repeat(repeats=(2, 1))", "x.expand(size=(2, 3, 3))",
+    "x.view(size=(9,))", "lib.reshape(x, shape=(9,))", "lib.tile(x, dims=(2,))", "x.sum_to_size(size=(1, 3))",
+    "x.split(split_size=2)[1]", "lib.narrow(x, 1, lib.tensor(-2), 2)", "x[:, (0, 2)]", "x[range(2)]",
+    "x[lib.tensor([1, 0, 1], dtype=lib.uint8)]", "lib.tensor([x[0].numpy(), x[1].numpy()])",
+    "x.H", "x.mH", "x.real",
+    "lib.tensor([4.0 in x, 9.5 in x, x[1] in x, x.is_cuda, x.is_sparse])", "lib.tensor(x.get_device())",
+])  # fmt: skip
+def test_calls_as_programs_write_them(call: str) -> None:
+    torch = pytest.importorskip("torch")
+    ours, theirs = (eval(call, {"lib": lib, "x": lib.arange(9.0).view(3, 3)}) for lib in (kiln, torch))
+    assert str(ours.dtype).split(".")[-1] == str(theirs.dtype).split(".")[-1]
+    assert ours.tolist() == theirs.tolist()

@@ -113,3 +113,8 @@ from kiln.nn.padding import (
 from kiln.nn.parameter import (
     Parameter as Parameter,
 )
+from kiln.nn.similarity import (
+    CosineSimilarity as CosineSimilarity,
+    PairwiseDistance as PairwiseDistance,
+    TripletMarginWithDistanceLoss as TripletMarginWithDistanceLoss,
+)

@@ -22,6 +22,10 @@ from kiln.nn.dropouts import (  # noqa: F401
     dropout3d,
     feature_alpha_dropout,
 )
+from kiln.nn.similarity import (  # noqa: F401
+    gumbel_softmax,
+    triplet_margin_with_distance_loss,
+)
 from kiln.ops.moves import channel_shuffle as channel_shuffle
 from kiln.ops.moves import pixel_shuffle as pixel_shuffle
 from kiln.ops.moves import pixel_unshuffle as pixel_unshuffle

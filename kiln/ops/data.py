@@ -25,6 +25,13 @@ def _from_array(data: Any) -> Any:
     return clone(_core.from_buffer(data))
 
 
+def _of_arrays(data: Any) -> bool:
+    """Whether data is a sequence, or a sequence of sequences, of NumPy arrays."""
+    while isinstance(data, (list, tuple)) and data:
+        data = data[0]
+    return bool(_is_buffer(data) and not isinstance(data, _core.Tensor) and data.ndim)
+
+
 @public("tensor", method=False, dtypes="all")
 def tensor(
     data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False, pin_memory: bool = False
@@ -45,7 +52,12 @@ def tensor(
     else:
         if not isinstance(data, (list, tuple, int, float, bool)) and hasattr(data, "__len__"):
             data = list(data)
-        result = _core.from_nested(data, None if dtype is None else dtype_name(dtype))
+        if _of_arrays(data):
+            import numpy
+
+            result = _from_array(numpy.array(data))
+        else:
+            result = _core.from_nested(data, None if dtype is None else dtype_name(dtype))
     if dtype is not None and dtype_name(dtype) != dtype_name(result.dtype):
         result = convert(result, dtype_name(dtype))
     return settle(result, requires_grad, device, "tensor")

@@ -171,12 +171,7 @@ def trapezoid(y: Any, x: Any = None, *, dx: Any = None, dim: int = -1) -> Any:
     >>> kiln.trapezoid(kiln.tensor([1.0, 2.0, 4.0]))
     tensor(4.5000)
     """
-    if y.ndim == 0:
-        raise IndexError(f"Dimension specified as {dim} but tensor has no dimensions")
-    dim = normalize_dim(dim, y.ndim, "trapezoid")
-    for name, given in (("y", y), ("x", x)):
-        if given is not None and dtype_name(given.dtype) == "bool":
-            raise RuntimeError(f"trapezoid: received a bool input for `{name}`, but bool is not supported")
+    dim = _integral_dim("trapezoid", y, x, dim)
     count = y.shape[dim] - 1
     if isinstance(count, int) and count < 0:
         return find("sum").handle(
@@ -185,14 +180,56 @@ def trapezoid(y: Any, x: Any = None, *, dx: Any = None, dim: int = -1) -> Any:
     both = _slice(y, dim, (0, count, 1)) + _slice(y, dim, (1, count, 1))
     if x is None:
         return find("sum").handle(both, dim) * ((1 if dx is None else dx) / 2.0)
-    return find("sum").handle(_steps(x, y, dim) * both, dim) / 2.0
+    return find("sum").handle(_steps("trapezoid", x, y, dim) * both, dim) / 2.0
 
 
-def _steps(x: Any, y: Any, dim: int) -> Any:
+@public(
+    "cumulative_trapezoid",
+    method=False,
+    samples=d.samples(
+        lambda rng, t: ((d.array(rng, (2, 4), t),), {"dx": 2}),
+        lambda rng, t: ((d.array(rng, (3, 2), t), d.array(rng, (3,), t)), {"dim": 0}),
+        lambda rng, t: ((d.array(rng, (1,), t),), {}),
+    ),
+    dtypes="float32 bfloat16 int64",
+    failures=d.failures(
+        ((d.Zeros(),), {}, IndexError, "no dimensions"),
+        ((d.Zeros(2, 3), d.Zeros(4)), {}, RuntimeError, "one `x` value for each sample"),
+        ((d.Zeros(3, dtype="bool"),), {}, RuntimeError, "bool is not supported"),
+    ),
+)
+def cumulative_trapezoid(y: Any, x: Any = None, *, dx: Any = None, dim: int = -1) -> Any:
+    """The integrals along `dim` up to each sample but the first, by the trapezoidal rule, of samples at `x`
+    or `dx` (1) apart; one element less than y along `dim`.
+
+    RuntimeError for bools, or an x that does not fit; IndexError for a 0-d tensor.
+
+    >>> kiln.cumulative_trapezoid(kiln.tensor([1.0, 2.0, 4.0]))
+    tensor([1.5000, 4.5000])
+    """
+    dim = _integral_dim("cumulative_trapezoid", y, x, dim)
+    count = y.shape[dim] - 1
+    both = _slice(y, dim, (0, count, 1)) + _slice(y, dim, (1, count, 1))
+    if x is None:
+        return find("cumsum").handle(both, dim) * ((1 if dx is None else dx) / 2.0)
+    return find("cumsum").handle(_steps("cumulative_trapezoid", x, y, dim) * both, dim) / 2.0
+
+
+def _integral_dim(op: str, y: Any, x: Any, dim: int) -> int:
+    """The dim to integrate along, counted from the front; y and x must not be bools, nor y of no dims."""
+    if y.ndim == 0:
+        raise IndexError(f"Dimension specified as {dim} but tensor has no dimensions")
+    for name, given in (("y", y), ("x", x)):
+        if given is not None and dtype_name(given.dtype) == "bool":
+            raise RuntimeError(f"{op}: received a bool input for `{name}`, but bool is not supported")
+    return normalize_dim(dim, y.ndim, op)
+
+
+def _steps(op: str, x: Any, y: Any, dim: int) -> Any:
     """The distances of sample points, in a shape that broadcasts with y's."""
     if x.ndim == 1:
         if x.shape[0] != y.shape[dim]:
-            raise RuntimeError("trapezoid: There must be one `x` value for each sample point")
+            raise RuntimeError(f"{op}: There must be one `x` value for each sample point")
         shape = [1] * y.ndim
         shape[dim] = x.shape[0] - 1
         return _reshape(_difference(x, 0), shape)

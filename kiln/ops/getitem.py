@@ -57,10 +57,12 @@ def _entries(x: Any, key: Any) -> list[Any]:
 
 
 def _entry(entry: Any) -> Any:
-    """A list of numbers or a NumPy array in a key as the tensor it stands for, anything else as it is."""
-    if isinstance(entry, list):
-        return _core.from_nested(entry, None)
-    if _is_array(entry) or not getattr(entry, "ndim", 0):
+    """A sequence of numbers or a NumPy array in a key as the tensor it stands for, anything else as it is."""
+    if isinstance(entry, (list, tuple, range)):
+        return _core.from_nested(entry if isinstance(entry, list) else list(entry), None)
+    if _is_array(entry):
+        return p.convert(entry, "bool") if dtype_name(entry.dtype) == "uint8" else entry
+    if not getattr(entry, "ndim", 0):
         return entry
     array = beside(entry)
     return entry if array is None else array

@@ -130,8 +130,9 @@ def long(index: Any) -> Any:
 
 
 @public("gather", dtypes="all")
-def gather_(input: Any, dim: int, index: Any) -> Any:
-    """out[i][j] = input[index[i][j]][j] for dim 0, and so on; of index's shape (int64 or int32).
+def gather_(input: Any, dim: int, index: Any, *, sparse_grad: bool = False, out: Any = None) -> Any:
+    """out[i][j] = input[index[i][j]][j] for dim 0, and so on; of index's shape (int64 or int32). Gradients
+    are dense, whatever `sparse_grad` says.
 
     IndexError for a dim out of range; RuntimeError for an index out of bounds, of another dtype or too large
     a shape.
@@ -144,8 +145,9 @@ def gather_(input: Any, dim: int, index: Any) -> Any:
     check_index("gather", input, dim, index)
     if input.ndim == 0 or index.ndim == 0:
         flat, places = (reshape(x, (1,)) if x.ndim == 0 else x for x in (input, long(index)))
-        return reshape(gather(flat, 0, places), tuple(index.shape))
-    return gather(input, dim, long(index))
+        result = reshape(gather(flat, 0, places), tuple(index.shape))
+        return result if out is None else out.copy_(result)
+    return gather(input, dim, long(index), **into(out))
 
 
 @public(

@@ -61,7 +61,7 @@ def _copied(input: Any) -> Any:
         ((d.Zeros(2, 3), (1, 1)), {}, RuntimeError, "appears multiple times"),
     ),
 )
-def flip_(input: Any, *dims: Any) -> Any:
+def flip_(input: Any, *along: Any, dims: Any = None) -> Any:
     """A copy of `input` with the order along `dims` reversed. IndexError for a dim out of range, RuntimeError
     for one named twice.
 
@@ -69,7 +69,7 @@ def flip_(input: Any, *dims: Any) -> Any:
     tensor([[2, 1],
             [4, 3]])
     """
-    given = sizes_of(dims)
+    given = sizes_of(along if dims is None else (dims,))
     along = normalize_dims(given, input.ndim, "flip") if given else ()
     if not along:
         return _copied(input)
@@ -284,7 +284,7 @@ triu = _triangle("triu", lambda reach, column: column >= reach)
         ((d.Zeros(2), -1), {}, RuntimeError, "negative dimension"),
     ),
 )
-def repeat(input: Any, *repeats: Any) -> Any:
+def repeat(input: Any, *counts: Any, repeats: Any = None) -> Any:
     """A copy that holds `input` repeats[k] times along dim k; new dims come in front. RuntimeError for fewer
     numbers than dims, or a negative one.
 
@@ -292,7 +292,7 @@ def repeat(input: Any, *repeats: Any) -> Any:
     tensor([[1, 2, 1, 2],
             [1, 2, 1, 2]])
     """
-    counts, shape = sizes_of(repeats), tuple(input.shape)
+    counts, shape = sizes_of(counts if repeats is None else (repeats,)), tuple(input.shape)
     if len(counts) < len(shape):
         raise RuntimeError(
             "Number of dimensions of repeat dims can not be smaller than number of dimensions of tensor"
@@ -317,13 +317,13 @@ def repeat(input: Any, *repeats: Any) -> Any:
     dtypes="float32 int64",
     failures=d.failures(((d.Zeros(2), (-1,)), {}, RuntimeError, "negative dimension")),
 )
-def tile(input: Any, *dims: Any) -> Any:
+def tile(input: Any, *counts: Any, dims: Any = None) -> Any:
     """As `repeat`, but fewer numbers than dims are those of the last dims.
 
     >>> kiln.tile(kiln.tensor([1, 2]), (2,))
     tensor([1, 2, 1, 2])
     """
-    counts = sizes_of(dims)
+    counts = sizes_of(counts if dims is None else (dims,))
     return repeat(input, (1,) * (input.ndim - len(counts)) + tuple(counts))
 
 

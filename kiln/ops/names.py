@@ -18,7 +18,7 @@ for _name, _of in {
     alias(_name, _of, inplace=True)
 
 
-def _itself(name: str, doc: str) -> Any:
+def _itself(name: str, doc: str, method: bool = True) -> Any:
     """A function that would undo what only complex numbers have."""
 
     def function(input: Any) -> Any:
@@ -31,7 +31,7 @@ def _itself(name: str, doc: str) -> Any:
     """
     return public(
         name,
-        method=name != "real",  # of tensors it is a property
+        method,
         samples=d.samples(lambda rng, t: ((d.array(rng, (3,), t),), {})),
         dtypes="float",
     )(function)
@@ -40,8 +40,18 @@ def _itself(name: str, doc: str) -> Any:
 conj = _itself("conj", "`input` itself: a real number is its own conjugate.")
 resolve_conj = _itself("resolve_conj", "`input` itself: there is no conjugation to carry out.")
 resolve_neg = _itself("resolve_neg", "`input` itself: there is no negation to carry out.")
-real = _itself("real", "`input` itself: a real number is its own real part.")
+real = _itself("real", "`input` itself: a real number is its own real part.", method=False)
 conj_physical = _itself("conj_physical", "`input` itself: a real number is its own conjugate.")
+
+
+@public("detach", method=False, dtypes="all", differentiable=False)
+def detach(input: Any) -> Any:
+    """`input` without its history, sharing its memory: no gradient flows through it.
+
+    >>> kiln.detach(kiln.ones(1, requires_grad=True)).requires_grad
+    False
+    """
+    return input.detach()
 
 
 @public("is_conj", dtypes="all", differentiable=False)

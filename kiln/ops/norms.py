@@ -124,8 +124,8 @@ def norm(
 ) -> Any:
     """The `p`-norm over `dim` (None: all) for any number p, "fro" being 2; floats. Its derivative at 0 is 0.
 
-    RuntimeError for integers, for a `dtype` narrower than the input's, and for the least of nothing;
-    NotImplementedError for "nuc".
+    "nuc": of a matrix, or of two dims, the sum of its singular values (kiln.linalg.matrix_norm). RuntimeError
+    for integers, for a `dtype` narrower than the input's, and for the least of nothing.
 
     >>> kiln.norm(kiln.tensor([3.0, 4.0]))
     tensor(5.)
@@ -139,6 +139,10 @@ def norm(
 def checked_norm(
     input: Any, p: Any = "fro", dim: Any = None, keepdim: bool = False, out: Any = None, dtype: Any = None
 ) -> Any:
+    if p == "nuc":
+        dims = range(input.ndim) if dim is None else dim
+        result = d.LINALG["matrix_norm"](input, p, tuple(dims), keepdim, dtype=dtype)
+        return result if out is None else out.copy_(result)
     order = _order(p)
     _check_dtype(d.dtype_name(input.dtype), dtype)
     _has_least(input, order, normalize_dims(dim, input.ndim, "norm"))

@@ -44,13 +44,19 @@ def unbind(input: Any, dim: int = 0) -> tuple[Any, ...]:
 
 
 @public("split", dtypes="all")
-def split(input: Any, split_size_or_sections: Any, dim: int = 0) -> tuple[Any, ...]:
+def split(
+    input: Any, split_size_or_sections: Any = None, dim: int = 0, *, split_size: Any = None
+) -> tuple[Any, ...]:
     """Views along `dim` of a given size (the last may be smaller), or of the sizes in a list, which must add
     up.
 
     >>> [part.tolist() for part in kiln.arange(5).split(2)]
     [[0, 1], [2, 3], [4]]
     """
+    if split_size is not None:  # the method's name for it
+        split_size_or_sections = split_size
+    if split_size_or_sections is None:
+        raise TypeError('split() missing 1 required positional argument: "split_size_or_sections"')
     _has_dims(input, "split")
     dim = normalize_dim(dim, input.ndim, "split")
     size = _known(input, dim, "split")

@@ -129,14 +129,14 @@ def broadcast_tensors(*tensors: Any) -> tuple[Any, ...]:
 
 
 @public("sum_to_size", dtypes="all")
-def sum_to_size(input: Any, *size: Any) -> Any:
+def sum_to_size(input: Any, *sizes: Any, size: Any = None) -> Any:
     """`input` summed over the dims that broadcasting from `size` would repeat. RuntimeError if it would not
     give input's shape.
 
     >>> kiln.ones(2, 3).sum_to_size(1, 3)
     tensor([[2., 2., 2.]])
     """
-    sizes, shape = tuple(sizes_of(size)), tuple(input.shape)
+    sizes, shape = tuple(sizes_of(sizes if size is None else (size,))), tuple(input.shape)
     extra = len(shape) - len(sizes)
     if extra < 0 or any(want not in (1, have) for want, have in zip(sizes, shape[extra:])):
         raise RuntimeError(f"size {{{list(sizes)}}} is not expandable to size {{{list(shape)}}}.")

@@ -268,18 +268,18 @@ def _plain(size: Any) -> bool:
 
 
 @public("reshape", dtypes="all")
-def reshape_(input: Any, *shape: Any) -> Any:
+def reshape_(input: Any, *sizes: Any, shape: Any = None) -> Any:
     """`input`'s elements in another shape; one size may be -1. A view where possible. RuntimeError if it does
     not fit.
 
     >>> kiln.reshape(kiln.arange(6), (2, -1)).shape
     kiln.Size([2, 3])
     """
-    return _reshape(input, _resolved(input, shape))
+    return _reshape(input, _resolved(input, sizes if shape is None else (shape,)))
 
 
 @public("view", method=True, dtypes="all")
-def view(input: Any, *shape: Any, dtype: Any = None) -> Any:
+def view(input: Any, *shape: Any, size: Any = None, dtype: Any = None) -> Any:
     """As `reshape`, but RuntimeError where the strides of a tensor would need a copy. Given a dtype: the same
     memory with its bits read as that, without gradients; the last dim grows or shrinks by the widths' ratio.
 
@@ -288,7 +288,7 @@ def view(input: Any, *shape: Any, dtype: Any = None) -> Any:
     """
     if dtype is not None or (len(shape) == 1 and isinstance(shape[0], _core.dtype)):
         return as_bits(input, dtype or shape[0])
-    sizes = _resolved(input, shape)
+    sizes = _resolved(input, shape if size is None else (size,))
     if d.is_value(input) or input.is_contiguous():
         return _reshape(input, sizes)
     if not viewable(tuple(input.shape), tuple(input.stride()), tuple(sizes)):
@@ -357,13 +357,13 @@ def unflatten(input: Any, dim: int, sizes: Any) -> Any:
 
 
 @public("permute", dtypes="all")
-def permute_(input: Any, *dims: Any) -> Any:
+def permute_(input: Any, *order: Any, dims: Any = None) -> Any:
     """The dims in another order. RuntimeError unless every dim is named once.
 
     >>> kiln.permute(kiln.zeros(2, 3, 4), (2, 0, 1)).shape
     kiln.Size([4, 2, 3])
     """
-    order = sizes_of(dims)
+    order = sizes_of(order if dims is None else (dims,))
     if len(order) != input.ndim:
         raise RuntimeError(
             "permute(): number of dimensions in the tensor input does not match the length of the desired "
@@ -466,14 +466,14 @@ def unsqueeze(input: Any, dim: int) -> Any:
 
 
 @public("expand", method=True, dtypes="all")
-def expand_(input: Any, *size: Any) -> Any:
+def expand_(input: Any, *sizes: Any, size: Any = None) -> Any:
     """Dims of size 1 and new leading dims repeated, as a view; -1 keeps a size. RuntimeError if it does not
     fit.
 
     >>> kiln.zeros(3, 1).expand(2, -1, 4).shape
     kiln.Size([2, 3, 4])
     """
-    sizes, shape = sizes_of(size), tuple(input.shape)
+    sizes, shape = sizes_of(sizes if size is None else (size,)), tuple(input.shape)
     extra = len(sizes) - len(shape)
     if extra < 0:
         raise RuntimeError(
@@ -539,6 +539,8 @@ def narrow(input: Any, dim: int, start: int, length: int) -> Any:
     if input.ndim == 0:
         raise RuntimeError("narrow() cannot be applied to a 0-dim tensor.")
     dim = normalize_dim(dim, input.ndim, "narrow")
+    if isinstance(start, _core.Tensor):
+        start = int(start)
     if isinstance(length, int) and length < 0:
         raise RuntimeError("narrow(): length must be non-negative.")
     size = input.shape[dim]

@@ -455,11 +455,17 @@ class Fusion:
         shared = {id(read.value) for read in group.reads if any(s != 0 for s in read.layout.strides)}
         return group.kind == "nest" and any(id(read.value) in shared for read in scan.reads)
 
+    def _tells(self, frame: Frame, root: Root) -> bool:
+        """Whether the place of a root is strided over the frame's dims: a row cut in two may not be."""
+        found = resolve(root.target(), self.explorer.chain_to(root.value.shape, frame))
+        return isinstance(found, Layout)
+
     def _joint_frame(self, group: Group, root: Root, frame: Frame) -> Frame | None:
         """The frame a group and a root can share."""
         have, shape = group.frame, root.value.shape
         if group.kind == "matmul":
-            return have if frame.mode == "map" and numel(shape) == numel(have.dims) else None
+            fits = frame.mode == "map" and numel(shape) == numel(have.dims) and self._tells(have, root)
+            return have if fits else None
         if frame == have:
             return have
         if frame.mode == "map" and have.reduced:
