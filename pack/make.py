@@ -2,7 +2,7 @@
 
     python pack/make.py FOLDER       writes the files of kiln/codegen/pack.py
 
-Run by the build of a wheel, with the very kiln that is installed in reach. Each program has its own process.
+Run by the build of a wheel, with the very kiln that is installed in reach.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-os.environ |= {"KILN_PACK": "0", "KILN_CACHE_DIR": os.devnull}  # nothing is found, nothing kept
+from programs import PROGRAMS
 
 from kiln.capture import programs as planning
 from kiln.capture import service
@@ -46,37 +46,35 @@ def levels() -> list[str]:
     return [name for name, target in LEVELS.items() if target.triple == host_target().triple]
 
 
-def run(name: str) -> dict[str, Entries]:
-    """The entries of a program: answers, and kernels by level."""
-    import programs
-
+def answers() -> Entries:
+    """What the programs asked for, beside kernels."""
     entries = noted()
-    getattr(programs, name)()
+    with tempfile.TemporaryDirectory() as elsewhere:
+        os.chdir(elsewhere)  # programs save files
+        for program in PROGRAMS:
+            program()
+        os.chdir("/")
     service.wait()
-    kernels = planning._planned
-    code = set(kernels) | {
-        key for key, entry in entries.items() if entry.startswith((b"\x7fELF", b"KilnObjs"))
-    }
-    found = {pack.ANSWERS: {key: entry for key, entry in entries.items() if key not in code}}
-    for level in levels():
-        found[level] = {key: kernel.object(LEVELS[level]) for key, kernel in kernels.items()}
-    return found
+    code = (b"\x7fELF", b"KilnObjs")
+    return {key: entry for key, entry in entries.items() if not entry.startswith(code)}
+
+
+def code_of(task: tuple[bytes, str]) -> bytes:
+    """The code of a kernel that was planned, for a level."""
+    key, level = task
+    return planning._planned[key].object(LEVELS[level])
 
 
 def main(folder: Path) -> None:
     """Writes a file of answers, and one of kernels for each level."""
-    import programs
-
-    packs: dict[str, Entries] = {name: {} for name in (pack.ANSWERS, *levels())}
-    with tempfile.TemporaryDirectory() as elsewhere:
-        os.chdir(elsewhere)  # programs save files
-        with multiprocessing.get_context("spawn").Pool(
-            min(os.cpu_count() or 1, 4), maxtasksperchild=1
-        ) as pool:
-            for found in pool.imap_unordered(run, [f.__name__ for f in programs.PROGRAMS], chunksize=1):
-                for name, entries in found.items():
-                    packs[name].update(entries)
-        os.chdir(folder.parent)
+    os.environ |= {"KILN_PACK": "0", "KILN_CACHE_DIR": os.devnull}  # nothing is found, nothing kept
+    packs = {pack.ANSWERS: answers()}
+    tasks = [(key, level) for level in levels() for key in planning._planned]
+    with multiprocessing.get_context("fork").Pool(
+        min(os.cpu_count() or 1, 4)
+    ) as pool:  # which inherit the plans
+        for (key, level), code in zip(tasks, pool.imap(code_of, tasks, chunksize=8)):
+            packs.setdefault(level, {})[key] = code
     folder.mkdir(exist_ok=True)
     for name, entries in packs.items():
         pack.write(str(folder / name), host_source(), entries)
