@@ -61,9 +61,9 @@ def partners(dtype: Any, grad: bool = False) -> Iterator[tuple[Any, Any]]:
     yield make(4, 3), make(3, 4).t()
 
 
-def calls(f: Callable[..., Any], *operands: Any) -> None:
+def calls(f: Callable[..., Any], *operands: Any, **named: Any) -> None:
     """A call, and backward where something wants gradients."""
-    y = f(*operands)
+    y = f(*operands, **named)
     if isinstance(y, Tensor) and y.requires_grad:
         y.sum().backward()
 
@@ -154,33 +154,30 @@ def curves() -> None:
 def sums() -> None:
     """Reductions whole and along a dim; what orders and scans."""
     names = ("sum", "mean", "amax", "amin", "prod", "logsumexp", "var", "std", "norm")
-    dims: tuple[tuple[Any, ...], ...] = ((), (0,), (1,), (-1,))
-    for name, dim in product(names, dims):
-        if name == "logsumexp" and not dim:
-            continue
-        for x in (matrix(4, 3), matrix(4, 3, grad=True)):
-            f = getattr(x, name)
-            calls(lambda f=f, dim=dim: f(dim=dim[0]) if dim else f())
-            if dim and name != "norm":
-                calls(lambda f=f, dim=dim: f(dim=dim[0], keepdim=True))
-    for x, dim in product((matrix(4, 3, dtype=kiln.float64), matrix(4, 3, dtype=kiln.int64)), dims):
-        x.sum(*dim), x.argmax(*dim), x.max(*dim)
-    for x, dim in product((matrix(4, 3), matrix(4, 3, grad=True)), dims):
-        x.argmax(*dim), x.argmin(*dim), x.sort(*dim), x.argsort(*dim)
-        for f in (x.max, x.min):
+    dims: tuple[tuple[Any, ...], ...] = ((), (0,), (1,))
+    plain, grad = matrix(4, 3), matrix(4, 3, grad=True)
+    for name, dim, x in product(names, dims, (plain, grad)):
+        if dim and (dim[0] or name not in ("prod", "logsumexp", "norm")):
+            calls(getattr(x, name), dim[0])
+            calls(getattr(x, name), dim[0], keepdim=True)
+        elif not dim and name != "logsumexp":
+            calls(getattr(x, name))
+    for x, dim in product((matrix(4, 3, dtype=kiln.float64), matrix(4, 3, dtype=kiln.int64)), ((), (1,))):
+        x.sum(*dim), x.max(*dim)
+    for x, dim in product((plain, grad), dims):
+        x.argmax(*dim)
+        for f in (x.max, x.min) if dim != (0,) else ():
             found = f(*dim)
             calls(lambda found=found, dim=dim: found.values if dim else found)
-        if dim:
-            calls(x.cumsum, *dim)
-            x.topk(2, *dim), x.median(*dim)
-    matrix(4, 3).unique(), matrix(4, 3).median(), (matrix(4, 3) > 1).nonzero()
-    matrix(2, 4, 3, grad=True).sum((0, 2)).sum().backward()
+    for x in (plain, grad):
+        x.argmin(1), x.sort(1), x.argsort(1), x.topk(2, 1), x.median(1), x.sort(0)
+        calls(x.cumsum, 0), calls(x.cumsum, 1), calls(kiln.softmax, x, 0)
+        calls(kiln.softmax, x, 1), calls(kiln.log_softmax, x, 1), calls(x.sum, -1), calls(x.mean, -1)
+    plain.unique(), plain.median(), (plain > 1).nonzero(), plain.argmin()
     x = matrix(2, 4, 3, grad=True)
-    for dim in (0, 1, 2, -1):
+    for dim in (0, 1, 2, (0, 2)):
         calls(x.sum, dim), calls(x.mean, dim)
-    for dim, x in product((0, 1, -1), (matrix(4, 3), matrix(4, 3, grad=True))):
-        calls(kiln.softmax, x, dim), calls(kiln.log_softmax, x, dim)
-    calls(kiln.softmax, matrix(2, 4, 3, grad=True), -1)
+    calls(kiln.softmax, x, -1)
     calls(kiln.softmax, matrix(2, 2, 4, 3, grad=True), -1)
 
 
@@ -347,13 +344,16 @@ def training() -> None:
     """Steps of every network under every optimizer, eager and compiled."""
     models = [*networks(), sequences()]
     for k, (model, x, y, criterion) in enumerate(models):
-        usual = k < 3 or k >= len(models) - 5
+        usual = k < 6 or k >= len(models) - 5
         for make in OPTIMIZERS if usual else OPTIMIZERS[:1]:
             train(model, x, y, criterion, make(model.parameters()))
+        train(model, x, y, criterion, kiln.optim.Adam(model.parameters()), detached=False)
     norms()
 
 
-def train(model: nn.Module, x: Tensor, y: Tensor, criterion: Any, optimizer: Any) -> None:
+def train(
+    model: nn.Module, x: Tensor, y: Tensor, criterion: Any, optimizer: Any, detached: bool = True
+) -> None:
     """A few steps, and what is looked at afterwards."""
 
     def step(x: Tensor, y: Tensor) -> Tensor:
@@ -361,7 +361,7 @@ def train(model: nn.Module, x: Tensor, y: Tensor, criterion: Any, optimizer: Any
         loss = criterion(model(x), y)
         loss.backward()
         optimizer.step()
-        return loss.detach()
+        return loss.detach() if detached else loss
 
     for _ in range(2):
         step(x, y).item()
