@@ -22,23 +22,25 @@ from kiln.codegen.identity import host_source
 from kiln.codegen.target import LEVELS, Target, host_target
 
 Entries = dict[bytes, bytes]
+CODE = (b"\x7fELF", b"KilnObjs")  # what a kernel's entry starts with
 
 
 def noted() -> Entries:
-    """What is stored from now on; nothing else is found, and nothing goes to the disk."""
-    entries: Entries = {}
-    host = host_target()
+    """The answers made from now on; no other is found. Kernels go to the disk, for every process."""
+    answers: Entries = {}
+    disk_load, disk_store = kept.load, kept.store
 
     def load(key: bytes, target: Target | None = None) -> bytes | None:
-        return entries.get(key) if target in (None, host) else None
+        return answers.get(key) or disk_load(key, target)
 
     def store(key: bytes, entry: bytes, target: Target | None = None) -> bool:
-        if target in (None, host):
-            entries[key] = entry
+        if entry.startswith(CODE):
+            return disk_store(key, entry, target)
+        answers[key] = entry
         return True
 
     kept.load, kept.store = load, store
-    return entries
+    return answers
 
 
 def levels() -> list[str]:
@@ -46,35 +48,29 @@ def levels() -> list[str]:
     return [name for name, target in LEVELS.items() if target.triple == host_target().triple]
 
 
-def answers() -> Entries:
-    """What the programs asked for, beside kernels."""
-    entries = noted()
-    with tempfile.TemporaryDirectory() as elsewhere:
-        os.chdir(elsewhere)  # programs save files
-        for program in PROGRAMS:
-            program()
-        os.chdir("/")
+def run(number: int) -> dict[str, Entries]:
+    """What a program asks for in a process of its own: it depends on what came before."""
+    answers = noted()
+    PROGRAMS[number]()
     service.wait()
-    code = (b"\x7fELF", b"KilnObjs")
-    return {key: entry for key, entry in entries.items() if not entry.startswith(code)}
-
-
-def code_of(task: tuple[bytes, str]) -> bytes:
-    """The code of a kernel that was planned, for a level."""
-    key, level = task
-    return planning._planned[key].object(LEVELS[level])
+    found = {pack.ANSWERS: answers}
+    for level in levels():
+        found[level] = {key: kernel.object(LEVELS[level]) for key, kernel in planning._planned.items()}
+    return found
 
 
 def main(folder: Path) -> None:
     """Writes a file of answers, and one of kernels for each level."""
-    os.environ |= {"KILN_PACK": "0", "KILN_CACHE_DIR": os.devnull}  # nothing is found, nothing kept
-    packs = {pack.ANSWERS: answers()}
-    tasks = [(key, level) for level in levels() for key in planning._planned]
-    with multiprocessing.get_context("fork").Pool(
-        min(os.cpu_count() or 1, 4)
-    ) as pool:  # which inherit the plans
-        for (key, level), code in zip(tasks, pool.imap(code_of, tasks, chunksize=8)):
-            packs.setdefault(level, {})[key] = code
+    packs: dict[str, Entries] = {name: {} for name in (pack.ANSWERS, *levels())}
+    workers = min(os.cpu_count() or 1, 4)
+    with tempfile.TemporaryDirectory() as elsewhere:
+        os.environ |= {"KILN_PACK": "0", "KILN_CACHE_DIR": elsewhere}
+        os.chdir(elsewhere)  # programs save files
+        with multiprocessing.get_context("fork").Pool(workers, maxtasksperchild=1) as pool:
+            for found in pool.imap_unordered(run, range(len(PROGRAMS)), chunksize=1):
+                for name, entries in found.items():
+                    packs[name].update(entries)
+        os.chdir("/")
     folder.mkdir(exist_ok=True)
     for name, entries in packs.items():
         pack.write(str(folder / name), host_source(), entries)

@@ -7,7 +7,9 @@ in which layouts: contiguous operands, a row or a column along a matrix, a numbe
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -151,6 +153,48 @@ def curves() -> None:
     kiln.allclose(kiln.ones(3), kiln.ones(3)), str(matrix(4, 3)), str(matrix(2000)), str(matrix(3, grad=True))
 
 
+def ranks(*shape: int) -> None:
+    """The usual functions of one rank first, whose kernels are those of matrices, but not their answers."""
+    for dtype in (kiln.float32, kiln.int64):
+        x = matrix(*shape, dtype=dtype)
+        for name, other in product((*ARITHMETIC[:4], *COMPARISONS), (x, 2)):
+            getattr(kiln, name)(x, other)
+        (
+            x.clone(),
+            x.to(kiln.float64),
+            x.float(),
+            x.long(),
+            (x > 1).float(),
+            (x > 1).sum(),
+            x.sum(),
+            x.float().mean(),
+        )
+        kiln.zeros(shape, dtype=dtype), kiln.ones(shape, dtype=dtype), kiln.zeros_like(x)
+    for a, b in (
+        (matrix(*shape), matrix(*shape)),
+        (matrix(*shape, grad=True), matrix(*shape, grad=True)),
+    ):
+        for name in (*ARITHMETIC, *CURVES):
+            operands = (a, b) if name in ARITHMETIC else (a,)
+            calls(getattr(kiln, name), *operands)
+        (
+            calls(lambda a: a * 2 + 1.5, a),
+            calls(lambda a: a**2, a),
+            calls(lambda a: 1 - a / 2, a),
+            calls(lambda a: a.mean(), a),
+        )
+        a = a.detach()
+        a += b.detach()
+        a -= 0.5 * b.detach()
+        a *= 2
+    (
+        kiln.rand(shape),
+        kiln.randn(shape),
+        kiln.rand(shape, dtype=kiln.float64),
+        kiln.randn(shape, dtype=kiln.float64),
+    )
+
+
 def sums() -> None:
     """Reductions whole and along a dim; what orders and scans."""
     names = ("sum", "mean", "amax", "amin", "prod", "logsumexp", "var", "std", "norm")
@@ -231,6 +275,7 @@ def shapes() -> None:
             calls(lambda key=key, x=x: x[key])
         calls(lambda x=x: x[kiln.arange(4), kiln.tensor([0, 1, 2, 0])])
         calls(lambda x=x: x.gather(1, kiln.tensor([[0], [1], [2], [0]])))
+        calls(lambda: kiln.arange(4).index_select(0, kiln.tensor([0, 2])))
         calls(lambda x=x: x.index_select(0, kiln.tensor([0, 2])))
         calls(lambda b=b: b.permute(2, 0, 1).reshape(3, 8))
         calls(lambda b=b: b.transpose(1, 2).contiguous())
@@ -280,6 +325,14 @@ def criteria(reduction: str) -> None:
     calls(lambda: F.binary_cross_entropy(x.sigmoid(), y.clamp(0, 1), reduction=reduction))
 
 
+class Noise(nn.Module):
+    """Numbers that are not learned by heart."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """To the same shape."""
+        return x + 0.2 * kiln.randn_like(x)
+
+
 class Block(nn.Module):
     """Attention with one head, then an MLP, each beside a residual."""
 
@@ -321,6 +374,7 @@ def networks() -> Iterator[tuple[nn.Module, Tensor, Tensor, Any]]:
         nn.Linear(5, 6), nn.ReLU(), nn.Dropout(0.4), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3)
     )
     yield drop, matrix(4, 5), labels, nn.CrossEntropyLoss()
+    yield nn.Sequential(Noise(), *drop), matrix(4, 5), labels, nn.CrossEntropyLoss()
     norm = nn.Sequential(nn.Linear(5, 6), nn.LayerNorm(6), nn.ReLU(), nn.Linear(6, 3))
     yield norm, matrix(4, 5), labels, nn.CrossEntropyLoss()
 
@@ -344,30 +398,41 @@ def training() -> None:
     """Steps of every network under every optimizer, eager and compiled."""
     models = [*networks(), sequences()]
     for k, (model, x, y, criterion) in enumerate(models):
-        usual = k < 6 or k >= len(models) - 5
+        usual = k < 6 or k >= len(models) - 6
         for make in OPTIMIZERS if usual else OPTIMIZERS[:1]:
-            train(model, x, y, criterion, make(model.parameters()))
-        train(model, x, y, criterion, kiln.optim.Adam(model.parameters()), detached=False)
+            train(model, x, y, criterion, make)
+        if usual:
+            train(model, foreign(x), foreign(y), criterion, OPTIMIZERS[0])
     norms()
 
 
-def train(
-    model: nn.Module, x: Tensor, y: Tensor, criterion: Any, optimizer: Any, detached: bool = True
-) -> None:
-    """A few steps, and what is looked at afterwards."""
+def foreign(data: Tensor) -> Tensor:
+    """The same as it comes from NumPy, in memory of others."""
+    code = "q" if data.dtype is kiln.int64 else "f"
+    return kiln.frombuffer(array(code, data.flatten().tolist()), dtype=data.dtype).reshape(data.shape)
 
-    def step(x: Tensor, y: Tensor) -> Tensor:
+
+def train(model: nn.Module, x: Tensor, y: Tensor, criterion: Any, make: Any) -> None:
+    """A few steps, and what is looked at afterwards. The very first step has its program at second sight."""
+    for compiled in (False, True, True):
+        optimizer = make(model.parameters())
         optimizer.zero_grad()
-        loss = criterion(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss.detach() if detached else loss
 
-    for _ in range(2):
-        step(x, y).item()
-    repeated(step, x, y)
+        def step(x: Tensor, y: Tensor, optimizer: Any = optimizer) -> Tensor:
+            optimizer.zero_grad()
+            loss: Tensor = criterion(model(x), y)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        if compiled:
+            repeated(step, x, y)
+        else:
+            step(x, y).item(), step(x, y).item()
+    model.eval()
     with kiln.no_grad():
         model(x).argmax(1).tolist()
+    model.train()
 
 
 def norms() -> None:
@@ -434,4 +499,8 @@ def readme() -> None:
         names["step"].wait()
 
 
-PROGRAMS = (readme, arithmetic, curves, sums, products, shapes, losses, training, by_hand, large)
+# The longest first: they run side by side.
+PROGRAMS: tuple[Callable[[], None], ...] = (
+    *(training, arithmetic, sums, curves, readme, products, shapes, losses, by_hand, large),
+    *(partial(ranks, *shape) for shape in ((), (3,), (2, 4, 3), (2, 2, 4, 3))),
+)
