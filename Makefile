@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # Never this directory's kiln, which may not be built, before the installed one; child processes included.
 SAFE := PYTHONSAFEPATH=1
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
-SOURCES := pyproject.toml CMakeLists.txt $(shell find kiln native pack -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.gz')
+SOURCES := pyproject.toml CMakeLists.txt README.md $(shell find kiln native pack -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.gz')
 FUZZ_COUNT ?= 2000
 FUZZ_SEED ?= $(shell date +%s)
 # Every file but those that run no core, or the same kernels once more; of the table's grid, one test of each kind.
