@@ -18,11 +18,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-# set before the first `import kiln`, and inherited by every process a test starts
+# set before the first `import kiln`, and inherited by every process a test starts; workers share their parent's
 if "KILN_TEST_CACHE" in os.environ:
     os.environ["KILN_CACHE_DIR"] = os.environ["KILN_TEST_CACHE"]
 else:
-    os.environ["KILN_CACHE_DIR"] = tempfile.mkdtemp(prefix="kiln-tests-")
+    os.environ["KILN_CACHE_DIR"] = os.environ["KILN_TEST_CACHE"] = tempfile.mkdtemp(prefix="kiln-tests-")
     atexit.register(shutil.rmtree, os.environ["KILN_CACHE_DIR"], ignore_errors=True)
     # a forked child of a test must not remove the directory when it ends
     os.register_at_fork(after_in_child=lambda: atexit.unregister(shutil.rmtree))
