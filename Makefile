@@ -19,7 +19,7 @@ ASAN_TESTS ?= tests/test_native_leaf.py $(filter-out tests/test_native_leaf.py t
 .PHONY: test demo bench ulp fuzz lint build asan bench-native clean
 
 test: $(VENV)/.kiln-installed
-	$(SAFE) $(BIN)/pytest -q $(ARGS)
+	$(SAFE) $(BIN)/pytest -q $(if $(WORKERS),-n $(WORKERS)) $(ARGS)
 
 demo: $(VENV)/.kiln-installed
 	$(BIN)/python examples/digits.py

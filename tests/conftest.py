@@ -18,7 +18,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-# set before the first `import kiln`, and inherited by every process a test starts; workers share their parent's
+# set before the first `import kiln`, inherited by every process a test starts, shared by workers
 if "KILN_TEST_CACHE" in os.environ:
     os.environ["KILN_CACHE_DIR"] = os.environ["KILN_TEST_CACHE"]
 else:
