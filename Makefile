@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 # Never this directory's kiln, which may not be built, before the installed one; child processes included.
 SAFE := PYTHONSAFEPATH=1
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
-SOURCES := pyproject.toml CMakeLists.txt $(shell find kiln native -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.gz')
+SOURCES := pyproject.toml CMakeLists.txt README.md $(shell find kiln native pack -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.gz')
 # processes the suite runs in: tests of one op, and of one other file, stay together
 WORKERS ?= 2
 FUZZ_COUNT ?= 2000

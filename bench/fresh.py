@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,9 +23,13 @@ ROOT = Path(__file__).parent.parent
 HEAVY = ("numpy", "scipy", "llvmlite")
 
 
-def child(task: str, backend: str, *arguments: str, cache: str = "", timeout: float = 120) -> dict[str, Any]:
-    """The JSON a task prints in a process of its own; `cache` is its kernel cache directory."""
-    environment = {**os.environ, **({"KILN_CACHE_DIR": cache} if cache else {})}
+def child(
+    task: str, backend: str, *arguments: str, cache: str = "", pack: str = "0", timeout: float = 120
+) -> dict[str, Any]:
+    """The JSON a task prints in a process of its own; `cache` is its kernel cache directory, `pack` where the
+    prebuilt pack is looked for: nowhere, or ("") where it was installed.
+    """
+    environment = {**os.environ, **({"KILN_CACHE_DIR": cache} if cache else {}), "KILN_PACK": pack}
     # -P: the installed kiln, not the tree's
     command = [sys.executable, "-P", str(Path(__file__)), task, backend, *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
@@ -80,6 +86,18 @@ def task_step(backend: str) -> dict[str, Any]:
             step.wait()
             compiled = time.perf_counter() - started
     return {"calls": calls, "setup": setup, "compiled": compiled, "llvm": has_llvm()}
+
+
+def task_program(backend: str) -> dict[str, Any]:
+    """Seconds of README.md's first program, kiln's own, in a process from its start to its end."""
+    text = (ROOT / "README.md").read_text()
+    program = re.findall(r"```python\n(import.*?)```", text, re.DOTALL)[0]
+    look = "\nprint('libllvmlite' in open('/proc/self/maps').read())"
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-P", "-c", program + look]
+        done = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
+    return {"seconds": time.perf_counter() - started, "llvm": done.stdout.strip() == "True"}
 
 
 def beyond_later_calls(f: Callable[..., Any], args: tuple[Any, ...]) -> float:
@@ -145,7 +163,13 @@ def task_neighbour(backend: str, which: str) -> dict[str, Any]:
     return {"one": alone.median, "two": two.median, "hogged": hogged.median}
 
 
-TASKS = {"import": task_import, "step": task_step, "kernels": task_kernels, "neighbour": task_neighbour}
+TASKS = {
+    "import": task_import,
+    "program": task_program,
+    "step": task_step,
+    "kernels": task_kernels,
+    "neighbour": task_neighbour,
+}
 
 
 def median_of(task: str, backend: str, key: str, runs: int) -> tuple[float, dict[str, Any]]:

@@ -239,14 +239,46 @@ def import_rows(context: Context) -> list[Row]:
     return [row if not last["heavy"] else row._replace(verdict="below"), size]
 
 
-def step_rows(context: Context) -> list[Row]:
-    """The first recorded training steps of a process, with an empty and with a warm kernel cache."""
+def has_pack() -> bool:
+    """Whether kiln is installed from a wheel that has the prebuilt pack."""
+    import kiln
+
+    return (Path(kiln.__file__).parent / "packs").is_dir()
+
+
+def started(task: str, context: Context) -> dict[str, dict[str, Any]]:
+    """What a task answers with nothing cached, with the prebuilt pack alone, and with a warm disk cache."""
+    answers = {}
     with tempfile.TemporaryDirectory(prefix="kiln-bench-") as cache:
-        cold = fresh.child("step", context.kiln.name, cache=cache)
-        warm = fresh.child("step", context.kiln.name, cache=cache)
+        answers["nothing"] = fresh.child(task, context.kiln.name, cache=cache)
+        answers["a warm disk cache"] = fresh.child(task, context.kiln.name, cache=cache)
+    if has_pack():
+        with tempfile.TemporaryDirectory(prefix="kiln-bench-") as cache:
+            answers["the pack"] = fresh.child(task, context.kiln.name, cache=cache, pack="")
+    return answers
+
+
+def program_rows(context: Context) -> list[Row]:
+    """The README's first program, from the start of its process to the end."""
+    limits = {"nothing": 1.5, "the pack": 0.4, "a warm disk cache": 0.4}
+    return [
+        limit_row(
+            f"first program from {state}",
+            answer["seconds"],
+            None,
+            limits[state],
+            "LLVM" if answer["llvm"] else "no LLVM",
+        )
+        for state, answer in started("program", context).items()
+    ]
+
+
+def step_rows(context: Context) -> list[Row]:
+    """The first recorded training steps of a process."""
     theirs = fresh.child("step", "torch")["calls"] if context.torch is not None else [None] * 4
     rows = []
-    for state, answer, limit in (("nothing", cold, 1.0), ("a warm disk cache", warm, 0.1)):
+    for state, answer in started("step", context).items():
+        limit = 1.0 if state == "nothing" else 0.1
         llvm = "LLVM" if answer["llvm"] else "no LLVM"
         note = f"{llvm}; import and model before it {duration(answer['setup'])}"
         rows += [
@@ -312,6 +344,7 @@ def neighbour_rows(context: Context) -> list[Row]:
 
 GROUPS: dict[str, Callable[[Context], list[Row]]] = {
     "busy neighbour": neighbour_rows,
+    "first program": program_rows,
     "first steps": step_rows,
     "new kernels": kernel_rows,
     "import": import_rows,

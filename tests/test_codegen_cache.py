@@ -12,7 +12,7 @@ import pytest
 from codegen_peer import reads, writes
 
 from kiln.codegen import compile as compiler
-from kiln.codegen import identity, llvm
+from kiln.codegen import identity, kept, llvm
 from kiln.codegen.cache import HEADER, DiskCache, cache_directory
 from kiln.codegen.nest import Nest
 from kiln.codegen.target import LEVELS, host_target
@@ -140,7 +140,7 @@ def test_object_comes_from_disk_the_second_time(place: Path) -> None:
         raise AssertionError("the text was written again")
 
     assert compiler.object_for(NEST.text(), never) == first
-    stored = place / "kernels" / compiler.kernel_key(NEST.text()).hex()
+    stored = place / "kernels" / kept.name(compiler.kernel_key(NEST.text())).hex()
     stored.write_bytes(stored.read_bytes()[:-1])
     compiler._memory.clear()
     assert compiler.kernel_object(NEST) == first
@@ -195,14 +195,14 @@ def test_another_llvmlite_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None
         llvm.Machine(host_target())
 
 
-def test_keys_tell_machines_apart(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A key changes with the target, the machine, LLVM, and any file that shapes kernels and plans."""
+def test_names_tell_machines_apart(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name changes with the target, the machine, LLVM, and any file that shapes kernels and plans."""
 
     monkeypatch.setattr(identity, "_find", identity._find.__wrapped__)  # remembers nothing
 
     def keys() -> set[bytes]:
-        monkeypatch.setattr(compiler, "_others", {})
-        return {compiler.kernel_key("pattern", target) for target in LEVELS.values()}
+        monkeypatch.setattr(identity, "_others", {})
+        return {kept.name(KEY, target) for target in LEVELS.values()}
 
     found = keys()
     assert found == keys()

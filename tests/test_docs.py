@@ -51,7 +51,11 @@ def members(name: str, value: Any) -> list[tuple[str, Any]]:
     """The public methods of one of kiln's own classes."""
     if not isinstance(value, type) or not value.__module__.startswith("kiln"):
         return []
-    return [(f"{name}.{k}", v) for k, v in vars(value).items() if isinstance(v, FunctionType) and k[0] != "_"]
+    return [
+        (f"{name}.{k}", v)
+        for k, v in sorted(vars(value).items())
+        if isinstance(v, FunctionType) and k[0] != "_"
+    ]
 
 
 def run(text: str, name: str, names: dict[str, Any]) -> None:

@@ -13,10 +13,10 @@ region      the program of a recorded region: now, later (by another thread), st
 settle      waits for what is being compiled by another thread
 log         a line for the logger
 
-What is asked of a function (KEPT) and of a region is answered in bytes, kept on disk under a hash of the
-whole request: what the function is, what the operands look like, and what makes plans and kernels here
-(`kiln.codegen.identity`). So a process that finds its answers there captures and plans nothing, and does
-not even import what could: `kiln.capture.make` comes at the first miss.
+What is asked of a function (KEPT) and of a region is answered in bytes, kept (`kiln.codegen.kept`) under a
+hash of the whole request: what the function is, what the operands look like. So a process that finds its
+answers captures and plans nothing, and does not even import what could: `kiln.capture.make` comes at the
+first miss.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from typing import Any
 from kiln import _core
 from kiln.capture.answers import kernels_of
 from kiln.capture.handle import Handle, derivative_of, forward_of
-from kiln.codegen.cache import disk
+from kiln.codegen import kept
 from kiln.codegen.fork import PENDING, at_fork
-from kiln.codegen.identity import digest, host_identity
+from kiln.codegen.identity import digest
 from kiln.ops.record import find
 
 KEPT = frozenset({"classify", "pointwise", "program", "saves", "derivative", "recipe"})
@@ -53,8 +53,8 @@ def _kept(request: str, arguments: tuple[Any, ...], anew: bool) -> bytes:
     handle: Handle = arguments[0]
     key = None
     if handle.identity is not None:
-        key = digest(b"answer", host_identity(), handle.identity, repr((request, arguments[1:])).encode())
-        found = None if anew else disk().load(key)
+        key = digest(b"answer", handle.identity, repr(_meant(request, arguments)).encode())
+        found = None if anew else kept.load(key)
         if found is not None:
             if request in ("pointwise", "program"):
                 for kernel in kernels_of(found):
@@ -62,8 +62,16 @@ def _kept(request: str, arguments: tuple[Any, ...], anew: bool) -> bytes:
             return found
     made: bytes = _maker().make(request, arguments)
     if key is not None:
-        disk().store(key, made)
+        kept.store(key, made)
     return made
+
+
+def _meant(request: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What the answer depends on: of a pointwise function's operands, not how many dims they have."""
+    _, operands, *rest = arguments
+    if request == "pointwise":
+        operands = [o if isinstance(o, str) else (o[0], bool(o[1])) for o in operands]
+    return request, operands, *rest
 
 
 def _maker() -> Any:
@@ -84,7 +92,7 @@ def _derivative_function(*arguments: Any) -> tuple[Handle, int]:
 
 
 def _kernel(key: bytes) -> bytes:
-    found = disk().load(key)
+    found = kept.load(key)
     if found is None:
         maker = _maker()
         if not maker.knows(key) and key in _origins:
@@ -95,15 +103,15 @@ def _kernel(key: bytes) -> bytes:
 
 
 def _region_key(what: str) -> bytes:
-    return digest(b"region", host_identity(), what.encode())
+    return digest(b"region", what.encode())
 
 
 def _stored_region(what: str) -> bytes | None:
     """The program of a region if it and all its kernels are on disk."""
-    answer = disk().load(_region_key(what))
+    answer = kept.load(_region_key(what))
     for key in () if answer is None else kernels_of(answer):
         if not _core.kernel_known(key):
-            code = disk().load(key)
+            code = kept.load(key)
             if code is None:
                 return None
             _core.give_kernel(key, code)
@@ -113,7 +121,7 @@ def _stored_region(what: str) -> bytes | None:
 def _region(what: str, *recording: Any) -> bytes | None:
     answer: bytes | None = _maker().region(*recording)
     if answer is not None:
-        disk().store(_region_key(what), answer)
+        kept.store(_region_key(what), answer)
     return answer
 
 
@@ -122,7 +130,7 @@ def _region_later(asked: tuple[Any, ...], deliver: Any) -> None:
         what, *recording = asked
         answer = _maker().region(*recording, checkpoint)
         if answer is not None:
-            disk().store(_region_key(what), answer)
+            kept.store(_region_key(what), answer)
         deliver(answer)
 
     _background().submit(job, lambda: deliver(True))

@@ -1,7 +1,7 @@
 """From a pattern to object code: memory, then disk, then LLVM.
 
-    key = H(identity of source, LLVM, target and CPU | pattern text)       see identity.py
-    object_for:  in memory?  on disk, whole and ours?  else text -> verify -> LLVM -> verify -> keep
+    key = H(pattern text)
+    object_for:  in memory?  kept for this target (kept.py)?  else text -> verify -> LLVM -> verify -> keep
 
 Kernels of one kind may share a *library*: functions that each carries, and that are made once, by a second
 thread beside the first kernel that needs them.
@@ -17,10 +17,10 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
-from kiln.codegen.cache import disk
+from kiln.codegen import kept
 from kiln.codegen.fork import GENERATOR, at_fork
 from kiln.codegen.generate import nest_text
-from kiln.codegen.identity import digest, host_identity, identity
+from kiln.codegen.identity import digest
 from kiln.codegen.llvm import Machine
 from kiln.codegen.nest import Nest
 from kiln.codegen.target import Target, host_target
@@ -29,8 +29,7 @@ from kiln.codegen.verify import verify_object, verify_text
 REMEMBERED = 1024  # objects kept in memory; the core holds the mapped kernels itself
 
 _lock = threading.RLock()
-_memory: dict[bytes, bytes] = {}
-_others: dict[Target, bytes] = {}
+_memory: dict[tuple[bytes, Target], bytes] = {}
 _machines: dict[Target, Machine] = {}
 
 
@@ -54,32 +53,36 @@ def object_for(
     refuse, and RuntimeError if LLVM cannot parse it.
     """
     target = host_target() if target is None else target
-    key = kernel_key(text_key, target)
-    found = _kept(key)
+    key = kernel_key(text_key)
+    found = _kept(key, target)
     if found is None:
         with _lock:
-            found = _memory.get(key)
+            found = _memory.get((key, target))
             if found is None:
                 found = compile_text(ir_text(), target, library)
-                disk().store(key, found)
-                _remember(key, found)
+                _keep(key, target, found)
     return found
 
 
-def _kept(key: bytes) -> bytes | None:
+def _kept(key: bytes, target: Target) -> bytes | None:
     """What memory or the disk holds."""
-    found = _memory.get(key)
+    found = _memory.get((key, target))
     if found is None:
-        found = disk().load(key)
+        found = kept.load(key, target)
         if found is not None:
-            _remember(key, found)
+            _remember(key, target, found)
     return found
 
 
-def _remember(key: bytes, found: bytes) -> None:
+def _keep(key: bytes, target: Target, made: bytes) -> None:
+    kept.store(key, made, target)
+    _remember(key, target, made)
+
+
+def _remember(key: bytes, target: Target, found: bytes) -> None:
     if len(_memory) >= REMEMBERED:
         _memory.clear()
-    _memory[key] = found
+    _memory[key, target] = found
 
 
 def kernel_object(nest: Nest, target: Target | None = None) -> bytes:
@@ -123,8 +126,8 @@ class _Beside:
 
     def __init__(self, library: Library, target: Target) -> None:
         self.library, self.target = library, target
-        self.key = kernel_key(library.pattern, target)
-        self.found = _kept(self.key)
+        self.key = kernel_key(library.pattern)
+        self.found = _kept(self.key, target)
         self.error: BaseException | None = None
         self.thread: threading.Thread | None = None
 
@@ -147,8 +150,7 @@ class _Beside:
         try:
             text = self.library.text(self.target)
             self.found = _compiled(Machine(self.target), text, self.target, defines=self.library.functions)
-            disk().store(self.key, self.found)
-            _remember(self.key, self.found)
+            _keep(self.key, self.target, self.found)
         except BaseException as error:  # raised where it is asked for
             self.error = error
 
@@ -167,13 +169,9 @@ def bundle(objects: list[bytes]) -> bytes:
     return b"".join([b"KilnObjs", struct.pack(f"<{1 + len(sizes)}I", len(sizes), *sizes), *objects])
 
 
-def kernel_key(text_key: str, target: Target | None = None) -> bytes:
-    """The cache key of a pattern on a target (this host's unless given): 32 bytes."""
-    if target is None or target == host_target():
-        base = host_identity()
-    else:
-        base = _others.get(target) or _others.setdefault(target, identity(repr(target)))
-    return digest(b"kernel", base, text_key.encode())
+def kernel_key(text_key: str) -> bytes:
+    """The key of a pattern: 32 bytes, the same on every machine."""
+    return digest(b"kernel", text_key.encode())
 
 
 def _after_fork() -> None:

@@ -1,6 +1,6 @@
 """What decides whether a kept kernel or plan is right here: kiln's source, LLVM, the target, this machine.
 
-    identity = H(source | LLVM | target | CPU)       32 bytes, part of every key of the disk cache
+    identity = H(source | LLVM | target | CPU)       32 bytes, part of every name in the cache on disk
 
 Reading all of it takes milliseconds, so the answer is itself kept on disk, by what `stat` says of the files:
 their sizes, times and inodes. Nothing here loads LLVM.
@@ -15,9 +15,11 @@ from functools import cache
 from kiln import _core
 from kiln.codegen import llvm
 from kiln.codegen.cache import disk
-from kiln.codegen.target import host_target
+from kiln.codegen.target import Target, host_target
 
 PARTS = ("graph", "ops", "passes", "codegen", "capture")  # what shapes kernels and plans, beside the core
+
+_others: dict[Target, bytes] = {}
 
 
 def digest(*parts: bytes) -> bytes:
@@ -29,27 +31,42 @@ def digest(*parts: bytes) -> bytes:
     return total.digest()
 
 
-def host_identity() -> bytes:
-    """The identity for this machine's own target."""
+def identity(target: Target | None = None) -> bytes:
+    """The identity for a target, this machine's own unless given."""
+    if target is None or target == host_target():
+        return _host()[:32]
+    found = _others.get(target)
+    if found is None:
+        found = _others[target] = _joined(source(), target)
+    return found
+
+
+def host_source() -> bytes:
+    """The hash of kiln's source: what a pack must be made from."""
+    return _host()[32:]
+
+
+def _host() -> bytes:
     return _find(os.environ.get("KILN_TARGET_FEATURES", ""))
 
 
 @cache
 def _find(asked: str) -> bytes:
+    """The identity of this machine, then the hash of the source."""
     states = [f"{path} {s.st_size} {s.st_mtime_ns} {s.st_ctime_ns} {s.st_ino}" for path, s in source_files()]
     place = llvm.folder()
     states.append("no llvm" if place is None else f"{place} {_state(llvm.version_file(place))}")
     key = digest(b"identity", asked.encode(), _core.cpu_identity().encode(), "\n".join(states).encode())
     found = disk().load(key)
-    if found is None or len(found) != 32:
-        found = identity(repr(host_target()))
+    if found is None or len(found) != 64:
+        read = source()
+        found = _joined(read, host_target()) + read
         disk().store(key, found)
     return found
 
 
-def identity(target: str) -> bytes:
-    """The identity for a target, all of it read."""
-    return digest(source(), llvm.identity(), target.encode(), _core.cpu_identity().encode())
+def _joined(source: bytes, target: Target) -> bytes:
+    return digest(source, llvm.identity(), repr(target).encode(), _core.cpu_identity().encode())
 
 
 def source_files() -> list[tuple[str, os.stat_result]]:

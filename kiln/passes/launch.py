@@ -35,9 +35,9 @@ class NestKernel(NamedTuple):
         """The canonical text."""
         return self.nest.text()
 
-    def object(self) -> bytes:
+    def object(self, target: Target | None = None) -> bytes:
         """The machine code."""
-        return kernel_object(self.nest)
+        return kernel_object(self.nest, target)
 
 
 class MatmulKernel(NamedTuple):
@@ -49,11 +49,10 @@ class MatmulKernel(NamedTuple):
         """The canonical text."""
         return self.spec.text()
 
-    def object(self) -> bytes:
+    def object(self, target: Target | None = None) -> bytes:
         """The machine code."""
-        return object_for(
-            self.text(), lambda: matmul_ir(self.spec, host_target()), library=library(self.spec)
-        )
+        target = target or host_target()
+        return object_for(self.text(), lambda: matmul_ir(self.spec, target), target, library(self.spec))
 
 
 class AlongKernel(NamedTuple):
@@ -66,9 +65,10 @@ class AlongKernel(NamedTuple):
         """The canonical text."""
         return self.spec.text()
 
-    def object(self) -> bytes:
+    def object(self, target: Target | None = None) -> bytes:
         """The machine code."""
-        return object_for(self.text(), lambda: self.write(self.spec, host_target()))
+        target = target or host_target()
+        return object_for(self.text(), lambda: self.write(self.spec, target), target)
 
 
 class Kernel(Protocol):
@@ -77,8 +77,8 @@ class Kernel(Protocol):
     def text(self) -> str:
         """The canonical text: the key of every cache."""
 
-    def object(self) -> bytes:
-        """The machine code, generated or from the cache."""
+    def object(self, target: Target | None = None) -> bytes:
+        """The machine code for this host (or `target`), generated or from the cache."""
 
 
 class Lowered(NamedTuple):
