@@ -310,8 +310,8 @@ PyObject* make_module() {
     if (!region_type ||
         PyModule_AddObjectRef(module.get(), "Region", reinterpret_cast<PyObject*>(region_type)) < 0)
         return nullptr;
-    for (auto add : {add_dtypes, add_ops, add_core_ops, add_tensor, add_operators, add_tensor_data, add_dlpack,
-                     add_autograd, add_compiler})
+    for (auto add : {add_dtypes, add_ops, add_core_ops, add_tensor, add_operators, add_tensor_data,
+                     add_dlpack, add_autograd, add_compiler})
         if (add(module.get()) < 0) return nullptr;
     return module.release();
 }

@@ -44,9 +44,15 @@ SAMPLED = {
 each_op = pytest.mark.parametrize("name", SAMPLED)
 # one dtype of each kind where every dtype would say the same; all of them with KILN_TEST_FULL=1
 KINDS = ("float32", "bfloat16", "int64", "bool")
+PLAIN = ("float32", "int64")  # of plain functions, which are made of ops that are tested in every kind
 each_dtype = pytest.mark.parametrize(
     "name, dtype",
-    [(n, d) for n, e in SAMPLED.items() for d in e.dtypes if e.kind != "function" or d in KINDS],
+    [
+        (n, d)
+        for n, e in SAMPLED.items()
+        for d in e.dtypes
+        if d in (PLAIN if e.kind == "function" else e.dtypes)
+    ],
     ids=lambda x: str(x),
 )
 each_kind = pytest.mark.parametrize(
@@ -55,7 +61,7 @@ each_kind = pytest.mark.parametrize(
         (n, d)
         for n, e in SAMPLED.items()
         for d in e.dtypes
-        if d in KINDS or os.environ.get("KILN_TEST_FULL") == "1"
+        if d in (PLAIN if e.kind == "function" else KINDS) or os.environ.get("KILN_TEST_FULL") == "1"
     ],
     ids=lambda x: str(x),
 )
@@ -80,7 +86,7 @@ FEWER_GRADIENTS = {
 # asked for a gradient by their first argument they raise; tests/test_special_math.py has the other one
 PARTLY_DERIVED = {"igamma", "igammac", "zeta"}
 # PyTorch's own errors in float64 are beyond what float64 is compared with (its trigamma's, in digamma's case)
-ROUGH_PEERS = {"digamma", "bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1"}
+ROUGH_PEERS = {"hardsigmoid", "digamma", "bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1"}
 OTHERS = {"unfold"}  # another function of PyTorch's nn.functional has this name
 
 
@@ -193,7 +199,7 @@ def assert_close(y: Any, want: Any, label: str, factor: float = 1.0) -> None:
         for n, e in SAMPLED.items()
         if peer_functions(n) and n not in UNLIKE | FEWER_GRADIENTS
         for d in grad_dtypes(e)
-        if e.kind != "function" or d in KINDS
+        if e.kind != "function" or d in PLAIN
     ],
 )
 def test_gradient_peer(name: str, dtype: str) -> None:
@@ -232,6 +238,8 @@ def gradients(framework: Any, results: list[Any], leaves: list[Any], seeds: list
 def test_layouts(name: str, dtype: str) -> None:
     """The same bits whatever the layout of the operands, alone and mixed."""
     entry = SAMPLED[name]
+    if name == "as_strided_scatter":
+        pytest.skip("sees the layout, as in PyTorch: test_edges compares it")
     if entry.kind == "as_strided":
         check_places(entry, dtype)
         return
@@ -261,7 +269,7 @@ def check_places(entry: Entry, dtype: str) -> None:
     [
         (n, d)
         for n, e in SAMPLED.items()
-        if e.kind != "as_strided"
+        if e.kind != "as_strided" and n != "as_strided_scatter"
         for d in ("float32", "bfloat16")
         if d in grad_dtypes(e)
     ],

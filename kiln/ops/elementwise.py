@@ -362,7 +362,7 @@ def _multiple(x: Scalar, y: Scalar) -> Scalar:
     a, b = (absolute(v) if v.type in SIGNED else v for v in (x, y))
     common = _divisor(a, b)
     multiple = a / common * b
-    multiple = absolute(multiple) if x.type in SIGNED else multiple  # what wraps is as PyTorch's
+    multiple = absolute(multiple) if x.type in ("i32", "i64") else multiple  # what wraps is as PyTorch's
     return select(common.eq(0), const(0, x.type), multiple)
 
 
