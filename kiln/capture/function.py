@@ -54,6 +54,7 @@ class Forward(Function):
         self.op = op
         self.structure = structure
         self._primal: dict[Operands, Graph] = {}
+        self._everywhere: dict[Operands, bool] = {}  # whether it is pointwise, whatever the shape
         self._derivatives: dict[tuple[Any, ...], Derivative] = {}
 
     def capture(self, operands: Operands, hidden: bool) -> Graph:
@@ -129,8 +130,14 @@ class Forward(Function):
 
     def is_pointwise(self, operands: Operands) -> bool:
         """Whether one kernel computes the function at every point of its broadcast operands, of any shape."""
-        if self.op.kind != "composite" or classify(self.graph(operands)) != "pointwise":
+        if self.op.kind != "composite":
             return self.op.kind == "pointwise"
+        if operands not in self._everywhere:
+            here = classify(self.graph(operands)) == "pointwise"
+            self._everywhere[operands] = here and self._is_pointwise_at_a_point(operands)
+        return self._everywhere[operands]
+
+    def _is_pointwise_at_a_point(self, operands: Operands) -> bool:
         try:
             return classify(self._trace([declare_point, *operands])) == "pointwise"
         except (IndexError, RuntimeError):  # it asks for more dims

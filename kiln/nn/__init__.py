@@ -54,7 +54,6 @@ from kiln.nn.layers import (
     Embedding as Embedding,
     Flatten as Flatten,
     Identity as Identity,
-    LayerNorm as LayerNorm,
     Linear as Linear,
 )
 from kiln.nn.losses import (
@@ -86,6 +85,7 @@ from kiln.nn.normalisations import (
     InstanceNorm1d as InstanceNorm1d,
     InstanceNorm2d as InstanceNorm2d,
     InstanceNorm3d as InstanceNorm3d,
+    LayerNorm as LayerNorm,
     LocalResponseNorm as LocalResponseNorm,
     RMSNorm as RMSNorm,
 )

@@ -26,10 +26,6 @@ from kiln.nn.similarity import (  # noqa: F401
     gumbel_softmax,
     triplet_margin_with_distance_loss,
 )
-from kiln.ops.moves import channel_shuffle as channel_shuffle
-from kiln.ops.moves import pixel_shuffle as pixel_shuffle
-from kiln.ops.moves import pixel_unshuffle as pixel_unshuffle
-from kiln.ops.padding import pad as pad
 
 _REDUCTIONS = ("none", "mean", "sum")
 _OPS: dict[str, Any] = {
@@ -57,7 +53,7 @@ def _with_inplace(name: str) -> Any:
 # activations: PyTorch's have an argument `inplace`, and some a function `name_`
 for _name in [n for n in (*_OPS, "relu") if n in ops.IN_PLACE]:
     _OPS[f"{_name}_"], _OPS[_name] = ops.IN_PLACE[_name], _with_inplace(_name)
-_OPS.update(hardshrink=ops.hardshrink, pdist=ops.pdist)
+_OPS["hardshrink"] = ops.hardshrink  # a method too
 
 
 def __getattr__(name: str) -> Any:

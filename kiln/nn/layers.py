@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from kiln import ops
@@ -63,47 +62,6 @@ class Linear(Module):
     def extra_repr(self) -> str:
         bias = self.bias is not None
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={bias}"
-
-
-class LayerNorm(Module):
-    """Zero mean and unit variance over the trailing dims `normalized_shape`, then times weight plus bias."""
-
-    normalized_shape: tuple[int, ...]
-    weight: Parameter | None
-    bias: Parameter | None
-
-    def __init__(
-        self,
-        normalized_shape: int | Sequence[int],
-        eps: float = 1e-5,
-        elementwise_affine: bool = True,
-        bias: bool = True,
-        device: Any = None,
-        dtype: Any = None,
-    ) -> None:
-        super().__init__()
-        shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
-        self.normalized_shape = shape
-        self.eps = eps
-        self.elementwise_affine = elementwise_affine
-        for name, wanted in (("weight", elementwise_affine), ("bias", elementwise_affine and bias)):
-            made = Parameter(ops.empty(*shape, device=device, dtype=dtype)) if wanted else None
-            self.register_parameter(name, made)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Set weight to ones and bias to zeros."""
-        if self.weight is not None:
-            init.ones_(self.weight)
-        if self.bias is not None:
-            init.zeros_(self.bias)
-
-    def forward(self, input: Tensor) -> Tensor:
-        return functional.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
-
-    def extra_repr(self) -> str:
-        affine, bias = self.elementwise_affine, self.bias is not None
-        return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={affine}, bias={bias}"
 
 
 class Embedding(Module):

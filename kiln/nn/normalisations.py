@@ -1,6 +1,4 @@
-"""Normalisations as modules: by groups of channels, by item, by the root of the mean square, by
-neighbours.
-"""
+"""Normalisations as modules: of trailing dims, by groups of channels, by item, by neighbours."""
 
 from __future__ import annotations
 
@@ -32,6 +30,35 @@ class _Affine(Module):
             init.ones_(self.weight)
         if self.bias is not None:
             init.zeros_(self.bias)
+
+
+class LayerNorm(_Affine):
+    """Zero mean and unit variance over the trailing dims `normalized_shape`, then times weight plus bias."""
+
+    normalized_shape: tuple[int, ...]
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+        self.normalized_shape = shape
+        self.eps = eps
+        self.elementwise_affine = elementwise_affine
+        self._make(shape, elementwise_affine, elementwise_affine and bias, device, dtype)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return functional.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+
+    def extra_repr(self) -> str:
+        affine, bias = self.elementwise_affine, self.bias is not None
+        return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={affine}, bias={bias}"
 
 
 class RMSNorm(Module):

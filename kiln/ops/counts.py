@@ -15,7 +15,7 @@ from kiln.ops.kinds import normalize_dim
 from kiln.ops.order import argsort, searchsorted, sort
 from kiln.ops.placing import scatter_set
 from kiln.ops.record import Sample, find
-from kiln.ops.scans import scan_sum, written, written_to
+from kiln.ops.scans import scan_sum
 from kiln.ops.selecting import flat_places
 from kiln.ops.views import movedim, reshape, select, slice_
 
@@ -269,7 +269,7 @@ def histc(input: Any, bins: int = 100, min: float = 0, max: float = 0, *, out: A
     low, high = _limits(flat, min, max, around=1, op="histc")
     edges = linspace(low, high, bins + 1, dtype=input.dtype)
     found = _into_bins(flat, edges, d.run(full, 1, tuple(flat.shape), dtype_name(input.dtype)))
-    return written_to(found, out)
+    return p.written_to(found, out)
 
 
 class Histogram(NamedTuple):
@@ -329,4 +329,4 @@ def histogram(
         n = edges.shape[0] - 1
         widths = p.sub(slice_(edges, 0, (1, n, 1)), slice_(edges, 0, (0, n, 1)))
         found = p.div(p.div(found, find("sum").handle(found)), widths)
-    return Histogram(*written((found, edges), out))
+    return Histogram(*p.written((found, edges), out))

@@ -148,21 +148,22 @@ def _check_joins(input: Any, x: Any, dim: int) -> None:
             )
 
 
-@public(
-    "trapezoid",
-    method=False,
-    samples=d.samples(
+_INTEGRAL: dict[str, Any] = {
+    "samples": d.samples(
         lambda rng, t: ((d.array(rng, (2, 4), t),), {"dx": 2}),
         lambda rng, t: ((d.array(rng, (3, 2), t), d.array(rng, (3,), t)), {"dim": 0}),
         lambda rng, t: ((d.array(rng, (1,), t),), {}),
     ),
-    dtypes="float32 bfloat16 int64",
-    failures=d.failures(
+    "dtypes": "float32 bfloat16 int64",
+    "failures": d.failures(
         ((d.Zeros(),), {}, IndexError, "no dimensions"),
         ((d.Zeros(2, 3), d.Zeros(4)), {}, RuntimeError, "one `x` value for each sample"),
         ((d.Zeros(3, dtype="bool"),), {}, RuntimeError, "bool is not supported"),
     ),
-)
+}
+
+
+@public("trapezoid", method=False, **_INTEGRAL)
 def trapezoid(y: Any, x: Any = None, *, dx: Any = None, dim: int = -1) -> Any:
     """The integral along `dim` by the trapezoidal rule, of samples at `x` or `dx` (1) apart.
 
@@ -183,21 +184,7 @@ def trapezoid(y: Any, x: Any = None, *, dx: Any = None, dim: int = -1) -> Any:
     return find("sum").handle(_steps("trapezoid", x, y, dim) * both, dim) / 2.0
 
 
-@public(
-    "cumulative_trapezoid",
-    method=False,
-    samples=d.samples(
-        lambda rng, t: ((d.array(rng, (2, 4), t),), {"dx": 2}),
-        lambda rng, t: ((d.array(rng, (3, 2), t), d.array(rng, (3,), t)), {"dim": 0}),
-        lambda rng, t: ((d.array(rng, (1,), t),), {}),
-    ),
-    dtypes="float32 bfloat16 int64",
-    failures=d.failures(
-        ((d.Zeros(),), {}, IndexError, "no dimensions"),
-        ((d.Zeros(2, 3), d.Zeros(4)), {}, RuntimeError, "one `x` value for each sample"),
-        ((d.Zeros(3, dtype="bool"),), {}, RuntimeError, "bool is not supported"),
-    ),
-)
+@public("cumulative_trapezoid", method=False, **_INTEGRAL)
 def cumulative_trapezoid(y: Any, x: Any = None, *, dx: Any = None, dim: int = -1) -> Any:
     """The integrals along `dim` up to each sample but the first, by the trapezoidal rule, of samples at `x`
     or `dx` (1) apart; one element less than y along `dim`.

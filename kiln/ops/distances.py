@@ -146,6 +146,7 @@ def cdist(x1: Any, x2: Any, p: float = 2.0, compute_mode: Any = _MODES[0]) -> An
 @public(
     "pdist",
     method=False,
+    layer=True,
     samples=d.samples(
         _matrices((4, 3)),
         lambda rng, t: (_matrices((3, 2))(rng, t)[0], {"p": 1.0}),

@@ -4,6 +4,7 @@ element.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from kiln import _core
@@ -279,14 +280,6 @@ def neighbour(input: Operand, other: Operand, dtype: Structure) -> Any:
     return select(x.ne(x) | y.ne(y), x + y, select(x.eq(y), y, moved))
 
 
-def _same_floats(name: str, *values: Any) -> str:
-    """The common dtype of operands, which must be one of floats."""
-    dtype = kinds.result_type(values)
-    if dtype not in FLOATS:
-        raise NotImplementedError(f"\"{name}\" not implemented for '{d.type_name(dtype)}'")
-    return dtype
-
-
 @public(
     "nextafter",
     differs="the result does not require gradients; PyTorch's does, and backward raises",
@@ -335,18 +328,18 @@ def _divisor(x: Scalar, y: Scalar) -> Scalar:
     return absolute(a) if a.type in SIGNED else a  # the least integer has no absolute value before
 
 
-def _whole(name: str, function: Any, doc: str, reference: str) -> Op:
-    """A function of two integers."""
+def _integers(
+    name: str, kernel: str, function: Any, reference: str, doc: str, *samples: Callable[[Any, str], Any]
+) -> Op:
+    """A function of two integers; `kernel`: what errors call it."""
 
     def body(input: Operand, other: Operand) -> Any:
-        unsupported(f"{name}_cpu", input, set(scalar.FLOATS) | {"i1"})
+        unsupported(kernel, input, set(scalar.FLOATS) | {"i1"})
         return function(input, other)
 
     body.__name__, body.__doc__ = name, doc
     return pointwise(
-        samples=d.samples(
-            lambda rng, t: ((d.array(rng, (3, 5), t, -30, 30), d.array(rng, (5,), t, -4, 4)), {})
-        ),
+        samples=d.samples(*samples),
         reference=d.numpy(reference),
         failures=d.failures(
             ((d.Zeros(2), d.Zeros(2)), {}, NotImplementedError, "not implemented for 'Float'"),
@@ -356,6 +349,18 @@ def _whole(name: str, function: Any, doc: str, reference: str) -> Op:
         differentiable=False,
         inplace=True,
     )(body)
+
+
+def _whole(name: str, function: Any, doc: str) -> Op:
+    """A function of two integers under NumPy's own name."""
+    return _integers(
+        name,
+        f"{name}_cpu",
+        function,
+        name,
+        doc,
+        lambda rng, t: ((d.array(rng, (3, 5), t, -30, 30), d.array(rng, (5,), t, -4, 4)), {}),
+    )
 
 
 def _multiple(x: Scalar, y: Scalar) -> Scalar:
@@ -371,34 +376,27 @@ _WHOLE = """The {0} of integers, broadcast, never negative. NotImplementedError 
     >>> kiln.{1}(kiln.tensor([12, -8]), kiln.tensor([18, 6]))
     tensor([{2}])
     """
-gcd = _whole("gcd", _divisor, _WHOLE.format("greatest common divisor", "gcd", "6, 2"), "gcd")
-lcm = _whole("lcm", _multiple, _WHOLE.format("least common multiple", "lcm", "36, 24"), "lcm")
+gcd = _whole("gcd", _divisor, _WHOLE.format("greatest common divisor", "gcd", "6, 2"))
+lcm = _whole("lcm", _multiple, _WHOLE.format("least common multiple", "lcm", "36, 24"))
 
 
 def _shift(name: str, kernel: str, function: Any, reference: str, doc: str) -> Op:
     """A shift of the bits of integers."""
 
-    def body(input: Operand, other: Operand) -> Any:
-        unsupported(kernel, input, set(scalar.FLOATS) | {"i1"})
+    def shifted(input: Scalar, other: Scalar) -> Scalar:
         limit = WIDTH[input.type] - (1 if input.type in SIGNED else 0)
         outside = (other < 0) | (other >= WIDTH[input.type])
         return select(outside, input >> limit if reference == "right_shift" else 0, function(input, other))
 
-    body.__name__, body.__doc__ = name, doc
-    return pointwise(
-        samples=d.samples(
-            lambda rng, t: ((d.array(rng, (3, 5), t, -99, 99), d.array(rng, (5,), t, 0, 6)), {}),
-            lambda rng, t: ((d.array(rng, (4,), t, -99, 99), 2), {}),
-        ),
-        reference=d.numpy(reference),
-        failures=d.failures(
-            ((d.Zeros(2), d.Zeros(2)), {}, NotImplementedError, "not implemented for 'Float'"),
-            ((d.Zeros(2, dtype="bool"),) * 2, {}, NotImplementedError, "not implemented for 'Bool'"),
-        ),
-        dtypes="whole",
-        differentiable=False,
-        inplace=True,
-    )(body)
+    return _integers(
+        name,
+        kernel,
+        shifted,
+        reference,
+        doc,
+        lambda rng, t: ((d.array(rng, (3, 5), t, -99, 99), d.array(rng, (5,), t, 0, 6)), {}),
+        lambda rng, t: ((d.array(rng, (4,), t, -99, 99), 2), {}),
+    )
 
 
 bitwise_left_shift = _shift(

@@ -406,6 +406,7 @@ def _each_repeated(input: Any, repeats: int, dim: int, output_size: Any) -> Any:
 @public(
     "pixel_shuffle",
     method=False,
+    layer=True,
     samples=d.samples(lambda rng, t: ((d.array(rng, (2, 8, 2, 3), t), 2), {})),
     dtypes="float32 bfloat16",
     failures=d.failures(
@@ -445,6 +446,7 @@ def pixel_shuffle(input: Any, upscale_factor: int) -> Any:
 @public(
     "pixel_unshuffle",
     method=False,
+    layer=True,
     samples=d.samples(lambda rng, t: ((d.array(rng, (2, 2, 4, 6), t), 2), {})),
     dtypes="float32 bfloat16",
     failures=d.failures(
@@ -484,6 +486,7 @@ def pixel_unshuffle(input: Any, downscale_factor: int) -> Any:
 @public(
     "channel_shuffle",
     method=False,
+    layer=True,
     samples=d.samples(lambda rng, t: ((d.array(rng, (2, 4, 2, 3), t), 2), {})),
     dtypes="float32 bfloat16",
     failures=d.failures(

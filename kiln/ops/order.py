@@ -12,7 +12,6 @@ from kiln.ops.declare import dtype_name, public
 from kiln.ops.indexing import gather
 from kiln.ops.kinds import normalize_dim
 from kiln.ops.record import Sizes, Structure, Tensor, primitive
-from kiln.ops.scans import written, written_to
 from kiln.ops.views import expand, permute, reshape, select
 
 LONGEST = 1 << 32  # elements along a sorted dim: a position is half a word
@@ -130,7 +129,7 @@ def sort(
     """
     dim = normalize_dim(dim, input.ndim, "sort")
     indices = positions(input, dim, descending)
-    return Sorted(*written((_chosen(input, dim, indices), indices), out))
+    return Sorted(*p.written((_chosen(input, dim, indices), indices), out))
 
 
 @public("argsort", differs="always stable", dtypes="numeric", differentiable=False, samples=d.samples(
@@ -189,9 +188,9 @@ def topk(
         raise RuntimeError(f"selected index k out of range: k is {k}, dim {dim} has {size} elements")
     if input.ndim == 0:
         flat = topk(reshape(input, (1,)), k)
-        return Top(*written((flat.values, flat.indices) if k == 0 else (p.clone(input), _zero(input)), out))
+        return Top(*p.written((flat.values, flat.indices) if k == 0 else (p.clone(input), _zero(input)), out))
     indices = positions(input, dim, largest, 0, k)
-    return Top(*written((_chosen(input, dim, indices), indices), out))
+    return Top(*p.written((_chosen(input, dim, indices), indices), out))
 
 
 @public("kthvalue", dtypes="numeric", samples=d.samples(
@@ -216,10 +215,10 @@ def kthvalue(input: Any, k: int, dim: int = -1, keepdim: bool = False, *, out: A
     if k < 1 or (isinstance(size, int) and k > size):
         raise RuntimeError(f"kthvalue(): selected number k out of range for dimension {dim}")
     if input.ndim == 0:
-        return Top(*written((p.clone(input), _zero(input)), out))
+        return Top(*p.written((p.clone(input), _zero(input)), out))
     indices = positions(input, dim, False, k - 1, 1)
     found = (gather(input, dim, indices), indices)
-    return Top(*written(found if keepdim else tuple(select(x, dim, 0) for x in found), out))
+    return Top(*p.written(found if keepdim else tuple(select(x, dim, 0) for x in found), out))
 
 
 @public(
@@ -277,7 +276,7 @@ def searchsorted(
     found = search(values, _beside(rows, values), "right" if right or side == "right" else "left")
     if out_int32:
         found = p.convert(found, "int32")
-    return written_to(found, out)
+    return p.written_to(found, out)
 
 
 def _beside(rows: Any, values: Any) -> Any:

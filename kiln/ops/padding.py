@@ -154,6 +154,7 @@ _MODES = {"reflect": _reflected, "replicate": _replicated, "circular": _wrapped}
 @public(
     "pad",
     method=False,
+    layer=True,
     samples=d.samples(
         lambda rng, t: ((d.array(rng, (2, 3), t), (1, 2)), {"mode": "reflect"}),
         lambda rng, t: ((d.array(rng, (1, 2, 3, 4), t), (1, 2, 0, 1)), {"mode": "replicate"}),

@@ -18,7 +18,6 @@ from kiln.ops.declare import dtype_name, into, public
 from kiln.ops.indexing import OUT, check_index, gather, long, scatter_add
 from kiln.ops.kinds import normalize_dim
 from kiln.ops.record import IndexCheck, Op, Structure, Tensor, composite, find, primitive
-from kiln.ops.scans import written_to
 from kiln.ops.views import expand, reshape, slice_
 
 
@@ -445,4 +444,4 @@ def put(input: Any, index: Any, source: Any, accumulate: bool = False, *, out: A
     places = wrapped(reshape(index, (count,)), flat, 0)
     run = scatter_add if accumulate else scatter_set
     result = reshape(run(flat, 0, places, reshape(source, (count,))), tuple(input.shape))
-    return written_to(result, out)
+    return p.written_to(result, out)

@@ -18,7 +18,7 @@ from kiln.ops.kinds import normalize_dim
 from kiln.ops.order import sort, sort_positions
 from kiln.ops.record import Structure, Tensor, composite, find
 from kiln.ops.reduce import reduce_any, reduce_argmax, reduce_sum
-from kiln.ops.scans import scan_argmax, written, written_to
+from kiln.ops.scans import scan_argmax
 from kiln.ops.views import movedim, reshape, select
 
 
@@ -139,12 +139,12 @@ def _at_places(input: Any, dim: int, place: Any, name: str, keepdim: bool, out: 
     dim = normalize_dim(dim, input.ndim, name)
     not_empty(input, (dim,), name)
     if input.ndim == 0:
-        return Found(*written((p.clone(input), d.run(full, 0, (), "int64")), out))
+        return Found(*p.written((p.clone(input), d.run(full, 0, (), "int64")), out))
     indices = place(input, dim)
     values = gather(input, dim, indices)
     if not keepdim:
         values, indices = select(values, dim, 0), select(indices, dim, 0)
-    return Found(*written((values, indices), out))
+    return Found(*p.written((values, indices), out))
 
 
 @composite(
@@ -264,7 +264,7 @@ def _quantile(name: str, ignore_nan: bool) -> Any:
             rows = movedim(input, dim, -1)
         found = movedim(_ranked(sort(rows, -1).values, ranks, interpolation, ignore_nan), -1, 0)
         found = reshape(found, (*((ranks.shape[0],) if many else ()), *shape))
-        return written_to(found, out)
+        return p.written_to(found, out)
 
     what = "of what is not NaN" if ignore_nan else "NaN if there is one"
     function.__doc__ = f"""The `q`-quantiles along `dim` (a number, or a vector: a new first dim); {what}.

@@ -299,10 +299,6 @@ def _square(c: Any, ndim: int) -> Any:
     return find("reshape")(c, ()) if ndim < 2 else c
 
 
-def _float(dtype: str) -> str:
-    return dtype if "float" in dtype else "float32"
-
-
 def _cov_reference(np: Any, x: Any, f: Any = None, a: Any = None, correction: int = 1) -> Any:
     x = x if x.dtype.kind == "f" else x.astype("float32")
     return np.asarray(np.cov(x, ddof=correction, fweights=f, aweights=a)).astype(x.dtype)

@@ -208,7 +208,7 @@ def _extremum(name: str, primitive_op: Op) -> Any:
         values = gather.handle(flat, place, indices)
         shape = tuple(input.shape)
         found = (values, indices) if input.ndim else (reshape(values, shape), reshape(indices, shape))
-        return Running(*written(found, out))
+        return Running(*p.written(found, out))
 
     function.__doc__ = f"""The running {name[3:]}imum along `dim` and its position: (values, indices).
 
@@ -227,18 +227,6 @@ def _extremum(name: str, primitive_op: Op) -> Any:
         ),
         failures=d.failures(((d.Zeros(2, 3), 5), {}, IndexError, "Dimension out of range")),
     )(function)
-
-
-def written_to(found: Any, out: Any) -> Any:
-    """One result, or `out` with it written in, as its dtype."""
-    return found if out is None else p.convert(found, dtype_name(out.dtype), out=out)
-
-
-def written(found: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
-    """Several results, or the tensors of `out=` with the results written in."""
-    if out is None:
-        return found
-    return tuple(map(written_to, found, out))
 
 
 cummax = _extremum("cummax", scan_argmax)

@@ -11,7 +11,7 @@ from kiln.ops.creation import full
 from kiln.ops.declare import dtype_name, public
 from kiln.ops.indexing import gather, rows_at, stack
 from kiln.ops.record import Sample, Sizes, Tensor, composite, find, primitive
-from kiln.ops.scans import scan_sum, written_to
+from kiln.ops.scans import scan_sum
 from kiln.ops.views import expand_, reshape, select
 
 
@@ -137,7 +137,7 @@ def masked_select(input: Any, mask: Any, *, out: Any = None) -> Any:
     shape = d.broadcast_shape(input, mask, "masked_select")
     flat = reshape(expand_(input, shape), (d.numel(shape),))
     found = rows_at(flat, 0, flat_places(expand_(mask, shape)))
-    return written_to(found, out)
+    return p.written_to(found, out)
 
 
 @composite(
