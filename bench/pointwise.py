@@ -20,6 +20,7 @@ import torch
 import kiln
 from bench.measure import Times, Work, interleaved
 from kiln import ops
+from kiln.ops import declare
 
 ELEMENTS = 16
 SECONDS = 0.05  # of sampling, for each pair
@@ -46,7 +47,7 @@ def tensor_of(framework: Any, value: Any) -> Any:
 
 def pointwise_records() -> Iterator[Any]:
     """The records of public pointwise functions."""
-    found = {op.name: op for op in ops.table() if op.public} | ops.RECORDS
+    found = {op.name: op for op in ops.table() if op.public} | {f.name: f for f in declare.records()}
     for record in found.values():
         body = getattr(record, "body", None) or getattr(record.function, "__wrapped__", record.function)
         module = getattr(body, "__module__", "").rpartition(".")[2]

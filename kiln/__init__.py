@@ -48,8 +48,6 @@ from kiln.autograd import (  # noqa: E402
     set_grad_enabled as set_grad_enabled,
 )
 from kiln.device import device as device  # noqa: E402
-from kiln.ops.dtypes import finfo as finfo, iinfo as iinfo  # noqa: E402
-from kiln.ops.generator import Generator as Generator, default_generator as default_generator  # noqa: E402
 from kiln.layout import (  # noqa: E402
     contiguous_format as contiguous_format,
     layout as layout,
@@ -68,14 +66,17 @@ if _TYPE_CHECKING:
         nn as nn,
         optim as optim,
     )
+    from kiln.ops.dtypes import finfo as finfo, iinfo as iinfo
+    from kiln.ops.generator import Generator as Generator, default_generator as default_generator
     from kiln import random as random, special as special, utils as utils, viz as viz
     from kiln.capture.compile import compile as compile
     from kiln.serialization import load as load, save as save
     from kiln.viz.profile import profile as profile
 
-globals().update(ops.FUNCTIONS)
+globals().update({n: f for n, f in ops.registry.FUNCTIONS.items() if n.isidentifier()})
 
-# What a program may never use is imported when it is first asked for: name -> its module.
+# What a program may never use is imported when it is first asked for, as are functions of the table: name ->
+# its module.
 _LATER = {
     **{
         name: f"kiln.{name}"
@@ -85,6 +86,10 @@ _LATER = {
     "load": "kiln.serialization",
     "save": "kiln.serialization",
     "profile": "kiln.viz.profile",
+    "finfo": "kiln.ops.dtypes",
+    "iinfo": "kiln.ops.dtypes",
+    "Generator": "kiln.ops.generator",
+    "default_generator": "kiln.ops.generator",
 }
 
 float, double, half, int, long, short = float32, float64, float16, int32, int64, int16
@@ -94,10 +99,15 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> _Any:
-    if name not in _LATER:
+    if name == "__all__":  # what `from kiln import *` takes
+        return [n for n in __dir__() if not n.startswith("_")]
+    if name in _LATER:
+        module = _import_module(_LATER[name])
+        value = module if module.__name__ == f"kiln.{name}" else getattr(module, name)
+    elif ops.registry.has_function(name):
+        value = ops.registry.function(name)
+    else:
         raise AttributeError(f"module 'kiln' has no attribute '{name}'")
-    module = _import_module(_LATER[name])
-    value = module if module.__name__ == f"kiln.{name}" else getattr(module, name)
     globals()[name] = value
     return value
 
@@ -113,4 +123,4 @@ Tensor.__array_namespace__ = _array_namespace  # type: ignore[attr-defined]
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER})
+    return sorted({*globals(), *_LATER, *ops.registry.function_names()})

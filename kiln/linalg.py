@@ -1,12 +1,5 @@
 """Linear algebra under the names of torch.linalg: what the table has as "linalg.name"."""
 
-from __future__ import annotations
+from kiln.ops import registry
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
-
-from kiln.ops import declare
-
-if TYPE_CHECKING:
-    __getattr__: Callable[[str], Any]
-globals().update(declare.LINALG)
+__getattr__, __dir__ = registry.namespace("linalg")

@@ -1,16 +1,14 @@
 """Special functions, under the names of torch.special.
 
-What is here alone comes from kiln.ops.special; the rest are functions of kiln's namespace, some of them under
-another name.
+What is here alone the table has as "special.name"; the rest are functions of kiln's namespace, some of them
+under another name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kiln import ops
-from kiln.ops.special import SPECIAL
+from kiln.ops import registry
 
 _SAME = (
     "digamma", "erf", "erfc", "erfinv", "exp2", "expm1", "i0", "log1p", "log_softmax", "logit", "logsumexp",
@@ -21,6 +19,12 @@ _RENAMED = {
     "multigammaln": "mvlgamma", "psi": "digamma",
 }  # fmt: skip
 
-if TYPE_CHECKING:
-    __getattr__: Callable[[str], Any]
-globals().update(SPECIAL, **{name: ops.FUNCTIONS[_RENAMED.get(name, name)] for name in (*_SAME, *_RENAMED)})
+_own, _names = registry.namespace("special")
+
+
+def __getattr__(name: str) -> Any:
+    return registry.function(_RENAMED.get(name, name)) if name in (*_SAME, *_RENAMED) else _own(name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*_names(), *_SAME, *_RENAMED})

@@ -13,22 +13,7 @@ from kiln import _core, autograd, ops, printing
 from kiln.device import CPU
 from kiln.errors import describe, message
 from kiln.layout import strided
-from kiln.ops import (
-    creation,
-    data,
-    declare,
-    getitem,
-    interop,
-    kinds,
-    parts,
-    places,
-    pointwise,
-    ranges,
-    reduce,
-    sampling,
-    shapes,
-    views,
-)
+from kiln.ops import data, getitem, interop, kinds, parts, pointwise, reduce, registry, views
 
 Tensor: Any = _core.Tensor
 
@@ -108,48 +93,27 @@ def backward(
     autograd.backward(self, gradient, retain_graph, create_graph, inputs)
 
 
-def methods() -> dict[str, Any]:
-    """Every method by name, from the table and the few functions of this file."""
-    found: dict[str, Any] = {}
-    for op in ops.table():
-        if op.public and op.method:
-            found[op.name] = op.handle
-    for name in declare.METHODS:
-        found[name] = declare.FUNCTIONS[name]
-    found.update({f"{name}_": form for name, form in ops.IN_PLACE.items() if name in found})
-    found.update(creation.NEW)
-    found.update(ranges.NEW)
-    found.update(sampling.IN_PLACE)
-    found.update(getitem.IN_PLACE)
-    found.update(places.IN_PLACE)
-    found.update(shapes.IN_PLACE)
-    found.update(shapes.METHODS)
-    found.update(
-        cpu=cpu,
-        to_device=to_device,
-        get_device=get_device,
-        type_as=type_as,
-        where=where,
-        new_full=creation.new_full,
-    )
-    found.update(data.METHODS)
-    found.update(interop.METHODS)
-    found["backward"] = backward
-    found["__iter__"] = _iterate
-    found["__contains__"] = _contains
-    found["__repr__"] = printing.tensor_repr
-    found["__format__"] = printing.tensor_format
-    # functions of the namespace that take no tensor first
-    for name in ("sgd_step", "sgd_momentum_step", "adam_step", "amsgrad_step"):
-        found.pop(name, None)
-    return found
+# beside the table's, or in its place
+METHODS: dict[str, Any] = {
+    "cpu": cpu,
+    "to_device": to_device,
+    "get_device": get_device,
+    "type_as": type_as,
+    "where": where,
+    "backward": backward,
+    "__iter__": _iterate,
+    "__contains__": _contains,
+    "__repr__": printing.tensor_repr,
+    "__format__": printing.tensor_format,
+}
 
 
 def attach() -> None:
     """Gives the core's Tensor its methods, properties and operators; once, at import."""
-    for name, function in methods().items():
-        if name not in vars(Tensor) or name in ("__repr__", "__format__"):
-            setattr(Tensor, name, function)
+    own = {*vars(Tensor), *METHODS}
+    registry.attach(Tensor, lambda function: function, lambda name: name not in own)
+    for name, function in METHODS.items():
+        setattr(Tensor, name, function)
     for name, getter in (
         ("T", _transposed),
         ("mT", _last_two),

@@ -152,7 +152,7 @@ def test_operators(operator: str) -> None:
 def in_place_names() -> list[str]:
     """The in-place methods of pointwise functions that PyTorch has too."""
     known = {*UNARY, *BINARY}
-    return sorted(n for n in kiln.ops.IN_PLACE if n in known and hasattr(torch.Tensor, f"{n}_"))
+    return sorted(n for n in kiln.ops.registry.INPLACE if n in known and hasattr(torch.Tensor, f"{n}_"))
 
 
 @pytest.mark.parametrize("name", in_place_names())

@@ -26,8 +26,8 @@ def entries() -> dict[str, Entry]:
     """The table by name; empty while it cannot be imported (one test says so)."""
     try:
         if kiln.is_kiln:
-            ops = importlib.import_module("kiln.ops")
-            records = [*ops.table(), *ops.RECORDS.values()]
+            ops, declare = map(importlib.import_module, ("kiln.ops", "kiln.ops.declare"))
+            records = [*ops.table(), *declare.records()]
         else:
             records = importlib.import_module("standin_table").table(torch)
     except (ImportError, AttributeError):

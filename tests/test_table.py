@@ -157,8 +157,7 @@ def test_body_agrees_with_reference(op: Op, dtype: str, rng: Any) -> None:
 def examples() -> list[tuple[str, str]]:
     """The docstring of every op and public function, under the name it is known by."""
     found = {op.name: op.doc for op in OPS}
-    for functions in (kiln.ops.FUNCTIONS, kiln.ops.declare.LINALG):
-        found.update({name: function.__doc__ or "" for name, function in functions.items()})
+    found.update({name: function.__doc__ or "" for name, function in kiln.ops.functions().items()})
     if find_spec("scipy") is None:
         found = {name: doc for name, doc in found.items() if "eeds SciPy" not in " ".join(doc.split())}
     return sorted((name, doc) for name, doc in found.items() if ">>>" in doc)

@@ -30,7 +30,7 @@ _BINARY = (
 
 
 def _unary(name: str) -> Any:
-    function = ops.FUNCTIONS[_RENAMED.get(name, name)]
+    function = getattr(ops, _RENAMED.get(name, name))
 
     def call(x: Any, /) -> Any:
         return function(_common.array(x, name))
@@ -39,7 +39,7 @@ def _unary(name: str) -> Any:
 
 
 def _binary(name: str) -> Any:
-    function = ops.FUNCTIONS[_RENAMED.get(name, name)]
+    function = getattr(ops, _RENAMED.get(name, name))
 
     def call(x1: Any, x2: Any, /) -> Any:
         return function(*_common.promote(name, x1, x2))

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from kiln import linalg as _linalg
 from kiln import ops
 from kiln.array_api import common as _common
 from kiln.errors import message as _message
-from kiln.ops.declare import LINALG as _LINALG
 
 if TYPE_CHECKING:
     __getattr__: Callable[[str], Any]
 
 
 def _plain(name: str) -> Any:
-    function = _LINALG[name]
+    function = getattr(_linalg, name)
 
     def call(x: Any, /) -> Any:
         return function(_common.array(x, name))
@@ -62,7 +62,7 @@ def _from_the_end(name: str, axis: int, x1: Any, x2: Any) -> int:
 
 def cholesky(x: Any, /, *, upper: bool = False) -> Any:
     """The lower (or upper) Cholesky factor of positive-definite matrices."""
-    return _LINALG["cholesky"](_common.array(x, "cholesky"), upper=upper)
+    return _linalg.cholesky(_common.array(x, "cholesky"), upper=upper)
 
 
 def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
@@ -71,7 +71,7 @@ def cross(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:
     place = _from_the_end("cross", axis, x1, x2)
     if (x1.shape[place], x2.shape[place]) != (3, 3):
         raise ValueError(_message("cross", "axes of size 3", f"{x1.shape[place]} and {x2.shape[place]}"))
-    return _LINALG["cross"](*ops.broadcast_tensors(x1, x2), dim=place)
+    return _linalg.cross(*ops.broadcast_tensors(x1, x2), dim=place)
 
 
 def diagonal(x: Any, /, *, offset: int = 0) -> Any:
@@ -81,19 +81,19 @@ def diagonal(x: Any, /, *, offset: int = 0) -> Any:
 
 def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Any:
     """The norm of matrices: "fro", "nuc", 1, 2, inf, or their least counterparts -1, -2, -inf."""
-    return _LINALG["matrix_norm"](_common.array(x, "matrix_norm"), ord, (-2, -1), keepdims)
+    return _linalg.matrix_norm(_common.array(x, "matrix_norm"), ord, (-2, -1), keepdims)
 
 
 def matrix_power(x: Any, n: int, /) -> Any:
     """Square matrices to an integer power."""
-    return _LINALG["matrix_power"](_common.array(x, "matrix_power"), n)
+    return _linalg.matrix_power(_common.array(x, "matrix_power"), n)
 
 
 def matrix_rank(x: Any, /, *, rtol: Any = None) -> Any:
     """How many singular values of matrices exceed the largest times `rtol`: int64."""
     if _common.array(x, "matrix_rank").ndim < 2:
         raise ValueError(_message("matrix_rank", "at least two dims", f"{x.ndim} dims"))
-    return _LINALG["matrix_rank"](x, rtol=rtol)
+    return _linalg.matrix_rank(x, rtol=rtol)
 
 
 def outer(x1: Any, x2: Any, /) -> Any:
@@ -103,28 +103,28 @@ def outer(x1: Any, x2: Any, /) -> Any:
 
 def pinv(x: Any, /, *, rtol: Any = None) -> Any:
     """The pseudo-inverse of matrices, singular values below the largest times `rtol` taken as 0."""
-    return _LINALG["pinv"](_common.array(x, "pinv"), rtol=rtol)
+    return _linalg.pinv(_common.array(x, "pinv"), rtol=rtol)
 
 
 def qr(x: Any, /, *, mode: str = "reduced") -> Any:
     """Q and R of matrices, "reduced" or "complete". ValueError for another mode."""
     if mode not in ("reduced", "complete"):
         raise ValueError(_message("qr", "mode 'reduced' or 'complete'", repr(mode)))
-    return _LINALG["qr"](_common.array(x, "qr"), mode=mode)
+    return _linalg.qr(_common.array(x, "qr"), mode=mode)
 
 
 def solve(x1: Any, x2: Any, /) -> Any:
     """What matrices x1 take to x2: a vector if that has one dim, else matrices; broadcast and promoted."""
     x1, x2 = _common.promote("solve", x1, x2)
     if x2.ndim == 1:
-        return _LINALG["solve"](x1, ops.unsqueeze(x2, -1))[..., 0]
+        return _linalg.solve(x1, ops.unsqueeze(x2, -1))[..., 0]
     batch = ops.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
-    return _LINALG["solve"](x1.expand(*batch, *x1.shape[-2:]), x2.expand(*batch, *x2.shape[-2:]))
+    return _linalg.solve(x1.expand(*batch, *x1.shape[-2:]), x2.expand(*batch, *x2.shape[-2:]))
 
 
 def svd(x: Any, /, *, full_matrices: bool = True) -> Any:
     """U, S and Vh of matrices."""
-    return _LINALG["svd"](_common.array(x, "svd"), full_matrices=full_matrices)
+    return _linalg.svd(_common.array(x, "svd"), full_matrices=full_matrices)
 
 
 def trace(x: Any, /, *, offset: int = 0, dtype: Any = None) -> Any:
@@ -136,4 +136,4 @@ def trace(x: Any, /, *, offset: int = 0, dtype: Any = None) -> Any:
 def vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: float = 2) -> Any:
     """The norm of order `ord` over axes (None: of all elements)."""
     x, dims, some = _common.reduced(x, axis, "vector_norm")
-    return _LINALG["vector_norm"](x, ord, dims, bool(keepdims and some))
+    return _linalg.vector_norm(x, ord, dims, bool(keepdims and some))

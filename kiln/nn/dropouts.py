@@ -14,7 +14,7 @@ from kiln.nn.module import Module
 def _apply(name: str, input: Tensor, p: float, training: bool, inplace: bool) -> Tensor:
     if not 0.0 <= p <= 1.0:
         raise ValueError(message("dropout", "a probability between 0 and 1", describe(p)))
-    y: Tensor = ops.FUNCTIONS[f"{name}_" if inplace else name](input, p, training)
+    y: Tensor = getattr(ops, f"{name}_" if inplace else name)(input, p, training)
     return y
 
 

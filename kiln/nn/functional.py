@@ -26,19 +26,15 @@ from kiln.nn.similarity import (  # noqa: F401
     gumbel_softmax,
     triplet_margin_with_distance_loss,
 )
+from kiln.ops import registry
 
 _REDUCTIONS = ("none", "mean", "sum")
-_OPS: dict[str, Any] = {
-    name: f
-    for name, f in ops.FUNCTIONS.items()
-    if name in ops.declare.LAYERS or (isinstance(f, Op) and not f.record.method)
-}
+_METHODS = ("relu", "hardshrink")  # methods of tensors, and still layers
 
 
-def _with_inplace(name: str) -> Any:
+def _with_inplace(name: str, function: Any, written: Any) -> Any:
     """The function `name` with PyTorch's last argument, `inplace`."""
-    function, written = ops.FUNCTIONS[name], ops.IN_PLACE[name]
-    count = ops.places_of(name)
+    count = registry.places_of(function)
 
     def call(input: Tensor, *args: Any, inplace: bool = False, **kwargs: Any) -> Any:
         if len(args) == count:  # `inplace` by its place
@@ -50,20 +46,18 @@ def _with_inplace(name: str) -> Any:
     return function.form(call) if isinstance(function, Op) else call
 
 
-# activations: PyTorch's have an argument `inplace`, and some a function `name_`
-for _name in [n for n in (*_OPS, "relu") if n in ops.IN_PLACE]:
-    _OPS[f"{_name}_"], _OPS[_name] = ops.IN_PLACE[_name], _with_inplace(_name)
-_OPS["hardshrink"] = ops.hardshrink  # a method too
-
-
 def __getattr__(name: str) -> Any:
-    if name not in _OPS:
-        raise AttributeError(f"kiln.nn.functional has no function '{name}'")
-    return _OPS[name]
+    try:
+        function = registry.function(name) if name.removesuffix("_") in _METHODS else registry.layer(name)
+    except KeyError:
+        raise AttributeError(f"kiln.nn.functional has no function '{name}'") from None
+    written = registry.INPLACE.get(name)
+    globals()[name] = function if written is None else _with_inplace(name, function, written)
+    return globals()[name]
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_OPS})
+    return sorted({*globals(), *registry.layer_names(), *_METHODS, "relu_"})
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

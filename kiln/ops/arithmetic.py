@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from kiln.ops import comparison, reduce
@@ -10,7 +9,6 @@ from kiln.ops import declare as d
 from kiln.ops import pointwise as p
 from kiln.ops import unary as u
 from kiln.ops.activations import cube, floating, inverse_square, narrow
-from kiln.ops.creation import positions
 from kiln.ops.declare import dtype_name, into, is_float, public
 from kiln.ops.finite import all_near, near
 from kiln.ops.kinds import NO_DIFFERENCE
@@ -208,53 +206,6 @@ def clamp(input: Any, min: Any = None, max: Any = None, *, out: Any = None) -> A
     return p.clamp.handle(input, min, max, **into(out))
 
 
-def _triangle(name: str, inside: Callable[..., Any], which: str, example: str) -> Any:
-    """`tril` or `triu`: what is not `inside`, by row + diagonal and column, becomes 0."""
-
-    def body(input: Tensor, diagonal: Number = 0) -> Any:
-        if input.ndim < 2:
-            raise RuntimeError(f"{name}: input tensor must have at least 2 dimensions")
-        row, column = positions(input, input.ndim - 2), positions(input, input.ndim - 1)
-        return p.where(inside(row + diagonal, column), input, False if input.dtype == "bool" else 0)
-
-    body.__name__ = name
-    body.__doc__ = f"""The {which} triangle of matrices, 0 elsewhere; `diagonal` > 0 is one above the main.
-
-    RuntimeError for fewer than two dims.
-
-    {example}
-    """
-    return composite(
-        samples=d.samples(
-            lambda rng, t: ((d.array(rng, (3, 5), t),), {}),
-            lambda rng, t: ((d.array(rng, (2, 4, 3), t), -1), {}),
-            lambda rng, t: ((d.array(rng, (4, 4), t),), {"diagonal": 1}),
-        ),
-        reference=d.reference(lambda np, x, diagonal=0: getattr(np, name)(x, diagonal)),
-        failures=d.failures(((d.Zeros(3),), {}, RuntimeError, "must have at least 2 dimensions")),
-        dtypes="all",
-        onnx="Trilu",
-    )(body)
-
-
-tril = _triangle(
-    "tril",
-    comparison.ge,
-    "lower",
-    """>>> kiln.tril(kiln.ones(2, 2))
-    tensor([[1., 0.],
-            [1., 1.]])""",
-)
-triu = _triangle(
-    "triu",
-    comparison.le,
-    "upper",
-    """>>> kiln.triu(kiln.ones(2, 2), diagonal=1)
-    tensor([[0., 1.],
-            [0., 0.]])""",
-)
-
-
 @composite(
     samples=d.binary(-2, 2),
     reference=d.reference(lambda np, x, y: np.asarray((x == y).all())),
@@ -342,3 +293,20 @@ def masked_fill(input: Any, mask: Any, value: Any, *, out: Any = None) -> Any:
             f"masked_fill only supports boolean masks, but got mask with dtype {dtype_name(mask.dtype)}"
         )
     return p.where(mask, value, input, **into(out))
+
+
+@public(
+    "positive",
+    samples=d.samples(lambda rng, t: ((d.array(rng, (3, 5), t),), {})),
+    dtypes="numeric",
+    failures=d.failures(((d.Zeros(2, dtype="bool"),), {}, RuntimeError, "operator, on a bool tensor")),
+)
+def positive(input: Any) -> Any:
+    """`+input`: the tensor itself. RuntimeError for bool.
+
+    >>> kiln.positive(kiln.tensor([-1.0]))
+    tensor([-1.])
+    """
+    if d.dtype_name(input.dtype) == "bool":
+        raise RuntimeError("The `+` operator, on a bool tensor is not supported.")
+    return input

@@ -342,12 +342,13 @@ def _new(op: str, value: int) -> Any:
     return make
 
 
-NEW = {f"new_{name}": _new(f"new_{name}", value) for name, value in (("zeros", 0), ("ones", 1), ("empty", 0))}
-
-
 def new_full(input: Any, size: Any, fill_value: Any, *, dtype: Any = None, **options: Any) -> Any:
     """An array of the number `fill_value`, of input's dtype unless another is given."""
     return full_(size, fill_value, dtype=chosen_dtype(dtype, input.dtype), **options)
+
+
+d.methods({f"new_{name}": _new(f"new_{name}", k) for name, k in (("zeros", 0), ("ones", 1), ("empty", 0))})
+d.methods({"new_full": new_full})
 
 
 @public("arange", method=False, dtypes="all", differentiable=False)

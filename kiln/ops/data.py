@@ -6,6 +6,7 @@ from typing import Any
 
 from kiln import _core
 from kiln.errors import describe, message
+from kiln.ops import declare as d
 from kiln.ops.creation import settle
 from kiln.ops.declare import dtype_name, public
 from kiln.ops.pointwise import clone, convert
@@ -212,4 +213,4 @@ def copy(self: Any) -> Any:
     return self.detach().requires_grad_(self.requires_grad)
 
 
-METHODS = {"numpy": numpy, "__array__": array, "__copy__": copy, "__deepcopy__": deepcopy}
+d.methods({"numpy": numpy, "__array__": array, "__copy__": copy, "__deepcopy__": deepcopy})

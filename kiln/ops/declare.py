@@ -8,18 +8,10 @@ from typing import Any
 from kiln import _core
 from kiln.graph import graph as g
 from kiln.graph.size import Size, product
-from kiln.ops import record
+from kiln.ops import record, registry
 from kiln.ops.record import ALIASES, Failure, Op, Sample, Samples
 
 INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
-
-# Public functions that are plain Python over ops: name -> function. Methods and in-place forms are derived.
-FUNCTIONS: dict[str, Callable[..., Any]] = {}
-METHODS: set[str] = set()
-LAYERS: set[str] = set()  # functions of kiln.nn.functional
-LINALG: dict[str, Callable[..., Any]] = {}  # those of kiln.linalg: public("linalg.name")
-# the in-place forms of such functions and of aliases
-INPLACE: dict[str, Callable[..., Any]] = {}
 
 
 class Function:
@@ -61,7 +53,7 @@ class Function:
     @property
     def method(self) -> bool:
         """Whether tensors have it."""
-        return self.name in METHODS
+        return self.name in registry.METHODS
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call on graph values."""
@@ -69,7 +61,12 @@ class Function:
 
 
 FACTS: dict[str, Function] = {}  # those of every public function that states any
-RECORDS: dict[str, Function] = {}  # of these, those with samples
+
+
+def records() -> list[Function]:
+    """Those with samples: what the harness tests besides ops. All families are imported for it."""
+    registry.everything()
+    return [fact for fact in FACTS.values() if fact.samples is not None]
 
 
 def public(
@@ -95,18 +92,12 @@ def public(
             function = _with_aliases(function)
             function.__kiln_name__ = name  # type: ignore[attr-defined]
         shown = function if plain is None else plain.handle.form(function)
-        (LINALG if space else FUNCTIONS)[short] = shown
-        if method and not space:
-            METHODS.add(name)
-        if layer:
-            LAYERS.add(name)
-        if inplace:
-            written = _in_place(name, function)
-            INPLACE[name] = written if plain is None else plain.handle.form(written, True)
+        written = _in_place(name, function) if inplace else None
+        if written is not None and plain is not None:
+            written = plain.handle.form(written, True)
+        registry.register(name, shown, method and not space, layer, written)
         if settings:
-            fact = FACTS[name] = Function(name, shown, {"doc": function.__doc__ or "", **settings})
-            if fact.samples is not None:
-                RECORDS[name] = fact
+            FACTS[name] = Function(name, shown, {"doc": function.__doc__ or "", **settings})
         return function
 
     return make
@@ -146,13 +137,14 @@ def _with_aliases(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def alias(name: str, of: str, method: bool = True, inplace: bool = False) -> None:
-    """Makes `name` another name of the public function or op `of`, which may be one of kiln.linalg."""
-    space, _, short = of.rpartition(".")
-    functions = LINALG if space else FUNCTIONS
-    FUNCTIONS[name] = functions[short] if short in functions else record.find(of).handle
-    METHODS.update([name] if method else [])
-    if inplace:
-        INPLACE[name] = INPLACE[of] if of in INPLACE else record.find(of).handle.form(None, True)
+    """Makes `name` another name of the public function `of`."""
+    written = registry.INPLACE[of] if inplace else None
+    registry.register(name, registry.FUNCTIONS[of], method, written=written)
+
+
+def methods(functions: dict[str, Callable[..., Any]]) -> None:
+    """Makes functions methods of tensors that are no functions of kiln's namespace."""
+    registry.METHODS.update(functions)
 
 
 def is_value(x: Any) -> bool:

@@ -6,7 +6,8 @@ from typing import Any
 
 from kiln import _core
 from kiln.ops import declare as d
-from kiln.ops.declare import FUNCTIONS, alias, dtype_name, is_float, public
+from kiln.ops import registry
+from kiln.ops.declare import alias, dtype_name, is_float, public
 from kiln.ops.indexing import cat, stack
 from kiln.ops.kinds import normalize_dim, normalize_dims
 from kiln.ops.places import diagonal_
@@ -37,35 +38,28 @@ def trace(input: Any) -> Any:
     return find("sum").handle(diagonal_(input))
 
 
-@public(
-    "cross",
-    samples=d.samples(
-        lambda rng, t: ((d.array(rng, (2, 3), t), d.array(rng, (2, 3), t)), {}),
-        lambda rng, t: ((d.array(rng, (3, 1), t), d.array(rng, (3, 4), t), 0), {}),
-    ),
-    dtypes="float32 bfloat16 int64",
-    failures=d.failures(
-        ((d.Zeros(2, 2), d.Zeros(2, 2)), {}, RuntimeError, "no dimension of size 3"),
-        ((d.Zeros(3), d.Zeros(2, 3)), {}, RuntimeError, "same number of dimensions"),
-        ((d.Zeros(2, 3), d.Zeros(2, 3), 0), {}, RuntimeError, "must have length 3"),
-        ((d.Zeros(3), d.Zeros(3, dtype="int64")), {}, RuntimeError, "expected scalar type"),
-    ),
+_THREES = d.samples(
+    lambda rng, t: ((d.array(rng, (2, 3), t), d.array(rng, (2, 3), t)), {}),
+    lambda rng, t: ((d.array(rng, (3, 1), t), d.array(rng, (3, 4), t)), {"dim": 0}),
 )
-def cross(input: Any, other: Any, dim: int | None = None, *, out: Any = None) -> Any:
-    """The vector product along `dim`, of size 3 (without it: the first such dim); other dims broadcast.
+_NOT_THREE: Any = (
+    ((d.Zeros(3), d.Zeros(2, 3)), {}, RuntimeError, "same number of dimensions"),
+    ((d.Zeros(2, 3), d.Zeros(2, 3)), {"dim": 0}, RuntimeError, "must have length 3"),
+    ((d.Zeros(3), d.Zeros(3, dtype="int64")), {}, RuntimeError, "expected scalar type"),
+)
+
+
+@public("linalg.cross", samples=_THREES, dtypes="float32 bfloat16 int64", failures=d.failures(*_NOT_THREE))
+def linalg_cross(input: Any, other: Any, *, dim: int = -1, out: Any = None) -> Any:
+    """The vector product along `dim`, of size 3; other dims broadcast.
 
     RuntimeError for other sizes, numbers of dims that differ, or dtypes that do.
 
-    >>> kiln.cross(kiln.tensor([1, 0, 0]), kiln.tensor([0, 1, 0]))
+    >>> kiln.linalg.cross(kiln.tensor([1, 0, 0]), kiln.tensor([0, 1, 0]))
     tensor([0, 0, 1])
     """
     if input.ndim != other.ndim:
         raise RuntimeError("linalg.cross: inputs must have the same number of dimensions.")
-    if dim is None:
-        threes = [k for k, s in enumerate(input.shape) if isinstance(s, int) and s == 3]
-        if not threes:
-            raise RuntimeError("no dimension of size 3 in input")
-        dim = threes[0]
     dim = normalize_dim(dim, input.ndim, "cross")
     if any(isinstance(x.shape[dim], int) and x.shape[dim] != 3 for x in (input, other)):
         raise RuntimeError(
@@ -80,6 +74,29 @@ def cross(input: Any, other: Any, dim: int | None = None, *, out: Any = None) ->
     a, b = ([_slice(x, dim, (k, 1, 1)) for k in range(3)] for x in together((input, other)))
     result = cat([a[1] * b[2] - a[2] * b[1], a[2] * b[0] - a[0] * b[2], a[0] * b[1] - a[1] * b[0]], dim)
     return result if out is None else out.copy_(result)
+
+
+@public(
+    "cross",
+    samples=_THREES,
+    dtypes="float32 bfloat16 int64",
+    failures=d.failures(
+        *_NOT_THREE, ((d.Zeros(2, 2), d.Zeros(2, 2)), {}, RuntimeError, "no dimension of size 3")
+    ),
+)
+def cross(input: Any, other: Any, dim: int | None = None, *, out: Any = None) -> Any:
+    """The vector product along `dim`, of size 3 (without it: the first such dim); other dims broadcast.
+
+    RuntimeError for other sizes, numbers of dims that differ, or dtypes that do.
+
+    >>> kiln.cross(kiln.tensor([1, 0, 0]), kiln.tensor([0, 1, 0]))
+    tensor([0, 0, 1])
+    """
+    if dim is None and input.ndim == other.ndim:
+        dim = next((k for k, size in enumerate(input.shape) if isinstance(size, int) and size == 3), None)
+        if dim is None:
+            raise RuntimeError("no dimension of size 3 in input")
+    return linalg_cross(input, other, dim=-1 if dim is None else dim, out=out)
 
 
 def _difference(x: Any, dim: int) -> Any:
@@ -380,7 +397,7 @@ def vander(x: Any, N: int | None = None, increasing: bool = False) -> Any:
         raise RuntimeError("N must be non-negative.")
     if not is_float(x) and dtype_name(x.dtype) != "int64":
         x = convert(x, "int64")
-    powers = [FUNCTIONS["ones_like"](x)] if count else []
+    powers = [registry.function("ones_like")(x)] if count else []
     for _ in range(count - 1):
         powers.append(powers[-1] * x)
     if not powers:

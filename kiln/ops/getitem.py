@@ -18,6 +18,7 @@ from kiln import _core
 from kiln.graph.size import quotient
 from kiln.ops import declare as d
 from kiln.ops import pointwise as p
+from kiln.ops import registry
 from kiln.ops.creation import full
 from kiln.ops.data import beside
 from kiln.ops.declare import dtype_name
@@ -413,4 +414,5 @@ def zero_(x: Any) -> Any:
     return fill_(x, 0)
 
 
-IN_PLACE = {"copy_": copy_, "fill_": fill_, "zero_": zero_, "index_put_": index_put_}
+d.methods({"copy_": copy_, "fill_": fill_, "zero_": zero_, "index_put_": index_put_})
+registry.FUNCTIONS.update(fill_=fill_, zero_=zero_)

@@ -7,7 +7,8 @@ from typing import Any
 from kiln import _core
 from kiln.device import device
 from kiln.errors import describe, message
-from kiln.ops import data
+from kiln.ops import data, registry
+from kiln.ops import declare as d
 from kiln.ops.creation import settle
 from kiln.ops.declare import dtype_name, public, type_name
 from kiln.ops.kinds import COMPUTE
@@ -98,14 +99,13 @@ def array_ufunc(self: Any, ufunc: Any, method: str, *inputs: Any, **kwargs: Any)
 
     `numpy.add(x, 1)`, `numpy.sin(x)` and `number * x` stay tensors, with their history.
     """
-    function = FUNCTIONS.get(_NUMPY_NAMES.get(ufunc.__name__, ufunc.__name__))
-    if method != "__call__" or kwargs or function is None:
+    name = _NUMPY_NAMES.get(ufunc.__name__, ufunc.__name__)
+    if method != "__call__" or kwargs or not registry.has_function(name):
         shown = f"numpy.{ufunc.__name__}" + ("" if method == "__call__" else f".{method}")
         raise TypeError(f"{shown}: not for tensors; use kiln's functions, or x.numpy() for an array")
-    return function(*(_operand(x) for x in inputs))
+    return registry.function(name)(*(_operand(x) for x in inputs))
 
 
-FUNCTIONS: dict[str, Any] = {}  # kiln's by name, filled when the namespace is whole
 # where NumPy's name is another
 _NUMPY_NAMES = {
     "divide": "div", "equal": "eq", "not_equal": "ne", "less": "lt", "less_equal": "le", "greater": "gt",
@@ -196,10 +196,10 @@ def to(self: Any, *args: Any, **kwargs: Any) -> Any:
     return clone(self) if bound.get("copy") else self
 
 
-METHODS = {
+d.methods({
     "__dlpack__": dlpack,
     "__dlpack_device__": dlpack_device,
     "__array_ufunc__": array_ufunc,
     "type": type_,
     "to": to,
-}
+})  # fmt: skip

@@ -21,7 +21,7 @@ from kiln.ops.products import _matrices
 from kiln.ops.record import Structure, Tensor, composite, find
 from kiln.ops.reduce import sum as sum_
 from kiln.ops.systems import BAD, LAPACK, check, inverse_of, linear, nothing, rows_of, solve_matrices
-from kiln.ops.views import movedim, reshape, slice_, unsqueeze
+from kiln.ops.views import movedim, reshape, unsqueeze
 
 _concat, where = find("concat").handle, find("where").handle
 
@@ -303,59 +303,6 @@ def tensorsolve(A: Any, B: Any, dims: Any = None) -> Any:
     _tensor_check(product_of(right), product_of(tuple(A.shape[: B.ndim])), "other.ndim")
     _tensor_check(product_of(right), n, "other.ndim")
     return reshape(solve_matrices(reshape(A, (n, n)), reshape(B, (n, 1))), right)
-
-
-def _part(x: Any, dim: int, start: int, length: int) -> Any:
-    return slice_(x, dim, (start, length, 1))
-
-
-def _cross(input: Any, other: Any, dim: int, name: str) -> Any:
-    if input.ndim != other.ndim:
-        raise RuntimeError(f"{name}: inputs must have the same number of dimensions.")
-    axis = normalize_dim(dim, input.ndim, name)
-    n, m = input.shape[axis], other.shape[axis]
-    if n != 3 or m != 3:
-        raise RuntimeError(f"{name}: inputs dimension {dim} must have length 3. Got {n} and {m}")
-
-    def rolled(x: Any, by: int) -> Any:
-        return _concat([_part(x, axis, by, 3 - by), _part(x, axis, 0, by)], axis)
-
-    return rolled(input, 1) * rolled(other, 2) - rolled(input, 2) * rolled(other, 1)
-
-
-_THREES = d.samples(
-    _matrices((2, 3), (2, 3)), lambda rng, t: (_matrices((3, 2), (3, 1))(rng, t)[0], {"dim": 0})
-)
-_NOT_THREE = d.failures(
-    ((d.Zeros(2, 4), d.Zeros(2, 4)), {"dim": 1}, RuntimeError, "must have length 3"),
-    ((d.Zeros(2, 3), d.Zeros(3)), {"dim": 0}, RuntimeError, "same number of dimensions"),
-)
-
-
-@public("linalg.cross", samples=_THREES, failures=_NOT_THREE, dtypes="numeric")
-def cross_of(input: Any, other: Any, *, dim: int = -1, out: Any = None) -> Any:
-    """The cross products of the vectors along `dim`, which has size 3; other dims broadcast.
-
-    RuntimeError for another size.
-
-    >>> kiln.linalg.cross(kiln.tensor([1, 0, 0]), kiln.tensor([0, 1, 0]))
-    tensor([0, 0, 1])
-    """
-    return given(_cross(input, other, dim, "linalg.cross"), out)
-
-
-@public("cross", samples=_THREES, failures=_NOT_THREE, dtypes="numeric")
-def cross(input: Any, other: Any, dim: int | None = None, *, out: Any = None) -> Any:
-    """The cross products of the vectors along `dim`, or along the first dim of size 3.
-
-    >>> kiln.cross(kiln.tensor([1, 0, 0]), kiln.tensor([0, 1, 0]))
-    tensor([0, 0, 1])
-    """
-    if dim is None:
-        dim = next((k for k, n in enumerate(input.shape) if n == 3), None)
-        if dim is None:
-            raise RuntimeError("no dimension of size 3 in input")
-    return given(_cross(input, other, dim, "linalg.cross"), out)
 
 
 @public(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kiln.ops import arithmetic, comparison, elementwise, unary  # noqa: F401
 from kiln.ops import declare as d
 from kiln.ops.declare import alias, public
 
@@ -72,20 +73,3 @@ def is_neg(input: Any) -> bool:
     False
     """
     return False
-
-
-@public(
-    "positive",
-    samples=d.samples(lambda rng, t: ((d.array(rng, (3, 5), t),), {})),
-    dtypes="numeric",
-    failures=d.failures(((d.Zeros(2, dtype="bool"),), {}, RuntimeError, "operator, on a bool tensor")),
-)
-def positive(input: Any) -> Any:
-    """`+input`: the tensor itself. RuntimeError for bool.
-
-    >>> kiln.positive(kiln.tensor([-1.0]))
-    tensor([-1.])
-    """
-    if d.dtype_name(input.dtype) == "bool":
-        raise RuntimeError("The `+` operator, on a bool tensor is not supported.")
-    return input

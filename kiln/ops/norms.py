@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kiln.ops import comparison, kinds
+from kiln.ops import comparison, kinds, registry
 from kiln.ops import declare as d
 from kiln.ops.activations import narrow, wide
 from kiln.ops.kinds import normalize_dim, normalize_dims
@@ -114,6 +114,7 @@ def _reference(np: Any, x: Any, order: Any = 2, dim: Any = None, keepdim: bool =
     ),
     reference=d.reference(_reference),
     failures=d.failures(((d.Zeros(2, dtype="int64"),), {}, RuntimeError, "linalg.vector_norm")),
+    public=False,
 )
 def norm(
     input: Tensor,
@@ -141,7 +142,7 @@ def checked_norm(
 ) -> Any:
     if p == "nuc":
         dims = range(input.ndim) if dim is None else dim
-        result = d.LINALG["matrix_norm"](input, p, tuple(dims), keepdim, dtype=dtype)
+        result = registry.function("linalg.matrix_norm")(input, p, tuple(dims), keepdim, dtype=dtype)
         return result if out is None else out.copy_(result)
     order = _order(p)
     _check_dtype(d.dtype_name(input.dtype), dtype)

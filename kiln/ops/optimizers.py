@@ -25,9 +25,10 @@ from collections.abc import Callable
 from typing import Any
 
 from kiln.ops import declare as d
+from kiln.ops import registry
 from kiln.ops.activations import narrow, wide
 from kiln.ops.pointwise import maximum
-from kiln.ops.record import Number, Samples, Structure, Tensor, composite
+from kiln.ops.record import Number, Op, Samples, Structure, Tensor, composite
 from kiln.ops.unary import sqrt
 
 _ADAM_NUMBERS = (2e-3, 0.1, 0.999, 1e-3, 1e-8)  # step_size, weight1, beta2, weight2, eps
@@ -225,3 +226,24 @@ def amsgrad_step(
     moments = zip(new[1:], (exp_avg, exp_avg_sq, max_exp_avg_sq), strict=True)
     first, second, peak = (narrow(value, old.dtype) for value, old in moments)
     return narrow(new[0], param.dtype), first, second, peak
+
+
+def _written(op: Op, written: tuple[int, ...]) -> Any:
+    """The step that writes its results over the tensors it read: `written` are their positions among the
+    arguments.
+    """
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        return op.handle(*args, **kwargs, out=tuple([args[k] for k in written]))
+
+    step.__name__ = step.__qualname__ = f"{op.name}_"
+    step.__doc__ = f"`{op.name}` with its results written over the parameter and its moments."
+    return step
+
+
+registry.FUNCTIONS.update(
+    sgd_step_=_written(sgd_step, (0,)),
+    sgd_momentum_step_=_written(sgd_momentum_step, (0, 2)),
+    adam_step_=_written(adam_step, (0, 2, 3)),
+    amsgrad_step_=_written(amsgrad_step, (0, 2, 3, 4)),
+)

@@ -518,4 +518,4 @@ def adjoint(input: Any) -> Any:
     return transpose(input, -2, -1)
 
 
-IN_PLACE = {"fill_diagonal_": fill_diagonal_}
+d.methods({"fill_diagonal_": fill_diagonal_})

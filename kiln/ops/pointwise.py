@@ -391,7 +391,7 @@ def _(g: Any, input: Any, other: Any, y: Any) -> Any:
         ((d.Zeros(2, dtype="bool"), d.Zeros(2), d.Zeros(3)), {}, RuntimeError, "must match the size"),
         (("text", 1, 2), {}, TypeError, "where"),
     ),
-    method=False,
+    public=False,
 )
 def where(condition: Operand, input: Operand, other: Operand) -> Any:
     """`input` where the bool `condition` holds, else `other`; all three broadcast.

@@ -6,6 +6,8 @@ import math
 from typing import Any
 
 from kiln import _core
+from kiln.ops import declare as d
+from kiln.ops.arithmetic import pow
 from kiln.ops.creation import (
     chosen_dtype,
     empty,
@@ -17,7 +19,7 @@ from kiln.ops.creation import (
     sizes_given,
 )
 from kiln.ops.data import as_tensor, from_numpy, frombuffer, tensor
-from kiln.ops.declare import FUNCTIONS, dtype_name, public, run
+from kiln.ops.declare import dtype_name, public, run
 from kiln.ops.kinds import FLOATS
 from kiln.ops.pointwise import clone, convert
 from kiln.ops.views import as_strided, permute
@@ -44,7 +46,7 @@ def logspace(
         raise RuntimeError("number of steps must be non-negative")
     name = chosen_dtype(dtype, None, options)
     exponents = run(even_steps, float(number_of(start)), float(number_of(end)), (steps,), "float64")
-    return _finished(FUNCTIONS["pow"](float(base), exponents), name, "logspace", options)
+    return _finished(pow(float(base), exponents), name, "logspace", options)
 
 
 @public("range", method=False, dtypes="all", differentiable=False)
@@ -253,4 +255,4 @@ _window(
 _window("bartlett_window", "Bartlett's triangle from 0 to 1 to 0", lambda np, n: np.bartlett(n))
 _window("kaiser_window", "Kaiser's window of width beta", lambda np, n, beta: np.kaiser(n, beta), beta=12.0)
 
-NEW = {"new_tensor": new_tensor, "new_empty_strided": new_empty_strided}
+d.methods({"new_tensor": new_tensor, "new_empty_strided": new_empty_strided})

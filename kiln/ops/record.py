@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, Union
 
 from kiln import _core
 from kiln.graph import graph as g
-from kiln.ops import kinds
+from kiln.ops import kinds, registry
 from kiln.ops.scalar import Scalar
 
 # For annotations in the table: what matters to the record is the name.
@@ -94,8 +94,6 @@ class IndexCheck(NamedTuple):
 
 Samples = Callable[[Any, str], "list[Sample]"]
 
-_table: dict[str, Op] = {}
-
 
 class Op:
     """One operation; see the module's text. Calling it works on tensors, on graph values and on scalars."""
@@ -142,7 +140,7 @@ class Op:
         self.explain: Callable[..., Exception | None] | None = None
         self.handle = _core.Op(name, kind, params, self)
         if listed:
-            _table[name] = self
+            registry.OPS[name] = self
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -325,6 +323,9 @@ def params_of(function: Callable[..., Any]) -> tuple[Param, ...]:
 def _finish(op: Op, settings: dict[str, Any]) -> Op:
     for key, value in settings.items():
         setattr(op, key, value)
+    if op.public:
+        written = op.handle.form(None, True) if op.inplace else None
+        registry.register(op.name, op.handle, op.method, not op.method, written)
     return op
 
 
@@ -362,13 +363,15 @@ def composite(**settings: Any) -> Callable[[Callable[..., Any]], Op]:
 
 
 def table() -> list[Op]:
-    """Every op of the table, in the order of its definition."""
-    return list(_table.values())
+    """Every op of the table, in the order of its definition; all families are imported for it."""
+    registry.everything()
+    return list(registry.OPS.values())
 
 
 def find(name: str) -> Op:
-    """The op called `name`."""
-    return _table[name]
+    """The op called `name`. KeyError if there is none."""
+    op: Op = registry.op(name)
+    return op
 
 
 CONSTANT = Op("constant", "constant", (Param("value", "S", REQUIRED),), None)

@@ -300,6 +300,7 @@ def _extremum(name: str, primitive_op: Op, reduce_logical: Op, doc: str) -> Op:
         reference=_reference(name),
         dtypes="all",
         failures=d.failures(*_BAD_DIM),
+        public=False,
     )(body)
 
 
@@ -332,6 +333,7 @@ def _position(name: str, primitive_op: Op, doc: str) -> Op:
         differentiable=False,
         gives_positions=True,
         failures=d.failures(*_BAD_DIM),
+        public=False,
     )(body)
 
 
@@ -399,6 +401,7 @@ def _spread_samples(rng: Any, dtype: str) -> list[Any]:
     failures=d.failures(
         ((d.Zeros(2, dtype="int64"),), {}, RuntimeError, "std and var only support"), *_BAD_DIM
     ),
+    public=False,
 )
 def var(input: Tensor, dim: Structure = None, correction: Number = 1, keepdim: Structure = False) -> Any:
     """The variance over `dim` (None: all), dividing by count - correction; floats. RuntimeError for integers.
@@ -415,6 +418,7 @@ def var(input: Tensor, dim: Structure = None, correction: Number = 1, keepdim: S
     failures=d.failures(
         ((d.Zeros(2, dtype="int64"),), {}, RuntimeError, "std and var only support"), *_BAD_DIM
     ),
+    public=False,
 )
 def std(input: Tensor, dim: Structure = None, correction: Number = 1, keepdim: Structure = False) -> Any:
     """The standard deviation over `dim` (None: all), the root of `var`; its derivative where it is 0 is 0.

@@ -348,7 +348,7 @@ def geometric_(input: Any, p: float, *, generator: Any = None) -> Any:
     return fill(input, r.geometric_values, float(p), *reserve(sizes, generator), sizes, name)
 
 
-IN_PLACE = {
+d.methods({
     "uniform_": _continuous(
         "uniform_", r.uniform_values, "check_uniform_bounds", {"from": 0, "to": 1}, _check_uniform,
         "Fills a tensor with uniform floats in [from, to); returns it. RuntimeError if from > to.",
@@ -378,4 +378,4 @@ IN_PLACE = {
     "geometric_": geometric_,
     "random_": random_,
     "bernoulli_": bernoulli_,
-}  # fmt: skip
+})  # fmt: skip

@@ -9,8 +9,8 @@ from typing import Any
 
 from kiln import _core
 from kiln.ops import declare as d
-from kiln.ops import parts, places, views  # noqa: F401
-from kiln.ops.declare import FUNCTIONS, public
+from kiln.ops import parts, places, registry, views  # noqa: F401
+from kiln.ops.declare import public
 from kiln.ops.getitem import getitem
 from kiln.ops.kinds import broadcast, normalize_dim
 from kiln.ops.pointwise import clone
@@ -212,7 +212,7 @@ _VIEWED = {
 }  # fmt: skip
 _ALONE = {"slice": _slice_of, "alias": lambda input: input, "detach": lambda input: input.detach()}
 for _name, _given in _VIEWED.items():
-    _copying(_name, _ALONE.get(_name) or FUNCTIONS[_name], _given)
+    _copying(_name, _ALONE.get(_name) or registry.FUNCTIONS[_name], _given)
 
 
 # Views made in place: the tensor becomes its own view
@@ -227,7 +227,7 @@ def _becoming(name: str) -> Callable[..., Any]:
                     f"({name}_); do it under no_grad(), or on a clone()"
                 )
             raise NotImplementedError(f"{name}_: the tensor has a history; use x = x.{name}(...)")
-        self.data = FUNCTIONS[name](self.detach(), *args, **kwargs)
+        self.data = registry.function(name)(self.detach(), *args, **kwargs)
         return self
 
     method.__name__ = method.__qualname__ = f"{name}_"
@@ -237,10 +237,10 @@ def _becoming(name: str) -> Callable[..., Any]:
     return method
 
 
-IN_PLACE = {
+d.methods({
     f"{name}_": _becoming(name)
     for name in ("t", "transpose", "swapdims", "swapaxes", "squeeze", "unsqueeze", "as_strided")
-}
+})  # fmt: skip
 
 
 # Memory
@@ -300,4 +300,4 @@ def is_set_to(self: Any, tensor: Any) -> bool:
     )
 
 
-METHODS = {"contiguous": contiguous, "untyped_storage": untyped_storage, "is_set_to": is_set_to}
+d.methods({"contiguous": contiguous, "untyped_storage": untyped_storage, "is_set_to": is_set_to})

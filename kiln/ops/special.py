@@ -2,7 +2,7 @@
 
 Each has one body on float64 scalars; float32 is computed in float64 and rounded once. Bounds of error are in
 NUMERICS.md. Integers and bool become the default float dtype first. What PyTorch has in torch.special only
-is in `SPECIAL`, for kiln.special.
+is registered under that name.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from kiln.ops import bessel, gamma, gaussian, incomplete
+from kiln.ops import bessel, gamma, gaussian, incomplete, registry
 from kiln.ops import declare as d
 from kiln.ops.activations import narrow, wide
 from kiln.ops.comparison import lt, unsupported
@@ -22,7 +22,7 @@ from kiln.ops.record import REQUIRED, Op, Operand, Param, Sample, Structure, Ten
 from kiln.ops.scalar import INTS, Scalar, convert
 from kiln.ops.unary import DOC, abs, exp, float_function, log, sign
 
-SPECIAL: dict[str, Any] = {"xlog1py": xlog1py.handle}
+registry.FUNCTIONS["special.xlog1py"] = xlog1py.handle
 
 
 def double(body: Callable[..., Scalar]) -> Callable[..., Scalar]:
@@ -58,7 +58,7 @@ def _special(name: str, body: Any, gradient: Any, reference: Any, low: float, hi
     """The same, of kiln.special only."""
     doc = doc.replace(f"kiln.{name}(", f"kiln.special.{name}(")
     op = _function(name, body, gradient, reference, low, high, doc, public=False, inplace=False)
-    SPECIAL[name] = op.handle
+    registry.FUNCTIONS[f"special.{name}"] = op.handle
     return op
 
 
@@ -300,7 +300,7 @@ def _(g: Any, input: Any, other: Any) -> Any:
     return underived(g), g * -input * zeta(input + 1, other)
 
 
-SPECIAL["zeta"] = zeta.handle
+registry.FUNCTIONS["special.zeta"] = zeta.handle
 
 
 def _incomplete_samples(rng: Any, t: str) -> list[Any]:

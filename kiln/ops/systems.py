@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kiln.ops import comparison, creation, lapack
+from kiln.ops import comparison, creation, lapack, registry
 from kiln.ops import declare as d
 from kiln.ops import pointwise as p
 from kiln.ops.addends import given
@@ -18,7 +18,7 @@ from kiln.ops.products import matmul as _matmul
 from kiln.ops.products import swapped
 from kiln.ops.views import broadcast_to, reshape, slice_, squeeze, unsqueeze
 
-d.LINALG["LinAlgError"] = LinAlgError
+registry.FUNCTIONS["linalg.LinAlgError"] = LinAlgError
 matmul = _matmul.handle
 
 

@@ -109,6 +109,7 @@ def _rounding(name: str, function: str, step: Any, doc: str, onnx: str) -> Any:
         dtypes="numeric",
         onnx=onnx,
         inplace=True,
+        public=name != "round",  # arithmetic's takes decimals too
     )(body)
     return op.derivative(lambda g: zeros_of(g))
 

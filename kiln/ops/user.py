@@ -16,6 +16,7 @@ from kiln import _core
 from kiln.errors import place
 from kiln.graph import graph as g
 from kiln.ops import declare as d
+from kiln.ops import registry
 from kiln.ops.record import REQUIRED, Op, Param
 
 _captured: dict[str, Op] = {}
@@ -149,7 +150,7 @@ def _check_value(function: Any, name: str, value: Any, seen: set[int]) -> None:
         return
     if isinstance(value, FunctionType):
         seen.add(id(value))
-        if value not in d.FUNCTIONS.values():
+        if value not in registry.FUNCTIONS.values():
             _check_free_variables(value, seen)
         return
     code: CodeType = function.__code__
@@ -176,3 +177,6 @@ def _loaded_globals(code: CodeType) -> list[str]:
     from dis import get_instructions
 
     return [i.argval for i in get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
+
+
+registry.FUNCTIONS["pointwise"] = pointwise

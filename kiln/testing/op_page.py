@@ -14,7 +14,7 @@ from typing import Any
 
 import kiln
 from kiln import ops
-from kiln.ops import declare
+from kiln.ops import declare, registry
 from kiln.testing.op_cases import GROUPS, Entry, arrays_of, tensors
 
 HEAD = """# Every operation
@@ -39,16 +39,18 @@ LEFT_OUT = {"pointwise"}  # makes functions
 
 def names() -> dict[str, Any]:
     """Every public function under the name PyTorch's documentation has it by, in-place forms apart."""
-    special = {n: getattr(kiln.special, n) for n in dir(kiln.special) if n in ops.special.SPECIAL}
-    known = {n: f for n, f in ops.FUNCTIONS.items() if not n.endswith("_") and n not in LEFT_OUT}
-    known |= {f"linalg.{n}": f for n, f in declare.LINALG.items() if not isinstance(f, type)}
-    return known | {f"special.{n}": f for n, f in special.items()}
+    return {
+        name: function
+        for name, function in ops.functions().items()
+        if not name.endswith("_") and name not in LEFT_OUT and not isinstance(function, type)
+    }
 
 
 def facts(name: str, function: Any) -> Any:
     """The record that says most of a function: one with samples, its op, or what it states for the docs."""
     own = str(getattr(function, "__kiln_name__", None) or getattr(function, "__name__", ""))
-    return ops.RECORDS.get(own) or getattr(function, "record", None) or declare.FACTS.get(own)
+    fact = declare.FACTS.get(own)
+    return fact if fact and fact.samples else getattr(function, "record", None) or fact
 
 
 def own_name(name: str, function: Any) -> str:
@@ -97,7 +99,7 @@ def homes(name: str, function: Any) -> str:
     if not space and name in dir(kiln.nn.functional):
         found.append("F")
     if not space:
-        special = [n for n, f in vars(kiln.special).items() if f is function and not n.startswith("_")]
+        special = [n for n in dir(kiln.special) if getattr(kiln.special, n) is function]
         found += ["special" if n == name else f"special.{n}" for n in special]
     return ", ".join(found)
 
@@ -132,7 +134,7 @@ def differences(own: str, record: Any) -> str:
 def row(name: str, function: Any) -> tuple[str, ...]:
     """The line of one function."""
     own, record = own_name(name, function), facts(name, function)
-    places = [("x.", hasattr(kiln.Tensor, f"{name}_")), ("kiln", f"{name}_" in ops.FUNCTIONS)]
+    places = [("x.", hasattr(kiln.Tensor, f"{name}_")), ("kiln", registry.has_function(f"{name}_"))]
     return (
         f"`{call_of(name, function)}`",
         homes(name, function),

@@ -1,0 +1,147 @@
+"""Every name of the table: what is registered, and which family brings what is not imported yet.
+
+A family is a module of kiln.ops. A few are imported with kiln; any other when one of its names is first asked
+for: `families.py` says which names it registers (written by `make docs`; a test holds it to what they do).
+
+A function's name is the one it has below kiln: "sort", "linalg.solve".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from typing import Any
+
+from kiln import _core
+from kiln.ops.families import FAMILIES
+
+OPS: dict[str, Any] = {}  # the record of every op, public or not
+FUNCTIONS: dict[str, Any] = {}  # public functions: the op's handle where a call needs nothing else
+METHODS: dict[str, Any] = {}  # methods of tensors, in-place forms included
+LAYERS: dict[str, Any] = {}  # functions of kiln.nn.functional
+
+INPLACE: dict[str, Any] = {}  # name -> its in-place form: the method `name_`, and for some a function
+
+# in-place functions of PyTorch's namespace that need more than the tensor
+_BINARY_IN_PLACE = {"clamp_max", "clamp_min", "gcd", "lcm", "ldexp", "threshold", "xlogy"}
+
+# name -> family: of functions, methods, functions of kiln.nn.functional, ops
+_HOME = [
+    {name: family for family, names in FAMILIES.items() for name in names[kind].split()} for kind in range(4)
+]
+
+
+def register(
+    name: str, function: Any, method: bool = False, layer: bool = False, written: Any = None
+) -> None:
+    """Makes a public function known; `written` is its in-place form."""
+    assert name not in FUNCTIONS, f"{name} twice: an op behind a function of its name is not public"
+    names = {name: function, **({} if written is None else {f"{name}_": written})}
+    FUNCTIONS[name] = function
+    if method:
+        METHODS.update(names)
+    if layer:
+        LAYERS.update(names)
+    if written is not None:
+        INPLACE[name] = written
+        # a function too where it needs the tensor alone
+        if name in _BINARY_IN_PLACE or places_of(function, required=True) == 1:
+            FUNCTIONS[f"{name}_"] = written
+
+
+def places_of(function: Any, required: bool = False) -> int:
+    """How many arguments a public function takes by place, or how many it must be given."""
+    function = getattr(function, "__wrapped__", function)  # of a form, of a function with aliases
+    if isinstance(function, _core.Op):
+        return len([p for p in function.record.params if p.default is _core.REQUIRED or not required])
+    count: int = function.__code__.co_argcount - (len(function.__defaults__ or ()) if required else 0)
+    return count
+
+
+def _found(registered: dict[str, Any], home: dict[str, str], name: str) -> Any:
+    if name not in registered and name in home:
+        load(home[name])
+    return registered[name]
+
+
+def load(family: str) -> None:
+    """Imports a family: its names are registered then."""
+    import_module(f"kiln.ops.{family}")
+
+
+def everything() -> None:
+    """Imports every family: for what lists the table, as tests and docs do."""
+    for family in FAMILIES:
+        load(family)
+
+
+def function(name: str) -> Any:
+    """The public function `name`. KeyError if there is none."""
+    return _found(FUNCTIONS, _HOME[0], name)
+
+
+def has_function(name: str) -> bool:
+    """Whether there is a public function `name`."""
+    return name in FUNCTIONS or name in _HOME[0]
+
+
+def method(name: str) -> Any:
+    """The function that is the tensors' method `name`. KeyError if there is none."""
+    return _found(METHODS, _HOME[1], name)
+
+
+def layer(name: str) -> Any:
+    """The function `name` of kiln.nn.functional. KeyError if there is none."""
+    return _found(LAYERS, _HOME[2], name)
+
+
+def op(name: str) -> Any:
+    """The record of the op `name`. KeyError if there is none."""
+    return _found(OPS, _HOME[3], name)
+
+
+def function_names(space: str = "") -> list[str]:
+    """The public functions of a namespace below kiln ("linalg"), or of kiln's own."""
+    start = f"{space}." if space else ""
+    names = [n[len(start) :] for n in {**FUNCTIONS, **_HOME[0]} if n.startswith(start)]
+    return sorted(n for n in names if "." not in n)
+
+
+def layer_names() -> list[str]:
+    """The functions of kiln.nn.functional that are the table's."""
+    return sorted({**LAYERS, **_HOME[2]})
+
+
+class Late:
+    """A method of a family that may not be imported: asked for, the real one takes its place in the class."""
+
+    __slots__ = ("home", "made", "name")
+
+    def __init__(self, home: type, name: str, made: Callable[[Any], Any]) -> None:
+        self.home, self.name, self.made = home, name, made
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        setattr(self.home, self.name, self.made(method(self.name)))
+        return getattr(owner if instance is None else instance, self.name)
+
+
+def attach(home: type, made: Callable[[Any], Any], names: Callable[[str], bool]) -> None:
+    """Gives a class the table's methods, `made` of the functions; only those whose name is wanted."""
+    for name, own in METHODS.items():
+        if names(name):
+            setattr(home, name, made(own))
+    for name in _HOME[1]:
+        if name not in METHODS and names(name):
+            setattr(home, name, Late(home, name, made))
+
+
+def namespace(space: str) -> tuple[Callable[[str], Any], Callable[[], Iterable[str]]]:
+    """`__getattr__` and `__dir__` of a module that shows the functions of one namespace."""
+
+    def getter(name: str) -> Any:
+        try:
+            return function(f"{space}.{name}")
+        except KeyError:
+            raise AttributeError(f"module 'kiln.{space}' has no attribute '{name}'") from None
+
+    return getter, lambda: function_names(space)
