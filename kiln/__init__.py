@@ -92,6 +92,12 @@ _LATER = {
     "default_generator": "kiln.ops.generator",
 }
 
+# PyTorch's names that need complex numbers
+_COMPLEX = frozenset(
+    "cdouble cfloat chalf complex complex32 complex64 complex128 fft imag istft polar stft view_as_complex "
+    "view_as_real".split()
+)
+
 float, double, half, int, long, short = float32, float64, float16, int32, int64, int16
 e, inf, nan, pi = _math.e, _math.inf, _math.nan, _math.pi
 is_grad_enabled = _core.grad_enabled
@@ -107,7 +113,8 @@ def __getattr__(name: str) -> _Any:
     elif ops.registry.has_function(name):
         value = ops.registry.function(name)
     else:
-        raise AttributeError(f"module 'kiln' has no attribute '{name}'")
+        why = ": kiln has no complex numbers" if name in _COMPLEX else ""
+        raise AttributeError(f"module 'kiln' has no attribute '{name}'{why}")
     globals()[name] = value
     return value
 

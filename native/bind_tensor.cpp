@@ -350,9 +350,9 @@ Py_hash_t hash_identity(PyObject* self) { return _Py_HashPointer(self); }
 
 void tensor_releasebuffer(PyObject*, Py_buffer* view) { delete[] static_cast<Py_ssize_t*>(view->internal); }
 
-// struct-module codes of the dtypes; bfloat16 has none and goes out as unsigned 16-bit.
+// struct-module codes of the dtypes; bfloat16 has none.
 const char* buffer_format(DType dtype) {
-    static const char* codes[dtype_count] = {"?", "B", "b", "h", "i", "q", "e", "H", "f", "d"};
+    static const char* codes[dtype_count] = {"?", "B", "b", "h", "i", "q", "e", nullptr, "f", "d"};
     return codes[int(dtype)];
 }
 
@@ -363,6 +363,8 @@ int tensor_getbuffer(PyObject* self, Py_buffer* view, int flags) {
                    "memoryview: the tensor is not contiguous; call .contiguous() first");
         KILN_CHECK(!(x.storage->read_only && (flags & PyBUF_WRITABLE)), buffer,
                    "the tensor's memory is read-only");
+        KILN_CHECK(buffer_format(x.dtype) || !(flags & PyBUF_FORMAT), buffer,
+                   "memoryview: Python's buffers have no bfloat16; use x.view(kiln.int16) or x.float()");
         KILN_CHECK(!x.requires_grad(), buffer,
                    "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.");
         settle(*x.storage, true);

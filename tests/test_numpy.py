@@ -129,3 +129,44 @@ def test_a_program_that_asks_for_cuda_runs_on_the_cpu() -> None:
     device = kiln.device("cuda" if kiln.cuda.is_available() else "cpu")
     x = kiln.ones(2, device=device).to(device)
     assert x.cpu() is x and x.device == device and kiln.cuda.device_count() == 0
+
+
+class Foreign:
+    """An array of another library, as NumPy sees one."""
+
+    def __init__(self, values: Any) -> None:
+        self.values = np.asarray(values)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return self.values
+
+
+def test_an_array_of_another_library() -> None:
+    foreign = Foreign([[1, 2], [3, 4]])
+    copied, shared = kiln.tensor(foreign), kiln.as_tensor(foreign)
+    foreign.values[0, 0] = 9
+    assert copied.tolist() == [[1, 2], [3, 4]] and shared.tolist() == [[9, 2], [3, 4]]
+    assert kiln.tensor(foreign, dtype=kiln.float32).dtype == kiln.float32
+
+
+def test_bfloat16_is_not_taken_for_integers() -> None:
+    """NumPy has no bfloat16, and its bits under another dtype's name would be other numbers."""
+    x = kiln.ones(2, dtype=kiln.bfloat16)
+    for ask in (np.asarray, np.array, memoryview, kiln.Tensor.numpy):
+        with pytest.raises((TypeError, BufferError), match="no bfloat16"):
+            ask(x)
+    assert np.asarray(x.view(kiln.int16)).tolist() == [0x3F80, 0x3F80]
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "float8", complex, str, np.float32, object(), 3])
+def test_no_such_dtype(dtype: Any) -> None:
+    for call in (lambda: kiln.zeros(2, dtype=dtype), lambda: kiln.ones(2).to(dtype=dtype)):
+        with pytest.raises(TypeError):
+            call()
+
+
+@pytest.mark.parametrize("name", ["complex64", "cfloat", "fft", "view_as_complex"])
+def test_complex_numbers_are_absent_and_it_says_so(name: str) -> None:
+    with pytest.raises(AttributeError, match="has no complex numbers"):
+        getattr(kiln, name)
+    assert name not in dir(kiln)

@@ -33,6 +33,19 @@ def _of_arrays(data: Any) -> bool:
     return bool(_is_buffer(data) and not isinstance(data, _core.Tensor) and data.ndim)
 
 
+def _as_array(data: Any) -> Any:
+    """Another library's array (JAX's, a column of pandas) as NumPy's, sharing memory if it can; the rest as it
+    is.
+    """
+    if isinstance(data, (_core.Tensor, list, tuple, int, float)) or _is_buffer(data):
+        return data
+    if not hasattr(data, "__array__"):
+        return data
+    import numpy
+
+    return numpy.asarray(data)
+
+
 @public("tensor", method=False, dtypes="all")
 def tensor(
     data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False, pin_memory: bool = False
@@ -46,6 +59,7 @@ def tensor(
     tensor([[1, 2],
             [3, 4]])
     """
+    data = _as_array(data)
     if isinstance(data, _core.Tensor):
         result = clone(data.detach())
     elif _is_buffer(data):
@@ -76,6 +90,7 @@ def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Any:
     >>> kiln.as_tensor([1.0, 2.0])
     tensor([1., 2.])
     """
+    data = _as_array(data)
     if _is_buffer(data) and not isinstance(data, _core.Tensor):
         data = _core.from_buffer(data)
     if isinstance(data, _core.Tensor):

@@ -6,11 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from kiln import _core
+from kiln.errors import message
 from kiln.graph import graph as g
 from kiln.graph.size import Size, product
 from kiln.ops import record, registry
+from kiln.ops.kinds import COMPUTE
 from kiln.ops.record import ALIASES, Failure, Op, Sample, Samples
 
+_PYTHON = {bool: "bool", int: "int64", float: "float64"}
 INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
 
 
@@ -169,14 +172,15 @@ def into(out: Any) -> dict[str, Any]:
 
 
 def dtype_name(dtype: Any) -> str:
-    """The name of a dtype given as an object, a name, or one of Python's bool, int, float."""
-    if isinstance(dtype, str):
-        return dtype
-    if isinstance(dtype, type):
-        return {bool: "bool", int: "int64", float: "float64"}[dtype]
+    """The name of a dtype given as an object, a name, or one of Python's bool, int, float. TypeError for
+    what kiln has no dtype of.
+    """
     if isinstance(dtype, _core.dtype):
         return dtype.name
-    return str(dtype).rpartition(".")[2]
+    name = _PYTHON.get(dtype, "") if isinstance(dtype, type) else str(dtype).rpartition(".")[2]
+    if name not in COMPUTE:
+        raise TypeError(message("dtype", "one of kiln's dtypes", repr(dtype)))
+    return name
 
 
 def number(x: g.Value, value: Any) -> g.Value:
