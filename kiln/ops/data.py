@@ -34,8 +34,8 @@ def _of_arrays(data: Any) -> bool:
 
 
 def _as_array(data: Any) -> Any:
-    """Another library's array (JAX's, a column of pandas) as NumPy's, sharing memory if it can; the rest as it
-    is.
+    """Another library's array (JAX's, a column of pandas) as NumPy's, of the same memory if it can be; else
+    `data`.
     """
     if isinstance(data, (_core.Tensor, list, tuple, int, float)) or _is_buffer(data):
         return data
