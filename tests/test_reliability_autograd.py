@@ -340,6 +340,27 @@ def test_a_hook_outlives_an_in_place_write() -> None:
 
 
 @WAYS
+def test_gradients_of_many_arguments(way: Any) -> None:
+    """However many arrays are joined, each has its gradient."""
+    for count in (65, 200):
+        xs = [kiln.full((2,), float(k), requires_grad=True) for k in range(count)]
+        scale = kiln.arange(2.0 * count)
+
+        def loss(xs: Any, scale: Any) -> Any:
+            return (kiln.stack(xs).reshape(-1) * scale).sum()
+
+        way(loss)(xs, scale).backward()
+        assert [values(x.grad) for x in xs] == [[2.0 * k, 2.0 * k + 1] for k in range(count)]
+
+
+@needs_kiln
+def test_more_gradients_than_a_call_can_have() -> None:
+    xs = [kiln.ones(2, requires_grad=True) for _ in range(65)]
+    with pytest.raises(NotImplementedError, match="only the first 64"):
+        kiln.ops.find("concat").handle(xs, 0)
+
+
+@WAYS
 def test_gradients_of_size_zero(way: Any) -> None:
     """Empty tensors have empty gradients, of the right shape and not None."""
 
