@@ -247,6 +247,16 @@ def hook_and_its_handle(witness: Any) -> None:
     witness.handle = x.register_hook(lambda g: (x, witness))
 
 
+def result_of_a_function(witness: Any) -> None:
+    class Keeping(kiln.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            ctx.witness, ctx.result = witness, x * 2
+            return ctx.result
+
+    Keeping.apply(kiln.ones(3, requires_grad=True))
+
+
 def handle_of_a_dead_tensor(witness: Any) -> None:
     witness.handle = kiln.ones(3, requires_grad=True).register_hook(lambda g: witness)
 
@@ -258,7 +268,7 @@ def foreign_memory(witness: Any) -> None:
 
 CYCLES = [
     attribute, attribute_of_a_parameter, entry_of_the_dict, hook_of_a_leaf, hook_of_a_result,
-    hook_and_its_handle, handle_of_a_dead_tensor, foreign_memory,
+    hook_and_its_handle, result_of_a_function, handle_of_a_dead_tensor, foreign_memory,
 ]  # fmt: skip
 
 
