@@ -417,10 +417,14 @@ void call_flat(Fn& fn, FlatCall& flat, std::span<const Operand> operands, Tensor
 Results call_with_gradient(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
     for (const TensorRef& target : out) check_in_place(fn, target);
     if (fn.cls == FnClass::unknown) compiler::classify({&fn, operands});
-    const Saves& saves = saves_of(fn, operands);
     uint64_t needed = 0;
-    for (size_t i = 0; i < operands.size(); ++i)
-        if (operands[i].tensor && edge_of(*operands[i].tensor)) needed |= bit(i);
+    for (size_t i = 0; i < operands.size(); ++i) {
+        if (!operands[i].tensor || !edge_of(*operands[i].tensor)) continue;
+        KILN_CHECK(bit(i), not_implemented, fn.name, ": argument ", i,
+                   " requires a gradient, which only the first 64 can have; use several calls");
+        needed |= bit(i);
+    }
+    const Saves& saves = saves_of(fn, operands);
     needed &= saves.differentiable;
     if (!needed && out.empty()) return run(fn, operands);
     Wanted wanted = wanted_by(saves, needed);

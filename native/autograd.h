@@ -16,7 +16,7 @@ namespace kiln {
 
 class FlatCall;
 
-inline uint64_t bit(size_t i) { return uint64_t(1) << i; }
+inline uint64_t bit(size_t i) { return i < 64 ? uint64_t(1) << i : 0; }
 
 // Where a gradient goes: output `index` of `node`, or the .grad of a leaf. Neither: nowhere.
 struct Edge {

@@ -331,6 +331,8 @@ PyObject* record_user_call(PyObject*, PyObject* args) {
                       tensors_from(saved, "record_user", false),
                       tensors_from(dirty, "record_user", false)};
         Object places = checked(PyList_New(0));
+        for (const TensorRef& y : call.results)  // which their context may hold
+            if (y->wrapper) track(static_cast<PyObject*>(y->wrapper));
         for (const auto& [kind, index] : record_user(call)) {
             Object place = checked(Py_BuildValue("(in)", int(kind), Py_ssize_t(index)));
             checked_ok(PyList_Append(places.get(), place.get()));

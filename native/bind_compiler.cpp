@@ -45,13 +45,15 @@ std::span<const uint8_t> bytes_of(PyObject* object) {
 // ---- to Python values ----
 
 // What a function may depend on: ("float32", (0, 1, ...) where a size is 1, stride classes or None), or the
-// letter of a number.
-Object describe_operand(const Operand& operand) {
+// letter of a number. Of what is computed at `points`, only whether an array has dims: (0,) or ().
+Object describe_operand(const Operand& operand, bool points) {
     if (!operand.tensor) {
         Kind k = operand.number.kind;
         return checked(PyUnicode_FromString(k == Kind::float_ ? "f" : k == Kind::bool_ ? "b" : "i"));
     }
     const Tensor& x = *operand.tensor;
+    if (points)
+        return checked(Py_BuildValue("(sNO)", name(x.dtype), dims_object(Dims(x.ndim() > 0)), Py_None));
     Dims ones(x.sizes.size()), classes(x.sizes.size());
     for (size_t d = 0; d < x.sizes.size(); ++d) {
         ones[d] = x.sizes[d] == 1;
@@ -61,10 +63,10 @@ Object describe_operand(const Operand& operand) {
                                  x.contiguous ? Py_NewRef(Py_None) : dims_object(classes)));
 }
 
-Object describe_operands(std::span<const Operand> operands) {
+Object describe_operands(std::span<const Operand> operands, bool points = false) {
     Object list = checked(PyTuple_New(Py_ssize_t(operands.size())));
     for (size_t i = 0; i < operands.size(); ++i)
-        PyTuple_SET_ITEM(list.get(), i, describe_operand(operands[i]).release());
+        PyTuple_SET_ITEM(list.get(), i, describe_operand(operands[i], points).release());
     return list;
 }
 
@@ -131,8 +133,8 @@ PyObject* handle_of(Fn& fn) {
     return static_cast<PyObject*>(fn.handle.object);
 }
 
-Object request_of(const Call& call) {
-    Object operands = describe_operands(call.operands);
+Object request_of(const Call& call, bool points = false) {
+    Object operands = describe_operands(call.operands, points);
     return checked(Py_BuildValue("(OO)", handle_of(*call.fn), operands.get()));
 }
 
@@ -182,7 +184,7 @@ void classify(const Call& call) {
 
 std::unique_ptr<PointwiseEntry> pointwise(const Call& call, int ndim, std::span<const uint8_t> layouts,
                                           std::span<const DType> out_dtypes) {
-    Object operands = describe_operands(call.operands);
+    Object operands = describe_operands(call.operands, true);
     Object classes = checked(PyTuple_New(Py_ssize_t(layouts.size())));
     for (size_t i = 0; i < layouts.size(); ++i)
         PyTuple_SET_ITEM(classes.get(), i, PyLong_FromLong(layouts[i]));
@@ -214,7 +216,7 @@ std::unique_ptr<Program> program(const Call& call, ProgramFor what) {
 }
 
 std::unique_ptr<Saves> saves(const Call& call) {
-    return answer_to("saves", request_of(call), [&](Answer& answer) {
+    return answer_to("saves", request_of(call, call.fn->cls == FnClass::pointwise), [&](Answer& answer) {
         auto result = std::make_unique<Saves>();
         auto masks = [&] {
             auto read = answer.list([&] { return uint64_t(answer.integer()); });
@@ -225,14 +227,15 @@ std::unique_ptr<Saves> saves(const Call& call) {
         result->inputs = masks();
         result->outputs = masks();
         result->hiddens = masks();
-        size_t i = 0;
-        for (uint64_t has : masks()) result->differentiable |= uint64_t(has != 0) << i++;
+        const auto has = masks();
+        for (size_t i = 0; i < has.size() && i < 64; ++i)
+            result->differentiable |= uint64_t(has[i] != 0) << i;
         return result;
     });
 }
 
 Fn* derivative(Fn& forward, std::span<const Operand> operands, uint64_t needed, uint64_t defined, bool redo) {
-    Object described = describe_operands(operands);
+    Object described = describe_operands(operands, forward.cls == FnClass::pointwise);
     Object args = checked(Py_BuildValue("(OOKKi)", handle_of(forward), described.get(),
                                         (unsigned long long)needed, (unsigned long long)defined, int(redo)));
     Fn* fn = new_fn(nullptr, forward.name + " backward");

@@ -179,7 +179,7 @@ PyObject* borrow(PyObject* capsule) {
     const int64_t numel = checked_numel(sizes);
     Dims strides = contiguous_strides(sizes);
     if (tensor.strides) strides = Dims(std::span<const int64_t>(tensor.strides, ndim));
-    const size_t nbytes = numel ? size_t(extent(sizes, strides, 0).second) * itemsize(dtype) : 0;
+    const size_t nbytes = numel ? checked_nbytes(extent(sizes, strides, 0).second, itemsize(dtype)) : 0;
     KILN_CHECK(tensor.data || !numel, buffer, "from_dlpack: elements without memory");
     checked_ok(PyCapsule_SetName(capsule, used_name<M>));
     alignas(memory_alignment) static std::byte nothing[memory_alignment];  // where no elements are

@@ -60,12 +60,16 @@ int tensor_traverse(PyObject* object, visitproc visit, void* arg) {
             if (!result) result = visit(static_cast<PyObject*>(hook.function.object), arg);
     });
     if (result) return result;
+    const NodeRef& node = self->tensor->node;
+    if (self->tensor->refcount == 1 && node && node->refcount == 1)
+        Py_VISIT(static_cast<PyObject*>(node->context.object));
     const StorageRef& storage = self->tensor->storage;
     if (self->tensor->refcount == 1 && storage && storage->refcount == 1) Py_VISIT(exporter_of(*storage));
     return 0;
 }
 
-// The memory stays: a finalizer may still look at it, and its exporter breaks a cycle by itself.
+// The memory and what a user's function knows stay: a finalizer may still look at them, and they break a
+// cycle by themselves.
 int tensor_clear(PyObject* object) {
     auto* self = reinterpret_cast<TensorObject*>(object);
     Py_CLEAR(self->dict);

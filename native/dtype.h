@@ -36,7 +36,6 @@ constexpr const char* name(DType dtype) { return detail::dtype_facts[int(dtype)]
 constexpr Kind kind(DType dtype) { return detail::dtype_facts[int(dtype)].kind; }
 constexpr size_t itemsize(DType dtype) { return detail::dtype_facts[int(dtype)].itemsize; }
 constexpr bool is_float(DType dtype) { return kind(dtype) == Kind::float_; }
-constexpr bool is_integer(DType dtype) { return kind(dtype) == Kind::int_ || kind(dtype) == Kind::uint_; }
 
 // "float32" -> DType::float32; nothing for a name that is not a dtype's.
 std::optional<DType> dtype_from_name(std::string_view name);

@@ -84,8 +84,9 @@ uint64_t point_code(const Node& node, uint64_t needed, uint64_t defined, bool re
 // The key of a derivative: what is needed and defined, and how the forward's operands look.
 Key derivative_key(const Node& node, uint64_t needed, uint64_t defined, bool redo) {
     Key key;
-    key.push(node.fn->id | uint64_t(redo) << 32 | defined << 40);
+    key.push(node.fn->id | uint64_t(redo) << 32);
     key.push(needed);
+    key.push(defined);
     if (uint64_t code = point_code(node, needed, defined, redo)) {
         key.push(code);
         return key;

@@ -143,13 +143,18 @@ TensorRef alias(const Tensor& source) {
 }
 
 std::pair<int64_t, int64_t> extent(const Dims& sizes, const Dims& strides, int64_t offset) {
-    int64_t low = offset, high = offset;
+    int64_t low = offset, high = offset, span = 0;
+    bool overflow = false;
     for (size_t d = 0; d < sizes.size(); ++d) {
         if (sizes[d] == 0) return {offset, offset};
-        int64_t span = (sizes[d] - 1) * strides[d];
-        (span < 0 ? low : high) += span;
+        overflow |= __builtin_mul_overflow(sizes[d] - 1, strides[d], &span);
+        int64_t& end = span < 0 ? low : high;
+        overflow |= __builtin_add_overflow(end, span, &end);
     }
-    return {low, high + 1};
+    overflow |= __builtin_add_overflow(high, 1, &high);
+    KILN_CHECK(!overflow, runtime, "Storage size calculation overflowed with sizes=", shape_text(sizes),
+               ", strides=", shape_text(strides), " and storage offset ", offset);
+    return {low, high};
 }
 
 bool overlaps_itself(const Tensor& tensor) {
@@ -274,7 +279,7 @@ TensorRef view_slice(const Tensor& x, int64_t dim, int64_t start, int64_t length
     KILN_CHECK(dim >= 0 && dim < x.ndim(), index, "slice: dim ", dim, " of a tensor with ", x.ndim(),
                " dims");
     KILN_CHECK(step > 0 && length >= 0 && start >= 0 &&
-                   (length == 0 || start + (length - 1) * step < x.sizes[dim]),
+                   (length == 0 || (start < x.sizes[dim] && length - 1 <= (x.sizes[dim] - 1 - start) / step)),
                index, "slice: start ", start, ", length ", length, ", step ", step,
                " is out of bounds for size ", x.sizes[dim]);
     Dims sizes(x.sizes), strides(x.strides);
@@ -293,7 +298,7 @@ TensorRef view_as_strided(const Tensor& x, const Dims& sizes, const Dims& stride
                    shape_text(strides));
     auto [low, high] = extent(sizes, strides, offset);
     KILN_CHECK(checked_numel(sizes) == 0 ||
-                   (low >= 0 && size_t(high) * itemsize(x.dtype) <= x.storage->nbytes),
+                   (low >= 0 && size_t(high) <= x.storage->nbytes / itemsize(x.dtype)),
                runtime, "setStorage: sizes ", shape_text(sizes), ", strides ", shape_text(strides),
                ", storage offset ", offset, " are out of bounds for storage of size ", x.storage->nbytes);
     return new_view(x, sizes, strides, offset);

@@ -55,7 +55,7 @@ def run(number: int) -> dict[str, Entries]:
     service.wait()
     found = {pack.ANSWERS: answers}
     for level in levels():
-        found[level] = {key: kernel.object(LEVELS[level]) for key, kernel in planning._planned.items()}
+        found[level] = {key: kernel.object(LEVELS[level]) for key, kernel in planning.by_key.items()}
     return found
 
 

@@ -413,6 +413,11 @@ k.stack([k.zeros(2),k.ones(2)],out=k.zeros(2,2))
 k.zeros(2,3).as_strided((2,2),(1,-1))
 k.zeros(2,3).as_strided((2,2),(1,))
 k.zeros(2,3).as_strided((7,),(1,))
+k.zeros(8).as_strided((2,),(2**62-1,))
+k.zeros(8).as_strided((2,),(1,),2**62-1)
+k.zeros(8,dtype=k.int8).as_strided((5,),(2**62,))
+k.zeros(8).as_strided((2,2**40),(2**30,2**40))
+k.zeros(8).as_strided((5,0),(2**62,1)).shape
 k.zeros(2,3).contiguous(memory_format=k.contiguous_format).shape
 k.tensor([1.,2.],dtype=k.int64)
 k.tensor(k.arange(2.))

@@ -221,6 +221,18 @@ def test_names_tell_machines_apart(place: Path, monkeypatch: pytest.MonkeyPatch)
     assert len(found) == 5 * len(LEVELS)
 
 
+def test_files_in_folders_shape_kernels_too(tmp_path: Path) -> None:
+    for part in identity.PARTS:
+        (tmp_path / part / "family" / "rare").mkdir(parents=True)
+    made = [tmp_path / "ops" / name for name in ("a.py", "family/b.py", "family/rare/c.py", "notes.md")]
+    for file in made:
+        file.touch()
+    found = {path for path, _ in identity.source_files(str(tmp_path))}
+    assert found == {str(file) for file in made[:3]} | {identity._core.__file__}
+    here = {str(p) for part in identity.PARTS for p in (Path(identity.ROOT) / part).rglob("*.py")}
+    assert {path for path, _ in identity.source_files()} == here | {identity._core.__file__}
+
+
 def test_features_can_be_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
     if not host_target().name.startswith("x86"):
         pytest.skip("x86 levels")

@@ -98,6 +98,25 @@ def test_a_warm_process_makes_nothing(filled: tuple[Path, str]) -> None:
     assert run(PROGRAM + check, cache) == printed
 
 
+def test_a_key_does_not_depend_on_what_came_before(tmp_path: Path) -> None:
+    """The derivative of an op first seen along one dim is that of matrices, in a region's key too."""
+    text = """
+import kiln
+def work(x):
+    (x * kiln.tanh(x)).sum().backward()
+    return x.grad
+step = kiln.compile(work)
+for shape in {}:
+    work(kiln.ones(shape, requires_grad=True))
+for _ in range(3):
+    step(kiln.ones(4, 5, requires_grad=True)).tolist()
+    step.wait()
+print(step.stats()["compiles"])
+"""
+    assert run(text.format("[(3,), (4, 5)]"), tmp_path) == "1\n"
+    assert run(text.format("[(4, 5)]"), tmp_path) == "0\n"
+
+
 @pytest.mark.parametrize("lost", ["kernels", "answers"])
 def test_half_of_it_is_gone(lost: str, filled: tuple[Path, str], tmp_path: Path) -> None:
     """Answers without their kernels, and kernels without answers: what is missing is made again."""

@@ -247,6 +247,16 @@ def hook_and_its_handle(witness: Any) -> None:
     witness.handle = x.register_hook(lambda g: (x, witness))
 
 
+def result_of_a_function(witness: Any) -> None:
+    class Keeping(kiln.autograd.Function):  # type: ignore[misc]
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            ctx.witness, ctx.result = witness, x * 2
+            return ctx.result
+
+    Keeping.apply(kiln.ones(3, requires_grad=True))
+
+
 def handle_of_a_dead_tensor(witness: Any) -> None:
     witness.handle = kiln.ones(3, requires_grad=True).register_hook(lambda g: witness)
 
@@ -258,7 +268,7 @@ def foreign_memory(witness: Any) -> None:
 
 CYCLES = [
     attribute, attribute_of_a_parameter, entry_of_the_dict, hook_of_a_leaf, hook_of_a_result,
-    hook_and_its_handle, handle_of_a_dead_tensor, foreign_memory,
+    hook_and_its_handle, result_of_a_function, handle_of_a_dead_tensor, foreign_memory,
 ]  # fmt: skip
 
 
@@ -337,6 +347,27 @@ def test_a_hook_outlives_an_in_place_write() -> None:
     handle.remove()
     y.sum().backward()
     assert values(x.grad) == [2.0]
+
+
+@WAYS
+def test_gradients_of_many_arguments(way: Any) -> None:
+    """However many arrays are joined, each has its gradient."""
+    for count in (65, 200):
+        xs = [kiln.full((2,), float(k), requires_grad=True) for k in range(count)]
+        scale = kiln.arange(2.0 * count)
+
+        def loss(xs: Any, scale: Any) -> Any:
+            return (kiln.stack(xs).reshape(-1) * scale).sum()
+
+        way(loss)(xs, scale).backward()
+        assert [values(x.grad) for x in xs] == [[2.0 * k, 2.0 * k + 1] for k in range(count)]
+
+
+@needs_kiln
+def test_more_gradients_than_a_call_can_have() -> None:
+    xs = [kiln.ones(2, requires_grad=True) for _ in range(65)]
+    with pytest.raises(NotImplementedError, match="only the first 64"):
+        kiln.ops.find("concat").handle(xs, 0)
 
 
 @WAYS

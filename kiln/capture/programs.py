@@ -23,25 +23,25 @@ CONSTANT, ADD, MULTIPLY, DIVIDE = range(4)
 INPUT, OUTPUT, TEMP = range(3)
 
 # kernels this process planned, by their keys
-_planned: dict[bytes, Kernel] = {}
+by_key: dict[bytes, Kernel] = {}
 
 
 def planned(kernel: Kernel) -> bytes:
     """The key of a kernel, whose code comes when it is first launched."""
     key = kernel_key(kernel.text())
     if not _core.kernel_known(key):
-        _planned[key] = kernel
+        by_key[key] = kernel
     return key
 
 
 def knows(key: bytes) -> bool:
     """Whether a kernel was planned here."""
-    return key in _planned
+    return key in by_key
 
 
 def kernel_object(key: bytes) -> bytes:
     """Machine code of a kernel that was planned here, from disk or generated."""
-    kernel = _planned.get(key)
+    kernel = by_key.get(key)
     if kernel is None:
         raise RuntimeError(f"kernel {key.hex()[:16]}: its code is gone from the cache, and its plan with it")
     return kernel.object()

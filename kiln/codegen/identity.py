@@ -17,6 +17,7 @@ from kiln.codegen import llvm
 from kiln.codegen.cache import disk
 from kiln.codegen.target import Target, host_target
 
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PARTS = ("graph", "ops", "passes", "codegen", "capture")  # what shapes kernels and plans, beside the core
 
 _others: dict[Target, bytes] = {}
@@ -69,13 +70,17 @@ def _joined(source: bytes, target: Target) -> bytes:
     return digest(source, llvm.identity(), repr(target).encode(), _core.cpu_identity().encode())
 
 
-def source_files() -> list[tuple[str, os.stat_result]]:
+def source_files(root: str = ROOT) -> list[tuple[str, os.stat_result]]:
     """Every file whose content shapes what is kept, with its state."""
-    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     found = [(_core.__file__, os.stat(_core.__file__))]
-    for part in PARTS:
-        with os.scandir(os.path.join(root, part)) as entries:
-            found += [(e.path, e.stat()) for e in entries if e.name.endswith(".py")]
+    folders = [os.path.join(root, part) for part in PARTS]
+    for folder in folders:  # those inside come after
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name.endswith(".py"):
+                    found.append((entry.path, entry.stat()))
+                elif entry.is_dir():
+                    folders.append(entry.path)
     return sorted(found)
 
 
@@ -84,7 +89,7 @@ def source() -> bytes:
     parts = []
     for path, _ in source_files():
         with open(path, "rb") as file:
-            parts += [os.path.basename(path).encode(), file.read()]
+            parts += [path.removeprefix(ROOT).encode(), file.read()]
     return digest(*parts)
 
 

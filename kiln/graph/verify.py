@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kiln.graph.graph import Graph, Node, Value, is_weak, takes
+from kiln.graph.graph import Graph, Node, is_weak, takes
 from kiln.graph.size import Dim, Size, slots_named
 from kiln.graph.slots import slots_of
 from kiln.graph.text import DTYPES, NUMBERS, type_text
@@ -123,8 +123,3 @@ def verify(graph: Graph) -> Graph:
         _require(same, f"update {j} -> {i}: {source!r} cannot be written into {target!r}")
     _require(len(set(graph.updates.values())) == len(graph.updates), "two outputs update one input")
     return graph
-
-
-def values_of(graph: Graph) -> list[Value]:
-    """Every value of a graph in order: inputs, then results."""
-    return [*graph.inputs, *(n.out for n in graph.nodes)]

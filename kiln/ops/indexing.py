@@ -448,6 +448,9 @@ def _same_sizes(tensors: list[Any], dim: int) -> None:
                 )
 
 
+TOGETHER = 32  # arrays joined at once: a program's text grows as the square of how many there are
+
+
 @public("cat", method=False, dtypes="all")
 def cat(tensors: Any, dim: int = 0, *, out: Any = None) -> Any:
     """Arrays joined along `dim`, in their common dtype. ValueError for none, RuntimeError if other dims
@@ -473,6 +476,8 @@ def cat(tensors: Any, dim: int = 0, *, out: Any = None) -> Any:
     if any(x.dtype != first for x in tensors):
         dtype = common(tensors)
         kept = [x if dtype_name(x.dtype) == dtype else p.convert(x, dtype) for x in kept]
+    while len(kept) > TOGETHER:
+        kept = [concat.handle(kept[k : k + TOGETHER], dim) for k in range(0, len(kept), TOGETHER)]
     result = concat.handle(kept, dim)
     return result if out is None else out.copy_(result)
 

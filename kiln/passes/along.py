@@ -108,7 +108,7 @@ def _search(fusion: Fusion, node: Node) -> Job:
 def _compact(fusion: Fusion, node: Node) -> Job:
     shape = node.inputs[0].shape
     operands = (_out(fusion, node), _in(fusion, node.inputs[0]))
-    return Job(operands, shape, 0, "compact", node.out.shape, 1.0)
+    return Job(operands, shape, 0, "compact", (*node.out.shape, *shape), 1.0)
 
 
 _KINDS: dict[str, tuple[Callable[[AlongSpec, Target], str], int, Callable[[Fusion, Node], Job]]] = {
@@ -121,7 +121,7 @@ _KINDS: dict[str, tuple[Callable[[AlongSpec, Target], str], int, Callable[[Fusio
 
 
 def _columns(shape: Shape, dim: int, layouts: tuple[Layout, ...]) -> _Columns:
-    """The dims other than `dim`, merged where all three arrays allow it; at least one."""
+    """The dims other than `dim`, merged where every operand allows it; at least one."""
     found = _Columns()
     for d in range(len(shape)):
         if d == dim or shape[d] == 1:
