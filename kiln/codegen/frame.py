@@ -137,23 +137,29 @@ class Frame:
     def hoist(self, scope: Expression, roots: list[Scalar], inner: frozenset[int], widen: bool) -> None:
         """Write into `scope` the largest parts of `roots` that do not vary along the dims `inner`.
 
-        With `widen`, a part that vectors use is spread here, once, instead of in the loop. The parts
-        must be known already in this scope: what follows a reduction counts as inner until it is done.
+        With `widen`, a part that vectors use is spread here, once, instead of in the loop; a position is
+        not: a load adds it to its address. The parts must be known already in this scope: what follows a
+        reduction counts as inner until it is done.
         """
         wanted: list[Scalar] = []
+        spread: set[int] = set()  # what vectors use
         for node in topological(roots):
             if id(node) in scope.values or node.op == "const" or not self.varies(node, inner):
                 continue
             if node.op not in REDUCE or node in roots:
-                wanted += [a for a in node.args if not self.varies(a, inner)]
-        wanted += [r for r in roots if not self.varies(r, inner)]
+                fixed = [a for a in node.args if not self.varies(a, inner)]
+                wanted += fixed
+                spread.update(id(a) for a in fixed if node.op != "load")
+        fixed = [r for r in roots if not self.varies(r, inner)]
+        wanted += fixed
+        spread.update(map(id, fixed))
         for node in wanted:
             if node.op != "const" and id(node) not in scope.values:
                 scope.value(node)
         if widen:
             for node in wanted:
                 value = scope.values.get(id(node))
-                if value is not None and not value.constant and node.type != "i1":
+                if value is not None and id(node) in spread and not value.constant and node.type != "i1":
                     scope.values[id(node)] = scope.machine.spread(value, LANES)
 
     def varies(self, node: Scalar, dims: frozenset[int]) -> bool:
