@@ -103,7 +103,7 @@ class Frame:
             [self._stride(k, d, kind) for d, kind in enumerate(operand.strides)]
             for k, operand in enumerate(nest.operands)
         ]
-        self.streams = Streams(code, nest, self.size, self.stride, self.base)
+        self.streams = Streams(code, nest, self.size, self.stride, self.base, self.number)
         self.outer = Expression(code, self._constant_leaf)
 
     def _stride(self, k: int, d: int, kind: str) -> str:
