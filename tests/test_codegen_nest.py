@@ -191,6 +191,8 @@ def test_gathers(table: str, rng: np.random.Generator) -> None:
     picks = np.broadcast_to(rng.integers(0, rows, (b, 1)).astype(np.int32), (b, d))
     arrays = [draw(rng, (rows, d), table), picks, output((b, d), table), output((b, d), table)]
     check(nest, [b, d], arrays, cuts=[2])
+    rows_only = nest_text(nest._replace(stores=nest.stores[:1]), host_target())
+    assert "masked.gather" not in rows_only, "neighbours in a row are one load"
 
 
 # -- reductions -------------------------------------------------------------------------------------------
@@ -456,6 +458,18 @@ def test_outputs_that_pass_the_caches(dtype: str, shift: int, rng: np.random.Gen
         value = x if roles == "pp" or x.type == "i1" else x + reduce("max", x)
         rows = Nest(tuple(roles), (reads(dtype, "s1"), writes(dtype, "s1")), (), ((1, value),))
         check(rows, list(shape), [draw(rng, shape, dtype, False), at_line(shape, dtype, shift)], cuts=[5])
+
+
+def test_parts_of_a_large_array_pass_the_caches(rng: np.random.Generator) -> None:
+    """The size of the whole decides, which is a number: below it, at it, and off the lines."""
+    out = writes("float32", "s1")._replace(part=0)
+    nest = Nest(("p", "p"), (reads("float32", "s1"), out), ("i64",), ((1, load(0, "f32")),))
+    asked = nest_text(nest, host_target()).partition("icmp sge")[0]
+    assert "ptr %arg, i64 6" in asked or not host_target().streams, "after 2 sizes and 4 strides"
+    for whole in (1000, STREAM_FROM // 4):
+        for shift in (0, 1):
+            place = at_line((20, 128), "float32", shift)[:, 64:]
+            check(nest, [20, 64], [draw(rng, (20, 64), "float32", False), place], [whole], [3])
 
 
 def fenced(x: Array) -> Array:

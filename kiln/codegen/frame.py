@@ -103,7 +103,7 @@ class Frame:
             [self._stride(k, d, kind) for d, kind in enumerate(operand.strides)]
             for k, operand in enumerate(nest.operands)
         ]
-        self.streams = Streams(code, nest, self.size, self.stride, self.base)
+        self.streams = Streams(code, nest, self.size, self.stride, self.base, self.number)
         self.outer = Expression(code, self._constant_leaf)
 
     def _stride(self, k: int, d: int, kind: str) -> str:
@@ -137,23 +137,29 @@ class Frame:
     def hoist(self, scope: Expression, roots: list[Scalar], inner: frozenset[int], widen: bool) -> None:
         """Write into `scope` the largest parts of `roots` that do not vary along the dims `inner`.
 
-        With `widen`, a part that vectors use is spread here, once, instead of in the loop. The parts
-        must be known already in this scope: what follows a reduction counts as inner until it is done.
+        With `widen`, a part that vectors use is spread here, once, instead of in the loop; a position is
+        not: a load adds it to its address. The parts must be known already in this scope: what follows a
+        reduction counts as inner until it is done.
         """
         wanted: list[Scalar] = []
+        spread: set[int] = set()  # what vectors use
         for node in topological(roots):
             if id(node) in scope.values or node.op == "const" or not self.varies(node, inner):
                 continue
             if node.op not in REDUCE or node in roots:
-                wanted += [a for a in node.args if not self.varies(a, inner)]
-        wanted += [r for r in roots if not self.varies(r, inner)]
+                fixed = [a for a in node.args if not self.varies(a, inner)]
+                wanted += fixed
+                spread.update(id(a) for a in fixed if node.op != "load")
+        fixed = [r for r in roots if not self.varies(r, inner)]
+        wanted += fixed
+        spread.update(map(id, fixed))
         for node in wanted:
             if node.op != "const" and id(node) not in scope.values:
                 scope.value(node)
         if widen:
             for node in wanted:
                 value = scope.values.get(id(node))
-                if value is not None and not value.constant and node.type != "i1":
+                if value is not None and id(node) in spread and not value.constant and node.type != "i1":
                     scope.values[id(node)] = scope.machine.spread(value, LANES)
 
     def varies(self, node: Scalar, dims: frozenset[int]) -> bool:
@@ -312,14 +318,38 @@ class Frame:
                 self.settle()
                 turn.next = values
             start, carried = turn.index, turn.values
-        self.in_tail = bool(wide)
+        if not wide:
+            return self._masked(start, limit, carried, body)
+        self.in_tail = True
         with code.loop(start, limit, LANES, carried) as turn:
             count = code.minimum(code.sub(limit, turn.index), str(LANES))
-            mask = self.memory.mask(count)
-            turn.next = body(turn.index, count, mask, turn.values)
+            turn.next = body(turn.index, count, self.memory.mask(count), turn.values)
             self.settle()
         self.in_tail = False
         return turn.values
+
+    def _masked(
+        self, start: str, limit: str, carried: list[Value], body: Callable[..., list[Value]]
+    ) -> list[Value]:
+        """The whole of [start, limit) in one loop, whose mask is made before it and for its last turn.
+
+            turn:   body;  rest = limit - (v + 16);  if 0 < rest < 16: mask = lane < rest
+        """
+        code = self.code
+        mask = self.memory.mask(code.minimum(code.sub(limit, start), str(LANES)))
+        with code.loop(start, limit, LANES, [*carried, mask]) as turn:
+            *values, mask = turn.values
+            left = code.sub(limit, turn.index)
+            values = body(turn.index, code.minimum(left, str(LANES)), mask, values)
+            self.settle()
+            rest = code.sub(left, str(LANES))
+            partial = code.op(f"icmp ult i64 {code.sub(rest, '1')}, {LANES - 1}")
+            before = code.block
+            with code.when(partial):
+                last, inside = self.memory.mask(rest), code.block
+            chosen = code.op(f"phi {mask.llvm} [ {mask.text}, %{before} ], [ {last.text}, %{inside} ]")
+            turn.next = [*values, mask._replace(text=chosen)]
+        return turn.values[:-1]
 
     # -- units of work ------------------------------------------------------------------------------
 

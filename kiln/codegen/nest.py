@@ -45,6 +45,7 @@ class Operand(NamedTuple):
     dtype: str  # a kiln dtype name: "float32", "bool", ...
     mode: str  # "in", "out" or the reduction that stores are folded by
     strides: tuple[str, ...]
+    part: int = -1  # the number that holds the array's elements where other launches write some of them
 
     @property
     def folds(self) -> bool:
@@ -98,7 +99,9 @@ def _text(nest: Nest) -> str:
     how = "" if nest.block == REDUCE_BLOCK else f" block {nest.block}"
     how += " small" if nest.small else ""
     lines = ["nest " + "".join(nest.dims) + how + " numbers " + " ".join(nest.numbers)]
-    lines += [f"operand {k} {o.mode} {o.dtype} {''.join(o.strides)}" for k, o in enumerate(nest.operands)]
+    for k, o in enumerate(nest.operands):
+        part = f" part {o.part}" if o.part >= 0 else ""
+        lines.append(f"operand {k} {o.mode} {o.dtype} {''.join(o.strides)}{part}")
     lines.append(program_text([value for _, value in nest.stores]))
     lines.append("stores " + " ".join(str(k) for k, _ in nest.stores))
     return "\n".join(lines)

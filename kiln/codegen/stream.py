@@ -1,6 +1,7 @@
 """Stores that pass the caches: a large output is written without reading its lines first, or evicting others.
 
 entry:  past_k = the output has 8 MB or more, its rows begin at lines, and no input lies in its memory
+        (of arrays joined, the whole counts: each part would be small)
 turn:   if past_k and 16 elements each: streaming stores;  else plain ones
 end:    if a past_k: sfence, because streaming stores follow no other order
 
@@ -11,7 +12,9 @@ and a read of its result are equal at 6 MB.
 
 from __future__ import annotations
 
-from kiln.codegen.code import Code
+from collections.abc import Callable
+
+from kiln.codegen.code import Code, Value
 from kiln.codegen.memory import MEMORY
 from kiln.codegen.nest import Nest
 
@@ -23,10 +26,16 @@ class Streams:
     """Which outputs of a call pass the caches: an i1 each, where they may."""
 
     def __init__(
-        self, code: Code, nest: Nest, size: list[str], stride: list[list[str]], base: list[str]
+        self,
+        code: Code,
+        nest: Nest,
+        size: list[str],
+        stride: list[list[str]],
+        base: list[str],
+        number: Callable[[int], Value],
     ) -> None:
         self.code, self.nest = code, nest
-        self.size, self.stride, self.base = size, stride, base
+        self.size, self.stride, self.base, self.number = size, stride, base, number
         self.past: dict[int, str] = {}
 
     def ask(self, lane_dim: int, start: str = "0") -> None:
@@ -43,8 +52,9 @@ class Streams:
         code, operand = self.code, self.nest.operands[k]
         itemsize = MEMORY[operand.dtype][1]
         count, place = str(itemsize), code.op(f"ptrtoint ptr {self.base[k]} to i64")
-        for d, size in enumerate(self.size):
+        for size in self.size if operand.part < 0 else [self.number(operand.part).text]:
             count = code.mul(count, size)
+        for d in range(len(self.size)):
             if d != lane_dim:
                 place = code.op(f"or i64 {place}, {code.mul(self.stride[k][d], str(itemsize))}")
         if start != "0":

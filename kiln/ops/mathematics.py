@@ -329,12 +329,12 @@ def log10(x: Scalar) -> Scalar:
     return logarithm(x, of)
 
 
-# tanh |x|, f32: x + x^3 P(x^2) below 0.55; 1 - 2 / (e^2|x| + 1) above, where what one step of reduction and
-# one term less leave is small beside 1. f64: E / (E + 2), E = e^2|x| - 1, as pairs, one division.
+# tanh |x|, f32: y = H / (H + 1), H = (e^2|x| - 1) / 2; near 0, where rounding H + 1 loses most, H - H y.
+#     2|x| = n ln 2 + 2r;  (e^2r - 1) / 2 = r + r^2 P(r);  H = 2^n (r + r^2 P(r)) + (2^n - 1) / 2
+# f64: E / (E + 2), E = e^2|x| - 1, as pairs, one division.
 
-TANH_NEAR = (-0.3333294093608856, 0.13320639729499817, -0.05266784876585007, 0.01643173210322857)  # f32
-EXP_TWICE = (1.0000001192092896, 1.9999995231628418, 1.9999494552612305, 1.333387851715088,
-             0.6708151698112488, 0.26600325107574463)  # fmt: skip
+EXPM1_TWICE = (1.0, 0.6666617393493652, 0.3333302438259125, 0.13386577367782593, 0.04462879151105881)
+TANH_NEAR = 0.3125
 TANH_ONE = {"f32": 9.1, "f64": 22.0}  # tanh rounds to 1 from here on
 
 
@@ -346,10 +346,10 @@ def tanh(x: Scalar) -> Scalar:
         magic = FORMAT[x.type].magic + 127.0  # low bits of t: the exponent field of 2^n
         t = fma(low, 2 * LOG2E["f64"][0], magic)
         r = fma(t - magic, -0.5 * LN2["f64"][0], low)
-        below = fma(poly(r, EXP_TWICE), from_bits(bits(t) << 23), 1.0)
-        square = a * a
-        near = fma(a * square, poly(square, TANH_NEAR), a)
-        return with_sign(select(a < 0.55, near, 1.0 - 2.0 / below), x)
+        scale = from_bits(bits(t) << 23)
+        half = fma(scale, fma(r * r, poly(r, EXPM1_TWICE), r), fma(scale, 0.5, -0.5))
+        y = half / (half + 1.0)
+        return with_sign(select(a < TANH_NEAR, fma(-half, y, half), y), x)
     hi, lo = fast_two_sum(*expm1_pair(low * 2.0, half=False))
     below, below_lo = two_sum(hi, const(2.0, x.type))
     y = quotient((hi, lo), (below, below_lo + lo))

@@ -125,6 +125,7 @@ def _nest(fusion: Fusion, group: Group) -> Lowered:
     frame = group.frame
     builder = Builder(fusion.explorer, frame)
     stores = _stores(fusion, group, builder)
+    parts = _joined(group, builder, stores)
     roles = "".join("r" if d in frame.reduced else "p" for d in range(len(frame.dims)))
     dims = _Dims(frame.dims, roles, builder.uses, _indexed(stores))
     stores = _renamed(stores, dims.place)
@@ -133,18 +134,34 @@ def _nest(fusion: Fusion, group: Group) -> Lowered:
     if not sizes:
         sizes, roles = (1,), "p"
         strides = [s if u.own else (1 if u.mode == "out" else 0,) for u, s in zip(builder.uses, strides)]
-    kernel = _kernel(roles, builder, strides, stores, BLOCKS[frame.mode])
+    kernel = _kernel(roles, builder, strides, stores, BLOCKS[frame.mode], parts)
     pointers = tuple(Memory(u.value, u.array, u.layout.offset) for u in builder.uses)
     args = _arguments(sizes, strides, builder)
     grid, elements = _grid(kernel.nest, sizes)
     return Lowered(kernel, pointers, args, grid, grain_of(_cost(kernel.nest), elements))
 
 
+def _joined(group: Group, builder: Builder, stores: list[tuple[int, Scalar]]) -> dict[int, int]:
+    """The operands that are parts of arrays joined, each with the number that holds the whole's elements."""
+    found: dict[int, int] = {}
+    for (k, _), root in zip(stores, group.roots):
+        node = root.array.value.node
+        if root.place is not None and node is not None and node.op.kind == "concat":
+            found[k] = builder.number("i64", numel(root.array.layout.sizes)).data
+    return found
+
+
 def _kernel(
-    roles: str, builder: Builder, strides: list[Shape], stores: list[tuple[int, Scalar]], block: int
+    roles: str,
+    builder: Builder,
+    strides: list[Shape],
+    stores: list[tuple[int, Scalar]],
+    block: int,
+    parts: dict[int, int],
 ) -> NestKernel:
     operands = tuple(
-        Operand(u.dtype, u.mode, tuple(map(stride_class, s))) for u, s in zip(builder.uses, strides)
+        Operand(u.dtype, u.mode, tuple(map(stride_class, s)), parts.get(k, -1))
+        for k, (u, s) in enumerate(zip(builder.uses, strides))
     )
     numbers = tuple(kind for kind, _ in builder.numbers)
     return NestKernel(Nest(tuple(roles), operands, numbers, tuple(stores), block))
@@ -190,7 +207,7 @@ def _blocks(fusion: Fusion, group: Group) -> list[Lowered]:
     size = flat.sizes[0]
     full, steps = quotient(size, BLOCK), [flat.strides(u)[0] if u.mode == "in" else 0 for u in builder.uses]
     rows: list[Shape] = [(s * BLOCK, s) if u.mode == "in" else (1, 0) for u, s in zip(builder.uses, steps)]
-    kernel = _kernel("pr", builder, rows, stores, BLOCK)
+    kernel = _kernel("pr", builder, rows, stores, BLOCK, {})
     launches = []
     for count, length, first in ((full, BLOCK, 0), (1, size - full * BLOCK, full)):
         pointers = tuple(
