@@ -10,6 +10,7 @@
 
 #include "answer.h"
 #include "busy.h"
+#include "threads.h"
 
 namespace kiln {
 
@@ -71,7 +72,9 @@ Object describe_operands(std::span<const Operand> operands, bool points = false)
 }
 
 Object ask(const char* request, Object args, bool anew = false) {
+    expect_stack();
     Away here;
+    const FloatEnvironment environment;  // constants are computed there, and kept for everyone
     if (!compiler_function) {
         KILN_CHECK(compiler_module, internal, "no compiler is registered");
         Object module = checked(in_python([] { return PyImport_Import(compiler_module); }));

@@ -239,6 +239,13 @@ PyObject* set_threads(PyObject*, PyObject* count) {
         Py_RETURN_NONE;
     });
 }
+PyObject* call_outside(PyObject*, PyObject* function) {
+    return guarded([&] {
+        expect_stack(896 << 10);  // matrix_exp of SciPy took 800 KiB
+        const FloatEnvironment environment;
+        return PyObject_CallNoArgs(function);
+    });
+}
 PyObject* memory(PyObject*, PyObject*) {
     MemoryStats s = memory_stats();
     return Py_BuildValue("{snsnsnsKsK}", "allocated_bytes", Py_ssize_t(s.allocated_bytes), "reserved_bytes",
@@ -286,6 +293,9 @@ PyMethodDef functions[] = {
     {"set_random_state", set_random, METH_VARARGS, "Sets (seed, position)."},
     {"get_num_threads", get_threads, METH_NOARGS, "How many threads a kernel may use."},
     {"set_num_threads", set_threads, METH_O, "Sets how many threads a kernel may use."},
+    {"call_outside", call_outside, METH_O,
+     "Calls what computes with other libraries, with the stack they need, rounding to nearest, with "
+     "denormals."},
     {"memory_stats", memory, METH_NOARGS, "The allocator's counts, in bytes."},
     {"reset_peak_memory_stats", reset_peak, METH_NOARGS, "Starts peak_allocated_bytes anew."},
     {"empty_cache", give_back, METH_NOARGS, "Gives kept memory back to the system; returns the bytes."},

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "check.h"
+#include "threads.h"
 
 namespace kiln {
 namespace {
@@ -104,6 +105,7 @@ void set_default_dtype(DType dtype) {
 }
 
 Number read_element(DType dtype, const void* element) {
+    const FloatEnvironment environment;  // a conversion is arithmetic
     switch (dtype) {
     case DType::bool_: return Number::of(read<uint8_t>(element) != 0);
     case DType::uint8: return Number::of(int64_t(read<uint8_t>(element)));
@@ -120,6 +122,7 @@ Number read_element(DType dtype, const void* element) {
 }
 
 void write_element(DType dtype, void* element, const Number& number) {
+    const FloatEnvironment environment;
     const double real = number.as_double();
     const int64_t integer = number.kind == Kind::float_ ? to_int64(number.real) : number.integer;
     switch (dtype) {

@@ -203,6 +203,7 @@ bool takes_long(const Program& program, const int64_t* slots) {
 void run(const Program& program, const int64_t* slots, std::span<const Input> inputs,
          std::span<const StorageRef> outputs) {
     // What can fail, or let another thread run this program too, comes before the first launch.
+    expect_stack();
     for (Kernel* kernel : program.kernels) code_of(*kernel);
     const TempPlan& plan = plan_temps(program, slots);
     StorageRef temps = plan.bytes ? allocate(plan.bytes) : StorageRef();

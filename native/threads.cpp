@@ -9,7 +9,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
-#include <optional>
 #include <set>
 #include <system_error>
 #include <thread>
@@ -285,6 +284,28 @@ void parallel_for(int64_t units, int64_t grain, FunctionRef<void(int64_t begin, 
     }
     const FloatEnvironment environment;
     body(0, units);
+}
+
+// ---- stack ----
+
+void expect_stack(size_t needed) {
+    static thread_local uintptr_t lowest = ~uintptr_t(0);
+    const auto here = reinterpret_cast<uintptr_t>(__builtin_frame_address(0));
+    if (here > lowest && here - lowest >= needed) [[likely]]
+        return;
+#if defined(__linux__)
+    pthread_attr_t attributes;
+    void* end;
+    size_t nbytes;
+    if (pthread_getattr_np(pthread_self(), &attributes) != 0) return;
+    pthread_attr_getstack(&attributes, &end, &nbytes);
+    pthread_attr_destroy(&attributes);
+    const uintptr_t left = here - reinterpret_cast<uintptr_t>(end);
+    if (left >= nbytes) return;  // a coroutine's stack, somewhere else
+    lowest = here - left;
+    KILN_CHECK(left >= needed, runtime, "this thread has ", left >> 10, " KiB of stack left, and kiln needs ",
+               needed >> 10, "; threads get more with threading.stack_size(), called before they start");
+#endif
 }
 
 // ---- float environment ----

@@ -498,7 +498,7 @@ def test_held_and_stopped() -> None:
     worker.held = 1
     worker.release()
     assert worker.thread is not None
-    worker.thread.join(LIMIT)
+    worker.thread.finish()
     assert log == ["went on", "gave up"]
     worker.submit(job, lambda: log.append("too late"))
     assert log[-1] == "too late"

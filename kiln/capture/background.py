@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 
 from kiln.codegen.fork import THREAD, at_fork
+from kiln.codegen.thread import Helper
 
 Checkpoint = Callable[[], None]
 Job = Callable[[Checkpoint], None]
@@ -33,7 +34,7 @@ class _Worker:
         self.lock = threading.RLock()
         self.state = threading.Condition(self.lock)
         self.jobs: deque[tuple[Job, Callable[[], None]]] = deque()  # the first is being done
-        self.thread: threading.Thread | None = None
+        self.thread: Helper | None = None
         self.running = False  # it does work that must not be cut
         self.held = 0  # how many want it to rest
         self.stopped = False
@@ -45,7 +46,7 @@ class _Worker:
                 return give_up()
             self.jobs.append((job, give_up))
             if self.thread is None:
-                self.thread = threading.Thread(target=self.work, name="kiln compile", daemon=True)
+                self.thread = Helper(self.work)
                 self.thread.start()
             self.state.notify_all()
 
@@ -102,7 +103,7 @@ class _Worker:
             self.stopped = True
             self.state.notify_all()
         if self.thread is not None:
-            self.thread.join()
+            self.thread.finish()
         while self.jobs:
             self.jobs.popleft()[1]()
 

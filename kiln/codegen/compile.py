@@ -12,9 +12,11 @@ waits for it, so that no child inherits LLVM in the middle of its work.
 
 from __future__ import annotations
 
+import mmap
 import struct
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
 from kiln.codegen import kept
@@ -24,8 +26,10 @@ from kiln.codegen.identity import digest
 from kiln.codegen.llvm import Machine
 from kiln.codegen.nest import Nest
 from kiln.codegen.target import Target, host_target
+from kiln.codegen.thread import Helper
 from kiln.codegen.verify import verify_object, verify_text
 
+ROOM = 64 << 20  # bytes LLVM may take for a kernel, and its threads beside
 REMEMBERED = 1024  # objects kept in memory; the core holds the mapped kernels itself
 
 _lock = threading.RLock()
@@ -109,6 +113,7 @@ def _compiled(
     calls: tuple[str, ...] = (),
 ) -> bytes:
     verify_text(text, target, calls)
+    _expect_memory()
     data = machine.object(text)
     verify_object(data, defines, calls)
     return data
@@ -121,6 +126,14 @@ def _machine(target: Target) -> Machine:
     return machine
 
 
+def _expect_memory() -> None:
+    """MemoryError where LLVM, which ends the process if it gets no memory, may not get enough."""
+    try:
+        mmap.mmap(-1, ROOM).close()
+    except OSError:
+        raise MemoryError(f"making a kernel: {ROOM >> 20} MiB of memory are not to be had") from None
+
+
 class _Beside:
     """A library's object, being made by another thread until the block's end unless it was kept."""
 
@@ -129,22 +142,18 @@ class _Beside:
         self.key = kernel_key(library.pattern)
         self.found = _kept(self.key, target)
         self.error: BaseException | None = None
-        self.thread: threading.Thread | None = None
+        self.helper = Helper(self._make) if self.found is None else None
 
     def __enter__(self) -> _Beside:
-        if self.found is None:
+        if self.helper is not None:
             _machine(self.target)  # loads LLVM
-            self.thread = threading.Thread(target=self._make, name="kiln library")
-            try:
-                self.thread.start()
-            except RuntimeError:  # no more threads: the process ends
-                self.thread = None
-                self._make()
+            with suppress(RuntimeError):  # no more threads: the process ends
+                self.helper.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self.thread is not None:
-            self.thread.join()
+        if self.helper is not None:
+            self.helper.finish()
 
     def _make(self) -> None:
         try:

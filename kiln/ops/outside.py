@@ -50,7 +50,8 @@ def outside(
     for x in inputs:
         if is_value(x):
             raise TypeError(f"{name}: it looks at values, so it cannot be part of a graph that is traced")
-    arrays = compute(*[numpy(x.detach() if x.requires_grad else x) for x in inputs])
+    given = [numpy(x.detach() if x.requires_grad else x) for x in inputs]
+    arrays = _core.call_outside(lambda: compute(*given))
     results = [_core.from_buffer(a) for a in arrays]
     if derivative is not None and _core.grad_enabled() and any(x.requires_grad for x in inputs):
         call = _Call(derivative)
