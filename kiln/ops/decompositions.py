@@ -108,7 +108,10 @@ def cholesky_ex(A: Any, *, upper: bool = False, check_errors: bool = False) -> A
     return named("linalg_cholesky_ex", "L info", y, infos(A, info))
 
 
-@public("cholesky_solve", dtypes="float32 float64")
+_READ = "the gradient of L is that of the triangle read; PyTorch's fills the other too"
+
+
+@public("cholesky_solve", dtypes="float32 float64", differs=_READ)
 def cholesky_solve(input: Any, L: Any, upper: bool = False, *, out: Any = None) -> Any:
     """X with A X = input, from A's Cholesky factor. RuntimeError for sizes that do not fit; needs SciPy.
 
@@ -124,7 +127,7 @@ def cholesky_solve(input: Any, L: Any, upper: bool = False, *, out: Any = None) 
     return given(triangular(swapped(factor), triangular(factor, b, False), True), out)
 
 
-@public("cholesky_inverse", dtypes="float32 float64")
+@public("cholesky_inverse", dtypes="float32 float64", differs=_READ)
 def cholesky_inverse(L: Any, upper: bool = False, *, out: Any = None) -> Any:
     """The inverses of matrices from their Cholesky factors. Needs SciPy.
 

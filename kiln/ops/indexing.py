@@ -103,7 +103,7 @@ def _(g: Any, dim: Any, index: Any) -> Any:
 
 def check_index(op: str, input: Any, dim: int, index: Any, src: Any = None) -> None:
     """PyTorch's errors for an index array that does not fit."""
-    if dtype_name(index.dtype) not in ("int32", "int64"):
+    if dtype_name(index.dtype) not in ("int32", "int64") and 0 not in index.shape:
         raise RuntimeError(f"{op}(): Expected dtype int32/int64 for index")
     if max(index.ndim, 1) != max(input.ndim, 1):
         raise RuntimeError(
@@ -251,7 +251,7 @@ def index_select(input: Tensor, dim: Structure, index: Tensor) -> Any:
     """
     index = vector(index, "index_select")
     if input.ndim == 0:
-        return reshape(expand(input, (1,)), ())
+        return p.clone(input)
     if index.ndim == 0:
         index = reshape(index, (1,))
     return _rows(input, index, normalize_dim(dim, input.ndim, "index_select"))

@@ -135,7 +135,9 @@ def lu(A: Any, *, pivot: bool = True) -> Any:
 
 
 @public("lu_unpack", method=False, dtypes="float32 float64")
-def lu_unpack(LU_data: Any, LU_pivots: Any, unpack_data: bool = True, unpack_pivots: bool = True) -> Any:
+def lu_unpack(
+    LU_data: Any, LU_pivots: Any, unpack_data: bool = True, unpack_pivots: bool = True, *, out: Any = None
+) -> Any:
     """(P, L, U) of what `lu_factor` gives; what is not asked for is empty.
 
     >>> kiln.lu_unpack(kiln.eye(1), kiln.ones(1, dtype=kiln.int32)).L
@@ -144,7 +146,7 @@ def lu_unpack(LU_data: Any, LU_pivots: Any, unpack_data: bool = True, unpack_piv
     none = creation.zeros((0,), dtype=LU_data.dtype)
     left, up = parts_of_lu(LU_data) if unpack_data else (none, none)
     order = _permutation(LU_pivots, LU_data.shape[-2], LU_data) if unpack_pivots else none
-    return named("lu_unpack", "P L U", order, left, up)
+    return named("lu_unpack", "P L U", *p.written((order, left, up), out))
 
 
 @linear("lu_solve")

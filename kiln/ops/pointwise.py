@@ -235,6 +235,7 @@ def _rounding_samples(rng: Any, dtype: str) -> list[Any]:
     return [
         Sample((d.array(rng, (3, 5), dtype, -9, 9), b)),
         Sample((d.array(rng, (5,), dtype, -9, 9), -b)),
+        Sample((d.array(rng, (4, 1, 5), dtype, -9, 9), d.array(rng, (1, 3, 5), dtype, 1, 4))),
     ]
 
 

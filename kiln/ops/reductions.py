@@ -295,8 +295,9 @@ def _covariance(x: Any, weights: Any, given: Any, correction: Any) -> Any:
     return squares / p.maximum(rest, 0)
 
 
-def _square(c: Any, ndim: int) -> Any:
-    return find("reshape")(c, ()) if ndim < 2 else c
+def _square(c: Any) -> Any:
+    """A square matrix; of one variable a 0-d array."""
+    return find("reshape")(c, ()) if c.shape[0] == 1 else c
 
 
 def _cov_reference(np: Any, x: Any, f: Any = None, a: Any = None, correction: int = 1) -> Any:
@@ -308,6 +309,7 @@ def _cov_reference(np: Any, x: Any, f: Any = None, a: Any = None, correction: in
     samples=d.samples(
         lambda rng, t: ((d.array(rng, (3, 5), t),), {}),
         lambda rng, t: ((d.array(rng, (6,), t), None, None, 0), {}),
+        lambda rng, t: ((d.array(rng, (1, 4), t),), {}),
         lambda rng, t: (
             (
                 d.array(rng, (2, 4), t),
@@ -338,7 +340,7 @@ def covariance(
     given = None if aweights is None else narrow(aweights, x.dtype)
     weights = given if counts is None else counts if given is None else counts * given
     by = given if given is not None else 1.0
-    return narrow(_square(_covariance(x, weights, by, correction), input.ndim), name)
+    return narrow(_square(_covariance(x, weights, by, correction)), name)
 
 
 def _check_weights(name: str, weights: Any, count: Any, integral: bool) -> None:
@@ -373,7 +375,7 @@ def _check_weights(name: str, weights: Any, count: Any, integral: bool) -> None:
     ),
 )
 def cov(input: Any, *, correction: int = 1, fweights: Any = None, aweights: Any = None) -> Any:
-    """The covariances of variables (rows) over observations (columns): (v, o) -> (v, v); (o) -> ().
+    """The covariances of variables (rows) over observations (columns): (v, o) -> (v, v); of one variable ().
 
     `fweights`: how often each observation counts, `aweights`: how much. RuntimeError for more than two dims,
     bool, and weights that do not fit, are negative, or sum to 0.
@@ -395,6 +397,7 @@ def cov(input: Any, *, correction: int = 1, fweights: Any = None, aweights: Any 
     samples=d.samples(
         lambda rng, t: ((d.array(rng, (3, 5), t),), {}),
         lambda rng, t: ((d.array(rng, (6,), t),), {}),
+        lambda rng, t: ((d.array(rng, (1, 6), t),), {}),
     ),
     reference=d.reference(
         lambda np, x: np.asarray(np.corrcoef(x)).astype(x.dtype if x.dtype.kind == "f" else "float32")
@@ -402,7 +405,7 @@ def cov(input: Any, *, correction: int = 1, fweights: Any = None, aweights: Any 
     failures=d.failures(((d.Zeros(2, 3, 4),), {}, RuntimeError, "two or fewer dimensions")),
 )
 def corrcoef(input: Tensor) -> Any:
-    """The correlations of variables (rows) over observations (columns): (v, o) -> (v, v); (o) -> ().
+    """The correlations of variables (rows) over observations (columns): (v, o) -> (v, v); of one variable ().
 
     Each is between -1 and 1. RuntimeError for more than two dims, and for bool.
 
@@ -411,10 +414,10 @@ def corrcoef(input: Tensor) -> Any:
             [-1.,  1.]])
     """
     c = _covariance(_observations(input, "corrcoef"), None, None, 1)
-    if input.ndim < 2:
+    if c.shape[0] == 1:
         ratio = c / c
     else:
         own = p.where(comparison.eq(positions(c, 0), positions(c, 1)), c, 0)
         down, along = (root(reduce_sum(own, (k,), True)) for k in (1, 0))
         ratio = p.clamp(c / down / along, -1.0, 1.0)
-    return narrow(_square(ratio, input.ndim), input.dtype if input.dtype in kinds.FLOATS else c.dtype)
+    return narrow(_square(ratio), input.dtype if input.dtype in kinds.FLOATS else c.dtype)

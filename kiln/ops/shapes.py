@@ -10,10 +10,11 @@ from typing import Any
 from kiln import _core
 from kiln.ops import declare as d
 from kiln.ops import parts, places, views  # noqa: F401
+from kiln.ops.creation import check_format
 from kiln.ops.declare import FUNCTIONS, public
 from kiln.ops.getitem import getitem
 from kiln.ops.kinds import broadcast, normalize_dim
-from kiln.ops.pointwise import clone
+from kiln.ops.pointwise import clone, written, written_to
 from kiln.ops.record import find
 from kiln.ops.views import expand, reshape, sizes_of
 
@@ -191,9 +192,11 @@ def _slice_of(input: Any, dim: int = 0, start: Any = None, end: Any = None, step
 
 
 def _copying(name: str, view: Callable[..., Any], given: str) -> None:
-    def function(*args: Any, **kwargs: Any) -> Any:
+    def function(*args: Any, out: Any = None, **kwargs: Any) -> Any:
         result = view(*args, **kwargs)
-        return tuple(map(clone, result)) if isinstance(result, tuple) else clone(result)
+        if isinstance(result, tuple):
+            return tuple(map(clone, result)) if out is None else written(result, out)
+        return clone(result) if out is None else written_to(result, out)
 
     function.__doc__ = f"""What `{name}` gives as views, as copies.
 
@@ -244,6 +247,18 @@ IN_PLACE = {
 
 
 # Memory
+
+
+@public("clone", plain=clone)
+def clone_(input: Any, *, memory_format: Any = None) -> Any:
+    """A copy of `input` in memory of its own, contiguous; gradients flow through it. NotImplementedError for a
+    memory format that asks for another order.
+
+    >>> kiln.clone(kiln.tensor([1, 2]), memory_format=kiln.preserve_format)
+    tensor([1, 2])
+    """
+    check_format("clone", memory_format)
+    return clone(input)
 
 
 def contiguous(self: Any, memory_format: Any = None) -> Any:
