@@ -31,7 +31,7 @@ def _scaled(other: Any, alpha: Any, input: Any) -> Any:
                 raise RuntimeError(
                     "For integral input tensors, argument alpha must not be a floating point number."
                 )
-    return p.mul(other, alpha)
+    return other * alpha if _is_number(other) and _is_number(alpha) else p.mul(other, alpha)
 
 
 def _not_bool(x: Any) -> Any:

@@ -196,7 +196,13 @@ def lu_solve_of(b: Any, LU_data: Any, LU_pivots: Any, *, out: Any = None) -> Any
 
 @public("triangular_solve", dtypes="float32 float64")
 def triangular_solve(
-    b: Any, A: Any, upper: bool = True, transpose: bool = False, unitriangular: bool = False
+    b: Any,
+    A: Any,
+    upper: bool = True,
+    transpose: bool = False,
+    unitriangular: bool = False,
+    *,
+    out: Any = None,
 ) -> Any:
     """(solution, cloned_coefficient): X with A X = b of a triangular A, and A. Needs SciPy.
 
@@ -212,7 +218,7 @@ def triangular_solve(
         if transpose
         else triangular(a, y, upper, unit=unitriangular)
     )
-    return named("triangular_solve", "solution cloned_coefficient", x, p.clone(A))
+    return named("triangular_solve", "solution cloned_coefficient", *p.written((x, p.clone(A)), out))
 
 
 # Pseudo-inverses, ranks, least squares
