@@ -113,7 +113,7 @@ def index_add(input: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1, 
     """
     x, source, dim, index = _by_vector(input, dim, index, source, "index_add")
     result = add_at(x, dim, index, source, alpha, **out_of(out, input))
-    return result if input.ndim else reshape(result, ())
+    return result if input.ndim else p.written_to(reshape(result, ()), out)
 
 
 @composite(
@@ -159,7 +159,7 @@ def index_copy(input: Any, dim: int, index: Any, source: Any, *, out: Any = None
     """
     x, source, dim, index = _by_vector(input, dim, index, source, "index_copy")
     result = copy_at(x, dim, index, source, **out_of(out, input))
-    return result if input.ndim else reshape(result, ())
+    return result if input.ndim else p.written_to(reshape(result, ()), out)
 
 
 @public("index_fill", inplace=True, dtypes="numeric", samples=d.samples(
@@ -188,7 +188,7 @@ def index_fill(input: Any, dim: int, index: Any, value: Any, *, out: Any = None)
     one = one if dtype_name(one.dtype) == dtype_name(input.dtype) else p.convert(one, dtype_name(input.dtype))
     shape = (*x.shape[:dim], index.shape[0], *x.shape[dim + 1 :])
     result = copy_at(x, dim, index, expand(one, tuple(shape)), **out_of(out, input))
-    return result if input.ndim else reshape(result, ())
+    return result if input.ndim else p.written_to(reshape(result, ()), out)
 
 
 @public("index_reduce", inplace=True, dtypes="float", samples=d.samples(

@@ -146,7 +146,7 @@ def gather_(input: Any, dim: int, index: Any, *, sparse_grad: bool = False, out:
     if input.ndim == 0 or index.ndim == 0:
         flat, places = (reshape(x, (1,)) if x.ndim == 0 else x for x in (input, long(index)))
         result = reshape(gather(flat, 0, places), tuple(index.shape))
-        return result if out is None else out.copy_(result)
+        return p.written_to(result, out)
     return gather(input, dim, long(index), **into(out))
 
 
@@ -171,9 +171,8 @@ def scatter_add_(input: Any, dim: int, index: Any, src: Any, *, out: Any = None)
     if input.dtype != src.dtype:
         raise RuntimeError("scatter(): Expected self.dtype to be equal to src.dtype")
     if input.ndim == 0:
-        return reshape(
-            scatter_add(reshape(input, (1,)), 0, reshape(long(index), (1,)), reshape(src, (1,))), ()
-        )
+        flat, places, values = (reshape(x, (1,)) for x in (input, long(index), src))
+        return p.written_to(reshape(scatter_add(flat, 0, places, values), ()), out)
     for k, (have, limit) in enumerate(zip(index.shape, src.shape)):
         if isinstance(have, int) and isinstance(limit, int) and have != limit:
             src = slice_(src, k, (0, have, 1))

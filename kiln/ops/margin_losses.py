@@ -225,6 +225,7 @@ def triplet_margin_loss(
             f"but got: anchor {anchor.ndim}D, positive {positive.ndim}D, and negative {negative.ndim}D inputs"
         )
     dtype = kinds.result_type((anchor, positive, negative))
+    dtype = dtype if dtype in kinds.FLOATS else d.default_float()  # of the distances
     a, b, c = wide(anchor), wide(positive), wide(negative)
 
     def distance(x: Any, y: Any) -> Any:

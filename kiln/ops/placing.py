@@ -300,7 +300,8 @@ def scatter(
         one = d.run(full, src, (1,) * max(index.ndim, 1), dtype_name(input.dtype))
         given = expand(one, tuple(index.shape) if index.ndim else (1,))
     if reduce is None:
-        return _fitted(input, dim, index, given, lambda *args: put_along(*args, **out_of(out, input)))
+        found = _fitted(input, dim, index, given, lambda *args: put_along(*args, **out_of(out, input)))
+        return found if input.ndim else p.written_to(found, out)
     return scatter_reduce(input, dim, index, given, _SCATTER[reduce], **into(out))
 
 
@@ -342,7 +343,8 @@ def scatter_reduce(
     def run(x: Any, along: int, places: Any, values: Any) -> Any:
         return reduce_along(x, along, places, values, reduce, include_self, **out_of(out, input))
 
-    return _fitted(input, dim, index, src, run)
+    found = _fitted(input, dim, index, src, run)
+    return found if input.ndim else p.written_to(found, out)
 
 
 @composite(

@@ -146,7 +146,9 @@ def poisson_nll_loss(
     tensor(1.)
     """
     check_reduction(reduction)
-    dtype, x, y = kinds.result_type((input, target)), floating(input, "poisson_nll_loss"), wide(target)
+    dtype = kinds.result_type((input, target))
+    dtype = dtype if dtype in kinds.FLOATS else d.default_float()
+    x, y = wide(narrow(input, dtype)), wide(target)
     loss = exp(x) - y * x if log_input else x - y * log(x + eps)
     if full:
         many = comparison.gt(y, 1)

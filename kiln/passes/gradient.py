@@ -56,7 +56,7 @@ def backward(forward: Graph, wrt: tuple[int, ...], defined: tuple[bool, ...], re
     found = [run.gradients.get(id(x)) for x in run.targets]
     wanted = [g for g in found if g is not None]
     saved = _Saved(run, wanted, redo, frozenset() if redo else _worth_saving(forward))
-    graph, sources = _extract(forward, saved, wanted)
+    graph, sources = _extract(run, saved, wanted)
     numbers = iter(range(len(wanted)))
     results = tuple(-1 if g is None else next(numbers) for g in found)
     return Backward(graph, sources, tuple(saved.hidden), results)
@@ -241,9 +241,9 @@ def _beyond(value: Value, found: dict[int, frozenset[int]]) -> frozenset[int]:
 _ORDER = {"grad": 0, "input": 1, "output": 2, "hidden": 3, "number": 4, "shape": 5}
 
 
-def _extract(forward: Graph, saved: _Saved, wanted: list[Value]) -> tuple[Graph, tuple[Source, ...]]:
+def _extract(run: _Run, saved: _Saved, wanted: list[Value]) -> tuple[Graph, tuple[Source, ...]]:
     """The graph from the leaves to the wanted gradients, in sizes of its own inputs."""
-    leaves = saved.leaves
+    forward, leaves = run.forward, saved.leaves
     alive = reachable(wanted, lambda v: id(v) in leaves)
     nodes = (
         [n for n in wanted[0].graph.nodes if id(n.out) in alive and id(n.out) not in leaves] if wanted else []
@@ -252,7 +252,7 @@ def _extract(forward: Graph, saved: _Saved, wanted: list[Value]) -> tuple[Graph,
         ((source, value) for key, (source, value) in leaves.items() if key in alive),
         key=lambda entry: (_ORDER["number" if entry[1].weak else entry[0][0]], entry[0][1]),
     )
-    kept += [(("shape", i), forward.inputs[i]) for i in _shape_only(forward, [v for _, v in kept], nodes)]
+    kept += _shape_only(run, [v for _, v in kept], nodes)
     graph = Graph()
     values, replace = _declare(graph, forward, kept)
     for node in nodes:
@@ -264,8 +264,11 @@ def _extract(forward: Graph, saved: _Saved, wanted: list[Value]) -> tuple[Graph,
     return graph, tuple(source for source, _ in kept)
 
 
-def _shape_only(forward: Graph, kept: list[Value], nodes: list[Node]) -> list[int]:
-    """The forward inputs that must come along for a size that nothing else tells."""
+def _shape_only(run: _Run, kept: list[Value], nodes: list[Node]) -> list[tuple[Source, Value]]:
+    """What must come along for a size that nothing else tells: gradients, which are there, then inputs.
+
+    (At a point all sizes are one: that of the result, which an input that is broadcast does not have.)
+    """
     needed: set[int] = set()
     for value in kept:
         slots_in(value.shape, needed)
@@ -273,13 +276,14 @@ def _shape_only(forward: Graph, kept: list[Value], nodes: list[Node]) -> list[in
         slots_in(node.attrs, needed)
     for value in kept:
         needed -= {single_slot(d) for d in value.shape} | ({value.slot} if value.weak else set())
-    found: list[int] = []
-    for i, x in enumerate(forward.inputs):
+    found: list[tuple[Source, Value]] = []
+    seeds: list[tuple[Source, Value]] = [(("grad", k), seed) for k, seed in run.seeds.items()]
+    for source, x in [*seeds, *((("shape", i), x) for i, x in enumerate(run.forward.inputs))]:
         told = {single_slot(d) for d in x.shape} | ({x.slot} if x.weak else set())
         if needed & told:
             needed -= told
-            found.append(i)
-    firsts = first_slots(forward)
+            found.append((source, x))
+    firsts = first_slots(run.forward)
     assert not needed, f"no input tells the sizes in slots {sorted(needed)} (inputs begin at {firsts})"
     return found
 
