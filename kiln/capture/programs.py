@@ -140,8 +140,7 @@ def pointwise(
     writes): RuntimeError where a result cannot be cast to them.
     """
     graph = function.graph(operands)
-    # of numbers alone, floats give an array of the default dtype
-    dtypes = [_core.default_dtype_name() if v.weak and v.dtype == "float64" else v.dtype for v in graph.outputs]
+    dtypes = [v.dtype for v in graph.outputs]
     targets = list(out_dtypes) or dtypes
     if out_dtypes and not (isinstance(function, Forward) and function.op.name in ("copy", "convert")):
         for have, want in zip(dtypes, targets):

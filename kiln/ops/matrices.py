@@ -255,8 +255,8 @@ def _pinv_flow(g: Any, a: Any, y: Any) -> Any:
     return more - swapped(matmul(k, y))
 
 
-def _pinv(A: Any, atol: Any, rtol: Any) -> Any:
-    a = A.detach()
+def _pinv(A: Any, atol: Any, rtol: Any, hermitian: bool = False) -> Any:
+    a = _symmetric(A.detach()) if hermitian else A.detach()
     u, s, vh = svd_parts(a, False, "linalg.pinv")
     if not min(A.shape[-2:]):
         return swapped(A) * 1
@@ -277,7 +277,7 @@ def pinv(A: Any, rcond: Any = None, hermitian: bool = False, *, atol: Any = None
     tensor([[0.5000, 0.0000]])
     """
     check(A, "linalg.pinv", hermitian)
-    return _pinv(_symmetric(A) if hermitian else A, atol, rcond if rtol is None else rtol)
+    return _pinv(A, atol, rcond if rtol is None else rtol, hermitian)
 
 
 def _symmetric(a: Any) -> Any:

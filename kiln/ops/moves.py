@@ -425,7 +425,7 @@ def pixel_shuffle(input: Any, upscale_factor: int) -> Any:
     """
     r, ndim, shape = upscale_factor, input.ndim, tuple(input.shape)
     if r == 1:
-        input = clone(input)  # its shape stays, and it would be the tensor itself
+        input = p.clone.handle(input)  # its shape stays, and it would be the tensor itself
     if ndim < 3:
         raise RuntimeError(
             f"pixel_shuffle expects input to have at least 3 dimensions, but got {ndim} dimension(s)"
@@ -466,7 +466,7 @@ def pixel_unshuffle(input: Any, downscale_factor: int) -> Any:
     """
     r, ndim, shape = downscale_factor, input.ndim, tuple(input.shape)
     if r == 1:
-        input = clone(input)  # its shape stays, and it would be the tensor itself
+        input = p.clone.handle(input)  # its shape stays, and it would be the tensor itself
     if ndim < 3:
         raise RuntimeError(
             f"pixel_unshuffle expects input to have at least 3 dimensions, but got {ndim} dimension(s)"

@@ -245,7 +245,8 @@ def sum(input: Tensor, dim: Structure = None, keepdim: Structure = False, dtype:
     >>> kiln.sum(kiln.tensor([[1, 2], [3, 4]]), 0)
     tensor([4, 6])
     """
-    return reduce_sum(_summed(input, dtype), normalize_dims(dim, input.ndim, "sum"), keepdim)
+    x, dims = _summed(input, dtype), normalize_dims(dim, input.ndim, "sum")
+    return (reduce_any if x.dtype == "bool" else reduce_sum)(x, dims, keepdim)
 
 
 @composite(

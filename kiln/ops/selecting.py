@@ -83,7 +83,8 @@ def nonzero(input: Any, *, as_tuple: bool = False, out: Any = None) -> Any:
     """
     places = flat_places(input)
     if input.ndim == 0:
-        return (places,) if as_tuple else p.written_to(d.run(full, 0, (int(places.shape[0]), 0), "int64"), out)
+        none = d.run(full, 0, (int(places.shape[0]), 0), "int64")
+        return (places,) if as_tuple else p.written_to(none, out)
     found = coordinates(places, tuple(input.shape))
     if as_tuple:
         return tuple(select(found, 1, k) for k in range(input.ndim))

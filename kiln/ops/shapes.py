@@ -195,9 +195,9 @@ def _slice_of(input: Any, dim: int = 0, start: Any = None, end: Any = None, step
 def _copying(name: str, view: Callable[..., Any], given: str) -> None:
     def function(*args: Any, out: Any = None, **kwargs: Any) -> Any:
         result = view(*args, **kwargs)
-        if out is not None:
-            return (written if isinstance(result, tuple) else written_to)(result, out)
-        return tuple(map(clone, result)) if isinstance(result, tuple) else clone(result)
+        if isinstance(result, tuple):
+            return tuple(map(clone, result)) if out is None else written(result, out)
+        return clone(result) if out is None else written_to(result, out)
 
     function.__doc__ = f"""What `{name}` gives as views, as copies.
 

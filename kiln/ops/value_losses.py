@@ -8,7 +8,7 @@ from typing import Any
 
 from kiln.ops import comparison, kinds
 from kiln.ops import declare as d
-from kiln.ops.activations import floating, narrow, wide
+from kiln.ops.activations import narrow, wide
 from kiln.ops.composites import check_reduction, reduced
 from kiln.ops.creation import full_like
 from kiln.ops.pointwise import detach, where
