@@ -27,6 +27,7 @@ from kiln.ops import (
     reduce,
     sampling,
     shapes,
+    special,
     views,
 )
 
@@ -124,6 +125,7 @@ def methods() -> dict[str, Any]:
     found.update(places.IN_PLACE)
     found.update(shapes.IN_PLACE)
     found.update(shapes.METHODS)
+    found.update(special.METHODS)
     found.update(
         cpu=cpu,
         to_device=to_device,

@@ -198,7 +198,13 @@ def lu_solve_of(b: Any, LU_data: Any, LU_pivots: Any, *, out: Any = None) -> Any
 
 @public("triangular_solve", dtypes="float32 float64")
 def triangular_solve(
-    b: Any, A: Any, upper: bool = True, transpose: bool = False, unitriangular: bool = False
+    b: Any,
+    A: Any,
+    upper: bool = True,
+    transpose: bool = False,
+    unitriangular: bool = False,
+    *,
+    out: Any = None,
 ) -> Any:
     """(solution, cloned_coefficient): X with A X = b of a triangular A, and A. Needs SciPy.
 
@@ -214,7 +220,7 @@ def triangular_solve(
         if transpose
         else triangular(a, y, upper, unit=unitriangular)
     )
-    return named("triangular_solve", "solution cloned_coefficient", x, p.clone(A))
+    return named("triangular_solve", "solution cloned_coefficient", *p.written((x, p.clone(A)), out))
 
 
 # Pseudo-inverses, ranks, least squares
@@ -251,8 +257,8 @@ def _pinv_flow(g: Any, a: Any, y: Any) -> Any:
     return more - swapped(matmul(k, y))
 
 
-def _pinv(A: Any, atol: Any, rtol: Any) -> Any:
-    a = A.detach()
+def _pinv(A: Any, atol: Any, rtol: Any, hermitian: bool = False) -> Any:
+    a = _symmetric(A.detach()) if hermitian else A.detach()
     u, s, vh = svd_parts(a, False, "linalg.pinv")
     if not min(A.shape[-2:]):
         return swapped(A) * 1
@@ -273,7 +279,7 @@ def pinv(A: Any, rcond: Any = None, hermitian: bool = False, *, atol: Any = None
     tensor([[0.5000, 0.0000]])
     """
     check(A, "linalg.pinv", hermitian)
-    return _pinv(_symmetric(A) if hermitian else A, atol, rcond if rtol is None else rtol)
+    return _pinv(A, atol, rcond if rtol is None else rtol, hermitian)
 
 
 def _symmetric(a: Any) -> Any:

@@ -57,18 +57,6 @@ def _(g: Any, input: Any) -> Any:
     return convert(g, input.dtype) if input.dtype.startswith(("float", "bfloat")) else None
 
 
-def written_to(found: Any, out: Any) -> Any:
-    """One result, or `out` with it written in, as its dtype."""
-    return found if out is None else convert(found, d.dtype_name(out.dtype), out=out)
-
-
-def written(found: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
-    """Several results, or the tensors of `out=` with the results written in."""
-    if out is None:
-        return found
-    return tuple(map(written_to, found, out))
-
-
 @pointwise(
     samples=d.unary(),
     reference=d.reference(lambda np, x: x),
@@ -107,6 +95,18 @@ def clone(input: Operand) -> Any:
 @clone.derivative
 def _(g: Any) -> Any:
     return g
+
+
+def written_to(found: Any, out: Any) -> Any:
+    """One result, or `out` with it written in; RuntimeError where its dtype or shape cannot be."""
+    return found if out is None else clone.handle(found, out=out)
+
+
+def written(found: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+    """Several results, or the tensors of `out=` with the results written in."""
+    if out is None:
+        return found
+    return tuple(map(written_to, found, out))
 
 
 @pointwise(

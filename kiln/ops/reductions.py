@@ -15,7 +15,7 @@ from kiln.ops.creation import positions
 from kiln.ops.kinds import normalize_dims
 from kiln.ops.products import product
 from kiln.ops.record import Number, Op, Structure, Tensor, composite, find
-from kiln.ops.reduce import reduce_sum
+from kiln.ops.reduce import reduce_any, reduce_sum
 from kiln.ops.unary import root
 
 _BAD_DIM: Any = ((d.Zeros(2, 3), 5), {}, IndexError, "Dimension out of range")
@@ -165,7 +165,8 @@ def nansum(input: Tensor, dim: Structure = None, keepdim: Structure = False, dty
     integral = "int64" if input.dtype not in kinds.FLOATS else input.dtype
     name = integral if dtype is None else d.dtype_name(dtype)
     x = narrow(x, name) if name in ("float64", "int64") or name not in kinds.FLOATS else wide(narrow(x, name))
-    return narrow(reduce_sum(x, normalize_dims(dim, input.ndim, "nansum"), keepdim), name)
+    dims = normalize_dims(dim, input.ndim, "nansum")
+    return narrow((reduce_any if name == "bool" else reduce_sum)(x, dims, keepdim), name)
 
 
 @composite(

@@ -142,7 +142,9 @@ def sum_to_size(input: Any, *sizes: Any, size: Any = None) -> Any:
     if extra < 0 or any(want not in (1, have) for want, have in zip(sizes, shape[extra:])):
         raise RuntimeError(f"size {{{list(sizes)}}} is not expandable to size {{{list(shape)}}}.")
     dims = tuple(k for k in range(len(shape)) if k < extra or sizes[k - extra] != shape[k])
-    return _reshape(find("sum").handle(input, dims), sizes) if dims else input
+    if dims or not sizes:  # no dims: PyTorch's `x.sum()`
+        return _reshape(find("sum").handle(input, dims), sizes)
+    return input
 
 
 def _at_least(name: str, ndim: int, lift: Callable[[Any], Any]) -> Any:
