@@ -147,7 +147,8 @@ def _eigh_back(grads: Any, a: Any, values: Any, vectors: Any) -> Any:
     gaps = unsqueeze(values, -2) - unsqueeze(values, -1)
     inner = p.where(unit != 0, 0, matmul(t, gv) / p.where(unit != 0, 1, gaps))
     inner = inner if gl is None else inner + on_diagonal(gl)
-    return (matmul(matmul(vectors, inner), t),)
+    found = matmul(matmul(vectors, inner), t)
+    return ((found + swapped(found)) * 0.5,)  # of symmetric matrices, as PyTorch's
 
 
 def _check_eigh(A: Any, UPLO: str, name: str) -> None:

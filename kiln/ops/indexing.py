@@ -480,6 +480,18 @@ def _same_sizes(tensors: list[Any], dim: int) -> None:
                 )
 
 
+def _listed(tensors: Any) -> list[Any]:
+    """Several tensors as a list; PyTorch's errors for what is none."""
+    if hasattr(tensors, "ndim"):
+        raise TypeError("cat(): argument 'tensors' (position 1) must be tuple of Tensors, not Tensor")
+    for k, x in enumerate(tensors := list(tensors)):
+        if not hasattr(x, "ndim"):
+            raise TypeError(f"expected Tensor as element {k} in argument 0, but got {type(x).__name__}")
+    if not tensors:
+        raise ValueError("torch.cat(): expected a non-empty list of Tensors")
+    return tensors
+
+
 @public("cat", method=False, dtypes="all")
 def cat(tensors: Any, dim: int = 0, *, out: Any = None) -> Any:
     """Arrays joined along `dim`, in their common dtype. ValueError for none, RuntimeError if other dims
@@ -488,9 +500,7 @@ def cat(tensors: Any, dim: int = 0, *, out: Any = None) -> Any:
     >>> kiln.cat([kiln.tensor([1]), kiln.tensor([2.5])])
     tensor([1.0000, 2.5000])
     """
-    tensors = list(tensors)
-    if not tensors:
-        raise ValueError("torch.cat(): expected a non-empty list of Tensors")
+    tensors = _listed(tensors)
     # an empty vector joins with anything
     kept = [
         x for x in tensors if not (x.ndim == 1 and isinstance(x.shape[0], int) and x.shape[0] == 0)

@@ -359,7 +359,7 @@ def lstsq(A: Any, B: Any, rcond: Any = None, *, driver: Any = None) -> Any:
         squeeze(x, -1) if vector else x,
         residual,
         creation.zeros((0,), dtype="int64") if driver == "gels" else rank,
-        values if driver in ("gelsd", "gelss") else empty,
+        values.detach() if driver in ("gelsd", "gelss") else empty,
     )
 
 

@@ -247,7 +247,12 @@ def _chances(p: Any) -> None:
         )
 
 
-@public("bernoulli", dtypes="float", differentiable=False)
+@public(
+    "bernoulli",
+    dtypes="float",
+    differentiable=False,
+    differs="the result does not require gradients; PyTorch's does, of zeros",
+)
 def bernoulli(input: Any, p: Any = None, *, generator: Any = None, out: Any = None) -> Any:
     """1 with the probability each element of `input` states (or with probability `p`), else 0; of its shape
     and dtype.
