@@ -319,8 +319,13 @@ PyObject* trace(OpObject& self, PyObject* const* args, size_t count, PyObject* n
         [&] { return PyObject_CallMethod(self.record, "trace", "OO", positional.get(), keywords.get()); });
 }
 
-// Results go into tensors of their shape, or that a pointwise result broadcasts to; a tensor of no elements
-// is given their shape, as in PyTorch.
+// Whether a result is repeated to fill the tensor it goes into: a number's, and a conversion's (`x.copy_(y)`).
+bool repeats(const Fn& fn, std::span<const Operand> operands) {
+    return fn.op == core_fns().convert[0]->op ||
+           std::none_of(operands.begin(), operands.end(), [](const Operand& x) { return x.tensor; });
+}
+
+// Results go into tensors of their shape; a tensor of no elements is given their shape, as in PyTorch.
 void fit_out(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
     if (out.empty()) return;
     const Dims* common = fn.cls == FnClass::pointwise ? common_shape(operands) : nullptr;
@@ -329,7 +334,7 @@ void fit_out(Fn& fn, std::span<const Operand> operands, std::span<const TensorRe
     for (size_t k = 0; k < out.size() && k < shapes.size(); ++k) {
         const Dims &shape = shapes[k], &target = out[k]->sizes;
         bool fits = shape == target;
-        if (!fits && fn.cls == FnClass::pointwise && shape.size() <= target.size()) {
+        if (!fits && shape.size() <= target.size() && repeats(fn, operands)) {
             fits = true;
             for (size_t d = 1; fits && d <= shape.size(); ++d)
                 fits = shape[shape.size() - d] == target[target.size() - d] || shape[shape.size() - d] == 1;

@@ -45,7 +45,7 @@ bool is_expansion(const Tensor& x, const int64_t* sizes, int ndim) {
     for (int d = x.ndim() - 1; d >= 0; --d) {
         int from = d - extra;
         if (from < 0 || (sizes[from] == 1 && x.sizes[d] != 1)) {
-            if (x.strides[d] != 0) return false;
+            if (x.sizes[d] != 1 && x.strides[d] != 0) return false;
         } else if (x.sizes[d] != sizes[from] || (x.sizes[d] != 1 && x.strides[d] != step)) {
             return false;
         }

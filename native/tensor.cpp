@@ -258,11 +258,12 @@ TensorRef view_expand(const Tensor& x, const Dims& sizes) {
     KILN_CHECK(extra >= 0, runtime, "expand: the number of sizes provided (", sizes.ndim(),
                ") must be greater or equal to the number of dimensions in the tensor (", x.ndim(), ")");
     Dims out(sizes), strides(sizes.size());
-    for (int d = 0; d < sizes.ndim(); ++d) {
+    for (int d = sizes.ndim() - 1; d >= 0; --d) {
         int from = d - extra;
         if (from < 0) {
             KILN_CHECK(sizes[d] >= 0, runtime, "The expanded size of the tensor (", sizes[d],
                        ") isn't allowed in a leading, non-existing dimension ", d);
+            strides[d] = x.ndim() && sizes[d] == 1 ? out[d + 1] * strides[d + 1] : 0;
             continue;
         }
         if (sizes[d] == -1) out[d] = x.sizes[from];

@@ -77,3 +77,19 @@ def test_call_form(text: str) -> None:
             assert (dtype_name(a.dtype), tuple(a.shape)) == (dtype_name(b.dtype), tuple(b.shape)), dtype
             to = dtype_name(a.dtype)
             assert close(to_array(a), to_array(b), to, 4.0), difference(to_array(a), to_array(b))
+
+
+@pytest.mark.parametrize("shape", [(5,), (4, 3)])
+def test_second_gradient_of_running_products_at_zeros(shape: tuple[int, ...]) -> None:
+    """At one zero, at two and at three in a row of factors."""
+    values = np.arange(1, 1 + int(np.prod(shape)), dtype="float64").reshape(shape)
+    values.reshape(-1)[[1, 3, 4]] = 0
+    found = []
+    for framework in (kiln, torch):
+        x = framework.tensor(values).requires_grad_()
+        weights = framework.tensor(np.cos(values + 1))
+        (first,) = framework.autograd.grad((x.cumprod(0) * weights).sum(), x, create_graph=True)
+        (second,) = framework.autograd.grad((first * weights).sum(), x)
+        found.append((to_array(first), to_array(second)))
+    for got, want in zip(*found):
+        assert close(got, want, "float64"), difference(got, want)

@@ -303,7 +303,7 @@ UNLIKE = {
     "std",
     "convert",
     "prod",
-    "multi_margin_loss",
+    "class_margins",
     "local_response_norm",
 }
 PEERS = [op for op in OPS if op.public or op.name in ("add", "sub", "div", "pow", "clamp", "gather")]

@@ -32,7 +32,7 @@ def take_along_axis(x: Any, indices: Any, /, *, axis: int = -1) -> Any:
     found = _positions(indices, "take_along_axis")
     if found.ndim != x.ndim:
         raise ValueError(_message("take_along_axis", f"indices of {x.ndim} dims", f"{found.ndim} dims"))
-    return ops.take_along_dim(x, ops.where(ops.lt(found, 0), found + x.shape[dim], found), dim)
+    return ops.take_along_dim(x, found, dim)
 
 
 def argmax(x: Any, /, *, axis: int | None = None, keepdims: bool = False) -> Any:

@@ -12,7 +12,7 @@ from kiln.ops.activations import cube, floating, inverse_square, narrow
 from kiln.ops.declare import dtype_name, into, is_float, public
 from kiln.ops.finite import all_near, near
 from kiln.ops.kinds import NO_DIFFERENCE
-from kiln.ops.record import Number, Operand, Structure, Tensor, composite
+from kiln.ops.record import Number, Operand, Sample, Structure, Tensor, composite
 
 
 def _is_number(x: Any) -> bool:
@@ -29,7 +29,7 @@ def _scaled(other: Any, alpha: Any, input: Any) -> Any:
                 raise RuntimeError(
                     "For integral input tensors, argument alpha must not be a floating point number."
                 )
-    return p.mul(other, alpha)
+    return other * alpha if _is_number(other) and _is_number(alpha) else p.mul(other, alpha)
 
 
 def _not_bool(x: Any) -> Any:
@@ -279,11 +279,25 @@ def allclose(
     return bool(all_near(input, other, rtol, atol, equal_nan))
 
 
-@public("masked_fill", inplace=True, dtypes="all")
+@public(
+    "masked_fill",
+    differs="a number beyond a float dtype's range becomes infinite; PyTorch raises",
+    inplace=True,
+    dtypes="all",
+    samples=lambda rng, t: [
+        Sample((d.array(rng, (3, 4), t), d.array(rng, (4,), "bool"), 2.5)),
+        Sample((d.array(rng, (3,), t), d.array(rng, (2, 3), "bool"), d.array(rng, (), "float64"))),
+    ],
+    failures=d.failures(
+        ((d.Zeros(2), d.Zeros(2), 1), {}, RuntimeError, "only supports boolean masks"),
+        ((d.Zeros(2), d.Zeros(2, dtype="bool"), d.Zeros(1)), {}, RuntimeError, "0-dimensional value tensor"),
+        ((d.Zeros(2, dtype="uint8"), d.Zeros(2, dtype="bool"), 300), {}, RuntimeError, "without overflow"),
+    ),
+)
 def masked_fill(input: Any, mask: Any, value: Any, *, out: Any = None) -> Any:
     """`input` with `value` (a number or 0-d array) where the bool `mask` holds; of input's dtype.
 
-    RuntimeError for a mask that is not bool.
+    RuntimeError for a mask that is not bool, a value with dims or one that the dtype does not hold.
 
     >>> kiln.masked_fill(kiln.tensor([1.0, 2.0]), kiln.tensor([True, False]), 0)
     tensor([0., 2.])
@@ -292,6 +306,16 @@ def masked_fill(input: Any, mask: Any, value: Any, *, out: Any = None) -> Any:
         raise RuntimeError(
             f"masked_fill only supports boolean masks, but got mask with dtype {dtype_name(mask.dtype)}"
         )
+    dtype = dtype_name(input.dtype)
+    if isinstance(value, (int, float)):
+        value = d.fitting(value, dtype)
+    elif value.ndim:
+        raise RuntimeError(
+            "masked_fill_ only supports a 0-dimensional value tensor, but got tensor with "
+            f"{value.ndim} dimension(s)."
+        )
+    elif dtype_name(value.dtype) != dtype:
+        value = p.convert(value, dtype)
     return p.where(mask, value, input, **into(out))
 
 

@@ -15,7 +15,7 @@ from kiln.ops import declare as d
 from kiln.ops import pointwise as p
 from kiln.ops.activations import floating, logsigmoid, narrow, wide
 from kiln.ops.creation import positions
-from kiln.ops.kinds import normalize_dim
+from kiln.ops.kinds import normalize_dims
 from kiln.ops.record import IndexCheck, Number, Structure, Tensor, composite
 from kiln.ops.reduce import reduce_max, reduce_sum
 from kiln.ops.unary import abs, exp, log, rsqrt, square
@@ -34,6 +34,7 @@ _ROWS = d.samples(
     lambda rng, t: ((d.array(rng, (3, 5), t), 1), {}),
     lambda rng, t: ((d.array(rng, (4, 3, 5), t), -2), {}),
     lambda rng, t: ((d.array(rng, (3, 300), t), -1), {"dtype": "float64"}),
+    lambda rng, t: ((d.array(rng, (), t), 0), {}),
 )
 
 
@@ -43,7 +44,7 @@ def _shifted(input: Any, dim: int, dtype: Any, op: str) -> tuple[Any, tuple[int,
     """
     name = input.dtype if dtype is None else d.dtype_name(dtype)
     x = floating(narrow(input, name), f"{op}_lastdim_kernel_impl")
-    dims = (normalize_dim(dim, x.ndim, op),) if x.ndim else ()
+    dims = normalize_dims(dim, x.ndim, op)
     return x - p.detach(reduce_max(x, dims, True)), dims, name
 
 
@@ -73,7 +74,7 @@ def softmax(input: Tensor, dim: Structure, dtype: Structure = None) -> Any:
 @softmax.derivative
 def _(g: Any, y: Any, dim: Any) -> Any:
     # reads only the result; what follows from the body would read the input, two row values and exp again
-    return y * (g - reduce_sum(g * y, (normalize_dim(dim, y.ndim, "softmax"),), True))
+    return y * (g - reduce_sum(g * y, normalize_dims(dim, y.ndim, "softmax"), True))
 
 
 @composite(
@@ -99,12 +100,14 @@ def log_softmax(input: Tensor, dim: Structure, dtype: Structure = None) -> Any:
 
 @log_softmax.derivative
 def _(g: Any, y: Any, dim: Any) -> Any:
-    return g - exp(y) * reduce_sum(g, (normalize_dim(dim, y.ndim, "log_softmax"),), True)
+    return g - exp(y) * reduce_sum(g, normalize_dims(dim, y.ndim, "log_softmax"), True)
 
 
 def first_of_last(input: Any, normalized_shape: Any, op: str) -> int:
     """Where the dims of these sizes begin; PyTorch's error unless they are the input's last."""
     sizes = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    if not sizes:
+        raise RuntimeError(f"{op}: Expected normalized_shape to be at least 1-dimensional, got {sizes}")
     first: int = input.ndim - len(sizes)
     for have, want in zip(input.shape[max(first, 0) :], sizes):
         if first < 0 or want < 0 or (isinstance(have, int) and have != want):

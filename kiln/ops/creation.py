@@ -169,6 +169,17 @@ def settle(
     return result.requires_grad_() if requires_grad else result
 
 
+def check_format(op: str, memory_format: Any) -> None:
+    """NotImplementedError for an order in memory that there is not."""
+    if memory_format is not None and str(memory_format) not in (
+        "kiln.contiguous_format",
+        "kiln.preserve_format",
+    ):
+        raise NotImplementedError(
+            f"{op}: expected memory_format kiln.contiguous_format, got {memory_format}: arrays are contiguous"
+        )
+
+
 def _with_options(
     result: Any,
     op: str,
@@ -185,13 +196,7 @@ def _with_options(
         raise NotImplementedError(
             f"{op}: expected layout kiln.strided, got {layout}: there is no other layout"
         )
-    if memory_format is not None and str(memory_format) not in (
-        "kiln.contiguous_format",
-        "kiln.preserve_format",
-    ):
-        raise NotImplementedError(
-            f"{op}: expected memory_format kiln.contiguous_format, got {memory_format}: arrays are contiguous"
-        )
+    check_format(op, memory_format)
     if pin_memory:
         raise RuntimeError(f"{op}: pin_memory needs an accelerator, and there is none")
     if out is None:
@@ -400,8 +405,8 @@ def linspace(
     requires_grad: bool = False,
     **options: Any,
 ) -> Any:
-    """`steps` evenly spaced numbers from start to end, both included; integers are rounded towards 0.
-    RuntimeError for a negative count.
+    """`steps` evenly spaced numbers from start to end, both included; of integers the ends and
+    then all are rounded towards 0. RuntimeError for a negative count.
 
     >>> kiln.linspace(0, 1, 3)
     tensor([0.0000, 0.5000, 1.0000])
@@ -409,8 +414,10 @@ def linspace(
     if steps < 0:
         raise RuntimeError("number of steps must be non-negative")
     name = chosen_dtype(dtype, None, options)
-    exact = name if name in kinds.FLOATS else "float64"
-    result = run(even_steps, float(number_of(start)), float(number_of(end)), (steps,), exact)
+    first, last = (float(number_of(x)) for x in (start, end))
+    if name not in kinds.FLOATS:
+        first, last = float(int(first)), float(int(last))
+    result = run(even_steps, first, last, (steps,), name if name in kinds.FLOATS else "float64")
     return settle(_as_dtype(result, name), requires_grad, device, "linspace", options)
 
 

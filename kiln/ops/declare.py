@@ -155,6 +155,14 @@ def is_value(x: Any) -> bool:
     return isinstance(x, g.Value)
 
 
+def fitting(value: Any, dtype: str) -> Any:
+    """A number as the nearest kind that `dtype` holds; RuntimeError for one that overflows it."""
+    _core.check_in_range(value, dtype)
+    if dtype == "bool":
+        return bool(value)
+    return int(value) if dtype in INTEGERS and isinstance(value, float) else value
+
+
 def is_float(x: Any) -> bool:
     """Whether a tensor or a value of a graph holds floats."""
     dtype = x.dtype

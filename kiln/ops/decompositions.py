@@ -108,7 +108,10 @@ def cholesky_ex(A: Any, *, upper: bool = False, check_errors: bool = False) -> A
     return named("linalg_cholesky_ex", "L info", y, infos(A, info))
 
 
-@public("cholesky_solve", dtypes="float32 float64")
+_READ = "the gradient of L is that of the triangle read; PyTorch's fills the other too"
+
+
+@public("cholesky_solve", dtypes="float32 float64", differs=_READ)
 def cholesky_solve(input: Any, L: Any, upper: bool = False, *, out: Any = None) -> Any:
     """X with A X = input, from A's Cholesky factor. RuntimeError for sizes that do not fit; needs SciPy.
 
@@ -124,7 +127,7 @@ def cholesky_solve(input: Any, L: Any, upper: bool = False, *, out: Any = None) 
     return given(triangular(swapped(factor), triangular(factor, b, False), True), out)
 
 
-@public("cholesky_inverse", dtypes="float32 float64")
+@public("cholesky_inverse", dtypes="float32 float64", differs=_READ)
 def cholesky_inverse(L: Any, upper: bool = False, *, out: Any = None) -> Any:
     """The inverses of matrices from their Cholesky factors. Needs SciPy.
 
@@ -144,7 +147,8 @@ def _eigh_back(grads: Any, a: Any, values: Any, vectors: Any) -> Any:
     gaps = unsqueeze(values, -2) - unsqueeze(values, -1)
     inner = p.where(unit != 0, 0, matmul(t, gv) / p.where(unit != 0, 1, gaps))
     inner = inner if gl is None else inner + on_diagonal(gl)
-    return (matmul(matmul(vectors, inner), t),)
+    found = matmul(matmul(vectors, inner), t)
+    return ((found + swapped(found)) * 0.5,)  # of symmetric matrices, as PyTorch's
 
 
 def _check_eigh(A: Any, UPLO: str, name: str) -> None:

@@ -116,6 +116,7 @@ def _difference(x: Any, dim: int) -> Any:
             {"prepend": d.array(rng, (1,), t), "append": d.array(rng, (2,), t)},
         ),
         lambda rng, t: ((d.array(rng, (3,), t), 5), {}),
+        lambda rng, t: ((d.array(rng, (3,), t), 0), {"prepend": d.array(rng, (1,), t)}),
     ),
     failures=d.failures(
         ((d.Zeros(),), {}, RuntimeError, "at least one-dimensional"),
@@ -128,7 +129,7 @@ def diff(
     input: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None, *, out: Any = None
 ) -> Any:
     """Differences of neighbours along `dim`, taken n times, after joining `prepend` and `append` to it; of
-    bools whether they differ.
+    bools whether they differ. With n = 0 a copy of `input` alone.
 
     RuntimeError for a 0-d tensor, a negative n, or parts that do not fit.
 
@@ -142,7 +143,7 @@ def diff(
     dim = normalize_dim(dim, input.ndim, "diff")
     for x in (prepend, append):
         _check_joins(input, x, dim)
-    parts = [x for x in (prepend, input, append) if x is not None]
+    parts = [x for x in (prepend, input, append) if x is not None and (n or x is input)]
     result = cat(parts, dim) if len(parts) > 1 else input
     size = result.shape[dim]
     for _ in range(min(n, size) if isinstance(size, int) else n):
@@ -293,7 +294,7 @@ def _slopes(x: Any, points: Any, dim: int, order: int) -> Any:
     samples=d.samples(
         lambda rng, t: ((d.array(rng, (3, 4), t),), {"spacing": 2.0}),
         lambda rng, t: ((d.array(rng, (4,), t),), {"spacing": _places(rng, t), "edge_order": 2}),
-        lambda rng, t: ((d.array(rng, (3, 4), t),), {"dim": 1, "edge_order": 2}),
+        lambda rng, t: ((d.array(rng, (3, 4), t),), {"dim": 1, "edge_order": 2, "spacing": None}),
     ),
     dtypes="float32",
     failures=d.failures(
@@ -303,9 +304,9 @@ def _slopes(x: Any, points: Any, dim: int, order: int) -> Any:
         ((d.Zeros(3, 3),), {"spacing": [1.0, 2.0], "dim": 1}, RuntimeError, "same length"),
     ),
 )
-def gradient(input: Any, *, spacing: Any = 1, dim: Any = None, edge_order: int = 1) -> tuple[Any, ...]:
+def gradient(input: Any, *, spacing: Any = None, dim: Any = None, edge_order: int = 1) -> tuple[Any, ...]:
     """Slopes along each of `dim` (all by default) by central differences, at the ends of order `edge_order`
-    (1 or 2). `spacing`: a distance, one for every dim, or a vector of coordinates for every dim.
+    (1 or 2). `spacing`: a distance (1 by default), one for every dim, or a vector of coordinates for every dim.
 
     RuntimeError for another order, too few samples, or spacings that do not fit.
 
@@ -317,6 +318,7 @@ def gradient(input: Any, *, spacing: Any = 1, dim: Any = None, edge_order: int =
     dims = [normalize_dim(k, input.ndim, "gradient") for k in dims]
     if edge_order not in (1, 2):
         raise RuntimeError("torch.gradient only supports edge_order=1 and edge_order=2.")
+    spacing = 1 if spacing is None else spacing
     spacings = list(spacing) if isinstance(spacing, (tuple, list)) else [spacing] * len(dims)
     if len(spacings) != len(dims):
         raise RuntimeError(

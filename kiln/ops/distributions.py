@@ -368,6 +368,7 @@ def randperm(
     dtype: Any = None,
     device: Any = None,
     requires_grad: bool = False,
+    **options: Any,
 ) -> Any:
     """The integers below n in random order. RuntimeError for a negative n, or one the dtype does not hold.
 
@@ -385,4 +386,4 @@ def randperm(
     keys = run(r.integer_values, 0, 2**63 - 1, *reserve((n,), generator), (n,), "int64")
     result = argsort(keys)
     result = result if name == "int64" else convert(result, name)
-    return settle(result if out is None else put(out, result), requires_grad, device, "randperm")
+    return settle(result if out is None else put(out, result), requires_grad, device, "randperm", options)

@@ -101,10 +101,10 @@ def _form(name: str, alpha: bool, features: bool, doc: str) -> None:
     def apply(input: Any, p: float, train: bool, out: Any = None) -> Any:
         if not 0 <= p <= 1:
             raise RuntimeError(f"dropout probability has to be between 0 and 1, but got {p}")
-        if features and len(input.shape) < 2:
-            raise RuntimeError("Feature dropout requires at least 2 dimensions in the input")
         if not train or p == 0:
             return input
+        if features and len(input.shape) < 2:
+            raise RuntimeError("Feature dropout requires at least 2 dimensions in the input")
         p = float(p)
         if alpha and p == 1:  # nothing is kept, and 0 stands for its mean
             return dropout_values(input, p, 0, 0, False, **into(out))

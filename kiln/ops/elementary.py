@@ -395,9 +395,15 @@ def _as_double(x: Any) -> Any:
     failures=d.failures((("text", d.Zeros(2)), {}, TypeError, "convert")),
 )
 def float_power(input: Any, exponent: Any, *, out: Any = None) -> Any:
-    """`input ** exponent` in float64, broadcast; numbers or any dtype.
+    """`input ** exponent` in float64, broadcast; numbers or any dtype. RuntimeError for an `out` of another dtype.
 
     >>> kiln.float_power(kiln.tensor([2, 3]), -1)
     tensor([0.5000, 0.3333], dtype=kiln.float64)
     """
+    if out is not None and d.dtype_name(out.dtype) != "float64":
+        whose = "base" if out is input else "output"
+        raise RuntimeError(
+            f"the {whose} given to float_power has dtype {d.type_name(d.dtype_name(out.dtype))} but the "
+            "operation's result requires dtype Double"
+        )
     return pow(_as_double(input), _as_double(exponent), **d.into(out))

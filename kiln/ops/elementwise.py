@@ -5,7 +5,7 @@ element.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from kiln import _core
 from kiln.graph.graph import Value
@@ -195,7 +195,7 @@ def exponent_of(input: Operand, dtype: Structure) -> Any:
 
 
 @composite(
-    differs="a plain tuple",
+    public=False,
     samples=d.samples(
         lambda rng, t: ((_exact(rng, t),), {}),
         lambda rng, t: ((d.array(rng, (0, 2), t),), {}),
@@ -203,19 +203,36 @@ def exponent_of(input: Operand, dtype: Structure) -> Any:
     reference=d.reference(lambda np, x: tuple(np.frexp(x))),
     failures=d.failures(
         ((d.Zeros(2, dtype="int64"),), {}, RuntimeError, "only supports floating-point dtypes"),
-        (("text",), {}, TypeError, "frexp"),
+        (("text",), {}, TypeError, "mantissa_and_exponent"),
     ),
 )
-def frexp(input: Tensor) -> Any:
-    """(mantissa, exponent) with `input = mantissa * 2 ** exponent`, the mantissa in [0.5, 1) by magnitude,
-    the exponent int32. RuntimeError but for floats.
+def mantissa_and_exponent(input: Tensor) -> Any:
+    """`frexp` as a plain pair.
 
-    >>> kiln.frexp(kiln.tensor([6.0]))
-    (tensor([0.7500]), tensor([3], dtype=kiln.int32))
+    >>> kiln.frexp(kiln.tensor([6.0])).exponent
+    tensor([3], dtype=kiln.int32)
     """
     if input.dtype not in FLOATS:
         raise RuntimeError("torch.frexp() only supports floating-point dtypes")
     return mantissa_of(input), exponent_of(input, "int32")
+
+
+class Fraction(NamedTuple):
+    """What `frexp` gives."""
+
+    mantissa: Any
+    exponent: Any
+
+
+@public("frexp", dtypes="float")
+def frexp(input: Any, *, out: Any = None) -> Any:
+    """(mantissa, exponent) with `input = mantissa * 2 ** exponent`, the mantissa in [0.5, 1) by magnitude,
+    the exponent int32. RuntimeError but for floats.
+
+    >>> kiln.frexp(kiln.tensor([6.0])).mantissa
+    tensor([0.7500])
+    """
+    return Fraction(*mantissa_and_exponent(input, **into(out)))
 
 
 @composite(

@@ -79,11 +79,13 @@ def _choose(name: str, pair: Op) -> Any:
     def choose(
         input: Any, dim: Any = None, keepdim: bool = False, *, other: Any = None, out: Any = None
     ) -> Any:
+        if isinstance(input, (int, float)):
+            raise TypeError(f"{name}(): argument 'input' must be Tensor, not {type(input).__name__}")
         if other is not None or (dim is not None and not isinstance(dim, int)):
             return elementwise(input, dim if other is None else other, **d.into(out))
         if dim is None:
             not_empty(input, tuple(range(input.ndim)), name, asked=False)
-            return whole(input, **_fits(out, input.dtype))
+            return whole(input, **d.into(out))
         if out is not None and (not isinstance(out, (tuple, list)) or len(out) != 2):
             raise TypeError(f"{name}(): argument 'out' must be tuple of Tensors, not {type(out).__name__}")
         dim = normalize_dim(dim, input.ndim, name)
@@ -96,7 +98,7 @@ def _choose(name: str, pair: Op) -> Any:
 
     def chosen(input: Any, dim: int, keepdim: bool) -> tuple[Any, Any]:
         indices = position(input, dim, True)
-        values = find("gather").handle(input, dim, indices) if input.ndim else input
+        values = find("gather").handle(input, dim, indices) if input.ndim else clone(input)
         if keepdim or not input.ndim:
             return values, indices
         shape = tuple(input.shape)

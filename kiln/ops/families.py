@@ -128,7 +128,7 @@ FAMILIES: dict[str, tuple[str, str, str, str]] = {
         "",
         "cosine_embedding_loss hinge_embedding_loss margin_ranking_loss multi_margin_loss "
         "multilabel_margin_loss multilabel_soft_margin_loss soft_margin_loss triplet_margin_loss",
-        "cosine_embedding_loss hinge_embedding_loss label_margins margin_ranking_loss multi_margin_loss "
+        "class_margins cosine_embedding_loss hinge_embedding_loss label_margins margin_ranking_loss "
         "multilabel_soft_margin_loss soft_margin_loss triplet_margin_loss",
     ),
     "matrices": (
@@ -154,13 +154,13 @@ FAMILIES: dict[str, tuple[str, str, str, str]] = {
         "flip roll tril triu",
     ),
     "names": (
-        "absolute absolute_ clip clip_ conj conj_physical detach divide fix fix_ greater greater_equal "
-        "is_conj is_neg less less_equal multiply negative negative_ not_equal real resolve_conj "
-        "resolve_neg sgn sgn_ subtract true_divide",
-        "absolute absolute_ clip clip_ conj conj_physical divide divide_ fix fix_ greater greater_ "
-        "greater_equal greater_equal_ is_conj is_neg less less_ less_equal less_equal_ multiply multiply_ "
-        "negative negative_ not_equal not_equal_ resolve_conj resolve_neg sgn sgn_ subtract subtract_ "
-        "true_divide true_divide_",
+        "absolute absolute_ clip clip_ conj conj_physical conj_physical_ detach divide fix fix_ greater "
+        "greater_equal is_conj is_neg less less_equal multiply negative negative_ not_equal real "
+        "resolve_conj resolve_neg sgn sgn_ subtract true_divide",
+        "absolute absolute_ clip clip_ conj conj_physical conj_physical_ divide divide_ fix fix_ greater "
+        "greater_ greater_equal greater_equal_ is_conj is_neg less less_ less_equal less_equal_ multiply "
+        "multiply_ negative negative_ not_equal not_equal_ resolve_conj resolve_neg sgn sgn_ subtract "
+        "subtract_ true_divide true_divide_",
         "",
         "",
     ),
@@ -237,10 +237,10 @@ FAMILIES: dict[str, tuple[str, str, str, str]] = {
     ),
     "shapes": (
         "alias_copy as_strided_copy atleast_1d atleast_2d atleast_3d broadcast_shapes broadcast_tensors "
-        "detach_copy diagonal_copy expand_copy is_same_size narrow_copy numel permute_copy ravel "
+        "clone detach_copy diagonal_copy expand_copy is_same_size narrow_copy numel permute_copy ravel "
         "reshape_as select_copy slice_copy split_copy split_with_sizes_copy squeeze_copy sum_to_size "
         "t_copy transpose_copy unbind_copy unfold_copy unsqueeze_copy view_copy",
-        "as_strided_ contiguous is_same_size is_set_to narrow_copy numel ravel reshape_as squeeze_ "
+        "as_strided_ clone contiguous is_same_size is_set_to narrow_copy numel ravel reshape_as squeeze_ "
         "sum_to_size swapaxes_ swapdims_ t_ transpose_ unsqueeze_ untyped_storage",
         "",
         "",

@@ -394,12 +394,7 @@ def fill_(x: Any, value: Any) -> Any:
 
 def _fill(x: Any, value: Any) -> Any:
     """Writes a number everywhere in x, whose elements share no memory; returns x."""
-    _core.check_in_range(value, x.dtype)
-    dtype = dtype_name(x.dtype)
-    if dtype == "bool":
-        value = bool(value)
-    elif isinstance(value, float) and not dtype.startswith(("float", "bfloat")):
-        value = int(value)
+    value = d.fitting(value, dtype_name(x.dtype))
     if _core.grad_enabled() and x.requires_grad:
         return p.overwrite(x, value, out=x)
     return p.clone.handle(value, out=x)

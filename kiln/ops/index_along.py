@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from kiln.ops import declare as d
 from kiln.ops import pointwise as p
 from kiln.ops.activations import narrow, wide
 from kiln.ops.creation import full
-from kiln.ops.declare import dtype_name, into, public
+from kiln.ops.declare import dtype_name, public
 from kiln.ops.indexing import scatter_add, vector
 from kiln.ops.kinds import normalize_dim
 from kiln.ops.placing import REDUCE, out_of, scatter_reduce, scatter_set, wrapped
@@ -32,6 +34,13 @@ def _by_vector(input: Any, dim: int, index: Any, source: Any, op: str) -> tuple[
         source = reshape(source, (1,)) if source.ndim == 0 else source
         _check_source(flat, dim, index, source, op)
     return flat, source, dim, index
+
+
+def _settled(run: Callable[..., Any], input: Any, out: Any) -> Any:
+    """The result of run(out=), which sees a 0-d input as a vector, in input's shape."""
+    if input.ndim:
+        return run(**out_of(out, input))
+    return p.written_to(reshape(run(), ()), out)
 
 
 def _check_source(x: Any, dim: int, index: Any, source: Any, op: str) -> None:
@@ -112,8 +121,7 @@ def index_add(input: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1, 
     tensor([2., 0., 0.])
     """
     x, source, dim, index = _by_vector(input, dim, index, source, "index_add")
-    result = add_at(x, dim, index, source, alpha, **out_of(out, input))
-    return result if input.ndim else reshape(result, ())
+    return _settled(partial(add_at, x, dim, index, source, alpha), input, out)
 
 
 @composite(
@@ -158,8 +166,7 @@ def index_copy(input: Any, dim: int, index: Any, source: Any, *, out: Any = None
     tensor([0., 0., 1.])
     """
     x, source, dim, index = _by_vector(input, dim, index, source, "index_copy")
-    result = copy_at(x, dim, index, source, **out_of(out, input))
-    return result if input.ndim else reshape(result, ())
+    return _settled(partial(copy_at, x, dim, index, source), input, out)
 
 
 @public("index_fill", inplace=True, dtypes="numeric", samples=d.samples(
@@ -184,11 +191,19 @@ def index_fill(input: Any, dim: int, index: Any, value: Any, *, out: Any = None)
         )
     x, _, dim, index = _by_vector(input, dim, index, None, "index_fill")
     index = wrapped(index, x, dim)
-    one = value if hasattr(value, "ndim") else d.run(full, value, (), dtype_name(input.dtype))
-    one = one if dtype_name(one.dtype) == dtype_name(input.dtype) else p.convert(one, dtype_name(input.dtype))
+    if hasattr(value, "ndim"):  # its gradient is that of every place once, however often it is named
+        one = value if value.dtype == input.dtype else p.convert(value, dtype_name(input.dtype))
+        count = x.shape[dim]
+        chosen = copy_at(_flags(False, count), 0, index, _flags(True, index.shape[0]))
+        chosen = reshape(chosen, [count if k == dim else 1 for k in range(x.ndim)])
+        return _settled(partial(p.where, chosen, one, x), input, out)
+    one = d.run(full, value, (), dtype_name(input.dtype))
     shape = (*x.shape[:dim], index.shape[0], *x.shape[dim + 1 :])
-    result = copy_at(x, dim, index, expand(one, tuple(shape)), **out_of(out, input))
-    return result if input.ndim else reshape(result, ())
+    return _settled(partial(copy_at, x, dim, index, expand(one, tuple(shape))), input, out)
+
+
+def _flags(value: bool, count: Any) -> Any:
+    return d.run(full, value, (count,), "bool")
 
 
 @public("index_reduce", inplace=True, dtypes="float", samples=d.samples(
@@ -217,6 +232,5 @@ def index_reduce(
             f"index_reduce(): Expected reduce argument prod, mean, amax or amin, got {reduce}."
         )
     x, source, dim, index = _by_vector(input, dim, index, source, "index_reduce")
-    return scatter_reduce(
-        x, dim, _across(source, dim, index), source, reduce, include_self=include_self, **into(out)
-    )
+    run = partial(scatter_reduce, x, dim, _across(source, dim, index), source, reduce)
+    return _settled(partial(run, include_self=include_self), input, out)

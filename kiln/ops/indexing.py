@@ -103,7 +103,7 @@ def _(g: Any, dim: Any, index: Any) -> Any:
 
 def check_index(op: str, input: Any, dim: int, index: Any, src: Any = None) -> None:
     """PyTorch's errors for an index array that does not fit."""
-    if dtype_name(index.dtype) not in ("int32", "int64"):
+    if dtype_name(index.dtype) not in ("int32", "int64") and 0 not in index.shape:
         raise RuntimeError(f"{op}(): Expected dtype int32/int64 for index")
     if max(index.ndim, 1) != max(input.ndim, 1):
         raise RuntimeError(
@@ -146,7 +146,7 @@ def gather_(input: Any, dim: int, index: Any, *, sparse_grad: bool = False, out:
     if input.ndim == 0 or index.ndim == 0:
         flat, places = (reshape(x, (1,)) if x.ndim == 0 else x for x in (input, long(index)))
         result = reshape(gather(flat, 0, places), tuple(index.shape))
-        return result if out is None else out.copy_(result)
+        return p.written_to(result, out)
     return gather(input, dim, long(index), **into(out))
 
 
@@ -171,18 +171,51 @@ def scatter_add_(input: Any, dim: int, index: Any, src: Any, *, out: Any = None)
     if input.dtype != src.dtype:
         raise RuntimeError("scatter(): Expected self.dtype to be equal to src.dtype")
     if input.ndim == 0:
-        return reshape(
-            scatter_add(reshape(input, (1,)), 0, reshape(long(index), (1,)), reshape(src, (1,))), ()
-        )
+        flat, places, values = (reshape(x, (1,)) for x in (input, long(index), src))
+        return p.written_to(reshape(scatter_add(flat, 0, places, values), ()), out)
     for k, (have, limit) in enumerate(zip(index.shape, src.shape)):
         if isinstance(have, int) and isinstance(limit, int) and have != limit:
             src = slice_(src, k, (0, have, 1))
     return scatter_add(input, dim, long(index), src, **into(out))
 
 
-@public("take_along_dim", dtypes="all")
-def take_along_dim(input: Any, indices: Any, dim: int | None = None) -> Any:
-    """`gather` whose index and input broadcast along the other dims; without `dim`, of the flat array.
+@composite(
+    checks=IndexCheck("index", "input", "dim", IndexError, OUT, negative=True),
+    dtypes="all",
+    public=False,
+    samples=d.samples(lambda rng, t: ((d.array(rng, (3, 4), t), 1, rng.integers(-4, 4, (3, 2))), {})),
+    reference=d.reference(lambda np, x, dim, index: np.take_along_axis(x, index, dim)),
+    failures=d.failures(
+        ((d.Zeros(2), 0, d.Zeros(1, dtype="int64", value=-3)), {}, IndexError, "out of bounds for dimension"),
+    ),
+)
+def gather_wrapped(input: Tensor, dim: Structure, index: Tensor) -> Any:
+    """`gather` whose positions count from the end if negative. IndexError for one out of bounds.
+
+    >>> kiln.take_along_dim(kiln.tensor([1, 2, 3]), kiln.tensor([-1]), 0)
+    tensor([3])
+    """
+    return gather(input, dim, p.where(index < 0, index + d.number(input, input.shape[dim]), index))
+
+
+@public(
+    "take_along_dim",
+    dtypes="all",
+    differs="positions out of range raise; PyTorch takes them modulo the size along `dim`",
+    samples=lambda rng, t: [
+        Sample((d.array(rng, (3, 4), t), rng.integers(-4, 4, (3, 2)), 1)),
+        Sample((d.array(rng, (1, 4), t), rng.integers(-4, 4, (3, 2)), -1)),
+        Sample((d.array(rng, (3, 4), t), rng.integers(0, 12, (5,)))),
+    ],
+    failures=d.failures(
+        ((d.Zeros(2, 2), d.Zeros(2, 2)), {}, RuntimeError, "should be Long"),
+        ((d.Zeros(2, 2), d.Zeros(2, dtype="int64"), 0), {}, RuntimeError, "same number of dimensions"),
+        ((d.Zeros(2), d.Zeros(1, dtype="int64", value=-1)), {}, RuntimeError, "out of bounds"),
+    ),
+)
+def take_along_dim(input: Any, indices: Any, dim: int | None = None, *, out: Any = None) -> Any:
+    """`gather` whose index and input broadcast along the other dims, positions below 0 counted from the end;
+    without `dim`, of the flat array, positions from 0.
 
     >>> x = kiln.tensor([[3, 1], [2, 4]])
     >>> kiln.take_along_dim(x, x.argmax(1, keepdim=True), 1)
@@ -195,9 +228,8 @@ def take_along_dim(input: Any, indices: Any, dim: int | None = None) -> Any:
             f"{d.type_name(dtype_name(indices.dtype))}"
         )
     if dim is None:
-        return gather_(
-            reshape(input, (d.numel(input.shape),)), 0, reshape(indices, (d.numel(indices.shape),))
-        )
+        flat = reshape(input, (d.numel(input.shape),))
+        return gather_(flat, 0, reshape(indices, (d.numel(indices.shape),)), **into(out))
     if input.ndim != indices.ndim:
         raise RuntimeError(
             "torch.take_along_dim(): input and indices should have the same number of dimensions, but got "
@@ -207,7 +239,7 @@ def take_along_dim(input: Any, indices: Any, dim: int | None = None) -> Any:
     rest = [b if isinstance(a, int) and a == 1 else a for a, b in zip(input.shape, indices.shape)]
     wide = expand_(input, tuple(s if k == dim else rest[k] for k, s in enumerate(input.shape)))
     places = expand_(indices, tuple(s if k == dim else rest[k] for k, s in enumerate(indices.shape)))
-    return gather_(wide, dim, places)
+    return gather_wrapped.handle(wide, dim, places, **into(out))
 
 
 def _rows(x: Any, index: Any, dim: int) -> Any:
@@ -251,7 +283,7 @@ def index_select(input: Tensor, dim: Structure, index: Tensor) -> Any:
     """
     index = vector(index, "index_select")
     if input.ndim == 0:
-        return reshape(expand(input, (1,)), ())
+        return p.clone(input)
     if index.ndim == 0:
         index = reshape(index, (1,))
     return _rows(input, index, normalize_dim(dim, input.ndim, "index_select"))
@@ -451,6 +483,18 @@ def _same_sizes(tensors: list[Any], dim: int) -> None:
 TOGETHER = 32  # arrays joined at once: a program's text grows as the square of how many there are
 
 
+def _listed(tensors: Any) -> list[Any]:
+    """Several tensors as a list; PyTorch's errors for what is none."""
+    if hasattr(tensors, "ndim"):
+        raise TypeError("cat(): argument 'tensors' (position 1) must be tuple of Tensors, not Tensor")
+    for k, x in enumerate(tensors := list(tensors)):
+        if not hasattr(x, "ndim"):
+            raise TypeError(f"expected Tensor as element {k} in argument 0, but got {type(x).__name__}")
+    if not tensors:
+        raise ValueError("torch.cat(): expected a non-empty list of Tensors")
+    return tensors
+
+
 @public("cat", method=False, dtypes="all")
 def cat(tensors: Any, dim: int = 0, *, out: Any = None) -> Any:
     """Arrays joined along `dim`, in their common dtype. ValueError for none, RuntimeError if other dims
@@ -459,9 +503,7 @@ def cat(tensors: Any, dim: int = 0, *, out: Any = None) -> Any:
     >>> kiln.cat([kiln.tensor([1]), kiln.tensor([2.5])])
     tensor([1.0000, 2.5000])
     """
-    tensors = list(tensors)
-    if not tensors:
-        raise ValueError("torch.cat(): expected a non-empty list of Tensors")
+    tensors = _listed(tensors)
     # an empty vector joins with anything
     kept = [
         x for x in tensors if not (x.ndim == 1 and isinstance(x.shape[0], int) and x.shape[0] == 0)

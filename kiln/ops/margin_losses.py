@@ -15,7 +15,7 @@ from kiln.ops.composites import check_reduction, reduced
 from kiln.ops.creation import positions
 from kiln.ops.norms import norm_over
 from kiln.ops.pointwise import clamp_min, minimum, where
-from kiln.ops.record import IndexCheck, Number, Structure, Tensor, composite
+from kiln.ops.record import IndexCheck, Number, Sample, Structure, Tensor, composite
 from kiln.ops.reduce import reduce_any, reduce_sum
 from kiln.ops.unary import exp, log1p, sqrt
 from kiln.ops.views import reshape
@@ -85,6 +85,7 @@ def margin_ranking_loss(
             f"{input1.ndim}, {input2.ndim} and {target.ndim}"
         )
     dtype = kinds.result_type((input1, input2, target))
+    dtype = dtype if dtype in kinds.FLOATS else d.default_float()  # of the margin
     apart = wide(input1) - wide(input2)
     return narrow(reduced(clamp_min(-wide(target) * apart + margin, 0), reduction), dtype)
 
@@ -167,6 +168,9 @@ def cosine_embedding_loss(
             f"{input1.ndim}D and {input2.ndim}D inputs"
         )
     dtype = kinds.result_type((input1, input2))
+    if dtype not in kinds.FLOATS:
+        dtype = d.default_float()
+        input1, input2 = narrow(input1, dtype), narrow(input2, dtype)
     cosine = _cosine(wide(input1), wide(input2), (target.ndim,))
     alike = where(comparison.eq(target, 1), 1 - cosine, 0)
     apart = where(comparison.eq(target, -1), clamp_min(cosine - margin, 0), 0)
@@ -225,6 +229,7 @@ def triplet_margin_loss(
             f"but got: anchor {anchor.ndim}D, positive {positive.ndim}D, and negative {negative.ndim}D inputs"
         )
     dtype = kinds.result_type((anchor, positive, negative))
+    dtype = dtype if dtype in kinds.FLOATS else d.default_float()  # of the distances
     a, b, c = wide(anchor), wide(positive), wide(negative)
 
     def distance(x: Any, y: Any) -> Any:
@@ -244,8 +249,15 @@ def _multi_margins(np: Any, x: Any, y: Any, p: int = 1, margin: float = 1.0, wei
     return terms.sum(1) / x.shape[1]
 
 
+def _check_rows(input: Any) -> None:
+    if input.ndim > 2 or any(size == 0 for size in tuple(input.shape)[-1:]):
+        raise RuntimeError(
+            "Expected non-empty vector or matrix with optional 0-dim batch size, but got: "
+            f"{list(input.shape)}"
+        )
+
+
 @composite(
-    differs="a derivative by `weight` too",
     samples=d.samples(
         lambda rng, t: ((d.array(rng, (4, 5), t), rng.integers(0, 5, (4,))), {}),
         lambda rng, t: (
@@ -256,12 +268,11 @@ def _multi_margins(np: Any, x: Any, y: Any, p: int = 1, margin: float = 1.0, wei
     reference=_loss(_multi_margins),
     failures=d.failures(
         ((d.Zeros(2, 3), d.Zeros(2, dtype="int64", value=5)), {}, RuntimeError, "target out of range"),
-        ((d.Zeros(2, 3), d.Zeros(2, dtype="int64"), 3), {}, ValueError, "only p == 1 and p == 2 supported"),
     ),
     checks=IndexCheck("target", "input", "class", RuntimeError, "target out of range"),
-    method=False,
+    public=False,
 )
-def multi_margin_loss(
+def class_margins(
     input: Tensor,
     target: Tensor,
     p: Structure = 1,
@@ -269,23 +280,11 @@ def multi_margin_loss(
     weight: Tensor | None = None,
     reduction: Structure = "mean",
 ) -> Any:
-    """The sum over classes other than the target's of max(0, margin - input[target] + input)**p, over the
-    number of classes: input (n, c) and class indices (n), or (c) and one.
-
-    RuntimeError for a class out of range, ValueError for a `p` that is neither 1 nor 2 or another
-    `reduction`.
+    """`multi_margin_loss` of arrays that fit: input (.., c) and class indices (..).
 
     >>> kiln.nn.functional.multi_margin_loss(kiln.tensor([[0.5, 0.0]]), kiln.tensor([0]))
     tensor(0.2500)
     """
-    check_reduction(reduction)
-    if p not in (1, 2):
-        raise ValueError("only p == 1 and p == 2 supported")
-    if target.ndim != max(input.ndim - 1, 0):
-        raise RuntimeError(
-            f"multi_margin_loss: expected a target of {input.ndim - 1} dims for an input of {input.ndim}, "
-            f"got {target.ndim}"
-        )
     x, dims = floating(input, "multi_margin_loss"), _line(input)
     own = comparison.eq(positions(x, dims[0]), reshape(target, (*target.shape, 1)))
     right = reduce_sum(where(own, x, 0), dims, True)
@@ -296,6 +295,60 @@ def multi_margin_loss(
     if weight is not None:
         loss = loss * reduce_sum(where(own, wide(weight), 0), dims, False)
     return narrow(reduced(loss, reduction), input.dtype)
+
+
+@d.public(
+    "multi_margin_loss",
+    method=False,
+    layer=True,
+    differs="a derivative by `weight` too",
+    dtypes="float",
+    samples=lambda rng, t: [
+        Sample((d.array(rng, (), t), rng.integers(0, 1, ())), {"reduction": "none"}),
+        Sample((d.array(rng, (5,), t), rng.integers(0, 5, (1,))), {"reduction": "none"}),
+    ],
+    failures=d.failures(
+        ((d.Zeros(2, 3), d.Zeros(2, dtype="int64"), 3), {}, ValueError, "only p == 1 and p == 2 supported"),
+        ((d.Zeros(2, 3), d.Zeros(3, dtype="int64")), {}, RuntimeError, "inconsistent target size"),
+        ((d.Zeros(2, 0), d.Zeros(2, dtype="int64")), {}, RuntimeError, "Expected non-empty vector or matrix"),
+        ((d.Zeros(2, 3), d.Zeros(2)), {}, RuntimeError, "expected scalar type Long but found Float"),
+        (
+            (d.Zeros(2, 3), d.Zeros(2, dtype="int64")),
+            {"weight": d.Zeros()},
+            ValueError,
+            "weight must be one-dimensional",
+        ),
+    ),
+)
+def multi_margin_loss(
+    input: Any, target: Any, p: int = 1, margin: float = 1.0, weight: Any = None, reduction: str = "mean"
+) -> Any:
+    """The sum over classes other than the target's of max(0, margin - input[target] + input)**p, over the
+    number of classes: input (n, c) and class indices (n), or (c) and one.
+
+    RuntimeError for a class out of range, sizes that do not fit or another dtype of `target`; ValueError for
+    a `p` that is neither 1 nor 2, a weight that is no vector, or another `reduction`.
+
+    >>> kiln.nn.functional.multi_margin_loss(kiln.tensor([[0.5, 0.0]]), kiln.tensor([0]))
+    tensor(0.2500)
+    """
+    check_reduction(reduction)
+    if p not in (1, 2):
+        raise ValueError("only p == 1 and p == 2 supported")
+    if weight is not None and weight.ndim != 1:
+        raise ValueError("weight must be one-dimensional")
+    _check_rows(input)
+    batch = tuple(input.shape[:-1])
+    if d.numel(target.shape) != d.numel(batch) or target.ndim > 1:
+        raise RuntimeError(f"inconsistent target size, expected {list(batch)} but got {list(target.shape)}")
+    if d.dtype_name(target.dtype) != "int64":
+        raise RuntimeError(
+            f"expected scalar type Long but found {d.type_name(d.dtype_name(target.dtype))}"
+        )
+    rows = input if input.ndim else reshape(input, (1,))
+    places = target if target.ndim == len(batch) else reshape(target, batch)
+    loss = class_margins.handle(rows, places, p, margin, weight, reduction)
+    return reshape(loss, (1,)) if reduction == "none" and target.ndim > len(batch) else loss
 
 
 def _label_margins(np: Any, x: Any, y: Any, *end: int) -> Any:
@@ -369,6 +422,9 @@ def multilabel_margin_loss(input: Any, target: Any, reduction: str = "mean") -> 
         raise RuntimeError(
             f"inconsistent target size: {list(target.shape)} for input of size: {list(input.shape)}"
         )
+    _check_rows(input)
+    if input.ndim == 0:
+        input, target = (reshape(x, (1,)) for x in (input, target))
     return label_margins.handle(input, target, -1, reduction)
 
 

@@ -135,7 +135,9 @@ def lu(A: Any, *, pivot: bool = True) -> Any:
 
 
 @public("lu_unpack", method=False, dtypes="float32 float64")
-def lu_unpack(LU_data: Any, LU_pivots: Any, unpack_data: bool = True, unpack_pivots: bool = True) -> Any:
+def lu_unpack(
+    LU_data: Any, LU_pivots: Any, unpack_data: bool = True, unpack_pivots: bool = True, *, out: Any = None
+) -> Any:
     """(P, L, U) of what `lu_factor` gives; what is not asked for is empty.
 
     >>> kiln.lu_unpack(kiln.eye(1), kiln.ones(1, dtype=kiln.int32)).L
@@ -144,7 +146,7 @@ def lu_unpack(LU_data: Any, LU_pivots: Any, unpack_data: bool = True, unpack_piv
     none = creation.zeros((0,), dtype=LU_data.dtype)
     left, up = parts_of_lu(LU_data) if unpack_data else (none, none)
     order = _permutation(LU_pivots, LU_data.shape[-2], LU_data) if unpack_pivots else none
-    return named("lu_unpack", "P L U", order, left, up)
+    return named("lu_unpack", "P L U", *p.written((order, left, up), out))
 
 
 @linear("lu_solve")
@@ -196,7 +198,13 @@ def lu_solve_of(b: Any, LU_data: Any, LU_pivots: Any, *, out: Any = None) -> Any
 
 @public("triangular_solve", dtypes="float32 float64")
 def triangular_solve(
-    b: Any, A: Any, upper: bool = True, transpose: bool = False, unitriangular: bool = False
+    b: Any,
+    A: Any,
+    upper: bool = True,
+    transpose: bool = False,
+    unitriangular: bool = False,
+    *,
+    out: Any = None,
 ) -> Any:
     """(solution, cloned_coefficient): X with A X = b of a triangular A, and A. Needs SciPy.
 
@@ -212,7 +220,7 @@ def triangular_solve(
         if transpose
         else triangular(a, y, upper, unit=unitriangular)
     )
-    return named("triangular_solve", "solution cloned_coefficient", x, p.clone(A))
+    return named("triangular_solve", "solution cloned_coefficient", *p.written((x, p.clone(A)), out))
 
 
 # Pseudo-inverses, ranks, least squares
@@ -249,8 +257,8 @@ def _pinv_flow(g: Any, a: Any, y: Any) -> Any:
     return more - swapped(matmul(k, y))
 
 
-def _pinv(A: Any, atol: Any, rtol: Any) -> Any:
-    a = A.detach()
+def _pinv(A: Any, atol: Any, rtol: Any, hermitian: bool = False) -> Any:
+    a = _symmetric(A.detach()) if hermitian else A.detach()
     u, s, vh = svd_parts(a, False, "linalg.pinv")
     if not min(A.shape[-2:]):
         return swapped(A) * 1
@@ -271,7 +279,7 @@ def pinv(A: Any, rcond: Any = None, hermitian: bool = False, *, atol: Any = None
     tensor([[0.5000, 0.0000]])
     """
     check(A, "linalg.pinv", hermitian)
-    return _pinv(_symmetric(A) if hermitian else A, atol, rcond if rtol is None else rtol)
+    return _pinv(A, atol, rcond if rtol is None else rtol, hermitian)
 
 
 def _symmetric(a: Any) -> Any:
@@ -351,7 +359,7 @@ def lstsq(A: Any, B: Any, rcond: Any = None, *, driver: Any = None) -> Any:
         squeeze(x, -1) if vector else x,
         residual,
         creation.zeros((0,), dtype="int64") if driver == "gels" else rank,
-        values if driver in ("gelsd", "gelss") else empty,
+        values.detach() if driver in ("gelsd", "gelss") else empty,
     )
 
 

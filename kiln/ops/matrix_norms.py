@@ -114,7 +114,7 @@ def vector_norm(
 
 def _check_matrix_norm(A: Any, ord: Any) -> None:
     name = "linalg.matrix_norm"
-    check(A, name, False)
+    check(A, name, False, short=ord not in ("nuc", 2, -2))
     known = ord in ("fro", "nuc") if isinstance(ord, str) else abs(ord) in (1, 2, INFINITY)
     if not known:
         raise RuntimeError(f"{name}: Order {ord} not supported.")

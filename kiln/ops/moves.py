@@ -424,6 +424,8 @@ def pixel_shuffle(input: Any, upscale_factor: int) -> Any:
              [2., 3.]]])
     """
     r, ndim, shape = upscale_factor, input.ndim, tuple(input.shape)
+    if r == 1:
+        input = p.clone.handle(input)  # its shape stays, and it would be the tensor itself
     if ndim < 3:
         raise RuntimeError(
             f"pixel_shuffle expects input to have at least 3 dimensions, but got {ndim} dimension(s)"
@@ -463,6 +465,8 @@ def pixel_unshuffle(input: Any, downscale_factor: int) -> Any:
     tensor([0., 1., 2., 3.])
     """
     r, ndim, shape = downscale_factor, input.ndim, tuple(input.shape)
+    if r == 1:
+        input = p.clone.handle(input)  # its shape stays, and it would be the tensor itself
     if ndim < 3:
         raise RuntimeError(
             f"pixel_unshuffle expects input to have at least 3 dimensions, but got {ndim} dimension(s)"

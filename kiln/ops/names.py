@@ -9,6 +9,7 @@ from typing import Any
 from kiln.ops import arithmetic, comparison, elementwise, unary  # noqa: F401
 from kiln.ops import declare as d
 from kiln.ops.declare import alias, public
+from kiln.ops.pointwise import written_to
 
 # name -> what it is another name of; each has the methods and in-place forms of that
 for _name, _of in {
@@ -42,7 +43,16 @@ conj = _itself("conj", "`input` itself: a real number is its own conjugate.")
 resolve_conj = _itself("resolve_conj", "`input` itself: there is no conjugation to carry out.")
 resolve_neg = _itself("resolve_neg", "`input` itself: there is no negation to carry out.")
 real = _itself("real", "`input` itself: a real number is its own real part.", method=False)
-conj_physical = _itself("conj_physical", "`input` itself: a real number is its own conjugate.")
+
+
+@public("conj_physical", inplace=True, dtypes="all")
+def conj_physical(input: Any, *, out: Any = None) -> Any:
+    """`input` itself: a real number is its own conjugate.
+
+    >>> kiln.conj_physical(kiln.tensor([1.0, -2.0]))
+    tensor([ 1., -2.])
+    """
+    return written_to(input, out)
 
 
 @public("detach", method=False, dtypes="all", differentiable=False)

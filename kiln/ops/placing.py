@@ -300,7 +300,8 @@ def scatter(
         one = d.run(full, src, (1,) * max(index.ndim, 1), dtype_name(input.dtype))
         given = expand(one, tuple(index.shape) if index.ndim else (1,))
     if reduce is None:
-        return _fitted(input, dim, index, given, lambda *args: put_along(*args, **out_of(out, input)))
+        found = _fitted(input, dim, index, given, lambda *args: put_along(*args, **out_of(out, input)))
+        return found if input.ndim else p.written_to(found, out)
     return scatter_reduce(input, dim, index, given, _SCATTER[reduce], **into(out))
 
 
@@ -342,7 +343,8 @@ def scatter_reduce(
     def run(x: Any, along: int, places: Any, values: Any) -> Any:
         return reduce_along(x, along, places, values, reduce, include_self, **out_of(out, input))
 
-    return _fitted(input, dim, index, src, run)
+    found = _fitted(input, dim, index, src, run)
+    return found if input.ndim else p.written_to(found, out)
 
 
 @composite(
@@ -395,13 +397,13 @@ def take_flat(input: Tensor, index: Tensor) -> Any:
     return reshape(gather(input, 0, places), tuple(index.shape))
 
 
-@public("take", differs="takes no `out`", dtypes="all", samples=d.samples(
+@public("take", dtypes="all", samples=d.samples(
     lambda rng, t: ((d.array(rng, (3, 4), t), rng.integers(-12, 12, (2, 3))), {}),
 ), failures=d.failures(
     ((d.Zeros(2), d.Zeros(1, dtype="int64", value=7)), {}, IndexError, "out of range"),
     ((d.Zeros(2), d.Zeros(1)), {}, RuntimeError, "Long"),
 ))  # fmt: skip
-def take(input: Any, index: Any) -> Any:
+def take(input: Any, index: Any, *, out: Any = None) -> Any:
     """The elements of the flat array at the positions in `index` (int64, negative from the end).
 
     IndexError for one out of range, RuntimeError for another dtype.
@@ -411,7 +413,7 @@ def take(input: Any, index: Any) -> Any:
     """
     if dtype_name(index.dtype) != "int64":
         raise RuntimeError(f"take(): Expected a long tensor (Long) for index, but got {index.dtype}")
-    return take_flat(reshape(input, (d.numel(input.shape),)), index)
+    return p.written_to(take_flat(reshape(input, (d.numel(input.shape),)), index), out)
 
 
 @public("put",

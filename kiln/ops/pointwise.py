@@ -57,18 +57,6 @@ def _(g: Any, input: Any) -> Any:
     return convert(g, input.dtype) if input.dtype.startswith(("float", "bfloat")) else None
 
 
-def written_to(found: Any, out: Any) -> Any:
-    """One result, or `out` with it written in, as its dtype."""
-    return found if out is None else convert(found, d.dtype_name(out.dtype), out=out)
-
-
-def written(found: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
-    """Several results, or the tensors of `out=` with the results written in."""
-    if out is None:
-        return found
-    return tuple(map(written_to, found, out))
-
-
 @pointwise(
     samples=d.unary(),
     reference=d.reference(lambda np, x: x),
@@ -94,6 +82,7 @@ def detach(input: Operand) -> Any:
     failures=d.not_an_array("clone"),
     dtypes="all",
     onnx="Identity",
+    public=False,
 )
 def clone(input: Operand) -> Any:
     """A copy of `input` in memory of its own, contiguous; gradients flow through it.
@@ -107,6 +96,18 @@ def clone(input: Operand) -> Any:
 @clone.derivative
 def _(g: Any) -> Any:
     return g
+
+
+def written_to(found: Any, out: Any) -> Any:
+    """One result, or `out` with it written in; RuntimeError where its dtype or shape cannot be."""
+    return found if out is None else clone.handle(found, out=out)
+
+
+def written(found: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
+    """Several results, or the tensors of `out=` with the results written in."""
+    if out is None:
+        return found
+    return tuple(map(written_to, found, out))
 
 
 @pointwise(
@@ -235,6 +236,7 @@ def _rounding_samples(rng: Any, dtype: str) -> list[Any]:
     return [
         Sample((d.array(rng, (3, 5), dtype, -9, 9), b)),
         Sample((d.array(rng, (5,), dtype, -9, 9), -b)),
+        Sample((d.array(rng, (4, 1, 5), dtype, -9, 9), d.array(rng, (1, 3, 5), dtype, 1, 4))),
     ]
 
 

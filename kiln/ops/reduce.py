@@ -245,13 +245,15 @@ def sum(input: Tensor, dim: Structure = None, keepdim: Structure = False, dtype:
     >>> kiln.sum(kiln.tensor([[1, 2], [3, 4]]), 0)
     tensor([4, 6])
     """
-    return reduce_sum(_summed(input, dtype), normalize_dims(dim, input.ndim, "sum"), keepdim)
+    x, dims = _summed(input, dtype), normalize_dims(dim, input.ndim, "sum")
+    return (reduce_any if x.dtype == "bool" else reduce_sum)(x, dims, keepdim)
 
 
 @composite(
     samples=d.samples(
         lambda rng, t: ((d.array(rng, (3, 5), t, 0.5, 2),), {}),
         lambda rng, t: ((d.array(rng, (3, 5), t, 0.5, 2), 1, True), {}),
+        lambda rng, t: ((d.array(rng, (4, 2), t), 1), {"dtype": "bool"}),
     ),
     reference=_reference("prod"),
     failures=d.failures(*_BAD_DIM),
@@ -266,7 +268,8 @@ def prod(input: Tensor, dim: Structure = None, keepdim: Structure = False, dtype
     >>> kiln.prod(kiln.tensor([1.0, 2.0, 3.0]))
     tensor(6.)
     """
-    return reduce_prod(_summed(input, dtype), normalize_dims(dim, input.ndim, "prod"), keepdim)
+    x, dims = _summed(input, dtype), normalize_dims(dim, input.ndim, "prod")
+    return (reduce_all if x.dtype == "bool" else reduce_prod)(x, dims, keepdim)
 
 
 @composite(

@@ -15,7 +15,7 @@ from kiln.ops.creation import positions
 from kiln.ops.kinds import normalize_dims
 from kiln.ops.products import product
 from kiln.ops.record import Number, Op, Structure, Tensor, composite, find
-from kiln.ops.reduce import reduce_sum
+from kiln.ops.reduce import reduce_any, reduce_sum
 from kiln.ops.unary import root
 
 _BAD_DIM: Any = ((d.Zeros(2, 3), 5), {}, IndexError, "Dimension out of range")
@@ -165,7 +165,8 @@ def nansum(input: Tensor, dim: Structure = None, keepdim: Structure = False, dty
     integral = "int64" if input.dtype not in kinds.FLOATS else input.dtype
     name = integral if dtype is None else d.dtype_name(dtype)
     x = narrow(x, name) if name in ("float64", "int64") or name not in kinds.FLOATS else wide(narrow(x, name))
-    return narrow(reduce_sum(x, normalize_dims(dim, input.ndim, "nansum"), keepdim), name)
+    dims = normalize_dims(dim, input.ndim, "nansum")
+    return narrow((reduce_any if name == "bool" else reduce_sum)(x, dims, keepdim), name)
 
 
 @composite(
@@ -295,8 +296,9 @@ def _covariance(x: Any, weights: Any, given: Any, correction: Any) -> Any:
     return squares / p.maximum(rest, 0)
 
 
-def _square(c: Any, ndim: int) -> Any:
-    return find("reshape")(c, ()) if ndim < 2 else c
+def _square(c: Any) -> Any:
+    """A square matrix; of one variable a 0-d array."""
+    return find("reshape")(c, ()) if c.shape[0] == 1 else c
 
 
 def _cov_reference(np: Any, x: Any, f: Any = None, a: Any = None, correction: int = 1) -> Any:
@@ -308,6 +310,7 @@ def _cov_reference(np: Any, x: Any, f: Any = None, a: Any = None, correction: in
     samples=d.samples(
         lambda rng, t: ((d.array(rng, (3, 5), t),), {}),
         lambda rng, t: ((d.array(rng, (6,), t), None, None, 0), {}),
+        lambda rng, t: ((d.array(rng, (1, 4), t),), {}),
         lambda rng, t: (
             (
                 d.array(rng, (2, 4), t),
@@ -338,7 +341,7 @@ def covariance(
     given = None if aweights is None else narrow(aweights, x.dtype)
     weights = given if counts is None else counts if given is None else counts * given
     by = given if given is not None else 1.0
-    return narrow(_square(_covariance(x, weights, by, correction), input.ndim), name)
+    return narrow(_square(_covariance(x, weights, by, correction)), name)
 
 
 def _check_weights(name: str, weights: Any, count: Any, integral: bool) -> None:
@@ -373,7 +376,7 @@ def _check_weights(name: str, weights: Any, count: Any, integral: bool) -> None:
     ),
 )
 def cov(input: Any, *, correction: int = 1, fweights: Any = None, aweights: Any = None) -> Any:
-    """The covariances of variables (rows) over observations (columns): (v, o) -> (v, v); (o) -> ().
+    """The covariances of variables (rows) over observations (columns): (v, o) -> (v, v); of one variable ().
 
     `fweights`: how often each observation counts, `aweights`: how much. RuntimeError for more than two dims,
     bool, and weights that do not fit, are negative, or sum to 0.
@@ -395,6 +398,7 @@ def cov(input: Any, *, correction: int = 1, fweights: Any = None, aweights: Any 
     samples=d.samples(
         lambda rng, t: ((d.array(rng, (3, 5), t),), {}),
         lambda rng, t: ((d.array(rng, (6,), t),), {}),
+        lambda rng, t: ((d.array(rng, (1, 6), t),), {}),
     ),
     reference=d.reference(
         lambda np, x: np.asarray(np.corrcoef(x)).astype(x.dtype if x.dtype.kind == "f" else "float32")
@@ -402,7 +406,7 @@ def cov(input: Any, *, correction: int = 1, fweights: Any = None, aweights: Any 
     failures=d.failures(((d.Zeros(2, 3, 4),), {}, RuntimeError, "two or fewer dimensions")),
 )
 def corrcoef(input: Tensor) -> Any:
-    """The correlations of variables (rows) over observations (columns): (v, o) -> (v, v); (o) -> ().
+    """The correlations of variables (rows) over observations (columns): (v, o) -> (v, v); of one variable ().
 
     Each is between -1 and 1. RuntimeError for more than two dims, and for bool.
 
@@ -411,10 +415,10 @@ def corrcoef(input: Tensor) -> Any:
             [-1.,  1.]])
     """
     c = _covariance(_observations(input, "corrcoef"), None, None, 1)
-    if input.ndim < 2:
+    if c.shape[0] == 1:
         ratio = c / c
     else:
         own = p.where(comparison.eq(positions(c, 0), positions(c, 1)), c, 0)
         down, along = (root(reduce_sum(own, (k,), True)) for k in (1, 0))
         ratio = p.clamp(c / down / along, -1.0, 1.0)
-    return narrow(_square(ratio, input.ndim), input.dtype if input.dtype in kinds.FLOATS else c.dtype)
+    return narrow(_square(ratio), input.dtype if input.dtype in kinds.FLOATS else c.dtype)

@@ -60,16 +60,15 @@ def _random(op: str, values: Any, kernel: str, doc: str) -> tuple[Any, Any]:
         dtype: Any = None,
         device: Any = None,
         requires_grad: bool = False,
-        **size_keyword: Any,
+        **options: Any,
     ) -> Any:
-        if not size and "size" in size_keyword:
-            size = (size_keyword.pop("size"),)
-        if size_keyword:
-            raise TypeError(f"{op}() got an unexpected keyword argument '{min(size_keyword)}'")
+        if not size and "size" in options:
+            size = (options.pop("size"),)
         sizes = sizes_given(size, op)
         name = float_dtype(place_for(out, dtype), None, kernel)
         drawn = reserve(sizes, generator)
-        return settle(run(values, 0.0, 1.0, *drawn, sizes, name, **into(out)), requires_grad, device, op)
+        result = run(values, 0.0, 1.0, *drawn, sizes, name, **into(out))
+        return settle(result, requires_grad, device, op, options)
 
     def make_like(
         input: Any,
@@ -78,11 +77,12 @@ def _random(op: str, values: Any, kernel: str, doc: str) -> tuple[Any, Any]:
         dtype: Any = None,
         device: Any = None,
         requires_grad: bool = False,
+        **options: Any,
     ) -> Any:
         sizes = tuple(input.shape)
         name = float_dtype(dtype, input.dtype, kernel)
         result = run(values, 0.0, 1.0, *reserve(sizes, generator), sizes, name)
-        return settle(result, requires_grad, device, f"{op}_like")
+        return settle(result, requires_grad, device, f"{op}_like", options)
 
     text = """Random floats, {0}, {1}. NotImplementedError for a dtype that is not of floats.
 
@@ -126,6 +126,7 @@ def randint(
     dtype: Any = None,
     device: Any = None,
     requires_grad: bool = False,
+    **options: Any,
 ) -> Any:
     """Random integers in [low, high), int64: `randint(high, size)` or `randint(low, high, size)`.
 
@@ -146,7 +147,7 @@ def randint(
     name = chosen_dtype(place_for(out, dtype), "int64")
     _bounds(low, high, name)
     result = run(r.integer_values, int(low), int(high), *reserve(sizes, generator), sizes, name, **into(out))
-    return settle(result, requires_grad, device, "randint")
+    return settle(result, requires_grad, device, "randint", options)
 
 
 @public("randint_like", method=False, dtypes="all", differentiable=False)
@@ -159,6 +160,7 @@ def randint_like(
     dtype: Any = None,
     device: Any = None,
     requires_grad: bool = False,
+    **options: Any,
 ) -> Any:
     """Random integers in [low, high) of input's shape and dtype: `randint_like(x, high)` or `(x, low, high)`.
 
@@ -176,6 +178,7 @@ def randint_like(
         dtype=chosen_dtype(dtype, input.dtype),
         device=device,
         requires_grad=requires_grad,
+        **options,
     )
 
 
@@ -203,6 +206,7 @@ def normal(
     dtype: Any = None,
     device: Any = None,
     requires_grad: bool = False,
+    **options: Any,
 ) -> Any:
     """Normally distributed floats: of `size`, or of the shape that arrays `mean` and `std` broadcast to.
 
@@ -220,7 +224,7 @@ def normal(
         name = float_dtype(place_for(out, dtype), None, "normal_kernel_cpu")
         drawn = reserve(sizes, generator)
         result = run(r.normal_values, float(mean), float(std), *drawn, sizes, name, **into(out))
-        return settle(result, requires_grad, device, "normal")
+        return settle(result, requires_grad, device, "normal", options)
     arrays = [x.detach() for x in arrays]
     name = float_dtype(None, arrays[0].dtype, "normal_kernel_cpu")
     sizes = tuple((arrays[0] + arrays[-1]).shape) if len(arrays) > 1 else tuple(arrays[0].shape)
@@ -243,7 +247,12 @@ def _chances(p: Any) -> None:
         )
 
 
-@public("bernoulli", dtypes="float", differentiable=False)
+@public(
+    "bernoulli",
+    dtypes="float",
+    differentiable=False,
+    differs="the result does not require gradients; PyTorch's does, of zeros",
+)
 def bernoulli(input: Any, p: Any = None, *, generator: Any = None, out: Any = None) -> Any:
     """1 with the probability each element of `input` states (or with probability `p`), else 0; of its shape
     and dtype.

@@ -86,14 +86,22 @@ def _(g: Any, dim: Any, reverse: Any) -> Any:
 
 @scan_prod.derivative
 def _(g: Any, input: Any, y: Any, dim: Any, dtype: Any, reverse: Any) -> Any:
-    """Each y divided by x and added up; at the first zero the products of the others; after it nothing."""
+    """Each y divided by x and added up; at a zero the products of the rest times the other zero before, if any.
+
+    The other zero is written as a sum of them, z -> s - z, so that second derivatives are exact too.
+    """
+
+    def later(x: Any) -> Any:
+        return scan_sum(x, dim, g.dtype, not reverse)
+
     zero = comparison.eq(input, 0)
     zeros = scan_sum(zero, dim, "int64", reverse)
-    first = comparison.logical_and(zero, comparison.eq(zeros, 1))
-    others = scan_prod(p.where(first, 1, input), dim, dtype, reverse)
-    at_zero = scan_sum(p.where(comparison.ge(zeros, 1), g * others, 0), dim, g.dtype, not reverse)
-    before = scan_sum(g * y, dim, g.dtype, not reverse) / p.where(zero, 1, input)
-    return p.where(comparison.eq(zeros, 0), before, p.where(first, at_zero, 0))
+    flow = g * scan_prod(p.where(zero, 1, input), dim, dtype, reverse)
+    paired = p.where(comparison.eq(zeros, 2), flow, 0)
+    small = p.where(zero, input, 0)
+    alone = p.where(comparison.eq(zeros, 1), flow, 0)
+    at_zero = later(alone + paired * scan_sum(small, dim, dtype, reverse)) - small * later(paired)
+    return p.where(zero, at_zero, later(g * y) / p.where(zero, 1, input))
 
 
 @scan_logsumexp.derivative

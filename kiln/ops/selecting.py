@@ -83,11 +83,12 @@ def nonzero(input: Any, *, as_tuple: bool = False, out: Any = None) -> Any:
     """
     places = flat_places(input)
     if input.ndim == 0:
-        return (places,) if as_tuple else d.run(full, 0, (int(places.shape[0]), 0), "int64")
+        none = d.run(full, 0, (int(places.shape[0]), 0), "int64")
+        return (places,) if as_tuple else p.written_to(none, out)
     found = coordinates(places, tuple(input.shape))
     if as_tuple:
         return tuple(select(found, 1, k) for k in range(input.ndim))
-    return found if out is None else p.convert(found, "int64", out=out)
+    return p.written_to(found, out)
 
 
 d.alias("argwhere", "nonzero")

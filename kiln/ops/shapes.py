@@ -10,10 +10,11 @@ from typing import Any
 from kiln import _core
 from kiln.ops import declare as d
 from kiln.ops import parts, places, registry, views  # noqa: F401
+from kiln.ops.creation import check_format
 from kiln.ops.declare import public
 from kiln.ops.getitem import getitem
 from kiln.ops.kinds import broadcast, normalize_dim
-from kiln.ops.pointwise import clone
+from kiln.ops.pointwise import clone, written, written_to
 from kiln.ops.record import find
 from kiln.ops.views import expand, reshape, sizes_of
 
@@ -141,7 +142,9 @@ def sum_to_size(input: Any, *sizes: Any, size: Any = None) -> Any:
     if extra < 0 or any(want not in (1, have) for want, have in zip(sizes, shape[extra:])):
         raise RuntimeError(f"size {{{list(sizes)}}} is not expandable to size {{{list(shape)}}}.")
     dims = tuple(k for k in range(len(shape)) if k < extra or sizes[k - extra] != shape[k])
-    return _reshape(find("sum").handle(input, dims), sizes) if dims else input
+    if dims or not sizes:  # no dims: PyTorch's `x.sum()`
+        return _reshape(find("sum").handle(input, dims), sizes)
+    return input
 
 
 def _at_least(name: str, ndim: int, lift: Callable[[Any], Any]) -> Any:
@@ -191,9 +194,11 @@ def _slice_of(input: Any, dim: int = 0, start: Any = None, end: Any = None, step
 
 
 def _copying(name: str, view: Callable[..., Any], given: str) -> None:
-    def function(*args: Any, **kwargs: Any) -> Any:
+    def function(*args: Any, out: Any = None, **kwargs: Any) -> Any:
         result = view(*args, **kwargs)
-        return tuple(map(clone, result)) if isinstance(result, tuple) else clone(result)
+        if isinstance(result, tuple):
+            return tuple(map(clone, result)) if out is None else written(result, out)
+        return clone(result) if out is None else written_to(result, out)
 
     function.__doc__ = f"""What `{name}` gives as views, as copies.
 
@@ -244,6 +249,18 @@ d.methods({
 
 
 # Memory
+
+
+@public("clone", plain=clone)
+def clone_(input: Any, *, memory_format: Any = None) -> Any:
+    """A copy of `input` in memory of its own, contiguous; gradients flow through it. NotImplementedError for a
+    memory format that asks for another order.
+
+    >>> kiln.clone(kiln.tensor([1, 2]), memory_format=kiln.preserve_format)
+    tensor([1, 2])
+    """
+    check_format("clone", memory_format)
+    return clone(input)
 
 
 def contiguous(self: Any, memory_format: Any = None) -> Any:

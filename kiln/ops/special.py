@@ -213,8 +213,8 @@ digamma: Any = _function(
 
 @d.public(
     "polygamma",
+    method=False,
     differs="0 at infinity; PyTorch gives NaN from n = 2 on",
-    inplace=True,
     samples=lambda rng, t: [Sample((n, d.array(rng, (3, 5), t, 0.5, 9))) for n in (0, 1, 3)],
     dtypes="float",
     failures=d.failures(
@@ -225,18 +225,29 @@ digamma: Any = _function(
 def polygamma(n: Any, input: Any, *, out: Any = None) -> Any:
     """The n-th derivative of digamma at `input`, any shape; integers and bool give the default float dtype.
 
-    RuntimeError for n < 0. As a method: `input.polygamma(n)`.
+    RuntimeError for n < 0.
 
     >>> kiln.polygamma(1, kiln.tensor([1.0]))
     tensor([1.6449])
     """
-    if isinstance(input, int):
-        n, input = input, n
     if not isinstance(n, int):
         raise TypeError(f"polygamma(): argument 'n' (position 1) must be int, not {type(n).__name__}")
     if n < 0:
         raise RuntimeError("polygamma(n, x) does not support negative n.")
     return polygamma_of(input, n, **d.into(out)) if n else digamma(input, **d.into(out))
+
+
+def _polygamma_method(self: Any, n: Any) -> Any:
+    """The n-th derivative of digamma (see kiln.polygamma)."""
+    return polygamma(n, self)
+
+
+def _polygamma_in_place(self: Any, n: Any) -> Any:
+    """`polygamma` with its result written into the tensor, which is returned."""
+    return polygamma(n, self, out=self)
+
+
+d.methods({"polygamma": _polygamma_method, "polygamma_": _polygamma_in_place})
 
 
 def _mvlgamma(np: Any, x: Any, p: int) -> Any:
@@ -442,6 +453,7 @@ i0: Any = _function(
     -3,
     3,
     DOC.format(_FIRST.format(0, ""), "i0", "0.0, 1.0", "1.0000, 1.2661"),
+    differs="infinite where it overflows; PyTorch gives NaN at infinity and near it",
 )
 i0e: Any = _special(
     "i0e",

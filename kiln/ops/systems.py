@@ -39,8 +39,10 @@ def linear(name: str, method: bool = False, **settings: Any) -> Callable[..., An
     return make
 
 
-def check(a: Any, name: str, square: bool = True, letter: str = "A") -> None:
-    """PyTorch's errors for what is not a batch of (square) matrices of float32 or float64."""
+def check(a: Any, name: str, square: bool = True, letter: str = "A", short: bool = False) -> None:
+    """PyTorch's errors for what is not a batch of (square) matrices of float32 or float64, or (`short`) of
+    any floats.
+    """
     if a.ndim < 2:
         raise RuntimeError(f"{name}: The input tensor {letter} must have at least 2 dimensions.")
     dtype = d.dtype_name(a.dtype)
@@ -48,7 +50,7 @@ def check(a: Any, name: str, square: bool = True, letter: str = "A") -> None:
         raise RuntimeError(
             f"{name}: Expected a floating point or complex tensor as input. Got {d.type_name(dtype)}"
         )
-    if dtype in ("float16", "bfloat16"):
+    if dtype in ("float16", "bfloat16") and not short:
         raise RuntimeError(f"{name}: Low precision dtypes not supported. Got {d.type_name(dtype)}")
     m, n = a.shape[-2:]
     if square and m != n:

@@ -8,7 +8,7 @@ from typing import Any
 
 from kiln.ops import comparison, kinds
 from kiln.ops import declare as d
-from kiln.ops.activations import floating, narrow, wide
+from kiln.ops.activations import narrow, wide
 from kiln.ops.composites import check_reduction, reduced
 from kiln.ops.creation import full_like
 from kiln.ops.pointwise import detach, where
@@ -146,7 +146,9 @@ def poisson_nll_loss(
     tensor(1.)
     """
     check_reduction(reduction)
-    dtype, x, y = kinds.result_type((input, target)), floating(input, "poisson_nll_loss"), wide(target)
+    dtype = kinds.result_type((input, target))
+    dtype = dtype if dtype in kinds.FLOATS else d.default_float()
+    x, y = wide(narrow(input, dtype)), wide(target)
     loss = exp(x) - y * x if log_input else x - y * log(x + eps)
     if full:
         many = comparison.gt(y, 1)

@@ -540,6 +540,8 @@ def narrow(input: Any, dim: int, start: int, length: int) -> Any:
         raise RuntimeError("narrow() cannot be applied to a 0-dim tensor.")
     dim = normalize_dim(dim, input.ndim, "narrow")
     if isinstance(start, _core.Tensor):
+        if start.ndim or d.dtype_name(start.dtype) not in d.INTEGERS:
+            raise RuntimeError("start must be an 0-dim integral Tensor.")
         start = int(start)
     if isinstance(length, int) and length < 0:
         raise RuntimeError("narrow(): length must be non-negative.")

@@ -56,7 +56,7 @@ def backward(forward: Graph, wrt: tuple[int, ...], defined: tuple[bool, ...], re
     found = [run.gradients.get(id(x)) for x in run.targets]
     wanted = [g for g in found if g is not None]
     saved = _Saved(run, wanted, redo, frozenset() if redo else _worth_saving(forward))
-    graph, sources = _extract(forward, saved, wanted)
+    graph, sources = _extract(forward, run.seeds, saved, wanted)
     numbers = iter(range(len(wanted)))
     results = tuple(-1 if g is None else next(numbers) for g in found)
     return Backward(graph, sources, tuple(saved.hidden), results)
@@ -241,18 +241,20 @@ def _beyond(value: Value, found: dict[int, frozenset[int]]) -> frozenset[int]:
 _ORDER = {"grad": 0, "input": 1, "output": 2, "hidden": 3, "number": 4, "shape": 5}
 
 
-def _extract(forward: Graph, saved: _Saved, wanted: list[Value]) -> tuple[Graph, tuple[Source, ...]]:
+def _extract(
+    forward: Graph, seeds: dict[int, Value], saved: _Saved, wanted: list[Value]
+) -> tuple[Graph, tuple[Source, ...]]:
     """The graph from the leaves to the wanted gradients, in sizes of its own inputs."""
     leaves = saved.leaves
     alive = reachable(wanted, lambda v: id(v) in leaves)
     nodes = (
         [n for n in wanted[0].graph.nodes if id(n.out) in alive and id(n.out) not in leaves] if wanted else []
     )
-    kept = sorted(
-        ((source, value) for key, (source, value) in leaves.items() if key in alive),
-        key=lambda entry: (_ORDER["number" if entry[1].weak else entry[0][0]], entry[0][1]),
-    )
-    kept += [(("shape", i), forward.inputs[i]) for i in _shape_only(forward, [v for _, v in kept], nodes)]
+    kept = [(source, value) for key, (source, value) in leaves.items() if key in alive]
+    grads, shapes = _shape_only(forward, seeds, [v for _, v in kept], nodes)
+    kept += [(("grad", k), seeds[k]) for k in grads]
+    kept.sort(key=lambda entry: (_ORDER["number" if entry[1].weak else entry[0][0]], entry[0][1]))
+    kept += [(("shape", i), forward.inputs[i]) for i in shapes]
     graph = Graph()
     values, replace = _declare(graph, forward, kept)
     for node in nodes:
@@ -264,24 +266,34 @@ def _extract(forward: Graph, saved: _Saved, wanted: list[Value]) -> tuple[Graph,
     return graph, tuple(source for source, _ in kept)
 
 
-def _shape_only(forward: Graph, kept: list[Value], nodes: list[Node]) -> list[int]:
-    """The forward inputs that must come along for a size that nothing else tells."""
+def _shape_only(
+    forward: Graph, seeds: dict[int, Value], kept: list[Value], nodes: list[Node]
+) -> tuple[list[int], list[int]]:
+    """The output gradients and forward inputs that must come along for a size that nothing else tells.
+
+    A gradient before an input: it has the shape that operands broadcast to.
+    """
     needed: set[int] = set()
     for value in kept:
         slots_in(value.shape, needed)
     for node in nodes:
         slots_in(node.attrs, needed)
     for value in kept:
-        needed -= {single_slot(d) for d in value.shape} | ({value.slot} if value.weak else set())
-    found: list[int] = []
-    for i, x in enumerate(forward.inputs):
-        told = {single_slot(d) for d in x.shape} | ({x.slot} if x.weak else set())
-        if needed & told:
-            needed -= told
-            found.append(i)
+        needed -= _told(value)
+    found: tuple[list[int], list[int]] = ([], [])
+    for chosen, candidates in zip(found, (seeds.items(), enumerate(forward.inputs))):
+        for k, x in candidates:
+            if needed & _told(x):
+                needed -= _told(x)
+                chosen.append(k)
     firsts = first_slots(forward)
     assert not needed, f"no input tells the sizes in slots {sorted(needed)} (inputs begin at {firsts})"
     return found
+
+
+def _told(x: Value) -> set[int]:
+    """The slots that an input of these sizes, or this number, tells."""
+    return {single_slot(d) for d in x.shape} | ({x.slot} if x.weak else set())
 
 
 def _declare(
