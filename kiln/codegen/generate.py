@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from kiln.codegen.columns import emit_columns
-from kiln.codegen.maps import emit_map
 from kiln.codegen.nest import Nest
-from kiln.codegen.rows import emit_rows
-from kiln.codegen.rows_many import emit_many_rows
-from kiln.codegen.sequence import emit_sequence
-from kiln.codegen.strips import emit_strips
 from kiln.codegen.target import Target
 from kiln.codegen.verify import verify_nest
+from kiln.late import later
+
+_columns = later("kiln.codegen.columns", "emit_columns")
+_sequence = later("kiln.codegen.sequence", "emit_sequence")
+_strips = later("kiln.codegen.strips", "emit_strips")
+_rows = later("kiln.codegen.rows", "emit_rows")
+_many_rows = later("kiln.codegen.rows_many", "emit_many_rows")
+_map = later("kiln.codegen.maps", "emit_map")
 
 
 def nest_text(nest: Nest, target: Target) -> str:
@@ -18,11 +20,14 @@ def nest_text(nest: Nest, target: Target) -> str:
     verify_nest(nest, target)
     schedule = nest.schedule()
     if schedule == "columns":
-        return emit_columns(nest, target)
-    if nest.block == 1:
-        return emit_sequence(nest, target)
-    if schedule == "strips":
-        return emit_strips(nest, target)
-    if schedule == "rows":
-        return emit_many_rows(nest, target) if nest.dims.count("r") > 1 else emit_rows(nest, target)
-    return emit_map(nest, target)
+        emit = _columns
+    elif nest.block == 1:
+        emit = _sequence
+    elif schedule == "strips":
+        emit = _strips
+    elif schedule == "rows":
+        emit = _many_rows if nest.dims.count("r") > 1 else _rows
+    else:
+        emit = _map
+    text: str = emit(nest, target)
+    return text

@@ -7,17 +7,34 @@ from typing import NamedTuple
 
 from kiln.codegen.along import AlongSpec, blocks
 from kiln.codegen.compact import Compact, compact_ir
+from kiln.codegen.compile import object_for
 from kiln.codegen.scan import Scan, scan_ir
 from kiln.codegen.scatter import Scatter, scatter_ir
 from kiln.codegen.search import Search, search_ir
 from kiln.codegen.sort import Sort, sort_ir, words
-from kiln.codegen.target import Target
+from kiln.codegen.target import Target, host_target
 from kiln.graph.graph import Node, Shape, Value
 from kiln.graph.size import Dim
 from kiln.passes.explore import Array, Read
 from kiln.passes.fuse import Fusion, Group
-from kiln.passes.launch import AlongKernel, Lowered, Memory, array_of, grain_of, stride_class
+from kiln.passes.launch import Lowered, Memory, array_of, grain_of, stride_class
 from kiln.passes.layout import Layout
+
+
+class AlongKernel(NamedTuple):
+    """What goes along one dim, as a kernel; `write` gives its LLVM text."""
+
+    spec: AlongSpec
+    write: Callable[[AlongSpec, Target], str]
+
+    def text(self) -> str:
+        """The canonical text."""
+        return self.spec.text()
+
+    def object(self, target: Target | None = None) -> bytes:
+        """The machine code."""
+        target = target or host_target()
+        return object_for(self.text(), lambda: self.write(self.spec, target), target)
 
 
 class Job(NamedTuple):

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from kiln.codegen.along import AlongSpec
-from kiln.codegen.compile import kernel_object, object_for
-from kiln.codegen.matmul import MatmulSpec, library, matmul_ir
+from kiln.codegen.compile import kernel_object
 from kiln.codegen.nest import Nest
-from kiln.codegen.target import Target, host_target
+from kiln.codegen.target import Target
 from kiln.graph.graph import Value
 from kiln.graph.size import Dim, quotient
 from kiln.passes.explore import Array, Read
@@ -38,37 +35,6 @@ class NestKernel(NamedTuple):
     def object(self, target: Target | None = None) -> bytes:
         """The machine code."""
         return kernel_object(self.nest, target)
-
-
-class MatmulKernel(NamedTuple):
-    """A product as a kernel."""
-
-    spec: MatmulSpec
-
-    def text(self) -> str:
-        """The canonical text."""
-        return self.spec.text()
-
-    def object(self, target: Target | None = None) -> bytes:
-        """The machine code."""
-        target = target or host_target()
-        return object_for(self.text(), lambda: matmul_ir(self.spec, target), target, library(self.spec))
-
-
-class AlongKernel(NamedTuple):
-    """What goes along one dim, as a kernel; `write` gives its LLVM text."""
-
-    spec: AlongSpec
-    write: Callable[[AlongSpec, Target], str]
-
-    def text(self) -> str:
-        """The canonical text."""
-        return self.spec.text()
-
-    def object(self, target: Target | None = None) -> bytes:
-        """The machine code."""
-        target = target or host_target()
-        return object_for(self.text(), lambda: self.write(self.spec, target), target)
 
 
 class Kernel(Protocol):

@@ -1,4 +1,4 @@
-"""Groups to kernels with the arguments of their launches: nests, products; along.py has the others.
+"""Groups to kernels with the arguments of their launches: nests; products.py and along.py have the others.
 
     dims of the frame        [b, t, n]   reduced: n
     merged                   [b*t] n     where every operand allows it, so that most nests are flat or rows
@@ -13,46 +13,42 @@ A reduction of everything is launched twice with one kernel: over the full block
 
 from __future__ import annotations
 
-from kiln.codegen.matmul import MatmulSpec
 from kiln.codegen.nest import COLUMN_BLOCK, Nest, Operand
 from kiln.graph.graph import Shape
 from kiln.graph.size import Dim, quotient
-from kiln.ops.kinds import COMPUTE
-from kiln.ops.scalar import LEAVES, Scalar, round_to, substitute, topological
-from kiln.passes.along import lower_along
+from kiln.late import later
+from kiln.ops.scalar import LEAVES, Scalar, substitute, topological
 from kiln.passes.build import Builder, Use
-from kiln.passes.explore import ALONG, Read, mergeable
-from kiln.passes.fuse import Fusion, Group, Root, factors
+from kiln.passes.explore import ALONG, mergeable
+from kiln.passes.fuse import Fusion, Group, Root
 from kiln.passes.launch import (
-    WORTH,
     Lowered,
-    MatmulKernel,
     Memory,
     NestKernel,
-    array_of,
     grain_of,
     stride_class,
 )
-from kiln.passes.layout import Layout, numel
+from kiln.passes.layout import numel
 from kiln.passes.prepare import BLOCK
 from kiln.passes.strips import LANES, strips
 
+_lower_product = later("kiln.passes.products", "lower_product")
+_lower_along = later("kiln.passes.along", "lower_along")
 BLOCKS = {"map": BLOCK, "lanes": BLOCK, "strips": LANES, "sequence": 1}  # of a frame's reductions
-UNIT_COST = 16  # nanoseconds a unit of a product takes for each k
 
 
 def lower_group(fusion: Fusion, group: Group) -> list[Lowered]:
     """The launches of a group."""
     if group.kind == "matmul":
-        return [_matmul(fusion, group)]
+        return [_lower_product(fusion, group)]
     if group.kind in ALONG:
-        return [lower_along(fusion, group)]
+        return [_lower_along(fusion, group)]
     if group.frame.mode == "blocks":
         return _blocks(fusion, group)
     return [_nest(fusion, group)]
 
 
-def _stores(fusion: Fusion, group: Group, builder: Builder) -> list[tuple[int, Scalar]]:
+def stores_of(fusion: Fusion, group: Group, builder: Builder) -> list[tuple[int, Scalar]]:
     """Operand and scalar of every root."""
     found: list[tuple[Root, Scalar]] = []
     for part in group.parts:
@@ -124,7 +120,7 @@ def _nest(fusion: Fusion, group: Group) -> Lowered:
     """A nest over the group's frame."""
     frame = group.frame
     builder = Builder(fusion.explorer, frame)
-    stores = _stores(fusion, group, builder)
+    stores = stores_of(fusion, group, builder)
     parts = _joined(group, builder, stores)
     roles = "".join("r" if d in frame.reduced else "p" for d in range(len(frame.dims)))
     dims = _Dims(frame.dims, roles, builder.uses, _indexed(stores))
@@ -200,7 +196,7 @@ def _blocks(fusion: Fusion, group: Group) -> list[Lowered]:
     """The partial results of reductions of everything: full blocks, then the rest."""
     frame = group.frame
     builder = Builder(fusion.explorer, frame)
-    stores = _stores(fusion, group, builder)
+    stores = stores_of(fusion, group, builder)
     inputs = [u for u in builder.uses if u.mode == "in"]
     flat = _Dims(frame.dims, "r" * len(frame.dims), inputs, set())
     assert len(flat.sizes) == 1, "partial results are made of one flat dim"
@@ -216,53 +212,3 @@ def _blocks(fusion: Fusion, group: Group) -> list[Lowered]:
         args = _arguments((count, length), rows, builder)
         launches.append(Lowered(kernel, pointers, args, count, grain_of(_cost(kernel.nest), BLOCK)))
     return launches
-
-
-# -- products -----------------------------------------------------------------------------------------
-
-
-def _matmul(fusion: Fusion, group: Group) -> Lowered:
-    """A product and what is computed at its store."""
-    node = group.node
-    assert node is not None
-    dtype = node.inputs[0].dtype
-    builder = Builder(fusion.explorer, group.frame, 1)
-    total = Scalar("load", (), COMPUTE[dtype], 0)
-    builder.product(node.out, round_to(total, node.out.dtype))
-    stores = [(k, total if root.value is node.out else x)
-              for root, (k, x) in zip(group.roots, _stores(fusion, group, builder))]  # fmt: skip
-    batch, m, n = group.frame.dims
-    k = node.inputs[0].shape[-1]
-    a, b = (read for read in factors(fusion.explorer, node))
-    assert isinstance(a, Read) and isinstance(b, Read)
-    layouts = [a.layout, b.layout, *(u.layout for u in builder.uses)]
-    if n == 1 and m != 1:  # a column is the row of the transposed product: the same chains
-        m, n, a, b = n, m, b, a
-        layouts = [_exchanged(x) for x in (layouts[1], layouts[0], *layouts[2:])]
-    outs = [True, True, *(u.mode == "out" for u in builder.uses)]
-    first, second, *strides = (_whole(x) if out else x.strides for x, out in zip(layouts, outs))
-    operands = tuple(
-        Operand(u.dtype, u.mode, tuple(map(stride_class, s))) for u, s in zip(builder.uses, strides)
-    )
-    numbers = tuple(kind for kind, _ in builder.numbers)
-    spec = MatmulSpec(dtype, operands, numbers, tuple(stores), row=m == 1)
-    pointers = [Memory(r.value, array_of(fusion, r), r.layout.offset) for r in (a, b)]
-    pointers += [Memory(u.value, u.array, u.layout.offset) for u in builder.uses]
-    own = [first, second, *strides]
-    args = (batch, m, n, k, *(s for dims in own for s in dims), *(v for _, v in builder.numbers))
-    deep = WORTH // UNIT_COST  # k that make a thread's work of one unit
-    grain = quotient(deep, k) + 1 if not isinstance(k, int) else max(deep // max(k, 1), 1)
-    return Lowered(MatmulKernel(spec), tuple(pointers), args, spec.units(batch, m, n), grain)
-
-
-def _whole(layout: Layout) -> Shape:
-    """Strides with 1 along a last dim of size 1: any is right there, and unit stride is a fast path."""
-    *outer, last = layout.strides
-    return (*outer, 1 if layout.sizes[-1] == 1 else last)
-
-
-def _exchanged(layout: Layout) -> Layout:
-    """A layout with its last two dims exchanged."""
-    *outer, rows, columns = zip(layout.sizes, layout.strides)
-    sizes, strides = zip(*outer, columns, rows)
-    return layout._replace(sizes=sizes, strides=strides)
