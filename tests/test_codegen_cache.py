@@ -55,7 +55,7 @@ def test_damage_is_a_miss(tmp_path: Path) -> None:
     cache = DiskCache(str(tmp_path))
     cache.store(KEY, DATA)
     whole = entry(cache).read_bytes()
-    for length in range(0, len(whole), 7):
+    for length in range(len(whole)):
         entry(cache).write_bytes(whole[:length])
         assert cache.load(KEY) is None
     for place in [*range(HEADER), HEADER + 5, len(whole) - 1]:
@@ -63,6 +63,9 @@ def test_damage_is_a_miss(tmp_path: Path) -> None:
         assert cache.load(KEY) is None
     entry(cache).write_bytes(whole + b"x")
     assert cache.load(KEY) is None
+    for length in (0, len(DATA) + 1, 2**63, 2**64 - 1):
+        entry(cache).write_bytes(whole[: HEADER - 8] + length.to_bytes(8, "little") + DATA)
+        assert cache.load(KEY) is None
     other = bytes(32)
     entry(cache).write_bytes(whole)
     os.rename(entry(cache), entry(cache).with_name(other.hex()))
@@ -90,6 +93,50 @@ def test_planted_entries(tmp_path: Path, kind: str) -> None:
     assert cache.load(KEY) is None
     assert cache.store(KEY, DATA) is (kind != "directory")
     assert [p.name for p in path.parent.iterdir()] == [KEY.hex()]
+
+
+def test_what_is_linked_is_not_written(tmp_path: Path) -> None:
+    """A link under an entry's name is replaced; what it leads to stays as it was."""
+    cache = DiskCache(str(tmp_path))
+    cache.store(KEY, DATA)
+    for link in (os.link, os.symlink):
+        (tmp_path / "mine").write_bytes(b"precious")
+        entry(cache).unlink()
+        link(tmp_path / "mine", entry(cache))
+        assert cache.load(KEY) is None and cache.store(KEY, DATA) and cache.load(KEY) == DATA
+        assert (tmp_path / "mine").read_bytes() == b"precious"
+        (tmp_path / "mine").unlink()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_somebody_elses(tmp_path: Path) -> None:
+    """An entry, or a directory, of another user is not used."""
+    cache = DiskCache(str(tmp_path))
+    cache.store(KEY, DATA)
+    os.chown(entry(cache), 12345, 12345)
+    assert cache.load(KEY) is None
+    assert cache.store(KEY, DATA) and cache.load(KEY) == DATA
+    os.chown(tmp_path / "kernels", 12345, 12345)
+    assert DiskCache(str(tmp_path)).load(KEY) is None and not DiskCache(str(tmp_path)).store(KEY, DATA)
+
+
+KILLED = """
+import os, sys
+from kiln.codegen.cache import DiskCache
+cache = DiskCache(sys.argv[1])
+write = os.write
+os.write = lambda file, data: write(file, data[:50]) and os.kill(os.getpid(), 9)
+cache.store(bytes(range(32)), b"an object" * 100)
+"""
+
+
+def test_killed_while_writing(tmp_path: Path) -> None:
+    """What was begun is no entry and in nobody's way."""
+    for _ in range(2):
+        assert subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], timeout=60).returncode == -9
+    cache = DiskCache(str(tmp_path))
+    assert len(list((tmp_path / "kernels").iterdir())) == 2 and cache.load(KEY) is None
+    assert cache.store(KEY, DATA) and cache.load(KEY) == DATA
 
 
 @pytest.mark.parametrize("kind", ["open to others", "file", "symlink", "dangling parent"])

@@ -36,12 +36,11 @@ def cache_directory() -> str | None:
 class DiskCache:
     """Entries in one directory; every method survives whatever is found there."""
 
-    __slots__ = ("_count", "_directory", "path")
+    __slots__ = ("_directory", "path")
 
     def __init__(self, path: str | None) -> None:
         self.path = path
         self._directory: int | None = None
-        self._count = 0
 
     def load(self, key: bytes) -> bytes | None:
         """The content stored under `key` (32 bytes), or None."""
@@ -74,8 +73,7 @@ class DiskCache:
             return False
         if directory is None:
             return False
-        self._count += 1
-        name = f".{key.hex()}.{os.getpid()}.{self._count}"
+        name = f".{key.hex()}.{os.urandom(8).hex()}"  # one who was killed may have left his
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
             file = os.open(name, flags, 0o600, dir_fd=directory)

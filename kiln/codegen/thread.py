@@ -1,7 +1,7 @@
 """Threads of kiln's own: a stack that LLVM fits, whatever the program chose for its threads.
 
-`threading.Thread.start` waits until the thread runs, for ever where that fails for want of memory. Nobody waits
-for these to begin: what one did not begin, whoever needs it does.
+`threading.Thread.start` waits until the thread runs, for ever where that fails for want of memory. Nobody
+waits for these to begin: what one did not begin, whoever needs it does.
 """
 
 from __future__ import annotations
