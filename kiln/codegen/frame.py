@@ -318,38 +318,14 @@ class Frame:
                 self.settle()
                 turn.next = values
             start, carried = turn.index, turn.values
-        if not wide:
-            return self._masked(start, limit, carried, body)
-        self.in_tail = True
+        self.in_tail = bool(wide)
         with code.loop(start, limit, LANES, carried) as turn:
             count = code.minimum(code.sub(limit, turn.index), str(LANES))
-            turn.next = body(turn.index, count, self.memory.mask(count), turn.values)
+            mask = self.memory.mask(count)
+            turn.next = body(turn.index, count, mask, turn.values)
             self.settle()
         self.in_tail = False
         return turn.values
-
-    def _masked(
-        self, start: str, limit: str, carried: list[Value], body: Callable[..., list[Value]]
-    ) -> list[Value]:
-        """The whole of [start, limit) in one loop, whose mask is made before it and for its last turn.
-
-            turn:   body;  rest = limit - (v + 16);  if 0 < rest < 16: mask = lane < rest
-        """
-        code = self.code
-        mask = self.memory.mask(code.minimum(code.sub(limit, start), str(LANES)))
-        with code.loop(start, limit, LANES, [*carried, mask]) as turn:
-            *values, mask = turn.values
-            left = code.sub(limit, turn.index)
-            values = body(turn.index, code.minimum(left, str(LANES)), mask, values)
-            self.settle()
-            rest = code.sub(left, str(LANES))
-            partial = code.op(f"icmp ult i64 {code.sub(rest, '1')}, {LANES - 1}")
-            before = code.block
-            with code.when(partial):
-                last, inside = self.memory.mask(rest), code.block
-            chosen = code.op(f"phi {mask.llvm} [ {mask.text}, %{before} ], [ {last.text}, %{inside} ]")
-            turn.next = [*values, mask._replace(text=chosen)]
-        return turn.values[:-1]
 
     # -- units of work ------------------------------------------------------------------------------
 

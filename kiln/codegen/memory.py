@@ -82,7 +82,11 @@ class Memory:
     # -- sixteen elements ---------------------------------------------------------------------------
 
     def mask(self, count: str) -> Value:
-        """lane < count, for an i64 count of 1 to 16."""
+        """lane < count, for an i64 count of 1 to 16; where masks are registers, `count` low bits of one."""
+        if self.code.target.masks:
+            bits = self.code.op(f"lshr i64 {(1 << LANES) - 1}, {self.code.sub(str(LANES), count)}")
+            word = self.code.op(f"trunc i64 {bits} to i{LANES}")
+            return Value(self.code.op(f"bitcast i{LANES} {word} to <{LANES} x i1>"), "i1", LANES)
         small = Value(self.code.op(f"trunc i64 {count} to i32"), "u32")
         return self.machine.compare(
             "lt", Value(IOTA32, "u32", LANES, True), self.machine.spread(small, LANES)

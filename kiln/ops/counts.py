@@ -10,14 +10,14 @@ from kiln.ops import pointwise as p
 from kiln.ops.creation import full, linspace, zeros
 from kiln.ops.data import tensor
 from kiln.ops.declare import dtype_name, public
-from kiln.ops.indexing import cat, common, gather, rows_at, scatter_add
+from kiln.ops.indexing import cat, common, gather, long, rows_at, scatter_add
 from kiln.ops.kinds import normalize_dim
 from kiln.ops.order import argsort, searchsorted, sort
 from kiln.ops.placing import scatter_set
 from kiln.ops.record import Sample, find
 from kiln.ops.scans import scan_sum
 from kiln.ops.selecting import flat_places
-from kiln.ops.views import movedim, reshape, select, slice_
+from kiln.ops.views import expand, movedim, reshape, select, slice_
 
 
 def _groups(fresh: Any) -> tuple[Any, Any]:
@@ -216,13 +216,13 @@ def bincount(input: Any, weights: Any = None, minlength: int = 0) -> Any:
         raise RuntimeError("minlength should be >= 0")
     if weights is not None and tuple(weights.shape) != tuple(input.shape):
         raise RuntimeError("weights should be 1-d and have the same length as input")
-    places, size = p.convert(input, "int64"), int(minlength)
+    places, size = long(input), int(minlength)
     if input.shape[0]:
         if int(find("amin").handle(places)) < 0:
             raise refused
         size = max(size, int(find("amax").handle(places)) + 1)
     if weights is None:
-        each = d.run(full, 1, (input.shape[0],), "int64")
+        each = expand.handle(d.run(full, 1, (1,), "int64"), (input.shape[0],))
     else:
         name = dtype_name(weights.dtype)
         each = weights if name in ("float32", "float64") else p.convert(weights, "float64")

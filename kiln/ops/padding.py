@@ -1,7 +1,7 @@
 """Arrays made larger or smaller at their edges: `pad` in its four modes.
 
-A constant's surroundings are filled and the input written into them, one kernel; the other modes join slices
-of the input, dim by dim.
+A constant's surroundings are filled and the input written into them, one kernel; the other modes read the
+input at computed places, all dims at once.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from typing import Any
 from kiln import _core
 from kiln.graph.size import product
 from kiln.ops import declare as d
+from kiln.ops import pointwise as p
 from kiln.ops.creation import filled
 from kiln.ops.declare import dtype_name, public
-from kiln.ops.indexing import cat
+from kiln.ops.indexing import cat, gather
 from kiln.ops.moves import flip
-from kiln.ops.record import Number, Sizes, Structure, Tensor, composite
-from kiln.ops.views import expand, slice_, write
+from kiln.ops.record import Number, Sizes, Structure, Tensor, composite, find
+from kiln.ops.reduce import reduce_sum
+from kiln.ops.views import expand, reshape, slice_, write
 
-_slice, _expand, _flip = slice_.handle, expand.handle, flip.handle
+_slice = slice_.handle
 
 
 def _surrounded(np: Any, x: Any, value: Any, dims: Any, before: Any, after: Any) -> Any:
@@ -117,38 +119,99 @@ def constant_pad_nd(input: Any, pad: Any, value: Any = 0) -> Any:
     return surround.handle(input, value, places, fronts, backs)
 
 
-def _replicated(input: Any, dim: int, before: int, after: int) -> Any:
-    shape = tuple(input.shape)
-    if isinstance(shape[dim], int) and shape[dim] == 0:
-        raise RuntimeError(f"pad: expected non-zero dimensions to replicate, got {list(shape)}")
-
-    def edge(place: Any, count: int) -> Any:
-        return _expand(_slice(input, dim, (place, 1, 1)), (*shape[:dim], count, *shape[dim + 1 :]))
-
-    return cat([edge(0, before), input, edge(shape[dim] - 1, after)], dim)
+def _edges(np: Any, x: Any, mode: Any, dims: Any, before: Any, after: Any) -> Any:
+    widths = [(0, 0)] * x.ndim
+    for dim, a, b in zip(dims, before, after):
+        widths[dim] = (a, b)
+    return np.pad(x, widths, {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}[mode])
 
 
-def _reflected(input: Any, dim: int, before: int, after: int) -> Any:
-    size = input.shape[dim]
-    if isinstance(size, int) and max(before, after) >= size:
-        raise RuntimeError(
-            "Argument #4: Padding size should be less than the corresponding input dimension, but got: "
-            f"padding ({before}, {after}) at dimension {dim} of input {list(input.shape)}"
-        )
-    front = _flip(_slice(input, dim, (1, before, 1)), (dim,))
-    back = _flip(_slice(input, dim, (size - 1 - after, after, 1)), (dim,))
-    return cat([front, input, back], dim)
+def _seen(mode: str, place: Any, size: Any) -> Any:
+    """The place in [0, size) whose element is seen at a place that may lie in front of it or behind it."""
+    if mode == "circular":
+        place = p.where(place < 0, place + size, place)
+        return p.where(place < size, place, place - size)
+    low, last = (0 - place if mode == "reflect" else 0), size - 1
+    place = p.where(place < 0, low, place)
+    return p.where(place > last, last - (place - last) if mode == "reflect" else last, place)
 
 
-def _wrapped(input: Any, dim: int, before: int, after: int) -> Any:
-    size = input.shape[dim]
-    if isinstance(size, int) and max(before, after) > size:
-        raise RuntimeError("Padding value causes wrapping around more than once.")
-    front = _slice(input, dim, (size - before, before, 1))
-    return cat([front, input, _slice(input, dim, (0, after, 1))], dim)
+@composite(
+    dtypes="all",
+    public=False,
+    samples=d.samples(
+        lambda rng, t: ((d.array(rng, (2, 3, 4), t), "reflect", (2, 1), (1, 2), (3, 0)), {}),
+        lambda rng, t: ((d.array(rng, (2, 3, 2), t), "replicate", (1, 0), (1, 2), (0, 3)), {}),
+        lambda rng, t: ((d.array(rng, (2, 3, 4), t), "circular", (2, 1), (4, 0), (1, 3)), {}),
+    ),
+    reference=d.reference(_edges),
+    onnx="Pad",
+    failures=d.not_an_array("extend"),
+)
+def extend(input: Tensor, mode: Structure, dims: Structure, before: Sizes, after: Sizes) -> Any:
+    """`input` with before[k] places in front of it and after[k] behind it along dims[k], which repeat it: in
+    the mirror of its edge ("reflect"), the edge ("replicate"), from the other end ("circular").
+
+    The dims from the first to the last that grow are read as one, at places computed from all of them.
+
+    >>> kiln.nn.functional.pad(kiln.tensor([[1.0, 2.0]]), (1, 1), mode="circular")
+    tensor([[2., 1., 2., 1.]])
+    """
+    start, end = min(dims), max(dims) + 1
+    shape, sizes = tuple(input.shape), list(input.shape)
+    front = dict(zip(dims, before))
+    for dim, a, b in zip(dims, before, after):
+        sizes[dim] = sizes[dim] + a + b
+    place: Any = None
+    for dim in range(start, end):
+        at: Any = input.graph.add(find("iota"), (), (tuple(sizes), dim))
+        if dim in front:
+            at = _seen(mode, at - d.number(input, front[dim]), d.number(input, shape[dim]))
+        stride = product(shape[dim + 1 : end])
+        at = at if stride == 1 else at * d.number(input, stride)
+        place = at if place is None else place + at
+    flat = product(shape[start:end])
+    source = reshape(input, (*shape[:start], *(1,) * (end - start - 1), flat, *shape[end:]))
+    return gather(expand(source, (*sizes[: end - 1], flat, *shape[end:])), end - 1, place)
 
 
-_MODES = {"reflect": _reflected, "replicate": _replicated, "circular": _wrapped}
+@extend.derivative
+def _(g: Any, mode: Any, dims: Any, before: Any, after: Any) -> Any:
+    zero = d.number(g, 0)
+    for dim, a, b in zip(dims, before, after):
+        size = g.shape[dim] - a - b
+        front, back = slice_(g, dim, (0, a, 1)), slice_(g, dim, (a + size, b, 1))
+        places = {"reflect": (1, size - 1 - b), "replicate": (0, size - 1), "circular": (size - a, 0)}[mode]
+        if mode == "reflect":
+            front, back = flip(front, (dim,)), flip(back, (dim,))
+        elif mode == "replicate":
+            front, back = (reduce_sum(x, (dim,), True) for x in (front, back))
+        g = slice_(g, dim, (a, size, 1))
+        for x, first in zip((front, back), places):
+            g = g + surround(x, zero, (dim,), (first,), (size - first - x.shape[dim],))
+    return g
+
+
+def _grown(input: Any, mode: str, dims: list[tuple[int, int, int]]) -> Any:
+    """`input` grown by (dim, before, after), none below 0; RuntimeError where it has too little to repeat."""
+    for dim, before, after in reversed(dims):
+        size = input.shape[dim]
+        if not isinstance(size, int):
+            continue
+        if mode == "replicate" and size == 0:
+            raise RuntimeError(f"pad: expected non-zero dimensions to replicate, got {list(input.shape)}")
+        if mode == "reflect" and max(before, after) >= size:
+            raise RuntimeError(
+                "Argument #4: Padding size should be less than the corresponding input dimension, but got: "
+                f"padding ({before}, {after}) at dimension {dim} of input {list(input.shape)}"
+            )
+        if mode == "circular" and max(before, after) > size:
+            raise RuntimeError("Padding value causes wrapping around more than once.")
+    places, fronts, backs = (tuple(entry[k] for entry in dims) for k in (0, 1, 2))
+    return extend.handle(input, mode, places, fronts, backs) if dims else input
+
+
+_MODES = ("reflect", "replicate", "circular")
 
 
 @public(
@@ -191,12 +254,11 @@ def pad(input: Any, pad: Any, mode: str = "constant", value: Any = None) -> Any:
         raise NotImplementedError(
             "Only 2D, 3D, 4D, 5D padding with non-constant padding are supported for now"
         )
-    for dim, before, after in reversed(dims):
-        grown = (dim, max(before, 0), max(after, 0))
-        if mode == "circular":
-            input = _cropped(input, dim, before, after)
-        if max(grown[1:]):
-            input = _MODES[mode](input, *grown)
-        if mode != "circular":  # what is taken away is still seen in the mirror
-            input = _cropped(input, dim, before, after)
+    grown = [(dim, max(a, 0), max(b, 0)) for dim, a, b in dims if max(a, b) > 0]
+    if mode != "circular":  # what is taken away is still seen in the mirror
+        input = _grown(input, mode, grown)
+    for dim, before, after in dims:
+        input = _cropped(input, dim, before, after)
+    if mode == "circular":
+        input = _grown(input, mode, grown)
     return input if dims else cat([input], 0)
