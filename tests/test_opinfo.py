@@ -46,9 +46,8 @@ def test_no_difference(operations: dict[str, Any], name: str) -> None:
         ("cummax", lambda x, dim: tuple(kiln.cummax(x, dim)), "no field"),
         ("cummax", lambda x, dim, out=None: kiln.cummin(x, dim), "values"),
         ("frexp", lambda x, out=None: kiln.frexp(x), "values"),
-        ("frexp", lambda x, out=None: kiln.frexp(x.float(), out=out), "no error"),
     ],
-    ids=["a copy for a view", "another shape", "no gradient", "no names", "other values", "no out", "no error"],
+    ids=["a copy for a view", "another shape", "no gradient", "no names", "other values", "no out"],
 )
 def test_a_difference_is_found(operations: dict[str, Any], name: str, wrong: Any, what: str) -> None:
     assert any(d.what.startswith(what) for d in differences(operations[name], wrong))

@@ -1,5 +1,5 @@
-"""One sample of PyTorch's tests called on both libraries: arguments made anew, functions found or rebound, and
-how the outcomes differ.
+"""One sample of PyTorch's tests called on both libraries: arguments made anew, functions found or rebound,
+and how the outcomes differ.
 """
 
 from __future__ import annotations
