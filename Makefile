@@ -18,7 +18,7 @@ ASAN_TESTS ?= tests/test_native_leaf.py $(filter-out tests/test_native_leaf.py t
     tests/test_table.py tests/test_docs.py, $(wildcard tests/test_*.py)) \
     $(addprefix tests/test_ops.py::,test_operands_are_not_written test_gradient test_errors)
 
-.PHONY: test demo bench ulp fuzz docs lint build asan bench-native clean
+.PHONY: test demo bench ulp fuzz opinfo docs lint build asan bench-native clean
 
 test: $(VENV)/.kiln-installed
 	$(SAFE) $(BIN)/pytest -q -n $(WORKERS) --dist loadgroup $(ARGS)
@@ -34,6 +34,9 @@ ulp: $(VENV)/.kiln-installed
 
 fuzz: $(VENV)/.kiln-installed
 	$(SAFE) $(BIN)/python -m kiln.testing.random_programs --count $(FUZZ_COUNT) --seed $(FUZZ_SEED)
+
+opinfo: $(VENV)/.kiln-installed
+	$(SAFE) $(BIN)/python -m kiln.testing.opinfo $(ARGS)
 
 docs: $(VENV)/.tools
 	$(PIP) install scipy

@@ -319,7 +319,8 @@ PyObject* trace(OpObject& self, PyObject* const* args, size_t count, PyObject* n
         [&] { return PyObject_CallMethod(self.record, "trace", "OO", positional.get(), keywords.get()); });
 }
 
-// Whether a result is repeated to fill the tensor it goes into: a number's, and a conversion's (`x.copy_(y)`).
+// Whether a result is repeated to fill the tensor it goes into: a number's, and a conversion's
+// (`x.copy_(y)`).
 bool repeats(const Fn& fn, std::span<const Operand> operands) {
     return fn.op == core_fns().convert[0]->op ||
            std::none_of(operands.begin(), operands.end(), [](const Operand& x) { return x.tensor; });

@@ -74,6 +74,9 @@ def plus(input: Any, result: Any, beta: Any, alpha: Any, dtype: str) -> Any:
     return narrow(added + p.mul(result, alpha), dtype)
 
 
+_WHOLE = "integers refuse a fractional factor, as `addmm`; PyTorch takes its whole part"
+
+
 def _sizes_of_mm(a: Any, b: Any) -> tuple[Any, ...]:
     return a.shape[0], b.shape[1]
 
@@ -143,6 +146,7 @@ def _check_addmv(input: Any, mat: Any, vec: Any, *rest: Any) -> None:
         ((d.Zeros(5), d.Zeros(2, 3), d.Zeros(3)), {}, RuntimeError, "size"),
     ),
     explain=_explained(_check_addmv),
+    differs=_WHOLE,
     inplace=True,
 )
 def addmv(input: Tensor, mat: Tensor, vec: Tensor, beta: Number = 1, alpha: Number = 1) -> Any:
@@ -204,6 +208,7 @@ def _check_addbmm(input: Any, a: Any, b: Any, *rest: Any) -> None:
         ((d.Zeros(5), d.Zeros(2, 2, 3), d.Zeros(2, 3, 2)), {}, RuntimeError, "expanded size of the tensor"),
     ),
     explain=_explained(_check_addbmm),
+    differs=_WHOLE,
     inplace=True,
 )
 def addbmm(input: Tensor, batch1: Tensor, batch2: Tensor, beta: Number = 1, alpha: Number = 1) -> Any:
@@ -234,6 +239,7 @@ def _check_baddbmm(input: Any, a: Any, b: Any, *rest: Any) -> None:
         ((d.Zeros(5), d.Zeros(2, 2, 3), d.Zeros(2, 3, 2)), {}, RuntimeError, "expanded size of the tensor"),
     ),
     explain=_explained(_check_baddbmm),
+    differs=_WHOLE,
     inplace=True,
 )
 def baddbmm(input: Tensor, batch1: Tensor, batch2: Tensor, beta: Number = 1, alpha: Number = 1) -> Any:

@@ -309,12 +309,12 @@ def masked_fill(input: Any, mask: Any, value: Any, *, out: Any = None) -> Any:
     dtype = dtype_name(input.dtype)
     if isinstance(value, (int, float)):
         value = d.fitting(value, dtype)
-    elif value.ndim:
+    elif getattr(value, "ndim", 0):
         raise RuntimeError(
             "masked_fill_ only supports a 0-dimensional value tensor, but got tensor with "
             f"{value.ndim} dimension(s)."
         )
-    elif dtype_name(value.dtype) != dtype:
+    elif hasattr(value, "dtype") and dtype_name(value.dtype) != dtype:
         value = p.convert(value, dtype)
     return p.where(mask, value, input, **into(out))
 

@@ -306,7 +306,7 @@ def _slopes(x: Any, points: Any, dim: int, order: int) -> Any:
 )
 def gradient(input: Any, *, spacing: Any = None, dim: Any = None, edge_order: int = 1) -> tuple[Any, ...]:
     """Slopes along each of `dim` (all by default) by central differences, at the ends of order `edge_order`
-    (1 or 2). `spacing`: a distance (1 by default), one for every dim, or a vector of coordinates for every dim.
+    (1 or 2). `spacing`: a distance (by default 1), one for every dim, or a vector of coordinates for each.
 
     RuntimeError for another order, too few samples, or spacings that do not fit.
 

@@ -395,7 +395,8 @@ def _as_double(x: Any) -> Any:
     failures=d.failures((("text", d.Zeros(2)), {}, TypeError, "convert")),
 )
 def float_power(input: Any, exponent: Any, *, out: Any = None) -> Any:
-    """`input ** exponent` in float64, broadcast; numbers or any dtype. RuntimeError for an `out` of another dtype.
+    """`input ** exponent` in float64, broadcast; numbers or any dtype. RuntimeError for an `out` of another
+    dtype.
 
     >>> kiln.float_power(kiln.tensor([2, 3]), -1)
     tensor([0.5000, 0.3333], dtype=kiln.float64)

@@ -487,12 +487,13 @@ def _listed(tensors: Any) -> list[Any]:
     """Several tensors as a list; PyTorch's errors for what is none."""
     if hasattr(tensors, "ndim"):
         raise TypeError("cat(): argument 'tensors' (position 1) must be tuple of Tensors, not Tensor")
-    for k, x in enumerate(tensors := list(tensors)):
+    found: list[Any] = list(tensors)
+    for k, x in enumerate(found):
         if not hasattr(x, "ndim"):
             raise TypeError(f"expected Tensor as element {k} in argument 0, but got {type(x).__name__}")
-    if not tensors:
+    if not found:
         raise ValueError("torch.cat(): expected a non-empty list of Tensors")
-    return tensors
+    return found
 
 
 @public("cat", method=False, dtypes="all")
@@ -521,7 +522,10 @@ def cat(tensors: Any, dim: int = 0, *, out: Any = None) -> Any:
     while len(kept) > TOGETHER:
         kept = [concat.handle(kept[k : k + TOGETHER], dim) for k in range(0, len(kept), TOGETHER)]
     result = concat.handle(kept, dim)
-    return result if out is None else out.copy_(result)
+    if out is not None and d.is_float(result) and not d.is_float(out):
+        kind = d.type_name(dtype_name(out.dtype))
+        raise TypeError(f"torch.cat(): input types can't be cast to the desired output type {kind}")
+    return p.written_to(result, out)
 
 
 for _name in ("concat", "concatenate"):

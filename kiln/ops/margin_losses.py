@@ -313,8 +313,8 @@ def class_margins(
         ((d.Zeros(2, 0), d.Zeros(2, dtype="int64")), {}, RuntimeError, "Expected non-empty vector or matrix"),
         ((d.Zeros(2, 3), d.Zeros(2)), {}, RuntimeError, "expected scalar type Long but found Float"),
         (
-            (d.Zeros(2, 3), d.Zeros(2, dtype="int64")),
-            {"weight": d.Zeros()},
+            (d.Zeros(2, 3), d.Zeros(2, dtype="int64"), 1, 1.0, d.Zeros()),
+            {},
             ValueError,
             "weight must be one-dimensional",
         ),
@@ -342,9 +342,7 @@ def multi_margin_loss(
     if d.numel(target.shape) != d.numel(batch) or target.ndim > 1:
         raise RuntimeError(f"inconsistent target size, expected {list(batch)} but got {list(target.shape)}")
     if d.dtype_name(target.dtype) != "int64":
-        raise RuntimeError(
-            f"expected scalar type Long but found {d.type_name(d.dtype_name(target.dtype))}"
-        )
+        raise RuntimeError(f"expected scalar type Long but found {d.type_name(d.dtype_name(target.dtype))}")
     rows = input if input.ndim else reshape(input, (1,))
     places = target if target.ndim == len(batch) else reshape(target, batch)
     loss = class_margins.handle(rows, places, p, margin, weight, reduction)

@@ -218,7 +218,8 @@ def nanmedian(input: Any, dim: int | None = None, keepdim: bool = False, *, out:
     return _at_places(input, dim, place, "median", keepdim, out)
 
 
-@public("mode", differs="the last place of the value; PyTorch leaves open which", dtypes="numeric", samples=d.samples(
+@public("mode", differs="the last place of the value; PyTorch leaves open which", dtypes="numeric",
+        samples=d.samples(
     lambda rng, t: ((d.distinct(rng, (3, 9), t),), {}),
     lambda rng, t: ((d.distinct(rng, (9, 2), t), 0, True), {}),
 ), failures=_NO_DIM)  # fmt: skip

@@ -86,7 +86,7 @@ def _(g: Any, dim: Any, reverse: Any) -> Any:
 
 @scan_prod.derivative
 def _(g: Any, input: Any, y: Any, dim: Any, dtype: Any, reverse: Any) -> Any:
-    """Each y divided by x and added up; at a zero the products of the rest times the other zero before, if any.
+    """Each y divided by x and added up; at a zero the products of the rest, times the other zero if any.
 
     The other zero is written as a sum of them, z -> s - z, so that second derivatives are exact too.
     """

@@ -253,8 +253,8 @@ d.methods({
 
 @public("clone", plain=clone)
 def clone_(input: Any, *, memory_format: Any = None) -> Any:
-    """A copy of `input` in memory of its own, contiguous; gradients flow through it. NotImplementedError for a
-    memory format that asks for another order.
+    """A copy of `input` in memory of its own, contiguous; gradients flow through it. NotImplementedError for
+    a memory format that asks for another order.
 
     >>> kiln.clone(kiln.tensor([1, 2]), memory_format=kiln.preserve_format)
     tensor([1, 2])
