@@ -169,6 +169,11 @@ def settle(
     return result.requires_grad_() if requires_grad else result
 
 
+def check_options(op: str, options: dict[str, Any]) -> None:
+    """The errors of a call's further keywords, before anything is drawn."""
+    _with_options(None, op, **options)
+
+
 def _with_options(
     result: Any,
     op: str,
