@@ -39,9 +39,7 @@ _ROWS = d.samples(
 
 
 def _shifted(input: Any, dim: int, dtype: Any, op: str) -> tuple[Any, tuple[int, ...], str]:
-    """input minus its largest element along dim (a constant of the derivative), wide; the dims; the result's
-    dtype.
-    """
+    """input less its largest along dim (a constant of the derivative), wide; the dims; the result's dtype."""
     name = input.dtype if dtype is None else d.dtype_name(dtype)
     x = floating(narrow(input, name), f"{op}_lastdim_kernel_impl")
     dims = normalize_dims(dim, x.ndim, op)

@@ -180,6 +180,11 @@ def check_format(op: str, memory_format: Any) -> None:
         )
 
 
+def check_options(op: str, options: dict[str, Any]) -> None:
+    """The errors of a call's further keywords, before anything is drawn."""
+    _with_options(None, op, **options)
+
+
 def _with_options(
     result: Any,
     op: str,

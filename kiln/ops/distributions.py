@@ -17,7 +17,7 @@ from kiln.errors import describe, message
 from kiln.ops import declare as d
 from kiln.ops import mathematics, philox, scalar
 from kiln.ops import random as r
-from kiln.ops.creation import chosen_dtype, settle, sizes_given
+from kiln.ops.creation import check_options, chosen_dtype, settle, sizes_given
 from kiln.ops.declare import dtype_name, public, run
 from kiln.ops.generator import reserve
 from kiln.ops.getitem import put
@@ -383,7 +383,8 @@ def randperm(
         raise NotImplementedError("\"randperm\" not implemented for 'Bool'")
     if n > (2 ** DIGITS[name] + 1 if name in DIGITS else LIMITS[name][1]):
         raise RuntimeError(f"n cannot be greater than what {name} holds exactly, got {n}")
+    check_options("randperm", options)
     keys = run(r.integer_values, 0, 2**63 - 1, *reserve((n,), generator), (n,), "int64")
     result = argsort(keys)
     result = result if name == "int64" else convert(result, name)
-    return settle(result if out is None else put(out, result), requires_grad, device, "randperm", options)
+    return settle(result if out is None else put(out, result), requires_grad, device, "randperm")

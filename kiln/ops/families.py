@@ -186,7 +186,7 @@ FAMILIES: dict[str, tuple[str, str, str, str]] = {
         "constant_pad_nd pad",
         "",
         "pad",
-        "surround",
+        "extend surround",
     ),
     "places": (
         "adjoint as_strided as_strided_scatter diag diag_embed diagflat diagonal diagonal_scatter "

@@ -11,7 +11,7 @@ from kiln import _core
 from kiln.errors import describe, message
 from kiln.ops import declare as d
 from kiln.ops import random as r
-from kiln.ops.creation import chosen_dtype, settle, sizes_given
+from kiln.ops.creation import check_options, chosen_dtype, settle, sizes_given
 from kiln.ops.declare import dtype_name, into, public, run
 from kiln.ops.generator import reserve
 from kiln.ops.getitem import put
@@ -66,9 +66,10 @@ def _random(op: str, values: Any, kernel: str, doc: str) -> tuple[Any, Any]:
             size = (options.pop("size"),)
         sizes = sizes_given(size, op)
         name = float_dtype(place_for(out, dtype), None, kernel)
+        check_options(op, options)
         drawn = reserve(sizes, generator)
         result = run(values, 0.0, 1.0, *drawn, sizes, name, **into(out))
-        return settle(result, requires_grad, device, op, options)
+        return settle(result, requires_grad, device, op)
 
     def make_like(
         input: Any,
@@ -81,8 +82,9 @@ def _random(op: str, values: Any, kernel: str, doc: str) -> tuple[Any, Any]:
     ) -> Any:
         sizes = tuple(input.shape)
         name = float_dtype(dtype, input.dtype, kernel)
+        check_options(f"{op}_like", options)
         result = run(values, 0.0, 1.0, *reserve(sizes, generator), sizes, name)
-        return settle(result, requires_grad, device, f"{op}_like", options)
+        return settle(result, requires_grad, device, f"{op}_like")
 
     text = """Random floats, {0}, {1}. NotImplementedError for a dtype that is not of floats.
 
@@ -146,8 +148,9 @@ def randint(
     sizes = sizes_given((size,), "randint")
     name = chosen_dtype(place_for(out, dtype), "int64")
     _bounds(low, high, name)
+    check_options("randint", options)
     result = run(r.integer_values, int(low), int(high), *reserve(sizes, generator), sizes, name, **into(out))
-    return settle(result, requires_grad, device, "randint", options)
+    return settle(result, requires_grad, device, "randint")
 
 
 @public("randint_like", method=False, dtypes="all", differentiable=False)
@@ -219,12 +222,13 @@ def normal(
     if bool(arrays) == (size is not None):
         raise TypeError(message("normal", "a size, or an array of means or deviations", describe(size)))
     _deviation(std)
+    check_options("normal", options)
     if not arrays:
         sizes = sizes_given((size,), "normal")
         name = float_dtype(place_for(out, dtype), None, "normal_kernel_cpu")
         drawn = reserve(sizes, generator)
         result = run(r.normal_values, float(mean), float(std), *drawn, sizes, name, **into(out))
-        return settle(result, requires_grad, device, "normal", options)
+        return settle(result, requires_grad, device, "normal")
     arrays = [x.detach() for x in arrays]
     name = float_dtype(None, arrays[0].dtype, "normal_kernel_cpu")
     sizes = tuple((arrays[0] + arrays[-1]).shape) if len(arrays) > 1 else tuple(arrays[0].shape)
