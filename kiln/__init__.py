@@ -47,7 +47,25 @@ from kiln.autograd import (  # noqa: E402
     no_grad as no_grad,
     set_grad_enabled as set_grad_enabled,
 )
-from kiln.device import device as device  # noqa: E402
+from kiln.device import (  # noqa: E402
+    device as device,
+    get_default_device as get_default_device,
+    set_default_device as set_default_device,
+)
+from kiln.ops.legacy import (  # noqa: E402
+    BFloat16Tensor as BFloat16Tensor,
+    BoolTensor as BoolTensor,
+    ByteTensor as ByteTensor,
+    CharTensor as CharTensor,
+    DoubleTensor as DoubleTensor,
+    FloatTensor as FloatTensor,
+    HalfTensor as HalfTensor,
+    IntTensor as IntTensor,
+    LongTensor as LongTensor,
+    ShortTensor as ShortTensor,
+    set_default_tensor_type as set_default_tensor_type,
+)
+from kiln.ops.storage import TypedStorage as TypedStorage, UntypedStorage as UntypedStorage  # noqa: E402
 from kiln.ops.dtypes import finfo as finfo, iinfo as iinfo  # noqa: E402
 from kiln.ops.generator import Generator as Generator, default_generator as default_generator  # noqa: E402
 from kiln.layout import (  # noqa: E402
@@ -89,6 +107,7 @@ _LATER = {
 
 float, double, half, int, long, short = float32, float64, float16, int32, int64, int16
 e, inf, nan, pi = _math.e, _math.inf, _math.nan, _math.pi
+newaxis = None
 is_grad_enabled = _core.grad_enabled
 __version__ = "0.1.0"
 

@@ -194,7 +194,7 @@ def _file_chunks(tensors: dict[str, Tensor], metadata: dict[str, str]) -> Iterat
     yield len(text).to_bytes(8, "little") + text
     for name in order:
         if tensors[name].numel():
-            yield memoryview(tensors[name].contiguous()).cast("B")
+            yield memoryview(tensors[name].contiguous().reshape(-1).view(_core.uint8))
 
 
 def _write_atomically(path: str, chunks: Iterator[Any]) -> None:

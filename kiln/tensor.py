@@ -20,6 +20,7 @@ from kiln.ops import (
     getitem,
     interop,
     kinds,
+    legacy,
     parts,
     places,
     pointwise,
@@ -27,6 +28,7 @@ from kiln.ops import (
     reduce,
     sampling,
     shapes,
+    storage,
     views,
 )
 
@@ -89,11 +91,6 @@ def _contains(self: Any, element: Any) -> bool:
     return bool((self == element).any())
 
 
-def get_device(self: Any) -> int:
-    """-1: the CPU has no ordinal."""
-    return -1
-
-
 def _iterate(self: Any) -> Any:
     """The views along dim 0. TypeError for a tensor of no dims."""
     if self.ndim == 0:
@@ -127,12 +124,13 @@ def methods() -> dict[str, Any]:
     found.update(
         cpu=cpu,
         to_device=to_device,
-        get_device=get_device,
         type_as=type_as,
         where=where,
         new_full=creation.new_full,
     )
     found.update(data.METHODS)
+    found.update(storage.METHODS)
+    found.update(legacy.METHODS)
     found.update(interop.METHODS)
     found["backward"] = backward
     found["__iter__"] = _iterate
@@ -156,7 +154,7 @@ def attach() -> None:
         ("H", _matrix_transposed),
         ("mH", lambda self: _last_two(self) if self.ndim else self),
         ("real", lambda self: self),
-        *((f"is_{other}", lambda self: False) for other in "cuda meta mps quantized sparse xpu".split()),
+        *((f"is_{kind}", lambda self: False) for kind in "cuda meta mps nested quantized sparse xpu".split()),
         ("is_cpu", lambda self: True),
         ("device", lambda self: CPU),
         ("itemsize", Tensor.element_size),
@@ -169,6 +167,7 @@ def attach() -> None:
     _core.set_operator("array", data.beside)
     Tensor.__array_priority__ = 1000  # NumPy's `array + x` and `number * x` leave it to x
     _core.set_operator("to", interop.to)
+    _core.set_operator("new", legacy.tensor_new)
     _core.set_operator("fill", getitem.fill_)
     for name in kinds.COMPUTE:
         _core.set_core_function(name, pointwise.convert.handle, (name,))

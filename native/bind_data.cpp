@@ -193,11 +193,11 @@ struct BufferGuard {
     }
 };
 
-Py_buffer* open_buffer(PyObject* object) {
+Py_buffer* open_buffer(PyObject* object, int asked) {
     auto* view = new Py_buffer();
-    if (PyObject_GetBuffer(object, view, PyBUF_FORMAT | PyBUF_STRIDES | PyBUF_WRITABLE) == 0) return view;
+    if (PyObject_GetBuffer(object, view, asked | PyBUF_STRIDES | PyBUF_WRITABLE) == 0) return view;
     PyErr_Clear();
-    if (PyObject_GetBuffer(object, view, PyBUF_FORMAT | PyBUF_STRIDES) == 0) return view;
+    if (PyObject_GetBuffer(object, view, asked | PyBUF_STRIDES) == 0) return view;
     delete view;
     throw Error(ErrorKind::python, "");
 }
@@ -211,7 +211,7 @@ PyObject* wrap_foreign(const TensorRef& tensor) {
 // The memory of a NumPy array (or another buffer) as a tensor, not copied.
 PyObject* from_buffer(PyObject*, PyObject* object) {
     return guarded([&]() -> PyObject* {
-        BufferGuard guard{open_buffer(object)};
+        BufferGuard guard{open_buffer(object, PyBUF_FORMAT)};
         const Py_buffer& view = *guard.view;
         DType dtype = dtype_of_format(view);
         KILN_CHECK(size_t(view.itemsize) == itemsize(dtype), type, "from_numpy: elements of ",
@@ -249,7 +249,7 @@ PyObject* frombuffer(PyObject*, PyObject* args) {
         long long count, offset;
         if (!PyArg_ParseTuple(args, "OOLL:frombuffer", &object, &dtype_arg, &count, &offset)) return nullptr;
         DType dtype = dtype_from(dtype_arg);
-        BufferGuard guard{open_buffer(object)};
+        BufferGuard guard{open_buffer(object, PyBUF_SIMPLE)};
         const Py_buffer& view = *guard.view;
         KILN_CHECK(PyBuffer_IsContiguous(&view, 'C'), value, "frombuffer: the buffer is not contiguous");
         KILN_CHECK(offset >= 0 && offset <= view.len, value, "offset (", offset,

@@ -112,7 +112,7 @@ IN_PLACE: dict[str, Any] = {
     **declare.INPLACE,
 }
 # in-place functions of PyTorch's namespace that need more than the tensor
-_BINARY_IN_PLACE = {"clamp_max", "clamp_min", "gcd", "lcm", "ldexp", "threshold", "xlogy"}
+_MORE_IN_PLACE = {"addmv", "clamp_max", "clamp_min", "gcd", "lcm", "ldexp", "threshold", "xlogy"}
 
 
 def places_of(name: str, required: bool = False) -> int:
@@ -126,7 +126,7 @@ def places_of(name: str, required: bool = False) -> int:
 
 def _is_function(name: str) -> bool:
     """Whether the in-place form `name_` is a function too, as it is where it needs the tensor alone."""
-    return name in _BINARY_IN_PLACE or places_of(name, required=True) == 1
+    return name in _MORE_IN_PLACE or places_of(name, required=True) == 1
 
 
 def _functions() -> dict[str, Any]:
@@ -138,7 +138,8 @@ def _functions() -> dict[str, Any]:
         **named,
         **declare.FUNCTIONS,
         **{f"{name}_": form for name, form in IN_PLACE.items() if _is_function(name)},
-        **{name: getitem.IN_PLACE[name] for name in ("fill_", "zero_")},
+        **{name: getitem.IN_PLACE[name] for name in ("fill_", "zero_", "index_put_")},
+        "as_strided_": shapes.IN_PLACE["as_strided_"],
         "pointwise": user.pointwise,
         **{f"{k}_": _step(k, v) for k, v in _STEPS.items()},
     }

@@ -31,7 +31,7 @@ def as_bits(input: Any, dtype: Any) -> Any:
         return find("full").handle(0, tuple(shape), dtype_name(dtype))
     reach = 1 + sum((n - 1) * s for n, s in zip(input.shape, input.stride()))
     flat = places(input.detach(), (reach,), (1,), (input.storage_offset(),))
-    memory = _core.frombuffer(memoryview(flat), dtype_name(dtype), -1, 0)
+    memory = _core.frombuffer(flat, dtype_name(dtype), -1, 0)
     return places(memory, shape, strides, (0,))
 
 

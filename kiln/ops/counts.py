@@ -146,11 +146,13 @@ def unique_consecutive(
 
 
 @public("isin",
-    differs="takes no `out`", method=False, dtypes="numeric", differentiable=False, samples=d.samples(
+    method=False, dtypes="numeric", differentiable=False, samples=d.samples(
     lambda rng, t: ((_whole(rng, (3, 4), t), _whole(rng, (5,), t)), {}),
     lambda rng, t: ((_whole(rng, (3, 4), t), 2), {"invert": True}),
 ), failures=d.failures(((1, 2), {}, TypeError, "tensor")))  # fmt: skip
-def isin(elements: Any, test_elements: Any, *, assume_unique: bool = False, invert: bool = False) -> Any:
+def isin(
+    elements: Any, test_elements: Any, *, assume_unique: bool = False, invert: bool = False, out: Any = None
+) -> Any:
     """Whether each of `elements` is among `test_elements` (either may be a number): bool.
 
     >>> kiln.isin(kiln.tensor([1, 2, 3]), kiln.tensor([2, 5]))
@@ -164,7 +166,7 @@ def isin(elements: Any, test_elements: Any, *, assume_unique: bool = False, inve
         if not hasattr(elements, "ndim"):
             elements = d.run(full, elements, (), dtype_name(test_elements.dtype))
         found = _among(elements, reshape(test_elements, (d.numel(test_elements.shape),)))
-    return comparison.logical_not(found) if invert else found
+    return p.written_to(comparison.logical_not(found) if invert else found, out)
 
 
 def _among(elements: Any, tests: Any) -> Any:

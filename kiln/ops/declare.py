@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kiln import _core
+from kiln.errors import message
 from kiln.graph import graph as g
 from kiln.graph.size import Size, product
 from kiln.ops import record
@@ -176,12 +177,17 @@ def into(out: Any) -> dict[str, Any]:
     return {} if out is None else {"out": out}
 
 
+_PYTHONS: dict[type, str] = {bool: "bool", int: "int64", float: "float64"}
+
+
 def dtype_name(dtype: Any) -> str:
     """The name of a dtype given as an object, a name, or one of Python's bool, int, float."""
     if isinstance(dtype, str):
         return dtype
     if isinstance(dtype, type):
-        return {bool: "bool", int: "int64", float: "float64"}[dtype]
+        if dtype not in _PYTHONS:
+            raise TypeError(message("dtype", "a dtype such as kiln.float32", f"the class {dtype.__name__}"))
+        return _PYTHONS[dtype]
     if isinstance(dtype, _core.dtype):
         return dtype.name
     return str(dtype).rpartition(".")[2]

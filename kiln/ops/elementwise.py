@@ -5,7 +5,7 @@ element.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from kiln import _core
 from kiln.graph.graph import Value
@@ -16,7 +16,7 @@ from kiln.ops.comparison import eq, ge, gt, le, ne, unsupported
 from kiln.ops.declare import into, public
 from kiln.ops.floats import FORMAT
 from kiln.ops.kinds import FLOATS
-from kiln.ops.pointwise import convert, larger, smaller, where, zeros_of
+from kiln.ops.pointwise import convert, larger, smaller, where, written, zeros_of
 from kiln.ops.record import Op, Operand, Sample, Structure, Tensor, composite, pointwise
 from kiln.ops.scalar import INTS, SIGNED, WIDTH, Scalar, absolute, bits, const, from_bits, select, trunc
 from kiln.ops.unary import exp2
@@ -194,28 +194,33 @@ def exponent_of(input: Operand, dtype: Structure) -> Any:
     return scalar.convert(_parts(input)[1], "i32")
 
 
-@composite(
-    differs="a plain tuple",
+class Parts(NamedTuple):
+    """Mantissas and exponents of floats."""
+
+    mantissa: Any
+    exponent: Any
+
+
+@d.public(
+    "frexp",
+    dtypes="float",
     samples=d.samples(
         lambda rng, t: ((_exact(rng, t),), {}),
         lambda rng, t: ((d.array(rng, (0, 2), t),), {}),
     ),
     reference=d.reference(lambda np, x: tuple(np.frexp(x))),
-    failures=d.failures(
-        ((d.Zeros(2, dtype="int64"),), {}, RuntimeError, "only supports floating-point dtypes"),
-        (("text",), {}, TypeError, "frexp"),
-    ),
+    failures=d.failures(((d.Zeros(2, dtype="int64"),), {}, RuntimeError, "only supports floating-point")),
 )
-def frexp(input: Tensor) -> Any:
+def frexp(input: Any, *, out: Any = None) -> Any:
     """(mantissa, exponent) with `input = mantissa * 2 ** exponent`, the mantissa in [0.5, 1) by magnitude,
     the exponent int32. RuntimeError but for floats.
 
-    >>> kiln.frexp(kiln.tensor([6.0]))
-    (tensor([0.7500]), tensor([3], dtype=kiln.int32))
+    >>> kiln.frexp(kiln.tensor([6.0])).exponent
+    tensor([3], dtype=kiln.int32)
     """
-    if input.dtype not in FLOATS:
+    if not d.is_float(input):
         raise RuntimeError("torch.frexp() only supports floating-point dtypes")
-    return mantissa_of(input), exponent_of(input, "int32")
+    return Parts(*written((mantissa_of(input), exponent_of(input, "int32")), out))
 
 
 @composite(

@@ -263,7 +263,6 @@ def shrunk(input: Tensor, lambd: Number = 0.5) -> Any:
 
 @public(
     "softshrink",
-    differs="takes no `out`",
     layer=True,
     method=False,
     samples=_samples(1.0),
@@ -273,7 +272,7 @@ def shrunk(input: Tensor, lambd: Number = 0.5) -> Any:
         ((d.Zeros(2, dtype="int64"),), {}, NotImplementedError, "not implemented for 'Long'"),
     ),
 )
-def softshrink(input: Any, lambd: float = 0.5) -> Any:
+def softshrink(input: Any, lambd: float = 0.5, *, out: Any = None) -> Any:
     """`input` moved by `lambd` towards 0, where it stays; floats. RuntimeError for a negative `lambd`.
 
     >>> kiln.nn.functional.softshrink(kiln.tensor([-2.0, 0.25, 2.0]))
@@ -281,7 +280,7 @@ def softshrink(input: Any, lambd: float = 0.5) -> Any:
     """
     if lambd < 0:
         raise RuntimeError(f"softshrink: lambda must be in range [0, inf), but found {lambd}")
-    return shrunk.handle(input, lambd)
+    return shrunk.handle(input, lambd, **d.into(out))
 
 
 def _outside(rng: Any, t: str) -> list[Any]:

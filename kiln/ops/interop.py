@@ -9,8 +9,8 @@ from kiln.device import device
 from kiln.errors import describe, message
 from kiln.ops import data
 from kiln.ops.creation import settle
-from kiln.ops.declare import dtype_name, public, type_name
-from kiln.ops.kinds import COMPUTE
+from kiln.ops.declare import dtype_name, public
+from kiln.ops.legacy import TensorType, named_dtype, typename
 from kiln.ops.pointwise import clone, convert
 
 _DL_CPU = (1, 0)  # DLPack's device type and number
@@ -124,11 +124,10 @@ def _operand(x: Any) -> Any:
 
 # ---- dtypes and devices ----
 
-_TYPES = {f"kiln.{type_name(name)}Tensor": name for name in COMPUTE}
-
 
 def type_(self: Any, dtype: Any = None, non_blocking: bool = False) -> Any:
-    """The tensor as a dtype ("kiln.FloatTensor" is float32's other name); without one, that name of its own.
+    """The tensor as a dtype, which "kiln.FloatTensor" (also "torch.") and that class name too; without one,
+    that name of its own.
 
     ValueError for a string that names none.
 
@@ -136,11 +135,13 @@ def type_(self: Any, dtype: Any = None, non_blocking: bool = False) -> Any:
     ('kiln.FloatTensor', tensor([1, 1], dtype=kiln.int8))
     """
     if dtype is None:
-        return f"kiln.{type_name(dtype_name(self.dtype))}Tensor"
+        return typename(self)
     if isinstance(dtype, str):
-        if dtype not in _TYPES:
-            raise ValueError(f"invalid type: {dtype!r}; expected a dtype such as kiln.float32")
-        dtype = getattr(_core, _TYPES[dtype])
+        dtype = named_dtype(dtype)
+    elif isinstance(dtype, TensorType):
+        dtype = dtype.dtype
+    elif dtype is _core.Tensor:
+        dtype = _core.get_default_dtype()
     return to(self, dtype)
 
 

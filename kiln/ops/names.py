@@ -8,6 +8,7 @@ from typing import Any
 
 from kiln.ops import declare as d
 from kiln.ops.declare import alias, public
+from kiln.ops.pointwise import clone
 
 # name -> what it is another name of; each has the methods and in-place forms of that
 for _name, _of in {
@@ -41,7 +42,6 @@ conj = _itself("conj", "`input` itself: a real number is its own conjugate.")
 resolve_conj = _itself("resolve_conj", "`input` itself: there is no conjugation to carry out.")
 resolve_neg = _itself("resolve_neg", "`input` itself: there is no negation to carry out.")
 real = _itself("real", "`input` itself: a real number is its own real part.", method=False)
-conj_physical = _itself("conj_physical", "`input` itself: a real number is its own conjugate.")
 
 
 @public("detach", method=False, dtypes="all", differentiable=False)
@@ -52,6 +52,31 @@ def detach(input: Any) -> Any:
     False
     """
     return input.detach()
+
+
+@public(
+    "conj_physical",
+    inplace=True,
+    samples=d.samples(lambda rng, t: ((d.array(rng, (3,), t),), {})),
+    dtypes="all",
+)
+def conj_physical(input: Any, *, out: Any = None) -> Any:
+    """`input` itself: a real number is its own conjugate.
+
+    >>> kiln.conj_physical(kiln.tensor([1.0, -2.0]))
+    tensor([ 1., -2.])
+    """
+    return input if out is None or out is input else clone(input, out=out)
+
+
+@public("detach_", method=False, dtypes="all", differentiable=False)
+def detach_(input: Any) -> Any:
+    """`input`, which forgets its history in place. RuntimeError for a view.
+
+    >>> kiln.detach_(kiln.ones(1, requires_grad=True)).requires_grad
+    False
+    """
+    return input.detach_()
 
 
 @public("is_conj", dtypes="all", differentiable=False)

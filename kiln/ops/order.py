@@ -148,17 +148,17 @@ def argsort(input: Any, dim: int = -1, descending: bool = False, *, stable: bool
 
 @public(
     "msort",
-    differs="always stable; takes no `out`",
+    differs="always stable",
     dtypes="numeric",
     samples=d.samples(lambda rng, t: ((d.distinct(rng, (7, 3), t),), {})),
 )
-def msort(input: Any) -> Any:
+def msort(input: Any, *, out: Any = None) -> Any:
     """`input` sorted along dim 0.
 
     >>> kiln.msort(kiln.tensor([3, 1, 2]))
     tensor([1, 2, 3])
     """
-    return sort(input, 0).values
+    return p.written_to(sort(input, 0).values, out)
 
 
 @public("topk",

@@ -15,7 +15,7 @@ from kiln.ops import declare as d
 from kiln.ops.creation import filled
 from kiln.ops.declare import dtype_name, public
 from kiln.ops.kinds import normalize_dim
-from kiln.ops.pointwise import clone, convert
+from kiln.ops.pointwise import clone, convert, written_to
 from kiln.ops.record import Sizes, Structure, Tensor, composite, primitive
 from kiln.ops.views import (
     as_strided,
@@ -147,7 +147,6 @@ def diagonal_(input: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
 
 @public(
     "diag",
-    differs="takes no `out`",
     samples=d.samples(
         lambda rng, t: ((d.array(rng, (3,), t), -1), {}),
         lambda rng, t: ((d.array(rng, (3, 4), t), 1), {}),
@@ -382,7 +381,14 @@ def select_scatter(input: Any, src: Any, dim: int, index: int) -> Any:
     ),
 )
 def slice_scatter(
-    input: Any, src: Any, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+    input: Any,
+    src: Any,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+    *,
+    out: Any = None,
 ) -> Any:
     """A copy of `input` with `src` in place of input[start:end:step] along `dim`. RuntimeError for another
     shape.
@@ -397,7 +403,7 @@ def slice_scatter(
     strides = list(contiguous_strides(shape))
     offset = first * strides[dim] if count else 0
     strides[dim] *= step
-    return _written_at(input, src, tuple(strides), offset)
+    return written_to(_written_at(input, src, tuple(strides), offset), out)
 
 
 @public(

@@ -395,13 +395,13 @@ def take_flat(input: Tensor, index: Tensor) -> Any:
     return reshape(gather(input, 0, places), tuple(index.shape))
 
 
-@public("take", differs="takes no `out`", dtypes="all", samples=d.samples(
+@public("take", dtypes="all", samples=d.samples(
     lambda rng, t: ((d.array(rng, (3, 4), t), rng.integers(-12, 12, (2, 3))), {}),
 ), failures=d.failures(
     ((d.Zeros(2), d.Zeros(1, dtype="int64", value=7)), {}, IndexError, "out of range"),
     ((d.Zeros(2), d.Zeros(1)), {}, RuntimeError, "Long"),
 ))  # fmt: skip
-def take(input: Any, index: Any) -> Any:
+def take(input: Any, index: Any, *, out: Any = None) -> Any:
     """The elements of the flat array at the positions in `index` (int64, negative from the end).
 
     IndexError for one out of range, RuntimeError for another dtype.
@@ -411,7 +411,7 @@ def take(input: Any, index: Any) -> Any:
     """
     if dtype_name(index.dtype) != "int64":
         raise RuntimeError(f"take(): Expected a long tensor (Long) for index, but got {index.dtype}")
-    return take_flat(reshape(input, (d.numel(input.shape),)), index)
+    return p.written_to(take_flat(reshape(input, (d.numel(input.shape),)), index), out)
 
 
 @public("put",

@@ -58,8 +58,17 @@ def _(g: Any, input: Any) -> Any:
 
 
 def written_to(found: Any, out: Any) -> Any:
-    """One result, or `out` with it written in, as its dtype."""
-    return found if out is None else convert(found, d.dtype_name(out.dtype), out=out)
+    """One result, or `out` with it written in, as its dtype; an empty one takes its shape. RuntimeError for
+    another shape.
+    """
+    if out is None:
+        return found
+    if tuple(out.shape) != tuple(found.shape):
+        if out.numel():
+            want, came = list(found.shape), list(out.shape)
+            raise RuntimeError(f"output with shape {came} doesn't match the result's shape {want}")
+        out.resize_(tuple(found.shape))
+    return convert(found, d.dtype_name(out.dtype), out=out)
 
 
 def written(found: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
