@@ -83,8 +83,11 @@ if _TYPE_CHECKING:
         cuda as cuda,
         datasets as datasets,
         linalg as linalg,
+        masked as masked,
         nn as nn,
         optim as optim,
+        signal as signal,
+        testing as testing,
     )
     from kiln import random as random, special as special, utils as utils, viz as viz
     from kiln.capture.compile import compile as compile
@@ -93,12 +96,10 @@ if _TYPE_CHECKING:
 
 globals().update(ops.FUNCTIONS)
 
+_PARTS = "array_api cuda datasets linalg masked nn optim random signal special testing utils viz"
 # What a program may never use is imported when it is first asked for: name -> its module.
 _LATER = {
-    **{
-        name: f"kiln.{name}"
-        for name in "array_api cuda datasets linalg nn optim random special utils viz".split()
-    },
+    **{name: f"kiln.{name}" for name in _PARTS.split()},
     "compile": "kiln.capture.compile",
     "load": "kiln.serialization",
     "save": "kiln.serialization",

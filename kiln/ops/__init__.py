@@ -16,6 +16,7 @@ from kiln.ops import (  # noqa: F401
     activations,
     addends,
     arithmetic,
+    bags,
     comparison,
     composites,
     contractions,

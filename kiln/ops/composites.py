@@ -34,6 +34,7 @@ _ROWS = d.samples(
     lambda rng, t: ((d.array(rng, (3, 5), t), 1), {}),
     lambda rng, t: ((d.array(rng, (4, 3, 5), t), -2), {}),
     lambda rng, t: ((d.array(rng, (3, 300), t), -1), {"dtype": "float64"}),
+    lambda rng, t: ((d.array(rng, (), t), 0), {}),
 )
 
 
@@ -73,7 +74,8 @@ def softmax(input: Tensor, dim: Structure, dtype: Structure = None) -> Any:
 @softmax.derivative
 def _(g: Any, y: Any, dim: Any) -> Any:
     # reads only the result; what follows from the body would read the input, two row values and exp again
-    return y * (g - reduce_sum(g * y, (normalize_dim(dim, y.ndim, "softmax"),), True))
+    dims = (normalize_dim(dim, y.ndim, "softmax"),) if y.ndim else ()
+    return y * (g - reduce_sum(g * y, dims, True))
 
 
 @composite(
@@ -99,7 +101,8 @@ def log_softmax(input: Tensor, dim: Structure, dtype: Structure = None) -> Any:
 
 @log_softmax.derivative
 def _(g: Any, y: Any, dim: Any) -> Any:
-    return g - exp(y) * reduce_sum(g, (normalize_dim(dim, y.ndim, "log_softmax"),), True)
+    dims = (normalize_dim(dim, y.ndim, "log_softmax"),) if y.ndim else ()
+    return g - exp(y) * reduce_sum(g, dims, True)
 
 
 def first_of_last(input: Any, normalized_shape: Any, op: str) -> int:
