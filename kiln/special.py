@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kiln import ops
-from kiln.ops.special import SPECIAL
+from kiln.ops.declare import SPECIAL
 
 _SAME = (
     "digamma", "erf", "erfc", "erfinv", "exp2", "expm1", "i0", "log1p", "log_softmax", "logit", "logsumexp",

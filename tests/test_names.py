@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import re
 import warnings
@@ -160,10 +161,15 @@ def plain(result: Any) -> Any:
 
 def outcome(library: Any, call: str) -> Any:
     """The result of a call, or the type of its exception."""
+    return outcome_in(call, {"k": library, "np": np})
+
+
+def outcome_in(call: str, names: dict[str, Any]) -> Any:
+    """The result of a call of these names, or the type of its exception."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return plain(eval(call, {"k": library, "np": np}))
+            return plain(eval(call, names))
         except Exception as error:
             return next(t for t in type(error).__mro__ if t.__module__ == "builtins")
 
@@ -254,3 +260,185 @@ def test_arrays_ask_for_copies() -> None:
     assert not np.shares_memory(x.__array__(copy=True), x.numpy())
     with pytest.raises(ValueError, match="copy=False"):
         x.__array__(np.dtype("float64"), copy=False)
+
+
+@needs_torch
+def test_polynomials() -> None:
+    """Degrees below 0, around where the recurrence ends, and high; inside, at and outside the ends."""
+    rng = np.random.default_rng(0)
+    x = np.concatenate([rng.uniform(-1.3, 1.3, 60), [0.0, 1.0, -1.0, 0.5]])
+    degrees = rng.integers(-2, 30, 64)
+    for name in [n for n in dir(torch.special) if "polynomial" in n]:
+        ours, theirs = getattr(kiln.special, name), getattr(torch.special, name)
+        for n in (degrees, 12):
+            given = [n if isinstance(n, int) else k.tensor(n) for k in (kiln, torch)]
+            y, want = ours(kiln.tensor(x), given[0]), theirs(torch.tensor(x), given[1])
+            np.testing.assert_allclose(y.numpy(), want.numpy(), rtol=1e-9, atol=1e-8, err_msg=name)
+
+
+@needs_torch
+def test_factors() -> None:
+    """LDL, reflections and low ranks, of one matrix and of a batch."""
+    pytest.importorskip("scipy")
+    rng = np.random.default_rng(0)
+    for batch in ((), (2,)):
+        a, b = rng.normal(size=(*batch, 4, 4)), rng.normal(size=(*batch, 4, 2))
+        a = a + np.swapaxes(a, -1, -2)
+        (ld, rows), (want, order) = (k.linalg.ldl_factor(k.tensor(a)) for k in (kiln, torch))
+        np.testing.assert_allclose(ld.numpy(), want.numpy(), atol=1e-12)
+        assert rows.tolist() == order.tolist()
+        right = kiln.tensor(b, requires_grad=True)
+        x = kiln.linalg.ldl_solve(ld, rows, right)
+        np.testing.assert_allclose(a @ x.detach().numpy(), b, atol=1e-10)
+        x.sum().backward()
+        np.testing.assert_allclose(a @ right.grad.numpy(), np.ones_like(b), atol=1e-10)
+        tall = rng.normal(size=(*batch, 5, 3))
+        (packed, tau), (want, scales) = (k.geqrf(k.tensor(tall)) for k in (kiln, torch))
+        np.testing.assert_allclose(packed.numpy(), want.numpy(), atol=1e-12)
+        np.testing.assert_allclose(tau.numpy(), scales.numpy(), atol=1e-12)
+        c = rng.normal(size=(*batch, 5, 5))
+        for how in ({}, {"left": False}, {"transpose": True}):
+            y, want = (
+                k.ormqr(k.tensor(packed.numpy()), k.tensor(tau.numpy()), k.tensor(c), **how)
+                for k in (kiln, torch)
+            )
+            np.testing.assert_allclose(y.numpy(), want.numpy(), atol=1e-12)
+        low = kiln.tensor(tall @ rng.normal(size=(*batch, 3, 6)))
+        u, s, v = kiln.svd_lowrank(low, q=3)
+        np.testing.assert_allclose(((u * s.unsqueeze(-2)) @ v.mT).numpy(), low.numpy(), atol=1e-10)
+        spread = kiln.pca_lowrank(low, q=3)[1]
+        want = np.linalg.svd(low.numpy() - low.numpy().mean(-2, keepdims=True), compute_uv=False)
+        np.testing.assert_allclose(spread.numpy(), want[..., :3], atol=1e-9)
+        assert [t.tolist() for t in kiln.lu(kiln.tensor(a), get_infos=True)] == [
+            t.tolist() for t in kiln.linalg.lu_factor_ex(kiln.tensor(a))
+        ]
+
+
+MASKED = """
+M.sum(x, 1, mask=m)
+M.sum(x.long(), (0, 1), keepdim=True, mask=m)
+M.prod(x, mask=m)
+M.prod(x, 0, mask=m, dtype=k.float64)
+M.amax(x, 1, mask=m)
+M.amin(x.int(), 0, mask=m)
+M.argmax(x, 1, mask=m).long()
+M.argmin(x, 0, mask=m).long()
+M.mean(x, 1, mask=m)
+M.mean(x.long(), 1, mask=m)
+M.median(x, 1, mask=m)
+M.median(x.long(), 0, mask=m)
+M.logsumexp(x, 1, mask=m)
+M.var(x, 1, mask=m)
+M.var(x, 0, False, mask=m)
+M.std(x, (0, 1), correction=2, keepdim=True, mask=m)
+M.softmax(x, 1, mask=m)
+M.log_softmax(x, 0, mask=m)
+M.softmin(x, -1, mask=m, dtype=k.float64)
+M.cumsum(x, 1, mask=m)
+M.cumprod(x, 0, mask=m)
+M.normalize(x, 2.0, 1, mask=m)
+M.norm(x, 3.0, 1, mask=m)
+M.norm(x, -float("inf"), mask=m)
+M.logaddexp(x, x * 2, input_mask=m, other_mask=~m)
+M.sum(x, (0, 0), mask=m)
+M.sum(x, 5, mask=m)
+M.sum(x[0], mask=m)
+M.sum(k.ones(()), mask=k.tensor(False))
+M.amax(k.zeros(0, 3), 1, mask=k.tensor(False))
+k.softmax(k.tensor(1.), 0)
+"""
+WINDOWS = """
+W.bartlett(5)
+W.blackman(6, sym=False)
+W.cosine(5)
+W.cosine(1, sym=False)
+W.exponential(5, tau=3.)
+W.exponential(5, center=1., sym=False)
+W.exponential(5, center=1.)
+W.exponential(5, tau=-1.)
+W.gaussian(6, std=2.)
+W.gaussian(6, std=0.)
+W.general_cosine(7, a=[.3, .4, .2])
+W.general_cosine(7, a=[])
+W.general_hamming(7, alpha=.7)
+W.hamming(8, dtype=k.float64)
+W.hann(8, sym=False)
+W.hann(1)
+W.hann(0)
+W.hann(-1)
+W.hann(3, dtype=k.int64)
+W.kaiser(9, beta=3.)
+W.kaiser(9, beta=-3.)
+W.nuttall(9, requires_grad=True).requires_grad
+"""
+
+
+@needs_torch
+def test_masked_and_windows() -> None:
+    """Values, and gradients through the mask."""
+    arrays = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32) * 3
+    arrays = [arrays, np.array([[True, False, True, True], [False] * 4, [True, True, False, True]])]
+    wrong = []
+    for call in (MASKED + WINDOWS).strip().splitlines():
+        found = []
+        for k in (kiln, torch):
+            x, m = k.tensor(arrays[0], requires_grad=True), k.tensor(arrays[1])
+            names = {"k": k, "M": k.masked, "W": k.signal.windows, "x": x, "m": m}
+            found.append(outcome_in(call, names))
+            with contextlib.suppress(Exception):
+                k.nan_to_num(eval(call, names), 0.0, 0.0, 0.0).sum().backward()
+                found[-1] = found[-1], plain(x.grad)
+        ours, theirs = (repr(f).replace("-0.0,", "0.0,") for f in found)
+        wrong += [] if ours == theirs else [f"{call}: {ours} against {theirs}"]
+    assert not wrong, "\n".join(wrong)
+
+
+CLOSE = """
+T(t([1.,2.,3.]),t([1.,2.,4.]))
+T(t([1,2]),t([1,3]))
+T(t(1.),t(2.))
+T(1.,1.1)
+T(1,2)
+T(True,False)
+T(None,1)
+T(t([nan]),t([nan]))
+T(t([nan]),t([nan]),equal_nan=True)
+T(t([1.]),t([1.,2.]))
+T(t([1.]),t([1]))
+T(t([1.]),t([1]),check_dtype=False)
+T([t([1.]),t([2.])],[t([1.]),t([3.])])
+T({"a":[t(1.)]},{"a":[t(2.)]})
+T({"a":t(1.)},{"b":t(2.)})
+T([1.],[1.,2.])
+T("a","a")
+T(t([1.]),1.)
+T(t([1.]),t([1.]),rtol=1e-3)
+T(t([1.]),t([1.1]),rtol=1e-3,atol=1e-2)
+T(t([1.]),t([1.1]),msg="foo")
+T(t([1.]),t([1.1]),msg=lambda m: "bar"+m)
+T(t([[1.,2.],[3.,4.]]).t(),t([[1.,3.],[2.,4.]]),check_stride=True)
+T(t([0.,0.]),t([0.,1e-6]))
+T(t([0.]),t([1e-4]),rtol=0,atol=0)
+T(np.array([1.]),np.array([2.]))
+T(t([True,False]),t([True,True]))
+T(t([1.,2.]).half(),t([1.,2.01]).half())
+T(t([1.,2.]).bfloat16(),t([1.,2.1]).bfloat16())
+T(t([1.]).double(),t([1.+1e-6]).double())
+T(t([2**62+1]),t([2**62]))
+T(t([1.],requires_grad=True),t([1.]))
+T(k.nn.Parameter(k.ones(1)),k.ones(1))
+"""
+
+
+@needs_torch
+def test_assert_close_says_what_pytorch_says() -> None:
+    for call in CLOSE.strip().splitlines():
+        said = []
+        for k in (kiln, torch):
+            names = {"T": k.testing.assert_close, "t": k.tensor, "k": k, "np": np, "nan": float("nan")}
+            try:
+                said.append(repr(eval(call, names)))
+            except (AssertionError, TypeError, ValueError) as error:
+                said.append(f"{type(error).__name__}: {error}".replace("torch.", "kiln."))
+        ours, theirs = said
+        assert ours.startswith("TypeError") if theirs.startswith("TypeError") else ours == theirs, call

@@ -19,6 +19,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {}
 METHODS: set[str] = set()
 LAYERS: set[str] = set()  # functions of kiln.nn.functional
 LINALG: dict[str, Callable[..., Any]] = {}  # those of kiln.linalg: public("linalg.name")
+SPECIAL: dict[str, Callable[..., Any]] = {}  # those of kiln.special alone
+_SPACES = {"": FUNCTIONS, "linalg": LINALG, "special": SPECIAL}
 # the in-place forms of such functions and of aliases
 INPLACE: dict[str, Callable[..., Any]] = {}
 
@@ -96,7 +98,7 @@ def public(
             function = _with_aliases(function)
             function.__kiln_name__ = name  # type: ignore[attr-defined]
         shown = function if plain is None else plain.handle.form(function)
-        (LINALG if space else FUNCTIONS)[short] = shown
+        _SPACES[space][short] = shown
         if method and not space:
             METHODS.add(name)
         if layer:
@@ -149,7 +151,7 @@ def _with_aliases(function: Callable[..., Any]) -> Callable[..., Any]:
 def alias(name: str, of: str, method: bool = True, inplace: bool = False) -> None:
     """Makes `name` another name of the public function or op `of`, which may be one of kiln.linalg."""
     space, _, short = of.rpartition(".")
-    functions = LINALG if space else FUNCTIONS
+    functions = _SPACES[space]
     FUNCTIONS[name] = functions[short] if short in functions else record.find(of).handle
     METHODS.update([name] if method else [])
     if inplace:

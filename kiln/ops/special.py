@@ -15,6 +15,7 @@ from kiln.ops import bessel, gamma, gaussian, incomplete
 from kiln.ops import declare as d
 from kiln.ops.activations import narrow, wide
 from kiln.ops.comparison import lt, unsupported
+from kiln.ops.declare import SPECIAL
 from kiln.ops.elementary import xlog1py
 from kiln.ops.kinds import FLOATS
 from kiln.ops.pointwise import add, mul, where
@@ -22,7 +23,7 @@ from kiln.ops.record import REQUIRED, Op, Operand, Param, Sample, Structure, Ten
 from kiln.ops.scalar import INTS, Scalar, convert
 from kiln.ops.unary import DOC, abs, exp, float_function, log, sign
 
-SPECIAL: dict[str, Any] = {"xlog1py": xlog1py.handle}
+SPECIAL["xlog1py"] = xlog1py.handle
 
 
 def double(body: Callable[..., Scalar]) -> Callable[..., Scalar]:

@@ -39,7 +39,7 @@ LEFT_OUT = {"pointwise"}  # makes functions
 
 def names() -> dict[str, Any]:
     """Every public function under the name PyTorch's documentation has it by, in-place forms apart."""
-    special = {n: getattr(kiln.special, n) for n in dir(kiln.special) if n in ops.special.SPECIAL}
+    special = {n: getattr(kiln.special, n) for n in dir(kiln.special) if n in declare.SPECIAL}
     known = {n: f for n, f in ops.FUNCTIONS.items() if not n.endswith("_") and n not in LEFT_OUT}
     known |= {f"linalg.{n}": f for n, f in declare.LINALG.items() if not isinstance(f, type)}
     return known | {f"special.{n}": f for n, f in special.items()}
