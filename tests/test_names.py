@@ -442,3 +442,23 @@ def test_assert_close_says_what_pytorch_says() -> None:
                 said.append(f"{type(error).__name__}: {error}".replace("torch.", "kiln."))
         ours, theirs = said
         assert ours.startswith("TypeError") if theirs.startswith("TypeError") else ours == theirs, call
+
+
+@needs_torch
+def test_embedding_bag_layer() -> None:
+    """The layer beside PyTorch's, trained a step; its text, and what it refuses."""
+    table = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
+    for mode in ("sum", "mean", "max"):
+        for how in ({}, {"padding_idx": 2}, {"include_last_offset": True}, {"max_norm": 1.0}):
+            found = []
+            for k in (kiln, torch):
+                layer = k.nn.EmbeddingBag.from_pretrained(k.tensor(table), freeze=False, mode=mode, **how)
+                y = layer(k.tensor([0, 2, 5, 5, 1, 2]), k.tensor([0, 2, 2, 6]))
+                (y * y).sum().backward()
+                found.append([y.detach().numpy(), layer.weight.grad.numpy(), layer.weight.detach().numpy()])
+                found[-1].append(str(layer))
+                found[-1].append(layer(k.tensor([[0, 2], [5, 5]])).detach().numpy())
+            *ours, shown, rows = found[0]
+            for y, want in zip([*ours, rows], [*found[1][:3], found[1][4]]):
+                np.testing.assert_allclose(y, want, rtol=1e-5, atol=1e-6, err_msg=f"{mode} {how}")
+            assert shown == found[1][3]

@@ -10,7 +10,6 @@ from kiln.ops.declare import public
 from kiln.ops.decompositions import qr, svd_parts
 from kiln.ops.matrices import householder_product, lu_factor, lu_factor_ex
 from kiln.ops.outside import named, outside, scipy_linalg
-from kiln.ops.places import diagonal
 from kiln.ops.products import swapped
 from kiln.ops.systems import check, linear, matmul
 
@@ -27,7 +26,7 @@ def diagonal_of(A: Any, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> A
     >>> kiln.linalg.diagonal(kiln.tensor([[1, 2], [3, 4]]))
     tensor([1, 4])
     """
-    return diagonal(A, offset, dim1, dim2)
+    return d.FUNCTIONS["diagonal"](A, offset, dim1, dim2)
 
 
 @linear(
@@ -76,7 +75,7 @@ def _ldl(A: Any, name: str) -> list[Any]:
     return outside(name, compute, None, A)
 
 
-@linear("ldl_factor", differs="no derivative", needs="scipy")
+@linear("ldl_factor", differentiable=False, needs="scipy")
 def ldl_factor(A: Any, *, hermitian: bool = False) -> Any:
     """(LD, pivots) of symmetric A = L D L^T, in LAPACK's form; the lower triangle is read.
 
@@ -92,7 +91,7 @@ def ldl_factor(A: Any, *, hermitian: bool = False) -> Any:
     return named("linalg_ldl_factor", "LD pivots", factor, pivots)
 
 
-@linear("ldl_factor_ex", differs="no derivative", needs="scipy")
+@linear("ldl_factor_ex", differentiable=False, needs="scipy")
 def ldl_factor_ex(A: Any, *, hermitian: bool = False, check_errors: bool = False) -> Any:
     """(LD, pivots, info): `ldl_factor` that says in `info` where D's first zero is. Needs SciPy.
 
@@ -134,7 +133,7 @@ def ldl_solve(LD: Any, pivots: Any, B: Any, *, hermitian: bool = False) -> Any:
     return outside(name, compute, back, LD, pivots, B)[0]
 
 
-@public("geqrf", dtypes="float32 float64", differs="no derivative", needs="scipy")
+@public("geqrf", dtypes="float32 float64", differentiable=False, needs="scipy")
 def geqrf(input: Any, *, out: Any = None) -> Any:
     """(a, tau): R on and above the diagonal, the vectors of Q's reflections below, and their scales. Needs
     SciPy.

@@ -192,7 +192,7 @@ def _recurrent(name: str, what: str, value: str, first: Callable[[Any], Any], st
         if not isinstance(n, (int, float)) and not hasattr(n, "ndim"):
             raise TypeError(message(name, "a degree: a number or a tensor", describe(n)))
         degree = p.convert(n.detach(), "int64") if hasattr(n, "ndim") else run_op(full, int(n), (), "int64")
-        limit, most = _LIMITS[dtype] if name.startswith("hermite") else 2**62, _largest(n)
+        limit, most = _LIMITS.get(dtype, 128) if name.startswith("hermite") else 2**62, _largest(n)
         found = run(p.convert(x, "float64"), degree, min(most, limit))
         found = found if most <= limit else p.where(comparison.gt(degree, limit), float("nan"), found)
         return p.written_to(p.convert(found, dtype), out)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import kiln
+from kiln import _core, ops
 
 # dtype -> (relative, absolute); other dtypes have to be equal
 TOLERANCES = {
-    kiln.float16: (1e-3, 1e-5),
-    kiln.bfloat16: (1.6e-2, 1e-5),
-    kiln.float32: (1.3e-6, 1e-5),
-    kiln.float64: (1e-7, 1e-7),
+    _core.float16: (1e-3, 1e-5),
+    _core.bfloat16: (1.6e-2, 1e-5),
+    _core.float32: (1.3e-6, 1e-5),
+    _core.float64: (1e-7, 1e-7),
 }
 
 
@@ -138,7 +138,7 @@ def _numbers(actual: Any, expected: Any, settings: _Settings, where: str) -> str
     if settings.check_dtype and type(actual) is not type(expected):
         return f"The (d)types do not match: {type(actual)} != {type(expected)}."
     is_float = isinstance(actual, float) or isinstance(expected, float)
-    rtol, atol = settings.tolerances(kiln.float64 if is_float else kiln.int64)
+    rtol, atol = settings.tolerances(_core.float64 if is_float else _core.int64)
     return _scalars(actual, expected, rtol, atol, settings.equal_nan)
 
 
@@ -168,16 +168,16 @@ def _allowed(rtol: float, atol: float) -> tuple[str, str, str]:
 
 def _are_arrays(actual: Any, expected: Any, _: _Settings) -> bool:
     return all(
-        hasattr(x, "__array_interface__") and not isinstance(x, kiln.Tensor) for x in (actual, expected)
+        hasattr(x, "__array_interface__") and not isinstance(x, _core.Tensor) for x in (actual, expected)
     )
 
 
 def _arrays(actual: Any, expected: Any, settings: _Settings, where: str) -> str | None:
-    return _tensors(kiln.tensor(actual), kiln.tensor(expected), settings, where)
+    return _tensors(ops.tensor(actual), ops.tensor(expected), settings, where)
 
 
 def _are_tensors(actual: Any, expected: Any, settings: _Settings) -> bool:
-    both = isinstance(actual, kiln.Tensor) and isinstance(expected, kiln.Tensor)
+    both = isinstance(actual, _core.Tensor) and isinstance(expected, _core.Tensor)
     related = isinstance(actual, type(expected)) or isinstance(expected, type(actual))
     return both and (related if settings.allow_subclasses else type(actual) is type(expected))
 
@@ -195,20 +195,20 @@ def _tensors(actual: Any, expected: Any, settings: _Settings, where: str) -> str
 
 def _of_one_dtype(actual: Any, expected: Any) -> tuple[Any, Any]:
     """Both as the dtype they are subtracted in."""
-    dtype = kiln.promote_types(actual.dtype, expected.dtype)
-    dtype = dtype if dtype.is_floating_point else kiln.int64
+    dtype = _core.promote_types(actual.dtype, expected.dtype)
+    dtype = dtype if dtype.is_floating_point else _core.int64
     return actual.to(dtype), expected.to(dtype)
 
 
 def _elements(actual: Any, expected: Any, rtol: float, atol: float, equal_nan: bool) -> str | None:
     """What the elements of two tensors of one shape and dtype differ in."""
-    matches = kiln.isclose(actual, expected, rtol=rtol, atol=atol, equal_nan=equal_nan)
+    matches = ops.isclose(actual, expected, rtol=rtol, atol=atol, equal_nan=equal_nan)
     if bool(matches.all()):
         return None
     if not actual.ndim:
         return _scalars(actual.item(), expected.item(), rtol, atol, equal_nan)
-    off = kiln.where(matches, 0, (actual - expected).abs())
-    relative = kiln.where(matches, 0, off / expected.abs())
+    off = ops.where(matches, 0, (actual - expected).abs())
+    relative = ops.where(matches, 0, off / expected.abs())
     count, total = int((~matches).sum()), matches.numel()
     how, *tolerances = _allowed(rtol, atol)
     lines = [
