@@ -47,7 +47,11 @@ from kiln.autograd import (  # noqa: E402
     no_grad as no_grad,
     set_grad_enabled as set_grad_enabled,
 )
-from kiln.device import device as device  # noqa: E402
+from kiln.device import (  # noqa: E402
+    device as device,
+    get_default_device as get_default_device,
+    set_default_device as set_default_device,
+)
 from kiln.layout import (  # noqa: E402
     contiguous_format as contiguous_format,
     layout as layout,
@@ -63,11 +67,28 @@ if _TYPE_CHECKING:
         cuda as cuda,
         datasets as datasets,
         linalg as linalg,
+        masked as masked,
         nn as nn,
         optim as optim,
+        signal as signal,
+        testing as testing,
     )
     from kiln.ops.dtypes import finfo as finfo, iinfo as iinfo
     from kiln.ops.generator import Generator as Generator, default_generator as default_generator
+    from kiln.ops.legacy import (
+        BFloat16Tensor as BFloat16Tensor,
+        BoolTensor as BoolTensor,
+        ByteTensor as ByteTensor,
+        CharTensor as CharTensor,
+        DoubleTensor as DoubleTensor,
+        FloatTensor as FloatTensor,
+        HalfTensor as HalfTensor,
+        IntTensor as IntTensor,
+        LongTensor as LongTensor,
+        ShortTensor as ShortTensor,
+        set_default_tensor_type as set_default_tensor_type,
+    )
+    from kiln.ops.storage import TypedStorage as TypedStorage, UntypedStorage as UntypedStorage
     from kiln import random as random, special as special, utils as utils, viz as viz
     from kiln.capture.compile import compile as compile
     from kiln.serialization import load as load, save as save
@@ -75,13 +96,15 @@ if _TYPE_CHECKING:
 
 globals().update({n: f for n, f in ops.registry.FUNCTIONS.items() if n.isidentifier()})
 
+_PARTS = "array_api cuda datasets linalg masked nn optim random signal special testing utils viz"
+_LEGACY = (
+    "BFloat16Tensor BoolTensor ByteTensor CharTensor DoubleTensor FloatTensor HalfTensor IntTensor "
+    "LongTensor ShortTensor set_default_tensor_type"
+)
 # What a program may never use is imported when it is first asked for, as are functions of the table: name ->
 # its module.
 _LATER = {
-    **{
-        name: f"kiln.{name}"
-        for name in "array_api cuda datasets linalg nn optim random special utils viz".split()
-    },
+    **{name: f"kiln.{name}" for name in _PARTS.split()},
     "compile": "kiln.capture.compile",
     "load": "kiln.serialization",
     "save": "kiln.serialization",
@@ -90,6 +113,9 @@ _LATER = {
     "iinfo": "kiln.ops.dtypes",
     "Generator": "kiln.ops.generator",
     "default_generator": "kiln.ops.generator",
+    "TypedStorage": "kiln.ops.storage",
+    "UntypedStorage": "kiln.ops.storage",
+    **dict.fromkeys(_LEGACY.split(), "kiln.ops.legacy"),
 }
 
 # PyTorch's names that need complex numbers
@@ -100,6 +126,7 @@ _COMPLEX = frozenset(
 
 float, double, half, int, long, short = float32, float64, float16, int32, int64, int16
 e, inf, nan, pi = _math.e, _math.inf, _math.nan, _math.pi
+newaxis = None
 is_grad_enabled = _core.grad_enabled
 __version__ = "0.1.0"
 

@@ -36,6 +36,7 @@ class Size(tuple[int, ...]):
 class Tensor:
     """Its methods, and what its operators call, are attached from the op table: kiln/tensor.py."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
     @property
     def shape(self) -> Size: ...
     @property

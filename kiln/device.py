@@ -43,3 +43,24 @@ class device:
 
 
 CPU = device("cpu")
+
+
+def get_default_device() -> device:
+    """Where new tensors are: on the CPU.
+
+    >>> kiln.get_default_device()
+    device(type='cpu')
+    """
+    return CPU
+
+
+def set_default_device(device: Any) -> None:
+    """Says where new tensors are: "cpu", or None for that too. RuntimeError for what is not there.
+
+    >>> kiln.set_default_device("cpu")
+    """
+    if device is not None:
+        Device(device)
+
+
+Device = device

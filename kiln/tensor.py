@@ -12,6 +12,7 @@ from typing import Any
 from kiln import _core, autograd, ops, printing
 from kiln.device import CPU
 from kiln.errors import describe, message
+from kiln.late import later
 from kiln.layout import strided
 from kiln.ops import data, getitem, interop, kinds, parts, pointwise, reduce, registry, views
 
@@ -74,11 +75,6 @@ def _contains(self: Any, element: Any) -> bool:
     return bool((self == element).any())
 
 
-def get_device(self: Any) -> int:
-    """-1: the CPU has no ordinal."""
-    return -1
-
-
 def _iterate(self: Any) -> Any:
     """The views along dim 0. TypeError for a tensor of no dims."""
     if self.ndim == 0:
@@ -97,7 +93,6 @@ def backward(
 METHODS: dict[str, Any] = {
     "cpu": cpu,
     "to_device": to_device,
-    "get_device": get_device,
     "type_as": type_as,
     "where": where,
     "backward": backward,
@@ -120,7 +115,7 @@ def attach() -> None:
         ("H", _matrix_transposed),
         ("mH", lambda self: _last_two(self) if self.ndim else self),
         ("real", lambda self: self),
-        *((f"is_{other}", lambda self: False) for other in "cuda meta mps quantized sparse xpu".split()),
+        *((f"is_{kind}", lambda self: False) for kind in "cuda meta mps nested quantized sparse xpu".split()),
         ("is_cpu", lambda self: True),
         ("device", lambda self: CPU),
         ("itemsize", Tensor.element_size),
@@ -133,6 +128,7 @@ def attach() -> None:
     _core.set_operator("array", data.beside)
     Tensor.__array_priority__ = 1000  # NumPy's `array + x` and `number * x` leave it to x
     _core.set_operator("to", interop.to)
+    _core.set_operator("new", later("kiln.ops.legacy", "tensor_new"))
     _core.set_operator("fill", getitem.fill_)
     for name in kinds.COMPUTE:
         _core.set_core_function(name, pointwise.convert.handle, (name,))

@@ -37,12 +37,13 @@ enum Slot {
     array,
     to,
     fill,
+    new_,
     slot_count
 };
 const char* const slot_names[slot_count] = {
     "add", "sub",    "mul",    "div",     "floor_divide", "remainder", "pow", "matmul", "and", "or",
     "xor", "lshift", "rshift", "neg",     "pos",          "invert",    "abs", "eq",     "ne",  "lt",
-    "le",  "gt",     "ge",     "getitem", "setitem",      "array",     "to",  "fill"};
+    "le",  "gt",     "ge",     "getitem", "setitem",      "array",     "to",  "fill",   "new"};
 PyObject* operators[slot_count] = {};
 
 PyObject* set_operator(PyObject*, PyObject* args) {
@@ -282,6 +283,12 @@ PyMethodDef casts[] = {
      "changes.\n\n>>> kiln.tensor([1, 2]).to(kiln.float32)\ntensor([1., 2.])"},
 };
 
+// Tensor(...): what the class is called with goes up whole.
+PyObject* construct(PyTypeObject* type, PyObject* args, PyObject* named) {
+    return in_python(
+        [&] { return PyObject_CallFunction(operators[new_], "OOO", type, args, named ? named : Py_None); });
+}
+
 PyMethodDef functions[] = {
     {"set_operator", set_operator, METH_VARARGS, "Sets what an operator of Tensor calls."},
     {nullptr, nullptr, 0, nullptr},
@@ -327,6 +334,7 @@ std::span<const PyType_Slot> operator_slots() {
         slot_of(Py_mp_subscript, get_item),
         slot_of(Py_mp_ass_subscript, set_item),
         slot_of(Py_tp_richcompare, compare),
+        slot_of(Py_tp_new, construct),
     };
     return slots;
 }

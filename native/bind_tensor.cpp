@@ -123,6 +123,13 @@ PyObject* get_is_leaf(PyObject* self, void*) {
 }
 PyObject* get_version(PyObject* self, void*) { return PyLong_FromLong(tensor_of(self).storage->version); }
 PyObject* get_memory(PyObject* self, void*) { return PyLong_FromSize_t(tensor_of(self).storage->nbytes); }
+PyObject* get_alone(PyObject* self, void*) {
+    return property(self, [](Tensor& x) {
+        settle(*x.storage, true);
+        bool own_base = x.base && x.base->refcount == 1 && x.base->storage == x.storage;
+        return PyBool_FromLong(x.storage->refcount == 1u + own_base && !x.storage->foreign());
+    });
+}
 PyObject* get_retains(PyObject* self, void*) {
     const Tensor& x = tensor_of(self);
     return PyBool_FromLong(x.meta && x.meta->retained);
@@ -281,11 +288,6 @@ PyObject* make_subclass(PyObject*, PyObject* args) {
     });
 }
 
-PyObject* tensor_new(PyTypeObject*, PyObject*, PyObject*) {
-    PyErr_SetString(PyExc_TypeError, "Tensor: make tensors with kiln.tensor(data), zeros, empty, randn, ...");
-    return nullptr;
-}
-
 PyObject* tensor_reduce(PyObject*, PyObject*) {
     PyErr_SetString(
         PyExc_TypeError,
@@ -314,6 +316,7 @@ PyGetSetDef getset[] = {
      nullptr},
     {"_version", get_version, nullptr, "How often the memory was written in place.", nullptr},
     {"_memory", get_memory, nullptr, "How many bytes its storage has.", nullptr},
+    {"_alone", get_alone, nullptr, "Whether nobody else can see its memory.", nullptr},
     {"__dict__", get_dict, PyObject_GenericSetDict, nullptr, nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
@@ -352,7 +355,13 @@ PyMethodDef methods[] = {
 
 Py_hash_t hash_identity(PyObject* self) { return _Py_HashPointer(self); }
 
-void tensor_releasebuffer(PyObject*, Py_buffer* view) { delete[] static_cast<Py_ssize_t*>(view->internal); }
+// What a buffer lives on: the tensor may be given other memory before the buffer is released.
+struct Lent {
+    StorageRef storage;
+    std::vector<Py_ssize_t> dims;  // sizes, then strides
+};
+
+void tensor_releasebuffer(PyObject*, Py_buffer* view) { delete static_cast<Lent*>(view->internal); }
 
 // struct-module codes of the dtypes; bfloat16 has none.
 const char* buffer_format(DType dtype) {
@@ -367,14 +376,15 @@ int tensor_getbuffer(PyObject* self, Py_buffer* view, int flags) {
                    "memoryview: the tensor is not contiguous; call .contiguous() first");
         KILN_CHECK(!(x.storage->read_only && (flags & PyBUF_WRITABLE)), buffer,
                    "the tensor's memory is read-only");
-        KILN_CHECK(buffer_format(x.dtype) || !(flags & PyBUF_FORMAT), buffer,
-                   "memoryview: Python's buffers have no bfloat16; use x.view(kiln.int16) or x.float()");
+        KILN_CHECK(x.dtype != DType::bfloat16 || !(flags & PyBUF_FORMAT), buffer,
+                   "memoryview: buffers have no name for bfloat16; use x.float(), or x.view(kiln.int16)");
         KILN_CHECK(!x.requires_grad(), buffer,
                    "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.");
         settle(*x.storage, true);
         x.storage->public_ = true;
         int ndim = x.ndim();
-        auto* dims = new Py_ssize_t[2 * std::max(ndim, 1)];
+        auto* lent = new Lent{x.storage, std::vector<Py_ssize_t>(size_t(2 * ndim))};
+        Py_ssize_t* dims = lent->dims.data();
         for (int d = 0; d < ndim; ++d) {
             dims[d] = x.sizes[d];
             dims[ndim + d] = x.strides[d] * Py_ssize_t(itemsize(x.dtype));
@@ -389,13 +399,12 @@ int tensor_getbuffer(PyObject* self, Py_buffer* view, int flags) {
         view->format = flags & PyBUF_FORMAT ? const_cast<char*>(buffer_format(x.dtype)) : nullptr;
         view->shape = flags & PyBUF_ND ? dims : nullptr;
         view->strides = (flags & PyBUF_STRIDES) == PyBUF_STRIDES ? dims + ndim : nullptr;
-        view->internal = dims;
+        view->internal = lent;
         return 0;
     });
 }
 
 PyType_Slot slots[] = {
-    {Py_tp_new, reinterpret_cast<void*>(tensor_new)},
     {Py_tp_dealloc, reinterpret_cast<void*>(tensor_dealloc)},
     {Py_tp_traverse, reinterpret_cast<void*>(tensor_traverse)},
     {Py_tp_clear, reinterpret_cast<void*>(tensor_clear)},

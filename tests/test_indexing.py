@@ -94,7 +94,7 @@ def outcome(library: Any, shape: tuple[int, ...], key: list[Any], turned: bool, 
             )
         z = x.detach()
         z[of(library, key)] = value
-        return [np.array(t) for t in (y.detach(), x.grad, z)]
+        return [t.numpy().copy() for t in (y.detach(), x.grad, z)]
     except (IndexError, RuntimeError, TypeError, ValueError) as error:
         return type(error)
 

@@ -36,6 +36,8 @@ ALLOWED = {
     "autograd": {"_core", "graph", "ops"},
     "nn": {"_core", "ops", "tensor", "autograd"},
     "linalg": {"ops"},
+    "signal": {"ops"},
+    "masked": {"ops"},
     "array_api": {"_core", "ops", "device", "linalg"},
     "optim": {"_core", "ops", "tensor", "autograd"},
     "utils": {"_core", "ops", "tensor", "autograd"},

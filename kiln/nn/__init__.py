@@ -52,6 +52,7 @@ from kiln.nn.dropouts import (
 )
 from kiln.nn.layers import (
     Embedding as Embedding,
+    EmbeddingBag as EmbeddingBag,
     Flatten as Flatten,
     Identity as Identity,
     Linear as Linear,

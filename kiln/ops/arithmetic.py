@@ -263,6 +263,8 @@ def isclose(input: Any, other: Any, rtol: float = 1e-05, atol: float = 1e-08, eq
     tensor([ True, False])
     """
     _check_tolerances(rtol, atol)
+    if rtol == atol == 0 and not d.is_float(input) and input.dtype == other.dtype:
+        return comparison.eq(input, other)  # exact, where floats do not hold the integers
     return near(input, other, rtol, atol, equal_nan)
 
 

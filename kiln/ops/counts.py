@@ -337,3 +337,79 @@ def histogram(
         widths = p.sub(slice_(edges, 0, (1, n, 1)), slice_(edges, 0, (0, n, 1)))
         found = p.div(p.div(found, find("sum").handle(found)), widths)
     return Histogram(*p.written((found, edges), out))
+
+
+class HistogramDD(NamedTuple):
+    """Counts between edges in several dims, and the edges of each."""
+
+    hist: Any
+    bin_edges: Any
+
+
+def _edges_of(column: Any, bins: Any, limits: Any) -> Any:
+    """The edges of one dim: those given, or equal parts of a range."""
+    if hasattr(bins, "ndim"):
+        return bins
+    if bins < 1:
+        raise RuntimeError("histogramdd(): bins must be > 0")
+    low, high = _limits(column, *(limits or (0.0, 0.0)), around=0.5, op="histogramdd")
+    return linspace(low, high, bins + 1, dtype=column.dtype)
+
+
+@public("histogramdd", method=False, dtypes="float32 float64", differentiable=False, reads=True,
+    samples=d.samples(
+        lambda rng, t: ((d.array(rng, (30, 2), t), [3, 4]), {}),
+        lambda rng, t: (
+            (d.array(rng, (30, 2), t), 3),
+            {"range": [-1.0, 2.0, -2.0, 1.0], "density": True, "weight": d.array(rng, (30,), t, 0.5, 2)},
+        ),
+    ), failures=d.failures(
+        ((d.Zeros(2), [3]), {}, RuntimeError, "at least 2"),
+        ((d.Zeros(2, 2), [3]), {}, RuntimeError, "dimension"),
+    ))  # fmt: skip
+def histogramdd(
+    input: Any, bins: Any, *, range: Any = None, weight: Any = None, density: bool = False
+) -> Any:
+    """The sums of `weight` (else counts) of points [.., n] in boxes between edges: (hist, bin_edges).
+
+    `bins`: a number of equal parts, one for each of n dims, or a vector of edges for each. `range`: the ends
+    of each dim, one after another; else those of the data. `density`: divided so that the integral is 1.
+
+    >>> kiln.histogramdd(kiln.tensor([[0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]), [2, 2]).hist
+    tensor([[0., 1.],
+            [1., 1.]])
+    """
+    if input.ndim < 2:
+        raise RuntimeError("histogramdd(): input tensor should have at least 2 dimensions")
+    n = input.shape[-1]
+    bins = [bins] * n if isinstance(bins, int) else list(bins)
+    if len(bins) != n or (range is not None and len(range) != 2 * n):
+        raise RuntimeError(f"histogramdd(): expected bins and range for each of {n} dimensions")
+    points = reshape(input, (d.numel(input.shape) // max(n, 1), n))
+    dtype = dtype_name(input.dtype)
+    each = (
+        d.run(full, 1, (points.shape[0],), dtype) if weight is None else reshape(weight, (points.shape[0],))
+    )
+    edges: list[Any] = []
+    place: Any = 0
+    inside = comparison.eq(each, each)
+    volume: Any = 1.0
+    for k, wanted in enumerate(bins):
+        column = select(points, 1, k)
+        own = _edges_of(column, wanted, None if range is None else range[2 * k : 2 * k + 2])
+        most = own.shape[0] - 1
+        at = p.sub(searchsorted(own, column, right=True), 1)
+        at = p.where(comparison.eq(column, select(own, 0, most)), most - 1, at)
+        inside = (
+            inside & comparison.ge(column, select(own, 0, 0)) & comparison.le(column, select(own, 0, most))
+        )
+        place = at if not edges else p.add(p.mul(place, most), at)
+        edges.append(own)
+        widths = p.sub(slice_(own, 0, (1, most, 1)), slice_(own, 0, (0, most, 1)))
+        volume = reshape(widths, (most, *[1] * (n - 1 - k))) * volume
+    sizes = tuple(own.shape[0] - 1 for own in edges)
+    base = d.run(full, 0, (d.numel(sizes),), dtype)
+    found = reshape(scatter_add(base, 0, p.where(inside, place, 0), p.where(inside, each, 0)), sizes)
+    if density:
+        found = p.div(p.div(found, find("sum").handle(found)), volume)
+    return HistogramDD(found, tuple(edges))

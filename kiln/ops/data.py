@@ -186,9 +186,14 @@ def numpy(self: Any, *, force: bool = False) -> Any:
 
 
 def array(self: Any, dtype: Any = None, copy: bool | None = None) -> Any:
-    """What numpy.asarray(tensor) takes."""
+    """What numpy.array(tensor) takes: the tensor's memory, or a copy where `dtype` or `copy` ask for one.
+
+    ValueError where `dtype` needs a copy and `copy` forbids it; else as `x.numpy()`.
+    """
     found = numpy(self)
     if dtype is not None and found.dtype != dtype:
+        if copy is False:
+            raise ValueError(message("__array__", "copy=None or True", f"copy=False with dtype {dtype}"))
         return found.astype(dtype)
     return found.copy() if copy else found
 

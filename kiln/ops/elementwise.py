@@ -212,7 +212,7 @@ def mantissa_and_exponent(input: Tensor) -> Any:
     >>> kiln.frexp(kiln.tensor([6.0])).exponent
     tensor([3], dtype=kiln.int32)
     """
-    if input.dtype not in FLOATS:
+    if not d.is_float(input):
         raise RuntimeError("torch.frexp() only supports floating-point dtypes")
     return mantissa_of(input), exponent_of(input, "int32")
 

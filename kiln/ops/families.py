@@ -5,10 +5,16 @@ Family -> its functions, methods of tensors, functions of kiln.nn.functional, an
 
 FAMILIES: dict[str, tuple[str, str, str, str]] = {
     "addends": (
-        "addbmm addmm addmv addr baddbmm ger inner outer vdot",
+        "addbmm addmm addmv addmv_ addr baddbmm ger inner outer vdot",
         "addbmm addbmm_ addmm addmm_ addmv addmv_ addr addr_ baddbmm baddbmm_ ger inner outer vdot",
         "",
         "addbmm addmm addmv addr baddbmm",
+    ),
+    "bags": (
+        "embedding_bag embedding_renorm_ segment_reduce",
+        "",
+        "embedding_bag",
+        "",
     ),
     "composites": (
         "binary_cross_entropy_with_logits cross_entropy l1_loss layer_norm log_softmax mse_loss nll_loss "
@@ -25,7 +31,7 @@ FAMILIES: dict[str, tuple[str, str, str, str]] = {
         "",
     ),
     "counts": (
-        "bincount histc histogram isin unique unique_consecutive",
+        "bincount histc histogram histogramdd isin unique unique_consecutive",
         "bincount histc histogram unique unique_consecutive",
         "",
         "",
@@ -88,6 +94,13 @@ FAMILIES: dict[str, tuple[str, str, str, str]] = {
         "",
         "",
     ),
+    "factors": (
+        "geqrf linalg.diagonal linalg.ldl_factor linalg.ldl_factor_ex linalg.ldl_solve linalg.matmul lu "
+        "ormqr pca_lowrank svd_lowrank",
+        "geqrf lu ormqr",
+        "",
+        "",
+    ),
     "gates": (
         "celu celu_ glu hardshrink hardsigmoid hardsigmoid_ hardswish hardswish_ hardtanh hardtanh_ mish "
         "mish_ prelu relu6 relu6_ rrelu rrelu_ selu selu_ softmin softshrink softsign tanhshrink "
@@ -119,6 +132,12 @@ FAMILIES: dict[str, tuple[str, str, str, str]] = {
     "joining": (
         "block_diag cartesian_prod column_stack combinations dstack hstack meshgrid row_stack vstack",
         "combinations",
+        "",
+        "",
+    ),
+    "legacy": (
+        "get_device typename",
+        "apply_ get_device map2_ map_ new type",
         "",
         "",
     ),
@@ -154,8 +173,8 @@ FAMILIES: dict[str, tuple[str, str, str, str]] = {
         "flip roll tril triu",
     ),
     "names": (
-        "absolute absolute_ clip clip_ conj conj_physical conj_physical_ detach divide fix fix_ greater "
-        "greater_equal is_conj is_neg less less_equal multiply negative negative_ not_equal real "
+        "absolute absolute_ clip clip_ conj conj_physical conj_physical_ detach detach_ divide fix fix_ "
+        "greater greater_equal is_conj is_neg less less_equal multiply negative negative_ not_equal real "
         "resolve_conj resolve_neg sgn sgn_ subtract true_divide",
         "absolute absolute_ clip clip_ conj conj_physical conj_physical_ divide divide_ fix fix_ greater "
         "greater_ greater_equal greater_equal_ is_conj is_neg less less_ less_equal less_equal_ multiply "
@@ -195,6 +214,16 @@ FAMILIES: dict[str, tuple[str, str, str, str]] = {
         "fill_diagonal_ select_scatter slice_scatter unfold",
         "",
         "diagonal placed unfold",
+    ),
+    "polynomials": (
+        "special.chebyshev_polynomial_t special.chebyshev_polynomial_u special.chebyshev_polynomial_v "
+        "special.chebyshev_polynomial_w special.hermite_polynomial_h special.hermite_polynomial_he "
+        "special.laguerre_polynomial_l special.legendre_polynomial_p "
+        "special.shifted_chebyshev_polynomial_t special.shifted_chebyshev_polynomial_u "
+        "special.shifted_chebyshev_polynomial_v special.shifted_chebyshev_polynomial_w",
+        "",
+        "",
+        "chebyshev",
     ),
     "probabilities": (
         "binary_cross_entropy kl_div",
@@ -236,12 +265,12 @@ FAMILIES: dict[str, tuple[str, str, str, str]] = {
         "",
     ),
     "shapes": (
-        "alias_copy as_strided_copy atleast_1d atleast_2d atleast_3d broadcast_shapes broadcast_tensors "
-        "clone detach_copy diagonal_copy expand_copy is_same_size narrow_copy numel permute_copy ravel "
-        "reshape_as select_copy slice_copy split_copy split_with_sizes_copy squeeze_copy sum_to_size "
-        "t_copy transpose_copy unbind_copy unfold_copy unsqueeze_copy view_copy",
-        "as_strided_ clone contiguous is_same_size is_set_to narrow_copy numel ravel reshape_as squeeze_ "
-        "sum_to_size swapaxes_ swapdims_ t_ transpose_ unsqueeze_ untyped_storage",
+        "alias_copy as_strided_ as_strided_copy atleast_1d atleast_2d atleast_3d broadcast_shapes "
+        "broadcast_tensors clone detach_copy diagonal_copy expand_copy is_same_size narrow_copy numel "
+        "permute_copy ravel reshape_as select_copy slice_copy split_copy split_with_sizes_copy "
+        "squeeze_copy sum_to_size t_copy transpose_copy unbind_copy unfold_copy unsqueeze_copy view_copy",
+        "as_strided_ clone contiguous is_same_size narrow_copy numel ravel reshape_as squeeze_ "
+        "sum_to_size swapaxes_ swapdims_ t_ transpose_ unsqueeze_",
         "",
         "",
     ),
@@ -259,6 +288,12 @@ FAMILIES: dict[str, tuple[str, str, str, str]] = {
         "igammac lgamma log_ndtr modified_bessel_i0 modified_bessel_i1 modified_bessel_k0 "
         "modified_bessel_k1 mvlgamma ndtr ndtri polygamma_of scaled_modified_bessel_k0 "
         "scaled_modified_bessel_k1 spherical_bessel_j0 zeta",
+    ),
+    "storage": (
+        "is_storage resize_as_",
+        "is_set_to resize_ resize_as_ set_ storage untyped_storage",
+        "",
+        "",
     ),
     "systems": (
         "inverse linalg.LinAlgError linalg.inv linalg.inv_ex linalg.solve linalg.solve_ex "

@@ -1,4 +1,4 @@
-"""Tensors and other libraries' arrays: DLPack, NumPy's functions, and the call forms of `to` and `type`."""
+"""Tensors and other libraries' arrays: DLPack, NumPy's functions, and the call forms of `to`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from kiln.errors import describe, message
 from kiln.ops import data, registry
 from kiln.ops import declare as d
 from kiln.ops.creation import settle
-from kiln.ops.declare import dtype_name, public, type_name
-from kiln.ops.kinds import COMPUTE
+from kiln.ops.declare import dtype_name, public
 from kiln.ops.pointwise import clone, convert
 
 _DL_CPU = (1, 0)  # DLPack's device type and number
@@ -124,25 +123,6 @@ def _operand(x: Any) -> Any:
 
 # ---- dtypes and devices ----
 
-_TYPES = {f"kiln.{type_name(name)}Tensor": name for name in COMPUTE}
-
-
-def type_(self: Any, dtype: Any = None, non_blocking: bool = False) -> Any:
-    """The tensor as a dtype ("kiln.FloatTensor" is float32's other name); without one, that name of its own.
-
-    ValueError for a string that names none.
-
-    >>> kiln.ones(2).type(), kiln.ones(2).type(kiln.int8)
-    ('kiln.FloatTensor', tensor([1, 1], dtype=kiln.int8))
-    """
-    if dtype is None:
-        return f"kiln.{type_name(dtype_name(self.dtype))}Tensor"
-    if isinstance(dtype, str):
-        if dtype not in _TYPES:
-            raise ValueError(f"invalid type: {dtype!r}; expected a dtype such as kiln.float32")
-        dtype = getattr(_core, _TYPES[dtype])
-    return to(self, dtype)
-
 
 def _check_place(given: Any) -> None:
     """RuntimeError for a string that names no device, NotImplementedError for one that is not the CPU."""
@@ -200,6 +180,5 @@ d.methods({
     "__dlpack__": dlpack,
     "__dlpack_device__": dlpack_device,
     "__array_ufunc__": array_ufunc,
-    "type": type_,
     "to": to,
 })  # fmt: skip

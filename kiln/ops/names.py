@@ -45,7 +45,12 @@ resolve_neg = _itself("resolve_neg", "`input` itself: there is no negation to ca
 real = _itself("real", "`input` itself: a real number is its own real part.", method=False)
 
 
-@public("conj_physical", inplace=True, dtypes="all")
+@public(
+    "conj_physical",
+    inplace=True,
+    samples=d.samples(lambda rng, t: ((d.array(rng, (3,), t),), {})),
+    dtypes="all",
+)
 def conj_physical(input: Any, *, out: Any = None) -> Any:
     """`input` itself: a real number is its own conjugate.
 
@@ -63,6 +68,16 @@ def detach(input: Any) -> Any:
     False
     """
     return input.detach()
+
+
+@public("detach_", method=False, dtypes="all", differentiable=False)
+def detach_(input: Any) -> Any:
+    """`input`, which forgets its history in place. RuntimeError for a view.
+
+    >>> kiln.detach_(kiln.ones(1, requires_grad=True)).requires_grad
+    False
+    """
+    return input.detach_()
 
 
 @public("is_conj", dtypes="all", differentiable=False)

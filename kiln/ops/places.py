@@ -147,7 +147,6 @@ def diagonal_(input: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
 
 @public(
     "diag",
-    differs="takes no `out`",
     samples=d.samples(
         lambda rng, t: ((d.array(rng, (3,), t), -1), {}),
         lambda rng, t: ((d.array(rng, (3, 4), t), 1), {}),

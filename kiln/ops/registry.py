@@ -23,7 +23,7 @@ LAYERS: dict[str, Any] = {}  # functions of kiln.nn.functional
 INPLACE: dict[str, Any] = {}  # name -> its in-place form: the method `name_`, and for some a function
 
 # in-place functions of PyTorch's namespace that need more than the tensor
-_BINARY_IN_PLACE = {"clamp_max", "clamp_min", "gcd", "lcm", "ldexp", "threshold", "xlogy"}
+_MORE_IN_PLACE = {"addmv", "clamp_max", "clamp_min", "gcd", "lcm", "ldexp", "threshold", "xlogy"}
 
 # name -> family: of functions, methods, functions of kiln.nn.functional, ops
 _HOME = [
@@ -45,7 +45,7 @@ def register(
     if written is not None:
         INPLACE[name] = written
         # a function too where it needs the tensor alone
-        if name in _BINARY_IN_PLACE or places_of(function, required=True) == 1:
+        if name in _MORE_IN_PLACE or places_of(function, required=True) == 1:
             FUNCTIONS[f"{name}_"] = written
 
 

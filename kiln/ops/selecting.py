@@ -9,10 +9,10 @@ from kiln.ops import declare as d
 from kiln.ops import pointwise as p
 from kiln.ops.creation import full
 from kiln.ops.declare import dtype_name, public
-from kiln.ops.indexing import gather, rows_at, stack
+from kiln.ops.indexing import cat, gather, rows_at, stack
 from kiln.ops.record import Sample, Sizes, Tensor, composite, find, primitive
 from kiln.ops.scans import scan_sum
-from kiln.ops.views import expand_, reshape, select
+from kiln.ops.views import expand_, reshape, select, slice_
 
 
 @primitive(
@@ -92,6 +92,27 @@ def nonzero(input: Any, *, as_tuple: bool = False, out: Any = None) -> Any:
 
 
 d.alias("argwhere", "nonzero")
+
+
+@public("nonzero_static", dtypes="all", differentiable=False, reads=True, samples=d.samples(
+    lambda rng, t: ((d.array(rng, (3, 4), t, -1, 1),), {"size": 5}),
+    lambda rng, t: ((d.array(rng, (4,), t, -1, 1),), {"size": 9, "fill_value": 7}),
+    lambda rng, t: ((d.array(rng, (), t),), {"size": 2}),
+), failures=d.failures(((d.Zeros(2),), {"size": -1}, RuntimeError, "non-negative")))  # fmt: skip
+def nonzero_static(input: Any, *, size: int, fill_value: int = -1, out: Any = None) -> Any:
+    """The first `size` rows of `nonzero`, and rows of `fill_value` if there are fewer: [size, dims] int64.
+
+    >>> kiln.nonzero_static(kiln.tensor([0, 3, 4]), size=3)
+    tensor([[ 1],
+            [ 2],
+            [-1]])
+    """
+    if size < 0:
+        raise RuntimeError("nonzero_static: 'size' must be an non-negative integer")
+    found = nonzero(input)
+    missing = max(size - found.shape[0], 0)
+    rest = d.run(full, fill_value, (missing, input.ndim), "int64")
+    return p.written_to(cat([slice_(found, 0, (0, size - missing, 1)), rest], 0), out)
 
 
 @public("where", method=False, plain=p.where)

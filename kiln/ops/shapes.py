@@ -16,6 +16,7 @@ from kiln.ops.getitem import getitem
 from kiln.ops.kinds import broadcast, normalize_dim
 from kiln.ops.pointwise import clone, written, written_to
 from kiln.ops.record import find
+from kiln.ops.storage import becoming
 from kiln.ops.views import expand, reshape, sizes_of
 
 _reshape, _expand = reshape.handle, expand.handle
@@ -225,15 +226,7 @@ for _name, _given in _VIEWED.items():
 
 def _becoming(name: str) -> Callable[..., Any]:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.requires_grad and _core.grad_enabled():
-            if self.is_leaf:
-                raise RuntimeError(
-                    "a leaf Variable that requires grad is being used in an in-place operation "
-                    f"({name}_); do it under no_grad(), or on a clone()"
-                )
-            raise NotImplementedError(f"{name}_: the tensor has a history; use x = x.{name}(...)")
-        self.data = registry.function(name)(self.detach(), *args, **kwargs)
-        return self
+        return becoming(self, f"{name}_", lambda: registry.function(name)(self.detach(), *args, **kwargs))
 
     method.__name__ = method.__qualname__ = f"{name}_"
     method.__doc__ = (
@@ -246,6 +239,7 @@ d.methods({
     f"{name}_": _becoming(name)
     for name in ("t", "transpose", "swapdims", "swapaxes", "squeeze", "unsqueeze", "as_strided")
 })  # fmt: skip
+registry.FUNCTIONS["as_strided_"] = registry.METHODS["as_strided_"]
 
 
 # Memory
@@ -272,49 +266,4 @@ def contiguous(self: Any, memory_format: Any = None) -> Any:
     return self if self.is_contiguous() else clone(self)
 
 
-class UntypedStorage:
-    """The memory a tensor looks at: its address and size.
-
-    >>> x = kiln.arange(4)
-    >>> x[1:].untyped_storage().data_ptr() == x.data_ptr(), x[1:].untyped_storage().nbytes()
-    (True, 32)
-    """
-
-    __slots__ = ("_owner",)
-
-    def __init__(self, owner: Any) -> None:
-        self._owner = owner
-
-    def data_ptr(self) -> int:
-        """The address of the memory's first byte; 0 if it has none."""
-        owner = self._owner
-        address: int = owner.data_ptr()
-        return address and address - owner.storage_offset() * owner.element_size()
-
-    def nbytes(self) -> int:
-        """How many bytes it has."""
-        size: int = self._owner._memory
-        return size
-
-
-def untyped_storage(self: Any) -> UntypedStorage:
-    """The memory the tensor looks at."""
-    return UntypedStorage(self.detach())
-
-
-def is_set_to(self: Any, tensor: Any) -> bool:
-    """Whether both look at the same memory in the same way.
-
-    >>> x = kiln.zeros(2)
-    >>> x.is_set_to(x.view(2)), x.is_set_to(x.clone())
-    (True, False)
-    """
-    return (
-        (self.shape, self.stride(), self.storage_offset())
-        == (tensor.shape, tensor.stride(), tensor.storage_offset())
-        and UntypedStorage(self).data_ptr() == UntypedStorage(tensor).data_ptr()
-        and self.data_ptr() == tensor.data_ptr()
-    )
-
-
-d.methods({"contiguous": contiguous, "untyped_storage": untyped_storage, "is_set_to": is_set_to})
+d.methods({"contiguous": contiguous})

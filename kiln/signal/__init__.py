@@ -1,0 +1,3 @@
+"""Signals: windows."""
+
+from kiln.signal import windows as windows
