@@ -22,7 +22,8 @@ from kiln.testing import op_page
 ROOT = Path(__file__).parent.parent
 MODULES = [
     kiln.nn, kiln.nn.functional, kiln.nn.init, kiln.nn.utils, kiln.optim, kiln.optim.lr_scheduler,
-    kiln.masked, kiln.signal.windows, kiln.testing, kiln.autograd, kiln.utils.data, kiln.datasets, kiln.viz, kiln.testing.gradcheck,
+    kiln.masked, kiln.signal.windows, kiln.testing,
+    kiln.autograd, kiln.utils.data, kiln.datasets, kiln.viz, kiln.testing.gradcheck,
 ]  # fmt: skip
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 

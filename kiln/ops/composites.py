@@ -74,8 +74,7 @@ def softmax(input: Tensor, dim: Structure, dtype: Structure = None) -> Any:
 @softmax.derivative
 def _(g: Any, y: Any, dim: Any) -> Any:
     # reads only the result; what follows from the body would read the input, two row values and exp again
-    dims = (normalize_dim(dim, y.ndim, "softmax"),) if y.ndim else ()
-    return y * (g - reduce_sum(g * y, dims, True))
+    return y * (g - reduce_sum(g * y, (normalize_dim(dim, y.ndim, "softmax"),)[: y.ndim], True))
 
 
 @composite(
@@ -101,8 +100,7 @@ def log_softmax(input: Tensor, dim: Structure, dtype: Structure = None) -> Any:
 
 @log_softmax.derivative
 def _(g: Any, y: Any, dim: Any) -> Any:
-    dims = (normalize_dim(dim, y.ndim, "log_softmax"),) if y.ndim else ()
-    return g - exp(y) * reduce_sum(g, dims, True)
+    return g - exp(y) * reduce_sum(g, (normalize_dim(dim, y.ndim, "log_softmax"),)[: y.ndim], True)
 
 
 def first_of_last(input: Any, normalized_shape: Any, op: str) -> int:
