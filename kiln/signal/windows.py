@@ -150,7 +150,7 @@ def kaiser(M: int, *, beta: float = 12.0, sym: bool = True, **options: Any) -> A
     """i0(beta sqrt(1 - t**2)) / i0(beta), t from -1 to 1. ValueError for beta < 0.
 
     >>> kiln.signal.windows.kaiser(3, beta=1.0)
-    tensor([0.7899, 1.0000, 0.7899])
+    tensor([0.7898, 1.0000, 0.7898])
     """
     if beta < 0:
         raise ValueError(f"beta must be non-negative, got: {beta} instead.")
