@@ -12,9 +12,9 @@ from kiln.ops import declare as d
 from kiln.ops import kinds
 from kiln.ops import unary as u
 from kiln.ops.activations import floating, leaky_relu, narrow, wide
-from kiln.ops.composites import softmax
 from kiln.ops.declare import into, public
 from kiln.ops.kinds import normalize_dim
+from kiln.ops.normalising import softmax
 from kiln.ops.pointwise import convert, where
 from kiln.ops.record import Number, Operand, Sample, Tensor, composite, pointwise
 from kiln.ops.sampling import rand_like

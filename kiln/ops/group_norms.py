@@ -6,7 +6,7 @@ from typing import Any
 
 from kiln.ops import declare as d
 from kiln.ops.activations import floating, narrow, wide
-from kiln.ops.composites import first_of_last
+from kiln.ops.normalising import first_of_last
 from kiln.ops.pointwise import pow
 from kiln.ops.record import Number, Structure, Tensor, composite
 from kiln.ops.reduce import reduce_sum

@@ -11,8 +11,8 @@ from typing import Any
 from kiln.ops import comparison, kinds
 from kiln.ops import declare as d
 from kiln.ops.activations import floating, logsigmoid, narrow, wide
-from kiln.ops.composites import check_reduction, reduced
 from kiln.ops.creation import positions
+from kiln.ops.losses.common import check_reduction, reduced
 from kiln.ops.norms import norm_over
 from kiln.ops.pointwise import clamp_min, minimum, where
 from kiln.ops.record import IndexCheck, Number, Sample, Structure, Tensor, composite

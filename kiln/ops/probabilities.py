@@ -7,14 +7,53 @@ from typing import Any
 from kiln.ops import declare as d
 from kiln.ops import kinds
 from kiln.ops import mathematics as m
-from kiln.ops.activations import floating, narrow, wide
+from kiln.ops.activations import floating, logsigmoid, narrow, wide
 from kiln.ops.comparison import eq
-from kiln.ops.composites import check_reduction, reduced
+from kiln.ops.losses.common import BAD_REDUCTION, check_reduction, elements, pairs, reduced
 from kiln.ops.pointwise import larger, maximum, where
 from kiln.ops.record import Operand, Structure, Tensor, composite, pointwise
 from kiln.ops.reduce import reduce_sum
 from kiln.ops.scalar import const
 from kiln.ops.unary import exp, log, log1p
+
+
+def _logits(np: Any, x: Any, y: Any, weight: Any = None, pos_weight: Any = None) -> Any:
+    rise = 1 if pos_weight is None else (pos_weight - 1) * y + 1
+    loss = (1 - y) * x + rise * np.logaddexp(0, -x)
+    return (loss if weight is None else loss * weight).astype(x.dtype)
+
+
+@composite(
+    samples=pairs(0, 1),
+    differs="a derivative by `weight` too",
+    reference=elements(_logits),
+    failures=BAD_REDUCTION,
+    method=False,
+)
+def binary_cross_entropy_with_logits(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: Structure = "mean",
+    pos_weight: Tensor | None = None,
+) -> Any:
+    """The cross entropy of sigmoid(input) and `target` (in [0, 1]), each element times `weight`, positives
+    times `pos_weight`. ValueError for shapes that differ or another `reduction`.
+
+    >>> kiln.nn.functional.binary_cross_entropy_with_logits(kiln.tensor([0.0]), kiln.tensor([1.0]))
+    tensor(0.6931)
+    """
+    check_reduction(reduction)
+    if len(input.shape) != len(target.shape):
+        raise ValueError(
+            f"Target size ({list(target.shape)}) must be the same as input size ({list(input.shape)})"
+        )
+    for a, b in zip(input.shape, target.shape):
+        input.graph.require_equal(a, b, "binary_cross_entropy_with_logits")
+    x, y = floating(input, "binary_cross_entropy"), wide(target)
+    below = logsigmoid(x)
+    loss = (1 - y) * x - (below if pos_weight is None else ((wide(pos_weight) - 1) * y + 1) * below)
+    return narrow(reduced(loss if weight is None else loss * wide(weight), reduction), input.dtype)
 
 
 def _loss_of(formula: Any) -> Any:

@@ -1,4 +1,6 @@
-"""Losses of values against values: Huber's two, and the negative log-likelihoods of Poisson and Gauss."""
+"""Losses of values against values: squares, distances, Huber's two, the negative log-likelihoods of Poisson and
+Gauss.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,57 @@ from typing import Any
 from kiln.ops import comparison, kinds
 from kiln.ops import declare as d
 from kiln.ops.activations import narrow, wide
-from kiln.ops.composites import check_reduction, reduced
 from kiln.ops.creation import full_like
+from kiln.ops.losses.common import check_reduction, elements, pairs, reduced, weighted
 from kiln.ops.pointwise import detach, where
 from kiln.ops.record import Number, Structure, Tensor, composite
 from kiln.ops.unary import abs, exp, log, square
 from kiln.ops.views import unsqueeze
+
+_BAD_DIFFERENCE = d.failures(
+    ((d.Zeros(2), d.Zeros(2)), {"reduction": "x"}, ValueError, "not a valid value for reduction"),
+    ((d.Zeros(2), d.Zeros(3)), {}, RuntimeError, "must match the size"),
+)
+
+
+@composite(
+    samples=pairs(),
+    reference=elements(lambda np, x, y: (x - y) ** 2),
+    failures=_BAD_DIFFERENCE,
+    method=False,
+)
+def mse_loss(
+    input: Tensor, target: Tensor, reduction: Structure = "mean", weight: Tensor | None = None
+) -> Any:
+    """(input - target)^2, broadcast; its "mean", "sum", or each ("none"), times `weight` if there is one.
+
+    ValueError for another `reduction`.
+
+    >>> kiln.nn.functional.mse_loss(kiln.tensor([1.0, 2.0]), kiln.tensor([1.0, 4.0]))
+    tensor(2.)
+    """
+    dtype = kinds.result_type((input, target))
+    return narrow(weighted(square(wide(input) - wide(target)), weight, reduction), dtype)
+
+
+@composite(
+    samples=pairs(),
+    reference=elements(lambda np, x, y: np.abs(x - y)),
+    failures=_BAD_DIFFERENCE,
+    method=False,
+)
+def l1_loss(
+    input: Tensor, target: Tensor, reduction: Structure = "mean", weight: Tensor | None = None
+) -> Any:
+    """|input - target|, broadcast; its "mean", "sum", or each ("none"), times `weight` if there is one.
+
+    ValueError for another `reduction`.
+
+    >>> kiln.nn.functional.l1_loss(kiln.tensor([1.0, 2.0]), kiln.tensor([1.0, 4.0]))
+    tensor(1.)
+    """
+    dtype = kinds.result_type((input, target))
+    return narrow(weighted(abs(wide(input) - wide(target)), weight, reduction), dtype)
 
 
 def _loss(formula: Any) -> Any:

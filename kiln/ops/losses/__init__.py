@@ -1,0 +1,1 @@
+"""Losses: of values, of probabilities, of classes, of margins."""
