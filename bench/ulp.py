@@ -88,7 +88,7 @@ def compiled(name: str) -> Function:
 
 def body(name: str) -> Callable[..., Any]:
     """The function on scalars."""
-    from kiln.ops import hyperbolic, inverses, mathematics
+    from kiln.ops.scalars import hyperbolic, inverses, mathematics
 
     homes = (mathematics, inverses, hyperbolic)
     return next(f for home in homes if (f := getattr(home, name, None)) is not None)

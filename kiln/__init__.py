@@ -74,7 +74,7 @@ if _TYPE_CHECKING:
         testing as testing,
     )
     from kiln.ops.dtypes import finfo as finfo, iinfo as iinfo
-    from kiln.ops.generator import Generator as Generator, default_generator as default_generator
+    from kiln.ops.random.generator import Generator as Generator, default_generator as default_generator
     from kiln.ops.legacy import (
         BFloat16Tensor as BFloat16Tensor,
         BoolTensor as BoolTensor,
@@ -111,8 +111,8 @@ _LATER = {
     "profile": "kiln.viz.profile",
     "finfo": "kiln.ops.dtypes",
     "iinfo": "kiln.ops.dtypes",
-    "Generator": "kiln.ops.generator",
-    "default_generator": "kiln.ops.generator",
+    "Generator": "kiln.ops.random.generator",
+    "default_generator": "kiln.ops.random.generator",
     "TypedStorage": "kiln.ops.storage",
     "UntypedStorage": "kiln.ops.storage",
     **dict.fromkeys(_LEGACY.split(), "kiln.ops.legacy"),

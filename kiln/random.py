@@ -1,6 +1,6 @@
 """Random state under PyTorch's names: `kiln.random.fork_rng` and what kiln's own namespace has of it."""
 
-from kiln.ops.generator import (
+from kiln.ops.random.generator import (
     default_generator,
     fork_rng,
     get_rng_state,

@@ -56,16 +56,16 @@ TOPS = {"__init__", "__main__", "cli", "testing"}
 LATE = {"numpy", "llvmlite", "matplotlib", "tqdm", "scipy"}
 # file -> kiln's own modules it may import inside a function, with the reason beside the entry
 LATE_OWN: dict[str, set[str]] = {
-    "kiln/ops/random.py": {"kiln.ops.scalar_numpy"},  # the reference's arithmetic, which is NumPy's
-    "kiln/ops/distributions.py": {"kiln.ops.scalar_numpy"},
+    "kiln/ops/random/draws.py": {"kiln.ops.scalar_numpy"},  # the reference's arithmetic, which is NumPy's
+    "kiln/ops/random/distributions.py": {"kiln.ops.scalar_numpy"},
     # what captures, plans and compiles: a process that finds its answers on disk never needs it
     "kiln/capture/service.py": {"kiln.capture.make", "kiln.capture.background"},
 }
 
 FORBIDDEN_AT_IMPORT = ("numpy", "scipy", "llvmlite", "inspect", "dataclasses", "torch")
 LONGEST_FILE = 600
-LONGEST_CORE = 6800
-LONGEST_BINDING = 3650  # the C API spelled out, which the core proper does not see
+LONGEST_CORE = 6850
+LONGEST_BINDING = 3700  # the C API spelled out, which the core proper does not see
 
 SOURCES = sorted(KILN.rglob("*.py"))
 NATIVE_FILES = sorted(p for p in NATIVE.rglob("*") if p.suffix in (".h", ".cpp", ".hpp", ".cc"))

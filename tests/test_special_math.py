@@ -11,7 +11,7 @@ import pytest
 from backend import kiln, needs_torch, torch
 from test_scalar_math import distance, on
 
-from kiln.ops import bessel, gamma, gaussian, hyperbolic, incomplete, inverses, trigonometry
+from kiln.ops.scalars import bessel, gamma, gaussian, hyperbolic, incomplete, inverses, trigonometry
 from kiln.ops.special import double
 
 mpmath = pytest.importorskip("mpmath")

@@ -17,8 +17,8 @@ from collections.abc import Callable, Hashable
 from functools import lru_cache
 
 from kiln.codegen.code import LANES, LLVM, Code, Value, llvm_type
-from kiln.ops.floats import FORMAT
 from kiln.ops.scalar import FLOATS, SIGNED, WIDTH, Scalar, topological
+from kiln.ops.scalars.floats import FORMAT
 
 Leaf = Callable[[Scalar], Value]
 

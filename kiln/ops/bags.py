@@ -14,7 +14,7 @@ from kiln.ops.creation import arange, zeros
 from kiln.ops.declare import dtype_name, public
 from kiln.ops.index_along import index_add
 from kiln.ops.indexing import cat, embedding, rows_at
-from kiln.ops.matrix_norms import vector_norm
+from kiln.ops.linalg.matrix_norms import vector_norm
 from kiln.ops.order import searchsorted
 from kiln.ops.placing import scatter_reduce
 from kiln.ops.scans import cumsum

@@ -10,13 +10,13 @@ import math
 from typing import Any
 
 from kiln.ops import declare as d
-from kiln.ops import hyperbolic, inverses, trigonometry
-from kiln.ops import mathematics as m
 from kiln.ops.arithmetic import pow
 from kiln.ops.comparison import eq, le, logical_and, unsupported
 from kiln.ops.pointwise import convert, larger, where
 from kiln.ops.record import Number, Op, Operand, Sample, Tensor, pointwise
 from kiln.ops.scalar import INTS, Scalar, absolute, const, select
+from kiln.ops.scalars import hyperbolic, inverses, trigonometry
+from kiln.ops.scalars import mathematics as m
 from kiln.ops.unary import DOC, cos, exp2, float_function, log, log1p, rsqrt, sigmoid
 
 

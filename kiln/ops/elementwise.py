@@ -10,15 +10,16 @@ from typing import Any, NamedTuple
 from kiln import _core
 from kiln.graph.graph import Value
 from kiln.ops import declare as d
-from kiln.ops import division, kinds, scalar
+from kiln.ops import kinds, scalar
 from kiln.ops.activations import narrow
 from kiln.ops.comparison import eq, ge, gt, le, ne, unsupported
 from kiln.ops.declare import into, public
-from kiln.ops.floats import FORMAT
 from kiln.ops.kinds import FLOATS
 from kiln.ops.pointwise import convert, larger, smaller, where, zeros_of
 from kiln.ops.record import Op, Operand, Sample, Structure, Tensor, composite, pointwise
 from kiln.ops.scalar import INTS, SIGNED, WIDTH, Scalar, absolute, bits, const, from_bits, select, trunc
+from kiln.ops.scalars import division
+from kiln.ops.scalars.floats import FORMAT
 from kiln.ops.unary import exp2
 
 # The largest finite number of each float dtype, which is also its most negative one's magnitude.

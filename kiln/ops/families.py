@@ -16,14 +16,6 @@ FAMILIES: dict[str, tuple[str, str, str, str]] = {
         "embedding_bag",
         "",
     ),
-    "composites": (
-        "binary_cross_entropy_with_logits cross_entropy l1_loss layer_norm log_softmax mse_loss nll_loss "
-        "softmax",
-        "log_softmax softmax",
-        "binary_cross_entropy_with_logits l1_loss layer_norm mse_loss nll_loss",
-        "binary_cross_entropy_with_logits cross_entropy_classes cross_entropy_probabilities "
-        "cross_entropy_smoothed l1_loss layer_norm log_softmax mse_loss nll_loss softmax",
-    ),
     "contractions": (
         "chain_matmul einsum kron linalg.multi_dot tensordot",
         "kron",
@@ -33,14 +25,6 @@ FAMILIES: dict[str, tuple[str, str, str, str]] = {
     "counts": (
         "bincount histc histogram histogramdd isin unique unique_consecutive",
         "bincount histc histogram unique unique_consecutive",
-        "",
-        "",
-    ),
-    "decompositions": (
-        "cholesky cholesky_inverse cholesky_solve det linalg.cholesky linalg.cholesky_ex linalg.det "
-        "linalg.eigh linalg.eigvalsh linalg.qr linalg.slogdet linalg.svd linalg.svdvals logdet qr slogdet "
-        "svd",
-        "cholesky cholesky_inverse cholesky_solve det logdet qr slogdet svd",
         "",
         "",
     ),
@@ -55,19 +39,6 @@ FAMILIES: dict[str, tuple[str, str, str, str]] = {
         "",
         "bilinear cosine_similarity pairwise_distance pdist",
         "bilinear cosine_similarity euclidean_distances pairwise_distance row_distances",
-    ),
-    "distributions": (
-        "binomial multinomial poisson randperm",
-        "multinomial",
-        "",
-        "binomial_inverse binomial_round draw_stream poisson_inverse poisson_round",
-    ),
-    "dropouts": (
-        "alpha_dropout alpha_dropout_ dropout dropout_ feature_alpha_dropout feature_alpha_dropout_ "
-        "feature_dropout feature_dropout_",
-        "",
-        "",
-        "alpha_dropout_values dropout_values",
     ),
     "dtypes": (
         "is_complex is_floating_point is_nonzero is_signed result_type",
@@ -94,13 +65,6 @@ FAMILIES: dict[str, tuple[str, str, str, str]] = {
         "",
         "",
     ),
-    "factors": (
-        "geqrf linalg.diagonal linalg.ldl_factor linalg.ldl_factor_ex linalg.ldl_solve linalg.matmul lu "
-        "ormqr pca_lowrank svd_lowrank",
-        "geqrf lu ormqr",
-        "",
-        "",
-    ),
     "gates": (
         "celu celu_ glu hardshrink hardsigmoid hardsigmoid_ hardswish hardswish_ hardtanh hardtanh_ mish "
         "mish_ prelu relu6 relu6_ rrelu rrelu_ selu selu_ softmin softshrink softsign tanhshrink "
@@ -110,12 +74,6 @@ FAMILIES: dict[str, tuple[str, str, str, str]] = {
         "relu6 relu6_ rrelu rrelu_ selu selu_ softmin softshrink softsign tanhshrink threshold threshold_",
         "bounded exponential_unit gated hardshrink hardsigmoid hardswish mish relu6 selu shrunk sloped "
         "softsign tanhshrink threshold",
-    ),
-    "generator": (
-        "get_rng_state initial_seed manual_seed seed set_rng_state",
-        "",
-        "",
-        "",
     ),
     "group_norms": (
         "group_norm instance_norm local_response_norm rms_norm",
@@ -141,7 +99,50 @@ FAMILIES: dict[str, tuple[str, str, str, str]] = {
         "",
         "",
     ),
-    "margin_losses": (
+    "linalg.decompositions": (
+        "cholesky cholesky_inverse cholesky_solve det linalg.cholesky linalg.cholesky_ex linalg.det "
+        "linalg.eigh linalg.eigvalsh linalg.qr linalg.slogdet linalg.svd linalg.svdvals logdet qr slogdet "
+        "svd",
+        "cholesky cholesky_inverse cholesky_solve det logdet qr slogdet svd",
+        "",
+        "",
+    ),
+    "linalg.factors": (
+        "geqrf linalg.diagonal linalg.ldl_factor linalg.ldl_factor_ex linalg.ldl_solve linalg.matmul lu "
+        "ormqr pca_lowrank svd_lowrank",
+        "geqrf lu ormqr",
+        "",
+        "",
+    ),
+    "linalg.matrices": (
+        "linalg.householder_product linalg.lstsq linalg.lu linalg.lu_factor linalg.lu_factor_ex "
+        "linalg.lu_solve linalg.matrix_exp linalg.matrix_power linalg.matrix_rank linalg.pinv lu_solve "
+        "lu_unpack matrix_exp matrix_power orgqr pinverse triangular_solve",
+        "lu_solve matrix_exp matrix_power orgqr pinverse triangular_solve",
+        "",
+        "",
+    ),
+    "linalg.matrix_norms": (
+        "linalg.cond linalg.matrix_norm linalg.norm linalg.tensorinv linalg.tensorsolve linalg.vander "
+        "linalg.vecdot linalg.vector_norm",
+        "",
+        "",
+        "norm_along",
+    ),
+    "linalg.systems": (
+        "inverse linalg.LinAlgError linalg.inv linalg.inv_ex linalg.solve linalg.solve_ex "
+        "linalg.solve_triangular",
+        "inverse",
+        "",
+        "",
+    ),
+    "losses.classes": (
+        "cross_entropy nll_loss",
+        "",
+        "nll_loss",
+        "cross_entropy_classes cross_entropy_probabilities cross_entropy_smoothed nll_loss",
+    ),
+    "losses.margins": (
         "cosine_embedding_loss hinge_embedding_loss margin_ranking_loss multi_margin_loss "
         "multilabel_margin_loss multilabel_soft_margin_loss soft_margin_loss triplet_margin_loss",
         "",
@@ -150,20 +151,17 @@ FAMILIES: dict[str, tuple[str, str, str, str]] = {
         "class_margins cosine_embedding_loss hinge_embedding_loss label_margins margin_ranking_loss "
         "multilabel_soft_margin_loss soft_margin_loss triplet_margin_loss",
     ),
-    "matrices": (
-        "linalg.householder_product linalg.lstsq linalg.lu linalg.lu_factor linalg.lu_factor_ex "
-        "linalg.lu_solve linalg.matrix_exp linalg.matrix_power linalg.matrix_rank linalg.pinv lu_solve "
-        "lu_unpack matrix_exp matrix_power orgqr pinverse triangular_solve",
-        "lu_solve matrix_exp matrix_power orgqr pinverse triangular_solve",
+    "losses.probabilities": (
+        "binary_cross_entropy binary_cross_entropy_with_logits kl_div",
         "",
-        "",
+        "binary_cross_entropy binary_cross_entropy_with_logits kl_div",
+        "binary_cross_entropy binary_cross_entropy_with_logits binary_entropy kl_div",
     ),
-    "matrix_norms": (
-        "linalg.cond linalg.matrix_norm linalg.norm linalg.tensorinv linalg.tensorsolve linalg.vander "
-        "linalg.vecdot linalg.vector_norm",
+    "losses.values": (
+        "gaussian_nll_loss huber_loss l1_loss mse_loss poisson_nll_loss smooth_l1_loss",
         "",
-        "",
-        "norm_along",
+        "gaussian_nll_loss huber_loss l1_loss mse_loss poisson_nll_loss smooth_l1_loss",
+        "gaussian_losses huber_loss l1_loss mse_loss poisson_nll_loss smooth_l1_loss",
     ),
     "moves": (
         "channel_shuffle flip fliplr flipud pixel_shuffle pixel_unshuffle repeat repeat_interleave roll "
@@ -182,6 +180,12 @@ FAMILIES: dict[str, tuple[str, str, str, str]] = {
         "subtract_ true_divide true_divide_",
         "",
         "",
+    ),
+    "normalising": (
+        "layer_norm log_softmax softmax",
+        "log_softmax softmax",
+        "layer_norm",
+        "layer_norm log_softmax softmax",
     ),
     "norms": (
         "dist norm normalize renorm",
@@ -225,19 +229,38 @@ FAMILIES: dict[str, tuple[str, str, str, str]] = {
         "",
         "chebyshev",
     ),
-    "probabilities": (
-        "binary_cross_entropy kl_div",
+    "random.distributions": (
+        "binomial multinomial poisson randperm",
+        "multinomial",
         "",
-        "binary_cross_entropy kl_div",
-        "binary_cross_entropy binary_entropy kl_div",
+        "binomial_inverse binomial_round draw_stream poisson_inverse poisson_round",
     ),
-    "random": (
+    "random.draws": (
         "",
         "",
         "",
         "bernoulli_values cauchy_values chance_values draw_below draw_normal draw_open draw_uniform "
         "exponential_values geometric_values integer_values log_normal_values normal_values "
         "uniform_values",
+    ),
+    "random.dropouts": (
+        "alpha_dropout alpha_dropout_ dropout dropout_ feature_alpha_dropout feature_alpha_dropout_ "
+        "feature_dropout feature_dropout_",
+        "",
+        "",
+        "alpha_dropout_values dropout_values",
+    ),
+    "random.generator": (
+        "get_rng_state initial_seed manual_seed seed set_rng_state",
+        "",
+        "",
+        "",
+    ),
+    "random.sampling": (
+        "bernoulli normal rand rand_like randint randint_like randn randn_like",
+        "bernoulli bernoulli_ cauchy_ exponential_ geometric_ log_normal_ normal_ random_ uniform_",
+        "",
+        "",
     ),
     "ranges": (
         "asarray bartlett_window blackman_window empty_permuted empty_strided hamming_window hann_window "
@@ -257,12 +280,6 @@ FAMILIES: dict[str, tuple[str, str, str, str]] = {
         "aminmax corrcoef count_nonzero cov nanmean nansum std var",
         "",
         "corrcoef count_nonzero covariance nanmean nansum std_mean_of var_mean_of",
-    ),
-    "sampling": (
-        "bernoulli normal rand rand_like randint randint_like randn randn_like",
-        "bernoulli bernoulli_ cauchy_ exponential_ geometric_ log_normal_ normal_ random_ uniform_",
-        "",
-        "",
     ),
     "shapes": (
         "alias_copy as_strided_ as_strided_copy atleast_1d atleast_2d atleast_3d broadcast_shapes "
@@ -295,23 +312,10 @@ FAMILIES: dict[str, tuple[str, str, str, str]] = {
         "",
         "",
     ),
-    "systems": (
-        "inverse linalg.LinAlgError linalg.inv linalg.inv_ex linalg.solve linalg.solve_ex "
-        "linalg.solve_triangular",
-        "inverse",
-        "",
-        "",
-    ),
     "user": (
         "pointwise",
         "",
         "",
         "",
-    ),
-    "value_losses": (
-        "gaussian_nll_loss huber_loss poisson_nll_loss smooth_l1_loss",
-        "",
-        "gaussian_nll_loss huber_loss poisson_nll_loss smooth_l1_loss",
-        "gaussian_losses huber_loss poisson_nll_loss smooth_l1_loss",
     ),
 }

@@ -16,8 +16,8 @@ from kiln.ops.declare import into, public
 from kiln.ops.kinds import normalize_dim
 from kiln.ops.normalising import softmax
 from kiln.ops.pointwise import convert, where
+from kiln.ops.random.sampling import rand_like
 from kiln.ops.record import Number, Operand, Sample, Tensor, composite, pointwise
-from kiln.ops.sampling import rand_like
 from kiln.ops.scalar import select
 from kiln.ops.unary import abs, exp, expm1, log1p, sigmoid, tanh
 from kiln.ops.views import reshape, slice_

@@ -45,7 +45,7 @@ def _shifted(input: Any, dim: int, dtype: Any, op: str) -> tuple[Any, tuple[int,
 @composite(
     samples=_ROWS,
     differs="nn.functional's needs a dim",
-    reference=d.reference(_rows),
+    reference=d.reference(shares),
     onnx="Softmax",
     failures=d.failures(
         ((d.Zeros(2, 3), 5), {}, IndexError, "Dimension out of range"),

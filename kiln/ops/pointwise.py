@@ -9,12 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from kiln.ops import declare as d
-from kiln.ops import division, scalar
-from kiln.ops import mathematics as m
+from kiln.ops import scalar
 from kiln.ops.comparison import eq, ge, gt, le, logical_and, logical_or, lt, unsupported
 from kiln.ops.kinds import COMPUTE
 from kiln.ops.record import Operand, Sample, Structure, find, pointwise
 from kiln.ops.scalar import Scalar, select
+from kiln.ops.scalars import division
+from kiln.ops.scalars import mathematics as m
 
 
 def zeros_of(x: Any) -> Any:

@@ -17,12 +17,12 @@ from kiln.ops import pointwise as p
 from kiln.ops.creation import full
 from kiln.ops.declare import dtype_name, public
 from kiln.ops.declare import run as run_op
-from kiln.ops.hyperbolic import acosh, cosh, sinh
-from kiln.ops.inverses import acos
 from kiln.ops.record import Operand, Sample, Structure, pointwise
 from kiln.ops.scalar import Scalar, absolute, select, trunc
+from kiln.ops.scalars.hyperbolic import acosh, cosh, sinh
+from kiln.ops.scalars.inverses import acos
+from kiln.ops.scalars.trigonometry import cos, sin
 from kiln.ops.special import double
-from kiln.ops.trigonometry import cos, sin
 
 SMALL = 8  # the highest degree that the recurrence is used for inside [-1, 1]
 

@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from kiln.ops import bessel, gamma, gaussian, incomplete, registry
 from kiln.ops import declare as d
+from kiln.ops import registry
 from kiln.ops.activations import narrow, wide
 from kiln.ops.comparison import lt, unsupported
 from kiln.ops.elementary import xlog1py
@@ -20,6 +20,7 @@ from kiln.ops.kinds import FLOATS
 from kiln.ops.pointwise import add, mul, where
 from kiln.ops.record import REQUIRED, Op, Operand, Param, Sample, Structure, Tensor, composite, pointwise
 from kiln.ops.scalar import INTS, Scalar, convert
+from kiln.ops.scalars import bessel, gamma, gaussian, incomplete
 from kiln.ops.unary import DOC, abs, exp, float_function, log, sign
 
 registry.FUNCTIONS["special.xlog1py"] = xlog1py.handle

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from kiln.ops import mathematics as m
 from kiln.ops.kinds import COMPUTE
 from kiln.ops.scalar import FLOATS, SIGNED, WIDTH, Scalar, bits, const, select
+from kiln.ops.scalars import mathematics as m
 
 State = tuple[Scalar, ...]
 

@@ -10,12 +10,12 @@ import math
 from typing import Any
 
 from kiln.ops import declare as d
-from kiln.ops import mathematics as m
 from kiln.ops import scalar
 from kiln.ops.comparison import eq, refuse, unsupported
 from kiln.ops.pointwise import where, zeros_of
 from kiln.ops.record import Operand, Sample, pointwise
 from kiln.ops.scalar import FLOATS, Scalar, absolute, const, select
+from kiln.ops.scalars import mathematics as m
 
 _NO_BOOL_NEG = (
     "Negation, the `-` operator, on a bool tensor is not supported. "

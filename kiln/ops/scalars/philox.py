@@ -9,9 +9,9 @@ threads or fused, the numbers are the same.
 
 from __future__ import annotations
 
-from kiln.ops.mathematics import log
 from kiln.ops.scalar import Scalar, const, convert, fma, sqrt
-from kiln.ops.trigonometry import quadrant, sin_cos
+from kiln.ops.scalars.mathematics import log
+from kiln.ops.scalars.trigonometry import quadrant, sin_cos
 
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 KEY_STEPS = (0x9E3779B9, 0xBB67AE85)

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from kiln.ops import comparison, creation, lapack
+from kiln.ops import comparison, creation
 from kiln.ops import declare as d
 from kiln.ops import pointwise as p
 from kiln.ops.addends import given
 from kiln.ops.declare import public
-from kiln.ops.outside import LinAlgError, named, outside
-from kiln.ops.products import swapped
-from kiln.ops.record import find
-from kiln.ops.systems import (
+from kiln.ops.linalg import lapack
+from kiln.ops.linalg.outside import LinAlgError, named, outside
+from kiln.ops.linalg.systems import (
     BAD,
     LAPACK,
     SQUARE,
@@ -36,6 +35,8 @@ from kiln.ops.systems import (
     triangular,
     upper_,
 )
+from kiln.ops.products import swapped
+from kiln.ops.record import find
 from kiln.ops.views import broadcast_to, reshape, unsqueeze
 
 # Factorizations

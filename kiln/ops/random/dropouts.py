@@ -11,9 +11,9 @@ from typing import Any
 from kiln.ops import declare as d
 from kiln.ops.activations import floating, narrow
 from kiln.ops.declare import into, public
-from kiln.ops.generator import reserve
 from kiln.ops.pointwise import where
-from kiln.ops.random import draw_uniform, places, shaped
+from kiln.ops.random.draws import draw_uniform, places, shaped
+from kiln.ops.random.generator import reserve
 from kiln.ops.record import Number, Sample, Structure, Tensor, composite
 
 SELU_FLOOR = 1.7580993408473766  # minus what a SELU gives far below 0: scale * alpha

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kiln.ops.outside import LinAlgError, scipy_linalg
+from kiln.ops.linalg.outside import LinAlgError, scipy_linalg
 
 
 def batched(function: Any, name: str, *arrays: Any) -> list[Any]:

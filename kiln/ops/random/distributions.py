@@ -15,16 +15,17 @@ from typing import Any
 
 from kiln.errors import describe, message
 from kiln.ops import declare as d
-from kiln.ops import mathematics, philox, scalar
-from kiln.ops import random as r
+from kiln.ops import scalar
 from kiln.ops.creation import check_options, chosen_dtype, settle, sizes_given
 from kiln.ops.declare import dtype_name, public, run
-from kiln.ops.generator import reserve
 from kiln.ops.getitem import put
 from kiln.ops.order import argsort, searchsorted, topk
 from kiln.ops.pointwise import convert, maximum, minimum, where
+from kiln.ops.random import draws as r
+from kiln.ops.random.generator import reserve
+from kiln.ops.random.sampling import DIGITS, LIMITS, float_dtype, place_for
 from kiln.ops.record import Number, Operand, Sample, Structure, Tensor, composite, pointwise
-from kiln.ops.sampling import DIGITS, LIMITS, float_dtype, place_for
+from kiln.ops.scalars import mathematics, philox
 from kiln.ops.scans import cumsum
 from kiln.ops.unary import abs as absolute
 from kiln.ops.unary import log, sqrt

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from math import inf, nan
 
-from kiln.ops.floats import Pair, clamp, fast_two_sum, poly, two_product, two_sum, with_sign
-from kiln.ops.mathematics import exp_pair, log1p_sum, log_of_pair
 from kiln.ops.scalar import Scalar, absolute, const, fma, select, sqrt
+from kiln.ops.scalars.floats import Pair, clamp, fast_two_sum, poly, two_product, two_sum, with_sign
+from kiln.ops.scalars.mathematics import exp_pair, log1p_sum, log_of_pair
 
 SINH = {
     "f32": (0.1666666716337204, 0.008333316072821617, 0.00019841419998556376, 2.7915382361243246e-06),

@@ -12,8 +12,8 @@ has no such x. Which path a lane takes depends on its own x only.
 
 from __future__ import annotations
 
-from kiln.ops.floats import FORMAT, Pair, fast_two_sum, poly, quotient, two_product, two_sum
 from kiln.ops.scalar import WIDTH, Scalar, absolute, bits, const, convert, fma, from_bits, rint, select
+from kiln.ops.scalars.floats import FORMAT, Pair, fast_two_sum, poly, quotient, two_product, two_sum
 
 PI_HALF = {
     "f32": (1.570796251296997, 7.549789415861596e-08, 5.390302529957765e-15),

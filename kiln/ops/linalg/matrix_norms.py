@@ -7,20 +7,21 @@ from typing import Any
 from kiln import _core
 from kiln.graph.size import product as product_of
 from kiln.ops import declare as d
-from kiln.ops import kinds, lapack
+from kiln.ops import kinds
 from kiln.ops import pointwise as p
 from kiln.ops.activations import narrow, wide
 from kiln.ops.addends import given
 from kiln.ops.creation import full
 from kiln.ops.declare import public
-from kiln.ops.decompositions import singular_values
 from kiln.ops.kinds import normalize_dim, normalize_dims
+from kiln.ops.linalg import lapack
+from kiln.ops.linalg.decompositions import singular_values
+from kiln.ops.linalg.outside import outside
+from kiln.ops.linalg.systems import BAD, LAPACK, check, inverse_of, linear, nothing, rows_of, solve_matrices
 from kiln.ops.norms import INFINITY, norm_over
-from kiln.ops.outside import outside
 from kiln.ops.products import _matrices
 from kiln.ops.record import Structure, Tensor, composite, find
 from kiln.ops.reduce import sum as sum_
-from kiln.ops.systems import BAD, LAPACK, check, inverse_of, linear, nothing, rows_of, solve_matrices
 from kiln.ops.views import movedim, reshape, unsqueeze
 
 _concat, where = find("concat").handle, find("where").handle

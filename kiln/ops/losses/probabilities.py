@@ -6,7 +6,6 @@ from typing import Any
 
 from kiln.ops import declare as d
 from kiln.ops import kinds
-from kiln.ops import mathematics as m
 from kiln.ops.activations import floating, logsigmoid, narrow, wide
 from kiln.ops.comparison import eq
 from kiln.ops.losses.common import BAD_REDUCTION, check_reduction, elements, pairs, reduced
@@ -14,6 +13,7 @@ from kiln.ops.pointwise import larger, maximum, where
 from kiln.ops.record import Operand, Structure, Tensor, composite, pointwise
 from kiln.ops.reduce import reduce_sum
 from kiln.ops.scalar import const
+from kiln.ops.scalars import mathematics as m
 from kiln.ops.unary import exp, log, log1p
 
 

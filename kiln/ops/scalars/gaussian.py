@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from math import inf, nan
 
-from kiln.ops import mathematics as m
-from kiln.ops.floats import Pair, poly, two_product
 from kiln.ops.scalar import Scalar, absolute, const, fma, select, sqrt
+from kiln.ops.scalars import mathematics as m
+from kiln.ops.scalars.floats import Pair, poly, two_product
 
 ERFCX = (
     1.2423492448711544, -0.1400091801376197, -0.010555596332221948, 0.09751909515328766,

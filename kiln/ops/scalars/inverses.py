@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from math import inf
 
-from kiln.ops.floats import FORMAT, Pair, fast_two_sum, poly, two_product, two_sum, with_sign
 from kiln.ops.scalar import Scalar, absolute, bits, const, convert, fma, select, sqrt
+from kiln.ops.scalars.floats import FORMAT, Pair, fast_two_sum, poly, two_product, two_sum, with_sign
 
 ASIN = {
     "f32": (0.16666753590106964, 0.07495276629924774, 0.04547145217657089, 0.024178795516490936,

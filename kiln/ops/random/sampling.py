@@ -10,13 +10,13 @@ from typing import Any
 from kiln import _core
 from kiln.errors import describe, message
 from kiln.ops import declare as d
-from kiln.ops import random as r
 from kiln.ops.creation import check_options, chosen_dtype, settle, sizes_given
 from kiln.ops.declare import dtype_name, into, public, run
-from kiln.ops.generator import reserve
 from kiln.ops.getitem import put
 from kiln.ops.kinds import FLOATS
 from kiln.ops.pointwise import convert
+from kiln.ops.random import draws as r
+from kiln.ops.random.generator import reserve
 
 # the integers a dtype holds exactly from 0 on: from .. to, and what PyTorch's messages call it
 LIMITS = {

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from kiln.ops import declare as d
-from kiln.ops import lapack, registry, sampling
+from kiln.ops import registry
 from kiln.ops.declare import public
-from kiln.ops.decompositions import qr, svd_parts
-from kiln.ops.matrices import householder_product, lu_factor, lu_factor_ex
-from kiln.ops.outside import named, outside, scipy_linalg
+from kiln.ops.linalg import lapack
+from kiln.ops.linalg.decompositions import qr, svd_parts
+from kiln.ops.linalg.matrices import householder_product, lu_factor, lu_factor_ex
+from kiln.ops.linalg.outside import named, outside, scipy_linalg
+from kiln.ops.linalg.systems import check, linear, matmul
 from kiln.ops.products import swapped
-from kiln.ops.systems import check, linear, matmul
+from kiln.ops.random import sampling
 
 
 @linear(

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 from math import inf, nan, pi
 
-from kiln.ops import mathematics as m
-from kiln.ops.floats import Pair, poly
-from kiln.ops.gamma import LGAMMA, STIRLING, lgamma_positive
-from kiln.ops.gaussian import erfc
 from kiln.ops.scalar import Scalar, absolute, const, fma, select, sqrt
+from kiln.ops.scalars import mathematics as m
+from kiln.ops.scalars.floats import Pair, poly
+from kiln.ops.scalars.gamma import LGAMMA, STIRLING, lgamma_positive
+from kiln.ops.scalars.gaussian import erfc
 
 TEMME = (
     (-0.3333333333333333, 0.08333333333333333, -0.014814814814814815, 0.0011574074074074073,

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from math import factorial, inf, nan, pi
 
-from kiln.ops import mathematics as m
-from kiln.ops.floats import poly, quotient
 from kiln.ops.scalar import Scalar, absolute, const, floor, fma, select
-from kiln.ops.trigonometry import sin_cos_pi
+from kiln.ops.scalars import mathematics as m
+from kiln.ops.scalars.floats import poly, quotient
+from kiln.ops.scalars.trigonometry import sin_cos_pi
 
 LGAMMA = (
     0.4831289505409809, -0.14595989591430608, 0.06291140107456439, -0.031308487501010576,

@@ -1,6 +1,4 @@
-"""Losses of values against values: squares, distances, Huber's two, the negative log-likelihoods of Poisson and
-Gauss.
-"""
+"""Losses of values against values: squares, distances, Huber's two, and those of Poisson and Gauss."""
 
 from __future__ import annotations
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from kiln.ops import comparison, creation, lapack
+from kiln.ops import comparison, creation
 from kiln.ops import declare as d
 from kiln.ops import pointwise as p
 from kiln.ops.declare import public
-from kiln.ops.decompositions import eigvalsh, singular_values, svd_parts
-from kiln.ops.outside import named, outside, scipy_linalg
-from kiln.ops.products import swapped
-from kiln.ops.record import find
-from kiln.ops.systems import (
+from kiln.ops.linalg import lapack
+from kiln.ops.linalg.decompositions import eigvalsh, singular_values, svd_parts
+from kiln.ops.linalg.outside import named, outside, scipy_linalg
+from kiln.ops.linalg.systems import (
     BAD,
     LAPACK,
     _check_sides,
@@ -32,6 +31,8 @@ from kiln.ops.systems import (
     triangular,
     upper_,
 )
+from kiln.ops.products import swapped
+from kiln.ops.record import find
 from kiln.ops.views import broadcast_to, squeeze, unsqueeze
 
 _concat = find("concat").handle

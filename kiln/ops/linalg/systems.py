@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kiln.ops import comparison, creation, lapack, registry
+from kiln.ops import comparison, creation, registry
 from kiln.ops import declare as d
 from kiln.ops import pointwise as p
 from kiln.ops.addends import given
 from kiln.ops.declare import public
-from kiln.ops.outside import LinAlgError, named, outside
+from kiln.ops.linalg import lapack
+from kiln.ops.linalg.outside import LinAlgError, named, outside
 from kiln.ops.products import matmul as _matmul
 from kiln.ops.products import swapped
 from kiln.ops.views import broadcast_to, reshape, slice_, squeeze, unsqueeze

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from math import inf, nan, pi
 
-from kiln.ops import mathematics as m
-from kiln.ops.floats import Pair, poly
 from kiln.ops.scalar import Scalar, absolute, const, fma, select, sqrt
-from kiln.ops.trigonometry import reduce_quarter, sin, sin_cos
+from kiln.ops.scalars import mathematics as m
+from kiln.ops.scalars.floats import Pair, poly
+from kiln.ops.scalars.trigonometry import reduce_quarter, sin, sin_cos
 
 I0_NEAR = (
     1.0, 1.0, 0.25, 0.027777777777777776, 0.001736111111111111, 6.944444444444444e-05,

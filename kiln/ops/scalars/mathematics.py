@@ -19,7 +19,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf, nan
 
-from kiln.ops.floats import (
+from kiln.ops.scalar import Scalar, absolute, bits, const, convert, fma, from_bits, ldexp, rint, select, sqrt
+from kiln.ops.scalars.floats import (
     FORMAT,
     Pair,
     clamp,
@@ -32,8 +33,7 @@ from kiln.ops.floats import (
     two_sum,
     with_sign,
 )
-from kiln.ops.scalar import Scalar, absolute, bits, const, convert, fma, from_bits, ldexp, rint, select, sqrt
-from kiln.ops.trigonometry import cos, rarely, sin, tan
+from kiln.ops.scalars.trigonometry import cos, rarely, sin, tan
 
 __all__ = [
     "cos", "erf", "exp", "exp2", "expm1", "log", "log10", "log1p", "log2", "pow", "rsqrt", "sigmoid", "sin",

@@ -11,12 +11,13 @@ import math
 from typing import Any
 
 from kiln.ops import declare as d
-from kiln.ops import philox, scalar
+from kiln.ops import scalar
 from kiln.ops.activations import floating, narrow
 from kiln.ops.creation import iota
 from kiln.ops.kinds import COMPUTE
 from kiln.ops.pointwise import convert, maximum, where
 from kiln.ops.record import Number, Operand, Sample, Sizes, Structure, Tensor, composite, pointwise
+from kiln.ops.scalars import philox
 from kiln.ops.unary import cos, exp, log, log1p, sin
 from kiln.ops.views import reshape
 

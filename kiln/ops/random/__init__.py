@@ -1,0 +1,1 @@
+"""What is drawn: numbers by position and seed, generators, distributions, dropout."""
