@@ -242,3 +242,17 @@ def test_a_mask_that_lost_elements_after_they_were_counted() -> None:
     mask[5] = True
     places = kiln.ops.find("places_of").handle(mask, (4000,))
     assert places[0] == 5 and places[1] < 1000
+
+
+def test_second_derivatives_of_products_with_zeros() -> None:
+    """The product of x[1] = 2 and two sources, of which one or both are zero, by the rule of products."""
+    x = kiln.tensor([0.0, 2.0, 3.0], dtype=kiln.float64, requires_grad=True)
+    src = kiln.tensor([0.0, 5.0, 0.0, 2.0, 0.0, 0.0], dtype=kiln.float64, requires_grad=True)
+    index = kiln.tensor([0, 0, 1, 1, 2, 2])
+    total = x.scatter_reduce(0, index, src, "prod").sum()
+    own, given = kiln.autograd.grad(total, (x, src), create_graph=True)
+    assert own.tolist() == [0, 0, 0] and given.tolist() == [0, 0, 4, 0, 0, 0]
+    a, b = kiln.tensor([1.0, 2.0, 4.0]).double(), kiln.tensor([1.0, -2.0, 3.0, -4.0, 5.0, 2.0]).double()
+    seconds = kiln.autograd.grad((own * a).sum() + (given * b).sum(), (x, src))
+    assert seconds[0].tolist() == [5, 6, 0]
+    assert seconds[1].tolist() == [5, 0, 4 - 8, 6, 6, 15]

@@ -92,17 +92,22 @@ def _(g: Any, input: Any, dim: Any, index: Any) -> Any:
 
 @scatter_prod.derivative
 def _(g: Any, input: Any, dim: Any, index: Any, src: Any, y: Any) -> Any:
-    """The product of the others: y / src, and at a single zero the product of the rest."""
+    """The product of the others: y / src, and at a zero the product of the rest, times the other zero if any.
+
+    The other zero is written as a sum of them, z -> s - z, so that second derivatives are exact too.
+    """
     zero, here = comparison.eq(src, 0), comparison.eq(input, 0)
     count = scatter_add(p.convert(here, "int64"), dim, index, p.convert(zero, "int64"))
     rest = scatter_prod(p.where(here, 1, input), dim, index, p.where(zero, 1, src))
+    small = scatter_add(p.where(here, input, 0), dim, index, p.where(zero, src, 0))
 
-    def others(x: Any, is_zero: Any, whole: Any, zeros: Any, left: Any) -> Any:
-        at_zero = p.where(comparison.eq(zeros, 1), left, 0)
+    def others(x: Any, is_zero: Any, whole: Any, zeros: Any, left: Any, sum_of_zeros: Any) -> Any:
+        paired = p.where(comparison.eq(zeros, 2), left * (sum_of_zeros - x), 0)
+        at_zero = p.where(comparison.eq(zeros, 1), left, paired)
         return p.where(is_zero, at_zero, whole / p.where(is_zero, 1, x))
 
-    own = others(input, here, y, count, rest)
-    given = others(src, zero, *(gather(x, dim, index) for x in (y, count, rest)))
+    own = others(input, here, y, count, rest, small)
+    given = others(src, zero, *(gather(x, dim, index) for x in (y, count, rest, small)))
     return g * own, None, gather(g, dim, index) * given
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from kiln import _core
 from kiln.errors import describe, message
 from kiln.ops import comparison
 from kiln.ops import declare as d
@@ -112,7 +113,9 @@ def _samples(rng: Any, t: str) -> list[Sample]:
     return [Sample(_drawn(rng, t)), Sample((d.array(rng, (3,), t, -1, 1), 5))]
 
 
-_DOC = """{0} of degree `n` at `input`, broadcast; no derivative. Integers give the default float dtype.
+_DOC = """{0} of degree `n` at `input`, broadcast; integers give the default float dtype.
+
+    NotImplementedError for an input that requires gradients.
 
     >>> kiln.special.{1}(kiln.tensor([0.5, 2.0]), 3)
     tensor([{2}])
@@ -138,6 +141,8 @@ def _named(kind: str, shifted: bool, value: str) -> None:
     name = f"{'shifted_' if shifted else ''}chebyshev_polynomial_{kind}"
 
     def function(input: Any, n: Any, *, out: Any = None) -> Any:
+        if getattr(input, "requires_grad", False) and _core.grad_enabled():
+            raise NotImplementedError(f"special.{name}: has no derivative; detach the input")
         if not shifted:
             return chebyshev(input, n, kind, **d.into(out))
         wide = p.convert(input, "float64") if hasattr(input, "ndim") else float(input)

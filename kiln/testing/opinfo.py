@@ -74,7 +74,6 @@ KNOWN = [
     ("nn.functional.embedding$", "call", "raises TypeError", "no sparse, max_norm, scale_grad_by_freq"),
     ("float_power", "out of float64", "", "float64 only"),
     ("i0|special.*(i1|bessel)", "", "values", "limits at infinity"),
-    ("index_reduce.prod", "gradient", "values of item 1", "second derivatives where several values are 0"),
     ("kthvalue", "", "values of item 1", "of equals the earlier"),
     ("linalg.(eigh|svd|qr)", "call", "values", "signs of vectors are free"),
     ("linalg.(householder|lstsq)", "(call|gradient)", "(requires_grad|NoneType)", "of empty results"),
