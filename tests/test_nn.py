@@ -6,6 +6,7 @@ import copy
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 import kiln
@@ -124,8 +125,32 @@ def test_embedding() -> None:
         assert close(ours.weight.grad, theirs.weight.grad)
     with pytest.raises(IndexError):
         nn.Embedding(5, 3)(kiln.tensor([5]))
-    with pytest.raises(ValueError, match="padding_idx"):
+    with pytest.raises(AssertionError, match="padding_idx"):
         nn.Embedding(5, 3, padding_idx=5)
+
+
+def test_embedding_of_a_given_table() -> None:
+    """Rows made shorter, gradients by frequency, frozen tables: values, gradients, the table afterwards."""
+    table = [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0], [6.0, 7.0]]
+    found = []
+    for f in (kiln, torch):
+        index = f.tensor([[0, 1, 2], [2, 2, 3]])
+        weight = f.tensor(table)
+        options = {"padding_idx": 1, "max_norm": 3.0, "scale_grad_by_freq": True}
+        layer = f.nn.Embedding(4, 2, **options, _weight=weight)
+        y = layer(index)
+        (y * f.arange(12.0).reshape(2, 3, 2)).sum().backward()
+        frozen = f.nn.Embedding.from_pretrained(f.tensor(table), padding_idx=0)
+        assert not frozen.weight.requires_grad
+        texts = (repr(layer), repr(frozen), repr(f.nn.EmbeddingBag(4, 2, mode="sum")))
+        arrays = (y, layer.weight, layer.weight.grad, frozen(index))
+        found.append(([np.array(x.tolist()) for x in arrays], texts))
+    (ours, texts), (theirs, texts_) = found
+    assert texts == texts_
+    for x, x_ in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(x, x_, rtol=1e-6)
+    with pytest.raises(NotImplementedError, match="sparse"):
+        nn.functional.embedding(kiln.tensor([0]), kiln.ones(2, 2), sparse=True)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])

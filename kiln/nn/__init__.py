@@ -50,9 +50,11 @@ from kiln.nn.dropouts import (
     Dropout3d as Dropout3d,
     FeatureAlphaDropout as FeatureAlphaDropout,
 )
-from kiln.nn.layers import (
+from kiln.nn.embeddings import (
     Embedding as Embedding,
     EmbeddingBag as EmbeddingBag,
+)
+from kiln.nn.layers import (
     Flatten as Flatten,
     Identity as Identity,
     Linear as Linear,

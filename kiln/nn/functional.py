@@ -13,6 +13,7 @@ from typing import Any
 
 from kiln import ops
 from kiln._core import Op, Tensor
+from kiln.autograd import no_grad
 from kiln.errors import describe, message
 from kiln.nn.dropouts import (  # noqa: F401
     alpha_dropout,
@@ -110,17 +111,35 @@ def layer_norm(
     return y
 
 
-def embedding(input: Tensor, weight: Tensor, padding_idx: int | None = None) -> Tensor:
+def embedding(
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
     """Rows of `weight` (num, dim) at the integers `input` (...) -> (..., dim).
 
-    No gradient flows to row `padding_idx`. Raises IndexError for an index outside [0, num).
+    No gradient flows to row `padding_idx`. Rows looked up whose norm is above `max_norm` are made shorter
+    first, in place. With `scale_grad_by_freq` a row's gradient is divided by how often `input` names it.
+    Raises IndexError for an index outside [0, num), NotImplementedError for `sparse` gradients.
     """
+    if sparse:
+        raise NotImplementedError(message("embedding", "dense gradients", "sparse=True"))
+    num = weight.shape[0]
+    if padding_idx is not None and not -num <= padding_idx < num:
+        raise AssertionError(message("embedding", f"padding_idx within {num} rows", describe(padding_idx)))
+    if max_norm is not None:
+        with no_grad():
+            ops.embedding_renorm_(weight, input, max_norm, norm_type)
     rows: Tensor = ops.embedding(input, weight)
+    if scale_grad_by_freq and rows.requires_grad:
+        times = ops.bincount(input.flatten(), minlength=num)[input]
+        rows.register_hook(lambda g: g / times.unsqueeze(-1).to(g.dtype))
     if padding_idx is None:
         return rows
-    num = weight.shape[0]
-    if not -num <= padding_idx < num:
-        raise ValueError(message("embedding", f"padding_idx within {num} rows", describe(padding_idx)))
     padding = (input == padding_idx % num).unsqueeze(-1)
     masked: Tensor = ops.where(padding, rows.detach(), rows)
     return masked
