@@ -30,12 +30,12 @@ class Line(NamedTuple):
     share: float = 0.0
 
 
-def of(statement: str, operands: Callable[[Any], dict[str, Any]]) -> Make:
-    """A program of one statement over operands and `k`, the framework."""
+def of(statement: str, operands: Callable[[Any], dict[str, Any]], compared: str = "") -> Make:
+    """A program of one statement over operands and `k`, the framework; results are compared as `compared`."""
 
     def make(framework: Any) -> Work:
         names = {"k": framework, "f": framework.nn.functional, **operands(framework)}
-        return Work(statement, names, statement)
+        return Work(statement, names, compared or statement)
 
     return make
 
@@ -59,14 +59,16 @@ def _matrix(framework: Any) -> dict[str, Any]:
 
 
 def _positions(framework: Any) -> dict[str, Any]:
-    """A million values, as many random positions among them, and half of them chosen."""
+    """A million values, as many random positions among them, and half of them chosen; positions are in the
+    framework's own memory, as those that a program draws or computes.
+    """
     rng = np.random.default_rng(4)
-    index = framework.from_numpy(rng.integers(0, MILLION, MILLION))
+    index = framework.from_numpy(rng.integers(0, MILLION, MILLION)).clone()
     return {
         "x": normal(framework, MILLION),
         "index": index,
         "rows": normal(framework, MILLION // 64, 64),
-        "chosen": framework.from_numpy(rng.integers(0, MILLION // 64, MILLION // 64)),
+        "chosen": framework.from_numpy(rng.integers(0, MILLION // 64, MILLION // 64)).clone(),
         "mask": framework.from_numpy(rng.integers(0, 2, MILLION).astype(bool)),
         "zero": framework.zeros(MILLION),
     }
@@ -78,7 +80,8 @@ def bandwidth_lines() -> Iterator[Line]:
     yield Line("4M add", of("a + b", flat), 3 * four, 1.0)
     yield Line("4M copy", of("a.clone()", flat), 2 * four, 1.0)
     yield Line("4M cast to float64", of("a.to(k.float64)", flat), 3 * four, 1.0)
-    yield Line("4M cast to bfloat16", of("a.to(k.bfloat16)", flat), four + four // 2, 1.0)
+    low = of("a.to(k.bfloat16)", flat, "a.bfloat16().float()")
+    yield Line("4M cast to bfloat16", low, four + four // 2, 1.0)
     yield Line("4M cast to int32", of("a.to(k.int32)", flat), 2 * four, 1.0)
     yield Line("4M copy transposed", of("x.t().contiguous()", _matrix), 2 * four, 1.0)
     yield Line("4M add transposed", of("x.t() + turned", _matrix), 3 * four, 1.0)
