@@ -153,7 +153,7 @@ def test_bfloat16_is_not_taken_for_integers() -> None:
     """NumPy has no bfloat16, and its bits under another dtype's name would be other numbers."""
     x = kiln.ones(2, dtype=kiln.bfloat16)
     for ask in (np.asarray, np.array, memoryview, kiln.Tensor.numpy):
-        with pytest.raises((TypeError, BufferError), match="no bfloat16"):
+        with pytest.raises((TypeError, BufferError), match="bfloat16; use"):
             ask(x)
     assert np.asarray(x.view(kiln.int16)).tolist() == [0x3F80, 0x3F80]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import warnings
 from typing import Any
 
 import pytest
@@ -15,10 +14,8 @@ pytestmark = pytest.mark.skipif(torch is None, reason="PyTorch, the tests' peer,
 @pytest.fixture(scope="module")
 def operations() -> dict[str, Any]:
     """PyTorch's table of samples by name."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        table = importlib.import_module("torch.testing._internal.common_methods_invocations")
-    return {op.full_name: op for op in table.op_db}
+    found: dict[str, Any] = importlib.import_module("kiln.testing.opinfo").operations()
+    return found
 
 
 def differences(op: Any, function: Any = None) -> list[Any]:

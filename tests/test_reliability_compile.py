@@ -333,7 +333,7 @@ OUT: dict[str, tuple[Any, Any]] = {
     "itself": (lambda x: kiln.add(x, x, out=x), [0, 2, 4, 6, 8, 10]),
     "shifted": (lambda x: kiln.add(x[1:], 1, out=x[:-1]), None),
     "partly": (lambda x: kiln.mul(x[:4], 2, out=x[2:]), None),
-    "repeated": (lambda x: kiln.add(x[:1], 1, out=x[:1].expand(3)), None),
+    "repeated": (lambda x: kiln.add(x[:3], 1, out=x[:1].expand(3)), None),
     "turned": (lambda x: kiln.neg(x[:4].view(2, 2).t(), out=x[:4].view(2, 2)), None),
     "a sum into its operand": (lambda x: kiln.sum(x.view(2, 3), 0, out=x[1:4]), [0, 3, 5, 7, 4, 5]),
     "a product into its factor": (

@@ -158,10 +158,10 @@ def _named(kind: str, shifted: bool, value: str) -> None:
 
 
 for _kind, _plain, _shifted in (
-    ("t", "-1.0000, 26.0000", "0.0000, 99.0000"),
-    ("u", "-1.0000, 56.0000", "0.0000, 204.0000"),
-    ("v", "-1.0000, 41.0000", "1.0000, 169.0000"),
-    ("w", "-1.0000, 71.0000", "-1.0000, 239.0000"),
+    ("t", "-1., 26.", "-0., 99."),
+    ("u", "-1., 56.", " -0., 204."),
+    ("v", "-1., 41.", "  1., 169."),
+    ("w", "-1., 71.", " -1., 239."),
 ):
     _named(_kind, False, _plain)
     _named(_kind, True, _shifted)
@@ -221,7 +221,7 @@ def _recurrent(name: str, what: str, value: str, first: Callable[[Any], Any], st
 _recurrent(
     "hermite_polynomial_h",
     "The physicists' Hermite polynomial",
-    "-5.0000, 40.0000",
+    "-5., 40.",
     lambda x: 2 * x,
     lambda k, before, last, x: 2 * x * last - 2 * k * before,
 )
