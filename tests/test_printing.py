@@ -188,3 +188,16 @@ def test_options_are_refused_or_remembered() -> None:
     assert repr(kiln.tensor([1.23456])) == "tensor([1.23])"
     kiln.set_printoptions(profile="default")
     assert repr(kiln.tensor([1.23456])) == "tensor([1.2346])"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "x.max(1)", "x.min(0)", "x.sort()", "x.topk(1)", "x.kthvalue(1)", "x.median(1)", "x.nanmedian(1)",
+        "x.mode(0)", "x.cummax(0)", "x.cummin(1)", "k.aminmax(x)", "k.frexp(x)", "k.histogram(x, 2)",
+        "k.linalg.slogdet(x)", "k.linalg.inv_ex(x)",
+    ],
+)  # fmt: skip
+def test_results_with_names(call: str) -> None:
+    texts = [repr(eval(call, {"k": k, "x": k.tensor([[1.0, 3.0], [4.0, 2.5]])})) for k in (kiln, torch)]
+    assert texts[0] == texts[1].replace("torch.", "kiln.")

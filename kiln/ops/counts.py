@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from kiln.ops import comparison
 from kiln.ops import declare as d
@@ -15,6 +15,7 @@ from kiln.ops.kinds import normalize_dim
 from kiln.ops.order import argsort, searchsorted, sort
 from kiln.ops.placing import scatter_set
 from kiln.ops.record import Sample, find
+from kiln.ops.results import named
 from kiln.ops.scans import scan_sum
 from kiln.ops.selecting import flat_places
 from kiln.ops.views import expand, movedim, reshape, select, slice_
@@ -279,13 +280,6 @@ def histc(input: Any, bins: int = 100, min: float = 0, max: float = 0, *, out: A
     return p.written_to(found, out)
 
 
-class Histogram(NamedTuple):
-    """What `histogram` gives."""
-
-    hist: Any
-    bin_edges: Any
-
-
 @public("histogram", dtypes="float32 float64", differentiable=False, reads=True, samples=d.samples(
     lambda rng, t: ((d.array(rng, (30,), t), 5), {}),
     lambda rng, t: ((d.array(rng, (30,), t), 4), {"range": (-1.0, 2.0), "density": True}),
@@ -336,14 +330,7 @@ def histogram(
         n = edges.shape[0] - 1
         widths = p.sub(slice_(edges, 0, (1, n, 1)), slice_(edges, 0, (0, n, 1)))
         found = p.div(p.div(found, find("sum").handle(found)), widths)
-    return Histogram(*p.written((found, edges), out))
-
-
-class HistogramDD(NamedTuple):
-    """Counts between edges in several dims, and the edges of each."""
-
-    hist: Any
-    bin_edges: Any
+    return named("histogram", "hist bin_edges", *p.written((found, edges), out))
 
 
 def _edges_of(column: Any, bins: Any, limits: Any) -> Any:
@@ -412,4 +399,4 @@ def histogramdd(
     found = reshape(scatter_add(base, 0, p.where(inside, place, 0), p.where(inside, each, 0)), sizes)
     if density:
         found = p.div(p.div(found, find("sum").handle(found)), volume)
-    return HistogramDD(found, tuple(edges))
+    return named("histogramdd", "hist bin_edges", found, tuple(edges))

@@ -5,7 +5,7 @@ element.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from kiln import _core
 from kiln.graph.graph import Value
@@ -17,6 +17,7 @@ from kiln.ops.declare import into, public
 from kiln.ops.kinds import FLOATS
 from kiln.ops.pointwise import convert, larger, smaller, where, zeros_of
 from kiln.ops.record import Op, Operand, Sample, Structure, Tensor, composite, pointwise
+from kiln.ops.results import named
 from kiln.ops.scalar import INTS, SIGNED, WIDTH, Scalar, absolute, bits, const, from_bits, select, trunc
 from kiln.ops.scalars import division
 from kiln.ops.scalars.floats import FORMAT
@@ -218,13 +219,6 @@ def mantissa_and_exponent(input: Tensor) -> Any:
     return mantissa_of(input), exponent_of(input, "int32")
 
 
-class Fraction(NamedTuple):
-    """What `frexp` gives."""
-
-    mantissa: Any
-    exponent: Any
-
-
 @public("frexp", dtypes="float")
 def frexp(input: Any, *, out: Any = None) -> Any:
     """(mantissa, exponent) with `input = mantissa * 2 ** exponent`, the mantissa in [0.5, 1) by magnitude,
@@ -233,7 +227,7 @@ def frexp(input: Any, *, out: Any = None) -> Any:
     >>> kiln.frexp(kiln.tensor([6.0])).mantissa
     tensor([0.7500])
     """
-    return Fraction(*mantissa_and_exponent(input, **into(out)))
+    return named("frexp", "mantissa exponent", *mantissa_and_exponent(input, **into(out)))
 
 
 @composite(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from kiln.ops import declare as d
 from kiln.ops.kinds import normalize_dim, normalize_dims
 from kiln.ops.record import Op, find
+from kiln.ops.results import located
 
 
 def not_empty(input: Any, dims: tuple[int, ...], op: str, asked: bool = True) -> None:
@@ -64,13 +65,6 @@ amax, amin = map(_extremum, ("amax", "amin"))
 argmax, argmin = map(_position, ("argmax", "argmin"))
 
 
-class Extremum(NamedTuple):
-    """What `max(x, dim)` and `min(x, dim)` give."""
-
-    values: Any
-    indices: Any
-
-
 def _choose(name: str, pair: Op) -> Any:
     """max or min in its three forms."""
     whole, position, elementwise = find(f"a{name}").handle, find(f"arg{name}").handle, pair.handle
@@ -94,7 +88,7 @@ def _choose(name: str, pair: Op) -> Any:
         if out is not None:
             values = clone(values, **_fits(out[0], input.dtype))
             indices = clone(indices, **_fits(out[1], "int64"))
-        return Extremum(values, indices)
+        return located(name, values, indices)
 
     def chosen(input: Any, dim: int, keepdim: bool) -> tuple[Any, Any]:
         indices = position(input, dim, True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from kiln import _core
 from kiln.ops import declare as d
@@ -12,6 +12,7 @@ from kiln.ops.declare import dtype_name, public
 from kiln.ops.indexing import gather
 from kiln.ops.kinds import normalize_dim
 from kiln.ops.record import Sizes, Structure, Tensor, primitive
+from kiln.ops.results import located
 from kiln.ops.views import expand, permute, reshape, select
 
 LONGEST = 1 << 32  # elements along a sorted dim: a position is half a word
@@ -77,20 +78,6 @@ def _sorted_columns(rng: Any, dtype: str, shape: tuple[int, ...]) -> Any:
     return found
 
 
-class Sorted(NamedTuple):
-    """What `sort` gives."""
-
-    values: Any
-    indices: Any
-
-
-class Top(NamedTuple):
-    """What `topk` and `kthvalue` give."""
-
-    values: Any
-    indices: Any
-
-
 def positions(input: Any, dim: int, descending: bool, first: int = 0, count: Any = None) -> Any:
     """sort_positions along a normal dim of an array of any rank; all unless `count` says."""
     if input.ndim == 0:
@@ -129,7 +116,7 @@ def sort(
     """
     dim = normalize_dim(dim, input.ndim, "sort")
     indices = positions(input, dim, descending)
-    return Sorted(*p.written((_chosen(input, dim, indices), indices), out))
+    return located("sort", _chosen(input, dim, indices), indices, out)
 
 
 @public("argsort", differs="always stable", dtypes="numeric", differentiable=False, samples=d.samples(
@@ -187,10 +174,10 @@ def topk(
     if k < 0 or (isinstance(size, int) and k > size):
         raise RuntimeError(f"selected index k out of range: k is {k}, dim {dim} has {size} elements")
     if input.ndim == 0:
-        flat = topk(reshape(input, (1,)), k)
-        return Top(*p.written((flat.values, flat.indices) if k == 0 else (p.clone(input), _zero(input)), out))
+        values, indices = topk(reshape(input, (1,)), k) if k == 0 else (p.clone(input), _zero(input))
+        return located("topk", values, indices, out)
     indices = positions(input, dim, largest, 0, k)
-    return Top(*p.written((_chosen(input, dim, indices), indices), out))
+    return located("topk", _chosen(input, dim, indices), indices, out)
 
 
 @public("kthvalue", differs="of equals the earlier", dtypes="numeric", samples=d.samples(
@@ -215,10 +202,12 @@ def kthvalue(input: Any, k: int, dim: int = -1, keepdim: bool = False, *, out: A
     if k < 1 or (isinstance(size, int) and k > size):
         raise RuntimeError(f"kthvalue(): selected number k out of range for dimension {dim}")
     if input.ndim == 0:
-        return Top(*p.written((p.clone(input), _zero(input)), out))
+        return located("kthvalue", p.clone(input), _zero(input), out)
     indices = positions(input, dim, False, k - 1, 1)
-    found = (gather(input, dim, indices), indices)
-    return Top(*p.written(found if keepdim else tuple(select(x, dim, 0) for x in found), out))
+    values = gather(input, dim, indices)
+    if not keepdim:
+        values, indices = select(values, dim, 0), select(indices, dim, 0)
+    return located("kthvalue", values, indices, out)
 
 
 @public(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from kiln.graph.size import quotient
 from kiln.ops import comparison
@@ -18,16 +18,9 @@ from kiln.ops.kinds import normalize_dim
 from kiln.ops.order import sort, sort_positions
 from kiln.ops.record import Structure, Tensor, composite, find
 from kiln.ops.reduce import reduce_any, reduce_argmax, reduce_sum
+from kiln.ops.results import located
 from kiln.ops.scans import scan_argmax
 from kiln.ops.views import movedim, reshape, select
-
-
-class Found(NamedTuple):
-    """What `median`, `nanmedian` and `mode` give of a dim."""
-
-    values: Any
-    indices: Any
-
 
 # Positions along a dim, which is kept with size 1
 
@@ -139,12 +132,12 @@ def _at_places(input: Any, dim: int, place: Any, name: str, keepdim: bool, out: 
     dim = normalize_dim(dim, input.ndim, name)
     not_empty(input, (dim,), name)
     if input.ndim == 0:
-        return Found(*p.written((p.clone(input), d.run(full, 0, (), "int64")), out))
+        return located(name, p.clone(input), d.run(full, 0, (), "int64"), out)
     indices = place(input, dim)
     values = gather(input, dim, indices)
     if not keepdim:
         values, indices = select(values, dim, 0), select(indices, dim, 0)
-    return Found(*p.written((values, indices), out))
+    return located(name, values, indices, out)
 
 
 @composite(
@@ -215,7 +208,7 @@ def nanmedian(input: Any, dim: int | None = None, keepdim: bool = False, *, out:
     if dim is None:
         return _middle(input, True)
     place = nanmedian_place if d.is_float(input) else median_place
-    return _at_places(input, dim, place, "median", keepdim, out)
+    return _at_places(input, dim, place, "nanmedian", keepdim, out)
 
 
 @public("mode", differs="the last place of the value; PyTorch leaves open which", dtypes="numeric",

@@ -5,7 +5,7 @@ Variances with and without their mean, sums that skip NaN, counts, both extrema 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from kiln.ops import comparison, extrema, kinds, reduce
 from kiln.ops import declare as d
@@ -16,6 +16,7 @@ from kiln.ops.kinds import normalize_dims
 from kiln.ops.products import product
 from kiln.ops.record import Number, Op, Structure, Tensor, composite, find
 from kiln.ops.reduce import reduce_any, reduce_sum
+from kiln.ops.results import named
 from kiln.ops.unary import root
 
 _BAD_DIM: Any = ((d.Zeros(2, 3), 5), {}, IndexError, "Dimension out of range")
@@ -226,13 +227,6 @@ def count_nonzero(input: Tensor, dim: Structure = None) -> Any:
     return reduce_sum(p.convert(some, "int64"), normalize_dims(dim, input.ndim, "count_nonzero"), False)
 
 
-class Extrema(NamedTuple):
-    """What `aminmax` gives."""
-
-    min: Any
-    max: Any
-
-
 @d.public(
     "aminmax",
     samples=d.samples(
@@ -259,7 +253,7 @@ def aminmax(input: Any, *, dim: int | None = None, keepdim: bool = False, out: A
         raise TypeError(f"aminmax(): argument 'out' must be tuple of Tensors, not {type(out).__name__}")
     low, high = (None, None) if out is None else out
     least = find("amin").handle(input, dim, keepdim, **d.into(low))
-    return Extrema(least, find("amax").handle(input, dim, keepdim, **d.into(high)))
+    return named("aminmax", "min max", least, find("amax").handle(input, dim, keepdim, **d.into(high)))
 
 
 # Covariance

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from kiln.ops import comparison
 from kiln.ops import declare as d
@@ -11,6 +11,7 @@ from kiln.ops.declare import dtype_name, public
 from kiln.ops.indexing import gather
 from kiln.ops.kinds import normalize_dim
 from kiln.ops.record import Op, Structure, Tensor, composite, primitive
+from kiln.ops.results import located
 from kiln.ops.unary import exp, log
 from kiln.ops.views import reshape
 
@@ -199,13 +200,6 @@ def logcumsumexp(input: Tensor, dim: Structure) -> Any:
     return scan_logsumexp(input, place, input.dtype) if input.ndim else input * 1
 
 
-class Running(NamedTuple):
-    """What `cummax` and `cummin` give."""
-
-    values: Any
-    indices: Any
-
-
 def _extremum(name: str, primitive_op: Op) -> Any:
     """cummax or cummin."""
 
@@ -214,9 +208,9 @@ def _extremum(name: str, primitive_op: Op) -> Any:
         flat = input if input.ndim else reshape(input, (1,))
         indices = primitive_op.handle(flat, place, dtype_name(flat.dtype))
         values = gather.handle(flat, place, indices)
-        shape = tuple(input.shape)
-        found = (values, indices) if input.ndim else (reshape(values, shape), reshape(indices, shape))
-        return Running(*p.written(found, out))
+        if not input.ndim:
+            values, indices = reshape(values, ()), reshape(indices, ())
+        return located(name, values, indices, out)
 
     function.__doc__ = f"""The running {name[3:]}imum along `dim` and its position: (values, indices).
 

@@ -13,7 +13,7 @@ from kiln.ops import pointwise as p
 from kiln.ops.addends import given
 from kiln.ops.declare import public
 from kiln.ops.linalg import lapack
-from kiln.ops.linalg.outside import LinAlgError, named, outside
+from kiln.ops.linalg.outside import LinAlgError, outside
 from kiln.ops.linalg.systems import (
     BAD,
     LAPACK,
@@ -37,6 +37,7 @@ from kiln.ops.linalg.systems import (
 )
 from kiln.ops.products import swapped
 from kiln.ops.record import find
+from kiln.ops.results import named
 from kiln.ops.views import broadcast_to, reshape, unsqueeze
 
 # Factorizations

@@ -10,10 +10,11 @@ from kiln.ops.declare import public
 from kiln.ops.linalg import lapack
 from kiln.ops.linalg.decompositions import qr, svd_parts
 from kiln.ops.linalg.matrices import householder_product, lu_factor, lu_factor_ex
-from kiln.ops.linalg.outside import named, outside, scipy_linalg
+from kiln.ops.linalg.outside import outside, scipy_linalg
 from kiln.ops.linalg.systems import check, linear, matmul
 from kiln.ops.products import swapped
 from kiln.ops.random import sampling
+from kiln.ops.results import named
 
 
 @linear(

@@ -10,7 +10,7 @@ from kiln.ops import pointwise as p
 from kiln.ops.declare import public
 from kiln.ops.linalg import lapack
 from kiln.ops.linalg.decompositions import eigvalsh, singular_values, svd_parts
-from kiln.ops.linalg.outside import named, outside, scipy_linalg
+from kiln.ops.linalg.outside import outside, scipy_linalg
 from kiln.ops.linalg.systems import (
     BAD,
     LAPACK,
@@ -33,6 +33,7 @@ from kiln.ops.linalg.systems import (
 )
 from kiln.ops.products import swapped
 from kiln.ops.record import find
+from kiln.ops.results import named
 from kiln.ops.views import broadcast_to, squeeze, unsqueeze
 
 _concat = find("concat").handle

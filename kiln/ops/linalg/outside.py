@@ -7,7 +7,6 @@ that went in and came out, written in ops, so that it can be differentiated agai
 
 from __future__ import annotations
 
-from collections import namedtuple
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -58,16 +57,6 @@ def outside(
         floats = [y for y in results if y.dtype.is_floating_point]
         call.places = _core.record_user(name, call, inputs, floats, (*inputs, *results), ())
     return results
-
-
-@cache
-def _record(name: str, fields: str) -> Any:
-    return namedtuple(name, fields)
-
-
-def named(name: str, fields: str, *values: Any) -> Any:
-    """A named tuple of results, as PyTorch's are called."""
-    return _record(name, fields)(*values)
 
 
 @cache

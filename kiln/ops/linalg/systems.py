@@ -14,9 +14,10 @@ from kiln.ops import pointwise as p
 from kiln.ops.addends import given
 from kiln.ops.declare import public
 from kiln.ops.linalg import lapack
-from kiln.ops.linalg.outside import LinAlgError, named, outside
+from kiln.ops.linalg.outside import LinAlgError, outside
 from kiln.ops.products import matmul as _matmul
 from kiln.ops.products import swapped
+from kiln.ops.results import named
 from kiln.ops.views import broadcast_to, reshape, slice_, squeeze, unsqueeze
 
 registry.FUNCTIONS["linalg.LinAlgError"] = LinAlgError
