@@ -97,6 +97,8 @@ extern PyTypeObject* size_type;
 // The Python object of a tensor; the same object as long as it lives. A null tensor is None.
 PyObject* wrap(const TensorRef& tensor);
 PyObject* wrap_results(const Results& results);
+void fit_out(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out);
+Results call_of_program(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out = {});
 inline bool is_tensor(PyObject* object) {
     return Py_TYPE(object) == tensor_type || PyObject_TypeCheck(object, tensor_type);
 }

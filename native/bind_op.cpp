@@ -319,38 +319,6 @@ PyObject* trace(OpObject& self, PyObject* const* args, size_t count, PyObject* n
         [&] { return PyObject_CallMethod(self.record, "trace", "OO", positional.get(), keywords.get()); });
 }
 
-// Whether a result is repeated to fill the tensor it goes into: a number's, and a conversion's
-// (`x.copy_(y)`).
-bool repeats(const Fn& fn, std::span<const Operand> operands) {
-    return fn.op == core_fns().convert[0]->op ||
-           std::none_of(operands.begin(), operands.end(), [](const Operand& x) { return x.tensor; });
-}
-
-// Results go into tensors of their shape; a tensor of no elements is given their shape, as in PyTorch.
-void fit_out(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
-    if (out.empty()) return;
-    const Dims* common = fn.cls == FnClass::pointwise ? common_shape(operands) : nullptr;
-    if (common && *common == out[0]->sizes) return;
-    const std::vector<Dims> shapes = result_sizes(fn, operands);
-    for (size_t k = 0; k < out.size() && k < shapes.size(); ++k) {
-        const Dims &shape = shapes[k], &target = out[k]->sizes;
-        bool fits = shape == target;
-        if (!fits && shape.size() <= target.size() && repeats(fn, operands)) {
-            fits = true;
-            for (size_t d = 1; fits && d <= shape.size(); ++d)
-                fits = shape[shape.size() - d] == target[target.size() - d] || shape[shape.size() - d] == 1;
-        }
-        bool written = std::any_of(operands.begin(), operands.end(),
-                                   [&](const Operand& x) { return x.tensor == out[k].get(); });
-        if (!fits && !written && !out[k]->numel && !out[k]->base && !out[k]->requires_grad()) {
-            resize(*out[k], shape);
-            continue;
-        }
-        KILN_CHECK(fits, runtime, fn.name, ": output with shape ", shape_text(target), " doesn't match the ",
-                   fn.cls == FnClass::pointwise ? "broadcast shape " : "result's shape ", shape_text(shape));
-    }
-}
-
 // All operands given in order, tensors and numbers only: nothing to bind. False if it is not so.
 bool take_operands(OpObject& self, PyObject* const* args, size_t count, Operands& operands) {
     if (!self.operands_only || count != self.params->size()) return false;
@@ -376,8 +344,8 @@ bool goes_beyond(OpObject& self, PyObject* const* args, size_t count, PyObject* 
 }
 
 PyObject* call_plain(Fn& fn, std::span<const Operand> operands) {
-    return fn.outputs == 1 && fn.cls != FnClass::unknown ? wrap(call_one(fn, operands))
-                                                         : wrap_results(call(fn, operands));
+    bool simple = fn.outputs == 1 && fn.cls != FnClass::unknown && operands[0].tensor;
+    return simple ? wrap(call_one(fn, operands)) : wrap_results(call_of_program(fn, operands));
 }
 
 PyObject* op_vectorcall(PyObject* object, PyObject* const* args, size_t flags, PyObject* names) {
@@ -401,7 +369,7 @@ PyObject* op_vectorcall(PyObject* object, PyObject* const* args, size_t flags, P
         Fn& fn = arguments.fn();
         std::span<const Operand> operands(arguments.operands.data(), arguments.operands.size());
         fit_out(fn, operands, bound.out);
-        Results results = call(fn, operands, bound.out);
+        Results results = call_of_program(fn, operands, bound.out);
         return self.in_place ? Py_NewRef(args[0]) : wrap_results(results);
     });
 }

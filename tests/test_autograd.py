@@ -410,3 +410,14 @@ def test_a_gradient_that_reads_nothing_has_the_result_s_shape(shapes: Any) -> No
     assert seen[0] == seen[1]
     x, y = (kiln.ones(s, requires_grad=True) for s in shapes)
     assert [g.shape for g in kiln.autograd.grad(kiln.floor_divide(x, y).sum(), (x, y))] == [*shapes]
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_numbers_made_of_numbers_are_exact(create_graph: bool) -> None:
+    """A derivative's exponent less one has a number's digits, in float64 too, however the derivative runs."""
+    x = kiln.tensor([0.3, 1.7, 2.9], dtype=kiln.float64, requires_grad=True)
+    (g,) = kiln.autograd.grad((x**2.7).sum(), x, create_graph=create_graph)
+    expected = [2.7 * v**1.7 for v in x.tolist()]
+    assert g.tolist() == pytest.approx(expected, rel=1e-14, abs=0)
+    assert kiln.add(2.0, 3.0).dtype == kiln.div(2, 3).dtype == kiln.float32
+    assert kiln.mul(2, 3).dtype == kiln.int64

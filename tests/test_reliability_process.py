@@ -191,6 +191,7 @@ print(all(str(error) or isinstance(error, MemoryError) for error in errors))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs an address space limit")
+@pytest.mark.skipif("libasan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer needs memory itself")
 def test_no_memory_at_any_point(tmp_path: Path) -> None:
     """Whatever meets the limit raises, LLVM and its threads included; afterwards everything works."""
     variables = {**os.environ, "KILN_CACHE_DIR": str(tmp_path), "KILN_CHECK": "0"}

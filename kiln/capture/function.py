@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Union
 
-from kiln import _core
 from kiln.graph.graph import Graph, Node, Value, building
 from kiln.graph.size import Dim, Size, substitute, symbol
 from kiln.ops.kinds import FLOATS, VIEWS, broadcast
@@ -72,8 +71,6 @@ class Forward(Function):
         make, *operands = declared
         values = [make(graph, d) for d in operands]
         with building(graph):
-            if self.op.kind == "pointwise" and all(v.weak for v in values):
-                values = [_array_of(v) for v in values]
             if self.op.kind == "composite":
                 outputs = rounded_once(graph, values, self._body)
             else:
@@ -254,12 +251,6 @@ def rounded_once(
     convert = find("convert")
     wide = [graph.add(convert, (v,), ("float32",)) if v.dtype in LOW else v for v in values]
     return [graph.add(convert, (v,), (d,)) if v.dtype != d else v for v, d in zip(body(wide), dtypes)]
-
-
-def _array_of(number: Value) -> Value:
-    """A number as PyTorch makes a tensor of it, where a function is given numbers alone."""
-    dtype = _core.default_dtype_name() if number.dtype == "float64" else number.dtype
-    return number.graph.add(find("convert"), (number,), (dtype,))
 
 
 def _everything(graph: Graph) -> tuple[tuple[int, ...], tuple[bool, ...]]:

@@ -75,15 +75,19 @@ class _Table(Module):
         made.weight.requires_grad = not freeze
         return made
 
-    def _shown(self) -> list[str]:
-        """What stands behind the sizes in the layer's text."""
-        shown = [] if self.padding_idx is None else [f"padding_idx={self.padding_idx}"]
-        shown += [] if self.max_norm is None else [f"max_norm={self.max_norm}"]
-        shown += [] if self.norm_type == 2 else [f"norm_type={self.norm_type}"]
-        return shown + (["scale_grad_by_freq=True"] if self.scale_grad_by_freq else [])
+    def _shown(self, *settings: str) -> str:
+        """The layer's text: its sizes, then settings, of which empty ones are left out."""
+        return ", ".join(filter(None, (f"{self.num_embeddings}, {self.embedding_dim}", *settings)))
 
-    def extra_repr(self) -> str:
-        return ", ".join([f"{self.num_embeddings}, {self.embedding_dim}", *self._shown()])
+    def _padding(self) -> str:
+        return "" if self.padding_idx is None else f"padding_idx={self.padding_idx}"
+
+    def _limits(self) -> tuple[str, ...]:
+        return (
+            "" if self.max_norm is None else f"max_norm={self.max_norm}",
+            "" if self.norm_type == 2 else f"norm_type={self.norm_type}",
+            "scale_grad_by_freq=True" if self.scale_grad_by_freq else "",
+        )
 
 
 class Embedding(_Table):
@@ -124,6 +128,9 @@ class Embedding(_Table):
             input, self.weight, self.padding_idx, self.max_norm, self.norm_type, self.scale_grad_by_freq,
             self.sparse,
         )  # fmt: skip
+
+    def extra_repr(self) -> str:
+        return self._shown(self._padding(), *self._limits())
 
 
 class EmbeddingBag(_Table):
@@ -173,5 +180,5 @@ class EmbeddingBag(_Table):
         )
         return y
 
-    def _shown(self) -> list[str]:
-        return [f"mode={self.mode!r}", *super()._shown()]
+    def extra_repr(self) -> str:
+        return self._shown(*self._limits(), f"mode={self.mode!r}", self._padding())

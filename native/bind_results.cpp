@@ -1,0 +1,60 @@
+// What a call from Python gives: the shapes of `out=`, the dtype of what numbers alone make.
+#include <algorithm>
+
+#include "bind.h"
+#include "pointwise.h"
+
+namespace kiln {
+
+namespace {
+
+// Whether a result is repeated to fill the tensor it goes into: a number's, and a conversion's
+// (`x.copy_(y)`).
+bool repeats(const Fn& fn, std::span<const Operand> operands) {
+    return fn.op == core_fns().convert[0]->op ||
+           std::none_of(operands.begin(), operands.end(), [](const Operand& x) { return x.tensor; });
+}
+
+}  // namespace
+
+// Results go into tensors of their shape; a tensor of no elements is given their shape, as in PyTorch.
+void fit_out(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
+    if (out.empty()) return;
+    const Dims* common = fn.cls == FnClass::pointwise ? common_shape(operands) : nullptr;
+    if (common && *common == out[0]->sizes) return;
+    const std::vector<Dims> shapes = result_sizes(fn, operands);
+    for (size_t k = 0; k < out.size() && k < shapes.size(); ++k) {
+        const Dims &shape = shapes[k], &target = out[k]->sizes;
+        bool fits = shape == target;
+        if (!fits && shape.size() <= target.size() && repeats(fn, operands)) {
+            fits = true;
+            for (size_t d = 1; fits && d <= shape.size(); ++d)
+                fits = shape[shape.size() - d] == target[target.size() - d] || shape[shape.size() - d] == 1;
+        }
+        bool written = std::any_of(operands.begin(), operands.end(),
+                                   [&](const Operand& x) { return x.tensor == out[k].get(); });
+        if (!fits && !written && !out[k]->numel && !out[k]->base && !out[k]->requires_grad()) {
+            resize(*out[k], shape);
+            continue;
+        }
+        KILN_CHECK(fits, runtime, fn.name, ": output with shape ", shape_text(target), " doesn't match the ",
+                   fn.cls == FnClass::pointwise ? "broadcast shape " : "result's shape ", shape_text(shape));
+    }
+}
+
+// A program's call of numbers alone makes floats of the default dtype. Only there: among the steps of a
+// derivative a number made of numbers stays as exact as a number is.
+Results call_of_program(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
+    Results results = call(fn, operands, out);
+    bool numbers = std::none_of(operands.begin(), operands.end(), [](const Operand& x) { return x.tensor; });
+    if (!numbers || !out.empty() || fn.cls != FnClass::pointwise || fn.op == core_fns().convert[0]->op)
+        return results;
+    for (TensorRef& y : results)
+        if (y->dtype == DType::float64 && default_dtype() != DType::float64) {
+            const Operand wide{y.get(), {}};
+            y = call_one(*core_fns().convert[int(default_dtype())], {&wide, 1});
+        }
+    return results;
+}
+
+}  // namespace kiln
