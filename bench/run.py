@@ -19,6 +19,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+# PyTorch's threads spin for milliseconds after each of its calls, on the core that kiln's second thread needs
+# next; waiting does not slow PyTorch's own lines
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # behind the installed packages: the kiln that is measured is the installed one
 sys.path.append(str(Path(__file__).parent.parent))
 
