@@ -100,7 +100,7 @@ def forms(name: str, sample: Any) -> Iterator[tuple[str, tuple[Any, ...]]]:
     arrays = [isinstance(a, np.ndarray) for a in sample.args]
     if arrays == [True, True]:
         yield f"{name} with a number", (sample.args[0], 2.0 if sample.args[0].dtype.kind == "f" else 2)
-    if all(hasattr(f.Tensor, f"{name}_") for f in (kiln, torch)):
+    if arrays[:1] == [True] and all(hasattr(f.Tensor, f"{name}_") for f in (kiln, torch)):
         yield f"{name}_", sample.args
 
 
