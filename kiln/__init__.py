@@ -94,7 +94,7 @@ if _TYPE_CHECKING:
     from kiln.serialization import load as load, save as save
     from kiln.viz.profile import profile as profile
 
-globals().update({n: f for n, f in ops.registry.FUNCTIONS.items() if n.isidentifier()})
+globals().update(ops.registry.imported())
 
 _PARTS = "array_api cuda datasets linalg masked nn optim random signal special testing utils viz"
 _LEGACY = (

@@ -2,4 +2,4 @@
 
 from kiln.ops import registry
 
-__getattr__, __dir__ = registry.namespace("linalg")
+__getattr__, __dir__ = registry.namespace(__name__)

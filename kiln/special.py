@@ -4,10 +4,6 @@ What is here alone the table has as "special.name"; the rest are functions of ki
 under another name.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 from kiln.ops import registry
 
 _SAME = (
@@ -19,12 +15,4 @@ _RENAMED = {
     "multigammaln": "mvlgamma", "psi": "digamma",
 }  # fmt: skip
 
-_own, _names = registry.namespace("special")
-
-
-def __getattr__(name: str) -> Any:
-    return registry.function(_RENAMED.get(name, name)) if name in (*_SAME, *_RENAMED) else _own(name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*_names(), *_SAME, *_RENAMED})
+__getattr__, __dir__ = registry.namespace(__name__, {**{name: name for name in _SAME}, **_RENAMED})

@@ -97,6 +97,7 @@ extern PyTypeObject* size_type;
 // The Python object of a tensor; the same object as long as it lives. A null tensor is None.
 PyObject* wrap(const TensorRef& tensor);
 PyObject* wrap_results(const Results& results);
+bool of_numbers(std::span<const Operand> operands);  // whether none is a tensor
 void fit_out(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out);
 Results call_of_program(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out = {});
 inline bool is_tensor(PyObject* object) {

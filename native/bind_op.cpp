@@ -344,7 +344,7 @@ bool goes_beyond(OpObject& self, PyObject* const* args, size_t count, PyObject* 
 }
 
 PyObject* call_plain(Fn& fn, std::span<const Operand> operands) {
-    bool simple = fn.outputs == 1 && fn.cls != FnClass::unknown && operands[0].tensor;
+    bool simple = fn.outputs == 1 && fn.cls != FnClass::unknown && !of_numbers(operands);
     return simple ? wrap(call_one(fn, operands)) : wrap_results(call_of_program(fn, operands));
 }
 

@@ -6,13 +6,16 @@
 
 namespace kiln {
 
+bool of_numbers(std::span<const Operand> operands) {
+    return std::none_of(operands.begin(), operands.end(), [](const Operand& x) { return x.tensor; });
+}
+
 namespace {
 
 // Whether a result is repeated to fill the tensor it goes into: a number's, and a conversion's
 // (`x.copy_(y)`).
 bool repeats(const Fn& fn, std::span<const Operand> operands) {
-    return fn.op == core_fns().convert[0]->op ||
-           std::none_of(operands.begin(), operands.end(), [](const Operand& x) { return x.tensor; });
+    return fn.op == core_fns().convert[0]->op || of_numbers(operands);
 }
 
 }  // namespace
@@ -46,8 +49,8 @@ void fit_out(Fn& fn, std::span<const Operand> operands, std::span<const TensorRe
 // derivative a number made of numbers stays as exact as a number is.
 Results call_of_program(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
     Results results = call(fn, operands, out);
-    bool numbers = std::none_of(operands.begin(), operands.end(), [](const Operand& x) { return x.tensor; });
-    if (!numbers || !out.empty() || fn.cls != FnClass::pointwise || fn.op == core_fns().convert[0]->op)
+    if (!of_numbers(operands) || !out.empty() || fn.cls != FnClass::pointwise ||
+        fn.op == core_fns().convert[0]->op)
         return results;
     for (TensorRef& y : results)
         if (y->dtype == DType::float64 && default_dtype() != DType::float64) {

@@ -80,6 +80,18 @@ def test_every_name_is_found_and_listed() -> None:
         registry.register("sort", functions["sort"])
 
 
+def test_a_name_asked_for_again_needs_no_search() -> None:
+    """Functions stay where they were asked for; no module of the table has a function's name."""
+    program = (
+        "import kiln, kiln.linalg, kiln.special, sys; from kiln import ops\n"
+        "for place, name in ((kiln, 'sort'), (ops, 'sort'), (kiln.linalg, 'det'), (kiln.special, 'expit')):\n"
+        "    before = name in vars(place); getattr(place, name); print(before, name in vars(place))"
+    )
+    assert run(program).splitlines() == ["False True"] * 4
+    modules = {p.stem for p in Path(registry.__file__).parent.iterdir()}
+    assert modules & kiln.ops.functions().keys() == {"pointwise"}  # the module, in kiln.ops
+
+
 def test_star_import() -> None:
     """`from kiln import *` brings every public function, whenever its family comes."""
     names: dict[str, object] = {}

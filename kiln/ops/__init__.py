@@ -28,7 +28,8 @@ else:
     def __getattr__(name: str) -> Any:
         if not registry.has_function(name):
             raise AttributeError(f"kiln has no function '{name}'")
-        return registry.function(name)
+        globals()[name] = registry.function(name)
+        return globals()[name]
 
 
 _core.set_symbolic_types((Value, Scalar, Size))
@@ -84,4 +85,4 @@ def _attach_operators() -> None:
 
 _attach_operators()
 # functions as attributes, but where a family's module has the name
-globals().update({n: f for n, f in registry.FUNCTIONS.items() if n.isidentifier() and n not in globals()})
+globals().update({name: f for name, f in registry.imported().items() if name not in globals()})

@@ -8,6 +8,7 @@ A function's name is the one it has below kiln: "sort", "linalg.solve".
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any
@@ -25,10 +26,10 @@ INPLACE: dict[str, Any] = {}  # name -> its in-place form: the method `name_`, a
 # in-place functions of PyTorch's namespace that need more than the tensor
 _MORE_IN_PLACE = {"addmv", "clamp_max", "clamp_min", "gcd", "lcm", "ldexp", "threshold", "xlogy"}
 
-# name -> family: of functions, methods, functions of kiln.nn.functional, ops
-_HOME = [
+# name -> the family that brings it
+_FUNCTION_HOMES, _METHOD_HOMES, _LAYER_HOMES, _OP_HOMES = (
     {name: family for family, names in FAMILIES.items() for name in names[kind].split()} for kind in range(4)
-]
+)
 
 
 def register(
@@ -77,39 +78,44 @@ def everything() -> None:
 
 def function(name: str) -> Any:
     """The public function `name`. KeyError if there is none."""
-    return _found(FUNCTIONS, _HOME[0], name)
+    return _found(FUNCTIONS, _FUNCTION_HOMES, name)
 
 
 def has_function(name: str) -> bool:
     """Whether there is a public function `name`."""
-    return name in FUNCTIONS or name in _HOME[0]
+    return name in FUNCTIONS or name in _FUNCTION_HOMES
 
 
 def method(name: str) -> Any:
     """The function that is the tensors' method `name`. KeyError if there is none."""
-    return _found(METHODS, _HOME[1], name)
+    return _found(METHODS, _METHOD_HOMES, name)
 
 
 def layer(name: str) -> Any:
     """The function `name` of kiln.nn.functional. KeyError if there is none."""
-    return _found(LAYERS, _HOME[2], name)
+    return _found(LAYERS, _LAYER_HOMES, name)
 
 
 def op(name: str) -> Any:
     """The record of the op `name`. KeyError if there is none."""
-    return _found(OPS, _HOME[3], name)
+    return _found(OPS, _OP_HOMES, name)
+
+
+def imported() -> dict[str, Any]:
+    """The functions of kiln's own namespace whose families are imported."""
+    return {name: own for name, own in FUNCTIONS.items() if "." not in name}
 
 
 def function_names(space: str = "") -> list[str]:
     """The public functions of a namespace below kiln ("linalg"), or of kiln's own."""
     start = f"{space}." if space else ""
-    names = [n[len(start) :] for n in {**FUNCTIONS, **_HOME[0]} if n.startswith(start)]
+    names = [n[len(start) :] for n in {**FUNCTIONS, **_FUNCTION_HOMES} if n.startswith(start)]
     return sorted(n for n in names if "." not in n)
 
 
 def layer_names() -> list[str]:
     """The functions of kiln.nn.functional that are the table's."""
-    return sorted({**LAYERS, **_HOME[2]})
+    return sorted({**LAYERS, **_LAYER_HOMES})
 
 
 class Late:
@@ -130,18 +136,24 @@ def attach(home: type, made: Callable[[Any], Any], names: Callable[[str], bool])
     for name, own in METHODS.items():
         if names(name):
             setattr(home, name, made(own))
-    for name in _HOME[1]:
+    for name in _METHOD_HOMES:
         if name not in METHODS and names(name):
             setattr(home, name, Late(home, name, made))
 
 
-def namespace(space: str) -> tuple[Callable[[str], Any], Callable[[], Iterable[str]]]:
-    """`__getattr__` and `__dir__` of a module that shows the functions of one namespace."""
+def namespace(
+    module: str, others: dict[str, str] | None = None
+) -> tuple[Callable[[str], Any], Callable[[], Iterable[str]]]:
+    """`__getattr__` and `__dir__` of a module "kiln.space" that shows the functions of one namespace, and
+    `others`, which are functions of kiln under a name of their own there.
+    """
+    space, others = module.removeprefix("kiln."), others or {}
 
     def getter(name: str) -> Any:
-        try:
-            return function(f"{space}.{name}")
-        except KeyError:
-            raise AttributeError(f"module 'kiln.{space}' has no attribute '{name}'") from None
+        full = others.get(name, f"{space}.{name}")
+        if not has_function(full):
+            raise AttributeError(f"module '{module}' has no attribute '{name}'")
+        setattr(sys.modules[module], name, function(full))
+        return function(full)
 
-    return getter, lambda: function_names(space)
+    return getter, lambda: sorted({*function_names(space), *others})
