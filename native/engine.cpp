@@ -208,11 +208,20 @@ TensorRef sum(const TensorRef& a, const TensorRef& b) {
 struct Pass {
     uint64_t run;
     std::thread::id thread;
+    class Engine* engine;
+    Node* node = nullptr;  // in anomaly mode: the one that is passed
 };
 
 std::vector<Pass>& passes() {
     static auto* list = new std::vector<Pass>();
     return *list;
+}
+
+// This thread's innermost pass, or null.
+Pass* own_pass() {
+    for (auto pass = passes().rbegin(); pass != passes().rend(); ++pass)
+        if (pass->thread == std::this_thread::get_id()) return &*pass;
+    return nullptr;
 }
 
 class Engine {
@@ -224,19 +233,19 @@ public:
         tell_others();
     }
 
-    Engine(std::span<const TensorRef> inputs, const BackwardOptions& options)
-        : inputs_(inputs), options_(options) {
+    Engine(std::span<const Root> roots, std::span<const Edge> inputs, const BackwardOptions& options)
+        : inputs_(inputs), options_(options), roots_(roots) {
         static uint64_t runs = 0;
         run_ = ++runs;
-        passes().push_back({run_, std::this_thread::get_id()});
+        passes().push_back({run_, std::this_thread::get_id(), this});
     }
-
-    void add_root(Tensor& root, const TensorRef& gradient) { roots_.push_back({edge_of(root), gradient}); }
 
     std::vector<TensorRef> run() {
         while (!discover_all()) {  // shares nodes with another thread's pass: when that one is done
             for (Node* node : all_) node->run = 0;
+            for (Leaf& leaf : leaves_) leaf.meta->run = 0;
             all_.clear();
+            leaves_.clear();
             Away here;
             KILN_CHECK(wait_for_others(), runtime, "backward: the interpreter is ending");
         }
@@ -249,7 +258,7 @@ public:
             std::pop_heap(heap_.begin(), heap_.end(), later);
             NodeRef node = std::move(heap_.back());
             heap_.pop_back();
-            visit(*node);
+            anomaly_mode ? watched_visit(*node) : visit(*node);
             node->run = 0;  // behind this pass
         }
         return finish();
@@ -259,6 +268,7 @@ private:
     struct Leaf {
         MetaRef meta;
         TensorRef gradient;
+        bool stored = false;  // with extras: as soon as all that leads to it was passed
     };
 
     static bool later(const NodeRef& a, const NodeRef& b) { return a->order < b->order; }
@@ -300,7 +310,11 @@ private:
             stack.pop_back();
             for (NodeInput& input : node->inputs) {
                 Node* next = input.edge.node.get();
-                if (!next) continue;
+                if (!next) {
+                    if (input.edge.leaf && input.edge.leaf->extras) [[unlikely]]
+                        ++leaf_of(input.edge.leaf).meta->waiting;
+                    continue;
+                }
                 if (!enter(next)) return false;
                 ++next->waiting;
             }
@@ -308,17 +322,19 @@ private:
         return true;
     }
 
+public:
     bool wants(const Edge& edge) const {
         if (edge.node) return edge.node->needed;
         if (!edge.leaf) return false;
         if (options_.accumulate && inputs_.empty()) return true;
         return std::any_of(inputs_.begin(), inputs_.end(),
-                           [&](const TensorRef& x) { return x->meta == edge.leaf; });
+                           [&](const Edge& x) { return x.leaf == edge.leaf; });
     }
 
+private:
     bool is_input(const Node* node) const {
         return std::any_of(inputs_.begin(), inputs_.end(),
-                           [&](const TensorRef& x) { return x->node.get() == node; });
+                           [&](const Edge& x) { return x.node.get() == node; });
     }
 
     // A node is needed if something asked for lies behind it. Nodes are visited oldest first.
@@ -329,9 +345,13 @@ private:
         }
         std::sort(all_.begin(), all_.end(), [](Node* a, Node* b) { return a->order < b->order; });
         for (Node* node : all_) {
-            node->needed = is_input(node);
-            for (NodeInput& input : node->inputs) node->needed |= bool(input.edge) && wants(input.edge);
+            node->needed = is_input(node) || leads_on(*node);
         }
+    }
+
+    bool leads_on(const Node& node) const {
+        return std::any_of(node.inputs.begin(), node.inputs.end(),
+                           [&](const NodeInput& input) { return bool(input.edge) && wants(input.edge); });
     }
 
     void ready(Node* node) {
@@ -339,7 +359,9 @@ private:
         std::push_heap(heap_.begin(), heap_.end(), later);
     }
 
-    void add_to(TensorRef& slot, const TensorRef& gradient) { slot = slot ? sum(slot, gradient) : gradient; }
+    static void add_to(TensorRef& slot, TensorRef gradient) {
+        slot = slot ? sum(slot, gradient) : std::move(gradient);
+    }
 
     Leaf& leaf_of(const MetaRef& meta) {
         if (meta->run == run_) return leaves_[meta->place];
@@ -349,47 +371,100 @@ private:
         } else {
             meta->run = run_;
             meta->place = uint32_t(leaves_.size());
+            meta->waiting = 0;
         }
         return leaves_.emplace_back(Leaf{meta, nullptr});
     }
 
-    void deliver(const Edge& edge, const TensorRef& gradient, bool counted) {
+    void deliver(const Edge& edge, TensorRef gradient, bool counted) {
         if (edge.node) {
             Node& node = *edge.node;
             if (gradient && node.needed) {
                 if (node.grads.empty()) node.grads.resize(node.outputs);
-                add_to(node.grads[edge.index], gradient);
+                add_to(node.grads[edge.index], std::move(gradient));
             }
             if (counted && --node.waiting == 0) ready(&node);
-        } else if (edge.leaf && gradient) {
-            add_to(leaf_of(edge.leaf).gradient, gradient);
+        } else if (edge.leaf) {
+            if (gradient) add_to(leaf_of(edge.leaf).gradient, std::move(gradient));
+            if (edge.leaf->extras && counted) [[unlikely]]
+                passed_leaf(edge.leaf);
         }
+    }
+
+    // A leaf with hooks has its gradient, and calls them, as soon as it is whole.
+    void passed_leaf(const MetaRef& meta) {
+        if (meta->run != run_ || meta->waiting == 0 || --meta->waiting) return;
+        Leaf& leaf = leaf_of(meta);
+        if (leaf.gradient && wants({nullptr, meta, 0})) finish_leaf(leaf);
     }
 
     void visit(Node& node) {
         if (node.needed && node.context.object) node.grads.resize(node.outputs);  // none: zeros to a user's
-        if (!node.needed || node.grads.empty()) {
-            for (NodeInput& input : node.inputs) deliver(input.edge, nullptr, true);
-            return;
+        if (!node.needed || node.grads.empty()) return pass_over(node);
+        if (!inputs_.empty() || node.extras) [[unlikely]] {
+            if (node.extras) run_tensor_hooks(node);
+            capture(node);
+            if (!inputs_.empty() && !leads_on(node)) return pass_over(node);
+            if (node.extras)
+                for (const Hook& hook : node.extras->hooks.of(HookKind::before))
+                    call_node_hook(hook.function, {node.grads.data(), node.grads.size()}, nullptr);
         }
-        for (const Hook& hook : std::vector<Hook>(node.hooks.list())) {
-            TensorRef& gradient = node.grads[hook.index];
-            if (TensorRef changed = gradient ? call_hook(hook.function, gradient) : nullptr)
-                gradient = changed;
-        }
-        capture(node);
         if (!node.context.object) check_not_released(node);
         Results gradients = node.context.object ? call_context(node) : differentiate(node);
+        if (node.extras || anomaly_mode) [[unlikely]]
+            after(node, gradients);
         node.grads.clear();
-        for (size_t i = 0; i < node.inputs.size(); ++i) {
-            NodeInput& input = node.inputs[i];
-            TensorRef gradient = i < gradients.size() ? std::move(gradients[i]) : nullptr;
-            if (gradient && node.context.object) check_shape(node, i, *gradient);
-            if (gradient && input.saved.tensor) gradient = sum_to(gradient, *input.saved.tensor);
-            if (gradient) gradient = converted(gradient, input.dtype);
-            deliver(input.edge, gradient, true);
-        }
+        for (size_t i = 0; i < node.inputs.size(); ++i)
+            deliver(node.inputs[i].edge, fitted(node, i, gradients), true);
         if (!options_.retain_graph) forget(node);
+    }
+
+    // Gradient i of those a node gives, in its input's shape and dtype.
+    static TensorRef fitted(const Node& node, size_t i, Results& gradients) {
+        const NodeInput& input = node.inputs[i];
+        TensorRef gradient = i < gradients.size() ? std::move(gradients[i]) : nullptr;
+        if (!gradient) return gradient;
+        if (node.context.object) check_shape(node, i, *gradient);
+        if (input.saved.tensor) gradient = sum_to(gradient, *input.saved.tensor);
+        return converted(gradient, input.dtype);
+    }
+
+    void pass_over(Node& node) {
+        node.grads.clear();
+        for (NodeInput& input : node.inputs) deliver(input.edge, nullptr, true);
+    }
+
+    // They come before .grad is kept or the gradient given to the caller, those of the node after it.
+    static void run_tensor_hooks(Node& node) {
+        for (const Hook& hook : node.extras->hooks.of(HookKind::tensor)) {
+            TensorRef& gradient = node.grads[hook.index];
+            if (TensorRef changed = gradient ? call_hook(hook.function, gradient) : nullptr) gradient = changed;
+        }
+    }
+
+    // Hooks see what goes on: one gradient for each entry of next_functions.
+    void after(Node& node, Results& gradients) {
+        gradients.resize(node.inputs.size());
+        std::vector<TensorRef> given;
+        for (size_t i = 0; i < node.inputs.size(); ++i)
+            if (!node.inputs[i].is_number) given.push_back(gradients[i] = fitted(node, i, gradients));
+        const std::span<TensorRef> got(node.grads.data(), node.grads.size());
+        if (node.extras)
+            for (const Hook& hook : node.extras->hooks.of(HookKind::after))
+                call_node_hook(hook.function, given, &got);
+        if (anomaly_mode) check_node(node, given);
+        for (size_t i = 0, k = 0; i < node.inputs.size(); ++i)
+            if (!node.inputs[i].is_number) gradients[i] = std::move(given[k++]);
+    }
+
+    void watched_visit(Node& node) {
+        own_pass()->node = &node;
+        try {
+            visit(node);
+        } catch (const Error&) {
+            node_failed(node);
+            throw;
+        }
     }
 
     // What a user's function gives must sum down to the shape of what it is the gradient of.
@@ -441,20 +516,36 @@ private:
 
     void capture(Node& node) {
         for (size_t i = 0; i < inputs_.size(); ++i)
-            if (inputs_[i]->node.get() == &node) {
+            if (inputs_[i].node.get() == &node) {
                 captured_.resize(inputs_.size());
-                captured_[i] = node.grads[inputs_[i]->output];
+                captured_[i] = node.grads[inputs_[i].index];
             }
-        for (auto& [meta, index] : node.retains)
+        if (!node.extras) return;
+        for (auto& [meta, index] : node.extras->retains)
             if (node.grads[index]) store_plain(*meta, node.grads[index]);
     }
 
     // Gradients given by the caller stay theirs: the engine's references to them keep them from being taken.
     // .grad never shares memory with anything reachable; it is added to in place while no graph is made.
-    void store(AutogradMeta& meta, TensorRef gradient) {
-        for (const Hook& hook : std::vector<Hook>(meta.hooks.list()))
+    void finish_leaf(Leaf& leaf) {
+        leaf.stored = true;
+        const MetaRef meta = leaf.meta;  // hooks may make the list of leaves longer
+        TensorRef gradient = std::move(leaf.gradient);
+        auto hooks = [&](HookKind kind) { return meta->extras ? meta->extras->hooks.of(kind) : std::vector<Hook>(); };
+        for (const Hook& hook : hooks(HookKind::tensor))
             if (TensorRef changed = call_hook(hook.function, gradient)) gradient = changed;
-        store_plain(meta, gradient);
+        if (!options_.accumulate) {
+            leaf_of(meta).gradient = gradient;
+            return;
+        }
+        for (const Hook& hook : hooks(HookKind::before)) call_node_hook(hook.function, {&gradient, 1}, nullptr);
+        if (gradient) store_plain(*meta, gradient);
+        for (const Hook& hook : hooks(HookKind::accumulated))
+            if (meta->owner)
+                KILN_CHECK(!call_hook(hook.function, TensorRef(meta->owner)), runtime,
+                           "Tensor post accumulate grad hooks should return None.");
+        const std::span<TensorRef> got(&gradient, 1);
+        for (const Hook& hook : hooks(HookKind::after)) call_node_hook(hook.function, {}, &got);
     }
 
     void store_plain(AutogradMeta& meta, const TensorRef& gradient) {
@@ -490,23 +581,23 @@ private:
     }
 
     std::vector<TensorRef> finish() {
-        if (options_.accumulate) {
-            for (Leaf& leaf : leaves_) store(*leaf.meta, std::move(leaf.gradient));
-            return {};
-        }
+        for (size_t i = 0; i < leaves_.size(); ++i)
+            if (Leaf& leaf = leaves_[i]; leaf.gradient && !leaf.stored && wants({nullptr, leaf.meta, 0}))
+                finish_leaf(leaf);
+        if (options_.accumulate) return {};
         captured_.resize(inputs_.size());
         for (size_t i = 0; i < inputs_.size(); ++i)
             for (Leaf& leaf : leaves_)
-                if (inputs_[i]->meta == leaf.meta) captured_[i] = leaf.gradient;
+                if (inputs_[i].leaf && inputs_[i].leaf == leaf.meta) captured_[i] = leaf.gradient;
         return std::move(captured_);
     }
 
-    std::span<const TensorRef> inputs_;
+    std::span<const Edge> inputs_;
     BackwardOptions options_;
     uint64_t run_;
     std::vector<Node*> all_;
     std::vector<NodeRef> heap_;
-    std::vector<std::pair<Edge, TensorRef>> roots_;
+    std::span<const Root> roots_;
     std::vector<Leaf> leaves_;
     std::vector<TensorRef> captured_;
 };
@@ -514,38 +605,61 @@ private:
 }  // namespace
 
 TensorRef (*call_hook)(const Opaque& hook, const TensorRef& gradient) = nullptr;
+void (*call_node_hook)(const Opaque&, std::span<TensorRef>, const std::span<TensorRef>*) = nullptr;
+void (*note_node)(Node& node, Node* parent) = nullptr;
+void (*check_node)(Node& node, std::span<const TensorRef> gradients) = nullptr;
+void (*node_failed)(Node& node) = nullptr;
 Opaque (*call_pack)(const Opaque& hook, const TensorRef& tensor) = nullptr;
 TensorRef (*call_unpack)(const Opaque& hook, const Opaque& value) = nullptr;
 Results (*call_context)(Node& node) = nullptr;
 
 TensorRef saved_value(Node& node, SavedPlace place) {
     check_not_released(node);
-    return value_at(node, place.first, place.second, true);
+    const auto [kind, i] = place;
+    const size_t count = kind == Source::input    ? node.inputs.size()
+                         : kind == Source::output ? node.saved_outputs.size()
+                                                  : node.hidden.size();
+    return i < count ? value_at(node, kind, i, true) : nullptr;
 }
 
-std::vector<TensorRef> run_backward(std::span<const TensorRef> roots, std::span<const TensorRef> gradients,
-                                    std::span<const TensorRef> inputs, const BackwardOptions& options) {
+Root root_of(Tensor& root, TensorRef gradient, size_t i) {
+    Edge edge = edge_of(root);
+    KILN_CHECK(edge, runtime, "element ", i, " of tensors does not require grad and does not have a grad_fn");
+    if (!gradient) {
+        KILN_CHECK(root.numel == 1, runtime,
+                   "grad can be implicitly created only for scalar outputs (this one is ",
+                   shape_text(root.sizes), "); pass gradient=");
+        gradient = full_like(root, 1.0);
+    }
+    KILN_CHECK(gradient->sizes == root.sizes, runtime, "Mismatch in shape: grad_output[", i,
+               "] has a shape of ", shape_text(gradient->sizes), " and output[", i, "] has a shape of ",
+               shape_text(root.sizes), ".");
+    return {std::move(edge), std::move(gradient)};
+}
+
+Node* current_node() {
+    const Pass* pass = own_pass();
+    return pass ? pass->node : nullptr;
+}
+
+uint64_t current_run() {
+    const Pass* pass = own_pass();
+    return pass ? pass->run : 0;
+}
+
+bool will_visit(const Edge& edge) {
+    const uint64_t run = current_run();
+    return edge.node ? edge.node->run == run && edge.node->needed
+                     : edge.leaf && edge.leaf->run == run && own_pass()->engine->wants(edge);
+}
+
+std::vector<TensorRef> run_backward(std::span<const Root> roots, std::span<const Edge> inputs,
+                                    const BackwardOptions& options) {
     struct Mode {
         bool before;
         ~Mode() { set_grad_enabled(before); }
     } mode{set_grad_enabled(options.create_graph)};
-    Engine engine(inputs, options);
-    for (size_t i = 0; i < roots.size(); ++i) {
-        Tensor& root = *roots[i];
-        KILN_CHECK(root.requires_grad(), runtime, "element ", i,
-                   " of tensors does not require grad and does not have a grad_fn");
-        TensorRef gradient = i < gradients.size() ? gradients[i] : nullptr;
-        if (!gradient) {
-            KILN_CHECK(root.numel == 1, runtime,
-                       "grad can be implicitly created only for scalar outputs (this one is ",
-                       shape_text(root.sizes), "); pass gradient=");
-            gradient = full_like(root, 1.0);
-        }
-        KILN_CHECK(gradient->sizes == root.sizes, runtime, "Mismatch in shape: grad_output[", i,
-                   "] has a shape of ", shape_text(gradient->sizes), " and output[", i, "] has a shape of ",
-                   shape_text(root.sizes), ".");
-        engine.add_root(root, gradient);
-    }
+    Engine engine(roots, inputs, options);
     return engine.run();
 }
 
