@@ -6,6 +6,7 @@
 #include "check.h"
 #include "compiler.h"
 #include "free_list.h"
+#include "hooks.h"
 #include "pointwise.h"
 #include "record.h"
 
@@ -25,17 +26,12 @@ std::unordered_map<const Storage*, SourceLine>& last_writes() {
     return *map;
 }
 
-// Where each hook is, by its id.
-std::unordered_map<uint64_t, Hooks*>& lists_of_hooks() {
-    static auto* map = new std::unordered_map<uint64_t, Hooks*>();
-    return *map;
-}
-
 SavedTensor save(Tensor& tensor) {
-    KILN_CHECK(!tensor.storage->inference, runtime,
-               "Inference tensors cannot be saved for backward. Please do not use Tensors created in "
-               "inference mode in computation tracked by autograd. To work around this, you can make a clone "
-               "to get a normal tensor and use it in autograd, or use no_grad() instead of inference_mode().");
+    KILN_CHECK(
+        !tensor.storage->inference, runtime,
+        "Inference tensors cannot be saved for backward. Please do not use Tensors created in "
+        "inference mode in computation tracked by autograd. To work around this, you can make a clone "
+        "to get a normal tensor and use it in autograd, or use no_grad() instead of inference_mode().");
     return {TensorRef(&tensor), tensor.storage->version};
 }
 
@@ -55,62 +51,6 @@ Tensor::~Tensor() {
 AutogradMeta::AutogradMeta() = default;
 AutogradMeta::~AutogradMeta() {
     if (retained) std::erase_if(retained->extras->retains, [&](const auto& r) { return r.first == this; });
-}
-
-uint64_t add_hook(Tensor& tensor, HookKind kind, Opaque function) {
-    const Edge edge = edge_of(tensor);
-    KILN_CHECK(edge, runtime, "cannot register a hook on a tensor that doesn't require gradient");
-    KILN_CHECK(edge.leaf || kind == HookKind::tensor, runtime,
-               "post accumulate grad hooks cannot be registered on non-leaf tensors; use register_hook()");
-    Extras& extras = edge.node ? ensure_extras(*edge.node) : ensure_extras(*edge.leaf);
-    return extras.hooks.add(kind, edge.index, std::move(function));
-}
-
-uint64_t Hooks::add(HookKind kind, uint32_t index, Opaque function) {
-    static uint64_t next_id = 1;
-    list_.push_back({next_id, index, kind, std::move(function)});
-    lists_of_hooks()[next_id] = this;
-    return next_id++;
-}
-
-void Hooks::remove(uint64_t id) {
-    auto found = lists_of_hooks().find(id);
-    if (found == lists_of_hooks().end()) return;
-    std::vector<Hook>& list = found->second->list_;
-    auto hook = std::find_if(list.begin(), list.end(), [&](const Hook& h) { return h.id == id; });
-    Opaque dropped = std::move(hook->function);  // as the last: it may run any code
-    list.erase(hook);
-    lists_of_hooks().erase(found);
-}
-
-std::vector<Hook> Hooks::of(HookKind kind) const {
-    std::vector<Hook> hooks;
-    std::copy_if(list_.begin(), list_.end(), std::back_inserter(hooks),
-                 [&](const Hook& hook) { return hook.kind == kind; });
-    return hooks;
-}
-
-void Hooks::clear() {
-    std::vector<Hook> dropped = std::exchange(list_, {});
-    for (const Hook& hook : dropped) lists_of_hooks().erase(hook.id);
-}
-
-namespace {
-
-// A tensor's .grad keeps the gradient of what it is now: a write takes it along.
-void retain_at(AutogradMeta& meta, const NodeRef& node, uint32_t output) {
-    if (meta.retained) std::erase_if(meta.retained->extras->retains, [&](const auto& r) { return r.first == &meta; });
-    meta.retained = node;
-    if (node) ensure_extras(*node).retains.emplace_back(&meta, output);
-}
-
-}  // namespace
-
-void retain_grad(Tensor& tensor) {
-    KILN_CHECK(tensor.requires_grad(), runtime, "can't retain_grad on Tensor that has requires_grad=False");
-    if (!up_to_date_grad_fn(tensor)) return;
-    AutogradMeta& meta = ensure_meta(tensor);
-    if (!meta.retained) retain_at(meta, tensor.node, tensor.output);
 }
 
 AutogradMeta* new_meta() { return FreeList<AutogradMeta>::make(); }
@@ -185,8 +125,10 @@ void prepare_write(const Fn& fn, const Tensor& target, std::span<const Operand> 
         !overlaps_itself(target), runtime,
         "unsupported operation: more than one element of the written-to tensor refers to a single memory "
         "location. Please clone() the tensor before performing the operation.");
-    KILN_CHECK(!target.storage->inference || inference_mode(), runtime, "Inplace update to inference tensor outside "
-               "InferenceMode is not allowed. You can make a clone to get a normal tensor before doing inplace update.");
+    KILN_CHECK(!target.storage->inference || inference_mode(), runtime,
+               "Inplace update to inference tensor outside "
+               "InferenceMode is not allowed. You can make a clone to get a normal tensor before doing "
+               "inplace update.");
     target.storage->below = 0;
     if (fn.cls != FnClass::pointwise) return;  // others have read everything before they write
     for (const Operand& operand : operands)

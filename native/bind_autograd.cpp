@@ -92,8 +92,8 @@ TensorRef replacement(const Opaque& hook, PyObject* result, const TensorRef& gra
                "' has changed the size of value: it returned a gradient of shape ",
                shape_text(changed->sizes), " for one of shape ", shape_text(gradient->sizes));
     KILN_CHECK(changed->dtype == gradient->dtype, runtime, "hook '", hook_name(hook),
-               "' has changed the type of value (was ", name(gradient->dtype), " got ",
-               name(changed->dtype), ")");
+               "' has changed the type of value (was ", name(gradient->dtype), " got ", name(changed->dtype),
+               ")");
     return changed;
 }
 
@@ -322,7 +322,8 @@ PyObject* backward(PyObject*, PyObject* args) {
                 wanted.push_back(edge_from(item, "backward: inputs"));
                 if (accumulate && is_tensor(item)) retain_grad(tensor_of(item));
             });
-        return tuple_of(run_backward(starts, wanted, {bool(retain), bool(create), bool(accumulate)})).release();
+        return tuple_of(run_backward(starts, wanted, {bool(retain), bool(create), bool(accumulate)}))
+            .release();
     });
 }
 
@@ -342,7 +343,8 @@ void call_anomaly(const char* name, Node& node, const Object& argument) {
 }
 
 void on_new_node(Node& node, Node* parent) {
-    call_anomaly("note", node, checked(parent ? wrap_node({NodeRef(parent), nullptr, 0}) : Py_NewRef(Py_None)));
+    call_anomaly("note", node,
+                 checked(parent ? wrap_node({NodeRef(parent), nullptr, 0}) : Py_NewRef(Py_None)));
 }
 void on_gradients(Node& node, std::span<const TensorRef> gradients) {
     call_anomaly("check", node, tuple_of(gradients));

@@ -25,25 +25,34 @@ std::unique_ptr<Extras>& extras_of(PyObject* self) {
     return object.node ? object.node->extras : object.leaf->extras;
 }
 
-PyObject* titles = nullptr;  // a dict: names of ops whose nodes have other titles than the rule gives
+PyObject* titles = nullptr;  // names of ops -> titles that the rule does not give, or what makes one of structure
 
-// "cross_entropy" -> "CrossEntropyBackward0", the way PyTorch names nodes.
-std::string node_title(const Node* node) {
-    if (!node) return "AccumulateGrad";
-    if (node->context.object) return node->fn->name + "Backward";
-    PyObject* own = titles ? PyDict_GetItemString(titles, node->fn->name.c_str()) : nullptr;
-    if (own) return PyUnicode_AsUTF8(own);
+// "cross_entropy" -> "CrossEntropyBackward0", "log1p" -> "Log1PBackward0", the way PyTorch names nodes.
+std::string title_of(const std::string& name) {
     std::string title;
     bool upper = true;
-    for (char c : node->fn->name) {
-        if (c == '_' || c == '.') {
-            upper = true;
-            continue;
-        }
-        title += upper ? char(std::toupper(c)) : c;
-        upper = false;
+    for (char c : name) {
+        const bool letter = std::isalpha(static_cast<unsigned char>(c));
+        if (c != '_' && c != '.') title += upper && letter ? char(std::toupper(c)) : c;
+        upper = !letter;
     }
     return title + "Backward0";
+}
+
+std::string node_title(const Node* node) {
+    if (!node) return "AccumulateGrad";
+    const Fn& fn = *node->fn;
+    if (node->context.object) return fn.name + "Backward";
+    PyObject* own = titles ? PyDict_GetItemString(titles, fn.name.c_str()) : nullptr;
+    if (!own) return title_of(fn.name);
+    Object made = Object::borrow(own);
+    if (!PyUnicode_Check(own)) {
+        auto* structure = static_cast<PyObject*>(fn.structure.object);
+        made = checked(in_python([&] { return PyObject_CallOneArg(own, structure ? structure : Py_None); }));
+    }
+    const char* text = PyUnicode_AsUTF8(made.get());
+    if (!text) throw Error(ErrorKind::python, "");
+    return text;
 }
 
 void node_dealloc(PyObject* self) {
@@ -80,7 +89,7 @@ int node_clear(PyObject* self) {
 }
 
 PyObject* node_name(PyObject* self, PyObject*) {
-    return PyUnicode_FromString(node_title(node_of(self).node).c_str());
+    return guarded([&] { return PyUnicode_FromString(node_title(node_of(self).node).c_str()); });
 }
 PyObject* node_repr(PyObject* self) {
     return guarded([&] {
@@ -146,8 +155,9 @@ PyObject* node_places(PyObject* self, PyObject*) {
         Object list = checked(PyList_New(0));
         const Node* node = node_of(self).node;
         auto add = [&](const SavedTensor& saved, Source::Kind kind, size_t i) {
-            bool packed = node->packed && std::any_of(node->packed->begin(), node->packed->end(),
-                                                      [&](const Packed& p) { return p.place == saved.tensor; });
+            bool packed =
+                node->packed && std::any_of(node->packed->begin(), node->packed->end(),
+                                            [&](const Packed& p) { return p.place == saved.tensor; });
             if (!saved.tensor || !(saved.tensor->storage || packed)) return;
             Object place = checked(Py_BuildValue("(in)", int(kind), Py_ssize_t(i)));
             checked_ok(PyList_Append(list.get(), place.get()));
@@ -284,7 +294,8 @@ PyObject* set_titles(PyObject*, PyObject* dict) {
     Py_RETURN_NONE;
 }
 PyMethodDef functions[] = {
-    {"set_node_titles", set_titles, METH_O, "Titles of nodes by the name of their op, where the rule's differ."},
+    {"set_node_titles", set_titles, METH_O,
+     "Titles of nodes by the name of their op, where the rule's differ."},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -307,9 +318,7 @@ PyObject* wrap_node(const Edge& edge) {
 
 bool is_node(PyObject* object) { return PyObject_TypeCheck(object, node_type); }
 
-Edge edge_of_node(PyObject* node) {
-    return {NodeRef(node_of(node).node), MetaRef(node_of(node).leaf), 0};
-}
+Edge edge_of_node(PyObject* node) { return {NodeRef(node_of(node).node), MetaRef(node_of(node).leaf), 0}; }
 
 PyObject* hook_handle(uint64_t id) {
     auto* handle = PyObject_New(HandleObject, handle_type);

@@ -6,6 +6,7 @@
 #include "busy.h"
 #include "check.h"
 #include "compiler.h"
+#include "hooks.h"
 #include "record.h"
 
 namespace kiln {
@@ -204,26 +205,6 @@ TensorRef sum(const TensorRef& a, const TensorRef& b) {
     return call_one(*core_fns().add, operands);
 }
 
-// A run of the engine under way. Nodes are of one pass at a time.
-struct Pass {
-    uint64_t run;
-    std::thread::id thread;
-    class Engine* engine;
-    Node* node = nullptr;  // in anomaly mode: the one that is passed
-};
-
-std::vector<Pass>& passes() {
-    static auto* list = new std::vector<Pass>();
-    return *list;
-}
-
-// This thread's innermost pass, or null.
-Pass* own_pass() {
-    for (auto pass = passes().rbegin(); pass != passes().rend(); ++pass)
-        if (pass->thread == std::this_thread::get_id()) return &*pass;
-    return nullptr;
-}
-
 class Engine {
 public:
     ~Engine() {
@@ -237,7 +218,7 @@ public:
         : inputs_(inputs), options_(options), roots_(roots) {
         static uint64_t runs = 0;
         run_ = ++runs;
-        passes().push_back({run_, std::this_thread::get_id(), this});
+        passes().push_back({run_, std::this_thread::get_id(), inputs_, options_});
     }
 
     std::vector<TensorRef> run() {
@@ -322,16 +303,8 @@ private:
         return true;
     }
 
-public:
-    bool wants(const Edge& edge) const {
-        if (edge.node) return edge.node->needed;
-        if (!edge.leaf) return false;
-        if (options_.accumulate && inputs_.empty()) return true;
-        return std::any_of(inputs_.begin(), inputs_.end(),
-                           [&](const Edge& x) { return x.leaf == edge.leaf; });
-    }
+    bool wants(const Edge& edge) const { return is_wanted(edge, inputs_, options_); }
 
-private:
     bool is_input(const Node* node) const {
         return std::any_of(inputs_.begin(), inputs_.end(),
                            [&](const Edge& x) { return x.node.get() == node; });
@@ -344,9 +317,7 @@ private:
             return;
         }
         std::sort(all_.begin(), all_.end(), [](Node* a, Node* b) { return a->order < b->order; });
-        for (Node* node : all_) {
-            node->needed = is_input(node) || leads_on(*node);
-        }
+        for (Node* node : all_) { node->needed = is_input(node) || leads_on(*node); }
     }
 
     bool leads_on(const Node& node) const {
@@ -402,12 +373,11 @@ private:
         if (node.needed && node.context.object) node.grads.resize(node.outputs);  // none: zeros to a user's
         if (!node.needed || node.grads.empty()) return pass_over(node);
         if (!inputs_.empty() || node.extras) [[unlikely]] {
-            if (node.extras) run_tensor_hooks(node);
+            const std::span<TensorRef> grads(node.grads.data(), node.grads.size());
+            call_tensor_hooks(node.extras.get(), grads);
             capture(node);
             if (!inputs_.empty() && !leads_on(node)) return pass_over(node);
-            if (node.extras)
-                for (const Hook& hook : node.extras->hooks.of(HookKind::before))
-                    call_node_hook(hook.function, {node.grads.data(), node.grads.size()}, nullptr);
+            call_node_hooks(node.extras.get(), HookKind::before, grads, nullptr);
         }
         if (!node.context.object) check_not_released(node);
         Results gradients = node.context.object ? call_context(node) : differentiate(node);
@@ -434,14 +404,6 @@ private:
         for (NodeInput& input : node.inputs) deliver(input.edge, nullptr, true);
     }
 
-    // They come before .grad is kept or the gradient given to the caller, those of the node after it.
-    static void run_tensor_hooks(Node& node) {
-        for (const Hook& hook : node.extras->hooks.of(HookKind::tensor)) {
-            TensorRef& gradient = node.grads[hook.index];
-            if (TensorRef changed = gradient ? call_hook(hook.function, gradient) : nullptr) gradient = changed;
-        }
-    }
-
     // Hooks see what goes on: one gradient for each entry of next_functions.
     void after(Node& node, Results& gradients) {
         gradients.resize(node.inputs.size());
@@ -449,9 +411,7 @@ private:
         for (size_t i = 0; i < node.inputs.size(); ++i)
             if (!node.inputs[i].is_number) given.push_back(gradients[i] = fitted(node, i, gradients));
         const std::span<TensorRef> got(node.grads.data(), node.grads.size());
-        if (node.extras)
-            for (const Hook& hook : node.extras->hooks.of(HookKind::after))
-                call_node_hook(hook.function, given, &got);
+        call_node_hooks(node.extras.get(), HookKind::after, given, &got);
         if (anomaly_mode) check_node(node, given);
         for (size_t i = 0, k = 0; i < node.inputs.size(); ++i)
             if (!node.inputs[i].is_number) gradients[i] = std::move(given[k++]);
@@ -531,21 +491,16 @@ private:
         leaf.stored = true;
         const MetaRef meta = leaf.meta;  // hooks may make the list of leaves longer
         TensorRef gradient = std::move(leaf.gradient);
-        auto hooks = [&](HookKind kind) { return meta->extras ? meta->extras->hooks.of(kind) : std::vector<Hook>(); };
-        for (const Hook& hook : hooks(HookKind::tensor))
-            if (TensorRef changed = call_hook(hook.function, gradient)) gradient = changed;
+        call_tensor_hooks(meta->extras.get(), {&gradient, 1});
         if (!options_.accumulate) {
             leaf_of(meta).gradient = gradient;
             return;
         }
-        for (const Hook& hook : hooks(HookKind::before)) call_node_hook(hook.function, {&gradient, 1}, nullptr);
+        call_node_hooks(meta->extras.get(), HookKind::before, {&gradient, 1}, nullptr);
         if (gradient) store_plain(*meta, gradient);
-        for (const Hook& hook : hooks(HookKind::accumulated))
-            if (meta->owner)
-                KILN_CHECK(!call_hook(hook.function, TensorRef(meta->owner)), runtime,
-                           "Tensor post accumulate grad hooks should return None.");
+        call_leaf_hooks(*meta);
         const std::span<TensorRef> got(&gradient, 1);
-        for (const Hook& hook : hooks(HookKind::after)) call_node_hook(hook.function, {}, &got);
+        call_node_hooks(meta->extras.get(), HookKind::after, {}, &got);
     }
 
     void store_plain(AutogradMeta& meta, const TensorRef& gradient) {
@@ -604,15 +559,6 @@ private:
 
 }  // namespace
 
-TensorRef (*call_hook)(const Opaque& hook, const TensorRef& gradient) = nullptr;
-void (*call_node_hook)(const Opaque&, std::span<TensorRef>, const std::span<TensorRef>*) = nullptr;
-void (*note_node)(Node& node, Node* parent) = nullptr;
-void (*check_node)(Node& node, std::span<const TensorRef> gradients) = nullptr;
-void (*node_failed)(Node& node) = nullptr;
-Opaque (*call_pack)(const Opaque& hook, const TensorRef& tensor) = nullptr;
-TensorRef (*call_unpack)(const Opaque& hook, const Opaque& value) = nullptr;
-Results (*call_context)(Node& node) = nullptr;
-
 TensorRef saved_value(Node& node, SavedPlace place) {
     check_not_released(node);
     const auto [kind, i] = place;
@@ -620,37 +566,6 @@ TensorRef saved_value(Node& node, SavedPlace place) {
                          : kind == Source::output ? node.saved_outputs.size()
                                                   : node.hidden.size();
     return i < count ? value_at(node, kind, i, true) : nullptr;
-}
-
-Root root_of(Tensor& root, TensorRef gradient, size_t i) {
-    Edge edge = edge_of(root);
-    KILN_CHECK(edge, runtime, "element ", i, " of tensors does not require grad and does not have a grad_fn");
-    if (!gradient) {
-        KILN_CHECK(root.numel == 1, runtime,
-                   "grad can be implicitly created only for scalar outputs (this one is ",
-                   shape_text(root.sizes), "); pass gradient=");
-        gradient = full_like(root, 1.0);
-    }
-    KILN_CHECK(gradient->sizes == root.sizes, runtime, "Mismatch in shape: grad_output[", i,
-               "] has a shape of ", shape_text(gradient->sizes), " and output[", i, "] has a shape of ",
-               shape_text(root.sizes), ".");
-    return {std::move(edge), std::move(gradient)};
-}
-
-Node* current_node() {
-    const Pass* pass = own_pass();
-    return pass ? pass->node : nullptr;
-}
-
-uint64_t current_run() {
-    const Pass* pass = own_pass();
-    return pass ? pass->run : 0;
-}
-
-bool will_visit(const Edge& edge) {
-    const uint64_t run = current_run();
-    return edge.node ? edge.node->run == run && edge.node->needed
-                     : edge.leaf && edge.leaf->run == run && own_pass()->engine->wants(edge);
 }
 
 std::vector<TensorRef> run_backward(std::span<const Root> roots, std::span<const Edge> inputs,

@@ -30,6 +30,31 @@ class GradientEdge(NamedTuple):
     ownership_token: Any = None
 
 
+def _numbered(title: str) -> Callable[[Any], str]:
+    """The title of a reduction: over everything it is PyTorch's 0, over dims its 1."""
+    return lambda structure: f"{title}Backward{int(structure[1] is not None)}"
+
+
+# Titles of nodes are made of their op's name, but where PyTorch's op has another name.
+_core.set_node_titles(
+    {
+        **{name: _numbered(name.title()) for name in ("sum", "mean", "prod")},
+        **{
+            name: f"{title}Backward0"
+            for name, title in (
+                ("concat", "Cat"), ("convert", "ToCopy"), ("cross_entropy_classes", "NllLoss"),
+                ("entr", "SpecialEntr"), ("erfcx", "SpecialErfcx"), ("i0e", "SpecialI0E"), ("i1", "SpecialI1"),
+                ("i1e", "SpecialI1E"), ("layer_norm", "NativeLayerNorm"), ("log_ndtr", "SpecialLogNdtr"),
+                ("logsigmoid", "LogSigmoid"), ("ndtri", "SpecialNdtri"), ("norm", "LinalgVectorNorm"),
+                ("relu6", "Hardtanh"), ("reshape", "View"), ("selu", "Elu"), ("square", "Pow"),
+                ("surround", "ConstantPadNd"), ("take_at", "Index"), ("xlog1py", "SpecialXlog1Py"),
+                ("zeta", "SpecialZeta"),
+            )
+        },
+    }
+)  # fmt: skip
+
+
 def get_gradient_edge(tensor: Tensor) -> GradientEdge:
     """The edge of a tensor: `grad(loss, get_gradient_edge(x))` is `grad(loss, x)`, without keeping x's memory.
 
