@@ -75,9 +75,9 @@ def test_autograd_functions() -> None:
     ("call", "match"),
     [
         (lambda x, z: kiln.autograd.grad(x * 2, x), "scalar"),
-        (lambda x, z: kiln.autograd.grad((x * 2).sum(), z), "not used"),
+        (lambda x, z: kiln.autograd.grad((x * 2).sum(), z), "appears to not have been used"),
         (lambda x, z: kiln.autograd.grad((x * 2).sum(), kiln.ones(1)), "require grad"),
-        (lambda x, z: kiln.autograd.grad(x * 2, x, kiln.ones(3)), r"shape \(2,\)"),
+        (lambda x, z: kiln.autograd.grad(x * 2, x, kiln.ones(3)), r"shape of \(2,\)"),
         (lambda x, z: kiln.autograd.backward([x.sum()], [kiln.tensor(1.0), kiln.tensor(1.0)]), "1 gradients"),
         (lambda x, z: kiln.autograd.backward(kiln.ones(1)), "grad"),
     ],
