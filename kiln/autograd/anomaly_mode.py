@@ -1,7 +1,7 @@
 """Anomaly mode: where what failed in backward, or gave NaN, was computed.
 
 Every node made inside keeps the traceback of its call in `metadata["traceback_"]`, and in
-`metadata["parent_"]` the node whose backward made it, if one did. Nothing is recorded by kiln.compile: ops run
+`metadata["parent_"]` the node whose backward made it, if one did. kiln.compile records nothing: ops run
 on their lines.
 """
 

@@ -40,6 +40,10 @@ class _Mode:
     ) -> None:
         _core.set_modes(*self._found.pop())
 
+    def clone(self) -> Any:
+        """Another one that does the same."""
+        return type(self)() if isinstance(self, (no_grad, enable_grad)) else type(self)(self.mode)
+
     def __call__(self, function: Function) -> Function:
         """`function` run under this mode; a generator function gets the mode in each of its resumes.
 
