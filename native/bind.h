@@ -129,6 +129,9 @@ PyObject* wrap_node(const Edge& edge);  // None for an edge to nowhere
 bool is_node(PyObject* object);
 Edge edge_of_node(PyObject* node);
 PyObject* hook_handle(uint64_t id);
+// For the collector of cycles: what hooks and metadata hold.
+int visit_extras(const Extras& extras, visitproc visit, void* arg);
+void clear_extras(Extras& extras);
 
 Fn& fn_of(PyObject* op, PyObject* structure);  // the function of an Op object at this structure
 

@@ -76,16 +76,10 @@ bool holds_alone(PyObject* self) {
 }
 int node_traverse(PyObject* self, visitproc visit, void* arg) {
     Py_VISIT(Py_TYPE(self));
-    if (!holds_alone(self)) return 0;
-    const Extras& extras = *extras_of(self);
-    for (const Hook& hook : extras.hooks.list()) Py_VISIT(static_cast<PyObject*>(hook.function.object));
-    Py_VISIT(static_cast<PyObject*>(extras.metadata.object));
-    return 0;
+    return holds_alone(self) ? visit_extras(*extras_of(self), visit, arg) : 0;
 }
 int node_clear(PyObject* self) {
-    if (!holds_alone(self)) return 0;
-    extras_of(self)->hooks.clear();
-    Opaque dropped = std::exchange(extras_of(self)->metadata, {});
+    if (holds_alone(self)) clear_extras(*extras_of(self));
     return 0;
 }
 
@@ -301,6 +295,17 @@ PyMethodDef functions[] = {
 };
 
 }  // namespace
+
+int visit_extras(const Extras& extras, visitproc visit, void* arg) {
+    for (const Hook& hook : extras.hooks.list()) Py_VISIT(static_cast<PyObject*>(hook.function.object));
+    Py_VISIT(static_cast<PyObject*>(extras.metadata.object));
+    return 0;
+}
+
+void clear_extras(Extras& extras) {
+    extras.hooks.clear();
+    Opaque dropped = std::exchange(extras.metadata, {});
+}
 
 PyObject* wrap_node(const Edge& edge) {
     if (!edge) Py_RETURN_NONE;

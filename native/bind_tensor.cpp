@@ -40,13 +40,13 @@ PyObject* new_object(PyTypeObject* type, const TensorRef& tensor) {
     return object;
 }
 
-// The hooks that live and die with a tensor object: of its tensor, and of the node that made it, as long as
+// What lives and dies with a tensor object: extras of its tensor, and of the node that made it, as long as
 // nobody else holds these. What two hold is nobody's own, and no part of a cycle the collector may see.
 template <class Body>
-void each_own_hooks(const Tensor& tensor, Body&& body) {
+void each_own_extras(const Tensor& tensor, Body&& body) {
     if (tensor.refcount != 1) return;
-    if (tensor.meta && tensor.meta->refcount == 1 && tensor.meta->extras) body(tensor.meta->extras->hooks);
-    if (tensor.node && tensor.node->refcount == 1 && tensor.node->extras) body(tensor.node->extras->hooks);
+    if (tensor.meta && tensor.meta->refcount == 1 && tensor.meta->extras) body(*tensor.meta->extras);
+    if (tensor.node && tensor.node->refcount == 1 && tensor.node->extras) body(*tensor.node->extras);
 }
 
 int tensor_traverse(PyObject* object, visitproc visit, void* arg) {
@@ -55,9 +55,8 @@ int tensor_traverse(PyObject* object, visitproc visit, void* arg) {
     Py_VISIT(self->dict);
     if (!self->tensor) return 0;
     int result = 0;
-    each_own_hooks(*self->tensor, [&](const Hooks& hooks) {
-        for (const Hook& hook : hooks.list())
-            if (!result) result = visit(static_cast<PyObject*>(hook.function.object), arg);
+    each_own_extras(*self->tensor, [&](const Extras& extras) {
+        if (!result) result = visit_extras(extras, visit, arg);
     });
     if (result) return result;
     const NodeRef& node = self->tensor->node;
@@ -73,7 +72,7 @@ int tensor_traverse(PyObject* object, visitproc visit, void* arg) {
 int tensor_clear(PyObject* object) {
     auto* self = reinterpret_cast<TensorObject*>(object);
     Py_CLEAR(self->dict);
-    if (self->tensor) each_own_hooks(*self->tensor, [](Hooks& hooks) { hooks.clear(); });
+    if (self->tensor) each_own_extras(*self->tensor, clear_extras);
     return 0;
 }
 

@@ -5,7 +5,7 @@ inference_mode                           the same, and what is made inside never
 backward(tensors, ...)                   accumulates into the `.grad` of the leaves
 grad(outputs, inputs, ...)               returns gradients, accumulates nothing
 Function                                 a function with a derivative of the user's own
-graph                                    nodes, edges, hooks on several gradients, what becomes of saved tensors
+graph                                    nodes, edges, hooks on several, what becomes of saved tensors
 detect_anomaly, set_detect_anomaly       where what fails in backward was computed
 """
 

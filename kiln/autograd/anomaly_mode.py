@@ -1,7 +1,8 @@
 """Anomaly mode: where what failed in backward, or gave NaN, was computed.
 
-Every node made inside keeps the traceback of its call in `metadata["traceback_"]`, and in `metadata["parent_"]`
-the node whose backward made it, if one did. Nothing is recorded by kiln.compile: ops run on their lines.
+Every node made inside keeps the traceback of its call in `metadata["traceback_"]`, and in
+`metadata["parent_"]` the node whose backward made it, if one did. kiln.compile records nothing: ops run
+on their lines.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class _Mode:
 class detect_anomaly(_Mode):
     """Inside, an error in backward comes with a warning that holds the traceback of the op it belongs to.
 
-    With `check_nan`, a gradient that is NaN raises RuntimeError, which also names the line where the NaN arose.
+    With `check_nan`, a gradient that is NaN raises RuntimeError, which also names the line where it arose.
     For debugging only: every op becomes much slower.
 
     >>> import kiln, warnings
@@ -71,8 +72,8 @@ class detect_anomaly(_Mode):
         super().__init__()
         self.check_nan = check_nan
         warnings.warn(
-            "Anomaly Detection has been enabled. This mode will increase the runtime and should only be enabled "
-            "for debugging.",
+            "Anomaly Detection has been enabled. This mode will increase the runtime and should only be "
+            "enabled for debugging.",
             stacklevel=2,
         )
 
@@ -115,7 +116,9 @@ def check(node: Any, gradients: tuple[Any, ...]) -> None:
     for k, g in enumerate(gradients):
         if g is None or not bool(ops.isnan(g).any()):
             continue
-        raise RuntimeError(f"Function '{node.name()}' returned nan values in its {k}th output.{_origin(node)}")
+        raise RuntimeError(
+            f"Function '{node.name()}' returned nan values in its {k}th output.{_origin(node)}"
+        )
 
 
 def tell(node: Any, _: None) -> None:
@@ -139,7 +142,7 @@ def tell(node: Any, _: None) -> None:
 
 
 def _origin(node: Any) -> str:
-    """Where the NaN arose that a node's derivative reads, as far back as saved values tell; "" if it reads none."""
+    """Where a NaN arose that a node's derivative reads, as far back as saved values tell; "" for none."""
     place = ""
     while True:
         bad = [(kind, value) for kind, value in _saved(node) if bool(ops.isnan(value).any())]

@@ -34,7 +34,7 @@ def backward(
     """Add the gradients of `tensors` to the `.grad` of the leaves they depend on (or only of `inputs`).
 
     `grad_tensors` holds one gradient per tensor, of its shape; None stands for 1 where the tensor has one
-    element. Tensors may be GradientEdges. Of `inputs` that are no leaves, `.grad` is kept as by retain_grad().
+    element. Tensors may be GradientEdges. Of `inputs` that are no leaves `.grad` is kept: retain_grad().
     `grad_variables` is an old name of `grad_tensors`. Raises RuntimeError for a missing gradient, a wrong
     shape, no inputs, or a tensor without history; warns where `create_graph` makes a cycle.
 
@@ -88,9 +88,11 @@ def grad(
     """
     if not only_inputs:
         warnings.warn(
-            "only_inputs argument is deprecated and is ignored now (defaults to True). To accumulate gradient "
-            "for other parts of the graph, please use kiln.autograd.backward.", FutureWarning, stacklevel=2,
-        )  # fmt: skip
+            "only_inputs argument is deprecated and is ignored now (defaults to True). To accumulate "
+            "gradient for other parts of the graph, please use kiln.autograd.backward.",
+            FutureWarning,
+            stacklevel=2,
+        )
     if is_grads_batched:
         raise NotImplementedError("grad: is_grads_batched is not supported; call grad once per gradient")
     if materialize_grads and allow_unused is False:
@@ -102,8 +104,8 @@ def grad(
     for k, x in enumerate(wanted):
         if isinstance(x, Tensor) and not x.requires_grad:
             raise RuntimeError(
-                f"One of the differentiated Tensors does not require grad: inputs[{k}]; call requires_grad_() "
-                "on it before the outputs are computed"
+                f"One of the differentiated Tensors does not require grad: inputs[{k}]; call "
+                "requires_grad_() on it before the outputs are computed"
             )
     seeds = _seeds("grad", roots, grad_outputs)
     keep = create_graph if retain_graph is None else retain_graph
@@ -157,6 +159,9 @@ def _seeds(op: str, roots: tuple[Place, ...], given: Gradients) -> tuple[Tensor 
         seeds: tuple[Tensor | None, ...] = (None,) * len(roots)
     else:
         seeds = (given,) if isinstance(given, Tensor) else tuple(given)
+    for seed in seeds:
+        if seed is not None and not isinstance(seed, Tensor):
+            raise TypeError(f"gradients can be either Tensors or None, but got {type(seed).__name__}")
     if len(seeds) != len(roots):
         raise RuntimeError(message(op, f"{len(roots)} gradients, one per tensor", str(len(seeds))))
     return tuple(_seed(op, k, root, seed) for k, (root, seed) in enumerate(zip(roots, seeds, strict=True)))
@@ -164,6 +169,8 @@ def _seeds(op: str, roots: tuple[Place, ...], given: Gradients) -> tuple[Tensor 
 
 def _seed(op: str, k: int, root: Place, seed: Tensor | None) -> Tensor | None:
     """The checked gradient of root k."""
+    shape: Any
+    dtype: Any
     if isinstance(root, Tensor):
         requires_grad, shape, dtype = root.requires_grad, tuple(root.shape), root.dtype
     elif not isinstance(root, GradientEdge):
@@ -178,8 +185,6 @@ def _seed(op: str, k: int, root: Place, seed: Tensor | None) -> Tensor | None:
             came = "a GradientEdge" if shape is None else f"shape {shape}"
             raise RuntimeError(message(op, expected, came, "sum it, or pass a gradient of its shape"))
         return None if isinstance(root, Tensor) else ops.ones(shape, dtype=dtype)
-    if not isinstance(seed, Tensor):
-        raise TypeError(f"gradients can be either Tensors or None, but got {type(seed).__name__}")
     if shape is not None and tuple(seed.shape) != shape:
         raise RuntimeError(
             f"Mismatch in shape: grad_output[{k}] has a shape of {tuple(seed.shape)} and output[{k}] has a "

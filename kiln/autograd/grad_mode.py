@@ -1,4 +1,4 @@
-"""The switches of the grad mode and of inference mode: context managers and decorators that restore what they found.
+"""The switches of grad mode and inference mode: context managers and decorators that restore what they found.
 
 Both flags live in the core, one pair per thread. Entering remembers them, leaving (by any way out) puts them
 back; one object may be entered several times, nested or in turn.
@@ -40,6 +40,10 @@ class _Mode:
     ) -> None:
         _core.set_modes(*self._found.pop())
 
+    def clone(self) -> Any:
+        """Another one that does the same."""
+        return type(self)() if isinstance(self, (no_grad, enable_grad)) else type(self)(self.mode)
+
     def __call__(self, function: Function) -> Function:
         """`function` run under this mode; a generator function gets the mode in each of its resumes.
 
@@ -48,8 +52,8 @@ class _Mode:
         if isinstance(function, type):
             warnings.warn(
                 "Decorating classes is deprecated and will be disabled in future versions. You should only "
-                "decorate functions or methods. To preserve the current behavior of class decoration, you can "
-                "directly decorate the `__init__` method and nothing else.",
+                "decorate functions or methods. To preserve the current behavior of class decoration, you "
+                "can directly decorate the `__init__` method and nothing else.",
                 FutureWarning,
                 stacklevel=3,
             )

@@ -1,8 +1,8 @@
 """The graph: its nodes and edges, hooks on several gradients, what becomes of the tensors that ops save.
 
-A node (`y.grad_fn`) has name(), next_functions, metadata, line, register_hook, register_prehook; what it saved
-is `_saved_` and the name of the op's parameter (`_saved_self` for the first, `_saved_result` for the result).
-That of a user's function shows the attributes of its context.
+A node (`y.grad_fn`) has name(), next_functions, metadata, line, register_hook, register_prehook; what it
+saved is `_saved_` and the name of the op's parameter (`_saved_self` for the first, `_saved_result` for the
+result). That of a user's function shows the attributes of its context.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ _core.set_node_titles(
             name: f"{title}Backward0"
             for name, title in (
                 ("concat", "Cat"), ("convert", "ToCopy"), ("cross_entropy_classes", "NllLoss"),
-                ("entr", "SpecialEntr"), ("erfcx", "SpecialErfcx"), ("i0e", "SpecialI0E"), ("i1", "SpecialI1"),
-                ("i1e", "SpecialI1E"), ("layer_norm", "NativeLayerNorm"), ("log_ndtr", "SpecialLogNdtr"),
+                ("entr", "SpecialEntr"), ("erfcx", "SpecialErfcx"), ("i0e", "SpecialI0E"),
+                ("i1", "SpecialI1"), ("i1e", "SpecialI1E"), ("layer_norm", "NativeLayerNorm"),
+                ("log_ndtr", "SpecialLogNdtr"),
                 ("logsigmoid", "LogSigmoid"), ("ndtri", "SpecialNdtri"), ("norm", "LinalgVectorNorm"),
                 ("relu6", "Hardtanh"), ("reshape", "View"), ("selu", "Elu"), ("square", "Pow"),
                 ("surround", "ConstantPadNd"), ("take_at", "Index"), ("xlog1py", "SpecialXlog1Py"),
@@ -56,7 +57,7 @@ _core.set_node_titles(
 
 
 def get_gradient_edge(tensor: Tensor) -> GradientEdge:
-    """The edge of a tensor: `grad(loss, get_gradient_edge(x))` is `grad(loss, x)`, without keeping x's memory.
+    """The edge of a tensor: `grad(loss, get_gradient_edge(x))` is `grad(loss, x)`, but keeps no memory.
 
     RuntimeError for a tensor that does not require gradients.
 
@@ -70,7 +71,8 @@ def get_gradient_edge(tensor: Tensor) -> GradientEdge:
         raise RuntimeError(
             "It is not possible to get the gradient edge for a Tensor that does not require gradients"
         )
-    return GradientEdge(*tensor._edge(), (tuple(tensor.shape), tensor.dtype))
+    node, output_nr = tensor._edge()
+    return GradientEdge(node, output_nr, (tuple(tensor.shape), tensor.dtype))
 
 
 class _Handles:
@@ -98,8 +100,8 @@ def register_multi_grad_hook(
 ) -> _Handles:
     """Calls `fn` on the gradients of several tensors; returns a handle with `remove()`.
 
-    mode "all": once in every backward, with a list, when all gradients that backward computes of these tensors
-    are there; None stands for the others. mode "any": with the first gradient that is there. Raises ValueError
+    mode "all": once in every backward, with a list, when all gradients that it computes of these tensors are
+    there; None stands for the others. mode "any": with the first gradient that is there. Raises ValueError
     for another mode, RuntimeError for a tensor that does not require gradients.
 
     >>> import kiln
@@ -196,7 +198,7 @@ class save_on_cpu(saved_tensors_hooks):
     __slots__ = ()
 
     def __init__(self, pin_memory: bool = False, device_type: str = "cuda") -> None:
-        super().__init__(Tensor.clone if pin_memory else _same, _same)
+        super().__init__((lambda tensor: tensor.clone()) if pin_memory else _same, _same)
 
 
 def _same(tensor: Tensor) -> Tensor:
@@ -205,7 +207,7 @@ def _same(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def disable_saved_tensors_hooks(error_message: str) -> Generator[None, None, None]:
-    """Inside, saved_tensors_hooks raises RuntimeError with this message; so does entering where such hooks are.
+    """Inside, saved_tensors_hooks raises RuntimeError with this message; so does this where such hooks are.
 
     >>> import kiln
     >>> with kiln.autograd.graph.disable_saved_tensors_hooks("not here"):

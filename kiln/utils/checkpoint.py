@@ -118,8 +118,8 @@ class _Run:
             if self.check and describe(tensor) != was:
                 came = f"{describe(tensor)}{self.line()}"
                 raise CheckpointError(
-                    "checkpoint: Recomputed values for the following tensors have different metadata than during "
-                    f"the forward pass: saved tensor {count} was {was}{line} and is {came}; {_HINT}"
+                    "checkpoint: Recomputed values for the following tensors have different metadata than "
+                    f"during the forward pass: saved tensor {count} was {was}{line} and is {came}; {_HINT}"
                 )
             tensor = tensor.detach()
             if (alive := place()) is not None:
@@ -150,8 +150,8 @@ class _Run:
     def refuse_count(self, came: str) -> None:
         """Raises CheckpointError."""
         raise CheckpointError(
-            "checkpoint: A different number of tensors was saved during the original forward and recomputation: "
-            f"{len(self.places)} at first, then {came}; {_HINT}"
+            "checkpoint: A different number of tensors was saved during the original forward and "
+            f"recomputation: {len(self.places)} at first, then {came}; {_HINT}"
         )
 
 
