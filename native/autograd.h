@@ -122,6 +122,7 @@ struct BackwardOptions {
     bool retain_graph = false;
     bool create_graph = false;
     bool accumulate = true;  // into leaves' .grad; otherwise the gradients of `inputs` are returned
+    bool batched = false;    // a batch of gradients of each root: every gradient has one dim more, in front
 };
 
 // Gradients of `roots` (with the given output gradients; null: ones for a single element).
@@ -137,6 +138,13 @@ extern Opaque (*call_pack)(const Opaque& hook, const TensorRef& tensor);
 extern TensorRef (*call_unpack)(const Opaque& hook, const Opaque& value);
 // Gradients of a user's function: one per input or null, from those of its results.
 extern Results (*call_context)(Node& node);
+// What a pass with a batch of gradients asks of the interpreter: a derivative that is not pointwise, and each
+// gradient summed to the shape of what it is the gradient of.
+struct BatchedCalls {
+    Results (*derivative)(const Fn& fn, std::span<const Operand> operands) = nullptr;
+    TensorRef (*sum_to)(const TensorRef& gradient, const Tensor& like) = nullptr;
+};
+extern BatchedCalls batched_calls;
 
 // What this thread's saved tensors go through; null objects: nothing.
 struct SavedHooks {

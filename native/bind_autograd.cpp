@@ -209,9 +209,60 @@ Object call_function(const Opaque& function, PyObject* argument) {
         in_python([&] { return PyObject_CallOneArg(static_cast<PyObject*>(function.object), argument); }));
 }
 
+// ---- batches of gradients: what the interpreter does of a pass, and whether one is under way ----
+
+PyObject* batched_functions[3] = {};  // derivative(handle, operands), sum_to(gradient, sizes), call(f, args)
+thread_local bool batched_pass = false;
+
+PyObject* set_batched(PyObject*, PyObject* args) {
+    auto& [derivative, sum, call] = batched_functions;
+    if (!PyArg_ParseTuple(args, "OOO:set_batched", &derivative, &sum, &call)) return nullptr;
+    for (PyObject* function : batched_functions) Py_INCREF(function);
+    Py_RETURN_NONE;
+}
+
+Results results_from(PyObject* given, const char* what) {
+    Results results;
+    Object list = checked(PySequence_Fast(given, what));
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(list.get()); ++i) {
+        PyObject* item = PySequence_Fast_GET_ITEM(list.get(), i);
+        results.push_back(item == Py_None ? nullptr : TensorRef(&expect_tensor(item, what)));
+    }
+    return results;
+}
+
+Results batched_derivative(const Fn& fn, std::span<const Operand> operands) {
+    Object given = checked(PyTuple_New(Py_ssize_t(operands.size())));
+    for (size_t i = 0; i < operands.size(); ++i) {
+        const Operand& x = operands[i];
+        PyTuple_SET_ITEM(given.get(), Py_ssize_t(i), x.tensor ? wrap(x.tensor) : number_object(x.number));
+    }
+    auto* handle = static_cast<PyObject*>(fn.handle.object);
+    Object found = checked(in_python([&] {
+        return PyObject_CallFunctionObjArgs(batched_functions[0], handle, given.get(), nullptr);
+    }));
+    return results_from(found.get(), "backward: gradients");
+}
+
+TensorRef batched_sum(const TensorRef& gradient, const Tensor& like) {
+    Object given = checked(wrap(gradient)), sizes = checked(dims_object(like.sizes));
+    Object found = checked(in_python([&] {
+        return PyObject_CallFunctionObjArgs(batched_functions[1], given.get(), sizes.get(), nullptr);
+    }));
+    return TensorRef(&expect_tensor(found.get(), "backward: gradient"));
+}
+
+// A call with gradients, each a batch of them while such a pass is under way.
+PyObject* call_with(PyObject* function, PyObject* args) {
+    return in_python([&] {
+        return batched_pass ? PyObject_CallFunctionObjArgs(batched_functions[2], function, args, nullptr)
+                            : PyObject_CallObject(function, args);
+    });
+}
+
 TensorRef run_hook(const Opaque& hook, const TensorRef& gradient) {
-    Object given = checked(wrap(gradient));
-    Object result = call_function(hook, given.get());
+    Object given = checked(Py_BuildValue("(N)", wrap(gradient)));
+    Object result = checked(call_with(static_cast<PyObject*>(hook.object), given.get()));
     if (result.get() == Py_None) return nullptr;
     Tensor& changed = expect_tensor(result.get(), "hook: the result");
     KILN_CHECK(changed.sizes == gradient->sizes, runtime, "hook: it returned a gradient of shape ",
@@ -298,17 +349,9 @@ Results run_context(Node& node) {
     Object gradients = checked(PyTuple_New(Py_ssize_t(node.grads.size())));
     for (size_t k = 0; k < node.grads.size(); ++k)
         PyTuple_SET_ITEM(gradients.get(), Py_ssize_t(k), checked(wrap(node.grads[k])).release());
-    Object place = checked(wrap_node(&node, nullptr));
-    auto* context = static_cast<PyObject*>(node.context.object);
-    Object given = checked(in_python(
-        [&] { return PyObject_CallFunctionObjArgs(context, place.get(), gradients.get(), nullptr); }));
-    Results results;
-    Object list = checked(PySequence_Fast(given.get(), "backward: gradients"));
-    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(list.get()); ++i) {
-        PyObject* item = PySequence_Fast_GET_ITEM(list.get(), i);
-        results.push_back(item == Py_None ? nullptr : TensorRef(&expect_tensor(item, "backward: gradient")));
-    }
-    return results;
+    Object args = checked(Py_BuildValue("(NO)", wrap_node(&node, nullptr), gradients.get()));
+    Object given = checked(call_with(static_cast<PyObject*>(node.context.object), args.get()));
+    return results_from(given.get(), "backward: gradients");
 }
 
 Fn* user_fn(const char* name) {
@@ -346,15 +389,19 @@ PyObject* record_user_call(PyObject*, PyObject* args) {
 PyObject* backward(PyObject*, PyObject* args) {
     return guarded([&]() -> PyObject* {
         PyObject *roots, *gradients, *inputs;
-        int retain, create, accumulate;
-        if (!PyArg_ParseTuple(args, "OOppOp:run_backward", &roots, &gradients, &retain, &create, &inputs,
-                              &accumulate))
+        int retain, create, accumulate, batched = 0;
+        if (!PyArg_ParseTuple(args, "OOppOp|p:run_backward", &roots, &gradients, &retain, &create, &inputs,
+                              &accumulate, &batched))
             return nullptr;
         auto root_tensors = tensors_from(roots, "backward: tensors", false);
         auto seeds = tensors_from(gradients, "backward: gradients", true);
         auto wanted = tensors_from(inputs, "backward: inputs", false);
-        auto results =
-            run_backward(root_tensors, seeds, wanted, {bool(retain), bool(create), bool(accumulate)});
+        struct Batch {
+            bool before;
+            ~Batch() { batched_pass = before; }
+        } batch{std::exchange(batched_pass, bool(batched))};
+        auto results = run_backward(root_tensors, seeds, wanted,
+                                    {bool(retain), bool(create), bool(accumulate), bool(batched)});
         Object tuple = checked(PyTuple_New(Py_ssize_t(results.size())));
         for (size_t i = 0; i < results.size(); ++i) PyTuple_SET_ITEM(tuple.get(), i, wrap(results[i]));
         return tuple.release();
@@ -376,7 +423,10 @@ PyObject* set_package_folder(PyObject*, PyObject* folder) {
 
 PyMethodDef functions[] = {
     {"run_backward", backward, METH_VARARGS,
-     "run_backward(tensors, gradients, retain_graph, create_graph, inputs, accumulate)"},
+     "run_backward(tensors, gradients, retain_graph, create_graph, inputs, accumulate, batched=False)"},
+    {"set_batched", set_batched, METH_VARARGS,
+     "Sets what a pass with a batch of gradients calls: derivative(handle, operands), sum_to(gradient, sizes) "
+     "and call(function, args)."},
     {"grad_enabled", get_enabled, METH_NOARGS, "Whether ops record gradients on this thread."},
     {"set_grad_enabled", put_enabled, METH_O, "Sets whether ops record gradients; returns what it was."},
     {"saved_tensors_hooks", get_saved_hooks, METH_NOARGS, "This thread's (pack, unpack), or None."},
@@ -404,6 +454,7 @@ int add_autograd(PyObject* module) {
     call_pack = run_pack;
     call_unpack = run_unpack;
     call_context = run_context;
+    batched_calls = {batched_derivative, batched_sum};
     node_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&node_spec));
     handle_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&handle_spec));
     if (!node_type || !handle_type || add_to_tensor(tensor_methods, &grad_fn_getset) < 0) return -1;

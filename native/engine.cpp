@@ -49,7 +49,7 @@ TensorRef shape_source(const Node& node, const NodeInput& input) {
     if (input.saved.tensor) return input.saved.tensor;
     const Tensor& like =
         **std::find_if(node.grads.begin(), node.grads.end(), [](const auto& g) { return bool(g); });
-    return new_tensor(input.dtype, like.sizes, StorageRef());
+    return new_tensor(input.dtype, input.dimensioned ? like.sizes : Dims(), StorageRef());
 }
 
 // The forward's operands as the node has them, for captures that only look at their shapes.
@@ -385,7 +385,9 @@ private:
             NodeInput& input = node.inputs[i];
             TensorRef gradient = i < gradients.size() ? std::move(gradients[i]) : nullptr;
             if (gradient && node.context.object) check_shape(node, i, *gradient);
-            if (gradient && input.saved.tensor) gradient = sum_to(gradient, *input.saved.tensor);
+            if (gradient && input.saved.tensor)
+                gradient = options_.batched ? batched_calls.sum_to(gradient, *input.saved.tensor)
+                                            : sum_to(gradient, *input.saved.tensor);
             if (gradient) gradient = converted(gradient, input.dtype);
             deliver(input.edge, gradient, true);
         }
@@ -419,7 +421,8 @@ private:
         Operands operands = derivative_operands(node, fn, keep, options_.create_graph);
         std::span<const Operand> given(operands.data(), operands.size());
         Results results =
-            options_.create_graph ? replay(compiler::recipe_for({&fn, given}), given) : kiln::run(fn, given);
+            options_.batched && node.fn->cls != FnClass::pointwise ? batched_calls.derivative(fn, given)
+            : options_.create_graph                           ? replay(compiler::recipe_for({&fn, given}), given) : kiln::run(fn, given);
         for (size_t k = 0; k < fn.targets.size() && k < results.size(); ++k)
             gradients[fn.targets[k]] = std::move(results[k]);
         return gradients;
@@ -517,6 +520,7 @@ TensorRef (*call_hook)(const Opaque& hook, const TensorRef& gradient) = nullptr;
 Opaque (*call_pack)(const Opaque& hook, const TensorRef& tensor) = nullptr;
 TensorRef (*call_unpack)(const Opaque& hook, const Opaque& value) = nullptr;
 Results (*call_context)(Node& node) = nullptr;
+BatchedCalls batched_calls;
 
 TensorRef saved_value(Node& node, SavedPlace place) {
     check_not_released(node);
@@ -541,7 +545,7 @@ std::vector<TensorRef> run_backward(std::span<const TensorRef> roots, std::span<
                        shape_text(root.sizes), "); pass gradient=");
             gradient = full_like(root, 1.0);
         }
-        KILN_CHECK(gradient->sizes == root.sizes, runtime, "Mismatch in shape: grad_output[", i,
+        KILN_CHECK(options.batched || gradient->sizes == root.sizes, runtime, "Mismatch in shape: grad_output[", i,
                    "] has a shape of ", shape_text(gradient->sizes), " and output[", i, "] has a shape of ",
                    shape_text(root.sizes), ".");
         engine.add_root(root, gradient);

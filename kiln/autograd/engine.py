@@ -59,7 +59,8 @@ def grad(
     """The gradients of `outputs` with respect to `inputs`, one per input; no `.grad` changes.
 
     An input the outputs do not depend on raises RuntimeError, or gives None under `allow_unused`, or
-    zeros under `materialize_grads`.
+    zeros under `materialize_grads`. With `is_grads_batched` each of `grad_outputs` has a dim more in front, a
+    batch of gradients, and so has each result: one pass computes them all.
 
     >>> import kiln
     >>> x = kiln.tensor(3.0, requires_grad=True)
@@ -69,8 +70,6 @@ def grad(
     """
     if not only_inputs:
         raise NotImplementedError("grad: only_inputs=False is not supported; use backward() to fill .grad")
-    if is_grads_batched:
-        raise NotImplementedError("grad: is_grads_batched is not supported; call grad once per gradient")
     if materialize_grads and allow_unused is False:
         raise ValueError("grad: expected allow_unused to be true or omitted where materialize_grads is true")
     roots, wanted = _tuple(outputs), _tuple(inputs)
@@ -80,11 +79,21 @@ def grad(
             raise RuntimeError(
                 message("grad", "inputs that require grad", f"inputs[{k}] that does not", hint)
             )
-    seeds = _seeds("grad", roots, grad_outputs)
     keep = create_graph if retain_graph is None else retain_graph
-    found: tuple[Tensor | None, ...] = _core.run_backward(roots, seeds, keep, create_graph, wanted, False)
+    count: tuple[int, ...] = ()
+    if is_grads_batched:
+        seeds, count = _batched_seeds(roots, grad_outputs)
+        from kiln.func.backward import gradients_of_batch
+
+        found: tuple[Tensor | None, ...] = gradients_of_batch(roots, wanted, seeds, keep, create_graph)
+    else:
+        seeds = _seeds("grad", roots, grad_outputs)
+        found = _core.run_backward(roots, seeds, keep, create_graph, wanted, False)
     if materialize_grads:
-        return tuple(ops.zeros_like(x) if g is None else g for g, x in zip(found, wanted, strict=True))
+        return tuple(
+            ops.zeros((*count, *x.shape), dtype=x.dtype) if g is None else g
+            for g, x in zip(found, wanted, strict=True)
+        )
     if not allow_unused and any(g is None for g in found):
         k = next(k for k, g in enumerate(found) if g is None)
         came = f"inputs[{k}] ({describe(wanted[k])}), which was not used"
@@ -107,6 +116,28 @@ def _seeds(op: str, roots: tuple[Tensor, ...], given: Gradients) -> tuple[Tensor
     if len(seeds) != len(roots):
         raise RuntimeError(message(op, f"{len(roots)} gradients, one per tensor", str(len(seeds))))
     return tuple(_seed(op, k, root, seed) for k, (root, seed) in enumerate(zip(roots, seeds, strict=True)))
+
+
+def _batched_seeds(
+    roots: tuple[Tensor, ...], given: Gradients
+) -> tuple[tuple[Tensor | None, ...], tuple[int, ...]]:
+    """A batch of gradients per root, and the size of the batch."""
+    seeds = (None,) if given is None else (given,) if isinstance(given, Tensor) else tuple(given)
+    if len(seeds) != len(roots):
+        raise RuntimeError(message("grad", f"{len(roots)} gradients, one per tensor", str(len(seeds))))
+    sizes = set()
+    for k, (root, seed) in enumerate(zip(roots, seeds, strict=True)):
+        if seed is None or tuple(seed.shape)[1:] != tuple(root.shape) or seed.ndim == 0:
+            raise RuntimeError(
+                f"If `is_grads_batched=True`, we interpret the first dimension of each grad_output as the "
+                f"batch dimension. The sizes of the remaining dimensions are expected to match the shape of "
+                f"corresponding output, but a mismatch was detected: grad_output[{k}] is {describe(seed)} and "
+                f"output[{k}] has a shape of {tuple(root.shape)}."
+            )
+        sizes.add(seed.shape[0])
+    if len(sizes) > 1:
+        raise RuntimeError(f"grad: expected batches of one size, got sizes {sorted(sizes)}")
+    return seeds, (sizes.pop(),)
 
 
 def _seed(op: str, k: int, root: Tensor, seed: Tensor | None) -> Tensor | None:

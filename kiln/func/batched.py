@@ -173,6 +173,17 @@ class Batched:
         """The sample in another dtype."""
         return interop.to(self, *args, **kwargs)
 
+    @staticmethod
+    def outside(
+        call: Any, name: str, compute: Any, derivative: Any, inputs: tuple[Any, ...]
+    ) -> list[Batched]:
+        """Another library's function of matrices, which takes dims in front for a batch of them."""
+        level = _innermost(list(inputs))
+        assert level is not None
+        ndim = max(x.ndim for x in inputs)
+        given = [in_batch(Operand(unwrapped(x, level), _at(x, level)), level.size, ndim) for x in inputs]
+        return [Batched(y, level) for y in call(name, compute, derivative, *given)]
+
     def __deepcopy__(self, memo: Any) -> Any:
         return pointwise.clone(self)
 
