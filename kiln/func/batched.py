@@ -9,17 +9,19 @@ again. Methods are those of the table, so calls of ordinary tensors know nothing
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any, NoReturn
 
 from kiln import _core, ops
 from kiln.func import rules
 from kiln.func.composite import Look, batched_op
-from kiln.func.levels import Level
+from kiln.func.levels import Level, levels
 from kiln.func.rules import Operand, in_batch
 from kiln.graph.graph import Value
 from kiln.graph.size import Size
 from kiln.ops.declare import broadcast_shape
 from kiln.ops import getitem, interop, parts, pointwise, registry
+from kiln.ops.random.generator import SHARED
 from kiln.ops.record import INTERPRETERS, Op
 from kiln.ops.scalar import Scalar
 
@@ -173,6 +175,12 @@ class Batched:
         """The sample in another dtype."""
         return interop.to(self, *args, **kwargs)
 
+    def repeated(self, y: Any) -> Batched:
+        """An array as one of each sample, in memory of its own."""
+        full = in_batch(Operand(y, False), self.level.size)
+        full = self.whole.repeated(full) if type(self.whole) is Batched else pointwise.clone(full)
+        return Batched(full, self.level)
+
     @staticmethod
     def outside(
         call: Any, name: str, compute: Any, derivative: Any, inputs: tuple[Any, ...]
@@ -321,6 +329,25 @@ def everywhere(x: Any, level: Level) -> Any:
     return x.whole if _at(x, level) else in_batch(Operand(x, False), level.size)
 
 
+def reserved(count: int, take: Any) -> tuple[Any, Any]:
+    """(seed, position) of random numbers for every sample: the same for all, or a position for each."""
+    for level in levels():
+        if level.randomness == "error":
+            raise RuntimeError(
+                "vmap: called random operation while in randomness error mode. Please either use the 'same' or "
+                "'different' randomness flags on vmap or perform the randomness operation out of vmap"
+            )
+    own = [level for level in levels() if level.randomness == "different"]
+    samples = prod(level.size for level in own)
+    seed, position = take(count * samples)
+    for k, level in enumerate(own):
+        samples //= level.size
+        steps = ops.arange(level.size) * (count * samples)
+        position = Batched(steps + position if k == 0 else in_batch(Operand(position, False), level.size) + steps, level)
+    return seed, position
+
+
 _attach()
+SHARED.append(reserved)
 _core.set_symbolic_types((Value, Scalar, Size, Batched))
 INTERPRETERS.append(interpret)
