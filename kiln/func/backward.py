@@ -51,7 +51,9 @@ class BatchedDerivative(Op):
         replace = _sizes_of(source, operands)
         for a, b in source.checks:
             outer.require_equal(substitute(a, replace), substitute(b, replace), self.name)
-        size = next(x.value.shape[0] for x in operands if x.batched)
+        size, *others = [x.value.shape[0] for x in operands if x.batched]
+        for other in others:
+            outer.require_equal(size, other, self.name)
         known = {id(v): x for v, x in zip(source.inputs, operands)}
         for node in source.nodes:
             attrs = tuple(substitute_attr(a, replace) for a in node.attrs)

@@ -126,6 +126,8 @@ class _Sample:
             self.graph.slots, self.graph.checks, self.graph.equal = (
                 x.graph.slots, x.graph.checks, x.graph.equal,
             )  # fmt: skip
+        if flag:
+            x.graph.require_equal(x.shape[0], self.size, "vmap")
         own = Value(self.graph, None, x.dtype, tuple(x.shape)[bool(flag) :])
         own.weak, own.slot, own.scalar = x.weak, x.slot, x.scalar
         self.graph.inputs.append(own)

@@ -143,6 +143,8 @@ def _strided(op: Op, operands: Operands, attrs: Attrs, size: Any) -> Any:
     """The sample's places, one sample after the other; of the views that have names the dims they name."""
     x, (sizes, strides, offset, *dims) = operands[0], attrs
     step = product(x.shape) if isinstance(x.value, Value) else x.value.stride(0)
+    if op.name == "unfold" and x.ndim == 0:  # a number is a window of its own
+        return reshape(x.value, (size, *_sizes(sizes)))
     if op.name == "diagonal":
         dims = [(dims[0][0], dims[0][1] + 1, dims[0][2] + 1)]
     elif op.name == "unfold":
