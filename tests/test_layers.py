@@ -57,8 +57,8 @@ TOPS = {"__init__", "__main__", "cli", "testing"}
 LATE = {"numpy", "llvmlite", "matplotlib", "tqdm", "scipy"}
 # file -> kiln's own modules it may import inside a function, with the reason beside the entry
 LATE_OWN: dict[str, set[str]] = {
-    "kiln/autograd/engine.py": {"kiln.func.backward"},  # a batch of gradients: it captures and plans
-    "kiln/autograd/functional.py": {"kiln.func.backward"},
+    "kiln/autograd/engine.py": {"kiln.func.backward", "kiln.func.inside"},  # a batch: it captures and plans
+    "kiln/func/batched.py": {"kiln.func.custom"},  # which makes samples itself
     "kiln/ops/random/draws.py": {"kiln.ops.scalar_numpy"},  # the reference's arithmetic, which is NumPy's
     "kiln/ops/random/distributions.py": {"kiln.ops.scalar_numpy"},
     # what captures, plans and compiles: a process that finds its answers on disk never needs it

@@ -81,11 +81,16 @@ def grad(
             )
     keep = create_graph if retain_graph is None else retain_graph
     count: tuple[int, ...] = ()
-    if is_grads_batched:
+    if any(hasattr(type(x), "whole") for x in (*roots, *wanted, *_listed(grad_outputs))):
+        from kiln.func.inside import gradients
+
+        seeds = _seeds("grad", roots, grad_outputs)
+        found: tuple[Tensor | None, ...] = gradients(roots, wanted, seeds, keep, create_graph)
+    elif is_grads_batched:
         seeds, count = _batched_seeds(roots, grad_outputs)
         from kiln.func.backward import gradients_of_batch
 
-        found: tuple[Tensor | None, ...] = gradients_of_batch(roots, wanted, seeds, keep, create_graph)
+        found = gradients_of_batch(roots, wanted, seeds, keep, create_graph)
     else:
         seeds = _seeds("grad", roots, grad_outputs)
         found = _core.run_backward(roots, seeds, keep, create_graph, wanted, False)
@@ -107,6 +112,11 @@ def _tuple(tensors: Tensors) -> tuple[Tensor, ...]:
     return (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
 
 
+def _listed(given: Gradients) -> tuple[Tensor | None, ...]:
+    """Gradients as they were given, as a tuple."""
+    return () if given is None else (given,) if isinstance(given, Tensor) else tuple(given)
+
+
 def _seeds(op: str, roots: tuple[Tensor, ...], given: Gradients) -> tuple[Tensor | None, ...]:
     """One gradient per root, of its shape; ones where none was given and the root has one element."""
     if given is None:
@@ -122,7 +132,7 @@ def _batched_seeds(
     roots: tuple[Tensor, ...], given: Gradients
 ) -> tuple[tuple[Tensor | None, ...], tuple[int, ...]]:
     """A batch of gradients per root, and the size of the batch."""
-    seeds = (None,) if given is None else (given,) if isinstance(given, Tensor) else tuple(given)
+    seeds = _listed(given) or (None,)
     if len(seeds) != len(roots):
         raise RuntimeError(message("grad", f"{len(roots)} gradients, one per tensor", str(len(seeds))))
     sizes = set()

@@ -186,11 +186,18 @@ class Batched:
         call: Any, name: str, compute: Any, derivative: Any, inputs: tuple[Any, ...]
     ) -> list[Batched]:
         """Another library's function of matrices, which takes dims in front for a batch of them."""
-        level = _innermost(list(inputs))
+        level = innermost(list(inputs))
         assert level is not None
         ndim = max(x.ndim for x in inputs)
         given = [in_batch(Operand(unwrapped(x, level), _at(x, level)), level.size, ndim) for x in inputs]
         return [Batched(y, level) for y in call(name, compute, derivative, *given)]
+
+    @staticmethod
+    def applied(function: Any, args: tuple[Any, ...]) -> Any:
+        """The call of a user's autograd.Function with samples."""
+        from kiln.func.custom import applied
+
+        return applied(function, args)
 
     def __deepcopy__(self, memo: Any) -> Any:
         return pointwise.clone(self)
@@ -244,7 +251,7 @@ def interpret(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call of an op, if a Batched is among its arguments; the innermost level is done first."""
     given = {name: value for name, value in kwargs.items() if name != "out"}
     out = kwargs.get("out")
-    level = _innermost([*args, *given.values()])
+    level = innermost([*args, *given.values()])
     if type(out) is Batched and (level is None or level.number <= out.level.number):
         return _written(op, out, op.handle(*args, **given))
     if level is None:
@@ -265,10 +272,10 @@ def interpret(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return _composite(op, bound, level) if op.kind == "composite" else _primitive(op, bound, level)
 
 
-def _innermost(values: list[Any]) -> Level | None:
+def innermost(values: list[Any]) -> Level | None:
     found: Level | None = None
     for x in values:
-        inside = _innermost(list(x)) if type(x) in (list, tuple) else x.level if type(x) is Batched else None
+        inside = innermost(list(x)) if type(x) in (list, tuple) else x.level if type(x) is Batched else None
         if inside is not None and (found is None or inside.number > found.number):
             found = inside
     return found

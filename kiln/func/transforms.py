@@ -20,9 +20,9 @@ from typing import Any
 from kiln import _core, ops
 from kiln.autograd.mode import enable_grad
 from kiln.func.backward import gradients_of_batch
-from kiln.func.batched import Batched, everywhere
 from kiln.func.levels import Level, levels
 from kiln.func.tree import flatten, map_leaves
+from kiln.func.wholes import batch_first, sample, split_batch, whole, whole_of
 
 
 class _State(_local):
@@ -75,7 +75,7 @@ class Tracked:
         ys = [whole(y, self.levels) for y in outputs]
         create = self.recording and _core.grad_enabled() and any(self.reaches_out(y) for y in ys)
         create = create or (_core.grad_enabled() and any(whole_of(s).requires_grad for s in seeds))
-        given = [_batch_first(s, self.levels, more) for s in seeds]
+        given = [batch_first(s, self.levels, more) for s in seeds]
         pairs = [(y, s) for y, s in zip(ys, given) if y.requires_grad]
         found: Any = [None] * len(self.wholes)
         if pairs:
@@ -91,45 +91,7 @@ class Tracked:
     def _as_sample(self, gradient: Any, x: Any, more: list[Level]) -> Any:
         if gradient is None:
             return sample(ops.zeros_like(x.detach()), self.levels)
-        if not more:
-            return sample(gradient, self.levels)
-        sizes = [level.size for level in more]
-        count = len(self.levels)
-        split = ops.reshape(gradient, (*sizes, *gradient.shape[1:]))
-        order = (*range(len(sizes), len(sizes) + count), *range(len(sizes)))
-        split = ops.permute(split, (*order, *range(len(order), split.ndim)))
-        return sample(split, [*self.levels, *more])
-
-
-def whole(x: Any, within: list[Level]) -> Any:
-    """A value for every sample of the levels, the outermost batch in front."""
-    for level in reversed(within):
-        x = everywhere(x, level)
-    return x
-
-
-def whole_of(x: Any) -> Any:
-    """The tensor that a sample is part of."""
-    while type(x) is Batched:
-        x = x.whole
-    return x
-
-
-def sample(x: Any, within: list[Level]) -> Any:
-    """A tensor with a batch in front per level, as one sample of it."""
-    for level in within:
-        x = Batched(x, level)
-    return x
-
-
-def _batch_first(seed: Any, own: list[Level], more: list[Level]) -> Any:
-    """A gradient with the batches of `more` as one dim, before those of `own`."""
-    full = whole(seed, [*own, *more])
-    if not more:
-        return full
-    mine, count = len(own), len(own) + len(more)
-    full = ops.permute(full, (*range(mine, count), *range(mine), *range(count, full.ndim)))
-    return ops.reshape(full, (-1, *full.shape[len(more) :]))
+        return split_batch(gradient, self.levels, more)
 
 
 def _own(x: Any, ends: set[Any]) -> Any:
