@@ -238,9 +238,8 @@ Results batched_derivative(const Fn& fn, std::span<const Operand> operands) {
         PyTuple_SET_ITEM(given.get(), Py_ssize_t(i), x.tensor ? wrap(x.tensor) : number_object(x.number));
     }
     auto* handle = static_cast<PyObject*>(fn.handle.object);
-    Object found = checked(in_python([&] {
-        return PyObject_CallFunctionObjArgs(batched_functions[0], handle, given.get(), nullptr);
-    }));
+    Object found = checked(in_python(
+        [&] { return PyObject_CallFunctionObjArgs(batched_functions[0], handle, given.get(), nullptr); }));
     return results_from(found.get(), "backward: gradients");
 }
 
@@ -425,7 +424,8 @@ PyMethodDef functions[] = {
     {"run_backward", backward, METH_VARARGS,
      "run_backward(tensors, gradients, retain_graph, create_graph, inputs, accumulate, batched=False)"},
     {"set_batched", set_batched, METH_VARARGS,
-     "Sets what a pass with a batch of gradients calls: derivative(handle, operands), sum_to(gradient, sizes) "
+     "Sets what a pass with a batch of gradients calls: derivative(handle, operands), sum_to(gradient, "
+     "sizes) "
      "and call(function, args)."},
     {"grad_enabled", get_enabled, METH_NOARGS, "Whether ops record gradients on this thread."},
     {"set_grad_enabled", put_enabled, METH_O, "Sets whether ops record gradients; returns what it was."},

@@ -209,8 +209,7 @@ bool number_from(PyObject* object, Number* number) {
         return true;
     }
     PyNumberMethods* methods = Py_TYPE(object)->tp_as_number;
-    if (PyUnicode_Check(object) || !methods || !methods->nb_float ||
-        PyObject_CheckBuffer(object) == 0)
+    if (PyUnicode_Check(object) || !methods || !methods->nb_float || PyObject_CheckBuffer(object) == 0)
         return false;
     Object real = Object::steal(PyNumber_Float(object));  // a NumPy scalar
     if (!real) {

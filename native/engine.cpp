@@ -420,9 +420,10 @@ private:
         Kept keep;
         Operands operands = derivative_operands(node, fn, keep, options_.create_graph);
         std::span<const Operand> given(operands.data(), operands.size());
-        Results results =
-            options_.batched && node.fn->cls != FnClass::pointwise ? batched_calls.derivative(fn, given)
-            : options_.create_graph                           ? replay(compiler::recipe_for({&fn, given}), given) : kiln::run(fn, given);
+        Results results = options_.batched && node.fn->cls != FnClass::pointwise
+                              ? batched_calls.derivative(fn, given)
+                          : options_.create_graph ? replay(compiler::recipe_for({&fn, given}), given)
+                                                  : kiln::run(fn, given);
         for (size_t k = 0; k < fn.targets.size() && k < results.size(); ++k)
             gradients[fn.targets[k]] = std::move(results[k]);
         return gradients;
@@ -545,9 +546,9 @@ std::vector<TensorRef> run_backward(std::span<const TensorRef> roots, std::span<
                        shape_text(root.sizes), "); pass gradient=");
             gradient = full_like(root, 1.0);
         }
-        KILN_CHECK(options.batched || gradient->sizes == root.sizes, runtime, "Mismatch in shape: grad_output[", i,
-                   "] has a shape of ", shape_text(gradient->sizes), " and output[", i, "] has a shape of ",
-                   shape_text(root.sizes), ".");
+        KILN_CHECK(options.batched || gradient->sizes == root.sizes, runtime,
+                   "Mismatch in shape: grad_output[", i, "] has a shape of ", shape_text(gradient->sizes),
+                   " and output[", i, "] has a shape of ", shape_text(root.sizes), ".");
         engine.add_root(root, gradient);
     }
     return engine.run();

@@ -57,8 +57,6 @@ TOPS = {"__init__", "__main__", "cli", "testing"}
 LATE = {"numpy", "llvmlite", "matplotlib", "tqdm", "scipy"}
 # file -> kiln's own modules it may import inside a function, with the reason beside the entry
 LATE_OWN: dict[str, set[str]] = {
-    "kiln/autograd/engine.py": {"kiln.func.backward", "kiln.func.inside"},  # a batch: it captures and plans
-    "kiln/func/batched.py": {"kiln.func.custom"},  # which makes samples itself
     "kiln/ops/random/draws.py": {"kiln.ops.scalar_numpy"},  # the reference's arithmetic, which is NumPy's
     "kiln/ops/random/distributions.py": {"kiln.ops.scalar_numpy"},
     # what captures, plans and compiles: a process that finds its answers on disk never needs it
@@ -68,7 +66,7 @@ LATE_OWN: dict[str, set[str]] = {
 FORBIDDEN_AT_IMPORT = ("numpy", "scipy", "llvmlite", "inspect", "dataclasses", "torch")
 LONGEST_FILE = 600
 LONGEST_CORE = 6850
-LONGEST_BINDING = 3750  # the C API spelled out, which the core proper does not see
+LONGEST_BINDING = 3790  # the C API spelled out, which the core proper does not see
 
 SOURCES = sorted(KILN.rglob("*.py"))
 NATIVE_FILES = sorted(p for p in NATIVE.rglob("*") if p.suffix in (".h", ".cpp", ".hpp", ".cc"))

@@ -22,7 +22,17 @@ from kiln.autograd.mode import enable_grad, no_grad, set_grad_enabled
 if _TYPE_CHECKING:
     from kiln.autograd import functional
 
-__all__ = ["Function", "backward", "enable_grad", "function", "functional", "grad", "graph", "no_grad", "set_grad_enabled"]
+__all__ = [
+    "Function",
+    "backward",
+    "enable_grad",
+    "function",
+    "functional",
+    "grad",
+    "graph",
+    "no_grad",
+    "set_grad_enabled",
+]
 
 
 def __getattr__(name: str) -> _Any:

@@ -8,6 +8,11 @@ from typing import Union
 from kiln import _core, ops
 from kiln._core import Tensor
 from kiln.errors import describe, message
+from kiln.late import later
+
+# of a batch: imported when first called, for they capture and plan
+_gradients_of_batch = later("kiln.func.backward", "gradients_of_batch")
+_gradients_of_samples = later("kiln.func.inside", "gradients")
 
 Tensors = Union[Tensor, Sequence[Tensor]]
 Gradients = Union[Tensor, Sequence[Union[Tensor, None]], None]
@@ -82,15 +87,11 @@ def grad(
     keep = create_graph if retain_graph is None else retain_graph
     count: tuple[int, ...] = ()
     if any(hasattr(type(x), "whole") for x in (*roots, *wanted, *_listed(grad_outputs))):
-        from kiln.func.inside import gradients
-
         seeds = _seeds("grad", roots, grad_outputs)
-        found: tuple[Tensor | None, ...] = gradients(roots, wanted, seeds, keep, create_graph)
+        found: tuple[Tensor | None, ...] = _gradients_of_samples(roots, wanted, seeds, keep, create_graph)
     elif is_grads_batched:
         seeds, count = _batched_seeds(roots, grad_outputs)
-        from kiln.func.backward import gradients_of_batch
-
-        found = gradients_of_batch(roots, wanted, seeds, keep, create_graph)
+        found = _gradients_of_batch(roots, wanted, seeds, keep, create_graph)
     else:
         seeds = _seeds("grad", roots, grad_outputs)
         found = _core.run_backward(roots, seeds, keep, create_graph, wanted, False)
@@ -141,8 +142,8 @@ def _batched_seeds(
             raise RuntimeError(
                 f"If `is_grads_batched=True`, we interpret the first dimension of each grad_output as the "
                 f"batch dimension. The sizes of the remaining dimensions are expected to match the shape of "
-                f"corresponding output, but a mismatch was detected: grad_output[{k}] is {describe(seed)} and "
-                f"output[{k}] has a shape of {tuple(root.shape)}."
+                f"corresponding output, but a mismatch was detected: grad_output[{k}] is {describe(seed)} "
+                f"and output[{k}] has a shape of {tuple(root.shape)}."
             )
         sizes.add(seed.shape[0])
     if len(sizes) > 1:

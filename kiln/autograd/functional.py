@@ -1,9 +1,10 @@
 """Derivatives of a function at a point, under torch.autograd.functional's names.
 
-`func` is called with the inputs (a tensor or a tuple), on tensors of its own that share their memory: `.grad` of
-the inputs does not change, nor whether they require grad. Results are tensors for a tensor and tuples for a tuple.
-With `create_graph` they can be differentiated again; else they have no history. With `strict` what does not
-depend on an input is an error; else its derivative is zeros. kiln.func has the same as functions of functions.
+`func` is called with the inputs (a tensor or a tuple), on tensors of its own that share their memory: `.grad`
+of the inputs does not change, nor whether they require grad. Results are tensors for a tensor and tuples for
+a tuple. With `create_graph` they can be differentiated again; else they have no history. With `strict` what
+does not depend on an input is an error; else its derivative is zeros. kiln.func has the same as functions of
+functions.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ def _as_tuple(what: str, name: str, given: Any) -> tuple[bool, tuple[Tensor, ...
         if not isinstance(x, Tensor):
             which = f"value at index {k}" if several else f"given {what}"
             raise TypeError(
-                f"The {what} given to {name} must be either a Tensor or a tuple of Tensors but the {which} has "
-                f"type {type(x)}."
+                f"The {what} given to {name} must be either a Tensor or a tuple of Tensors but the {which} "
+                f"has type {type(x)}."
             )
     return several, tensors
 
@@ -46,8 +47,8 @@ class _Point:
         for k, y in enumerate(self.ys):
             if strict and not y.requires_grad:
                 raise RuntimeError(
-                    f"Output {k} of the user-provided function does not require gradients. The outputs must be "
-                    "computed in a differentiable manner from the input when running in strict mode."
+                    f"Output {k} of the user-provided function does not require gradients. The outputs must "
+                    "be computed in a differentiable manner from the input when running in strict mode."
                 )
 
     def _own(self, x: Tensor) -> Any:
@@ -96,11 +97,12 @@ def _vector(name: str, v: Any, like: Sequence[Tensor], several: bool, message: s
 
 
 _NO_V_OF_OUTPUT = (
-    "The vector v can only be None if the user-provided function returns a single Tensor with a single element."
+    "The vector v can only be None if the user-provided function returns a single Tensor with a single "
+    "element."
 )
 _NO_V_OF_INPUT = (
-    "The vector v can only be None if the input to the user-provided function is a single Tensor with a single "
-    "element."
+    "The vector v can only be None if the input to the user-provided function is a single Tensor with a "
+    "single element."
 )
 
 
@@ -113,7 +115,15 @@ def _gradients(
         return [None] * len(xs)
     roots, given = [y for y, _ in pairs], [s for _, s in pairs]
     return list(
-        grad(roots, xs, given, retain_graph=True, create_graph=create, allow_unused=True, is_grads_batched=batched)
+        grad(
+            roots,
+            xs,
+            given,
+            retain_graph=True,
+            create_graph=create,
+            allow_unused=True,
+            is_grads_batched=batched,
+        )
     )
 
 
@@ -125,7 +135,9 @@ def _filled(found: Sequence[Any], like: Sequence[Any], strict: bool, what: str) 
     return [ops.zeros_like(x.detach()) if g is None else g for g, x in zip(found, like)]
 
 
-_INDEPENDENT = "The output of the user-provided function is independent of input {}. This is not allowed in strict mode."
+_INDEPENDENT = (
+    "The output of the user-provided function is independent of input {}. This is not allowed in strict mode."
+)
 
 
 def _refuse_constant(point: _Point, found: Sequence[Any], what: str) -> None:
@@ -133,8 +145,8 @@ def _refuse_constant(point: _Point, found: Sequence[Any], what: str) -> None:
     for k, g in enumerate(found):
         if point.strict and point.create_graph and not g.requires_grad:
             raise RuntimeError(
-                f"The {what} of the user-provided function is independent of input {k}. This is not allowed in "
-                "strict mode when create_graph=True."
+                f"The {what} of the user-provided function is independent of input {k}. This is not allowed "
+                "in strict mode when create_graph=True."
             )
 
 
@@ -175,8 +187,9 @@ def jvp(
             _gradients(rows, seeds, vs, create_graph),
             point.ys,
             strict,
-            "The gradient with respect to the input is independent of entry {} in the grad_outputs when using "
-            "the double backward trick to compute forward mode gradients. This is not allowed in strict mode.",
+            "The gradient with respect to the input is independent of entry {} in the grad_outputs when "
+            "using the double backward trick to compute forward mode gradients. This is not allowed in "
+            "strict mode.",
         )
         _refuse_constant(point, along, "jacobian")
     return point.outputs_like(point.shown(point.ys)), point.outputs_like(point.shown(along))
@@ -192,8 +205,8 @@ def _jacobian_of_number(point: _Point) -> list[Any]:
             raise RuntimeError(
                 "While computing the hessian, found that the jacobian of the user-provided function with "
                 f"respect to input {k} is independent of the input. This is not allowed in strict mode. You "
-                "should ensure that your function is twice differentiable and that the jacobian depends on the "
-                "inputs (this would be violated by a linear function for example)."
+                "should ensure that your function is twice differentiable and that the jacobian depends on "
+                "the inputs (this would be violated by a linear function for example)."
             )
     return found
 
@@ -248,9 +261,9 @@ def hvp(
             _gradients(rows, seeds, vs, create_graph),
             point.xs,
             strict,
-            "The hessian of the user-provided function is independent of entry {} in the grad_jacobian. This is "
-            "not allowed in strict mode as it prevents from using the double backward trick to replace forward "
-            "mode AD.",
+            "The hessian of the user-provided function is independent of entry {} in the grad_jacobian. This "
+            "is not allowed in strict mode as it prevents from using the double backward trick to replace "
+            "forward mode AD.",
         )
         _refuse_constant(point, found, "hessian")
     return point.outputs_like(point.shown(point.ys)), point.inputs_like(point.shown(found))
@@ -277,16 +290,16 @@ def jacobian(
     """
     if strategy not in ("reverse-mode", "forward-mode"):
         raise AssertionError(
-            'Expected strategy to be either "forward-mode" or "reverse-mode". Hint: If your function has more '
-            'outputs than inputs, "forward-mode" tends to be more performant. Otherwise, prefer to use '
+            'Expected strategy to be either "forward-mode" or "reverse-mode". Hint: If your function has '
+            'more outputs than inputs, "forward-mode" tends to be more performant. Otherwise, prefer to use '
             '"reverse-mode".'
         )
     if strategy == "forward-mode":
         _check_forward(create_graph, strict, vectorize)
     if strict and vectorize:
         raise RuntimeError(
-            "torch.autograd.functional.jacobian: `strict=True` and `vectorized=True` are not supported together. "
-            "Please either set `strict=False` or `vectorize=False`."
+            "torch.autograd.functional.jacobian: `strict=True` and `vectorized=True` are not supported "
+            "together. Please either set `strict=False` or `vectorize=False`."
         )
     with enable_grad():
         point = _Point("jacobian", func, inputs, create_graph, strict)
@@ -369,8 +382,8 @@ def hessian(
     vectorize: bool = False,
     outer_jacobian_strategy: str = "reverse-mode",
 ) -> Any:
-    """The Hessian of a function that gives one number: a tensor of shape input.shape + input.shape, or tuples of
-    tuples of them, one per pair of inputs. `vectorize` as for `jacobian`.
+    """The Hessian of a function that gives one number: a tensor of shape input.shape + input.shape, or tuples
+    of tuples of them, one per pair of inputs. `vectorize` as for `jacobian`.
 
     >>> import kiln
     >>> kiln.autograd.functional.hessian(lambda x: (x**3).sum(), kiln.tensor([1.0, 2.0]))

@@ -2,9 +2,9 @@
 
     seeds [B, *shape of y]  ->  engine  ->  gradients [B, *shape of x]
 
-The graph was recorded without a batch. A derivative is a graph of gradients and saved values; done for a batch
-of gradients (the saved values are the same for all) it is an op made like that of a composite (composite.py).
-The engine runs pointwise derivatives itself: they broadcast.
+The graph was recorded without a batch. A derivative is a graph of gradients and saved values; done for a
+batch of gradients (the saved values are the same for all) it is an op made like that of a composite
+(composite.py). The engine runs pointwise derivatives itself: they broadcast.
 """
 
 from __future__ import annotations

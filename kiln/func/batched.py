@@ -2,9 +2,9 @@
 
     Batched(shape [n])  =  whole (a tensor of shape [B, n], or a Batched of an outer level), level
 
-It says that it is a Tensor, but the core does not take it for one: a call of an op with one comes to `interpret`
-(as calls on graph values come to `Op.trace`), is done for the whole batch by the rules, and gives Batched
-again. Methods are those of the table, so calls of ordinary tensors know nothing of this.
+It says that it is a Tensor, but the core does not take it for one: a call of an op with one comes to
+`interpret` (as calls on graph values come to `Op.trace`), is done for the whole batch by the rules, and gives
+Batched again. Methods are those of the table, so calls of ordinary tensors know nothing of this.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from kiln.func.levels import Level, levels
 from kiln.func.rules import Operand, in_batch
 from kiln.graph.graph import Value
 from kiln.graph.size import Size
-from kiln.ops.declare import broadcast_shape
+from kiln.late import later
 from kiln.ops import getitem, interop, parts, pointwise, registry
+from kiln.ops.declare import broadcast_shape
 from kiln.ops.random.generator import SHARED
 from kiln.ops.record import INTERPRETERS, Op
 from kiln.ops.scalar import Scalar
@@ -45,7 +46,7 @@ class Batched:
     def __init__(self, whole: Any, level: Level) -> None:
         self.whole, self.level = whole, level
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> Any:
         return _core.Tensor
 
@@ -137,9 +138,9 @@ class Batched:
     def requires_grad_(self, requires_grad: bool = True) -> NoReturn:
         """Not inside a mapped function."""
         raise RuntimeError(
-            "You are attempting to call Tensor.requires_grad_() (or perhaps using torch.autograd.functional.* "
-            "APIs) inside of a function being transformed by a functorch transform: use kiln.func.grad, vjp, "
-            "jacrev or hessian there"
+            "You are attempting to call Tensor.requires_grad_() (or perhaps using "
+            "torch.autograd.functional.* APIs) inside of a function being transformed by a functorch "
+            "transform: use kiln.func.grad, vjp, jacrev or hessian there"
         )
 
     # -- what a sample does not have ----------------------------------------------------------------------
@@ -169,7 +170,7 @@ class Batched:
         getitem.setitem(self, key, value)
 
     def __contains__(self, element: Any) -> bool:
-        return bool((self == element).any())  # type: ignore[attr-defined]
+        return bool((self == element).any())
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """The sample in another dtype."""
@@ -192,12 +193,7 @@ class Batched:
         given = [in_batch(Operand(unwrapped(x, level), _at(x, level)), level.size, ndim) for x in inputs]
         return [Batched(y, level) for y in call(name, compute, derivative, *given)]
 
-    @staticmethod
-    def applied(function: Any, args: tuple[Any, ...]) -> Any:
-        """The call of a user's autograd.Function with samples."""
-        from kiln.func.custom import applied
-
-        return applied(function, args)
+    applied = staticmethod(later("kiln.func.custom", "applied"))  # a user's autograd.Function with samples
 
     def __deepcopy__(self, memo: Any) -> Any:
         return pointwise.clone(self)
@@ -207,8 +203,8 @@ def _attach() -> None:
     """Methods and operators as tensors have them."""
     own = set(vars(Batched))
     tensor: Any = _core.Tensor
-    for name in ("dtype", "grad_fn", "is_leaf", "_version", "device", "layout", "itemsize", "is_cpu", "is_cuda"):
-        setattr(Batched, name, property(lambda self, name=name: getattr(self.whole, name)))
+    for name in "dtype grad_fn is_leaf _version device layout itemsize is_cpu is_cuda".split():
+        setattr(Batched, name, _of_whole(name))
     for name in ("T", "mT", "H", "mH", "real", "where", "type_as", "cpu", "__format__"):
         setattr(Batched, name, vars(tensor)[name])
     for name, dtype in _CASTS.items():
@@ -226,6 +222,10 @@ _CASTS = {
     "bool": "bool", "byte": "uint8", "char": "int8", "short": "int16", "int": "int32", "long": "int64",
     "half": "float16", "bfloat16": "bfloat16", "float": "float32", "double": "float64",
 }  # fmt: skip
+
+
+def _of_whole(name: str) -> Any:
+    return property(lambda self: getattr(self.whole, name))
 
 
 def _cast(dtype: str) -> Any:
@@ -258,8 +258,8 @@ def interpret(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     if not level.alive:
         raise RuntimeError(
-            f"{op.name}: a tensor of one sample was kept after the vmap that made it returned; return it from "
-            "the mapped function instead"
+            f"{op.name}: a tensor of one sample was kept after the vmap that made it returned; return it "
+            "from the mapped function instead"
         )
     if out is not None:
         raise RuntimeError(
@@ -341,8 +341,8 @@ def reserved(count: int, take: Any) -> tuple[Any, Any]:
     for level in levels():
         if level.randomness == "error":
             raise RuntimeError(
-                "vmap: called random operation while in randomness error mode. Please either use the 'same' or "
-                "'different' randomness flags on vmap or perform the randomness operation out of vmap"
+                "vmap: called random operation while in randomness error mode. Please either use the 'same' "
+                "or 'different' randomness flags on vmap or perform the randomness operation out of vmap"
             )
     own = [level for level in levels() if level.randomness == "different"]
     samples = prod(level.size for level in own)
@@ -350,7 +350,8 @@ def reserved(count: int, take: Any) -> tuple[Any, Any]:
     for k, level in enumerate(own):
         samples //= level.size
         steps = ops.arange(level.size) * (count * samples)
-        position = Batched(steps + position if k == 0 else in_batch(Operand(position, False), level.size) + steps, level)
+        before = position if k == 0 else in_batch(Operand(position, False), level.size)
+        position = Batched(steps + before, level)
     return seed, position
 
 

@@ -48,7 +48,7 @@ class BatchedOp(Op):
         return bool(next(f for p, f in zip(self.params, self.look.flags) if p.name == name))
 
     def _check(self, check: IndexCheck) -> IndexCheck:
-        """The check of one sample's positions, for all; the dim of a source that is batched is one further."""
+        """The check of one sample's positions, for all; the dim of a batched source is one further."""
         further = self._flag(check.source)
         if isinstance(check.dim, int):
             return check._replace(dim=check.dim + (further and check.dim >= 0))
@@ -61,9 +61,7 @@ class BatchedOp(Op):
         """The body: the sample's op traced, and every node done for the batch."""
         params, flags = self.base.params, self.look.flags
         sample = _Sample(_size(args, flags))
-        inner = [
-            a if p.kind in "SZ" else sample.declare(a, flag) for p, a, flag in zip(params, args, flags)
-        ]
+        inner = [a if p.kind in "SZ" else sample.declare(a, flag) for p, a, flag in zip(params, args, flags)]
         if any(r >= 0 and x.ndim != r for r, x in zip(self.look.ranks, inner) if isinstance(x, Value)):
             raise RuntimeError(f"{self.name}: it was made for operands of other ranks")
         assert self.base.body is not None

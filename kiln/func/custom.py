@@ -83,7 +83,8 @@ def _of_batch(cls: Any, flags: list[bool], level: Level) -> Any:
                 found = found if isinstance(found, tuple) else (found,)
                 wholes = [None if g is None else everywhere(g, here) for g in found]
             return tuple(
-                g if g is None or flag else ops.sum(g, 0) for g, flag in zip(wholes, [*flags, *[True] * len(wholes)])
+                g if g is None or flag else ops.sum(g, 0)
+                for g, flag in zip(wholes, [*flags, *[True] * len(wholes)])
             )
 
     OfBatch.__name__ = cls.__name__

@@ -28,9 +28,7 @@ def jacrev(
 
     def made(*args: Any, **kwargs: Any) -> Any:
         chosen = _chosen(args, argnums)
-        found = vjp(
-            lambda value: func(*_replaced(args, argnums, value), **kwargs), chosen, has_aux=has_aux
-        )
+        found = vjp(lambda value: func(*_replaced(args, argnums, value), **kwargs), chosen, has_aux=has_aux)
         ys, whole_output = flatten(found[0])
         xs, whole_input = flatten(chosen)
         rows = vmap(lambda *seeds: flatten(found[1](whole_output(list(seeds))))[0], chunk_size=chunk_size)

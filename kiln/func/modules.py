@@ -56,7 +56,9 @@ def _merged(dicts: Any) -> dict[str, Any]:
     names = [name for d in dicts for name in d]
     repeated = [name for name in names if names.count(name) > 1]
     if repeated:
-        raise ValueError(f"{repeated[0]} appears in multiple dictionaries; behavior of functional call is ambiguous")
+        raise ValueError(
+            f"{repeated[0]} appears in multiple dictionaries; behavior of functional call is ambiguous"
+        )
     return {name: value for d in dicts for name, value in d.items()}
 
 
@@ -77,7 +79,9 @@ def _check_complete(module: Any, given: Tensors) -> None:
     words = [f"Unexpected key(s): {', '.join(unexpected)}."] if unexpected else []
     words += [f"Missing key(s): {', '.join(missing)}."] if missing else []
     if words:
-        raise RuntimeError(f"Error(s) in reparametrizing for {type(module).__name__}:\n\t" + "\n\t".join(words))
+        raise RuntimeError(
+            f"Error(s) in reparametrizing for {type(module).__name__}:\n\t" + "\n\t".join(words)
+        )
 
 
 def _tied(module: Any, given: dict[str, Any]) -> dict[str, Any]:

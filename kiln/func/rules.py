@@ -1,8 +1,8 @@
 """How each kind of op is done for a batch: one rule per kind, on tensors and on graph values alike.
 
 An operand that is batched has the batch as its dim 0; the dims an op speaks of are counted without it. A rule
-gives one result with the batch in front. Ops are called through `apply`, so the rules serve calls (on tensors)
-and composites (on values, where the calls become nodes of one graph).
+gives one result with the batch in front. Ops are called through `apply`, so the rules serve calls (on
+tensors) and composites (on values, where the calls become nodes of one graph).
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def batched(op: Op, operands: Operands, attrs: Attrs, size: Any) -> Any:
     rule = RULES.get(op.kind)
     if rule is None:
         raise RuntimeError(
-            f"vmap: {op.name}: the size of its result depends on the values of a sample, so samples cannot be "
-            "computed together; compute it outside vmap, or use where() and masks"
+            f"vmap: {op.name}: the size of its result depends on the values of a sample, so samples cannot "
+            "be computed together; compute it outside vmap, or use where() and masks"
         )
     return rule(op, operands, attrs, size)

@@ -3,8 +3,8 @@
 A function is differentiated by running it on other tensors of the same memory and asking the engine for
 gradients. What it is nested in decides what those tensors are:
 
-    inside vmap          the whole batch, whatever is shared by the samples repeated: samples do not mix, so the
-                         gradient of each is that of the sum
+    inside vmap          the whole batch, what the samples share repeated for each: samples do not mix, so
+                         the gradient of each is that of the sum
     x requires grad      a view of x, so that the result can be differentiated outside
     x does not           a leaf of its own; what depends on nothing outside comes back without history
 """
@@ -240,7 +240,8 @@ def _outputs(name: str, result: Any) -> tuple[list[Any], Any]:
 
 def vjp(func: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
     """The output of func(*primals), and the function that gives the gradients of the primals, a tuple, for a
-    gradient of the output (a tree like it); with `has_aux`, for a func that gives (output, aux), aux as third.
+    gradient of the output (a tree like it); with `has_aux`, for a func that gives (output, aux), aux as
+    third.
 
     The function may be called several times, and mapped: kiln.vmap(vjp_fn)(batch of gradients) is one pass.
 
@@ -342,8 +343,8 @@ def jvp(
     output, linear, aux = _linearized("jvp(f, primals, tangents)", func, primals, has_aux)
     if strict and linear.linear.independent():
         raise RuntimeError(
-            "jvp(f, primals, tangents, strict=True): The output of f is independent of the inputs. This is not "
-            "allowed with strict=True."
+            "jvp(f, primals, tangents, strict=True): The output of f is independent of the inputs. This is "
+            "not allowed with strict=True."
         )
     along = linear.of(ts)
     return (output, along, aux) if has_aux else (output, along)
@@ -371,7 +372,11 @@ def _linearized(
         output, aux = _split(name, result, has_aux)
         ys, whole_output = _outputs(name, output)
         linear = _Linear(at, ys)
-    return whole_output([at.outside(y) for y in ys]), _Linearized(linear, whole_output), map_leaves(at.outside, aux)
+    return (
+        whole_output([at.outside(y) for y in ys]),
+        _Linearized(linear, whole_output),
+        map_leaves(at.outside, aux),
+    )
 
 
 def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., Any]]:

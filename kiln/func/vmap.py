@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, NamedTuple
 
 from kiln import _core, ops
 from kiln.func.batched import Batched, everywhere
@@ -44,17 +44,37 @@ def vmap(
     name = getattr(func, "__name__", repr(func))
 
     def mapped(*args: Any, **kwargs: Any) -> Any:
-        leaves, build, dims, size = _taken(name, in_dims, args, kwargs)
-        if chunk_size is None or size <= chunk_size:
-            return _mapped(func, name, leaves, build, dims, size, out_dims, randomness)
-        return _in_chunks(func, name, leaves, build, dims, size, out_dims, randomness, chunk_size)
+        call = _Call(func, name, in_dims, out_dims, randomness)
+        given = _taken(call, args, kwargs)
+        if chunk_size is None or given.size <= chunk_size:
+            return _mapped(call, given)
+        return _in_chunks(call, given, chunk_size)
 
     return wraps(func)(mapped) if hasattr(func, "__name__") else mapped
 
 
-def _taken(name: str, in_dims: Any, args: Any, kwargs: Any) -> tuple[list[Any], Any, list[Any], int]:
-    """The leaves of the arguments, what builds (args, kwargs) of them, where the batch is in each, its size."""
-    call = f"vmap({name}, in_dims={in_dims}, ...)(<inputs>)"
+class _Call(NamedTuple):
+    """What vmap was asked for."""
+
+    func: Callable[..., Any]
+    name: str
+    in_dims: Any
+    out_dims: Any
+    randomness: str
+
+
+class _Given(NamedTuple):
+    """The leaves of the arguments, what builds (args, kwargs) of them, where the batch is, its size."""
+
+    leaves: list[Any]
+    build: Callable[[list[Any]], Any]
+    dims: list[int | None]
+    size: int
+
+
+def _taken(asked: _Call, args: Any, kwargs: Any) -> _Given:
+    in_dims = asked.in_dims
+    call = f"vmap({asked.name}, in_dims={in_dims}, ...)(<inputs>)"
     if not isinstance(in_dims, (int, tuple, list)) or isinstance(in_dims, bool):
         raise ValueError(
             f"{call}: expected `in_dims` to be int or a (potentially nested) tuple matching the structure of "
@@ -79,7 +99,7 @@ def _taken(name: str, in_dims: Any, args: Any, kwargs: Any) -> tuple[list[Any], 
             "vmap: Expected all tensors to have the same size in the mapped dimension, got sizes "
             f"{sizes} for the mapped dimension"
         )
-    return leaves, build, dims, sizes[0]
+    return _Given(leaves, build, dims, sizes[0])
 
 
 def _checked(call: str, dim: Any, x: Any) -> int | None:
@@ -103,31 +123,32 @@ def _checked(call: str, dim: Any, x: Any) -> int | None:
     return dim % x.ndim
 
 
-def _mapped(
-    func: Any, name: str, leaves: list[Any], build: Any, dims: list[Any], size: int, out_dims: Any, random: str
-) -> Any:
-    with mapping(size, random) as level:
-        given = [x if dim is None else Batched(_front(x, dim), level) for x, dim in zip(leaves, dims)]
-        args, kwargs = build(given)
-        result = func(*args, **kwargs)
+def _mapped(call: _Call, given: _Given) -> Any:
+    with mapping(given.size, call.randomness) as level:
+        samples = [
+            x if dim is None else Batched(_front(x, dim), level) for x, dim in zip(given.leaves, given.dims)
+        ]
+        args, kwargs = given.build(samples)
+        result = call.func(*args, **kwargs)
         found, whole = flatten(result)
-        places = _places(name, out_dims, result)
-        return whole([_taken_out(name, y, dim, level) for y, dim in zip(found, places)])
+        places = _places(call, result)
+        return whole([_taken_out(call.name, y, dim, level) for y, dim in zip(found, places)])
 
 
 def _front(x: Any, dim: int) -> Any:
     return x if dim == 0 else ops.movedim(x, dim, 0)
 
 
-def _places(name: str, out_dims: Any, result: Any) -> list[Any]:
+def _places(call: _Call, result: Any) -> list[Any]:
     """Where the batch goes in each result."""
+    out_dims = call.out_dims
     places = spread(tuple(out_dims) if isinstance(out_dims, list) else out_dims, result)
     if places is None and isinstance(out_dims, tuple) and len(out_dims) == 1:
         places = spread(out_dims[0], result)
     if places is None:
         raise ValueError(
-            f"vmap({name}, ..., out_dims={out_dims})(<inputs>): out_dims is not compatible with the structure "
-            "of `outputs`."
+            f"vmap({call.name}, ..., out_dims={out_dims})(<inputs>): out_dims is not compatible with the "
+            "structure of `outputs`."
         )
     return places
 
@@ -136,7 +157,9 @@ def _taken_out(name: str, y: Any, dim: int | None, level: Level) -> Any:
     """A result for the whole batch."""
     if dim is None:
         if type(y) is Batched and y.level is level:
-            raise ValueError(f"vmap({name}, ...): `{name}` can not return a BatchedTensor when out_dim is None")
+            raise ValueError(
+                f"vmap({name}, ...): `{name}` can not return a BatchedTensor when out_dim is None"
+            )
         return y
     if not isinstance(y, _core.Tensor):
         raise ValueError(
@@ -147,17 +170,14 @@ def _taken_out(name: str, y: Any, dim: int | None, level: Level) -> Any:
     return whole if dim == 0 else ops.movedim(whole, 0, dim)
 
 
-def _in_chunks(
-    func: Any, name: str, leaves: list[Any], build: Any, dims: list[Any], size: int, out_dims: Any,
-    random: str, chunk: int,
-) -> Any:  # fmt: skip
+def _in_chunks(call: _Call, given: _Given, chunk: int) -> Any:
     """Some samples at a time, joined."""
     done = []
-    for start in range(0, size, chunk):
-        count = min(chunk, size - start)
-        some = [x if d is None else ops.narrow(x, d, start, count) for x, d in zip(leaves, dims)]
-        done.append(_mapped(func, name, some, build, dims, count, out_dims, random))
+    for start in range(0, given.size, chunk):
+        count = min(chunk, given.size - start)
+        some = [x if d is None else ops.narrow(x, d, start, count) for x, d in zip(given.leaves, given.dims)]
+        done.append(_mapped(call, given._replace(leaves=some, size=count)))
     whole = flatten(done[0])[1]
-    places = _places(name, out_dims, done[0])
+    places = _places(call, done[0])
     columns = zip(*(flatten(result)[0] for result in done))
     return whole([ys[0] if d is None else ops.cat(list(ys), d) for d, ys in zip(places, columns)])

@@ -287,8 +287,8 @@ def full_(
 
 
 def _beside(input: Any, result: Any) -> Any:
-    """A new array that is made after another one: beside a sample of a batch (kiln.func) one per sample, so that
-    what depends on the sample may be written into it.
+    """A new array that is made after another one: beside a sample of a batch (kiln.func) one per sample, so
+    that what depends on the sample may be written into it.
     """
     return input.repeated(result) if hasattr(type(input), "repeated") else result
 
