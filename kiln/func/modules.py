@@ -24,8 +24,8 @@ def functional_call(
     or of a sequence of dicts; the rest stay its own. The module is as before afterwards.
 
     With `tie_weights` a tensor the module has under several names is exchanged under all. With `strict`
-    RuntimeError unless every name is given. ValueError for a name given twice, AttributeError for one the
-    module does not have, TypeError for what is no tensor.
+    RuntimeError unless every name is given and the module has all that are. ValueError for a name given
+    twice, AttributeError for one in a module there is not, TypeError for what is no tensor.
 
     >>> import kiln
     >>> layer = kiln.nn.Linear(2, 1)
@@ -102,28 +102,33 @@ def _tied(module: Any, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _place(module: Any, name: str, value: Any) -> tuple[Any, str, str]:
-    """(the module that owns it, the dict it is in, its own name) of a parameter or buffer."""
+    """(the module that owns it, the dict it is in, its own name) of a parameter or buffer; a name of neither
+    is an attribute.
+    """
     path, _, own = name.rpartition(".")
     owner = module.get_submodule(path)
-    for kind in ("_parameters", "_buffers"):
-        if own in getattr(owner, kind):
-            if value is not None and not isinstance(value, _core.Tensor):
-                raise TypeError(f"{value!r} is not an instance of kiln.Tensor: it is given for '{name}'")
-            return owner, kind, own
-    raise AttributeError(f"{type(owner).__name__} has no parameter or buffer '{own}' (given as '{name}')")
+    if value is not None and not isinstance(value, _core.Tensor):
+        raise TypeError(f"{value!r} is not an instance of kiln.Tensor: it is given for '{name}'")
+    return owner, next((k for k in ("_parameters", "_buffers") if own in getattr(owner, k)), "__dict__"), own
+
+
+_ABSENT: Any = object()
 
 
 @contextmanager
 def _exchanged(places: dict[str, tuple[Any, str, str]], given: dict[str, Any]) -> Iterator[None]:
     """Other tensors in a module's places, while it runs. What it assigns to a buffer meanwhile is lost."""
-    before = [(owner, kind, own, getattr(owner, kind)[own]) for owner, kind, own in places.values()]
+    before = [(o, kind, own, getattr(o, kind).get(own, _ABSENT)) for o, kind, own in places.values()]
     try:
         for name, (owner, kind, own) in places.items():
             getattr(owner, kind)[own] = owner.__dict__[own] = given[name]
         yield
     finally:
         for owner, kind, own, value in before:
-            getattr(owner, kind)[own] = owner.__dict__[own] = value
+            if value is _ABSENT:
+                del owner.__dict__[own]
+            else:
+                getattr(owner, kind)[own] = owner.__dict__[own] = value
 
 
 def stack_module_state(models: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
