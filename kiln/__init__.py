@@ -71,6 +71,7 @@ if _TYPE_CHECKING:
         array_api as array_api,
         cuda as cuda,
         datasets as datasets,
+        func as func,
         linalg as linalg,
         masked as masked,
         nn as nn,
@@ -101,12 +102,13 @@ if _TYPE_CHECKING:
         set_anomaly_enabled as set_anomaly_enabled,
     )
     from kiln.capture.compile import compile as compile
+    from kiln.func.vmap import vmap as vmap
     from kiln.serialization import load as load, save as save
     from kiln.viz.profile import profile as profile
 
 globals().update(ops.registry.imported())
 
-_PARTS = "array_api cuda datasets linalg masked nn optim random signal special testing utils viz"
+_PARTS = "array_api cuda datasets func linalg masked nn optim random signal special testing utils viz"
 _LEGACY = (
     "BFloat16Tensor BoolTensor ByteTensor CharTensor DoubleTensor FloatTensor HalfTensor IntTensor "
     "LongTensor ShortTensor set_default_tensor_type"
@@ -120,6 +122,7 @@ _LATER = {
     "load": "kiln.serialization",
     "save": "kiln.serialization",
     "profile": "kiln.viz.profile",
+    "vmap": "kiln.func.vmap",
     "finfo": "kiln.ops.dtypes",
     "iinfo": "kiln.ops.dtypes",
     "Generator": "kiln.ops.random.generator",

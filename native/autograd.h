@@ -140,6 +140,7 @@ struct BackwardOptions {
     bool retain_graph = false;
     bool create_graph = false;
     bool accumulate = true;  // into leaves' .grad; otherwise the gradients of `inputs` are returned
+    bool batched = false;    // a batch of gradients of each root: every gradient has one dim more, in front
 };
 
 // Where backward starts, and with what gradient.
@@ -148,7 +149,7 @@ struct Root {
     TensorRef gradient;
 };
 // A tensor's, number i of those given; null: ones for a single element.
-Root root_of(Tensor& tensor, TensorRef gradient, size_t i);
+Root root_of(Tensor& tensor, TensorRef gradient, size_t i, bool batched);
 
 // Gradients of `roots`; inputs: leaves and outputs of nodes.
 std::vector<TensorRef> run_backward(std::span<const Root> roots, std::span<const Edge> inputs,
@@ -175,6 +176,13 @@ extern Opaque (*call_pack)(const Opaque& hook, const TensorRef& tensor);
 extern TensorRef (*call_unpack)(const Opaque& hook, const Opaque& value);
 // Gradients of a user's function: one per input or null, from those of its results.
 extern Results (*call_context)(Node& node);
+// What a pass with a batch of gradients asks of the interpreter: a derivative that is not pointwise, and each
+// gradient summed to the shape of what it is the gradient of.
+struct BatchedCalls {
+    Results (*derivative)(const Fn& fn, std::span<const Operand> operands) = nullptr;
+    TensorRef (*sum_to)(const TensorRef& gradient, const Tensor& like) = nullptr;
+};
+extern BatchedCalls batched_calls;
 
 // What this thread's saved tensors go through; null objects: nothing.
 struct SavedHooks {

@@ -138,6 +138,8 @@ Fn& fn_of(PyObject* op, PyObject* structure);  // the function of an Op object a
 // A pointwise function's result written into a tensor object, which is returned.
 PyObject* write_into(Fn& fn, std::span<const Operand> operands, PyObject* tensor);
 Fn* plain_binary(PyObject* function);  // of a pointwise Op object of two parameters, else null
+// Whether an object stands for tensors, so that a call of it is traced (see set_symbolic_types).
+bool is_symbolic(PyObject* object);
 // The views of x along a dim: a range, or one place without the dim.
 TensorRef slice_view(Tensor& x, int dim, int64_t start, int64_t length, int64_t step);
 TensorRef select_view(Tensor& x, int dim, int64_t place);

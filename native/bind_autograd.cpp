@@ -60,12 +60,69 @@ std::string line_text(const SourceLine& given) {
     return PyUnicode_AsUTF8(text.get());
 }
 
-// ---- hooks ----
-
 Object call_function(const Opaque& function, PyObject* argument) {
     return checked(
         in_python([&] { return PyObject_CallOneArg(static_cast<PyObject*>(function.object), argument); }));
 }
+
+Object tuple_of(std::span<const TensorRef> tensors) {
+    Object tuple = checked(PyTuple_New(Py_ssize_t(tensors.size())));
+    for (size_t i = 0; i < tensors.size(); ++i) PyTuple_SET_ITEM(tuple.get(), i, wrap(tensors[i]));
+    return tuple;
+}
+
+Results results_from(PyObject* given, const char* what) {
+    Results results;
+    Object list = checked(PySequence_Fast(given, what));
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(list.get()); ++i) {
+        PyObject* item = PySequence_Fast_GET_ITEM(list.get(), i);
+        results.push_back(item == Py_None ? nullptr : TensorRef(&expect_tensor(item, what)));
+    }
+    return results;
+}
+
+// ---- batches of gradients: what the interpreter does of a pass, and whether one is under way ----
+
+PyObject* batched_functions[3] = {};  // derivative(handle, operands), sum_to(gradient, sizes), call(f, args)
+thread_local bool batched_pass = false;
+
+PyObject* set_batched(PyObject*, PyObject* args) {
+    auto& [derivative, sum, call] = batched_functions;
+    if (!PyArg_ParseTuple(args, "OOO:set_batched", &derivative, &sum, &call)) return nullptr;
+    for (PyObject* function : batched_functions) Py_INCREF(function);
+    Py_RETURN_NONE;
+}
+
+Results batched_derivative(const Fn& fn, std::span<const Operand> operands) {
+    Object given = checked(PyTuple_New(Py_ssize_t(operands.size())));
+    for (size_t i = 0; i < operands.size(); ++i) {
+        const Operand& x = operands[i];
+        PyTuple_SET_ITEM(given.get(), Py_ssize_t(i), x.tensor ? wrap(x.tensor) : number_object(x.number));
+    }
+    auto* handle = static_cast<PyObject*>(fn.handle.object);
+    Object found = checked(in_python(
+        [&] { return PyObject_CallFunctionObjArgs(batched_functions[0], handle, given.get(), nullptr); }));
+    return results_from(found.get(), "backward: gradients");
+}
+
+TensorRef batched_sum(const TensorRef& gradient, const Tensor& like) {
+    Object given = checked(wrap(gradient)), sizes = checked(dims_object(like.sizes));
+    Object found = checked(in_python([&] {
+        return PyObject_CallFunctionObjArgs(batched_functions[1], given.get(), sizes.get(), nullptr);
+    }));
+    return TensorRef(&expect_tensor(found.get(), "backward: gradient"));
+}
+
+// A call with gradients, each a batch of them while such a pass is under way.
+Object call_with(const Opaque& callable, PyObject* args) {
+    auto* function = static_cast<PyObject*>(callable.object);
+    return checked(in_python([&] {
+        return batched_pass ? PyObject_CallFunctionObjArgs(batched_functions[2], function, args, nullptr)
+                            : PyObject_CallObject(function, args);
+    }));
+}
+
+// ---- hooks ----
 
 std::string hook_name(const Opaque& hook) {
     auto* function = static_cast<PyObject*>(hook.object);
@@ -98,23 +155,13 @@ TensorRef replacement(const Opaque& hook, PyObject* result, const TensorRef& gra
 }
 
 TensorRef run_hook(const Opaque& hook, const TensorRef& gradient) {
-    Object given = checked(wrap(gradient));
-    Object result = call_function(hook, given.get());
+    Object result = call_with(hook, tuple_of({&gradient, 1}).get());
     return result.get() == Py_None ? nullptr : replacement(hook, result.get(), gradient);
-}
-
-Object tuple_of(std::span<const TensorRef> tensors) {
-    Object tuple = checked(PyTuple_New(Py_ssize_t(tensors.size())));
-    for (size_t i = 0; i < tensors.size(); ++i) PyTuple_SET_ITEM(tuple.get(), i, wrap(tensors[i]));
-    return tuple;
 }
 
 void run_node_hook(const Opaque& hook, std::span<TensorRef> gradients, const std::span<TensorRef>* got) {
     Object first = tuple_of(gradients), second = got ? tuple_of(*got) : Object();
-    Object result = checked(in_python([&] {
-        return PyObject_CallFunctionObjArgs(static_cast<PyObject*>(hook.object), first.get(), second.get(),
-                                            nullptr);
-    }));
+    Object result = call_with(hook, checked(PyTuple_Pack(got ? 2 : 1, first.get(), second.get())).get());
     if (result.get() == Py_None) return;
     KILN_CHECK(PyTuple_Check(result.get()), type, "expected tuple, but hook returned '",
                type_name(result.get()), "'; a node's hook returns None or a tuple of gradients");
@@ -233,20 +280,10 @@ std::vector<TensorRef> tensors_from(PyObject* sequence, const char* what, bool m
 
 // context(node, gradients) -> one gradient or None per input.
 Results run_context(Node& node) {
-    Object gradients = checked(PyTuple_New(Py_ssize_t(node.grads.size())));
-    for (size_t k = 0; k < node.grads.size(); ++k)
-        PyTuple_SET_ITEM(gradients.get(), Py_ssize_t(k), checked(wrap(node.grads[k])).release());
     Object place = checked(wrap_node({NodeRef(&node), nullptr, 0}));
-    auto* context = static_cast<PyObject*>(node.context.object);
-    Object given = checked(in_python(
-        [&] { return PyObject_CallFunctionObjArgs(context, place.get(), gradients.get(), nullptr); }));
-    Results results;
-    Object list = checked(PySequence_Fast(given.get(), "backward: gradients"));
-    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(list.get()); ++i) {
-        PyObject* item = PySequence_Fast_GET_ITEM(list.get(), i);
-        results.push_back(item == Py_None ? nullptr : TensorRef(&expect_tensor(item, "backward: gradient")));
-    }
-    return results;
+    Object gradients = tuple_of({node.grads.data(), node.grads.size()});
+    Object given = call_with(node.context, checked(PyTuple_Pack(2, place.get(), gradients.get())).get());
+    return results_from(given.get(), "backward: gradients");
 }
 
 Fn* user_fn(const char* name) {
@@ -305,15 +342,15 @@ void each_item(PyObject* sequence, const char* what, Body&& body) {
 PyObject* backward(PyObject*, PyObject* args) {
     return guarded([&]() -> PyObject* {
         PyObject *roots, *gradients, *inputs;
-        int retain, create, accumulate;
-        if (!PyArg_ParseTuple(args, "OOppOp:run_backward", &roots, &gradients, &retain, &create, &inputs,
-                              &accumulate))
+        int retain, create, accumulate, batched = 0;
+        if (!PyArg_ParseTuple(args, "OOppOp|p:run_backward", &roots, &gradients, &retain, &create, &inputs,
+                              &accumulate, &batched))
             return nullptr;
         auto seeds = tensors_from(gradients, "backward: gradients", true);
         std::vector<Root> starts;
         each_item(roots, "backward: tensors", [&](size_t i, PyObject* item) {
             TensorRef seed = i < seeds.size() ? seeds[i] : nullptr;
-            starts.push_back(is_tensor(item) ? root_of(tensor_of(item), seed, i)
+            starts.push_back(is_tensor(item) ? root_of(tensor_of(item), seed, i, batched)
                                              : Root{edge_from(item, "backward: tensors"), seed});
         });
         std::vector<Edge> wanted;
@@ -322,8 +359,12 @@ PyObject* backward(PyObject*, PyObject* args) {
                 wanted.push_back(edge_from(item, "backward: inputs"));
                 if (accumulate && is_tensor(item)) retain_grad(tensor_of(item));
             });
-        return tuple_of(run_backward(starts, wanted, {bool(retain), bool(create), bool(accumulate)}))
-            .release();
+        struct Batch {
+            bool before;
+            ~Batch() { batched_pass = before; }
+        } batch{std::exchange(batched_pass, bool(batched))};
+        const BackwardOptions options{bool(retain), bool(create), bool(accumulate), bool(batched)};
+        return tuple_of(run_backward(starts, wanted, options)).release();
     });
 }
 
@@ -399,7 +440,8 @@ PyObject* set_package_folder(PyObject*, PyObject* folder) {
 
 PyMethodDef functions[] = {
     {"run_backward", backward, METH_VARARGS,
-     "run_backward(tensors, gradients, retain_graph, create_graph, inputs, accumulate)"},
+     "run_backward(tensors, gradients, retain_graph, create_graph, inputs, accumulate, batched=False)"},
+    {"set_batched", set_batched, METH_VARARGS, "Sets who does the derivatives of a batch of gradients."},
     {"grad_enabled", get_enabled, METH_NOARGS, "Whether ops record gradients on this thread."},
     {"set_grad_enabled", put_enabled, METH_O, "Sets whether ops record gradients; returns what it was."},
     {"saved_tensors_hooks", get_saved_hooks, METH_NOARGS, "This thread's (pack, unpack), or None."},
@@ -445,6 +487,7 @@ int add_autograd(PyObject* module) {
     call_pack = run_pack;
     call_unpack = run_unpack;
     call_context = run_context;
+    batched_calls = {batched_derivative, batched_sum};
     if (add_nodes(module) < 0 || add_to_tensor(tensor_methods, tensor_properties) < 0) return -1;
     return PyModule_AddFunctions(module, functions);
 }

@@ -194,7 +194,8 @@ bool number_from(PyObject* object, Number* number) {
         *number = Number::of(PyFloat_AS_DOUBLE(object));
         return true;
     }
-    if (PyLong_Check(object) || (!is_tensor(object) && PyIndex_Check(object))) {
+    if (!PyLong_Check(object) && (is_tensor(object) || is_symbolic(object))) return false;
+    if (PyIndex_Check(object)) {
         Object integer = Object::steal(PyNumber_Index(object));
         if (!integer) {
             if (!PyErr_ExceptionMatches(PyExc_TypeError)) throw Error(ErrorKind::python, "");
@@ -208,8 +209,7 @@ bool number_from(PyObject* object, Number* number) {
         return true;
     }
     PyNumberMethods* methods = Py_TYPE(object)->tp_as_number;
-    if (is_tensor(object) || PyUnicode_Check(object) || !methods || !methods->nb_float ||
-        PyObject_CheckBuffer(object) == 0)
+    if (PyUnicode_Check(object) || !methods || !methods->nb_float || PyObject_CheckBuffer(object) == 0)
         return false;
     Object real = Object::steal(PyNumber_Float(object));  // a NumPy scalar
     if (!real) {

@@ -50,20 +50,13 @@ struct Bound {
     ~Bound() { Py_XDECREF(more); }
 };
 
-bool is_symbolic(PyObject* object) {
-    if (object == Py_None || PyUnicode_CheckExact(object) || PyLong_CheckExact(object) ||
-        PyBool_Check(object))
-        return false;
-    Object kept = Object::borrow(object);  // its class may be asked of Python code
-    return symbolic_types && PyObject_IsInstance(object, symbolic_types) == 1;
-}
-
 void bind_out(OpObject& self, PyObject* value, Bound& bound) {
     if (value == Py_None) return;
     if (is_tensor(value)) {
         bound.out.emplace_back(&tensor_of(value));
         return;
     }
+    if ((bound.symbolic = is_symbolic(value))) return;
     Object list = checked(PySequence_Fast(value, "out: expected a tensor or a sequence of tensors"));
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(list.get()); ++i)
         bound.out.emplace_back(
@@ -315,6 +308,7 @@ PyObject* trace(OpObject& self, PyObject* const* args, size_t count, PyObject* n
     if (names)
         for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(names); ++k)
             checked_ok(PyDict_SetItem(keywords.get(), PyTuple_GET_ITEM(names, k), args[count + k]));
+    if (self.in_place) checked_ok(PyDict_SetItemString(keywords.get(), "out", args[0]));
     return in_python(
         [&] { return PyObject_CallMethod(self.record, "trace", "OO", positional.get(), keywords.get()); });
 }
@@ -352,7 +346,7 @@ PyObject* op_vectorcall(PyObject* object, PyObject* const* args, size_t flags, P
     return guarded([&]() -> PyObject* {
         OpObject& self = op_of(object);
         size_t count = size_t(PyVectorcall_NARGS(flags));
-        if (self.in_place && (count == 0 || !is_tensor(args[0])))
+        if (self.in_place && (count == 0 || !(is_tensor(args[0]) || is_symbolic(args[0]))))
             raise(ErrorKind::type, concat(self.op->name, "_(): the first argument must be a Tensor"));
         if (Operands operands; !names && take_operands(self, args, count, operands)) {
             std::span<const Operand> given(operands.data(), operands.size());
@@ -363,9 +357,9 @@ PyObject* op_vectorcall(PyObject* object, PyObject* const* args, size_t flags, P
             return in_python([&] { return PyObject_Vectorcall(self.general, args, flags, names); });
         Bound bound;
         bind(self, args, count, names, bound);
-        if (self.in_place) bound.out.assign(1, TensorRef(&tensor_of(args[0])));
+        if (self.in_place && is_tensor(args[0])) bound.out.assign(1, TensorRef(&tensor_of(args[0])));
         Arguments arguments(self, bound);
-        if (!arguments.collect()) return trace(self, args, count, names);
+        if (bound.symbolic || !arguments.collect()) return trace(self, args, count, names);
         Fn& fn = arguments.fn();
         std::span<const Operand> operands(arguments.operands.data(), arguments.operands.size());
         fit_out(fn, operands, bound.out);
@@ -515,6 +509,14 @@ PyMethodDef functions[] = {
 };
 
 }  // namespace
+
+bool is_symbolic(PyObject* object) {
+    if (object == Py_None || PyUnicode_CheckExact(object) || PyLong_CheckExact(object) ||
+        PyBool_Check(object))
+        return false;
+    Object kept = Object::borrow(object);  // its class may be asked of Python code
+    return symbolic_types && PyObject_IsInstance(object, symbolic_types) == 1;
+}
 
 Fn* plain_binary(PyObject* function) {
     if (Py_TYPE(function) != op_type) return nullptr;

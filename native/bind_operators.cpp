@@ -107,7 +107,7 @@ PyObject* inplace_slot(PyObject* lhs, PyObject* rhs) {
         Operand operands[2];
         Fn* fn = plain_binary(operators[slot]);
         if (fn && take(lhs, operands[0]) && take(rhs, operands[1])) return write_into(*fn, operands, lhs);
-        Object other = beside(rhs);
+        Object other = is_symbolic(rhs) ? Object::borrow(rhs) : beside(rhs);
         if (!other) return Py_NewRef(Py_NotImplemented);
         static PyObject* names = Py_BuildValue("(s)", "out");
         PyObject* args[3] = {lhs, other.get(), lhs};

@@ -50,7 +50,7 @@ TensorRef shape_source(const Node& node, const NodeInput& input) {
     if (input.saved.tensor) return input.saved.tensor;
     const Tensor& like =
         **std::find_if(node.grads.begin(), node.grads.end(), [](const auto& g) { return bool(g); });
-    return new_tensor(input.dtype, like.sizes, StorageRef());
+    return new_tensor(input.dtype, input.dimensioned ? like.sizes : Dims(), StorageRef());
 }
 
 // The forward's operands as the node has them, for captures that only look at their shapes.
@@ -401,11 +401,13 @@ private:
     }
 
     // A gradient in the shape and dtype of the input it belongs to.
-    static TensorRef fitted(const Node& node, size_t i, TensorRef gradient) {
+    TensorRef fitted(const Node& node, size_t i, TensorRef gradient) {
         if (!gradient) return gradient;
         const NodeInput& input = node.inputs[i];
         if (node.context.object) check_shape(node, i, *gradient);
-        if (input.saved.tensor) gradient = sum_to(gradient, *input.saved.tensor);
+        if (input.saved.tensor)
+            gradient = options_.batched ? batched_calls.sum_to(gradient, *input.saved.tensor)
+                                        : sum_to(gradient, *input.saved.tensor);
         return gradient->dtype == input.dtype ? std::move(gradient) : converted(gradient, input.dtype);
     }
 
@@ -466,6 +468,8 @@ private:
         Kept keep;
         Operands operands = derivative_operands(node, fn, keep, options_.create_graph);
         std::span<const Operand> given(operands.data(), operands.size());
+        if (options_.batched && node.fn->cls != FnClass::pointwise)
+            return {batched_calls.derivative(fn, given), fn.targets};
         return {options_.create_graph ? replay(compiler::recipe_for({&fn, given}), given)
                                       : kiln::run(fn, given),
                 fn.targets};

@@ -26,6 +26,7 @@ void (*node_failed)(Node& node) = nullptr;
 Opaque (*call_pack)(const Opaque& hook, const TensorRef& tensor) = nullptr;
 TensorRef (*call_unpack)(const Opaque& hook, const Opaque& value) = nullptr;
 Results (*call_context)(Node& node) = nullptr;
+BatchedCalls batched_calls;
 
 uint64_t add_hook(Tensor& tensor, HookKind kind, Opaque function) {
     const Edge edge = edge_of(tensor);
@@ -112,7 +113,7 @@ Pass* own_pass() {
     return nullptr;
 }
 
-Root root_of(Tensor& root, TensorRef gradient, size_t i) {
+Root root_of(Tensor& root, TensorRef gradient, size_t i, bool batched) {
     Edge edge = edge_of(root);
     KILN_CHECK(edge, runtime, "element ", i, " of tensors does not require grad and does not have a grad_fn");
     if (!gradient) {
@@ -121,7 +122,7 @@ Root root_of(Tensor& root, TensorRef gradient, size_t i) {
                    shape_text(root.sizes), "); pass gradient=");
         gradient = full_like(root, 1.0);
     }
-    KILN_CHECK(gradient->sizes == root.sizes, runtime, "Mismatch in shape: grad_output[", i,
+    KILN_CHECK(batched || gradient->sizes == root.sizes, runtime, "Mismatch in shape: grad_output[", i,
                "] has a shape of ", shape_text(gradient->sizes), " and output[", i, "] has a shape of ",
                shape_text(root.sizes), ".");
     return {std::move(edge), std::move(gradient)};

@@ -34,6 +34,7 @@ ALLOWED = {
     "capture": {"_core", "graph", "ops", "tensor", "passes", "codegen"},
     "export": {"_core", "graph", "passes", "codegen", "ops"},
     "autograd": {"_core", "graph", "ops"},
+    "func": {"_core", "graph", "ops", "passes", "capture", "autograd"},
     "nn": {"_core", "ops", "tensor", "autograd"},
     "linalg": {"ops"},
     "signal": {"ops"},

@@ -6,11 +6,15 @@ backward(tensors, ...)                   accumulates into the `.grad` of the lea
 grad(outputs, inputs, ...)               returns gradients, accumulates nothing
 Function                                 a function with a derivative of the user's own
 graph                                    nodes, edges, hooks on several, what becomes of saved tensors
+functional                               jacobian, hessian, ...: derivatives of a function at a point
 detect_anomaly, set_detect_anomaly       where what fails in backward was computed
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
+
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
 
 from kiln._core import Tensor as Variable
 from kiln.autograd import function, grad_mode, graph
@@ -24,21 +28,27 @@ from kiln.autograd.grad_mode import (
     set_multithreading_enabled,
 )
 
-if TYPE_CHECKING:
-    from kiln.autograd import anomaly_mode
+if _TYPE_CHECKING:
+    from kiln.autograd import anomaly_mode, functional
     from kiln.autograd.anomaly_mode import detect_anomaly, set_detect_anomaly
 
 __all__ = [
-    "Function", "Variable", "anomaly_mode", "backward", "detect_anomaly", "enable_grad", "function", "grad",
-    "grad_mode", "graph", "inference_mode", "no_grad", "set_detect_anomaly", "set_grad_enabled",
+    "Function", "Variable", "anomaly_mode", "backward", "detect_anomaly", "enable_grad", "function", "functional",
+    "grad", "grad_mode", "graph", "inference_mode", "no_grad", "set_detect_anomaly", "set_grad_enabled",
     "set_multithreading_enabled",
 ]  # fmt: skip
 
-_ANOMALY = ("detect_anomaly", "set_detect_anomaly")
+# What few programs need, imported when it is first asked for: name -> its module.
+_LATER = {
+    "anomaly_mode": "anomaly_mode",
+    "detect_anomaly": "anomaly_mode",
+    "functional": "functional",
+    "set_detect_anomaly": "anomaly_mode",
+}
 
 
-def __getattr__(name: str) -> Any:
-    if name not in ("anomaly_mode", *_ANOMALY):
+def __getattr__(name: str) -> _Any:
+    if name not in _LATER:
         raise AttributeError(f"module 'kiln.autograd' has no attribute '{name}'")
-    module = import_module("kiln.autograd.anomaly_mode")  # which few programs need
-    return module if name == "anomaly_mode" else getattr(module, name)
+    module = _import_module(f"kiln.autograd.{_LATER[name]}")
+    return module if name == _LATER[name] else getattr(module, name)

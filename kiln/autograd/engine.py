@@ -10,6 +10,11 @@ from kiln import _core, ops
 from kiln._core import Tensor
 from kiln.autograd.graph import GradientEdge
 from kiln.errors import describe, message
+from kiln.late import later
+
+# of a batch: imported when first called, for they capture and plan
+_gradients_of_batch = later("kiln.func.backward", "gradients_of_batch")
+_gradients_of_samples = later("kiln.func.inside", "gradients")
 
 Place = Union[Tensor, GradientEdge]  # where a gradient starts, or is asked for
 Places = Union[Place, Sequence[Place]]
@@ -78,7 +83,9 @@ def grad(
     """The gradients of `outputs` with respect to `inputs`, one per input; no `.grad` changes.
 
     An input the outputs do not depend on raises RuntimeError, or gives None under `allow_unused`, or
-    zeros under `materialize_grads`. Outputs and inputs may be GradientEdges. A dict of inputs gives a dict.
+    zeros under `materialize_grads`. With `is_grads_batched` each of `grad_outputs` has a dim more in front, a
+    batch of gradients, and so has each result: one pass computes them all. Outputs and inputs may be
+    GradientEdges. A dict of inputs gives a dict.
 
     >>> import kiln
     >>> x = kiln.tensor(3.0, requires_grad=True)
@@ -93,8 +100,6 @@ def grad(
             FutureWarning,
             stacklevel=2,
         )
-    if is_grads_batched:
-        raise NotImplementedError("grad: is_grads_batched is not supported; call grad once per gradient")
     if materialize_grads and allow_unused is False:
         raise ValueError(
             "Expected allow_unused to be True or not passed when materialize_grads=True, but got: "
@@ -107,22 +112,36 @@ def grad(
                 f"One of the differentiated Tensors does not require grad: inputs[{k}]; call "
                 "requires_grad_() on it before the outputs are computed"
             )
-    seeds = _seeds("grad", roots, grad_outputs)
     keep = create_graph if retain_graph is None else retain_graph
-    found = _core.run_backward(roots, seeds, keep, create_graph, wanted, False)
-    found = tuple(
-        _of_unused(k, x, materialize_grads, bool(allow_unused), create_graph) if g is None else g
-        for k, (g, x) in enumerate(zip(found, wanted, strict=True))
-    )
+    count: tuple[int, ...] = ()
+    if any(hasattr(type(x), "whole") for x in (*roots, *wanted, *_listed(grad_outputs))):
+        seeds = _seeds("grad", roots, grad_outputs)
+        found = _gradients_of_samples(roots, wanted, seeds, keep, create_graph)
+    elif is_grads_batched:
+        seeds, count = _batched_seeds(roots, grad_outputs)
+        found = _gradients_of_batch(roots, wanted, seeds, keep, create_graph)
+    else:
+        seeds = _seeds("grad", roots, grad_outputs)
+        found = _core.run_backward(roots, seeds, keep, create_graph, wanted, False)
+    if any(g is None for g in found):
+        zeros = count if materialize_grads else None
+        found = tuple(
+            _of_unused(k, x, zeros, bool(allow_unused), create_graph) if g is None else g
+            for k, (g, x) in enumerate(zip(found, wanted, strict=True))
+        )
     return dict(zip(inputs, found, strict=True)) if isinstance(inputs, Mapping) else found
 
 
-def _of_unused(k: int, x: Place, zeros: bool, allowed: bool, create_graph: bool) -> Tensor | None:
-    """What stands for the gradient of input k, which the outputs do not depend on."""
-    if zeros and not isinstance(x, Tensor):
+def _of_unused(
+    k: int, x: Place, zeros: tuple[int, ...] | None, allowed: bool, create_graph: bool
+) -> Tensor | None:
+    """What stands for the gradient of input k, which the outputs do not depend on: zeros with these dims more
+    in front, unless None.
+    """
+    if zeros is not None and not isinstance(x, Tensor):
         raise RuntimeError("materialize_grads cannot be used when the given input is a GradientEdge")
-    if zeros:
-        made: Tensor = ops.zeros_like(x, requires_grad=create_graph)
+    if zeros is not None:
+        made: Tensor = ops.zeros((*zeros, *x.shape), dtype=x.dtype, requires_grad=create_graph)
         return made
     if not allowed:
         came = "" if isinstance(x, GradientEdge) else f" ({describe(x)})"
@@ -153,6 +172,11 @@ def _inputs(op: str, inputs: Places | Mapping[Any, Place]) -> tuple[Place, ...]:
     return wanted
 
 
+def _listed(given: Gradients) -> tuple[Tensor | None, ...]:
+    """Gradients as they were given, as a tuple."""
+    return () if given is None else (given,) if isinstance(given, Tensor) else tuple(given)
+
+
 def _seeds(op: str, roots: tuple[Place, ...], given: Gradients) -> tuple[Tensor | None, ...]:
     """One gradient per root, of its shape; ones where none was given and the root has one element."""
     if given is None:
@@ -165,6 +189,28 @@ def _seeds(op: str, roots: tuple[Place, ...], given: Gradients) -> tuple[Tensor 
     if len(seeds) != len(roots):
         raise RuntimeError(message(op, f"{len(roots)} gradients, one per tensor", str(len(seeds))))
     return tuple(_seed(op, k, root, seed) for k, (root, seed) in enumerate(zip(roots, seeds, strict=True)))
+
+
+def _batched_seeds(
+    roots: tuple[Place, ...], given: Gradients
+) -> tuple[tuple[Tensor | None, ...], tuple[int, ...]]:
+    """A batch of gradients per root, and the size of the batch."""
+    seeds = _listed(given) or (None,)
+    if len(seeds) != len(roots):
+        raise RuntimeError(message("grad", f"{len(roots)} gradients, one per tensor", str(len(seeds))))
+    sizes = set()
+    for k, (root, seed) in enumerate(zip(roots, seeds, strict=True)):
+        if seed is None or tuple(seed.shape)[1:] != tuple(root.shape) or seed.ndim == 0:
+            raise RuntimeError(
+                f"If `is_grads_batched=True`, we interpret the first dimension of each grad_output as the "
+                f"batch dimension. The sizes of the remaining dimensions are expected to match the shape of "
+                f"corresponding output, but a mismatch was detected: grad_output[{k}] is {describe(seed)} "
+                f"and output[{k}] has a shape of {tuple(root.shape)}."
+            )
+        sizes.add(seed.shape[0])
+    if len(sizes) > 1:
+        raise RuntimeError(f"grad: expected batches of one size, got sizes {sorted(sizes)}")
+    return seeds, (sizes.pop(),)
 
 
 def _seed(op: str, k: int, root: Place, seed: Tensor | None) -> Tensor | None:

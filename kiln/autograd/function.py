@@ -158,6 +158,7 @@ class Function:
         )
 
     vjp = backward
+    generate_vmap_rule = False  # whether forward and backward may be run on samples, inside kiln.vmap
 
     @classmethod
     def _derivative(cls) -> Callable[..., Any]:
@@ -178,6 +179,9 @@ class Function:
         split = cls.setup_context is not Function.setup_context
         if split or kwargs:
             args = _in_order(cls.forward, args, kwargs, split)
+        for x in args:
+            if hasattr(type(x), "applied"):  # a sample of a batch (kiln.func)
+                return type(x).applied(cls, args)
         ctx._function = cls
         ctx._tensors = tuple([isinstance(x, Tensor) for x in args])
         ctx.needs_input_grad = tuple([isinstance(x, Tensor) and x.requires_grad for x in args])

@@ -104,6 +104,8 @@ def position_check(function: Forward) -> tuple[Any, ...] | None:
         structure[param.name] = entry
         at += entry if param.kind in "ZL" else 0 if param.kind == "S" or entry is None else 1
     dim = structure[check.dim] if isinstance(check.dim, str) and check.dim != "class" else check.dim
+    if check.along and isinstance(dim, int) and dim >= 0:
+        dim += check.along
     if dim == "class":
         dim = 100  # told apart by the core: dim 1, or 0 of a vector
     ignore = places[check.ignore] if check.ignore else -1

@@ -18,7 +18,8 @@ from kiln.codegen.cache import disk
 from kiln.codegen.target import Target, host_target
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-PARTS = ("graph", "ops", "passes", "codegen", "capture")  # what shapes kernels and plans, beside the core
+# what shapes kernels and plans, beside the core
+PARTS = ("graph", "ops", "passes", "codegen", "capture", "func")
 
 _others: dict[Target, bytes] = {}
 

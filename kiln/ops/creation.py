@@ -286,6 +286,13 @@ def full_(
     return settle(result, requires_grad, device, "full", options)
 
 
+def _beside(input: Any, result: Any) -> Any:
+    """A new array that is made after another one: beside a sample of a batch (kiln.func) one per sample, so
+    that what depends on the sample may be written into it.
+    """
+    return input.repeated(result) if hasattr(type(input), "repeated") else result
+
+
 def _like(op: str, value: int) -> Any:
     """zeros_like, ones_like or empty_like."""
 
@@ -293,7 +300,7 @@ def _like(op: str, value: int) -> Any:
         input: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False, **options: Any
     ) -> Any:
         sizes = tuple(input.shape)
-        result = run(full, value, sizes, chosen_dtype(dtype, input.dtype))
+        result = _beside(input, run(full, value, sizes, chosen_dtype(dtype, input.dtype)))
         return settle(result, requires_grad, device, op, options)
 
     make.__name__ = op
@@ -328,7 +335,7 @@ def full_like(
     fill_value = number_of(fill_value)
     chosen = chosen_dtype(dtype, input.dtype)
     _core.check_in_range(fill_value, chosen)
-    result = run(full, fill_value, tuple(input.shape), chosen)
+    result = _beside(input, run(full, fill_value, tuple(input.shape), chosen))
     return settle(result, requires_grad, device, "full_like", options)
 
 
@@ -344,7 +351,7 @@ def _new(op: str, value: int) -> Any:
         **options: Any,
     ) -> Any:
         sizes = sizes_given((options.pop("size"),) if not size and "size" in options else size, op)
-        result = run(full, value, sizes, chosen_dtype(dtype, input.dtype))
+        result = _beside(input, run(full, value, sizes, chosen_dtype(dtype, input.dtype)))
         return settle(result, requires_grad, device, op, options)
 
     make.__name__ = op
@@ -354,7 +361,7 @@ def _new(op: str, value: int) -> Any:
 
 def new_full(input: Any, size: Any, fill_value: Any, *, dtype: Any = None, **options: Any) -> Any:
     """An array of the number `fill_value`, of input's dtype unless another is given."""
-    return full_(size, fill_value, dtype=chosen_dtype(dtype, input.dtype), **options)
+    return _beside(input, full_(size, fill_value, dtype=chosen_dtype(dtype, input.dtype), **options))
 
 
 d.methods({f"new_{name}": _new(f"new_{name}", k) for name, k in (("zeros", 0), ("ones", 1), ("empty", 0))})

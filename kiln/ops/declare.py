@@ -155,6 +155,12 @@ def is_value(x: Any) -> bool:
     return isinstance(x, g.Value)
 
 
+def has_values(x: Any) -> bool:
+    """Whether an array can be looked at: a value of a graph cannot, nor can a sample of a batch "
+    "(kiln.func)."""
+    return not isinstance(x, g.Value) and not hasattr(type(x), "whole")
+
+
 def fitting(value: Any, dtype: str) -> Any:
     """A number as the nearest kind that `dtype` holds; RuntimeError for one that overflows it."""
     _core.check_in_range(value, dtype)

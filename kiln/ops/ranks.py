@@ -301,7 +301,7 @@ def _check_quantile(name: str, input: Any, q: Any, interpolation: str) -> None:
                 f"{name}() q must be a number or a vector of the same dtype as the input tensor"
             )
         inside = comparison.ge(q, 0) & comparison.le(q, 1)
-        if not d.is_value(q) and not bool(find("all").handle(inside)):
+        if d.has_values(q) and not bool(find("all").handle(inside)):
             raise RuntimeError(f"{name}() q values must be in the range [0, 1]")
     elif not 0 <= q <= 1:
         raise RuntimeError(f"{name}() q must be in the range [0, 1] but got {q}")

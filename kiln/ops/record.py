@@ -90,9 +90,14 @@ class IndexCheck(NamedTuple):
     message: str
     negative: bool = False
     ignore: str = ""
+    along: int = 0  # what is added to a dim that is counted from the front: a batch comes before it
 
 
 Samples = Callable[[Any, str], "list[Sample]"]
+
+# While functions are mapped (kiln.func) calls of ops are offered to these first: op, args, kwargs -> the
+# result, or NotImplemented.
+INTERPRETERS: list[Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = []
 
 
 class Op:
@@ -183,6 +188,10 @@ class Op:
         """The call on graph values or scalars (the core calls this when an argument is neither tensor nor
         number).
         """
+        for interpret in INTERPRETERS:
+            result = interpret(self, args, kwargs)
+            if result is not NotImplemented:
+                return result
         bound = self.bind(args, kwargs)
         if self.kind == "pointwise" and any(isinstance(a, Scalar) for a in bound):
             return self.apply_scalars(bound)

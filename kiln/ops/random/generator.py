@@ -139,14 +139,21 @@ class _Default(Generator):
 default_generator = _Default()
 
 
+# While functions are mapped (kiln.func): what is asked for an array of some sizes instead, given the function
+# that takes so many numbers and gives (seed, position).
+SHARED: list[Any] = []
+
+
 def reserve(sizes: Any, generator: Any) -> tuple[Any, Any]:
     """(position, seed) for an array of some sizes; the generator moves on by its number of elements."""
     if generator is None:
-        seed, position = _core.next_random(d.numel(sizes))
+        take = _core.next_random
     elif isinstance(generator, Generator):
-        seed, position = generator.next(d.numel(sizes))
+        take = generator.next
     else:
         raise TypeError(message("generator", "a kiln.Generator", describe(generator)))
+    count = d.numel(sizes)
+    seed, position = SHARED[0](count, take) if SHARED else take(count)
     return position, seed
 
 

@@ -245,7 +245,7 @@ def _chances(p: Any) -> None:
             raise RuntimeError(f"bernoulli_ expects p to be in [0, 1], but got p={p}")
         return
     float_dtype(None, p.dtype, "bernoulli_tensor_cpu_p_")
-    if not bool(((p >= 0) & (p <= 1)).all()):
+    if d.has_values(p) and not bool(((p >= 0) & (p <= 1)).all()):
         raise RuntimeError(
             "Expected p_in >= 0 && p_in <= 1 to be true, but got false: a chance is no more than 1"
         )
