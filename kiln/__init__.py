@@ -57,6 +57,7 @@ from kiln.device import (  # noqa: E402
     get_default_device as get_default_device,
     set_default_device as set_default_device,
 )
+from kiln.late import later as _later  # noqa: E402
 from kiln.layout import (  # noqa: E402
     contiguous_format as contiguous_format,
     layout as layout,
@@ -106,6 +107,9 @@ if _TYPE_CHECKING:
     from kiln.serialization import load as load, save as save
     from kiln.viz.profile import profile as profile
 
+autograd.engine.BATCHED.update(
+    seeds=_later("kiln.func.backward", "gradients_of_batch"), samples=_later("kiln.func.inside", "gradients")
+)
 globals().update(ops.registry.imported())
 
 _PARTS = "array_api cuda datasets func linalg masked nn optim random signal special testing utils viz"

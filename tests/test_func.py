@@ -45,12 +45,24 @@ PROGRAMS: list[tuple[str, Callable[..., Any], list[tuple[int, ...]]]] = [
     ("grad grad grad", lambda m, F, x: F.grad(F.grad(F.grad(lambda x: (x**3).sin())))(x), [()]),
     ("vmap grad", lambda m, F, x: F.vmap(F.grad(lambda x: (x**3).sum()))(x), [(4, 3)]),
     ("per sample", lambda m, F, *a: F.vmap(F.grad(loss), (None, 0, 0))(a[:3], *a[3:]), SMALL),
-    ("grad vmap", lambda m, F, *a: F.grad(lambda p: F.vmap(loss, (None, 0, 0))(p, *a[3:]).sum())(a[:3]), SMALL),
+    (
+        "grad vmap",
+        lambda m, F, *a: F.grad(lambda p: F.vmap(loss, (None, 0, 0))(p, *a[3:]).sum())(a[:3]),
+        SMALL,
+    ),
     ("jacrev", lambda m, F, x: F.jacrev(square)(x), [(3,)]),
     ("jacfwd", lambda m, F, x: F.jacfwd(square)(x), [(3,)]),
     ("jacrev chunks", lambda m, F, x: F.jacrev(square, chunk_size=2)(x), [(5,)]),
-    ("jacrev trees", lambda m, F, x, y: F.jacrev(lambda x, y: (x * y, {"a": x.sum() * y}), (0, 1))(x, y), [(3,), (3,)]),
-    ("jacfwd trees", lambda m, F, x, y: F.jacfwd(lambda x, y: (x * y, {"a": x.sum() * y}), (0, 1))(x, y), [(3,), (3,)]),
+    (
+        "jacrev trees",
+        lambda m, F, x, y: F.jacrev(lambda x, y: (x * y, {"a": x.sum() * y}), (0, 1))(x, y),
+        [(3,), (3,)],
+    ),
+    (
+        "jacfwd trees",
+        lambda m, F, x, y: F.jacfwd(lambda x, y: (x * y, {"a": x.sum() * y}), (0, 1))(x, y),
+        [(3,), (3,)],
+    ),
     ("jacrev aux", lambda m, F, x: F.jacrev(lambda x: (x * x, x.sum()), has_aux=True)(x), [(3,)]),
     ("hessian", lambda m, F, x: F.hessian(lambda x: square(x).sum())(x), [(3,)]),
     ("hessian of two", lambda m, F, x, y: F.hessian(lambda x, y: (x * y).prod(), (0, 1))(x, y), [(3,), (3,)]),
@@ -71,18 +83,28 @@ PROGRAMS: list[tuple[str, Callable[..., Any], list[tuple[int, ...]]]] = [
     ("nested maps", lambda m, F, x: F.vmap(F.vmap(F.grad(lambda x: x.exp().sum())))(x), [(4, 3, 2)]),
     (
         "nested maps of two",
-        lambda m, F, x, y: F.vmap(F.vmap(F.grad(lambda x, y: (x * y).exp().sum()), (None, 0)), (0, None))(x, y),
+        lambda m, F, x, y: F.vmap(F.vmap(F.grad(lambda x, y: (x * y).exp().sum()), (None, 0)), (0, None))(
+            x, y
+        ),
         [(4, 3), (2, 3)],
     ),
-    ("vmap grad vmap", lambda m, F, x: F.vmap(F.grad(lambda x: F.vmap(lambda y: y**2)(x).sum()))(x), [(4,
-    3)]), ("vmap grad grad", lambda m, F, x: F.vmap(F.grad(lambda x: F.grad(lambda y:
-    (y**3).sum())(x).sum()))(x), [(4, 3)]), ("aux", lambda m, F, x: F.grad_and_value(lambda x: ((x**2).sum(), x * 2), has_aux=True)(x),
-    [(3,)]), ("two arguments", lambda m, F, x, y: F.grad(lambda x, y: (x * 2).sum(), (0, 1))(x, y), [(3,),
-    (3,)]), ("a constant", lambda m, F, x: F.vmap(F.grad(lambda x: m.tensor(3.0).double()))(x), [(3,)]),
+    (
+        "vmap grad vmap",
+        lambda m, F, x: F.vmap(F.grad(lambda x: F.vmap(lambda y: y**2)(x).sum()))(x),
+        [(4, 3)],
+    ),
+    (
+        "vmap grad grad",
+        lambda m, F, x: F.vmap(F.grad(lambda x: F.grad(lambda y: (y**3).sum())(x).sum()))(x),
+        [(4, 3)],
+    ),
+    ("aux", lambda m, F, x: F.grad_and_value(lambda x: ((x**2).sum(), x * 2), has_aux=True)(x), [(3,)]),
+    ("two arguments", lambda m, F, x, y: F.grad(lambda x, y: (x * 2).sum(), (0, 1))(x, y), [(3,), (3,)]),
+    ("a constant", lambda m, F, x: F.vmap(F.grad(lambda x: m.tensor(3.0).double()))(x), [(3,)]),
     ("a branch in jacrev", lambda m, F, x: F.jacrev(lambda x: x * x if x.sum() > -99 else -x)(x), [(3,)]),
     ("no_grad inside", lambda m, F, x: F.grad(lambda x: (x * stopped(m, x)).sum())(x), [(3,)]),
     ("inverse", lambda m, F, x: F.jacrev(m.linalg.inv)(x), [(3, 3)]),
-]  # fmt: skip
+]
 
 
 def stopped(m: Any, x: Any) -> Any:
@@ -124,12 +146,15 @@ MISTAKES: list[tuple[str, Callable[[Any, Any, Any], Any]]] = [
     ("at least one model", lambda m, F, x: F.stack_module_state([])),
     ("same class", lambda m, F, x: F.stack_module_state([m.nn.Linear(1, 1), m.nn.ReLU()])),
     ("same training/eval", lambda m, F, x: F.stack_module_state([m.nn.ReLU(), m.nn.ReLU().eval()])),
-    ("no attribute `foo`", lambda m, F, x: F.functional_call(m.nn.Linear(2, 2), {"foo.x": x}, x)),
+    ("has no (attribute|module)", lambda m, F, x: F.functional_call(m.nn.Linear(2, 2), {"foo.x": x}, x)),
     ("Unexpected key", lambda m, F, x: F.functional_call(m.nn.Linear(2, 2), {"foo": x}, x, strict=True)),
     ("not an instance of", lambda m, F, x: F.functional_call(m.nn.Linear(2, 2), {"bias": 3}, x)),
     ("Missing key", lambda m, F, x: F.functional_call(m.nn.Linear(2, 2), {"bias": x[0]}, x, strict=True)),
-    ("behavior of functional call is ambiguous", lambda m, F, x: F.functional_call(m.nn.Linear(2, 2),
-    [{"bias": x}] * 2, x)), ]  # fmt: skip
+    (
+        "behavior of functional call is ambiguous",
+        lambda m, F, x: F.functional_call(m.nn.Linear(2, 2), [{"bias": x}] * 2, x),
+    ),
+]
 
 
 @needs_torch

@@ -1,5 +1,4 @@
-"""vmap: every op of the table on a batch, against the samples one by one; random numbers, errors, in "
-"place."""
+"""vmap: every op of the table on a batch, against its samples one by one; random numbers, errors, writes."""
 
 from __future__ import annotations
 
@@ -112,8 +111,9 @@ def test_every_op_is_mapped(part: int) -> None:
             alone = (0, *[None] * len(rest))
             got = kiln.vmap(lambda *xs, s=sample: tuple(s.call(*xs)), in_dims=alone)(first, *rest)
             for k, y in enumerate(got):
-                assert_rows(y, [sample.call(xs[0], *rest)[k] for xs in each], f"{entry.name}, the first
-                array") assert count > 25
+                want = [sample.call(xs[0], *rest)[k] for xs in each]
+                assert_rows(y, want, f"{entry.name}, the first array")
+    assert count > 25
 
 
 def test_what_is_not_mapped_says_so() -> None:
@@ -313,7 +313,7 @@ def test_levels_end_with_an_exception() -> None:
 
 
 def test_random_numbers_of_samples() -> None:
-    """"different": what one draw of all gives; "same": what one draw of one gives."""
+    """ "different": what one draw of all gives; "same": what one draw of one gives."""
     x = kiln.ones(3, 4)
     for draw in (lambda x: kiln.rand(2), lambda x: kiln.randn_like(x), lambda x: kiln.randint(0, 99, (5,))):
         whole = (lambda: kiln.rand(3, 2), lambda: kiln.randn(3, 4), lambda: kiln.randint(0, 99, (3, 5)))

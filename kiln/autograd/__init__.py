@@ -33,9 +33,9 @@ if _TYPE_CHECKING:
     from kiln.autograd.anomaly_mode import detect_anomaly, set_detect_anomaly
 
 __all__ = [
-    "Function", "Variable", "anomaly_mode", "backward", "detect_anomaly", "enable_grad", "function", "functional",
-    "grad", "grad_mode", "graph", "inference_mode", "no_grad", "set_detect_anomaly", "set_grad_enabled",
-    "set_multithreading_enabled",
+    "Function", "Variable", "anomaly_mode", "backward", "detect_anomaly", "enable_grad", "function",
+    "functional", "grad", "grad_mode", "graph", "inference_mode", "no_grad", "set_detect_anomaly",
+    "set_grad_enabled", "set_multithreading_enabled",
 ]  # fmt: skip
 
 # What few programs need, imported when it is first asked for: name -> its module.

@@ -10,11 +10,9 @@ from kiln import _core, ops
 from kiln._core import Tensor
 from kiln.autograd.graph import GradientEdge
 from kiln.errors import describe, message
-from kiln.late import later
 
-# of a batch: imported when first called, for they capture and plan
-_gradients_of_batch = later("kiln.func.backward", "gradients_of_batch")
-_gradients_of_samples = later("kiln.func.inside", "gradients")
+# gradients of a batch of seeds, and of samples of a batch: kiln.func's, told by kiln/__init__.py
+BATCHED: dict[str, Any] = {}
 
 Place = Union[Tensor, GradientEdge]  # where a gradient starts, or is asked for
 Places = Union[Place, Sequence[Place]]
@@ -116,10 +114,10 @@ def grad(
     count: tuple[int, ...] = ()
     if any(hasattr(type(x), "whole") for x in (*roots, *wanted, *_listed(grad_outputs))):
         seeds = _seeds("grad", roots, grad_outputs)
-        found = _gradients_of_samples(roots, wanted, seeds, keep, create_graph)
+        found = BATCHED["samples"](roots, wanted, seeds, keep, create_graph)
     elif is_grads_batched:
         seeds, count = _batched_seeds(roots, grad_outputs)
-        found = _gradients_of_batch(roots, wanted, seeds, keep, create_graph)
+        found = BATCHED["seeds"](roots, wanted, seeds, keep, create_graph)
     else:
         seeds = _seeds("grad", roots, grad_outputs)
         found = _core.run_backward(roots, seeds, keep, create_graph, wanted, False)
