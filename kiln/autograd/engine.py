@@ -136,9 +136,9 @@ def _of_unused(
     """What stands for the gradient of input k, which the outputs do not depend on: zeros with these dims more
     in front, unless None.
     """
-    if zeros is not None and not isinstance(x, Tensor):
-        raise RuntimeError("materialize_grads cannot be used when the given input is a GradientEdge")
     if zeros is not None:
+        if not isinstance(x, Tensor):
+            raise RuntimeError("materialize_grads cannot be used when the given input is a GradientEdge")
         made: Tensor = ops.zeros((*zeros, *x.shape), dtype=x.dtype, requires_grad=create_graph)
         return made
     if not allowed:
@@ -198,12 +198,13 @@ def _batched_seeds(
         raise RuntimeError(message("grad", f"{len(roots)} gradients, one per tensor", str(len(seeds))))
     sizes = set()
     for k, (root, seed) in enumerate(zip(roots, seeds, strict=True)):
-        if seed is None or tuple(seed.shape)[1:] != tuple(root.shape) or seed.ndim == 0:
+        shape, _ = _look("grad", root)
+        if seed is None or seed.ndim == 0 or (shape is not None and tuple(seed.shape)[1:] != shape):
             raise RuntimeError(
                 f"If `is_grads_batched=True`, we interpret the first dimension of each grad_output as the "
                 f"batch dimension. The sizes of the remaining dimensions are expected to match the shape of "
                 f"corresponding output, but a mismatch was detected: grad_output[{k}] is {describe(seed)} "
-                f"and output[{k}] has a shape of {tuple(root.shape)}."
+                f"and output[{k}] has a shape of {shape}."
             )
         sizes.add(seed.shape[0])
     if len(sizes) > 1:
@@ -211,18 +212,20 @@ def _batched_seeds(
     return seeds, (sizes.pop(),)
 
 
+def _look(op: str, root: Any) -> tuple[Any, Any]:
+    """The shape and dtype of a root; None if an edge does not know them."""
+    if isinstance(root, Tensor):
+        return tuple(root.shape), root.dtype
+    if not isinstance(root, GradientEdge):
+        raise TypeError(message(op, "tensors or GradientEdges", describe(root)))
+    return root.ownership_token or (None, None)
+
+
 def _seed(op: str, k: int, root: Place, seed: Tensor | None) -> Tensor | None:
     """The checked gradient of root k."""
-    shape: Any
-    dtype: Any
-    if isinstance(root, Tensor):
-        requires_grad, shape, dtype = root.requires_grad, tuple(root.shape), root.dtype
-    elif not isinstance(root, GradientEdge):
-        raise TypeError(message(op, "tensors or GradientEdges", describe(root)))
-    else:
-        requires_grad, (shape, dtype) = True, root.ownership_token or (None, None)
+    shape, dtype = _look(op, root)
     if seed is None:
-        if not requires_grad:
+        if isinstance(root, Tensor) and not root.requires_grad:
             return None  # the engine names the tensor that has no history
         if shape is None or any(size != 1 for size in shape):
             expected = "a tensor of one element (grad can be implicitly created only for scalar outputs)"
