@@ -47,7 +47,7 @@ ALLOWED = {
     "profiler": {"_core", "ops", "capture"},
     "amp": {"_core", "ops", "tensor", "autograd"},
     "distributed": {"_core", "ops", "tensor", "autograd", "optim", "nn"},
-    "viz": {"_core", "graph", "ops", "tensor", "passes", "codegen", "capture"},
+    "viz": {"_core", "graph", "ops", "tensor", "passes", "codegen", "capture", "serialization"},
 }  # fmt: skip
 # these see everything below them
 TOPS = {"__init__", "__main__", "cli", "testing"}
@@ -65,7 +65,7 @@ LATE_OWN: dict[str, set[str]] = {
 FORBIDDEN_AT_IMPORT = ("numpy", "scipy", "llvmlite", "inspect", "dataclasses", "torch")
 LONGEST_FILE = 600
 LONGEST_CORE = 6850
-LONGEST_BINDING = 3750  # the C API spelled out, which the core proper does not see
+LONGEST_BINDING = 3820  # the C API spelled out, which the core proper does not see
 
 SOURCES = sorted(KILN.rglob("*.py"))
 NATIVE_FILES = sorted(p for p in NATIVE.rglob("*") if p.suffix in (".h", ".cpp", ".hpp", ".cc"))
