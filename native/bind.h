@@ -122,6 +122,12 @@ Dims dims_from(PyObject* object, const char* what);
 bool number_from(PyObject* object, Number* number);
 PyObject* number_object(const Number& number);
 
+// Nodes of the graph as Python objects.
+struct Edge;
+PyObject* wrap_node(const Edge& edge);  // None for an edge to nowhere
+bool is_node(PyObject* object);
+Edge edge_of_node(PyObject* node);
+
 Fn& fn_of(PyObject* op, PyObject* structure);  // the function of an Op object at this structure
 
 // A pointwise function's result written into a tensor object, which is returned.
@@ -149,6 +155,7 @@ int add_ops(PyObject* module);
 int add_core_ops(PyObject* module);
 int add_operators(PyObject* module);
 int add_autograd(PyObject* module);
+int add_graph(PyObject* module);
 int add_compiler(PyObject* module);
 
 }  // namespace kiln

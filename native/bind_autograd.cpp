@@ -1,7 +1,6 @@
 // Gradients: modes, backward, hooks, and nodes as Python objects.
 #include "bind.h"
 
-#include <algorithm>
 #include <unordered_map>
 
 #include "autograd.h"
@@ -278,69 +277,6 @@ PyObject* tensor_grad_fn(PyObject* self, void*) {
     });
 }
 
-// ---- what drawing a graph asks for ----
-
-Object shape_object(const Tensor* tensor) {
-    return tensor ? checked(dims_object(tensor->sizes)) : Object::borrow(Py_None);
-}
-
-// A number, or (node, output index, shape or None, dtype, whether its shape is the results').
-Object input_facts(const NodeInput& input) {
-    if (input.is_number) return checked(number_object(input.number));
-    Object next = input.edge ? checked(wrap_node(input.edge.node.get(), input.edge.leaf.get()))
-                             : Object::borrow(Py_None);
-    return checked(Py_BuildValue("(OIOOO)", next.get(), input.edge.index,
-                                 shape_object(input.saved.tensor.get()).get(), dtype_object(input.dtype),
-                                 input.like_result ? Py_True : Py_False));
-}
-
-// (role, index, shape, dtype, bytes, which memory) of each saved tensor: memory 0 is with hooks.
-Object saved_facts(const Node& node) {
-    Object list = checked(PyList_New(0));
-    auto add = [&](const char* role, size_t index, const SavedTensor& saved) {
-        const Tensor* x = saved.tensor.get();
-        auto held = [&](const Packed& packed) { return packed.place.get() == x; };
-        if (!x ||
-            (!x->storage && !(node.packed && std::any_of(node.packed->begin(), node.packed->end(), held))))
-            return;
-        Object entry = checked(Py_BuildValue("(snOOLn)", role, Py_ssize_t(index), shape_object(x).get(),
-                                             dtype_object(x->dtype), int64_t(x->numel * itemsize(x->dtype)),
-                                             Py_ssize_t(x->storage.get())));
-        checked_ok(PyList_Append(list.get(), entry.get()));
-    };
-    for (size_t i = 0; i < node.inputs.size(); ++i) add("input", i, node.inputs[i].saved);
-    for (size_t k = 0; k < node.saved_outputs.size(); ++k) add("output", k, node.saved_outputs[k]);
-    for (size_t h = 0; h < node.hidden.size(); ++h) add("hidden", h, node.hidden[h]);
-    return list;
-}
-
-// (order, name, record or None, structure or None, freed, inputs, saved); None of a leaf.
-PyObject* node_facts(PyObject*, PyObject* object) {
-    return guarded([&]() -> PyObject* {
-        KILN_CHECK(Py_TYPE(object) == node_type, type, "node_facts: expected a node");
-        const Node* node = node_of(object).node;
-        if (!node) Py_RETURN_NONE;
-        Object inputs = checked(PyList_New(0));
-        for (const NodeInput& input : node->inputs)
-            checked_ok(PyList_Append(inputs.get(), input_facts(input).get()));
-        const Fn& fn = *node->fn;
-        auto of = [](void* known) { return known ? static_cast<PyObject*>(known) : Py_None; };
-        return Py_BuildValue("(KsOOOOO)", node->order, fn.name.c_str(), of(fn.op ? fn.op->record : nullptr),
-                             of(fn.structure.object), node->released ? Py_True : Py_False, inputs.get(),
-                             saved_facts(*node).get());
-    });
-}
-
-// Where the gradient of a tensor goes, and which memory it has: (node or None, output index, memory).
-PyObject* gradient_edge(PyObject*, PyObject* object) {
-    return guarded([&]() -> PyObject* {
-        Tensor& tensor = expect_tensor(object, "gradient_edge");
-        const Edge edge = edge_of(tensor);
-        Object node = edge ? checked(wrap_node(edge.node.get(), edge.leaf.get())) : Object::borrow(Py_None);
-        return Py_BuildValue("(OIn)", node.get(), edge.index, Py_ssize_t(tensor.storage.get()));
-    });
-}
-
 // ---- functions of the user's ----
 
 std::vector<TensorRef> tensors_from(PyObject* sequence, const char* what, bool may_be_none) {
@@ -447,10 +383,6 @@ PyMethodDef functions[] = {
     {"set_saved_tensors_hooks", put_saved_hooks, METH_O, "Sets this thread's (pack, unpack), or None."},
     {"record_user", record_user_call, METH_VARARGS,
      "record_user(name, context, inputs, results, saved, dirty): where each saved tensor is kept."},
-    {"node_facts", node_facts, METH_O,
-     "(order, name, record, structure, freed, inputs, saved) of a node, None of a leaf's."},
-    {"gradient_edge", gradient_edge, METH_O,
-     "(node or None its gradient goes to, output index, which memory) of a tensor."},
     {"set_package_folder", set_package_folder, METH_O,
      "Where kiln's own files are: their lines are not shown to users."},
     {nullptr, nullptr, 0, nullptr},
@@ -464,6 +396,16 @@ PyGetSetDef grad_fn_getset = {"grad_fn", tensor_grad_fn, nullptr,
                               "The node that computed this tensor, or None.", nullptr};
 
 }  // namespace
+
+PyObject* wrap_node(const Edge& edge) {
+    return edge ? wrap_node(edge.node.get(), edge.leaf.get()) : Py_NewRef(Py_None);
+}
+
+bool is_node(PyObject* object) { return Py_TYPE(object) == node_type; }
+
+Edge edge_of_node(PyObject* object) {
+    return {NodeRef(node_of(object).node), MetaRef(node_of(object).leaf), 0};
+}
 
 int add_autograd(PyObject* module) {
     SourceLine::current = current_line;
