@@ -571,7 +571,8 @@ PROGRAMS: list[Program] = [
     vector_jacobian_product, who_requires_grad, one_layer, the_jacobian_three_times, gradients_of_the_middle,
     names_along_the_graph, polynomial_by_hand, polynomial_by_autograd, polynomial_with_a_function,
     polynomial_with_layers, polynomial_with_an_optimizer, a_dynamic_net, linear_function,
-    functions_of_every_habit, cube_twice, a_function_of_numpy, softmax_regression_from_scratch, a_module_and_a_loader, a_recurrent_net,
+    functions_of_every_habit, cube_twice, a_function_of_numpy, softmax_regression_from_scratch,
+    a_module_and_a_loader, a_recurrent_net,
     word_embeddings, a_tree_network, an_image_that_is_optimized, a_critic_with_gradient_penalty, maml,
     clipping_and_accumulating, checkpoints, saved_tensors_elsewhere,
 ]  # fmt: skip
