@@ -5,8 +5,6 @@ The program is given numbered boxes of given sizes, never a text of the user's; 
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Sequence
 from typing import Union
 
@@ -48,6 +46,9 @@ def _quoted(text: str) -> str:
 
 def layout(sizes: Sequence[tuple[float, float]], links: Sequence[Link]) -> Union[Layout, None]:
     """Where `dot` puts boxes of these sizes; None where there is no such program or it does not manage."""
+    import shutil
+    import subprocess
+
     program = shutil.which("dot")
     if program is None or not sizes:
         return None

@@ -51,8 +51,8 @@ def svg(picture: Picture, layout: Layout) -> str:
     height = below + 14 + (20 if picture.note else 0)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
-        f'viewBox="0 0 {width:.0f} {height:.0f}" font-family="{_FONT}" role="img">',
-        "<title>graph of recorded operations</title>",
+        f'viewBox="0 0 {width:.0f} {height:.0f}" font-family="{_FONT}" role="img" '
+        f'aria-label="graph of recorded operations">',
         f'<defs><marker id="kiln-arrow" viewBox="0 0 8 8" refX="7.4" refY="4" markerWidth="7" '
         f'markerHeight="7" orient="auto"><path d="M0 0.8 L8 4 L0 7.2 z" fill="{_GREY}"/></marker></defs>',
         f'<g transform="translate({shift:.1f} {_MARGIN:.1f})">',
