@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ import kiln
 from kiln import nn
 from kiln.viz import dot, words
 from kiln.viz.layout import Layout, Link, place
+from kiln.viz.trace import Input
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -84,6 +86,40 @@ def test_every_call_shows_the_shape_of_its_result() -> None:
     shown = boxes(kiln.viz.graph(y))
     assert shown["mul(2)"][0] == "float32 (4, 6)" and shown["softmax(dim=-1)"][0] == "float32 (4, 4)"
     assert shown["[1:3]"][0] == "float32 (2, 2, 4)" and shown["[:, :, ::2]"][0] == "float32 (2, 2, 2)"
+
+
+def first_call(op: Any) -> list[Any]:
+    """The results that require gradients of an op's first sample."""
+
+    def lifted(value: Any) -> Any:
+        if isinstance(value, (list, tuple)) and value and isinstance(value[0], np.ndarray):
+            return [lifted(v) for v in value]
+        if not isinstance(value, np.ndarray):
+            return value
+        x = kiln.tensor(value)
+        return x.requires_grad_() if x.dtype.is_floating_point else x
+
+    sample = op.samples(np.random.default_rng(0), "float32")[0]
+    given = [lifted(v) for v in sample.args]
+    result = op.handle(*given, **{k: lifted(v) for k, v in sample.kwargs.items()})
+    results = result if isinstance(result, (tuple, list)) else [result]
+    return [y for y in results if y.requires_grad]
+
+
+def test_arguments_of_every_op_have_their_names() -> None:
+    """Each argument a node has is one of its op's parameters, whatever its kind; all can be drawn."""
+    pytest.importorskip("scipy", reason="some are of kiln.linalg")
+    drawn = 0
+    for op in kiln.ops.table():
+        if not (op.differentiable and op.samples) or not (results := first_call(op)):
+            continue
+        drawn += 1
+        for call in kiln.viz.trace.trace(results).calls:
+            known = [value for _, value in words.arguments(call)]
+            inputs = [i for v in known for i in (v if type(v) is tuple else [v]) if isinstance(i, Input)]
+            assert inputs == call.inputs, (op.name, call.name)
+        ElementTree.fromstring(kiln.viz.graph(results).svg)
+    assert drawn > 200
 
 
 def test_writes_views_and_functions_of_the_user() -> None:

@@ -72,7 +72,7 @@ def called(call: Call) -> str:
             if value.number is not None and value.number == usual.get(parameter):
                 continue
         elif isinstance(value, tuple) and value and isinstance(value[0], Input):
-            word = "·" if value[0].number is None else ", ".join(_number(v.number) for v in value)
+            word = "·" if value[0].number is None else f"({', '.join(_number(v.number) for v in value)})"
         else:
             word = str(value)
         if word == "·" or positional:
