@@ -15,7 +15,7 @@ _KINDS = {
     "reduce": "reduction", "reductions": "reduction", "norms": "reduction", "extrema": "reduction",
     "normalising": "reduction", "group_norms": "reduction", "losses": "reduction",
 }  # fmt: skip
-_SHOWN = {"write": "write to a view", "overwrite": "overwritten with", "concat": "cat"}
+_SHOWN = {"write": "write to a view", "concat": "cat"}
 LONGEST = 30  # characters of a box's title
 _SILENT = ("reshape", "expand", "as_strided", "write", "layer_norm")  # what they are given shows in shapes
 
