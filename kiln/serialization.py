@@ -81,7 +81,7 @@ def save(obj: Any, f: Union[Path, IO[bytes]]) -> None:
     tensors, metadata = _packed(obj)
     chunks = _file_chunks(tensors, metadata)
     if isinstance(f, (str, os.PathLike)):
-        _write_atomically(os.fspath(f), chunks)
+        write_atomically(os.fspath(f), chunks)
     elif hasattr(f, "write"):
         for chunk in chunks:
             f.write(chunk)
@@ -197,7 +197,7 @@ def _file_chunks(tensors: dict[str, Tensor], metadata: dict[str, str]) -> Iterat
             yield memoryview(tensors[name].contiguous().reshape(-1).view(_core.uint8))
 
 
-def _write_atomically(path: str, chunks: Iterator[Any]) -> None:
+def write_atomically(path: str, chunks: Iterator[Any]) -> None:
     """Write beside `path`, sync, rename over it, sync the folder; a symlink's target is what is replaced."""
     path = os.path.realpath(path)
     mode = _replaceable(path)

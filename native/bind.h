@@ -163,6 +163,7 @@ int add_core_ops(PyObject* module);
 int add_operators(PyObject* module);
 int add_nodes(PyObject* module);
 int add_autograd(PyObject* module);
+int add_graph(PyObject* module);
 int add_compiler(PyObject* module);
 
 }  // namespace kiln

@@ -321,7 +321,7 @@ PyObject* make_module() {
         PyModule_AddObjectRef(module.get(), "Region", reinterpret_cast<PyObject*>(region_type)) < 0)
         return nullptr;
     for (auto add : {add_dtypes, add_ops, add_core_ops, add_tensor, add_operators, add_tensor_data,
-                     add_dlpack, add_autograd, add_compiler})
+                     add_dlpack, add_autograd, add_graph, add_compiler})
         if (add(module.get()) < 0) return nullptr;
     return module.release();
 }

@@ -48,7 +48,7 @@ ALLOWED = {
     "profiler": {"_core", "ops", "capture"},
     "amp": {"_core", "ops", "tensor", "autograd"},
     "distributed": {"_core", "ops", "tensor", "autograd", "optim", "nn"},
-    "viz": {"_core", "graph", "ops", "tensor", "passes", "codegen", "capture"},
+    "viz": {"_core", "graph", "ops", "tensor", "passes", "codegen", "capture", "serialization"},
 }  # fmt: skip
 # these see everything below them
 TOPS = {"__init__", "__main__", "cli", "testing"}

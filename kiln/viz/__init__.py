@@ -1,1 +1,25 @@
-"""What a user looks at."""
+"""What a user looks at: `graph` draws the graph behind a tensor. It is read when it is first asked for, as
+`kiln.profile` lives here too.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kiln.viz.drawing import Drawing as Drawing
+    from kiln.viz.drawing import graph as graph
+
+__all__ = ["Drawing", "graph"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'kiln.viz' has no attribute '{name}'")
+    globals()[name] = value = getattr(import_module("kiln.viz.drawing"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
