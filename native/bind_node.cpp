@@ -89,7 +89,11 @@ PyObject* node_name(PyObject* self, PyObject*) {
 PyObject* node_repr(PyObject* self) {
     return guarded([&] {
         const Node* node = node_of(self).node;
+        const AutogradMeta* leaf = node_of(self).leaf;
         std::string at = node ? " at " + SourceLine::text(node->line) : "";
+        if (!node && leaf && leaf->owner)
+            at = std::string(" of a ") + name(leaf->owner->dtype) + " tensor of shape " +
+                 shape_text(leaf->owner->sizes);
         return PyUnicode_FromFormat("<%s%s>", node_title(node).c_str(), at.c_str());
     });
 }

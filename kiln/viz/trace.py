@@ -155,7 +155,8 @@ def trace(y: Any, params: Any = None) -> Trace:
             shape: Shape = tuple(result.shape)
             dtype = result.dtype.name
         else:
-            node, output, shape, dtype = result, 0, None, ""
+            node, output = (result.node, result.output_nr) if isinstance(result, tuple) else (result, 0)
+            shape, dtype = None, ""
         roots.append(Root(name, None if node is None else reader.find(node), output, shape, dtype))
     calls = reader.read()
     _give_shapes(roots, calls)
@@ -167,7 +168,9 @@ def _results(y: Any) -> Iterator[tuple[str, Any]]:
     waiting: list[tuple[str, Any]] = [("result", y)]
     while waiting:
         name, item = waiting.pop()
-        if isinstance(item, (tuple, list, Mapping)):
+        if hasattr(item, "node") and hasattr(item, "output_nr"):  # a GradientEdge
+            yield name, item
+        elif isinstance(item, (tuple, list, Mapping)):
             if isinstance(item, Mapping):
                 outer = f"{name}." if name != "result" else ""
                 inner = [(f"{outer}{key}", value) for key, value in item.items()]
