@@ -33,6 +33,8 @@ float64: dtype
 class Size(tuple[int, ...]):
     def numel(self) -> int: ...
 
+def one_of_several(views: tuple[_T, ...]) -> tuple[_T, ...]: ...
+
 class Tensor:
     """Its methods, and what its operators call, are attached from the op table: kiln/tensor.py."""
 

@@ -92,6 +92,7 @@ void node_dealloc(PyObject* self) {
 // "cross_entropy" -> "CrossEntropyBackward0", the way PyTorch names nodes.
 std::string node_title(const Node* node) {
     if (!node) return "AccumulateGrad";
+    if (node->fn->op == core_fns().write(0)->op) return "CopySlices";  // what a write through a view left
     std::string title;
     bool upper = true;
     for (char c : node->fn->name) {

@@ -171,6 +171,10 @@ struct AutogradMeta {
     Hooks hooks;
 };
 
+// How a view came to be, where that decides whether it may be written and followed: with gradients recorded,
+// without, or as one of several results of one function.
+enum class Made : uint8_t { recorded, unrecorded, one_of_several };
+
 struct Tensor {
     Tensor();
     ~Tensor();
@@ -178,6 +182,7 @@ struct Tensor {
     DType dtype = DType::float32;
     bool contiguous = true;
     bool untracked = false;  // made by `.data`: writes through it do not bump the version
+    Made made = Made::recorded;  // of a view
     uint32_t output = 0;     // of `node`: which of its outputs this is
     int64_t offset = 0;      // in elements
     int64_t numel = 1;
