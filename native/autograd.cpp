@@ -285,7 +285,6 @@ NodeRef record_inputs(Fn& fn, std::span<const Operand> operands, std::span<const
                       const Saves& saves, const Wanted& wanted, int result_ndim) {
     NodeRef node(FreeList<Node>::make());
     node->fn = &fn;
-    node->order = next_order++;
     node->line = SourceLine::current();
     for (size_t i = 0; i < operands.size(); ++i) {
         Tensor* tensor = operands[i].tensor;
@@ -305,6 +304,7 @@ NodeRef record_inputs(Fn& fn, std::span<const Operand> operands, std::span<const
         else if (!input.like_result)
             input.saved.tensor = shape_of(*tensor);
     }
+    node->order = next_order++;  // later than those that edges of views changed meanwhile have made
     return node;
 }
 
@@ -425,7 +425,6 @@ std::vector<SavedPlace> record_user(UserCall& call) {
     for (const TensorRef& target : call.dirty) check_in_place(*call.fn, target);
     NodeRef node(FreeList<Node>::make());
     node->fn = call.fn;
-    node->order = next_order++;
     node->line = SourceLine::current();
     node->context = std::move(call.context);
     for (const TensorRef& x : call.inputs) {
@@ -433,6 +432,7 @@ std::vector<SavedPlace> record_user(UserCall& call) {
         input.dtype = x->dtype;
         input.saved.tensor = shape_of(*x);
     }
+    node->order = next_order++;  // later than its edges'
     node->outputs = uint32_t(call.results.size());
     node->saved_outputs.resize(call.results.size());
     std::vector<SavedPlace> places;
