@@ -53,7 +53,7 @@ void refuse_history(const Fn& fn, std::span<const Operand> operands, std::span<c
     if (!grad_enabled() || writes || !fn.op->differentiable || !needs_gradient(fn, operands, out)) return;
     for (const TensorRef& target : out)
         for (const Operand& operand : operands)
-            if (operand.tensor == target.get()) return;
+            if (operand.tensor && operand.tensor->storage == target->storage) return;
     raise(ErrorKind::runtime, concat(fn.name,
                                      "(): functions with out=... arguments don't support automatic "
                                      "differentiation, but one of the arguments requires grad; do it under "

@@ -84,7 +84,7 @@ erfc = _function(
 erfinv = _function(
     "erfinv",
     gaussian.erfinv,
-    lambda g, y: g * (exp(y * y) / _SLOPE),
+    lambda g, input: g * (exp(erfinv(input) ** 2) / _SLOPE),  # not y, which programs scale in place
     _each(lambda x: _quantile((x + 1) / 2) * math.sqrt(0.5)),
     -0.9,
     0.9,
