@@ -139,21 +139,6 @@ void set_base(Tensor& view, Tensor& x) {
     view.made = !grad_mode ? Made::unrecorded : x.base ? x.made : Made::recorded;
 }
 
-TensorRef become(Tensor& x, const Tensor& view) {
-    wrote(x);
-    TensorRef changed = alias(view);
-    const bool seen = x.refcount > 1u + (view.base.get() == &x);  // by views of it, or by a graph
-    if (x.base || (seen && !(x.meta && x.meta->requires_grad))) {
-        changed->base = view.base;
-        changed->base_order = view.base_order;
-    }
-    changed->made = x.made;
-    changed->untracked = x.untracked;
-    changed->meta = x.meta;
-    set_history(*changed, view.node, view.output);
-    return changed;
-}
-
 void set_history(Tensor& tensor, const NodeRef& node, uint32_t index) {
     AutogradMeta* meta = tensor.meta.get();
     if (meta && meta->retained && node != meta->retained) [[unlikely]] {  // .grad is of the value it has
@@ -219,14 +204,15 @@ void check_view(const Tensor& view, const char* what) {
                        "(if it is)."));
 }
 
-void check_in_place(const Fn& fn, const TensorRef& target) {
-    if (target->base) check_view(*target, "is being");
-    const bool of_leaf = target->base && !target->base->node && takes_part(*target);
-    KILN_CHECK(!(target->requires_grad() && !target->node) && !of_leaf, runtime,
+void check_in_place(const std::string& name, const Tensor& target) {
+    if (target.base) check_view(target, "is being");
+    const bool of_leaf = target.base && !target.base->node && takes_part(target);
+    KILN_CHECK(!(target.requires_grad() && !target.node) && !of_leaf, runtime,
                of_leaf ? "a view of a leaf" : "a leaf",
-               " Variable that requires grad is being used in an in-place operation (", fn.name,
+               " Variable that requires grad is being used in an in-place operation (", name,
                "); do it under no_grad(), or on a clone()");
 }
+
 
 Wanted wanted_by(const Saves& saves, uint64_t needed) {
     Wanted wanted;
@@ -407,6 +393,22 @@ void write_to_base(Tensor& view) {
 
 }  // namespace
 
+TensorRef become(Tensor& x, const Tensor& view, const char* name) {
+    if (grad_mode && takes_part(x)) check_in_place(name, x);
+    wrote(x);
+    TensorRef changed = alias(view);
+    const bool seen = x.refcount > 1u + (view.base.get() == &x);  // by views of it, or by a graph
+    if (x.base || (seen && !(x.meta && x.meta->requires_grad))) {
+        changed->base = view.base;
+        changed->base_order = view.base_order;
+    }
+    changed->made = x.made;
+    changed->untracked = x.untracked;
+    changed->meta = x.meta;
+    set_history(*changed, view.node, view.output);
+    return changed;
+}
+
 Node* up_to_date_grad_fn(Tensor& tensor) {
     if (tensor.base) {
         Node* base = tensor.base->node.get();
@@ -422,7 +424,7 @@ std::vector<SavedPlace> record_user(UserCall& call) {
     auto place = [](const std::vector<TensorRef>& list, const TensorRef& x) {
         return size_t(std::find(list.begin(), list.end(), x) - list.begin());
     };
-    for (const TensorRef& target : call.dirty) check_in_place(*call.fn, target);
+    for (const TensorRef& target : call.dirty) check_in_place(call.fn->name, *target);
     NodeRef node(FreeList<Node>::make());
     node->fn = call.fn;
     node->line = SourceLine::current();
@@ -484,7 +486,7 @@ void call_flat(Fn& fn, FlatCall& flat, std::span<const Operand> operands, Tensor
 }
 
 Results call_with_gradient(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
-    for (const TensorRef& target : out) check_in_place(fn, target);
+    for (const TensorRef& target : out) check_in_place(fn.name, *target);
     if (fn.cls == FnClass::unknown) compiler::classify({&fn, operands});
     uint64_t needed = 0;
     for (size_t i = 0; i < operands.size(); ++i) {

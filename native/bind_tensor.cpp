@@ -209,10 +209,13 @@ void put_under(PyObject* self, const TensorRef& changed) {
     if (--old->refcount == 0) release(old);
 }
 
-PyObject* tensor_become(PyObject* self, PyObject* view) {
+PyObject* tensor_become(PyObject* self, PyObject* args) {
     return guarded([&]() -> PyObject* {
+        const char* name;
+        PyObject* view;
+        if (!PyArg_ParseTuple(args, "sO:_become", &name, &view)) return nullptr;
         wait_until_alone();  // another thread may be in the middle of a call with the tensor that goes
-        put_under(self, become(tensor_of(self), expect_tensor(view, "view")));
+        put_under(self, become(tensor_of(self), expect_tensor(view, "view"), name));
         return Py_NewRef(self);
     });
 }
@@ -367,7 +370,7 @@ PyMethodDef methods[] = {
     {"detach", tensor_detach, METH_NOARGS, "The same memory without history."},
     {"detach_", tensor_detach_, METH_NOARGS, "Forgets the history in place."},
     {"requires_grad_", cast(tensor_requires_grad_), METH_FASTCALL, "Sets requires_grad; returns self."},
-    {"_become", tensor_become, METH_O, "Looks where a view does from now on, and has its history."},
+    {"_become", tensor_become, METH_VARARGS, "Looks where a view does from now on, and has its history."},
     {"_is_view", tensor_is_view, METH_NOARGS, "Whether it is a view of another tensor."},
     {"_make_subclass", make_subclass, METH_VARARGS | METH_STATIC,
      "data's memory under a subclass of Tensor."},

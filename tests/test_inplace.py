@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from backend import WAYS, eager, kiln, needs_torch, recorded, tensor, torch, values
+from backend import eager, kiln, needs_torch, torch
 from inplace_programs import PROGRAMS
 from test_ops import FEWER_GRADIENTS, SAMPLED, UNLIKE, grad_dtypes, peer_case, peer_functions
 
 from kiln.testing.compare import dtype_name, to_array
-from kiln.testing.op_cases import Case, map_arrays, results_of, tensors
+from kiln.testing.op_cases import Case, results_of, tensors
 
 # what PyTorch's errors are known by
 PHRASES = (
@@ -130,16 +130,14 @@ def test_programs_are_pytorch_s(name: str) -> None:
 
 # -- saved values ------------------------------------------------------------------------------------------
 
-FUSED = "its derivative reads its arguments, where PyTorch's composition keeps an intermediate"
 # where overwriting makes kiln's backward raise, and PyTorch's not
 NARROWER = {
-    name: FUSED
-    for name in (
-        "corrcoef cosine_embedding_loss cov gaussian_nll_loss hinge_embedding_loss kl_div kron l1_loss ldexp "
-        "linalg.cond linalg.matrix_norm linalg.norm linalg.svdvals margin_ranking_loss ndtr pairwise_distance "
-        "poisson_nll_loss smooth_l1_loss tanhshrink triplet_margin_loss"
-    ).split()
-} | {
+    **dict.fromkeys(
+        """corrcoef cosine_embedding_loss cov gaussian_nll_loss hinge_embedding_loss kl_div kron l1_loss
+        ldexp linalg.cond linalg.matrix_norm linalg.norm linalg.svdvals margin_ranking_loss ndtr
+        pairwise_distance poisson_nll_loss smooth_l1_loss tanhshrink triplet_margin_loss""".split(),
+        "its derivative reads its arguments, where PyTorch's composition keeps an intermediate",
+    ),
     "instance_norm": "the running statistics are arguments of the one normalisation",
     "take_along_dim": "PyTorch's makes another index of the one it is given",
     "var_mean": "the mean is read again for the variance's gradient",

@@ -165,13 +165,7 @@ def _looking(x: Any, sizes: Any, strides: Any, offset: int) -> Any:
 
 def becoming(self: Any, name: str, view: Any) -> Any:
     """The tensor, which looks where `view` of it does from now on, and has that view's history."""
-    if self.requires_grad and _core.grad_enabled():
-        if self.is_leaf:
-            raise RuntimeError(
-                "a leaf Variable that requires grad is being used in an in-place operation "
-                f"({name}); do it under no_grad(), or on a clone()"
-            )
-    return self._become(view(self))
+    return self._become(name, view(self))
 
 
 def _source(self: Any, source: Any) -> Any:
