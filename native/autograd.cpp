@@ -182,26 +182,27 @@ void check_view(const Tensor& view, const char* what) {
     const bool user = view.node && view.node->context.object;
     if (!user && view.made == Made::recorded) return;
     const bool unrecorded = view.made == Made::unrecorded || !view.node;
-    const std::string which =
-        view.node ? concat("Output ", view.output, " of ", view.node->fn->name, user ? "Backward" : "",
-                           " is a view ")
-                  : "A view ";
-    const std::string how = unrecorded
-                                ? concat(view.node ? "of a view which " : "", "was created in no_grad mode and ",
-                                         what, " modified inplace with grad mode enabled. ")
-                                : concat("and ", what, " modified inplace. ");
-    raise(ErrorKind::runtime,
-          concat(which, how,
-                 user ? "This view was created inside a custom Function (or because an input was returned as-is) "
-                        "and following the change would override the function's own backward; clone() the output "
-                        "of the custom Function."
-                 : view.made == Made::one_of_several
-                     ? "This view is the output of a function that returns multiple views. Such functions do not "
-                       "allow the output views to be modified inplace. You should replace the inplace operation "
-                       "by an out-of-place one, or take the views one by one (x[0], x[1:3])."
-                     : "Given that this use case is ambiguous and error-prone, it is forbidden. Do both, the view "
-                       "and the write, inside the no_grad block (if the write is not to be tracked) or outside "
-                       "(if it is)."));
+    const std::string which = view.node ? concat("Output ", view.output, " of ", view.node->fn->name,
+                                                 user ? "Backward" : "", " is a view ")
+                                        : "A view ";
+    const std::string how =
+        unrecorded ? concat(view.node ? "of a view which " : "", "was created in no_grad mode and ", what,
+                            " modified inplace with grad mode enabled. ")
+                   : concat("and ", what, " modified inplace. ");
+    raise(
+        ErrorKind::runtime,
+        concat(
+            which, how,
+            user ? "This view was created inside a custom Function (or because an input was returned as-is) "
+                   "and following the change would override the function's own backward; clone() the output "
+                   "of the custom Function."
+            : view.made == Made::one_of_several
+                ? "This view is the output of a function that returns multiple views. Such functions do not "
+                  "allow the output views to be modified inplace. You should replace the inplace operation "
+                  "by an out-of-place one, or take the views one by one (x[0], x[1:3])."
+                : "Given that this use case is ambiguous and error-prone, it is forbidden. Do both, the view "
+                  "and the write, inside the no_grad block (if the write is not to be tracked) or outside "
+                  "(if it is)."));
 }
 
 void check_in_place(const std::string& name, const Tensor& target) {
@@ -212,7 +213,6 @@ void check_in_place(const std::string& name, const Tensor& target) {
                " Variable that requires grad is being used in an in-place operation (", name,
                "); do it under no_grad(), or on a clone()");
 }
-
 
 Wanted wanted_by(const Saves& saves, uint64_t needed) {
     Wanted wanted;

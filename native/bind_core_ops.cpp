@@ -79,7 +79,8 @@ PyObject* one_of_several(PyObject*, PyObject* views) {
 
 PyMethodDef functions[] = {
     {"one_of_several", one_of_several, METH_O,
-     "A tuple of the views that one function gives, which are not to be written where gradients are recorded."},
+     "A tuple of the views that one function gives, which are not to be written where gradients are "
+     "recorded."},
     {"set_view_ops", set_view_ops, METH_VARARGS,
      "Tells the core the ops as_strided, write, slice and reshape."},
     {"set_core_function", set_core_function, METH_VARARGS,

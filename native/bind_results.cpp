@@ -46,18 +46,18 @@ void fit_out(Fn& fn, std::span<const Operand> operands, std::span<const TensorRe
     }
 }
 
-// Nothing flows through `out=`, as in PyTorch. A write is something else (`x.copy_(y)`, and what in-place forms
-// written in Python end with), and so is a call whose result goes over an argument.
+// Nothing flows through `out=`, as in PyTorch. A write is something else (`x.copy_(y)`, and what in-place
+// forms written in Python end with), and so is a call whose result goes over an argument.
 void refuse_history(const Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
     const bool writes = fn.op == core_fns().copy->op || repeats(fn, operands) || fn.name == "overwrite";
     if (!grad_enabled() || writes || !fn.op->differentiable || !needs_gradient(fn, operands, out)) return;
     for (const TensorRef& target : out)
         for (const Operand& operand : operands)
             if (operand.tensor && operand.tensor->storage == target->storage) return;
-    raise(ErrorKind::runtime, concat(fn.name,
-                                     "(): functions with out=... arguments don't support automatic "
-                                     "differentiation, but one of the arguments requires grad; do it under "
-                                     "no_grad(), or use the result"));
+    raise(ErrorKind::runtime,
+          concat(fn.name, "(): functions with out=... arguments don't support automatic "
+                          "differentiation, but one of the arguments requires grad; do it under "
+                          "no_grad(), or use the result"));
 }
 
 // A program's call of numbers alone makes floats of the default dtype. Only there: among the steps of a

@@ -115,9 +115,7 @@ PyObject* property(PyObject* self, Body&& body) {
 PyObject* get_shape(PyObject* self, void*) { return size_object(tensor_of(self).sizes); }
 PyObject* get_dtype(PyObject* self, void*) { return Py_NewRef(dtype_object(tensor_of(self).dtype)); }
 PyObject* get_ndim(PyObject* self, void*) { return PyLong_FromLong(tensor_of(self).ndim()); }
-PyObject* get_requires_grad(PyObject* self, void*) {
-    return PyBool_FromLong(takes_part(tensor_of(self)));
-}
+PyObject* get_requires_grad(PyObject* self, void*) { return PyBool_FromLong(takes_part(tensor_of(self))); }
 PyObject* get_base(PyObject* self, void*) {
     const TensorRef base = tensor_of(self).base;
     return base ? wrap(base) : Py_NewRef(Py_None);

@@ -181,10 +181,10 @@ struct Tensor {
     uint32_t refcount = 0;
     DType dtype = DType::float32;
     bool contiguous = true;
-    bool untracked = false;  // made by `.data`: writes through it do not bump the version
+    bool untracked = false;      // made by `.data`: writes through it do not bump the version
     Made made = Made::recorded;  // of a view
-    uint32_t output = 0;     // of `node`: which of its outputs this is
-    int64_t offset = 0;      // in elements
+    uint32_t output = 0;         // of `node`: which of its outputs this is
+    int64_t offset = 0;          // in elements
     int64_t numel = 1;
     Dims sizes;
     Dims strides;

@@ -15,8 +15,7 @@ PROGRAMS = {
         "return [y, v, *back(y, x)]"
     ),
     "base_detached_gap": (
-        "x = leaf(4); y = const(3, 8)[:, ::2].detach(); v = y[1]; v.mul_(x); "
-        "return [y, v, *back(y, x)]"
+        "x = leaf(4); y = const(3, 8)[:, ::2].detach(); v = y[1]; v.mul_(x); return [y, v, *back(y, x)]"
     ),
     "base_expanded": "x = leaf(4); y = x.clone().expand(3, 4); y.mul_(2); return back(y, x)",
     "base_expanded_row": "x = leaf(4); y = x.clone().expand(3, 4); y[1].mul_(2); return [y, *back(y, x)]",
@@ -29,20 +28,17 @@ PROGRAMS = {
         "u.mul_(y[0, 2:5]); return [*back(y + 0, x), u, v, z]"
     ),
     "view_of_view_grad_via_view": (
-        "x = leaf(4, 6); y = x * 2; v = y[1:3]; u = v[:, 2:5]; u.mul_(u.detach()); "
-        "return back(v * v, x)"
+        "x = leaf(4, 6); y = x * 2; v = y[1:3]; u = v[:, 2:5]; u.mul_(u.detach()); return back(v * v, x)"
     ),
     "unbind_inplace": "x = leaf(3, 4); y = x * 1; a, b, c = y.unbind(0); a.mul_(2); return back(y, x)",
     "unbind_inplace_const": "x = const(3, 4); a, b, c = x.unbind(0); a.mul_(2); return [x]",
     "unbind_inplace_const_grad": "x = const(3, 4); w = leaf(4); a, b, c = x.unbind(0); a.mul_(w); return [x]",
     "unbind_inplace_nograd": (
-        "x = leaf(3, 4); y = x * 1; a, b, c = y.unbind(0)\nwith K.no_grad(): a.mul_(2)\n"
-        "return back(y, x)"
+        "x = leaf(3, 4); y = x * 1; a, b, c = y.unbind(0)\nwith K.no_grad(): a.mul_(2)\nreturn back(y, x)"
     ),
     "unbind_base_write": "x = leaf(3, 4); y = x * 1; a, b, c = y.unbind(0); y.mul_(2); return back(a, x)",
     "unbind_made_nograd": (
-        "x = leaf(3, 4); y = x * 1\nwith K.no_grad(): a, b, c = y.unbind(0)\na.mul_(2); "
-        "return back(y, x)"
+        "x = leaf(3, 4); y = x * 1\nwith K.no_grad(): a, b, c = y.unbind(0)\na.mul_(2); return back(y, x)"
     ),
     "split_inplace": "x = leaf(4, 4); y = x * 1; a, b = y.split(2); a.mul_(2); return back(y, x)",
     "chunk_inplace": "x = leaf(4, 4); y = x * 1; a, b = y.chunk(2); b.mul_(2); return back(y, x)",
@@ -64,8 +60,7 @@ PROGRAMS = {
     ),
     "nograd_view_of_leaf_inplace": "x = leaf(4, 4)\nwith K.no_grad(): v = x[0]\nv.mul_(2); return [x]",
     "nograd_view_of_leaf_inplace_nograd": (
-        "x = leaf(4, 4)\nwith K.no_grad(): v = x[0]; v.mul_(2)\n"
-        "return [x, v.requires_grad, v.is_leaf]"
+        "x = leaf(4, 4)\nwith K.no_grad(): v = x[0]; v.mul_(2)\nreturn [x, v.requires_grad, v.is_leaf]"
     ),
     "nograd_view_requires": (
         "x = leaf(4, 4); y = x * 1\nwith K.no_grad(): v = y[0]\n"
@@ -76,8 +71,7 @@ PROGRAMS = {
         "return [v.requires_grad, v.grad_fn is None]"
     ),
     "nograd_view_base_const_gets_history": (
-        "x = const(4, 4); w = leaf(4, 4)\nwith K.no_grad(): v = x[0]\nx.mul_(w); "
-        "return [v.requires_grad]"
+        "x = const(4, 4); w = leaf(4, 4)\nwith K.no_grad(): v = x[0]\nx.mul_(w); return [v.requires_grad]"
     ),
     "nograd_view_base_write2": (
         "x = leaf(4, 4); y = x * 1\nwith K.no_grad(): v = y[0]\ny.mul_(2); return back(v * 1, x)"
@@ -140,18 +134,13 @@ PROGRAMS = {
     "setitem_int_target": (
         "x = leaf(4); y = K.zeros(3, 4, dtype=K.int64); y[0] = x * 2; return [y.requires_grad, y]"
     ),
-    "fill_": (
-        "x = leaf(4); y = x * 2; y.fill_(3); "
-        "return [y.requires_grad, y.grad_fn.name(), *back(y, x)]"
-    ),
+    "fill_": ("x = leaf(4); y = x * 2; y.fill_(3); return [y.requires_grad, y.grad_fn.name(), *back(y, x)]"),
     "fill_tensor": (
-        "x = leaf(); y = K.zeros(4); y.fill_(x * 2); "
-        "return [y.requires_grad, y.grad_fn.name(), *back(y, x)]"
+        "x = leaf(); y = K.zeros(4); y.fill_(x * 2); return [y.requires_grad, y.grad_fn.name(), *back(y, x)]"
     ),
     "zero_": "x = leaf(4); y = x * 2; y.zero_(); return [y.requires_grad, y.grad_fn.name(), *back(y, x)]",
     "zero_view": (
-        "x = leaf(4); y = x * 2; y[1:3].zero_(); "
-        "return [y.requires_grad, y.grad_fn.name(), *back(y, x)]"
+        "x = leaf(4); y = x * 2; y[1:3].zero_(); return [y.requires_grad, y.grad_fn.name(), *back(y, x)]"
     ),
     "masked_fill_": (
         "x = leaf(4); y = x * 2; y.masked_fill_(y > 0, 3); "
@@ -234,8 +223,7 @@ PROGRAMS = {
     "out_matmul": "x = leaf(4, 4); y = K.zeros(4, 4); K.matmul(x, x, out=y)",
     "out_cat": "x = leaf(4, 4); y = K.zeros(8, 4); K.cat([x, x], out=y)",
     "swap_values": (
-        "x = leaf(3, 4); y = x * 2; y[0], y[1] = (y[1].clone(), y[0].clone()); "
-        "return [y, *back(y * y, x)]"
+        "x = leaf(3, 4); y = x * 2; y[0], y[1] = (y[1].clone(), y[0].clone()); return [y, *back(y * y, x)]"
     ),
     "swap_values_alias": "x = leaf(3, 4); y = x * 2; y[0], y[1] = (y[1], y[0]); return [y, *back(y * 3, x)]",
     "rnn_buffer": (
@@ -266,16 +254,13 @@ PROGRAMS = {
         "return [x, x._version, v._version, v._is_view(), v._base is x]"
     ),
     "bool_view": (
-        "x = K.zeros(6, dtype=K.bool); v = x[2:4]; v.fill_(True); "
-        "return [x, x._version, v._base is x]"
+        "x = K.zeros(6, dtype=K.bool); v = x[2:4]; v.fill_(True); return [x, x._version, v._base is x]"
     ),
     "retain_then_inplace": (
-        "x = leaf(4); y = x * 2; y.retain_grad(); y.mul_(3); z = y * 1; g = back(z, x); "
-        "return [y.grad, *g]"
+        "x = leaf(4); y = x * 2; y.retain_grad(); y.mul_(3); z = y * 1; g = back(z, x); return [y.grad, *g]"
     ),
     "inplace_then_retain": (
-        "x = leaf(4); y = x * 2; y.mul_(3); y.retain_grad(); z = y * 1; g = back(z, x); "
-        "return [y.grad, *g]"
+        "x = leaf(4); y = x * 2; y.mul_(3); y.retain_grad(); z = y * 1; g = back(z, x); return [y.grad, *g]"
     ),
     "retain_view_inplace": (
         "x = leaf(4); y = x * 2; y.retain_grad(); v = y[:2]; v.mul_(3); z = y * 1; g = back(z, x); "
@@ -334,8 +319,7 @@ PROGRAMS = {
     ),
     "viewop_on_leaf": "x = leaf(3, 1); x.t_()",
     "viewop_on_leaf_nograd": (
-        "x = leaf(3, 1)\nwith K.no_grad(): x.t_()\n"
-        "return [x, x.requires_grad, x.is_leaf, *back(x * 2, x)]"
+        "x = leaf(3, 1)\nwith K.no_grad(): x.t_()\nreturn [x, x.requires_grad, x.is_leaf, *back(x * 2, x)]"
     ),
     "viewop_on_view": (
         "x = leaf(3, 4); y = x * 2; v = y[:2]; v.t_(); v.mul_(2); "
@@ -350,12 +334,10 @@ PROGRAMS = {
         "return [v, x, v._base is x, *back(x, w)]"
     ),
     "viewop_version": (
-        "x = const(3, 4); v = x[0]; x.t_(); x.squeeze_(); x.unsqueeze_(0); "
-        "return [x._version, v._version, x]"
+        "x = const(3, 4); v = x[0]; x.t_(); x.squeeze_(); x.unsqueeze_(0); return [x._version, v._version, x]"
     ),
     "as_strided_hist": (
-        "x = leaf(3, 4); y = x * 2; y.as_strided_((2, 2), (1, 2)); "
-        "return [y.grad_fn.name(), y, *back(y, x)]"
+        "x = leaf(3, 4); y = x * 2; y.as_strided_((2, 2), (1, 2)); return [y.grad_fn.name(), y, *back(y, x)]"
     ),
     "resize_hist": "x = leaf(3, 4); y = x * 2; y.resize_(2, 2)",
     "resize_as_hist": "x = leaf(3, 4); y = x * 2; y.resize_as_(x); return [y, *back(y, x)]",
@@ -389,30 +371,25 @@ PROGRAMS = {
         "return list(K.autograd.grad((y * y).sum() + v.sum(), (x,)))"
     ),
     "grad_wrt_view": (
-        "x = leaf(4, 4); y = x * 1; v = y[1]; v.mul_(2); "
-        "return list(K.autograd.grad((v * v).sum(), (v,)))"
+        "x = leaf(4, 4); y = x * 1; v = y[1]; v.mul_(2); return list(K.autograd.grad((v * v).sum(), (v,)))"
     ),
     "grad_wrt_base_after": (
-        "x = leaf(4, 4); y = x * 1; v = y[1]; v.mul_(2); "
-        "return list(K.autograd.grad((v * v).sum(), (y,)))"
+        "x = leaf(4, 4); y = x * 1; v = y[1]; v.mul_(2); return list(K.autograd.grad((v * v).sum(), (y,)))"
     ),
     "double_backward_view": (
         "x = leaf(4, 4); y = x * x; v = y[1]; v.mul_(y[0].clone()); "
         "g, = K.autograd.grad((y * y).sum(), x, create_graph=True); return back(g * 1, x)"
     ),
     "index_select_write": (
-        "x = leaf(4, 4); y = x * 1; z = y.index_select(0, K.tensor([0, 1])); y.add_(1); "
-        "return back(z, x)"
+        "x = leaf(4, 4); y = x * 1; z = y.index_select(0, K.tensor([0, 1])); y.add_(1); return back(z, x)"
     ),
     "index_saved_write": "x = leaf(4); i = K.tensor([0, 1]); y = x[i]; i.add_(1); return back(y, x)",
     "gather_idx_write": "x = leaf(4); i = K.tensor([0, 1]); y = x.gather(0, i); i.add_(1); return back(y, x)",
     "mask_saved_write": (
-        "x = leaf(4); m = x.detach() > 0; y = K.where(m, x, x * 2); m.fill_(False); "
-        "return back(y, x)"
+        "x = leaf(4); m = x.detach() > 0; y = K.where(m, x, x * 2); m.fill_(False); return back(y, x)"
     ),
     "maskedfill_mask_write": (
-        "x = leaf(4); m = x.detach() > 0; y = x.masked_fill(m, 0.0); m.fill_(False); "
-        "return back(y, x)"
+        "x = leaf(4); m = x.detach() > 0; y = x.masked_fill(m, 0.0); m.fill_(False); return back(y, x)"
     ),
     "select_scatter_after": (
         "x = leaf(4, 4); y = x * 1; v = y.diagonal(); v.mul_(3); v.add_(y[0].clone()); "
@@ -431,16 +408,14 @@ PROGRAMS = {
     ),
     "nograd_write_saved": "x = leaf(4); y = x * 1; z = y * y\nwith K.no_grad(): y.mul_(2)\nreturn back(z, x)",
     "nograd_write_view_of_hist": (
-        "x = leaf(4); y = x * 1; v = y[:2]\nwith K.no_grad(): v.mul_(2)\n"
-        "return back(y * y, x)"
+        "x = leaf(4); y = x * 1; v = y[:2]\nwith K.no_grad(): v.mul_(2)\nreturn back(y * y, x)"
     ),
     "nograd_const_view_then_requires": (
         "y = K.zeros(4); v = y[:2]; x = leaf(2); v.add_(x); "
         "return [y.requires_grad, v.requires_grad, y.is_leaf, v.is_leaf, *back(y, x)]"
     ),
     "detached_view_gets_hist": (
-        "y = K.zeros(4); d = y.detach(); x = leaf(4); d.add_(x); "
-        "return [y.requires_grad, d.requires_grad, y]"
+        "y = K.zeros(4); d = y.detach(); x = leaf(4); d.add_(x); return [y.requires_grad, d.requires_grad, y]"
     ),
     "base_freed": "x = leaf(4, 4); v = (x * 2)[1]; v.mul_(3); return back(v, x)",
     "dropout_inplace": (
@@ -450,8 +425,7 @@ PROGRAMS = {
         "y = F.hardswish(y, inplace=True); return back(y, x)"
     ),
     "leaky_neg_slope": (
-        "x = leaf(4); y = x * 1; y = K.nn.functional.leaky_relu(y, -0.1, inplace=True); "
-        "return back(y, x)"
+        "x = leaf(4); y = x * 1; y = K.nn.functional.leaky_relu(y, -0.1, inplace=True); return back(y, x)"
     ),
     "elu_after": "x = leaf(4); y = x * 1; z = K.nn.functional.elu_(y); return back(z * 1, x)",
     "celu_after": "x = leaf(4); y = x * 1; z = K.celu_(y); return back(z * 1, x)",
@@ -478,8 +452,7 @@ PROGRAMS = {
         "(x * 2).sum().backward(); return [x.grad is g, g._version - v]"
     ),
     "loop_view_updates": (
-        "x = leaf(6); y = x * 1\nfor i in range(5): y[i + 1] = y[i + 1] + y[i] * 0.5\n"
-        "return [y, *back(y, x)]"
+        "x = leaf(6); y = x * 1\nfor i in range(5): y[i + 1] = y[i + 1] + y[i] * 0.5\nreturn [y, *back(y, x)]"
     ),
     "loop_view_updates_mul": (
         "x = leaf(6); y = x * 1\nfor i in range(5): y[i + 1] *= y[i]\nreturn [y, *back(y, x)]"
@@ -536,12 +509,10 @@ PROGRAMS = {
         "x = leaf(3, 4); y = x * 1; z = y.to(K.float32); z.mul_(2); return [y is z, *back(y, x)]"
     ),
     "squeeze_noop_write": (
-        "x = leaf(3, 4); y = x * 1; z = y.squeeze(); z.mul_(2); "
-        "return [z._base is y, y, *back(y, x)]"
+        "x = leaf(3, 4); y = x * 1; z = y.squeeze(); z.mul_(2); return [z._base is y, y, *back(y, x)]"
     ),
     "expand_noop_write": (
-        "x = leaf(3, 4); y = x * 1; z = y.expand(3, 4); z.mul_(2); "
-        "return [z._base is y, y, *back(y, x)]"
+        "x = leaf(3, 4); y = x * 1; z = y.expand(3, 4); z.mul_(2); return [z._base is y, y, *back(y, x)]"
     ),
     "slice_full_write": (
         "x = leaf(3, 4); y = x * 1; z = y[:]; z.mul_(2); u = y[...]; u.mul_(2); "
@@ -559,8 +530,7 @@ PROGRAMS = {
         "x = leaf(4, 4); a, b = x.split(2)\nwith K.no_grad(): a.mul_(2)\nreturn [x, a.requires_grad]"
     ),
     "multi_view_nograd_then_gradfn": (
-        "x = leaf(4, 4); y = x * 1; a, b = y.split(2)\nwith K.no_grad(): a.mul_(2)\n"
-        "return [a.grad_fn.name()]"
+        "x = leaf(4, 4); y = x * 1; a, b = y.split(2)\nwith K.no_grad(): a.mul_(2)\nreturn [a.grad_fn.name()]"
     ),
     "multi_view_base_write_then_requires": (
         "x = leaf(4, 4); y = x * 1; a, b = y.split(2); y.mul_(2); return [a.requires_grad]"

@@ -8,8 +8,15 @@ from kiln.ops import comparison, reduce
 from kiln.ops import declare as d
 from kiln.ops import pointwise as p
 from kiln.ops import unary as u
-from kiln.ops.activations import cube, floating, half_power, inverse_half_power, inverse_power, inverse_square
-from kiln.ops.activations import narrow
+from kiln.ops.activations import (
+    cube,
+    floating,
+    half_power,
+    inverse_half_power,
+    inverse_power,
+    inverse_square,
+    narrow,
+)
 from kiln.ops.declare import dtype_name, into, is_float, public
 from kiln.ops.finite import all_near, near
 from kiln.ops.kinds import NO_DIFFERENCE

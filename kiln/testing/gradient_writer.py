@@ -1,7 +1,8 @@
 """Writes small programs for gradients: histories, views of every kind, writes in place through them, loops.
 
-The blocks of program_writer, and more that change what a tensor's history is. The last block differentiates all that
-was made, and shows the gradients kept on the way. As there, a program that raises is fine: its error is its result.
+The blocks of program_writer, and more that change what a tensor's history is. The last block differentiates
+all that was made, and shows the gradients kept on the way. As there, a program that raises is fine: its error
+is its result.
 """
 
 from __future__ import annotations
@@ -89,9 +90,7 @@ class GradientWriter(Writer):
             lines += [f"{x.name}[{x.name} > 0] = {number}", f"{x.name}[[0, -1]] *= 0.5"]
             lines += [f"{x.name}[1:] = {x.name}[:-1].clone() * {number}", f"{x.name}[1:] += {x.name}[:-1]"]
             lines += [f"{x.name}[0], {x.name}[-1] = {x.name}[-1].clone(), {x.name}[0].clone()"]
-            lines += [
-                f"{x.name}.index_add_(0, K.tensor([0, 0]), {x.name}[:1].expand(2, *{x.name}.shape[1:]).clone())"
-            ]
+            lines += [f"{x.name}.index_add_(0, K.tensor([0, 0]), K.cat([{x.name}[:1], {x.name}[-1:]]))"]
         self.grow(x, x.bound + (y.bound if y is not None else 0) + 3)
         mode = "with K.no_grad():" if self.rng.random() < 0.1 else "try:"
         caught = [] if mode != "try:" else ["except RuntimeError as error:", "    log.append(error)"]
@@ -141,17 +140,18 @@ class GradientWriter(Writer):
             line = f"    {x.name}.retain_grad()"
         return [f"if {x.name}.grad_fn is not None:", line]
 
-    STATEMENTS = (
-        (Writer.unary, 6), (Writer.binary, 8), (Writer.with_number, 5), (Writer.compare, 3), (Writer.reduction, 4),
-        (Writer.product, 4), (Writer.composite, 3), (Writer.index, 4), (Writer.branch, 3), (Writer.loop, 2),
-        (Writer.backward, 2), (fresh, 10), (look, 12), (change, 20), (turn, 2), (buffer, 2), (watch, 4),
+    BLOCKS = (
+        (Writer.unary, 6), (Writer.binary, 8), (Writer.with_number, 5), (Writer.compare, 3),
+        (Writer.reduction, 4), (Writer.product, 4), (Writer.composite, 3), (Writer.index, 4),
+        (Writer.branch, 3), (Writer.loop, 2), (Writer.backward, 2), (fresh, 10), (look, 12), (change, 20),
+        (turn, 2), (buffer, 2), (watch, 4),
     )  # fmt: skip
 
 
 def write_gradient_program(seed: int, statements: int | None = None) -> Program:
     """The program of `seed`, of 4 to 16 blocks and the last one unless `statements` says how many."""
     writer = GradientWriter(seed)
-    methods, weights = zip(*GradientWriter.STATEMENTS, strict=True)
+    methods, weights = zip(*GradientWriter.BLOCKS, strict=True)
     blocks: list[tuple[str, ...]] = []
     wanted = statements or writer.rng.randint(4, 16)
     while len(blocks) < wanted:

@@ -211,13 +211,16 @@ def check_peer(program: Program, framework: Framework, other: Framework) -> Fail
 def undecided(fn: Callable[..., Any], other: Framework, call: Call, expected: Seen, got: Seen) -> bool:
     """Whether a difference from the peer proves nothing.
 
-    A backward was refused because of what its graph no longer holds: what an op saves is its own choice, and
-    so is what was accumulated before the refusal. Or a write read and wrote the same places in an order the
-    peer leaves open. Or the peer itself moves beyond the tolerance when its inputs, or the results of its
-    ops, move by rounding errors (a branch near zero, a tie, a cancellation).
+    The peer refused a backward because of what its graph no longer holds: what an op saves is its own choice,
+    and so is what was accumulated before the refusal; but nothing is refused that the peer runs. Or a write
+    read and wrote the same places in an order the peer leaves open. Or the peer itself moves beyond the
+    tolerance when its inputs, or the results of its ops, move by rounding errors (a branch near zero, a tie,
+    a cancellation).
     """
-    if expected.refusals or got.refusals:
+    if expected.refusals:
         return True
+    if got.refusals:
+        return False
     with computing_otherwise(0):
         if first_difference(observe(fn, other, call, False).values, got.values, exact=False) is None:
             return True
