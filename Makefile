@@ -34,6 +34,7 @@ ulp: $(VENV)/.kiln-installed
 
 fuzz: $(VENV)/.kiln-installed
 	$(SAFE) $(BIN)/python -m kiln.testing.random_programs --count $(FUZZ_COUNT) --seed $(FUZZ_SEED)
+	$(SAFE) $(BIN)/python -m kiln.testing.random_programs --count $(FUZZ_COUNT) --seed $(FUZZ_SEED) --gradients
 
 opinfo: $(VENV)/.kiln-installed
 	$(SAFE) $(BIN)/python -m kiln.testing.opinfo $(ARGS)

@@ -87,8 +87,9 @@ void set_modes(Modes modes) {
     set_grad_enabled(modes.grad);
 }
 
-// A view takes part if what it views does.
-bool takes_part(const Tensor& tensor) { return tensor.requires_grad() || (tensor.base && tensor.base->node); }
+bool takes_part(const Tensor& tensor) {
+    return tensor.requires_grad() || (tensor.base && tensor.base->requires_grad());
+}
 
 bool needs_gradient(const Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
     for (const TensorRef& target : out)  // a write without derivative ends the history of what it writes over
@@ -109,6 +110,7 @@ void set_base(Tensor& view, Tensor& x) {
     if (view.storage != x.storage) return;
     view.base = x.base ? x.base : TensorRef(&x);
     view.base_order = view.base->node ? view.base->node->order : 0;
+    view.made = !grad_mode ? Made::unrecorded : x.base ? x.made : Made::recorded;
 }
 
 void set_history(Tensor& tensor, const NodeRef& node, uint32_t index) {
@@ -147,24 +149,43 @@ void wrote(Tensor& target) {
 
 namespace {
 
-// A view that a user's function gave has the derivative that function says: writing through it, or to what
-// it views, would put another in its place.
-void check_not_of_user(const Tensor& view, const char* what) {
-    KILN_CHECK(!view.node || !view.node->context.object, runtime, "Output ", view.output, " of ",
-               view.node->fn->name, "Backward is a view ", what,
-               ". This view was created inside a custom Function (or because an input was returned as-is); "
-               "clone() the output of the custom Function.");
+// Whether a view may be written, or follow what it views: not if that would put another derivative in the
+// place of the one a user's function says, if the view was made where nothing is recorded, or if it is one of
+// several whose node could not be replaced for it alone. `what`: who is modified.
+void check_view(const Tensor& view, const char* what) {
+    const bool user = view.node && view.node->context.object;
+    if (!user && view.made == Made::recorded) return;
+    const bool unrecorded = view.made == Made::unrecorded || !view.node;
+    const std::string which = view.node ? concat("Output ", view.output, " of ", view.node->fn->name,
+                                                 user ? "Backward" : "", " is a view ")
+                                        : "A view ";
+    const std::string how =
+        unrecorded ? concat(view.node ? "of a view which " : "", "was created in no_grad mode and ", what,
+                            " modified inplace with grad mode enabled. ")
+                   : concat("and ", what, " modified inplace. ");
+    raise(
+        ErrorKind::runtime,
+        concat(
+            which, how,
+            user ? "This view was created inside a custom Function (or because an input was returned as-is) "
+                   "and following the change would override the function's own backward; clone() the output "
+                   "of the custom Function."
+            : view.made == Made::one_of_several
+                ? "This view is the output of a function that returns multiple views. Such functions do not "
+                  "allow the output views to be modified inplace. You should replace the inplace operation "
+                  "by an out-of-place one, or take the views one by one (x[0], x[1:3])."
+                : "Given that this use case is ambiguous and error-prone, it is forbidden. Do both, the view "
+                  "and the write, inside the no_grad block (if the write is not to be tracked) or outside "
+                  "(if it is)."));
 }
 
-void check_in_place(const Fn& fn, const TensorRef& target) {
-    if (target->base) check_not_of_user(*target, "and is being modified inplace");
-    auto is_leaf = [](const Tensor& x) { return x.requires_grad() && !x.node; };
-    KILN_CHECK(!is_leaf(*target), runtime,
-               "a leaf Variable that requires grad is being used in an in-place operation (", fn.name,
+void check_in_place(const std::string& name, const Tensor& target) {
+    if (target.base) check_view(target, "is being");
+    const bool of_leaf = target.base && !target.base->node && takes_part(target);
+    KILN_CHECK(!(target.requires_grad() && !target.node) && !of_leaf, runtime,
+               of_leaf ? "a view of a leaf" : "a leaf",
+               " Variable that requires grad is being used in an in-place operation (", name,
                "); do it under no_grad(), or on a clone()");
-    KILN_CHECK(!target->base || !is_leaf(*target->base), runtime,
-               "a view of a leaf Variable that requires grad is being used in an in-place operation (",
-               fn.name, "); do it under no_grad(), or on a clone()");
 }
 
 Wanted wanted_by(const Saves& saves, uint64_t needed) {
@@ -222,7 +243,6 @@ int common_ndim(const Fn& fn, std::span<const Operand> operands, std::span<const
 NodeRef new_node(Fn& fn) {
     NodeRef node(FreeList<Node>::make());
     node->fn = &fn;
-    node->order = next_order++;
     node->line = SourceLine::current();
     if (anomaly_mode) [[unlikely]]
         note_node(*node, current_node());
@@ -251,6 +271,7 @@ NodeRef record_inputs(Fn& fn, std::span<const Operand> operands, std::span<const
         else if (!input.like_result)
             input.saved.tensor = shape_of(*tensor);
     }
+    node->order = next_order++;  // later than those that edges of views changed meanwhile have made
     return node;
 }
 
@@ -283,16 +304,44 @@ void pack_saved(Node& node) {
 
 // ---- writes through views ----
 
-// The numbers that place a view in its base: strides and offset, before them the sizes if asked for.
+// The dims of a tensor with more than one element, widest step first; raises if elements share memory.
+SmallVector<int, 6> dims_by_step(const Tensor& x) {
+    SmallVector<int, 6> dims;
+    for (int d = 0; d < x.ndim(); ++d)
+        if (x.sizes[d] > 1) dims.push_back(d);
+    std::sort(dims.begin(), dims.end(), [&](int a, int b) { return x.strides[a] > x.strides[b]; });
+    int64_t reach = 0;  // of the narrower dims
+    for (size_t i = dims.size(); i-- > 0; reach += (x.sizes[dims[i]] - 1) * x.strides[dims[i]])
+        KILN_CHECK(x.strides[dims[i]] > reach, runtime,
+                   "unsupported operation: more than one element of the written-to tensor refers to a single "
+                   "memory location. Please clone() the tensor before performing the operation.");
+    return dims;
+}
+
+// The numbers that place a view among its base's elements in order: strides and offset, before them the sizes
+// if asked for. A step in memory is taken apart into the base's own, widest first.
 void place_in_base(const Tensor& view, bool with_sizes, Operands& operands) {
+    const Tensor& base = *view.base;
+    const bool plain = base.contiguous;
+    const SmallVector<int, 6> dims = plain ? SmallVector<int, 6>() : dims_by_step(base);
+    const Dims in_order = plain ? Dims() : contiguous_strides(base.sizes);
     auto push = [&](int64_t value) { operands.push_back({nullptr, Number::of(value)}); };
-    KILN_CHECK(view.base->contiguous, not_implemented,
-               "an in-place operation on a view of a tensor that is not contiguous is not differentiable "
-               "yet; use clone()");
+    auto push_step = [&](int64_t step) {
+        if (plain) return push(step);
+        int64_t found = 0;
+        for (int d : dims) {
+            found += step / base.strides[d] * in_order[d];
+            step %= base.strides[d];
+        }
+        KILN_CHECK(!step, not_implemented,
+                   "an in-place operation on a view of memory between the elements of what it views is not "
+                   "differentiable; use clone()");
+        push(found);
+    };
     if (with_sizes)
         for (int64_t size : view.sizes) push(size);
-    for (int64_t stride : view.strides) push(stride);
-    push(view.offset - view.base->offset);
+    for (int d = 0; d < view.ndim(); ++d) push_step(view.sizes[d] > 1 ? view.strides[d] : 0);
+    push_step(view.numel ? view.offset - base.offset : 0);
 }
 
 // Makes the view's history that of as_strided(base), after base's own changed.
@@ -325,11 +374,27 @@ void write_to_base(Tensor& view) {
 
 }  // namespace
 
+TensorRef become(Tensor& x, const Tensor& view, const char* name) {
+    if (grad_mode && takes_part(x)) check_in_place(name, x);
+    wrote(x);
+    TensorRef changed = alias(view);
+    const bool seen = x.refcount > 1u + (view.base.get() == &x);  // by views of it, or by a graph
+    if (x.base || (seen && !(x.meta && x.meta->requires_grad))) {
+        changed->base = view.base;
+        changed->base_order = view.base_order;
+    }
+    changed->made = x.made;
+    changed->untracked = x.untracked;
+    changed->meta = x.meta;
+    set_history(*changed, view.node, view.output);
+    return changed;
+}
+
 Node* up_to_date_grad_fn(Tensor& tensor) {
     if (tensor.base) {
         Node* base = tensor.base->node.get();
         if ((base ? base->order : 0) != tensor.base_order) {
-            check_not_of_user(tensor, "and its base or another view of its base was modified inplace");
+            check_view(tensor, "its base or another view of its base has been");
             view_of_base(tensor);
         }
     }
@@ -340,7 +405,7 @@ std::vector<SavedPlace> record_user(UserCall& call) {
     auto place = [](const std::vector<TensorRef>& list, const TensorRef& x) {
         return size_t(std::find(list.begin(), list.end(), x) - list.begin());
     };
-    for (const TensorRef& target : call.dirty) check_in_place(*call.fn, target);
+    for (const TensorRef& target : call.dirty) check_in_place(call.fn->name, *target);
     NodeRef node = new_node(*call.fn);
     node->context = std::move(call.context);
     for (const TensorRef& x : call.inputs) {
@@ -348,6 +413,7 @@ std::vector<SavedPlace> record_user(UserCall& call) {
         input.dtype = x->dtype;
         input.saved.tensor = shape_of(*x);
     }
+    node->order = next_order++;  // later than its edges'
     node->outputs = uint32_t(call.results.size());
     node->saved_outputs.resize(call.results.size());
     std::vector<SavedPlace> places;
@@ -399,11 +465,11 @@ void call_flat(Fn& fn, FlatCall& flat, std::span<const Operand> operands, Tensor
 }
 
 Results call_with_gradient(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
-    for (const TensorRef& target : out) check_in_place(fn, target);
+    for (const TensorRef& target : out) check_in_place(fn.name, *target);
     if (fn.cls == FnClass::unknown) compiler::classify({&fn, operands});
     uint64_t needed = 0;
     for (size_t i = 0; i < operands.size(); ++i) {
-        if (!operands[i].tensor || !edge_of(*operands[i].tensor)) continue;
+        if (!operands[i].tensor || !takes_part(*operands[i].tensor)) continue;
         KILN_CHECK(bit(i), not_implemented, fn.name, ": argument ", i,
                    " requires a gradient, which only the first 64 can have; use several calls");
         needed |= bit(i);

@@ -119,6 +119,11 @@ const SourceLine* last_write(const Storage& storage);
 
 // Makes `view` (if it shares x's memory) a view of what x is, or views.
 void set_base(Tensor& view, Tensor& x);
+// Whether gradients are recorded of what is made of it: a view takes part if what it views does.
+bool takes_part(const Tensor& tensor);
+// What becomes of x when it is to look where `view` does from now on: a tensor with x's .grad and view's
+// history. Other views of x stay views of the same memory. `name`: the operation, for an error.
+TensorRef become(Tensor& x, const Tensor& view, const char* name);
 
 // A call of a user's function (autograd.Function): what went in, what came out, what it saved, and what
 // knows its derivative. Results in `dirty` are inputs that were written.

@@ -1,4 +1,5 @@
 // The ops that the core itself calls: told by the table, found by what they need to know.
+#include "autograd.h"
 #include "bind.h"
 
 namespace kiln {
@@ -69,7 +70,17 @@ PyObject* set_view_ops(PyObject*, PyObject* args) {
     Py_RETURN_NONE;
 }
 
+PyObject* one_of_several(PyObject*, PyObject* views) {
+    for (Py_ssize_t i = 0; grad_enabled() && i < PyTuple_GET_SIZE(views); ++i)
+        if (PyObject* view = PyTuple_GET_ITEM(views, i); is_tensor(view) && tensor_of(view).base)
+            tensor_of(view).made = Made::one_of_several;
+    return Py_NewRef(views);
+}
+
 PyMethodDef functions[] = {
+    {"one_of_several", one_of_several, METH_O,
+     "A tuple of the views that one function gives, which are not to be written where gradients are "
+     "recorded."},
     {"set_view_ops", set_view_ops, METH_VARARGS,
      "Tells the core the ops as_strided, write, slice and reshape."},
     {"set_core_function", set_core_function, METH_VARARGS,

@@ -362,6 +362,7 @@ PyObject* op_vectorcall(PyObject* object, PyObject* const* args, size_t flags, P
         if (bound.symbolic || !arguments.collect()) return trace(self, args, count, names);
         Fn& fn = arguments.fn();
         std::span<const Operand> operands(arguments.operands.data(), arguments.operands.size());
+        if (!bound.out.empty() && !self.in_place) refuse_history(fn, operands, bound.out);
         fit_out(fn, operands, bound.out);
         Results results = call_of_program(fn, operands, bound.out);
         return self.in_place ? Py_NewRef(args[0]) : wrap_results(results);

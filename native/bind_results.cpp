@@ -1,6 +1,7 @@
 // What a call from Python gives: the shapes of `out=`, the dtype of what numbers alone make.
 #include <algorithm>
 
+#include "autograd.h"
 #include "bind.h"
 #include "pointwise.h"
 
@@ -43,6 +44,20 @@ void fit_out(Fn& fn, std::span<const Operand> operands, std::span<const TensorRe
         KILN_CHECK(fits, runtime, fn.name, ": output with shape ", shape_text(target), " doesn't match the ",
                    fn.cls == FnClass::pointwise ? "broadcast shape " : "result's shape ", shape_text(shape));
     }
+}
+
+// Nothing flows through `out=`, as in PyTorch. A write is something else (`x.copy_(y)`, and what in-place
+// forms written in Python end with), and so is a call whose result goes over an argument.
+void refuse_history(const Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
+    const bool writes = fn.op == core_fns().copy->op || repeats(fn, operands) || fn.name == "overwrite";
+    if (!grad_enabled() || writes || !fn.op->differentiable || !needs_gradient(fn, operands, out)) return;
+    for (const TensorRef& target : out)
+        for (const Operand& operand : operands)
+            if (operand.tensor && operand.tensor->storage == target->storage) return;
+    raise(ErrorKind::runtime,
+          concat(fn.name, "(): functions with out=... arguments don't support automatic "
+                          "differentiation, but one of the arguments requires grad; do it under "
+                          "no_grad(), or use the result"));
 }
 
 // A program's call of numbers alone makes floats of the default dtype. Only there: among the steps of a

@@ -114,9 +114,13 @@ PyObject* property(PyObject* self, Body&& body) {
 PyObject* get_shape(PyObject* self, void*) { return size_object(tensor_of(self).sizes); }
 PyObject* get_dtype(PyObject* self, void*) { return Py_NewRef(dtype_object(tensor_of(self).dtype)); }
 PyObject* get_ndim(PyObject* self, void*) { return PyLong_FromLong(tensor_of(self).ndim()); }
-PyObject* get_requires_grad(PyObject* self, void*) {
-    return guarded([&]() -> PyObject* { return PyBool_FromLong(bool(edge_of(tensor_of(self)))); });
+PyObject* get_requires_grad(PyObject* self, void*) { return PyBool_FromLong(takes_part(tensor_of(self))); }
+PyObject* get_base(PyObject* self, void*) {
+    const TensorRef base = tensor_of(self).base;
+    return base ? wrap(base) : Py_NewRef(Py_None);
 }
+PyObject* tensor_is_view(PyObject* self, PyObject*) { return PyBool_FromLong(bool(tensor_of(self).base)); }
+PyObject* get_output_nr(PyObject* self, void*) { return PyLong_FromLong(tensor_of(self).output); }
 PyObject* get_is_leaf(PyObject* self, void*) {
     return guarded([&]() -> PyObject* { return PyBool_FromLong(!edge_of(tensor_of(self)).node); });
 }
@@ -199,27 +203,42 @@ PyObject* get_data(PyObject* self, void*) {
     });
 }
 
+// A new tensor under the same Python object: graphs keep the old one.
+void put_under(PyObject* self, const TensorRef& changed) {
+    auto* object = reinterpret_cast<TensorObject*>(self);
+    Tensor* old = object->tensor;
+    if (old->meta && old->meta->owner == old) old->meta->owner = changed.get();
+    ++changed->refcount;
+    object->tensor = changed.get();
+    changed->wrapper = std::exchange(old->wrapper, nullptr);
+    if (--old->refcount == 0) release(old);
+}
+
+PyObject* tensor_become(PyObject* self, PyObject* args) {
+    return guarded([&]() -> PyObject* {
+        const char* name;
+        PyObject* view;
+        if (!PyArg_ParseTuple(args, "sO:_become", &name, &view)) return nullptr;
+        wait_until_alone();  // another thread may be in the middle of a call with the tensor that goes
+        put_under(self, become(tensor_of(self), expect_tensor(view, "view"), name));
+        return Py_NewRef(self);
+    });
+}
+
 int put_data(PyObject* self, PyObject* value, void*) {
     return guarded([&] {
-        wait_until_alone();  // another thread may be in the middle of a call with the tensor that goes
+        wait_until_alone();
         Tensor& x = tensor_of(self);
         KILN_CHECK(value && is_tensor(value), type, "data: expected a tensor");
         Tensor& source = tensor_of(value);
         KILN_CHECK(source.dtype == x.dtype || !x.node, runtime, "data: expected dtype ", name(x.dtype),
                    ", got ", name(source.dtype));
-        // A new tensor under the same Python object: graphs keep the old memory.
         TensorRef changed = alias(source);
         changed->untracked = x.untracked;
         changed->node = x.node;
         changed->output = x.output;
         changed->meta = x.meta;
-        if (x.meta && x.meta->owner == &x) x.meta->owner = changed.get();
-        auto* object = reinterpret_cast<TensorObject*>(self);
-        Tensor* old = object->tensor;
-        ++changed->refcount;
-        object->tensor = changed.get();
-        changed->wrapper = std::exchange(old->wrapper, nullptr);
-        if (--old->refcount == 0) release(old);
+        put_under(self, changed);
         return 0;
     });
 }
@@ -325,6 +344,8 @@ PyGetSetDef getset[] = {
     {"grad", get_grad, put_grad, "The accumulated gradient, or None.", nullptr},
     {"data", get_data, put_data, "The same memory without history; writes through it are not tracked.",
      nullptr},
+    {"_base", get_base, nullptr, "What it is a view of, or None.", nullptr},
+    {"output_nr", get_output_nr, nullptr, "Which of its grad_fn's results it is.", nullptr},
     {"_version", get_version, nullptr, "How often the memory was written in place.", nullptr},
     {"_memory", get_memory, nullptr, "How many bytes its storage has.", nullptr},
     {"_alone", get_alone, nullptr, "Whether nobody else can see its memory.", nullptr},
@@ -359,6 +380,8 @@ PyMethodDef methods[] = {
     {"detach_", tensor_detach_, METH_NOARGS, "Forgets the history in place."},
     {"requires_grad_", cast(tensor_requires_grad_), METH_FASTCALL, "Sets requires_grad; returns self."},
     {"is_inference", tensor_is_inference, METH_NOARGS, "Whether it was made in inference mode."},
+    {"_become", tensor_become, METH_VARARGS, "Looks where a view does from now on, and has its history."},
+    {"_is_view", tensor_is_view, METH_NOARGS, "Whether it is a view of another tensor."},
     {"_make_subclass", make_subclass, METH_VARARGS | METH_STATIC,
      "data's memory under a subclass of Tensor."},
     {"__reduce_ex__", tensor_reduce, METH_O, nullptr},

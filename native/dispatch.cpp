@@ -189,6 +189,15 @@ Results run_any(Fn& fn, std::span<const Operand> operands, std::span<const Tenso
     for (const TensorRef& target : out) prepare_write(fn, *target, operands);
     Results results;
     Recording* recording = current_recording();
+    if (recording && hidden && !out.empty()) {  // a recorded write gives nothing beside
+        results = run_any(fn, operands, {}, true);
+        for (size_t k = 0; k < out.size(); ++k) {
+            const Operand made{results[k].get(), {}};
+            run(*core_fns().copy, {&made, 1}, {&out[k], 1});
+            results[k] = out[k];
+        }
+        return results;
+    }
     if (!recording || !recording->append(fn, operands, out, hidden, results)) {
         for (const Operand& operand : operands)
             if (operand.tensor && operand.tensor->storage) settle(*operand.tensor->storage);

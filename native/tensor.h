@@ -178,15 +178,20 @@ struct AutogradMeta {
     std::unique_ptr<Extras> extras;
 };
 
+// How a view came to be, where that decides whether it may be written and followed: with gradients recorded,
+// without, or as one of several results of one function.
+enum class Made : uint8_t { recorded, unrecorded, one_of_several };
+
 struct Tensor {
     Tensor();
     ~Tensor();
     uint32_t refcount = 0;
     DType dtype = DType::float32;
     bool contiguous = true;
-    bool untracked = false;  // made by `.data`: writes through it do not bump the version
-    uint32_t output = 0;     // of `node`: which of its outputs this is
-    int64_t offset = 0;      // in elements
+    bool untracked = false;      // made by `.data`: writes through it do not bump the version
+    Made made = Made::recorded;  // of a view
+    uint32_t output = 0;         // of `node`: which of its outputs this is
+    int64_t offset = 0;          // in elements
     int64_t numel = 1;
     Dims sizes;
     Dims strides;

@@ -14,6 +14,7 @@ from backend import kiln, torch
 
 from kiln.capture import programs
 from kiln.testing.backend import Framework
+from kiln.testing.gradient_writer import write_gradient_program
 from kiln.testing.program_writer import Program, write_program
 from kiln.testing.random_programs import (
     CALLS,
@@ -37,6 +38,35 @@ def test_random_programs(first: int, request: pytest.FixtureRequest) -> None:
     base = 1000 * int(request.config.getoption("--seed")) + first
     found = [f.report() for f in failures(min(BATCH, COUNT - first), base, kiln, torch) if f is not None]
     assert not found, "\n" + "\n".join(found)
+
+
+@pytest.mark.skipif(torch is None, reason="PyTorch, the tests' peer, is not installed")
+@pytest.mark.parametrize("first", range(0, COUNT, 10 * BATCH))
+def test_gradient_programs(first: int, request: pytest.FixtureRequest) -> None:
+    """Programs of histories, views and writes have PyTorch's gradients; one of ten is recorded too."""
+    base = 1000 * int(request.config.getoption("--seed")) + first
+    found: list[str] = []
+    for number in range(base, base + min(10 * BATCH, COUNT - first)):
+        program = write_gradient_program(number)
+        failure = check_peer(program, kiln, torch)
+        if failure is None and number % 10 == 0:
+            failure = check_recorded(program, kiln, CALLS[1:4])
+        if failure is not None:
+            found.append(shrink(failure, kiln, torch).report())
+    assert not found, "\n" + "\n".join(found)
+
+
+@pytest.mark.skipif(torch is None, reason="PyTorch, the tests' peer, is not installed")
+@pytest.mark.parametrize("bug", ["a write is not recorded", "a kept gradient is lost"])
+def test_gradient_programs_can_fail(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong history is found out within a hundred programs."""
+    if bug == "a write is not recorded":
+        monkeypatch.setattr(
+            kiln.Tensor, "copy_", lambda self, source: self.data.mul_(0).add_(source.detach())
+        )
+    else:
+        monkeypatch.setattr(kiln.Tensor, "retain_grad", lambda self: None)
+    assert any(check_peer(write_gradient_program(n), kiln, torch) is not None for n in range(100))
 
 
 class Planted(Framework):

@@ -39,6 +39,7 @@ def _numbered(title: str) -> Callable[[Any], str]:
 _core.set_node_titles(
     {
         **{name: _numbered(name.title()) for name in ("sum", "mean", "prod")},
+        "write": "CopySlices",
         **{
             name: f"{title}Backward0"
             for name, title in (

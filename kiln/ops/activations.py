@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 from kiln.ops import declare as d
-from kiln.ops import kinds
+from kiln.ops import kinds, scalar
 from kiln.ops.pointwise import convert, where
 from kiln.ops.record import Number, Operand, Sample, Structure, Tensor, composite, pointwise
 from kiln.ops.scalars import normal
-from kiln.ops.unary import abs, exp, expm1, float_function, log1p, sigmoid, tanh
+from kiln.ops.unary import abs, exp, expm1, float_function, log1p, rsqrt, sigmoid, sqrt, tanh
 
 
 def wide(x: Any) -> Any:
@@ -70,8 +70,48 @@ def inverse_square(input: Operand) -> Any:
 
 
 @inverse_square.derivative
-def _(g: Any, input: Any, y: Any) -> Any:
-    return g * (-2 * (y / input))
+def _(g: Any, input: Any) -> Any:
+    return g * (-2 * (1 / (input * input) / input))
+
+
+def _power(name: str, exponent: float, body: Any, gradient: Any) -> Any:
+    """A power of floats that is no product. Backward reads the input, not the result: programs write to that
+    (`(x ** 0.5).add_(eps)`).
+    """
+
+    def function(input: Operand) -> Any:
+        return body(input)
+
+    function.__name__ = name
+    function.__doc__ = f"""The power {exponent:g} of floats.
+
+    >>> kiln.pow(kiln.tensor([4.0]), {exponent:g}).shape
+    kiln.Size([1])
+    """
+    op = pointwise(
+        samples=d.unary(0.5, 3),
+        reference=d.reference(lambda np, x: x**exponent),
+        failures=d.not_an_array(name),
+        dtypes="float",
+        public=False,
+    )(function)
+    op.derivative(gradient)
+    return op
+
+
+def _inverse_half_gradient(g: Any, input: Any) -> Any:
+    y = rsqrt(input)
+    return -0.5 * g * (y * y * y)
+
+
+def _inverse_gradient(g: Any, input: Any) -> Any:
+    y = 1 / input
+    return -g * (y * y)
+
+
+half_power = _power("half_power", 0.5, scalar.sqrt, lambda g, input: g / (2 * sqrt(input)))
+inverse_half_power = _power("inverse_half_power", -0.5, lambda x: 1 / scalar.sqrt(x), _inverse_half_gradient)
+inverse_power = _power("inverse_power", -1, lambda x: 1 / x, _inverse_gradient)
 
 
 @composite(

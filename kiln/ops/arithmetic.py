@@ -8,7 +8,15 @@ from kiln.ops import comparison, reduce
 from kiln.ops import declare as d
 from kiln.ops import pointwise as p
 from kiln.ops import unary as u
-from kiln.ops.activations import cube, floating, inverse_square, narrow
+from kiln.ops.activations import (
+    cube,
+    floating,
+    half_power,
+    inverse_half_power,
+    inverse_power,
+    inverse_square,
+    narrow,
+)
 from kiln.ops.declare import dtype_name, into, is_float, public
 from kiln.ops.finite import all_near, near
 from kiln.ops.kinds import NO_DIFFERENCE
@@ -163,8 +171,8 @@ def filled(input: Tensor, value: Operand) -> Any:
 
 _pow = p.pow.handle
 _POWERS = {
-    2: u.square.handle, 3: cube.handle, 0.5: u.sqrt.handle, -0.5: u.rsqrt.handle, -1: u.reciprocal.handle,
-    -2: inverse_square.handle,
+    2: u.square.handle, 3: cube.handle, 0.5: half_power.handle, -0.5: inverse_half_power.handle,
+    -1: inverse_power.handle, -2: inverse_square.handle,
 }  # fmt: skip
 
 

@@ -183,9 +183,9 @@ rad2deg = _function(
 )
 
 
-def _sinc_gradient(g: Any, input: Any, y: Any) -> Any:
+def _sinc_gradient(g: Any, input: Any) -> Any:
     zero = eq(input, 0)
-    return where(zero, 0, g * ((cos(math.pi * input) - y) / where(zero, 1, input)))
+    return where(zero, 0, g * ((cos(math.pi * input) - sinc(input)) / where(zero, 1, input)))
 
 
 sinc = _function(

@@ -40,7 +40,7 @@ def _settled(run: Callable[..., Any], input: Any, out: Any) -> Any:
     """The result of run(out=), which sees a 0-d input as a vector, in input's shape."""
     if input.ndim:
         return run(**out_of(out, input))
-    return p.written_to(reshape(run(), ()), out)
+    return p.written_to(reshape(run(), ()), out, input)
 
 
 def _check_source(x: Any, dim: int, index: Any, source: Any, op: str) -> None:

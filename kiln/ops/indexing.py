@@ -172,7 +172,7 @@ def scatter_add_(input: Any, dim: int, index: Any, src: Any, *, out: Any = None)
         raise RuntimeError("scatter(): Expected self.dtype to be equal to src.dtype")
     if input.ndim == 0:
         flat, places, values = (reshape(x, (1,)) for x in (input, long(index), src))
-        return p.written_to(reshape(scatter_add(flat, 0, places, values), ()), out)
+        return p.written_to(reshape(scatter_add(flat, 0, places, values), ()), out, input)
     for k, (have, limit) in enumerate(zip(index.shape, src.shape)):
         if isinstance(have, int) and isinstance(limit, int) and have != limit:
             src = slice_(src, k, (0, have, 1))

@@ -57,7 +57,7 @@ def conj_physical(input: Any, *, out: Any = None) -> Any:
     >>> kiln.conj_physical(kiln.tensor([1.0, -2.0]))
     tensor([ 1., -2.])
     """
-    return written_to(input, out)
+    return written_to(input, out, input)
 
 
 @public("detach", method=False, dtypes="all", differentiable=False)

@@ -40,7 +40,8 @@ def unbind(input: Any, dim: int = 0) -> tuple[Any, ...]:
     shape = tuple(input.shape)
     rest = (*shape[:dim], *shape[dim + 1 :])
     places = range(_known(input, dim, "unbind"))
-    return tuple([_reshape(_slice(input, dim, (k, 1, 1)), rest) for k in places])
+    parts = tuple([_reshape(_slice(input, dim, (k, 1, 1)), rest) for k in places])
+    return _core.one_of_several(parts)
 
 
 @public("split", dtypes="all")
@@ -77,7 +78,8 @@ def split(
                 f"dimension {dim}), but got split_sizes={lengths}"
             )
     starts = accumulate(lengths, initial=0)
-    return tuple([_slice(input, dim, (start, n, 1)) for start, n in zip(starts, lengths)])
+    parts = tuple([_slice(input, dim, (start, n, 1)) for start, n in zip(starts, lengths)])
+    return _core.one_of_several(parts)
 
 
 @public("chunk", dtypes="all")

@@ -306,7 +306,7 @@ def scatter(
         given = expand(one, tuple(index.shape) if index.ndim else (1,))
     if reduce is None:
         found = _fitted(input, dim, index, given, lambda *args: put_along(*args, **out_of(out, input)))
-        return found if input.ndim else p.written_to(found, out)
+        return found if input.ndim else p.written_to(found, out, input)
     return scatter_reduce(input, dim, index, given, _SCATTER[reduce], **into(out))
 
 
@@ -349,7 +349,7 @@ def scatter_reduce(
         return reduce_along(x, along, places, values, reduce, include_self, **out_of(out, input))
 
     found = _fitted(input, dim, index, src, run)
-    return found if input.ndim else p.written_to(found, out)
+    return found if input.ndim else p.written_to(found, out, input)
 
 
 @composite(
@@ -451,4 +451,4 @@ def put(input: Any, index: Any, source: Any, accumulate: bool = False, *, out: A
     places = wrapped(reshape(index, (count,)), flat, 0)
     run = scatter_add if accumulate else scatter_set
     result = reshape(run(flat, 0, places, reshape(source, (count,))), tuple(input.shape))
-    return p.written_to(result, out)
+    return p.written_to(result, out, input)

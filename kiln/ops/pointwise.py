@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kiln import _core
 from kiln.ops import declare as d
 from kiln.ops import scalar
 from kiln.ops.comparison import eq, ge, gt, le, logical_and, logical_or, lt, unsupported
@@ -99,9 +100,18 @@ def _(g: Any) -> Any:
     return g
 
 
-def written_to(found: Any, out: Any) -> Any:
-    """One result, or `out` with it written in; RuntimeError where its dtype or shape cannot be."""
-    return found if out is None else clone.handle(found, out=out)
+def written_to(found: Any, out: Any, input: Any = None) -> Any:
+    """One result, or `out` with it written in; RuntimeError where its dtype or shape cannot be, and where
+    gradients would flow through it, unless `out` is `input`: then this is the in-place form.
+    """
+    if out is None:
+        return found
+    if out is not input and _core.grad_enabled() and (found.requires_grad or out.requires_grad):
+        raise RuntimeError(
+            "functions with out=... arguments don't support automatic differentiation, but one of the "
+            "arguments requires grad; do it under no_grad(), or use the result"
+        )
+    return clone.handle(found, out=out)
 
 
 def written(found: tuple[Any, ...], out: Any) -> tuple[Any, ...]:

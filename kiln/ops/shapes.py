@@ -226,12 +226,10 @@ for _name, _given in _VIEWED.items():
 
 def _becoming(name: str) -> Callable[..., Any]:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return becoming(self, f"{name}_", lambda: registry.function(name)(self.detach(), *args, **kwargs))
+        return becoming(self, f"{name}_", lambda x: registry.function(name)(x, *args, **kwargs))
 
     method.__name__ = method.__qualname__ = f"{name}_"
-    method.__doc__ = (
-        f"The tensor becomes its view `{name}(...)`; one with a history raises NotImplementedError."
-    )
+    method.__doc__ = f"The tensor becomes its view `{name}(...)`, through which gradients flow on."
     return method
 
 

@@ -81,10 +81,10 @@ erfc = _function(
     3,
     DOC.format("1 - erf(input), accurate where it is small", "erfc", "0.0, 1.0", "1.0000, 0.1573"),
 )
-erfinv = _function(
+erfinv: Any = _function(
     "erfinv",
     gaussian.erfinv,
-    lambda g, y: g * (exp(y * y) / _SLOPE),
+    lambda g, input: g * (exp(erfinv(input) ** 2) / _SLOPE),  # not y, which programs scale in place
     _each(lambda x: _quantile((x + 1) / 2) * math.sqrt(0.5)),
     -0.9,
     0.9,

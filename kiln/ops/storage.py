@@ -164,16 +164,8 @@ def _looking(x: Any, sizes: Any, strides: Any, offset: int) -> Any:
 
 
 def becoming(self: Any, name: str, view: Any) -> Any:
-    """The tensor, which looks where `view` does from now on."""
-    if self.requires_grad and _core.grad_enabled():
-        if self.is_leaf:
-            raise RuntimeError(
-                "a leaf Variable that requires grad is being used in an in-place operation "
-                f"({name}); do it under no_grad(), or on a clone()"
-            )
-        raise NotImplementedError(f"{name}: the tensor has a history; use x = x.{name[:-1]}(...)")
-    self.data = view()
-    return self
+    """The tensor, which looks where `view` of it does from now on, and has that view's history."""
+    return self._become(name, view(self))
 
 
 def _source(self: Any, source: Any) -> Any:
@@ -193,7 +185,7 @@ def _source(self: Any, source: Any) -> Any:
             f"Could not set tensor of type {dtype_name(source.dtype)} to a tensor of type "
             f"{dtype_name(self.dtype)}"
         )
-    return source.detach()
+    return source
 
 
 def set_(self: Any, source: Any = None, storage_offset: int = 0, size: Any = None, stride: Any = None) -> Any:
@@ -201,13 +193,13 @@ def set_(self: Any, source: Any = None, storage_offset: int = 0, size: Any = Non
     `size` elements.
 
     Without a source it is empty. RuntimeError for another dtype, for places outside the memory (which does
-    not grow), and for a leaf that requires gradients; one with a history raises NotImplementedError.
+    not grow), and for a leaf that requires gradients. Its history is the source's from now on.
 
     >>> kiln.zeros(1).set_(kiln.arange(4.0), 1, (2,))
     tensor([1., 2.])
     """
 
-    def view() -> Any:
+    def view(_: Any) -> Any:
         if source is None:
             return empty(0, dtype=self.dtype)
         found = _source(self, source)

@@ -12,7 +12,7 @@ from typing import Any
 from kiln.ops import declare as d
 from kiln.ops import scalar
 from kiln.ops.comparison import eq, refuse, unsupported
-from kiln.ops.pointwise import where, zeros_of
+from kiln.ops.pointwise import overwrite, where, zeros_of
 from kiln.ops.record import Operand, Sample, pointwise
 from kiln.ops.scalar import FLOATS, Scalar, absolute, const, select
 from kiln.ops.scalars import mathematics as m
@@ -409,7 +409,7 @@ def relu(input: Operand) -> Any:
 
 @relu.derivative
 def _(g: Any, y: Any) -> Any:
-    return where(y <= 0, 0, g)
+    return overwrite(y, where(y <= 0, 0, g))  # it depends on y, by steps: its gradient is 0, as PyTorch's
 
 
 # Tests of floats: bool results, no derivative

@@ -24,6 +24,7 @@ import numpy as np
 
 from kiln.testing.backend import Framework, load, peer
 from kiln.testing.compare import first_difference, freeze
+from kiln.testing.gradient_writer import write_gradient_program
 from kiln.testing.peer_noise import computing_otherwise
 from kiln.testing.program_writer import Program, write_program
 
@@ -135,8 +136,10 @@ def observe(fn: Callable[..., Any], framework: Framework, call: Call, exact: boo
 
 
 def is_refusal(message: str) -> bool:
-    """Whether an error says that a graph was freed, or a value it had saved overwritten."""
-    return "modified by an inplace operation" in message or "second time" in message
+    """Whether an error says that a graph was freed, a value it had saved overwritten, or a view's history
+    changed by a write that is not recorded.
+    """
+    return any(said in message for said in ("modified by an inplace", "been modified inplace", "second time"))
 
 
 def in_thread(work: Callable[[], Any]) -> Any:
@@ -169,11 +172,11 @@ def compiler_warnings() -> Iterator[list[str]]:
         log.removeHandler(handler)
 
 
-def check_recorded(program: Program, framework: Framework) -> Failure | None:
-    """Eager against recorded, bit for bit, over all of CALLS; what was recorded must run as a program."""
+def check_recorded(program: Program, framework: Framework, calls: tuple[Call, ...] = CALLS) -> Failure | None:
+    """Eager against recorded, bit for bit, over all of `calls`; what was recorded must run as a program."""
     fn = compiled_text(program)
     compiled = framework.compile(fn)
-    for number, call in enumerate(CALLS):
+    for number, call in enumerate(calls):
         expected = observe(fn, framework, call, True)
         with compiler_warnings() as warnings:
             got = observe(compiled, framework, call, True)
@@ -208,13 +211,16 @@ def check_peer(program: Program, framework: Framework, other: Framework) -> Fail
 def undecided(fn: Callable[..., Any], other: Framework, call: Call, expected: Seen, got: Seen) -> bool:
     """Whether a difference from the peer proves nothing.
 
-    A backward was refused because of what its graph no longer holds: what an op saves is its own choice, and
-    so is what was accumulated before the refusal. Or a write read and wrote the same places in an order the
-    peer leaves open. Or the peer itself moves beyond the tolerance when its inputs, or the results of its
-    ops, move by rounding errors (a branch near zero, a tie, a cancellation).
+    The peer refused a backward because of what its graph no longer holds: what an op saves is its own choice,
+    and so is what was accumulated before the refusal; but nothing is refused that the peer runs. Or a write
+    read and wrote the same places in an order the peer leaves open. Or the peer itself moves beyond the
+    tolerance when its inputs, or the results of its ops, move by rounding errors (a branch near zero, a tie,
+    a cancellation).
     """
-    if expected.refusals or got.refusals:
+    if expected.refusals:
         return True
+    if got.refusals:
+        return False
     with computing_otherwise(0):
         if first_difference(observe(fn, other, call, False).values, got.values, exact=False) is None:
             return True
@@ -264,11 +270,16 @@ def shrink(failure: Failure, framework: Framework, other: Framework | None, trie
 
 
 def failures(
-    count: int, seed: int, framework: Framework, other: Framework | None, statements: int | None = None
+    count: int,
+    seed: int,
+    framework: Framework,
+    other: Framework | None,
+    statements: int | None = None,
+    write: Callable[[int, int | None], Program] = write_program,
 ) -> Iterator[Failure | None]:
     """Check `count` programs from `seed` on, yielding a shrunk failure or None for each."""
     for number in range(seed, seed + count):
-        failure = check(write_program(number, statements), framework, other)
+        failure = check(write(number, statements), framework, other)
         yield failure and shrink(failure, framework, other)
 
 
@@ -282,15 +293,17 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--statements", type=int, default=None, help="blocks per program (default: 4 to 24)")
     parser.add_argument("--backend", default=None, help="kiln or torch (default: KILN_TEST_BACKEND or kiln)")
     parser.add_argument("--no-peer", action="store_true", help="do not compare with PyTorch")
+    parser.add_argument("--gradients", action="store_true", help="programs made for their gradients")
     parser.add_argument("--show", action="store_true", help="print the programs instead of running them")
     options = parser.parse_args(argv)
+    write = write_gradient_program if options.gradients else write_program
     if options.show:
         for number in range(options.seed, options.seed + options.count):
-            print(f"# seed {number}\n{write_program(number, options.statements).source}")
+            print(f"# seed {number}\n{write(number, options.statements).source}")
         return 0
     other = None if options.no_peer else peer()
     failed, started = 0, time.monotonic()
-    runs = failures(options.count, options.seed, load(options.backend), other, options.statements)
+    runs = failures(options.count, options.seed, load(options.backend), other, options.statements, write)
     for number, failure in enumerate(runs, 1):
         if failure is not None:
             failed += 1

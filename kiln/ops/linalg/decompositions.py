@@ -44,7 +44,7 @@ from kiln.ops.views import broadcast_to, reshape, unsqueeze
 
 
 def _cholesky_back(upper: bool) -> Any:
-    def back(grads: Any, a: Any, y: Any, *rest: Any) -> Any:
+    def back(grads: Any, _a: Any, y: Any, *rest: Any) -> Any:
         factor, g = (swapped(y), swapped(grads[0])) if upper else (y, grads[0])
         phi = lower(matmul(swapped(factor), g))
         phi = phi - 0.5 * on_diagonal(diagonal_of(phi))
@@ -140,7 +140,7 @@ def cholesky_inverse(L: Any, upper: bool = False, *, out: Any = None) -> Any:
     return cholesky_solve(broadcast_to(eye_like(L, L.shape[-1]), tuple(L.shape)), L, upper, out=out)
 
 
-def _eigh_back(grads: Any, a: Any, values: Any, vectors: Any) -> Any:
+def _eigh_back(grads: Any, _a: Any, values: Any, vectors: Any) -> Any:
     gl, gv = grads
     t = swapped(vectors)
     if gv is None:
@@ -203,7 +203,7 @@ def eigvalsh(A: Any, UPLO: str = "L") -> Any:
     return outside("linalg.eigvalsh", compute, None, A)[0]
 
 
-def _svd_back(grads: Any, a: Any, u: Any, s: Any, vh: Any) -> Any:
+def _svd_back(grads: Any, _a: Any, u: Any, s: Any, vh: Any) -> Any:
     gu, gs, gvh = grads
     k = s.shape[-1]
     u, vh = u[..., :, :k], vh[..., :k, :]

@@ -130,7 +130,7 @@ def ldl_solve(LD: Any, pivots: Any, B: Any, *, hermitian: bool = False) -> Any:
 
         return lapack.batched(of_one, name, factor, order[..., None, :], b)
 
-    def back(grads: Any, factor: Any, order: Any, b: Any, x: Any) -> Any:
+    def back(grads: Any, factor: Any, order: Any, _b: Any, _x: Any) -> Any:
         return None, None, ldl_solve(factor, order, grads[0])
 
     return outside(name, compute, back, LD, pivots, B)[0]

@@ -52,8 +52,8 @@ def parts_of_lu(factor: Any) -> tuple[Any, Any]:
     return left + ones, upper_(factor[..., :k, :])
 
 
-def _lu_back(grads: Any, a: Any, factor: Any, pivots: Any, *rest: Any) -> Any:
-    (m, n), g = a.shape[-2:], grads[0]
+def _lu_back(grads: Any, _a: Any, factor: Any, pivots: Any, *rest: Any) -> Any:
+    (m, n), g = factor.shape[-2:], grads[0]
     k = min(m, n)
     left, up = parts_of_lu(factor)
     gl, gu = lower(g[..., :, :k], -1), upper_(g[..., :k, :])
@@ -69,10 +69,10 @@ def _lu_back(grads: Any, a: Any, factor: Any, pivots: Any, *rest: Any) -> Any:
     inner = triangular(swapped(u1), lower(low, -1) + upper_(high), False, left=False)
     flow = triangular(swapped(l1), inner, True, unit=True)
     if n > m:
-        flow = _concat([flow, triangular(swapped(l1), gu2, True, unit=True)], a.ndim - 1)
+        flow = _concat([flow, triangular(swapped(l1), gu2, True, unit=True)], factor.ndim - 1)
     if m > n:
-        flow = _concat([flow, triangular(swapped(u1), gl2, False, left=False)], a.ndim - 2)
-    return (matmul(_permutation(pivots, m, a), flow),)
+        flow = _concat([flow, triangular(swapped(u1), gl2, False, left=False)], factor.ndim - 2)
+    return (matmul(_permutation(pivots, m, factor), flow),)
 
 
 def _permutation(pivots: Any, m: int, like: Any) -> Any:
@@ -179,7 +179,7 @@ def lu_solve(LU: Any, pivots: Any, B: Any, *, left: bool = True, adjoint: bool =
 
 
 def _lu_solved(factor: Any, pivots: Any, b: Any, adjoint: bool) -> Any:
-    def back(grads: Any, b: Any, x: Any) -> Any:
+    def back(grads: Any, _b: Any, _x: Any) -> Any:
         return (_lu_solved(factor, pivots, grads[0], not adjoint),)
 
     lu_, order = factor.detach().numpy(), pivots.numpy()
@@ -320,7 +320,7 @@ def matrix_rank(
     return comparison.gt(s, _tolerance(a, s.amax(-1, True), atol, rtol)).sum(-1)
 
 
-def _lstsq_back(grads: Any, a: Any, b: Any, x: Any, *rest: Any) -> Any:
+def _lstsq_back(grads: Any, a: Any, b: Any, _x: Any, *rest: Any) -> Any:
     if grads[0] is None:
         return None, None
     y = _pinv(a, None, None)
@@ -404,7 +404,7 @@ def matrix_power(A: Any, n: int) -> Any:
         A = matmul(A, A)
 
 
-def _exp_back(grads: Any, a: Any, y: Any) -> Any:
+def _exp_back(grads: Any, a: Any, _y: Any) -> Any:
     n, t = a.shape[-1], swapped(a)
     zeros = creation.zeros(tuple(a.shape), dtype=a.dtype)
     rows = [_concat([t, grads[0]], a.ndim - 1), _concat([zeros, t], a.ndim - 1)]

@@ -27,13 +27,13 @@ class _Call:
 
     def __init__(self, derivative: Callable[..., Any]) -> None:
         self.derivative = derivative
-        self.places: list[tuple[int, int]] = []
+        self.places: list[tuple[int, int] | None] = []
 
     def __call__(self, node: Any, grads: tuple[Any, ...]) -> Any:
         """One gradient, or None, per argument."""
         if all(g is None for g in grads):
             return (None,) * len(node.next_functions)
-        return self.derivative(grads, *[node.saved(*place) for place in self.places])
+        return self.derivative(grads, *[place and node.saved(*place) for place in self.places])
 
 
 def outside(
@@ -44,7 +44,8 @@ def outside(
 ) -> list[Any]:
     """The tensors of the arrays that `compute` gives for the arrays of `inputs`.
 
-    `derivative(grads, *inputs, *results)`: `grads` one per float result, None where it is not defined.
+    `derivative(grads, *inputs, *results)`: `grads` one per float result, None where it is not defined. What
+    its parameters name with a `_` in front it does not read: that is None, and may be overwritten before.
     """
     for x in inputs:
         if hasattr(type(x), "outside"):  # a sample of a batch
@@ -58,7 +59,11 @@ def outside(
     if derivative is not None and _core.grad_enabled() and any(x.requires_grad for x in inputs):
         call = _Call(derivative)
         floats = [y for y in results if y.dtype.is_floating_point]
-        call.places = _core.record_user(name, call, inputs, floats, (*inputs, *results), ())
+        code = derivative.__code__
+        read = [not n.startswith("_") for n in code.co_varnames[1 : code.co_argcount]]
+        saved = [x for x, wanted in zip((*inputs, *results), read) if wanted]
+        places = iter(_core.record_user(name, call, inputs, floats, saved, ()))
+        call.places = [next(places) if wanted else None for wanted in read]
     return results
 
 

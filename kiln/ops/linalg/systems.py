@@ -137,7 +137,7 @@ _SINGULAR: Any = ((d.Zeros(2, 2),), {}, RuntimeError, "input matrix is singular"
 # Inverses and systems
 
 
-def _inv_back(grads: Any, a: Any, y: Any, *rest: Any) -> Any:
+def _inv_back(grads: Any, _a: Any, y: Any, *rest: Any) -> Any:
     t = swapped(y)
     return (-matmul(matmul(t, grads[0]), t),)
 
@@ -198,7 +198,7 @@ def _is_vector(a: Any, b: Any) -> bool:
     return b.ndim == 1 or (a.ndim - 1 == b.ndim and tuple(b.shape) == tuple(a.shape[:-1]))
 
 
-def _solve_back(grads: Any, a: Any, b: Any, y: Any) -> Any:
+def _solve_back(grads: Any, a: Any, _b: Any, y: Any) -> Any:
     gb = solve_matrices(swapped(a), grads[0])
     return -matmul(gb, swapped(y)), gb
 
@@ -289,7 +289,7 @@ def solve_ex(A: Any, B: Any, *, left: bool = True, check_errors: bool = False) -
 
 
 def _triangular_back(upper: bool, left: bool, unit: bool) -> Any:
-    def back(grads: Any, a: Any, b: Any, y: Any) -> Any:
+    def back(grads: Any, a: Any, _b: Any, y: Any) -> Any:
         gb = triangular(swapped(a), grads[0], not upper, left, unit)
         ga = -(matmul(gb, swapped(y)) if left else matmul(swapped(y), gb))
         return kept(ga, (1 if upper else -1) if unit else 0, upper), gb
