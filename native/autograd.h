@@ -55,11 +55,15 @@ struct NodeInput {
     DType dtype = DType::float32;
 };
 
-struct Node {
+// What the engine looks at of a node it only counts comes first: one cache line.
+struct alignas(64) Node {
     uint32_t refcount = 0;
-    bool released = false;  // its saved tensors are gone
     uint32_t outputs = 1;
-    uint64_t order = 0;  // later nodes have larger numbers
+    uint64_t order = 0;     // later nodes have larger numbers
+    uint64_t run = 0;       // the engine's: the run that passes through,
+    uint32_t waiting = 0;   // how many gradients are still to come in it,
+    bool needed = false;    // and whether it goes on from here
+    bool released = false;  // its saved tensors are gone
     Fn* fn = nullptr;
     SmallVector<NodeInput, 3> inputs;
     SmallVector<SavedTensor, 1> saved_outputs;  // as many as outputs, or none
@@ -70,13 +74,8 @@ struct Node {
     Hooks hooks;     // on gradients of outputs
     std::vector<std::pair<AutogradMeta*, uint32_t>>
         retains;  // tensors whose .grad keeps an output's gradient
-
-    // The engine's, while a run passes through.
-    uint64_t run = 0;
-    uint32_t waiting = 0;
-    bool needed = false;
     Node* next_dying = nullptr;
-    SmallVector<TensorRef, 1> grads;
+    SmallVector<TensorRef, 1> grads;  // the engine's: of the outputs, as far as they came
 };
 
 bool grad_enabled();

@@ -73,17 +73,25 @@ void set_default_dtype(DType dtype);  // Error{type} unless a float dtype
 // float_; the elements of uint8 are int_).
 struct Number {
     Kind kind = Kind::int_;
-    int64_t integer = 0;
-    double real = 0;
+    union {
+        int64_t integer = 0;  // of a bool or an int
+        double real;          // of a float
+    };
 
-    static Number of(bool truth) { return {Kind::bool_, truth, 0}; }
-    static Number of(int64_t integer) { return {Kind::int_, integer, 0}; }
-    static Number of(double real) { return {Kind::float_, 0, real}; }
+    static Number of(bool truth) { return from_bits(Kind::bool_, truth); }
+    static Number of(int64_t integer) { return from_bits(Kind::int_, integer); }
+    static Number of(double real) { return from_bits(Kind::float_, std::bit_cast<int64_t>(real)); }
     double as_double() const { return kind == Kind::float_ ? real : double(integer); }
     // As kernels and environments have it: an int64, or the bits of a double.
     int64_t bits() const { return kind == Kind::float_ ? std::bit_cast<int64_t>(real) : integer; }
     static Number from_bits(Kind kind, int64_t bits) {
-        return kind == Kind::float_ ? of(std::bit_cast<double>(bits)) : Number{kind, bits, 0};
+        Number number;
+        number.kind = kind;
+        if (kind == Kind::float_)
+            number.real = std::bit_cast<double>(bits);
+        else
+            number.integer = bits;
+        return number;
     }
 };
 

@@ -193,7 +193,6 @@ TensorRef sum_to(const TensorRef& gradient, const Tensor& like) {
 }
 
 TensorRef converted(const TensorRef& gradient, DType dtype) {
-    if (gradient->dtype == dtype) return gradient;
     TensorRef out = fresh_tensor(dtype, gradient->sizes);
     Operand operand{gradient.get(), {}};
     return std::move(call(*core_fns().copy, {&operand, 1}, {&out, 1})[0]);
@@ -218,8 +217,8 @@ std::vector<Pass>& passes() {
 class Engine {
 public:
     ~Engine() {
-        for (Node* node : all_)
-            if (node->run == run_) node->grads.clear();  // after an error
+        for (Node* node : all_)  // none, unless an error ended it
+            if (node->run == run_) node->grads.clear();
         std::erase_if(passes(), [&](const Pass& pass) { return pass.run == run_; });
         tell_others();
     }
@@ -244,14 +243,15 @@ public:
         for (auto& [edge, gradient] : roots_) deliver(edge, gradient, false);
         for (auto& [edge, gradient] : roots_)
             if (edge.node && edge.node->waiting == 0) ready(edge.node.get());
-        while (!heap_.empty()) {
-            stop_if_interrupted();
+        for (uint32_t visits = 0; !heap_.empty(); ++visits) {
+            if (visits % 8 == 0) stop_if_interrupted();
             std::pop_heap(heap_.begin(), heap_.end(), later);
-            NodeRef node = std::move(heap_.back());
+            Node* node = heap_.back();
             heap_.pop_back();
             visit(*node);
             node->run = 0;  // behind this pass
         }
+        all_.clear();
         return finish();
     }
 
@@ -261,7 +261,7 @@ private:
         TensorRef gradient;
     };
 
-    static bool later(const NodeRef& a, const NodeRef& b) { return a->order < b->order; }
+    static bool later(const Node* a, const Node* b) { return a->order < b->order; }
 
     bool discover_all() {
         for (auto& [edge, gradient] : roots_)
@@ -283,9 +283,10 @@ private:
     // Counts, for every node the root reaches, how many edges lead to it. False if one is another pass's.
     bool discover(Node* root) {
         std::vector<Node*> stack;
+        const bool alone = passes().size() == 1;
         auto enter = [&](Node* node) {
             if (node->run == run_) return true;
-            if (passes().size() > 1 && passed_elsewhere(node)) [[unlikely]]
+            if (!alone && passed_elsewhere(node)) [[unlikely]]
                 return false;
             node->run = run_;
             node->waiting = 0;
@@ -335,11 +336,13 @@ private:
     }
 
     void ready(Node* node) {
-        heap_.push_back(NodeRef(node));
+        heap_.push_back(node);
         std::push_heap(heap_.begin(), heap_.end(), later);
     }
 
-    void add_to(TensorRef& slot, const TensorRef& gradient) { slot = slot ? sum(slot, gradient) : gradient; }
+    void add_to(TensorRef& slot, TensorRef gradient) {
+        slot = slot ? sum(slot, gradient) : std::move(gradient);
+    }
 
     Leaf& leaf_of(const MetaRef& meta) {
         if (meta->run == run_) return leaves_[meta->place];
@@ -353,16 +356,16 @@ private:
         return leaves_.emplace_back(Leaf{meta, nullptr});
     }
 
-    void deliver(const Edge& edge, const TensorRef& gradient, bool counted) {
+    void deliver(const Edge& edge, TensorRef gradient, bool counted) {
         if (edge.node) {
             Node& node = *edge.node;
             if (gradient && node.needed) {
                 if (node.grads.empty()) node.grads.resize(node.outputs);
-                add_to(node.grads[edge.index], gradient);
+                add_to(node.grads[edge.index], std::move(gradient));
             }
             if (counted && --node.waiting == 0) ready(&node);
         } else if (edge.leaf && gradient) {
-            add_to(leaf_of(edge.leaf).gradient, gradient);
+            add_to(leaf_of(edge.leaf).gradient, std::move(gradient));
         }
     }
 
@@ -372,24 +375,38 @@ private:
             for (NodeInput& input : node.inputs) deliver(input.edge, nullptr, true);
             return;
         }
+        if (!node.hooks.list().empty()) [[unlikely]]
+            call_hooks(node);
+        capture(node);
+        std::span<const uint8_t> targets;  // what they are the gradients of; of a user's function all inputs
+        Results gradients = node.context.object ? call_context(node) : differentiate(node, targets);
+        node.grads.clear();
+        size_t next = 0;
+        for (size_t i = 0; i < node.inputs.size(); ++i) {
+            NodeInput& input = node.inputs[i];
+            TensorRef gradient;
+            if (next < gradients.size() && (targets.empty() || targets[next] == i))
+                gradient = fitting(node, i, std::move(gradients[next++]));
+            deliver(input.edge, std::move(gradient), true);
+        }
+        if (!options_.retain_graph) forget(node);
+    }
+
+    void call_hooks(Node& node) {
         for (const Hook& hook : std::vector<Hook>(node.hooks.list())) {
             TensorRef& gradient = node.grads[hook.index];
             if (TensorRef changed = gradient ? call_hook(hook.function, gradient) : nullptr)
                 gradient = changed;
         }
-        capture(node);
-        if (!node.context.object) check_not_released(node);
-        Results gradients = node.context.object ? call_context(node) : differentiate(node);
-        node.grads.clear();
-        for (size_t i = 0; i < node.inputs.size(); ++i) {
-            NodeInput& input = node.inputs[i];
-            TensorRef gradient = i < gradients.size() ? std::move(gradients[i]) : nullptr;
-            if (gradient && node.context.object) check_shape(node, i, *gradient);
-            if (gradient && input.saved.tensor) gradient = sum_to(gradient, *input.saved.tensor);
-            if (gradient) gradient = converted(gradient, input.dtype);
-            deliver(input.edge, gradient, true);
-        }
-        if (!options_.retain_graph) forget(node);
+    }
+
+    // A gradient with the shape and dtype of the input it belongs to.
+    static TensorRef fitting(const Node& node, size_t i, TensorRef gradient) {
+        if (!gradient) return gradient;
+        const NodeInput& input = node.inputs[i];
+        if (node.context.object) check_shape(node, i, *gradient);
+        if (input.saved.tensor) gradient = sum_to(gradient, *input.saved.tensor);
+        return gradient->dtype == input.dtype ? std::move(gradient) : converted(gradient, input.dtype);
     }
 
     // What a user's function gives must sum down to the shape of what it is the gradient of.
@@ -405,24 +422,22 @@ private:
                    " but expected shape compatible with ", shape_text(want));
     }
 
-    Results differentiate(Node& node) {
+    Results differentiate(Node& node, std::span<const uint8_t>& targets) {
+        check_not_released(node);
         uint64_t needed = 0, defined = 0;
         for (size_t i = 0; i < node.inputs.size(); ++i)
             if (node.inputs[i].edge && wants(node.inputs[i].edge)) needed |= bit(i);
         for (size_t k = 0; k < node.grads.size(); ++k)
             if (node.grads[k]) defined |= bit(k);
-        Results gradients;
-        gradients.resize(node.inputs.size());
-        if (!needed || !defined) return gradients;
+        if (!needed || !defined) return {};
         Fn& fn = derivative_fn(node, needed, defined, options_.create_graph && !node.hidden.empty());
+        if (fn.targets.empty()) return {};
+        targets = fn.targets;
         Kept keep;
         Operands operands = derivative_operands(node, fn, keep, options_.create_graph);
         std::span<const Operand> given(operands.data(), operands.size());
-        Results results =
-            options_.create_graph ? replay(compiler::recipe_for({&fn, given}), given) : kiln::run(fn, given);
-        for (size_t k = 0; k < fn.targets.size() && k < results.size(); ++k)
-            gradients[fn.targets[k]] = std::move(results[k]);
-        return gradients;
+        return options_.create_graph ? replay(compiler::recipe_for({&fn, given}), given)
+                                     : kiln::run(fn, given);
     }
 
     void forget(Node& node) {
@@ -505,7 +520,7 @@ private:
     BackwardOptions options_;
     uint64_t run_;
     std::vector<Node*> all_;
-    std::vector<NodeRef> heap_;
+    std::vector<Node*> heap_;
     std::vector<std::pair<Edge, TensorRef>> roots_;
     std::vector<Leaf> leaves_;
     std::vector<TensorRef> captured_;

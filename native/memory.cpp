@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "check.h"
+#include "free_list.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -129,7 +130,9 @@ size_t available_memory() {
     return size_t(sum) << 10;
 }
 
-void* map_huge(size_t nbytes) {
+}  // namespace
+
+void* map_aligned(size_t nbytes, bool huge) {
     const size_t whole = nbytes + huge_page;
     void* mapped = mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (mapped == MAP_FAILED) return nullptr;
@@ -137,24 +140,28 @@ void* map_huge(size_t nbytes) {
     if (block > start) munmap(mapped, block - start);
     munmap(reinterpret_cast<void*>(block + nbytes), start + whole - (block + nbytes));
 #if defined(MADV_HUGEPAGE)
-    madvise(reinterpret_cast<void*>(block), nbytes, MADV_HUGEPAGE);
+    if (huge) madvise(reinterpret_cast<void*>(block), nbytes, MADV_HUGEPAGE);
 #endif
     return reinterpret_cast<void*>(block);
 }
+
+void unmap(void* block, size_t nbytes) { munmap(block, nbytes); }
+
+namespace {
 
 // A new block, or null.
 void* from_system(size_t nbytes) {
     if (nbytes >= doubtful &&
         (nbytes > available_memory() || nbytes + state.stats.reserved_bytes > total_memory()))
         return nullptr;
-    return nbytes >= huge_page ? map_huge(nbytes) : std::aligned_alloc(memory_alignment, nbytes);
+    return nbytes >= huge_page ? map_aligned(nbytes, true) : std::aligned_alloc(memory_alignment, nbytes);
 }
 
 void to_system(void* block, int size_class) {
     const size_t nbytes = class_bytes(size_class);
     unpoison(block, nbytes);
     state.stats.reserved_bytes -= nbytes;
-    nbytes >= huge_page ? void(munmap(block, nbytes)) : std::free(block);
+    nbytes >= huge_page ? unmap(block, nbytes) : std::free(block);
 }
 
 // ---- the cache ----
@@ -289,6 +296,24 @@ void give_header(Storage* storage) {
 }
 
 }  // namespace
+
+// ---- slabs of small objects ----
+
+// The first block is filled page by page: a small program must not pay for 2 MB at once.
+Slabs::Slab* Slabs::add() {
+    void* block = map_aligned(block_bytes, std::exchange(grown_, true));
+    KILN_CHECK(block, memory, "allocate: no memory for tensors and nodes");
+    auto* slab = new (block) Slab{};
+    ++empty_;
+    enter(slab);
+    return slab;
+}
+
+void Slabs::remove(Slab* slab) {
+    leave(slab);
+    --empty_;
+    unmap(slab, block_bytes);
+}
 
 void release(Storage* storage) {
     void* const data = storage->data;

@@ -34,6 +34,11 @@ struct alignas(64) Storage {
     bool foreign() const { return deleter != nullptr; }
 };
 
+// Memory of the system's that starts at a multiple of 2 MB, in pages of that size if `huge` and possible;
+// null if there is none.
+void* map_aligned(size_t nbytes, bool huge);
+void unmap(void* block, size_t nbytes);
+
 // An intrusive owning reference; Object has `uint32_t refcount` and a free function `release(Object*)`.
 template <class Object>
 class Ref {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <new>
 #include <utility>
@@ -43,7 +44,7 @@ public:
 
     template <class... Args>
     T& emplace_back(Args&&... args) {
-        if (count_ == capacity_) grow(2 * capacity_);
+        if (count_ == capacity_) grow(2 * size_t(capacity_));
         return *new (data_ + count_++) T(std::forward<Args>(args)...);
     }
     void push_back(T value) { emplace_back(std::move(value)); }
@@ -57,6 +58,7 @@ public:
 private:
     T* inline_data() { return reinterpret_cast<T*>(inline_); }
     void grow(size_t capacity) {
+        if (capacity > UINT32_MAX) throw std::bad_alloc();
         T* grown = static_cast<T*>(::operator new(capacity * sizeof(T)));
         for (size_t i = 0; i < count_; ++i) {
             new (grown + i) T(std::move(data_[i]));
@@ -64,13 +66,13 @@ private:
         }
         if (data_ != inline_data()) ::operator delete(data_);
         data_ = grown;
-        capacity_ = capacity;
+        capacity_ = uint32_t(capacity);
     }
 
-    alignas(T) std::byte inline_[N * sizeof(T)];
     T* data_ = inline_data();
-    size_t count_ = 0;
-    size_t capacity_ = N;
+    uint32_t count_ = 0;
+    uint32_t capacity_ = N;
+    alignas(T) std::byte inline_[N * sizeof(T)];
 };
 
 }  // namespace kiln
