@@ -93,7 +93,9 @@ SCENARIOS: dict[str, Callable[[Any], Any]] = {
     "nothing, asked": lambda k: check(k, lambda x: x, leaf(k, 3).detach(), raise_exception=False),
     "expanded": lambda k: check(k, lambda x: x * x, leaf(k, 1).detach().expand(3).requires_grad_()),
     "expanded by 1": lambda k: check(k, lambda x: x * x, leaf(k, 1).detach().expand(1, 1).requires_grad_()),
-    "shape moves": lambda k: check(k, lambda x: x[: 1 + int(x[0] > 1)] * 2, k.ones(2).double().requires_grad_()),
+    "shape moves": lambda k: check(
+        k, lambda x: x[: 1 + int(x[0] > 1)] * 2, k.ones(2).double().requires_grad_()
+    ),
     "neither way": lambda k: check(k, lambda x: x, leaf(k, 3), check_backward_ad=False),
     "drifting": lambda k: check(k, drifting(k), leaf(k, 3)),
     "drifting, allowed": lambda k: check(k, drifting(k), leaf(k, 3), nondet_tol=1e-4),
@@ -114,7 +116,9 @@ SCENARIOS: dict[str, Callable[[Any], Any]] = {
     "one of two undefined": lambda k: check(
         k, doubled(k, lambda g, h: g * 2 + h * 3, lambda x: (x * 2, x * 3)), leaf(k, 3)
     ),
-    "fast": lambda k: check(k, lambda x, y: (x.exp() * y, x.sum()), leaf(k, 2, 3), leaf(k, 3), fast_mode=True),
+    "fast": lambda k: check(
+        k, lambda x, y: (x.exp() * y, x.sum()), leaf(k, 2, 3), leaf(k, 3), fast_mode=True
+    ),
     "fast, wrong": lambda k: check(k, lambda x: x * x.detach(), leaf(k, 3), fast_mode=True),
     "fast, hidden": lambda k: check(k, lambda x: x.detach() * 2, leaf(k, 3), fast_mode=True),
     "fast, empty": lambda k: check(k, lambda x: x * 2, leaf(k, 0, 3), fast_mode=True),
@@ -163,7 +167,9 @@ def test_outcome_is_pytorch(name: str) -> None:
 def test_message_shows_where() -> None:
     """The Jacobians, and the entry that differs most."""
     x = leaf(kiln, 3)
-    with pytest.raises(RuntimeError, match="(?s)Jacobian mismatch for output 1 with respect to input 0.*numerical.*"):
+    with pytest.raises(
+        RuntimeError, match="(?s)Jacobian mismatch for output 1 with respect to input 0.*numerical.*"
+    ):
         check(kiln, lambda x: (x * 2, x * x.detach()), x)
 
 

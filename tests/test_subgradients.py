@@ -233,14 +233,32 @@ for r in REDUCTIONS:
         lambda k, x, r=r: k.nn.functional.multi_margin_loss(x, k.tensor([0, 1]), reduction=r),
         [[1.0, 0.0, 2.0], [0.0, 1.0, 1.0]],
     )
-case("smooth_l1 sharp", lambda k, x, y: k.nn.functional.smooth_l1_loss(x, y, beta=0.0), [0.0, 1.0], [0.0, 0.0])
-case("huber wide", lambda k, x, y: k.nn.functional.huber_loss(x, y, delta=2.0), [0.0, 2.0, -2.0, 3.0], [0.0] * 4)
+case(
+    "smooth_l1 sharp", lambda k, x, y: k.nn.functional.smooth_l1_loss(x, y, beta=0.0), [0.0, 1.0], [0.0, 0.0]
+)
+case(
+    "huber wide",
+    lambda k, x, y: k.nn.functional.huber_loss(x, y, delta=2.0),
+    [0.0, 2.0, -2.0, 3.0],
+    [0.0] * 4,
+)
 KL = [-1.0, -2.0, 0.0]
 case("kl_div", lambda k, x, y: k.nn.functional.kl_div(x, y, reduction="sum"), KL, [0.0, 0.5, 1.0])
-case("kl_div by input", lambda k, x: k.nn.functional.kl_div(x, k.tensor([0.0, 0.5, 1.0]), reduction="sum"), KL)
-case("kl_div of logarithms", lambda k, x, y: k.nn.functional.kl_div(x, y, log_target=True), KL, [-INF, -0.5, 0.0])
+case(
+    "kl_div by input", lambda k, x: k.nn.functional.kl_div(x, k.tensor([0.0, 0.5, 1.0]), reduction="sum"), KL
+)
+case(
+    "kl_div of logarithms",
+    lambda k, x, y: k.nn.functional.kl_div(x, y, log_target=True),
+    KL,
+    [-INF, -0.5, 0.0],
+)
 case("poisson", lambda k, x, y: k.nn.functional.poisson_nll_loss(x, y, full=True), [0.0, 1.0], [0.0, 3.0])
-case("hinge", lambda k, x: k.nn.functional.hinge_embedding_loss(x, k.tensor([1.0, -1.0, -1.0])), [1.0, 0.0, 1.0])
+case(
+    "hinge",
+    lambda k, x: k.nn.functional.hinge_embedding_loss(x, k.tensor([1.0, -1.0, -1.0])),
+    [1.0, 0.0, 1.0],
+)
 case(
     "ranking",
     lambda k, x, y: k.nn.functional.margin_ranking_loss(x, y, k.tensor([1.0, 1.0, -1.0])),
@@ -263,11 +281,16 @@ case("as_strided inside", lambda k, x: x.as_strided((2, 2), (2, 1), 1) ** 2, [1.
 case("expand", lambda k, x: x.expand(3, 2) ** 2, [[1.0, 2.0]])
 case("scatter", lambda k, x, y: x.scatter(0, index(k, 1, 2), y) ** 2, [1.0, 2.0, 3.0], [4.0, 5.0])
 case("scatter_add", lambda k, x, y: x.scatter_add(0, index(k, 1, 1), y) ** 2, [1.0, 2.0, 3.0], [4.0, 5.0])
-case("index_add", lambda k, x, y: x.index_add(0, index(k, 1, 1), y, alpha=2) ** 2, [1.0, 2.0, 3.0], [4.0, 5.0])
+case(
+    "index_add", lambda k, x, y: x.index_add(0, index(k, 1, 1), y, alpha=2) ** 2, [1.0, 2.0, 3.0], [4.0, 5.0]
+)
 case("index_copy", lambda k, x, y: x.index_copy(0, index(k, 1, 2), y) ** 2, [1.0, 2.0, 3.0], [4.0, 5.0])
 case("index_fill", lambda k, x, v: x.index_fill(0, index(k, 1, 1), v.sum()) ** 2, [1.0, 2.0, 3.0], [7.0])
 case(
-    "index_put", lambda k, x, y: x.index_put((index(k, 1, 1),), y, accumulate=True) ** 2, [1.0, 2.0], [4.0, 5.0]
+    "index_put",
+    lambda k, x, y: x.index_put((index(k, 1, 1),), y, accumulate=True) ** 2,
+    [1.0, 2.0],
+    [4.0, 5.0],
 )
 case("masked_fill", lambda k, x, v: x.masked_fill(x > 1, v.sum()) ** 2, [1.0, 2.0, 3.0], [4.0])
 case("masked_scatter", lambda k, x, y: x.masked_scatter(x > 1, y) ** 2, [1.0, 2.0, 3.0], [4.0, 5.0, 6.0])
@@ -283,7 +306,9 @@ for name in ("sum", "prod", "mean", "amax", "amin"):
             [4.0, 4.0, 0.0, 0.0],
         )
 for name in ("constant", "reflect", "replicate", "circular"):
-    case(f"pad {name}", lambda k, x, name=name: k.nn.functional.pad(x, (2, 1), name) ** 2, [[[1.0, 2.0, 3.0]]])
+    case(
+        f"pad {name}", lambda k, x, name=name: k.nn.functional.pad(x, (2, 1), name) ** 2, [[[1.0, 2.0, 3.0]]]
+    )
 case("pad away", lambda k, x: k.nn.functional.pad(x, (-1, 1)) ** 2, [[[1.0, 2.0, 3.0]]])
 case("trapezoid", lambda k, y, x: k.trapezoid(y, x), [1.0, 2.0, 3.0], [0.0, 1.0, 1.0])
 

@@ -1,8 +1,8 @@
 """Derivatives against differences: the numerical Jacobian is the definition, the recorded one must match it.
 
-    J[i][j]     how output j moves with input i: (numel of the input, numel of the output)
-    slow        all of J, a column by two calls of the function, a row by one backward
-    fast        v . (J u) for one u of each input and one v of each output: two calls and one backward
+J[i][j]     how output j moves with input i: (numel of the input, numel of the output)
+slow        all of J, a column by two calls of the function, a row by one backward
+fast        v . (J u) for one u of each input and one v of each output: two calls and one backward
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ Tensors = tuple[Tensor, ...]
 
 class GradcheckError(RuntimeError):
     """What `gradcheck` and `gradgradcheck` raise for a derivative that does not match its function."""
+
 
 _new_generator = later("kiln.ops.random.generator", "Generator")
 
@@ -213,7 +214,8 @@ def _generator() -> Any:
 def _drawn(like: Tensor, generator: Any) -> Tensor:
     """A flat vector of length 1 for the elements of a tensor."""
     vector = ops.rand(like.numel(), dtype=like.dtype, generator=generator)
-    return vector / vector.norm() if like.numel() else vector
+    unit: Tensor = vector / vector.norm() if like.numel() else vector
+    return unit
 
 
 def _cotangent(y: Tensor, generator: Any, strided: bool) -> Tensor:
@@ -221,7 +223,8 @@ def _cotangent(y: Tensor, generator: Any, strided: bool) -> Tensor:
     step = 2 if strided and y.ndim else 1
     shape = (*y.shape[:-1], y.shape[-1] * step) if y.ndim else ()
     drawn = ops.rand(shape, dtype=y.dtype, generator=generator) * 2 - 1
-    return (drawn[..., ::step] if step > 1 else drawn).requires_grad_()
+    gradient: Tensor = (drawn[..., ::step] if step > 1 else drawn).requires_grad_()
+    return gradient
 
 
 # -- Jacobians ----------------------------------------------------------------------------------------------
@@ -262,9 +265,7 @@ def _numerical(
 ) -> list[Tensor]:
     """J by one input, for every floating-point output."""
     memory = leaf.data  # its writes pass by the version that backward compares
-    columns = [
-        _difference(func, given, memory[at], eps, eps, f"on index {at} ") for at in _places(leaf)
-    ]
+    columns = [_difference(func, given, memory[at], eps, eps, f"on index {at} ") for at in _places(leaf)]
     if columns:
         return [ops.stack(list(column)) for column in zip(*columns)]
     return [ops.zeros(0, y.numel(), dtype=y.dtype) for y in outputs]
@@ -368,9 +369,7 @@ def _check_batched(output: Tensor, leaves: dict[int, Tensor], number: int) -> No
     generator, wanted = _generator(), tuple(leaves.values())
     seeds = [_cotangent(output, generator, False).detach() for _ in range(2)]
     single = [grad(output, wanted, g, retain_graph=True, allow_unused=True) for g in seeds]
-    both = grad(
-        output, wanted, ops.stack(seeds), retain_graph=True, allow_unused=True, is_grads_batched=True
-    )
+    both = grad(output, wanted, ops.stack(seeds), retain_graph=True, allow_unused=True, is_grads_batched=True)
     for k, (got, one, other) in enumerate(zip(both, *single)):
         if (got is None) != (one is None) or (
             got is not None and not ops.allclose(got, ops.stack([one, other]))

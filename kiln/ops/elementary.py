@@ -373,13 +373,13 @@ xlog1py = _times_log(
 @xlogy.derivative
 def _(g: Any, input: Any, other: Any) -> Any:
     nothing = logical_and(eq(input, 0), le(other, 0))
-    return where(nothing, 0, g * log(where(nothing, 1, other))), g * input / other
+    return where(nothing, 0, g * log(where(nothing, 1, convert(other, g.dtype)))), g * input / other
 
 
 @xlog1py.derivative
 def _(g: Any, input: Any, other: Any) -> Any:
     nothing = logical_and(eq(input, 0), le(other, -1))
-    return where(nothing, 0, g * log1p(where(nothing, 0, other))), g * input / (other + 1)
+    return where(nothing, 0, g * log1p(where(nothing, 0, convert(other, g.dtype)))), g * input / (other + 1)
 
 
 def _float_power_samples(rng: Any, dtype: str) -> list[Any]:
