@@ -19,8 +19,8 @@ ROWS, COLUMNS, CLASSES = 4096, 1024, 1000
 
 
 class Line(NamedTuple):
-    """A line's name, its program, the bytes it moves at least, its bar against PyTorch and one of the copy
-    bandwidth that passes too.
+    """A line's name, its program, the bytes it moves at least, its bar against PyTorch, one of the copy
+    bandwidth that passes too, and how many ops the program has, if its time is given for one.
     """
 
     name: str
@@ -28,6 +28,7 @@ class Line(NamedTuple):
     nbytes: int
     ratio: float
     share: float = 0.0
+    per: int = 1
 
 
 def of(statement: str, operands: Callable[[Any], dict[str, Any]], compared: str = "") -> Make:

@@ -163,10 +163,57 @@ def task_neighbour(backend: str, which: str) -> dict[str, Any]:
     return {"one": alone.median, "two": two.median, "hogged": hogged.median}
 
 
+def task_memory(backend: str, which: str) -> dict[str, Any]:
+    """The most bytes that the tensors of a training step take beyond those that are there before it."""
+    from bench.gradients import training_step
+    from kiln.testing.backend import load
+
+    framework = load(backend)
+    framework.set_num_threads(1)
+    step, forget = training_step(framework, which)
+    step(), step(), forget()
+    if framework.is_kiln:
+        framework.reset_peak_memory_stats()
+        before = framework.memory_stats()["allocated_bytes"]
+        step()
+        return {"bytes": framework.memory_stats()["peak_allocated_bytes"] - before}
+    profiler = framework.profiler
+    with profiler.profile(profile_memory=True, activities=[profiler.ProfilerActivity.CPU]) as profile:
+        step()
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    now = most = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    return {"bytes": most}
+
+
+def task_long(backend: str, count: str) -> dict[str, Any]:
+    """Seconds per op of a chain of `count` multiplications of 4x4 tensors, made, differentiated and dropped;
+    the median of several, after one that is not counted.
+    """
+    from kiln.testing.backend import load
+
+    framework, length = load(backend), int(count)
+    a, b = framework.ones(4, 4).requires_grad_(), framework.ones(4, 4)
+    times = []
+    for _ in range(1 + max(3, 100_000 // length)):
+        started = time.perf_counter()
+        y = a
+        for _ in range(length):
+            y = y * b
+        y.sum().backward()
+        a.grad = y = None
+        times.append((time.perf_counter() - started) / length)
+    return {"seconds": statistics.median(times[1:])}
+
+
 TASKS = {
     "import": task_import,
     "program": task_program,
     "step": task_step,
+    "memory": task_memory,
+    "long": task_long,
     "kernels": task_kernels,
     "neighbour": task_neighbour,
 }

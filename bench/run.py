@@ -27,7 +27,7 @@ sys.path.append(str(Path(__file__).parent.parent))
 
 import numpy as np
 
-from bench import breadth, fresh, workloads
+from bench import breadth, fresh, gradients, workloads
 from bench.measure import Times, Work, copy_work, interleaved, peak_flops
 from kiln.testing.backend import load, peer
 
@@ -90,9 +90,6 @@ def pairs() -> list[Pair]:
     ops = (("a+b", "a + b"), ("a*b", "a * b"), ("tanh", "tanh(a)"))
     lines = [
         *(Pair(f"{name} 4x4", w.small(text, False), 8.0) for name, text in ops),
-        *(Pair(f"{name} 4x4 grad", w.small(text, True), 10.0) for name, text in ops),
-        Pair("chain of 100 mul, f+b, per op", w.chain, 15.0, per=100),
-        Pair("x*x+3*x+1, f+b", w.polynomial, 15.0),
     ]
     for threads in (1, 2):
         lines += [
@@ -107,26 +104,10 @@ def pairs() -> list[Pair]:
                 threads=threads,
             ),
             Pair(
-                "softmax f+b",
-                w.normalised("softmax", True),
-                1.3,
-                nbytes=5 * four,
-                share=0.75,
-                threads=threads,
-            ),
-            Pair(
                 "layer_norm forward",
                 w.normalised("layer_norm", False),
                 1.3,
                 nbytes=2 * four,
-                share=0.85,
-                threads=threads,
-            ),
-            Pair(
-                "layer_norm f+b",
-                w.normalised("layer_norm", True),
-                1.3,
-                nbytes=5 * four,
                 share=0.85,
                 threads=threads,
             ),
@@ -138,9 +119,10 @@ def pairs() -> list[Pair]:
         Pair("MLP Adam step, recorded", w.mlp(True), 5.0),
     ]
     lines += [
-        Pair(line.name, line.make, line.ratio, nbytes=line.nbytes, share=line.share, threads=threads)
+        Pair(line.name, line.make, line.ratio, line.per, line.nbytes, share=line.share, threads=threads)
         for threads in (1, 2)
-        for line in breadth.lines()
+        for line in (*gradients.lines(), *breadth.lines())
+        if threads == 1 or line.nbytes
     ]
     return lines
 
@@ -345,8 +327,41 @@ def neighbour_rows(context: Context) -> list[Row]:
     return rows
 
 
+def memory_rows(context: Context) -> list[Row]:
+    """The most that a training step's tensors take."""
+    rows = []
+    for which, title in (("mlp", "MLP 1024-4096-4096-10"), ("gpt", "GPT of 6 layers")):
+        ours = fresh.child("memory", context.kiln.name, which)["bytes"] / 1e6
+        theirs = fresh.child("memory", "torch", which)["bytes"] / 1e6 if context.torch is not None else None
+        rows.append(
+            Row(
+                f"peak memory, {title}", "1", f"{ours:.0f} MB", f"{theirs:.0f} MB" if theirs else "",
+                f"{theirs / ours:.2f}x" if theirs else "", "", "tensors, beyond those before the step",
+                "1x", "ok" if theirs is None or ours <= theirs else "below",
+            )
+        )  # fmt: skip
+    return rows
+
+
+def long_rows(context: Context) -> list[Row]:
+    """A chain of a million ops beside one of ten thousand: forward, backward and free, per op."""
+    short = fresh.child("long", context.kiln.name, "10000")["seconds"]
+    long = fresh.child("long", context.kiln.name, "1000000")["seconds"]
+    theirs = fresh.child("long", "torch", "10000")["seconds"] if context.torch is not None else None
+    return [
+        Row(
+            "chain of 1000000, per op", "1", duration(long), duration(theirs) if theirs else "",
+            f"{theirs / long:.1f}x" if theirs else "", "",
+            f"{long / short:.2f}x of a chain of 10000 ({duration(short)}; PyTorch: of 10000)",
+            "<= 2x of 10000", "ok" if long <= 2 * short else "below",
+        )
+    ]  # fmt: skip
+
+
 GROUPS: dict[str, Callable[[Context], list[Row]]] = {
     "busy neighbour": neighbour_rows,
+    "peak memory": memory_rows,
+    "long chain": long_rows,
     "first program": program_rows,
     "first steps": step_rows,
     "new kernels": kernel_rows,

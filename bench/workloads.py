@@ -28,33 +28,6 @@ def small(statement: str, grad: bool) -> Make:
     return make
 
 
-def chain(framework: Any) -> Work:
-    """A hundred multiplications of 4x4 operands, forward and backward."""
-    a, b = normal(framework, 4, 4, grad=True), framework.ones(4, 4)
-
-    def run() -> Any:
-        a.grad = None
-        y = a
-        for _ in range(100):
-            y = y * b
-        y.sum().backward()
-        return a.grad
-
-    return Work("run()", {"run": run}, "run()")
-
-
-def polynomial(framework: Any) -> Work:
-    """x*x + 3*x + 1 on a 0-d tensor, forward and backward."""
-    x = framework.tensor(2.0, requires_grad=True)
-
-    def run() -> Any:
-        x.grad = None
-        (x * x + 3 * x + 1).backward()
-        return x.grad
-
-    return Work("run()", {"run": run}, "run()")
-
-
 def add(framework: Any) -> Work:
     """Two vectors of 4M elements."""
     return Work("a + b", {"a": normal(framework, 1 << 22), "b": normal(framework, 1 << 22, seed=1)}, "a + b")

@@ -44,8 +44,13 @@ from kiln._core import (  # noqa: E402
 )
 from kiln.autograd import (  # noqa: E402
     enable_grad as enable_grad,
+    inference_mode as inference_mode,
     no_grad as no_grad,
     set_grad_enabled as set_grad_enabled,
+)
+from kiln.autograd.grad_mode import (  # noqa: E402
+    is_inference as is_inference,
+    is_inference_mode_enabled as is_inference_mode_enabled,
 )
 from kiln.device import (  # noqa: E402
     device as device,
@@ -90,6 +95,11 @@ if _TYPE_CHECKING:
     )
     from kiln.ops.storage import TypedStorage as TypedStorage, UntypedStorage as UntypedStorage
     from kiln import random as random, special as special, utils as utils, viz as viz
+    from kiln.autograd.anomaly_mode import (
+        is_anomaly_check_nan_enabled as is_anomaly_check_nan_enabled,
+        is_anomaly_enabled as is_anomaly_enabled,
+        set_anomaly_enabled as set_anomaly_enabled,
+    )
     from kiln.capture.compile import compile as compile
     from kiln.serialization import load as load, save as save
     from kiln.viz.profile import profile as profile
@@ -101,6 +111,7 @@ _LEGACY = (
     "BFloat16Tensor BoolTensor ByteTensor CharTensor DoubleTensor FloatTensor HalfTensor IntTensor "
     "LongTensor ShortTensor set_default_tensor_type"
 )
+_ANOMALY = "is_anomaly_check_nan_enabled is_anomaly_enabled set_anomaly_enabled"
 # What a program may never use is imported when it is first asked for, as are functions of the table: name ->
 # its module.
 _LATER = {
@@ -116,6 +127,7 @@ _LATER = {
     "TypedStorage": "kiln.ops.storage",
     "UntypedStorage": "kiln.ops.storage",
     **dict.fromkeys(_LEGACY.split(), "kiln.ops.legacy"),
+    **dict.fromkeys(_ANOMALY.split(), "kiln.autograd.anomaly_mode"),
 }
 
 # PyTorch's names that need complex numbers

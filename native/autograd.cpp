@@ -6,6 +6,7 @@
 #include "check.h"
 #include "compiler.h"
 #include "free_list.h"
+#include "hooks.h"
 #include "pointwise.h"
 #include "record.h"
 
@@ -25,13 +26,14 @@ std::unordered_map<const Storage*, SourceLine>& last_writes() {
     return *map;
 }
 
-// Where each hook is, by its id.
-std::unordered_map<uint64_t, Hooks*>& lists_of_hooks() {
-    static auto* map = new std::unordered_map<uint64_t, Hooks*>();
-    return *map;
+SavedTensor save(Tensor& tensor) {
+    KILN_CHECK(
+        !tensor.storage->inference, runtime,
+        "Inference tensors cannot be saved for backward. Please do not use Tensors created in "
+        "inference mode in computation tracked by autograd. To work around this, you can make a clone "
+        "to get a normal tensor and use it in autograd, or use no_grad() instead of inference_mode().");
+    return {TensorRef(&tensor), tensor.storage->version};
 }
-
-SavedTensor save(Tensor& tensor) { return {TensorRef(&tensor), tensor.storage->version}; }
 
 }  // namespace
 
@@ -43,47 +45,12 @@ const SourceLine* last_write(const Storage& storage) {
 }
 
 Tensor::Tensor() = default;
-Tensor::~Tensor() = default;
+Tensor::~Tensor() {
+    if (meta && meta->owner == this) meta->owner = nullptr;
+}
 AutogradMeta::AutogradMeta() = default;
 AutogradMeta::~AutogradMeta() {
-    if (retained) std::erase_if(retained->retains, [&](const auto& r) { return r.first == this; });
-}
-
-uint64_t add_hook(Tensor& tensor, Opaque function) {
-    KILN_CHECK(tensor.requires_grad(), runtime,
-               "cannot register a hook on a tensor that doesn't require gradient");
-    return (tensor.node ? tensor.node->hooks : tensor.meta->hooks).add(tensor.output, std::move(function));
-}
-
-uint64_t Hooks::add(uint32_t index, Opaque function) {
-    static uint64_t next_id = 1;
-    list_.push_back({next_id, index, std::move(function)});
-    lists_of_hooks()[next_id] = this;
-    return next_id++;
-}
-
-void Hooks::remove(uint64_t id) {
-    auto found = lists_of_hooks().find(id);
-    if (found == lists_of_hooks().end()) return;
-    std::vector<Hook>& list = found->second->list_;
-    auto hook = std::find_if(list.begin(), list.end(), [&](const Hook& h) { return h.id == id; });
-    Opaque dropped = std::move(hook->function);  // as the last: it may run any code
-    list.erase(hook);
-    lists_of_hooks().erase(found);
-}
-
-void Hooks::clear() {
-    std::vector<Hook> dropped = std::exchange(list_, {});
-    for (const Hook& hook : dropped) lists_of_hooks().erase(hook.id);
-}
-
-void retain_grad(Tensor& tensor) {
-    KILN_CHECK(tensor.requires_grad(), runtime, "can't retain_grad on Tensor that has requires_grad=False");
-    if (!tensor.node) return;
-    AutogradMeta& meta = ensure_meta(tensor);
-    if (meta.retained) return;
-    meta.retained = tensor.node;
-    tensor.node->retains.emplace_back(&meta, tensor.output);
+    if (retained) std::erase_if(retained->extras->retains, [&](const auto& r) { return r.first == this; });
 }
 
 AutogradMeta* new_meta() { return FreeList<AutogradMeta>::make(); }
@@ -111,7 +78,14 @@ SavedHooks& saved_hooks() {
 
 bool grad_enabled() { return grad_mode; }
 
-bool set_grad_enabled(bool enabled) { return std::exchange(grad_mode, enabled); }
+bool set_grad_enabled(bool enabled) { return std::exchange(grad_mode, enabled && !inference_mode()); }
+
+Modes modes() { return {grad_mode, inference_mode()}; }
+
+void set_modes(Modes modes) {
+    set_inference_mode(modes.inference);
+    set_grad_enabled(modes.grad);
+}
 
 // A view takes part if what it views does.
 bool takes_part(const Tensor& tensor) { return tensor.requires_grad() || (tensor.base && tensor.base->node); }
@@ -140,6 +114,8 @@ void set_base(Tensor& view, Tensor& x) {
 void set_history(Tensor& tensor, const NodeRef& node, uint32_t index) {
     tensor.node = node;
     tensor.output = index;
+    if (tensor.meta && tensor.meta->retained) [[unlikely]]
+        retain_at(*tensor.meta, node, index);
 }
 
 void prepare_write(const Fn& fn, const Tensor& target, std::span<const Operand> operands) {
@@ -149,6 +125,10 @@ void prepare_write(const Fn& fn, const Tensor& target, std::span<const Operand> 
         !overlaps_itself(target), runtime,
         "unsupported operation: more than one element of the written-to tensor refers to a single memory "
         "location. Please clone() the tensor before performing the operation.");
+    KILN_CHECK(!target.storage->inference || inference_mode(), runtime,
+               "Inplace update to inference tensor outside "
+               "InferenceMode is not allowed. You can make a clone to get a normal tensor before doing "
+               "inplace update.");
     target.storage->below = 0;
     if (fn.cls != FnClass::pointwise) return;  // others have read everything before they write
     for (const Operand& operand : operands)
@@ -159,7 +139,7 @@ void prepare_write(const Fn& fn, const Tensor& target, std::span<const Operand> 
 }
 
 void wrote(Tensor& target) {
-    if (target.untracked) return;
+    if (target.untracked || target.storage->inference) return;
     ++target.storage->version;
     if (last_writes().size() > 4096) last_writes().clear();
     last_writes()[target.storage.get()] = SourceLine::current();
@@ -239,13 +219,20 @@ int common_ndim(const Fn& fn, std::span<const Operand> operands, std::span<const
     return shape ? shape->ndim() : unknown;
 }
 
-// A node with its edges and inputs; outputs are added when they exist.
-NodeRef record_inputs(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out,
-                      const Saves& saves, const Wanted& wanted, int result_ndim) {
+NodeRef new_node(Fn& fn) {
     NodeRef node(FreeList<Node>::make());
     node->fn = &fn;
     node->order = next_order++;
     node->line = SourceLine::current();
+    if (anomaly_mode) [[unlikely]]
+        note_node(*node, current_node());
+    return node;
+}
+
+// A node with its edges and inputs; outputs are added when they exist.
+NodeRef record_inputs(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out,
+                      const Saves& saves, const Wanted& wanted, int result_ndim) {
+    NodeRef node = new_node(fn);
     for (size_t i = 0; i < operands.size(); ++i) {
         Tensor* tensor = operands[i].tensor;
         if (!tensor) {
@@ -354,10 +341,7 @@ std::vector<SavedPlace> record_user(UserCall& call) {
         return size_t(std::find(list.begin(), list.end(), x) - list.begin());
     };
     for (const TensorRef& target : call.dirty) check_in_place(*call.fn, target);
-    NodeRef node(FreeList<Node>::make());
-    node->fn = call.fn;
-    node->order = next_order++;
-    node->line = SourceLine::current();
+    NodeRef node = new_node(*call.fn);
     node->context = std::move(call.context);
     for (const TensorRef& x : call.inputs) {
         NodeInput& input = node->inputs.emplace_back(edge_of(*x));
@@ -431,11 +415,10 @@ Results call_with_gradient(Fn& fn, std::span<const Operand> operands, std::span<
     NodeRef node = record_inputs(fn, operands, out, saves, wanted, common_ndim(fn, operands, out));
     Results results;
     {
-        bool mode = set_grad_enabled(false);
         struct Restore {
-            bool mode;
-            ~Restore() { grad_mode = mode; }
-        } restore{mode};
+            bool mode = set_grad_enabled(false);
+            ~Restore() { set_grad_enabled(mode); }
+        } restore;
         results = run(fn, operands, out, saves.hidden > 0 && wanted.hidden);
     }
     for (const TensorRef& target : out) wrote(*target);

@@ -45,6 +45,21 @@ struct Packed {
     Opaque value, unpack;
 };
 
+// What few nodes and leaves have: hooks, and what the interpreter knows of them.
+struct Extras {
+    Hooks hooks;
+    std::vector<std::pair<AutogradMeta*, uint32_t>>
+        retains;             // tensors whose .grad keeps an output's gradient
+    Opaque metadata;         // a dict
+    void* object = nullptr;  // the interpreter's for the node or leaf, borrowed
+};
+
+template <class Owner>
+Extras& ensure_extras(Owner& owner) {
+    if (!owner.extras) owner.extras = std::make_unique<Extras>();
+    return *owner.extras;
+}
+
 struct NodeInput {
     Edge edge;
     SavedTensor saved;  // no tensor: a number, or an array of the results' shape whose value is not read
@@ -71,15 +86,19 @@ struct alignas(64) Node {
     std::unique_ptr<std::vector<Packed>> packed;  // null without hooks
     SourceLine line;
     Opaque context;  // of a function of the user's: what is called with the gradients; null for an op
-    Hooks hooks;     // on gradients of outputs
-    std::vector<std::pair<AutogradMeta*, uint32_t>>
-        retains;  // tensors whose .grad keeps an output's gradient
+    std::unique_ptr<Extras> extras;
     Node* next_dying = nullptr;
     SmallVector<TensorRef, 1> grads;  // the engine's: of the outputs, as far as they came
 };
 
 bool grad_enabled();
-bool set_grad_enabled(bool enabled);  // returns what it was
+bool set_grad_enabled(bool enabled);  // returns what it was; in inference mode it stays off
+// What is made in inference mode never takes part in backward, and its writes are not counted.
+struct Modes {
+    bool grad = true, inference = false;
+};
+Modes modes();
+void set_modes(Modes modes);
 bool needs_gradient(const Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out);
 // Runs a flat call and leaves a node for backward if one is needed.
 void call_flat(Fn& fn, FlatCall& flat, std::span<const Operand> operands, TensorRef* results);
@@ -123,15 +142,35 @@ struct BackwardOptions {
     bool accumulate = true;  // into leaves' .grad; otherwise the gradients of `inputs` are returned
 };
 
-// Gradients of `roots` (with the given output gradients; null: ones for a single element).
-std::vector<TensorRef> run_backward(std::span<const TensorRef> roots, std::span<const TensorRef> gradients,
-                                    std::span<const TensorRef> inputs, const BackwardOptions& options);
+// Where backward starts, and with what gradient.
+struct Root {
+    Edge edge;
+    TensorRef gradient;
+};
+// A tensor's, number i of those given; null: ones for a single element.
+Root root_of(Tensor& tensor, TensorRef gradient, size_t i);
+
+// Gradients of `roots`; inputs: leaves and outputs of nodes.
+std::vector<TensorRef> run_backward(std::span<const Root> roots, std::span<const Edge> inputs,
+                                    const BackwardOptions& options);
+// The number of this thread's innermost run, 0 if there is none; whether it comes, or came, to what an edge
+// leads to.
+Node* current_node();
+uint64_t current_run();
+bool will_visit(const Edge& edge);
 
 // Sets tensor's history to `node`, output `index`.
 void set_history(Tensor& tensor, const NodeRef& node, uint32_t index);
 
 // Calls hooks of the interpreter on a gradient, on a tensor to be saved, on what that gave; set by bind.
 extern TensorRef (*call_hook)(const Opaque& hook, const TensorRef& gradient);
+// On all gradients a node gives, which it may change, and gets; or those it gets alone (`got` is null).
+extern void (*call_node_hook)(const Opaque& hook, std::span<TensorRef> gradients,
+                              const std::span<TensorRef>* got);
+// In anomaly mode: a node was made while `parent` (or null) ran; what it gave; it failed.
+extern void (*note_node)(Node& node, Node* parent);
+extern void (*check_node)(Node& node, std::span<const TensorRef> gradients);
+extern void (*node_failed)(Node& node);
 extern Opaque (*call_pack)(const Opaque& hook, const TensorRef& tensor);
 extern TensorRef (*call_unpack)(const Opaque& hook, const Opaque& value);
 // Gradients of a user's function: one per input or null, from those of its results.
@@ -140,11 +179,13 @@ extern Results (*call_context)(Node& node);
 // What this thread's saved tensors go through; null objects: nothing.
 struct SavedHooks {
     Opaque pack, unpack;
+    Opaque refusal;  // why hooks may not be set now; null: they may
 };
 SavedHooks& saved_hooks();
 
-// Registers a hook on the gradient of a tensor, or keeps that gradient in .grad though it is no leaf.
-uint64_t add_hook(Tensor& tensor, Opaque function);
+// Registers a hook on the gradient of a tensor (or a leaf's .grad), or keeps that gradient in .grad though it
+// is no leaf.
+uint64_t add_hook(Tensor& tensor, HookKind kind, Opaque function);
 void retain_grad(Tensor& tensor);
 
 }  // namespace kiln

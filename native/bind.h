@@ -122,6 +122,17 @@ Dims dims_from(PyObject* object, const char* what);
 bool number_from(PyObject* object, Number* number);
 PyObject* number_object(const Number& number);
 
+// Nodes of the graph as Python objects: one object each, as long as it lives.
+struct Edge;
+struct SourceLine;
+PyObject* wrap_node(const Edge& edge);  // None for an edge to nowhere
+bool is_node(PyObject* object);
+Edge edge_of_node(PyObject* node);
+PyObject* hook_handle(uint64_t id);
+// For the collector of cycles: what hooks and metadata hold.
+int visit_extras(const Extras& extras, visitproc visit, void* arg);
+void clear_extras(Extras& extras);
+
 Fn& fn_of(PyObject* op, PyObject* structure);  // the function of an Op object at this structure
 
 // A pointwise function's result written into a tensor object, which is returned.
@@ -137,8 +148,8 @@ inline void ready(Tensor& tensor) {
 }
 
 std::span<const PyType_Slot> operator_slots();  // of Tensor
-// Adds methods and a property, if there is one, to Tensor; -1 with an exception set.
-int add_to_tensor(std::span<PyMethodDef> methods, PyGetSetDef* property);
+// Adds methods and properties to Tensor; -1 with an exception set.
+int add_to_tensor(std::span<PyMethodDef> methods, std::span<PyGetSetDef> properties);
 
 // Each adds its types and functions to the module.
 int add_dtypes(PyObject* module);
@@ -148,6 +159,7 @@ int add_dlpack(PyObject* module);
 int add_ops(PyObject* module);
 int add_core_ops(PyObject* module);
 int add_operators(PyObject* module);
+int add_nodes(PyObject* module);
 int add_autograd(PyObject* module);
 int add_compiler(PyObject* module);
 

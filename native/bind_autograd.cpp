@@ -1,6 +1,7 @@
-// Gradients: modes, backward, hooks, and nodes as Python objects.
+// Gradients: modes, backward, and what is called on its way.
 #include "bind.h"
 
+#include <cstring>
 #include <unordered_map>
 
 #include "autograd.h"
@@ -10,8 +11,6 @@ namespace kiln {
 
 namespace {
 
-PyTypeObject* node_type = nullptr;
-PyTypeObject* handle_type = nullptr;
 std::string package_folder;  // frames of files below it are kiln's own
 
 // ---- places in the user's program ----
@@ -61,162 +60,72 @@ std::string line_text(const SourceLine& given) {
     return PyUnicode_AsUTF8(text.get());
 }
 
-// ---- nodes ----
-
-struct NodeObject {
-    PyObject_HEAD Node* node;  // owned; null for the accumulation into a leaf
-    AutogradMeta* leaf;        // owned
-};
-
-PyObject* wrap_node(Node* node, AutogradMeta* leaf) {
-    auto* object = PyObject_New(NodeObject, node_type);
-    if (!object) return nullptr;
-    object->node = node;
-    object->leaf = leaf;
-    if (node) ++node->refcount;
-    if (leaf) ++leaf->refcount;
-    return reinterpret_cast<PyObject*>(object);
-}
-
-void node_dealloc(PyObject* self) {
-    auto* object = reinterpret_cast<NodeObject*>(self);
-    NodeRef node(object->node);
-    MetaRef leaf(object->leaf);
-    if (object->node) --object->node->refcount;
-    if (object->leaf) --object->leaf->refcount;
-    PyTypeObject* type = Py_TYPE(self);
-    type->tp_free(self);
-    Py_DECREF(type);
-}
-
-// "cross_entropy" -> "CrossEntropyBackward0", the way PyTorch names nodes.
-std::string node_title(const Node* node) {
-    if (!node) return "AccumulateGrad";
-    std::string title;
-    bool upper = true;
-    for (char c : node->fn->name) {
-        if (c == '_') {
-            upper = true;
-            continue;
-        }
-        title += upper ? char(std::toupper(c)) : c;
-        upper = false;
-    }
-    return node->context.object ? node->fn->name + "Backward" : title + "Backward0";
-}
-
-const NodeObject& node_of(PyObject* self) { return *reinterpret_cast<NodeObject*>(self); }
-PyObject* node_name(PyObject* self, PyObject*) {
-    return PyUnicode_FromString(node_title(node_of(self).node).c_str());
-}
-PyObject* node_repr(PyObject* self) {
-    const Node* node = node_of(self).node;
-    std::string at = node ? " at " + line_text(node->line) : "";
-    return PyUnicode_FromFormat("<%s%s>", node_title(node).c_str(), at.c_str());
-}
-PyObject* node_next(PyObject* self, void*) {
-    return guarded([&]() -> PyObject* {
-        const Node* node = node_of(self).node;
-        size_t count = 0;
-        if (node)
-            for (const NodeInput& input : node->inputs) count += !input.is_number;
-        Object tuple = checked(PyTuple_New(Py_ssize_t(count)));
-        Py_ssize_t at = 0;
-        for (size_t i = 0; node && i < node->inputs.size(); ++i) {
-            const NodeInput& input = node->inputs[i];
-            if (input.is_number) continue;
-            PyObject* next =
-                input.edge ? wrap_node(input.edge.node.get(), input.edge.leaf.get()) : Py_NewRef(Py_None);
-            PyTuple_SET_ITEM(tuple.get(), at++, Py_BuildValue("(Ni)", next, int(input.edge.index)));
-        }
-        return tuple.release();
-    });
-}
-PyObject* node_line(PyObject* self, void*) {
-    const Node* node = node_of(self).node;
-    return node ? PyUnicode_FromString(line_text(node->line).c_str()) : Py_NewRef(Py_None);
-}
-PyObject* node_saved(PyObject* self, PyObject* args) {
-    int kind, index;
-    if (!PyArg_ParseTuple(args, "ii:saved", &kind, &index)) return nullptr;
-    return guarded(
-        [&] { return wrap(saved_value(*node_of(self).node, {Source::Kind(kind), size_t(index)})); });
-}
-PyObject* node_equal(PyObject* a, PyObject* b, int operation) {
-    if (Py_TYPE(b) != node_type || (operation != Py_EQ && operation != Py_NE))
-        return Py_NewRef(Py_NotImplemented);
-    bool same = node_of(a).node == node_of(b).node && node_of(a).leaf == node_of(b).leaf;
-    return PyBool_FromLong(same == (operation == Py_EQ));
-}
-Py_hash_t node_hash(PyObject* self) {
-    const NodeObject& object = node_of(self);
-    return _Py_HashPointer(object.node ? static_cast<const void*>(object.node) : object.leaf);
-}
-
-PyGetSetDef node_getset[] = {
-    {"next_functions", node_next, nullptr, "The nodes the gradient goes to: pairs (node, output index).",
-     nullptr},
-    {"line", node_line, nullptr, "The line that recorded the op: \"file:line\".", nullptr},
-    {nullptr, nullptr, nullptr, nullptr, nullptr},
-};
-PyMethodDef node_methods[] = {
-    {"name", node_name, METH_NOARGS, "The node's name, such as \"MulBackward0\"."},
-    {"saved", node_saved, METH_VARARGS, "What a user's function saved at a place record_user gave."},
-    {nullptr, nullptr, 0, nullptr},
-};
-PyType_Slot node_slots[] = {
-    {Py_tp_dealloc, reinterpret_cast<void*>(node_dealloc)},
-    {Py_tp_repr, reinterpret_cast<void*>(node_repr)},
-    {Py_tp_richcompare, reinterpret_cast<void*>(node_equal)},
-    {Py_tp_hash, reinterpret_cast<void*>(node_hash)},
-    {Py_tp_getset, node_getset},
-    {Py_tp_methods, node_methods},
-    {Py_tp_doc, const_cast<char*>("One recorded op, as backward will pass it.")},
-    {0, nullptr},
-};
-PyType_Spec node_spec = {"kiln.autograd.Node", sizeof(NodeObject), 0,
-                         Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, node_slots};
-
 // ---- hooks ----
-
-struct HandleObject {
-    PyObject_HEAD uint64_t id;
-};
-
-void handle_dealloc(PyObject* self) {
-    PyTypeObject* type = Py_TYPE(self);
-    type->tp_free(self);
-    Py_DECREF(type);
-}
-PyObject* handle_remove(PyObject* self, PyObject*) {
-    Hooks::remove(reinterpret_cast<HandleObject*>(self)->id);
-    Py_RETURN_NONE;
-}
-PyMethodDef handle_methods[] = {
-    {"remove", handle_remove, METH_NOARGS, "Removes the hook."},
-    {nullptr, nullptr, 0, nullptr},
-};
-PyType_Slot handle_slots[] = {
-    {Py_tp_dealloc, reinterpret_cast<void*>(handle_dealloc)},
-    {Py_tp_methods, handle_methods},
-    {0, nullptr},
-};
-PyType_Spec handle_spec = {"kiln.autograd.HookHandle", sizeof(HandleObject), 0,
-                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, handle_slots};
 
 Object call_function(const Opaque& function, PyObject* argument) {
     return checked(
         in_python([&] { return PyObject_CallOneArg(static_cast<PyObject*>(function.object), argument); }));
 }
 
+std::string hook_name(const Opaque& hook) {
+    auto* function = static_cast<PyObject*>(hook.object);
+    Object name = Object::steal(PyObject_GetAttrString(function, "__name__"));
+    if (!name) PyErr_Clear();
+    const char* text = name && PyUnicode_Check(name.get()) ? PyUnicode_AsUTF8(name.get()) : nullptr;
+    return text ? text : Py_TYPE(function)->tp_name;
+}
+
+// "Tensor", without its module.
+const char* type_name(PyObject* object) {
+    const char* name = Py_TYPE(object)->tp_name;
+    const char* dot = std::strrchr(name, '.');
+    return dot ? dot + 1 : name;
+}
+
+// What a hook gave in place of a gradient: a tensor like it.
+TensorRef replacement(const Opaque& hook, PyObject* result, const TensorRef& gradient) {
+    KILN_CHECK(is_tensor(result), type, "expected Variable, but hook returned '", type_name(result),
+               "'; a hook returns None or a gradient");
+    TensorRef changed(&tensor_of(result));
+    if (!gradient) return changed;
+    KILN_CHECK(changed->sizes == gradient->sizes, runtime, "hook '", hook_name(hook),
+               "' has changed the size of value: it returned a gradient of shape ",
+               shape_text(changed->sizes), " for one of shape ", shape_text(gradient->sizes));
+    KILN_CHECK(changed->dtype == gradient->dtype, runtime, "hook '", hook_name(hook),
+               "' has changed the type of value (was ", name(gradient->dtype), " got ", name(changed->dtype),
+               ")");
+    return changed;
+}
+
 TensorRef run_hook(const Opaque& hook, const TensorRef& gradient) {
     Object given = checked(wrap(gradient));
     Object result = call_function(hook, given.get());
-    if (result.get() == Py_None) return nullptr;
-    Tensor& changed = expect_tensor(result.get(), "hook: the result");
-    KILN_CHECK(changed.sizes == gradient->sizes, runtime, "hook: it returned a gradient of shape ",
-               shape_text(changed.sizes), " for one of shape ", shape_text(gradient->sizes));
-    return TensorRef(&changed);
+    return result.get() == Py_None ? nullptr : replacement(hook, result.get(), gradient);
+}
+
+Object tuple_of(std::span<const TensorRef> tensors) {
+    Object tuple = checked(PyTuple_New(Py_ssize_t(tensors.size())));
+    for (size_t i = 0; i < tensors.size(); ++i) PyTuple_SET_ITEM(tuple.get(), i, wrap(tensors[i]));
+    return tuple;
+}
+
+void run_node_hook(const Opaque& hook, std::span<TensorRef> gradients, const std::span<TensorRef>* got) {
+    Object first = tuple_of(gradients), second = got ? tuple_of(*got) : Object();
+    Object result = checked(in_python([&] {
+        return PyObject_CallFunctionObjArgs(static_cast<PyObject*>(hook.object), first.get(), second.get(),
+                                            nullptr);
+    }));
+    if (result.get() == Py_None) return;
+    KILN_CHECK(PyTuple_Check(result.get()), type, "expected tuple, but hook returned '",
+               type_name(result.get()), "'; a node's hook returns None or a tuple of gradients");
+    const size_t count = size_t(PyTuple_GET_SIZE(result.get()));
+    KILN_CHECK(count == gradients.size(), runtime, "hook '", hook_name(hook),
+               "' has returned an incorrect number of values (got ", count, ", but expected ",
+               gradients.size(), ")");
+    for (size_t i = 0; i < count; ++i) {
+        PyObject* item = PyTuple_GET_ITEM(result.get(), i);
+        gradients[i] = item == Py_None ? nullptr : replacement(hook, item, gradients[i]);
+    }
 }
 
 // Runs without recording gradients: what hooks compute of a saved tensor is not part of the graph.
@@ -225,13 +134,21 @@ Opaque run_pack(const Opaque& hook, const TensorRef& tensor) {
         bool before = set_grad_enabled(false);
         ~Mode() { set_grad_enabled(before); }
     } mode;
+    const uint32_t version = tensor->storage->version;
     Object given = checked(wrap(tensor));
-    return Opaque(call_function(hook, given.get()).get());
+    Object packed = call_function(hook, given.get());
+    KILN_CHECK(tensor->storage->version == version, runtime,
+               "A saved tensor pack hook is modifying its input in place. Tensors provided as input to pack "
+               "hook can not be modified by in-place operations; change a clone() instead");
+    return Opaque(packed.get());
 }
 
 TensorRef run_unpack(const Opaque& hook, const Opaque& value) {
     Object result = call_function(hook, static_cast<PyObject*>(value.object));
-    return TensorRef(&expect_tensor(result.get(), "saved_tensors_hooks: the result of unpack"));
+    KILN_CHECK(is_tensor(result.get()), type,
+               "Output of saved tensor unpack_hook expected to be a Tensor but got result of type ",
+               type_name(result.get()));
+    return TensorRef(&tensor_of(result.get()));
 }
 
 PyObject* get_saved_hooks(PyObject*, PyObject*) {
@@ -244,21 +161,29 @@ PyObject* put_saved_hooks(PyObject*, PyObject* hooks) {
     if (hooks != Py_None) {
         PyObject *pack, *unpack;
         if (!PyArg_ParseTuple(hooks, "OO:set_saved_tensors_hooks", &pack, &unpack)) return nullptr;
-        made = {Opaque(pack), Opaque(unpack)};
+        if (auto* refusal = static_cast<PyObject*>(saved_hooks().refusal.object)) {
+            PyErr_SetObject(PyExc_RuntimeError, refusal);
+            return nullptr;
+        }
+        made = {Opaque(pack), Opaque(unpack), {}};
     }
+    made.refusal = saved_hooks().refusal;
     std::swap(saved_hooks(), made);  // the old ones go when the new are in place
     Py_RETURN_NONE;
 }
+PyObject* refuse_saved_hooks(PyObject*, PyObject* message) {
+    Opaque refusal = message == Py_None ? Opaque() : Opaque(message);
+    std::swap(saved_hooks().refusal, refusal);
+    return Py_NewRef(refusal.object ? static_cast<PyObject*>(refusal.object) : Py_None);
+}
 
+template <HookKind kind>
 PyObject* register_hook(PyObject* self, PyObject* function) {
     return guarded([&]() -> PyObject* {
         KILN_CHECK(PyCallable_Check(function), type, "register_hook: expected a callable");
-        uint64_t id = add_hook(tensor_of(self), Opaque(function));
+        const uint64_t id = add_hook(tensor_of(self), kind, Opaque(function));
         track(self);
-        auto* handle = PyObject_New(HandleObject, handle_type);
-        if (!handle) return nullptr;
-        handle->id = id;
-        return reinterpret_cast<PyObject*>(handle);
+        return hook_handle(id);
     });
 }
 
@@ -272,9 +197,22 @@ PyObject* tensor_retain_grad(PyObject* self, PyObject*) {
 PyObject* tensor_grad_fn(PyObject* self, void*) {
     return guarded([&]() -> PyObject* {
         Node* node = up_to_date_grad_fn(tensor_of(self));
-        if (node) return wrap_node(node, nullptr);
+        if (node) track(self);  // it may get hooks
+        if (node) return wrap_node({NodeRef(node), nullptr, 0});
         Py_RETURN_NONE;
     });
+}
+
+PyObject* tensor_edge(PyObject* self, PyObject*) {
+    return guarded([&] {
+        const Edge edge = edge_of(tensor_of(self));
+        track(self);
+        Object node = checked(wrap_node(edge));
+        return Py_BuildValue("(Oi)", node.get(), int(edge.index));
+    });
+}
+PyObject* tensor_output_nr(PyObject* self, void*) {
+    return guarded([&] { return PyLong_FromLong(int(edge_of(tensor_of(self)).index)); });
 }
 
 // ---- functions of the user's ----
@@ -298,7 +236,7 @@ Results run_context(Node& node) {
     Object gradients = checked(PyTuple_New(Py_ssize_t(node.grads.size())));
     for (size_t k = 0; k < node.grads.size(); ++k)
         PyTuple_SET_ITEM(gradients.get(), Py_ssize_t(k), checked(wrap(node.grads[k])).release());
-    Object place = checked(wrap_node(&node, nullptr));
+    Object place = checked(wrap_node({NodeRef(&node), nullptr, 0}));
     auto* context = static_cast<PyObject*>(node.context.object);
     Object given = checked(in_python(
         [&] { return PyObject_CallFunctionObjArgs(context, place.get(), gradients.get(), nullptr); }));
@@ -343,6 +281,27 @@ PyObject* record_user_call(PyObject*, PyObject* args) {
 
 // ---- the engine ----
 
+// A tensor's edge, or what a GradientEdge (node, output, ...) says.
+Edge edge_from(PyObject* object, const char* what) {
+    if (is_tensor(object)) return edge_of(tensor_of(object));
+    KILN_CHECK(PyTuple_Check(object) && PyTuple_GET_SIZE(object) >= 2 && is_node(PyTuple_GET_ITEM(object, 0)),
+               type, what, ": expected a Tensor or a GradientEdge, got ", Py_TYPE(object)->tp_name);
+    Edge edge = edge_of_node(PyTuple_GET_ITEM(object, 0));
+    const Py_ssize_t index = PyNumber_AsSsize_t(PyTuple_GET_ITEM(object, 1), PyExc_IndexError);
+    if (index == -1 && PyErr_Occurred()) throw Error(ErrorKind::python, "");
+    KILN_CHECK(index >= 0 && index < Py_ssize_t(edge.node ? edge.node->outputs : 1), index, what,
+               ": a GradientEdge of output ", int64_t(index), ", which its node has not");
+    edge.index = uint32_t(index);
+    return edge;
+}
+
+template <class Body>
+void each_item(PyObject* sequence, const char* what, Body&& body) {
+    Object list = checked(PySequence_Fast(sequence, what));
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(list.get()); ++i)
+        body(size_t(i), PySequence_Fast_GET_ITEM(list.get(), i));
+}
+
 PyObject* backward(PyObject*, PyObject* args) {
     return guarded([&]() -> PyObject* {
         PyObject *roots, *gradients, *inputs;
@@ -350,17 +309,81 @@ PyObject* backward(PyObject*, PyObject* args) {
         if (!PyArg_ParseTuple(args, "OOppOp:run_backward", &roots, &gradients, &retain, &create, &inputs,
                               &accumulate))
             return nullptr;
-        auto root_tensors = tensors_from(roots, "backward: tensors", false);
         auto seeds = tensors_from(gradients, "backward: gradients", true);
-        auto wanted = tensors_from(inputs, "backward: inputs", false);
-        auto results =
-            run_backward(root_tensors, seeds, wanted, {bool(retain), bool(create), bool(accumulate)});
-        Object tuple = checked(PyTuple_New(Py_ssize_t(results.size())));
-        for (size_t i = 0; i < results.size(); ++i) PyTuple_SET_ITEM(tuple.get(), i, wrap(results[i]));
-        return tuple.release();
+        std::vector<Root> starts;
+        each_item(roots, "backward: tensors", [&](size_t i, PyObject* item) {
+            TensorRef seed = i < seeds.size() ? seeds[i] : nullptr;
+            starts.push_back(is_tensor(item) ? root_of(tensor_of(item), seed, i)
+                                             : Root{edge_from(item, "backward: tensors"), seed});
+        });
+        std::vector<Edge> wanted;
+        if (inputs != Py_None)
+            each_item(inputs, "backward: inputs", [&](size_t, PyObject* item) {
+                wanted.push_back(edge_from(item, "backward: inputs"));
+                if (accumulate && is_tensor(item)) retain_grad(tensor_of(item));
+            });
+        return tuple_of(run_backward(starts, wanted, {bool(retain), bool(create), bool(accumulate)}))
+            .release();
     });
 }
 
+PyObject* get_run(PyObject*, PyObject*) { return PyLong_FromUnsignedLongLong(current_run()); }
+PyObject* get_will_visit(PyObject*, PyObject* item) {
+    return guarded([&] { return PyBool_FromLong(will_visit(edge_from(item, "will_visit"))); });
+}
+
+// ---- modes ----
+
+// Calls a function of kiln.autograd.anomaly_mode, which is imported when anomaly mode is first used.
+void call_anomaly(const char* name, Node& node, const Object& argument) {
+    Object place = checked(wrap_node({NodeRef(&node), nullptr, 0}));
+    Object module = checked(in_python([] { return PyImport_ImportModule("kiln.autograd.anomaly_mode"); }));
+    checked(in_python(
+        [&] { return PyObject_CallMethod(module.get(), name, "OO", place.get(), argument.get()); }));
+}
+
+void on_new_node(Node& node, Node* parent) {
+    call_anomaly("note", node,
+                 checked(parent ? wrap_node({NodeRef(parent), nullptr, 0}) : Py_NewRef(Py_None)));
+}
+void on_gradients(Node& node, std::span<const TensorRef> gradients) {
+    call_anomaly("check", node, tuple_of(gradients));
+}
+// What failed stays the error: here it is only said where that was recorded.
+void on_failure(Node& node) {
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    try {
+        call_anomaly("tell", node, Object::borrow(Py_None));
+    } catch (const Error&) { PyErr_Clear(); }
+    PyErr_Restore(type, value, trace);
+}
+
+PyObject* put_anomaly(PyObject*, PyObject* value) {
+    int wanted = PyObject_IsTrue(value);
+    if (wanted < 0) return nullptr;
+    return guarded([&] {
+        if (wanted) flush_all("anomaly mode");
+        return PyBool_FromLong(std::exchange(anomaly_mode, bool(wanted)));
+    });
+}
+PyObject* get_anomaly(PyObject*, PyObject*) { return PyBool_FromLong(anomaly_mode); }
+PyObject* get_modes(PyObject*, PyObject*) {
+    const Modes now = modes();
+    return Py_BuildValue("(NN)", PyBool_FromLong(now.grad), PyBool_FromLong(now.inference));
+}
+PyObject* put_modes(PyObject*, PyObject* args) {
+    int grad, inference;
+    if (!PyArg_ParseTuple(args, "pp:set_modes", &grad, &inference)) return nullptr;
+    set_modes({bool(grad), bool(inference)});
+    Py_RETURN_NONE;
+}
+PyObject* increment_version(PyObject*, PyObject* tensor) {
+    return guarded([&]() -> PyObject* {
+        wrote(expect_tensor(tensor, "increment_version"));
+        Py_RETURN_NONE;
+    });
+}
 PyObject* get_enabled(PyObject*, PyObject*) { return PyBool_FromLong(grad_enabled()); }
 PyObject* put_enabled(PyObject*, PyObject* value) {
     int wanted = PyObject_IsTrue(value);
@@ -381,6 +404,15 @@ PyMethodDef functions[] = {
     {"set_grad_enabled", put_enabled, METH_O, "Sets whether ops record gradients; returns what it was."},
     {"saved_tensors_hooks", get_saved_hooks, METH_NOARGS, "This thread's (pack, unpack), or None."},
     {"set_saved_tensors_hooks", put_saved_hooks, METH_O, "Sets this thread's (pack, unpack), or None."},
+    {"refuse_saved_tensors_hooks", refuse_saved_hooks, METH_O,
+     "Sets why this thread may not set such hooks, or None: it may; returns what it was."},
+    {"current_run", get_run, METH_NOARGS, "The number of this thread's innermost backward pass, or 0."},
+    {"will_visit", get_will_visit, METH_O, "Whether that pass comes to a tensor's or GradientEdge's node."},
+    {"anomaly_enabled", get_anomaly, METH_NOARGS, "Whether anomaly mode is on."},
+    {"set_anomaly", put_anomaly, METH_O, "Switches anomaly mode; returns what it was."},
+    {"modes", get_modes, METH_NOARGS, "This thread's (grad mode, inference mode)."},
+    {"set_modes", put_modes, METH_VARARGS, "Sets this thread's (grad mode, inference mode)."},
+    {"increment_version", increment_version, METH_O, "Counts a write to a tensor's memory."},
     {"record_user", record_user_call, METH_VARARGS,
      "record_user(name, context, inputs, results, saved, dirty): where each saved tensor is kept."},
     {"set_package_folder", set_package_folder, METH_O,
@@ -388,12 +420,17 @@ PyMethodDef functions[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 PyMethodDef tensor_methods[] = {
-    {"register_hook", register_hook, METH_O,
+    {"register_hook", register_hook<HookKind::tensor>, METH_O,
      "Calls a function on this tensor's gradient; returns a handle with remove()."},
+    {"register_post_accumulate_grad_hook", register_hook<HookKind::accumulated>, METH_O,
+     "Calls a function on this leaf when backward has added to its .grad; returns a handle with remove()."},
+    {"_edge", tensor_edge, METH_NOARGS, "The node its gradient goes to (None for nowhere) and which result."},
     {"retain_grad", tensor_retain_grad, METH_NOARGS, "Keeps .grad though the tensor is no leaf."},
 };
-PyGetSetDef grad_fn_getset = {"grad_fn", tensor_grad_fn, nullptr,
-                              "The node that computed this tensor, or None.", nullptr};
+PyGetSetDef tensor_properties[] = {
+    {"grad_fn", tensor_grad_fn, nullptr, "The node that computed this tensor, or None.", nullptr},
+    {"output_nr", tensor_output_nr, nullptr, "Which of that node's results it is.", nullptr},
+};
 
 }  // namespace
 
@@ -401,12 +438,14 @@ int add_autograd(PyObject* module) {
     SourceLine::current = current_line;
     SourceLine::text = line_text;
     call_hook = run_hook;
+    call_node_hook = run_node_hook;
+    note_node = on_new_node;
+    check_node = on_gradients;
+    node_failed = on_failure;
     call_pack = run_pack;
     call_unpack = run_unpack;
     call_context = run_context;
-    node_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&node_spec));
-    handle_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&handle_spec));
-    if (!node_type || !handle_type || add_to_tensor(tensor_methods, &grad_fn_getset) < 0) return -1;
+    if (add_nodes(module) < 0 || add_to_tensor(tensor_methods, tensor_properties) < 0) return -1;
     return PyModule_AddFunctions(module, functions);
 }
 

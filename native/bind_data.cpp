@@ -304,7 +304,7 @@ PyObject* exporter_of(const Storage& storage) {
 }
 
 int add_tensor_data(PyObject* module) {
-    if (add_to_tensor(tensor_methods, &nbytes_getset) < 0) return -1;
+    if (add_to_tensor(tensor_methods, {&nbytes_getset, 1}) < 0) return -1;
     return PyModule_AddFunctions(module, functions);
 }
 

@@ -340,7 +340,7 @@ std::span<const PyType_Slot> operator_slots() {
 }
 
 int add_operators(PyObject* module) {
-    return add_to_tensor(casts, nullptr) < 0 ? -1 : PyModule_AddFunctions(module, functions);
+    return add_to_tensor(casts, {}) < 0 ? -1 : PyModule_AddFunctions(module, functions);
 }
 
 }  // namespace kiln

@@ -40,13 +40,13 @@ PyObject* new_object(PyTypeObject* type, const TensorRef& tensor) {
     return object;
 }
 
-// The hooks that live and die with a tensor object: of its tensor, and of the node that made it, as long as
+// What lives and dies with a tensor object: extras of its tensor, and of the node that made it, as long as
 // nobody else holds these. What two hold is nobody's own, and no part of a cycle the collector may see.
 template <class Body>
-void each_own_hooks(const Tensor& tensor, Body&& body) {
+void each_own_extras(const Tensor& tensor, Body&& body) {
     if (tensor.refcount != 1) return;
-    if (tensor.meta && tensor.meta->refcount == 1) body(tensor.meta->hooks);
-    if (tensor.node && tensor.node->refcount == 1) body(tensor.node->hooks);
+    if (tensor.meta && tensor.meta->refcount == 1 && tensor.meta->extras) body(*tensor.meta->extras);
+    if (tensor.node && tensor.node->refcount == 1 && tensor.node->extras) body(*tensor.node->extras);
 }
 
 int tensor_traverse(PyObject* object, visitproc visit, void* arg) {
@@ -55,9 +55,8 @@ int tensor_traverse(PyObject* object, visitproc visit, void* arg) {
     Py_VISIT(self->dict);
     if (!self->tensor) return 0;
     int result = 0;
-    each_own_hooks(*self->tensor, [&](const Hooks& hooks) {
-        for (const Hook& hook : hooks.list())
-            if (!result) result = visit(static_cast<PyObject*>(hook.function.object), arg);
+    each_own_extras(*self->tensor, [&](const Extras& extras) {
+        if (!result) result = visit_extras(extras, visit, arg);
     });
     if (result) return result;
     const NodeRef& node = self->tensor->node;
@@ -73,7 +72,7 @@ int tensor_traverse(PyObject* object, visitproc visit, void* arg) {
 int tensor_clear(PyObject* object) {
     auto* self = reinterpret_cast<TensorObject*>(object);
     Py_CLEAR(self->dict);
-    if (self->tensor) each_own_hooks(*self->tensor, [](Hooks& hooks) { hooks.clear(); });
+    if (self->tensor) each_own_extras(*self->tensor, clear_extras);
     return 0;
 }
 
@@ -121,7 +120,12 @@ PyObject* get_requires_grad(PyObject* self, void*) {
 PyObject* get_is_leaf(PyObject* self, void*) {
     return guarded([&]() -> PyObject* { return PyBool_FromLong(!edge_of(tensor_of(self)).node); });
 }
-PyObject* get_version(PyObject* self, void*) { return PyLong_FromLong(tensor_of(self).storage->version); }
+PyObject* get_version(PyObject* self, void*) {
+    return property(self, [](Tensor& x) {
+        KILN_CHECK(!x.storage->inference, runtime, "Inference tensors do not track version counter.");
+        return PyLong_FromLong(x.storage->version);
+    });
+}
 PyObject* get_memory(PyObject* self, void*) { return PyLong_FromSize_t(tensor_of(self).storage->nbytes); }
 PyObject* get_alone(PyObject* self, void*) {
     return property(self, [](Tensor& x) {
@@ -143,6 +147,8 @@ int set_requires_grad(Tensor& x, bool wanted) {
                    "in a subgraph that doesn't require differentiation use var_no_grad = var.detach().");
         KILN_CHECK(!wanted || is_float(x.dtype), runtime,
                    "only Tensors of floating point dtype can require gradients, got ", name(x.dtype));
+        KILN_CHECK(!wanted || !x.storage->inference || inference_mode(), runtime,
+                   "Setting requires_grad=True on inference tensor outside InferenceMode is not allowed.");
         if (wanted || x.meta) ensure_meta(x).requires_grad = wanted;
         return 0;
     });
@@ -207,6 +213,7 @@ int put_data(PyObject* self, PyObject* value, void*) {
         changed->node = x.node;
         changed->output = x.output;
         changed->meta = x.meta;
+        if (x.meta && x.meta->owner == &x) x.meta->owner = changed.get();
         auto* object = reinterpret_cast<TensorObject*>(self);
         Tensor* old = object->tensor;
         ++changed->refcount;
@@ -258,6 +265,10 @@ PyObject* tensor_stride(PyObject* self, PyObject* const* args, Py_ssize_t count,
 
 PyObject* tensor_detach(PyObject* self, PyObject*) {
     return property(self, [](Tensor& x) { return wrap(alias(x)); });
+}
+
+PyObject* tensor_is_inference(PyObject* self, PyObject*) {
+    return PyBool_FromLong(tensor_of(self).storage->inference);
 }
 
 PyObject* tensor_detach_(PyObject* self, PyObject*) {
@@ -347,6 +358,7 @@ PyMethodDef methods[] = {
     {"detach", tensor_detach, METH_NOARGS, "The same memory without history."},
     {"detach_", tensor_detach_, METH_NOARGS, "Forgets the history in place."},
     {"requires_grad_", cast(tensor_requires_grad_), METH_FASTCALL, "Sets requires_grad; returns self."},
+    {"is_inference", tensor_is_inference, METH_NOARGS, "Whether it was made in inference mode."},
     {"_make_subclass", make_subclass, METH_VARARGS | METH_STATIC,
      "data's memory under a subclass of Tensor."},
     {"__reduce_ex__", tensor_reduce, METH_O, nullptr},
@@ -447,15 +459,17 @@ Tensor& expect_tensor(PyObject* object, const char* what) {
     return tensor_of(object);
 }
 
-int add_to_tensor(std::span<PyMethodDef> methods, PyGetSetDef* property) {
+int add_to_tensor(std::span<PyMethodDef> methods, std::span<PyGetSetDef> properties) {
     auto* type = reinterpret_cast<PyObject*>(tensor_type);
     for (PyMethodDef& method : methods) {
         Object descriptor = Object::steal(PyDescr_NewMethod(tensor_type, &method));
         if (!descriptor || PyObject_SetAttrString(type, method.ml_name, descriptor.get()) < 0) return -1;
     }
-    if (!property) return 0;
-    Object descriptor = Object::steal(PyDescr_NewGetSet(tensor_type, property));
-    return descriptor ? PyObject_SetAttrString(type, property->name, descriptor.get()) : -1;
+    for (PyGetSetDef& property : properties) {
+        Object descriptor = Object::steal(PyDescr_NewGetSet(tensor_type, &property));
+        if (!descriptor || PyObject_SetAttrString(type, property.name, descriptor.get()) < 0) return -1;
+    }
+    return 0;
 }
 
 int add_tensor(PyObject* module) {

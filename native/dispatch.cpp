@@ -165,7 +165,7 @@ bool writes_flat(FlatCall& flat, const Fn& fn, std::span<const Operand> operands
                  std::span<const TensorRef> out) {
     if (fn.cls != FnClass::pointwise || out.size() != 1 || (fn.op && fn.op->divides)) return false;
     const Storage& target = *out[0]->storage;
-    return !target.read_only && !target.recording && target.data && !target.busy &&
+    return !target.read_only && !target.inference && !target.recording && target.data && !target.busy &&
            flat.look_at(fn, operands, out) && !flat.pending && !current_recording() &&
            !(grad_enabled() && needs_gradient(fn, operands, out));
 }

@@ -6,6 +6,7 @@
 #include "busy.h"
 #include "check.h"
 #include "compiler.h"
+#include "hooks.h"
 #include "record.h"
 
 namespace kiln {
@@ -203,17 +204,6 @@ TensorRef sum(const TensorRef& a, const TensorRef& b) {
     return call_one(*core_fns().add, operands);
 }
 
-// A run of the engine under way. Nodes are of one pass at a time.
-struct Pass {
-    uint64_t run;
-    std::thread::id thread;
-};
-
-std::vector<Pass>& passes() {
-    static auto* list = new std::vector<Pass>();
-    return *list;
-}
-
 class Engine {
 public:
     ~Engine() {
@@ -223,19 +213,19 @@ public:
         tell_others();
     }
 
-    Engine(std::span<const TensorRef> inputs, const BackwardOptions& options)
-        : inputs_(inputs), options_(options) {
+    Engine(std::span<const Root> roots, std::span<const Edge> inputs, const BackwardOptions& options)
+        : inputs_(inputs), options_(options), roots_(roots) {
         static uint64_t runs = 0;
         run_ = ++runs;
-        passes().push_back({run_, std::this_thread::get_id()});
+        passes().push_back({run_, std::this_thread::get_id(), inputs_, options_});
     }
-
-    void add_root(Tensor& root, const TensorRef& gradient) { roots_.push_back({edge_of(root), gradient}); }
 
     std::vector<TensorRef> run() {
         while (!discover_all()) {  // shares nodes with another thread's pass: when that one is done
             for (Node* node : all_) node->run = 0;
+            for (Leaf& leaf : leaves_) leaf.meta->run = 0;
             all_.clear();
+            leaves_.clear();
             Away here;
             KILN_CHECK(wait_for_others(), runtime, "backward: the interpreter is ending");
         }
@@ -248,7 +238,7 @@ public:
             std::pop_heap(heap_.begin(), heap_.end(), later);
             Node* node = heap_.back();
             heap_.pop_back();
-            visit(*node);
+            anomaly_mode ? watched_visit(*node) : visit(*node);
             node->run = 0;  // behind this pass
         }
         all_.clear();
@@ -259,6 +249,18 @@ private:
     struct Leaf {
         MetaRef meta;
         TensorRef gradient;
+        bool stored = false;  // with extras: as soon as all that leads to it was passed
+    };
+
+    // Gradients a node gives: of its inputs `targets`, in order; of all inputs if there are none.
+    struct Given {
+        Results gradients;
+        std::span<const uint8_t> targets;
+        size_t taken = 0;
+        TensorRef of(size_t i) {  // each once, in order
+            const bool has = taken < gradients.size() && (targets.empty() || targets[taken] == i);
+            return has ? std::move(gradients[taken++]) : nullptr;
+        }
     };
 
     static bool later(const Node* a, const Node* b) { return a->order < b->order; }
@@ -301,7 +303,11 @@ private:
             stack.pop_back();
             for (NodeInput& input : node->inputs) {
                 Node* next = input.edge.node.get();
-                if (!next) continue;
+                if (!next) {
+                    if (input.edge.leaf && input.edge.leaf->extras) [[unlikely]]
+                        ++leaf_of(input.edge.leaf).meta->waiting;
+                    continue;
+                }
                 if (!enter(next)) return false;
                 ++next->waiting;
             }
@@ -309,17 +315,11 @@ private:
         return true;
     }
 
-    bool wants(const Edge& edge) const {
-        if (edge.node) return edge.node->needed;
-        if (!edge.leaf) return false;
-        if (options_.accumulate && inputs_.empty()) return true;
-        return std::any_of(inputs_.begin(), inputs_.end(),
-                           [&](const TensorRef& x) { return x->meta == edge.leaf; });
-    }
+    bool wants(const Edge& edge) const { return is_wanted(edge, inputs_, options_); }
 
     bool is_input(const Node* node) const {
         return std::any_of(inputs_.begin(), inputs_.end(),
-                           [&](const TensorRef& x) { return x->node.get() == node; });
+                           [&](const Edge& x) { return x.node.get() == node; });
     }
 
     // A node is needed if something asked for lies behind it. Nodes are visited oldest first.
@@ -329,10 +329,12 @@ private:
             return;
         }
         std::sort(all_.begin(), all_.end(), [](Node* a, Node* b) { return a->order < b->order; });
-        for (Node* node : all_) {
-            node->needed = is_input(node);
-            for (NodeInput& input : node->inputs) node->needed |= bool(input.edge) && wants(input.edge);
-        }
+        for (Node* node : all_) { node->needed = is_input(node) || leads_on(*node); }
+    }
+
+    bool leads_on(const Node& node) const {
+        return std::any_of(node.inputs.begin(), node.inputs.end(),
+                           [&](const NodeInput& input) { return bool(input.edge) && wants(input.edge); });
     }
 
     void ready(Node* node) {
@@ -340,7 +342,7 @@ private:
         std::push_heap(heap_.begin(), heap_.end(), later);
     }
 
-    void add_to(TensorRef& slot, TensorRef gradient) {
+    static void add_to(TensorRef& slot, TensorRef gradient) {
         slot = slot ? sum(slot, gradient) : std::move(gradient);
     }
 
@@ -352,6 +354,7 @@ private:
         } else {
             meta->run = run_;
             meta->place = uint32_t(leaves_.size());
+            meta->waiting = 0;
         }
         return leaves_.emplace_back(Leaf{meta, nullptr});
     }
@@ -364,49 +367,77 @@ private:
                 add_to(node.grads[edge.index], std::move(gradient));
             }
             if (counted && --node.waiting == 0) ready(&node);
-        } else if (edge.leaf && gradient) {
-            add_to(leaf_of(edge.leaf).gradient, std::move(gradient));
+        } else if (edge.leaf) {
+            if (gradient) add_to(leaf_of(edge.leaf).gradient, std::move(gradient));
+            if (edge.leaf->extras && counted) [[unlikely]]
+                passed_leaf(edge.leaf);
         }
+    }
+
+    // A leaf with hooks has its gradient, and calls them, as soon as it is whole.
+    void passed_leaf(const MetaRef& meta) {
+        if (meta->run != run_ || meta->waiting == 0 || --meta->waiting) return;
+        Leaf& leaf = leaf_of(meta);
+        if (leaf.gradient && wants({nullptr, meta, 0})) finish_leaf(leaf);
     }
 
     void visit(Node& node) {
         if (node.needed && node.context.object) node.grads.resize(node.outputs);  // none: zeros to a user's
-        if (!node.needed || node.grads.empty()) {
-            for (NodeInput& input : node.inputs) deliver(input.edge, nullptr, true);
-            return;
+        if (!node.needed || node.grads.empty()) return pass_over(node);
+        if (!inputs_.empty() || node.extras) [[unlikely]] {
+            const std::span<TensorRef> grads(node.grads.data(), node.grads.size());
+            call_tensor_hooks(node.extras.get(), grads);
+            capture(node);
+            if (!inputs_.empty() && !leads_on(node)) return pass_over(node);
+            call_node_hooks(node.extras.get(), HookKind::before, grads, nullptr);
         }
-        if (!node.hooks.list().empty()) [[unlikely]]
-            call_hooks(node);
-        capture(node);
-        std::span<const uint8_t> targets;  // what they are the gradients of; of a user's function all inputs
-        Results gradients = node.context.object ? call_context(node) : differentiate(node, targets);
+        Given given = node.context.object ? Given{call_context(node), {}} : differentiate(node);
+        if (node.extras || anomaly_mode) [[unlikely]]
+            given = after(node, std::move(given));
         node.grads.clear();
-        size_t next = 0;
-        for (size_t i = 0; i < node.inputs.size(); ++i) {
-            NodeInput& input = node.inputs[i];
-            TensorRef gradient;
-            if (next < gradients.size() && (targets.empty() || targets[next] == i))
-                gradient = fitting(node, i, std::move(gradients[next++]));
-            deliver(input.edge, std::move(gradient), true);
-        }
+        for (size_t i = 0; i < node.inputs.size(); ++i)
+            deliver(node.inputs[i].edge, fitted(node, i, given.of(i)), true);
         if (!options_.retain_graph) forget(node);
     }
 
-    void call_hooks(Node& node) {
-        for (const Hook& hook : std::vector<Hook>(node.hooks.list())) {
-            TensorRef& gradient = node.grads[hook.index];
-            if (TensorRef changed = gradient ? call_hook(hook.function, gradient) : nullptr)
-                gradient = changed;
-        }
-    }
-
-    // A gradient with the shape and dtype of the input it belongs to.
-    static TensorRef fitting(const Node& node, size_t i, TensorRef gradient) {
+    // A gradient in the shape and dtype of the input it belongs to.
+    static TensorRef fitted(const Node& node, size_t i, TensorRef gradient) {
         if (!gradient) return gradient;
         const NodeInput& input = node.inputs[i];
         if (node.context.object) check_shape(node, i, *gradient);
         if (input.saved.tensor) gradient = sum_to(gradient, *input.saved.tensor);
         return gradient->dtype == input.dtype ? std::move(gradient) : converted(gradient, input.dtype);
+    }
+
+    void pass_over(Node& node) {
+        node.grads.clear();
+        for (NodeInput& input : node.inputs) deliver(input.edge, nullptr, true);
+    }
+
+    // Hooks see what goes on: one gradient for each entry of next_functions.
+    Given after(Node& node, Given gradients) {
+        std::vector<TensorRef> given;
+        for (size_t i = 0; i < node.inputs.size(); ++i) {
+            TensorRef gradient = fitted(node, i, gradients.of(i));
+            if (!node.inputs[i].is_number) given.push_back(std::move(gradient));
+        }
+        const std::span<TensorRef> got(node.grads.data(), node.grads.size());
+        call_node_hooks(node.extras.get(), HookKind::after, given, &got);
+        if (anomaly_mode) check_node(node, given);
+        Given all;
+        for (size_t i = 0, k = 0; i < node.inputs.size(); ++i)
+            all.gradients.push_back(node.inputs[i].is_number ? nullptr : std::move(given[k++]));
+        return all;
+    }
+
+    void watched_visit(Node& node) {
+        own_pass()->node = &node;
+        try {
+            visit(node);
+        } catch (const Error&) {
+            node_failed(node);
+            throw;
+        }
     }
 
     // What a user's function gives must sum down to the shape of what it is the gradient of.
@@ -422,7 +453,7 @@ private:
                    " but expected shape compatible with ", shape_text(want));
     }
 
-    Results differentiate(Node& node, std::span<const uint8_t>& targets) {
+    Given differentiate(Node& node) {
         check_not_released(node);
         uint64_t needed = 0, defined = 0;
         for (size_t i = 0; i < node.inputs.size(); ++i)
@@ -432,12 +463,12 @@ private:
         if (!needed || !defined) return {};
         Fn& fn = derivative_fn(node, needed, defined, options_.create_graph && !node.hidden.empty());
         if (fn.targets.empty()) return {};
-        targets = fn.targets;
         Kept keep;
         Operands operands = derivative_operands(node, fn, keep, options_.create_graph);
         std::span<const Operand> given(operands.data(), operands.size());
-        return options_.create_graph ? replay(compiler::recipe_for({&fn, given}), given)
-                                     : kiln::run(fn, given);
+        return {options_.create_graph ? replay(compiler::recipe_for({&fn, given}), given)
+                                      : kiln::run(fn, given),
+                fn.targets};
     }
 
     void forget(Node& node) {
@@ -456,20 +487,31 @@ private:
 
     void capture(Node& node) {
         for (size_t i = 0; i < inputs_.size(); ++i)
-            if (inputs_[i]->node.get() == &node) {
+            if (inputs_[i].node.get() == &node) {
                 captured_.resize(inputs_.size());
-                captured_[i] = node.grads[inputs_[i]->output];
+                captured_[i] = node.grads[inputs_[i].index];
             }
-        for (auto& [meta, index] : node.retains)
+        if (!node.extras) return;
+        for (auto& [meta, index] : node.extras->retains)
             if (node.grads[index]) store_plain(*meta, node.grads[index]);
     }
 
     // Gradients given by the caller stay theirs: the engine's references to them keep them from being taken.
     // .grad never shares memory with anything reachable; it is added to in place while no graph is made.
-    void store(AutogradMeta& meta, TensorRef gradient) {
-        for (const Hook& hook : std::vector<Hook>(meta.hooks.list()))
-            if (TensorRef changed = call_hook(hook.function, gradient)) gradient = changed;
-        store_plain(meta, gradient);
+    void finish_leaf(Leaf& leaf) {
+        leaf.stored = true;
+        const MetaRef meta = leaf.meta;  // hooks may make the list of leaves longer
+        TensorRef gradient = std::move(leaf.gradient);
+        call_tensor_hooks(meta->extras.get(), {&gradient, 1});
+        if (!options_.accumulate) {
+            leaf_of(meta).gradient = gradient;
+            return;
+        }
+        call_node_hooks(meta->extras.get(), HookKind::before, {&gradient, 1}, nullptr);
+        if (gradient) store_plain(*meta, gradient);
+        call_leaf_hooks(*meta);
+        const std::span<TensorRef> got(&gradient, 1);
+        call_node_hooks(meta->extras.get(), HookKind::after, {}, &got);
     }
 
     void store_plain(AutogradMeta& meta, const TensorRef& gradient) {
@@ -505,62 +547,45 @@ private:
     }
 
     std::vector<TensorRef> finish() {
-        if (options_.accumulate) {
-            for (Leaf& leaf : leaves_) store(*leaf.meta, std::move(leaf.gradient));
-            return {};
-        }
+        for (size_t i = 0; i < leaves_.size(); ++i)
+            if (Leaf& leaf = leaves_[i]; leaf.gradient && !leaf.stored && wants({nullptr, leaf.meta, 0}))
+                finish_leaf(leaf);
+        if (options_.accumulate) return {};
         captured_.resize(inputs_.size());
         for (size_t i = 0; i < inputs_.size(); ++i)
             for (Leaf& leaf : leaves_)
-                if (inputs_[i]->meta == leaf.meta) captured_[i] = leaf.gradient;
+                if (inputs_[i].leaf && inputs_[i].leaf == leaf.meta) captured_[i] = leaf.gradient;
         return std::move(captured_);
     }
 
-    std::span<const TensorRef> inputs_;
+    std::span<const Edge> inputs_;
     BackwardOptions options_;
     uint64_t run_;
     std::vector<Node*> all_;
     std::vector<Node*> heap_;
-    std::vector<std::pair<Edge, TensorRef>> roots_;
+    std::span<const Root> roots_;
     std::vector<Leaf> leaves_;
     std::vector<TensorRef> captured_;
 };
 
 }  // namespace
 
-TensorRef (*call_hook)(const Opaque& hook, const TensorRef& gradient) = nullptr;
-Opaque (*call_pack)(const Opaque& hook, const TensorRef& tensor) = nullptr;
-TensorRef (*call_unpack)(const Opaque& hook, const Opaque& value) = nullptr;
-Results (*call_context)(Node& node) = nullptr;
-
 TensorRef saved_value(Node& node, SavedPlace place) {
     check_not_released(node);
-    return value_at(node, place.first, place.second, true);
+    const auto [kind, i] = place;
+    const size_t count = kind == Source::input    ? node.inputs.size()
+                         : kind == Source::output ? node.saved_outputs.size()
+                                                  : node.hidden.size();
+    return i < count ? value_at(node, kind, i, true) : nullptr;
 }
 
-std::vector<TensorRef> run_backward(std::span<const TensorRef> roots, std::span<const TensorRef> gradients,
-                                    std::span<const TensorRef> inputs, const BackwardOptions& options) {
+std::vector<TensorRef> run_backward(std::span<const Root> roots, std::span<const Edge> inputs,
+                                    const BackwardOptions& options) {
     struct Mode {
         bool before;
         ~Mode() { set_grad_enabled(before); }
     } mode{set_grad_enabled(options.create_graph)};
-    Engine engine(inputs, options);
-    for (size_t i = 0; i < roots.size(); ++i) {
-        Tensor& root = *roots[i];
-        KILN_CHECK(root.requires_grad(), runtime, "element ", i,
-                   " of tensors does not require grad and does not have a grad_fn");
-        TensorRef gradient = i < gradients.size() ? gradients[i] : nullptr;
-        if (!gradient) {
-            KILN_CHECK(root.numel == 1, runtime,
-                       "grad can be implicitly created only for scalar outputs (this one is ",
-                       shape_text(root.sizes), "); pass gradient=");
-            gradient = full_like(root, 1.0);
-        }
-        KILN_CHECK(gradient->sizes == root.sizes, runtime, "Mismatch in shape: grad_output[", i,
-                   "] has a shape of ", shape_text(gradient->sizes), " and output[", i, "] has a shape of ",
-                   shape_text(root.sizes), ".");
-        engine.add_root(root, gradient);
-    }
+    Engine engine(roots, inputs, options);
     return engine.run();
 }
 

@@ -281,11 +281,16 @@ void* from_cache(int& size_class) {
     }
 }
 
+int inference_threads = 0;
+thread_local bool inference = false;
+
 Storage* take_header() {
     if (!state.headers) new_headers();
     Storage* storage = state.headers;
     state.headers = static_cast<Storage*>(storage->context);
     storage->context = nullptr;
+    if (inference_threads) [[unlikely]]
+        storage->inference = inference;
     return storage;
 }
 
@@ -313,6 +318,13 @@ void Slabs::remove(Slab* slab) {
     leave(slab);
     --empty_;
     unmap(slab, block_bytes);
+}
+
+bool inference_mode() { return inference; }
+
+void set_inference_mode(bool wanted) {
+    inference_threads += wanted - inference;
+    inference = wanted;
 }
 
 void release(Storage* storage) {

@@ -20,11 +20,12 @@ struct alignas(64) Storage {
     void* data = nullptr;
     size_t nbytes = 0;  // as asked for
     uint32_t refcount = 0;
-    uint32_t version = 0;       // bumped by each write through kiln
-    bool public_ = false;       // someone outside kiln can read or write the memory
-    bool read_only = false;     // foreign memory that must not be written
-    uint16_t size_class = 0;    // the allocator's; meaningless for foreign memory
-    int32_t recording_id = -1;  // both owned by record.cpp: the place of this storage in a recording
+    uint32_t version = 0;        // bumped by each write through kiln
+    bool public_ : 1 = false;    // someone outside kiln can read or write the memory
+    bool read_only : 1 = false;  // foreign memory that must not be written
+    bool inference : 1 = false;  // made in inference mode: it has no version, backward may not keep it
+    uint16_t size_class = 0;     // the allocator's; meaningless for foreign memory
+    int32_t recording_id = -1;   // both owned by record.cpp: the place of this storage in a recording
     void* recording = nullptr;
     uint32_t busy = 0;          // uses by kernels that run without the interpreter lock (busy.h)
     uint32_t below = 0;         // what all values are known to lie below, as none is negative; 0: nothing
@@ -73,6 +74,10 @@ using StorageRef = Ref<Storage>;
 // Uninitialised memory of at least `nbytes`, aligned to 64 bytes; `data` is never null, even for 0 bytes.
 // Error{memory} when the system has no more, after the cache was given back.
 StorageRef allocate(size_t nbytes);
+
+// Whether this thread is in inference mode: what it allocates and adopts is marked as made there.
+bool inference_mode();
+void set_inference_mode(bool inference);
 
 // Memory from elsewhere, not copied: NumPy, DLPack, a mapped file. `deleter(context)` runs when the last
 // reference goes. The storage is public from the start.

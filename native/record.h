@@ -107,7 +107,11 @@ private:
 // Runs what was recorded, as a program or op by op (flush.cpp). The recording stays as it is.
 void run_recording(Recording& recording, const char* cause);
 
-// The recording ops of this thread are appended to; null outside compiled regions and during a flush.
+// Every node keeps where in the program it was made, and gradients are watched: ops run on their lines.
+extern bool anomaly_mode;
+
+// The recording ops of this thread are appended to; null outside compiled regions, during a flush and in
+// anomaly mode.
 Recording* current_recording();
 void begin_recording(const std::shared_ptr<Region>& region);
 // Ends the innermost region; the outermost one flushes.

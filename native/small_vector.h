@@ -53,11 +53,13 @@ public:
         while (count_ < count) new (data_ + count_++) T();
         while (count_ > count) data_[--count_].~T();
     }
-    void clear() { resize(0); }
+    void clear() {
+        while (count_ > 0) data_[--count_].~T();
+    }
 
 private:
     T* inline_data() { return reinterpret_cast<T*>(inline_); }
-    void grow(size_t capacity) {
+    [[gnu::noinline]] void grow(size_t capacity) {
         if (capacity > UINT32_MAX) throw std::bad_alloc();
         T* grown = static_cast<T*>(::operator new(capacity * sizeof(T)));
         for (size_t i = 0; i < count_; ++i) {

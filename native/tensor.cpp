@@ -25,7 +25,10 @@ void Dims::grow(size_t count) {
 }
 
 AutogradMeta& ensure_meta(Tensor& tensor) {
-    if (!tensor.meta) tensor.meta = MetaRef(new_meta());
+    if (!tensor.meta) {
+        tensor.meta = MetaRef(new_meta());
+        tensor.meta->owner = &tensor;
+    }
     return *tensor.meta;
 }
 

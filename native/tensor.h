@@ -104,6 +104,7 @@ private:
 struct Node;
 struct Tensor;
 struct AutogradMeta;
+struct Extras;  // what few nodes and leaves have (autograd.h)
 void release(Node* node);
 void release(Tensor* tensor);
 void release(AutogradMeta* meta);
@@ -132,10 +133,13 @@ struct Opaque {
     }
 };
 
-// A function to call on a gradient.
+// A function to call when backward comes by: on one gradient; on all that a node gets; on all it gives and
+// gets; when a leaf's .grad is there.
+enum class HookKind : uint8_t { tensor, before, after, accumulated };
 struct Hook {
     uint64_t id;
-    uint32_t index;  // of the node's output
+    uint32_t index;  // of a tensor's hook: the node's output
+    HookKind kind;
     Opaque function;
 };
 
@@ -148,10 +152,11 @@ public:
     ~Hooks() {
         if (!list_.empty()) clear();
     }
-    uint64_t add(uint32_t index, Opaque function);
+    uint64_t add(HookKind kind, uint32_t index, Opaque function);
     static void remove(uint64_t id);  // nothing, if its list or the hook is gone
     void clear();
     const std::vector<Hook>& list() const { return list_; }
+    std::vector<Hook> of(HookKind kind) const;  // a copy: what runs may add and remove
 
 private:
     std::vector<Hook> list_;
@@ -166,9 +171,11 @@ struct AutogradMeta {
     bool requires_grad = false;  // of a leaf
     uint32_t place = 0;          // the engine's: where the run that goes through gathers its gradient,
     uint64_t run = 0;            // if this is that run
+    uint32_t waiting = 0;        // if it has extras: edges to it that the run has not come along yet
+    Tensor* owner = nullptr;     // the leaf, while it lives; borrowed
     NodeRef retained;            // whose output's gradient is kept in `grad`, though the tensor is no leaf
     TensorRef grad;
-    Hooks hooks;
+    std::unique_ptr<Extras> extras;
 };
 
 struct Tensor {

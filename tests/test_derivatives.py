@@ -52,7 +52,7 @@ def layouts_of(name: str) -> tuple[str, ...]:
 
 
 def runs(name: str) -> Iterator[tuple[Case, str, str]]:
-    """(case, dtype, layout): every sample in float32, the first in the other layouts; with FULL, all of both."""
+    """(case, dtype, layout): every sample in float32, the first in other layouts; with FULL, all of both."""
     entry = SAMPLED[name]
     dtypes = [d for d in grad_dtypes(entry) if FULL or d == "float32"]
     for dtype in dtypes:

@@ -120,8 +120,8 @@ case("glu", lambda k, x: k.nn.functional.glu(x), [1.0, 0.0, -1.0, 1000.0])
 # -- functions of one number --------------------------------------------------------------------------------
 
 for name in (
-    "abs sign sgn sqrt rsqrt log log1p log2 log10 reciprocal exp sinc asin acos atanh acosh tan frac floor ceil "
-    "round trunc erfinv logit expm1 square tanh sigmoid deg2rad nan_to_num cosh sinh erf erfc"
+    "abs sign sgn sqrt rsqrt log log1p log2 log10 reciprocal exp sinc asin acos atanh acosh tan frac floor "
+    "ceil round trunc erfinv logit expm1 square tanh sigmoid deg2rad nan_to_num cosh sinh erf erfc"
 ).split():
     case(name, lambda k, x, name=name: getattr(x, name)(), [-1.0, -0.0, 0.0, 1.0, 0.5, INF, -INF, NAN])
 for name in ("digamma", "lgamma", "i0"):

@@ -2,28 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Union
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, Union
 
 from kiln import _core, ops
 from kiln._core import Tensor
+from kiln.autograd.graph import GradientEdge
 from kiln.errors import describe, message
 
-Tensors = Union[Tensor, Sequence[Tensor]]
+Place = Union[Tensor, GradientEdge]  # where a gradient starts, or is asked for
+Places = Union[Place, Sequence[Place]]
 Gradients = Union[Tensor, Sequence[Union[Tensor, None]], None]
+
+_CYCLE = (
+    "Using backward() with create_graph=True will create a reference cycle between the parameter and its "
+    "gradient which can cause a memory leak. We recommend using autograd.grad when creating the graph to "
+    "avoid this. If you have to use this function, make sure to reset the .grad fields of your parameters to "
+    "None after use to break the cycle and avoid the leak."
+)
 
 
 def backward(
-    tensors: Tensors,
+    tensors: Places,
     grad_tensors: Gradients = None,
     retain_graph: bool | None = None,
     create_graph: bool = False,
-    inputs: Tensors | None = None,
+    grad_variables: Gradients = None,
+    inputs: Places | Mapping[Any, Place] | None = None,
 ) -> None:
     """Add the gradients of `tensors` to the `.grad` of the leaves they depend on (or only of `inputs`).
 
     `grad_tensors` holds one gradient per tensor, of its shape; None stands for 1 where the tensor has one
-    element. Raises RuntimeError for a missing gradient, a wrong shape, or a tensor without history.
+    element. Tensors may be GradientEdges. Of `inputs` that are no leaves `.grad` is kept: retain_grad().
+    `grad_variables` is an old name of `grad_tensors`. Raises RuntimeError for a missing gradient, a wrong
+    shape, no inputs, or a tensor without history; warns where `create_graph` makes a cycle.
 
     >>> import kiln
     >>> x = kiln.tensor([1.0, 2.0], requires_grad=True)
@@ -32,22 +45,28 @@ def backward(
     [2.0, 4.0]
     """
     keep = create_graph if retain_graph is None else retain_graph
-    if isinstance(tensors, Tensor) and grad_tensors is None and inputs is None:
+    if create_graph:
+        warnings.warn(_CYCLE, stacklevel=2)
+    if isinstance(tensors, Tensor) and grad_tensors is None and inputs is None and grad_variables is None:
         _core.run_backward((tensors,), (None,), keep, create_graph, None, True)
         return
-    roots = _tuple(tensors)
-    leaves = None if inputs is None else _tuple(inputs)
-    if leaves is not None and not leaves:
-        raise RuntimeError(
-            message("backward", "at least one tensor in inputs", "none", "omit inputs for all")
+    if grad_variables is not None:
+        warnings.warn(
+            "`grad_variables` is deprecated. Use `grad_tensors` instead.", FutureWarning, stacklevel=2
         )
+        if grad_tensors is not None:
+            raise RuntimeError("`grad_tensors` and `grad_variables` (deprecated) arguments both passed to "
+                               "`backward()`. Please only use `grad_tensors`.")  # fmt: skip
+        grad_tensors = grad_variables
+    roots = _tuple(tensors)
+    wanted = None if inputs is None else _inputs("backward", inputs)
     seeds = _seeds("backward", roots, grad_tensors)
-    _core.run_backward(roots, seeds, keep, create_graph, leaves, True)
+    _core.run_backward(roots, seeds, keep, create_graph, wanted, True)
 
 
 def grad(
-    outputs: Tensors,
-    inputs: Tensors,
+    outputs: Places,
+    inputs: Places | Mapping[Any, Place],
     grad_outputs: Gradients = None,
     retain_graph: bool | None = None,
     create_graph: bool = False,
@@ -55,11 +74,11 @@ def grad(
     allow_unused: bool | None = None,
     is_grads_batched: bool = False,
     materialize_grads: bool = False,
-) -> tuple[Tensor | None, ...]:
+) -> Any:
     """The gradients of `outputs` with respect to `inputs`, one per input; no `.grad` changes.
 
     An input the outputs do not depend on raises RuntimeError, or gives None under `allow_unused`, or
-    zeros under `materialize_grads`.
+    zeros under `materialize_grads`. Outputs and inputs may be GradientEdges. A dict of inputs gives a dict.
 
     >>> import kiln
     >>> x = kiln.tensor(3.0, requires_grad=True)
@@ -68,61 +87,107 @@ def grad(
     2.0
     """
     if not only_inputs:
-        raise NotImplementedError("grad: only_inputs=False is not supported; use backward() to fill .grad")
+        warnings.warn(
+            "only_inputs argument is deprecated and is ignored now (defaults to True). To accumulate "
+            "gradient for other parts of the graph, please use kiln.autograd.backward.",
+            FutureWarning,
+            stacklevel=2,
+        )
     if is_grads_batched:
         raise NotImplementedError("grad: is_grads_batched is not supported; call grad once per gradient")
     if materialize_grads and allow_unused is False:
-        raise ValueError("grad: expected allow_unused to be true or omitted where materialize_grads is true")
-    roots, wanted = _tuple(outputs), _tuple(inputs)
+        raise ValueError(
+            "Expected allow_unused to be True or not passed when materialize_grads=True, but got: "
+            "allow_unused=False."
+        )
+    roots, wanted = _tuple(outputs), _inputs("grad", inputs)
     for k, x in enumerate(wanted):
-        if not x.requires_grad:
-            hint = "call requires_grad_() on it before the outputs are computed"
+        if isinstance(x, Tensor) and not x.requires_grad:
             raise RuntimeError(
-                message("grad", "inputs that require grad", f"inputs[{k}] that does not", hint)
+                f"One of the differentiated Tensors does not require grad: inputs[{k}]; call "
+                "requires_grad_() on it before the outputs are computed"
             )
     seeds = _seeds("grad", roots, grad_outputs)
     keep = create_graph if retain_graph is None else retain_graph
-    found: tuple[Tensor | None, ...] = _core.run_backward(roots, seeds, keep, create_graph, wanted, False)
-    if materialize_grads:
-        return tuple(ops.zeros_like(x) if g is None else g for g, x in zip(found, wanted, strict=True))
-    if not allow_unused and any(g is None for g in found):
-        k = next(k for k, g in enumerate(found) if g is None)
-        came = f"inputs[{k}] ({describe(wanted[k])}), which was not used"
-        hint = "pass allow_unused=True to get None for it"
-        raise RuntimeError(message("grad", "inputs that the outputs depend on", came, hint))
-    return found
+    found = _core.run_backward(roots, seeds, keep, create_graph, wanted, False)
+    found = tuple(
+        _of_unused(k, x, materialize_grads, bool(allow_unused), create_graph) if g is None else g
+        for k, (g, x) in enumerate(zip(found, wanted, strict=True))
+    )
+    return dict(zip(inputs, found, strict=True)) if isinstance(inputs, Mapping) else found
 
 
-def _tuple(tensors: Tensors) -> tuple[Tensor, ...]:
-    """One tensor or a sequence of tensors, as a tuple."""
-    return (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
+def _of_unused(k: int, x: Place, zeros: bool, allowed: bool, create_graph: bool) -> Tensor | None:
+    """What stands for the gradient of input k, which the outputs do not depend on."""
+    if zeros and not isinstance(x, Tensor):
+        raise RuntimeError("materialize_grads cannot be used when the given input is a GradientEdge")
+    if zeros:
+        made: Tensor = ops.zeros_like(x, requires_grad=create_graph)
+        return made
+    if not allowed:
+        came = "" if isinstance(x, GradientEdge) else f" ({describe(x)})"
+        raise RuntimeError(
+            f"The differentiated Tensor at index {k}{came} appears to not have been used in the graph. Set "
+            "allow_unused=True if this is the desired behavior."
+        )
+    return None
 
 
-def _seeds(op: str, roots: tuple[Tensor, ...], given: Gradients) -> tuple[Tensor | None, ...]:
+def _tuple(tensors: Places) -> tuple[Place, ...]:
+    """One tensor, or a sequence of tensors, as a tuple."""
+    return (tensors,) if isinstance(tensors, (Tensor, GradientEdge)) else tuple(tensors)
+
+
+def _inputs(op: str, inputs: Places | Mapping[Any, Place]) -> tuple[Place, ...]:
+    """What gradients are asked for. RuntimeError for nothing, TypeError for a mapping that is no dict."""
+    if isinstance(inputs, Mapping):
+        if type(inputs) is not dict:
+            raise TypeError(
+                f"`inputs` argument to `{op}()` must be a dict, not {type(inputs).__name__}. Other Mapping "
+                "types are not supported."
+            )
+        inputs = tuple(inputs.values())
+    wanted = _tuple(inputs)
+    if not wanted:
+        raise RuntimeError(f"`inputs` argument to `{op}()` cannot be empty.")
+    return wanted
+
+
+def _seeds(op: str, roots: tuple[Place, ...], given: Gradients) -> tuple[Tensor | None, ...]:
     """One gradient per root, of its shape; ones where none was given and the root has one element."""
     if given is None:
         seeds: tuple[Tensor | None, ...] = (None,) * len(roots)
     else:
         seeds = (given,) if isinstance(given, Tensor) else tuple(given)
+    for seed in seeds:
+        if seed is not None and not isinstance(seed, Tensor):
+            raise TypeError(f"gradients can be either Tensors or None, but got {type(seed).__name__}")
     if len(seeds) != len(roots):
         raise RuntimeError(message(op, f"{len(roots)} gradients, one per tensor", str(len(seeds))))
     return tuple(_seed(op, k, root, seed) for k, (root, seed) in enumerate(zip(roots, seeds, strict=True)))
 
 
-def _seed(op: str, k: int, root: Tensor, seed: Tensor | None) -> Tensor | None:
+def _seed(op: str, k: int, root: Place, seed: Tensor | None) -> Tensor | None:
     """The checked gradient of root k."""
+    shape: Any
+    dtype: Any
+    if isinstance(root, Tensor):
+        requires_grad, shape, dtype = root.requires_grad, tuple(root.shape), root.dtype
+    elif not isinstance(root, GradientEdge):
+        raise TypeError(message(op, "tensors or GradientEdges", describe(root)))
+    else:
+        requires_grad, (shape, dtype) = True, root.ownership_token or (None, None)
     if seed is None:
-        if not root.requires_grad:
+        if not requires_grad:
             return None  # the engine names the tensor that has no history
-        if root.numel() != 1:
+        if shape is None or any(size != 1 for size in shape):
             expected = "a tensor of one element (grad can be implicitly created only for scalar outputs)"
-            raise RuntimeError(
-                message(op, expected, describe(root), "sum it, or pass a gradient of its shape")
-            )
-        return None  # the engine starts from 1
-    if not isinstance(seed, Tensor):
-        raise TypeError(message(op, "gradients that are tensors or None", describe(seed)))
-    if tuple(seed.shape) != tuple(root.shape):
-        expected = f"gradient {k} of shape {tuple(root.shape)}, the shape of its tensor"
-        raise RuntimeError(message(op, expected, describe(seed)))
+            came = "a GradientEdge" if shape is None else f"shape {shape}"
+            raise RuntimeError(message(op, expected, came, "sum it, or pass a gradient of its shape"))
+        return None if isinstance(root, Tensor) else ops.ones(shape, dtype=dtype)
+    if shape is not None and tuple(seed.shape) != shape:
+        raise RuntimeError(
+            f"Mismatch in shape: grad_output[{k}] has a shape of {tuple(seed.shape)} and output[{k}] has a "
+            f"shape of {shape}."
+        )
     return seed

@@ -12,7 +12,7 @@ from typing import Any
 
 from kiln import _core, ops
 from kiln._core import Tensor
-from kiln.autograd.mode import no_grad
+from kiln.autograd.grad_mode import no_grad
 from kiln.errors import describe
 
 
@@ -49,8 +49,12 @@ class FunctionCtx:
         if self._places is None:
             return self._kept
         if self._node is None:
-            raise RuntimeError("saved_tensors: there only while backward runs")
-        return tuple([p and self._node.saved(*p) for p in self._places])
+            raise RuntimeError("saved_tensors: there while backward runs, and as an attribute of grad_fn")
+        return self.saved_in(self._node)
+
+    def saved_in(self, node: Any) -> tuple[Tensor | None, ...]:
+        """The tensors saved, from the node that has this context."""
+        return tuple([p and node.saved(*p) for p in self._places])
 
     def mark_dirty(self, *tensors: Tensor) -> None:
         """Says that forward changes these inputs in place; each must also be returned."""

@@ -63,10 +63,10 @@ def gradcheck(
     be float64, without dims of stride 0, at a point where `func` is differentiable; they are moved in place
     and restored. Checked too: backward run twice agrees within `nondet_tol`; a gradient of zeros gives zeros;
     undefined ones are taken (`check_undefined_grad`); gradients have their inputs' dtypes
-    (`check_grad_dtypes`). `fast_mode` compares one product with random vectors (of a generator of its own)
-    instead of whole Jacobians. `masked` says nothing here, as there are no sparse tensors. True, or
-    GradcheckError (False with `raise_exception=False`). ValueError if no input requires grad, RuntimeError for
-    one of stride 0, NotImplementedError for `check_forward_ad`: there is no forward mode.
+    (`check_grad_dtypes`). `fast_mode` compares one product with random vectors, of a generator of its own,
+    instead of whole Jacobians. `masked` says nothing here: there are no sparse tensors. True, or
+    GradcheckError (False with `raise_exception=False`). ValueError if no input requires grad, RuntimeError
+    for one of stride 0, NotImplementedError for `check_forward_ad`: there is no forward mode.
 
     >>> import kiln
     >>> x = kiln.tensor([0.5, -1.0], dtype=kiln.float64, requires_grad=True)
@@ -249,8 +249,8 @@ def _difference(
         for what, one, other in (("shape", low.shape, high.shape), ("dtype", low.dtype, high.dtype)):
             if one != other:
                 raise AssertionError(
-                    f"Expected `func` to return outputs with the same {what} when inputs are perturbed {where}"
-                    f"by {eps}, but got:  {what}s {one} and {other}."
+                    f"Expected `func` to return outputs with the same {what} when inputs are perturbed "
+                    f"{where}by {eps}, but got:  {what}s {one} and {other}."
                 )
         found.append(((high - low) / (2 * eps)).reshape(-1))
     return found

@@ -12,7 +12,8 @@ from kiln.ops import declare as d
 from kiln.ops import kinds
 from kiln.ops.pointwise import convert, where
 from kiln.ops.record import Number, Operand, Sample, Structure, Tensor, composite, pointwise
-from kiln.ops.unary import abs, erf, exp, expm1, log1p, sigmoid, tanh
+from kiln.ops.scalars import normal
+from kiln.ops.unary import abs, exp, expm1, float_function, log1p, sigmoid, tanh
 
 
 def wide(x: Any) -> Any:
@@ -98,6 +99,37 @@ def _gelu(np: Any, x: Any, approximate: str = "none") -> Any:
     return (0.5 * x * (1 + np.vectorize(math.erf, otypes=[float])(x / math.sqrt(2)))).astype(x.dtype)
 
 
+def _gelu_slope(np: Any, x: Any) -> Any:
+    import math
+
+    share = 0.5 * (1 + np.vectorize(math.erf, otypes=[float])(x / math.sqrt(2)))
+    return (share + x * np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)).astype(x.dtype)
+
+
+gelu_slope = float_function(
+    "gelu_slope",
+    normal.gelu_slope,
+    lambda g, input: g * ((2 - input * input) * (0.3989422804014327 * exp(-0.5 * (input * input)))),
+    d.reference(_gelu_slope),
+    d.unary(),
+    "The derivative of `gelu`.",
+    dtypes="float",
+    public=False,
+    inplace=False,
+)
+gelu_exact = float_function(
+    "gelu_exact",
+    normal.gelu,
+    lambda g, input: g * gelu_slope(input),
+    d.reference(_gelu),
+    d.unary(),
+    "`gelu` without a choice.",
+    dtypes="float",
+    public=False,
+    inplace=False,
+)
+
+
 @composite(
     samples=d.samples(
         lambda rng, t: ((d.array(rng, (3, 5), t),), {}),
@@ -119,7 +151,7 @@ def gelu(input: Tensor, approximate: Structure = "none") -> Any:
     """
     x = floating(input, "GeluKernelImpl")
     if approximate == "none":
-        result = 0.5 * x * (1 + erf(x * 0.7071067811865476))
+        result = gelu_exact(x)
     elif approximate == "tanh":
         inner = 0.7978845608028654 * (x + 0.044715 * (x * x * x))
         result = 0.5 * x * (1 + tanh(inner))

@@ -11,7 +11,10 @@ to it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import os
+import sys
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -58,7 +61,7 @@ class _Run:
 
     def __init__(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
-        preserve_rng_state: bool, check: bool,
+        preserve_rng_state: bool, check: bool, context: Any, early_stop: bool, debug: bool,
     ) -> None:  # fmt: skip
         def keep(value: Any) -> Any:
             return _Kept(value) if isinstance(value, Tensor) else value
@@ -68,14 +71,27 @@ class _Run:
         self.kwargs = {name: keep(value) for name, value in kwargs.items()}
         self.random = _core.random_state() if preserve_rng_state else None
         self.check = check
-        self.places: list[tuple[ref[_Place], str]] = []
+        self.context = context  # for running again
+        self.early_stop = early_stop
+        self.debug = debug
+        self.complete = False  # the forward is over: nothing more will be saved
+        self.places: list[tuple[ref[_Place], str, str]] = []  # of each, what it looked like, and its line
         self.values: WeakKeyDictionary[_Place, tuple[Tensor, int]] = WeakKeyDictionary()
 
     def pack(self, tensor: Tensor) -> _Place:
         """Keeps the place only."""
         place = _Place()
-        self.places.append((ref(place), describe(tensor)))
+        self.places.append((ref(place), describe(tensor), self.line()))
         return place
+
+    def line(self) -> str:
+        """Where in the user's program this is, if it was asked for: " at file:line"."""
+        if not self.debug:
+            return ""
+        frame: Any = sys._getframe()
+        while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+            frame = frame.f_back
+        return f" at {frame.f_code.co_filename}:{frame.f_lineno}"
 
     def unpack(self, place: _Place) -> Tensor:
         """The value of a place; everything is computed again if it is not there."""
@@ -96,17 +112,20 @@ class _Run:
 
         def pack(tensor: Tensor) -> Tensor:
             nonlocal count
-            place, was = self.places[count]
+            if count == len(self.places):
+                self.refuse_count(f"more than {count}")
+            place, was, line = self.places[count]
             if self.check and describe(tensor) != was:
-                came = f"a {describe(tensor)}"
+                came = f"{describe(tensor)}{self.line()}"
                 raise CheckpointError(
-                    message("checkpoint", f"saved tensor {count} to be a {was}, as at first", came, _HINT)
+                    "checkpoint: Recomputed values for the following tensors have different metadata than "
+                    f"during the forward pass: saved tensor {count} was {was}{line} and is {came}; {_HINT}"
                 )
             tensor = tensor.detach()
             if (alive := place()) is not None:
                 self.values[alive] = tensor, tensor._version
             count += 1
-            if count == len(self.places):
+            if count == len(self.places) and (self.early_stop or not self.complete):
                 raise _Stop
             return tensor
 
@@ -118,34 +137,88 @@ class _Run:
         try:
             if self.random is not None:
                 _core.set_random_state(*self.random)
-            with enable_grad(), saved_tensors_hooks(pack, lambda tensor: tensor):
+            with enable_grad(), self.context, saved_tensors_hooks(pack, lambda tensor: tensor):
                 self.function(*args, **kwargs)
         except _Stop:
             return
         finally:
             if self.random is not None:
                 _core.set_random_state(*random)
+        if count < len(self.places):
+            self.refuse_count(str(count))
+
+    def refuse_count(self, came: str) -> None:
+        """Raises CheckpointError."""
         raise CheckpointError(
-            message("checkpoint", f"{len(self.places)} tensors saved, as at first", str(count), _HINT)
+            "checkpoint: A different number of tensors was saved during the original forward and "
+            f"recomputation: {len(self.places)} at first, then {came}; {_HINT}"
         )
 
 
+_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _HINT = "the function must do the same each time it is called with the same arguments"
+
+
+class _Setting:
+    """What a context manager may say in the place of an argument of checkpoint."""
+
+    def __init__(self) -> None:
+        self.said: bool | None = None
+
+    def get(self, given: bool) -> bool:
+        return given if self.said is None else self.said
+
+    @contextmanager
+    def during(self, said: bool | None) -> Generator[None, None, None]:
+        found, self.said = self.said, said
+        try:
+            yield
+        finally:
+            self.said = found
+
+
+_early_stop, _debug = _Setting(), _Setting()
+
+
+def set_checkpoint_early_stop(enable: bool) -> Any:
+    """A context manager: inside, what checkpoints run again ends early, or not, whatever they are told.
+
+    >>> import kiln
+    >>> with kiln.utils.checkpoint.set_checkpoint_early_stop(False):
+    ...     y = kiln.utils.checkpoint.checkpoint(kiln.exp, kiln.ones(2, requires_grad=True))
+    """
+    return _early_stop.during(enable)
+
+
+def set_checkpoint_debug_enabled(enabled: bool | None) -> Any:
+    """A context manager: inside, checkpoints are made with this `debug`; None: with what they are told."""
+    return _debug.during(enabled)
+
+
+def noop_context_fn() -> tuple[Any, Any]:
+    """What context_fn is if it is not given: two context managers that do nothing."""
+    return nullcontext(), nullcontext()
 
 
 def checkpoint(
     function: Callable[..., Any],
     *args: Any,
-    use_reentrant: bool = False,
-    preserve_rng_state: bool = True,
+    use_reentrant: bool | None = None,
+    context_fn: Callable[[], tuple[Any, Any]] = noop_context_fn,
     determinism_check: str = "default",
+    debug: bool = False,
+    early_stop: bool = True,
+    preserve_rng_state: bool = True,
     **kwargs: Any,
 ) -> Any:
     """`function(*args, **kwargs)`, whose intermediate values backward computes again instead of keeping.
 
     Gradients have the same bits as without. The function must do the same when it is called again:
     `preserve_rng_state` puts the random state back for that, `determinism_check="none"` drops the comparison
-    of the shapes and dtypes it saves. Raises NotImplementedError for use_reentrant=True.
+    of the shapes and dtypes it saves. `context_fn` gives two context managers, for the call and for calling
+    again, which ends where nothing more is needed unless `early_stop` is false. With `debug` what did not do
+    the same is named by its lines. There is one kind of checkpoint: `use_reentrant` may be given, and changes
+    nothing. Raises CheckpointError, in backward, where the function did something else.
 
     >>> import kiln
     >>> x = kiln.ones(3, requires_grad=True)
@@ -153,24 +226,27 @@ def checkpoint(
     >>> x.grad
     tensor([5.4366, 5.4366, 5.4366])
     """
-    if use_reentrant:
-        raise NotImplementedError("checkpoint: use_reentrant=True is not supported; leave it out")
     if determinism_check not in ("default", "none"):
         raise ValueError(
             message("checkpoint", 'determinism_check "default" or "none"', repr(determinism_check))
         )
     if not _core.grad_enabled():
         return function(*args, **kwargs)
-    run = _Run(function, args, kwargs, preserve_rng_state, determinism_check == "default")
-    with saved_tensors_hooks(run.pack, run.unpack):
-        return function(*args, **kwargs)
+    first, again = context_fn()
+    check = determinism_check == "default"
+    stop, told = _early_stop.get(early_stop), _debug.get(debug)
+    run = _Run(function, args, kwargs, preserve_rng_state, check, again, stop, told)
+    with saved_tensors_hooks(run.pack, run.unpack), first:
+        result = function(*args, **kwargs)
+    run.complete = True
+    return result
 
 
 def checkpoint_sequential(
     functions: Iterable[Callable[[Any], Any]],
     segments: int,
     input: Any,
-    use_reentrant: bool = False,
+    use_reentrant: bool | None = None,
     preserve_rng_state: bool = True,
 ) -> Any:
     """The functions (or a Sequential's modules) in turn, in segments: all but the last a checkpoint.

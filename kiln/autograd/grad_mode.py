@@ -1,0 +1,230 @@
+"""The switches of grad mode and inference mode: context managers and decorators that restore what they found.
+
+Both flags live in the core, one pair per thread. Entering remembers them, leaving (by any way out) puts them
+back; one object may be entered several times, nested or in turn.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Generator
+from functools import wraps
+from types import TracebackType
+from typing import Any, TypeVar, cast
+
+from kiln import _core
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_GENERATOR = 0x20  # CO_GENERATOR of a code object's flags
+
+
+class _Mode:
+    """Sets the core's flags between entry and exit; `_switch` says to what."""
+
+    __slots__ = ("_found", "mode")
+
+    def __init__(self, mode: bool) -> None:
+        self.mode = mode
+        self._found: list[tuple[bool, bool]] = []  # one entry for each time this object is entered
+
+    def _switch(self) -> None:
+        _core.set_grad_enabled(self.mode)
+
+    def __enter__(self) -> None:
+        self._found.append(_core.modes())
+        self._switch()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _core.set_modes(*self._found.pop())
+
+    def clone(self) -> Any:
+        """Another one that does the same."""
+        return type(self)() if isinstance(self, (no_grad, enable_grad)) else type(self)(self.mode)
+
+    def __call__(self, function: Function) -> Function:
+        """`function` run under this mode; a generator function gets the mode in each of its resumes.
+
+        Of a class it is the constructor, with a FutureWarning.
+        """
+        if isinstance(function, type):
+            warnings.warn(
+                "Decorating classes is deprecated and will be disabled in future versions. You should only "
+                "decorate functions or methods. To preserve the current behavior of class decoration, you "
+                "can directly decorate the `__init__` method and nothing else.",
+                FutureWarning,
+                stacklevel=3,
+            )
+        code = getattr(function, "__code__", None)
+        if code is not None and code.co_flags & _GENERATOR:
+            return cast(Function, self._generator_under(function))
+
+        @wraps(function)
+        def under_mode(*args: Any, **kwargs: Any) -> Any:
+            found = _core.modes()
+            self._switch()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                _core.set_modes(*found)
+
+        return cast(Function, under_mode)
+
+    def _generator_under(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A generator function whose body runs under the mode, while whoever resumes it keeps their own."""
+
+        def resume(step: Callable[..., Any], *values: Any) -> Any:
+            with self:
+                return step(*values)
+
+        @wraps(function)
+        def under_mode(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
+            body = function(*args, **kwargs)
+            try:
+                item = resume(next, body)
+                while True:
+                    try:
+                        sent = yield item
+                    except GeneratorExit:
+                        resume(body.close)
+                        raise
+                    except BaseException as error:
+                        item = resume(body.throw, error)
+                    else:
+                        item = resume(body.send, sent)
+            except StopIteration as end:
+                return end.value
+
+        return under_mode
+
+
+class no_grad(_Mode):
+    """Nothing computed inside is recorded for backward; `@no_grad` and `@no_grad()` decorate.
+
+    >>> import kiln
+    >>> x = kiln.ones(2, requires_grad=True)
+    >>> with kiln.no_grad():
+    ...     y = x * 2
+    >>> y.requires_grad
+    False
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, function: Callable[..., Any] | None = None) -> Any:
+        mode = super().__new__(cls)
+        if function is None:
+            return mode
+        _Mode.__init__(mode, False)
+        return mode(function)
+
+    def __init__(self) -> None:
+        super().__init__(False)
+
+
+class enable_grad(_Mode):
+    """Records for backward inside, also within `no_grad`; `@enable_grad` and `@enable_grad()` decorate."""
+
+    __slots__ = ()
+
+    def __new__(cls, function: Callable[..., Any] | None = None) -> Any:
+        mode = super().__new__(cls)
+        if function is None:
+            return mode
+        _Mode.__init__(mode, True)
+        return mode(function)
+
+    def __init__(self) -> None:
+        super().__init__(True)
+
+
+class set_grad_enabled(_Mode):
+    """Sets the grad mode at once; as a context manager it also restores the mode it replaced.
+
+    >>> import kiln
+    >>> with kiln.set_grad_enabled(False):
+    ...     kiln.is_grad_enabled()
+    False
+    """
+
+    __slots__ = ("_before",)
+
+    def __init__(self, mode: bool) -> None:
+        super().__init__(bool(mode))
+        self._before: tuple[bool, bool] | None = _core.modes()
+        self._switch()
+
+    def __enter__(self) -> None:
+        self._found.append(self._before or _core.modes())
+        self._before = None
+        self._switch()
+
+    def __call__(self, function: Function) -> Function:
+        if self._before is not None:  # used as a decorator: the construction was not meant to switch
+            _core.set_modes(*self._before)
+            self._before = None
+        return super().__call__(function)
+
+
+class inference_mode(_Mode):
+    """Inside, nothing is recorded for backward, and what is made never can be: cheaper than no_grad.
+
+    Tensors made inside have no `_version`, cannot be saved for backward, and can be changed in place inside
+    only; `clone()` outside makes an ordinary tensor. Views of ordinary tensors are ordinary. Tensors made
+    outside may be changed inside. Per thread; `inference_mode(False)` ends it inside, and records.
+    `enable_grad` has no effect inside. `@inference_mode` and `@inference_mode()` decorate.
+
+    >>> import kiln
+    >>> x = kiln.ones(2, requires_grad=True)
+    >>> with kiln.inference_mode():
+    ...     y = x * 2
+    >>> y.requires_grad, y.is_inference()
+    (False, True)
+    >>> x * y
+    Traceback (most recent call last):
+    RuntimeError: Inference tensors cannot be saved for backward. Please do not use Tensors created in \
+inference mode in computation tracked by autograd. To work around this, you can make a clone to get a normal \
+tensor and use it in autograd, or use no_grad() instead of inference_mode().
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, mode: Any = True) -> Any:
+        made = super().__new__(cls)
+        if isinstance(mode, bool):
+            return made
+        _Mode.__init__(made, True)
+        return made(mode)
+
+    def __init__(self, mode: bool = True) -> None:
+        super().__init__(mode)
+
+    def _switch(self) -> None:
+        _core.set_modes(not self.mode, self.mode)
+
+
+def is_inference_mode_enabled() -> bool:
+    """Whether inference mode is on in this thread.
+
+    >>> import kiln
+    >>> with kiln.inference_mode():
+    ...     kiln.is_inference_mode_enabled()
+    True
+    """
+    return _core.modes()[1]
+
+
+def is_inference(input: Any) -> bool:
+    """Whether a tensor was made in inference mode."""
+    return bool(input.is_inference())
+
+
+class set_multithreading_enabled(_Mode):
+    """Does nothing, at once and as a context manager: one thread runs backward, its kernels use several."""
+
+    __slots__ = ()
+
+    def _switch(self) -> None:
+        pass

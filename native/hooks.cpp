@@ -1,0 +1,147 @@
+// Hooks: where they are kept and how they are called; what may be asked of the run under way.
+#include "hooks.h"
+
+#include <iterator>
+#include <unordered_map>
+
+#include "check.h"
+
+namespace kiln {
+
+namespace {
+
+// Where each hook is, by its id.
+std::unordered_map<uint64_t, Hooks*>& lists_of_hooks() {
+    static auto* map = new std::unordered_map<uint64_t, Hooks*>();
+    return *map;
+}
+
+}  // namespace
+
+TensorRef (*call_hook)(const Opaque& hook, const TensorRef& gradient) = nullptr;
+void (*call_node_hook)(const Opaque&, std::span<TensorRef>, const std::span<TensorRef>*) = nullptr;
+void (*note_node)(Node& node, Node* parent) = nullptr;
+void (*check_node)(Node& node, std::span<const TensorRef> gradients) = nullptr;
+void (*node_failed)(Node& node) = nullptr;
+Opaque (*call_pack)(const Opaque& hook, const TensorRef& tensor) = nullptr;
+TensorRef (*call_unpack)(const Opaque& hook, const Opaque& value) = nullptr;
+Results (*call_context)(Node& node) = nullptr;
+
+uint64_t add_hook(Tensor& tensor, HookKind kind, Opaque function) {
+    const Edge edge = edge_of(tensor);
+    KILN_CHECK(edge, runtime, "cannot register a hook on a tensor that doesn't require gradient");
+    KILN_CHECK(edge.leaf || kind == HookKind::tensor, runtime,
+               "post accumulate grad hooks cannot be registered on non-leaf tensors; use register_hook()");
+    Extras& extras = edge.node ? ensure_extras(*edge.node) : ensure_extras(*edge.leaf);
+    return extras.hooks.add(kind, edge.index, std::move(function));
+}
+
+uint64_t Hooks::add(HookKind kind, uint32_t index, Opaque function) {
+    static uint64_t next_id = 1;
+    list_.push_back({next_id, index, kind, std::move(function)});
+    lists_of_hooks()[next_id] = this;
+    return next_id++;
+}
+
+void Hooks::remove(uint64_t id) {
+    auto found = lists_of_hooks().find(id);
+    if (found == lists_of_hooks().end()) return;
+    std::vector<Hook>& list = found->second->list_;
+    auto hook = std::find_if(list.begin(), list.end(), [&](const Hook& h) { return h.id == id; });
+    Opaque dropped = std::move(hook->function);  // as the last: it may run any code
+    list.erase(hook);
+    lists_of_hooks().erase(found);
+}
+
+std::vector<Hook> Hooks::of(HookKind kind) const {
+    std::vector<Hook> hooks;
+    std::copy_if(list_.begin(), list_.end(), std::back_inserter(hooks),
+                 [&](const Hook& hook) { return hook.kind == kind; });
+    return hooks;
+}
+
+void Hooks::clear() {
+    std::vector<Hook> dropped = std::exchange(list_, {});
+    for (const Hook& hook : dropped) lists_of_hooks().erase(hook.id);
+}
+
+void retain_at(AutogradMeta& meta, const NodeRef& node, uint32_t output) {
+    if (meta.retained)
+        std::erase_if(meta.retained->extras->retains, [&](const auto& r) { return r.first == &meta; });
+    meta.retained = node;
+    if (node) ensure_extras(*node).retains.emplace_back(&meta, output);
+}
+
+void retain_grad(Tensor& tensor) {
+    KILN_CHECK(tensor.requires_grad(), runtime, "can't retain_grad on Tensor that has requires_grad=False");
+    if (!up_to_date_grad_fn(tensor)) return;
+    AutogradMeta& meta = ensure_meta(tensor);
+    if (!meta.retained) retain_at(meta, tensor.node, tensor.output);
+}
+
+void call_tensor_hooks(const Extras* extras, std::span<TensorRef> gradients) {
+    if (!extras) return;
+    for (const Hook& hook : extras->hooks.of(HookKind::tensor)) {
+        TensorRef& gradient = gradients[hook.index];
+        if (TensorRef changed = gradient ? call_hook(hook.function, gradient) : nullptr) gradient = changed;
+    }
+}
+
+void call_node_hooks(const Extras* extras, HookKind kind, std::span<TensorRef> gradients,
+                     const std::span<TensorRef>* got) {
+    if (!extras) return;
+    for (const Hook& hook : extras->hooks.of(kind)) call_node_hook(hook.function, gradients, got);
+}
+
+void call_leaf_hooks(const AutogradMeta& leaf) {
+    if (!leaf.extras) return;
+    for (const Hook& hook : leaf.extras->hooks.of(HookKind::accumulated))
+        if (leaf.owner)
+            KILN_CHECK(!call_hook(hook.function, TensorRef(leaf.owner)), runtime,
+                       "Tensor post accumulate grad hooks should return None.");
+}
+
+std::vector<Pass>& passes() {
+    static auto* list = new std::vector<Pass>();
+    return *list;
+}
+
+Pass* own_pass() {
+    for (auto pass = passes().rbegin(); pass != passes().rend(); ++pass)
+        if (pass->thread == std::this_thread::get_id()) return &*pass;
+    return nullptr;
+}
+
+Root root_of(Tensor& root, TensorRef gradient, size_t i) {
+    Edge edge = edge_of(root);
+    KILN_CHECK(edge, runtime, "element ", i, " of tensors does not require grad and does not have a grad_fn");
+    if (!gradient) {
+        KILN_CHECK(root.numel == 1, runtime,
+                   "grad can be implicitly created only for scalar outputs (this one is ",
+                   shape_text(root.sizes), "); pass gradient=");
+        gradient = full_like(root, 1.0);
+    }
+    KILN_CHECK(gradient->sizes == root.sizes, runtime, "Mismatch in shape: grad_output[", i,
+               "] has a shape of ", shape_text(gradient->sizes), " and output[", i, "] has a shape of ",
+               shape_text(root.sizes), ".");
+    return {std::move(edge), std::move(gradient)};
+}
+
+Node* current_node() {
+    const Pass* pass = own_pass();
+    return pass ? pass->node : nullptr;
+}
+
+uint64_t current_run() {
+    const Pass* pass = own_pass();
+    return pass ? pass->run : 0;
+}
+
+bool will_visit(const Edge& edge) {
+    const uint64_t run = current_run();
+    return edge.node ? edge.node->run == run && edge.node->needed
+                     : edge.leaf && edge.leaf->run == run &&
+                           is_wanted(edge, own_pass()->inputs, own_pass()->options);
+}
+
+}  // namespace kiln
