@@ -18,7 +18,7 @@ ASAN_TESTS ?= tests/test_native_leaf.py $(filter-out tests/test_native_leaf.py t
     tests/test_table.py tests/test_docs.py, $(wildcard tests/test_*.py)) \
     $(addprefix tests/test_ops.py::,test_operands_are_not_written test_gradient test_errors)
 
-.PHONY: test demo bench ulp fuzz opinfo docs lint build asan bench-native clean
+.PHONY: test demo bench ulp fuzz opinfo gradcheck docs lint build asan bench-native clean
 
 test: $(VENV)/.kiln-installed
 	$(SAFE) $(BIN)/pytest -q -n $(WORKERS) --dist loadgroup $(ARGS)
@@ -38,6 +38,10 @@ fuzz: $(VENV)/.kiln-installed
 
 opinfo: $(VENV)/.kiln-installed
 	$(SAFE) $(BIN)/python -m kiln.testing.opinfo $(ARGS)
+
+gradcheck: $(VENV)/.kiln-installed
+	KILN_TEST_FULL=1 $(SAFE) $(BIN)/pytest -q -n $(WORKERS) --dist loadgroup tests/test_derivatives.py tests/test_subgradients.py \
+	    tests/test_gradcheck.py tests/test_ops.py::test_gradient $(ARGS)
 
 docs: $(VENV)/.tools
 	$(PIP) install scipy

@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 import kiln
-import kiln.testing.gradcheck
+import kiln.testing
 from kiln.testing import op_page
 
 ROOT = Path(__file__).parent.parent
 MODULES = [
     kiln.nn, kiln.nn.functional, kiln.nn.init, kiln.nn.utils, kiln.optim, kiln.optim.lr_scheduler,
-    kiln.autograd, kiln.utils.data, kiln.datasets, kiln.viz, kiln.testing.gradcheck,
+    kiln.autograd, kiln.utils.data, kiln.datasets, kiln.viz,
     kiln.masked, kiln.signal.windows, kiln.testing, kiln.func, kiln.autograd.functional, kiln.func.tree,
 ]  # fmt: skip
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -17,7 +17,6 @@ import pytest
 from backend import kiln, needs_kiln, torch
 
 from kiln.testing.compare import close, difference, dtype_name, freeze, same_bits, to_array
-from kiln.testing.gradcheck import gradcheck, gradgradcheck
 from kiln.testing.layouts import LAYOUTS
 from kiln.testing.op_cases import Case, Entry, arrays_of, expanded, resized, results_of, rounded, tensors
 
@@ -341,7 +340,7 @@ def test_gradient(name: str) -> None:
         def fn(*_: Any, given: Case = given) -> Any:
             return tuple(call(entry, given))
 
-        gradcheck(fn, leaves, framework=kiln)
+        kiln.autograd.gradcheck(fn, leaves)
         if sum(t.numel() for t in leaves) <= 40:
             gradgradcheck_at(entry, given, leaves)
 
@@ -352,7 +351,7 @@ def gradgradcheck_at(entry: Entry, given: Case, leaves: list[Any]) -> None:
     def fn(*values: Any) -> Any:
         return tuple(call(entry, given))
 
-    gradgradcheck(fn, leaves, framework=kiln)
+    kiln.autograd.gradgradcheck(fn, leaves)
 
 
 def run_with_gradients(entry: Entry, given: Case) -> list[Any]:

@@ -4,6 +4,7 @@ no_grad, enable_grad, set_grad_enabled   context managers and decorators over on
 inference_mode                           the same, and what is made inside never takes part in backward
 backward(tensors, ...)                   accumulates into the `.grad` of the leaves
 grad(outputs, inputs, ...)               returns gradients, accumulates nothing
+gradcheck, gradgradcheck                 derivatives against differences
 Function                                 a function with a derivative of the user's own
 graph                                    nodes, edges, hooks on several, what becomes of saved tensors
 functional                               jacobian, hessian, ...: derivatives of a function at a point
@@ -27,6 +28,7 @@ from kiln.autograd.grad_mode import (
     set_grad_enabled,
     set_multithreading_enabled,
 )
+from kiln.autograd.gradcheck import gradcheck, gradgradcheck
 
 if _TYPE_CHECKING:
     from kiln.autograd import anomaly_mode, functional
@@ -34,8 +36,8 @@ if _TYPE_CHECKING:
 
 __all__ = [
     "Function", "Variable", "anomaly_mode", "backward", "detect_anomaly", "enable_grad", "function",
-    "functional", "grad", "grad_mode", "graph", "inference_mode", "no_grad", "set_detect_anomaly",
-    "set_grad_enabled", "set_multithreading_enabled",
+    "functional", "grad", "grad_mode", "gradcheck", "gradgradcheck", "graph", "inference_mode",
+    "no_grad", "set_detect_anomaly", "set_grad_enabled", "set_multithreading_enabled",
 ]  # fmt: skip
 
 # What few programs need, imported when it is first asked for: name -> its module.

@@ -91,7 +91,9 @@ def atan2(input: Tensor, other: Tensor) -> Any:
 
 @atan2.derivative
 def _(g: Any, input: Any, other: Any) -> Any:
-    per = g / (input * input + other * other)
+    squares = input * input + other * other
+    origin = eq(squares, 0)
+    per = where(origin, 0, g / where(origin, 1, squares))
     return other * per, -input * per
 
 
@@ -185,7 +187,8 @@ rad2deg = _function(
 
 def _sinc_gradient(g: Any, input: Any) -> Any:
     zero = eq(input, 0)
-    return where(zero, 0, g * ((cos(math.pi * input) - sinc(input)) / where(zero, 1, input)))
+    flat = input * (-math.pi * math.pi / 3)  # the slope near 0, so that the second derivative there is right
+    return g * where(zero, flat, (cos(math.pi * input) - sinc(input)) / where(zero, 1, input))
 
 
 sinc = _function(
@@ -370,13 +373,13 @@ xlog1py = _times_log(
 @xlogy.derivative
 def _(g: Any, input: Any, other: Any) -> Any:
     nothing = logical_and(eq(input, 0), le(other, 0))
-    return where(nothing, 0, g * log(where(nothing, 1, other))), g * input / other
+    return where(nothing, 0, g * log(where(nothing, 1, convert(other, g.dtype)))), g * input / other
 
 
 @xlog1py.derivative
 def _(g: Any, input: Any, other: Any) -> Any:
     nothing = logical_and(eq(input, 0), le(other, -1))
-    return where(nothing, 0, g * log1p(where(nothing, 0, other))), g * input / (other + 1)
+    return where(nothing, 0, g * log1p(where(nothing, 0, convert(other, g.dtype)))), g * input / (other + 1)
 
 
 def _float_power_samples(rng: Any, dtype: str) -> list[Any]:

@@ -273,7 +273,6 @@ def _with_sign_of(magnitude: float, x: Scalar) -> Scalar:
     reference=d.reference(lambda np, x, y, t: x if t == "bfloat16" else np.nextafter(x, y)),
     failures=d.failures((("text", "text", "float32"), {}, TypeError, "neighbour")),
     public=False,
-    differentiable=False,
 )
 def neighbour(input: Operand, other: Operand, dtype: Structure) -> Any:
     """The float next to `input` towards `other` among those of `dtype`, which is theirs: `nextafter`."""
@@ -292,9 +291,13 @@ def neighbour(input: Operand, other: Operand, dtype: Structure) -> Any:
     return select(x.ne(x) | y.ne(y), x + y, select(x.eq(y), y, moved))
 
 
+@neighbour.derivative
+def _(g: Any, input: Any, other: Any) -> Any:
+    return where(ne(input, other), g, 0), zeros_of(g)
+
+
 @public(
     "nextafter",
-    differs="the result does not require gradients; PyTorch's does, and backward raises",
     inplace=True,
     samples=d.samples(
         lambda rng, t: ((d.array(rng, (3, 5), t), d.array(rng, (5,), t)), {}),
@@ -305,7 +308,6 @@ def neighbour(input: Operand, other: Operand, dtype: Structure) -> Any:
         ((d.Zeros(2, dtype="int64"),) * 2, {}, NotImplementedError, "not implemented for 'Long'"),
     ),
     dtypes="float",
-    differentiable=False,
 )
 def nextafter(input: Any, other: Any, *, out: Any = None) -> Any:
     """The next float of their common dtype after `input` towards `other`, broadcast. NotImplementedError but

@@ -227,7 +227,9 @@ def hardswish(input: Tensor) -> Any:
     tensor([-0.3750,  0.0000,  1.1250])
     """
     x = floating(input, "hardswish_cpu")
-    return narrow(x * where(x <= -3, 0, where(x >= 3, 6, x + 3)) / 6, input.dtype)
+    low, high = x <= -3, x >= 3
+    within = where(low, 0, where(high, 0, x))  # harmless where it is not taken: infinities
+    return narrow(where(low, x * 0, where(high, x, within * (within + 3) / 6)), input.dtype)
 
 
 @composite(

@@ -206,7 +206,9 @@ def _flags(value: bool, count: Any) -> Any:
     return d.run(full, value, (count,), "bool")
 
 
-@public("index_reduce", inplace=True, dtypes="float", samples=d.samples(
+@public("index_reduce", inplace=True, dtypes="float",
+        differs="without `include_self` it takes no share of a gradient among equals; in PyTorch it does",
+        samples=d.samples(
     lambda rng, t: (
         (d.array(rng, (4, 3), t), 0, rng.integers(0, 4, (5,)), d.array(rng, (5, 3), t), "amax"), {}
     ),

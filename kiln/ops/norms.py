@@ -136,7 +136,7 @@ def norm(
     return narrow(norm_over(narrow(x, name) if name == "float64" else x, order, dims, keepdim), name)
 
 
-@d.public("norm", differs="no nuclear norm: kiln.linalg.matrix_norm")
+@d.public("norm", differs="second derivatives at 0 are 0; PyTorch's are NaN")
 def checked_norm(
     input: Any, p: Any = "fro", dim: Any = None, keepdim: bool = False, out: Any = None, dtype: Any = None
 ) -> Any:

@@ -315,7 +315,9 @@ def out_of(out: Any, input: Any) -> dict[str, Any]:
     return into(out) if input.ndim else {}
 
 
-@public("scatter_reduce", inplace=True, dtypes="numeric", samples=d.samples(
+@public("scatter_reduce", inplace=True, dtypes="numeric",
+        differs="without `include_self` it takes no share of a gradient among equals; in PyTorch it does",
+        samples=d.samples(
     lambda rng, t: (
         (d.array(rng, (4, 3), t), 0, rng.integers(0, 4, (5, 3)), d.array(rng, (5, 3), t), "amax"), {}
     ),

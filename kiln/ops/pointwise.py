@@ -383,8 +383,10 @@ def pow(input: Operand, other: Operand) -> Any:
 
 @pow.derivative
 def _(g: Any, input: Any, other: Any, y: Any) -> Any:
-    by_base = where(eq(other, 0), 0, g * (other * pow(input, other - 1)))
-    by_exponent = where(logical_and(eq(input, 0), ge(other, 0)), 0, g * (y * find("log")(input)))
+    none, flat = eq(other, 0), logical_and(eq(input, 0), ge(other, 0))
+    by_base = where(none, 0, g * (other * pow(input, where(none, 1, other - 1))))
+    base = input + convert(flat, g.dtype)  # harmless where it is not taken
+    by_exponent = where(flat, 0, g * (y * find("log")(base)))
     return by_base, by_exponent
 
 

@@ -271,11 +271,14 @@ class Op:
     ) -> tuple[Any, ...]:
         """One gradient (or None) per input, by the op's derivative, each of its input's dtype.
 
-        A rule runs in float32 where a pointwise op or a composite is in float16 or bfloat16: one rounding
-        at its end.
+        A pointwise op's rule has its operands in the dtypes that the op has them in. A rule runs in float32
+        where a pointwise op or a composite is in float16 or bfloat16: one rounding at its end.
         """
         assert self.gradient is not None, f"{self.name} has no derivative"
         wanted = [v.dtype for v in inputs]
+        if self.kind == "pointwise":
+            dtypes = kinds.operand_dtypes(self, inputs, attrs)[0]
+            inputs = tuple(v if v.weak else _as(v, d) for v, d in zip(inputs, dtypes))
         if self.kind in ("pointwise", "composite"):
             grads, inputs, outputs = (tuple(map(_wide, vs)) for vs in (grads, inputs, outputs))
         known: dict[str, Any] = {"g": grads[0], "y": outputs[0], "gs": grads, "ys": outputs}

@@ -230,7 +230,8 @@ def root(input: Operand) -> Any:
 
 @root.derivative
 def _(g: Any, y: Any) -> Any:
-    return where(eq(y, 0), 0, g / (2 * y))
+    zero = eq(y, 0)
+    return where(zero, 0, g / (2 * where(zero, 1, y)))
 
 
 @pointwise(

@@ -86,7 +86,6 @@ KNOWN = [
     ("masked.prod", "", "memory", "a copy of a number"),
     ("mvlgamma|(special.)?polygamma", "", "values", "PyTorch's is coarse near the poles"),
     ("narrow_copy|multinomial|nonzero|vstack", "(error|out)", "(raises|no error)", "other checks"),
-    ("nextafter", "", "(values|requires_grad)", "no derivative"),
     ("nn.functional.triplet_margin_with", "", "raises TypeError: pairwise", "PyTorch's module is given"),
     ("to_sparse", "name", "", "no sparse tensors"),
     ("unflatten", "method", "raises TypeError: super", "PyTorch's method calls its own class"),

@@ -155,7 +155,7 @@ def trace(y: Any, params: Any = None) -> Trace:
             shape: Shape = tuple(result.shape)
             dtype = result.dtype.name
         else:
-            node, output = (result.node, result.output_nr) if isinstance(result, tuple) else (result, 0)
+            node, output = result[:2] if isinstance(result, tuple) else (result, 0)
             shape, dtype = None, ""
         roots.append(Root(name, None if node is None else reader.find(node), output, shape, dtype))
     calls = reader.read()

@@ -100,7 +100,7 @@ def _(g: Any, input: Any, target: Any) -> Any:
 
 
 @composite(
-    differs="a derivative by `weight` too",
+    differs="a derivative by `weight` too; that by `target` is of the bounded logarithms",
     samples=d.samples(
         lambda rng, t: ((d.array(rng, (3, 5), t, 0.05, 0.95), d.array(rng, (3, 5), t, 0, 1)), {}),
         lambda rng, t: (
@@ -147,6 +147,7 @@ def _divergence(np: Any, x: Any, y: Any, log_target: bool = False) -> Any:
         ((d.Zeros(2), d.Zeros(2)), {"reduction": "x"}, ValueError, "not a valid value for reduction")
     ),
     method=False,
+    differs="the gradient by a `target` of 0 is -`input`; PyTorch's is NaN",
 )
 def kl_div(
     input: Tensor, target: Tensor, reduction: Structure = "mean", log_target: Structure = False
@@ -165,7 +166,7 @@ def kl_div(
         loss = exp(y) * (y - x)
     else:
         zero = eq(y, 0)
-        loss = where(zero, 0, y * (log(where(zero, 1, y)) - x))
+        loss = where(zero, 0, y * log(where(zero, 1, y))) - y * x
     if reduction != "batchmean":
         check_reduction(reduction)
         return narrow(reduced(loss, reduction), dtype)

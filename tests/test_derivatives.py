@@ -1,0 +1,301 @@
+"""Derivatives of the whole table by their digits: the fused backward against the one that `create_graph` runs
+op by op, second derivatives against PyTorch's, dtypes, and gradients that are undefined.
+
+tests/test_ops.py has gradcheck of every op, tests/test_subgradients.py kinks and ties. KILN_TEST_FULL=1
+(`make gradcheck`): every dtype and layout.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from backend import WAYS, kiln, needs_kiln, needs_torch, torch
+from test_ops import (
+    REGULAR,
+    ROUGH_PEERS,
+    SAMPLED,
+    UNLIKE,
+    all_cases,
+    call,
+    grad_dtypes,
+    leaves_of,
+    peer_case,
+    peer_functions,
+)
+
+from kiln.testing.compare import close, difference, dtype_name, same_bits, to_array
+from kiln.testing.layouts import LAYOUTS
+from kiln.testing.op_cases import Case, Entry, arrays_of, expanded, results_of, tensors
+
+FULL = os.environ.get("KILN_TEST_FULL") == "1"
+DIFFERENTIABLE = [n for n, e in SAMPLED.items() if grad_dtypes(e)]
+# PyTorch's trigamma and its relatives, and its hardsigmoid, are good to 1e-9
+COARSE = ROUGH_PEERS | {"lgamma", "mvlgamma", "polygamma"}
+
+
+def cotangent(k: Any, y: Any, seed: int) -> Any:
+    """A gradient that no dtype rounds."""
+    rng = np.random.default_rng(seed)
+    values = np.asarray(rng.integers(-8, 9, size=tuple(y.shape)) / 4, np.float32)
+    return k.from_numpy(values.copy()).to(y.dtype)
+
+
+def layouts_of(name: str) -> tuple[str, ...]:
+    """The layouts an op is to be blind to."""
+    blind = SAMPLED[name].kind != "as_strided" and name != "as_strided_scatter"
+    return LAYOUTS[: -1 if name in REGULAR else None] if blind else LAYOUTS[:1]
+
+
+def runs(name: str) -> Iterator[tuple[Case, str, str]]:
+    """(case, dtype, layout): every sample in float32, the first in other layouts; with FULL, all of both."""
+    entry = SAMPLED[name]
+    dtypes = [d for d in grad_dtypes(entry) if FULL or d == "float32"]
+    for dtype in dtypes:
+        for n, case in enumerate(all_cases(entry, dtype) if FULL else entry.cases(dtype)):
+            for layout in layouts_of(name)[: None if FULL or n == 0 else 1]:
+                yield (expanded(case) if layout == "expanded" else case), dtype, layout
+
+
+def gradients(entry: Entry, given: Case, create_graph: bool) -> list[Any]:
+    """The gradients of a case's leaves, None where there is none."""
+    ys, leaves = [y for y in call(entry, given) if y.requires_grad], leaves_of(given)
+    if not ys or not leaves:
+        return []
+    seeds = [cotangent(kiln, y, k) for k, y in enumerate(ys)]
+    found = kiln.autograd.grad(ys, leaves, seeds, allow_unused=True, create_graph=create_graph)
+    return list(found)
+
+
+@needs_kiln
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_create_graph_has_the_same_bits(name: str) -> None:
+    """The fused backward and its steps as ops: every bit, and None in the same places."""
+    entry = SAMPLED[name]
+    for case, dtype, layout in runs(name):
+        fused, stepped = (
+            gradients(entry, tensors(kiln, case, dtype, layout, grad=True), way) for way in (False, True)
+        )
+        for k, (x, y) in enumerate(zip(fused, stepped, strict=True)):
+            where = f"{case.label} {layout}, gradient {k}"
+            assert (x is None) == (y is None), where
+            if x is not None:
+                a, b = to_array(x), to_array(y)
+                assert same_bits(a, b), f"{where}: {difference(a, b)}"
+
+
+@needs_kiln
+def test_numbers_made_of_numbers_stay_numbers() -> None:
+    """Under create_graph `n - 1` of a derivative is no tensor of no dims, which would widen float32 ones."""
+    rng = np.random.default_rng(0)
+    for value, exponent in rng.uniform(0.1, 4.0, (100, 2)).tolist():
+        x = kiln.tensor(value, requires_grad=True)
+        fused, stepped = (
+            kiln.autograd.grad(x**exponent, x, create_graph=create)[0] for create in (False, True)
+        )
+        assert stepped.dtype == kiln.float32
+        assert same_bits(to_array(fused), to_array(stepped)), (value, exponent)
+
+
+# -- second derivatives -------------------------------------------------------------------------------------
+
+
+def second(k: Any, results: list[Any], leaves: list[Any]) -> tuple[list[Any], list[Any]]:
+    """First gradients by the leaves, and theirs by leaves and the results' gradients; zeros where none is."""
+    ys = [y for y in results if y.requires_grad]
+    if not ys or not leaves:
+        return [], []
+    seeds = [cotangent(k, y, n).requires_grad_() for n, y in enumerate(ys)]
+    first = k.autograd.grad(ys, leaves, seeds, allow_unused=True, create_graph=True)
+    smooth = [g if g is not None and g.requires_grad else None for g in first]
+    weights = [None if g is None else cotangent(k, g, 9 + n) for n, g in enumerate(smooth)]
+    found: Any = [None] * (len(leaves) + len(seeds))
+    if any(g is not None for g in smooth):
+        used = [(g, w) for g, w in zip(smooth, weights) if g is not None]
+        found = k.autograd.grad(
+            [g for g, _ in used], [*leaves, *seeds], [w for _, w in used], allow_unused=True
+        )
+    given = [*leaves, *seeds]
+    whole = [
+        k.zeros_like(x) if g is None else g.detach() for g, x in zip([*first, *found], [*leaves, *given])
+    ]
+    return whole[: len(leaves)], whole[len(leaves) :]
+
+
+@needs_torch
+@pytest.mark.parametrize(
+    "name",
+    [
+        n
+        for n in DIFFERENTIABLE
+        if "float64" in grad_dtypes(SAMPLED[n]) and peer_functions(n) and n not in UNLIKE
+    ],
+)
+def test_second_derivatives_are_pytorch(name: str) -> None:
+    """First and second derivatives in float64, to 1e-10, where PyTorch has them."""
+    entry, other = SAMPLED[name], peer_functions(name)[0]
+    for case in entry.cases("float64"):
+        if sum(x.size for x in arrays_of(case)) > 300:
+            continue
+        given, theirs = tensors(kiln, case, "float64", grad=True), peer_case(case, "float64", grad=True)
+        try:
+            want = second(torch, results_of(other(*theirs.args, **theirs.kwargs)), leaves_of(theirs))
+        except (RuntimeError, NotImplementedError):  # it differentiates once, or not by all it is given
+            continue
+        got = second(kiln, call(entry, given), leaves_of(given))
+        for order in range(2):
+            for k, (x, y) in enumerate(zip(got[order], want[order])):
+                a, b = to_array(x), to_array(y.clone())
+                if order:  # at the kink that 0 of an empty product is, PyTorch's is NaN
+                    a = np.where(np.isnan(b), b, a)
+                factor = 1e3 if name in COARSE else 1.0
+                assert close(a, b, "float64", factor), (
+                    f"{case.label}, order {order + 1}, {k}: {difference(a, b)}"
+                )
+
+
+# -- dtypes -------------------------------------------------------------------------------------------------
+
+MIXED = {
+    "add": lambda k, x, y: x + y,
+    "mul": lambda k, x, y: x * y,
+    "div": lambda k, x, y: x / y,
+    "pow": lambda k, x, y: x**y,
+    "hypot": lambda k, x, y: k.hypot(x, y),
+    "xlogy": lambda k, x, y: k.xlogy(x, y),
+    "xlog1py": lambda k, x, y: k.special.xlog1py(x, y),
+    "maximum": lambda k, x, y: k.maximum(x, y),
+    "where": lambda k, x, y: k.where(x > 1, x, y),
+    "fmod": lambda k, x, y: k.fmod(x, y),
+    "addcmul": lambda k, x, y: k.addcmul(x, y, y),
+    "cat": lambda k, x, y: k.cat([x.reshape(-1), y.reshape(-1)]),
+    "copysign": lambda k, x, y: k.copysign(x, y),
+    "cast": lambda k, x, y: x.to(y.dtype) * y,
+    "copy_": lambda k, x, y: (x * 1).copy_(y.reshape(-1)[0]),
+    "add_": lambda k, x, y: (x * 1).add_(y.reshape(-1)[0]),
+    "sum in float64": lambda k, x, y: x.sum(dtype=k.float64) * y.sum(),
+    "softmax in float64": lambda k, x, y: x.reshape(-1).softmax(0, dtype=k.float64) * y.sum(),
+}
+OF_MIXED = [
+    ("float32", "float64"),
+    ("float64", "float32"),
+    ("float32", "int64"),
+    ("int64", "float64"),
+    ("bfloat16", "float32"),
+    ("float16", "int64"),
+    ("bool", "float32"),
+]
+
+
+def operand(k: Any, dtype: str, dims: int, values: list[float]) -> Any:
+    x = k.tensor(values if dims else values[0]).to(getattr(k, dtype))
+    return x.requires_grad_() if "float" in dtype else x
+
+
+@needs_torch
+@pytest.mark.parametrize("name", MIXED)
+@pytest.mark.filterwarnings("ignore")
+def test_dtypes_of_gradients(name: str) -> None:
+    """Of two dtypes, with and without dims: each gradient in its leaf's dtype, to the digits of the lower."""
+    for (a, b), dims in itertools.product(OF_MIXED, itertools.product((0, 1), repeat=2)):
+        found = []
+        for k in (kiln, torch):
+            x, y = operand(k, a, dims[0], [1.5, 2.0, 2.75]), operand(k, b, dims[1], [2.5, 1.25, 3.0])
+            try:
+                result = MIXED[name](k, x, y)
+                leaves = [t for t in (x, y) if t.requires_grad]
+                seed = k.tensor(np.linspace(0.5, 2, result.numel()).reshape(tuple(result.shape)).tolist())
+                found.append(k.autograd.grad(result, leaves, seed.to(result.dtype), allow_unused=True))
+            except (RuntimeError, NotImplementedError) as error:
+                found.append(type(error).__name__)
+        got, want = found
+        assert isinstance(got, str) == isinstance(want, str), (a, b, dims, found)
+        digits = "bfloat16" if "bfloat16" in (a, b) else "float16" if "float16" in (a, b) else "float32"
+        for u, v in zip(*((), ()) if isinstance(got, str) else (got, want), strict=True):
+            assert (u is None) == (v is None), (a, b, dims)
+            if u is not None:
+                assert (dtype_name(u.dtype), tuple(u.shape)) == (dtype_name(v.dtype), tuple(v.shape))
+                assert close(to_array(u), to_array(v), digits, 4.0), f"{a} {b} {dims}: {u} and {v}"
+
+
+@needs_kiln
+def test_operands_come_promoted() -> None:
+    """A rule sees its operands in the op's dtype: no logarithm in float32 of an integer beside float64."""
+    x = kiln.tensor(1.5, dtype=kiln.float64, requires_grad=True)
+    for other in (kiln.tensor(2), kiln.tensor(2, dtype=kiln.uint8), kiln.tensor(2.0), 2):
+        for function, slope in (
+            (lambda y: kiln.xlogy(x, y), np.log(2.0)),
+            (lambda y: kiln.special.xlog1py(x, y), np.log(3.0)),
+            (lambda y: kiln.tensor(1.0, dtype=kiln.float64) * y**x, 2**1.5 * np.log(2.0)),
+        ):
+            (g,) = kiln.autograd.grad(function(other), x)
+            assert g.item() == pytest.approx(slope, rel=1e-15 * 4)
+
+
+# -- undefined gradients ------------------------------------------------------------------------------------
+
+# op -> a call with several results, of which a program may use one
+SEVERAL = {
+    "std_mean": (lambda k, x: k.std_mean(x, 1), [[3.0], [4.0]]),
+    "var_mean": (lambda k, x: k.var_mean(x, 1, correction=0), [[3.0, 3.0], [4.0, 5.0]]),
+    "aminmax": (lambda k, x: k.aminmax(x, dim=1), [[1.0, 1.0], [4.0, 5.0]]),
+    "unbind": (lambda k, x: k.log(x).unbind(1), [[0.0, 1.0], [0.0, 2.0]]),
+    "split": (lambda k, x: x.sqrt().split(1, 1), [[0.0, 1.0], [0.0, 4.0]]),
+    "meshgrid": (lambda k, x: k.meshgrid(x[0].sqrt(), x[1], indexing="ij"), [[0.0, 1.0], [0.0, 4.0]]),
+    "slogdet": (lambda k, x: k.linalg.slogdet(x)[1:], [[2.0, 1.0], [1.0, 4.0]]),
+    "eigh": (lambda k, x: (k.linalg.eigh(x)[0], k.linalg.eigh(x)[1] ** 2), [[2.0, 0.0], [0.0, 2.0]]),
+    "qr": (lambda k, x: k.linalg.qr(x), [[2.0, 1.0], [1.0, 4.0]]),
+    "lu": (lambda k, x: k.linalg.lu(x), [[2.0, 1.0], [1.0, 4.0]]),
+    "batched": (lambda k, x: (x.exp(), x.log()), [[0.0, 1.0], [0.0, 2.0]]),
+}
+
+
+@needs_torch
+@WAYS
+@pytest.mark.parametrize("name", SEVERAL)
+def test_one_of_several_results(name: str, way: Any) -> None:
+    """The others' gradients are undefined, not zeros: 0 times infinity would be a NaN."""
+    program, values = SEVERAL[name]
+
+    def slopes(k: Any) -> list[Any]:
+        found = []
+        x = k.tensor(values, dtype=k.float64).requires_grad_()
+        for j, y in enumerate(program(k, x)):
+            if y.requires_grad:
+                seed = k.tensor(np.linspace(1, 2, y.numel()).reshape(tuple(y.shape)), dtype=k.float64)
+                found.append(k.autograd.grad(program(k, x)[j], x, seed, allow_unused=True)[0])
+        return found
+
+    for got, want in zip(way(lambda: slopes(kiln))(), slopes(torch), strict=True):
+        assert (got is None) == (want is None)
+        if got is not None:
+            np.testing.assert_allclose(to_array(got), to_array(want), 1e-10, 1e-12)
+
+
+@needs_torch
+def test_none_passes_none() -> None:
+    """A result that was not used sends nothing into what it was made of, hooks and Functions included."""
+    for k in (kiln, torch):
+        seen: list[Any] = []
+
+        class Two(k.autograd.Function):  # type: ignore[misc, name-defined]
+            @staticmethod
+            def forward(ctx: Any, x: Any) -> Any:
+                ctx.set_materialize_grads(False)
+                return x.sqrt(), x * 2
+
+            @staticmethod
+            def backward(ctx: Any, g: Any, h: Any, seen: list[Any] = seen) -> Any:
+                seen.append((g is None, h is None))
+                return h * 2
+
+        x = k.tensor([0.0, 1.0], dtype=k.float64).requires_grad_()
+        root, double = Two.apply(x)
+        (g,) = k.autograd.grad(double.sum(), x)
+        assert g.tolist() == [2.0, 2.0] and seen == [(True, False)]
+        unused = (x * 3).sqrt()
+        assert k.autograd.grad((x * 1).sum(), unused, allow_unused=True) == (None,)
