@@ -86,7 +86,10 @@ def backward(
     self: Any, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None
 ) -> None:
     """Adds the tensor's gradients to the `.grad` of the leaves it depends on (see kiln.autograd.backward)."""
-    autograd.backward(self, gradient, retain_graph, create_graph, inputs=inputs)
+    if gradient is None and inputs is None and not create_graph:
+        self._backward(bool(retain_graph))
+    else:
+        autograd.backward(self, gradient, retain_graph, create_graph, inputs=inputs)
 
 
 # beside the table's, or in its place

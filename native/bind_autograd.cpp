@@ -368,6 +368,15 @@ PyObject* backward(PyObject*, PyObject* args) {
     });
 }
 
+// The plain case of Tensor.backward.
+PyObject* tensor_backward(PyObject* self, PyObject* retain) {
+    return guarded([&]() -> PyObject* {
+        const Root root = root_of(tensor_of(self), nullptr, 0, false);
+        run_backward({&root, 1}, {}, {retain == Py_True});
+        Py_RETURN_NONE;
+    });
+}
+
 PyObject* get_run(PyObject*, PyObject*) { return PyLong_FromUnsignedLongLong(current_run()); }
 PyObject* get_will_visit(PyObject*, PyObject* item) {
     return guarded([&] { return PyBool_FromLong(will_visit(edge_from(item, "will_visit"))); });
@@ -467,6 +476,7 @@ PyMethodDef tensor_methods[] = {
     {"register_post_accumulate_grad_hook", register_hook<HookKind::accumulated>, METH_O,
      "Calls a function on this leaf when backward has added to its .grad; returns a handle with remove()."},
     {"_edge", tensor_edge, METH_NOARGS, "The node its gradient goes to (None for nowhere) and which result."},
+    {"_backward", tensor_backward, METH_O, "backward(retain_graph) from a gradient of 1."},
     {"retain_grad", tensor_retain_grad, METH_NOARGS, "Keeps .grad though the tensor is no leaf."},
 };
 PyGetSetDef tensor_properties[] = {

@@ -247,6 +247,7 @@ Fn* derivative(Fn& forward, std::span<const Operand> operands, uint64_t needed, 
         FnClass cls = class_from(answer);
         fn->sources.clear();
         fn->targets.clear();
+        fn->passes.clear();
         for (int64_t count = answer.integer(0, 256); count > 0; --count) {
             auto kind = Source::Kind(answer.integer(0, Source::number + 1));
             int64_t many = kind == Source::hidden                           ? 64
@@ -256,6 +257,10 @@ Fn* derivative(Fn& forward, std::span<const Operand> operands, uint64_t needed, 
         }
         for (int32_t target : answer.slots(0, int64_t(operands.size())))
             fn->targets.push_back(uint8_t(target));
+        for (int32_t source : answer.slots(0, int64_t(fn->sources.size())))
+            fn->passes.push_back(uint8_t(source));
+        KILN_CHECK(fn->passes.empty() || fn->passes.size() == fn->targets.size(), value,
+                   "answer: an operand per gradient");
         return fn->cls = cls;
     });
     fn->outputs = uint8_t(fn->targets.size());

@@ -284,7 +284,7 @@ private:
 
     // Counts, for every node the root reaches, how many edges lead to it. False if one is another pass's.
     bool discover(Node* root) {
-        std::vector<Node*> stack;
+        SmallVector<Node*, 16> stack;
         const bool alone = passes().size() == 1;
         auto enter = [&](Node* node) {
             if (node->run == run_) return true;
@@ -467,6 +467,11 @@ private:
         if (fn.targets.empty()) return {};
         Kept keep;
         Operands operands = derivative_operands(node, fn, keep, options_.create_graph);
+        if (!fn.passes.empty()) {
+            Results results;
+            for (uint8_t i : fn.passes) results.emplace_back(operands[i].tensor);
+            return {std::move(results), fn.targets};
+        }
         std::span<const Operand> given(operands.data(), operands.size());
         if (options_.batched && node.fn->cls != FnClass::pointwise)
             return {batched_calls.derivative(fn, given), fn.targets};
@@ -565,10 +570,10 @@ private:
     std::span<const Edge> inputs_;
     BackwardOptions options_;
     uint64_t run_;
-    std::vector<Node*> all_;
-    std::vector<Node*> heap_;
+    SmallVector<Node*, 16> all_;
+    SmallVector<Node*, 16> heap_;
     std::span<const Root> roots_;
-    std::vector<Leaf> leaves_;
+    SmallVector<Leaf, 4> leaves_;
     std::vector<TensorRef> captured_;
 };
 

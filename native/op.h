@@ -119,6 +119,7 @@ struct Fn {
     Opaque handle;                 // the interpreter's object for a derivative
     std::vector<Source> sources;   // of a derivative
     std::vector<uint8_t> targets;  // output k is the gradient of operand targets[k]
+    std::vector<uint8_t> passes;   // if it computes nothing: output k is its operand passes[k]
 
     // Of a pointwise function: what was found for its last flat call, for the last such call that was
     // recorded for backward, and for its last derivative. Each is written when all of it is known: other

@@ -48,6 +48,7 @@ public:
         return *new (data_ + count_++) T(std::forward<Args>(args)...);
     }
     void push_back(T value) { emplace_back(std::move(value)); }
+    void pop_back() { data_[--count_].~T(); }
     void resize(size_t count) {
         if (count > capacity_) grow(count);
         while (count_ < count) new (data_ + count_++) T();

@@ -83,9 +83,14 @@ def derivative_function(
 
 
 def derivative(made: Derivative, operands: int) -> tuple[Any, ...]:
-    """Where a derivative's inputs come from, and where its outputs go."""
+    """Where a derivative's inputs come from, where its outputs go, and which inputs they are, if it computes
+    nothing.
+    """
+    graph = made.contiguous
     sources = [(SOURCES.index(kind), k) for kind, k in made.sources]
-    return classify(made.contiguous), sources, list(made.targets)
+    place = {id(v): k for k, v in enumerate(graph.inputs)}
+    passes = [] if graph.nodes else [place[id(y)] for y in graph.outputs]
+    return classify(graph), sources, list(made.targets), passes
 
 
 def _classify(function: Function, operands: Operands) -> tuple[Any, ...]:
