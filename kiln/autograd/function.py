@@ -204,7 +204,7 @@ class Function:
 def _in_order(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], split: bool) -> tuple[Any, ...]:
     """The arguments by position: those named, and where forward is `split` the defaults."""
     code = function.__code__
-    names = code.co_varnames[hasattr(function, "__self__") : code.co_argcount]  # without a class method's class
+    names = code.co_varnames[hasattr(function, "__self__") : code.co_argcount]  # not a class method's class
     known = (dict(zip(reversed(names), reversed(function.__defaults__ or ()))) if split else {}) | kwargs
     rest = names[len(args) + (not split) :]
     for name in kwargs:
@@ -223,8 +223,8 @@ def _among(x: Any, list_: Any) -> bool:
 
 
 def _takes_its_own(y: Tensor, inputs: list[Any], differs: bool) -> bool:
-    """Whether a result must not share its history with what forward was given or recorded itself. One without
-    derivative that is a view stays the view it is, as where no function is called.
+    """Whether a result must not share its history with what forward was given or recorded itself. One
+    without derivative that is a view stays the view it is, as where no function is called.
     """
     if _among(y, inputs):
         return differs or y.requires_grad
@@ -240,8 +240,8 @@ def _recorded(ctx: FunctionCtx, inputs: list[Any], outputs: tuple[Any, ...], rec
         )
     if not all(_among(x, inputs) for x in ctx._dirty):
         warn(
-            "Only input Tensors should be given to ctx.mark_dirty(). If a Tensor is not an input, there is no "
-            "need to pass it to mark_dirty().",
+            "Only input Tensors should be given to ctx.mark_dirty(). If a Tensor is not an input, there is "
+            "no need to pass it to mark_dirty().",
             stacklevel=3,
         )
         ctx._dirty = tuple([x for x in ctx._dirty if _among(x, inputs)])

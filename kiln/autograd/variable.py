@@ -20,9 +20,9 @@ class VariableMeta(type):
 class Variable(metaclass=VariableMeta):
     """`Variable(data, requires_grad)`: the memory of a tensor without its history, a leaf.
 
-    What old programs call before they differentiate; `requires_grad_()` and `detach()` are the names of today.
-    Without data it is empty. TypeError if data is no tensor, RuntimeError if it is to require grad and is not
-    of floating point.
+    What old programs call before they differentiate; `requires_grad_()` and `detach()` are today's names.
+    Without data it is empty. TypeError if data is no tensor, RuntimeError if it is to require grad and is
+    not of floating point.
 
     >>> import kiln
     >>> x = kiln.autograd.Variable(kiln.ones(2), requires_grad=True)
