@@ -159,8 +159,10 @@ int set_requires_grad(Tensor& x, bool wanted) {
 }
 
 int put_requires_grad(PyObject* self, PyObject* value, void*) {
-    int wanted = value ? PyObject_IsTrue(value) : 0;
-    return wanted < 0 ? -1 : set_requires_grad(tensor_of(self), wanted);
+    return guarded([&] {
+        KILN_CHECK(value && PyBool_Check(value), runtime, "requires_grad must be a bool");
+        return set_requires_grad(tensor_of(self), value == Py_True);
+    });
 }
 
 PyObject* get_grad(PyObject* self, void*) {
@@ -185,11 +187,17 @@ int put_grad(PyObject* self, PyObject* value, void*) {
             if (x.meta) x.meta->grad = nullptr;
             return 0;
         }
-        Tensor& grad = expect_tensor(value, "grad");
-        KILN_CHECK(grad.sizes == x.sizes, runtime, "assigned grad has data of a different size: expected ",
-                   shape_text(x.sizes), ", got ", shape_text(grad.sizes));
-        KILN_CHECK(grad.dtype == x.dtype, runtime, "assigned grad has data of a different type: expected ",
-                   name(x.dtype), ", got ", name(grad.dtype));
+        KILN_CHECK(is_tensor(value), type,
+                   "assigned grad expected to be a Tensor or None but got grad of type ",
+                   Py_TYPE(value)->tp_name);
+        KILN_CHECK(value != self, runtime, "can't assign Variable as its own grad");
+        Tensor& grad = tensor_of(value);
+        KILN_CHECK(grad.sizes == x.sizes, runtime, "attempting to assign a gradient of size '",
+                   shape_text(grad.sizes), "' to a tensor of size '", shape_text(x.sizes),
+                   "'. Please ensure that the gradient and the tensor are the same size");
+        KILN_CHECK(grad.dtype == x.dtype, runtime, "attempting to assign a gradient with dtype '",
+                   name(grad.dtype), "' to a tensor with dtype '", name(x.dtype),
+                   "'. Please ensure that the gradient and the tensor have the same dtype");
         ensure_meta(x).grad = TensorRef(&grad);
         return 0;
     });
@@ -229,8 +237,14 @@ int put_data(PyObject* self, PyObject* value, void*) {
     return guarded([&] {
         wait_until_alone();
         Tensor& x = tensor_of(self);
-        KILN_CHECK(value && is_tensor(value), type, "data: expected a tensor");
+        KILN_CHECK(value, runtime, "Deleting tensor data is not allowed. Delete tensor instead!");
+        KILN_CHECK(is_tensor(value), type, "Variable data has to be a tensor, but got ",
+                   Py_TYPE(value)->tp_name);
         Tensor& source = tensor_of(value);
+        KILN_CHECK(is_float(source.dtype) || !x.requires_grad(), runtime,
+                   "data set to a tensor that requires gradients must be floating point or complex dtype, "
+                   "got ",
+                   name(source.dtype));
         KILN_CHECK(source.dtype == x.dtype || !x.node, runtime, "data: expected dtype ", name(x.dtype),
                    ", got ", name(source.dtype));
         TensorRef changed = alias(source);

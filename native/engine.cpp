@@ -59,9 +59,7 @@ public:
             KILN_CHECK(wait_for_others(), runtime, "backward: the interpreter is ending");
         }
         mark_needed();
-        for (auto& [edge, gradient] : roots_) deliver(edge, gradient, false);
-        for (auto& [edge, gradient] : roots_)
-            if (edge.node && edge.node->waiting == 0) ready(edge.node.get());
+        for (auto& [edge, gradient] : roots_) deliver(edge, gradient, bool(edge.node));
         for (uint32_t visits = 0; !heap_.empty(); ++visits) {
             if (visits % 8 == 0) stop_if_interrupted();
             std::pop_heap(heap_.begin(), heap_.end(), later);
@@ -111,7 +109,7 @@ private:
         return false;
     }
 
-    // Counts, for every node the root reaches, how many edges lead to it. False if one is another pass's.
+    // Counts the edges to every node the root reaches, being a root as one. False if one is another pass's.
     bool discover(Node* root) {
         SmallVector<Node*, 16> stack;
         const bool alone = passes().size() == 1;
@@ -127,6 +125,7 @@ private:
             return true;
         };
         if (!enter(root)) return false;
+        ++root->waiting;
         while (!stack.empty()) {
             Node* node = stack.back();
             stack.pop_back();

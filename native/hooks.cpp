@@ -97,9 +97,11 @@ void call_node_hooks(const Extras* extras, HookKind kind, std::span<TensorRef> g
 void call_leaf_hooks(const AutogradMeta& leaf) {
     if (!leaf.extras) return;
     for (const Hook& hook : leaf.extras->hooks.of(HookKind::accumulated))
-        if (leaf.owner)
-            KILN_CHECK(!call_hook(hook.function, TensorRef(leaf.owner)), runtime,
+        if (leaf.owner) {
+            const TensorRef found = call_hook(hook.function, TensorRef(leaf.owner));
+            KILN_CHECK(!found || found.get() == leaf.owner, runtime,
                        "Tensor post accumulate grad hooks should return None.");
+        }
 }
 
 std::vector<Pass>& passes() {

@@ -282,9 +282,63 @@ def with_other_name(f: Any) -> Any:
     return x.grad
 
 
+def of_the_class(f: Any) -> Any:
+    """Class methods, of which forward has an argument by default."""
+
+    class Power(f.autograd.Function):
+        @classmethod
+        def forward(cls, x: Any, n: int = 3) -> Any:
+            return x**n
+
+        @classmethod
+        def setup_context(cls, ctx: Any, inputs: Any, output: Any) -> None:
+            x, ctx.n = inputs
+            ctx.save_for_backward(x)
+
+        @classmethod
+        def backward(cls, ctx: Any, g: Any) -> Any:
+            return g * ctx.n * ctx.saved_tensors[0] ** (ctx.n - 1), None
+
+    x = f.tensor([1.0, 2.0], requires_grad=True)
+    Power.apply(x).sum().backward()
+    return x.grad
+
+
+def view_without_history(f: Any) -> Any:
+    """A view made where nothing is recorded stays one: a write to it is refused as to any such view."""
+    function = broken(f, lambda ctx, x: x[:1], lambda ctx, g: g)
+    x = f.tensor([1.0, 2.0], requires_grad=True)
+    with f.no_grad():
+        view = function.apply(x * 1)
+        of_leaf = function.apply(x)
+        same = broken(f, lambda ctx, x: x, lambda ctx, g: g).apply(x)
+    refused = []
+    for y in (of_leaf, view, same):
+        try:
+            y.zero_()
+        except RuntimeError:
+            refused.append(y)
+    return of_leaf.requires_grad, same.requires_grad, same.is_leaf, refused, x
+
+
+def marked_a_stranger(f: Any) -> Any:
+    """mark_dirty of what is no input warns and says nothing."""
+
+    def forward(ctx: Any, x: Any) -> Any:
+        y = x * 2
+        ctx.mark_dirty(y)
+        return y
+
+    x = f.tensor([1.0, 2.0], requires_grad=True)
+    with pytest.warns(UserWarning, match="Only input Tensors"):
+        y = broken(f, forward, lambda ctx, g: g * 2).apply(x)
+    y.sum().backward()
+    return y.requires_grad, x.grad
+
+
 PROGRAMS: list[Callable[[Any], Any]] = [
     first_to_third, several, undefined, written, returned, split, named, without, once, kept_by_hooks,
-    without_gradient, with_other_name,
+    without_gradient, with_other_name, of_the_class, view_without_history, marked_a_stranger,
 ]  # fmt: skip
 
 

@@ -82,6 +82,14 @@ def a_leaf_used_twice(t: Any) -> Any:
     return log
 
 
+def a_hook_that_returns_its_tensor(t: Any) -> Any:
+    """As in-place methods do."""
+    x = ones(t)
+    x.register_post_accumulate_grad_hook(lambda p: p.sub_(p.grad))
+    (x * 3).sum().backward()
+    return x
+
+
 def an_optimizer_in_backward(t: Any) -> Any:
     """Each parameter is updated, and its gradient dropped, as soon as it is there."""
     ws = [ones(t) for _ in range(3)]
@@ -236,6 +244,32 @@ def duplicates(t: Any) -> Any:
     x = ones(t)
     (x * 3).sum().backward(inputs=[x, x])
     return t.autograd.grad((x * x).sum(), [x, x]), x.grad
+
+
+def roots_of_one_node(t: Any) -> Any:
+    """A node is passed once, however many of its results, or of one result's copies, backward begins at."""
+    log: list[Any] = []
+
+    class Two(t.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            ctx.save_for_backward(x)
+            return x * x, x
+
+        @staticmethod
+        def backward(ctx: Any, g: Any, h: Any) -> Any:
+            (x,) = ctx.saved_tensors
+            log.append((g, h))
+            return g * 2 * x + h
+
+    x, three = ones(t), t.full((2,), 3.0)
+    square, same = Two.apply(x)
+    found = [t.autograd.grad((same, square), x, (three, three * 2))]
+    (square,) = Two.apply(x)[:1]
+    found += t.autograd.grad((square, square), x, (three, three))
+    square, same = Two.apply(x)
+    t.autograd.backward([(square * 2).sum(), square, same], [None, three, three])
+    return found, x.grad, log
 
 
 def a_dict_of_inputs(t: Any) -> Any:

@@ -184,6 +184,32 @@ class TestArguments:
         expected = tensor(1, 2, grad=True)
         squares(expected).backward()
         assert values(x.grad) == values(expected.grad)
+        with pytest.raises(ValueError, match="only supported when use_reentrant=False"):
+            checkpoint(squares, x, context_fn=contexts, use_reentrant=True)
+
+    def test_what_a_function_saved_goes_when_it_stops_early(self) -> None:
+        """The recomputation ends in the middle of a user's function; what that saved is nobody's then."""
+        saved = []
+
+        class Copy(kiln.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: Any) -> Any:
+                y = x.clone()
+                ctx.save_for_backward(y)
+                saved.append(weakref.ref(y))
+                return y
+
+            @staticmethod
+            def backward(ctx: Any, g: Any) -> Any:
+                return g * ctx.saved_tensors[0]
+
+        gc.collect()
+        gc.disable()
+        try:
+            checkpoint(Copy.apply, tensor(1, 2, grad=True)).sum().backward()
+            assert [ref() for ref in saved] == [None, None]
+        finally:
+            gc.enable()
 
     @pytest.mark.parametrize("how", ["argument", "setting"])
     def test_early_stop(self, how: str) -> None:

@@ -17,7 +17,6 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
-from kiln._core import Tensor as Variable
 from kiln.autograd import function, grad_mode, graph
 from kiln.autograd.engine import backward, grad
 from kiln.autograd.function import Function
@@ -31,13 +30,15 @@ from kiln.autograd.grad_mode import (
 from kiln.autograd.gradcheck import gradcheck, gradgradcheck
 
 if _TYPE_CHECKING:
-    from kiln.autograd import anomaly_mode, functional
+    from kiln.autograd import anomaly_mode, functional, variable
     from kiln.autograd.anomaly_mode import detect_anomaly, set_detect_anomaly
+    from kiln.autograd.variable import Variable
 
 __all__ = [
     "Function", "Variable", "anomaly_mode", "backward", "detect_anomaly", "enable_grad", "function",
     "functional", "grad", "grad_mode", "gradcheck", "gradgradcheck", "graph", "inference_mode",
     "no_grad", "set_detect_anomaly", "set_grad_enabled", "set_multithreading_enabled",
+    "variable",
 ]  # fmt: skip
 
 # What few programs need, imported when it is first asked for: name -> its module.
@@ -46,6 +47,8 @@ _LATER = {
     "detect_anomaly": "anomaly_mode",
     "functional": "functional",
     "set_detect_anomaly": "anomaly_mode",
+    "Variable": "variable",
+    "variable": "variable",
 }
 
 

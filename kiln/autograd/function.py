@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
+from warnings import warn
 
 from kiln import _core, ops
 from kiln._core import Tensor
@@ -203,7 +204,7 @@ class Function:
 def _in_order(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], split: bool) -> tuple[Any, ...]:
     """The arguments by position: those named, and where forward is `split` the defaults."""
     code = function.__code__
-    names = code.co_varnames[: code.co_argcount]
+    names = code.co_varnames[hasattr(function, "__self__") : code.co_argcount]  # not a class method's class
     known = (dict(zip(reversed(names), reversed(function.__defaults__ or ()))) if split else {}) | kwargs
     rest = names[len(args) + (not split) :]
     for name in kwargs:
@@ -221,6 +222,15 @@ def _among(x: Any, list_: Any) -> bool:
     return any(x is y for y in list_)
 
 
+def _takes_its_own(y: Tensor, inputs: list[Any], differs: bool) -> bool:
+    """Whether a result must not share its history with what forward was given or recorded itself. One
+    without derivative that is a view stays the view it is, as where no function is called.
+    """
+    if _among(y, inputs):
+        return differs or y.requires_grad
+    return y.requires_grad and (differs or not y._is_view())
+
+
 def _recorded(ctx: FunctionCtx, inputs: list[Any], outputs: tuple[Any, ...], recording: bool) -> list[Any]:
     """The results with their place in the graph, if any input has one."""
     if not all(_among(x, outputs) for x in ctx._dirty):
@@ -228,6 +238,13 @@ def _recorded(ctx: FunctionCtx, inputs: list[Any], outputs: tuple[Any, ...], rec
             "Some elements marked as dirty during the forward method were not returned as output. The inputs "
             "that are modified inplace must all be outputs of the Function."
         )
+    if not all(_among(x, inputs) for x in ctx._dirty):
+        warn(
+            "Only input Tensors should be given to ctx.mark_dirty(). If a Tensor is not an input, there is "
+            "no need to pass it to mark_dirty().",
+            stacklevel=3,
+        )
+        ctx._dirty = tuple([x for x in ctx._dirty if _among(x, inputs)])
     recording = recording and True in ctx.needs_input_grad
     if not recording and True not in ctx.needs_input_grad:
         return list(outputs)
@@ -240,20 +257,20 @@ def _recorded(ctx: FunctionCtx, inputs: list[Any], outputs: tuple[Any, ...], rec
             places.append((None, None))
             continue
         like = (tuple(y.shape), y.dtype.name)
-        written = _among(y, ctx._dirty)
         differs = recording and y.dtype.is_floating_point and not _among(y, ctx._constant)
-        if not written and (y.requires_grad or (differs and _among(y, inputs))):
+        if not _among(y, ctx._dirty) and _takes_its_own(y, inputs, differs):
             y = y.detach()  # what was given keeps its own history
         results.append(y)
         places.append((len(made) if differs else None, like))
         if differs:
             made.append(y)
+    saved, dirty = ctx._kept, ctx._dirty
+    ctx._kept = ctx._dirty = ctx._constant = ()  # first: hooks of what is saved may raise
     if recording:
         ctx._results = tuple(places)
-        kept = [x for x in ctx._kept if x is not None]
-        where = iter(_core.record_user(ctx._function.__name__, ctx, inputs, made, kept, ctx._dirty))
-        ctx._places = [x if x is None else next(where) for x in ctx._kept]
-    ctx._kept = ctx._dirty = ctx._constant = ()
+        kept = [x for x in saved if x is not None]
+        where = iter(_core.record_user(ctx._function.__name__, ctx, inputs, made, kept, dirty))
+        ctx._places = [x if x is None else next(where) for x in saved]
     return results
 
 

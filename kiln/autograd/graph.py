@@ -169,7 +169,7 @@ class saved_tensors_hooks:
     [2.0, 4.0]
     """
 
-    __slots__ = ("_found", "pack_hook", "unpack_hook")
+    __slots__ = ("__weakref__", "_found", "pack_hook", "unpack_hook")
 
     def __init__(self, pack_hook: Callable[[Tensor], Any], unpack_hook: Callable[[Any], Tensor]) -> None:
         self.pack_hook, self.unpack_hook = pack_hook, unpack_hook

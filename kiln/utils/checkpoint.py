@@ -230,6 +230,8 @@ def checkpoint(
         raise ValueError(
             message("checkpoint", 'determinism_check "default" or "none"', repr(determinism_check))
         )
+    if use_reentrant and (context_fn is not noop_context_fn or debug):
+        raise ValueError("Passing `context_fn` or `debug` is only supported when use_reentrant=False.")
     if not _core.grad_enabled():
         return function(*args, **kwargs)
     first, again = context_fn()

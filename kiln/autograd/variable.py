@@ -1,0 +1,40 @@
+"""`Variable`, PyTorch's old name of a tensor: a call gives one that starts a graph of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kiln import ops
+from kiln._core import Tensor
+
+__all__ = ["Variable", "VariableMeta"]
+
+
+class VariableMeta(type):
+    """Says that every tensor is a Variable."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, Tensor)
+
+
+class Variable(metaclass=VariableMeta):
+    """`Variable(data, requires_grad)`: the memory of a tensor without its history, a leaf.
+
+    What old programs call before they differentiate; `requires_grad_()` and `detach()` are today's names.
+    Without data it is empty. TypeError if data is no tensor, RuntimeError if it is to require grad and is
+    not of floating point.
+
+    >>> import kiln
+    >>> x = kiln.autograd.Variable(kiln.ones(2), requires_grad=True)
+    >>> (x * 3).sum().backward()
+    >>> x.grad
+    tensor([3., 3.])
+    >>> isinstance(x, kiln.autograd.Variable)
+    True
+    """
+
+    def __new__(cls, data: Tensor | None = None, requires_grad: bool = False) -> Tensor:  # type: ignore[misc]
+        if data is not None and not isinstance(data, Tensor):
+            raise TypeError(f"Variable data has to be a tensor, but got {type(data).__name__}")
+        tensor: Tensor = ops.empty(0) if data is None else data.detach()
+        return tensor.requires_grad_(requires_grad)
