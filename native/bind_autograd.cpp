@@ -68,7 +68,8 @@ Object call_function(const Opaque& function, PyObject* argument) {
 
 Object tuple_of(std::span<const TensorRef> tensors) {
     Object tuple = checked(PyTuple_New(Py_ssize_t(tensors.size())));
-    for (size_t i = 0; i < tensors.size(); ++i) PyTuple_SET_ITEM(tuple.get(), i, checked(wrap(tensors[i])).release());
+    for (size_t i = 0; i < tensors.size(); ++i)
+        PyTuple_SET_ITEM(tuple.get(), i, checked(wrap(tensors[i])).release());
     return tuple;
 }
 
@@ -119,7 +120,7 @@ Object call_with(const Opaque& callable, PyObject* args) {
     const bool batched = own_pass()->options.batched;
     return checked(in_python([&] {
         return batched ? PyObject_CallFunctionObjArgs(batched_functions[2], function, args, nullptr)
-                            : PyObject_CallObject(function, args);
+                       : PyObject_CallObject(function, args);
     }));
 }
 

@@ -210,7 +210,7 @@ void put_under(PyObject* self, const TensorRef& changed) {
     ++changed->refcount;
     object->tensor = changed.get();
     changed->wrapper = std::exchange(old->wrapper, nullptr);
-    --old->refcount;                 // the object's
+    --old->refcount;                  // the object's
     drop_when_alone(std::move(old));  // another thread may be in the middle of a call with it
 }
 

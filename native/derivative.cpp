@@ -1,0 +1,194 @@
+#include "derivative.h"
+
+#include <algorithm>
+
+#include "check.h"
+#include "compiler.h"
+
+namespace kiln {
+
+namespace {
+
+// What hooks make of what they packed of a saved tensor, in the layout derivatives are looked up for.
+TensorRef unpacked(const Node& node, const TensorRef& place) {
+    for (const Packed& found : *node.packed) {
+        if (!(found.place == place)) continue;
+        const Packed packed = found;  // the hook may end the node's graph, and so `place`
+        TensorRef value = call_unpack(packed.unpack, packed.value);
+        KILN_CHECK(value->sizes == packed.place->sizes && value->dtype == packed.place->dtype, runtime,
+                   node.fn->name, ": the unpack hook gave a tensor of ", name(value->dtype),
+                   shape_text(value->sizes), " for one of ", name(packed.place->dtype),
+                   shape_text(packed.place->sizes));
+        return contiguous(value);
+    }
+    return place;
+}
+
+// The saved tensor's value; raises if it was overwritten since.
+const TensorRef& unpack(const Node& node, const SavedTensor& saved, const char* role, size_t index) {
+    if (!saved.tensor || !saved.tensor->storage) return saved.tensor;
+    const Storage& storage = *saved.tensor->storage;
+    if (storage.version == saved.version) [[likely]]
+        return saved.tensor;
+    const SourceLine* write = last_write(storage);
+    raise(ErrorKind::runtime,
+          concat("one of the variables needed for gradient computation has been modified by an inplace "
+                 "operation: ",
+                 role, " ", index, " of ", node.fn->name, ", ", name(saved.tensor->dtype),
+                 shape_text(saved.tensor->sizes), ", was saved at version ", saved.version, " (",
+                 SourceLine::text(node.line), ") and is at version ", storage.version,
+                 write ? " (changed at " + SourceLine::text(*write) + ")" : "",
+                 "; change a clone() instead, or do it after backward()"));
+}
+
+// What tells an input's shape: what was saved of it, or a defined gradient where all arrays had one shape.
+TensorRef shape_source(const Node& node, const NodeInput& input) {
+    if (input.saved.tensor) return input.saved.tensor;
+    const Tensor& like =
+        **std::find_if(node.grads.begin(), node.grads.end(), [](const auto& g) { return bool(g); });
+    return new_tensor(input.dtype, input.dimensioned ? like.sizes : Dims(), StorageRef());
+}
+
+// The forward's operands as the node has them, for captures that only look at their shapes.
+Operands forward_operands(const Node& node, Kept& keep) {
+    Operands operands;
+    for (const NodeInput& input : node.inputs) {
+        if (input.is_number) {
+            operands.push_back({nullptr, input.number});
+            continue;
+        }
+        keep.push_back(shape_source(node, input));
+        operands.push_back({keep.back().get(), {}});
+    }
+    return operands;
+}
+
+// Of a pointwise function a derivative depends only on dtypes and on which operands are 0-d: one word, if
+// few.
+uint64_t point_code(const Node& node, uint64_t needed, uint64_t defined, bool redo) {
+    constexpr size_t most = 5;
+    if (node.fn->cls != FnClass::pointwise || node.inputs.size() > most || defined > 0xff) return 0;
+    uint64_t code = 1 | uint64_t(redo) << 1 | defined << 2 | needed << 10;
+    for (size_t i = 0; i < node.inputs.size(); ++i) {
+        const NodeInput& input = node.inputs[i];
+        const uint64_t look =
+            input.is_number ? look_of(input.number) : look_of(input.dtype, input.dimensioned);
+        code |= look << (16 + 8 * i);
+    }
+    return code;
+}
+
+// The key of a derivative: what is needed and defined, and how the forward's operands look.
+Key derivative_key(const Node& node, uint64_t needed, uint64_t defined, bool redo) {
+    Key key;
+    key.push(node.fn->id | uint64_t(redo) << 32);
+    key.push(needed);
+    key.push(defined);
+    if (uint64_t code = point_code(node, needed, defined, redo)) {
+        key.push(code);
+        return key;
+    }
+    for (const NodeInput& input : node.inputs) describe({input.saved.tensor.get(), input.number}, key);
+    return key;
+}
+
+Fn& find_derivative(const Node& node, uint64_t needed, uint64_t defined, bool redo) {
+    static auto* table = new Table<Fn*>();
+    Key key = derivative_key(node, needed, defined, redo);
+    Fn** found = table->find(key);
+    if (!found) [[unlikely]] {
+        Kept keep;
+        Operands operands = forward_operands(node, keep);
+        found = table->insert(key, std::make_unique<Fn*>(compiler::derivative(
+                                       *node.fn, {operands.data(), operands.size()}, needed, defined, redo)));
+    }
+    return **found;
+}
+
+// A saved tensor with the history it had, for create_graph.
+TensorRef with_history(const TensorRef& tensor, const Edge& edge) {
+    if (!tensor || !edge || !tensor->storage) return tensor;
+    if (tensor->node == edge.node && (edge.node || tensor->meta == edge.leaf)) return tensor;
+    TensorRef copy = alias(*tensor);
+    if (edge.leaf)
+        copy->meta = edge.leaf;
+    else
+        set_history(*copy, edge.node, edge.index);
+    return copy;
+}
+
+const Edge nowhere;
+
+// What the node saved at a place, with its history if asked for.
+TensorRef value_at(Node& node, Source::Kind kind, size_t i, bool history) {
+    const bool input = kind == Source::input, output = kind == Source::output;
+    const SavedTensor& saved = input ? node.inputs[i].saved : output ? node.saved_outputs[i] : node.hidden[i];
+    const bool packed = node.packed && saved.tensor && !saved.tensor->storage;
+    const char* role = input ? "argument" : output ? "result" : "intermediate";
+    TensorRef value = packed ? unpacked(node, saved.tensor) : unpack(node, saved, role, i);
+    if (!history) return value;
+    if (output) return with_history(value, {NodeRef(&node), nullptr, uint32_t(i)});
+    return with_history(value, input ? node.inputs[i].edge : nowhere);
+}
+
+}  // namespace
+
+Fn& derivative_fn(const Node& node, uint64_t needed, uint64_t defined, bool redo) {
+    uint64_t code = point_code(node, needed, defined, redo);
+    if (!code) return find_derivative(node, needed, defined, redo);
+    Fn& fn = *node.fn;
+    if (fn.last_code != code) {
+        fn.last_derivative = &find_derivative(node, needed, defined, redo);
+        fn.last_code = code;
+    }
+    return *fn.last_derivative;
+}
+
+void check_not_released(const Node& node) {
+    KILN_CHECK(!node.released, runtime, "Trying to backward through the graph a second time (", node.fn->name,
+               " at ", SourceLine::text(node.line),
+               "): its saved values were freed by the first backward. Run the forward again, or pass "
+               "retain_graph=True to the first backward.");
+}
+
+Operands derivative_operands(Node& node, const Fn& fn, Kept& keep, bool create_graph) {
+    Operands operands;
+    auto push = [&](const TensorRef& tensor) { operands.push_back({tensor.get(), {}}); };
+    auto push_made = [&](TensorRef tensor) {
+        keep.push_back(std::move(tensor));
+        push(keep.back());
+    };
+    auto push_saved = [&](const SavedTensor& saved, const char* role, const Source& source) {
+        if (!create_graph && !node.packed) return push(unpack(node, saved, role, source.index));
+        push_made(value_at(node, source.kind, source.index, create_graph));
+    };
+    for (const Source& source : fn.sources) {
+        size_t i = source.index;
+        switch (source.kind) {
+        case Source::grad: push(node.grads[i]); break;
+        case Source::input: push_saved(node.inputs[i].saved, "argument", source); break;
+        case Source::output:
+            KILN_CHECK(i < node.saved_outputs.size(), internal, fn.name, ": result ", i, " is not saved");
+            push_saved(node.saved_outputs[i], "result", source);
+            break;
+        case Source::hidden:
+            KILN_CHECK(i < node.hidden.size(), internal, fn.name, ": intermediate ", i, " is not saved");
+            push_saved(node.hidden[i], "intermediate", source);
+            break;
+        case Source::shape: push_made(shape_source(node, node.inputs[i])); break;
+        case Source::number: operands.push_back({nullptr, node.inputs[i].number}); break;
+        }
+    }
+    return operands;
+}
+
+TensorRef saved_value(Node& node, SavedPlace place) {
+    check_not_released(node);
+    const auto [kind, i] = place;
+    const size_t count = kind == Source::input    ? node.inputs.size()
+                         : kind == Source::output ? node.saved_outputs.size()
+                                                  : node.hidden.size();
+    return i < count ? value_at(node, kind, i, true) : nullptr;
+}
+
+}  // namespace kiln
