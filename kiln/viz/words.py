@@ -43,6 +43,9 @@ def arguments(call: Call) -> list[tuple[str, Any]]:
     inputs = iter(call.inputs)
     params = call.record.params
     structure: Iterable[Any] = call.structure or ["t"] * len(params)
+    if call.record.kind == "pointwise":  # which has pieces of structure alone
+        pieces = iter(call.structure)
+        structure = [next(pieces, None) if p.kind == "S" else "t" for p in params]
     for param, piece in zip(params, structure):
         if param.kind == "S":
             if piece != param.default:
