@@ -6,6 +6,7 @@
 
 #include "autograd.h"
 #include "busy.h"
+#include "hooks.h"
 
 namespace kiln {
 
@@ -67,7 +68,8 @@ Object call_function(const Opaque& function, PyObject* argument) {
 
 Object tuple_of(std::span<const TensorRef> tensors) {
     Object tuple = checked(PyTuple_New(Py_ssize_t(tensors.size())));
-    for (size_t i = 0; i < tensors.size(); ++i) PyTuple_SET_ITEM(tuple.get(), i, wrap(tensors[i]));
+    for (size_t i = 0; i < tensors.size(); ++i)
+        PyTuple_SET_ITEM(tuple.get(), i, checked(wrap(tensors[i])).release());
     return tuple;
 }
 
@@ -81,10 +83,9 @@ Results results_from(PyObject* given, const char* what) {
     return results;
 }
 
-// ---- batches of gradients: what the interpreter does of a pass, and whether one is under way ----
+// ---- batches of gradients: what the interpreter does of a pass ----
 
 PyObject* batched_functions[3] = {};  // derivative(handle, operands), sum_to(gradient, sizes), call(f, args)
-thread_local bool batched_pass = false;
 
 PyObject* set_batched(PyObject*, PyObject* args) {
     auto& [derivative, sum, call] = batched_functions;
@@ -113,12 +114,13 @@ TensorRef batched_sum(const TensorRef& gradient, const Tensor& like) {
     return TensorRef(&expect_tensor(found.get(), "backward: gradient"));
 }
 
-// A call with gradients, each a batch of them while such a pass is under way.
+// A call with gradients, each a batch of them if the pass under way is of such.
 Object call_with(const Opaque& callable, PyObject* args) {
     auto* function = static_cast<PyObject*>(callable.object);
+    const bool batched = own_pass()->options.batched;
     return checked(in_python([&] {
-        return batched_pass ? PyObject_CallFunctionObjArgs(batched_functions[2], function, args, nullptr)
-                            : PyObject_CallObject(function, args);
+        return batched ? PyObject_CallFunctionObjArgs(batched_functions[2], function, args, nullptr)
+                       : PyObject_CallObject(function, args);
     }));
 }
 
@@ -359,10 +361,6 @@ PyObject* backward(PyObject*, PyObject* args) {
                 wanted.push_back(edge_from(item, "backward: inputs"));
                 if (accumulate && is_tensor(item)) retain_grad(tensor_of(item));
             });
-        struct Batch {
-            bool before;
-            ~Batch() { batched_pass = before; }
-        } batch{std::exchange(batched_pass, bool(batched))};
         const BackwardOptions options{bool(retain), bool(create), bool(accumulate), bool(batched)};
         return tuple_of(run_backward(starts, wanted, options)).release();
     });

@@ -323,6 +323,8 @@ PyObject* wrap_node(const Edge& edge) {
     if (object->leaf) ++object->leaf->refcount;
     extras.object = object;
     PyObject_GC_Track(object);
+    if (Tensor* owner = edge.leaf ? edge.leaf->owner : nullptr; owner && owner->wrapper)
+        track(static_cast<PyObject*>(owner->wrapper));  // it may get hooks
     return reinterpret_cast<PyObject*>(object);
 }
 

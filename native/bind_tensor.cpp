@@ -120,7 +120,6 @@ PyObject* get_base(PyObject* self, void*) {
     return base ? wrap(base) : Py_NewRef(Py_None);
 }
 PyObject* tensor_is_view(PyObject* self, PyObject*) { return PyBool_FromLong(bool(tensor_of(self).base)); }
-PyObject* get_output_nr(PyObject* self, void*) { return PyLong_FromLong(tensor_of(self).output); }
 PyObject* get_is_leaf(PyObject* self, void*) {
     return guarded([&]() -> PyObject* { return PyBool_FromLong(!edge_of(tensor_of(self)).node); });
 }
@@ -214,12 +213,13 @@ PyObject* get_data(PyObject* self, void*) {
 // A new tensor under the same Python object: graphs keep the old one.
 void put_under(PyObject* self, const TensorRef& changed) {
     auto* object = reinterpret_cast<TensorObject*>(self);
-    Tensor* old = object->tensor;
-    if (old->meta && old->meta->owner == old) old->meta->owner = changed.get();
+    TensorRef old(object->tensor);
+    if (old->meta && old->meta->owner == old.get()) old->meta->owner = changed.get();
     ++changed->refcount;
     object->tensor = changed.get();
     changed->wrapper = std::exchange(old->wrapper, nullptr);
-    if (--old->refcount == 0) release(old);
+    --old->refcount;                  // the object's
+    drop_when_alone(std::move(old));  // another thread may be in the middle of a call with it
 }
 
 PyObject* tensor_become(PyObject* self, PyObject* args) {
@@ -227,7 +227,6 @@ PyObject* tensor_become(PyObject* self, PyObject* args) {
         const char* name;
         PyObject* view;
         if (!PyArg_ParseTuple(args, "sO:_become", &name, &view)) return nullptr;
-        wait_until_alone();  // another thread may be in the middle of a call with the tensor that goes
         put_under(self, become(tensor_of(self), expect_tensor(view, "view"), name));
         return Py_NewRef(self);
     });
@@ -235,7 +234,6 @@ PyObject* tensor_become(PyObject* self, PyObject* args) {
 
 int put_data(PyObject* self, PyObject* value, void*) {
     return guarded([&] {
-        wait_until_alone();
         Tensor& x = tensor_of(self);
         KILN_CHECK(value, runtime, "Deleting tensor data is not allowed. Delete tensor instead!");
         KILN_CHECK(is_tensor(value), type, "Variable data has to be a tensor, but got ",
@@ -359,7 +357,6 @@ PyGetSetDef getset[] = {
     {"data", get_data, put_data, "The same memory without history; writes through it are not tracked.",
      nullptr},
     {"_base", get_base, nullptr, "What it is a view of, or None.", nullptr},
-    {"output_nr", get_output_nr, nullptr, "Which of its grad_fn's results it is.", nullptr},
     {"_version", get_version, nullptr, "How often the memory was written in place.", nullptr},
     {"_memory", get_memory, nullptr, "How many bytes its storage has.", nullptr},
     {"_alone", get_alone, nullptr, "Whether nobody else can see its memory.", nullptr},

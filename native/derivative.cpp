@@ -11,12 +11,14 @@ namespace {
 
 // What hooks make of what they packed of a saved tensor, in the layout derivatives are looked up for.
 TensorRef unpacked(const Node& node, const TensorRef& place) {
-    for (const Packed& packed : *node.packed) {
-        if (!(packed.place == place)) continue;
+    for (const Packed& found : *node.packed) {
+        if (!(found.place == place)) continue;
+        const Packed packed = found;  // the hook may end the node's graph, and so `place`
         TensorRef value = call_unpack(packed.unpack, packed.value);
-        KILN_CHECK(value->sizes == place->sizes && value->dtype == place->dtype, runtime, node.fn->name,
-                   ": the unpack hook gave a tensor of ", name(value->dtype), shape_text(value->sizes),
-                   " for one of ", name(place->dtype), shape_text(place->sizes));
+        KILN_CHECK(value->sizes == packed.place->sizes && value->dtype == packed.place->dtype, runtime,
+                   node.fn->name, ": the unpack hook gave a tensor of ", name(value->dtype),
+                   shape_text(value->sizes), " for one of ", name(packed.place->dtype),
+                   shape_text(packed.place->sizes));
         return contiguous(value);
     }
     return place;

@@ -328,9 +328,11 @@ private:
                 captured_.resize(inputs_.size());
                 captured_[i] = node.grads[inputs_[i].index];
             }
-        if (!node.extras) return;
-        for (auto& [meta, index] : node.extras->retains)
-            if (node.grads[index]) store_plain(*meta, node.grads[index]);
+        if (!node.extras || options_.batched) return;
+        std::vector<std::pair<MetaRef, TensorRef>> kept;  // tensors may go, and gradients go on, meanwhile
+        for (auto& [meta, index] : node.extras->retains) kept.emplace_back(meta, node.grads[index]);
+        for (auto& [meta, gradient] : kept)
+            if (gradient) store_plain(*meta, gradient);
     }
 
     // Gradients given by the caller stay theirs: the engine's references to them keep them from being taken.
@@ -376,9 +378,10 @@ private:
         uint32_t holders = gradient->storage->recording ? 2 : 1;
         bool alone = gradient->contiguous && gradient->refcount == 1 &&
                      gradient->storage->refcount == holders && gradient->offset == 0;
-        if (options_.create_graph || alone) return gradient;
-        TensorRef copy = fresh_tensor(gradient->dtype, gradient->sizes);
+        if (alone) return gradient;
         Operand operand{gradient.get(), {}};
+        if (options_.create_graph) return call_one(*core_fns().copy, {&operand, 1});
+        TensorRef copy = fresh_tensor(gradient->dtype, gradient->sizes);
         kiln::run(*core_fns().copy, {&operand, 1}, {&copy, 1});
         return copy;
     }

@@ -141,10 +141,9 @@ uint64_t current_run() {
 }
 
 bool will_visit(const Edge& edge) {
-    const uint64_t run = current_run();
-    return edge.node ? edge.node->run == run && edge.node->needed
-                     : edge.leaf && edge.leaf->run == run &&
-                           is_wanted(edge, own_pass()->inputs, own_pass()->options);
+    const Pass* pass = own_pass();
+    if (!pass || !edge || (edge.node ? edge.node->run : edge.leaf->run) != pass->run) return false;
+    return is_wanted(edge, pass->inputs, pass->options);
 }
 
 }  // namespace kiln

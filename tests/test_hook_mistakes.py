@@ -187,7 +187,7 @@ def test_a_hook_is_called_for_a_leaf_behind_a_function_only_if_asked_for() -> No
     assert x.grad.tolist() == [1.0, 1.0] and z.grad is None
 
 
-@pytest.mark.parametrize("what", ["hook", "prehook", "metadata", "post accumulate"])
+@pytest.mark.parametrize("what", ["hook", "prehook", "metadata", "post accumulate", "leaf's node"])
 def test_cycles_are_collected(what: str) -> None:
     """A hook, or metadata, that holds what it hangs on does not keep it alive."""
 
@@ -200,6 +200,8 @@ def test_cycles_are_collected(what: str) -> None:
         y = x * 2
         if what == "post accumulate":
             x.register_post_accumulate_grad_hook(lambda p: (x, mark))
+        elif what == "leaf's node":
+            y.grad_fn.next_functions[0][0].register_hook(lambda gi, go: (x, mark))
         elif what == "metadata":
             y.grad_fn.metadata["held"] = (y, mark)
         elif what == "hook":
@@ -211,6 +213,38 @@ def test_cycles_are_collected(what: str) -> None:
     mark = make()
     gc.collect()
     assert mark() is None
+
+
+def test_backward_from_a_hook_of_a_pass_with_a_batch() -> None:
+    """The inner pass has one gradient: its hooks get that. Nothing is retained of a batch."""
+    shapes: list[Any] = []
+    w, x = ones(kiln, 3, 2), ones(kiln)
+    inner, y = w * 1, x * 2
+    inner.register_hook(lambda g: shapes.append(tuple(g.shape)))
+    loss = (inner * inner).sum()
+    y.register_hook(lambda g: loss.backward())
+    y.retain_grad()
+    (found,) = kiln.autograd.grad(y * y, x, kiln.eye(2), is_grads_batched=True)
+    assert found.tolist() == [[8.0, 0.0], [0.0, 8.0]]
+    assert shapes == [(3, 2)] and w.grad.tolist() == [[2.0, 2.0]] * 3 and y.grad is None
+
+
+def test_an_unpack_hook_that_ends_the_graph() -> None:
+    """Reading what a node saved runs backward, which drops it."""
+    x = ones(kiln)
+
+    def unpack(kept: list[Any]) -> Any:
+        if not ended:
+            ended.append(True)
+            loss.backward()
+        return kept[0]
+
+    ended: list[bool] = []
+    with kiln.autograd.graph.saved_tensors_hooks(lambda t: [t.clone()], unpack):
+        y = x.exp()
+    loss = y.sum()
+    assert y.grad_fn._saved_result.tolist() == y.tolist()
+    assert ended and x.grad.tolist() == y.tolist()
 
 
 def test_a_leaf_s_node_and_new_memory() -> None:

@@ -5,6 +5,7 @@ recorded.
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import numpy as np
@@ -308,6 +309,40 @@ def inf_setitem(t: Any) -> Any:
     x[:] = a
     x.copy_(a)
     return x.is_inference(), x
+
+
+def times_ten(gradient: Any) -> None:
+    gradient.mul_(10)
+
+
+def retained_is_not_what_goes_on(t: Any) -> Any:
+    x = leaf(t)
+    y = x + 1
+    y.retain_grad()
+    x.register_hook(times_ten)
+    (y * 2).sum().backward()
+    return y.grad, x.grad
+
+
+def grads_that_can_be_differentiated_are_apart(t: Any) -> Any:
+    a, b, seed = leaf(t), leaf(t), t.tensor([2.0, 3.0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        (a * b + b).backward(seed, create_graph=True)
+    second = t.autograd.grad(b.grad.sum(), a)[0]
+    with t.no_grad():
+        a.grad.zero_()
+        seed.zero_()
+    return a.grad, b.grad, second
+
+
+def grads_of_a_sum_are_apart(t: Any) -> Any:
+    a, b = leaf(t), leaf(t)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        (a + b).sum().backward(create_graph=True)
+    a.grad.zero_()
+    return a.grad, b.grad
 
 
 def inf_state(t: Any) -> Any:

@@ -254,7 +254,7 @@ class TestBusy:
 
     @WAYS
     def test_data_exchanged_under_a_kernel(self, way: Any) -> None:
-        """`x.data = ...` waits for kernels that read the old memory."""
+        """`x.data = ...` leaves kernels that read the old memory alone."""
         x = kiln.ones(1000, 1000)
         double = way(lambda: x * 2)
 
@@ -277,6 +277,29 @@ class TestBusy:
             return [np.unique(to_array(kiln.autograd.grad((x * 2).sum(), x)[0])).tolist() for _ in range(30)]
 
         assert in_threads(exchange, compute)[1] == [[2.0]] * 30
+
+    def test_data_exchanged_in_hooks_of_two_passes(self) -> None:
+        """Both are in the middle of a call at once: neither waits for the other's end."""
+        both = threading.Barrier(2)
+        done: list[Any] = []
+
+        def step(size: int) -> None:
+            x = kiln.ones(size, requires_grad=True)
+
+            def exchange(p: Any) -> None:
+                both.wait(60)
+                p.data = kiln.zeros(size)
+
+            x.register_post_accumulate_grad_hook(exchange)
+            (x * 3).sum().backward()
+            done.append((x.tolist(), x.grad.tolist()))
+
+        threads = [threading.Thread(target=step, args=(size,), daemon=True) for size in (1, 2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert sorted(done) == [([0.0], [3.0]), ([0.0, 0.0], [3.0, 3.0])]
 
     def test_operands_dropped_under_a_kernel(self) -> None:
         """The last name of an operand goes while its kernel runs; its memory stays until the end."""

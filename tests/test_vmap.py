@@ -193,6 +193,26 @@ def in_place(m: Any, x: Any) -> Any:
     return y
 
 
+def own_place(m: Any, x: Any, y: Any) -> Any:
+    z, place = x.clone(), y.argmax()
+    z[place] = 7.0
+    return x[place], x[1:, y.argmin()], x[place - 4, place], z
+
+
+def gradient_of_writes(m: Any, x: Any) -> Any:
+    """A derivative reads what was written over."""
+
+    def written(x: Any) -> Any:
+        y = x * 1.0
+        y[1:].mul_(x[0])
+        y.mul_(x)
+        y *= y.sum()
+        y.sin_()
+        return (m.ones_like(x).mul_(y) * y).sum()
+
+    return m.func.grad(written)(x)
+
+
 PROGRAMS: list[tuple[str, Callable[..., Any], dict[str, Any], list[tuple[int, ...]]]] = [
     ("broadcast", lambda m, x, y: x * y, {}, [(3, 4), (3, 2, 4)]),
     ("shared", lambda m, x, y: x @ y, {"in_dims": (0, None)}, [(3, 2, 4), (4, 5)]),
@@ -202,6 +222,8 @@ PROGRAMS: list[tuple[str, Callable[..., Any], dict[str, Any], list[tuple[int, ..
     ("nothing mapped in one result", lambda m, x: m.ones(2), {}, [(3, 2)]),
     ("a result shared", lambda m, x: (x, 3), {"out_dims": (0, None)}, [(3, 2)]),
     ("in place", in_place, {}, [(3, 2, 2)]),
+    ("a place of each sample", own_place, {}, [(3, 4, 4), (3, 4)]),
+    ("gradients of writes", gradient_of_writes, {}, [(3, 4)]),
     ("new arrays", lambda m, x: x.new_zeros(2).add_(x) + m.zeros_like(x).copy_(x), {}, [(3, 2)]),
     ("chunks", lambda m, x: (x * 2).sum(), {"chunk_size": 2}, [(5, 2)]),
     ("index", lambda m, x: x[m.tensor([1, 0])] + x[..., None][:, 0], {}, [(3, 2)]),

@@ -253,7 +253,7 @@ def interpret(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     out = kwargs.get("out")
     level = innermost([*args, *given.values()])
     if type(out) is Batched and (level is None or level.number <= out.level.number):
-        return _written(op, out, op.handle(*args, **given))
+        return _written(op, out, op.handle(*_apart(out, args), **given))
     if level is None:
         return NotImplemented
     if not level.alive:
@@ -317,6 +317,14 @@ def _composite(op: Op, bound: list[Any], level: Level) -> Any:
     if isinstance(result, (tuple, list)):
         return type(result)(Batched(y, level) for y in result)
     return Batched(result, level)
+
+
+def _apart(out: Batched, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments whose values a gradient may read when `out`, which may be among them, was written."""
+    tensors = [x for x in args if isinstance(x, _core.Tensor)]
+    if not (_core.grad_enabled() and any(x.requires_grad for x in tensors)):
+        return args
+    return tuple(pointwise.clone(x) if x is out else x for x in args)
 
 
 def _written(op: Op, out: Batched, result: Any) -> Batched:

@@ -156,8 +156,7 @@ def is_value(x: Any) -> bool:
 
 
 def has_values(x: Any) -> bool:
-    """Whether an array can be looked at: a value of a graph cannot, nor can a sample of a batch "
-    "(kiln.func)."""
+    """Whether an array can be looked at, as a value of a graph and a sample of a batch (kiln.func) cannot."""
     return not isinstance(x, g.Value) and not hasattr(type(x), "whole")
 
 
