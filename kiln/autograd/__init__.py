@@ -17,7 +17,6 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
-from kiln._core import Tensor as Variable
 from kiln.autograd import function, grad_mode, graph
 from kiln.autograd.engine import backward, grad
 from kiln.autograd.function import Function
@@ -29,6 +28,7 @@ from kiln.autograd.grad_mode import (
     set_multithreading_enabled,
 )
 from kiln.autograd.gradcheck import gradcheck, gradgradcheck
+from kiln.autograd.variable import Variable
 
 if _TYPE_CHECKING:
     from kiln.autograd import anomaly_mode, functional
