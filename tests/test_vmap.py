@@ -399,3 +399,15 @@ def test_recorded() -> None:
         kiln.manual_seed(seed)
         x, w = kiln.randn(5, 3), kiln.randn(3, 4)
         assert kiln.equal(compiled(x, w), step(x, w))
+
+
+def test_a_samples_own_number_is_an_index() -> None:
+    x, i = kiln.arange(6.0).view(2, 3), kiln.tensor([2, -1])
+    assert kiln.func.vmap(lambda x, i: x[i])(x, i).tolist() == [2.0, 5.0]
+    assert kiln.func.vmap(lambda i: x[:, i])(i).tolist() == [[2.0, 5.0], [2.0, 5.0]]
+    assert kiln.func.vmap(kiln.func.grad(lambda x, i: x[i] ** 2))(x, i).tolist() == [
+        [0.0, 0.0, 4.0],
+        [0.0, 0.0, 10.0],
+    ]
+    with pytest.raises(IndexError):
+        kiln.func.vmap(lambda x, i: x[i])(x, i + 7)

@@ -123,7 +123,7 @@ def _viewed(x: Any, entries: list[Any]) -> tuple[Any, list[_Block]]:
             if entry.ndim == 0 and kind == "bool":
                 x = unsqueeze(x, dim)
                 entry = reshape(entry, (1,))
-            elif entry.ndim == 0 and not d.is_value(entry):
+            elif entry.ndim == 0 and d.has_values(entry):
                 x = select(x, dim, _position(x, dim, int(entry), dropped))
                 dropped += 1
                 continue
