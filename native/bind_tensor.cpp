@@ -186,10 +186,11 @@ int put_grad(PyObject* self, PyObject* value, void*) {
             return 0;
         }
         Tensor& grad = expect_tensor(value, "grad");
-        KILN_CHECK(grad.sizes == x.sizes, runtime, "assigned grad has data of a different size: expected ",
-                   shape_text(x.sizes), ", got ", shape_text(grad.sizes));
-        KILN_CHECK(grad.dtype == x.dtype, runtime, "assigned grad has data of a different type: expected ",
-                   name(x.dtype), ", got ", name(grad.dtype));
+        KILN_CHECK(&grad != &x, runtime, "can't assign Variable as its own grad");
+        KILN_CHECK(grad.sizes == x.sizes, runtime, "attempting to assign a gradient of size '",
+                   shape_text(grad.sizes), "' to a tensor of size '", shape_text(x.sizes), "'");
+        KILN_CHECK(grad.dtype == x.dtype, runtime, "attempting to assign a gradient with dtype '",
+                   name(grad.dtype), "' to a tensor with dtype '", name(x.dtype), "'");
         ensure_meta(x).grad = TensorRef(&grad);
         return 0;
     });
@@ -233,6 +234,9 @@ int put_data(PyObject* self, PyObject* value, void*) {
         Tensor& source = tensor_of(value);
         KILN_CHECK(source.dtype == x.dtype || !x.node, runtime, "data: expected dtype ", name(x.dtype),
                    ", got ", name(source.dtype));
+        KILN_CHECK(is_float(source.dtype) || !x.requires_grad(), runtime,
+                   "data set to a tensor that requires gradients must be floating point, got ",
+                   name(source.dtype));
         TensorRef changed = alias(source);
         changed->untracked = x.untracked;
         changed->node = x.node;
