@@ -245,6 +245,9 @@ int put_data(PyObject* self, PyObject* value, void*) {
                    name(source.dtype));
         KILN_CHECK(source.dtype == x.dtype || !x.node, runtime, "data: expected dtype ", name(x.dtype),
                    ", got ", name(source.dtype));
+        KILN_CHECK(is_float(source.dtype) || !x.requires_grad(), runtime,
+                   "data set to a tensor that requires gradients must be floating point, got ",
+                   name(source.dtype));
         TensorRef changed = alias(source);
         changed->untracked = x.untracked;
         changed->node = x.node;

@@ -350,7 +350,12 @@ def test_names_are_where_programs_look_for_them() -> None:
     from kiln.autograd.grad_mode import enable_grad, no_grad, set_grad_enabled  # noqa: F401
     from kiln.autograd.graph import GradientEdge, Node, save_on_cpu, saved_tensors_hooks  # noqa: F401
 
-    assert again is detect_anomaly and isinstance(kiln.ones(1), Variable) and kiln.no_grad is no_grad
+    assert again is detect_anomaly and kiln.no_grad is no_grad
+    x = Variable(kiln.ones(2, requires_grad=True) * 2, requires_grad=True)
+    assert type(x) is kiln.Tensor and x.is_leaf and x.requires_grad and isinstance(x, Variable)
+    assert not Variable(x).requires_grad and not isinstance(1.0, Variable) and Variable().numel() == 0
+    with pytest.raises(TypeError, match="Variable data has to be a tensor, but got float"):
+        Variable(1.0)
 
 
 def test_grad_outputs_of_another_dtype() -> None:

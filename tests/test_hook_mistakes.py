@@ -53,6 +53,23 @@ MISTAKES: dict[str, tuple[Any, str]] = {
     ),
     "shape of a gradient": (lambda t: (ones(t) * 2).backward(t.ones(3)), "Mismatch in shape: grad_output"),
     "not a gradient": (lambda t: ones(t).sum().backward("text"), "gradients can be either Tensors or None"),
+    "own grad": (lambda t: setattr(x := ones(t), "grad", x), "can't assign Variable as its own grad"),
+    "grad of another shape": (
+        lambda t: setattr(ones(t), "grad", t.ones(3)),
+        "attempting to assign a gradient of size",
+    ),
+    "grad of another dtype": (
+        lambda t: setattr(ones(t), "grad", t.ones(2, dtype=t.float64)),
+        "attempting to assign a gradient with dtype",
+    ),
+    "data without gradients": (
+        lambda t: setattr(ones(t), "data", t.ones(2, dtype=t.int64)),
+        "data set to a tensor that requires gradients must be floating point",
+    ),
+    "results in an optimizer": (
+        lambda t: t.optim.SGD([ones(t) * 2], lr=0.1),
+        "can't optimize a non-leaf Tensor",
+    ),
     "not a scalar": (lambda t: (ones(t) * 2).backward(), "only for scalar outputs"),
     "edge of a constant": (
         lambda t: t.autograd.graph.get_gradient_edge(t.ones(2)),

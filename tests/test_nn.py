@@ -394,24 +394,6 @@ def test_state_that_does_not_fit() -> None:
         model.load_state_dict([1])  # type: ignore[arg-type]
 
 
-# -- hooks --------------------------------------------------------------------------------------------
-
-
-def test_forward_hooks() -> None:
-    model, log = nn.Identity(), []
-    before = model.register_forward_pre_hook(lambda m, args: (args[0] + 1,))
-    after = model.register_forward_hook(lambda m, args, result: result * 10)
-    model.register_forward_hook(lambda m, args, result: log.append(result))
-    model.register_forward_hook(lambda m, args, kwargs, result: result + 0.5, with_kwargs=True, prepend=True)
-    assert model(1) == 25 and log == [25]
-    before.remove()
-    after.remove()
-    after.remove()
-    assert model(1) == 1.5
-    with nn.ReLU().register_forward_hook(lambda *a: None) as handle:
-        assert handle.id >= 0
-
-
 # -- containers ---------------------------------------------------------------------------------------
 
 

@@ -421,3 +421,24 @@ def test_recorded() -> None:
         kiln.manual_seed(seed)
         x, w = kiln.randn(5, 3), kiln.randn(3, 4)
         assert kiln.equal(compiled(x, w), step(x, w))
+
+
+def test_one_hot_of_a_sample() -> None:
+    one_hot, i = kiln.nn.functional.one_hot, kiln.tensor([1, 2])
+    assert kiln.func.vmap(lambda i: one_hot(i, 3))(i).tolist() == one_hot(i, 3).tolist()
+    with pytest.raises(RuntimeError, match="smaller than num_classes"):
+        kiln.func.vmap(lambda i: one_hot(i, 2))(i)
+    with pytest.raises(RuntimeError, match="vmap"):
+        kiln.func.vmap(one_hot)(i)
+
+
+def test_a_samples_own_number_is_an_index() -> None:
+    x, i = kiln.arange(6.0).view(2, 3), kiln.tensor([2, -1])
+    assert kiln.func.vmap(lambda x, i: x[i])(x, i).tolist() == [2.0, 5.0]
+    assert kiln.func.vmap(lambda i: x[:, i])(i).tolist() == [[2.0, 5.0], [2.0, 5.0]]
+    assert kiln.func.vmap(kiln.func.grad(lambda x, i: x[i] ** 2))(x, i).tolist() == [
+        [0.0, 0.0, 4.0],
+        [0.0, 0.0, 10.0],
+    ]
+    with pytest.raises(IndexError):
+        kiln.func.vmap(lambda x, i: x[i])(x, i + 7)

@@ -28,6 +28,7 @@ from kiln.autograd.grad_mode import (
     set_multithreading_enabled,
 )
 from kiln.autograd.gradcheck import gradcheck, gradgradcheck
+from kiln.autograd.variable import Variable
 
 if _TYPE_CHECKING:
     from kiln.autograd import anomaly_mode, functional, variable

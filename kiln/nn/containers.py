@@ -158,7 +158,6 @@ class ModuleDict(Module):
 
     def __delitem__(self, key: str) -> None:
         del self._modules[key]
-        del self.__dict__[key]
 
     def __len__(self) -> int:
         return len(self._modules)

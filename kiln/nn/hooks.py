@@ -44,7 +44,7 @@ class RemovableHandle:
 
     __slots__ = ("_hooks", "id")
 
-    def __init__(self, hooks: dict[int, Hook], hook: Hook, first: bool) -> None:
+    def __init__(self, hooks: dict[int, Any], hook: Any, first: bool) -> None:
         self._hooks = hooks
         self.id = next(_numbers)
         others = dict(hooks) if first else {}

@@ -5,20 +5,22 @@
     _modules     name -> Module or None        children, in order of assignment
 
 The three dicts say what a module owns, in order; each entry is mirrored in the instance's own `__dict__`,
-so that reading `self.weight` is an ordinary attribute lookup. Every write goes through `__setattr__`, the
-`register_*` methods or `__delattr__`, which keep both in step.
+so that reading `self.weight` is an ordinary attribute lookup. The dicts (`Owned`) keep both in step, also
+where a program writes to them itself: `model._modules["head"] = Identity()`.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from weakref import ref
 
 from kiln import _core
 from kiln._core import Tensor
 from kiln.autograd import no_grad
 from kiln.errors import describe, message
+from kiln.nn.backward_hooks import Call
 from kiln.nn.hooks import Hook, RemovableHandle
 from kiln.nn.parameter import Parameter
 from kiln.nn.state import IncompatibleKeys, load_tree, save_tree
@@ -26,6 +28,38 @@ from kiln.nn.state import IncompatibleKeys, load_tree, save_tree
 Self = TypeVar("Self", bound="Module")
 
 _KINDS = ("_parameters", "_buffers", "_modules")
+
+
+class Owned(dict[str, Any]):
+    """What a module owns of one kind; each entry is also in the module's `__dict__`."""
+
+    def __init__(self, module: Module, entries: Mapping[str, Any] | None = None) -> None:
+        super().__init__(entries or {})
+        self._module = ref(module)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        super().__setitem__(name, value)
+        if (module := self._module()) is not None:
+            module.__dict__[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        super().__delitem__(name)
+        if (module := self._module()) is not None:
+            module.__dict__.pop(name, None)
+
+    def pop(self, name: str, *default: Any) -> Any:
+        if name not in self:
+            return super().pop(name, *default)
+        value = self[name]
+        del self[name]
+        return value
+
+    # a dict's own would not pass by the methods above
+    popitem, clear = MutableMapping.popitem, MutableMapping.clear
+    update, setdefault = MutableMapping.update, MutableMapping.setdefault
+
+    def __reduce__(self) -> Any:
+        return dict, (dict(self),)  # a copy belongs to nobody until `__setstate__` of its module
 
 
 class Placement(NamedTuple):
@@ -54,13 +88,17 @@ class Module:
     _buffers: dict[str, Tensor | None]
     _modules: dict[str, Module | None]
     _non_persistent: set[str]
-    _forward_pre_hooks: dict[int, Hook] | None
-    _forward_hooks: dict[int, Hook] | None
+    _forward_pre_hooks: dict[int, Hook]
+    _forward_hooks: dict[int, Hook]
+    _backward_pre_hooks: dict[int, Callable[..., Any]]
+    _backward_hooks: dict[int, Callable[..., Any]]
+    _hooked = False  # whether any of these ever held one: all that a call without hooks asks
 
     def __init__(self) -> None:
         self.__dict__.update(
-            training=True, _parameters={}, _buffers={}, _modules={}, _non_persistent=set(),
-            _forward_pre_hooks=None, _forward_hooks=None,
+            training=True, _non_persistent=set(),
+            _parameters=Owned(self), _buffers=Owned(self), _modules=Owned(self),
+            _forward_pre_hooks={}, _forward_hooks={}, _backward_pre_hooks={}, _backward_hooks={},
         )  # fmt: skip
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -70,34 +108,54 @@ class Module:
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._forward_pre_hooks is None and self._forward_hooks is None:
-            return self.forward(*args, **kwargs)
-        return self._call_with_hooks(args, kwargs)
+        return self._call_with_hooks(args, kwargs) if self._hooked else self.forward(*args, **kwargs)
 
     def _call_with_hooks(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """forward between its hooks; a hook that returns something replaces the arguments or the result."""
-        for pre in list((self._forward_pre_hooks or {}).values()):
+        for pre in list(self._forward_pre_hooks.values()):
             args, kwargs = pre.before(self, args, kwargs)
+        call = None
+        if self._backward_pre_hooks or self._backward_hooks:
+            call = Call(self, self._backward_pre_hooks.values(), self._backward_hooks.values())
+            args = call.enter(args)
         result = self.forward(*args, **kwargs)
-        for post in list((self._forward_hooks or {}).values()):
+        for post in list(self._forward_hooks.values()):
             result = post.after(self, args, kwargs, result)
-        return result
+        return result if call is None else call.leave(result)
 
     def register_forward_pre_hook(
         self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False
     ) -> RemovableHandle:
         """Call `hook(module, args[, kwargs])` before forward; what it returns replaces the arguments."""
-        if self._forward_pre_hooks is None:
-            self._forward_pre_hooks = {}
+        self._hooked = True
         return RemovableHandle(self._forward_pre_hooks, Hook(hook, with_kwargs), prepend)
 
     def register_forward_hook(
         self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False
     ) -> RemovableHandle:
         """Call `hook(module, args[, kwargs], result)` after forward; what it returns replaces the result."""
-        if self._forward_hooks is None:
-            self._forward_hooks = {}
+        self._hooked = True
         return RemovableHandle(self._forward_hooks, Hook(hook, with_kwargs), prepend)
+
+    def register_full_backward_pre_hook(
+        self, hook: Callable[..., Any], prepend: bool = False
+    ) -> RemovableHandle:
+        """Call `hook(module, grad_outputs)` when backward comes to the module's results.
+
+        `grad_outputs` is a tuple, None for what has no gradient; a tuple it returns goes on instead.
+        """
+        self._hooked = True
+        return RemovableHandle(self._backward_pre_hooks, hook, prepend)
+
+    def register_full_backward_hook(self, hook: Callable[..., Any], prepend: bool = False) -> RemovableHandle:
+        """Call `hook(module, grad_inputs, grad_outputs)` when backward has passed the module.
+
+        Tuples of the gradients of the positional arguments and of the results (a tensor or a tuple of some),
+        None for what has none; a tuple it returns goes on in place of `grad_inputs`. If no argument requires
+        gradients it is called with those of the results.
+        """
+        self._hooked = True
+        return RemovableHandle(self._backward_hooks, hook, prepend)
 
     # -- what a module owns ---------------------------------------------------------------------------
 
@@ -141,7 +199,13 @@ class Module:
         owned: dict[str, Any] = self.__dict__[kind]
         if name not in owned and hasattr(self, name):
             raise KeyError(f"attribute '{name}' already exists")
-        owned[name] = self.__dict__[name] = value
+        owned[name] = value
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """What a copy of a module is given: the dicts of what it owns become its own."""
+        self.__dict__.update(state)
+        for kind in _KINDS:
+            self.__dict__[kind] = Owned(self, state[kind])
 
     if TYPE_CHECKING:  # buffers, and what `model[0]` has, are known when it runs
 
@@ -160,7 +224,7 @@ class Module:
         elif "_parameters" in state and name in state["_buffers"]:
             if value is not None and not isinstance(value, Tensor):
                 self._replace("_buffers", name, value, "kiln.Tensor")
-            state["_buffers"][name] = state[name] = value
+            state["_buffers"][name] = value
         else:
             object.__setattr__(self, name, value)
 
@@ -168,7 +232,7 @@ class Module:
         """`self.name = value` for a value of an owned kind: in place if the name has this kind, else anew."""
         owned = self.__dict__.get(kind)
         if owned is not None and name in owned:
-            owned[name] = self.__dict__[name] = value
+            owned[name] = value
             return
         if owned is not None:
             for other in _KINDS:
@@ -183,13 +247,15 @@ class Module:
             what = {"_parameters": "parameter", "_modules": "child module", "_buffers": "buffer"}[kind]
             kind_ = type(value).__name__
             raise TypeError(f"cannot assign '{kind_}' as {what} '{name}' ({wanted} or None expected)")
-        self.__dict__[kind][name] = self.__dict__[name] = None
+        self.__dict__[kind][name] = None
 
     def __delattr__(self, name: str) -> None:
-        for kind in _KINDS:
-            self.__dict__[kind].pop(name, None)
+        owned = [self.__dict__[kind] for kind in _KINDS if name in self.__dict__[kind]]
         self._non_persistent.discard(name)
-        object.__delattr__(self, name)
+        for names in owned:
+            del names[name]
+        if not owned:
+            object.__delattr__(self, name)
 
     # -- walking the tree -----------------------------------------------------------------------------
 
@@ -301,8 +367,9 @@ class Module:
         """Set training mode here and below: what dropout and its like ask."""
         if not isinstance(mode, bool):
             raise ValueError(message("train", "a bool", describe(mode)))
-        for module in self.modules():
-            module.training = mode
+        self.training = mode
+        for module in self.children():
+            module.train(mode)
         return self
 
     def eval(self: Self) -> Self:

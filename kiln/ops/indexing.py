@@ -412,9 +412,12 @@ def one_hot(tensor: Any, num_classes: int = -1) -> Any:
     if dtype_name(tensor.dtype) != "int64":
         raise RuntimeError("one_hot is only applicable to index tensor of type LongTensor.")
     if not d.is_value(tensor) and d.numel(tensor.shape):
-        if find("amin").handle(tensor).item() < 0:
+        every = tensor  # a sample of a batch (kiln.func) is checked with all of the batch
+        while hasattr(type(every), "whole"):
+            every = every.whole
+        if find("amin").handle(every).item() < 0:
             raise RuntimeError("one_hot: Class values must be non-negative.")
-        largest = find("amax").handle(tensor).item()
+        largest = find("amax").handle(tensor if num_classes == -1 else every).item()
         if num_classes == -1:
             num_classes = int(largest) + 1
         elif largest >= num_classes:

@@ -83,8 +83,10 @@ class Optimizer:
             if not isinstance(param, Tensor):
                 raise TypeError(message(name, "tensors to optimize", describe(param)))
             if not param.is_leaf:
-                hint = "optimize the leaf it was computed from"
-                raise ValueError(message(name, "leaf tensors", f"{describe(param)} with history", hint))
+                raise ValueError(
+                    f"{name}: can't optimize a non-leaf Tensor, a {describe(param)} with history; optimize "
+                    "the leaf it was computed from"
+                )
             if id(param) in known:
                 raise ValueError(message(name, "each parameter once", f"{describe(param)} twice"))
             known.add(id(param))
