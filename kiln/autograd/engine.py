@@ -175,17 +175,19 @@ def _listed(given: Gradients) -> tuple[Tensor | None, ...]:
     return () if given is None else (given,) if isinstance(given, Tensor) else tuple(given)
 
 
+def _need_one_each(op: str, roots: tuple[Place, ...], seeds: tuple[Tensor | None, ...]) -> None:
+    """RuntimeError unless there is a gradient per root."""
+    if len(seeds) != len(roots):
+        raise RuntimeError(message(op, f"{len(roots)} gradients, one per tensor", str(len(seeds))))
+
+
 def _seeds(op: str, roots: tuple[Place, ...], given: Gradients) -> tuple[Tensor | None, ...]:
     """One gradient per root, of its shape; ones where none was given and the root has one element."""
-    if given is None:
-        seeds: tuple[Tensor | None, ...] = (None,) * len(roots)
-    else:
-        seeds = (given,) if isinstance(given, Tensor) else tuple(given)
+    seeds = (None,) * len(roots) if given is None else _listed(given)
     for seed in seeds:
         if seed is not None and not isinstance(seed, Tensor):
             raise TypeError(f"gradients can be either Tensors or None, but got {type(seed).__name__}")
-    if len(seeds) != len(roots):
-        raise RuntimeError(message(op, f"{len(roots)} gradients, one per tensor", str(len(seeds))))
+    _need_one_each(op, roots, seeds)
     return tuple(_seed(op, k, root, seed) for k, (root, seed) in enumerate(zip(roots, seeds, strict=True)))
 
 
@@ -194,8 +196,7 @@ def _batched_seeds(
 ) -> tuple[tuple[Tensor | None, ...], tuple[int, ...]]:
     """A batch of gradients per root, and the size of the batch."""
     seeds = _listed(given) or (None,)
-    if len(seeds) != len(roots):
-        raise RuntimeError(message("grad", f"{len(roots)} gradients, one per tensor", str(len(seeds))))
+    _need_one_each("grad", roots, seeds)
     sizes = set()
     for k, (root, seed) in enumerate(zip(roots, seeds, strict=True)):
         shape, _ = _look("grad", root)
