@@ -6,6 +6,7 @@ inside: the branch not taken sees a harmless argument, so that no 0 * inf arises
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from kiln.ops import declare as d
@@ -131,25 +132,24 @@ def silu(input: Tensor) -> Any:
     return narrow(x * sigmoid(x), input.dtype)
 
 
-def _gelu(np: Any, x: Any, approximate: str = "none") -> Any:
-    import math
+def _share_below(np: Any, x: Any) -> Any:
+    return 0.5 * (1 + np.vectorize(math.erf, otypes=[float])(x / math.sqrt(2)))
 
+
+def _gelu(np: Any, x: Any, approximate: str = "none") -> Any:
     if approximate == "tanh":
         return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-    return (0.5 * x * (1 + np.vectorize(math.erf, otypes=[float])(x / math.sqrt(2)))).astype(x.dtype)
+    return (x * _share_below(np, x)).astype(x.dtype)
 
 
 def _gelu_slope(np: Any, x: Any) -> Any:
-    import math
-
-    share = 0.5 * (1 + np.vectorize(math.erf, otypes=[float])(x / math.sqrt(2)))
-    return (share + x * np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)).astype(x.dtype)
+    return (_share_below(np, x) + x * np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)).astype(x.dtype)
 
 
 gelu_slope = float_function(
     "gelu_slope",
     normal.gelu_slope,
-    lambda g, input: g * ((2 - input * input) * (0.3989422804014327 * exp(-0.5 * (input * input)))),
+    lambda g, input: g * ((2 - input * input) * (normal.DENSITY * exp(-0.5 * (input * input)))),
     d.reference(_gelu_slope),
     d.unary(),
     "The derivative of `gelu`.",
