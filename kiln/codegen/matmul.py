@@ -34,6 +34,7 @@ from kiln.codegen.matmul_pack import copy, turn
 from kiln.codegen.matmul_row import UNIT_COLUMNS, beside, drive_row, gathered, turned
 from kiln.codegen.matmul_text import module
 from kiln.codegen.matmul_tile import Element, element_of, identity, tile
+from kiln.codegen.matmul_window import nowhere, window
 from kiln.codegen.nest import TEXTS, Nest, Operand
 from kiln.codegen.target import Target
 from kiln.codegen.verify import refuse, verify_nest
@@ -54,6 +55,12 @@ class MatmulSpec(NamedTuple):
     numbers: tuple[str, ...]  # "i64" or "f64" each
     stores: tuple[tuple[int, Scalar], ...]
     row: bool = False  # m is 1: one row of A
+    window: bool = False  # B's rows and columns are several dims each: matmul_window.py
+
+    @property
+    def form(self) -> str:
+        """Which of the kernels for these factors it is."""
+        return "row " if self.row else "window " if self.window else ""
 
     def text(self) -> str:
         """The canonical text: printed form and cache key."""
@@ -69,7 +76,7 @@ class MatmulSpec(NamedTuple):
 
 @lru_cache(maxsize=TEXTS)
 def _text(spec: MatmulSpec) -> str:
-    lines = [f"{'row ' if spec.row else ''}matmul {spec.dtype} numbers {' '.join(spec.numbers)}".rstrip()]
+    lines = [f"{spec.form}matmul {spec.dtype} numbers {' '.join(spec.numbers)}".rstrip()]
     lines += [f"operand {k + 1} {o.mode} {o.dtype} {''.join(o.strides)}" for k, o in enumerate(spec.operands)]
     lines.append(program_text([value for _, value in spec.stores]))
     lines.append("stores " + " ".join(str(k) for k, _ in spec.stores))
@@ -96,17 +103,24 @@ def matmul_ir(spec: MatmulSpec, target: Target) -> str:
     _verify(spec, target)
     element = element_of(spec.dtype)
     arguments = Arguments(spec.operands, spec.numbers)
-    driver = drive_row(target, element) if spec.row else drive(target, element, _plain_output(spec, element))
+    plain, place = _plain_output(spec, element), arguments.window if spec.window else None
+    driver = drive_row(target, element) if spec.row else drive(target, element, plain, place)
     routines = [finish(target, element, arguments, spec.stores), driver]
-    return module(target, routines, "" if spec.row else identity(target, element))
+    constants = [] if spec.row else [identity(target, element), nowhere()][: 2 if spec.window else 1]
+    return module(target, routines, "\n".join(constants))
 
 
 def library(spec: MatmulSpec) -> Library:
     """What all kernels of these factors share: everything but the driver and the epilogue."""
     element = element_of(spec.dtype)
-    makers = (beside, turned, gathered) if spec.row else (tile, copy, turn)
+    packing = (
+        (window,)
+        if spec.window and not element.widened
+        else (copy, turn, *((window,) if spec.window else ()))
+    )
+    makers = (beside, turned, gathered) if spec.row else (tile, *packing)
     return Library(
-        f"{'row ' if spec.row else ''}matmul library {spec.dtype}",
+        f"{spec.form}matmul library {spec.dtype}",
         tuple(make.__name__ for make in makers),
         lambda target: module(target, [make(target, element) for make in makers]),
     )

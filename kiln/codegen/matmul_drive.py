@@ -13,11 +13,12 @@ from kiln.codegen.matmul_finish import Arguments
 from kiln.codegen.matmul_pack import clear
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.matmul_tile import EDGE, SEGMENT, VECTORS, Element, Shape, heights, shapes
+from kiln.codegen.matmul_window import IMAGE
 from kiln.codegen.target import Target
 
 UNIT_ROWS = 24
-UNIT_BYTES = 128  # of summed elements: 32 columns of float32, 16 of float64
-ROW_UNITS = 24  # row units in a group, at most
+UNIT_BYTES = 512  # of summed elements: 128 columns of float32, 64 of float64
+ROW_UNITS = 16  # row units in a group, at most
 PACK_ROWS = 64  # a unit-stride B is packed from this many rows; below, it is read where it lies
 PACK_BYTES = 4096  # ... or if its rows are less than a page apart and its vectors straddle no cache lines
 ROW_PITCH = SEGMENT + 16  # elements between copied rows of A, so that rows fall into different cache sets
@@ -38,9 +39,11 @@ def _panel_bytes(target: Target) -> int:
     return VECTORS * target.vector_bits // 8
 
 
-def drive(target: Target, element: Element, plain: int | None) -> Routine:
-    """The routine kernel; `plain` is the operand that takes whole panels of sums as they are, if one does."""
-    driver = _Driver(target, element, plain)
+def drive(target: Target, element: Element, plain: int | None, window: int | None = None) -> Routine:
+    """The routine kernel; `plain` is the operand that takes whole panels of sums as they are, if one does;
+    `window` the place of the arguments of a B that is a window.
+    """
+    driver = _Driver(target, element, plain, window)
     driver.write()
     return driver.code
 
@@ -56,8 +59,8 @@ class _Run:
 class _Driver:
     """The driver under construction; strides in bytes."""
 
-    def __init__(self, target: Target, element: Element, plain: int | None) -> None:
-        self.element, self.plain = element, plain
+    def __init__(self, target: Target, element: Element, plain: int | None, window: int | None) -> None:
+        self.element, self.plain, self.window = element, plain, window
         self.heights, self.shapes = heights(target), shapes(target)
         self.panel_bytes = _panel_bytes(target)
         self.panel = VECTORS * element.lanes(target)
@@ -89,6 +92,10 @@ class _Driver:
         self.b = code.choose(empty, zero, self._pointer(1), "ptr")
         for place, name in enumerate(("a_batch", "a_row", "a_k", "b_batch", "b_k", "b_column"), 4):
             self.stride[name] = code.choose(empty, "0", code.mul(self._argument(place), size))
+        if self.window is not None:
+            look = code.offset("%arg", "i64", str(self.window))
+            self.look = code.choose(empty, "@nowhere", look, "ptr")
+            self.image = self._argument(self.window + IMAGE)
         if self.plain is not None:
             for dim, name in enumerate(("c_batch", "c_row")):
                 self.stride[name] = code.mul(self._argument(Arguments((), ()).stride(self.plain, dim)), size)
@@ -138,32 +145,58 @@ class _Driver:
         """Whole panels of a plain product go to the output, others to the buffer and are finished."""
         code = self.code
         into, pitch, direct = self.buffer, str(UNIT_BYTES), "false"
+        batch, column, whole = self._place(run)
         if self.plain is not None:
-            direct = code.compare("eq", code.op(f"srem i64 {run.columns}, {self.panel}"), "0")
-            out = self.reach(self.c, c_batch=run.batch, c_row=run.row)
-            out = code.at(out, code.mul(run.column, str(self.element.bytes)))
+            panels = code.compare("eq", code.op(f"srem i64 {run.columns}, {self.panel}"), "0")
+            direct = code.both(panels, whole)
+            out = self.reach(self.c, c_batch=batch, c_row=run.row)
+            out = code.at(out, code.mul(column, str(self.element.bytes)))
             into = code.choose(direct, out, into, "ptr")
             pitch = code.choose(direct, self.stride["c_row"], pitch)
-        with code.times(run.columns, self.panel) as left:
+        with code.times(self.size["k"], SEGMENT) as from_k, code.times(run.columns, self.panel) as left:
             cols = code.minimum(code.sub(run.columns, left), str(self.panel))
             part = _Run(run.batch, run.row, run.rows, code.add(run.column, left), cols)
-            self._panel(part, code.at(into, code.mul(left, str(self.element.bytes))), pitch)
+            self._panel(part, code.at(into, code.mul(left, str(self.element.bytes))), pitch, from_k)
         with code.when(code.op(f"xor i1 {direct}, true")):
-            code.run(
-                "finish", "ptr %ptr", "ptr %arg", run.batch, run.row, run.rows, run.column, run.columns,
-                f"ptr {self.buffer}", str(UNIT_BYTES),
-            )  # fmt: skip
+            self._finish(run)
 
-    def _panel(self, run: _Run, into: str, pitch: str) -> None:
-        """One panel of columns over all of k: the first segment's sums are stored, later ones added."""
+    def _place(self, run: _Run, done: str = "0") -> tuple[str, str, str]:
+        """The batch index and the column that a run's columns from `done` on go to; whether all do.
+
+        A window's images stand side by side: each has a batch index of its own.
+        """
         code = self.code
-        with code.times(self.size["k"], SEGMENT) as from_k:
-            depth = code.minimum(code.sub(self.size["k"], from_k), str(SEGMENT))
-            first = code.compare("eq", from_k, "0")
-            old, old_pitch = code.choose(first, "@nothing", into, "ptr"), code.choose(first, "0", pitch)
-            self._prepare(run, from_k, depth)
-            a = self.reach(self.a, a_batch=run.batch, a_row=run.row, a_k=from_k)
-            self._factor(run, a, (into, pitch, old, old_pitch), depth)
+        if self.window is None:
+            return run.batch, run.column, "true"
+        image, column = self._divide(code.add(run.column, done), self.image)
+        batch = code.add(code.mul(image, self._argument(0)), run.batch)
+        end = code.add(column, code.sub(run.columns, done))
+        return batch, column, code.compare("sle", end, self.image)
+
+    def _finish(self, run: _Run) -> None:
+        """The epilogue of a run, image by image."""
+        code = self.code
+        done = code.variable("0")
+        with code.during(done, run.columns) as at:
+            batch, column, _ = self._place(run, at)
+            left = code.sub(run.columns, at)
+            columns = left if self.window is None else code.minimum(left, code.sub(self.image, column))
+            src = code.at(self.buffer, code.mul(at, str(self.element.bytes)))
+            code.run(
+                "finish", "ptr %ptr", "ptr %arg", batch, run.row, run.rows, column, columns, f"ptr {src}",
+                str(UNIT_BYTES),
+            )  # fmt: skip
+            code.set(done, code.add(at, columns))
+
+    def _panel(self, run: _Run, into: str, pitch: str, from_k: str) -> None:
+        """One panel of columns, one segment of k: the first segment's sums are stored, later ones added."""
+        code = self.code
+        depth = code.minimum(code.sub(self.size["k"], from_k), str(SEGMENT))
+        first = code.compare("eq", from_k, "0")
+        old, old_pitch = code.choose(first, "@nothing", into, "ptr"), code.choose(first, "0", pitch)
+        self._prepare(run, from_k, depth)
+        a = self.reach(self.a, a_batch=run.batch, a_row=run.row, a_k=from_k)
+        self._factor(run, a, (into, pitch, old, old_pitch), depth)
 
     def _factor(self, run: _Run, a: str, sums: tuple[str, str, str, str], depth: str) -> None:
         """A as it lies, or a tall tile's rows at a time in the summed type."""
@@ -189,8 +222,11 @@ class _Driver:
         as it lies:  whole, unit-stride columns, and not enough rows to pay for packing
         turned:      unit stride along k
         copied:      anything else; columns past the last are zero
+        windows:     a vector of columns at a time
         """
         code, element = self.code, self.element
+        if self.window is not None:
+            return self._look(run, from_k, depth)
         src = self.reach(self.b, b_batch=run.batch, b_k=from_k, b_column=run.column)
         with code.either(self._lies_well(src, run)) as otherwise:
             code.line(f"store ptr {src}, ptr {self.b_place}")
@@ -208,6 +244,22 @@ class _Driver:
             self._pack(
                 turned, src, ("b_k", "b_column"), self.packed_b, str(self.panel_bytes), depth, run.columns
             )
+
+    def _look(self, run: _Run, from_k: str, depth: str) -> None:
+        """Packs the panel of a window."""
+        code, lanes = self.code, self.panel // VECTORS
+        code.line(f"store ptr {self.packed_b}, ptr {self.b_place}")
+        code.set(self.b_step, str(self.panel_bytes))
+        src = self.reach(self.b, b_batch=run.batch)
+        with code.when(code.compare("sle", run.columns, str(lanes))):
+            clear(code, self.element, self.packed_b, code.mul(depth, str(self.panel_bytes)))
+        with code.times(run.columns, lanes) as left:
+            dst = code.at(self.packed_b, code.mul(left, str(self.element.bytes)))
+            code.run(
+                "window", f"ptr {src}", f"ptr {self.look}", from_k, depth, code.add(run.column, left),
+                code.minimum(code.sub(run.columns, left), str(lanes)),
+                f"ptr {dst}", str(self.panel_bytes),
+            )  # fmt: skip
 
     def _pack(
         self, turned: str, src: str, steps: tuple[str, str], into: str, pitch: str, outer: str, inner: str

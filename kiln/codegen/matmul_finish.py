@@ -30,6 +30,11 @@ class Arguments(NamedTuple):
         """The place in `arg` of number k."""
         return 4 + 6 + 3 * len(self.operands) + k
 
+    @property
+    def window(self) -> int:
+        """The place in `arg` of what says where a window looks."""
+        return self.number(len(self.numbers))
+
 
 class _Finish:
     """The routine finish under construction."""

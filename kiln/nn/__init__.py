@@ -42,6 +42,14 @@ from kiln.nn.containers import (
     ModuleList as ModuleList,
     Sequential as Sequential,
 )
+from kiln.nn.convolutions import (
+    Conv1d as Conv1d,
+    Conv2d as Conv2d,
+    Conv3d as Conv3d,
+    ConvTranspose1d as ConvTranspose1d,
+    ConvTranspose2d as ConvTranspose2d,
+    ConvTranspose3d as ConvTranspose3d,
+)
 from kiln.nn.dropouts import (
     AlphaDropout as AlphaDropout,
     Dropout as Dropout,

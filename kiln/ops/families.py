@@ -318,4 +318,16 @@ FAMILIES: dict[str, tuple[str, str, str, str]] = {
         "",
         "",
     ),
+    "windows.convolution": (
+        "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d",
+        "",
+        "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d",
+        "",
+    ),
+    "windows.products": (
+        "",
+        "",
+        "",
+        "convolve convolve_input convolve_weight",
+    ),
 }

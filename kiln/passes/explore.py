@@ -28,6 +28,7 @@ from kiln.passes.layout import (
     Layout,
     Link,
     Links,
+    before_reshape,
     contiguous,
     index_maps,
     input_layout,
@@ -302,6 +303,21 @@ class Explorer:
         if isinstance(found, Layout):
             return Read(below, found, True, array is None)
         return found.source if found.source is not None else value
+
+    def spread(self, value: Value, chain: Chain, passed: dict[int, Value] | None = None) -> Read | None:
+        """A value as strided memory of more dims than it has: before reshapes that strides cannot express.
+
+        None if it has none, or must become an array first.
+        """
+        below, through = self.base(value, chain, passed)
+        array = self.arrays.get(id(below))
+        if array is None and (below.node is not None or below.weak):
+            return None
+        layout = array.layout if array is not None else input_layout(below)
+        if through is not None and through.kind == "as_strided" and not is_contiguous(layout):
+            return None
+        found = before_reshape(layout, through)
+        return None if found is None else Read(below, found, True, array is None)
 
 
 def reduced_frame(node: Node) -> Frame:

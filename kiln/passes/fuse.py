@@ -27,6 +27,7 @@ from kiln.ops.apply import apply_pointwise
 from kiln.ops.kinds import COMPUTE
 from kiln.ops.scalar import arg, topological
 from kiln.passes.explore import ALONG, Array, Explorer, Frame, Look, Read, Scan
+from kiln.passes.factors import factors
 from kiln.passes.layout import (
     Chain,
     Layout,
@@ -561,16 +562,6 @@ def _concat_places(links: Links, node: Node) -> list[tuple[Value, Chain]]:
         length = value.shape[dim]
         found.append((value, links.make("slice", (dim, (start, length, 1)), None, None)))
         start = start + length
-    return found
-
-
-def factors(explorer: Explorer, node: Node, passed: dict[int, Value] | None = None) -> list[Read | Value]:
-    """A product's factors as strided memory over (batch, rows, columns), or what must become an array."""
-    found: list[Read | Value] = []
-    for value in node.inputs:
-        shape = (numel(value.shape[:-2]), value.shape[-2], value.shape[-1])
-        chain = explorer.links.make("reshape", shape, value, None)
-        found.append(explorer.strided(value, chain, passed))
     return found
 
 

@@ -274,20 +274,25 @@ def _shape_only(
     A gradient before an input: it has the shape that operands broadcast to.
     """
     needed: set[int] = set()
-    for value in kept:
-        slots_in(value.shape, needed)
     for node in nodes:
         slots_in(node.attrs, needed)
+    told: set[int] = set()
+
+    def take(value: Value) -> None:
+        slots_in(value.shape, needed)
+        told.update(_told(value))
+
     for value in kept:
-        needed -= _told(value)
+        take(value)
     found: tuple[list[int], list[int]] = ([], [])
     for chosen, candidates in zip(found, (seeds.items(), enumerate(forward.inputs))):
-        for k, x in candidates:
-            if needed & _told(x):
-                needed -= _told(x)
-                chosen.append(k)
-    firsts = first_slots(forward)
-    assert not needed, f"no input tells the sizes in slots {sorted(needed)} (inputs begin at {firsts})"
+        left = dict(candidates)
+        while more := [k for k, x in left.items() if (needed - told) & _told(x)]:  # may need sizes themselves
+            take(left.pop(more[0]))
+            chosen.append(more[0])
+        chosen.sort()
+    firsts, missing = first_slots(forward), sorted(needed - told)
+    assert not missing, f"no input tells the sizes in slots {missing} (inputs begin at {firsts})"
     return found
 
 

@@ -115,6 +115,38 @@ def resolve(layout: Layout, chain: Chain) -> Layout | Link:
     return layout
 
 
+def before_reshape(layout: Layout, chain: Chain) -> Layout | None:
+    """The layout before reshapes that strides cannot express, where the chain ends in nothing else."""
+    while chain is not None:
+        after = _RULES[chain.kind](layout, chain.data)
+        if after is None:
+            break
+        layout, chain = after, chain.rest
+    while chain is not None and chain.kind == "reshape":
+        chain = chain.rest
+    return layout if chain is None else None
+
+
+def regions(layout: Layout, sizes: Shape) -> list[list[tuple[Dim, Dim]]] | None:
+    """The dims (size, stride) that make up each of several dims, neighbours merged where strides allow.
+
+    None if they do not, in order, hold equally many elements.
+    """
+    left = [(n, s) for n, s in zip(layout.sizes, layout.strides) if n != 1]
+    found: list[list[tuple[Dim, Dim]]] = []
+    for size in sizes:
+        region: list[tuple[Dim, Dim]] = []
+        while numel(tuple(n for n, _ in region)) != size:
+            if not left:
+                return None
+            n, stride = left.pop(0)
+            if region and region[-1][1] == stride * n:
+                n = n * region.pop()[0]
+            region.append((n, stride))
+        found.append(region)
+    return None if left else found
+
+
 def _permute(layout: Layout, dims: tuple[int, ...]) -> Layout:
     return Layout(tuple(layout.sizes[d] for d in dims), tuple(layout.strides[d] for d in dims), layout.offset)
 

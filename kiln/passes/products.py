@@ -14,7 +14,8 @@ from kiln.ops.kinds import COMPUTE
 from kiln.ops.scalar import Scalar, round_to
 from kiln.passes.build import Builder
 from kiln.passes.explore import Read
-from kiln.passes.fuse import Fusion, Group, factors
+from kiln.passes.factors import factors, windows
+from kiln.passes.fuse import Fusion, Group
 from kiln.passes.launch import WORTH, Lowered, Memory, array_of, stride_class
 from kiln.passes.layout import Layout
 from kiln.passes.lower import stores_of
@@ -51,21 +52,30 @@ def lower_product(fusion: Fusion, group: Group) -> Lowered:
     k = node.inputs[0].shape[-1]
     a, b = (read for read in factors(fusion.explorer, node))
     assert isinstance(a, Read) and isinstance(b, Read)
-    layouts = [a.layout, b.layout, *(u.layout for u in builder.uses)]
-    if n == 1 and m != 1:  # a column is the row of the transposed product: the same chains
-        m, n, a, b = n, m, b, a
-        layouts = [_exchanged(x) for x in (layouts[1], layouts[0], *layouts[2:])]
-    outs = [True, True, *(u.mode == "out" for u in builder.uses)]
-    first, second, *strides = (_whole(x) if out else x.strides for x, out in zip(layouts, outs))
+    window = windows(fusion.explorer, node)
+    uses = [u.layout for u in builder.uses]
+    first: Shape
+    second: Shape
+    look: Shape = ()
+    if window is not None:
+        batch, n, look = window.groups, window.images * n, window.look()
+        first, second = window.a_strides, (window.b_group, 0, 0)
+    else:
+        layouts = [a.layout, b.layout]
+        if n == 1 and m != 1:  # a column is the row of the transposed product: the same chains
+            m, n, a, b = n, m, b, a
+            uses, layouts = ([_exchanged(x) for x in some] for some in (uses, layouts[::-1]))
+        first, second = map(_whole, layouts)
+    strides = [_whole(x) if u.mode == "out" else x.strides for x, u in zip(uses, builder.uses)]
     operands = tuple(
         Operand(u.dtype, u.mode, tuple(map(stride_class, s))) for u, s in zip(builder.uses, strides)
     )
     numbers = tuple(kind for kind, _ in builder.numbers)
-    spec = MatmulSpec(dtype, operands, numbers, tuple(stores), row=m == 1)
+    spec = MatmulSpec(dtype, operands, numbers, tuple(stores), m == 1 and window is None, window is not None)
     pointers = [Memory(r.value, array_of(fusion, r), r.layout.offset) for r in (a, b)]
     pointers += [Memory(u.value, u.array, u.layout.offset) for u in builder.uses]
     own = [first, second, *strides]
-    args = (batch, m, n, k, *(s for dims in own for s in dims), *(v for _, v in builder.numbers))
+    args = (batch, m, n, k, *(s for dims in own for s in dims), *(v for _, v in builder.numbers), *look)
     deep = WORTH // UNIT_COST  # k that make a thread's work of one unit
     grain = quotient(deep, k) + 1 if not isinstance(k, int) else max(deep // max(k, 1), 1)
     return Lowered(MatmulKernel(spec), tuple(pointers), args, spec.units(batch, m, n), grain)

@@ -1,0 +1,1 @@
+"""Windows: convolutions, pooling and what else reads neighbourhoods."""

@@ -1,0 +1,416 @@
+"""conv1d, conv2d, conv3d and their transposed forms: what their arguments mean, what is wrong with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kiln.ops import declare as d
+from kiln.ops.declare import dtype_name, public
+from kiln.ops.padding import constant_pad_nd
+from kiln.ops.record import Sample
+from kiln.ops.views import reshape
+from kiln.ops.windows.products import Ints, convolve, convolve_input
+
+_reshape = reshape.handle
+
+
+def per_dim(value: Any, dims: int, what: str) -> Ints:
+    """One number for each spatial dim, from one for all or a sequence. RuntimeError for another count."""
+    numbers = tuple(value) if isinstance(value, Sequence) else (value,)
+    if len(numbers) == 1:
+        return numbers * dims
+    if len(numbers) != dims:
+        raise RuntimeError(
+            f"expected {what} to be a single integer value or a list of {dims} values to match the "
+            f"convolution dimensions, but got {what}={list(numbers)}"
+        )
+    return numbers
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise RuntimeError(message)
+
+
+def _wrong(have: Any, want: Any) -> bool:
+    """Whether two sizes are known to differ."""
+    return isinstance(have, int) and isinstance(want, int) and have != want
+
+
+def _sizes(x: Any) -> str:
+    return f"[{', '.join(map(str, x.shape))}]"
+
+
+def _batched(input: Any, dims: int, name: str) -> Any:
+    """The input with a dim of images; RuntimeError for another number of dims."""
+    _require(
+        input.ndim in (dims + 1, dims + 2),
+        f"Expected {dims + 1}D (unbatched) or {dims + 2}D (batched) input to {name}, but got input of size: "
+        f"{_sizes(input)}",
+    )
+    return input if input.ndim == dims + 2 else _reshape(input, (1, *input.shape))
+
+
+def _check_types(input: Any, weight: Any, bias: Any) -> None:
+    kinds = [dtype_name(x.dtype) for x in (input, weight)]
+    _require(
+        kinds[0] == kinds[1],
+        f"expected scalar type {d.type_name(kinds[0])} but found {d.type_name(kinds[1])}: Input type and "
+        "weight type should be the same",
+    )
+    if kinds[0] == "bool":
+        raise NotImplementedError("\"slow_conv2d_cpu\" not implemented for 'Bool'")
+    other = kinds[0] if bias is None else dtype_name(bias.dtype)
+    _require(other == kinds[0], f"Input type ({kinds[0]}) and bias type ({other}) should be the same")
+
+
+def _check_settings(stride: Ints, padding: Ints, dilation: Ints, groups: int) -> None:
+    _require(min(stride) > 0, "non-positive stride is not supported")
+    _require(min(padding) >= 0, "negative padding is not supported")
+    _require(min(dilation) > 0, f"dilation should be greater than zero, but got {list(dilation)}")
+    _require(groups > 0, "non-positive groups is not supported")
+
+
+def _check_weight(input: Any, weight: Any, bias: Any, groups: int, transposed: bool) -> None:
+    """The weight's sizes, and that input and bias have as many channels as it says."""
+    rows, size = weight.shape[0], _sizes(weight)
+    if isinstance(rows, int):
+        _require(
+            rows >= groups,
+            f"Given groups={groups}, expected weight to be at least {groups} at dimension 0, but got weight "
+            f"of size {size} instead",
+        )
+        _require(
+            rows % groups == 0,
+            f"Given groups={groups}, expected weight to be divisible by {groups} at dimension 0, but got "
+            f"weight of size [{size}] instead",
+        )
+    taken, made = (rows, weight.shape[1] * groups) if transposed else (weight.shape[1] * groups, rows)
+    head = f"Given {'transposed=1' if transposed else f'groups={groups}'}, weight of size {size}"
+    _require(
+        not _wrong(input.shape[1], taken),
+        f"{head}, expected input{_sizes(input)} to have {taken} channels, but got {input.shape[1]} channels "
+        "instead",
+    )
+    start = head if transposed else f"Given weight of size {size}"
+    _require(
+        bias is None or (bias.ndim == 1 and not _wrong(bias.shape[0], made)),
+        f"{start}, expected bias to be 1-dimensional with {made} elements, but got bias of size "
+        f"{'' if bias is None else _sizes(bias)} instead",
+    )
+
+
+def _check_room(input: Any, kernel: Ints, padding: Ints, dilation: Ints) -> None:
+    sizes = [n + 2 * p for n, p in zip(input.shape[2:], padding)]
+    reach = [r * (k - 1) + 1 for k, r in zip(kernel, dilation)]
+    _require(
+        all(not isinstance(n, int) or n >= k for n, k in zip(sizes, reach)),
+        f"Calculated padded input size per channel: ({' x '.join(map(str, sizes))}). Kernel size: "
+        f"({' x '.join(map(str, reach))}). Kernel size can't be greater than actual input size",
+    )
+
+
+def _same(input: Any, kernel: Ints, stride: Ints, dilation: Ints) -> tuple[Any, Ints]:
+    """The input and the padding that give as many places as there were elements; where that is odd, the extra
+    zero comes behind.
+    """
+    _require(all(s == 1 for s in stride), "padding='same' is not supported for strided convolutions")
+    total = [r * (k - 1) for k, r in zip(kernel, dilation)]
+    if any(n % 2 for n in total):
+        input = constant_pad_nd(input, tuple(n for t in reversed(total) for n in (0, t % 2)))
+    return input, tuple(n // 2 for n in total)
+
+
+def _convolution(
+    dims: int, input: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int
+) -> Any:
+    """The body of conv1d to conv3d."""
+    _check_types(input, weight, bias)
+    x = _batched(input, dims, f"conv{dims}d")
+    inner = weight.ndim - 2
+    stride, dilation = (per_dim(v, inner, what) for v, what in ((stride, "stride"), (dilation, "dilation")))
+    kernel = tuple(weight.shape[2:])
+    if isinstance(padding, str):
+        _require(padding in ("same", "valid"), f"Invalid padding string: '{padding}'")
+        x, padding = _same(x, kernel, stride, dilation) if padding == "same" else (x, (0,) * inner)
+    padding = per_dim(padding, inner, "padding")
+    _require(
+        inner == dims, f"conv{dims}d: expected a weight of {dims + 2} dims, but got size {_sizes(weight)}"
+    )
+    _check_settings(stride, padding, dilation, groups)
+    _check_weight(x, weight, bias, groups, False)
+    _check_room(x, kernel, padding, dilation)
+    y = convolve.handle(x, weight, bias, kernel, stride, padding, dilation, groups)
+    return y if input.ndim == dims + 2 else _reshape(y, tuple(y.shape[1:]))
+
+
+def _convolution_transposed(
+    dims: int,
+    input: Any,
+    weight: Any,
+    bias: Any,
+    stride: Any,
+    padding: Any,
+    output_padding: Any,
+    groups: int,
+    dilation: Any,
+) -> Any:
+    """The body of conv_transpose1d to conv_transpose3d."""
+    _check_types(input, weight, bias)
+    x = _batched(input, dims, f"conv_transpose{dims}d")
+    names = ("stride", "padding", "output_padding", "dilation")
+    stride, padding, more, dilation = (
+        per_dim(v, dims, what) for v, what in zip((stride, padding, output_padding, dilation), names)
+    )
+    kernel = tuple(weight.shape[2:])
+    _require(len(kernel) == dims, f"expected a weight of {dims + 2} dims, but got size {_sizes(weight)}")
+    _check_settings(stride, padding, dilation, groups)
+    _check_weight(x, weight, bias, groups, True)
+    _require(
+        all(m < max(s, r) for m, s, r in zip(more, stride, dilation)),
+        f"output padding must be smaller than either stride or dilation, but got output_padding {more}, "
+        f"stride {stride}, dilation {dilation}",
+    )
+    sizes = tuple(
+        (n - 1) * s - 2 * p + r * (k - 1) + m + 1
+        for n, s, p, r, k, m in zip(x.shape[2:], stride, padding, dilation, kernel, more)
+    )
+    _require(
+        all(not isinstance(n, int) or n > 0 for n in sizes),
+        f"Given input size per channel: ({' x '.join(map(str, x.shape[2:]))}). Calculated output size per "
+        f"channel: ({' x '.join(map(str, sizes))}). Output size is too small",
+    )
+    y = convolve_input.handle(x, weight, bias, sizes, kernel, stride, padding, dilation, groups)
+    return y if input.ndim == dims + 2 else _reshape(y, tuple(y.shape[1:]))
+
+
+# The functions
+
+
+def _arrays(rng: Any, t: str, *shapes: Ints) -> list[Any]:
+    return [d.array(rng, shape, t, -1, 1) for shape in shapes]
+
+
+def _samples(x: Ints, w: Ints, groups: int) -> Any:
+    """Samples of a convolution: with and without a bias, of one image, with every setting."""
+
+    def make(rng: Any, t: str) -> Any:
+        one = (w[0], w[1] * groups, *w[2:])
+        return [
+            Sample(tuple(_arrays(rng, t, x, one, (w[0],)))),
+            Sample(tuple(_arrays(rng, t, x[1:], one)), {"padding": "same"}),
+            Sample(
+                tuple(_arrays(rng, t, x, w)), {"stride": 2, "padding": 1, "dilation": 2, "groups": groups}
+            ),
+        ]
+
+    return make
+
+
+def _transposed_samples(x: Ints, w: Ints, groups: int) -> Any:
+    """Samples of a transposed convolution."""
+
+    def make(rng: Any, t: str) -> Any:
+        return [
+            Sample(tuple(_arrays(rng, t, x, w, (w[1],)))),
+            Sample(
+                tuple(_arrays(rng, t, x[1:], w)),
+                {"stride": 2, "padding": 1, "output_padding": 1, "groups": groups, "dilation": 2},
+            ),
+        ]
+
+    return make
+
+
+def _failures(dims: int) -> Any:
+    x, w = (d.Zeros(*(size,) * 2, *(3,) * dims) for size in (1, 2))
+    few = d.Zeros(2, 1, *(5,) * dims)
+    return d.failures(
+        ((x, w), {}, RuntimeError, "to have 2 channels, but got 1 channels instead"),
+        ((d.Zeros(3), w), {}, RuntimeError, "unbatched"),
+        ((x, few), {}, RuntimeError, "can't be greater than actual input size"),
+        ((x, d.Zeros(2, 1, *(2,) * dims), d.Zeros(3)), {}, RuntimeError, "bias to be 1-dimensional with 2"),
+        ((w, w), {"stride": 0}, RuntimeError, "non-positive stride is not supported"),
+        ((w, w), {"padding": "all"}, RuntimeError, "Invalid padding string"),
+    )
+
+
+def _transposed_failures(dims: int) -> Any:
+    x, w = (d.Zeros(*(size,) * 2, *(3,) * dims) for size in (1, 2))
+    return d.failures(
+        ((x, w), {}, RuntimeError, "to have 2 channels, but got 1 channels instead"),
+        ((w, w), {"output_padding": 1}, RuntimeError, "output padding must be smaller than"),
+        ((w, w), {"padding": 5}, RuntimeError, "Output size is too small"),
+    )
+
+
+@public(
+    "conv1d",
+    method=False,
+    layer=True,
+    dtypes="float",
+    samples=_samples((2, 3, 7), (4, 3, 3), groups=1),
+    failures=_failures(1),
+)
+def conv1d(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Any:
+    """Windows of [N, C, L] times [O, C / groups, KL], plus bias [O]: [N, O, ..], or without N.
+
+    `padding`: zeros at both ends, "valid" (none) or "same" (as many places as elements, stride 1). Sums go
+    over (channel, taps) in that order. RuntimeError for sizes, dtypes or settings that do not fit.
+
+    >>> kiln.nn.functional.conv1d(kiln.ones(1, 1, 3), kiln.ones(1, 1, 2)).flatten()
+    tensor([2., 2.])
+    """
+    return _convolution(1, input, weight, bias, stride, padding, dilation, groups)
+
+
+@public(
+    "conv_transpose1d",
+    method=False,
+    layer=True,
+    dtypes="float",
+    samples=_transposed_samples((2, 3, 7), (3, 2, 3), groups=1),
+    failures=_transposed_failures(1),
+)
+def conv_transpose1d(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Any:
+    """Every element of [N, C, L] spreads by [C, O / groups, KL]: [N, O, ..], plus bias [O].
+
+    What conv1d's gradient is; `output_padding` makes the far ends longer. RuntimeError for sizes, dtypes or
+    settings that do not fit.
+
+    >>> kiln.nn.functional.conv_transpose1d(kiln.ones(1, 1, 2), kiln.ones(1, 1, 2)).flatten()
+    tensor([1., 2., 1.])
+    """
+    return _convolution_transposed(1, input, weight, bias, stride, padding, output_padding, groups, dilation)
+
+
+@public(
+    "conv2d",
+    method=False,
+    layer=True,
+    dtypes="float",
+    samples=_samples((2, 4, 5, 6), (4, 2, 3, 2), groups=2),
+    failures=_failures(2),
+)
+def conv2d(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Any:
+    """Windows of [N, C, H, W] times [O, C / groups, KH, KW], plus bias [O]: [N, O, ..], or without N.
+
+    `padding`: zeros at both ends, "valid" (none) or "same" (as many places as elements, stride 1). Sums go
+    over (channel, taps) in that order. RuntimeError for sizes, dtypes or settings that do not fit.
+
+    >>> kiln.nn.functional.conv2d(kiln.ones(1, 1, 2, 3), kiln.ones(1, 1, 1, 2)).flatten()
+    tensor([2., 2., 2., 2.])
+    """
+    return _convolution(2, input, weight, bias, stride, padding, dilation, groups)
+
+
+@public(
+    "conv_transpose2d",
+    method=False,
+    layer=True,
+    dtypes="float",
+    samples=_transposed_samples((2, 4, 5, 6), (4, 2, 3, 2), groups=2),
+    failures=_transposed_failures(2),
+)
+def conv_transpose2d(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Any:
+    """Every element of [N, C, H, W] spreads by [C, O / groups, KH, KW]: [N, O, ..], plus bias [O].
+
+    What conv2d's gradient is; `output_padding` makes the far ends longer. RuntimeError for sizes, dtypes or
+    settings that do not fit.
+
+    >>> kiln.nn.functional.conv_transpose2d(kiln.ones(1, 1, 1, 2), kiln.ones(1, 1, 1, 2)).flatten()
+    tensor([1., 2., 1.])
+    """
+    return _convolution_transposed(2, input, weight, bias, stride, padding, output_padding, groups, dilation)
+
+
+@public(
+    "conv3d",
+    method=False,
+    layer=True,
+    dtypes="float",
+    samples=_samples((1, 2, 4, 3, 4), (2, 2, 2, 3, 2), groups=1),
+    failures=_failures(3),
+)
+def conv3d(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Any:
+    """Windows of [N, C, D, H, W] times [O, C / groups, KD, KH, KW], plus bias [O]: [N, O, ..], or without N.
+
+    `padding`: zeros at both ends, "valid" (none) or "same" (as many places as elements, stride 1). Sums go
+    over (channel, taps) in that order. RuntimeError for sizes, dtypes or settings that do not fit.
+
+    >>> kiln.nn.functional.conv3d(kiln.ones(1, 1, 1, 1, 3), kiln.ones(1, 1, 1, 1, 2)).flatten()
+    tensor([2., 2.])
+    """
+    return _convolution(3, input, weight, bias, stride, padding, dilation, groups)
+
+
+@public(
+    "conv_transpose3d",
+    method=False,
+    layer=True,
+    dtypes="float",
+    samples=_transposed_samples((1, 2, 4, 3, 4), (2, 2, 2, 3, 2), groups=1),
+    failures=_transposed_failures(3),
+)
+def conv_transpose3d(
+    input: Any,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Any:
+    """Every element of [N, C, D, H, W] spreads by [C, O / groups, KD, KH, KW]: [N, O, ..], plus bias [O].
+
+    What conv3d's gradient is; `output_padding` makes the far ends longer. RuntimeError for sizes, dtypes or
+    settings that do not fit.
+
+    >>> kiln.nn.functional.conv_transpose3d(kiln.ones(1, 1, 1, 1, 2), kiln.ones(1, 1, 1, 1, 2)).flatten()
+    tensor([1., 2., 1.])
+    """
+    return _convolution_transposed(3, input, weight, bias, stride, padding, output_padding, groups, dilation)

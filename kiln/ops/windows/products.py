@@ -1,0 +1,395 @@
+"""Convolutions: products of the weight with windows of the input, and their three-way derivatives.
+
+    convolve          y[n, o, p] = sum over c, k of w[o, c, k] * x[n, c, p * stride - padding + k * dilation]
+    convolve_input    what y's gradient gives x: a convolution transposed
+    convolve_weight   what it gives w
+
+Each is one product whose second factor is a window, `as_strided` into the padded array, which the generator
+reads where it lies. The order of a sum is (channel, taps) in rows, so no layout changes a bit. The derivative
+of each of the three is made of the other two.
+
+Spatial dims are one, two or three; stride, padding and dilation (a number each) are fixed per program.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kiln.graph.size import product as product_of
+from kiln.graph.size import quotient
+from kiln.ops import declare as d
+from kiln.ops.activations import narrow, wide
+from kiln.ops.creation import filled
+from kiln.ops.places import contiguous_strides
+from kiln.ops.products import product
+from kiln.ops.record import Sample, Sizes, Structure, Tensor, composite
+from kiln.ops.reduce import reduce_sum
+from kiln.ops.views import as_strided, expand, permute, reshape, write
+
+Ints = tuple[int, ...]
+UNROLLED = 9  # taps of a channel of its own, at most, that are added up one by one
+
+
+# References
+
+
+def _reference(
+    np: Any, x: Any, w: Any, b: Any, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints, groups: int
+) -> Any:
+    """convolve in NumPy: one tap at a time."""
+    x = np.pad(x, [(0, 0), (0, 0), *((p, p) for p in padding)])
+    out = out_sizes(x.shape[2:], kernel, stride, (0,) * len(kernel), dilation)
+    n, o, per = x.shape[0], w.shape[0], w.shape[0] // groups
+    y = np.zeros((n, o, *out), x.dtype)
+    for tap in np.ndindex(*kernel):
+        seen = x[
+            (
+                slice(None),
+                slice(None),
+                *(slice(t * k, t * k + (m - 1) * s + 1, s) for t, k, m, s in zip(tap, dilation, out, stride)),
+            )
+        ]
+        for g in range(groups):
+            rows = slice(g * per, (g + 1) * per)
+            channels = slice(g * w.shape[1], (g + 1) * w.shape[1])
+            y[:, rows] += np.einsum("oc,nc...->no...", w[(rows, slice(None), *tap)], seen[:, channels])
+    return y if b is None else y + b.reshape(-1, *(1 for _ in kernel))
+
+
+# Geometry
+
+
+def out_sizes(sizes: Any, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints) -> tuple[Any, ...]:
+    """How many places a kernel has along each dim."""
+    return tuple(
+        quotient(n + 2 * p - r * (k - 1) - 1, s) + 1
+        for n, k, s, p, r in zip(sizes, kernel, stride, padding, dilation)
+    )
+
+
+def _padded(x: Any, padding: Ints) -> Any:
+    """x with zeros around its spatial dims; memory in rows either way, as windows need it."""
+    if not any(padding):
+        return x
+    shape = (*x.shape[:2], *(n + 2 * p for n, p in zip(x.shape[2:], padding)))
+    strides = contiguous_strides(shape)
+    offset: Any = 0
+    for p, s in zip(padding, strides[2:]):
+        offset = offset + p * s
+    return write(filled(x.graph, 0, shape, x.dtype), x, strides, (offset,))
+
+
+def _spread(x: Any, stride: Ints, lead: Ints, sizes: tuple[Any, ...]) -> Any:
+    """Zeros of spatial `sizes` with x's elements from `lead` on, `stride` apart."""
+    shape = (*x.shape[:2], *sizes)
+    strides = contiguous_strides(shape)
+    offset: Any = 0
+    for a, s in zip(lead, strides[2:]):
+        offset = offset + a * s
+    own = (*strides[:2], *(s * step for s, step in zip(strides[2:], stride)))
+    return write(filled(x.graph, 0, shape, x.dtype), x, own, (offset,))
+
+
+def _shared(weight: Any, images: Any) -> Any:
+    """A matrix of each group, for every image: [G, m, k] -> [N, G, m, k]."""
+    return expand(reshape(weight, (1, *weight.shape)), (images, *weight.shape))
+
+
+# The three products
+
+
+_SETTINGS = ((3,), (1,), (1,), (1,), 1)
+
+
+def _samples(rng: Any, t: str) -> Any:
+    def sample(
+        n: int,
+        c: int,
+        sizes: Ints,
+        o: int,
+        kernel: Ints,
+        stride: Ints,
+        padding: Ints,
+        dilation: Ints,
+        groups: int = 1,
+        bias: bool = True,
+    ) -> Any:
+        x = d.array(rng, (n, c, *sizes), t, -1, 1)
+        w = d.array(rng, (o, c // groups, *kernel), t, -1, 1)
+        b = d.array(rng, (o,), t, -1, 1) if bias else None
+        return Sample((x, w, b, kernel, stride, padding, dilation, groups))
+
+    return [
+        sample(2, 3, (7,), 4, (3,), (1,), (1,), (1,)),
+        sample(1, 2, (5, 6), 3, (3, 2), (2, 1), (1, 0), (1, 2), bias=False),
+        sample(2, 4, (4, 5), 6, (2, 3), (1, 2), (0, 2), (2, 1), groups=2),
+        sample(2, 3, (6, 5), 3, (3, 3), (2, 2), (1, 1), (1, 1), groups=3),
+        sample(1, 2, (3, 4, 3), 2, (2, 2, 2), (1, 1, 1), (1, 0, 1), (1, 1, 1)),
+        sample(2, 3, (4, 4), 2, (1, 1), (1, 1), (0, 0), (1, 1)),
+    ]
+
+
+@composite(
+    public=False,
+    samples=_samples,
+    reference=d.reference(_reference),
+    onnx="Conv",
+    failures=d.not_an_array("convolve"),
+)
+def convolve(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    kernel: Structure,
+    stride: Structure,
+    padding: Structure,
+    dilation: Structure,
+    groups: Structure,
+) -> Any:
+    """[N, C, *sizes], [O, C / groups, *kernel], [O] -> [N, O, *places of the kernel]; the sums over
+    (channel, taps) in that order.
+
+    >>> kiln.nn.functional.conv1d(kiln.ones(1, 1, 3), kiln.ones(1, 1, 2))
+    tensor([[[2., 2.]]])
+    """
+    input.graph.require_equal(input.shape[1], weight.shape[1] * groups, "convolution")
+    for n, k in zip(weight.shape[2:], kernel):
+        input.graph.require_equal(n, k, "convolution")
+    out = out_sizes(input.shape[2:], kernel, stride, padding, dilation)
+    x = _padded(input, padding)
+    if _by_taps(weight, kernel, groups):
+        y = _taps(x, weight, out, kernel, stride, dilation)
+    else:
+        y = _product(x, weight, out, kernel, stride, dilation, groups)
+    return _biased(y, bias, input.dtype)
+
+
+def _biased(y: Any, bias: Any, dtype: str) -> Any:
+    """y with a number added to each of its channels."""
+    if bias is None:
+        return y
+    return narrow(wide(y) + wide(reshape(bias, (bias.shape[0], *(1 for _ in y.shape[2:])))), dtype)
+
+
+def _bias_gradient(g: Any) -> Any:
+    return reduce_sum(g, (0, *range(2, g.ndim)), False)
+
+
+def _by_taps(weight: Any, kernel: Ints, groups: int) -> bool:
+    """Whether every channel has one filter of its own, and a small one."""
+    return groups > 1 and weight.shape[1] == 1 and product_of(kernel) <= UNROLLED and False
+
+
+def _taps(x: Any, weight: Any, out: tuple[Any, ...], kernel: Ints, stride: Ints, dilation: Ints) -> Any:
+    raise NotImplementedError
+
+
+def _product(
+    x: Any, weight: Any, out: tuple[Any, ...], kernel: Ints, stride: Ints, dilation: Ints, groups: int
+) -> Any:
+    """The weight by windows of the padded input."""
+    n, c, outputs = x.shape[0], weight.shape[1], weight.shape[0]
+    _, channel, *steps = contiguous_strides(tuple(x.shape))
+    image = channel * x.shape[1]
+    strides = (
+        image,
+        channel * c,
+        channel,
+        *(s * r for s, r in zip(steps, dilation)),
+        *(s * r for s, r in zip(steps, stride)),
+    )
+    seen = as_strided(x, (n, groups, c, *kernel, *out), strides, (0,))
+    k, places = c * product_of(kernel), product_of(out)
+    filters = reshape(weight, (groups, quotient(outputs, groups), k))
+    y = product(_shared(filters, n), reshape(seen, (n, groups, k, places)))
+    return reshape(y, (n, outputs, *out))
+
+
+@convolve.derivative
+def _(
+    g: Any, input: Any, weight: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, groups: Any
+) -> Any:
+    settings = (kernel, stride, padding, dilation, groups)
+    return (
+        convolve_input(g, weight, None, tuple(input.shape[2:]), *settings),
+        convolve_weight(g, input, (weight.shape[1],), *settings),
+        _bias_gradient(g),
+    )
+
+
+def _transposed(
+    np: Any,
+    g: Any,
+    w: Any,
+    b: Any,
+    sizes: Any,
+    kernel: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    groups: int,
+) -> Any:
+    """convolve_input in NumPy: every element of g spreads its taps."""
+    n, c = g.shape[0], w.shape[1]
+    x = np.zeros((n, groups * c, *(m + 2 * p for m, p in zip(sizes, padding))), g.dtype)
+    per = w.shape[0] // groups
+    for tap in np.ndindex(*kernel):
+        seen = tuple(
+            slice(t * r, t * r + (m - 1) * s + 1, s) for t, r, m, s in zip(tap, dilation, g.shape[2:], stride)
+        )
+        for k in range(groups):
+            rows = slice(k * per, (k + 1) * per)
+            x[(slice(None), slice(k * c, (k + 1) * c), *seen)] += np.einsum(
+                "oc,no...->nc...", w[(rows, slice(None), *tap)], g[:, rows]
+            )
+    x = x[(slice(None), slice(None), *(slice(p, p + m) for p, m in zip(padding, sizes)))]
+    return x if b is None else x + b.reshape(-1, *(1 for _ in kernel))
+
+
+def _gradients(rng: Any, t: str) -> Any:
+    """Samples of convolve_input: the gradient of the result in place of the input."""
+    found = []
+    for sample in _samples(rng, t):
+        x, w, _, *settings = sample.args
+        shape = (x.shape[0], w.shape[0], *out_sizes(x.shape[2:], *settings[:4]))
+        found.append(Sample((d.array(rng, shape, t, -1, 1), w, None, x.shape[2:], *settings)))
+    return found
+
+
+@composite(
+    public=False,
+    samples=_gradients,
+    reference=d.reference(_transposed),
+    onnx="ConvTranspose",
+    failures=d.not_an_array("convolve_input", 2),
+)
+def convolve_input(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    sizes: Sizes,
+    kernel: Structure,
+    stride: Structure,
+    padding: Structure,
+    dilation: Structure,
+    groups: Structure,
+) -> Any:
+    """[N, O, *places], [O, C / groups, *kernel] -> [N, C, *sizes]: every element spreads by the taps.
+
+    >>> kiln.nn.functional.conv_transpose1d(kiln.ones(1, 1, 2), kiln.ones(1, 1, 2))
+    tensor([[[1., 2., 1.]]])
+    """
+    input.graph.require_equal(input.shape[1], weight.shape[0], "convolution")
+    reach = tuple(r * (k - 1) for k, r in zip(kernel, dilation))
+    lead = tuple(max(e - p, 0) for e, p in zip(reach, padding))
+    room = tuple(n + max(e, 2 * p - e) for n, e, p in zip(sizes, reach, padding))
+    x = _spread(input, stride, lead, room)
+    n, outputs, c = x.shape[0], weight.shape[0], weight.shape[1]
+    per = quotient(outputs, groups)
+    _, channel, *steps = contiguous_strides(tuple(x.shape))
+    offset: Any = 0
+    for s, e, p in zip(steps, reach, padding):
+        offset = offset + max(e, p) * s
+    strides = (channel * outputs, channel * per, channel, *(-s * r for s, r in zip(steps, dilation)), *steps)
+    seen = as_strided(x, (n, groups, per, *kernel, *sizes), strides, (offset,))
+    taps = product_of(kernel)
+    turned = permute(reshape(weight, (groups, per, c, taps)), (0, 2, 1, 3))
+    k, places = per * taps, product_of(sizes)
+    y = product(_shared(reshape(turned, (groups, c, k)), n), reshape(seen, (n, groups, k, places)))
+    return _biased(reshape(y, (n, groups * c, *sizes)), bias, input.dtype)
+
+
+@convolve_input.derivative
+def _(
+    g: Any, input: Any, weight: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, groups: Any
+) -> Any:
+    settings = (kernel, stride, padding, dilation, groups)
+    return (
+        convolve(g, weight, None, *settings),
+        convolve_weight(input, g, (weight.shape[1],), *settings),
+        _bias_gradient(g),
+    )
+
+
+def _correlated(
+    np: Any, g: Any, x: Any, channels: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, groups: int
+) -> Any:
+    """convolve_weight in NumPy: one tap at a time."""
+    x = np.pad(x, [(0, 0), (0, 0), *((p, p) for p in padding)])
+    per, c = g.shape[1] // groups, x.shape[1] // groups
+    w = np.zeros((g.shape[1], c, *kernel), x.dtype)
+    both = (0, *range(2, g.ndim))
+    for tap in np.ndindex(*kernel):
+        seen = x[
+            (
+                slice(None),
+                slice(None),
+                *(
+                    slice(t * r, t * r + (m - 1) * s + 1, s)
+                    for t, r, m, s in zip(tap, dilation, g.shape[2:], stride)
+                ),
+            )
+        ]
+        for k in range(groups):
+            rows, channels = slice(k * per, (k + 1) * per), slice(k * c, (k + 1) * c)
+            w[(rows, slice(None), *tap)] = np.tensordot(g[:, rows], seen[:, channels], (both, both))
+    return w
+
+
+def _pairs(rng: Any, t: str) -> Any:
+    """Samples of convolve_weight."""
+    inputs = [sample.args[0] for sample in _samples(rng, t)]
+    return [
+        Sample((s.args[0], x, s.args[1].shape[1:2], *s.args[4:])) for s, x in zip(_gradients(rng, t), inputs)
+    ]
+
+
+@composite(
+    public=False,
+    samples=_pairs,
+    reference=d.reference(_correlated),
+    failures=d.not_an_array("convolve_weight", 2),
+)
+def convolve_weight(
+    input: Tensor,
+    other: Tensor,
+    channels: Sizes,
+    kernel: Structure,
+    stride: Structure,
+    padding: Structure,
+    dilation: Structure,
+    groups: Structure,
+) -> Any:
+    """[N, O, *places], [N, C, *sizes] -> [O, C / groups, *kernel]: what each tap saw, times what came of it;
+    the sums over (image, places) in that order. `channels`: C / groups.
+
+    >>> w = kiln.zeros(1, 1, 2, requires_grad=True)
+    >>> kiln.nn.functional.conv1d(kiln.ones(1, 1, 3), w).sum().backward()
+    >>> w.grad
+    tensor([[[2., 2.]]])
+    """
+    out = tuple(input.shape[2:])
+    x = _padded(other, padding)
+    n, outputs = input.shape[0], input.shape[1]
+    per, (c,) = quotient(outputs, groups), channels
+    input.graph.require_equal(x.shape[1], c * groups, "convolution")
+    _, channel, *steps = contiguous_strides(tuple(x.shape))
+    strides = (
+        channel * c, channel * x.shape[1], *(s * r for s, r in zip(steps, stride)),
+        channel, *(s * r for s, r in zip(steps, dilation)),
+    )  # fmt: skip
+    seen = as_strided(x, (groups, n, *out, c, *kernel), strides, (0,))
+    k, taps = n * product_of(out), c * product_of(kernel)
+    rows = permute(reshape(input, (n, groups, per, product_of(out))), (1, 2, 0, 3))
+    w = product(reshape(rows, (groups, per, k)), reshape(seen, (groups, k, taps)))
+    return reshape(w, (outputs, c, *kernel))
+
+
+@convolve_weight.derivative
+def _(
+    g: Any, input: Any, other: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, groups: Any
+) -> Any:
+    settings = (kernel, stride, padding, dilation, groups)
+    return convolve(other, g, None, *settings), convolve_input(
+        input, g, None, tuple(other.shape[2:]), *settings
+    )

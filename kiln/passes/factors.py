@@ -1,0 +1,111 @@
+"""What a product reads: matrices, or a window.
+
+A window is `as_strided`, then reshaped to a matrix that strides cannot express:
+
+    x [N, G, C, H, W]  as_strided ->  [N, G, C, KH, KW, OH, OW]  reshape ->  [N, G, C*KH*KW, OH*OW]
+
+Such a matrix is larger than the array it looks at, so nobody writes it out: the kernel reads the array by up
+to four dims of k and of n (kiln.codegen.matmul_window). Where the first factor is the same for all images (N)
+their columns stand side by side, as one product.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kiln.codegen.matmul_window import DIMS
+from kiln.graph.graph import Node, Shape, Value
+from kiln.graph.size import Dim
+from kiln.ops.kinds import VIEWS
+from kiln.passes.explore import Explorer, Read
+from kiln.passes.layout import numel, regions
+
+Dims = list[tuple[Dim, Dim]]  # (size, stride) of each
+
+
+class Windows(NamedTuple):
+    """A product over a window: its factors, and where they are read along batch, m, k and n."""
+
+    a: Read
+    b: Read
+    groups: Dim  # batch indices with a first factor of their own
+    images: Dim  # how many share one
+    a_strides: Shape  # along groups, m, k
+    b_group: Dim
+    k: Dims
+    n: Dims  # images first, if there are any
+    image: Dim  # columns of an image
+
+    def look(self) -> Shape:
+        """The kernel's arguments that say where the window looks."""
+        words: list[Dim] = []
+        for dims in (self.k, self.n):
+            padded: Dims = [(1, 0)] * (DIMS - len(dims)) + dims
+            words += [n for n, _ in padded[1:]] + [s for _, s in padded]
+        return (*words, self.image)
+
+
+def windows(explorer: Explorer, node: Node, passed: dict[int, Value] | None = None) -> Windows | None:
+    """The window a product's second factor is, if it is one and no matrix."""
+    left, right = node.inputs
+    if not _sees_more(right) or all(isinstance(x, Read) for x in _matrices(explorer, node, None)):
+        return None
+    a, b = explorer.spread(left, None, passed), explorer.spread(right, None, passed)
+    if a is None or b is None:
+        return None
+    batch, m, k, n = numel(left.shape[:-2]), left.shape[-2], left.shape[-1], right.shape[-1]
+    own = regions(a.layout, (batch, m, k))
+    if own is None or len(own[1]) > 1 or len(own[2]) > 1 or len(own[0]) - _shared(own[0]) > 1:
+        return None
+    images, groups = _images(own[0], batch)
+    seen = regions(b.layout, (images, groups, k, n))
+    if seen is None or max(map(len, seen[:2])) > 1:
+        return None
+    image, group, along_k, along_n = seen
+    columns = along_n if images == 1 else [(images, _stride(image)), *along_n]
+    if max(len(along_k), len(columns)) > DIMS:
+        return None
+    strides = tuple(map(_stride, own))
+    return Windows(a, b, groups, images, strides, _stride(group), along_k, columns, n)
+
+
+def factors(explorer: Explorer, node: Node, passed: dict[int, Value] | None = None) -> list[Read | Value]:
+    """A product's factors as strided memory over (batch, rows, columns), or what must become an array; those
+    of a window over more dims. `passed` takes the views between.
+    """
+    window = windows(explorer, node, passed)
+    return [window.a, window.b] if window is not None else _matrices(explorer, node, passed)
+
+
+def _matrices(explorer: Explorer, node: Node, passed: dict[int, Value] | None) -> list[Read | Value]:
+    found: list[Read | Value] = []
+    for value in node.inputs:
+        shape = (numel(value.shape[:-2]), value.shape[-2], value.shape[-1])
+        chain = explorer.links.make("reshape", shape, value, None)
+        found.append(explorer.strided(value, chain, passed))
+    return found
+
+
+def _sees_more(value: Value) -> bool:
+    """Whether a value is a reshape of places in memory."""
+    while value.node is not None and value.node.op.kind in VIEWS:
+        if value.node.op.kind == "as_strided":
+            return True
+        value = value.node.inputs[0]
+    return False
+
+
+def _shared(dims: Dims) -> bool:
+    """Whether a first factor is the same along the first dim of a batch."""
+    return bool(dims) and dims[0][1] == 0
+
+
+def _images(dims: Dims, batch: Dim) -> tuple[Dim, Dim]:
+    """How many images share a first factor, and how many first factors there are."""
+    if _shared(dims):
+        return dims[0][0], numel(tuple(n for n, _ in dims[1:]))
+    return 1, batch
+
+
+def _stride(dims: Dims) -> Dim:
+    return dims[-1][1] if dims else 0
