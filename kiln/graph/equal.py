@@ -1,7 +1,8 @@
 """Dims known to be equal, as rewriting: equal dims have one canonical form.
 
     slot  -> dim      a symbol, wherever it occurs; the dim's canonical form does not name it
-    whole -> dim      a dim that is no symbol, where it stands alone: s0*s1 -> s2*s3, or s0*s1 -> s0
+    whole -> dim      a dim that is no symbol, where it stands alone: s0*s1 -> s2*s3, or s0*s1 -> s0;
+                      a quotient wherever it occurs: s0//2 -> 0
 
 It ends: a new rule goes from one canonical form to another, so no rule leads back; rules of whole dims that
 a new slot rule changes are stated anew.
@@ -9,7 +10,7 @@ a new slot rule changes are stated anew.
 
 from __future__ import annotations
 
-from kiln.graph.size import Dim, Size, single_slot, slots_named, substitute, symbol
+from kiln.graph.size import Dim, Size, lone_quotient, single_slot, slots_named, substitute, symbol
 
 
 def follows(a: Dim, b: Dim, facts: list[tuple[Dim, Dim]]) -> bool:
@@ -47,11 +48,15 @@ class Equalities:
             return dim
         found = self._canonical.get(dim)
         if found is None:
-            found = substitute(dim, self._root)
+            found = substitute(dim, self._root, self._divided if self._whole else None)
             if isinstance(found, Size) and found in self._whole:
                 found = self.canonical(self._whole[found])
             self._canonical[dim] = found
         return found
+
+    def _divided(self, quotient: Dim) -> Dim:
+        known = self._whole.get(quotient) if isinstance(quotient, Size) else None
+        return quotient if known is None else self.canonical(known)
 
     def _root(self, slot: int) -> Dim:
         found = self._slots.get(slot)
@@ -74,6 +79,8 @@ class Equalities:
             raise ValueError(f"{a} and {b} differ")
         self._canonical.clear()
         if slot < 0:
+            a, b = lone_quotient(a - b) or (a, b)
+            assert isinstance(a, Size)
             self._whole[a] = b
             return True
         self._slots[slot] = b

@@ -160,8 +160,8 @@ def evaluate(dim: Dim, slots: Callable[[int], int]) -> int:
     return total
 
 
-def substitute(dim: Dim, replace: Callable[[int], Dim]) -> Dim:
-    """`dim` with slot i exchanged for replace(i)."""
+def substitute(dim: Dim, replace: Callable[[int], Dim], divided: Callable[[Dim], Dim] | None = None) -> Dim:
+    """`dim` with slot i exchanged for replace(i), and every quotient in it then for divided(it)."""
     if isinstance(dim, int):
         return dim
     total: Dim = 0
@@ -171,11 +171,37 @@ def substitute(dim: Dim, replace: Callable[[int], Dim]) -> Dim:
             if atom.slot >= 0:
                 term = term * replace(atom.slot)
             else:
-                term = term * quotient(
-                    substitute(atom.numerator, replace), substitute(atom.denominator, replace)
-                )
+                parts = (substitute(part, replace, divided) for part in (atom.numerator, atom.denominator))
+                found = quotient(*parts)
+                term = term * (found if divided is None else divided(found))
         total = total + term
     return total
+
+
+def lone_quotient(dim: Dim) -> tuple[Dim, Dim] | None:
+    """A quotient and what it equals where `dim` is 0, without naming it: of s0//2 - s1 s0//2 and s1.
+
+    None if there is none.
+    """
+    for monomial, coefficient in () if isinstance(dim, int) else dim.terms:
+        if len(monomial) == 1 and monomial[0].slot < 0 and abs(coefficient) == 1:
+            found = _normal({monomial: 1})
+            rest = (found * coefficient - dim) * coefficient
+            if found not in _quotients_of(rest):
+                return found, rest
+    return None
+
+
+def _quotients_of(dim: Dim) -> set[Dim]:
+    """Every quotient that occurs in a dim."""
+    found: set[Dim] = set()
+
+    def note(quotient: Dim) -> Dim:
+        found.add(quotient)
+        return quotient
+
+    substitute(dim, symbol, note)
+    return found
 
 
 def single_slot(dim: Dim) -> int:
