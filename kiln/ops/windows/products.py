@@ -13,6 +13,7 @@ Spatial dims are one, two or three; stride, padding and dilation (a number each)
 
 from __future__ import annotations
 
+from itertools import product as positions
 from typing import Any
 
 from kiln.graph.size import product as product_of
@@ -22,9 +23,10 @@ from kiln.ops.activations import narrow, wide
 from kiln.ops.creation import filled
 from kiln.ops.places import contiguous_strides
 from kiln.ops.products import product
-from kiln.ops.record import Sample, Sizes, Structure, Tensor, composite
+from kiln.ops.record import Operand, Sample, Sizes, Structure, Tensor, composite, pointwise
 from kiln.ops.reduce import reduce_sum
-from kiln.ops.views import as_strided, expand, permute, reshape, write
+from kiln.ops.scalar import FLOATS, fma
+from kiln.ops.views import as_strided, expand, permute, reshape, slice_, write
 
 Ints = tuple[int, ...]
 UNROLLED = 9  # taps of a channel of its own, at most, that are added up one by one
@@ -157,10 +159,7 @@ def convolve(
         input.graph.require_equal(n, k, "convolution")
     out = out_sizes(input.shape[2:], kernel, stride, padding, dilation)
     x = _padded(input, padding)
-    if _by_taps(weight, kernel, groups):
-        y = _taps(x, weight, out, kernel, stride, dilation)
-    else:
-        y = _product(x, weight, out, kernel, stride, dilation, groups)
+    y = _product(x, weight, out, kernel, stride, dilation, groups)
     return _biased(y, bias, input.dtype)
 
 
@@ -175,34 +174,66 @@ def _bias_gradient(g: Any) -> Any:
     return reduce_sum(g, (0, *range(2, g.ndim)), False)
 
 
-def _by_taps(weight: Any, kernel: Ints, groups: int) -> bool:
-    """Whether every channel has one filter of its own, and a small one."""
-    return groups > 1 and weight.shape[1] == 1 and product_of(kernel) <= UNROLLED and False
-
-
-def _taps(x: Any, weight: Any, out: tuple[Any, ...], kernel: Ints, stride: Ints, dilation: Ints) -> Any:
-    raise NotImplementedError
-
-
 def _product(
     x: Any, weight: Any, out: tuple[Any, ...], kernel: Ints, stride: Ints, dilation: Ints, groups: int
 ) -> Any:
     """The weight by windows of the padded input."""
     n, c, outputs = x.shape[0], weight.shape[1], weight.shape[0]
     _, channel, *steps = contiguous_strides(tuple(x.shape))
-    image = channel * x.shape[1]
-    strides = (
-        image,
-        channel * c,
-        channel,
-        *(s * r for s, r in zip(steps, dilation)),
-        *(s * r for s, r in zip(steps, stride)),
-    )
-    seen = as_strided(x, (n, groups, c, *kernel, *out), strides, (0,))
-    k, places = c * product_of(kernel), product_of(out)
-    filters = reshape(weight, (groups, quotient(outputs, groups), k))
-    y = product(_shared(filters, n), reshape(seen, (n, groups, k, places)))
+    image, per = channel * x.shape[1], quotient(outputs, groups)
+    taps, places = (tuple(s * r for s, r in zip(steps, by)) for by in (dilation, stride))
+    if c == 1 and groups > 1 and product_of(kernel) <= UNROLLED:
+        filters = reshape(weight, (groups, per, product_of(kernel)))
+        y = _tap_by_tap(x, filters, (n, groups, per, *out), (image, channel, 0, *places), kernel, taps)
+    else:
+        seen = as_strided(
+            x, (n, groups, c, *kernel, *out), (image, channel * c, channel, *taps, *places), (0,)
+        )
+        k = c * product_of(kernel)
+        filters = reshape(weight, (groups, per, k))
+        y = product(_shared(filters, n), reshape(seen, (n, groups, k, product_of(out))))
     return reshape(y, (n, outputs, *out))
+
+
+@pointwise(
+    samples=d.samples(lambda rng, t: (tuple(d.array(rng, (3, 4), t) for _ in range(3)), {})),
+    reference=d.reference(lambda np, x, y, z: x * y + z),
+    public=False,
+    failures=d.failures(
+        ((d.Zeros(2, 3), d.Zeros(2, 4), d.Zeros(1)), {}, RuntimeError, "must match the size"),
+        (("text", "text", "text"), {}, TypeError, "multiply_add"),
+    ),
+)
+def multiply_add(input: Operand, other: Operand, total: Operand) -> Any:
+    """`input * other + total`, rounded once: a step of a product's sum.
+
+    >>> kiln.nn.functional.conv1d(kiln.ones(1, 2, 2), kiln.ones(2, 1, 2), groups=2)
+    tensor([[[2.],
+             [2.]]])
+    """
+    return fma(input, other, total) if input.type in FLOATS else input * other + total
+
+
+@multiply_add.derivative
+def _(g: Any, input: Any, other: Any) -> Any:
+    return g * other, g * input, g
+
+
+def _tap_by_tap(
+    x: Any, filters: Any, sizes: Any, strides: Any, kernel: Ints, taps: Any, first: Any = 0
+) -> Any:
+    """What `product` gives of filters [G, per, taps] with one channel each, bit by bit, as one pointwise
+    kernel: rows of so few elements are no work for it.
+    """
+    total: Any = 0
+    ones = (1,) * len(kernel)
+    for k, tap in enumerate(positions(*map(range, kernel))):
+        offset = first
+        for place, step in zip(tap, taps):
+            offset = offset + place * step
+        weight = reshape(slice_(filters, 2, (k, 1, 1)), (*filters.shape[:2], *ones))
+        total = multiply_add(as_strided(x, sizes, strides, (offset,)), weight, total)
+    return total
 
 
 @convolve.derivative
@@ -290,12 +321,18 @@ def convolve_input(
     offset: Any = 0
     for s, e, p in zip(steps, reach, padding):
         offset = offset + max(e, p) * s
-    strides = (channel * outputs, channel * per, channel, *(-s * r for s, r in zip(steps, dilation)), *steps)
-    seen = as_strided(x, (n, groups, per, *kernel, *sizes), strides, (offset,))
-    taps = product_of(kernel)
-    turned = permute(reshape(weight, (groups, per, c, taps)), (0, 2, 1, 3))
-    k, places = per * taps, product_of(sizes)
-    y = product(_shared(reshape(turned, (groups, c, k)), n), reshape(seen, (n, groups, k, places)))
+    taps = tuple(-s * r for s, r in zip(steps, dilation))
+    if c == 1 and per == 1 and groups > 1 and product_of(kernel) <= UNROLLED:
+        filters = reshape(weight, (groups, 1, product_of(kernel)))
+        strides = (channel * outputs, channel, 0, *steps)
+        y = _tap_by_tap(x, filters, (n, groups, 1, *sizes), strides, kernel, taps, offset)
+    else:
+        strides = (channel * outputs, channel * per, channel, *taps, *steps)
+        seen = as_strided(x, (n, groups, per, *kernel, *sizes), strides, (offset,))
+        turned = permute(reshape(weight, (groups, per, c, product_of(kernel))), (0, 2, 1, 3))
+        k = per * product_of(kernel)
+        filters = reshape(turned, (groups, c, k))
+        y = product(_shared(filters, n), reshape(seen, (n, groups, k, product_of(sizes))))
     return _biased(reshape(y, (n, groups * c, *sizes)), bias, input.dtype)
 
 
