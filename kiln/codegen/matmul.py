@@ -34,7 +34,7 @@ from kiln.codegen.matmul_pack import copy, turn
 from kiln.codegen.matmul_row import UNIT_COLUMNS, beside, drive_row, gathered, turned
 from kiln.codegen.matmul_text import module
 from kiln.codegen.matmul_tile import Element, element_of, identity, tile
-from kiln.codegen.matmul_window import nowhere, window
+from kiln.codegen.matmul_window import nowhere, places, window
 from kiln.codegen.nest import TEXTS, Nest, Operand
 from kiln.codegen.target import Target
 from kiln.codegen.verify import refuse, verify_nest
@@ -113,12 +113,10 @@ def matmul_ir(spec: MatmulSpec, target: Target) -> str:
 def library(spec: MatmulSpec) -> Library:
     """What all kernels of these factors share: everything but the driver and the epilogue."""
     element = element_of(spec.dtype)
-    packing = (
-        (window,)
-        if spec.window and not element.widened
-        else (copy, turn, *((window,) if spec.window else ()))
-    )
+    packing = (copy, turn) if element.widened or not spec.window else ()
     makers = (beside, turned, gathered) if spec.row else (tile, *packing)
+    if spec.window:
+        makers = (*makers, places, window)
     return Library(
         f"{spec.form}matmul library {spec.dtype}",
         tuple(make.__name__ for make in makers),

@@ -13,7 +13,7 @@ from kiln.codegen.matmul_finish import Arguments
 from kiln.codegen.matmul_pack import clear
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.matmul_tile import EDGE, SEGMENT, VECTORS, Element, Shape, heights, shapes
-from kiln.codegen.matmul_window import IMAGE
+from kiln.codegen.matmul_window import HALF, IMAGE
 from kiln.codegen.target import Target
 
 UNIT_ROWS = 24
@@ -70,6 +70,7 @@ class _Driver:
         self.packed_b, self.packed_a, self.buffer = (code.slot("i8", size) for size in sizes)
         self.b_place, self.b_step = code.slot("ptr"), code.slot("i64")
         self.a_place, self.a_row, self.a_k = code.slot("ptr"), code.slot("i64"), code.slot("i64")
+        self.k_table = self.n_table = ""
         self.size: dict[str, str] = {}
         self.stride: dict[str, str] = {}
 
@@ -96,6 +97,7 @@ class _Driver:
             look = code.offset("%arg", "i64", str(self.window))
             self.look = code.choose(empty, "@nowhere", look, "ptr")
             self.image = self._argument(self.window + IMAGE)
+            self.k_table, self.n_table = code.slot("i64", SEGMENT), code.slot("i64", self.columns)
         if self.plain is not None:
             for dim, name in enumerate(("c_batch", "c_row")):
                 self.stride[name] = code.mul(self._argument(Arguments((), ()).stride(self.plain, dim)), size)
@@ -153,10 +155,14 @@ class _Driver:
             out = code.at(out, code.mul(column, str(self.element.bytes)))
             into = code.choose(direct, out, into, "ptr")
             pitch = code.choose(direct, self.stride["c_row"], pitch)
-        with code.times(self.size["k"], SEGMENT) as from_k, code.times(run.columns, self.panel) as left:
-            cols = code.minimum(code.sub(run.columns, left), str(self.panel))
-            part = _Run(run.batch, run.row, run.rows, code.add(run.column, left), cols)
-            self._panel(part, code.at(into, code.mul(left, str(self.element.bytes))), pitch, from_k)
+        self._table(HALF, run.column, run.columns, self.columns, self.n_table)
+        with code.times(self.size["k"], SEGMENT) as from_k:
+            depth = code.minimum(code.sub(self.size["k"], from_k), str(SEGMENT))
+            self._table(0, from_k, depth, None, self.k_table)
+            with code.times(run.columns, self.panel) as left:
+                cols = code.minimum(code.sub(run.columns, left), str(self.panel))
+                part = _Run(run.batch, run.row, run.rows, code.add(run.column, left), cols)
+                self._panel(part, left, into, pitch, from_k, depth)
         with code.when(code.op(f"xor i1 {direct}, true")):
             self._finish(run)
 
@@ -188,13 +194,24 @@ class _Driver:
             )  # fmt: skip
             code.set(done, code.add(at, columns))
 
-    def _panel(self, run: _Run, into: str, pitch: str, from_k: str) -> None:
-        """One panel of columns, one segment of k: the first segment's sums are stored, later ones added."""
+    def _table(self, words: int, start: str, count: str, room: int | None, table: str) -> None:
+        """Where a window's columns, or its k, lie."""
+        if self.window is not None:
+            look = self.code.offset(self.look, "i64", str(words))
+            self.code.run("places", f"ptr {look}", start, count, str(room or count), f"ptr {table}")
+
+    def _panel(self, run: _Run, left: str, out: str, pitch: str, from_k: str, depth: str) -> None:
+        """One panel of columns, `left` of them after the run's first, and one segment of k: the first segment's
+        sums are stored, later ones added.
+        """
         code = self.code
-        depth = code.minimum(code.sub(self.size["k"], from_k), str(SEGMENT))
+        into = code.at(out, code.mul(left, str(self.element.bytes)))
         first = code.compare("eq", from_k, "0")
         old, old_pitch = code.choose(first, "@nothing", into, "ptr"), code.choose(first, "0", pitch)
-        self._prepare(run, from_k, depth)
+        if self.window is None:
+            self._prepare(run, from_k, depth)
+        else:
+            self._look(run, depth, left)
         a = self.reach(self.a, a_batch=run.batch, a_row=run.row, a_k=from_k)
         self._factor(run, a, (into, pitch, old, old_pitch), depth)
 
@@ -222,11 +239,8 @@ class _Driver:
         as it lies:  whole, unit-stride columns, and not enough rows to pay for packing
         turned:      unit stride along k
         copied:      anything else; columns past the last are zero
-        windows:     a vector of columns at a time
         """
         code, element = self.code, self.element
-        if self.window is not None:
-            return self._look(run, from_k, depth)
         src = self.reach(self.b, b_batch=run.batch, b_k=from_k, b_column=run.column)
         with code.either(self._lies_well(src, run)) as otherwise:
             code.line(f"store ptr {src}, ptr {self.b_place}")
@@ -245,20 +259,20 @@ class _Driver:
                 turned, src, ("b_k", "b_column"), self.packed_b, str(self.panel_bytes), depth, run.columns
             )
 
-    def _look(self, run: _Run, from_k: str, depth: str) -> None:
-        """Packs the panel of a window."""
+    def _look(self, run: _Run, depth: str, left: str) -> None:
+        """Packs the panel of a window, whose tables have been made."""
         code, lanes = self.code, self.panel // VECTORS
         code.line(f"store ptr {self.packed_b}, ptr {self.b_place}")
         code.set(self.b_step, str(self.panel_bytes))
         src = self.reach(self.b, b_batch=run.batch)
         with code.when(code.compare("sle", run.columns, str(lanes))):
             clear(code, self.element, self.packed_b, code.mul(depth, str(self.panel_bytes)))
-        with code.times(run.columns, lanes) as left:
-            dst = code.at(self.packed_b, code.mul(left, str(self.element.bytes)))
+        with code.times(run.columns, lanes) as at:
+            dst = code.at(self.packed_b, code.mul(at, str(self.element.bytes)))
             code.run(
-                "window", f"ptr {src}", f"ptr {self.look}", from_k, depth, code.add(run.column, left),
-                code.minimum(code.sub(run.columns, left), str(lanes)),
-                f"ptr {dst}", str(self.panel_bytes),
+                "window", f"ptr {src}", f"ptr {self.k_table}", depth,
+                f"ptr {code.offset(self.n_table, 'i64', code.add(left, at))}",
+                code.minimum(code.sub(run.columns, at), str(lanes)), f"ptr {dst}", str(self.panel_bytes),
             )  # fmt: skip
 
     def _pack(

@@ -6,7 +6,7 @@ That is what a convolution multiplies: k runs over channels and taps, n over out
 writes the matrix out. One vector of columns is packed at a time, by the way its columns lie:
 
     beside     one run of unit stride              a load
-    two runs   of unit stride (a row ends)         two masked loads
+    some runs  of unit stride (rows end)           two or four masked loads
     apart      one run of stride 2                 two loads and a shuffle
     turned     k in runs of unit stride            16-byte pieces of each column, turned in registers
     gathered   anything else
@@ -15,13 +15,13 @@ Images that are multiplied by one A lie side by side along n, its first dim; the
 index of their own.
 
 Arguments after the kernel's others: sizes of k1 k2 k3, strides of k0 .. k3, the same of n (in elements), the
-columns of an image.
+columns of an image. What they say is worked out once for the columns of a block and the k of a segment, as tables
+of places (offsets in bytes).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from kiln.codegen.code import Value
 from kiln.codegen.matmul_pack import side_by_side, store, stored_type, widen, zip_lanes
@@ -34,7 +34,8 @@ DIMS = 4  # of k, and of n
 IMAGE = 2 * (
     2 * DIMS - 1
 )  # the place of an image's columns among the arguments that say where a window looks
-PARAMS = "ptr %src, ptr %look, i64 %from, i64 %depth, i64 %column, i64 %width, ptr %dst, i64 %ds"
+HALF = 2 * DIMS - 1  # arguments of k, and of n
+RUNS = 4  # of unit stride that are loaded one by one
 
 
 def nowhere() -> str:
@@ -44,79 +45,61 @@ def nowhere() -> str:
     return f"@nowhere = internal unnamed_addr constant [{len(words)} x i64] [{text}]"
 
 
-class _Axis:
-    """The dims of k or of n: sizes of all but the first, strides in bytes, the step back where a dim ends."""
+def places(target: Target, element: Element) -> Routine:
+    """The routine places: table[i] = where index from + i of k, or of n, lies, in bytes; for i < count.
 
-    def __init__(self, code: Routine, first: int, size: int) -> None:
-        self.code = code
+    `look` has the arguments of k or those of n. What is left of the room repeats the last.
+    """
+    code = Routine(target, "places", "ptr %look, i64 %from, i64 %count, i64 %room, ptr %table")
 
-        def word(n: int) -> str:
-            return code.op(f"load i64, ptr {code.offset('%look', 'i64', str(first + n))}")
+    def word(n: int) -> str:
+        return code.op(f"load i64, ptr {code.offset('%look', 'i64', str(n))}")
 
-        self.sizes = ["", *(word(n) for n in range(DIMS - 1))]
-        self.strides = [code.mul(word(DIMS - 1 + n), str(size)) for n in range(DIMS)]
-        self.carry = [code.sub(self.strides[d - 1], code.mul(self.sizes[d], self.strides[d])) if d else ""
-                      for d in range(DIMS)]  # fmt: skip
-
-    def at(self, index: str) -> tuple[str, list[str]]:
-        """The offset of an index, and its place along each dim but the first."""
-        code, places, offset = self.code, [""] * DIMS, "0"
+    sizes = ["", *(word(n) for n in range(DIMS - 1))]
+    strides = [code.mul(word(DIMS - 1 + n), str(element.stored_bytes)) for n in range(DIMS)]
+    back = [code.sub(strides[d - 1], code.mul(sizes[d], strides[d])) if d else "" for d in range(DIMS)]
+    start, offset, index = [""] * DIMS, "0", "%from"
+    for d in reversed(range(1, DIMS)):
+        rest = code.op(f"sdiv i64 {index}, {sizes[d]}")
+        start[d] = code.sub(index, code.mul(rest, sizes[d]))
+        offset, index = code.add(offset, code.mul(start[d], strides[d])), rest
+    offset = code.add(offset, code.mul(index, strides[0]))
+    carried = [Value(x, "i64") for x in (offset, *start[1:])]
+    last = code.sub("%count", "1")
+    with code.loop("0", "%room", 1, carried) as turn:
+        here, *at = (v.text for v in turn.values)
+        code.line(f"store i64 {here}, ptr {code.offset('%table', 'i64', turn.index)}")
+        after, steps, more = code.add(here, strides[-1]), [], "1"
         for d in reversed(range(1, DIMS)):
-            rest = code.op(f"sdiv i64 {index}, {self.sizes[d]}")
-            places[d] = code.sub(index, code.mul(rest, self.sizes[d]))
-            offset = code.add(offset, code.mul(places[d], self.strides[d]))
-            index = rest
-        return code.add(offset, code.mul(index, self.strides[0])), places[1:]
-
-    def next(self, offset: str, places: Sequence[str], steps: str = "1") -> tuple[str, list[str]]:
-        """The offset and the places `steps` further along the last dim, at most to its end."""
-        code = self.code
-        offset = code.add(offset, code.mul(self.strides[-1], steps))
-        after, more = [], steps
-        for d in reversed(range(1, DIMS)):
-            place = code.add(places[d - 1], more)
-            over = code.compare("eq", place, self.sizes[d])
-            offset = code.add(offset, code.choose(over, self.carry[d], "0"))
-            after.append(code.choose(over, "0", place))
+            place = code.add(at[d - 1], more)
+            over = code.compare("eq", place, sizes[d])
+            after = code.add(after, code.choose(over, back[d], "0"))
+            steps.append(code.choose(over, "0", place))
             more = code.op(f"zext i1 {over} to i64")
-        return offset, after[::-1]
+        inside = code.compare("slt", turn.index, last)
+        following = [code.choose(inside, after, here), *(code.choose(inside, x, "0") for x in steps[::-1])]
+        turn.next = [Value(x, "i64") for x in following]
+    return code
 
 
 class _Window:
     """The routine window under construction."""
 
     def __init__(self, target: Target, element: Element) -> None:
-        self.code = code = Routine(target, "window", PARAMS)
+        params = "ptr %src, ptr %ks, i64 %depth, ptr %ns, i64 %width, ptr %dst, i64 %ds"
+        self.code = Routine(target, "window", params)
         self.element, self.lanes = element, element.lanes(target)
         self.size, self.stored = element.stored_bytes, stored_type(element, self.lanes)
-        self.k = _Axis(code, 0, self.size)
-        self.n = _Axis(code, IMAGE // 2, self.size)
-        self.wide = f"<{self.lanes} x i64>"
-        self.bits = f"<{self.lanes} x i1>"
+        self.part = 16 // element.bytes
+        self.wide, self.bits = f"<{self.lanes} x i64>", f"<{self.lanes} x i1>"
 
     # -- columns ------------------------------------------------------------------------------------
 
-    def columns(self) -> str:
-        """The offsets of the columns, on the stack; those past the width repeat the last."""
-        code = self.code
-        slot = code.slot("i64", self.lanes)
-        last = code.sub("%width", "1")
-        offset, places = self.n.at("%column")
-        with code.loop("0", str(self.lanes), 1, [Value(x, "i64") for x in (offset, *places)]) as turn:
-            here = [v.text for v in turn.values]
-            code.line(f"store i64 {here[0]}, ptr {code.offset(slot, 'i64', turn.index)}")
-            inside = code.compare("slt", turn.index, last)
-            after, steps = self.n.next(here[0], here[1:])
-            turn.next = [Value(code.choose(inside, x, y), "i64") for x, y in zip((after, *steps), here)]
-        return slot
-
     def _line_of(self, base: str, step: int) -> str:
         """base + lane * step."""
-        code = self.code
+        code, none = self.code, f"<{self.lanes} x i32> zeroinitializer"
         spread = code.op(f"insertelement {self.wide} poison, i64 {base}, i64 0")
-        spread = code.op(
-            f"shufflevector {self.wide} {spread}, {self.wide} poison, <{self.lanes} x i32> zeroinitializer"
-        )
+        spread = code.op(f"shufflevector {self.wide} {spread}, {self.wide} poison, {none}")
         lanes = ", ".join(f"i64 {n * step}" for n in range(self.lanes))
         return code.op(f"add {self.wide} {spread}, <{lanes}>")
 
@@ -126,27 +109,20 @@ class _Window:
 
     # -- rows ---------------------------------------------------------------------------------------
 
-    @contextmanager
-    def _each_k(self) -> Iterator[tuple[str, str]]:
-        """Every k: where it begins in src, and its row in dst."""
+    def _row(self, k: str) -> tuple[str, str]:
+        """Where k begins in src, and its row in dst."""
         code = self.code
-        offset, places = self.k.at("%from")
-        start = [Value(x, "i64") for x in (offset, *places)]
-        with code.loop("0", "%depth", 1, start) as turn:
-            here = [v.text for v in turn.values]
-            yield code.at("%src", here[0]), code.at("%dst", code.mul(turn.index, "%ds"))
-            after, steps = self.k.next(here[0], here[1:])
-            turn.next = [Value(x, "i64") for x in (after, *steps)]
+        offset = code.op(f"load i64, ptr {code.offset('%ks', 'i64', k)}")
+        return code.at("%src", offset), code.at("%dst", code.mul(k, "%ds"))
 
     def _rows(self, load: Callable[[str], str]) -> None:
-        with self._each_k() as (row, dst):
-            store(
-                self.code,
-                self.element,
-                widen(self.code, self.element, load(row), self.lanes),
-                dst,
-                self.lanes,
-            )
+        """Every k, read by `load`."""
+        with self.code.times("%depth") as k:
+            row, dst = self._row(k)
+            self._store(load(row), dst)
+
+    def _store(self, raw: str, dst: str) -> None:
+        store(self.code, self.element, widen(self.code, self.element, raw, self.lanes), dst, self.lanes)
 
     def _load(self, address: str) -> str:
         return self.code.op(f"load {self.stored}, ptr {address}, align 1")
@@ -161,8 +137,8 @@ class _Window:
         code, memory = self.code, MEMORY[self.element.dtype][0]
         where = code.op(f"getelementptr i8, ptr {row}, {self.wide} {offsets}")
         name = f"llvm.masked.gather.v{self.lanes}{SUFFIX.get(memory, memory)}.v{self.lanes}p0"
-        arguments = [f"<{self.lanes} x ptr> {where}", "i32 1", f"{self.bits} splat (i1 true)",
-                     f"{self.stored} zeroinitializer"]  # fmt: skip
+        every = f"{self.bits} splat (i1 true)"
+        arguments = [f"<{self.lanes} x ptr> {where}", "i32 1", every, f"{self.stored} zeroinitializer"]
         return code.call(name, self.stored, arguments)
 
     def _apart(self, row: str, first: str) -> str:
@@ -176,36 +152,35 @@ class _Window:
 
     # -- turned -------------------------------------------------------------------------------------
 
-    def _turned(self, slot: str, offsets: str) -> None:
-        """Runs of k: a 128-bit piece of each column at a time; where none fits, element by element."""
-        code, part = self.code, 16 // self.element.bytes
-        at, places = self.k.at("%from")
-        offset, *where = (code.variable(x) for x in (at, *places))
+    def _turned(self, offsets: str) -> None:
+        """A 128-bit piece of each column at a time; where k is no run as long, element by element."""
+        code, part = self.code, self.part
         done = code.variable("0")
+        kind = f"<{part} x i64>"
+        run = ", ".join(f"i64 {n * self.size}" for n in range(part))
+        whole = code.sub("%depth", str(part - 1))
         with code.during(done, "%depth") as k:
-            here, row = [code.get(p) for p in where], code.at("%src", code.get(offset))
-            run = code.minimum(code.sub(self.k.sizes[-1], here[-1]), code.sub("%depth", k))
-            top = code.sub(run, str(part))
-            dst = code.at("%dst", code.mul(k, "%ds"))
-            with code.either(code.compare("sge", top, "0")) as short:
-                with code.times(run, part) as step:
-                    j = code.minimum(step, top)
-                    self._turn(
-                        slot, code.at(row, code.mul(j, str(self.size))), code.at(dst, code.mul(j, "%ds"))
-                    )
-                next(short)
-                with code.times(run) as j:
-                    raw = self._gathered(code.at(row, code.mul(j, str(self.size))), offsets)
-                    into = code.at(dst, code.mul(j, "%ds"))
-                    store(code, self.element, widen(code, self.element, raw, self.lanes), into, self.lanes)
-            after, steps = self.k.next(code.get(offset), here, run)
-            for variable, x in zip((offset, *where, done), (after, *steps, code.add(k, run))):
-                code.set(variable, x)
+            row, dst = self._row(k)
+            piece = code.variable("0")
+            with code.when(code.compare("slt", k, whole)):
+                places = code.op(f"load {kind}, ptr {code.offset('%ks', 'i64', k)}, align 8")
+                first = code.op(
+                    f"shufflevector {kind} {places}, {kind} poison, <{part} x i32> zeroinitializer"
+                )
+                apart = code.op(f"icmp eq {kind} {code.op(f'sub {kind} {places}, {first}')}, <{run}>")
+                word = code.op(f"bitcast <{part} x i1> {apart} to i{part}")
+                code.set(piece, code.op(f"zext i1 {code.op(f'icmp eq i{part} {word}, -1')} to i64"))
+            with code.either(code.compare("ne", code.get(piece), "0")) as single:
+                self._turn(row, dst)
+                code.set(done, code.add(k, str(part)))
+                next(single)
+                self._store(self._gathered(row, offsets), dst)
+                code.set(done, code.add(k, "1"))
 
-    def _turn(self, slot: str, row: str, dst: str) -> None:
+    def _turn(self, row: str, dst: str) -> None:
         """dst[j][c] = row[c][j] for a piece's j."""
-        code, element, part = self.code, self.element, 16 // self.element.bytes
-        starts = [code.op(f"load i64, ptr {code.offset(slot, 'i64', str(n))}") for n in range(self.lanes)]
+        code, element, part = self.code, self.element, self.part
+        starts = [code.op(f"load i64, ptr {code.offset('%ns', 'i64', str(n))}") for n in range(self.lanes)]
         kind = stored_type(element, part)
         pieces = [code.op(f"load {kind}, ptr {code.at(row, start)}, align 1") for start in starts]
         rows = [
@@ -221,59 +196,92 @@ class _Window:
     def write(self) -> Routine:
         """The ways, the fastest first."""
         code, size = self.code, self.size
-        slot = self.columns()
-        offsets = code.op(f"load {self.wide}, ptr {slot}, align 64")
+        offsets = code.op(f"load {self.wide}, ptr %ns, align 8")
         first = code.op(f"extractelement {self.wide} {offsets}, i64 0")
 
         def matches(base: str, step: int) -> str:
             return code.op(f"icmp eq {self.wide} {offsets}, {self._line_of(base, step)}")
 
-        unit = matches(first, size)
-        with code.either(self._all(unit)) as otherwise:
+        with code.either(self._all(matches(first, size))) as otherwise:
             self._rows(lambda row: self._load(code.at(row, first)))
             next(otherwise)
             with code.either(self._all(matches(first, 2 * size))) as more:
                 self._rows(lambda row: self._apart(row, first))
                 next(more)
-                self._uneven(slot, offsets, first, unit)
+                self._uneven(offsets)
         return code
 
-    def _uneven(self, slot: str, offsets: str, first: str, unit: str) -> None:
+    def _uneven(self, offsets: str) -> None:
         """Columns that are not one run."""
-        code, part = self.code, 16 // self.element.bytes
-        runs = code.both(code.compare("eq", self.k.strides[-1], str(self.size)),
-                         code.compare("sge", self.k.sizes[-1], str(part)))  # fmt: skip
-        with code.either(runs) as otherwise:
-            self._turned(slot, offsets)
+        code = self.code
+        second = code.minimum("1", code.sub("%depth", "1"))
+        steps = [code.op(f"load i64, ptr {code.offset('%ks', 'i64', at)}") for at in ("0", second)]
+        along = code.compare("eq", code.sub(steps[1], steps[0]), str(self.size))
+        with code.either(code.both(along, code.compare("sge", "%depth", str(self.part)))) as otherwise:
+            self._turned(offsets)
             next(otherwise)
-            if not code.target.masks:
-                self._rows(lambda row: self._gathered(row, offsets))
-                return
-            last = code.sub("%width", "1")
-            inside = code.op(f"icmp sle {self.wide} {self._line_of('0', 1)}, {self._spread(last)}")
-            end = code.op(f"load i64, ptr {code.offset(slot, 'i64', last)}")
-            base = code.sub(end, code.mul(last, str(self.size)))
-            low = code.op(f"and {self.bits} {unit}, {inside}")
-            high = code.op(f"icmp eq {self.wide} {offsets}, {self._line_of(base, self.size)}")
-            high = code.op(f"and {self.bits} {high}, {inside}")
-            both = code.op(f"or {self.bits} {low}, {high}")
-            outside = code.op(f"xor {self.bits} {inside}, splat (i1 true)")
-            with code.either(self._all(code.op(f"or {self.bits} {both}, {outside}"))) as gathered:
-                self._rows(
-                    lambda row: self._masked(
-                        code.at(row, base), high, self._masked(code.at(row, first), low, "zeroinitializer")
-                    )
-                )
-                next(gathered)
+            if code.target.masks:
+                self._in_runs(offsets)
+            else:
                 self._rows(lambda row: self._gathered(row, offsets))
 
-    def _spread(self, x: str) -> str:
-        return self._line_of(x, 0)
+    def _in_runs(self, offsets: str) -> None:
+        """Runs of unit stride, if there are few: each masked load fills in the lanes of one."""
+        code = self.code
+        starts, bases = code.slot("i64", RUNS + 1), code.slot("i64", RUNS)
+        for r in range(RUNS + 1):
+            code.line(f"store i64 %width, ptr {code.offset(starts, 'i64', str(r))}")
+            if r < RUNS:
+                code.line(f"store i64 0, ptr {code.offset(bases, 'i64', str(r))}")
+        count = code.variable("0")
+        expected = code.variable("-1")
+        with code.times("%width") as lane:
+            here = code.op(f"load i64, ptr {code.offset('%ns', 'i64', lane)}")
+            known = code.get(count)
+            begins = code.op(f"or i1 {code.compare('eq', lane, '0')}, "
+                             f"{code.compare('ne', here, code.get(expected))}")  # fmt: skip
+            code.set(expected, code.add(here, str(self.size)))
+            with code.when(begins):
+                code.set(count, code.add(known, "1"))
+                with code.when(code.compare("slt", known, str(RUNS))):
+                    base = code.sub(here, code.mul(lane, str(self.size)))
+                    code.line(f"store i64 {lane}, ptr {code.offset(starts, 'i64', known)}")
+                    code.line(f"store i64 {base}, ptr {code.offset(bases, 'i64', known)}")
+        found = code.get(count)
+        runs = [self._run_of(starts, bases, r) for r in range(RUNS)]
+        with code.either(code.compare("sle", found, "2")) as more:
+            self._rows(lambda row: self._joined(row, runs[:2]))
+            next(more)
+            with code.either(code.compare("sle", found, str(RUNS))) as many:
+                self._rows(lambda row: self._joined(row, runs))
+                next(many)
+                self._rows(lambda row: self._gathered(row, offsets))
+
+    def _run_of(self, starts: str, bases: str, r: int) -> tuple[str, str]:
+        """Where lane 0 of run r would lie, and the mask of its lanes."""
+        code = self.code
+        base = code.op(f"load i64, ptr {code.offset(bases, 'i64', str(r))}")
+        lanes = self._line_of("0", 1)
+        first, end = (
+            self._line_of(code.op(f"load i64, ptr {code.offset(starts, 'i64', str(n))}"), 0)
+            for n in (r, r + 1)
+        )
+        from_, to = (
+            code.op(f"icmp {test} {self.wide} {lanes}, {at}") for test, at in (("sge", first), ("slt", end))
+        )
+        return base, code.op(f"and {self.bits} {from_}, {to}")
+
+    def _joined(self, row: str, runs: list[tuple[str, str]]) -> str:
+        """The lanes of some runs; zero elsewhere."""
+        raw = "zeroinitializer"
+        for base, mask in runs:
+            raw = self._masked(self.code.at(row, base), mask, raw)
+        return raw
 
 
 def window(target: Target, element: Element) -> Routine:
-    """The routine window: dst[k - from][c] = B[k, column + c] for depth k's and one vector of columns.
+    """The routine window: dst[k][c] = src[ks[k] + ns[c]] for depth k's and one vector of columns.
 
-    Columns past the width hold anything finite in B, or zero; their products are never stored.
+    Columns past the width hold an element of another, or zero; their products are never stored.
     """
     return _Window(target, element).write()
