@@ -33,6 +33,22 @@ TensorRef sum(const TensorRef& a, const TensorRef& b) {
     return call_one(*core_fns().add, operands);
 }
 
+// x as `like` lies in memory, if that one's elements fill it in some order of its dims; else row by row.
+TensorRef in_steps_of(const Tensor* owner, const TensorRef& x) {
+    if (!owner) return contiguous(x);
+    const Tensor& like = *owner;
+    if (like.strides == x->strides) return x;
+    Dims widest_first;
+    for (int d = 0; d < like.ndim(); ++d) widest_first.push_back(d);
+    std::stable_sort(widest_first.begin(), widest_first.end(),
+                     [&](int64_t a, int64_t b) { return like.strides[a] > like.strides[b]; });
+    if (!view_permute(like, widest_first)->contiguous) return contiguous(x);
+    TensorRef values = contiguous(like.contiguous ? x : view_permute(*x, widest_first));
+    TensorRef turned = new_view(*values, x->sizes, like.strides, 0);
+    set_history(*turned, x->node, x->output);
+    return turned;
+}
+
 class Engine {
 public:
     ~Engine() {
@@ -353,9 +369,10 @@ private:
         call_node_hooks(meta->extras.get(), HookKind::after, {}, &got);
     }
 
+    // A leaf's first .grad lies in memory as the leaf does, if that has no gaps; later ones as the first.
     void store_plain(AutogradMeta& meta, const TensorRef& gradient) {
         if (!meta.grad) {
-            TensorRef own = owned(gradient);
+            TensorRef own = owned(gradient, TensorRef(meta.requires_grad ? meta.owner : nullptr));
             if (!meta.grad) {  // another thread's backward may have come first
                 meta.grad = std::move(own);
                 return;
@@ -368,22 +385,22 @@ private:
             return;
         }
         for (bool stored = false; !stored;) {
-            TensorRef before = meta.grad, after = before ? sum(before, gradient) : gradient;
+            TensorRef before = meta.grad, after = gradient;
+            if (before) after = sum(before, gradient);
+            if (before && !before->contiguous) after = in_steps_of(before.get(), after);
             stored = meta.grad == before;
             if (stored) meta.grad = std::move(after);
         }
     }
 
-    TensorRef owned(const TensorRef& gradient) {
-        uint32_t holders = gradient->storage->recording ? 2 : 1;
-        bool alone = gradient->contiguous && gradient->refcount == 1 &&
-                     gradient->storage->refcount == holders && gradient->offset == 0;
-        if (alone) return gradient;
+    TensorRef owned(const TensorRef& gradient, const TensorRef& like) {
+        const Storage& storage = *gradient->storage;
+        const bool alone = gradient->refcount == 1 && storage.refcount == (storage.recording ? 2 : 1);
+        const bool all = size_t(gradient->numel) * itemsize(gradient->dtype) == storage.nbytes;
+        if (alone && all && !overlaps_itself(*gradient)) return in_steps_of(like.get(), gradient);
         Operand operand{gradient.get(), {}};
-        if (options_.create_graph) return call_one(*core_fns().copy, {&operand, 1});
-        TensorRef copy = fresh_tensor(gradient->dtype, gradient->sizes);
-        kiln::run(*core_fns().copy, {&operand, 1}, {&copy, 1});
-        return copy;
+        if (options_.create_graph) return in_steps_of(like.get(), call_one(*core_fns().copy, {&operand, 1}));
+        return in_steps_of(like.get(), kiln::run(*core_fns().copy, {&operand, 1})[0]);
     }
 
     std::vector<TensorRef> finish() {
