@@ -168,7 +168,7 @@ def gradients_by_layout(framework: Any, name: str, create_graph: bool, way: Any)
 @pytest.mark.parametrize("create_graph", [False, True])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_grad_lies_in_memory_as_its_leaf(name: str, create_graph: bool, way: Any) -> None:
-    """Rule 18: a leaf without gaps has a .grad of its own strides, another leaf a row-major one, as PyTorch's."""
+    """Rule 18: a leaf without gaps has a .grad of its own strides, another leaf a row-major one."""
     expected = gradients_by_layout(torch, name, create_graph, lambda f: f)
     assert gradients_by_layout(kiln, name, create_graph, way) == expected
 

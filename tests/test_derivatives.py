@@ -158,6 +158,89 @@ def test_second_derivatives_are_pytorch(name: str) -> None:
                 )
 
 
+# -- history ------------------------------------------------------------------------------------------------
+
+# op -> how the history of its gradient differs, and why
+OTHER_HISTORY = {
+    "layer_norm": "the bias' gradient leads to zeros; PyTorch's leads nowhere",
+    "instance_norm": "the bias' gradient has none; PyTorch's leads nowhere",
+    "norm": "of order 0 the gradient is zeros; PyTorch has none",
+    "linalg.vector_norm": "of order 0 the gradient is zeros; PyTorch has none",
+    "linalg.det": "of a matrix without elements the gradient has a history as any other's",
+    "linalg.vander": "of two columns the gradient has a history as any other's",
+    "segment_reduce": "sums have none; PyTorch's raises for every kind",
+}
+
+
+def history(k: Any, results: list[Any], leaves: list[Any]) -> list[Any]:
+    """For each leaf whether its gradient has a history, or is None; and to which leaves that leads."""
+    ys = [y for y in results if y.requires_grad]
+    seeds = [cotangent(k, y, n) for n, y in enumerate(ys)]
+    found: list[Any] = []
+    for g in k.autograd.grad(ys, leaves, seeds, allow_unused=True, create_graph=True) if ys else ():
+        found.append(None if g is None else g.requires_grad)
+        if found[-1]:
+            try:
+                again = k.autograd.grad(g.sum(), leaves, allow_unused=True, retain_graph=True)
+                found[-1] = [h is not None for h in again]
+            except RuntimeError:
+                assert k is torch
+    return found
+
+
+@needs_torch
+@pytest.mark.parametrize("name", [n for n in DIFFERENTIABLE if peer_functions(n) and n not in UNLIKE])
+@pytest.mark.filterwarnings("ignore")
+def test_gradients_have_the_history_of_pytorch_s(name: str) -> None:
+    """A gradient whose own is zero everywhere has a history where PyTorch's has: a second grad gives zeros.
+
+    The gradients that come in have none: what is seen is that of the values backward reads.
+    """
+    entry, other, differ = SAMPLED[name], peer_functions(name)[0], []
+    dtype = "float64" if "float64" in grad_dtypes(entry) else "float32"
+    for case in entry.cases(dtype):
+        theirs = peer_case(case, dtype, grad=True)
+        try:
+            want = history(torch, results_of(other(*theirs.args, **theirs.kwargs)), leaves_of(theirs))
+        except (RuntimeError, NotImplementedError):  # it does not differentiate by all it is given
+            continue
+        given = tensors(kiln, case, dtype, grad=True)
+        got = history(kiln, call(entry, given), leaves_of(given))
+        for x, y in zip(got, want):  # True: PyTorch's cannot be differentiated again
+            if x != y and not (y is True and isinstance(x, list)):
+                differ.append((case.label, x, y))
+    assert bool(differ) == (name in OTHER_HISTORY), differ
+
+
+STEPS = {
+    "relu": lambda k, x: k.relu_(x),
+    "leaky_relu": lambda k, x: k.nn.functional.leaky_relu_(x, 0.5),
+    "hardtanh": lambda k, x: k.nn.functional.hardtanh_(x),
+    "relu6": lambda k, x: k.nn.functional.relu6(x, inplace=True),
+    "threshold": lambda k, x: k.threshold_(x, 0.25, 2.0),
+    "rrelu": lambda k, x: k.rrelu_(x, 0.5, 0.5, True),
+    "hardshrink": lambda k, x: k.hardshrink(x),
+    "pad": lambda k, x: k.nn.functional.pad(x, (1, 2), mode="reflect"),
+    "nll_loss": lambda k, x: k.nn.functional.nll_loss(x, k.tensor([0, 2])),
+}
+
+
+@needs_torch
+@WAYS
+@pytest.mark.parametrize("name", STEPS)
+def test_steps_in_place_and_recorded(name: str, way: Any) -> None:
+    """A derivative by steps, of what was written in place too: the gradient's history is that of zeros."""
+
+    def slopes(k: Any) -> list[Any]:
+        x = k.tensor([[-2.0, 0.125, 0.5, 7.0], [1.0, -0.5, 0.0, -9.0]]).requires_grad_()
+        y = STEPS[name](k, x * 1)
+        (g,) = k.autograd.grad(y.sum(), x, create_graph=True)
+        (h,) = k.autograd.grad((g * g).sum() + (x**3).sum(), x)
+        return [g.requires_grad, g.tolist(), h.tolist()]
+
+    assert way(lambda: slopes(kiln))() == slopes(torch)
+
+
 # -- dtypes -------------------------------------------------------------------------------------------------
 
 MIXED = {

@@ -11,7 +11,7 @@ from typing import Any
 
 from kiln.ops import declare as d
 from kiln.ops import kinds, scalar
-from kiln.ops.pointwise import convert, where
+from kiln.ops.pointwise import by_steps, convert, where
 from kiln.ops.record import Number, Operand, Sample, Structure, Tensor, composite, pointwise
 from kiln.ops.scalars import normal
 from kiln.ops.unary import abs, exp, expm1, float_function, log1p, rsqrt, sigmoid, sqrt, tanh
@@ -218,7 +218,7 @@ def leaky_relu(input: Tensor, negative_slope: Number = 0.01) -> Any:
     >>> kiln.nn.functional.leaky_relu(kiln.tensor([-1.0, 2.0]))
     tensor([-0.0100,  2.0000])
     """
-    x = floating(input, "leaky_relu_cpu")
+    x = by_steps(floating(input, "leaky_relu_cpu"))
     return narrow(where(x > 0, x, x * negative_slope), input.dtype)
 
 

@@ -15,7 +15,7 @@ from kiln.ops.activations import floating, leaky_relu, narrow, wide
 from kiln.ops.declare import into, public
 from kiln.ops.kinds import normalize_dim
 from kiln.ops.normalising import softmax
-from kiln.ops.pointwise import convert, where
+from kiln.ops.pointwise import by_steps, convert, overwrite, where
 from kiln.ops.random.sampling import rand_like
 from kiln.ops.record import Number, Operand, Sample, Tensor, composite, pointwise
 from kiln.ops.scalar import select
@@ -143,7 +143,7 @@ def bounded(input: Tensor, min_val: Number = -1.0, max_val: Number = 1.0) -> Any
     """`hardtanh` for bounds in order: `input` within them, flat at and beyond them."""
     if input.dtype == "bool":
         raise RuntimeError("Bool inputs not supported for hardtanh")
-    x = wide(input)
+    x = by_steps(wide(input))
     low, high = _like(x, min_val), _like(x, max_val)
     return narrow(where(x <= low, low, where(x >= high, high, x)), input.dtype)
 
@@ -208,7 +208,7 @@ def hardsigmoid(input: Tensor) -> Any:
     >>> kiln.nn.functional.hardsigmoid(kiln.tensor([-4.0, 0.0, 1.5]))
     tensor([0.0000, 0.5000, 0.7500])
     """
-    x = floating(input, "hardsigmoid_cpu")
+    x = by_steps(floating(input, "hardsigmoid_cpu"))
     return narrow(where(x <= -3, 0, where(x >= 3, 1, (x + 3) / 6)), input.dtype)
 
 
@@ -244,7 +244,7 @@ def hardshrink(input: Tensor, lambd: Number = 0.5) -> Any:
     >>> kiln.hardshrink(kiln.tensor([-0.5, 0.6]))
     tensor([0.0000, 0.6000])
     """
-    x = floating(input, "hardshrink_cpu")
+    x = by_steps(floating(input, "hardshrink_cpu"))
     return narrow(where(abs(x) <= lambd, 0, x), input.dtype)
 
 
@@ -259,7 +259,7 @@ def hardshrink(input: Tensor, lambd: Number = 0.5) -> Any:
 )
 def shrunk(input: Tensor, lambd: Number = 0.5) -> Any:
     """`softshrink` for a lambd that is not negative."""
-    x = floating(input, "softshrink_check")
+    x = by_steps(floating(input, "softshrink_check"))
     return narrow(where(x > lambd, x - lambd, where(x < -lambd, x + lambd, x * 0)), input.dtype)
 
 
@@ -354,7 +354,7 @@ def threshold(input: Tensor, threshold: Number, value: Number) -> Any:
     """
     if input.dtype == "bool":
         raise NotImplementedError("\"threshold_cpu\" not implemented for 'Bool'")
-    x = wide(input)
+    x = by_steps(wide(input))
     return narrow(where(x <= _like(x, threshold), _like(x, value), x), input.dtype)
 
 
@@ -372,7 +372,8 @@ def sloped(input: Operand, slope: Operand) -> Any:
 @sloped.derivative
 def _(g: Any, input: Any, slope: Any) -> Any:
     positive = input > 0
-    return where(positive, g, g * slope), where(positive, 0, g * input)
+    by_input, by_slope = where(positive, g, g * slope), where(positive, 0, g * input)
+    return overwrite(input, by_input), overwrite(slope, by_slope)  # see by_steps
 
 
 @public(

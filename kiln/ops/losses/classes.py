@@ -279,7 +279,7 @@ def nll_loss(
     tensor(2.)
     """
     _check_classes(input, target)
-    x = floating(input, "nll_loss_out_frame")
+    x = p.by_steps(floating(input, "nll_loss_out_frame"))
     return narrow(class_loss(x, target, weight, ignore_index, None, reduction), input.dtype)
 
 
