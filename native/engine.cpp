@@ -74,6 +74,7 @@ public:
             Away here;
             KILN_CHECK(wait_for_others(), runtime, "backward: the interpreter is ending");
         }
+        if (hooked_) count_leaves();
         mark_needed();
         for (auto& [edge, gradient] : roots_) deliver(edge, gradient, bool(edge.node));
         for (uint32_t visits = 0; !heap_.empty(); ++visits) {
@@ -92,7 +93,7 @@ private:
     struct Leaf {
         MetaRef meta;
         TensorRef gradient;
-        bool stored = false;  // with extras: as soon as all that leads to it was passed
+        bool stored = false;  // where one has hooks: as soon as all that leads to it was passed
     };
 
     // Gradients a node gives: of its inputs `targets`, in order; of all inputs if there are none.
@@ -148,8 +149,7 @@ private:
             for (NodeInput& input : node->inputs) {
                 Node* next = input.edge.node.get();
                 if (!next) {
-                    if (input.edge.leaf && input.edge.leaf->extras) [[unlikely]]
-                        ++leaf_of(input.edge.leaf).meta->waiting;
+                    hooked_ = hooked_ || (input.edge.leaf && input.edge.leaf->extras);
                     continue;
                 }
                 if (!enter(next)) return false;
@@ -157,6 +157,13 @@ private:
             }
         }
         return true;
+    }
+
+    // How many edges lead to each leaf. Only asked for where one has hooks: they may write to what it shares.
+    void count_leaves() {
+        for (Node* node : all_)
+            for (NodeInput& input : node->inputs)
+                if (input.edge.leaf) ++leaf_of(input.edge.leaf).meta->waiting;
     }
 
     bool wants(const Edge& edge) const { return is_wanted(edge, inputs_, options_); }
@@ -213,12 +220,12 @@ private:
             if (counted && --node.waiting == 0) ready(&node);
         } else if (edge.leaf) {
             if (gradient) add_to(leaf_of(edge.leaf).gradient, std::move(gradient));
-            if (edge.leaf->extras && counted) [[unlikely]]
+            if (hooked_ && counted) [[unlikely]]
                 passed_leaf(edge.leaf);
         }
     }
 
-    // A leaf with hooks has its gradient, and calls them, as soon as it is whole.
+    // Where a leaf has hooks, each has its gradient, and calls them, as soon as it is whole.
     void passed_leaf(const MetaRef& meta) {
         if (meta->run != run_ || meta->waiting == 0 || --meta->waiting) return;
         Leaf& leaf = leaf_of(meta);
@@ -418,6 +425,7 @@ private:
     std::span<const Edge> inputs_;
     BackwardOptions options_;
     uint64_t run_;
+    bool hooked_ = false;  // whether a leaf has extras
     SmallVector<Node*, 16> all_;
     SmallVector<Node*, 16> heap_;
     std::span<const Root> roots_;
