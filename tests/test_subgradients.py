@@ -26,11 +26,7 @@ CASES: dict[str, tuple[Program, tuple[Any, ...]]] = {}
 # case -> how kiln differs, and why
 KNOWN = {
     "topk": "of equals the earlier",
-    "elu": "the second derivative at 0 is that from the left, as the first is",
-    "elu 2": "the second derivative at 0 is that from the left, as the first is",
-    "celu": "the second derivative at 0 is that from the left, as the first is",
-    "selu": "the second derivative at 0 is that from the left, as the first is",
-    "prelu": "the second derivative at 0 is that of the first, the weight's",
+    "prelu": "at 0 the second derivative is of the weight, as the first; PyTorch's is of the other branch",
     "hardsigmoid": "PyTorch's sixth is float32's",
     "kl_div": "PyTorch's gradient by a target of 0 is NaN",
     "poisson": "PyTorch's gradient by a target of 0 is NaN",
@@ -368,6 +364,41 @@ def test_derivatives_are_pytorch(name: str, way: Any) -> None:
         assert differ, f"it agrees now: {KNOWN[name]}"
     else:
         assert not differ, "\n".join(differ)
+
+
+# the slope at NaN that PyTorch gives in the vectors of its loops, and in what is left behind them
+AT_NAN = {
+    "celu": (NAN, 1.0),
+    "elu": (NAN, 1.0),
+    "selu": (NAN, 1.0507009873554805),
+    "hardswish": (NAN, 1.0),
+    "softshrink": (0.0, 1.0),
+    "hardshrink": (0.0, 1.0),
+    "hardtanh": (0.0, 1.0),
+    "relu6": (0.0, 1.0),
+    "hardsigmoid": (0.0, 0.0),
+    "leaky_relu": (0.01, 0.01),
+    "relu": (1.0, 1.0),
+}
+
+
+@needs_torch
+@pytest.mark.parametrize("name", AT_NAN)
+def test_slope_at_nan_is_one_of_pytorch_s(name: str) -> None:
+    """NaN where PyTorch's value is NaN; of PyTorch's two slopes there one, at every place."""
+
+    def slopes(k: Any, count: int) -> Any:
+        x = k.full((count,), NAN, dtype=k.float64).requires_grad_()
+        y = functional(k, name)(x)
+        return to_array(y.detach()), to_array(k.autograd.grad(y.sum(), x)[0])
+
+    for count, choice in ((64, 0), (1, 1)):
+        value, slope = slopes(torch, count)
+        np.testing.assert_array_equal(slope[0], AT_NAN[name][choice])
+        ours, own = slopes(kiln, count)
+        np.testing.assert_array_equal(ours, value)
+        assert repr(float(own[0])) in map(repr, AT_NAN[name])
+        np.testing.assert_array_equal(own, np.full(count, own[0]))
 
 
 def test_known_are_cases() -> None:
