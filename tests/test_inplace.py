@@ -130,7 +130,7 @@ def test_programs_are_pytorch_s(name: str) -> None:
 
 # -- saved values ------------------------------------------------------------------------------------------
 
-# Where overwriting makes kiln's backward raise, and PyTorch's not: PyTorch keeps an intermediate, which is an array
+# Where overwriting makes kiln's backward raise, and PyTorch's not: PyTorch keeps an intermediate, an array
 # more to write and to hold; backward here computes it again from arguments that are there anyway.
 NARROWER = {
     **dict.fromkeys(
@@ -206,7 +206,7 @@ def _overwrite(x: Any) -> None:
 
 
 def refusals(name: str, case: Case) -> list[str]:
-    """Which tensors of a call, overwritten, make kiln's backward raise and PyTorch's not; -1 is its results."""
+    """Which tensors of a call, overwritten, make kiln's backward raise and PyTorch's not; -1: its results."""
     count = len(_tensors(tensors(kiln, case, "float32")))
     found = []
     for place in range(-1, count):

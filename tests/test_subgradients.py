@@ -27,6 +27,7 @@ CASES: dict[str, tuple[Program, tuple[Any, ...]]] = {}
 KNOWN = {
     "topk": "of equals the earlier",
     "prelu": "at 0 the second derivative is of the weight, as the first; PyTorch's is of the other branch",
+    "softplus at its threshold": "the second derivative is of the curve, as the first is",
     "hardsigmoid": "PyTorch's sixth is float32's",
     "kl_div": "PyTorch's gradient by a target of 0 is NaN",
     "poisson": "PyTorch's gradient by a target of 0 is NaN",
@@ -107,6 +108,10 @@ for name in (
     knees = [-3.0, -1.0, -0.5, -0.0, 0.0, 0.5, 1.0, 3.0, 6.0, 100.0, -100.0, 1000.0, -1000.0]
     case(name, lambda k, x, name=name: functional(k, name)(x), knees)
     case(f"{name} at infinity", lambda k, x, name=name: functional(k, name)(x), [INF, -INF])
+case("softplus at its threshold", lambda k, x: functional(k, "softplus")(x, 2.0, 1.0), [0.25, 0.5, 0.75])
+case("celu 2", lambda k, x: functional(k, "celu")(x, 2.0), [-1.0, -0.0, 0.0, 1.0])
+case("celu -2", lambda k, x: functional(k, "celu")(x, -2.0), [-1.0, 0.0, 1.0])
+case("elu_ -1", lambda k, x: functional(k, "elu_")(x * 1, -1.0), [-1.0, 0.0, 1.0])
 case("elu 2", lambda k, x: k.nn.functional.elu(x, 2.0), [-1.0, 0.0, 1.0])
 case("threshold", lambda k, x: k.nn.functional.threshold(x, 1.0, 5.0), [0.0, 1.0, 2.0, NAN])
 case("prelu", lambda k, x, w: k.nn.functional.prelu(x, w), [-1.0, 0.0, 1.0], [0.3])

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from kiln.ops import declare as d
 from kiln.ops import comparison, kinds, scalar
+from kiln.ops import declare as d
 from kiln.ops.pointwise import convert, where
 from kiln.ops.record import Number, Operand, Sample, Structure, Tensor, composite, pointwise
 from kiln.ops.scalars import normal
@@ -223,8 +223,8 @@ def leaky_relu(input: Tensor, negative_slope: Number = 0.01) -> Any:
 
 
 def decaying(x: Any) -> Any:
-    """exp(x) - 1, whose slope does not change at 0: there elu and its relatives are bent, and PyTorch's second
-    derivative is 0.
+    """exp(x) - 1, whose slope does not change at 0: there elu and its relatives are bent, and their second
+    derivative is 0 in PyTorch.
     """
     return where(comparison.eq(x, 0), x, expm1(x))
 

@@ -243,7 +243,9 @@ def reduce_along(
 
 
 def _fitted(input: Any, dim: int, index: Any, src: Any, out: Any, run: Callable[..., Any]) -> Any:
-    """run(x, dim, index, src, out=) on arrays that fit the kernel: of a dim at least, src no larger than index."""
+    """run(x, dim, index, src, out=) on arrays that fit the kernel: of a dim at least, src no larger than
+    index.
+    """
     if unlike(input, index):
         x, places, values = in_one_dim(input, index, src)
         return p.written_to(reshape(run(x, 0, places, values), tuple(input.shape)), out, input)

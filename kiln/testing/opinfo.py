@@ -77,7 +77,7 @@ KNOWN = [
     ("float_power", "out of float64", "", "float64 only"),
     ("i0|special.*(i1|bessel)", "", "values", "limits at infinity"),
     ("(kthvalue|topk|sort)$", "", "values of item 1", "of equals the earlier"),
-    ("linalg.(eigh|svd|qr)|(svd|pca)_lowrank|svd$", "call", "values", "signs of vectors are free"),
+    ("linalg.(eigh|svd|qr)|(svd|pca)_lowrank|svd$", "(call|method)", "values", "signs of vectors are free"),
     ("(svd|pca)_lowrank", "gradient", "values", "of vectors whose signs are free, from numbers drawn"),
     ("masked.logaddexp", "gradient", "values", "of two numbers masked: 0, PyTorch's is NaN"),
     ("nn.functional.hardsigmoid", "gradient", "values", "PyTorch's sixth is float32's"),

@@ -215,9 +215,9 @@ def undecided(fn: Callable[..., Any], other: Framework, call: Call, expected: Se
     The peer refused a backward because of what its graph no longer holds: what an op saves is its own choice,
     and so is what was accumulated before the refusal; but nothing is refused that the peer runs, except where
     the logits of a cross entropy were overwritten: PyTorch keeps their softmax. Or a write read and wrote the
-    same places, which the peer refuses, or in an order the peer leaves open. Or the peer itself moves beyond the
-    tolerance when its inputs, or the results of its ops, move by rounding errors (a branch near zero, a tie,
-    a cancellation).
+    same places, which the peer refuses, or in an order the peer leaves open. Or the peer itself moves beyond
+    the tolerance when its inputs, or the results of its ops, move by rounding errors (a branch near zero, a
+    tie, a cancellation).
     """
     if expected.refusals or "written-to tensor refer to a single memory" in expected.message:
         return True
