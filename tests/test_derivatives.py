@@ -261,6 +261,9 @@ MIXED = {
     "copy_": lambda k, x, y: (x * 1).copy_(y.reshape(-1)[0]),
     "add_": lambda k, x, y: (x * 1).add_(y.reshape(-1)[0]),
     "sum in float64": lambda k, x, y: x.sum(dtype=k.float64) * y.sum(),
+    "mse_loss": lambda k, x, y: k.nn.functional.mse_loss(x, y),
+    "l1_loss": lambda k, x, y: k.nn.functional.l1_loss(x, y, reduction="none"),
+    "smooth_l1_loss": lambda k, x, y: k.nn.functional.smooth_l1_loss(x, y),
     "softmax in float64": lambda k, x, y: x.reshape(-1).softmax(0, dtype=k.float64) * y.sum(),
 }
 OF_MIXED = [

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from kiln.ops import comparison, kinds, scalar
 from kiln.ops import declare as d
-from kiln.ops import kinds, scalar
 from kiln.ops.pointwise import by_steps, convert, where
 from kiln.ops.record import Number, Operand, Sample, Structure, Tensor, composite, pointwise
 from kiln.ops.scalars import normal
@@ -222,6 +222,13 @@ def leaky_relu(input: Tensor, negative_slope: Number = 0.01) -> Any:
     return narrow(where(x > 0, x, x * negative_slope), input.dtype)
 
 
+def decaying(x: Any) -> Any:
+    """exp(x) - 1, whose slope does not change at 0: there elu and its relatives are bent, and their second
+    derivative is 0 in PyTorch.
+    """
+    return where(comparison.eq(x, 0), x, expm1(x))
+
+
 @composite(
     samples=_slope_samples,
     reference=d.reference(lambda np, x, a=1.0: np.where(x > 0, x, a * np.expm1(x)).astype(x.dtype)),
@@ -238,7 +245,7 @@ def elu(input: Tensor, alpha: Number = 1.0) -> Any:
     """
     x = floating(input, "elu_cpu")
     positive = x > 0
-    return narrow(where(positive, x, alpha * expm1(where(positive, 0, x))), input.dtype)
+    return narrow(where(positive, x, alpha * decaying(where(positive, 0, x))), input.dtype)
 
 
 @composite(

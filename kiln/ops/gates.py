@@ -11,7 +11,7 @@ from typing import Any
 from kiln.ops import declare as d
 from kiln.ops import kinds
 from kiln.ops import unary as u
-from kiln.ops.activations import floating, leaky_relu, narrow, wide
+from kiln.ops.activations import decaying, floating, leaky_relu, narrow, wide
 from kiln.ops.declare import into, public
 from kiln.ops.kinds import normalize_dim
 from kiln.ops.normalising import softmax
@@ -19,7 +19,7 @@ from kiln.ops.pointwise import by_steps, convert, overwrite, where
 from kiln.ops.random.sampling import rand_like
 from kiln.ops.record import Number, Operand, Sample, Tensor, composite, pointwise
 from kiln.ops.scalar import select
-from kiln.ops.unary import abs, exp, expm1, log1p, sigmoid, tanh
+from kiln.ops.unary import abs, exp, log1p, sigmoid, tanh
 from kiln.ops.views import reshape, slice_
 
 SELU_SCALE, SELU_ALPHA = 1.0507009873554805, 1.6732632423543772
@@ -33,7 +33,7 @@ def _like(x: Any, value: Any) -> Any:
 def _exponential(x: Any, alpha: Any) -> Any:
     """x where positive, else alpha * (exp(x / alpha) - 1)."""
     positive = x > 0
-    return where(positive, x, alpha * expm1(where(positive, 0, x) / alpha))
+    return where(positive, x, alpha * decaying(where(positive, 0, x) / alpha))
 
 
 def _samples(*numbers: float, low: float = -3.0, high: float = 3.0) -> Any:
@@ -90,7 +90,7 @@ def selu(input: Tensor) -> Any:
     """
     x = floating(input, "elu_cpu")
     positive = x > 0
-    low = SELU_SCALE * SELU_ALPHA * expm1(where(positive, 0, x))
+    low = SELU_SCALE * SELU_ALPHA * decaying(where(positive, 0, x))
     return narrow(where(positive, SELU_SCALE * x, low), input.dtype)
 
 
@@ -210,6 +210,11 @@ def hardsigmoid(input: Tensor) -> Any:
     """
     x = by_steps(floating(input, "hardsigmoid_cpu"))
     return narrow(where(x <= -3, 0, where(x >= 3, 1, (x + 3) / 6)), input.dtype)
+
+
+@hardsigmoid.derivative
+def _(g: Any, input: Any) -> Any:
+    return where(abs(input) < 3, g / 6, 0)  # none for NaN
 
 
 @composite(
@@ -379,6 +384,7 @@ def _(g: Any, input: Any, slope: Any) -> Any:
 @public(
     "prelu",
     layer=True,
+    differs="at 0 the second derivative is of the branch that the first is of: the weight's",
     samples=lambda rng, t: [
         Sample((d.array(rng, (3, 5), t), d.array(rng, (5,), t))),
         Sample((d.array(rng, (2, 3, 2), t), d.array(rng, (1,), t))),

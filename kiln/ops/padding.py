@@ -261,4 +261,5 @@ def pad(input: Any, pad: Any, mode: str = "constant", value: Any = None) -> Any:
         input = _cropped(input, dim, before, after)
     if mode == "circular":
         input = _grown(input, mode, grown)
-    return input if dims else cat([input], 0)
+    made = grown and (mode == "circular" or all(min(a, b) >= 0 for _, a, b in dims))
+    return input if made else cat([input], 0)

@@ -283,7 +283,12 @@ def nll_loss(
     return narrow(class_loss(x, target, weight, ignore_index, None, reduction), input.dtype)
 
 
-@d.public("cross_entropy", method=False, dtypes="float", differs="a derivative by `weight` too")
+@d.public(
+    "cross_entropy",
+    method=False,
+    dtypes="float",
+    differs="a derivative by `weight` too; backward reads `input`, so that this may not be written before it",
+)
 def cross_entropy(
     input: Any,
     target: Any,
