@@ -1,8 +1,8 @@
-"""Derivatives of the whole table by their digits: the fused backward against the one that `create_graph` runs
-op by op, second derivatives against PyTorch's, dtypes, and gradients that are undefined.
+"""Derivatives of the whole table: against differences, and by their digits: the fused backward against the
+one that `create_graph` runs op by op, second derivatives against PyTorch's, dtypes, undefined gradients.
 
-tests/test_ops.py has gradcheck of every op, tests/test_subgradients.py kinks and ties. KILN_TEST_FULL=1
-(`make gradcheck`): every dtype and layout.
+tests/test_subgradients.py has kinks and ties, tests/test_linalg.py factors whose signs are free.
+KILN_TEST_FULL=1 (`make gradcheck`): every sample drawn ten times, larger whole Jacobians, dtypes, layouts.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from backend import WAYS, kiln, needs_kiln, needs_torch, torch
 from test_ops import (
+    PARTLY_DERIVED,
     REGULAR,
     ROUGH_PEERS,
     SAMPLED,
@@ -34,8 +35,59 @@ from kiln.testing.op_cases import Case, Entry, arrays_of, expanded, results_of, 
 
 FULL = os.environ.get("KILN_TEST_FULL") == "1"
 DIFFERENTIABLE = [n for n, e in SAMPLED.items() if grad_dtypes(e)]
+SEEDS = range(10 if FULL else 1)
+WHOLE = 300 if FULL else 40  # elements of inputs and results up to which whole Jacobians are compared
 # PyTorch's trigamma and its relatives, and its hardsigmoid, are good to 1e-9
 COARSE = ROUGH_PEERS | {"lgamma", "mvlgamma", "polygamma"}
+
+
+# -- against differences ------------------------------------------------------------------------------------
+
+
+def checked_cases(name: str) -> Iterator[Case]:
+    """Every sample in float64, whether or not the record's grid has that dtype; with FULL in several
+    draws, and pointwise ops in every shape.
+    """
+    entry = SAMPLED[name]
+    for seed in SEEDS:
+        cases = all_cases(entry, "float64", seed) if FULL else entry.cases("float64", seed)
+        yield from (c._replace(label=f"{c.label}, seed {seed}") for c in cases)
+
+
+def tolerances(leaves: list[Any], results: list[Any]) -> dict[str, Any]:
+    """How gradcheck compares: an error of a difference is one of the results' last digits, and of a large
+    Jacobian one product with random vectors is held to what an entry of a small one is.
+    """
+    largest = max(float(np.nanmax(abs(to_array(y)), initial=0.0)) for y in results)
+    atol = max(1e-5, 1e-8 * largest)
+    size = max(sum(t.numel() for t in some) for some in (leaves, results))
+    return {"atol": atol} if size <= WHOLE else {"atol": atol / size, "fast_mode": True}
+
+
+@pytest.mark.parametrize("name", [*DIFFERENTIABLE, *sorted(PARTLY_DERIVED)])
+def test_differences(name: str) -> None:
+    """First derivatives against central differences, second ones through create_graph."""
+    entry = SAMPLED[name]
+    for case in checked_cases(name):
+        given = tensors(kiln, case, "float64", grad=True)
+        leaves = leaves_of(given)
+        if name in PARTLY_DERIVED:  # by the second argument alone
+            leaves.pop(0).requires_grad_(False)
+
+        def fn(*_: Any, given: Case = given) -> Any:
+            kiln.manual_seed(0)  # what is dropped stays the same
+            return tuple(call(entry, given))
+
+        # differences see nothing through float32, and nothing is there through integers
+        smooth = [y for y in fn() if y.requires_grad and dtype_name(y.dtype) == "float64"]
+        if smooth:
+            kiln.autograd.gradcheck(fn, leaves, **tolerances(leaves, smooth))
+            kiln.autograd.gradgradcheck(fn, leaves, **tolerances(leaves, smooth))
+        else:
+            assert name == "convert" or not leaves, case.label
+
+
+# -- the fused backward -------------------------------------------------------------------------------------
 
 
 def cotangent(k: Any, y: Any, seed: int) -> Any:
@@ -52,12 +104,14 @@ def layouts_of(name: str) -> tuple[str, ...]:
 
 
 def runs(name: str) -> Iterator[tuple[Case, str, str]]:
-    """(case, dtype, layout): every sample in float32, the first in other layouts; with FULL, all of both."""
+    """(case, dtype, layout): every sample in float32, the first in other layouts. With FULL, all in every
+    layout, and all in every dtype, but both only the first: a layout is how elements are found, a dtype how
+    they are read.
+    """
     entry = SAMPLED[name]
-    dtypes = [d for d in grad_dtypes(entry) if FULL or d == "float32"]
-    for dtype in dtypes:
+    for dtype in [d for d in grad_dtypes(entry) if FULL or d == "float32"]:
         for n, case in enumerate(all_cases(entry, dtype) if FULL else entry.cases(dtype)):
-            for layout in layouts_of(name)[: None if FULL or n == 0 else 1]:
+            for layout in layouts_of(name)[: None if n == 0 or FULL and dtype == "float32" else 1]:
                 yield (expanded(case) if layout == "expanded" else case), dtype, layout
 
 
