@@ -7,6 +7,7 @@ KILN_TEST_FULL=1 (`make gradcheck`): every sample drawn ten times, larger whole 
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import os
 from collections.abc import Iterator
@@ -85,6 +86,96 @@ def test_differences(name: str) -> None:
             kiln.autograd.gradgradcheck(fn, leaves, **tolerances(leaves, smooth))
         else:
             assert name == "convert" or not leaves, case.label
+
+
+# public function without samples of its own -> a program of an x of (4, 3)
+UNSAMPLED = {
+    "view": lambda x: x.view(2, 6),
+    "view_as": lambda x: x.view_as(x.t()),
+    "view_copy": lambda x: kiln.view_copy(x, (3, 4)),
+    "reshape_as": lambda x: x.t().reshape_as(x),
+    "flatten": lambda x: x.t().flatten(),
+    "unflatten": lambda x: x.unflatten(0, (2, -1)),
+    "transpose": lambda x: x.transpose(0, -1),
+    "transpose_copy": lambda x: kiln.transpose_copy(x, 0, 1),
+    "t": lambda x: x.t(),
+    "t_copy": lambda x: kiln.t_copy(x),
+    "movedim": lambda x: x[None].movedim((0, 1), (2, 0)),
+    "permute_copy": lambda x: kiln.permute_copy(x, (1, 0)),
+    "squeeze": lambda x: x[:, None].squeeze(1),
+    "squeeze_copy": lambda x: kiln.squeeze_copy(x[:1]),
+    "unsqueeze": lambda x: x.unsqueeze(-1),
+    "unsqueeze_copy": lambda x: kiln.unsqueeze_copy(x, 1),
+    "expand_as": lambda x: x[:1].expand_as(x),
+    "expand_copy": lambda x: kiln.expand_copy(x, (2, 4, 3)),
+    "broadcast_to": lambda x: kiln.broadcast_to(x[:, :1], (4, 2)),
+    "sum_to_size": lambda x: x.sum_to_size(1, 3),
+    "narrow": lambda x: x.narrow(1, 1, 2),
+    "narrow_copy": lambda x: kiln.narrow_copy(x, 0, -2, 2),
+    "select": lambda x: x.select(1, -1),
+    "select_copy": lambda x: kiln.select_copy(x, 0, 2),
+    "slice_copy": lambda x: kiln.slice_copy(x, 0, 1, None, 2),
+    "diagonal_copy": lambda x: kiln.diagonal_copy(x, 1),
+    "unfold_copy": lambda x: kiln.unfold_copy(x, 0, 3, 1),
+    "as_strided_copy": lambda x: kiln.as_strided_copy(x, (3, 3), (1, 2), 1),
+    "alias_copy": lambda x: kiln.alias_copy(x),
+    "cat": lambda x: kiln.cat([x, x.t()[:2, :3], x]),
+    "stack": lambda x: kiln.stack([x, x * 2], 1),
+    "unbind": lambda x: x.unbind(1),
+    "unbind_copy": lambda x: kiln.unbind_copy(x),
+    "split": lambda x: x.split([1, 3]),
+    "split_copy": lambda x: kiln.split_copy(x, 3),
+    "split_with_sizes_copy": lambda x: kiln.split_with_sizes_copy(x, [2, 1], 1),
+    "chunk": lambda x: x.chunk(3),
+    "as_tensor": lambda x: kiln.as_tensor(x),
+    "max": lambda x: (x.max(), x.max(1)[0], kiln.max(x, x.flip(0))),
+    "min": lambda x: (x.min(), x.min(0)[0], kiln.min(x, x.flip(1))),
+    "frexp": lambda x: kiln.frexp(x)[0],
+    "cross_entropy": lambda x: [
+        kiln.nn.functional.cross_entropy(x, kiln.tensor([2, 0, -100, 1]), x[0].exp(), label_smoothing=0.1),
+        kiln.nn.functional.cross_entropy(x, x.softmax(1), reduction="sum"),
+    ],
+    "multilabel_margin_loss": lambda x: kiln.nn.functional.multilabel_margin_loss(
+        x, kiln.tensor([[0, 2, -1], [1, -1, 0], [2, 1, 0], [-1, 0, 0]])
+    ),
+    "linalg.solve_ex": lambda x: kiln.linalg.solve_ex(x.t() @ x, x[:3])[0],
+    "linalg.lu_factor_ex": lambda x: kiln.linalg.lu_factor_ex(x)[0],
+    "linalg.ldl_solve": lambda x: kiln.linalg.ldl_solve(*kiln.linalg.ldl_factor(spd(4)), x),
+    "ormqr": lambda x: kiln.ormqr(x, x[0] * 0.3, x[:, :2], transpose=True),
+    "svd_lowrank": lambda x: kiln.svd_lowrank(x, 2)[1],
+    "pca_lowrank": lambda x: kiln.pca_lowrank(x, 3)[1],
+}
+NO_HISTORY = {"tensor", "detach_copy"}
+
+
+def spd(n: int) -> Any:
+    """A symmetric positive definite matrix."""
+    return kiln.eye(n, dtype=kiln.float64) * n + 1
+
+
+@needs_kiln
+@pytest.mark.parametrize("name", UNSAMPLED)
+def test_differences_of_the_others(name: str) -> None:
+    """Views, their copies, and what else has no samples in the table."""
+    if name.startswith("linalg.") or name == "ormqr":
+        pytest.importorskip("scipy")
+
+    def fn(x: Any) -> Any:
+        kiln.manual_seed(0)
+        return UNSAMPLED[name](x)
+
+    x = kiln.from_numpy(np.random.default_rng(3).normal(size=(4, 3))).clone().requires_grad_()
+    kiln.autograd.gradcheck(fn, x)
+    kiln.autograd.gradgradcheck(fn, x)
+
+
+@needs_kiln
+def test_every_function_is_checked() -> None:
+    """By its samples, here, or among the factors of tests/test_linalg.py."""
+    facts = importlib.import_module("kiln.ops.declare").FACTS
+    factors = {key.split()[0].removeprefix("torch.") for key in pytest.importorskip("test_linalg").FREE}
+    rest = {n for n, f in facts.items() if f.differentiable and n not in SAMPLED} - NO_HISTORY
+    assert not {n for n in rest - set(UNSAMPLED) if n.rpartition(".")[2] not in factors}
 
 
 # -- the fused backward -------------------------------------------------------------------------------------
