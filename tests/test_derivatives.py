@@ -195,14 +195,11 @@ def layouts_of(name: str) -> tuple[str, ...]:
 
 
 def runs(name: str) -> Iterator[tuple[Case, str, str]]:
-    """(case, dtype, layout): every sample in float32, the first in other layouts. With FULL, all in every
-    layout, and all in every dtype, but both only the first: a layout is how elements are found, a dtype how
-    they are read.
-    """
+    """(case, dtype, layout): every sample in float32, the first in other layouts; with FULL, all of both."""
     entry = SAMPLED[name]
     for dtype in [d for d in grad_dtypes(entry) if FULL or d == "float32"]:
         for n, case in enumerate(all_cases(entry, dtype) if FULL else entry.cases(dtype)):
-            for layout in layouts_of(name)[: None if n == 0 or FULL and dtype == "float32" else 1]:
+            for layout in layouts_of(name)[: None if FULL or n == 0 else 1]:
                 yield (expanded(case) if layout == "expanded" else case), dtype, layout
 
 
