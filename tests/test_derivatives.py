@@ -32,7 +32,7 @@ from test_ops import (
 
 from kiln.testing.compare import close, difference, dtype_name, same_bits, to_array
 from kiln.testing.layouts import LAYOUTS
-from kiln.testing.op_cases import Case, Entry, arrays_of, expanded, results_of, tensors
+from kiln.testing.op_cases import Case, Entry, expanded, results_of, tensors
 
 FULL = os.environ.get("KILN_TEST_FULL") == "1"
 DIFFERENTIABLE = [n for n, e in SAMPLED.items() if grad_dtypes(e)]
@@ -272,17 +272,13 @@ def second(k: Any, results: list[Any], leaves: list[Any]) -> tuple[list[Any], li
 @pytest.mark.parametrize(
     "name",
     [
-        n
-        for n in DIFFERENTIABLE
-        if "float64" in grad_dtypes(SAMPLED[n]) and peer_functions(n) and n not in UNLIKE
-    ],
+        n for n in DIFFERENTIABLE if peer_functions(n) and n not in UNLIKE | {"as_strided_scatter"}
+    ],  # its differs=
 )
 def test_second_derivatives_are_pytorch(name: str) -> None:
     """First and second derivatives in float64, to 1e-10, where PyTorch has them."""
     entry, other = SAMPLED[name], peer_functions(name)[0]
     for case in entry.cases("float64"):
-        if sum(x.size for x in arrays_of(case)) > 300:
-            continue
         given, theirs = tensors(kiln, case, "float64", grad=True), peer_case(case, "float64", grad=True)
         try:
             want = second(torch, results_of(other(*theirs.args, **theirs.kwargs)), leaves_of(theirs))
