@@ -296,6 +296,46 @@ def test_second_derivatives_are_pytorch(name: str) -> None:
                 )
 
 
+def squares(gradients: list[Any]) -> Any:
+    """The sum of squares of those that have a history."""
+    smooth = [g.square().sum() for g in gradients if g is not None and g.requires_grad]
+    return sum(smooth[1:], smooth[0]) if smooth else None
+
+
+def two_orders(entry: Entry, given: Case) -> list[Any]:
+    """The gradients of the results' squares, and those of their squares."""
+    leaves, loss, found = leaves_of(given), squares(call(entry, given)), []
+    for order in range(2 if leaves else 0):
+        if loss is not None:
+            last = kiln.autograd.grad(loss, leaves, allow_unused=True, create_graph=order == 0)
+            found += [None if g is None else g.detach() for g in last]
+            loss = squares(last)
+    return found
+
+
+@needs_kiln
+@pytest.mark.parametrize(
+    "name", DIFFERENTIABLE if FULL else ["layer_norm", "prod", "norm", "gather", "concat", "where"]
+)
+def test_two_orders_recorded(name: str) -> None:
+    """First sight, second and third of a region that differentiates twice: bits, and None, as eager."""
+    entry = SAMPLED[name]
+    for case in entry.cases("float32"):
+
+        def run(given: Case) -> list[Any]:
+            kiln.manual_seed(0)
+            return two_orders(entry, given)
+
+        expected = run(tensors(kiln, case, "float32", grad=True))
+        recorded = kiln.compile(run, wait=True)
+        for sight in range(3):
+            got = recorded(tensors(kiln, case, "float32", grad=True))
+            for k, (x, y) in enumerate(zip(expected, got, strict=True)):
+                where = f"{case.label}, call {sight + 1}, gradient {k}"
+                assert (x is None) == (y is None), where
+                assert x is None or same_bits(to_array(x), to_array(y)), where
+
+
 # -- dtypes -------------------------------------------------------------------------------------------------
 
 MIXED = {
