@@ -178,6 +178,12 @@ for order in (1, -1, INF, -INF):
     case(f"matrix_norm {order} at 0", lambda k, x, p=order: k.linalg.matrix_norm(x, p), [[0.0, 0.0]] * 2)
 cosine = lambda k, x, y: k.nn.functional.cosine_similarity(x, y)  # noqa: E731
 case("cosine of zeros", cosine, [[0.0, 0.0], [1.0, 2.0]], [[0.0, 0.0], [1.0, 2.0]])
+case(
+    "cosine within eps",
+    lambda k, x, y: k.nn.functional.cosine_similarity(x, y, eps=0.5),
+    [[0.1, -0.2], [1.0, 2.0], [0.2, 0.1]],
+    [[2.0, 1.0], [0.3, 0.1], [-0.1, 0.3]],
+)
 case("cosine with zeros", cosine, [[0.0, 0.0], [1.0, 2.0]], [[1.0, 2.0], [1.0, 2.0]])
 
 # -- reductions and scans -----------------------------------------------------------------------------------
