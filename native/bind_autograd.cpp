@@ -146,7 +146,7 @@ TensorRef replacement(const Opaque& hook, PyObject* result, const TensorRef& gra
     KILN_CHECK(is_tensor(result), type, "expected Variable, but hook returned '", type_name(result),
                "'; a hook returns None or a gradient");
     TensorRef changed(&tensor_of(result));
-    if (!gradient) return changed;
+    KILN_CHECK(gradient, runtime, "can't replace a None gradient with a non-None value");
     KILN_CHECK(changed->sizes == gradient->sizes, runtime, "hook '", hook_name(hook),
                "' has changed the size of value: it returned a gradient of shape ",
                shape_text(changed->sizes), " for one of shape ", shape_text(gradient->sizes));
@@ -375,6 +375,16 @@ PyObject* tensor_backward(PyObject* self, PyObject* retain) {
     });
 }
 
+void run_callback(const Opaque& callback) {
+    checked(in_python([&] { return PyObject_CallNoArgs(static_cast<PyObject*>(callback.object)); }));
+}
+PyObject* queue_callback(PyObject*, PyObject* callback) {
+    return guarded([&]() -> PyObject* {
+        KILN_CHECK(own_pass(), runtime, "Final callbacks can only be installed during backward pass.");
+        own_pass()->callbacks.emplace_back(callback);
+        Py_RETURN_NONE;
+    });
+}
 PyObject* get_run(PyObject*, PyObject*) { return PyLong_FromUnsignedLongLong(current_run()); }
 PyObject* get_will_visit(PyObject*, PyObject* item) {
     return guarded([&] { return PyBool_FromLong(will_visit(edge_from(item, "will_visit"))); });
@@ -456,6 +466,7 @@ PyMethodDef functions[] = {
     {"refuse_saved_tensors_hooks", refuse_saved_hooks, METH_O,
      "Sets why this thread may not set such hooks, or None: it may; returns what it was."},
     {"current_run", get_run, METH_NOARGS, "The number of this thread's innermost backward pass, or 0."},
+    {"queue_callback", queue_callback, METH_O, "Calls a function when that pass is over."},
     {"will_visit", get_will_visit, METH_O, "Whether that pass comes to a tensor's or GradientEdge's node."},
     {"anomaly_enabled", get_anomaly, METH_NOARGS, "Whether anomaly mode is on."},
     {"set_anomaly", put_anomaly, METH_O, "Switches anomaly mode; returns what it was."},
@@ -487,6 +498,7 @@ PyGetSetDef tensor_properties[] = {
 int add_autograd(PyObject* module) {
     SourceLine::current = current_line;
     SourceLine::text = line_text;
+    call_back = run_callback;
     call_hook = run_hook;
     call_node_hook = run_node_hook;
     note_node = on_new_node;

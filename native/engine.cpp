@@ -22,12 +22,6 @@ TensorRef sum_to(const TensorRef& gradient, const Tensor& like) {
     return std::move(call(*core_fns().sum_to, operands)[0]);
 }
 
-TensorRef converted(const TensorRef& gradient, DType dtype) {
-    TensorRef out = fresh_tensor(dtype, gradient->sizes);
-    Operand operand{gradient.get(), {}};
-    return std::move(call(*core_fns().copy, {&operand, 1}, {&out, 1})[0]);
-}
-
 TensorRef sum(const TensorRef& a, const TensorRef& b) {
     Operand operands[2] = {{a.get(), {}}, {b.get(), {}}};
     return call_one(*core_fns().add, operands);
@@ -69,7 +63,12 @@ public:
             node->run = 0;  // behind this pass
         }
         all_.clear();
-        return finish();
+        std::vector<TensorRef> found = finish();
+        for (size_t i = 0; i < own_pass()->callbacks.size(); ++i) {  // one may add others
+            const Opaque callback = own_pass()->callbacks[i];
+            call_back(callback);
+        }
+        return found;
     }
 
 private:
@@ -202,21 +201,21 @@ private:
         }
     }
 
-    // A leaf with hooks has its gradient, and calls them, as soon as it is whole.
+    // A leaf with hooks has its gradient, or none, and calls them, as soon as it is whole.
     void passed_leaf(const MetaRef& meta) {
         if (meta->run != run_ || meta->waiting == 0 || --meta->waiting) return;
-        Leaf& leaf = leaf_of(meta);
-        if (leaf.gradient && wants({nullptr, meta, 0})) finish_leaf(leaf);
+        if (wants({nullptr, meta, 0})) finish_leaf(leaf_of(meta));
     }
 
     void visit(Node& node) {
-        if (node.needed && node.context.object) node.grads.resize(node.outputs);  // none: zeros to a user's
+        if (node.needed && (node.context.object || has_hooks(node.extras.get())))
+            node.grads.resize(node.outputs);  // none: zeros to a user's, null to hooks
         if (!node.needed || node.grads.empty()) return pass_over(node);
         if (!inputs_.empty() || node.extras) [[unlikely]] {
             const std::span<TensorRef> grads(node.grads.data(), node.grads.size());
             call_tensor_hooks(node.extras.get(), grads);
             capture(node);
-            if (!inputs_.empty() && !leads_on(node)) return pass_over(node);
+            if (!options_.accumulate && !inputs_.empty() && !leads_on(node)) return pass_over(node);
             call_node_hooks(node.extras.get(), HookKind::before, grads, nullptr);
         }
         Given given = node.context.object ? Given{call_context(node), {}} : differentiate(node);
@@ -414,8 +413,12 @@ std::vector<TensorRef> run_backward(std::span<const Root> roots, std::span<const
                                     const BackwardOptions& options) {
     struct Mode {
         bool before;
-        ~Mode() { set_grad_enabled(before); }
-    } mode{set_grad_enabled(options.create_graph)};
+        SavedHooks hooks;
+        ~Mode() {
+            set_grad_enabled(before);
+            std::swap(saved_hooks(), hooks);
+        }
+    } mode{set_grad_enabled(options.create_graph), saved_hooks()};
     Engine engine(roots, inputs, options);
     return engine.run();
 }

@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "check.h"
+#include "record.h"
 
 namespace kiln {
 
@@ -18,6 +19,7 @@ std::unordered_map<uint64_t, Hooks*>& lists_of_hooks() {
 
 }  // namespace
 
+void (*call_back)(const Opaque& callback) = nullptr;
 TensorRef (*call_hook)(const Opaque& hook, const TensorRef& gradient) = nullptr;
 void (*call_node_hook)(const Opaque&, std::span<TensorRef>, const std::span<TensorRef>*) = nullptr;
 void (*note_node)(Node& node, Node* parent) = nullptr;
@@ -80,11 +82,13 @@ void retain_grad(Tensor& tensor) {
     if (!meta.retained) retain_at(meta, tensor.node, tensor.output);
 }
 
+bool has_hooks(const Extras* extras) { return extras && !extras->hooks.list().empty(); }
+
 void call_tensor_hooks(const Extras* extras, std::span<TensorRef> gradients) {
     if (!extras) return;
     for (const Hook& hook : extras->hooks.of(HookKind::tensor)) {
         TensorRef& gradient = gradients[hook.index];
-        if (TensorRef changed = gradient ? call_hook(hook.function, gradient) : nullptr) gradient = changed;
+        if (TensorRef changed = call_hook(hook.function, gradient)) gradient = changed;
     }
 }
 
@@ -102,6 +106,12 @@ void call_leaf_hooks(const AutogradMeta& leaf) {
             KILN_CHECK(!found || found.get() == leaf.owner, runtime,
                        "Tensor post accumulate grad hooks should return None.");
         }
+}
+
+TensorRef converted(const TensorRef& gradient, DType dtype) {
+    TensorRef out = fresh_tensor(dtype, gradient->sizes);
+    Operand operand{gradient.get(), {}};
+    return std::move(call(*core_fns().copy, {&operand, 1}, {&out, 1})[0]);
 }
 
 std::vector<Pass>& passes() {
@@ -127,6 +137,7 @@ Root root_of(Tensor& root, TensorRef gradient, size_t i, bool batched) {
     KILN_CHECK(batched || gradient->sizes == root.sizes, runtime, "Mismatch in shape: grad_output[", i,
                "] has a shape of ", shape_text(gradient->sizes), " and output[", i, "] has a shape of ",
                shape_text(root.sizes), ".");
+    if (gradient->dtype != root.dtype) gradient = converted(gradient, root.dtype);
     return {std::move(edge), std::move(gradient)};
 }
 

@@ -16,7 +16,8 @@ struct Pass {
     std::thread::id thread;
     std::span<const Edge> inputs;
     BackwardOptions options;
-    Node* node = nullptr;  // in anomaly mode: the one that is passed
+    Node* node = nullptr;           // in anomaly mode: the one that is passed
+    std::vector<Opaque> callbacks;  // of the interpreter, for when it is over
 };
 
 std::vector<Pass>& passes();
@@ -32,11 +33,15 @@ inline bool is_wanted(const Edge& edge, std::span<const Edge> inputs, const Back
 
 // The hooks of some extras, if there are any, in the order they were registered. A hook of a tensor may put
 // another gradient in the place of its output's, one of a node others in the place of all.
+bool has_hooks(const Extras* extras);
 void call_tensor_hooks(const Extras* extras, std::span<TensorRef> gradients);
 void call_node_hooks(const Extras* extras, HookKind kind, std::span<TensorRef> gradients,
                      const std::span<TensorRef>* got);
 // Those that wait for a leaf's .grad.
 void call_leaf_hooks(const AutogradMeta& leaf);
+
+// A gradient in another dtype.
+TensorRef converted(const TensorRef& gradient, DType dtype);
 
 // A tensor's .grad keeps the gradient of what it is now: a write takes it along.
 void retain_at(AutogradMeta& meta, const NodeRef& node, uint32_t output);
