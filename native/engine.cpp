@@ -1,6 +1,5 @@
 // The backward engine: nodes by descending order, each replaying its captured derivative.
 #include <algorithm>
-#include <thread>
 
 #include "autograd.h"
 #include "busy.h"
@@ -40,7 +39,7 @@ public:
         : inputs_(inputs), options_(options), roots_(roots) {
         static uint64_t runs = 0;
         run_ = ++runs;
-        passes().push_back({run_, std::this_thread::get_id(), inputs_, options_});
+        passes().push_back({run_, this_thread(), inputs_, options_});
     }
 
     std::vector<TensorRef> run() {
@@ -101,7 +100,7 @@ private:
     static bool passed_elsewhere(const Node* node) {
         for (const Pass& pass : passes()) {
             if (pass.run != node->run) continue;
-            KILN_CHECK(pass.thread != std::this_thread::get_id(), runtime,
+            KILN_CHECK(pass.thread != this_thread(), runtime,
                        "backward: called again on a graph a backward is passing through");
             return true;
         }

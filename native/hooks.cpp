@@ -119,9 +119,38 @@ std::vector<Pass>& passes() {
     return *list;
 }
 
+namespace {
+
+struct Worker {
+    uint64_t thread;
+    size_t below = 0;  // passes of that thread on other stacks
+    Worker() {
+        static uint64_t threads = 0;
+        thread = ++threads;
+    }
+};
+thread_local Worker worker;
+
+size_t passes_of(uint64_t thread) {
+    return size_t(std::count_if(passes().begin(), passes().end(),
+                                [&](const Pass& pass) { return pass.thread == thread; }));
+}
+
+}  // namespace
+
+uint64_t this_thread() { return worker.thread; }
+void work_for(uint64_t thread) {
+    worker.thread = thread;
+    worker.below = passes_of(thread);
+}
+bool nested_too_deeply() {
+    const size_t most = 40;  // of calls that Python counts, some ten each
+    return passes().size() > most && passes_of(worker.thread) > worker.below + most && !current_recording();
+}
+
 Pass* own_pass() {
     for (auto pass = passes().rbegin(); pass != passes().rend(); ++pass)
-        if (pass->thread == std::this_thread::get_id()) return &*pass;
+        if (pass->thread == this_thread()) return &*pass;
     return nullptr;
 }
 

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <span>
-#include <thread>
 #include <vector>
 
 #include "autograd.h"
@@ -13,7 +12,7 @@ namespace kiln {
 // A run of the engine under way. Nodes are of one pass at a time.
 struct Pass {
     uint64_t run;
-    std::thread::id thread;
+    uint64_t thread;
     std::span<const Edge> inputs;
     BackwardOptions options;
     Node* node = nullptr;           // in anomaly mode: the one that is passed
@@ -22,6 +21,12 @@ struct Pass {
 
 std::vector<Pass>& passes();
 Pass* own_pass();  // this thread's innermost, or null
+
+// This thread's number. One that works for another, which waits for it, takes that one's.
+uint64_t this_thread();
+void work_for(uint64_t thread);
+// Whether so many passes are nested on this thread's stack that the next needs another one.
+bool nested_too_deeply();
 
 // Whether a gradient is to go along an edge of a run with these inputs.
 inline bool is_wanted(const Edge& edge, std::span<const Edge> inputs, const BackwardOptions& options) {

@@ -521,3 +521,48 @@ def test_what_old_programs_say(lib: str) -> None:
     assert made.inplace is False
     with pytest.raises(RuntimeError, match="non-static forward method is deprecated"):
         made(leaf)
+
+
+def nested(f: Any, bottom: Callable[[Any], Any]) -> Any:
+    """A function whose backward calls backward, as deep as its argument is large."""
+
+    class Nested(f.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            with f.enable_grad():
+                ctx.x = x.detach().requires_grad_() - 1
+            return ctx.x.detach()
+
+        @staticmethod
+        def backward(ctx: Any, g: Any) -> Any:
+            if ctx.x < 0:
+                return bottom(g)
+            assert not f.is_grad_enabled()
+            with f.enable_grad():
+                Nested.apply(ctx.x).sum().backward()
+            return g
+
+    return Nested.apply
+
+
+@pytest.mark.parametrize("lib", ["kiln", "torch"])
+def test_backward_in_backward_hundreds_deep(lib: str) -> None:
+    """Neither Python's count of calls nor the stack ends it; an error comes up, hooks around hold inside."""
+    f = pytest.importorskip(lib)
+    x = f.tensor(300.0, requires_grad=True)
+    packed: list[Any] = []
+    with f.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):
+        nested(f, lambda g: (packed.append(g), f.ones(1, requires_grad=True).exp(), g)[2])(x).backward()
+    assert x.grad.item() == 1.0 and len(packed) >= 1
+    with pytest.raises(ZeroDivisionError) as error:
+        nested(f, lambda g: 1 / 0)(x).backward()
+    assert "1 / 0" in str(error.traceback[-1].statement)
+
+
+def test_a_graph_that_is_passed_far_above() -> None:
+    """Is refused on another stack as on the same, instead of being waited for."""
+    x = kiln.ones(1, requires_grad=True)
+    again = x * 2
+    y = nested(kiln, lambda g: again.backward() or g)(99 + again.sum())
+    with pytest.raises(RuntimeError, match="a backward is passing through"):
+        y.backward()

@@ -118,8 +118,8 @@ def _replaced(grads: Any, came: Any, who: str, what: str) -> Any:
 
 
 def watch_node(module: Any, hooks: Iterable[Callable[..., Any]], args: tuple[Any, ...], result: Any) -> None:
-    """Calls hooks with the gradients of the node of a result, the first of several. It may be a part of what the
-    module computes: a FutureWarning says so.
+    """Calls hooks with the gradients of the node of a result, the first of several. It may be a part of what
+    the module computes: a FutureWarning says so.
     """
     first = result
     while not isinstance(first, Tensor):

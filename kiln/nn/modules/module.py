@@ -1,4 +1,4 @@
-"""Hooks of every module, for those who watch a whole program; each is called before a module's own of its kind."""
+"""Hooks of every module, for those who watch a whole program; each is called before a module's own."""
 
 from __future__ import annotations
 
