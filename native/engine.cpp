@@ -37,17 +37,16 @@ public:
 
     Engine(std::span<const Root> roots, std::span<const Edge> inputs, const BackwardOptions& options)
         : inputs_(inputs), options_(options), roots_(roots) {
-        static uint64_t runs = 0;
-        run_ = ++runs;
-        passes().push_back({run_, this_thread(), inputs_, options_});
+        run_ = next_run();
+        passes().push_back({run_, this_thread(), inputs_, options_, this, has_leaf});
     }
 
     std::vector<TensorRef> run() {
         while (!discover_all()) {  // shares nodes with another thread's pass: when that one is done
             for (Node* node : all_) node->run = 0;
-            for (Leaf& leaf : leaves_) leaf.meta->run = 0;
             all_.clear();
             leaves_.clear();
+            own_pass()->run = run_ = next_run();  // leaves of the other's stay marked as someone's later
             Away here;
             KILN_CHECK(wait_for_others(), runtime, "backward: the interpreter is ending");
         }
@@ -87,6 +86,16 @@ private:
             return has ? std::move(gradients[taken++]) : nullptr;
         }
     };
+
+    static uint64_t next_run() {
+        static uint64_t runs = 0;
+        return ++runs;
+    }
+    static bool has_leaf(const void* engine, const AutogradMeta* meta) {
+        const auto& leaves = static_cast<const Engine*>(engine)->leaves_;
+        return std::any_of(leaves.begin(), leaves.end(),
+                           [&](const Leaf& leaf) { return leaf.meta.get() == meta; });
+    }
 
     static bool later(const Node* a, const Node* b) { return a->order < b->order; }
 

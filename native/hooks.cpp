@@ -182,7 +182,9 @@ uint64_t current_run() {
 
 bool will_visit(const Edge& edge) {
     const Pass* pass = own_pass();
-    if (!pass || !edge || (edge.node ? edge.node->run : edge.leaf->run) != pass->run) return false;
+    if (!pass || !edge) return false;
+    if (edge.node ? edge.node->run != pass->run : !pass->has_leaf(pass->engine, edge.leaf.get()))
+        return false;
     return is_wanted(edge, pass->inputs, pass->options);
 }
 

@@ -15,6 +15,8 @@ struct Pass {
     uint64_t thread;
     std::span<const Edge> inputs;
     BackwardOptions options;
+    const void* engine;
+    bool (*has_leaf)(const void* engine, const AutogradMeta* leaf);  // among those with hooks that it reaches
     Node* node = nullptr;           // in anomaly mode: the one that is passed
     std::vector<Opaque> callbacks;  // of the interpreter, for when it is over
 };

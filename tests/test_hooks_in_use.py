@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -446,6 +447,19 @@ def seeds_of_another_dtype(t: Any) -> Any:
         t.autograd.backward(y, t.ones(*y.shape, dtype=t.float64), retain_graph=True)
         t.autograd.backward(y * 1, t.ones(*y.shape, dtype=t.int64))
     return x.grad, str(x.grad.dtype).split(".")[1]
+
+
+def hooks_of_threads(t: Any) -> Any:
+    """Five threads pass one graph: a hook on several gradients is called once in each."""
+    x, y, log = leaf(t), leaf(t), []
+    t.autograd.graph.register_multi_grad_hook((x, y), lambda gs: log.append([g is not None for g in gs]))
+    out = (x * y).sum()
+    run = [Thread(target=lambda: out.backward(retain_graph=True)) for _ in range(5)]
+    for thread in run:
+        thread.start()
+    for thread in run:
+        thread.join()
+    return log, x.grad
 
 
 PROGRAMS = [f for f in list(globals().values()) if getattr(f, "__module__", "") == __name__][2:]

@@ -151,8 +151,8 @@ def _of_unused(
 
 
 def deeper(thread: int, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """call(*args) on a thread of its own, with what this one has set: backward is nested so deeply that neither
-    Python's count of calls nor the stack would do. `thread`: this one's number in the core.
+    """call(*args) on a thread of its own, with what this one has set: backward is nested so deeply that
+    neither Python's count of calls nor the stack would do. `thread`: this one's number in the core.
     """
     from contextvars import copy_context  # few programs come here
     from threading import Thread
