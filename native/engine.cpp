@@ -1,6 +1,5 @@
 // The backward engine: nodes by descending order, each replaying its captured derivative.
 #include <algorithm>
-#include <thread>
 
 #include "autograd.h"
 #include "busy.h"
@@ -20,12 +19,6 @@ TensorRef sum_to(const TensorRef& gradient, const Tensor& like) {
     TensorRef shape = shape_of(like);
     operands[1].tensor = shape.get();
     return std::move(call(*core_fns().sum_to, operands)[0]);
-}
-
-TensorRef converted(const TensorRef& gradient, DType dtype) {
-    TensorRef out = fresh_tensor(dtype, gradient->sizes);
-    Operand operand{gradient.get(), {}};
-    return std::move(call(*core_fns().copy, {&operand, 1}, {&out, 1})[0]);
 }
 
 TensorRef sum(const TensorRef& a, const TensorRef& b) {
@@ -60,17 +53,16 @@ public:
 
     Engine(std::span<const Root> roots, std::span<const Edge> inputs, const BackwardOptions& options)
         : inputs_(inputs), options_(options), roots_(roots) {
-        static uint64_t runs = 0;
-        run_ = ++runs;
-        passes().push_back({run_, std::this_thread::get_id(), inputs_, options_});
+        run_ = next_run();
+        passes().push_back({run_, this_thread(), inputs_, options_, this, has_leaf});
     }
 
     std::vector<TensorRef> run() {
         while (!discover_all()) {  // shares nodes with another thread's pass: when that one is done
             for (Node* node : all_) node->run = 0;
-            for (Leaf& leaf : leaves_) leaf.meta->run = 0;
             all_.clear();
             leaves_.clear();
+            own_pass()->run = run_ = next_run();  // leaves of the other's stay marked as someone's later
             Away here;
             KILN_CHECK(wait_for_others(), runtime, "backward: the interpreter is ending");
         }
@@ -86,7 +78,12 @@ public:
             node->run = 0;  // behind this pass
         }
         all_.clear();
-        return finish();
+        std::vector<TensorRef> found = finish();
+        for (size_t i = 0; i < own_pass()->callbacks.size(); ++i) {  // one may add others
+            const Opaque callback = own_pass()->callbacks[i];
+            call_back(callback);
+        }
+        return found;
     }
 
 private:
@@ -107,6 +104,16 @@ private:
         }
     };
 
+    static uint64_t next_run() {
+        static uint64_t runs = 0;
+        return ++runs;
+    }
+    static bool has_leaf(const void* engine, const AutogradMeta* meta) {
+        const auto& leaves = static_cast<const Engine*>(engine)->leaves_;
+        return std::any_of(leaves.begin(), leaves.end(),
+                           [&](const Leaf& leaf) { return leaf.meta.get() == meta; });
+    }
+
     static bool later(const Node* a, const Node* b) { return a->order < b->order; }
 
     bool discover_all() {
@@ -119,7 +126,7 @@ private:
     static bool passed_elsewhere(const Node* node) {
         for (const Pass& pass : passes()) {
             if (pass.run != node->run) continue;
-            KILN_CHECK(pass.thread != std::this_thread::get_id(), runtime,
+            KILN_CHECK(pass.thread != this_thread(), runtime,
                        "backward: called again on a graph a backward is passing through");
             return true;
         }
@@ -225,21 +232,21 @@ private:
         }
     }
 
-    // Where a leaf has hooks, each has its gradient, and calls them, as soon as it is whole.
+    // Where a leaf has hooks, each has its gradient, or none, and calls them, as soon as it is whole.
     void passed_leaf(const MetaRef& meta) {
         if (meta->run != run_ || meta->waiting == 0 || --meta->waiting) return;
-        Leaf& leaf = leaf_of(meta);
-        if (leaf.gradient && wants({nullptr, meta, 0})) finish_leaf(leaf);
+        if (wants({nullptr, meta, 0})) finish_leaf(leaf_of(meta));
     }
 
     void visit(Node& node) {
-        if (node.needed && node.context.object) node.grads.resize(node.outputs);  // none: zeros to a user's
+        if (node.needed && (node.context.object || has_hooks(node.extras.get())))
+            node.grads.resize(node.outputs);  // none: zeros to a user's, null to hooks
         if (!node.needed || node.grads.empty()) return pass_over(node);
         if (!inputs_.empty() || node.extras) [[unlikely]] {
             const std::span<TensorRef> grads(node.grads.data(), node.grads.size());
             call_tensor_hooks(node.extras.get(), grads);
             capture(node);
-            if (!inputs_.empty() && !leads_on(node)) return pass_over(node);
+            if (!options_.accumulate && !inputs_.empty() && !leads_on(node)) return pass_over(node);
             call_node_hooks(node.extras.get(), HookKind::before, grads, nullptr);
         }
         Given given = node.context.object ? Given{call_context(node), {}} : differentiate(node);
@@ -439,8 +446,12 @@ std::vector<TensorRef> run_backward(std::span<const Root> roots, std::span<const
                                     const BackwardOptions& options) {
     struct Mode {
         bool before;
-        ~Mode() { set_grad_enabled(before); }
-    } mode{set_grad_enabled(options.create_graph)};
+        SavedHooks hooks;
+        ~Mode() {
+            set_grad_enabled(before);
+            std::swap(saved_hooks(), hooks);
+        }
+    } mode{set_grad_enabled(options.create_graph), saved_hooks()};
     Engine engine(roots, inputs, options);
     return engine.run();
 }

@@ -179,8 +179,8 @@ struct AutogradMeta {
 };
 
 // How a view came to be, where that decides whether it may be written and followed: with gradients recorded,
-// without, or as one of several results of one function.
-enum class Made : uint8_t { recorded, unrecorded, one_of_several };
+// without, in inference mode, or as one of several results of one function.
+enum class Made : uint8_t { recorded, unrecorded, inference, one_of_several };
 
 struct Tensor {
     Tensor();

@@ -335,11 +335,18 @@ def test_decorated_classes(library: Any, name: str) -> None:
 
 def test_multithreading_switch() -> None:
     """There is one thread: the switch is taken, and can be left again."""
-    with kiln.autograd.set_multithreading_enabled(False):
-        x = leaf(kiln)
-        (x * 2).sum().backward()
-    kiln.autograd.set_multithreading_enabled(True)
-    assert x.grad.tolist() == [2.0, 2.0]
+    for library in filter(None, (kiln, torch)):
+        switch, said = library.autograd.set_multithreading_enabled, library.autograd.is_multithreading_enabled
+        with switch(False):
+            x = leaf(library)
+            (x * 2).sum().backward()
+            assert not said() and x.grad.tolist() == [2.0, 2.0]
+            switch(True)
+            assert said()
+        assert said()
+        switch(False)
+        assert not said()
+        switch(True)
 
 
 def test_names_are_where_programs_look_for_them() -> None:
