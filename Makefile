@@ -16,7 +16,7 @@ FUZZ_SEED ?= $(shell date +%s)
 ASAN_TESTS ?= tests/test_native_leaf.py $(filter-out tests/test_native_leaf.py tests/test_ops.py tests/test_codegen_%.py \
     tests/test_layers.py tests/test_graph.py tests/test_passes.py tests/test_strips.py tests/test_plans.py tests/test_scalar_math.py \
     tests/test_table.py tests/test_docs.py, $(wildcard tests/test_*.py)) \
-    $(addprefix tests/test_ops.py::,test_operands_are_not_written test_gradient test_errors)
+    $(addprefix tests/test_ops.py::,test_operands_are_not_written test_errors)
 
 .PHONY: test demo bench ulp fuzz opinfo gradcheck docs lint build asan bench-native clean
 
@@ -41,7 +41,7 @@ opinfo: $(VENV)/.kiln-installed
 
 gradcheck: $(VENV)/.kiln-installed
 	KILN_TEST_FULL=1 $(SAFE) $(BIN)/pytest -q -n $(WORKERS) --dist loadgroup tests/test_derivatives.py tests/test_subgradients.py \
-	    tests/test_gradcheck.py tests/test_ops.py::test_gradient $(ARGS)
+	    tests/test_gradcheck.py tests/test_linalg.py $(ARGS)
 
 docs: $(VENV)/.tools
 	$(PIP) install scipy

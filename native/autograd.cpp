@@ -110,7 +110,10 @@ void set_base(Tensor& view, Tensor& x) {
     if (view.storage != x.storage) return;
     view.base = x.base ? x.base : TensorRef(&x);
     view.base_order = view.base->node ? view.base->node->order : 0;
-    view.made = !grad_mode ? Made::unrecorded : x.base ? x.made : Made::recorded;
+    view.made = inference_mode() ? Made::inference
+                : !grad_mode     ? Made::unrecorded
+                : x.base         ? x.made
+                                 : Made::recorded;
 }
 
 void set_history(Tensor& tensor, const NodeRef& node, uint32_t index) {
@@ -155,14 +158,15 @@ namespace {
 void check_view(const Tensor& view, const char* what) {
     const bool user = view.node && view.node->context.object;
     if (!user && view.made == Made::recorded) return;
-    const bool unrecorded = view.made == Made::unrecorded || !view.node;
+    const bool inference = view.made == Made::inference;
+    const bool unrecorded = inference || view.made == Made::unrecorded || !view.node;
     const std::string which = view.node ? concat("Output ", view.output, " of ", view.node->fn->name,
                                                  user ? "Backward" : "", " is a view ")
                                         : "A view ";
-    const std::string how =
-        unrecorded ? concat(view.node ? "of a view which " : "", "was created in no_grad mode and ", what,
-                            " modified inplace with grad mode enabled. ")
-                   : concat("and ", what, " modified inplace. ");
+    const std::string how = unrecorded ? concat(view.node ? "of a view which " : "", "was created in ",
+                                                inference ? "inference" : "no_grad", " mode and ", what,
+                                                " modified inplace with grad mode enabled. ")
+                                       : concat("and ", what, " modified inplace. ");
     raise(
         ErrorKind::runtime,
         concat(
@@ -174,9 +178,11 @@ void check_view(const Tensor& view, const char* what) {
                 ? "This view is the output of a function that returns multiple views. Such functions do not "
                   "allow the output views to be modified inplace. You should replace the inplace operation "
                   "by an out-of-place one, or take the views one by one (x[0], x[1:3])."
-                : "Given that this use case is ambiguous and error-prone, it is forbidden. Do both, the view "
-                  "and the write, inside the no_grad block (if the write is not to be tracked) or outside "
-                  "(if it is)."));
+                : concat(
+                      "Given that this use case is ambiguous and error-prone, it is forbidden. Do both, the "
+                      "view and the write, inside the ",
+                      inference ? "inference_mode" : "no_grad",
+                      " block (if the write is not to be tracked) or outside (if it is).")));
 }
 
 void check_in_place(const std::string& name, const Tensor& target) {

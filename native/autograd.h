@@ -168,7 +168,9 @@ bool will_visit(const Edge& edge);
 // Sets tensor's history to `node`, output `index`.
 void set_history(Tensor& tensor, const NodeRef& node, uint32_t index);
 
-// Calls hooks of the interpreter on a gradient, on a tensor to be saved, on what that gave; set by bind.
+// Calls what waited for the end of a pass; hooks of the interpreter on a gradient (null for none), on a
+// tensor to be saved, on what that gave; set by bind.
+extern void (*call_back)(const Opaque& callback);
 extern TensorRef (*call_hook)(const Opaque& hook, const TensorRef& gradient);
 // On all gradients a node gives, which it may change, and gets; or those it gets alone (`got` is null).
 extern void (*call_node_hook)(const Opaque& hook, std::span<TensorRef> gradients,

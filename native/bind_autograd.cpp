@@ -146,7 +146,7 @@ TensorRef replacement(const Opaque& hook, PyObject* result, const TensorRef& gra
     KILN_CHECK(is_tensor(result), type, "expected Variable, but hook returned '", type_name(result),
                "'; a hook returns None or a gradient");
     TensorRef changed(&tensor_of(result));
-    if (!gradient) return changed;
+    KILN_CHECK(gradient, runtime, "can't replace a None gradient with a non-None value");
     KILN_CHECK(changed->sizes == gradient->sizes, runtime, "hook '", hook_name(hook),
                "' has changed the size of value: it returned a gradient of shape ",
                shape_text(changed->sizes), " for one of shape ", shape_text(gradient->sizes));
@@ -341,8 +341,17 @@ void each_item(PyObject* sequence, const char* what, Body&& body) {
         body(size_t(i), PySequence_Fast_GET_ITEM(list.get(), i));
 }
 
-PyObject* backward(PyObject*, PyObject* args) {
+// A call that runs on a thread of its own, for which this one waits.
+PyObject* deeper(Object call, PyObject* args) {
+    Object module = checked(PyImport_ImportModule("kiln.autograd.engine"));
+    return PyObject_CallMethod(module.get(), "deeper", "KOO", static_cast<unsigned long long>(this_thread()),
+                               call.get(), args);
+}
+
+PyObject* backward(PyObject* core, PyObject* args) {
     return guarded([&]() -> PyObject* {
+        if (nested_too_deeply()) [[unlikely]]
+            return deeper(checked(PyObject_GetAttrString(core, "run_backward")), args);
         PyObject *roots, *gradients, *inputs;
         int retain, create, accumulate, batched = 0;
         if (!PyArg_ParseTuple(args, "OOppOp|p:run_backward", &roots, &gradients, &retain, &create, &inputs,
@@ -369,12 +378,29 @@ PyObject* backward(PyObject*, PyObject* args) {
 // The plain case of Tensor.backward.
 PyObject* tensor_backward(PyObject* self, PyObject* retain) {
     return guarded([&]() -> PyObject* {
+        if (nested_too_deeply()) [[unlikely]]
+            return deeper(checked(PyObject_GetAttrString(self, "_backward")),
+                          checked(PyTuple_Pack(1, retain)).get());
         const Root root = root_of(tensor_of(self), nullptr, 0, false);
         run_backward({&root, 1}, {}, {retain == Py_True});
         Py_RETURN_NONE;
     });
 }
 
+void run_callback(const Opaque& callback) {
+    checked(in_python([&] { return PyObject_CallNoArgs(static_cast<PyObject*>(callback.object)); }));
+}
+PyObject* queue_callback(PyObject*, PyObject* callback) {
+    return guarded([&]() -> PyObject* {
+        KILN_CHECK(own_pass(), runtime, "Final callbacks can only be installed during backward pass.");
+        own_pass()->callbacks.emplace_back(callback);
+        Py_RETURN_NONE;
+    });
+}
+PyObject* put_owner(PyObject*, PyObject* owner) {
+    work_for(PyLong_AsUnsignedLongLong(owner));
+    Py_RETURN_NONE;
+}
 PyObject* get_run(PyObject*, PyObject*) { return PyLong_FromUnsignedLongLong(current_run()); }
 PyObject* get_will_visit(PyObject*, PyObject* item) {
     return guarded([&] { return PyBool_FromLong(will_visit(edge_from(item, "will_visit"))); });
@@ -456,6 +482,8 @@ PyMethodDef functions[] = {
     {"refuse_saved_tensors_hooks", refuse_saved_hooks, METH_O,
      "Sets why this thread may not set such hooks, or None: it may; returns what it was."},
     {"current_run", get_run, METH_NOARGS, "The number of this thread's innermost backward pass, or 0."},
+    {"work_for", put_owner, METH_O, "This thread's passes are another's, which waits for it, by its number."},
+    {"queue_callback", queue_callback, METH_O, "Calls a function when that pass is over."},
     {"will_visit", get_will_visit, METH_O, "Whether that pass comes to a tensor's or GradientEdge's node."},
     {"anomaly_enabled", get_anomaly, METH_NOARGS, "Whether anomaly mode is on."},
     {"set_anomaly", put_anomaly, METH_O, "Switches anomaly mode; returns what it was."},
@@ -487,6 +515,7 @@ PyGetSetDef tensor_properties[] = {
 int add_autograd(PyObject* module) {
     SourceLine::current = current_line;
     SourceLine::text = line_text;
+    call_back = run_callback;
     call_hook = run_hook;
     call_node_hook = run_node_hook;
     note_node = on_new_node;

@@ -427,7 +427,7 @@ int tensor_getbuffer(PyObject* self, Py_buffer* view, int flags) {
                    "the tensor's memory is read-only");
         KILN_CHECK(x.dtype != DType::bfloat16 || !(flags & PyBUF_FORMAT), buffer,
                    "memoryview: buffers have no name for bfloat16; use x.float(), or x.view(kiln.int16)");
-        KILN_CHECK(!x.requires_grad(), buffer,
+        KILN_CHECK(!(grad_enabled() && x.requires_grad()), buffer,
                    "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.");
         settle(*x.storage, true);
         x.storage->public_ = true;

@@ -147,8 +147,8 @@ Fn& derivative_fn(const Node& node, uint64_t needed, uint64_t defined, bool redo
 void check_not_released(const Node& node) {
     KILN_CHECK(!node.released, runtime, "Trying to backward through the graph a second time (", node.fn->name,
                " at ", SourceLine::text(node.line),
-               "): its saved values were freed by the first backward. Run the forward again, or pass "
-               "retain_graph=True to the first backward.");
+               ") (or directly access saved tensors after they have already been freed). The first backward "
+               "freed its saved values. Specify retain_graph=True in the first, or run the forward again.");
 }
 
 Operands derivative_operands(Node& node, const Fn& fn, Kept& keep, bool create_graph) {

@@ -1,6 +1,5 @@
 // The backward engine: nodes by descending order, each replaying its captured derivative.
 #include <algorithm>
-#include <thread>
 
 #include "autograd.h"
 #include "busy.h"
@@ -22,15 +21,25 @@ TensorRef sum_to(const TensorRef& gradient, const Tensor& like) {
     return std::move(call(*core_fns().sum_to, operands)[0]);
 }
 
-TensorRef converted(const TensorRef& gradient, DType dtype) {
-    TensorRef out = fresh_tensor(dtype, gradient->sizes);
-    Operand operand{gradient.get(), {}};
-    return std::move(call(*core_fns().copy, {&operand, 1}, {&out, 1})[0]);
-}
-
 TensorRef sum(const TensorRef& a, const TensorRef& b) {
     Operand operands[2] = {{a.get(), {}}, {b.get(), {}}};
     return call_one(*core_fns().add, operands);
+}
+
+// x as `like` lies in memory, if that one's elements fill it in some order of its dims; else row by row.
+TensorRef in_steps_of(const Tensor* owner, const TensorRef& x) {
+    if (!owner) return contiguous(x);
+    const Tensor& like = *owner;
+    if (like.strides == x->strides) return x;
+    Dims widest_first;
+    for (int d = 0; d < like.ndim(); ++d) widest_first.push_back(d);
+    std::stable_sort(widest_first.begin(), widest_first.end(),
+                     [&](int64_t a, int64_t b) { return like.strides[a] > like.strides[b]; });
+    if (!view_permute(like, widest_first)->contiguous) return contiguous(x);
+    TensorRef values = contiguous(like.contiguous ? x : view_permute(*x, widest_first));
+    TensorRef turned = new_view(*values, x->sizes, like.strides, 0);
+    set_history(*turned, x->node, x->output);
+    return turned;
 }
 
 class Engine {
@@ -44,20 +53,20 @@ public:
 
     Engine(std::span<const Root> roots, std::span<const Edge> inputs, const BackwardOptions& options)
         : inputs_(inputs), options_(options), roots_(roots) {
-        static uint64_t runs = 0;
-        run_ = ++runs;
-        passes().push_back({run_, std::this_thread::get_id(), inputs_, options_});
+        run_ = next_run();
+        passes().push_back({run_, this_thread(), inputs_, options_, this, has_leaf});
     }
 
     std::vector<TensorRef> run() {
         while (!discover_all()) {  // shares nodes with another thread's pass: when that one is done
             for (Node* node : all_) node->run = 0;
-            for (Leaf& leaf : leaves_) leaf.meta->run = 0;
             all_.clear();
             leaves_.clear();
+            own_pass()->run = run_ = next_run();  // leaves of the other's stay marked as someone's later
             Away here;
             KILN_CHECK(wait_for_others(), runtime, "backward: the interpreter is ending");
         }
+        if (hooked_) count_leaves();
         mark_needed();
         for (auto& [edge, gradient] : roots_) deliver(edge, gradient, bool(edge.node));
         for (uint32_t visits = 0; !heap_.empty(); ++visits) {
@@ -69,14 +78,19 @@ public:
             node->run = 0;  // behind this pass
         }
         all_.clear();
-        return finish();
+        std::vector<TensorRef> found = finish();
+        for (size_t i = 0; i < own_pass()->callbacks.size(); ++i) {  // one may add others
+            const Opaque callback = own_pass()->callbacks[i];
+            call_back(callback);
+        }
+        return found;
     }
 
 private:
     struct Leaf {
         MetaRef meta;
         TensorRef gradient;
-        bool stored = false;  // with extras: as soon as all that leads to it was passed
+        bool stored = false;  // where one has hooks: as soon as all that leads to it was passed
     };
 
     // Gradients a node gives: of its inputs `targets`, in order; of all inputs if there are none.
@@ -90,6 +104,16 @@ private:
         }
     };
 
+    static uint64_t next_run() {
+        static uint64_t runs = 0;
+        return ++runs;
+    }
+    static bool has_leaf(const void* engine, const AutogradMeta* meta) {
+        const auto& leaves = static_cast<const Engine*>(engine)->leaves_;
+        return std::any_of(leaves.begin(), leaves.end(),
+                           [&](const Leaf& leaf) { return leaf.meta.get() == meta; });
+    }
+
     static bool later(const Node* a, const Node* b) { return a->order < b->order; }
 
     bool discover_all() {
@@ -102,7 +126,7 @@ private:
     static bool passed_elsewhere(const Node* node) {
         for (const Pass& pass : passes()) {
             if (pass.run != node->run) continue;
-            KILN_CHECK(pass.thread != std::this_thread::get_id(), runtime,
+            KILN_CHECK(pass.thread != this_thread(), runtime,
                        "backward: called again on a graph a backward is passing through");
             return true;
         }
@@ -132,8 +156,7 @@ private:
             for (NodeInput& input : node->inputs) {
                 Node* next = input.edge.node.get();
                 if (!next) {
-                    if (input.edge.leaf && input.edge.leaf->extras) [[unlikely]]
-                        ++leaf_of(input.edge.leaf).meta->waiting;
+                    hooked_ = hooked_ || (input.edge.leaf && input.edge.leaf->extras);
                     continue;
                 }
                 if (!enter(next)) return false;
@@ -141,6 +164,13 @@ private:
             }
         }
         return true;
+    }
+
+    // How many edges lead to each leaf. Only asked for where one has hooks: they may write to what it shares.
+    void count_leaves() {
+        for (Node* node : all_)
+            for (NodeInput& input : node->inputs)
+                if (input.edge.leaf) ++leaf_of(input.edge.leaf).meta->waiting;
     }
 
     bool wants(const Edge& edge) const { return is_wanted(edge, inputs_, options_); }
@@ -197,26 +227,26 @@ private:
             if (counted && --node.waiting == 0) ready(&node);
         } else if (edge.leaf) {
             if (gradient) add_to(leaf_of(edge.leaf).gradient, std::move(gradient));
-            if (edge.leaf->extras && counted) [[unlikely]]
+            if (hooked_ && counted) [[unlikely]]
                 passed_leaf(edge.leaf);
         }
     }
 
-    // A leaf with hooks has its gradient, and calls them, as soon as it is whole.
+    // Where a leaf has hooks, each has its gradient, or none, and calls them, as soon as it is whole.
     void passed_leaf(const MetaRef& meta) {
         if (meta->run != run_ || meta->waiting == 0 || --meta->waiting) return;
-        Leaf& leaf = leaf_of(meta);
-        if (leaf.gradient && wants({nullptr, meta, 0})) finish_leaf(leaf);
+        if (wants({nullptr, meta, 0})) finish_leaf(leaf_of(meta));
     }
 
     void visit(Node& node) {
-        if (node.needed && node.context.object) node.grads.resize(node.outputs);  // none: zeros to a user's
+        if (node.needed && (node.context.object || has_hooks(node.extras.get())))
+            node.grads.resize(node.outputs);  // none: zeros to a user's, null to hooks
         if (!node.needed || node.grads.empty()) return pass_over(node);
         if (!inputs_.empty() || node.extras) [[unlikely]] {
             const std::span<TensorRef> grads(node.grads.data(), node.grads.size());
             call_tensor_hooks(node.extras.get(), grads);
             capture(node);
-            if (!inputs_.empty() && !leads_on(node)) return pass_over(node);
+            if (!options_.accumulate && !inputs_.empty() && !leads_on(node)) return pass_over(node);
             call_node_hooks(node.extras.get(), HookKind::before, grads, nullptr);
         }
         Given given = node.context.object ? Given{call_context(node), {}} : differentiate(node);
@@ -353,9 +383,10 @@ private:
         call_node_hooks(meta->extras.get(), HookKind::after, {}, &got);
     }
 
+    // A leaf's first .grad lies in memory as the leaf does, if that has no gaps; later ones as the first.
     void store_plain(AutogradMeta& meta, const TensorRef& gradient) {
         if (!meta.grad) {
-            TensorRef own = owned(gradient);
+            TensorRef own = owned(gradient, TensorRef(meta.requires_grad ? meta.owner : nullptr));
             if (!meta.grad) {  // another thread's backward may have come first
                 meta.grad = std::move(own);
                 return;
@@ -368,22 +399,22 @@ private:
             return;
         }
         for (bool stored = false; !stored;) {
-            TensorRef before = meta.grad, after = before ? sum(before, gradient) : gradient;
+            TensorRef before = meta.grad, after = gradient;
+            if (before) after = sum(before, gradient);
+            if (before && !before->contiguous) after = in_steps_of(before.get(), after);
             stored = meta.grad == before;
             if (stored) meta.grad = std::move(after);
         }
     }
 
-    TensorRef owned(const TensorRef& gradient) {
-        uint32_t holders = gradient->storage->recording ? 2 : 1;
-        bool alone = gradient->contiguous && gradient->refcount == 1 &&
-                     gradient->storage->refcount == holders && gradient->offset == 0;
-        if (alone) return gradient;
+    TensorRef owned(const TensorRef& gradient, const TensorRef& like) {
+        const Storage& storage = *gradient->storage;
+        const bool alone = gradient->refcount == 1 && storage.refcount == (storage.recording ? 2 : 1);
+        const bool all = size_t(gradient->numel) * itemsize(gradient->dtype) == storage.nbytes;
+        if (alone && all && !overlaps_itself(*gradient)) return in_steps_of(like.get(), gradient);
         Operand operand{gradient.get(), {}};
-        if (options_.create_graph) return call_one(*core_fns().copy, {&operand, 1});
-        TensorRef copy = fresh_tensor(gradient->dtype, gradient->sizes);
-        kiln::run(*core_fns().copy, {&operand, 1}, {&copy, 1});
-        return copy;
+        if (options_.create_graph) return in_steps_of(like.get(), call_one(*core_fns().copy, {&operand, 1}));
+        return in_steps_of(like.get(), kiln::run(*core_fns().copy, {&operand, 1})[0]);
     }
 
     std::vector<TensorRef> finish() {
@@ -401,6 +432,7 @@ private:
     std::span<const Edge> inputs_;
     BackwardOptions options_;
     uint64_t run_;
+    bool hooked_ = false;  // whether a leaf has extras
     SmallVector<Node*, 16> all_;
     SmallVector<Node*, 16> heap_;
     std::span<const Root> roots_;
@@ -414,8 +446,12 @@ std::vector<TensorRef> run_backward(std::span<const Root> roots, std::span<const
                                     const BackwardOptions& options) {
     struct Mode {
         bool before;
-        ~Mode() { set_grad_enabled(before); }
-    } mode{set_grad_enabled(options.create_graph)};
+        SavedHooks hooks;
+        ~Mode() {
+            set_grad_enabled(before);
+            std::swap(saved_hooks(), hooks);
+        }
+    } mode{set_grad_enabled(options.create_graph), saved_hooks()};
     Engine engine(roots, inputs, options);
     return engine.run();
 }

@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "check.h"
+#include "record.h"
 
 namespace kiln {
 
@@ -18,6 +19,7 @@ std::unordered_map<uint64_t, Hooks*>& lists_of_hooks() {
 
 }  // namespace
 
+void (*call_back)(const Opaque& callback) = nullptr;
 TensorRef (*call_hook)(const Opaque& hook, const TensorRef& gradient) = nullptr;
 void (*call_node_hook)(const Opaque&, std::span<TensorRef>, const std::span<TensorRef>*) = nullptr;
 void (*note_node)(Node& node, Node* parent) = nullptr;
@@ -80,11 +82,13 @@ void retain_grad(Tensor& tensor) {
     if (!meta.retained) retain_at(meta, tensor.node, tensor.output);
 }
 
+bool has_hooks(const Extras* extras) { return extras && !extras->hooks.list().empty(); }
+
 void call_tensor_hooks(const Extras* extras, std::span<TensorRef> gradients) {
     if (!extras) return;
     for (const Hook& hook : extras->hooks.of(HookKind::tensor)) {
         TensorRef& gradient = gradients[hook.index];
-        if (TensorRef changed = gradient ? call_hook(hook.function, gradient) : nullptr) gradient = changed;
+        if (TensorRef changed = call_hook(hook.function, gradient)) gradient = changed;
     }
 }
 
@@ -104,14 +108,49 @@ void call_leaf_hooks(const AutogradMeta& leaf) {
         }
 }
 
+TensorRef converted(const TensorRef& gradient, DType dtype) {
+    TensorRef out = fresh_tensor(dtype, gradient->sizes);
+    Operand operand{gradient.get(), {}};
+    return std::move(call(*core_fns().copy, {&operand, 1}, {&out, 1})[0]);
+}
+
 std::vector<Pass>& passes() {
     static auto* list = new std::vector<Pass>();
     return *list;
 }
 
+namespace {
+
+struct Worker {
+    uint64_t thread;
+    size_t below = 0;  // passes of that thread on other stacks
+    Worker() {
+        static uint64_t threads = 0;
+        thread = ++threads;
+    }
+};
+thread_local Worker worker;
+
+size_t passes_of(uint64_t thread) {
+    return size_t(std::count_if(passes().begin(), passes().end(),
+                                [&](const Pass& pass) { return pass.thread == thread; }));
+}
+
+}  // namespace
+
+uint64_t this_thread() { return worker.thread; }
+void work_for(uint64_t thread) {
+    worker.thread = thread;
+    worker.below = passes_of(thread);
+}
+bool nested_too_deeply() {
+    const size_t most = 40;  // of calls that Python counts, some ten each
+    return passes().size() > most && passes_of(worker.thread) > worker.below + most && !current_recording();
+}
+
 Pass* own_pass() {
     for (auto pass = passes().rbegin(); pass != passes().rend(); ++pass)
-        if (pass->thread == std::this_thread::get_id()) return &*pass;
+        if (pass->thread == this_thread()) return &*pass;
     return nullptr;
 }
 
@@ -127,6 +166,7 @@ Root root_of(Tensor& root, TensorRef gradient, size_t i, bool batched) {
     KILN_CHECK(batched || gradient->sizes == root.sizes, runtime, "Mismatch in shape: grad_output[", i,
                "] has a shape of ", shape_text(gradient->sizes), " and output[", i, "] has a shape of ",
                shape_text(root.sizes), ".");
+    if (gradient->dtype != root.dtype) gradient = converted(gradient, root.dtype);
     return {std::move(edge), std::move(gradient)};
 }
 
@@ -142,7 +182,9 @@ uint64_t current_run() {
 
 bool will_visit(const Edge& edge) {
     const Pass* pass = own_pass();
-    if (!pass || !edge || (edge.node ? edge.node->run : edge.leaf->run) != pass->run) return false;
+    if (!pass || !edge) return false;
+    if (edge.node ? edge.node->run != pass->run : !pass->has_leaf(pass->engine, edge.leaf.get()))
+        return false;
     return is_wanted(edge, pass->inputs, pass->options);
 }
 

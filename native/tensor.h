@@ -171,7 +171,7 @@ struct AutogradMeta {
     bool requires_grad = false;  // of a leaf
     uint32_t place = 0;          // the engine's: where the run that goes through gathers its gradient,
     uint64_t run = 0;            // if this is that run
-    uint32_t waiting = 0;        // if it has extras: edges to it that the run has not come along yet
+    uint32_t waiting = 0;        // where a leaf has extras: edges to it that the run has yet to come along
     Tensor* owner = nullptr;     // the leaf, while it lives; borrowed
     NodeRef retained;            // whose output's gradient is kept in `grad`, though the tensor is no leaf
     TensorRef grad;
@@ -179,8 +179,8 @@ struct AutogradMeta {
 };
 
 // How a view came to be, where that decides whether it may be written and followed: with gradients recorded,
-// without, or as one of several results of one function.
-enum class Made : uint8_t { recorded, unrecorded, one_of_several };
+// without, in inference mode, or as one of several results of one function.
+enum class Made : uint8_t { recorded, unrecorded, inference, one_of_several };
 
 struct Tensor {
     Tensor();

@@ -321,6 +321,33 @@ PROGRAMS = {
     "viewop_on_leaf_nograd": (
         "x = leaf(3, 1)\nwith K.no_grad(): x.t_()\nreturn [x, x.requires_grad, x.is_leaf, *back(x * 2, x)]"
     ),
+    "viewop_on_view_nograd": (
+        "x = leaf(3, 4); y = x * 2; v = y[:2]\nwith K.no_grad(): v.t_()\n"
+        "v.mul_(2); return [v, y, v.requires_grad, *back(y, x)]"
+    ),
+    "viewop_on_view_nograd_then_read": (
+        "x = leaf(3, 4); y = x * 2; v = y[1]\nwith K.no_grad(): v.unsqueeze_(0)\n"
+        "return [v, v.requires_grad, v.is_leaf, *back(v * v, x)]"
+    ),
+    "viewop_on_view_nograd_base_written": (
+        "x = leaf(3, 4); y = x * 2; v = y[:1]\nwith K.no_grad(): v.squeeze_(0)\n"
+        "z = v * v; y.mul_(3); return back(z, x)"
+    ),
+    "viewop_on_view_nograd_then_base_written": (
+        "x = leaf(3, 4); y = x * 2; v = y[:1]\nwith K.no_grad(): v.as_strided_((2, 2), (4, 1), 1)\n"
+        "y.mul_(3); return [v, *back(v, x)]"
+    ),
+    "viewop_on_view_of_leaf_nograd": "x = leaf(3, 4); v = x[:2]\nwith K.no_grad(): v.t_()\nv.mul_(2)",
+    "viewop_on_one_of_several_nograd": (
+        "x = leaf(3, 4); y = x * 1; v = y.unbind(0)[0]\nwith K.no_grad(): v.unsqueeze_(0)\nv.mul_(2)"
+    ),
+    "viewop_on_nograd_view_nograd": (
+        "x = leaf(3, 4); y = x * 1\nwith K.no_grad(): v = y[:2]; v.t_()\nv.mul_(2)"
+    ),
+    "viewop_on_hist_nograd": (
+        "x = leaf(3, 4); y = x * 1\nwith K.no_grad(): y.unsqueeze_(0)\n"
+        "return [y, y.requires_grad, y.is_leaf, *back(y * y, x)]"
+    ),
     "viewop_on_view": (
         "x = leaf(3, 4); y = x * 2; v = y[:2]; v.t_(); v.mul_(2); "
         "return [v, y, v.grad_fn.name(), y.grad_fn.name(), *back(y, x)]"

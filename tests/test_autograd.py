@@ -120,6 +120,59 @@ def test_accumulation(way: Any) -> None:
     assert values(second) == [4.0, 4.0]
 
 
+LAYOUTS = {
+    "transposed": lambda k: k.arange(12.0).reshape(4, 3).t(),
+    "permuted": lambda k: k.arange(24.0).reshape(2, 3, 4).permute(2, 0, 1),
+    "channels last": lambda k: k.arange(120.0).reshape(2, 4, 5, 3).permute(0, 3, 1, 2),
+    "with an offset": lambda k: k.arange(24.0).reshape(2, 4, 3)[1].t(),
+    "a dim of 1": lambda k: k.arange(12.0).reshape(4, 1, 3).permute(2, 1, 0),
+    "a column": lambda k: k.arange(12.0).reshape(4, 3)[:1].t(),
+    "no elements": lambda k: k.zeros(4, 0, 3).permute(2, 1, 0),
+    "expanded": lambda k: k.arange(3.0).reshape(3, 1).expand(3, 4),
+    "with gaps": lambda k: k.arange(24.0).reshape(4, 6)[:, ::2].t(),
+    "0-d": lambda k: k.arange(4.0)[1],
+}
+
+
+def gradients_by_layout(framework: Any, name: str, create_graph: bool, way: Any) -> list[Any]:
+    """The .grad of a leaf after various programs: its values, its strides where they matter, its flag."""
+    x = LAYOUTS[name](framework).detach().requires_grad_()
+    seen = []
+
+    def step(loss: Any, grad: Any) -> None:
+        x.grad = grad
+        for _ in range(2):  # the second adds onto the first
+            before = x.grad
+            way(lambda: loss(x).backward(create_graph=create_graph))()
+            assert before is None or (x.grad is before) != create_graph
+            steps = [s for n, s in zip(x.shape, x.grad.stride(), strict=True) if n > 1] if x.numel() else []
+            seen.append([x.grad.tolist(), steps, x.grad.requires_grad])
+
+    step(lambda x: (x * x).sum(), None)
+    step(lambda x: x.sum(), None)
+    step(lambda x: (x.reshape(-1) ** 2).sum(), None)
+    step(lambda x: (x * x).sum(), framework.zeros(x.shape))  # the user's keeps its own steps
+    if x.ndim == 2:
+        step(lambda x: (x.t() @ framework.ones(x.shape[0], 2)).sum(), None)  # of a product, turned
+    if create_graph:
+        x.grad = None
+        (x * x * x).sum().backward(create_graph=True)
+        x.grad.sum().backward()
+        seen.append(x.grad.tolist())
+    return seen
+
+
+@needs_torch
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@WAYS
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_grad_lies_in_memory_as_its_leaf(name: str, create_graph: bool, way: Any) -> None:
+    """Rule 18: a leaf without gaps has a .grad of its own strides, another leaf a row-major one."""
+    expected = gradients_by_layout(torch, name, create_graph, lambda f: f)
+    assert gradients_by_layout(kiln, name, create_graph, way) == expected
+
+
 @WAYS
 def test_grad_does_not_accumulate(way: Any) -> None:
     """autograd.grad returns and leaves .grad alone; inputs may be results."""

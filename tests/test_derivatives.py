@@ -1,21 +1,24 @@
-"""Derivatives of the whole table by their digits: the fused backward against the one that `create_graph` runs
-op by op, second derivatives against PyTorch's, dtypes, and gradients that are undefined.
+"""Derivatives of the whole table: against differences, and by their digits: the fused backward against the
+one that `create_graph` runs op by op, second derivatives against PyTorch's, dtypes, undefined gradients.
 
-tests/test_ops.py has gradcheck of every op, tests/test_subgradients.py kinks and ties. KILN_TEST_FULL=1
-(`make gradcheck`): every dtype and layout.
+tests/test_subgradients.py has kinks and ties, tests/test_linalg.py factors whose signs are free.
+KILN_TEST_FULL=1 (`make gradcheck`): every sample drawn ten times, larger whole Jacobians, dtypes, layouts.
 """
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import os
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from backend import WAYS, kiln, needs_kiln, needs_torch, torch
 from test_ops import (
+    PARTLY_DERIVED,
     REGULAR,
     ROUGH_PEERS,
     SAMPLED,
@@ -30,12 +33,153 @@ from test_ops import (
 
 from kiln.testing.compare import close, difference, dtype_name, same_bits, to_array
 from kiln.testing.layouts import LAYOUTS
-from kiln.testing.op_cases import Case, Entry, arrays_of, expanded, results_of, tensors
+from kiln.testing.op_cases import Case, Entry, expanded, results_of, tensors
 
 FULL = os.environ.get("KILN_TEST_FULL") == "1"
 DIFFERENTIABLE = [n for n, e in SAMPLED.items() if grad_dtypes(e)]
+SEEDS = range(10 if FULL else 1)
+WHOLE = 300 if FULL else 40  # elements of inputs and results up to which whole Jacobians are compared
 # PyTorch's trigamma and its relatives, and its hardsigmoid, are good to 1e-9
 COARSE = ROUGH_PEERS | {"lgamma", "mvlgamma", "polygamma"}
+
+
+# -- against differences ------------------------------------------------------------------------------------
+
+
+def checked_cases(name: str) -> Iterator[Case]:
+    """Every sample in float64, whether or not the record's grid has that dtype; with FULL in several
+    draws, and pointwise ops in every shape.
+    """
+    entry = SAMPLED[name]
+    for seed in SEEDS:
+        cases = all_cases(entry, "float64", seed) if FULL else entry.cases("float64", seed)
+        yield from (c._replace(label=f"{c.label}, seed {seed}") for c in cases)
+
+
+def tolerances(leaves: list[Any], results: list[Any]) -> dict[str, Any]:
+    """How gradcheck compares: an error of a difference is one of the results' last digits, and of a large
+    Jacobian one product with random vectors is held to what an entry of a small one is.
+    """
+    values = np.concatenate([abs(to_array(y)).ravel() for y in results])
+    atol = max(1e-5, 1e-8 * np.max(values, initial=0.0, where=np.isfinite(values)))
+    size = max(sum(t.numel() for t in some) for some in (leaves, results))
+    return {"atol": atol} if size <= WHOLE else {"atol": atol / size, "fast_mode": True}
+
+
+@pytest.mark.parametrize("name", [*DIFFERENTIABLE, *sorted(PARTLY_DERIVED)])
+def test_differences(name: str) -> None:
+    """First derivatives against central differences, second ones through create_graph."""
+    entry = SAMPLED[name]
+    for case in checked_cases(name):
+        given = tensors(kiln, case, "float64", grad=True)
+        leaves = leaves_of(given)
+        if name in PARTLY_DERIVED:  # by the second argument alone
+            leaves.pop(0).requires_grad_(False)
+
+        def fn(*_: Any, given: Case = given) -> Any:
+            kiln.manual_seed(0)  # what is dropped stays the same
+            return tuple(call(entry, given))
+
+        # differences see nothing through float32, and nothing is there through integers
+        smooth = [y for y in fn() if y.requires_grad and dtype_name(y.dtype) == "float64"]
+        if smooth:
+            kiln.autograd.gradcheck(fn, leaves, **tolerances(leaves, smooth))
+            kiln.autograd.gradgradcheck(fn, leaves, **tolerances(leaves, smooth))
+        else:
+            assert name == "convert" or not leaves, case.label
+
+
+# public function without samples of its own -> a program of an x of (4, 3)
+UNSAMPLED = {
+    "view": lambda x: x.view(2, 6),
+    "view_as": lambda x: x.view_as(x.t()),
+    "view_copy": lambda x: kiln.view_copy(x, (3, 4)),
+    "reshape_as": lambda x: x.t().reshape_as(x),
+    "flatten": lambda x: x.t().flatten(),
+    "unflatten": lambda x: x.unflatten(0, (2, -1)),
+    "transpose": lambda x: x.transpose(0, -1),
+    "transpose_copy": lambda x: kiln.transpose_copy(x, 0, 1),
+    "t": lambda x: x.t(),
+    "t_copy": lambda x: kiln.t_copy(x),
+    "movedim": lambda x: x[None].movedim((0, 1), (2, 0)),
+    "permute_copy": lambda x: kiln.permute_copy(x, (1, 0)),
+    "squeeze": lambda x: x[:, None].squeeze(1),
+    "squeeze_copy": lambda x: kiln.squeeze_copy(x[:1]),
+    "unsqueeze": lambda x: x.unsqueeze(-1),
+    "unsqueeze_copy": lambda x: kiln.unsqueeze_copy(x, 1),
+    "expand_as": lambda x: x[:1].expand_as(x),
+    "expand_copy": lambda x: kiln.expand_copy(x, (2, 4, 3)),
+    "broadcast_to": lambda x: kiln.broadcast_to(x[:, :1], (4, 2)),
+    "sum_to_size": lambda x: x.sum_to_size(1, 3),
+    "narrow": lambda x: x.narrow(1, 1, 2),
+    "narrow_copy": lambda x: kiln.narrow_copy(x, 0, -2, 2),
+    "select": lambda x: x.select(1, -1),
+    "select_copy": lambda x: kiln.select_copy(x, 0, 2),
+    "slice_copy": lambda x: kiln.slice_copy(x, 0, 1, None, 2),
+    "diagonal_copy": lambda x: kiln.diagonal_copy(x, 1),
+    "unfold_copy": lambda x: kiln.unfold_copy(x, 0, 3, 1),
+    "as_strided_copy": lambda x: kiln.as_strided_copy(x, (3, 3), (1, 2), 1),
+    "alias_copy": lambda x: kiln.alias_copy(x),
+    "cat": lambda x: kiln.cat([x, x.t()[:2, :3], x]),
+    "stack": lambda x: kiln.stack([x, x * 2], 1),
+    "unbind": lambda x: x.unbind(1),
+    "unbind_copy": lambda x: kiln.unbind_copy(x),
+    "split": lambda x: x.split([1, 3]),
+    "split_copy": lambda x: kiln.split_copy(x, 3),
+    "split_with_sizes_copy": lambda x: kiln.split_with_sizes_copy(x, [2, 1], 1),
+    "chunk": lambda x: x.chunk(3),
+    "as_tensor": lambda x: kiln.as_tensor(x),
+    "max": lambda x: (x.max(), x.max(1)[0], kiln.max(x, x.flip(0))),
+    "min": lambda x: (x.min(), x.min(0)[0], kiln.min(x, x.flip(1))),
+    "frexp": lambda x: kiln.frexp(x)[0],
+    "cross_entropy": lambda x: [
+        kiln.nn.functional.cross_entropy(x, kiln.tensor([2, 0, -100, 1]), x[0].exp(), label_smoothing=0.1),
+        kiln.nn.functional.cross_entropy(x, x.softmax(1), reduction="sum"),
+    ],
+    "multilabel_margin_loss": lambda x: kiln.nn.functional.multilabel_margin_loss(
+        x, kiln.tensor([[0, 2, -1], [1, -1, 0], [2, 1, 0], [-1, 0, 0]])
+    ),
+    "linalg.solve_ex": lambda x: kiln.linalg.solve_ex(x.t() @ x, x[:3])[0],
+    "linalg.lu_factor_ex": lambda x: kiln.linalg.lu_factor_ex(x)[0],
+    "linalg.ldl_solve": lambda x: kiln.linalg.ldl_solve(*kiln.linalg.ldl_factor(spd(4)), x),
+    "ormqr": lambda x: kiln.ormqr(x, x[0] * 0.3, x[:, :2], transpose=True),
+    "svd_lowrank": lambda x: kiln.svd_lowrank(x, 2)[1],
+    "pca_lowrank": lambda x: kiln.pca_lowrank(x, 3)[1],
+}
+NO_HISTORY = {"tensor", "detach_copy"}
+
+
+def spd(n: int) -> Any:
+    """A symmetric positive definite matrix."""
+    return kiln.eye(n, dtype=kiln.float64) * n + 1
+
+
+@needs_kiln
+@pytest.mark.parametrize("name", UNSAMPLED)
+def test_differences_of_the_others(name: str) -> None:
+    """Views, their copies, and what else has no samples in the table."""
+    if name.startswith("linalg.") or name == "ormqr":
+        pytest.importorskip("scipy")
+
+    def fn(x: Any) -> Any:
+        kiln.manual_seed(0)
+        return UNSAMPLED[name](x)
+
+    x = kiln.from_numpy(np.random.default_rng(3).normal(size=(4, 3))).clone().requires_grad_()
+    kiln.autograd.gradcheck(fn, x)
+    kiln.autograd.gradgradcheck(fn, x)
+
+
+@needs_kiln
+def test_every_function_is_checked() -> None:
+    """By its samples, here, or among the factors of tests/test_linalg.py."""
+    facts = importlib.import_module("kiln.ops.declare").FACTS
+    factors = {key.split()[0].removeprefix("torch.") for key in pytest.importorskip("test_linalg").FREE}
+    rest = {n for n, f in facts.items() if f.differentiable and n not in SAMPLED} - NO_HISTORY
+    assert not {n for n in rest - set(UNSAMPLED) if n.rpartition(".")[2] not in factors}
+
+
+# -- the fused backward -------------------------------------------------------------------------------------
 
 
 def cotangent(k: Any, y: Any, seed: int) -> Any:
@@ -54,8 +198,7 @@ def layouts_of(name: str) -> tuple[str, ...]:
 def runs(name: str) -> Iterator[tuple[Case, str, str]]:
     """(case, dtype, layout): every sample in float32, the first in other layouts; with FULL, all of both."""
     entry = SAMPLED[name]
-    dtypes = [d for d in grad_dtypes(entry) if FULL or d == "float32"]
-    for dtype in dtypes:
+    for dtype in [d for d in grad_dtypes(entry) if FULL or d == "float32"]:
         for n, case in enumerate(all_cases(entry, dtype) if FULL else entry.cases(dtype)):
             for layout in layouts_of(name)[: None if FULL or n == 0 else 1]:
                 yield (expanded(case) if layout == "expanded" else case), dtype, layout
@@ -130,17 +273,13 @@ def second(k: Any, results: list[Any], leaves: list[Any]) -> tuple[list[Any], li
 @pytest.mark.parametrize(
     "name",
     [
-        n
-        for n in DIFFERENTIABLE
-        if "float64" in grad_dtypes(SAMPLED[n]) and peer_functions(n) and n not in UNLIKE
-    ],
+        n for n in DIFFERENTIABLE if peer_functions(n) and n not in UNLIKE | {"as_strided_scatter"}
+    ],  # its differs=
 )
 def test_second_derivatives_are_pytorch(name: str) -> None:
     """First and second derivatives in float64, to 1e-10, where PyTorch has them."""
     entry, other = SAMPLED[name], peer_functions(name)[0]
     for case in entry.cases("float64"):
-        if sum(x.size for x in arrays_of(case)) > 300:
-            continue
         given, theirs = tensors(kiln, case, "float64", grad=True), peer_case(case, "float64", grad=True)
         try:
             want = second(torch, results_of(other(*theirs.args, **theirs.kwargs)), leaves_of(theirs))
@@ -156,6 +295,126 @@ def test_second_derivatives_are_pytorch(name: str) -> None:
                 assert close(a, b, "float64", factor), (
                     f"{case.label}, order {order + 1}, {k}: {difference(a, b)}"
                 )
+
+
+# -- history ------------------------------------------------------------------------------------------------
+
+# op -> how the history of its gradient differs, and why
+OTHER_HISTORY = {
+    "layer_norm": "the bias' gradient leads to zeros; PyTorch's leads nowhere",
+    "instance_norm": "the bias' gradient has none; PyTorch's leads nowhere",
+    "norm": "of order 0 the gradient is zeros; PyTorch has none",
+    "linalg.vector_norm": "of order 0 the gradient is zeros; PyTorch has none",
+    "linalg.det": "of a matrix without elements the gradient has a history as any other's",
+    "linalg.vander": "of two columns the gradient has a history as any other's",
+    "segment_reduce": "sums have none; PyTorch's raises for every kind",
+}
+
+
+def history(k: Any, results: list[Any], leaves: list[Any]) -> list[Any]:
+    """For each leaf whether its gradient has a history, or is None; and to which leaves that leads."""
+    ys = [y for y in results if y.requires_grad]
+    seeds = [cotangent(k, y, n) for n, y in enumerate(ys)]
+    found: list[Any] = []
+    for g in k.autograd.grad(ys, leaves, seeds, allow_unused=True, create_graph=True) if ys else ():
+        found.append(None if g is None else g.requires_grad)
+        if found[-1]:
+            try:
+                again = k.autograd.grad(g.sum(), leaves, allow_unused=True, retain_graph=True)
+                found[-1] = [h is not None for h in again]
+            except RuntimeError:
+                assert k is torch
+    return found
+
+
+@needs_torch
+@pytest.mark.parametrize("name", [n for n in DIFFERENTIABLE if peer_functions(n) and n not in UNLIKE])
+@pytest.mark.filterwarnings("ignore")
+def test_gradients_have_the_history_of_pytorch_s(name: str) -> None:
+    """A gradient whose own is zero everywhere has a history where PyTorch's has: a second grad gives zeros.
+
+    The gradients that come in have none: what is seen is that of the values backward reads.
+    """
+    entry, other, differ = SAMPLED[name], peer_functions(name)[0], []
+    dtype = "float64" if "float64" in grad_dtypes(entry) else "float32"
+    for case in entry.cases(dtype):
+        theirs = peer_case(case, dtype, grad=True)
+        try:
+            want = history(torch, results_of(other(*theirs.args, **theirs.kwargs)), leaves_of(theirs))
+        except (RuntimeError, NotImplementedError):  # it does not differentiate by all it is given
+            continue
+        given = tensors(kiln, case, dtype, grad=True)
+        got = history(kiln, call(entry, given), leaves_of(given))
+        for x, y in zip(got, want):  # True: PyTorch's cannot be differentiated again
+            if x != y and not (y is True and isinstance(x, list)):
+                differ.append((case.label, x, y))
+    assert bool(differ) == (name in OTHER_HISTORY), differ
+
+
+STEPS = {
+    "relu": lambda k, x: k.relu_(x),
+    "leaky_relu": lambda k, x: k.nn.functional.leaky_relu_(x, 0.5),
+    "hardtanh": lambda k, x: k.nn.functional.hardtanh_(x),
+    "relu6": lambda k, x: k.nn.functional.relu6(x, inplace=True),
+    "threshold": lambda k, x: k.threshold_(x, 0.25, 2.0),
+    "rrelu": lambda k, x: k.rrelu_(x, 0.5, 0.5, True),
+    "hardshrink": lambda k, x: k.hardshrink(x),
+    "pad": lambda k, x: k.nn.functional.pad(x, (1, 2), mode="reflect"),
+    "nll_loss": lambda k, x: k.nn.functional.nll_loss(x, k.tensor([0, 2])),
+}
+
+
+@needs_torch
+@WAYS
+@pytest.mark.parametrize("name", STEPS)
+def test_steps_in_place_and_recorded(name: str, way: Any) -> None:
+    """A derivative by steps, of what was written in place too: the gradient's history is that of zeros."""
+
+    def slopes(k: Any) -> list[Any]:
+        x = k.tensor([[-2.0, 0.125, 0.5, 7.0], [1.0, -0.5, 0.0, -9.0]]).requires_grad_()
+        y = STEPS[name](k, x * 1)
+        (g,) = k.autograd.grad(y.sum(), x, create_graph=True)
+        (h,) = k.autograd.grad((g * g).sum() + (x**3).sum(), x)
+        return [g.requires_grad, g.tolist(), h.tolist()]
+
+    assert way(lambda: slopes(kiln))() == slopes(torch)
+
+
+def squares(gradients: list[Any]) -> Any:
+    """The sum of squares of those that have a history."""
+    smooth = [g.square().sum() for g in gradients if g is not None and g.requires_grad]
+    return sum(smooth[1:], smooth[0]) if smooth else None
+
+
+def two_orders(entry: Entry, given: Case) -> list[Any]:
+    """The gradients of the results' squares, and those of their squares."""
+    leaves, loss, found = leaves_of(given), squares(call(entry, given)), []
+    for order in range(2 if leaves else 0):
+        if loss is not None:
+            last = kiln.autograd.grad(loss, leaves, allow_unused=True, create_graph=order == 0)
+            found += [None if g is None else g.detach() for g in last]
+            loss = squares(last)
+    return found
+
+
+@needs_kiln
+@pytest.mark.parametrize(
+    "name", DIFFERENTIABLE if FULL else ["layer_norm", "prod", "norm", "gather", "concat", "where"]
+)
+def test_two_orders_recorded(name: str) -> None:
+    """First sight, second and third of a region that differentiates twice: bits, and None, as eager."""
+    entry = SAMPLED[name]
+    for case in entry.cases("float32"):
+        found = []
+        recorded = kiln.compile(lambda given: two_orders(entry, given), wait=True)
+        for run in (partial(two_orders, entry), recorded, recorded, recorded):
+            kiln.manual_seed(0)  # what is dropped stays the same
+            found.append(run(tensors(kiln, case, "float32", grad=True)))
+        for sight, got in enumerate(found):
+            for k, (x, y) in enumerate(zip(found[0], got, strict=True)):
+                where = f"{case.label}, call {sight}, gradient {k}"
+                assert (x is None) == (y is None), where
+                assert x is None or same_bits(to_array(x), to_array(y)), where
 
 
 # -- dtypes -------------------------------------------------------------------------------------------------
@@ -178,6 +437,9 @@ MIXED = {
     "copy_": lambda k, x, y: (x * 1).copy_(y.reshape(-1)[0]),
     "add_": lambda k, x, y: (x * 1).add_(y.reshape(-1)[0]),
     "sum in float64": lambda k, x, y: x.sum(dtype=k.float64) * y.sum(),
+    "mse_loss": lambda k, x, y: k.nn.functional.mse_loss(x, y),
+    "l1_loss": lambda k, x, y: k.nn.functional.l1_loss(x, y, reduction="none"),
+    "smooth_l1_loss": lambda k, x, y: k.nn.functional.smooth_l1_loss(x, y),
     "softmax in float64": lambda k, x, y: x.reshape(-1).softmax(0, dtype=k.float64) * y.sum(),
 }
 OF_MIXED = [

@@ -88,8 +88,15 @@ MISTAKES: dict[str, tuple[Any, str]] = {
     "disabled inside hooks": (lambda t: nested(t, disabled_first=False), "not here"),
     "pack writes": (lambda t: packed(t, lambda x: x.detach().mul_(2), lambda x: x), "in place"),
     "unpack gives text": (lambda t: packed(t, lambda x: x, lambda x: "text"), "expected to be a Tensor"),
+    "allowed twice": (lambda t: allowed_twice(t), "contexts cannot be nested"),
     "allowed no more": (lambda t: after_the_context(t), "outside of the 'allow_mutation_on_saved_tensors'"),
 }
+
+
+def allowed_twice(t: Any) -> None:
+    allow = t.autograd.graph.allow_mutation_on_saved_tensors
+    with allow(), allow():
+        pass
 
 
 def nested(t: Any, disabled_first: bool) -> None:

@@ -74,6 +74,32 @@ def a_leaf_does_not_wait_for_the_rest(t: Any) -> Any:
     return log
 
 
+def a_leaf_s_hook_writes_what_another_leaf_has(t: Any) -> Any:
+    """Leaves have their gradients in order: one that has its own before the hook keeps it."""
+    found = []
+    programs = (
+        lambda a, b: a + b,
+        lambda a, b: (a + b) * 3 + a,
+        lambda a, b: a * 2 + (a + b),
+        lambda a, b: (a + b) + (b + a),
+    )
+    for program in programs:
+        for hooked in (0, 1):
+            leaves, seed = (ones(t), ones(t)), t.ones(2)
+            leaves[hooked].register_hook(lambda g: (g.mul_(10), None)[1])
+            program(*leaves).backward(seed)
+            found.append([hooked, leaves[0].grad, leaves[1].grad, seed])
+    return found
+
+
+def a_leaf_s_hook_sees_the_leaves_before_it(t: Any) -> Any:
+    a, b, c, log = ones(t), ones(t), ones(t), []
+    b.register_post_accumulate_grad_hook(lambda p: log.append([x.grad for x in (a, b, c)]))
+    ((a + b) * c).sum().backward()
+    ((a + b) * c + a).sum().backward()
+    return log, a.grad, b.grad, c.grad
+
+
 def a_leaf_used_twice(t: Any) -> Any:
     x, log = ones(t), []
     x.register_post_accumulate_grad_hook(lambda p: log.append(p.grad.clone()))

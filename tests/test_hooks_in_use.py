@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -354,7 +355,115 @@ def inf_state(t: Any) -> Any:
     return layer.weight.is_inference(), layer(t.ones(1, 2)).requires_grad
 
 
+def half(t: Any) -> Any:
+    """a * b, whose derivative for b is said to be none."""
+
+    class Half(t.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, a: Any, b: Any) -> Any:
+            return a * b
+
+        @staticmethod
+        def backward(ctx: Any, g: Any) -> Any:
+            return g, None
+
+    return Half.apply
+
+
+def no_gradient(t: Any) -> Any:
+    """Who waits for a gradient is told that there is none, at a node and at a leaf."""
+    x, y, log = leaf(t), leaf(t), []
+    b = y * 2
+    b.register_hook(lambda g: log.append(["b", g]))
+    b.grad_fn.register_prehook(lambda go: log.append(["before", go]))
+    b.grad_fn.register_hook(lambda gi, go: log.append(["after", gi[0], go]))
+    y.register_hook(lambda g: log.append(["y", g]))
+    y.register_post_accumulate_grad_hook(lambda p: log.append(["accumulated", p.grad]))
+    t.autograd.graph.register_multi_grad_hook((x, b, y), lambda gs: log.append([g is None for g in gs]))
+    half(t)(x, b).sum().backward()
+    return log, y.grad is None
+
+
+def no_gradient_replaced(t: Any) -> Any:
+    x, b = leaf(t), leaf(t) * 2
+    b.register_hook(lambda g: t.ones(2))
+    with pytest.raises(RuntimeError, match="can't replace a None gradient with a non-None value"):
+        half(t)(x, b).sum().backward()
+
+
+def asked_for_and_passed(t: Any) -> Any:
+    """backward(inputs=) calls the hooks of the node of what it stores, grad does not."""
+    x, log = leaf(t), []
+    y = x * 2
+    y.register_hook(lambda g: log.append("tensor"))
+    y.grad_fn.register_prehook(lambda go: log.append("before"))
+    y.grad_fn.register_hook(lambda gi, go: log.append(["after", [g is None for g in gi[:1]]]))
+    t.autograd.grad(y.sum(), y, retain_graph=True)
+    y.sum().backward(inputs=[y])
+    return log, y.grad, x.grad is None
+
+
+def called_back(t: Any) -> Any:
+    """Functions that wait for the end of the innermost pass, and one that they ask for."""
+    queue, log = t.autograd.Variable._execution_engine.queue_callback, []
+    x, inner = leaf(t), leaf(t)
+
+    def last() -> None:
+        log.append(["last", x.grad])
+
+    def first() -> None:
+        log.append(["first", x.grad])
+        queue(last)
+
+    def within(g: Any) -> None:
+        queue(first)
+        with t.enable_grad():
+            z = inner * 3
+            z.register_hook(lambda g: queue(lambda: log.append(["inner", inner.grad])))
+            z.sum().backward()
+
+    y = x * 2
+    y.register_hook(within)
+    y.sum().backward()
+    with pytest.raises(RuntimeError, match="only be installed during backward"):
+        queue(last)
+    return log
+
+
+def hooks_set_while_it_runs(t: Any) -> Any:
+    """Hooks on saved tensors that backward leaves behind end with it."""
+    x, seen = leaf(t), []
+    left = t.autograd.graph.saved_tensors_hooks(lambda s: seen.append(s) or s, lambda s: s)
+    y = x * 2
+    y.register_hook(lambda g: left.__enter__())
+    y.sum().backward()
+    (x * x).sum().backward()
+    return len(seen)
+
+
+def seeds_of_another_dtype(t: Any) -> Any:
+    x = leaf(t, 3, 3)
+    for y in (x.diagonal(), x[0], x * 2):
+        t.autograd.backward(y, t.ones(*y.shape, dtype=t.float64), retain_graph=True)
+        t.autograd.backward(y * 1, t.ones(*y.shape, dtype=t.int64))
+    return x.grad, str(x.grad.dtype).split(".")[1]
+
+
+def hooks_of_threads(t: Any) -> Any:
+    """Five threads pass one graph: a hook on several gradients is called once in each."""
+    x, y, log = leaf(t), leaf(t), []
+    t.autograd.graph.register_multi_grad_hook((x, y), lambda gs: log.append([g is not None for g in gs]))
+    out = (x * y).sum()
+    run = [Thread(target=lambda: out.backward(retain_graph=True)) for _ in range(5)]
+    for thread in run:
+        thread.start()
+    for thread in run:
+        thread.join()
+    return log, x.grad
+
+
 PROGRAMS = [f for f in list(globals().values()) if getattr(f, "__module__", "") == __name__][2:]
+PROGRAMS.remove(half)
 
 
 @needs_torch

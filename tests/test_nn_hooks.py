@@ -56,6 +56,81 @@ def test_backward_hooks(lib: str) -> None:
         module(a, 7, b)[0].sum().backward()
 
 
+@pytest.mark.parametrize("lib", ["kiln", "torch"])
+def test_hooks_of_every_module(lib: str) -> None:
+    """Called for each module in its turn, before its own; removed, nothing is called."""
+    lib_ = pytest.importorskip(lib)
+    all_ = lib_.nn.modules.module
+    log: list[Any] = []
+    net = lib_.nn.Sequential(lib_.nn.ReLU(), lib_.nn.Tanh())
+    net[1].register_forward_hook(lambda m, args, y: log.append("own"))
+    x = lib_.zeros(2, requires_grad=True)
+
+    def note(what: str) -> Any:
+        return lambda m, *rest: log.append(f"{what} {type(m).__name__}")
+
+    with (
+        all_.register_module_forward_pre_hook(note("to")),
+        all_.register_module_forward_hook(note("from")),
+        all_.register_module_full_backward_pre_hook(note("back to")),
+        all_.register_module_full_backward_hook(note("back from")),
+        all_.register_module_forward_pre_hook(lambda m, args: (args[0] + 0.0,)),
+    ):
+        net(x).sum().backward()
+    assert " ".join(log) == (
+        "to Sequential to ReLU from ReLU to Tanh from Tanh own from Sequential back to Sequential "
+        "back to Tanh back from Tanh back to ReLU back from ReLU back from Sequential"
+    )
+    del log[:]
+    net(x)
+    assert log == ["own"]
+
+
+@pytest.mark.parametrize("lib", ["kiln", "torch"])
+def test_hooks_called_whatever_happens(lib: str) -> None:
+    lib_ = pytest.importorskip(lib)
+    log: list[Any] = []
+
+    class Fails(lib_.nn.Module):
+        def forward(self, x: Any) -> Any:
+            raise ValueError("forward")
+
+    model, other = Fails(), lib_.nn.Identity()
+    other.register_forward_hook(lambda m, args, y: 1 / 0)
+    for m in (model, other):
+        m.register_forward_hook(lambda m, args, y: log.append(y), always_call=True)
+    model.register_forward_hook(lambda m, args, y: log.append("never"))
+    model.register_forward_hook(lambda m, args, y: 1 / 0, always_call=True)
+    with pytest.raises(ValueError, match="forward"), pytest.warns(UserWarning, match="was silenced"):
+        model(3)
+    with pytest.raises(ZeroDivisionError):
+        other(3)
+    assert log == [None, 3]
+
+
+@pytest.mark.parametrize("lib", ["kiln", "torch"])
+def test_old_backward_hooks(lib: str) -> None:
+    """Those of the last node: said where it is not the whole module; not beside full ones."""
+    lib_ = pytest.importorskip(lib)
+    leaf, log = lib_.zeros(2, requires_grad=True), []
+
+    class Two(lib_.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return (lib_.exp(x * 2) + x,)
+
+    one, two = lib_.nn.Tanh(), Two()
+    one.register_backward_hook(lambda m, inside, outside: tuple(g * 3 for g in inside))
+    two.register_backward_hook(lambda m, inside, outside: log.append([g.tolist() for g in inside + outside]))
+    with pytest.raises(RuntimeError, match="Cannot use both regular backward hooks and full"):
+        one.register_full_backward_hook(lambda *a: None)
+    one(leaf * 2).sum().backward()
+    assert leaf.grad.tolist() == [6.0, 6.0]
+    with pytest.warns(FutureWarning, match="missing some grad_input"):
+        (y,) = two(leaf * 1)
+    y.sum().backward()
+    assert log == [[[1.0, 1.0]] * 3] and leaf.grad.tolist() == [9.0, 9.0]
+
+
 def test_what_a_module_owns_can_be_written_in_its_dicts() -> None:
     model = nn.Sequential(nn.Linear(1, 1), nn.ReLU())
     twin = copy.deepcopy(model)

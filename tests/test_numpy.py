@@ -47,6 +47,18 @@ def test_a_numpy_number_before_a_tensor_keeps_dtype_and_history(number: Any) -> 
     assert (number ** kiln.ones(2)).tolist() == [2.0, 2.0] and (number - kiln.ones(2)).tolist() == [1.0, 1.0]
 
 
+@pytest.mark.parametrize("lib", ["kiln", "torch"])
+def test_a_tensor_that_requires_grad_where_nothing_is_recorded(lib: str) -> None:
+    f = pytest.importorskip(lib)
+    x = f.ones(2, requires_grad=True)
+    with pytest.raises(RuntimeError, match="Can't call numpy"):
+        x.numpy()
+    with f.no_grad():
+        x.numpy()[0] = 5
+        assert np.asarray(x).tolist() == [5.0, 1.0]
+    assert x.requires_grad and x.tolist() == [5.0, 1.0]
+
+
 def test_in_place_with_an_array() -> None:
     x = alias = kiln.ones(2)
     x += np.ones(2)

@@ -321,39 +321,6 @@ def test_in_place(name: str, dtype: str) -> None:
             assert_same([want], [fresh], case.label)
 
 
-@each_op
-def test_gradient(name: str) -> None:
-    """First derivatives against central differences, second ones through create_graph."""
-    entry = SAMPLED[name]
-    if "float64" not in grad_dtypes(entry):
-        pytest.skip("no gradient in float64")
-    for case in entry.cases("float64"):
-        given = tensors(kiln, case, "float64", grad=True)
-        leaves = leaves_of(given)
-        if not leaves or sum(t.numel() for t in leaves) > 200:
-            continue
-        smooth = [y for y in call(entry, given) if y.requires_grad and dtype_name(y.dtype) == "float64"]
-        if not smooth:  # differences see nothing through float32, and nothing is there through integers
-            assert entry.name == "convert", "a result without history"
-            continue
-
-        def fn(*_: Any, given: Case = given) -> Any:
-            return tuple(call(entry, given))
-
-        kiln.autograd.gradcheck(fn, leaves)
-        if sum(t.numel() for t in leaves) <= 40:
-            gradgradcheck_at(entry, given, leaves)
-
-
-def gradgradcheck_at(entry: Entry, given: Case, leaves: list[Any]) -> None:
-    """gradgradcheck of the op on tensors that already sit in `given`."""
-
-    def fn(*values: Any) -> Any:
-        return tuple(call(entry, given))
-
-    kiln.autograd.gradgradcheck(fn, leaves)
-
-
 def run_with_gradients(entry: Entry, given: Case) -> list[Any]:
     """The op's results and the gradients of their sum of squares by every float operand."""
     results = call(entry, given)

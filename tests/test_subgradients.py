@@ -26,11 +26,8 @@ CASES: dict[str, tuple[Program, tuple[Any, ...]]] = {}
 # case -> how kiln differs, and why
 KNOWN = {
     "topk": "of equals the earlier",
-    "elu": "the second derivative at 0 is that from the left, as the first is",
-    "elu 2": "the second derivative at 0 is that from the left, as the first is",
-    "celu": "the second derivative at 0 is that from the left, as the first is",
-    "selu": "the second derivative at 0 is that from the left, as the first is",
-    "prelu": "the second derivative at 0 is that of the first, the weight's",
+    "prelu": "at 0 the second derivative is of the weight, as the first; PyTorch's is of the other branch",
+    "softplus at its threshold": "the second derivative is of the curve, as the first is",
     "hardsigmoid": "PyTorch's sixth is float32's",
     "kl_div": "PyTorch's gradient by a target of 0 is NaN",
     "poisson": "PyTorch's gradient by a target of 0 is NaN",
@@ -111,6 +108,10 @@ for name in (
     knees = [-3.0, -1.0, -0.5, -0.0, 0.0, 0.5, 1.0, 3.0, 6.0, 100.0, -100.0, 1000.0, -1000.0]
     case(name, lambda k, x, name=name: functional(k, name)(x), knees)
     case(f"{name} at infinity", lambda k, x, name=name: functional(k, name)(x), [INF, -INF])
+case("softplus at its threshold", lambda k, x: functional(k, "softplus")(x, 2.0, 1.0), [0.25, 0.5, 0.75])
+case("celu 2", lambda k, x: functional(k, "celu")(x, 2.0), [-1.0, -0.0, 0.0, 1.0])
+case("celu -2", lambda k, x: functional(k, "celu")(x, -2.0), [-1.0, 0.0, 1.0])
+case("elu_ -1", lambda k, x: functional(k, "elu_")(x * 1, -1.0), [-1.0, 0.0, 1.0])
 case("elu 2", lambda k, x: k.nn.functional.elu(x, 2.0), [-1.0, 0.0, 1.0])
 case("threshold", lambda k, x: k.nn.functional.threshold(x, 1.0, 5.0), [0.0, 1.0, 2.0, NAN])
 case("prelu", lambda k, x, w: k.nn.functional.prelu(x, w), [-1.0, 0.0, 1.0], [0.3])
@@ -177,6 +178,12 @@ for order in (1, -1, INF, -INF):
     case(f"matrix_norm {order} at 0", lambda k, x, p=order: k.linalg.matrix_norm(x, p), [[0.0, 0.0]] * 2)
 cosine = lambda k, x, y: k.nn.functional.cosine_similarity(x, y)  # noqa: E731
 case("cosine of zeros", cosine, [[0.0, 0.0], [1.0, 2.0]], [[0.0, 0.0], [1.0, 2.0]])
+case(
+    "cosine within eps",
+    lambda k, x, y: k.nn.functional.cosine_similarity(x, y, eps=0.5),
+    [[0.1, -0.2], [1.0, 2.0], [0.2, 0.1]],
+    [[2.0, 1.0], [0.3, 0.1], [-0.1, 0.3]],
+)
 case("cosine with zeros", cosine, [[0.0, 0.0], [1.0, 2.0]], [[1.0, 2.0], [1.0, 2.0]])
 
 # -- reductions and scans -----------------------------------------------------------------------------------
@@ -368,6 +375,41 @@ def test_derivatives_are_pytorch(name: str, way: Any) -> None:
         assert differ, f"it agrees now: {KNOWN[name]}"
     else:
         assert not differ, "\n".join(differ)
+
+
+# the slope at NaN that PyTorch gives in the vectors of its loops, and in what is left behind them
+AT_NAN = {
+    "celu": (NAN, 1.0),
+    "elu": (NAN, 1.0),
+    "selu": (NAN, 1.0507009873554805),
+    "hardswish": (NAN, 1.0),
+    "softshrink": (0.0, 1.0),
+    "hardshrink": (0.0, 1.0),
+    "hardtanh": (0.0, 1.0),
+    "relu6": (0.0, 1.0),
+    "hardsigmoid": (0.0, 0.0),
+    "leaky_relu": (0.01, 0.01),
+    "relu": (1.0, 1.0),
+}
+
+
+@needs_torch
+@pytest.mark.parametrize("name", AT_NAN)
+def test_slope_at_nan_is_one_of_pytorch_s(name: str) -> None:
+    """NaN where PyTorch's value is NaN; of PyTorch's two slopes there one, at every place."""
+
+    def slopes(k: Any, count: int) -> Any:
+        x = k.full((count,), NAN, dtype=k.float64).requires_grad_()
+        y = functional(k, name)(x)
+        return to_array(y.detach()), to_array(k.autograd.grad(y.sum(), x)[0])
+
+    for count, choice in ((64, 0), (1, 1)):
+        value, slope = slopes(torch, count)
+        np.testing.assert_array_equal(slope[0], AT_NAN[name][choice])
+        ours, own = slopes(kiln, count)
+        np.testing.assert_array_equal(ours, value)
+        assert repr(float(own[0])) in map(repr, AT_NAN[name])
+        np.testing.assert_array_equal(own, np.full(count, own[0]))
 
 
 def test_known_are_cases() -> None:

@@ -23,6 +23,7 @@ from kiln.autograd.function import Function
 from kiln.autograd.grad_mode import (
     enable_grad,
     inference_mode,
+    is_multithreading_enabled,
     no_grad,
     set_grad_enabled,
     set_multithreading_enabled,
@@ -38,8 +39,8 @@ if _TYPE_CHECKING:
 __all__ = [
     "Function", "Variable", "anomaly_mode", "backward", "detect_anomaly", "enable_grad", "function",
     "functional", "grad", "grad_mode", "gradcheck", "gradgradcheck", "graph", "inference_mode",
-    "no_grad", "set_detect_anomaly", "set_grad_enabled", "set_multithreading_enabled",
-    "variable",
+    "is_multithreading_enabled", "no_grad", "set_detect_anomaly", "set_grad_enabled",
+    "set_multithreading_enabled", "variable",
 ]  # fmt: skip
 
 # What few programs need, imported when it is first asked for: name -> its module.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Union
 
 from kiln import _core, ops
@@ -148,6 +148,52 @@ def _of_unused(
             "allow_unused=True if this is the desired behavior."
         )
     return None
+
+
+def deeper(thread: int, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """call(*args) on a thread of its own, with what this one has set: backward is nested so deeply that
+    neither Python's count of calls nor the stack would do. `thread`: this one's number in the core.
+    """
+    from contextvars import copy_context  # few programs come here
+    from threading import Thread
+
+    found, context = _State(), copy_context()
+    results: list[Any] = []
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            _core.work_for(thread)
+            found.restore()
+            results.append(context.run(call, *args))
+        except BaseException as error:
+            errors.append(error)
+
+    worker = Thread(target=work)
+    worker.start()
+    interrupts: list[BaseException] = []
+    while worker.is_alive():
+        try:
+            worker.join()
+        except KeyboardInterrupt as interrupt:  # what it computes belongs to this thread's pass
+            interrupts.append(interrupt)
+    for error in (errors or interrupts)[:1]:
+        raise error
+    return results[0]
+
+
+class _State:
+    """What a thread has set of modes and hooks on saved tensors."""
+
+    def __init__(self) -> None:
+        self.modes, self.hooks = _core.modes(), _core.saved_tensors_hooks()
+        self.refusal = _core.refuse_saved_tensors_hooks(None)
+        _core.refuse_saved_tensors_hooks(self.refusal)
+
+    def restore(self) -> None:
+        _core.set_modes(*self.modes)
+        _core.set_saved_tensors_hooks(self.hooks)
+        _core.refuse_saved_tensors_hooks(self.refusal)
 
 
 def _tuple(tensors: Places) -> tuple[Place, ...]:

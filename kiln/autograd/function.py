@@ -25,6 +25,7 @@ class FunctionCtx:
     _dirty: tuple[Any, ...] = ()
     _constant: tuple[Any, ...] = ()
     _materialize = True
+    _materialize_non_diff_grads = True  # whether that holds for results without derivative
     _node: Any = None  # while backward runs
     _places: Any = None  # where the node keeps each tensor of `_kept`, None for None
     _function: Any = None  # the class
@@ -43,6 +44,15 @@ class FunctionCtx:
                     "keep it as an attribute of ctx"
                 )
         self._kept = tensors
+
+    def save_for_forward(self, *tensors: Any) -> None:
+        """What a `jvp` of the function would read: taken, as programs say it, and not kept."""
+
+    @property
+    def saved_variables(self) -> tuple[Tensor | None, ...]:
+        """The old name of saved_tensors."""
+        warn("'saved_variables' is deprecated; use 'saved_tensors'", DeprecationWarning, stacklevel=2)
+        return self.saved_tensors
 
     @property
     def saved_tensors(self) -> tuple[Tensor | None, ...]:
@@ -71,7 +81,7 @@ class FunctionCtx:
 
     def __call__(self, node: Any, grads: tuple[Tensor | None, ...]) -> list[Tensor | None]:
         """The gradients of the tensors among the arguments: what the engine calls."""
-        given = [g if isinstance(g, Tensor) else self._undefined(r) for r, g in self._beside(grads)]
+        given = [self._undefined(*r) if g is None else g for r, g in self._beside(grads)]
         before, self._node = self._node, node
         try:
             found = self._function._derivative()(self, *given)
@@ -80,12 +90,13 @@ class FunctionCtx:
         return self._checked(found if isinstance(found, tuple) else (found,))
 
     def _beside(self, grads: tuple[Tensor | None, ...]) -> list[tuple[Any, Tensor | None]]:
-        """Each result with its gradient."""
-        return [(r, None if k is None else grads[k]) for k, r in self._results]
+        """Each result (its place, and what zeros of it are like) with its gradient."""
+        return [(r, None if r[0] is None else grads[r[0]]) for r in self._results]
 
-    def _undefined(self, like: Any) -> Tensor | None:
+    def _undefined(self, place: int | None, like: Any) -> Tensor | None:
         """What stands for a gradient that is not defined."""
-        if not self._materialize or like is None:
+        wanted = self._materialize and (place is not None or self._materialize_non_diff_grads)
+        if not wanted or like is None:
             return None
         zeros: Tensor = ops.zeros(like[0], dtype=like[1])
         return zeros
@@ -135,9 +146,19 @@ class Function:
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        warn(
+            f"{type(self).__name__} should not be instantiated. Methods on autograd functions are all "
+            f"static: call {type(self).__name__}.apply(...)",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        name = type(self).__name__
         raise RuntimeError(
-            f"{type(self).__name__}: a function has static methods and no objects; call "
-            f"{type(self).__name__}.apply(...)"
+            "Legacy autograd function with non-static forward method is deprecated. Please use new-style "
+            f"autograd function with static forward method: make forward and backward of {name} static "
+            f"methods, and call {name}.apply(...)"
         )
 
     @staticmethod
@@ -272,6 +293,14 @@ def _recorded(ctx: FunctionCtx, inputs: list[Any], outputs: tuple[Any, ...], rec
         where = iter(_core.record_user(ctx._function.__name__, ctx, inputs, made, kept, dirty))
         ctx._places = [x if x is None else next(where) for x in saved]
     return results
+
+
+class InplaceFunction(Function):
+    """The old name of functions that change their inputs: `ctx.mark_dirty` is what says so."""
+
+    def __init__(self, inplace: bool = False) -> None:
+        super().__init__()
+        self.inplace = inplace
 
 
 class _Once(Function):

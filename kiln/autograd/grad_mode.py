@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Generator
+from contextlib import ContextDecorator
 from functools import wraps
 from types import TracebackType
 from typing import Any, TypeVar, cast
@@ -221,10 +222,32 @@ def is_inference(input: Any) -> bool:
     return bool(input.is_inference())
 
 
-class set_multithreading_enabled(_Mode):
-    """Does nothing, at once and as a context manager: one thread runs backward, its kernels use several."""
+_multithreading = True
 
-    __slots__ = ()
 
-    def _switch(self) -> None:
-        pass
+class set_multithreading_enabled(ContextDecorator):
+    """Says something at once and as a context manager that changes nothing: one thread runs backward, its
+    kernels use several. is_multithreading_enabled() is what was said last.
+    """
+
+    def __init__(self, mode: bool) -> None:
+        global _multithreading
+        self.mode, self._found = mode, _multithreading
+        _multithreading = mode
+
+    def __enter__(self) -> set_multithreading_enabled:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        global _multithreading
+        _multithreading = self._found
+
+
+def is_multithreading_enabled() -> bool:
+    """What set_multithreading_enabled last said; it changes nothing here.
+
+    >>> import kiln
+    >>> kiln.autograd.is_multithreading_enabled()
+    True
+    """
+    return _multithreading

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
@@ -180,10 +179,9 @@ class saved_tensors_hooks:
         _core.set_saved_tensors_hooks((self.pack_hook, self.unpack_hook))
         self._found.append(found)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        _core.set_saved_tensors_hooks(self._found.pop())
+    def __exit__(self, *exception: object) -> None:
+        if self._found:
+            _core.set_saved_tensors_hooks(self._found.pop())
 
 
 class save_on_cpu(saved_tensors_hooks):
@@ -276,6 +274,9 @@ def allow_mutation_on_saved_tensors() -> Generator[_AllowMutation, None, None]:
     >>> a.grad
     tensor([2., 2.])
     """
+    pack = (_core.saved_tensors_hooks() or (None,))[0]
+    if isinstance(getattr(pack, "__self__", None), _AllowMutation):
+        raise RuntimeError("allow_mutation_on_saved_tensors contexts cannot be nested")
     context = _AllowMutation()
     try:
         with saved_tensors_hooks(context.pack, context.unpack):

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from kiln import ops
+from kiln import _core, ops
 from kiln._core import Tensor
 
 __all__ = ["Variable", "VariableMeta"]
+
+
+class _Engine:
+    """What `Variable._execution_engine` is: the engine of backward."""
+
+    @staticmethod
+    def queue_callback(callback: Callable[[], Any]) -> None:
+        """Calls a function when the backward under way is over, its `.grad`s stored; it may queue others.
+
+        RuntimeError where no backward is under way.
+        """
+        _core.queue_callback(callback)
 
 
 class VariableMeta(type):
@@ -32,6 +45,8 @@ class Variable(metaclass=VariableMeta):
     >>> isinstance(x, kiln.autograd.Variable)
     True
     """
+
+    _execution_engine = _Engine()
 
     def __new__(cls, data: Tensor | None = None, requires_grad: bool = False) -> Tensor:  # type: ignore[misc]
         if data is not None and not isinstance(data, Tensor):

@@ -230,6 +230,10 @@ def _check_scalar(value: Any) -> None:
 def _outputs(name: str, result: Any) -> tuple[list[Any], Any]:
     """The tensors a function gave, and what builds its result of others."""
     leaves, build = flatten(result)
+    if result is None or not leaves:
+        raise RuntimeError(
+            f"{name}: Expected f to be a function that has non-empty output (got output = {result})"
+        )
     for y in leaves:
         if not isinstance(y, _core.Tensor):
             raise RuntimeError(

@@ -6,6 +6,7 @@ A name imported as itself is public.
 
 from kiln.nn import functional as functional
 from kiln.nn import init as init
+from kiln.nn import modules as modules
 from kiln.nn import utils as utils
 from kiln.nn.activations import (
     CELU as CELU,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Any
+from warnings import warn
 
 from kiln import _core
 from kiln._core import Tensor
@@ -114,3 +115,28 @@ def _replaced(grads: Any, came: Any, who: str, what: str) -> Any:
             f"Backward {who} returned an invalid number of {what}, got {len(came)}, but expected {len(grads)}"
         )
     return came
+
+
+def watch_node(module: Any, hooks: Iterable[Callable[..., Any]], args: tuple[Any, ...], result: Any) -> None:
+    """Calls hooks with the gradients of the node of a result, the first of several. It may be a part of what
+    the module computes: a FutureWarning says so.
+    """
+    first = result
+    while not isinstance(first, Tensor):
+        first = (
+            next(v for v in first.values() if isinstance(v, Tensor)) if isinstance(first, dict) else first[0]
+        )
+    node = first.grad_fn
+    if node is None:
+        return
+    for hook in hooks:
+        node.register_hook(lambda inside, outside, hook=hook: hook(module, inside, outside))
+    ends = {x.grad_fn for x in args if isinstance(x, Tensor)} - {None}
+    if ends != {n for n, _ in node.next_functions}:
+        warn(
+            "Using a non-full backward hook when the forward contains multiple autograd Nodes is deprecated "
+            "and will be removed in future versions. This hook will be missing some grad_input. Please use "
+            "register_full_backward_hook to get the documented behavior.",
+            FutureWarning,
+            stacklevel=4,
+        )

@@ -137,7 +137,7 @@ def embedding(
     rows: Tensor = ops.embedding(input, weight)
     if scale_grad_by_freq and rows.requires_grad:
         times = ops.bincount(input.flatten(), minlength=num)[input]
-        rows.register_hook(lambda g: g / times.unsqueeze(-1).to(g.dtype))
+        rows.register_hook(lambda g: g if g is None else g / times.unsqueeze(-1).to(g.dtype))
     if padding_idx is None:
         return rows
     padding = (input == padding_idx % num).unsqueeze(-1)

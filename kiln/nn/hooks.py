@@ -1,22 +1,26 @@
-"""Forward hooks: functions called before or after a module's `forward`, and the handle that removes one."""
+"""Forward hooks: functions called before or after a module's `forward`, and the handle that removes one.
+Hooks of every module.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Any
+from warnings import warn
 
 _numbers = count()
 
 
 class Hook:
-    """One hook: the function and whether it takes the keyword arguments."""
+    """One hook: the function, whether it takes the keyword arguments, whether it is called after errors."""
 
-    __slots__ = ("function", "with_kwargs")
+    __slots__ = ("always", "function", "with_kwargs")
 
-    def __init__(self, function: Callable[..., Any], with_kwargs: bool) -> None:
+    def __init__(self, function: Callable[..., Any], with_kwargs: bool, always: bool = False) -> None:
         self.function = function
         self.with_kwargs = with_kwargs
+        self.always = always
 
     def before(
         self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -37,6 +41,31 @@ class Hook:
         given = (args, kwargs) if self.with_kwargs else (args,)
         came = self.function(module, *given, result)
         return result if came is None else came
+
+
+def call_after_error(
+    hooks: Iterable[Hook], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+) -> None:
+    """Calls those of the hooks that are called whatever happens; what they raise is only a warning."""
+    for hook in hooks:
+        if hook.always:
+            try:
+                result = hook.after(module, args, kwargs, result)
+            except Exception as error:
+                warn(
+                    "module forward hook with ``always_call=True`` raised an exception that was silenced as "
+                    f"another error was raised in forward: {error}",
+                    stacklevel=3,
+                )
+
+
+class Everywhere:
+    """The hooks of every module, called before its own."""
+
+    forward_pre: dict[int, Hook] = {}
+    forward: dict[int, Hook] = {}
+    backward_pre: dict[int, Callable[..., Any]] = {}
+    backward: dict[int, Callable[..., Any]] = {}
 
 
 class RemovableHandle:

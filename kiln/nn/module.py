@@ -20,8 +20,8 @@ from kiln import _core
 from kiln._core import Tensor
 from kiln.autograd import no_grad
 from kiln.errors import describe, message
-from kiln.nn.backward_hooks import Call
-from kiln.nn.hooks import Hook, RemovableHandle
+from kiln.nn.backward_hooks import Call, watch_node
+from kiln.nn.hooks import Everywhere, Hook, RemovableHandle, call_after_error
 from kiln.nn.parameter import Parameter
 from kiln.nn.state import IncompatibleKeys, load_tree, save_tree
 
@@ -92,7 +92,10 @@ class Module:
     _forward_hooks: dict[int, Hook]
     _backward_pre_hooks: dict[int, Callable[..., Any]]
     _backward_hooks: dict[int, Callable[..., Any]]
-    _hooked = False  # whether any of these ever held one: all that a call without hooks asks
+    _hooked = False  # whether any of these ever held one, or every module has: all that a call asks without
+    _is_full_backward_hook: bool | None = (
+        None  # of _backward_hooks: whether they are of the module, not a node
+    )
 
     def __init__(self) -> None:
         self.__dict__.update(
@@ -112,16 +115,28 @@ class Module:
 
     def _call_with_hooks(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """forward between its hooks; a hook that returns something replaces the arguments or the result."""
-        for pre in list(self._forward_pre_hooks.values()):
-            args, kwargs = pre.before(self, args, kwargs)
-        call = None
-        if self._backward_pre_hooks or self._backward_hooks:
-            call = Call(self, self._backward_pre_hooks.values(), self._backward_hooks.values())
-            args = call.enter(args)
-        result = self.forward(*args, **kwargs)
-        for post in list(self._forward_hooks.values()):
-            result = post.after(self, args, kwargs, result)
-        return result if call is None else call.leave(result)
+        result = None
+        posts = [*Everywhere.forward.values(), *self._forward_hooks.values()]
+        try:
+            for pre in [*Everywhere.forward_pre.values(), *self._forward_pre_hooks.values()]:
+                args, kwargs = pre.before(self, args, kwargs)
+            full = self._is_full_backward_hook is not False
+            before = [*Everywhere.backward_pre.values(), *self._backward_pre_hooks.values()]
+            after = [*Everywhere.backward.values(), *(self._backward_hooks.values() if full else ())]
+            call = Call(self, before, after) if before or after else None
+            if call is not None:
+                args = call.enter(args)
+            result = self.forward(*args, **kwargs)
+            while posts:
+                result = posts.pop(0).after(self, args, kwargs, result)
+            if call is not None:
+                result = call.leave(result)
+            if not full:
+                watch_node(self, list(self._backward_hooks.values()), args, result)
+            return result
+        except Exception:
+            call_after_error(posts, self, args, kwargs, result)
+            raise
 
     def register_forward_pre_hook(
         self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False
@@ -131,11 +146,19 @@ class Module:
         return RemovableHandle(self._forward_pre_hooks, Hook(hook, with_kwargs), prepend)
 
     def register_forward_hook(
-        self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False
+        self,
+        hook: Callable[..., Any],
+        *,
+        prepend: bool = False,
+        with_kwargs: bool = False,
+        always_call: bool = False,
     ) -> RemovableHandle:
-        """Call `hook(module, args[, kwargs], result)` after forward; what it returns replaces the result."""
+        """Call `hook(module, args[, kwargs], result)` after forward; what it returns replaces the result.
+
+        With `always_call` also after an error, with the result as far as there is one.
+        """
         self._hooked = True
-        return RemovableHandle(self._forward_hooks, Hook(hook, with_kwargs), prepend)
+        return RemovableHandle(self._forward_hooks, Hook(hook, with_kwargs, always_call), prepend)
 
     def register_full_backward_pre_hook(
         self, hook: Callable[..., Any], prepend: bool = False
@@ -152,9 +175,25 @@ class Module:
 
         Tuples of the gradients of the positional arguments and of the results (a tensor or a tuple of some),
         None for what has none; a tuple it returns goes on in place of `grad_inputs`. If no argument requires
-        gradients it is called with those of the results.
+        gradients it is called with those of the results. RuntimeError beside register_backward_hook.
         """
-        self._hooked = True
+        return self._add_backward_hook(True, hook, prepend)
+
+    def register_backward_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """Call `hook(module, grad_inputs, grad_outputs)` of the last node of forward: deprecated.
+
+        Where forward makes several nodes, `grad_inputs` are not the module's, which a FutureWarning says:
+        register_full_backward_hook has them. RuntimeError beside it.
+        """
+        return self._add_backward_hook(False, hook, False)
+
+    def _add_backward_hook(self, full: bool, hook: Callable[..., Any], prepend: bool) -> RemovableHandle:
+        if self._is_full_backward_hook is (not full):
+            raise RuntimeError(
+                "Cannot use both regular backward hooks and full backward hooks on a single Module. Please "
+                "use only one of them."
+            )
+        self._hooked, self._is_full_backward_hook = True, full
         return RemovableHandle(self._backward_hooks, hook, prepend)
 
     # -- what a module owns ---------------------------------------------------------------------------

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from kiln.ops import comparison, kinds, scalar
 from kiln.ops import declare as d
-from kiln.ops import kinds, scalar
-from kiln.ops.pointwise import convert, where
+from kiln.ops.pointwise import by_steps, convert, where
 from kiln.ops.record import Number, Operand, Sample, Structure, Tensor, composite, pointwise
 from kiln.ops.scalars import normal
 from kiln.ops.unary import abs, exp, expm1, float_function, log1p, rsqrt, sigmoid, sqrt, tanh
@@ -218,8 +218,15 @@ def leaky_relu(input: Tensor, negative_slope: Number = 0.01) -> Any:
     >>> kiln.nn.functional.leaky_relu(kiln.tensor([-1.0, 2.0]))
     tensor([-0.0100,  2.0000])
     """
-    x = floating(input, "leaky_relu_cpu")
+    x = by_steps(floating(input, "leaky_relu_cpu"))
     return narrow(where(x > 0, x, x * negative_slope), input.dtype)
+
+
+def decaying(x: Any) -> Any:
+    """exp(x) - 1, whose slope does not change at 0: there elu and its relatives are bent, and their second
+    derivative is 0 in PyTorch.
+    """
+    return where(comparison.eq(x, 0), x, expm1(x))
 
 
 @composite(
@@ -238,7 +245,7 @@ def elu(input: Tensor, alpha: Number = 1.0) -> Any:
     """
     x = floating(input, "elu_cpu")
     positive = x > 0
-    return narrow(where(positive, x, alpha * expm1(where(positive, 0, x))), input.dtype)
+    return narrow(where(positive, x, alpha * decaying(where(positive, 0, x))), input.dtype)
 
 
 @composite(

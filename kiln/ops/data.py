@@ -168,7 +168,8 @@ def is_tensor(obj: Any) -> bool:
 
 
 def numpy(self: Any, *, force: bool = False) -> Any:
-    """The tensor's memory as a NumPy array. RuntimeError if it requires gradients, TypeError for bfloat16.
+    """The tensor's memory as a NumPy array. RuntimeError if it requires gradients
+    where they are recorded, TypeError for bfloat16.
 
     With `force`, detached and copied if need be.
     """
@@ -176,7 +177,7 @@ def numpy(self: Any, *, force: bool = False) -> Any:
 
     if self.dtype is _core.bfloat16:
         raise TypeError("numpy: NumPy has no bfloat16; use x.float().numpy()")
-    if self.requires_grad:
+    if self.requires_grad and (force or _core.grad_enabled()):
         if not force:
             raise RuntimeError(
                 "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."

@@ -192,7 +192,8 @@ def _cosine(np: Any, a: Any, b: Any, dim: int = 1, eps: float = 1e-8) -> Any:
 @composite(
     samples=d.samples(
         _matrices((3, 5), (3, 5)),
-        lambda rng, t: ((*_matrices((2, 4, 3), (4, 1))(rng, t)[0], -2), {"eps": 0.5}),
+        # longer than eps: the gradient of shorter ones is PyTorch's, that of their length (test_subgradients)
+        lambda rng, t: ((*_matrices((2, 4, 3), (4, 1))(rng, t)[0], -2), {"eps": 0.05}),
     ),
     reference=d.reference(_cosine),
     failures=d.failures(

@@ -11,15 +11,15 @@ from typing import Any
 from kiln.ops import declare as d
 from kiln.ops import kinds
 from kiln.ops import unary as u
-from kiln.ops.activations import floating, leaky_relu, narrow, wide
+from kiln.ops.activations import decaying, floating, leaky_relu, narrow, wide
 from kiln.ops.declare import into, public
 from kiln.ops.kinds import normalize_dim
 from kiln.ops.normalising import softmax
-from kiln.ops.pointwise import convert, where
+from kiln.ops.pointwise import by_steps, convert, overwrite, where
 from kiln.ops.random.sampling import rand_like
 from kiln.ops.record import Number, Operand, Sample, Tensor, composite, pointwise
 from kiln.ops.scalar import select
-from kiln.ops.unary import abs, exp, expm1, log1p, sigmoid, tanh
+from kiln.ops.unary import abs, exp, log1p, sigmoid, tanh
 from kiln.ops.views import reshape, slice_
 
 SELU_SCALE, SELU_ALPHA = 1.0507009873554805, 1.6732632423543772
@@ -33,7 +33,7 @@ def _like(x: Any, value: Any) -> Any:
 def _exponential(x: Any, alpha: Any) -> Any:
     """x where positive, else alpha * (exp(x / alpha) - 1)."""
     positive = x > 0
-    return where(positive, x, alpha * expm1(where(positive, 0, x) / alpha))
+    return where(positive, x, alpha * decaying(where(positive, 0, x) / alpha))
 
 
 def _samples(*numbers: float, low: float = -3.0, high: float = 3.0) -> Any:
@@ -90,7 +90,7 @@ def selu(input: Tensor) -> Any:
     """
     x = floating(input, "elu_cpu")
     positive = x > 0
-    low = SELU_SCALE * SELU_ALPHA * expm1(where(positive, 0, x))
+    low = SELU_SCALE * SELU_ALPHA * decaying(where(positive, 0, x))
     return narrow(where(positive, SELU_SCALE * x, low), input.dtype)
 
 
@@ -143,7 +143,7 @@ def bounded(input: Tensor, min_val: Number = -1.0, max_val: Number = 1.0) -> Any
     """`hardtanh` for bounds in order: `input` within them, flat at and beyond them."""
     if input.dtype == "bool":
         raise RuntimeError("Bool inputs not supported for hardtanh")
-    x = wide(input)
+    x = by_steps(wide(input))
     low, high = _like(x, min_val), _like(x, max_val)
     return narrow(where(x <= low, low, where(x >= high, high, x)), input.dtype)
 
@@ -212,6 +212,11 @@ def hardsigmoid(input: Tensor) -> Any:
     return narrow(where(x <= -3, 0, where(x >= 3, 1, (x + 3) / 6)), input.dtype)
 
 
+@hardsigmoid.derivative
+def _(g: Any, input: Any) -> Any:
+    return overwrite(input, where(abs(input) < 3, g / 6, 0))  # none for NaN; see by_steps
+
+
 @composite(
     samples=_samples(low=-5.0, high=5.0),
     reference=d.reference(lambda np, x: (x * (np.clip(x + 3.0, 0, 6) / 6)).astype(x.dtype)),
@@ -244,7 +249,7 @@ def hardshrink(input: Tensor, lambd: Number = 0.5) -> Any:
     >>> kiln.hardshrink(kiln.tensor([-0.5, 0.6]))
     tensor([0.0000, 0.6000])
     """
-    x = floating(input, "hardshrink_cpu")
+    x = by_steps(floating(input, "hardshrink_cpu"))
     return narrow(where(abs(x) <= lambd, 0, x), input.dtype)
 
 
@@ -259,7 +264,7 @@ def hardshrink(input: Tensor, lambd: Number = 0.5) -> Any:
 )
 def shrunk(input: Tensor, lambd: Number = 0.5) -> Any:
     """`softshrink` for a lambd that is not negative."""
-    x = floating(input, "softshrink_check")
+    x = by_steps(floating(input, "softshrink_check"))
     return narrow(where(x > lambd, x - lambd, where(x < -lambd, x + lambd, x * 0)), input.dtype)
 
 
@@ -354,7 +359,7 @@ def threshold(input: Tensor, threshold: Number, value: Number) -> Any:
     """
     if input.dtype == "bool":
         raise NotImplementedError("\"threshold_cpu\" not implemented for 'Bool'")
-    x = wide(input)
+    x = by_steps(wide(input))
     return narrow(where(x <= _like(x, threshold), _like(x, value), x), input.dtype)
 
 
@@ -372,12 +377,14 @@ def sloped(input: Operand, slope: Operand) -> Any:
 @sloped.derivative
 def _(g: Any, input: Any, slope: Any) -> Any:
     positive = input > 0
-    return where(positive, g, g * slope), where(positive, 0, g * input)
+    by_input, by_slope = where(positive, g, g * slope), where(positive, 0, g * input)
+    return overwrite(input, by_input), overwrite(slope, by_slope)  # see by_steps
 
 
 @public(
     "prelu",
     layer=True,
+    differs="at 0 the second derivative is of the branch that the first is of: the weight's",
     samples=lambda rng, t: [
         Sample((d.array(rng, (3, 5), t), d.array(rng, (5,), t))),
         Sample((d.array(rng, (2, 3, 2), t), d.array(rng, (1,), t))),

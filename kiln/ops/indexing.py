@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from kiln import _core
+from kiln.graph.size import product
 from kiln.ops import comparison
 from kiln.ops import declare as d
 from kiln.ops import pointwise as p
@@ -102,8 +103,10 @@ def _(g: Any, dim: Any, index: Any) -> Any:
 
 
 def check_index(op: str, input: Any, dim: int, index: Any, src: Any = None) -> None:
-    """PyTorch's errors for an index array that does not fit."""
-    if dtype_name(index.dtype) not in ("int32", "int64") and 0 not in index.shape:
+    """PyTorch's errors for an index array that does not fit; one of nothing may be of any shape and dtype."""
+    if 0 in index.shape:
+        return
+    if dtype_name(index.dtype) not in ("int32", "int64"):
         raise RuntimeError(f"{op}(): Expected dtype int32/int64 for index")
     if max(index.ndim, 1) != max(input.ndim, 1):
         raise RuntimeError(
@@ -129,6 +132,17 @@ def long(index: Any) -> Any:
     return index if dtype_name(index.dtype) == "int64" else p.convert(index, "int64")
 
 
+def unlike(input: Any, index: Any) -> bool:
+    """Whether a call is for arrays in one dim: of a number, or with an index of nothing."""
+    return input.ndim == 0 or index.ndim == 0 or 0 in index.shape
+
+
+def in_one_dim(input: Any, index: Any, *src: Any) -> list[Any]:
+    """The arrays of such a call, src no larger than index."""
+    flat = [reshape(x, (product(tuple(x.shape)),)) for x in (input, long(index), *src)]
+    return [*flat[:2], *(slice_(x, 0, (0, flat[1].shape[0], 1)) for x in flat[2:])]
+
+
 @public("gather", dtypes="all")
 def gather_(input: Any, dim: int, index: Any, *, sparse_grad: bool = False, out: Any = None) -> Any:
     """out[i][j] = input[index[i][j]][j] for dim 0, and so on; of index's shape (int64 or int32). Gradients
@@ -143,10 +157,9 @@ def gather_(input: Any, dim: int, index: Any, *, sparse_grad: bool = False, out:
     """
     dim = normalize_dim(dim, input.ndim, "gather")
     check_index("gather", input, dim, index)
-    if input.ndim == 0 or index.ndim == 0:
-        flat, places = (reshape(x, (1,)) if x.ndim == 0 else x for x in (input, long(index)))
-        result = reshape(gather(flat, 0, places), tuple(index.shape))
-        return p.written_to(result, out)
+    if unlike(input, index):
+        flat, places = in_one_dim(input, index)
+        return p.written_to(reshape(gather(flat, 0, places), tuple(index.shape)), out)
     return gather(input, dim, long(index), **into(out))
 
 
@@ -170,9 +183,10 @@ def scatter_add_(input: Any, dim: int, index: Any, src: Any, *, out: Any = None)
     check_index("scatter", input, dim, index, src)
     if input.dtype != src.dtype:
         raise RuntimeError("scatter(): Expected self.dtype to be equal to src.dtype")
-    if input.ndim == 0:
-        flat, places, values = (reshape(x, (1,)) for x in (input, long(index), src))
-        return p.written_to(reshape(scatter_add(flat, 0, places, values), ()), out, input)
+    if unlike(input, index):
+        flat, places, values = in_one_dim(input, index, src)
+        found = scatter_add(flat, 0, places, values)
+        return p.written_to(reshape(found, tuple(input.shape)), out, input)
     for k, (have, limit) in enumerate(zip(index.shape, src.shape)):
         if isinstance(have, int) and isinstance(limit, int) and have != limit:
             src = slice_(src, k, (0, have, 1))
@@ -283,6 +297,8 @@ def index_select(input: Tensor, dim: Structure, index: Tensor) -> Any:
     """
     index = vector(index, "index_select")
     if input.ndim == 0:
+        if index.ndim and index.shape[0] != 1:
+            raise RuntimeError("index_select(): Index to scalar can have only 1 value")
         return p.clone(input)
     if index.ndim == 0:
         index = reshape(index, (1,))

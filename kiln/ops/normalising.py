@@ -156,4 +156,4 @@ def layer_norm(
     scale = rsqrt(reduce_sum(centered * centered, dims, True) / count + eps)
     y = centered * scale
     y = y if weight is None else y * wide(weight)
-    return narrow(y if bias is None else y + wide(bias), input.dtype)
+    return narrow(y if bias is None else y + wide(p.by_steps(bias)), input.dtype)

@@ -176,7 +176,7 @@ def extend(input: Tensor, mode: Structure, dims: Structure, before: Sizes, after
 
 
 @extend.derivative
-def _(g: Any, mode: Any, dims: Any, before: Any, after: Any) -> Any:
+def _(g: Any, input: Any, mode: Any, dims: Any, before: Any, after: Any) -> Any:
     zero = d.number(g, 0)
     for dim, a, b in zip(dims, before, after):
         size = g.shape[dim] - a - b
@@ -189,7 +189,7 @@ def _(g: Any, mode: Any, dims: Any, before: Any, after: Any) -> Any:
         g = slice_(g, dim, (a, size, 1))
         for x, first in zip((front, back), places):
             g = g + surround(x, zero, (dim,), (first,), (size - first - x.shape[dim],))
-    return g
+    return g if mode == "circular" else p.overwrite(input, g)  # see by_steps
 
 
 def _grown(input: Any, mode: str, dims: list[tuple[int, int, int]]) -> Any:
@@ -261,4 +261,5 @@ def pad(input: Any, pad: Any, mode: str = "constant", value: Any = None) -> Any:
         input = _cropped(input, dim, before, after)
     if mode == "circular":
         input = _grown(input, mode, grown)
-    return input if dims else cat([input], 0)
+    made = grown and (mode == "circular" or all(min(a, b) >= 0 for _, a, b in dims))
+    return input if made else cat([input], 0)

@@ -15,7 +15,7 @@ from kiln.ops import pointwise as p
 from kiln.ops.activations import narrow, wide
 from kiln.ops.creation import full
 from kiln.ops.declare import dtype_name, into, public
-from kiln.ops.indexing import OUT, check_index, gather, long, scatter_add
+from kiln.ops.indexing import OUT, check_index, gather, in_one_dim, long, scatter_add, unlike
 from kiln.ops.kinds import normalize_dim
 from kiln.ops.record import IndexCheck, Op, Structure, Tensor, composite, find, primitive
 from kiln.ops.views import expand, reshape, slice_
@@ -242,19 +242,17 @@ def reduce_along(
     return narrow(result, input.dtype)
 
 
-def _fitted(input: Any, dim: int, index: Any, src: Any, run: Callable[..., Any]) -> Any:
-    """run(x, dim, index, src) on arrays that fit the kernel: of a dim at least, src no larger than index."""
-    if input.ndim == 0:
-        flat = (reshape(x, (1,)) if x.ndim == 0 else x for x in (input, long(index), src))
-        x, places, values = flat
-        return reshape(run(x, 0, places, values), ())
-    if index.ndim == 0:
-        index = reshape(index, (1,))
-        src = reshape(src, (1,)) if src.ndim == 0 else src
+def _fitted(input: Any, dim: int, index: Any, src: Any, out: Any, run: Callable[..., Any]) -> Any:
+    """run(x, dim, index, src, out=) on arrays that fit the kernel: of a dim at least, src no larger than
+    index.
+    """
+    if unlike(input, index):
+        x, places, values = in_one_dim(input, index, src)
+        return p.written_to(reshape(run(x, 0, places, values), tuple(input.shape)), out, input)
     for k, (have, limit) in enumerate(zip(index.shape, src.shape)):
         if isinstance(have, int) and isinstance(limit, int) and have != limit:
             src = slice_(src, k, (0, have, 1))
-    return run(input, dim, long(index), src)
+    return run(input, dim, long(index), src, **into(out))
 
 
 def _checked(input: Any, dim: int, index: Any, src: Any) -> int:
@@ -305,8 +303,7 @@ def scatter(
         one = d.run(full, src, (1,) * max(index.ndim, 1), dtype_name(input.dtype))
         given = expand(one, tuple(index.shape) if index.ndim else (1,))
     if reduce is None:
-        found = _fitted(input, dim, index, given, lambda *args: put_along(*args, **out_of(out, input)))
-        return found if input.ndim else p.written_to(found, out, input)
+        return _fitted(input, dim, index, given, out, put_along)
     return scatter_reduce(input, dim, index, given, _SCATTER[reduce], **into(out))
 
 
@@ -347,11 +344,10 @@ def scatter_reduce(
         raise RuntimeError(f"reduce argument must be either sum, prod, mean, amax or amin, got {reduce}.")
     dim = _checked(input, dim, index, src)
 
-    def run(x: Any, along: int, places: Any, values: Any) -> Any:
-        return reduce_along(x, along, places, values, reduce, include_self, **out_of(out, input))
+    def run(*arrays: Any, **target: Any) -> Any:
+        return reduce_along(*arrays, reduce, include_self, **target)
 
-    found = _fitted(input, dim, index, src, run)
-    return found if input.ndim else p.written_to(found, out, input)
+    return _fitted(input, dim, index, src, out, run)
 
 
 @composite(

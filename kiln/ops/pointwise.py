@@ -142,6 +142,30 @@ def _(g: Any) -> Any:
     return zeros_of(g), g
 
 
+@pointwise(
+    samples=d.unary(),
+    reference=d.reference(lambda np, x: x),
+    failures=d.not_an_array("by_steps"),
+    dtypes="all",
+    public=False,
+)
+def by_steps(input: Operand) -> Any:
+    """`input` where a function looks at it to choose: the function's derivative changes by steps alone. Its
+    gradient has a history all the same, that of zeros, as PyTorch's has where one op computes it.
+
+    >>> x = kiln.tensor([3.0], requires_grad=True)
+    >>> (g,) = kiln.autograd.grad(kiln.nn.functional.relu6(x), x, create_graph=True)
+    >>> kiln.autograd.grad(g, x)
+    (tensor([0.]),)
+    """
+    return input
+
+
+@by_steps.derivative
+def _(g: Any, input: Any) -> Any:
+    return overwrite(input, g)
+
+
 # Sums, differences, products, quotients
 
 

@@ -226,7 +226,16 @@ for _name, _given in _VIEWED.items():
 
 def _becoming(name: str) -> Callable[..., Any]:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return becoming(self, f"{name}_", lambda x: registry.function(name)(x, *args, **kwargs))
+        def view(x: Any) -> Any:
+            if not x.requires_grad or x.is_leaf:
+                return registry.function(name)(x, *args, **kwargs)
+            mode = _core.set_grad_enabled(True)  # under no_grad too: the tensor keeps its history
+            try:
+                return registry.function(name)(x, *args, **kwargs)
+            finally:
+                _core.set_grad_enabled(mode)
+
+        return becoming(self, f"{name}_", view)
 
     method.__name__ = method.__qualname__ = f"{name}_"
     method.__doc__ = f"The tensor becomes its view `{name}(...)`, through which gradients flow on."

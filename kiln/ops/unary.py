@@ -410,7 +410,7 @@ def relu(input: Operand) -> Any:
 
 @relu.derivative
 def _(g: Any, y: Any) -> Any:
-    return overwrite(y, where(y <= 0, 0, g))  # it depends on y, by steps: its gradient is 0, as PyTorch's
+    return overwrite(y, where(y <= 0, 0, g))  # see by_steps
 
 
 # Tests of floats: bool results, no derivative

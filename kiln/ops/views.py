@@ -358,11 +358,13 @@ def unflatten(input: Any, dim: int, sizes: Any) -> Any:
 
 @public("permute", dtypes="all")
 def permute_(input: Any, *order: Any, dims: Any = None) -> Any:
-    """The dims in another order. RuntimeError unless every dim is named once.
+    """The dims in another order. RuntimeError unless every dim is named once; TypeError without any.
 
     >>> kiln.permute(kiln.zeros(2, 3, 4), (2, 0, 1)).shape
     kiln.Size([4, 2, 3])
     """
+    if not order and dims is None:
+        raise TypeError('permute() missing 1 required positional arguments: "dims"')
     order = sizes_of(order if dims is None else (dims,))
     if len(order) != input.ndim:
         raise RuntimeError(

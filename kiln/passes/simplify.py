@@ -3,7 +3,8 @@
     dead code                   what no output, update or check needs is dropped
     literals                    a pointwise node on literals only becomes a literal (float64, int64, bool)
     x * 1, x / 1, x - 0         become x, where dtype and shape stay; x + 0.0 stays: it turns -0.0 into 0.0
-    convert to the same dtype   becomes x
+    convert to the same dtype   becomes x, as what only derivatives tell from it (detach, by_steps)
+    overwrite(x, y)             becomes y, where dtype and shape are its own
     sums over dims of size 1    become a reshape (also products, maxima, minima)
     views of views              reshape of reshape, permute of permute, expand of expand: one view; a view
                                 that changes nothing: none
@@ -125,14 +126,14 @@ def _pointwise(state: _State, node: Node, inputs: tuple[Value, ...]) -> Value | 
     name = node.op.name
     if all(_literal(v) is not None for v in inputs) and inputs:
         return _fold(state, node, inputs)
-    if name in ("convert", "detach") and inputs[0].dtype == node.out.dtype and not inputs[0].weak:
+    if name in ("convert", "detach", "by_steps") and inputs[0].dtype == node.out.dtype and not inputs[0].weak:
         return inputs[0]
     if len(inputs) != 2:
         return None
     kept: Value | None = None
     if (name in ("mul", "div") and _is_one(inputs[1])) or (name == "sub" and _is_zero(inputs[1])):
         kept = inputs[0]
-    elif name == "mul" and _is_one(inputs[0]):
+    elif (name == "mul" and _is_one(inputs[0])) or name == "overwrite":
         kept = inputs[1]
     if (
         kept is None

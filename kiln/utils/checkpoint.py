@@ -113,7 +113,7 @@ class _Run:
         def pack(tensor: Tensor) -> Tensor:
             nonlocal count
             if count == len(self.places):
-                self.refuse_count(f"more than {count}")
+                self.refuse_count(f"more than {count} (trying to save more tensors during recomputation)")
             place, was, line = self.places[count]
             if self.check and describe(tensor) != was:
                 came = f"{describe(tensor)}{self.line()}"

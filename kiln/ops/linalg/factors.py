@@ -198,8 +198,9 @@ def lu(A: Any, pivot: bool = True, get_infos: bool = False, out: Any = None) -> 
     >>> kiln.lu(kiln.tensor([[0.0, 1.0], [2.0, 0.0]]))[1]
     tensor([2, 2], dtype=kiln.int32)
     """
-    factor = lu_factor_ex if get_infos else lu_factor
-    return tuple(factor(A, pivot=pivot, out=out))
+    if get_infos:
+        return named("_lu_with_info", "LU pivots info", *lu_factor_ex(A, pivot=pivot, out=out))
+    return tuple(lu_factor(A, pivot=pivot, out=out))
 
 
 def _range_of(A: Any, q: int, niter: int) -> Any:

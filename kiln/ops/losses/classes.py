@@ -279,11 +279,16 @@ def nll_loss(
     tensor(2.)
     """
     _check_classes(input, target)
-    x = floating(input, "nll_loss_out_frame")
+    x = p.by_steps(floating(input, "nll_loss_out_frame"))
     return narrow(class_loss(x, target, weight, ignore_index, None, reduction), input.dtype)
 
 
-@d.public("cross_entropy", method=False, dtypes="float", differs="a derivative by `weight` too")
+@d.public(
+    "cross_entropy",
+    method=False,
+    dtypes="float",
+    differs="a derivative by `weight` too; backward reads `input`, so that this may not be written before it",
+)
 def cross_entropy(
     input: Any,
     target: Any,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from kiln._core import result_type
 from kiln.ops import declare as d
-from kiln.ops.activations import wide
+from kiln.ops.activations import narrow, wide
 from kiln.ops.reduce import reduce_sum
 
 
@@ -18,6 +19,14 @@ def check_reduction(reduction: str) -> None:
 def everything(x: Any) -> tuple[int, ...]:
     """All dims of an array."""
     return tuple(range(x.ndim))
+
+
+def difference(input: Any, target: Any) -> tuple[Any, str]:
+    """input - target, wide, and its dtype. PyTorch broadcasts the two first, so that an array without dims
+    counts for the dtype as any other.
+    """
+    dtype = result_type([(x.dtype, 0) for x in (input, target)])
+    return wide(narrow(input, dtype)) - wide(narrow(target, dtype)), dtype
 
 
 def reduced(loss: Any, reduction: str) -> Any:

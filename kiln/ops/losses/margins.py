@@ -14,7 +14,7 @@ from kiln.ops.activations import floating, logsigmoid, narrow, wide
 from kiln.ops.creation import positions
 from kiln.ops.losses.common import check_reduction, reduced
 from kiln.ops.norms import norm_over
-from kiln.ops.pointwise import clamp_min, minimum, where
+from kiln.ops.pointwise import by_steps, clamp_min, minimum, where
 from kiln.ops.record import IndexCheck, Number, Sample, Structure, Tensor, composite
 from kiln.ops.reduce import reduce_any, reduce_sum
 from kiln.ops.unary import exp, log1p, sqrt
@@ -285,7 +285,7 @@ def class_margins(
     >>> kiln.nn.functional.multi_margin_loss(kiln.tensor([[0.5, 0.0]]), kiln.tensor([0]))
     tensor(0.2500)
     """
-    x, dims = floating(input, "multi_margin_loss"), _line(input)
+    x, dims = by_steps(floating(input, "multi_margin_loss")), _line(input)
     own = comparison.eq(positions(x, dims[0]), reshape(target, (*target.shape, 1)))
     right = reduce_sum(where(own, x, 0), dims, True)
     short = margin - right + x

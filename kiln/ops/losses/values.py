@@ -10,7 +10,7 @@ from kiln.ops import comparison, kinds
 from kiln.ops import declare as d
 from kiln.ops.activations import narrow, wide
 from kiln.ops.creation import full_like
-from kiln.ops.losses.common import check_reduction, elements, pairs, reduced, weighted
+from kiln.ops.losses.common import check_reduction, difference, elements, pairs, reduced, weighted
 from kiln.ops.pointwise import detach, where
 from kiln.ops.record import Number, Structure, Tensor, composite
 from kiln.ops.unary import abs, exp, log, square
@@ -38,8 +38,8 @@ def mse_loss(
     >>> kiln.nn.functional.mse_loss(kiln.tensor([1.0, 2.0]), kiln.tensor([1.0, 4.0]))
     tensor(2.)
     """
-    dtype = kinds.result_type((input, target))
-    return narrow(weighted(square(wide(input) - wide(target)), weight, reduction), dtype)
+    apart, dtype = difference(input, target)
+    return narrow(weighted(square(apart), weight, reduction), dtype)
 
 
 @composite(
@@ -58,8 +58,10 @@ def l1_loss(
     >>> kiln.nn.functional.l1_loss(kiln.tensor([1.0, 2.0]), kiln.tensor([1.0, 4.0]))
     tensor(1.)
     """
-    dtype = kinds.result_type((input, target))
-    return narrow(weighted(abs(wide(input) - wide(target)), weight, reduction), dtype)
+    if "bool" in (input.dtype, target.dtype):
+        raise RuntimeError(kinds.NO_DIFFERENCE)
+    apart, dtype = difference(input, target)
+    return narrow(weighted(abs(apart), weight, reduction), dtype)
 
 
 def _loss(formula: Any) -> Any:
@@ -112,7 +114,7 @@ def smooth_l1_loss(
     check_reduction(reduction)
     if beta < 0:
         raise RuntimeError("smooth_l1_loss does not support negative values for beta.")
-    dtype, apart = kinds.result_type((input, target)), wide(input) - wide(target)
+    apart, dtype = difference(input, target)
     size = abs(apart)  # squared it has no second derivative at 0
     loss = where(comparison.lt(size, beta), 0.5 * apart * apart / beta, size - 0.5 * beta) if beta else size
     return narrow(reduced(loss, reduction), dtype)
@@ -150,7 +152,7 @@ def huber_loss(
     check_reduction(reduction)
     if not delta > 0:
         raise RuntimeError("huber_loss does not support non-positive values for delta.")
-    dtype, apart = kinds.result_type((input, target)), wide(input) - wide(target)
+    apart, dtype = difference(input, target)
     size = abs(apart)
     loss = where(comparison.lt(size, delta), 0.5 * apart * apart, delta * (size - 0.5 * delta))
     return narrow(reduced(loss if weight is None else loss * wide(weight), reduction), dtype)
