@@ -201,8 +201,8 @@ class _Driver:
             self.code.run("places", f"ptr {look}", start, count, str(room or count), f"ptr {table}")
 
     def _panel(self, run: _Run, left: str, out: str, pitch: str, from_k: str, depth: str) -> None:
-        """One panel of columns, `left` of them after the run's first, and one segment of k: the first segment's
-        sums are stored, later ones added.
+        """One panel of columns, `left` after the run's first, and one segment of k: the first segment's sums are
+        stored, later ones added.
         """
         code = self.code
         into = code.at(out, code.mul(left, str(self.element.bytes)))

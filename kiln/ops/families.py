@@ -328,6 +328,6 @@ FAMILIES: dict[str, tuple[str, str, str, str]] = {
         "",
         "",
         "",
-        "convolve convolve_input convolve_weight",
+        "convolve convolve_input convolve_weight multiply_add",
     ),
 }
