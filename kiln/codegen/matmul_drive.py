@@ -17,8 +17,8 @@ from kiln.codegen.matmul_window import HALF, IMAGE
 from kiln.codegen.target import Target
 
 UNIT_ROWS = 24
-UNIT_BYTES = 512  # of summed elements: 128 columns of float32, 64 of float64
-ROW_UNITS = 16  # row units in a group, at most
+UNIT_BYTES = 256  # of summed elements: 64 columns of float32, 32 of float64
+ROW_UNITS = 10  # row units in a group, at most
 PACK_ROWS = 64  # a unit-stride B is packed from this many rows; below, it is read where it lies
 PACK_BYTES = 4096  # ... or if its rows are less than a page apart and its vectors straddle no cache lines
 ROW_PITCH = SEGMENT + 16  # elements between copied rows of A, so that rows fall into different cache sets
@@ -27,10 +27,13 @@ CROWDED_HEIGHT = 8  # ... which a taller tile would thrash
 
 
 def frame_bytes(target: Target, element: Element) -> tuple[int, int, int]:
-    """The driver's arrays on the stack: a packed panel of B, copied rows of A, a run's sums."""
+    """The driver's arrays on the stack: a packed panel of B, copied rows of A, a run's sums (and a window's
+    tables, which are 5 KB).
+    """
+    copied = heights(target)[0] * ROW_PITCH * element.bytes
     return (
         SEGMENT * _panel_bytes(target),
-        heights(target)[0] * ROW_PITCH * element.bytes,
+        copied if element.widened else 0,
         ROW_UNITS * UNIT_ROWS * UNIT_BYTES,
     )
 
@@ -67,7 +70,7 @@ class _Driver:
         self.columns = UNIT_BYTES // element.bytes
         self.code = code = Routine(target, "kernel", "ptr %ptr, ptr %arg, i64 %begin, i64 %end", "#1")
         sizes = frame_bytes(target, element)
-        self.packed_b, self.packed_a, self.buffer = (code.slot("i8", size) for size in sizes)
+        self.packed_b, self.packed_a, self.buffer = (code.slot("i8", max(size, 1)) for size in sizes)
         self.b_place, self.b_step = code.slot("ptr"), code.slot("i64")
         self.a_place, self.a_row, self.a_k = code.slot("ptr"), code.slot("i64"), code.slot("i64")
         self.k_table = self.n_table = ""
@@ -201,7 +204,7 @@ class _Driver:
             self.code.run("places", f"ptr {look}", start, count, str(room or count), f"ptr {table}")
 
     def _panel(self, run: _Run, left: str, out: str, pitch: str, from_k: str, depth: str) -> None:
-        """One panel of columns, `left` after the run's first, and one segment of k: the first segment's sums are
+        """One panel, `left` columns after the run's first, and one segment of k: the first segment's sums are
         stored, later ones added.
         """
         code = self.code

@@ -15,7 +15,7 @@ Images that are multiplied by one A lie side by side along n, its first dim; the
 index of their own.
 
 Arguments after the kernel's others: sizes of k1 k2 k3, strides of k0 .. k3, the same of n (in elements), the
-columns of an image. What they say is worked out once for the columns of a block and for the k of a segment, as
+columns of an image. What they say is worked out once for a block's columns and once for a segment's k: two
 tables of places (offsets in bytes).
 """
 
