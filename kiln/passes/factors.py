@@ -45,45 +45,49 @@ class Windows(NamedTuple):
         return (*words, self.image)
 
 
-def windows(explorer: Explorer, node: Node, passed: dict[int, Value] | None = None) -> Windows | None:
+def windows(explorer: Explorer, node: Node) -> Windows | None:
     """The window a product's second factor is, if it is one and no matrix."""
+    found = _read(explorer, node, None)
+    return found if isinstance(found, Windows) else None
+
+
+def factors(explorer: Explorer, node: Node, passed: dict[int, Value] | None = None) -> list[Read | Value]:
+    """A product's factors as strided memory over (batch, rows, columns), or what must become an array next;
+    those of a window over more dims. `passed` takes the views between.
+    """
+    found = _read(explorer, node, passed)
+    return [found.a, found.b] if isinstance(found, Windows) else found
+
+
+def _read(explorer: Explorer, node: Node, passed: dict[int, Value] | None) -> Windows | list[Read | Value]:
     left, right = node.inputs
-    if not _sees_more(right) or all(isinstance(x, Read) for x in _matrices(explorer, node, None)):
-        return None
-    a, b = explorer.spread(left, None, passed), explorer.spread(right, None, passed)
-    if a is None or b is None:
-        return None
+    matrices = [_matrix(explorer, value, passed) for value in node.inputs]
+    if all(isinstance(x, Read) for x in matrices) or not _sees_more(right):
+        return matrices
     batch, m, k, n = numel(left.shape[:-2]), left.shape[-2], left.shape[-1], right.shape[-1]
-    own = regions(a.layout, (batch, m, k))
+    a = matrices[0] if isinstance(matrices[0], Read) else explorer.spread(left, None, passed)
+    own = None if a is None else regions(a.layout, (batch, m, k))
     if own is None or len(own[1]) > 1 or len(own[2]) > 1 or len(own[0]) - _shared(own[0]) > 1:
-        return None
+        return matrices[:1]  # an array of its own, which the window then goes with
+    b = explorer.spread(right, None, passed)
+    if a is None or b is None:
+        return matrices[1:]
     images, groups = _images(own[0], batch)
     seen = regions(b.layout, (images, groups, k, n))
     if seen is None or max(map(len, seen[:2])) > 1:
-        return None
+        return matrices
     image, group, along_k, along_n = seen
     columns = along_n if images == 1 else [(images, _stride(image)), *along_n]
     if max(len(along_k), len(columns)) > DIMS:
-        return None
+        return matrices
     strides = tuple(map(_stride, own))
     return Windows(a, b, groups, images, strides, _stride(group), along_k, columns, n)
 
 
-def factors(explorer: Explorer, node: Node, passed: dict[int, Value] | None = None) -> list[Read | Value]:
-    """A product's factors as strided memory over (batch, rows, columns), or what must become an array; those
-    of a window over more dims. `passed` takes the views between.
-    """
-    window = windows(explorer, node, passed)
-    return [window.a, window.b] if window is not None else _matrices(explorer, node, passed)
-
-
-def _matrices(explorer: Explorer, node: Node, passed: dict[int, Value] | None) -> list[Read | Value]:
-    found: list[Read | Value] = []
-    for value in node.inputs:
-        shape = (numel(value.shape[:-2]), value.shape[-2], value.shape[-1])
-        chain = explorer.links.make("reshape", shape, value, None)
-        found.append(explorer.strided(value, chain, passed))
-    return found
+def _matrix(explorer: Explorer, value: Value, passed: dict[int, Value] | None) -> Read | Value:
+    """A factor as strided memory over (batch, rows, columns), or what must become an array for that."""
+    shape = (numel(value.shape[:-2]), value.shape[-2], value.shape[-1])
+    return explorer.strided(value, explorer.links.make("reshape", shape, value, None), passed)
 
 
 def _sees_more(value: Value) -> bool:
