@@ -42,8 +42,8 @@ void parallel_for(int64_t units, int64_t grain, FunctionRef<void(int64_t begin, 
 int get_num_threads();
 void set_num_threads(int count);  // Error{runtime} unless 1 <= count <= 1024
 
-// Raises where this thread has less stack left: a product packs 160 KiB of its operands there. A nanosecond.
-void expect_stack(size_t needed = 192 << 10);
+// Raises where this thread has less stack left: a product has 225 KiB there. A nanosecond.
+void expect_stack(size_t needed = 256 << 10);
 
 // While it lives, this thread rounds to nearest and keeps denormals, whatever another library set; the
 // previous state comes back at its end. Costs about a nanosecond when nothing has to change.

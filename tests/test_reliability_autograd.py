@@ -184,7 +184,7 @@ def test_a_long_chain(count: int) -> None:
         f"    for _ in range({count}):\n        y = y * 1.0\n"
         "    y.sum().backward()\n    print(x.grad.item())\n"
         f"    y = x\n    for _ in range({count}):\n        y = y + 0.0\n    del y\n"
-        "threading.stack_size(256 * 1024)\nt = threading.Thread(target=work); t.start(); t.join()"
+        "threading.stack_size(512 * 1024)\nt = threading.Thread(target=work); t.start(); t.join()"
     )
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout.strip()) == (0, "1.0"), done.stderr[-2000:]

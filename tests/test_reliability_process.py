@@ -161,7 +161,7 @@ def test_small_stacks(tmp_path: Path) -> None:
     """
     said = run(PROGRAM + SMALL.format(sizes=[64, 7168, 64, 1024, 128]), tmp_path).splitlines()
     assert said[1] == run(PROGRAM + "print(work())", tmp_path).strip()
-    for k, needed in (0, 192), (2, 192), (3, 6144), (4, 192):
+    for k, needed in (0, 256), (2, 256), (3, 6144), (4, 256):
         assert "KiB of stack left" in said[k] and f"needs {needed}" in said[k], said[k]
 
 

@@ -40,7 +40,7 @@ from kiln.codegen.target import Target
 from kiln.codegen.verify import refuse, verify_nest
 from kiln.ops.scalar import REDUCE, Scalar, program_text, topological
 
-STACK_BYTES = 160 * 1024  # the most one call uses of its thread's stack
+STACK_BYTES = 232 * 1024  # the most one call uses of its thread's stack
 
 
 class MatmulSpec(NamedTuple):

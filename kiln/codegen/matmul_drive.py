@@ -17,8 +17,9 @@ from kiln.codegen.matmul_window import HALF, IMAGE
 from kiln.codegen.target import Target
 
 UNIT_ROWS = 24
-UNIT_BYTES = 256  # of summed elements: 64 columns of float32, 32 of float64
-ROW_UNITS = 10  # row units in a group, at most
+UNIT_BYTES = 512  # of summed elements: 128 columns of float32, 64 of float64
+ROW_UNITS = 11  # row units in a group, at most: their sums lie on the stack
+DIRECT_UNITS = 22  # ... if all sums go to the output
 PACK_ROWS = 64  # a unit-stride B is packed from this many rows; below, it is read where it lies
 PACK_BYTES = 4096  # ... or if its rows are less than a page apart and its vectors straddle no cache lines
 ROW_PITCH = SEGMENT + 16  # elements between copied rows of A, so that rows fall into different cache sets
@@ -118,12 +119,13 @@ class _Driver:
         """Units in runs of one group's rows and the same columns."""
         code = self.code
         self._arguments()
+        limit = code.choose(self._all_direct(), str(DIRECT_UNITS), str(ROW_UNITS))
         unit = code.variable("%begin")
         with code.during(unit, "%end") as at:
             row_units = code.ceil_div(self.size["m"], UNIT_ROWS)
             column_units = code.ceil_div(self.size["n"], self.columns)
             batch, inside = self._divide(at, code.mul(row_units, column_units))
-            most = self._group_units(row_units)
+            most = self._group_units(row_units, limit)
             group, inside = self._divide(inside, code.mul(column_units, most))
             above = code.mul(group, most)
             height = code.minimum(code.sub(row_units, above), most)
@@ -136,10 +138,22 @@ class _Driver:
             columns = code.minimum(code.sub(self.size["n"], column), str(self.columns))
             self._run(_Run(batch, row, code.sub(end, row), column, columns))
 
-    def _group_units(self, row_units: str) -> str:
+    def _all_direct(self) -> str:
+        """Whether every run is whole panels whose sums go to the output."""
+        code = self.code
+        if self.plain is None:
+            return "false"
+        panels = code.compare("eq", code.op(f"srem i64 {self.size['n']}, {self.panel}"), "0")
+        if self.window is None:
+            return panels
+        alone = code.compare("eq", self.image, self.size["n"])
+        runs = code.compare("eq", code.op(f"srem i64 {self.image}, {self.columns}"), "0")
+        return code.op(f"or i1 {runs}, {code.both(panels, alone)}")
+
+    def _group_units(self, row_units: str, limit: str) -> str:
         """The row units of a group: as few groups as may be, all about as large."""
         code = self.code
-        groups = code.ceil_div(row_units, ROW_UNITS)
+        groups = code.op(f"sdiv i64 {code.sub(code.add(row_units, limit), '1')}, {limit}")
         return code.op(f"sdiv i64 {code.sub(code.add(row_units, groups), '1')}, {groups}")
 
     def _divide(self, x: str, y: str) -> tuple[str, str]:
