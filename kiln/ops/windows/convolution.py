@@ -10,7 +10,7 @@ from kiln.ops.declare import dtype_name, public
 from kiln.ops.padding import constant_pad_nd
 from kiln.ops.record import Sample
 from kiln.ops.views import reshape
-from kiln.ops.windows.products import Ints, convolve, convolve_input
+from kiln.ops.windows.products import Ints, convolve, convolve_input, rows_of
 
 _reshape = reshape.handle
 
@@ -141,7 +141,7 @@ def _convolution(
     _check_settings(stride, padding, dilation, groups)
     _check_weight(x, weight, bias, groups, False)
     _check_room(x, kernel, padding, dilation)
-    y = convolve.handle(x, weight, bias, kernel, stride, padding, dilation, groups)
+    y = convolve.handle(x, weight, bias, kernel, stride, padding, dilation, rows_of(weight.shape[0], groups))
     return y if input.ndim == dims + 2 else _reshape(y, tuple(y.shape[1:]))
 
 
@@ -181,7 +181,9 @@ def _convolution_transposed(
         f"Given input size per channel: ({' x '.join(map(str, x.shape[2:]))}). Calculated output size per "
         f"channel: ({' x '.join(map(str, sizes))}). Output size is too small",
     )
-    y = convolve_input.handle(x, weight, bias, sizes, kernel, stride, padding, dilation, groups)
+    y = convolve_input.handle(
+        x, weight, bias, sizes, kernel, stride, padding, dilation, rows_of(weight.shape[0], groups)
+    )
     return y if input.ndim == dims + 2 else _reshape(y, tuple(y.shape[1:]))
 
 

@@ -8,7 +8,8 @@ Each is one product whose second factor is a window, `as_strided` into the padde
 reads where it lies. The order of a sum is (channel, taps) in rows, so no layout changes a bit. The derivative
 of each of the three is made of the other two.
 
-Spatial dims are one, two or three; stride, padding and dilation (a number each) are fixed per program.
+Spatial dims are one, two or three; stride, padding, dilation (a number each) and groups (how many, and the
+weight's rows in each) are fixed per program.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from kiln.graph.size import quotient
 from kiln.ops import declare as d
 from kiln.ops.activations import narrow, wide
 from kiln.ops.creation import filled
+from kiln.ops.indexing import concat
 from kiln.ops.places import contiguous_strides
 from kiln.ops.products import product
 from kiln.ops.record import Operand, Sample, Sizes, Structure, Tensor, composite, pointwise
@@ -36,12 +38,12 @@ UNROLLED = 9  # taps of a channel of its own, at most, that are added up one by 
 
 
 def _reference(
-    np: Any, x: Any, w: Any, b: Any, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints, groups: int
+    np: Any, x: Any, w: Any, b: Any, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints, groups: Ints
 ) -> Any:
     """convolve in NumPy: one tap at a time."""
     x = np.pad(x, [(0, 0), (0, 0), *((p, p) for p in padding)])
     out = out_sizes(x.shape[2:], kernel, stride, (0,) * len(kernel), dilation)
-    n, o, per = x.shape[0], w.shape[0], w.shape[0] // groups
+    n, o, per = x.shape[0], w.shape[0], w.shape[0] // groups[0]
     y = np.zeros((n, o, *out), x.dtype)
     for tap in np.ndindex(*kernel):
         seen = x[
@@ -51,7 +53,7 @@ def _reference(
                 *(slice(t * k, t * k + (m - 1) * s + 1, s) for t, k, m, s in zip(tap, dilation, out, stride)),
             )
         ]
-        for g in range(groups):
+        for g in range(groups[0]):
             rows = slice(g * per, (g + 1) * per)
             channels = slice(g * w.shape[1], (g + 1) * w.shape[1])
             y[:, rows] += np.einsum("oc,nc...->no...", w[(rows, slice(None), *tap)], seen[:, channels])
@@ -119,7 +121,7 @@ def _samples(rng: Any, t: str) -> Any:
         x = d.array(rng, (n, c, *sizes), t, -1, 1)
         w = d.array(rng, (o, c // groups, *kernel), t, -1, 1)
         b = d.array(rng, (o,), t, -1, 1) if bias else None
-        return Sample((x, w, b, kernel, stride, padding, dilation, groups))
+        return Sample((x, w, b, kernel, stride, padding, dilation, rows_of(o, groups)))
 
     return [
         sample(2, 3, (7,), 4, (3,), (1,), (1,), (1,)),
@@ -154,7 +156,7 @@ def convolve(
     >>> kiln.nn.functional.conv1d(kiln.ones(1, 1, 3), kiln.ones(1, 1, 2))
     tensor([[[2., 2.]]])
     """
-    input.graph.require_equal(input.shape[1], weight.shape[1] * groups, "convolution")
+    input.graph.require_equal(input.shape[1], weight.shape[1] * groups[0], "convolution")
     for n, k in zip(weight.shape[2:], kernel):
         input.graph.require_equal(n, k, "convolution")
     out = out_sizes(input.shape[2:], kernel, stride, padding, dilation)
@@ -174,24 +176,37 @@ def _bias_gradient(g: Any) -> Any:
     return reduce_sum(g, (0, *range(2, g.ndim)), False)
 
 
+def rows_of(outputs: int, groups: int) -> Ints:
+    """The setting `groups` of a weight of so many rows: groups, and the rows of each if there are several."""
+    return groups, outputs // groups if groups > 1 else 0
+
+
+def _groups(graph: Any, outputs: Any, groups: Ints) -> tuple[int, Any]:
+    """Groups, and the rows of each: a number where there are several, any size for one."""
+    many, rows = groups
+    if many == 1:
+        return many, outputs
+    graph.require_equal(outputs, many * rows, "convolution")
+    return many, rows
+
+
 def _product(
-    x: Any, weight: Any, out: tuple[Any, ...], kernel: Ints, stride: Ints, dilation: Ints, groups: int
+    x: Any, weight: Any, out: tuple[Any, ...], kernel: Ints, stride: Ints, dilation: Ints, groups: Ints
 ) -> Any:
     """The weight by windows of the padded input."""
     n, c, outputs = x.shape[0], weight.shape[1], weight.shape[0]
     _, channel, *steps = contiguous_strides(tuple(x.shape))
-    image, per = channel * x.shape[1], quotient(outputs, groups)
+    image = channel * x.shape[1]
+    many, per = _groups(weight.graph, outputs, groups)
     taps, places = (tuple(s * r for s, r in zip(steps, by)) for by in (dilation, stride))
-    if c == 1 and groups > 1 and product_of(kernel) <= UNROLLED:
-        filters = reshape(weight, (groups, per, product_of(kernel)))
-        y = _tap_by_tap(x, filters, (n, groups, per, *out), (image, channel, 0, *places), kernel, taps)
+    if c == 1 and many > 1 and product_of(kernel) <= UNROLLED:
+        filters = reshape(weight, (many, per, product_of(kernel)))
+        y = _tap_by_tap(x, filters, (n, many, per, *out), (image, channel, 0, *places), kernel, taps)
     else:
-        seen = as_strided(
-            x, (n, groups, c, *kernel, *out), (image, channel * c, channel, *taps, *places), (0,)
-        )
+        seen = as_strided(x, (n, many, c, *kernel, *out), (image, channel * c, channel, *taps, *places), (0,))
         k = c * product_of(kernel)
-        filters = reshape(weight, (groups, per, k))
-        y = product(_shared(filters, n), reshape(seen, (n, groups, k, product_of(out))))
+        filters = reshape(weight, (many, per, k))
+        y = product(_shared(filters, n), reshape(seen, (n, many, k, product_of(out))))
     return reshape(y, (n, outputs, *out))
 
 
@@ -258,17 +273,17 @@ def _transposed(
     stride: Any,
     padding: Any,
     dilation: Any,
-    groups: int,
+    groups: Ints,
 ) -> Any:
     """convolve_input in NumPy: every element of g spreads its taps."""
     n, c = g.shape[0], w.shape[1]
-    x = np.zeros((n, groups * c, *(m + 2 * p for m, p in zip(sizes, padding))), g.dtype)
-    per = w.shape[0] // groups
+    x = np.zeros((n, groups[0] * c, *(m + 2 * p for m, p in zip(sizes, padding))), g.dtype)
+    per = w.shape[0] // groups[0]
     for tap in np.ndindex(*kernel):
         seen = tuple(
             slice(t * r, t * r + (m - 1) * s + 1, s) for t, r, m, s in zip(tap, dilation, g.shape[2:], stride)
         )
-        for k in range(groups):
+        for k in range(groups[0]):
             rows = slice(k * per, (k + 1) * per)
             x[(slice(None), slice(k * c, (k + 1) * c), *seen)] += np.einsum(
                 "oc,no...->nc...", w[(rows, slice(None), *tap)], g[:, rows]
@@ -311,29 +326,95 @@ def convolve_input(
     tensor([[[1., 2., 1.]]])
     """
     input.graph.require_equal(input.shape[1], weight.shape[0], "convolution")
+    if all(s == 1 for s in stride) or any(r != 1 for r in dilation):
+        y = _whole(input, weight, sizes, kernel, stride, padding, dilation, groups)
+    else:
+        y = _by_phases(input, weight, sizes, kernel, stride, padding, groups)
+    return _biased(y, bias, input.dtype)
+
+
+def _whole(
+    input: Any,
+    weight: Any,
+    sizes: Any,
+    kernel: Ints,
+    stride: Ints,
+    padding: Ints,
+    dilation: Ints,
+    groups: Ints,
+) -> Any:
+    """convolve_input as one product: by windows of the input, spread by the stride."""
     reach = tuple(r * (k - 1) for k, r in zip(kernel, dilation))
     lead = tuple(max(e - p, 0) for e, p in zip(reach, padding))
     room = tuple(n + max(e, 2 * p - e) for n, e, p in zip(sizes, reach, padding))
     x = _spread(input, stride, lead, room)
+    first = tuple(max(e, p) for e, p in zip(reach, padding))
+    return _backwards(x, weight, sizes, kernel, dilation, first, groups)
+
+
+def _backwards(
+    x: Any, weight: Any, sizes: Any, kernel: Ints, dilation: Ints, first: Ints, groups: Ints
+) -> Any:
+    """[N, C, *sizes]: the weight by windows of x that begin at `first` and whose taps go backwards."""
     n, outputs, c = x.shape[0], weight.shape[0], weight.shape[1]
-    per = quotient(outputs, groups)
+    many, per = _groups(weight.graph, outputs, groups)
     _, channel, *steps = contiguous_strides(tuple(x.shape))
     offset: Any = 0
-    for s, e, p in zip(steps, reach, padding):
-        offset = offset + max(e, p) * s
+    for s, at in zip(steps, first):
+        offset = offset + at * s
     taps = tuple(-s * r for s, r in zip(steps, dilation))
-    if c == 1 and per == 1 and groups > 1 and product_of(kernel) <= UNROLLED:
-        filters = reshape(weight, (groups, 1, product_of(kernel)))
+    if c == 1 and per == 1 and many > 1 and product_of(kernel) <= UNROLLED:
+        filters = reshape(weight, (many, 1, product_of(kernel)))
         strides = (channel * outputs, channel, 0, *steps)
-        y = _tap_by_tap(x, filters, (n, groups, 1, *sizes), strides, kernel, taps, offset)
+        y = _tap_by_tap(x, filters, (n, many, 1, *sizes), strides, kernel, taps, offset)
     else:
         strides = (channel * outputs, channel * per, channel, *taps, *steps)
-        seen = as_strided(x, (n, groups, per, *kernel, *sizes), strides, (offset,))
-        turned = permute(reshape(weight, (groups, per, c, product_of(kernel))), (0, 2, 1, 3))
+        seen = as_strided(x, (n, many, per, *kernel, *sizes), strides, (offset,))
+        turned = permute(reshape(weight, (many, per, c, product_of(kernel))), (0, 2, 1, 3))
         k = per * product_of(kernel)
-        filters = reshape(turned, (groups, c, k))
-        y = product(_shared(filters, n), reshape(seen, (n, groups, k, product_of(sizes))))
-    return _biased(reshape(y, (n, groups * c, *sizes)), bias, input.dtype)
+        filters = reshape(turned, (many, c, k))
+        y = product(_shared(filters, n), reshape(seen, (n, many, k, product_of(sizes))))
+    return reshape(y, (n, many * c, *sizes))
+
+
+def _by_phases(
+    input: Any, weight: Any, sizes: Any, kernel: Ints, stride: Ints, padding: Ints, groups: Ints
+) -> Any:
+    """convolve_input of a strided convolution: places i = q * stride + phase see the taps k of one remainder,
+
+        x[i] = sum over j of w[k0 + j * stride] * input[q + at - j]     k0 = (phase + padding) % stride
+
+    so each phase is a product of its own, with nothing spread.
+    """
+    many = tuple(quotient(n + s - 1, s) for n, s in zip(sizes, stride))
+    most = tuple((s - 1 + p) // s for s, p in zip(stride, padding))  # `at` is up to this
+    lead = tuple(max((k - 1) // s, 0) for k, s in zip(kernel, stride))
+    spare = tuple(max((p - k) // s + 2, 0) for p, k, s in zip(padding, kernel, stride))
+    room = tuple(a + q + m + e for a, q, m, e in zip(lead, many, most, spare))
+    x = _spread(input, (1,) * len(kernel), lead, room)
+    parts = []
+    for phase in positions(*map(range, stride)):
+        k0 = tuple((r + p) % s for r, p, s in zip(phase, padding, stride))
+        taps = tuple(-(-(k - a) // s) if k > a else 0 for k, a, s in zip(kernel, k0, stride))
+        first = tuple(a + (r + p) // s for a, r, p, s in zip(lead, phase, padding, stride))
+        part = weight
+        for dim, (a, j, s) in enumerate(zip(k0, taps, stride), 2):
+            part = slice_(part, dim, (a if j else 0, j, s))
+        parts.append(_backwards(x, part, many, taps, (1,) * len(taps), first, groups))
+    return _interleaved(parts, sizes, many, stride)
+
+
+def _interleaved(parts: list[Any], sizes: Any, many: Any, stride: Ints) -> Any:
+    """The phases [N, C, *many], side by side along every dim: [N, C, *sizes]."""
+    n, c = parts[0].shape[:2]
+    dims = len(stride)
+    joined = concat([reshape(x, (1, *x.shape)) for x in parts], 0)
+    apart = reshape(joined, (*stride, n, c, *many))
+    order = [k for d in range(dims) for k in (dims + 2 + d, d)]
+    whole = reshape(permute(apart, (dims, dims + 1, *order)), (n, c, *(q * s for q, s in zip(many, stride))))
+    for dim, size in enumerate(sizes, 2):
+        whole = slice_(whole, dim, (0, size, 1))
+    return whole
 
 
 @convolve_input.derivative
@@ -349,11 +430,11 @@ def _(
 
 
 def _correlated(
-    np: Any, g: Any, x: Any, channels: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, groups: int
+    np: Any, g: Any, x: Any, channels: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, groups: Any
 ) -> Any:
     """convolve_weight in NumPy: one tap at a time."""
     x = np.pad(x, [(0, 0), (0, 0), *((p, p) for p in padding)])
-    per, c = g.shape[1] // groups, x.shape[1] // groups
+    per, c = g.shape[1] // groups[0], x.shape[1] // groups[0]
     w = np.zeros((g.shape[1], c, *kernel), x.dtype)
     both = (0, *range(2, g.ndim))
     for tap in np.ndindex(*kernel):
@@ -367,7 +448,7 @@ def _correlated(
                 ),
             )
         ]
-        for k in range(groups):
+        for k in range(groups[0]):
             rows, channels = slice(k * per, (k + 1) * per), slice(k * c, (k + 1) * c)
             w[(rows, slice(None), *tap)] = np.tensordot(g[:, rows], seen[:, channels], (both, both))
     return w
@@ -408,17 +489,18 @@ def convolve_weight(
     out = tuple(input.shape[2:])
     x = _padded(other, padding)
     n, outputs = input.shape[0], input.shape[1]
-    per, (c,) = quotient(outputs, groups), channels
-    input.graph.require_equal(x.shape[1], c * groups, "convolution")
+    many, per = _groups(input.graph, outputs, groups)
+    (c,) = channels
+    input.graph.require_equal(x.shape[1], c * many, "convolution")
     _, channel, *steps = contiguous_strides(tuple(x.shape))
     strides = (
         channel * c, channel * x.shape[1], *(s * r for s, r in zip(steps, stride)),
         channel, *(s * r for s, r in zip(steps, dilation)),
     )  # fmt: skip
-    seen = as_strided(x, (groups, n, *out, c, *kernel), strides, (0,))
+    seen = as_strided(x, (many, n, *out, c, *kernel), strides, (0,))
     k, taps = n * product_of(out), c * product_of(kernel)
-    rows = permute(reshape(input, (n, groups, per, product_of(out))), (1, 2, 0, 3))
-    w = product(reshape(rows, (groups, per, k)), reshape(seen, (groups, k, taps)))
+    rows = permute(reshape(input, (n, many, per, product_of(out))), (1, 2, 0, 3))
+    w = product(reshape(rows, (many, per, k)), reshape(seen, (many, k, taps)))
     return reshape(w, (outputs, c, *kernel))
 
 
