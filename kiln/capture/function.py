@@ -11,13 +11,14 @@ number has one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Union
 
 from kiln.graph.graph import Graph, Node, Value, building
 from kiln.graph.size import Dim, Size, substitute, symbol
 from kiln.ops.kinds import FLOATS, VIEWS, broadcast
-from kiln.ops.record import Op, find
-from kiln.passes.gradient import Backward, backward
+from kiln.ops.record import Op, as_calls, find
+from kiln.passes.gradient import backward
 from kiln.passes.rewrite import append, clone, substitute_attr
 
 Described = Union[str, tuple[str, tuple[int, ...], Union[tuple[int, ...], None]]]
@@ -218,7 +219,8 @@ class Derivative(Function):
         primal = forward.primal(operands)
         self.at_a_point = forward.is_pointwise(operands)
         wrt = tuple(i for i in needed if i in _everything(primal)[0])
-        found: Backward = backward(primal, wrt, defined, redo)
+        self._backward = partial(backward, primal, wrt, defined, redo)
+        self._found = found = self._backward()
         everything = [] if redo else backward(primal, *_everything(primal)).hidden
         place = {id(v): k for k, v in enumerate(everything)}
         self.hidden = len(everything)
@@ -230,6 +232,19 @@ class Derivative(Function):
         self.targets = [i for i, r in zip(wrt, found.results) if r >= 0]
         self.contiguous = found.graph
         self.contiguous.outputs = [found.graph.outputs[r] for r in found.results if r >= 0]
+
+    def calls(self, operands: Operands) -> Graph:
+        """The graph as what is replayed where its own derivative is wanted: composites that state theirs are
+        calls, where they read the same.
+        """
+        if self.at_a_point:
+            return self.graph(operands)
+        with as_calls():
+            found = self._backward()
+        if found.sources != self._found.sources or found.results != self._found.results:
+            return self.graph(operands)
+        found.graph.outputs = [found.graph.outputs[r] for r in found.results if r >= 0]
+        return relaid(found.graph, operands)
 
     def capture(self, operands: Operands, hidden: bool) -> Graph:
         if not self.at_a_point:

@@ -115,7 +115,9 @@ def _saves(function: Function, operands: Operands) -> tuple[Any, ...]:
 
 
 def _recipe(function: Function, operands: Operands) -> tuple[Any, ...]:
-    return recipes.recipe(function.graph(operands), whole=isinstance(function, Derivative))
+    if isinstance(function, Derivative):
+        return recipes.recipe(function.calls(operands), whole=True)
+    return recipes.recipe(function.graph(operands))
 
 
 def explain(handle: Handle, operands: tuple[Any, ...]) -> None:

@@ -20,7 +20,8 @@ Three kinds of body:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Union
 
 from kiln import _core
@@ -181,8 +182,14 @@ class Op:
     def infer(
         self, graph: g.Graph, inputs: tuple[g.Value, ...], attrs: tuple[Any, ...]
     ) -> tuple[str, g.Shape]:
-        """The dtype and shape of op(inputs; attrs)."""
-        return kinds.INFER[self.kind](self, graph, inputs, attrs)
+        """The dtype and shape of op(inputs; attrs); of a composite those its body gives."""
+        if self.kind != "composite":
+            return kinds.INFER[self.kind](self, graph, inputs, attrs)
+        assert self.body is not None
+        known, count = self.known(inputs, attrs), len(graph.nodes)
+        result = self.body(*(known[param.name] for param in self.params))
+        del graph.nodes[count:]
+        return result.dtype, result.shape
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call on graph values or scalars (the core calls this when an argument is neither tensor nor
@@ -195,10 +202,10 @@ class Op:
         bound = self.bind(args, kwargs)
         if self.kind == "pointwise" and any(isinstance(a, Scalar) for a in bound):
             return self.apply_scalars(bound)
-        if self.kind == "composite":
-            assert self.body is not None
-            return self.body(*self.lifted(bound))
-        return self.add_node(bound)
+        if self.kind != "composite" or (_calls and self.gradient is not None):
+            return self.add_node(bound)
+        assert self.body is not None
+        return self.body(*self.lifted(bound))
 
     def lifted(self, bound: list[Any]) -> list[Any]:
         """The arguments of a composite's body: a Python number where an array or number belongs becomes a
@@ -262,6 +269,17 @@ class Op:
         result: Scalar = self.body(*bound)
         return result
 
+    def known(self, inputs: tuple[Any, ...], attrs: tuple[Any, ...]) -> dict[str, Any]:
+        """The arguments of a node by their parameters' names."""
+        known: dict[str, Any] = {}
+        arrays, structure = iter(inputs), iter(attrs)
+        for param in self.params:
+            if param.kind == "L":
+                known[param.name] = inputs
+            else:
+                known[param.name] = next(structure) if param.kind in "SZ" else next(arrays, None)
+        return known
+
     def gradients(
         self,
         grads: tuple[Any, ...],
@@ -281,18 +299,26 @@ class Op:
             inputs = tuple(v if v.weak else _as(v, d) for v, d in zip(inputs, dtypes))
         if self.kind in ("pointwise", "composite"):
             grads, inputs, outputs = (tuple(map(_wide, vs)) for vs in (grads, inputs, outputs))
-        known: dict[str, Any] = {"g": grads[0], "y": outputs[0], "gs": grads, "ys": outputs}
-        arrays, structure = iter(inputs), iter(attrs)
-        for param in self.params:
-            if param.kind == "L":
-                known[param.name] = inputs
-            else:
-                known[param.name] = next(structure) if param.kind in "SZ" else next(arrays, None)
+        known = self.known(inputs, attrs)
+        known.update(g=grads[0], y=outputs[0], gs=grads, ys=outputs)
         code = self.gradient.__code__
         names = code.co_varnames[: code.co_argcount]
         result = self.gradient(*(known[name] for name in names))
         results = result if isinstance(result, tuple) else (result,)
         return tuple(_as(r, d) for r, d in zip(results, wanted))
+
+
+_calls: list[bool] = []
+
+
+@contextmanager
+def as_calls() -> Iterator[None]:
+    """Composites that state their derivative are nodes of graphs, not what they are made of."""
+    _calls.append(True)
+    try:
+        yield
+    finally:
+        _calls.pop()
 
 
 def in_place_doc(name: str) -> str:

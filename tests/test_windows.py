@@ -1,0 +1,176 @@
+"""Convolutions beside PyTorch: geometry, gradients, layers; that no window is written out."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from backend import needs_torch, torch
+
+import kiln
+from kiln.graph.graph import Graph
+from kiln.ops.windows import products
+from kiln.passes.plan import lower
+from kiln.passes.simplify import simplify
+from kiln.testing.compare import same_bits
+
+SETTINGS = ((2, 2), (1, 1), (1, 0))
+
+
+def plan_of(make: Any) -> Any:
+    """The plan of a function of two 4-d arrays."""
+    graph = Graph()
+    a, b = (graph.add_input("float32", tuple(graph.new_symbol() for _ in range(4))) for _ in range(2))
+    return lower(simplify(graph.finish([make(a, b)])))
+
+
+@pytest.mark.parametrize("stride", [(1, 1), (2, 2)])
+@pytest.mark.parametrize("groups", [(1, 0), (4, 3)])
+def test_no_window_is_written_out(groups: tuple[int, int], stride: tuple[int, int]) -> None:
+    """What memory a plan takes is the padded input's, the weight's or the result's: taps multiply none."""
+    rest = ((3, 3), stride, (1, 1), (1, 1), groups)
+    made = {
+        "convolve": lambda x, w: products.convolve(x, w, None, *rest),
+        "convolve_input": lambda g, w: products.convolve_input(g, w, None, (28, 28), *rest),
+        "convolve_weight": lambda g, x: products.convolve_weight(g, x, (5,), *rest),
+    }
+    sizes = {"n": 8, "c": 20 if groups[0] > 1 else 5, "o": 12}
+    for name, make in made.items():
+        plan = plan_of(make)
+        assert any(k.text().startswith("window matmul") for k in plan.kernels), name
+        first, second = (sizes["o"] if name != "convolve" else sizes["c"]), sizes["c"]
+        values = [sizes["n"], first, 14, 14]
+        values += [sizes["n"], second, 28, 28] if name == "convolve_weight" else [sizes["o"], 5, 3, 3]
+        largest = 8 * 20 * 32 * 32
+        for buffer in plan.buffers:
+            if buffer.kind == "temp":
+                assert kiln.graph.size.evaluate(buffer.elements, values.__getitem__) <= largest, name
+
+
+def geometries(count: int) -> list[dict[str, Any]]:
+    """Drawn sizes and settings; every kernel fits."""
+    rng = random.Random(5)
+    found = []
+    for _ in range(count):
+        dims = rng.choice([1, 2, 2, 2, 3])
+        groups = rng.choice([1, 1, 2, 3])
+        per, channels = rng.choice([1, 2, 4]), rng.choice([1, 2, 3])
+        kernel = [rng.choice([1, 2, 3, 4]) for _ in range(dims)]
+        dilation = [rng.choice([1, 1, 2]) for _ in range(dims)]
+        padding = [rng.choice([0, 1, 2]) for _ in range(dims)]
+        stride = [rng.choice([1, 1, 2, 3]) for _ in range(dims)]
+        sizes = [r * (k - 1) + 1 + rng.choice([0, 1, 4, 9]) for k, r in zip(kernel, dilation)]
+        found.append({
+            "x": (rng.choice([1, 3]), groups * channels, *sizes), "w": (groups * per, channels, *kernel),
+            "stride": stride, "padding": padding, "dilation": dilation, "groups": groups,
+            "bias": rng.random() < 0.5,
+        })  # fmt: skip
+    return found
+
+
+@needs_torch
+@pytest.mark.parametrize("case", geometries(28), ids=lambda c: f"{c['x']}-{c['w']}")
+def test_convolutions_are_pytorch_s(case: dict[str, Any]) -> None:
+    """Values and first and second gradients in float64; of one image, recorded runs have the eager one's bits."""
+    dims = len(case["stride"])
+    rng = np.random.default_rng(1)
+    arrays = [rng.normal(size=case["x"]), rng.normal(size=case["w"])]
+    arrays += [rng.normal(size=case["w"][0])] if case["bias"] else []
+    settings = {k: case[k] for k in ("stride", "padding", "dilation", "groups")}
+
+    def run(k: Any) -> list[Any]:
+        leaves = [k.tensor(a, requires_grad=True) for a in arrays]
+        y = getattr(k.nn.functional, f"conv{dims}d")(*leaves, **settings)
+        first = k.autograd.grad((y * y).sum(), leaves, create_graph=True)
+        again = k.autograd.grad(sum(((g * g).sum() for g in first), first[0].sum()), leaves)
+        return [x.detach().numpy() for x in (y, *first, *again)]
+
+    eager = run(kiln)
+    for x, y in zip(eager, run(torch), strict=True):
+        assert x.shape == y.shape
+        assert np.allclose(x, y, rtol=1e-10, atol=1e-10 * max(1.0, float(np.abs(y).max(initial=0))))
+
+    if case["x"][0] > 1:  # compiling takes its time
+        return
+
+    def values(*leaves: Any) -> Any:
+        y = getattr(kiln.nn.functional, f"conv{dims}d")(*leaves, **settings)
+        return [y, *kiln.autograd.grad(y.sum(), leaves)]
+
+    recorded, leaves = kiln.compile(values, wait=True), [kiln.tensor(a, requires_grad=True) for a in arrays]
+    expected = [x.detach().numpy() for x in values(*leaves)]
+    for _ in range(3):
+        assert all(same_bits(x, y.detach().numpy()) for x, y in zip(expected, recorded(*leaves)))
+
+
+@needs_torch
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_transposed_layers_are_pytorch_s(dims: int) -> None:
+    name = f"ConvTranspose{dims}d"
+    for settings in (
+        {},
+        {"stride": 2, "padding": 1, "output_padding": 1},
+        {"dilation": 2, "groups": 2, "bias": False},
+    ):
+        made = []
+        for k in (kiln, torch):
+            k.manual_seed(0)
+            made.append(getattr(k.nn, name)(4, 6, 3, **settings).double())
+        mine, theirs = made
+        assert repr(mine) == repr(theirs)
+        mine.load_state_dict({k: kiln.tensor(v.numpy()) for k, v in theirs.state_dict().items()})
+        x = np.random.default_rng(0).normal(size=(2, 4, *(5, 6, 4)[:dims]))
+        outputs = [m(k.tensor(x)) for m, k in zip(made, (kiln, torch))]
+        assert np.allclose(outputs[0].detach().numpy(), outputs[1].detach().numpy(), atol=1e-12)
+        wanted = [n + 1 for n in outputs[1].shape[2:]] if settings.get("stride") == 2 else None
+        if wanted and not settings.get("output_padding"):
+            assert tuple(mine(kiln.tensor(x), wanted).shape[2:]) == tuple(wanted)
+    with pytest.raises(ValueError, match="requested an output size"):
+        getattr(kiln.nn, name)(4, 6, 3)(kiln.zeros(1, 4, *(5,) * dims), [99] * dims)
+
+
+@needs_torch
+@pytest.mark.parametrize("mode", ["zeros", "reflect", "replicate", "circular"])
+def test_padding_modes(mode: str) -> None:
+    for settings in ({"padding": "same", "dilation": 2}, {"padding": (1, 2), "stride": 2}):
+        theirs = torch.nn.Conv2d(3, 4, (2, 3), padding_mode=mode, **settings).double()
+        mine = kiln.nn.Conv2d(3, 4, (2, 3), padding_mode=mode, **settings).double()
+        assert repr(mine) == repr(theirs)
+        mine.load_state_dict({k: kiln.tensor(v.numpy()) for k, v in theirs.state_dict().items()})
+        x = np.random.default_rng(0).normal(size=(2, 3, 7, 8))
+        y = theirs(torch.tensor(x)).detach().numpy()
+        assert np.allclose(mine(kiln.tensor(x)).detach().numpy(), y, atol=1e-12)
+
+
+def test_starting_values_and_mistakes_of_layers() -> None:
+    kiln.manual_seed(0)
+    layer = kiln.nn.Conv2d(16, 32, 3)
+    bound = 1 / math.sqrt(16 * 9)
+    for parameter in (layer.weight, layer.bias):
+        largest = float(parameter.abs().max())
+        assert 0.9 * bound < largest <= bound
+    for arguments, settings, words in [
+        ((3, 4, 3), {"groups": 2}, "in_channels must be divisible by groups"),
+        ((4, 3, 3), {"groups": 2}, "out_channels must be divisible by groups"),
+        ((4, 4, 3), {"padding": "all"}, "Invalid padding string"),
+        ((4, 4, 3), {"padding": "same", "stride": 2}, "not supported for strided"),
+        ((4, 4, 3), {"padding_mode": "mirror"}, "padding_mode must be one of"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            kiln.nn.Conv2d(*arguments, **settings)
+
+
+def test_every_layout_gives_the_same_bits() -> None:
+    kiln.manual_seed(0)
+    x, w = kiln.randn(2, 6, 9, 10), kiln.randn(4, 6, 3, 3)
+    expected = kiln.nn.functional.conv2d(x, w, padding=1).numpy()
+    turned = x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+    wide = kiln.randn(2, 6, 18, 10)
+    wide[:, :, ::2] = x
+    for other in (turned, wide[:, :, ::2], x.expand(2, 6, 9, 10)):
+        assert same_bits(expected, kiln.nn.functional.conv2d(other, w, padding=1).numpy())
+    weight = w.permute(2, 3, 1, 0).contiguous().permute(3, 2, 0, 1)
+    assert same_bits(expected, kiln.nn.functional.conv2d(x, weight, padding=1).numpy())
