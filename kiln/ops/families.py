@@ -16,6 +16,12 @@ FAMILIES: dict[str, tuple[str, str, str, str]] = {
         "embedding_bag",
         "",
     ),
+    "batch_norms": (
+        "batch_norm",
+        "",
+        "batch_norm",
+        "normalize_batch",
+    ),
     "contractions": (
         "chain_matmul einsum kron linalg.multi_dot tensordot",
         "kron",
