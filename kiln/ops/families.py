@@ -330,6 +330,14 @@ FAMILIES: dict[str, tuple[str, str, str, str]] = {
         "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d",
         "",
     ),
+    "windows.max_pools": (
+        "max_pool1d max_pool1d_with_indices max_pool2d max_pool2d_with_indices max_pool3d "
+        "max_pool3d_with_indices",
+        "",
+        "max_pool1d max_pool1d_with_indices max_pool2d max_pool2d_with_indices max_pool3d "
+        "max_pool3d_with_indices",
+        "pool_max pool_places",
+    ),
     "windows.products": (
         "",
         "",
