@@ -127,6 +127,26 @@ from kiln.nn.padding import (
 from kiln.nn.parameter import (
     Parameter as Parameter,
 )
+from kiln.nn.pooling import (
+    AdaptiveAvgPool1d as AdaptiveAvgPool1d,
+    AdaptiveAvgPool2d as AdaptiveAvgPool2d,
+    AdaptiveAvgPool3d as AdaptiveAvgPool3d,
+    AdaptiveMaxPool1d as AdaptiveMaxPool1d,
+    AdaptiveMaxPool2d as AdaptiveMaxPool2d,
+    AdaptiveMaxPool3d as AdaptiveMaxPool3d,
+    AvgPool1d as AvgPool1d,
+    AvgPool2d as AvgPool2d,
+    AvgPool3d as AvgPool3d,
+    LPPool1d as LPPool1d,
+    LPPool2d as LPPool2d,
+    LPPool3d as LPPool3d,
+    MaxPool1d as MaxPool1d,
+    MaxPool2d as MaxPool2d,
+    MaxPool3d as MaxPool3d,
+    MaxUnpool1d as MaxUnpool1d,
+    MaxUnpool2d as MaxUnpool2d,
+    MaxUnpool3d as MaxUnpool3d,
+)
 from kiln.nn.similarity import (
     CosineSimilarity as CosineSimilarity,
     PairwiseDistance as PairwiseDistance,

@@ -324,6 +324,22 @@ FAMILIES: dict[str, tuple[str, str, str, str]] = {
         "",
         "",
     ),
+    "windows.adaptive_pools": (
+        "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d "
+        "adaptive_max_pool1d_with_indices adaptive_max_pool2d adaptive_max_pool2d_with_indices "
+        "adaptive_max_pool3d adaptive_max_pool3d_with_indices",
+        "",
+        "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d "
+        "adaptive_max_pool1d_with_indices adaptive_max_pool2d adaptive_max_pool2d_with_indices "
+        "adaptive_max_pool3d adaptive_max_pool3d_with_indices",
+        "adaptive_max adaptive_mean",
+    ),
+    "windows.average_pools": (
+        "avg_pool1d avg_pool2d avg_pool3d lp_pool1d lp_pool2d lp_pool3d",
+        "",
+        "avg_pool1d avg_pool2d avg_pool3d lp_pool1d lp_pool2d lp_pool3d",
+        "pool_mean",
+    ),
     "windows.convolution": (
         "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d",
         "",
@@ -343,5 +359,11 @@ FAMILIES: dict[str, tuple[str, str, str, str]] = {
         "",
         "",
         "convolve convolve_input convolve_weight",
+    ),
+    "windows.unpools": (
+        "max_unpool1d max_unpool2d max_unpool3d",
+        "",
+        "max_unpool1d max_unpool2d max_unpool3d",
+        "",
     ),
 }

@@ -97,7 +97,10 @@ class Windows:
             f"for input, but got:{listed(shape)} (non-empty {dims + 1}D or {dims + 2}D (batch mode) tensor "
             "expected for input)",
         )  # fmt: skip
-        require(min(self.kernel) > 0, f"{name}() kernel_size must be greater than zero, but got {min(self.kernel)}")
+        require(
+            min(self.kernel) > 0,
+            f"{name}() kernel_size must be greater than zero, but got {min(self.kernel)}",
+        )
         require(
             min(self.stride) > 0,
             f"{name}() stride must be greater than zero, but got {min(self.stride)} (stride should not be zero)",
@@ -107,7 +110,9 @@ class Windows:
             f"{name}() padding must be non-negative, but got {min(self.padding)} (pad must be non-negative, but "
             f"got pad: {min(self.padding)})",
         )
-        require(min(self.dilation) > 0, f"dilation should be greater than zero, but got {listed(self.dilation)}")
+        require(
+            min(self.dilation) > 0, f"dilation should be greater than zero, but got {listed(self.dilation)}"
+        )
         for k, p, r in zip(self.kernel, self.padding, self.dilation):
             require(
                 p <= (r * (k - 1) + 1) // 2,

@@ -13,7 +13,7 @@ from kiln.graph.size import product
 from kiln.ops import declare as d
 from kiln.ops import pointwise as p
 from kiln.ops.comparison import eq, gt, ne
-from kiln.ops.creation import filled
+from kiln.ops.creation import filled, positions
 from kiln.ops.declare import dtype_name, public
 from kiln.ops.indexing import scatter_add
 from kiln.ops.places import contiguous_strides
@@ -32,7 +32,15 @@ def _lowest(dtype: str) -> Any:
 
 
 def _reference(
-    np: Any, x: Any, out: Ints, after: Ints, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints, _: bool
+    np: Any,
+    x: Any,
+    out: Ints,
+    after: Ints,
+    kernel: Ints,
+    stride: Ints,
+    padding: Ints,
+    dilation: Ints,
+    _: bool,
 ) -> Any:
     """pool_max in NumPy: one tap at a time."""
     dims = len(kernel)
@@ -111,7 +119,7 @@ def _stage(
         if which is not None:
             at = at + tap(which, place, first, stride, dilation, out)
         elif best is None:
-            at = p.convert(at, "int32")
+            at = filled(x.graph, 0, tuple(seen.shape), "int32")
         if best is None:
             best, found = seen, at
             continue
@@ -123,9 +131,7 @@ def _stage(
 
 
 @pool_max.derivative
-def _(
-    g: Any, ys: Any, input: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, padded: Any
-) -> Any:
+def _(g: Any, ys: Any, input: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, padded: Any) -> Any:
     apart = all(s >= r * (k - 1) + 1 for k, s, r in zip(kernel, stride, dilation))
     shape = tuple(input.shape)
     if apart and not padded:
@@ -153,16 +159,14 @@ def _spread(g: Any, which: Any, shape: Any, kernel: Ints, stride: Ints, dilation
     return write(filled(g.graph, 0, shape, g.dtype), tiles, strides, (0,))
 
 
-def _places(
-    which: Any, sizes: Any, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints
-) -> Any:
+def _places(which: Any, sizes: Any, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints) -> Any:
     """Where the taps are in an array whose last dims are `sizes`, as one number (int64)."""
     dims = len(kernel)
     rest, place = p.convert(which, "int64"), None
     for k, (s, a, r) in enumerate(zip(stride, padding, dilation)):
         weight = product(kernel[k + 1 :])
         at = rest if weight == 1 else find("floor_divide")(rest, weight)
-        rest = rest if weight == 1 else rest - at * weight
+        rest = rest - at * weight
         start = which.graph.add(find("iota"), (), (tuple(which.shape), which.ndim - dims + k)) * s
         at = start + at * r - a
         if a:  # from the padding only where every element is as low
@@ -199,7 +203,10 @@ def _placed(
     dtypes="uint8",
     differentiable=False,
     samples=d.samples(
-        lambda rng, t: ((rng.integers(0, 6, (2, 3, 2)).astype(t), (5, 7), (2, 3), (2, 3), (1, 1), (1, 1)), {}),
+        lambda rng, t: (
+            (rng.integers(0, 6, (2, 3, 2)).astype(t), (5, 7), (2, 3), (2, 3), (1, 1), (1, 1)),
+            {},
+        ),
         lambda rng, t: ((rng.integers(0, 2, (2, 3)).astype(t), (6,), (3,), (2,), (1,), (2,)), {}),
     ),
     reference=d.reference(_placed),
@@ -261,7 +268,7 @@ def pool_failures(dims: int, name: str) -> Any:
     """What every pool refuses."""
     x = d.Zeros(1, 2, *(4,) * dims)
     return d.failures(
-        ((d.Zeros(3),) if dims > 1 else (d.Zeros(),), {"kernel_size": 2}, RuntimeError, "batch mode"),
+        ((d.Zeros(1, 1, 1, *(4,) * dims), 2), {}, RuntimeError, "batch mode"),
         ((x, 5), {}, RuntimeError, "Output size is too small"),
         ((x, (2,) * (dims + 1)), {}, RuntimeError, f"{name}: kernel_size must either be a single int"),
         ((x, 2, 0), {}, RuntimeError, "stride should not be zero"),
@@ -299,7 +306,12 @@ def _max_pool(dims: int, by_default: bool) -> Any:
     if by_default:
         pool.__doc__ = pool.__doc__.replace(", 2)\n", ", 2)[0]\n")
     return public(
-        own, method=False, layer=True, dtypes="numeric", samples=_cases(dims), failures=pool_failures(dims, name)
+        own,
+        method=False,
+        layer=True,
+        dtypes="numeric",
+        samples=_cases(dims),
+        failures=pool_failures(dims, name),
     )(pool)
 
 
