@@ -147,6 +147,13 @@ from kiln.nn.pooling import (
     MaxUnpool2d as MaxUnpool2d,
     MaxUnpool3d as MaxUnpool3d,
 )
+from kiln.nn.sampling import (
+    Fold as Fold,
+    Unfold as Unfold,
+    Upsample as Upsample,
+    UpsamplingBilinear2d as UpsamplingBilinear2d,
+    UpsamplingNearest2d as UpsamplingNearest2d,
+)
 from kiln.nn.similarity import (
     CosineSimilarity as CosineSimilarity,
     PairwiseDistance as PairwiseDistance,

@@ -93,6 +93,12 @@ FAMILIES: dict[str, tuple[str, str, str, str]] = {
         "",
         "add_at copy_at",
     ),
+    "interpolation": (
+        "interpolate upsample",
+        "",
+        "interpolate upsample",
+        "resample resample_cubic",
+    ),
     "joining": (
         "block_diag cartesian_prod column_stack combinations dstack hstack meshgrid row_stack vstack",
         "combinations",
@@ -345,6 +351,12 @@ FAMILIES: dict[str, tuple[str, str, str, str]] = {
         "",
         "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d",
         "",
+    ),
+    "windows.folds": (
+        "fold",
+        "",
+        "fold",
+        "col2im im2col",
     ),
     "windows.max_pools": (
         "max_pool1d max_pool1d_with_indices max_pool2d max_pool2d_with_indices max_pool3d "

@@ -13,7 +13,7 @@ from kiln.graph.size import product
 from kiln.ops import declare as d
 from kiln.ops import pointwise as p
 from kiln.ops.comparison import eq, gt, ne
-from kiln.ops.creation import filled, positions
+from kiln.ops.creation import filled
 from kiln.ops.declare import dtype_name, public
 from kiln.ops.indexing import scatter_add
 from kiln.ops.places import contiguous_strides
