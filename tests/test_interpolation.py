@@ -35,6 +35,10 @@ def agree(run: Any, values: Any, tolerance: float = 1e-10, double: bool = False)
         np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
+def resized(**options: Any) -> Any:
+    return lambda f, x: f.nn.functional.interpolate(x, **options)
+
+
 @pytest.mark.parametrize(("dims", "seed"), [*itertools.product((1, 2, 3), range(4))])
 def test_sizes_and_factors(dims: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -48,7 +52,7 @@ def test_sizes_and_factors(dims: int, seed: int) -> None:
         else:
             options["scale_factor"] = rng.uniform(1, 3, dims).tolist()
             options["recompute_scale_factor"] = [None, True, False][rng.integers(3)]
-        agree(lambda f, x: f.nn.functional.interpolate(x, **options), values, double=seed == 0)
+        agree(resized(**options), values, double=seed == 0)
 
 
 @pytest.mark.parametrize(("n", "out"), [(5, 5), (5, 10), (7, 3), (1, 6), (6, 1), (3, 40), (40, 3), (64, 21)])
@@ -57,7 +61,7 @@ def test_nearest_is_the_same_element(n: int, out: int) -> None:
     for dtype in ("float32", "float64"):
         values = np.arange(1.0, n + 1, dtype=dtype).reshape(1, 1, n)
         for mode in ("nearest", "nearest-exact"):
-            agree(lambda f, x: f.nn.functional.interpolate(x, out, mode=mode), values, 1e-5)
+            agree(resized(size=out, mode=mode), values, 1e-5)
 
 
 @pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])

@@ -240,9 +240,7 @@ def unfold(input: Tensor, kernel_size: Any, dilation: Any = 1, padding: Any = 0,
 
     RuntimeError for sizes or settings that do not fit.
     """
-    from kiln.ops.windows.folds import unfolded
-
-    columns: Tensor = unfolded(input, kernel_size, dilation, padding, stride)
+    columns: Tensor = ops.im2col(input, kernel_size, dilation, padding, stride)
     return columns
 
 

@@ -183,8 +183,8 @@ class _Tracking(_Affine):
 class _BatchNorm(_Tracking):
     """Each channel of a batch with mean 0 and variance 1.
 
-    With `track_running_stats` the statistics move by `momentum` towards those of each batch in training (None:
-    they are the mean over all batches), and are used in evaluation.
+    With `track_running_stats` the statistics move by `momentum` towards those of each batch in training
+    (None: they are the mean over all batches), and are used in evaluation.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Pools as layers: what is largest in each window, means, powers, pools to a given size, and max pools undone."""
+"""Pools as layers: what is largest in each window, means, powers, to a given size, and max pools undone."""
 
 from __future__ import annotations
 

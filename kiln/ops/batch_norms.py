@@ -50,7 +50,7 @@ def normalize_batch(
     """
     x = floating(input, "batch_norm")
     dims, channels = (0, *range(2, x.ndim)), (x.shape[1],)
-    count = d.count_of(x, dims)
+    count: Any = d.count_of(x, dims)
     mean = reduce_sum(x, dims, True) / count
     centered = x - mean
     total = reduce_sum(centered * centered, dims, True)

@@ -353,10 +353,10 @@ FAMILIES: dict[str, tuple[str, str, str, str]] = {
         "",
     ),
     "windows.folds": (
-        "fold",
+        "fold im2col",
         "",
         "fold",
-        "col2im im2col",
+        "add_windows window_taps",
     ),
     "windows.max_pools": (
         "max_pool1d max_pool1d_with_indices max_pool2d max_pool2d_with_indices max_pool3d "

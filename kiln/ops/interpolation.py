@@ -1,7 +1,7 @@
 """Images of other sizes: interpolate, one dim after the other, from the last.
 
-An element of the result lies at a place between elements of the input; which of those it is made of is read by
-their places, and weighed by how far they are.
+An element of the result lies at a place between elements of the input; those it is made of are read by their
+places, and weighed by how far they are.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ def _cubic_samples(rng: Any, t: str) -> list[Any]:
 def resample(
     input: Tensor, dim: Structure, size: Sizes, scale: Number, how: Structure, span: Structure
 ) -> Any:
-    """`input` with `size` elements along `dim`, the i-th at scale * i ("nearest", "linear corners") or scale *
-    (i + 0.5) - 0.5 ("linear"; "nearest-exact" without the last half) of its own. `span`: no element is seen by
-    more.
+    """`input` with `size` elements along `dim`, the i-th at scale * i ("nearest", "linear corners") or
+    scale * (i + 0.5) - 0.5 ("linear"; "nearest-exact" without the last half) of its own. `span`: no element
+    is seen by more.
 
     >>> kiln.nn.functional.interpolate(kiln.tensor([[[1.0, 3.0]]]), 4, mode="linear")
     tensor([[[1.0000, 1.5000, 2.5000, 3.0000]]])
@@ -107,7 +107,7 @@ def _precision(how: str, dtype: str) -> str:
 
 
 def _seen(x: Any, shape: Any, dim: int, n: Any, scale: Any, how: str) -> tuple[Any, Any, Any]:
-    """For a result of `shape` the positions along `dim`, of n, in front and behind, and the latter's share."""
+    """For a result of `shape` the positions along `dim`, of n, in front and behind; the latter's share."""
     i = x.graph.add(find("iota"), (), (shape, dim))
     at, last = _place(p.convert(i, _precision(how, x.dtype)), scale, how), d.number(x, n - 1)
     if how.startswith("nearest"):
@@ -136,7 +136,8 @@ def _gathered(g: Any, shape: Any, dim: int, scale: Any, how: str, span: int) -> 
     """The gradient of every element from those that see it, which follow one another."""
     exact = _precision(how, g.dtype)
     j = g.graph.add(find("iota"), (), (shape, dim))
-    n, count = d.number(g, shape[dim]), d.number(g, g.shape[dim])
+    last, count = d.number(g, shape[dim] - 1), d.number(g, g.shape[dim])
+    end = d.number(g, g.shape[dim] - 1)
     before = 1 if how.startswith("linear") else 0
     half = 0 if how == "nearest" or how.endswith("corners") else 0.5
     own = p.convert(j, exact) - before + (half if before else 0)
@@ -146,11 +147,11 @@ def _gathered(g: Any, shape: Any, dim: int, scale: Any, how: str, span: int) -> 
         i = start + k
         at = _place(p.convert(i, exact), scale, how)
         if before:
-            away = p.minimum(p.maximum(at, 0), p.convert(n - 1, exact)) - p.convert(j, exact)
+            away = p.minimum(p.maximum(at, 0), p.convert(last, exact)) - p.convert(j, exact)
             weight = p.maximum(1 - p.maximum(away, -away), 0)
         else:
-            weight = eq(p.minimum(p.convert(floor(at), "int64"), n - 1), j)
-        part = gather(g, dim, p.minimum(p.maximum(i, 0), count - 1))
+            weight = eq(p.minimum(p.convert(floor(at), "int64"), last), j)
+        part = gather(g, dim, p.minimum(p.maximum(i, 0), end))
         inside = (i >= 0) & (i < count)
         part = p.where(inside, part * weight, 0) if before else p.where(inside & weight, part, 0)
         total = part if total is None else total + part
@@ -174,7 +175,7 @@ def resample_cubic(input: Tensor, dim: Structure, size: Sizes, scale: Number, ho
 
     >>> x = kiln.tensor([[[[1.0, 3.0]]]])
     >>> kiln.nn.functional.interpolate(x, (1, 3), mode="bicubic")
-    tensor([[[[0.8472, 2.0000, 3.1528]]]])
+    tensor([[[[0.8264, 2.0000, 3.1736]]]])
     """
     shape = (*input.shape[:dim], *size, *input.shape[dim + 1 :])
     i = p.convert(input.graph.add(find("iota"), (), (shape, dim)), _precision(how, input.dtype))
@@ -207,14 +208,14 @@ def _check_mode(input: Any, mode: str, align_corners: Any, antialias: bool) -> N
     if mode in ("nearest", "area", "nearest-exact"):
         require(
             align_corners is None,
-            "align_corners option can only be set with the interpolating modes: linear | bilinear | bicubic | "
-            "trilinear",
+            "align_corners option can only be set with the interpolating modes: linear | bilinear | bicubic "
+            "| trilinear",
             ValueError,
         )
     require(
         not antialias or (mode in ("bilinear", "bicubic") and input.ndim == 4),
-        "Anti-alias option is restricted to bilinear, bicubic, and lanczos modes and requires a 4-D tensor as "
-        "input",
+        "Anti-alias option is restricted to bilinear, bicubic, and lanczos modes and requires a 4-D tensor "
+        "as input",
         ValueError,
     )
     require(not antialias, "interpolate: antialias=True is not implemented", NotImplementedError)
@@ -226,8 +227,8 @@ def _check_mode(input: Any, mode: str, align_corners: Any, antialias: bool) -> N
     known = mode in ("nearest", "nearest-exact", "area") or (mode == "bicubic" and input.ndim == 4)
     require(
         known and input.ndim in (3, 4, 5),
-        f"Input Error: Only 3D, 4D and 5D input Tensors supported (got {input.ndim}D) for the modes: {_LISTED} "
-        f"(got {mode})",
+        f"Input Error: Only 3D, 4D and 5D input Tensors supported (got {input.ndim}D) for the modes: "
+        f"{_LISTED} (got {mode})",
         NotImplementedError,
     )
 
@@ -246,8 +247,8 @@ def _sizes(
     require(
         len(each) == dims,
         f"Input and {'output' if factor is None else 'scale_factor'} must have the same number of spatial "
-        f"dimensions, but got input with spatial dimensions of {list(sizes)} and {name} {tuple(each)}. Please "
-        "provide input tensor in (N, C, d1, d2, ...,dK) format.",
+        f"dimensions, but got input with spatial dimensions of {list(sizes)} and {name} {tuple(each)}. "
+        "Please provide input tensor in (N, C, d1, d2, ...,dK) format.",
         ValueError,
     )
     if factor is None:
@@ -309,10 +310,10 @@ def interpolate(
 ) -> Any:
     """[N, C, ...] with its last 1 to 3 dims of `size`, or `scale_factor` times as large (rounded down).
 
-    `mode`: "nearest", "nearest-exact", "area", "linear" (3 dims), "bilinear" or "bicubic" (4), "trilinear" (5).
-    `align_corners`: the outermost elements stay where they are. `recompute_scale_factor`: places follow from
-    the sizes, not from the factor. ValueError for settings that do not go together, RuntimeError for sizes of
-    0, NotImplementedError for another mode.
+    `mode`: "nearest", "nearest-exact", "area", "linear" (3 dims), "bilinear" or "bicubic" (4), "trilinear"
+    (5). `align_corners`: the outermost elements stay where they are. `recompute_scale_factor`: places follow
+    from the sizes, not from the factor. ValueError for settings that do not go together, RuntimeError for
+    sizes of 0, NotImplementedError for another mode.
 
     >>> kiln.nn.functional.interpolate(kiln.tensor([[[1.0, 3.0]]]), scale_factor=2)
     tensor([[[1., 1., 3., 3.]]])

@@ -110,8 +110,8 @@ def _depends_on(nodes: list[Node], targets: list[Value]) -> set[int]:
 def _rule(node: Node, gradient: Value, nodes: list[Node]) -> tuple[Value | None, ...]:
     """The op's derivative at a node: one gradient or None per input.
 
-    A composite that states its derivative stands alone, a node for each of its results, which the rule may all
-    read; only the first is differentiated.
+    A composite that states its derivative stands alone, a node for each of its results; the rule may read all
+    of them, and only the first is differentiated.
     """
     op = node.op
     assert isinstance(op, Op)

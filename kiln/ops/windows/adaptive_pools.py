@@ -1,4 +1,4 @@
-"""Pools to a given size: window i of o over n elements begins at floor(i n / o) and ends at ceil((i + 1) n / o).
+"""Pools to a given size: window i of o over n elements is that from floor(i n / o) to ceil((i + 1) n / o).
 
 Where all windows of a dim are alike they are those of a pool; over a whole dim it is a reduction.
 """
@@ -60,10 +60,11 @@ def _samples(make: Any, *more: bool) -> Any:
 def _starts(x: Any, dim: int, out: Any) -> tuple[Any, Any]:
     """Where the windows along a dim begin and end, for a result with `out` windows along it."""
     shape = (*x.shape[:dim], out, *x.shape[dim + 1 :])
-    i = x.graph.add(find("iota"), (), (shape, dim))
+    i: Any = x.graph.add(find("iota"), (), (shape, dim))
     n, o = d.number(x, x.shape[dim]), d.number(x, out)
+    more: Any = d.number(x, out - 1)
     divide = find("floor_divide")
-    return divide(i * n, o), divide((i + 1) * n + (o - 1), o)
+    return divide(i * n, o), divide((i + 1) * n + more, o)
 
 
 @composite(
@@ -75,7 +76,7 @@ def _starts(x: Any, dim: int, out: Any) -> tuple[Any, Any]:
     failures=d.not_an_array("adaptive_mean", 2),
 )
 def adaptive_mean(input: Tensor, out: Sizes, most: Structure) -> Any:
-    """The mean of each of `out` windows over the last dims, of at most most[k] elements along dim k; dim by dim.
+    """The mean of each of `out` windows over the last dims, at most most[k] elements along dim k; dim by dim.
 
     >>> kiln.nn.functional.adaptive_avg_pool1d(kiln.tensor([[1.0, 3.0, 2.0]]), 2)
     tensor([[2.0000, 2.5000]])
@@ -106,7 +107,7 @@ def adaptive_mean(input: Tensor, out: Sizes, most: Structure) -> Any:
     failures=d.not_an_array("adaptive_max", 2),
 )
 def adaptive_max(input: Tensor, out: Sizes, most: Structure) -> tuple[Any, Any]:
-    """The largest element of each of `out` windows over the last dims, of at most most[k] elements along dim k,
+    """The largest element of each of `out` windows over the last dims, at most most[k] elements along dim k,
     and its place in them as one (int64); the first of equal ones, the last NaN.
 
     >>> kiln.nn.functional.adaptive_max_pool1d(kiln.tensor([[1.0, 3.0, 2.0]]), 2)
@@ -148,8 +149,8 @@ def _sizes(name: str, input: Any, given: Any) -> tuple[tuple[Any, ...], tuple[An
     )
     require(
         len(shape) in (dims + 1, dims + 2),
-        f"{name}(): Expected {dims + 1}D or {dims + 2}D tensor, but got: {listed(shape)} (Expected {dims + 1} to "
-        f"{dims + 2} dimensions, but got {len(shape)}-dimensional tensor)",
+        f"{name}(): Expected {dims + 1}D or {dims + 2}D tensor, but got: {listed(shape)} (Expected "
+        f"{dims + 1} to {dims + 2} dimensions, but got {len(shape)}-dimensional tensor)",
     )
     sizes = shape[-dims:]
     wanted = tuple(n if w is None else w for n, w in zip(sizes, wanted))
@@ -183,7 +184,8 @@ def _most(sizes: Any, wanted: Any) -> Ints:
 def _float(input: Any, name: str) -> None:
     if not d.is_float(input):
         raise NotImplementedError(
-            f"\"{name}\" not implemented for '{d.type_name(dtype_name(input.dtype))}' (could not infer output dtype)"
+            f"\"{name}\" not implemented for '{d.type_name(dtype_name(input.dtype))}' (could not infer "
+            "output dtype)"
         )
 
 
@@ -210,9 +212,10 @@ def _found(input: Any, name: str, output_size: Any) -> tuple[Any, Any]:
     if 0 in wanted:
         return zeros(*lead, *wanted, dtype=input.dtype), zeros(*lead, *wanted, dtype="int64")
     if window := _fixed(sizes, wanted):
-        found: tuple[Any, Any] = _LARGEST[dims - 1](input, window, return_indices=True)
-        return found
-    return adaptive_max.handle(input, wanted, _most(sizes, wanted))
+        y, at = _LARGEST[dims - 1](input, window, return_indices=True)
+        return y, at
+    y, at = adaptive_max.handle(input, wanted, _most(sizes, wanted))
+    return y, at
 
 
 def _cases(make: Any, dims: int) -> Any:
@@ -234,8 +237,8 @@ def _failing(dims: int, name: str) -> Any:
     )
 
 
-_DOC = """The {2} of `output_size` windows (a number, or one for each dim; None: as many as elements) over the last
-    {0} of [C, {1}] or [N, C, {1}], as even as they can be.{3}
+_DOC = """The {2} of `output_size` windows (a number, or one for each dim; None: as many as elements) over the
+    last {0} of [C, {1}] or [N, C, {1}], as even as they can be.{3}
 
     RuntimeError for sizes that do not fit, NotImplementedError for integers and bool.
 

@@ -1,7 +1,7 @@
 """Averages over windows: avg_pool1d to avg_pool3d, and lp_pool1d to lp_pool3d, which are made of them.
 
-The gradient of a sum over windows is again a sum over windows, with steps of one: of the results' gradients, laid
-out a stride apart.
+The gradient of a sum over windows is again a sum over windows, with steps of one: of the results' gradients,
+laid out a stride apart.
 """
 
 from __future__ import annotations
@@ -66,7 +66,6 @@ def _samples(rng: Any, t: str) -> list[Any]:
 
 @composite(
     public=False,
-    dtypes="float64 float32 float16 bfloat16 int64",
     samples=_samples,
     reference=d.reference(_reference),
     onnx="AveragePool",
@@ -83,8 +82,9 @@ def pool_mean(
     padded: Structure,
     count: Structure,
 ) -> Any:
-    """The sum of each of `out` windows over the last dims, divided by a count: "window", its elements; "padded",
-    those in the array or its padding; "present", those in the array; "given", `divisor`. Integers toward zero.
+    """The sum of each of `out` windows over the last dims, divided by a count: "window", its elements;
+    "padded", those in the array or its padding; "present", those in the array; "given", `divisor`. Integers
+    toward zero.
 
     >>> kiln.nn.functional.avg_pool1d(kiln.tensor([[1.0, 3.0, 2.0, 0.0]]), 2)
     tensor([[2., 1.]])
@@ -120,7 +120,8 @@ def _elements(x: Any, sizes: Any, divisor: Any, kernel: Ints, stride: Ints, padd
     total: Any = None
     for k, (n, size, s, a) in enumerate(zip(sizes, kernel, stride, padding)):
         dim = x.ndim - len(kernel) + k
-        start = positions(x, dim) * s - a
+        place: Any = positions(x, dim)
+        start = place * s - a
         limit = d.number(x, n + a if count == "padded" else n)
         end = p.minimum(start + size, limit)
         own = end - (start if count == "padded" else p.maximum(start, 0))
@@ -170,8 +171,8 @@ def _pooled(
 _DOC = """The mean of each window over the last {0} of [C, {1}] or [N, C, {1}]: floats, and int64 toward zero.
 
     `stride` None is the window's; `padding` (at most half a window) adds zeros, which count unless
-    `count_include_pad` is False; `ceil_mode`: also windows that reach over the end.{2} RuntimeError for sizes or
-    settings that do not fit, NotImplementedError for other dtypes.
+    `count_include_pad` is False; `ceil_mode`: also windows that reach over the end.{2} RuntimeError for sizes
+    or settings that do not fit, NotImplementedError for other dtypes.
 
     >>> kiln.nn.functional.{3}(kiln.arange({4}.0).reshape({5}), 2)
     tensor({6})
@@ -194,7 +195,7 @@ def _cases(dims: int) -> Any:
     return make
 
 
-_FACTS = {"method": False, "layer": True, "dtypes": "float32 bfloat16 int64"}
+_FACTS: dict[str, Any] = {"method": False, "layer": True, "dtypes": "float32 bfloat16 int64"}
 
 
 def _avg_pool(dims: int) -> Any:
@@ -232,10 +233,11 @@ def _avg_pool(dims: int) -> Any:
 avg_pool1d, avg_pool2d, avg_pool3d = map(_avg_pool, (1, 2, 3))
 
 
-_LP_DOC = """(sum of x**norm_type)**(1 / norm_type) over each window over the last {0} of [C, {1}] or [N, C, {1}].
+_LP_DOC = """(sum of x**norm_type)**(1 / norm_type) over each window over the last {0} of [C, {1}] or
+    [N, C, {1}].
 
-    `stride` None is the window's; `ceil_mode`: also windows that reach over the end. RuntimeError for sizes or
-    settings that do not fit.
+    `stride` None is the window's; `ceil_mode`: also windows that reach over the end. RuntimeError for sizes
+    or settings that do not fit.
 
     >>> kiln.nn.functional.{2}(kiln.ones({4}), 1.0, 2)
     tensor({5})

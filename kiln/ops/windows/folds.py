@@ -1,7 +1,7 @@
 """unfold and fold of images: windows as columns, and columns added back where they came from.
 
-Each is the other's derivative. unfold reads windows where they lie; fold is a scatter whose places are the same
-for all images and channels.
+Each is the other's derivative. unfold reads windows where they lie; fold is a scatter whose places are the
+same for all images and channels.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _counts(sizes: Any, kernel: Ints, dilation: Ints, padding: Ints, stride: Int
 
 
 def _columns(np: Any, x: Any, kernel: Ints, dilation: Ints, padding: Ints, stride: Ints) -> Any:
-    """im2col in NumPy: one tap at a time."""
+    """window_taps in NumPy: one tap at a time."""
     out = _counts(x.shape[2:], kernel, dilation, padding, stride)
     x = np.pad(x, [(0, 0), (0, 0), *((a, a) for a in padding)])
     found = [
@@ -57,13 +57,13 @@ _SETTINGS = (((2, 3), (1, 2), (0, 1), (2, 1)), ((2, 2), (1, 1), (0, 0), (2, 2)))
         for settings in _SETTINGS
     )),
     reference=d.reference(_columns),
-    failures=d.not_an_array("im2col"),
+    failures=d.not_an_array("window_taps"),
 )  # fmt: skip
-def im2col(
+def window_taps(
     input: Tensor, kernel: Structure, dilation: Structure, padding: Structure, stride: Structure
 ) -> Any:
-    """[N, C, H, W] -> [N, C, *taps, *windows]: the elements that each tap of each window sees, zeros around the
-    image.
+    """[N, C, H, W] -> [N, C, *taps, *windows]: the elements that each tap of each window sees, zeros around
+    the image.
 
     >>> kiln.nn.functional.unfold(kiln.tensor([[[1.0, 2.0, 3.0]]]), (1, 2))
     tensor([[1., 2.],
@@ -77,13 +77,13 @@ def im2col(
     return as_strided(x, (*x.shape[:2], *kernel, *out), strides, (0,))
 
 
-@im2col.derivative
+@window_taps.derivative
 def _(g: Any, input: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Any:
-    return col2im(g, tuple(input.shape[2:]), kernel, dilation, padding, stride)
+    return add_windows(g, tuple(input.shape[2:]), kernel, dilation, padding, stride)
 
 
 def _added(np: Any, x: Any, sizes: Ints, kernel: Ints, dilation: Ints, padding: Ints, stride: Ints) -> Any:
-    """col2im in NumPy: one tap at a time."""
+    """add_windows in NumPy: one tap at a time."""
     y = np.zeros((*x.shape[:2], *(n + 2 * a for n, a in zip(sizes, padding))), x.dtype)
     for tap in np.ndindex(*kernel):
         at = (
@@ -101,9 +101,9 @@ def _added(np: Any, x: Any, sizes: Ints, kernel: Ints, dilation: Ints, padding: 
         lambda rng, t: ((d.array(rng, (1, 1, 2, 2, 2, 3), t), (5, 6), *_SETTINGS[1]), {}),
     ),
     reference=d.reference(_added),
-    failures=d.not_an_array("col2im", 2),
+    failures=d.not_an_array("add_windows", 2),
 )
-def col2im(
+def add_windows(
     input: Tensor,
     sizes: Sizes,
     kernel: Structure,
@@ -132,9 +132,9 @@ def col2im(
     return y
 
 
-@col2im.derivative
+@add_windows.derivative
 def _(g: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Any:
-    return im2col(g, kernel, dilation, padding, stride)
+    return window_taps(g, kernel, dilation, padding, stride)
 
 
 def _pair(value: Any, name: str) -> Ints:
@@ -158,8 +158,32 @@ def _settings(kernel: Any, dilation: Any, padding: Any, stride: Any) -> tuple[In
     return found[0], found[1], found[2], found[3]
 
 
-def unfolded(input: Any, kernel_size: Any, dilation: Any, padding: Any, stride: Any) -> Any:
-    """`nn.functional.unfold`."""
+@public(
+    "im2col",
+    method=False,
+    dtypes="all",
+    samples=d.samples(
+        lambda rng, t: ((d.array(rng, (2, 3, 5, 6), t), (2, 3), (1, 2), (0, 1), (2, 1)), {}),
+        lambda rng, t: ((d.array(rng, (3, 4, 4), t), 2), {"stride": 2}),
+    ),
+    failures=d.failures(
+        ((d.Zeros(2, 2), 1), {}, RuntimeError, "Expected 3D or 4D"),
+        ((d.Zeros(1, 1, 2), 2), {}, RuntimeError, "components must be at least one"),
+        ((d.Zeros(1, 2, 2), 0), {}, RuntimeError, "kernel size should be greater than zero"),
+        ((d.Zeros(1, 2, 2), 1, 1, -1), {}, RuntimeError, "padding should be non-negative"),
+        ((d.Zeros(1, 2, 2), (1, 2, 3)), {}, RuntimeError, "It is expected kernel_size equals to 2"),
+    ),
+    differs="PyTorch has it as nn.functional.unfold alone",
+)
+def im2col(input: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1) -> Any:
+    """Windows of [N, C, H, W] as columns [N, C * taps, windows], or without N: `nn.functional.unfold`.
+
+    Zeros around the image. RuntimeError for sizes or settings that do not fit.
+
+    >>> kiln.im2col(kiln.tensor([[[1.0, 2.0, 3.0]]]), (1, 2))
+    tensor([[1., 2.],
+            [2., 3.]])
+    """
     settings, shape = _settings(kernel_size, dilation, padding, stride), tuple(input.shape)
     require(
         len(shape) in (3, 4) and 0 not in shape[1:] and (len(shape) == 4 or shape[0] != 0),
@@ -173,7 +197,7 @@ def unfolded(input: Any, kernel_size: Any, dilation: Any, padding: Any, stride: 
         f"Given input with spatial size {shape[-2:]}, {', '.join(f'{n}={v}' for n, v in shown)}, calculated "
         f"shape of the array of sliding blocks as {blocks}, but its components must be at least one.",
     )
-    y = im2col.handle(input if len(shape) == 4 else _reshape(input, (1, *shape)), *settings)
+    y = window_taps.handle(input if len(shape) == 4 else _reshape(input, (1, *shape)), *settings)
     return _reshape(y, (*shape[:-3], shape[-3] * product(settings[0]), product(blocks)))
 
 
@@ -220,22 +244,22 @@ def fold(
         f"for input, but got: {listed(shape)}",
     )
     require(
-        not isinstance(shape[-2], int) or shape[-2] % product(settings[0]) == 0,
-        f"Expected size of input's dimension {len(shape) - 2} to be divisible by the product of kernel_size, but "
-        f"got input.size({len(shape) - 2})={shape[-2]} and kernel_size={settings[0]}.",
+        not isinstance(shape[-2], int) or shape[-2] % (settings[0][0] * settings[0][1]) == 0,
+        f"Expected size of input's dimension {len(shape) - 2} to be divisible by the product of kernel_size, "
+        f"but got input.size({len(shape) - 2})={shape[-2]} and kernel_size={settings[0]}.",
     )
     blocks = _counts(sizes, *settings)
     shown = zip(("kernel_size", "dilation", "padding", "stride"), settings)
     require(
         not isinstance(shape[-1], int) or (min(blocks) > 0 and product(blocks) == shape[-1]),
         f"Given output_size={sizes}, {', '.join(f'{n}={v}' for n, v in shown)}, expected size of input's "
-        f"dimension {len(shape) - 1} to match the calculated number of sliding blocks {blocks[0]} * {blocks[1]} "
-        f"= {product(blocks)}, but got input.size({len(shape) - 1})={shape[-1]}.",
+        f"dimension {len(shape) - 1} to match the calculated number of sliding blocks {blocks[0]} * "
+        f"{blocks[1]} = {product(blocks)}, but got input.size({len(shape) - 1})={shape[-1]}.",
     )
     if dtype_name(input.dtype) in d.INTEGERS:
         raise NotImplementedError(
             f"\"col2im_out_cpu\" not implemented for '{d.type_name(dtype_name(input.dtype))}'"
         )
     lead = (shape[0] if len(shape) == 3 else 1, quotient(shape[-2], product(settings[0])))
-    y = col2im.handle(_reshape(input, (*lead, *settings[0], *blocks)), sizes, *settings)
+    y = add_windows.handle(_reshape(input, (*lead, *settings[0], *blocks)), sizes, *settings)
     return y if len(shape) == 3 else _reshape(y, tuple(y.shape[1:]))

@@ -1,7 +1,7 @@
 """Windows over the last dims of an array: what PyTorch's arguments of pools mean, and how taps are read.
 
-A tap is a place in a window. What each window's tap k is, for all windows at once, is a slice of the array: so
-a pool is a chain over its taps, one pass over its input.
+A tap is a place in a window. What each window's tap k is, for all windows at once, is a slice of the array:
+so a pool is a chain over its taps, one pass over its input.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def per_dim(value: Any, dims: int, name: str, what: str, or_else: str = "") -> I
 class Windows:
     """The windows of a pool over the last dims of arrays.
 
-    `settings` is what their number does not depend on (kernel, stride, padding, dilation); `out` how many there
-    are, `after` how much is missing behind the array where they reach furthest.
+    `settings` is what a program is made for: kernel, stride, padding, dilation, whether anything is padded;
+    `out` is how many there are, `after` how much is missing behind the array where they reach furthest.
     """
 
     def __init__(
@@ -103,12 +103,13 @@ class Windows:
         )
         require(
             min(self.stride) > 0,
-            f"{name}() stride must be greater than zero, but got {min(self.stride)} (stride should not be zero)",
+            f"{name}() stride must be greater than zero, but got {min(self.stride)} (stride "
+            "should not be zero)",
         )
         require(
             min(self.padding) >= 0,
-            f"{name}() padding must be non-negative, but got {min(self.padding)} (pad must be non-negative, but "
-            f"got pad: {min(self.padding)})",
+            f"{name}() padding must be non-negative, but got {min(self.padding)} (pad must be non-negative, "
+            f"but got pad: {min(self.padding)})",
         )
         require(
             min(self.dilation) > 0, f"dilation should be greater than zero, but got {listed(self.dilation)}"

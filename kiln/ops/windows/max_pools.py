@@ -1,8 +1,8 @@
 """The largest element of each window, and where it is.
 
 A window's result carries the number of the tap it came from, a byte: the gradient goes there, and indices are
-computed from it where they are asked for. A padded place is lower than every element, and never where a result
-is from: an array of nothing but the lowest value has its first element there.
+computed from it where they are asked for. A padded place is lower than every element, and never where a
+result is from: an array of nothing but the lowest value has its first element there.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def pool_max(
     dilation: Structure,
     padded: Structure,
 ) -> tuple[Any, Any]:
-    """The largest element of each of `out` windows over the last dims, and the number of its tap (uint8; int32
-    of windows of more than 256). The first of equal ones, the last NaN.
+    """The largest element of each of `out` windows over the last dims, and the number of its tap (uint8;
+    int32 of windows of more than 256). The first of equal ones, the last NaN.
 
     >>> kiln.nn.functional.max_pool1d(kiln.tensor([[1.0, 3.0, 2.0, 0.0]]), 2)
     tensor([[3., 2.]])
@@ -109,9 +109,9 @@ def pool_max(
 
 
 def _stage(
-    x: Any, which: Any, kernel: Ints, weight: int, first: int, stride: Ints, dilation: Ints, out: Any
+    x: Any, which: Any, kernel: Ints, weight: Any, first: int, stride: Ints, dilation: Ints, out: Any
 ) -> tuple[Any, Any]:
-    """The largest along some dims, whose taps count `weight` each; `which` says what was chosen along others."""
+    """The largest along some dims, whose taps count `weight` each; `which`: what was chosen along others."""
     best = found = None
     for number, place in taps(kernel):
         seen = tap(x, place, first, stride, dilation, out)
@@ -178,7 +178,7 @@ def _places(which: Any, sizes: Any, kernel: Ints, stride: Ints, padding: Ints, d
 
 
 def placed_at(g: Any, places: Any, shape: Any, dims: int) -> Any:
-    """Zeros of `shape` with every element of g added at its place in the last dims, as `places` numbers them."""
+    """Zeros of `shape` with every element of g added at its place in the last dims, numbered as one."""
     lead, count = product(tuple(shape[:-dims])), product(tuple(shape[-dims:]))
     flat = (lead, product(tuple(g.shape)[-dims:]))
     zeros = filled(g.graph, 0, (lead, count), g.dtype)
@@ -200,7 +200,7 @@ def _placed(
 
 @composite(
     public=False,
-    dtypes="uint8",
+    dtypes="whole",
     differentiable=False,
     samples=d.samples(
         lambda rng, t: (

@@ -100,11 +100,11 @@ def _failures(dims: int) -> Any:
     )
 
 
-_DOC = """Zeros with the elements of [C, {1}] or [N, C, {1}] at the places `indices` (int64, as max pools give them)
-    name in each plane; of equal places the last one written stays.
+_DOC = """Zeros with the elements of [C, {1}] or [N, C, {1}] at the places `indices` (int64, as max pools give
+    them) name in each plane; of equal places the last one written stays.
 
-    Sizes are those of what a pool of this window, `stride` (None: the window's) and `padding` was made from, as
-    far as that can be known, or `output_size`. RuntimeError for an index or sizes that do not fit.
+    Sizes are those of what a pool of this window, `stride` (None: the window's) and `padding` was made from,
+    as far as that can be known, or `output_size`. RuntimeError for an index or sizes that do not fit.
 
     >>> kiln.nn.functional.{2}(kiln.ones({5}), kiln.ones({5}, dtype=kiln.int64), 2).sum()
     tensor(1.)
