@@ -1,5 +1,5 @@
-"""Whole networks of windows beside PyTorch's, step by step from the same weights in float64: the classic LeNet, a
-residual network with batch normalisation, a U-Net; run op by op and recorded.
+"""Whole networks of windows beside PyTorch's, step by step from the same weights in float64: the classic LeNet,
+a residual network with batch normalisation, a U-Net; run op by op, and recorded.
 """
 
 from __future__ import annotations
