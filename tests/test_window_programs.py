@@ -1,4 +1,4 @@
-"""Whole networks of windows beside PyTorch's, step by step from the same weights in float64: the classic LeNet,
+"""Whole networks of windows beside PyTorch's, step by step from the same weights in float64: a LeNet,
 a residual network with batch normalisation, a U-Net; run op by op, and recorded.
 """
 
