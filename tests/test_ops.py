@@ -77,6 +77,7 @@ FEWER_GRADIENTS = {
     "binary_cross_entropy",
     "as_strided_scatter",
     "vander",
+    "batch_norm",
     "instance_norm",
     "multi_margin_loss",
     "soft_margin_loss",

@@ -164,12 +164,13 @@ class Forward(Function):
     def _as_one_node(self, graph: Graph) -> Graph:
         whole = Graph()
         whole.slots, whole.checks, whole.inputs = graph.slots, graph.checks, graph.inputs
-        node = Node(self.op, *self.arguments(graph.inputs))
-        node.out = Value(whole, node, graph.outputs[0].dtype, graph.outputs[0].shape)
         for value in graph.inputs:
             value.graph = whole
-        whole.nodes.append(node)
-        return whole.finish([node.out])
+        for y in graph.outputs:  # a node has one output: as many nodes of the same inputs
+            node = Node(self.op, *self.arguments(graph.inputs))
+            node.out = Value(whole, node, y.dtype, y.shape)
+            whole.nodes.append(node)
+        return whole.finish([node.out for node in whole.nodes])
 
     def derivative(
         self, operands: Operands, needed: tuple[int, ...], defined: tuple[bool, ...], redo: bool = False

@@ -235,6 +235,15 @@ def kl_div(input: Tensor, target: Tensor, reduction: str = "mean", log_target: b
     return loss
 
 
+def unfold(input: Tensor, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1) -> Tensor:
+    """Windows of [N, C, H, W] as columns [N, C * taps, windows], or without N; zeros around the image.
+
+    RuntimeError for sizes or settings that do not fit.
+    """
+    columns: Tensor = ops.im2col(input, kernel_size, dilation, padding, stride)
+    return columns
+
+
 def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     """int64 (...) -> (..., num_classes): 1 at the index, 0 elsewhere; -1 takes the largest index + 1."""
     hot: Tensor = ops.one_hot(tensor, num_classes)

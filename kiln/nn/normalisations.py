@@ -1,4 +1,4 @@
-"""Normalisations as modules: of trailing dims, by groups of channels, by item, by neighbours."""
+"""Normalisations as modules: of trailing dims, by groups of channels, by batch, by item, by neighbours."""
 
 from __future__ import annotations
 
@@ -125,16 +125,135 @@ class GroupNorm(_Affine):
         return f"{self.num_groups}, {self.num_channels}, eps={self.eps}, affine={affine}, bias={bias}"
 
 
-class _InstanceNorm(_Affine):
+class _Tracking(_Affine):
+    """A normalisation of channels that may keep the statistics it sees."""
+
+    dims: tuple[int, ...] = ()  # that an input may have
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    num_batches_tracked: Tensor | None
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float,
+        momentum: float | None,
+        affine: bool,
+        track_running_stats: bool,
+        device: Any,
+        dtype: Any,
+        bias: bool,
+    ) -> None:
+        super().__init__()
+        self.num_features, self.eps, self.momentum = num_features, eps, momentum
+        self.affine, self.track_running_stats = affine, track_running_stats
+        options = {"device": device, "dtype": dtype}
+        kept = track_running_stats
+        self.register_buffer("running_mean", ops.zeros(num_features, **options) if kept else None)
+        self.register_buffer("running_var", ops.ones(num_features, **options) if kept else None)
+        count = ops.zeros((), dtype="int64", device=device) if kept else None
+        self.register_buffer("num_batches_tracked", count)
+        self._make((num_features,), affine, affine and bias, device, dtype)
+
+    def reset_running_stats(self) -> None:
+        """Forget what was seen: mean 0, variance 1, no batches."""
+        if self.running_mean is not None and self.running_var is not None:
+            self.running_mean.zero_()
+            self.running_var.fill_(1)
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.zero_()
+
+    def reset_parameters(self) -> None:
+        """Forget what was seen, and set weight to ones and bias to zeros."""
+        self.reset_running_stats()
+        super().reset_parameters()
+
+    def _check_dims(self, input: Tensor) -> None:
+        if input.ndim not in self.dims:
+            wanted = " or ".join(f"{k}D" for k in self.dims)
+            raise ValueError(f"expected {wanted} input (got {input.ndim}D input)")
+
+    def extra_repr(self) -> str:
+        return (
+            f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "
+            f"bias={self.bias is not None}, track_running_stats={self.track_running_stats}"
+        )
+
+
+class _BatchNorm(_Tracking):
+    """Each channel of a batch with mean 0 and variance 1.
+
+    With `track_running_stats` the statistics move by `momentum` towards those of each batch in training
+    (None: they are the mean over all batches), and are used in evaluation.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias)
+
+    def forward(self, input: Tensor) -> Tensor:
+        self._check_dims(input)
+        momentum = 0.0 if self.momentum is None else self.momentum
+        if self.training and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            if self.momentum is None:
+                momentum = 1.0 / float(self.num_batches_tracked)
+        kept = not self.training or self.track_running_stats
+        y: Tensor = functional.batch_norm(
+            input, self.running_mean if kept else None, self.running_var if kept else None, self.weight,
+            self.bias, self.training or self.running_mean is None, momentum, self.eps,
+        )  # fmt: skip
+        return y
+
+
+class BatchNorm1d(_BatchNorm):
+    """Each channel of a batch (n, c) or (n, c, l) with mean 0 and variance 1, times weight plus bias.
+
+    >>> import kiln
+    >>> kiln.nn.BatchNorm1d(1)(kiln.tensor([[1.0], [3.0]])).tolist()
+    [[-0.9999949932098389], [0.9999949932098389]]
+    """
+
+    dims = (2, 3)
+
+
+class BatchNorm2d(_BatchNorm):
+    """Each channel of a batch (n, c, h, w) with mean 0 and variance 1, times weight plus bias.
+
+    >>> import kiln
+    >>> kiln.nn.BatchNorm2d(3)(kiln.ones(2, 3, 4, 4)).shape
+    kiln.Size([2, 3, 4, 4])
+    """
+
+    dims = (4,)
+
+
+class BatchNorm3d(_BatchNorm):
+    """Each channel of a batch (n, c, d, h, w) with mean 0 and variance 1, times weight plus bias.
+
+    >>> import kiln
+    >>> kiln.nn.BatchNorm3d(3)(kiln.ones(2, 3, 2, 2, 2)).shape
+    kiln.Size([2, 3, 2, 2, 2])
+    """
+
+    dims = (5,)
+
+
+class _InstanceNorm(_Tracking):
     """(n, c, ...) or (c, ...) with mean 0 and variance 1 over each channel of each item.
 
     With `track_running_stats` the means over items are kept as buffers, and used in evaluation.
     """
-
-    dims = 0  # of an item's channel
-    running_mean: Tensor | None
-    running_var: Tensor | None
-    num_batches_tracked: Tensor | None
 
     def __init__(
         self,
@@ -148,24 +267,14 @@ class _InstanceNorm(_Affine):
         *,
         bias: bool = True,
     ) -> None:
-        super().__init__()
-        self.num_features, self.eps, self.momentum = num_features, eps, momentum
-        self.affine, self.track_running_stats = affine, track_running_stats
-        options = {"device": device, "dtype": dtype}
-        kept = track_running_stats
-        self.register_buffer("running_mean", ops.zeros(num_features, **options) if kept else None)
-        self.register_buffer("running_var", ops.ones(num_features, **options) if kept else None)
-        count = ops.zeros((), dtype="int64", device=device) if kept else None
-        self.register_buffer("num_batches_tracked", count)
-        self._make((num_features,), affine, affine and bias, device, dtype)
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias)
 
     def forward(self, input: Tensor) -> Tensor:
-        if input.ndim not in (self.dims + 1, self.dims + 2):
-            raise ValueError(f"expected {self.dims + 1}D or {self.dims + 2}D input (got {input.ndim}D input)")
-        items = input if input.ndim == self.dims + 2 else input.unsqueeze(0)
+        self._check_dims(input)
+        items = input if input.ndim == self.dims[1] else input.unsqueeze(0)
         if self.affine and items.shape[1] != self.num_features:
             raise ValueError(
-                f"expected input's size at dim={input.ndim - self.dims - 1} to match num_features "
+                f"expected input's size at dim={input.ndim - self.dims[0]} to match num_features "
                 f"({self.num_features}), but got: {items.shape[1]}."
             )
         y: Tensor = functional.instance_norm(
@@ -175,29 +284,23 @@ class _InstanceNorm(_Affine):
         )  # fmt: skip
         return y if items is input else y.squeeze(0)
 
-    def extra_repr(self) -> str:
-        return (
-            f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}, "
-            f"bias={self.bias is not None}, track_running_stats={self.track_running_stats}"
-        )
-
 
 class InstanceNorm1d(_InstanceNorm):
     """Each channel of (n, c, l) or (c, l) normalised."""
 
-    dims = 1
+    dims = (2, 3)
 
 
 class InstanceNorm2d(_InstanceNorm):
     """Each channel of (n, c, h, w) or (c, h, w) normalised."""
 
-    dims = 2
+    dims = (3, 4)
 
 
 class InstanceNorm3d(_InstanceNorm):
     """Each channel of (n, c, d, h, w) or (c, d, h, w) normalised."""
 
-    dims = 3
+    dims = (4, 5)
 
 
 class LocalResponseNorm(Module):

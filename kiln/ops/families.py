@@ -16,6 +16,12 @@ FAMILIES: dict[str, tuple[str, str, str, str]] = {
         "embedding_bag",
         "",
     ),
+    "batch_norms": (
+        "batch_norm",
+        "",
+        "batch_norm",
+        "normalize_batch",
+    ),
     "contractions": (
         "chain_matmul einsum kron linalg.multi_dot tensordot",
         "kron",
@@ -86,6 +92,12 @@ FAMILIES: dict[str, tuple[str, str, str, str]] = {
         "index_add index_add_ index_copy index_copy_ index_fill index_fill_ index_reduce index_reduce_",
         "",
         "add_at copy_at",
+    ),
+    "interpolation": (
+        "interpolate upsample",
+        "",
+        "interpolate upsample",
+        "resample resample_cubic",
     ),
     "joining": (
         "block_diag cartesian_prod column_stack combinations dstack hstack meshgrid row_stack vstack",
@@ -318,16 +330,52 @@ FAMILIES: dict[str, tuple[str, str, str, str]] = {
         "",
         "",
     ),
+    "windows.adaptive_pools": (
+        "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d "
+        "adaptive_max_pool1d_with_indices adaptive_max_pool2d adaptive_max_pool2d_with_indices "
+        "adaptive_max_pool3d adaptive_max_pool3d_with_indices",
+        "",
+        "adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d "
+        "adaptive_max_pool1d_with_indices adaptive_max_pool2d adaptive_max_pool2d_with_indices "
+        "adaptive_max_pool3d adaptive_max_pool3d_with_indices",
+        "adaptive_max adaptive_mean",
+    ),
+    "windows.average_pools": (
+        "avg_pool1d avg_pool2d avg_pool3d lp_pool1d lp_pool2d lp_pool3d",
+        "",
+        "avg_pool1d avg_pool2d avg_pool3d lp_pool1d lp_pool2d lp_pool3d",
+        "pool_mean",
+    ),
     "windows.convolution": (
         "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d",
         "",
         "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d",
         "",
     ),
+    "windows.folds": (
+        "fold im2col",
+        "",
+        "fold",
+        "add_windows window_taps",
+    ),
+    "windows.max_pools": (
+        "max_pool1d max_pool1d_with_indices max_pool2d max_pool2d_with_indices max_pool3d "
+        "max_pool3d_with_indices",
+        "",
+        "max_pool1d max_pool1d_with_indices max_pool2d max_pool2d_with_indices max_pool3d "
+        "max_pool3d_with_indices",
+        "pool_max pool_places",
+    ),
     "windows.products": (
         "",
         "",
         "",
         "convolve convolve_input convolve_weight multiply_add",
+    ),
+    "windows.unpools": (
+        "max_unpool1d max_unpool2d max_unpool3d",
+        "",
+        "max_unpool1d max_unpool2d max_unpool3d",
+        "",
     ),
 }

@@ -92,7 +92,7 @@ def _accumulate(
         gradient = gradients.get(id(node.out))
         if gradient is None or not any(id(v) in needed for v in node.inputs):
             continue
-        for value, part in zip(node.inputs, _rule(node, gradient)):
+        for value, part in zip(node.inputs, _rule(node, gradient, nodes)):
             if part is not None and id(value) in needed:
                 _contribute(gradients, value, unbroadcast(part, value))
     return gradients
@@ -107,15 +107,22 @@ def _depends_on(nodes: list[Node], targets: list[Value]) -> set[int]:
     return needed
 
 
-def _rule(node: Node, gradient: Value) -> tuple[Value | None, ...]:
-    """The op's derivative at a node: one gradient or None per input."""
+def _rule(node: Node, gradient: Value, nodes: list[Node]) -> tuple[Value | None, ...]:
+    """The op's derivative at a node: one gradient or None per input.
+
+    A composite that states its derivative stands alone, a node for each of its results; the rule may read all
+    of them, and only the first is differentiated.
+    """
     op = node.op
     assert isinstance(op, Op)
     if not op.differentiable:
         return (None,) * len(node.inputs)
     if op.gradient is None:
         raise NotImplementedError(f"{op.name}: the derivative is not implemented")
-    return op.gradients((gradient,), node.inputs, (node.out,), node.attrs)
+    results = tuple(n.out for n in nodes) if op.kind == "composite" else (node.out,)
+    if node.out is not results[0]:
+        raise NotImplementedError(f"{op.name}: the derivative of its further results is not implemented")
+    return op.gradients((gradient,), node.inputs, results, node.attrs)
 
 
 def _contribute(gradients: dict[int, Value], value: Value, part: Value) -> None:

@@ -1,0 +1,321 @@
+"""The largest element of each window, and where it is.
+
+A window's result carries the number of the tap it came from, a byte: the gradient goes there, and indices are
+computed from it where they are asked for. A padded place is lower than every element, and never where a
+result is from: an array of nothing but the lowest value has its first element there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kiln.graph.size import product
+from kiln.ops import declare as d
+from kiln.ops import pointwise as p
+from kiln.ops.comparison import eq, gt, ne
+from kiln.ops.creation import filled
+from kiln.ops.declare import dtype_name, public
+from kiln.ops.indexing import scatter_add
+from kiln.ops.places import contiguous_strides
+from kiln.ops.record import Sample, Sizes, Structure, Tensor, composite, find
+from kiln.ops.views import reshape, write
+from kiln.ops.windows.geometry import Ints, Windows, bordered, stages, tap, taps
+
+# taps of a window read in one pass
+AT_ONCE = 25
+
+
+def _lowest(dtype: str) -> Any:
+    if dtype not in d.INTEGERS:
+        return float("-inf")
+    return 0 if dtype == "uint8" else -(1 << (int(dtype[3:]) - 1))
+
+
+def _reference(
+    np: Any,
+    x: Any,
+    out: Ints,
+    after: Ints,
+    kernel: Ints,
+    stride: Ints,
+    padding: Ints,
+    dilation: Ints,
+    _: bool,
+) -> Any:
+    """pool_max in NumPy: one tap at a time."""
+    dims = len(kernel)
+    low = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
+    widths = [(0, 0)] * (x.ndim - dims) + [*zip(padding, after)]
+    x = np.pad(x, widths, constant_values=low)
+    best: Any = None
+    for number, place in enumerate(np.ndindex(*kernel)):
+        at = tuple(
+            slice(t * r, t * r + (n - 1) * s + 1, s) for t, r, n, s in zip(place, dilation, out, stride)
+        )
+        seen = x[(..., *at)]
+        if best is None:
+            best, which = seen.copy(), np.zeros(seen.shape, np.uint8)
+        better = (seen > best) | (seen != seen)
+        best, which = np.where(better, seen, best), np.where(better, number, which)
+    return best, which.astype(np.uint8)
+
+
+def _samples(rng: Any, t: str) -> list[Any]:
+    def sample(
+        shape: Ints, out: Ints, after: Ints, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints
+    ) -> Any:
+        padded = any(padding) or any(after)
+        return Sample((d.array(rng, shape, t), out, after, kernel, stride, padding, dilation, padded))
+
+    return [
+        sample((2, 7), (3,), (0,), (3,), (2,), (0,), (1,)),
+        sample((2, 5, 6), (2, 3), (0, 0), (2, 2), (2, 2), (0, 0), (1, 1)),
+        sample((2, 3, 5, 5), (3, 2), (1, 1), (3, 2), (2, 3), (1, 0), (1, 2)),
+        sample((2, 4, 5, 3), (2, 2, 1), (0, 0, 0), (3, 3, 3), (1, 2, 1), (0, 0, 0), (1, 1, 1)),
+    ]
+
+
+@composite(
+    public=False,
+    dtypes="numeric",
+    samples=_samples,
+    reference=d.reference(_reference),
+    onnx="MaxPool",
+    failures=d.not_an_array("pool_max", 3),
+)
+def pool_max(
+    input: Tensor,
+    out: Sizes,
+    after: Sizes,
+    kernel: Structure,
+    stride: Structure,
+    padding: Structure,
+    dilation: Structure,
+    padded: Structure,
+) -> tuple[Any, Any]:
+    """The largest element of each of `out` windows over the last dims, and the number of its tap (uint8;
+    int32 of windows of more than 256). The first of equal ones, the last NaN.
+
+    >>> kiln.nn.functional.max_pool1d(kiln.tensor([[1.0, 3.0, 2.0, 0.0]]), 2)
+    tensor([[3., 2.]])
+    """
+    x = bordered(input, _lowest(input.dtype), padding, after) if padded else input
+    which: Any = None
+    for dims in stages(kernel, AT_ONCE):
+        part = slice(dims[0], dims[-1] + 1)
+        settings = (input.ndim - len(kernel) + dims[0], stride[part], dilation[part], out[part])
+        x, which = _stage(x, which, kernel[part], product(kernel[dims[-1] + 1 :]), *settings)
+    return x, p.convert(which, "uint8" if product(kernel) <= 256 else "int32")
+
+
+def _stage(
+    x: Any, which: Any, kernel: Ints, weight: Any, first: int, stride: Ints, dilation: Ints, out: Any
+) -> tuple[Any, Any]:
+    """The largest along some dims, whose taps count `weight` each; `which`: what was chosen along others."""
+    best = found = None
+    for number, place in taps(kernel):
+        seen = tap(x, place, first, stride, dilation, out)
+        at = d.number(x, number * weight)
+        if which is not None:
+            at = at + tap(which, place, first, stride, dilation, out)
+        elif best is None:
+            at = filled(x.graph, 0, tuple(seen.shape), "int32")
+        if best is None:
+            best, found = seen, at
+            continue
+        better = gt(seen, best)
+        if x.dtype not in d.INTEGERS:
+            better = better | ne(seen, seen)
+        best, found = p.where(better, seen, best), p.where(better, at, found)
+    return best, found
+
+
+@pool_max.derivative
+def _(g: Any, ys: Any, input: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, padded: Any) -> Any:
+    apart = all(s >= r * (k - 1) + 1 for k, s, r in zip(kernel, stride, dilation))
+    shape = tuple(input.shape)
+    if apart and not padded:
+        return _spread(g, ys[1], shape, kernel, stride, dilation)
+    places = _places(ys[1], shape[-len(kernel) :], kernel, stride, padding, dilation)
+    return placed_at(g, places, shape, len(kernel))
+
+
+def _spread(g: Any, which: Any, shape: Any, kernel: Ints, stride: Ints, dilation: Ints) -> Any:
+    """The gradient where windows do not overlap: each element knows its one window, without a scatter."""
+    dims = len(kernel)
+    lead, out, steps = shape[:-dims], tuple(g.shape)[-dims:], contiguous_strides(shape)
+    apart = (*lead, *(n for o in out for n in (o, 1)))
+    sizes = (*lead, *(n for o, k in zip(out, kernel) for n in (o, k)))
+    strides = (
+        *steps[:-dims],
+        *(n for t, s, r in zip(steps[-dims:], stride, dilation) for n in (t * s, t * r)),
+    )
+    number: Any = d.number(g, 0)
+    for k in range(dims):
+        own = g.graph.add(find("iota"), (), (sizes, len(lead) + 2 * k + 1))
+        number = number + own * d.number(g, product(kernel[k + 1 :]))
+    here = eq(p.convert(reshape(which, apart), "int64"), number)
+    tiles = p.where(here, reshape(g, apart), 0)
+    return write(filled(g.graph, 0, shape, g.dtype), tiles, strides, (0,))
+
+
+def _places(which: Any, sizes: Any, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints) -> Any:
+    """Where the taps are in an array whose last dims are `sizes`, as one number (int64)."""
+    dims = len(kernel)
+    rest, place = p.convert(which, "int64"), None
+    for k, (s, a, r) in enumerate(zip(stride, padding, dilation)):
+        weight = product(kernel[k + 1 :])
+        at = rest if weight == 1 else find("floor_divide")(rest, weight)
+        rest = rest - at * weight
+        start = which.graph.add(find("iota"), (), (tuple(which.shape), which.ndim - dims + k)) * s
+        at = start + at * r - a
+        if a:  # from the padding only where every element is as low
+            first = at + find("floor_divide")(r - 1 - at, r) * r if r > 1 else 0
+            at = p.where(at < 0, first, at)
+        at = at * d.number(which, product(sizes[k + 1 :]))
+        place = at if place is None else place + at
+    return place
+
+
+def placed_at(g: Any, places: Any, shape: Any, dims: int) -> Any:
+    """Zeros of `shape` with every element of g added at its place in the last dims, numbered as one."""
+    lead, count = product(tuple(shape[:-dims])), product(tuple(shape[-dims:]))
+    flat = (lead, product(tuple(g.shape)[-dims:]))
+    zeros = filled(g.graph, 0, (lead, count), g.dtype)
+    return reshape(scatter_add(zeros, 1, reshape(places, flat), reshape(g, flat)), shape)
+
+
+def _placed(
+    np: Any, which: Any, sizes: Ints, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints
+) -> Any:
+    """pool_places in NumPy."""
+    dims, place = len(kernel), np.zeros(which.shape, np.int64)
+    starts = np.indices(which.shape)[which.ndim - dims :]
+    tap_of = np.unravel_index(which.astype(np.int64), kernel)
+    for n, start, t, s, a, r in zip(sizes, starts, tap_of, stride, padding, dilation):
+        at = start * s - a + t * r
+        place = place * n + np.where(at < 0, at % r, at)
+    return place
+
+
+@composite(
+    public=False,
+    dtypes="whole",
+    differentiable=False,
+    samples=d.samples(
+        lambda rng, t: (
+            (rng.integers(0, 6, (2, 3, 2)).astype(t), (5, 7), (2, 3), (2, 3), (1, 1), (1, 1)),
+            {},
+        ),
+        lambda rng, t: ((rng.integers(0, 2, (2, 3)).astype(t), (6,), (3,), (2,), (1,), (2,)), {}),
+    ),
+    reference=d.reference(_placed),
+    failures=d.not_an_array("pool_places", 2),
+)
+def pool_places(
+    input: Tensor,
+    sizes: Sizes,
+    kernel: Structure,
+    stride: Structure,
+    padding: Structure,
+    dilation: Structure,
+) -> Any:
+    """Where each window's tap of the number `input` is, in an array whose last dims are `sizes`: int64.
+
+    >>> kiln.nn.functional.max_pool1d(kiln.tensor([[1.0, 3.0, 2.0, 0.0]]), 2, return_indices=True)[1]
+    tensor([[1, 2]])
+    """
+    return _places(input, sizes, kernel, stride, padding, dilation)
+
+
+def _pooled(input: Any, windows: Windows, name: str, indices: bool) -> Any:
+    if dtype_name(input.dtype) == "bool":
+        raise NotImplementedError(f"\"{name}\" not implemented for 'Bool'")
+    y, which = pool_max.handle(input, windows.out, windows.after, *windows.settings)
+    if not indices:
+        return y
+    return y, pool_places.handle(which, windows.sizes, *windows.settings[:4])
+
+
+_DOC = """The largest element of each window over the last {0} of [C, {1}] or [N, C, {1}]: the first of equal
+    ones; NaN if there is one.
+
+    `stride` None is the window's; `padding` (at most half a window) adds places lower than any element;
+    `ceil_mode`: also windows that reach over the end. With `return_indices` also where each is in its plane
+    (int64){2}. RuntimeError for sizes or settings that do not fit, NotImplementedError for bool.
+
+    >>> kiln.nn.functional.{3}(kiln.arange({4}).reshape({5}), 2)
+    tensor({6})
+    """
+
+
+def _cases(dims: int) -> Any:
+    """Samples of a pool of no two equal elements: plain, padded with every setting, of one item."""
+
+    def make(rng: Any, t: str) -> Any:
+        plain, wide = ((2, *(n,) * dims) for n in (4, 5))
+        settings = {"stride": 2, "padding": 1, "dilation": 2, "ceil_mode": True}
+        return [
+            Sample((d.distinct(rng, (2, *plain), t), 2)),
+            Sample((d.distinct(rng, wide, t), 2), {"stride": 1, "padding": 1}),
+            Sample((d.distinct(rng, wide, t), (2,) * dims), settings),
+        ]
+
+    return make
+
+
+def pool_failures(dims: int, name: str) -> Any:
+    """What every pool refuses."""
+    x = d.Zeros(1, 2, *(4,) * dims)
+    return d.failures(
+        ((d.Zeros(1, 1, 1, *(4,) * dims), 2), {}, RuntimeError, "batch mode"),
+        ((x, 5), {}, RuntimeError, "Output size is too small"),
+        ((x, (2,) * (dims + 1)), {}, RuntimeError, f"{name}: kernel_size must either be a single int"),
+        ((x, 2, 0), {}, RuntimeError, "stride should not be zero"),
+        ((x, 2, 1, 2), {}, RuntimeError, "at most half of effective kernel size"),
+        ((x, 2, 1, -1), {}, RuntimeError, "must be non-negative"),
+    )
+
+
+def described(text: str, name: str, dims: int, result: str, *more: str) -> str:
+    """A pool's docstring, with an example of an array of 0, 1, 2 ... with sides of two."""
+    sizes = ("one dim", "two dims", "three dims")[dims - 1], ("L", "H, W", "D, H, W")[dims - 1]
+    shape = ", ".join(map(str, (1, *(2,) * dims)))
+    return text.format(*sizes, *more, name, 2**dims, shape, "[" * (dims + 1) + result + "]" * (dims + 1))
+
+
+def _max_pool(dims: int, by_default: bool) -> Any:
+    """max_pool1d to max_pool3d, or the function that gives indices whether asked or not."""
+    name = f"max_pool{dims}d"
+
+    def pool(
+        input: Any,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        dilation: Any = 1,
+        ceil_mode: bool = False,
+        return_indices: bool = by_default,
+    ) -> Any:
+        windows = Windows(name, input, kernel_size, stride, padding, dilation, ceil_mode)
+        return _pooled(input, windows, name, return_indices or by_default)
+
+    own = f"{name}_with_indices" if by_default else name
+    more = ", which it gives without being asked" if by_default else ""
+    pool.__doc__ = described(_DOC, own, dims, str(2**dims - 1), more)
+    if by_default:
+        pool.__doc__ = pool.__doc__.replace(", 2)\n", ", 2)[0]\n")
+    return public(
+        own,
+        method=False,
+        layer=True,
+        dtypes="numeric",
+        samples=_cases(dims),
+        failures=pool_failures(dims, name),
+    )(pool)
+
+
+max_pool1d, max_pool2d, max_pool3d = (_max_pool(dims, False) for dims in (1, 2, 3))
+max_pool1d_with_indices, max_pool2d_with_indices, max_pool3d_with_indices = (
+    _max_pool(dims, True) for dims in (1, 2, 3)
+)

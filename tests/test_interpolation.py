@@ -1,0 +1,132 @@
+"""interpolate, unfold and fold beside PyTorch's: modes, sizes and factors at random, gradients, recorded."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from backend import kiln, needs_kiln, torch
+
+from kiln.testing.compare import to_array
+
+pytestmark = [needs_kiln, pytest.mark.skipif(torch is None, reason="PyTorch, the tests' peer, is missing")]
+
+MODES = {
+    1: ["nearest", "nearest-exact", "linear", "area"],
+    2: ["nearest", "nearest-exact", "bilinear", "bicubic", "area"],
+    3: ["nearest", "nearest-exact", "trilinear", "area"],
+}
+
+
+def agree(run: Any, values: Any, tolerance: float = 1e-10, double: bool = False) -> None:
+    """Results, gradients and (of cubes) second derivatives of a function of (framework, tensor)."""
+    found = []
+    for f in (kiln, torch):
+        x = f.from_numpy(values.copy()).requires_grad_()
+        y = run(f, x)
+        weight = f.arange(1.0, y.numel() + 1, dtype=y.dtype).reshape(y.shape) / y.numel()
+        (first,) = f.autograd.grad((y**3 * weight).sum(), x, create_graph=double)
+        more = f.autograd.grad((first**2).sum(), x) if double else ()
+        found.append([to_array(t.detach()) for t in (y, first, *more)])
+    for ours, theirs in zip(*found, strict=True):
+        assert ours.shape == theirs.shape and ours.dtype == theirs.dtype
+        np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance)
+
+
+def resized(**options: Any) -> Any:
+    return lambda f, x: f.nn.functional.interpolate(x, **options)
+
+
+@pytest.mark.parametrize(("dims", "seed"), [*itertools.product((1, 2, 3), range(4))])
+def test_sizes_and_factors(dims: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    values = rng.standard_normal((2, 2, *rng.integers(1, 7, dims)))
+    for mode in MODES[dims]:
+        options: dict[str, Any] = {"mode": mode}
+        if mode.endswith(("linear", "cubic")):
+            options["align_corners"] = bool(rng.integers(2))
+        if rng.integers(2):
+            options["size"] = rng.integers(1, 30 if dims == 1 else 9, dims).tolist()
+        else:
+            options["scale_factor"] = rng.uniform(1, 3, dims).tolist()
+            options["recompute_scale_factor"] = [None, True, False][rng.integers(3)]
+        agree(resized(**options), values, double=seed == 0)
+
+
+@pytest.mark.parametrize(("n", "out"), [(5, 5), (5, 10), (7, 3), (1, 6), (6, 1), (3, 40), (40, 3), (64, 21)])
+def test_nearest_is_the_same_element(n: int, out: int) -> None:
+    """Every element comes from the very place PyTorch takes it from, in float32 as well."""
+    for dtype in ("float32", "float64"):
+        values = np.arange(1.0, n + 1, dtype=dtype).reshape(1, 1, n)
+        for mode in ("nearest", "nearest-exact"):
+            agree(resized(size=out, mode=mode), values, 1e-5)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
+def test_narrow_dtypes(mode: str) -> None:
+    """float16 and bfloat16 are rounded once, after both dims."""
+    x = np.random.default_rng(0).standard_normal((1, 2, 4, 5)).astype("float32")
+    for dtype in ("float16", "bfloat16"):
+        found = []
+        for f in (kiln, torch):
+            y = f.nn.functional.interpolate(f.from_numpy(x).to(getattr(f, dtype)), scale_factor=2, mode=mode)
+            assert str(y.dtype).endswith(dtype)
+            found.append(to_array(y.float()))
+        np.testing.assert_allclose(*found, atol=0.03 if dtype == "bfloat16" else 0.004)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "bool", "int64"])
+def test_nearest_of_any_dtype(dtype: str) -> None:
+    x = kiln.tensor([[[0, 1]]]).to(getattr(kiln, dtype))
+    assert kiln.nn.functional.interpolate(x, 4).tolist() == x[..., [0, 0, 1, 1]].tolist()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_columns_of_any_setting(seed: int) -> None:
+    """unfold and fold of one setting, with their derivatives."""
+    rng = np.random.default_rng(seed)
+    kernel, dilation, stride = rng.integers(1, 4, 2), rng.integers(1, 3, 2), rng.integers(1, 4, 2)
+    padding = rng.integers(0, 3, 2)
+    size = dilation * (kernel - 1) + 1 + rng.integers(0, 4, 2)
+    settings = [v.tolist() for v in (kernel, dilation, padding, stride)]
+    x = rng.standard_normal((*([2] if seed % 2 else []), 3, *size))
+    agree(lambda f, t: f.nn.functional.unfold(t, *settings), x, double=True)
+    columns = torch.nn.functional.unfold(torch.from_numpy(x), *settings).numpy()
+    agree(lambda f, t: f.nn.functional.fold(t, size.tolist(), *settings), columns, double=True)
+
+
+@pytest.mark.parametrize(
+    ("args", "match"),
+    [
+        (((1, 1, 2), 2), "components must be at least one"),
+        (((1, 2, 2), 0), "kernel size should be greater than zero"),
+        (((2, 2), 1), "Expected 3D or 4D"),
+        (((1, 2, 2), (1, 2, 3)), "It is expected kernel_size equals to 2"),
+        (((1, 2, 2), 1, 1, -1), "padding should be non-negative"),
+    ],
+)
+def test_unfold_refuses(args: Any, match: str) -> None:
+    shape, *settings = args
+    with pytest.raises(RuntimeError, match=match):
+        kiln.nn.functional.unfold(kiln.zeros(*shape), *settings)
+
+
+def test_recorded_is_eager() -> None:
+    f = kiln.nn.functional
+
+    def step(x: Any) -> Any:
+        x.grad = None
+        y = f.interpolate(x, scale_factor=2, mode="bilinear") + f.interpolate(x, (8, 8))
+        y = f.fold(f.unfold(y, 3, padding=1), (8, 8), 3, padding=1)
+        y.square().sum().backward()
+        return y, x.grad
+
+    values = kiln.from_numpy(np.random.default_rng(0).standard_normal((2, 3, 4, 4)))
+    want = [t.tolist() for t in step(values.clone().requires_grad_())]
+    recorded = kiln.compile(step)
+    x = values.clone().requires_grad_()
+    for _ in range(3):
+        for got, wanted in zip(recorded(x), want, strict=True):
+            assert got.tolist() == wanted
