@@ -299,10 +299,20 @@ def test_second_derivatives_are_pytorch(name: str) -> None:
 
 # -- history ------------------------------------------------------------------------------------------------
 
+LINEAR = "the gradient has none where the one that comes in has none; PyTorch's leads to zeros"
 # op -> how the history of its gradient differs, and why
 OTHER_HISTORY = {
     "layer_norm": "the bias' gradient leads to zeros; PyTorch's leads nowhere",
     "instance_norm": "the bias' gradient has none; PyTorch's leads nowhere",
+    **{f"conv{t}{n}d": "as instance_norm" for t in ("", "_transpose") for n in (1, 2, 3)},
+    **{
+        f"{t}{n}d{more}": LINEAR
+        for t in ("max_pool", "adaptive_max_pool")
+        for n in (1, 2, 3)
+        for more in ("", "_with_indices")
+    },
+    **{f"{t}{n}d": LINEAR for t in ("avg_pool", "adaptive_avg_pool") for n in (1, 2, 3)},
+    "interpolate": LINEAR,
     "norm": "of order 0 the gradient is zeros; PyTorch has none",
     "linalg.vector_norm": "of order 0 the gradient is zeros; PyTorch has none",
     "linalg.det": "of a matrix without elements the gradient has a history as any other's",

@@ -74,7 +74,7 @@ def geometries(count: int) -> list[dict[str, Any]]:
 @needs_torch
 @pytest.mark.parametrize("case", geometries(28), ids=lambda c: f"{c['x']}-{c['w']}")
 def test_convolutions_are_pytorch_s(case: dict[str, Any]) -> None:
-    """Values and first and second gradients in float64; of one image, recorded runs have the eager one's bits."""
+    """Values and first and second gradients in float64; of one image the recorded run has the eager bits."""
     dims = len(case["stride"])
     rng = np.random.default_rng(1)
     arrays = [rng.normal(size=case["x"]), rng.normal(size=case["w"])]
