@@ -10,7 +10,8 @@ from kiln.ops.declare import dtype_name, public
 from kiln.ops.padding import constant_pad_nd
 from kiln.ops.record import Sample
 from kiln.ops.views import reshape
-from kiln.ops.windows.products import Ints, convolve, convolve_input, rows_of
+from kiln.ops.windows.geometry import Ints, listed, require
+from kiln.ops.windows.products import convolve, convolve_input, rows_of
 
 _reshape = reshape.handle
 
@@ -28,33 +29,24 @@ def per_dim(value: Any, dims: int, what: str) -> Ints:
     return numbers
 
 
-def _require(holds: bool, message: str) -> None:
-    if not holds:
-        raise RuntimeError(message)
-
-
 def _wrong(have: Any, want: Any) -> bool:
     """Whether two sizes are known to differ."""
     return isinstance(have, int) and isinstance(want, int) and have != want
 
 
-def _sizes(x: Any) -> str:
-    return f"[{', '.join(map(str, x.shape))}]"
-
-
 def _batched(input: Any, dims: int, name: str) -> Any:
     """The input with a dim of images; RuntimeError for another number of dims."""
-    _require(
+    require(
         input.ndim in (dims + 1, dims + 2),
         f"Expected {dims + 1}D (unbatched) or {dims + 2}D (batched) input to {name}, but got input of size: "
-        f"{_sizes(input)}",
+        f"{listed(input.shape)}",
     )
     return input if input.ndim == dims + 2 else _reshape(input, (1, *input.shape))
 
 
 def _check_types(input: Any, weight: Any, bias: Any) -> None:
     kinds = [dtype_name(x.dtype) for x in (input, weight)]
-    _require(
+    require(
         kinds[0] == kinds[1],
         f"expected scalar type {d.type_name(kinds[0])} but found {d.type_name(kinds[1])}: Input type and "
         "weight type should be the same",
@@ -62,49 +54,49 @@ def _check_types(input: Any, weight: Any, bias: Any) -> None:
     if kinds[0] == "bool":
         raise NotImplementedError("\"slow_conv2d_cpu\" not implemented for 'Bool'")
     other = kinds[0] if bias is None else dtype_name(bias.dtype)
-    _require(other == kinds[0], f"Input type ({kinds[0]}) and bias type ({other}) should be the same")
+    require(other == kinds[0], f"Input type ({kinds[0]}) and bias type ({other}) should be the same")
 
 
 def _check_settings(stride: Ints, padding: Ints, dilation: Ints, groups: int) -> None:
-    _require(min(stride) > 0, "non-positive stride is not supported")
-    _require(min(padding) >= 0, "negative padding is not supported")
-    _require(min(dilation) > 0, f"dilation should be greater than zero, but got {list(dilation)}")
-    _require(groups > 0, "non-positive groups is not supported")
+    require(min(stride) > 0, "non-positive stride is not supported")
+    require(min(padding) >= 0, "negative padding is not supported")
+    require(min(dilation) > 0, f"dilation should be greater than zero, but got {list(dilation)}")
+    require(groups > 0, "non-positive groups is not supported")
 
 
 def _check_weight(input: Any, weight: Any, bias: Any, groups: int, transposed: bool) -> None:
     """The weight's sizes, and that input and bias have as many channels as it says."""
-    rows, size = weight.shape[0], _sizes(weight)
+    rows, size = weight.shape[0], listed(weight.shape)
     if isinstance(rows, int):
-        _require(
+        require(
             rows >= groups,
             f"Given groups={groups}, expected weight to be at least {groups} at dimension 0, but got weight "
             f"of size {size} instead",
         )
-        _require(
+        require(
             rows % groups == 0,
             f"Given groups={groups}, expected weight to be divisible by {groups} at dimension 0, but got "
             f"weight of size [{size}] instead",
         )
     taken, made = (rows, weight.shape[1] * groups) if transposed else (weight.shape[1] * groups, rows)
     head = f"Given {'transposed=1' if transposed else f'groups={groups}'}, weight of size {size}"
-    _require(
+    require(
         not _wrong(input.shape[1], taken),
-        f"{head}, expected input{_sizes(input)} to have {taken} channels, but got {input.shape[1]} channels "
-        "instead",
+        f"{head}, expected input{listed(input.shape)} to have {taken} channels, but got {input.shape[1]} "
+        "channels instead",
     )
     start = head if transposed else f"Given weight of size {size}"
-    _require(
+    require(
         bias is None or (bias.ndim == 1 and not _wrong(bias.shape[0], made)),
         f"{start}, expected bias to be 1-dimensional with {made} elements, but got bias of size "
-        f"{'' if bias is None else _sizes(bias)} instead",
+        f"{'' if bias is None else listed(bias.shape)} instead",
     )
 
 
 def _check_room(input: Any, kernel: Ints, padding: Ints, dilation: Ints) -> None:
     sizes = [n + 2 * p for n, p in zip(input.shape[2:], padding)]
     reach = [r * (k - 1) + 1 for k, r in zip(kernel, dilation)]
-    _require(
+    require(
         all(not isinstance(n, int) or n >= k for n, k in zip(sizes, reach)),
         f"Calculated padded input size per channel: ({' x '.join(map(str, sizes))}). Kernel size: "
         f"({' x '.join(map(str, reach))}). Kernel size can't be greater than actual input size",
@@ -115,7 +107,7 @@ def _same(input: Any, kernel: Ints, stride: Ints, dilation: Ints) -> tuple[Any, 
     """The input and the padding that give as many places as there were elements; where that is odd, the extra
     zero comes behind.
     """
-    _require(all(s == 1 for s in stride), "padding='same' is not supported for strided convolutions")
+    require(all(s == 1 for s in stride), "padding='same' is not supported for strided convolutions")
     total = [r * (k - 1) for k, r in zip(kernel, dilation)]
     if any(n % 2 for n in total):
         input = constant_pad_nd(input, tuple(n for t in reversed(total) for n in (0, t % 2)))
@@ -132,11 +124,12 @@ def _convolution(
     stride, dilation = (per_dim(v, inner, what) for v, what in ((stride, "stride"), (dilation, "dilation")))
     kernel = tuple(weight.shape[2:])
     if isinstance(padding, str):
-        _require(padding in ("same", "valid"), f"Invalid padding string: '{padding}'")
+        require(padding in ("same", "valid"), f"Invalid padding string: '{padding}'")
         x, padding = _same(x, kernel, stride, dilation) if padding == "same" else (x, (0,) * inner)
     padding = per_dim(padding, inner, "padding")
-    _require(
-        inner == dims, f"conv{dims}d: expected a weight of {dims + 2} dims, but got size {_sizes(weight)}"
+    require(
+        inner == dims,
+        f"conv{dims}d: expected a weight of {dims + 2} dims, but got size {listed(weight.shape)}",
     )
     _check_settings(stride, padding, dilation, groups)
     _check_weight(x, weight, bias, groups, False)
@@ -164,10 +157,10 @@ def _convolution_transposed(
         per_dim(v, dims, what) for v, what in zip((stride, padding, output_padding, dilation), names)
     )
     kernel = tuple(weight.shape[2:])
-    _require(len(kernel) == dims, f"expected a weight of {dims + 2} dims, but got size {_sizes(weight)}")
+    require(len(kernel) == dims, f"expected a weight of {dims + 2} dims, but got size {listed(weight.shape)}")
     _check_settings(stride, padding, dilation, groups)
     _check_weight(x, weight, bias, groups, True)
-    _require(
+    require(
         all(m < max(s, r) for m, s, r in zip(more, stride, dilation)),
         f"output padding must be smaller than either stride or dilation, but got output_padding {more}, "
         f"stride {stride}, dilation {dilation}",
@@ -176,7 +169,7 @@ def _convolution_transposed(
         (n - 1) * s - 2 * p + r * (k - 1) + m + 1
         for n, s, p, r, k, m in zip(x.shape[2:], stride, padding, dilation, kernel, more)
     )
-    _require(
+    require(
         all(not isinstance(n, int) or n > 0 for n in sizes),
         f"Given input size per channel: ({' x '.join(map(str, x.shape[2:]))}). Calculated output size per "
         f"channel: ({' x '.join(map(str, sizes))}). Output size is too small",

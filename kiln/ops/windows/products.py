@@ -29,8 +29,8 @@ from kiln.ops.record import Operand, Sample, Sizes, Structure, Tensor, composite
 from kiln.ops.reduce import reduce_sum
 from kiln.ops.scalar import FLOATS, fma
 from kiln.ops.views import as_strided, expand, permute, reshape, slice_, write
+from kiln.ops.windows.geometry import Ints, bordered
 
-Ints = tuple[int, ...]
 UNROLLED = 9  # taps of a channel of its own, at most, that are added up one by one
 
 
@@ -73,14 +73,7 @@ def out_sizes(sizes: Any, kernel: Ints, stride: Ints, padding: Ints, dilation: I
 
 def _padded(x: Any, padding: Ints) -> Any:
     """x with zeros around its spatial dims; memory in rows either way, as windows need it."""
-    if not any(padding):
-        return x
-    shape = (*x.shape[:2], *(n + 2 * p for n, p in zip(x.shape[2:], padding)))
-    strides = contiguous_strides(shape)
-    offset: Any = 0
-    for p, s in zip(padding, strides[2:]):
-        offset = offset + p * s
-    return write(filled(x.graph, 0, shape, x.dtype), x, strides, (offset,))
+    return bordered(x, 0, padding, padding) if any(padding) else x
 
 
 def _spread(x: Any, stride: Ints, lead: Ints, sizes: tuple[Any, ...]) -> Any:
