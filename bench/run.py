@@ -27,7 +27,7 @@ sys.path.append(str(Path(__file__).parent.parent))
 
 import numpy as np
 
-from bench import breadth, fresh, gradients, workloads
+from bench import breadth, fresh, gradients, windows, workloads
 from bench.measure import Times, Work, copy_work, interleaved, peak_flops
 from kiln.testing.backend import load, peer
 
@@ -124,7 +124,11 @@ def pairs() -> list[Pair]:
         for line in (*gradients.lines(), *breadth.lines())
         if threads == 1 or line.nbytes
     ]
-    return lines
+    return lines + [
+        Pair(line.name, line.make, line.ratio, flops=line.flops, threads=threads)
+        for threads in (1, 2)
+        for line in windows.lines()
+    ]
 
 
 def duration(seconds: float) -> str:
