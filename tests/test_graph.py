@@ -219,6 +219,24 @@ DIMS += [1, 6, *(a * b for a in DIMS[:6] for b in DIMS[:6]), quotient(DIMS[0] * 
 DIMS += [3 * quotient(DIMS[0] * DIMS[1] * DIMS[2], 3), DIMS[0] * DIMS[1] * DIMS[2], DIMS[6] * DIMS[0]]
 
 
+def test_quotients_and_multiples_that_are_equal() -> None:
+    """Known wherever they occur: a quotient, and what is left of a multiple."""
+    graph = Graph()
+    a, b, c, d = (graph.new_symbol() for _ in range(4))
+    graph.require_equal(quotient(a - 3, 2) + 1, 1, "a test")
+    assert graph.canonical(b * quotient(a - 3, 2) * 5 + b) == b
+    graph.require_equal(2 * c, 2 * d, "a test")
+    assert graph.same(a * c + c, a * d + d)
+    graph.require_equal(6 * b, 12, "a test")
+    assert graph.canonical(b * a) == 2 * graph.canonical(a)
+    again = Graph()
+    x, y = again.new_symbol(), again.new_symbol()
+    again.require_equal(
+        quotient(x, 2), quotient(quotient(x, 2) + 1, y), "a test"
+    )  # names itself: stays whole
+    assert again.canonical(x) == x and again.canonical(quotient(x, 2) * y) == quotient(x, 2) * y
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(DIMS), st.sampled_from(DIMS)), max_size=12))
 def test_equal_sizes_have_one_form(pairs: list[tuple[Any, Any]]) -> None:

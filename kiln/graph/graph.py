@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from kiln.graph.equal import Equalities, follows
-from kiln.graph.size import Dim, Size, symbol
+from kiln.graph.size import Dim, Size, reduced, symbol
 
 Shape = tuple[Dim, ...]
 
@@ -134,6 +134,7 @@ class Graph:
             return
         if isinstance(a, int) and isinstance(b, int):
             raise ValueError(f"{what}: {a} and {b} differ")
+        a, b = reduced(a, b)
         self.checks.append((a, b))
         self.equal.state(a, b)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import count
+from math import gcd
 from typing import Any, Union
 
 _keys = count()
@@ -176,6 +177,12 @@ def substitute(dim: Dim, replace: Callable[[int], Dim], divided: Callable[[Dim],
                 term = term * (found if divided is None else divided(found))
         total = total + term
     return total
+
+
+def reduced(a: Dim, b: Dim) -> tuple[Dim, Dim]:
+    """Two dims without the factor that all coefficients share: 2*s0 and 6 are equal where s0 and 3 are."""
+    common = gcd(*(many for dim in (a, b) for _, many in _terms(dim)))
+    return (quotient(a, common), quotient(b, common)) if common > 1 else (a, b)
 
 
 def lone_quotient(dim: Dim) -> tuple[Dim, Dim] | None:
