@@ -219,6 +219,18 @@ DIMS += [1, 6, *(a * b for a in DIMS[:6] for b in DIMS[:6]), quotient(DIMS[0] * 
 DIMS += [3 * quotient(DIMS[0] * DIMS[1] * DIMS[2], 3), DIMS[0] * DIMS[1] * DIMS[2], DIMS[6] * DIMS[0]]
 
 
+def test_composites_as_calls_are_one_graph_s() -> None:
+    """What one graph holds as calls is taken apart in another that is built meanwhile."""
+    whole, apart = Graph(), Graph()
+    whole.calls = True
+    kinds = []
+    for graph in (whole, apart):
+        x = array_input(graph, "float32", (False, False))
+        ops.softmax(x, 1)
+        kinds.append([node.op.name for node in graph.nodes])
+    assert kinds[0] == ["softmax"] and "softmax" not in kinds[1]
+
+
 def test_quotients_and_multiples_that_are_equal() -> None:
     """Known wherever they occur: a quotient, and what is left of a multiple."""
     graph = Graph()

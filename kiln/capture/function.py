@@ -11,13 +11,12 @@ number has one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any, Union
 
 from kiln.graph.graph import Graph, Node, Value, building
 from kiln.graph.size import Dim, Size, substitute, symbol
 from kiln.ops.kinds import FLOATS, VIEWS, broadcast
-from kiln.ops.record import Op, as_calls, find
+from kiln.ops.record import Op, find
 from kiln.passes.gradient import backward
 from kiln.passes.rewrite import append, clone, substitute_attr
 
@@ -220,8 +219,8 @@ class Derivative(Function):
         primal = forward.primal(operands)
         self.at_a_point = forward.is_pointwise(operands)
         wrt = tuple(i for i in needed if i in _everything(primal)[0])
-        self._backward = partial(backward, primal, wrt, defined, redo)
-        self._found = found = self._backward()
+        self._of = primal, wrt, defined, redo
+        self._found = found = backward(*self._of)
         everything = [] if redo else backward(primal, *_everything(primal)).hidden
         place = {id(v): k for k, v in enumerate(everything)}
         self.hidden = len(everything)
@@ -240,8 +239,7 @@ class Derivative(Function):
         """
         if self.at_a_point:
             return self.graph(operands)
-        with as_calls():
-            found = self._backward()
+        found = backward(*self._of, calls=True)
         if found.sources != self._found.sources or found.results != self._found.results:
             return self.graph(operands)
         found.graph.outputs = [found.graph.outputs[r] for r in found.results if r >= 0]

@@ -20,8 +20,7 @@ Three kinds of body:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NamedTuple, Union
 
 from kiln import _core
@@ -202,7 +201,7 @@ class Op:
         bound = self.bind(args, kwargs)
         if self.kind == "pointwise" and any(isinstance(a, Scalar) for a in bound):
             return self.apply_scalars(bound)
-        if self.kind != "composite" or (_calls and self.gradient is not None):
+        if self.kind != "composite" or (self.gradient is not None and self.graph_of(bound).calls):
             return self.add_node(bound)
         assert self.body is not None
         return self.body(*self.lifted(bound))
@@ -306,19 +305,6 @@ class Op:
         result = self.gradient(*(known[name] for name in names))
         results = result if isinstance(result, tuple) else (result,)
         return tuple(_as(r, d) for r, d in zip(results, wanted))
-
-
-_calls: list[bool] = []
-
-
-@contextmanager
-def as_calls() -> Iterator[None]:
-    """Composites that state their derivative are nodes of graphs, not what they are made of."""
-    _calls.append(True)
-    try:
-        yield
-    finally:
-        _calls.pop()
 
 
 def in_place_doc(name: str) -> str:

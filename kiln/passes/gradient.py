@@ -46,13 +46,16 @@ class Backward(NamedTuple):
     results: tuple[int, ...]
 
 
-def backward(forward: Graph, wrt: tuple[int, ...], defined: tuple[bool, ...], redo: bool = False) -> Backward:
+def backward(
+    forward: Graph, wrt: tuple[int, ...], defined: tuple[bool, ...], redo: bool = False, calls: bool = False
+) -> Backward:
     """The gradients of the inputs `wrt`, given the gradients of those outputs for which `defined` holds.
 
-    With `redo` nothing is hidden: what is not an input or an output is computed again.
+    With `redo` nothing is hidden: what is not an input or an output is computed again. With `calls`,
+    composites that state their derivative are nodes.
     Raises NotImplementedError if an op on the way has no derivative.
     """
-    run = _Run(forward, wrt, defined)
+    run = _Run(forward, wrt, defined, calls)
     found = [run.gradients.get(id(x)) for x in run.targets]
     wanted = [g for g in found if g is not None]
     saved = _Saved(run, wanted, redo, frozenset() if redo else _worth_saving(forward))
@@ -65,9 +68,12 @@ def backward(forward: Graph, wrt: tuple[int, ...], defined: tuple[bool, ...], re
 class _Run:
     """A copy of a forward graph with the nodes of its gradients appended."""
 
-    def __init__(self, forward: Graph, wrt: tuple[int, ...], defined: tuple[bool, ...]) -> None:
+    def __init__(
+        self, forward: Graph, wrt: tuple[int, ...], defined: tuple[bool, ...], calls: bool = False
+    ) -> None:
         self.forward = forward
         work, self.copies = clone(forward)
+        work.calls = calls
         outputs = forward.outputs
         self.seeds = {k: Value(work, None, y.dtype, y.shape) for k, y in enumerate(outputs) if defined[k]}
         self.targets = [work.inputs[i] for i in wrt]
