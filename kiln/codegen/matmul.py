@@ -106,8 +106,8 @@ def matmul_ir(spec: MatmulSpec, target: Target) -> str:
     plain, place = _plain_output(spec, element), arguments.window if spec.window else None
     driver = drive_row(target, element) if spec.row else drive(target, element, plain, place)
     routines = [finish(target, element, arguments, spec.stores), driver]
-    constants = [] if spec.row else [identity(target, element), nowhere()][: 2 if spec.window else 1]
-    return module(target, routines, "\n".join(constants))
+    constants = "" if spec.row else identity(target, element)
+    return module(target, routines, f"{constants}\n{nowhere()}" if spec.window else constants)
 
 
 def library(spec: MatmulSpec) -> Library:

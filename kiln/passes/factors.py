@@ -45,21 +45,20 @@ class Windows(NamedTuple):
         return (*words, self.image)
 
 
-def windows(explorer: Explorer, node: Node) -> Windows | None:
-    """The window a product's second factor is, if it is one and no matrix."""
-    found = _read(explorer, node, None)
-    return found if isinstance(found, Windows) else None
-
-
 def factors(explorer: Explorer, node: Node, passed: dict[int, Value] | None = None) -> list[Read | Value]:
-    """A product's factors as strided memory over (batch, rows, columns), or what must become an array next;
-    those of a window over more dims. `passed` takes the views between.
+    """A product's factors as strided memory, or what must become an array next. `passed` takes the views
+    between.
     """
-    found = _read(explorer, node, passed)
+    found = matrices_or_windows(explorer, node, passed)
     return [found.a, found.b] if isinstance(found, Windows) else found
 
 
-def _read(explorer: Explorer, node: Node, passed: dict[int, Value] | None) -> Windows | list[Read | Value]:
+def matrices_or_windows(
+    explorer: Explorer, node: Node, passed: dict[int, Value] | None = None
+) -> Windows | list[Read | Value]:
+    """A product's factors over (batch, rows, columns), or what must become an array next; a window, if the
+    second is one and no matrix.
+    """
     left, right = node.inputs
     matrices = [_matrix(explorer, value, passed) for value in node.inputs]
     if all(isinstance(x, Read) for x in matrices) or not _sees_more(right):

@@ -107,24 +107,26 @@ class Links:
 
 def resolve(layout: Layout, chain: Chain) -> Layout | Link:
     """The layout after a chain of views, or the link that strides cannot express."""
-    while chain is not None:
-        after = _RULES[chain.kind](layout, chain.data)
-        if after is None:
-            return chain
-        layout, chain = after, chain.rest
-    return layout
+    layout, rest = _followed(layout, chain)
+    return layout if rest is None else rest
 
 
-def before_reshape(layout: Layout, chain: Chain) -> Layout | None:
-    """The layout before reshapes that strides cannot express, where the chain ends in nothing else."""
+def _followed(layout: Layout, chain: Chain) -> tuple[Layout, Chain]:
+    """The layout as far down a chain as strides express it, and the links that are left."""
     while chain is not None:
         after = _RULES[chain.kind](layout, chain.data)
         if after is None:
             break
         layout, chain = after, chain.rest
-    while chain is not None and chain.kind == "reshape":
-        chain = chain.rest
-    return layout if chain is None else None
+    return layout, chain
+
+
+def before_reshape(layout: Layout, chain: Chain) -> Layout | None:
+    """The layout before reshapes that strides cannot express, where the chain ends in nothing else."""
+    layout, rest = _followed(layout, chain)
+    while rest is not None and rest.kind == "reshape":
+        rest = rest.rest
+    return layout if rest is None else None
 
 
 def regions(layout: Layout, sizes: Shape) -> list[list[tuple[Dim, Dim]]] | None:

@@ -14,7 +14,7 @@ from kiln.ops.kinds import COMPUTE
 from kiln.ops.scalar import Scalar, round_to
 from kiln.passes.build import Builder
 from kiln.passes.explore import Read
-from kiln.passes.factors import factors, windows
+from kiln.passes.factors import Windows, matrices_or_windows
 from kiln.passes.fuse import Fusion, Group
 from kiln.passes.launch import WORTH, Lowered, Memory, array_of, stride_class
 from kiln.passes.layout import Layout
@@ -50,16 +50,17 @@ def lower_product(fusion: Fusion, group: Group) -> Lowered:
               for root, (k, x) in zip(group.roots, stores_of(fusion, group, builder))]  # fmt: skip
     batch, m, n = group.frame.dims
     k = node.inputs[0].shape[-1]
-    a, b = (read for read in factors(fusion.explorer, node))
+    found = matrices_or_windows(fusion.explorer, node)
+    a, b = (found.a, found.b) if isinstance(found, Windows) else found
     assert isinstance(a, Read) and isinstance(b, Read)
-    window = windows(fusion.explorer, node)
     uses = [u.layout for u in builder.uses]
     first: Shape
     second: Shape
     look: Shape = ()
-    if window is not None:
-        batch, n, look = window.groups, window.images * n, window.look()
-        first, second = window.a_strides, (window.b_group, 0, 0)
+    window = isinstance(found, Windows)
+    if isinstance(found, Windows):
+        batch, n, look = found.groups, found.images * n, found.look()
+        first, second = found.a_strides, (found.b_group, 0, 0)
     else:
         layouts = [a.layout, b.layout]
         if n == 1 and m != 1:  # a column is the row of the transposed product: the same chains
@@ -71,7 +72,7 @@ def lower_product(fusion: Fusion, group: Group) -> Lowered:
         Operand(u.dtype, u.mode, tuple(map(stride_class, s))) for u, s in zip(builder.uses, strides)
     )
     numbers = tuple(kind for kind, _ in builder.numbers)
-    spec = MatmulSpec(dtype, operands, numbers, tuple(stores), m == 1 and window is None, window is not None)
+    spec = MatmulSpec(dtype, operands, numbers, tuple(stores), m == 1 and not window, window)
     pointers = [Memory(r.value, array_of(fusion, r), r.layout.offset) for r in (a, b)]
     pointers += [Memory(u.value, u.array, u.layout.offset) for u in builder.uses]
     own = [first, second, *strides]
