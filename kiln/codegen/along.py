@@ -9,7 +9,8 @@ depend on who does which block.
         ...                                                     (the kernel's own)
 
 Kernel arguments: `ptr` = the operands, then the thread's scratch memory if the kernel needs any; `arg` =
-numbers of the kernel's own, the size of every column dim, then for every operand its strides (in elements) along the dim and along every column dim.
+numbers of the kernel's own, the size of every column dim, then for every operand its strides (in elements)
+along the dim and along every column dim.
 """
 
 from __future__ import annotations
