@@ -20,19 +20,19 @@ from kiln.codegen.matmul_tile import SEGMENT, VECTORS, Element
 from kiln.codegen.matmul_units import UNIT_BYTES, UNIT_ROWS, Driver, Run
 from kiln.codegen.target import Target
 
-WIDE_UNITS = 4  # column units of a block of B
+WIDE_UNITS = 8  # column units of a block of B
 SUM_UNITS = 2  # ... if their sums do not go to the output
 ROWS = 48  # rows of A at a time
 PACK_ROWS = 64  # a unit-stride B is packed from this many rows; below, it is read where it lies
 PACK_BYTES = 4096  # ... or if its rows are less than a page apart and its vectors straddle no cache lines
 ROW_PITCH = SEGMENT + 16  # elements between copied rows of A, so that rows fall into different cache sets
-CROWDED_ROWS = 4096  # rows of A a multiple of this many bytes apart share cache sets of few lines: copied
+CROWDED = 4096  # bytes: rows of A a multiple of it apart share few cache sets, k so far apart pages: copied
 SUMS_BYTES = 528 << 10  # of sums that are not finished yet
 APART = 128  # bytes between packed panels, which are written side by side
 
 
 # What lies where in a thread's scratch memory, in bytes; the same for every dtype and target.
-COPIED = WIDE_UNITS * UNIT_BYTES * SEGMENT + 64 * APART  # rows of A, after the packed panels of B
+COPIED = WIDE_UNITS * (UNIT_BYTES * SEGMENT + 16 * APART)  # rows of A, after the packed panels of B
 SUMS = COPIED + ROWS * ROW_PITCH * 8
 TABLES = SUMS + SUMS_BYTES
 SCRATCH_BYTES = TABLES + 8 * (SEGMENT + WIDE_UNITS * UNIT_BYTES // 4)
@@ -192,11 +192,12 @@ class _Driver(Driver):
             code.set(self.a_k, str(element.bytes))
 
     def _crowded(self) -> str:
-        """Whether a tile's rows of A share cache sets."""
-        code = self.code
-        unit = code.compare("eq", self.stride["a_k"], str(self.element.bytes))
-        apart = code.compare("eq", code.op(f"and i64 {self.stride['a_row']}, {CROWDED_ROWS - 1}"), "0")
-        return code.both(unit, apart)
+        """Whether a tile's rows of A share cache sets, or each k lies on a page of its own."""
+        code, along = self.code, self.stride["a_k"]
+        unit = code.compare("eq", along, str(self.element.bytes))
+        sets = code.compare("eq", code.op(f"and i64 {self.stride['a_row']}, {CROWDED - 1}"), "0")
+        pages = code.compare("sge", along, str(CROWDED))
+        return code.op(f"or i1 {code.both(unit, sets)}, {pages}")
 
     # -- sums ---------------------------------------------------------------------------------------
 
