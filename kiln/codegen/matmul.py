@@ -41,7 +41,6 @@ from kiln.codegen.verify import refuse, verify_nest
 from kiln.ops.scalar import REDUCE, Scalar, program_text, topological
 
 
-
 class MatmulSpec(NamedTuple):
     """The pattern of a matmul kernel. In `stores`, `load 0` is the product, `load k` is operands[k - 1].
 

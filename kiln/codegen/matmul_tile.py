@@ -212,14 +212,20 @@ def tile(target: Target, element: Element) -> Routine:
     addresses for a chain of additions or for spilled pointers, and a sixth of the speed. The shapes are one
     function, because LLVM's passes cost as much for a function as for ten rows of a tile.
     """
-    params = "ptr %a, i64 %rs, i64 %ks, ptr %b, i64 %bs, ptr %c, i64 %cs, ptr %old, i64 %os, i64 %k, i64 %rows"
+    params = (
+        "ptr %a, i64 %rs, i64 %ks, ptr %b, i64 %bs, ptr %c, i64 %cs, ptr %old, i64 %os, i64 %k, i64 %rows"
+    )
     code = Routine(target, "tile", params + ", i1 %narrow")
     for times in (3, 5, 7):
         code.line(f"%rs{times} = mul i64 %rs, {times}")
     done = "0"
     for height in heights(target):
         left = code.sub("%rows", done)
-        end = "%rows" if height == EDGE else code.add(done, code.sub(left, code.op(f"srem i64 {left}, {height}")))
+        end = (
+            "%rows"
+            if height == EDGE
+            else code.add(done, code.sub(left, code.op(f"srem i64 {left}, {height}")))
+        )
         if done == "0":
             with code.either("%narrow") as wide:
                 _Tile(code, element, height, 1).write(done, end)
