@@ -32,7 +32,7 @@ from kiln.codegen.matmul_finish import Arguments, finish
 from kiln.codegen.matmul_pack import copy, turn
 from kiln.codegen.matmul_row import UNIT_COLUMNS, beside, drive_row, gathered, turned
 from kiln.codegen.matmul_text import module
-from kiln.codegen.matmul_tile import Element, element_of, identity, tile
+from kiln.codegen.matmul_tile import element_of, identity, tile
 from kiln.codegen.matmul_units import UNIT_BYTES, UNIT_ROWS
 from kiln.codegen.matmul_window import nowhere, places, window
 from kiln.codegen.nest import TEXTS, Nest, Operand
@@ -114,9 +114,9 @@ def matmul_ir(spec: MatmulSpec, target: Target) -> str:
 def library(spec: MatmulSpec) -> Library:
     """What all kernels of these factors share: everything but the driver and the epilogue."""
     element = element_of(spec.dtype)
-    makers = (beside, turned, gathered) if spec.row else (tile, copy, turn)
+    makers = [beside, turned, gathered] if spec.row else [tile, copy, turn]
     if spec.window:
-        makers = (*makers, places, window)
+        makers += [places, window]
     return Library(
         f"{spec.form}matmul library {spec.dtype}",
         tuple(make.__name__ for make in makers),
