@@ -5,7 +5,7 @@
 The order of arithmetic is fixed: each sum is one ascending chain of fused multiply-adds over k from zero,
 restarted every 512 k; the segments' sums are added in ascending order; then the epilogue. Integers wrap.
 k = 0 gives zeros. So bits depend on the factors' dtype and on k alone: not on m, n, tiles, layouts, threads,
-batching, or the epilogue.
+batching, or the epilogue. On a machine with AMX products of bfloat16 have another order: matmul_amx.py.
 
 One kernel serves every layout: strides are arguments, and what to pack is decided when it runs. Products of
 one row (or one column, which is the row of the transposed product) have a kernel of their own: matmul_row.py.
@@ -27,7 +27,10 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from kiln.codegen import matmul_amx as amx
 from kiln.codegen.compile import Library
+from kiln.codegen.matmul_amx_drive import drive_amx
+from kiln.codegen.matmul_amx_drive import frame_bytes as amx_frame_bytes
 from kiln.codegen.matmul_drive import UNIT_BYTES, UNIT_ROWS, drive, frame_bytes
 from kiln.codegen.matmul_finish import Arguments, finish
 from kiln.codegen.matmul_pack import copy, turn
@@ -92,7 +95,12 @@ def product(dtype: str) -> MatmulSpec:
 
 def stack_bytes(spec: MatmulSpec, target: Target) -> int:
     """How much of its thread's stack one call uses, but for a few kilobytes of the driver's state."""
-    return sum(frame_bytes(target, element_of(spec.dtype)))
+    return sum(amx_frame_bytes() if tiled(spec, target) else frame_bytes(target, element_of(spec.dtype)))
+
+
+def tiled(spec: MatmulSpec, target: Target) -> bool:
+    """Whether a product runs on AMX: for every product of these factors or for none, as the bits differ."""
+    return target.tiles and spec.dtype == "bfloat16"
 
 
 def matmul_ir(spec: MatmulSpec, target: Target) -> str:
@@ -104,14 +112,22 @@ def matmul_ir(spec: MatmulSpec, target: Target) -> str:
     element = element_of(spec.dtype)
     arguments = Arguments(spec.operands, spec.numbers)
     plain, place = _plain_output(spec, element), arguments.window if spec.window else None
-    driver = drive_row(target, element) if spec.row else drive(target, element, plain, place)
+    constants = [nowhere()] if spec.window else []
+    if tiled(spec, target):
+        driver = drive_amx(target, place)
+    elif spec.row:
+        driver = drive_row(target, element)
+    else:
+        driver = drive(target, element, plain, place)
+        constants.append(identity(target, element))
     routines = [finish(target, element, arguments, spec.stores), driver]
-    constants = [] if spec.row else [identity(target, element), nowhere()][: 2 if spec.window else 1]
     return module(target, routines, "\n".join(constants))
 
 
-def library(spec: MatmulSpec) -> Library:
+def library(spec: MatmulSpec, target: Target) -> Library:
     """What all kernels of these factors share: everything but the driver and the epilogue."""
+    if tiled(spec, target):
+        return _amx_library(spec.window)
     element = element_of(spec.dtype)
     packing = (
         (window,)
@@ -124,6 +140,18 @@ def library(spec: MatmulSpec) -> Library:
         tuple(make.__name__ for make in makers),
         lambda target: module(target, [make(target, element) for make in makers]),
     )
+
+
+def _amx_library(look: bool) -> Library:
+    """The library of products on AMX, of one row or many."""
+    functions = ("tile", "pairs", "lines", "turn", *(("window",) if look else ()))
+
+    def text(target: Target) -> str:
+        routines = [make(target) for make in (amx.tile, amx.pairs, amx.lines)]
+        routines += [turn(target, amx.PAIRS), *([window(target, amx.RAW)] if look else [])]
+        return module(target, routines, amx.config())
+
+    return Library(f"{'window ' if look else ''}matmul library amx bfloat16", functions, text)
 
 
 def _verify(spec: MatmulSpec, target: Target) -> None:

@@ -43,12 +43,12 @@ def drive(target: Target, element: Element, plain: int | None, window: int | Non
     """The routine kernel; `plain` is the operand that takes whole panels of sums as they are, if one does;
     `window` the place of the arguments of a B that is a window.
     """
-    driver = _Driver(target, element, plain, window)
+    driver = Driver(target, element, plain, window)
     driver.write()
     return driver.code
 
 
-class _Run:
+class Run:
     """A run: its batch index, first row, rows, first column, columns."""
 
     def __init__(self, batch: str, row: str, rows: str, column: str, columns: str) -> None:
@@ -56,22 +56,29 @@ class _Run:
         self.column, self.columns = column, columns
 
 
-class _Driver:
+class Driver:
     """The driver under construction; strides in bytes."""
+
+    pitch = UNIT_BYTES  # between rows of sums
 
     def __init__(self, target: Target, element: Element, plain: int | None, window: int | None) -> None:
         self.element, self.plain, self.window = element, plain, window
+        self.columns = UNIT_BYTES // element.bytes
+        self.code = Routine(target, "kernel", "ptr %ptr, ptr %arg, i64 %begin, i64 %end", "#1")
+        self.size: dict[str, str] = {}
+        self.stride: dict[str, str] = {}
+        self.slots()
+
+    def slots(self) -> None:
+        """The arrays and variables on the stack."""
+        code, target = self.code, self.code.target
         self.heights, self.shapes = heights(target), shapes(target)
         self.panel_bytes = _panel_bytes(target)
-        self.panel = VECTORS * element.lanes(target)
-        self.columns = UNIT_BYTES // element.bytes
-        self.code = code = Routine(target, "kernel", "ptr %ptr, ptr %arg, i64 %begin, i64 %end", "#1")
-        sizes = frame_bytes(target, element)
+        self.panel = VECTORS * self.element.lanes(target)
+        sizes = frame_bytes(target, self.element)
         self.packed_b, self.packed_a, self.buffer = (code.slot("i8", size) for size in sizes)
         self.b_place, self.b_step = code.slot("ptr"), code.slot("i64")
         self.a_place, self.a_row, self.a_k = code.slot("ptr"), code.slot("i64"), code.slot("i64")
-        self.size: dict[str, str] = {}
-        self.stride: dict[str, str] = {}
 
     def reach(self, base: str, **steps: str) -> str:
         """`base` advanced by index * stride for every `stride = index`."""
@@ -118,7 +125,7 @@ class _Driver:
             row_units = code.ceil_div(self.size["m"], UNIT_ROWS)
             column_units = code.ceil_div(self.size["n"], self.columns)
             batch, inside = self._divide(at, code.mul(row_units, column_units))
-            most = self._group_units(row_units)
+            most = self.group_units(row_units)
             group, inside = self._divide(inside, code.mul(column_units, most))
             above = code.mul(group, most)
             height = code.minimum(code.sub(row_units, above), most)
@@ -129,9 +136,9 @@ class _Driver:
             end = code.minimum(self.size["m"], code.mul(code.add(above, stop), str(UNIT_ROWS)))
             column = code.mul(column_unit, str(self.columns))
             columns = code.minimum(code.sub(self.size["n"], column), str(self.columns))
-            self._run(_Run(batch, row, code.sub(end, row), column, columns))
+            self.run(Run(batch, row, code.sub(end, row), column, columns))
 
-    def _group_units(self, row_units: str) -> str:
+    def group_units(self, row_units: str) -> str:
         """The row units of a group: as few groups as may be, all about as large."""
         code = self.code
         groups = code.ceil_div(row_units, ROW_UNITS)
@@ -141,10 +148,10 @@ class _Driver:
         quotient = self.code.op(f"sdiv i64 {x}, {y}")
         return quotient, self.code.sub(x, self.code.mul(quotient, y))
 
-    def _run(self, run: _Run) -> None:
+    def run(self, run: Run) -> None:
         """Whole panels of a plain product go to the output, others to the buffer and are finished."""
         code = self.code
-        into, pitch, direct = self.buffer, str(UNIT_BYTES), "false"
+        into, pitch, direct = self.buffer, str(self.pitch), "false"
         batch, column, whole = self._place(run)
         if self.plain is not None:
             panels = code.compare("eq", code.op(f"srem i64 {run.columns}, {self.panel}"), "0")
@@ -155,12 +162,12 @@ class _Driver:
             pitch = code.choose(direct, self.stride["c_row"], pitch)
         with code.times(self.size["k"], SEGMENT) as from_k, code.times(run.columns, self.panel) as left:
             cols = code.minimum(code.sub(run.columns, left), str(self.panel))
-            part = _Run(run.batch, run.row, run.rows, code.add(run.column, left), cols)
+            part = Run(run.batch, run.row, run.rows, code.add(run.column, left), cols)
             self._panel(part, code.at(into, code.mul(left, str(self.element.bytes))), pitch, from_k)
         with code.when(code.op(f"xor i1 {direct}, true")):
-            self._finish(run)
+            self.finish(run)
 
-    def _place(self, run: _Run, done: str = "0") -> tuple[str, str, str]:
+    def _place(self, run: Run, done: str = "0") -> tuple[str, str, str]:
         """The batch index and the column that a run's columns from `done` on go to; whether all do.
 
         A window's images stand side by side: each has a batch index of its own.
@@ -173,7 +180,7 @@ class _Driver:
         end = code.add(column, code.sub(run.columns, done))
         return batch, column, code.compare("sle", end, self.image)
 
-    def _finish(self, run: _Run) -> None:
+    def finish(self, run: Run) -> None:
         """The epilogue of a run, image by image."""
         code = self.code
         done = code.variable("0")
@@ -184,11 +191,11 @@ class _Driver:
             src = code.at(self.buffer, code.mul(at, str(self.element.bytes)))
             code.run(
                 "finish", "ptr %ptr", "ptr %arg", batch, run.row, run.rows, column, columns, f"ptr {src}",
-                str(UNIT_BYTES),
+                str(self.pitch),
             )  # fmt: skip
             code.set(done, code.add(at, columns))
 
-    def _panel(self, run: _Run, into: str, pitch: str, from_k: str) -> None:
+    def _panel(self, run: Run, into: str, pitch: str, from_k: str) -> None:
         """One panel of columns, one segment of k: the first segment's sums are stored, later ones added."""
         code = self.code
         depth = code.minimum(code.sub(self.size["k"], from_k), str(SEGMENT))
@@ -198,7 +205,7 @@ class _Driver:
         a = self.reach(self.a, a_batch=run.batch, a_row=run.row, a_k=from_k)
         self._factor(run, a, (into, pitch, old, old_pitch), depth)
 
-    def _factor(self, run: _Run, a: str, sums: tuple[str, str, str, str], depth: str) -> None:
+    def _factor(self, run: Run, a: str, sums: tuple[str, str, str, str], depth: str) -> None:
         """A as it lies, or a tall tile's rows at a time in the summed type."""
         code = self.code
         if not self.element.widened:
@@ -216,7 +223,7 @@ class _Driver:
 
     # -- factors ------------------------------------------------------------------------------------
 
-    def _prepare(self, run: _Run, from_k: str, depth: str) -> None:
+    def _prepare(self, run: Run, from_k: str, depth: str) -> None:
         """Leave the panel of B, for this segment, at b_place with b_step bytes between its rows.
 
         as it lies:  whole, unit-stride columns, and not enough rows to pay for packing
@@ -245,7 +252,7 @@ class _Driver:
                 turned, src, ("b_k", "b_column"), self.packed_b, str(self.panel_bytes), depth, run.columns
             )
 
-    def _look(self, run: _Run, from_k: str, depth: str) -> None:
+    def _look(self, run: Run, from_k: str, depth: str) -> None:
         """Packs the panel of a window."""
         code, lanes = self.code, self.panel // VECTORS
         code.line(f"store ptr {self.packed_b}, ptr {self.b_place}")
@@ -272,7 +279,7 @@ class _Driver:
             next(straight)
             code.run("copy", f"ptr {src}", step, inner_step, f"ptr {into}", pitch, outer, inner)
 
-    def _lies_well(self, src: str, run: _Run) -> str:
+    def _lies_well(self, src: str, run: Run) -> str:
         """Whether a panel of B is read where it lies: packing costs as much as a few rows of tiles."""
         if self.element.widened:
             return "false"
@@ -301,7 +308,7 @@ class _Driver:
 
     # -- tiles --------------------------------------------------------------------------------------
 
-    def _tiles(self, run: _Run, rows: str, sums: tuple[str, str, str, str], depth: str) -> None:
+    def _tiles(self, run: Run, rows: str, sums: tuple[str, str, str, str], depth: str) -> None:
         """The rows from a_place on: as many of each height as fit, the tallest first, and an edge tile.
 
         A panel that one vector covers has a narrow tile of the tallest height.
