@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import logging
 import subprocess
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_codegen_matmul import LAYOUTS, Guarded, bias_relu, draw, multiply, run, widened
+from test_codegen_matmul import LAYOUTS, Guarded, bias_relu, draw, kernel, multiply, run, widened
 
 import kiln
 from kiln.codegen import target as levels
@@ -123,6 +124,24 @@ def test_nothing_outside_the_arrays(rng: np.random.Generator) -> None:
             x, y = x.swapaxes(1, 2) if turn_a else x, y.swapaxes(1, 2) if turn_b else y
             run(product("bfloat16"), x, y, [out], target=AMX)
             assert np.array_equal(out, expected), (m, n, k)
+
+
+@needs_amx
+@pytest.mark.parametrize(("channels", "taps", "step"), [(20, 5, 1), (30, 3, 2), (3, 90, 1), (100, 3, 1)])
+def test_windows(channels: int, taps: int, step: int, rng: np.random.Generator) -> None:
+    """The product over a window has the bits of the product with the matrix it stands for."""
+    m, n = 35, 77
+    size = (n - 1) * step + taps
+    a, src = draw(rng, "bfloat16", 1, m, channels * taps), draw(rng, "bfloat16", channels, size)
+    columns = np.arange(n) * step
+    b = np.stack([src[c, columns + t] for c in range(channels) for t in range(taps)])
+    out = np.empty((1, m, n), np.uint16)
+    spec = product("bfloat16")._replace(window=True)
+    look = [1, channels, taps, 0, 0, size, 1, 1, 1, n, 0, 0, 0, step, n]
+    arg = np.array([1, m, n, channels * taps, 0, a.shape[2], 1, 0, 0, 0, 0, n, 1, *look], np.int64)
+    pointers = (ctypes.c_void_p * 3)(*(x.ctypes.data for x in (a, src, out)))
+    kernel(spec, AMX)(pointers, arg.ctypes.data, 0, spec.units(1, m, n))
+    assert np.array_equal(out, multiply(a, b[None], "bfloat16", AMX))
 
 
 @needs_amx
