@@ -23,14 +23,15 @@ from kiln.codegen.matmul_tile import Element
 from kiln.codegen.target import Target
 
 STEP = 32  # k an instruction multiplies: part of the order of arithmetic
-DEPTH = 512  # k of packed panels; sums go to memory and back between two such
+DEPTH = 1024  # k of packed panels; sums go to memory and back between two such
 HEIGHT = 16  # rows of a tile, and columns of one accumulator
 PANEL = 2 * HEIGHT  # columns of a panel of B, rows of a block
 LINE = 64  # bytes of a tile's row
 ROW = 2 * LINE  # bytes of a row of pairs
 PITCH = 4 * 256  # bytes of a row of sums: of the columns whose sums are kept at once
 STEP_BYTES = STEP // 2 * ROW  # of a panel of B
-PANEL_BYTES = DEPTH // 2 * ROW
+PANEL_BYTES = DEPTH // 2 * ROW + ROW  # from panel to panel, which are written side by side
+AHEAD = 16  # pairs of k: their rows lie on different pages, where the machine does not prefetch by itself
 RAW = Element("int16", "i16", "i16")  # bfloat16 that is only moved
 PAIRS = Element("int32", "i32", "i32")  # two of them, side by side along k
 WORDS = f"<{PANEL} x i16>"
@@ -177,7 +178,8 @@ class _Pairs:
 
     def _panel(self, dst: str, column: str) -> str:
         """Where the panel that begins with a column has the row that the first has at dst."""
-        return self.code.at(dst, self.code.mul(column, str(PANEL_BYTES // PANEL)))
+        code = self.code
+        return code.at(dst, code.mul(code.op(f"sdiv i64 {column}, {PANEL}"), str(PANEL_BYTES)))
 
     def _places(self, pair: str) -> tuple[str, str]:
         """Where a row begins in the source and the destination."""
@@ -195,6 +197,9 @@ class _Pairs:
         with code.times("%width", PANEL) as column:
             mask = _mask(code, code.minimum(code.sub("%width", column), str(PANEL)))
             here, into = code.at(src, code.mul(column, str(RAW.bytes))), self._panel(dst, column)
+            for odd in range(1 + both):
+                ahead = code.at(here, code.mul("%ks", str(2 * AHEAD + odd)))
+                code.prefetch(ahead)
             x = _masked(code, here, mask)
             y = _masked(code, code.at(here, "%ks"), mask) if both else "zeroinitializer"
             for half in range(2):

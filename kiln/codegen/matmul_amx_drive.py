@@ -16,19 +16,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kiln.codegen.matmul_amx import DEPTH, LINE, PANEL, PANEL_BYTES, PITCH, RAW, ROW, STEP
-from kiln.codegen.matmul_drive import COPIED, SUMS, SUMS_BYTES, TABLES
+from kiln.codegen.matmul_drive import SCRATCH_BYTES, SUMS_BYTES
 from kiln.codegen.matmul_finish import Arguments
 from kiln.codegen.matmul_text import Routine
-from kiln.codegen.matmul_tile import SEGMENT, element_of
+from kiln.codegen.matmul_tile import element_of
 from kiln.codegen.matmul_units import UNIT_BYTES, UNIT_ROWS, Driver, Run
 from kiln.codegen.target import Target
 
 ROWS = 96  # of A at a time: whole blocks
-CROWDED = 8192  # rows of A a multiple of this many bytes apart share few cache sets, and are copied
+CROWDED = (
+    32768  # rows of A a multiple of this many bytes apart share few sets of the second cache, and are copied
+)
 STAGE = 64  # k of a window, or of an A that must be turned, at a time
 TURN = 4  # pairs of k that can be turned at least
 A_PITCH = DEPTH * RAW.bytes + LINE  # between packed rows of A, so that they fall into different cache sets
-STAGED = COPIED + ROWS * A_PITCH  # where a stage lies, after packed rows of A
+# What lies where in a thread's scratch memory, in bytes: packed panels, packed rows of A, a stage, sums, tables.
+COPIED = PITCH // (4 * PANEL) * PANEL_BYTES
+STAGED = COPIED + ROWS * A_PITCH
+SUMS = STAGED + STAGE // 2 * ROW
+TABLES = SUMS + SUMS_BYTES
+assert TABLES + 8 * (DEPTH + PITCH // 4) <= SCRATCH_BYTES
 
 
 class _Driver(Driver):
@@ -46,7 +53,7 @@ class _Driver(Driver):
         self.packed_b, self.packed_a, self.stage, self.sums, self.k_table = (
             code.at(self.scratch, str(place)) for place in (0, COPIED, STAGED, SUMS, TABLES)
         )
-        self.n_table = code.at(self.k_table, str(8 * SEGMENT))
+        self.n_table = code.at(self.k_table, str(8 * DEPTH))
         if self.window:
             room = str(self.wide_units * self.columns)
             code.run("places", f"ptr {self.look_n}", run.column, run.columns, room, f"ptr {self.n_table}")
@@ -88,7 +95,12 @@ class _Driver(Driver):
         code = self.code
         with code.times(run.columns, PANEL) as left:
             cols = code.minimum(code.sub(run.columns, left), str(PANEL))
-            yield left, cols, f"ptr {code.at(self.packed_b, code.mul(left, str(PANEL_BYTES // PANEL)))}"
+            yield left, cols, f"ptr {self._panel(left)}"
+
+    def _panel(self, left: str) -> str:
+        """Where the panel that begins `left` columns into the run is packed."""
+        code = self.code
+        return code.at(self.packed_b, code.mul(code.op(f"sdiv i64 {left}, {PANEL}"), str(PANEL_BYTES)))
 
     def _pairs(self, src: str, strides: tuple[str, str], dst: str, depth: str, width: str, rows: str) -> None:
         self.code.run("pairs", f"ptr {src}", *strides, f"ptr {dst}", depth, width, rows)

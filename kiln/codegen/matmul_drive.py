@@ -206,7 +206,7 @@ class _Driver(Driver):
     # -- sums ---------------------------------------------------------------------------------------
 
     def _panels(self, run: Run, row: str, from_k: str, depth: str, lies: str) -> None:
-        """The tiles of some rows, `row` rows into their run, and every panel; what is complete is finished."""
+        """The tiles of some rows, `row` rows into their run, with each panel; what is complete, finished."""
         code, size = self.code, str(self.element.bytes)
         first = code.compare("eq", from_k, "0")
         last = code.compare("eq", code.add(from_k, depth), self.size["k"])

@@ -87,7 +87,7 @@ def _row(code: Routine, o: str) -> tuple[str, str]:
 def _prefetch(code: Routine, src: str, offset: int) -> None:
     """Ask for the line `offset` bytes into the row that is AHEAD of the one at src."""
     where = code.at(src, code.mul("%os", str(AHEAD)), str(offset))
-    code.call("llvm.prefetch.p0", "void", [f"ptr {where}", "i32 0", "i32 3", "i32 1"])
+    code.prefetch(where)
 
 
 def _copy_rows(code: Routine, element: Element, unit: str, mask: str) -> None:
