@@ -17,8 +17,8 @@ one row (or one column, which is the row of the transposed product) have a kerne
             finish       (not where whole panels went to the output)
 
 Kernel arguments: `ptr` = A, B, the operands, the thread's scratch memory; `arg` = batch, m, n, k; the
-strides, in elements, of A (batch, m, k), of B (batch, k, n), of every operand (batch, m, n); then the numbers.
-Any stride may be 0 or negative. Outputs must not overlap A or B; an output may be one of the other operands.
+strides, in elements, of A (batch, m, k), of B (batch, k, n), of every operand (batch, m, n); numbers. Any
+stride may be 0 or negative. Outputs must not overlap A or B; an output may be one of the other operands.
 """
 
 from __future__ import annotations

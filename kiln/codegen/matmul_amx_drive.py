@@ -30,7 +30,7 @@ CROWDED = (
 STAGE = 64  # k of a window, or of an A that must be turned, at a time
 TURN = 4  # pairs of k that can be turned at least
 A_PITCH = DEPTH * RAW.bytes + LINE  # between packed rows of A, so that they fall into different cache sets
-# What lies where in a thread's scratch memory, in bytes: packed panels, packed rows of A, a stage, sums, tables.
+# What lies where in a thread's scratch memory, in bytes: packed panels, rows of A, a stage, sums, tables.
 COPIED = PITCH // (4 * PANEL) * PANEL_BYTES
 STAGED = COPIED + ROWS * A_PITCH
 SUMS = STAGED + STAGE // 2 * ROW

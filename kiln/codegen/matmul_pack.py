@@ -51,7 +51,7 @@ def copy(target: Target, element: Element) -> Routine:
     else:  each o, i:  store dst, widen(load src)
     """
     params = "ptr %src, i64 %os, i64 %is, ptr %dst, i64 %ds, i64 %ps, i64 %outer, i64 %inner"
-    code = Routine(target, "copy", params)
+    code = Routine(target, "copy", params, "#1")
     lanes = element.lanes(target)
     unit = code.compare("eq", "%is", str(element.stored_bytes))
     panels = code.compare("eq", code.op(f"and i64 %inner, {VECTORS * lanes - 1}"), "0")
