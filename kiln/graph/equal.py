@@ -9,7 +9,7 @@ It ends: a symbol or quotient is gone once it is replaced, and a product is repl
 degree first (graded lexical order, which multiplying keeps). Rules that a new one changes are stated anew.
 Where two rules fit one product, the way not taken must lead to the same form: that is stated too
 (Buchberger's completion; s0*s1 -> s2 and s1*s3 -> s4 say that s2*s3 is s0*s4), for products that equal
-products, of few factors. Beyond, dims that are equal may keep two forms; who needs their equality does without.
+products, of few factors. Beyond, equal dims may keep two forms; who needs their equality does without.
 """
 
 from __future__ import annotations
