@@ -1,5 +1,5 @@
-"""Training steps of networks whose sizes come together in many ways: each recorded as one program whose losses
-and weights are, bit by bit, those of the same steps run op by op.
+"""Training steps of networks whose sizes come together in many ways: each recorded as one program whose
+losses and weights are, bit by bit, those of the same steps run op by op.
 """
 
 from __future__ import annotations
@@ -212,7 +212,8 @@ def test_two_networks_against_each_other() -> None:
         kiln.manual_seed(0)
         nn = kiln.nn
         forge = nn.Sequential(
-            nn.ConvTranspose2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.ConvTranspose2d(4, 1, 4, 2, 1), nn.Tanh()
+            nn.ConvTranspose2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(),
+            nn.ConvTranspose2d(4, 1, 4, 2, 1), nn.Tanh(),
         )  # fmt: skip
         judge = nn.Sequential(nn.Conv2d(1, 4, 4, 2, 1), nn.LeakyReLU(0.2), nn.Conv2d(4, 1, 3), nn.Flatten())
         first, second = (kiln.optim.SGD(n.parameters(), lr=0.05) for n in (judge, forge))
