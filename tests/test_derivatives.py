@@ -309,6 +309,7 @@ OTHER_HISTORY = {
         for n in (1, 2, 3)
         for more in ("", "_with_indices")
     },
+    "grid_sample": "of nearest elements the grid's gradient leads to zeros; PyTorch's leads nowhere",
     "norm": "of order 0 the gradient is zeros; PyTorch has none",
     "linalg.vector_norm": "of order 0 the gradient is zeros; PyTorch has none",
     "linalg.det": "of a matrix without elements the gradient has a history as any other's",
