@@ -138,9 +138,11 @@ def test_recorded_is_eager() -> None:
 def test_images_at_the_places_of_a_grid(mode: str, dims: int) -> None:
     """Results and both gradients, on elements, between them, on the border and beyond; of one element too."""
     rng = np.random.default_rng(dims)
-    for padding, corners, sizes in itertools.product(
-        ("zeros", "border", "reflection"), (False, True), ([5, 4, 3], [1, 3, 1])
-    ):
+    few = [("reflection", False, [5, 4, 3]), ("reflection", True, [1, 3, 1])]
+    more = (
+        [("border", True, [5, 4, 3]), ("zeros", False, [5, 4, 3])] if (mode, dims) == ("bilinear", 2) else []
+    )
+    for padding, corners, sizes in few + more:
         x = rng.standard_normal((2, 2, *sizes[:dims]))
         grid = rng.uniform(-2.5, 2.5, (2, *[3, 2, 2][:dims], dims))
         grid.reshape(-1)[:6] = [-1, 1, 0, 1, -1, 0.5]

@@ -103,8 +103,8 @@ class LazyLinear(LazyModuleMixin, Linear):
             self.bias = UninitializedParameter(device=device, dtype=dtype)
 
     def initialize_parameters(self, input: Tensor) -> None:
+        self.in_features = int(input.shape[-1])
         if self.has_uninitialized_params():
-            self.in_features = int(input.shape[-1])
             self.materialize({"weight": (self.out_features, self.in_features), "bias": (self.out_features,)})
 
 
@@ -122,8 +122,6 @@ class _LazyConvolution(LazyModuleMixin, _Convolution):
             self.bias = UninitializedParameter(device=device, dtype=dtype)
 
     def initialize_parameters(self, input: Tensor, *args: Any, **kwargs: Any) -> None:
-        if not self.has_uninitialized_params():
-            return
         alone, batch, shape = self.dims + 1, self.dims + 2, tuple(input.shape)
         if len(shape) not in (alone, batch):
             raise RuntimeError(
@@ -136,7 +134,8 @@ class _LazyConvolution(LazyModuleMixin, _Convolution):
         self.in_channels, outputs = channels, self.out_channels
         rows, columns = (channels, outputs) if self.transposed else (outputs, channels)
         weight = (rows, columns // self.groups, *self.kernel_size)
-        self.materialize({"weight": weight, "bias": (outputs,)})
+        if self.has_uninitialized_params():
+            self.materialize({"weight": weight, "bias": (outputs,)})
 
 
 class _LazyConv(_LazyConvolution):
@@ -203,9 +202,9 @@ class _LazyNorm(LazyModuleMixin, _Tracking):
             self.running_mean, self.running_var = (UninitializedBuffer(**options) for _ in range(2))
 
     def initialize_parameters(self, input: Tensor) -> None:
+        self.num_features = int(input.shape[1]) if input.ndim > 1 else 0
+        self._check_dims(input)
         if self.has_uninitialized_params():
-            self.num_features = int(input.shape[1]) if input.ndim > 1 else 0
-            self._check_dims(input)
             names = ("weight", "bias", "running_mean", "running_var")
             self.materialize(dict.fromkeys(names, (self.num_features,)))
 
