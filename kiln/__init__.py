@@ -127,6 +127,7 @@ _LATER = {
     "save": "kiln.serialization",
     "profile": "kiln.viz.profile",
     "vmap": "kiln.func.vmap",
+    **dict.fromkeys("gru lstm rnn_relu rnn_tanh".split(), "kiln.nn.recurrence"),
     "finfo": "kiln.ops.dtypes",
     "iinfo": "kiln.ops.dtypes",
     "Generator": "kiln.ops.random.generator",

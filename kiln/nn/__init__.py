@@ -148,6 +148,16 @@ from kiln.nn.pooling import (
     MaxUnpool2d as MaxUnpool2d,
     MaxUnpool3d as MaxUnpool3d,
 )
+from kiln.nn.recurrent import (
+    GRU as GRU,
+    GRUCell as GRUCell,
+    LSTM as LSTM,
+    LSTMCell as LSTMCell,
+    RNN as RNN,
+    RNNBase as RNNBase,
+    RNNCell as RNNCell,
+    RNNCellBase as RNNCellBase,
+)
 from kiln.nn.sampling import (
     Fold as Fold,
     Unfold as Unfold,
