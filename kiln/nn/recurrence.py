@@ -3,8 +3,8 @@
 The rows of all steps lie behind each other, as a PackedSequence has them; a batch without padding is the same
 with as many rows in every step. What the input contributes is one product over all steps, done before; a step
 is one product and one kernel of gates. Backward is a step's counterpart from the last to the first, then one
-product over all steps for each weight. Under `create_graph` backward runs the steps again, recorded, and
-differentiates those.
+product over all steps for each weight. Under `create_graph` backward takes the steps again, recorded, and is
+itself recorded.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from kiln import ops
 from kiln._core import Tensor, grad_enabled
-from kiln.autograd import grad
 from kiln.autograd.function import Function
 from kiln.nn.dropouts import dropout
 from kiln.ops import recurrent as r
@@ -98,16 +97,16 @@ class _Rows:
         self.state = given if given[0].shape[0] == first else tuple([x[:first] for x in given])
         self.count = first
 
-    def fit(self, rows: int) -> State:
-        """The states of the first `rows` rows."""
+    def fit(self, rows: int, state: State) -> State:
+        """The states of the first `rows` rows, given those of as many as before."""
         if rows < self.count:
-            self.ended.append(tuple([x[rows:] for x in self.state]))
-            self.state = tuple([x[:rows] for x in self.state])
-        elif rows > self.count:
+            self.ended.append(tuple([x[rows:] for x in state]))
+            state = tuple([x[:rows] for x in state])
+        else:
             more = tuple([x[self.count : rows] for x in self.given])
-            self.state = tuple([ops.cat(pair) for pair in zip(self.state, more)])
+            state = tuple([ops.cat(pair) for pair in zip(state, more)])
         self.count = rows
-        return self.state
+        return state
 
     def whole(self) -> State:
         """The last state of every row."""
@@ -129,13 +128,14 @@ def _unrolled(mode: str, steps: Steps, x: Any, given: State, w: Weights) -> tupl
     """The output of every step, the last states, and of each step (state before, what it kept, state
     after).
     """
-    cell, trail = CELLS[mode], []
-    start, stop = steps[0]
-    rows = _Rows(given, stop - start)
+    take, trail = CELLS[mode].step, []
+    rows = _Rows(given, steps[0][1] - steps[0][0])
+    state = rows.state
     for start, stop in steps:
-        before = rows.fit(stop - start)
-        rows.state, kept = cell.step(x[start:stop], before, w)
-        trail.append((before, kept, rows.state))
+        before = state if stop - start == rows.count else rows.fit(stop - start, state)
+        state, kept = take(x[start:stop], before, w)
+        trail.append((before, kept, state))
+    rows.state = state
     return _joined([now[0] for _, _, now in trail], _turned(steps)), rows.whole(), trail
 
 
@@ -170,45 +170,37 @@ class _Unrolled(Function):
         mode, steps, count = ctx.of
         x, *tensors = ctx.saved_tensors
         given, w = tuple(tensors[:count]), Weights(*tensors[count:])
-        if grad_enabled():
-            y, last, _ = _unrolled(mode, steps, x, given, w)
-            found = _gradients((y, *last), (x, *tensors), (gy, *of_last))
-        else:
-            found = _back(ctx, x, w, gy, of_last)
-        return None, None, None, *found
+        trail = _unrolled(mode, steps, x, given, w)[2] if grad_enabled() else ctx.trail
+        wanted = Weights(*ctx.needs_input_grad[4 + count :])
+        return None, None, None, *_back(mode, steps, x, w, trail, gy, of_last, wanted)
 
 
-def _gradients(outputs: State, inputs: State, grads: State) -> list[Any]:
-    """Gradients that can be differentiated; None for inputs without."""
-    wanted = [x for x in inputs if x is not None and x.requires_grad]
-    found = iter(grad(outputs, wanted, grads, create_graph=True, allow_unused=True))
-    return [next(found) if x is not None and x.requires_grad else None for x in inputs]
-
-
-def _back(ctx: Any, x: Any, w: Weights, gy: Any, of_last: State) -> list[Any]:
-    """The gradients of x, of the states given and of the weights."""
-    mode, steps, count = ctx.of
-    cell, wanted = CELLS[mode], Weights(*ctx.needs_input_grad[4 + count :])
+def _back(
+    mode: str, steps: Steps, x: Any, w: Weights, trail: list[Any], gy: Any, of_last: State, wanted: Weights
+) -> list[Any]:
+    """The gradients of x, of the states given and of those weights that are wanted."""
+    back = CELLS[mode].back
     found: list[Any] = []  # of each step: of the input's and the hidden state's part, of what was projected
     rows = _Rows(of_last, steps[-1][1] - steps[-1][0])
-    for (start, stop), (before, kept, now) in zip(reversed(steps), reversed(ctx.trail)):
-        of_state = rows.fit(stop - start)
-        *parts, rows.state, projected = cell.back(
-            gy[start:stop], of_state, x[start:stop], kept, before, now, w
-        )
+    of_state = rows.state
+    for (start, stop), (before, kept, now) in zip(reversed(steps), reversed(trail)):
+        if stop - start != rows.count:
+            of_state = rows.fit(stop - start, of_state)
+        *parts, of_state, projected = back(gy[start:stop], of_state, x[start:stop], kept, before, now, w)
         found.append((*parts, projected))
+    rows.state = of_state
     found.reverse()
     turned = _turned(steps)
     of_x = _joined([f[0] for f in found], turned)
     of_recurrent = of_x if mode != "GRU" else _joined([f[1] for f in found], turned)
     of_w: list[Any] = [None, None, None]
     if wanted.recurrent:
-        of_w[0] = of_recurrent.t() @ _joined([before[0] for before, _, _ in ctx.trail], turned)
+        of_w[0] = of_recurrent.t() @ _joined([before[0] for before, _, _ in trail], turned)
     if wanted.bias:
         of_w[1] = of_recurrent.sum(0)
     if wanted.projection:
         of_w[2] = _joined([f[2] for f in found], turned).t() @ _joined(
-            [kept[1] for _, kept, _ in ctx.trail], turned
+            [kept[1] for _, kept, _ in trail], turned
         )
     return [of_x, *rows.whole(), *of_w]
 

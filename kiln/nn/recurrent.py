@@ -204,7 +204,8 @@ class RNNBase(Module):
             return self._packed(input, hx)
         if input.ndim not in (2, 3):
             kind = "RNN" if self.mode.startswith("RNN") else self.mode
-            raise ValueError(f"{kind}: Expected input to be 2D or 3D, got {input.ndim}D instead")
+            came = f"{input.ndim}D tensor" if kind == "RNN" else f"{input.ndim}D"
+            raise ValueError(f"{kind}: Expected input to be 2D or 3D, got {came} instead")
         batched, batch_dim = input.ndim == 3, 0 if self.batch_first else 1
         if not batched:
             input = input.unsqueeze(batch_dim)
