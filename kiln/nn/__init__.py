@@ -38,6 +38,9 @@ from kiln.nn.activations import (
     Tanhshrink as Tanhshrink,
     Threshold as Threshold,
 )
+from kiln.nn.attention import (
+    MultiheadAttention as MultiheadAttention,
+)
 from kiln.nn.containers import (
     ModuleDict as ModuleDict,
     ModuleList as ModuleList,
@@ -169,4 +172,11 @@ from kiln.nn.similarity import (
     CosineSimilarity as CosineSimilarity,
     PairwiseDistance as PairwiseDistance,
     TripletMarginWithDistanceLoss as TripletMarginWithDistanceLoss,
+)
+from kiln.nn.transformers import (
+    Transformer as Transformer,
+    TransformerDecoder as TransformerDecoder,
+    TransformerDecoderLayer as TransformerDecoderLayer,
+    TransformerEncoder as TransformerEncoder,
+    TransformerEncoderLayer as TransformerEncoderLayer,
 )

@@ -519,7 +519,7 @@ def _alike(tensors: list[Any]) -> bool:
     """Whether all are of one shape, with a first dim, and of one dtype: nothing else to look at."""
     first = tensors[0]
     shape, dtype = first.shape, first.dtype
-    return bool(shape) and all([x.shape == shape and x.dtype == dtype for x in tensors])
+    return bool(shape) and all(x.shape == shape and x.dtype == dtype for x in tensors)
 
 
 def _fitting(tensors: list[Any]) -> list[Any]:

@@ -8,6 +8,7 @@ A function's name is the one it has below kiln: "sort", "linalg.solve".
 
 from __future__ import annotations
 
+import copyreg
 import sys
 from collections.abc import Callable, Iterable
 from importlib import import_module
@@ -157,3 +158,20 @@ def namespace(
         return function(full)
 
     return getter, lambda: sorted({*function_names(space), *others})
+
+
+def _reduced(op: Any) -> Any:
+    """How copies and pickles name an op's handle: a module kept `nn.functional.relu`, say. What is no public
+    function is one thing to copies and nothing to pickles.
+    """
+    for module in ("kiln", "kiln.nn.functional"):
+        if getattr(sys.modules.get(module), op.__name__, None) is op:
+            return _named, (module, op.__name__)
+    return op.__name__
+
+
+def _named(module: str, name: str) -> Any:
+    return getattr(import_module(module), name)
+
+
+copyreg.pickle(_core.Op, _reduced)
