@@ -61,7 +61,7 @@ def _check_dims(query: Any, key: Any, value: Any, padding: Any, mask: Any, heads
         query.ndim in (2, 3),
         f"query should be unbatched 2D or batched 3D tensor but received {query.ndim}-D query tensor",
     )
-    batched = query.ndim == 3
+    batched: bool = query.ndim == 3
     of = f"For {'batched (3-D)' if batched else 'unbatched (2-D)'} `query`, expected"
     _require(
         key.ndim == value.ndim == query.ndim,

@@ -80,7 +80,7 @@ class _Lstm:
         return found[0], found[0], (found[2], found[1]), projected
 
 
-CELLS = {"RNN_TANH": _Rnn("tanh"), "RNN_RELU": _Rnn("relu"), "GRU": _Gru(), "LSTM": _Lstm()}
+CELLS: dict[str, Any] = {"RNN_TANH": _Rnn("tanh"), "RNN_RELU": _Rnn("relu"), "GRU": _Gru(), "LSTM": _Lstm()}
 Steps = Sequence[tuple[int, int]]  # the rows of each step, in the order the steps are taken
 
 

@@ -206,18 +206,19 @@ class RNNBase(Module):
             kind = "RNN" if self.mode.startswith("RNN") else self.mode
             came = f"{input.ndim}D tensor" if kind == "RNN" else f"{input.ndim}D"
             raise ValueError(f"{kind}: Expected input to be 2D or 3D, got {came} instead")
-        batched, batch_dim = input.ndim == 3, 0 if self.batch_first else 1
+        x: Any = input
+        batched, batch_dim = x.ndim == 3, 0 if self.batch_first else 1
         if not batched:
-            input = input.unsqueeze(batch_dim)
+            x = x.unsqueeze(batch_dim)
         if hx is not None:
             hx = self._unbatched(hx, batched)
         else:
-            hx = self._zeros(input, input.shape[batch_dim])
-        self.check_forward_args(input, hx, None)
-        steps, batch = input.shape[1 - batch_dim], input.shape[batch_dim]
+            hx = self._zeros(x, x.shape[batch_dim])
+        self.check_forward_args(x, hx, None)
+        steps, batch = x.shape[1 - batch_dim], x.shape[batch_dim]
         if not steps:
             raise RuntimeError("Expected sequence length to be larger than 0 in RNN")
-        rows = input.transpose(0, 1) if self.batch_first else input
+        rows = x.transpose(0, 1) if self.batch_first else x
         y, last = self._run(rows.reshape(steps * batch, self.input_size), [batch] * steps, hx)
         y = y.reshape(steps, batch, y.shape[1])
         y = y.transpose(0, 1) if self.batch_first else y
@@ -407,7 +408,7 @@ class RNNCellBase(Module):
 
     def _step(self, function: Any, input: Tensor, hx: Any, names: tuple[str, ...]) -> Any:
         """One step of a cell with states of these names; a batch of one if there is none."""
-        states = (None,) * len(names) if hx is None else hx if len(names) > 1 else (hx,)
+        states: Any = (None,) * len(names) if hx is None else hx if len(names) > 1 else (hx,)
         kind = type(self).__name__
         for name, x in (("input", input), *zip(names, states)):
             if x is not None and x.ndim not in (1, 2):

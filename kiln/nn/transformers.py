@@ -77,10 +77,11 @@ class TransformerEncoderLayer(Module):
             y, _ = self.self_attn(
                 x, x, x, src_key_padding_mask, need_weights=False, attn_mask=src_mask, is_causal=is_causal
             )
-            return self.dropout1(y)
+            found: Tensor = self.dropout1(y)
+            return found
 
         if self.norm_first:
-            x = src + attended(self.norm1(src))
+            x: Tensor = src + attended(self.norm1(src))
             return x + self._fed(self.norm2(x))
         x = self.norm1(src + attended(src))
         y: Tensor = self.norm2(x + self._fed(x))
@@ -147,17 +148,19 @@ class TransformerDecoderLayer(Module):
             y, _ = self.self_attn(
                 x, x, x, tgt_key_padding_mask, need_weights=False, attn_mask=tgt_mask, is_causal=tgt_is_causal
             )
-            return self.dropout1(y)
+            found: Tensor = self.dropout1(y)
+            return found
 
         def remembered(x: Tensor) -> Tensor:
             y, _ = self.multihead_attn(
                 x, memory, memory, memory_key_padding_mask, need_weights=False, attn_mask=memory_mask,
                 is_causal=memory_is_causal,
             )  # fmt: skip
-            return self.dropout2(y)
+            found: Tensor = self.dropout2(y)
+            return found
 
         if self.norm_first:
-            x = tgt + attended(self.norm1(tgt))
+            x: Tensor = tgt + attended(self.norm1(tgt))
             x = x + remembered(self.norm2(x))
             return x + self._fed(self.norm3(x))
         x = self.norm1(tgt + attended(tgt))

@@ -48,6 +48,11 @@ def _sigmoid(np: Any, x: Any) -> Any:
     return 1 / (1 + np.exp(-x))
 
 
+def _settled(shapes: Any, *settings: str) -> Any:
+    """Samples of arrays of the shapes, one for each setting that is the last argument."""
+    return lambda rng, t: [Sample((*_arrays(*shapes)(rng, t)[0].args, setting)) for setting in settings]
+
+
 # LSTM
 
 
@@ -93,11 +98,29 @@ def _lstm_back(gh: Any, gc: Any, gates: Any, cell: Any, now: Any) -> tuple[list[
 
 @lstm_gates.derivative
 def _(gs: Any, gates: Any, cell: Any, ys: Any) -> Any:
-    parts, before = _lstm_back(*gs, gates, cell, ys[1])
+    gh, gc = gs
+    parts, before = _lstm_back(gh, gc, gates, cell, ys[1])
     return concat(parts, 1), before
 
 
-@composite(public=False)
+def _lstm_back_reference(
+    np: Any, gy: Any, gh: Any, gc: Any, gates: Any, cell: Any, now: Any, weight: Any
+) -> Any:
+    i, f, g, o = np.split(gates, 4, 1)
+    i, f, g, o, t = _sigmoid(np, i), _sigmoid(np, f), np.tanh(g), _sigmoid(np, o), np.tanh(now)
+    gh = gy + gh
+    gc = gc + gh * o * (1 - t * t)
+    parts = [gc * g * i * (1 - i), gc * cell * f * (1 - f), gc * i * (1 - g * g), gh * t * o * (1 - o)]
+    of_gates = np.concatenate(parts, 1)
+    return of_gates, gc * f, of_gates @ weight
+
+
+@composite(
+    samples=_arrays((3, 8), (3, 2), (3, 2), (8, 2)),
+    reference=d.reference(lambda np, x, h, c, w: (*_lstm_reference(np, x + h @ w.T, c), x + h @ w.T)),
+    failures=d.not_an_array("lstm_step", 4),
+    public=False,
+)
 def lstm_step(input: Tensor, hidden: Tensor, cell: Tensor, weight: Tensor) -> tuple[Any, Any, Any]:
     """A step: the hidden state and the cell (B, H), and the gates (B, 4H) they came by. `input` (B, 4H),
     `hidden` (B, P), `cell` (B, H), `weight` (4H, P).
@@ -107,7 +130,12 @@ def lstm_step(input: Tensor, hidden: Tensor, cell: Tensor, weight: Tensor) -> tu
     return narrow(h, input.dtype), narrow(c, input.dtype), narrow(gates, input.dtype)
 
 
-@composite(public=False)
+@composite(
+    samples=_arrays((3, 2), (3, 2), (3, 2), (3, 8), (3, 2), (3, 2), (8, 2)),
+    reference=d.reference(_lstm_back_reference),
+    failures=d.not_an_array("lstm_back", 7),
+    public=False,
+)
 def lstm_back(
     of_output: Tensor,
     of_hidden: Tensor | None,
@@ -180,7 +208,32 @@ def _with_bias(product: Any, bias: Any) -> Any:
     return wide(product) if bias is None else wide(product) + wide(bias)
 
 
-@composite(public=False)
+def _gru_back_reference(
+    np: Any, gy: Any, gh: Any, input: Any, recurrent: Any, hidden: Any, weight: Any
+) -> Any:
+    (xr, xz, xn), (hr, hz, hn) = np.split(input, 3, 1), np.split(recurrent, 3, 1)
+    r, z = _sigmoid(np, xr + hr), _sigmoid(np, xz + hz)
+    n, g = np.tanh(xn + r * hn), gy + gh
+    of_n = g * (1 - z) * (1 - n * n)
+    both = [of_n * hn * r * (1 - r), g * (hidden - n) * z * (1 - z)]
+    of_recurrent = np.concatenate([*both, of_n * r], 1)
+    return np.concatenate([*both, of_n], 1), of_recurrent, g * z + of_recurrent @ weight
+
+
+@composite(
+    samples=lambda rng, t: [
+        *_arrays((3, 6), (3, 2), (6, 2), (6,))(rng, t),
+        Sample((*_arrays((3, 6), (3, 2), (6, 2))(rng, t)[0].args, None)),
+    ],
+    reference=d.reference(
+        lambda np, x, h, w, b: (
+            _gru_reference(np, x, h @ w.T + (0 if b is None else b), h),
+            h @ w.T + (0 if b is None else b),
+        )
+    ),
+    failures=d.not_an_array("gru_step", 4),
+    public=False,
+)
 def gru_step(input: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Any, Any]:
     """A step: the hidden state (B, H), and the last one's part of the gates (B, 3H). `input` (B, 3H),
     `hidden` (B, H), `weight` (3H, H), `bias` (3H).
@@ -191,7 +244,12 @@ def gru_step(input: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None)
     return narrow(h, input.dtype), narrow(recurrent, input.dtype)
 
 
-@composite(public=False)
+@composite(
+    samples=_arrays((3, 2), (3, 2), (3, 6), (3, 6), (3, 2), (6, 2)),
+    reference=d.reference(_gru_back_reference),
+    failures=d.not_an_array("gru_back", 6),
+    public=False,
+)
 def gru_back(
     of_output: Tensor, of_hidden: Tensor, input: Tensor, recurrent: Tensor, hidden: Tensor, weight: Tensor
 ) -> tuple[Any, Any, Any]:
@@ -208,17 +266,36 @@ def gru_back(
 # RNN
 
 
+def _bent_array(np: Any, x: Any, name: str) -> Any:
+    return np.tanh(x) if name == "tanh" else np.maximum(x, 0) if name else x
+
+
+def _rnn_back_reference(np: Any, gy: Any, gh: Any, now: Any, weight: Any, name: str) -> Any:
+    g = (gy + gh) * ((1 - now * now) if name == "tanh" else (now > 0))
+    return g, g @ weight
+
+
 def _bent(x: Any, nonlinearity: str) -> Any:
     return tanh(x) if nonlinearity == "tanh" else relu(x)
 
 
-@composite(public=False)
+@composite(
+    samples=_settled(((3, 4), (3, 4), (4, 4)), "tanh", "relu"),
+    reference=d.reference(lambda np, x, h, w, name: _bent_array(np, x + h @ w.T, name)),
+    failures=d.failures((("text", "text", "text", "tanh"), {}, TypeError, "rnn_step")),
+    public=False,
+)
 def rnn_step(input: Tensor, hidden: Tensor, weight: Tensor, nonlinearity: Structure) -> Any:
     """nonlinearity(input + hidden @ weight.T), "tanh" or "relu": (B, H), (B, H), (H, H)."""
     return narrow(_bent(wide(input) + wide(product(hidden, swapped(weight))), nonlinearity), input.dtype)
 
 
-@composite(public=False)
+@composite(
+    samples=_settled(((3, 4), (3, 4), (3, 4), (4, 4)), "tanh", "relu"),
+    reference=d.reference(_rnn_back_reference),
+    failures=d.failures((("text", "text", "text", "text", "tanh"), {}, TypeError, "rnn_back")),
+    public=False,
+)
 def rnn_back(
     of_output: Tensor, of_hidden: Tensor, now: Tensor, weight: Tensor, nonlinearity: Structure
 ) -> tuple[Any, Any]:
@@ -254,7 +331,14 @@ def _check_cell(input: Any, states: tuple[Any, ...], w_ih: Any, w_hh: Any) -> No
         )
 
 
-@composite(public=False)
+@composite(
+    samples=_settled(((4, 3), (4, 2), (2, 3), (2, 2), (2,), (2,)), "", "tanh"),
+    reference=d.reference(
+        lambda np, x, h, v, w, b, c, name: _bent_array(np, x @ v.T + b + h @ w.T + c, name)
+    ),
+    failures=d.failures((("text",) * 4 + (None, None), {}, TypeError, "cell_gates")),
+    public=False,
+)
 def cell_gates(
     input: Tensor,
     hidden: Tensor,

@@ -12,7 +12,7 @@ import copyreg
 import sys
 from collections.abc import Callable, Iterable
 from importlib import import_module
-from typing import Any
+from typing import Any, Union
 
 from kiln import _core
 from kiln.ops.families import FAMILIES
@@ -160,14 +160,15 @@ def namespace(
     return getter, lambda: sorted({*function_names(space), *others})
 
 
-def _reduced(op: Any) -> Any:
+def _reduced(op: Any) -> Union[str, tuple[Any, ...]]:
     """How copies and pickles name an op's handle: a module kept `nn.functional.relu`, say. What is no public
     function is one thing to copies and nothing to pickles.
     """
+    name: str = op.__name__
     for module in ("kiln", "kiln.nn.functional"):
-        if getattr(sys.modules.get(module), op.__name__, None) is op:
-            return _named, (module, op.__name__)
-    return op.__name__
+        if getattr(sys.modules.get(module), name, None) is op:
+            return _named, (module, name)
+    return name
 
 
 def _named(module: str, name: str) -> Any:
