@@ -120,6 +120,7 @@ def _lstm_back_reference(
     reference=d.reference(lambda np, x, h, c, w: (*_lstm_reference(np, x + h @ w.T, c), x + h @ w.T)),
     failures=d.not_an_array("lstm_step", 4),
     public=False,
+    dtypes="float32 float64",
 )
 def lstm_step(input: Tensor, hidden: Tensor, cell: Tensor, weight: Tensor) -> tuple[Any, Any, Any]:
     """A step: the hidden state and the cell (B, H), and the gates (B, 4H) they came by. `input` (B, 4H),
@@ -135,6 +136,7 @@ def lstm_step(input: Tensor, hidden: Tensor, cell: Tensor, weight: Tensor) -> tu
     reference=d.reference(_lstm_back_reference),
     failures=d.not_an_array("lstm_back", 7),
     public=False,
+    dtypes="float32 float64",
 )
 def lstm_back(
     of_output: Tensor,
@@ -233,6 +235,7 @@ def _gru_back_reference(
     ),
     failures=d.not_an_array("gru_step", 4),
     public=False,
+    dtypes="float32 float64",
 )
 def gru_step(input: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Any, Any]:
     """A step: the hidden state (B, H), and the last one's part of the gates (B, 3H). `input` (B, 3H),
@@ -249,6 +252,7 @@ def gru_step(input: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None)
     reference=d.reference(_gru_back_reference),
     failures=d.not_an_array("gru_back", 6),
     public=False,
+    dtypes="float32 float64",
 )
 def gru_back(
     of_output: Tensor, of_hidden: Tensor, input: Tensor, recurrent: Tensor, hidden: Tensor, weight: Tensor
@@ -284,6 +288,7 @@ def _bent(x: Any, nonlinearity: str) -> Any:
     reference=d.reference(lambda np, x, h, w, name: _bent_array(np, x + h @ w.T, name)),
     failures=d.failures((("text", "text", "text", "tanh"), {}, TypeError, "rnn_step")),
     public=False,
+    dtypes="float32 float64",
 )
 def rnn_step(input: Tensor, hidden: Tensor, weight: Tensor, nonlinearity: Structure) -> Any:
     """nonlinearity(input + hidden @ weight.T), "tanh" or "relu": (B, H), (B, H), (H, H)."""
@@ -295,6 +300,7 @@ def rnn_step(input: Tensor, hidden: Tensor, weight: Tensor, nonlinearity: Struct
     reference=d.reference(_rnn_back_reference),
     failures=d.failures((("text", "text", "text", "text", "tanh"), {}, TypeError, "rnn_back")),
     public=False,
+    dtypes="float32 float64",
 )
 def rnn_back(
     of_output: Tensor, of_hidden: Tensor, now: Tensor, weight: Tensor, nonlinearity: Structure
@@ -338,6 +344,7 @@ def _check_cell(input: Any, states: tuple[Any, ...], w_ih: Any, w_hh: Any) -> No
     ),
     failures=d.failures((("text",) * 4 + (None, None), {}, TypeError, "cell_gates")),
     public=False,
+    dtypes="float32 float64",
 )
 def cell_gates(
     input: Tensor,
