@@ -38,9 +38,6 @@ from kiln.nn.activations import (
     Tanhshrink as Tanhshrink,
     Threshold as Threshold,
 )
-from kiln.nn.attention import (
-    MultiheadAttention as MultiheadAttention,
-)
 from kiln.nn.containers import (
     ModuleDict as ModuleDict,
     ModuleList as ModuleList,
@@ -94,6 +91,9 @@ from kiln.nn.losses import (
 )
 from kiln.nn.module import (
     Module as Module,
+)
+from kiln.nn.multihead import (
+    MultiheadAttention as MultiheadAttention,
 )
 from kiln.nn.normalisations import (
     BatchNorm1d as BatchNorm1d,

@@ -15,7 +15,6 @@ from kiln import ops
 from kiln._core import Op, Tensor
 from kiln.autograd import no_grad
 from kiln.errors import describe, message
-from kiln.nn.attention import multi_head_attention_forward  # noqa: F401
 from kiln.nn.dropouts import (  # noqa: F401
     alpha_dropout,
     dropout,
@@ -24,6 +23,7 @@ from kiln.nn.dropouts import (  # noqa: F401
     dropout3d,
     feature_alpha_dropout,
 )
+from kiln.nn.multihead import multi_head_attention_forward  # noqa: F401
 from kiln.nn.similarity import (  # noqa: F401
     gumbel_softmax,
     triplet_margin_with_distance_loss,

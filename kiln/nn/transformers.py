@@ -9,7 +9,7 @@ from typing import Any, Union
 from kiln import ops
 from kiln._core import Tensor
 from kiln.nn import functional, init
-from kiln.nn.attention import MultiheadAttention
+from kiln.nn.multihead import MultiheadAttention
 from kiln.nn.containers import ModuleList
 from kiln.nn.dropouts import Dropout
 from kiln.nn.layers import Linear
