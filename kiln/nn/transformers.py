@@ -9,11 +9,11 @@ from typing import Any, Union
 from kiln import ops
 from kiln._core import Tensor
 from kiln.nn import functional, init
-from kiln.nn.multihead import MultiheadAttention
 from kiln.nn.containers import ModuleList
 from kiln.nn.dropouts import Dropout
 from kiln.nn.layers import Linear
 from kiln.nn.module import Module
+from kiln.nn.multihead import MultiheadAttention
 from kiln.nn.normalisations import LayerNorm
 
 Activation = Union[str, Callable[[Tensor], Tensor]]
