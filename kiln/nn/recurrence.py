@@ -124,19 +124,23 @@ def _joined(parts: list[Any], turned: bool) -> Any:
     return ops.cat(parts[::-1] if turned else parts)
 
 
-def _unrolled(mode: str, steps: Steps, x: Any, given: State, w: Weights) -> tuple[Any, State, list[Any]]:
-    """The output of every step, the last states, and of each step (state before, what it kept, state
-    after).
+def _unrolled(
+    mode: str, steps: Steps, x: Any, given: State, w: Weights, keep: bool = True
+) -> tuple[Any, State, list[Any]]:
+    """The output of every step, the last states, and of each step (state before, what it kept, state after),
+    unless nothing reads that: then a step's memory serves the next.
     """
-    take, trail = CELLS[mode].step, []
+    take, trail, outputs = CELLS[mode].step, [], []
     rows = _Rows(given, steps[0][1] - steps[0][0])
     state = rows.state
     for start, stop in steps:
         before = state if stop - start == rows.count else rows.fit(stop - start, state)
         state, kept = take(x[start:stop], before, w)
-        trail.append((before, kept, state))
+        outputs.append(state[0])
+        if keep:
+            trail.append((before, kept, state))
     rows.state = state
-    return _joined([now[0] for _, _, now in trail], _turned(steps)), rows.whole(), trail
+    return _joined(outputs, _turned(steps)), rows.whole(), trail
 
 
 def _laid(w: Weights, steps: Steps) -> Weights:
@@ -213,7 +217,7 @@ def _direction(mode: str, steps: Steps, x: Any, given: State, params: Sequence[A
     x = ops.linear(x, w_ih, bias)
     w = Weights(w_hh, own, w_hr)
     if not isinstance(x, Tensor) or not grad_enabled():
-        y, last, _ = _unrolled(mode, steps, x, given, _laid(w, steps))
+        y, last, _ = _unrolled(mode, steps, x, given, _laid(w, steps), keep=False)
         return y, last
     y, *found = _Unrolled.apply(mode, steps, len(given), x, *given, *w)
     return y, tuple(found)
