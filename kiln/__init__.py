@@ -104,6 +104,12 @@ if _TYPE_CHECKING:
     )
     from kiln.capture.compile import compile as compile
     from kiln.func.vmap import vmap as vmap
+    from kiln.nn.recurrence import (
+        gru as gru,
+        lstm as lstm,
+        rnn_relu as rnn_relu,
+        rnn_tanh as rnn_tanh,
+    )
     from kiln.serialization import load as load, save as save
     from kiln.viz.profile import profile as profile
 
@@ -127,6 +133,7 @@ _LATER = {
     "save": "kiln.serialization",
     "profile": "kiln.viz.profile",
     "vmap": "kiln.func.vmap",
+    **dict.fromkeys("gru lstm rnn_relu rnn_tanh".split(), "kiln.nn.recurrence"),
     "finfo": "kiln.ops.dtypes",
     "iinfo": "kiln.ops.dtypes",
     "Generator": "kiln.ops.random.generator",

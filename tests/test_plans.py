@@ -81,6 +81,39 @@ def test_deep_graphs() -> None:
     assert launches(lower(graph)) > 4
 
 
+@pytest.mark.parametrize(
+    ("equation", "dims"),
+    [
+        ("ij,kj->ik", (2, 2)),
+        ("ij,ik->jk", (2, 2)),
+        ("bij,kj->bik", (3, 2)),
+        ("bij,bkj->bik", (3, 3)),
+        ("bhqd,bhkd->bhqk", (4, 4)),
+        ("bhqk,bhkd->bhqd", (4, 4)),
+        ("ij,j->i", (2, 1)),
+        ("bi,bi->b", (2, 2)),
+    ],
+)
+def test_einsum_is_one_product(equation: str, dims: tuple[int, ...]) -> None:
+    """Factors are read where they lie: transposed, by batches of several dims."""
+    plan = lower(
+        simplify(trace(lambda *x: ops.einsum(equation, *x), *[("float32", (False,) * n) for n in dims]))
+    )
+    assert launches(plan) == 1
+    assert not any(b.kind == "temp" for b in plan.buffers)
+
+
+def test_a_step_of_an_lstm_is_a_product_and_a_kernel() -> None:
+    """Forward and back; nothing else is launched and no gate is copied."""
+    forward, back = find("lstm_step"), find("lstm_back")
+    assert launches(lower(simplify(trace(lambda *x: forward(*x), *[F] * 4)))) == 2
+    assert launches(lower(simplify(trace(lambda *x: back(*x), *[F] * 7)))) == 2
+    for name, count in (("lstm_gates", 2), ("gru_gates", 3)):
+        op = find(name)
+        graph = trace(op, *[F] * count)
+        assert launches(lower(simplify(graph))) == 1
+
+
 # -- random programs --------------------------------------------------------------------------------
 
 UNARY = ["exp", "tanh", "neg", "relu", "sigmoid", "square"]

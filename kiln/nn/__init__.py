@@ -107,6 +107,9 @@ from kiln.nn.losses import (
 from kiln.nn.module import (
     Module as Module,
 )
+from kiln.nn.multihead import (
+    MultiheadAttention as MultiheadAttention,
+)
 from kiln.nn.normalisations import (
     BatchNorm1d as BatchNorm1d,
     BatchNorm2d as BatchNorm2d,
@@ -165,6 +168,16 @@ from kiln.nn.pooling import (
     MaxUnpool2d as MaxUnpool2d,
     MaxUnpool3d as MaxUnpool3d,
 )
+from kiln.nn.recurrent import (
+    GRU as GRU,
+    GRUCell as GRUCell,
+    LSTM as LSTM,
+    LSTMCell as LSTMCell,
+    RNN as RNN,
+    RNNBase as RNNBase,
+    RNNCell as RNNCell,
+    RNNCellBase as RNNCellBase,
+)
 from kiln.nn.sampling import (
     Fold as Fold,
     Unfold as Unfold,
@@ -176,4 +189,11 @@ from kiln.nn.similarity import (
     CosineSimilarity as CosineSimilarity,
     PairwiseDistance as PairwiseDistance,
     TripletMarginWithDistanceLoss as TripletMarginWithDistanceLoss,
+)
+from kiln.nn.transformers import (
+    Transformer as Transformer,
+    TransformerDecoder as TransformerDecoder,
+    TransformerDecoderLayer as TransformerDecoderLayer,
+    TransformerEncoder as TransformerEncoder,
+    TransformerEncoderLayer as TransformerEncoderLayer,
 )

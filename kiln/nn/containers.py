@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
 from typing import Any, TypeVar, Union, cast, overload
 
 from kiln.errors import describe, message
@@ -140,6 +141,15 @@ class ModuleList(_ModuleSequence):
 
     def __iadd__(self, other: Iterable[Module]) -> ModuleList:
         return self.extend(other)
+
+    def _below(self) -> list[tuple[str, str]]:
+        """Modules one after another that look the same are shown once: "(0-3): 4 x Linear(...)"."""
+        found: list[tuple[str, str]] = []
+        for text, group in groupby(super()._below(), key=lambda shown: shown[1]):
+            names = [name for name, _ in group]
+            many = len(names) > 1
+            found.append((f"{names[0]}-{names[-1]}", f"{len(names)} x {text}") if many else (names[0], text))
+        return found
 
 
 class ModuleDict(Module):

@@ -23,6 +23,7 @@ from kiln.nn.dropouts import (  # noqa: F401
     dropout3d,
     feature_alpha_dropout,
 )
+from kiln.nn.multihead import multi_head_attention_forward  # noqa: F401
 from kiln.nn.similarity import (  # noqa: F401
     gumbel_softmax,
     triplet_margin_with_distance_loss,

@@ -509,12 +509,16 @@ class Module:
     def __repr__(self) -> str:
         extra = self.extra_repr()
         lines = extra.split("\n") if extra else []
-        below = [f"({name}): {_indented(repr(module))}" for name, module in self._modules.items()]
+        below = [f"({name}): {_indented(text)}" for name, text in self._below()]
         if len(lines) == 1 and not below:
             return f"{self._get_name()}({lines[0]})"
         if not lines and not below:
             return f"{self._get_name()}()"
         return f"{self._get_name()}(\n  " + "\n  ".join(lines + below) + "\n)"
+
+    def _below(self) -> list[tuple[str, str]]:
+        """The modules below, by what they are called, as text."""
+        return [(name, repr(module)) for name, module in self._modules.items()]
 
 
 def _indented(text: str) -> str:

@@ -200,17 +200,24 @@ def _pair(a: Any, left: Labels, b: Any, right: Labels, keep: set[int]) -> tuple[
     if not inside:
         order = (*batch, *rows, *columns)
         return p.mul(_arranged(a, left, order), _arranged(b, right, order)), order
+    for label, n in zip(right, b.shape):
+        if label in left and d.is_value(a):
+            a.graph.require_equal(a.shape[left.index(label)], n, "einsum")
     sizes = dict(zip(right, b.shape)) | dict(zip(left, a.shape))
-
-    def flat(labels: Labels) -> Any:
-        return product_of(tuple(sizes[x] for x in labels))
-
-    a = reshape(_arranged(a, left, (*batch, *rows, *inside)), (flat(batch), flat(rows), flat(inside)))
-    b = reshape(_arranged(b, right, (*batch, *inside, *columns)), (flat(batch), flat(inside), flat(columns)))
-    if not batch:
-        a, b = reshape(a, tuple(a.shape[1:])), reshape(b, tuple(b.shape[1:]))
+    a = _flattened(_arranged(a, left, (*batch, *rows, *inside)), (len(batch), len(rows), len(inside)))
+    b = _flattened(_arranged(b, right, (*batch, *inside, *columns)), (len(batch), len(inside), len(columns)))
     order = (*batch, *rows, *columns)
     return reshape(matmul(a, b), tuple(sizes[x] for x in order)), order
+
+
+def _flattened(x: Any, groups: tuple[int, int, int]) -> Any:
+    """x with its dims, so many of each kind one after another, as (batch, rows, columns); a matrix if there
+    is no batch. What has one dim of each kind is not reshaped: its sizes need not be known to be another
+    factor's.
+    """
+    ends = (0, groups[0], groups[0] + groups[1], x.ndim)
+    shape = [product_of(tuple(x.shape[i:j])) for i, j in zip(ends, ends[1:])][0 if groups[0] else 1 :]
+    return x if all(n == 1 for n in groups[not groups[0] :]) else reshape(x, tuple(shape))
 
 
 def _einsum_samples(rng: Any, t: str) -> Any:

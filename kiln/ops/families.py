@@ -293,6 +293,12 @@ FAMILIES: dict[str, tuple[str, str, str, str]] = {
         "",
         "median_place middle mode_place nanmedian_place",
     ),
+    "recurrent": (
+        "gru_cell lstm_cell rnn_relu_cell rnn_tanh_cell",
+        "",
+        "",
+        "cell_gates gru_back gru_gates gru_step lstm_back lstm_gates lstm_step rnn_back rnn_step",
+    ),
     "reductions": (
         "aminmax corrcoef count_nonzero cov nanmean nansum std std_mean var var_mean",
         "aminmax corrcoef count_nonzero cov nanmean nansum std var",

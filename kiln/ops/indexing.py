@@ -515,6 +515,29 @@ def _listed(tensors: Any) -> list[Any]:
     return found
 
 
+def _alike(tensors: list[Any]) -> bool:
+    """Whether all are of one shape, with a first dim, and of one dtype: nothing else to look at."""
+    first = tensors[0]
+    shape, dtype = first.shape, first.dtype
+    return bool(shape) and all(x.shape == shape and x.dtype == dtype for x in tensors)
+
+
+def _fitting(tensors: list[Any]) -> list[Any]:
+    """Those that take part, in their common dtype: an empty vector joins with anything."""
+    kept = [
+        x for x in tensors if not (x.ndim == 1 and isinstance(x.shape[0], int) and x.shape[0] == 0)
+    ] or tensors[:1]
+    if any(x.ndim == 0 for x in kept):
+        raise RuntimeError(
+            f"zero-dimensional tensor (at position {[x.ndim for x in kept].index(0)}) cannot be concatenated"
+        )
+    first = tensors[0].dtype
+    if any(x.dtype != first for x in tensors):
+        dtype = common(tensors)
+        kept = [x if dtype_name(x.dtype) == dtype else p.convert(x, dtype) for x in kept]
+    return kept
+
+
 @public("cat", method=False, dtypes="all")
 def cat(tensors: Any, dim: int = 0, *, out: Any = None) -> Any:
     """Arrays joined along `dim`, in their common dtype. ValueError for none, RuntimeError if other dims
@@ -523,21 +546,12 @@ def cat(tensors: Any, dim: int = 0, *, out: Any = None) -> Any:
     >>> kiln.cat([kiln.tensor([1]), kiln.tensor([2.5])])
     tensor([1.0000, 2.5000])
     """
-    tensors = _listed(tensors)
-    # an empty vector joins with anything
-    kept = [
-        x for x in tensors if not (x.ndim == 1 and isinstance(x.shape[0], int) and x.shape[0] == 0)
-    ] or tensors[:1]
-    if any(x.ndim == 0 for x in kept):
-        raise RuntimeError(
-            f"zero-dimensional tensor (at position {[x.ndim for x in kept].index(0)}) cannot be concatenated"
-        )
+    kept = tensors = _listed(tensors)
+    if not _alike(tensors):
+        kept = _fitting(tensors)
     dim = normalize_dim(dim, kept[0].ndim, "cat")
-    _same_sizes(kept, dim)
-    first = tensors[0].dtype
-    if any(x.dtype != first for x in tensors):
-        dtype = common(tensors)
-        kept = [x if dtype_name(x.dtype) == dtype else p.convert(x, dtype) for x in kept]
+    if kept is not tensors:
+        _same_sizes(kept, dim)
     while len(kept) > TOGETHER:
         kept = [concat.handle(kept[k : k + TOGETHER], dim) for k in range(0, len(kept), TOGETHER)]
     result = concat.handle(kept, dim)

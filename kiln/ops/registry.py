@@ -8,10 +8,11 @@ A function's name is the one it has below kiln: "sort", "linalg.solve".
 
 from __future__ import annotations
 
+import copyreg
 import sys
 from collections.abc import Callable, Iterable
 from importlib import import_module
-from typing import Any
+from typing import Any, Union
 
 from kiln import _core
 from kiln.ops.families import FAMILIES
@@ -157,3 +158,21 @@ def namespace(
         return function(full)
 
     return getter, lambda: sorted({*function_names(space), *others})
+
+
+def _reduced(op: Any) -> Union[str, tuple[Any, ...]]:
+    """How copies and pickles name an op's handle: a module kept `nn.functional.relu`, say. What is no public
+    function is one thing to copies and nothing to pickles.
+    """
+    name: str = op.__name__
+    for module in ("kiln", "kiln.nn.functional"):
+        if getattr(sys.modules.get(module), name, None) is op:
+            return _named, (module, name)
+    return name
+
+
+def _named(module: str, name: str) -> Any:
+    return getattr(import_module(module), name)
+
+
+copyreg.pickle(_core.Op, _reduced)

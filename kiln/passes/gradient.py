@@ -95,10 +95,13 @@ def _accumulate(
         if id(outputs[k]) in needed:
             _contribute(gradients, outputs[k], seed)
     for node in reversed(nodes):
-        gradient = gradients.get(id(node.out))
-        if gradient is None or not any(id(v) in needed for v in node.inputs):
+        several = nodes if _takes_several(node.op) else [node]
+        found = tuple([gradients.get(id(n.out)) for n in several])
+        if node is not several[0] or all(g is None for g in found):
             continue
-        for value, part in zip(node.inputs, _rule(node, gradient, nodes)):
+        if not any(id(v) in needed for v in node.inputs):
+            continue
+        for value, part in zip(node.inputs, _rule(node, found, nodes)):
             if part is not None and id(value) in needed:
                 _contribute(gradients, value, unbroadcast(part, value))
     return gradients
@@ -113,11 +116,20 @@ def _depends_on(nodes: list[Node], targets: list[Value]) -> set[int]:
     return needed
 
 
-def _rule(node: Node, gradient: Value, nodes: list[Node]) -> tuple[Value | None, ...]:
+def _takes_several(op: object) -> bool:
+    """Whether the op is a composite of several results whose rule takes the gradients of all: `gs`."""
+    assert isinstance(op, Op)
+    if op.kind != "composite" or op.gradient is None:
+        return False
+    code = op.gradient.__code__
+    return "gs" in code.co_varnames[: code.co_argcount]
+
+
+def _rule(node: Node, gradients: tuple[Value | None, ...], nodes: list[Node]) -> tuple[Value | None, ...]:
     """The op's derivative at a node: one gradient or None per input.
 
     A composite that states its derivative stands alone, a node for each of its results; the rule may read all
-    of them, and only the first is differentiated.
+    of them. Of a rule that takes one gradient only the first result is differentiated.
     """
     op = node.op
     assert isinstance(op, Op)
@@ -128,7 +140,7 @@ def _rule(node: Node, gradient: Value, nodes: list[Node]) -> tuple[Value | None,
     results = tuple(n.out for n in nodes) if op.kind == "composite" else (node.out,)
     if node.out is not results[0]:
         raise NotImplementedError(f"{op.name}: the derivative of its further results is not implemented")
-    return op.gradients((gradient,), node.inputs, results, node.attrs)
+    return op.gradients(gradients, node.inputs, results, node.attrs)
 
 
 def _contribute(gradients: dict[int, Value], value: Value, part: Value) -> None:

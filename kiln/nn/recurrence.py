@@ -1,0 +1,323 @@
+"""A recurrent layer in time: steps one after another, and back.
+
+The rows of all steps lie behind each other, as a PackedSequence has them; a batch without padding is the same
+with as many rows in every step. What the input contributes is one product over all steps, done before; a step
+is one product and one kernel of gates. Backward is a step's counterpart from the last to the first, then one
+product over all steps for each weight. Under `create_graph` backward takes the steps again, recorded, and is
+itself recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from kiln import ops
+from kiln._core import Tensor, grad_enabled
+from kiln.autograd.function import Function
+from kiln.nn.dropouts import dropout
+from kiln.ops import recurrent as r
+
+State = tuple[Any, ...]  # (hidden,) or (hidden, cell)
+OFTEN = 4  # steps from which on a weight is laid out for the product of a step
+
+
+class Weights(NamedTuple):
+    """A step's parameters: (G, P), (G) of a GRU, (P, H) of an LSTM with projections."""
+
+    recurrent: Any
+    bias: Any = None
+    projection: Any = None
+
+
+class _Rnn:
+    """A step: the state after it and what `back` reads; a step back: the gradients of the input's part of the
+    gates, of the hidden state's part, of the state before, and of what a projection gave.
+    """
+
+    gates = 1
+
+    def __init__(self, nonlinearity: str) -> None:
+        self.nonlinearity = nonlinearity
+
+    def step(self, x: Any, state: State, w: Weights) -> tuple[State, Any]:
+        return (r.rnn_step.handle(x, state[0], w.recurrent, self.nonlinearity),), None
+
+    def back(self, gy: Any, of_state: State, x: Any, kept: Any, before: State, now: State, w: Weights) -> Any:
+        of_input, of_hidden = r.rnn_back.handle(gy, of_state[0], now[0], w.recurrent, self.nonlinearity)
+        return of_input, of_input, (of_hidden,), None
+
+
+class _Gru:
+    gates = 3
+
+    def step(self, x: Any, state: State, w: Weights) -> tuple[State, Any]:
+        hidden, kept = r.gru_step.handle(x, state[0], w.recurrent, w.bias)
+        return (hidden,), kept
+
+    def back(self, gy: Any, of_state: State, x: Any, kept: Any, before: State, now: State, w: Weights) -> Any:
+        of_input, of_recurrent, of_hidden = r.gru_back.handle(
+            gy, of_state[0], x, kept, before[0], w.recurrent
+        )
+        return of_input, of_recurrent, (of_hidden,), None
+
+
+class _Lstm:
+    gates = 4
+
+    def step(self, x: Any, state: State, w: Weights) -> tuple[State, Any]:
+        hidden, cell, gates = r.lstm_step.handle(x, *state, w.recurrent)
+        if w.projection is None:
+            return (hidden, cell), (gates, None)
+        return (ops.linear(hidden, w.projection), cell), (gates, hidden)
+
+    def back(self, gy: Any, of_state: State, x: Any, kept: Any, before: State, now: State, w: Weights) -> Any:
+        of_hidden, projected = of_state[0], None
+        if w.projection is not None:
+            projected = gy + of_hidden
+            gy, of_hidden = projected @ w.projection, None
+        found = r.lstm_back.handle(gy, of_hidden, of_state[1], kept[0], before[1], now[1], w.recurrent)
+        return found[0], found[0], (found[2], found[1]), projected
+
+
+CELLS: dict[str, Any] = {"RNN_TANH": _Rnn("tanh"), "RNN_RELU": _Rnn("relu"), "GRU": _Gru(), "LSTM": _Lstm()}
+Steps = Sequence[tuple[int, int]]  # the rows of each step, in the order the steps are taken
+
+
+class _Rows:
+    """States for as many rows as a step has: the rows that others lack wait in `given`, those no more there
+    are kept.
+
+    Rows are sorted by the length of their sequences, so those of a step are the first of the batch.
+    """
+
+    def __init__(self, given: State, first: int) -> None:
+        self.given = given
+        self.ended: list[State] = []
+        self.state = given if given[0].shape[0] == first else tuple([x[:first] for x in given])
+        self.count = first
+
+    def fit(self, rows: int, state: State) -> State:
+        """The states of the first `rows` rows, given those of as many as before."""
+        if rows < self.count:
+            self.ended.append(tuple([x[rows:] for x in state]))
+            state = tuple([x[:rows] for x in state])
+        else:
+            more = tuple([x[self.count : rows] for x in self.given])
+            state = tuple([ops.cat(pair) for pair in zip(state, more)])
+        self.count = rows
+        return state
+
+    def whole(self) -> State:
+        """The last state of every row."""
+        if not self.ended:
+            return self.state
+        return tuple([ops.cat(parts) for parts in zip(self.state, *reversed(self.ended))])
+
+
+def _turned(steps: Steps) -> bool:
+    return steps[0][0] > steps[-1][0]
+
+
+def _joined(parts: list[Any], turned: bool) -> Any:
+    """What the steps gave, in the order of the rows."""
+    return ops.cat(parts[::-1] if turned else parts)
+
+
+def _unrolled(
+    mode: str, steps: Steps, x: Any, given: State, w: Weights, keep: bool = True
+) -> tuple[Any, State, list[Any]]:
+    """The output of every step, the last states, and of each step (state before, what it kept, state after),
+    unless nothing reads that: then a step's memory serves the next.
+    """
+    take, trail, outputs = CELLS[mode].step, [], []
+    rows = _Rows(given, steps[0][1] - steps[0][0])
+    state = rows.state
+    for start, stop in steps:
+        before = state if stop - start == rows.count else rows.fit(stop - start, state)
+        state, kept = take(x[start:stop], before, w)
+        outputs.append(state[0])
+        if keep:
+            trail.append((before, kept, state))
+    rows.state = state
+    return _joined(outputs, _turned(steps)), rows.whole(), trail
+
+
+def _laid(w: Weights, steps: Steps) -> Weights:
+    """The weights as the product of a step reads them best, where there are enough steps: columns in a
+    row.
+    """
+    if len(steps) < OFTEN:
+        return w
+    across = [None if m is None else m.t().contiguous().t() for m in (w.recurrent, w.projection)]
+    return Weights(across[0], w.bias, across[1])
+
+
+class _Unrolled(Function):
+    """The steps as one node: forward(mode, steps, how many states, x, *states, *weights) -> output, *last
+    states.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, mode: str, steps: Steps, count: int, x: Any, *tensors: Any) -> Any:
+        given, w = tensors[:count], Weights(*tensors[count:])
+        y, last, trail = _unrolled(mode, steps, x, given, _laid(w, steps))
+        ctx.of, ctx.trail = (mode, steps, count), trail
+        ctx.save_for_backward(x, *tensors)
+        now = trail[-1][
+            2
+        ]  # which backward reads: what comes out is something else, a program may write to it
+        return y, *[s.clone() if s is kept else s for s, kept in zip(last, now)]
+
+    @staticmethod
+    def backward(ctx: Any, gy: Any, *of_last: Any) -> Any:
+        mode, steps, count = ctx.of
+        x, *tensors = ctx.saved_tensors
+        given, w = tuple(tensors[:count]), Weights(*tensors[count:])
+        trail = _unrolled(mode, steps, x, given, w)[2] if grad_enabled() else ctx.trail
+        wanted = Weights(*ctx.needs_input_grad[4 + count :])
+        return None, None, None, *_back(mode, steps, x, w, trail, gy, of_last, wanted)
+
+
+def _back(
+    mode: str, steps: Steps, x: Any, w: Weights, trail: list[Any], gy: Any, of_last: State, wanted: Weights
+) -> list[Any]:
+    """The gradients of x, of the states given and of those weights that are wanted."""
+    back = CELLS[mode].back
+    found: list[Any] = []  # of each step: of the input's and the hidden state's part, of what was projected
+    rows = _Rows(of_last, steps[-1][1] - steps[-1][0])
+    of_state = rows.state
+    for (start, stop), (before, kept, now) in zip(reversed(steps), reversed(trail)):
+        if stop - start != rows.count:
+            of_state = rows.fit(stop - start, of_state)
+        *parts, of_state, projected = back(gy[start:stop], of_state, x[start:stop], kept, before, now, w)
+        found.append((*parts, projected))
+    rows.state = of_state
+    found.reverse()
+    turned = _turned(steps)
+    of_x = _joined([f[0] for f in found], turned)
+    of_recurrent = of_x if mode != "GRU" else _joined([f[1] for f in found], turned)
+    of_w: list[Any] = [None, None, None]
+    if wanted.recurrent:
+        of_w[0] = of_recurrent.t() @ _joined([before[0] for before, _, _ in trail], turned)
+    if wanted.bias:
+        of_w[1] = of_recurrent.sum(0)
+    if wanted.projection:
+        of_w[2] = _joined([f[2] for f in found], turned).t() @ _joined(
+            [kept[1] for _, kept, _ in trail], turned
+        )
+    return [of_x, *rows.whole(), *of_w]
+
+
+def _direction(mode: str, steps: Steps, x: Any, given: State, params: Sequence[Any]) -> tuple[Any, State]:
+    """One layer in one direction: rows (N, in) -> rows (N, P), and the last states."""
+    w_ih, w_hh, b_ih, b_hh, w_hr = params
+    own = b_hh if mode == "GRU" else None  # it is scaled there by a gate; else it goes with the other
+    bias = b_ih if b_ih is None or mode == "GRU" else b_ih + b_hh
+    x = ops.linear(x, w_ih, bias)
+    w = Weights(w_hh, own, w_hr)
+    if not isinstance(x, Tensor) or not grad_enabled():
+        y, last, _ = _unrolled(mode, steps, x, given, _laid(w, steps), keep=False)
+        return y, last
+    y, *found = _Unrolled.apply(mode, steps, len(given), x, *given, *w)
+    return y, tuple(found)
+
+
+def unrolled(
+    mode: str,
+    x: Any,
+    sizes: Sequence[int],
+    hx: State,
+    params: Sequence[Sequence[Any]],
+    directions: int = 1,
+    drop: float = 0.0,
+) -> tuple[Any, State]:
+    """All layers: rows (N, in) of steps with `sizes` rows each, states (layers * directions, B, .), the
+    weights of each layer and direction (input, hidden, their biases, projection) -> rows (N, directions * P),
+    last states.
+
+    `drop`: the share of each layer's output but the last's that is set to 0.
+    """
+    ends = [0]
+    for n in sizes:
+        ends.append(ends[-1] + n)
+    forth = list(zip(ends, ends[1:]))
+    last: list[State] = []
+    for k in range(0, len(params), directions):
+        if k and drop:
+            x = dropout(x, drop)
+        found = [
+            _direction(mode, steps, x, tuple([s[k + way] for s in hx]), params[k + way])
+            for way, steps in enumerate((forth, forth[::-1])[:directions])
+        ]
+        last += [states for _, states in found]
+        x = ops.cat([y for y, _ in found], 1) if directions > 1 else found[0][0]
+    return x, tuple([ops.stack(states) for states in zip(*last)])
+
+
+def _by_layer(params: Sequence[Any], has_biases: bool, projected: bool) -> list[tuple[Any, ...]]:
+    """A flat list of weights as those of each layer and direction."""
+    count = 2 + 2 * has_biases + projected
+    if not params or len(params) % count:
+        raise RuntimeError(
+            f"got an incorrect number of RNN parameters: {len(params)}, not a multiple of {count}"
+        )
+    found = []
+    for k in range(0, len(params), count):
+        own = list(params[k : k + count])
+        hr = own.pop() if projected else None
+        found.append((*own, *(() if has_biases else (None, None)), hr))
+    return found
+
+
+def layers(mode: str, *args: Any) -> Any:
+    """What `lstm`, `gru`, `rnn_tanh` and `rnn_relu` do: data (T, B, in), or (B, T, in) with `batch_first`; or
+    rows of a PackedSequence and its batch sizes.
+    """
+    packed = len(args) > 2 and isinstance(args[1], Tensor) and not isinstance(args[2], (tuple, list))
+    packed = packed or (mode == "LSTM" and isinstance(args[1], Tensor))
+    data, hx, params, has_biases, num_layers, drop, train, bidirectional = (
+        args[:1] + args[1 + packed : 8 + packed]
+    )
+    directions = 2 if bidirectional else 1
+    states = tuple(hx) if mode == "LSTM" else (hx,)
+    weights = _by_layer(params, has_biases, mode == "LSTM" and states[0].shape[2] != states[1].shape[2])
+    if len(weights) != num_layers * directions:
+        raise RuntimeError(
+            f"expected weights of {num_layers * directions} layers and directions, got {len(weights)}"
+        )
+    rest = (states, weights, directions, float(drop) if train else 0.0)
+    if packed:
+        y, last = unrolled(mode, data, args[1].tolist(), *rest)
+        return (y, *last)
+    if batch_first := args[8]:
+        data = data.transpose(0, 1)
+    length, batch = data.shape[0], data.shape[1]
+    if not length:
+        raise RuntimeError("Expected sequence length to be larger than 0 in RNN")
+    y, last = unrolled(mode, data.reshape(length * batch, data.shape[2]), [batch] * length, *rest)
+    y = y.reshape(length, batch, -1)
+    return (y.transpose(0, 1) if batch_first else y, *last)
+
+
+def lstm(*args: Any) -> Any:
+    """`lstm(input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)` or
+    `lstm(data, batch_sizes, hx, params, has_biases, num_layers, dropout, train, bidirectional)`: the function
+    of `nn.LSTM`: output, last hidden states, last cells.
+    """
+    return layers("LSTM", *args)
+
+
+def gru(*args: Any) -> Any:
+    """The function of `nn.GRU`, with the arguments of `lstm`: output, last hidden states."""
+    return layers("GRU", *args)
+
+
+def rnn_tanh(*args: Any) -> Any:
+    """The function of `nn.RNN`, with the arguments of `lstm`: output, last hidden states."""
+    return layers("RNN_TANH", *args)
+
+
+def rnn_relu(*args: Any) -> Any:
+    """The function of `nn.RNN` with relu, with the arguments of `lstm`: output, last hidden states."""
+    return layers("RNN_RELU", *args)

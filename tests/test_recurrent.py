@@ -1,0 +1,295 @@
+"""Recurrent layers, cells and sequences of several lengths beside PyTorch's."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+import pytest
+
+import kiln
+from kiln.autograd import gradcheck, gradgradcheck
+from kiln.nn.utils import rnn
+
+torch = pytest.importorskip("torch")
+
+FULL = os.environ.get("KILN_TEST_FULL") == "1"
+
+# mode, settings, how input comes: "" batched, "unbatched", "packed"; with first states or without
+LAYERS = [
+    ("LSTM", {}, "", True),
+    ("LSTM", {"num_layers": 2, "bidirectional": True, "batch_first": True}, "", True),
+    ("LSTM", {"proj_size": 2, "bidirectional": True, "bias": False}, "", True),
+    ("LSTM", {"proj_size": 2, "num_layers": 2}, "packed", True),
+    ("LSTM", {"bidirectional": True, "batch_first": True}, "packed", False),
+    ("LSTM", {"proj_size": 3}, "unbatched", True),
+    ("LSTM", {"bidirectional": True}, "unbatched", False),
+    ("GRU", {}, "", False),
+    ("GRU", {"num_layers": 2, "bidirectional": True}, "", True),
+    ("GRU", {"bias": False, "batch_first": True}, "unbatched", True),
+    ("GRU", {"bidirectional": True, "num_layers": 2}, "packed", True),
+    ("RNN", {}, "", True),
+    ("RNN", {"nonlinearity": "relu", "bidirectional": True, "bias": False}, "", False),
+    ("RNN", {"num_layers": 2, "batch_first": True}, "packed", True),
+    ("RNN", {"nonlinearity": "relu"}, "unbatched", True),
+]
+
+
+def ours(x: Any) -> Any:
+    """A tensor of PyTorch's as kiln's."""
+    if isinstance(x, tuple):
+        return tuple(ours(y) for y in x)
+    return kiln.from_numpy(x.detach().numpy().copy())
+
+
+def flat(x: Any) -> list[Any]:
+    return [z for y in x for z in flat(y)] if isinstance(x, (tuple, list)) else [x]
+
+
+def equal(mine: Any, theirs: Any, tolerance: float = 1e-10) -> None:
+    mine, theirs = flat(mine), flat(theirs)
+    assert len(mine) == len(theirs)
+    for a, b in zip(mine, theirs):
+        a = torch.from_numpy(a.detach().numpy())
+        assert a.shape == b.shape
+        assert a.dtype == b.dtype
+        torch.testing.assert_close(a, b.detach(), rtol=tolerance, atol=tolerance)
+
+
+def run(k: Any, model: Any, x: Any, hx: Any, form: str) -> Any:
+    """Outputs, states and every gradient of one call."""
+    leaves = [t.requires_grad_() for t in flat([x, *([] if hx is None else [hx])])]
+    if form == "packed":
+        pack = k.nn.utils.rnn.pack_padded_sequence
+        x = pack(x, [2, 5, 3], batch_first=model.batch_first, enforce_sorted=False)
+    y, last = model(x, hx)
+    if form == "packed":
+        y, lengths = k.nn.utils.rnn.pad_packed_sequence(y, model.batch_first, padding_value=0.5)
+        assert lengths.tolist() == [2, 5, 3]
+    found = flat([y, last])
+    sum((t**3).sum() * (n + 1) for n, t in enumerate(found)).backward()
+    return found, [t.grad for t in [*leaves, *model.parameters()]]
+
+
+@pytest.mark.parametrize(("mode", "settings", "form", "states"), LAYERS)
+def test_layers(mode: str, settings: dict[str, Any], form: str, states: bool) -> None:
+    torch.manual_seed(0)
+    theirs = getattr(torch.nn, mode)(3, 4, dtype=torch.float64, **settings)
+    model = getattr(kiln.nn, mode)(3, 4, dtype=kiln.float64, **settings)
+    assert repr(model) == repr(theirs)
+    assert [(n, tuple(p.shape)) for n, p in model.named_parameters()] == [
+        (n, tuple(p.shape)) for n, p in theirs.named_parameters()
+    ]
+    model.load_state_dict({n: ours(v) for n, v in theirs.state_dict().items()})
+    first = settings.get("batch_first", False)
+    x = torch.randn((5, 3) if form == "unbatched" else (3, 5, 3) if first else (5, 3, 3), dtype=torch.float64)
+    count = settings.get("num_layers", 1) * (1 + settings.get("bidirectional", False))
+    rows = (count, 4) if form == "unbatched" else (count, 3, 4)
+    hx: Any = torch.randn(*rows, dtype=torch.float64)
+    if mode == "LSTM":
+        hx = (torch.randn(*rows[:-1], settings.get("proj_size", 4), dtype=torch.float64), hx)
+    hx = hx if states else None
+    mine = run(kiln, model, ours(x), None if hx is None else ours(hx), form)
+    equal(mine, run(torch, theirs, x, hx, form))
+
+
+@pytest.mark.parametrize("mode", ["LSTM", "GRU", "RNN"])
+def test_recorded_steps_have_the_same_bits(mode: str) -> None:
+    kiln.manual_seed(0)
+    model, x = getattr(kiln.nn, mode)(3, 4), kiln.randn(6, 2, 3)
+
+    def step(x: Any) -> Any:
+        y, last = model(x)
+        model.zero_grad()
+        (y * y).sum().backward()
+        return [y, *flat(last), *[p.grad for p in model.parameters()]]
+
+    wanted = [t.tolist() for t in step(x)]
+    compiled = kiln.compile(step)
+    for _ in range(4):
+        assert [t.tolist() for t in compiled(x)] == wanted
+
+
+@pytest.mark.parametrize(
+    ("mode", "settings"),
+    [("LSTM", {"proj_size": 2}), ("GRU", {}), ("RNN", {"bias": False})][: 3 if FULL else 1],
+)
+def test_second_gradients(mode: str, settings: dict[str, Any]) -> None:
+    kiln.manual_seed(1)
+    model = getattr(kiln.nn, mode)(2, 3, dtype=kiln.float64, bidirectional=mode == "GRU", **settings)
+    x = kiln.randn(3, 2, 2, dtype=kiln.float64).requires_grad_()
+
+    def outputs(x: Any, *weights: Any) -> Any:
+        packed = rnn.pack_padded_sequence(x, [3, 2])
+        named = dict(zip([n for n, _ in model.named_parameters()], weights))
+        y, last = kiln.func.functional_call(model, named, (packed,))
+        return (y.data, *flat(last))
+
+    inputs = (x, *[p.detach().requires_grad_() for p in model.parameters()])
+    assert gradcheck(outputs, inputs, fast_mode=True)
+    assert gradgradcheck(outputs, inputs, fast_mode=True)
+
+
+def test_results_may_be_written_to() -> None:
+    """Backward reads states that are the layer's own; what was given and changed since is noticed."""
+    model, x = kiln.nn.LSTM(3, 4), kiln.randn(5, 2, 3)
+    (y, (h, c)), wanted = model(x), []
+    y.sum().backward()
+    wanted = [p.grad.tolist() for p in model.parameters()]
+    model.zero_grad()
+    y, (h, c) = model(x)
+    with kiln.no_grad():
+        h.zero_()
+        c.zero_()
+    y.sum().backward()
+    assert [p.grad.tolist() for p in model.parameters()] == wanted
+    h0 = kiln.zeros(1, 2, 4)
+    y, _ = kiln.nn.GRU(3, 4)(x, h0)
+    h0 += 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_dropout_lies_between_layers() -> None:
+    model, x = kiln.nn.GRU(3, 4, num_layers=2, dropout=1.0), kiln.randn(5, 2, 3)
+    dropped = model(x)[0]
+    alone = kiln.nn.GRU(4, 4)
+    alone.load_state_dict(
+        {n: model.get_parameter(n.replace("l0", "l1")) for n, _ in alone.named_parameters()}
+    )
+    assert (dropped == alone(kiln.zeros(5, 2, 4))[0]).all()
+    model.eval()
+    assert (model(x)[0] != dropped).any()
+
+
+@pytest.mark.parametrize("mode", ["LSTM", "GRU", "RNN"])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("batch", [(2,), ()])
+def test_cells(mode: str, bias: bool, batch: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    more = {} if mode != "RNN" or bias else {"nonlinearity": "relu"}
+    theirs = getattr(torch.nn, f"{mode}Cell")(3, 4, bias, dtype=torch.float64, **more)
+    model = getattr(kiln.nn, f"{mode}Cell")(3, 4, bias, dtype=kiln.float64, **more)
+    assert repr(model) == repr(theirs)
+    model.load_state_dict({n: ours(v) for n, v in theirs.state_dict().items()})
+    x = torch.randn(2, *batch, 3, dtype=torch.float64)
+
+    def steps(model: Any, x: Any) -> Any:
+        hx = None
+        for row in x.requires_grad_():
+            hx = model(row, hx)
+        found = flat([hx])
+        found[-1].pow(2).sum().backward(retain_graph=True)
+        return found, x.grad, [p.grad for p in model.parameters()]
+
+    equal(steps(model, ours(x)), steps(theirs, x))
+
+
+def test_functions() -> None:
+    """The names of torch itself: `lstm`, `gru`, ... with data padded or packed."""
+    torch.manual_seed(0)
+    x, h, c = torch.randn(4, 2, 3), torch.randn(2, 2, 5), torch.randn(2, 2, 5)
+    rows, sizes = torch.randn(7, 3), torch.tensor([2, 2, 2, 1])
+    for name, layer in (("lstm", "LSTM"), ("gru", "GRU"), ("rnn_tanh", "RNN"), ("rnn_relu", "RNN")):
+        weights = list(getattr(torch.nn, layer)(3, 5, bidirectional=True).parameters())
+        hx = (h, c) if name == "lstm" else h
+        rest = (True, 1, 0.0, True, True)
+        mine, theirs = getattr(kiln, name), getattr(torch, name)
+        own, hx_ = [ours(w) for w in weights], ours(hx)
+        equal(mine(ours(x), hx_, own, *rest, False), theirs(x, hx, weights, *rest, False), 1e-5)
+        packed = mine(ours(rows), ours(sizes), hx_, own, *rest)
+        equal(packed, theirs(rows, sizes, hx, weights, *rest), 1e-5)
+
+
+MISTAKES = """
+k.nn.LSTM(2,3,dropout=1.5)
+k.nn.LSTM(2,3,dropout=True)
+k.nn.LSTM(2,3,proj_size=3)
+k.nn.LSTM(2,3,proj_size=-1)
+k.nn.GRU(2,3,proj_size=1)
+k.nn.RNN(2,3,proj_size=1)
+k.nn.LSTM(2,0)
+k.nn.LSTM(2,3,num_layers=0)
+k.nn.LSTM(2,3.0)
+k.nn.RNN(2,3,nonlinearity="x")
+k.nn.RNNBase("X",2,3)
+k.nn.LSTM(2,3,bias=1)
+k.nn.LSTM(2,3)(k.zeros(4,5,6))
+k.nn.LSTM(2,3)(k.zeros(4))
+k.nn.LSTM(2,3)(k.zeros(4,1,2),(k.zeros(1,1,4),k.zeros(1,1,3)))
+k.nn.LSTM(2,3)(k.zeros(4,1,2),(k.zeros(1,1,3),k.zeros(1,1,4)))
+k.nn.LSTM(2,3)(k.zeros(4,1,2),(k.zeros(1,3),k.zeros(1,3)))
+k.nn.LSTM(2,3)(k.zeros(4,2),(k.zeros(1,1,3),k.zeros(1,1,3)))
+k.nn.LSTM(2,3)(k.zeros(0,1,2))
+k.nn.LSTM(2,3)(k.zeros(4,0,2))[0].shape
+k.nn.GRU(2,3)(k.zeros(4,1,2),k.zeros(1,1,4))
+k.nn.GRU(2,3)(k.zeros(4,2),k.zeros(1,1,3))
+k.nn.GRU(2,3)(k.zeros(4,1,2),k.zeros(1,3))
+k.nn.GRU(2,3)(k.zeros(4,1,2,3))
+k.nn.RNN(2,3)(k.zeros(4))
+k.nn.LSTMCell(2,3)(k.zeros(1,3))
+k.nn.LSTMCell(2,3)(k.zeros(1,1,3))
+k.nn.LSTMCell(2,3)(k.zeros(2,2),(k.zeros(1,3),k.zeros(2,3)))
+k.nn.LSTMCell(2,3)(k.zeros(2,2),(k.zeros(2,3),k.zeros(2,4)))
+k.nn.LSTMCell(2,3)(k.zeros(2,2),(k.zeros(1,2,3),k.zeros(2,3)))
+k.nn.GRUCell(2,3)(k.zeros(2,2),k.zeros(2,4))
+k.nn.GRUCell(2,3)(k.zeros(2,2),k.zeros(1,2,3))
+k.nn.RNNCell(2,3,nonlinearity="q")(k.zeros(1,2))
+r.pack_padded_sequence(k.zeros(3,2,1),[1,3])
+r.pack_padded_sequence(k.zeros(3,2,1),[3])
+r.pack_padded_sequence(k.zeros(3,2,1),[3,0])
+r.pack_padded_sequence(k.zeros(0,2,1),[4,1])
+r.pad_sequence(3)
+r.pad_sequence([])
+r.pad_sequence([k.zeros(2)],padding_side="x")
+r.pad_packed_sequence(r.pack_sequence([k.zeros(3)]),total_length=2)
+r.pack_sequence([k.zeros(2,1),k.zeros(3,1)])
+"""
+
+
+@pytest.mark.parametrize("call", MISTAKES.strip().split("\n"))
+def test_mistakes(call: str) -> None:
+    """What PyTorch refuses is refused in its words."""
+
+    def outcome(k: Any) -> Any:
+        try:
+            return eval(call, {"k": k, "r": k.nn.utils.rnn})
+        except Exception as error:
+            return error
+
+    mine, theirs = outcome(kiln), outcome(torch)
+    if not isinstance(theirs, Exception):
+        assert tuple(mine) == tuple(theirs)
+        return
+    assert type(mine) is type(theirs)
+    first = re.sub(r"torch|kiln", "", str(theirs).split("\n")[0].split(". ")[0])
+    assert re.sub(r"torch|kiln", "", str(mine)).startswith(first)
+
+
+def test_dropout_without_layers_to_lie_between_warns() -> None:
+    with pytest.warns(UserWarning, match="dropout option adds dropout after all but last"):
+        kiln.nn.LSTM(2, 3, dropout=0.5)
+
+
+SEQUENCES = """
+r.pad_sequence([k.arange(6.).reshape(3,2), k.ones(1,2)])
+r.pad_sequence([k.arange(6.).reshape(3,2), k.ones(4,2)], batch_first=True, padding_value=-1.)
+r.pad_sequence([k.arange(3), k.arange(2), k.arange(0)], padding_side="left")
+r.pad_sequence(k.ones(2,3))
+list(r.pack_sequence([k.arange(3.), k.arange(2.), k.arange(1.)]))[:2]
+list(r.pack_sequence([k.arange(2), k.arange(3)], enforce_sorted=False))
+r.unpack_sequence(r.pack_sequence([k.arange(2), k.arange(3)], enforce_sorted=False))
+r.unpad_sequence(k.arange(6).reshape(2,3), k.tensor([1,3]), batch_first=True)
+list(r.pad_packed_sequence(r.pack_sequence([k.arange(2), k.arange(3)], enforce_sorted=False), True, 9, 4))
+r.pack_padded_sequence(k.arange(6.).reshape(3,2), k.tensor([3,1])).to(k.float64).data
+r.pack_sequence([k.arange(2)]).double().float().half().long().int().short().char().byte().data
+r.PackedSequence(k.zeros(2), k.tensor([1,1]), k.tensor([0])).unsorted_indices
+r.PackedSequence((k.zeros(2), k.tensor([1,1]))).data
+r.invert_permutation(k.tensor([2,0,1]))
+"""
+
+
+@pytest.mark.parametrize("call", SEQUENCES.strip().split("\n"))
+def test_sequences(call: str) -> None:
+    equal(*[eval(call, {"k": k, "r": k.nn.utils.rnn}) for k in (kiln, torch)], 0.0)

@@ -1,0 +1,188 @@
+"""Attention of several heads and the transformer's layers beside PyTorch's."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+from typing import Any
+
+import pytest
+from test_recurrent import equal, ours
+
+import kiln
+
+torch = pytest.importorskip("torch")
+
+# settings, options of the call, how arrays come
+HEADS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({}, {}, "self"),
+    ({"batch_first": True}, {"attn_mask": "causal", "is_causal": True, "need_weights": False}, "self"),
+    ({}, {"attn_mask": "causal", "is_causal": True}, "self"),
+    ({"bias": False}, {"key_padding_mask": "bool", "need_weights": False}, "memory"),
+    ({}, {"key_padding_mask": "bool", "attn_mask": "bool", "average_attn_weights": False}, "three"),
+    ({"kdim": 3, "vdim": 5}, {"attn_mask": "heads"}, "three"),
+    (
+        {"add_bias_kv": True, "add_zero_attn": True},
+        {"attn_mask": "float", "key_padding_mask": "float"},
+        "three",
+    ),
+    (
+        {"add_zero_attn": True, "batch_first": True},
+        {"key_padding_mask": "bool", "need_weights": False},
+        "memory",
+    ),
+    ({}, {"attn_mask": "float", "key_padding_mask": "float"}, "unbatched"),
+    ({}, {"need_weights": False}, "unbatched self"),
+]
+
+
+def masks(call: dict[str, Any], length: int, keys: int, batch: int, heads: int) -> dict[str, Any]:
+    """The options of a call with masks in place of their names; PyTorch's tensors."""
+    found = dict(call)
+    hidden = torch.rand(length, keys) < 0.3
+    hidden[:, 0] = False
+    match call.get("attn_mask"):
+        case "causal":
+            found["attn_mask"] = torch.triu(torch.full((length, keys), -torch.inf, dtype=torch.float64), 1)
+        case "bool":
+            found["attn_mask"] = hidden
+        case "float":
+            found["attn_mask"] = torch.randn(length, keys, dtype=torch.float64)
+        case "heads":
+            found["attn_mask"] = torch.randn(batch * heads, length, keys, dtype=torch.float64)
+    rows = torch.tensor([[False] * (keys - 1 - k) + [True] * (k + 1) for k in range(batch)])
+    match call.get("key_padding_mask"):
+        case "bool":
+            found["key_padding_mask"] = rows
+        case "float":
+            found["key_padding_mask"] = torch.randn(batch, keys, dtype=torch.float64)
+    return found
+
+
+def pair(layer: str, *args: Any, **settings: Any) -> Any:
+    """kiln's layer and PyTorch's with the same weights."""
+    theirs = getattr(torch.nn, layer)(*args, dtype=torch.float64, **settings)
+    with torch.no_grad():
+        for p in theirs.parameters():
+            p.add_(torch.randn_like(p) * 0.1)
+    mine = getattr(kiln.nn, layer)(*args, dtype=kiln.float64, **settings)
+    assert repr(mine) == repr(theirs)
+    assert list(mine.state_dict()) == list(theirs.state_dict())
+    mine.load_state_dict({n: ours(v) for n, v in theirs.state_dict().items()})
+    return mine, theirs
+
+
+def gradients(model: Any, found: Any, leaves: Any) -> Any:
+    total = sum((y**3).sum() for y in found if y is not None)
+    total.backward()
+    return [y for y in found if y is not None], [x.grad for x in leaves], [p.grad for p in model.parameters()]
+
+
+@pytest.mark.parametrize(("settings", "call", "form"), HEADS)
+def test_attention_of_several_heads(settings: dict[str, Any], call: dict[str, Any], form: str) -> None:
+    torch.manual_seed(0)
+    mine, theirs = pair("MultiheadAttention", 4, 2, **settings)
+    batch = 1 if "unbatched" in form else 2
+    keys = 3 if "self" in form else 5
+
+    def array(length: int, width: int) -> Any:
+        shape = (batch, length) if settings.get("batch_first") else (length, batch)
+        return torch.randn(*(shape if "unbatched" not in form else (length,)), width, dtype=torch.float64)
+
+    query = array(3, 4)
+    key = query if "self" in form else array(keys, settings.get("kdim", 4))
+    value = key if form in ("self", "memory") or "self" in form else array(keys, settings.get("vdim", 4))
+    options = masks(call, 3, keys, batch, 2)
+    if "unbatched" in form and "key_padding_mask" in options:
+        options["key_padding_mask"] = options["key_padding_mask"][0]
+
+    def run(model: Any, arrays: Any, options: Any) -> Any:
+        leaves = list({id(x): x.requires_grad_() for x in arrays}.values())
+        return gradients(model, model(*arrays, **options), leaves)
+
+    once = {id(x): ours(x) for x in (query, key, value)}
+    own = {k: ours(v) if isinstance(v, torch.Tensor) else v for k, v in options.items()}
+    equal(
+        run(mine, [once[id(x)] for x in (query, key, value)], own), run(theirs, (query, key, value), options)
+    )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"norm_first": True, "activation": "gelu", "batch_first": True},
+        {"bias": False, "layer_norm_eps": 1e-3},
+    ],
+)
+def test_transformer(settings: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    mine, theirs = pair("Transformer", 8, 2, 2, 1, 12, 0.0, **settings)
+    first = settings.get("batch_first", False)
+    src, tgt = (torch.randn(*((2, n) if first else (n, 2)), 8, dtype=torch.float64) for n in (5, 3))
+    causal = theirs.generate_square_subsequent_mask(3, dtype=torch.float64)
+    equal(mine.generate_square_subsequent_mask(3, dtype=kiln.float64), causal, 0.0)
+    padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+
+    def run(model: Any, src: Any, tgt: Any, causal: Any, padding: Any) -> Any:
+        leaves = [x.requires_grad_() for x in (src, tgt)]
+        options = {"src_key_padding_mask": padding, "memory_key_padding_mask": padding, "tgt_mask": causal}
+        found = [model(src, tgt, **options), model(src, tgt, tgt_mask=causal, tgt_is_causal=True)]
+        return gradients(model, found, leaves)
+
+    equal(run(mine, *map(ours, (src, tgt, causal, padding))), run(theirs, src, tgt, causal, padding))
+
+
+def test_layers_hold_functions_that_can_be_copied() -> None:
+    for activation in (kiln.nn.functional.relu, kiln.tanh, kiln.nn.functional.gelu):
+        layer = kiln.nn.TransformerEncoderLayer(4, 2, 8, activation=activation)
+        assert copy.deepcopy(layer).activation is activation
+        assert pickle.loads(pickle.dumps(activation)) is activation
+
+
+def test_dropout_of_weights() -> None:
+    kiln.manual_seed(0)
+    layer, x = kiln.nn.MultiheadAttention(4, 2, dropout=0.5), kiln.randn(6, 3, 4)
+    weights = layer(x, x, x, average_attn_weights=False)[1]
+    assert 0.3 < float((weights == 0).float().mean()) < 0.7
+    layer.eval()
+    assert (layer(x, x, x)[1] > 0).all()
+
+
+MISTAKES = """
+k.nn.MultiheadAttention(5,2)
+k.nn.MultiheadAttention(0,2)
+m(z(3,1,5),z(3,1,5),z(3,1,5))
+m(z(3,1,4),z(3,1,4),z(2,1,4))
+m(z(3,1,4),z(3,4),z(2,1,4))
+m(z(4),z(3,4),z(2,4))
+m(z(3,1,4),z(2,1,4),z(2,1,4),attn_mask=z(3,3))
+m(z(3,1,4),z(2,1,4),z(2,1,4),attn_mask=z(1,3,2))
+m(z(3,1,4),z(2,1,4),z(2,1,4),attn_mask=z(3,2).int())
+m(z(3,1,4),z(2,1,4),z(2,1,4),attn_mask=z(3))
+m(z(3,1,4),z(2,1,4),z(2,1,4),is_causal=True)
+m(z(3,1,4),z(2,1,4),z(2,1,4),key_padding_mask=z(2,2).bool())
+m(z(3,1,4),z(2,1,4),z(2,1,4),key_padding_mask=z(2).bool())
+m(z(3,4),z(2,4),z(2,4),key_padding_mask=z(3).bool())
+m(z(3,4),z(2,4),z(2,4),attn_mask=z(1,3,2))
+k.nn.MultiheadAttention(4,2,kdim=3)(z(3,1,4),z(2,1,3),z(3,1,4))
+k.nn.Transformer(8,2,1,1,8)(z(3,1,8),z(3,2,8))
+k.nn.Transformer(8,2,1,1,8)(z(3,1,7),z(3,1,8))
+k.nn.TransformerEncoderLayer(8,2,activation="x")
+k.nn.TransformerEncoderLayer(8,2,16)(z(3,1,8),is_causal=True)
+"""
+
+
+@pytest.mark.parametrize("call", MISTAKES.strip().split("\n"))
+def test_mistakes(call: str) -> None:
+    """What PyTorch refuses is refused in its words."""
+
+    def outcome(k: Any) -> Any:
+        try:
+            eval(call, {"k": k, "z": k.zeros, "m": k.nn.MultiheadAttention(4, 2)})
+        except Exception as error:
+            return type(error), re.sub(r"torch|kiln", "", str(error))
+        return None
+
+    assert outcome(kiln) == outcome(torch) is not None
