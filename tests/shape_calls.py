@@ -479,6 +479,16 @@ k.broadcast_to(k.zeros(2,3),(1,4,1,2,3)).stride()
 k.add(2.,3.), k.div(2,3), k.mul(True,2), k.floor_divide(7.,2), k.div(7,2,rounding_mode="trunc")
 k.clone(k.arange(2),memory_format=k.preserve_format)
 k.zeros(2,3).clone(memory_format=k.contiguous_format)
+[(x.stride(), x.is_contiguous(), x.is_contiguous(memory_format=k.channels_last), x.is_contiguous(memory_format=k.channels_last_3d), x.contiguous().stride()) for x in [k.arange(120).reshape(2,3,4,5).to(memory_format=k.channels_last)]]
+[(x.to(memory_format=k.channels_last) is x, x.contiguous(memory_format=k.channels_last) is x, x.contiguous(memory_format=k.preserve_format) is x) for x in [k.zeros(2,3,4,5).contiguous(memory_format=k.channels_last)]]
+[x.to(f, memory_format=k.channels_last, copy=c).stride() for x in [k.zeros(2,3,4,5)] for f in (None, k.float64) for c in (False, True)]
+k.empty(2,3,4,5,memory_format=k.channels_last).stride(), k.empty_like(k.zeros(2,3,1,4,5),memory_format=k.channels_last_3d).stride()
+k.zeros(2,3,4,5).clone(memory_format=k.channels_last).stride()
+(lambda x: (x.to(memory_format=k.channels_last).mul(k.arange(120.).reshape(2,3,4,5)).sum().backward(), x.grad, x.grad.stride()))(k.ones(2,3,4,5,requires_grad=True))
+k.zeros(2,3).to(memory_format=k.channels_last)
+k.zeros(2,3,4,5).clone(memory_format=k.channels_last_3d)
+k.zeros(2,3).contiguous(memory_format=3)
+k.zeros(2,3).is_contiguous(memory_format=k.channels_last)
 k.conj_physical(k.arange(2.),out=k.ones(2)), k.arange(2.).conj_physical_()
 k.expand_copy(k.arange(2),(2,2),out=k.ones(2,2,dtype=k.int64))
 k.frexp(k.tensor([6.])).mantissa, k.frexp(k.tensor([6.])).exponent
