@@ -254,8 +254,8 @@ registry.FUNCTIONS["as_strided_"] = registry.METHODS["as_strided_"]
 
 @public("clone", plain=clone)
 def clone_(input: Any, *, memory_format: Any = None) -> Any:
-    """A copy of `input` in memory of its own, contiguous or in another `memory_format`; gradients flow through
-    it. RuntimeError for a format of another number of dims.
+    """A copy of `input` in memory of its own, contiguous or in another `memory_format`; gradients flow
+    through it. RuntimeError for a format of another number of dims.
 
     >>> kiln.clone(kiln.tensor([1, 2]), memory_format=kiln.preserve_format)
     tensor([1, 2])
