@@ -1,4 +1,4 @@
-"""What one core computes at best: multiply-adds in registers, in float32, and in bfloat16 where it has tiles."""
+"""What one core computes at best: multiply-adds in registers, of float32 and of bfloat16."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ ARCH_PRCTL, REQUEST_PERMISSION, TILE_DATA = 158, 0x1023, 18
 
 
 def peak_bfloat16(seconds: float = 0.3) -> float:
-    """bfloat16 operations per second of one core, summed in float32: products of tiles of 16 x 32 numbers that
-    stay where they are; float32's peak where there are no tiles.
+    """bfloat16 operations per second of one core, summed in float32: products of tiles of 16 x 32 numbers
+    that stay where they are; float32's peak where there are no tiles.
 
     loop: t0 += t6 * t7; t1 += t6 * t7; ... t5 += t6 * t7
     """

@@ -1,6 +1,4 @@
-"""The lines of products: matrices of every shape class in float32 and bfloat16, a layer with its activation, and
-the kernels of one pattern.
-"""
+"""The lines of products: matrices of every shape class in float32 and bfloat16, a layer with its activation."""
 
 from __future__ import annotations
 
@@ -8,7 +6,6 @@ from typing import Any
 
 from bench.measure import Work
 from bench.workloads import Line, Make, matmul, normal, settle
-
 
 # (m, n, k) and the bar
 FLOAT32 = (

@@ -63,6 +63,7 @@ def _alike(framework: Any, model: Any) -> Any:
             if weight.ndim > 1:
                 values = rng.normal(scale=scale, size=tuple(weight.shape)).astype(np.float32)
                 weight.copy_(framework.from_numpy(values))
+        model[-1].bias.zero_()
     return model
 
 

@@ -183,8 +183,8 @@ def measure_pair(line: Pair, context: Context) -> Row:
 
 
 def machine_share(line: Pair, ours: Times, copy: Times) -> tuple[str, float]:
-    """The rate of a line as text, and its share of what the machine can do: of one core's copy, or of its peak
-    in this minute.
+    """The rate of a line as text, and its share of what the machine can do: of one core's copy, or of its
+    peak in this minute.
     """
     if line.nbytes:
         bandwidth = line.nbytes / ours.median
@@ -364,7 +364,7 @@ def long_rows(context: Context) -> list[Row]:
 
 
 def pattern_rows(context: Context) -> list[Row]:
-    """The kernels of one product's pattern: made in a process that made others before, and loaded from disk."""
+    """The kernels of one product: made in a process that made others before, and loaded from disk."""
     with tempfile.TemporaryDirectory(prefix="kiln-bench-") as cache:
         cold = fresh.child("products", context.kiln.name, cache=cache)["seconds"]
         warm = fresh.child("products", context.kiln.name, cache=cache)["seconds"]
