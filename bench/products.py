@@ -1,4 +1,4 @@
-"""The lines of products: matrices of every shape class in float32 and bfloat16, a layer with its activation."""
+"""The lines of products: matrices of every shape class in float32 and bfloat16, a layer with gelu."""
 
 from __future__ import annotations
 
