@@ -19,7 +19,7 @@ def is_contiguous(self: Any, memory_format: Any = None) -> bool:
     >>> x.is_contiguous(), x.is_contiguous(memory_format=kiln.channels_last), x.stride()
     (False, True, (60, 1, 15, 3))
     """
-    order = _order("is_contiguous", memory_format)
+    order = None if memory_format is None else _order("is_contiguous", memory_format)
     if order is None:
         return _in_order(self)
     return self.ndim == len(order) and _in_order(permute(self, order))
