@@ -138,6 +138,30 @@ def task_kernels(backend: str) -> dict[str, Any]:
     return {"seconds": result, "llvm": has_llvm()}
 
 
+def task_products(backend: str) -> dict[str, Any]:
+    """Seconds that a product's first call took beyond later ones, by pattern, after a product and a pointwise
+    function of the process.
+    """
+    from kiln.testing.backend import load
+
+    k = load(backend)
+    x, w, b = k.ones(96, 96), k.ones(96, 96), k.ones(96)
+    x.double() @ x.double()
+    thin, brain, image, taps = k.ones(1, 96), x.bfloat16(), k.ones(1, 8, 12, 12), k.ones(8, 8, 3, 3)
+    linear, conv2d = k.nn.functional.linear, k.nn.functional.conv2d
+    calls = {
+        "x @ w": (lambda: x @ w),
+        "x @ w.T": (lambda: x @ w.t()),
+        "x.T @ w": (lambda: x.t() @ w),
+        "one row": (lambda: thin @ w),
+        "linear": (lambda: linear(x, w, b)),
+        "batched": (lambda: x.view(2, 48, 96) @ w),
+        "bfloat16": (lambda: brain @ brain),
+        "convolution": (lambda: conv2d(image, taps, None, 1, 1)),
+    }
+    return {"seconds": {name: beyond_later_calls(f, ()) for name, f in calls.items()}}
+
+
 def task_neighbour(backend: str, which: str) -> dict[str, Any]:
     """Seconds of a workload on one thread, then on two while another process keeps one of the cores busy."""
     from bench.measure import Work, interleaved
@@ -215,6 +239,7 @@ TASKS = {
     "memory": task_memory,
     "long": task_long,
     "kernels": task_kernels,
+    "products": task_products,
     "neighbour": task_neighbour,
 }
 

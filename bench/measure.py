@@ -1,4 +1,4 @@
-"""Timing two frameworks in turn, and what the machine could do at best.
+"""Timing two frameworks in turn, and a plain copy.
 
 Samples alternate A B A B and the order is swapped every round, so a drifting clock or a busy neighbour meets
 both. A sample repeats its statement until it takes about a millisecond; the collector is off.
@@ -6,7 +6,6 @@ both. A sample repeats its statement until it takes about a millisecond; the col
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import statistics
 import time
@@ -79,66 +78,3 @@ def copy_work(nbytes: int) -> Work:
     """A plain copy of `nbytes`, the machine's memory bandwidth as everybody can reach it."""
     source, target = np.ones(nbytes // 4, np.float32), np.zeros(nbytes // 4, np.float32)
     return Work("copyto(target, source)", {"copyto": np.copyto, "source": source, "target": target})
-
-
-PEAK_IR = """
-define void @peak(float* %out, i64 %n) "target-features"="{features}" "prefer-vector-width"="{bits}" {{
-entry:
-  %x = load <{w} x float>, ptr %out, align 4
-  br label %loop
-loop:
-  %i = phi i64 [0, %entry], [%next, %loop]
-{phis}
-{fmas}
-  %next = add i64 %i, 1
-  %more = icmp slt i64 %next, %n
-  br i1 %more, label %loop, label %end
-end:
-{sum}
-  store <{w} x float> %s{last}, ptr %out, align 4
-  ret void
-}}
-declare <{w} x float> @llvm.fma.v{w}f32(<{w} x float>, <{w} x float>, <{w} x float>)
-"""
-
-CHAINS = 12
-
-
-def peak_flops(seconds: float = 0.3) -> float:
-    """Float32 operations per second of one core: independent chains of fused multiply-adds in registers.
-
-    loop: a0 = fma(a0, x, x); a1 = fma(a1, x, x); ... a11 = fma(a11, x, x)
-    """
-    import llvmlite.binding as llvm
-
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
-    features = llvm.get_host_cpu_features()
-    width = 16 if features.get("avx512f") else 8 if features.get("avx2") else 4
-    vector = f"<{width} x float>"
-    text = PEAK_IR.replace("float* %out", "ptr %out").format(
-        w=width,
-        bits=32 * width,
-        features=features.flatten(),
-        last=CHAINS - 1,
-        phis="\n".join(f"  %a{k} = phi {vector} [%x, %entry], [%b{k}, %loop]" for k in range(CHAINS)),
-        fmas="\n".join(
-            f"  %b{k} = call {vector} @llvm.fma.v{width}f32({vector} %a{k}, {vector} %x, {vector} %x)"
-            for k in range(CHAINS)
-        ),
-        sum=f"  %s0 = fadd {vector} %b0, %x\n"
-        + "\n".join(f"  %s{k} = fadd {vector} %s{k - 1}, %b{k}" for k in range(1, CHAINS)),
-    )
-    module = llvm.parse_assembly(text)
-    module.verify()
-    machine = llvm.Target.from_default_triple().create_target_machine(opt=2)
-    engine = llvm.create_mcjit_compiler(module, machine)
-    engine.finalize_object()
-    run = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(engine.get_function_address("peak"))
-    buffer = np.zeros(64, np.float32)
-    steps, best, ends = 200_000, 0.0, time.perf_counter() + seconds
-    while time.perf_counter() < ends:
-        started = time.perf_counter()
-        run(buffer.ctypes.data, steps)
-        best = max(best, 2.0 * width * CHAINS * steps / (time.perf_counter() - started))
-    return best

@@ -27,8 +27,9 @@ sys.path.append(str(Path(__file__).parent.parent))
 
 import numpy as np
 
-from bench import breadth, fresh, gradients, windows, workloads
-from bench.measure import Times, Work, copy_work, interleaved, peak_flops
+from bench import breadth, fresh, gradients, products, resnet, windows, workloads
+from bench.measure import Times, Work, copy_work, interleaved
+from bench.peak import peak_bfloat16, peak_flops
 from kiln.testing.backend import load, peer
 
 MIB = 1 << 20
@@ -49,21 +50,12 @@ class Row(NamedTuple):
 
 
 class Context:
-    """What lines share: the frameworks, the time they may take, and the machine's peak, measured at most
-    once.
-    """
+    """What lines share: the frameworks, and the time they may take."""
 
     def __init__(self, backend: str | None, seconds: float) -> None:
         self.kiln = load(backend)
         self.torch = peer()
         self.seconds = seconds
-        self._peak = 0.0
-
-    @property
-    def peak(self) -> float:
-        """Float32 operations per second of one core."""
-        self._peak = self._peak or peak_flops()
-        return self._peak
 
 
 class Pair(NamedTuple):
@@ -71,7 +63,8 @@ class Pair(NamedTuple):
 
     `per` divides the time (ops in the program), `nbytes` and `flops` are what one execution moves and
     computes,
-    `ratio` is the bar against PyTorch, `share` one of the machine that also passes.
+    `ratio` is the bar against PyTorch (the quickest of `make` and `others`), `share` one of the machine that
+    also passes, `peak` the dtype whose arithmetic it could do at best.
     """
 
     name: str
@@ -82,6 +75,8 @@ class Pair(NamedTuple):
     flops: float = 0.0
     share: float = 0.0
     threads: int = 1
+    others: tuple[Callable[[Any], Work], ...] = ()
+    peak: str = "float32"
 
 
 def pairs() -> list[Pair]:
@@ -125,10 +120,13 @@ def pairs() -> list[Pair]:
         if threads == 1 or line.nbytes
     ]
     return lines + [
-        Pair(line.name, line.make, line.ratio, flops=line.flops, threads=threads)
+        Pair(
+            line.name, line.make, line.ratio,
+            flops=line.flops, threads=threads, others=line.others, peak=line.peak,
+        )
         for threads in (1, 2)
-        for line in windows.lines()
-    ]
+        for line in (*products.lines(), *windows.lines(), *resnet.lines())
+    ]  # fmt: skip
 
 
 def duration(seconds: float) -> str:
@@ -159,14 +157,15 @@ def measure_pair(line: Pair, context: Context) -> Row:
     set_threads(context, line.threads)
     works = [line.make(context.kiln)]
     if context.torch is not None:
-        works.append(line.make(context.torch))
-        if not agrees(*works):
+        works += [make(context.torch) for make in (line.make, *line.others)]
+        if not agrees(*works[:2]):
             return Row(line.name, str(line.threads), "", "", "", "", "", "", "WRONG: results differ")
     if line.nbytes:
         works.append(copy_work(16 * MIB))
     times = interleaved(works, context.seconds)
-    ours, theirs = times[0], times[1] if context.torch is not None else None
-    rate, share = machine_share(line, ours, times[-1], context)
+    ours, rivals = times[0], times[1 : 2 + len(line.others)] if context.torch is not None else []
+    theirs = min(rivals, key=lambda t: t.median, default=None)
+    rate, share = machine_share(line, ours, times[-1])
     reached = theirs is not None and theirs.median / ours.median >= line.ratio
     passed = reached or (line.share > 0 and share >= line.share)
     bar = f"{line.ratio:g}x" + (f" or {line.share:.0%} of copy" if line.share else "")
@@ -183,8 +182,10 @@ def measure_pair(line: Pair, context: Context) -> Row:
     )
 
 
-def machine_share(line: Pair, ours: Times, copy: Times, context: Context) -> tuple[str, float]:
-    """The rate of a line as text, and its share of what the machine can do (of one core's copy or peak)."""
+def machine_share(line: Pair, ours: Times, copy: Times) -> tuple[str, float]:
+    """The rate of a line as text, and its share of what the machine can do: of one core's copy, or of its
+    peak in this minute.
+    """
     if line.nbytes:
         bandwidth = line.nbytes / ours.median
         share = bandwidth / (32 * MIB / copy.median)
@@ -192,10 +193,10 @@ def machine_share(line: Pair, ours: Times, copy: Times, context: Context) -> tup
     if line.flops:
         speed = line.flops / ours.median
         try:
-            share = speed / context.peak
+            peak = peak_bfloat16() if line.peak == "bfloat16" else peak_flops()
         except ImportError:
-            return f"{speed / 1e9:.0f} GF/s", 0.0
-        return f"{speed / 1e9:.0f} GF/s, {share:.0%} of peak", share
+            return f"{speed / 1e9:.3g} GF/s", 0.0
+        return f"{speed / 1e9:.3g} GF/s, {speed / peak:.0%} of peak {peak / 1e9:.0f}", speed / peak
     return "", 0.0
 
 
@@ -362,6 +363,24 @@ def long_rows(context: Context) -> list[Row]:
     ]  # fmt: skip
 
 
+def pattern_rows(context: Context) -> list[Row]:
+    """The kernels of one product: made in a process that made others before, and loaded from disk."""
+    with tempfile.TemporaryDirectory(prefix="kiln-bench-") as cache:
+        cold = fresh.child("products", context.kiln.name, cache=cache)["seconds"]
+        warm = fresh.child("products", context.kiln.name, cache=cache)["seconds"]
+    new, loads = max(cold, key=lambda name: cold[name]), sorted(warm.values())
+    return [
+        limit_row("kernels of a product, new", cold[new], None, 0.060, f"worst of {len(cold)}: {new}"),
+        limit_row(
+            "kernels of a product from disk",
+            loads[len(loads) // 2],
+            None,
+            1e-4,
+            f"worst of {len(loads)}: {duration(loads[-1])}",
+        ),
+    ]
+
+
 GROUPS: dict[str, Callable[[Context], list[Row]]] = {
     "busy neighbour": neighbour_rows,
     "peak memory": memory_rows,
@@ -369,6 +388,7 @@ GROUPS: dict[str, Callable[[Context], list[Row]]] = {
     "first program": program_rows,
     "first steps": step_rows,
     "new kernels": kernel_rows,
+    "new products": pattern_rows,
     "import": import_rows,
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,10 +12,30 @@ from bench.measure import Work
 Make = Callable[[Any], Work]
 
 
+class Line(NamedTuple):
+    """A program that multiplies: its name, what makes it, the arithmetic it does, its bar against PyTorch,
+    whose quickest of `make` and `others` counts, and the dtype whose peak it is measured by.
+    """
+
+    name: str
+    make: Make
+    flops: float
+    ratio: float
+    others: tuple[Make, ...] = ()
+    peak: str = "float32"
+
+
 def normal(framework: Any, *shape: int, seed: int = 0, grad: bool = False) -> Any:
     """A float32 tensor of normal draws, the same in every framework."""
     x = framework.from_numpy(np.random.default_rng(seed).normal(size=shape).astype(np.float32))
     return x.requires_grad_() if grad else x
+
+
+def settle(compiled: Any, run: Callable[[], Any]) -> None:
+    """Runs what may be compiled until its program is there."""
+    if hasattr(compiled, "wait"):
+        run(), run()
+        compiled.wait()
 
 
 def small(statement: str, grad: bool) -> Make:

@@ -59,6 +59,8 @@ from kiln.device import (  # noqa: E402
 )
 from kiln.late import later as _later  # noqa: E402
 from kiln.layout import (  # noqa: E402
+    channels_last as channels_last,
+    channels_last_3d as channels_last_3d,
     contiguous_format as contiguous_format,
     layout as layout,
     memory_format as memory_format,

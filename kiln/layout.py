@@ -20,16 +20,22 @@ class layout:
 
 
 class memory_format(layout):
-    """An order of dims in memory: `contiguous_format`, or `preserve_format`, which gives the same: what kiln
-    makes is contiguous.
+    """An order of dims in memory: `contiguous_format`; `channels_last` of images (n, c, h, w) and
+    `channels_last_3d`, whose channels are neighbours; `preserve_format`, what kiln makes anyway.
 
     >>> kiln.zeros(2, 3, memory_format=kiln.contiguous_format).is_contiguous()
     True
     """
 
-    __slots__ = ()
+    __slots__ = ("order",)
+
+    def __init__(self, name: str, order: tuple[int, ...] | None = None) -> None:
+        super().__init__(name)
+        self.order = order
 
 
 strided = layout("strided")
 contiguous_format = memory_format("contiguous_format")
 preserve_format = memory_format("preserve_format")
+channels_last = memory_format("channels_last", (0, 2, 3, 1))
+channels_last_3d = memory_format("channels_last_3d", (0, 2, 3, 4, 1))

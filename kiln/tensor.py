@@ -14,7 +14,7 @@ from kiln.device import CPU
 from kiln.errors import describe, message
 from kiln.late import later
 from kiln.layout import strided
-from kiln.ops import data, getitem, interop, kinds, parts, pointwise, reduce, registry, views
+from kiln.ops import data, formats, getitem, interop, kinds, parts, pointwise, reduce, registry, views
 
 Tensor: Any = _core.Tensor
 
@@ -98,6 +98,7 @@ METHODS: dict[str, Any] = {
     "to_device": to_device,
     "type_as": type_as,
     "where": where,
+    "is_contiguous": formats.is_contiguous,
     "backward": backward,
     "__iter__": _iterate,
     "__contains__": _contains,

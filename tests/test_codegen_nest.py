@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 import mmap
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 from codegen_peer import expected, numpy_dtype, reads, run, same, to_memory, writes
+from matmul_peer import Guarded
 
 from kiln.codegen.generate import nest_text
 from kiln.codegen.memory import MEMORY, compute_type
@@ -115,11 +117,11 @@ def test_flat_every_dtype(dtype: str, n: int, rng: np.random.Generator) -> None:
     )
 
 
-@pytest.mark.parametrize("step", [2, -1, -3])
+@pytest.mark.parametrize(("step", "kind"), [(2, "s"), (-1, "s"), (-3, "s"), (2, "2")])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int8", "bool"])
-def test_flat_strided(dtype: str, step: int, rng: np.random.Generator) -> None:
+def test_flat_strided(dtype: str, step: int, kind: str, rng: np.random.Generator) -> None:
     x, y = load(0, compute_type(dtype)), load(1, compute_type(dtype))
-    nest = Nest(("p",), (reads(dtype, "s"), reads(dtype, "0"), writes(dtype, "s")),
+    nest = Nest(("p",), (reads(dtype, kind), reads(dtype, "0"), writes(dtype, kind)),
                 (), ((2, select(x.eq(y), y, x)),))  # fmt: skip
     for n in (1, 15, 33, 100):
         one = np.lib.stride_tricks.as_strided(draw(rng, (1,), dtype), (n,), (0,))
@@ -129,6 +131,19 @@ def test_flat_strided(dtype: str, step: int, rng: np.random.Generator) -> None:
             [strided(draw(rng, (n,), dtype), step), one, strided(output((n,), dtype), step)],
             cuts=[5],
         )
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bool"])
+def test_every_other_element_and_no_byte_beyond(dtype: str, rng: np.random.Generator) -> None:
+    """The array ends before a page that may not be touched, or begins behind one."""
+    guarded, x = Guarded(), load(0, compute_type(dtype))
+    nest = Nest(("p", "p"), (reads(dtype, "s2"), writes(dtype, "s1")), (), ((1, x),))
+    for n, at_end in product((1, 2, 8, 9, 15, 16, 17, 40), (False, True)):
+        source = guarded.place(draw(rng, (2 * 2 * n - 1,), dtype), at_end)
+        twice = np.lib.stride_tricks.as_strided(
+            source, (2, n), (2 * n * source.itemsize, 2 * source.itemsize)
+        )
+        check(nest, [2, n], [twice, output((2, n), dtype)])
 
 
 @pytest.mark.parametrize("shape", [(3, 4, 5), (1, 1, 1), (7, 1, 33), (2, 0, 3), (2, 3, 16)])

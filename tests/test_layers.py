@@ -21,7 +21,7 @@ ALLOWED = {
     "late": set(),
     "_core": set(),
     "graph": {"_core"},
-    "ops": {"_core", "graph", "device"},
+    "ops": {"_core", "graph", "device", "layout"},
     "random": {"ops"},
     "device": set(),
     "layout": set(),

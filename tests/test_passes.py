@@ -313,6 +313,12 @@ def check_updates(function: Any, updates: dict[int, int], *arguments: Any) -> Pl
     return plan
 
 
+def _written_twice(a: Any, b: Any, after: bool) -> Any:
+    """b written into a, and its first places then where others were, from before or after that."""
+    first = find("write")(a, b, (1,), (2,))
+    return find("write")(first, find("slice")(first if after else a, 0, (0, 4, 1)), (1,), (4,))
+
+
 UPDATES: dict[str, tuple[Any, dict[int, int], tuple[Any, ...], int, int]] = {
     "in place": (lambda a, b: a + b, {0: 0}, (M, V), 1, 0),
     "strided in place": (lambda a, b: a * b, {0: 0}, (normal(5, 12)[:, ::2], normal(6)), 1, 0),
@@ -331,6 +337,27 @@ UPDATES: dict[str, tuple[Any, dict[int, int], tuple[Any, ...], int, int]] = {
         {0: 0},
         (normal(6),),
         3,
+        1,
+    ),
+    "writes in a row": (
+        lambda a, b, c: find("write")(find("write")(a, b, (37, 1), (2,)), c, (37, 1), (3,)),
+        {0: 0},
+        (M, normal(3, 2), normal(3, 2, seed=1)),
+        2,
+        0,
+    ),
+    "a write of what the last one wrote": (
+        lambda a, b: _written_twice(a, b, after=True),
+        {0: 0},
+        (normal(9), normal(4)),
+        4,
+        1,
+    ),
+    "a write of what was there before the last one": (
+        lambda a, b: _written_twice(a, b, after=False),
+        {0: 0},
+        (normal(9), normal(4)),
+        4,
         1,
     ),
     "scatter_add": (

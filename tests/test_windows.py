@@ -50,6 +50,19 @@ def test_no_window_is_written_out(groups: tuple[int, int], stride: tuple[int, in
                 assert kiln.graph.size.evaluate(buffer.elements, values.__getitem__) <= largest, name
 
 
+@pytest.mark.parametrize(("kernel", "launched"), [(1, 1), (2, 4), (3, 4)])
+def test_gradients_of_strided_convolutions_go_where_they_belong(kernel: int, launched: int) -> None:
+    """A product for each phase that a tap reaches; they are written into one array, which nothing copies."""
+    rest = ((kernel, kernel), (2, 2), (kernel // 2,) * 2, (1, 1), (1, 0))
+    plan = plan_of(lambda g, w: products.convolve_input(g, w, None, (28, 28), *rest))
+    steps = [step for step in plan.steps if hasattr(step, "kernel")]
+    texts = [plan.kernels[step.kernel].text() for step in steps]
+    assert sum("matmul" in text for text in texts) == launched, plan.text()
+    (whole,) = [k for k, buffer in enumerate(plan.buffers) if buffer.kind == "output"]
+    touching = [step for step in steps if any(p[0] == whole for p in step.pointers)]
+    assert len(touching) == 1 + launched, plan.text()
+
+
 def geometries(count: int) -> list[dict[str, Any]]:
     """Drawn sizes and settings; every kernel fits."""
     rng = random.Random(5)

@@ -202,7 +202,7 @@ class Frame:
         return Value(step.index[node.data], "i64")
 
     def load(self, scope: Expression, node: Scalar, step: Step) -> Value:
-        """A load leaf at `step`: neighbours, a strided gather, one element, or a computed gather."""
+        """A load leaf at `step`: neighbours, every other one, a strided or computed gather, one element."""
         if node.args:
             return self._computed(scope, node, step)
         k = node.data
@@ -215,6 +215,8 @@ class Frame:
             return self.memory.read(operand.dtype, pointer)
         if kind == "1":
             return self.memory.read_lanes(operand.dtype, pointer, step.count, step.mask)
+        if kind == "2" and (step.count is None or self.target.masks):
+            return self.memory.read_alternate(operand.dtype, pointer, step.count)
         positions = self.memory.strided(self.stride[k][step.lane_dim])
         return self.memory.gather(operand.dtype, pointer, positions, step.mask)
 

@@ -3,6 +3,7 @@
     class "1", 16 lanes      raw = load <16 x iN>, ptr                 decode to the compute type
     class "1", tail          raw = masked.load ptr, lane < count       (a machine with masks)
                              copy count elements to the stack; load    (one without)
+    class "2"                raw = the even lanes of two loads (stores: as "s")
     class "s"                raw = gather ptr + min(lane, count-1) * stride
     stores                   the same, mirrored: masked.store, copy back, scatter
 
@@ -130,6 +131,34 @@ class Memory:
             copy = self._copy("out", dtype)
             self.code.line(f"store {raw.typed}, ptr {copy}, align 64")
             self._move(dtype, copy, pointer, count)
+
+    def read_alternate(self, dtype: str, pointer: str, count: str | None) -> Value:
+        """16 elements, every other one from `pointer`; of a tail (on a machine with masks) the first `count`.
+
+        all 16:  low = load 0..15, high = load 15..30;            lanes 0 2 .. 14 of low, 1 3 .. 15 of high
+        a tail:  low, high = 32 masked lanes, 2 count - 1 there;  lanes 0 2 .. 14 of each
+        """
+        code, kind = self.code, f"<{LANES} x {element(dtype)}>"
+        skip = 1 if count is None else 0
+        places = [pointer, code.offset(pointer, element(dtype), str(LANES - skip))]
+        if count is None:
+            low, high = (code.op(f"load {kind}, ptr {at}, align 1") for at in places)
+        else:
+            beyond = code.sub(str(2 * LANES + 1), code.mul(count, "2"))
+            bits = code.op(f"lshr i64 {(1 << 2 * LANES) - 1}, {beyond}")
+            low, high = (self._read_some(dtype, at, bits, LANES * k) for k, at in enumerate(places))
+        lanes = [*range(0, LANES, 2), *range(LANES + skip, 2 * LANES, 2)]
+        picked = ", ".join(f"i32 {lane}" for lane in lanes)
+        raw = code.op(f"shufflevector {kind} {low}, {kind} {high}, <{LANES} x i32> <{picked}>")
+        return self.decode(raw, dtype, LANES)
+
+    def _read_some(self, dtype: str, pointer: str, bits: str, first: int) -> str:
+        """16 neighbours of which those are read whose bit, from `first` on, is set."""
+        code, kind = self.code, f"<{LANES} x {element(dtype)}>"
+        word = code.op(f"trunc i64 {code.op(f'lshr i64 {bits}, {first}')} to i{LANES}")
+        mask = Value(code.op(f"bitcast i{LANES} {word} to <{LANES} x i1>"), "i1", LANES)
+        name = f"llvm.masked.load.v{LANES}{_suffix(dtype)}.p0"
+        return self._masked(name, kind, [f"ptr {pointer}", "i32 1", mask.typed, f"{kind} zeroinitializer"])
 
     def gather(self, dtype: str, pointer: str, positions: Value, mask: Value | None) -> Value:
         """16 elements at `positions` (i64, in elements); lanes outside the mask read lane 0's."""

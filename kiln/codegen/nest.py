@@ -3,7 +3,7 @@
     nest    := dims operands numbers stores
     dim     := "p" (parallel) | "r" (reduced); all r dims are adjacent in meaning but may stand anywhere
     operand := dtype, mode ("in" | "out" | sum prod max min all any), one stride class per dim: "1" unit,
-               "0" not read along it, "s" any
+               "2" every other one (the last dim), "0" not read along it, "s" any
     store   := operand, scalar   -- a scalar built of `load k`, `number k`, `index d` and reductions
                                     over all r dims (sum prod max min argmax argmin all any)
 
@@ -40,7 +40,7 @@ TEXTS = 256  # remembered: a pattern is asked for its text by whoever hands it o
 
 
 class Operand(NamedTuple):
-    """One array a nest reads or writes; `strides` holds a class per dim: "1", "0" or "s"."""
+    """One array a nest reads or writes; `strides` holds a class per dim: "1", "2", "0" or "s"."""
 
     dtype: str  # a kiln dtype name: "float32", "bool", ...
     mode: str  # "in", "out" or the reduction that stores are folded by

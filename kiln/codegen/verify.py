@@ -45,7 +45,7 @@ def verify_nest(nest: Nest, target: Target) -> None:
         if (
             operand.dtype not in MEMORY
             or operand.mode not in ("in", "out", *FOLDS)
-            or not set(operand.strides) <= set("01s")
+            or not set(operand.strides) <= set("012s")
         ):
             raise refuse(f"operand {k} is {operand}")
     if not nest.stores:

@@ -67,6 +67,7 @@ class Placement(NamedTuple):
 
     device: Any
     dtype: Any
+    format: Any
 
 
 class Module:
@@ -448,11 +449,15 @@ class Module:
         return self
 
     def to(self: Self, *args: Any, **kwargs: Any) -> Self:
-        """Move to a device, convert floating tensors to a dtype; to(tensor) takes both from it."""
+        """Move to a device, convert floating tensors to a dtype; to(tensor) takes both from it.
+
+        `memory_format` is for tensors of 4 or 5 dims.
+        """
         place = _placement(args, kwargs)
 
         def convert(x: Tensor) -> Tensor:
             y = x if place.device is None else x.to(device=place.device)
+            y = y.to(memory_format=place.format) if place.format is not None and x.ndim in (4, 5) else y
             return y.to(place.dtype) if place.dtype is not None and y.dtype.is_floating_point else y
 
         return self._apply(convert)
@@ -536,10 +541,11 @@ def _convert_parameter(param: Parameter, convert: Callable[[Tensor], Tensor]) ->
 
 
 def _placement(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Placement:
-    """The device and dtype that `to(*args, **kwargs)` names."""
-    unknown = set(kwargs) - {"device", "dtype", "non_blocking"}
+    """The device, dtype and memory format that `to(*args, **kwargs)` names."""
+    unknown = set(kwargs) - {"device", "dtype", "non_blocking", "memory_format"}
     if unknown:
-        raise TypeError(message("Module.to", "device, dtype or non_blocking", f"'{min(unknown)}'"))
+        expected = "device, dtype, non_blocking or memory_format"
+        raise TypeError(message("Module.to", expected, f"'{min(unknown)}'"))
     device, dtype = kwargs.get("device"), kwargs.get("dtype")
     for value in args:
         if isinstance(value, Tensor):
@@ -553,4 +559,4 @@ def _placement(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Placement:
     if dtype is not None and not dtype.is_floating_point:
         hint = "convert single tensors with their own .to()"
         raise TypeError(message("Module.to", "a floating dtype", str(dtype), hint))
-    return Placement(device, dtype)
+    return Placement(device, dtype, kwargs.get("memory_format"))

@@ -15,6 +15,7 @@ from kiln.ops import comparison, kinds
 from kiln.ops import declare as d
 from kiln.ops import pointwise as p
 from kiln.ops.declare import dtype_name, public, run
+from kiln.ops.formats import in_format
 from kiln.ops.record import Number, Sample, Sizes, Structure, composite, constant, primitive
 from kiln.ops.views import sizes_of
 
@@ -169,17 +170,6 @@ def settle(
     return result.requires_grad_() if requires_grad else result
 
 
-def check_format(op: str, memory_format: Any) -> None:
-    """NotImplementedError for an order in memory that there is not."""
-    if memory_format is not None and str(memory_format) not in (
-        "kiln.contiguous_format",
-        "kiln.preserve_format",
-    ):
-        raise NotImplementedError(
-            f"{op}: expected memory_format kiln.contiguous_format, got {memory_format}: arrays are contiguous"
-        )
-
-
 def check_options(op: str, options: dict[str, Any]) -> None:
     """The errors of a call's further keywords, before anything is drawn."""
     _with_options(None, op, **options)
@@ -194,14 +184,15 @@ def _with_options(
     pin_memory: bool = False,
     **unknown: Any,
 ) -> Any:
-    """What PyTorch's further keywords ask for: memory in order is all there is, and `out` is written."""
+    """What PyTorch's further keywords ask for: an order in memory; `out` is written."""
     if unknown:
         raise TypeError(f"{op}() got an unexpected keyword argument '{min(unknown)}'")
     if layout is not None and str(layout) != "kiln.strided":
         raise NotImplementedError(
             f"{op}: expected layout kiln.strided, got {layout}: there is no other layout"
         )
-    check_format(op, memory_format)
+    if result is not None and memory_format is not None:
+        result = in_format(op, result, memory_format)
     if pin_memory:
         raise RuntimeError(f"{op}: pin_memory needs an accelerator, and there is none")
     if out is None:

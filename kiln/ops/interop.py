@@ -11,6 +11,7 @@ from kiln.ops import data, registry
 from kiln.ops import declare as d
 from kiln.ops.creation import settle
 from kiln.ops.declare import dtype_name, public
+from kiln.ops.formats import copied, in_format
 from kiln.ops.pointwise import clone, convert
 
 _DL_CPU = (1, 0)  # DLPack's device type and number
@@ -154,17 +155,18 @@ def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def to(self: Any, *args: Any, **kwargs: Any) -> Any:
-    """The tensor as another dtype; itself if nothing changes, a copy if `copy`. Device is the CPU.
+    """The tensor as another dtype, in another `memory_format`; itself if nothing changes, a copy if `copy`.
+    Device is the CPU.
 
     `to(dtype, non_blocking=False, copy=False)`, `to(device=None, dtype=None, non_blocking=False, copy=False)`
     or `to(other, non_blocking=False, copy=False)` with a tensor whose dtype is taken. NotImplementedError for
-    a device other than the CPU, TypeError for other arguments.
+    a device other than the CPU, TypeError for other arguments, RuntimeError for a format of other dims.
 
     >>> kiln.tensor([1, 2]).to(kiln.float32)
     tensor([1., 2.])
     """
     bound = _arguments(args, kwargs)
-    dtype, place = bound.get("dtype"), bound.get("device")
+    dtype, place, form = bound.get("dtype"), bound.get("device"), bound.get("memory_format")
     if not (dtype is None or _is_dtype(dtype)) or _is_dtype(bound.get("non_blocking")):
         raise TypeError(message("to", "a dtype, a device or a tensor", describe(dtype)))
     if place is not None:
@@ -172,8 +174,10 @@ def to(self: Any, *args: Any, **kwargs: Any) -> Any:
             raise TypeError(message("to", "a dtype, a device or a tensor", describe(place)))
         _check_place(place)
     if dtype is not None and dtype_name(dtype) != dtype_name(self.dtype):
-        return convert(self, dtype_name(dtype))
-    return clone(self) if bound.get("copy") else self
+        return in_format("to", convert(self, dtype_name(dtype)), form)
+    if bound.get("copy"):
+        return copied("to", self, form)
+    return self if form is None else in_format("to", self, form)
 
 
 d.methods({

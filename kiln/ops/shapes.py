@@ -10,8 +10,8 @@ from typing import Any
 from kiln import _core
 from kiln.ops import declare as d
 from kiln.ops import parts, places, registry, views  # noqa: F401
-from kiln.ops.creation import check_format
 from kiln.ops.declare import public
+from kiln.ops.formats import contiguous, copied
 from kiln.ops.getitem import getitem
 from kiln.ops.kinds import broadcast, normalize_dim
 from kiln.ops.pointwise import clone, written, written_to
@@ -254,23 +254,13 @@ registry.FUNCTIONS["as_strided_"] = registry.METHODS["as_strided_"]
 
 @public("clone", plain=clone)
 def clone_(input: Any, *, memory_format: Any = None) -> Any:
-    """A copy of `input` in memory of its own, contiguous; gradients flow through it. NotImplementedError for
-    a memory format that asks for another order.
+    """A copy of `input` in memory of its own, contiguous or in another `memory_format`; gradients flow
+    through it. RuntimeError for a format of another number of dims.
 
     >>> kiln.clone(kiln.tensor([1, 2]), memory_format=kiln.preserve_format)
     tensor([1, 2])
     """
-    check_format("clone", memory_format)
-    return clone(input)
-
-
-def contiguous(self: Any, memory_format: Any = None) -> Any:
-    """The tensor with its elements in order in memory: itself if they are, else a copy.
-
-    >>> kiln.zeros(2, 3).t().contiguous().is_contiguous()
-    True
-    """
-    return self if self.is_contiguous() else clone(self)
+    return copied("clone", input, memory_format)
 
 
 d.methods({"contiguous": contiguous})

@@ -12,7 +12,7 @@
 Opaque results are written in parts: a base that fills the array, then what is put into it.
 
     concat(a, b)            a -> [..na..], b -> [..nb..]
-    embed, write(base, x)   base -> all, then x -> its places
+    embed, write(base, x..) base -> all, then each x -> its places
     scatter_add(base, ..)   base -> all, then the scatter kernel adds
 """
 
@@ -253,7 +253,9 @@ class Fusion:
         """Demands what an opaque op needs: the parts it is stored in, and operands as strided memory."""
         node = value.node
         assert node is not None
-        inline = {"concat": len(node.inputs), "embed": 2, "write": 2, "scatter": 1}.get(node.op.kind, 0)
+        inline = {"concat": len(node.inputs), "write": len(node.inputs), "embed": 2, "scatter": 1}.get(
+            node.op.kind, 0
+        )
         for part in node.inputs[:inline]:
             self._explore(part, True)
         while True:
@@ -348,9 +350,9 @@ class Fusion:
             place = links.make("slice", (dim, (start, node.inputs[1].shape[dim], step)), None, None)
             self._place(Root(node.inputs[1], array, True, place, filled))
         else:
-            strides, offset = node.attrs
-            place = links.make("as_strided", (node.inputs[1].shape, strides, offset), None, None)
-            self._place(Root(node.inputs[1], array, True, place, filled))
+            for x, (strides, offset) in zip(node.inputs[1:], node.attrs):
+                place = links.make("as_strided", (x.shape, strides, offset), None, None)
+                self._place(Root(x, array, True, place, array.writers))
 
     def _along(self, node: Node, array: Array, operands: Iterable[Value], after: int) -> None:
         """A kernel along one dim, a group of its own."""

@@ -156,11 +156,17 @@ def _kernel(
     parts: dict[int, int],
 ) -> NestKernel:
     operands = tuple(
-        Operand(u.dtype, u.mode, tuple(map(stride_class, s)), parts.get(k, -1))
+        Operand(u.dtype, u.mode, _classes(s), parts.get(k, -1))
         for k, (u, s) in enumerate(zip(builder.uses, strides))
     )
     numbers = tuple(kind for kind, _ in builder.numbers)
     return NestKernel(Nest(tuple(roles), operands, numbers, tuple(stores), block))
+
+
+def _classes(strides: Shape) -> tuple[str, ...]:
+    """The classes of strides; of the last dim also that of every other element."""
+    found = tuple(map(stride_class, strides))
+    return (*found[:-1], "2") if strides and strides[-1] == 2 else found
 
 
 def _arguments(sizes: Shape, strides: list[Shape], builder: Builder) -> tuple[Dim, ...]:

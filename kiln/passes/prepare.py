@@ -1,6 +1,7 @@
 """The graph as lowering wants it: a few nodes become several.
 
     embed(x; dim, place)          embed(full(0), x; dim, place): like write and scatter_add, it fills a base
+    write(write(base, x), y)      write(base, x, y): writes that nobody looks between go to the same memory
     sum(x) over everything        sequence_sum(slice(blocks_sum(x)))
 
 `blocks_sum(x)` holds one partial result per block of 16384 elements; `sequence_sum` adds them in
@@ -10,6 +11,7 @@ block is partial: the array has a place more than full blocks, and as many are r
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from kiln.graph.graph import Graph, Node, Shape, Value
@@ -46,7 +48,7 @@ def internal(name: str, kind: str) -> Internal:
 
 def prepare(graph: Graph) -> Graph:
     """A copy with outputs and updates, rewritten as above."""
-    if any(n.op.kind == "embed" or _splits(n) for n in graph.nodes):
+    if any(n.op.kind in ("embed", "write") or _splits(n) for n in graph.nodes):
         new = _Prepared(graph).graph
     else:
         new, values = clone(graph)
@@ -66,6 +68,14 @@ def _splits(node: Node) -> bool:
     )
 
 
+def _written_once(graph: Graph) -> set[int]:
+    """Results of writes whose only use is to be the base of the next."""
+    uses = [id(v) for node in graph.nodes for v in node.inputs] + [id(v) for v in graph.outputs]
+    writes = [node for node in graph.nodes if node.op.kind == "write"]
+    counts, found = Counter(uses), {id(node.out) for node in writes}
+    return {id(n.inputs[0]) for n in writes if id(n.inputs[0]) in found and counts[id(n.inputs[0])] == 1}
+
+
 class _Prepared:
     """One rewriting."""
 
@@ -74,7 +84,16 @@ class _Prepared:
         empty.inputs, empty.slots = graph.inputs, graph.slots
         empty.checks, empty.equal = graph.checks, graph.equal
         self.graph, values = clone(empty)
+        inner, chains = _written_once(graph), dict[int, tuple[tuple[Value, ...], tuple[Any, ...]]]()
         for node in graph.nodes:
+            if id(node.out) in inner:
+                chains[id(node.out)] = self.chain(node, values, chains)
+                continue
+            if node.op.kind == "write":
+                written, places = self.chain(node, values, chains)
+                dtype, shape = node.out.dtype, node.out.shape
+                values[id(node.out)] = self.node(internal("write", "write"), written, places, dtype, shape)
+                continue
             inputs = tuple(values[id(v)] for v in node.inputs)
             if node.op.kind == "embed":
                 out = self.embed(node, inputs[0])
@@ -93,6 +112,14 @@ class _Prepared:
         node.out = Value(self.graph, node, dtype, shape)
         self.graph.nodes.append(node)
         return node.out
+
+    def chain(
+        self, node: Node, values: dict[int, Value], chains: dict[int, tuple[Any, Any]]
+    ) -> tuple[tuple[Value, ...], tuple[Any, ...]]:
+        """The base of a chain of writes with what is written into it, and where."""
+        base, x = node.inputs
+        written, places = chains.pop(id(base), None) or ((values[id(base)],), ())
+        return (*written, values[id(x)]), (*places, node.attrs)
 
     def embed(self, node: Node, x: Value) -> Value:
         """embed over zeros."""

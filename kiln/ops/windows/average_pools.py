@@ -1,7 +1,7 @@
 """Averages over windows: avg_pool1d to avg_pool3d, and lp_pool1d to lp_pool3d, which are made of them.
 
 The gradient of a sum over windows is again a sum over windows, with steps of one: of the results' gradients,
-laid out a stride apart.
+laid out a stride apart; of windows that do not touch it is those, repeated.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from kiln.ops.creation import filled, positions
 from kiln.ops.declare import dtype_name, public
 from kiln.ops.places import contiguous_strides
 from kiln.ops.record import Number, Sample, Sizes, Structure, Tensor, composite, find
-from kiln.ops.views import write
+from kiln.ops.views import expand, reshape, write
 from kiln.ops.windows.geometry import Ints, Windows, bordered, require, stages, tap, taps
 from kiln.ops.windows.max_pools import described, pool_failures
 
 AT_ONCE = 25  # taps of a window read in one pass
+LONG = 4  # elements of a row of a window from which they are written one by one
 
 
 def _reference(
@@ -60,6 +61,7 @@ def _samples(rng: Any, t: str) -> list[Any]:
         sample((2, 7), (3,), (0,), (3,), (2,), (0,), "window"),
         sample((2, 5, 6), (2, 3), (0, 0), (2, 2), (2, 2), (0, 0), "given"),
         sample((2, 3, 5, 5), (3, 3), (1, 2), (3, 3), (2, 2), (1, 0), "padded"),
+        sample((1, 2, 9, 10), (2, 2), (0, 0), (4, 4), (4, 5), (0, 0), "window"),
         sample((2, 4, 5, 3), (2, 2, 2), (0, 0, 1), (3, 3, 3), (1, 2, 1), (0, 0, 1), "present"),
     ]
 
@@ -130,9 +132,13 @@ def _elements(x: Any, sizes: Any, divisor: Any, kernel: Ints, stride: Ints, padd
 
 
 @pool_mean.derivative
-def _(g: Any, input: Any, divisor: Any, kernel: Any, stride: Any, padding: Any, count: Any) -> Any:
+def _(
+    g: Any, input: Any, divisor: Any, kernel: Any, stride: Any, padding: Any, padded: Any, count: Any
+) -> Any:
     sizes, dims = tuple(input.shape)[-len(kernel) :], len(kernel)
     g = g / _elements(g, sizes, divisor, kernel, stride, padding, count)
+    if not padded and kernel[-1] >= LONG and all(s >= k for k, s in zip(kernel, stride)):
+        return _repeated(g, tuple(input.shape), kernel, stride), None
     shape = (*input.shape[:-dims], *(n + k - 1 for n, k in zip(sizes, kernel)))
     strides, offset = contiguous_strides(shape), 0
     for k, a, step in zip(kernel, padding, strides[-dims:]):
@@ -140,6 +146,16 @@ def _(g: Any, input: Any, divisor: Any, kernel: Any, stride: Any, padding: Any, 
     own = (*strides[:-dims], *(step * s for step, s in zip(strides[-dims:], stride)))
     laid = write(filled(g.graph, 0, shape, g.dtype), g, own, (offset,))
     return p.overwrite(input, _summed(laid, kernel, (1,) * dims, sizes)), None  # see by_steps
+
+
+def _repeated(g: Any, shape: Any, kernel: Ints, stride: Ints) -> Any:
+    """Each element of g at all places of its window, which no other touches."""
+    dims = len(kernel)
+    lead, out, steps = shape[:-dims], tuple(g.shape)[-dims:], contiguous_strides(shape)
+    one = reshape(g, (*lead, *(n for o in out for n in (o, 1))))
+    tiles = expand(one, (*lead, *(n for o, k in zip(out, kernel) for n in (o, k))))
+    inner = (n for step, s in zip(steps[-dims:], stride) for n in (step * s, step))
+    return write(filled(g.graph, 0, shape, g.dtype), tiles, (*steps[:-dims], *inner), (0,))
 
 
 def _pooled(

@@ -1,25 +1,28 @@
 """unfold and fold of images: windows as columns, and columns added back where they came from.
 
-Each is the other's derivative. unfold reads windows where they lie; fold is a scatter whose places are the
-same for all images and channels.
+Each is the other's derivative. unfold reads windows where they lie; fold adds what the windows that see a
+place have there, or lays down those that do not overlap.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product as positions
 from typing import Any
 
 from kiln.graph.size import product, quotient
 from kiln.ops import declare as d
+from kiln.ops.activations import narrow, wide
 from kiln.ops.creation import filled
 from kiln.ops.declare import dtype_name, public
 from kiln.ops.indexing import scatter_add
 from kiln.ops.places import contiguous_strides
 from kiln.ops.record import Sizes, Structure, Tensor, composite, find
-from kiln.ops.views import as_strided, expand, reshape, slice_
+from kiln.ops.views import as_strided, expand, reshape, slice_, write
 from kiln.ops.windows.geometry import Ints, bordered, listed, require
 
 _reshape = reshape.handle
+AT_ONCE = 25  # taps, and phases, of windows that are added in one pass
 
 
 def _counts(sizes: Any, kernel: Ints, dilation: Ints, padding: Ints, stride: Ints) -> tuple[Any, ...]:
@@ -99,6 +102,14 @@ def _added(np: Any, x: Any, sizes: Ints, kernel: Ints, dilation: Ints, padding: 
     samples=d.samples(
         lambda rng, t: ((d.array(rng, (2, 3, 2, 3, 2, 4), t), (5, 6), *_SETTINGS[0]), {}),
         lambda rng, t: ((d.array(rng, (1, 1, 2, 2, 2, 3), t), (5, 6), *_SETTINGS[1]), {}),
+        lambda rng, t: (
+            (d.array(rng, (1, 1, 1, 2, 8, 5), t), (2, 4), (1, 2), (1, 1), (3, 1), (1, 1)),
+            {},
+        ),
+        lambda rng, t: (
+            (d.array(rng, (1, 2, 1, 26, 2, 2), t), (1, 26), (1, 26), (1, 1), (1, 1), (2, 2)),
+            {},
+        ),
     ),
     reference=d.reference(_added),
     failures=d.not_an_array("add_windows", 2),
@@ -116,6 +127,71 @@ def add_windows(
     >>> kiln.nn.functional.fold(kiln.ones(2, 2), (1, 3), (1, 2))
     tensor([[[1., 2., 1.]]])
     """
+    if all(s > r * (k - 1) for k, r, s in zip(kernel, dilation, stride)):
+        return _laid(input, sizes, dilation, padding, stride)
+    if max(product(kernel), product(stride)) <= AT_ONCE:
+        return _gathered(input, sizes, kernel, dilation, padding, stride)
+    return _scattered(input, sizes, dilation, padding, stride)
+
+
+def _inside(y: Any, sizes: Any, padding: Ints) -> Any:
+    """What is left of an image without its border."""
+    for k, (a, n) in enumerate(zip(padding, sizes)):
+        y = slice_(y, 2 + k, (a, n, 1)) if a else y
+    return y
+
+
+def _laid(x: Any, sizes: Any, dilation: Ints, padding: Ints, stride: Ints) -> Any:
+    """add_windows of windows that do not overlap: every element has its place."""
+    shape = (*x.shape[:2], *(n + 2 * a for n, a in zip(sizes, padding)))
+    image, channel, *steps = contiguous_strides(shape)
+    strides = (image, channel, *(s * r for s, r in zip(steps, dilation)))
+    strides = (*strides, *(s * n for s, n in zip(steps, stride)))
+    return _inside(write(filled(x.graph, 0, shape, x.dtype), x, strides, (0,)), sizes, padding)
+
+
+def _gathered(x: Any, sizes: Any, kernel: Ints, dilation: Ints, padding: Ints, stride: Ints) -> Any:
+    """add_windows phase by phase: places q * stride + phase are seen at the same taps, tap t by the window
+
+        q + (phase + padding - t * dilation) / stride        where that is a whole number
+
+    so each adds those, in the taps' order; a border stands for windows that are not there.
+    """
+    lead, out = tuple(x.shape[:4]), tuple(x.shape[4:])
+    seen = [_windows_of(*settings) for settings in zip(kernel, dilation, padding, stride)]
+    shifts = [[at for phase in phases for _, at in phase] for phases in seen]
+    before = tuple(max(0, -min(at)) for at in shifts)
+    many = tuple(quotient(n + s - 1, s) for n, s in zip(sizes, stride))
+    # windows that see nothing but padding have memory too: there are at most this many more than places
+    more = (-((r * (k - 1) + 1 - 2 * a) // s) + 1 for k, r, a, s in zip(kernel, dilation, padding, stride))
+    after = tuple(q + max(m, *at) - o for q, m, at, o in zip(many, more, shifts, out))
+    wide_x, shape = bordered(wide(x), 0, before, after), (*lead[:2], *sizes)
+    steps = contiguous_strides(shape)
+    apart = (*steps[:2], *(step * s for step, s in zip(steps[2:], stride)))
+    y = filled(x.graph, 0, shape, x.dtype)
+    for phase in positions(*map(range, stride)):
+        own = tuple(quotient(n - r + s - 1, s) for n, r, s in zip(sizes, phase, stride))
+        total: Any = None
+        for chosen in positions(*(phases[r] for phases, r in zip(seen, phase))):
+            part = wide_x
+            for k, ((t, at), a, n) in enumerate(zip(chosen, before, own)):
+                part = slice_(slice_(part, 2 + k, (t, 1, 1)), 4 + k, (a + at, n, 1))
+            part = reshape(part, (*lead[:2], *own))
+            total = part if total is None else total + part
+        if total is not None:
+            place = sum(r * step for r, step in zip(phase, steps[2:]))
+            y = write(y, narrow(total, x.dtype), apart, (place,))
+    return y
+
+
+def _windows_of(kernel: int, dilation: int, padding: int, stride: int) -> list[list[tuple[int, int]]]:
+    """For each phase of a dim the taps that see it, with how far away their windows are."""
+    far = [[(t, phase + padding - t * dilation) for t in range(kernel)] for phase in range(stride)]
+    return [[(t, at // stride) for t, at in taps if at % stride == 0] for taps in far]
+
+
+def _scattered(input: Any, sizes: Any, dilation: Ints, padding: Ints, stride: Ints) -> Any:
+    """add_windows of many taps, as sums at places."""
     lead, inner = tuple(input.shape)[:2], tuple(input.shape)[2:]
     padded = tuple(n + 2 * a for n, a in zip(sizes, padding))
     place: Any = None
@@ -127,9 +203,7 @@ def add_windows(
     index = expand(reshape(place, (1, product(inner))), flat)
     zeros = filled(input.graph, 0, (product(lead), product(padded)), input.dtype)
     y = reshape(scatter_add(zeros, 1, index, reshape(input, flat)), (*lead, *padded))
-    for k, (a, n) in enumerate(zip(padding, sizes)):
-        y = slice_(y, 2 + k, (a, n, 1)) if a else y
-    return y
+    return _inside(y, sizes, padding)
 
 
 @add_windows.derivative
@@ -147,13 +221,13 @@ def _pair(value: Any, name: str) -> Ints:
 def _settings(kernel: Any, dilation: Any, padding: Any, stride: Any) -> tuple[Ints, Ints, Ints, Ints]:
     names = ("kernel_size", "dilation", "padding", "stride")
     found = [_pair(v, n) for v, n in zip((kernel, dilation, padding, stride), names)]
-    for (high, wide), name, short, least in zip(
+    for (high, across), name, short, least in zip(
         found, ("kernel size", *names[1:]), ("kernel", "dilation", "pad", "stride"), (1, 1, 0, 1)
     ):
         wanted = "greater than zero" if least else "non-negative"
         require(
-            min(high, wide) >= least,
-            f"{name} should be {wanted}, but got {short}_height: {high} {short}_width: {wide}",
+            min(high, across) >= least,
+            f"{name} should be {wanted}, but got {short}_height: {high} {short}_width: {across}",
         )
     return found[0], found[1], found[2], found[3]
 

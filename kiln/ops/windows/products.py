@@ -22,7 +22,6 @@ from kiln.graph.size import quotient
 from kiln.ops import declare as d
 from kiln.ops.activations import narrow, wide
 from kiln.ops.creation import filled
-from kiln.ops.indexing import concat
 from kiln.ops.places import contiguous_strides
 from kiln.ops.products import product
 from kiln.ops.record import Operand, Sample, Sizes, Structure, Tensor, composite, pointwise
@@ -80,11 +79,13 @@ def _spread(x: Any, stride: Ints, lead: Ints, sizes: tuple[Any, ...]) -> Any:
     """Zeros of spatial `sizes` with x's elements from `lead` on, `stride` apart."""
     shape = (*x.shape[:2], *sizes)
     strides = contiguous_strides(shape)
-    offset: Any = 0
-    for a, s in zip(lead, strides[2:]):
-        offset = offset + a * s
     own = (*strides[:2], *(s * step for s, step in zip(strides[2:], stride)))
-    return write(filled(x.graph, 0, shape, x.dtype), x, own, (offset,))
+    return write(filled(x.graph, 0, shape, x.dtype), x, own, (_offset(lead, strides[2:]),))
+
+
+def _offset(place: Ints, steps: Any) -> Any:
+    """Elements before a place."""
+    return sum(at * step for at, step in zip(place, steps))
 
 
 def _shared(weight: Any, images: Any) -> Any:
@@ -352,9 +353,7 @@ def _backwards(
     n, outputs, c = x.shape[0], weight.shape[0], weight.shape[1]
     many, per = _groups(weight.graph, outputs, groups)
     _, channel, *steps = contiguous_strides(tuple(x.shape))
-    offset: Any = 0
-    for s, at in zip(steps, first):
-        offset = offset + at * s
+    offset = _offset(first, steps)
     taps = tuple(-s * r for s, r in zip(steps, dilation))
     if c == 1 and per == 1 and many > 1 and product_of(kernel) <= UNROLLED:
         filters = reshape(weight, (many, 1, product_of(kernel)))
@@ -385,29 +384,23 @@ def _by_phases(
     spare = tuple(max((p - k) // s + 2, 0) for p, k, s in zip(padding, kernel, stride))
     room = tuple(a + q + m + e for a, q, m, e in zip(lead, many, most, spare))
     x = _spread(input, (1,) * len(kernel), lead, room)
-    parts = []
+    shape = (input.shape[0], weight.shape[1] * groups[0], *sizes)
+    strides = contiguous_strides(shape)
+    apart = (*strides[:2], *(step * s for step, s in zip(strides[2:], stride)))
+    y = filled(input.graph, 0, shape, input.dtype)
     for phase in positions(*map(range, stride)):
         k0 = tuple((r + p) % s for r, p, s in zip(phase, padding, stride))
-        taps = tuple(-(-(k - a) // s) if k > a else 0 for k, a, s in zip(kernel, k0, stride))
+        taps = tuple(-(-(k - a) // s) for k, a, s in zip(kernel, k0, stride))
+        if min(taps) <= 0:
+            continue  # no tap comes here
         first = tuple(a + (r + p) // s for a, r, p, s in zip(lead, phase, padding, stride))
         part = weight
         for dim, (a, j, s) in enumerate(zip(k0, taps, stride), 2):
-            part = slice_(part, dim, (a if j else 0, j, s))
-        parts.append(_backwards(x, part, many, taps, (1,) * len(taps), first, groups))
-    return _interleaved(parts, sizes, many, stride)
-
-
-def _interleaved(parts: list[Any], sizes: Any, many: Any, stride: Ints) -> Any:
-    """The phases [N, C, *many], side by side along every dim: [N, C, *sizes]."""
-    n, c = parts[0].shape[:2]
-    dims = len(stride)
-    joined = concat([reshape(x, (1, *x.shape)) for x in parts], 0)
-    apart = reshape(joined, (*stride, n, c, *many))
-    order = [k for d in range(dims) for k in (dims + 2 + d, d)]
-    whole = reshape(permute(apart, (dims, dims + 1, *order)), (n, c, *(q * s for q, s in zip(many, stride))))
-    for dim, size in enumerate(sizes, 2):
-        whole = slice_(whole, dim, (0, size, 1))
-    return whole
+            part = slice_(part, dim, (a, j, s))
+        own = tuple(quotient(n - r + s - 1, s) for n, r, s in zip(sizes, phase, stride))
+        found = _backwards(x, part, own, taps, (1,) * len(taps), first, groups)
+        y = write(y, found, apart, (_offset(phase, strides[2:]),))
+    return y
 
 
 @convolve_input.derivative
