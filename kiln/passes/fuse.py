@@ -26,7 +26,7 @@ from kiln.graph.graph import Graph, Node, Shape, Value
 from kiln.ops.apply import apply_pointwise
 from kiln.ops.kinds import COMPUTE
 from kiln.ops.scalar import arg, topological
-from kiln.passes.explore import ALONG, Array, Explorer, Frame, Look, Read, Scan
+from kiln.passes.explore import ALONE, ALONG, Array, Explorer, Frame, Look, Read, Scan
 from kiln.passes.factors import factors
 from kiln.passes.layout import (
     Chain,
@@ -72,13 +72,16 @@ class Root:
 
 
 class Group:
-    """One kernel in the making; `kind`: nest, matmul or one of ALONG; `node`: the opaque one."""
+    """One kernel in the making; `kind`: nest, matmul or one of ALONE; `node`: the opaque one,
+    `nodes`: all that it computes.
+    """
 
     def __init__(self, number: int, kind: str, frame: Frame, node: Node | None = None) -> None:
         self.number = number
         self.kind = kind
         self.frame = frame
         self.node = node
+        self.nodes = [] if node is None else [node]
         self.roots: list[Root] = []
         self.members: list[Value] = []
         self.reads: dict[Read, None] = {}
@@ -208,7 +211,7 @@ class Fusion:
         target = self.graph.inputs[array.update]
         places = {self.stored(writer, root) for root in writer.roots if root.array is array}
         reads = {(r.layout, r.elsewhere) for r in reader.reads if r.raw and r.value is target}
-        return writer.kind not in ALONG and reads <= {(place, False) for place in places} and len(places) == 1
+        return writer.kind not in ALONE and reads <= {(place, False) for place in places} and len(places) == 1
 
     def stored(self, group: Group, root: Root) -> Layout:
         """Where a root goes, over the dims of its group's frame (for blocks: over the partial results)."""
@@ -234,7 +237,7 @@ class Fusion:
             _, key, again = heappop(self._waiting)
             value = self._values[key]
             kind = value.node.op.kind if value.node is not None and not again else ""
-            if kind == "matmul" or kind in PARTS or kind in ALONG:
+            if kind == "matmul" or kind in PARTS or kind in ALONE:
                 self._explore_parts(value)
             else:
                 self._explore(value, again)
@@ -261,7 +264,8 @@ class Fusion:
             if node.op.kind == "matmul":
                 reads = factors(self.explorer, node, passed)
             else:
-                reads = [self.explorer.strided(v, None, passed) for v in node.inputs[inline:]]
+                read = [v for v in node.inputs[inline:] if not v.weak]
+                reads = [self.explorer.strided(v, None, passed) for v in read]
             missing = [r for r in reads if isinstance(r, Value)]
             if not missing:
                 break
@@ -295,6 +299,8 @@ class Fusion:
                 self._parts(node, array)
             elif node is not None and kind in ALONG:
                 self._along(node, array, node.inputs, 0)
+            elif node is not None and kind == "attention":
+                self._attention(node, array)
             else:
                 self._place(Root(array.value, array))
         for j, array in enumerate(self.outputs):
@@ -362,6 +368,16 @@ class Fusion:
         self.follow(group, after)
         array.writers |= group.bit
 
+    def _attention(self, node: Node, array: Array) -> None:
+        """A group of its own, or that of another gradient of the same output: their inputs are the same."""
+        for group in self.groups:
+            if group.kind == "attention" and group.nodes[0].inputs == node.inputs:
+                if group.nodes[0].attrs == node.attrs and "output" not in (node.op.rule, group.nodes[0].op.rule):
+                    group.nodes.append(node)
+                    array.writers |= group.bit
+                    return
+        self._along(node, array, [v for v in node.inputs if not v.weak], 0)
+
     def needs(self, reads: Iterable[Read]) -> int:
         """The groups that write what is read."""
         needs = 0
@@ -410,7 +426,7 @@ class Fusion:
 
     def _candidates(self, alone: Look) -> list[Group]:
         """Groups that write what a root reads, the latest first; then those that read it too."""
-        found = dict.fromkeys(g for g in self.members(self.needs(alone.scan.reads)) if g.kind not in ALONG)
+        found = dict.fromkeys(g for g in self.members(self.needs(alone.scan.reads)) if g.kind not in ALONE)
         shared: list[list[Group]] = [self._framed.get(alone.frame, [])]
         for read in reversed(alone.scan.reads):
             if any(s != 0 for s in read.layout.strides):
@@ -418,7 +434,7 @@ class Fusion:
         for group in chain.from_iterable(map(reversed, shared)):
             if len(found) >= TRIES:
                 break
-            if group.kind not in ALONG:
+            if group.kind not in ALONE:
                 found[group] = None
         return list(found)[:TRIES]
 
@@ -544,7 +560,7 @@ class Fusion:
 
     def order(self) -> list[Group]:
         """The groups in an order that runs; groups that store nothing are left out."""
-        alive = [g for g in self.groups if g.roots or g.folds or g.kind in ALONG]
+        alive = [g for g in self.groups if g.roots or g.folds or g.kind in ALONE]
         alive.sort(key=lambda g: (g.before.bit_count(), g.number))
         waiting = sum(g.bit for g in alive)
         for group in alive:

@@ -1,0 +1,239 @@
+"""scaled_dot_product_attention: what its arguments mean and what is wrong with them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from kiln._core import Tensor
+from kiln.errors import describe, message
+from kiln.ops import declare as d
+from kiln.ops import kinds
+from kiln.ops.attention.primitives import attend, attend_dropped, attend_written
+from kiln.ops.declare import dtype_name, public
+from kiln.ops.random.generator import reserve
+from kiln.ops.record import Sample
+from kiln.ops.views import expand, permute, reshape
+
+_NAME = "scaled_dot_product_attention"
+WRITTEN = [False]  # compute with all scores in memory at once: kiln.nn.attention.sdpa_kernel
+
+
+def _require(holds: bool, text: str, error: type[Exception] = RuntimeError) -> None:
+    if not holds:
+        raise error(f"{_NAME}: {text}")
+
+
+def _is_array(x: Any) -> bool:
+    return hasattr(x, "shape") and hasattr(x, "dtype")
+
+
+def _check(query: Any, key: Any, value: Any, mask: Any) -> None:
+    """What PyTorch asks of dims and dtypes."""
+    named = {"query": query, "key": key, "value": value}
+    for name, x in named.items():
+        if not _is_array(x):
+            raise TypeError(message(_NAME, f"argument '{name}' to be a Tensor", describe(x)))
+    shown = " and ".join(f"{name}.dim: {x.ndim}" for name, x in named.items())
+    _require(
+        min(x.ndim for x in named.values()) >= 2,
+        f"Expected query, key, and value to all be at least 2 dimensional, but got {shown}",
+    )
+    types = {name: dtype_name(x.dtype) for name, x in named.items()}
+    shown = ", ".join(f"{name}.dtype: {t}" for name, t in types.items())
+    _require(
+        len(set(types.values())) == 1,
+        f"Expected query, key, and value to have the same dtype, but got {shown}",
+    )
+    _require(
+        types["query"] in kinds.FLOATS,
+        f"expected scalar type Float but found {d.type_name(types['query'])}: attention is of floats",
+    )
+    if mask is None:
+        return
+    if not _is_array(mask):
+        raise TypeError(message(_NAME, "argument 'attn_mask' to be a Tensor", describe(mask)))
+    have = dtype_name(mask.dtype)
+    _require(
+        have in ("bool", "float32", types["query"]),
+        "Expected attn_mask dtype to be bool or float or to match query dtype, but got attn_mask.dtype: "
+        f"{have} and query.dtype: {types['query']}",
+    )
+    if mask.ndim < 2:
+        raise IndexError(f"{_NAME}: Dimension out of range: attn_mask is (..., L, S), but has {mask.ndim} dims")
+
+
+def _joint(shapes: list[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """What leading dims broadcast to."""
+    ndim = max(map(len, shapes))
+    found: list[Any] = [1] * ndim
+    for shape in shapes:
+        for place, size in enumerate(shape, ndim - len(shape)):
+            if isinstance(size, int) and size == 1:
+                continue
+            have = found[place]
+            _require(
+                not (isinstance(have, int) and isinstance(size, int)) or have in (1, size),
+                f"The size of tensor a ({have}) must match the size of tensor b ({size}) at non-singleton "
+                f"dimension {place}",
+            )
+            found[place] = size
+    return tuple(found)
+
+
+def _grouped(query: Any, key: Any, value: Any, enable_gqa: bool) -> Any:
+    """The queries of a head: how many of query's heads share one of key's and value's."""
+    if not enable_gqa:
+        return 1
+    if min(x.ndim for x in (query, key, value)) < 3:
+        raise IndexError(f"{_NAME}: Dimension out of range: enable_gqa needs a dim of heads, the third last")
+    heads, mine, other = (x.shape[-3] for x in (query, key, value))
+    _require(
+        mine > 0 and mine == other and heads % mine == 0,
+        "Number of heads in key and value must divide the number of heads in query and be the same, but got "
+        f"query {heads}, key {mine}, value {other}",
+    )
+    return heads // mine
+
+
+def _flat(x: Any, lead: tuple[Any, ...], last: tuple[Any, ...], heads: tuple[Any, ...]) -> Any:
+    """x as [n, *heads, *last]: the leading dims before the heads are one."""
+    whole = expand.handle(x, (*lead, *last)) if tuple(x.shape) != (*lead, *last) else x
+    sizes = (d.numel(lead[:-1]), *heads, *last)
+    return whole if tuple(whole.shape) == sizes else reshape.handle(whole, sizes)
+
+
+def _operands(
+    query: Any, key: Any, value: Any, mask: Any, members: Any
+) -> tuple[Any, Any, Any, Any, tuple[Any, ...]]:
+    """The arrays as `attend` takes them, and the leading dims of the result."""
+    shapes = [tuple(x.shape[:-2]) for x in (query, key, value)]
+    if members != 1:
+        shapes[0] = (*shapes[0][:-1], shapes[1][-1])
+    lead = _joint(shapes) or (1,)
+    heads = lead[-1]
+    rows, width = tuple(query.shape[-2:]), tuple(value.shape[-2:])
+    own = (*lead[:-1], heads * members)
+    q = permute.handle(_flat(query, own, rows, (heads, members)), (0, 3, 1, 2, 4))
+    k, v = (permute.handle(_flat(x, lead, tuple(x.shape[-2:]), (heads,)), (0, 2, 1, 3)) for x in (key, value))
+    if mask is not None:
+        mask = _flat(mask, own, (rows[0], width[0]), (heads, members))
+    return q, k, v, mask, own
+
+
+def _sizes(query: Any, key: Any, value: Any, mask: Any) -> None:
+    """RuntimeError for sizes that do not fit."""
+
+    def differ(a: Any, b: Any) -> bool:
+        return isinstance(a, int) and isinstance(b, int) and a != b
+
+    (length, e), (keys, inner), values = query.shape[-2:], key.shape[-2:], value.shape[-2]
+    _require(
+        not differ(e, inner),
+        f"mat1 and mat2 shapes cannot be multiplied: query has {e} elements a row, key {inner}",
+    )
+    _require(not differ(keys, values), f"key has {keys} rows, value has {values}: the size must match")
+    if mask is not None:
+        for have, want, place in zip(mask.shape[-2:], (length, keys), (-2, -1)):
+            _require(
+                have == 1 or not differ(have, want),
+                f"The size of tensor a ({want}) must match the size of tensor b ({have}) at non-singleton "
+                f"dimension {place}: attn_mask is (..., L, S)",
+            )
+
+
+def _samples(rng: Any, t: str) -> list[Sample]:
+    """With every argument; arrays of 2 to 4 dims."""
+
+    def three(*shapes: tuple[int, ...]) -> tuple[Any, ...]:
+        return tuple(d.array(rng, shape, t, -1, 1) for shape in shapes)
+
+    same = ((2, 3, 5, 4),) * 3
+    return [
+        Sample(three(*same), {"is_causal": True}),
+        Sample((*three((2, 4, 3, 4), (2, 2, 6, 4), (2, 2, 6, 3)),), {"enable_gqa": True, "scale": 0.3}),
+        Sample((*three((3, 4), (5, 4), (5, 2)), d.array(rng, (3, 5), t, -1, 1))),
+        Sample((*three((2, 3, 4), (1, 6, 4), (2, 6, 4)), d.array(rng, (3, 6), "bool"))),
+    ]
+
+
+def _reference(
+    np: Any, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: Any = None, enable_gqa: bool = False,
+) -> Any:  # fmt: skip
+    if enable_gqa:
+        key, value = (np.repeat(x, query.shape[-3] // x.shape[-3], -3) for x in (key, value))
+    x = query @ np.swapaxes(key, -1, -2) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    if attn_mask is not None:
+        x = np.where(attn_mask, x, -np.inf) if attn_mask.dtype == bool else x + attn_mask
+    if is_causal:
+        x = np.where(np.tri(*x.shape[-2:], dtype=bool), x, -np.inf)
+    top = x.max(-1, keepdims=True, initial=-np.inf)
+    e = np.exp(x - np.where(top == -np.inf, 0, top))
+    total = e.sum(-1, keepdims=True)
+    return ((e / np.where(total == 0, 1, total)) @ value).astype(query.dtype)
+
+
+@public(
+    _NAME,
+    method=False,
+    layer=True,
+    samples=_samples,
+    reference=d.reference(_reference),
+    differs="with dropout all weights are in memory at once",
+    failures=d.failures(
+        ((d.Zeros(3), d.Zeros(2, 3), d.Zeros(2, 3)), {}, RuntimeError, "at least 2 dimensional"),
+        ((d.Zeros(2, 3), d.Zeros(2, 3), d.Zeros(2, 3, dtype="float64")), {}, RuntimeError, "same dtype"),
+        ((d.Zeros(2, 3), d.Zeros(2, 4), d.Zeros(2, 3)), {}, RuntimeError, "cannot be multiplied"),
+        ((d.Zeros(2, 3),) * 3, {"dropout_p": 1.5}, RuntimeError, "dropout probability"),
+        ((d.Zeros(2, 3), d.Zeros(2, 3), d.Zeros(2, 3), d.Zeros(2, 3)), {}, RuntimeError, "must match the size"),
+        (("text",) * 3, {}, TypeError, _NAME),
+    ),
+)  # fmt: skip
+def scaled_dot_product_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: Any = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """softmax(query @ key^T * scale + attn_mask) @ value, without a matrix of all scores in memory.
+
+    `query` (..., L, E), `key` (..., S, E), `value` (..., S, V) of one float dtype, leading dims broadcast. A
+    bool `attn_mask` (..., L, S) says which keys are looked at, another is added; `is_causal`: a query looks
+    at keys up to its own position. A query that looks at no key gives zeros. `scale` is 1 / sqrt(E). With
+    `enable_gqa` several heads of `query` share one of `key` and `value` (the third last dim). RuntimeError
+    for sizes, dtypes or a `dropout_p` that do not fit.
+
+    >>> kiln.nn.functional.scaled_dot_product_attention(
+    ...     kiln.zeros(1, 2), kiln.zeros(2, 2), kiln.tensor([[1.0, 0.0], [0.0, 1.0]])
+    ... )
+    tensor([[0.5000, 0.5000]])
+    """
+    _check(query, key, value, attn_mask)
+    if not 0 <= dropout_p <= 1:
+        raise RuntimeError(f"dropout probability has to be between 0 and 1, but got {dropout_p}")
+    _sizes(query, key, value, attn_mask)
+    members = _grouped(query, key, value, enable_gqa)
+    if scale is None:
+        e = query.shape[-1]
+        if isinstance(e, int):
+            scale = 1 / math.sqrt(e) if e else 1.0
+        else:
+            query, scale = query * (d.number(query, e) ** -0.5), 1.0
+    q, k, v, mask, lead = _operands(query, key, value, attn_mask, members)
+    causal = bool(is_causal)
+    if dropout_p > 0:
+        n, length, heads, r, _ = q.shape
+        drawn = reserve((n, heads, r, length, k.shape[1]), None)
+        out = attend_dropped.handle(q, k, v, float(scale), float(dropout_p), *drawn, mask, causal)
+    else:
+        run = attend_written if WRITTEN[0] else attend
+        out = run.handle(q, k, v, float(scale), mask, causal)
+    out = permute.handle(out, (0, 2, 3, 1, 4))
+    shape = (*(lead if max(x.ndim for x in (query, key, value)) > 2 else ()), *out.shape[3:])
+    return out if tuple(out.shape) == shape else reshape.handle(out, shape)
