@@ -1,12 +1,11 @@
 """Attention: what its kernels are, and their LLVM text.
 
-    out = softmax(q k^T * scale + mask) v             for every batch index n, head h and member r of its group
+    out = softmax(q k^T * scale + mask) v          for every batch index n, head h, member r of its group
 
     query [n, l, h, r, e]     key [n, s, h, e]     value [n, s, h, v]     mask [n, h, r, l, s]
 
-A block of ROWS (48) queries meets all keys at once: its scores lie in memory of the call's own, so a softmax of
-whole rows needs no second thoughts, and what a kernel computes is what the products and reductions written
-out do, bit by bit:
+A block of ROWS (48) queries meets all keys at once: its scores lie in memory of the call's own, so a softmax
+is one of whole rows, and a kernel computes what the products and reductions written out do, bit by bit:
 
     forward, a unit: UNIT_BLOCKS blocks of queries of one head
         each block:   S = q k^T;  weigh S;  sums = S v;  out = sums / sum of the weights
@@ -23,9 +22,9 @@ beyond its last query are left out: their weights are 0, and so they add nothing
 Keys and values are packed once per head, into panels that a tile reads (matmul_tile.py), and the block's rows
 too; every product is the routine multiply.
 
-Kernel arguments: `ptr` = the operands, then memory of `regions`; `arg` = the sizes n h r l s e v, the words of
-a call's memory, where each region begins, for every operand its strides (in elements) along (n, h, r, row,
-column), the numbers.
+Kernel arguments: `ptr` = the operands, then memory of `regions`; `arg` = the sizes n h r l s e v, the 64-bit
+words of a call's memory, where each region begins, for every operand its strides (in elements) along (n, h,
+r, row, column), the numbers.
 """
 
 from __future__ import annotations
@@ -34,10 +33,12 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from kiln.codegen.attention_rows import Mask, deliver, slopes, weigh
+from kiln.codegen.code import Value
 from kiln.codegen.compile import Library
-from kiln.codegen.emit import Expression, Value
+from kiln.codegen.emit import Expression
 from kiln.codegen.matmul import library as product_library
 from kiln.codegen.matmul import product
+from kiln.codegen.matmul_pack import clear
 from kiln.codegen.matmul_text import Routine, module
 from kiln.codegen.matmul_tile import (
     EDGE,
@@ -50,7 +51,6 @@ from kiln.codegen.matmul_tile import (
     identity,
     shapes,
 )
-from kiln.codegen.matmul_pack import clear
 from kiln.codegen.nest import TEXTS
 from kiln.codegen.target import Target
 from kiln.ops.kinds import ATTENTION_ROWS as ROWS
@@ -146,7 +146,7 @@ def _verify(spec: AttentionSpec) -> None:
 
 
 def multiply(target: Target, element: Element) -> Routine:
-    """The routine multiply: c = a b, or c + a b, by tiles; `columns` of c are written to the next whole panel.
+    """The routine multiply: c = a b, or c + a b, by tiles; c's columns are written to whole panels.
 
     each panel of columns:  each segment of depth:  tiles of rows, the tallest first, then an edge tile
     """
@@ -341,10 +341,10 @@ class _Driver:
         self, a: tuple[str, str, str], b: tuple[str, str, str], c: _Rows, depth: str, shape: tuple[str, str],
         fresh: str = "true",
     ) -> None:  # fmt: skip
-        """c = a b: `a` by its strides along rows and depth, `b` by those from panel to panel and along depth."""
+        """c = a b: `a` by its strides along rows and depth, `b` by those of its panels and along depth."""
         self.code.run(
-            "multiply", f"ptr {a[0]}", *a[1:], f"ptr {b[0]}", *b[1:], f"ptr {c.place}", c.pitch, depth, *shape,
-            f"i1 {fresh}",
+            "multiply", f"ptr {a[0]}", *a[1:], f"ptr {b[0]}", *b[1:], f"ptr {c.place}", c.pitch, depth,
+            *shape, f"i1 {fresh}",
         )  # fmt: skip
 
     def _across(self, region: str, width: str) -> tuple[str, str, str]:
@@ -376,9 +376,9 @@ class _Driver:
         self._multiply(
             self._across("query", "e"), self._turned("kt", "e"), scores, size["e"], (rows, columns)
         )
-        mask, steps = "null", ("0", "0")
+        mask, steps = "null", ["0", "0"]
         if self.spec.mask is not None:
-            mask, steps = self._rows_of("m", head, r, row).place, tuple(self.stride["m"][3:])
+            mask, steps = self._rows_of("m", head, r, row).place, self.stride["m"][3:]
         kind = "double" if self.element.summed == "f64" else "float"
         code.run(
             "weigh", f"ptr {scores.place}", scores.pitch, rows, columns, size["s"], row,

@@ -102,8 +102,8 @@ class _Weigh(Rows):
         kind = "double" if element.summed == "f64" else "float"
         super().__init__(
             target, element, "weigh",
-            f"ptr %scores, i64 %pitch, i64 %rows, i64 %count, i64 %keys, i64 %first, {kind} %scale, ptr %shares,"
-            " ptr %mask, i64 %mr, i64 %mc",
+            f"ptr %scores, i64 %pitch, i64 %rows, i64 %count, i64 %keys, i64 %first, {kind} %scale,"
+            " ptr %shares, ptr %mask, i64 %mr, i64 %mc",
         )  # fmt: skip
         self.mask, self.causal = mask, causal
 
@@ -147,7 +147,7 @@ class _Weigh(Rows):
 
     def _x(self, row: str, column: str, count: str | None) -> Value:
         """16 scores, scaled and masked, stored; `count` keys exist there at most (None: all)."""
-        code, machine = self.code, self.machine
+        machine = self.machine
         x = machine.instruction("fmul", self.read(row, column), Value("%scale", self.type))
         low = machine.spread(self.number(-INFINITY), LANES)
         if self.mask is not None:
@@ -219,7 +219,7 @@ def slopes(target: Target, element: Element) -> Routine:
 
 
 def deliver(target: Target, element: Element) -> Routine:
-    """The routine deliver: dst = src * factor, rounded to the dtype; factors of the rows are `fs` bytes apart.
+    """The routine deliver: dst = src * factor, rounded to the dtype; rows' factors are `fs` bytes apart.
 
     A row of src is whole vectors, a row of dst `columns` elements side by side.
     """

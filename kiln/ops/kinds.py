@@ -219,8 +219,8 @@ ATTENTION_ROWS = 48  # queries whose products are one chain in the gradients of 
 
 
 def _attention(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
-    """attention([g [n,l,h,r,v],] query [n,l,h,r,e], key [n,s,h,e], value [n,s,h,v], scale[, mask [n,h,r,l,s]];
-    causal): the output [n,l,h,r,v], or the gradient of the operand that the rule names
+    """attention([g,] query, key, value, scale[, mask]; causal): the output, or the gradient of the operand
+    that the rule names; query [n,l,h,r,e], key [n,s,h,e], value [n,s,h,v], mask [n,h,r,l,s], g [n,l,h,r,v]
     """
     arrays = [v for v in inputs if v.ndim > 0 or not v.weak]
     given = 1 if op.rule != "output" else 0

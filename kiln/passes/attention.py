@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kiln.codegen.attention import DIMS, SIZES, AttentionSpec, Mask, attention_ir, library
+from kiln.codegen.attention import DIMS, SIZES, AttentionSpec, attention_ir, library
+from kiln.codegen.attention_rows import Mask
 from kiln.codegen.compile import object_for
 from kiln.codegen.target import Target, host_target
-from kiln.graph.graph import Node, Shape, Value
-from kiln.graph.size import Dim, product
+from kiln.graph.graph import Shape, Value
+from kiln.graph.size import Dim
 from kiln.ops.kinds import COMPUTE
 from kiln.ops.scalar import convert
 from kiln.passes.build import Builder
@@ -96,7 +97,8 @@ def _launch(
     size = {"f32": 4, "f64": 8}[COMPUTE[spec.dtype]]
     words = end if size == 8 else (end + 1) // 2
     args: Shape = (
-        *sizes.values(), words, *starts, *(s for own in strides for s in own), *(v for _, v in builder.numbers)
+        *sizes.values(), words, *starts, *(s for own in strides for s in own),
+        *(v for _, v in builder.numbers),
     )  # fmt: skip
     assert len(strides) == len(spec.operands) and all(len(own) == DIMS for own in strides)
     units = spec.units(sizes)

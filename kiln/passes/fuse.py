@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from heapq import heappop, heappush
 from itertools import chain
+from typing import Any
 
 from kiln.graph.graph import Graph, Node, Shape, Value
 from kiln.ops.apply import apply_pointwise
@@ -31,7 +32,7 @@ from kiln.passes.factors import factors
 from kiln.passes.layout import (
     Chain,
     Layout,
-    Links,
+    concat_places,
     contiguous,
     input_layout,
     is_contiguous,
@@ -136,6 +137,7 @@ class Fusion:
         self.groups: list[Group] = []
         self.readers: dict[int, list[Group]] = {}
         self._framed: dict[Frame, list[Group]] = {}  # those that reduce everything
+        self._attending: dict[tuple[Any, ...], Group] = {}  # by what they read and how
         self._waiting: list[tuple[int, int, bool]] = []  # to explore, the last first: -order and key
         self._values = {id(v): v for v in (*graph.inputs, *(n.out for n in graph.nodes))}
         self.outputs = self._output_arrays()
@@ -264,8 +266,8 @@ class Fusion:
             if node.op.kind == "matmul":
                 reads = factors(self.explorer, node, passed)
             else:
-                read = [v for v in node.inputs[inline:] if not v.weak]
-                reads = [self.explorer.strided(v, None, passed) for v in read]
+                arrays = (v for v in node.inputs[inline:] if not v.weak)
+                reads = [self.explorer.strided(v, None, passed) for v in arrays]
             missing = [r for r in reads if isinstance(r, Value)]
             if not missing:
                 break
@@ -285,7 +287,7 @@ class Fusion:
     def group(self) -> None:
         """Demands, then groups arrays from the first to the last."""
         self._demand()
-        self.groups, self.readers, self._framed = [], {}, {}
+        self.groups, self.readers, self._framed, self._attending = [], {}, {}, {}
         for array in [*self.explorer.arrays.values(), *self.outputs]:
             array.writers = 0
         order = self.explorer.order
@@ -342,7 +344,7 @@ class Fusion:
         """The stores an opaque result is made of, then a scatter's kernel."""
         links = self.explorer.links
         if node.op.kind == "concat":
-            for value, place in _concat_places(links, node):
+            for value, place in concat_places(links, node):
                 self._place(Root(value, array, True, place))
             return
         self._place(Root(node.inputs[0], array, True))
@@ -369,14 +371,15 @@ class Fusion:
         array.writers |= group.bit
 
     def _attention(self, node: Node, array: Array) -> None:
-        """A group of its own, or that of another gradient of the same output: their inputs are the same."""
-        for group in self.groups:
-            if group.kind == "attention" and group.nodes[0].inputs == node.inputs:
-                if group.nodes[0].attrs == node.attrs and "output" not in (node.op.rule, group.nodes[0].op.rule):
-                    group.nodes.append(node)
-                    array.writers |= group.bit
-                    return
-        self._along(node, array, [v for v in node.inputs if not v.weak], 0)
+        """A group of its own, or that of another gradient of the same output."""
+        key = (*map(id, node.inputs), *node.attrs)
+        group = self._attending.get(key)
+        if group is None or any(n.op is node.op for n in group.nodes):
+            self._along(node, array, [v for v in node.inputs if not v.weak], 0)
+            self._attending[key] = self.groups[-1]
+        else:
+            group.nodes.append(node)
+            array.writers |= group.bit
 
     def needs(self, reads: Iterable[Read]) -> int:
         """The groups that write what is read."""
@@ -567,18 +570,6 @@ class Fusion:
             waiting ^= group.bit
             assert not group.before & (waiting | group.bit), f"kernel {group.number} runs before its operands"
         return alive
-
-
-def _concat_places(links: Links, node: Node) -> list[tuple[Value, Chain]]:
-    """Every part of a concatenation and its place."""
-    dim = node.attrs[0]
-    found: list[tuple[Value, Chain]] = []
-    start = 0
-    for value in node.inputs:
-        length = value.shape[dim]
-        found.append((value, links.make("slice", (dim, (start, length, 1)), None, None)))
-        start = start + length
-    return found
 
 
 def fuse(graph: Graph) -> Fusion:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+from contextvars import ContextVar
 from typing import Any
 
-from kiln._core import Tensor
 from kiln.errors import describe, message
 from kiln.ops import declare as d
 from kiln.ops import kinds
@@ -13,10 +13,11 @@ from kiln.ops.attention.primitives import attend, attend_dropped, attend_written
 from kiln.ops.declare import dtype_name, public
 from kiln.ops.random.generator import reserve
 from kiln.ops.record import Sample
+from kiln.ops.unary import rsqrt
 from kiln.ops.views import expand, permute, reshape
 
 _NAME = "scaled_dot_product_attention"
-WRITTEN = [False]  # compute with all scores in memory at once: kiln.nn.attention.sdpa_kernel
+FUSED = ContextVar("fused", default=True)  # else all scores are in memory: kiln.nn.attention.sdpa_kernel
 
 
 def _require(holds: bool, text: str, error: type[Exception] = RuntimeError) -> None:
@@ -60,7 +61,9 @@ def _check(query: Any, key: Any, value: Any, mask: Any) -> None:
         f"{have} and query.dtype: {types['query']}",
     )
     if mask.ndim < 2:
-        raise IndexError(f"{_NAME}: Dimension out of range: attn_mask is (..., L, S), but has {mask.ndim} dims")
+        raise IndexError(
+            f"{_NAME}: Dimension out of range: attn_mask is (..., L, S), but has {mask.ndim} dims"
+        )
 
 
 def _joint(shapes: list[tuple[Any, ...]]) -> tuple[Any, ...]:
@@ -180,13 +183,14 @@ def _reference(
     layer=True,
     samples=_samples,
     reference=d.reference(_reference),
+    dtypes="float32 bfloat16",
     differs="with dropout all weights are in memory at once",
     failures=d.failures(
         ((d.Zeros(3), d.Zeros(2, 3), d.Zeros(2, 3)), {}, RuntimeError, "at least 2 dimensional"),
         ((d.Zeros(2, 3), d.Zeros(2, 3), d.Zeros(2, 3, dtype="float64")), {}, RuntimeError, "same dtype"),
         ((d.Zeros(2, 3), d.Zeros(2, 4), d.Zeros(2, 3)), {}, RuntimeError, "cannot be multiplied"),
         ((d.Zeros(2, 3),) * 3, {"dropout_p": 1.5}, RuntimeError, "dropout probability"),
-        ((d.Zeros(2, 3), d.Zeros(2, 3), d.Zeros(2, 3), d.Zeros(2, 3)), {}, RuntimeError, "must match the size"),
+        ((d.Zeros(2, 3),) * 4, {}, RuntimeError, "must match the size"),
         (("text",) * 3, {}, TypeError, _NAME),
     ),
 )  # fmt: skip
@@ -224,7 +228,7 @@ def scaled_dot_product_attention(
         if isinstance(e, int):
             scale = 1 / math.sqrt(e) if e else 1.0
         else:
-            query, scale = query * (d.number(query, e) ** -0.5), 1.0
+            query, scale = query * rsqrt(d.number(query, e)), 1.0
     q, k, v, mask, lead = _operands(query, key, value, attn_mask, members)
     causal = bool(is_causal)
     if dropout_p > 0:
@@ -232,7 +236,7 @@ def scaled_dot_product_attention(
         drawn = reserve((n, heads, r, length, k.shape[1]), None)
         out = attend_dropped.handle(q, k, v, float(scale), float(dropout_p), *drawn, mask, causal)
     else:
-        run = attend_written if WRITTEN[0] else attend
+        run = attend if FUSED.get() else attend_written
         out = run.handle(q, k, v, float(scale), mask, causal)
     out = permute.handle(out, (0, 2, 3, 1, 4))
     shape = (*(lead if max(x.ndim for x in (query, key, value)) > 2 else ()), *out.shape[3:])

@@ -84,7 +84,8 @@ def gradient(
 def over_queries(left: Any, right: Any) -> Any:
     """[n, h, s, e]: the sum over a group's queries of left [n, h, r, l, s] times right [n, h, r, l, e]."""
     n, h, members, queries, keys = left.shape
-    total = right.graph.add(find("full"), (constant(right.graph, 0),), ((n, h, keys, right.shape[4]), right.dtype))
+    shape, zero = (n, h, keys, right.shape[4]), constant(right.graph, 0)
+    total = right.graph.add(find("full"), (zero,), (shape, right.dtype))
     for r in range(members):
         for start in range(0, queries, ATTENTION_ROWS):
             rows = (start, min(ATTENTION_ROWS, queries - start), 1)
