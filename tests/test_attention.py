@@ -1,4 +1,4 @@
-"""scaled_dot_product_attention: values and gradients beside NumPy and PyTorch, and the same bits whichever way."""
+"""scaled_dot_product_attention: values and gradients beside NumPy and PyTorch; the same bits by any way."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def test_gradcheck(kind: str) -> None:
 
 
 def test_dropout() -> None:
-    """Zero weights with the probability, the others scaled: of ones the mean stays; all dropped gives zeros."""
+    """Zero weights with the probability, the others scaled: the mean stays; all dropped gives zeros."""
     x = kiln.zeros(2, 100, 8)
     values = kiln.eye(100).expand(2, 100, 100)
     kiln.manual_seed(0)
