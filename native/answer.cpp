@@ -105,6 +105,7 @@ std::unique_ptr<Program> read_program(Answer& answer, size_t inputs) {
         }
         step.units = slot();
         step.grain = slot();
+        step.scratch = int32_t(answer.integer(-1, slots));
         step.pointers = answer.list([&] {
             uint32_t to = buffer();
             auto offset = int32_t(answer.integer(-1, slots));

@@ -49,19 +49,39 @@ void note_launch(const std::string& name, double seconds) {
 
 }  // namespace
 
+namespace {
+
+// A range of units, with the thread's own memory.
+void run_range(KernelFunction function, void* const* pointers, const int64_t* args, const Scratch& scratch,
+               int64_t begin, int64_t end, int thread) {
+    SmallVector<void*, 16> own;
+    own.resize(scratch.place + 1);
+    std::copy_n(pointers, scratch.place, own.data());
+    own[scratch.place] = scratch.start + size_t(thread) * scratch.bytes;
+    function(own.data(), args, begin, end);
+}
+
+bool worth_threads(int64_t units, int64_t grain) { return units > grains_worth_it * grain; }
+
+}  // namespace
+
 void launch(Kernel& kernel, const std::string& name, void* const* pointers, const int64_t* args,
-            int64_t units, int64_t grain) {
+            int64_t units, int64_t grain, const Scratch* scratch) {
     if (units <= 0) return;
     KernelFunction function = code_of(kernel);
     auto start = std::chrono::steady_clock::time_point();
     bool timed = profile().on;
     if (timed) [[unlikely]]
         start = std::chrono::steady_clock::now();
-    if (units <= grains_worth_it * grain) {
+    auto range = [&](int64_t begin, int64_t end, int thread) {
+        scratch ? run_range(function, pointers, args, *scratch, begin, end, thread)
+                : function(pointers, args, begin, end);
+    };
+    if (!worth_threads(units, grain)) {
         FloatEnvironment environment;
-        function(pointers, args, 0, units);
+        range(0, units, 0);
     } else {
-        parallel_for(units, grain, [&](int64_t begin, int64_t end) { function(pointers, args, begin, end); });
+        parallel_for(units, grain, range, scratch ? scratch->threads : get_num_threads());
     }
     if (timed) [[unlikely]]
         note_launch(name, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
@@ -170,13 +190,34 @@ void locate(const Program& program, const TempPlan& plan, std::span<const Input>
     }
 }
 
+// What each thread has of the scratch memory, and how many there are.
+Scratch scratch_of(const Step& step, const int64_t* slots, int threads) {
+    constexpr size_t line = 64;  // no two threads share one
+    if (step.scratch < 0) return {};
+    const size_t bytes = checked_nbytes(slots[step.scratch], sizeof(int64_t));
+    if (!worth_threads(slots[step.units], slots[step.grain])) threads = 1;
+    return {nullptr, (bytes + line - 1) / line * line, threads, step.pointers.size()};
+}
+
+// The scratch memory that the hungriest step needs.
+StorageRef scratch_memory(const Program& program, const int64_t* slots, int threads) {
+    size_t most = 0;
+    for (const Step& step : program.steps) {
+        const Scratch scratch = scratch_of(step, slots, threads);
+        most = std::max(most, checked_nbytes(scratch.threads, scratch.bytes));
+    }
+    return most ? allocate(most) : StorageRef();
+}
+
 void launch_steps(const Program& program, const int64_t* slots, const SmallVector<std::byte*, 16>& starts,
-                  Unlocked& unlocked) {
+                  void* memory, int threads, Unlocked& unlocked) {
     SmallVector<void*, 16> pointers;
     Dims args;
     for (const Step& step : program.steps) {
         if (step.kernel < 0) continue;
         unlocked.stop_if_interrupted();
+        Scratch scratch = scratch_of(step, slots, threads);
+        scratch.start = static_cast<std::byte*>(memory);
         pointers.resize(step.pointers.size());
         for (size_t i = 0; i < pointers.size(); ++i) {
             const Pointer& p = step.pointers[i];
@@ -185,7 +226,7 @@ void launch_steps(const Program& program, const int64_t* slots, const SmallVecto
         args.resize(step.args.size());
         for (size_t i = 0; i < step.args.size(); ++i) args[i] = slots[step.args[i]];
         launch(*program.kernels[step.kernel], program.name, pointers.data(), args.data(), slots[step.units],
-               std::max<int64_t>(slots[step.grain], 1));
+               std::max<int64_t>(slots[step.grain], 1), step.scratch < 0 ? nullptr : &scratch);
     }
 }
 
@@ -207,6 +248,8 @@ void run(const Program& program, const int64_t* slots, std::span<const Input> in
     for (Kernel* kernel : program.kernels) code_of(*kernel);
     const TempPlan& plan = plan_temps(program, slots);
     StorageRef temps = plan.bytes ? allocate(plan.bytes) : StorageRef();
+    const int threads = get_num_threads();
+    StorageRef scratch = scratch_memory(program, slots, threads);
     SmallVector<std::byte*, 16> starts;
     locate(program, plan, inputs, outputs, temps ? temps->data : nullptr, starts);
     Unlocked unlocked;
@@ -216,7 +259,7 @@ void run(const Program& program, const int64_t* slots, std::span<const Input> in
         for (const StorageRef& output : outputs) unlocked.writes(*output);
         unlocked.begin(long_run);
     }
-    launch_steps(program, slots, starts, unlocked);
+    launch_steps(program, slots, starts, scratch ? scratch->data : nullptr, threads, unlocked);
 }
 
 }  // namespace kiln

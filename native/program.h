@@ -28,9 +28,18 @@ Kernel& kernel_of(const std::string& key);
 KernelFunction code_of(Kernel& kernel);
 void give_code(Kernel& kernel, std::span<const uint8_t> object);
 
+// Memory that is each thread's own in a launch: thread t's begins at start + t * bytes, and is
+// pointers[place].
+struct Scratch {
+    std::byte* start;
+    size_t bytes;
+    int threads;
+    size_t place;
+};
+
 // Runs units [0, units) of a kernel on the pool; the profile counts it under `function`, for whom it runs.
 void launch(Kernel& kernel, const std::string& function, void* const* pointers, const int64_t* args,
-            int64_t units, int64_t grain);
+            int64_t units, int64_t grain, const Scratch* scratch = nullptr);
 
 struct Buffer {
     enum Kind : uint8_t { input, output, temp } kind;
@@ -48,8 +57,9 @@ struct Pointer {
 struct Step {
     int32_t kernel = -1;  // -1: free `buffer`
     uint32_t buffer = 0;
-    int32_t units = 0;  // slot
-    int32_t grain = 0;  // slot
+    int32_t units = 0;     // slot
+    int32_t grain = 0;     // slot
+    int32_t scratch = -1;  // slot: 64-bit words of each thread's own, behind one more pointer; -1: none
     std::vector<Pointer> pointers;
     std::vector<int32_t> args;  // slots
 };

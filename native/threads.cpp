@@ -57,15 +57,17 @@ bool spin(Ready ready) {
 
 // One parallel_for. Lives on its caller's stack; a worker may look at it only between joining and leaving.
 struct Job {
-    FunctionRef<void(int64_t, int64_t)> body;
+    FunctionRef<void(int64_t, int64_t, int)> body;
     const int64_t units, chunk;
     std::atomic<int64_t> next{0};
+    std::atomic<int> threads{0};
 
     void work() {
         const FloatEnvironment environment;
+        const int thread = threads.fetch_add(1, std::memory_order_relaxed);
         inside_job = true;
         for (int64_t begin; (begin = next.fetch_add(chunk, std::memory_order_relaxed)) < units;)
-            body(begin, std::min(begin + chunk, units));
+            body(begin, std::min(begin + chunk, units), thread);
         inside_job = false;
     }
 };
@@ -270,20 +272,21 @@ void set_num_threads(int count) {
     thread_count.store(count, std::memory_order_relaxed);
 }
 
-void parallel_for(int64_t units, int64_t grain, FunctionRef<void(int64_t begin, int64_t end)> body) {
+void parallel_for(int64_t units, int64_t grain,
+                  FunctionRef<void(int64_t begin, int64_t end, int thread)> body, int threads) {
     if (units <= 0) return;
     grain = std::max<int64_t>(grain, 1);
     if (units > grain && !inside_job) {
-        const int64_t grains = (units - 1) / grain + 1, threads = get_num_threads();
+        const int64_t grains = (units - 1) / grain + 1;
         const int64_t chunk = grain * ((grains - 1) / (threads * chunks_per_thread) + 1);
-        const int64_t helpers = std::min(threads, (units - 1) / chunk + 1) - 1;
+        const int64_t helpers = std::min<int64_t>(threads, (units - 1) / chunk + 1) - 1;
         if (helpers > 0) {
             Job job{body, units, chunk};
             if (the_pool().run(job, int(helpers))) return;
         }
     }
     const FloatEnvironment environment;
-    body(0, units);
+    body(0, units, 0);
 }
 
 // ---- stack ----

@@ -30,16 +30,19 @@ private:
     Result (*call_)(void*, Args...);
 };
 
-// Calls body(begin, end) on disjoint ranges that together are [0, units), from this thread and the pool's,
-// and returns when all are done. Ranges are multiples of `grain` long, except the last; with one
-// range, one thread, inside another parallel_for, or while another thread uses the pool, the body runs here
-// in one call. The body must not throw and must not touch the interpreter; it runs in the default
-// float environment.
-void parallel_for(int64_t units, int64_t grain, FunctionRef<void(int64_t begin, int64_t end)> body);
-
 // How many threads one parallel_for uses at most, this one included. At first KILN_NUM_THREADS, or the
 // physical cores this process may run on.
 int get_num_threads();
+
+// Calls body(begin, end, thread) on disjoint ranges that together are [0, units), from this thread and the
+// pool's, and returns when all are done. Ranges are multiples of `grain` long, except the last; with one
+// range, one thread, inside another parallel_for, or while another thread uses the pool, the body runs here
+// in one call. `thread` is each one's own, below `threads`. The body must not throw and
+// must not touch the interpreter; it runs in the default float environment.
+void parallel_for(int64_t units, int64_t grain,
+                  FunctionRef<void(int64_t begin, int64_t end, int thread)> body,
+                  int threads = get_num_threads());
+
 void set_num_threads(int count);  // Error{runtime} unless 1 <= count <= 1024
 
 // Raises where this thread has less stack left: a product has 225 KiB there. A nanosecond.

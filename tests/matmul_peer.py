@@ -46,7 +46,8 @@ def run(
     assert not spec.row or sizes[1] == 1
     arg = np.array([*sizes, *strides, *words], np.int64)
     arrays = (a, b, *operands)
-    ptr = (ctypes.c_void_p * len(arrays))(*(x.ctypes.data for x in arrays))
+    scratch = np.full(spec.scratch, 0x5A5A5A5A5A5A5A5A)
+    ptr = (ctypes.c_void_p * (len(arrays) + 1))(*(x.ctypes.data for x in (*arrays, scratch)))
     places = [0, *cuts, spec.units(sizes[0], sizes[1], sizes[2])]
     for begin, end in reversed(list(itertools.pairwise(places))):
         kernel(spec, target)(ptr, arg.ctypes.data, begin, end)

@@ -82,7 +82,8 @@ def run(
     arg = [1, m, images * columns, k, 0, *own[:2], 0, 0, 0, *own[2:], *words(look.k), *words(n), columns]
     arg_array = np.array(arg, np.int64)
     start = x.ctypes.data + look.first * x.itemsize
-    ptr = (ctypes.c_void_p * 3)(a.ctypes.data, start, out.ctypes.data)
+    scratch = np.full(spec.scratch, 0x5A5A5A5A)
+    ptr = (ctypes.c_void_p * 4)(a.ctypes.data, start, out.ctypes.data, scratch.ctypes.data)
     places = [0, *cuts, spec.units(1, m, images * columns)]
     for begin, end in reversed(list(pairwise(places))):
         kernel(spec, target)(ptr, arg_array.ctypes.data, begin, end)

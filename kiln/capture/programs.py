@@ -124,7 +124,9 @@ def _step(step: Any, slots: Slots) -> tuple[Any, ...]:
     pointers = [
         (b, -1 if offset == 0 else slots.of(offset), itemsize) for b, offset, itemsize in step.pointers
     ]
-    return step.kernel, slots.of(step.grid), slots.of(step.grain), pointers, [slots.of(a) for a in step.args]
+    scratch = -1 if step.scratch == 0 else slots.of(step.scratch)
+    args = [slots.of(a) for a in step.args]
+    return step.kernel, slots.of(step.grid), slots.of(step.grain), scratch, pointers, args
 
 
 # ---- pointwise functions ----------------------------------------------------------------------------

@@ -8,8 +8,9 @@ depend on who does which block.
         pointers of every operand at the unit's first column;  count = columns in it, at most `block`
         ...                                                     (the kernel's own)
 
-Kernel arguments: `ptr` = the operands (then scratch memory); `arg` = numbers of the kernel's own, the size of
-every column dim, then for every operand its strides (in elements) along the dim and along every column dim.
+Kernel arguments: `ptr` = the operands, then the thread's scratch memory if the kernel needs any; `arg` =
+numbers of the kernel's own, the size of every column dim, then for every operand its strides (in elements)
+along the dim and along every column dim.
 """
 
 from __future__ import annotations

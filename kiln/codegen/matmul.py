@@ -11,13 +11,12 @@ One kernel serves every layout: strides are arguments, and what to pack is decid
 one row (or one column, which is the row of the transposed product) have a kernel of their own: matmul_row.py.
 
     kernel(begin .. end):             a unit: one batch index, UNIT_ROWS rows, UNIT_BYTES of columns
-        each run of units of the same columns (their rows are neighbours, and are done as one block):
-            each panel of two vectors of columns, each segment of k:
-                B as it lies, or packed on the stack
-                tiles of rows:        old sums + this segment's -> buffer, or a plain product's output
-            finish the rows           (not where whole panels went to the output)
+        units side by side are runs, each segment of k of a run:
+            B as it lies, or packed
+            tiles:       old sums + this segment's -> scratch memory, or a plain product's output
+            finish       (not where whole panels went to the output)
 
-Kernel arguments: `ptr` = A, B, then the operands; `arg` = batch, m, n, k; the strides, in elements, of A
+Kernel arguments: `ptr` = A, B, the operands, the thread's scratch memory; `arg` = batch, m, n, k; the strides, in elements, of A
 (batch, m, k), of B (batch, k, n), of every operand (batch, m, n); then the numbers. Any stride may be 0 or
 negative. Outputs must not overlap A or B; an output may be one of the other operands.
 """
@@ -28,19 +27,19 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from kiln.codegen.compile import Library
-from kiln.codegen.matmul_drive import UNIT_BYTES, UNIT_ROWS, drive, frame_bytes
+from kiln.codegen.matmul_drive import SCRATCH_BYTES, drive
 from kiln.codegen.matmul_finish import Arguments, finish
 from kiln.codegen.matmul_pack import copy, turn
 from kiln.codegen.matmul_row import UNIT_COLUMNS, beside, drive_row, gathered, turned
 from kiln.codegen.matmul_text import module
 from kiln.codegen.matmul_tile import Element, element_of, identity, tile
+from kiln.codegen.matmul_units import UNIT_BYTES, UNIT_ROWS
 from kiln.codegen.matmul_window import nowhere, places, window
 from kiln.codegen.nest import TEXTS, Nest, Operand
 from kiln.codegen.target import Target
 from kiln.codegen.verify import refuse, verify_nest
 from kiln.ops.scalar import REDUCE, Scalar, program_text, topological
 
-STACK_BYTES = 232 * 1024  # the most one call uses of its thread's stack
 
 
 class MatmulSpec(NamedTuple):
@@ -66,6 +65,11 @@ class MatmulSpec(NamedTuple):
         """The canonical text: printed form and cache key."""
         return _text(self)
 
+    @property
+    def scratch(self) -> int:
+        """The 64-bit words of memory that each thread needs to itself."""
+        return 0 if self.row else SCRATCH_BYTES // 8
+
     def units(self, batch: Any, m: Any, n: Any) -> Any:
         """The units of work of a launch, on ints or symbolic sizes: the kernel's range is 0 .. units."""
         if self.row:
@@ -90,11 +94,6 @@ def product(dtype: str) -> MatmulSpec:
     return MatmulSpec(dtype, (out,), (), ((1, Scalar("load", (), element.compute, 0)),))
 
 
-def stack_bytes(spec: MatmulSpec, target: Target) -> int:
-    """How much of its thread's stack one call uses, but for a few kilobytes of the driver's state."""
-    return sum(frame_bytes(target, element_of(spec.dtype)))
-
-
 def matmul_ir(spec: MatmulSpec, target: Target) -> str:
     """The LLVM text of the kernel's own object: `kernel` and `finish`, which call functions of its `library`.
 
@@ -103,8 +102,11 @@ def matmul_ir(spec: MatmulSpec, target: Target) -> str:
     _verify(spec, target)
     element = element_of(spec.dtype)
     arguments = Arguments(spec.operands, spec.numbers)
-    plain, place = _plain_output(spec, element), arguments.window if spec.window else None
-    driver = drive_row(target, element) if spec.row else drive(target, element, plain, place)
+    driver = (
+        drive_row(target, element)
+        if spec.row
+        else drive(target, element, arguments, _plain_output(spec), spec.window)
+    )
     routines = [finish(target, element, arguments, spec.stores), driver]
     constants = "" if spec.row else identity(target, element)
     return module(target, routines, f"{constants}\n{nowhere()}" if spec.window else constants)
@@ -113,8 +115,7 @@ def matmul_ir(spec: MatmulSpec, target: Target) -> str:
 def library(spec: MatmulSpec) -> Library:
     """What all kernels of these factors share: everything but the driver and the epilogue."""
     element = element_of(spec.dtype)
-    packing = (copy, turn) if element.widened or not spec.window else ()
-    makers = (beside, turned, gathered) if spec.row else (tile, *packing)
+    makers = (beside, turned, gathered) if spec.row else (tile, copy, turn)
     if spec.window:
         makers = (*makers, places, window)
     return Library(
@@ -133,9 +134,9 @@ def _verify(spec: MatmulSpec, target: Target) -> None:
             raise refuse(f"an epilogue of a matrix product may not hold {node.op}")
 
 
-def _plain_output(spec: MatmulSpec, element: Element) -> int | None:
+def _plain_output(spec: MatmulSpec) -> int | None:
     """The operand (from 1) that takes finished sums as they are, in unit-stride columns, if one does."""
     (k, value), *more = spec.stores
     out = spec.operands[k - 1]
-    product = value.op == "load" and value.data == 0 and not element.widened
+    product = value.op == "load" and value.data == 0 and not element_of(spec.dtype).widened
     return k if product and not more and (out.dtype, out.strides[2]) == (spec.dtype, "1") else None

@@ -1,10 +1,14 @@
-"""The driver of a matmul kernel: units of work to runs, runs to panels of B and tiles of rows.
+"""The driver of a matmul kernel on vectors: runs to blocks of B, some rows of A, and tiles.
 
-    units in order of    batch | group of ROW_UNITS row units | columns | row unit
-    a run                units of the same columns in one group; their rows are one block
+    each run:  each segment of k:
+        B: packed as panels of two vectors of columns, or where it lies
+        each ROWS rows:
+            A: where it lies, or copied
+            each panel:  tiles -> sums        (of a plain product, whole panels: the output is the sums)
+            the last segment:  finish
 
-A group's rows of A stay in the second cache while the columns go by. What the driver does takes the time of
-a few tiles' rows, so it is written to be compiled quickly: it is not optimised (attributes #1).
+A block of B stays in the second cache while all rows go by; a few rows of A stay while all panels go by. The
+driver is not optimised (attributes #1): it is written to be compiled quickly.
 """
 
 from __future__ import annotations
@@ -12,358 +16,240 @@ from __future__ import annotations
 from kiln.codegen.matmul_finish import Arguments
 from kiln.codegen.matmul_pack import clear
 from kiln.codegen.matmul_text import Routine
-from kiln.codegen.matmul_tile import EDGE, SEGMENT, VECTORS, Element, Shape, heights, shapes
-from kiln.codegen.matmul_window import HALF, IMAGE
+from kiln.codegen.matmul_tile import SEGMENT, VECTORS, Element
+from kiln.codegen.matmul_units import UNIT_BYTES, UNIT_ROWS, Driver, Run
 from kiln.codegen.target import Target
 
-UNIT_ROWS = 24
-UNIT_BYTES = 512  # of summed elements: 128 columns of float32, 64 of float64
-ROW_UNITS = 11  # row units in a group, at most: their sums lie on the stack
-DIRECT_UNITS = 22  # ... if all sums go to the output
+WIDE_UNITS = 8  # column units of a block of B
+SUM_UNITS = 2  # ... if their sums do not go to the output
+ROWS = 48  # rows of A at a time
 PACK_ROWS = 64  # a unit-stride B is packed from this many rows; below, it is read where it lies
 PACK_BYTES = 4096  # ... or if its rows are less than a page apart and its vectors straddle no cache lines
 ROW_PITCH = SEGMENT + 16  # elements between copied rows of A, so that rows fall into different cache sets
-CROWDED_ROWS = 4096  # rows of A a multiple of this many bytes apart share one cache set of few lines ...
-CROWDED_HEIGHT = 8  # ... which a taller tile would thrash
+CROWDED = 4096  # bytes: rows of A a multiple of it apart share few cache sets, k so far apart pages: copied
+SUMS_BYTES = 528 << 10  # of sums that are not finished yet
+APART = 128  # bytes between packed panels, which are written side by side
 
 
-def frame_bytes(target: Target, element: Element) -> tuple[int, int, int]:
-    """The driver's arrays on the stack: a packed panel of B, copied rows of A, a run's sums (and a window's
-    tables, which are 5 KB).
-    """
-    copied = heights(target)[0] * ROW_PITCH * element.bytes
-    return (
-        SEGMENT * _panel_bytes(target),
-        copied if element.widened else 0,
-        ROW_UNITS * UNIT_ROWS * UNIT_BYTES,
-    )
+# What lies where in a thread's scratch memory, in bytes; the same for every dtype and target.
+COPIED = WIDE_UNITS * (UNIT_BYTES * SEGMENT + 16 * APART)  # rows of A, after the packed panels of B
+SUMS = COPIED + ROWS * ROW_PITCH * 8
+TABLES = SUMS + SUMS_BYTES
+SCRATCH_BYTES = TABLES + 8 * (SEGMENT + WIDE_UNITS * UNIT_BYTES // 4)
 
 
-def _panel_bytes(target: Target) -> int:
-    return VECTORS * target.vector_bits // 8
+def drive(
+    target: Target, element: Element, arguments: Arguments, plain: int | None, window: bool
+) -> Routine:
+    """The routine kernel; `plain` is the operand that takes whole panels of sums as they are, if one does."""
+    return _Driver(target, element, arguments, plain, window).write()
 
 
-def drive(target: Target, element: Element, plain: int | None, window: int | None = None) -> Routine:
-    """The routine kernel; `plain` is the operand that takes whole panels of sums as they are, if one does;
-    `window` the place of the arguments of a B that is a window.
-    """
-    driver = _Driver(target, element, plain, window)
-    driver.write()
-    return driver.code
+class _Driver(Driver):
+    """The driver under construction."""
 
+    def __init__(
+        self, target: Target, element: Element, arguments: Arguments, plain: int | None, window: bool
+    ) -> None:
+        super().__init__(target, element, arguments, plain, window)
+        self.panel, self.panel_bytes = VECTORS * element.lanes(target), VECTORS * target.vector_bits // 8
+        self.apart = SEGMENT * self.panel_bytes + APART
+        self.wide_units = SUM_UNITS if plain is None else WIDE_UNITS
+        self.pitch = self.wide_units * UNIT_BYTES if window or plain is None else self.panel_bytes
+        self.group_units = SUMS_BYTES // self.pitch // UNIT_ROWS
+        self.b_lies, self.b_step = self.code.slot("ptr"), self.code.slot("i64")
+        self.a_place, self.a_row, self.a_k = self.code.slot("ptr"), self.code.slot("i64"), self.code.slot("i64")
 
-class _Run:
-    """A run: its batch index, first row, rows, first column, columns."""
-
-    def __init__(self, batch: str, row: str, rows: str, column: str, columns: str) -> None:
-        self.batch, self.row, self.rows = batch, row, rows
-        self.column, self.columns = column, columns
-
-
-class _Driver:
-    """The driver under construction; strides in bytes."""
-
-    def __init__(self, target: Target, element: Element, plain: int | None, window: int | None) -> None:
-        self.element, self.plain, self.window = element, plain, window
-        self.heights, self.shapes = heights(target), shapes(target)
-        self.panel_bytes = _panel_bytes(target)
-        self.panel = VECTORS * element.lanes(target)
-        self.columns = UNIT_BYTES // element.bytes
-        self.code = code = Routine(target, "kernel", "ptr %ptr, ptr %arg, i64 %begin, i64 %end", "#1")
-        sizes = frame_bytes(target, element)
-        self.packed_b, self.packed_a, self.buffer = (code.slot("i8", max(size, 1)) for size in sizes)
-        self.b_place, self.b_step = code.slot("ptr"), code.slot("i64")
-        self.a_place, self.a_row, self.a_k = code.slot("ptr"), code.slot("i64"), code.slot("i64")
-        self.k_table = self.n_table = ""
-        self.size: dict[str, str] = {}
-        self.stride: dict[str, str] = {}
-
-    def reach(self, base: str, **steps: str) -> str:
-        """`base` advanced by index * stride for every `stride = index`."""
+    def run(self, run: Run) -> None:
+        """Segments of k, in ascending order; for each, the rows."""
         code = self.code
-        return code.at(base, *(code.mul(index, self.stride[name]) for name, index in steps.items()))
-
-    # -- arguments ----------------------------------------------------------------------------------
-
-    def _arguments(self) -> None:
-        """Sizes and strides; without k, both factors become one zero read everywhere, and k is 1."""
-        code, size = self.code, str(self.element.stored_bytes)
-        empty = code.compare("eq", self._argument(3), "0")
-        zero = code.slot("i64")
-        code.set(zero, "0")
-        self.size = {"m": self._argument(1), "n": self._argument(2)}
-        self.size["k"] = code.choose(empty, "1", self._argument(3))
-        self.a = code.choose(empty, zero, self._pointer(0), "ptr")
-        self.b = code.choose(empty, zero, self._pointer(1), "ptr")
-        for place, name in enumerate(("a_batch", "a_row", "a_k", "b_batch", "b_k", "b_column"), 4):
-            self.stride[name] = code.choose(empty, "0", code.mul(self._argument(place), size))
-        if self.window is not None:
-            look = code.offset("%arg", "i64", str(self.window))
-            self.look = code.choose(empty, "@nowhere", look, "ptr")
-            self.image = self._argument(self.window + IMAGE)
-            self.k_table, self.n_table = code.slot("i64", SEGMENT), code.slot("i64", self.columns)
-        if self.plain is not None:
-            for dim, name in enumerate(("c_batch", "c_row")):
-                self.stride[name] = code.mul(self._argument(Arguments((), ()).stride(self.plain, dim)), size)
-            self.c = self._pointer(self.plain + 1)
-
-    def _argument(self, place: int) -> str:
-        return self.code.op(f"load i64, ptr {self.code.offset('%arg', 'i64', str(place))}")
-
-    def _pointer(self, place: int) -> str:
-        return self.code.op(f"load ptr, ptr {self.code.offset('%ptr', 'ptr', str(place))}")
-
-    # -- units to runs ------------------------------------------------------------------------------
-
-    def write(self) -> None:
-        """Units in runs of one group's rows and the same columns."""
-        code = self.code
-        self._arguments()
-        limit = code.choose(self._all_direct(), str(DIRECT_UNITS), str(ROW_UNITS))
-        unit = code.variable("%begin")
-        with code.during(unit, "%end") as at:
-            row_units = code.ceil_div(self.size["m"], UNIT_ROWS)
-            column_units = code.ceil_div(self.size["n"], self.columns)
-            batch, inside = self._divide(at, code.mul(row_units, column_units))
-            most = self._group_units(row_units, limit)
-            group, inside = self._divide(inside, code.mul(column_units, most))
-            above = code.mul(group, most)
-            height = code.minimum(code.sub(row_units, above), most)
-            column_unit, first = self._divide(inside, height)
-            stop = code.minimum(height, code.add(first, code.sub("%end", at)))
-            code.set(unit, code.add(at, code.sub(stop, first)))
-            row = code.mul(code.add(above, first), str(UNIT_ROWS))
-            end = code.minimum(self.size["m"], code.mul(code.add(above, stop), str(UNIT_ROWS)))
-            column = code.mul(column_unit, str(self.columns))
-            columns = code.minimum(code.sub(self.size["n"], column), str(self.columns))
-            self._run(_Run(batch, row, code.sub(end, row), column, columns))
-
-    def _all_direct(self) -> str:
-        """Whether every run is whole panels whose sums go to the output."""
-        code = self.code
-        if self.plain is None:
-            return "false"
-        panels = code.compare("eq", code.op(f"srem i64 {self.size['n']}, {self.panel}"), "0")
-        if self.window is None:
-            return panels
-        alone = code.compare("eq", self.image, self.size["n"])
-        runs = code.compare("eq", code.op(f"srem i64 {self.image}, {self.columns}"), "0")
-        return code.op(f"or i1 {runs}, {code.both(panels, alone)}")
-
-    def _group_units(self, row_units: str, limit: str) -> str:
-        """The row units of a group: as few groups as may be, all about as large."""
-        code = self.code
-        groups = code.op(f"sdiv i64 {code.sub(code.add(row_units, limit), '1')}, {limit}")
-        return code.op(f"sdiv i64 {code.sub(code.add(row_units, groups), '1')}, {groups}")
-
-    def _divide(self, x: str, y: str) -> tuple[str, str]:
-        quotient = self.code.op(f"sdiv i64 {x}, {y}")
-        return quotient, self.code.sub(x, self.code.mul(quotient, y))
-
-    def _run(self, run: _Run) -> None:
-        """Whole panels of a plain product go to the output, others to the buffer and are finished."""
-        code = self.code
-        into, pitch, direct = self.buffer, str(UNIT_BYTES), "false"
-        batch, column, whole = self._place(run)
-        if self.plain is not None:
-            panels = code.compare("eq", code.op(f"srem i64 {run.columns}, {self.panel}"), "0")
-            direct = code.both(panels, whole)
-            out = self.reach(self.c, c_batch=batch, c_row=run.row)
-            out = code.at(out, code.mul(column, str(self.element.bytes)))
-            into = code.choose(direct, out, into, "ptr")
-            pitch = code.choose(direct, self.stride["c_row"], pitch)
-        self._table(HALF, run.column, run.columns, self.columns, self.n_table)
+        self.packed, self.copied, self.sums, tables = (
+            code.at(self.scratch, str(place))
+            for place in (0, COPIED, SUMS, TABLES)
+        )
+        self.k_table, self.n_table = tables, code.at(tables, str(8 * SEGMENT))
+        if self.window:
+            self._table(self.look_n, run.column, run.columns, str(self.wide_units * self.columns), self.n_table)
         with code.times(self.size["k"], SEGMENT) as from_k:
             depth = code.minimum(code.sub(self.size["k"], from_k), str(SEGMENT))
-            self._table(0, from_k, depth, None, self.k_table)
-            with code.times(run.columns, self.panel) as left:
-                cols = code.minimum(code.sub(run.columns, left), str(self.panel))
-                part = _Run(run.batch, run.row, run.rows, code.add(run.column, left), cols)
-                self._panel(part, left, into, pitch, from_k, depth)
-        with code.when(code.op(f"xor i1 {direct}, true")):
-            self._finish(run)
+            lies = self._pack_window(run, from_k, depth) if self.window else self._pack_b(run, from_k, depth)
+            with code.times(run.rows, ROWS) as row:
+                rows = code.minimum(code.sub(run.rows, row), str(ROWS))
+                part = Run(run.batch, code.add(run.row, row), rows, run.column, run.columns)
+                self._factor_a(part, from_k, depth)
+                self._panels(part, row, from_k, depth, lies)
 
-    def _place(self, run: _Run, done: str = "0") -> tuple[str, str, str]:
-        """The batch index and the column that a run's columns from `done` on go to; whether all do.
-
-        A window's images stand side by side: each has a batch index of its own.
-        """
-        code = self.code
-        if self.window is None:
-            return run.batch, run.column, "true"
-        image, column = self._divide(code.add(run.column, done), self.image)
-        batch = code.add(code.mul(image, self._argument(0)), run.batch)
-        end = code.add(column, code.sub(run.columns, done))
-        return batch, column, code.compare("sle", end, self.image)
-
-    def _finish(self, run: _Run) -> None:
-        """The epilogue of a run, image by image."""
-        code = self.code
-        done = code.variable("0")
-        with code.during(done, run.columns) as at:
-            batch, column, _ = self._place(run, at)
-            left = code.sub(run.columns, at)
-            columns = left if self.window is None else code.minimum(left, code.sub(self.image, column))
-            src = code.at(self.buffer, code.mul(at, str(self.element.bytes)))
-            code.run(
-                "finish", "ptr %ptr", "ptr %arg", batch, run.row, run.rows, column, columns, f"ptr {src}",
-                str(UNIT_BYTES),
-            )  # fmt: skip
-            code.set(done, code.add(at, columns))
-
-    def _table(self, words: int, start: str, count: str, room: int | None, table: str) -> None:
+    def _table(self, look: str, start: str, count: str, room: str, table: str) -> None:
         """Where a window's columns, or its k, lie."""
-        if self.window is not None:
-            look = self.code.offset(self.look, "i64", str(words))
-            self.code.run("places", f"ptr {look}", start, count, str(room or count), f"ptr {table}")
+        self.code.run("places", f"ptr {look}", start, count, room, f"ptr {table}")
 
-    def _panel(self, run: _Run, left: str, out: str, pitch: str, from_k: str, depth: str) -> None:
-        """One panel, `left` columns after the run's first, and one segment of k: the first segment's sums are
-        stored, later ones added.
-        """
+    # -- B ------------------------------------------------------------------------------------------
+
+    def _packed_panel(self, left: str) -> str:
+        """Where the panel that begins `left` columns into the run is packed."""
         code = self.code
-        into = code.at(out, code.mul(left, str(self.element.bytes)))
-        first = code.compare("eq", from_k, "0")
-        old, old_pitch = code.choose(first, "@nothing", into, "ptr"), code.choose(first, "0", pitch)
-        if self.window is None:
-            self._prepare(run, from_k, depth)
-        else:
-            self._look(run, depth, left)
-        a = self.reach(self.a, a_batch=run.batch, a_row=run.row, a_k=from_k)
-        self._factor(run, a, (into, pitch, old, old_pitch), depth)
+        return code.at(self.packed, code.mul(code.op(f"sdiv i64 {left}, {self.panel}"), str(self.apart)))
 
-    def _factor(self, run: _Run, a: str, sums: tuple[str, str, str, str], depth: str) -> None:
-        """A as it lies, or a tall tile's rows at a time in the summed type."""
-        code = self.code
-        if not self.element.widened:
-            code.line(f"store ptr {a}, ptr {self.a_place}")
-            code.set(self.a_row, self.stride["a_row"])
-            code.set(self.a_k, self.stride["a_k"])
-            self._tiles(run, run.rows, sums, depth)
-            return
-        into, pitch, old, old_pitch = sums
-        with code.times(run.rows, self.heights[0]) as start:
-            rows = code.minimum(code.sub(run.rows, start), str(self.heights[0]))
-            self._widen(code.at(a, code.mul(start, self.stride["a_row"])), rows, depth)
-            c, before = (code.at(p, code.mul(start, by)) for p, by in ((into, pitch), (old, old_pitch)))
-            self._tiles(run, rows, (c, pitch, before, old_pitch), depth)
+    def _pack_b(self, run: Run, from_k: str, depth: str) -> str:
+        """Leaves the block's panels, of this segment, packed; whether whole ones are read where they lie.
 
-    # -- factors ------------------------------------------------------------------------------------
-
-    def _prepare(self, run: _Run, from_k: str, depth: str) -> None:
-        """Leave the panel of B, for this segment, at b_place with b_step bytes between its rows.
-
-        as it lies:  whole, unit-stride columns, and not enough rows to pay for packing
+        as it lies:  unit-stride columns, and not enough rows to pay for packing
         turned:      unit stride along k
         copied:      anything else; columns past the last are zero
         """
         code, element = self.code, self.element
         src = self.reach(self.b, b_batch=run.batch, b_k=from_k, b_column=run.column)
-        with code.either(self._lies_well(src, run)) as otherwise:
-            code.line(f"store ptr {src}, ptr {self.b_place}")
-            code.set(self.b_step, self.stride["b_k"])
-            next(otherwise)
-            code.line(f"store ptr {self.packed_b}, ptr {self.b_place}")
-            code.set(self.b_step, str(self.panel_bytes))
-            with code.when(code.compare("slt", run.columns, str(self.panel))):
-                clear(code, self.element, self.packed_b, code.mul(depth, str(self.panel_bytes)))
-            turned = code.both(
-                code.compare("eq", self.stride["b_k"], str(element.stored_bytes)),
-                code.compare("sge", depth, str(16 // element.bytes)),
-                code.compare("sge", run.columns, "4"),
-            )
-            self._pack(
-                turned, src, ("b_k", "b_column"), self.packed_b, str(self.panel_bytes), depth, run.columns
-            )
+        step, column = self.stride["b_k"], self.stride["b_column"]
+        lies = self._lies_well(src, run)
+        code.line(f"store ptr {src}, ptr {self.b_lies}")
+        code.set(self.b_step, code.choose(lies, step, str(self.panel_bytes)))
+        whole = code.op(f"and i64 {run.columns}, {-self.panel}")
+        unit = code.compare("eq", column, str(element.stored_bytes))
+        beside = code.both(unit, code.op(f"xor i1 {lies}, true"))
+        with code.when(beside):
+            self._copy(src, (step, column), self.packed, (self.panel_bytes, self.apart), depth, whole)
+        first = code.choose(unit, whole, "0")
+        turned = code.both(
+            code.compare("eq", step, str(element.stored_bytes)),
+            code.compare("sge", depth, str(16 // element.bytes)),
+            code.compare("sge", run.columns, "4"),
+        )
+        with code.loop(first, run.columns, self.panel) as turn:
+            columns = code.minimum(code.sub(run.columns, turn.index), str(self.panel))
+            into = self._packed_panel(turn.index)
+            with code.when(code.compare("slt", columns, str(self.panel))):
+                clear(code, element, into, code.mul(depth, str(self.panel_bytes)))
+            here = code.at(src, code.mul(turn.index, column))
+            self._pack(turned, here, (step, column), into, self.panel_bytes, depth, columns)
+        return lies
 
-    def _look(self, run: _Run, depth: str, left: str) -> None:
-        """Packs the panel of a window, whose tables have been made."""
+    def _lies_well(self, src: str, run: Run) -> str:
+        """Whether whole panels of B are read where they lie: packing costs as much as a few rows of tiles."""
+        if self.element.widened:
+            return "false"
+        code, step = self.code, self.stride["b_k"]
+        unit = code.compare("eq", self.stride["b_column"], str(self.element.stored_bytes))
+        low = code.compare("slt", run.rows, str(PACK_ROWS))
+        near = code.compare("slt", step, str(PACK_BYTES))
+        places = code.op(f"or i64 {code.op(f'ptrtoint ptr {src} to i64')}, {step}")
+        aligned = code.compare("eq", code.op(f"and i64 {places}, {self.panel_bytes // VECTORS - 1}"), "0")
+        return code.both(unit, code.op(f"or i1 {low}, {code.both(near, aligned)}"))
+
+    def _pack_window(self, run: Run, from_k: str, depth: str) -> str:
+        """Packs the panels of a window, whose columns have their table."""
         code, lanes = self.code, self.panel // VECTORS
-        code.line(f"store ptr {self.packed_b}, ptr {self.b_place}")
+        self._table(self.look, from_k, depth, depth, self.k_table)
         code.set(self.b_step, str(self.panel_bytes))
         src = self.reach(self.b, b_batch=run.batch)
-        with code.when(code.compare("sle", run.columns, str(lanes))):
-            clear(code, self.element, self.packed_b, code.mul(depth, str(self.panel_bytes)))
+        last = code.op(f"and i64 {code.sub(run.columns, '1')}, {-self.panel}")
+        with code.when(code.compare("sle", code.sub(run.columns, last), str(lanes))):
+            clear(code, self.element, self._packed_panel(last), code.mul(depth, str(self.panel_bytes)))
         with code.times(run.columns, lanes) as at:
-            dst = code.at(self.packed_b, code.mul(at, str(self.element.bytes)))
+            inside = code.op(f"and i64 {at}, {self.panel - 1}")
+            dst = code.at(self._packed_panel(at), code.mul(inside, str(self.element.bytes)))
             code.run(
                 "window", f"ptr {src}", f"ptr {self.k_table}", depth,
-                f"ptr {code.offset(self.n_table, 'i64', code.add(left, at))}",
+                f"ptr {code.offset(self.n_table, 'i64', at)}",
                 code.minimum(code.sub(run.columns, at), str(lanes)), f"ptr {dst}", str(self.panel_bytes),
             )  # fmt: skip
+        return "false"
 
     def _pack(
-        self, turned: str, src: str, steps: tuple[str, str], into: str, pitch: str, outer: str, inner: str
+        self, turned: str, src: str, steps: tuple[str, str], into: str, pitch: int, outer: str, inner: str
     ) -> None:
         """Copies outer x inner elements; turns them in registers where neighbours lie along outer."""
         code = self.code
-        step, inner_step = (self.stride[name] for name in steps)
         with code.either(turned) as straight:
-            code.run("turn", f"ptr {src}", inner_step, f"ptr {into}", pitch, outer, inner)
+            code.run("turn", f"ptr {src}", steps[1], f"ptr {into}", str(pitch), outer, inner)
             next(straight)
-            code.run("copy", f"ptr {src}", step, inner_step, f"ptr {into}", pitch, outer, inner)
+            self._copy(src, steps, into, (pitch, self.panel_bytes), outer, inner)
 
-    def _lies_well(self, src: str, run: _Run) -> str:
-        """Whether a panel of B is read where it lies: packing costs as much as a few rows of tiles."""
-        if self.element.widened:
-            return "false"
-        code = self.code
-        whole = code.compare("eq", run.columns, str(self.panel))
-        unit = code.compare("eq", self.stride["b_column"], str(self.element.stored_bytes))
-        low = code.compare("slt", run.rows, str(PACK_ROWS))
-        near = code.compare("slt", self.stride["b_k"], str(PACK_BYTES))
-        places = code.op(f"or i64 {code.op(f'ptrtoint ptr {src} to i64')}, {self.stride['b_k']}")
-        aligned = code.compare("eq", code.op(f"and i64 {places}, {self.panel_bytes // VECTORS - 1}"), "0")
-        good = code.op(f"or i1 {low}, {code.both(near, aligned)}")
-        return code.both(whole, unit, good)
+    def _copy(
+        self, src: str, steps: tuple[str, str], into: str, apart: tuple[int, int], outer: str, inner: str
+    ) -> None:
+        """Copies outer x inner elements; `apart` are the bytes from row to row, and from panel to panel."""
+        self.code.run("copy", f"ptr {src}", *steps, f"ptr {into}", *map(str, apart), outer, inner)
 
-    def _widen(self, src: str, rows: str, depth: str) -> None:
-        """Leave rows of A, in the summed type, one after the other at a_place."""
+    # -- A ------------------------------------------------------------------------------------------
+
+    def _factor_a(self, run: Run, from_k: str, depth: str) -> None:
+        """A as it lies, or its rows in the summed type one after the other."""
         code, element = self.code, self.element
-        turned = code.both(
-            code.compare("eq", self.stride["a_row"], str(element.stored_bytes)),
-            code.compare("sge", rows, str(16 // element.bytes)),
-        )
-        pitch = str(ROW_PITCH * element.bytes)
-        self._pack(turned, src, ("a_row", "a_k"), self.packed_a, pitch, rows, depth)
-        code.line(f"store ptr {self.packed_a}, ptr {self.a_place}")
-        code.set(self.a_row, pitch)
-        code.set(self.a_k, str(element.bytes))
-
-    # -- tiles --------------------------------------------------------------------------------------
-
-    def _tiles(self, run: _Run, rows: str, sums: tuple[str, str, str, str], depth: str) -> None:
-        """The rows from a_place on: as many of each height as fit, the tallest first, and an edge tile.
-
-        A panel that one vector covers has a narrow tile of the tallest height.
-        """
-        code = self.code
-        into, pitch, old, old_pitch = sums
-        a, b = (code.op(f"load ptr, ptr {place}") for place in (self.a_place, self.b_place))
-        rs, ks, bs = (code.get(slot) for slot in (self.a_row, self.a_k, self.b_step))
-        done = "0"
-        for place, height in enumerate(self.heights):
-            left = code.sub(rows, done)
-            count = left if height == EDGE else code.sub(left, code.op(f"srem i64 {left}, {height}"))
-            if height > CROWDED_HEIGHT:
-                count = code.choose(self._crowded(), "0", count)
-            here, c, before = (
-                code.at(base, code.mul(done, step))
-                for base, step in ((a, rs), (into, pitch), (old, old_pitch))
+        src = self.reach(self.a, a_batch=run.batch, a_row=run.row, a_k=from_k)
+        row, along = self.stride["a_row"], self.stride["a_k"]
+        code.line(f"store ptr {src}, ptr {self.a_place}")
+        code.set(self.a_row, row)
+        code.set(self.a_k, along)
+        with code.when("true" if element.widened else self._crowded()):
+            turned = code.both(
+                code.compare("eq", row, str(element.stored_bytes)),
+                code.compare("sge", run.rows, str(16 // element.bytes)),
             )
-            shape = str(place)
-            if height == self.heights[0]:
-                narrow = code.compare("sle", run.columns, str(self.panel // VECTORS))
-                shape = code.choose(narrow, str(self.shapes.index(Shape(height, 1))), shape)
-            code.run(
-                "tile", shape, f"ptr {here}", rs, ks, f"ptr {b}", bs, f"ptr {c}", pitch, f"ptr {before}",
-                old_pitch, depth, count,
-            )  # fmt: skip
-            done = code.add(done, count)
+            pitch = ROW_PITCH * element.bytes
+            self._pack(turned, src, (row, along), self.copied, pitch, run.rows, depth)
+            code.line(f"store ptr {self.copied}, ptr {self.a_place}")
+            code.set(self.a_row, str(pitch))
+            code.set(self.a_k, str(element.bytes))
 
     def _crowded(self) -> str:
-        """Whether a tile's rows of A share one cache set."""
+        """Whether a tile's rows of A share cache sets, or each k lies on a page of its own."""
+        code, along = self.code, self.stride["a_k"]
+        unit = code.compare("eq", along, str(self.element.bytes))
+        sets = code.compare("eq", code.op(f"and i64 {self.stride['a_row']}, {CROWDED - 1}"), "0")
+        pages = code.compare("sge", along, str(CROWDED))
+        return code.op(f"or i1 {code.both(unit, sets)}, {pages}")
+
+    # -- sums ---------------------------------------------------------------------------------------
+
+    def _panels(self, run: Run, row: str, from_k: str, depth: str, lies: str) -> None:
+        """The tiles of some rows, `row` rows into their run, and every panel; what is complete is finished."""
+        code, size = self.code, str(self.element.bytes)
+        first = code.compare("eq", from_k, "0")
+        last = code.compare("eq", code.add(from_k, depth), self.size["k"])
+        rows = code.at(self.sums, code.mul(row, str(self.pitch)))
+        with code.times(run.columns, self.panel) as left:
+            columns = code.minimum(code.sub(run.columns, left), str(self.panel))
+            whole = code.compare("eq", columns, str(self.panel))
+            part = Run(run.batch, run.row, run.rows, code.add(run.column, left), columns)
+            into, pitch, direct = self._sums(part, code.mul(left, size), rows, whole)
+            b = self._packed_panel(left)
+            step = code.get(self.b_step)
+            if not self.window:
+                there = code.at(code.op(f"load ptr, ptr {self.b_lies}"), code.mul(left, size))
+                lying = code.both(lies, whole)
+                b = code.choose(lying, there, b, "ptr")
+                step = code.choose(lying, step, str(self.panel_bytes))
+            self._tile(part, (b, step), (into, pitch), first, depth)
+            if self.plain is not None:
+                with code.when(code.both(last, code.op(f"xor i1 {direct}, true"))):
+                    self.finish(part, into, pitch)
+        if self.plain is None:
+            with code.when(last):
+                self.finish(run, rows, str(self.pitch))
+
+    def _sums(self, run: Run, left: str, rows: str, whole: str) -> tuple[str, str, str]:
+        """Where a panel's sums go, the distance of their rows, and whether that is the output."""
+        code, pitch = self.code, str(self.pitch)
+        if self.plain is None:
+            return code.at(rows, left), pitch, "false"
+        batch, column, inside = self.place(run.batch, run.column, run.columns)
+        direct = code.both(whole, inside)
+        out = code.at(
+            self.reach(self.c, c_batch=batch, c_row=run.row), code.mul(column, str(self.element.bytes))
+        )
+        into = code.choose(direct, out, code.at(rows, left) if self.window else rows, "ptr")
+        return into, code.choose(direct, self.stride["c_row"], pitch), direct
+
+    def _tile(
+        self, run: Run, b: tuple[str, str], sums: tuple[str, str], first: str, depth: str
+    ) -> None:
+        """One panel's tiles: the first segment's sums are stored, later ones added."""
         code = self.code
-        unit = code.compare("eq", code.get(self.a_k), str(self.element.bytes))
-        apart = code.compare("eq", code.op(f"and i64 {code.get(self.a_row)}, {CROWDED_ROWS - 1}"), "0")
-        return code.both(unit, apart)
+        into, pitch = sums
+        old, old_pitch = code.choose(first, "@nothing", into, "ptr"), code.choose(first, "0", pitch)
+        narrow = code.compare("sle", run.columns, str(self.panel // VECTORS))
+        a = code.op(f"load ptr, ptr {self.a_place}")
+        code.run(
+            "tile", f"ptr {a}", code.get(self.a_row), code.get(self.a_k), f"ptr {b[0]}", b[1],
+            f"ptr {into}", pitch, f"ptr {old}", old_pitch, depth, run.rows, f"i1 {narrow}",
+        )  # fmt: skip

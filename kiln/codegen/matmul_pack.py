@@ -45,21 +45,26 @@ def copy(target: Target, element: Element) -> Routine:
     """The routine copy: outer x inner elements; a row of dst may be written up to the next whole vector.
 
     if is = one element:
-        if inner = a panel:              each o:  two vectors
+        if inner is some panels:         each o:  two vectors to every panel; those lie `ps` bytes apart
         if inner < a vector (masks):     each o:  one masked vector
         else:  each o:  vectors, two at a time;  whole vectors;  the rest, masked or element by element
     else:  each o, i:  store dst, widen(load src)
     """
-    params = "ptr %src, i64 %os, i64 %is, ptr %dst, i64 %ds, i64 %outer, i64 %inner"
-    code = Routine(target, "copy", params, "#1")
+    params = "ptr %src, i64 %os, i64 %is, ptr %dst, i64 %ds, i64 %ps, i64 %outer, i64 %inner"
+    code = Routine(target, "copy", params)
     lanes = element.lanes(target)
     unit = code.compare("eq", "%is", str(element.stored_bytes))
-    with code.either(code.both(unit, code.compare("eq", "%inner", str(VECTORS * lanes)))) as otherwise:
+    panels = code.compare("eq", code.op(f"and i64 %inner, {VECTORS * lanes - 1}"), "0")
+    with code.either(code.both(unit, panels)) as otherwise:
         with code.times("%outer") as o:
-            src, dst = _row(code, o)
-            for v in range(VECTORS):
-                _prefetch(code, src, v * lanes * element.stored_bytes)
-                _move(code, element, src, dst, str(v * lanes))
+            row, into = _row(code, o)
+            with code.loop("0", "%inner", VECTORS * lanes, [Value("0", "i64")]) as turn:
+                src = code.at(row, code.mul(turn.index, str(element.stored_bytes)))
+                place = turn.values[0].text
+                for v in range(VECTORS):
+                    _prefetch(code, src, v * lanes * element.stored_bytes)
+                    _move(code, element, src, code.at(into, place), str(v * lanes))
+                turn.next = [Value(code.add(place, "%ps"), "i64")]
         next(otherwise)
         mask = _mask(code, code.op(f"and i64 %inner, {lanes - 1}"), lanes)
         narrow = code.both(unit, code.compare("slt", "%inner", str(lanes))) if target.masks else "false"

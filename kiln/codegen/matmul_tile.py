@@ -61,13 +61,6 @@ def element_of(dtype: str) -> Element:
     return Element(dtype, compute, summed)
 
 
-class Shape(NamedTuple):
-    """Rows, and vectors of columns, of a tile."""
-
-    height: int
-    vectors: int
-
-
 def heights(target: Target) -> tuple[int, ...]:
     """The tile heights of a target, tallest first: 2 registers a row, 2 for B and at least 1 for A."""
     return (6, EDGE) if target.name.startswith("x86-64-v3") else (12, 8, EDGE)
@@ -101,25 +94,28 @@ ROW_AT = [
 class _Tile:
     """One shape of the tile routine under construction."""
 
-    def __init__(self, code: Routine, element: Element, shape: Shape) -> None:
+    def __init__(self, code: Routine, element: Element, height: int, vectors: int) -> None:
         self.code, self.element = code, element
-        self.height, self.vectors = shape
+        self.height, self.vectors = height, vectors
         self.lanes, self.kind = element.lanes(code.target), LLVM[element.summed]
         self.vector = f"<{self.lanes} x {self.kind}>"
         self.cells = [(r, v) for r in range(self.height) for v in range(self.vectors)]
 
-    def write(self) -> None:
+    def write(self, start: str, end: str) -> None:
         """The loop over tiles of rows."""
         code = self.code
-        with code.times("%rows", self.height) as row:
+        with code.loop(start, end, self.height) as turn:
+            row = turn.index
             a, c, old = (
                 code.at(base, code.mul(row, step))
                 for base, step in (("%a", "%rs"), ("%c", "%cs"), ("%old", "%os"))
             )
             last = code.sub(code.sub("%rows", row), "1")
             steps = [code.minimum(last, str(r)) for r in range(self.height)] if self.height == EDGE else []
-            sums = self._sum(a, steps)
             into, before = (self._rows(base, step, steps) for base, step in ((c, "%cs"), (old, "%os")))
+            for r, v in self.cells:
+                _prefetch(code, self._column(into[r], v), write=True)
+            sums = self._sum(a, steps)
             totals = {cell: self._total(before[cell[0]], cell[1], sums[cell]) for cell in self.cells}
             for (r, v), total in totals.items():  # all reads come before any write: rows may be repeated
                 code.line(
@@ -189,20 +185,18 @@ class _Tile:
         soon = [self._column(ahead, v) for v in range(self.vectors)]
         soon += [code.offset(at[name], "i64", "%ks") for name in at if name != "b"]
         for where in soon:
-            code.call("llvm.prefetch.p0", "void", [f"ptr {where}", "i32 0", "i32 3", "i32 1"])
+            _prefetch(code, where)
 
 
-def shapes(target: Target) -> tuple[Shape, ...]:
-    """The tiles of a target: two vectors wide at every height, and the tallest one vector wide."""
-    tall = heights(target)
-    return (*(Shape(height, VECTORS) for height in tall), Shape(tall[0], 1))
+def _prefetch(code: Routine, where: str, write: bool = False) -> None:
+    code.call("llvm.prefetch.p0", "void", [f"ptr {where}", f"i32 {int(write)}", "i32 3", "i32 1"])
 
 
 def tile(target: Target, element: Element) -> Routine:
-    """The routine tile: a segment of tiles of one shape, one below the other; elements of summed type.
+    """The routine tile: a segment of tiles, one below the other; elements of summed type.
 
-        each of shapes(target), if `shape` is its place there:
-            rows times, `height` at a time:
+        each height, the tallest first, and an edge tile for what is left (the tallest also one vector wide):
+            as many rows as fit, `height` at a time:
                 sum[r][v] = 0
                 k times:   b0, b1 = load b, b + vector;  prefetch them and a, a7 of 8 k ahead
                            each r:  x = splat(load a + r * rs)
@@ -210,21 +204,30 @@ def tile(target: Target, element: Element) -> Routine:
                            a += ks, a7 += ks, b += bs
                 store old[r * os + v * vector] + sum[r][v] at c + r * cs + v * vector
 
-    Strides are bytes, k >= 1. `old` holds the sums of the segments before, or what adds nothing. rows is a
-    multiple of the height, but for the edge tile, which repeats the last row where rows end.
+    Strides are bytes, k >= 1. `old` holds the sums of the segments before, or what adds nothing. The edge
+    tile repeats the last row where rows end.
 
     a7 is a + 7 * rs, rs3 and rs5 are rs times 3 and 5: with them each row is one address (base +
     index * 1, 2 or 4). Loop strength reduction must be off (`compile` sees to it): it would exchange the
     addresses for a chain of additions or for spilled pointers, and a sixth of the speed. The shapes are one
     function, because LLVM's passes cost as much for a function as for ten rows of a tile.
     """
-    params = "i64 %shape, ptr %a, i64 %rs, i64 %ks, ptr %b, i64 %bs, ptr %c, i64 %cs, ptr %old, i64 %os,"
-    code = Routine(target, "tile", params + " i64 %k, i64 %rows")
+    params = "ptr %a, i64 %rs, i64 %ks, ptr %b, i64 %bs, ptr %c, i64 %cs, ptr %old, i64 %os, i64 %k, i64 %rows"
+    code = Routine(target, "tile", params + ", i1 %narrow")
     for times in (3, 5, 7):
         code.line(f"%rs{times} = mul i64 %rs, {times}")
-    for place, shape in enumerate(shapes(target)):
-        with code.when(code.compare("eq", "%shape", str(place))):
-            _Tile(code, element, shape).write()
+    done = "0"
+    for height in heights(target):
+        left = code.sub("%rows", done)
+        end = "%rows" if height == EDGE else code.add(done, code.sub(left, code.op(f"srem i64 {left}, {height}")))
+        if done == "0":
+            with code.either("%narrow") as wide:
+                _Tile(code, element, height, 1).write(done, end)
+                next(wide)
+                _Tile(code, element, height, VECTORS).write(done, end)
+        else:
+            _Tile(code, element, height, VECTORS).write(done, end)
+        done = end
     return code
 
 

@@ -11,7 +11,7 @@ last of all; descending, complemented. So every sort is stable and compares inte
     else per digit of 8 bits from the bottom, if not all are equal:    count, then move A -> B; exchange them
     out[j] = position of record first + j
 
-Operands: out, x; then a pointer to scratch memory, 64-bit words. Numbers: elements along, the first rank
+Operands: out, x; then the thread's scratch memory, 64-bit words. Numbers: elements along, the first rank
 wanted, how many are.
 """
 
@@ -74,7 +74,7 @@ class Sort(Along):
     def _word(self, place: str, which: int = 0) -> str:
         """The address of a word of the record at a place of the scratch memory (in records)."""
         code = self.code
-        return code.offset(self.unit_scratch, "i64", code.add(code.mul(place, str(self.words)), str(which)))
+        return code.offset(self.scratch, "i64", code.add(code.mul(place, str(self.words)), str(which)))
 
     def _load(self, place: str) -> list[str]:
         return [self.code.op(f"load i64, ptr {self._word(place, w)}") for w in range(self.words)]
@@ -105,8 +105,6 @@ class Sort(Along):
     def columns(self, unit: str, pointers: list[str], count: str) -> None:
         """One column."""
         code = self.code
-        size = code.mul(self.along, str(2 * self.words))
-        self.unit_scratch = code.offset(self.scratch, "i64", code.mul(unit, size))
         self._make_records(pointers[1])
         left, passed = self._select()
         few = code.op(f"icmp sle i64 {left}, {FEW}")

@@ -73,7 +73,7 @@ def lower_along(fusion: Fusion, group: Group) -> Lowered:
     elements = job.shape[job.dim] * min(block, 16)
     scratch: Dim = 0
     if node.op.kind == "sort":
-        scratch = units * job.shape[job.dim] * (2 * words(job.operands[1].value.dtype))
+        scratch = job.shape[job.dim] * (2 * words(job.operands[1].value.dtype))
     kernel = AlongKernel(spec, write)
     return Lowered(kernel, pointers, args, units, grain_of(job.cost, elements), scratch)
 

@@ -48,7 +48,7 @@ class Kernel(Protocol):
 
 
 class Lowered(NamedTuple):
-    """A launch before its memory has buffers; `scratch`: 64-bit words it needs besides, by a last pointer."""
+    """A launch before its memory has buffers; `scratch`: 64-bit words each thread needs to itself."""
 
     kernel: Kernel
     pointers: tuple[Memory, ...]

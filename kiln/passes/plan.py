@@ -2,7 +2,8 @@
 
     plan   := kernels buffers steps outputs
     buffer := "input" i | "output" j | "temp"             an array's memory; temps are made at their first use
-    step   := Launch kernel pointers args grid grain      pointers: (buffer, offset in elements, item size)
+    step   := Launch kernel pointers args grid grain scratch
+                                                          pointers: (buffer, offset in elements, item size)
             | Free temp                                   right after its last use
 
 Sizes, strides and numbers are `Dim`s, to be evaluated per call: a number is the symbol of its slot, which
@@ -40,13 +41,16 @@ class Buffer(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """One kernel over `grid` units; a thread should get at least `grain` of them."""
+    """One kernel over `grid` units; a thread should get at least `grain` of them, and has `scratch` 64-bit
+    words to itself, behind one more pointer.
+    """
 
     kernel: int
     pointers: tuple[tuple[int, Dim, int], ...]
     args: tuple[Dim, ...]
     grid: Dim
     grain: Dim
+    scratch: Dim = 0
 
 
 class Free(NamedTuple):
@@ -89,7 +93,8 @@ def _step_text(step: Step) -> str:
     pointers = ", ".join(f"{b}" if o == 0 else f"{b} + {dim_text(o)}" for b, o, _ in step.pointers)
     args = ", ".join(map(dim_text, step.args))
     grid, grain = dim_text(step.grid), dim_text(step.grain)
-    return f"launch {step.kernel} on ({pointers}) args ({args}) grid {grid} grain {grain}"
+    scratch = f" scratch {dim_text(step.scratch)}" if step.scratch != 0 else ""
+    return f"launch {step.kernel} on ({pointers}) args ({args}) grid {grid} grain {grain}{scratch}"
 
 
 def lower(graph: Graph) -> Plan:
@@ -149,10 +154,9 @@ class _Planner:
             self._numbers[key] = len(self.kernels)
             self.kernels.append(lowered.kernel)
         pointers = tuple((self._memory(m), m.offset, ITEMSIZE[m.value.dtype]) for m in lowered.pointers)
-        if lowered.scratch != 0:
-            scratch = self._buffer("temp", -len(self.buffers), lowered.scratch, "int64")
-            pointers = (*pointers, (scratch, 0, ITEMSIZE["int64"]))
-        return Launch(self._numbers[key], pointers, lowered.args, lowered.grid, lowered.grain)
+        return Launch(
+            self._numbers[key], pointers, lowered.args, lowered.grid, lowered.grain, lowered.scratch
+        )
 
     def _freed(self, launches: list[Launch]) -> list[Step]:
         """The launches with every temporary freed after its last use."""

@@ -79,7 +79,7 @@ def lower_product(fusion: Fusion, group: Group) -> Lowered:
     args = (batch, m, n, k, *(s for dims in own for s in dims), *(v for _, v in builder.numbers), *look)
     deep = WORTH // UNIT_COST  # k that make a thread's work of one unit
     grain = quotient(deep, k) + 1 if not isinstance(k, int) else max(deep // max(k, 1), 1)
-    return Lowered(MatmulKernel(spec), tuple(pointers), args, spec.units(batch, m, n), grain)
+    return Lowered(MatmulKernel(spec), tuple(pointers), args, spec.units(batch, m, n), grain, spec.scratch)
 
 
 def _whole(layout: Layout) -> Shape:

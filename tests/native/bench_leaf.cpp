@@ -62,7 +62,7 @@ void allocation() {
 }
 
 // y[i] = f(x[i]), about 3 ns an element.
-void work(const float* x, float* y, int64_t begin, int64_t end) {
+void work(const float* x, float* y, int64_t begin, int64_t end, int) {
     for (int64_t i = begin; i < end; ++i) {
         const float v = x[i];
         float p = 0.1f;
@@ -79,8 +79,8 @@ void parallel(int most_threads) {
     for (int threads = 1; threads <= most_threads; ++threads) {
         set_num_threads(threads);
         const std::string suffix = " on " + std::to_string(threads) + " threads";
-        auto large = [&] { parallel_for(n, 16384, [&](int64_t b, int64_t e) { work(x, y, b, e); }); };
-        auto small = [&] { parallel_for(65536, 4096, [&](int64_t b, int64_t e) { work(x, y, b, e); }); };
+        auto large = [&] { parallel_for(n, 16384, [&](int64_t b, int64_t e, int) { work(x, y, b, e); }); };
+        auto small = [&] { parallel_for(65536, 4096, [&](int64_t b, int64_t e, int) { work(x, y, b, e); }); };
         large();
         report(("700k elements" + suffix).c_str(), 1, 300, large);
         report(("64k elements" + suffix).c_str(), 20, 100, small);
@@ -105,7 +105,7 @@ void neighbour() {
     for (int round = 0; round < 1000; ++round) {
         set_num_threads(1 + round % 2);
         const auto start = Clock::now();
-        parallel_for(n, 16384, [&](int64_t b, int64_t e) { work(x, y, b, e); });
+        parallel_for(n, 16384, [&](int64_t b, int64_t e, int) { work(x, y, b, e); });
         times[round % 2].push_back(std::chrono::duration<double, std::milli>(Clock::now() - start).count());
         if (round % 10 == 0) usleep(2000);
     }

@@ -211,7 +211,7 @@ void coverage(const Arguments&) {
         for (int64_t units : {0, 1, 2, 7, 100, 4099, 100000})
             for (int64_t grain : {int64_t(0), int64_t(1), int64_t(16), int64_t(1000), INT64_MAX}) {
                 std::vector<int> seen(size_t(units), 0);
-                parallel_for(units, grain, [&](int64_t begin, int64_t end) {
+                parallel_for(units, grain, [&](int64_t begin, int64_t end, int) {
                     expect(grain < 2 || begin % grain == 0, "ranges begin at multiples of the grain");
                     for (int64_t i = begin; i < end; ++i) ++seen[size_t(i)];
                 });
@@ -232,7 +232,7 @@ bool uses_several_threads() {
     const auto self = std::this_thread::get_id();
     for (int tries = 0; tries < 50 && others == 0; ++tries) {
         if (tries) usleep(20000);
-        parallel_for(64, 1, [&](int64_t, int64_t) {
+        parallel_for(64, 1, [&](int64_t, int64_t, int) {
             if (std::this_thread::get_id() != self) ++others;
             busy(std::chrono::microseconds(500));
         });
@@ -243,9 +243,9 @@ bool uses_several_threads() {
 void nesting(const Arguments&) {
     set_num_threads(4);
     std::atomic<int64_t> total{0};
-    parallel_for(64, 1, [&](int64_t begin, int64_t end) {
+    parallel_for(64, 1, [&](int64_t begin, int64_t end, int) {
         const auto self = std::this_thread::get_id();
-        parallel_for(1000 * (end - begin), 1, [&](int64_t first, int64_t last) {
+        parallel_for(1000 * (end - begin), 1, [&](int64_t first, int64_t last, int) {
             expect(std::this_thread::get_id() == self && first == 0, "a nested call runs inline");
             total += last - first;
         });
@@ -262,7 +262,7 @@ void callers(const Arguments&) {
     for (int i = 0; i < 4; ++i)
         threads.emplace_back([&] {
             for (int round = 0; round < 300; ++round)
-                parallel_for(200, 10, [&](int64_t begin, int64_t end) { total += end - begin; });
+                parallel_for(200, 10, [&](int64_t begin, int64_t end, int) { total += end - begin; });
         });
     for (std::thread& thread : threads) thread.join();
     expect(total == 4 * 300 * 200, "all is done");
@@ -274,7 +274,7 @@ void many_jobs(const Arguments&) {
     std::atomic<int64_t> parallel{0};
     for (int round = 0; round < 20000; ++round) {
         set_num_threads(1 + round % 4);
-        parallel_for(64, 1, [&](int64_t begin, int64_t end) { parallel += end - begin; });
+        parallel_for(64, 1, [&](int64_t begin, int64_t end, int) { parallel += end - begin; });
         total += 64;
         if (round % 1000 == 0) usleep(300);
     }
@@ -305,13 +305,13 @@ void fork_in_the_middle(const Arguments&) {
     set_num_threads(3);
     std::atomic<bool> stop{false};
     std::thread other([&] {
-        while (!stop) parallel_for(100, 1, [&](int64_t, int64_t) { busy(std::chrono::microseconds(5)); });
+        while (!stop) parallel_for(100, 1, [&](int64_t, int64_t, int) { busy(std::chrono::microseconds(5)); });
     });
     for (int round = 0; round < 30; ++round) {
         const pid_t child = fork();
         if (child == 0) {
             std::atomic<int> total{0};
-            parallel_for(100, 1, [&](int64_t begin, int64_t end) { total += int(end - begin); });
+            parallel_for(100, 1, [&](int64_t begin, int64_t end, int) { total += int(end - begin); });
             _exit(total == 100 ? 0 : 1);
         }
         int status = 1;
@@ -334,7 +334,7 @@ void float_environment(const Arguments&) {
     std::fesetround(FE_UPWARD);
     expect(rounds_upward(), "the test changes the state");
     std::atomic<int> wrong{0};
-    auto body = [&](int64_t, int64_t) { wrong += rounds_upward() || tiny * tenth == 0; };
+    auto body = [&](int64_t, int64_t, int) { wrong += rounds_upward() || tiny * tenth == 0; };
     parallel_for(100, 1, body);
     parallel_for(1, 1, body);
     expect(wrong == 0, "bodies round to nearest and keep denormals");

@@ -1,0 +1,154 @@
+"""The frame of every driver of a product: its arguments, and the runs of its units of work.
+
+    units in order of    batch | group of rows | columns | rows inside the group
+    a run                some rows of one group by one unit of columns, or the whole group by several
+"""
+
+from __future__ import annotations
+
+from kiln.codegen.matmul_finish import Arguments
+from kiln.codegen.matmul_text import Routine
+from kiln.codegen.matmul_tile import Element
+from kiln.codegen.matmul_window import HALF, IMAGE
+from kiln.codegen.target import Target
+
+UNIT_ROWS = 24
+UNIT_BYTES = 512  # of summed elements: 128 columns of float32, 64 of float64
+
+
+class Run:
+    """A rectangle of one product: its batch index, first row, rows, first column, columns."""
+
+    def __init__(self, batch: str, row: str, rows: str, column: str, columns: str) -> None:
+        self.batch, self.row, self.rows = batch, row, rows
+        self.column, self.columns = column, columns
+
+
+class Driver:
+    """The routine kernel under construction; strides in bytes.
+
+    `plain` is the operand that takes sums as they are, if one does; `window` the place of the arguments of a
+    B that is a window.
+    """
+
+    group_units: int  # row units in a group, at most
+    wide_units: int  # column units in a run, at most
+
+    def __init__(
+        self, target: Target, element: Element, arguments: Arguments, plain: int | None, window: bool
+    ) -> None:
+        self.element, self.arguments, self.plain, self.window = element, arguments, plain, window
+        self.columns = UNIT_BYTES // element.bytes
+        self.code = Routine(target, "kernel", "ptr %ptr, ptr %arg, i64 %begin, i64 %end", "#1")
+        self.size: dict[str, str] = {}
+        self.stride: dict[str, str] = {}
+
+    def run(self, run: Run) -> None:
+        """Write what computes a run."""
+        raise NotImplementedError
+
+    def reach(self, base: str, **steps: str) -> str:
+        """`base` advanced by index * stride for every `stride = index`."""
+        code = self.code
+        return code.at(base, *(code.mul(index, self.stride[name]) for name, index in steps.items()))
+
+    # -- arguments ----------------------------------------------------------------------------------
+
+    def _arguments(self) -> None:
+        """Sizes and strides; without k, both factors become one zero read everywhere, and k is 1."""
+        code, size = self.code, str(self.element.stored_bytes)
+        empty = code.compare("eq", self.argument(3), "0")
+        zero = code.slot("i64")
+        code.set(zero, "0")
+        self.size = {"m": self.argument(1), "n": self.argument(2)}
+        self.size["k"] = code.choose(empty, "1", self.argument(3))
+        self.a = code.choose(empty, zero, self._pointer(0), "ptr")
+        self.b = code.choose(empty, zero, self._pointer(1), "ptr")
+        self.scratch = self._pointer(2 + len(self.arguments.operands))
+        for place, name in enumerate(("a_batch", "a_row", "a_k", "b_batch", "b_k", "b_column"), 4):
+            self.stride[name] = code.choose(empty, "0", code.mul(self.argument(place), size))
+        if self.window:
+            place = self.arguments.window
+            look = code.offset("%arg", "i64", str(place))
+            self.look = code.choose(empty, "@nowhere", look, "ptr")
+            self.look_n = code.offset(self.look, "i64", str(HALF))
+            self.image = self.argument(place + IMAGE)
+        if self.plain is not None:
+            for dim, name in enumerate(("c_batch", "c_row")):
+                self.stride[name] = code.mul(self.argument(self.arguments.stride(self.plain, dim)), size)
+            self.c = self._pointer(self.plain + 1)
+
+    def argument(self, place: int) -> str:
+        """One of the kernel's arguments."""
+        return self.code.op(f"load i64, ptr {self.code.offset('%arg', 'i64', str(place))}")
+
+    def _pointer(self, place: int) -> str:
+        return self.code.op(f"load ptr, ptr {self.code.offset('%ptr', 'ptr', str(place))}")
+
+    # -- units to runs ------------------------------------------------------------------------------
+
+    def write(self) -> Routine:
+        """Units in runs: the rest of a column of units, or as many whole columns as a run may have."""
+        code = self.code
+        self._arguments()
+        unit = code.variable("%begin")
+        with code.during(unit, "%end") as at:
+            row_units = code.ceil_div(self.size["m"], UNIT_ROWS)
+            column_units = code.ceil_div(self.size["n"], self.columns)
+            most = self._group_height(row_units)
+            batch, inside = self._divide(at, code.mul(row_units, column_units))
+            group, inside = self._divide(inside, code.mul(column_units, most))
+            above = code.mul(group, most)
+            height = code.minimum(code.sub(row_units, above), most)
+            column_unit, first = self._divide(inside, height)
+            left = code.sub("%end", at)
+            stop = code.minimum(height, code.add(first, left))
+            whole = code.minimum(code.op(f"sdiv i64 {left}, {height}"), code.sub(column_units, column_unit))
+            several = code.both(code.compare("eq", first, "0"), code.compare("sgt", whole, "1"))
+            wide = code.choose(several, code.minimum(whole, str(self.wide_units)), "1")
+            code.set(unit, code.add(at, code.mul(code.sub(stop, first), wide)))
+            row = code.mul(code.add(above, first), str(UNIT_ROWS))
+            end = code.minimum(self.size["m"], code.mul(code.add(above, stop), str(UNIT_ROWS)))
+            column = code.mul(column_unit, str(self.columns))
+            columns = code.minimum(code.sub(self.size["n"], column), code.mul(wide, str(self.columns)))
+            self.run(Run(batch, row, code.sub(end, row), column, columns))
+        return code
+
+    def _group_height(self, row_units: str) -> str:
+        """The row units of a group: as few groups as may be, all about as large."""
+        code, limit = self.code, str(self.group_units)
+        groups = code.op(f"sdiv i64 {code.sub(code.add(row_units, limit), '1')}, {limit}")
+        return code.op(f"sdiv i64 {code.sub(code.add(row_units, groups), '1')}, {groups}")
+
+    def _divide(self, x: str, y: str) -> tuple[str, str]:
+        quotient = self.code.op(f"sdiv i64 {x}, {y}")
+        return quotient, self.code.sub(x, self.code.mul(quotient, y))
+
+    # -- where sums go ------------------------------------------------------------------------------
+
+    def place(self, batch: str, column: str, columns: str) -> tuple[str, str, str]:
+        """The batch index and the column that columns go to; whether all do.
+
+        A window's images stand side by side: each has a batch index of its own.
+        """
+        code = self.code
+        if not self.window:
+            return batch, column, "true"
+        image, inside = self._divide(column, self.image)
+        batch = code.add(code.mul(image, self.argument(0)), batch)
+        return batch, inside, code.compare("sle", code.add(inside, columns), self.image)
+
+    def finish(self, run: Run, sums: str, pitch: str) -> None:
+        """The epilogue of some rows and columns, whose sums are there; image by image."""
+        code = self.code
+        done = code.variable("0")
+        with code.during(done, run.columns) as at:
+            left = code.sub(run.columns, at)
+            batch, column, _ = self.place(run.batch, code.add(run.column, at), left)
+            columns = code.minimum(left, code.sub(self.image, column)) if self.window else left
+            src = code.at(sums, code.mul(at, str(self.element.bytes)))
+            code.run(
+                "finish", "ptr %ptr", "ptr %arg", batch, run.row, run.rows, column, columns, f"ptr {src}",
+                pitch,
+            )  # fmt: skip
+            code.set(done, code.add(at, columns))
