@@ -4,8 +4,9 @@
 
     query [n, l, h, r, e]     key [n, s, h, e]     value [n, s, h, v]     mask [n, h, r, l, s]
 
-A block of ROWS (48) queries meets all keys at once: its scores lie in memory of the call's own, so a softmax
-is one of whole rows, and a kernel computes what the products and reductions written out do, bit by bit:
+A block of ROWS (48) queries meets all keys at once: its scores lie in memory of the thread's own. So a
+softmax is one of whole rows, and a kernel computes what the products and reductions written out do, bit by
+bit:
 
     forward, a unit: UNIT_BLOCKS blocks of queries of one head
         each block:   S = q k^T;  weigh S;  sums = S v;  out = sums / sum of the weights
@@ -22,9 +23,9 @@ beyond its last query are left out: their weights are 0, and so they add nothing
 Keys and values are packed once per head, into panels that a tile reads (matmul_tile.py), and the block's rows
 too; every product is the routine multiply.
 
-Kernel arguments: `ptr` = the operands, then memory of `regions`; `arg` = the sizes n h r l s e v, the 64-bit
-words of a call's memory, where each region begins, for every operand its strides (in elements) along (n, h,
-r, row, column), the numbers.
+Kernel arguments: `ptr` = the operands, then the thread's own memory, of `regions`; `arg` = the sizes n h r l
+s e v, where each region begins, for every operand its strides (in elements) along (n, h, r, row, column), the
+numbers.
 """
 
 from __future__ import annotations
@@ -40,17 +41,7 @@ from kiln.codegen.matmul import library as product_library
 from kiln.codegen.matmul import product
 from kiln.codegen.matmul_pack import clear
 from kiln.codegen.matmul_text import Routine, module
-from kiln.codegen.matmul_tile import (
-    EDGE,
-    SEGMENT,
-    VECTORS,
-    Element,
-    Shape,
-    element_of,
-    heights,
-    identity,
-    shapes,
-)
+from kiln.codegen.matmul_tile import SEGMENT, VECTORS, Element, element_of, identity
 from kiln.codegen.nest import TEXTS
 from kiln.codegen.target import Target
 from kiln.ops.kinds import ATTENTION_ROWS as ROWS
@@ -95,7 +86,7 @@ class AttentionSpec(NamedTuple):
         return heads * sizes["r"] * ((sizes["l"] + (ROWS * UNIT_BLOCKS - 1)) // (ROWS * UNIT_BLOCKS))
 
     def regions(self, sizes: dict[str, Any]) -> dict[str, Any]:
-        """The regions of a call's own memory and their sizes in summed elements."""
+        """The regions of a thread's own memory and their sizes in summed elements."""
         keys, e, v = (_padded(sizes[name]) for name in "sev")
         found = {
             "kt": keys * sizes["e"], "query": (e + PITCH) * ROWS, "weights": (keys + PITCH) * ROWS,
@@ -148,7 +139,7 @@ def _verify(spec: AttentionSpec) -> None:
 def multiply(target: Target, element: Element) -> Routine:
     """The routine multiply: c = a b, or c + a b, by tiles; c's columns are written to whole panels.
 
-    each panel of columns:  each segment of depth:  tiles of rows, the tallest first, then an edge tile
+    each panel of columns:  each segment of depth:  tiles of all rows
     """
     params = "ptr %a, i64 %rs, i64 %ks, ptr %b, i64 %bp, i64 %bs, ptr %c, i64 %cs, i64 %depth, i64 %rows,"
     code = Routine(target, "multiply", params + " i64 %columns, i1 %fresh")
@@ -166,22 +157,11 @@ def multiply(target: Target, element: Element) -> Routine:
             first = code.both(code.compare("eq", k, "0"), "%fresh")
             here = code.at("%a", code.mul(k, "%ks"))
             there = code.at(b, code.mul(k, "%bs"))
-            done = "0"
-            for place, height in enumerate(heights(target)):
-                left = code.sub("%rows", done)
-                count = left if height == EDGE else code.sub(left, code.op(f"srem i64 {left}, {height}"))
-                into = code.at(c, code.mul(done, "%cs"))
-                shape = str(place)
-                if place == 0:
-                    shape = code.choose(narrow, str(shapes(target).index(Shape(height, 1))), shape)
-                with code.when(code.compare("sgt", count, "0")):
-                    code.run(
-                        "tile", shape, f"ptr {code.at(here, code.mul(done, '%rs'))}", "%rs", "%ks",
-                        f"ptr {there}", "%bs", f"ptr {into}", "%cs",
-                        f"ptr {code.choose(first, '@nothing', into, 'ptr')}", code.choose(first, "0", "%cs"),
-                        depth, count,
-                    )  # fmt: skip
-                done = code.add(done, count)
+            code.run(
+                "tile", f"ptr {here}", "%rs", "%ks", f"ptr {there}", "%bs", f"ptr {c}", "%cs",
+                f"ptr {code.choose(first, '@nothing', c, 'ptr')}", code.choose(first, "0", "%cs"), depth,
+                "%rows", f"i1 {narrow}",
+            )  # fmt: skip
     return code
 
 
@@ -207,14 +187,12 @@ class _Driver:
         self.panel = VECTORS * element.lanes(target)
         names = list(spec.regions(dict.fromkeys(SIZES, 0)))
         first = len(SIZES)
-        words = code.mul(self._argument(first), "8")
         memory = self._pointer(len(spec.operands))
-        memory = code.at(memory, code.mul(words, "%begin"))
         self.region = {
-            name: code.at(memory, code.mul(self._argument(first + 1 + k), str(element.bytes)))
+            name: code.at(memory, code.mul(self._argument(first + k), str(element.bytes)))
             for k, name in enumerate(names)
         }
-        first += 1 + len(names)
+        first += len(names)
         self.base = {name: self._pointer(k) for k, name in enumerate(spec.operands)}
         self.stride = {
             name: [code.mul(self._argument(first + DIMS * k + d), self._bytes_of(name)) for d in range(DIMS)]
@@ -311,8 +289,9 @@ class _Driver:
         with code.when(ragged):
             clear(code, self.element, self.region[region], code.mul(count, pitch))
         code.run(
-            "copy", f"ptr {rows.place}", rows.pitch, step, f"ptr {self.region[region]}", pitch, count, size
-        )
+            "copy", f"ptr {rows.place}", rows.pitch, step, f"ptr {self.region[region]}", pitch,
+            str(self.panel * self.element.bytes), count, size,
+        )  # fmt: skip
 
     def _turn(self, name: str, rows: _Rows, region: str, width: str) -> None:
         """Panels of a transposed factor: [panel of keys][element][key]."""
@@ -333,7 +312,7 @@ class _Driver:
             with code.either(near) as otherwise:
                 code.run("turn", f"ptr {src}", rows.pitch, f"ptr {dst}", line, depth, count)
                 next(otherwise)
-                code.run("copy", f"ptr {src}", step, rows.pitch, f"ptr {dst}", line, depth, count)
+                code.run("copy", f"ptr {src}", step, rows.pitch, f"ptr {dst}", line, line, depth, count)
 
     # -- products -----------------------------------------------------------------------------------
 

@@ -97,9 +97,9 @@ def _launch(
     size = {"f32": 4, "f64": 8}[COMPUTE[spec.dtype]]
     words = end if size == 8 else (end + 1) // 2
     args: Shape = (
-        *sizes.values(), words, *starts, *(s for own in strides for s in own),
+        *sizes.values(), *starts, *(s for own in strides for s in own),
         *(v for _, v in builder.numbers),
     )  # fmt: skip
     assert len(strides) == len(spec.operands) and all(len(own) == DIMS for own in strides)
     units = spec.units(sizes)
-    return Lowered(AttentionKernel(spec), tuple(memories), args, units, 1, units * words)
+    return Lowered(AttentionKernel(spec), tuple(memories), args, units, 1, words)
