@@ -7,12 +7,13 @@
 Rows are whole (every key that a row may look at), so each is a softmax in the order of a reduction
 (architecture.md 6). Keys that do not exist, or that a causal row may not see, have x = -inf, so e is 0, and
 adding it changes no bit: rows are padded with such keys to whole vectors. A row of nothing but -inf has the
-weights 0.
+weights 0. For x = -inf no exponential is computed: it would be a denormal number first, which takes a
+processor a hundred times as long.
 """
 
 from __future__ import annotations
 
-from kiln.codegen.code import IOTA64, LANES, Value
+from kiln.codegen.code import IOTA32, LANES, Value
 from kiln.codegen.emit import Expression, Machine, number
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.matmul_tile import Element
@@ -120,7 +121,11 @@ class _Weigh(Rows):
             top = machine.spread(machine.choose(nothing, self.number(0.0), largest), LANES)
 
             def weight(column: str, row: str = row, top: Value = top) -> Value:
-                e = self.computed(exp, machine.instruction("fsub", self.read(row, column), top))
+                x = self.read(row, column)
+                hidden = machine.compare("eq", x, machine.spread(self.number(-INFINITY), LANES))
+                zero = machine.spread(self.number(0.0), LANES)
+                less = machine.choose(hidden, zero, machine.instruction("fsub", x, top))
+                e = machine.choose(hidden, zero, self.computed(exp, less))
                 self.write(row, column, e)
                 return e
 
@@ -132,18 +137,27 @@ class _Weigh(Rows):
         return code
 
     def _largest(self, row: str) -> Value:
-        """The largest x of a row, all of them stored; in columns without a key -inf."""
-        code, reducer = self.code, self.reducer("max")
-        whole = code.op(f"and i64 %keys, -{LANES}")
-        whole = code.minimum(whole, "%count")
-        with code.loop("0", whole, LANES, reducer.identity(LANES)) as turn:
-            turn.next = reducer.step(turn.values, [self._x(row, turn.index, None)])
-        with code.loop(whole, "%count", LANES, turn.values) as rest:
+        """The largest x of a row that is a number, all of them stored; in columns without a key -inf.
+
+        A NaN stays out of it, and makes a NaN of the sum of weights.
+        """
+        code, machine = self.code, self.machine
+        low = [machine.spread(self.number(-INFINITY), LANES)]
+
+        def larger(x: Value, y: Value) -> Value:
+            return machine.choose(machine.compare("gt", y, x), y, x)
+
+        whole = code.minimum(code.op(f"and i64 %keys, -{2 * LANES}"), "%count")
+        with code.loop("0", whole, 2 * LANES, low * 2) as turn:
+            for k, best in enumerate(turn.values):
+                x = self._x(row, code.add(turn.index, str(k * LANES)), None)
+                turn.next = [*turn.next[:k], larger(best, x), *turn.next[k + 1 :]]
+        with code.loop(whole, "%count", LANES, [larger(*turn.values)]) as rest:
             left = code.sub("%keys", rest.index)
             some = code.compare("sgt", left, "0")
             count = code.minimum(code.choose(some, left, "1"), str(LANES))
-            rest.next = reducer.step(rest.values, [self._x(row, rest.index, count)])
-        return reducer.tree(rest.values)[0]
+            rest.next = [larger(rest.values[0], self._x(row, rest.index, count))]
+        return self.reducer("max").tree(rest.values)[0]
 
     def _x(self, row: str, column: str, count: str | None) -> Value:
         """16 scores, scaled and masked, stored; `count` keys exist there at most (None: all)."""
@@ -157,10 +171,9 @@ class _Weigh(Rows):
             else:
                 x = machine.instruction("fadd", x, machine.convert(given, self.type))
         if self.causal or count is not None:
-            lanes = machine.instruction(
-                "add", machine.spread(Value(column, "i64"), LANES), Value(IOTA64, "i64", LANES, True)
-            )
-            inside = machine.compare("lt", lanes, machine.spread(Value(self.limit, "i64"), LANES))
+            left = Value(self.code.op(f"trunc i64 {self.code.sub(self.limit, column)} to i32"), "i32")
+            lanes = Value(IOTA32, "i32", LANES, True)
+            inside = machine.compare("gt", machine.spread(left, LANES), lanes)
             x = machine.choose(inside, x, low)
         self.write(row, column, x)
         return x
