@@ -27,7 +27,7 @@ sys.path.append(str(Path(__file__).parent.parent))
 
 import numpy as np
 
-from bench import breadth, fresh, gradients, windows, workloads
+from bench import attention, breadth, fresh, gradients, windows, workloads
 from bench.measure import Times, Work, copy_work, interleaved, peak_flops
 from kiln.testing.backend import load, peer
 
@@ -127,7 +127,7 @@ def pairs() -> list[Pair]:
     return lines + [
         Pair(line.name, line.make, line.ratio, flops=line.flops, threads=threads)
         for threads in (1, 2)
-        for line in windows.lines()
+        for line in (*windows.lines(), *attention.lines())
     ]
 
 
