@@ -6,6 +6,7 @@ import math
 from contextvars import ContextVar
 from typing import Any
 
+from kiln._core import Tensor
 from kiln.errors import describe, message
 from kiln.ops import declare as d
 from kiln.ops import kinds
@@ -20,9 +21,8 @@ _NAME = "scaled_dot_product_attention"
 FUSED = ContextVar("fused", default=True)  # else all scores are in memory: kiln.nn.attention.sdpa_kernel
 
 
-def _require(holds: bool, text: str, error: type[Exception] = RuntimeError) -> None:
-    if not holds:
-        raise error(f"{_NAME}: {text}")
+def _fail(text: str) -> None:
+    raise RuntimeError(f"{_NAME}: {text}")
 
 
 def _is_array(x: Any) -> bool:
@@ -35,31 +35,25 @@ def _check(query: Any, key: Any, value: Any, mask: Any) -> None:
     for name, x in named.items():
         if not _is_array(x):
             raise TypeError(message(_NAME, f"argument '{name}' to be a Tensor", describe(x)))
-    shown = " and ".join(f"{name}.dim: {x.ndim}" for name, x in named.items())
-    _require(
-        min(x.ndim for x in named.values()) >= 2,
-        f"Expected query, key, and value to all be at least 2 dimensional, but got {shown}",
-    )
-    types = {name: dtype_name(x.dtype) for name, x in named.items()}
-    shown = ", ".join(f"{name}.dtype: {t}" for name, t in types.items())
-    _require(
-        len(set(types.values())) == 1,
-        f"Expected query, key, and value to have the same dtype, but got {shown}",
-    )
-    _require(
-        types["query"] in kinds.FLOATS,
-        f"expected scalar type Float but found {d.type_name(types['query'])}: attention is of floats",
-    )
+    if min(query.ndim, key.ndim, value.ndim) < 2:
+        shown = " and ".join(f"{name}.dim: {x.ndim}" for name, x in named.items())
+        _fail(f"Expected query, key, and value to all be at least 2 dimensional, but got {shown}")
+    dtype = dtype_name(query.dtype)
+    if not dtype == dtype_name(key.dtype) == dtype_name(value.dtype):
+        shown = ", ".join(f"{name}.dtype: {dtype_name(x.dtype)}" for name, x in named.items())
+        _fail(f"Expected query, key, and value to have the same dtype, but got {shown}")
+    if dtype not in kinds.FLOATS:
+        _fail(f"expected scalar type Float but found {d.type_name(dtype)}: attention is of floats")
     if mask is None:
         return
     if not _is_array(mask):
         raise TypeError(message(_NAME, "argument 'attn_mask' to be a Tensor", describe(mask)))
     have = dtype_name(mask.dtype)
-    _require(
-        have in ("bool", "float32", types["query"]),
-        "Expected attn_mask dtype to be bool or float or to match query dtype, but got attn_mask.dtype: "
-        f"{have} and query.dtype: {types['query']}",
-    )
+    if have not in ("bool", "float32", dtype):
+        _fail(
+            "Expected attn_mask dtype to be bool or float or to match query dtype, but got attn_mask.dtype: "
+            f"{have} and query.dtype: {dtype}"
+        )
     if mask.ndim < 2:
         raise IndexError(
             f"{_NAME}: Dimension out of range: attn_mask is (..., L, S), but has {mask.ndim} dims"
@@ -75,11 +69,11 @@ def _joint(shapes: list[tuple[Any, ...]]) -> tuple[Any, ...]:
             if isinstance(size, int) and size == 1:
                 continue
             have = found[place]
-            _require(
-                not (isinstance(have, int) and isinstance(size, int)) or have in (1, size),
-                f"The size of tensor a ({have}) must match the size of tensor b ({size}) at non-singleton "
-                f"dimension {place}",
-            )
+            if isinstance(have, int) and isinstance(size, int) and have not in (1, size):
+                _fail(
+                    f"The size of tensor a ({have}) must match the size of tensor b ({size}) at "
+                    f"non-singleton dimension {place}"
+                )
             found[place] = size
     return tuple(found)
 
@@ -91,29 +85,31 @@ def _grouped(query: Any, key: Any, value: Any, enable_gqa: bool) -> Any:
     if min(x.ndim for x in (query, key, value)) < 3:
         raise IndexError(f"{_NAME}: Dimension out of range: enable_gqa needs a dim of heads, the third last")
     heads, mine, other = (x.shape[-3] for x in (query, key, value))
-    _require(
-        mine > 0 and mine == other and heads % mine == 0,
-        "Number of heads in key and value must divide the number of heads in query and be the same, but got "
-        f"query {heads}, key {mine}, value {other}",
-    )
+    if mine == 0 or mine != other or heads % mine:
+        _fail(
+            "Number of heads in key and value must divide the number of heads in query and be the same, but "
+            f"got query {heads}, key {mine}, value {other}"
+        )
     return heads // mine
 
 
 def _flat(x: Any, lead: tuple[Any, ...], last: tuple[Any, ...], heads: tuple[Any, ...]) -> Any:
     """x as [n, *heads, *last]: the leading dims before the heads are one."""
-    whole = expand.handle(x, (*lead, *last)) if tuple(x.shape) != (*lead, *last) else x
+    shape, whole = tuple(x.shape), (*lead, *last)
+    if shape != whole:
+        x = expand.handle(x, whole)
     sizes = (d.numel(lead[:-1]), *heads, *last)
-    return whole if tuple(whole.shape) == sizes else reshape.handle(whole, sizes)
+    return x if whole == sizes else reshape.handle(x, sizes)
 
 
 def _operands(
     query: Any, key: Any, value: Any, mask: Any, members: Any
 ) -> tuple[Any, Any, Any, Any, tuple[Any, ...]]:
     """The arrays as `attend` takes them, and the leading dims of the result."""
-    shapes = [tuple(x.shape[:-2]) for x in (query, key, value)]
+    first, *others = (tuple(x.shape[:-2]) for x in (query, key, value))
     if members != 1:
-        shapes[0] = (*shapes[0][:-1], shapes[1][-1])
-    lead = _joint(shapes) or (1,)
+        first = (*first[:-1], others[0][-1])
+    lead = first if first and first == others[0] == others[1] else _joint([first, *others]) or (1,)
     heads = lead[-1]
     rows, width = tuple(query.shape[-2:]), tuple(value.shape[-2:])
     own = (*lead[:-1], heads * members)
@@ -131,18 +127,26 @@ def _sizes(query: Any, key: Any, value: Any, mask: Any) -> None:
         return isinstance(a, int) and isinstance(b, int) and a != b
 
     (length, e), (keys, inner), values = query.shape[-2:], key.shape[-2:], value.shape[-2]
-    _require(
-        not differ(e, inner),
-        f"mat1 and mat2 shapes cannot be multiplied: query has {e} elements a row, key {inner}",
-    )
-    _require(not differ(keys, values), f"key has {keys} rows, value has {values}: the size must match")
-    if mask is not None:
-        for have, want, place in zip(mask.shape[-2:], (length, keys), (-2, -1)):
-            _require(
-                have == 1 or not differ(have, want),
+    if differ(e, inner):
+        _fail(f"mat1 and mat2 shapes cannot be multiplied: query has {e} elements a row, key {inner}")
+    if differ(keys, values):
+        _fail(f"key has {keys} rows, value has {values}: the size must match")
+    for have, want, place in zip(mask.shape[-2:] if mask is not None else (), (length, keys), (-2, -1)):
+        if have != 1 and differ(have, want):
+            _fail(
                 f"The size of tensor a ({want}) must match the size of tensor b ({have}) at non-singleton "
-                f"dimension {place}: attn_mask is (..., L, S)",
+                f"dimension {place}: attn_mask is (..., L, S)"
             )
+
+
+def _usual(query: Any, key: Any, value: Any) -> bool:
+    """Whether all is [n, h, rows, elements] of sizes that fit: then nothing has to be looked at."""
+    if not type(query) is type(key) is type(value) is Tensor or not query.ndim == key.ndim == value.ndim == 4:
+        return False
+    (n, h, _, e), (n_k, h_k, s, e_k), (n_v, h_v, s_v, _) = query.shape, key.shape, value.shape
+    sizes = n == n_k == n_v and h == h_k == h_v and e == e_k and s == s_v
+    dtype = query.dtype
+    return sizes and dtype.is_floating_point and dtype is key.dtype and dtype is value.dtype
 
 
 def _samples(rng: Any, t: str) -> list[Sample]:
@@ -218,18 +222,23 @@ def scaled_dot_product_attention(
     ... )
     tensor([[0.5000, 0.5000]])
     """
-    _check(query, key, value, attn_mask)
     if not 0 <= dropout_p <= 1:
         raise RuntimeError(f"dropout probability has to be between 0 and 1, but got {dropout_p}")
-    _sizes(query, key, value, attn_mask)
-    members = _grouped(query, key, value, enable_gqa)
-    if scale is None:
-        e = query.shape[-1]
-        if isinstance(e, int):
-            scale = 1 / math.sqrt(e) if e else 1.0
-        else:
-            query, scale = query * rsqrt(d.number(query, e)), 1.0
-    q, k, v, mask, lead = _operands(query, key, value, attn_mask, members)
+    if attn_mask is None and not enable_gqa and _usual(query, key, value):
+        n, h, length, e = query.shape
+        q = permute.handle(reshape.handle(query, (n, h, 1, length, e)), (0, 3, 1, 2, 4))
+        k, v = (permute.handle(x, (0, 2, 1, 3)) for x in (key, value))
+        mask, lead = None, (n, h)
+    else:
+        _check(query, key, value, attn_mask)
+        _sizes(query, key, value, attn_mask)
+        members = _grouped(query, key, value, enable_gqa)
+        q, k, v, mask, lead = _operands(query, key, value, attn_mask, members)
+        e = q.shape[4]
+    if scale is None and not isinstance(e, int):
+        q, scale = q * rsqrt(d.number(q, e)), 1.0
+    elif scale is None:
+        scale = 1 / math.sqrt(e) if e else 1.0
     causal = bool(is_causal)
     if dropout_p > 0:
         n, length, heads, r, _ = q.shape
