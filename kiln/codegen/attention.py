@@ -21,7 +21,8 @@ beyond its last query are left out: their weights are 0, and so they add nothing
 (To one of infinities or NaN they would add NaN; here they do not.)
 
 Keys and values are packed once per head, into panels that a tile reads (matmul_tile.py), and the block's rows
-too; every product is the routine multiply.
+too (values that one block of queries meets are read where they lie, if they can be); every product is the
+routine multiply.
 
 Kernel arguments: `ptr` = the operands, then the thread's own memory, of `regions`; `arg` = the sizes n h r l
 s e v, where each region begins, for every operand its strides (in elements) along (n, h, r, row, column), the
@@ -200,6 +201,7 @@ class _Driver:
         }
         self.numbers = first + DIMS * len(spec.operands)
         self.pitch = {name: code.add(self._room(name), str(PITCH * element.bytes)) for name in "sev"}
+        self.value_place, self.value_step = code.slot("ptr"), code.slot("i64")
         self.scale = self._scale()
         self.one = code.slot("double" if element.summed == "f64" else "float", 2)
         kind = "double" if element.summed == "f64" else "float"
@@ -278,8 +280,26 @@ class _Driver:
         if self.spec.backward:
             self._turn("v", value, "vt", "v")
             self._copy("k", key, "key", "e", self.size["s"])
-        else:
+            return
+        code = self.code
+        code.line(f"store ptr {self.region['value']}, ptr {self.value_place}")
+        code.set(self.value_step, self.pitch["v"])
+        with code.either(self._lies_well()) as packed:
+            code.line(f"store ptr {value.place}, ptr {self.value_place}")
+            code.set(self.value_step, value.pitch)
+            next(packed)
             self._copy("v", value, "value", "v", self.size["s"])
+
+    def _lies_well(self) -> str:
+        """Whether values are read where they lie: whole panels, for one block of queries."""
+        code = self.code
+        if self.element.widened:
+            return "false"
+        return code.both(
+            code.compare("sle", self.size["l"], str(ROWS)),
+            code.compare("eq", self.stride["v"][4], str(self.element.stored_bytes)),
+            code.compare("eq", code.op(f"srem i64 {self.size['v']}, {self.panel}"), "0"),
+        )
 
     def _copy(self, name: str, rows: _Rows, region: str, width: str, count: str) -> None:
         """Rows side by side, in the summed type."""
@@ -369,11 +389,15 @@ class _Driver:
         """A block of queries."""
         keys, _ = self._scores(head, r, row, rows)
         sums = _Rows(self.region["sums"], self.pitch["v"])
-        self._multiply(
-            self._across("weights", "s"), self._panels("value", "v"), sums, keys, (rows, self.size["v"])
-        )
+        self._multiply(self._across("weights", "s"), self._values(), sums, keys, (rows, self.size["v"]))
         factors = f"ptr {self.region['shares']}", str(self.element.bytes)
         self._deliver(sums, self._rows_of("O", head, r, row), rows, "v", factors)
+
+    def _values(self) -> tuple[str, str, str]:
+        """The values as the right factor, packed or where they lie."""
+        code = self.code
+        line = str(self.panel * self.element.bytes)
+        return code.op(f"load ptr, ptr {self.value_place}"), line, code.get(self.value_step)
 
     def _deliver(self, src: _Rows, dst: _Rows, rows: str, width: str, factors: tuple[str, str]) -> None:
         self.code.run(
