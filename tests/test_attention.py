@@ -132,8 +132,16 @@ def test_rows_that_look_at_nothing() -> None:
         assert_near(got, wanted(arrays, mask), 1e-6)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
-@pytest.mark.parametrize("sizes", [((2, 3), 70, 90, 24, 40), ((2,), 20, 700, 3, 5), ((1,), 5, 3, 530, 64), ((2,), 1, 520, 64, 64)])
+WRITTEN = [
+    (((2, 3), 70, 90, 24, 40), "float64"),
+    (((2,), 20, 700, 3, 5), "float32"),
+    (((2, 1), 60, 40, 40, 33), "bfloat16"),
+    (((1,), 5, 3, 530, 64), "float32"),
+    (((2,), 1, 520, 64, 64), "float32"),
+]
+
+
+@pytest.mark.parametrize("sizes, dtype", WRITTEN)
 def test_the_kernel_is_what_is_written_out(sizes: Any, dtype: str) -> None:
     """Bit by bit: products, a softmax and products in memory give what the kernel gives."""
     arrays = operands(*sizes)
@@ -204,15 +212,13 @@ def test_recorded_is_eager() -> None:
         assert_bits(step(arrays), run(arrays, is_causal=True))
 
 
-@pytest.mark.parametrize("kind", ["none", "causal", "bool", "added", "groups"])
+@pytest.mark.parametrize("kind", ["causal", "added", "groups"])
 def test_gradcheck(kind: str) -> None:
     """First and second derivatives, of a mask that is added too."""
     rng = np.random.default_rng(4)
     heads = 4 if kind == "groups" else 2
     shapes = [(heads, 5, 3), (2, 4, 3), (2, 4, 2)]
     inputs = [kiln.tensor(rng.standard_normal(s)).requires_grad_() for s in shapes]
-    if kind == "bool":
-        inputs.append(kiln.tensor(rng.random((5, 4)) > 0.4))
     if kind == "added":
         inputs.append(kiln.tensor(rng.standard_normal((1, 5, 4))).requires_grad_())
     settings = {"is_causal": kind == "causal", "enable_gqa": kind == "groups"}
