@@ -258,6 +258,7 @@ PyObject* reset_peak(PyObject*, PyObject*) {
     Py_RETURN_NONE;
 }
 PyObject* give_back(PyObject*, PyObject*) { return PyLong_FromSize_t(empty_cache()); }
+PyObject* tiles(PyObject*, PyObject*) { return PyBool_FromLong(ask_for_tiles()); }
 PyObject* identity(PyObject*, PyObject*) { return PyUnicode_FromString(cpu_identity().c_str()); }
 
 PyObject* profile_start(PyObject*, PyObject*) {
@@ -299,6 +300,7 @@ PyMethodDef functions[] = {
     {"memory_stats", memory, METH_NOARGS, "The allocator's counts, in bytes."},
     {"reset_peak_memory_stats", reset_peak, METH_NOARGS, "Starts peak_allocated_bytes anew."},
     {"empty_cache", give_back, METH_NOARGS, "Gives kept memory back to the system; returns the bytes."},
+    {"ask_for_tiles", tiles, METH_NOARGS, "Whether kernels may use AMX tiles; the system is asked once."},
     {"cpu_identity", identity, METH_NOARGS, "What decides which machine code runs here, as text."},
     {"profile_start", profile_start, METH_NOARGS, "Starts counting launches and their time."},
     {"profile_stop", profile_stop, METH_NOARGS, "(kernel, launches, seconds) since profile_start."},

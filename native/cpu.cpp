@@ -5,6 +5,10 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #endif
@@ -45,6 +49,16 @@ uint64_t xcr0() {
 #endif
 
 }  // namespace
+
+bool ask_for_tiles() {
+#if defined(__x86_64__) && defined(__linux__)
+    constexpr int request = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM and the state asked for
+    static const bool permitted = syscall(SYS_arch_prctl, request, tile_data) == 0;
+    return permitted;
+#else
+    return false;
+#endif
+}
 
 #if defined(__x86_64__)
 

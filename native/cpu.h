@@ -9,4 +9,7 @@ namespace kiln {
 // leaves and XCR0 on x86, the kernel's capability words and MIDR on aarch64. The same on every core.
 std::string cpu_identity();
 
+// Whether kernels of this process may use AMX tiles. The first call asks the system, which may refuse.
+bool ask_for_tiles();
+
 }  // namespace kiln

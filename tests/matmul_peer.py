@@ -17,7 +17,7 @@ from kiln.codegen.target import LEVELS, Target, host_target
 
 Array = np.ndarray[Any, Any]
 HOST = host_target()
-TARGETS = [t for t in LEVELS.values() if t.triple == HOST.triple and t.vector_bits <= HOST.vector_bits]
+TARGETS = [t for t in LEVELS.values() if HOST.includes(t)]
 DTYPES = ["float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8"]
 _built: dict[tuple[str, str], Any] = {}
 
@@ -26,8 +26,14 @@ def kernel(spec: MatmulSpec, target: Target = HOST) -> Any:
     """The compiled pattern."""
     key = spec.text(), target.name
     if key not in _built:
-        _built[key] = load_object(compile_text(matmul_ir(spec, target), target, library(spec)))
+        _built[key] = load_object(compile_text(matmul_ir(spec, target), target, library(spec, target)))
     return _built[key]
+
+
+def scratch_of(spec: MatmulSpec) -> Array:
+    """A thread's own memory, of which nothing is known, as aligned as the core's."""
+    words = np.full(spec.scratch + 8, 0x5A5A5A5A5A5A5A5A)
+    return words[-words.ctypes.data % 64 // 8 :]
 
 
 def run(
@@ -46,7 +52,7 @@ def run(
     assert not spec.row or sizes[1] == 1
     arg = np.array([*sizes, *strides, *words], np.int64)
     arrays = (a, b, *operands)
-    scratch = np.full(spec.scratch, 0x5A5A5A5A5A5A5A5A)
+    scratch = scratch_of(spec)
     ptr = (ctypes.c_void_p * (len(arrays) + 1))(*(x.ctypes.data for x in (*arrays, scratch)))
     places = [0, *cuts, spec.units(sizes[0], sizes[1], sizes[2])]
     for begin, end in reversed(list(itertools.pairwise(places))):

@@ -299,20 +299,17 @@ def test_second_derivatives_are_pytorch(name: str) -> None:
 
 # -- history ------------------------------------------------------------------------------------------------
 
-LINEAR = "the gradient has none where the one that comes in has none; PyTorch's leads to zeros"
 # op -> how the history of its gradient differs, and why
 OTHER_HISTORY = {
     "layer_norm": "the bias' gradient leads to zeros; PyTorch's leads nowhere",
     "instance_norm": "the bias' gradient has none; PyTorch's leads nowhere",
     **{f"conv{t}{n}d": "as instance_norm" for t in ("", "_transpose") for n in (1, 2, 3)},
     **{
-        f"{t}{n}d{more}": LINEAR
-        for t in ("max_pool", "adaptive_max_pool")
+        f"adaptive_max_pool{n}d{more}": "of one window it is max's, which has none; PyTorch's leads to zeros"
         for n in (1, 2, 3)
         for more in ("", "_with_indices")
     },
-    **{f"{t}{n}d": LINEAR for t in ("avg_pool", "adaptive_avg_pool") for n in (1, 2, 3)},
-    "interpolate": LINEAR,
+    "grid_sample": "of nearest elements the grid's gradient leads to zeros; PyTorch's leads nowhere",
     "norm": "of order 0 the gradient is zeros; PyTorch has none",
     "linalg.vector_norm": "of order 0 the gradient is zeros; PyTorch has none",
     "linalg.det": "of a matrix without elements the gradient has a history as any other's",
@@ -369,6 +366,9 @@ STEPS = {
     "threshold": lambda k, x: k.threshold_(x, 0.25, 2.0),
     "rrelu": lambda k, x: k.rrelu_(x, 0.5, 0.5, True),
     "hardshrink": lambda k, x: k.hardshrink(x),
+    "max_pool": lambda k, x: k.nn.functional.max_pool1d(x, 2),
+    "avg_pool": lambda k, x: k.nn.functional.avg_pool1d(x, 3, 1),
+    "adaptive_avg_pool": lambda k, x: k.nn.functional.adaptive_avg_pool1d(x, 3),
     "pad": lambda k, x: k.nn.functional.pad(x, (1, 2), mode="reflect"),
     "nll_loss": lambda k, x: k.nn.functional.nll_loss(x, k.tensor([0, 2])),
 }

@@ -130,3 +130,54 @@ def test_recorded_is_eager() -> None:
     for _ in range(3):
         for got, wanted in zip(recorded(x), want, strict=True):
             assert got.tolist() == wanted
+
+
+@pytest.mark.parametrize(
+    ("mode", "dims"), [("bilinear", 2), ("nearest", 2), ("bicubic", 2), ("bilinear", 3), ("nearest", 3)]
+)
+def test_images_at_the_places_of_a_grid(mode: str, dims: int) -> None:
+    """Results and both gradients, on elements, between them, on the border and beyond; of one element too."""
+    rng = np.random.default_rng(dims)
+    few = [("reflection", False, [5, 4, 3]), ("reflection", True, [1, 3, 1])]
+    more = (
+        [("border", True, [5, 4, 3]), ("zeros", False, [5, 4, 3])] if (mode, dims) == ("bilinear", 2) else []
+    )
+    for padding, corners, sizes in few + more:
+        x = rng.standard_normal((2, 2, *sizes[:dims]))
+        grid = rng.uniform(-2.5, 2.5, (2, *[3, 2, 2][:dims], dims))
+        grid.reshape(-1)[:6] = [-1, 1, 0, 1, -1, 0.5]
+        found = []
+        for f in (kiln, torch):
+            leaves = [f.from_numpy(v.copy()).requires_grad_() for v in (x, grid)]
+            y = f.nn.functional.grid_sample(*leaves, mode, padding, align_corners=corners)
+            found.append([to_array(t.detach()) for t in (y, *f.autograd.grad((y**2).sum(), leaves))])
+        for ours, theirs in zip(*found, strict=True):
+            np.testing.assert_allclose(
+                ours, theirs, rtol=1e-9, atol=1e-9, err_msg=f"{padding} {corners} {sizes}"
+            )
+
+
+def test_spatial_transformer_is_one_program() -> None:
+    """An affine map of images that is learned: recorded, a step is one program with the bits of its ops."""
+    x = kiln.tensor(np.random.default_rng(0).standard_normal((2, 3, 5, 4)).astype("float32"))
+
+    def train(recorded: bool) -> tuple[list[bytes], Any]:
+        theta = kiln.tensor([[[1.0, 0.25, 0.0], [-0.25, 1.0, 0.125]]] * 2, requires_grad=True)
+
+        def step() -> Any:
+            functional = kiln.nn.functional
+            theta.grad = None
+            places = functional.affine_grid(theta, (2, 3, 3, 6), align_corners=False)
+            loss = functional.grid_sample(x, places, align_corners=False).square().mean()
+            loss.backward()
+            with kiln.no_grad():
+                theta.sub_(theta.grad)
+            return loss
+
+        run = kiln.compile(step, wait=True) if recorded else step
+        found = [run().detach().numpy().tobytes() for _ in range(3)]
+        return [*found, theta.detach().numpy().tobytes()], run
+
+    got, run = train(True)
+    assert got == train(False)[0]
+    assert (run.stats()["programs"], run.stats()["runs"]) == (1, 3)

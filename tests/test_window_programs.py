@@ -82,10 +82,16 @@ def data(size: int) -> tuple[Any, Any]:
     return rng.standard_normal((4, 1, size, size)), rng.integers(0, 10, 4)
 
 
-# the U-Net's recorded step still runs op by op: a size of what it joins is not known to equal the other's
 @pytest.mark.parametrize(
     "build, size, recorded",
-    [(lenet, 20, False), (lenet, 20, True), (residual, 20, False), (residual, 20, True), (u_net, 20, False)],
+    [
+        (lenet, 20, False),
+        (lenet, 20, True),
+        (residual, 20, False),
+        (residual, 20, True),
+        (u_net, 20, False),
+        (u_net, 20, True),
+    ],
 )
 def test_training_is_as_in_pytorch(build: Any, size: int, recorded: bool) -> None:
     """Losses of four steps, and everything the network holds afterwards."""

@@ -38,8 +38,7 @@ from kiln.codegen.attention_rows import Mask, deliver, slopes, weigh
 from kiln.codegen.code import Value
 from kiln.codegen.compile import Library
 from kiln.codegen.emit import Expression
-from kiln.codegen.matmul import library as product_library
-from kiln.codegen.matmul import product
+from kiln.codegen.matmul import chains, product
 from kiln.codegen.matmul_pack import clear
 from kiln.codegen.matmul_text import Routine, module
 from kiln.codegen.matmul_tile import SEGMENT, VECTORS, Element, element_of, identity
@@ -128,7 +127,7 @@ def attention_ir(spec: AttentionSpec, target: Target) -> str:
 
 def library(spec: AttentionSpec) -> Library:
     """Tiles and packing: those of the products of such factors."""
-    return product_library(product(spec.dtype))
+    return chains(product(spec.dtype))
 
 
 def _verify(spec: AttentionSpec) -> None:

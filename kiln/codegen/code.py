@@ -124,6 +124,10 @@ class Code:
             return ""
         return self.op(text)
 
+    def prefetch(self, where: str, write: bool = False) -> None:
+        """Ask for the cache line at `where`, to be read or written; any address will do."""
+        self.call("llvm.prefetch.p0", "void", [f"ptr {where}", f"i32 {int(write)}", "i32 3", "i32 1"])
+
     # -- integers of addresses and counters, all i64 ------------------------------------------------
 
     def add(self, x: str, y: str) -> str:

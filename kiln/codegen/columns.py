@@ -331,7 +331,7 @@ class Columns:
             if operand.strides[self.column] == "1" and operand.strides[self.r[0]] != "0":
                 down = code.add(j, code.mul(frame.stride[k][self.r[0]], str(LANES)))
                 place = code.offset(pointers[k], element(operand.dtype), down)
-                code.call("llvm.prefetch.p0", "void", [f"ptr {place}", "i32 0", "i32 3", "i32 1"])
+                code.prefetch(place)
 
     def _accumulate(
         self, reducers: list[Reducer], kept: list[str], begins: str, j: str, chain: list[Value]

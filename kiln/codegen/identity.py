@@ -58,6 +58,7 @@ def _find(asked: str) -> bytes:
     states = [f"{path} {s.st_size} {s.st_mtime_ns} {s.st_ctime_ns} {s.st_ino}" for path, s in source_files()]
     place = llvm.folder()
     states.append("no llvm" if place is None else f"{place} {_state(llvm.version_file(place))}")
+    states.append(host_target().name)  # which says whether AMX is permitted
     key = digest(b"identity", asked.encode(), _core.cpu_identity().encode(), "\n".join(states).encode())
     found = disk().load(key)
     if found is None or len(found) != 64:

@@ -5,7 +5,7 @@
 The order of arithmetic is fixed: each sum is one ascending chain of fused multiply-adds over k from zero,
 restarted every 512 k; the segments' sums are added in ascending order; then the epilogue. Integers wrap.
 k = 0 gives zeros. So bits depend on the factors' dtype and on k alone: not on m, n, tiles, layouts, threads,
-batching, or the epilogue.
+batching, or the epilogue. On a machine with AMX products of bfloat16 have another order: matmul_amx.py.
 
 One kernel serves every layout: strides are arguments, and what to pack is decided when it runs. Products of
 one row (or one column, which is the row of the transposed product) have a kernel of their own: matmul_row.py.
@@ -16,9 +16,9 @@ one row (or one column, which is the row of the transposed product) have a kerne
             tiles:       old sums + this segment's -> scratch memory, or a plain product's output
             finish       (not where whole panels went to the output)
 
-Kernel arguments: `ptr` = A, B, the operands, the thread's scratch memory; `arg` = batch, m, n, k; the strides, in elements, of A
-(batch, m, k), of B (batch, k, n), of every operand (batch, m, n); then the numbers. Any stride may be 0 or
-negative. Outputs must not overlap A or B; an output may be one of the other operands.
+Kernel arguments: `ptr` = A, B, the operands, the thread's scratch memory; `arg` = batch, m, n, k; the
+strides, in elements, of A (batch, m, k), of B (batch, k, n), of every operand (batch, m, n); numbers. Any
+stride may be 0 or negative. Outputs must not overlap A or B; an output may be one of the other operands.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from kiln.codegen import matmul_amx as amx
 from kiln.codegen.compile import Library
+from kiln.codegen.matmul_amx_drive import drive_amx
 from kiln.codegen.matmul_drive import SCRATCH_BYTES, drive
 from kiln.codegen.matmul_finish import Arguments, finish
 from kiln.codegen.matmul_pack import copy, turn
 from kiln.codegen.matmul_row import UNIT_COLUMNS, beside, drive_row, gathered, turned
 from kiln.codegen.matmul_text import module
-from kiln.codegen.matmul_tile import Element, element_of, identity, tile
+from kiln.codegen.matmul_tile import element_of, identity, tile
 from kiln.codegen.matmul_units import UNIT_BYTES, UNIT_ROWS
 from kiln.codegen.matmul_window import nowhere, places, window
 from kiln.codegen.nest import TEXTS, Nest, Operand
 from kiln.codegen.target import Target
 from kiln.codegen.verify import refuse, verify_nest
 from kiln.ops.scalar import REDUCE, Scalar, program_text, topological
-
 
 
 class MatmulSpec(NamedTuple):
@@ -68,7 +69,7 @@ class MatmulSpec(NamedTuple):
     @property
     def scratch(self) -> int:
         """The 64-bit words of memory that each thread needs to itself."""
-        return 0 if self.row else SCRATCH_BYTES // 8
+        return 0 if self.row and self.dtype != "bfloat16" else SCRATCH_BYTES // 8
 
     def units(self, batch: Any, m: Any, n: Any) -> Any:
         """The units of work of a launch, on ints or symbolic sizes: the kernel's range is 0 .. units."""
@@ -94,6 +95,11 @@ def product(dtype: str) -> MatmulSpec:
     return MatmulSpec(dtype, (out,), (), ((1, Scalar("load", (), element.compute, 0)),))
 
 
+def tiled(spec: MatmulSpec, target: Target) -> bool:
+    """Whether a product runs on AMX: for every product of these factors or for none, as the bits differ."""
+    return target.tiles and spec.dtype == "bfloat16"
+
+
 def matmul_ir(spec: MatmulSpec, target: Target) -> str:
     """The LLVM text of the kernel's own object: `kernel` and `finish`, which call functions of its `library`.
 
@@ -102,27 +108,47 @@ def matmul_ir(spec: MatmulSpec, target: Target) -> str:
     _verify(spec, target)
     element = element_of(spec.dtype)
     arguments = Arguments(spec.operands, spec.numbers)
-    driver = (
-        drive_row(target, element)
-        if spec.row
-        else drive(target, element, arguments, _plain_output(spec), spec.window)
-    )
+    constants = [nowhere()] if spec.window else []
+    if tiled(spec, target):
+        driver = drive_amx(target, arguments, spec.window)
+    elif spec.row:
+        driver = drive_row(target, element)
+    else:
+        driver = drive(target, element, arguments, _plain_output(spec), spec.window)
+        constants.append(identity(target, element))
     routines = [finish(target, element, arguments, spec.stores), driver]
-    constants = "" if spec.row else identity(target, element)
-    return module(target, routines, f"{constants}\n{nowhere()}" if spec.window else constants)
+    return module(target, routines, "\n".join(constants))
 
 
-def library(spec: MatmulSpec) -> Library:
+def library(spec: MatmulSpec, target: Target) -> Library:
     """What all kernels of these factors share: everything but the driver and the epilogue."""
+    return _amx_library(spec.window) if tiled(spec, target) else chains(spec)
+
+
+def chains(spec: MatmulSpec) -> Library:
+    """The library of products by chains of fused multiply-adds."""
     element = element_of(spec.dtype)
-    makers = (beside, turned, gathered) if spec.row else (tile, copy, turn)
+    makers = [beside, turned, gathered] if spec.row else [tile, copy, turn]
     if spec.window:
-        makers = (*makers, places, window)
+        makers += [places, window]
     return Library(
         f"{spec.form}matmul library {spec.dtype}",
         tuple(make.__name__ for make in makers),
         lambda target: module(target, [make(target, element) for make in makers]),
     )
+
+
+def _amx_library(look: bool) -> Library:
+    """The library of products on AMX, of one row or many."""
+    functions = ("tile", "pairs", "lines", "turn", *(("places", "window") if look else ()))
+
+    def text(target: Target) -> str:
+        routines = [make(target) for make in (amx.tile, amx.pairs, amx.lines)]
+        routines += [turn(target, amx.PAIRS)]
+        routines += [places(target, amx.RAW), window(target, amx.RAW)] if look else []
+        return module(target, routines, amx.config())
+
+    return Library(f"{'window ' if look else ''}matmul library amx bfloat16", functions, text)
 
 
 def _verify(spec: MatmulSpec, target: Target) -> None:

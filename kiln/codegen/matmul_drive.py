@@ -38,9 +38,7 @@ TABLES = SUMS + SUMS_BYTES
 SCRATCH_BYTES = TABLES + 8 * (SEGMENT + WIDE_UNITS * UNIT_BYTES // 4)
 
 
-def drive(
-    target: Target, element: Element, arguments: Arguments, plain: int | None, window: bool
-) -> Routine:
+def drive(target: Target, element: Element, arguments: Arguments, plain: int | None, window: bool) -> Routine:
     """The routine kernel; `plain` is the operand that takes whole panels of sums as they are, if one does."""
     return _Driver(target, element, arguments, plain, window).write()
 
@@ -54,22 +52,28 @@ class _Driver(Driver):
         super().__init__(target, element, arguments, plain, window)
         self.panel, self.panel_bytes = VECTORS * element.lanes(target), VECTORS * target.vector_bits // 8
         self.apart = SEGMENT * self.panel_bytes + APART
-        self.wide_units = SUM_UNITS if plain is None else WIDE_UNITS
-        self.pitch = self.wide_units * UNIT_BYTES if window or plain is None else self.panel_bytes
+        direct = plain is not None and not window
+        self.wide_units = WIDE_UNITS if direct else SUM_UNITS
+        self.pitch = self.panel_bytes if direct else self.wide_units * UNIT_BYTES
         self.group_units = SUMS_BYTES // self.pitch // UNIT_ROWS
         self.b_lies, self.b_step = self.code.slot("ptr"), self.code.slot("i64")
-        self.a_place, self.a_row, self.a_k = self.code.slot("ptr"), self.code.slot("i64"), self.code.slot("i64")
+        self.a_place, self.a_row, self.a_k = (
+            self.code.slot("ptr"),
+            self.code.slot("i64"),
+            self.code.slot("i64"),
+        )
 
     def run(self, run: Run) -> None:
         """Segments of k, in ascending order; for each, the rows."""
         code = self.code
         self.packed, self.copied, self.sums, tables = (
-            code.at(self.scratch, str(place))
-            for place in (0, COPIED, SUMS, TABLES)
+            code.at(self.scratch, str(place)) for place in (0, COPIED, SUMS, TABLES)
         )
         self.k_table, self.n_table = tables, code.at(tables, str(8 * SEGMENT))
         if self.window:
-            self._table(self.look_n, run.column, run.columns, str(self.wide_units * self.columns), self.n_table)
+            self._table(
+                self.look_n, run.column, run.columns, str(self.wide_units * self.columns), self.n_table
+            )
         with code.times(self.size["k"], SEGMENT) as from_k:
             depth = code.minimum(code.sub(self.size["k"], from_k), str(SEGMENT))
             lies = self._pack_window(run, from_k, depth) if self.window else self._pack_b(run, from_k, depth)
@@ -202,7 +206,7 @@ class _Driver(Driver):
     # -- sums ---------------------------------------------------------------------------------------
 
     def _panels(self, run: Run, row: str, from_k: str, depth: str, lies: str) -> None:
-        """The tiles of some rows, `row` rows into their run, and every panel; what is complete is finished."""
+        """The tiles of some rows, `row` rows into their run, with each panel; what is complete, finished."""
         code, size = self.code, str(self.element.bytes)
         first = code.compare("eq", from_k, "0")
         last = code.compare("eq", code.add(from_k, depth), self.size["k"])
@@ -240,9 +244,7 @@ class _Driver(Driver):
         into = code.choose(direct, out, code.at(rows, left) if self.window else rows, "ptr")
         return into, code.choose(direct, self.stride["c_row"], pitch), direct
 
-    def _tile(
-        self, run: Run, b: tuple[str, str], sums: tuple[str, str], first: str, depth: str
-    ) -> None:
+    def _tile(self, run: Run, b: tuple[str, str], sums: tuple[str, str], first: str, depth: str) -> None:
         """One panel's tiles: the first segment's sums are stored, later ones added."""
         code = self.code
         into, pitch = sums

@@ -14,6 +14,7 @@ from kiln.codegen.target import Target
 from kiln.ops.scalar import Scalar, topological
 
 CALL, ROW, LANE = 0, 1, 2  # how often a scalar is computed
+AHEAD = 4  # rows of outputs: a block of them is on as many pages, where the machine does not prefetch
 
 
 class Arguments(NamedTuple):
@@ -79,15 +80,15 @@ class _Finish:
             step[k], unit[k] = self._stride(k, 1), self._stride(k, 2)
             places = ((self._stride(k, 0), "%batch"), (step[k], "%row"), (unit[k], "%col"))
             base[k] = code.at(start, *(code.mul(stride, at) for stride, at in places))
+        self.step = step
         with code.times("%rows") as r:
             row = {k: code.at(base[k], code.mul(r, step[k])) for k in self.used}
             src = code.at("%src", code.mul(r, "%ss"))
             inner = scope.inner(lambda node: self._read_one(node, row))
             self._hoist(inner, ROW)
-            whole = "0" if code.target.masks else code.op(f"and i64 %cols, -{LANES}")
-            if not code.target.masks:
-                with code.times(whole, LANES) as c:
-                    self._vector(inner, src, row, unit, c, None)
+            whole = code.op(f"and i64 %cols, -{LANES}")
+            with code.times(whole, LANES) as c:
+                self._vector(inner, src, row, unit, c, None)
             with code.loop(whole, "%cols", LANES) as turn:
                 count = code.minimum(code.sub("%cols", turn.index), str(LANES))
                 self._vector(inner, src, row, unit, turn.index, count)
@@ -138,6 +139,8 @@ class _Finish:
             scope.value(root) for _, root in self.stores
         ]  # all reads before any write: outputs may be inputs
         for (k, _), value in zip(self.stores, values):
+            soon = code.at(place[k], code.mul(self.step[k], str(AHEAD)))
+            code.prefetch(soon, write=True)
             operand = self.arguments.operands[k - 1]
             if operand.strides[2] == "1":
                 memory.write_lanes(operand.dtype, place[k], value, count, mask)

@@ -51,7 +51,7 @@ def copy(target: Target, element: Element) -> Routine:
     else:  each o, i:  store dst, widen(load src)
     """
     params = "ptr %src, i64 %os, i64 %is, ptr %dst, i64 %ds, i64 %ps, i64 %outer, i64 %inner"
-    code = Routine(target, "copy", params)
+    code = Routine(target, "copy", params, "#1")
     lanes = element.lanes(target)
     unit = code.compare("eq", "%is", str(element.stored_bytes))
     panels = code.compare("eq", code.op(f"and i64 %inner, {VECTORS * lanes - 1}"), "0")
@@ -87,7 +87,7 @@ def _row(code: Routine, o: str) -> tuple[str, str]:
 def _prefetch(code: Routine, src: str, offset: int) -> None:
     """Ask for the line `offset` bytes into the row that is AHEAD of the one at src."""
     where = code.at(src, code.mul("%os", str(AHEAD)), str(offset))
-    code.call("llvm.prefetch.p0", "void", [f"ptr {where}", "i32 0", "i32 3", "i32 1"])
+    code.prefetch(where)
 
 
 def _copy_rows(code: Routine, element: Element, unit: str, mask: str) -> None:

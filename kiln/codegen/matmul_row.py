@@ -125,7 +125,7 @@ def _add_rows(
     ahead = code.mul("%bk", str(ROWS))
     for x, base in zip(xs, bases):
         source = code.at(base, left)
-        code.call("llvm.prefetch.p0", "void", [f"ptr {code.at(source, ahead)}", "i32 0", "i32 3", "i32 1"])
+        code.prefetch(code.at(source, ahead))
         read = memory.read_lanes(element.dtype, source, None if mask is None else "", mask)
         sums = made.step(x, [memory.machine.convert(read, element.summed).text], sums)
     code.line(f"store {sums[0].typed}, ptr {place}, align 64")

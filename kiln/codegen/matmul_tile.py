@@ -114,7 +114,7 @@ class _Tile:
             steps = [code.minimum(last, str(r)) for r in range(self.height)] if self.height == EDGE else []
             into, before = (self._rows(base, step, steps) for base, step in ((c, "%cs"), (old, "%os")))
             for r, v in self.cells:
-                _prefetch(code, self._column(into[r], v), write=True)
+                code.prefetch(self._column(into[r], v), write=True)
             sums = self._sum(a, steps)
             totals = {cell: self._total(before[cell[0]], cell[1], sums[cell]) for cell in self.cells}
             for (r, v), total in totals.items():  # all reads come before any write: rows may be repeated
@@ -185,11 +185,7 @@ class _Tile:
         soon = [self._column(ahead, v) for v in range(self.vectors)]
         soon += [code.offset(at[name], "i64", "%ks") for name in at if name != "b"]
         for where in soon:
-            _prefetch(code, where)
-
-
-def _prefetch(code: Routine, where: str, write: bool = False) -> None:
-    code.call("llvm.prefetch.p0", "void", [f"ptr {where}", f"i32 {int(write)}", "i32 3", "i32 1"])
+            code.prefetch(where)
 
 
 def tile(target: Target, element: Element) -> Routine:
@@ -212,14 +208,20 @@ def tile(target: Target, element: Element) -> Routine:
     addresses for a chain of additions or for spilled pointers, and a sixth of the speed. The shapes are one
     function, because LLVM's passes cost as much for a function as for ten rows of a tile.
     """
-    params = "ptr %a, i64 %rs, i64 %ks, ptr %b, i64 %bs, ptr %c, i64 %cs, ptr %old, i64 %os, i64 %k, i64 %rows"
+    params = (
+        "ptr %a, i64 %rs, i64 %ks, ptr %b, i64 %bs, ptr %c, i64 %cs, ptr %old, i64 %os, i64 %k, i64 %rows"
+    )
     code = Routine(target, "tile", params + ", i1 %narrow")
     for times in (3, 5, 7):
         code.line(f"%rs{times} = mul i64 %rs, {times}")
     done = "0"
     for height in heights(target):
         left = code.sub("%rows", done)
-        end = "%rows" if height == EDGE else code.add(done, code.sub(left, code.op(f"srem i64 {left}, {height}")))
+        end = (
+            "%rows"
+            if height == EDGE
+            else code.add(done, code.sub(left, code.op(f"srem i64 {left}, {height}")))
+        )
         if done == "0":
             with code.either("%narrow") as wide:
                 _Tile(code, element, height, 1).write(done, end)

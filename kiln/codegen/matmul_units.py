@@ -1,7 +1,7 @@
 """The frame of every driver of a product: its arguments, and the runs of its units of work.
 
-    units in order of    batch | group of rows | columns | rows inside the group
-    a run                some rows of one group by one unit of columns, or the whole group by several
+units in order of    batch | group of rows | columns | rows inside the group
+a run                some rows of one group by one unit of columns, or the whole group by several
 """
 
 from __future__ import annotations

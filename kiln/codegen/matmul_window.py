@@ -208,11 +208,11 @@ class _Window:
             with code.either(self._all(matches(first, 2 * size))) as more:
                 self._rows(lambda row: self._apart(row, first))
                 next(more)
-                self._uneven(offsets)
+                self._in_runs(offsets) if code.target.masks else self._scattered(offsets)
         return code
 
-    def _uneven(self, offsets: str) -> None:
-        """Columns that are not one run."""
+    def _scattered(self, offsets: str) -> None:
+        """Columns that are many runs."""
         code = self.code
         second = code.minimum("1", code.sub("%depth", "1"))
         steps = [code.op(f"load i64, ptr {code.offset('%ks', 'i64', at)}") for at in ("0", second)]
@@ -220,10 +220,7 @@ class _Window:
         with code.either(code.both(along, code.compare("sge", "%depth", str(self.part)))) as otherwise:
             self._turned(offsets)
             next(otherwise)
-            if code.target.masks:
-                self._in_runs(offsets)
-            else:
-                self._rows(lambda row: self._gathered(row, offsets))
+            self._rows(lambda row: self._gathered(row, offsets))
 
     def _in_runs(self, offsets: str) -> None:
         """Runs of unit stride, if there are few: each masked load fills in the lanes of one."""
@@ -255,7 +252,7 @@ class _Window:
             with code.either(code.compare("sle", found, str(RUNS))) as many:
                 self._rows(lambda row: self._joined(row, runs))
                 next(many)
-                self._rows(lambda row: self._gathered(row, offsets))
+                self._scattered(offsets)
 
     def _run_of(self, starts: str, bases: str, r: int) -> tuple[str, str]:
         """Where lane 0 of run r would lie, and the mask of its lanes."""

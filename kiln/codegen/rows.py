@@ -165,7 +165,7 @@ class Rows:
             if operand.strides[self.lane_dim] == "1" and operand.strides[self.p[-1]] != "0":
                 ahead = code.mul(frame.stride[k][self.p[-1]], str(self.apart))
                 place = code.offset(step.pointer(k), element(operand.dtype), ahead)
-                code.call("llvm.prefetch.p0", "void", [f"ptr {place}", "i32 0", "i32 3", "i32 1"])
+                code.prefetch(place)
 
     def finish_step(self, step: Step) -> None:
         """What follows the stores of a step; nothing where the row is one run of memory."""

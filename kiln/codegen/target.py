@@ -4,12 +4,14 @@ A kernel is compiled for a *level*, never for a CPU name, so the same pattern gi
 every machine of that level. Nothing here imports LLVM: a warm process asks for the host's level to
 find a cached object and never needs a compiler.
 
-    level       vectors         masked loads   tails run through
-    x86-64-v4   zmm, 512 bits   yes            a lane mask
-    x86-64-v3   ymm, 256 bits   no             a copy on the stack
-    aarch64     q, 128 bits     no             a copy on the stack
+    level           vectors         masked loads   tails run through
+    x86-64-v4-amx   zmm, 512 bits   yes            a lane mask            bfloat16 is multiplied by AMX
+    x86-64-v4       zmm, 512 bits   yes            a lane mask
+    x86-64-v3       ymm, 256 bits   no             a copy on the stack
+    aarch64         q, 128 bits     no             a copy on the stack
 
-``KILN_TARGET_FEATURES`` lowers the level: a level's name, or a list of ``-feature``.
+``KILN_TARGET_FEATURES`` lowers the level: a level's name, or a list of ``-feature``. The system must permit
+AMX to each process: it is asked once, and where it refuses, a line in the log of ``kiln.compile`` says so.
 """
 
 from __future__ import annotations
@@ -18,12 +20,15 @@ import os
 from functools import cache
 from typing import NamedTuple
 
+from kiln import _core
 from kiln.ops.scalar import ARITHMETIC, COMPARE, FLOAT_ONLY, FLOATS, INTS, LOGIC, REDUCE, SHIFT, WIDTH
 
 V3 = ("avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "popcnt", "sse4.1", "sse4.2", "ssse3")
 V4 = (*V3, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl")
+AMX = ("amx-bf16", "amx-tile")
 # Kernel names of features that LLVM spells otherwise.
-LINUX_NAMES = {"abm": "lzcnt", "bmi1": "bmi", "sse4_1": "sse4.1", "sse4_2": "sse4.2"}
+LINUX_NAMES = {"abm": "lzcnt", "bmi1": "bmi", "sse4_1": "sse4.1", "sse4_2": "sse4.2",
+               "amx_bf16": "amx-bf16", "amx_tile": "amx-tile"}  # fmt: skip
 
 
 class Target(NamedTuple):
@@ -35,11 +40,19 @@ class Target(NamedTuple):
     features: str
     vector_bits: int
     masks: bool  # masked loads and stores are single instructions
+    tiles: bool = False  # products of bfloat16 run on AMX
 
     @property
     def streams(self) -> bool:
         """Whether stores can pass the caches, and a fence orders them."""
         return self.triple.startswith("x86_64")
+
+    def includes(self, other: Target) -> bool:
+        """Whether a machine of this level runs kernels made for the other."""
+        return self.triple == other.triple and (self.vector_bits, self.tiles) >= (
+            other.vector_bits,
+            other.tiles,
+        )
 
     def attributes(self) -> str:
         """Function attributes of every kernel, as LLVM text."""
@@ -48,10 +61,12 @@ class Target(NamedTuple):
 
 
 LEVELS = {
+    "x86-64-v4-amx": Target("x86-64-v4-amx", "x86_64-unknown-linux-gnu", "x86-64-v4",
+                            "+fast-gather,+amx-tile,+amx-bf16", 512, True, True),
     "x86-64-v4": Target("x86-64-v4", "x86_64-unknown-linux-gnu", "x86-64-v4", "+fast-gather", 512, True),
     "x86-64-v3": Target("x86-64-v3", "x86_64-unknown-linux-gnu", "x86-64-v3", "", 256, False),
     "aarch64": Target("aarch64", "aarch64-unknown-linux-gnu", "generic", "+neon", 128, False),
-}
+}  # fmt: skip
 
 # Every intrinsic a kernel may name: each is instructions on every level, never a call to a library.
 INTRINSICS = frozenset({
@@ -63,10 +78,17 @@ X86_INTRINSICS = frozenset({
     "llvm.x86.avx512.mask.scalef.pd.512", "llvm.x86.sse.sfence",
 })  # fmt: skip
 
+AMX_INTRINSICS = frozenset({
+    "llvm.x86.ldtilecfg", "llvm.x86.tilerelease", "llvm.x86.tilezero", "llvm.x86.tileloadd64",
+    "llvm.x86.tilestored64", "llvm.x86.tdpbf16ps",
+})  # fmt: skip
+
 
 def intrinsic_allowed(name: str, target: Target) -> bool:
     """Whether a kernel for `target` may call the intrinsic `name` (with or without its type suffix)."""
     if name.startswith("llvm.x86."):
+        if name in AMX_INTRINSICS:
+            return target.tiles
         wide = ".avx512." in name
         return target.vector_bits >= (512 if wide else 256) and name in X86_INTRINSICS
     parts = name.split(".")
@@ -118,7 +140,9 @@ def _cpuinfo() -> dict[str, str]:
 def _x86_level(have: frozenset[str], asked: str) -> Target:
     """The highest x86 level with every feature present and none taken away by `asked`."""
     removed = {token[1:] for token in asked.replace(" ", "").split(",") if token.startswith("-")}
-    removed |= {name for name in V4 if any(r.endswith("*") and name.startswith(r[:-1]) for r in removed)}
+    removed |= {
+        name for name in (*V4, *AMX) if any(r.endswith("*") and name.startswith(r[:-1]) for r in removed)
+    }
     if "avx512f" in removed or not set(V4) <= have - removed:
         if not set(V3) <= have - removed:
             lacking = ", ".join(sorted(set(V3) - (have - removed)))
@@ -126,7 +150,20 @@ def _x86_level(have: frozenset[str], asked: str) -> Target:
                 f"kiln: this CPU lacks {lacking}; kiln needs x86-64-v3 (AVX2 and FMA) or aarch64"
             )
         return LEVELS["x86-64-v3"]
-    return LEVELS["x86-64-v4"]
+    return LEVELS["x86-64-v4-amx" if set(AMX) <= have - removed and _permitted() else "x86-64-v4"]
+
+
+def _permitted() -> bool:
+    """Whether the system lets this process use AMX; it is asked, and a refusal said, once."""
+    permitted = _core.ask_for_tiles()
+    if not permitted:
+        import logging  # 10 ms, and seldom needed
+
+        logging.getLogger("kiln.compile").warning(
+            "this CPU has AMX, but the system does not permit it to this process (a thread with a small "
+            "signal stack, or a sandbox): products of bfloat16 run in float32, several times slower"
+        )
+    return permitted
 
 
 def host_target() -> Target:
@@ -146,13 +183,14 @@ def _find_target(asked: str) -> Target:
     elif machine in {"x86_64", "AMD64"}:
         flags = _cpuinfo().get("flags", "").split()
         have = frozenset(LINUX_NAMES.get(name, name) for name in flags)
-        best = _x86_level(have, asked if asked.startswith("-") else "")
+        without = "-amx*" if asked in LEVELS and not LEVELS[asked].tiles else ""
+        best = _x86_level(have, asked if asked.startswith("-") else without)
     else:
         raise RuntimeError(f"kiln: no kernels for {machine}; kiln needs x86-64-v3 (AVX2 and FMA) or aarch64")
     if not asked or asked.startswith("-"):
         return best
     chosen = LEVELS.get(asked)
-    if chosen is None or chosen.triple != best.triple or chosen.vector_bits > best.vector_bits:
+    if chosen is None or not best.includes(chosen):
         raise ValueError(
             f"KILN_TARGET_FEATURES: expected a level up to {best.name} or -feature, got {asked!r}"
         )

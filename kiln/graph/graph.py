@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from kiln.graph.equal import Equalities, follows
+from kiln.graph.equal import Equalities
 from kiln.graph.size import Dim, Size, reduced, symbol
 
 Shape = tuple[Dim, ...]
@@ -147,7 +147,12 @@ class Graph:
         del self.checks[first:]
         known = {frozenset((self.canonical(a), self.canonical(b))) for a, b in stated}
         new = [(a, b) for a, b in new if frozenset((self.canonical(a), self.canonical(b))) not in known]
-        return [(a, b) for a, b in new if not follows(a, b, stated)]
+        if new:
+            alone = Equalities()
+            for a, b in stated:
+                alone.state(a, b)
+            new = [(a, b) for a, b in new if alone.canonical(a) != alone.canonical(b)]
+        return new
 
     def finish(self, outputs: list[Value]) -> Graph:
         """Sets the outputs and brings every shape to its canonical form."""

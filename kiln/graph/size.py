@@ -74,8 +74,8 @@ class Size:
         found = _products.get((self, other))
         if found is None:
             product: dict[Monomial, int] = {}
-            for left, m in _terms(self):
-                for right, n in _terms(other):
+            for left, m in terms(self):
+                for right, n in terms(other):
                     monomial = tuple(sorted(left + right, key=_atom_key))
                     product[monomial] = product.get(monomial, 0) + m * n
             found = _products[self, other] = _normal(product)
@@ -181,11 +181,30 @@ def substitute(dim: Dim, replace: Callable[[int], Dim], divided: Callable[[Dim],
 
 def reduced(a: Dim, b: Dim) -> tuple[Dim, Dim]:
     """Two dims without the factor that all coefficients share: 2*s0 and 6 are equal where s0 and 3 are."""
-    common = gcd(*(many for dim in (a, b) for _, many in _terms(dim)))
+    common = gcd(*(many for dim in (a, b) for _, many in terms(dim)))
     return (quotient(a, common), quotient(b, common)) if common > 1 else (a, b)
 
 
-def lone_quotient(dim: Dim) -> tuple[Dim, Dim] | None:
+def terms(dim: Dim) -> tuple[tuple[Monomial, int], ...]:
+    """The products of a dim with their coefficients; that of a constant is empty."""
+    return dim.terms if isinstance(dim, Size) else (((), dim),)
+
+
+def monomial_dim(monomial: Monomial) -> Dim:
+    """A product as a dim."""
+    return _normal({tuple(sorted(monomial, key=_atom_key)): 1})
+
+
+def leading(dim: Dim) -> tuple[Monomial, int]:
+    """The largest product of a dim, with its coefficient: of the most factors, then of the latest ones."""
+    return max(terms(dim), key=lambda t: (len(t[0]), [(a.slot < 0, a.slot, a.key) for a in _latest(t[0])]))
+
+
+def _latest(monomial: Monomial) -> list[Atom]:
+    return sorted(monomial, key=lambda a: (a.slot < 0, a.slot, a.key), reverse=True)
+
+
+def lone_quotient(dim: Dim) -> tuple[Size, Dim] | None:
     """A quotient and what it equals where `dim` is 0, without naming it: of s0//2 - s1 s0//2 and s1.
 
     None if there is none.
@@ -194,12 +213,12 @@ def lone_quotient(dim: Dim) -> tuple[Dim, Dim] | None:
         if len(monomial) == 1 and monomial[0].slot < 0 and abs(coefficient) == 1:
             found = _normal({monomial: 1})
             rest = (found * coefficient - dim) * coefficient
-            if found not in _quotients_of(rest):
+            if isinstance(found, Size) and found not in quotients_of(rest):
                 return found, rest
     return None
 
 
-def _quotients_of(dim: Dim) -> set[Dim]:
+def quotients_of(dim: Dim) -> set[Dim]:
     """Every quotient that occurs in a dim."""
     found: set[Dim] = set()
 
@@ -225,7 +244,7 @@ def slots_named(dim: Dim) -> frozenset[int]:
     found = _named.get(dim)
     if found is None:
         slots: set[int] = set()
-        for monomial, _ in _terms(dim):
+        for monomial, _ in terms(dim):
             for atom in monomial:
                 if atom.slot >= 0:
                     slots.add(atom.slot)
@@ -235,10 +254,6 @@ def slots_named(dim: Dim) -> frozenset[int]:
     return found
 
 
-def _terms(dim: Dim) -> tuple[tuple[Monomial, int], ...]:
-    return dim.terms if isinstance(dim, Size) else (((), dim),)
-
-
 def _atom_key(atom: Atom) -> int:
     return atom.key
 
@@ -246,8 +261,8 @@ def _atom_key(atom: Atom) -> int:
 def _sum(a: Dim, b: Dim, sign: int) -> Dim:
     found = _sums.get((a, b, sign))
     if found is None:
-        total = dict(_terms(a))
-        for monomial, coefficient in _terms(b):
+        total = dict(terms(a))
+        for monomial, coefficient in terms(b):
             total[monomial] = total.get(monomial, 0) + sign * coefficient
         found = _sums[a, b, sign] = _normal(total)
     return found
@@ -269,12 +284,12 @@ def _normal(terms: dict[Monomial, int]) -> Dim:
 
 def _divide(a: Dim, b: Dim) -> Dim | None:
     """a / b where b is a single term that divides every term of a, else None."""
-    terms = _terms(b)
-    if len(terms) != 1 or terms[0][1] == 0:
+    divisors = terms(b)
+    if len(divisors) != 1 or divisors[0][1] == 0:
         return None
-    factors, divisor = terms[0]
+    factors, divisor = divisors[0]
     result: dict[Monomial, int] = {}
-    for monomial, coefficient in _terms(a):
+    for monomial, coefficient in terms(a):
         rest = list(monomial)
         for factor in factors:
             if factor not in rest:

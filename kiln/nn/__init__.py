@@ -68,6 +68,21 @@ from kiln.nn.layers import (
     Identity as Identity,
     Linear as Linear,
 )
+from kiln.nn.lazy import (
+    LazyBatchNorm1d as LazyBatchNorm1d,
+    LazyBatchNorm2d as LazyBatchNorm2d,
+    LazyBatchNorm3d as LazyBatchNorm3d,
+    LazyConv1d as LazyConv1d,
+    LazyConv2d as LazyConv2d,
+    LazyConv3d as LazyConv3d,
+    LazyConvTranspose1d as LazyConvTranspose1d,
+    LazyConvTranspose2d as LazyConvTranspose2d,
+    LazyConvTranspose3d as LazyConvTranspose3d,
+    LazyInstanceNorm1d as LazyInstanceNorm1d,
+    LazyInstanceNorm2d as LazyInstanceNorm2d,
+    LazyInstanceNorm3d as LazyInstanceNorm3d,
+    LazyLinear as LazyLinear,
+)
 from kiln.nn.losses import (
     BCELoss as BCELoss,
     BCEWithLogitsLoss as BCEWithLogitsLoss,
@@ -127,6 +142,8 @@ from kiln.nn.padding import (
 )
 from kiln.nn.parameter import (
     Parameter as Parameter,
+    UninitializedBuffer as UninitializedBuffer,
+    UninitializedParameter as UninitializedParameter,
 )
 from kiln.nn.pooling import (
     AdaptiveAvgPool1d as AdaptiveAvgPool1d,

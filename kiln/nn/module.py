@@ -22,7 +22,7 @@ from kiln.autograd import no_grad
 from kiln.errors import describe, message
 from kiln.nn.backward_hooks import Call, watch_node
 from kiln.nn.hooks import Everywhere, Hook, RemovableHandle, call_after_error
-from kiln.nn.parameter import Parameter
+from kiln.nn.parameter import Parameter, is_lazy
 from kiln.nn.state import IncompatibleKeys, load_tree, save_tree
 
 Self = TypeVar("Self", bound="Module")
@@ -441,7 +441,9 @@ class Module:
                     done.add(id(param))
                     _convert_parameter(param, convert)
             for name, buffer in module._buffers.items():
-                if buffer is not None:
+                if buffer is not None and is_lazy(buffer):
+                    buffer.data = convert(buffer.data)
+                elif buffer is not None:
                     setattr(module, name, convert(buffer))
         return self
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kiln._core import Tensor
 from kiln.autograd import no_grad
 from kiln.errors import describe, message
-from kiln.nn.parameter import Parameter
+from kiln.nn.parameter import Parameter, is_lazy
 
 if TYPE_CHECKING:
     from kiln.nn.module import Module
@@ -80,7 +80,7 @@ def _problems(
         value = state[key]
         if not isinstance(value, Tensor):
             problems.append(f'"{key}": expected a tensor, got {describe(value)}.')
-        elif tuple(value.shape) != tuple(tensor.shape):
+        elif not is_lazy(tensor) and tuple(value.shape) != tuple(tensor.shape):
             came, wanted = tuple(value.shape), tuple(tensor.shape)
             problems.append(f"size mismatch for {key}: the state_dict has shape {came}, the model {wanted}.")
     return problems
@@ -88,6 +88,10 @@ def _problems(
 
 def _load_one(owner: Module, name: str, tensor: Tensor, value: Tensor, assign: bool) -> None:
     """Copy `value` over `tensor`, or put it in its place."""
+    if is_lazy(value):
+        return  # it says nothing, and is given to one that waits as well
+    if is_lazy(tensor):
+        tensor.materialize(value.shape)
     if not assign:
         with no_grad():
             tensor.copy_(value)

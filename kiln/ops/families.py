@@ -93,6 +93,12 @@ FAMILIES: dict[str, tuple[str, str, str, str]] = {
         "bounded exponential_unit gated hardshrink hardsigmoid hardswish mish relu6 selu shrunk sloped "
         "softsign tanhshrink threshold",
     ),
+    "grids": (
+        "affine_grid grid_sample",
+        "",
+        "affine_grid grid_sample",
+        "affine_places sampled",
+    ),
     "group_norms": (
         "group_norm instance_norm local_response_norm rms_norm",
         "",

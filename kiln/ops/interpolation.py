@@ -42,14 +42,14 @@ def _reference(np: Any, x: Any, dim: int, size: Any, scale: float, how: str, spa
     if how.startswith("nearest"):
         return np.take(x, np.minimum(low, n - 1), dim)
     t = (at - low).reshape(-1, *(1,) * (x.ndim - dim - 1))
-    weights = (1 - t, t) if how.startswith("linear") else [_cubic(abs(t - k)) for k in (-1, 0, 1, 2)]
+    weights = (1 - t, t) if how.startswith("linear") else [cubic_weight(abs(t - k)) for k in (-1, 0, 1, 2)]
     first = 0 if how.startswith("linear") else -1
     return sum(w * np.take(x, np.clip(low + first + k, 0, n - 1), dim) for k, w in enumerate(weights)).astype(
         x.dtype
     )
 
 
-def _cubic(t: Any) -> Any:
+def cubic_weight(t: Any) -> Any:
     """The weight of an element at a distance of 0 to 2 (NumPy)."""
     near = ((_CUBIC + 2) * t - (_CUBIC + 3)) * t * t + 1
     far = ((_CUBIC * t - 5 * _CUBIC) * t + 8 * _CUBIC) * t - 4 * _CUBIC
@@ -182,13 +182,13 @@ def resample_cubic(input: Tensor, dim: Structure, size: Sizes, scale: Number, ho
     at, last = _place(i, scale, how), d.number(input, input.shape[dim] - 1)
     low, share = p.convert(floor(at), "int64"), at - floor(at)
     x, total = wide(input), None
-    for offset, weight in _cubic_weights(share):
+    for offset, weight in cubic_weights(share):
         part = gather(x, dim, p.minimum(p.maximum(low + offset, 0), last)) * weight
         total = part if total is None else total + part
     return narrow(total, input.dtype)
 
 
-def _cubic_weights(t: Any) -> list[tuple[int, Any]]:
+def cubic_weights(t: Any) -> list[tuple[int, Any]]:
     """What the elements around a place weigh that lies the share t behind the one in front."""
 
     def near(t: Any) -> Any:

@@ -212,7 +212,9 @@ def _matmul(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, 
     graph.require_equal(a.shape[-1], b.shape[-2], op.name)
     for x, y in zip(a.shape[:-2], b.shape[:-2]):
         graph.require_equal(x, y, op.name)
-    return _require_one_dtype(op, a, b), (*a.shape[:-1], b.shape[-1])
+    dtype = _require_one_dtype(op, a, b)
+    wide = op.rule == "wide" and dtype == "bfloat16"
+    return "float32" if wide else dtype, (*a.shape[:-1], b.shape[-1])
 
 
 ATTENTION_ROWS = 48  # queries whose products are one chain in the gradients of keys and values

@@ -54,6 +54,32 @@ def _(g: Any, input: Any, other: Any) -> Any:
     return product(g, swapped(other)), product(swapped(input), g)
 
 
+@primitive(
+    "matmul",
+    rule="wide",
+    samples=d.samples(
+        _matrices((3, 5), (5, 4)), _matrices((2, 3, 5), (2, 5, 4)), _matrices((33, 70), (70, 40))
+    ),
+    reference=d.numpy("matmul"),
+    failures=d.not_an_array("product_wide", 2),
+    public=False,
+    onnx="MatMul",
+)
+def product_wide(input: Tensor, other: Tensor) -> Any:
+    """`product` of two arrays of bfloat16 whose sums stay float32; of other dtypes `product`. Products inside
+    ops become this (kiln/passes/low.py).
+
+    >>> kiln.ones(2, 3) @ kiln.ones(3, 2)
+    tensor([[3., 3.],
+            [3., 3.]])
+    """
+
+
+@product_wide.derivative
+def _(g: Any, input: Any, other: Any) -> Any:
+    return product(g, swapped(wide(other))), product(swapped(wide(input)), g)
+
+
 _C_NAMES = {
     "float32": "float",
     "float64": "double",

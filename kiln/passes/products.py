@@ -35,7 +35,8 @@ class MatmulKernel(NamedTuple):
     def object(self, target: Target | None = None) -> bytes:
         """The machine code."""
         target = target or host_target()
-        return object_for(self.text(), lambda: matmul_ir(self.spec, target), target, library(self.spec))
+        shared = library(self.spec, target)
+        return object_for(self.text(), lambda: matmul_ir(self.spec, target), target, shared)
 
 
 def lower_product(fusion: Fusion, group: Group) -> Lowered:

@@ -81,7 +81,7 @@ def adaptive_mean(input: Tensor, out: Sizes, most: Structure) -> Any:
     >>> kiln.nn.functional.adaptive_avg_pool1d(kiln.tensor([[1.0, 3.0, 2.0]]), 2)
     tensor([[2.0000, 2.5000]])
     """
-    x = wide(input)
+    x = p.by_steps(wide(input))
     for k, (o, count) in enumerate(zip(out, most)):
         dim = input.ndim - len(out) + k
         start, end = _starts(x, dim, o)
@@ -134,7 +134,7 @@ def adaptive_max(input: Tensor, out: Sizes, most: Structure) -> tuple[Any, Any]:
 
 @adaptive_max.derivative
 def _(g: Any, ys: Any, input: Any, out: Any) -> Any:
-    return placed_at(g, ys[1], tuple(input.shape), len(out)), None
+    return p.overwrite(input, placed_at(g, ys[1], tuple(input.shape), len(out))), None  # see by_steps
 
 
 def _sizes(name: str, input: Any, given: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

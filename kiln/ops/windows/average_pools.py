@@ -139,7 +139,7 @@ def _(g: Any, input: Any, divisor: Any, kernel: Any, stride: Any, padding: Any, 
         offset = offset + (k - 1 - a) * step
     own = (*strides[:-dims], *(step * s for step, s in zip(strides[-dims:], stride)))
     laid = write(filled(g.graph, 0, shape, g.dtype), g, own, (offset,))
-    return _summed(laid, kernel, (1,) * dims, sizes), None
+    return p.overwrite(input, _summed(laid, kernel, (1,) * dims, sizes)), None  # see by_steps
 
 
 def _pooled(

@@ -135,9 +135,11 @@ def _(g: Any, ys: Any, input: Any, kernel: Any, stride: Any, padding: Any, dilat
     apart = all(s >= r * (k - 1) + 1 for k, s, r in zip(kernel, stride, dilation))
     shape = tuple(input.shape)
     if apart and not padded:
-        return _spread(g, ys[1], shape, kernel, stride, dilation)
-    places = _places(ys[1], shape[-len(kernel) :], kernel, stride, padding, dilation)
-    return placed_at(g, places, shape, len(kernel))
+        found = _spread(g, ys[1], shape, kernel, stride, dilation)
+    else:
+        places = _places(ys[1], shape[-len(kernel) :], kernel, stride, padding, dilation)
+        found = placed_at(g, places, shape, len(kernel))
+    return p.overwrite(input, found)  # see by_steps
 
 
 def _spread(g: Any, which: Any, shape: Any, kernel: Ints, stride: Ints, dilation: Ints) -> Any:

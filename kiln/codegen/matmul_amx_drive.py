@@ -1,0 +1,170 @@
+"""The driver of a product on AMX: the same units and runs as every product's, other panels.
+
+    each run:  each DEPTH of k:
+        B's columns as pairs, in panels of 32
+        each ROWS rows:
+            A where it lies, or packed
+            each panel:  tiles -> sums
+            the last depth:  finish
+
+Products of one row are units, runs and panels like all others: their bits are those of a row among many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kiln.codegen.matmul_amx import DEPTH, LINE, PANEL, PANEL_BYTES, PITCH, RAW, ROW, STEP
+from kiln.codegen.matmul_drive import SCRATCH_BYTES, SUMS_BYTES
+from kiln.codegen.matmul_finish import Arguments
+from kiln.codegen.matmul_text import Routine
+from kiln.codegen.matmul_tile import element_of
+from kiln.codegen.matmul_units import UNIT_BYTES, UNIT_ROWS, Driver, Run
+from kiln.codegen.target import Target
+
+ROWS = 96  # of A at a time: whole blocks
+CROWDED = (
+    32768  # rows of A a multiple of this many bytes apart share few sets of the second cache, and are copied
+)
+STAGE = 64  # k of a window, or of an A that must be turned, at a time
+TURN = 4  # pairs of k that can be turned at least
+A_PITCH = DEPTH * RAW.bytes + LINE  # between packed rows of A, so that they fall into different cache sets
+# What lies where in a thread's scratch memory, in bytes: packed panels, rows of A, a stage, sums, tables.
+COPIED = PITCH // (4 * PANEL) * PANEL_BYTES
+STAGED = COPIED + ROWS * A_PITCH
+SUMS = STAGED + STAGE // 2 * ROW
+TABLES = SUMS + SUMS_BYTES
+assert TABLES + 8 * (DEPTH + PITCH // 4) <= SCRATCH_BYTES
+
+
+class _Driver(Driver):
+    """The driver under construction."""
+
+    group_units = SUMS_BYTES // PITCH // UNIT_ROWS
+    wide_units = PITCH // UNIT_BYTES
+
+    def __init__(self, target: Target, arguments: Arguments, window: bool) -> None:
+        super().__init__(target, element_of("bfloat16"), arguments, None, window)
+
+    def run(self, run: Run) -> None:
+        """Depths of k, in ascending order; for each, the rows."""
+        code = self.code
+        self.packed_b, self.packed_a, self.stage, self.sums, self.k_table = (
+            code.at(self.scratch, str(place)) for place in (0, COPIED, STAGED, SUMS, TABLES)
+        )
+        self.n_table = code.at(self.k_table, str(8 * DEPTH))
+        if self.window:
+            room = str(self.wide_units * self.columns)
+            code.run("places", f"ptr {self.look_n}", run.column, run.columns, room, f"ptr {self.n_table}")
+        with code.times(self.size["k"], DEPTH) as from_k:
+            depth = code.minimum(code.sub(self.size["k"], from_k), str(DEPTH))
+            steps = code.ceil_div(depth, STEP)
+            pack = self._pack_window if self.window else self._pack_b
+            pack(run, from_k, depth, code.mul(steps, str(STEP // 2)))
+            last = code.compare("eq", code.add(from_k, depth), self.size["k"])
+            with code.times(run.rows, ROWS) as row:
+                rows = code.minimum(code.sub(run.rows, row), str(ROWS))
+                part = Run(run.batch, code.add(run.row, row), rows, run.column, run.columns)
+                sums = code.at(self.sums, code.mul(row, str(PITCH)))
+                self._multiply(part, sums, from_k, depth, steps)
+                with code.when(last):
+                    self.finish(part, sums, str(PITCH))
+
+    # -- B ------------------------------------------------------------------------------------------
+
+    def _pack_b(self, run: Run, from_k: str, depth: str, rows: str) -> None:
+        """The panels as pairs: k that lie side by side are turned, two at a time as one element."""
+        code = self.code
+        src = self.reach(self.b, b_batch=run.batch, b_k=from_k, b_column=run.column)
+        ks, cs = self.stride["b_k"], self.stride["b_column"]
+        beside = code.compare("eq", ks, str(RAW.bytes))
+        whole = code.op(f"sdiv i64 {depth}, 2")
+        whole = code.choose(code.both(beside, code.compare("sge", whole, str(TURN))), whole, "0")
+        with code.when(code.compare("ne", whole, "0")), self._panels(run) as (left, cols, panel):
+            code.run("turn", f"ptr {code.at(src, code.mul(left, cs))}", cs, panel, str(ROW), whole, cols)
+        done = code.mul(whole, "2")
+        self._pairs(
+            code.at(src, code.mul(done, ks)), (ks, cs), code.at(self.packed_b, code.mul(whole, str(ROW))),
+            code.sub(depth, done), run.columns, code.sub(rows, whole),
+        )  # fmt: skip
+
+    @contextmanager
+    def _panels(self, run: Run) -> Iterator[tuple[str, str, str]]:
+        """Each panel of a run: its first column, how many it has, and where it is packed."""
+        code = self.code
+        with code.times(run.columns, PANEL) as left:
+            cols = code.minimum(code.sub(run.columns, left), str(PANEL))
+            yield left, cols, f"ptr {self._panel(left)}"
+
+    def _panel(self, left: str) -> str:
+        """Where the panel that begins `left` columns into the run is packed."""
+        code = self.code
+        return code.at(self.packed_b, code.mul(code.op(f"sdiv i64 {left}, {PANEL}"), str(PANEL_BYTES)))
+
+    def _pairs(self, src: str, strides: tuple[str, str], dst: str, depth: str, width: str, rows: str) -> None:
+        self.code.run("pairs", f"ptr {src}", *strides, f"ptr {dst}", depth, width, rows)
+
+    def _pack_window(self, run: Run, from_k: str, depth: str, rows: str) -> None:
+        """The panels of a window, by way of its elements as they are."""
+        code = self.code
+        code.run("places", f"ptr {self.look}", from_k, depth, depth, f"ptr {self.k_table}")
+        src = self.reach(self.b, b_batch=run.batch)
+        with self._panels(run) as (left, cols, panel), code.times(depth, STAGE) as at:
+            part = code.minimum(code.sub(depth, at), str(STAGE))
+            code.run(
+                "window", f"ptr {src}", f"ptr {code.offset(self.k_table, 'i64', at)}", part,
+                f"ptr {code.offset(self.n_table, 'i64', left)}", cols, f"ptr {self.stage}", str(LINE),
+            )  # fmt: skip
+            row = code.op(f"sdiv i64 {at}, 2")
+            filled = code.minimum(code.sub(rows, row), str(STAGE // 2))
+            into = code.at(panel.split()[1], code.mul(row, str(ROW)))
+            self._pairs(self.stage, (str(LINE), str(RAW.bytes)), into, part, str(PANEL), filled)
+
+    # -- A and tiles --------------------------------------------------------------------------------
+
+    def _multiply(self, run: Run, sums: str, from_k: str, depth: str, steps: str) -> None:
+        """A where it lies if its k lie side by side and its rows in many cache sets, else packed."""
+        code = self.code
+        a = self.reach(self.a, a_batch=run.batch, a_row=run.row, a_k=from_k)
+        first = f"i1 {code.compare('eq', from_k, '0')}"
+        rs, packed = self.stride["a_row"], f"ptr {self.packed_a}"
+        beside = code.compare("eq", self.stride["a_k"], str(RAW.bytes))
+        spread = code.compare("ne", code.op(f"and i64 {rs}, {CROWDED - 1}"), "0")
+        with code.either(code.both(beside, spread)) as badly:
+            whole = code.op(f"sdiv i64 {depth}, {STEP}")
+            done = code.mul(whole, str(STEP))
+            with code.when(code.compare("slt", whole, steps)):
+                rest = code.at(a, code.mul(done, str(RAW.bytes)))
+                code.run("lines", f"ptr {rest}", rs, packed, str(LINE), run.rows, code.sub(depth, done))
+            self._sums(run, (f"ptr {a}", rs, whole, packed), steps, sums, first)
+            next(badly)
+            with code.either(beside) as apart:
+                code.run("lines", f"ptr {a}", rs, packed, str(A_PITCH), run.rows, depth)
+                next(apart)
+                self._turn_a(a, run.rows, depth)
+            self._sums(run, (packed, str(A_PITCH), steps, packed), steps, sums, first)
+
+    def _sums(self, run: Run, a: tuple[str, ...], steps: str, c: str, first: str) -> None:
+        """Some rows' products with every panel: A, the distance of its rows, its whole steps, the rest."""
+        with self._panels(run) as (left, _, panel):
+            into = self.code.at(c, self.code.mul(left, str(self.element.bytes)))
+            self.code.run("tile", *a, panel, steps, f"ptr {into}", first, run.rows)
+
+    def _turn_a(self, src: str, rows: str, depth: str) -> None:
+        """Rows of A at packed_a: as pairs of k, with rows as columns, then those turned."""
+        code = self.code
+        ks, rs = self.stride["a_k"], self.stride["a_row"]
+        with code.times(rows, PANEL) as row, code.times(depth, STAGE) as at:
+            few = code.minimum(code.sub(rows, row), str(PANEL))
+            part = code.minimum(code.sub(depth, at), str(STAGE))
+            filled = code.mul(code.ceil_div(part, STEP), str(STEP // 2))
+            here = code.at(src, code.mul(at, ks), code.mul(row, rs))
+            self._pairs(here, (ks, rs), self.stage, part, few, filled)
+            into = code.at(self.packed_a, code.mul(at, str(RAW.bytes)), code.mul(row, str(A_PITCH)))
+            code.run("turn", f"ptr {self.stage}", str(ROW), f"ptr {into}", str(A_PITCH), str(PANEL), filled)
+
+
+def drive_amx(target: Target, arguments: Arguments, window: bool) -> Routine:
+    """The routine kernel."""
+    return _Driver(target, arguments, window).write()

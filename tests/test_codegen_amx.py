@@ -1,0 +1,282 @@
+"""Products of bfloat16 on AMX: the promised order, all shapes and layouts, nothing read past the end."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from matmul_peer import Guarded, draw, kernel, multiply, run, scratch_of
+from test_codegen_matmul import LAYOUTS, bias_relu, widened
+
+import kiln
+from kiln.codegen import target as levels
+from kiln.codegen.matmul import matmul_ir, product, tiled
+from kiln.codegen.target import LEVELS, host_target, intrinsic_allowed
+
+Array = np.ndarray[Any, Any]
+AMX = LEVELS["x86-64-v4-amx"]
+needs_amx = pytest.mark.skipif(
+    not host_target().includes(AMX), reason="this machine has no AMX, or may not use it"
+)
+SHAPES = [
+    (1, 1, 1), (1, 64, 33), (16, 16, 32), (17, 15, 31), (32, 32, 64), (33, 31, 65), (47, 96, 255),
+    (48, 33, 256), (64, 128, 257), (65, 130, 600), (100, 1, 40), (2, 200, 1030),
+]  # fmt: skip
+
+
+def flushed(x: Array) -> Array:
+    """Denormals of float32 as zeros."""
+    return np.where(np.abs(x) < np.float32(2.0**-126), np.float32(0), x)
+
+
+def fused(x: Array, y: Array, z: Array) -> Array:
+    """x * y + z of float32 arrays rounded once: the product of two bfloat16 is exact in float64, the sum is
+    rounded to odd there.
+    """
+    p, c = x.astype(np.float64) * y.astype(np.float64), z.astype(np.float64)
+    total = p + c
+    back = total - p
+    error = (p - (total - back)) + (c - back)
+    away = np.where(error > 0, np.inf, -np.inf)
+    odd = np.where((error != 0) & ((total.view(np.int64) & 1) == 0), np.nextafter(total, away), total)
+    return flushed(odd.astype(np.float32))
+
+
+def ordered(a: Array, b: Array) -> Array:
+    """The float32 sums of a product of matrices of bfloat16 (as bits), in the promised order."""
+    x, y = (flushed(widened(v, "bfloat16").astype(np.float32)) for v in (a, b))
+    steps = -(-x.shape[1] // 32)
+    x = np.pad(x, ((0, 0), (0, steps * 32 - x.shape[1])))
+    y = np.pad(y, ((0, steps * 32 - y.shape[0]), (0, 0)))
+    total = np.zeros((x.shape[0], y.shape[1]), np.float32)
+    for start in range(0, steps * 32, 32):
+        halves = []
+        for odd in (0, 1):
+            chain = np.zeros_like(total)
+            for k in range(start + odd, start + 32, 2):
+                chain = fused(x[:, k : k + 1], y[k : k + 1, :], chain)
+            halves.append(chain)
+        total = flushed(total + flushed(halves[0] + halves[1]))
+    return total
+
+
+def rounded(x: Array) -> Array:
+    """float32 as the bits of bfloat16, to nearest even."""
+    bits = x.view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+
+
+@needs_amx
+@pytest.mark.parametrize("k", [1, 2, 31, 32, 33, 100, 256, 257, 700])
+def test_the_order(k: int, rng: np.random.Generator) -> None:
+    a, b = draw(rng, "bfloat16", 1, 35, k), draw(rng, "bfloat16", 1, k, 50)
+    assert np.array_equal(multiply(a, b, "bfloat16", AMX)[0], rounded(ordered(a[0], b[0])))
+
+
+@needs_amx
+def test_layouts_rows_and_cuts(rng: np.random.Generator) -> None:
+    """One product's bits, whatever lies how, whoever computes what, and whatever else is computed."""
+    for m, n, k in SHAPES:
+        a, b = draw(rng, "bfloat16", 2, m, k), draw(rng, "bfloat16", 2, k, n)
+        expected = np.stack([rounded(ordered(x, y)) for x, y in zip(a, b)])
+        for la, lb in itertools.product(LAYOUTS.values(), LAYOUTS.values()):
+            assert np.array_equal(multiply(la(a), lb(b), "bfloat16", AMX), expected), (m, n, k)
+        units = product("bfloat16").units(2, m, n)
+        for cuts in (range(1, units), [units // 2] if units > 1 else []):
+            assert np.array_equal(multiply(a, b, "bfloat16", AMX, cuts), expected)
+        row = product("bfloat16")._replace(row=True)
+        out = np.empty((2, 1, n), np.uint16)
+        run(row, a[:, -1:], b, [out], target=AMX)
+        assert np.array_equal(out, expected[:, -1:])
+
+
+@needs_amx
+def test_rows_far_apart_and_in_several_groups(rng: np.random.Generator) -> None:
+    """Rows of A in few cache sets are copied; a deep product has groups of fewer rows."""
+    wide = np.zeros((1, 70, 4096), np.uint16)
+    wide[:, :, :300] = draw(rng, "bfloat16", 1, 70, 300)
+    b = draw(rng, "bfloat16", 1, 300, 40)
+    expected = rounded(ordered(wide[0, :, :300], b[0]))
+    assert np.array_equal(multiply(wide[:, :, :300], b, "bfloat16", AMX)[0], expected)
+    for m, n, k in [(410, 20, 40), (230, 10, 6000)]:
+        a, b = draw(rng, "bfloat16", 1, m, k), draw(rng, "bfloat16", 1, k, n)
+        whole = multiply(a, b, "bfloat16", AMX)
+        assert np.array_equal(whole[0, ::37], rounded(ordered(a[0, ::37], b[0])))
+        assert np.array_equal(multiply(a[:, 5:60], b, "bfloat16", AMX), whole[:, 5:60])
+
+
+@needs_amx
+def test_nothing_outside_the_arrays(rng: np.random.Generator) -> None:
+    guarded = Guarded()
+    for m, n, k in SHAPES:
+        a, b = draw(rng, "bfloat16", 1, m, k), draw(rng, "bfloat16", 1, k, n)
+        expected = multiply(a, b, "bfloat16", AMX)
+        for at_end, turn_a, turn_b in itertools.product((True, False), (True, False), (True, False)):
+            x = guarded.place(a.swapaxes(1, 2) if turn_a else a, at_end)
+            y = guarded.place(b.swapaxes(1, 2) if turn_b else b, at_end)
+            out = guarded.place(np.zeros_like(expected), at_end)
+            x, y = x.swapaxes(1, 2) if turn_a else x, y.swapaxes(1, 2) if turn_b else y
+            run(product("bfloat16"), x, y, [out], target=AMX)
+            assert np.array_equal(out, expected), (m, n, k)
+
+
+@needs_amx
+@pytest.mark.parametrize(("channels", "taps", "step"), [(20, 5, 1), (30, 3, 2), (3, 90, 1), (100, 3, 1)])
+def test_windows(channels: int, taps: int, step: int, rng: np.random.Generator) -> None:
+    """The product over a window has the bits of the product with the matrix it stands for."""
+    m, n = 35, 77
+    size = (n - 1) * step + taps
+    a, src = draw(rng, "bfloat16", 1, m, channels * taps), draw(rng, "bfloat16", channels, size)
+    columns = np.arange(n) * step
+    b = np.stack([src[c, columns + t] for c in range(channels) for t in range(taps)])
+    out = np.empty((1, m, n), np.uint16)
+    spec = product("bfloat16")._replace(window=True)
+    look = [1, channels, taps, 0, 0, size, 1, 1, 1, n, 0, 0, 0, step, n]
+    arg = np.array([1, m, n, channels * taps, 0, a.shape[2], 1, 0, 0, 0, 0, n, 1, *look], np.int64)
+    scratch = scratch_of(spec)
+    pointers = (ctypes.c_void_p * 4)(*(x.ctypes.data for x in (a, src, out, scratch)))
+    kernel(spec, AMX)(pointers, arg.ctypes.data, 0, spec.units(1, m, n))
+    assert np.array_equal(out, multiply(a, b[None], "bfloat16", AMX))
+
+
+@needs_amx
+def test_an_epilogue_sees_the_sums(rng: np.random.Generator) -> None:
+    """Scale, bias and relu on sums that were not rounded."""
+    for m, n, k in [(33, 70, 45), (5, 19, 1100), (1, 40, 64)]:
+        a, b = draw(rng, "bfloat16", 1, m, k), draw(rng, "bfloat16", 1, k, n)
+        bias = np.broadcast_to(draw(rng, "bfloat16", 1, 1, n), (1, m, n))
+        pre, out = np.empty((1, m, n), np.uint16), np.empty((1, m, n), np.uint16)
+        spec = bias_relu(("0", "0", "1"), "bfloat16")
+        run(spec._replace(row=m == 1), a, b, [pre, out, bias], [0.75], AMX)
+        sums = ordered(a[0], b[0]) * np.float32(0.75) + widened(bias[0], "bfloat16").astype(np.float32)
+        assert np.array_equal(pre[0], rounded(sums))
+        assert np.array_equal(out[0], rounded(np.where(sums < 0, np.float32(0), sums)))
+
+
+@needs_amx
+def test_special_values() -> None:
+    """Infinities and NaN stay in their rows and columns; denormals count as zero."""
+    a = np.zeros((1, 20, 5), np.uint16)
+    b = np.full((1, 5, 40), 0x3F80, np.uint16)
+    a[0, 3, 4], a[0, 5, 0], a[0, 7, 1], a[0, 9, 2] = 0x7F80, 0x7FC0, 0x0001, 0x3F80
+    got = widened(multiply(a, b, "bfloat16", AMX)[0], "bfloat16")
+    assert np.isposinf(got[3]).all() and np.isnan(got[5]).all() and (got[9] == 1).all()
+    assert not np.delete(got, [3, 5, 9], axis=0).any()
+    empty = multiply(np.zeros((2, 17, 0), np.uint16), np.zeros((2, 0, 33), np.uint16), "bfloat16", AMX)
+    assert not empty.any()
+
+
+@needs_amx
+def test_threads_and_recording(rng: np.random.Generator) -> None:
+    """The same bits by one thread or two, op by op or recorded, alone or with a bias and an activation."""
+    x, w = (
+        kiln.tensor(rng.normal(size=s).astype(np.float32)).to(kiln.bfloat16) for s in ((300, 333), (250, 333))
+    )
+    bias = kiln.tensor(rng.normal(size=250).astype(np.float32)).to(kiln.bfloat16)
+
+    def step(x: Any, w: Any, bias: Any) -> Any:
+        plain = x @ w.t()
+        return plain, kiln.relu(plain) * 2, kiln.nn.functional.linear(x, w, bias), x.float() @ w.t().float()
+
+    def bits(found: Any) -> list[Any]:
+        return [y.float().numpy().tobytes() for y in found]
+
+    before = kiln.get_num_threads()
+    try:
+        expected = bits(step(x, w, bias))
+        for threads in (1, 2):
+            kiln.set_num_threads(threads)
+            assert bits(step(x, w, bias)) == expected
+            recorded = kiln.compile(step)
+            for _ in range(4):
+                assert bits(recorded(x, w, bias)) == expected
+            recorded.wait()
+            assert bits(recorded(x, w, bias)) == expected
+    finally:
+        kiln.set_num_threads(before)
+    a, b = (y.float().numpy().astype(np.float64) for y in (x, w))
+    exact, bound = a @ b.T, np.abs(a) @ np.abs(b).T
+    assert np.all(
+        np.abs(step(x, w, bias)[0].float().numpy() - exact) <= 2.0**-8 * np.abs(exact) + 1e-5 * bound
+    )
+
+
+@needs_amx
+def test_gradients(rng: np.random.Generator) -> None:
+    """Both gradients are products of bfloat16 as well; recorded or not, the same."""
+    x, w, g = (rng.normal(size=s).astype(np.float32) for s in ((70, 100), (100, 90), (70, 90)))
+    low = [kiln.tensor(v).to(kiln.bfloat16) for v in (x, w, g)]
+
+    def step(x: Any, w: Any, g: Any) -> Any:
+        x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
+        return kiln.autograd.grad((x @ w * g).sum(), (x, w))
+
+    recorded = kiln.compile(step)
+    found = [[y.float().numpy() for y in f(*low)] for f in (step, recorded, recorded, recorded)]
+    a, b, c = (v.float().numpy().astype(np.float64) for v in low)
+    for dx, dw in found:
+        assert np.array_equal(dx, found[0][0]) and np.array_equal(dw, found[0][1])
+    for got, exact, bound in ((dx, c @ b.T, np.abs(c) @ np.abs(b).T), (dw, a.T @ c, np.abs(a).T @ np.abs(c))):
+        assert np.all(np.abs(got - exact) <= 2.0**-8 * np.abs(exact) + 1e-5 * bound)
+
+
+def test_who_gets_tiles() -> None:
+    """Products of bfloat16 at one level; no other kernel, and no other level may name the instructions."""
+    for level in LEVELS.values():
+        assert tiled(product("bfloat16"), level) == (level is AMX)
+        assert not tiled(product("float16"), level)
+        assert intrinsic_allowed("llvm.x86.tdpbf16ps", level) == (level is AMX)
+        assert ("tdpbf16ps" in matmul_ir(product("float32"), level)) is False
+    assert AMX.includes(LEVELS["x86-64-v3"]) and not LEVELS["x86-64-v4"].includes(AMX)
+
+
+@pytest.mark.op_by_op
+def test_a_refusal_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Where the system says no, the level is the one below, and the log has a line."""
+    have = frozenset((*levels.V4, *levels.AMX))
+    monkeypatch.setattr(levels._core, "ask_for_tiles", lambda: False)
+    with caplog.at_level(logging.WARNING, "kiln.compile"):
+        assert levels._x86_level(have, "").name == "x86-64-v4"
+    assert "AMX" in caplog.text and "float32" in caplog.text
+    caplog.clear()
+    for taken in ("-amx-bf16", "-amx-tile", "-amx*"):
+        assert levels._x86_level(have, taken).name == "x86-64-v4"
+    assert not caplog.records
+    monkeypatch.setattr(levels._core, "ask_for_tiles", lambda: True)
+    assert levels._x86_level(have, "") is AMX
+    assert levels._x86_level(have - {"amx-bf16"}, "").name == "x86-64-v4"
+
+
+PROGRAM = """
+import numpy as np, kiln
+from kiln.codegen.target import host_target
+x, w = (np.random.default_rng(k).normal(size=(40, 40)).astype("f4") for k in (1, 2))
+x, w = kiln.tensor(x).to(kiln.bfloat16), kiln.tensor(w).to(kiln.bfloat16)
+print(host_target().name, (x @ w).float().numpy().tobytes().hex()[:64], float((x @ w).float().sum()))
+"""
+
+
+@needs_amx
+def test_without_it_by_the_environment(tmp_path: Path) -> None:
+    """One cache serves processes with and without AMX, each its own kernels; the values are as near."""
+    found = {}
+    for asked in ("", "-amx-bf16", "", "x86-64-v4"):
+        env = {
+            "KILN_TARGET_FEATURES": asked,
+            "KILN_CACHE_DIR": str(tmp_path),
+            "PYTHONPATH": str(Path(kiln.__file__).parents[1]),
+        }
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", PROGRAM], env=env, capture_output=True, text=True, check=True
+        )
+        name, bits, total = done.stdout.split()
+        assert name == ("x86-64-v4" if asked else "x86-64-v4-amx")
+        assert found.setdefault(name, bits) == bits
+        assert float(total) == pytest.approx(found.setdefault("total", float(total)), abs=2.0)
