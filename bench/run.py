@@ -27,7 +27,7 @@ sys.path.append(str(Path(__file__).parent.parent))
 
 import numpy as np
 
-from bench import breadth, fresh, gradients, products, resnet, windows, workloads
+from bench import attention, breadth, fresh, gradients, products, resnet, windows, workloads
 from bench.measure import Times, Work, copy_work, interleaved
 from bench.peak import peak_bfloat16, peak_flops
 from kiln.testing.backend import load, peer
@@ -125,7 +125,7 @@ def pairs() -> list[Pair]:
             flops=line.flops, threads=threads, others=line.others, peak=line.peak,
         )
         for threads in (1, 2)
-        for line in (*products.lines(), *windows.lines(), *resnet.lines())
+        for line in (*products.lines(), *windows.lines(), *resnet.lines(), *attention.lines())
     ]  # fmt: skip
 
 

@@ -129,8 +129,8 @@ class Runner:
             buffer = self.plan.buffers[number]
             base = self.inputs[buffer.index] if buffer.kind == "input" else self.memory[number]
             places.append(base.ctypes.data + self.size(offset) * itemsize)
-        own = np.full(scratch, 0x5A5A5A5A)
-        places.append(own.ctypes.data)
+        own = np.full(scratch + 8, 0x5A5A5A5A)
+        places.append(own.ctypes.data + -own.ctypes.data % 64)  # the core's memory begins at a line
         table = (ctypes.c_void_p * len(places))(*places)
         numbers = (ctypes.c_int64 * max(len(args), 1))(*args)
         function = compiled_kernel(kernel)

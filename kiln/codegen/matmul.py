@@ -122,8 +122,11 @@ def matmul_ir(spec: MatmulSpec, target: Target) -> str:
 
 def library(spec: MatmulSpec, target: Target) -> Library:
     """What all kernels of these factors share: everything but the driver and the epilogue."""
-    if tiled(spec, target):
-        return _amx_library(spec.window)
+    return _amx_library(spec.window) if tiled(spec, target) else chains(spec)
+
+
+def chains(spec: MatmulSpec) -> Library:
+    """The library of products by chains of fused multiply-adds."""
     element = element_of(spec.dtype)
     makers = [beside, turned, gathered] if spec.row else [tile, copy, turn]
     if spec.window:

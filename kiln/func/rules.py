@@ -173,6 +173,20 @@ def _matmul(op: Op, operands: Operands, attrs: Attrs, size: Any) -> Any:
     return apply(op, [in_batch(a, size), in_batch(b, size)], [])
 
 
+def _attention(op: Op, operands: Operands, attrs: Attrs, size: Any) -> Any:
+    """The samples are further batches, the first dim of all arrays; the scale is a number."""
+    given, batches = [], None
+    for x in operands:
+        if x.ndim == 0:
+            given.append(x.value)
+            continue
+        value = in_batch(x, size)
+        batches = value.shape[1]
+        given.append(reshape(value, (size * batches, *value.shape[2:])))
+    out = apply(op, given, attrs)
+    return reshape(out, (size, batches, *out.shape[1:]))
+
+
 def _search(op: Op, operands: Operands, attrs: Attrs, size: Any) -> Any:
     """The rows searched are dim 0, before the batch."""
     values, rows = (in_batch(x, size) for x in operands)
@@ -197,6 +211,7 @@ RULES: dict[str, Callable[[Op, Operands, Attrs, Any], Any]] = {
     "embed": _along,
     "write": _write,
     "matmul": _matmul,
+    "attention": _attention,
     "gather": _along,
     "scatter": _along,
     "scan": _along,

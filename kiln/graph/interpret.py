@@ -16,6 +16,7 @@ import numpy as np
 
 from kiln.graph.graph import Graph, Node
 from kiln.graph.size import Dim, evaluate
+from kiln.late import later
 from kiln.ops import scalar as sc
 from kiln.ops import steps
 from kiln.ops.apply import LOW, apply_pointwise, convert_dtype
@@ -23,6 +24,8 @@ from kiln.ops.kinds import COMPUTE
 from kiln.ops.scalar_numpy import DTYPE
 from kiln.ops.scalar_numpy import evaluate as evaluate_scalars
 
+_attended = later("kiln.ops.attention.written", "attended")
+_attention_gradient = later("kiln.ops.attention.written", "gradient")
 Array = np.ndarray[Any, Any]
 Given = Union[Array, int, float, bool]
 
@@ -45,13 +48,18 @@ def interpret(graph: Graph, inputs: Sequence[Given], slots: Sequence[int] | None
     for a, b in graph.checks:
         if machine.size(a) != machine.size(b):
             raise ValueError(f"check {a} == {b} does not hold: {machine.size(a)} and {machine.size(b)}")
+    _compute(graph, machine, values)
+    return [_outside(v.dtype, values[id(v)]) for v in graph.outputs]
+
+
+def _compute(graph: Graph, machine: _Machine, values: dict[int, Array]) -> None:
+    """The value of every node, from those of the inputs."""
     with np.errstate(all="ignore"):
         for node in graph.nodes:
             out = RULES[node.op.kind](machine, node, [values[id(v)] for v in node.inputs])
             shape = tuple(map(machine.size, node.out.shape))
             assert out.shape == shape, f"{node.op.name}: inferred {shape}, computed {out.shape}"
             values[id(node.out)] = out
-    return [_outside(v.dtype, values[id(v)]) for v in graph.outputs]
 
 
 def _environment(graph: Graph, inputs: Sequence[Given]) -> list[int]:
@@ -216,6 +224,23 @@ def _matmul(machine: _Machine, node: Node, x: list[Array]) -> Array:
                 chain = chain + column * row
         total = chain if total is None else total + chain
     return np.zeros((*batch, m, n), a.dtype) if total is None else _rounded(total, node.out.dtype)
+
+
+def _attention(machine: _Machine, node: Node, x: list[Array]) -> Array:
+    """Its definition written out, for arrays of these sizes."""
+    graph = Graph()
+    given = [
+        graph.add_number(v.dtype) if v.weak else graph.add_input(v.dtype, a.shape)
+        for v, a in zip(node.inputs, x)
+    ]
+    grads = [given.pop(0)] if node.op.rule != "output" else []  # type: ignore[attr-defined]
+    query, key, value, scale, *mask = given
+    operands = (*grads, query, key, value, scale, mask[0] if mask else None, node.attrs[0])
+    out = _attended(*operands) if not grads else _attention_gradient(node.op.rule, *operands)  # type: ignore
+    graph.finish([out])
+    values = {id(v): a for v, a in zip(graph.inputs, x)}
+    _compute(graph, machine, values)
+    return values[id(out)]
 
 
 # -- the other kinds --------------------------------------------------------------------------------
@@ -396,6 +421,7 @@ RULES: dict[str, Callable[[_Machine, Node, list[Array]], Array]] = {
     "embed": _embed,
     "write": _write,
     "matmul": _matmul,
+    "attention": _attention,
     "gather": _gather,
     "scatter": _scatter,
     "scan": _scan,

@@ -18,19 +18,6 @@ from kiln.nn.module import Module
 from kiln.nn.parameter import Parameter
 
 
-def attend(
-    query: Any, key: Any, value: Any, mask: Any, dropout_p: float = 0.0, is_causal: bool = False
-) -> Tensor:
-    """softmax(query key^T / sqrt(E) + mask) value: (N, H, L, E), (N, H, S, E), (N, H, S, V) -> (N, H, L,
-    V).
-    """
-    if is_causal:
-        shape = (query.shape[-2], key.shape[-2])
-        mask = ops.triu(ops.full(shape, -math.inf, dtype=query.dtype), 1)
-    y: Tensor = _weights(query, key, mask, dropout_p) @ value
-    return y
-
-
 def _weights(query: Any, key: Any, mask: Any, dropout_p: float) -> Any:
     """What share of each value a query takes: (N, H, L, S)."""
     scores = (query * math.sqrt(1.0 / query.shape[-1])) @ key.transpose(-2, -1)
@@ -217,7 +204,7 @@ def multi_head_attention_forward(
     mask = _merged(mask, padding, batch, num_heads, length, more)
     share = dropout_p if training else 0.0
     weights = _weights(q, k, mask, share) if need_weights else None
-    y = attend(q, k, v, mask, share, causal) if weights is None else weights @ v
+    y = ops.scaled_dot_product_attention(q, k, v, mask, share, causal) if weights is None else weights @ v
     y = ops.linear(y.permute(2, 0, 1, 3).reshape(length, batch, width), out_proj_weight, out_proj_bias)
     if weights is not None and average_attn_weights:
         weights = weights.mean(1)

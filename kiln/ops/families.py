@@ -10,6 +10,18 @@ FAMILIES: dict[str, tuple[str, str, str, str]] = {
         "",
         "addbmm addmm addmv addr baddbmm",
     ),
+    "attention.functions": (
+        "scaled_dot_product_attention",
+        "",
+        "scaled_dot_product_attention",
+        "",
+    ),
+    "attention.primitives": (
+        "",
+        "",
+        "",
+        "attend attend_dropped attend_key attend_query attend_value attend_written",
+    ),
     "bags": (
         "embedding_bag embedding_renorm_ segment_reduce",
         "",

@@ -217,6 +217,27 @@ def _matmul(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, 
     return "float32" if wide else dtype, (*a.shape[:-1], b.shape[-1])
 
 
+ATTENTION_ROWS = 48  # queries whose products are one chain in the gradients of keys and values
+
+
+def _attention(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
+    """attention([g,] query, key, value, scale[, mask]; causal): the output, or the gradient of the operand
+    that the rule names; query [n,l,h,r,e], key [n,s,h,e], value [n,s,h,v], mask [n,h,r,l,s], g [n,l,h,r,v]
+    """
+    arrays = [v for v in inputs if v.ndim > 0 or not v.weak]
+    given = 1 if op.rule != "output" else 0
+    query, key, value, *mask = arrays[given:]
+    (n, queries, h, r, e), (_, s, _, width) = query.shape, value.shape
+    out = (n, queries, h, r, width)
+    wanted = [(key, (n, s, h, e)), (value, (n, s, h, width)), *((x, out) for x in arrays[:given])]
+    for x, shape in [*wanted, *((x, (n, h, r, queries, s)) for x in mask)]:
+        for have, want in zip(x.shape, shape):
+            graph.require_equal(have, want, op.name)
+    dtype = _require_one_dtype(op, *arrays[: given + 3])
+    named = {"output": out, "query": query.shape, "key": key.shape, "value": value.shape}
+    return dtype, named[op.rule]
+
+
 def _gather(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
     """gather(x, index; dim): out[..i..] = x[..index[..i..]..]"""
     return inputs[0].dtype, inputs[1].shape
@@ -276,6 +297,7 @@ INFER: dict[str, Callable[[Any, Graph, tuple[Value, ...], tuple[Any, ...]], tupl
     "embed": _embed,
     "write": _write,
     "matmul": _matmul,
+    "attention": _attention,
     "gather": _gather,
     "scatter": _scatter,
     "scan": _scan,

@@ -37,8 +37,9 @@ from kiln.passes.layout import (
     squeeze,
 )  # fmt: skip
 
-ALONG = ("scatter", "scan", "sort", "search", "compact")  # kernels that go along one dim; nothing joins them
-OPAQUE = frozenset({"matmul", *ALONG, "concat", "embed", "write", "blocks"})
+ALONG = ("scatter", "scan", "sort", "search", "compact")  # kernels that go along one dim
+ALONE = (*ALONG, "attention")  # kernels that nothing joins
+OPAQUE = frozenset({"matmul", *ALONE, "concat", "embed", "write", "blocks"})
 DEEPEST = 48  # inline values nested deeper than this are cut by an array
 
 

@@ -21,17 +21,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from heapq import heappop, heappush
 from itertools import chain
+from typing import Any
 
 from kiln.graph.graph import Graph, Node, Shape, Value
 from kiln.ops.apply import apply_pointwise
 from kiln.ops.kinds import COMPUTE
 from kiln.ops.scalar import arg, topological
-from kiln.passes.explore import ALONG, Array, Explorer, Frame, Look, Read, Scan
+from kiln.passes.explore import ALONE, ALONG, Array, Explorer, Frame, Look, Read, Scan
 from kiln.passes.factors import factors
 from kiln.passes.layout import (
     Chain,
     Layout,
-    Links,
+    concat_places,
     contiguous,
     input_layout,
     is_contiguous,
@@ -72,13 +73,16 @@ class Root:
 
 
 class Group:
-    """One kernel in the making; `kind`: nest, matmul or one of ALONG; `node`: the opaque one."""
+    """One kernel in the making; `kind`: nest, matmul or one of ALONE; `node`: the opaque one,
+    `nodes`: all that it computes.
+    """
 
     def __init__(self, number: int, kind: str, frame: Frame, node: Node | None = None) -> None:
         self.number = number
         self.kind = kind
         self.frame = frame
         self.node = node
+        self.nodes = [] if node is None else [node]
         self.roots: list[Root] = []
         self.members: list[Value] = []
         self.reads: dict[Read, None] = {}
@@ -133,6 +137,7 @@ class Fusion:
         self.groups: list[Group] = []
         self.readers: dict[int, list[Group]] = {}
         self._framed: dict[Frame, list[Group]] = {}  # those that reduce everything
+        self._attending: dict[tuple[Any, ...], Group] = {}  # by what they read and how
         self._waiting: list[tuple[int, int, bool]] = []  # to explore, the last first: -order and key
         self._values = {id(v): v for v in (*graph.inputs, *(n.out for n in graph.nodes))}
         self.outputs = self._output_arrays()
@@ -208,7 +213,7 @@ class Fusion:
         target = self.graph.inputs[array.update]
         places = {self.stored(writer, root) for root in writer.roots if root.array is array}
         reads = {(r.layout, r.elsewhere) for r in reader.reads if r.raw and r.value is target}
-        return writer.kind not in ALONG and reads <= {(place, False) for place in places} and len(places) == 1
+        return writer.kind not in ALONE and reads <= {(place, False) for place in places} and len(places) == 1
 
     def stored(self, group: Group, root: Root) -> Layout:
         """Where a root goes, over the dims of its group's frame (for blocks: over the partial results)."""
@@ -234,7 +239,7 @@ class Fusion:
             _, key, again = heappop(self._waiting)
             value = self._values[key]
             kind = value.node.op.kind if value.node is not None and not again else ""
-            if kind == "matmul" or kind in PARTS or kind in ALONG:
+            if kind == "matmul" or kind in PARTS or kind in ALONE:
                 self._explore_parts(value)
             else:
                 self._explore(value, again)
@@ -263,7 +268,8 @@ class Fusion:
             if node.op.kind == "matmul":
                 reads = factors(self.explorer, node, passed)
             else:
-                reads = [self.explorer.strided(v, None, passed) for v in node.inputs[inline:]]
+                arrays = (v for v in node.inputs[inline:] if not v.weak)
+                reads = [self.explorer.strided(v, None, passed) for v in arrays]
             missing = [r for r in reads if isinstance(r, Value)]
             if not missing:
                 break
@@ -283,7 +289,7 @@ class Fusion:
     def group(self) -> None:
         """Demands, then groups arrays from the first to the last."""
         self._demand()
-        self.groups, self.readers, self._framed = [], {}, {}
+        self.groups, self.readers, self._framed, self._attending = [], {}, {}, {}
         for array in [*self.explorer.arrays.values(), *self.outputs]:
             array.writers = 0
         order = self.explorer.order
@@ -297,6 +303,8 @@ class Fusion:
                 self._parts(node, array)
             elif node is not None and kind in ALONG:
                 self._along(node, array, node.inputs, 0)
+            elif node is not None and kind == "attention":
+                self._attention(node, array)
             else:
                 self._place(Root(array.value, array))
         for j, array in enumerate(self.outputs):
@@ -338,7 +346,7 @@ class Fusion:
         """The stores an opaque result is made of, then a scatter's kernel."""
         links = self.explorer.links
         if node.op.kind == "concat":
-            for value, place in _concat_places(links, node):
+            for value, place in concat_places(links, node):
                 self._place(Root(value, array, True, place))
             return
         self._place(Root(node.inputs[0], array, True))
@@ -363,6 +371,17 @@ class Fusion:
             self._read(group, read)
         self.follow(group, after)
         array.writers |= group.bit
+
+    def _attention(self, node: Node, array: Array) -> None:
+        """A group of its own, or that of another gradient of the same output."""
+        key = (*map(id, node.inputs), *node.attrs)
+        group = self._attending.get(key)
+        if group is None or any(n.op is node.op for n in group.nodes):
+            self._along(node, array, [v for v in node.inputs if not v.weak], 0)
+            self._attending[key] = self.groups[-1]
+        else:
+            group.nodes.append(node)
+            array.writers |= group.bit
 
     def needs(self, reads: Iterable[Read]) -> int:
         """The groups that write what is read."""
@@ -412,7 +431,7 @@ class Fusion:
 
     def _candidates(self, alone: Look) -> list[Group]:
         """Groups that write what a root reads, the latest first; then those that read it too."""
-        found = dict.fromkeys(g for g in self.members(self.needs(alone.scan.reads)) if g.kind not in ALONG)
+        found = dict.fromkeys(g for g in self.members(self.needs(alone.scan.reads)) if g.kind not in ALONE)
         shared: list[list[Group]] = [self._framed.get(alone.frame, [])]
         for read in reversed(alone.scan.reads):
             if any(s != 0 for s in read.layout.strides):
@@ -420,7 +439,7 @@ class Fusion:
         for group in chain.from_iterable(map(reversed, shared)):
             if len(found) >= TRIES:
                 break
-            if group.kind not in ALONG:
+            if group.kind not in ALONE:
                 found[group] = None
         return list(found)[:TRIES]
 
@@ -546,25 +565,13 @@ class Fusion:
 
     def order(self) -> list[Group]:
         """The groups in an order that runs; groups that store nothing are left out."""
-        alive = [g for g in self.groups if g.roots or g.folds or g.kind in ALONG]
+        alive = [g for g in self.groups if g.roots or g.folds or g.kind in ALONE]
         alive.sort(key=lambda g: (g.before.bit_count(), g.number))
         waiting = sum(g.bit for g in alive)
         for group in alive:
             waiting ^= group.bit
             assert not group.before & (waiting | group.bit), f"kernel {group.number} runs before its operands"
         return alive
-
-
-def _concat_places(links: Links, node: Node) -> list[tuple[Value, Chain]]:
-    """Every part of a concatenation and its place."""
-    dim = node.attrs[0]
-    found: list[tuple[Value, Chain]] = []
-    start = 0
-    for value in node.inputs:
-        length = value.shape[dim]
-        found.append((value, links.make("slice", (dim, (start, length, 1)), None, None)))
-        start = start + length
-    return found
 
 
 def fuse(graph: Graph) -> Fusion:

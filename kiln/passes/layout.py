@@ -274,3 +274,15 @@ def index_maps(shape: Shape, chain: Chain) -> list[Layout] | None:
 def numel(shape: Shape) -> Dim:
     """How many elements a shape holds."""
     return product(shape)
+
+
+def concat_places(links: Links, node: Node) -> list[tuple[Value, Chain]]:
+    """Every part of a concatenation and its place."""
+    dim = node.attrs[0]
+    found: list[tuple[Value, Chain]] = []
+    start = 0
+    for value in node.inputs:
+        length = value.shape[dim]
+        found.append((value, links.make("slice", (dim, (start, length, 1)), None, None)))
+        start = start + length
+    return found

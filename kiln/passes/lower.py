@@ -34,6 +34,7 @@ from kiln.passes.strips import LANES, strips
 
 _lower_product = later("kiln.passes.products", "lower_product")
 _lower_along = later("kiln.passes.along", "lower_along")
+_lower_attention = later("kiln.passes.attention", "lower_attention")
 BLOCKS = {"map": BLOCK, "lanes": BLOCK, "strips": LANES, "sequence": 1}  # of a frame's reductions
 
 
@@ -41,6 +42,8 @@ def lower_group(fusion: Fusion, group: Group) -> list[Lowered]:
     """The launches of a group."""
     if group.kind == "matmul":
         return [_lower_product(fusion, group)]
+    if group.kind == "attention":
+        return [_lower_attention(fusion, group)]
     if group.kind in ALONG:
         return [_lower_along(fusion, group)]
     if group.frame.mode == "blocks":

@@ -1,0 +1,248 @@
+"""Attention as nodes: the output, and the gradients of query, key and value.
+
+Nobody sees a matrix of scores: it is computed block by block, in the forward pass and again in the gradients,
+which read what the output was made of and nothing else (`kiln.codegen.attention`). The three gradients of one
+output come from one kernel. What they mean is written out in written.py; so are second derivatives, and the
+gradient of a mask that is added.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kiln.ops import declare as d
+from kiln.ops.activations import narrow
+from kiln.ops.attention import written as w
+from kiln.ops.products import product, swapped
+from kiln.ops.random.dropouts import dropout_values
+from kiln.ops.record import Number, Op, Sample, Structure, Tensor, composite, primitive
+from kiln.ops.reduce import reduce_sum
+from kiln.ops.views import permute
+
+
+def _shares(np: Any, query: Any, key: Any, scale: float, mask: Any, causal: bool) -> Any:
+    """The weights, in NumPy."""
+    x = np.einsum("nlhre,nshe->nhrls", query, key) * scale
+    if mask is not None:
+        x = np.where(mask, x, -np.inf) if mask.dtype == bool else x + mask
+    if causal:
+        x = np.where(np.tri(*x.shape[-2:], dtype=bool), x, -np.inf)
+    top = x.max(-1, keepdims=True, initial=-np.inf)
+    e = np.exp(x - np.where(top == -np.inf, 0, top))
+    total = e.sum(-1, keepdims=True)
+    return e / np.where(total == 0, 1, total)
+
+
+def _reference(np: Any, query: Any, key: Any, value: Any, scale: Any, mask: Any, causal: Any) -> Any:
+    out = np.einsum("nhrls,nshv->nlhrv", _shares(np, query, key, scale, mask, causal), value)
+    return out.astype(query.dtype)
+
+
+def _samples(rng: Any, t: str) -> list[Sample]:
+    """Grouped heads and a mask that is added; one of bool, and causal."""
+
+    def operands(n: int, l: int, h: int, r: int, s: int, e: int, v: int) -> list[Any]:  # noqa: E741
+        shapes = (n, l, h, r, e), (n, s, h, e), (n, s, h, v)
+        return [d.array(rng, shape, t, -1, 1) for shape in shapes]
+
+    added, looked = d.array(rng, (2, 1, 2, 3, 5), t, -1, 1), d.array(rng, (1, 2, 1, 4, 6), "bool")
+    return [
+        Sample((*operands(2, 3, 1, 2, 5, 4, 3), 0.5, added, False)),
+        Sample((*operands(1, 4, 2, 1, 6, 3, 2), 1.0, looked, True)),
+    ]
+
+
+@primitive(
+    "attention",
+    rule="output",
+    public=False,
+    samples=_samples,
+    reference=d.reference(_reference),
+    failures=d.not_an_array("attend", 6),
+)
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, scale: Number, mask: Tensor | None, causal: Structure
+) -> Any:
+    """[n, l, h, r, e], [n, s, h, e], [n, s, h, v], mask [n, h, r, l, s] -> [n, l, h, r, v]: means of the
+    values by the softmax of query * key * scale + mask; r queries share a head's keys. A bool mask says which
+    keys are looked at; with `causal`, those up to the query's own position.
+    """
+
+
+def _slopes(np: Any, g: Any, query: Any, key: Any, value: Any, scale: Any, mask: Any, causal: Any) -> Any:
+    """The weights and the gradient of the scores, in NumPy."""
+    p = _shares(np, query, key, scale, mask, causal)
+    slopes = np.einsum("nlhrv,nshv->nhrls", g, value)
+    return p, p * (slopes - (p * slopes).sum(-1, keepdims=True))
+
+
+def _gradient(which: str) -> Any:
+    def compute(np: Any, g: Any, query: Any, key: Any, value: Any, scale: Any, mask: Any, causal: Any) -> Any:
+        p, slopes = _slopes(np, g, query, key, value, scale, mask, causal)
+        if which == "query":
+            found = np.einsum("nhrls,nshe->nlhre", slopes, key) * scale
+        elif which == "key":
+            found = np.einsum("nhrls,nlhre->nshe", slopes, query) * scale
+        else:
+            found = np.einsum("nhrls,nlhrv->nshv", p, g)
+        return found.astype(query.dtype)
+
+    return d.reference(compute)
+
+
+def _gradient_samples(rng: Any, t: str) -> list[Sample]:
+    found = []
+    for sample in _samples(rng, t):
+        query, _, value = sample.args[:3]
+        found.append(Sample((d.array(rng, (*query.shape[:4], value.shape[3]), t, -1, 1), *sample.args)))
+    return found
+
+
+def _gradient_of(which: str) -> Op:
+    """The primitive of the gradient of one operand."""
+
+    def signature(
+        grad: Tensor,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: Number,
+        mask: Tensor | None,
+        causal: Structure,
+    ) -> Any:
+        pass
+
+    signature.__name__ = f"attend_{which}"
+    signature.__doc__ = f"The gradient of `{which}` where `grad` is that of what `attend` gives."
+    return primitive(
+        "attention",
+        rule=which,
+        public=False,
+        samples=_gradient_samples,
+        dtypes="float64",
+        reference=_gradient(which),
+        failures=d.not_an_array(f"attend_{which}", 7),
+    )(signature)
+
+
+attend_query, attend_key, attend_value = map(_gradient_of, ("query", "key", "value"))
+
+
+@attend.derivative
+def _(g: Any, query: Any, key: Any, value: Any, scale: Any, mask: Any, causal: Any) -> Any:
+    operands = (g, query, key, value, scale, mask, causal)
+    found = (*(op(*operands) for op in (attend_query, attend_key, attend_value)), None)
+    if mask is None:
+        return found
+    return (*found, w.score_slopes(*operands)[1] if mask.dtype != "bool" else None)
+
+
+def _second(which: str, cotangent: Any, g: Any, query: Any, key: Any, value: Any, scale: Any,
+            mask: Any, causal: Any) -> tuple[Any, ...]:  # fmt: skip
+    """The derivatives of a gradient, written out: of g, query, key, value, and the mask.
+
+    D = g v^T;  dS = p (D - sum p D);  dq = scale dS k,  dk = scale dS^T q,  dv = p^T g
+    """
+    operands = (g, query, key, value, scale, mask, causal)
+    e, share = w.weights(query, key, scale, mask, causal)
+    p = e * share
+    q, k, v, out = w.by_head(query), w.shared(key, query), w.shared(value, query), w.by_head(g)
+    slopes = product(out, swapped(v))
+    grads: dict[str, Any] = {}
+
+    def add(name: str, x: Any) -> None:
+        grads[name] = x if name not in grads else grads[name] + x
+
+    def mean(x: Any) -> Any:
+        return reduce_sum(x, (4,), True)
+
+    if which == "value":
+        c = w.shared(cotangent, query)
+        of_p = product(out, swapped(c))
+        add("g", product(p, c))
+    else:
+        _, ds = w.score_slopes(*operands)
+        if which == "query":
+            c = w.by_head(cotangent)
+            of_ds = product(c, swapped(k)) * scale
+            add("key", product(swapped(ds), c) * scale)
+        else:
+            c = w.shared(cotangent, query)
+            of_ds = product(q, swapped(c)) * scale
+            add("query", product(ds, c) * scale)
+        level = mean(p * of_ds)
+        of_p = of_ds * (slopes - mean(p * slopes)) - slopes * level
+        of_slopes = p * (of_ds - level)
+        add("g", product(of_slopes, v))
+        add("value", product(swapped(of_slopes), out))
+    of_x = p * (of_p - mean(p * of_p))
+    add("query", product(of_x, k) * scale)
+    add("key", product(swapped(of_x), q) * scale)
+    return (*_as_operands(grads, g.dtype), None, None if mask is None or mask.dtype == "bool" else of_x)
+
+
+def _as_operands(grads: dict[str, Any], dtype: str) -> list[Any]:
+    """Gradients by head as those of g, query, key, value."""
+    found = []
+    for name in ("g", "query", "key", "value"):
+        x = grads.get(name)
+        if x is not None and name in ("g", "query"):
+            x = narrow(permute(x, (0, 3, 1, 2, 4)), dtype)
+        elif x is not None:
+            x = narrow(permute(reduce_sum(x, (2,), False), (0, 2, 1, 3)), dtype)
+        found.append(x)
+    return found
+
+
+def _state_second(op: Op, which: str) -> None:
+    @op.derivative
+    def _(g: Any, grad: Any, query: Any, key: Any, value: Any, scale: Any, mask: Any, causal: Any) -> Any:
+        return _second(which, g, grad, query, key, value, scale, mask, causal)
+
+
+for _op, _which in ((attend_query, "query"), (attend_key, "key"), (attend_value, "value")):
+    _state_second(_op, _which)
+
+
+@composite(
+    public=False,
+    samples=lambda rng, t: _samples(rng, t)[:1],
+    dtypes="float64",
+    reference=d.reference(_reference),
+    failures=d.not_an_array("attend_written", 6),
+)
+def attend_written(
+    query: Tensor, key: Tensor, value: Tensor, scale: Number, mask: Tensor | None, causal: Structure
+) -> Any:
+    """`attend` by products and a softmax of all scores at once: the same bits."""
+    return w.attended(query, key, value, scale, mask, causal)
+
+
+def _kept_all(np: Any, query: Any, key: Any, value: Any, scale: Any, p: Any, position: Any, seed: Any,
+              mask: Any, causal: Any) -> Any:  # fmt: skip
+    return _reference(np, query, key, value, scale, mask, causal)
+
+
+@composite(
+    public=False,
+    samples=lambda rng, t: [Sample((*s.args[:4], 0.0, 3, 5, *s.args[4:])) for s in _samples(rng, t)[1:]],
+    dtypes="float64",
+    reference=d.reference(_kept_all),
+    failures=d.not_an_array("attend_dropped", 9),
+)
+def attend_dropped(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: Number,
+    p: Number,
+    position: Number,
+    seed: Number,
+    mask: Tensor | None,
+    causal: Structure,
+) -> Any:
+    """`attend` with each weight zero with probability p, the others over 1 - p."""
+    e, share = w.weights(query, key, scale, mask, causal)
+    kept = dropout_values(e * share, p, position, seed, False)
+    out = product(kept, w.shared(value, query))
+    return narrow(permute(out, (0, 3, 1, 2, 4)), query.dtype)

@@ -1,0 +1,95 @@
+"""What attention means, written out in products and reductions: the kernels' definition, bit by bit.
+
+    x = q k^T * scale + mask;   e = exp(x - max x);   out = (e v) / sum e
+
+Arrays of scores are [n, h, r, l, s]: batch, head, member of the head's group, query, key. The functions take
+query [n, l, h, r, e], key [n, s, h, e], value [n, s, h, v], and a mask that is bool (True: looked at) or
+added.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kiln.ops import comparison
+from kiln.ops.activations import narrow, wide
+from kiln.ops.kinds import ATTENTION_ROWS
+from kiln.ops.pointwise import convert, detach, where
+from kiln.ops.products import product, swapped
+from kiln.ops.record import constant, find
+from kiln.ops.reduce import reduce_max, reduce_sum
+from kiln.ops.unary import exp
+from kiln.ops.views import expand, permute, reshape, slice_
+
+NOTHING = float("-inf")
+
+
+def by_head(x: Any) -> Any:
+    """Queries [n, l, h, r, e], wide, as [n, h, r, l, e]."""
+    return permute(wide(x), (0, 2, 3, 1, 4))
+
+
+def shared(x: Any, like: Any) -> Any:
+    """Keys or values [n, s, h, e], wide, as [n, h, r, s, e]: all members of a group have the same."""
+    n, s, h, e = x.shape
+    r = like.shape[3]
+    return expand(reshape(permute(wide(x), (0, 2, 1, 3)), (n, h, 1, s, e)), (n, h, r, s, e))
+
+
+def weights(query: Any, key: Any, scale: Any, mask: Any, causal: bool) -> tuple[Any, Any]:
+    """exp(x - max x), and one over its sum along the keys; 0 where no key is looked at."""
+    x = product(by_head(query), swapped(shared(key, query))) * scale
+    if mask is not None:
+        x = where(mask, x, NOTHING) if mask.dtype == "bool" else x + convert(mask, x.dtype)
+    if causal:
+        row, column = (x.graph.add(find("iota"), (), (tuple(x.shape), d)) for d in (3, 4))
+        x = where(comparison.le(column, row), x, NOTHING)
+    top = detach(reduce_max(x, (4,), True))
+    e = exp(x - where(comparison.eq(top, NOTHING), 0.0, top))
+    total = reduce_sum(e, (4,), True)
+    empty = comparison.eq(total, 0.0)
+    return e, where(empty, 0.0, 1.0 / where(empty, 1.0, total))
+
+
+def attended(query: Any, key: Any, value: Any, scale: Any, mask: Any, causal: bool) -> Any:
+    """[n, l, h, r, v]: the output."""
+    e, share = weights(query, key, scale, mask, causal)
+    out = product(e, shared(value, query)) * share
+    return narrow(permute(out, (0, 3, 1, 2, 4)), query.dtype)
+
+
+def score_slopes(g: Any, query: Any, key: Any, value: Any, scale: Any, mask: Any, causal: bool) -> Any:
+    """The weights p and the gradient of the scores x, for g [n, l, h, r, v]."""
+    e, share = weights(query, key, scale, mask, causal)
+    p = e * share
+    d = product(by_head(g), swapped(shared(value, query)))
+    return p, p * (d - reduce_sum(p * d, (4,), True))
+
+
+def gradient(
+    which: str, g: Any, query: Any, key: Any, value: Any, scale: Any, mask: Any, causal: bool
+) -> Any:
+    """The gradient of query, key or value, in the order the kernels have; of arrays whose sizes are known."""
+    p, slopes = score_slopes(g, query, key, value, scale, mask, causal)
+    if which == "query":
+        found = product(slopes, shared(key, query)) * scale
+        return narrow(permute(found, (0, 3, 1, 2, 4)), query.dtype)
+    left, right = (slopes, query) if which == "key" else (p, g)
+    found = over_queries(left, by_head(right))
+    if which == "key":
+        found = found * scale
+    return narrow(permute(found, (0, 2, 1, 3)), query.dtype)
+
+
+def over_queries(left: Any, right: Any) -> Any:
+    """[n, h, s, e]: the sum over a group's queries of left [n, h, r, l, s] times right [n, h, r, l, e]."""
+    n, h, members, queries, keys = left.shape
+    shape, zero = (n, h, keys, right.shape[4]), constant(right.graph, 0)
+    total = right.graph.add(find("full"), (zero,), (shape, right.dtype))
+    for r in range(members):
+        for start in range(0, queries, ATTENTION_ROWS):
+            rows = (start, min(ATTENTION_ROWS, queries - start), 1)
+            a, b = (slice_(slice_(x, 2, (r, 1, 1)), 3, rows) for x in (left, right))
+            a, b = (reshape(x, (n, h, rows[1], x.shape[4])) for x in (a, b))
+            total = total + product(swapped(a), b)
+    return total

@@ -1,0 +1,105 @@
+"""Attention as kernels, with the arguments of their launches."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kiln.codegen.attention import DIMS, SIZES, AttentionSpec, attention_ir, library
+from kiln.codegen.attention_rows import Mask
+from kiln.codegen.compile import object_for
+from kiln.codegen.target import Target, host_target
+from kiln.graph.graph import Shape, Value
+from kiln.graph.size import Dim
+from kiln.ops.kinds import COMPUTE
+from kiln.ops.scalar import convert
+from kiln.passes.build import Builder
+from kiln.passes.explore import Read
+from kiln.passes.fuse import Fusion, Group
+from kiln.passes.launch import Lowered, Memory, array_of, stride_class
+from kiln.passes.layout import Layout
+
+# Where an operand has the dims n, h, r, row, column; -1: it is the same along this one.
+PLACES = {"query": (0, 2, 3, 1, 4), "key": (0, 2, -1, 1, 3), "mask": (0, 1, 2, 3, 4)}
+KINDS = {"g": "query", "q": "query", "k": "key", "v": "key", "m": "mask", "o": "query"}
+GIVES = {"output": "o", "query": "q", "key": "k", "value": "v"}
+
+
+class AttentionKernel(NamedTuple):
+    """Attention as a kernel."""
+
+    spec: AttentionSpec
+
+    def text(self) -> str:
+        """The canonical text."""
+        return self.spec.text()
+
+    def object(self, target: Target | None = None) -> bytes:
+        """The machine code."""
+        target = target or host_target()
+        return object_for(self.text(), lambda: attention_ir(self.spec, target), target, library(self.spec))
+
+
+def lower_attention(fusion: Fusion, group: Group) -> Lowered:
+    """The output, or the gradients that are wanted of one output."""
+    found = {GIVES[node.op.rule]: node for node in group.nodes}  # type: ignore[attr-defined]
+    node = group.nodes[0]
+    scale, *arrays = sorted(node.inputs, key=lambda v: not _is_scale(v))
+    builder = Builder(fusion.explorer, group.frame)
+    amount = builder.scalar(scale, None)
+    reads = [fusion.explorer.strided(v, None) for v in arrays]
+    backward = "o" not in found
+    names = ("g" if backward else "") + "qkv" + ("m" if len(arrays) > 3 + backward else "")
+    memories: list[Memory] = []
+    strides: list[tuple[Dim, ...]] = []
+    for name, read in zip(names, reads):
+        assert isinstance(read, Read)
+        memories.append(Memory(read.value, array_of(fusion, read), read.layout.offset))
+        strides.append(_strides(name, read.layout))
+    for name in (gives := "".join(k for k in "oqkv" if k in found)):
+        array = fusion.explorer.arrays[id(found[name].out)]
+        memories.append(Memory(array.value, array, array.layout.offset))
+        strides.append(_strides(name, array.layout))
+    mask = None
+    if "m" in names:
+        mask = Mask((arrays[-1].dtype, stride_class(strides[names.index("m")][-1])))
+    numbers = tuple(kind for kind, _ in builder.numbers)
+    amount = convert(amount, COMPUTE[arrays[0].dtype])
+    spec = AttentionSpec(arrays[0].dtype, mask, node.attrs[0], gives, amount, numbers)
+    return _launch(spec, memories, strides, builder, _sizes(arrays[backward:]))
+
+
+def _is_scale(value: Value) -> bool:
+    return value.weak or not value.shape
+
+
+def _sizes(arrays: list[Value]) -> dict[str, Dim]:
+    """The sizes by name, of query, key and value."""
+    (n, length, h, r, e), (_, s, _, v) = arrays[0].shape, arrays[2].shape
+    return dict(zip(SIZES, (n, h, r, length, s, e, v)))
+
+
+def _strides(name: str, layout: Layout) -> tuple[Dim, ...]:
+    return tuple(layout.strides[d] if d >= 0 else 0 for d in PLACES[KINDS[name]])
+
+
+def _launch(
+    spec: AttentionSpec,
+    memories: list[Memory],
+    strides: list[tuple[Dim, ...]],
+    builder: Builder,
+    sizes: dict[str, Dim],
+) -> Lowered:
+    regions, starts = spec.regions(sizes), []
+    end: Dim = 0
+    for size in regions.values():
+        starts.append(end)
+        end = end + size
+    size = {"f32": 4, "f64": 8}[COMPUTE[spec.dtype]]
+    words = end if size == 8 else (end + 1) // 2
+    args: Shape = (
+        *sizes.values(), *starts, *(s for own in strides for s in own),
+        *(v for _, v in builder.numbers),
+    )  # fmt: skip
+    assert len(strides) == len(spec.operands) and all(len(own) == DIMS for own in strides)
+    units = spec.units(sizes)
+    return Lowered(AttentionKernel(spec), tuple(memories), args, units, 1, words)

@@ -1,0 +1,290 @@
+"""scaled_dot_product_attention: values and gradients beside NumPy and PyTorch; the same bits by any way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kiln
+from kiln.autograd import gradcheck, gradgradcheck
+from kiln.nn.attention import SDPBackend, sdpa_kernel
+from kiln.nn.functional import scaled_dot_product_attention as attention
+
+try:
+    import torch
+except ImportError:
+    torch = None
+needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch, the tests' peer, is not installed")
+
+# query, key, value: leading dims, L, S, E, V
+SHAPES = [
+    ((2, 3), 5, 5, 4, 4),
+    ((1, 2), 1, 1, 1, 1),
+    ((2,), 49, 33, 17, 40),
+    ((), 100, 7, 64, 2),
+    ((2, 1, 3), 31, 65, 8, 33),
+    ((1, 1), 97, 600, 16, 16),
+    ((1, 1), 3, 4, 600, 5),
+    ((2,), 1, 300, 64, 64),
+    ((2,), 14, 300, 20, 32),
+]
+EMPTY = [((0, 2), 3, 4, 5, 6), ((2,), 0, 4, 5, 6), ((2,), 3, 0, 5, 6), ((2,), 3, 4, 0, 6), ((2,), 3, 4, 5, 0)]
+
+
+def operands(lead: Any, rows: int, keys: int, e: int, v: int, dtype: str = "float32", seed: int = 0) -> Any:
+    """query, key, value and a gradient of the output."""
+    rng = np.random.default_rng(seed)
+    shapes = (*lead, rows, e), (*lead, keys, e), (*lead, keys, v), (*lead, rows, v)
+    return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
+
+
+def run(arrays: Any, dtype: str | None = None, **settings: Any) -> list[Any]:
+    """The output and the gradients of query, key and value, of kiln."""
+    *inputs, g = [
+        kiln.tensor(x) if dtype is None else kiln.tensor(x).to(getattr(kiln, dtype)) for x in arrays
+    ]
+    for x in inputs:
+        x.requires_grad_()
+    out = attention(*inputs, **settings)
+    return [out.detach(), *kiln.autograd.grad(out, inputs, g)]
+
+
+def wanted(arrays: Any, mask: Any = None, causal: bool = False) -> list[Any]:
+    """The same in NumPy, in float64."""
+    q, k, v, g = (np.asarray(x, np.float64) for x in arrays)
+    scale = 1 / np.sqrt(q.shape[-1]) if q.shape[-1] else 1.0
+    x = q @ k.swapaxes(-1, -2) * scale
+    if mask is not None:
+        x = np.where(mask, x, -np.inf) if mask.dtype == bool else x + mask
+    if causal:
+        x = np.where(np.tri(*x.shape[-2:], dtype=bool), x, -np.inf)
+    top = x.max(-1, keepdims=True, initial=-np.inf)
+    e = np.exp(x - np.where(top == -np.inf, 0, top))
+    total = e.sum(-1, keepdims=True)
+    p = e / np.where(total == 0, 1, total)
+    slopes = g @ v.swapaxes(-1, -2)
+    slopes = p * (slopes - (p * slopes).sum(-1, keepdims=True))
+    return [p @ v, slopes @ k * scale, slopes.swapaxes(-1, -2) @ q * scale, p.swapaxes(-1, -2) @ g]
+
+
+def assert_near(got: list[Any], expected: list[Any], tolerance: float) -> None:
+    for x, y in zip(got, expected):
+        x = x.double().numpy()
+        assert x.shape == y.shape
+        size = np.abs(y).max(initial=1.0)
+        assert np.abs(x - y).max(initial=0.0) <= tolerance * size
+
+
+def assert_bits(got: list[Any], expected: list[Any]) -> None:
+    for x, y in zip(got, expected):
+        assert x.shape == y.shape and x.dtype == y.dtype
+        assert np.array_equal(x.float().numpy(), y.float().numpy(), equal_nan=True)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("sizes", SHAPES + EMPTY)
+def test_values(sizes: Any, causal: bool) -> None:
+    """Every size, those of nothing among them, more keys than queries and fewer."""
+    arrays = operands(*sizes)
+    assert_near(run(arrays, is_causal=causal), wanted(arrays, None, causal), 5e-6)
+
+
+@pytest.mark.parametrize("dtype, tolerance", [("float64", 1e-13), ("float16", 4e-3), ("bfloat16", 3e-2)])
+def test_dtypes(dtype: str, tolerance: float) -> None:
+    """The other dtypes; 16-bit floats are computed in float32 and rounded once."""
+    arrays = operands((2, 2), 50, 40, 20, 24)
+    arrays = [kiln.tensor(x).to(getattr(kiln, dtype)).double().numpy() for x in arrays]
+    assert_near(run(arrays, dtype, is_causal=True), wanted(arrays, None, True), tolerance)
+
+
+MASKS: list[Callable[[Any], Any]] = [
+    lambda rng: rng.random((2, 3, 50, 37)) > 0.5,
+    lambda rng: rng.random((50, 37)) > 0.5,
+    lambda rng: rng.random((2, 1, 1, 37)) > 0.5,
+    lambda rng: rng.random((3, 50, 1)) > 0.5,
+    lambda rng: rng.standard_normal((1, 3, 50, 37)),
+    lambda rng: rng.standard_normal((37, 50)).T,
+    lambda rng: np.where(rng.random((50, 37)) > 0.5, 0, -np.inf),
+]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("make", MASKS)
+def test_masks(make: Any, causal: bool) -> None:
+    """Of bool or added, broadcast in any way, of other strides; with causal the two together."""
+    arrays = operands((2, 3), 50, 37, 16, 16)
+    mask = make(np.random.default_rng(1))
+    mask = mask if mask.dtype == bool else mask.astype("float32")
+    given = kiln.from_numpy(mask)
+    assert_near(run(arrays, attn_mask=given, is_causal=causal), wanted(arrays, mask, causal), 5e-6)
+
+
+def test_rows_that_look_at_nothing() -> None:
+    """Give zeros, and gradients of zeros."""
+    arrays = operands((), 3, 4, 5, 6)
+    mask = np.array([[True] * 4, [False] * 4, [True, False, True, False]])
+    for given in (kiln.tensor(mask), kiln.tensor(np.where(mask, 0, -np.inf).astype("float32"))):
+        got = run(arrays, attn_mask=given)
+        assert not got[0][1].any() and not got[1][1].any()
+        assert_near(got, wanted(arrays, mask), 1e-6)
+
+
+WRITTEN = [
+    (((2, 3), 70, 90, 24, 40), "float64"),
+    (((2,), 20, 700, 3, 5), "float32"),
+    (((2, 1), 60, 40, 40, 33), "bfloat16"),
+    (((1,), 5, 3, 530, 64), "float32"),
+    (((2,), 1, 520, 64, 64), "float32"),
+]
+
+
+@pytest.mark.parametrize("sizes, dtype", WRITTEN)
+def test_the_kernel_is_what_is_written_out(sizes: Any, dtype: str) -> None:
+    """Bit by bit: products, a softmax and products in memory give what the kernel gives."""
+    arrays = operands(*sizes)
+    mask = kiln.tensor(np.random.default_rng(2).standard_normal((sizes[1], sizes[2])).astype("float32"))
+    for settings in ({"is_causal": True}, {"attn_mask": mask, "scale": 0.3}):
+        fused = run(arrays, dtype, **settings)
+        with sdpa_kernel(SDPBackend.MATH):
+            assert_bits(run(arrays, dtype, **settings)[:1], fused[:1])
+
+
+def test_groups_of_heads() -> None:
+    """Heads of the query that share keys are heads with the keys repeated."""
+    q, k, v, g = operands((2, 6), 55, 40, 8, 12)
+    k, v = k[:, :2], v[:, :2]
+    got = run((q, k, v, g), enable_gqa=True, is_causal=True)
+    out, dq, dk, dv = wanted((q, *(np.repeat(x, 3, 1) for x in (k, v)), g), None, True)
+    assert_near(got, [out, dq, *(x.reshape(2, 2, 3, *x.shape[2:]).sum(2) for x in (dk, dv))], 5e-6)
+
+
+def test_leading_dims_broadcast() -> None:
+    """Keys of all batches, values of all heads."""
+    q, k, v, g = operands((2, 3), 9, 7, 4, 5)
+    k, v = k[:1], v[:, :1]
+    shape = (2, 3)
+    out, dq, dk, dv = wanted((q, *(np.broadcast_to(x, (*shape, *x.shape[2:])) for x in (k, v)), g))
+    expected = [out, dq, dk.sum(0, keepdims=True), dv.sum(1, keepdims=True)]
+    assert_near(run((q, k, v, g)), expected, 5e-6)
+
+
+def test_layouts_do_not_matter() -> None:
+    """Heads beside each other as a projection leaves them, columns of one array, turned: the same bits."""
+    rng = np.random.default_rng(3)
+    whole = kiln.tensor(rng.standard_normal((2, 50, 3, 4, 16)).astype("float32"))
+    views = [whole[:, :, i].transpose(1, 2) for i in range(3)]
+    expected = attention(*(x.contiguous() for x in views), is_causal=True)
+    assert_bits([attention(*views, is_causal=True)], [expected])
+    turned = [x.transpose(-1, -2).contiguous().transpose(-1, -2) for x in views]
+    assert_bits([attention(*turned, is_causal=True)], [expected])
+    leaf = whole.clone().requires_grad_()
+    attention(*(leaf[:, :, i].transpose(1, 2) for i in range(3)), is_causal=True).sum().backward()
+    apart = [x.contiguous().requires_grad_() for x in views]
+    attention(*apart, is_causal=True).sum().backward()
+    assert_bits([leaf.grad[:, :, i].transpose(1, 2) for i in range(3)], [x.grad for x in apart])
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    count = kiln.get_num_threads()
+    yield kiln.set_num_threads
+    kiln.set_num_threads(count)
+
+
+def test_threads_do_not_matter(threads: Any) -> None:
+    """Bits are those of one thread."""
+    arrays = operands((3, 4), 250, 270, 32, 32)
+    threads(1)
+    expected = run(arrays, is_causal=True)
+    for count in (2, 3):
+        threads(count)
+        assert_bits(run(arrays, is_causal=True), expected)
+
+
+def test_recorded_is_eager() -> None:
+    """A recorded step, with its gradients, has the bits of an eager one, at every size."""
+    step = kiln.compile(lambda arrays: run(arrays, is_causal=True))
+    for rows in (20, 20, 20, 61, 61):
+        arrays = operands((2, 2), rows, rows, 8, 8)
+        assert_bits(step(arrays), run(arrays, is_causal=True))
+
+
+@pytest.mark.parametrize("kind", ["causal", "added", "groups"])
+def test_gradcheck(kind: str) -> None:
+    """First and second derivatives, of a mask that is added too."""
+    rng = np.random.default_rng(4)
+    heads = 4 if kind == "groups" else 2
+    shapes = [(heads, 5, 3), (2, 4, 3), (2, 4, 2)]
+    inputs = [kiln.tensor(rng.standard_normal(s)).requires_grad_() for s in shapes]
+    if kind == "added":
+        inputs.append(kiln.tensor(rng.standard_normal((1, 5, 4))).requires_grad_())
+    settings = {"is_causal": kind == "causal", "enable_gqa": kind == "groups"}
+    call = lambda *xs: attention(*xs, **settings)  # noqa: E731
+    assert gradcheck(call, inputs)
+    assert gradgradcheck(call, inputs)
+
+
+def test_dropout() -> None:
+    """Zero weights with the probability, the others scaled: the mean stays; all dropped gives zeros."""
+    x = kiln.zeros(2, 100, 8)
+    values = kiln.eye(100).expand(2, 100, 100)
+    kiln.manual_seed(0)
+    p = attention(x, x, values, dropout_p=0.25)
+    kept = p > 0
+    assert abs(kept.float().mean().item() - 0.75) < 0.02
+    assert np.allclose(p[kept].numpy(), 0.01 / 0.75)
+    kiln.manual_seed(0)
+    assert_bits([attention(x, x, values, dropout_p=0.25)], [p])
+    assert not attention(x, x, values, dropout_p=1.0).any()
+
+
+def test_infinities_of_keys_nobody_sees() -> None:
+    """A key with NaN that a bool mask hides changes nothing before its block's product; its value would."""
+    q, k, v, _ = operands((), 4, 6, 3, 5)
+    mask = np.ones((4, 6), bool)
+    mask[:, 5] = False
+    hidden = k.copy()
+    hidden[5] = np.nan
+    given = [kiln.tensor(x) for x in (q, hidden, v)]
+    expected = attention(kiln.tensor(q), kiln.tensor(k), kiln.tensor(v), attn_mask=kiln.tensor(mask))
+    assert_bits([attention(*given, attn_mask=kiln.tensor(mask))], [expected])
+    assert attention(*given).isnan().all()
+
+
+@needs_torch
+@pytest.mark.parametrize("settings", [{}, {"is_causal": True}, {"scale": 0.1}, {"enable_gqa": True}])
+def test_peer(settings: Any) -> None:
+    """PyTorch's values and gradients."""
+    arrays = operands((2, 4), 60, 60, 16, 16)
+    if "enable_gqa" in settings:
+        arrays[1], arrays[2] = arrays[1][:, :2], arrays[2][:, :2]
+    *inputs, g = [torch.tensor(x) for x in arrays]
+    for x in inputs:
+        x.requires_grad_()
+    out = torch.nn.functional.scaled_dot_product_attention(*inputs, **settings)
+    out.backward(g)
+    expected = [out.detach().double().numpy(), *(x.grad.double().numpy() for x in inputs)]
+    assert_near(run(arrays, **settings), expected, 5e-6)
+
+
+def test_mistakes() -> None:
+    """What PyTorch refuses, in its words."""
+    x = kiln.zeros(2, 3, 4)
+    cases: list[tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
+        ((x, x, x, 0.5), {}, TypeError, "attn_mask"),
+        ((x, x.int(), x), {}, RuntimeError, "same dtype"),
+        ((x.int(), x.int(), x.int()), {}, RuntimeError, "expected scalar type Float but found Int"),
+        ((x, x, x, kiln.zeros(3, 3).int()), {}, RuntimeError, "Expected attn_mask dtype to be bool or float"),
+        ((x, x, x, kiln.zeros(3)), {}, IndexError, "Dimension out of range"),
+        ((x, kiln.zeros(3, 3, 4), x), {}, RuntimeError, "must match the size"),
+        ((kiln.zeros(5, 3, 4), x, x), {"enable_gqa": True}, RuntimeError, "must divide the number of heads"),
+        ((kiln.zeros(3, 4),) * 3, {"enable_gqa": True}, IndexError, "Dimension out of range"),
+    ]
+    for args, settings, error, words in cases:
+        with pytest.raises(error, match=words):
+            attention(*args, **settings)
+    with pytest.raises(AssertionError, match="SDPBackend"), sdpa_kernel(3):  # type: ignore[arg-type]
+        pass
