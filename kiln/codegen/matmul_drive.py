@@ -9,9 +9,15 @@
 
 A block of B stays in the second cache while all rows go by; a few rows of A stay while all panels go by. The
 driver is not optimised (attributes #1): it is written to be compiled quickly.
+
+Few rows by a B whose k lie side by side (a linear layer of a small batch) are the transposed product: B is read
+where it lies.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from kiln.codegen.matmul_finish import Arguments
 from kiln.codegen.matmul_pack import clear
@@ -74,14 +80,31 @@ class _Driver(Driver):
             self._table(
                 self.look_n, run.column, run.columns, str(self.wide_units * self.columns), self.n_table
             )
-        with code.times(self.size["k"], SEGMENT) as from_k:
-            depth = code.minimum(code.sub(self.size["k"], from_k), str(SEGMENT))
+        if self.window or self.element.widened:
+            self._blocks(run)
+            return
+        with code.either(self._few_rows(run)) as many:
+            self._exchanged(run)
+            next(many)
+            self._blocks(run)
+
+    def _blocks(self, run: Run) -> None:
+        """Panels of B, and some rows of A at a time."""
+        code = self.code
+        with self._segments() as (from_k, depth):
             lies = self._pack_window(run, from_k, depth) if self.window else self._pack_b(run, from_k, depth)
             with code.times(run.rows, ROWS) as row:
                 rows = code.minimum(code.sub(run.rows, row), str(ROWS))
                 part = Run(run.batch, code.add(run.row, row), rows, run.column, run.columns)
                 self._factor_a(part, from_k, depth)
                 self._panels(part, row, from_k, depth, lies)
+
+    @contextmanager
+    def _segments(self) -> Iterator[tuple[str, str]]:
+        """The segments of k: where each begins, and how many it has."""
+        code = self.code
+        with code.times(self.size["k"], SEGMENT) as from_k:
+            yield from_k, code.minimum(code.sub(self.size["k"], from_k), str(SEGMENT))
 
     def _table(self, look: str, start: str, count: str, room: str, table: str) -> None:
         """Where a window's columns, or its k, lie."""
@@ -173,6 +196,54 @@ class _Driver(Driver):
     ) -> None:
         """Copies outer x inner elements; `apart` are the bytes from row to row, and from panel to panel."""
         self.code.run("copy", f"ptr {src}", *steps, f"ptr {into}", *map(str, apart), outer, inner)
+
+    # -- few rows -----------------------------------------------------------------------------------
+
+    def _few_rows(self, run: Run) -> str:
+        """Whether a run has so few rows that packing a B which must be turned costs as much as the tiles."""
+        code, element = self.code, self.element
+        rows = (code.compare("sge", run.rows, str(16 // element.bytes)),
+                code.compare("sle", run.rows, str(self.panel)))  # fmt: skip
+        along = code.compare("eq", self.stride["b_k"], str(element.stored_bytes))
+        return code.both(*rows, along, code.compare("sgt", run.columns, run.rows))
+
+    def _exchanged(self, run: Run) -> None:
+        """The transposed product: its rows are B's columns, where they lie, and A is packed as its one panel.
+
+        The same chains; the sums are turned on their way to the output, or to where they are finished.
+        """
+        code, element, pitch = self.code, self.element, str(self.panel_bytes)
+        whole = str(self.wide_units * UNIT_BYTES)
+        with self._segments() as (from_k, depth):
+            a = self.reach(self.a, a_batch=run.batch, a_row=run.row, a_k=from_k)
+            turned = code.both(
+                code.compare("eq", self.stride["a_k"], str(element.stored_bytes)),
+                code.compare("sge", depth, str(16 // element.bytes)),
+            )
+            clear(code, element, self.packed, code.mul(depth, pitch))
+            steps = (self.stride["a_k"], self.stride["a_row"])
+            self._pack(turned, a, steps, self.packed, self.panel_bytes, depth, run.rows)
+            code.line(f"store ptr {self.reach(self.b, b_batch=run.batch, b_k=from_k, b_column=run.column)}, "
+                      f"ptr {self.a_place}")  # fmt: skip
+            code.set(self.a_row, self.stride["b_column"])
+            code.set(self.a_k, self.stride["b_k"])
+            columns = Run(run.batch, run.column, run.columns, run.row, run.rows)
+            first = code.compare("eq", from_k, "0")
+            self._tile(columns, (self.packed, pitch), (self.copied, pitch), first, depth)
+        if self.plain is None:
+            code.run("turn", f"ptr {self.copied}", pitch, f"ptr {self.sums}", whole, run.rows, run.columns)
+            self.finish(run, self.sums, whole)
+            return
+        lanes = self.panel // VECTORS
+        direct = code.compare("eq", code.op(f"and i64 {run.columns}, {lanes - 1}"), "0")
+        out = code.at(
+            self.reach(self.c, c_batch=run.batch, c_row=run.row), code.mul(run.column, str(element.bytes))
+        )
+        into = code.choose(direct, out, self.sums, "ptr")
+        apart = code.choose(direct, self.stride["c_row"], whole)
+        code.run("turn", f"ptr {self.copied}", pitch, f"ptr {into}", apart, run.rows, run.columns)
+        with code.when(code.op(f"xor i1 {direct}, true")):
+            self.finish(run, self.sums, whole)
 
     # -- A ------------------------------------------------------------------------------------------
 
