@@ -10,8 +10,8 @@
 A block of B stays in the second cache while all rows go by; a few rows of A stay while all panels go by. The
 driver is not optimised (attributes #1): it is written to be compiled quickly.
 
-Few rows by a B whose k lie side by side (a linear layer of a small batch) are the transposed product: B is read
-where it lies.
+Few rows by a B whose k lie side by side (a linear layer of a small batch) are the transposed product: B is
+read where it lies.
 """
 
 from __future__ import annotations
