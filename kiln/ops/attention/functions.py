@@ -10,7 +10,7 @@ from kiln._core import Tensor
 from kiln.errors import describe, message
 from kiln.ops import declare as d
 from kiln.ops import kinds
-from kiln.ops.attention.primitives import attend, attend_dropped, attend_written
+from kiln.ops.attention.primitives import attend, attend_dropped, attend_written, reference_shares
 from kiln.ops.declare import dtype_name, public
 from kiln.ops.random.generator import reserve
 from kiln.ops.record import Sample
@@ -169,14 +169,7 @@ def _reference(
     if enable_gqa:
         key, value = (np.repeat(x, query.shape[-3] // x.shape[-3], -3) for x in (key, value))
     x = query @ np.swapaxes(key, -1, -2) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
-    if attn_mask is not None:
-        x = np.where(attn_mask, x, -np.inf) if attn_mask.dtype == bool else x + attn_mask
-    if is_causal:
-        x = np.where(np.tri(*x.shape[-2:], dtype=bool), x, -np.inf)
-    top = x.max(-1, keepdims=True, initial=-np.inf)
-    e = np.exp(x - np.where(top == -np.inf, 0, top))
-    total = e.sum(-1, keepdims=True)
-    return ((e / np.where(total == 0, 1, total)) @ value).astype(query.dtype)
+    return (reference_shares(np, x, attn_mask, is_causal) @ value).astype(query.dtype)
 
 
 @public(

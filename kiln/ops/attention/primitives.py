@@ -22,7 +22,11 @@ from kiln.ops.views import permute
 
 def _shares(np: Any, query: Any, key: Any, scale: float, mask: Any, causal: bool) -> Any:
     """The weights, in NumPy."""
-    x = np.einsum("nlhre,nshe->nhrls", query, key) * scale
+    return reference_shares(np, np.einsum("nlhre,nshe->nhrls", query, key) * scale, mask, causal)
+
+
+def reference_shares(np: Any, x: Any, mask: Any, causal: bool) -> Any:
+    """The weights of scaled scores, in NumPy; rows of which every score is hidden have none."""
     if mask is not None:
         x = np.where(mask, x, -np.inf) if mask.dtype == bool else x + mask
     if causal:
