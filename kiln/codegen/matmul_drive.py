@@ -1,9 +1,9 @@
 """The driver of a matmul kernel on vectors: runs to blocks of B, some rows of A, and tiles.
 
     each run:  each segment of k:
-        B: packed as panels of two vectors of columns, or where it lies
+        B: packed as panels of two vectors of columns, or where it lies; or computed into panels
         each ROWS rows:
-            A: where it lies, or copied
+            A: where it lies, or copied, or computed
             each panel:  tiles -> sums        (of a plain product, whole panels: the output is the sums)
             the last segment:  finish
 
@@ -38,18 +38,34 @@ TABLES = SUMS + SUMS_BYTES
 SCRATCH_BYTES = TABLES + 8 * (SEGMENT + WIDE_UNITS * UNIT_BYTES // 4)
 
 
-def drive(target: Target, element: Element, arguments: Arguments, plain: int | None, window: bool) -> Routine:
-    """The routine kernel; `plain` is the operand that takes whole panels of sums as they are, if one does."""
-    return _Driver(target, element, arguments, plain, window).write()
+def drive(
+    target: Target,
+    element: Element,
+    arguments: Arguments,
+    plain: int | None,
+    window: bool,
+    turned: dict[str, bool],
+) -> Routine:
+    """The routine kernel; `plain` is the operand that takes whole panels of sums as they are, if one does;
+    `turned` has the factors that are computed, "first" and "second", and whether from columns to rows.
+    """
+    return _Driver(target, element, arguments, plain, window, turned).write()
 
 
 class _Driver(Driver):
     """The driver under construction."""
 
     def __init__(
-        self, target: Target, element: Element, arguments: Arguments, plain: int | None, window: bool
+        self,
+        target: Target,
+        element: Element,
+        arguments: Arguments,
+        plain: int | None,
+        window: bool,
+        turned: dict[str, bool],
     ) -> None:
         super().__init__(target, element, arguments, plain, window)
+        self.turned = turned
         self.panel, self.panel_bytes = VECTORS * element.lanes(target), VECTORS * target.vector_bits // 8
         self.apart = SEGMENT * self.panel_bytes + APART
         direct = plain is not None and not window
@@ -76,7 +92,7 @@ class _Driver(Driver):
             )
         with code.times(self.size["k"], SEGMENT) as from_k:
             depth = code.minimum(code.sub(self.size["k"], from_k), str(SEGMENT))
-            lies = self._pack_window(run, from_k, depth) if self.window else self._pack_b(run, from_k, depth)
+            lies = self._factor_b(run, from_k, depth)
             with code.times(run.rows, ROWS) as row:
                 rows = code.minimum(code.sub(run.rows, row), str(ROWS))
                 part = Run(run.batch, code.add(run.row, row), rows, run.column, run.columns)
@@ -94,8 +110,49 @@ class _Driver(Driver):
         code = self.code
         return code.at(self.packed, code.mul(code.op(f"sdiv i64 {left}, {self.panel}"), str(self.apart)))
 
+    def _factor_b(self, run: Run, from_k: str, depth: str) -> str:
+        """Leaves the block's panels, of this segment, packed; whether whole ones are read where they lie."""
+        if "second" in self.turned:
+            return self._compute_b(run, from_k, depth)
+        return (self._pack_window if self.window else self._pack_b)(run, from_k, depth)
+
+    def _compute_b(self, run: Run, from_k: str, depth: str) -> str:
+        """Computes the panels; columns past the last are zero (or repeat it), and all without k."""
+        code, element = self.code, self.element
+        code.line(f"store ptr {self.b}, ptr {self.b_lies}")
+        code.set(self.b_step, str(self.panel_bytes))
+        pitch = str(ROW_PITCH * element.bytes)
+        with code.times(run.columns, self.panel) as at:
+            columns = code.minimum(code.sub(run.columns, at), str(self.panel))
+            into = self._packed_panel(at)
+            ragged = code.compare("slt", columns, str(self.panel))
+            with code.when(code.op(f"or i1 {ragged}, {self.empty}")):
+                clear(code, element, into, code.mul(depth, str(self.panel_bytes)))
+            there = [run.batch, from_k, depth, code.add(run.column, at), columns]
+            with code.when(code.op(f"xor i1 {self.empty}, true")):
+                if self.turned["second"]:  # into the place of A's rows, which are not there yet
+                    self._compute("second", [run.batch, *there[3:], *there[1:3]], self.copied, pitch)
+                    least = str(16 // element.bytes)
+                    deep = code.choose(code.compare("slt", depth, least), least, depth)
+                    code.run(
+                        "turn",
+                        f"ptr {self.copied}",
+                        pitch,
+                        f"ptr {into}",
+                        str(self.panel_bytes),
+                        deep,
+                        columns,
+                    )
+                else:
+                    self._compute("second", there, into, str(self.panel_bytes))
+        return "false"
+
+    def _compute(self, name: str, rectangle: list[str], into: str, pitch: str) -> None:
+        """Computes a block of a factor: of a batch index, some rows from one on, some columns from one on."""
+        self.code.run(name, "ptr %ptr", "ptr %arg", *rectangle, f"ptr {into}", pitch)
+
     def _pack_b(self, run: Run, from_k: str, depth: str) -> str:
-        """Leaves the block's panels, of this segment, packed; whether whole ones are read where they lie.
+        """Packs panels by how B lies.
 
         as it lies:  unit-stride columns, and not enough rows to pay for packing
         turned:      unit stride along k
@@ -177,13 +234,17 @@ class _Driver(Driver):
     # -- A ------------------------------------------------------------------------------------------
 
     def _factor_a(self, run: Run, from_k: str, depth: str) -> None:
-        """A as it lies, or its rows in the summed type one after the other."""
+        """A as it lies, or its rows (or columns) in the summed type one after the other."""
         code, element = self.code, self.element
         src = self.reach(self.a, a_batch=run.batch, a_row=run.row, a_k=from_k)
         row, along = self.stride["a_row"], self.stride["a_k"]
         code.line(f"store ptr {src}, ptr {self.a_place}")
         code.set(self.a_row, row)
         code.set(self.a_k, along)
+        if "first" in self.turned:
+            with code.when(code.op(f"xor i1 {self.empty}, true")):
+                self._compute_a(run, from_k, depth)
+            return
         with code.when("true" if element.widened else self._crowded()):
             turned = code.both(
                 code.compare("eq", row, str(element.stored_bytes)),
@@ -191,9 +252,24 @@ class _Driver(Driver):
             )
             pitch = ROW_PITCH * element.bytes
             self._pack(turned, src, (row, along), self.copied, pitch, run.rows, depth)
-            code.line(f"store ptr {self.copied}, ptr {self.a_place}")
-            code.set(self.a_row, str(pitch))
-            code.set(self.a_k, str(element.bytes))
+            self._copied(pitch, element.bytes)
+
+    def _compute_a(self, run: Run, from_k: str, depth: str) -> None:
+        """A's rows computed; its columns, if neighbours lie along them."""
+        size, rows, depths = self.element.bytes, [run.row, run.rows], [from_k, depth]
+        if self.turned["first"]:
+            self._compute("first", [run.batch, *depths, *rows], self.copied, str(ROWS * size))
+            self._copied(size, ROWS * size)
+        else:
+            self._compute("first", [run.batch, *rows, *depths], self.copied, str(ROW_PITCH * size))
+            self._copied(ROW_PITCH * size, size)
+
+    def _copied(self, row: int, along: int) -> None:
+        """A is the copied block, rows and k so many bytes apart."""
+        code = self.code
+        code.line(f"store ptr {self.copied}, ptr {self.a_place}")
+        code.set(self.a_row, str(row))
+        code.set(self.a_k, str(along))
 
     def _crowded(self) -> str:
         """Whether a tile's rows of A share cache sets, or each k lies on a page of its own."""
