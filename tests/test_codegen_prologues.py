@@ -1,4 +1,4 @@
-"""Factors computed inside a product's kernel: the bits of the product of arrays, and nothing read past the end."""
+"""Factors computed inside a product's kernel: bits of the product of arrays, nothing read past the end."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def factors(dtype: str, x: Array, w: Array, scale: Array) -> tuple[Array, Array]
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_bits_of_the_product_of_arrays(dtype: str, target: Target, rng: np.random.Generator) -> None:
-    """Sizes below and above a vector, a panel, a segment of k and a block of rows; neighbours along either dim."""
+    """Sizes below and above a vector, a panel, a segment of k and a block of rows; both ways to lie."""
     guarded = Guarded()
     sides = [(True, False), (False, True), (True, True)]
     for (m, n, k), turned, (first, second) in itertools.product(
@@ -63,7 +63,7 @@ def test_bits_of_the_product_of_arrays(dtype: str, target: Target, rng: np.rando
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
 def test_other_dtypes_numbers_and_an_epilogue(target: Target, rng: np.random.Generator) -> None:
-    """out = (int8 as float32) @ (float16 * number) + bias: sums that are finished apart, rows in many groups."""
+    """out = (int8 as float32) @ (float16 * number) + bias: finished apart, many rows."""
     codes, halves = draw(rng, "int8", 1, 530, 40), draw(rng, "float16", 1, 40, 300)
     bias = np.broadcast_to(draw(rng, "float32", 1, 1, 300), (1, 530, 300))
     full = ("s", "s", "1")
@@ -101,7 +101,7 @@ def test_without_k(rng: np.random.Generator) -> None:
 
 
 def test_what_is_refused() -> None:
-    """Factors of one row, and of products that may run on AMX, are arrays; no sums or positions in a factor."""
+    """Factors of one row, and of products that may run on AMX, are arrays; they hold no positions."""
     spec = scaled("float32", True, False, False)
     at = convert(Scalar("index", (), "i64", 1), "f32")
     for wrong in (spec._replace(row=True), scaled("bfloat16", True, False, False),

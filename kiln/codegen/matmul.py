@@ -22,8 +22,9 @@ A factor may be computed where it is copied or packed, from operands of its own:
     B[b, k, n] = second(operands[b, k, n] ...)    packed: panels of B, for every group of rows
 
 Kernel arguments: `ptr` = A, B, the operands, the thread's scratch memory; `arg` = batch, m, n, k; the
-strides, in elements, of A (batch, m, k), of B (batch, k, n), of every operand (batch, m, n), or over its factor's dims; numbers. Any
-stride may be 0 or negative. Outputs must not overlap A or B; an output may be one of the other operands.
+strides, in elements, of A (batch, m, k), of B (batch, k, n), of every operand (batch, m, n), or along its
+factor's dims; numbers. Any stride may be 0 or negative. Outputs must not overlap A or B, or what they are
+computed from; an output may be one of the other operands.
 """
 
 from __future__ import annotations
@@ -46,7 +47,6 @@ from kiln.codegen.nest import TEXTS, Nest, Operand
 from kiln.codegen.target import Target
 from kiln.codegen.verify import refuse, verify_nest
 from kiln.ops.scalar import REDUCE, Scalar, program_text, topological
-
 
 TILED = ("bfloat16",)  # dtypes of products that run on AMX where there is one; their factors are arrays
 
