@@ -13,6 +13,9 @@ driver is not optimised (attributes #1): it is written to be compiled quickly.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from kiln.codegen.matmul_finish import Arguments
 from kiln.codegen.matmul_pack import clear
 from kiln.codegen.matmul_text import Routine
@@ -28,6 +31,7 @@ PACK_BYTES = 4096  # ... or if its rows are less than a page apart and its vecto
 ROW_PITCH = SEGMENT + 16  # elements between copied rows of A, so that rows fall into different cache sets
 CROWDED = 4096  # bytes: rows of A a multiple of it apart share few cache sets, k so far apart pages: copied
 SUMS_BYTES = 528 << 10  # of sums that are not finished yet
+NEAR = 32  # k of B that are computed for all panels before the next: their rows are on as many pages
 APART = 128  # bytes between packed panels, which are written side by side
 
 
@@ -118,34 +122,40 @@ class _Driver(Driver):
 
     def _compute_b(self, run: Run, from_k: str, depth: str) -> str:
         """Computes the panels; columns past the last are zero (or repeat it), and all without k."""
-        code, element = self.code, self.element
+        code, pitch = self.code, str(self.panel_bytes)
         code.line(f"store ptr {self.b}, ptr {self.b_lies}")
-        code.set(self.b_step, str(self.panel_bytes))
-        pitch = str(ROW_PITCH * element.bytes)
-        with code.times(run.columns, self.panel) as at:
-            columns = code.minimum(code.sub(run.columns, at), str(self.panel))
-            into = self._packed_panel(at)
+        code.set(self.b_step, pitch)
+        filled = code.op(f"xor i1 {self.empty}, true")
+        with self._each_panel(run) as (at, columns, into):
             ragged = code.compare("slt", columns, str(self.panel))
             with code.when(code.op(f"or i1 {ragged}, {self.empty}")):
-                clear(code, element, into, code.mul(depth, str(self.panel_bytes)))
-            there = [run.batch, from_k, depth, code.add(run.column, at), columns]
-            with code.when(code.op(f"xor i1 {self.empty}, true")):
-                if self.turned["second"]:  # into the place of A's rows, which are not there yet
-                    self._compute("second", [run.batch, *there[3:], *there[1:3]], self.copied, pitch)
-                    least = str(16 // element.bytes)
-                    deep = code.choose(code.compare("slt", depth, least), least, depth)
-                    code.run(
-                        "turn",
-                        f"ptr {self.copied}",
-                        pitch,
-                        f"ptr {into}",
-                        str(self.panel_bytes),
-                        deep,
-                        columns,
-                    )
-                else:
-                    self._compute("second", there, into, str(self.panel_bytes))
+                clear(code, self.element, into, code.mul(depth, pitch))
+            if self.turned["second"]:
+                with code.when(filled):
+                    self._turn_b([run.batch, code.add(run.column, at), columns, from_k, depth], into)
+        if not self.turned["second"]:
+            with code.when(filled), code.times(depth, NEAR) as k:
+                place = [run.batch, code.add(from_k, k), code.minimum(code.sub(depth, k), str(NEAR))]
+                with self._each_panel(run) as (at, columns, panel):
+                    part = [*place, code.add(run.column, at), columns]
+                    self._compute("second", part, code.at(panel, code.mul(k, pitch)), pitch)
         return "false"
+
+    @contextmanager
+    def _each_panel(self, run: Run) -> Iterator[tuple[str, str, str]]:
+        """The panels of a run: first column, columns, where it is packed."""
+        code = self.code
+        with code.times(run.columns, self.panel) as at:
+            yield at, code.minimum(code.sub(run.columns, at), str(self.panel)), self._packed_panel(at)
+
+    def _turn_b(self, rectangle: list[str], into: str) -> None:
+        """A panel whose neighbours lie along k: columns where A's rows will be, then turned."""
+        code, size = self.code, self.element.bytes
+        columns, depth, least = rectangle[2], rectangle[4], str(16 // size)
+        pitch = str(ROW_PITCH * size)
+        self._compute("second", rectangle, self.copied, pitch)
+        deep = code.choose(code.compare("slt", depth, least), least, depth)
+        code.run("turn", f"ptr {self.copied}", pitch, f"ptr {into}", str(self.panel_bytes), deep, columns)
 
     def _compute(self, name: str, rectangle: list[str], into: str, pitch: str) -> None:
         """Computes a block of a factor: of a batch index, some rows from one on, some columns from one on."""
