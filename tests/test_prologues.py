@@ -36,6 +36,11 @@ PROGRAMS: dict[str, tuple[Any, tuple[Any, ...], int, int]] = {
     "an epilogue": (lambda x, w, b: relu(relu(x) @ w + b), (X, W, normal(6)), 1, 0),
     "two products": (lambda x, w, g: (relu(x) @ w, relu(x).t() @ g), (X, W, G), 2, 0),
     "of a sum": (lambda x, w: (x.sum(0), relu(x) @ w), (X, W), 2, 0),
+    "beside a row": (lambda x, w: x @ convert(w, "float32"), (X[:1].copy(), CODES.T.copy()), 1, 0),
+    "beside a row, turned": (lambda x, w: x @ relu(w).t(), (X[:1].copy(), X), 1, 0),
+    "beside a column": (lambda x, w, b: relu(relu(x) @ w + b), (X, W[:, :1].copy(), normal(5, 1)), 1, 0),
+    "beside a column, turned": (lambda x, w: relu(x).t() @ w, (X, normal(5, 1)), 1, 0),
+    "halves beside a column": (lambda x, w: relu(x).t() @ w, (HALF[0], HALF[0][:, :1].copy()), 1, 0),
     # arrays all the same
     "costly": (lambda x, w: x.tanh() @ w, (X, W), 2, 1),
     "epilogue of another": (lambda x, w, v: relu(x @ w) @ v, (X, W, normal(6, 4)), 2, 1),
@@ -44,8 +49,10 @@ PROGRAMS: dict[str, tuple[Any, tuple[Any, ...], int, int]] = {
     "unlike": (lambda x, y, w: (x + y.t()) @ w, (X, normal(17, 5), W), 2, 1),
     "repeated": (lambda x, w: relu(x).expand(3, 5, 7) @ w, (normal(5, 7), normal(3, 7, 6)), 2, 1),
     "one row": (lambda x, w: relu(x) @ w, (X[:1].copy(), W), 2, 1),
-    "one column": (lambda x, w: relu(x) @ w, (X, W[:, :1].copy()), 2, 1),
+    "one column": (lambda x, w: x @ relu(w), (X, W[:, :1].copy()), 2, 1),
     "turned halves": (lambda x, w: x @ relu(w).t(), (HALF[0], np.ascontiguousarray(HALF[1].T)), 2, 1),
+    "numbers": (lambda x, w: (x * 2) @ (w * 2), (X[:1].copy(), X.T[:, :1].copy()), 3, 2),
+    "turned beside a column": (lambda x, w: relu(x) @ w, (HALF[0], HALF[1][:, :1].copy()), 2, 1),
     "kept": (lambda x, w: (relu(x), relu(x) @ w), (X, W), 2, 0),
 }
 

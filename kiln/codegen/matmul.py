@@ -9,6 +9,7 @@ batching, or the epilogue. On a machine with AMX products of bfloat16 have anoth
 
 One kernel serves every layout: strides are arguments, and what to pack is decided when it runs. Products of
 one row (or one column, which is the row of the transposed product) have a kernel of their own: matmul_row.py.
+Not if their matrix is computed, which that kernel reads where it lies.
 
     kernel(begin .. end):             a unit: one batch index, UNIT_ROWS rows, UNIT_BYTES of columns
         units side by side are runs, each segment of k of a run:

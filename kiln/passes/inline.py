@@ -10,7 +10,7 @@ matrices that are read
     are few              one, or two if nothing but this product reads the factor
     lie alike            neighbours along the same dim
 
-and neither where a product may run on AMX, of a single row or column, nor over windows.
+and neither where a product may run on AMX nor over windows; of one row or column, the matrix only.
 """
 
 from __future__ import annotations
@@ -50,8 +50,10 @@ class Inline(NamedTuple):
 
 def inline_factor(explorer: Explorer, node: Node, value: Value) -> Inline | None:
     """A factor of a product as what its kernel computes, or None if it is to be an array."""
+    second = value is node.inputs[1]
     m, n = node.out.shape[-2:]
-    if node.inputs[0].dtype in TILED or m == 1 or n == 1:
+    column = n == 1  # then the first factor is the second one of the transposed product
+    if value.dtype in TILED or (column and second) or (m == 1 and not second):
         return None
     passed: dict[int, Value] = {}
     below, _ = explorer.base(value, None, passed)
@@ -76,8 +78,8 @@ def inline_factor(explorer: Explorer, node: Node, value: Value) -> Inline | None
             break
     else:
         return None
-    if turned and value is node.inputs[1] and element_of(value.dtype).widened:
-        return None
+    if element_of(value.dtype).widened and (turned if second else column and not turned):
+        return None  # panels that are turned when they are in the summed type
     return Inline(value, frame, scan, turned)
 
 

@@ -72,7 +72,7 @@ def lower_product(fusion: Fusion, group: Group) -> Lowered:
         Operand(u.dtype, u.mode, tuple(map(stride_class, s))) for u, s in zip(sides.uses, strides)
     )
     numbers = tuple(kind for kind, _ in builder.numbers)
-    row = m == 1 and not window
+    row = m == 1 and not window and sides.prologues == [None, None]
     spec = MatmulSpec(dtype, operands, numbers, tuple(stores), row, window, *sides.prologues)
     pointers = sides.pointers + [Memory(u.value, u.array, u.layout.offset) for u in sides.uses]
     own = [*sides.strides, *strides]
@@ -109,7 +109,7 @@ class _Sides:
         uses = [u._replace(layout=_exchanged(u.layout)) if factor.turned else u for u in part.uses]
         self.pointers.append(Memory(uses[0].value, uses[0].array, uses[0].layout.offset))
         self.strides.append((0, 0, 0))
-        self.prologues.append(Prologue(value, factor.turned))
+        self.prologues.append(Prologue(value, factor.turned != exchanged))
         self.uses += uses
 
 
