@@ -212,28 +212,39 @@ class Runner:
     def _matmul(self, spec: Any, pointers: Any, args: list[int]) -> None:
         batch, m, n, k = args[:4]
         rest = args[4:]
-        a = self._operand(pointers[0], spec.dtype, [batch, m, k], rest[:3])
-        b = self._operand(pointers[1], spec.dtype, [batch, k, n], rest[3:6])
-        rest = rest[6:]
-        total = product(_inside(spec.dtype, a), _inside(spec.dtype, b), COMPUTE[spec.dtype])
-        arrays = {}
-        for j, operand in enumerate(spec.operands, 1):
-            strides, rest = rest[:3], rest[3:]
-            for stride, kind in zip(strides, operand.strides):
-                assert kind == "s" or int(kind) == stride
-            arrays[j] = (operand, self._operand(pointers[j + 1], operand.dtype, [batch, m, n], strides))
+        strides = [rest[3 * j : 3 * j + 3] for j in range(2 + len(spec.operands))]
+        numbers = rest[3 * len(strides) :]
 
-        def leaf(node: sc.Scalar) -> Array:
+        def block(j: int, *sizes: int) -> Array:
+            dtype = spec.operands[j - 2].dtype if j > 1 else spec.dtype
+            return self._operand(pointers[j], dtype, [batch, *sizes], strides[j])
+
+        for operand, own in zip(spec.operands, strides[2:]):
+            assert all(kind == "s" or int(kind) == stride for stride, kind in zip(own, operand.strides))
+
+        def leaf(node: sc.Scalar, sizes: tuple[int, int]) -> Array:
             if node.op == "number":
                 if spec.numbers[node.data] == "f64":
-                    return np.array(struct.unpack("<d", struct.pack("<q", rest[node.data]))[0])
-                return np.array(rest[node.data], np.int64)
-            return total if node.data == 0 else _inside(arrays[node.data][0].dtype, arrays[node.data][1])
+                    return np.array(struct.unpack("<d", struct.pack("<q", numbers[node.data]))[0])
+                return np.array(numbers[node.data], np.int64)
+            return _inside(spec.operands[node.data - 1].dtype, block(node.data + 1, *sizes))
 
-        values = [np.array(v) for v in evaluate_scalars([x for _, x in spec.stores], leaf)]
+        def factor(j: int, prologue: Any, *sizes: int) -> Array:
+            if prologue is None:
+                return _inside(spec.dtype, block(j, *sizes))
+            own = (sizes[1], sizes[0]) if prologue.turned else (sizes[0], sizes[1])
+            (x,) = evaluate_scalars([prologue.value], lambda node: leaf(node, own))
+            x = np.broadcast_to(x, (batch, *own))
+            return x.swapaxes(1, 2) if prologue.turned else x
+
+        total = product(factor(0, spec.first, m, k), factor(1, spec.second, k, n), COMPUTE[spec.dtype])
+        values = evaluate_scalars(
+            [x for _, x in spec.stores],
+            lambda node: total if (node.op, node.data) == ("load", 0) else leaf(node, (m, n)),
+        )
         for (j, _), value in zip(spec.stores, values):
-            operand, target = arrays[j]
-            target[...] = _encode(operand.dtype, np.broadcast_to(value, target.shape))
+            target = block(j + 1, m, n)
+            target[...] = _encode(spec.operands[j - 1].dtype, np.broadcast_to(np.array(value), target.shape))
 
     def _scatter(self, spec: Any, pointers: Any, args: list[int]) -> None:
         """The one kernel along a dim that tests run by hand; the others are compared as compiled."""

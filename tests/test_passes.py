@@ -367,7 +367,7 @@ UPDATES: dict[str, tuple[Any, dict[int, int], tuple[Any, ...], int, int]] = {
         1,
         0,
     ),
-    "read later": (lambda a, b: (a + b, (a * 2) @ b), {0: 0}, (normal(5, 5), normal(5, 5, seed=1)), 2, 1),
+    "read later": (lambda a, b: (a + b, (a * 2) @ b), {0: 0}, (normal(5, 5), normal(5, 5, seed=1)), 2, 0),
     "optimizer": (
         lambda p, g, m, n: (p - (m * 0.9 + g) * n, m * 0.9 + g),
         {0: 0, 1: 2},

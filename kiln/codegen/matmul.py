@@ -9,6 +9,7 @@ batching, or the epilogue. On a machine with AMX products of bfloat16 have anoth
 
 One kernel serves every layout: strides are arguments, and what to pack is decided when it runs. Products of
 one row (or one column, which is the row of the transposed product) have a kernel of their own: matmul_row.py.
+Not if their matrix is computed, which that kernel reads where it lies.
 
     kernel(begin .. end):             a unit: one batch index, UNIT_ROWS rows, UNIT_BYTES of columns
         units side by side are runs, each segment of k of a run:
@@ -16,9 +17,15 @@ one row (or one column, which is the row of the transposed product) have a kerne
             tiles:       old sums + this segment's -> scratch memory, or a plain product's output
             finish       (not where whole panels went to the output)
 
+A factor may be computed where it is copied or packed, from operands of its own: nobody writes it out.
+
+    A[b, m, k] = first(operands[b, m, k] ...)     copied: rows of A, for every block of columns
+    B[b, k, n] = second(operands[b, k, n] ...)    packed: panels of B, for every group of rows
+
 Kernel arguments: `ptr` = A, B, the operands, the thread's scratch memory; `arg` = batch, m, n, k; the
-strides, in elements, of A (batch, m, k), of B (batch, k, n), of every operand (batch, m, n); numbers. Any
-stride may be 0 or negative. Outputs must not overlap A or B; an output may be one of the other operands.
+strides, in elements, of A (batch, m, k), of B (batch, k, n), of every operand (batch, m, n), or along its
+factor's dims; numbers. Any stride may be 0 or negative. Outputs must not overlap A or B, or what they are
+computed from; an output may be one of the other operands.
 """
 
 from __future__ import annotations
@@ -30,7 +37,7 @@ from kiln.codegen import matmul_amx as amx
 from kiln.codegen.compile import Library
 from kiln.codegen.matmul_amx_drive import drive_amx
 from kiln.codegen.matmul_drive import SCRATCH_BYTES, drive
-from kiln.codegen.matmul_finish import Arguments, finish
+from kiln.codegen.matmul_finish import Arguments, compute, finish
 from kiln.codegen.matmul_pack import copy, turn
 from kiln.codegen.matmul_row import UNIT_COLUMNS, beside, drive_row, gathered, turned
 from kiln.codegen.matmul_text import module
@@ -41,6 +48,17 @@ from kiln.codegen.nest import TEXTS, Nest, Operand
 from kiln.codegen.target import Target
 from kiln.codegen.verify import refuse, verify_nest
 from kiln.ops.scalar import REDUCE, Scalar, program_text, topological
+
+TILED = ("bfloat16",)  # dtypes of products that run on AMX where there is one; their factors are arrays
+
+
+class Prologue(NamedTuple):
+    """How the elements of a factor are computed: `load k` is operands[k - 1], over (batch, rows, columns)
+    of the factor; `turned`: over (batch, columns, rows), as neighbours lie along the factor's rows.
+    """
+
+    value: Scalar
+    turned: bool
 
 
 class MatmulSpec(NamedTuple):
@@ -56,6 +74,8 @@ class MatmulSpec(NamedTuple):
     stores: tuple[tuple[int, Scalar], ...]
     row: bool = False  # m is 1: one row of A
     window: bool = False  # B's rows and columns are several dims each: matmul_window.py
+    first: Prologue | None = None  # A is computed
+    second: Prologue | None = None  # B is computed
 
     @property
     def form(self) -> str:
@@ -65,6 +85,12 @@ class MatmulSpec(NamedTuple):
     def text(self) -> str:
         """The canonical text: printed form and cache key."""
         return _text(self)
+
+    @property
+    def prologues(self) -> list[tuple[str, Prologue]]:
+        """The factors that are computed, each with the name of its routine."""
+        named = (("first", self.first), ("second", self.second))
+        return [(name, prologue) for name, prologue in named if prologue is not None]
 
     @property
     def scratch(self) -> int:
@@ -85,6 +111,8 @@ def _text(spec: MatmulSpec) -> str:
     lines += [f"operand {k + 1} {o.mode} {o.dtype} {''.join(o.strides)}" for k, o in enumerate(spec.operands)]
     lines.append(program_text([value for _, value in spec.stores]))
     lines.append("stores " + " ".join(str(k) for k, _ in spec.stores))
+    for name, prologue in spec.prologues:
+        lines += [f"{name} turned" if prologue.turned else name, program_text([prologue.value])]
     return "\n".join(lines)
 
 
@@ -97,7 +125,7 @@ def product(dtype: str) -> MatmulSpec:
 
 def tiled(spec: MatmulSpec, target: Target) -> bool:
     """Whether a product runs on AMX: for every product of these factors or for none, as the bits differ."""
-    return target.tiles and spec.dtype == "bfloat16"
+    return target.tiles and spec.dtype in TILED
 
 
 def matmul_ir(spec: MatmulSpec, target: Target) -> str:
@@ -114,9 +142,11 @@ def matmul_ir(spec: MatmulSpec, target: Target) -> str:
     elif spec.row:
         driver = drive_row(target, element)
     else:
-        driver = drive(target, element, arguments, _plain_output(spec), spec.window)
+        turned = {name: prologue.turned for name, prologue in spec.prologues}
+        driver = drive(target, element, arguments, _plain_output(spec), spec.window, turned)
         constants.append(identity(target, element))
     routines = [finish(target, element, arguments, spec.stores), driver]
+    routines += [compute(target, name, element, arguments, x.value) for name, x in spec.prologues]
     return module(target, routines, "\n".join(constants))
 
 
@@ -155,9 +185,15 @@ def _verify(spec: MatmulSpec, target: Target) -> None:
     """Check a pattern as the nest its epilogue is, with the product as operand 0."""
     total = Operand(spec.dtype, "in", ("s", "s", "s"))
     verify_nest(Nest(("p", "p", "p"), (total, *spec.operands), spec.numbers, spec.stores), target)
-    for node in topological([value for _, value in spec.stores]):
+    block = Operand(spec.dtype, "out", ("s", "s", "1"))
+    for _, prologue in spec.prologues:
+        stores = ((0, prologue.value),)
+        verify_nest(Nest(("p", "p", "p"), (block, *spec.operands), spec.numbers, stores), target)
+    if spec.prologues and (spec.row or spec.window or spec.dtype in TILED):
+        raise refuse(f"a factor of {spec.form or spec.dtype} is an array")
+    for node in topological([value for _, value in spec.stores] + [x.value for _, x in spec.prologues]):
         if node.op in REDUCE or node.op == "index" or (node.op == "load" and node.args):
-            raise refuse(f"an epilogue of a matrix product may not hold {node.op}")
+            raise refuse(f"what is fused with a matrix product may not hold {node.op}")
 
 
 def _plain_output(spec: MatmulSpec) -> int | None:

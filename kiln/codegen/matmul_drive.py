@@ -1,9 +1,9 @@
 """The driver of a matmul kernel on vectors: runs to blocks of B, some rows of A, and tiles.
 
     each run:  each segment of k:
-        B: packed as panels of two vectors of columns, or where it lies
+        B: packed as panels of two vectors of columns, or where it lies; or computed into panels
         each ROWS rows:
-            A: where it lies, or copied
+            A: where it lies, or copied, or computed
             each panel:  tiles -> sums        (of a plain product, whole panels: the output is the sums)
             the last segment:  finish
 
@@ -34,6 +34,7 @@ PACK_BYTES = 4096  # ... or if its rows are less than a page apart and its vecto
 ROW_PITCH = SEGMENT + 16  # elements between copied rows of A, so that rows fall into different cache sets
 CROWDED = 4096  # bytes: rows of A a multiple of it apart share few cache sets, k so far apart pages: copied
 SUMS_BYTES = 528 << 10  # of sums that are not finished yet
+NEAR = 32  # k of B that are computed for all panels before the next: their rows are on as many pages
 APART = 128  # bytes between packed panels, which are written side by side
 
 
@@ -44,18 +45,34 @@ TABLES = SUMS + SUMS_BYTES
 SCRATCH_BYTES = TABLES + 8 * (SEGMENT + WIDE_UNITS * UNIT_BYTES // 4)
 
 
-def drive(target: Target, element: Element, arguments: Arguments, plain: int | None, window: bool) -> Routine:
-    """The routine kernel; `plain` is the operand that takes whole panels of sums as they are, if one does."""
-    return _Driver(target, element, arguments, plain, window).write()
+def drive(
+    target: Target,
+    element: Element,
+    arguments: Arguments,
+    plain: int | None,
+    window: bool,
+    turned: dict[str, bool],
+) -> Routine:
+    """The routine kernel; `plain` is the operand that takes whole panels of sums as they are, if one does;
+    `turned` has the factors that are computed, "first" and "second", and whether from columns to rows.
+    """
+    return _Driver(target, element, arguments, plain, window, turned).write()
 
 
 class _Driver(Driver):
     """The driver under construction."""
 
     def __init__(
-        self, target: Target, element: Element, arguments: Arguments, plain: int | None, window: bool
+        self,
+        target: Target,
+        element: Element,
+        arguments: Arguments,
+        plain: int | None,
+        window: bool,
+        turned: dict[str, bool],
     ) -> None:
         super().__init__(target, element, arguments, plain, window)
+        self.turned = turned
         self.panel, self.panel_bytes = VECTORS * element.lanes(target), VECTORS * target.vector_bits // 8
         self.apart = SEGMENT * self.panel_bytes + APART
         direct = plain is not None and not window
@@ -80,7 +97,7 @@ class _Driver(Driver):
             self._table(
                 self.look_n, run.column, run.columns, str(self.wide_units * self.columns), self.n_table
             )
-        if self.window or self.element.widened:
+        if self.window or self.element.widened or self.turned:
             self._blocks(run)
             return
         with code.either(self._few_rows(run)) as many:
@@ -92,7 +109,7 @@ class _Driver(Driver):
         """Panels of B, and some rows of A at a time."""
         code = self.code
         with self._segments() as (from_k, depth):
-            lies = self._pack_window(run, from_k, depth) if self.window else self._pack_b(run, from_k, depth)
+            lies = self._factor_b(run, from_k, depth)
             with code.times(run.rows, ROWS) as row:
                 rows = code.minimum(code.sub(run.rows, row), str(ROWS))
                 part = Run(run.batch, code.add(run.row, row), rows, run.column, run.columns)
@@ -117,8 +134,55 @@ class _Driver(Driver):
         code = self.code
         return code.at(self.packed, code.mul(code.op(f"sdiv i64 {left}, {self.panel}"), str(self.apart)))
 
+    def _factor_b(self, run: Run, from_k: str, depth: str) -> str:
+        """Leaves the block's panels, of this segment, packed; whether whole ones are read where they lie."""
+        if "second" in self.turned:
+            return self._compute_b(run, from_k, depth)
+        return (self._pack_window if self.window else self._pack_b)(run, from_k, depth)
+
+    def _compute_b(self, run: Run, from_k: str, depth: str) -> str:
+        """Computes the panels; columns past the last are zero (or repeat it), and all without k."""
+        code, pitch = self.code, str(self.panel_bytes)
+        code.line(f"store ptr {self.b}, ptr {self.b_lies}")
+        code.set(self.b_step, pitch)
+        filled = code.op(f"xor i1 {self.empty}, true")
+        with self._each_panel(run) as (at, columns, into):
+            ragged = code.compare("slt", columns, str(self.panel))
+            with code.when(code.op(f"or i1 {ragged}, {self.empty}")):
+                clear(code, self.element, into, code.mul(depth, pitch))
+            if self.turned["second"]:
+                with code.when(filled):
+                    self._turn_b([run.batch, code.add(run.column, at), columns, from_k, depth], into)
+        if not self.turned["second"]:
+            with code.when(filled), code.times(depth, NEAR) as k:
+                place = [run.batch, code.add(from_k, k), code.minimum(code.sub(depth, k), str(NEAR))]
+                with self._each_panel(run) as (at, columns, panel):
+                    part = [*place, code.add(run.column, at), columns]
+                    self._compute("second", part, code.at(panel, code.mul(k, pitch)), pitch)
+        return "false"
+
+    @contextmanager
+    def _each_panel(self, run: Run) -> Iterator[tuple[str, str, str]]:
+        """The panels of a run: first column, columns, where it is packed."""
+        code = self.code
+        with code.times(run.columns, self.panel) as at:
+            yield at, code.minimum(code.sub(run.columns, at), str(self.panel)), self._packed_panel(at)
+
+    def _turn_b(self, rectangle: list[str], into: str) -> None:
+        """A panel whose neighbours lie along k: columns where A's rows will be, then turned."""
+        code, size = self.code, self.element.bytes
+        columns, depth, least = rectangle[2], rectangle[4], str(16 // size)
+        pitch = str(ROW_PITCH * size)
+        self._compute("second", rectangle, self.copied, pitch)
+        deep = code.choose(code.compare("slt", depth, least), least, depth)
+        code.run("turn", f"ptr {self.copied}", pitch, f"ptr {into}", str(self.panel_bytes), deep, columns)
+
+    def _compute(self, name: str, rectangle: list[str], into: str, pitch: str) -> None:
+        """Computes a block of a factor: of a batch index, some rows from one on, some columns from one on."""
+        self.code.run(name, "ptr %ptr", "ptr %arg", *rectangle, f"ptr {into}", pitch)
+
     def _pack_b(self, run: Run, from_k: str, depth: str) -> str:
-        """Leaves the block's panels, of this segment, packed; whether whole ones are read where they lie.
+        """Packs panels by how B lies.
 
         as it lies:  unit-stride columns, and not enough rows to pay for packing
         turned:      unit stride along k
@@ -248,13 +312,17 @@ class _Driver(Driver):
     # -- A ------------------------------------------------------------------------------------------
 
     def _factor_a(self, run: Run, from_k: str, depth: str) -> None:
-        """A as it lies, or its rows in the summed type one after the other."""
+        """A as it lies, or its rows (or columns) in the summed type one after the other."""
         code, element = self.code, self.element
         src = self.reach(self.a, a_batch=run.batch, a_row=run.row, a_k=from_k)
         row, along = self.stride["a_row"], self.stride["a_k"]
         code.line(f"store ptr {src}, ptr {self.a_place}")
         code.set(self.a_row, row)
         code.set(self.a_k, along)
+        if "first" in self.turned:
+            with code.when(code.op(f"xor i1 {self.empty}, true")):
+                self._compute_a(run, from_k, depth)
+            return
         with code.when("true" if element.widened else self._crowded()):
             turned = code.both(
                 code.compare("eq", row, str(element.stored_bytes)),
@@ -262,9 +330,24 @@ class _Driver(Driver):
             )
             pitch = ROW_PITCH * element.bytes
             self._pack(turned, src, (row, along), self.copied, pitch, run.rows, depth)
-            code.line(f"store ptr {self.copied}, ptr {self.a_place}")
-            code.set(self.a_row, str(pitch))
-            code.set(self.a_k, str(element.bytes))
+            self._copied(pitch, element.bytes)
+
+    def _compute_a(self, run: Run, from_k: str, depth: str) -> None:
+        """A's rows computed; its columns, if neighbours lie along them."""
+        size, rows, depths = self.element.bytes, [run.row, run.rows], [from_k, depth]
+        if self.turned["first"]:
+            self._compute("first", [run.batch, *depths, *rows], self.copied, str(ROWS * size))
+            self._copied(size, ROWS * size)
+        else:
+            self._compute("first", [run.batch, *rows, *depths], self.copied, str(ROW_PITCH * size))
+            self._copied(ROW_PITCH * size, size)
+
+    def _copied(self, row: int, along: int) -> None:
+        """A is the copied block, rows and k so many bytes apart."""
+        code = self.code
+        code.line(f"store ptr {self.copied}, ptr {self.a_place}")
+        code.set(self.a_row, str(row))
+        code.set(self.a_k, str(along))
 
     def _crowded(self) -> str:
         """Whether a tile's rows of A share cache sets, or each k lies on a page of its own."""

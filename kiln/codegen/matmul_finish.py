@@ -1,4 +1,8 @@
-"""The epilogue: from finished sums in a stack buffer to the outputs of a matmul kernel."""
+"""The epilogue and the prologues of a matmul kernel: expressions over blocks of rows and columns.
+
+finish           outputs = expressions(the sums in a block, operands)
+first, second    a block of a factor = expression(operands), which no array holds
+"""
 
 from __future__ import annotations
 
@@ -15,16 +19,21 @@ from kiln.ops.scalar import Scalar, topological
 
 CALL, ROW, LANE = 0, 1, 2  # how often a scalar is computed
 AHEAD = 4  # rows of outputs: a block of them is on as many pages, where the machine does not prefetch
+EARLY = 16  # rows of what a factor is computed from
+IN_BLOCK = {"f32": "float32", "f64": "float64", "i32": "int32", "i64": "int64"}  # summed type: dtype
 
 
 class Arguments(NamedTuple):
-    """Where a kernel's arguments lie: `ptr` holds A, B, operands; `arg` sizes, their strides, numbers."""
+    """Where a kernel's arguments lie: `ptr` holds A, B, operands; `arg` sizes, their strides, numbers.
+
+    Strides of an operand are along the batch, then along the rows and columns of the block it is read for.
+    """
 
     operands: tuple[Operand, ...]
     numbers: tuple[str, ...]
 
     def stride(self, k: int, dim: int) -> int:
-        """The place in `arg` of operand k's stride (k from 1) along dim 0 batch, 1 m, 2 n."""
+        """The place in `arg` of operand k's stride (k from 1) along dim 0 batch, 1 rows, 2 columns."""
         return 4 + 6 + 3 * (k - 1) + dim
 
     def number(self, k: int) -> int:
@@ -37,14 +46,19 @@ class Arguments(NamedTuple):
         return self.number(len(self.numbers))
 
 
-class _Finish:
-    """The routine finish under construction."""
+class _Rectangle:
+    """A routine under construction; operand 0, which it loads or stores, is the block."""
 
     def __init__(
-        self, target: Target, element: Element, arguments: Arguments, stores: tuple[tuple[int, Scalar], ...]
+        self,
+        target: Target,
+        name: str,
+        element: Element,
+        arguments: Arguments,
+        stores: tuple[tuple[int, Scalar], ...],
     ) -> None:
         params = "ptr %ptr, ptr %arg, i64 %batch, i64 %row, i64 %rows, i64 %col, i64 %cols, ptr %src, i64 %ss"
-        self.code = Routine(target, "finish", params)
+        self.code = Routine(target, name, params)
         self.memory = Memory(self.code)
         self.element, self.arguments, self.stores = element, arguments, stores
         self.nodes = topological([value for _, value in stores])
@@ -52,7 +66,8 @@ class _Finish:
         for node in self.nodes:
             self.level[id(node)] = max([self._leaf_level(node), *(self.level[id(a)] for a in node.args)])
         self.code.rare = rare_families(self.nodes, lambda node: self.level[id(node)])
-        self.used = sorted({n.data for n in self.nodes if n.op == "load" and n.data} | {k for k, _ in stores})
+        self.loads = sorted({n.data for n in self.nodes if n.op == "load" and n.data})
+        self.used = sorted({*self.loads, *(k for k, _ in stores if k)})
 
     def _leaf_level(self, node: Scalar) -> int:
         if node.op != "load":
@@ -119,11 +134,11 @@ class _Finish:
         code, memory, element = self.code, self.memory, self.element
         mask = None if count is None else memory.mask(count)
         place = {k: code.at(row[k], code.mul(c, unit[k])) for k in self.used}
+        address = code.at(src, code.mul(c, str(element.bytes)))
 
         def leaf(node: Scalar) -> Value:
             k = node.data
             if k == 0:
-                address = code.at(src, code.mul(c, str(element.bytes)))
                 kind = llvm_type(element.summed, LANES)
                 total = Value(
                     code.op(f"load {kind}, ptr {address}, align {element.bytes}"), element.summed, LANES
@@ -139,6 +154,9 @@ class _Finish:
             scope.value(root) for _, root in self.stores
         ]  # all reads before any write: outputs may be inputs
         for (k, _), value in zip(self.stores, values):
+            if k == 0:
+                self._fill(address, value, place, count, mask)
+                continue
             soon = code.at(place[k], code.mul(self.step[k], str(AHEAD)))
             code.prefetch(soon, write=True)
             operand = self.arguments.operands[k - 1]
@@ -146,6 +164,17 @@ class _Finish:
                 memory.write_lanes(operand.dtype, place[k], value, count, mask)
             else:
                 memory.scatter(operand.dtype, place[k], self._positions(k), value, mask)
+
+    def _fill(
+        self, address: str, value: Value, place: dict[int, str], count: str | None, mask: Value | None
+    ) -> None:
+        """Elements of a factor into the block, in the type they are summed in."""
+        for k in self.loads:
+            if self.arguments.operands[k - 1].strides[1:] == ("s", "1"):
+                self.code.prefetch(self.code.at(place[k], self.code.mul(self.step[k], str(EARLY))))
+        machine = self.memory.machine
+        summed = machine.convert(machine.spread(value, LANES), self.element.summed)
+        self.memory.write_raw(IN_BLOCK[self.element.summed], address, summed, count, mask)
 
     def _positions(self, k: int) -> Value:
         return self.memory.strided(self._argument(self.arguments.stride(k, 2)))
@@ -158,4 +187,12 @@ def finish(
 
     each row:  each 16 columns:  sum = load src;  x_k = load operand k;  store outputs, expression(sum, x)
     """
-    return _Finish(target, element, arguments, stores).write()
+    return _Rectangle(target, "finish", element, arguments, stores).write()
+
+
+def compute(target: Target, name: str, element: Element, arguments: Arguments, value: Scalar) -> Routine:
+    """A routine that computes a block of a factor: rows x cols elements at src, from (batch, row, col) on.
+
+    each row:  each 16 columns:  x_k = load operand k;  store src, expression(x)
+    """
+    return _Rectangle(target, name, element, arguments, ((0, value),)).write()

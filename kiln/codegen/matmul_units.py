@@ -57,7 +57,7 @@ class Driver:
     def _arguments(self) -> None:
         """Sizes and strides; without k, both factors become one zero read everywhere, and k is 1."""
         code, size = self.code, str(self.element.stored_bytes)
-        empty = code.compare("eq", self.argument(3), "0")
+        self.empty = empty = code.compare("eq", self.argument(3), "0")
         zero = code.slot("i64")
         code.set(zero, "0")
         self.size = {"m": self.argument(1), "n": self.argument(2)}

@@ -57,6 +57,12 @@ class Builder:
         self._operands: dict[Use, int] = {}
         self._made: dict[tuple[int, int], Scalar] = {}
 
+    def beside(self, frame: Frame, uses: list[Use]) -> Builder:
+        """Another part of the same kernel, in a frame of its own: operands after `uses`, the same numbers."""
+        other = Builder(self.explorer, frame, self.first + len(uses))
+        other.numbers, other._numbers = self.numbers, self._numbers
+        return other
+
     def operand(self, use: Use) -> int:
         """The number of an operand, new or known."""
         found = self._operands.get(use)

@@ -151,9 +151,12 @@ class Explorer:
         self._looks: dict[Key, Look] = {}
         self._chains: dict[tuple[Shape, Frame], Chain] = {}
         self._users: dict[int, list[Key]] = {}  # by what a look takes for no array, or for an input's memory
+        self._readers: dict[int, int] = {}
         depth: dict[int, int] = {}
         for node in graph.nodes:
             self._note(node, depth)
+        for value in (*(v for node in graph.nodes for v in node.inputs), *graph.outputs):
+            self._readers[id(value)] = self._readers.get(id(value), 0) + 1
 
     def _note(self, node: Node, depth: dict[int, int]) -> None:
         """Row frame and depth of a node's value; opaque and deep values become arrays."""
@@ -174,6 +177,10 @@ class Explorer:
                 if found is not None and id(value) not in self.arrays and squeeze(value.shape) == size:
                     self.rows[id(out)] = found
                     return
+
+    def readers(self, value: Value) -> int:
+        """How many operands of nodes, and outputs, a value is."""
+        return self._readers.get(id(value), 0)
 
     def array(self, value: Value) -> Array:
         """The array of a value, made if there is none."""

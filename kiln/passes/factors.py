@@ -11,13 +11,14 @@ their columns stand side by side, as one product.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Union
 
 from kiln.codegen.matmul_window import DIMS
 from kiln.graph.graph import Node, Shape, Value
 from kiln.graph.size import Dim
 from kiln.ops.kinds import VIEWS
 from kiln.passes.explore import Explorer, Read
+from kiln.passes.inline import Inline, inline_factor
 from kiln.passes.layout import numel, regions
 
 Dims = list[tuple[Dim, Dim]]  # (size, stride) of each
@@ -45,24 +46,26 @@ class Windows(NamedTuple):
         return (*words, self.image)
 
 
-def factors(explorer: Explorer, node: Node, passed: dict[int, Value] | None = None) -> list[Read | Value]:
-    """A product's factors as strided memory, or what must become an array next. `passed` takes the views
-    between.
-    """
+Factor = Union[Read, Inline, Value]  # in memory, computed by the product, or what must become an array next
+
+
+def factors(explorer: Explorer, node: Node, passed: dict[int, Value] | None = None) -> list[Factor]:
+    """A product's factors. `passed` takes the views down to memory."""
     found = matrices_or_windows(explorer, node, passed)
     return [found.a, found.b] if isinstance(found, Windows) else found
 
 
 def matrices_or_windows(
     explorer: Explorer, node: Node, passed: dict[int, Value] | None = None
-) -> Windows | list[Read | Value]:
-    """A product's factors over (batch, rows, columns), or what must become an array next; a window, if the
-    second is one and no matrix.
-    """
+) -> Windows | list[Factor]:
+    """A product's factors over (batch, rows, columns); a window, if the second is one and no matrix."""
     left, right = node.inputs
-    matrices = [_matrix(explorer, value, passed) for value in node.inputs]
-    if all(isinstance(x, Read) for x in matrices) or not _sees_more(right):
+    matrices: list[Factor] = [_matrix(explorer, value, passed) for value in node.inputs]
+    if all(isinstance(x, Read) for x in matrices):
         return matrices
+    if not _sees_more(right):
+        return [x if isinstance(x, Read) else inline_factor(explorer, node, value) or x
+                for x, value in zip(matrices, node.inputs)]  # fmt: skip
     batch, m, k, n = numel(left.shape[:-2]), left.shape[-2], left.shape[-1], right.shape[-1]
     a = matrices[0] if isinstance(matrices[0], Read) else explorer.spread(left, None, passed)
     own = None if a is None else regions(a.layout, (batch, m, k))

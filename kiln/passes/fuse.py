@@ -24,11 +24,9 @@ from itertools import chain
 from typing import Any
 
 from kiln.graph.graph import Graph, Node, Shape, Value
-from kiln.ops.apply import apply_pointwise
-from kiln.ops.kinds import COMPUTE
-from kiln.ops.scalar import arg, topological
 from kiln.passes.explore import ALONE, ALONG, Array, Explorer, Frame, Look, Read, Scan
 from kiln.passes.factors import factors
+from kiln.passes.inline import Inline, scalar_cost
 from kiln.passes.layout import (
     Chain,
     Layout,
@@ -274,6 +272,9 @@ class Fusion:
             if not missing:
                 break
             self._want(missing)
+        for factor in [r for r in reads if isinstance(r, Inline)]:
+            passed.update(factor.scan.inline)
+            reads += factor.reads()
         raw = [id(r.value) for r in reads if isinstance(r, Read) and r.raw]
         self.explorer.depend((id(value), False), [*passed, *raw])
 
@@ -324,9 +325,11 @@ class Fusion:
         """A group of its own; what follows may join."""
         shape = node.out.shape
         group = self._new("matmul", Frame((numel(shape[:-2]), shape[-2], shape[-1]), (), "matmul"), node)
-        for read in factors(self.explorer, node):
-            assert isinstance(read, Read)
-            self._read(group, read)
+        for factor in factors(self.explorer, node):
+            assert not isinstance(factor, Value)
+            for read in [factor] if isinstance(factor, Read) else factor.reads():
+                self._read(group, read)
+            group.inline.update({} if isinstance(factor, Read) else factor.scan.inline)
         group.roots.append(Root(node.out, array))
         group.members.append(node.out)
         array.writers |= group.bit
@@ -582,17 +585,3 @@ def fuse(graph: Graph) -> Fusion:
         fusion.group()
     fusion.drop()
     return fusion
-
-
-_costs: dict[tuple[str, tuple[str, ...]], int] = {}
-
-
-def scalar_cost(node: Node) -> int:
-    """How many scalar operations a pointwise node takes."""
-    key = (node.op.name, tuple(v.dtype for v in node.inputs))
-    if key not in _costs:
-        operands = [arg(k, COMPUTE[v.dtype]) for k, v in enumerate(node.inputs)]
-        _costs[key] = sum(
-            s.op not in ("const", "arg") for s in topological([apply_pointwise(node, operands)])
-        )
-    return _costs[key]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kiln.codegen.compile import object_for
-from kiln.codegen.matmul import MatmulSpec, library, matmul_ir
+from kiln.codegen.matmul import MatmulSpec, Prologue, library, matmul_ir
 from kiln.codegen.nest import Operand
 from kiln.codegen.target import Target, host_target
 from kiln.graph.graph import Shape
@@ -14,8 +14,9 @@ from kiln.ops.kinds import COMPUTE
 from kiln.ops.scalar import Scalar, round_to
 from kiln.passes.build import Builder
 from kiln.passes.explore import Read
-from kiln.passes.factors import Windows, matrices_or_windows
+from kiln.passes.factors import Factor, Windows, matrices_or_windows
 from kiln.passes.fuse import Fusion, Group
+from kiln.passes.inline import Inline
 from kiln.passes.launch import WORTH, Lowered, Memory, array_of, stride_class
 from kiln.passes.layout import Layout
 from kiln.passes.lower import stores_of
@@ -52,35 +53,64 @@ def lower_product(fusion: Fusion, group: Group) -> Lowered:
     batch, m, n = group.frame.dims
     k = node.inputs[0].shape[-1]
     found = matrices_or_windows(fusion.explorer, node)
-    a, b = (found.a, found.b) if isinstance(found, Windows) else found
-    assert isinstance(a, Read) and isinstance(b, Read)
-    uses = [u.layout for u in builder.uses]
-    first: Shape
-    second: Shape
-    look: Shape = ()
     window = isinstance(found, Windows)
+    sides = _Sides(fusion, builder)
+    look: Shape = ()
     if isinstance(found, Windows):
         batch, n, look = found.groups, found.images * n, found.look()
-        first, second = found.a_strides, (found.b_group, 0, 0)
+        sides.take(found.a, found.a_strides)
+        sides.take(found.b, (found.b_group, 0, 0))
     else:
-        layouts = [a.layout, b.layout]
-        if n == 1 and m != 1:  # a column is the row of the transposed product: the same chains
-            m, n, a, b = n, m, b, a
-            uses, layouts = ([_exchanged(x) for x in some] for some in (uses, layouts[::-1]))
-        first, second = map(_whole, layouts)
-    strides = [_whole(x) if u.mode == "out" else x.strides for x, u in zip(uses, builder.uses)]
+        exchanged = n == 1 and m != 1  # a column is the row of the transposed product: the same chains
+        if exchanged:
+            m, n = n, m
+            sides.uses = [u._replace(layout=_exchanged(u.layout)) for u in sides.uses]
+        for factor in reversed(found) if exchanged else found:
+            sides.factor(factor, exchanged)
+    strides = [_whole(u.layout) if u.mode == "out" else u.layout.strides for u in sides.uses]
     operands = tuple(
-        Operand(u.dtype, u.mode, tuple(map(stride_class, s))) for u, s in zip(builder.uses, strides)
+        Operand(u.dtype, u.mode, tuple(map(stride_class, s))) for u, s in zip(sides.uses, strides)
     )
     numbers = tuple(kind for kind, _ in builder.numbers)
-    spec = MatmulSpec(dtype, operands, numbers, tuple(stores), m == 1 and not window, window)
-    pointers = [Memory(r.value, array_of(fusion, r), r.layout.offset) for r in (a, b)]
-    pointers += [Memory(u.value, u.array, u.layout.offset) for u in builder.uses]
-    own = [first, second, *strides]
+    row = m == 1 and not window and sides.prologues == [None, None]
+    spec = MatmulSpec(dtype, operands, numbers, tuple(stores), row, window, *sides.prologues)
+    pointers = sides.pointers + [Memory(u.value, u.array, u.layout.offset) for u in sides.uses]
+    own = [*sides.strides, *strides]
     args = (batch, m, n, k, *(s for dims in own for s in dims), *(v for _, v in builder.numbers), *look)
     deep = WORTH // UNIT_COST  # k that make a thread's work of one unit
     grain = quotient(deep, k) + 1 if not isinstance(k, int) else max(deep // max(k, 1), 1)
     return Lowered(MatmulKernel(spec), tuple(pointers), args, spec.units(batch, m, n), grain, spec.scratch)
+
+
+class _Sides:
+    """A product's factors: pointers and strides, or what computes them from operands, which join `uses`."""
+
+    def __init__(self, fusion: Fusion, builder: Builder) -> None:
+        self.fusion, self.builder = fusion, builder
+        self.uses = list(builder.uses)
+        self.pointers: list[Memory] = []
+        self.strides: list[Shape] = []
+        self.prologues: list[Prologue | None] = []
+
+    def take(self, read: Read, strides: Shape) -> None:
+        """A factor in memory."""
+        self.pointers.append(Memory(read.value, array_of(self.fusion, read), read.layout.offset))
+        self.strides.append(strides)
+        self.prologues.append(None)
+
+    def factor(self, factor: Factor, exchanged: bool) -> None:
+        """A factor that is a matrix."""
+        if isinstance(factor, Read):
+            self.take(factor, _whole(_exchanged(factor.layout) if exchanged else factor.layout))
+            return
+        assert isinstance(factor, Inline)
+        part = self.builder.beside(factor.frame, self.uses)
+        value = part.scalar(factor.value, self.fusion.explorer.chain_to(factor.value.shape, factor.frame))
+        uses = [u._replace(layout=_exchanged(u.layout)) if factor.turned else u for u in part.uses]
+        self.pointers.append(Memory(uses[0].value, uses[0].array, uses[0].layout.offset))
+        self.strides.append((0, 0, 0))
+        self.prologues.append(Prologue(value, factor.turned != exchanged))
+        self.uses += uses
 
 
 def _whole(layout: Layout) -> Shape:

@@ -1,0 +1,100 @@
+"""Factors of products that no array holds: the kernel computes them where it copies or packs them.
+
+    relu(x) @ w    (q * scale) @ k    codes.to(float32) @ v    g * (y > 0) @ w
+
+The first factor is computed again for every 1024 columns of the result (256, if an epilogue follows), the
+second for every 4224 rows (528). So it is done for pointwise values of at most CHEAP operations, of which all
+matrices that are read
+
+    are there anyway     inputs, or read by others too: else the kernel that makes one can make the factor
+    are few              one, or two if nothing but this product reads the factor
+    lie alike            neighbours along the same dim
+
+and neither where a product may run on AMX nor over windows; of one row or column, the matrix only.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kiln.codegen.matmul import TILED
+from kiln.codegen.matmul_tile import element_of
+from kiln.graph.graph import Node, Value
+from kiln.ops.apply import apply_pointwise
+from kiln.ops.kinds import COMPUTE
+from kiln.ops.scalar import arg, topological
+from kiln.passes.explore import Explorer, Frame, Read, Scan
+from kiln.passes.layout import numel
+
+CHEAP = 8  # scalar operations
+MOST_READS = 2  # matrices
+
+_costs: dict[tuple[str, tuple[str, ...]], int] = {}
+
+
+class Inline(NamedTuple):
+    """A factor that is computed from what `scan` reads, over (batch, rows, columns) of it.
+
+    `turned`: neighbours lie along its rows.
+    """
+
+    value: Value
+    frame: Frame
+    scan: Scan
+    turned: bool
+
+    def reads(self) -> list[Read]:
+        """What is read, at other points than the product is stored at."""
+        return [read._replace(elsewhere=True) for read in self.scan.reads]
+
+
+def inline_factor(explorer: Explorer, node: Node, value: Value) -> Inline | None:
+    """A factor of a product as what its kernel computes, or None if it is to be an array."""
+    second = value is node.inputs[1]
+    m, n = node.out.shape[-2:]
+    column = n == 1  # then the first factor is the second one of the transposed product
+    if value.dtype in TILED or (column and second) or (m == 1 and not second):
+        return None
+    passed: dict[int, Value] = {}
+    below, _ = explorer.base(value, None, passed)
+    if below.node is None or below.node.op.kind != "pointwise" or id(below) in explorer.arrays:
+        return None
+    if numel(below.shape) != numel(value.shape):  # repeated
+        return None
+    frame = Frame((numel(value.shape[:-2]), *value.shape[-2:]), (), "matmul")
+    scan = explorer.scan(value, frame)
+    if scan.demands or scan.indexed or not scan.reads:
+        return None
+    whole = {id(r.value): r.value for r in scan.reads if 0 not in r.layout.strides[1:]}
+    shared = any(explorer.readers(v) > 1 for v in (below, *passed.values()))
+    nodes = [v.node for v in scan.inline.values() if v.node is not None and v.node.op.kind == "pointwise"]
+    if len(whole) > (1 if shared else MOST_READS) or sum(map(scalar_cost, nodes)) > CHEAP:
+        return None
+    if not all(_there_anyway(explorer, v, scan) for v in whole.values()):
+        return None
+    steps = [read.layout.strides for read in scan.reads]
+    for turned in (False, True):
+        if all(strides[1 if turned else 2] in (0, 1) for strides in steps):
+            break
+    else:
+        return None
+    if element_of(value.dtype).widened and (turned if second else column and not turned):
+        return None  # panels that are turned when they are in the summed type
+    return Inline(value, frame, scan, turned)
+
+
+def _there_anyway(explorer: Explorer, value: Value, scan: Scan) -> bool:
+    """Whether an array is read by more than the computation of a factor."""
+    inside = sum(v is value for x in scan.inline.values() if x.node is not None for v in x.node.inputs)
+    return value.node is None or explorer.readers(value) > inside
+
+
+def scalar_cost(node: Node) -> int:
+    """How many scalar operations a pointwise node takes."""
+    key = (node.op.name, tuple(v.dtype for v in node.inputs))
+    if key not in _costs:
+        operands = [arg(k, COMPUTE[v.dtype]) for k, v in enumerate(node.inputs)]
+        _costs[key] = sum(
+            s.op not in ("const", "arg") for s in topological([apply_pointwise(node, operands)])
+        )
+    return _costs[key]
