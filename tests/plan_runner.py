@@ -14,6 +14,7 @@ import numpy as np
 from codegen_peer import load_object
 
 from kiln.codegen.along import AlongSpec
+from kiln.codegen.matmul_tile import element_of
 from kiln.codegen.nest import Nest
 from kiln.graph.graph import Graph, building
 from kiln.graph.interpret import _greater, _inside, _less, memory_dtype, reduce_last, scalar_on
@@ -129,7 +130,8 @@ class Runner:
             buffer = self.plan.buffers[number]
             base = self.inputs[buffer.index] if buffer.kind == "input" else self.memory[number]
             places.append(base.ctypes.data + self.size(offset) * itemsize)
-        own = np.full(scratch, 0x5A5A5A5A)
+        own = np.full(scratch + 8, 0x5A5A5A5A)
+        own = own[-own.ctypes.data % 64 // 8 :]  # as aligned as the core's
         places.append(own.ctypes.data)
         table = (ctypes.c_void_p * len(places))(*places)
         numbers = (ctypes.c_int64 * max(len(args), 1))(*args)
@@ -215,7 +217,9 @@ class Runner:
         a = self._operand(pointers[0], spec.dtype, [batch, m, k], rest[:3])
         b = self._operand(pointers[1], spec.dtype, [batch, k, n], rest[3:6])
         rest = rest[6:]
-        total = product(_inside(spec.dtype, a), _inside(spec.dtype, b), COMPUTE[spec.dtype])
+        element = element_of(spec.dtype)
+        a, b = (_inside(spec.dtype, x).astype(element.total) for x in (a, b))
+        total = product(a, b, element.summed)
         arrays = {}
         for j, operand in enumerate(spec.operands, 1):
             strides, rest = rest[:3], rest[3:]
