@@ -14,6 +14,7 @@ import numpy as np
 from codegen_peer import load_object
 
 from kiln.codegen.along import AlongSpec
+from kiln.codegen.matmul_tile import element_of
 from kiln.codegen.nest import Nest
 from kiln.graph.graph import Graph, building
 from kiln.graph.interpret import _greater, _inside, _less, memory_dtype, reduce_last, scalar_on
@@ -237,7 +238,9 @@ class Runner:
             x = np.broadcast_to(x, (batch, *own))
             return x.swapaxes(1, 2) if prologue.turned else x
 
-        total = product(factor(0, spec.first, m, k), factor(1, spec.second, k, n), COMPUTE[spec.dtype])
+        element = element_of(spec.dtype)
+        a, b = (x.astype(element.total) for x in (factor(0, spec.first, m, k), factor(1, spec.second, k, n)))
+        total = product(a, b, element.summed)
         values = evaluate_scalars(
             [x for _, x in spec.stores],
             lambda node: total if (node.op, node.data) == ("load", 0) else leaf(node, (m, n)),

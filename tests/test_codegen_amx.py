@@ -1,4 +1,6 @@
-"""Products of bfloat16 on AMX: the promised order, all shapes and layouts, nothing read past the end."""
+"""Products of bfloat16 and of 8-bit integers on AMX: the promised order, or what NumPy has of integers; all
+shapes and layouts, nothing read past the end.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,17 @@ from test_codegen_matmul import LAYOUTS, bias_relu, widened
 
 import kiln
 from kiln.codegen import target as levels
-from kiln.codegen.matmul import matmul_ir, product, tiled
+from kiln.codegen.matmul import MatmulSpec, matmul_ir, product, tiled
+from kiln.codegen.nest import Operand
 from kiln.codegen.target import LEVELS, host_target, intrinsic_allowed
+from kiln.ops.scalar import Scalar
 
 Array = np.ndarray[Any, Any]
 AMX = LEVELS["x86-64-v4-amx"]
 needs_amx = pytest.mark.skipif(
     not host_target().includes(AMX), reason="this machine has no AMX, or may not use it"
 )
+DTYPES = ["bfloat16", "int8", "uint8"]
 SHAPES = [
     (1, 1, 1), (1, 64, 33), (16, 16, 32), (17, 15, 31), (32, 32, 64), (33, 31, 65), (47, 96, 255),
     (48, 33, 256), (64, 128, 257), (65, 130, 600), (100, 1, 40), (2, 200, 1030),
@@ -67,6 +72,19 @@ def ordered(a: Array, b: Array) -> Array:
     return total
 
 
+def expected_of(a: Array, b: Array, dtype: str) -> Array:
+    """The promised product of stacked matrices."""
+    if dtype == "bfloat16":
+        return np.stack([rounded(ordered(x, y)) for x, y in zip(a, b)])
+    return (a.astype(np.int64) @ b.astype(np.int64)).astype(np.int32).astype(a.dtype)
+
+
+def sums_of(dtype: str) -> MatmulSpec:
+    """A product of integers that stores its sums."""
+    out = Operand("int32", "out", ("s", "s", "1"))
+    return MatmulSpec(dtype, (out,), (), ((1, Scalar("load", (), "i32", 0)),))
+
+
 def rounded(x: Array) -> Array:
     """float32 as the bits of bfloat16, to nearest even."""
     bits = x.view(np.uint32)
@@ -81,69 +99,91 @@ def test_the_order(k: int, rng: np.random.Generator) -> None:
 
 
 @needs_amx
-def test_layouts_rows_and_cuts(rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_sums_of_integers(dtype: str, rng: np.random.Generator) -> None:
+    """Every sum has 32 bits; k that end in any part of a word, a step or a panel; extreme values."""
+    for m, n, k in [(17, 33, 1), (35, 50, 63), (20, 40, 64), (33, 31, 67), (9, 70, 2050), (40, 33, 5000)]:
+        a, b = draw(rng, dtype, 1, m, k), draw(rng, dtype, 1, k, n)
+        a[:, 3], b[:, :, 5] = np.iinfo(dtype).min, np.iinfo(dtype).min
+        a[:, 4], b[:, :, 6] = np.iinfo(dtype).max, np.iinfo(dtype).max
+        for x, y in itertools.product((a, LAYOUTS["col"](a)), (b, LAYOUTS["col"](b))):
+            out = np.empty((1, m, n), np.int32)
+            run(sums_of(dtype), x, y, [out], target=AMX)
+            assert np.array_equal(out, a.astype(np.int64) @ b.astype(np.int64)), (m, n, k)
+
+
+@needs_amx
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_layouts_rows_and_cuts(dtype: str, rng: np.random.Generator) -> None:
     """One product's bits, whatever lies how, whoever computes what, and whatever else is computed."""
     for m, n, k in SHAPES:
-        a, b = draw(rng, "bfloat16", 2, m, k), draw(rng, "bfloat16", 2, k, n)
-        expected = np.stack([rounded(ordered(x, y)) for x, y in zip(a, b)])
+        a, b = draw(rng, dtype, 2, m, k), draw(rng, dtype, 2, k, n)
+        expected = expected_of(a, b, dtype)
         for la, lb in itertools.product(LAYOUTS.values(), LAYOUTS.values()):
-            assert np.array_equal(multiply(la(a), lb(b), "bfloat16", AMX), expected), (m, n, k)
-        units = product("bfloat16").units(2, m, n)
+            assert np.array_equal(multiply(la(a), lb(b), dtype, AMX), expected), (m, n, k)
+        units = product(dtype).units(2, m, n)
         for cuts in (range(1, units), [units // 2] if units > 1 else []):
-            assert np.array_equal(multiply(a, b, "bfloat16", AMX, cuts), expected)
-        row = product("bfloat16")._replace(row=True)
-        out = np.empty((2, 1, n), np.uint16)
+            assert np.array_equal(multiply(a, b, dtype, AMX, cuts), expected)
+        row = product(dtype)._replace(row=True)
+        out = np.empty((2, 1, n), expected.dtype)
         run(row, a[:, -1:], b, [out], target=AMX)
         assert np.array_equal(out, expected[:, -1:])
 
 
 @needs_amx
-def test_rows_far_apart_and_in_several_groups(rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_far_apart_and_in_several_groups(dtype: str, rng: np.random.Generator) -> None:
     """Rows of A in few cache sets are copied; a deep product has groups of fewer rows."""
-    wide = np.zeros((1, 70, 4096), np.uint16)
-    wide[:, :, :300] = draw(rng, "bfloat16", 1, 70, 300)
-    b = draw(rng, "bfloat16", 1, 300, 40)
-    expected = rounded(ordered(wide[0, :, :300], b[0]))
-    assert np.array_equal(multiply(wide[:, :, :300], b, "bfloat16", AMX)[0], expected)
+    wide = np.zeros((1, 70, 32768), draw(rng, dtype, 1).dtype)
+    wide[:, :, :300] = draw(rng, dtype, 1, 70, 300)
+    b = draw(rng, dtype, 1, 300, 40)
+    got = multiply(wide[:, :, :300], b, dtype, AMX)
+    assert np.array_equal(got, expected_of(wide[:, :, :300], b, dtype))
     for m, n, k in [(410, 20, 40), (230, 10, 6000)]:
-        a, b = draw(rng, "bfloat16", 1, m, k), draw(rng, "bfloat16", 1, k, n)
-        whole = multiply(a, b, "bfloat16", AMX)
-        assert np.array_equal(whole[0, ::37], rounded(ordered(a[0, ::37], b[0])))
-        assert np.array_equal(multiply(a[:, 5:60], b, "bfloat16", AMX), whole[:, 5:60])
+        a, b = draw(rng, dtype, 1, m, k), draw(rng, dtype, 1, k, n)
+        whole = multiply(a, b, dtype, AMX)
+        assert np.array_equal(whole[:, ::37], expected_of(a[:, ::37], b, dtype))
+        assert np.array_equal(multiply(a[:, 5:60], b, dtype, AMX), whole[:, 5:60])
 
 
 @needs_amx
-def test_nothing_outside_the_arrays(rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nothing_outside_the_arrays(dtype: str, rng: np.random.Generator) -> None:
     guarded = Guarded()
     for m, n, k in SHAPES:
-        a, b = draw(rng, "bfloat16", 1, m, k), draw(rng, "bfloat16", 1, k, n)
-        expected = multiply(a, b, "bfloat16", AMX)
+        a, b = draw(rng, dtype, 1, m, k), draw(rng, dtype, 1, k, n)
+        expected = multiply(a, b, dtype, AMX)
         for at_end, turn_a, turn_b in itertools.product((True, False), (True, False), (True, False)):
             x = guarded.place(a.swapaxes(1, 2) if turn_a else a, at_end)
             y = guarded.place(b.swapaxes(1, 2) if turn_b else b, at_end)
             out = guarded.place(np.zeros_like(expected), at_end)
             x, y = x.swapaxes(1, 2) if turn_a else x, y.swapaxes(1, 2) if turn_b else y
-            run(product("bfloat16"), x, y, [out], target=AMX)
+            run(product(dtype), x, y, [out], target=AMX)
             assert np.array_equal(out, expected), (m, n, k)
 
 
 @needs_amx
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("channels", "taps", "step"), [(20, 5, 1), (30, 3, 2), (3, 90, 1), (100, 3, 1)])
-def test_windows(channels: int, taps: int, step: int, rng: np.random.Generator) -> None:
-    """The product over a window has the bits of the product with the matrix it stands for."""
+def test_windows(channels: int, taps: int, step: int, dtype: str, rng: np.random.Generator) -> None:
+    """The product over a window has the bits of the product with the matrix it stands for; nothing but the
+    source is read.
+    """
     m, n = 35, 77
     size = (n - 1) * step + taps
-    a, src = draw(rng, "bfloat16", 1, m, channels * taps), draw(rng, "bfloat16", channels, size)
+    a, src = draw(rng, dtype, 1, m, channels * taps), draw(rng, dtype, channels, size)
     columns = np.arange(n) * step
     b = np.stack([src[c, columns + t] for c in range(channels) for t in range(taps)])
-    out = np.empty((1, m, n), np.uint16)
-    spec = product("bfloat16")._replace(window=True)
+    out = np.empty((1, m, n), src.dtype)
+    spec = product(dtype)._replace(window=True)
     look = [1, channels, taps, 0, 0, size, 1, 1, 1, n, 0, 0, 0, step, n]
     arg = np.array([1, m, n, channels * taps, 0, a.shape[2], 1, 0, 0, 0, 0, n, 1, *look], np.int64)
-    scratch = scratch_of(spec)
-    pointers = (ctypes.c_void_p * 4)(*(x.ctypes.data for x in (a, src, out, scratch)))
-    kernel(spec, AMX)(pointers, arg.ctypes.data, 0, spec.units(1, m, n))
-    assert np.array_equal(out, multiply(a, b[None], "bfloat16", AMX))
+    scratch, guarded = scratch_of(spec), Guarded()
+    for at_end in (True, False):
+        held = guarded.place(src, at_end)
+        pointers = (ctypes.c_void_p * 4)(*(x.ctypes.data for x in (a, held, out, scratch)))
+        kernel(spec, AMX)(pointers, arg.ctypes.data, 0, spec.units(1, m, n))
+        assert np.array_equal(out, multiply(a, b[None], dtype, AMX))
 
 
 @needs_amx
@@ -208,6 +248,34 @@ def test_threads_and_recording(rng: np.random.Generator) -> None:
     )
 
 
+@pytest.mark.parametrize("dtype", [kiln.int8, kiln.uint8])
+def test_a_quantised_layer(dtype: Any, rng: np.random.Generator) -> None:
+    """Sums of 8-bit factors, scaled and biased: the same numbers however it is said, by one thread or two,
+    op by op or recorded.
+    """
+    x, w = (rng.integers(-128, 128, s).astype(np.int8) for s in ((130, 300), (200, 300)))
+    scale, bias = (kiln.tensor(rng.normal(size=200).astype(np.float32)) for _ in range(2))
+    first, w = kiln.tensor(x).to(dtype), kiln.tensor(w)
+
+    def direct(x: Any) -> Any:
+        return kiln._int_mm(x, w.t()).float() * scale + bias
+
+    def converted(x: Any) -> Any:
+        return (x.int() @ w.t().int()).float() * scale + bias
+
+    sums = first.numpy().astype(np.int64) @ w.numpy().astype(np.int64).T
+    expected = sums.astype(np.float32) * scale.numpy() + bias.numpy()
+    before = kiln.get_num_threads()
+    try:
+        for threads, layer in itertools.product((1, 2), (direct, converted)):
+            kiln.set_num_threads(threads)
+            recorded = kiln.compile(layer)
+            for call in (layer, recorded, recorded, recorded.wait() or recorded):
+                assert np.array_equal(call(first).numpy(), expected)
+    finally:
+        kiln.set_num_threads(before)
+
+
 @needs_amx
 def test_gradients(rng: np.random.Generator) -> None:
     """Both gradients are products of bfloat16 as well; recorded or not, the same."""
@@ -228,9 +296,12 @@ def test_gradients(rng: np.random.Generator) -> None:
 
 
 def test_who_gets_tiles() -> None:
-    """Products of bfloat16 at one level; no other kernel, and no other level may name the instructions."""
+    """Products of three dtypes at one level; no other kernel or level may name the instructions."""
     for level in LEVELS.values():
-        assert tiled(product("bfloat16"), level) == (level is AMX)
+        for dtype in DTYPES:
+            assert tiled(product(dtype), level) == (level is AMX)
+            row = product(dtype)._replace(row=True)
+            assert tiled(row, level) == (level is AMX and dtype == "bfloat16")
         assert not tiled(product("float16"), level)
         assert intrinsic_allowed("llvm.x86.tdpbf16ps", level) == (level is AMX)
         assert ("tdpbf16ps" in matmul_ir(product("float32"), level)) is False
@@ -246,7 +317,7 @@ def test_a_refusal_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCa
         assert levels._x86_level(have, "").name == "x86-64-v4"
     assert "AMX" in caplog.text and "float32" in caplog.text
     caplog.clear()
-    for taken in ("-amx-bf16", "-amx-tile", "-amx*"):
+    for taken in ("-amx-bf16", "-amx-int8", "-amx-tile", "-amx*"):
         assert levels._x86_level(have, taken).name == "x86-64-v4"
     assert not caplog.records
     monkeypatch.setattr(levels._core, "ask_for_tiles", lambda: True)

@@ -371,6 +371,9 @@ def test_interpreter(name: str, dtype: str) -> None:
     entry = SAMPLED[name]
     if entry.reads:
         pytest.skip("looks at values, so it has no graph")
+    tiles = importlib.import_module("kiln.codegen.target").host_target().tiles
+    if (name, dtype) == ("product_wide", "bfloat16") and tiles:
+        pytest.skip("AMX has an order of its own, and nothing rounds here: tests/test_codegen_amx.py")
     graphs = importlib.import_module("kiln.graph.graph")
     interpret = importlib.import_module("kiln.graph.interpret").interpret
     rounded_once = importlib.import_module("kiln.capture.function").rounded_once

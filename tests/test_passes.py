@@ -233,6 +233,24 @@ def test_integers(dtype: Any) -> None:
         check(lambda x, y: x @ y.t(), a, b)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16"])
+def test_products_of_narrow_integers(dtype: str) -> None:
+    """Converted to int32, multiplied, scaled, biased: one kernel that reads the factors as they are."""
+    info = np.iinfo(dtype)
+    draw = np.random.default_rng(3).integers
+    x, w = (draw(info.min, info.max, s, dtype=dtype, endpoint=True) for s in ((2, 9, 70), (40, 70)))
+    convert = find("convert")
+
+    def layer(x: Any, w: Any, scale: Any, bias: Any) -> Any:
+        return convert(convert(x, "int32") @ convert(w, "int32").t(), "float32") * scale + bias
+
+    plan = check(layer, x, w, normal(40), normal(40, seed=1))
+    assert (launches(plan), temporaries(plan)) == (1, 0)
+    assert f"matmul {dtype}" in plan.text()
+    other = check(lambda x, w: convert(x, "int64") @ convert(w, "int64").t(), x, w)
+    assert "matmul int64" in other.text(), "int64 sums do not wrap"
+
+
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0), (1, 5), (5, 1), (1, 1), (17, 129)])
 @pytest.mark.parametrize(
     "name", ["pointwise", "softmax", "log_softmax", "sum", "mse", "concat", "transpose", "columns"]
@@ -524,7 +542,11 @@ def simplified(function: Any, *specs: Any) -> list[str]:
     return [n.op.name for n in verify(simplify(verify(trace(function, *specs)))).nodes]
 
 
-F, I2 = ("float32", (False, False)), ("int64", (False, False))
+F, I2, I1, U1, B2 = ((dtype, (False, False)) for dtype in "float32 int64 int8 uint8 bfloat16".split())
+
+
+def _int32(x: Any) -> Any:
+    return find("convert")(x, "int32")
 
 
 @pytest.mark.parametrize(
@@ -551,6 +573,13 @@ F, I2 = ("float32", (False, False)), ("int64", (False, False))
         (lambda a: (a.exp(), a)[1] + 1, (F,), ["constant", "add"]),
         (lambda a, b: (a @ b).t(), (F, F), ["permute", "permute", "product"]),
         (lambda a: a.sum(1), (("float32", (False, True)),), ["reshape"]),
+        (lambda a, b: _int32(a) @ _int32(b).t(), (I1, I1), ["permute", "product_wide"]),
+        (lambda a, b: _int32(a) @ _int32(b), (I1, U1), ["convert", "convert", "product"]),
+        (
+            lambda a, b: ops.matmul(*(find("convert")(x, "float32") for x in (a, b))),
+            (B2, B2),
+            ["convert", "convert", "product"],
+        ),
     ],
 )
 def test_simplify(function: Any, specs: tuple[Any, ...], expected: list[str]) -> None:

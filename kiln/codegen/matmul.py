@@ -2,10 +2,13 @@
 
     out[b, m, n] = epilogue(sum over k of A[b, m, k] * B[b, k, n], operands[b, m, n] ...)
 
+Elements of 8 and 16 bits have sums of 32, which is what an epilogue reads.
+
 The order of arithmetic is fixed: each sum is one ascending chain of fused multiply-adds over k from zero,
 restarted every 512 k; the segments' sums are added in ascending order; then the epilogue. Integers wrap.
 k = 0 gives zeros. So bits depend on the factors' dtype and on k alone: not on m, n, tiles, layouts, threads,
-batching, or the epilogue. On a machine with AMX products of bfloat16 have another order: matmul_amx.py.
+batching, or the epilogue. On a machine with AMX products of bfloat16 have another order, and 8-bit
+integers run there too: matmul_amx.py.
 
 One kernel serves every layout: strides are arguments, and what to pack is decided when it runs. Products of
 one row (or one column, which is the row of the transposed product) have a kernel of their own: matmul_row.py.
@@ -47,9 +50,9 @@ from kiln.codegen.matmul_window import nowhere, places, window
 from kiln.codegen.nest import TEXTS, Nest, Operand
 from kiln.codegen.target import Target
 from kiln.codegen.verify import refuse, verify_nest
-from kiln.ops.scalar import REDUCE, Scalar, program_text, topological
+from kiln.ops.scalar import REDUCE, Scalar, convert, program_text, topological
 
-TILED = ("bfloat16",)  # dtypes of products that run on AMX where there is one; their factors are arrays
+TILED = tuple(amx.FACTORS)  # dtypes of products that run on AMX where there is one; their factors are arrays
 
 
 class Prologue(NamedTuple):
@@ -120,12 +123,15 @@ def product(dtype: str) -> MatmulSpec:
     """The pattern of a plain product with a contiguous output."""
     element = element_of(dtype)
     out = Operand(dtype, "out", ("s", "s", "1"))
-    return MatmulSpec(dtype, (out,), (), ((1, Scalar("load", (), element.compute, 0)),))
+    total = Scalar("load", (), element.summed, 0)
+    return MatmulSpec(dtype, (out,), (), ((1, convert(total, element.compute)),))
 
 
 def tiled(spec: MatmulSpec, target: Target) -> bool:
-    """Whether a product runs on AMX: for every product of these factors or for none, as the bits differ."""
-    return target.tiles and spec.dtype in TILED
+    """Whether a product runs on AMX: every product of bfloat16 or none, as the bits differ. Those of integers
+    do not, and a row alone has its own kernel: reading its matrix takes all the time.
+    """
+    return target.tiles and spec.dtype in TILED and not (spec.row and spec.dtype != "bfloat16")
 
 
 def matmul_ir(spec: MatmulSpec, target: Target) -> str:
@@ -138,7 +144,7 @@ def matmul_ir(spec: MatmulSpec, target: Target) -> str:
     arguments = Arguments(spec.operands, spec.numbers)
     constants = [nowhere()] if spec.window else []
     if tiled(spec, target):
-        driver = drive_amx(target, arguments, spec.window)
+        driver = drive_amx(target, spec.dtype, arguments, spec.window)
     elif spec.row:
         driver = drive_row(target, element)
     else:
@@ -152,7 +158,7 @@ def matmul_ir(spec: MatmulSpec, target: Target) -> str:
 
 def library(spec: MatmulSpec, target: Target) -> Library:
     """What all kernels of these factors share: everything but the driver and the epilogue."""
-    return _amx_library(spec.window) if tiled(spec, target) else chains(spec)
+    return _amx_library(spec.dtype, spec.window) if tiled(spec, target) else chains(spec)
 
 
 def chains(spec: MatmulSpec) -> Library:
@@ -168,22 +174,23 @@ def chains(spec: MatmulSpec) -> Library:
     )
 
 
-def _amx_library(look: bool) -> Library:
+def _amx_library(dtype: str, look: bool) -> Library:
     """The library of products on AMX, of one row or many."""
-    functions = ("tile", "pairs", "lines", "turn", *(("places", "window") if look else ()))
+    functions = ("tile", "words", "lines", "turn", *(("places", "window") if look else ()))
+    factor = amx.FACTORS[dtype]
 
     def text(target: Target) -> str:
-        routines = [make(target) for make in (amx.tile, amx.pairs, amx.lines)]
-        routines += [turn(target, amx.PAIRS)]
-        routines += [places(target, amx.RAW), window(target, amx.RAW)] if look else []
+        routines = [amx.tile(target, factor), amx.words(target, factor), amx.lines(target)]
+        routines += [turn(target, amx.WORDS)]
+        routines += [places(target, factor.raw), window(target, factor.raw)] if look else []
         return module(target, routines, amx.config())
 
-    return Library(f"{'window ' if look else ''}matmul library amx bfloat16", functions, text)
+    return Library(f"{'window ' if look else ''}matmul library amx {dtype}", functions, text)
 
 
 def _verify(spec: MatmulSpec, target: Target) -> None:
     """Check a pattern as the nest its epilogue is, with the product as operand 0."""
-    total = Operand(spec.dtype, "in", ("s", "s", "s"))
+    total = Operand(element_of(spec.dtype).total, "in", ("s", "s", "s"))
     verify_nest(Nest(("p", "p", "p"), (total, *spec.operands), spec.numbers, spec.stores), target)
     block = Operand(spec.dtype, "out", ("s", "s", "1"))
     for _, prologue in spec.prologues:

@@ -1,40 +1,79 @@
-"""Products of bfloat16 on AMX: what tiles compute, and the packing they want.
+"""Products of bfloat16, int8 and uint8 on AMX: what tiles compute, and the packing they want.
 
-A tile register is 16 rows of 64 bytes. One instruction multiplies 16 rows of A, 32 k each, by 32 k of 16
-columns of B, whose k lie in pairs:
+A tile register is 16 rows of 64 bytes. One instruction multiplies 16 rows of A, a line of k each, by these
+k of 16 columns of B, which lie in *words* of 32 bits, of two k or four:
 
-    C[16 x f32][16] += A[16][32 x bf16] * B[16 pairs][16 columns][2 x bf16]
+    C[16 x f32][16] += A[16][32 x bf16] * B[16 words][16 columns][2 x bf16]
+    C[16 x i32][16] += A[16][64 x i8]   * B[16 words][16 columns][4 x i8]
 
-Per 32 k (a *step*) it makes two chains of fused multiply-adds from zero, one over the even k and one over the
-odd, adds the second to the first, and that to C. Denormals count as zero, in and out. That, ascending over
-the steps of all k, is the order of arithmetic here; a step's missing k are zeros, which change nothing.
+Per line of k (a *step*) of bfloat16 it makes two chains of fused multiply-adds from zero, one over the even k
+and one over the odd, adds the second to the first, and that to C. Denormals count as zero, in and out. That,
+ascending over the steps of all k, is the order of arithmetic here; a step's missing k are zeros, which change
+nothing. Sums of integers are exact modulo 2^32, so they have the bits of every other order.
 
     tile     blocks of 32 rows by 32 columns: four accumulators, two tiles of A where it lies, two of packed B
-    pairs    B, or an A whose k do not lie side by side, as rows of pairs of k
+    words    B, or an A whose k do not lie side by side, as rows of words
     lines    rows of A that lie badly, or the last k of each that make no whole step, with zeros
+
+Where nothing but bytes and words matter, the dtype does not: a step is a line, and a word is a word.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.matmul_tile import Element
 from kiln.codegen.target import Target
 
-STEP = 32  # k an instruction multiplies: part of the order of arithmetic
-DEPTH = 1024  # k of packed panels; sums go to memory and back between two such
 HEIGHT = 16  # rows of a tile, and columns of one accumulator
 PANEL = 2 * HEIGHT  # columns of a panel of B, rows of a block
-LINE = 64  # bytes of a tile's row
-ROW = 2 * LINE  # bytes of a row of pairs
+WORD = 4  # bytes: of the k that lie side by side in B
+LINE = 64  # bytes of a tile's row: a step's k of one row of A
+ROW = 2 * LINE  # bytes of a row of words
 PITCH = 4 * 256  # bytes of a row of sums: of the columns whose sums are kept at once
-STEP_BYTES = STEP // 2 * ROW  # of a panel of B
-PANEL_BYTES = DEPTH // 2 * ROW + ROW  # from panel to panel, which are written side by side
-AHEAD = 16  # pairs of k: their rows lie on different pages, where the machine does not prefetch by itself
-RAW = Element("int16", "i16", "i16")  # bfloat16 that is only moved
-PAIRS = Element("int32", "i32", "i32")  # two of them, side by side along k
-WORDS = f"<{PANEL} x i16>"
+DEPTH = 32 * LINE  # bytes of k of packed panels; sums go to memory and back between two such
+STEP_WORDS = LINE // WORD
+STEP_BYTES = STEP_WORDS * ROW  # of a panel of B
+PANEL_BYTES = DEPTH // WORD * ROW + ROW  # from panel to panel, which are written side by side
+AHEAD = 16  # rows of words: they lie on different pages, where the machine does not prefetch by itself
+WORDS = Element("int32", "i32", "i32")  # the k of one word
+BYTES = f"<{LINE} x i8>"
+
+
+class Factor(NamedTuple):
+    """A dtype that tiles multiply: its elements where they are only moved, and the instruction."""
+
+    raw: Element
+    multiply: str
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of an element."""
+        return self.raw.bytes
+
+    @property
+    def together(self) -> int:
+        """Elements of a word."""
+        return WORD // self.bytes
+
+    @property
+    def step(self) -> int:
+        """k an instruction multiplies: part of the order of arithmetic."""
+        return LINE // self.bytes
+
+    @property
+    def depth(self) -> int:
+        """k of packed panels."""
+        return DEPTH // self.bytes
+
+
+FACTORS = {
+    "bfloat16": Factor(Element("int16", "i16", "i16"), "tdpbf16ps"),
+    "int8": Factor(Element("int8", "i8", "i8"), "tdpbssd"),
+    "uint8": Factor(Element("int8", "i8", "i8"), "tdpbuud"),
+}
 # The tile registers' shapes: palette 1, bytes of a row (two bytes each from 16), rows (a byte each from 48).
 CONFIG = [1] + [0] * 15 + [LINE, 0] * 8 + [0] * 16 + [HEIGHT] * 8 + [0] * 8
 ROWS_AT = 48
@@ -49,7 +88,8 @@ def config() -> str:
 class _Tile:
     """The routine tile under construction."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, factor: Factor) -> None:
+        self.multiply = factor.multiply
         params = "ptr %a, i64 %rs, i64 %whole, ptr %end, ptr %b, i64 %steps, ptr %c, i1 %first, i64 %rows"
         self.code = Routine(target, "tile", params)
         self.shapes = self.code.slot("i8", LINE)
@@ -114,13 +154,13 @@ class _Tile:
             self._load(tile, place, stride)
         for row, x in enumerate(A_TILES[: len(a)]):
             for column, y in enumerate(B_TILES):
-                self.tiles("tdpbf16ps", f"i8 {2 * row + column}", f"i8 {x}", f"i8 {y}")
+                self.tiles(self.multiply, f"i8 {2 * row + column}", f"i8 {x}", f"i8 {y}")
 
     def _load(self, tile: int, place: str, stride: str) -> None:
         self.tiles("tileloadd64", f"i8 {tile}", f"ptr {place}", f"i64 {stride}")
 
 
-def tile(target: Target) -> Routine:
+def tile(target: Target, factor: Factor) -> Routine:
     """The routine tile: rows x 32 sums at c take the products of some steps.
 
         each 32 rows:  4 sums = 0 (first), or what is at c
@@ -130,42 +170,45 @@ def tile(target: Target) -> Routine:
 
     A's rows are `rs` bytes apart, `end` has rows of 64 bytes, c of PITCH.
     """
-    return _Tile(target).write()
+    return _Tile(target, factor).write()
 
 
-def _masked(code: Routine, address: str, mask: str) -> str:
-    name = f"llvm.masked.load.v{PANEL}i16.p0"
+def _masked(code: Routine, kind: str, address: str, mask: str) -> str:
+    """The lanes of a mask from memory, others zero; `kind` is an LLVM vector."""
+    lanes, _, element = kind[1:-1].split()
+    name = f"llvm.masked.load.v{lanes}{element}.p0"
     return code.call(
-        name, WORDS, [f"ptr {address}", "i32 1", f"<{PANEL} x i1> {mask}", f"{WORDS} zeroinitializer"]
+        name, kind, [f"ptr {address}", "i32 1", f"<{lanes} x i1> {mask}", f"{kind} zeroinitializer"]
     )
 
 
-def _mask(code: Routine, count: str) -> str:
-    """The first `count` of 32 lanes, 1 at least."""
-    bits = code.op(f"lshr i64 {(1 << PANEL) - 1}, {code.sub(str(PANEL), count)}")
-    return code.op(f"bitcast i{PANEL} {code.op(f'trunc i64 {bits} to i{PANEL}')} to <{PANEL} x i1>")
+def _mask(code: Routine, count: str, lanes: int) -> str:
+    """The first `count` of some lanes, 1 at least."""
+    bits = code.op(f"lshr i64 {(1 << lanes) - 1}, {code.sub(str(lanes), count)}")
+    bits = code.op(f"trunc i64 {bits} to i{lanes}") if lanes < 64 else bits
+    return code.op(f"bitcast i{lanes} {bits} to <{lanes} x i1>")
 
 
-class _Pairs:
-    """The routine pairs under construction."""
+class _Words:
+    """The routine words under construction."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, factor: Factor) -> None:
         params = "ptr %src, i64 %ks, i64 %cs, ptr %dst, i64 %depth, i64 %width, i64 %rows"
-        self.code = Routine(target, "pairs", params)
+        self.code = Routine(target, "words", params)
+        self.bytes, self.together, self.kind = factor.bytes, factor.together, factor.raw.compute
 
     def write(self) -> Routine:
-        """Rows of two k, then the odd one, then zeros."""
+        """Rows of whole words, then the one that lacks k, then zeros."""
         code = self.code
-        whole = code.op("sdiv i64 %depth, 2")
-        filled = code.ceil_div("%depth", 2)
-        with code.either(code.compare("eq", "%cs", "2")) as apart:
-            with code.times(whole) as pair:
-                self._beside(pair, True)
+        whole, filled = code.op(f"sdiv i64 %depth, {self.together}"), code.ceil_div("%depth", self.together)
+        with code.either(code.compare("eq", "%cs", str(self.bytes))) as apart:
+            with code.times(whole) as word:
+                self._beside(word, True)
             with code.loop(whole, filled, 1) as turn:
                 self._beside(turn.index, False)
             next(apart)
-            with code.times(whole) as pair:
-                self._apart(pair, True)
+            with code.times(whole) as word:
+                self._apart(word, True)
             with code.loop(whole, filled, 1) as turn:
                 self._apart(turn.index, False)
         with code.loop(filled, "%rows", 1) as turn:
@@ -173,7 +216,7 @@ class _Pairs:
             with code.times("%width", PANEL) as column:
                 for half in range(2):
                     place = code.at(self._panel(dst, column), str(half * LINE))
-                    code.line(f"store {WORDS} zeroinitializer, ptr {place}, align 64")
+                    code.line(f"store {BYTES} zeroinitializer, ptr {place}, align 64")
         return code
 
     def _panel(self, dst: str, column: str) -> str:
@@ -181,70 +224,97 @@ class _Pairs:
         code = self.code
         return code.at(dst, code.mul(code.op(f"sdiv i64 {column}, {PANEL}"), str(PANEL_BYTES)))
 
-    def _places(self, pair: str) -> tuple[str, str]:
+    def _places(self, word: str) -> tuple[str, str]:
         """Where a row begins in the source and the destination."""
         code = self.code
-        return code.at("%src", code.mul(pair, code.mul("%ks", "2"))), code.at(
-            "%dst", code.mul(pair, str(ROW))
+        return (
+            code.at("%src", code.mul(word, code.mul("%ks", str(self.together)))),
+            code.at("%dst", code.mul(word, str(ROW))),
         )
 
-    def _beside(self, pair: str, both: bool) -> None:
-        """Columns side by side: two rows of them, zipped. All panels take theirs of a row, which may be a
-        page away from the next.
+    def _left(self, word: str) -> str:
+        """The k that the last word has."""
+        return self.code.sub("%depth", self.code.mul(word, str(self.together)))
+
+    def _beside(self, word: str, whole: bool) -> None:
+        """Columns side by side: rows of them, zipped. All panels take theirs of a row, which may be a page
+        away from the next.
         """
-        code = self.code
-        src, dst = self._places(pair)
+        code, kind = self.code, f"<{PANEL} x {self.kind}>"
+        src, dst = self._places(word)
         with code.times("%width", PANEL) as column:
-            mask = _mask(code, code.minimum(code.sub("%width", column), str(PANEL)))
-            here, into = code.at(src, code.mul(column, str(RAW.bytes))), self._panel(dst, column)
-            for odd in range(1 + both):
-                ahead = code.at(here, code.mul("%ks", str(2 * AHEAD + odd)))
-                code.prefetch(ahead)
-            x = _masked(code, here, mask)
-            y = _masked(code, code.at(here, "%ks"), mask) if both else "zeroinitializer"
+            mask = _mask(code, code.minimum(code.sub("%width", column), str(PANEL)), PANEL)
+            here, into = code.at(src, code.mul(column, str(self.bytes))), self._panel(dst, column)
+            rows = []
+            for k in range(self.together):
+                place, inside = code.at(here, code.mul("%ks", str(k))), mask
+                if whole:
+                    ahead = code.at(here, code.mul("%ks", str(self.together * AHEAD + k)))
+                    code.prefetch(ahead)
+                else:
+                    there = code.compare("sgt", self._left(word), str(k))
+                    inside = code.choose(there, mask, "zeroinitializer", f"<{PANEL} x i1>")
+                rows.append(_masked(code, kind, place, inside))
+            while len(rows) > 2:
+                rows = [self._pair(x, y) for x, y in zip(rows[::2], rows[1::2])]
+            x, y = rows
             for half in range(2):
                 lanes = [n + 32 * odd for n in range(half * HEIGHT, (half + 1) * HEIGHT) for odd in (0, 1)]
                 pick = ", ".join(f"i32 {n}" for n in lanes)
-                zipped = code.op(f"shufflevector {WORDS} {x}, {WORDS} {y}, <{PANEL} x i32> <{pick}>")
-                code.line(f"store {WORDS} {zipped}, ptr {code.at(into, str(half * LINE))}, align 64")
+                halves = f"<{PANEL} x i16>"
+                zipped = code.op(f"shufflevector {halves} {x}, {halves} {y}, <{PANEL} x i32> <{pick}>")
+                code.line(f"store {halves} {zipped}, ptr {code.at(into, str(half * LINE))}, align 64")
 
-    def _apart(self, pair: str, both: bool) -> None:
+    def _pair(self, x: str, y: str) -> str:
+        """Bytes of two rows as halves of words."""
+        code, halves = self.code, f"<{PANEL} x i16>"
+        low, high = (code.op(f"zext <{PANEL} x i8> {v} to {halves}") for v in (x, y))
+        return code.op(f"or {halves} {low}, {code.op(f'shl {halves} {high}, splat (i16 8)')}")
+
+    def _apart(self, word: str, whole: bool) -> None:
         """Any columns, one by one."""
         code = self.code
-        src, dst = self._places(pair)
+        src, dst = self._places(word)
         with code.times("%width") as column:
             inside = code.op(f"and i64 {column}, {PANEL - 1}")
             panel = self._panel(dst, code.sub(column, inside))
-            at, into = code.at(src, code.mul(column, "%cs")), code.at(panel, code.mul(inside, "4"))
-            x = code.op(f"load i16, ptr {at}, align 1")
-            y = code.op(f"load i16, ptr {code.at(at, '%ks')}, align 1") if both else "0"
-            code.line(f"store i16 {x}, ptr {into}, align 2")
-            code.line(f"store i16 {y}, ptr {code.at(into, '2')}, align 2")
+            at, into = code.at(src, code.mul(column, "%cs")), code.at(panel, code.mul(inside, str(WORD)))
+            if whole:
+                for k in range(self.together):
+                    self._move(code.at(at, code.mul("%ks", str(k))), code.at(into, str(k * self.bytes)))
+            else:
+                code.line(f"store i32 0, ptr {into}, align 4")
+                with code.times(self._left(word)) as one:
+                    self._move(
+                        code.at(at, code.mul("%ks", one)), code.at(into, code.mul(one, str(self.bytes)))
+                    )
+
+    def _move(self, src: str, dst: str) -> None:
+        value = self.code.op(f"load {self.kind}, ptr {src}, align 1")
+        self.code.line(f"store {self.kind} {value}, ptr {dst}, align 1")
 
 
-def pairs(target: Target) -> Routine:
-    """The routine pairs: dst[p][c] = (src[2 p][c], src[2 p + 1][c]) for depth k and width columns, which go
-    into panels PANEL_BYTES apart.
+def words(target: Target, factor: Factor) -> Routine:
+    """The routine words: dst[w][c] = the k of word w of column c side by side, src[k][c], for depth k and
+    width columns, which go into panels PANEL_BYTES apart.
 
     `rows` rows of 128 bytes are written in all; past the depth they are zeros, past the width anything.
     """
-    return _Pairs(target).write()
+    return _Words(target, factor).write()
 
 
 def lines(target: Target) -> Routine:
-    """The routine lines: dst[row] = `count` elements (1 or more) side by side at src + row * rs, then zeros
-    to the end of a line.
+    """The routine lines: dst[row] = `count` bytes (1 or more) side by side at src + row * rs, then zeros to
+    the end of a line.
     """
     code = Routine(target, "lines", "ptr %src, i64 %rs, ptr %dst, i64 %ds, i64 %rows, i64 %count")
-    whole = code.op(f"and i64 {code.sub('%count', '1')}, -{PANEL}")
-    mask = _mask(code, code.sub("%count", whole))
+    whole = code.op(f"and i64 {code.sub('%count', '1')}, -{LINE}")
+    mask = _mask(code, code.sub("%count", whole), LINE)
     with code.times("%rows") as row:
         src, dst = code.at("%src", code.mul(row, "%rs")), code.at("%dst", code.mul(row, "%ds"))
-        with code.times(whole, PANEL) as at:
-            place = code.mul(at, str(RAW.bytes))
-            words = code.op(f"load {WORDS}, ptr {code.at(src, place)}, align 1")
-            code.line(f"store {WORDS} {words}, ptr {code.at(dst, place)}, align 64")
-        place = code.mul(whole, str(RAW.bytes))
-        words = _masked(code, code.at(src, place), mask)
-        code.line(f"store {WORDS} {words}, ptr {code.at(dst, place)}, align 64")
+        with code.times(whole, LINE) as at:
+            line = code.op(f"load {BYTES}, ptr {code.at(src, at)}, align 1")
+            code.line(f"store {BYTES} {line}, ptr {code.at(dst, at)}, align 64")
+        line = _masked(code, BYTES, code.at(src, whole), mask)
+        code.line(f"store {BYTES} {line}, ptr {code.at(dst, whole)}, align 64")
     return code

@@ -1,13 +1,14 @@
 """The driver of a product on AMX: the same units and runs as every product's, other panels.
 
     each run:  each DEPTH of k:
-        B's columns as pairs, in panels of 32
+        B's columns as words, in panels of 32
         each ROWS rows:
             A where it lies, or packed
             each panel:  tiles -> sums
             the last depth:  finish
 
-Products of one row are units, runs and panels like all others: their bits are those of a row among many.
+Products of one row of bfloat16 are units, runs and panels like all others: their bits are those of a row
+among many.
 """
 
 from __future__ import annotations
@@ -15,7 +16,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from kiln.codegen.matmul_amx import DEPTH, LINE, PANEL, PANEL_BYTES, PITCH, RAW, ROW, STEP
+from kiln.codegen.matmul_amx import (
+    DEPTH,
+    FACTORS,
+    LINE,
+    PANEL,
+    PANEL_BYTES,
+    PITCH,
+    ROW,
+    STEP_WORDS,
+)
 from kiln.codegen.matmul_drive import SCRATCH_BYTES, SUMS_BYTES
 from kiln.codegen.matmul_finish import Arguments
 from kiln.codegen.matmul_text import Routine
@@ -28,14 +38,15 @@ CROWDED = (
     32768  # rows of A a multiple of this many bytes apart share few sets of the second cache, and are copied
 )
 STAGE = 64  # k of a window, or of an A that must be turned, at a time
-TURN = 4  # pairs of k that can be turned at least
-A_PITCH = DEPTH * RAW.bytes + LINE  # between packed rows of A, so that they fall into different cache sets
+TURN = 4  # words that can be turned at least
+A_PITCH = DEPTH + LINE  # between packed rows of A, so that they fall into different cache sets
 # What lies where in a thread's scratch memory, in bytes: packed panels, rows of A, a stage, sums, tables.
 COPIED = PITCH // (4 * PANEL) * PANEL_BYTES
 STAGED = COPIED + ROWS * A_PITCH
-SUMS = STAGED + STAGE // 2 * ROW
+SUMS = STAGED + STAGE * LINE
 TABLES = SUMS + SUMS_BYTES
-assert TABLES + 8 * (DEPTH + PITCH // 4) <= SCRATCH_BYTES
+ROOM = PITCH // 4 + LINE  # of a table of columns: a vector of the last panel's may read past them
+assert TABLES + 8 * (DEPTH + ROOM) <= SCRATCH_BYTES
 
 
 class _Driver(Driver):
@@ -44,8 +55,10 @@ class _Driver(Driver):
     group_units = SUMS_BYTES // PITCH // UNIT_ROWS
     wide_units = PITCH // UNIT_BYTES
 
-    def __init__(self, target: Target, arguments: Arguments, window: bool) -> None:
-        super().__init__(target, element_of("bfloat16"), arguments, None, window)
+    def __init__(self, target: Target, dtype: str, arguments: Arguments, window: bool) -> None:
+        super().__init__(target, element_of(dtype), arguments, None, window)
+        self.factor = FACTORS[dtype]
+        self.bytes = str(self.factor.bytes)
 
     def run(self, run: Run) -> None:
         """Depths of k, in ascending order; for each, the rows."""
@@ -53,15 +66,15 @@ class _Driver(Driver):
         self.packed_b, self.packed_a, self.stage, self.sums, self.k_table = (
             code.at(self.scratch, str(place)) for place in (0, COPIED, STAGED, SUMS, TABLES)
         )
-        self.n_table = code.at(self.k_table, str(8 * DEPTH))
+        self.n_table = code.at(self.k_table, str(8 * self.factor.depth))
         if self.window:
-            room = str(self.wide_units * self.columns)
-            code.run("places", f"ptr {self.look_n}", run.column, run.columns, room, f"ptr {self.n_table}")
-        with code.times(self.size["k"], DEPTH) as from_k:
-            depth = code.minimum(code.sub(self.size["k"], from_k), str(DEPTH))
-            steps = code.ceil_div(depth, STEP)
+            where = f"ptr {self.n_table}"
+            code.run("places", f"ptr {self.look_n}", run.column, run.columns, str(ROOM), where)
+        with code.times(self.size["k"], self.factor.depth) as from_k:
+            depth = code.minimum(code.sub(self.size["k"], from_k), str(self.factor.depth))
+            steps = code.ceil_div(depth, self.factor.step)
             pack = self._pack_window if self.window else self._pack_b
-            pack(run, from_k, depth, code.mul(steps, str(STEP // 2)))
+            pack(run, from_k, depth, code.mul(steps, str(STEP_WORDS)))
             last = code.compare("eq", code.add(from_k, depth), self.size["k"])
             with code.times(run.rows, ROWS) as row:
                 rows = code.minimum(code.sub(run.rows, row), str(ROWS))
@@ -74,17 +87,17 @@ class _Driver(Driver):
     # -- B ------------------------------------------------------------------------------------------
 
     def _pack_b(self, run: Run, from_k: str, depth: str, rows: str) -> None:
-        """The panels as pairs: k that lie side by side are turned, two at a time as one element."""
+        """The panels as words: k that lie side by side are turned, a word at a time as one element."""
         code = self.code
         src = self.reach(self.b, b_batch=run.batch, b_k=from_k, b_column=run.column)
         ks, cs = self.stride["b_k"], self.stride["b_column"]
-        beside = code.compare("eq", ks, str(RAW.bytes))
-        whole = code.op(f"sdiv i64 {depth}, 2")
+        beside = code.compare("eq", ks, self.bytes)
+        whole = code.op(f"sdiv i64 {depth}, {self.factor.together}")
         whole = code.choose(code.both(beside, code.compare("sge", whole, str(TURN))), whole, "0")
         with code.when(code.compare("ne", whole, "0")), self._panels(run) as (left, cols, panel):
             code.run("turn", f"ptr {code.at(src, code.mul(left, cs))}", cs, panel, str(ROW), whole, cols)
-        done = code.mul(whole, "2")
-        self._pairs(
+        done = code.mul(whole, str(self.factor.together))
+        self._words(
             code.at(src, code.mul(done, ks)), (ks, cs), code.at(self.packed_b, code.mul(whole, str(ROW))),
             code.sub(depth, done), run.columns, code.sub(rows, whole),
         )  # fmt: skip
@@ -102,8 +115,8 @@ class _Driver(Driver):
         code = self.code
         return code.at(self.packed_b, code.mul(code.op(f"sdiv i64 {left}, {PANEL}"), str(PANEL_BYTES)))
 
-    def _pairs(self, src: str, strides: tuple[str, str], dst: str, depth: str, width: str, rows: str) -> None:
-        self.code.run("pairs", f"ptr {src}", *strides, f"ptr {dst}", depth, width, rows)
+    def _words(self, src: str, strides: tuple[str, str], dst: str, depth: str, width: str, rows: str) -> None:
+        self.code.run("words", f"ptr {src}", *strides, f"ptr {dst}", depth, width, rows)
 
     def _pack_window(self, run: Run, from_k: str, depth: str, rows: str) -> None:
         """The panels of a window, by way of its elements as they are."""
@@ -116,10 +129,10 @@ class _Driver(Driver):
                 "window", f"ptr {src}", f"ptr {code.offset(self.k_table, 'i64', at)}", part,
                 f"ptr {code.offset(self.n_table, 'i64', left)}", cols, f"ptr {self.stage}", str(LINE),
             )  # fmt: skip
-            row = code.op(f"sdiv i64 {at}, 2")
-            filled = code.minimum(code.sub(rows, row), str(STAGE // 2))
+            row = code.op(f"sdiv i64 {at}, {self.factor.together}")
+            filled = code.minimum(code.sub(rows, row), str(STAGE // self.factor.together))
             into = code.at(panel.split()[1], code.mul(row, str(ROW)))
-            self._pairs(self.stage, (str(LINE), str(RAW.bytes)), into, part, str(PANEL), filled)
+            self._words(self.stage, (str(LINE), self.bytes), into, part, str(PANEL), filled)
 
     # -- A and tiles --------------------------------------------------------------------------------
 
@@ -129,18 +142,20 @@ class _Driver(Driver):
         a = self.reach(self.a, a_batch=run.batch, a_row=run.row, a_k=from_k)
         first = f"i1 {code.compare('eq', from_k, '0')}"
         rs, packed = self.stride["a_row"], f"ptr {self.packed_a}"
-        beside = code.compare("eq", self.stride["a_k"], str(RAW.bytes))
+        beside = code.compare("eq", self.stride["a_k"], self.bytes)
         spread = code.compare("ne", code.op(f"and i64 {rs}, {CROWDED - 1}"), "0")
         with code.either(code.both(beside, spread)) as badly:
-            whole = code.op(f"sdiv i64 {depth}, {STEP}")
-            done = code.mul(whole, str(STEP))
+            bytes = code.mul(depth, self.bytes)
+            whole = code.op(f"sdiv i64 {bytes}, {LINE}")
+            done = code.mul(whole, str(LINE))
             with code.when(code.compare("slt", whole, steps)):
-                rest = code.at(a, code.mul(done, str(RAW.bytes)))
-                code.run("lines", f"ptr {rest}", rs, packed, str(LINE), run.rows, code.sub(depth, done))
+                rest = f"ptr {code.at(a, done)}"
+                code.run("lines", rest, rs, packed, str(LINE), run.rows, code.sub(bytes, done))
             self._sums(run, (f"ptr {a}", rs, whole, packed), steps, sums, first)
             next(badly)
             with code.either(beside) as apart:
-                code.run("lines", f"ptr {a}", rs, packed, str(A_PITCH), run.rows, depth)
+                bytes = code.mul(depth, self.bytes)
+                code.run("lines", f"ptr {a}", rs, packed, str(A_PITCH), run.rows, bytes)
                 next(apart)
                 self._turn_a(a, run.rows, depth)
             self._sums(run, (packed, str(A_PITCH), steps, packed), steps, sums, first)
@@ -152,19 +167,19 @@ class _Driver(Driver):
             self.code.run("tile", *a, panel, steps, f"ptr {into}", first, run.rows)
 
     def _turn_a(self, src: str, rows: str, depth: str) -> None:
-        """Rows of A at packed_a: as pairs of k, with rows as columns, then those turned."""
+        """Rows of A at packed_a: as words, with rows as columns, then those turned."""
         code = self.code
         ks, rs = self.stride["a_k"], self.stride["a_row"]
         with code.times(rows, PANEL) as row, code.times(depth, STAGE) as at:
             few = code.minimum(code.sub(rows, row), str(PANEL))
             part = code.minimum(code.sub(depth, at), str(STAGE))
-            filled = code.mul(code.ceil_div(part, STEP), str(STEP // 2))
+            filled = code.mul(code.ceil_div(part, self.factor.step), str(STEP_WORDS))
             here = code.at(src, code.mul(at, ks), code.mul(row, rs))
-            self._pairs(here, (ks, rs), self.stage, part, few, filled)
-            into = code.at(self.packed_a, code.mul(at, str(RAW.bytes)), code.mul(row, str(A_PITCH)))
+            self._words(here, (ks, rs), self.stage, part, few, filled)
+            into = code.at(self.packed_a, code.mul(at, self.bytes), code.mul(row, str(A_PITCH)))
             code.run("turn", f"ptr {self.stage}", str(ROW), f"ptr {into}", str(A_PITCH), str(PANEL), filled)
 
 
-def drive_amx(target: Target, arguments: Arguments, window: bool) -> Routine:
+def drive_amx(target: Target, dtype: str, arguments: Arguments, window: bool) -> Routine:
     """The routine kernel."""
-    return _Driver(target, arguments, window).write()
+    return _Driver(target, dtype, arguments, window).write()

@@ -140,10 +140,8 @@ class _Rectangle:
             k = node.data
             if k == 0:
                 kind = llvm_type(element.summed, LANES)
-                total = Value(
-                    code.op(f"load {kind}, ptr {address}, align {element.bytes}"), element.summed, LANES
-                )
-                return memory.machine.convert(total, element.compute)
+                total = code.op(f"load {kind}, ptr {address}, align {element.bytes}")
+                return Value(total, element.summed, LANES)
             operand = self.arguments.operands[k - 1]
             if operand.strides[2] == "1":
                 return memory.read_lanes(operand.dtype, place[k], count, mask)

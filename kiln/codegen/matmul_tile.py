@@ -29,6 +29,11 @@ class Element(NamedTuple):
     summed: str  # "f32" "f64" "i32" "i64"
 
     @property
+    def total(self) -> str:
+        """The dtype of the sums."""
+        return {"f32": "float32", "f64": "float64", "i32": "int32", "i64": "int64"}[self.summed]
+
+    @property
     def stored_bytes(self) -> int:
         """Bytes of an element in memory."""
         return MEMORY[self.dtype][1]

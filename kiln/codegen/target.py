@@ -5,7 +5,7 @@ every machine of that level. Nothing here imports LLVM: a warm process asks for 
 find a cached object and never needs a compiler.
 
     level           vectors         masked loads   tails run through
-    x86-64-v4-amx   zmm, 512 bits   yes            a lane mask            bfloat16 is multiplied by AMX
+    x86-64-v4-amx   zmm, 512 bits   yes            a lane mask            bfloat16 and int8 go by AMX
     x86-64-v4       zmm, 512 bits   yes            a lane mask
     x86-64-v3       ymm, 256 bits   no             a copy on the stack
     aarch64         q, 128 bits     no             a copy on the stack
@@ -25,10 +25,10 @@ from kiln.ops.scalar import ARITHMETIC, COMPARE, FLOAT_ONLY, FLOATS, INTS, LOGIC
 
 V3 = ("avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "popcnt", "sse4.1", "sse4.2", "ssse3")
 V4 = (*V3, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl")
-AMX = ("amx-bf16", "amx-tile")
+AMX = ("amx-bf16", "amx-int8", "amx-tile")
 # Kernel names of features that LLVM spells otherwise.
 LINUX_NAMES = {"abm": "lzcnt", "bmi1": "bmi", "sse4_1": "sse4.1", "sse4_2": "sse4.2",
-               "amx_bf16": "amx-bf16", "amx_tile": "amx-tile"}  # fmt: skip
+               "amx_bf16": "amx-bf16", "amx_int8": "amx-int8", "amx_tile": "amx-tile"}  # fmt: skip
 
 
 class Target(NamedTuple):
@@ -40,7 +40,7 @@ class Target(NamedTuple):
     features: str
     vector_bits: int
     masks: bool  # masked loads and stores are single instructions
-    tiles: bool = False  # products of bfloat16 run on AMX
+    tiles: bool = False  # products of bfloat16 and of 8-bit integers run on AMX
 
     @property
     def streams(self) -> bool:
@@ -62,7 +62,7 @@ class Target(NamedTuple):
 
 LEVELS = {
     "x86-64-v4-amx": Target("x86-64-v4-amx", "x86_64-unknown-linux-gnu", "x86-64-v4",
-                            "+fast-gather,+amx-tile,+amx-bf16", 512, True, True),
+                            "+fast-gather,+amx-tile,+amx-bf16,+amx-int8", 512, True, True),
     "x86-64-v4": Target("x86-64-v4", "x86_64-unknown-linux-gnu", "x86-64-v4", "+fast-gather", 512, True),
     "x86-64-v3": Target("x86-64-v3", "x86_64-unknown-linux-gnu", "x86-64-v3", "", 256, False),
     "aarch64": Target("aarch64", "aarch64-unknown-linux-gnu", "generic", "+neon", 128, False),
@@ -80,7 +80,7 @@ X86_INTRINSICS = frozenset({
 
 AMX_INTRINSICS = frozenset({
     "llvm.x86.ldtilecfg", "llvm.x86.tilerelease", "llvm.x86.tilezero", "llvm.x86.tileloadd64",
-    "llvm.x86.tilestored64", "llvm.x86.tdpbf16ps",
+    "llvm.x86.tilestored64", "llvm.x86.tdpbf16ps", "llvm.x86.tdpbssd", "llvm.x86.tdpbuud",
 })  # fmt: skip
 
 
@@ -161,7 +161,8 @@ def _permitted() -> bool:
 
         logging.getLogger("kiln.compile").warning(
             "this CPU has AMX, but the system does not permit it to this process (a thread with a small "
-            "signal stack, or a sandbox): products of bfloat16 run in float32, several times slower"
+            "signal stack, or a sandbox): products of bfloat16 run in float32 and those of int8 in int32, "
+            "several times slower"
         )
     return permitted
 

@@ -212,6 +212,8 @@ def _matmul(machine: _Machine, node: Node, x: list[Array]) -> Array:
     a, b = x
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
     kind = COMPUTE[node.inputs[0].dtype]
+    if kind not in sc.FLOATS:
+        a, b = (v.astype(node.out.dtype) for v in x)
     batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     total: Array | None = None
     for start in range(0, k, SEGMENT):

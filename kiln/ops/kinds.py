@@ -19,6 +19,9 @@ COMPUTE = {
     "float16": "f32", "bfloat16": "f32", "float32": "f32", "float64": "f64",
 }  # fmt: skip
 
+# The dtype of the sums of a product whose factors are narrower.
+SUMS = {"bfloat16": "float32", "uint8": "int32", "int8": "int32", "int16": "int32"}
+
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 # How a pointwise op treats dtypes: what its operands are converted to, and what it gives.
@@ -213,8 +216,7 @@ def _matmul(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, 
     for x, y in zip(a.shape[:-2], b.shape[:-2]):
         graph.require_equal(x, y, op.name)
     dtype = _require_one_dtype(op, a, b)
-    wide = op.rule == "wide" and dtype == "bfloat16"
-    return "float32" if wide else dtype, (*a.shape[:-1], b.shape[-1])
+    return SUMS.get(dtype, dtype) if op.rule == "wide" else dtype, (*a.shape[:-1], b.shape[-1])
 
 
 ATTENTION_ROWS = 48  # queries whose products are one chain in the gradients of keys and values

@@ -14,6 +14,7 @@ from kiln.graph.size import product as product_of
 from kiln.ops import declare as d
 from kiln.ops import kinds
 from kiln.ops.activations import narrow, wide
+from kiln.ops.pointwise import convert
 from kiln.ops.record import Tensor, composite, primitive
 from kiln.ops.reduce import reduce_sum
 from kiln.ops.views import expand, permute, reshape
@@ -66,8 +67,8 @@ def _(g: Any, input: Any, other: Any) -> Any:
     onnx="MatMul",
 )
 def product_wide(input: Tensor, other: Tensor) -> Any:
-    """`product` of two arrays of bfloat16 whose sums stay float32; of other dtypes `product`. Products inside
-    ops become this (kiln/passes/low.py).
+    """`product` whose sums stay as wide as they are: float32 of bfloat16, int32 of narrower integers; else
+    `product`. Products of converted factors become this (kiln/passes/low.py).
 
     >>> kiln.ones(2, 3) @ kiln.ones(3, 2)
     tensor([[3., 3.],
@@ -230,6 +231,59 @@ def mm(input: Tensor, mat2: Tensor) -> Any:
     """
     _check_mm(input, mat2)
     return product(input, mat2)
+
+
+def _check_int_mm(a: Any, b: Any) -> None:
+    """PyTorch's errors of the product that keeps its sums."""
+    for x, name in ((a, "self"), (b, "mat2")):
+        _require(x.ndim == 2, f"_int_mm: Expected {name} to be of dimension 2 but got {x.ndim}")
+    m, n = d.dtype_name(a.dtype), d.dtype_name(b.dtype)
+    _require(m in ("int8", "uint8"), f"_int_mm: Expected self dtype to be int8 or uint8 but got {m}")
+    _require(n == "int8", f"_int_mm: Expected mat2 dtype to be of type int8 but got {n}")
+    k, rows = a.shape[1], b.shape[0]
+    _require(
+        not _differ(k, rows), f"_int_mm: self.size(1) needs to match mat2.size(0) but got {k} and {rows}"
+    )
+
+
+def _bytes(*shapes: tuple[int, ...]) -> Any:
+    """One sample of matrices of 8-bit integers, the first of the dtype drawn for."""
+
+    def draw(rng: Any, dtype: str) -> Any:
+        dtypes = (dtype, "int8")
+        limits = [(0, 256) if x == "uint8" else (-128, 128) for x in dtypes]
+        return tuple(rng.integers(*at, s).astype(x) for at, s, x in zip(limits, shapes, dtypes)), {}
+
+    return draw
+
+
+@composite(
+    samples=d.samples(_bytes((3, 5), (5, 4)), _bytes((33, 70), (70, 40)), _bytes((0, 9), (9, 8))),
+    dtypes="int8 uint8",
+    differentiable=False,
+    reference=d.reference(lambda np, a, b: a.astype("int32") @ b.astype("int32")),
+    failures=d.failures(
+        ((d.Zeros(2, 3, dtype="int8"),) * 2, {}, RuntimeError, "needs to match mat2.size"),
+        ((d.Zeros(3, dtype="int8"), d.Zeros(3, 2, dtype="int8")), {}, RuntimeError, "to be of dimension 2"),
+        ((d.Zeros(2, 3), d.Zeros(3, 2)), {}, RuntimeError, "dtype to be int8 or uint8"),
+        ((d.Zeros(2, 3, dtype="int8"), d.Zeros(3, 2, dtype="uint8")), {}, RuntimeError, "of type int8"),
+    ),
+    explain=_explained(_check_int_mm),
+    method=False,
+)
+def _int_mm(input: Tensor, mat2: Tensor) -> Any:
+    """[m, k] @ [k, n] of 8-bit integers, as int32 (sums wrap): `input` int8 or uint8, `mat2` int8.
+
+    RuntimeError unless both are matrices of these dtypes that fit.
+
+    >>> kiln._int_mm(kiln.full((1, 2), 100, dtype=kiln.int8), kiln.full((2, 1), 100, dtype=kiln.int8))
+    tensor([[20000]], dtype=kiln.int32)
+    """
+    _check_int_mm(input, mat2)
+    if input.dtype == "int8":
+        return product_wide(input, mat2)
+    low = convert(convert(input, "int32") - 128, "int8")  # so that both factors are of one dtype
+    return product_wide(low, mat2) + 128 * reduce_sum(convert(mat2, "int32"), (0,), True)
 
 
 def _check_bmm(a: Any, b: Any) -> None:

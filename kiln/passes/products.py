@@ -6,12 +6,13 @@ from typing import NamedTuple
 
 from kiln.codegen.compile import object_for
 from kiln.codegen.matmul import MatmulSpec, Prologue, library, matmul_ir
+from kiln.codegen.matmul_tile import element_of
 from kiln.codegen.nest import Operand
 from kiln.codegen.target import Target, host_target
 from kiln.graph.graph import Shape
 from kiln.graph.size import quotient
 from kiln.ops.kinds import COMPUTE
-from kiln.ops.scalar import Scalar, round_to
+from kiln.ops.scalar import Scalar, convert, round_to
 from kiln.passes.build import Builder
 from kiln.passes.explore import Read
 from kiln.passes.factors import Factor, Windows, matrices_or_windows
@@ -46,7 +47,7 @@ def lower_product(fusion: Fusion, group: Group) -> Lowered:
     assert node is not None
     dtype = node.inputs[0].dtype
     builder = Builder(fusion.explorer, group.frame, 1)
-    total = Scalar("load", (), COMPUTE[dtype], 0)
+    total = convert(Scalar("load", (), element_of(dtype).summed, 0), COMPUTE[node.out.dtype])
     builder.product(node.out, round_to(total, node.out.dtype))
     stores = [(k, total if root.value is node.out else x)
               for root, (k, x) in zip(group.roots, stores_of(fusion, group, builder))]  # fmt: skip

@@ -10,6 +10,7 @@
                                 that changes nothing: none
     transposed products         (a b)^T becomes b^T a^T, where nothing else reads a b: the same chains of
                                 multiply-adds
+    converted integers          their product, in the dtype of such sums, is product_wide of what they were
     common subexpressions       equal op, inputs and attributes: one node. Numbers are never equal by value:
                                 each is its own input; a random number is a function of such numbers
 
@@ -27,6 +28,7 @@ from kiln.graph.size import Size
 from kiln.ops.kinds import VIEWS
 from kiln.ops.record import CONSTANT, find
 from kiln.passes.fold import fold_pointwise
+from kiln.passes.low import low_factors
 from kiln.passes.rewrite import append, reachable
 
 Key = tuple[Any, ...]
@@ -206,9 +208,26 @@ def _transposed(state: _State, node: Node, inner: Node) -> Value | None:
     return _new(state, joined, tuple(factors))
 
 
+def _product(state: _State, node: Node, inputs: tuple[Value, ...]) -> Value | None:
+    """The product of narrow integers that were converted to int32 is the same without that."""
+    if node.op.name != "product" or node.out.dtype != "int32":
+        return None
+    factors = low_factors(state.graph, inputs)
+    if factors is None:
+        return None
+    wide = Node(find("product_wide"), (), ())
+    wide.out = node.out
+    return _new(state, wide, factors)
+
+
 _ONE_IS_ITSELF = ("reduce_sum", "reduce_prod", "reduce_max", "reduce_min")
 _Rule = Callable[[_State, Node, "tuple[Value, ...]"], "Value | None"]
-_RULES: dict[str, _Rule] = {"pointwise": _pointwise, "reduce": _reduce, **dict.fromkeys(VIEWS, _view)}
+_RULES: dict[str, _Rule] = {
+    "pointwise": _pointwise,
+    "reduce": _reduce,
+    "matmul": _product,
+    **dict.fromkeys(VIEWS, _view),
+}
 
 
 def _without_dead(graph: Graph) -> Graph:
