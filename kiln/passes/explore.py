@@ -39,6 +39,7 @@ from kiln.passes.layout import (
 
 ALONG = ("scatter", "scan", "sort", "search", "compact")  # kernels that go along one dim; nothing joins them
 OPAQUE = frozenset({"matmul", *ALONG, "concat", "embed", "write", "blocks"})
+MOST_REDUCTIONS = 24  # in one kernel, which keeps their accumulators on the stack
 DEEPEST = 48  # inline values nested deeper than this are cut by an array
 
 
@@ -342,6 +343,11 @@ def mergeable(strides: Shape, sizes: Shape, d: int) -> bool:
     return strides[d] == strides[d + 1] * sizes[d + 1]
 
 
+def reductions(inline: dict[int, Value]) -> int:
+    """How many of the values computed where they are read are reductions."""
+    return sum(v.node is not None and v.node.op.kind == "reduce" for v in inline.values())
+
+
 class _Visit:
     """One exploration."""
 
@@ -392,6 +398,9 @@ class _Visit:
                 self.scan.rows.append((value, chain, row))
                 self.scan.demand(value)
                 return
+        if kind == "reduce" and not top and reductions(self.scan.inline) == MOST_REDUCTIONS:
+            self.scan.demand(value)
+            return
         self.scan.inline[id(value)] = value
         getattr(self, f"_{kind}", self._views)(node, chain)
 

@@ -26,7 +26,7 @@ from kiln.graph.graph import Graph, Node, Shape, Value
 from kiln.ops.apply import apply_pointwise
 from kiln.ops.kinds import COMPUTE
 from kiln.ops.scalar import arg, topological
-from kiln.passes.explore import ALONG, Array, Explorer, Frame, Look, Read, Scan
+from kiln.passes.explore import ALONG, MOST_REDUCTIONS, Array, Explorer, Frame, Look, Read, Scan, reductions
 from kiln.passes.factors import factors
 from kiln.passes.layout import (
     Chain,
@@ -447,7 +447,9 @@ class Fusion:
     def has_room(self, group: Group, reads: dict[Read, None], inline: dict[int, Value], stores: int) -> bool:
         """Whether a kernel stays of a size that is compiled well."""
         operands = len(group.reads.keys() | reads.keys()) + len(group.roots) + stores
-        return operands <= MOST_OPERANDS and len(group.inline) + len(inline) <= MOST_NODES
+        if operands > MOST_OPERANDS or len(group.inline) + len(inline) > MOST_NODES:
+            return False
+        return reductions(group.inline) + reductions(inline) <= MOST_REDUCTIONS
 
     def _worthwhile(self, group: Group, scan: Scan, joint: Frame) -> bool:
         """Whether a root reads what the group computes or reads as well."""
