@@ -45,7 +45,8 @@ void parallel_for(int64_t units, int64_t grain,
 
 void set_num_threads(int count);  // Error{runtime} unless 1 <= count <= 1024
 
-// Raises where this thread has less stack left: a product has 225 KiB there. A nanosecond.
+// Raises where this thread has less stack left: a kernel of many sums down columns has up to 230 KiB there. A
+// nanosecond.
 void expect_stack(size_t needed = 256 << 10);
 
 // While it lives, this thread rounds to nearest and keeps denormals, whatever another library set; the

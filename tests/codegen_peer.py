@@ -13,7 +13,7 @@ import numpy as np
 from kiln.codegen.code import LANES
 from kiln.codegen.compile import compile_text
 from kiln.codegen.generate import nest_text
-from kiln.codegen.nest import COLUMN_BLOCK, REDUCE_BLOCK, Nest, Operand, reductions
+from kiln.codegen.nest import REDUCE_BLOCK, Nest, Operand, reductions
 from kiln.codegen.target import LEVELS, Target
 from kiln.ops.scalar import FLOATS, Scalar
 from kiln.ops.scalar_numpy import DTYPE, evaluate
@@ -89,7 +89,7 @@ def units(nest: Nest, sizes: list[int]) -> int:
         return int(np.prod(p))
     if schedule == "strips":
         return -(-p[0] // REDUCE_BLOCK) * LANES
-    return int(np.prod(p[:-1])) * -(-p[-1] // COLUMN_BLOCK)
+    return int(np.prod(p[:-1])) * -(-p[-1] // nest.column_block())
 
 
 def run(

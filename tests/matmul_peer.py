@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import itertools
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -30,10 +32,49 @@ def kernel(spec: MatmulSpec, target: Target = HOST) -> Any:
     return _built[key]
 
 
-def scratch_of(spec: MatmulSpec) -> Array:
-    """A thread's own memory, of which nothing is known, as aligned as the core's."""
-    words = np.full(spec.scratch + 8, 0x5A5A5A5A5A5A5A5A)
-    return words[-words.ctypes.data % 64 // 8 :]
+class Guarded:
+    """Arrays that end (or begin) where readable memory does."""
+
+    def __init__(self) -> None:
+        self.libc = ctypes.CDLL(None, use_errno=True)
+        self.rooms: list[Array] = []
+
+    def room(self, nbytes: int) -> Array:
+        """Bytes, whole pages, between two pages that may not be touched."""
+        page = mmap.PAGESIZE
+        inside = max(-(-nbytes // page) * page, page)
+        memory = mmap.mmap(-1, inside + 2 * page)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        for wall in (start, start + page + inside):
+            assert self.libc.mprotect(ctypes.c_void_p(wall), ctypes.c_size_t(page), 0) == 0
+        self.rooms.append(np.frombuffer(memory, np.uint8, inside, page))
+        return self.rooms[-1]
+
+    def place(self, x: Array, at_end: bool) -> Array:
+        """A contiguous copy of x between two pages that may not be touched."""
+        room = self.room(x.nbytes)
+        offset = room.size - x.nbytes if at_end else 0
+        copy = np.ndarray(x.shape, x.dtype, room.data, offset)
+        copy[...] = x
+        return copy
+
+
+@cache
+def _scratch_room(nbytes: int) -> Array:
+    return Guarded().room(nbytes)
+
+
+@contextmanager
+def scratch_of(spec: MatmulSpec) -> Iterator[int]:
+    """The address of a thread's own memory, as aligned as the core's: NaN everywhere, or -1, where nothing
+    was written; no page before or after it may be touched, no byte between it and them changes.
+    """
+    nbytes = spec.scratch * 8
+    room = _scratch_room(nbytes)
+    room.fill(0xFF)
+    before = (room.size - nbytes) // 64 * 64
+    yield room.ctypes.data + before
+    assert np.all(room[:before] == 0xFF) and np.all(room[before + nbytes :] == 0xFF)
 
 
 def run(
@@ -51,12 +92,21 @@ def run(
     sizes = [a.shape[0], a.shape[1], b.shape[2], a.shape[2]]
     assert not spec.row or sizes[1] == 1
     arg = np.array([*sizes, *strides, *words], np.int64)
-    arrays = (a, b, *operands)
-    scratch = scratch_of(spec)
-    ptr = (ctypes.c_void_p * (len(arrays) + 1))(*(x.ctypes.data for x in (*arrays, scratch)))
-    places = [0, *cuts, spec.units(sizes[0], sizes[1], sizes[2])]
+    launch(spec, target, [x.ctypes.data for x in (a, b, *operands)], arg, sizes[:3], cuts)
+
+
+def launch(
+    spec: MatmulSpec, target: Target, addresses: Sequence[int], arg: Array, sizes: Sequence[int], cuts: Any
+) -> None:
+    """Call the kernel for its units in pieces that end at `cuts`, last first; `sizes` are batch, m and n.
+
+    Each piece finds the thread's memory as if it were the first.
+    """
+    places = [0, *cuts, spec.units(*sizes)]
     for begin, end in reversed(list(itertools.pairwise(places))):
-        kernel(spec, target)(ptr, arg.ctypes.data, begin, end)
+        with scratch_of(spec) as scratch:
+            pointers = (ctypes.c_void_p * (len(addresses) + 1))(*addresses, scratch)
+            kernel(spec, target)(pointers, arg.ctypes.data, begin, end)
 
 
 def multiply(
@@ -78,25 +128,3 @@ def draw(rng: np.random.Generator, dtype: str, *shape: int) -> Array:
         return rng.normal(size=shape).astype(kind)
     info = np.iinfo(kind)
     return rng.integers(info.min, info.max, size=shape, dtype=kind, endpoint=True)
-
-
-class Guarded:
-    """Arrays that end (or begin) where readable memory does."""
-
-    def __init__(self) -> None:
-        self.libc = ctypes.CDLL(None, use_errno=True)
-        self.kept: list[mmap.mmap] = []
-
-    def place(self, x: Array, at_end: bool) -> Array:
-        """A contiguous copy of x between two pages that may not be touched."""
-        page = mmap.PAGESIZE
-        inside = max(-(-x.nbytes // page) * page, page)
-        memory = mmap.mmap(-1, inside + 2 * page)
-        self.kept.append(memory)
-        start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        for wall in (start, start + page + inside):
-            assert self.libc.mprotect(ctypes.c_void_p(wall), ctypes.c_size_t(page), 0) == 0
-        offset = page + (inside - x.nbytes if at_end else 0)
-        copy = np.frombuffer(memory, x.dtype, x.size, offset).reshape(x.shape)
-        copy[...] = x
-        return copy

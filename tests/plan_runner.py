@@ -130,8 +130,8 @@ class Runner:
             buffer = self.plan.buffers[number]
             base = self.inputs[buffer.index] if buffer.kind == "input" else self.memory[number]
             places.append(base.ctypes.data + self.size(offset) * itemsize)
-        own = np.full(scratch + 8, 0x5A5A5A5A)
-        places.append(own.ctypes.data + -own.ctypes.data % 64)  # the core's memory begins at a line
+        own = np.full(scratch + 8, -1)
+        places.append(own.ctypes.data + -own.ctypes.data % 64)  # as aligned as the core's
         table = (ctypes.c_void_p * len(places))(*places)
         numbers = (ctypes.c_int64 * max(len(args), 1))(*args)
         function = compiled_kernel(kernel)
@@ -275,7 +275,7 @@ def _grid(nest: Nest, sizes: list[int]) -> int:
     if schedule == "map":
         return int(np.prod(sizes[:-1]))
     if schedule == "columns":
-        return int(np.prod(kept[:-1])) * -(-kept[-1] // 256)
+        return int(np.prod(kept[:-1])) * -(-kept[-1] // nest.column_block())
     if schedule == "strips":
         return -(-kept[0] // 16384) * 16
     return int(np.prod(kept))

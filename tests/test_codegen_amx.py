@@ -4,7 +4,6 @@ shapes and layouts, nothing read past the end.
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import logging
 import subprocess
@@ -14,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matmul_peer import Guarded, draw, kernel, multiply, run, scratch_of
+from matmul_peer import Guarded, draw, launch, multiply, run
 from test_codegen_matmul import LAYOUTS, bias_relu, widened
 
 import kiln
@@ -178,11 +177,10 @@ def test_windows(channels: int, taps: int, step: int, dtype: str, rng: np.random
     spec = product(dtype)._replace(window=True)
     look = [1, channels, taps, 0, 0, size, 1, 1, 1, n, 0, 0, 0, step, n]
     arg = np.array([1, m, n, channels * taps, 0, a.shape[2], 1, 0, 0, 0, 0, n, 1, *look], np.int64)
-    scratch, guarded = scratch_of(spec), Guarded()
+    guarded = Guarded()
     for at_end in (True, False):
         held = guarded.place(src, at_end)
-        pointers = (ctypes.c_void_p * 4)(*(x.ctypes.data for x in (a, held, out, scratch)))
-        kernel(spec, AMX)(pointers, arg.ctypes.data, 0, spec.units(1, m, n))
+        launch(spec, AMX, [x.ctypes.data for x in (a, held, out)], arg, (1, m, n), ())
         assert np.array_equal(out, multiply(a, b[None], dtype, AMX))
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from codegen_peer import numpy_dtype
-from matmul_peer import TARGETS, Array, Guarded, draw, kernel, multiply, scratch_of
+from matmul_peer import TARGETS, Array, Guarded, draw, launch, multiply
 
 from kiln.codegen.matmul import product
 from kiln.codegen.matmul_window import DIMS
@@ -82,11 +80,7 @@ def run(
     arg = [1, m, images * columns, k, 0, *own[:2], 0, 0, 0, *own[2:], *words(look.k), *words(n), columns]
     arg_array = np.array(arg, np.int64)
     start = x.ctypes.data + look.first * x.itemsize
-    scratch = scratch_of(spec)
-    ptr = (ctypes.c_void_p * 4)(a.ctypes.data, start, out.ctypes.data, scratch.ctypes.data)
-    places = [0, *cuts, spec.units(1, m, images * columns)]
-    for begin, end in reversed(list(pairwise(places))):
-        kernel(spec, target)(ptr, arg_array.ctypes.data, begin, end)
+    launch(spec, target, [a.ctypes.data, start, out.ctypes.data], arg_array, (1, m, images * columns), cuts)
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)

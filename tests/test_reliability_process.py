@@ -165,6 +165,33 @@ def test_small_stacks(tmp_path: Path) -> None:
         assert "KiB of stack left" in said[k] and f"needs {needed}" in said[k], said[k]
 
 
+MANY = """
+import threading
+x = kiln.arange(60000, dtype=kiln.float64).reshape(100, 600).cos()
+step = kiln.compile(lambda x: kiln.stack([y.double() for y in parts(x)]), wait=True)
+def parts(x):
+    found = [(x * float(k)).sum(0) for k in range(10)] + [(x + float(k)).argmax(0) for k in range(10)]
+    total = (x * 0.5).argmin(0)
+    for k in range(60):
+        total = total + (x - float(k)).argmax(0)
+    return [*found, total]
+expected = kiln.stack([y.double() for y in parts(x)])
+for _ in range(3):
+    step(x)
+same = []
+threading.stack_size(320 << 10)
+thread = threading.Thread(target=lambda: same.append(bool((step(x) == expected).all())))
+thread.start()
+thread.join()
+print(*same)
+"""
+
+
+def test_kernels_of_many_sums_on_a_small_stack(tmp_path: Path) -> None:
+    """What a kernel holds of every column fits where a program runs at all."""
+    assert run("import kiln\n" + MANY, tmp_path).split() == ["True"]
+
+
 TIGHT = """
 import resource, sys
 from kiln.capture import make  # what compiles is here

@@ -146,6 +146,24 @@ def test_transposed_layers_are_pytorch_s(dims: int) -> None:
 
 
 @needs_torch
+def test_output_padding_beyond_the_stride() -> None:
+    """Where the dilation allows as much, the output has places that no input has; gradients have its size."""
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(2, 4, 5, 6)), rng.normal(size=(4, 3, 2, 3))
+    settings = {"stride": (1, 2), "padding": (0, 1), "dilation": (3, 4), "output_padding": (2, 3)}
+
+    def run(k: Any) -> list[Any]:
+        leaves = [k.tensor(a, requires_grad=True) for a in (x, w)]
+        y = k.nn.functional.conv_transpose2d(*leaves, **settings)
+        first = k.autograd.grad((y * y).sum(), leaves, create_graph=True)
+        return [y, *first, *k.autograd.grad(sum((g * g).sum() for g in first), leaves)]
+
+    for mine, true in zip(run(kiln), run(torch), strict=True):
+        assert tuple(mine.shape) == tuple(true.shape)
+        assert np.allclose(mine.detach().numpy(), true.detach().numpy(), rtol=1e-10, atol=1e-9)
+
+
+@needs_torch
 @pytest.mark.parametrize("mode", ["zeros", "reflect", "replicate", "circular"])
 def test_padding_modes(mode: str) -> None:
     for settings in ({"padding": "same", "dilation": 2}, {"padding": (1, 2), "stride": 2}):

@@ -1,7 +1,8 @@
 """The "columns" schedule: 256 neighbouring points of the last p dim reduce together, lanes across columns.
 
 The order is that of "rows", element by element; only who is computed next to whom differs. Lane l of a
-column is its rows l, l + 16, ...; the 16 lane accumulators of all columns live in a stack buffer.
+column is its rows l, l + 16, ...; the 16 lane accumulators of all columns live in a stack buffer. Where much
+is kept of each column a unit has fewer of them (`Nest.column_block`).
 
     for unit in begin .. end:                      256 columns of one index of the other p dims
         res[256] = start
@@ -22,7 +23,7 @@ from kiln.codegen.code import LANES, LLVM, Value, llvm_type
 from kiln.codegen.emit import Expression
 from kiln.codegen.frame import EXPENSIVE, POINT, Frame, Step
 from kiln.codegen.memory import element
-from kiln.codegen.nest import COLUMN_BLOCK, Nest
+from kiln.codegen.nest import Nest
 from kiln.codegen.plan import Plan, above
 from kiln.codegen.reduce import Reducer
 from kiln.codegen.rows import CHAIN, GROUP, grouped, identities, steps
@@ -42,7 +43,8 @@ class Columns:
         self.nest = nest
         self.code = self.frame.code
         self.plan = Plan(self.frame, self.column)
-        self.held: dict[int, list[str]] = {}  # column-level values kept in stack buffers of 256
+        self.block = nest.column_block()
+        self.held: dict[int, list[str]] = {}  # column-level values kept in stack buffers of a block
 
     def emit(self) -> str:
         """The kernel's LLVM text."""
@@ -53,10 +55,10 @@ class Columns:
         for d in self.r[1:]:
             self.length = code.mul(self.length, frame.size[d])
         width = frame.size[self.column]
-        blocks = code.op(f"sdiv i64 {code.add(width, str(COLUMN_BLOCK - 1))}, {COLUMN_BLOCK}")
+        blocks = code.op(f"sdiv i64 {code.add(width, str(self.block - 1))}, {self.block}")
         with frame.units([*(frame.size[d] for d in self.outer_dims), blocks]) as position:
-            self.first = code.mul(position[-1], str(COLUMN_BLOCK))
-            self.columns = code.minimum(code.sub(width, self.first), str(COLUMN_BLOCK))
+            self.first = code.mul(position[-1], str(self.block))
+            self.columns = code.minimum(code.sub(width, self.first), str(self.block))
             self.index = dict(zip(self.outer_dims, position))
             where = {**self.index, self.column: self.first}
             self.pointers = [
@@ -82,7 +84,7 @@ class Columns:
         wanted = [n for n in wanted if id(n) not in self.held]
         if not wanted:
             return
-        buffers = [self.code.slot(LLVM[n.type], COLUMN_BLOCK) for n in wanted]
+        buffers = [self.code.slot(LLVM[n.type], self.block) for n in wanted]
 
         def body(j: str, count: str | None, mask: Value | None, values: list[Value]) -> list[Value]:
             scope = self._scope(unit, self._step(self.pointers, {}, j, count, mask), wanted)
@@ -216,16 +218,16 @@ class Columns:
         """Blocks of 16384 rows; the results stay in the held buffers."""
         code = self.code
         kinds = [v.type for v in identities(reducers)]
-        results = [code.slot(LLVM[t], COLUMN_BLOCK) for t in kinds]
-        lanes = [code.slot(LLVM[t], COLUMN_BLOCK * LANES) for t in kinds]
-        chains = [code.slot(LLVM[t], COLUMN_BLOCK) for t in kinds] if self._works_by_row(q) else []
+        results = [code.slot(LLVM[t], self.block) for t in kinds]
+        lanes = [code.slot(LLVM[t], self.block * LANES) for t in kinds]
+        chains = [code.slot(LLVM[t], self.block) for t in kinds] if self._works_by_row(q) else []
         start = [r.machine.spread(v, LANES) for r in reducers for v in r.initial(self.length)]
         self._fill(results, start, "0", self.columns)
         with code.loop("0", self.length, self.nest.block) as block:
             limit = code.minimum(code.add(block.index, str(self.nest.block)), self.length)
             present = code.minimum(code.sub(limit, block.index), str(LANES))
             with code.loop(present, str(LANES), 1) as absent:
-                at = code.mul(absent.index, str(COLUMN_BLOCK))
+                at = code.mul(absent.index, str(self.block))
                 self._fill(lanes, identities(reducers), at, code.add(at, self.columns))
             with code.loop(block.index, limit, GROUP) as group:
                 begins = code.op(f"icmp eq i64 {group.index}, {block.index}")
@@ -249,7 +251,7 @@ class Columns:
         """The chains of one lane in one group: 8 rows 16 apart, added to the lane's accumulators."""
         code = self.code
         first = code.add(group, lane)
-        at = code.mul(lane, str(COLUMN_BLOCK))
+        at = code.mul(lane, str(self.block))
         left = code.op(f"sdiv i64 {code.add(code.sub(limit, first), str(LANES - 1))}, {LANES}")
         count = code.minimum(left, str(CHAIN))
         kept = [code.offset(b, LLVM[v.type], at) for b, v in zip(lanes, identities(reducers))]
@@ -350,7 +352,7 @@ class Columns:
             j = turn.index
             parts = []
             for lane in range(LANES):
-                at = code.add(j, str(lane * COLUMN_BLOCK))
+                at = code.add(j, str(lane * self.block))
                 parts.append([self._get(b, at, t) for b, t in zip(lanes, kinds)])
             half = LANES // 2
             while half:

@@ -32,9 +32,11 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from kiln.ops.scalar import REDUCE, Scalar, program_text, topological
+from kiln.codegen.code import LANES
+from kiln.ops.scalar import REDUCE, WIDTH, Scalar, program_text, topological
 
-COLUMN_BLOCK = 256  # columns reduced together by one unit of a "columns" schedule
+COLUMN_BLOCK = 256  # columns reduced together by one unit of a "columns" schedule, at most
+HELD_BYTES = 160 << 10  # what a unit of columns may hold on the stack: native/threads.h asks for more
 REDUCE_BLOCK = 16384  # the fixed block of the reduction order
 TEXTS = 256  # remembered: a pattern is asked for its text by whoever hands it on
 
@@ -70,7 +72,7 @@ class Nest(NamedTuple):
                    fast).
         "map":     several p dims, no r: a unit is one row, that is one index of all dims but the last.
         "rows":    r dims last in memory: a unit is one p point.
-        "columns": the last p dim is unit-stride and the r dims are not: a unit is COLUMN_BLOCK
+        "columns": the last p dim is unit-stride and the r dims are not: a unit is `column_block()`
                    neighbouring points of the last p dim, at one index of the other p dims.
         "strips":  p r, with stores folded over p: a unit is one lane's rows in one block of REDUCE_BLOCK.
         """
@@ -89,9 +91,31 @@ class Nest(NamedTuple):
         by_column = sum(o.strides[p[-1]] == "1" for o in inputs)
         return "columns" if by_column > by_row else "rows"
 
+    def column_block(self) -> int:
+        """The columns of a unit of schedule "columns": fewer where much is held for each."""
+        columns, each = COLUMN_BLOCK, _held_bytes(self)
+        while columns > LANES and columns * each > HELD_BYTES:
+            columns //= 2
+        return columns
+
     def text(self) -> str:
         """The canonical text: printed form and cache key."""
         return _text(self)
+
+
+def _held_bytes(nest: Nest) -> int:
+    """What the "columns" schedule may hold of a column: accumulators, chains and results of reductions, and
+    values that are computed once per column.
+    """
+    total = 0
+    for node in topological([value for _, value in nest.stores]):
+        if node.op in REDUCE:
+            accumulators = WIDTH[node.args[0].type] // 8 or 1
+            accumulators += 8 if node.op in ("argmax", "argmin") else 0
+            total += (LANES + 2) * accumulators
+        elif node.args:
+            total += WIDTH[node.type] // 8 or 1
+    return total
 
 
 @lru_cache(maxsize=TEXTS)

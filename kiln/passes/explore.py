@@ -40,6 +40,7 @@ from kiln.passes.layout import (
 ALONG = ("scatter", "scan", "sort", "search", "compact")  # kernels that go along one dim
 ALONE = (*ALONG, "attention")  # kernels that nothing joins
 OPAQUE = frozenset({"matmul", *ALONE, "concat", "embed", "write", "blocks"})
+MOST_REDUCTIONS = 24  # in one kernel, which keeps their accumulators on the stack
 DEEPEST = 48  # inline values nested deeper than this are cut by an array
 
 
@@ -350,6 +351,11 @@ def mergeable(strides: Shape, sizes: Shape, d: int) -> bool:
     return strides[d] == strides[d + 1] * sizes[d + 1]
 
 
+def reductions(inline: dict[int, Value]) -> int:
+    """How many of the values computed where they are read are reductions."""
+    return sum(v.node is not None and v.node.op.kind == "reduce" for v in inline.values())
+
+
 class _Visit:
     """One exploration."""
 
@@ -400,6 +406,9 @@ class _Visit:
                 self.scan.rows.append((value, chain, row))
                 self.scan.demand(value)
                 return
+        if kind == "reduce" and not top and reductions(self.scan.inline) == MOST_REDUCTIONS:
+            self.scan.demand(value)
+            return
         self.scan.inline[id(value)] = value
         getattr(self, f"_{kind}", self._views)(node, chain)
 

@@ -24,7 +24,18 @@ from itertools import chain
 from typing import Any
 
 from kiln.graph.graph import Graph, Node, Shape, Value
-from kiln.passes.explore import ALONE, ALONG, Array, Explorer, Frame, Look, Read, Scan
+from kiln.passes.explore import (
+    ALONE,
+    ALONG,
+    MOST_REDUCTIONS,
+    Array,
+    Explorer,
+    Frame,
+    Look,
+    Read,
+    Scan,
+    reductions,
+)  # fmt: skip
 from kiln.passes.factors import factors
 from kiln.passes.inline import Inline, scalar_cost
 from kiln.passes.layout import (
@@ -471,7 +482,9 @@ class Fusion:
     def has_room(self, group: Group, reads: dict[Read, None], inline: dict[int, Value], stores: int) -> bool:
         """Whether a kernel stays of a size that is compiled well."""
         operands = len(group.reads.keys() | reads.keys()) + len(group.roots) + stores
-        return operands <= MOST_OPERANDS and len(group.inline) + len(inline) <= MOST_NODES
+        if operands > MOST_OPERANDS or len(group.inline) + len(inline) > MOST_NODES:
+            return False
+        return reductions(group.inline) + reductions(inline) <= MOST_REDUCTIONS
 
     def _worthwhile(self, group: Group, scan: Scan, joint: Frame) -> bool:
         """Whether a root reads what the group computes or reads as well."""

@@ -13,7 +13,7 @@ A reduction of everything is launched twice with one kernel: over the full block
 
 from __future__ import annotations
 
-from kiln.codegen.nest import COLUMN_BLOCK, Nest, Operand
+from kiln.codegen.nest import Nest, Operand
 from kiln.graph.graph import Shape
 from kiln.graph.size import Dim, quotient
 from kiln.late import later
@@ -189,8 +189,8 @@ def _grid(nest: Nest, sizes: Shape) -> tuple[Dim, Dim]:
     if schedule == "strips":
         return strips(kept[0]), quotient(kept[0] + (LANES - 1), LANES) * reduced
     if schedule == "columns":
-        blocks = quotient(kept[-1] + (COLUMN_BLOCK - 1), COLUMN_BLOCK)
-        return numel(kept[:-1]) * blocks, reduced * COLUMN_BLOCK
+        block = nest.column_block()
+        return numel(kept[:-1]) * quotient(kept[-1] + (block - 1), block), reduced * block
     return numel(kept), reduced
 
 

@@ -62,7 +62,7 @@ void allocation() {
 }
 
 // y[i] = f(x[i]), about 3 ns an element.
-void work(const float* x, float* y, int64_t begin, int64_t end, int) {
+void work(const float* x, float* y, int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
         const float v = x[i];
         float p = 0.1f;

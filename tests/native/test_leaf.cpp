@@ -305,7 +305,8 @@ void fork_in_the_middle(const Arguments&) {
     set_num_threads(3);
     std::atomic<bool> stop{false};
     std::thread other([&] {
-        while (!stop) parallel_for(100, 1, [&](int64_t, int64_t, int) { busy(std::chrono::microseconds(5)); });
+        while (!stop)
+            parallel_for(100, 1, [&](int64_t, int64_t, int) { busy(std::chrono::microseconds(5)); });
     });
     for (int round = 0; round < 30; ++round) {
         const pid_t child = fork();

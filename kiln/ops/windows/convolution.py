@@ -174,10 +174,17 @@ def _convolution_transposed(
         f"Given input size per channel: ({' x '.join(map(str, x.shape[2:]))}). Calculated output size per "
         f"channel: ({' x '.join(map(str, sizes))}). Output size is too small",
     )
+    x = _as_many_as_places(x, more, stride)
     y = convolve_input.handle(
         x, weight, bias, sizes, kernel, stride, padding, dilation, rows_of(weight.shape[0], groups)
     )
     return y if input.ndim == dims + 2 else _reshape(y, tuple(y.shape[1:]))
+
+
+def _as_many_as_places(x: Any, more: Ints, stride: Ints) -> Any:
+    """x with zeros behind it where an output padding makes room for more places than x has."""
+    behind = tuple(m // s for m, s in zip(more, stride))
+    return constant_pad_nd(x, tuple(n for k in reversed(behind) for n in (0, k))) if any(behind) else x
 
 
 # The functions

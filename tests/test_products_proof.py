@@ -1,0 +1,263 @@
+"""Kernels of products, drawn: sizes on both sides of every block, factors that lie anyhow, any cut of units.
+
+Every array ends where readable memory does, and so does the thread's own memory, of which nothing is known.
+KILN_TEST_FULL=1 draws a hundred times as many, each time others.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from codegen_peer import numpy_dtype
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from matmul_peer import DTYPES, TARGETS, Array, Guarded, draw, multiply, run
+from test_codegen_matmul import bias_relu, widened
+from test_codegen_windows import Look, seen
+from test_codegen_windows import run as run_window
+
+from kiln.codegen.matmul import product
+from kiln.codegen.matmul_window import DIMS
+from kiln.codegen.target import Target
+
+FULL = os.environ.get("KILN_TEST_FULL") == "1"
+
+
+def drawn(count: int) -> Any:
+    """The settings of a drawn test: `count` cases, the same ones every time."""
+    return settings(
+        max_examples=count * 100 if FULL else count,
+        derandomize=not FULL,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+def near(*edges: int) -> Any:
+    """Sizes at and around edges."""
+    return st.builds(lambda edge, off: max(edge + off, 0), st.sampled_from(edges), st.integers(-1, 1))
+
+
+ROWS = near(0, 1, 2, 6, 14, 24, 48, 96, 264, 528, 1056)
+COLUMNS = near(0, 1, 2, 8, 16, 32, 64, 128, 256, 512, 1024) | st.integers(1000, 1100)
+DEPTHS = near(0, 1, 2, 4, 16, 32, 64, 256, 512, 1024) | st.integers(0, 100)
+WORK = 4_000_000  # multiply-adds of a case at most
+HUGE = 1 << 26  # bytes
+
+
+class Layout(NamedTuple):
+    """How an array lies: its dims from the one nearest in memory; for each, its stride by what is inside it.
+
+    A way that would take too much memory is "dense" instead.
+    """
+
+    order: tuple[int, int, int]
+    ways: tuple[str, str, str]
+    at_end: bool
+
+    def strides(self, shape: tuple[int, ...], itemsize: int) -> list[int]:
+        """In elements."""
+        strides, extent = [0, 0, 0], 1
+        for dim, way in zip(self.order, self.ways):
+            step = {
+                "dense": extent,
+                "spaced": 3 * extent,
+                "page": -(-extent * itemsize // 4096) * 4096 // itemsize,
+                "line": -(-extent * itemsize // 64) * 64 // itemsize,
+                "huge": HUGE // itemsize if dim == self.order[-1] else extent,
+                "reversed": -extent,
+                "same": 0,
+                "overlapping": max(extent // 2, 1),
+            }[way]
+            if abs(step) * shape[dim] * itemsize > (16 * HUGE if way == "huge" else HUGE // 4):
+                step = extent
+            strides[dim] = step
+            extent = max(extent, extent + abs(step) * (shape[dim] - 1))
+        return strides
+
+
+WAYS = st.sampled_from(
+    ["dense", "dense", "dense", "line", "spaced", "page", "huge", "reversed", "same", "overlapping"]
+)
+LAYOUTS = st.builds(Layout, st.permutations((2, 1, 0)).map(tuple), st.tuples(WAYS, WAYS, WAYS), st.booleans())
+APART = st.sampled_from(["dense", "line", "spaced"])
+OUTS = st.builds(Layout, st.just((2, 1, 0)), st.tuples(st.just("dense"), APART, APART), st.booleans())
+
+
+def lay(guarded: Guarded, values: Array, layout: Layout) -> Array:
+    """An array in memory that ends with it, and holds the values where its places are its own."""
+    strides = layout.strides(values.shape, values.itemsize)
+    reach = [(n - 1) * s for n, s in zip(values.shape, strides) if n]
+    below, above = sum(min(r, 0) for r in reach), sum(max(r, 0) for r in reach)
+    room = guarded.room((above - below + 1) * values.itemsize)
+    first = room.size - (above - below + 1) * values.itemsize if layout.at_end else 0
+    start = first - below * values.itemsize
+    view = np.ndarray(values.shape, values.dtype, room.data, start, [s * values.itemsize for s in strides])
+    view[...] = values
+    return view
+
+
+def check(a: Array, b: Array, got: Array, dtype: str) -> None:
+    """A product is as near the exact one as its chain of k roundings, and one to its dtype, allow."""
+    x, y = widened(a, dtype), widened(b, dtype)
+    if x.dtype == np.int64:
+        assert np.array_equal(got, np.matmul(x, y).astype(got.dtype))
+        return
+    unit = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
+    chain = (x.shape[2] + 2) * (2.0**-53 if dtype == "float64" else 2.0**-24)
+    exact, bound = x @ y, np.abs(x) @ np.abs(y)
+    assert np.all(
+        np.abs(widened(got, dtype) - exact) <= chain * bound + unit * np.abs(exact) + 1e-7 * (unit > 1e-4)
+    )
+
+
+def same(x: Array, y: Array) -> bool:
+    """Bit by bit."""
+    return x.tobytes() == y.tobytes()
+
+
+CUTS = st.lists(st.floats(0, 1, exclude_min=True, exclude_max=True), max_size=4)
+
+
+def places(cuts: list[float], units: int) -> list[int]:
+    """Where units are cut."""
+    return sorted({int(c * units) for c in cuts} - {0, units})
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
+@drawn(12)
+@given(
+    dtype=st.sampled_from([*DTYPES, "float32", "float32", "bfloat16", "bfloat16"]),
+    batch=st.sampled_from([1, 1, 2, 3, 0]), m=ROWS, n=COLUMNS, k=DEPTHS, a_lies=LAYOUTS, b_lies=LAYOUTS,
+    out_lies=OUTS, cuts=CUTS, seed=st.integers(0, 99),
+)  # fmt: skip
+def test_products(
+    target: Target, dtype: str, batch: int, m: int, n: int, k: int, a_lies: Layout, b_lies: Layout,
+    out_lies: Layout, cuts: list[float], seed: int,
+) -> None:  # fmt: skip
+    """Near the exact product; the bits of contiguous factors in one go, and of one row alone."""
+    m, k = min(m, WORK // max(n * batch, 1)), min(k, WORK // max(m * n * batch, 1))
+    rng, guarded = np.random.default_rng(seed), Guarded()
+    a = lay(guarded, draw(rng, dtype, batch, m, k), a_lies)
+    b = lay(guarded, draw(rng, dtype, batch, k, n), b_lies)
+    out = lay(guarded, np.full((batch, m, n), 0x5A, numpy_dtype(dtype)), out_lies)
+    memory = guarded.rooms[-1]
+    before = memory.copy()
+    spec = product(dtype)
+    run(spec, a, b, [out], target=target, cuts=places(cuts, spec.units(batch, m, n)))
+    got = out.copy()
+    check(a, b, got, dtype)
+    assert same(got, multiply(a.copy(), b.copy(), dtype, target))
+    out[...] = np.full((), 0x5A, out.dtype)
+    assert same(memory, before), "written beside the output"
+    if batch and m and n:
+        row = np.empty((batch, 1, n), out.dtype)
+        at = int(rng.integers(m))
+        run(spec._replace(row=True), a[:, at : at + 1], b, [row], target=target)
+        assert same(row, got[:, at : at + 1])
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
+@drawn(4)
+@given(
+    dtype=st.sampled_from(["float32", "float32", "float64", "bfloat16"]), batch=st.sampled_from([1, 2]),
+    m=ROWS, n=COLUMNS, k=DEPTHS, lies=LAYOUTS, classes=st.sampled_from(["001", "010", "000", "ss1", "sss"]),
+    cuts=CUTS, seed=st.integers(0, 99),
+)  # fmt: skip
+def test_fused(
+    target: Target, dtype: str, batch: int, m: int, n: int, k: int, lies: Layout, classes: str,
+    cuts: list[float], seed: int,
+) -> None:  # fmt: skip
+    """A scale, a bias and relu have the bits of the same done to the product; in bfloat16, to its sums."""
+    m, k = min(m, WORK // max(n * batch, 1)), min(k, WORK // max(m * n * batch, 1))
+    rng, guarded = np.random.default_rng(seed), Guarded()
+    a = lay(guarded, draw(rng, dtype, batch, m, k), lies)
+    b = lay(guarded, draw(rng, dtype, batch, k, n), lies)
+    shape = tuple(1 if c == "0" else size for c, size in zip(classes, (batch, m, n)))
+    bias = draw(rng, dtype, *shape)
+    bias = np.asfortranarray(bias) if classes == "sss" else bias
+    bias = np.broadcast_to(bias, (batch, m, n))
+    pre, out = (np.empty((batch, m, n), numpy_dtype(dtype)) for _ in range(2))
+    spec = bias_relu(tuple(classes), dtype)
+    run(spec, a, b, [pre, out, bias], [0.75], target, places(cuts, spec.units(batch, m, n)))
+    plain = multiply(a.copy(), b.copy(), dtype, target)
+    if dtype == "bfloat16":
+        check_fused(a, b, bias, pre)
+        assert same(out, np.where(pre >> 15 == 1, np.uint16(0), pre))
+        return
+    expected = plain * plain.dtype.type(0.75) + bias
+    assert same(pre, expected)
+    assert same(out, np.where(expected < 0, expected.dtype.type(0), expected))
+
+
+def check_fused(a: Array, b: Array, bias: Array, got: Array) -> None:
+    """The scaled product of bfloat16 and a bias, rounded once."""
+    x, y, z = (widened(v, "bfloat16") for v in (a, b, bias))
+    exact, bound = x @ y * 0.75 + z, np.abs(x) @ np.abs(y) + np.abs(z)
+    chain = (a.shape[2] + 4) * 2.0**-24
+    assert np.all(np.abs(widened(got, "bfloat16") - exact) <= chain * bound + 2.0**-8 * np.abs(exact) + 1e-30)
+
+
+LARGE = [
+    (4230, 70, 20), (4224, 130, 3), (529, 1050, 40), (1060, 1100, 9), (60, 1024, 1030), (49, 1037, 515),
+    (26, 600, 2100), (8500, 33, 2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
+@pytest.mark.parametrize("dtype", DTYPES if FULL else ["float32", "bfloat16"])
+def test_large(dtype: str, target: Target, rng: np.random.Generator) -> None:
+    """Several groups of rows, runs of several units of columns, several segments; cut anywhere."""
+    for m, n, k in LARGE:
+        a, b = draw(rng, dtype, 1, m, k), draw(rng, dtype, 1, k, n)
+        got = multiply(a, b, dtype, target)
+        if FULL or np.dtype(got.dtype).kind == "f":
+            check(a, b, got, dtype)
+        units = product(dtype).units(1, m, n)
+        for _ in range(20 if FULL else 1):
+            cuts = sorted(set((rng.choice(units - 1, 5) + 1).tolist()))
+            assert same(multiply(a, b, dtype, target, cuts), got), (m, n, k, cuts)
+        rows, columns = (np.sort(rng.choice(size, 20)) for size in (m, n))
+        part = multiply(a[:, rows], b[:, :, columns], dtype, target)
+        assert same(part, got[:, rows][:, :, columns]), (m, n, k)
+
+
+STEPS = st.sampled_from([1, 1, 1, 2, 3, 5, 9, 30, 64, 0, -1, -7])
+KERNEL = st.lists(st.tuples(st.integers(1, 5), STEPS), min_size=1, max_size=DIMS)
+IMAGE = st.lists(st.tuples(near(1, 3, 8, 16, 30).filter(bool), STEPS), min_size=1, max_size=DIMS - 1)
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
+@drawn(10)
+@given(
+    dtype=st.sampled_from([*DTYPES, "float32", "bfloat16"]), kernel=KERNEL, image=IMAGE,
+    deep=st.sampled_from([1, 1, 3, 40, 300]), m=st.sampled_from([1, 2, 5, 13, 25, 50]),
+    images=st.sampled_from([1, 1, 2, 5]), cuts=CUTS, at_end=st.booleans(), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_windows(
+    target: Target, dtype: str, kernel: list[tuple[int, int]], image: list[tuple[int, int]], deep: int,
+    m: int, images: int, cuts: list[float], at_end: bool, seed: int,
+) -> None:  # fmt: skip
+    """The product over any window has the bits of the product with the window written out."""
+    k, n = ((deep * kernel[0][0], kernel[0][1]), *kernel[1:]), tuple(image)
+    depth, columns = (int(np.prod([size for size, _ in dims])) for dims in (k, n))
+    if m * depth * columns * images > WORK:
+        images, k = 1, (kernel[0], *kernel[1:])
+        depth = int(np.prod([size for size, _ in k]))
+    if m * depth * columns * images > 4 * WORK:
+        n = n[:1]
+        columns = n[0][0]
+    reach = [(size - 1) * step for size, step in (*k, *n)]
+    first, size = -sum(min(r, 0) for r in reach), sum(abs(r) for r in reach) + 1
+    rng, guarded = np.random.default_rng(seed), Guarded()
+    look = Look(size, k, n, first)
+    x = guarded.place(draw(rng, dtype, images * size), at_end)
+    a = guarded.place(draw(rng, dtype, m, depth), at_end)
+    out = guarded.place(np.zeros((images, m, columns), numpy_dtype(dtype)), at_end)
+    units = product(dtype).units(1, m, images * columns)
+    run_window(a, x, look, images, size, out, dtype, target, places(cuts, units))
+    expected = multiply(np.broadcast_to(a, (images, *a.shape)), seen(x, look, images, size), dtype, target)
+    assert same(out, expected)
