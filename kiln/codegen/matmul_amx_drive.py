@@ -24,6 +24,7 @@ from kiln.codegen.matmul_amx import (
     PANEL_BYTES,
     PITCH,
     ROW,
+    STEP_BYTES,
     STEP_WORDS,
 )
 from kiln.codegen.matmul_drive import SCRATCH_BYTES, SUMS_BYTES
@@ -37,6 +38,7 @@ ROWS = 96  # of A at a time: whole blocks
 CROWDED = (
     32768  # rows of A a multiple of this many bytes apart share few sets of the second cache, and are copied
 )
+NEAR = 16  # steps that go by all rows at a time: their part of a panel stays in the first cache
 STAGE = 64  # k of a window, or of an A that must be turned, at a time
 TURN = 4  # words that can be turned at least
 A_PITCH = DEPTH + LINE  # between packed rows of A, so that they fall into different cache sets
@@ -95,7 +97,9 @@ class _Driver(Driver):
         whole = code.op(f"sdiv i64 {depth}, {self.factor.together}")
         whole = code.choose(code.both(beside, code.compare("sge", whole, str(TURN))), whole, "0")
         with code.when(code.compare("ne", whole, "0")), self._panels(run) as (left, cols, panel):
-            code.run("turn", f"ptr {code.at(src, code.mul(left, cs))}", cs, panel, str(ROW), whole, cols)
+            code.run(
+                "turn", f"ptr {code.at(src, code.mul(left, cs))}", cs, f"ptr {panel}", str(ROW), whole, cols
+            )
         done = code.mul(whole, str(self.factor.together))
         self._words(
             code.at(src, code.mul(done, ks)), (ks, cs), code.at(self.packed_b, code.mul(whole, str(ROW))),
@@ -108,7 +112,7 @@ class _Driver(Driver):
         code = self.code
         with code.times(run.columns, PANEL) as left:
             cols = code.minimum(code.sub(run.columns, left), str(PANEL))
-            yield left, cols, f"ptr {self._panel(left)}"
+            yield left, cols, self._panel(left)
 
     def _panel(self, left: str) -> str:
         """Where the panel that begins `left` columns into the run is packed."""
@@ -131,7 +135,7 @@ class _Driver(Driver):
             )  # fmt: skip
             row = code.op(f"sdiv i64 {at}, {self.factor.together}")
             filled = code.minimum(code.sub(rows, row), str(STAGE // self.factor.together))
-            into = code.at(panel.split()[1], code.mul(row, str(ROW)))
+            into = code.at(panel, code.mul(row, str(ROW)))
             self._words(self.stage, (str(LINE), self.bytes), into, part, str(PANEL), filled)
 
     # -- A and tiles --------------------------------------------------------------------------------
@@ -140,8 +144,8 @@ class _Driver(Driver):
         """A where it lies if its k lie side by side and its rows in many cache sets, else packed."""
         code = self.code
         a = self.reach(self.a, a_batch=run.batch, a_row=run.row, a_k=from_k)
-        first = f"i1 {code.compare('eq', from_k, '0')}"
-        rs, packed = self.stride["a_row"], f"ptr {self.packed_a}"
+        first = code.compare("eq", from_k, "0")
+        rs, packed = self.stride["a_row"], self.packed_a
         beside = code.compare("eq", self.stride["a_k"], self.bytes)
         spread = code.compare("ne", code.op(f"and i64 {rs}, {CROWDED - 1}"), "0")
         with code.either(code.both(beside, spread)) as badly:
@@ -150,21 +154,31 @@ class _Driver(Driver):
             done = code.mul(whole, str(LINE))
             with code.when(code.compare("slt", whole, steps)):
                 rest = f"ptr {code.at(a, done)}"
-                code.run("lines", rest, rs, packed, str(LINE), run.rows, code.sub(bytes, done))
-            self._sums(run, (f"ptr {a}", rs, whole, packed), steps, sums, first)
+                code.run("lines", rest, rs, f"ptr {packed}", str(LINE), run.rows, code.sub(bytes, done))
+            self._sums(run, (a, rs, whole, packed), steps, sums, first)
             next(badly)
             with code.either(beside) as apart:
                 bytes = code.mul(depth, self.bytes)
-                code.run("lines", f"ptr {a}", rs, packed, str(A_PITCH), run.rows, bytes)
+                code.run("lines", f"ptr {a}", rs, f"ptr {packed}", str(A_PITCH), run.rows, bytes)
                 next(apart)
                 self._turn_a(a, run.rows, depth)
             self._sums(run, (packed, str(A_PITCH), steps, packed), steps, sums, first)
 
     def _sums(self, run: Run, a: tuple[str, ...], steps: str, c: str, first: str) -> None:
         """Some rows' products with every panel: A, the distance of its rows, its whole steps, the rest."""
-        with self._panels(run) as (left, _, panel):
-            into = self.code.at(c, self.code.mul(left, str(self.element.bytes)))
-            self.code.run("tile", *a, panel, steps, f"ptr {into}", first, run.rows)
+        code = self.code
+        place, rs, whole, rest = a  # pointers without their type
+        with self._panels(run) as (left, _, panel), code.times(steps, NEAR) as done:
+            few = code.minimum(code.sub(steps, done), str(NEAR))
+            filled = code.minimum(code.sub(whole, done), few)
+            begins = code.both(first, code.compare("eq", done, "0"))
+            into = code.at(c, code.mul(left, str(self.element.bytes)))
+            x = code.at(place, code.mul(done, str(LINE)))
+            y = code.at(panel, code.mul(done, str(STEP_BYTES)))
+            code.run(
+                "tile", f"ptr {x}", rs, filled, f"ptr {rest}", f"ptr {y}", few, f"ptr {into}", f"i1 {begins}",
+                run.rows,
+            )  # fmt: skip
 
     def _turn_a(self, src: str, rows: str, depth: str) -> None:
         """Rows of A at packed_a: as words, with rows as columns, then those turned."""
