@@ -146,6 +146,7 @@ NARROWER = {
         "ldexp ndtr tanhshrink".split(),
         "PyTorch keeps the inner function's value; it is computed again while the gradient is written",
     ),
+    "lstm_cell": "PyTorch keeps the tanh of the new cell's value, which is computed again here",
     "corrcoef": "PyTorch keeps the rows less their means, as large as what it was given",
     "cosine_embedding_loss": "PyTorch keeps masks of the target, which is read again here",
     "take_along_dim": "PyTorch makes another index of the one it is given, which is read as it is here",

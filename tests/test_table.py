@@ -37,6 +37,7 @@ DTYPES = {
     "bool": ("bool",),
     "whole": ("int64", "int16"),
     "int8 uint8": ("int8", "uint8"),
+    "float32 float64": ("float32", "float64"),
     "all": ("float32", "float64", "float16", "int64", "uint8", "bool"),
 }
 CASES = [(op, dtype) for op in OPS for dtype in DTYPES[op.dtypes]]
