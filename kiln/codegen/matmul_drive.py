@@ -16,9 +16,7 @@ read where it lies.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
+from kiln.codegen.code import LANES
 from kiln.codegen.matmul_finish import Arguments
 from kiln.codegen.matmul_pack import clear
 from kiln.codegen.matmul_text import Routine
@@ -34,7 +32,6 @@ PACK_BYTES = 4096  # ... or if its rows are less than a page apart and its vecto
 ROW_PITCH = SEGMENT + 16  # elements between copied rows of A, so that rows fall into different cache sets
 CROWDED = 4096  # bytes: rows of A a multiple of it apart share few cache sets, k so far apart pages: copied
 SUMS_BYTES = 528 << 10  # of sums that are not finished yet
-NEAR = 32  # k of B that are computed for all panels before the next: their rows are on as many pages
 APART = 128  # bytes between packed panels, which are written side by side
 
 
@@ -76,7 +73,7 @@ class _Driver(Driver):
         self.panel, self.panel_bytes = VECTORS * element.lanes(target), VECTORS * target.vector_bits // 8
         self.apart = SEGMENT * self.panel_bytes + APART
         direct = plain is not None and not window
-        self.wide_units = WIDE_UNITS if direct else SUM_UNITS
+        self.wide_units = WIDE_UNITS if direct and "second" not in turned else SUM_UNITS
         self.pitch = self.panel_bytes if direct else self.wide_units * UNIT_BYTES
         self.group_units = SUMS_BYTES // self.pitch // UNIT_ROWS
         self.b_lies, self.b_step = self.code.slot("ptr"), self.code.slot("i64")
@@ -146,27 +143,22 @@ class _Driver(Driver):
         code.line(f"store ptr {self.b}, ptr {self.b_lies}")
         code.set(self.b_step, pitch)
         filled = code.op(f"xor i1 {self.empty}, true")
-        with self._each_panel(run) as (at, columns, into):
+        beside = self.turned["second"] or self.panel < LANES  # one panel at a time
+        with code.times(run.columns, self.panel) as at:
+            columns = code.minimum(code.sub(run.columns, at), str(self.panel))
+            into, column = self._packed_panel(at), code.add(run.column, at)
             ragged = code.compare("slt", columns, str(self.panel))
             with code.when(code.op(f"or i1 {ragged}, {self.empty}")):
                 clear(code, self.element, into, code.mul(depth, pitch))
-            if self.turned["second"]:
-                with code.when(filled):
-                    self._turn_b([run.batch, code.add(run.column, at), columns, from_k, depth], into)
-        if not self.turned["second"]:
-            with code.when(filled), code.times(depth, NEAR) as k:
-                place = [run.batch, code.add(from_k, k), code.minimum(code.sub(depth, k), str(NEAR))]
-                with self._each_panel(run) as (at, columns, panel):
-                    part = [*place, code.add(run.column, at), columns]
-                    self._compute("second", part, code.at(panel, code.mul(k, pitch)), pitch)
+            with code.when(filled if beside else "false"):
+                if self.turned["second"]:
+                    self._turn_b([run.batch, column, columns, from_k, depth], into)
+                else:
+                    self._compute("second", [run.batch, from_k, depth, column, columns], into, pitch)
+        with code.when("false" if beside else filled):
+            whole = [run.batch, from_k, depth, run.column, run.columns]
+            self._compute("second", whole, self.packed, pitch, self.apart)
         return "false"
-
-    @contextmanager
-    def _each_panel(self, run: Run) -> Iterator[tuple[str, str, str]]:
-        """The panels of a run: first column, columns, where it is packed."""
-        code = self.code
-        with code.times(run.columns, self.panel) as at:
-            yield at, code.minimum(code.sub(run.columns, at), str(self.panel)), self._packed_panel(at)
 
     def _turn_b(self, rectangle: list[str], into: str) -> None:
         """A panel whose neighbours lie along k: columns where A's rows will be, then turned."""
@@ -177,9 +169,12 @@ class _Driver(Driver):
         deep = code.choose(code.compare("slt", depth, least), least, depth)
         code.run("turn", f"ptr {self.copied}", pitch, f"ptr {into}", str(self.panel_bytes), deep, columns)
 
-    def _compute(self, name: str, rectangle: list[str], into: str, pitch: str) -> None:
-        """Computes a block of a factor: of a batch index, some rows from one on, some columns from one on."""
-        self.code.run(name, "ptr %ptr", "ptr %arg", *rectangle, f"ptr {into}", pitch)
+    def _compute(self, name: str, rectangle: list[str], into: str, pitch: str, apart: int = 0) -> None:
+        """Computes a block of a factor: of a batch index, some rows from one on, some columns from one on;
+        `apart` are the bytes from panel to panel, if there are several.
+        """
+        step = apart or self.panel_bytes
+        self.code.run(name, "ptr %ptr", "ptr %arg", *rectangle, f"ptr {into}", pitch, str(step))
 
     def _pack_b(self, run: Run, from_k: str, depth: str) -> str:
         """Packs panels by how B lies.

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from kiln.codegen.code import LANES, Value, llvm_type
 from kiln.codegen.emit import Expression, rare_families
 from kiln.codegen.matmul_text import Routine
-from kiln.codegen.matmul_tile import Element
+from kiln.codegen.matmul_tile import VECTORS, Element
 from kiln.codegen.memory import Memory
 from kiln.codegen.nest import Operand
 from kiln.codegen.target import Target
@@ -58,7 +58,8 @@ class _Rectangle:
         stores: tuple[tuple[int, Scalar], ...],
     ) -> None:
         params = "ptr %ptr, ptr %arg, i64 %batch, i64 %row, i64 %rows, i64 %col, i64 %cols, ptr %src, i64 %ss"
-        self.code = Routine(target, name, params)
+        self.fills = any(k == 0 for k, _ in stores)
+        self.code = Routine(target, name, params + (", i64 %ps" if self.fills else ""))
         self.memory = Memory(self.code)
         self.element, self.arguments, self.stores = element, arguments, stores
         self.nodes = topological([value for _, value in stores])
@@ -135,6 +136,10 @@ class _Rectangle:
         mask = None if count is None else memory.mask(count)
         place = {k: code.at(row[k], code.mul(c, unit[k])) for k in self.used}
         address = code.at(src, code.mul(c, str(element.bytes)))
+        if self.fills:  # the panels before, where they are not side by side
+            panel = VECTORS * element.lanes(code.target)
+            gap = code.sub("%ps", str(panel * element.bytes))
+            address = code.at(address, code.mul(code.op(f"sdiv i64 {c}, {panel}"), gap))
 
         def leaf(node: Scalar) -> Value:
             k = node.data
@@ -192,5 +197,7 @@ def compute(target: Target, name: str, element: Element, arguments: Arguments, v
     """A routine that computes a block of a factor: rows x cols elements at src, from (batch, row, col) on.
 
     each row:  each 16 columns:  x_k = load operand k;  store src, expression(x)
+
+    Panels of two vectors of columns lie `ps` bytes apart: side by side in a block of rows.
     """
     return _Rectangle(target, name, element, arguments, ((0, value),)).write()

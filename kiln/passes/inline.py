@@ -2,9 +2,9 @@
 
     relu(x) @ w    (q * scale) @ k    codes.to(float32) @ v    g * (y > 0) @ w
 
-The first factor is computed again for every 1024 columns of the result (256, if an epilogue follows), the
-second for every 4224 rows (528). So it is done for pointwise values of at most CHEAP operations, of which all
-matrices that are read
+The first factor is computed again for every 1024 columns of the result (256 before an epilogue or
+beside a computed B), the second for every 4224 rows (528). It is done for pointwise
+values of at most CHEAP operations, of which all matrices that are read
 
     are there anyway     inputs, or read by others too: else the kernel that makes one can make the factor
     are few              one, or two if nothing but this product reads the factor
