@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -338,6 +339,7 @@ def test_without_it_by_the_environment(tmp_path: Path) -> None:
     found = {}
     for asked in ("", "-amx-bf16", "", "x86-64-v4"):
         env = {
+            **os.environ,
             "KILN_TARGET_FEATURES": asked,
             "KILN_CACHE_DIR": str(tmp_path),
             "PYTHONPATH": str(Path(kiln.__file__).parents[1]),
