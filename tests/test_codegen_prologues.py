@@ -15,7 +15,7 @@ from kiln.codegen.target import Target
 from kiln.ops.kinds import COMPUTE
 from kiln.ops.scalar import Scalar, const, convert, round_to, select
 
-DTYPES = ["float32", "float64", "float16", "int64", "int8"]
+DTYPES = ["float32", "float64", "float16", "int64"]
 
 
 def scaled(dtype: str, first: bool, second: bool, turned: bool) -> MatmulSpec:

@@ -16,6 +16,9 @@ read where it lies.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from kiln.codegen.code import LANES
 from kiln.codegen.matmul_finish import Arguments
 from kiln.codegen.matmul_pack import clear
