@@ -195,7 +195,8 @@ Scratch scratch_of(const Step& step, const int64_t* slots, int threads) {
     constexpr size_t line = 64;  // no two threads share one
     if (step.scratch < 0) return {};
     const size_t bytes = checked_nbytes(slots[step.scratch], sizeof(int64_t));
-    if (!worth_threads(slots[step.units], slots[step.grain])) threads = 1;
+    const int64_t units = slots[step.units], grain = std::max<int64_t>(slots[step.grain], 1);
+    threads = worth_threads(units, grain) ? int(std::min<int64_t>(threads, (units - 1) / grain + 1)) : 1;
     return {nullptr, (bytes + line - 1) / line * line, threads, step.pointers.size()};
 }
 

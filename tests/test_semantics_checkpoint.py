@@ -358,12 +358,12 @@ class TestMistakes:
             checkpoint(bad, tensor(1, 2, grad=True)).backward()
 
 
-ONE = 2048 * 64 * 4  # bytes of one activation
+ONE = 16384 * 64 * 4  # bytes of one activation
 
 
 def peak(way: Any, call: Any, depth: int = 4) -> int:
     """Activations in use at most during a step through `depth` stages of three products each."""
-    x, w = normal(2048, 64).requires_grad_(), normal(64, 64)
+    x, w = normal(16384, 64).requires_grad_(), normal(64, 64)
 
     def stage(t: Any) -> Any:
         for _ in range(3):
@@ -399,7 +399,8 @@ def test_peak_memory(way: Any) -> None:
     finally:
         _core.set_check(before)
     assert without >= 12
-    assert with_it <= 4 + 3 + 4  # a tensor a stage, one stage computed again, gradients and what runs
+    # a tensor a stage, one stage computed again, gradients and what runs, the memory that products work in
+    assert with_it <= 4 + 3 + 4 + 1
 
 
 def test_nested_keeps_only_the_outermost() -> None:

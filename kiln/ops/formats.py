@@ -28,7 +28,7 @@ def is_contiguous(self: Any, memory_format: Any = None) -> bool:
 def in_format(op: str, x: Any, memory_format: Any) -> Any:
     """x itself if it lies in that format, else a copy that does; RuntimeError for another number of dims."""
     keeps = str(memory_format) == "kiln.preserve_format"
-    return x if keeps or is_contiguous(x, memory_format) else copied(op, x, memory_format)
+    return x if keeps or x.is_contiguous(memory_format) else copied(op, x, memory_format)
 
 
 def copied(op: str, x: Any, memory_format: Any) -> Any:
@@ -60,7 +60,7 @@ def contiguous(self: Any, memory_format: Any = None) -> Any:
     >>> kiln.zeros(2, 3).t().contiguous().is_contiguous()
     True
     """
-    if is_contiguous(self, memory_format):
+    if self.is_contiguous(memory_format):
         return self
     if str(memory_format) == "kiln.preserve_format":
         raise RuntimeError("preserve memory format is unsupported by the contiguous operator")
