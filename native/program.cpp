@@ -81,7 +81,8 @@ void launch(Kernel& kernel, const std::string& name, void* const* pointers, cons
         FloatEnvironment environment;
         range(0, units, 0);
     } else {
-        parallel_for(units, grain, range, scratch ? scratch->threads : get_num_threads());
+        scratch ? parallel_for(units, grain, range, scratch->threads, 2)  // what is packed serves a range
+                : parallel_for(units, grain, range);
     }
     if (timed) [[unlikely]]
         note_launch(name, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());

@@ -29,7 +29,6 @@ namespace kiln {
 namespace {
 
 constexpr int most_threads = 1024;
-constexpr int chunks_per_thread = 8;  // small enough that a late or displaced thread costs little
 constexpr auto longest_spin = std::chrono::microseconds(5);  // then sleep: a neighbour may need the core
 
 thread_local bool inside_job = false;  // in a body: another parallel_for runs inline
@@ -273,12 +272,12 @@ void set_num_threads(int count) {
 }
 
 void parallel_for(int64_t units, int64_t grain,
-                  FunctionRef<void(int64_t begin, int64_t end, int thread)> body, int threads) {
+                  FunctionRef<void(int64_t begin, int64_t end, int thread)> body, int threads, int ranges) {
     if (units <= 0) return;
     grain = std::max<int64_t>(grain, 1);
     if (units > grain && !inside_job) {
         const int64_t grains = (units - 1) / grain + 1;
-        const int64_t chunk = grain * ((grains - 1) / (threads * chunks_per_thread) + 1);
+        const int64_t chunk = grain * ((grains - 1) / (int64_t(threads) * ranges) + 1);
         const int64_t helpers = std::min<int64_t>(threads, (units - 1) / chunk + 1) - 1;
         if (helpers > 0) {
             Job job{body, units, chunk};

@@ -37,11 +37,12 @@ int get_num_threads();
 // Calls body(begin, end, thread) on disjoint ranges that together are [0, units), from this thread and the
 // pool's, and returns when all are done. Ranges are multiples of `grain` long, except the last; with one
 // range, one thread, inside another parallel_for, or while another thread uses the pool, the body runs here
-// in one call. `thread` is each one's own, below `threads`. The body must not throw and
-// must not touch the interpreter; it runs in the default float environment.
+// in one call. `thread` is each one's own, below `threads`. A thread gets about `ranges`: with many, one that
+// is late or displaced costs little. The body must not throw and must not touch the interpreter; it runs in
+// the default float environment.
 void parallel_for(int64_t units, int64_t grain,
                   FunctionRef<void(int64_t begin, int64_t end, int thread)> body,
-                  int threads = get_num_threads());
+                  int threads = get_num_threads(), int ranges = 8);
 
 void set_num_threads(int count);  // Error{runtime} unless 1 <= count <= 1024
 
