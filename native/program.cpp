@@ -47,10 +47,6 @@ void note_launch(const std::string& name, double seconds) {
     line->seconds += seconds;
 }
 
-}  // namespace
-
-namespace {
-
 // A range of units, with the thread's own memory.
 void run_range(KernelFunction function, void* const* pointers, const int64_t* args, const Scratch& scratch,
                int64_t begin, int64_t end, int thread) {

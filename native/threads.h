@@ -33,6 +33,7 @@ private:
 // How many threads one parallel_for uses at most, this one included. At first KILN_NUM_THREADS, or the
 // physical cores this process may run on.
 int get_num_threads();
+void set_num_threads(int count);  // Error{runtime} unless 1 <= count <= 1024
 
 // Calls body(begin, end, thread) on disjoint ranges that together are [0, units), from this thread and the
 // pool's, and returns when all are done. Ranges are multiples of `grain` long, except the last; with one
@@ -43,8 +44,6 @@ int get_num_threads();
 void parallel_for(int64_t units, int64_t grain,
                   FunctionRef<void(int64_t begin, int64_t end, int thread)> body,
                   int threads = get_num_threads(), int ranges = 8);
-
-void set_num_threads(int count);  // Error{runtime} unless 1 <= count <= 1024
 
 // Raises where this thread has less stack left: a kernel of many sums down columns has up to 230 KiB there. A
 // nanosecond.

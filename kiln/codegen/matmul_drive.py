@@ -146,21 +146,23 @@ class _Driver(Driver):
         code.line(f"store ptr {self.b}, ptr {self.b_lies}")
         code.set(self.b_step, pitch)
         filled = code.op(f"xor i1 {self.empty}, true")
-        beside = self.turned["second"] or self.panel < LANES  # one panel at a time
+        alone = self.panel < LANES  # one panel at a time: 16 columns are more
         with code.times(run.columns, self.panel) as at:
             columns = code.minimum(code.sub(run.columns, at), str(self.panel))
             into, column = self._packed_panel(at), code.add(run.column, at)
             ragged = code.compare("slt", columns, str(self.panel))
             with code.when(code.op(f"or i1 {ragged}, {self.empty}")):
                 clear(code, self.element, into, code.mul(depth, pitch))
-            with code.when(filled if beside else "false"):
-                if self.turned["second"]:
+            if self.turned["second"]:
+                with code.when(filled):
                     self._turn_b([run.batch, column, columns, from_k, depth], into)
-                else:
+            elif alone:
+                with code.when(filled):
                     self._compute("second", [run.batch, from_k, depth, column, columns], into, pitch)
-        with code.when("false" if beside else filled):
-            whole = [run.batch, from_k, depth, run.column, run.columns]
-            self._compute("second", whole, self.packed, pitch, self.apart)
+        if not self.turned["second"] and not alone:
+            with code.when(filled):
+                whole = [run.batch, from_k, depth, run.column, run.columns]
+                self._compute("second", whole, self.packed, pitch, self.apart)
         return "false"
 
     def _turn_b(self, rectangle: list[str], into: str) -> None:
@@ -292,17 +294,14 @@ class _Driver(Driver):
             columns = Run(run.batch, run.column, run.columns, run.row, run.rows)
             first = code.compare("eq", from_k, "0")
             self._tile(columns, (self.packed, pitch), (self.copied, pitch), first, depth)
-        if self.plain is None:
-            code.run("turn", f"ptr {self.copied}", pitch, f"ptr {self.sums}", whole, run.rows, run.columns)
-            self.finish(run, self.sums, whole)
-            return
-        lanes = self.panel // VECTORS
-        direct = code.compare("eq", code.op(f"and i64 {run.columns}, {lanes - 1}"), "0")
-        out = code.at(
-            self.reach(self.c, c_batch=run.batch, c_row=run.row), code.mul(run.column, str(element.bytes))
-        )
-        into = code.choose(direct, out, self.sums, "ptr")
-        apart = code.choose(direct, self.stride["c_row"], whole)
+        into, apart, direct = self.sums, whole, "false"
+        if self.plain is not None:  # whole vectors: turn writes no others
+            lanes = self.panel // VECTORS
+            direct = code.compare("eq", code.op(f"and i64 {run.columns}, {lanes - 1}"), "0")
+            out = self.reach(self.c, c_batch=run.batch, c_row=run.row)
+            out = code.at(out, code.mul(run.column, str(element.bytes)))
+            into = code.choose(direct, out, self.sums, "ptr")
+            apart = code.choose(direct, self.stride["c_row"], whole)
         code.run("turn", f"ptr {self.copied}", pitch, f"ptr {into}", apart, run.rows, run.columns)
         with code.when(code.op(f"xor i1 {direct}, true")):
             self.finish(run, self.sums, whole)

@@ -27,8 +27,7 @@ class Run:
 class Driver:
     """The routine kernel under construction; strides in bytes.
 
-    `plain` is the operand that takes sums as they are, if one does; `window` the place of the arguments of a
-    B that is a window.
+    `plain` is the operand that takes sums as they are, if one does; `window`: B is one.
     """
 
     group_units: int  # row units in a group, at most
