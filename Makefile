@@ -14,7 +14,7 @@ FUZZ_COUNT ?= 2000
 FUZZ_SEED ?= $(shell date +%s)
 # Every file but those that run no core, or the same kernels once more; of the table's grid, one test of each kind.
 ASAN_TESTS ?= tests/test_native_leaf.py $(filter-out tests/test_native_leaf.py tests/test_ops.py tests/test_codegen_%.py \
-    tests/test_layers.py tests/test_graph.py tests/test_passes.py tests/test_strips.py tests/test_plans.py tests/test_scalar_math.py \
+    tests/test_layers.py tests/test_graph.py tests/test_passes.py tests/test_simplify.py tests/test_strips.py tests/test_plans.py tests/test_scalar_math.py \
     tests/test_table.py tests/test_docs.py, $(wildcard tests/test_*.py)) \
     $(addprefix tests/test_ops.py::,test_operands_are_not_written test_errors)
 

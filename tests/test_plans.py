@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_runner import describe, trace
-from test_passes import FORWARD, F, check, launches, normal
+from test_passes import FORWARD, check, launches, normal
+from test_simplify import F
 
 from kiln import ops
 from kiln.ops.record import find
