@@ -78,13 +78,16 @@ class _Driver(Driver):
         direct = plain is not None and not window
         self.wide_units = WIDE_UNITS if direct and "second" not in turned else SUM_UNITS
         self.pitch = self.panel_bytes if direct else self.wide_units * UNIT_BYTES
-        self.group_units = SUMS_BYTES // self.pitch // UNIT_ROWS
         self.b_lies, self.b_step = self.code.slot("ptr"), self.code.slot("i64")
         self.a_place, self.a_row, self.a_k = (
             self.code.slot("ptr"),
             self.code.slot("i64"),
             self.code.slot("i64"),
         )
+
+    def limits(self) -> tuple[str, str]:
+        """As many rows as there is room for sums."""
+        return str(SUMS_BYTES // self.pitch // UNIT_ROWS), str(self.wide_units)
 
     def run(self, run: Run) -> None:
         """Segments of k, in ascending order; for each, the rows."""
