@@ -144,7 +144,7 @@ class _Tile:
             here = code.at("%end", code.mul(row, str(LINE)))
             self._step([here, code.at(here, str(HEIGHT * LINE))][:high], str(LINE), "%whole")
         for tile, place in enumerate(places):
-            self.tiles("tilestored64", f"i8 {tile}", f"ptr {place}", f"i64 %cs")
+            self.tiles("tilestored64", f"i8 {tile}", f"ptr {place}", "i64 %cs")
 
     def _step(self, a: Sequence[str], stride: str, step: str) -> None:
         """Sums take the products of one step."""

@@ -52,7 +52,7 @@ class _Driver(Driver):
         self.bytes = str(self.factor.bytes)
 
     def limits(self) -> tuple[str, str]:
-        """Sums that wait for another depth are kept; a block's packed panels should stay in the second cache."""
+        """Sums that wait for another depth are kept; packed panels should stay in the second cache."""
         code, k = self.code, self.size["k"]
         self.once = code.compare("sle", k, str(self.factor.depth))
         shallow = code.compare("sle", k, str(DEEP // self.factor.bytes))
@@ -137,8 +137,8 @@ class _Driver(Driver):
     # -- A and tiles --------------------------------------------------------------------------------
 
     def _multiply(self, run: Run, row: str, from_k: str, depth: str, steps: str) -> None:
-        """A where it lies if its k lie side by side and its rows in many cache sets, else packed; `row` is the
-        first, of the run's.
+        """A where it lies if its k lie side by side and its rows in many cache sets, else packed; these rows
+        are the run's from `row` on.
         """
         code = self.code
         a = self.reach(self.a, a_batch=run.batch, a_row=run.row, a_k=from_k)
