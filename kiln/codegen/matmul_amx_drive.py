@@ -176,8 +176,8 @@ class _Driver(Driver):
         with self._panels(run) as (left, _, panel):
             into = code.at(rows, code.mul(left, str(self.element.bytes)))
             code.run(
-                "tile", f"ptr {place}", rs, whole, f"ptr {self.packed_a}", f"ptr {panel}", steps, f"ptr {into}",
-                self.pitch, f"i1 {first}", run.rows,
+                "tile", f"ptr {place}", rs, whole, f"ptr {self.packed_a}", f"ptr {panel}", steps,
+                f"ptr {into}", self.pitch, f"i1 {first}", run.rows,
             )  # fmt: skip
         with code.when(last):
             self.finish(run, rows, self.pitch)
