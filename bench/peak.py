@@ -129,7 +129,7 @@ def _best(text: str, operations: float, data: Any, seconds: float) -> float:
 
 
 def peak_int8() -> float:
-    """8-bit integer operations per second of one core: a tile's instruction takes as long for twice as many k."""
+    """8-bit integer operations per second of one core: a tile takes twice as many k at a time."""
     return peak_bfloat16() * (2 if _features().get("amx-int8") else 1)
 
 

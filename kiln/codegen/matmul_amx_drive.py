@@ -22,10 +22,11 @@ from kiln.codegen.matmul_finish import Arguments
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.matmul_tile import element_of
 from kiln.codegen.matmul_units import UNIT_BYTES, UNIT_ROWS, Driver, Run
-from kiln.codegen.target import Target
+from kiln.codegen.target import LEVELS, Target
 
+PACKED = LEVELS["x86-64-v4-amx"].second_cache // 2  # bytes: the other half is for sums and rows of A
 WIDE = 4  # column units that are packed at once
-DEEP = DEPTH // 2  # bytes of k from which half as many are
+DEEP = PACKED // (WIDE * UNIT_BYTES // WORD) // LINE * LINE  # bytes of k from which half as many are
 GROUP_ROWS = 4224  # that one packing of B serves
 SUM_ROWS = 1056  # ... if their sums are kept from one depth to the next
 ROWS = 64  # of A at a time: whole blocks
