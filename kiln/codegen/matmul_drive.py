@@ -10,8 +10,8 @@
 A block of B stays in the second cache while all rows go by; a few rows of A stay while all panels go by. The
 driver is not optimised (attributes #1): it is written to be compiled quickly.
 
-Few rows by a B whose k lie side by side (a linear layer of a small batch) are the transposed product: B is
-read where it lies.
+Few rows by a B whose k lie side by side (a linear layer of a batch up to 256) are the transposed product: B
+is read where it lies, as A is elsewhere, and the rows are packed.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from kiln.codegen.target import Target
 
 WIDE_UNITS = 8  # column units of a block of B, at most: as many as fill the second cache
 SUM_UNITS = 2  # ... if their sums do not go to the output
+FEW_PANELS = 8  # rows up to so many panels are few
 ROWS = 48  # rows of A at a time
 PACK_ROWS = 64  # a unit-stride B is packed from this many rows; below, it is read where it lies
 PACK_BYTES = 4096  # ... or if its rows are less than a page apart and its vectors straddle no cache lines
@@ -268,36 +269,64 @@ class _Driver(Driver):
     # -- few rows -----------------------------------------------------------------------------------
 
     def _few_rows(self, run: Run) -> str:
-        """Whether a run has so few rows that packing a B which must be turned costs as much as the tiles."""
+        """Whether a run has so few rows that packing a B which must be turned costs as much as tiles."""
         code, element = self.code, self.element
         rows = (code.compare("sge", run.rows, str(16 // element.bytes)),
-                code.compare("sle", run.rows, str(self.panel)))  # fmt: skip
+                code.compare("sle", run.rows, str(FEW_PANELS * self.panel)))  # fmt: skip
         along = code.compare("eq", self.stride["b_k"], str(element.stored_bytes))
         return code.both(*rows, along, code.compare("sgt", run.columns, run.rows))
 
     def _exchanged(self, run: Run) -> None:
-        """The transposed product: its rows are B's columns, where they lie, and A is packed as its one panel.
+        """The transposed product: its rows are B's columns, where they lie, and A is packed as its panels.
 
         The same chains; the sums are turned on their way to the output, or to where they are finished.
         """
-        code, element, pitch = self.code, self.element, str(self.panel_bytes)
-        whole = str(self.wide_units * UNIT_BYTES)
+        code, pitch = self.code, str(self.panel_bytes)
+        turned = code.at(self.packed, str(FEW_PANELS * self.apart))
+        high = str(self.wide_units * self.columns * self.panel_bytes)
+        code.set(self.a_row, self.stride["b_column"])
+        code.set(self.a_k, self.stride["b_k"])
         with self._segments() as (from_k, depth):
-            a = self.reach(self.a, a_batch=run.batch, a_row=run.row, a_k=from_k)
-            turned = code.both(
-                code.compare("eq", self.stride["a_k"], str(element.stored_bytes)),
-                code.compare("sge", depth, str(16 // element.bytes)),
-            )
-            clear(code, element, self.packed, code.mul(depth, pitch))
-            steps = (self.stride["a_k"], self.stride["a_row"])
-            self._pack(turned, a, steps, self.packed, self.panel_bytes, depth, run.rows)
-            code.line(f"store ptr {self.reach(self.b, b_batch=run.batch, b_k=from_k, b_column=run.column)}, "
-                      f"ptr {self.a_place}")  # fmt: skip
-            code.set(self.a_row, self.stride["b_column"])
-            code.set(self.a_k, self.stride["b_k"])
-            columns = Run(run.batch, run.column, run.columns, run.row, run.rows)
             first = code.compare("eq", from_k, "0")
-            self._tile(columns, (self.packed, pitch), (self.copied, pitch), first, depth)
+            with self._row_panels(run) as (panel, part):
+                self._pack_rows(part, code.at(self.packed, code.mul(panel, str(self.apart))), from_k, depth)
+            with code.times(run.columns, ROWS) as at:
+                column, columns = code.add(run.column, at), code.minimum(code.sub(run.columns, at), str(ROWS))
+                here = self.reach(self.b, b_batch=run.batch, b_k=from_k, b_column=column)
+                code.line(f"store ptr {here}, ptr {self.a_place}")
+                with self._row_panels(run) as (panel, part):
+                    a = code.at(self.packed, code.mul(panel, str(self.apart)))
+                    into = code.at(turned, code.mul(panel, high), code.mul(at, pitch))
+                    block = Run(run.batch, column, columns, part.row, part.rows)
+                    self._tile(block, (a, pitch), (into, pitch), first, depth)
+        with self._row_panels(run) as (panel, part):
+            self._turn_back(part, code.at(turned, code.mul(panel, high)))
+
+    @contextmanager
+    def _row_panels(self, run: Run) -> Iterator[tuple[str, Run]]:
+        """Each panel of a run's rows: its number, and the part of the run."""
+        code = self.code
+        with code.times(code.ceil_div(run.rows, self.panel)) as panel:
+            row = code.mul(panel, str(self.panel))
+            rows = code.minimum(code.sub(run.rows, row), str(self.panel))
+            yield panel, run._replace(row=code.add(run.row, row), rows=rows)
+
+    def _pack_rows(self, run: Run, into: str, from_k: str, depth: str) -> None:
+        """Rows of A as a panel."""
+        code, element = self.code, self.element
+        a = self.reach(self.a, a_batch=run.batch, a_row=run.row, a_k=from_k)
+        turned = code.both(
+            code.compare("eq", self.stride["a_k"], str(element.stored_bytes)),
+            code.compare("sge", depth, str(16 // element.bytes)),
+        )
+        clear(code, element, into, code.mul(depth, str(self.panel_bytes)))
+        steps = (self.stride["a_k"], self.stride["a_row"])
+        self._pack(turned, a, steps, into, self.panel_bytes, depth, run.rows)
+
+    def _turn_back(self, run: Run, sums: str) -> None:
+        """A panel of the transposed sums to the output, or finished."""
+        code, element = self.code, self.element
+        whole = str(self.wide_units * UNIT_BYTES)
         into, apart, direct = self.sums, whole, "false"
         if self.plain is not None:  # whole vectors: turn writes no others
             lanes = self.panel // VECTORS
@@ -306,7 +335,7 @@ class _Driver(Driver):
             out = code.at(out, code.mul(run.column, str(element.bytes)))
             into = code.choose(direct, out, self.sums, "ptr")
             apart = code.choose(direct, self.stride["c_row"], whole)
-        code.run("turn", f"ptr {self.copied}", pitch, f"ptr {into}", apart, run.rows, run.columns)
+        code.run("turn", f"ptr {sums}", str(self.panel_bytes), f"ptr {into}", apart, run.rows, run.columns)
         with code.when(code.op(f"xor i1 {direct}, true")):
             self.finish(run, self.sums, whole)
 

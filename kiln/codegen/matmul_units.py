@@ -6,6 +6,8 @@ a run                some rows of one group by one unit of columns, or the whole
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from kiln.codegen.matmul_finish import Arguments
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.matmul_tile import Element
@@ -16,12 +18,14 @@ UNIT_ROWS = 24
 UNIT_BYTES = 512  # of summed elements: 128 columns of float32, 64 of float64
 
 
-class Run:
+class Run(NamedTuple):
     """A rectangle of one product: its batch index, first row, rows, first column, columns."""
 
-    def __init__(self, batch: str, row: str, rows: str, column: str, columns: str) -> None:
-        self.batch, self.row, self.rows = batch, row, rows
-        self.column, self.columns = column, columns
+    batch: str
+    row: str
+    rows: str
+    column: str
+    columns: str
 
 
 class Driver:
