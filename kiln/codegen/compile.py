@@ -111,7 +111,8 @@ def compile_parts(parts: Sequence[Part], target: Target) -> bytes:
     with _lock:
         work = _Work(parts, target)
         work.run()
-    return bundle([work.made[part.functions] for part in parts])
+    objects = [work.made[part.functions] for part in parts]
+    return objects[0] if len(objects) == 1 else bundle(objects)
 
 
 class _Work:
@@ -176,11 +177,9 @@ def _expect_memory() -> None:
 
 
 def bundle(objects: Sequence[bytes]) -> bytes:
-    """Objects that call each other, as the core's loader takes them: one as it is; of several a mark, their
-    number, their sizes in bytes (32 bits each, little-endian), then they themselves.
+    """Several objects that call each other, as the core's loader takes them: a mark, their number, their
+    sizes in bytes (32 bits each, little-endian), then they themselves.
     """
-    if len(objects) == 1:
-        return objects[0]
     sizes = [len(data) for data in objects]
     return b"".join([b"KilnObjs", struct.pack(f"<{1 + len(sizes)}I", len(sizes), *sizes), *objects])
 

@@ -17,7 +17,7 @@ from typing import Any
 from kiln.codegen.target import Target
 
 LLVMLITE = b"0.50."
-# What takes time and makes no kernel faster: loop strength reduction (40 %), preparation of blocks for selection
+# What takes time and makes no kernel faster: loop strength reduction (40 %), block preparation
 # and scheduling (13 %). Set for the whole library.
 OPTIONS = (b"-disable-lsr", b"-disable-cgp", b"-enable-misched=false")
 

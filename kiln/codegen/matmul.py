@@ -164,7 +164,12 @@ def chains(spec: MatmulSpec, target: Target) -> list[Part]:
     if spec.row:
         return [_shared(target, element, beside, turned, gathered)]
     look = [_shared(target, element, places, window)] if spec.window else []
-    return [*look, _shared(target, element, zeros, copy, turn), _shared(target, element, tile)]
+    packing = _shared(target, element, zeros, copy, turn)
+    return [
+        *look,
+        packing,
+        _shared(target, element_of(element.total), tile),
+    ]  # whose factors are as wide as sums
 
 
 def _amx_parts(spec: MatmulSpec, target: Target) -> list[Part]:
