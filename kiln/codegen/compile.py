@@ -137,8 +137,10 @@ class _Work:
             load(self.target)
             with suppress(RuntimeError):  # no more threads: the process ends
                 helper.start()
-        self._make(0)
-        helper.finish()
+        try:
+            self._make(0)
+        finally:  # no other kernel is made while this thread works
+            helper.finish()
         if self.error is not None:
             raise self.error
 
