@@ -126,3 +126,11 @@ def _best(text: str, operations: float, data: Any, seconds: float) -> float:
         run(data.ctypes.data, steps)
         best = max(best, operations * steps / (time.perf_counter() - started))
     return best
+
+
+def peak_int8() -> float:
+    """8-bit integer operations per second of one core: a tile takes twice as many k at a time."""
+    return peak_bfloat16() * (2 if _features().get("amx-int8") else 1)
+
+
+PEAKS = {"float32": peak_flops, "bfloat16": peak_bfloat16, "int8": peak_int8}

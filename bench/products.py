@@ -1,4 +1,4 @@
-"""The lines of products: matrices of every shape class in float32 and bfloat16, a layer with gelu."""
+"""The lines of products: matrices of every shape class in float32, bfloat16 and int8, a layer with gelu."""
 
 from __future__ import annotations
 
@@ -35,6 +35,17 @@ def matmul_bfloat16(m: int, n: int, k: int) -> Make:
     return make
 
 
+def matmul_int8(m: int, n: int, k: int) -> Make:
+    """(m, k) @ (k, n) in int8, sums in int32."""
+
+    def make(framework: Any) -> Work:
+        a, b = normal(framework, m, k) * 40, normal(framework, k, n, seed=1) * 40
+        a, b = (x.clamp(-128, 127).to(framework.int8) for x in (a, b))
+        return Work("int_mm(a, b)", {"int_mm": framework._int_mm, "a": a, "b": b}, "int_mm(a, b)")
+
+    return make
+
+
 def layer(compiled: bool) -> Make:
     """gelu(x @ w.T + b), 768 -> 3072 on 1024 rows."""
 
@@ -54,12 +65,14 @@ def layer(compiled: bool) -> Make:
 
 
 def lines() -> list[Line]:
-    """float32, bfloat16, the layer."""
+    """float32, bfloat16, int8, the layer."""
     found = [Line(f"matmul {m}x{n}x{k}", matmul(m, n, k), 2.0 * m * n * k, bar) for m, n, k, bar in FLOAT32]
     found += [
         Line(f"bf16 matmul {m}x{n}x{k}", matmul_bfloat16(m, n, k), 2.0 * m * n * k, 1.0, peak="bfloat16")
         for m, n, k in BFLOAT16
     ]
+    m = n = k = 1024
+    found.append(Line(f"int8 matmul {m}x{n}x{k}", matmul_int8(m, n, k), 2.0 * m * n * k, 1.0, peak="int8"))
     flops = 2.0 * 1024 * 768 * 3072
     found.append(Line("linear, bias, gelu", layer(False), flops, 1.0))
     return [*found, Line("linear, bias, gelu compiled", layer(True), flops, 1.2)]

@@ -29,7 +29,7 @@ import numpy as np
 
 from bench import attention, breadth, fresh, gradients, products, resnet, windows, workloads
 from bench.measure import Times, Work, copy_work, interleaved
-from bench.peak import peak_bfloat16, peak_flops
+from bench.peak import PEAKS
 from kiln.testing.backend import load, peer
 
 MIB = 1 << 20
@@ -193,7 +193,7 @@ def machine_share(line: Pair, ours: Times, copy: Times) -> tuple[str, float]:
     if line.flops:
         speed = line.flops / ours.median
         try:
-            peak = peak_bfloat16() if line.peak == "bfloat16" else peak_flops()
+            peak = PEAKS[line.peak]()
         except ImportError:
             return f"{speed / 1e9:.3g} GF/s", 0.0
         return f"{speed / 1e9:.3g} GF/s, {speed / peak:.0%} of peak {peak / 1e9:.0f}", speed / peak

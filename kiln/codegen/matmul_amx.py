@@ -32,12 +32,10 @@ PANEL = 2 * HEIGHT  # columns of a panel of B, rows of a block
 WORD = 4  # bytes: of the k that lie side by side in B
 LINE = 64  # bytes of a tile's row: a step's k of one row of A
 ROW = 2 * LINE  # bytes of a row of words
-PITCH = 4 * 256  # bytes of a row of sums: of the columns whose sums are kept at once
-DEPTH = 32 * LINE  # bytes of k of packed panels; sums go to memory and back between two such
+DEPTH = 64 * LINE  # bytes of k of packed panels; sums go to memory and back between two such
 STEP_WORDS = LINE // WORD
 STEP_BYTES = STEP_WORDS * ROW  # of a panel of B
-PANEL_BYTES = DEPTH // WORD * ROW + ROW  # from panel to panel, which are written side by side
-AHEAD = 16  # rows of words: they lie on different pages, where the machine does not prefetch by itself
+AHEAD = 32  # rows of words: they lie on different pages, where the machine does not prefetch by itself
 WORDS = Element("int32", "i32", "i32")  # the k of one word
 BYTES = f"<{LINE} x i8>"
 
@@ -90,7 +88,9 @@ class _Tile:
 
     def __init__(self, target: Target, factor: Factor) -> None:
         self.multiply = factor.multiply
-        params = "ptr %a, i64 %rs, i64 %whole, ptr %end, ptr %b, i64 %steps, ptr %c, i1 %first, i64 %rows"
+        params = (
+            "ptr %a, i64 %rs, i64 %whole, ptr %end, ptr %b, i64 %steps, ptr %c, i64 %cs, i1 %first, i64 %rows"
+        )
         self.code = Routine(target, "tile", params)
         self.shapes = self.code.slot("i8", LINE)
 
@@ -125,14 +125,16 @@ class _Tile:
     def _block(self, row: str, high: int) -> None:
         """The sums of `high` by two tiles from `row` on."""
         code = self.code
-        c = code.at("%c", code.mul(row, str(PITCH)))
-        places = [code.at(c, str(tile // 2 * HEIGHT * PITCH + tile % 2 * LINE)) for tile in range(2 * high)]
+        c, half = code.at("%c", code.mul(row, "%cs")), code.mul("%cs", str(HEIGHT))
+        places = [
+            code.at(base, str(column * LINE)) for base in (c, code.at(c, half))[:high] for column in range(2)
+        ]
         with code.either("%first") as later:
             for tile in range(2 * high):
                 self.tiles("tilezero", f"i8 {tile}")
             next(later)
             for tile, place in enumerate(places):
-                self._load(tile, place, str(PITCH))
+                self._load(tile, place, "%cs")
         a = code.at("%a", code.mul(row, "%rs"))
         below = code.mul("%rs", str(HEIGHT))
         with code.times("%whole") as step:
@@ -142,7 +144,7 @@ class _Tile:
             here = code.at("%end", code.mul(row, str(LINE)))
             self._step([here, code.at(here, str(HEIGHT * LINE))][:high], str(LINE), "%whole")
         for tile, place in enumerate(places):
-            self.tiles("tilestored64", f"i8 {tile}", f"ptr {place}", f"i64 {PITCH}")
+            self.tiles("tilestored64", f"i8 {tile}", f"ptr {place}", "i64 %cs")
 
     def _step(self, a: Sequence[str], stride: str, step: str) -> None:
         """Sums take the products of one step."""
@@ -168,7 +170,7 @@ def tile(target: Target, factor: Factor) -> Routine:
                        store
         each 16 rows left, one row of tiles
 
-    A's rows are `rs` bytes apart, `end` has rows of 64 bytes, c of PITCH.
+    A's rows are `rs` bytes apart, c's `cs`; `end` has rows of 64 bytes.
     """
     return _Tile(target, factor).write()
 
@@ -193,7 +195,7 @@ class _Words:
     """The routine words under construction."""
 
     def __init__(self, target: Target, factor: Factor) -> None:
-        params = "ptr %src, i64 %ks, i64 %cs, ptr %dst, i64 %depth, i64 %width, i64 %rows"
+        params = "ptr %src, i64 %ks, i64 %cs, ptr %dst, i64 %depth, i64 %width, i64 %rows, i64 %ps"
         self.code = Routine(target, "words", params)
         self.bytes, self.together, self.kind = factor.bytes, factor.together, factor.raw.compute
 
@@ -222,7 +224,7 @@ class _Words:
     def _panel(self, dst: str, column: str) -> str:
         """Where the panel that begins with a column has the row that the first has at dst."""
         code = self.code
-        return code.at(dst, code.mul(code.op(f"sdiv i64 {column}, {PANEL}"), str(PANEL_BYTES)))
+        return code.at(dst, code.mul(code.op(f"sdiv i64 {column}, {PANEL}"), "%ps"))
 
     def _places(self, word: str) -> tuple[str, str]:
         """Where a row begins in the source and the destination."""
@@ -296,7 +298,7 @@ class _Words:
 
 def words(target: Target, factor: Factor) -> Routine:
     """The routine words: dst[w][c] = the k of word w of column c side by side, src[k][c], for depth k and
-    width columns, which go into panels PANEL_BYTES apart.
+    width columns, which go into panels `ps` bytes apart.
 
     `rows` rows of 128 bytes are written in all; past the depth they are zeros, past the width anything.
     """

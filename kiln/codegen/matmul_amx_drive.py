@@ -16,51 +16,51 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from kiln.codegen.matmul_amx import (
-    DEPTH,
-    FACTORS,
-    LINE,
-    PANEL,
-    PANEL_BYTES,
-    PITCH,
-    ROW,
-    STEP_BYTES,
-    STEP_WORDS,
-)
-from kiln.codegen.matmul_drive import SCRATCH_BYTES, SUMS_BYTES
+from kiln.codegen.matmul_amx import DEPTH, FACTORS, LINE, PANEL, ROW, STEP_BYTES, STEP_WORDS, WORD
+from kiln.codegen.matmul_drive import SCRATCH_BYTES
 from kiln.codegen.matmul_finish import Arguments
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.matmul_tile import element_of
 from kiln.codegen.matmul_units import UNIT_BYTES, UNIT_ROWS, Driver, Run
-from kiln.codegen.target import Target
+from kiln.codegen.target import LEVELS, Target
 
-ROWS = 96  # of A at a time: whole blocks
-CROWDED = (
-    32768  # rows of A a multiple of this many bytes apart share few sets of the second cache, and are copied
-)
-NEAR = 16  # steps that go by all rows at a time: their part of a panel stays in the first cache
+PACKED = LEVELS["x86-64-v4-amx"].second_cache // 2  # bytes: the other half is for sums and rows of A
+WIDE = 4  # column units that are packed at once
+DEEP = PACKED // (WIDE * UNIT_BYTES // WORD) // LINE * LINE  # bytes of k from which half as many are
+GROUP_ROWS = 4224  # that one packing of B serves
+SUM_ROWS = 1056  # ... if their sums are kept from one depth to the next
+ROWS = 64  # of A at a time: whole blocks
+CROWDED = 32768  # bytes: rows of A a multiple of it apart share few sets of the second cache, and are copied
 STAGE = 64  # k of a window, or of an A that must be turned, at a time
 TURN = 4  # words that can be turned at least
 A_PITCH = DEPTH + LINE  # between packed rows of A, so that they fall into different cache sets
 # What lies where in a thread's scratch memory, in bytes: packed panels, rows of A, a stage, sums, tables.
-COPIED = PITCH // (4 * PANEL) * PANEL_BYTES
+COLUMNS = WIDE * UNIT_BYTES // WORD  # of a run, at most
+COPIED = COLUMNS // PANEL * (DEEP // LINE * STEP_BYTES + ROW)
 STAGED = COPIED + ROWS * A_PITCH
 SUMS = STAGED + STAGE * LINE
-TABLES = SUMS + SUMS_BYTES
-ROOM = PITCH // 4 + LINE  # of a table of columns: a vector of the last panel's may read past them
+TABLES = SUMS + SUM_ROWS * (WIDE // 2 * UNIT_BYTES + LINE)
+ROOM = COLUMNS + LINE  # of a table of columns: a vector of the last panel's may read past them
 assert TABLES + 8 * (DEPTH + ROOM) <= SCRATCH_BYTES
 
 
 class _Driver(Driver):
     """The driver under construction."""
 
-    group_units = SUMS_BYTES // PITCH // UNIT_ROWS
-    wide_units = PITCH // UNIT_BYTES
-
     def __init__(self, target: Target, dtype: str, arguments: Arguments, window: bool) -> None:
         super().__init__(target, element_of(dtype), arguments, None, window)
         self.factor = FACTORS[dtype]
         self.bytes = str(self.factor.bytes)
+
+    def limits(self) -> tuple[str, str]:
+        """Sums that wait for another depth are kept; packed panels should stay in the second cache."""
+        code, k = self.code, self.size["k"]
+        self.once = code.compare("sle", k, str(self.factor.depth))
+        shallow = code.compare("sle", k, str(DEEP // self.factor.bytes))
+        rows = code.choose(self.once, str(GROUP_ROWS // UNIT_ROWS), str(SUM_ROWS // UNIT_ROWS))
+        units = code.choose(shallow, str(WIDE), str(WIDE // 2))
+        self.pitch = code.add(code.mul(units, str(UNIT_BYTES)), str(LINE))  # so that rows share no cache sets
+        return rows, units
 
     def run(self, run: Run) -> None:
         """Depths of k, in ascending order; for each, the rows."""
@@ -75,16 +75,13 @@ class _Driver(Driver):
         with code.times(self.size["k"], self.factor.depth) as from_k:
             depth = code.minimum(code.sub(self.size["k"], from_k), str(self.factor.depth))
             steps = code.ceil_div(depth, self.factor.step)
+            self.apart = code.add(code.mul(steps, str(STEP_BYTES)), str(ROW))
             pack = self._pack_window if self.window else self._pack_b
             pack(run, from_k, depth, code.mul(steps, str(STEP_WORDS)))
-            last = code.compare("eq", code.add(from_k, depth), self.size["k"])
             with code.times(run.rows, ROWS) as row:
                 rows = code.minimum(code.sub(run.rows, row), str(ROWS))
                 part = Run(run.batch, code.add(run.row, row), rows, run.column, run.columns)
-                sums = code.at(self.sums, code.mul(row, str(PITCH)))
-                self._multiply(part, sums, from_k, depth, steps)
-                with code.when(last):
-                    self.finish(part, sums, str(PITCH))
+                self._multiply(part, row, from_k, depth, steps)
 
     # -- B ------------------------------------------------------------------------------------------
 
@@ -117,10 +114,10 @@ class _Driver(Driver):
     def _panel(self, left: str) -> str:
         """Where the panel that begins `left` columns into the run is packed."""
         code = self.code
-        return code.at(self.packed_b, code.mul(code.op(f"sdiv i64 {left}, {PANEL}"), str(PANEL_BYTES)))
+        return code.at(self.packed_b, code.mul(code.op(f"sdiv i64 {left}, {PANEL}"), self.apart))
 
     def _words(self, src: str, strides: tuple[str, str], dst: str, depth: str, width: str, rows: str) -> None:
-        self.code.run("words", f"ptr {src}", *strides, f"ptr {dst}", depth, width, rows)
+        self.code.run("words", f"ptr {src}", *strides, f"ptr {dst}", depth, width, rows, self.apart)
 
     def _pack_window(self, run: Run, from_k: str, depth: str, rows: str) -> None:
         """The panels of a window, by way of its elements as they are."""
@@ -140,45 +137,51 @@ class _Driver(Driver):
 
     # -- A and tiles --------------------------------------------------------------------------------
 
-    def _multiply(self, run: Run, sums: str, from_k: str, depth: str, steps: str) -> None:
-        """A where it lies if its k lie side by side and its rows in many cache sets, else packed."""
+    def _multiply(self, run: Run, row: str, from_k: str, depth: str, steps: str) -> None:
+        """A where it lies if its k lie side by side and its rows in many cache sets, else packed; these rows
+        are the run's from `row` on.
+        """
         code = self.code
         a = self.reach(self.a, a_batch=run.batch, a_row=run.row, a_k=from_k)
-        first = code.compare("eq", from_k, "0")
         rs, packed = self.stride["a_row"], self.packed_a
+        bytes = code.mul(depth, self.bytes)
+        whole = code.op(f"sdiv i64 {bytes}, {LINE}")
         beside = code.compare("eq", self.stride["a_k"], self.bytes)
         spread = code.compare("ne", code.op(f"and i64 {rs}, {CROWDED - 1}"), "0")
-        with code.either(code.both(beside, spread)) as badly:
-            bytes = code.mul(depth, self.bytes)
-            whole = code.op(f"sdiv i64 {bytes}, {LINE}")
+        lies = code.both(beside, spread)
+        with code.either(lies) as badly:
             done = code.mul(whole, str(LINE))
             with code.when(code.compare("slt", whole, steps)):
                 rest = f"ptr {code.at(a, done)}"
                 code.run("lines", rest, rs, f"ptr {packed}", str(LINE), run.rows, code.sub(bytes, done))
-            self._sums(run, (a, rs, whole, packed), steps, sums, first)
             next(badly)
             with code.either(beside) as apart:
-                bytes = code.mul(depth, self.bytes)
                 code.run("lines", f"ptr {a}", rs, f"ptr {packed}", str(A_PITCH), run.rows, bytes)
                 next(apart)
                 self._turn_a(a, run.rows, depth)
-            self._sums(run, (packed, str(A_PITCH), steps, packed), steps, sums, first)
+        factor = (code.choose(lies, a, packed, "ptr"), code.choose(lies, rs, str(A_PITCH)),
+                  code.choose(lies, whole, steps))  # fmt: skip
+        self._sums(
+            run, row, factor, steps, from_k, code.compare("eq", code.add(from_k, depth), self.size["k"])
+        )
 
-    def _sums(self, run: Run, a: tuple[str, ...], steps: str, c: str, first: str) -> None:
-        """Some rows' products with every panel: A, the distance of its rows, its whole steps, the rest."""
+    def _sums(self, run: Run, row: str, a: tuple[str, ...], steps: str, from_k: str, last: str) -> None:
+        """Some rows' products with every panel: A, the distance of its rows, its whole steps; what is
+        complete, finished.
+        """
         code = self.code
-        place, rs, whole, rest = a  # pointers without their type
-        with self._panels(run) as (left, _, panel), code.times(steps, NEAR) as done:
-            few = code.minimum(code.sub(steps, done), str(NEAR))
-            filled = code.minimum(code.sub(whole, done), few)
-            begins = code.both(first, code.compare("eq", done, "0"))
-            into = code.at(c, code.mul(left, str(self.element.bytes)))
-            x = code.at(place, code.mul(done, str(LINE)))
-            y = code.at(panel, code.mul(done, str(STEP_BYTES)))
+        place, rs, whole = a
+        first = code.compare("eq", from_k, "0")
+        kept = code.choose(self.once, "0", row)
+        rows = code.at(self.sums, code.mul(kept, self.pitch))
+        with self._panels(run) as (left, _, panel):
+            into = code.at(rows, code.mul(left, str(self.element.bytes)))
             code.run(
-                "tile", f"ptr {x}", rs, filled, f"ptr {rest}", f"ptr {y}", few, f"ptr {into}", f"i1 {begins}",
-                run.rows,
+                "tile", f"ptr {place}", rs, whole, f"ptr {self.packed_a}", f"ptr {panel}", steps,
+                f"ptr {into}", self.pitch, f"i1 {first}", run.rows,
             )  # fmt: skip
+        with code.when(last):
+            self.finish(run, rows, self.pitch)
 
     def _turn_a(self, src: str, rows: str, depth: str) -> None:
         """Rows of A at packed_a: as words, with rows as columns, then those turned."""

@@ -27,7 +27,7 @@ from kiln.codegen.matmul_tile import SEGMENT, VECTORS, Element
 from kiln.codegen.matmul_units import UNIT_BYTES, UNIT_ROWS, Driver, Run
 from kiln.codegen.target import Target
 
-WIDE_UNITS = 8  # column units of a block of B
+WIDE_UNITS = 8  # column units of a block of B, at most: as many as fill the second cache
 SUM_UNITS = 2  # ... if their sums do not go to the output
 ROWS = 48  # rows of A at a time
 PACK_ROWS = 64  # a unit-stride B is packed from this many rows; below, it is read where it lies
@@ -76,15 +76,19 @@ class _Driver(Driver):
         self.panel, self.panel_bytes = VECTORS * element.lanes(target), VECTORS * target.vector_bits // 8
         self.apart = SEGMENT * self.panel_bytes + APART
         direct = plain is not None and not window
-        self.wide_units = WIDE_UNITS if direct and "second" not in turned else SUM_UNITS
+        most = WIDE_UNITS if direct and "second" not in turned else SUM_UNITS
+        self.wide_units = min(target.second_cache // (UNIT_BYTES * SEGMENT), most)
         self.pitch = self.panel_bytes if direct else self.wide_units * UNIT_BYTES
-        self.group_units = SUMS_BYTES // self.pitch // UNIT_ROWS
         self.b_lies, self.b_step = self.code.slot("ptr"), self.code.slot("i64")
         self.a_place, self.a_row, self.a_k = (
             self.code.slot("ptr"),
             self.code.slot("i64"),
             self.code.slot("i64"),
         )
+
+    def limits(self) -> tuple[str, str]:
+        """As many rows as there is room for sums."""
+        return str(SUMS_BYTES // self.pitch // UNIT_ROWS), str(self.wide_units)
 
     def run(self, run: Run) -> None:
         """Segments of k, in ascending order; for each, the rows."""

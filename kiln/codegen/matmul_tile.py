@@ -234,13 +234,10 @@ class _Tile:
         return after
 
     def _prefetch(self, at: dict[str, str], vectors: int) -> None:
-        """Asks for B and A of 8 k ahead."""
-        code = self.code
-        ahead = code.offset(at["b"], "i64", "%bs")
-        soon = [self._column(ahead, v) for v in range(vectors)]
-        soon += [code.offset(at[name], "i64", "%ks") for name in at if name != "b"]
-        for where in soon:
-            code.prefetch(where)
+        """Asks for B of 8 k ahead."""
+        ahead = self.code.offset(at["b"], "i64", "%bs")
+        for v in range(vectors):
+            self.code.prefetch(self._column(ahead, v))
 
 
 def tile(target: Target, element: Element) -> Routine:
@@ -249,7 +246,7 @@ def tile(target: Target, element: Element) -> Routine:
         each tile of rows, as high as fits:
             prefetch its rows of c
             sum[r][v] = 0
-            k times:   b0, b1 = load b, b + vector;  prefetch them and a, a7 of 8 k ahead
+            k times:   b0, b1 = load b, b + vector;  prefetch them of 8 k ahead
                        each r:  x = splat(load a + r * rs)
                                 sum[r][0] = fma(x, b0, sum[r][0]);  sum[r][1] = fma(x, b1, sum[r][1])
                        a += ks, a7 += ks, b += bs

@@ -30,9 +30,6 @@ class Driver:
     `plain` is the operand that takes sums as they are, if one does; `window`: B is one.
     """
 
-    group_units: int  # row units in a group, at most
-    wide_units: int  # column units in a run, at most
-
     def __init__(
         self, target: Target, element: Element, arguments: Arguments, plain: int | None, window: bool
     ) -> None:
@@ -50,6 +47,10 @@ class Driver:
         """`base` advanced by index * stride for every `stride = index`."""
         code = self.code
         return code.at(base, *(code.mul(index, self.stride[name]) for name, index in steps.items()))
+
+    def limits(self) -> tuple[str, str]:
+        """The row units of a group and the column units of a run, at most."""
+        raise NotImplementedError
 
     # -- arguments ----------------------------------------------------------------------------------
 
@@ -90,11 +91,12 @@ class Driver:
         """Units in runs: the rest of a column of units, or as many whole columns as a run may have."""
         code = self.code
         self._arguments()
+        limit, widest = self.limits()
         unit = code.variable("%begin")
         with code.during(unit, "%end") as at:
             row_units = code.ceil_div(self.size["m"], UNIT_ROWS)
             column_units = code.ceil_div(self.size["n"], self.columns)
-            most = self._group_height(row_units)
+            most = self._group_height(row_units, limit)
             batch, inside = self._divide(at, code.mul(row_units, column_units))
             group, inside = self._divide(inside, code.mul(column_units, most))
             above = code.mul(group, most)
@@ -104,7 +106,7 @@ class Driver:
             stop = code.minimum(height, code.add(first, left))
             whole = code.minimum(code.op(f"sdiv i64 {left}, {height}"), code.sub(column_units, column_unit))
             several = code.both(code.compare("eq", first, "0"), code.compare("sgt", whole, "1"))
-            wide = code.choose(several, code.minimum(whole, str(self.wide_units)), "1")
+            wide = code.choose(several, code.minimum(whole, widest), "1")
             code.set(unit, code.add(at, code.mul(code.sub(stop, first), wide)))
             row = code.mul(code.add(above, first), str(UNIT_ROWS))
             end = code.minimum(self.size["m"], code.mul(code.add(above, stop), str(UNIT_ROWS)))
@@ -113,9 +115,9 @@ class Driver:
             self.run(Run(batch, row, code.sub(end, row), column, columns))
         return code
 
-    def _group_height(self, row_units: str) -> str:
+    def _group_height(self, row_units: str, limit: str) -> str:
         """The row units of a group: as few groups as may be, all about as large."""
-        code, limit = self.code, str(self.group_units)
+        code = self.code
         groups = code.op(f"sdiv i64 {code.sub(code.add(row_units, limit), '1')}, {limit}")
         return code.op(f"sdiv i64 {code.sub(code.add(row_units, groups), '1')}, {groups}")
 

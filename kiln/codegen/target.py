@@ -4,11 +4,14 @@ A kernel is compiled for a *level*, never for a CPU name, so the same pattern gi
 every machine of that level. Nothing here imports LLVM: a warm process asks for the host's level to
 find a cached object and never needs a compiler.
 
-    level           vectors         masked loads   tails run through
-    x86-64-v4-amx   zmm, 512 bits   yes            a lane mask            bfloat16 and int8 go by AMX
-    x86-64-v4       zmm, 512 bits   yes            a lane mask
-    x86-64-v3       ymm, 256 bits   no             a copy on the stack
-    aarch64         q, 128 bits     no             a copy on the stack
+    level           vectors         masked loads   tails run through     second cache
+    x86-64-v4-amx   zmm, 512 bits   yes            a lane mask           2 MB
+    x86-64-v4       zmm, 512 bits   yes            a lane mask           1 MB
+    x86-64-v3       ymm, 256 bits   no             a copy on the stack   512 KB
+    aarch64         q, 128 bits     no             a copy on the stack   512 KB
+
+Of the first, products of bfloat16 and of 8-bit integers go by AMX. The second cache of a core is what most
+machines of the level have at least: blocks of products are cut to it.
 
 ``KILN_TARGET_FEATURES`` lowers the level: a level's name, or a list of ``-feature``. The system must permit
 AMX to each process: it is asked once, and where it refuses, a line in the log of ``kiln.compile`` says so.
@@ -40,6 +43,7 @@ class Target(NamedTuple):
     features: str
     vector_bits: int
     masks: bool  # masked loads and stores are single instructions
+    second_cache: int  # bytes of a core's second cache
     tiles: bool = False  # products of bfloat16 and of 8-bit integers run on AMX
 
     @property
@@ -62,10 +66,11 @@ class Target(NamedTuple):
 
 LEVELS = {
     "x86-64-v4-amx": Target("x86-64-v4-amx", "x86_64-unknown-linux-gnu", "x86-64-v4",
-                            "+fast-gather,+amx-tile,+amx-bf16,+amx-int8", 512, True, True),
-    "x86-64-v4": Target("x86-64-v4", "x86_64-unknown-linux-gnu", "x86-64-v4", "+fast-gather", 512, True),
-    "x86-64-v3": Target("x86-64-v3", "x86_64-unknown-linux-gnu", "x86-64-v3", "", 256, False),
-    "aarch64": Target("aarch64", "aarch64-unknown-linux-gnu", "generic", "+neon", 128, False),
+                            "+fast-gather,+amx-tile,+amx-bf16,+amx-int8", 512, True, 2 << 20, True),
+    "x86-64-v4": Target("x86-64-v4", "x86_64-unknown-linux-gnu", "x86-64-v4",
+                        "+fast-gather", 512, True, 1 << 20),
+    "x86-64-v3": Target("x86-64-v3", "x86_64-unknown-linux-gnu", "x86-64-v3", "", 256, False, 512 << 10),
+    "aarch64": Target("aarch64", "aarch64-unknown-linux-gnu", "generic", "+neon", 128, False, 512 << 10),
 }  # fmt: skip
 
 # Every intrinsic a kernel may name: each is instructions on every level, never a call to a library.
