@@ -10,6 +10,7 @@
 
 #include "answer.h"
 #include "busy.h"
+#include "entry.h"
 #include "threads.h"
 
 namespace kiln {
@@ -484,7 +485,32 @@ PyObject* kernel_known(PyObject*, PyObject* key) {
     });
 }
 
+// header_of_entry(key, content), read_entry(directory, key)
+PyObject* header_of_entry(PyObject*, PyObject* args) {
+    return guarded([&]() -> PyObject* {
+        const char *key, *content;
+        Py_ssize_t width, length;
+        if (!PyArg_ParseTuple(args, "y#y#:header_of_entry", &key, &width, &content, &length)) return nullptr;
+        const std::string header = kiln::header_of_entry({key, size_t(width)}, {content, size_t(length)});
+        return PyBytes_FromStringAndSize(header.data(), Py_ssize_t(header.size()));
+    });
+}
+PyObject* read_entry(PyObject*, PyObject* args) {
+    return guarded([&]() -> PyObject* {
+        int directory;
+        const char* key;
+        Py_ssize_t width;
+        if (!PyArg_ParseTuple(args, "iy#:read_entry", &directory, &key, &width)) return nullptr;
+        const std::optional<std::string> entry = kiln::read_entry(directory, {key, size_t(width)});
+        if (!entry) Py_RETURN_NONE;
+        return PyBytes_FromStringAndSize(entry->data() + entry_header,
+                                         Py_ssize_t(entry->size() - entry_header));
+    });
+}
+
 PyMethodDef functions[] = {
+    {"header_of_entry", header_of_entry, METH_VARARGS, "What stands before an entry's content on disk."},
+    {"read_entry", read_entry, METH_VARARGS, "The content of an entry on disk, or None."},
     {"give_kernel", give_kernel, METH_VARARGS, "Gives the kernel of a key its code."},
     {"kernel_known", kernel_known, METH_O, "Whether the kernel of a key has its code."},
     {"set_compiler", set_compiler, METH_O, "Names the module whose `compile` the core calls up to."},

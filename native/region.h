@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "autograd.h"
+#include "hash.h"
 #include "op.h"
 #include "program.h"
 
@@ -41,17 +42,6 @@ struct RecordedOp {
     bool writes;  // outputs are existing tensors
     uint32_t first_arg, args;
     uint32_t first_out, outs;
-};
-
-struct Hash128 {
-    uint64_t low = 0x13198A2E03707344ull, high = 0xA4093822299F31D0ull;
-    void mix(uint64_t word) {
-        low = (low ^ word) * 0x9E3779B97F4A7C15ull;
-        low ^= low >> 32;
-        high = (high + word) * 0xD6E8FEB86659FD93ull;
-        high ^= high >> 29;
-    }
-    bool operator==(const Hash128&) const = default;
 };
 
 struct RegionVariant {

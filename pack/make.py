@@ -25,22 +25,26 @@ Entries = dict[bytes, bytes]
 CODE = (b"\x7fELF", b"KilnObjs")  # what a kernel's entry starts with
 
 
-def noted() -> Entries:
-    """The answers made from now on; no other is found. Kernels go to the disk, for every process."""
-    answers: Entries = {}
+def noted() -> dict[str, Entries]:
+    """The answers made from now on; no other is found. Kernels and their parts go to the disk too, for every
+    process.
+    """
+    found: dict[str, Entries] = {name: {} for name in (pack.ANSWERS, *levels())}
+    answers = found[pack.ANSWERS]
     disk_load, disk_store = kept.load, kept.store
 
     def load(key: bytes, target: Target | None = None) -> bytes | None:
         return answers.get(key) or disk_load(key, target)
 
     def store(key: bytes, entry: bytes, target: Target | None = None) -> bool:
-        if entry.startswith(CODE):
-            return disk_store(key, entry, target)
-        answers[key] = entry
-        return True
+        if not entry.startswith(CODE):
+            answers[key] = entry
+            return True
+        found[(target or host_target()).name][key] = entry
+        return disk_store(key, entry, target)
 
     kept.load, kept.store = load, store
-    return answers
+    return found
 
 
 def levels() -> list[str]:
@@ -50,12 +54,11 @@ def levels() -> list[str]:
 
 def run(number: int) -> dict[str, Entries]:
     """What a program asks for in a process of its own: it depends on what came before."""
-    answers = noted()
+    found = noted()
     PROGRAMS[number]()
     service.wait()
-    found = {pack.ANSWERS: answers}
     for level in levels():
-        found[level] = {key: kernel.object(LEVELS[level]) for key, kernel in planning.by_key.items()}
+        found[level] |= {key: kernel.object(LEVELS[level]) for key, kernel in planning.by_key.items()}
     return found
 
 

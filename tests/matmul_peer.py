@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from codegen_peer import load_object, numpy_dtype
 
-from kiln.codegen.compile import compile_text
-from kiln.codegen.matmul import MatmulSpec, library, matmul_ir, product
+from kiln.codegen.compile import compile_parts
+from kiln.codegen.matmul import MatmulSpec, matmul_parts, product
 from kiln.codegen.target import LEVELS, Target, host_target
 
 Array = np.ndarray[Any, Any]
@@ -28,7 +28,7 @@ def kernel(spec: MatmulSpec, target: Target = HOST) -> Any:
     """The compiled pattern."""
     key = spec.text(), target.name
     if key not in _built:
-        _built[key] = load_object(compile_text(matmul_ir(spec, target), target, library(spec, target)))
+        _built[key] = load_object(compile_parts(matmul_parts(spec, target), target))
     return _built[key]
 
 

@@ -7,13 +7,16 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from codegen_peer import reads, writes
 
+from kiln import _core
 from kiln.codegen import compile as compiler
 from kiln.codegen import identity, kept, llvm
-from kiln.codegen.cache import HEADER, DiskCache, cache_directory
+from kiln.codegen.cache import DiskCache, cache_directory
+from kiln.codegen.matmul import matmul_parts, product
 from kiln.codegen.nest import Nest
 from kiln.codegen.target import LEVELS, host_target
 from kiln.codegen.verify import verify_nest, verify_object, verify_text
@@ -22,6 +25,7 @@ from kiln.ops.scalar import Scalar, const, convert
 KEY = bytes(range(32))
 DATA = b"an object" * 100
 X = Scalar("load", (), "f32", 0)
+HEADER = len(_core.header_of_entry(KEY, DATA))
 NEST = Nest(
     ("p",), (reads("float32", "1"), writes("float32", "1")), (), ((1, X + 1.0),)
 )  # fmt: skip
@@ -58,7 +62,7 @@ def test_damage_is_a_miss(tmp_path: Path) -> None:
     for length in range(len(whole)):
         entry(cache).write_bytes(whole[:length])
         assert cache.load(KEY) is None
-    for place in [*range(HEADER), HEADER + 5, len(whole) - 1]:
+    for place in range(len(whole)):
         entry(cache).write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
         assert cache.load(KEY) is None
     entry(cache).write_bytes(whole + b"x")
@@ -230,6 +234,41 @@ def test_cold_process_loads_the_library_alone(place: Path) -> None:
 def test_llvm_says_why_it_refuses(text: str) -> None:
     with pytest.raises(RuntimeError, match=r"LLVM: .*(error|expected|undefined)"):
         compiler.compile_text(text, host_target())
+
+
+def test_shared_parts_are_made_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a plain product for a window's and for another dtype's with such sums, in memory and from disk."""
+    made: list[str] = []
+    real = compiler._Work._object
+
+    def noted(work: Any, part: compiler.Part, end: int) -> bytes:
+        made.extend(part.functions)
+        return real(work, part, end)
+
+    monkeypatch.setattr(compiler._Work, "_object", noted)
+    host, plain = LEVELS["x86-64-v3"], product("int32")
+    compiler.compile_parts(matmul_parts(plain, host), host)
+    assert sorted(made) == ["copy", "finish", "kernel", "tile", "turn", "zeros"]
+    for spec, own in (
+        (plain._replace(window=True), ["finish", "kernel", "places", "window"]),
+        (product("int16"), ["copy", "finish", "kernel", "turn", "zeros"]),
+    ):
+        made.clear()
+        compiler._memory.clear()
+        compiler.compile_parts(matmul_parts(spec, host), host)
+        assert sorted(made) == own
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 2])
+def test_a_part_that_cannot_be_made(wrong: int) -> None:
+    """Whichever thread has it: raised, and the next kernel is made."""
+    texts = [f"define void @{name}() {{ ret void }}" for name in ("kernel", "f", "g")]
+    parts = [compiler.Part((name,), text.__str__) for name, text in zip(("kernel", "f", "g"), texts)]
+    assert compiler.compile_parts(parts, host_target())
+    parts[wrong] = parts[wrong]._replace(text="no module".__str__)
+    with pytest.raises(RuntimeError, match="LLVM: "):
+        compiler.compile_parts(parts, host_target())
+    assert compiler.compile_text(texts[0], host_target())
 
 
 def test_another_llvmlite_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:

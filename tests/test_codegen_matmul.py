@@ -10,8 +10,8 @@ import pytest
 from codegen_peer import numpy_dtype
 from matmul_peer import DTYPES, HOST, TARGETS, Array, Guarded, draw, multiply, run
 
-from kiln.codegen.compile import compile_text, object_for
-from kiln.codegen.matmul import MatmulSpec, library, matmul_ir, product
+from kiln.codegen.compile import compile_parts, object_for
+from kiln.codegen.matmul import MatmulSpec, matmul_parts, product
 from kiln.codegen.nest import Operand
 from kiln.codegen.target import LEVELS, Target
 from kiln.ops.scalar import Scalar, const, convert, select
@@ -305,7 +305,7 @@ def test_special_values() -> None:
 def test_the_object_and_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = product("float32")
     assert spec.text() == product("float32").text() != product("float64").text()
-    first = object_for(spec.text(), lambda: matmul_ir(spec, HOST), library=library(spec, HOST))
+    first = object_for(spec.text(), lambda: matmul_parts(spec, HOST))
     assert object_for(spec.text(), lambda: pytest.fail("made twice")) == first
     assert spec.text().splitlines()[:2] == ["matmul float32 numbers", "operand 1 out float32 ss1"]
 
@@ -315,11 +315,11 @@ def test_refused() -> None:
     row = Scalar("index", (), "i64", 0)
     for stores in [((1, convert(row, "f32")),), ((0, good.stores[0][1]),), ((1, const(1.0, "f64")),), ()]:
         with pytest.raises(ValueError, match="codegen"):
-            matmul_ir(good._replace(stores=stores), HOST)
+            matmul_parts(good._replace(stores=stores), HOST)
 
 
 def test_other_architectures_compile() -> None:
     for target in LEVELS.values():
         for dtype in ("float32", "float64", "bfloat16", "int8"):
             spec = product(dtype)
-            assert compile_text(matmul_ir(spec, target), target, library(spec, target))
+            assert compile_parts(matmul_parts(spec, target), target)

@@ -9,7 +9,7 @@ import pytest
 from codegen_peer import numpy_dtype
 from matmul_peer import HOST, TARGETS, Array, Guarded, draw, multiply, run
 
-from kiln.codegen.matmul import MatmulSpec, Prologue, matmul_ir, product
+from kiln.codegen.matmul import MatmulSpec, Prologue, matmul_parts, product
 from kiln.codegen.nest import Operand
 from kiln.codegen.target import Target
 from kiln.ops.kinds import COMPUTE
@@ -107,4 +107,4 @@ def test_what_is_refused() -> None:
     for wrong in (spec._replace(row=True), scaled("bfloat16", True, False, False),
                   spec._replace(first=Prologue(at, False))):  # fmt: skip
         with pytest.raises(ValueError, match="is an array|may not hold"):
-            matmul_ir(wrong, HOST)
+            matmul_parts(wrong, HOST)

@@ -36,11 +36,11 @@ from typing import Any, NamedTuple
 
 from kiln.codegen.attention_rows import Mask, deliver, slopes, weigh
 from kiln.codegen.code import Value
-from kiln.codegen.compile import Library
+from kiln.codegen.compile import Part
 from kiln.codegen.emit import Expression
 from kiln.codegen.matmul import chains, product
 from kiln.codegen.matmul_pack import clear
-from kiln.codegen.matmul_text import Routine, module
+from kiln.codegen.matmul_text import Routine, own_parts
 from kiln.codegen.matmul_tile import SEGMENT, VECTORS, Element, element_of, identity
 from kiln.codegen.nest import TEXTS
 from kiln.codegen.target import Target
@@ -114,20 +114,15 @@ def _text(spec: AttentionSpec) -> str:
     ])  # fmt: skip
 
 
-def attention_ir(spec: AttentionSpec, target: Target) -> str:
-    """The LLVM text of the kernel's own object, which calls functions of its `library`."""
+def attention_parts(spec: AttentionSpec, target: Target) -> list[Part]:
+    """The parts of the kernel: its own, and those that products of such factors share."""
     _verify(spec)
     element = element_of(spec.dtype)
     routines = [
         weigh(target, element, spec.mask, spec.causal), deliver(target, element), multiply(target, element),
         *([slopes(target, element)] if spec.backward else []), _Driver(spec, target, element).write(),
     ]  # fmt: skip
-    return module(target, routines, identity(target, element))
-
-
-def library(spec: AttentionSpec) -> Library:
-    """Tiles and packing: those of the products of such factors."""
-    return chains(product(spec.dtype))
+    return own_parts(target, routines, [identity(target, element)]) + chains(product(spec.dtype), target)
 
 
 def _verify(spec: AttentionSpec) -> None:
@@ -182,7 +177,7 @@ class _Driver:
 
     def __init__(self, spec: AttentionSpec, target: Target, element: Element) -> None:
         self.spec, self.element, self.target = spec, element, target
-        self.code = code = Routine(target, "kernel", "ptr %ptr, ptr %arg, i64 %begin, i64 %end", "#1")
+        self.code = code = Routine(target, "kernel", "ptr %ptr, ptr %arg, i64 %begin, i64 %end", quick=True)
         self.size = {name: self._argument(k) for k, name in enumerate(SIZES)}
         self.panel = VECTORS * element.lanes(target)
         names = list(spec.regions(dict.fromkeys(SIZES, 0)))

@@ -1,7 +1,7 @@
 """The cache on disk: entries by key, written whole or not at all, used only if nothing touched them.
 
     <directory>/kernels/            0700, ours, checked on the opened descriptor
-        <key as 64 hex digits>      magic 16 | key 32 | BLAKE2b of the content 32 | length 8 | content
+        <key as 64 hex digits>      magic | key | hash of the content | length | content     (native/entry.h)
 
 An entry is a kernel's object, or an answer of `kiln.capture.service`. A key is the hash of what the entry is
 and of the version of kiln, LLVM and the machine it is for; so nothing ever has to be removed to be right.
@@ -13,12 +13,8 @@ raises for a state of the file system: what cannot be read is a miss, what canno
 from __future__ import annotations
 
 import os
-import stat
-from _blake2 import blake2b  # without hashlib, whose OpenSSL takes longer to load than kernels to read
 
-MAGIC = b"kiln-cached-v2\n\0"
-HEADER = len(MAGIC) + 32 + 32 + 8
-LARGEST = 16 << 20  # bytes; no entry comes near
+from kiln import _core
 
 
 def cache_directory() -> str | None:
@@ -46,24 +42,9 @@ class DiskCache:
         """The content stored under `key` (32 bytes), or None."""
         try:
             directory = self._open(create=False)
-            if directory is None:
-                return None
-            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-            file = os.open(key.hex(), flags, dir_fd=directory)
         except OSError:
             return None
-        try:
-            state = os.fstat(file)
-            private = (
-                stat.S_ISREG(state.st_mode) and state.st_uid == os.geteuid() and not state.st_mode & 0o022
-            )
-            if not private or not HEADER < state.st_size <= LARGEST:
-                return None
-            return _unpacked(_read(file, state.st_size), key)
-        except OSError:
-            return None
-        finally:
-            os.close(file)
+        return None if directory is None else _core.read_entry(directory, key)
 
     def store(self, key: bytes, data: bytes) -> bool:
         """Keep content under `key`; False where that was not possible."""
@@ -81,7 +62,7 @@ class DiskCache:
             return False
         try:
             try:
-                _write(file, MAGIC + key + _hash(data) + len(data).to_bytes(8, "little") + data)
+                _write(file, _core.header_of_entry(key, data) + data)
             finally:
                 os.close(file)
             os.rename(name, key.hex(), src_dir_fd=directory, dst_dir_fd=directory)
@@ -126,32 +107,6 @@ def disk() -> DiskCache:
     if path != _disk.path:
         _disk = DiskCache(path)
     return _disk
-
-
-def _unpacked(entry: bytes, key: bytes) -> bytes | None:
-    """The content of an entry whose magic, key, length and hash are right."""
-    place = len(MAGIC)
-    if entry[:place] != MAGIC or entry[place : place + 32] != key:
-        return None
-    digest, length, data = entry[place + 32 : place + 64], entry[place + 64 : HEADER], entry[HEADER:]
-    if int.from_bytes(length, "little") != len(data) or _hash(data) != digest:
-        return None
-    return data
-
-
-def _hash(data: bytes) -> bytes:
-    return blake2b(data, digest_size=32).digest()
-
-
-def _read(file: int, size: int) -> bytes:
-    parts = []
-    while size > 0:
-        part = os.read(file, size)
-        if not part:
-            break
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
 
 
 def _write(file: int, data: bytes) -> None:

@@ -1,10 +1,10 @@
 """From a pattern to object code: memory, then disk, then LLVM.
 
     key = H(pattern text)
-    object_for:  in memory?  kept for this target (kept.py)?  else text -> verify -> LLVM -> verify -> keep
+    object_for:  in memory?  kept for this target (kept.py)?  else parts -> verify -> LLVM -> verify -> keep
 
-Kernels of one kind may share a *library*: functions that each carries, and that are made once, by a second
-thread beside the first kernel that needs them.
+A kernel is an object or several, its *parts*. Those that kernels share are kept by themselves too. What has
+to be made is made by two threads.
 
 A process that finds its kernels on disk never loads LLVM. One lock serialises compilation; a fork
 waits for it, so that no child inherits LLVM in the middle of its work.
@@ -15,7 +15,7 @@ from __future__ import annotations
 import mmap
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ from kiln.codegen import kept
 from kiln.codegen.fork import GENERATOR, at_fork
 from kiln.codegen.generate import nest_text
 from kiln.codegen.identity import digest
-from kiln.codegen.llvm import Machine
+from kiln.codegen.llvm import Machine, load
 from kiln.codegen.nest import Nest
 from kiln.codegen.target import Target, host_target
 from kiln.codegen.thread import Helper
@@ -34,24 +34,22 @@ REMEMBERED = 1024  # objects kept in memory; the core holds the mapped kernels i
 
 _lock = threading.RLock()
 _memory: dict[tuple[bytes, Target], bytes] = {}
-_machines: dict[Target, Machine] = {}
+_machines: dict[
+    tuple[Target, bool, int], Machine
+] = {}  # by what they are for, and their thread's end of the parts
 
 
-class Library(NamedTuple):
-    """Functions that kernels call."""
+class Part(NamedTuple):
+    """Functions of a kernel that are compiled together; they may call those of its other parts."""
 
-    pattern: str  # the key of their object
     functions: tuple[str, ...]
-    text: Callable[[Target], str]  # their LLVM text
+    text: Callable[[], str]  # their LLVM text
+    quick: bool = False  # compiled in a quarter of the time, for code that is not hot
+    shared: str = ""  # what they are, if other kernels have them too
 
 
-def object_for(
-    text_key: str,
-    ir_text: Callable[[], str],
-    target: Target | None = None,
-    library: Library | None = None,
-) -> bytes:
-    """The object code of the pattern `text_key`, whose LLVM text `ir_text` writes if nobody kept it.
+def object_for(text_key: str, parts: Callable[[], Sequence[Part]], target: Target | None = None) -> bytes:
+    """The object code of the pattern `text_key`, made of its `parts` if nobody kept it.
 
     `target` is this host's unless given. Raises ValueError for text or an object that the verifiers
     refuse, and RuntimeError if LLVM cannot parse it.
@@ -63,7 +61,7 @@ def object_for(
         with _lock:
             found = _memory.get((key, target))
             if found is None:
-                found = compile_text(ir_text(), target, library)
+                found = compile_parts(parts(), target)
                 _keep(key, target, found)
     return found
 
@@ -92,38 +90,84 @@ def _remember(key: bytes, target: Target, found: bytes) -> None:
 def kernel_object(nest: Nest, target: Target | None = None) -> bytes:
     """The ELF object of a nest's kernel for this host (or `target`); ValueError for an ill-formed nest."""
     target = host_target() if target is None else target
-    return object_for(nest.text(), lambda: nest_text(nest, target), target)
+    return object_for(nest.text(), lambda: [whole(nest_text(nest, target))], target)
 
 
-def compile_text(text: str, target: Target, library: Library | None = None) -> bytes:
-    """LLVM text to verified object code, past every cache but the library's."""
+def whole(text: str) -> Part:
+    """A kernel of one part."""
+    return Part(("kernel",), lambda: text)
+
+
+def compile_text(text: str, target: Target) -> bytes:
+    """LLVM text to verified object code, past every cache."""
+    return compile_parts([whole(text)], target)
+
+
+def compile_parts(parts: Sequence[Part], target: Target) -> bytes:
+    """A kernel's parts to verified object code, past every cache but that of shared parts.
+
+    What takes longest stands last: the other thread begins there.
+    """
     with _lock:
-        if library is None:
-            return _compiled(_machine(target), text, target)
-        with _Beside(library, target) as beside:
-            own = _compiled(_machine(target), text, target, calls=library.functions)
-        return bundle([own, beside.object()])
+        work = _Work(parts, target)
+        work.run()
+    objects = [work.made[part.functions] for part in parts]
+    return objects[0] if len(objects) == 1 else bundle(objects)
 
 
-def _compiled(
-    machine: Machine,
-    text: str,
-    target: Target,
-    defines: tuple[str, ...] = ("kernel",),
-    calls: tuple[str, ...] = (),
-) -> bytes:
-    verify_text(text, target, calls)
-    _expect_memory()
-    data = machine.object(text)
-    verify_object(data, defines, calls)
-    return data
+class _Work:
+    """The parts of a kernel, by their functions; those that nobody kept are made."""
 
+    def __init__(self, parts: Sequence[Part], target: Target) -> None:
+        self.target, self.left = target, []
+        self.made: dict[tuple[str, ...], bytes] = {}
+        self.error: BaseException | None = None
+        self.names = tuple(name for part in parts for name in part.functions)
+        for part in parts:
+            found = _kept(kernel_key(part.shared), target) if part.shared else None
+            if found is None:
+                self.left.append(part)
+            else:
+                self.made[part.functions] = found
 
-def _machine(target: Target) -> Machine:
-    machine = _machines.get(target)
-    if machine is None:
-        machine = _machines[target] = Machine(target)
-    return machine
+    def run(self) -> None:
+        """Makes what is missing, with another thread if that is more than one part."""
+        helper = Helper(lambda: self._make(-1))
+        if len(self.left) > 1:
+            load(self.target)
+            with suppress(RuntimeError):  # no more threads: the process ends
+                helper.start()
+        try:
+            self._make(0)
+        finally:  # no other kernel is made while this thread works
+            helper.finish()
+        if self.error is not None:
+            raise self.error
+
+    def _make(self, end: int) -> None:
+        """Makes parts from one end of those that are left."""
+        while self.error is None:
+            try:
+                part = self.left.pop(end)
+            except IndexError:
+                return
+            try:
+                self.made[part.functions] = self._object(part, end)
+            except BaseException as error:  # raised by `run`
+                self.error = error
+
+    def _object(self, part: Part, end: int) -> bytes:
+        text, target = part.text(), self.target
+        verify_text(text, target, self.names)
+        _expect_memory()
+        machine = _machines.get((target, part.quick, end))
+        if machine is None:
+            machine = _machines[target, part.quick, end] = Machine(target, part.quick)
+        data = machine.object(text)
+        verify_object(data, part.functions, self.names)
+        if part.shared:
+            _keep(kernel_key(part.shared), target, data)
+        return data
 
 
 def _expect_memory() -> None:
@@ -134,43 +178,7 @@ def _expect_memory() -> None:
         raise MemoryError(f"making a kernel: {ROOM >> 20} MiB of memory are not to be had") from None
 
 
-class _Beside:
-    """A library's object, being made by another thread until the block's end unless it was kept."""
-
-    def __init__(self, library: Library, target: Target) -> None:
-        self.library, self.target = library, target
-        self.key = kernel_key(library.pattern)
-        self.found = _kept(self.key, target)
-        self.error: BaseException | None = None
-        self.helper = Helper(self._make) if self.found is None else None
-
-    def __enter__(self) -> _Beside:
-        if self.helper is not None:
-            _machine(self.target)  # loads LLVM
-            with suppress(RuntimeError):  # no more threads: the process ends
-                self.helper.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self.helper is not None:
-            self.helper.finish()
-
-    def _make(self) -> None:
-        try:
-            text = self.library.text(self.target)
-            self.found = _compiled(Machine(self.target), text, self.target, defines=self.library.functions)
-            _keep(self.key, self.target, self.found)
-        except BaseException as error:  # raised where it is asked for
-            self.error = error
-
-    def object(self) -> bytes:
-        """The object, once the block has ended."""
-        if self.found is None:
-            raise self.error or RuntimeError("codegen: a library was not made")
-        return self.found
-
-
-def bundle(objects: list[bytes]) -> bytes:
+def bundle(objects: Sequence[bytes]) -> bytes:
     """Several objects that call each other, as the core's loader takes them: a mark, their number, their
     sizes in bytes (32 bits each, little-endian), then they themselves.
     """

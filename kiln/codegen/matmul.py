@@ -33,17 +33,18 @@ computed from; an output may be one of the other operands.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from kiln.codegen import matmul_amx as amx
-from kiln.codegen.compile import Library
+from kiln.codegen.compile import Part
 from kiln.codegen.matmul_amx_drive import drive_amx
 from kiln.codegen.matmul_drive import SCRATCH_BYTES, drive
 from kiln.codegen.matmul_finish import Arguments, compute, finish
-from kiln.codegen.matmul_pack import copy, turn
+from kiln.codegen.matmul_pack import copy, turn, zeros
 from kiln.codegen.matmul_row import UNIT_COLUMNS, beside, drive_row, gathered, turned
-from kiln.codegen.matmul_text import module
+from kiln.codegen.matmul_text import Routine, module, own_parts
 from kiln.codegen.matmul_tile import element_of, identity, tile
 from kiln.codegen.matmul_units import UNIT_BYTES, UNIT_ROWS
 from kiln.codegen.matmul_window import nowhere, places, window
@@ -134,8 +135,8 @@ def tiled(spec: MatmulSpec, target: Target) -> bool:
     return target.tiles and spec.dtype in TILED and not (spec.row and spec.dtype != "bfloat16")
 
 
-def matmul_ir(spec: MatmulSpec, target: Target) -> str:
-    """The LLVM text of the kernel's own object: `kernel` and `finish`, which call functions of its `library`.
+def matmul_parts(spec: MatmulSpec, target: Target) -> list[Part]:
+    """The parts of the kernel: its own, the driver and what is fused, and those it shares.
 
     Raises ValueError for a pattern that breaks the grammar, and AssertionError for bool factors.
     """
@@ -153,39 +154,40 @@ def matmul_ir(spec: MatmulSpec, target: Target) -> str:
         constants.append(identity(target, element))
     routines = [finish(target, element, arguments, spec.stores), driver]
     routines += [compute(target, name, element, arguments, x.value) for name, x in spec.prologues]
-    return module(target, routines, "\n".join(constants))
+    shared = _amx_parts(spec, target) if tiled(spec, target) else chains(spec, target)
+    return own_parts(target, routines, constants) + shared
 
 
-def library(spec: MatmulSpec, target: Target) -> Library:
-    """What all kernels of these factors share: everything but the driver and the epilogue."""
-    return _amx_library(spec.dtype, spec.window) if tiled(spec, target) else chains(spec)
-
-
-def chains(spec: MatmulSpec) -> Library:
-    """The library of products by chains of fused multiply-adds."""
+def chains(spec: MatmulSpec, target: Target) -> list[Part]:
+    """What products by chains of fused multiply-adds share: all but the driver and what is fused."""
     element = element_of(spec.dtype)
-    makers = [beside, turned, gathered] if spec.row else [tile, copy, turn]
-    if spec.window:
-        makers += [places, window]
-    return Library(
-        f"{spec.form}matmul library {spec.dtype}",
-        tuple(make.__name__ for make in makers),
-        lambda target: module(target, [make(target, element) for make in makers]),
-    )
+    if spec.row:
+        return [_shared(target, element, beside, turned, gathered)]
+    look = [_shared(target, element, places, window)] if spec.window else []
+    packing = _shared(target, element, zeros, copy, turn)
+    return [
+        *look,
+        packing,
+        _shared(target, element_of(element.total), tile),
+    ]  # whose factors are as wide as sums
 
 
-def _amx_library(dtype: str, look: bool) -> Library:
-    """The library of products on AMX, of one row or many."""
-    functions = ("tile", "words", "lines", "turn", *(("places", "window") if look else ()))
-    factor = amx.FACTORS[dtype]
+def _amx_parts(spec: MatmulSpec, target: Target) -> list[Part]:
+    """The same of products on AMX, of one row or many."""
+    factor = amx.FACTORS[spec.dtype]
+    look = [_shared(target, factor.raw, places, window)] if spec.window else []
+    packing = [_shared(target, factor, amx.words, amx.lines), _shared(target, amx.WORDS, turn)]
+    return [*look, *packing, _shared(target, factor, amx.tile)]
 
-    def text(target: Target) -> str:
-        routines = [amx.tile(target, factor), amx.words(target, factor), amx.lines(target)]
-        routines += [turn(target, amx.WORDS)]
-        routines += [places(target, factor.raw), window(target, factor.raw)] if look else []
-        return module(target, routines, amx.config())
 
-    return Library(f"{'window ' if look else ''}matmul library amx {dtype}", functions, text)
+def _shared(target: Target, element: Any, *makers: Callable[[Target, Any], Routine]) -> Part:
+    """Routines that all kernels of the same elements have."""
+    names = tuple(make.__name__ for make in makers)
+
+    def text() -> str:
+        return module(target, [make(target, element) for make in makers], [amx.config()])
+
+    return Part(names, text, shared=f"{' '.join(names)} of {element}")
 
 
 def _verify(spec: MatmulSpec, target: Target) -> None:

@@ -305,7 +305,7 @@ def words(target: Target, factor: Factor) -> Routine:
     return _Words(target, factor).write()
 
 
-def lines(target: Target) -> Routine:
+def lines(target: Target, factor: Factor) -> Routine:
     """The routine lines: dst[row] = `count` bytes (1 or more) side by side at src + row * rs, then zeros to
     the end of a line.
     """

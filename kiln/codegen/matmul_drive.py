@@ -8,7 +8,7 @@
             the last segment:  finish
 
 A block of B stays in the second cache while all rows go by; a few rows of A stay while all panels go by. The
-driver is not optimised (attributes #1): it is written to be compiled quickly.
+driver is written to be compiled quickly, and is.
 
 Few rows by a B whose k lie side by side (a linear layer of a batch up to 256) are the transposed product: B
 is read where it lies, as A is elsewhere, and the rows are packed.

@@ -2,9 +2,9 @@
 
     copy       dst[o][i] = src[o * os + i * is]     rows of vectors where is = 1, elements otherwise
     turn       dst[k][c] = src[c * cs + k]          transposed in registers, a 128-bit lane of k at a time
+    zeros      dst[..] = 0
 
 Strides of the source are bytes; the panel's elements have the summed type. Neither reads past the block.
-Memory decides how fast copy is, so it is compiled quickly (attributes #1).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def copy(target: Target, element: Element) -> Routine:
     else:  each o, i:  store dst, widen(load src)
     """
     params = "ptr %src, i64 %os, i64 %is, ptr %dst, i64 %ds, i64 %ps, i64 %outer, i64 %inner"
-    code = Routine(target, "copy", params, "#1")
+    code = Routine(target, "copy", params)
     lanes = element.lanes(target)
     unit = code.compare("eq", "%is", str(element.stored_bytes))
     panels = code.compare("eq", code.op(f"and i64 %inner, {VECTORS * lanes - 1}"), "0")
@@ -142,9 +142,16 @@ def _mask(code: Routine, count: str, lanes: int) -> str:
 
 def clear(code: Routine, element: Element, dst: str, bytes: str) -> None:
     """Zeros in `bytes` of a panel: past the last column nothing may slow sums down."""
-    kind = llvm_type(element.summed, element.lanes(code.target))
-    with code.times(bytes, code.target.vector_bits // 8) as at:
-        code.line(f"store {kind} zeroinitializer, ptr {code.at(dst, at)}, align {element.bytes}")
+    code.run("zeros", f"ptr {dst}", bytes)
+
+
+def zeros(target: Target, element: Element) -> Routine:
+    """The routine zeros: whole vectors of them."""
+    code = Routine(target, "zeros", "ptr %dst, i64 %bytes")
+    kind = llvm_type(element.summed, element.lanes(target))
+    with code.times("%bytes", target.vector_bits // 8) as at:
+        code.line(f"store {kind} zeroinitializer, ptr {code.at('%dst', at)}, align {element.bytes}")
+    return code
 
 
 def turn(target: Target, element: Element) -> Routine:

@@ -217,7 +217,7 @@ class _Driver:
     """The driver under construction."""
 
     def __init__(self, target: Target, element: Element) -> None:
-        self.code = Routine(target, "kernel", "ptr %ptr, ptr %arg, i64 %begin, i64 %end", "#1")
+        self.code = Routine(target, "kernel", "ptr %ptr, ptr %arg, i64 %begin, i64 %end", quick=True)
         self.element, self.masks = element, target.masks
         self.buffer = self.code.slot("i8", RUN_COLUMNS * element.bytes)
 

@@ -1,24 +1,26 @@
 """Routines: the functions a matmul kernel is made of, written with `Code`.
 
-What does not depend on the epilogue (tiles, packing) is a library that kernels share; a kernel's own object
-has the driver and the finishing. Each function is compiled, and its registers allocated, by itself.
+Tiles and packing, which do not depend on the epilogue, are parts that kernels share; a kernel's own are the
+driver, which is compiled quickly, and the finishing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from kiln.codegen.code import Code
+from kiln.codegen.compile import Part
 from kiln.codegen.target import Target
 
 
 class Routine(Code):
     """One function under construction; i64 values, byte offsets, variables on the stack."""
 
-    def __init__(self, target: Target, name: str, params: str, attributes: str = "#0") -> None:
+    def __init__(self, target: Target, name: str, params: str, quick: bool = False) -> None:
         super().__init__(target)
-        self.title, self.head = name, f"void @{name}({params}) {attributes} {{"
+        self.title, self.quick, self.head = name, quick, f"void @{name}({params}) #0 {{"
 
     def variable(self, value: str) -> str:
         """A mutable i64 on the stack, holding `value`."""
@@ -105,15 +107,27 @@ class Routine(Code):
         return "\n".join(["define " + self.head, "entry:", *self.slots, *self.lines, "  ret void", "}"])
 
 
-def module(target: Target, routines: Sequence[Routine], constants: str = "") -> str:
-    """The module of some routines."""
+def module(target: Target, routines: Sequence[Routine], constants: Sequence[str] = ()) -> str:
+    """The module of some routines, with the constants that they name."""
+    written = "\n".join(routine.routine() for routine in routines)
     declared = {name: text for routine in routines for name, text in routine.declared.items()}
     for routine in routines:
         declared.pop(routine.title, None)
     return "\n".join([
-        f'target triple = "{target.triple}"', constants,
-        *(routine.routine() for routine in routines),
+        f'target triple = "{target.triple}"',
+        *(text for text in constants if text.split(" ", 1)[0] in written),
+        written,
         f"attributes #0 = {{ {target.attributes()} }}",
-        f"attributes #1 = {{ {target.attributes()} noinline optnone }}",
         *declared.values(), "",
     ])  # fmt: skip
+
+
+def own_parts(target: Target, routines: Sequence[Routine], constants: Sequence[str] = ()) -> list[Part]:
+    """Routines as the parts of one kernel."""
+    found = []
+    for quick in (True, False):
+        chosen = [routine for routine in routines if routine.quick == quick]
+        if chosen:
+            names = tuple(routine.title for routine in chosen)
+            found.append(Part(names, partial(module, target, chosen, constants), quick))
+    return found

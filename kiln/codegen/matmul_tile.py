@@ -8,9 +8,10 @@ the rows that are left over are an edge tile's, which repeats its last row.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from kiln.codegen.code import LLVM
+from kiln.codegen.code import LLVM, Value
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.memory import MEMORY, compute_type
 from kiln.codegen.target import Target
@@ -96,42 +97,90 @@ ROW_AT = [
 ]
 
 
-class _Tile:
-    """One shape of the tile routine under construction."""
+Sums = dict[tuple[int, int], str]  # by (row, vector)
 
-    def __init__(self, code: Routine, element: Element, height: int, vectors: int) -> None:
+
+class _Tile:
+    """The tile routine under construction."""
+
+    def __init__(self, code: Routine, element: Element) -> None:
         self.code, self.element = code, element
-        self.height, self.vectors = height, vectors
         self.lanes, self.kind = element.lanes(code.target), LLVM[element.summed]
         self.vector = f"<{self.lanes} x {self.kind}>"
-        self.cells = [(r, v) for r in range(self.height) for v in range(self.vectors)]
 
-    def write(self, start: str, end: str) -> None:
+    def write(self) -> None:
         """The loop over tiles of rows."""
-        code = self.code
-        with code.loop(start, end, self.height) as turn:
-            row = turn.index
-            a, c, old = (
+        code, sizes = self.code, heights(self.code.target)
+        for times in (3, 5, 7):
+            code.line(f"%rs{times} = mul i64 %rs, {times}")
+        with code.repeat([Value("0", "i64")], lambda row: code.compare("slt", row[0].text, "%rows")) as turn:
+            row = turn.values[0].text
+            self.left = code.sub("%rows", row)
+            self.a, self.c, self.old = (
                 code.at(base, code.mul(row, step))
                 for base, step in (("%a", "%rs"), ("%c", "%cs"), ("%old", "%os"))
             )
-            last = code.sub(code.sub("%rows", row), "1")
-            steps = [code.minimum(last, str(r)) for r in range(self.height)] if self.height == EDGE else []
-            into, before = (self._rows(base, step, steps) for base, step in ((c, "%cs"), (old, "%os")))
-            for r, v in self.cells:
-                code.prefetch(self._column(into[r], v), write=True)
-            sums = self._sum(a, steps)
-            totals = {cell: self._total(before[cell[0]], cell[1], sums[cell]) for cell in self.cells}
-            for (r, v), total in totals.items():  # all reads come before any write: rows may be repeated
-                code.line(
-                    f"store {self.vector} {total}, ptr {self._column(into[r], v)}, align {self.element.bytes}"
-                )
+            last = code.sub(self.left, "1")
+            self.steps = ["0", *(code.minimum(last, str(r)) for r in range(1, EDGE))]
+            tallest = code.compare("sge", self.left, str(sizes[0]))
+            with code.either(code.both("%narrow", tallest)) as wide:
+                self._ask(0, sizes[0], 1)
+                self._store(self._sum(sizes[0], 1), 0, sizes[0])
+                next(wide)
+                self._tile(0, sizes[::-1])
+            height = str(EDGE)
+            for size in sizes[-2::-1]:
+                height = code.choose(code.compare("sge", self.left, str(size)), str(size), height)
+            turn.next = [Value(code.add(row, height), "i64")]
 
-    def _rows(self, base: str, step: str, steps: list[str]) -> list[str]:
-        """The addresses of the tile's rows."""
-        code, rows = self.code, [base]
-        for r in range(1, self.height):
-            rows.append(code.at(base, code.mul(steps[r], step)) if steps else code.at(rows[-1], step))
+    def _tile(self, done: int, sizes: Sequence[int]) -> Sums:
+        """Sums of the rows before `done`, of the tallest tile that fits; those of the others are stored."""
+        code, (height, *taller) = self.code, sizes
+        self._ask(done, height, VECTORS)
+        if taller:
+            fits = code.compare("sge", self.left, str(taller[0]))
+            sums = self._either(fits, lambda: self._tile(height, taller), lambda: self._sum(height, VECTORS))
+        else:
+            sums = self._sum(height, VECTORS)
+        self._store({cell: chain for cell, chain in sums.items() if cell[0] >= done}, done, height)
+        return {cell: chain for cell, chain in sums.items() if cell[0] < done}
+
+    def _ask(self, first: int, end: int, vectors: int) -> None:
+        """Asks for some rows of the output ahead."""
+        for row in self._rows(self.c, "%cs", first, end):
+            for v in range(vectors):
+                self.code.prefetch(self._column(row, v), write=True)
+
+    def _either(self, condition: str, *ways: Callable[[], Sums]) -> Sums:
+        """The sums that the first or the second way gives."""
+        code = self.code
+        with code.either(condition) as other:
+            first, here = ways[0](), code.block
+            next(other)
+            second, there = ways[1](), code.block
+        return {
+            cell: code.op(f"phi {self.vector} [ {first[cell]}, %{here} ], [ {chain}, %{there} ]")
+            for cell, chain in second.items()
+        }
+
+    def _store(self, sums: Sums, first: int, end: int) -> None:
+        """Adds the sums of some rows to the old ones."""
+        code, size = self.code, self.element.bytes
+        into, old = (self._rows(*place, first, end) for place in ((self.c, "%cs"), (self.old, "%os")))
+        totals = {(r, v): self._total(old[r - first], v, chain) for (r, v), chain in sums.items()}
+        for (r, v), total in totals.items():  # all reads come before any write: rows may be repeated
+            code.line(f"store {self.vector} {total}, ptr {self._column(into[r - first], v)}, align {size}")
+
+    def _rows(self, base: str, step: str, first: int, end: int) -> list[str]:
+        """The addresses of some of the tile's rows; those of an edge may be its last."""
+        code, rows = self.code, list[str]()
+        for r in range(first, end):
+            if r == 0:
+                rows.append(base)
+            elif rows and r >= EDGE:
+                rows.append(code.at(rows[-1], step))
+            else:
+                rows.append(code.at(base, code.mul(step, self.steps[r] if r < EDGE else str(r))))
         return rows
 
     def _column(self, row: str, v: int) -> str:
@@ -142,39 +191,40 @@ class _Tile:
         old = code.op(f"load {self.vector}, ptr {self._column(row, v)}, align {self.element.bytes}")
         return code.op(f"{add} {self.vector} {old}, {chain}")
 
-    def _sum(self, a: str, steps: list[str]) -> dict[tuple[int, int], str]:
-        """The chains over k of the tile whose A begins at `a`."""
+    def _sum(self, height: int, vectors: int) -> Sums:
+        """The chains over k of a tile."""
         code, size = self.code, self.element.bytes
-        bases = {"a": (a, "%ks"), "b": ("%b", "%bs")}
-        if self.height > 7:
-            bases["a7"] = (code.at(a, "%rs7"), "%ks")
+        bases = {"a": (self.a, "%ks"), "b": ("%b", "%bs")}
+        if height > 7:
+            bases["a7"] = (code.at(self.a, "%rs7"), "%ks")
         at = {name: code.name() for name in bases}
-        sums = {cell: code.name() for cell in self.cells}
+        sums = {(r, v): code.name() for r in range(height) for v in range(vectors)}
         left = code.name()
-        places = [("a", "i8", code.mul(step, "%rs") if r else "0") for r, step in enumerate(steps)]
+        edge = [("a", "i8", code.mul(step, "%rs") if r else "0") for r, step in enumerate(self.steps)]
+        places = edge if height == EDGE else ROW_AT
         before, loop, done = code.block, code.label(), code.label()
         code.jump(loop)
         code.begin(loop)
         place = len(code.lines)
         columns = [
             code.op(f"load {self.vector}, ptr {self._column(at['b'], v)}, align {size}")
-            for v in range(self.vectors)
+            for v in range(vectors)
         ]
-        self._prefetch(at)
+        self._prefetch(at, vectors)
         after = {}
-        for r in range(self.height):
-            base, scale, index = (places or ROW_AT)[r]
+        for r in range(height):
+            base, scale, index = places[r]
             x = code.op(f"load {self.kind}, ptr {code.offset(at[base], scale, index)}, align {size}")
             x = code.op(f"insertelement {self.vector} poison, {self.kind} {x}, i64 0")
             x = code.op(
                 f"shufflevector {self.vector} {x}, {self.vector} poison, <{self.lanes} x i32> zeroinitializer"
             )
-            for v in range(self.vectors):
+            for v in range(vectors):
                 after[r, v] = multiply_add(code, self.element, self.lanes, x, columns[v], sums[r, v])
         carried = {at[name]: ("ptr", first, code.at(at[name], by)) for name, (first, by) in bases.items()}
         rest = code.add(left, "-1")
         carried[left] = ("i64", "%k", rest)
-        carried.update({sums[cell]: (self.vector, "zeroinitializer", after[cell]) for cell in self.cells})
+        carried.update({sums[cell]: (self.vector, "zeroinitializer", after[cell]) for cell in sums})
         code.lines[place:place] = [
             f"  {name} = phi {type} [ {first}, %{before} ], [ {then}, %{loop} ]"
             for name, (type, first, then) in carried.items()
@@ -183,55 +233,39 @@ class _Tile:
         code.begin(done)
         return after
 
-    def _prefetch(self, at: dict[str, str]) -> None:
+    def _prefetch(self, at: dict[str, str], vectors: int) -> None:
         """Asks for B of 8 k ahead."""
         ahead = self.code.offset(at["b"], "i64", "%bs")
-        for v in range(self.vectors):
+        for v in range(vectors):
             self.code.prefetch(self._column(ahead, v))
 
 
 def tile(target: Target, element: Element) -> Routine:
     """The routine tile: a segment of tiles, one below the other; elements of summed type.
 
-        each height, the tallest first, and an edge tile for what is left (the tallest also one vector wide):
-            as many rows as fit, `height` at a time:
-                sum[r][v] = 0
-                k times:   b0, b1 = load b, b + vector;  prefetch them of 8 k ahead
-                           each r:  x = splat(load a + r * rs)
-                                    sum[r][0] = fma(x, b0, sum[r][0]);  sum[r][1] = fma(x, b1, sum[r][1])
-                           a += ks, a7 += ks, b += bs
-                store old[r * os + v * vector] + sum[r][v] at c + r * cs + v * vector
+        each tile of rows, as high as fits:
+            prefetch its rows of c
+            sum[r][v] = 0
+            k times:   b0, b1 = load b, b + vector;  prefetch them of 8 k ahead
+                       each r:  x = splat(load a + r * rs)
+                                sum[r][0] = fma(x, b0, sum[r][0]);  sum[r][1] = fma(x, b1, sum[r][1])
+                       a += ks, a7 += ks, b += bs
+            store old[r * os + v * vector] + sum[r][v] at c + r * cs + v * vector
+                the rows that only taller tiles have first, then, of tiles of all heights, the others
 
     Strides are bytes, k >= 1. `old` holds the sums of the segments before, or what adds nothing. The edge
     tile repeats the last row where rows end.
 
     a7 is a + 7 * rs, rs3 and rs5 are rs times 3 and 5: with them each row is one address (base +
     index * 1, 2 or 4). Loop strength reduction must be off (`compile` sees to it): it would exchange the
-    addresses for a chain of additions or for spilled pointers, and a sixth of the speed. The shapes are one
-    function, because LLVM's passes cost as much for a function as for ten rows of a tile.
+    addresses for a chain of additions or for spilled pointers, and a sixth of the speed. The heights are one
+    function, and store their sums in one place, because of LLVM's time. The tallest is also one vector wide.
     """
     params = (
         "ptr %a, i64 %rs, i64 %ks, ptr %b, i64 %bs, ptr %c, i64 %cs, ptr %old, i64 %os, i64 %k, i64 %rows"
     )
     code = Routine(target, "tile", params + ", i1 %narrow")
-    for times in (3, 5, 7):
-        code.line(f"%rs{times} = mul i64 %rs, {times}")
-    done = "0"
-    for height in heights(target):
-        left = code.sub("%rows", done)
-        end = (
-            "%rows"
-            if height == EDGE
-            else code.add(done, code.sub(left, code.op(f"srem i64 {left}, {height}")))
-        )
-        if done == "0":
-            with code.either("%narrow") as wide:
-                _Tile(code, element, height, 1).write(done, end)
-                next(wide)
-                _Tile(code, element, height, VECTORS).write(done, end)
-        else:
-            _Tile(code, element, height, VECTORS).write(done, end)
-        done = end
+    _Tile(code, element).write()
     return code
 
 

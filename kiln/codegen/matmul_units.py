@@ -39,7 +39,7 @@ class Driver:
     ) -> None:
         self.element, self.arguments, self.plain, self.window = element, arguments, plain, window
         self.columns = UNIT_BYTES // element.bytes
-        self.code = Routine(target, "kernel", "ptr %ptr, ptr %arg, i64 %begin, i64 %end", "#1")
+        self.code = Routine(target, "kernel", "ptr %ptr, ptr %arg, i64 %begin, i64 %end", quick=True)
         self.size: dict[str, str] = {}
         self.stride: dict[str, str] = {}
 

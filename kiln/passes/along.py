@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from kiln.codegen.along import AlongSpec, blocks
 from kiln.codegen.compact import Compact, compact_ir
-from kiln.codegen.compile import object_for
+from kiln.codegen.compile import object_for, whole
 from kiln.codegen.scan import Scan, scan_ir
 from kiln.codegen.scatter import Scatter, scatter_ir
 from kiln.codegen.search import Search, search_ir
@@ -34,7 +34,7 @@ class AlongKernel(NamedTuple):
     def object(self, target: Target | None = None) -> bytes:
         """The machine code."""
         target = target or host_target()
-        return object_for(self.text(), lambda: self.write(self.spec, target), target)
+        return object_for(self.text(), lambda: [whole(self.write(self.spec, target))], target)
 
 
 class Job(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kiln.codegen.attention import DIMS, SIZES, AttentionSpec, attention_ir, library
+from kiln.codegen.attention import DIMS, SIZES, AttentionSpec, attention_parts
 from kiln.codegen.attention_rows import Mask
 from kiln.codegen.compile import object_for
 from kiln.codegen.target import Target, host_target
@@ -36,7 +36,7 @@ class AttentionKernel(NamedTuple):
     def object(self, target: Target | None = None) -> bytes:
         """The machine code."""
         target = target or host_target()
-        return object_for(self.text(), lambda: attention_ir(self.spec, target), target, library(self.spec))
+        return object_for(self.text(), lambda: attention_parts(self.spec, target), target)
 
 
 def lower_attention(fusion: Fusion, group: Group) -> Lowered:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kiln.codegen.compile import object_for
-from kiln.codegen.matmul import MatmulSpec, Prologue, library, matmul_ir
+from kiln.codegen.matmul import MatmulSpec, Prologue, matmul_parts
 from kiln.codegen.matmul_tile import element_of
 from kiln.codegen.nest import Operand
 from kiln.codegen.target import Target, host_target
@@ -37,8 +37,7 @@ class MatmulKernel(NamedTuple):
     def object(self, target: Target | None = None) -> bytes:
         """The machine code."""
         target = target or host_target()
-        shared = library(self.spec, target)
-        return object_for(self.text(), lambda: matmul_ir(self.spec, target), target, shared)
+        return object_for(self.text(), lambda: matmul_parts(self.spec, target), target)
 
 
 def lower_product(fusion: Fusion, group: Group) -> Lowered:
