@@ -43,9 +43,9 @@ def dicts(lib: Any) -> Any:
     held.setdefault("e", lib.ones(1))
     last = held.popitem()
     return (
-        list(more), list(held.keys()), tuple(first.shape), last[0], held.get("zz", 3), "b" in held,
-        len(held),         list(reversed(held)), list(held.fromkeys(["p", "q"], 1).values()), list(more.state_dict()),
-        more["b"] is held["b"], [type(v).__name__ for v in held.values()], [k for k, _ in held.copy().items()],
+        list(more), list(held.keys()), tuple(first.shape), last[0], held.get("zz", 3), "b" in held, len(held),
+        list(reversed(held)), list(held.fromkeys(["p", "q"], 1).values()), list(more.state_dict()),
+        more["b"] is held["b"], [type(v).__name__ for v in held.values()], [k for k, _ in held.items()],
     )  # fmt: skip
 
 
@@ -101,8 +101,8 @@ def test_bilinear() -> None:
 
 
 PATHS = {
-    "conv": "Conv2d _ConvNd", "batchnorm": "BatchNorm1d _BatchNorm _NormBase", "instancenorm": "_InstanceNorm",
-    "dropout": "_DropoutNd", "loss": "_Loss MSELoss", "linear": "Linear Bilinear Identity",
+    "conv": "Conv2d _ConvNd", "batchnorm": "BatchNorm1d _BatchNorm _NormBase", 
+    "instancenorm": "_InstanceNorm",    "dropout": "_DropoutNd", "loss": "_Loss MSELoss", "linear": "Linear Bilinear Identity",
     "rnn": "LSTM RNNBase", "container": "Sequential", "activation": "ReLU", "normalization": "LayerNorm",
     "padding": "ZeroPad2d", "pooling": "MaxPool2d", "sparse": "Embedding", "transformer": "Transformer",
     "upsampling": "Upsample",

@@ -131,9 +131,7 @@ def orthogonal_(tensor: Tensor, gain: float = 1, generator: Any = None) -> Tenso
         return tensor
     drawn = _drawn(ops.randn, tensor, generator).reshape(tensor.shape[0], -1)
     rows, columns = drawn.shape
-    from kiln import linalg  # brings NumPy in
-
-    q, r = linalg.qr(drawn.t() if rows < columns else drawn)
+    q, r = ops.qr(drawn.t() if rows < columns else drawn)
     q = q * ops.sign(ops.diagonal(r))
     return _fill(tensor, (q.t() if rows < columns else q).reshape(tensor.shape) * gain)
 
