@@ -101,8 +101,8 @@ def test_bilinear() -> None:
 
 
 PATHS = {
-    "conv": "Conv2d _ConvNd", "batchnorm": "BatchNorm1d _BatchNorm _NormBase", 
-    "instancenorm": "_InstanceNorm",    "dropout": "_DropoutNd", "loss": "_Loss MSELoss", "linear": "Linear Bilinear Identity",
+    "conv": "Conv2d _ConvNd", "batchnorm": "BatchNorm1d _BatchNorm _NormBase", "dropout": "_DropoutNd",
+    "instancenorm": "_InstanceNorm", "loss": "_Loss MSELoss", "linear": "Linear Bilinear Identity",
     "rnn": "LSTM RNNBase", "container": "Sequential", "activation": "ReLU", "normalization": "LayerNorm",
     "padding": "ZeroPad2d", "pooling": "MaxPool2d", "sparse": "Embedding", "transformer": "Transformer",
     "upsampling": "Upsample",
