@@ -64,6 +64,7 @@ from kiln.nn.embeddings import (
     EmbeddingBag as EmbeddingBag,
 )
 from kiln.nn.layers import (
+    Bilinear as Bilinear,
     Flatten as Flatten,
     Identity as Identity,
     Linear as Linear,
@@ -144,9 +145,14 @@ from kiln.nn.padding import (
     ZeroPad3d as ZeroPad3d,
 )
 from kiln.nn.parameter import (
+    Buffer as Buffer,
     Parameter as Parameter,
     UninitializedBuffer as UninitializedBuffer,
     UninitializedParameter as UninitializedParameter,
+)
+from kiln.nn.parameter_containers import (
+    ParameterDict as ParameterDict,
+    ParameterList as ParameterList,
 )
 from kiln.nn.pooling import (
     AdaptiveAvgPool1d as AdaptiveAvgPool1d,

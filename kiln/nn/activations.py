@@ -96,10 +96,9 @@ class LeakyReLU(_Activation):
         self.inplace = inplace
 
 
-class ELU(_Activation):
-    """x where it is positive, else alpha * (exp(x) - 1)."""
+class _Exponential(_Activation):
+    """An exponential below 0 that comes to -alpha."""
 
-    _function = functional.elu
     _settings = ("alpha", "inplace")
 
     def __init__(self, alpha: float = 1.0, inplace: bool = False) -> None:
@@ -108,7 +107,13 @@ class ELU(_Activation):
         self.inplace = inplace
 
 
-class CELU(ELU):
+class ELU(_Exponential):
+    """x where it is positive, else alpha * (exp(x) - 1)."""
+
+    _function = functional.elu
+
+
+class CELU(_Exponential):
     """x where it is positive, else alpha * (exp(x / alpha) - 1)."""
 
     _function = functional.celu

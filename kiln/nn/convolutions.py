@@ -18,7 +18,7 @@ __all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "
 _MODES = ("zeros", "reflect", "replicate", "circular")
 
 
-class _Convolution(Module):
+class _ConvNd(Module):
     """weight and bias start uniform in +-1/sqrt(channels and taps of one output)."""
 
     dims = 0
@@ -100,7 +100,7 @@ class _Convolution(Module):
         return ", ".join(parts)
 
 
-class _Conv(_Convolution):
+class _Conv(_ConvNd):
     """Windows of the input times the weight."""
 
     def __init__(
@@ -144,7 +144,7 @@ class _Conv(_Convolution):
         return tuple(found)
 
 
-class _ConvTranspose(_Convolution):
+class _ConvTranspose(_ConvNd):
     """Every element spreads by the taps."""
 
     transposed = True

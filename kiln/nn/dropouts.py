@@ -74,10 +74,10 @@ def dropout3d(input: Tensor, p: float = 0.5, training: bool = True, inplace: boo
     return _channels(input, p, training, inplace, 5)
 
 
-class Dropout(Module):
-    """In training, zeroes each element with probability p and divides the others by 1 - p."""
+class _DropoutNd(Module):
+    """What is lost with probability p in training; `inplace`: in the input itself."""
 
-    function: Any = staticmethod(dropout)
+    function: Any
 
     def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
         super().__init__()
@@ -94,31 +94,37 @@ class Dropout(Module):
         return f"p={self.p}, inplace={self.inplace}"
 
 
-class Dropout1d(Dropout):
+class Dropout(_DropoutNd):
+    """In training, zeroes each element with probability p and divides the others by 1 - p."""
+
+    function = staticmethod(dropout)
+
+
+class Dropout1d(_DropoutNd):
     """In training, zeroes each channel of (N, C, L) or (C, L) with probability p."""
 
     function = staticmethod(dropout1d)
 
 
-class Dropout2d(Dropout):
+class Dropout2d(_DropoutNd):
     """In training, zeroes each channel of (N, C, H, W) with probability p."""
 
     function = staticmethod(dropout2d)
 
 
-class Dropout3d(Dropout):
+class Dropout3d(_DropoutNd):
     """In training, zeroes each channel of (N, C, D, H, W) or (C, D, H, W) with probability p."""
 
     function = staticmethod(dropout3d)
 
 
-class AlphaDropout(Dropout):
+class AlphaDropout(_DropoutNd):
     """In training, moves each element to a SELU's floor with probability p, keeping mean and variance."""
 
     function = staticmethod(alpha_dropout)
 
 
-class FeatureAlphaDropout(Dropout):
+class FeatureAlphaDropout(_DropoutNd):
     """In training, alpha dropout of whole channels of (N, C, ...)."""
 
     function = staticmethod(feature_alpha_dropout)

@@ -4,11 +4,15 @@ fan_in, fan_out    of a weight (out, in, d...): in * prod(d), out * prod(d)
 xavier (Glorot)    std = gain sqrt(2 / (fan_in + fan_out))
 kaiming (He)       std = gain / sqrt(fan)
 uniform of std     bound = sqrt(3) std
+
+`_calculate_fan_in_and_fan_out` and `_calculate_correct_fan` have PyTorch's names: layers that programs define
+themselves start their bias by them.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 from kiln import ops
@@ -50,6 +54,30 @@ def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: Any 
     return _fill(tensor, _drawn(ops.randn, tensor, generator) * std + mean)
 
 
+def trunc_normal_(
+    tensor: Tensor,
+    mean: float = 0.0,
+    std: float = 1.0,
+    a: float = -2.0,
+    b: float = 2.0,
+    generator: Any = None,
+) -> Tensor:
+    """Values drawn from N(mean, std**2), what lies outside [a, b] left out.
+
+    Drawn evenly between the shares of the normal distribution below a and below b, of which the inverse is
+    taken. A warning where [a, b] is more than two `std` away from `mean`: few numbers stand for much then.
+    """
+    if not a - 2 * std <= mean <= b + 2 * std:
+        warnings.warn(
+            "mean is more than 2 std from [a, b] in nn.init.trunc_normal_. "
+            "The distribution of values may be incorrect.",
+            stacklevel=2,
+        )
+    low, high = (math.erf((end - mean) / std / math.sqrt(2.0)) for end in (a, b))
+    drawn = ops.erfinv(_drawn(ops.rand, tensor, generator) * (high - low) + low)
+    return _fill(tensor, ops.clamp(drawn * (std * math.sqrt(2.0)) + mean, a, b))
+
+
 def constant_(tensor: Tensor, val: float) -> Tensor:
     """Every value `val`."""
     with no_grad():
@@ -74,6 +102,49 @@ def eye_(tensor: Tensor) -> Tensor:
     rows: Tensor = ops.arange(tensor.shape[0])
     columns: Tensor = ops.arange(tensor.shape[1])
     return _fill(tensor, (rows.unsqueeze(1) == columns).to(tensor.dtype))
+
+
+def dirac_(tensor: Tensor, groups: int = 1) -> Tensor:
+    """A convolution's weight (out, in, taps...) that hands its input's channels on, those of each group anew.
+
+    1 at the middle tap of channel k's filter k, 0 elsewhere. ValueError for other than 3, 4 or 5 dims, or a
+    number of filters that is no multiple of `groups`.
+    """
+    if tensor.ndim not in (3, 4, 5):
+        raise ValueError("Only tensors with 3, 4, or 5 dimensions are supported")
+    if tensor.shape[0] % groups:
+        raise ValueError("dim 0 must be divisible by groups")
+    filters, channels, *taps = tensor.shape
+    one: Tensor = ops.zeros(filters // groups, channels, *taps, dtype=tensor.dtype)
+    one[(slice(None), slice(None), *(n // 2 for n in taps))] = ops.eye(filters // groups, channels)
+    return _fill(tensor, one.repeat(groups, *[1] * (tensor.ndim - 1)))
+
+
+def orthogonal_(tensor: Tensor, gain: float = 1, generator: Any = None) -> Tensor:
+    """`gain` times a matrix (shape[0], the rest) of orthonormal rows, or columns where it has more rows.
+
+    The Q of the QR of normal values, its signs those of a positive R. ValueError for fewer than 2 dims.
+    """
+    if tensor.ndim < 2:
+        raise ValueError("Only tensors with 2 or more dimensions are supported")
+    if tensor.numel() == 0:
+        return tensor
+    drawn = _drawn(ops.randn, tensor, generator).reshape(tensor.shape[0], -1)
+    rows, columns = drawn.shape
+    q, r = ops.qr(drawn.t() if rows < columns else drawn)
+    q = q * ops.sign(ops.diagonal(r))
+    return _fill(tensor, (q.t() if rows < columns else q).reshape(tensor.shape) * gain)
+
+
+def sparse_(tensor: Tensor, sparsity: float, std: float = 0.01, generator: Any = None) -> Tensor:
+    """N(0, std**2) in a matrix (rows, columns) where `sparsity` of every column, drawn anew, is 0."""
+    if tensor.ndim != 2:
+        raise ValueError("Only tensors with 2 dimensions are supported")
+    normal_(tensor, 0.0, std, generator)
+    order: Tensor = _drawn(ops.rand, tensor, generator).argsort(0).argsort(0)
+    with no_grad():
+        tensor.masked_fill_(order < math.ceil(sparsity * tensor.shape[0]), 0.0)
+    return tensor
 
 
 def xavier_uniform_(tensor: Tensor, gain: float = 1.0, generator: Any = None) -> Tensor:
@@ -128,24 +199,31 @@ def _fill(tensor: Tensor, values: Tensor) -> Tensor:
     return tensor
 
 
-def _fans(tensor: Tensor) -> tuple[int, int]:
+def _calculate_fan_in_and_fan_out(tensor: Tensor) -> tuple[int, int]:
     """(fan_in, fan_out) of a weight of two or more dims."""
     if tensor.ndim < 2:
         hint = "initialise a bias with zeros_ or uniform_"
-        raise ValueError(message("init", "a tensor of 2 or more dims to have a fan", describe(tensor), hint))
+        raise ValueError(
+            "Fan in and fan out can not be computed for tensor with fewer than 2 dimensions: got "
+            f"{describe(tensor)}; {hint}"
+        )
     field = math.prod(tensor.shape[2:])
     return tensor.shape[1] * field, tensor.shape[0] * field
 
 
 def _xavier_std(tensor: Tensor, gain: float) -> float:
     """gain sqrt(2 / (fan_in + fan_out))."""
-    return gain * math.sqrt(2.0 / float(sum(_fans(tensor))))
+    return gain * math.sqrt(2.0 / float(sum(_calculate_fan_in_and_fan_out(tensor))))
+
+
+def _calculate_correct_fan(tensor: Tensor, mode: str) -> int:
+    """The one of a weight's fans that `mode` names, "fan_in" or "fan_out"."""
+    modes = ["fan_in", "fan_out"]
+    if mode.lower() not in modes:
+        raise ValueError(f"Mode {mode} not supported, please use one of {modes}")
+    return _calculate_fan_in_and_fan_out(tensor)[modes.index(mode.lower())]
 
 
 def _kaiming_std(tensor: Tensor, a: float, mode: str, nonlinearity: str) -> float:
     """gain / sqrt(fan)."""
-    modes = ("fan_in", "fan_out")
-    if mode.lower() not in modes:
-        raise ValueError(message("kaiming init", f"mode in {modes}", repr(mode)))
-    fan = _fans(tensor)[modes.index(mode.lower())]
-    return calculate_gain(nonlinearity, a) / math.sqrt(fan)
+    return calculate_gain(nonlinearity, a) / math.sqrt(_calculate_correct_fan(tensor, mode))

@@ -64,6 +64,52 @@ class Linear(Module):
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={bias}"
 
 
+class Bilinear(Module):
+    """y[o] = x1 @ W[o] @ x2 + b[o]: inputs (..., in1), (..., in2); W of (out, in1, in2).
+
+    Weight and bias start uniform in +-1/sqrt(in1). ValueError for an in1 that is not positive.
+
+    >>> import kiln
+    >>> kiln.nn.Bilinear(2, 3, 4)(kiln.ones(5, 2), kiln.ones(5, 3)).shape
+    kiln.Size([5, 4])
+    """
+
+    def __init__(
+        self,
+        in1_features: int,
+        in2_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        if in1_features <= 0:
+            raise ValueError(f"in1_features must be > 0, but got (in1_features={in1_features})")
+        super().__init__()
+        self.in1_features = in1_features
+        self.in2_features = in2_features
+        self.out_features = out_features
+        weight = ops.empty(out_features, in1_features, in2_features, device=device, dtype=dtype)
+        self.weight = Parameter(weight)
+        start = Parameter(ops.empty(out_features, device=device, dtype=dtype)) if bias else None
+        self.register_parameter("bias", start)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw weight and bias anew."""
+        bound = 1 / math.sqrt(self.in1_features)
+        for param in self.parameters():
+            init.uniform_(param, -bound, bound)
+
+    def forward(self, input1: Tensor, input2: Tensor) -> Tensor:
+        y: Tensor = ops.bilinear(input1, input2, self.weight, self.bias)
+        return y
+
+    def extra_repr(self) -> str:
+        sizes = f"in1_features={self.in1_features}, in2_features={self.in2_features}"
+        return f"{sizes}, out_features={self.out_features}, bias={self.bias is not None}"
+
+
 class Flatten(Module):
     """Joins dims start_dim to end_dim into one: (N, C, H, W) -> (N, C*H*W) by default."""
 

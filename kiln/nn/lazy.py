@@ -19,7 +19,7 @@ from kiln.nn.convolutions import (
     ConvTranspose2d,
     ConvTranspose3d,
     Numbers,
-    _Convolution,
+    _ConvNd,
 )
 from kiln.nn.layers import Linear
 from kiln.nn.module import Module
@@ -30,7 +30,7 @@ from kiln.nn.normalisations import (
     InstanceNorm1d,
     InstanceNorm2d,
     InstanceNorm3d,
-    _Tracking,
+    _NormBase,
 )
 from kiln.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
 
@@ -108,7 +108,7 @@ class LazyLinear(LazyModuleMixin, Linear):
             self.materialize({"weight": (self.out_features, self.in_features), "bias": (self.out_features,)})
 
 
-class _LazyConvolution(LazyModuleMixin, _Convolution):
+class _LazyConvNd(LazyModuleMixin, _ConvNd):
     """A convolution whose in_channels is that of its first input."""
 
     def __init__(self, out_channels: int, bias: bool, device: Any, dtype: Any, **settings: Any) -> None:
@@ -138,7 +138,7 @@ class _LazyConvolution(LazyModuleMixin, _Convolution):
             self.materialize({"weight": weight, "bias": (outputs,)})
 
 
-class _LazyConv(_LazyConvolution):
+class _LazyConv(_LazyConvNd):
     def __init__(
         self,
         out_channels: int,
@@ -158,7 +158,7 @@ class _LazyConv(_LazyConvolution):
         )  # fmt: skip
 
 
-class _LazyConvTranspose(_LazyConvolution):
+class _LazyConvTranspose(_LazyConvNd):
     def __init__(
         self,
         out_channels: int,
@@ -179,7 +179,7 @@ class _LazyConvTranspose(_LazyConvolution):
         )  # fmt: skip
 
 
-class _LazyNorm(LazyModuleMixin, _Tracking):
+class _LazyNorm(LazyModuleMixin, _NormBase):
     """A normalisation whose num_features is the number of channels of its first input."""
 
     def __init__(
@@ -222,7 +222,7 @@ def _lazy(becomes: type[Module], base: type[Module]) -> Any:
     """The lazy class of a layer."""
     name, dims = becomes.__name__, int(becomes.__name__[-2])
     sizes = ", ".join("4" * dims)
-    called = ("in_channels", "3, 1") if issubclass(becomes, _Convolution) else ("num_features", "")
+    called = ("in_channels", "3, 1") if issubclass(becomes, _ConvNd) else ("num_features", "")
     doc = _DOC.format(name, *called, f"2, 3, {sizes}", sizes)
     own = {"cls_to_become": becomes, "__doc__": doc, "__module__": __name__}
     return type(f"Lazy{name}", (base, becomes), own)

@@ -22,7 +22,7 @@ from kiln.autograd import no_grad
 from kiln.errors import describe, message
 from kiln.nn.backward_hooks import Call, watch_node
 from kiln.nn.hooks import Everywhere, Hook, RemovableHandle, call_after_error
-from kiln.nn.parameter import Parameter, is_lazy
+from kiln.nn.parameter import Buffer, Parameter, is_lazy
 from kiln.nn.state import IncompatibleKeys, load_tree, save_tree
 
 Self = TypeVar("Self", bound="Module")
@@ -257,6 +257,9 @@ class Module:
             self._assign("_parameters", name, value, self.register_parameter)
         elif isinstance(value, Module):
             self._assign("_modules", name, value, self.register_module)
+        elif isinstance(value, Buffer):
+            self._assign("_buffers", name, value, self.register_buffer)
+            (self._non_persistent.discard if value.persistent else self._non_persistent.add)(name)
         elif "_parameters" in state and name in state["_parameters"]:
             self._replace("_parameters", name, value, "kiln.nn.Parameter")
         elif "_parameters" in state and name in state["_modules"]:

@@ -125,7 +125,7 @@ class GroupNorm(_Affine):
         return f"{self.num_groups}, {self.num_channels}, eps={self.eps}, affine={affine}, bias={bias}"
 
 
-class _Tracking(_Affine):
+class _NormBase(_Affine):
     """A normalisation of channels that may keep the statistics it sees."""
 
     dims: tuple[int, ...] = ()  # that an input may have
@@ -180,7 +180,7 @@ class _Tracking(_Affine):
         )
 
 
-class _BatchNorm(_Tracking):
+class _BatchNorm(_NormBase):
     """Each channel of a batch with mean 0 and variance 1.
 
     With `track_running_stats` the statistics move by `momentum` towards those of each batch in training
@@ -249,7 +249,7 @@ class BatchNorm3d(_BatchNorm):
     dims = (5,)
 
 
-class _InstanceNorm(_Tracking):
+class _InstanceNorm(_NormBase):
     """(n, c, ...) or (c, ...) with mean 0 and variance 1 over each channel of each item.
 
     With `track_running_stats` the means over items are kept as buffers, and used in evaluation.

@@ -65,16 +65,6 @@ class _ConstantPad(_Pad):
         return f"padding={self.padding}, value={self.value}"
 
 
-class _ZeroPad(_ConstantPad):
-    """Pads by zeros."""
-
-    def __init__(self, padding: Union[int, Sequence[int]]) -> None:
-        super().__init__(padding, 0.0)
-
-    def extra_repr(self) -> str:
-        return f"{self.padding}"
-
-
 class _CircularPad(_Pad):
     """Pads by the other end."""
 
@@ -104,22 +94,26 @@ class ConstantPad3d(_ConstantPad):
     dims = 3
 
 
-class ZeroPad1d(_ZeroPad):
+class _ZeroPad(_ConstantPad):
+    """Pads by zeros."""
+
+    def __init__(self, padding: Union[int, Sequence[int]]) -> None:
+        super().__init__(padding, 0.0)
+
+    def extra_repr(self) -> str:
+        return f"{self.padding}"
+
+
+class ZeroPad1d(_ZeroPad, ConstantPad1d):
     """Zeros at the edges of the last dim."""
 
-    dims = 1
 
-
-class ZeroPad2d(_ZeroPad):
+class ZeroPad2d(_ZeroPad, ConstantPad2d):
     """Zeros at the edges of the last two dims."""
 
-    dims = 2
 
-
-class ZeroPad3d(_ZeroPad):
+class ZeroPad3d(_ZeroPad, ConstantPad3d):
     """Zeros at the edges of the last three dims."""
-
-    dims = 3
 
 
 class ReflectionPad1d(_Pad):

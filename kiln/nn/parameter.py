@@ -1,6 +1,6 @@
-"""`Parameter`: the tensors a module trains.
+"""`Parameter`: the tensors a module trains; `Buffer`: those it only owns.
 
-A parameter is the core's tensor under another Python type, so `isinstance(p, Parameter)` tells what a
+Either is the core's tensor under another Python type, so `isinstance(p, Parameter)` tells what a
 module should train; every op on it gives a plain tensor.
 """
 
@@ -44,6 +44,30 @@ class Parameter(Tensor):
 
     def __repr__(self) -> str:  # type: ignore[override,unused-ignore]
         return "Parameter containing:\n" + super().__repr__()
+
+
+class Buffer(Tensor):
+    """A tensor that a module it is assigned to owns without training it, as register_buffer does.
+
+    Shares memory with `data`; `persistent=False` keeps it out of state_dict.
+
+    >>> import kiln
+    >>> layer = kiln.nn.Identity()
+    >>> layer.mean = kiln.nn.Buffer(kiln.zeros(2))
+    >>> list(layer.state_dict())
+    ['mean']
+    """
+
+    persistent: bool
+
+    def __new__(cls, data: Tensor | None = None, *, persistent: bool = True) -> Buffer:
+        if data is None:
+            data = ops.empty(0)
+        if not isinstance(data, Tensor):
+            raise TypeError(message("Buffer", "a tensor", describe(data), "make it one with kiln.tensor"))
+        made: Buffer = Tensor._make_subclass(cls, data.detach(), data.requires_grad)
+        made.persistent = persistent
+        return made
 
 
 _SHAPE = (

@@ -1,0 +1,129 @@
+"""Parameters in lists and dicts, buffers, PyTorch's paths and kinds of layers, against PyTorch."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from typing import Any
+
+import pytest
+
+import kiln
+
+torch = pytest.importorskip("torch")
+LIBS = (kiln, torch)
+
+
+def outcome(program: Any, lib: Any) -> Any:
+    """What a program gives with one library, or the type of its error."""
+    try:
+        return program(lib)
+    except Exception as error:
+        return type(error)
+
+
+def lists(lib: Any) -> Any:
+    held = lib.nn.ParameterList([lib.ones(2, 3), lib.nn.Parameter(lib.ones(1)), 5])
+    held += [lib.zeros(2)]
+    held.append("x").extend(lib.ones(1) for _ in range(2))
+    held[-1] = lib.zeros(4)
+    part = held[1:4]
+    return (
+        repr(held).replace("kiln", "torch"), len(held), len(part), part[0] is held[1], type(part).__name__,
+        list(held.state_dict()), [tuple(p.shape) for p in held.parameters()],
+        list(copy.deepcopy(held).state_dict()),
+    )  # fmt: skip
+
+
+def dicts(lib: Any) -> Any:
+    held = lib.nn.ParameterDict({"b": lib.ones(2), "a": lib.nn.Parameter(lib.ones(1)), "kind": "x"})
+    held["c"] = lib.zeros(3)
+    first = held.pop("a")
+    more = held | lib.nn.ParameterDict([("d", lib.ones(1))])
+    held.setdefault("e", lib.ones(1))
+    last = held.popitem()
+    return (
+        list(more), list(held.keys()), tuple(first.shape), last[0], held.get("zz", 3), "b" in held, len(held),
+        list(reversed(held)), list(held.fromkeys(["p", "q"], 1).values()), list(more.state_dict()),
+        more["b"] is held["b"], [type(v).__name__ for v in held.values()], [k for k, _ in held.items()],
+    )  # fmt: skip
+
+
+def buffers(lib: Any) -> Any:
+    layer = lib.nn.Linear(1, 1)
+    layer.mean = lib.nn.Buffer(lib.zeros(2))
+    layer.cache = lib.nn.Buffer(lib.ones(1), persistent=False)
+    layer.mean = lib.ones(2)
+    layer.double()
+    return (
+        list(layer.state_dict()), [n for n, _ in layer.named_buffers()], layer.mean.tolist(),
+        str(layer.cache.dtype)[-7:], (layer.cache + 1).tolist(),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("program", [lists, dicts, buffers])
+def test_holders(program: Any) -> None:
+    assert program(kiln) == program(torch)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda t: t.nn.ParameterList([t.ones(1)])[1],
+        lambda t: t.nn.ParameterList([t.ones(1)])(),
+        lambda t: t.nn.ParameterList(3),
+        lambda t: t.nn.ParameterDict().update(3),
+        lambda t: t.nn.ParameterDict({3: t.ones(1)}),
+        lambda t: t.nn.ParameterDict({"update": t.ones(1)}),
+        lambda t: t.nn.ParameterDict({"a": t.ones(1)}).pop("b"),
+        lambda t: t.nn.Bilinear(0, 1, 1),
+    ],
+)
+def test_refusals(program: Any) -> None:
+    ours, theirs = outcome(program, kiln), outcome(program, torch)
+    assert isinstance(ours, type) and (ours is theirs or (ours, theirs) == (KeyError, AttributeError))
+
+
+def test_bilinear() -> None:
+    results = []
+    for lib in LIBS:
+        layer = lib.nn.Bilinear(2, 3, 4)
+        assert repr(layer) == "Bilinear(in1_features=2, in2_features=3, out_features=4, bias=True)"
+        assert layer.weight.abs().max().item() <= 2**-0.5 and lib.nn.Bilinear(2, 3, 4, False).bias is None
+        with lib.no_grad():
+            for p in layer.parameters():
+                p.copy_(lib.arange(float(p.numel())).reshape(p.shape).sin())
+        y = layer(lib.ones(5, 2, dtype=lib.float32), lib.arange(15.0).reshape(5, 3))
+        y.sum().backward()
+        results.append([y.detach().numpy(), layer.weight.grad.numpy(), layer.bias.grad.numpy()])
+    for ours, theirs in zip(*results, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-5)
+
+
+PATHS = {
+    "conv": "Conv2d _ConvNd", "batchnorm": "BatchNorm1d _BatchNorm _NormBase", "dropout": "_DropoutNd",
+    "instancenorm": "_InstanceNorm", "loss": "_Loss MSELoss", "linear": "Linear Bilinear Identity",
+    "rnn": "LSTM RNNBase", "container": "Sequential", "activation": "ReLU", "normalization": "LayerNorm",
+    "padding": "ZeroPad2d", "pooling": "MaxPool2d", "sparse": "Embedding", "transformer": "Transformer",
+    "upsampling": "Upsample",
+}  # fmt: skip
+
+
+def test_paths() -> None:
+    for path, names in PATHS.items():
+        module = importlib.import_module(f"kiln.nn.modules.{path}")
+        assert module is getattr(kiln.nn.modules, path)
+        for name in names.split():
+            assert isinstance(getattr(module, name), type)
+    assert kiln.nn.modules.Linear is kiln.nn.Linear and not hasattr(kiln.nn.modules, "functional")
+    from kiln.nn.modules.utils import _pair, _triple
+
+    assert (_pair(2), _pair([1, 2]), _triple("ab")) == ((2, 2), (1, 2), ("a", "b"))
+
+
+def test_which_layers_are_which() -> None:
+    names = [n for n, v in vars(kiln.nn).items() if isinstance(v, type) and not n.startswith("Lazy")]
+    for a in names:
+        for b in names:
+            ours, theirs = ([getattr(lib.nn, n) for n in (a, b)] for lib in LIBS)
+            assert issubclass(*ours) == issubclass(*theirs), (a, b)
