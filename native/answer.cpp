@@ -106,12 +106,15 @@ std::unique_ptr<Program> read_program(Answer& answer, size_t inputs) {
         step.units = slot();
         step.grain = slot();
         step.scratch = int32_t(answer.integer(-1, slots));
+        step.split.segments = int32_t(answer.integer(-1, slots));
+        if (step.split.segments >= 0) step.split = {step.split.segments, slot(), slot(), slot()};
         step.pointers = answer.list([&] {
             uint32_t to = buffer();
             auto offset = int32_t(answer.integer(-1, slots));
             return Pointer{to, offset, uint32_t(answer.integer(1, 9))};
         });
         step.args = answer.slots(0, slots);
+        KILN_CHECK(step.split.segments < 0 || step.args.size() >= 2, value, "answer: a launch without a cut");
         return step;
     });
     return program;

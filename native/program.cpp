@@ -61,14 +61,20 @@ bool worth_threads(int64_t units, int64_t grain) { return units > grains_worth_i
 
 }  // namespace
 
-void launch(Kernel& kernel, const std::string& name, void* const* pointers, const int64_t* args,
-            int64_t units, int64_t grain, const Scratch* scratch) {
-    if (units <= 0) return;
-    KernelFunction function = code_of(kernel);
-    auto start = std::chrono::steady_clock::time_point();
-    bool timed = profile().on;
-    if (timed) [[unlikely]]
-        start = std::chrono::steady_clock::now();
+namespace {
+
+// Runs `body`; the profile counts it under `name`.
+template <class Body>
+void timed(const std::string& name, Body body) {
+    if (!profile().on) [[likely]]
+        return body();
+    const auto start = std::chrono::steady_clock::now();
+    body();
+    note_launch(name, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+}
+
+void run_units(KernelFunction function, void* const* pointers, const int64_t* args, int64_t units,
+               int64_t grain, const Scratch* scratch = nullptr) {
     auto range = [&](int64_t begin, int64_t end, int thread) {
         scratch ? run_range(function, pointers, args, *scratch, begin, end, thread)
                 : function(pointers, args, begin, end);
@@ -80,8 +86,15 @@ void launch(Kernel& kernel, const std::string& name, void* const* pointers, cons
         scratch ? parallel_for(units, grain, range, scratch->threads, 2)  // what is packed serves a range
                 : parallel_for(units, grain, range);
     }
-    if (timed) [[unlikely]]
-        note_launch(name, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+}
+
+}  // namespace
+
+void launch(Kernel& kernel, const std::string& name, void* const* pointers, const int64_t* args,
+            int64_t units, int64_t grain) {
+    if (units <= 0) return;
+    KernelFunction function = code_of(kernel);
+    timed(name, [&] { run_units(function, pointers, args, units, grain); });
 }
 
 void evaluate(std::span<const SizeExpr> exprs, uint32_t environment, int64_t* slots) {
@@ -187,24 +200,71 @@ void locate(const Program& program, const TempPlan& plan, std::span<const Input>
     }
 }
 
+// The units of a launch; of one that is cut, those of `at_once` segments, whose sums are then added.
+struct Work {
+    int64_t units, grain;
+    int64_t segments = 0, at_once = 0, rows = 0;
+    size_t bytes = 0;  // of a segment's sums
+};
+
+constexpr int64_t few_units = 4;          // for each thread; a launch of fewer is cut
+constexpr size_t parts_bytes = 1 << 20;   // of segments' sums at a time, for each thread
+constexpr size_t added_bytes = 80 << 10;  // of segments' sums, whose adding is a thread's worth of work
+
+Work work_of(const Step& step, const int64_t* slots, int threads) {
+    Work work{slots[step.units], std::max<int64_t>(slots[step.grain], 1)};
+    const Split& split = step.split;
+    if (split.segments < 0 || threads == 1 || work.units >= few_units * threads || work.units <= 0)
+        return work;
+    const int64_t segments = slots[split.segments], grain = std::max<int64_t>(slots[split.grain], 1);
+    if (segments < 2 || !worth_threads(segments, (grain - 1) / work.units + 1)) return work;
+    work.bytes = checked_nbytes(slots[split.words], sizeof(int64_t));
+    const auto most = std::max<int64_t>(int64_t(parts_bytes * size_t(threads) / work.bytes), 2);
+    const int64_t rounds = (segments - 1) / most + 1;
+    work.at_once = (segments - 1) / rounds + 1;
+    work.units *= work.at_once;
+    work.grain = grain;
+    work.segments = segments;
+    work.rows = slots[split.rows];
+    return work;
+}
+
 // What each thread has of the scratch memory, and how many there are.
-Scratch scratch_of(const Step& step, const int64_t* slots, int threads) {
+Scratch scratch_of(const Step& step, const Work& work, const int64_t* slots, int threads) {
     constexpr size_t line = 64;  // no two threads share one
-    if (step.scratch < 0) return {};
+    const size_t place = step.pointers.size() + (step.split.segments >= 0);
+    if (step.scratch < 0) return {nullptr, 0, threads, place};
     const size_t bytes = checked_nbytes(slots[step.scratch], sizeof(int64_t));
-    const int64_t units = slots[step.units], grain = std::max<int64_t>(slots[step.grain], 1);
-    threads = worth_threads(units, grain) ? int(std::min<int64_t>(threads, (units - 1) / grain + 1)) : 1;
-    return {nullptr, (bytes + line - 1) / line * line, threads, step.pointers.size()};
+    if (!worth_threads(work.units, work.grain)) threads = 1;
+    threads = int(std::min<int64_t>(threads, (work.units - 1) / work.grain + 1));
+    return {nullptr, (bytes + line - 1) / line * line, threads, place};
 }
 
 // The scratch memory that the hungriest step needs.
 StorageRef scratch_memory(const Program& program, const int64_t* slots, int threads) {
     size_t most = 0;
     for (const Step& step : program.steps) {
-        const Scratch scratch = scratch_of(step, slots, threads);
-        most = std::max(most, checked_nbytes(scratch.threads, scratch.bytes));
+        if (step.kernel < 0) continue;
+        const Work work = work_of(step, slots, threads);
+        const Scratch scratch = scratch_of(step, work, slots, threads);
+        const size_t parts = work.at_once ? checked_nbytes(work.at_once + 1, work.bytes) : 0;
+        most = std::max(most, parts + checked_nbytes(scratch.threads, scratch.bytes));
     }
     return most ? allocate(most) : StorageRef();
+}
+
+// A launch that is cut: rounds of segments, each by itself, then their sums added in order.
+void run_segments(KernelFunction function, void* const* pointers, int64_t* cut, const int64_t* args,
+                  const Work& work, const Scratch* scratch) {
+    const int64_t units = work.units / work.at_once;
+    for (cut[0] = 0; cut[0] < work.segments; cut[0] += work.at_once) {
+        const int64_t count = std::min(work.at_once, work.segments - cut[0]);
+        const auto added = int64_t(added_bytes / (size_t(count) * work.bytes / size_t(work.rows)));
+        cut[1] = count;
+        run_units(function, pointers, args, units * count, work.grain, scratch);
+        cut[1] = -count;
+        run_units(function, pointers, args, work.rows, added + 1);
+    }
 }
 
 void launch_steps(const Program& program, const int64_t* slots, const SmallVector<std::byte*, 16>& starts,
@@ -214,26 +274,39 @@ void launch_steps(const Program& program, const int64_t* slots, const SmallVecto
     for (const Step& step : program.steps) {
         if (step.kernel < 0) continue;
         unlocked.stop_if_interrupted();
-        Scratch scratch = scratch_of(step, slots, threads);
+        if (slots[step.units] <= 0) continue;
+        const Work work = work_of(step, slots, threads);
+        Scratch scratch = scratch_of(step, work, slots, threads);
         scratch.start = static_cast<std::byte*>(memory);
-        pointers.resize(step.pointers.size());
-        for (size_t i = 0; i < pointers.size(); ++i) {
+        pointers.resize(scratch.place + 1);
+        pointers[step.pointers.size()] = scratch.start + size_t(scratch.threads) * scratch.bytes;
+        for (size_t i = 0; i < step.pointers.size(); ++i) {
             const Pointer& p = step.pointers[i];
             pointers[i] = starts[p.buffer] + (p.offset < 0 ? 0 : slots[p.offset] * int64_t(p.itemsize));
         }
         args.resize(step.args.size());
         for (size_t i = 0; i < step.args.size(); ++i) args[i] = slots[step.args[i]];
-        launch(*program.kernels[step.kernel], program.name, pointers.data(), args.data(), slots[step.units],
-               std::max<int64_t>(slots[step.grain], 1), step.scratch < 0 ? nullptr : &scratch);
+        const KernelFunction function = code_of(*program.kernels[step.kernel]);
+        const Scratch* own = step.scratch < 0 ? nullptr : &scratch;
+        timed(program.name, [&] {
+            if (work.at_once)
+                run_segments(function, pointers.data(), &args[args.size() - 2], args.data(), work, own);
+            else
+                run_units(function, pointers.data(), args.data(), work.units, work.grain, own);
+        });
     }
 }
 
 // Whether all launches together are worth letting go of the interpreter lock.
 bool takes_long(const Program& program, const int64_t* slots) {
     float grains = 0;
-    for (const Step& step : program.steps)
-        if (step.kernel >= 0)
-            grains += float(slots[step.units]) / float(std::max<int64_t>(slots[step.grain], 1));
+    for (const Step& step : program.steps) {
+        if (step.kernel < 0) continue;
+        const Split& split = step.split;
+        const bool cut = split.segments >= 0;  // a unit of one segment is nearer to a grain than one of all
+        const int64_t grain = slots[cut ? split.grain : step.grain], many = cut ? slots[split.segments] : 1;
+        grains += float(slots[step.units]) * float(many) / float(std::max<int64_t>(grain, 1));
+    }
     return grains > float(grains_worth_it);
 }
 

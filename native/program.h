@@ -39,7 +39,7 @@ struct Scratch {
 
 // Runs units [0, units) of a kernel on the pool; the profile counts it under `function`, for whom it runs.
 void launch(Kernel& kernel, const std::string& function, void* const* pointers, const int64_t* args,
-            int64_t units, int64_t grain, const Scratch* scratch = nullptr);
+            int64_t units, int64_t grain);
 
 struct Buffer {
     enum Kind : uint8_t { input, output, temp } kind;
@@ -54,12 +54,21 @@ struct Pointer {
     uint32_t itemsize;
 };
 
+// How a launch may be cut where threads would be idle (kiln/codegen/matmul_split.py): slots.
+struct Split {
+    int32_t segments = -1;  // whose sums are added; -1: none
+    int32_t rows = 0;       // of a segment's sums
+    int32_t words = 0;      // of 64 bits, that a segment's sums take
+    int32_t grain = 0;      // units of a segment that are a thread's worth
+};
+
 struct Step {
     int32_t kernel = -1;  // -1: free `buffer`
     uint32_t buffer = 0;
     int32_t units = 0;     // slot
     int32_t grain = 0;     // slot
     int32_t scratch = -1;  // slot: 64-bit words of each thread's own, behind one more pointer; -1: none
+    Split split;           // with one: one more pointer, to what segments sum to, and the last two args
     std::vector<Pointer> pointers;
     std::vector<int32_t> args;  // slots
 };

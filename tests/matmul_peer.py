@@ -64,6 +64,11 @@ def _scratch_room(nbytes: int) -> Array:
     return Guarded().room(nbytes)
 
 
+@cache
+def _parts_room(nbytes: int) -> Array:
+    return Guarded().room(nbytes)
+
+
 @contextmanager
 def scratch_of(spec: MatmulSpec) -> Iterator[int]:
     """The address of a thread's own memory, as aligned as the core's: NaN everywhere, or -1, where nothing
@@ -85,28 +90,55 @@ def run(
     numbers: Sequence[int | float] = (),
     target: Target = HOST,
     cuts: Sequence[int] = (),
+    at_once: int = 0,
 ) -> None:
-    """Launch on 3-d arrays; the units are done in pieces that end at `cuts`, last first."""
+    """Launch on 3-d arrays; the units are done in pieces that end at `cuts`, last first. With `at_once`, the
+    launch is cut along k, in rounds of so many segments.
+    """
     strides = [s // x.itemsize for x in (a, b, *operands) for s in x.strides]
     words = [np.float64(x).view(np.int64) if isinstance(x, float) else x for x in numbers]
     sizes = [a.shape[0], a.shape[1], b.shape[2], a.shape[2]]
     assert not spec.row or sizes[1] == 1
     arg = np.array([*sizes, *strides, *words], np.int64)
-    launch(spec, target, [x.ctypes.data for x in (a, b, *operands)], arg, sizes[:3], cuts)
+    launch(spec, target, [x.ctypes.data for x in (a, b, *operands)], arg, sizes, cuts, at_once)
 
 
 def launch(
-    spec: MatmulSpec, target: Target, addresses: Sequence[int], arg: Array, sizes: Sequence[int], cuts: Any
+    spec: MatmulSpec,
+    target: Target,
+    addresses: Sequence[int],
+    arg: Array,
+    sizes: Sequence[int],
+    cuts: Any,
+    at_once: int = 0,
 ) -> None:
-    """Call the kernel for its units in pieces that end at `cuts`, last first; `sizes` are batch, m and n.
+    """Call the kernel for its units in pieces that end at `cuts`, last first; `sizes` are batch, m, n and k.
 
-    Each piece finds the thread's memory as if it were the first.
+    Each piece finds the thread's memory as if it were the first. With `at_once`, see `run`.
     """
-    places = [0, *cuts, spec.units(*sizes)]
-    for begin, end in reversed(list(itertools.pairwise(places))):
-        with scratch_of(spec) as scratch:
-            pointers = (ctypes.c_void_p * (len(addresses) + 1))(*addresses, scratch)
-            kernel(spec, target)(pointers, arg.ctypes.data, begin, end)
+    batch, m, n, k = sizes
+    units, rows, segments = spec.units(batch, m, n), batch * m, spec.segments(k)
+    steps: list[tuple[int, int, int, Sequence[int]]] = [(0, 0, units, cuts)]
+    if at_once:
+        rounds = [(first, min(at_once, segments - first)) for first in range(0, segments, at_once)]
+        steps = []
+        for first, count in rounds:
+            steps += [(first, count, units * count, cuts), (first, -count, rows, (rows // 3,))]
+    parts = _parts_of(spec.part(batch, m, n) * (at_once + 1))
+    for first, count, many, pieces in steps:
+        whole = np.array([*arg, first, count], np.int64)
+        places = [0, *sorted({c * max(count, 1) for c in pieces}), many]
+        for begin, end in reversed(list(itertools.pairwise(places))):
+            with scratch_of(spec) as scratch:
+                pointers = (ctypes.c_void_p * (len(addresses) + 2))(*addresses, parts, scratch)
+                kernel(spec, target)(pointers, whole.ctypes.data, begin, end)
+
+
+def _parts_of(words: int) -> int:
+    """The address of memory for the sums of segments, full of NaN, that ends where readable memory does."""
+    room = _parts_room(1 << max(words * 8 - 1, 4095).bit_length())
+    room.fill(0xFF)
+    return room.ctypes.data + room.size - words * 8 // 64 * 64
 
 
 def multiply(

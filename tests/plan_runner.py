@@ -114,7 +114,7 @@ class Runner:
             return
         spec = kernel[0]
         if self.compiled:
-            self._call(kernel, step.pointers, args, grid, self.size(step.scratch))
+            self._call(kernel, step, args, grid)
         elif isinstance(spec, Nest):
             assert grid == _grid(spec, args[: len(spec.dims)]), (grid, spec)
             self._nest(spec, step.pointers, args)
@@ -123,14 +123,15 @@ class Runner:
         else:
             self._matmul(spec, step.pointers, args)
 
-    def _call(self, kernel: Any, pointers: Any, args: list[int], grid: int, scratch: int) -> None:
+    def _call(self, kernel: Any, step: Any, args: list[int], grid: int) -> None:
         """The compiled kernel on addresses, its units cut in two."""
         places = []
-        for number, offset, itemsize in pointers:
+        for number, offset, itemsize in step.pointers:
             buffer = self.plan.buffers[number]
             base = self.inputs[buffer.index] if buffer.kind == "input" else self.memory[number]
             places.append(base.ctypes.data + self.size(offset) * itemsize)
-        own = np.full(scratch + 8, -1)
+        places += [0] if step.split else []  # never cut
+        own = np.full(self.size(step.scratch) + 8, -1)
         places.append(own.ctypes.data + -own.ctypes.data % 64)  # as aligned as the core's
         table = (ctypes.c_void_p * len(places))(*places)
         numbers = (ctypes.c_int64 * max(len(args), 1))(*args)

@@ -181,7 +181,7 @@ def test_windows(channels: int, taps: int, step: int, dtype: str, rng: np.random
     guarded = Guarded()
     for at_end in (True, False):
         held = guarded.place(src, at_end)
-        launch(spec, AMX, [x.ctypes.data for x in (a, held, out)], arg, (1, m, n), ())
+        launch(spec, AMX, [x.ctypes.data for x in (a, held, out)], arg, (1, m, n, channels * taps), ())
         assert np.array_equal(out, multiply(a, b[None], dtype, AMX))
 
 

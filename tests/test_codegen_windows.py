@@ -70,6 +70,7 @@ def run(
     dtype: str,
     target: Target,
     cuts: Any = (),
+    at_once: int = 0,
 ) -> None:
     """out[image] = a @ window of x, for images beside each other."""
     spec = product(dtype)._replace(window=True)
@@ -80,7 +81,8 @@ def run(
     arg = [1, m, images * columns, k, 0, *own[:2], 0, 0, 0, *own[2:], *words(look.k), *words(n), columns]
     arg_array = np.array(arg, np.int64)
     start = x.ctypes.data + look.first * x.itemsize
-    launch(spec, target, [a.ctypes.data, start, out.ctypes.data], arg_array, (1, m, images * columns), cuts)
+    places, sizes = [a.ctypes.data, start, out.ctypes.data], (1, m, images * columns, k)
+    launch(spec, target, places, arg_array, sizes, cuts, at_once)
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)

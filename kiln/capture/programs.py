@@ -126,7 +126,8 @@ def _step(step: Any, slots: Slots) -> tuple[Any, ...]:
     ]
     scratch = -1 if step.scratch == 0 else slots.of(step.scratch)
     args = [slots.of(a) for a in step.args]
-    return step.kernel, slots.of(step.grid), slots.of(step.grain), scratch, pointers, args
+    split = -1 if step.split is None else tuple(slots.of(d) for d in step.split)
+    return step.kernel, slots.of(step.grid), slots.of(step.grain), scratch, split, pointers, args
 
 
 # ---- pointwise functions ----------------------------------------------------------------------------

@@ -25,10 +25,11 @@ A factor may be computed where it is copied or packed, from operands of its own:
     A[b, m, k] = first(operands[b, m, k] ...)     copied: rows of A, for every block of columns
     B[b, k, n] = second(operands[b, k, n] ...)    packed: panels of B, for every group of rows
 
-Kernel arguments: `ptr` = A, B, the operands, the thread's scratch memory; `arg` = batch, m, n, k; the
-strides, in elements, of A (batch, m, k), of B (batch, k, n), of every operand (batch, m, n), or along its
-factor's dims; numbers. Any stride may be 0 or negative. Outputs must not overlap A or B, or what they are
-computed from; an output may be one of the other operands.
+Kernel arguments: `ptr` = A, B, the operands, parts of a launch that is cut along k (matmul_split.py), the
+thread's scratch memory; `arg` = batch, m, n, k; the strides, in elements, of A (batch, m, k), of B (batch, k,
+n), of every operand (batch, m, n), or along its factor's dims; numbers; the cut. Any stride may be 0 or
+negative. Outputs must not overlap A or B, or what they are computed from; an output may be one of the other
+operands.
 """
 
 from __future__ import annotations
@@ -44,8 +45,9 @@ from kiln.codegen.matmul_drive import SCRATCH_BYTES, drive
 from kiln.codegen.matmul_finish import Arguments, compute, finish
 from kiln.codegen.matmul_pack import copy, turn, zeros
 from kiln.codegen.matmul_row import UNIT_COLUMNS, beside, drive_row, gathered, turned
+from kiln.codegen.matmul_split import part_words
 from kiln.codegen.matmul_text import Routine, module, own_parts
-from kiln.codegen.matmul_tile import element_of, identity, tile
+from kiln.codegen.matmul_tile import SEGMENT, element_of, identity, tile
 from kiln.codegen.matmul_units import UNIT_BYTES, UNIT_ROWS
 from kiln.codegen.matmul_window import nowhere, places, window
 from kiln.codegen.nest import TEXTS, Nest, Operand
@@ -108,6 +110,14 @@ class MatmulSpec(NamedTuple):
         columns = UNIT_BYTES // element_of(self.dtype).bytes
         return batch * ((m + UNIT_ROWS - 1) // UNIT_ROWS) * ((n + columns - 1) // columns)
 
+    def segments(self, k: Any) -> Any:
+        """How many segments of k there are, on ints or symbolic sizes; tiles of AMX sum in one chain."""
+        return 1 if self.dtype in TILED else (k + SEGMENT - 1) // SEGMENT
+
+    def part(self, batch: Any, m: Any, n: Any) -> Any:
+        """The 64-bit words of a segment's sums."""
+        return part_words(batch * m, n, element_of(self.dtype))
+
 
 @lru_cache(maxsize=TEXTS)
 def _text(spec: MatmulSpec) -> str:
@@ -147,7 +157,7 @@ def matmul_parts(spec: MatmulSpec, target: Target) -> list[Part]:
     if tiled(spec, target):
         driver = drive_amx(target, spec.dtype, arguments, spec.window)
     elif spec.row:
-        driver = drive_row(target, element)
+        driver = drive_row(target, element, arguments)
     else:
         turned = {name: prologue.turned for name, prologue in spec.prologues}
         driver = drive(target, element, arguments, _plain_output(spec), spec.window, turned)

@@ -125,8 +125,8 @@ class _Driver(Driver):
     def _segments(self) -> Iterator[tuple[str, str]]:
         """The segments of k: where each begins, and how many it has."""
         code = self.code
-        with code.times(self.size["k"], SEGMENT) as from_k:
-            yield from_k, code.minimum(code.sub(self.size["k"], from_k), str(SEGMENT))
+        with code.loop(self.split.from_k, self.split.to_k, SEGMENT) as turn:
+            yield turn.index, code.minimum(code.sub(self.split.to_k, turn.index), str(SEGMENT))
 
     def _table(self, look: str, start: str, count: str, room: str, table: str) -> None:
         """Where a window's columns, or its k, lie."""
@@ -287,7 +287,7 @@ class _Driver(Driver):
         code.set(self.a_row, self.stride["b_column"])
         code.set(self.a_k, self.stride["b_k"])
         with self._segments() as (from_k, depth):
-            first = code.compare("eq", from_k, "0")
+            first = code.compare("eq", from_k, self.split.from_k)
             with self._row_panels(run) as (panel, part):
                 self._pack_rows(part, code.at(self.packed, code.mul(panel, str(self.apart))), from_k, depth)
             with code.times(run.columns, ROWS) as at:
@@ -327,16 +327,19 @@ class _Driver(Driver):
         """A panel of the transposed sums to the output, or finished."""
         code, element = self.code, self.element
         whole = str(self.wide_units * UNIT_BYTES)
-        into, apart, direct = self.sums, whole, "false"
+        part = self.split.place(run.batch, run.row, run.column)
+        into = code.choose(self.split.cut, part, self.sums, "ptr")
+        apart, direct = code.choose(self.split.cut, self.split.pitch, whole), "false"
         if self.plain is not None:  # whole vectors: turn writes no others
             lanes = self.panel // VECTORS
             direct = code.compare("eq", code.op(f"and i64 {run.columns}, {lanes - 1}"), "0")
+            direct = code.both(self.split.whole, direct)
             out = self.reach(self.c, c_batch=run.batch, c_row=run.row)
             out = code.at(out, code.mul(run.column, str(element.bytes)))
-            into = code.choose(direct, out, self.sums, "ptr")
-            apart = code.choose(direct, self.stride["c_row"], whole)
+            into = code.choose(direct, out, into, "ptr")
+            apart = code.choose(direct, self.stride["c_row"], apart)
         code.run("turn", f"ptr {sums}", str(self.panel_bytes), f"ptr {into}", apart, run.rows, run.columns)
-        with code.when(code.op(f"xor i1 {direct}, true")):
+        with code.when(code.both(self.split.whole, code.op(f"xor i1 {direct}, true"))):
             self.finish(run, self.sums, whole)
 
     # -- A ------------------------------------------------------------------------------------------
@@ -392,8 +395,8 @@ class _Driver(Driver):
     def _panels(self, run: Run, row: str, from_k: str, depth: str, lies: str) -> None:
         """The tiles of some rows, `row` rows into their run, with each panel; what is complete, finished."""
         code, size = self.code, str(self.element.bytes)
-        first = code.compare("eq", from_k, "0")
-        last = code.compare("eq", code.add(from_k, depth), self.size["k"])
+        first = code.compare("eq", from_k, self.split.from_k)
+        last = code.both(self.split.whole, code.compare("eq", code.add(from_k, depth), self.size["k"]))
         rows = code.at(self.sums, code.mul(row, str(self.pitch)))
         with code.times(run.columns, self.panel) as left:
             columns = code.minimum(code.sub(run.columns, left), str(self.panel))
@@ -417,15 +420,18 @@ class _Driver(Driver):
 
     def _sums(self, run: Run, left: str, rows: str, whole: str) -> tuple[str, str, str]:
         """Where a panel's sums go, the distance of their rows, and whether that is the output."""
-        code, pitch = self.code, str(self.pitch)
+        code, split = self.code, self.split
+        part = split.place(run.batch, run.row, run.column)
+        pitch = code.choose(split.cut, split.pitch, str(self.pitch))
         if self.plain is None:
-            return code.at(rows, left), pitch, "false"
+            return code.choose(split.cut, part, code.at(rows, left), "ptr"), pitch, "false"
         batch, column, inside = self.place(run.batch, run.column, run.columns)
-        direct = code.both(whole, inside)
+        direct = code.both(split.whole, whole, inside)
         out = code.at(
             self.reach(self.c, c_batch=batch, c_row=run.row), code.mul(column, str(self.element.bytes))
         )
-        into = code.choose(direct, out, code.at(rows, left) if self.window else rows, "ptr")
+        held = code.choose(split.cut, part, code.at(rows, left) if self.window else rows, "ptr")
+        into = code.choose(direct, out, held, "ptr")
         return into, code.choose(direct, self.stride["c_row"], pitch), direct
 
     def _tile(self, run: Run, b: tuple[str, str], sums: tuple[str, str], first: str, depth: str) -> None:

@@ -16,7 +16,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kiln.codegen.code import IOTA64, LANES, LLVM, Loop, Value
+from kiln.codegen.matmul_finish import Arguments
 from kiln.codegen.matmul_pack import load, side_by_side, stored_type, widen, zip_lanes
+from kiln.codegen.matmul_split import Split
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.matmul_tile import SEGMENT, Element, multiply_add
 from kiln.codegen.memory import Memory
@@ -216,29 +218,50 @@ def _turn(made: _Sums, b: str) -> list[str]:
 class _Driver:
     """The driver under construction."""
 
-    def __init__(self, target: Target, element: Element) -> None:
+    def __init__(self, target: Target, element: Element, arguments: Arguments) -> None:
         self.code = Routine(target, "kernel", "ptr %ptr, ptr %arg, i64 %begin, i64 %end", quick=True)
-        self.element, self.masks = element, target.masks
+        self.element, self.masks, self.arguments = element, target.masks, arguments
         self.buffer = self.code.slot("i8", RUN_COLUMNS * element.bytes)
 
     def _argument(self, place: int) -> str:
         return self.code.op(f"load i64, ptr {self.code.offset('%arg', 'i64', str(place))}")
 
+    def _pointer(self, place: int) -> str:
+        return self.code.op(f"load ptr, ptr {self.code.offset('%ptr', 'ptr', str(place))}")
+
     def write(self) -> Routine:
+        """What of the product the launch is for: segments' sums to be added, or units."""
+        code = self.code
+        size = {name: self._argument(place) for place, name in enumerate(("batch", "m", "n", "k"))}
+        place = self.arguments.window
+        cut = self._argument(place), self._argument(place + 1)
+        parts = self._pointer(2 + len(self.arguments.operands))
+        split = Split(code, self.element, parts, cut, size)
+        with code.either(split.adds) as units:
+            split.add(lambda *rows, sums: self._finish(*rows, "0", size["n"], sums, split.pitch))
+            next(units)
+            self._runs(size["batch"], size["n"], size["k"], split)
+        return code
+
+    def _finish(self, *rectangle_and_sums: str) -> None:
+        *rectangle, sums, pitch = rectangle_and_sums
+        self.code.run("finish", "ptr %ptr", "ptr %arg", *rectangle, f"ptr {sums}", pitch)
+
+    def _runs(self, batches: str, n: str, k: str, split: Split) -> None:
         """Units in runs of neighbours: each segment, then the epilogue, from a buffer on the stack."""
         code, stored = self.code, str(self.element.stored_bytes)
-        n, k = (self._argument(place) for place in (2, 3))
         a_batch, self.a_k, b_batch, self.b_k, self.b_column = (
             code.mul(self._argument(place), stored) for place in (4, 6, 7, 8, 9)
         )
-        factors = [code.op(f"load ptr, ptr {code.offset('%ptr', 'ptr', place)}") for place in "01"]
+        factors = [self._pointer(place) for place in (0, 1)]
         per_batch = code.ceil_div(n, UNIT_COLUMNS)
         self.unit, self.along = (code.compare("eq", x, stored) for x in (self.b_column, self.b_k))
         done = code.variable("0")
         unit = code.variable("%begin")
         with code.during(unit, "%end") as at:
-            batch = code.op(f"sdiv i64 {at}, {per_batch}")
-            first = code.sub(at, code.mul(batch, per_batch))
+            inside = split.divide(at, code.mul(batches, per_batch))
+            batch = code.op(f"sdiv i64 {inside}, {per_batch}")
+            first = code.sub(inside, code.mul(batch, per_batch))
             units = code.minimum(code.sub(per_batch, first), code.sub("%end", at))
             units = code.minimum(units, str(RUN_COLUMNS // UNIT_COLUMNS))
             code.set(unit, code.add(at, units))
@@ -246,26 +269,26 @@ class _Driver:
             cols = code.minimum(code.sub(n, column), code.mul(units, str(UNIT_COLUMNS)))
             a, b = (code.at(x, code.mul(batch, by)) for x, by in zip(factors, (a_batch, b_batch)))
             b = code.at(b, code.mul(column, self.b_column))
-            segments = code.choose(code.compare("eq", k, "0"), "1", k)  # without k, zeros
-            with code.times(segments, SEGMENT) as from_k:
+            sums = code.choose(split.cut, split.place(batch, "0", column), self.buffer, "ptr")
+            end = code.choose(code.compare("eq", k, "0"), "1", split.to_k)  # without k, zeros
+            with code.loop(split.from_k, end, SEGMENT) as turn:
+                from_k = turn.index
                 rows = code.at(b, code.mul(from_k, self.b_k))
                 here = code.at(a, code.mul(from_k, self.a_k))
-                depth = code.minimum(code.sub(k, from_k), str(SEGMENT))
+                depth = code.minimum(code.sub(split.to_k, from_k), str(SEGMENT))
+                begins = code.compare("eq", from_k, split.from_k)
                 code.set(done, "0")
                 with code.during(done, cols) as start:
-                    count = self._columns(here, rows, start, code.sub(cols, start), depth, from_k)
+                    into = code.at(sums, code.mul(start, str(self.element.bytes)))
+                    count = self._columns(here, rows, start, code.sub(cols, start), depth, into, begins)
                     code.set(done, code.add(start, count))
-            code.run(
-                "finish", "ptr %ptr", "ptr %arg", batch, "0", "1", column, cols, f"ptr {self.buffer}", "0"
-            )  # fmt: skip
-        return code
+            with code.when(split.whole):
+                self._finish(batch, "0", "1", column, cols, sums, "0")
 
-    def _columns(self, a: str, b: str, start: str, cols: str, depth: str, from_k: str) -> str:
+    def _columns(self, a: str, b: str, start: str, cols: str, depth: str, into: str, first: str) -> str:
         """Sums some of the next `cols` columns; how many."""
         code = self.code
-        first = code.compare("eq", from_k, "0")
         column = code.at(b, code.mul(start, self.b_column))
-        into = code.at(self.buffer, code.mul(start, str(self.element.bytes)))
         arguments = (
             f"ptr {a}", self.a_k, f"ptr {column}", self.b_k, self.b_column, f"ptr {into}", depth
         )  # fmt: skip
@@ -295,6 +318,6 @@ class _Driver:
         return code.get(count)
 
 
-def drive_row(target: Target, element: Element) -> Routine:
+def drive_row(target: Target, element: Element, arguments: Arguments) -> Routine:
     """The routine kernel of products of one row."""
-    return _Driver(target, element).write()
+    return _Driver(target, element, arguments).write()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kiln.codegen.matmul_finish import Arguments
+from kiln.codegen.matmul_split import Split
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.matmul_tile import Element
 from kiln.codegen.matmul_window import HALF, IMAGE
@@ -33,6 +34,8 @@ class Driver:
 
     `plain` is the operand that takes sums as they are, if one does; `window`: B is one.
     """
+
+    split: Split  # which k are to be taken
 
     def __init__(
         self, target: Target, element: Element, arguments: Arguments, plain: int | None, window: bool
@@ -64,11 +67,11 @@ class Driver:
         self.empty = empty = code.compare("eq", self.argument(3), "0")
         zero = code.slot("i64")
         code.set(zero, "0")
-        self.size = {"m": self.argument(1), "n": self.argument(2)}
+        self.size = {"batch": self.argument(0), "m": self.argument(1), "n": self.argument(2)}
         self.size["k"] = code.choose(empty, "1", self.argument(3))
         self.a = code.choose(empty, zero, self._pointer(0), "ptr")
         self.b = code.choose(empty, zero, self._pointer(1), "ptr")
-        self.scratch = self._pointer(2 + len(self.arguments.operands))
+        self.scratch = self._pointer(2 + len(self.arguments.operands) + 1)
         for place, name in enumerate(("a_batch", "a_row", "a_k", "b_batch", "b_k", "b_column"), 4):
             self.stride[name] = code.choose(empty, "0", code.mul(self.argument(place), size))
         if self.window:
@@ -81,6 +84,10 @@ class Driver:
             for dim, name in enumerate(("c_batch", "c_row")):
                 self.stride[name] = code.mul(self.argument(self.arguments.stride(self.plain, dim)), size)
             self.c = self._pointer(self.plain + 1)
+        place = self.arguments.window + (IMAGE + 1 if self.window else 0)
+        cut = self.argument(place), self.argument(place + 1)
+        parts = self._pointer(2 + len(self.arguments.operands))
+        self.split = Split(code, self.element, parts, cut, self.size)
 
     def argument(self, place: int) -> str:
         """One of the kernel's arguments."""
@@ -92,16 +99,26 @@ class Driver:
     # -- units to runs ------------------------------------------------------------------------------
 
     def write(self) -> Routine:
+        """What of the product the launch is for: rows of segments' sums to be added, or units."""
+        self._arguments()
+        with self.code.either(self.split.adds) as units:
+            self.split.add(self._finish_rows)
+            next(units)
+            self._runs()
+        return self.code
+
+    def _runs(self) -> None:
         """Units in runs: the rest of a column of units, or as many whole columns as a run may have."""
         code = self.code
-        self._arguments()
         limit, widest = self.limits()
         unit = code.variable("%begin")
         with code.during(unit, "%end") as at:
             row_units = code.ceil_div(self.size["m"], UNIT_ROWS)
             column_units = code.ceil_div(self.size["n"], self.columns)
             most = self._group_height(row_units, limit)
-            batch, inside = self._divide(at, code.mul(row_units, column_units))
+            units = code.mul(row_units, column_units)
+            inside = self.split.divide(at, code.mul(units, self.size["batch"]))
+            batch, inside = self._divide(inside, units)
             group, inside = self._divide(inside, code.mul(column_units, most))
             above = code.mul(group, most)
             height = code.minimum(code.sub(row_units, above), most)
@@ -117,7 +134,6 @@ class Driver:
             column = code.mul(column_unit, str(self.columns))
             columns = code.minimum(code.sub(self.size["n"], column), code.mul(wide, str(self.columns)))
             self.run(Run(batch, row, code.sub(end, row), column, columns))
-        return code
 
     def _group_height(self, row_units: str, limit: str) -> str:
         """The row units of a group: as few groups as may be, all about as large."""
@@ -142,6 +158,9 @@ class Driver:
         image, inside = self._divide(column, self.image)
         batch = code.add(code.mul(image, self.argument(0)), batch)
         return batch, inside, code.compare("sle", code.add(inside, columns), self.image)
+
+    def _finish_rows(self, batch: str, row: str, rows: str, sums: str) -> None:
+        self.finish(Run(batch, row, rows, "0", self.size["n"]), sums, self.split.pitch)
 
     def finish(self, run: Run, sums: str, pitch: str) -> None:
         """The epilogue of some rows and columns, whose sums are there; image by image."""

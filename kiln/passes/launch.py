@@ -47,6 +47,17 @@ class Kernel(Protocol):
         """The machine code for this host (or `target`), generated or from the cache."""
 
 
+class Split(NamedTuple):
+    """How a product's launch may be cut where threads would be idle: its sums are those of `segments` of k,
+    added; a segment's are `rows`, together of so many 64-bit words, and `grain` units of it a thread's worth.
+    """
+
+    segments: Dim
+    rows: Dim
+    words: Dim
+    grain: Dim
+
+
 class Lowered(NamedTuple):
     """A launch before its memory has buffers; `scratch`: 64-bit words each thread needs to itself."""
 
@@ -56,6 +67,7 @@ class Lowered(NamedTuple):
     grid: Dim
     grain: Dim
     scratch: Dim = 0
+    split: Split | None = None
 
 
 def stride_class(stride: Dim) -> str:

@@ -2,7 +2,7 @@
 
     plan   := kernels buffers steps outputs
     buffer := "input" i | "output" j | "temp"             an array's memory; temps are made at their first use
-    step   := Launch kernel pointers args grid grain scratch
+    step   := Launch kernel pointers args grid grain scratch split
                                                           pointers: (buffer, offset in elements, item size)
             | Free temp                                   right after its last use
 
@@ -20,7 +20,7 @@ from kiln.graph.text import dim_text, type_text
 from kiln.graph.verify import verify
 from kiln.passes.explore import Array
 from kiln.passes.fuse import Fusion, fuse
-from kiln.passes.launch import Kernel, Lowered, Memory
+from kiln.passes.launch import Kernel, Lowered, Memory, Split
 from kiln.passes.layout import numel
 from kiln.passes.lower import lower_group
 from kiln.passes.prepare import prepare
@@ -42,7 +42,8 @@ class Buffer(NamedTuple):
 
 class Launch(NamedTuple):
     """One kernel over `grid` units; a thread should get at least `grain` of them, and has `scratch` 64-bit
-    words to itself, behind one more pointer.
+    words to itself, behind one more pointer. With `split`, there is one before it, and the last two arguments
+    say how the launch is cut.
     """
 
     kernel: int
@@ -51,6 +52,7 @@ class Launch(NamedTuple):
     grid: Dim
     grain: Dim
     scratch: Dim = 0
+    split: Split | None = None
 
 
 class Free(NamedTuple):
@@ -94,7 +96,8 @@ def _step_text(step: Step) -> str:
     args = ", ".join(map(dim_text, step.args))
     grid, grain = dim_text(step.grid), dim_text(step.grain)
     scratch = f" scratch {dim_text(step.scratch)}" if step.scratch != 0 else ""
-    return f"launch {step.kernel} on ({pointers}) args ({args}) grid {grid} grain {grain}{scratch}"
+    split = "" if step.split is None else f" split {' '.join(map(dim_text, step.split))}"
+    return f"launch {step.kernel} on ({pointers}) args ({args}) grid {grid} grain {grain}{scratch}{split}"
 
 
 def lower(graph: Graph) -> Plan:
@@ -154,9 +157,7 @@ class _Planner:
             self._numbers[key] = len(self.kernels)
             self.kernels.append(lowered.kernel)
         pointers = tuple((self._memory(m), m.offset, ITEMSIZE[m.value.dtype]) for m in lowered.pointers)
-        return Launch(
-            self._numbers[key], pointers, lowered.args, lowered.grid, lowered.grain, lowered.scratch
-        )
+        return Launch(self._numbers[key], pointers, *lowered[2:])
 
     def _freed(self, launches: list[Launch]) -> list[Step]:
         """The launches with every temporary freed after its last use."""

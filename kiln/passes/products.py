@@ -18,11 +18,12 @@ from kiln.passes.explore import Read
 from kiln.passes.factors import Factor, Windows, matrices_or_windows
 from kiln.passes.fuse import Fusion, Group
 from kiln.passes.inline import Inline
-from kiln.passes.launch import WORTH, Lowered, Memory, array_of, stride_class
+from kiln.passes.launch import WORTH, Lowered, Memory, Split, array_of, stride_class
 from kiln.passes.layout import Layout
 from kiln.passes.lower import stores_of
 
 UNIT_COST = 16  # nanoseconds a unit of a product takes for each k
+WORD_COST = 20  # ... 64 bits of sums for a segment, where many rows share what is packed
 
 
 class MatmulKernel(NamedTuple):
@@ -76,10 +77,15 @@ def lower_product(fusion: Fusion, group: Group) -> Lowered:
     spec = MatmulSpec(dtype, operands, numbers, tuple(stores), row, window, *sides.prologues)
     pointers = sides.pointers + [Memory(u.value, u.array, u.layout.offset) for u in sides.uses]
     own = [*sides.strides, *strides]
-    args = (batch, m, n, k, *(s for dims in own for s in dims), *(v for _, v in builder.numbers), *look)
+    numbered = (*(s for dims in own for s in dims), *(v for _, v in builder.numbers))
+    args = (batch, m, n, k, *numbered, *look, 0, 0)
+    units = spec.units(batch, m, n)
     deep = WORTH // UNIT_COST  # k that make a thread's work of one unit
     grain = quotient(deep, k) + 1 if not isinstance(k, int) else max(deep // max(k, 1), 1)
-    return Lowered(MatmulKernel(spec), tuple(pointers), args, spec.units(batch, m, n), grain, spec.scratch)
+    words = spec.part(batch, m, n)
+    some = 1 if row else quotient(units * (WORTH // WORD_COST), words + 1) + 1
+    split = Split(spec.segments(k), batch * m, words, some)
+    return Lowered(MatmulKernel(spec), tuple(pointers), args, units, grain, spec.scratch, split)
 
 
 class _Sides:
