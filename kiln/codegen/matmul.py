@@ -169,17 +169,16 @@ def matmul_parts(spec: MatmulSpec, target: Target) -> list[Part]:
 
 
 def chains(spec: MatmulSpec, target: Target) -> list[Part]:
-    """What products by chains of fused multiply-adds share: all but the driver and what is fused."""
+    """What products by chains of fused multiply-adds share: all but the driver and what is fused.
+
+    When a tile reads factors, they are as wide as sums.
+    """
     element = element_of(spec.dtype)
     if spec.row:
         return [_shared(target, element, beside, turned, gathered)]
     look = [_shared(target, element, places, window)] if spec.window else []
-    packing = _shared(target, element, zeros, copy, turn)
-    return [
-        *look,
-        packing,
-        _shared(target, element_of(element.total), tile),
-    ]  # whose factors are as wide as sums
+    packing, tiles = _shared(target, element, zeros, copy, turn), element_of(element.total)
+    return [*look, packing, _shared(target, tiles, tile)]
 
 
 def _amx_parts(spec: MatmulSpec, target: Target) -> list[Part]:
