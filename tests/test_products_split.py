@@ -34,7 +34,7 @@ TARGETS = [t for t in LEVELS if not t.tiles]  # those dtypes have the same kerne
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
-@drawn(8)
+@drawn(6)
 @given(
     dtype=st.sampled_from(DTYPES), batch=st.sampled_from([1, 1, 3]),
     m=st.sampled_from([1, 2, 10, 17, 26, 50, 70]), n=COLUMNS, k=DEPTHS, a_lies=LAYOUTS, b_lies=LAYOUTS,
