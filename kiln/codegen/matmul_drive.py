@@ -77,8 +77,10 @@ class _Driver(Driver):
         self.apart = SEGMENT * self.panel_bytes + APART
         direct = plain is not None and not window
         most = WIDE_UNITS if direct and "second" not in turned else SUM_UNITS
-        self.wide_units = min(target.second_cache // (UNIT_BYTES * SEGMENT), most)
-        self.pitch = self.panel_bytes if direct else self.wide_units * UNIT_BYTES
+        most = min(target.second_cache // (UNIT_BYTES * SEGMENT), most)
+        unit = self.columns * element.bytes
+        self.wide_units = max(most * UNIT_BYTES // unit, 1)
+        self.pitch = self.panel_bytes if direct else self.wide_units * unit
         self.b_lies, self.b_step = self.code.slot("ptr"), self.code.slot("i64")
         self.a_place, self.a_row, self.a_k = (
             self.code.slot("ptr"),
@@ -281,7 +283,7 @@ class _Driver(Driver):
         The same chains; the sums are turned on their way to the output, or to where they are finished.
         """
         code, element, pitch = self.code, self.element, str(self.panel_bytes)
-        whole = str(self.wide_units * UNIT_BYTES)
+        whole = str(self.wide_units * self.columns * element.bytes)
         with self._segments() as (from_k, depth):
             a = self.reach(self.a, a_batch=run.batch, a_row=run.row, a_k=from_k)
             turned = code.both(
