@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -52,8 +53,8 @@ def run(arrays: Any, dtype: str | None = None, **settings: Any) -> list[Any]:
     return [out.detach(), *kiln.autograd.grad(out, inputs, g)]
 
 
-def wanted(arrays: Any, mask: Any = None, causal: bool = False) -> list[Any]:
-    """The same in NumPy, in float64."""
+def wanted(arrays: Any, mask: Any = None, causal: bool = False, factors: Any = 1.0) -> list[Any]:
+    """The same in NumPy, in float64; `factors`: what dropout multiplies the weights by."""
     q, k, v, g = (np.asarray(x, np.float64) for x in arrays)
     scale = 1 / np.sqrt(q.shape[-1]) if q.shape[-1] else 1.0
     x = q @ k.swapaxes(-1, -2) * scale
@@ -65,8 +66,9 @@ def wanted(arrays: Any, mask: Any = None, causal: bool = False) -> list[Any]:
     e = np.exp(x - np.where(top == -np.inf, 0, top))
     total = e.sum(-1, keepdims=True)
     p = e / np.where(total == 0, 1, total)
-    slopes = g @ v.swapaxes(-1, -2)
+    slopes = g @ v.swapaxes(-1, -2) * factors
     slopes = p * (slopes - (p * slopes).sum(-1, keepdims=True))
+    p = p * factors
     return [p @ v, slopes @ k * scale, slopes.swapaxes(-1, -2) @ q * scale, p.swapaxes(-1, -2) @ g]
 
 
@@ -212,19 +214,40 @@ def test_recorded_is_eager() -> None:
         assert_bits(step(arrays), run(arrays, is_causal=True))
 
 
-@pytest.mark.parametrize("kind", ["causal", "added", "groups"])
-def test_gradcheck(kind: str) -> None:
-    """First and second derivatives, of a mask that is added too."""
+def check_gradients(kind: str, rows: int, keys: int, second: Any = gradgradcheck) -> None:
+    """First and second derivatives of two heads (four that share keys)."""
     rng = np.random.default_rng(4)
     heads = 4 if kind == "groups" else 2
-    shapes = [(heads, 5, 3), (2, 4, 3), (2, 4, 2)]
+    shapes = [(heads, rows, 3), (2, keys, 3), (2, keys, 2)]
     inputs = [kiln.tensor(rng.standard_normal(s)).requires_grad_() for s in shapes]
     if kind == "added":
-        inputs.append(kiln.tensor(rng.standard_normal((1, 5, 4))).requires_grad_())
+        inputs.append(kiln.tensor(rng.standard_normal((1, rows, keys))).requires_grad_())
     settings = {"is_causal": kind == "causal", "enable_gqa": kind == "groups"}
-    call = lambda *xs: attention(*xs, **settings)  # noqa: E731
-    assert gradcheck(call, inputs)
-    assert gradgradcheck(call, inputs)
+
+    def call(*xs: Any) -> Any:
+        kiln.manual_seed(9)
+        return attention(*xs, dropout_p=0.3 if kind == "dropout" else 0.0, **settings)
+
+    fast = rows > 10
+    assert gradcheck(call, inputs, fast_mode=fast)
+    assert second(call, inputs, fast_mode=fast)
+
+
+KINDS = ["causal", "added", "groups", "dropout"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradcheck(kind: str) -> None:
+    """First and second derivatives, of a mask that is added too."""
+    check_gradients(kind, 5, 4)
+
+
+@pytest.mark.skipif(os.environ.get("KILN_TEST_FULL") != "1", reason="KILN_TEST_FULL=1 runs it")
+@pytest.mark.parametrize("sizes", [(97, 70), (48, 33), (150, 200)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradcheck_of_several_blocks(kind: str, sizes: Any) -> None:
+    """The same where queries are several blocks, whole and ragged, and keys several panels."""
+    check_gradients(kind, *sizes)
 
 
 def test_dropout() -> None:
@@ -239,6 +262,60 @@ def test_dropout() -> None:
     kiln.manual_seed(0)
     assert_bits([attention(x, x, values, dropout_p=0.25)], [p])
     assert not attention(x, x, values, dropout_p=1.0).any()
+
+
+def dropped(arrays: Any, p: float, seed: int, dtype: str | None = None, **settings: Any) -> list[Any]:
+    """`run` with dropout, from a seed."""
+    kiln.manual_seed(seed)
+    return run(arrays, dtype, dropout_p=p, **settings)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_dropout_is_what_is_written_out(dtype: str) -> None:
+    """Bit by bit forward, beside NumPy in the gradients; weights drop where dropout of a softmax drops them."""
+    arrays = operands((2, 2), 101, 70, 12, 40)
+    kiln.manual_seed(5)
+    factors = kiln.nn.functional.dropout(kiln.ones(2, 2, 101, 70), 0.3).double().numpy()
+    got = dropped(arrays, 0.3, 5, dtype, is_causal=True)
+    with sdpa_kernel(SDPBackend.MATH):
+        assert_bits(dropped(arrays, 0.3, 5, dtype, is_causal=True)[:1], got[:1])
+    tolerance = {"float32": 5e-6, "float64": 1e-6, "float16": 4e-3}[dtype]
+    assert_near(got, wanted(arrays, None, True, factors), tolerance)
+
+
+def test_dropout_any_way(threads: Any) -> None:
+    """Threads and recording change no bit; each call draws anew; half the heads' keys are shared."""
+    arrays = operands((2, 4), 130, 130, 16, 16)
+    arrays[1:3] = [x[:, :2] for x in arrays[1:3]]
+    step = kiln.compile(lambda arrays: [run(arrays, None, dropout_p=0.2, enable_gqa=True) for _ in range(2)])
+    threads(1)
+    first, second = dropped(arrays, 0.2, 7, None, enable_gqa=True), run(arrays, dropout_p=0.2, enable_gqa=True)
+    assert not (first[0] == second[0]).all()
+    for count in (1, 2, 2):
+        threads(count)
+        assert_bits(dropped(arrays, 0.2, 7, None, enable_gqa=True), first)
+        kiln.manual_seed(7)
+        for got, expected in zip(step(arrays), (first, second)):
+            assert_bits(got, expected)
+
+
+def test_dropout_of_mapped_functions() -> None:
+    """vmap: one draw for all samples or one each; a batch of gradients has one draw."""
+    q, k, v = (kiln.tensor(x) for x in operands((3, 2), 5, 7, 4, 4)[:3])
+    call = lambda *xs: attention(*xs, dropout_p=0.4)  # noqa: E731
+    kiln.manual_seed(1)
+    whole = call(q, k, v)
+    kiln.manual_seed(1)
+    assert_bits([kiln.func.vmap(call, randomness="different")(q, k, v)], [whole])
+    kiln.manual_seed(1)
+    same = kiln.func.vmap(call, randomness="same")(q, k, v)
+    kiln.manual_seed(1)
+    assert_bits([same[2]], [call(q[2], k[2], v[2])])
+    leaf = q[0].clone().requires_grad_()
+    out, grads = call(leaf, k[0], v[0]), kiln.randn(3, 2, 5, 4)
+    (batch,) = kiln.autograd.grad(out, leaf, grads, is_grads_batched=True, retain_graph=True)
+    for g, got in zip(grads, batch):
+        assert_bits([got], kiln.autograd.grad(out, leaf, g, retain_graph=True))
 
 
 def test_infinities_of_keys_nobody_sees() -> None:

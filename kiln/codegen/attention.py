@@ -15,6 +15,10 @@ bit:
                       dq = dS k * scale;  dk += dS^T q;  dv += p^T g
         dk * scale, dv
 
+With dropout the block draws, in both, one bit per weight: a position's number is a function of seed and
+position alone (ops/scalars/philox.py). The weights are divided by their sum before they meet the values then,
+as dropout of a softmax is written.
+
 The sums over queries are of a documented order of their own: one FMA chain over the rows of a block, blocks
 added ascending, then members of the group. Nothing depends on how many threads run. Of a causal block keys
 beyond its last query are left out: their weights are 0, and so they add nothing to a sum of finite numbers.
@@ -34,8 +38,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from kiln.codegen.attention_rows import Mask, deliver, slopes, weigh
-from kiln.codegen.code import Value
+from kiln.codegen.attention_rows import KEPT_BYTES, Mask, deliver, draw, slopes, thin, weigh
+from kiln.codegen.code import LANES, LLVM, Value
 from kiln.codegen.compile import Part
 from kiln.codegen.emit import Expression
 from kiln.codegen.matmul import chains, product
@@ -45,13 +49,26 @@ from kiln.codegen.matmul_tile import SEGMENT, VECTORS, Element, element_of, iden
 from kiln.codegen.nest import TEXTS
 from kiln.codegen.target import Target
 from kiln.ops.kinds import ATTENTION_ROWS as ROWS
-from kiln.ops.scalar import LEAVES, Scalar, program_text, topological
+from kiln.ops.scalar import LEAVES, Scalar, program_text, select, topological
 
 UNIT_BLOCKS = 4  # blocks of a unit: packed keys are used as often
 PAD = 32  # columns of every region are a multiple of this, the most a panel has
 PITCH = 16  # further elements of its rows, so that they fall into different cache sets
 SIZES = ("n", "h", "r", "l", "s", "e", "v")
 DIMS = 5  # strides of an operand: n, h, r, row, column
+
+
+class Drop(NamedTuple):
+    """Dropout: the probability (f64), the position of the first weight and the seed (i64), of numbers."""
+
+    chance: Scalar
+    position: Scalar
+    seed: Scalar
+
+    @property
+    def factor(self) -> Scalar:
+        """What is kept is multiplied by it; where nothing is kept, 0."""
+        return select(self.chance < 1.0, 1.0 / (1.0 - self.chance), 0.0)
 
 
 class AttentionSpec(NamedTuple):
@@ -62,6 +79,7 @@ class AttentionSpec(NamedTuple):
     causal: bool
     gives: str  # "o", or of the gradients of query, key and value those that are wanted: "qkv"
     scale: Scalar  # of numbers
+    drop: Drop | None
     numbers: tuple[str, ...]  # "i64" or "f64" each
 
     @property
@@ -73,6 +91,11 @@ class AttentionSpec(NamedTuple):
     def operands(self) -> str:
         """The operands in order: g q k v mask, then what is given, in capitals."""
         return ("g" if self.backward else "") + "qkv" + ("m" if self.mask else "") + self.gives.upper()
+
+    @property
+    def scalars(self) -> list[Scalar]:
+        """What is computed of the numbers."""
+        return [self.scale, *(self.drop or ())]
 
     def text(self) -> str:
         """The canonical text: printed form and cache key."""
@@ -92,6 +115,8 @@ class AttentionSpec(NamedTuple):
             "kt": keys * sizes["e"], "query": (e + PITCH) * ROWS, "weights": (keys + PITCH) * ROWS,
             "sums": (v + e + PITCH) * ROWS, "shares": ROWS,
         }  # fmt: skip
+        if self.drop is not None:
+            found["kept"] = keys // PAD * ROWS
         if not self.backward:
             return {**found, "value": (v + PITCH) * sizes["s"]}
         return {
@@ -110,7 +135,7 @@ def _text(spec: AttentionSpec) -> str:
     return "\n".join([
         f"attention {spec.dtype} gives {spec.gives} {'causal' if spec.causal else 'whole'} mask {mask}",
         f"numbers {' '.join(spec.numbers)}".rstrip(),
-        program_text([spec.scale]),
+        program_text(spec.scalars),
     ])  # fmt: skip
 
 
@@ -120,13 +145,16 @@ def attention_parts(spec: AttentionSpec, target: Target) -> list[Part]:
     element = element_of(spec.dtype)
     routines = [
         weigh(target, element, spec.mask, spec.causal), deliver(target, element), multiply(target, element),
-        *([slopes(target, element)] if spec.backward else []), _Driver(spec, target, element).write(),
+        *([slopes(target, element, spec.drop is not None)] if spec.backward else []),
+        *([draw(target, element)] if spec.drop is not None else []),
+        *([thin(target, element)] if spec.drop is not None and not spec.backward else []),
+        _Driver(spec, target, element).write(),
     ]  # fmt: skip
     return own_parts(target, routines, [identity(target, element)]) + chains(product(spec.dtype), target)
 
 
 def _verify(spec: AttentionSpec) -> None:
-    wrong = [n.op for n in topological([spec.scale]) if n.op in LEAVES and n.op not in ("number", "const")]
+    wrong = [n.op for n in topological(spec.scalars) if n.op in LEAVES and n.op not in ("number", "const")]
     if wrong or not set(spec.gives) <= set("qkv" if spec.backward else "o"):
         raise ValueError(f"attention: gives {spec.gives!r}, scale of {wrong}")
 
@@ -196,12 +224,13 @@ class _Driver:
         self.numbers = first + DIMS * len(spec.operands)
         self.pitch = {name: code.add(self._room(name), str(PITCH * element.bytes)) for name in "sev"}
         self.value_place, self.value_step = code.slot("ptr"), code.slot("i64")
-        self.scale = self._scale()
-        self.one = code.slot("double" if element.summed == "f64" else "float", 2)
-        kind = "double" if element.summed == "f64" else "float"
+        self.kind = kind = LLVM[element.summed]
+        self.scale = self._number(spec.scale, element.summed)
+        self.one = code.slot(kind, 2)
         code.line(f"store {kind} {self.scale}, ptr {self.one}")
         code.line(f"store {kind} 1.0, ptr {code.offset(self.one, kind, '1')}")
         self.unit_factor = code.offset(self.one, kind, "1")
+        self.factor = self._number(spec.drop.factor, element.summed) if spec.drop else "1.0"
 
     def _bytes_of(self, name: str) -> str:
         dtype = self.spec.mask.dtype if name == "m" and self.spec.mask else self.spec.dtype
@@ -218,15 +247,15 @@ class _Driver:
     def _pointer(self, place: int) -> str:
         return self.code.op(f"load ptr, ptr {self.code.offset('%ptr', 'ptr', str(place))}")
 
-    def _scale(self) -> str:
-        """The scale as summed."""
+    def _number(self, value: Scalar, type: str) -> str:
+        """A number the kernel is given, or what is computed of such."""
 
         def number(node: Scalar) -> Value:
             kind = self.spec.numbers[node.data]
             return Value(self._argument(self.numbers + node.data, "double" if kind == "f64" else "i64"), kind)
 
         scope = Expression(self.code, number)
-        return scope.machine.convert(scope.value(self.spec.scale), self.element.summed).text
+        return scope.machine.convert(scope.value(value), type).text
 
     # -- units --------------------------------------------------------------------------------------
 
@@ -372,19 +401,41 @@ class _Driver:
         mask, steps = "null", ["0", "0"]
         if self.spec.mask is not None:
             mask, steps = self._rows_of("m", head, r, row).place, self.stride["m"][3:]
-        kind = "double" if self.element.summed == "f64" else "float"
         code.run(
             "weigh", f"ptr {scores.place}", scores.pitch, rows, columns, size["s"], row,
-            f"{kind} {self.scale}", f"ptr {self.region['shares']}", f"ptr {mask}", *steps,
+            f"{self.kind} {self.scale}", f"ptr {self.region['shares']}", f"ptr {mask}", *steps,
         )  # fmt: skip
+        if self.spec.drop is not None:
+            self._draw(self.spec.drop, code.add(code.mul(code.add(
+                code.mul(head, size["r"]), r), size["l"]), row), rows, columns)
         return keys, columns
+
+    def _draw(self, drop: Drop, query: str, rows: str, columns: str) -> None:
+        """Which weights of some queries are kept; the first is query `query` of all."""
+        code, keys = self.code, self.size["s"]
+        position = code.add(self._number(drop.position, "i64"), code.mul(query, keys))
+        code.run(
+            "draw", *self._kept(), rows, columns, position, keys, self._number(drop.seed, "i64"),
+            f"float {self._number(drop.chance, 'f32')}",
+        )  # fmt: skip
+
+    def _kept(self) -> tuple[str, str]:
+        """Where the block's bits lie, and how far apart its rows'."""
+        pitch = self.code.mul(self.code.ceil_div(self.size["s"], PAD), str(PAD * KEPT_BYTES // LANES))
+        return f"ptr {self.region['kept']}", pitch
 
     def _forward(self, head: str, r: str, row: str, rows: str) -> None:
         """A block of queries."""
-        keys, _ = self._scores(head, r, row, rows)
+        keys, columns = self._scores(head, r, row, rows)
+        factors = f"ptr {self.region['shares']}", str(self.element.bytes)
+        if self.spec.drop is not None:
+            self.code.run(
+                "thin", f"ptr {self.region['weights']}", self.pitch["s"], rows, columns, factors[0],
+                *self._kept(), f"{self.kind} {self.factor}",
+            )  # fmt: skip
+            factors = f"ptr {self.unit_factor}", "0"
         sums = _Rows(self.region["sums"], self.pitch["v"])
         self._multiply(self._across("weights", "s"), self._values(), sums, keys, (rows, self.size["v"]))
-        factors = f"ptr {self.region['shares']}", str(self.element.bytes)
         self._deliver(sums, self._rows_of("O", head, r, row), rows, "v", factors)
 
     def _values(self) -> tuple[str, str, str]:
@@ -421,9 +472,10 @@ class _Driver:
         self._copy("g", self._rows_of("g", head, r, row), "grad", "v", rows)
         into = _Rows(self.region["slopes"], self.pitch["s"])
         self._multiply(self._across("grad", "v"), self._turned("vt", "v"), into, size["v"], (rows, columns))
+        kept = (*self._kept(), f"{self.kind} {self.factor}") if self.spec.drop is not None else ()
         code.run(
             "slopes", f"ptr {self.region['weights']}", f"ptr {into.place}", into.pitch, rows, columns,
-            f"ptr {self.region['shares']}",
+            f"ptr {self.region['shares']}", *kept,
         )  # fmt: skip
         if "q" in gives:
             sums = _Rows(self.region["sums"], self.pitch["e"])

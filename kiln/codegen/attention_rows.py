@@ -1,8 +1,10 @@
 """What an attention kernel does with rows of scores between its products.
 
     weigh      scores s -> e = exp(x - max x), x = s * scale + mask;  one over the sum of each row
-    slopes     e, dP -> p = e / sum,  dS = p * (dP - sum of p * dP)
+    slopes     e, dP -> p = e / sum,  dS = p * (dP - sum of p * dP);  with dropout of dP first, and of p then
     deliver    sums -> an output, times a factor
+    draw       which weights dropout keeps, a bit each
+    thin       e -> what dropout makes of e / sum
 
 Rows are whole (every key that a row may look at), so each is a softmax in the order of a reduction
 (architecture.md 6). Keys that do not exist, or that a causal row may not see, have x = -inf, so e is 0, and
@@ -13,7 +15,7 @@ processor a hundred times as long.
 
 from __future__ import annotations
 
-from kiln.codegen.code import IOTA32, LANES, Value
+from kiln.codegen.code import IOTA32, IOTA64, LANES, Value
 from kiln.codegen.emit import Expression, Machine, number
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.matmul_tile import Element
@@ -21,11 +23,13 @@ from kiln.codegen.memory import Memory
 from kiln.codegen.nest import REDUCE_BLOCK
 from kiln.codegen.reduce import Reducer
 from kiln.codegen.target import Target
-from kiln.ops.scalar import Scalar
+from kiln.ops.scalar import Scalar, topological
 from kiln.ops.scalars.mathematics import exp
+from kiln.ops.scalars.philox import philox, uniform_f32
 
 CHAIN = 8 * LANES  # elements of which each lane adds its own before they join its total
 INFINITY = float("inf")
+KEPT_BYTES = LANES // 8  # of the bits that say what of 16 columns dropout keeps
 
 
 class Mask(tuple[str, str]):
@@ -77,6 +81,17 @@ class Rows:
         """A number in memory."""
         return self.memory.read(self.dtype, address)
 
+    def spread(self, x: str) -> Value:
+        """An argument of the type scores have, for 16 columns."""
+        return self.machine.spread(Value(x, self.type), LANES)
+
+    def kept(self, bits: str, column: str, x: Value) -> Value:
+        """What dropout makes of 16 columns, whose bits lie in the row of bits."""
+        word = self.code.op(f"load i16, ptr {_word(self.code, bits, column)}, align 2")
+        keep = Value(self.code.op(f"bitcast i16 {word} to <{LANES} x i1>"), "i1", LANES)
+        x = self.machine.instruction("fmul", x, self.spread("%factor"))
+        return self.machine.choose(keep, x, self.machine.spread(self.number(0.0), LANES))
+
     def computed(self, make: object, *values: Value) -> Value:
         """What a scalar function gives of values."""
         leaves = [Scalar("number", (), v.type, k) for k, v in enumerate(values)]
@@ -100,10 +115,9 @@ class _Weigh(Rows):
     """The routine weigh under construction."""
 
     def __init__(self, target: Target, element: Element, mask: Mask | None, causal: bool) -> None:
-        kind = "double" if element.summed == "f64" else "float"
         super().__init__(
             target, element, "weigh",
-            f"ptr %scores, i64 %pitch, i64 %rows, i64 %count, i64 %keys, i64 %first, {kind} %scale,"
+            f"ptr %scores, i64 %pitch, i64 %rows, i64 %count, i64 %keys, i64 %first, {_kind(element)} %scale,"
             " ptr %shares, ptr %mask, i64 %mr, i64 %mc",
         )  # fmt: skip
         self.mask, self.causal = mask, causal
@@ -208,26 +222,99 @@ def weigh(target: Target, element: Element, mask: Mask | None, causal: bool) -> 
     return _Weigh(target, element, mask, causal).write_rows()
 
 
-def slopes(target: Target, element: Element) -> Routine:
-    """The routine slopes: each row:  p = e * share;  d = dP;  dP = p * (d - sum of p * d)."""
+def _word(code: Routine, bits: str, column: str) -> str:
+    """Where the bits of 16 columns lie in a row of bits."""
+    return code.at(bits, code.op(f"sdiv i64 {column}, {LANES // KEPT_BYTES}"))
+
+
+def _kind(element: Element) -> str:
+    return "double" if element.summed == "f64" else "float"
+
+
+def slopes(target: Target, element: Element, drops: bool) -> Routine:
+    """The routine slopes: each row:  p = e * share;  d = dP;  dP = p * (d - sum of p * d).
+
+    With dropout d = kept dP, and p becomes kept p at last.
+    """
+    bits = f", ptr %kept, i64 %kp, {_kind(element)} %factor" if drops else ""
     made = Rows(
         target, element, "slopes",
-        "ptr %weights, ptr %grads, i64 %pitch, i64 %rows, i64 %count, ptr %shares",
+        "ptr %weights, ptr %grads, i64 %pitch, i64 %rows, i64 %count, ptr %shares" + bits,
     )  # fmt: skip
     code, machine = made.code, made.machine
     with code.times("%rows") as r:
         weights, grads = (code.at(base, code.mul(r, "%pitch")) for base in ("%weights", "%grads"))
+        kept = code.at("%kept", code.mul(r, "%kp")) if drops else ""
         share = machine.spread(made.one(made.at("%shares", r)), LANES)
 
-        def term(column: str, weights: str = weights, grads: str = grads, share: Value = share) -> Value:
+        def term(column: str) -> Value:
             p = machine.instruction("fmul", made.read(weights, column), share)
             made.write(weights, column, p)
-            return machine.instruction("fmul", p, made.read(grads, column))
+            d = made.read(grads, column)
+            if drops:
+                d = made.kept(kept, column, d)
+                made.write(grads, column, d)
+            return machine.instruction("fmul", p, d)
 
         mean = machine.spread(made.sum("%count", term), LANES)
         with code.times("%count", LANES) as column:
             less = machine.instruction("fsub", made.read(grads, column), mean)
-            made.write(grads, column, machine.instruction("fmul", made.read(weights, column), less))
+            p = made.read(weights, column)
+            made.write(grads, column, machine.instruction("fmul", p, less))
+            if drops:
+                made.write(weights, column, made.kept(kept, column, p))
+    return code
+
+
+def thin(target: Target, element: Element) -> Routine:
+    """The routine thin: each row:  e = kept e * share."""
+    made = Rows(
+        target, element, "thin",
+        "ptr %weights, i64 %pitch, i64 %rows, i64 %count, ptr %shares, ptr %kept, i64 %kp,"
+        f" {_kind(element)} %factor",
+    )  # fmt: skip
+    code = made.code
+    with code.times("%rows") as r:
+        row, kept = code.at("%weights", code.mul(r, "%pitch")), code.at("%kept", code.mul(r, "%kp"))
+        share = made.machine.spread(made.one(made.at("%shares", r)), LANES)
+        with code.times("%count", LANES) as column:
+            p = made.machine.instruction("fmul", made.read(row, column), share)
+            made.write(row, column, made.kept(kept, column, p))
+    return code
+
+
+def draw(target: Target, element: Element) -> Routine:
+    """The routine draw: a bit for each of 16 columns at a time, set where its number is `chance` or more.
+
+    the seed's words of all rounds, spread
+    each row, 16 columns:  kept[row][column / 16] = uniform(seed, first + row * step + column) >= chance
+    """
+    made = Rows(
+        target, element, "draw",
+        "ptr %kept, i64 %kp, i64 %rows, i64 %count, i64 %first, i64 %step, i64 %seed, float %chance",
+    )  # fmt: skip
+    code, machine = made.code, made.machine
+    seed, chance = (Scalar("number", (), type, k) for k, type in enumerate(("i64", "f32")))
+    position = Scalar("load", (), "i64", 0)
+    root = uniform_f32(philox(seed, position)[0]) >= chance
+    given = {"i64": Value("%seed", "i64"), "f32": Value("%chance", "f32")}
+    outer = Expression(code, lambda leaf: given[leaf.type])
+    varying: set[int] = set()
+    for node in topological([root]):
+        if node is position or any(id(x) in varying for x in node.args):
+            varying.add(id(node))
+            for x in node.args:
+                if id(x) not in varying and x.op != "const":
+                    outer.values[id(x)] = machine.spread(outer.value(x), LANES)
+    lanes = Value(IOTA64, "i64", LANES, True)
+    with code.times("%rows") as r:
+        row, first = code.at("%kept", code.mul(r, "%kp")), code.add("%first", code.mul(r, "%step"))
+        with code.times("%count", LANES) as column:
+            places = machine.spread(Value(code.add(first, column), "i64"), LANES)
+            places = machine.instruction("add", places, lanes)
+            keep = outer.inner(lambda _, places=places: places).value(root)
+            word = code.op(f"bitcast {keep.typed} to i16")
+            code.line(f"store i16 {word}, ptr {_word(code, row, column)}, align 2")
     return code
 
 

@@ -173,8 +173,20 @@ def _matmul(op: Op, operands: Operands, attrs: Attrs, size: Any) -> Any:
     return apply(op, [in_batch(a, size), in_batch(b, size)], [])
 
 
+def _sample(x: Operand, k: int) -> Any:
+    """One sample of an operand."""
+    return reshape(apply(find("slice"), [x.value], [0, (k, 1, 1)]), x.shape) if x.batched else x.value
+
+
 def _attention(op: Op, operands: Operands, attrs: Attrs, size: Any) -> Any:
-    """The samples are further batches, the first dim of all arrays; the scale is a number."""
+    """The samples are further batches, the first dim of all arrays; the rest are numbers. With dropout, which
+    knows a weight by its place, one sample goes after the other.
+    """
+    if attrs[1]:
+        each = [[_sample(x, k) for x in operands] for k in range(size)]
+        found = [apply(op, given, attrs) for given in each]
+        parts = [reshape(x, (1, *x.shape)) for x in found]
+        return apply(find("concat"), parts, [0])
     given, batches = [], None
     for x in operands:
         if x.ndim == 0:

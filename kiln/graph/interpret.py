@@ -236,8 +236,9 @@ def _attention(machine: _Machine, node: Node, x: list[Array]) -> Array:
         for v, a in zip(node.inputs, x)
     ]
     grads = [given.pop(0)] if node.op.rule != "output" else []  # type: ignore[attr-defined]
-    query, key, value, scale, *mask = given
-    operands = (*grads, query, key, value, scale, mask[0] if mask else None, node.attrs[0])
+    query, key, value, scale, *drop, mask = given if len(given) > 7 else [*given, None]
+    causal, drops = node.attrs
+    operands = (*grads, query, key, value, scale, tuple(drop) if drops else None, mask, causal)
     out = _attended(*operands) if not grads else _attention_gradient(node.op.rule, *operands)  # type: ignore
     graph.finish([out])
     values = {id(v): a for v, a in zip(graph.inputs, x)}

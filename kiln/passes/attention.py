@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kiln.codegen.attention import DIMS, SIZES, AttentionSpec, attention_parts
+from kiln.codegen.attention import DIMS, SIZES, AttentionSpec, Drop, attention_parts
 from kiln.codegen.attention_rows import Mask
 from kiln.codegen.compile import object_for
 from kiln.codegen.target import Target, host_target
@@ -43,9 +43,11 @@ def lower_attention(fusion: Fusion, group: Group) -> Lowered:
     """The output, or the gradients that are wanted of one output."""
     found = {GIVES[node.op.rule]: node for node in group.nodes}  # type: ignore[attr-defined]
     node = group.nodes[0]
-    scale, *arrays = sorted(node.inputs, key=lambda v: not _is_scale(v))
+    numbers = [v for v in node.inputs if _is_number(v)]
+    arrays = [v for v in node.inputs if not _is_number(v)]
+    causal, drops = node.attrs
     builder = Builder(fusion.explorer, group.frame)
-    amount = builder.scalar(scale, None)
+    scale, *drop = (builder.scalar(v, None) for v in numbers[: 4 if drops else 1])
     reads = [fusion.explorer.strided(v, None) for v in arrays]
     backward = "o" not in found
     names = ("g" if backward else "") + "qkv" + ("m" if len(arrays) > 3 + backward else "")
@@ -62,13 +64,15 @@ def lower_attention(fusion: Fusion, group: Group) -> Lowered:
     mask = None
     if "m" in names:
         mask = Mask((arrays[-1].dtype, stride_class(strides[names.index("m")][-1])))
-    numbers = tuple(kind for kind, _ in builder.numbers)
-    amount = convert(amount, COMPUTE[arrays[0].dtype])
-    spec = AttentionSpec(arrays[0].dtype, mask, node.attrs[0], gives, amount, numbers)
+    dtype = arrays[0].dtype
+    spec = AttentionSpec(
+        dtype, mask, causal, gives, convert(scale, COMPUTE[dtype]), Drop(*drop) if drops else None,
+        tuple(kind for kind, _ in builder.numbers),
+    )  # fmt: skip
     return _launch(spec, memories, strides, builder, _sizes(arrays[backward:]))
 
 
-def _is_scale(value: Value) -> bool:
+def _is_number(value: Value) -> bool:
     return value.weak or not value.shape
 
 

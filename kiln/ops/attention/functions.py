@@ -8,9 +8,11 @@ from typing import Any
 
 from kiln._core import Tensor
 from kiln.errors import describe, message
+from kiln.graph.graph import Value
+from kiln.graph.size import Size
 from kiln.ops import declare as d
 from kiln.ops import kinds
-from kiln.ops.attention.primitives import attend, attend_dropped, attend_written, reference_shares
+from kiln.ops.attention.primitives import attend, attend_written, reference_shares
 from kiln.ops.declare import dtype_name, public
 from kiln.ops.random.generator import reserve
 from kiln.ops.record import Sample
@@ -179,7 +181,6 @@ def _reference(
     samples=_samples,
     reference=d.reference(_reference),
     dtypes="float32 bfloat16",
-    differs="with dropout all weights are in memory at once",
     failures=d.failures(
         ((d.Zeros(3), d.Zeros(2, 3), d.Zeros(2, 3)), {}, RuntimeError, "at least 2 dimensional"),
         ((d.Zeros(2, 3), d.Zeros(2, 3), d.Zeros(2, 3, dtype="float64")), {}, RuntimeError, "same dtype"),
@@ -231,14 +232,14 @@ def scaled_dot_product_attention(
     elif scale is None:
         scale = 1 / math.sqrt(e) if e else 1.0
     causal = bool(is_causal)
-    if dropout_p > 0:
+    drops, numbers = dropout_p > 0, (0.0, 0, 0)
+    if drops:
         n, length, heads, r, _ = q.shape
-        drawn = reserve((n, heads, r, length, k.shape[1]), None)
-        out = attend_dropped.handle(q, k, v, float(scale), float(dropout_p), *drawn, mask, causal)
-    else:
-        alone = q.shape[1] == 1 and q.shape[3] == 1  # one query is two products of one row: the same bits
-        run = attend if FUSED.get() and not alone else attend_written
-        out = run.handle(q, k, v, float(scale), mask, causal)
+        numbers = (float(dropout_p), *reserve((n, heads, r, length, k.shape[1]), None))
+    alone = q.shape[1] == 1 and q.shape[3] == 1  # one query is two products of one row: the same bits
+    mapped = drops and not all(isinstance(x, (Tensor, Value, Size, int)) for x in (q, k, v, numbers[1]))
+    run = attend if FUSED.get() and not alone and not mapped else attend_written
+    out = run.handle(q, k, v, float(scale), *numbers, mask, causal, drops)
     out = permute.handle(out, (0, 2, 3, 1, 4))
     shape = (*(lead if max(x.ndim for x in (query, key, value)) > 2 else ()), *out.shape[3:])
     return out if tuple(out.shape) == shape else reshape.handle(out, shape)

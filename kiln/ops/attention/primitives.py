@@ -14,7 +14,7 @@ from kiln.ops import declare as d
 from kiln.ops.activations import narrow
 from kiln.ops.attention import written as w
 from kiln.ops.products import product, swapped
-from kiln.ops.random.dropouts import dropout_values
+from kiln.ops.random.dropouts import reference_mask
 from kiln.ops.record import Number, Op, Sample, Structure, Tensor, composite, primitive
 from kiln.ops.reduce import reduce_sum
 from kiln.ops.views import permute
@@ -37,9 +37,19 @@ def reference_shares(np: Any, x: Any, mask: Any, causal: bool) -> Any:
     return e / np.where(total == 0, 1, total)
 
 
-def _reference(np: Any, query: Any, key: Any, value: Any, scale: Any, mask: Any, causal: Any) -> Any:
-    out = np.einsum("nhrls,nshv->nlhrv", _shares(np, query, key, scale, mask, causal), value)
-    return out.astype(query.dtype)
+def _factors(np: Any, shares: Any, drop: tuple[Any, ...]) -> Any:
+    """What dropout multiplies the weights by, in NumPy; `drop`: p, position, seed, and whether there is any."""
+    p, position, seed, drops = drop
+    return np.where(reference_mask(np, shares, p, position, seed, False), 1 / (1 - p), 0) if drops else 1
+
+
+def _reference(
+    np: Any, query: Any, key: Any, value: Any, scale: Any, p: Any, position: Any, seed: Any, mask: Any,
+    causal: Any, drops: Any,
+) -> Any:  # fmt: skip
+    shares = _shares(np, query, key, scale, mask, causal)
+    shares = shares * _factors(np, shares, (p, position, seed, drops))
+    return np.einsum("nhrls,nshv->nlhrv", shares, value).astype(query.dtype)
 
 
 def _samples(rng: Any, t: str) -> list[Sample]:
@@ -51,8 +61,8 @@ def _samples(rng: Any, t: str) -> list[Sample]:
 
     added, looked = d.array(rng, (2, 1, 2, 3, 5), t, -1, 1), d.array(rng, (1, 2, 1, 4, 6), "bool")
     return [
-        Sample((*operands(2, 3, 1, 2, 5, 4, 3), 0.5, added, False)),
-        Sample((*operands(1, 4, 2, 1, 6, 3, 2), 1.0, looked, True)),
+        Sample((*operands(2, 3, 1, 2, 5, 4, 3), 0.5, 0.25, 3, 5, added, False, True)),
+        Sample((*operands(1, 4, 2, 1, 6, 3, 2), 1.0, 0.0, 0, 0, looked, True, False)),
     ]
 
 
@@ -62,33 +72,42 @@ def _samples(rng: Any, t: str) -> list[Sample]:
     public=False,
     samples=_samples,
     reference=d.reference(_reference),
-    failures=d.not_an_array("attend", 6),
+    failures=d.not_an_array("attend", 10),
 )
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, scale: Number, mask: Tensor | None, causal: Structure
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: Number,
+    p: Number,
+    position: Number,
+    seed: Number,
+    mask: Tensor | None,
+    causal: Structure,
+    drops: Structure,
 ) -> Any:
     """[n, l, h, r, e], [n, s, h, e], [n, s, h, v], mask [n, h, r, l, s] -> [n, l, h, r, v]: means of the
     values by the softmax of query * key * scale + mask; r queries share a head's keys. A bool mask says which
-    keys are looked at; with `causal`, those up to the query's own position.
+    keys are looked at; with `causal`, those up to the query's own position. If it `drops`, each weight is
+    zero with probability p, the others over 1 - p: `dropout_values` of [n, h, r, l, s].
     """
 
 
-def _slopes(np: Any, g: Any, query: Any, key: Any, value: Any, scale: Any, mask: Any, causal: Any) -> Any:
-    """The weights and the gradient of the scores, in NumPy."""
-    p = _shares(np, query, key, scale, mask, causal)
-    slopes = np.einsum("nlhrv,nshv->nhrls", g, value)
-    return p, p * (slopes - (p * slopes).sum(-1, keepdims=True))
-
-
 def _gradient(which: str) -> Any:
-    def compute(np: Any, g: Any, query: Any, key: Any, value: Any, scale: Any, mask: Any, causal: Any) -> Any:
-        p, slopes = _slopes(np, g, query, key, value, scale, mask, causal)
+    def compute(
+        np: Any, g: Any, query: Any, key: Any, value: Any, scale: Any, p: Any, position: Any, seed: Any,
+        mask: Any, causal: Any, drops: Any,
+    ) -> Any:  # fmt: skip
+        shares = _shares(np, query, key, scale, mask, causal)
+        factors = _factors(np, shares, (p, position, seed, drops))
+        slopes = np.einsum("nlhrv,nshv->nhrls", g, value) * factors
+        slopes = shares * (slopes - (shares * slopes).sum(-1, keepdims=True))
         if which == "query":
             found = np.einsum("nhrls,nshe->nlhre", slopes, key) * scale
         elif which == "key":
             found = np.einsum("nhrls,nlhre->nshe", slopes, query) * scale
         else:
-            found = np.einsum("nhrls,nlhrv->nshv", p, g)
+            found = np.einsum("nhrls,nlhrv->nshv", shares * factors, g)
         return found.astype(query.dtype)
 
     return d.reference(compute)
@@ -111,8 +130,12 @@ def _gradient_of(which: str) -> Op:
         key: Tensor,
         value: Tensor,
         scale: Number,
+        p: Number,
+        position: Number,
+        seed: Number,
         mask: Tensor | None,
         causal: Structure,
+        drops: Structure,
     ) -> Any:
         pass
 
@@ -125,7 +148,7 @@ def _gradient_of(which: str) -> Op:
         samples=_gradient_samples,
         dtypes="float64",
         reference=_gradient(which),
-        failures=d.not_an_array(f"attend_{which}", 7),
+        failures=d.not_an_array(f"attend_{which}", 11),
     )(signature)
 
 
@@ -133,25 +156,28 @@ attend_query, attend_key, attend_value = map(_gradient_of, ("query", "key", "val
 
 
 @attend.derivative
-def _(g: Any, query: Any, key: Any, value: Any, scale: Any, mask: Any, causal: Any) -> Any:
-    operands = (g, query, key, value, scale, mask, causal)
-    found = (*(op(*operands) for op in (attend_query, attend_key, attend_value)), None)
+def _(g: Any, query: Any, key: Any, value: Any, scale: Any, p: Any, position: Any, seed: Any, mask: Any,
+      causal: Any, drops: Any) -> Any:  # fmt: skip
+    operands = (g, query, key, value, scale, p, position, seed, mask, causal, drops)
+    found = (*(op(*operands) for op in (attend_query, attend_key, attend_value)), None, None, None, None)
     if mask is None:
         return found
-    return (*found, w.score_slopes(*operands)[1] if mask.dtype != "bool" else None)
+    if mask.dtype == "bool":
+        return (*found, None)
+    drop = (p, position, seed) if drops else None
+    return (*found, w.score_slopes(g, query, key, value, scale, drop, mask, causal)[1])
 
 
 def _second(which: str, cotangent: Any, g: Any, query: Any, key: Any, value: Any, scale: Any,
-            mask: Any, causal: Any) -> tuple[Any, ...]:  # fmt: skip
+            drop: w.Drop, mask: Any, causal: Any) -> tuple[Any, ...]:  # fmt: skip
     """The derivatives of a gradient, written out: of g, query, key, value, and the mask.
 
-    D = g v^T;  dS = p (D - sum p D);  dq = scale dS k,  dk = scale dS^T q,  dv = p^T g
+    D = kept g v^T;  dS = p (D - sum p D);  dq = scale dS k,  dk = scale dS^T q,  dv = (kept p)^T g
     """
-    operands = (g, query, key, value, scale, mask, causal)
     e, share = w.weights(query, key, scale, mask, causal)
     p = e * share
     q, k, v, out = w.by_head(query), w.shared(key, query), w.shared(value, query), w.by_head(g)
-    slopes = product(out, swapped(v))
+    slopes = w.kept(product(out, swapped(v)), drop)
     grads: dict[str, Any] = {}
 
     def add(name: str, x: Any) -> None:
@@ -162,10 +188,10 @@ def _second(which: str, cotangent: Any, g: Any, query: Any, key: Any, value: Any
 
     if which == "value":
         c = w.shared(cotangent, query)
-        of_p = product(out, swapped(c))
-        add("g", product(p, c))
+        of_p = w.kept(product(out, swapped(c)), drop)
+        add("g", product(w.kept(p, drop), c))
     else:
-        _, ds = w.score_slopes(*operands)
+        ds = p * (slopes - mean(p * slopes))
         if which == "query":
             c = w.by_head(cotangent)
             of_ds = product(c, swapped(k)) * scale
@@ -176,13 +202,14 @@ def _second(which: str, cotangent: Any, g: Any, query: Any, key: Any, value: Any
             add("query", product(ds, c) * scale)
         level = mean(p * of_ds)
         of_p = of_ds * (slopes - mean(p * slopes)) - slopes * level
-        of_slopes = p * (of_ds - level)
+        of_slopes = w.kept(p * (of_ds - level), drop)
         add("g", product(of_slopes, v))
         add("value", product(swapped(of_slopes), out))
     of_x = p * (of_p - mean(p * of_p))
     add("query", product(of_x, k) * scale)
     add("key", product(swapped(of_x), q) * scale)
-    return (*_as_operands(grads, g.dtype), None, None if mask is None or mask.dtype == "bool" else of_x)
+    of_mask = None if mask is None or mask.dtype == "bool" else of_x
+    return (*_as_operands(grads, g.dtype), None, None, None, None, of_mask)
 
 
 def _as_operands(grads: dict[str, Any], dtype: str) -> list[Any]:
@@ -200,8 +227,10 @@ def _as_operands(grads: dict[str, Any], dtype: str) -> list[Any]:
 
 def _state_second(op: Op, which: str) -> None:
     @op.derivative
-    def _(g: Any, grad: Any, query: Any, key: Any, value: Any, scale: Any, mask: Any, causal: Any) -> Any:
-        return _second(which, g, grad, query, key, value, scale, mask, causal)
+    def _(g: Any, grad: Any, query: Any, key: Any, value: Any, scale: Any, p: Any, position: Any, seed: Any,
+          mask: Any, causal: Any, drops: Any) -> Any:  # fmt: skip
+        drop = (p, position, seed) if drops else None
+        return _second(which, g, grad, query, key, value, scale, drop, mask, causal)
 
 
 for _op, _which in ((attend_query, "query"), (attend_key, "key"), (attend_value, "value")):
@@ -213,28 +242,9 @@ for _op, _which in ((attend_query, "query"), (attend_key, "key"), (attend_value,
     samples=lambda rng, t: _samples(rng, t)[:1],
     dtypes="float64",
     reference=d.reference(_reference),
-    failures=d.not_an_array("attend_written", 6),
+    failures=d.not_an_array("attend_written", 10),
 )
 def attend_written(
-    query: Tensor, key: Tensor, value: Tensor, scale: Number, mask: Tensor | None, causal: Structure
-) -> Any:
-    """`attend` by products and a softmax of all scores at once: the same bits."""
-    return w.attended(query, key, value, scale, mask, causal)
-
-
-def _kept_all(np: Any, query: Any, key: Any, value: Any, scale: Any, p: Any, position: Any, seed: Any,
-              mask: Any, causal: Any) -> Any:  # fmt: skip
-    return _reference(np, query, key, value, scale, mask, causal)
-
-
-@composite(
-    public=False,
-    samples=lambda rng, t: [Sample((*s.args[:4], 0.0, 3, 5, *s.args[4:])) for s in _samples(rng, t)[1:]],
-    dtypes="float64",
-    reference=d.reference(_kept_all),
-    failures=d.not_an_array("attend_dropped", 9),
-)
-def attend_dropped(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -244,9 +254,8 @@ def attend_dropped(
     seed: Number,
     mask: Tensor | None,
     causal: Structure,
+    drops: Structure,
 ) -> Any:
-    """`attend` with each weight zero with probability p, the others over 1 - p."""
-    e, share = w.weights(query, key, scale, mask, causal)
-    kept = dropout_values(e * share, p, position, seed, False)
-    out = product(kept, w.shared(value, query))
-    return narrow(permute(out, (0, 3, 1, 2, 4)), query.dtype)
+    """`attend` by products and a softmax of all scores at once: the same bits."""
+    drop = (p, position, seed) if drops else None
+    return w.attended(query, key, value, scale, drop, mask, causal)

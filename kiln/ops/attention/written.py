@@ -1,27 +1,30 @@
 """What attention means, written out in products and reductions: the kernels' definition, bit by bit.
 
     x = q k^T * scale + mask;   e = exp(x - max x);   out = (e v) / sum e
+    with dropout:               p = e / sum e;        out = dropout(p) v
 
 Arrays of scores are [n, h, r, l, s]: batch, head, member of the head's group, query, key. The functions take
 query [n, l, h, r, e], key [n, s, h, e], value [n, s, h, v], and a mask that is bool (True: looked at) or
-added.
+added. `drop` is None, or the numbers of `dropout_values`: a weight's place in such an array is its position.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Union
 
 from kiln.ops import comparison
 from kiln.ops.activations import narrow, wide
 from kiln.ops.kinds import ATTENTION_ROWS
 from kiln.ops.pointwise import convert, detach, where
 from kiln.ops.products import product, swapped
+from kiln.ops.random.dropouts import dropout_values
 from kiln.ops.record import constant, find
 from kiln.ops.reduce import reduce_max, reduce_sum
 from kiln.ops.unary import exp
 from kiln.ops.views import expand, permute, reshape, slice_
 
 NOTHING = float("-inf")
+Drop = Union[tuple[Any, Any, Any], None]  # the probability, the first position, the seed
 
 
 def by_head(x: Any) -> Any:
@@ -51,30 +54,38 @@ def weights(query: Any, key: Any, scale: Any, mask: Any, causal: bool) -> tuple[
     return e, where(empty, 0.0, 1.0 / where(empty, 1.0, total))
 
 
-def attended(query: Any, key: Any, value: Any, scale: Any, mask: Any, causal: bool) -> Any:
+def kept(x: Any, drop: Drop) -> Any:
+    """What dropout leaves of an array of scores."""
+    return x if drop is None else dropout_values(x, *drop, False)
+
+
+def attended(query: Any, key: Any, value: Any, scale: Any, drop: Drop, mask: Any, causal: bool) -> Any:
     """[n, l, h, r, v]: the output."""
     e, share = weights(query, key, scale, mask, causal)
-    out = product(e, shared(value, query)) * share
+    v = shared(value, query)
+    out = product(e, v) * share if drop is None else product(kept(e * share, drop), v)
     return narrow(permute(out, (0, 3, 1, 2, 4)), query.dtype)
 
 
-def score_slopes(g: Any, query: Any, key: Any, value: Any, scale: Any, mask: Any, causal: bool) -> Any:
+def score_slopes(
+    g: Any, query: Any, key: Any, value: Any, scale: Any, drop: Drop, mask: Any, causal: bool
+) -> Any:
     """The weights p and the gradient of the scores x, for g [n, l, h, r, v]."""
     e, share = weights(query, key, scale, mask, causal)
     p = e * share
-    d = product(by_head(g), swapped(shared(value, query)))
+    d = kept(product(by_head(g), swapped(shared(value, query))), drop)
     return p, p * (d - reduce_sum(p * d, (4,), True))
 
 
 def gradient(
-    which: str, g: Any, query: Any, key: Any, value: Any, scale: Any, mask: Any, causal: bool
+    which: str, g: Any, query: Any, key: Any, value: Any, scale: Any, drop: Drop, mask: Any, causal: bool
 ) -> Any:
     """The gradient of query, key or value, in the order the kernels have; of arrays whose sizes are known."""
-    p, slopes = score_slopes(g, query, key, value, scale, mask, causal)
+    p, slopes = score_slopes(g, query, key, value, scale, drop, mask, causal)
     if which == "query":
         found = product(slopes, shared(key, query)) * scale
         return narrow(permute(found, (0, 3, 1, 2, 4)), query.dtype)
-    left, right = (slopes, query) if which == "key" else (p, g)
+    left, right = (slopes, query) if which == "key" else (kept(p, drop), g)
     found = over_queries(left, by_head(right))
     if which == "key":
         found = found * scale

@@ -30,14 +30,15 @@ def _kept(x: Any, p: Any, position: Any, seed: Any, features: bool) -> Any:
     return shaped(draw_uniform(places(position, sizes), seed, "float32"), sizes) >= p
 
 
-def _mask(np: Any, x: Any, p: float, position: Any, seed: Any, features: bool) -> Any:
+def reference_mask(np: Any, x: Any, p: float, position: Any, seed: Any, features: bool) -> Any:
+    """What is kept, in NumPy."""
     sizes = _mask_sizes(x.shape, features)
     u = draw_uniform.reference(position + np.arange(np.prod(sizes, dtype=int)), seed, "float32")  # type: ignore[misc]
     return u.reshape(sizes) >= np.float32(p)
 
 
 def _dropped(np: Any, x: Any, p: float, position: Any, seed: Any, features: bool) -> Any:
-    return (x * np.where(_mask(np, x, p, position, seed, features), 1 / (1 - p), 0)).astype(x.dtype)
+    return (x * np.where(reference_mask(np, x, p, position, seed, features), 1 / (1 - p), 0)).astype(x.dtype)
 
 
 def _samples(rng: Any, t: str) -> list[Sample]:
@@ -68,7 +69,7 @@ def _alpha_samples(rng: Any, t: str) -> list[Sample]:
 
 
 def _alpha_reference(np: Any, x: Any, p: float, scale: float, *drawn: Any) -> Any:
-    moved = np.where(_mask(np, x, p, *drawn), x, -SELU_FLOOR) * scale + SELU_FLOOR * scale * p
+    moved = np.where(reference_mask(np, x, p, *drawn), x, -SELU_FLOOR) * scale + SELU_FLOOR * scale * p
     return moved.astype(x.dtype)
 
 

@@ -16,33 +16,31 @@ from kiln.ops.scalars.trigonometry import quadrant, sin_cos
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 ROUNDS = 10
+LOW = 0xFFFFFFFF
 HALF_PI = 1.5707963267948966
 
 Words = tuple[Scalar, Scalar, Scalar, Scalar]
 
 
-def halves(x: Scalar) -> tuple[Scalar, Scalar]:
-    """The low and high u32 words of an i64 or u64."""
-    x = convert(x, "u64")
-    return convert(x, "u32"), convert(x >> 32, "u32")
-
-
-def wide_product(x: Scalar, factor: int) -> tuple[Scalar, Scalar]:
-    """The low and high words of the 64-bit product of the u32 x and a constant."""
-    return halves(convert(x, "u64") * factor)
-
-
 def philox(seed: Scalar, counter: Scalar, stream: Scalar | None = None) -> Words:
-    """Four u32 words for the integers `seed`, `counter` and `stream` (i64 or u64; stream 0 if not given)."""
-    a, b = halves(counter)
-    c, d = halves(stream) if stream is not None else (const(0, "u32"), const(0, "u32"))
-    k0, k1 = halves(seed)
+    """Four u32 words for the integers `seed`, `counter` and `stream` (i64 or u64; stream 0 if not given).
+
+    Words are the low halves of u64s, where a product of two has its place: nothing is moved between lanes.
+    """
+    none = const(0, "u64")
+    a, b, c, d = *_in_low(counter), *(_in_low(stream) if stream is not None else (none, none))
+    k0, k1 = _in_low(seed)
     for _ in range(ROUNDS):
-        low0, high0 = wide_product(a, MULTIPLIERS[0])
-        low1, high1 = wide_product(c, MULTIPLIERS[1])
-        a, b, c, d = high1 ^ b ^ k0, low1, high0 ^ d ^ k1, low0
+        x, y = ((word & LOW) * factor for word, factor in zip((a, c), MULTIPLIERS))
+        a, b, c, d = (y >> 32) ^ b ^ k0, y, (x >> 32) ^ d ^ k1, x
         k0, k1 = k0 + KEY_STEPS[0], k1 + KEY_STEPS[1]
-    return a, b, c, d
+    return convert(a, "u32"), convert(b, "u32"), convert(c, "u32"), convert(d, "u32")
+
+
+def _in_low(x: Scalar) -> tuple[Scalar, Scalar]:
+    """The words of an i64 or u64, each the low half of a u64."""
+    x = convert(x, "u64")
+    return x, x >> 32
 
 
 def uniform_f32(word: Scalar) -> Scalar:
