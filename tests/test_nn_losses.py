@@ -149,3 +149,69 @@ def test_gumbel_softmax_draws_the_categories_as_often_as_they_are_likely() -> No
     assert float(logits.grad.sum(-1).abs().max()) < 1e-5
     soft = kiln.nn.functional.gumbel_softmax(logits, dim=0)
     assert soft.sum(0).tolist() == pytest.approx([1.0] * 3, abs=1e-4)
+
+
+CTC: dict[str, tuple[Any, ...]] = {
+    "padded": ([[1, 2, 2], [3, 1, -5], [0, 9, 9], [2, 0, 0]], (7, 5, 6, 7), (3, 2, 0, 1)),
+    "joined": ([1, 2, 2, 3, 1, 2], (7, 5, 6, 7), (3, 2, 0, 1)),
+    "as tensors": ([[1, 1, 1]] * 4, [7, 5, 6, 5], [3, 3, 2, 1]),
+    "too short": ([[1, 1, 2], [2, 1, 3], [2, 2, 2], [1, 1, 1]], (7, 2, 4, 0), (3, 3, 3, 0)),
+}
+
+
+def ctc_case(lib: Any, name: str, dtype: Any) -> tuple[Any, ...]:
+    scores = torch.linspace(0, 20, 7 * 4 * 4, dtype=torch.float64).sin().mul(2).reshape(7, 4, 4).tolist()
+    targets, inputs, counts = CTC[name]
+    lengths = [lib.tensor(n) if isinstance(n, list) else n for n in (inputs, counts)]
+    return lib.tensor(scores, dtype=dtype, requires_grad=True), lib.tensor(targets), *lengths
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("name", CTC)
+def test_ctc(name: str, reduction: str) -> None:
+    results = []
+    for lib in (kiln, torch):
+        scores, targets, inputs, counts = ctc_case(lib, name, lib.float64)
+        # PyTorch: an infinite loss has no number for its gradient
+        layer = lib.nn.CTCLoss(reduction=reduction, zero_infinity=name == "too short")
+        loss = layer(scores.log_softmax(2), targets, inputs, counts)
+        (loss * lib.arange(1.0, 1 + loss.numel()).reshape(loss.shape)).sum().backward()
+        results.append((loss, scores.grad))
+    for ours, theirs in zip(*results, strict=True):
+        assert same(ours, theirs)
+
+
+def test_ctc_of_one_row_and_its_ends() -> None:
+    for lib in (kiln, torch):
+        logs = lib.arange(20.0).reshape(5, 4).sin().log_softmax(1)
+        loss = lib.nn.functional.ctc_loss(logs, lib.tensor([1, 3]), lib.tensor(5), lib.tensor(2), blank=2)
+        many = lib.nn.functional.ctc_loss(logs.unsqueeze(1), lib.tensor([[1, 3]]), (5,), (2,), 2, "none")
+        assert loss.shape == () and many.tolist() == pytest.approx([2 * loss.item()])
+        lost = lib.nn.functional.ctc_loss(logs[:1], lib.tensor([1, 3]), lib.tensor(1), lib.tensor(2))
+        assert lost.item() == float("inf")
+        for wrong in (
+            {"blank": 4},
+            {"input_lengths": (6,)},
+            {"target_lengths": (1, 1)},
+            {"targets": logs[0]},
+        ):
+            given = {"log_probs": logs.unsqueeze(1), "targets": lib.tensor([[1, 3]]),
+                     "input_lengths": (5,), "target_lengths": (2,), **wrong}  # fmt: skip
+            with pytest.raises(RuntimeError):
+                lib.nn.functional.ctc_loss(**given)
+
+
+def test_ctc_has_derivatives_of_every_order_and_records() -> None:
+    _, targets, inputs, counts = ctc_case(kiln, "padded", kiln.float64)
+    scores = kiln.arange(112.0, dtype=kiln.float64).reshape(7, 4, 4).sin().requires_grad_()
+
+    def loss(x: Any) -> Any:
+        return kiln.nn.functional.ctc_loss(x.log_softmax(2), targets, inputs, counts)
+
+    assert kiln.autograd.gradcheck(loss, (scores,), fast_mode=True)
+    assert kiln.autograd.gradgradcheck(loss, (scores,), fast_mode=True)
+    values = []
+    for run in (loss, kiln.compile(loss, wait=True)):
+        value = run(scores)
+        values.append((value.item(), kiln.autograd.grad(value, scores)[0].tolist()))
+    assert values[0] == values[1]

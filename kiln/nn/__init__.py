@@ -87,6 +87,7 @@ from kiln.nn.lazy import (
 from kiln.nn.losses import (
     BCELoss as BCELoss,
     BCEWithLogitsLoss as BCEWithLogitsLoss,
+    CTCLoss as CTCLoss,
     CosineEmbeddingLoss as CosineEmbeddingLoss,
     CrossEntropyLoss as CrossEntropyLoss,
     GaussianNLLLoss as GaussianNLLLoss,

@@ -15,6 +15,7 @@ from kiln import ops
 from kiln._core import Op, Tensor
 from kiln.autograd import no_grad
 from kiln.errors import describe, message
+from kiln.nn.ctc import ctc_loss  # noqa: F401
 from kiln.nn.dropouts import (  # noqa: F401
     alpha_dropout,
     dropout,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from kiln._core import Tensor
 from kiln.nn import functional
+from kiln.nn.ctc import ctc_loss
 from kiln.nn.module import Module
 
 
@@ -274,3 +277,17 @@ class MultiLabelSoftMarginLoss(_Loss):
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
         loss: Tensor = functional.multilabel_soft_margin_loss(input, target, self.weight, self.reduction)
         return loss
+
+
+class CTCLoss(_Loss):
+    """The loss of labels without places in time; see `functional.ctc_loss`."""
+
+    def __init__(self, blank: int = 0, reduction: str = "mean", zero_infinity: bool = False) -> None:
+        super().__init__(reduction=reduction)
+        self.blank = blank
+        self.zero_infinity = zero_infinity
+
+    def forward(self, log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any) -> Tensor:
+        return ctc_loss(
+            log_probs, targets, input_lengths, target_lengths, self.blank, self.reduction, self.zero_infinity
+        )

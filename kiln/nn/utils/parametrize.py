@@ -169,8 +169,8 @@ def register_parametrization(
 
     What was the parameter (or buffer) is `module.parametrizations.<tensor_name>.original`, or what the
     parametrization's `right_inverse` makes of it: a tensor, or a sequence of tensors `original0`, ...
-    A second parametrization of a name is computed from the first's result. ValueError for a name the module does not have,
-    and unless `unsafe` for a result of another shape or dtype.
+    A second parametrization of a name is computed from the first's result. ValueError for a name the module
+    does not have, and unless `unsafe` for a result of another shape or dtype.
 
     >>> import kiln
     >>> class Symmetric(kiln.nn.Module):
