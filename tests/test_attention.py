@@ -289,7 +289,10 @@ def test_dropout_any_way(threads: Any) -> None:
     arrays[1:3] = [x[:, :2] for x in arrays[1:3]]
     step = kiln.compile(lambda arrays: [run(arrays, None, dropout_p=0.2, enable_gqa=True) for _ in range(2)])
     threads(1)
-    first, second = dropped(arrays, 0.2, 7, None, enable_gqa=True), run(arrays, dropout_p=0.2, enable_gqa=True)
+    first, second = (
+        dropped(arrays, 0.2, 7, None, enable_gqa=True),
+        run(arrays, dropout_p=0.2, enable_gqa=True),
+    )
     assert not (first[0] == second[0]).all()
     for count in (1, 2, 2):
         threads(count)

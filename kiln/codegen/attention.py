@@ -406,8 +406,12 @@ class _Driver:
             f"{self.kind} {self.scale}", f"ptr {self.region['shares']}", f"ptr {mask}", *steps,
         )  # fmt: skip
         if self.spec.drop is not None:
-            self._draw(self.spec.drop, code.add(code.mul(code.add(
-                code.mul(head, size["r"]), r), size["l"]), row), rows, columns)
+            self._draw(
+                self.spec.drop,
+                code.add(code.mul(code.add(code.mul(head, size["r"]), r), size["l"]), row),
+                rows,
+                columns,
+            )
         return keys, columns
 
     def _draw(self, drop: Drop, query: str, rows: str, columns: str) -> None:
