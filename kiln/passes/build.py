@@ -21,7 +21,7 @@ from kiln.ops.kinds import COMPUTE
 from kiln.ops.scalar import Scalar, const, round_to, select
 from kiln.passes.explore import Array, Explorer, Frame, Read
 from kiln.passes.layout import Chain, Layout, index_maps, input_layout, resolve
-from kiln.passes.strips import Part, fold_layout, part_layout
+from kiln.passes.strips import Part
 
 
 class Use(NamedTuple):
@@ -160,13 +160,13 @@ class Builder:
         return Scalar(reduction(node), (x,), x.type)
 
     def fold(self, part: Part) -> tuple[int, Scalar]:
-        """The store that folds a reduction's elements down the columns."""
-        layout = fold_layout(part, self.frame)
-        return self._part(part, reduction(part.node), layout), self.reduced(part.node, self.frame.dims)
+        """The store that folds a reduction's elements into its accumulators."""
+        k = self._part(part, reduction(part.node), part.left)
+        return k, self.reduced(part.node, self.frame.dims)
 
     def combine(self, part: Part) -> None:
         """Says what a reduction is whose accumulators are known."""
-        k = self._part(part, "in", part_layout(part, self.frame))
+        k = self._part(part, "in", part.taken)
         type = COMPUTE[part.array.value.dtype]
         total = Scalar(reduction(part.node), (Scalar("load", (), type, k),), type)
         self.product(part.node.out, round_to(total, part.node.out.dtype))

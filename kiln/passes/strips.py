@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from kiln.graph.graph import Node, Value
+from kiln.graph.graph import Node, Shape, Value
 from kiln.graph.size import Dim, quotient
 from kiln.ops.apply import LOW
 from kiln.passes.explore import Array, Frame, Read, Scan, mergeable
@@ -31,10 +31,12 @@ NARROW = 256  # columns; shorter rows, a lane's being 16 apart, are better read 
 
 
 class Part(NamedTuple):
-    """One reduction down the columns: its accumulators are `array`, two rows per unit."""
+    """One reduction in two kernels: its accumulators, as the one that leaves them sees them, and the other."""
 
     node: Node
     array: Array
+    left: Layout
+    taken: Layout
 
 
 def strips(rows: Dim) -> Dim:
@@ -77,11 +79,11 @@ def _hand_over(fusion: Fusion, rows: Group, columns: Group) -> bool:
         for read in scan.reads:
             fusion.note_reader(read, rows)
         fusion.follow(rows, fusion.needs(scan.reads))
-    rows.folds += [_part(n, rows.frame) for n in nodes]
-    columns.parts = rows.folds[-len(nodes) :]
-    fusion.follow(columns, rows.bit)
     reduced = len(frame.reduced)
     columns.widen(Frame((strips(numel(rows.frame.kept)), *frame.kept), (0,), "strips"))
+    columns.parts = [_part(n, rows.frame, columns.frame) for n in nodes]
+    rows.folds += columns.parts
+    fusion.follow(columns, rows.bit)
     columns.reads = {_seen(r, columns.frame, reduced): None for r in columns.reads if _per_column(r, reduced)}
     for scan in scans:
         for key in scan.inline:
@@ -118,30 +120,21 @@ def _two_dims(fusion: Fusion, rows: Group, reads: dict[Read, None], scans: list[
     return all(mergeable(layout.strides, frame.dims, d) for layout in layouts for d in inner)
 
 
-def _part(node: Node, frame: Frame) -> Part:
-    """Memory for the accumulators of one reduction: as wide as it computes."""
+def accumulators(node: Node, shape: Shape) -> Array:
+    """Memory for the accumulators of a reduction: as wide as it computes."""
     source = node.inputs[0]
     wide = "bool" if node.op.name.endswith(("_all", "_any")) else source.dtype
-    width = numel(tuple(frame.dims[d] for d in frame.reduced))
-    value = Value(
-        source.graph, None, "float32" if wide in LOW else wide, (strips(numel(frame.kept)) * 2, width)
-    )
-    return Part(node, Array(value))
+    return Array(Value(source.graph, None, "float32" if wide in LOW else wide, shape))
 
 
-def fold_layout(part: Part, frame: Frame) -> Layout:
-    """The accumulators seen from the frame of the rows, whose kept dims count units there."""
-    width = part.array.value.shape[1]
-    rows = contiguous(frame.kept).strides
-    outer = [s * (width * 2) if n != 1 else 0 for n, s in zip(frame.kept, rows)]
-    inner = contiguous(tuple(frame.dims[d] for d in frame.reduced)).strides
-    return Layout(frame.dims, (*outer, *inner), 0)
-
-
-def part_layout(part: Part, frame: Frame) -> Layout:
-    """The accumulators seen from the frame of their combination."""
-    width = part.array.value.shape[1]
-    return Layout(frame.dims, (width * 2, *contiguous(frame.kept).strides), 0)
+def _part(node: Node, rows: Frame, columns: Frame) -> Part:
+    """The accumulators of one reduction: two rows per unit, which the kept dims of the rows' frame count."""
+    units, width = columns.dims[0], numel(columns.kept)
+    outer = [s * (width * 2) if n != 1 else 0 for n, s in zip(rows.kept, contiguous(rows.kept).strides)]
+    inner = contiguous(tuple(rows.dims[d] for d in rows.reduced)).strides
+    left = Layout(rows.dims, (*outer, *inner), 0)
+    taken = Layout(columns.dims, (width * 2, *contiguous(columns.kept).strides), 0)
+    return Part(node, accumulators(node, (units * 2, width)), left, taken)
 
 
 def _per_column(read: Read, reduced: int) -> bool:
