@@ -15,7 +15,7 @@ from codegen_peer import load_object
 
 from kiln.codegen.along import AlongSpec
 from kiln.codegen.matmul_tile import element_of
-from kiln.codegen.nest import Nest
+from kiln.codegen.nest import ROW_ACCUMULATORS, TURN, Nest
 from kiln.graph.graph import Graph, building
 from kiln.graph.interpret import _greater, _inside, _less, memory_dtype, reduce_last, scalar_on
 from kiln.graph.size import evaluate
@@ -228,6 +228,8 @@ class Runner:
                 if spec.numbers[node.data] == "f64":
                     return np.array(struct.unpack("<d", struct.pack("<q", numbers[node.data]))[0])
                 return np.array(numbers[node.data], np.int64)
+            if node.op == "index":
+                return np.arange(n)
             return _inside(spec.operands[node.data - 1].dtype, block(node.data + 1, *sizes))
 
         def factor(j: int, prologue: Any, *sizes: int) -> Array:
@@ -245,7 +247,18 @@ class Runner:
             [x for _, x in spec.stores],
             lambda node: total if (node.op, node.data) == ("load", 0) else leaf(node, (m, n)),
         )
-        for (j, _), value in zip(spec.stores, values):
+        positions = np.empty(0)
+        for (j, scalar), value in zip(spec.stores, values):
+            operand = spec.operands[j - 1]
+            if operand.folds:
+                if scalar is TURN:
+                    chains = positions
+                elif operand.mode.startswith("arg"):
+                    chains, positions = best_of(operand.mode, np.broadcast_to(np.array(value), (batch, m, n)))
+                else:
+                    chains = chains_of(operand.mode, np.broadcast_to(np.array(value), (batch, m, n)))
+                block(j + 1, *chains.shape[1:])[...] = _encode(operand.dtype, chains)
+                continue
             target = block(j + 1, m, n)
             target[...] = _encode(spec.operands[j - 1].dtype, np.broadcast_to(np.array(value), target.shape))
 
@@ -318,22 +331,63 @@ def _encode(dtype: str, x: Array) -> Array:
         return x.astype(memory_dtype(dtype))
 
 
+def _present(x: Array, n: int) -> Array:
+    """Accumulators (groups, lanes) of n elements as a row, without those of lanes that no element is in."""
+    used = np.arange(x.shape[-2])[:, None] * 128 + np.arange(16) < n
+    return x[..., used]
+
+
+def best_of(name: str, x: Array) -> tuple[Array, Array]:
+    """The accumulators of argmax or argmin, and the first place in its chain of each."""
+    n, groups = x.shape[-1], -(-x.shape[-1] // 128)
+    padded = np.full((*x.shape[:-1], groups * 128), identity(name.removeprefix("arg"), x.dtype), x.dtype)
+    padded[..., :n] = x
+    padded = padded.reshape(*x.shape[:-1], groups, 8, 16)
+    at = (np.argmax if name == "argmax" else np.argmin)(padded, -2)
+    best = np.take_along_axis(padded, at[..., None, :], -2)[..., 0, :]
+    return _present(best, n), _present(at.astype(np.uint8), n)
+
+
+STEPS: dict[str, Any] = {
+    "sum": np.add,
+    "prod": np.multiply,
+    "max": _greater,
+    "min": _less,
+    "all": np.logical_and,
+    "any": np.logical_or,
+}
+
+
 def _in_blocks(name: str, x: Array, block: int) -> Array:
     """Blocks of the last dim in the order of 16 lanes, one after the other."""
-    step = {
-        "sum": np.add,
-        "prod": np.multiply,
-        "max": _greater,
-        "min": _less,
-        "all": np.logical_and,
-        "any": np.logical_or,
-    }
-    if x.shape[-1] <= block or name not in step:
+    if block == ROW_ACCUMULATORS and x.shape[-1]:
+        lanes = np.full((*x.shape[:-1], -(-x.shape[-1] // 16) * 16), identity(name, x.dtype), x.dtype)
+        lanes[..., : x.shape[-1]] = x
+        parts = [lanes[..., k : k + block] for k in range(0, lanes.shape[-1], block)]
+        found = [reduce_last(name, _folded(name, p.reshape(*p.shape[:-1], -1, 16))) for p in parts]
+        return _folded(name, np.stack(found, -1)[..., None])[..., 0]
+    if x.shape[-1] <= block or name not in STEPS:
         return reduce_last(name, x)
     total = reduce_last(name, x[..., :block])
     for k in range(block, x.shape[-1], block):
-        total = step[name](total, reduce_last(name, x[..., k : k + block]))
+        total = STEPS[name](total, reduce_last(name, x[..., k : k + block]))
     return total
+
+
+def _folded(name: str, x: Array) -> Array:
+    """The last dim but one, left to right."""
+    total = x[..., 0, :]
+    for k in range(1, x.shape[-2]):
+        total = STEPS[name](total, x[..., k, :])
+    return total
+
+
+def chains_of(name: str, x: Array) -> Array:
+    """The accumulators of rows: of each 128 elements, the 8 of each lane."""
+    groups = -(-x.shape[-1] // 128)
+    padded = np.full((*x.shape[:-1], groups * 128), identity(name, x.dtype), x.dtype)
+    padded[..., : x.shape[-1]] = x
+    return _present(_folded(name, padded.reshape(*x.shape[:-1], groups, 8, 16)), x.shape[-1])
 
 
 def _strips(name: str, x: Array) -> Array:

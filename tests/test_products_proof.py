@@ -15,13 +15,18 @@ from codegen_peer import numpy_dtype
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from matmul_peer import DTYPES, TARGETS, Array, Guarded, draw, multiply, run
+from plan_runner import best_of, chains_of
 from test_codegen_matmul import bias_relu, widened
 from test_codegen_windows import Look, seen
 from test_codegen_windows import run as run_window
 
-from kiln.codegen.matmul import product
+from kiln.codegen.matmul import MatmulSpec, product
+from kiln.codegen.matmul_tile import element_of
 from kiln.codegen.matmul_window import DIMS
+from kiln.codegen.nest import TURN, Operand
 from kiln.codegen.target import Target
+from kiln.ops.apply import LOW
+from kiln.ops.scalar import Scalar, convert, round_to
 
 FULL = os.environ.get("KILN_TEST_FULL") == "1"
 
@@ -191,6 +196,48 @@ def test_fused(
     expected = plain * plain.dtype.type(0.75) + bias
     assert same(pre, expected)
     assert same(out, np.where(expected < 0, expected.dtype.type(0), expected))
+
+
+def reduced(dtype: str, kept: bool) -> MatmulSpec:
+    """A product's rows summed, and the places of their greatest elements; the product too, or not."""
+    element, wide = element_of(dtype), "float32" if dtype in LOW else dtype
+    value = convert(Scalar("load", (), element.summed, 0), element.compute)
+    value = round_to(value, dtype) if dtype in LOW else value
+    modes = [(wide, "sum", value), (wide, "argmax", value), ("uint8", "argmax", TURN), (dtype, "out", value)]
+    modes = modes if kept else modes[:3]
+    operands = tuple(Operand(d, mode, ("s", "s", "1")) for d, mode, _ in modes)
+    return MatmulSpec(dtype, operands, (), tuple((k + 1, x) for k, (_, _, x) in enumerate(modes)))
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
+@drawn(6)
+@given(
+    dtype=st.sampled_from(["float32", "float32", "float64", "float16", "bfloat16", "int64", "int32"]),
+    batch=st.sampled_from([1, 2]), m=ROWS, n=COLUMNS, k=DEPTHS, lies=LAYOUTS, kept=st.booleans(),
+    special=st.booleans(), cuts=CUTS, seed=st.integers(0, 99),
+)  # fmt: skip
+def test_reduced_rows(
+    target: Target, dtype: str, batch: int, m: int, n: int, k: int, lies: Layout, kept: bool, special: bool,
+    cuts: list[float], seed: int,
+) -> None:  # fmt: skip
+    """Accumulators are the chains of the product's elements, NaN and infinities too; nothing else changes."""
+    m, k = min(m, WORK // max(n * batch, 1)), min(k, WORK // max(m * n * batch, 1))
+    rng, guarded = np.random.default_rng(seed), Guarded()
+    a = lay(guarded, draw(rng, dtype, batch, m, k), lies)
+    b = lay(guarded, draw(rng, dtype, batch, k, n), lies)
+    if special and a.dtype.kind == "f" and a.size and b.size:
+        a[:, rng.integers(m, size=m // 3)] = rng.choice([np.nan, -np.inf, 0.0])
+        b[:, :, rng.integers(n, size=n // 3)] = rng.choice([np.inf, 1.0, 0.0])
+    plain = multiply(a.copy(), b.copy(), dtype, target)
+    x = widened(plain, dtype).astype(np.float32) if dtype in LOW else plain
+    with np.errstate(all="ignore"):
+        expected = [chains_of("sum", x), *best_of("argmax", x), plain]
+    spec = reduced(dtype, kept)
+    outs = [guarded.place(np.full(y.shape, 0x5A, y.dtype), True) for y in expected[: 3 + kept]]
+    run(spec, a, b, outs, target=target, cuts=places(cuts, spec.units(batch, m, n)))
+    for y, out in zip(expected, outs):
+        assert np.array_equal(out, y, equal_nan=y.dtype.kind == "f")
+        assert y.dtype.kind != "f" or same(np.signbit(out) & (y == 0), np.signbit(y) & (y == 0))
 
 
 def check_fused(a: Array, b: Array, bias: Array, got: Array) -> None:

@@ -23,10 +23,10 @@ from kiln.codegen.code import LANES, LLVM, Value, llvm_type
 from kiln.codegen.emit import Expression
 from kiln.codegen.frame import EXPENSIVE, POINT, Frame, Step
 from kiln.codegen.memory import element
-from kiln.codegen.nest import Nest
+from kiln.codegen.nest import CHAIN, GROUP, Nest
 from kiln.codegen.plan import Plan, above
 from kiln.codegen.reduce import Reducer
-from kiln.codegen.rows import CHAIN, GROUP, grouped, identities, steps
+from kiln.codegen.rows import grouped, identities, steps
 from kiln.codegen.target import Target
 from kiln.ops.scalar import REDUCE, Scalar, topological
 

@@ -18,7 +18,7 @@ Not if their matrix is computed, which that kernel reads where it lies.
         units side by side are runs, each segment of k of a run:
             B as it lies, or packed
             tiles:       old sums + this segment's -> scratch memory, or a plain product's output
-            finish       (not where whole panels went to the output)
+            finish       (not where whole panels went to the output); chains along the rows, if reduced
 
 A factor may be computed where it is copied or packed, from operands of its own: nobody writes it out.
 
@@ -45,13 +45,14 @@ from kiln.codegen.matmul_pack import copy, turn
 from kiln.codegen.matmul_row import UNIT_COLUMNS, beside, drive_row, gathered, turned
 from kiln.codegen.matmul_text import module
 from kiln.codegen.matmul_tile import element_of, identity, tile
-from kiln.codegen.matmul_units import UNIT_BYTES, UNIT_ROWS
+from kiln.codegen.matmul_units import UNIT_ROWS, unit_columns
 from kiln.codegen.matmul_window import nowhere, places, window
-from kiln.codegen.nest import TEXTS, Nest, Operand
-from kiln.codegen.target import Target
+from kiln.codegen.nest import TEXTS, TURN, Nest, Operand
+from kiln.codegen.target import Target, legal
 from kiln.codegen.verify import refuse, verify_nest
 from kiln.ops.scalar import REDUCE, Scalar, convert, program_text, topological
 
+POSITIONS = ("argmax", "argmin")  # reductions whose accumulators have places beside them
 TILED = tuple(amx.FACTORS)  # dtypes of products that run on AMX where there is one; their factors are arrays
 
 
@@ -69,6 +70,11 @@ class MatmulSpec(NamedTuple):
 
     `operands` have stride classes for (batch, m, n): "1" unit, "0" not read along it, "s" any; an output is
     "in" or "out" like a nest's. Each store is (k, scalar): the scalar, rounded to operand k's dtype.
+
+    An operand whose mode is a reduction takes the scalar's chains along the rows, in the order of 16 lanes:
+    16 accumulators for each 128 columns, of the last ones as many as there are columns. A nest of `block`
+    ROW_ACCUMULATORS completes the order. Of argmax and argmin the next store is TURN: where in its chain each
+    winner is.
     """
 
     dtype: str  # of both factors: a float or integer dtype's name
@@ -104,7 +110,7 @@ class MatmulSpec(NamedTuple):
         """The units of work of a launch, on ints or symbolic sizes: the kernel's range is 0 .. units."""
         if self.row:
             return batch * ((n + UNIT_COLUMNS - 1) // UNIT_COLUMNS)
-        columns = UNIT_BYTES // element_of(self.dtype).bytes
+        columns = unit_columns(element_of(self.dtype), self.operands)
         return batch * ((m + UNIT_ROWS - 1) // UNIT_ROWS) * ((n + columns - 1) // columns)
 
 
@@ -191,14 +197,24 @@ def _amx_library(dtype: str, look: bool) -> Library:
 def _verify(spec: MatmulSpec, target: Target) -> None:
     """Check a pattern as the nest its epilogue is, with the product as operand 0."""
     total = Operand(element_of(spec.dtype).total, "in", ("s", "s", "s"))
-    verify_nest(Nest(("p", "p", "p"), (total, *spec.operands), spec.numbers, spec.stores), target)
+    operands = tuple(o._replace(mode="out") if o.folds else o for o in spec.operands)
+    verify_nest(Nest(("p", "p", "p"), (total, *operands), spec.numbers, spec.stores), target)
     block = Operand(spec.dtype, "out", ("s", "s", "1"))
     for _, prologue in spec.prologues:
         stores = ((0, prologue.value),)
-        verify_nest(Nest(("p", "p", "p"), (block, *spec.operands), spec.numbers, stores), target)
+        verify_nest(Nest(("p", "p", "p"), (block, *operands), spec.numbers, stores), target)
     if spec.prologues and (spec.row or spec.window or spec.dtype in TILED):
         raise refuse(f"a factor of {spec.form or spec.dtype} is an array")
-    for node in topological([value for _, value in spec.stores] + [x.value for _, x in spec.prologues]):
+    found = [x.value for _, x in spec.prologues]
+    for k, value in spec.stores:
+        out = spec.operands[k - 1]
+        if out.folds and (spec.row or spec.window or out.strides[2] != "1"):
+            raise refuse(f"reductions along the rows of {spec.form or out.strides} are kernels of their own")
+        if out.mode not in POSITIONS or value is not TURN:
+            found.append(value)
+            if out.folds and not legal(out.mode, value.type, target):
+                raise refuse(f"{out.mode} of {value.type} along the rows")
+    for node in topological(found):
         if node.op in REDUCE or node.op == "index" or (node.op == "load" and node.args):
             raise refuse(f"what is fused with a matrix product may not hold {node.op}")
 
@@ -207,5 +223,5 @@ def _plain_output(spec: MatmulSpec) -> int | None:
     """The operand (from 1) that takes finished sums as they are, in unit-stride columns, if one does."""
     (k, value), *more = spec.stores
     out = spec.operands[k - 1]
-    product = value.op == "load" and value.data == 0 and not element_of(spec.dtype).widened
+    product = value.op == "load" and value.data == 0 and not element_of(spec.dtype).widened and not out.folds
     return k if product and not more and (out.dtype, out.strides[2]) == (spec.dtype, "1") else None

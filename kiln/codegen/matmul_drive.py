@@ -78,8 +78,10 @@ class _Driver(Driver):
         self.apart = SEGMENT * self.panel_bytes + APART
         direct = plain is not None and not window
         most = WIDE_UNITS if direct and "second" not in turned else SUM_UNITS
-        self.wide_units = min(target.second_cache // (UNIT_BYTES * SEGMENT), most)
-        self.pitch = self.panel_bytes if direct else self.wide_units * UNIT_BYTES
+        most = min(target.second_cache // (UNIT_BYTES * SEGMENT), most)
+        unit = self.columns * element.bytes
+        self.wide_units = max(most * UNIT_BYTES // unit, 1)
+        self.pitch = self.panel_bytes if direct else self.wide_units * unit
         self.b_lies, self.b_step = self.code.slot("ptr"), self.code.slot("i64")
         self.a_place, self.a_row, self.a_k = (
             self.code.slot("ptr"),
@@ -326,7 +328,7 @@ class _Driver(Driver):
     def _turn_back(self, run: Run, sums: str) -> None:
         """A panel of the transposed sums to the output, or finished."""
         code, element = self.code, self.element
-        whole = str(self.wide_units * UNIT_BYTES)
+        whole = str(self.wide_units * self.columns * element.bytes)
         into, apart, direct = self.sums, whole, "false"
         if self.plain is not None:  # whole vectors: turn writes no others
             lanes = self.panel // VECTORS

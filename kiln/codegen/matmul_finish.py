@@ -1,6 +1,7 @@
 """The epilogue and the prologues of a matmul kernel: expressions over blocks of rows and columns.
 
 finish           outputs = expressions(the sums in a block, operands)
+                 accumulators = chains of such, 16 lanes for every row of 128 columns
 first, second    a block of a factor = expression(operands), which no array holds
 """
 
@@ -9,11 +10,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kiln.codegen.code import LANES, Value, llvm_type
-from kiln.codegen.emit import Expression, rare_families
+from kiln.codegen.emit import Expression, number, rare_families
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.matmul_tile import VECTORS, Element
 from kiln.codegen.memory import Memory
-from kiln.codegen.nest import Operand
+from kiln.codegen.memory import element as raw
+from kiln.codegen.nest import CHAIN, GROUP, TURN, Operand
+from kiln.codegen.reduce import Reducer
+from kiln.codegen.rows import grouped
 from kiln.codegen.target import Target
 from kiln.ops.scalar import Scalar, topological
 
@@ -26,7 +30,8 @@ IN_BLOCK = {"f32": "float32", "f64": "float64", "i32": "int32", "i64": "int64"} 
 class Arguments(NamedTuple):
     """Where a kernel's arguments lie: `ptr` holds A, B, operands; `arg` sizes, their strides, numbers.
 
-    Strides of an operand are along the batch, then along the rows and columns of the block it is read for.
+    Strides of an operand are along the batch, then along the rows and columns of the block it is read for. Of
+    a row's accumulators there are LANES for each GROUP columns, of the last one as many as it has columns.
     """
 
     operands: tuple[Operand, ...]
@@ -44,6 +49,15 @@ class Arguments(NamedTuple):
     def window(self) -> int:
         """The place in `arg` of what says where a window looks."""
         return self.number(len(self.numbers))
+
+
+class _Row(NamedTuple):
+    """A row of the block: what is known in it, its sums, each operand's row and the step of its columns."""
+
+    scope: Expression
+    src: str
+    row: dict[int, str]
+    unit: dict[int, str]
 
 
 class _Rectangle:
@@ -69,8 +83,22 @@ class _Rectangle:
         self.code.rare = rare_families(self.nodes, lambda node: self.level[id(node)])
         self.loads = sorted({n.data for n in self.nodes if n.op == "load" and n.data})
         self.used = sorted({*self.loads, *(k for k, _ in stores if k)})
+        self._fold()
+
+    def _fold(self) -> None:
+        """The reductions that stores are folded by; of argmax and argmin places are the next store."""
+        self.reducers: list[Reducer] = []
+        self.folds: list[int] = []
+        for k, value in self.stores:
+            if k and self.arguments.operands[k - 1].folds:
+                self.folds.append(k)
+                if value is not TURN:
+                    mode = self.arguments.operands[k - 1].mode
+                    self.reducers.append(Reducer(self.code, Scalar(mode, (value,), value.type)))
 
     def _leaf_level(self, node: Scalar) -> int:
+        if node.op == "index":
+            return LANE
         if node.op != "load":
             return CALL
         return LANE if node.data == 0 or self.arguments.operands[node.data - 1].strides[2] != "0" else ROW
@@ -94,7 +122,8 @@ class _Rectangle:
         for k in self.used:
             start = code.op(f"load ptr, ptr {code.offset('%ptr', 'ptr', str(k + 1))}")
             step[k], unit[k] = self._stride(k, 1), self._stride(k, 2)
-            places = ((self._stride(k, 0), "%batch"), (step[k], "%row"), (unit[k], "%col"))
+            column = self._accumulators("%col") if k in self.folds else "%col"
+            places = ((self._stride(k, 0), "%batch"), (step[k], "%row"), (unit[k], column))
             base[k] = code.at(start, *(code.mul(stride, at) for stride, at in places))
         self.step = step
         with code.times("%rows") as r:
@@ -102,13 +131,41 @@ class _Rectangle:
             src = code.at("%src", code.mul(r, "%ss"))
             inner = scope.inner(lambda node: self._read_one(node, row))
             self._hoist(inner, ROW)
-            whole = code.op(f"and i64 %cols, -{LANES}")
-            with code.times(whole, LANES) as c:
-                self._vector(inner, src, row, unit, c, None)
-            with code.loop(whole, "%cols", LANES) as turn:
-                count = code.minimum(code.sub("%cols", turn.index), str(LANES))
-                self._vector(inner, src, row, unit, turn.index, count)
+            at = _Row(inner, src, row, unit)
+            if self.folds:
+                self._groups(at)
+            else:
+                self._span(at, "0", "%cols")
         return code
+
+    def _groups(self, at: _Row) -> None:
+        """Groups of columns, which leave their chains."""
+        code = self.code
+        with code.times("%cols", GROUP) as start:
+            left = code.sub("%cols", start)
+            chains = self._span(at, start, code.add(start, code.minimum(left, str(GROUP))))
+            count = code.minimum(left, str(LANES))
+            mask = self.memory.mask(count)
+            for k, chain in zip(self.folds, chains):
+                dtype = self.arguments.operands[k - 1].dtype
+                place = code.offset(at.row[k], raw(dtype), self._accumulators(start))
+                code.prefetch(code.at(place, code.mul(self.step[k], str(AHEAD))), write=True)
+                self.memory.write_lanes(dtype, place, chain, count, mask)
+
+    def _accumulators(self, columns: str) -> str:
+        """How many accumulators belong to whole groups of columns."""
+        return self.code.op(f"sdiv i64 {columns}, {CHAIN}")
+
+    def _span(self, at: _Row, start: str, stop: str) -> list[Value]:
+        """Columns of a row, 16 at a time; the chains of what is folded."""
+        code = self.code
+        whole = code.add(start, code.op(f"and i64 {code.sub(stop, start)}, -{LANES}"))
+        with code.loop(start, whole, LANES, self._nothing()) as turn:
+            turn.next = self._vector(at, turn.index, None, turn.values)
+        with code.loop(whole, stop, LANES, turn.values) as turn:
+            count = code.minimum(code.sub(stop, turn.index), str(LANES))
+            turn.next = self._vector(at, turn.index, count, turn.values)
+        return turn.values
 
     def _hoist(self, scope: Expression, level: int) -> None:
         for node in self.nodes:
@@ -122,19 +179,12 @@ class _Rectangle:
     def _read_one(self, node: Scalar, row: dict[int, str]) -> Value:
         return self.memory.read(self.arguments.operands[node.data - 1].dtype, row[node.data])
 
-    def _vector(
-        self,
-        outer: Expression,
-        src: str,
-        row: dict[int, str],
-        unit: dict[int, str],
-        c: str,
-        count: str | None,
-    ) -> None:
-        """Sixteen columns of one row, from column `c` of the block; `count` of them exist (None: all)."""
+    def _vector(self, at: _Row, c: str, count: str | None, chains: list[Value]) -> list[Value]:
+        """Sixteen columns of a row, from column `c` of the block; `count` of them exist (None: all)."""
         code, memory, element = self.code, self.memory, self.element
+        outer, src, row, unit = at
         mask = None if count is None else memory.mask(count)
-        place = {k: code.at(row[k], code.mul(c, unit[k])) for k in self.used}
+        place = {k: code.at(row[k], code.mul(c, unit[k])) for k in self.used if k not in self.folds}
         address = code.at(src, code.mul(c, str(element.bytes)))
         if self.fills:  # the panels before, where they are not side by side
             panel = VECTORS * element.lanes(code.target)
@@ -142,6 +192,8 @@ class _Rectangle:
             address = code.at(address, code.mul(code.op(f"sdiv i64 {c}, {panel}"), gap))
 
         def leaf(node: Scalar) -> Value:
+            if node.op == "index":  # of TURN, which is the same for all 16
+                return Value(code.add("%col", c), "i64")
             k = node.data
             if k == 0:
                 kind = llvm_type(element.summed, LANES)
@@ -153,12 +205,14 @@ class _Rectangle:
             return memory.gather(operand.dtype, place[k], self._positions(k), mask)
 
         scope = outer.inner(leaf)
-        values = [
-            scope.value(root) for _, root in self.stores
-        ]  # all reads before any write: outputs may be inputs
+        values = [scope.value(root) for _, root in self.stores]  # all reads before any write: may be in place
+        elements: list[Value] = []
         for (k, _), value in zip(self.stores, values):
             if k == 0:
                 self._fill(address, value, place, count, mask)
+                continue
+            if k in self.folds:
+                elements.append(memory.machine.spread(value, LANES))
                 continue
             soon = code.at(place[k], code.mul(self.step[k], str(AHEAD)))
             code.prefetch(soon, write=True)
@@ -167,6 +221,27 @@ class _Rectangle:
                 memory.write_lanes(operand.dtype, place[k], value, count, mask)
             else:
                 memory.scatter(operand.dtype, place[k], self._positions(k), value, mask)
+        return self._follow(chains, elements, c, mask)
+
+    def _follow(self, chains: list[Value], elements: list[Value], c: str, mask: Value | None) -> list[Value]:
+        """The chains and the elements at column `c`, with which they begin where a group does."""
+        if not elements:
+            return chains
+        begins = self.code.compare("eq", self.code.op(f"and i64 {c}, {GROUP - 1}"), "0")
+        found: list[Value] = []
+        both = zip(self.reducers, grouped(self.reducers, chains), grouped(self.reducers, elements))
+        for reducer, chain, (x, *turn) in both:
+            found += reducer.follow(chain, [*reducer.present([x], mask), *turn], begins)
+        return found
+
+    def _nothing(self) -> list[Value]:
+        """Chains before their first element."""
+        found = []
+        for reducer in self.reducers:
+            found.append(reducer.identity(LANES)[0])
+            if reducer.positions:
+                found.append(self.memory.machine.spread(number(0, TURN.type), LANES))
+        return found
 
     def _fill(
         self, address: str, value: Value, place: dict[int, str], count: str | None, mask: Value | None
@@ -189,6 +264,8 @@ def finish(
     """The routine finish: rows x cols sums at src become outputs from (batch, row, col) on.
 
     each row:  each 16 columns:  sum = load src;  x_k = load operand k;  store outputs, expression(sum, x)
+                                 chain = chain . expression(sum, x)
+               each 128 columns: store accumulators, chain
     """
     return _Rectangle(target, "finish", element, arguments, stores).write()
 

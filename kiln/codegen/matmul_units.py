@@ -12,10 +12,17 @@ from kiln.codegen.matmul_finish import Arguments
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.matmul_tile import Element
 from kiln.codegen.matmul_window import HALF, IMAGE
+from kiln.codegen.nest import GROUP, Operand
 from kiln.codegen.target import Target
 
 UNIT_ROWS = 24
 UNIT_BYTES = 512  # of summed elements: 128 columns of float32, 64 of float64
+
+
+def unit_columns(element: Element, operands: tuple[Operand, ...]) -> int:
+    """The columns of a unit: whole groups of those whose accumulators it leaves."""
+    columns = UNIT_BYTES // element.bytes
+    return max(columns, GROUP) if any(o.folds for o in operands) else columns
 
 
 class Run(NamedTuple):
@@ -38,7 +45,7 @@ class Driver:
         self, target: Target, element: Element, arguments: Arguments, plain: int | None, window: bool
     ) -> None:
         self.element, self.arguments, self.plain, self.window = element, arguments, plain, window
-        self.columns = UNIT_BYTES // element.bytes
+        self.columns = unit_columns(element, arguments.operands)
         self.code = Routine(target, "kernel", "ptr %ptr, ptr %arg, i64 %begin, i64 %end", "#1")
         self.size: dict[str, str] = {}
         self.stride: dict[str, str] = {}

@@ -33,11 +33,16 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from kiln.codegen.code import LANES
-from kiln.ops.scalar import REDUCE, WIDTH, Scalar, program_text, topological
+from kiln.ops.scalar import REDUCE, WIDTH, Scalar, convert, program_text, topological
 
 COLUMN_BLOCK = 256  # columns reduced together by one unit of a "columns" schedule, at most
 HELD_BYTES = 160 << 10  # what a unit of columns may hold on the stack: native/threads.h asks for more
 REDUCE_BLOCK = 16384  # the fixed block of the reduction order
+NOWHERE = (1 << 63) - 1  # the position of an absent element: every real one is earlier
+CHAIN = 8  # elements of a lane that are reduced left to right, then onto its total
+GROUP = CHAIN * LANES
+TURN = convert(Scalar("index", (), "i64", 2) >> 4 & 7, "u8")  # of a product's column: its place in its chain
+ROW_ACCUMULATORS = REDUCE_BLOCK // CHAIN  # the block of nests whose elements are chains (kiln.codegen.matmul)
 TEXTS = 256  # remembered: a pattern is asked for its text by whoever hands it on
 
 
@@ -82,7 +87,7 @@ class Nest(NamedTuple):
             return "strips"
         p = [d for d, role in enumerate(self.dims) if role == "p"]
         r = [d for d, role in enumerate(self.dims) if role == "r"]
-        if self.block == 1 or not p:
+        if self.block in (1, ROW_ACCUMULATORS) or not p:
             return "rows"
         direct = [o for o in self.operands if o.mode == "in" and len(o.strides) == len(self.dims)]
         inputs = [o for o in direct if any(o.strides[d] != "0" for d in r)]

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from kiln.codegen.code import Code, Value
 from kiln.codegen.emit import Machine, number
+from kiln.codegen.nest import NOWHERE
 from kiln.ops.scalar import FLOATS, SIGNED, WIDTH, Scalar
 
 Partial = list[Value]
-NOWHERE = (1 << 63) - 1  # the position of an absent element: every real one is earlier
 
 
 class Reducer:
@@ -99,6 +99,19 @@ class Reducer:
             ties = machine.both("or", ties, machine.both("and", nan_a, nan_b))
         earlier = machine.compare("lt", b[1], a[1])
         wins = machine.both("or", beats, machine.both("and", ties, earlier))
+        return [machine.choose(wins, y, x) for x, y in zip(a, b)]
+
+    def follow(self, a: Partial, b: Partial, begins: str) -> Partial:
+        """a then b, whose positions are all later; b alone where the i1 `begins` holds."""
+        if not self.positions:
+            return self.step(a, b)
+        machine, type = self.machine, self.type
+        wins = machine.compare("gt" if self.node.op == "argmax" else "lt", b[0], a[0])
+        if type in FLOATS:
+            relation = "ugt" if self.node.op == "argmax" else "ult"
+            wins = machine.instruction(f"fcmp {relation}", b[0], a[0], "i1")
+            wins = machine.both("and", wins, machine.instruction("fcmp ord", a[0], a[0], "i1"))
+        wins = machine.both("or", wins, machine.spread(Value(begins, "i1"), wins.width))
         return [machine.choose(wins, y, x) for x, y in zip(a, b)]
 
     def present(self, x: Partial, mask: Value | None) -> Partial:

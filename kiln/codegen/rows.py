@@ -19,13 +19,10 @@ from kiln.codegen.code import LANES, Value
 from kiln.codegen.emit import Expression
 from kiln.codegen.frame import COSTS, EXPENSIVE, POINT, Frame, Step
 from kiln.codegen.memory import element
-from kiln.codegen.nest import Nest
+from kiln.codegen.nest import CHAIN, GROUP, REDUCE_BLOCK, Nest
 from kiln.codegen.plan import Plan, above
 from kiln.codegen.reduce import Partial, Reducer
 from kiln.codegen.target import Target
-
-CHAIN = 8
-GROUP = CHAIN * LANES
 
 
 class Rows:
@@ -192,6 +189,8 @@ class Rows:
         with code.loop("0", self.length, self.nest.block, start) as block:
             limit = code.minimum(code.add(block.index, str(self.nest.block)), self.length)
             groups = self._unrolled if cheap else self._rolled
+            if self.nest.block < REDUCE_BLOCK:  # accumulators of chains
+                groups = self._chain
             lanes = groups(scope, q, reducers, block.index, limit)
             trees = [v for r, p in zip(reducers, grouped(reducers, lanes)) for v in r.tree(p)]
             block.next = steps(reducers, block.values, trees)

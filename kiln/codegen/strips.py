@@ -18,9 +18,9 @@ from __future__ import annotations
 from kiln.codegen.code import LANES, Value
 from kiln.codegen.frame import Step
 from kiln.codegen.memory import element
-from kiln.codegen.nest import REDUCE_BLOCK, Nest
+from kiln.codegen.nest import GROUP, REDUCE_BLOCK, Nest
 from kiln.codegen.reduce import Reducer
-from kiln.codegen.rows import GROUP, Rows
+from kiln.codegen.rows import Rows
 from kiln.codegen.target import Target
 from kiln.ops.scalar import Scalar
 

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from kiln.codegen.nest import NOWHERE, TURN
 from kiln.graph.graph import Node, Shape, Value
 from kiln.graph.size import Dim, Size, symbol
 from kiln.ops.apply import apply_pointwise, convert_dtype
 from kiln.ops.kinds import COMPUTE
-from kiln.ops.scalar import Scalar, const, round_to, select
+from kiln.ops.scalar import Scalar, const, convert, round_to, select
 from kiln.passes.explore import Array, Explorer, Frame, Read
 from kiln.passes.layout import Chain, Layout, index_maps, input_layout, resolve
 from kiln.passes.strips import Part
@@ -159,21 +160,37 @@ class Builder:
         x = self.reduced(node, self.frame.dims)
         return Scalar(reduction(node), (x,), x.type)
 
-    def fold(self, part: Part) -> tuple[int, Scalar]:
-        """The store that folds a reduction's elements into its accumulators."""
-        k = self._part(part, reduction(part.node), part.left)
-        return k, self.reduced(part.node, self.frame.dims)
+    def fold(self, part: Part) -> list[tuple[int, Scalar]]:
+        """The stores that fold a reduction's elements into its accumulators."""
+        mode = reduction(part.node)
+        stores = [(self._part(part.array, mode, part.left), self.reduced(part.node, self.frame.dims))]
+        if part.turns is not None:
+            stores.append((self._part(part.turns, mode, part.left), TURN))
+        return stores
 
     def combine(self, part: Part) -> None:
         """Says what a reduction is whose accumulators are known."""
-        k = self._part(part, "in", part.taken)
-        type = COMPUTE[part.array.value.dtype]
-        total = Scalar(reduction(part.node), (Scalar("load", (), type, k),), type)
-        self.product(part.node.out, round_to(total, part.node.out.dtype))
+        x = self._accumulator(part.array, part.taken)
+        if part.turns is None:
+            total = round_to(Scalar(reduction(part.node), (x,), x.type), part.node.out.dtype)
+        else:
+            total = self._first(reduction(part.node), x, self._accumulator(part.turns, part.taken))
+        self.product(part.node.out, total)
 
-    def _part(self, part: Part, mode: str, layout: Layout) -> int:
-        value = part.array.value
-        return self.operand(Use(value, part.array, value.dtype, mode, layout, False))
+    def _first(self, name: str, x: Scalar, turn: Scalar) -> Scalar:
+        """The first position of the best of a row's accumulators, which won in that turn of their chains."""
+        best = Scalar(name.removeprefix("arg"), (x,), x.type)
+        wins = x.eq(best) | (x.ne(x) & best.ne(best))
+        index = Scalar("index", (), "i64", len(self.frame.dims) - 1)
+        at = (index >> 4 << 7) + (convert(turn, "i64") << 4) + (index & 15)
+        return Scalar("min", (select(wins, at, const(NOWHERE, "i64")),), "i64")
+
+    def _accumulator(self, array: Array, layout: Layout) -> Scalar:
+        return Scalar("load", (), COMPUTE[array.value.dtype], self._part(array, "in", layout))
+
+    def _part(self, array: Array, mode: str, layout: Layout) -> int:
+        value = array.value
+        return self.operand(Use(value, array, value.dtype, mode, layout, False))
 
     def size(self, dim: Dim) -> Scalar:
         """A size as an i64."""

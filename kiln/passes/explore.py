@@ -4,6 +4,7 @@
              map        no reduced dims
              lanes      reduced in the fixed order of 16 lanes
              strips     accumulators of 16 lanes of each block, combined (strips.py)
+             chains     accumulators of 16 lanes of each 128, combined (statistics.py)
              sequence   reduced one after the other (partial results, ascending)
              blocks     everything reduced, per block of 16384
              matmul     batch, m, n of a product; what follows it happens at its store

@@ -49,6 +49,7 @@ from kiln.passes.layout import (
     resolve,
     squeeze,
 )  # fmt: skip
+from kiln.passes.statistics import share_products
 from kiln.passes.strips import Part, share_rows
 
 MOST_OPERANDS = 30  # arrays one kernel reads and writes
@@ -323,6 +324,7 @@ class Fusion:
             if not self._is_own(array):
                 after = (1 << len(self.groups)) - 1 if j in self.late else 0
                 self._place(Root(array.value, array, True, None, after))
+        share_products(self)
         share_rows(self)
 
     def _new(self, kind: str, frame: Frame, node: Node | None = None) -> Group:
@@ -509,13 +511,8 @@ class Fusion:
         if frame.mode == "map" and have.reduced:
             point = squeeze(shape) == have.dims and have.trailing
             return have if point or squeeze(shape) == have.kept else None
-        if (
-            have.mode == "map"
-            and frame.mode == "lanes"
-            and frame.trailing
-            and have.dims == frame.dims
-            and frame.kept
-        ):
+        rows = frame.mode == "lanes" and frame.trailing and frame.kept
+        if have.mode == "map" and rows and have.dims == frame.dims:
             return frame if all(squeeze(r.value.shape) == have.dims for r in group.roots) else None
         return None
 

@@ -13,7 +13,7 @@ A reduction of everything is launched twice with one kernel: over the full block
 
 from __future__ import annotations
 
-from kiln.codegen.nest import Nest, Operand
+from kiln.codegen.nest import ROW_ACCUMULATORS, Nest, Operand
 from kiln.graph.graph import Shape
 from kiln.graph.size import Dim, quotient
 from kiln.late import later
@@ -35,7 +35,13 @@ from kiln.passes.strips import LANES, strips
 _lower_product = later("kiln.passes.products", "lower_product")
 _lower_along = later("kiln.passes.along", "lower_along")
 _lower_attention = later("kiln.passes.attention", "lower_attention")
-BLOCKS = {"map": BLOCK, "lanes": BLOCK, "strips": LANES, "sequence": 1}  # of a frame's reductions
+BLOCKS = {
+    "map": BLOCK,
+    "lanes": BLOCK,
+    "strips": LANES,
+    "chains": ROW_ACCUMULATORS,
+    "sequence": 1,
+}  # of a frame's reductions
 
 
 def lower_group(fusion: Fusion, group: Group) -> list[Lowered]:
@@ -66,7 +72,7 @@ def stores_of(fusion: Fusion, group: Group, builder: Builder) -> list[tuple[int,
             scalar = builder.scalar(root.value, fusion.explorer.chain_to(root.value.shape, group.frame))
         found.append((root, scalar))
     stores = [(builder.operand(_target(fusion, group, root)), scalar) for root, scalar in found]
-    return stores + [builder.fold(part) for part in group.folds]
+    return stores + [store for part in group.folds for store in builder.fold(part)]
 
 
 def _target(fusion: Fusion, group: Group, root: Root) -> Use:

@@ -49,8 +49,10 @@ def lower_product(fusion: Fusion, group: Group) -> Lowered:
     builder = Builder(fusion.explorer, group.frame, 1)
     total = convert(Scalar("load", (), element_of(dtype).summed, 0), COMPUTE[node.out.dtype])
     builder.product(node.out, round_to(total, node.out.dtype))
-    stores = [(k, total if root.value is node.out else x)
-              for root, (k, x) in zip(group.roots, stores_of(fusion, group, builder))]  # fmt: skip
+    stores = stores_of(fusion, group, builder)
+    for place, root in enumerate(group.roots):
+        if root.value is node.out:
+            stores[place] = (stores[place][0], total)
     batch, m, n = group.frame.dims
     k = node.inputs[0].shape[-1]
     found = matrices_or_windows(fusion.explorer, node)

@@ -31,12 +31,15 @@ NARROW = 256  # columns; shorter rows, a lane's being 16 apart, are better read 
 
 
 class Part(NamedTuple):
-    """One reduction in two kernels: its accumulators, as the one that leaves them sees them, and the other."""
+    """One reduction in two kernels: its accumulators, as the one that leaves them sees them, and the other;
+    of argmax and argmin also where in its chain each is.
+    """
 
     node: Node
     array: Array
     left: Layout
     taken: Layout
+    turns: Array | None = None
 
 
 def strips(rows: Dim) -> Dim:
