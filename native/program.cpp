@@ -57,6 +57,7 @@ void run_range(KernelFunction function, void* const* pointers, const int64_t* ar
     function(own.data(), args, begin, end);
 }
 
+// Of a grain of 0 every unit is more work than threads need to be worth it.
 bool worth_threads(int64_t units, int64_t grain) { return units > grains_worth_it * grain; }
 
 }  // namespace
@@ -192,8 +193,9 @@ Scratch scratch_of(const Step& step, const int64_t* slots, int threads) {
     constexpr size_t line = 64;  // no two threads share one
     if (step.scratch < 0) return {};
     const size_t bytes = checked_nbytes(slots[step.scratch], sizeof(int64_t));
-    const int64_t units = slots[step.units], grain = std::max<int64_t>(slots[step.grain], 1);
-    threads = worth_threads(units, grain) ? int(std::min<int64_t>(threads, (units - 1) / grain + 1)) : 1;
+    const int64_t units = slots[step.units], grain = slots[step.grain];
+    const int64_t ranges = (units - 1) / std::max<int64_t>(grain, 1) + 1;
+    threads = worth_threads(units, grain) ? int(std::min<int64_t>(threads, ranges)) : 1;
     return {nullptr, (bytes + line - 1) / line * line, threads, step.pointers.size()};
 }
 
@@ -224,7 +226,7 @@ void launch_steps(const Program& program, const int64_t* slots, const SmallVecto
         args.resize(step.args.size());
         for (size_t i = 0; i < step.args.size(); ++i) args[i] = slots[step.args[i]];
         launch(*program.kernels[step.kernel], program.name, pointers.data(), args.data(), slots[step.units],
-               std::max<int64_t>(slots[step.grain], 1), step.scratch < 0 ? nullptr : &scratch);
+               slots[step.grain], step.scratch < 0 ? nullptr : &scratch);
     }
 }
 
@@ -233,7 +235,7 @@ bool takes_long(const Program& program, const int64_t* slots) {
     float grains = 0;
     for (const Step& step : program.steps)
         if (step.kernel >= 0)
-            grains += float(slots[step.units]) / float(std::max<int64_t>(slots[step.grain], 1));
+            grains += float(slots[step.units]) / std::max(float(slots[step.grain]), 1.0f / grains_worth_it);
     return grains > float(grains_worth_it);
 }
 

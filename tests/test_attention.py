@@ -198,12 +198,14 @@ def threads() -> Iterator[Callable[[int], None]]:
 
 def test_threads_do_not_matter(threads: Any) -> None:
     """Bits are those of one thread."""
-    arrays = operands((3, 4), 250, 270, 32, 32)
-    threads(1)
-    expected = run(arrays, is_causal=True)
-    for count in (2, 3):
-        threads(count)
-        assert_bits(run(arrays, is_causal=True), expected)
+    for lead in ((3, 4), (1, 1)):  # one head alone is cut
+        arrays = operands(lead, 250, 270, 32, 32)
+        for causal in (True, False):
+            threads(1)
+            expected = run(arrays, is_causal=causal)
+            for count in (2, 3):
+                threads(count)
+                assert_bits(run(arrays, is_causal=causal), expected)
 
 
 def test_recorded_is_eager() -> None:
@@ -289,7 +291,10 @@ def test_dropout_any_way(threads: Any) -> None:
     arrays[1:3] = [x[:, :2] for x in arrays[1:3]]
     step = kiln.compile(lambda arrays: [run(arrays, None, dropout_p=0.2, enable_gqa=True) for _ in range(2)])
     threads(1)
-    first, second = dropped(arrays, 0.2, 7, None, enable_gqa=True), run(arrays, dropout_p=0.2, enable_gqa=True)
+    first, second = (
+        dropped(arrays, 0.2, 7, None, enable_gqa=True),
+        run(arrays, dropout_p=0.2, enable_gqa=True),
+    )
     assert not (first[0] == second[0]).all()
     for count in (1, 2, 2):
         threads(count)
@@ -315,7 +320,8 @@ def test_dropout_of_mapped_functions() -> None:
     out, grads = call(leaf, k[0], v[0]), kiln.randn(3, 2, 5, 4)
     (batch,) = kiln.autograd.grad(out, leaf, grads, is_grads_batched=True, retain_graph=True)
     for g, got in zip(grads, batch):
-        assert_bits([got], kiln.autograd.grad(out, leaf, g, retain_graph=True))
+        (expected,) = kiln.autograd.grad(out, leaf, g, retain_graph=True)
+        assert_near([got], [expected.double().numpy()], 1e-6)
 
 
 def test_infinities_of_keys_nobody_sees() -> None:
