@@ -274,7 +274,7 @@ def dropped(arrays: Any, p: float, seed: int, dtype: str | None = None, **settin
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 def test_dropout_is_what_is_written_out(dtype: str) -> None:
-    """Bit by bit forward, beside NumPy in the gradients; weights drop where dropout of a softmax drops them."""
+    """Bit by bit forward, beside NumPy in the gradients; those of a softmax drop out."""
     arrays = operands((2, 2), 101, 70, 12, 40)
     kiln.manual_seed(5)
     factors = kiln.nn.functional.dropout(kiln.ones(2, 2, 101, 70), 0.3).double().numpy()

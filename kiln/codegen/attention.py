@@ -522,7 +522,7 @@ class _Driver:
         count = code.sub(code.minimum(keys, high), low)
         for name, left, right, width in (("k", "slopes", "query", "e"), ("v", "weights", "grad", "v")):
             if name in totals:
-                place, *steps = self._down(left, "s")
-                a = code.at(place, code.mul(low, str(self.element.bytes))), *steps
+                place, across, down = self._down(left, "s")
+                a = code.at(place, code.mul(low, str(self.element.bytes))), across, down
                 shape = (count, size[width])
                 self._multiply(a, self._panels(right, width), totals[name], rows, shape, "false")

@@ -97,8 +97,8 @@ def gradient(
 
 
 def over_queries(left: Any, right: Any) -> Any:
-    """[n, h, s, e]: the sum over a group's queries of left [n, h, r, l, s] times right [n, h, r, l, e]; in the
-    order of one product where sizes are not known.
+    """[n, h, s, e]: the sum over a group's queries of left [n, h, r, l, s] times right [n, h, r, l, e]; in
+    the order of one product where sizes are not known.
     """
     n, h, members, queries, keys = left.shape
     if not isinstance(members, int) or not isinstance(queries, int):
