@@ -522,7 +522,7 @@ class _Driver:
         count = code.sub(code.minimum(keys, high), low)
         for name, left, right, width in (("k", "slopes", "query", "e"), ("v", "weights", "grad", "v")):
             if name in totals:
-                place, across, down = self._down(left, "s")
-                a = code.at(place, code.mul(low, str(self.element.bytes))), across, down
+                place, by_row, by_key = self._down(left, "s")
+                a = code.at(place, code.mul(low, str(self.element.bytes))), by_row, by_key
                 shape = (count, size[width])
                 self._multiply(a, self._panels(right, width), totals[name], rows, shape, "false")
