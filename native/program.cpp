@@ -57,6 +57,7 @@ void run_range(KernelFunction function, void* const* pointers, const int64_t* ar
     function(own.data(), args, begin, end);
 }
 
+// Of a grain of 0 every unit is more work than threads need to be worth it.
 bool worth_threads(int64_t units, int64_t grain) { return units > grains_worth_it * grain; }
 
 }  // namespace
@@ -212,7 +213,7 @@ constexpr size_t parts_bytes = 1 << 20;   // of segments' sums at a time, for ea
 constexpr size_t added_bytes = 80 << 10;  // of segments' sums, whose adding is a thread's worth of work
 
 Work work_of(const Step& step, const int64_t* slots, int threads) {
-    Work work{slots[step.units], std::max<int64_t>(slots[step.grain], 1)};
+    Work work{slots[step.units], slots[step.grain]};
     const Split& split = step.split;
     if (split.segments < 0 || threads == 1 || work.units >= few_units * threads || work.units <= 0)
         return work;
@@ -235,8 +236,8 @@ Scratch scratch_of(const Step& step, const Work& work, const int64_t* slots, int
     const size_t place = step.pointers.size() + (step.split.segments >= 0);
     if (step.scratch < 0) return {nullptr, 0, threads, place};
     const size_t bytes = checked_nbytes(slots[step.scratch], sizeof(int64_t));
-    if (!worth_threads(work.units, work.grain)) threads = 1;
-    threads = int(std::min<int64_t>(threads, (work.units - 1) / work.grain + 1));
+    const int64_t ranges = (work.units - 1) / std::max<int64_t>(work.grain, 1) + 1;
+    threads = worth_threads(work.units, work.grain) ? int(std::min<int64_t>(threads, ranges)) : 1;
     return {nullptr, (bytes + line - 1) / line * line, threads, place};
 }
 
@@ -305,7 +306,7 @@ bool takes_long(const Program& program, const int64_t* slots) {
         const Split& split = step.split;
         const bool cut = split.segments >= 0;  // a unit of one segment is nearer to a grain than one of all
         const int64_t grain = slots[cut ? split.grain : step.grain], many = cut ? slots[split.segments] : 1;
-        grains += float(slots[step.units]) * float(many) / float(std::max<int64_t>(grain, 1));
+        grains += float(slots[step.units]) * float(many) / std::max(float(grain), 1.0f / grains_worth_it);
     }
     return grains > float(grains_worth_it);
 }

@@ -10,7 +10,7 @@ bit:
 
     forward, a unit: UNIT_BLOCKS blocks of queries of one head
         each block:   S = q k^T;  weigh S;  sums = S v;  out = sums / sum of the weights
-    gradients, a unit: a head and all queries of its group
+    gradients, a unit: a head and all queries of its group; a head alone is two, each with part of the keys
         each block:   S = q k^T, D = g v^T;  weigh S;  slopes: S becomes p, D becomes dS
                       dq = dS k * scale;  dk += dS^T q;  dv += p^T g
         dk * scale, dv
@@ -52,6 +52,7 @@ from kiln.ops.kinds import ATTENTION_ROWS as ROWS
 from kiln.ops.scalar import LEAVES, Scalar, program_text, select, topological
 
 UNIT_BLOCKS = 4  # blocks of a unit: packed keys are used as often
+UNIT_ROWS = ROWS * UNIT_BLOCKS
 PAD = 32  # columns of every region are a multiple of this, the most a panel has
 PITCH = 16  # further elements of its rows, so that they fall into different cache sets
 SIZES = ("n", "h", "r", "l", "s", "e", "v")
@@ -105,8 +106,8 @@ class AttentionSpec(NamedTuple):
         """The units of work of a launch, on ints or symbolic sizes."""
         heads = sizes["n"] * sizes["h"]
         if self.backward:
-            return heads
-        return heads * sizes["r"] * ((sizes["l"] + (ROWS * UNIT_BLOCKS - 1)) // (ROWS * UNIT_BLOCKS))
+            return heads + 2 * heads // (heads * heads + 1)  # one is two
+        return heads * sizes["r"] * ((sizes["l"] + UNIT_ROWS - 1) // UNIT_ROWS)
 
     def regions(self, sizes: dict[str, Any]) -> dict[str, Any]:
         """The regions of a thread's own memory and their sizes in summed elements."""
@@ -262,24 +263,30 @@ class _Driver:
     def write(self) -> Routine:
         """Units, in order of n, h, r, rows."""
         code = self.code
+        if self.spec.backward:
+            alone = code.compare("eq", code.mul(self.size["n"], self.size["h"]), "1")
+            first, last = code.compare("eq", "%begin", "0"), code.compare("eq", "%end", "2")
+            with code.either(alone) as several:
+                self._head("0", first, last)
+                next(several)
+                with code.loop("%begin", "%end", 1) as turn:
+                    self._head(turn.index, "true", "true")
+            return code
         head = code.variable("-1")
-        with code.loop("%begin", "%end", 1) as unit:
-            if self.spec.backward:
-                self._head(unit.index)
-            else:
-                self._unit(unit.index, head)
+        with code.loop("%begin", "%end", 1) as turn:
+            self._unit(turn.index, head)
         return code
 
     def _unit(self, unit: str, head: str) -> None:
         """Some blocks of queries of one head; `head` is the one whose keys are packed."""
         code, size = self.code, self.size
-        index, group = self._divide(unit, code.ceil_div(size["l"], ROWS * UNIT_BLOCKS))
+        index, group = self._divide(unit, code.ceil_div(size["l"], UNIT_ROWS))
         index, r = self._divide(index, size["r"])
         with code.when(code.compare("ne", index, code.get(head))):
             self._pack_head(index)
             code.set(head, index)
-        start = code.mul(group, str(ROWS * UNIT_BLOCKS))
-        end = code.minimum(size["l"], code.add(start, str(ROWS * UNIT_BLOCKS)))
+        start = code.mul(group, str(UNIT_ROWS))
+        end = code.minimum(size["l"], code.add(start, str(UNIT_ROWS)))
         with code.loop(start, end, ROWS) as block:
             self._forward(index, r, block.index, code.minimum(code.sub(end, block.index), str(ROWS)))
 
@@ -454,24 +461,43 @@ class _Driver:
             *factors,
         )  # fmt: skip
 
-    def _head(self, head: str) -> None:
-        """The gradients of a head."""
+    def _head(self, head: str, first: str, last: str) -> None:
+        """The gradients of a head: of the `first` part of its keys, the `last` one or both, and of queries.
+
+        The softmax is one of whole rows, so whoever has a part computes scores of all keys. Of a causal head
+        the last part is larger: it is met by the queries from its first key on alone.
+        """
         code, size = self.code, self.size
         self._pack_head(head)
-        totals = {"K": ("dk", "e", self.one), "V": ("dv", "v", self.unit_factor)}
+        eighths = "3" if self.spec.causal else "4"
+        cut = code.mul(code.op(f"sdiv i64 {code.mul(size['s'], eighths)}, {8 * PAD}"), str(PAD))
+        low, high = code.choose(first, "0", cut), code.choose(last, size["s"], cut)
+        edge = cut if self.spec.causal else code.op(f"sdiv i64 {size['l']}, 2")
+        totals = {"k": ("dk", "e", self.one), "v": ("dv", "v", self.unit_factor)}
+        totals = {name: total for name, total in totals.items() if name in self.spec.gives}
+        own = {}
         for name, (region, width, _) in totals.items():
-            if name.lower() in self.spec.gives:
-                clear(code, self.element, self.region[region], code.mul(size["s"], self.pitch[width]))
+            own[name] = _Rows(
+                code.at(self.region[region], code.mul(low, self.pitch[width])), self.pitch[width]
+            )
+            clear(code, self.element, own[name].place, code.mul(code.sub(high, low), self.pitch[width]))
         with code.times(size["r"]) as r, code.times(size["l"], ROWS) as row:
-            self._backward(head, r, row, code.minimum(code.sub(size["l"], row), str(ROWS)))
-        for name, (region, width, factor) in totals.items():
-            if name.lower() in self.spec.gives:
-                src = _Rows(self.region[region], self.pitch[width])
-                self._deliver(src, self._rows_of(name, head), size["s"], width, (f"ptr {factor}", "0"))
+            rows = code.minimum(code.sub(size["l"], row), str(ROWS))
+            late = code.compare("sgt", code.add(row, rows), edge)
+            mine = code.choose(late, last, first, "i1")
+            needed = code.op(f"or i1 {mine}, {first}") if self.spec.causal else "true"
+            with code.when(needed):
+                self._backward(head, r, row, rows, (low, high), own, mine)
+        for name, (_, width, factor) in totals.items():
+            into = self._rows_of(name.upper(), head, row=low)
+            self._deliver(own[name], into, code.sub(high, low), width, (f"ptr {factor}", "0"))
 
-    def _backward(self, head: str, r: str, row: str, rows: str) -> None:
-        """A block of queries: its own gradient, and what it adds to those of keys and values."""
-        code, size, gives = self.code, self.size, self.spec.gives
+    def _backward(
+        self, head: str, r: str, row: str, rows: str, part: tuple[str, str], totals: dict[str, _Rows],
+        mine: str,
+    ) -> None:  # fmt: skip
+        """A block of queries: its own gradient, if it is `mine`, and what it adds to those of some keys."""
+        code, size = self.code, self.size
         keys, columns = self._scores(head, r, row, rows)
         self._copy("g", self._rows_of("g", head, r, row), "grad", "v", rows)
         into = _Rows(self.region["slopes"], self.pitch["s"])
@@ -481,13 +507,17 @@ class _Driver:
             "slopes", f"ptr {self.region['weights']}", f"ptr {into.place}", into.pitch, rows, columns,
             f"ptr {self.region['shares']}", *kept,
         )  # fmt: skip
-        if "q" in gives:
-            sums = _Rows(self.region["sums"], self.pitch["e"])
-            across = self._across("slopes", "s")
-            self._multiply(across, self._panels("key", "e"), sums, keys, (rows, size["e"]))
-            self._deliver(sums, self._rows_of("Q", head, r, row), rows, "e", (f"ptr {self.one}", "0"))
+        if "q" in self.spec.gives:
+            with code.when(mine):
+                sums = _Rows(self.region["sums"], self.pitch["e"])
+                across = self._across("slopes", "s")
+                self._multiply(across, self._panels("key", "e"), sums, keys, (rows, size["e"]))
+                self._deliver(sums, self._rows_of("Q", head, r, row), rows, "e", (f"ptr {self.one}", "0"))
+        low, high = part
+        count = code.sub(code.minimum(keys, high), low)
         for name, left, right, width in (("k", "slopes", "query", "e"), ("v", "weights", "grad", "v")):
-            if name in gives:
-                total = _Rows(self.region[f"d{name}"], self.pitch[width])
-                shape = (keys, size[width])
-                self._multiply(self._down(left, "s"), self._panels(right, width), total, rows, shape, "false")
+            if name in totals:
+                place, by_row, by_key = self._down(left, "s")
+                a = code.at(place, code.mul(low, str(self.element.bytes))), by_row, by_key
+                shape = (count, size[width])
+                self._multiply(a, self._panels(right, width), totals[name], rows, shape, "false")

@@ -312,7 +312,11 @@ def draw(target: Target, element: Element) -> Routine:
         with code.times("%count", LANES) as column:
             places = machine.spread(Value(code.add(first, column), "i64"), LANES)
             places = machine.instruction("add", places, lanes)
-            keep = outer.inner(lambda _, places=places: places).value(root)
+
+            def place(leaf: Scalar, places: Value = places) -> Value:
+                return places
+
+            keep = outer.inner(place).value(root)
             word = code.op(f"bitcast {keep.typed} to i16")
             code.line(f"store i16 {word}, ptr {_word(code, row, column)}, align 2")
     return code

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from kiln.graph.graph import Value
 from kiln.graph.size import product
+from kiln.late import later
 from kiln.ops.kinds import operand_dtypes
 from kiln.ops.record import Op, find
 
@@ -38,6 +39,7 @@ class Operand(NamedTuple):
         return tuple(self.value.shape)[self.batched :]
 
 
+_attention_of_samples = later("kiln.ops.attention.written", "of_samples")
 Operands = list[Operand]
 Attrs = list[Any]
 
@@ -173,20 +175,10 @@ def _matmul(op: Op, operands: Operands, attrs: Attrs, size: Any) -> Any:
     return apply(op, [in_batch(a, size), in_batch(b, size)], [])
 
 
-def _sample(x: Operand, k: int) -> Any:
-    """One sample of an operand."""
-    return reshape(apply(find("slice"), [x.value], [0, (k, 1, 1)]), x.shape) if x.batched else x.value
-
-
 def _attention(op: Op, operands: Operands, attrs: Attrs, size: Any) -> Any:
-    """The samples are further batches, the first dim of all arrays; the rest are numbers. With dropout, which
-    knows a weight by its place, one sample goes after the other.
+    """The samples are further batches, the first dim of all arrays; the rest are numbers. Dropout knows a
+    weight by its place, and drops the same of every sample: it is written out then.
     """
-    if attrs[1]:
-        each = [[_sample(x, k) for x in operands] for k in range(size)]
-        found = [apply(op, given, attrs) for given in each]
-        parts = [reshape(x, (1, *x.shape)) for x in found]
-        return apply(find("concat"), parts, [0])
     given, batches = [], None
     for x in operands:
         if x.ndim == 0:
@@ -195,7 +187,7 @@ def _attention(op: Op, operands: Operands, attrs: Attrs, size: Any) -> Any:
         value = in_batch(x, size)
         batches = value.shape[1]
         given.append(reshape(value, (size * batches, *value.shape[2:])))
-    out = apply(op, given, attrs)
+    out = _attention_of_samples(op.rule, given, attrs[0], size) if attrs[1] else apply(op, given, attrs)
     return reshape(out, (size, batches, *out.shape[1:]))
 
 

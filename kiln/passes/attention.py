@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kiln.codegen.attention import DIMS, SIZES, AttentionSpec, Drop, attention_parts
+from kiln.codegen.attention import DIMS, SIZES, UNIT_ROWS, AttentionSpec, Drop, attention_parts
 from kiln.codegen.attention_rows import Mask
 from kiln.codegen.compile import object_for
 from kiln.codegen.target import Target, host_target
 from kiln.graph.graph import Shape, Value
-from kiln.graph.size import Dim
+from kiln.graph.size import Dim, quotient
 from kiln.ops.kinds import COMPUTE
 from kiln.ops.scalar import convert
 from kiln.passes.build import Builder
 from kiln.passes.explore import Read
 from kiln.passes.fuse import Fusion, Group
-from kiln.passes.launch import Lowered, Memory, array_of, stride_class
+from kiln.passes.launch import WORTH, Lowered, Memory, array_of, stride_class
 from kiln.passes.layout import Layout
 
 # Where an operand has the dims n, h, r, row, column; -1: it is the same along this one.
 PLACES = {"query": (0, 2, 3, 1, 4), "key": (0, 2, -1, 1, 3), "mask": (0, 1, 2, 3, 4)}
 KINDS = {"g": "query", "q": "query", "k": "key", "v": "key", "m": "mask", "o": "query"}
+FMAS = 50  # in a nanosecond
 GIVES = {"output": "o", "query": "q", "key": "k", "value": "v"}
 
 
@@ -105,5 +106,6 @@ def _launch(
         *(v for _, v in builder.numbers),
     )  # fmt: skip
     assert len(strides) == len(spec.operands) and all(len(own) == DIMS for own in strides)
-    units = spec.units(sizes)
-    return Lowered(AttentionKernel(spec), tuple(memories), args, units, 1, words)
+    rows = sizes["l"] * sizes["r"] if spec.backward else UNIT_ROWS
+    grain = quotient(WORTH * FMAS, rows * sizes["s"] * (sizes["e"] + sizes["v"]) + 1)
+    return Lowered(AttentionKernel(spec), tuple(memories), args, spec.units(sizes), grain, words)

@@ -237,8 +237,8 @@ def scaled_dot_product_attention(
         n, length, heads, r, _ = q.shape
         numbers = (float(dropout_p), *reserve((n, heads, r, length, k.shape[1]), None))
     alone = q.shape[1] == 1 and q.shape[3] == 1  # one query is two products of one row: the same bits
-    mapped = drops and not all(isinstance(x, (Tensor, Value, Size, int)) for x in (q, k, v, numbers[1]))
-    run = attend if FUSED.get() and not alone and not mapped else attend_written
+    plain = not drops or all(issubclass(type(x), (Tensor, Value, Size, int)) for x in (q, k, v, numbers[1]))
+    run = attend if FUSED.get() and plain and not alone else attend_written  # what is mapped draws by samples
     out = run.handle(q, k, v, float(scale), *numbers, mask, causal, drops)
     out = permute.handle(out, (0, 2, 3, 1, 4))
     shape = (*(lead if max(x.ndim for x in (query, key, value)) > 2 else ()), *out.shape[3:])

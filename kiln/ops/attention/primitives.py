@@ -38,7 +38,7 @@ def reference_shares(np: Any, x: Any, mask: Any, causal: bool) -> Any:
 
 
 def _factors(np: Any, shares: Any, drop: tuple[Any, ...]) -> Any:
-    """What dropout multiplies the weights by, in NumPy; `drop`: p, position, seed, and whether there is any."""
+    """What dropout multiplies the weights by, in NumPy; `drop`: p, position, seed, whether there is any."""
     p, position, seed, drops = drop
     return np.where(reference_mask(np, shares, p, position, seed, False), 1 / (1 - p), 0) if drops else 1
 

@@ -5,13 +5,15 @@
 
 Arrays of scores are [n, h, r, l, s]: batch, head, member of the head's group, query, key. The functions take
 query [n, l, h, r, e], key [n, s, h, e], value [n, s, h, v], and a mask that is bool (True: looked at) or
-added. `drop` is None, or the numbers of `dropout_values`: a weight's place in such an array is its position.
+added. `drop` is None, the numbers of `dropout_values` (a weight's place in such an array is its position), or
+what it makes of an array of ones.
 """
 
 from __future__ import annotations
 
 from typing import Any, Union
 
+from kiln.graph.size import quotient
 from kiln.ops import comparison
 from kiln.ops.activations import narrow, wide
 from kiln.ops.kinds import ATTENTION_ROWS
@@ -24,7 +26,7 @@ from kiln.ops.unary import exp
 from kiln.ops.views import expand, permute, reshape, slice_
 
 NOTHING = float("-inf")
-Drop = Union[tuple[Any, Any, Any], None]  # the probability, the first position, the seed
+Drop = Union[tuple[Any, Any, Any], Any, None]  # numbers: the probability, the first position, the seed
 
 
 def by_head(x: Any) -> Any:
@@ -56,7 +58,9 @@ def weights(query: Any, key: Any, scale: Any, mask: Any, causal: bool) -> tuple[
 
 def kept(x: Any, drop: Drop) -> Any:
     """What dropout leaves of an array of scores."""
-    return x if drop is None else dropout_values(x, *drop, False)
+    if drop is None or isinstance(drop, tuple):
+        return x if drop is None else dropout_values(x, *drop, False)
+    return where(comparison.eq(drop, 0.0), 0.0, x * convert(drop, x.dtype))
 
 
 def attended(query: Any, key: Any, value: Any, scale: Any, drop: Drop, mask: Any, causal: bool) -> Any:
@@ -93,8 +97,13 @@ def gradient(
 
 
 def over_queries(left: Any, right: Any) -> Any:
-    """[n, h, s, e]: the sum over a group's queries of left [n, h, r, l, s] times right [n, h, r, l, e]."""
+    """[n, h, s, e]: the sum over a group's queries of left [n, h, r, l, s] times right [n, h, r, l, e]; in
+    the order of one product where sizes are not known.
+    """
     n, h, members, queries, keys = left.shape
+    if not isinstance(members, int) or not isinstance(queries, int):
+        left, right = (reshape(x, (n, h, members * queries, x.shape[4])) for x in (left, right))
+        return product(swapped(left), right)
     shape, zero = (n, h, keys, right.shape[4]), constant(right.graph, 0)
     total = right.graph.add(find("full"), (zero,), (shape, right.dtype))
     for r in range(members):
@@ -104,3 +113,18 @@ def over_queries(left: Any, right: Any) -> Any:
             a, b = (reshape(x, (n, h, rows[1], x.shape[4])) for x in (a, b))
             total = total + product(swapped(a), b)
     return total
+
+
+def of_samples(rule: str, operands: list[Any], causal: bool, samples: Any) -> Any:
+    """Attention with dropout, or the gradient a rule names, where n is samples times a batch that they share:
+    what is dropped is the same for each.
+    """
+    grads = [] if rule == "output" else operands[:1]
+    query, key, value, scale, p, position, seed, *mask = operands[len(grads) :]
+    (n, length, h, r, _), s = query.shape, key.shape[1]
+    shape, one = (quotient(n, samples), h, r, length, s), constant(query.graph, 1.0)
+    ones = query.graph.add(find("full"), (one,), (shape, "float32"))
+    factors = reshape(dropout_values(ones, p, position, seed, False), (1, *shape))
+    drop = reshape(expand(factors, (samples, *shape)), (n, *shape[1:]))
+    given = (*grads, query, key, value, scale, drop, mask[0] if mask else None, causal)
+    return attended(*given) if rule == "output" else gradient(rule, *given)
