@@ -7,11 +7,13 @@ result is from: an array of nothing but the lowest value has its first element t
 
 from __future__ import annotations
 
+from itertools import product as positions
 from typing import Any
 
-from kiln.graph.size import product
+from kiln.graph.size import product, quotient
 from kiln.ops import declare as d
 from kiln.ops import pointwise as p
+from kiln.ops.activations import narrow, wide
 from kiln.ops.comparison import eq, gt, ne
 from kiln.ops.creation import filled
 from kiln.ops.declare import dtype_name, public
@@ -136,6 +138,8 @@ def _(g: Any, ys: Any, input: Any, kernel: Any, stride: Any, padding: Any, dilat
     shape = tuple(input.shape)
     if apart and not padded:
         found = _spread(g, ys[1], shape, kernel, stride, dilation)
+    elif max(dilation) == 1 and product(kernel) <= AT_ONCE:
+        found = _gathered(g, ys[1], shape, kernel, stride, padding)
     else:
         places = _places(ys[1], shape[-len(kernel) :], kernel, stride, padding, dilation)
         found = placed_at(g, places, shape, len(kernel))
@@ -143,38 +147,85 @@ def _(g: Any, ys: Any, input: Any, kernel: Any, stride: Any, padding: Any, dilat
 
 
 def _spread(g: Any, which: Any, shape: Any, kernel: Ints, stride: Ints, dilation: Ints) -> Any:
-    """The gradient where windows do not overlap: each element knows its one window, without a scatter."""
+    """The gradient where windows do not overlap: each element knows its one window, without a scatter.
+
+    Taps come before places, so that what runs fastest is long.
+    """
     dims = len(kernel)
     lead, out, steps = shape[:-dims], tuple(g.shape)[-dims:], contiguous_strides(shape)
-    apart = (*lead, *(n for o in out for n in (o, 1)))
-    sizes = (*lead, *(n for o, k in zip(out, kernel) for n in (o, k)))
-    strides = (
-        *steps[:-dims],
-        *(n for t, s, r in zip(steps[-dims:], stride, dilation) for n in (t * s, t * r)),
-    )
+    sizes, one = (*lead, *kernel, *out), (*lead, *(1 for _ in kernel), *out)
+    by_tap, by_place = (tuple(t * s for t, s in zip(steps[-dims:], by)) for by in (dilation, stride))
     number: Any = d.number(g, 0)
     for k in range(dims):
-        own = g.graph.add(find("iota"), (), (sizes, len(lead) + 2 * k + 1))
+        own = g.graph.add(find("iota"), (), (sizes, len(lead) + k))
         number = number + own * d.number(g, product(kernel[k + 1 :]))
-    here = eq(p.convert(reshape(which, apart), "int64"), number)
-    tiles = p.where(here, reshape(g, apart), 0)
-    return write(filled(g.graph, 0, shape, g.dtype), tiles, strides, (0,))
+    here = eq(p.convert(reshape(which, one), "int64"), number)
+    tiles = p.where(here, reshape(g, one), 0)
+    return write(filled(g.graph, 0, shape, g.dtype), tiles, (*steps[:-dims], *by_tap, *by_place), (0,))
+
+
+def _gathered(g: Any, which: Any, shape: Any, kernel: Ints, stride: Ints, padding: Ints) -> Any:
+    """The gradient where windows overlap: each element looks at the windows that hold it, in ascending order.
+    Places q * stride + phase are tap k0 + j * stride of window q + at - j: a pass for each phase.
+    """
+    first, ones = len(shape) - len(kernel), (1,) * len(kernel)
+    sizes, steps = shape[first:], contiguous_strides(shape)
+    lead = tuple((k - 1) // s for k, s in zip(kernel, stride))
+    after = tuple(  # windows behind the last that an element of the last phase would look at
+        quotient(n + s - 1, s) + max((s - 1 + a) // s, 2) - o
+        for n, s, a, o in zip(sizes, stride, padding, g.shape[first:])
+    )
+    weights = [product(kernel[k + 1 :]) for k in range(len(kernel))]
+    inside: Any = 0
+    for (_, own), weight in zip(_inside(which, kernel, stride, padding, ones), weights):
+        inside = own * weight + inside
+    which = bordered(p.convert(inside, "uint8"), 0, lead, after)
+    padded = bordered(g, 0, lead, after)
+    apart = (*steps[:first], *(step * s for step, s in zip(steps[first:], stride)))
+    found = filled(g.graph, 0, shape, g.dtype)
+    for phase in positions(*map(range, stride)):
+        k0 = [(r + a) % s for r, a, s in zip(phase, padding, stride)]
+        at = [m + (r + a) // s for m, r, a, s in zip(lead, phase, padding, stride)]
+        many = tuple(quotient(n - r + s - 1, s) for n, r, s in zip(sizes, phase, stride))
+        total: Any = filled(g.graph, 0, (*shape[:first], *many), wide(g).dtype)
+        for j in positions(*(range((k - 1 - b) // s, -1, -1) for k, b, s in zip(kernel, k0, stride))):
+            number = sum((b + i * s) * weight for b, i, s, weight in zip(k0, j, stride, weights))
+            seen = (tuple(a - i for a, i in zip(at, j)), first, ones, ones, many)
+            chosen = eq(p.convert(tap(which, *seen), "int32"), number)
+            total = total + p.where(chosen, wide(tap(padded, *seen)), 0)
+        offset = sum(r * step for r, step in zip(phase, steps[first:]))
+        found = write(found, narrow(total, g.dtype), apart, (offset,))
+    return found
+
+
+def _inside(which: Any, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints) -> list[tuple[Any, Any]]:
+    """Along each dim where every window begins, and its chosen tap (int64); where that is in the padding, the
+    first tap inside: every element is as low.
+
+    Machines divide floats many at a time, integers one by one; with half of one added no quotient is near an
+    integer.
+    """
+    dims, found = len(kernel), []
+    rest = p.convert(which, "int64")
+    for k, (s, a, r) in enumerate(zip(stride, padding, dilation)):
+        weight = product(kernel[k + 1 :])
+        own = rest
+        if weight != 1:
+            own = p.convert((p.convert(rest, "float64") + 0.5) / weight, "int64")
+            rest = rest - own * weight
+        start = which.graph.add(find("iota"), (), (tuple(which.shape), which.ndim - dims + k)) * s - a
+        if a:
+            first = find("floor_divide")(r - 1 - start, r) if r > 1 else 0 - start
+            own = p.where(start + own * r < 0, first, own)
+        found.append((start, own))
+    return found
 
 
 def _places(which: Any, sizes: Any, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints) -> Any:
     """Where the taps are in an array whose last dims are `sizes`, as one number (int64)."""
-    dims = len(kernel)
-    rest, place = p.convert(which, "int64"), None
-    for k, (s, a, r) in enumerate(zip(stride, padding, dilation)):
-        weight = product(kernel[k + 1 :])
-        at = rest if weight == 1 else find("floor_divide")(rest, weight)
-        rest = rest - at * weight
-        start = which.graph.add(find("iota"), (), (tuple(which.shape), which.ndim - dims + k)) * s
-        at = start + at * r - a
-        if a:  # from the padding only where every element is as low
-            first = at + find("floor_divide")(r - 1 - at, r) * r if r > 1 else 0
-            at = p.where(at < 0, first, at)
-        at = at * d.number(which, product(sizes[k + 1 :]))
+    place: Any = None
+    for k, (start, own) in enumerate(_inside(which, kernel, stride, padding, dilation)):
+        at = (start + own * dilation[k]) * d.number(which, product(sizes[k + 1 :]))
         place = at if place is None else place + at
     return place
 
