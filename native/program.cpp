@@ -215,7 +215,8 @@ constexpr size_t added_bytes = 80 << 10;  // of segments' sums, whose adding is 
 Work work_of(const Step& step, const int64_t* slots, int threads) {
     Work work{slots[step.units], slots[step.grain]};
     const Split& split = step.split;
-    if (split.segments < 0 || threads == 1 || work.units >= few_units * threads || work.units <= 0)
+    if (split.segments < 0 || threads == 1 || work.units >= few_units * threads || work.units <= 0 ||
+        std::min(slots[split.rows], slots[split.words]) < 1)
         return work;
     const int64_t segments = slots[split.segments], grain = std::max<int64_t>(slots[split.grain], 1);
     if (segments < 2 || !worth_threads(segments, (grain - 1) / work.units + 1)) return work;
@@ -260,7 +261,8 @@ void run_segments(KernelFunction function, void* const* pointers, int64_t* cut, 
     const int64_t units = work.units / work.at_once;
     for (cut[0] = 0; cut[0] < work.segments; cut[0] += work.at_once) {
         const int64_t count = std::min(work.at_once, work.segments - cut[0]);
-        const auto added = int64_t(added_bytes / (size_t(count) * work.bytes / size_t(work.rows)));
+        const size_t row = std::max<size_t>(size_t(count) * work.bytes / size_t(work.rows), 1);
+        const auto added = int64_t(added_bytes / row);
         cut[1] = count;
         run_units(function, pointers, args, units * count, work.grain, scratch);
         cut[1] = -count;

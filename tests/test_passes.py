@@ -17,7 +17,7 @@ from kiln.graph.graph import Graph
 from kiln.graph.interpret import interpret
 from kiln.graph.verify import verify
 from kiln.ops.record import find
-from kiln.passes.gradient import Backward, backward
+from kiln.passes.gradient import Backward, backward, unbroadcast
 from kiln.passes.plan import Launch, Plan, lower
 from kiln.passes.simplify import simplify
 
@@ -529,3 +529,11 @@ def test_shape_only_inputs() -> None:
     """The gradient of a sum reads no value of its input, only its sizes."""
     graph = trace(lambda a: a.sum(), ("float32", (False, False)))
     assert backward(graph, (0,), (True,)).sources == (("grad", 0), ("shape", 0))
+
+
+def test_a_rule_that_gives_another_size_is_refused() -> None:
+    """It would be written past its array."""
+    graph = Graph()
+    like, found = graph.add_input("float32", (4,)), graph.add_input("float32", (3, 5))
+    with pytest.raises(RuntimeError, match=r"gives \[3, 5\] for a value of size \[4\]"):
+        unbroadcast(found, like)

@@ -158,3 +158,34 @@ def test_order_of_tiles_has_no_segments() -> None:
     """Of bfloat16 and 8-bit integers nothing is cut: where there is AMX a sum is one chain over all k."""
     assert all(product(dtype).segments(60_000) == 1 for dtype in TILED)
     assert product("float32").segments(60_000) == 118
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])
+def test_few_rows_by_a_turned_factor(dtype: str, target: Target) -> None:
+    """Numbers of rows that end in a short panel, on every machine's; plain, cut, and with an epilogue."""
+    rng = np.random.default_rng(3)
+    for m in (5, 9, 10, 17, 18, 19, 33, 34, 35, 49, 65, 67, 129, 257):
+        a, b = draw(rng, dtype, 1, m, 530), draw(rng, dtype, 1, 530, 272)
+        turned = np.ascontiguousarray(b.swapaxes(1, 2)).swapaxes(1, 2)
+        whole = multiply(a, b, dtype, target)
+        assert same(multiply(a, turned, dtype, target), whole), m
+        out = np.empty_like(whole)
+        run(product(dtype), a, turned, [out], target=target, at_once=2)
+        assert same(out, whole), m
+        if dtype.startswith("float"):
+            outs = [np.empty_like(whole) for _ in range(4)]
+            ones = np.ones_like(whole)
+            for (x, factor, cut), (pre, relu) in zip(
+                ((a, b, 0), (a, turned, 2)), ((outs[0], outs[1]), (outs[2], outs[3]))
+            ):
+                run(
+                    bias_relu(("s", "s", "1"), dtype),
+                    x,
+                    factor,
+                    [pre, relu, ones],
+                    [2.0],
+                    target,
+                    at_once=cut,
+                )
+            assert same(outs[0], outs[2]) and same(outs[1], outs[3]), m

@@ -106,7 +106,9 @@ class AttentionSpec(NamedTuple):
         """The units of work of a launch, on ints or symbolic sizes."""
         heads = sizes["n"] * sizes["h"]
         if self.backward:
-            return heads + 2 * heads // (heads * heads + 1)  # one is two
+            return heads + 2 * heads // (
+                heads * heads + 1
+            )  # the quotient is 1 of one head, 0 of more: one is cut in two
         return heads * sizes["r"] * ((sizes["l"] + UNIT_ROWS - 1) // UNIT_ROWS)
 
     def regions(self, sizes: dict[str, Any]) -> dict[str, Any]:
@@ -485,7 +487,9 @@ class _Driver:
             rows = code.minimum(code.sub(size["l"], row), str(ROWS))
             late = code.compare("sgt", code.add(row, rows), edge)
             mine = code.choose(late, last, first, "i1")
-            needed = code.op(f"or i1 {mine}, {first}") if self.spec.causal else "true"
+            needed = "true"
+            if self.spec.causal or not totals:  # later keys see none of the early queries
+                needed = code.op(f"or i1 {mine}, {first}") if totals else mine
             with code.when(needed):
                 self._backward(head, r, row, rows, (low, high), own, mine)
         for name, (_, width, factor) in totals.items():

@@ -82,6 +82,8 @@ class _Driver(Driver):
         unit = self.columns * element.bytes
         self.wide_units = max(most * UNIT_BYTES // unit, 1)
         self.pitch = self.panel_bytes if direct else self.wide_units * unit
+        assert FEW_PANELS * (self.apart + self.wide_units * self.columns * self.panel_bytes) <= COPIED
+        assert self.panel * self.wide_units * unit <= SUMS_BYTES
         self.b_lies, self.b_step = self.code.slot("ptr"), self.code.slot("i64")
         self.a_place, self.a_row, self.a_k = (
             self.code.slot("ptr"),
@@ -271,9 +273,13 @@ class _Driver(Driver):
     # -- few rows -----------------------------------------------------------------------------------
 
     def _few_rows(self, run: Run) -> str:
-        """Whether a run has so few rows that packing a B which must be turned costs as much as tiles."""
+        """Whether a run has so few rows that packing a B which must be turned costs as much as tiles.
+
+        No panel of them may be shorter than what is turned at once.
+        """
         code, element = self.code, self.element
-        rows = (code.compare("sge", run.rows, str(16 // element.bytes)),
+        short = code.op(f"and i64 {code.sub(run.rows, '1')}, {self.panel - 1}")
+        rows = (code.compare("sge", short, str(16 // element.bytes - 1)),
                 code.compare("sle", run.rows, str(FEW_PANELS * self.panel)))  # fmt: skip
         along = code.compare("eq", self.stride["b_k"], str(element.stored_bytes))
         return code.both(*rows, along, code.compare("sgt", run.columns, run.rows))

@@ -1,10 +1,11 @@
-"""Packing: copying a block of A or B into a stack panel, in the order and the type a tile reads.
+"""Packing: copying a block of A or B into memory of the thread, in the order and the type a tile reads.
 
     copy       dst[o][i] = src[o * os + i * is]     rows of vectors where is = 1, elements otherwise
     turn       dst[k][c] = src[c * cs + k]          transposed in registers, a 128-bit lane of k at a time
     zeros      dst[..] = 0
 
 Strides of the source are bytes; the panel's elements have the summed type. Neither reads past the block.
+`turn` wants 16 bytes of k at least: it begins the last ones earlier, over those before.
 """
 
 from __future__ import annotations

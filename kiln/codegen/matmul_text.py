@@ -62,7 +62,7 @@ class Routine(Code):
         return base
 
     def run(self, name: str, *arguments: str) -> None:
-        """Call a function of the library; arguments are typed, or i64."""
+        """Call another routine; arguments are typed, or i64."""
         typed = [a if " " in a else f"i64 {a}" for a in arguments]
         self.line(f"call void @{name}({', '.join(typed)})")
         self.declared[name] = f"declare void @{name}({', '.join(a.split()[0] for a in typed)})"

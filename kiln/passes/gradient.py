@@ -152,7 +152,7 @@ def _contribute(gradients: dict[int, Value], value: Value, part: Value) -> None:
 def unbroadcast(gradient: Value, like: Value) -> Value:
     """A gradient summed over the dims along which `like` was broadcast to the gradient's shape.
 
-    AssertionError for one that no broadcasting of `like` has: it would be written past its array.
+    RuntimeError for one known to have another size: it would be written past its array.
     """
     shape, graph = gradient.shape, gradient.graph
     if graph.same_shape(shape, like.shape):
@@ -160,7 +160,8 @@ def unbroadcast(gradient: Value, like: Value) -> Value:
     lead = gradient.ndim - like.ndim
     pairs = list(zip(shape[max(lead, 0) :], like.shape))
     wrong = lead < 0 or any(n not in (1, m) for m, n in pairs if isinstance(m, int) and isinstance(n, int))
-    assert not wrong, f"a derivative gives {list(shape)} for a value of size {list(like.shape)}"
+    if wrong:
+        raise RuntimeError(f"a derivative gives {list(shape)} for a value of size {list(like.shape)}")
     repeated = [d for d in range(gradient.ndim) if d < lead or (like.shape[d - lead] == 1 and shape[d] != 1)]
     dims = tuple(d for d in repeated if shape[d] != 1)
     if dims:

@@ -7,7 +7,7 @@ While a product's block of sums is in the cache, its epilogue computes the eleme
 chains: up to 16 accumulators for each row and 128 columns. The rows' kernel combines those, in the order its
 reduction has anyway, with whatever follows the sums. If nobody else reads y, it is never written.
 
-    product:   part[m, n // 128, 16] = chains of g(y)
+    product:   part[m, up to 16 for each 128 of n] = chains of g(y)
     rows:      s = sum of part                    frame [m, accumulators], reduced: the last
 
 Not where y is the product itself and wanted elsewhere: sums go there without an epilogue. And only where a

@@ -74,6 +74,7 @@ def _samples(rng: Any, t: str) -> list[Any]:
         sample((2, 5, 6), (2, 3), (0, 0), (2, 2), (2, 2), (0, 0), (1, 1)),
         sample((2, 3, 5, 5), (3, 2), (1, 1), (3, 2), (2, 3), (1, 0), (1, 2)),
         sample((2, 4, 5, 3), (2, 2, 1), (0, 0, 0), (3, 3, 3), (1, 2, 1), (0, 0, 0), (1, 1, 1)),
+        sample((2, 6, 5), (6, 3), (1, 0), (3, 1), (1, 2), (1, 0), (1, 1)),
     ]
 
 
@@ -212,7 +213,7 @@ def _inside(which: Any, kernel: Ints, stride: Ints, padding: Ints, dilation: Int
         own = rest
         if weight != 1:
             own = p.convert((p.convert(rest, "float64") + 0.5) / weight, "int64")
-            rest = rest - own * weight
+        rest = rest - own * weight
         start = which.graph.add(find("iota"), (), (tuple(which.shape), which.ndim - dims + k)) * s - a
         if a:
             first = find("floor_divide")(r - 1 - start, r) if r > 1 else 0 - start
@@ -261,6 +262,10 @@ def _placed(
             {},
         ),
         lambda rng, t: ((rng.integers(0, 2, (2, 3)).astype(t), (6,), (3,), (2,), (1,), (2,)), {}),
+        lambda rng, t: (
+            (rng.integers(0, 3, (2, 2, 4)).astype(t), (6, 4), (3, 1), (3, 1), (0, 0), (1, 1)),
+            {},
+        ),
     ),
     reference=d.reference(_placed),
     failures=d.not_an_array("pool_places", 2),
@@ -312,6 +317,7 @@ def _cases(dims: int) -> Any:
             Sample((d.distinct(rng, (2, *plain), t), 2)),
             Sample((d.distinct(rng, wide, t), 2), {"stride": 1, "padding": 1}),
             Sample((d.distinct(rng, wide, t), (2,) * dims), settings),
+            Sample((d.distinct(rng, wide, t), (3,) + (1,) * (dims - 1), 1)),
         ]
 
     return make
