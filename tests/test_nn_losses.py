@@ -201,6 +201,22 @@ def test_ctc_of_one_row_and_its_ends() -> None:
                 lib.nn.functional.ctc_loss(**given)
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("dtype", [kiln.float16, kiln.bfloat16])
+def test_ctc_of_halves_is_computed_in_float32(dtype: Any, reduction: str) -> None:
+    for name in CTC:
+        scores, *rest = ctc_case(kiln, name, kiln.float32)
+        short = scores.detach().log_softmax(2).to(dtype)
+        results = []
+        for logs in (short, short.float()):
+            logs.requires_grad_()
+            loss = kiln.nn.functional.ctc_loss(logs, *rest, reduction=reduction, zero_infinity=True)
+            loss.sum().backward()
+            assert loss.dtype == logs.grad.dtype == logs.dtype and logs.grad.isfinite().all()
+            results.append((loss.detach().to(dtype).tolist(), logs.grad.to(dtype).tolist()))
+        assert results[0] == results[1]
+
+
 def test_ctc_has_derivatives_of_every_order_and_records() -> None:
     _, targets, inputs, counts = ctc_case(kiln, "padded", kiln.float64)
     scores = kiln.arange(112.0, dtype=kiln.float64).reshape(7, 4, 4).sin().requires_grad_()

@@ -76,12 +76,57 @@ def test_holders(program: Any) -> None:
         lambda t: t.nn.ParameterDict({3: t.ones(1)}),
         lambda t: t.nn.ParameterDict({"update": t.ones(1)}),
         lambda t: t.nn.ParameterDict({"a": t.ones(1)}).pop("b"),
+        lambda t: t.nn.ParameterDict({"a": t.ones(1)}).update(t.nn.Linear(1, 1)),
         lambda t: t.nn.Bilinear(0, 1, 1),
     ],
 )
 def test_refusals(program: Any) -> None:
     ours, theirs = outcome(program, kiln), outcome(program, torch)
     assert isinstance(ours, type) and (ours is theirs or (ours, theirs) == (KeyError, AttributeError))
+
+
+@pytest.mark.parametrize("key", ["items", "forward", "training", "_keys", "_parameters"])
+@pytest.mark.parametrize("value", ["x", kiln.ones(1), None])
+def test_a_key_does_not_replace_an_attribute(key: str, value: Any) -> None:
+    held = kiln.nn.ParameterDict({"a": kiln.ones(1)})
+    with pytest.raises(KeyError, match=key):
+        held[key] = value
+    assert [k for k, _ in held.items()] == list(held.state_dict()) == ["a"] and held.training is True
+
+
+@pytest.mark.parametrize("value", ["x", None, kiln.nn.Identity()])
+def test_what_is_held_is_replaced_by_a_value_of_any_kind(value: Any) -> None:
+    for held, key in (
+        (kiln.nn.ParameterDict({"a": kiln.ones(1), "b": kiln.ones(2)}), "a"),
+        (kiln.nn.ParameterList([kiln.ones(1), kiln.ones(2)]), 0),
+    ):
+        held[key] = value
+        assert held[key] is value and len(held) == 2 and len(list(held.parameters())) == 1
+        held[key] = "y"
+        assert held[key] == "y" and not list(held.children())
+        held[key] = kiln.zeros(3)
+        assert held[key].tolist() == [0, 0, 0] and len(list(held.parameters())) == 2
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_copy_of_a_buffer_is_a_buffer(persistent: bool) -> None:
+    buffer = kiln.nn.Buffer(kiln.ones(2), persistent=persistent)
+    near, far, twin = copy.copy(buffer), *copy.deepcopy([buffer, buffer])
+    assert far is twin is not buffer
+    for made in (near, far):
+        layer = kiln.nn.Identity()
+        layer.mean = made
+        assert type(made) is kiln.nn.Buffer and made.persistent is persistent
+        assert [n for n, _ in layer.named_buffers()] == ["mean"]
+        assert list(copy.deepcopy(layer).state_dict()) == ["mean"] * persistent
+        assert type(copy.deepcopy(layer).mean) is kiln.nn.Buffer
+    buffer.fill_(3.0)
+    assert near.tolist() == [3, 3] and far.tolist() == [1, 1]
+
+    trained = kiln.nn.Buffer(kiln.ones(2, requires_grad=True))
+    trained.sum().backward()
+    made = copy.deepcopy(trained)
+    assert made.requires_grad and made.grad.tolist() == [1, 1] and made.grad is not trained.grad
 
 
 def test_bilinear() -> None:

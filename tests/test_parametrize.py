@@ -130,6 +130,56 @@ def test_parametrizations() -> None:
     assert story(kiln) == story(torch)
 
 
+def diagonal(lib: Any, cut: bool = False) -> Any:
+    class Diagonal(lib.nn.Module):  # type: ignore[misc]
+        def forward(self, x: Any) -> Any:
+            return x if cut else lib.diag(x)
+
+        def right_inverse(self, x: Any) -> Any:
+            return lib.diagonal(x)
+
+    return Diagonal()
+
+
+@pytest.mark.parametrize("name", ["weight", "scale"])
+def test_an_inverse_of_another_shape(name: str) -> None:
+    told = []
+    for lib in LIBS:
+        module = lib.nn.Linear(3, 3, bias=False)
+        module.register_buffer("scale", lib.ones(3, 3))
+        with lib.no_grad():
+            module.weight.copy_(lib.arange(9.0).reshape(3, 3))
+        lib.nn.utils.parametrize.register_parametrization(module, name, diagonal(lib))
+        original = module.parametrizations[name].original
+        told.append([getattr(module, name).tolist(), original.tolist(), list(module.state_dict())])
+        setattr(module, name, lib.eye(3) * 4)
+        told[-1] += [getattr(module, name).tolist(), original.tolist()]
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("name", ["weight", "scale"])
+def test_a_refused_parametrization_leaves_the_layer_as_it_was(name: str) -> None:
+    module = kiln.nn.Linear(3, 3)
+    module.register_buffer("scale", kiln.ones(3, 3))
+    old = {k: v.clone() for k, v in module.state_dict().items()}
+    with pytest.raises(ValueError, match="may not change the dtype or the shape"):
+        kiln.nn.utils.parametrize.register_parametrization(module, name, diagonal(kiln, cut=True))
+    assert list(module.state_dict()) == list(old) and type(module) is kiln.nn.Linear
+    assert all(kiln.equal(v, old[k]) for k, v in module.state_dict().items())
+    assert module(kiln.ones(2, 3)).shape == (2, 3)
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_what_a_weight_is_computed_from_is_trained_as_it_was(trained: bool) -> None:
+    for lib in LIBS:
+        module = lib.nn.Linear(3, 4, bias=False).requires_grad_(trained)
+        old = module.weight.detach().clone()
+        held = lib.nn.utils.parametrizations.weight_norm(module).parametrizations.weight
+        assert [p.requires_grad for p in held.parameters()] == [trained, trained]
+        assert module.weight.requires_grad == trained
+        assert lib.equal(held.original1, old)  # the weight as it was, not of length 1
+
+
 def test_a_copy_is_free_of_its_original() -> None:
     tools = kiln.nn.utils.parametrize
     module = tools.register_parametrization(kiln.nn.Linear(3, 3), "weight", doubled(kiln))

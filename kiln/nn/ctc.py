@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from kiln import ops
+from kiln import _core, ops
 from kiln._core import Tensor
 from kiln.errors import describe, message
 
 _NONE = -1e30  # the logarithm of a probability of 0: infinity minus infinity would be no number
+_HALVES = (_core.float16, _core.bfloat16)  # computed in float32, which has _NONE
 
 
 def ctc_loss(
@@ -40,29 +41,36 @@ def ctc_loss(
     if reduction not in ("none", "mean", "sum"):
         raise ValueError(f"{reduction} is not a valid value for reduction")
     single = log_probs.ndim == 2
+    inputs, counts = _checked(log_probs, input_lengths, target_lengths, blank)
     logs = log_probs.unsqueeze(1) if single else log_probs
-    if logs.ndim != 3 or not logs.is_floating_point():
-        raise RuntimeError(message("ctc_loss", "floats of (T, N, C) or (T, C)", describe(log_probs)))
-    times, rows, classes = logs.shape
+    if logs.dtype in _HALVES:
+        logs = logs.to(_core.float32)
+    losses = _losses(logs, _labels(targets, counts, blank, single), inputs, counts, blank)
+    losses = ops.where(losses > -0.1 * _NONE, 0.0 if zero_infinity else float("inf"), losses)
+    if reduction == "sum":
+        losses = losses.sum()
+    elif reduction == "mean":
+        losses = (losses / ops.tensor(counts).clamp(min=1).to(losses.dtype)).mean()
+    elif single:
+        losses = losses.squeeze(0)
+    result: Tensor = losses.to(log_probs.dtype)
+    return result
+
+
+def _checked(logs: Tensor, inputs: Any, counts: Any, blank: int) -> tuple[list[int], list[int]]:
+    """The lengths of log-probabilities and of labels, one for each row; RuntimeError if they do not fit."""
+    if logs.ndim not in (2, 3) or not logs.is_floating_point():
+        raise RuntimeError(message("ctc_loss", "floats of (T, N, C) or (T, C)", describe(logs)))
+    times, rows, classes = logs.shape if logs.ndim == 3 else (logs.shape[0], 1, logs.shape[1])
     if not 0 <= blank < classes:
         raise RuntimeError(f"ctc_loss: blank must be in label range, [0, {classes}), got {blank}")
-    inputs = _lengths("input_lengths", input_lengths, rows)
-    counts = _lengths("target_lengths", target_lengths, rows)
+    inputs, counts = _lengths("input_lengths", inputs, rows), _lengths("target_lengths", counts, rows)
     if max(inputs, default=0) > times:
         raise RuntimeError(
             f"Expected input_lengths to have value at most {times}, but got value {max(inputs)} (while "
             "checking arguments for ctc_loss)"
         )
-    losses = _losses(logs, _labels(targets, counts, blank, single), inputs, counts, blank)
-    losses = ops.where(losses > -0.1 * _NONE, 0.0 if zero_infinity else float("inf"), losses)
-    if reduction == "sum":
-        total: Tensor = losses.sum()
-        return total
-    if reduction == "mean":
-        mean: Tensor = (losses / ops.tensor(counts).clamp(min=1).to(losses.dtype)).mean()
-        return mean
-    each: Tensor = losses.squeeze(0) if single else losses
-    return each
+    return inputs, counts
 
 
 def _lengths(name: str, given: Any, rows: int) -> list[int]:

@@ -11,6 +11,7 @@ from typing import Any
 from kiln import ops
 from kiln._core import Tensor
 from kiln.errors import describe, message
+from kiln.ops.data import deepcopy
 
 
 class Parameter(Tensor):
@@ -67,6 +68,18 @@ class Buffer(Tensor):
             raise TypeError(message("Buffer", "a tensor", describe(data), "make it one with kiln.tensor"))
         made: Buffer = Tensor._make_subclass(cls, data.detach(), data.requires_grad)
         made.persistent = persistent
+        return made
+
+    def __copy__(self) -> Buffer:
+        return type(self)(self, persistent=self.persistent)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Buffer:
+        copied: Any = memo.get(id(self))
+        if copied is None:
+            plain = deepcopy(self, memo)
+            memo[id(self)] = copied = type(self)(plain, persistent=self.persistent)
+            copied.grad = plain.grad
+        made: Buffer = copied
         return made
 
 

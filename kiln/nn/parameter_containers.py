@@ -15,8 +15,11 @@ class _ParameterContainer(Module):
     """What is held is the container's own under its name: a tensor as a parameter, anything else as it is."""
 
     def _hold(self, name: str, value: Any) -> None:
-        plain = isinstance(value, Tensor) and not isinstance(value, Parameter)
-        setattr(self, name, Parameter(value) if plain else value)
+        if isinstance(value, Tensor):
+            value = value if isinstance(value, Parameter) else Parameter(value)
+        elif name in self._parameters or name in self._modules:
+            delattr(self, name)  # where a parameter is, assignment takes no other value
+        setattr(self, name, value)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError(f"{type(self).__name__} should not be called.")
@@ -123,6 +126,8 @@ class ParameterDict(_ParameterContainer):
     def __setitem__(self, key: str, value: Any) -> None:
         if not isinstance(key, str):
             raise TypeError(message("ParameterDict", "a key that is a string", describe(key)))
+        if key not in self._keys and hasattr(self, key):
+            raise KeyError(f"attribute '{key}' already exists")
         self._hold(key, value)
         self._keys[key] = None
 
@@ -201,7 +206,7 @@ class ParameterDict(_ParameterContainer):
 
     def update(self, parameters: Any) -> None:
         """Add named parameters, of a dict or as pairs, replacing those of the same names."""
-        if not isinstance(parameters, (Iterable, ParameterDict)):
+        if not isinstance(parameters, Iterable):
             what = type(parameters).__name__
             raise TypeError(
                 f"ParametersDict.update should be called with an iterable of key/value pairs, but got {what}"

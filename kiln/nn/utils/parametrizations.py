@@ -25,8 +25,8 @@ class _WeightNorm(Module):
 def weight_norm(module: Module, name: str = "weight", dim: int | None = 0) -> Module:
     """From now on a weight is its length times a direction; gives the module back.
 
-    The length is `parametrizations.weight.original0`, the direction is `original1` of length 1; the norm is
-    taken over all dims but `dim` (None: all).
+    The length is `parametrizations.weight.original0`; the direction is `original1`, of any length, at first
+    the weight as it was. The norm is taken over all dims but `dim` (None: all).
 
     >>> import kiln
     >>> layer = kiln.nn.utils.parametrizations.weight_norm(kiln.nn.Linear(4, 3))

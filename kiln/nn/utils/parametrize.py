@@ -50,6 +50,7 @@ class ParametrizationList(ModuleList):
             raise ValueError("ParametrizationList requires one or more modules.")
         super().__init__(modules)
         self.unsafe = unsafe
+        old = original.detach()  # what is at this place now: `original` may get other data below
         new: Any = original
         with no_grad():
             for module in reversed(modules):
@@ -69,14 +70,20 @@ class ParametrizationList(ModuleList):
             self.ntensors = len(new)
             for k, part in enumerate(new):
                 part = part.detach()
-                _own(self, f"original{k}", Parameter(part) if isinstance(original, Parameter) else part)
+                trained = original.requires_grad
+                part = Parameter(part, trained) if isinstance(original, Parameter) else part
+                _own(self, f"original{k}", part)
         else:
             raise ValueError(
                 "'right_inverse' must return a Tensor or a Sequence of tensors (list, tuple...). Got "
                 f"{type(new)}"
             )
         if not unsafe:
-            _same("parametrization", self(), original)
+            try:
+                _same("parametrization", self(), old)
+            except BaseException:
+                original.data = old
+                raise
 
     def _originals(self) -> list[Any]:
         names = ["original"] if self.is_tensor else [f"original{k}" for k in range(self.ntensors)]

@@ -178,10 +178,10 @@ def divided(weight: Tensor, u: Tensor, v: Tensor, dim: int) -> Tensor:
 
 
 def weight_norm(module: Module, name: str = "weight", dim: int | None = 0) -> Module:
-    """From now on a weight is `weight_g`, its length, times `weight_v` of length 1; gives the module back.
+    """From now on a weight is its length `weight_g` times the direction of `weight_v`; gives the module back.
 
-    The norm is taken over all dims but `dim` (None: all). Deprecated for
-    `parametrizations.weight_norm`, which a FutureWarning says.
+    `weight_v` may have any length and is at first the weight as it was. The norm is taken over all dims but
+    `dim` (None: all). Deprecated for `parametrizations.weight_norm`, which a FutureWarning says.
     """
     warnings.warn(
         "`kiln.nn.utils.weight_norm` is deprecated in favor of `kiln.nn.utils.parametrizations.weight_norm`.",
