@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "busy.h"
 #include "check.h"
 #include "dispatch.h"
 #include "op.h"
@@ -71,6 +72,7 @@ auto in_python(Call&& call) {
 // Runs `body`, turning errors into Python exceptions and a null (or -1) result.
 template <class Body>
 auto guarded(Body&& body) noexcept -> decltype(body()) {
+    const CallEnd end;
     try {
         return body();
     } catch (const Error& error) { set_python_error(error); } catch (const std::exception& error) {
@@ -104,7 +106,10 @@ Results call_of_program(Fn& fn, std::span<const Operand> operands, std::span<con
 inline bool is_tensor(PyObject* object) {
     return Py_TYPE(object) == tensor_type || PyObject_TypeCheck(object, tensor_type);
 }
+// Of a tensor object, as long as no other Python code runs: that may put another one under it (`x.data = y`).
 inline Tensor& tensor_of(PyObject* object) { return *reinterpret_cast<TensorObject*>(object)->tensor; }
+using Held = SmallVector<TensorRef, 4>;  // what a call keeps of its operands meanwhile
+inline Tensor* hold(PyObject* tensor, Held& held) { return held.emplace_back(&tensor_of(tensor)).get(); }
 // Tells the collector of cycles about a tensor object: from when it has attributes, hooks or foreign memory.
 // A result of an op has none, and costs the collector nothing.
 void track(PyObject* tensor);

@@ -224,10 +224,8 @@ PyObject* from_buffer(PyObject*, PyObject* object) {
                        "from_numpy: a stride is not a multiple of the element size");
             KILN_CHECK(view.strides[d] >= 0 || sizes[d] <= 1, value,
                        "At least one stride in the given numpy array is negative, and tensors with negative "
-                       "strides are "
-                       "not currently supported. (You can probably work around this by making a copy of your "
-                       "array with "
-                       "array.copy().)");
+                       "strides are not currently supported. (You can probably work around this by making a "
+                       "copy of your array with array.copy().)");
         }
         KILN_CHECK(reinterpret_cast<uintptr_t>(view.buf) % size_t(view.itemsize) == 0, value,
                    "from_numpy: the array's memory is not aligned to its element size; copy it first");

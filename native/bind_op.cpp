@@ -223,7 +223,7 @@ private:
                 ready(tensor);
                 return add_number(read_element(tensor.dtype, tensor.data()));
             }
-            operands.push_back({&tensor, {}});
+            operands.push_back({hold(value, held_), {}});
             note(array_code);
             return true;
         }
@@ -288,7 +288,7 @@ private:
             PyObject* item = PyTuple_GET_ITEM(list_.get(), i);
             if (is_symbolic(item)) return false;
             if (!is_tensor(item)) wrong_argument(self_, param, item, "a tuple of Tensors");
-            operands.push_back({&tensor_of(item), {}});
+            operands.push_back({hold(item, held_), {}});
         }
         note(count);
         return true;
@@ -299,6 +299,7 @@ private:
     bool pointwise_;
     SmallVector<Object, 8> structure_;
     Object list_;  // of tensors, as it was
+    Held held_;
 };
 
 PyObject* trace(OpObject& self, PyObject* const* args, size_t count, PyObject* names) {
@@ -314,12 +315,12 @@ PyObject* trace(OpObject& self, PyObject* const* args, size_t count, PyObject* n
 }
 
 // All operands given in order, tensors and numbers only: nothing to bind. False if it is not so.
-bool take_operands(OpObject& self, PyObject* const* args, size_t count, Operands& operands) {
+bool take_operands(OpObject& self, PyObject* const* args, size_t count, Operands& operands, Held& held) {
     if (!self.operands_only || count != self.params->size()) return false;
     for (size_t i = 0; i < count; ++i) {
         Operand& operand = operands.emplace_back();
         if (is_tensor(args[i]))
-            operand.tensor = &tensor_of(args[i]);
+            operand.tensor = hold(args[i], held);
         else if (PyFloat_CheckExact(args[i]))
             operand.number = Number::of(PyFloat_AS_DOUBLE(args[i]));
         else if (!PyLong_Check(args[i]) || !number_from(args[i], &operand.number))
@@ -348,7 +349,8 @@ PyObject* op_vectorcall(PyObject* object, PyObject* const* args, size_t flags, P
         size_t count = size_t(PyVectorcall_NARGS(flags));
         if (self.in_place && (count == 0 || !(is_tensor(args[0]) || is_symbolic(args[0]))))
             raise(ErrorKind::type, concat(self.op->name, "_(): the first argument must be a Tensor"));
-        if (Operands operands; !names && take_operands(self, args, count, operands)) {
+        Held held;
+        if (Operands operands; !names && take_operands(self, args, count, operands, held)) {
             std::span<const Operand> given(operands.data(), operands.size());
             return self.in_place ? write_into(plain_fn(self), given, args[0])
                                  : call_plain(plain_fn(self), given);

@@ -60,16 +60,16 @@ PyObject* set_operator(PyObject*, PyObject* args) {
 }
 
 // A tensor or number as an operand; false for anything else.
-bool take(PyObject* object, Operand& operand) {
+bool take(PyObject* object, Operand& operand, Held& held) {
     if (!is_tensor(object)) return number_from(object, &operand.number);
-    operand.tensor = &tensor_of(object);
+    operand.tensor = hold(object, held);
     return true;
 }
 
 // What may stand beside a tensor: tensors and numbers as they are, an array as a tensor; else null.
 Object beside(PyObject* object) {
-    Operand operand;
-    if (take(object, operand)) return Object::borrow(object);
+    Number number;
+    if (is_tensor(object) || number_from(object, &number)) return Object::borrow(object);
     Object tensor = checked(PyObject_CallOneArg(operators[array], object));
     return tensor.get() == Py_None ? Object() : std::move(tensor);
 }
@@ -79,9 +79,11 @@ PyObject* binary(Slot slot, PyObject* lhs, PyObject* rhs) {
         PyObject* function = operators[slot];
         if (!function) return Py_NewRef(Py_NotImplemented);
         // a pointwise op of tensors and numbers: no argument binding at all
+        Held held;
         Operand operands[2];
         Fn* fn = plain_binary(function);
-        if (fn && take(lhs, operands[0]) && take(rhs, operands[1])) return wrap(call_one(*fn, operands));
+        if (fn && take(lhs, operands[0], held) && take(rhs, operands[1], held))
+            return wrap(call_one(*fn, operands));
         Object left = beside(lhs), right = beside(rhs);
         if (!left || !right) return Py_NewRef(Py_NotImplemented);
         PyObject* args[2] = {left.get(), right.get()};
@@ -104,9 +106,11 @@ template <Slot slot>
 PyObject* inplace_slot(PyObject* lhs, PyObject* rhs) {
     if (!is_tensor(lhs) || !operators[slot]) return binary(slot, lhs, rhs);
     return guarded([&]() -> PyObject* {
+        Held held;
         Operand operands[2];
         Fn* fn = plain_binary(operators[slot]);
-        if (fn && take(lhs, operands[0]) && take(rhs, operands[1])) return write_into(*fn, operands, lhs);
+        if (fn && take(lhs, operands[0], held) && take(rhs, operands[1], held))
+            return write_into(*fn, operands, lhs);
         Object other = is_symbolic(rhs) ? Object::borrow(rhs) : beside(rhs);
         if (!other) return Py_NewRef(Py_NotImplemented);
         static PyObject* names = Py_BuildValue("(s)", "out");
@@ -121,9 +125,9 @@ PyObject* inplace_power(PyObject* lhs, PyObject* rhs, PyObject*) { return inplac
 // The tensor as another dtype; itself if it is of that one.
 PyObject* cast_to(PyObject* self, DType dtype) {
     return guarded([&]() -> PyObject* {
-        Tensor& x = tensor_of(self);
-        if (x.dtype == dtype) return Py_NewRef(self);
-        Operand operand{&x, {}};
+        const TensorRef x(&tensor_of(self));
+        if (x->dtype == dtype) return Py_NewRef(self);
+        Operand operand{x.get(), {}};
         return wrap(call_one(*core_fns().convert[int(dtype)], {&operand, 1}));
     });
 }
@@ -199,7 +203,7 @@ TensorRef basic_item(Tensor& x, PyObject* key) {
 
 PyObject* get_item(PyObject* x, PyObject* key) {
     return guarded([&]() -> PyObject* {
-        if (TensorRef view = basic_item(tensor_of(x), key)) return wrap(view);
+        if (TensorRef view = basic_item(*TensorRef(&tensor_of(x)), key)) return wrap(view);
         PyObject* args[2] = {x, key};
         return in_python([&] { return PyObject_Vectorcall(operators[getitem], args, 2, nullptr); });
     });

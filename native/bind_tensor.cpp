@@ -146,8 +146,8 @@ int set_requires_grad(Tensor& x, bool wanted) {
     return guarded([&] {
         KILN_CHECK(wanted || !x.node, runtime,
                    "you can only change requires_grad flags of leaf variables. If you want to use a computed "
-                   "variable "
-                   "in a subgraph that doesn't require differentiation use var_no_grad = var.detach().");
+                   "variable in a subgraph that doesn't require differentiation use var_no_grad = "
+                   "var.detach().");
         KILN_CHECK(!wanted || is_float(x.dtype), runtime,
                    "only Tensors of floating point dtype can require gradients, got ", name(x.dtype));
         KILN_CHECK(!wanted || !x.storage->inference || inference_mode(), runtime,
@@ -168,13 +168,12 @@ PyObject* get_grad(PyObject* self, void*) {
     const Tensor& x = tensor_of(self);
     if (x.meta && x.meta->grad) return wrap(x.meta->grad);
     if (x.node && !(x.meta && x.meta->retained) &&
-        PyErr_WarnEx(PyExc_UserWarning,
-                     "The .grad attribute of a Tensor that is not a leaf Tensor is being accessed. Its .grad "
-                     "attribute "
-                     "won't be populated during autograd.backward(). If you indeed want the .grad field to "
-                     "be populated "
-                     "for a non-leaf Tensor, use .retain_grad() on the non-leaf Tensor.",
-                     1) < 0)
+        PyErr_WarnEx(
+            PyExc_UserWarning,
+            "The .grad attribute of a Tensor that is not a leaf Tensor is being accessed. Its .grad "
+            "attribute won't be populated during autograd.backward(). If you indeed want the .grad "
+            "field to be populated for a non-leaf Tensor, use .retain_grad() on the non-leaf Tensor.",
+            1) < 0)
         return nullptr;
     Py_RETURN_NONE;
 }
@@ -245,9 +244,6 @@ int put_data(PyObject* self, PyObject* value, void*) {
                    name(source.dtype));
         KILN_CHECK(source.dtype == x.dtype || !x.node, runtime, "data: expected dtype ", name(x.dtype),
                    ", got ", name(source.dtype));
-        KILN_CHECK(is_float(source.dtype) || !x.requires_grad(), runtime,
-                   "data set to a tensor that requires gradients must be floating point, got ",
-                   name(source.dtype));
         TensorRef changed = alias(source);
         changed->untracked = x.untracked;
         changed->node = x.node;

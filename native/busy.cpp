@@ -34,7 +34,7 @@ struct Ends {
     int waiting = 0;     // under the interpreter's
 };
 Ends* ends = new Ends;  // never destroyed: threads may wait as the process ends
-auto* const left_over = new std::vector<TensorRef>;
+auto* const kept = new std::vector<TensorRef>;
 
 // In the child nobody else is away, in a kernel or waiting; someone may have held the mutex.
 [[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, [] {
@@ -81,11 +81,14 @@ Away::~Away() {
     --away;
     --away_here;
     tell_others();
-    if (!away && !left_over->empty()) const auto dropped = std::exchange(*left_over, {});
 }
 
 void drop_when_alone(TensorRef tensor) {
-    if (away > away_here) left_over->push_back(std::move(tensor));
+    if (away > away_here) kept->push_back(std::move(tensor));
+}
+
+CallEnd::~CallEnd() {
+    if (!kept->empty() && !away) const auto dropped = std::exchange(*kept, {});
 }
 
 void wait_until_alone() {

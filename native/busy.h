@@ -84,9 +84,12 @@ void tell_others();  // something that others may wait for has ended
 // begun. So it stays until this thread gives up the lock.
 void wait_until_alone();
 
-// Keeps what calls of other threads may use without owning it until no other thread is away. (Waiting for
-// that would never end where two threads' hooks do it.)
+// Keeps what calls of other threads may use without owning it until no thread is away and a call ends: who
+// was away goes on with it. (Waiting for that would never end where two threads' hooks do it.)
 void drop_when_alone(TensorRef tensor);
+struct CallEnd {  // of each call from Python
+    ~CallEnd();
+};
 
 // Around a fork: from `hold_runs` on, kernels keep the lock, and regions of other threads wait before they
 // begin (`wait_for_runs`, where a thread holds nothing): else one that compiles all the time would hardly

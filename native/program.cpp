@@ -60,10 +60,6 @@ void run_range(KernelFunction function, void* const* pointers, const int64_t* ar
 // Of a grain of 0 every unit is more work than threads need to be worth it.
 bool worth_threads(int64_t units, int64_t grain) { return units > grains_worth_it * grain; }
 
-}  // namespace
-
-namespace {
-
 // Runs `body`; the profile counts it under `name`.
 template <class Body>
 void timed(const std::string& name, Body body) {
@@ -183,10 +179,6 @@ const TempPlan& plan_temps(const Program& program, const int64_t* slots) {
     if (!same) lay_out(program, slots, plan);
     return plan;
 }
-
-}  // namespace
-
-namespace {
 
 // Where every buffer starts.
 void locate(const Program& program, const TempPlan& plan, std::span<const Input> inputs,

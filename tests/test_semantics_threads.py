@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from backend import WAYS, kiln, needs_kiln, normal, tensor, values
 
+from kiln.capture import service
 from kiln.testing.compare import same_bits, to_array
 
 
@@ -277,6 +278,54 @@ class TestBusy:
             return [np.unique(to_array(kiln.autograd.grad((x * 2).sum(), x)[0])).tolist() for _ in range(30)]
 
         assert in_threads(exchange, compute)[1] == [[2.0]] * 30
+
+    @needs_kiln
+    def test_data_exchanged_while_a_value_is_waited_for(self, monkeypatch: Any) -> None:
+        """What is read after the wait is of the tensor that was asked, until the whole call has ended."""
+        stored, asked = service._ANSWERS["stored region"], []
+
+        def exchange(*arguments: Any) -> Any:
+            def work() -> None:
+                x.data = y
+                asked.append([kiln.zeros(2, 2, dtype=kiln.int32) for _ in range(100)])
+
+            in_threads(work)
+            return stored(*arguments)
+
+        def program(a: Any) -> Any:
+            nonlocal x
+            x = a * 2
+            return x.tolist()
+
+        monkeypatch.setitem(service._ANSWERS, "stored region", exchange)
+        for count in range(1, 6):
+            x, y = None, kiln.zeros(5, dtype=kiln.float64)
+            assert kiln.compile(program)(kiln.full((2, 2), 1.5)) == [[3.0, 3.0], [3.0, 3.0]]
+            assert len(asked) == count
+            assert values(x) == [0.0] * 5
+
+    @needs_kiln
+    @pytest.mark.parametrize("call", ["operator", "op", "in place"])
+    def test_data_exchanged_while_arguments_are_read(self, call: str) -> None:
+        """A call is of the tensors it was given, whatever Python code it asks for the rest."""
+        x, made = kiln.zeros(0), []
+
+        class Two:
+            def __index__(self) -> int:
+                x.data = kiln.zeros(5, dtype=kiln.float64)
+                made.append([kiln.zeros(2, 2, 2, dtype=kiln.int32) for _ in range(100)])
+                return 2
+
+        for _ in range(5):
+            x.data = kiln.ones(2, 2)
+            if call == "in place":
+                with pytest.raises(RuntimeError, match=r"shape \[5\] .* broadcast shape \[2, 2\]"):
+                    x *= Two()
+                continue
+            y = x * Two() if call == "operator" else kiln.mul(x, Two())
+            assert values(y) == [[2.0, 2.0], [2.0, 2.0]]
+            assert y.dtype == kiln.float32
+        assert len(made) == 5
 
     def test_data_exchanged_in_hooks_of_two_passes(self) -> None:
         """Both are in the middle of a call at once: neither waits for the other's end."""
