@@ -46,9 +46,10 @@ class ParameterList(_ParameterContainer):
     index out of range.
 
     >>> import kiln
-    >>> kiln.nn.ParameterList([kiln.ones(2, 3)])
+    >>> kiln.nn.ParameterList([kiln.ones(2, 3), kiln.ones(3)])
     ParameterList(
         (0): Parameter containing: [kiln.float32 of size 2x3]
+        (1): Parameter containing: [kiln.float32 of size 3]
     )
     """
 
