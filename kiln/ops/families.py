@@ -20,7 +20,7 @@ FAMILIES: dict[str, tuple[str, str, str, str]] = {
         "",
         "",
         "",
-        "attend attend_dropped attend_key attend_query attend_value attend_written",
+        "attend attend_key attend_query attend_value attend_written",
     ),
     "bags": (
         "embedding_bag embedding_renorm_ segment_reduce",
