@@ -34,9 +34,8 @@ REMEMBERED = 1024  # objects kept in memory; the core holds the mapped kernels i
 
 _lock = threading.RLock()
 _memory: dict[tuple[bytes, Target], bytes] = {}
-_machines: dict[
-    tuple[Target, bool, int], Machine
-] = {}  # by what they are for, and their thread's end of the parts
+# By target, whether it is quick, and the end of the parts where its thread begins.
+_machines: dict[tuple[Target, bool, int], Machine] = {}
 
 
 class Part(NamedTuple):

@@ -24,7 +24,6 @@ from kiln.ops.scalar import Scalar, topological
 CALL, ROW, LANE = 0, 1, 2  # how often a scalar is computed
 AHEAD = 4  # rows of outputs: a block of them is on as many pages, where the machine does not prefetch
 EARLY = 16  # rows of what a factor is computed from
-IN_BLOCK = {"f32": "float32", "f64": "float64", "i32": "int32", "i64": "int64"}  # summed type: dtype
 
 
 class Arguments(NamedTuple):
@@ -252,7 +251,7 @@ class _Rectangle:
                 self.code.prefetch(self.code.at(place[k], self.code.mul(self.step[k], str(EARLY))))
         machine = self.memory.machine
         summed = machine.convert(machine.spread(value, LANES), self.element.summed)
-        self.memory.write_raw(IN_BLOCK[self.element.summed], address, summed, count, mask)
+        self.memory.write_raw(self.element.total, address, summed, count, mask)
 
     def _positions(self, k: int) -> Value:
         return self.memory.strided(self._argument(self.arguments.stride(k, 2)))

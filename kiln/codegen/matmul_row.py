@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from kiln.codegen.code import IOTA64, LANES, LLVM, Loop, Value
 from kiln.codegen.matmul_finish import Arguments
 from kiln.codegen.matmul_pack import load, side_by_side, stored_type, widen, zip_lanes
-from kiln.codegen.matmul_split import Split
+from kiln.codegen.matmul_split import Segments
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.matmul_tile import SEGMENT, Element, multiply_add
 from kiln.codegen.memory import Memory
@@ -72,13 +72,12 @@ class _Sums:
 
     def finish(self, sums: list[Value], c: str = "%c") -> None:
         """Adds the chains to the sums so far; the first segment's are the sums."""
-        code, add = self.code, "fadd" if self.element.floating else "add"
-        nothing = "splat (" + LLVM[self.element.summed] + (" -0.0)" if self.element.floating else " 0)")
+        code = self.code
         for v, chain in enumerate(sums):
             into = code.at(c, str(v * self.bytes))
             old = code.op(f"load {self.kind}, ptr {into}, align {self.element.bytes}")
-            old = code.op(f"select i1 %first, {self.kind} {nothing}, {self.kind} {old}")
-            total = code.op(f"{add} {self.kind} {old}, {chain.text}")
+            old = code.op(f"select i1 %first, {self.kind} splat ({self.element.nothing}), {self.kind} {old}")
+            total = code.op(f"{self.element.add} {self.kind} {old}, {chain.text}")
             code.line(f"store {self.kind} {total}, ptr {into}, align {self.element.bytes}")
 
 
@@ -236,7 +235,7 @@ class _Driver:
         place = self.arguments.window
         cut = self._argument(place), self._argument(place + 1)
         parts = self._pointer(2 + len(self.arguments.operands))
-        split = Split(code, self.element, parts, cut, size)
+        split = Segments(code, self.element, parts, cut, size)
         with code.either(split.adds) as units:
             split.add(lambda *rows, sums: self._finish(*rows, "0", size["n"], sums, split.pitch))
             next(units)
@@ -247,7 +246,7 @@ class _Driver:
         *rectangle, sums, pitch = rectangle_and_sums
         self.code.run("finish", "ptr %ptr", "ptr %arg", *rectangle, f"ptr {sums}", pitch)
 
-    def _runs(self, batches: str, n: str, k: str, split: Split) -> None:
+    def _runs(self, batches: str, n: str, k: str, split: Segments) -> None:
         """Units in runs of neighbours: each segment, then the epilogue, from a buffer on the stack."""
         code, stored = self.code, str(self.element.stored_bytes)
         a_batch, self.a_k, b_batch, self.b_k, self.b_column = (

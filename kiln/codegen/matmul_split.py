@@ -30,8 +30,8 @@ def part_words(rows: Any, n: Any, element: Element) -> Any:
     return rows * ((n * element.bytes + PITCH - 1) // PITCH) * (PITCH // 8)
 
 
-class Split:
-    """What a driver knows of a launch's cut; the units it is at change with `divide`."""
+class Segments:
+    """Which segments of k a launch takes; the units it is at change with `divide`."""
 
     def __init__(
         self, code: Routine, element: Element, parts: str, cut: tuple[str, str], size: dict[str, str]
@@ -84,14 +84,14 @@ class Split:
         """Sixteen sums: those so far (at first what adds nothing) and those of the parts."""
         code, element = self.code, self.element
         kind = f"<{LANES} x {LLVM[element.summed]}>"
-        nothing = f"splat ({LLVM[element.summed]} {'-0.0' if element.floating else '0'})"
-        add = "fadd" if element.floating else "add"
         old = code.op(f"load {kind}, ptr {total}, align 16")
-        old = code.op(f"select i1 {begins}, {kind} {nothing}, {kind} {old}")
+        old = code.op(f"select i1 {begins}, {kind} splat ({element.nothing}), {kind} {old}")
         place = code.variable(self.part)
         with code.loop("0", many, 1, [Value(old, element.summed, LANES)]) as turn:
             at = code.get(place)
             more = code.op(f"load {kind}, ptr {code.at(total, at)}, align 16")
             code.set(place, code.add(at, self.part))
-            turn.next = [Value(code.op(f"{add} {kind} {turn.values[0].text}, {more}"), element.summed, LANES)]
+            turn.next = [
+                Value(code.op(f"{element.add} {kind} {turn.values[0].text}, {more}"), element.summed, LANES)
+            ]
         code.line(f"store {turn.values[0].typed}, ptr {total}, align 16")

@@ -54,6 +54,16 @@ class Element(NamedTuple):
         """Whether products are summed by FMA (else by wrapping integers)."""
         return self.summed in FLOATS
 
+    @property
+    def add(self) -> str:
+        """The instruction that adds two sums."""
+        return "fadd" if self.floating else "add"
+
+    @property
+    def nothing(self) -> str:
+        """What adds nothing to any sum, -0.0 among them: a typed constant."""
+        return f"{LLVM[self.summed]} {'-0.0' if self.floating else '0'}"
+
     def lanes(self, target: Target) -> int:
         """Summed elements per vector register."""
         return target.vector_bits // 8 // self.bytes
@@ -187,9 +197,9 @@ class _Tile:
         return self.code.at(row, str(v * self.lanes * self.element.bytes))
 
     def _total(self, row: str, v: int, chain: str) -> str:
-        code, add = self.code, "fadd" if self.element.floating else "add"
+        code = self.code
         old = code.op(f"load {self.vector}, ptr {self._column(row, v)}, align {self.element.bytes}")
-        return code.op(f"{add} {self.vector} {old}, {chain}")
+        return code.op(f"{self.element.add} {self.vector} {old}, {chain}")
 
     def _sum(self, height: int, vectors: int) -> Sums:
         """The chains over k of a tile."""
@@ -270,8 +280,7 @@ def tile(target: Target, element: Element) -> Routine:
 
 
 def identity(target: Target, element: Element) -> str:
-    """The constant @nothing: one row of a tile that adds nothing to any sum, -0.0 among them."""
+    """The constant @nothing: one row of a tile that adds nothing."""
     lanes = VECTORS * element.lanes(target)
-    kind, zero = LLVM[element.summed], "-0.0" if element.floating else "0"
-    text = ", ".join([f"{kind} {zero}"] * lanes)
-    return f"@nothing = internal unnamed_addr constant [{lanes} x {kind}] [{text}], align 64"
+    text = ", ".join([element.nothing] * lanes)
+    return f"@nothing = internal unnamed_addr constant [{lanes} x {LLVM[element.summed]}] [{text}], align 64"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kiln.codegen.matmul_finish import Arguments
-from kiln.codegen.matmul_split import Split
+from kiln.codegen.matmul_split import Segments
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.matmul_tile import Element
 from kiln.codegen.matmul_window import HALF, IMAGE
@@ -42,7 +42,7 @@ class Driver:
     `plain` is the operand that takes sums as they are, if one does; `window`: B is one.
     """
 
-    split: Split  # which k are to be taken
+    split: Segments  # which k are to be taken
 
     def __init__(
         self, target: Target, element: Element, arguments: Arguments, plain: int | None, window: bool
@@ -94,7 +94,7 @@ class Driver:
         place = self.arguments.window + (IMAGE + 1 if self.window else 0)
         cut = self.argument(place), self.argument(place + 1)
         parts = self._pointer(2 + len(self.arguments.operands))
-        self.split = Split(code, self.element, parts, cut, self.size)
+        self.split = Segments(code, self.element, parts, cut, self.size)
 
     def argument(self, place: int) -> str:
         """One of the kernel's arguments."""

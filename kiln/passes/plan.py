@@ -157,7 +157,15 @@ class _Planner:
             self._numbers[key] = len(self.kernels)
             self.kernels.append(lowered.kernel)
         pointers = tuple((self._memory(m), m.offset, ITEMSIZE[m.value.dtype]) for m in lowered.pointers)
-        return Launch(self._numbers[key], pointers, *lowered[2:])
+        return Launch(
+            self._numbers[key],
+            pointers,
+            lowered.args,
+            lowered.grid,
+            lowered.grain,
+            lowered.scratch,
+            lowered.split,
+        )
 
     def _freed(self, launches: list[Launch]) -> list[Step]:
         """The launches with every temporary freed after its last use."""

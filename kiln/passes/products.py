@@ -10,7 +10,7 @@ from kiln.codegen.matmul_tile import element_of
 from kiln.codegen.nest import Operand
 from kiln.codegen.target import Target, host_target
 from kiln.graph.graph import Shape
-from kiln.graph.size import quotient
+from kiln.graph.size import Dim, quotient
 from kiln.ops.kinds import COMPUTE
 from kiln.ops.scalar import Scalar, convert, round_to
 from kiln.passes.build import Builder
@@ -80,14 +80,19 @@ def lower_product(fusion: Fusion, group: Group) -> Lowered:
     pointers = sides.pointers + [Memory(u.value, u.array, u.layout.offset) for u in sides.uses]
     own = [*sides.strides, *strides]
     numbered = (*(s for dims in own for s in dims), *(v for _, v in builder.numbers))
-    args = (batch, m, n, k, *numbered, *look, 0, 0)
-    units = spec.units(batch, m, n)
+    cut = (0, 0)  # the core's to set
+    args = (batch, m, n, k, *numbered, *look, *cut)
     deep = WORTH // UNIT_COST  # k that make a thread's work of one unit
     grain = quotient(deep, k) + 1 if not isinstance(k, int) else max(deep // max(k, 1), 1)
-    words = spec.part(batch, m, n)
-    some = 1 if row else quotient(units * (WORTH // WORD_COST), words + 1) + 1
-    split = Split(spec.segments(k), batch * m, words, some)
+    units, split = spec.units(batch, m, n), _split(spec, batch, m, n, k)
     return Lowered(MatmulKernel(spec), tuple(pointers), args, units, grain, spec.scratch, split)
+
+
+def _split(spec: MatmulSpec, batch: Dim, m: Dim, n: Dim, k: Dim) -> Split:
+    """How the launch may be cut along k."""
+    words = spec.part(batch, m, n)
+    worth = spec.units(batch, m, n) * (WORTH // WORD_COST)
+    return Split(spec.segments(k), batch * m, words, 1 if spec.row else quotient(worth, words + 1) + 1)
 
 
 class _Sides:

@@ -23,10 +23,10 @@ from kiln.codegen.code import LANES
 from kiln.codegen.nest import GROUP
 from kiln.graph.graph import Node, Value
 from kiln.graph.size import Dim, quotient
-from kiln.passes.explore import Array, Frame, Read, Scan
+from kiln.passes.explore import Array, Frame, Scan
 from kiln.passes.factors import Windows, matrices_or_windows
 from kiln.passes.layout import Layout, contiguous, numel, squeeze
-from kiln.passes.strips import Part, accumulators
+from kiln.passes.strips import Part, accumulators, elements_of, take_over
 
 if TYPE_CHECKING:
     from kiln.passes.fuse import Fusion, Group
@@ -69,26 +69,12 @@ def _plain(fusion: Fusion, product: Group, rows: Group) -> bool:
 
 def _hand_over(fusion: Fusion, product: Group, rows: Group) -> bool:
     """Lets `product` compute the elements that `rows` reduces, if it can."""
-    frame, explorer = rows.frame, fusion.explorer
-    inline = [v.node for v in rows.inline.values() if v.node is not None]
-    nodes = [n for n in inline if n.op.kind == "reduce" and explorer.rows.get(id(n.out)) == frame]
-    own = product.own(explorer)
-    scans = [explorer.scan(n.inputs[0], product.frame, own, again=True) for n in nodes]
+    nodes, scans = elements_of(fusion, rows, product)
     if not _room(fusion, product, rows, scans):
         return False
-    for scan in scans:
-        product.take(scan)
-        for read in scan.reads:
-            fusion.note_reader(read, product)
-        fusion.follow(product, fusion.needs(scan.reads))
-    kept = frame.kept
-    rows.widen(Frame((*kept, lanes_of(product.frame.dims[2])), (len(kept),), "chains"))
-    rows.parts = [_part(n, product.frame, rows.frame) for n in nodes]
-    product.folds += rows.parts
-    rows.reads = {_seen(r, rows.frame): None for r in rows.reads if _per_row(r, frame)}
-    for scan in scans:
-        for key in scan.inline:
-            rows.inline.pop(key, None)
+    kept = rows.frame.kept
+    frame = Frame((*kept, lanes_of(product.frame.dims[2])), (len(kept),), "chains")
+    take_over(fusion, rows, product, scans, frame, [_part(n, product.frame, frame) for n in nodes])
     return True
 
 
@@ -111,15 +97,3 @@ def _part(node: Node, product: Frame, rows: Frame) -> Part:
     taken = Layout(rows.dims, contiguous(rows.dims).strides, 0)
     turns = Array(Value(node.out.graph, None, "uint8", rows.dims)) if "_arg" in node.op.name else None
     return Part(node, accumulators(node, rows.dims), left, taken, turns)
-
-
-def _per_row(read: Read, frame: Frame) -> bool:
-    return read.elsewhere or all(read.layout.strides[d] == 0 for d in frame.reduced)
-
-
-def _seen(read: Read, frame: Frame) -> Read:
-    """A read of the rows' frame as one of the frame of the combination."""
-    if read.elsewhere:
-        return read
-    strides = (*read.layout.strides[: len(frame.kept)], 0)
-    return read._replace(layout=Layout(frame.dims, strides, read.layout.offset))

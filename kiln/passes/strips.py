@@ -14,6 +14,7 @@ reduction has anyway.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from kiln.graph.graph import Node, Shape, Value
@@ -70,28 +71,53 @@ def _complement(rows: Group, columns: Group) -> bool:
 
 def _hand_over(fusion: Fusion, rows: Group, columns: Group) -> bool:
     """Lets `rows` compute the elements that `columns` reduces, if it can."""
-    frame, explorer = columns.frame, fusion.explorer
-    inline = [v.node for v in columns.inline.values() if v.node is not None]
-    nodes = [n for n in inline if n.op.kind == "reduce" and explorer.rows.get(id(n.out)) == frame]
-    own = rows.own(explorer)
-    scans = [explorer.scan(n.inputs[0], rows.frame, own, again=True) for n in nodes]
+    nodes, scans = elements_of(fusion, columns, rows)
     if any("arg" in n.op.name for n in nodes) or not _fits(fusion, rows, columns, scans):
         return False
+    frame = Frame((strips(numel(rows.frame.kept)), *columns.frame.kept), (0,), "strips")
+    take_over(fusion, columns, rows, scans, frame, [_part(n, rows.frame, frame) for n in nodes])
+    return True
+
+
+def elements_of(fusion: Fusion, group: Group, other: Group) -> tuple[list[Node], list[Scan]]:
+    """The reductions of a group, and what computing the elements of each in another group reads."""
+    explorer = fusion.explorer
+    inline = [v.node for v in group.inline.values() if v.node is not None]
+    nodes = [n for n in inline if n.op.kind == "reduce" and explorer.rows.get(id(n.out)) == group.frame]
+    own = other.own(explorer)
+    return nodes, [explorer.scan(n.inputs[0], other.frame, own, again=True) for n in nodes]
+
+
+def take_over(
+    fusion: Fusion, group: Group, other: Group, scans: list[Scan], frame: Frame, parts: list[Part]
+) -> None:
+    """Lets `other` compute the elements that `group` reduces, which combines accumulators in `frame`."""
     for scan in scans:
-        rows.take(scan)
+        other.take(scan)
         for read in scan.reads:
-            fusion.note_reader(read, rows)
-        fusion.follow(rows, fusion.needs(scan.reads))
-    reduced = len(frame.reduced)
-    columns.widen(Frame((strips(numel(rows.frame.kept)), *frame.kept), (0,), "strips"))
-    columns.parts = [_part(n, rows.frame, columns.frame) for n in nodes]
-    rows.folds += columns.parts
-    fusion.follow(columns, rows.bit)
-    columns.reads = {_seen(r, columns.frame, reduced): None for r in columns.reads if _per_column(r, reduced)}
+            fusion.note_reader(read, other)
+        fusion.follow(other, fusion.needs(scan.reads))
+    before = group.frame
+    group.widen(frame)
+    group.parts = parts
+    other.folds += parts
+    fusion.follow(group, other.bit)
+    group.reads = dict.fromkeys(_kept(list(group.reads), before, frame))
     for scan in scans:
         for key in scan.inline:
-            columns.inline.pop(key, None)
-    return True
+            group.inline.pop(key, None)
+
+
+def _kept(reads: list[Read], before: Frame, after: Frame) -> Iterator[Read]:
+    """The reads that do not vary along the reduced dims, as reads of the frame of the combination."""
+    (reduced,) = after.reduced
+    for read in reads:
+        if read.elsewhere:
+            yield read
+        elif all(read.layout.strides[d] == 0 for d in before.reduced):
+            strides = [s for d, s in enumerate(read.layout.strides) if d not in before.reduced]
+            strides.insert(reduced, 0)
+            yield read._replace(layout=Layout(after.dims, tuple(strides), read.layout.offset))
 
 
 def _fits(fusion: Fusion, rows: Group, columns: Group, scans: list[Scan]) -> bool:
@@ -138,15 +164,3 @@ def _part(node: Node, rows: Frame, columns: Frame) -> Part:
     left = Layout(rows.dims, (*outer, *inner), 0)
     taken = Layout(columns.dims, (width * 2, *contiguous(columns.kept).strides), 0)
     return Part(node, accumulators(node, (units * 2, width)), left, taken)
-
-
-def _per_column(read: Read, reduced: int) -> bool:
-    return read.elsewhere or all(s == 0 for s in read.layout.strides[:reduced])
-
-
-def _seen(read: Read, frame: Frame, reduced: int) -> Read:
-    """A read of the columns' frame as one of the frame of the combination."""
-    if read.elsewhere:
-        return read
-    layout = read.layout
-    return read._replace(layout=Layout(frame.dims, (0, *layout.strides[reduced:]), layout.offset))
