@@ -192,7 +192,7 @@ def _amx_parts(spec: MatmulSpec, target: Target) -> list[Part]:
     factor = amx.FACTORS[spec.dtype]
     look = [_shared(target, factor.raw, places, window)] if spec.window else []
     packing = [_shared(target, factor, amx.words, amx.lines), _shared(target, amx.WORDS, turn)]
-    return [*look, *packing, _shared(target, factor, amx.tile)]
+    return [*look, *packing, _shared(target, factor, amx.tiles)]
 
 
 def _shared(target: Target, element: Any, *makers: Callable[[Target, Any], Routine]) -> Part:

@@ -11,16 +11,19 @@ and one over the odd, adds the second to the first, and that to C. Denormals cou
 ascending over the steps of all k, is the order of arithmetic here; a step's missing k are zeros, which change
 nothing. Sums of integers are exact modulo 2^32, so they have the bits of every other order.
 
-    tile     blocks of 32 rows by 32 columns: four accumulators, two tiles of A where it lies, two of packed B
+    tiles    32 rows by panels of 32 columns: four accumulators, two tiles of packed A, two of packed B
     words    B, or an A whose k do not lie side by side, as rows of words
-    lines    rows of A that lie badly, or the last k of each that make no whole step, with zeros
+    lines    rows of A, a step of all of them after the other
+
+What tiles read must be close: one core multiplies twice as fast with A in the first cache and B in the second
+as with both in the second. So a *piece* of packed A, 32 rows of 512 k of bfloat16, is two thirds of the
+first cache, all panels go by it, and B is loaded with a hint that keeps it out of there.
 
 Where nothing but bytes and words matter, the dtype does not: a step is a line, and a word is a word.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from kiln.codegen.matmul_text import Routine
@@ -28,14 +31,16 @@ from kiln.codegen.matmul_tile import Element
 from kiln.codegen.target import Target
 
 HEIGHT = 16  # rows of a tile, and columns of one accumulator
-PANEL = 2 * HEIGHT  # columns of a panel of B, rows of a block
+PANEL = 2 * HEIGHT  # columns of a panel of B, rows of packed A
 WORD = 4  # bytes: of the k that lie side by side in B
 LINE = 64  # bytes of a tile's row: a step's k of one row of A
 ROW = 2 * LINE  # bytes of a row of words
-DEPTH = 64 * LINE  # bytes of k of packed panels; sums go to memory and back between two such
+DEPTH = 64 * LINE  # bytes of k of packed panels
+PIECE = 16 * LINE  # bytes of k of packed A; sums go to memory and back between two such
 STEP_WORDS = LINE // WORD
-STEP_BYTES = STEP_WORDS * ROW  # of a panel of B
+STEP_BYTES = STEP_WORDS * ROW  # of a panel of B, and of packed A
 AHEAD = 32  # rows of words: they lie on different pages, where the machine does not prefetch by itself
+SOON = 4  # rows of A
 WORDS = Element("int32", "i32", "i32")  # the k of one word
 BYTES = f"<{LINE} x i8>"
 
@@ -83,96 +88,87 @@ def config() -> str:
     return f"@shapes = internal unnamed_addr constant [64 x i8] [{', '.join(f'i8 {n}' for n in CONFIG)}]"
 
 
-class _Tile:
-    """The routine tile under construction."""
+class _Tiles:
+    """The routine tiles under construction."""
 
     def __init__(self, target: Target, factor: Factor) -> None:
         self.multiply = factor.multiply
-        params = (
-            "ptr %a, i64 %rs, i64 %whole, ptr %end, ptr %b, i64 %steps, ptr %c, i64 %cs, i1 %first, i64 %rows"
-        )
-        self.code = Routine(target, "tile", params)
-        self.shapes = self.code.slot("i8", LINE)
+        params = "ptr %a, ptr %b, i64 %ps, i64 %steps, ptr %c, i64 %cs, i1 %first, i64 %rows, i64 %width"
+        self.code = Routine(target, "tiles", params)
 
     def tiles(self, name: str, *arguments: str) -> None:
         """One instruction on tiles; numbers of tiles are bytes."""
         self.code.call(f"llvm.x86.{name}", "void", arguments)
 
     def write(self) -> Routine:
-        """Whole blocks, then one row of tiles at a time, the last one as high as rows are left."""
+        """Two rows of tiles, the second as high as rows are left, or one."""
         code = self.code
-        whole = code.op(f"and i64 %rows, -{PANEL}")
-        with code.when(code.compare("sgt", whole, "0")):
-            self.tiles("ldtilecfg", "ptr @shapes")
-            with code.times(whole, PANEL) as row:
-                self._block(row, 2)
-        with code.loop(whole, "%rows", HEIGHT) as turn:
-            rows = code.minimum(code.sub("%rows", turn.index), str(HEIGHT))
-            self._configure(rows)
-            self._block(turn.index, 1)
+        with code.either(code.compare("sgt", "%rows", str(HEIGHT))) as low:
+            self._panels(2)
+            next(low)
+            self._panels(1)
         self.tiles("tilerelease")
         return code
 
-    def _configure(self, rows: str) -> None:
-        """Tiles of `rows` rows for A and the sums."""
-        code, height = self.code, self.code.op(f"trunc i64 {rows} to i8")
-        words = code.op("load <64 x i8>, ptr @shapes, align 1")
-        code.line(f"store <64 x i8> {words}, ptr {self.shapes}, align 64")
-        for tile in (0, 1, A_TILES[0]):
-            code.line(f"store i8 {height}, ptr {code.at(self.shapes, str(ROWS_AT + tile))}, align 1")
-        self.tiles("ldtilecfg", f"ptr {self.shapes}")
-
-    def _block(self, row: str, high: int) -> None:
-        """The sums of `high` by two tiles from `row` on."""
+    def _panels(self, high: int) -> None:
+        """The sums of `high` by two tiles, for each panel."""
         code = self.code
-        c, half = code.at("%c", code.mul(row, "%cs")), code.mul("%cs", str(HEIGHT))
-        places = [
-            code.at(base, str(column * LINE)) for base in (c, code.at(c, half))[:high] for column in range(2)
-        ]
+        self._configure(high)
+        with code.times("%width", PANEL) as left:
+            panel = code.op(f"sdiv i64 {left}, {PANEL}")
+            self._block(high, code.at("%b", code.mul(panel, "%ps")), code.at("%c", code.mul(panel, str(ROW))))
+
+    def _configure(self, high: int) -> None:
+        """The last row of tiles, of A and of sums, is as high as rows are left."""
+        code = self.code
+        rows = code.op(f"trunc i64 {code.sub('%rows', str(HEIGHT * (high - 1)))} to i8")
+        shapes = code.slot("i8", LINE)
+        words = code.op("load <64 x i8>, ptr @shapes, align 1")
+        code.line(f"store <64 x i8> {words}, ptr {shapes}, align 64")
+        for tile in (2 * high - 2, 2 * high - 1, A_TILES[high - 1]):
+            code.line(f"store i8 {rows}, ptr {code.at(shapes, str(ROWS_AT + tile))}, align 1")
+        self.tiles("ldtilecfg", f"ptr {shapes}")
+
+    def _block(self, high: int, b: str, c: str) -> None:
+        """The sums of a panel."""
+        code = self.code
+        below = code.at(c, code.mul("%cs", str(HEIGHT)))
+        places = [code.at(base, str(column * LINE)) for base in (c, below)[:high] for column in range(2)]
         with code.either("%first") as later:
             for tile in range(2 * high):
                 self.tiles("tilezero", f"i8 {tile}")
             next(later)
             for tile, place in enumerate(places):
                 self._load(tile, place, "%cs")
-        a = code.at("%a", code.mul(row, "%rs"))
-        below = code.mul("%rs", str(HEIGHT))
-        with code.times("%whole") as step:
-            here = code.at(a, code.mul(step, str(LINE)))
-            self._step([here, code.at(here, below)][:high], "%rs", step)
-        with code.when(code.compare("slt", "%whole", "%steps")):
-            here = code.at("%end", code.mul(row, str(LINE)))
-            self._step([here, code.at(here, str(HEIGHT * LINE))][:high], str(LINE), "%whole")
+        with code.times(code.mul("%steps", str(STEP_BYTES)), STEP_BYTES) as at:
+            self._step(high, code.at("%a", at), code.at(b, at))
         for tile, place in enumerate(places):
             self.tiles("tilestored64", f"i8 {tile}", f"ptr {place}", "i64 %cs")
 
-    def _step(self, a: Sequence[str], stride: str, step: str) -> None:
+    def _step(self, high: int, a: str, b: str) -> None:
         """Sums take the products of one step."""
-        code = self.code
-        b = code.at("%b", code.mul(step, str(STEP_BYTES)))
         for column, tile in enumerate(B_TILES):
-            self._load(tile, code.at(b, str(column * LINE)), str(ROW))
-        for tile, place in zip(A_TILES, a):
-            self._load(tile, place, stride)
-        for row, x in enumerate(A_TILES[: len(a)]):
+            self._load(tile, self.code.at(b, str(column * LINE)), str(ROW), "t1")
+        for row, tile in enumerate(A_TILES[:high]):
+            self._load(tile, self.code.at(a, str(row * HEIGHT * LINE)), str(LINE))
+        for row, x in enumerate(A_TILES[:high]):
             for column, y in enumerate(B_TILES):
                 self.tiles(self.multiply, f"i8 {2 * row + column}", f"i8 {x}", f"i8 {y}")
 
-    def _load(self, tile: int, place: str, stride: str) -> None:
-        self.tiles("tileloadd64", f"i8 {tile}", f"ptr {place}", f"i64 {stride}")
+    def _load(self, tile: int, place: str, stride: str, hint: str = "") -> None:
+        self.tiles(f"tileloadd{hint}64", f"i8 {tile}", f"ptr {place}", f"i64 {stride}")
 
 
-def tile(target: Target, factor: Factor) -> Routine:
-    """The routine tile: rows x 32 sums at c take the products of some steps.
+def tiles(target: Target, factor: Factor) -> Routine:
+    """The routine tiles: up to 32 rows x width sums at c take the products of some steps.
 
-        each 32 rows:  4 sums = 0 (first), or what is at c
-                       each step:  2 tiles of A (from `end` where a step is not whole), 2 of B, 4 products
-                       store
-        each 16 rows left, one row of tiles
+        each 32 columns:  4 sums = 0 (first), or what is at c
+                          each step:  2 tiles of A, 2 of B, 4 products
+                          store
 
-    A's rows are `rs` bytes apart, c's `cs`; `end` has rows of 64 bytes.
+    c's rows are `cs` bytes apart, B's panels `ps`. A tile that has no rows is left out.
     """
-    return _Tile(target, factor).write()
+    return _Tiles(target, factor).write()
 
 
 def _masked(code: Routine, kind: str, address: str, mask: str) -> str:
@@ -306,17 +302,20 @@ def words(target: Target, factor: Factor) -> Routine:
 
 
 def lines(target: Target, factor: Factor) -> Routine:
-    """The routine lines: dst[row] = `count` bytes (1 or more) side by side at src + row * rs, then zeros to
-    the end of a line.
+    """The routine lines: A packed, of `count` bytes (1 or more) that lie side by side at src + row * rs.
+
+    dst[step][row] = a line of row; past its last byte, zeros
     """
-    code = Routine(target, "lines", "ptr %src, i64 %rs, ptr %dst, i64 %ds, i64 %rows, i64 %count")
+    code = Routine(target, "lines", "ptr %src, i64 %rs, ptr %dst, i64 %rows, i64 %count")
     whole = code.op(f"and i64 {code.sub('%count', '1')}, -{LINE}")
     mask = _mask(code, code.sub("%count", whole), LINE)
     with code.times("%rows") as row:
-        src, dst = code.at("%src", code.mul(row, "%rs")), code.at("%dst", code.mul(row, "%ds"))
+        src, dst = code.at("%src", code.mul(row, "%rs")), code.at("%dst", code.mul(row, str(LINE)))
         with code.times(whole, LINE) as at:
-            line = code.op(f"load {BYTES}, ptr {code.at(src, at)}, align 1")
-            code.line(f"store {BYTES} {line}, ptr {code.at(dst, at)}, align 64")
+            here = code.at(src, at)
+            code.prefetch(code.at(here, code.mul("%rs", str(SOON))))
+            line = code.op(f"load {BYTES}, ptr {here}, align 1")
+            code.line(f"store {BYTES} {line}, ptr {code.at(dst, code.mul(at, str(PANEL)))}, align 64")
         line = _masked(code, BYTES, code.at(src, whole), mask)
-        code.line(f"store {BYTES} {line}, ptr {code.at(dst, whole)}, align 64")
+        code.line(f"store {BYTES} {line}, ptr {code.at(dst, code.mul(whole, str(PANEL)))}, align 64")
     return code

@@ -2,9 +2,8 @@
 
     each run:  each DEPTH of k:
         B's columns as words, in panels of 32
-        each ROWS rows:
-            A where it lies, or packed
-            each panel:  tiles -> sums
+        each 32 rows:
+            each PIECE of k:  A, packed;  tiles of all panels -> sums
             the last depth:  finish
 
 Products of one row of bfloat16 are units, runs and panels like all others: their bits are those of a row
@@ -16,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from kiln.codegen.matmul_amx import DEPTH, FACTORS, LINE, PANEL, ROW, STEP_BYTES, STEP_WORDS, WORD
+from kiln.codegen.matmul_amx import DEPTH, FACTORS, LINE, PANEL, PIECE, ROW, STEP_BYTES, STEP_WORDS, WORD
 from kiln.codegen.matmul_drive import SCRATCH_BYTES
 from kiln.codegen.matmul_finish import Arguments
 from kiln.codegen.matmul_text import Routine
@@ -29,15 +28,12 @@ WIDE = 4  # column units that are packed at once
 DEEP = PACKED // (WIDE * UNIT_BYTES // WORD) // LINE * LINE  # bytes of k from which half as many are
 GROUP_ROWS = 4224  # that one packing of B serves
 SUM_ROWS = 1056  # ... if their sums are kept from one depth to the next
-ROWS = 64  # of A at a time: whole blocks
-CROWDED = 32768  # bytes: rows of A a multiple of it apart share few sets of the second cache, and are copied
-STAGE = 64  # k of a window, or of an A that must be turned, at a time
+STAGE = 64  # k of a window at a time
 TURN = 4  # words that can be turned at least
-A_PITCH = DEPTH + LINE  # between packed rows of A, so that they fall into different cache sets
-# What lies where in a thread's scratch memory, in bytes: packed panels, rows of A, a stage, sums, tables.
+# What lies where in a thread's scratch memory, in bytes: packed panels, a piece of A, a stage, sums, tables.
 COLUMNS = WIDE * UNIT_BYTES // WORD  # of a run, at most
 COPIED = COLUMNS // PANEL * (DEEP // LINE * STEP_BYTES + ROW)
-STAGED = COPIED + ROWS * A_PITCH
+STAGED = COPIED + PANEL * PIECE
 SUMS = STAGED + STAGE * LINE
 TABLES = SUMS + SUM_ROWS * (WIDE // 2 * UNIT_BYTES + LINE)
 ROOM = COLUMNS + LINE  # of a table of columns: a vector of the last panel's may read past them
@@ -78,10 +74,10 @@ class _Driver(Driver):
             self.apart = code.add(code.mul(steps, str(STEP_BYTES)), str(ROW))
             pack = self._pack_window if self.window else self._pack_b
             pack(run, from_k, depth, code.mul(steps, str(STEP_WORDS)))
-            with code.times(run.rows, ROWS) as row:
-                rows = code.minimum(code.sub(run.rows, row), str(ROWS))
+            with code.times(run.rows, PANEL) as row:
+                rows = code.minimum(code.sub(run.rows, row), str(PANEL))
                 part = Run(run.batch, code.add(run.row, row), rows, run.column, run.columns)
-                self._multiply(part, row, from_k, depth, steps)
+                self._multiply(part, row, from_k, depth)
 
     # -- B ------------------------------------------------------------------------------------------
 
@@ -137,64 +133,44 @@ class _Driver(Driver):
 
     # -- A and tiles --------------------------------------------------------------------------------
 
-    def _multiply(self, run: Run, row: str, from_k: str, depth: str, steps: str) -> None:
-        """A where it lies if its k lie side by side and its rows in many cache sets, else packed; these rows
-        are the run's from `row` on.
-        """
-        code = self.code
-        a = self.reach(self.a, a_batch=run.batch, a_row=run.row, a_k=from_k)
-        rs, packed = self.stride["a_row"], self.packed_a
-        bytes = code.mul(depth, self.bytes)
-        whole = code.op(f"sdiv i64 {bytes}, {LINE}")
-        beside = code.compare("eq", self.stride["a_k"], self.bytes)
-        spread = code.compare("ne", code.op(f"and i64 {rs}, {CROWDED - 1}"), "0")
-        lies = code.both(beside, spread)
-        with code.either(lies) as badly:
-            done = code.mul(whole, str(LINE))
-            with code.when(code.compare("slt", whole, steps)):
-                rest = f"ptr {code.at(a, done)}"
-                code.run("lines", rest, rs, f"ptr {packed}", str(LINE), run.rows, code.sub(bytes, done))
-            next(badly)
-            with code.either(beside) as apart:
-                code.run("lines", f"ptr {a}", rs, f"ptr {packed}", str(A_PITCH), run.rows, bytes)
-                next(apart)
-                self._turn_a(a, run.rows, depth)
-        factor = (code.choose(lies, a, packed, "ptr"), code.choose(lies, rs, str(A_PITCH)),
-                  code.choose(lies, whole, steps))  # fmt: skip
-        self._sums(
-            run, row, factor, steps, from_k, code.compare("eq", code.add(from_k, depth), self.size["k"])
-        )
-
-    def _sums(self, run: Run, row: str, a: tuple[str, ...], steps: str, from_k: str, last: str) -> None:
-        """Some rows' products with every panel: A, the distance of its rows, its whole steps; what is
-        complete, finished.
-        """
-        code = self.code
-        place, rs, whole = a
-        first = code.compare("eq", from_k, "0")
-        kept = code.choose(self.once, "0", row)
-        rows = code.at(self.sums, code.mul(kept, self.pitch))
-        with self._panels(run) as (left, _, panel):
-            into = code.at(rows, code.mul(left, str(self.element.bytes)))
+    def _multiply(self, run: Run, row: str, from_k: str, depth: str) -> None:
+        """Some rows' products with every panel, the run's rows from `row` on; what is complete, finished."""
+        code, piece = self.code, PIECE // self.factor.bytes
+        sums = code.at(self.sums, code.mul(code.choose(self.once, "0", row), self.pitch))
+        with code.times(depth, piece) as at:
+            part, k = code.minimum(code.sub(depth, at), str(piece)), code.add(from_k, at)
+            self._pack_a(run, k, part)
+            panels = code.at(self.packed_b, code.mul(at, str(STEP_BYTES // self.factor.step)))
             code.run(
-                "tile", f"ptr {place}", rs, whole, f"ptr {self.packed_a}", f"ptr {panel}", steps,
-                f"ptr {into}", self.pitch, f"i1 {first}", run.rows,
+                "tiles", f"ptr {self.packed_a}", f"ptr {panels}", self.apart,
+                code.ceil_div(part, self.factor.step), f"ptr {sums}", self.pitch,
+                f"i1 {code.compare('eq', k, '0')}", run.rows, run.columns,
             )  # fmt: skip
-        with code.when(last):
-            self.finish(run, rows, self.pitch)
+        with code.when(code.compare("eq", code.add(from_k, depth), self.size["k"])):
+            self.finish(run, sums, self.pitch)
+
+    def _pack_a(self, run: Run, k: str, depth: str) -> None:
+        """A piece of A."""
+        code = self.code
+        src = self.reach(self.a, a_batch=run.batch, a_row=run.row, a_k=k)
+        with code.either(code.compare("eq", self.stride["a_k"], self.bytes)) as apart:
+            bytes = code.mul(depth, self.bytes)
+            code.run("lines", f"ptr {src}", self.stride["a_row"], f"ptr {self.packed_a}", run.rows, bytes)
+            next(apart)
+            self._turn_a(src, run.rows, depth)
 
     def _turn_a(self, src: str, rows: str, depth: str) -> None:
-        """Rows of A at packed_a: as words, with rows as columns, then those turned."""
-        code = self.code
+        """A piece of A: each step as words, with rows as columns, then those turned."""
+        code, step = self.code, self.factor.step
         ks, rs = self.stride["a_k"], self.stride["a_row"]
-        with code.times(rows, PANEL) as row, code.times(depth, STAGE) as at:
-            few = code.minimum(code.sub(rows, row), str(PANEL))
-            part = code.minimum(code.sub(depth, at), str(STAGE))
-            filled = code.mul(code.ceil_div(part, self.factor.step), str(STEP_WORDS))
-            here = code.at(src, code.mul(at, ks), code.mul(row, rs))
-            self._words(here, (ks, rs), self.stage, part, few, filled)
-            into = code.at(self.packed_a, code.mul(at, self.bytes), code.mul(row, str(A_PITCH)))
-            code.run("turn", f"ptr {self.stage}", str(ROW), f"ptr {into}", str(A_PITCH), str(PANEL), filled)
+        with code.times(depth, step) as at:
+            part = code.minimum(code.sub(depth, at), str(step))
+            here = code.at(src, code.mul(at, ks))
+            self._words(here, (ks, rs), self.stage, part, rows, str(STEP_WORDS))
+            into = code.at(self.packed_a, code.mul(at, str(STEP_BYTES // step)))
+            code.run(
+                "turn", f"ptr {self.stage}", str(ROW), f"ptr {into}", str(LINE), str(PANEL), str(STEP_WORDS)
+            )
 
 
 def drive_amx(target: Target, dtype: str, arguments: Arguments, window: bool) -> Routine:
