@@ -205,3 +205,39 @@ def test_every_layout_gives_the_same_bits() -> None:
         assert same_bits(expected, kiln.nn.functional.conv2d(other, w, padding=1).numpy())
     weight = w.permute(2, 3, 1, 0).contiguous().permute(3, 2, 0, 1)
     assert same_bits(expected, kiln.nn.functional.conv2d(x, weight, padding=1).numpy())
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_convolutions_are_products_of_their_dtype(dtype: str) -> None:
+    """The bits of a convolution and of its gradients are those of the products written out, in each dtype:
+    on AMX that of bfloat16 has an order of its own.
+    """
+    f, kind = kiln.nn.functional, getattr(kiln, dtype)
+    rng = np.random.default_rng(4)
+    x, w, g = (
+        kiln.tensor(rng.normal(size=shape)).to(kind)
+        for shape in ((2, 40, 9, 7), (33, 40, 3, 3), (2, 33, 9, 7))
+    )
+    leaves = [v.clone().requires_grad_() for v in (x, w)]
+    y = f.conv2d(*leaves, padding=1)
+    dx, dw = kiln.autograd.grad(y, leaves, g)
+    seen = f.unfold(x, 3, padding=1)
+    rows, seen_by_tap = g.transpose(0, 1).reshape(33, -1), seen.transpose(1, 2).reshape(-1, 360)
+    turned = w.transpose(0, 1).reshape(40, -1)
+    backwards = f.unfold(g, 3, padding=1).reshape(2, 33, 9, -1).flip(2).reshape(2, 297, -1)
+    for mine, written_out in (
+        (y, w.reshape(33, -1) @ seen),
+        (dx, turned @ backwards),
+        (dw, rows @ seen_by_tap),
+    ):
+        assert same_bits(mine.detach().double().numpy().ravel(), written_out.double().numpy().ravel())
+
+
+def test_integers_that_are_convolved_stay_narrow() -> None:
+    """8-bit integers in a convolution written with int32 are what its product reads."""
+    graph = Graph()
+    x, w = (graph.add_input("int8", tuple(graph.new_symbol() for _ in range(4))) for _ in range(2))
+    x, w = (graph.add(kiln.ops.record.find("convert"), (v,), ("int32",)) for v in (x, w))
+    y = products.convolve(x, w, None, (3, 3), *SETTINGS[:1], (1, 1), (1, 1), (1, 0))
+    plan = lower(simplify(graph.finish([y])))
+    assert any(k.text().startswith("window matmul int8") for k in plan.kernels), plan.text()

@@ -2,7 +2,7 @@
 
 An op computes in float32 inside, so its product of two arrays of bfloat16 begins as
 
-    product(convert(a, float32), convert(b, float32))       views may stand between
+    product(convert(a, float32), convert(b, float32))       views may stand between, and zeros around either
 
 which reads and multiplies twice as much as need be. Here it becomes `product_wide(a, b)`: the factors stay as
 they are, the sums are float32. This is done to the graph of one op or of one derivative, never to a program:
@@ -37,24 +37,38 @@ def low_factors(graph: Graph, inputs: tuple[Value, ...]) -> tuple[Value, ...] | 
     sources = {chain[0].inputs[0].dtype for chain in chains if chain}
     if not all(chains) or len(sources) > 1:
         return None
-    return tuple(_viewed(graph, chain) for chain in chains)
+    return tuple(_low(graph, chain) for chain in chains)
 
 
 def _chain(value: Value) -> list[Node]:
-    """The conversion a value comes from, and the views after it; nothing if it does not."""
-    views: list[Node] = []
-    while value.node is not None and value.node.op.kind in VIEWS and value.node.op.kind != "as_strided":
-        views.append(value.node)
-        value = value.node.inputs[0]
+    """The conversion a value comes from, and what moves its elements after it; nothing if it does not."""
+    moves: list[Node] = []
+    while value.node is not None and (value.node.op.kind in VIEWS or _among_zeros(value.node)):
+        moves.append(value.node)
+        value = value.node.inputs[-1 if value.node.op.kind == "write" else 0]
     node = value.node
     low = node is not None and node.op.name == "convert" and SUMS.get(node.inputs[0].dtype) == value.dtype
-    return [node, *reversed(views)] if low and node is not None else []
+    return [node, *reversed(moves)] if low and node is not None else []
 
 
-def _viewed(graph: Graph, chain: list[Node]) -> Value:
-    """What a chain converts, through its views."""
-    source = value = chain[0].inputs[0]
-    for view in chain[1:]:
-        value = append(graph, view, (value, *view.inputs[1:]))
-        value.dtype = source.dtype
+def _among_zeros(node: Node) -> bool:
+    """Whether a node writes elements into zeros."""
+    into = node.inputs[0].node if node.op.kind == "write" else None
+    number = into.inputs[0].node if into is not None and into.op.kind == "full" else None
+    return number is not None and number.op.kind == "constant" and number.attrs == (0,)
+
+
+def _low(graph: Graph, chain: list[Node]) -> Value:
+    """What a chain converts, moved as it moves it."""
+    value = chain[0].inputs[0]
+    dtype = value.dtype
+    for node in chain[1:]:
+        inputs = (value, *node.inputs[1:])
+        if node.op.kind == "write" and (full := node.inputs[0].node) is not None:
+            zeros = Node(full.op, full.inputs, (full.attrs[0], dtype))
+            zeros.out = Value(graph, zeros, dtype, full.out.shape)
+            graph.nodes.append(zeros)
+            inputs = (zeros.out, value)
+        value = append(graph, node, inputs)
+        value.dtype = dtype
     return value
