@@ -95,7 +95,8 @@ class Runner:
             base = self.inputs[buffer.index]
             window, low = _window(base)
         else:
-            window, low = self.memory[number].view(memory_dtype(dtype)), 0
+            window, low = self.memory[number], 0
+        window = window.view(memory_dtype(dtype))
         start += low
         if 0 not in sizes:
             reach = [(n - 1) * s for n, s in zip(sizes, strides)]

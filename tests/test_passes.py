@@ -13,9 +13,12 @@ import pytest
 from plan_runner import describe, run_plan, same_bits, trace
 
 from kiln import ops
+from kiln.capture.function import rounded_once
 from kiln.graph.graph import Graph
 from kiln.graph.interpret import interpret
 from kiln.graph.verify import verify
+from kiln.ops.indexing import embedding
+from kiln.ops.padding import surround
 from kiln.ops.record import find
 from kiln.passes.gradient import Backward, backward, unbroadcast
 from kiln.passes.plan import Launch, Plan, lower
@@ -246,6 +249,27 @@ def test_products_of_narrow_integers(dtype: str) -> None:
     assert f"matmul {dtype}" in plan.text()
     other = check(lambda x, w: convert(x, "int64") @ convert(w, "int64").t(), x, w)
     assert "matmul int64" in other.text(), "int64 sums do not wrap"
+
+
+MOVES = {
+    "gathered": lambda x, i: embedding(i, x),
+    "padded": lambda x, i: surround(x, 0, (1,), (1,), (2,)),
+    "turned": lambda x, i: x.graph.add(find("concat"), (x, x), (0,)).t(),
+    "joined": lambda x, i: x.graph.add(find("concat"), (x, x), (0,)),
+    "chosen": lambda x, i: find("where")(i > 2, x, x.t().t()),
+}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", MOVES)
+def test_what_only_moves_stays_narrow(name: str, dtype: str) -> None:
+    """Elements of 16 bits that a composite moves become float32 in no kernel and in no memory."""
+    graph = Graph()
+    x, i = (graph.add_input(t, (graph.new_symbol(), graph.new_symbol())) for t in (dtype, "int64"))
+    plan = lower(simplify(graph.finish(rounded_once(graph, [x, i], lambda v: [MOVES[name](*v)]))))
+    operands = [line.split() for line in plan.text().splitlines() if line.strip().startswith("operand")]
+    assert operands
+    assert not [words for words in operands if "float" in words[3]], plan.text()
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0), (1, 5), (5, 1), (1, 1), (17, 129)])

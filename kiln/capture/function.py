@@ -18,7 +18,7 @@ from kiln.graph.size import Dim, Size, substitute, symbol
 from kiln.ops.kinds import FLOATS, VIEWS, broadcast
 from kiln.ops.record import Op, find
 from kiln.passes.gradient import backward
-from kiln.passes.low import low_products
+from kiln.passes.low import low
 from kiln.passes.rewrite import append, clone, substitute_attr
 
 Described = Union[str, tuple[str, tuple[int, ...], Union[tuple[int, ...], None]]]
@@ -231,7 +231,7 @@ class Derivative(Function):
                 kind = "number"
             self.sources.append((kind, place[id(found.hidden[k])] if kind == "hidden" else k))
         self.targets = [i for i, r in zip(wrt, found.results) if r >= 0]
-        self.contiguous = low_products(found.graph)
+        self.contiguous = low(found.graph)
         self.contiguous.outputs = [found.graph.outputs[r] for r in found.results if r >= 0]
 
     def calls(self, operands: Operands) -> Graph:
@@ -266,7 +266,7 @@ def rounded_once(
     convert = find("convert")
     wide = [graph.add(convert, (v,), ("float32",)) if v.dtype in LOW else v for v in values]
     outputs = [graph.add(convert, (v,), (d,)) if v.dtype != d else v for v, d in zip(body(wide), dtypes)]
-    low_products(graph)
+    low(graph)
     return outputs
 
 

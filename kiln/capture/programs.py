@@ -8,7 +8,7 @@ from typing import Any
 from kiln import _core
 from kiln.capture.function import Forward, Function, Operands
 from kiln.codegen.compile import kernel_key
-from kiln.codegen.nest import Nest
+from kiln.codegen.nest import Nest, moved
 from kiln.codegen.nest import Operand as Array
 from kiln.graph.graph import Graph, Value
 from kiln.graph.size import Atom, Dim, Size
@@ -183,7 +183,8 @@ def pointwise_nest(graph: Graph, ndim: int, layouts: tuple[int, ...], targets: l
     for value, target in zip(graph.outputs, targets):
         stores.append((len(arrays), convert_dtype(scalars[id(value)], value.dtype, target)))
         arrays.append(Array(target, "out", next(of_result)))
-    return Nest(("p",) * ndim, tuple(arrays), tuple(numbers), tuple(stores), small=3 not in layouts[results:])
+    small = 3 not in layouts[results:]
+    return moved(Nest(("p",) * ndim, tuple(arrays), tuple(numbers), tuple(stores), small=small))
 
 
 def _number(value: Value, position: int) -> Scalar:

@@ -43,6 +43,7 @@ CHAIN = 8  # elements of a lane that are reduced left to right, then onto its to
 GROUP = CHAIN * LANES
 TURN = convert(Scalar("index", (), "i64", 2) >> 4 & 7, "u8")  # of a product's column: its place in its chain
 ROW_ACCUMULATORS = REDUCE_BLOCK // CHAIN  # the block of nests whose elements are chains (kiln.codegen.matmul)
+MOVED = ("float16", "bfloat16")  # dtypes whose elements are 16 bits wherever they are not computed with
 TEXTS = 256  # remembered: a pattern is asked for its text by whoever hands it on
 
 
@@ -134,6 +135,40 @@ def _text(nest: Nest) -> str:
     lines.append(program_text([value for _, value in nest.stores]))
     lines.append("stores " + " ".join(str(k) for k, _ in nest.stores))
     return "\n".join(lines)
+
+
+def moved(nest: Nest) -> Nest:
+    """The nest with its elements of 16 bits as integers, if it only chooses among them and zeros: they need
+    not become float32 and be rounded again.
+    """
+    todo = [(value, nest.operands[k].dtype) for k, value in nest.stores if nest.operands[k].dtype in MOVED]
+    others = [value for k, value in nest.stores if nest.operands[k].dtype not in MOVED]
+    chosen: set[Scalar] = set()
+    while todo:
+        node, dtype = todo.pop()
+        if node in chosen:
+            continue
+        chosen.add(node)
+        if node.op == "select":
+            others.append(node.args[0])
+            todo += [(x, dtype) for x in node.args[1:]]
+        elif node.op == "round" and node.data == dtype:
+            todo.append((node.args[0], dtype))
+        elif node.op == "load" and nest.operands[node.data].dtype == dtype:
+            others.extend(node.args)
+        elif node.op != "const" or node.data:
+            return nest
+    computed = (x for x in topological(others) if x.op == "load")
+    if not chosen or any(nest.operands[x.data].dtype in MOVED for x in computed):
+        return nest
+    words: dict[Scalar, Scalar] = {}
+    for node in topological([value for _, value in nest.stores]):
+        if node in chosen:
+            args = tuple(words.get(x, x) for x in node.args)
+            words[node] = args[0] if node.op == "round" else Scalar(node.op, args, "i16", node.data)
+    operands = (o._replace(dtype="int16") if o.dtype in MOVED else o for o in nest.operands)
+    stores = tuple((k, words.get(value, value)) for k, value in nest.stores)
+    return nest._replace(operands=tuple(operands), stores=stores)
 
 
 def reductions(nest: Nest) -> list[Scalar]:

@@ -1,12 +1,14 @@
-"""Products of narrow dtypes as what they are.
+"""Narrow dtypes as what they are: where elements only move, and in products.
 
-An op computes in float32 inside, so its product of two arrays of bfloat16 begins as
+An op computes in float32 inside, so what it does with arrays of bfloat16 begins and ends as
 
-    product(convert(a, float32), convert(b, float32))       views may stand between, and zeros around either
+    convert(move(convert(a, float32)), bfloat16)                 moves: views, writes, joins, gathers, choices
+    product(move(convert(a, float32)), move(convert(b, float32)))
 
-which reads and multiplies twice as much as need be. Here it becomes `product_wide(a, b)`: the factors stay as
-they are, the sums are float32. This is done to the graph of one op or of one derivative, never to a program:
-a user who converts to float32 himself gets products of float32, recorded or not.
+which reads and writes twice as much as need be, and all of an array of which little is gathered. Here the
+first becomes `move(a)`, and the second `product_wide(move(a), move(b))`: the factors stay as they are, the
+sums are float32. This is done to the graph of one op or of one derivative, never to a program: a user who
+converts to float32 himself gets products of float32, recorded or not.
 
 Of integers converted to int32 the sums are the same numbers, so `simplify` does it wherever it finds them:
 what a user writes for int8 reads a quarter and runs on tiles.
@@ -19,56 +21,95 @@ from kiln.ops.kinds import SUMS, VIEWS
 from kiln.ops.record import find
 from kiln.passes.rewrite import append
 
+ROUNDED = ("float16", "bfloat16")  # computed in float32
 
-def low_products(graph: Graph) -> Graph:
-    """Exchanges such products, in place; the graph."""
+
+def low(graph: Graph) -> Graph:
+    """Exchanges both, in place; the graph."""
     nodes, graph.nodes = graph.nodes, []
     for node in nodes:
-        factors = low_factors(graph, node.inputs) if node.op.name == "product" else None
-        if factors is not None:
-            node.op, node.inputs = find("product_wide"), factors
+        if node.op.name == "product":
+            factors = low_factors(graph, node.inputs)
+            if factors is not None:
+                node.op, node.inputs = find("product_wide"), factors
+        elif node.op.name == "convert" and node.out.dtype in ROUNDED:
+            moves = _moves(node.inputs[0], rounded=True)
+            if moves and moves[0].inputs[0].dtype == node.out.dtype and moves[-1].op.name != "convert":
+                last = _moved(graph, moves).node
+                assert last is not None
+                last.out, node.out.node = node.out, last
+                continue
         graph.nodes.append(node)
     return graph
 
 
 def low_factors(graph: Graph, inputs: tuple[Value, ...]) -> tuple[Value, ...] | None:
     """The factors of a product before they were converted to the dtype of their sums, if both were."""
-    chains = [_chain(v) for v in inputs]
-    sources = {chain[0].inputs[0].dtype for chain in chains if chain}
-    if not all(chains) or len(sources) > 1:
+    found = [_moves(v) for v in inputs]
+    sources = {moves[0].inputs[0].dtype for moves in found if moves}
+    if not all(found) or len(sources) > 1 or SUMS.get(*sources) != inputs[0].dtype:
         return None
-    return tuple(_low(graph, chain) for chain in chains)
+    return tuple(_moved(graph, moves) for moves in found)
 
 
-def _chain(value: Value) -> list[Node]:
-    """The conversion a value comes from, and what moves its elements after it; nothing if it does not."""
+def _moves(value: Value, rounded: bool = False) -> list[Node]:
+    """The conversions from one narrower dtype that a value's elements come from, then what moves them, each
+    after what it moves; nothing if there is more to it. Numbers among them are zeros, or any if all is
+    `rounded` in the end.
+    """
+    conversions: list[Node] = []
     moves: list[Node] = []
-    while value.node is not None and (value.node.op.kind in VIEWS or _among_zeros(value.node)):
-        moves.append(value.node)
-        value = value.node.inputs[-1 if value.node.op.kind == "write" else 0]
-    node = value.node
-    low = node is not None and node.op.name == "convert" and SUMS.get(node.inputs[0].dtype) == value.dtype
-    return [node, *reversed(moves)] if low and node is not None else []
+    stack, seen = [(value, False)], set[int]()
+    while stack:
+        value, done = stack.pop()
+        node = value.node
+        if done and node is not None:
+            moves.append(node)
+        elif id(value) not in seen:
+            seen.add(id(value))
+            if node is not None and node.op.name == "convert":
+                conversions.append(node)
+                continue
+            arrays = None if node is None else _arrays(node, rounded)
+            if arrays is None:
+                return []
+            stack.append((value, True))
+            stack.extend((x, False) for x in arrays)
+    one = len({node.inputs[0].dtype for node in conversions}) == 1
+    narrow = one and (rounded or SUMS.get(conversions[0].inputs[0].dtype) == conversions[0].out.dtype)
+    return [*conversions, *moves] if narrow else []
 
 
-def _among_zeros(node: Node) -> bool:
-    """Whether a node writes elements into zeros."""
-    into = node.inputs[0].node if node.op.kind == "write" else None
-    number = into.inputs[0].node if into is not None and into.op.kind == "full" else None
-    return number is not None and number.op.kind == "constant" and number.attrs == (0,)
+def _arrays(node: Node, rounded: bool) -> tuple[Value, ...] | None:
+    """The arrays whose elements a node moves; None if it does more."""
+    kind = node.op.kind
+    if kind in VIEWS or kind in ("embed", "gather"):
+        return node.inputs[:1]
+    if kind in ("write", "concat"):
+        return node.inputs
+    if kind == "full":
+        number = node.inputs[0].node
+        zero = number is not None and number.op.kind == "constant" and number.attrs == (0,)
+        return () if rounded or zero else None
+    if node.op.name == "where" and not any(v.weak for v in node.inputs[1:]):
+        return node.inputs[1:]
+    return None
 
 
-def _low(graph: Graph, chain: list[Node]) -> Value:
-    """What a chain converts, moved as it moves it."""
-    value = chain[0].inputs[0]
-    dtype = value.dtype
-    for node in chain[1:]:
-        inputs = (value, *node.inputs[1:])
-        if node.op.kind == "write" and (full := node.inputs[0].node) is not None:
-            zeros = Node(full.op, full.inputs, (full.attrs[0], dtype))
-            zeros.out = Value(graph, zeros, dtype, full.out.shape)
-            graph.nodes.append(zeros)
-            inputs = (zeros.out, value)
-        value = append(graph, node, inputs)
-        value.dtype = dtype
-    return value
+def _moved(graph: Graph, moves: list[Node]) -> Value:
+    """What is converted, moved as the conversions' results are."""
+    dtype = moves[0].inputs[0].dtype
+    values = {id(node.out): node.inputs[0] for node in moves if node.op.name == "convert"}
+    for node in moves[len(values) :]:
+        inputs = tuple(values.get(id(v), v) for v in node.inputs)
+        new = append(graph, _full(node, dtype) if node.op.kind == "full" else node, inputs)
+        new.dtype = dtype
+        values[id(node.out)] = new
+    return values[id(moves[-1].out)]
+
+
+def _full(node: Node, dtype: str) -> Node:
+    """The same number everywhere, in another dtype."""
+    new = Node(node.op, node.inputs, (node.attrs[0], dtype))
+    new.out = node.out
+    return new

@@ -13,7 +13,7 @@ A reduction of everything is launched twice with one kernel: over the full block
 
 from __future__ import annotations
 
-from kiln.codegen.nest import ROW_ACCUMULATORS, Nest, Operand
+from kiln.codegen.nest import ROW_ACCUMULATORS, Nest, Operand, moved
 from kiln.graph.graph import Shape
 from kiln.graph.size import Dim, quotient
 from kiln.late import later
@@ -169,7 +169,7 @@ def _kernel(
         for k, (u, s) in enumerate(zip(builder.uses, strides))
     )
     numbers = tuple(kind for kind, _ in builder.numbers)
-    return NestKernel(Nest(tuple(roles), operands, numbers, tuple(stores), block))
+    return NestKernel(moved(Nest(tuple(roles), operands, numbers, tuple(stores), block)))
 
 
 def _classes(strides: Shape) -> tuple[str, ...]:
