@@ -91,6 +91,8 @@ def _arrays(node: Node, rounded: bool) -> tuple[Value, ...] | None:
         number = node.inputs[0].node
         zero = number is not None and number.op.kind == "constant" and number.attrs == (0,)
         return () if rounded or zero else None
+    if node.op.name == "scatter_set":
+        return node.inputs[::2]
     if node.op.name == "where" and not any(v.weak for v in node.inputs[1:]):
         return node.inputs[1:]
     return None
