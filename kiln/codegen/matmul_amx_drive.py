@@ -24,18 +24,18 @@ from kiln.codegen.matmul_units import UNIT_BYTES, UNIT_ROWS, Driver, Run
 from kiln.codegen.target import LEVELS, Target
 
 PACKED = LEVELS["x86-64-v4-amx"].second_cache // 2  # bytes: the other half is for sums and rows of A
-WIDE = 4  # column units that are packed at once
-DEEP = PACKED // (WIDE * UNIT_BYTES // WORD) // LINE * LINE  # bytes of k from which half as many are
+WIDE = 8  # column units that are packed at once, at most
+UNIT_COLUMNS = UNIT_BYTES // WORD
 GROUP_ROWS = 4224  # that one packing of B serves
 SUM_ROWS = 1056  # ... if their sums are kept from one depth to the next
 STAGE = 64  # k of a window at a time
 TURN = 4  # words that can be turned at least
 # What lies where in a thread's scratch memory, in bytes: packed panels, a piece of A, a stage, sums, tables.
-COLUMNS = WIDE * UNIT_BYTES // WORD  # of a run, at most
-COPIED = COLUMNS // PANEL * (DEEP // LINE * STEP_BYTES + ROW)
+COLUMNS = WIDE * UNIT_COLUMNS  # of a run, at most
+COPIED = PACKED + COLUMNS // PANEL * ROW
 STAGED = COPIED + PANEL * PIECE
 SUMS = STAGED + STAGE * LINE
-TABLES = SUMS + SUM_ROWS * (WIDE // 2 * UNIT_BYTES + LINE)
+TABLES = SUMS + SUM_ROWS * (PACKED // DEPTH * WORD + LINE)
 ROOM = COLUMNS + LINE  # of a table of columns: a vector of the last panel's may read past them
 assert TABLES + 8 * (DEPTH + ROOM) <= SCRATCH_BYTES
 
@@ -52,9 +52,10 @@ class _Driver(Driver):
         """Sums that wait for another depth are kept; packed panels should stay in the second cache."""
         code, k = self.code, self.size["k"]
         self.once = code.compare("sle", k, str(self.factor.depth))
-        shallow = code.compare("sle", k, str(DEEP // self.factor.bytes))
         rows = code.choose(self.once, str(GROUP_ROWS // UNIT_ROWS), str(SUM_ROWS // UNIT_ROWS))
-        units = code.choose(shallow, str(WIDE), str(WIDE // 2))
+        steps = code.minimum(code.ceil_div(k, self.factor.step), str(DEPTH // LINE))
+        fitting = code.op(f"sdiv i64 {PACKED // (UNIT_COLUMNS * LINE)}, {steps}")
+        units = code.minimum(fitting, str(WIDE))
         self.pitch = code.add(code.mul(units, str(UNIT_BYTES)), str(LINE))  # so that rows share no cache sets
         return rows, units
 
