@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 SAFE := PYTHONSAFEPATH=1
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 SOURCES := pyproject.toml CMakeLists.txt README.md $(shell find kiln native pack -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.gz')
-# processes the suite runs in: tests of one op, and of one other file, stay together
+# processes the suite runs in; the tests of one file stay together
 WORKERS ?= 2
 FUZZ_COUNT ?= 2000
 FUZZ_SEED ?= $(shell date +%s)
@@ -21,7 +21,7 @@ ASAN_TESTS ?= tests/test_native_leaf.py $(filter-out tests/test_native_leaf.py t
 .PHONY: test demo bench ulp fuzz opinfo gradcheck docs lint build asan bench-native clean
 
 test: $(VENV)/.kiln-installed
-	$(SAFE) $(BIN)/pytest -q -n $(WORKERS) --dist loadgroup $(ARGS)
+	$(SAFE) $(BIN)/pytest -q -n $(WORKERS) --dist loadfile $(ARGS)
 
 demo: $(VENV)/.kiln-installed
 	$(BIN)/python examples/digits.py
@@ -40,7 +40,7 @@ opinfo: $(VENV)/.kiln-installed
 	$(SAFE) $(BIN)/python -m kiln.testing.opinfo $(ARGS)
 
 gradcheck: $(VENV)/.kiln-installed
-	KILN_TEST_FULL=1 $(SAFE) $(BIN)/pytest -q -n $(WORKERS) --dist loadgroup tests/test_derivatives.py tests/test_subgradients.py \
+	KILN_TEST_FULL=1 $(SAFE) $(BIN)/pytest -q -n $(WORKERS) --dist loadfile tests/test_derivatives.py tests/test_subgradients.py \
 	    tests/test_gradcheck.py tests/test_linalg.py $(ARGS)
 
 docs: $(VENV)/.tools

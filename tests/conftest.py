@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import random
 import shutil
@@ -50,22 +51,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "op_by_op: a program is expected to fail, its ops run one by one")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where several processes share the work, the tests of one op stay in one: they use the same kernels."""
-    for item in items:
-        call = getattr(item, "callspec", None)
-        params = call.params if call is not None else {}
-        op = params.get("name") or params.get("op")
-        name = getattr(op, "name", op)
-        item.add_marker(pytest.mark.xdist_group(name if isinstance(name, str) else item.path.name))
-
-
 def seed_of(item: pytest.Item) -> int:
     """The seed of one test: a function of its name and of --seed, so tests can be run alone."""
-    group = item.get_closest_marker("xdist_group")
-    name = item.nodeid.removesuffix(f"@{group.args[0]}") if group is not None else item.nodeid
-    return (zlib.crc32(name.encode()) + int(item.config.getoption("--seed"))) % 2**31
+    return (zlib.crc32(item.nodeid.encode()) + int(item.config.getoption("--seed"))) % 2**31
 
 
 @pytest.fixture(autouse=True)
@@ -77,11 +65,18 @@ def seed(request: pytest.FixtureRequest) -> Iterator[int]:
     request.node.stash[SEED] = value
     random.seed(value)
     np.random.seed(value)
-    for name in ("kiln", "torch"):
-        manual_seed = getattr(sys.modules.get(name), "manual_seed", None)
-        if manual_seed is not None:
-            manual_seed(value)
+    # torch.manual_seed also writes down a traceback for every kind of device
+    for generator in (sys.modules.get("kiln"), getattr(sys.modules.get("torch"), "default_generator", None)):
+        if generator is not None:
+            generator.manual_seed(value)
     yield value
+
+
+@pytest.fixture(autouse=True, scope="module")
+def settled() -> None:
+    """What was collected, and what the files before left in caches, no search for garbage looks at again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

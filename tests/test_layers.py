@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -96,7 +97,8 @@ def imported(node: ast.Import | ast.ImportFrom, path: Path) -> list[str]:
     return [f"{base}.{a.name}" for a in node.names]
 
 
-def imports(path: Path) -> Iterator[tuple[str, int, bool]]:
+@cache
+def imports(path: Path) -> tuple[tuple[str, int, bool], ...]:
     """Every import of a file: full name, line, and whether it stands inside a function."""
 
     def walk(node: ast.AST, late: bool) -> Iterator[tuple[str, int, bool]]:
@@ -112,7 +114,7 @@ def imports(path: Path) -> Iterator[tuple[str, int, bool]]:
             inside = late or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
             yield from walk(child, inside)
 
-    yield from walk(ast.parse(path.read_text()), False)
+    return tuple(walk(ast.parse(path.read_text()), False))
 
 
 def own(name: str) -> str | None:
@@ -123,73 +125,69 @@ def own(name: str) -> str | None:
     return parts[1] if len(parts) > 1 else ""
 
 
-def ids(paths: list[Path]) -> list[str]:
-    """Test names of files."""
-    return [str(p.relative_to(ROOT)) for p in paths]
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=ids(SOURCES))
-def test_arrows_point_one_way(path: Path) -> None:
+def test_arrows_point_one_way() -> None:
     """A file imports only parts below its own."""
-    here = part(path)
-    if here in TOPS:
-        return
-    assert here in ALLOWED, f"kiln/{here} is not a part this test knows: give it its arrows"
-    for name, line, _ in imports(path):
-        target = own(name)
-        if target is None or target == here:
+    for path in SOURCES:
+        here = part(path)
+        if here in TOPS:
             continue
-        assert target != "", (
-            f"{path.name}:{line}: `import kiln` from inside kiln; import the part that is meant"
-        )
-        assert target in ("errors", "late") or target in ALLOWED[here], (
-            f"{path.name}:{line}: {here} may not import {target}"
-        )
+        assert here in ALLOWED, f"kiln/{here} is not a part this test knows: give it its arrows"
+        for name, line, _ in imports(path):
+            target = own(name)
+            if target is None or target == here:
+                continue
+            assert target != "", (
+                f"{path.name}:{line}: `import kiln` from inside kiln; import the part that is meant"
+            )
+            assert target in ("errors", "late") or target in ALLOWED[here], (
+                f"{path.name}:{line}: {here} may not import {target}"
+            )
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=ids(SOURCES))
-def test_nothing_imports_the_proof(path: Path) -> None:
+def test_nothing_imports_the_proof() -> None:
     """kiln.testing and tests are imported by themselves only."""
-    if part(path) == "testing":
-        return
-    assert not [name for name, _, _ in imports(path) if name.startswith(("kiln.testing", "tests", "torch"))]
+    for path in SOURCES:
+        if part(path) == "testing":
+            continue
+        found = [name for name, _, _ in imports(path) if name.startswith(("kiln.testing", "tests", "torch"))]
+        assert not found, path
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=ids(SOURCES))
-def test_nothing_imports_llvmlite(path: Path) -> None:
+def test_nothing_imports_llvmlite() -> None:
     """codegen/llvm.py loads the library, without llvmlite's Python."""
-    found = [line for name, line, _ in imports(path) if name.split(".")[0] == "llvmlite"]
-    assert not found, f"line {found}"
+    for path in SOURCES:
+        found = [line for name, line, _ in imports(path) if name.split(".")[0] == "llvmlite"]
+        assert not found, f"{path}, line {found}"
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=ids(SOURCES))
-def test_no_circle_is_dodged(path: Path) -> None:
+def test_no_circle_is_dodged() -> None:
     """An import inside a function is a heavy third-party module, never one of kiln's own."""
-    if part(path) == "testing":
-        return
-    permitted = LATE_OWN.get(str(path.relative_to(ROOT)), set())
-    for name, line, late in imports(path):
-        if late and own(name) is not None:
-            assert name in permitted, f"{path.name}:{line}: {name} is imported inside a function"
-        elif late and name.split(".")[0] not in sys.stdlib_module_names:
-            assert name.split(".")[0] in LATE, f"{path.name}:{line}: {name}"
+    for path in SOURCES:
+        if part(path) == "testing":
+            continue
+        permitted = LATE_OWN.get(str(path.relative_to(ROOT)), set())
+        for name, line, late in imports(path):
+            if late and own(name) is not None:
+                assert name in permitted, f"{path.name}:{line}: {name} is imported inside a function"
+            elif late and name.split(".")[0] not in sys.stdlib_module_names:
+                assert name.split(".")[0] in LATE, f"{path.name}:{line}: {name}"
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=ids(SOURCES))
-def test_heavy_modules_come_late(path: Path) -> None:
+def test_heavy_modules_come_late() -> None:
     """No heavy module is imported when a module of kiln is, except by the interpreter and the generator."""
-    if part(path) in ("testing", "viz", "cli"):
-        return
-    for name, line, late in imports(path):
-        if not late and name.split(".")[0] in LATE:
-            late_modules = ("kiln/graph/interpret.py", "kiln/ops/scalar_numpy.py", "kiln/codegen/")
-            assert str(path.relative_to(ROOT)).startswith(late_modules), f"{path.name}:{line}: {name}"
+    for path in SOURCES:
+        if part(path) in ("testing", "viz", "cli"):
+            continue
+        for name, line, late in imports(path):
+            if not late and name.split(".")[0] in LATE:
+                late_modules = ("kiln/graph/interpret.py", "kiln/ops/scalar_numpy.py", "kiln/codegen/")
+                assert str(path.relative_to(ROOT)).startswith(late_modules), f"{path.name}:{line}: {name}"
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=ids(SOURCES))
-def test_python_files_are_short(path: Path) -> None:
+def test_python_files_are_short() -> None:
     """One that grows past the limit is two things."""
-    assert len(path.read_text().splitlines()) <= LONGEST_FILE
+    for path in SOURCES:
+        assert len(path.read_text().splitlines()) <= LONGEST_FILE, path
 
 
 @pytest.mark.skipif(not NATIVE_FILES, reason="no native sources here")

@@ -6,6 +6,7 @@ KILN_TEST_FULL=1 draws a hundred times as many, each time others.
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Any, NamedTuple
 
@@ -65,7 +66,7 @@ class Layout(NamedTuple):
 
     def strides(self, shape: tuple[int, ...], itemsize: int) -> list[int]:
         """In elements."""
-        strides, extent = [0, 0, 0], 1
+        strides, extent, left = [0, 0, 0], 1, math.prod(shape)
         for dim, way in zip(self.order, self.ways):
             step = {
                 "dense": extent,
@@ -77,9 +78,11 @@ class Layout(NamedTuple):
                 "same": 0,
                 "overlapping": max(extent // 2, 1),
             }[way]
-            if abs(step) * shape[dim] * itemsize > (16 * HUGE if way == "huge" else HUGE // 4):
+            # the dims outside this one take as many times its memory
+            if abs(step) * left * itemsize > (16 * HUGE if way == "huge" else HUGE):
                 step = extent
             strides[dim] = step
+            left //= max(shape[dim], 1)
             extent = max(extent, extent + abs(step) * (shape[dim] - 1))
         return strides
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import os
 import traceback
 import weakref
 from pathlib import Path
@@ -456,17 +455,19 @@ class TestSizes:
             assert same_bits(to_array(program(normal(t, 20), w)), to_array(compiled(normal(t, 20), w)))
 
     @needs_kiln
-    def test_no_new_kernel_for_a_new_size(self) -> None:
+    def test_no_new_kernel_for_a_new_size(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("KILN_CACHE_DIR", str(tmp_path))  # where no other process writes meanwhile
+
         def program(x: Any, w: Any) -> Any:
             return ((x @ w) * 1.25 - x).sum(0)
 
         compiled, w = kiln.compile(program), normal(13, 13)
         for t in (9, 9, 10):
             compiled(normal(t, 13), w)
-        before = {p for p in Path(os.environ["KILN_CACHE_DIR"]).rglob("*") if p.is_file()}
+        before = {p for p in tmp_path.rglob("*") if p.is_file()}
         for t in range(8, 18):
             compiled(normal(t, 13), w)
-        assert {p for p in Path(os.environ["KILN_CACHE_DIR"]).rglob("*") if p.is_file()} == before
+        assert before and {p for p in tmp_path.rglob("*") if p.is_file()} == before
 
     def test_dims_that_become_one(self) -> None:
         def program(x: Any, y: Any) -> Any:
