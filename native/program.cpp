@@ -200,7 +200,7 @@ struct Work {
     size_t bytes = 0;  // of a segment's sums
 };
 
-constexpr int64_t few_units = 4;          // for each thread; a launch of fewer is cut
+constexpr int64_t few_units = 8;          // for each thread; a launch of fewer is cut
 constexpr size_t parts_bytes = 1 << 20;   // of segments' sums at a time, for each thread
 constexpr size_t added_bytes = 80 << 10;  // of segments' sums, whose adding is a thread's worth of work
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 from fractions import Fraction
 
 import numpy as np
 import pytest
 from codegen_peer import numpy_dtype
-from matmul_peer import DTYPES, HOST, TARGETS, Array, Guarded, draw, multiply, run
+from matmul_peer import DTYPES, HOST, TARGETS, Array, Guarded, draw, kernel, multiply, run, scratch_of
 
 from kiln.codegen.compile import compile_parts, object_for
 from kiln.codegen.matmul import MatmulSpec, matmul_parts, product
@@ -163,6 +164,23 @@ def test_any_cut_of_the_units(target: Target, rng: np.random.Generator) -> None:
     assert units == 2 * 6 * 2
     for cuts in [range(1, units), [7], [1, 2, 13, 23], sorted(rng.choice(units, 5, replace=False) + 0)]:
         assert np.array_equal(multiply(a, b, target=target, cuts=[c for c in cuts if c]), expected)
+
+
+@pytest.mark.parametrize("columns", [392, 129, 300, 32])
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
+def test_units_are_about_as_wide(target: Target, columns: int) -> None:
+    """A thread that gets one of few units has about as much to do as the others."""
+    spec, a, b = product("float32"), np.ones((1, 20, 8), np.float32), np.ones((1, 8, columns), np.float32)
+    sizes, strides = (1, 20, columns, 8), [s // 4 for x in (a, b) for s in x.strides]
+    arg = np.array([*sizes, *strides, 20 * columns, columns, 1, 0, 0], np.int64)
+    widths = []
+    for unit in range(spec.units(1, 20, columns)):
+        out = np.zeros((20, columns), np.float32)
+        with scratch_of(spec) as scratch:
+            addresses = (a.ctypes.data, b.ctypes.data, out.ctypes.data, 0, scratch)
+            kernel(spec, target)((ctypes.c_void_p * 5)(*addresses), arg.ctypes.data, unit, unit + 1)
+        widths.append(int((out[0] == 8).sum()))
+    assert sum(widths) == columns and max(widths) - min(widths) < 64
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)

@@ -58,6 +58,13 @@ def test_structure_of_softmax() -> None:
     assert not any(b.kind == "temp" for b in plan.buffers)
 
 
+def test_what_is_written_over_stays_in_the_cache() -> None:
+    """The zeros around a padded array are stored for what is written into them; an array of ones is not."""
+    for function, small in ((lambda a: ops.pad(a, (1, 1)), 1), (lambda a: ops.full_like(a, 1), 0)):
+        plan = lower(simplify(trace(function, F)))
+        assert sum(" small" in kernel.text().split("\n")[0] for kernel in plan.kernels) == small
+
+
 def test_dims_are_merged() -> None:
     """Contiguous work of any rank is one flat dim; a broadcast keeps what it must."""
     four = ("float32", (False,) * 4)

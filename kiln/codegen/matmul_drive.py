@@ -244,13 +244,12 @@ class _Driver(Driver):
         last = code.op(f"and i64 {code.sub(run.columns, '1')}, {-self.panel}")
         with code.when(code.compare("sle", code.sub(run.columns, last), str(lanes))):
             clear(code, self.element, self._packed_panel(last), code.mul(depth, str(self.panel_bytes)))
-        with code.times(run.columns, lanes) as at:
-            inside = code.op(f"and i64 {at}, {self.panel - 1}")
-            dst = code.at(self._packed_panel(at), code.mul(inside, str(self.element.bytes)))
+        with code.times(run.columns, self.panel) as at:
             code.run(
                 "window", f"ptr {src}", f"ptr {self.k_table}", depth,
                 f"ptr {code.offset(self.n_table, 'i64', at)}",
-                code.minimum(code.sub(run.columns, at), str(lanes)), f"ptr {dst}", str(self.panel_bytes),
+                code.minimum(code.sub(run.columns, at), str(self.panel)), f"ptr {self._packed_panel(at)}",
+                str(self.panel_bytes),
             )  # fmt: skip
         return "false"
 

@@ -1,6 +1,7 @@
 """The frame of every driver of a product: its arguments, and the runs of its units of work.
 
 units in order of    batch | group of rows | columns | rows inside the group
+                     of columns: as few as may be, all about as wide, as a thread may get each
 a run                some rows of one group by one unit of columns, or the whole group by several
 """
 
@@ -17,7 +18,8 @@ from kiln.codegen.nest import GROUP, Operand
 from kiln.codegen.target import Target
 
 UNIT_ROWS = 24
-UNIT_BYTES = 512  # of summed elements: 128 columns of float32, 64 of float64
+UNIT_BYTES = 512  # of summed elements, at most: 128 columns of float32, 64 of float64
+PANELS = 4  # of columns in a unit, at most
 
 
 def unit_columns(element: Element, operands: tuple[Operand, ...]) -> int:
@@ -138,9 +140,17 @@ class Driver:
             code.set(unit, code.add(at, code.mul(code.sub(stop, first), wide)))
             row = code.mul(code.add(above, first), str(UNIT_ROWS))
             end = code.minimum(self.size["m"], code.mul(code.add(above, stop), str(UNIT_ROWS)))
-            column = code.mul(column_unit, str(self.columns))
-            columns = code.minimum(code.sub(self.size["n"], column), code.mul(wide, str(self.columns)))
+            column = self._edge(column_unit, column_units)
+            columns = code.sub(self._edge(code.add(column_unit, wide), column_units), column)
             self.run(Run(batch, row, code.sub(end, row), column, columns))
+
+    def _edge(self, unit: str, units: str) -> str:
+        """The column that a unit of columns begins with: all have about as many."""
+        code = self.code
+        least = self.columns if any(o.folds for o in self.arguments.operands) else self.columns // PANELS
+        panels = code.ceil_div(self.size["n"], least)
+        before = code.op(f"sdiv i64 {code.mul(unit, panels)}, {units}")
+        return code.minimum(self.size["n"], code.mul(before, str(least)))
 
     def _group_height(self, row_units: str, limit: str) -> str:
         """The row units of a group: as few groups as may be, all about as large."""

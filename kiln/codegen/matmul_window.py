@@ -3,7 +3,8 @@
     B[k, n] = src[sum of k_d * k_stride[d] + sum of n_d * n_stride[d]]       k = (k0, k1, k2, k3), n likewise
 
 That is what a convolution multiplies: k runs over channels and taps, n over output positions, and nobody ever
-writes the matrix out. One vector of columns is packed at a time, by the way its columns lie:
+writes the matrix out. Columns are packed by the way they lie, two vectors at a time where both are up to two
+runs of unit stride (as most are), else one:
 
     beside     one run of unit stride              a load
     some runs  of unit stride (rows end)           two or four masked loads
@@ -22,6 +23,8 @@ tables of places (offsets in bytes).
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
+from itertools import product
 
 from kiln.codegen.code import Value
 from kiln.codegen.matmul_pack import side_by_side, store, stored_type, widen, zip_lanes
@@ -35,6 +38,7 @@ IMAGE = 2 * (
     2 * DIMS - 1
 )  # the place of an image's columns among the arguments that say where a window looks
 HALF = 2 * DIMS - 1  # arguments of k, and of n
+Runs = list[tuple[str, str]]  # of columns: where lane 0 of each would lie, and the mask of its lanes
 RUNS = 4  # of unit stride that are loaded one by one
 
 
@@ -143,9 +147,15 @@ class _Window:
 
     def _apart(self, row: str, first: str) -> str:
         """Every other element from a place on; nothing is read past the last of them."""
+        halves = (first, self.code.add(first, str((self.lanes - 1) * self.size)))
+        return self._picked([self._load(self.code.at(row, half)) for half in halves])
+
+    def _picked(self, parts: list[str]) -> str:
+        """A vector, or of two that overlap by an element every other element."""
         code, lanes = self.code, self.lanes
-        low = self._load(code.at(row, first))
-        high = self._load(code.at(row, first, str((lanes - 1) * self.size)))
+        if len(parts) == 1:
+            return parts[0]
+        low, high = parts
         pick = [2 * n for n in range(lanes // 2)] + [lanes + 2 * n + 1 for n in range(lanes // 2)]
         mask = ", ".join(f"i32 {n}" for n in pick)
         return code.op(f"shufflevector {self.stored} {low}, {self.stored} {high}, <{lanes} x i32> <{mask}>")
@@ -194,7 +204,68 @@ class _Window:
     # -- all ----------------------------------------------------------------------------------------
 
     def write(self) -> Routine:
-        """The ways, the fastest first."""
+        """Two vectors, or one."""
+        code = self.code
+        with code.either(code.compare("sgt", "%width", str(self.lanes))) as single:
+            self._two()
+            next(single)
+            self._one()
+        return code
+
+    def _two(self) -> None:
+        """Two vectors at a time, if both are few runs; else one after the other."""
+        code, lanes, size = self.code, str(self.lanes), self.lanes * self.element.bytes
+        second, rest = code.offset("%ns", "i64", lanes), code.sub("%width", lanes)
+        with ExitStack() as ways:
+            for step, many in product((1, 2), (1, 2)) if code.target.masks else ():
+                halves = [self._ends("%ns", lanes, step, many), self._ends(second, rest, step, many)]
+                otherwise = ways.enter_context(code.either(code.both(*(fits for _, fits in halves))))
+                loads = [self._by_step(runs, step) for runs, _ in halves]
+                with code.times("%depth") as k:
+                    row, dst = self._row(k)
+                    for n, parts in enumerate(loads):
+                        raw = self._picked([self._joined(row, runs) for runs in parts])
+                        self._store(raw, code.at(dst, str(n * size)))
+                next(otherwise)
+            for ns, width, n in (("%ns", lanes, 0), (second, rest, size)):
+                into = f"ptr {code.at('%dst', str(n))}"
+                code.run("window", "ptr %src", "ptr %ks", "%depth", f"ptr {ns}", width, into, "%ds")
+
+    def _ends(self, ns: str, width: str, step: int, many: int) -> tuple[Runs, str]:
+        """The run, of elements `step` apart, that a vector's first column is in; if `many` are two, also the
+        last one's; whether every column is in one.
+        """
+        code, wide, bits, apart = self.code, self.wide, self.bits, step * self.size
+        end = code.sub(width, "1")
+        first, last = (code.op(f"load i64, ptr {code.offset(ns, 'i64', n)}") for n in ("0", end))
+        offsets = code.op(f"load {wide}, ptr {ns}, align 8")
+        left = code.op(f"icmp slt {wide} {self._line_of('0', 1)}, {self._line_of(width, 0)}")
+        runs: Runs = []
+        for base in [first, code.sub(last, code.mul(end, str(apart)))][:many]:
+            mask = code.op(f"icmp eq {wide} {offsets}, {self._line_of(base, apart)}")
+            runs.append((base, code.op(f"and {bits} {left}, {mask}")))
+            left = code.op(f"xor {bits} {left}, {runs[-1][1]}")
+        return runs, self._all(code.op(f"xor {bits} {left}, splat (i1 true)"))
+
+    def _by_step(self, runs: Runs, step: int) -> list[Runs]:
+        """What is loaded for runs of lanes: themselves, or the lower and the upper half of twice as many
+        elements, of which every other is a lane's (see `_picked`).
+        """
+        if step == 1:
+            return [runs]
+        code, lanes, found = self.code, self.lanes, []
+        for n in range(2):
+            pick = [lanes if (e + n) % 2 else (e + n * (lanes - 1)) // 2 for e in range(lanes)]
+            order = f"<{lanes} x i32> <{', '.join(f'i32 {e}' for e in pick)}>"
+            found.append([
+                (code.add(base, str(n * (lanes - 1) * self.size)),
+                 code.op(f"shufflevector {self.bits} {mask}, {self.bits} zeroinitializer, {order}"))
+                for base, mask in runs
+            ])  # fmt: skip
+        return found
+
+    def _one(self) -> None:
+        """A vector: the ways, the fastest first."""
         code, size = self.code, self.size
         offsets = code.op(f"load {self.wide}, ptr %ns, align 8")
         first = code.op(f"extractelement {self.wide} {offsets}, i64 0")
@@ -209,7 +280,6 @@ class _Window:
                 self._rows(lambda row: self._apart(row, first))
                 next(more)
                 self._in_runs(offsets) if code.target.masks else self._scattered(offsets)
-        return code
 
     def _scattered(self, offsets: str) -> None:
         """Columns that are many runs."""
@@ -268,7 +338,7 @@ class _Window:
         )
         return base, code.op(f"and {self.bits} {from_}, {to}")
 
-    def _joined(self, row: str, runs: list[tuple[str, str]]) -> str:
+    def _joined(self, row: str, runs: Runs) -> str:
         """The lanes of some runs; zero elsewhere."""
         raw = "zeroinitializer"
         for base, mask in runs:

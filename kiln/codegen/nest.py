@@ -69,7 +69,7 @@ class Nest(NamedTuple):
     numbers: tuple[str, ...]  # "i64" or "f64" each
     stores: tuple[tuple[int, Scalar], ...]
     block: int = REDUCE_BLOCK  # elements reduced by 16 lanes; the results of blocks are added ascending
-    small: bool = False  # no output is as large as those that pass the caches
+    small: bool = False  # no output passes the caches: none is so large, or it is then written into
 
     def schedule(self) -> str:
         """How work is cut into units; a function of the pattern alone.

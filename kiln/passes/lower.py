@@ -139,7 +139,7 @@ def _nest(fusion: Fusion, group: Group) -> Lowered:
     if not sizes:
         sizes, roles = (1,), "p"
         strides = [s if u.own else (1 if u.mode == "out" else 0,) for u, s in zip(builder.uses, strides)]
-    kernel = _kernel(roles, builder, strides, stores, BLOCKS[frame.mode], parts)
+    kernel = _kernel(roles, builder, strides, stores, BLOCKS[frame.mode], parts, _written_over(group))
     pointers = tuple(Memory(u.value, u.array, u.layout.offset) for u in builder.uses)
     args = _arguments(sizes, strides, builder)
     grid, elements = _grid(kernel.nest, sizes)
@@ -156,6 +156,15 @@ def _joined(group: Group, builder: Builder, stores: list[tuple[int, Scalar]]) ->
     return found
 
 
+def _written_over(group: Group) -> bool:
+    """Whether a group fills an array that is then written into: until then a cache should hold its lines."""
+    for root in group.roots:
+        node, filled = root.array.value.node, root.value.node
+        if node is not None and filled is not None and (node.op.kind, filled.op.kind) == ("write", "full"):
+            return True
+    return False
+
+
 def _kernel(
     roles: str,
     builder: Builder,
@@ -163,13 +172,14 @@ def _kernel(
     stores: list[tuple[int, Scalar]],
     block: int,
     parts: dict[int, int],
+    small: bool = False,
 ) -> NestKernel:
     operands = tuple(
         Operand(u.dtype, u.mode, _classes(s), parts.get(k, -1))
         for k, (u, s) in enumerate(zip(builder.uses, strides))
     )
     numbers = tuple(kind for kind, _ in builder.numbers)
-    return NestKernel(moved(Nest(tuple(roles), operands, numbers, tuple(stores), block)))
+    return NestKernel(moved(Nest(tuple(roles), operands, numbers, tuple(stores), block, small)))
 
 
 def _classes(strides: Shape) -> tuple[str, ...]:
