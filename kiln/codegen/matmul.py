@@ -49,7 +49,7 @@ from kiln.codegen.matmul_split import part_words
 from kiln.codegen.matmul_text import Routine, module, own_parts
 from kiln.codegen.matmul_tile import SEGMENT, element_of, identity, tile
 from kiln.codegen.matmul_units import UNIT_ROWS, unit_columns
-from kiln.codegen.matmul_window import nowhere, places, window
+from kiln.codegen.matmul_window import nowhere, places, window, words_of_window
 from kiln.codegen.nest import TEXTS, TURN, Nest, Operand
 from kiln.codegen.target import Target, legal
 from kiln.codegen.verify import refuse, verify_nest
@@ -190,7 +190,8 @@ def chains(spec: MatmulSpec, target: Target) -> list[Part]:
 def _amx_parts(spec: MatmulSpec, target: Target) -> list[Part]:
     """The same of products on AMX, of one row or many."""
     factor = amx.FACTORS[spec.dtype]
-    look = [_shared(target, factor.raw, places, window)] if spec.window else []
+    look = [_shared(target, factor.raw, places), _shared(target, factor, words_of_window, amx.trim)]
+    look = look if spec.window else []
     packing = [_shared(target, factor, amx.words, amx.lines), _shared(target, amx.WORDS, turn)]
     return [*look, *packing, _shared(target, factor, amx.tiles)]
 

@@ -187,6 +187,22 @@ def _mask(code: Routine, count: str, lanes: int) -> str:
     return code.op(f"bitcast i{lanes} {bits} to <{lanes} x i1>")
 
 
+def store_words(code: Routine, kind: str, rows: list[str], into: str) -> None:
+    """Vectors of a panel's columns, one for each k of a word, zipped to a row of words."""
+    halves = f"<{PANEL} x i16>"
+    while len(rows) > 2:  # bytes of two rows as halves of words
+        low, high = (
+            [code.op(f"zext <{PANEL} x {kind}> {row} to {halves}") for row in rows[n::2]] for n in (0, 1)
+        )
+        high = [code.op(f"shl {halves} {x}, splat (i16 8)") for x in high]
+        rows = [code.op(f"or {halves} {x}, {y}") for x, y in zip(low, high)]
+    for half in range(2):
+        lanes = [n + PANEL * odd for n in range(half * HEIGHT, (half + 1) * HEIGHT) for odd in (0, 1)]
+        pick = ", ".join(f"i32 {n}" for n in lanes)
+        zipped = code.op(f"shufflevector {halves} {rows[0]}, {halves} {rows[1]}, <{PANEL} x i32> <{pick}>")
+        code.line(f"store {halves} {zipped}, ptr {code.at(into, str(half * LINE))}, align 64")
+
+
 class _Words:
     """The routine words under construction."""
 
@@ -253,21 +269,7 @@ class _Words:
                     there = code.compare("sgt", self._left(word), str(k))
                     inside = code.choose(there, mask, "zeroinitializer", f"<{PANEL} x i1>")
                 rows.append(_masked(code, kind, place, inside))
-            while len(rows) > 2:
-                rows = [self._pair(x, y) for x, y in zip(rows[::2], rows[1::2])]
-            x, y = rows
-            for half in range(2):
-                lanes = [n + 32 * odd for n in range(half * HEIGHT, (half + 1) * HEIGHT) for odd in (0, 1)]
-                pick = ", ".join(f"i32 {n}" for n in lanes)
-                halves = f"<{PANEL} x i16>"
-                zipped = code.op(f"shufflevector {halves} {x}, {halves} {y}, <{PANEL} x i32> <{pick}>")
-                code.line(f"store {halves} {zipped}, ptr {code.at(into, str(half * LINE))}, align 64")
-
-    def _pair(self, x: str, y: str) -> str:
-        """Bytes of two rows as halves of words."""
-        code, halves = self.code, f"<{PANEL} x i16>"
-        low, high = (code.op(f"zext <{PANEL} x i8> {v} to {halves}") for v in (x, y))
-        return code.op(f"or {halves} {low}, {code.op(f'shl {halves} {high}, splat (i16 8)')}")
+            store_words(code, self.kind, rows, into)
 
     def _apart(self, word: str, whole: bool) -> None:
         """Any columns, one by one."""
@@ -318,4 +320,25 @@ def lines(target: Target, factor: Factor) -> Routine:
             code.line(f"store {BYTES} {line}, ptr {code.at(dst, code.mul(at, str(PANEL)))}, align 64")
         line = _masked(code, BYTES, code.at(src, whole), mask)
         code.line(f"store {BYTES} {line}, ptr {code.at(dst, code.mul(whole, str(PANEL)))}, align 64")
+    return code
+
+
+def trim(target: Target, factor: Factor) -> Routine:
+    """The routine trim: in a panel of some rows of words, zeros for all k from `depth` on."""
+    code = Routine(target, "trim", "ptr %dst, i64 %depth, i64 %rows")
+    whole, filled = code.op(f"sdiv i64 %depth, {factor.together}"), code.ceil_div("%depth", factor.together)
+    kind, halves = f"<{STEP_WORDS} x i32>", [str(half * LINE) for half in range(2)]
+    bits = code.mul(code.sub("%depth", code.mul(whole, str(factor.together))), str(8 * factor.bytes))
+    mask = code.op(f"trunc i64 {code.sub(code.op(f'shl i64 1, {bits}'), '1')} to i32")
+    mask = code.op(f"insertelement {kind} poison, i32 {mask}, i64 0")
+    mask = code.op(f"shufflevector {kind} {mask}, {kind} poison, {kind} zeroinitializer")
+    with code.loop(whole, filled, 1) as turn:
+        for half in halves:
+            place = code.at("%dst", code.mul(turn.index, str(ROW)), half)
+            row = code.op(f"and {kind} {code.op(f'load {kind}, ptr {place}, align 64')}, {mask}")
+            code.line(f"store {kind} {row}, ptr {place}, align 64")
+    with code.loop(filled, "%rows", 1) as turn:
+        for half in halves:
+            place = code.at("%dst", code.mul(turn.index, str(ROW)), half)
+            code.line(f"store {kind} zeroinitializer, ptr {place}, align 64")
     return code

@@ -28,13 +28,12 @@ WIDE = 8  # column units that are packed at once, at most
 UNIT_COLUMNS = UNIT_BYTES // WORD
 GROUP_ROWS = 4224  # that one packing of B serves
 SUM_ROWS = 1056  # ... if their sums are kept from one depth to the next
-STAGE = 64  # k of a window at a time
 TURN = 4  # words that can be turned at least
-# What lies where in a thread's scratch memory, in bytes: packed panels, a piece of A, a stage, sums, tables.
+# What lies where in the scratch memory, in bytes: packed panels, a piece of A, a step of it, sums, tables.
 COLUMNS = WIDE * UNIT_COLUMNS  # of a run, at most
 COPIED = PACKED + COLUMNS // PANEL * ROW
 STAGED = COPIED + PANEL * PIECE
-SUMS = STAGED + STAGE * LINE
+SUMS = STAGED + STEP_BYTES
 TABLES = SUMS + SUM_ROWS * (PACKED // DEPTH * WORD + LINE)
 ROOM = COLUMNS + LINE  # of a table of columns: a vector of the last panel's may read past them
 assert TABLES + 8 * (DEPTH + ROOM) <= SCRATCH_BYTES
@@ -117,20 +116,20 @@ class _Driver(Driver):
         self.code.run("words", f"ptr {src}", *strides, f"ptr {dst}", depth, width, rows, self.apart)
 
     def _pack_window(self, run: Run, from_k: str, depth: str, rows: str) -> None:
-        """The panels of a window, by way of its elements as they are."""
+        """The panels of a window, whole steps of k; what there is not becomes zeros."""
         code = self.code
-        code.run("places", f"ptr {self.look}", from_k, depth, depth, f"ptr {self.k_table}")
+        deep = code.mul(rows, str(self.factor.together))
+        code.run("places", f"ptr {self.look}", from_k, depth, deep, f"ptr {self.k_table}")
         src = self.reach(self.b, b_batch=run.batch)
-        with self._panels(run) as (left, cols, panel), code.times(depth, STAGE) as at:
-            part = code.minimum(code.sub(depth, at), str(STAGE))
+        ragged = code.compare("slt", depth, deep)
+        with self._panels(run) as (left, cols, panel):
+            columns = code.offset(self.n_table, "i64", left)
             code.run(
-                "window", f"ptr {src}", f"ptr {code.offset(self.k_table, 'i64', at)}", part,
-                f"ptr {code.offset(self.n_table, 'i64', left)}", cols, f"ptr {self.stage}", str(LINE),
+                "words_of_window", f"ptr {src}", f"ptr {self.k_table}", deep, f"ptr {columns}", cols,
+                f"ptr {panel}", str(ROW),
             )  # fmt: skip
-            row = code.op(f"sdiv i64 {at}, {self.factor.together}")
-            filled = code.minimum(code.sub(rows, row), str(STAGE // self.factor.together))
-            into = code.at(panel, code.mul(row, str(ROW)))
-            self._words(self.stage, (str(LINE), self.bytes), into, part, str(PANEL), filled)
+            with code.when(ragged):
+                code.run("trim", f"ptr {panel}", depth, rows)
 
     # -- A and tiles --------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from contextlib import ExitStack
 from itertools import product
 
 from kiln.codegen.code import Value
+from kiln.codegen.matmul_amx import PANEL, Factor, store_words
 from kiln.codegen.matmul_pack import side_by_side, store, stored_type, widen, zip_lanes
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.matmul_tile import Element
@@ -89,10 +90,10 @@ def places(target: Target, element: Element) -> Routine:
 class _Window:
     """The routine window under construction."""
 
-    def __init__(self, target: Target, element: Element) -> None:
+    def __init__(self, target: Target, element: Element, lanes: int, together: int) -> None:
         params = "ptr %src, ptr %ks, i64 %depth, ptr %ns, i64 %width, ptr %dst, i64 %ds"
-        self.code = Routine(target, "window", params)
-        self.element, self.lanes = element, element.lanes(target)
+        self.code = Routine(target, "window" if together == 1 else "words_of_window", params)
+        self.element, self.lanes, self.together = element, lanes, together
         self.size, self.stored = element.stored_bytes, stored_type(element, self.lanes)
         self.part = 16 // element.bytes
         self.wide, self.bits = f"<{self.lanes} x i64>", f"<{self.lanes} x i1>"
@@ -113,20 +114,34 @@ class _Window:
 
     # -- rows ---------------------------------------------------------------------------------------
 
-    def _row(self, k: str) -> tuple[str, str]:
-        """Where k begins in src, and its row in dst."""
+    def _row(self, k: str) -> str:
+        """Where k begins in src."""
         code = self.code
-        offset = code.op(f"load i64, ptr {code.offset('%ks', 'i64', k)}")
-        return code.at("%src", offset), code.at("%dst", code.mul(k, "%ds"))
+        return code.at("%src", code.op(f"load i64, ptr {code.offset('%ks', 'i64', k)}"))
+
+    def _into(self, k: str) -> str:
+        """The row of k in dst."""
+        code = self.code
+        row = k if self.together == 1 else code.op(f"sdiv i64 {k}, {self.together}")
+        return code.at("%dst", code.mul(row, "%ds"))
 
     def _rows(self, load: Callable[[str], str]) -> None:
         """Every k, read by `load`."""
-        with self.code.times("%depth") as k:
-            row, dst = self._row(k)
-            self._store(load(row), dst)
+        with self.code.times("%depth", self.together) as k:
+            self._one_row(k, load)
 
-    def _store(self, raw: str, dst: str) -> None:
-        store(self.code, self.element, widen(self.code, self.element, raw, self.lanes), dst, self.lanes)
+    def _one_row(self, k: str, load: Callable[[str], str]) -> None:
+        """The k of a row of dst."""
+        code = self.code
+        rows = [load(self._row(code.add(k, str(n)) if n else k)) for n in range(self.together)]
+        self._store(rows, self._into(k))
+
+    def _store(self, raws: list[str], dst: str) -> None:
+        """The k of a row: one, in the type it is summed in, or a word."""
+        if self.together > 1:
+            store_words(self.code, self.element.compute, raws, dst)
+            return
+        store(self.code, self.element, widen(self.code, self.element, raws[0], self.lanes), dst, self.lanes)
 
     def _load(self, address: str) -> str:
         return self.code.op(f"load {self.stored}, ptr {address}, align 1")
@@ -170,7 +185,6 @@ class _Window:
         run = ", ".join(f"i64 {n * self.size}" for n in range(part))
         whole = code.sub("%depth", str(part - 1))
         with code.during(done, "%depth") as k:
-            row, dst = self._row(k)
             piece = code.variable("0")
             with code.when(code.compare("slt", k, whole)):
                 places = code.op(f"load {kind}, ptr {code.offset('%ks', 'i64', k)}, align 8")
@@ -181,14 +195,14 @@ class _Window:
                 word = code.op(f"bitcast <{part} x i1> {apart} to i{part}")
                 code.set(piece, code.op(f"zext i1 {code.op(f'icmp eq i{part} {word}, -1')} to i64"))
             with code.either(code.compare("ne", code.get(piece), "0")) as single:
-                self._turn(row, dst)
+                self._turn(self._row(k), self._into(k))
                 code.set(done, code.add(k, str(part)))
                 next(single)
-                self._store(self._gathered(row, offsets), dst)
-                code.set(done, code.add(k, "1"))
+                self._one_row(k, lambda row: self._gathered(row, offsets))
+                code.set(done, code.add(k, str(self.together)))
 
     def _turn(self, row: str, dst: str) -> None:
-        """dst[j][c] = row[c][j] for a piece's j."""
+        """The k of a piece: dst[j][c] = row[c][j]."""
         code, element, part = self.code, self.element, self.part
         starts = [code.op(f"load i64, ptr {code.offset('%ns', 'i64', str(n))}") for n in range(self.lanes)]
         kind = stored_type(element, part)
@@ -197,15 +211,22 @@ class _Window:
             widen(code, element, side_by_side(code, element, pieces[j::part]), self.lanes)
             for j in range(part)
         ]
-        for value in zip_lanes(code, element, rows, self.lanes):
-            store(code, element, value, dst, self.lanes)
+        turned = zip_lanes(code, element, rows, self.lanes)
+        for j in range(0, part, self.together):
+            if self.together > 1:
+                store_words(code, element.compute, turned[j : j + self.together], dst)
+            else:
+                store(code, element, turned[j], dst, self.lanes)
             dst = code.at(dst, "%ds")
 
     # -- all ----------------------------------------------------------------------------------------
 
     def write(self) -> Routine:
-        """Two vectors, or one."""
+        """Two vectors, or one; words are as wide as a panel."""
         code = self.code
+        if self.together > 1:
+            self._one()
+            return code
         with code.either(code.compare("sgt", "%width", str(self.lanes))) as single:
             self._two()
             next(single)
@@ -222,10 +243,10 @@ class _Window:
                 otherwise = ways.enter_context(code.either(code.both(*(fits for _, fits in halves))))
                 loads = [self._by_step(runs, step) for runs, _ in halves]
                 with code.times("%depth") as k:
-                    row, dst = self._row(k)
+                    row, dst = self._row(k), self._into(k)
                     for n, parts in enumerate(loads):
                         raw = self._picked([self._joined(row, runs) for runs in parts])
-                        self._store(raw, code.at(dst, str(n * size)))
+                        self._store([raw], code.at(dst, str(n * size)))
                 next(otherwise)
             for ns, width, n in (("%ns", lanes, 0), (second, rest, size)):
                 into = f"ptr {code.at('%dst', str(n))}"
@@ -347,8 +368,16 @@ class _Window:
 
 
 def window(target: Target, element: Element) -> Routine:
-    """The routine window: dst[k][c] = src[ks[k] + ns[c]] for depth k's and one vector of columns.
+    """The routine window: dst[k][c] = src[ks[k] + ns[c]] for depth k's and up to two vectors of columns.
 
     Columns past the width hold an element of another, or zero; their products are never stored.
     """
-    return _Window(target, element).write()
+    return _Window(target, element, element.lanes(target), 1).write()
+
+
+def words_of_window(target: Target, factor: Factor) -> Routine:
+    """The same for AMX: dst[w][c] = the k of word w side by side, for a panel of columns.
+
+    The depth is whole words.
+    """
+    return _Window(target, factor.raw, PANEL, factor.together).write()
