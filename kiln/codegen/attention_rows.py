@@ -4,16 +4,18 @@
     slopes     e, dP -> p = e / sum,  dS = p * (dP - sum of p * dP);  with dropout of dP first, and of p then
     deliver    sums -> an output, times a factor
     draw       which weights dropout keeps, a bit each
-    thin       e -> what dropout makes of e / sum
+    thin       e -> what dropout makes of it
 
 Rows are whole (every key that a row may look at), so each is a softmax in the order of a reduction
 (architecture.md 6). Keys that do not exist, or that a causal row may not see, have x = -inf, so e is 0, and
 adding it changes no bit: rows are padded with such keys to whole vectors. A row of nothing but -inf has the
-weights 0. For x = -inf no exponential is computed: it would be a denormal number first, which takes a
-processor a hundred times as long.
+weights 0. Where a mask hides a key, by -inf or any number so low that exp gives 0, none is computed: it would
+be a denormal number first, which takes a processor a hundred times as long.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from kiln.codegen.code import IOTA32, IOTA64, LANES, Value
 from kiln.codegen.emit import Expression, Machine, number
@@ -24,12 +26,13 @@ from kiln.codegen.nest import REDUCE_BLOCK
 from kiln.codegen.reduce import Reducer
 from kiln.codegen.target import Target
 from kiln.ops.scalar import Scalar, topological
-from kiln.ops.scalars.mathematics import exp
+from kiln.ops.scalars.mathematics import EXP_RANGE, exp
 from kiln.ops.scalars.philox import philox, uniform_f32
 
 CHAIN = 8 * LANES  # elements of which each lane adds its own before they join its total
 INFINITY = float("inf")
 KEPT_BYTES = LANES // 8  # of the bits that say what of 16 columns dropout keeps
+SCORES = "ptr %scores, i64 %pitch, i64 %rows, i64 %count, i64 %keys, i64 %first, "
 
 
 class Mask(tuple[str, str]):
@@ -92,10 +95,25 @@ class Rows:
         x = self.machine.instruction("fmul", x, self.spread("%factor"))
         return self.machine.choose(keep, x, self.machine.spread(self.number(0.0), LANES))
 
+    def low_bits(self, x: Value) -> Value:
+        """x rounded to bfloat16."""
+        return self.machine.brain_to_float(self.machine.float_to_brain(x))
+
     def computed(self, make: object, *values: Value) -> Value:
         """What a scalar function gives of values."""
         leaves = [Scalar("number", (), v.type, k) for k, v in enumerate(values)]
         return Expression(self.code, lambda leaf: values[leaf.data]).value(make(*leaves))  # type: ignore[operator]
+
+    def top(self, largest: Value) -> Value:
+        """What is taken from a row's scores: the largest, 0 where every one is -inf."""
+        nothing = self.machine.compare("eq", largest, self.number(-INFINITY))
+        return self.machine.choose(nothing, self.number(0.0), largest)
+
+    def share(self, total: Value) -> Value:
+        """One over a sum of weights, 0 for none."""
+        empty = self.machine.compare("eq", total, self.number(0.0))
+        share = self.machine.instruction("fdiv", self.number(1.0), total)
+        return self.machine.choose(empty, self.number(0.0), share)
 
     def sum(self, count: str, element: object) -> Value:
         """The sum of `element(column)` over whole vectors, in the order of a reduction."""
@@ -111,115 +129,141 @@ class Rows:
         return block.values[0]
 
 
-class _Weigh(Rows):
+class Row(NamedTuple):
+    """A row of scores: where it lies, how many of its columns may be looked at, its mask."""
+
+    place: str
+    limit: str
+    mask: str
+
+
+class Scores(Rows):
+    """A routine over rows of scores that are to become weights, with the arguments of SCORES."""
+
+    def __init__(
+        self, target: Target, element: Element, name: str, params: str, mask: Mask | None, causal: bool
+    ) -> None:
+        scores = SCORES + f"{float_kind(element)} %scale, ptr %mask, i64 %mr, i64 %mc"
+        super().__init__(target, element, name, scores + params)
+        self.mask, self.causal = mask, causal
+        self.low = self.machine.spread(self.number(-INFINITY), LANES)
+        self.zero = self.machine.spread(self.number(0.0), LANES)
+
+    def row(self, r: str, masked: str | None = None) -> Row:
+        """The row r; `masked` is the one whose mask is its, if that is another."""
+        code = self.code
+        limit = code.minimum("%keys", "%count")
+        if self.causal:
+            seen = code.minimum(code.add(code.add("%first", r), "1"), limit)
+            limit = code.choose(code.compare("sgt", seen, "0"), seen, "0")
+        mask = code.at("%mask", code.mul(masked or r, "%mr")) if self.mask else "null"
+        return Row(code.at("%scores", code.mul(r, "%pitch")), limit, mask)
+
+    def whole(self, limit: str) -> str:
+        """The columns that are looked at in whole pairs of vectors."""
+        return self.code.op(f"and i64 {limit}, -{2 * LANES}")
+
+    def larger(self, x: Value, y: Value) -> Value:
+        """The larger of two, x where y is NaN."""
+        return self.machine.choose(self.machine.compare("gt", y, x), y, x)
+
+    def x(self, row: Row, column: str, edge: bool) -> Value:
+        """16 scores, scaled and masked; at an edge, -inf where there is none to be looked at."""
+        code, machine = self.code, self.machine
+        x = machine.instruction("fmul", self.read(row.place, column), Value("%scale", self.type))
+        if self.mask is not None:
+            given = self._given(row, column, code.sub(row.limit, column) if edge else None)
+            if given.type == "i1":
+                x = machine.choose(given, x, self.low)
+            else:
+                x = machine.instruction("fadd", x, machine.convert(given, self.type))
+        return machine.choose(self.inside(row, column), x, self.low) if edge else x
+
+    def inside(self, row: Row, column: str) -> Value:
+        """Which of 16 columns may be looked at."""
+        left = self.code.op(f"trunc i64 {self.code.sub(row.limit, column)} to i32")
+        some = self.machine.spread(Value(left, "i32"), LANES)
+        return self.machine.compare("gt", some, Value(IOTA32, "i32", LANES, True))
+
+    def _given(self, row: Row, column: str, left: str | None) -> Value:
+        """The mask at 16 columns, of which `left` (all, for None) may be read."""
+        assert self.mask is not None
+        code, memory, dtype = self.code, self.memory, self.mask.dtype
+        if self.mask.stride == "0":
+            return memory.read(dtype, row.mask)
+        place, count, lanes = code.at(row.mask, code.mul(column, "%mc")), None, None
+        if left is not None:
+            some = code.compare("sgt", left, "0")  # else nothing is read but the row's first
+            place = code.choose(some, place, row.mask, "ptr")
+            count = code.minimum(code.choose(some, left, "1"), str(LANES))
+            lanes = memory.mask(count)
+        if self.mask.stride == "1":
+            return memory.read_lanes(dtype, place, count, lanes)
+        size = Element(dtype, "", "").stored_bytes
+        return memory.gather(dtype, place, memory.strided(code.op(f"sdiv i64 %mc, {size}")), lanes)
+
+    def weight(self, x: Value, top: Value, edge: bool) -> Value:
+        """exp(x - top)."""
+        machine = self.machine
+        less = machine.instruction("fsub", x, top)
+        if self.mask is None and not edge:
+            return self.computed(exp, less)
+        hidden = machine.compare("lt", less, self.number(EXP_RANGE[self.type][0]))
+        return machine.choose(hidden, self.zero, self.computed(exp, machine.choose(hidden, self.zero, less)))
+
+
+class _Weigh(Scores):
     """The routine weigh under construction."""
 
-    def __init__(self, target: Target, element: Element, mask: Mask | None, causal: bool) -> None:
-        super().__init__(
-            target, element, "weigh",
-            f"ptr %scores, i64 %pitch, i64 %rows, i64 %count, i64 %keys, i64 %first, {_kind(element)} %scale,"
-            " ptr %shares, ptr %mask, i64 %mr, i64 %mc",
-        )  # fmt: skip
-        self.mask, self.causal = mask, causal
+    def __init__(
+        self, target: Target, element: Element, mask: Mask | None, causal: bool, rounds: bool
+    ) -> None:
+        super().__init__(target, element, "weigh", ", ptr %shares", mask, causal)
+        self.rounds = rounds
 
     def write_rows(self) -> Routine:
         """Row by row: x and its largest; e and its sum."""
         code, machine = self.code, self.machine
         with code.times("%rows") as r:
-            row = code.at("%scores", code.mul(r, "%pitch"))
-            seen = code.add(code.add("%first", r), "1") if self.causal else "%keys"
-            self.limit = code.minimum(seen, "%keys")
-            self.place = code.at("%mask", code.mul(r, "%mr"))
-            largest = self._largest(row)
-            nothing = machine.compare("eq", largest, self.number(-INFINITY))
-            top = machine.spread(machine.choose(nothing, self.number(0.0), largest), LANES)
+            row = self.row(r)
+            top = machine.spread(self.top(self._largest(row)), LANES)
 
-            def weight(column: str, row: str = row, top: Value = top) -> Value:
-                x = self.read(row, column)
-                hidden = machine.compare("eq", x, machine.spread(self.number(-INFINITY), LANES))
-                zero = machine.spread(self.number(0.0), LANES)
-                less = machine.choose(hidden, zero, machine.instruction("fsub", x, top))
-                e = machine.choose(hidden, zero, self.computed(exp, less))
-                self.write(row, column, e)
+            def weight(column: str, row: Row = row, top: Value = top) -> Value:
+                e = self.weight(self.read(row.place, column), top, True)
+                self.write(row.place, column, self.low_bits(e) if self.rounds else e)
                 return e
 
             total = self.sum("%count", weight)
-            empty = machine.compare("eq", total, self.number(0.0))
-            share = machine.instruction("fdiv", self.number(1.0), total)
-            share = machine.choose(empty, self.number(0.0), share)
-            self.memory.write(self.dtype, self.at("%shares", r), share)
+            self.memory.write(self.dtype, self.at("%shares", r), self.share(total))
         return code
 
-    def _largest(self, row: str) -> Value:
+    def _largest(self, row: Row) -> Value:
         """The largest x of a row that is a number, all of them stored; in columns without a key -inf.
 
         A NaN stays out of it, and makes a NaN of the sum of weights.
         """
-        code, machine = self.code, self.machine
-        low = [machine.spread(self.number(-INFINITY), LANES)]
-
-        def larger(x: Value, y: Value) -> Value:
-            return machine.choose(machine.compare("gt", y, x), y, x)
-
-        whole = code.minimum(code.op(f"and i64 %keys, -{2 * LANES}"), "%count")
-        with code.loop("0", whole, 2 * LANES, low * 2) as turn:
+        code, whole = self.code, self.whole(row.limit)
+        with code.loop("0", whole, 2 * LANES, [self.low] * 2) as turn:
             for k, best in enumerate(turn.values):
-                x = self._x(row, code.add(turn.index, str(k * LANES)), None)
-                turn.next = [*turn.next[:k], larger(best, x), *turn.next[k + 1 :]]
-        with code.loop(whole, "%count", LANES, [larger(*turn.values)]) as rest:
-            left = code.sub("%keys", rest.index)
-            some = code.compare("sgt", left, "0")
-            count = code.minimum(code.choose(some, left, "1"), str(LANES))
-            rest.next = [larger(rest.values[0], self._x(row, rest.index, count))]
+                x = self._store(row, code.add(turn.index, str(k * LANES)), False)
+                turn.next = [*turn.next[:k], self.larger(best, x), *turn.next[k + 1 :]]
+        with code.loop(whole, "%count", LANES, [self.larger(*turn.values)]) as rest:
+            rest.next = [self.larger(rest.values[0], self._store(row, rest.index, True))]
         return self.reducer("max").tree(rest.values)[0]
 
-    def _x(self, row: str, column: str, count: str | None) -> Value:
-        """16 scores, scaled and masked, stored; `count` keys exist there at most (None: all)."""
-        machine = self.machine
-        x = machine.instruction("fmul", self.read(row, column), Value("%scale", self.type))
-        low = machine.spread(self.number(-INFINITY), LANES)
-        if self.mask is not None:
-            given = self._given(column, count)
-            if given.type == "i1":
-                x = machine.choose(given, x, low)
-            else:
-                x = machine.instruction("fadd", x, machine.convert(given, self.type))
-        if self.causal or count is not None:
-            left = Value(self.code.op(f"trunc i64 {self.code.sub(self.limit, column)} to i32"), "i32")
-            lanes = Value(IOTA32, "i32", LANES, True)
-            inside = machine.compare("gt", machine.spread(left, LANES), lanes)
-            x = machine.choose(inside, x, low)
-        self.write(row, column, x)
+    def _store(self, row: Row, column: str, edge: bool) -> Value:
+        x = self.x(row, column, edge)
+        self.write(row.place, column, x)
         return x
 
-    def _given(self, column: str, count: str | None) -> Value:
-        """The mask at 16 columns; `count` keys exist there."""
-        assert self.mask is not None
-        code, memory, dtype = self.code, self.memory, self.mask.dtype
-        if self.mask.stride == "0":
-            return memory.read(dtype, self.place)
-        place = code.at(self.place, code.mul(column, "%mc"))
-        lanes = None if count is None else memory.mask(count)
-        if self.mask.stride == "1":
-            if count is not None:  # beyond the last key nothing is read
-                beyond = code.compare("sge", column, "%keys")
-                place = code.choose(beyond, self.place, place, "ptr")
-            return memory.read_lanes(dtype, place, count, lanes)
-        size = Element(dtype, "", "").stored_bytes
-        positions = memory.strided(code.op(f"sdiv i64 %mc, {size}"))
-        if count is not None:
-            beyond = code.compare("sge", column, "%keys")
-            place = code.choose(beyond, self.place, place, "ptr")
-        return memory.gather(dtype, place, positions, lanes)
 
-
-def weigh(target: Target, element: Element, mask: Mask | None, causal: bool) -> Routine:
+def weigh(target: Target, element: Element, mask: Mask | None, causal: bool, rounds: bool) -> Routine:
     """The routine weigh: `rows` rows of `count` scores, of which `keys` are keys; the first is query `first`.
 
     each row:   x = s * scale + mask, or -inf;  m = max x
-                s = e = exp(x - m);  shares[row] = 1 / sum e, 0 for a sum of 0
+                s = e = exp(x - m), rounded if it `rounds`;  shares[row] = 1 / sum e, 0 for a sum of 0
     """
-    return _Weigh(target, element, mask, causal).write_rows()
+    return _Weigh(target, element, mask, causal, rounds).write_rows()
 
 
 def _word(code: Routine, bits: str, column: str) -> str:
@@ -227,59 +271,56 @@ def _word(code: Routine, bits: str, column: str) -> str:
     return code.at(bits, code.op(f"sdiv i64 {column}, {LANES // KEPT_BYTES}"))
 
 
-def _kind(element: Element) -> str:
+def float_kind(element: Element) -> str:
+    """The LLVM type that scores have."""
     return "double" if element.summed == "f64" else "float"
 
 
 def slopes(target: Target, element: Element, drops: bool) -> Routine:
-    """The routine slopes: each row:  p = e * share;  d = dP;  dP = p * (d - sum of p * d).
+    """The routine slopes: each row:  p = e * share;  dP = p * (dP - share * sum of e * dP).
 
-    With dropout d = kept dP, and p becomes kept p at last.
+    With dropout dP is kept dP, and p becomes kept p at last. Of bfloat16 both are rounded.
     """
-    bits = f", ptr %kept, i64 %kp, {_kind(element)} %factor" if drops else ""
+    bits = f", ptr %kept, i64 %kp, {float_kind(element)} %factor" if drops else ""
     made = Rows(
         target, element, "slopes",
         "ptr %weights, ptr %grads, i64 %pitch, i64 %rows, i64 %count, ptr %shares" + bits,
     )  # fmt: skip
     code, machine = made.code, made.machine
+    final = made.low_bits if element.dtype == "bfloat16" else lambda x: x
     with code.times("%rows") as r:
         weights, grads = (code.at(base, code.mul(r, "%pitch")) for base in ("%weights", "%grads"))
         kept = code.at("%kept", code.mul(r, "%kp")) if drops else ""
-        share = machine.spread(made.one(made.at("%shares", r)), LANES)
+        share = made.one(made.at("%shares", r))
 
         def term(column: str) -> Value:
-            p = machine.instruction("fmul", made.read(weights, column), share)
-            made.write(weights, column, p)
             d = made.read(grads, column)
             if drops:
                 d = made.kept(kept, column, d)
                 made.write(grads, column, d)
-            return machine.instruction("fmul", p, d)
+            return machine.instruction("fmul", made.read(weights, column), d)
 
-        mean = machine.spread(made.sum("%count", term), LANES)
+        mean = machine.spread(machine.instruction("fmul", share, made.sum("%count", term)), LANES)
         with code.times("%count", LANES) as column:
             less = machine.instruction("fsub", made.read(grads, column), mean)
-            p = made.read(weights, column)
-            made.write(grads, column, machine.instruction("fmul", p, less))
-            if drops:
-                made.write(weights, column, made.kept(kept, column, p))
+            p = machine.instruction("fmul", made.read(weights, column), share)
+            made.write(grads, column, final(machine.instruction("fmul", p, less)))
+            made.write(weights, column, final(made.kept(kept, column, p) if drops else p))
     return code
 
 
 def thin(target: Target, element: Element) -> Routine:
-    """The routine thin: each row:  e = kept e * share."""
+    """The routine thin: each row:  e = kept e; of bfloat16 rounded."""
     made = Rows(
         target, element, "thin",
-        "ptr %weights, i64 %pitch, i64 %rows, i64 %count, ptr %shares, ptr %kept, i64 %kp,"
-        f" {_kind(element)} %factor",
+        f"ptr %weights, i64 %pitch, i64 %rows, i64 %count, ptr %kept, i64 %kp, {float_kind(element)} %factor",
     )  # fmt: skip
     code = made.code
     with code.times("%rows") as r:
         row, kept = code.at("%weights", code.mul(r, "%pitch")), code.at("%kept", code.mul(r, "%kp"))
-        share = made.machine.spread(made.one(made.at("%shares", r)), LANES)
         with code.times("%count", LANES) as column:
-            p = made.machine.instruction("fmul", made.read(row, column), share)
-            made.write(row, column, made.kept(kept, column, p))
+            e = made.kept(kept, column, made.read(row, column))
+            made.write(row, column, made.low_bits(e) if element.dtype == "bfloat16" else e)
     return code
 
 

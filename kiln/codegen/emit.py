@@ -257,7 +257,7 @@ class Machine:
     def _ldexp(self, node: Scalar, args: list[Value]) -> Value:
         """x * 2^n by the instruction of wide x86, else (x * 2^half) * 2^(n - half): only the last rounds."""
         x, n = self.align(*args)
-        if self.code.target.name == "x86-64-v4" and x.width == LANES:
+        if self.code.target.vector_bits == 512 and x.width == LANES:
             return self._native_ldexp(x, n)
         form = FORMAT[x.type]
         total = self.instruction("fadd", n, number(form.magic, x.type))

@@ -170,7 +170,7 @@ def matmul_parts(spec: MatmulSpec, target: Target) -> list[Part]:
         constants.append(identity(target, element))
     routines = [finish(target, element, arguments, spec.stores), driver]
     routines += [compute(target, name, element, arguments, x.value) for name, x in spec.prologues]
-    shared = _amx_parts(spec, target) if tiled(spec, target) else chains(spec, target)
+    shared = tiles_parts(spec, target) if tiled(spec, target) else chains(spec, target)
     return own_parts(target, routines, constants) + shared
 
 
@@ -187,13 +187,13 @@ def chains(spec: MatmulSpec, target: Target) -> list[Part]:
     return [*look, packing, _shared(target, tiles, tile)]
 
 
-def _amx_parts(spec: MatmulSpec, target: Target) -> list[Part]:
+def tiles_parts(spec: MatmulSpec, target: Target) -> list[Part]:
     """The same of products on AMX, of one row or many."""
     factor = amx.FACTORS[spec.dtype]
     look = [_shared(target, factor.raw, places), _shared(target, factor, words_of_window, amx.trim)]
     look = look if spec.window else []
     packing = [_shared(target, factor, amx.words, amx.lines), _shared(target, amx.WORDS, turn)]
-    return [*look, *packing, _shared(target, factor, amx.tiles)]
+    return [*look, *packing, _shared(target, factor, amx.panels, amx.tiles)]
 
 
 def _shared(target: Target, element: Any, *makers: Callable[[Target, Any], Routine]) -> Part:

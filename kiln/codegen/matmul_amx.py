@@ -11,7 +11,8 @@ and one over the odd, adds the second to the first, and that to C. Denormals cou
 ascending over the steps of all k, is the order of arithmetic here; a step's missing k are zeros, which change
 nothing. Sums of integers are exact modulo 2^32, so they have the bits of every other order.
 
-    tiles    32 rows by panels of 32 columns: four accumulators, two tiles of packed A, two of packed B
+    panels   32 rows by panels of 32 columns: four accumulators, two tiles of packed A, two of packed B
+    tiles    panels, configured and released
     words    B, or an A whose k do not lie side by side, as rows of words
     lines    rows of A, a step of all of them after the other
 
@@ -88,46 +89,30 @@ def config() -> str:
     return f"@shapes = internal unnamed_addr constant [64 x i8] [{', '.join(f'i8 {n}' for n in CONFIG)}]"
 
 
-class _Tiles:
-    """The routine tiles under construction."""
+SUMS = "ptr %a, ptr %b, i64 %ps, i64 %steps, ptr %c, i64 %cs, i1 %first, i64 %rows, i64 %width"
+
+
+class _Panels:
+    """The routine panels under construction."""
 
     def __init__(self, target: Target, factor: Factor) -> None:
-        self.multiply = factor.multiply
-        params = "ptr %a, ptr %b, i64 %ps, i64 %steps, ptr %c, i64 %cs, i1 %first, i64 %rows, i64 %width"
-        self.code = Routine(target, "tiles", params)
-
-    def tiles(self, name: str, *arguments: str) -> None:
-        """One instruction on tiles; numbers of tiles are bytes."""
-        self.code.call(f"llvm.x86.{name}", "void", arguments)
+        self.code, self.multiply = Routine(target, "panels", SUMS), factor.multiply
 
     def write(self) -> Routine:
-        """Two rows of tiles, the second as high as rows are left, or one."""
+        """Two rows of tiles or one."""
         code = self.code
         with code.either(code.compare("sgt", "%rows", str(HEIGHT))) as low:
             self._panels(2)
             next(low)
             self._panels(1)
-        self.tiles("tilerelease")
         return code
 
     def _panels(self, high: int) -> None:
         """The sums of `high` by two tiles, for each panel."""
         code = self.code
-        self._configure(high)
         with code.times("%width", PANEL) as left:
             panel = code.op(f"sdiv i64 {left}, {PANEL}")
             self._block(high, code.at("%b", code.mul(panel, "%ps")), code.at("%c", code.mul(panel, str(ROW))))
-
-    def _configure(self, high: int) -> None:
-        """The last row of tiles, of A and of sums, is as high as rows are left."""
-        code = self.code
-        rows = code.op(f"trunc i64 {code.sub('%rows', str(HEIGHT * (high - 1)))} to i8")
-        shapes = code.slot("i8", LINE)
-        words = code.op("load <64 x i8>, ptr @shapes, align 1")
-        code.line(f"store <64 x i8> {words}, ptr {shapes}, align 64")
-        for tile in (2 * high - 2, 2 * high - 1, A_TILES[high - 1]):
-            code.line(f"store i8 {rows}, ptr {code.at(shapes, str(ROWS_AT + tile))}, align 1")
-        self.tiles("ldtilecfg", f"ptr {shapes}")
 
     def _block(self, high: int, b: str, c: str) -> None:
         """The sums of a panel."""
@@ -136,14 +121,14 @@ class _Tiles:
         places = [code.at(base, str(column * LINE)) for base in (c, below)[:high] for column in range(2)]
         with code.either("%first") as later:
             for tile in range(2 * high):
-                self.tiles("tilezero", f"i8 {tile}")
+                on_tiles(code, "tilezero", f"i8 {tile}")
             next(later)
             for tile, place in enumerate(places):
                 self._load(tile, place, "%cs")
         with code.times(code.mul("%steps", str(STEP_BYTES)), STEP_BYTES) as at:
             self._step(high, code.at("%a", at), code.at(b, at))
         for tile, place in enumerate(places):
-            self.tiles("tilestored64", f"i8 {tile}", f"ptr {place}", "i64 %cs")
+            on_tiles(code, "tilestored64", f"i8 {tile}", f"ptr {place}", "i64 %cs")
 
     def _step(self, high: int, a: str, b: str) -> None:
         """Sums take the products of one step."""
@@ -153,22 +138,47 @@ class _Tiles:
             self._load(tile, self.code.at(a, str(row * HEIGHT * LINE)), str(LINE))
         for row, x in enumerate(A_TILES[:high]):
             for column, y in enumerate(B_TILES):
-                self.tiles(self.multiply, f"i8 {2 * row + column}", f"i8 {x}", f"i8 {y}")
+                on_tiles(self.code, self.multiply, f"i8 {2 * row + column}", f"i8 {x}", f"i8 {y}")
 
     def _load(self, tile: int, place: str, stride: str, hint: str = "") -> None:
-        self.tiles(f"tileloadd{hint}64", f"i8 {tile}", f"ptr {place}", f"i64 {stride}")
+        on_tiles(self.code, f"tileloadd{hint}64", f"i8 {tile}", f"ptr {place}", f"i64 {stride}")
 
 
-def tiles(target: Target, factor: Factor) -> Routine:
-    """The routine tiles: up to 32 rows x width sums at c take the products of some steps.
+def on_tiles(code: Routine, name: str, *arguments: str) -> None:
+    """One instruction on tiles; numbers of tiles are bytes."""
+    code.call(f"llvm.x86.{name}", "void", arguments)
+
+
+def panels(target: Target, factor: Factor) -> Routine:
+    """The routine panels: up to 32 rows x width sums at c take the products of some steps.
 
         each 32 columns:  4 sums = 0 (first), or what is at c
                           each step:  2 tiles of A, 2 of B, 4 products
                           store
 
-    c's rows are `cs` bytes apart, B's panels `ps`. A tile that has no rows is left out.
+    c's rows are `cs` bytes apart, B's panels `ps`. A tile that has no rows is left out; of the others as many
+    rows are computed as the caller has configured.
     """
-    return _Tiles(target, factor).write()
+    return _Panels(target, factor).write()
+
+
+def tiles(target: Target, factor: Factor) -> Routine:
+    """The routine tiles: configured for `rows` rows, panels; then the tiles are released."""
+    del factor
+    code = Routine(target, "tiles", SUMS)
+    shapes = code.slot("i8", LINE)
+    code.line(f"store <64 x i8> {code.op('load <64 x i8>, ptr @shapes, align 1')}, ptr {shapes}, align 64")
+    low = code.compare("sle", "%rows", str(HEIGHT))
+    rows = code.sub("%rows", code.choose(low, "0", str(HEIGHT)))
+    rows = code.op(f"trunc i64 {rows} to i8")
+    for row, tile in enumerate(A_TILES):
+        height = code.choose(low, rows, str(HEIGHT), "i8") if row == 0 else rows
+        for k in (2 * row, 2 * row + 1, tile):
+            code.line(f"store i8 {height}, ptr {code.at(shapes, str(ROWS_AT + k))}, align 1")
+    on_tiles(code, "ldtilecfg", f"ptr {shapes}")
+    code.run("panels", *SUMS.split(", "))
+    on_tiles(code, "tilerelease")
+    return code
 
 
 def _masked(code: Routine, kind: str, address: str, mask: str) -> str:

@@ -12,10 +12,8 @@ among many.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from kiln.codegen.matmul_amx import DEPTH, FACTORS, LINE, PANEL, PIECE, ROW, STEP_BYTES, STEP_WORDS, WORD
+from kiln.codegen.matmul_amx_pack import pack_lines, pack_words
 from kiln.codegen.matmul_drive import SCRATCH_BYTES
 from kiln.codegen.matmul_finish import Arguments
 from kiln.codegen.matmul_text import Routine
@@ -28,7 +26,6 @@ WIDE = 8  # column units that are packed at once, at most
 UNIT_COLUMNS = UNIT_BYTES // WORD
 GROUP_ROWS = 4224  # that one packing of B serves
 SUM_ROWS = 1056  # ... if their sums are kept from one depth to the next
-TURN = 4  # words that can be turned at least
 # What lies where in the scratch memory, in bytes: packed panels, a piece of A, a step of it, sums, tables.
 COLUMNS = WIDE * UNIT_COLUMNS  # of a run, at most
 COPIED = PACKED + COLUMNS // PANEL * ROW
@@ -73,7 +70,7 @@ class _Driver(Driver):
             steps = code.ceil_div(depth, self.factor.step)
             self.apart = code.add(code.mul(steps, str(STEP_BYTES)), str(ROW))
             pack = self._pack_window if self.window else self._pack_b
-            pack(run, from_k, depth, code.mul(steps, str(STEP_WORDS)))
+            pack(run, from_k, depth)
             with code.times(run.rows, PANEL) as row:
                 rows = code.minimum(code.sub(run.rows, row), str(PANEL))
                 part = Run(run.batch, code.add(run.row, row), rows, run.column, run.columns)
@@ -81,52 +78,26 @@ class _Driver(Driver):
 
     # -- B ------------------------------------------------------------------------------------------
 
-    def _pack_b(self, run: Run, from_k: str, depth: str, rows: str) -> None:
-        """The panels as words: k that lie side by side are turned, a word at a time as one element."""
-        code = self.code
+    def _pack_b(self, run: Run, from_k: str, depth: str) -> None:
+        """The panels as words."""
         src = self.reach(self.b, b_batch=run.batch, b_k=from_k, b_column=run.column)
-        ks, cs = self.stride["b_k"], self.stride["b_column"]
-        beside = code.compare("eq", ks, self.bytes)
-        whole = code.op(f"sdiv i64 {depth}, {self.factor.together}")
-        whole = code.choose(code.both(beside, code.compare("sge", whole, str(TURN))), whole, "0")
-        with code.when(code.compare("ne", whole, "0")), self._panels(run) as (left, cols, panel):
-            code.run(
-                "turn", f"ptr {code.at(src, code.mul(left, cs))}", cs, f"ptr {panel}", str(ROW), whole, cols
-            )
-        done = code.mul(whole, str(self.factor.together))
-        self._words(
-            code.at(src, code.mul(done, ks)), (ks, cs), code.at(self.packed_b, code.mul(whole, str(ROW))),
-            code.sub(depth, done), run.columns, code.sub(rows, whole),
-        )  # fmt: skip
+        strides = self.stride["b_k"], self.stride["b_column"]
+        pack_words(self.code, self.factor, src, strides, self.packed_b, (depth, run.columns), self.apart)
 
-    @contextmanager
-    def _panels(self, run: Run) -> Iterator[tuple[str, str, str]]:
-        """Each panel of a run: its first column, how many it has, and where it is packed."""
-        code = self.code
-        with code.times(run.columns, PANEL) as left:
-            cols = code.minimum(code.sub(run.columns, left), str(PANEL))
-            yield left, cols, self._panel(left)
-
-    def _panel(self, left: str) -> str:
-        """Where the panel that begins `left` columns into the run is packed."""
-        code = self.code
-        return code.at(self.packed_b, code.mul(code.op(f"sdiv i64 {left}, {PANEL}"), self.apart))
-
-    def _words(self, src: str, strides: tuple[str, str], dst: str, depth: str, width: str, rows: str) -> None:
-        self.code.run("words", f"ptr {src}", *strides, f"ptr {dst}", depth, width, rows, self.apart)
-
-    def _pack_window(self, run: Run, from_k: str, depth: str, rows: str) -> None:
+    def _pack_window(self, run: Run, from_k: str, depth: str) -> None:
         """The panels of a window, whole steps of k; what there is not becomes zeros."""
         code = self.code
+        rows = code.mul(code.ceil_div(depth, self.factor.step), str(STEP_WORDS))
         deep = code.mul(rows, str(self.factor.together))
         code.run("places", f"ptr {self.look}", from_k, depth, deep, f"ptr {self.k_table}")
         src = self.reach(self.b, b_batch=run.batch)
         ragged = code.compare("slt", depth, deep)
-        with self._panels(run) as (left, cols, panel):
-            columns = code.offset(self.n_table, "i64", left)
+        with code.times(run.columns, PANEL) as left:
+            panel = code.at(self.packed_b, code.mul(code.op(f"sdiv i64 {left}, {PANEL}"), self.apart))
+            columns, width = code.offset(self.n_table, "i64", left), code.sub(run.columns, left)
             code.run(
-                "words_of_window", f"ptr {src}", f"ptr {self.k_table}", deep, f"ptr {columns}", cols,
-                f"ptr {panel}", str(ROW),
+                "words_of_window", f"ptr {src}", f"ptr {self.k_table}", deep, f"ptr {columns}",
+                code.minimum(width, str(PANEL)), f"ptr {panel}", str(ROW),
             )  # fmt: skip
             with code.when(ragged):
                 code.run("trim", f"ptr {panel}", depth, rows)
@@ -151,26 +122,9 @@ class _Driver(Driver):
 
     def _pack_a(self, run: Run, k: str, depth: str) -> None:
         """A piece of A."""
-        code = self.code
         src = self.reach(self.a, a_batch=run.batch, a_row=run.row, a_k=k)
-        with code.either(code.compare("eq", self.stride["a_k"], self.bytes)) as apart:
-            bytes = code.mul(depth, self.bytes)
-            code.run("lines", f"ptr {src}", self.stride["a_row"], f"ptr {self.packed_a}", run.rows, bytes)
-            next(apart)
-            self._turn_a(src, run.rows, depth)
-
-    def _turn_a(self, src: str, rows: str, depth: str) -> None:
-        """A piece of A: each step as words, with rows as columns, then those turned."""
-        code, step = self.code, self.factor.step
-        ks, rs = self.stride["a_k"], self.stride["a_row"]
-        with code.times(depth, step) as at:
-            part = code.minimum(code.sub(depth, at), str(step))
-            here = code.at(src, code.mul(at, ks))
-            self._words(here, (ks, rs), self.stage, part, rows, str(STEP_WORDS))
-            into = code.at(self.packed_a, code.mul(at, str(STEP_BYTES // step)))
-            code.run(
-                "turn", f"ptr {self.stage}", str(ROW), f"ptr {into}", str(LINE), str(PANEL), str(STEP_WORDS)
-            )
+        strides = self.stride["a_row"], self.stride["a_k"]
+        pack_lines(self.code, self.factor, src, strides, self.packed_a, (run.rows, depth), self.stage)
 
 
 def drive_amx(target: Target, dtype: str, arguments: Arguments, window: bool) -> Routine:

@@ -28,10 +28,11 @@ from kiln.ops.scalar import ARITHMETIC, COMPARE, FLOAT_ONLY, FLOATS, INTS, LOGIC
 
 V3 = ("avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "popcnt", "sse4.1", "sse4.2", "ssse3")
 V4 = (*V3, "avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl")
-AMX = ("amx-bf16", "amx-int8", "amx-tile")
+AMX = ("amx-bf16", "amx-int8", "amx-tile", "avx512bf16")
 # Kernel names of features that LLVM spells otherwise.
 LINUX_NAMES = {"abm": "lzcnt", "bmi1": "bmi", "sse4_1": "sse4.1", "sse4_2": "sse4.2",
-               "amx_bf16": "amx-bf16", "amx_int8": "amx-int8", "amx_tile": "amx-tile"}  # fmt: skip
+               "amx_bf16": "amx-bf16", "amx_int8": "amx-int8", "amx_tile": "amx-tile",
+               "avx512_bf16": "avx512bf16"}  # fmt: skip
 
 
 class Target(NamedTuple):
@@ -66,7 +67,8 @@ class Target(NamedTuple):
 
 LEVELS = {
     "x86-64-v4-amx": Target("x86-64-v4-amx", "x86_64-unknown-linux-gnu", "x86-64-v4",
-                            "+fast-gather,+amx-tile,+amx-bf16,+amx-int8", 512, True, 2 << 20, True),
+                            "+fast-gather,+avx512bf16,+amx-tile,+amx-bf16,+amx-int8", 512,
+                            True, 2 << 20, True),
     "x86-64-v4": Target("x86-64-v4", "x86_64-unknown-linux-gnu", "x86-64-v4",
                         "+fast-gather", 512, True, 1 << 20),
     "x86-64-v3": Target("x86-64-v3", "x86_64-unknown-linux-gnu", "x86-64-v3", "", 256, False, 512 << 10),
@@ -86,7 +88,7 @@ X86_INTRINSICS = frozenset({
 AMX_INTRINSICS = frozenset({
     "llvm.x86.ldtilecfg", "llvm.x86.tilerelease", "llvm.x86.tilezero", "llvm.x86.tileloadd64",
     "llvm.x86.tileloaddt164", "llvm.x86.tilestored64", "llvm.x86.tdpbf16ps", "llvm.x86.tdpbssd",
-    "llvm.x86.tdpbuud",
+    "llvm.x86.tdpbuud", "llvm.x86.avx512bf16.cvtne2ps2bf16.512",
 })  # fmt: skip
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kiln.codegen.attention import DIMS, SIZES, UNIT_ROWS, AttentionSpec, Drop, attention_parts
+from kiln.codegen.attention import attention_parts
 from kiln.codegen.attention_rows import Mask
+from kiln.codegen.attention_spec import DIMS, SIZES, UNIT_ROWS, AttentionSpec, Drop
 from kiln.codegen.compile import object_for
 from kiln.codegen.target import Target, host_target
 from kiln.graph.graph import Shape, Value

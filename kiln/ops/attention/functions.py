@@ -238,8 +238,11 @@ def scaled_dot_product_attention(
         numbers = (float(dropout_p), *reserve((n, heads, r, length, k.shape[1]), None))
     alone = q.shape[1] == 1 and q.shape[3] == 1  # one query is two products of one row: the same bits
     plain = not drops or all(issubclass(type(x), (Tensor, Value, Size, int)) for x in (q, k, v, numbers[1]))
-    run = attend if FUSED.get() and plain and not alone else attend_written  # what is mapped draws by samples
-    out = run.handle(q, k, v, float(scale), *numbers, mask, causal, drops)
+    operands = (q, k, v, float(scale), *numbers, mask, causal, drops)
+    if FUSED.get() and plain and not alone:  # what is mapped draws by samples
+        out = attend.handle(*operands)
+    else:
+        out = attend_written.handle(*operands, dtype_name(q.dtype) == "bfloat16")
     out = permute.handle(out, (0, 2, 3, 1, 4))
     shape = (*(lead if max(x.ndim for x in (query, key, value)) > 2 else ()), *out.shape[3:])
     return out if tuple(out.shape) == shape else reshape.handle(out, shape)

@@ -1,7 +1,10 @@
 """What attention means, written out in products and reductions: the kernels' definition, bit by bit.
 
-    x = q k^T * scale + mask;   e = exp(x - max x);   out = (e v) / sum e
-    with dropout:               p = e / sum e;        out = dropout(p) v
+    x = q k^T * scale + mask;   e = exp(x - max x);   out = (dropout(e) v) / sum e
+    p = e / sum e;  d = dropout(g v^T);   dS = p (d - sum p d)
+    dq = dS k * scale,   dk = dS^T q * scale,   dv = dropout(p)^T g
+
+What products of bfloat16 read is bfloat16: there dropout(e), dropout(p) and dS are rounded.
 
 Arrays of scores are [n, h, r, l, s]: batch, head, member of the head's group, query, key. The functions take
 query [n, l, h, r, e], key [n, s, h, e], value [n, s, h, v], and a mask that is bool (True: looked at) or
@@ -63,11 +66,18 @@ def kept(x: Any, drop: Drop) -> Any:
     return where(comparison.eq(drop, 0.0), 0.0, x * convert(drop, x.dtype))
 
 
-def attended(query: Any, key: Any, value: Any, scale: Any, drop: Drop, mask: Any, causal: bool) -> Any:
-    """[n, l, h, r, v]: the output."""
+def low(x: Any, rounds: bool) -> Any:
+    """What a product reads of x: rounded to bfloat16, if its other factor is of that."""
+    return wide(narrow(x, "bfloat16")) if rounds else x
+
+
+def attended(
+    query: Any, key: Any, value: Any, scale: Any, drop: Drop, mask: Any, causal: bool, rounds: bool = False
+) -> Any:
+    """[n, l, h, r, v]: the output; it `rounds` in an op of bfloat16, which sees float32."""
     e, share = weights(query, key, scale, mask, causal)
     v = shared(value, query)
-    out = product(e, v) * share if drop is None else product(kept(e * share, drop), v)
+    out = product(low(kept(e, drop), rounds or query.dtype == "bfloat16"), v) * share
     return narrow(permute(out, (0, 3, 1, 2, 4)), query.dtype)
 
 
@@ -76,21 +86,21 @@ def score_slopes(
 ) -> Any:
     """The weights p and the gradient of the scores x, for g [n, l, h, r, v]."""
     e, share = weights(query, key, scale, mask, causal)
-    p = e * share
-    d = kept(product(by_head(g), swapped(shared(value, query))), drop)
-    return p, p * (d - reduce_sum(p * d, (4,), True))
+    p, d = e * share, kept(product(by_head(g), swapped(shared(value, query))), drop)
+    return p, p * (d - reduce_sum(e * d, (4,), True) * share)
 
 
 def gradient(
     which: str, g: Any, query: Any, key: Any, value: Any, scale: Any, drop: Drop, mask: Any, causal: bool
 ) -> Any:
     """The gradient of query, key or value, in the order the kernels have; of arrays whose sizes are known."""
+    rounds = query.dtype == "bfloat16"
     p, slopes = score_slopes(g, query, key, value, scale, drop, mask, causal)
     if which == "query":
-        found = product(slopes, shared(key, query)) * scale
+        found = product(low(slopes, rounds), shared(key, query)) * scale
         return narrow(permute(found, (0, 3, 1, 2, 4)), query.dtype)
     left, right = (slopes, query) if which == "key" else (kept(p, drop), g)
-    found = over_queries(left, by_head(right))
+    found = over_queries(low(left, rounds), by_head(right))
     if which == "key":
         found = found * scale
     return narrow(permute(found, (0, 2, 1, 3)), query.dtype)

@@ -1,0 +1,348 @@
+"""The driver of attention of bfloat16 on AMX: scores of KEYS keys at a time, which stay in the first cache.
+
+    each 32 queries:   each KEYS:  S = q k^T;  highest       peak
+                       each KEYS:  S;  weigh;  sums += P v   settle
+                       out = sums / sum of the weights
+    gradients, each QUERIES queries:
+        each 32:       each KEYS:  S;  highest               peak
+                       each KEYS:  S, D = g v^T;  tally      settle
+        each KEYS:     each 32 queries:  S, D;  slopes
+                       dq += dS k,  dk^T += q^T dS,  dv^T += g^T P
+        dq * scale
+        dk * scale, dv, turned, at the end
+
+Scores are computed up to three times: a product on tiles costs less than memory for whole rows, and long rows
+are as fast as short ones. Every sum of products goes on where it lies, in ascending steps of 32 keys (of 32
+queries of a member of the group, for dk and dv), so bits depend on none of these numbers.
+
+What products read is packed as matmul_amx.py says: keys and values once per head, queries and their gradients
+once per block, weights and slopes as they are made (attention_amx_rows.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kiln.codegen import attention_amx_rows as blocks
+from kiln.codegen.attention_amx_rows import DOWN, KEPT
+from kiln.codegen.attention_rows import deliver, draw
+from kiln.codegen.attention_spec import KEYS, PITCH, QUERIES, AttentionSpec
+from kiln.codegen.attention_units import Block, Driver, Rows
+from kiln.codegen.matmul_amx import FACTORS, LINE, PANEL, ROW, STEP_BYTES, on_tiles
+from kiln.codegen.matmul_amx_pack import pack_lines, pack_words
+from kiln.codegen.matmul_pack import clear, zeros
+from kiln.codegen.matmul_text import Routine
+from kiln.codegen.matmul_tile import Element
+from kiln.codegen.nest import REDUCE_BLOCK
+from kiln.codegen.target import Target
+
+FLOAT = 4  # bytes
+ACROSS = PANEL * KEYS * 2  # bytes of packed rows of weights or slopes
+
+
+class _Driver(Driver):
+    """The routine kernel under construction."""
+
+    rows, rows_back, keys = PANEL, QUERIES, KEYS
+
+    def __init__(self, spec: AttentionSpec, target: Target, element: Element) -> None:
+        super().__init__(spec, target, element)
+        code = self.code
+        self.packed = FACTORS[spec.dtype]
+        self.steps = {name: code.ceil_div(self.size[name], PANEL) for name in "sev"}
+        # Bytes: of a packed block of 32 rows, a row of sums, a panel of words whose depth are keys.
+        self.block = {name: code.mul(self.steps[name], str(STEP_BYTES)) for name in "sev"}
+        self.pitch = {name: code.mul(self.steps[name], str(PANEL * FLOAT)) for name in "sev"}
+        self.apart = code.add(self.block["s"], str(ROW))
+        self.scores = Rows(self._region("scores"), str(KEYS * FLOAT))
+        numbers = self._region("rows")
+        self.tops, self.shares, self.means, self.totals = (
+            code.at(numbers, str(k * QUERIES * FLOAT)) for k in range(4)
+        )
+        self.lanes = self._region("lanes")
+
+    def write(self) -> Routine:
+        """With tiles configured once: memory has room for whole ones."""
+        on_tiles(self.code, "ldtilecfg", "ptr @shapes")
+        super().write()
+        on_tiles(self.code, "tilerelease")
+        return self.code
+
+    def _region(self, name: str) -> str:
+        return self.region[f"tile {name}"]
+
+    # -- packing ------------------------------------------------------------------------------------
+
+    def pack_head(self, head: str) -> None:
+        key, value = self.rows_of("k", head), self.rows_of("v", head)
+        self._turned("k", key, "keys", "e")
+        if self.spec.backward:
+            self._turned("v", value, "values", "v")
+            self._words("k", key, "key", "e")
+        else:
+            self._words("v", value, "values", "v")
+
+    def _turned(self, name: str, rows: Rows, region: str, width: str) -> None:
+        """Keys or values as the right factor of scores: they are columns."""
+        strides, shape = (self.stride[name][4], rows.pitch), (self.size[width], self.size["s"])
+        self._pack(rows.place, strides, region, shape, self.block[width])
+
+    def _words(self, name: str, rows: Rows, region: str, width: str) -> None:
+        """The same as the right factor of weights or slopes: they are summed over."""
+        strides, shape = (rows.pitch, self.stride[name][4]), (self.size["s"], self.size[width])
+        self._pack(rows.place, strides, region, shape, self.apart)
+
+    def _pack(
+        self, src: str, strides: tuple[str, str], region: str, shape: tuple[str, str], apart: str
+    ) -> None:
+        pack_words(self.code, self.packed, src, strides, self._region(region), shape, apart)
+
+    def _across(self, name: str, block: Block, width: str, dst: str) -> None:
+        """Queries, or their gradients, as the left factor of scores."""
+        rows, shape = self.rows_of(name, *block[:3]), (block.rows, self.size[width])
+        strides = rows.pitch, self.stride[name][4]
+        pack_lines(self.code, self.packed, rows.place, strides, dst, shape, self._region("stage"))
+
+    def _down(self, name: str, block: Block, width: str, region: str) -> None:
+        """The same as the left factor of words that are summed over queries, 32 elements of all at a time."""
+        code, step = self.code, self.stride[name][4]
+        rows = self.rows_of(name, *block[:3])
+        with self._blocks(self.size[width]) as (at, count):
+            src, dst = code.at(rows.place, code.mul(at, step)), self._region(region)
+            dst, shape = code.at(dst, code.mul(at, str(DOWN // PANEL))), (count, block.rows)
+            pack_lines(code, self.packed, src, (step, rows.pitch), dst, shape, self._region("stage"))
+
+    @contextmanager
+    def _blocks(self, count: str) -> Iterator[tuple[str, str]]:
+        """Each 32 of so many: the first, and how many."""
+        with self.code.times(count, PANEL) as at:
+            yield at, self.code.minimum(self.code.sub(count, at), str(PANEL))
+
+    # -- products and what is done with scores ------------------------------------------------------
+
+    def _add(
+        self, a: str, b: tuple[str, str], steps: str, c: Rows, shape: tuple[str, str], first: str = "false"
+    ) -> None:
+        """c += a b, or c = a b: `b` and the distance of its panels; shape: rows, columns."""
+        self.code.run(
+            "panels", f"ptr {a}", f"ptr {b[0]}", b[1], steps, f"ptr {c.place}", c.pitch, f"i1 {first}", *shape
+        )  # fmt: skip
+
+    def _multiply(self, a: str, region: str, width: str, c: Rows, key: str, shape: tuple[str, str]) -> None:
+        """Scores, or the gradients of weights, from a key on."""
+        panels = self.code.mul(self.code.op(f"sdiv i64 {key}, {PANEL}"), self.block[width])
+        b = self.code.at(self._region(region), panels), self.block[width]
+        self._add(a, b, self.steps[width], c, shape, "true")
+
+    def _scores(self, a: str, block: Block, key: str, columns: str) -> None:
+        self._multiply(a, "keys", "e", self.scores, key, (block.rows, columns))
+
+    def _summed(self, region: str, key: str) -> tuple[str, str]:
+        """Words of keys from one on, to be summed over."""
+        return self.code.at(self._region(region), self.code.mul(key, str(LINE))), self.apart
+
+    def _columns(self, keys: str, key: str) -> str:
+        """The columns of a block of scores."""
+        return self.code.minimum(self.padded(self.code.sub(keys, key)), str(KEYS))
+
+    def _do(self, name: str, block: Block, key: str, columns: str, *arguments: str) -> None:
+        """One of the routines of blocks of scores."""
+        code = self.code
+        code.run(
+            name, f"ptr {self.scores.place}", self.scores.pitch, block.rows, columns,
+            code.sub(self.size["s"], key), code.sub(block.row, key), f"{self.kind} {self.scale}",
+            *self.mask_of(block, key), *arguments,
+        )  # fmt: skip
+
+    def _dropped(self, block: Block, key: str, columns: str) -> tuple[str, ...]:
+        """What is kept of a block of scores, drawn: the last arguments of what is done with them."""
+        if self.spec.drop is None:
+            return ()
+        kept = f"ptr {self._region('kept')}"
+        self.draw(self.spec.drop, block, key, columns, (kept, str(KEPT)))
+        return kept, f"{self.kind} {self.factor}"
+
+    def _peaks(self, a: str, block: Block, tops: str) -> None:
+        """What is taken from the scores of a block's rows, and their sums begun."""
+        code, keys = self.code, self.visible(block)
+        lanes = f"ptr {self.lanes}"
+        with code.times(keys, KEYS) as key:
+            columns = self._columns(keys, key)
+            self._scores(a, block, key, columns)
+            self._do("highest", block, key, columns, lanes, f"i1 {code.compare('eq', key, '0')}")
+        code.run("peak", lanes, f"ptr {tops}", block.rows, f"i1 {code.compare('eq', keys, '0')}")
+
+    def _fresh_sums(self, block: Block, width: str) -> Rows:
+        """Room for sums of a block's rows that the first keys begin; where there are none, zeros."""
+        sums = Rows(self._region("sums"), self.pitch[width])
+        with self.code.when(self.code.compare("eq", self.visible(block), "0")):
+            clear(self.code, self.element, sums.place, self.code.mul(block.rows, sums.pitch))
+        return sums
+
+    def _settle(self, rows: str, key: str, shares: str, means: str) -> None:
+        """The sums of the keys before one."""
+        fresh = self.code.compare("sle", key, str(REDUCE_BLOCK))
+        numbers = (f"ptr {place}" for place in (self.totals, shares, means))
+        self.code.run("settle", f"ptr {self.lanes}", *numbers, rows, f"i1 {fresh}")
+
+    @contextmanager
+    def _summing(self, block: Block, shares: str, means: str) -> Iterator[tuple[str, str]]:
+        """Each block of keys, whose weights are summed, and how many columns it has."""
+        code, keys = self.code, self.visible(block)
+        with code.times(keys, KEYS) as key:
+            begins = code.compare("eq", code.op(f"and i64 {key}, {REDUCE_BLOCK - 1}"), "0")
+            with code.when(code.both(begins, code.compare("ne", key, "0"))):
+                self._settle(block.rows, key, shares, means)
+            yield key, self._columns(keys, key)
+        self._settle(block.rows, keys, shares, means)
+
+    # -- forward ------------------------------------------------------------------------------------
+
+    def forward(self, block: Block) -> None:
+        code, query, weights = self.code, self._region("query"), self._region("weights")
+        several = code.compare("sgt", self.visible(block), str(KEYS))
+        sums, shape = self._fresh_sums(block, "v"), (block.rows, self.size["v"])
+        self._across("q", block, "e", query)
+        self._peaks(query, block, self.tops)
+        with self._summing(block, self.shares, self.means) as (key, columns):
+            with code.when(several):
+                self._scores(query, block, key, columns)
+            dropped = self._dropped(block, key, columns)
+            places = (f"ptr {place}" for place in (self.tops, self.lanes, weights))
+            self._do("weigh", block, key, columns, *places, *dropped)
+            steps, first = code.ceil_div(columns, PANEL), code.compare("eq", key, "0")
+            self._add(weights, self._summed("values", key), steps, sums, shape, first)
+        factors = f"ptr {self.shares}", str(FLOAT)
+        self.deliver(sums, self.rows_of("O", *block[:3]), block.rows, "v", factors)
+
+    # -- gradients ----------------------------------------------------------------------------------
+
+    def backward(self, block: Block, low: str, high: str, mine: str) -> None:
+        code, keys, rows = self.code, self.visible(block), block.rows
+        mine = mine if "q" in self.spec.gives else "false"
+        with self._blocks(rows) as (at, count):
+            self._statistics(self._part(block, at, count), at)
+        for given, name, width, region in (("k", "q", "e", "queries"), ("v", "g", "v", "grads")):
+            if given in self.spec.gives:
+                self._down(name, block, width, region)
+        sums = self._fresh_sums(block, "e")
+        start, end = code.choose(mine, "0", low), code.choose(mine, keys, code.minimum(keys, high))
+        with code.loop(start, end, KEYS) as turn:
+            key, columns = turn.index, self._columns(keys, turn.index)
+            with self._blocks(rows) as (at, count):
+                self._slopes(self._part(block, at, count), at, key, columns)
+            with code.when(mine):
+                self._add_queries(sums, rows, key, columns)
+            own = code.both(code.compare("sge", key, low), code.compare("slt", key, high))
+            with code.when(own):
+                self._add_keys(rows, key, columns)
+        if "q" in self.spec.gives:
+            with code.when(mine):
+                self.deliver(sums, self.rows_of("Q", *block[:3]), rows, "e", (f"ptr {self.one}", "0"))
+
+    def _part(self, block: Block, at: str, count: str) -> Block:
+        return Block(block.head, block.member, self.code.add(block.row, at), count)
+
+    def _packed(self, region: str, at: str, width: str) -> str:
+        """Where 32 queries of a block are packed."""
+        bytes = self.code.mul(self.steps[width], str(LINE))
+        return self.code.at(self._region(region), self.code.mul(at, bytes))
+
+    def _numbers(self, at: str) -> tuple[str, str, str]:
+        """Where the tops, shares and means of 32 queries of a block are."""
+        code, step = self.code, self.code.mul(at, str(FLOAT))
+        return code.at(self.tops, step), code.at(self.shares, step), code.at(self.means, step)
+
+    def _statistics(self, block: Block, at: str) -> None:
+        """32 queries packed, their numbers; those that do not exist are 0, and so are their numbers."""
+        code = self.code
+        query, grad = self._packed("query", at, "e"), self._packed("grad", at, "v")
+        tops, shares, means = self._numbers(at)
+        with code.when(code.compare("slt", block.rows, str(PANEL))):
+            rooms = {query: self.block["e"], grad: self.block["v"], self._region("stage"): str(STEP_BYTES)}
+            numbers = dict.fromkeys((tops, shares, means), str(PANEL * FLOAT))
+            for place, bytes in (rooms | numbers).items():
+                clear(code, self.element, place, bytes)
+        self._across("q", block, "e", query)
+        self._across("g", block, "v", grad)
+        self._peaks(query, block, tops)
+        with self._summing(block, shares, means) as (key, columns):
+            self._both(block, at, key, columns)
+            dropped = self._dropped(block, key, columns)
+            places = (f"ptr {place}" for place in (self._region("slopes"), tops, self.lanes))
+            self._do("tally", block, key, columns, *places, *dropped)
+
+    def _both(self, block: Block, at: str, key: str, columns: str) -> None:
+        """Scores, and the gradients of weights."""
+        self._scores(self._packed("query", at, "e"), block, key, columns)
+        grads = self.scores._replace(place=self._region("slopes"))
+        self._multiply(self._packed("grad", at, "v"), "values", "v", grads, key, (block.rows, columns))
+
+    def _slopes(self, block: Block, at: str, key: str, columns: str) -> None:
+        """What 32 queries put into the products that follow."""
+        code = self.code
+        with code.when(code.compare("slt", key, self.visible(block))):
+            self._both(block._replace(rows=str(PANEL)), at, key, columns)
+        across = code.at(self._region("across"), code.mul(at, str(ACROSS // PANEL)))
+        down = (code.at(self._region(name), code.mul(at, str(LINE))) for name in ("down", "weights"))
+        places = (self._region("slopes"), *self._numbers(at), across, *down)
+        dropped = self._dropped(block, key, columns)
+        self._do("slopes", block, key, columns, *(f"ptr {place}" for place in places), *dropped)
+
+    def _add_queries(self, sums: Rows, rows: str, key: str, columns: str) -> None:
+        """dq += dS k."""
+        code, steps = self.code, self.code.ceil_div(columns, PANEL)
+        first = code.compare("eq", key, "0")
+        with self._blocks(rows) as (at, count):
+            a = code.at(self._region("across"), code.mul(at, str(ACROSS // PANEL)))
+            into = Rows(code.at(sums.place, code.mul(at, sums.pitch)), sums.pitch)
+            self._add(a, self._summed("key", key), steps, into, (count, self.size["e"]), first)
+
+    def _totals(self) -> list[tuple[str, str, Rows, str, str, str]]:
+        """Of each gradient of keys that is wanted: its name, its width, its turned sums, where the factors of
+        their products are, and what they are multiplied by at the end.
+        """
+        pitch = self.code.add(self.pitch["s"], str(PITCH * FLOAT))
+        found = [
+            ("k", "e", Rows(self._region("dk"), pitch), "queries", "down", self.one),
+            ("v", "v", Rows(self._region("dv"), pitch), "grads", "weights", self.unit_factor),
+        ]
+        return [total for total in found if total[0] in self.spec.gives]
+
+    def _add_keys(self, rows: str, key: str, columns: str) -> None:
+        """dk^T += q^T dS,  dv^T += g^T P."""
+        code, steps = self.code, self.code.ceil_div(rows, PANEL)
+        for _, width, total, left, right, _ in self._totals():
+            with self._blocks(self.size[width]) as (at, count):
+                a = code.at(self._region(left), code.mul(at, str(DOWN // PANEL)))
+                c = code.at(total.place, code.mul(at, total.pitch), code.mul(key, str(FLOAT)))
+                b = self._region(right), str(DOWN)
+                self._add(a, b, steps, Rows(c, total.pitch), (count, columns))
+
+    def clear_sums(self, low: str, high: str) -> None:
+        for _, width, total, *_ in self._totals():
+            clear(self.code, self.element, total.place, self.code.mul(self.size[width], total.pitch))
+
+    def deliver_sums(self, head: str, low: str, high: str) -> None:
+        code = self.code
+        for name, width, total, _, _, factor in self._totals():
+            stage = Rows(self._region("sums"), self.pitch[width])
+            with code.loop(low, high, PANEL) as turn:
+                src = code.at(total.place, code.mul(turn.index, str(FLOAT)))
+                place, size = f"ptr {stage.place}", self.size[width]
+                code.run("turn", f"ptr {src}", total.pitch, place, stage.pitch, str(PANEL), size)
+                rows = code.minimum(code.sub(high, turn.index), str(PANEL))
+                into = self.rows_of(name.upper(), head, row=turn.index)
+                self.deliver(stage, into, rows, width, (f"ptr {factor}", "0"))
+
+
+def tile_routines(spec: AttentionSpec, target: Target, element: Element) -> list[Routine]:
+    """A kernel's own routines."""
+    named = [blocks.highest, *([blocks.tally, blocks.slopes] if spec.backward else [blocks.weigh])]
+    return [
+        *(make(spec, target, element) for make in named),
+        *(make(target, element) for make in (blocks.peak, blocks.settle, deliver, zeros)),
+        *([draw(target, element)] if spec.drop is not None else []),
+        _Driver(spec, target, element).write(),
+    ]  # fmt: skip

@@ -1,0 +1,298 @@
+"""What an attention kernel on tiles does with blocks of scores: rows of queries by KEYS keys.
+
+    highest    lanes of a row = max(those, x), x = s * scale + mask
+    peak       lanes -> m, what is taken from the row's x; the lanes of its sums begin
+    weigh      scores -> e = exp(x - m), as the products with values read it; its sums go on
+    tally      scores, dP -> sums of e, sums of e * dP
+    settle     lanes of sums -> sums, shares and means
+    slopes     scores, dP -> p and dS = p * (dP - mean), as three products read them
+
+A block's scores are made anew for each of these, which costs less than keeping a row's. They lie in the first
+cache; beside them:
+
+    lanes[row][16]                      totals of a reduction in its order, one block of keys after the other
+    tops, totals, shares, means [row]   m; sums; 1 / sum; share * sum of e * dP
+
+What tiles read is bfloat16. A packed row is a line of 32 elements, `across`: [32 keys][row][32]. Where
+queries are summed over, two rows are side by side in words, `down`: [32 keys][2 rows][32][2]. (Denormals
+become zero as they are rounded, which tiles take them for.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kiln.codegen.attention_rows import CHAIN, Row, Rows, Scores, float_kind
+from kiln.codegen.attention_spec import KEYS, PAD, QUERIES, AttentionSpec
+from kiln.codegen.attention_units import kept_bytes
+from kiln.codegen.code import LANES, Value
+from kiln.codegen.matmul_amx import LINE, PANEL, ROW, STEP_BYTES
+from kiln.codegen.matmul_text import Routine
+from kiln.codegen.matmul_tile import Element
+from kiln.codegen.target import Target
+
+HALVES = f"<{2 * LANES} x i16>"
+KEPT = kept_bytes(KEYS)  # between the bits of rows
+VECTOR = LANES * 4  # bytes
+DOWN = QUERIES * LINE  # between panels of words whose depth are queries
+
+
+class _Lanes(Rows):
+    """A routine over lanes of rows under construction."""
+
+    def begin(self, base: str, r: str) -> Value:
+        """The lanes of a row."""
+        kind = f"<{LANES} x float>"
+        return Value(self.code.op(f"load {kind}, ptr {self._place(base, r)}, align 64"), self.type, LANES)
+
+    def end(self, base: str, r: str, x: Value) -> None:
+        """Keeps them."""
+        self.code.line(f"store {x.typed}, ptr {self._place(base, r)}, align 64")
+
+    def products(self, lanes: str) -> str:
+        """The lanes of the second sum."""
+        return self.code.at(lanes, str(PANEL * VECTOR))
+
+    def _place(self, base: str, r: str) -> str:
+        return self.code.at(base, self.code.mul(r, str(VECTOR)))
+
+
+class _Blocks(Scores, _Lanes):
+    """A routine over blocks of scores under construction."""
+
+    def __init__(self, spec: AttentionSpec, target: Target, element: Element, name: str, params: str) -> None:
+        self.drops = spec.drop is not None
+        kept = f", ptr %kept, {float_kind(element)} %factor" if self.drops else ""
+        super().__init__(target, element, name, params + kept, spec.mask, spec.causal)
+
+    def of_row(self, base: str, r: str) -> Value:
+        """A row's number, for 16 columns."""
+        return self.machine.spread(self.one(self.at(base, r)), LANES)
+
+    def drop(self, r: str, column: str, x: Value) -> Value:
+        """What dropout leaves, if there is any."""
+        return self.kept(self.code.at("%kept", self.code.mul(r, str(KEPT))), column, x) if self.drops else x
+
+    def grad(self, r: str, row: Row, column: str, edge: bool) -> Value:
+        """What dropout leaves of dP; 0 where it may not be looked at."""
+        place = self.code.at("%grads", self.code.mul(r, "%pitch"))
+        d = self.drop(r, column, self.read(place, column))
+        return self.machine.choose(self.inside(row, column), d, self.zero) if edge else d
+
+    def beyond(self, limit: str) -> str:
+        """The first of 32 columns of which none may be looked at."""
+        return self.code.mul(self.code.ceil_div(limit, PAD), str(PAD))
+
+    def pair(self, column: str) -> tuple[str, str]:
+        """Where the two vectors of 32 columns begin."""
+        return column, self.code.add(column, str(LANES))
+
+    def totals(
+        self, limit: str, lanes: list[Value], elements: Callable[[str, bool], list[list[Value]]]
+    ) -> list[Value]:
+        """Lanes of sums after a block's elements, two vectors of 32 columns for each sum.
+
+        each CHAIN of columns:  a chain of its elements, then onto the lanes
+        """
+        code, reducer = self.code, self.reducer("sum")
+        none = reducer.identity(LANES) * len(lanes)
+
+        def added(values: list[Value], found: list[list[Value]]) -> list[Value]:
+            for several in zip(*found):
+                values = [reducer.step([x], [y])[0] for x, y in zip(values, several)]
+            return values
+
+        with code.loop("0", limit, CHAIN, lanes) as group:
+            stop = code.minimum(limit, code.add(group.index, str(CHAIN)))
+            whole = self.whole(stop)
+            with code.loop(group.index, whole, PAD, none) as turn:
+                turn.next = added(turn.values, elements(turn.index, False))
+            with code.loop(whole, stop, PAD, turn.values) as rest:
+                rest.next = added(rest.values, elements(rest.index, True))
+            group.next = added(group.values, [[x] for x in rest.values])
+        return group.values
+
+    def halves(self, x: Value, y: Value) -> str:
+        """Two vectors as bfloat16, side by side."""
+        brains = f"<{2 * LANES} x bfloat>"
+        found = self.code.call("llvm.x86.avx512bf16.cvtne2ps2bf16.512", brains, [y.typed, x.typed])
+        return self.code.op(f"bitcast {brains} {found} to {HALVES}")
+
+    def line(self, place: str, halves: str = "zeroinitializer") -> None:
+        """Stores 32 elements of bfloat16."""
+        self.code.line(f"store {HALVES} {halves}, ptr {place}, align 64")
+
+    def across(self, base: str, r: str, column: str) -> str:
+        """Where 32 columns of a packed row lie."""
+        code = self.code
+        return code.at(base, code.mul(column, str(STEP_BYTES // PAD)), code.mul(r, str(LINE)))
+
+
+def highest(spec: AttentionSpec, target: Target, element: Element) -> Routine:
+    """The routine highest: lanes = max(lanes, x); the first block is `fresh`. A NaN stays out of it."""
+    made = _Blocks(spec._replace(drop=None), target, element, "highest", ", ptr %lanes, i1 %fresh")
+    code = made.code
+    with code.times("%rows") as r:
+        row, whole = made.row(r), made.whole(made.row(r).limit)
+        before = code.op(f"select i1 %fresh, {made.low.typed}, {made.begin('%lanes', r).typed}")
+        with code.loop("0", whole, PAD, [Value(before, made.type, LANES), made.low]) as turn:
+            xs = [made.x(row, column, False) for column in made.pair(turn.index)]
+            turn.next = [made.larger(best, x) for best, x in zip(turn.values, xs)]
+        with code.loop(whole, row.limit, LANES, [made.larger(*turn.values)]) as rest:
+            rest.next = [made.larger(rest.values[0], made.x(row, rest.index, True))]
+        made.end("%lanes", r, rest.values[0])
+    return code
+
+
+def peak(target: Target, element: Element) -> Routine:
+    """The routine peak: each row:  m = max lanes, 0 where every x is -inf or `none`;  nothing is in
+    its sums.
+    """
+    made = _Lanes(target, element, "peak", "ptr %lanes, ptr %tops, i64 %rows, i1 %none")
+    code, nothing = made.code, made.reducer("sum").identity(LANES)[0]
+    with code.times("%rows") as r:
+        largest = made.top(made.reducer("max").tree([made.begin("%lanes", r)])[0])
+        top = made.machine.choose(Value("%none", "i1"), made.number(0.0), largest)
+        made.memory.write(made.dtype, made.at("%tops", r), top)
+        for lanes in ("%lanes", made.products("%lanes")):
+            made.end(lanes, r, nothing)
+    return code
+
+
+def settle(target: Target, element: Element) -> Routine:
+    """The routine settle: each row, both sums:  total (0 where `fresh`) += its lanes, which begin again;
+    share = 1 / total, mean = share * the other total.
+    """
+    made = _Lanes(
+        target, element, "settle", "ptr %lanes, ptr %totals, ptr %shares, ptr %means, i64 %rows, i1 %fresh"
+    )
+    code, reducer = made.code, made.reducer("sum")
+    nothing = reducer.identity(LANES)[0]
+    places = [("%lanes", "%totals"), (made.products("%lanes"), made.at("%totals", str(PANEL)))]
+    with code.times("%rows") as r:
+        found = []
+        for lanes, totals in places:
+            place = made.at(totals, r)
+            before = code.op(f"select i1 %fresh, {reducer.identity()[0].typed}, {made.one(place).typed}")
+            total = reducer.step([Value(before, made.type)], reducer.tree([made.begin(lanes, r)]))[0]
+            made.memory.write(made.dtype, place, total)
+            made.end(lanes, r, nothing)
+            found.append(total)
+        share = made.share(found[0])
+        made.memory.write(made.dtype, made.at("%shares", r), share)
+        mean = made.machine.instruction("fmul", share, found[1])
+        made.memory.write(made.dtype, made.at("%means", r), mean)
+    return code
+
+
+def weigh(spec: AttentionSpec, target: Target, element: Element) -> Routine:
+    """The routine weigh: each row:  weights = what dropout leaves of e, across;  lanes += e."""
+    made = _Blocks(spec, target, element, "weigh", ", ptr %tops, ptr %lanes, ptr %weights")
+    code = made.code
+    with code.times("%rows") as r:
+        row, top = made.row(r), made.of_row("%tops", r)
+
+        def elements(
+            column: str, edge: bool, r: str = r, row: Row = row, top: Value = top
+        ) -> list[list[Value]]:
+            columns = made.pair(column)
+            es = [made.weight(made.x(row, c, edge), top, edge) for c in columns]
+            kept = [made.drop(r, c, e) for c, e in zip(columns, es)]
+            made.line(made.across("%weights", r, column), made.halves(*kept))
+            return [es]
+
+        made.end("%lanes", r, made.totals(row.limit, [made.begin("%lanes", r)], elements)[0])
+        with code.loop(made.beyond(row.limit), "%count", PAD) as turn:
+            made.line(made.across("%weights", r, turn.index))
+    return code
+
+
+def tally(spec: AttentionSpec, target: Target, element: Element) -> Routine:
+    """The routine tally: each row:  lanes += e, the second's += e * kept dP."""
+    made = _Blocks(spec, target, element, "tally", ", ptr %grads, ptr %tops, ptr %lanes")
+    code = made.code
+    both = ["%lanes", made.products("%lanes")]
+    with code.times("%rows") as r:
+        row, top = made.row(r), made.of_row("%tops", r)
+
+        def elements(
+            column: str, edge: bool, r: str = r, row: Row = row, top: Value = top
+        ) -> list[list[Value]]:
+            columns = made.pair(column)
+            es = [made.weight(made.x(row, c, edge), top, edge) for c in columns]
+            ds = [made.grad(r, row, c, edge) for c in columns]
+            return [es, [made.machine.instruction("fmul", e, d) for e, d in zip(es, ds)]]
+
+        totals = made.totals(row.limit, [made.begin(lanes, r) for lanes in both], elements)
+        for lanes, total in zip(both, totals):
+            made.end(lanes, r, total)
+    return code
+
+
+class _Slopes(_Blocks):
+    """The routine slopes under construction."""
+
+    def __init__(self, spec: AttentionSpec, target: Target, element: Element) -> None:
+        params = ", ptr %grads, ptr %tops, ptr %shares, ptr %means, ptr %across, ptr %down, ptr %weights"
+        super().__init__(spec, target, element, "slopes", params)
+        self.gives = spec.gives
+
+    def write_rows(self) -> Routine:
+        """Two rows at a time; past the last of `rows` those whose share is 0."""
+        code = self.code
+        last = code.sub("%rows", "1")
+        with code.times(str(PANEL), 2) as r:
+            places = (r, code.add(r, "1"))
+            rows = [self.row(k, code.minimum(k, last)) for k in places]
+            numbers = [[self.of_row(base, k) for base in ("%tops", "%shares", "%means")] for k in places]
+            limit, whole = rows[1].limit, self.whole(rows[0].limit)
+            for start, end, edge in (("0", whole, False), (whole, limit, True)):
+                with code.loop(start, end, PAD) as turn:
+                    first, second = (
+                        self._found(k, row, own, turn.index, edge)
+                        for k, row, own in zip(places, rows, numbers)
+                    )
+                    self._store(r, turn.index, first, second)
+            nothing = ("zeroinitializer", "zeroinitializer")
+            with code.loop(self.beyond(limit), "%count", PAD) as turn:
+                self._store(r, turn.index, nothing, nothing)
+        return code
+
+    def _found(self, r: str, row: Row, numbers: list[Value], column: str, edge: bool) -> tuple[str, str]:
+        """p and dS of 32 columns."""
+        machine, (top, share, mean) = self.machine, numbers
+        ps, slopes = [], []
+        for c in self.pair(column):
+            p = machine.instruction("fmul", self.weight(self.x(row, c, edge), top, edge), share)
+            less = machine.instruction("fsub", self.grad(r, row, c, edge), mean)
+            ps.append(self.drop(r, c, p))
+            slopes.append(machine.instruction("fmul", p, less))
+        return self.halves(*ps), self.halves(*slopes)
+
+    def _store(self, r: str, column: str, first: tuple[str, str], second: tuple[str, str]) -> None:
+        """What products read of two rows."""
+        if "q" in self.gives:
+            for k, (_, slopes) in enumerate((first, second)):
+                self.line(self.across("%across", self.code.add(r, str(k)), column), slopes)
+        for name, base, which in (("v", "%weights", 0), ("k", "%down", 1)):
+            if name in self.gives:
+                self._words(base, r, column, first[which], second[which])
+
+    def _words(self, base: str, r: str, column: str, x: str, y: str) -> None:
+        """Two rows as words, in the panel of these columns."""
+        code = self.code
+        place = code.at(base, code.mul(column, str(DOWN // PAD)), code.mul(r, str(ROW // 2)))
+        for half in range(2):
+            lanes = [n + 2 * LANES * odd for n in range(half * LANES, (half + 1) * LANES) for odd in (0, 1)]
+            order = ", ".join(f"i32 {n}" for n in lanes)
+            words = code.op(f"shufflevector {HALVES} {x}, {HALVES} {y}, <{2 * LANES} x i32> <{order}>")
+            self.line(code.at(place, str(half * LINE)), words)
+
+
+def slopes(spec: AttentionSpec, target: Target, element: Element) -> Routine:
+    """The routine slopes: each row:  p = e * share;  dS = p * (kept dP - mean);  kept p and dS are stored.
+
+    Panels of words are DOWN bytes apart; `%down` and `%weights` are those of the first row. Rows are a whole
+    PANEL: past the last of `rows`, what is stored is 0 because the shares are.
+    """
+    return _Slopes(spec, target, element).write_rows()
