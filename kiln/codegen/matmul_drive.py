@@ -27,7 +27,7 @@ from kiln.codegen.matmul_tile import SEGMENT, VECTORS, Element
 from kiln.codegen.matmul_units import UNIT_BYTES, UNIT_ROWS, Driver, Run
 from kiln.codegen.target import Target
 
-WIDE_UNITS = 8  # column units of a block of B, at most: as many as fill the second cache
+WIDE_UNITS = 4  # column units of a block of B, at most: more fill a second cache of 2 MB, and are slower
 SUM_UNITS = 2  # ... if their sums do not go to the output
 FEW_PANELS = 8  # rows up to so many panels are few
 ROWS = 48  # rows of A at a time
@@ -43,7 +43,8 @@ APART = 128  # bytes between packed panels, which are written side by side
 COPIED = WIDE_UNITS * (UNIT_BYTES * SEGMENT + 16 * APART)  # rows of A, after the packed panels of B
 SUMS = COPIED + ROWS * ROW_PITCH * 8
 TABLES = SUMS + SUMS_BYTES
-SCRATCH_BYTES = TABLES + 8 * (SEGMENT + WIDE_UNITS * UNIT_BYTES // 4)
+SCRATCH_BYTES = 9 << 18  # the driver of AMX has its own division
+assert TABLES + 8 * (SEGMENT + WIDE_UNITS * UNIT_BYTES // 4) <= SCRATCH_BYTES
 
 
 def drive(

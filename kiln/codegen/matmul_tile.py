@@ -20,6 +20,7 @@ from kiln.ops.scalar import FLOATS, WIDTH
 SEGMENT = 512  # k per FMA chain: part of the order of arithmetic, never tuned
 VECTORS = 2  # vectors of columns per tile
 EDGE = 4  # the height of the tile that ends a block, its last row repeated
+AHEAD = 16  # k of packed B that are asked for ahead; of B as it lies, whose rows share cache sets, half
 
 
 class Element(NamedTuple):
@@ -123,6 +124,8 @@ class _Tile:
         code, sizes = self.code, heights(self.code.target)
         for times in (3, 5, 7):
             code.line(f"%rs{times} = mul i64 %rs, {times}")
+        packed = code.compare("eq", "%bs", str(VECTORS * code.target.vector_bits // 8))
+        self.ahead = code.mul("%bs", code.choose(packed, str(AHEAD), str(AHEAD // 2)))
         with code.repeat([Value("0", "i64")], lambda row: code.compare("slt", row[0].text, "%rows")) as turn:
             row = turn.values[0].text
             self.left = code.sub("%rows", row)
@@ -134,7 +137,6 @@ class _Tile:
             self.steps = ["0", *(code.minimum(last, str(r)) for r in range(1, EDGE))]
             tallest = code.compare("sge", self.left, str(sizes[0]))
             with code.either(code.both("%narrow", tallest)) as wide:
-                self._ask(0, sizes[0], 1)
                 self._store(self._sum(sizes[0], 1), 0, sizes[0])
                 next(wide)
                 self._tile(0, sizes[::-1])
@@ -146,7 +148,6 @@ class _Tile:
     def _tile(self, done: int, sizes: Sequence[int]) -> Sums:
         """Sums of the rows before `done`, of the tallest tile that fits; those of the others are stored."""
         code, (height, *taller) = self.code, sizes
-        self._ask(done, height, VECTORS)
         if taller:
             fits = code.compare("sge", self.left, str(taller[0]))
             sums = self._either(fits, lambda: self._tile(height, taller), lambda: self._sum(height, VECTORS))
@@ -154,12 +155,6 @@ class _Tile:
             sums = self._sum(height, VECTORS)
         self._store({cell: chain for cell, chain in sums.items() if cell[0] >= done}, done, height)
         return {cell: chain for cell, chain in sums.items() if cell[0] < done}
-
-    def _ask(self, first: int, end: int, vectors: int) -> None:
-        """Asks for some rows of the output ahead."""
-        for row in self._rows(self.c, "%cs", first, end):
-            for v in range(vectors):
-                self.code.prefetch(self._column(row, v), write=True)
 
     def _either(self, condition: str, *ways: Callable[[], Sums]) -> Sums:
         """The sums that the first or the second way gives."""
@@ -244,19 +239,17 @@ class _Tile:
         return after
 
     def _prefetch(self, at: dict[str, str], vectors: int) -> None:
-        """Asks for B of 8 k ahead."""
-        ahead = self.code.offset(at["b"], "i64", "%bs")
+        """Asks for B of some k ahead."""
         for v in range(vectors):
-            self.code.prefetch(self._column(ahead, v))
+            self.code.prefetch(self._column(self.code.at(at["b"], self.ahead), v))
 
 
 def tile(target: Target, element: Element) -> Routine:
     """The routine tile: a segment of tiles, one below the other; elements of summed type.
 
         each tile of rows, as high as fits:
-            prefetch its rows of c
             sum[r][v] = 0
-            k times:   b0, b1 = load b, b + vector;  prefetch them of 8 k ahead
+            k times:   b0, b1 = load b, b + vector;  prefetch them of some k ahead
                        each r:  x = splat(load a + r * rs)
                                 sum[r][0] = fma(x, b0, sum[r][0]);  sum[r][1] = fma(x, b1, sum[r][1])
                        a += ks, a7 += ks, b += bs
