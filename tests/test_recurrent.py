@@ -10,6 +10,7 @@ import pytest
 
 import kiln
 from kiln.autograd import gradcheck, gradgradcheck
+from kiln.nn import recurrence
 from kiln.nn.utils import rnn
 
 torch = pytest.importorskip("torch")
@@ -293,3 +294,42 @@ r.invert_permutation(k.tensor([2,0,1]))
 @pytest.mark.parametrize("call", SEQUENCES.strip().split("\n"))
 def test_sequences(call: str) -> None:
     equal(*[eval(call, {"k": k, "r": k.nn.utils.rnn}) for k in (kiln, torch)], 0.0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("mode", ["LSTM", "GRU", "RNN_TANH", "RNN_RELU"])
+def test_one_kernel_has_the_bits_of_steps(mode: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the rows, the size of the state (its segments and groups of columns) and the threads."""
+    kiln.manual_seed(0)
+    made = getattr(kiln.nn, mode.partition("_")[0])
+    settings = {"nonlinearity": mode[4:].lower()} if mode.startswith("RNN") else {}
+    for size, rows, steps in ((3, 1, 4), (33, 2, 5), (64, 5, 4), (40, 61, 6), (530, 1, 4), (530, 9, 4)):
+        model = made(5, size, bidirectional=rows < 9, dtype=getattr(kiln, dtype), **settings)
+        x = kiln.randn(steps, rows, 5, dtype=model.weight_ih_l0.dtype, requires_grad=True)
+
+        def found(model: Any = model, x: Any = x) -> list[Any]:
+            with kiln.no_grad():
+                given = flat(model(x))
+            grown = flat(model(x))
+            gradients = kiln.autograd.grad((grown[0] ** 2).sum(), [x, *model.parameters()])
+            return [t.detach().numpy() for t in (*given, *grown, *gradients)]
+
+        with kiln.profile() as profile:
+            one = found()
+        assert "recurrent_layer" in [line.name for line in profile.lines]
+        threads = kiln.get_num_threads()
+        kiln.set_num_threads(3)
+        try:
+            assert all((a == b).all() for a, b in zip(one, found()))
+        finally:
+            kiln.set_num_threads(threads)
+        monkeypatch.setattr(recurrence, "_fits", lambda *a: False)
+        assert all((a == b).all() for a, b in zip(one, found()))
+        monkeypatch.undo()
+
+
+def test_a_packed_weight_that_lies_otherwise() -> None:
+    layer = recurrence.recurrence.recurrent_hidden.handle
+    x, h, w = kiln.randn(3, 2, 40), kiln.randn(2, 40), kiln.randn(2, 1, 32, 40)
+    operands = (h, None, None, "RNN_TANH", False, False)
+    assert layer(x, w.transpose(2, 3), *operands).equal(layer(x, w.transpose(2, 3).contiguous(), *operands))

@@ -44,7 +44,7 @@ from kiln.codegen.matmul_amx_drive import drive_amx
 from kiln.codegen.matmul_drive import SCRATCH_BYTES, drive
 from kiln.codegen.matmul_finish import Arguments, compute, finish
 from kiln.codegen.matmul_pack import copy, turn, zeros
-from kiln.codegen.matmul_row import UNIT_COLUMNS, beside, drive_row, gathered, turned
+from kiln.codegen.matmul_row import beside, drive_row, gathered, row_columns, turned
 from kiln.codegen.matmul_split import part_words
 from kiln.codegen.matmul_text import Routine, module, own_parts
 from kiln.codegen.matmul_tile import SEGMENT, element_of, identity, tile
@@ -112,7 +112,8 @@ class MatmulSpec(NamedTuple):
     def units(self, batch: Any, m: Any, n: Any) -> Any:
         """The units of work of a launch, on ints or symbolic sizes: the kernel's range is 0 .. units."""
         if self.row:
-            return batch * ((n + UNIT_COLUMNS - 1) // UNIT_COLUMNS)
+            columns = row_columns(element_of(self.dtype))
+            return batch * ((n + columns - 1) // columns)
         columns = unit_columns(element_of(self.dtype), self.operands)
         return batch * ((m + UNIT_ROWS - 1) // UNIT_ROWS) * ((n + columns - 1) // columns)
 

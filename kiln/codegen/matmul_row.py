@@ -7,7 +7,8 @@ B is read once and nothing else is large, so nothing is packed: each column is a
     gathered   any strides, or fewer columns than lanes:  one vector, columns past the last repeat it
 
 Each routine makes one segment's chains and adds them to what the segments before left. A vector is 16 lanes
-on every machine. A unit is one batch index and UNIT_COLUMNS columns; neighbours are done as one run.
+on every machine. A unit is one batch index and UNIT_COLUMNS columns; neighbours are done as one run. What is
+turned goes through all segments before the next columns do: their k follow each other in memory.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from kiln.codegen.matmul_pack import load, side_by_side, stored_type, widen, zip
 from kiln.codegen.matmul_split import Segments
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.matmul_tile import SEGMENT, Element, multiply_add
+from kiln.codegen.matmul_units import unit_columns
 from kiln.codegen.memory import Memory
 from kiln.codegen.target import Target
 
-UNIT_COLUMNS = 128
+UNIT_COLUMNS = 512  # enough of each row that memory is read as it streams, whoever has the next unit
 RUN_COLUMNS = 1024  # the most columns whose sums are kept at once
 ROWS = 4  # k whose products are added to a sum between its load and its store
 TURNED = 2  # vectors of columns turned by turns
@@ -35,6 +37,11 @@ COLUMN_AT = [
     ("i16", "%bn3"), ("i8", "%bn7"),
 ]  # fmt: skip
 PARAMS = "ptr %a, i64 %ak, ptr %b, i64 %bk, i64 %bn, ptr %c, i64 %k, i64 %cols, i1 %first"
+
+
+def row_columns(element: Element) -> int:
+    """The columns of a unit; bfloat16 has those of all products, as tiles of AMX may multiply it."""
+    return unit_columns(element, ()) if element.dtype == "bfloat16" else UNIT_COLUMNS
 
 
 class _Sums:
@@ -253,7 +260,8 @@ class _Driver:
             code.mul(self._argument(place), stored) for place in (4, 6, 7, 8, 9)
         )
         factors = [self._pointer(place) for place in (0, 1)]
-        per_batch = code.ceil_div(n, UNIT_COLUMNS)
+        columns_of_unit = row_columns(self.element)
+        per_batch = code.ceil_div(n, columns_of_unit)
         self.unit, self.along = (code.compare("eq", x, stored) for x in (self.b_column, self.b_k))
         done = code.variable("0")
         unit = code.variable("%begin")
@@ -262,25 +270,27 @@ class _Driver:
             batch = code.op(f"sdiv i64 {inside}, {per_batch}")
             first = code.sub(inside, code.mul(batch, per_batch))
             units = code.minimum(code.sub(per_batch, first), code.sub("%end", at))
-            units = code.minimum(units, str(RUN_COLUMNS // UNIT_COLUMNS))
+            units = code.minimum(units, str(RUN_COLUMNS // columns_of_unit))
             code.set(unit, code.add(at, units))
-            column = code.mul(first, str(UNIT_COLUMNS))
-            cols = code.minimum(code.sub(n, column), code.mul(units, str(UNIT_COLUMNS)))
+            column = code.mul(first, str(columns_of_unit))
+            cols = code.minimum(code.sub(n, column), code.mul(units, str(columns_of_unit)))
             a, b = (code.at(x, code.mul(batch, by)) for x, by in zip(factors, (a_batch, b_batch)))
             b = code.at(b, code.mul(column, self.b_column))
             sums = code.choose(split.cut, split.place(batch, "0", column), self.buffer, "ptr")
             end = code.choose(code.compare("eq", k, "0"), "1", split.to_k)  # without k, zeros
-            with code.loop(split.from_k, end, SEGMENT) as turn:
-                from_k = turn.index
-                rows = code.at(b, code.mul(from_k, self.b_k))
-                here = code.at(a, code.mul(from_k, self.a_k))
-                depth = code.minimum(code.sub(split.to_k, from_k), str(SEGMENT))
-                begins = code.compare("eq", from_k, split.from_k)
-                code.set(done, "0")
-                with code.during(done, cols) as start:
-                    into = code.at(sums, code.mul(start, str(self.element.bytes)))
-                    count = self._columns(here, rows, start, code.sub(cols, start), depth, into, begins)
-                    code.set(done, code.add(start, count))
+            code.set(done, "0")
+            with code.during(done, cols) as start:
+                into = code.at(sums, code.mul(start, str(self.element.bytes)))
+                count = code.variable("0")
+                with code.loop(split.from_k, end, SEGMENT) as turn:
+                    from_k = turn.index
+                    rows = code.at(b, code.mul(from_k, self.b_k))
+                    here = code.at(a, code.mul(from_k, self.a_k))
+                    depth = code.minimum(code.sub(split.to_k, from_k), str(SEGMENT))
+                    begins = code.compare("eq", from_k, split.from_k)
+                    left = code.sub(cols, start)
+                    code.set(count, self._columns(here, rows, start, left, depth, into, begins))
+                code.set(done, code.add(start, code.get(count)))
             with code.when(split.whole):
                 self._finish(batch, "0", "1", column, cols, sums, "0")
 

@@ -14,7 +14,7 @@ from typing import Any, Union
 
 import numpy as np
 
-from kiln.graph.graph import Graph, Node
+from kiln.graph.graph import Graph, Node, Value
 from kiln.graph.size import Dim, evaluate
 from kiln.late import later
 from kiln.ops import scalar as sc
@@ -26,6 +26,7 @@ from kiln.ops.scalar_numpy import evaluate as evaluate_scalars
 
 _attended = later("kiln.ops.attention.written", "attended")
 _attention_gradient = later("kiln.ops.attention.written", "gradient")
+_recurred = later("kiln.ops.recurrence", "written")
 Array = np.ndarray[Any, Any]
 Given = Union[Array, int, float, bool]
 
@@ -230,16 +231,31 @@ def _matmul(machine: _Machine, node: Node, x: list[Array]) -> Array:
 
 def _attention(machine: _Machine, node: Node, x: list[Array]) -> Array:
     """Its definition written out, for arrays of these sizes."""
+
+    def write(given: list[Value]) -> Value:
+        grads = [given.pop(0)] if node.op.rule != "output" else []  # type: ignore[attr-defined]
+        query, key, value, scale, *drop, mask = given if len(given) > 7 else [*given, None]
+        causal, drops = node.attrs
+        operands = (*grads, query, key, value, scale, tuple(drop) if drops else None, mask, causal)
+        return _attended(*operands) if not grads else _attention_gradient(node.op.rule, *operands)  # type: ignore
+
+    return _written(machine, node, x, write)
+
+
+def _recurrence(machine: _Machine, node: Node, x: list[Array]) -> Array:
+    """Its definition written out, for arrays of these sizes."""
+    rule = node.op.rule  # type: ignore[attr-defined]
+    return _written(machine, node, x, lambda given: _recurred(rule, given, *node.attrs))
+
+
+def _written(machine: _Machine, node: Node, x: list[Array], write: Callable[[list[Value]], Value]) -> Array:
+    """What the graph gives that `write` makes of a node's inputs."""
     graph = Graph()
     given = [
         graph.add_number(v.dtype) if v.weak else graph.add_input(v.dtype, a.shape)
         for v, a in zip(node.inputs, x)
     ]
-    grads = [given.pop(0)] if node.op.rule != "output" else []  # type: ignore[attr-defined]
-    query, key, value, scale, *drop, mask = given if len(given) > 7 else [*given, None]
-    causal, drops = node.attrs
-    operands = (*grads, query, key, value, scale, tuple(drop) if drops else None, mask, causal)
-    out = _attended(*operands) if not grads else _attention_gradient(node.op.rule, *operands)  # type: ignore
+    out = write(given)
     graph.finish([out])
     values = {id(v): a for v, a in zip(graph.inputs, x)}
     _compute(graph, machine, values)
@@ -425,6 +441,7 @@ RULES: dict[str, Callable[[_Machine, Node, list[Array]], Array]] = {
     "write": _write,
     "matmul": _matmul,
     "attention": _attention,
+    "recurrence": _recurrence,
     "gather": _gather,
     "scatter": _scatter,
     "scan": _scan,

@@ -2,9 +2,10 @@
 
 The rows of all steps lie behind each other, as a PackedSequence has them; a batch without padding is the same
 with as many rows in every step. What the input contributes is one product over all steps, done before; a step
-is one product and one kernel of gates. Backward is a step's counterpart from the last to the first, then one
-product over all steps for each weight. Under `create_graph` backward takes the steps again, recorded, and is
-itself recorded.
+is one product and one kernel of gates. A layer whose steps all have the same rows is one kernel
+(`kiln.ops.recurrence`) instead, the same bits, unless it has projections. Backward is a step's counterpart
+from the last to the first, then one product over all steps for each weight. Under `create_graph` backward
+takes the steps again, recorded, and is itself recorded.
 """
 
 from __future__ import annotations
@@ -13,17 +14,21 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from kiln import ops
-from kiln._core import Tensor, grad_enabled
+from kiln._core import Tensor, float32, float64, grad_enabled
 from kiln.autograd.function import Function
 from kiln.nn.dropouts import dropout
+from kiln.ops import recurrence
 from kiln.ops import recurrent as r
 
 State = tuple[Any, ...]  # (hidden,) or (hidden, cell)
+KERNEL_DTYPES = (float32, float64)
 OFTEN = 4  # steps from which on a weight is laid out for the product of a step
 
 
 class Weights(NamedTuple):
-    """A step's parameters: (G, P), (G) of a GRU, (P, H) of an LSTM with projections."""
+    """A step's parameters: (G, P), (G), (P, H) of an LSTM with projections. The bias is a GRU's recurrent
+    one, or what the input's part of other gates still lacks.
+    """
 
     recurrent: Any
     bias: Any = None
@@ -131,6 +136,8 @@ def _unrolled(
     unless nothing reads that: then a step's memory serves the next.
     """
     take, trail, outputs = CELLS[mode].step, [], []
+    if mode != "GRU" and w.bias is not None:
+        x = x + w.bias
     rows = _Rows(given, steps[0][1] - steps[0][0])
     state = rows.state
     for start, stop in steps:
@@ -153,6 +160,47 @@ def _laid(w: Weights, steps: Steps) -> Weights:
     return Weights(across[0], w.bias, across[1])
 
 
+def _fits(steps: Steps, x: Any, given: State, w: Weights) -> bool:
+    """Whether one kernel takes all steps."""
+    rows, arrays = steps[0][1] - steps[0][0], (x, *given, *[a for a in w if a is not None])
+    return (
+        len(steps) >= OFTEN
+        and w.projection is None
+        and all(isinstance(a, Tensor) and a.dtype == x.dtype and a.ndim == 2 - (a is w.bias) for a in arrays)
+        and x.dtype in KERNEL_DTYPES
+        and rows > 0
+        and all(stop - start == rows for start, stop in steps)
+    )
+
+
+def _at_once(
+    mode: str, steps: Steps, x: Any, given: State, w: Weights, keep: bool = True
+) -> tuple[Any, State, list[Any]]:
+    """What `_unrolled` gives, by one kernel; without a trail if nobody keeps it."""
+    rows = given[0].shape[0]
+    cell = given[1] if len(given) > 1 else None
+    found = recurrence.recurrent_layer.handle(
+        x.reshape(len(steps), rows, x.shape[1]),
+        w.recurrent,
+        given[0],
+        cell,
+        w.bias,
+        mode,
+        _turned(steps),
+        keep,
+    )
+    y, *rest = found if isinstance(found, tuple) else (found,)
+    states = (y, rest[0]) if len(given) > 1 else (y,)
+    end = 0 if _turned(steps) else -1
+    last, trail, before = tuple([s[end] for s in states]), list[Any](), given
+    for t in [start // rows for start, _ in steps] if keep else ():
+        now = tuple([s[t] for s in states])
+        kept = (rest[-1][t], None) if mode == "LSTM" else rest[-1][t] if mode == "GRU" else None
+        trail.append((before, kept, now))
+        before = now
+    return y.reshape(len(steps) * rows, y.shape[2]), last, trail
+
+
 class _Unrolled(Function):
     """The steps as one node: forward(mode, steps, how many states, x, *states, *weights) -> output, *last
     states.
@@ -161,12 +209,14 @@ class _Unrolled(Function):
     @staticmethod
     def forward(ctx: Any, mode: str, steps: Steps, count: int, x: Any, *tensors: Any) -> Any:
         given, w = tensors[:count], Weights(*tensors[count:])
-        y, last, trail = _unrolled(mode, steps, x, given, _laid(w, steps))
-        ctx.of, ctx.trail = (mode, steps, count), trail
+        ctx.of = (mode, steps, count)
         ctx.save_for_backward(x, *tensors)
-        now = trail[-1][
-            2
-        ]  # which backward reads: what comes out is something else, a program may write to it
+        # What comes out is something else than what backward reads: a program may write to it.
+        if _fits(steps, x, given, w):
+            y, last, ctx.trail = _at_once(mode, steps, x, given, w)
+            return y.clone(), *[s.clone() for s in last]
+        y, last, ctx.trail = _unrolled(mode, steps, x, given, _laid(w, steps))
+        now = ctx.trail[-1][2]
         return y, *[s.clone() if s is kept else s for s, kept in zip(last, now)]
 
     @staticmethod
@@ -212,13 +262,15 @@ def _back(
 def _direction(mode: str, steps: Steps, x: Any, given: State, params: Sequence[Any]) -> tuple[Any, State]:
     """One layer in one direction: rows (N, in) -> rows (N, P), and the last states."""
     w_ih, w_hh, b_ih, b_hh, w_hr = params
-    own = b_hh if mode == "GRU" else None  # it is scaled there by a gate; else it goes with the other
-    bias = b_ih if b_ih is None or mode == "GRU" else b_ih + b_hh
-    x = ops.linear(x, w_ih, bias)
+    bias, own = b_ih, b_hh  # a GRU's own is scaled by a gate; else both go together
+    if mode != "GRU" and b_ih is not None:
+        bias, own = None, b_ih + b_hh
     w = Weights(w_hh, own, w_hr)
+    x = ops.linear(x, w_ih, bias)
     if not isinstance(x, Tensor) or not grad_enabled():
-        y, last, _ = _unrolled(mode, steps, x, given, _laid(w, steps), keep=False)
-        return y, last
+        if _fits(steps, x, given, w):
+            return _at_once(mode, steps, x, given, w, keep=False)[:2]
+        return _unrolled(mode, steps, x, given, _laid(w, steps), keep=False)[:2]
     y, *found = _Unrolled.apply(mode, steps, len(given), x, *given, *w)
     return y, tuple(found)
 

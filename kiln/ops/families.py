@@ -305,6 +305,12 @@ FAMILIES: dict[str, tuple[str, str, str, str]] = {
         "",
         "median_place middle mode_place nanmedian_place",
     ),
+    "recurrence": (
+        "",
+        "",
+        "",
+        "recurrent_cell recurrent_hidden recurrent_kept recurrent_layer",
+    ),
     "recurrent": (
         "gru_cell lstm_cell rnn_relu_cell rnn_tanh_cell",
         "",

@@ -240,6 +240,25 @@ def _attention(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[An
     return dtype, named[op.rule]
 
 
+RECURRENT_GATES = {"LSTM": 4, "GRU": 3, "RNN_TANH": 1, "RNN_RELU": 1}
+RECURRENT_COLUMNS = 32  # of a state, whose weights lie side by side: as many as the widest tile has
+
+
+def _recurrence(
+    op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]
+) -> tuple[str, Shape]:
+    """recurrence(input, weight, hidden[, cell][, bias]; mode, reverse, whole): what the rule names, hidden
+    states, cells or gates (but for the hidden states of the last step, or of all if `whole`); input
+    [t, b, gates * h], weight [groups, gates, h, RECURRENT_COLUMNS]
+    """
+    (steps, rows, width), size = inputs[0].shape, inputs[2].shape[1]
+    mode, _, whole = attrs
+    graph.require_equal(width, size * RECURRENT_GATES[mode], op.name)
+    graph.require_equal(rows, inputs[2].shape[0], op.name)
+    last = size if op.rule != "kept" else width
+    return _require_one_dtype(op, *inputs), (steps if whole or op.rule == "hidden" else 1, rows, last)
+
+
 def _gather(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
     """gather(x, index; dim): out[..i..] = x[..index[..i..]..]"""
     return inputs[0].dtype, inputs[1].shape
@@ -300,6 +319,7 @@ INFER: dict[str, Callable[[Any, Graph, tuple[Value, ...], tuple[Any, ...]], tupl
     "write": _write,
     "matmul": _matmul,
     "attention": _attention,
+    "recurrence": _recurrence,
     "gather": _gather,
     "scatter": _scatter,
     "scan": _scan,

@@ -62,10 +62,15 @@ def _lstm_reference(np: Any, gates: Any, cell: Any) -> Any:
     return _sigmoid(np, o) * np.tanh(c), c
 
 
-def _lstm(gates: Any, cell: Any) -> tuple[Any, Any]:
-    i, f, g, o = _parts(gates, cell, 4)
+def lstm_states(i: Any, f: Any, g: Any, o: Any, cell: Any) -> tuple[Any, Any]:
+    """The hidden state and the cell, of arrays or scalars."""
     c = sigmoid(f) * cell + sigmoid(i) * tanh(g)
     return sigmoid(o) * tanh(c), c
+
+
+def _lstm(gates: Any, cell: Any) -> tuple[Any, Any]:
+    i, f, g, o = _parts(gates, cell, 4)
+    return lstm_states(i, f, g, o, cell)
 
 
 @composite(
@@ -166,17 +171,20 @@ def _gru_reference(np: Any, input: Any, recurrent: Any, hidden: Any) -> Any:
     return (hidden - n) * z + n
 
 
-def _gru_parts(input: Any, recurrent: Any, hidden: Any) -> tuple[Any, Any, Any, Any]:
-    """The gates r, z, n and what r scales."""
-    xr, xz, xn = _parts(input, hidden, 3)
-    hr, hz, hn = _parts(recurrent, hidden, 3)
-    r = sigmoid(xr + hr)
-    return r, sigmoid(xz + hz), tanh(xn + r * hn), hn
+def _gru_gates(x: list[Any], h: list[Any]) -> tuple[Any, Any, Any]:
+    """The gates r, z, n."""
+    r = sigmoid(x[0] + h[0])
+    return r, sigmoid(x[1] + h[1]), tanh(x[2] + r * h[2])
+
+
+def gru_state(x: list[Any], h: list[Any], hidden: Any) -> Any:
+    """The hidden state, of the parts of both gates, arrays or scalars."""
+    _, z, n = _gru_gates(x, h)
+    return (hidden - n) * z + n
 
 
 def _gru(input: Any, recurrent: Any, hidden: Any) -> Any:
-    _, z, n, _ = _gru_parts(input, recurrent, hidden)
-    return (hidden - n) * z + n
+    return gru_state(_parts(input, hidden, 3), _parts(recurrent, hidden, 3), hidden)
 
 
 @composite(
@@ -194,9 +202,10 @@ def gru_gates(input: Tensor, recurrent: Tensor, hidden: Tensor) -> Any:
 
 def _gru_back(g: Any, input: Any, recurrent: Any, hidden: Any) -> tuple[list[Any], list[Any], Any]:
     """The gradients of the parts of `input` and of `recurrent`, and of `hidden`."""
-    r, z, n, hn = _gru_parts(input, recurrent, hidden)
+    h = _parts(recurrent, hidden, 3)
+    r, z, n = _gru_gates(_parts(input, hidden, 3), h)
     of_n = g * (1 - z) * (1 - n * n)
-    of_r, of_z = of_n * hn * r * (1 - r), g * (hidden - n) * z * (1 - z)
+    of_r, of_z = of_n * h[2] * r * (1 - r), g * (hidden - n) * z * (1 - z)
     return [of_r, of_z, of_n], [of_r, of_z, of_n * r], g * z
 
 

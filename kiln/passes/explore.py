@@ -39,7 +39,7 @@ from kiln.passes.layout import (
 )  # fmt: skip
 
 ALONG = ("scatter", "scan", "sort", "search", "compact")  # kernels that go along one dim
-ALONE = (*ALONG, "attention")  # kernels that nothing joins
+ALONE = (*ALONG, "attention", "recurrence")  # kernels that nothing joins
 OPAQUE = frozenset({"matmul", *ALONE, "concat", "embed", "write", "blocks"})
 MOST_REDUCTIONS = 24  # in one kernel, which keeps their accumulators on the stack
 DEEPEST = 48  # inline values nested deeper than this are cut by an array

@@ -281,6 +281,9 @@ class Fusion:
                 arrays = (v for v in node.inputs[inline:] if not v.weak)
                 reads = [self.explorer.strided(v, None, passed) for v in arrays]
             missing = [r for r in reads if isinstance(r, Value)]
+            if node.op.kind == "recurrence" and isinstance(reads[1], Read):
+                if not is_contiguous(reads[1].layout):  # panels of weights are read as they were packed
+                    missing.append(node.inputs[1])
             if not missing:
                 break
             self._want(missing)
@@ -316,8 +319,8 @@ class Fusion:
                 self._parts(node, array)
             elif node is not None and kind in ALONG:
                 self._along(node, array, node.inputs, 0)
-            elif node is not None and kind == "attention":
-                self._attention(node, array)
+            elif node is not None and kind in ALONE:
+                self._several(node, array)
             else:
                 self._place(Root(array.value, array))
         for j, array in enumerate(self.outputs):
@@ -388,8 +391,8 @@ class Fusion:
         self.follow(group, after)
         array.writers |= group.bit
 
-    def _attention(self, node: Node, array: Array) -> None:
-        """A group of its own, or that of another gradient of the same output."""
+    def _several(self, node: Node, array: Array) -> None:
+        """A group of its own, or that of another result of the same operands."""
         key = (*map(id, node.inputs), *node.attrs)
         group = self._attending.get(key)
         if group is None or any(n.op is node.op for n in group.nodes):

@@ -35,6 +35,7 @@ from kiln.passes.strips import LANES, strips
 _lower_product = later("kiln.passes.products", "lower_product")
 _lower_along = later("kiln.passes.along", "lower_along")
 _lower_attention = later("kiln.passes.attention", "lower_attention")
+_lower_recurrence = later("kiln.passes.recurrence", "lower_recurrence")
 BLOCKS = {
     "map": BLOCK,
     "lanes": BLOCK,
@@ -50,6 +51,8 @@ def lower_group(fusion: Fusion, group: Group) -> list[Lowered]:
         return [_lower_product(fusion, group)]
     if group.kind == "attention":
         return [_lower_attention(fusion, group)]
+    if group.kind == "recurrence":
+        return [_lower_recurrence(fusion, group)]
     if group.kind in ALONG:
         return [_lower_along(fusion, group)]
     if group.frame.mode == "blocks":

@@ -84,6 +84,8 @@ def lower_product(fusion: Fusion, group: Group) -> Lowered:
     args = (batch, m, n, k, *numbered, *look, *cut)
     deep = WORTH // UNIT_COST  # k that make a thread's work of one unit
     grain = quotient(deep, k) + 1 if not isinstance(k, int) else max(deep // max(k, 1), 1)
+    if row and dtype in ("float32", "float64"):  # a unit of 512 k is all that threads need to be worth it
+        grain = quotient(deep, k) if not isinstance(k, int) else deep // max(k, 1)
     units, split = spec.units(batch, m, n), _split(spec, batch, m, n, k)
     return Lowered(MatmulKernel(spec), tuple(pointers), args, units, grain, spec.scratch, split)
 

@@ -1,0 +1,294 @@
+"""Recurrent layers: what their kernel is, and its LLVM text.
+
+    each step t:   sums[b, gate, j] = sum over k of state[b, k] * weight[gate, j, k]
+                   state, kept = cell(sums, state, input[t, b, gate, j], bias[gate, j])
+
+Rows of the batch never meet, so a unit is UNIT_ROWS of them through all steps, and nobody waits for anyone
+between two steps. Neighbours go together, at most ROWS at a time:
+
+    each block of rows:  states -> memory of the thread's own
+        each step:  each COLUMNS of the state:
+            tiles:  the sums of all gates, those of a gate beside those of the next
+            cell:   a nest over (rows, columns): the states after, and what is given
+
+The sums of a product are in the order of every product (matmul.py), and the cell is scalars, each rounded
+once: the bits are those of a product and a kernel of gates for each step.
+
+    weight    [group of COLUMNS][gate][k][COLUMNS], padded: panels that a tile reads one after the other
+
+Kernel arguments: `ptr` = input, hidden, (cell), (bias), what is given, the weight, the thread's own memory;
+`arg` = steps, rows, the state's size, then for every operand but the last two its strides, in elements,
+along (step, row, column). A reversed layer has negative strides along the steps.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from kiln.codegen.code import LANES, LLVM, Value, llvm_type
+from kiln.codegen.compile import Part
+from kiln.codegen.generate import nest_text
+from kiln.codegen.matmul import chains, product
+from kiln.codegen.matmul_text import Routine, own_parts
+from kiln.codegen.matmul_tile import SEGMENT, VECTORS, element_of, identity, multiply_add
+from kiln.codegen.memory import Memory
+from kiln.codegen.nest import Nest, Operand
+from kiln.codegen.target import Target
+from kiln.ops.kinds import RECURRENT_COLUMNS as COLUMNS
+from kiln.ops.scalar import Scalar, program_text
+
+UNIT_ROWS = 4  # as many as the lowest tile has
+ROWS = 48
+LINE = 64  # bytes
+CHAINS = 8  # sums of a row alone that overlap, in vectors
+SIZES = 3  # steps, rows, the state's size
+ROW = "ptr %a, ptr %b, i64 %gate, ptr %c, i64 %k, i1 %first"
+AHEAD = 1024  # bytes of a gate's weights
+DIMS = 3  # strides of an operand: step, row, column
+
+
+class RecurrenceSpec(NamedTuple):
+    """The pattern of a kernel. In `values`, loads are those of sums, states, inputs and biases, of every gate
+    each; the values are the states after a step and what is kept.
+    """
+
+    dtype: str
+    gates: int
+    states: int
+    input: str  # the stride class of its columns
+    bias: str  # the same; "": there is none
+    gives: tuple[tuple[str, str], ...]  # "hidden", "cell", "kept", and the class of its columns
+    values: tuple[Scalar, ...]
+
+    @property
+    def operands(self) -> list[str]:
+        """The kernel's operands that have strides."""
+        given = ["input", "hidden", "cell"][: self.states + 1] + (["bias"] if self.bias else [])
+        return given + [f"to {name}" for name, _ in self.gives]
+
+    def text(self) -> str:
+        """The canonical text: printed form and cache key."""
+        return "\n".join([
+            f"recurrence {self.dtype} {self.gates} {self.states}",
+            f"input {self.input} bias {self.bias or 'none'}",
+            "gives " + " ".join(f"{name} {kind}" for name, kind in self.gives),
+            program_text(list(self.values)),
+        ])  # fmt: skip
+
+    def cell(self) -> tuple[Nest, list[tuple[str, int]]]:
+        """The nest of the gates, and of each of its operands where it lies and which part that is."""
+        parts = [("sums", g) for g in range(self.gates)] + [("state", s) for s in range(self.states)]
+        kinds = ["1"] * len(parts)
+        for name, kind in (("input", self.input), ("bias", self.bias)):
+            parts += [(name, g) for g in range(self.gates if kind else 0)]
+            kinds += [kind] * (self.gates if kind else 0)
+        operands = [
+            Operand(self.dtype, "in", ("0" if x == "bias" else "s", k)) for (x, _), k in zip(parts, kinds)
+        ]
+        stores = []
+
+        def store(name: str, part: int, kind: str, value: Scalar) -> None:
+            stores.append((len(parts), value))
+            parts.append((name, part))
+            operands.append(Operand(self.dtype, "out", ("s", kind)))
+
+        for s in range(self.states):
+            store("after", s, "1", self.values[s])
+        for name, kind in self.gives:
+            first, count = {"hidden": (0, 1), "cell": (1, 1), "kept": (self.states, self.gates)}[name]
+            for part in range(count):
+                store(f"to {name}", part, kind, self.values[first + part])
+        return Nest(("p", "p"), tuple(operands), (), tuple(stores), small=True), parts
+
+    def units(self, rows: Any) -> Any:
+        """The units of work of a launch, on ints or symbolic sizes."""
+        return (rows + (UNIT_ROWS - 1)) // UNIT_ROWS
+
+    def scratch(self, size: Any) -> Any:
+        """The 64-bit words of memory that each thread needs to itself."""
+        elements = (pitch_of(size) * (self.states + 1) + self.gates * COLUMNS) * ROWS
+        return elements * element_of(self.dtype).bytes // 8
+
+
+def pitch_of(size: Any) -> Any:
+    """The elements from a row of a state to the next: not so many that rows share cache sets."""
+    return (size + (LANES - 1)) // LANES * LANES + LANES
+
+
+def recurrence_parts(spec: RecurrenceSpec, target: Target) -> list[Part]:
+    """The parts of the kernel: its own, and those that all products of such factors share."""
+    routines = [_Driver(spec, target).write(), row(spec, target)]
+    driver = own_parts(target, routines, [identity(target, element_of(spec.dtype))])
+    return [*driver, Part(("cell",), lambda: _cell_text(spec, target)), *chains(product(spec.dtype), target)]
+
+
+def _cell_text(spec: RecurrenceSpec, target: Target) -> str:
+    return nest_text(spec.cell()[0], target).replace("@kernel(", "@cell(", 1)
+
+
+def row(spec: RecurrenceSpec, target: Target) -> Routine:
+    """The routine row: the sums of one row, a few gates at a time, as a chain waits for itself.
+
+    each k:   x = splat(load a[k])
+              each gate, v:  sum[gate][v] = fma(x, load b[gate][k][v], sum[gate][v]);  prefetch
+    each gate, v:  store c[gate][v], c[gate][v] (or what adds nothing) + sum[gate][v]
+    """
+    code, element = Routine(target, "row", ROW), element_of(spec.dtype)
+    lanes = element.lanes(target)
+    vectors, kind = COLUMNS // lanes, llvm_type(element.summed, lanes)
+    most = max(CHAINS // vectors, 1)
+    for start in range(0, spec.gates, most):
+        gates = range(start, min(start + most, spec.gates))
+        bases = [code.at("%b", code.mul("%gate", str(gate))) for gate in gates]
+        zero = Value("zeroinitializer", element.summed, lanes)
+        with code.loop("0", "%k", 1, [zero] * (len(gates) * vectors)) as turn:
+            here = code.offset("%a", LLVM[element.summed], turn.index)
+            x = Value(code.op(f"load {LLVM[element.summed]}, ptr {here}"), element.summed)
+            x = Memory(code).machine.spread(x, lanes)
+            line = code.mul(turn.index, str(COLUMNS * element.bytes))
+            places = [
+                code.at(base, line, str(v * lanes * element.bytes)) for base in bases for v in range(vectors)
+            ]
+            turn.next = []
+            for place, chain in zip(places, turn.values):
+                code.prefetch(code.at(place, str(AHEAD)))
+                y = code.op(f"load {kind}, ptr {place}, align {element.bytes}")
+                text = multiply_add(code, element, lanes, x.text, y, chain.text)
+                turn.next.append(Value(text, element.summed, lanes))
+        for n, chain in enumerate(turn.values):
+            place = code.at("%c", str((start * vectors + n) * lanes * element.bytes))
+            old = code.op(f"load {kind}, ptr {place}, align {element.bytes}")
+            old = code.op(f"select i1 %first, {kind} splat ({element.nothing}), {kind} {old}")
+            total = code.op(f"{element.add} {kind} {old}, {chain.text}")
+            code.line(f"store {kind} {total}, ptr {place}, align {element.bytes}")
+    return code
+
+
+class _Driver:
+    """The driver under construction; strides in bytes."""
+
+    def __init__(self, spec: RecurrenceSpec, target: Target) -> None:
+        self.spec, self.target, self.element = spec, target, element_of(spec.dtype)
+        self.code = code = Routine(target, "kernel", "ptr %ptr, ptr %arg, i64 %begin, i64 %end", quick=True)
+        self.steps, self.rows, self.size = (self._argument(k) for k in range(SIZES))
+        self.bytes = str(self.element.bytes)
+        names = spec.operands
+        self.base = {name: self._pointer(k) for k, name in enumerate(names)}
+        self.weight, memory = self._pointer(len(names)), self._pointer(len(names) + 1)
+        self.elements = {
+            name: [self._argument(SIZES + DIMS * k + d) for d in range(DIMS)] for k, name in enumerate(names)
+        }
+        self.stride = {name: [code.mul(s, self.bytes) for s in own] for name, own in self.elements.items()}
+        self.row_bytes = code.mul(self.size, self.bytes)
+        pitch = code.add(code.mul(code.ceil_div(self.size, LANES), str(LANES)), str(LANES))
+        self.pitch = code.mul(pitch, self.bytes)
+        self.state_bytes = code.mul(self.pitch, str(ROWS))
+        self.held = [code.at(memory, code.mul(self.state_bytes, str(k))) for k in range(spec.states + 1)]
+        self.sums = code.at(memory, code.mul(self.state_bytes, str(spec.states + 1)))
+        self.sums_pitch = spec.gates * COLUMNS
+        nest, self.parts = spec.cell()
+        self.pointers = code.slot("ptr", len(nest.operands))
+        self.arguments = code.slot("i64", 2 + 2 * len(nest.operands))
+        for k, (name, _) in enumerate(self.parts):
+            steps = self.elements.get(name, ["0", pitch, "1"])
+            if name == "sums":
+                steps = ["0", str(self.sums_pitch), "1"]
+            for d in (0, 1):
+                self._set_argument(2 + 2 * k + d, steps[1 + d])
+
+    def _argument(self, place: int) -> str:
+        return self.code.op(f"load i64, ptr {self.code.offset('%arg', 'i64', str(place))}")
+
+    def _pointer(self, place: int) -> str:
+        return self.code.op(f"load ptr, ptr {self.code.offset('%ptr', 'ptr', str(place))}")
+
+    def _set_argument(self, place: int, value: str) -> None:
+        self.code.line(f"store i64 {value}, ptr {self.code.offset(self.arguments, 'i64', str(place))}")
+
+    def write(self) -> Routine:
+        """Rows in blocks of about the same height."""
+        code = self.code
+        first = code.mul("%begin", str(UNIT_ROWS))
+        last = code.minimum(self.rows, code.mul("%end", str(UNIT_ROWS)))
+        count = code.sub(last, first)
+        blocks = code.ceil_div(count, ROWS)
+        height = code.op(f"sdiv i64 {code.sub(code.add(count, blocks), '1')}, {blocks}")
+        height = code.mul(code.ceil_div(height, UNIT_ROWS), str(UNIT_ROWS))
+        at = code.variable(first)
+        with code.during(at, last) as row:
+            rows = code.minimum(code.sub(last, row), height)
+            self._block(row, rows)
+            code.set(at, code.add(row, rows))
+        return code
+
+    def _block(self, row: str, rows: str) -> None:
+        """All steps of some rows."""
+        code, spec = self.code, self.spec
+        line = str(VECTORS * self.target.vector_bits // 8)
+        for name, region in zip(("hidden", "cell")[: spec.states], (self.held[0], self.held[-1])):
+            src = code.at(self.base[name], code.mul(row, self.stride[name][1]))
+            steps = self.stride[name][1:]
+            code.run("copy", f"ptr {src}", *steps, f"ptr {region}", self.pitch, line, rows, self.size)
+        self._set_argument(0, rows)
+        with code.times(self.steps) as step:
+            odd = code.compare("ne", code.op(f"and i64 {step}, 1"), "0")
+            first, second = self.held[:2]
+            hidden = [code.choose(odd, second, first, "ptr"), code.choose(odd, first, second, "ptr")]
+            place = {"state": [hidden[0], self.held[-1]], "after": [hidden[1], self.held[-1]]}
+            start = {
+                name: code.at(base, code.mul(step, self.stride[name][0]), code.mul(row, self.stride[name][1]))
+                for name, base in self.base.items()
+            }
+            with code.times(self.size, COLUMNS) as column:
+                self._sum(hidden[0], start, rows, column)
+                self._cell(place, start, rows, column)
+
+    def _ask(self, gate: str, start: dict[str, str], rows: str, column: str) -> None:
+        """Asks for a gate's part of the input: its rows are far apart, and nobody guesses the next."""
+        code = self.code
+        at = code.mul(code.add(code.mul(self.size, gate), column), self.stride["input"][2])
+        with code.times(rows) as row:
+            here = code.at(start["input"], at, code.mul(row, self.stride["input"][1]))
+            for line in range(0, COLUMNS * self.element.bytes, LINE):
+                code.prefetch(code.at(here, str(line)))
+
+    def _sum(self, hidden: str, start: dict[str, str], rows: str, column: str) -> None:
+        """The sums of all gates for a group of columns; what the cell reads then is asked for before."""
+        code, spec, line = self.code, self.spec, COLUMNS * self.element.bytes
+        weight = code.at(self.weight, code.mul(code.mul(column, str(spec.gates)), self.row_bytes))
+        gate_bytes = code.mul(self.row_bytes, str(COLUMNS))
+        pitch = str(spec.gates * line)
+        with code.loop("0", self.size, SEGMENT) as turn:
+            k, first = turn.index, code.compare("eq", turn.index, "0")
+            depth = code.minimum(code.sub(self.size, k), str(SEGMENT))
+            a, b = code.at(hidden, code.mul(k, self.bytes)), code.at(weight, code.mul(k, str(line)))
+            with code.either(code.compare("eq", rows, "1")) as several:
+                code.run("row", f"ptr {a}", f"ptr {b}", gate_bytes, f"ptr {self.sums}", depth, f"i1 {first}")
+                next(several)
+                for at in range(0, spec.gates * COLUMNS, VECTORS * self.element.lanes(self.target)):
+                    gate, inside = divmod(at, COLUMNS)
+                    if not inside:
+                        self._ask(str(gate), start, rows, column)
+                    place = code.at(b, code.mul(gate_bytes, str(gate)), str(inside * self.element.bytes))
+                    c = code.at(self.sums, str(at * self.element.bytes))
+                    old, old_pitch = code.choose(first, "@nothing", c, "ptr"), code.choose(first, "0", pitch)
+                    code.run(
+                        "tile", f"ptr {a}", self.pitch, self.bytes, f"ptr {place}", str(line), f"ptr {c}",
+                        pitch, f"ptr {old}", old_pitch, depth, rows, "i1 false",
+                    )  # fmt: skip
+
+    def _cell(self, place: dict[str, list[str]], start: dict[str, str], rows: str, column: str) -> None:
+        """The states of a group of columns after the step, and what is given of them."""
+        code = self.code
+        left = code.mul(column, self.bytes)
+        for k, (name, part) in enumerate(self.parts):
+            if name == "sums":
+                at = code.at(self.sums, str(part * COLUMNS * self.element.bytes))
+            elif name in place:
+                at = code.at(place[name][part], left)
+            else:
+                across = code.add(code.mul(self.size, str(part)), column) if part else column
+                at = code.at(start[name], code.mul(across, self.stride[name][2]))
+            code.line(f"store ptr {at}, ptr {code.offset(self.pointers, 'ptr', str(k))}")
+        self._set_argument(1, code.minimum(code.sub(self.size, column), str(COLUMNS)))
+        code.run("cell", f"ptr {self.pointers}", f"ptr {self.arguments}", "0", rows)
