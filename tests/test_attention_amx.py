@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_attention import operands, run
+from test_attention import TOLERANCES, as_given, assert_near, operands, run, wanted
 from test_codegen_amx import needs_amx, ordered, rounded
 
 import kiln
@@ -65,3 +65,12 @@ def test_the_order(sizes: tuple[int, ...], causal: bool) -> None:
     q, k, v_, g = ([bits(member) for member in x[0]] for x in arrays)
     for x, y in zip(got, head(q, k[0], v_[0], g, scale, causal)):
         assert np.array_equal(bits(x.float().numpy()[0]), bits(y))
+
+
+@needs_amx
+@pytest.mark.parametrize("rows", [17, 40])
+def test_a_mask_that_adds_much(rows: int) -> None:
+    """Whose exp is infinite: a block's rows that do not exist put zeros into the gradients, not NaN."""
+    arrays = as_given(operands((2,), rows, 70, 16, 16), "bfloat16")
+    got = run([x.astype("float32") for x in arrays], "bfloat16", attn_mask=kiln.full((rows, 70), 100.0))
+    assert_near(got, wanted(arrays), TOLERANCES["bfloat16"])

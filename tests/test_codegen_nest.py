@@ -15,7 +15,7 @@ from matmul_peer import Guarded
 
 from kiln.codegen.generate import nest_text
 from kiln.codegen.memory import MEMORY, compute_type
-from kiln.codegen.nest import Nest, Operand
+from kiln.codegen.nest import Nest, Operand, moved
 from kiln.codegen.stream import STREAM_FROM
 from kiln.codegen.target import LEVELS, host_target
 from kiln.ops.scalar import Scalar, const, convert, fma, rint, select, sqrt
@@ -517,3 +517,14 @@ def test_nothing_outside_is_touched(dtype: str, n: int, rng: np.random.Generator
         strides = [out.itemsize if d == kept else 0 for d in (0, 1)]
         view = np.lib.stride_tricks.as_strided(out, (3, 1) if kept == 0 else (1, 3), strides)
         check(nest, list(shape), [fenced(draw(rng, shape, dtype)), view])
+
+
+@pytest.mark.parametrize("dtypes", [("float16", "bfloat16"), ("bfloat16", "float16")])
+def test_elements_that_are_moved_and_converted(dtypes: tuple[str, str]) -> None:
+    """The same elements as they are, and in the other dtype of 16 bits: not integers."""
+    operands = [Operand("bfloat16", "in", ("1",)), *(Operand(dtype, "out", ("1",)) for dtype in dtypes)]
+    stores = tuple((k, Scalar("round", (load(0),), "f32", dtype)) for k, dtype in enumerate(dtypes, 1))
+    nest = Nest(("p",), tuple(operands), (), stores)
+    assert moved(nest) is nest
+    alone = Nest(("p",), (operands[0], operands[1 + dtypes.index("bfloat16")]), (), ((1, load(0)),))
+    assert {operand.dtype for operand in moved(alone).operands} == {"int16"}

@@ -16,11 +16,13 @@ from kiln import ops
 from kiln.capture.function import rounded_once
 from kiln.graph.graph import Graph
 from kiln.graph.interpret import interpret
+from kiln.graph.text import text
 from kiln.graph.verify import verify
 from kiln.ops.indexing import embedding
 from kiln.ops.padding import surround
 from kiln.ops.record import find
 from kiln.passes.gradient import Backward, backward, unbroadcast
+from kiln.passes.low import low
 from kiln.passes.plan import Launch, Plan, lower
 from kiln.passes.simplify import simplify
 
@@ -272,6 +274,13 @@ def test_what_only_moves_stays_narrow(name: str, dtype: str) -> None:
     assert operands or name == "scattered"
     assert not [words for words in operands if "float" in words[3]], plan.text()
     assert "float32" not in plan.text()
+
+
+def test_what_is_cut_to_integers_is_not_only_moved() -> None:
+    graph, convert = Graph(), find("convert")
+    x = graph.add_input("bfloat16", (graph.new_symbol(), graph.new_symbol()))
+    graph.finish([graph.add(convert, (graph.add(convert, (x,), ("int32",)).t(),), ("bfloat16",))])
+    assert "int32" in text(simplify(low(graph)))
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0), (1, 5), (5, 1), (1, 1), (17, 129)])

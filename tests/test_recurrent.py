@@ -333,3 +333,10 @@ def test_a_packed_weight_that_lies_otherwise() -> None:
     x, h, w = kiln.randn(3, 2, 40), kiln.randn(2, 40), kiln.randn(2, 1, 32, 40)
     operands = (h, None, None, "RNN_TANH", False, False)
     assert layer(x, w.transpose(2, 3), *operands).equal(layer(x, w.transpose(2, 3).contiguous(), *operands))
+
+
+def test_samples_take_the_steps_one_by_one() -> None:
+    layer, x = kiln.nn.GRU(3, 5, batch_first=True), kiln.randn(4, 2, 6, 3)
+    with kiln.no_grad():
+        found = kiln.vmap(lambda sample: layer(sample)[0])(x)
+        assert found.equal(kiln.stack([layer(sample)[0] for sample in x]))

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kiln.codegen.attention_rows import CHAIN, Row, Rows, Scores, float_kind
+from kiln.codegen.attention_rows import CHAIN, INFINITY, Row, Rows, Scores, float_kind
 from kiln.codegen.attention_spec import KEYS, PAD, QUERIES, AttentionSpec
 from kiln.codegen.attention_units import kept_bytes
 from kiln.codegen.code import LANES, Value
@@ -238,13 +238,15 @@ class _Slopes(_Blocks):
         self.gives = spec.gives
 
     def write_rows(self) -> Routine:
-        """Two rows at a time; past the last of `rows` those whose share is 0."""
+        """Two rows at a time; past the last of `rows` those whose weights are 0."""
         code = self.code
         last = code.sub("%rows", "1")
         with code.times(str(PANEL), 2) as r:
             places = (r, code.add(r, "1"))
             rows = [self.row(k, code.minimum(k, last)) for k in places]
-            numbers = [[self.of_row(base, k) for base in ("%tops", "%shares", "%means")] for k in places]
+            numbers = [
+                [self._top(k), *(self.of_row(base, k) for base in ("%shares", "%means"))] for k in places
+            ]
             limit, whole = rows[1].limit, self.whole(rows[0].limit)
             for start, end, edge in (("0", whole, False), (whole, limit, True)):
                 with code.loop(start, end, PAD) as turn:
@@ -257,6 +259,11 @@ class _Slopes(_Blocks):
             with code.loop(self.beyond(limit), "%count", PAD) as turn:
                 self._store(r, turn.index, nothing, nothing)
         return code
+
+    def _top(self, r: str) -> Value:
+        """What is taken from a row's x; all, whatever the mask adds to it, where there is no such row."""
+        there = Value(self.code.compare("slt", r, "%rows"), "i1")
+        return self.machine.choose(there, self.of_row("%tops", r), self.number(INFINITY))
 
     def _found(self, r: str, row: Row, numbers: list[Value], column: str, edge: bool) -> tuple[str, str]:
         """p and dS of 32 columns."""
@@ -293,6 +300,6 @@ def slopes(spec: AttentionSpec, target: Target, element: Element) -> Routine:
     """The routine slopes: each row:  p = e * share;  dS = p * (kept dP - mean);  kept p and dS are stored.
 
     Panels of words are DOWN bytes apart; `%down` and `%weights` are those of the first row. Rows are a whole
-    PANEL: past the last of `rows`, what is stored is 0 because the shares are.
+    PANEL: past the last of `rows`, what is stored is 0, as the weights and the shares are.
     """
     return _Slopes(spec, target, element).write_rows()

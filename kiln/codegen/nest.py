@@ -143,12 +143,14 @@ def moved(nest: Nest) -> Nest:
     """
     todo = [(value, nest.operands[k].dtype) for k, value in nest.stores if nest.operands[k].dtype in MOVED]
     others = [value for k, value in nest.stores if nest.operands[k].dtype not in MOVED]
-    chosen: set[Scalar] = set()
+    chosen: dict[Scalar, str] = {}
     while todo:
         node, dtype = todo.pop()
-        if node in chosen:
+        if chosen.get(node) == dtype:
             continue
-        chosen.add(node)
+        if node in chosen and node.op != "const":  # the same elements are moved and converted
+            return nest
+        chosen[node] = dtype
         if node.op == "select":
             others.append(node.args[0])
             todo += [(x, dtype) for x in node.args[1:]]

@@ -161,12 +161,13 @@ def _laid(w: Weights, steps: Steps) -> Weights:
 
 
 def _fits(steps: Steps, x: Any, given: State, w: Weights) -> bool:
-    """Whether one kernel takes all steps."""
+    """Whether one kernel takes all steps. (What a mapped function sees says it is a Tensor, and is none.)"""
     rows, arrays = steps[0][1] - steps[0][0], (x, *given, *[a for a in w if a is not None])
     return (
         len(steps) >= OFTEN
         and w.projection is None
-        and all(isinstance(a, Tensor) and a.dtype == x.dtype and a.ndim == 2 - (a is w.bias) for a in arrays)
+        and all(issubclass(type(a), Tensor) for a in arrays)
+        and all(a.dtype == x.dtype and a.ndim == 2 - (a is w.bias) for a in arrays)
         and x.dtype in KERNEL_DTYPES
         and rows > 0
         and all(stop - start == rows for start, stop in steps)

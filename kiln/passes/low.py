@@ -75,8 +75,8 @@ def _moves(value: Value, rounded: bool = False) -> list[Node]:
                 return []
             stack.append((value, True))
             stack.extend((x, False) for x in arrays)
-    one = len({node.inputs[0].dtype for node in conversions}) == 1
-    narrow = one and (rounded or SUMS.get(conversions[0].inputs[0].dtype) == conversions[0].out.dtype)
+    dtypes = {(node.inputs[0].dtype, node.out.dtype) for node in conversions}
+    narrow = len(dtypes) == 1 and all(to == ("float32" if rounded else SUMS.get(of)) for of, to in dtypes)
     return [*conversions, *moves] if narrow else []
 
 
