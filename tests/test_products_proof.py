@@ -66,7 +66,7 @@ class Layout(NamedTuple):
 
     def strides(self, shape: tuple[int, ...], itemsize: int) -> list[int]:
         """In elements."""
-        strides, extent, left = [0, 0, 0], 1, math.prod(shape)
+        strides, extent, left = [0, 0, 0], 1, math.prod(max(n, 1) for n in shape)
         for dim, way in zip(self.order, self.ways):
             step = {
                 "dense": extent,
