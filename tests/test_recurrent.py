@@ -340,3 +340,17 @@ def test_samples_take_the_steps_one_by_one() -> None:
     with kiln.no_grad():
         found = kiln.vmap(lambda sample: layer(sample)[0])(x)
         assert found.equal(kiln.stack([layer(sample)[0] for sample in x]))
+
+
+def test_bias_of_halves_is_rounded_with_the_product_of_the_input() -> None:
+    """Where no kernel takes all steps, the input's part is one linear layer, rounded once."""
+    kiln.manual_seed(0)
+    model = kiln.nn.RNN(20, 30, dtype=kiln.bfloat16)
+    x, state = kiln.randn(5, 3, 20, dtype=kiln.bfloat16), kiln.zeros(3, 30, dtype=kiln.bfloat16)
+    w_ih, w_hh, b_ih, b_hh = model.parameters()
+    with kiln.no_grad():
+        outputs = model(x)[0]
+        for step, y in zip(x, outputs):
+            given = kiln.nn.functional.linear(step, w_ih, b_ih + b_hh)
+            state = recurrence.r.rnn_step.handle(given, state, w_hh, "tanh")
+            assert y.equal(state)

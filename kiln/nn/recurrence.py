@@ -40,8 +40,6 @@ class _Rnn:
     gates, of the hidden state's part, of the state before, and of what a projection gave.
     """
 
-    gates = 1
-
     def __init__(self, nonlinearity: str) -> None:
         self.nonlinearity = nonlinearity
 
@@ -54,8 +52,6 @@ class _Rnn:
 
 
 class _Gru:
-    gates = 3
-
     def step(self, x: Any, state: State, w: Weights) -> tuple[State, Any]:
         hidden, kept = r.gru_step.handle(x, state[0], w.recurrent, w.bias)
         return (hidden,), kept
@@ -68,8 +64,6 @@ class _Gru:
 
 
 class _Lstm:
-    gates = 4
-
     def step(self, x: Any, state: State, w: Weights) -> tuple[State, Any]:
         hidden, cell, gates = r.lstm_step.handle(x, *state, w.recurrent)
         if w.projection is None:
@@ -203,17 +197,17 @@ def _at_once(
 
 
 class _Unrolled(Function):
-    """The steps as one node: forward(mode, steps, how many states, x, *states, *weights) -> output, *last
-    states.
+    """The steps as one node: forward(mode, steps, whether one kernel takes them, how many states, x, *states,
+    *weights) -> output, *last states.
     """
 
     @staticmethod
-    def forward(ctx: Any, mode: str, steps: Steps, count: int, x: Any, *tensors: Any) -> Any:
+    def forward(ctx: Any, mode: str, steps: Steps, fits: bool, count: int, x: Any, *tensors: Any) -> Any:
         given, w = tensors[:count], Weights(*tensors[count:])
         ctx.of = (mode, steps, count)
         ctx.save_for_backward(x, *tensors)
         # What comes out is something else than what backward reads: a program may write to it.
-        if _fits(steps, x, given, w):
+        if fits:
             y, last, ctx.trail = _at_once(mode, steps, x, given, w)
             return y.clone(), *[s.clone() for s in last]
         y, last, ctx.trail = _unrolled(mode, steps, x, given, _laid(w, steps))
@@ -226,8 +220,8 @@ class _Unrolled(Function):
         x, *tensors = ctx.saved_tensors
         given, w = tuple(tensors[:count]), Weights(*tensors[count:])
         trail = _unrolled(mode, steps, x, given, w)[2] if grad_enabled() else ctx.trail
-        wanted = Weights(*ctx.needs_input_grad[4 + count :])
-        return None, None, None, *_back(mode, steps, x, w, trail, gy, of_last, wanted)
+        wanted = Weights(*ctx.needs_input_grad[5 + count :])
+        return None, None, None, None, *_back(mode, steps, x, w, trail, gy, of_last, wanted)
 
 
 def _back(
@@ -267,12 +261,15 @@ def _direction(mode: str, steps: Steps, x: Any, given: State, params: Sequence[A
     if mode != "GRU" and b_ih is not None:
         bias, own = None, b_ih + b_hh
     w = Weights(w_hh, own, w_hr)
+    fits = _fits(steps, x, given, w)
+    if not fits and mode != "GRU":  # then nobody adds it sooner than the input's product
+        bias, w = own, w._replace(bias=None)
     x = ops.linear(x, w_ih, bias)
     if not isinstance(x, Tensor) or not grad_enabled():
-        if _fits(steps, x, given, w):
+        if fits:
             return _at_once(mode, steps, x, given, w, keep=False)[:2]
         return _unrolled(mode, steps, x, given, _laid(w, steps), keep=False)[:2]
-    y, *found = _Unrolled.apply(mode, steps, len(given), x, *given, *w)
+    y, *found = _Unrolled.apply(mode, steps, fits, len(given), x, *given, *w)
     return y, tuple(found)
 
 

@@ -56,10 +56,10 @@ def _rnn(bent: Any) -> Any:
 
 
 CELLS = {
-    "LSTM": Cell(4, 2, True, _lstm),
-    "GRU": Cell(3, 1, True, _gru),
-    "RNN_TANH": Cell(1, 1, False, _rnn(tanh)),
-    "RNN_RELU": Cell(1, 1, False, _rnn(relu)),
+    "LSTM": Cell(GATES["LSTM"], 2, True, _lstm),
+    "GRU": Cell(GATES["GRU"], 1, True, _gru),
+    "RNN_TANH": Cell(GATES["RNN_TANH"], 1, False, _rnn(tanh)),
+    "RNN_RELU": Cell(GATES["RNN_RELU"], 1, False, _rnn(relu)),
 }
 
 
