@@ -26,7 +26,7 @@ from kiln.codegen.attention_rows import CHAIN, INFINITY, Row, Rows, Scores, floa
 from kiln.codegen.attention_spec import KEYS, PAD, QUERIES, AttentionSpec
 from kiln.codegen.attention_units import kept_bytes
 from kiln.codegen.code import LANES, Value
-from kiln.codegen.matmul_amx import LINE, PANEL, ROW, STEP_BYTES
+from kiln.codegen.matmul_amx import LINE, PANEL, ROW, STEP_BYTES, store_words
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.matmul_tile import Element
 from kiln.codegen.target import Target
@@ -68,6 +68,10 @@ class _Blocks(Scores, _Lanes):
     def of_row(self, base: str, r: str) -> Value:
         """A row's number, for 16 columns."""
         return self.machine.spread(self.one(self.at(base, r)), LANES)
+
+    def weights(self, row: Row, top: Value, column: str, edge: bool) -> list[Value]:
+        """e of 32 columns."""
+        return [self.weight(self.x(row, c, edge), top, edge) for c in self.pair(column)]
 
     def drop(self, r: str, column: str, x: Value) -> Value:
         """What dropout leaves, if there is any."""
@@ -195,9 +199,8 @@ def weigh(spec: AttentionSpec, target: Target, element: Element) -> Routine:
         def elements(
             column: str, edge: bool, r: str = r, row: Row = row, top: Value = top
         ) -> list[list[Value]]:
-            columns = made.pair(column)
-            es = [made.weight(made.x(row, c, edge), top, edge) for c in columns]
-            kept = [made.drop(r, c, e) for c, e in zip(columns, es)]
+            es = made.weights(row, top, column, edge)
+            kept = [made.drop(r, c, e) for c, e in zip(made.pair(column), es)]
             made.line(made.across("%weights", r, column), made.halves(*kept))
             return [es]
 
@@ -218,9 +221,8 @@ def tally(spec: AttentionSpec, target: Target, element: Element) -> Routine:
         def elements(
             column: str, edge: bool, r: str = r, row: Row = row, top: Value = top
         ) -> list[list[Value]]:
-            columns = made.pair(column)
-            es = [made.weight(made.x(row, c, edge), top, edge) for c in columns]
-            ds = [made.grad(r, row, c, edge) for c in columns]
+            es = made.weights(row, top, column, edge)
+            ds = [made.grad(r, row, c, edge) for c in made.pair(column)]
             return [es, [made.machine.instruction("fmul", e, d) for e, d in zip(es, ds)]]
 
         totals = made.totals(row.limit, [made.begin(lanes, r) for lanes in both], elements)
@@ -269,31 +271,23 @@ class _Slopes(_Blocks):
         """p and dS of 32 columns."""
         machine, (top, share, mean) = self.machine, numbers
         ps, slopes = [], []
-        for c in self.pair(column):
-            p = machine.instruction("fmul", self.weight(self.x(row, c, edge), top, edge), share)
+        for c, e in zip(self.pair(column), self.weights(row, top, column, edge)):
+            p = machine.instruction("fmul", e, share)
             less = machine.instruction("fsub", self.grad(r, row, c, edge), mean)
             ps.append(self.drop(r, c, p))
             slopes.append(machine.instruction("fmul", p, less))
         return self.halves(*ps), self.halves(*slopes)
 
     def _store(self, r: str, column: str, first: tuple[str, str], second: tuple[str, str]) -> None:
-        """What products read of two rows."""
+        """What products read of two rows: each across, both as words in the panel of these columns."""
+        code = self.code
         if "q" in self.gives:
             for k, (_, slopes) in enumerate((first, second)):
-                self.line(self.across("%across", self.code.add(r, str(k)), column), slopes)
+                self.line(self.across("%across", code.add(r, str(k)), column), slopes)
         for name, base, which in (("v", "%weights", 0), ("k", "%down", 1)):
             if name in self.gives:
-                self._words(base, r, column, first[which], second[which])
-
-    def _words(self, base: str, r: str, column: str, x: str, y: str) -> None:
-        """Two rows as words, in the panel of these columns."""
-        code = self.code
-        place = code.at(base, code.mul(column, str(DOWN // PAD)), code.mul(r, str(ROW // 2)))
-        for half in range(2):
-            lanes = [n + 2 * LANES * odd for n in range(half * LANES, (half + 1) * LANES) for odd in (0, 1)]
-            order = ", ".join(f"i32 {n}" for n in lanes)
-            words = code.op(f"shufflevector {HALVES} {x}, {HALVES} {y}, <{2 * LANES} x i32> <{order}>")
-            self.line(code.at(place, str(half * LINE)), words)
+                place = code.at(base, code.mul(column, str(DOWN // PAD)), code.mul(r, str(ROW // 2)))
+                store_words(code, "i16", [first[which], second[which]], place)
 
 
 def slopes(spec: AttentionSpec, target: Target, element: Element) -> Routine:

@@ -213,6 +213,12 @@ def store_words(code: Routine, kind: str, rows: list[str], into: str) -> None:
         code.line(f"store {halves} {zipped}, ptr {code.at(into, str(half * LINE))}, align 64")
 
 
+def clear_words(code: Routine, into: str) -> None:
+    """A row of words becomes zeros."""
+    for half in range(2):
+        code.line(f"store {BYTES} zeroinitializer, ptr {code.at(into, str(half * LINE))}, align 64")
+
+
 class _Words:
     """The routine words under construction."""
 
@@ -238,9 +244,7 @@ class _Words:
         with code.loop(filled, "%rows", 1) as turn:
             dst = self._places(turn.index)[1]
             with code.times("%width", PANEL) as column:
-                for half in range(2):
-                    place = code.at(self._panel(dst, column), str(half * LINE))
-                    code.line(f"store {BYTES} zeroinitializer, ptr {place}, align 64")
+                clear_words(code, self._panel(dst, column))
         return code
 
     def _panel(self, dst: str, column: str) -> str:
@@ -337,18 +341,16 @@ def trim(target: Target, factor: Factor) -> Routine:
     """The routine trim: in a panel of some rows of words, zeros for all k from `depth` on."""
     code = Routine(target, "trim", "ptr %dst, i64 %depth, i64 %rows")
     whole, filled = code.op(f"sdiv i64 %depth, {factor.together}"), code.ceil_div("%depth", factor.together)
-    kind, halves = f"<{STEP_WORDS} x i32>", [str(half * LINE) for half in range(2)]
+    kind = f"<{STEP_WORDS} x i32>"
     bits = code.mul(code.sub("%depth", code.mul(whole, str(factor.together))), str(8 * factor.bytes))
     mask = code.op(f"trunc i64 {code.sub(code.op(f'shl i64 1, {bits}'), '1')} to i32")
     mask = code.op(f"insertelement {kind} poison, i32 {mask}, i64 0")
     mask = code.op(f"shufflevector {kind} {mask}, {kind} poison, {kind} zeroinitializer")
     with code.loop(whole, filled, 1) as turn:
-        for half in halves:
-            place = code.at("%dst", code.mul(turn.index, str(ROW)), half)
+        for half in range(2):
+            place = code.at("%dst", code.mul(turn.index, str(ROW)), str(half * LINE))
             row = code.op(f"and {kind} {code.op(f'load {kind}, ptr {place}, align 64')}, {mask}")
             code.line(f"store {kind} {row}, ptr {place}, align 64")
     with code.loop(filled, "%rows", 1) as turn:
-        for half in halves:
-            place = code.at("%dst", code.mul(turn.index, str(ROW)), half)
-            code.line(f"store {kind} zeroinitializer, ptr {place}, align 64")
+        clear_words(code, code.at("%dst", code.mul(turn.index, str(ROW))))
     return code

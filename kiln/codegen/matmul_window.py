@@ -133,15 +133,18 @@ class _Window:
     def _one_row(self, k: str, load: Callable[[str], str]) -> None:
         """The k of a row of dst."""
         code = self.code
-        rows = [load(self._row(code.add(k, str(n)) if n else k)) for n in range(self.together)]
-        self._store(rows, self._into(k))
+        raws = [load(self._row(code.add(k, str(n)) if n else k)) for n in range(self.together)]
+        self._store([self._widen(raw) for raw in raws], self._into(k))
 
-    def _store(self, raws: list[str], dst: str) -> None:
-        """The k of a row: one, in the type it is summed in, or a word."""
+    def _widen(self, raw: str) -> str:
+        return widen(self.code, self.element, raw, self.lanes)
+
+    def _store(self, rows: list[str], dst: str) -> None:
+        """The k of a row, in the type they are summed in: one, or a word."""
         if self.together > 1:
-            store_words(self.code, self.element.compute, raws, dst)
-            return
-        store(self.code, self.element, widen(self.code, self.element, raws[0], self.lanes), dst, self.lanes)
+            store_words(self.code, self.element.compute, rows, dst)
+        else:
+            store(self.code, self.element, rows[0], dst, self.lanes)
 
     def _load(self, address: str) -> str:
         return self.code.op(f"load {self.stored}, ptr {address}, align 1")
@@ -207,16 +210,10 @@ class _Window:
         starts = [code.op(f"load i64, ptr {code.offset('%ns', 'i64', str(n))}") for n in range(self.lanes)]
         kind = stored_type(element, part)
         pieces = [code.op(f"load {kind}, ptr {code.at(row, start)}, align 1") for start in starts]
-        rows = [
-            widen(code, element, side_by_side(code, element, pieces[j::part]), self.lanes)
-            for j in range(part)
-        ]
+        rows = [self._widen(side_by_side(code, element, pieces[j::part])) for j in range(part)]
         turned = zip_lanes(code, element, rows, self.lanes)
         for j in range(0, part, self.together):
-            if self.together > 1:
-                store_words(code, element.compute, turned[j : j + self.together], dst)
-            else:
-                store(code, element, turned[j], dst, self.lanes)
+            self._store(turned[j : j + self.together], dst)
             dst = code.at(dst, "%ds")
 
     # -- all ----------------------------------------------------------------------------------------
@@ -246,7 +243,7 @@ class _Window:
                     row, dst = self._row(k), self._into(k)
                     for n, parts in enumerate(loads):
                         raw = self._picked([self._joined(row, runs) for runs in parts])
-                        self._store([raw], code.at(dst, str(n * size)))
+                        self._store([self._widen(raw)], code.at(dst, str(n * size)))
                 next(otherwise)
             for ns, width, n in (("%ns", lanes, 0), (second, rest, size)):
                 into = f"ptr {code.at('%dst', str(n))}"

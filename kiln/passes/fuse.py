@@ -147,7 +147,7 @@ class Fusion:
         self.groups: list[Group] = []
         self.readers: dict[int, list[Group]] = {}
         self._framed: dict[Frame, list[Group]] = {}  # those that reduce everything
-        self._attending: dict[tuple[Any, ...], Group] = {}  # by what they read and how
+        self._sharing: dict[tuple[Any, ...], Group] = {}  # by what they read and how
         self._waiting: list[tuple[int, int, bool]] = []  # to explore, the last first: -order and key
         self._values = {id(v): v for v in (*graph.inputs, *(n.out for n in graph.nodes))}
         self.outputs = self._output_arrays()
@@ -305,7 +305,7 @@ class Fusion:
     def group(self) -> None:
         """Demands, then groups arrays from the first to the last."""
         self._demand()
-        self.groups, self.readers, self._framed, self._attending = [], {}, {}, {}
+        self.groups, self.readers, self._framed, self._sharing = [], {}, {}, {}
         for array in [*self.explorer.arrays.values(), *self.outputs]:
             array.writers = 0
         order = self.explorer.order
@@ -394,10 +394,10 @@ class Fusion:
     def _several(self, node: Node, array: Array) -> None:
         """A group of its own, or that of another result of the same operands."""
         key = (*map(id, node.inputs), *node.attrs)
-        group = self._attending.get(key)
+        group = self._sharing.get(key)
         if group is None or any(n.op is node.op for n in group.nodes):
             self._along(node, array, [v for v in node.inputs if not v.weak], 0)
-            self._attending[key] = self.groups[-1]
+            self._sharing[key] = self.groups[-1]
         else:
             group.nodes.append(node)
             array.writers |= group.bit
