@@ -13,6 +13,7 @@ from matmul_peer import TARGETS, Array, Guarded, draw, launch, multiply
 from kiln.codegen.matmul import product
 from kiln.codegen.matmul_window import DIMS
 from kiln.codegen.target import Target
+from kiln.passes.factors import evenly
 
 Dims = tuple[tuple[int, int], ...]  # (size, stride in elements)
 
@@ -40,6 +41,9 @@ LOOKS = {
     "backwards": Look(4 * 12 * 12, ((4, 144), (3, -12), (3, -1)), ((10, 12), (10, 1)), 26),
     "one column": Look(100, ((5, 9), (3, 1)), ()),
     "deep": Look(700 * 20, ((700, 20), (2, 1)), ((18, 1),)),
+    "evenly": Look(18 * 12 * 40, ((18, 480), (3, 40), (3, 1)), ((10, 40), (38, 1))),
+    "evenly apart": Look(70 * 9 * 60, ((70, 540), (3, 60), (3, 1)), ((4, 120), (29, 2))),
+    "one of several": Look(21 * 12 * 30, ((10, 30), (28, 1)), ((21, 360), (3, 30), (3, 1))),
     "four dims": Look(
         2 * 3 * 4 * 5 * 6, ((2, 360), (2, 30), (2, 6), (2, 1)), ((2, 120), (3, 30), (4, 6), (5, 1))
     ),
@@ -71,14 +75,17 @@ def run(
     target: Target,
     cuts: Any = (),
     at_once: int = 0,
+    a_k: Dims | None = None,
 ) -> None:
-    """out[image] = a @ window of x, for images beside each other."""
+    """out[image] = a @ window of x, for images beside each other; `a_k`: how the k of a lie."""
     spec = product(dtype)._replace(window=True)
-    m, k = a.shape
+    m, k = len(a), math.prod(n for n, _ in look.k)
     columns = out.shape[2]
     own = [s // x.itemsize for y in (a, out) for s in y.strides]
     n = ((images, image), *look.n) if images > 1 else look.n
-    arg = [1, m, images * columns, k, 0, *own[:2], 0, 0, 0, *own[2:], *words(look.k), *words(n), columns]
+    along_k = ((k, own[1]),) if a_k is None else a_k
+    look_at = [*words(look.k), *words(n), *words(along_k), columns, *evenly(list(n))]
+    arg = [1, m, images * columns, k, 0, own[0], along_k[-1][1], 0, 0, 0, *own[2:], *look_at]
     arg_array = np.array(arg, np.int64)
     start = x.ctypes.data + look.first * x.itemsize
     places, sizes = [a.ctypes.data, start, out.ctypes.data], (1, m, images * columns, k)
@@ -89,7 +96,7 @@ def run(
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16", "int64", "int32", "int8"])
 def test_bits_of_the_product_written_out(dtype: str, target: Target, rng: np.random.Generator) -> None:
     for name, look in LOOKS.items():
-        for m, images in ((1, 1), (13, 1), (5, 3)):
+        for m, images in ((1, 1), (13, 1), (5, 3), (31, 2), (64, 1)):
             if images > 1 and len(look.n) == DIMS:
                 continue
             x = draw(rng, dtype, images * look.size)
@@ -102,12 +109,32 @@ def test_bits_of_the_product_written_out(dtype: str, target: Target, rng: np.ran
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
-def test_any_cut_of_the_units(target: Target, rng: np.random.Generator) -> None:
-    look = LOOKS["two runs"]
-    x, a = draw(rng, "float32", 4 * look.size), draw(rng, "float32", 60, 27)
-    whole = np.zeros((4, 60, 484), np.float32)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "int32"])
+@pytest.mark.parametrize("m", [5, 32, 60, 300])
+def test_k_of_the_first_factor_in_several_dims(
+    dtype: str, target: Target, m: int, rng: np.random.Generator
+) -> None:
+    for name in ("beside", "turned", "deep", "evenly", "one of several"):
+        look = LOOKS[name]
+        x, (count, *_), k = draw(rng, dtype, look.size), look.k[0], math.prod(n for n, _ in look.k)
+        b, steps = seen(x, look, 1, 0), (m * (k // count + 3), 1)
+        room = draw(rng, dtype, count, m, k // count + 3)
+        a = np.ascontiguousarray(room[:, :, : k // count].transpose(1, 0, 2)).reshape(m, k)
+        out = np.zeros((1, m, b.shape[2]), numpy_dtype(dtype))
+        run(room[0], x, look, 1, 0, out, dtype, target, a_k=tuple(zip((count, k // count), steps)))
+        expected = multiply(a[None], b, dtype, target)
+        assert np.array_equal(out.view(np.uint8), expected.view(np.uint8)), name
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
+@pytest.mark.parametrize("name", ["two runs", "evenly", "one of several"])
+def test_any_cut_of_the_units(name: str, target: Target, rng: np.random.Generator) -> None:
+    look = LOOKS[name]
+    k, columns = (math.prod(n for n, _ in dims) for dims in (look.k, look.n))
+    x, a = draw(rng, "float32", 4 * look.size), draw(rng, "float32", 60, k)
+    whole = np.zeros((4, 60, columns), np.float32)
     run(a, x, look, 4, look.size, whole, "float32", target)
-    units = product("float32").units(1, 60, 4 * 484)
+    units = product("float32").units(1, 60, 4 * columns)
     for cuts in [range(1, units), [7], sorted(set(rng.choice(units - 1, 5) + 1))]:
         cut = np.zeros_like(whole)
         run(a, x, look, 4, look.size, cut, "float32", target, cuts)
@@ -124,11 +151,12 @@ def test_nothing_outside_the_arrays(dtype: str, target: Target, rng: np.random.G
         b = seen(draw(rng, dtype, size), look, 1, 0)
         for at_end in (False, True):
             x = guarded.place(draw(rng, dtype, size), at_end)
-            a = guarded.place(draw(rng, dtype, 5, b.shape[1]), at_end)
-            out = guarded.place(np.zeros((1, 5, b.shape[2]), numpy_dtype(dtype)), at_end)
-            run(a, x, look, 1, 0, out, dtype, target)
-            expected = multiply(a[None], seen(x, look, 1, 0), dtype, target)
-            assert np.array_equal(out.view(np.uint8), expected.view(np.uint8))
+            for m in (5, 32):
+                a = guarded.place(draw(rng, dtype, m, b.shape[1]), at_end)
+                out = guarded.place(np.zeros((1, m, b.shape[2]), numpy_dtype(dtype)), at_end)
+                run(a, x, look, 1, 0, out, dtype, target)
+                expected = multiply(a[None], seen(x, look, 1, 0), dtype, target)
+                assert np.array_equal(out.view(np.uint8), expected.view(np.uint8))
 
 
 def test_without_k_or_images(rng: np.random.Generator) -> None:

@@ -150,6 +150,10 @@ class Code:
         """The smaller of x and y, signed."""
         return self.op(f"select i1 {self.op(f'icmp slt i64 {x}, {y}')}, i64 {x}, i64 {y}")
 
+    def maximum(self, x: str, y: str) -> str:
+        """The larger of x and y, signed."""
+        return self.op(f"select i1 {self.op(f'icmp sgt i64 {x}, {y}')}, i64 {x}, i64 {y}")
+
     def offset(self, pointer: str, element: str, index: str) -> str:
         """The address `index` elements of LLVM type `element` after `pointer`."""
         return pointer if index == "0" else self.op(f"getelementptr {element}, ptr {pointer}, i64 {index}")

@@ -23,14 +23,19 @@ from kiln.codegen.code import LANES
 from kiln.codegen.matmul_finish import Arguments
 from kiln.codegen.matmul_pack import clear
 from kiln.codegen.matmul_text import Routine
-from kiln.codegen.matmul_tile import SEGMENT, VECTORS, Element
+from kiln.codegen.matmul_tile import SEGMENT, SOON, VECTORS, Element
 from kiln.codegen.matmul_units import UNIT_BYTES, UNIT_ROWS, Driver, Run
+from kiln.codegen.matmul_window import DIMS
 from kiln.codegen.target import Target
 
 WIDE_UNITS = 4  # column units of a block of B, at most: more fill a second cache of 2 MB, and are slower
 SUM_UNITS = 2  # ... if their sums do not go to the output
 FEW_PANELS = 8  # rows up to so many panels are few
-ROWS = 48  # rows of A at a time
+FEW_BY_WINDOW = 4  # ... by a window
+FAR_UNITS = 8  # column units of a run of such rows
+EVEN = 8  # columns that lie evenly, at least
+DEEP = 2  # k for each of such rows, at least: their sums are turned, which costs as much as packing as many k
+ROWS = 56  # rows of A at a time
 PACK_ROWS = 64  # a unit-stride B is packed from this many rows; below, it is read where it lies
 PACK_BYTES = 4096  # ... or if its rows are less than a page apart and its vectors straddle no cache lines
 ROW_PITCH = SEGMENT + 16  # elements between copied rows of A, so that rows fall into different cache sets
@@ -44,7 +49,7 @@ COPIED = WIDE_UNITS * (UNIT_BYTES * SEGMENT + 16 * APART)  # rows of A, after th
 SUMS = COPIED + ROWS * ROW_PITCH * 8
 TABLES = SUMS + SUMS_BYTES
 SCRATCH_BYTES = 9 << 18  # the driver of AMX has its own division
-assert TABLES + 8 * (SEGMENT + WIDE_UNITS * UNIT_BYTES // 4) <= SCRATCH_BYTES
+assert TABLES + 8 * (2 * (SEGMENT + SOON) + WIDE_UNITS * UNIT_BYTES // 4) <= SCRATCH_BYTES
 
 
 def drive(
@@ -75,6 +80,7 @@ class _Driver(Driver):
     ) -> None:
         super().__init__(target, element, arguments, plain, window)
         self.turned = turned
+        self.placed = window and not element.widened  # places of k in a factor that is read where it lies
         self.panel, self.panel_bytes = VECTORS * element.lanes(target), VECTORS * target.vector_bits // 8
         self.apart = SEGMENT * self.panel_bytes + APART
         direct = plain is not None and not window
@@ -82,8 +88,12 @@ class _Driver(Driver):
         most = min(target.second_cache // (UNIT_BYTES * SEGMENT), most)
         unit = self.columns * element.bytes
         self.wide_units = max(most * UNIT_BYTES // unit, 1)
+        self.few_panels, self.far_units = FEW_PANELS, self.wide_units
+        if window:
+            self.few_panels, self.far_units = FEW_BY_WINDOW, max(FAR_UNITS * UNIT_BYTES // unit, 1)
         self.pitch = self.panel_bytes if direct else self.wide_units * unit
-        assert FEW_PANELS * (self.apart + self.wide_units * self.columns * self.panel_bytes) <= COPIED
+        assert self.few_panels * (self.apart + self.far_units * self.columns * self.panel_bytes) <= COPIED
+        assert self.panel * self.far_units * unit <= SUMS_BYTES
         assert self.panel * self.wide_units * unit <= SUMS_BYTES
         self.b_lies, self.b_step = self.code.slot("ptr"), self.code.slot("i64")
         self.a_place, self.a_row, self.a_k = (
@@ -94,7 +104,14 @@ class _Driver(Driver):
 
     def limits(self) -> tuple[str, str]:
         """As many rows as there is room for sums."""
-        return str(SUMS_BYTES // self.pitch // UNIT_ROWS), str(self.wide_units)
+        wide = str(self.wide_units)
+        if self.placed:
+            code = self.code
+            self.a_inner = code.op(f"load i64, ptr {code.offset(self.look_a, 'i64', str(DIMS - 2))}")
+            self.a_placed = code.compare("ne", self.a_inner, self.size["k"])
+            self.few = self._few_by_window()
+            wide = code.choose(self.few, str(self.far_units), wide)
+        return str(SUMS_BYTES // self.pitch // UNIT_ROWS), wide
 
     def run(self, run: Run) -> None:
         """Segments of k, in ascending order; for each, the rows."""
@@ -102,15 +119,17 @@ class _Driver(Driver):
         self.packed, self.copied, self.sums, tables = (
             code.at(self.scratch, str(place)) for place in (0, COPIED, SUMS, TABLES)
         )
-        self.k_table, self.n_table = tables, code.at(tables, str(8 * SEGMENT))
-        if self.window:
-            self._table(
-                self.look_n, run.column, run.columns, str(self.wide_units * self.columns), self.n_table
-            )
-        if self.window or self.element.widened or self.turned:
+        self.k_table, self.a_table, self.n_table = (
+            code.at(tables, str(8 * n * (SEGMENT + SOON))) for n in range(3)
+        )
+        if self.element.widened or self.turned:
             self._blocks(run)
             return
-        with code.either(self._few_rows(run)) as many:
+        if self.window:  # a part of the rows is one unit wide
+            few = code.both(self.few, code.compare("eq", run.rows, self.size["m"]))
+        else:
+            few = self._few_rows(run)
+        with code.either(few) as many:
             self._exchanged(run)
             next(many)
             self._blocks(run)
@@ -118,8 +137,14 @@ class _Driver(Driver):
     def _blocks(self, run: Run) -> None:
         """Panels of B, and some rows of A at a time."""
         code = self.code
+        if self.window:
+            columns = str(self.wide_units * self.columns)
+            self._table(self.look_n, run.column, run.columns, columns, self.n_table)
         with self._segments() as (from_k, depth):
             lies = self._factor_b(run, from_k, depth)
+            if self.placed:
+                with code.when(self.a_placed):
+                    self._table(self.look_a, from_k, depth, str(SEGMENT + SOON), self.a_table)
             with code.times(run.rows, ROWS) as row:
                 rows = code.minimum(code.sub(run.rows, row), str(ROWS))
                 part = Run(run.batch, code.add(run.row, row), rows, run.column, run.columns)
@@ -284,31 +309,77 @@ class _Driver(Driver):
         along = code.compare("eq", self.stride["b_k"], str(element.stored_bytes))
         return code.both(*rows, along, code.compare("sgt", run.columns, run.rows))
 
+    def _few_by_window(self) -> str:
+        """Whether rows are few for a window, and nearly fill their panels."""
+        code, m = self.code, self.size["m"]
+        last = code.op(f"and i64 {code.sub(m, '1')}, {self.panel - 1}")
+        return code.both(
+            code.compare("sle", m, str(FEW_BY_WINDOW * self.panel)),
+            code.compare("sge", last, str(self.panel * 3 // 4 - 1)),
+            code.compare("sge", self.again[0], str(EVEN)),
+            code.compare("sge", self.size["k"], code.mul(m, str(DEEP))),
+        )
+
     def _exchanged(self, run: Run) -> None:
         """The transposed product: its rows are B's columns, where they lie, and A is packed as its panels.
 
         The same chains; the sums are turned on their way to the output, or to where they are finished.
         """
         code, pitch = self.code, str(self.panel_bytes)
-        turned = code.at(self.packed, str(FEW_PANELS * self.apart))
-        high = str(self.wide_units * self.columns * self.panel_bytes)
-        code.set(self.a_row, self.stride["b_column"])
-        code.set(self.a_k, self.stride["b_k"])
+        turned = code.at(self.packed, str(self.few_panels * self.apart))
+        high = str(self.far_units * self.columns * self.panel_bytes)
         with self._segments() as (from_k, depth):
             first = code.compare("eq", from_k, self.split.from_k)
+            if self.window:
+                self._table(self.look, from_k, depth, str(SEGMENT + SOON), self.k_table)
+                self._table(self.look_a, from_k, depth, depth, self.a_table)
             with self._row_panels(run) as (panel, part):
                 self._pack_rows(part, code.at(self.packed, code.mul(panel, str(self.apart))), from_k, depth)
-            with code.times(run.columns, ROWS) as at:
-                column, columns = code.add(run.column, at), code.minimum(code.sub(run.columns, at), str(ROWS))
-                here = self.reach(self.b, b_batch=run.batch, b_k=from_k, b_column=column)
-                code.line(f"store ptr {here}, ptr {self.a_place}")
+            with self._column_blocks(run, from_k) as (block, apart):
                 with self._row_panels(run) as (panel, part):
                     a = code.at(self.packed, code.mul(panel, str(self.apart)))
-                    into = code.at(turned, code.mul(panel, high), code.mul(at, pitch))
-                    block = Run(run.batch, column, columns, part.row, part.rows)
-                    self._tile(block, (a, pitch), (into, pitch), first, depth)
+                    at = code.mul(code.sub(block.row, run.column), pitch)
+                    into = code.at(turned, code.mul(panel, high), at)
+                    block = block._replace(column=part.row, columns=part.rows)
+                    self._tile(block, (a, pitch), (into, apart), first, depth, self.k_table)
         with self._row_panels(run) as (panel, part):
             self._turn_back(part, code.at(turned, code.mul(panel, high)))
+
+    @contextmanager
+    def _column_blocks(self, run: Run, from_k: str) -> Iterator[tuple[Run, str]]:
+        """Columns of a run that lie evenly, as rows of tiles; the bytes between their sums.
+
+        Of a window each is `apart` columns from the next, and so many do: then it begins anew.
+        """
+        code = self.code
+        count, apart, step = self.again if self.window else (self.size["n"], "1", "1")
+        along = code.mul(step, str(self.element.stored_bytes)) if self.window else self.stride["b_column"]
+        code.set(self.a_row, along)
+        whole, end = code.mul(count, apart), code.add(run.column, run.columns)
+        before = code.variable(code.sub(run.column, self._divide(run.column, whole)[1]))
+        with code.during(before, end) as at:
+            with code.times(apart) as phase:
+                zeroth = code.add(at, phase)
+                past = code.sub(code.sub(apart, "1"), zeroth)
+                start, stop = (self._divide(code.add(x, past), apart)[0] for x in (run.column, end))
+                start, stop = code.maximum(start, "0"), code.minimum(stop, count)
+                with code.loop(start, stop, ROWS) as turn:
+                    column = code.add(zeroth, code.mul(turn.index, apart))
+                    rows = code.minimum(code.sub(stop, turn.index), str(ROWS))
+                    self._column_at(run.batch, from_k, column)
+                    yield run._replace(row=column, rows=rows), code.mul(apart, str(self.panel_bytes))
+            code.set(before, code.add(at, whole))
+
+    def _column_at(self, batch: str, from_k: str, column: str) -> None:
+        """A is B from a column on."""
+        code = self.code
+        if self.window:
+            self._table(self.look_n, column, "1", "1", self.n_table)
+            here = code.at(self.reach(self.b, b_batch=batch), code.op(f"load i64, ptr {self.n_table}"))
+        else:
+            here = self.reach(self.b, b_batch=batch, b_k=from_k, b_column=column)
+            code.set(self.a_k, self.stride["b_k"])
+        code.line(f"store ptr {here}, ptr {self.a_place}")
 
     @contextmanager
     def _row_panels(self, run: Run) -> Iterator[tuple[str, Run]]:
@@ -320,43 +391,72 @@ class _Driver(Driver):
             yield panel, run._replace(row=code.add(run.row, row), rows=rows)
 
     def _pack_rows(self, run: Run, into: str, from_k: str, depth: str) -> None:
-        """Rows of A as a panel."""
+        """Rows of A as a panel, run after run of its k."""
+        code = self.code
+        ragged = code.compare("slt", run.rows, str(self.panel))
+        with code.when(ragged):
+            clear(code, self.element, into, code.mul(depth, str(self.panel_bytes)))
+        if not self.window:
+            src = self.reach(self.a, a_batch=run.batch, a_row=run.row, a_k=from_k)
+            self._pack_run(run, src, into, depth)
+            return
+        done = code.variable("0")
+        with code.during(done, depth) as at:
+            count = code.sub(self.a_inner, self._divide(code.add(from_k, at), self.a_inner)[1])
+            count = code.minimum(count, code.sub(depth, at))
+            place = code.op(f"load i64, ptr {code.offset(self.a_table, 'i64', at)}")
+            src = code.at(self.reach(self.a, a_batch=run.batch, a_row=run.row), place)
+            self._pack_run(run, src, code.at(into, code.mul(at, str(self.panel_bytes))), count)
+            code.set(done, code.add(at, count))
+
+    def _pack_run(self, run: Run, src: str, into: str, depth: str) -> None:
+        """Some k of a panel of rows."""
         code, element = self.code, self.element
-        a = self.reach(self.a, a_batch=run.batch, a_row=run.row, a_k=from_k)
         turned = code.both(
             code.compare("eq", self.stride["a_k"], str(element.stored_bytes)),
             code.compare("sge", depth, str(16 // element.bytes)),
         )
-        clear(code, element, into, code.mul(depth, str(self.panel_bytes)))
         steps = (self.stride["a_k"], self.stride["a_row"])
-        self._pack(turned, a, steps, into, self.panel_bytes, depth, run.rows)
+        self._pack(turned, src, steps, into, self.panel_bytes, depth, run.rows)
 
     def _turn_back(self, run: Run, sums: str) -> None:
         """A panel of the transposed sums to the output, or finished."""
-        code, element = self.code, self.element
-        whole = str(self.wide_units * self.columns * element.bytes)
-        part = self.split.place(run.batch, run.row, run.column)
-        into = code.choose(self.split.cut, part, self.sums, "ptr")
-        apart, direct = code.choose(self.split.cut, self.split.pitch, whole), "false"
-        if self.plain is not None:  # whole vectors: turn writes no others
-            lanes = self.panel // VECTORS
-            direct = code.compare("eq", code.op(f"and i64 {run.columns}, {lanes - 1}"), "0")
-            direct = code.both(self.split.whole, direct)
-            out = self.reach(self.c, c_batch=run.batch, c_row=run.row)
-            out = code.at(out, code.mul(run.column, str(element.bytes)))
-            into = code.choose(direct, out, into, "ptr")
-            apart = code.choose(direct, self.stride["c_row"], apart)
-        code.run("turn", f"ptr {sums}", str(self.panel_bytes), f"ptr {into}", apart, run.rows, run.columns)
-        with code.when(code.both(self.split.whole, code.op(f"xor i1 {direct}, true"))):
-            self.finish(run, self.sums, whole)
+        code, element, pitch = self.code, self.element, str(self.panel_bytes)
+        whole = str(self.far_units * self.columns * element.bytes)
+        place = self.split.place(run.batch, run.row, run.column)
+        into = code.choose(self.split.cut, place, self.sums, "ptr")
+        apart = code.choose(self.split.cut, self.split.pitch, whole)
+        with code.either(self._turns_directly(run)) as held:
+            if self.plain is not None:
+                with self.parts(run) as (at, part):
+                    out = self.reach(self.c, c_batch=part.batch, c_row=part.row)
+                    out = code.at(out, code.mul(part.column, str(element.bytes)))
+                    src = code.at(sums, code.mul(at, pitch))
+                    row = self.stride["c_row"]
+                    code.run("turn", f"ptr {src}", pitch, f"ptr {out}", row, part.rows, part.columns)
+            next(held)
+            code.run("turn", f"ptr {sums}", pitch, f"ptr {into}", apart, run.rows, run.columns)
+            with code.when(self.split.whole):
+                self.finish(run, self.sums, whole)
+
+    def _turns_directly(self, run: Run) -> str:
+        """Whether sums are turned to the output: nothing past the columns may be written."""
+        if self.plain is None or (self.window and not self.code.target.masks):
+            return "false"
+        if self.code.target.masks:
+            return self.split.whole
+        code = self.code
+        rest = code.op(f"and i64 {run.columns}, {self.panel // VECTORS - 1}")
+        return code.both(self.split.whole, code.compare("eq", rest, "0"))
 
     # -- A ------------------------------------------------------------------------------------------
 
     def _factor_a(self, run: Run, from_k: str, depth: str) -> None:
         """A as it lies, or its rows (or columns) in the summed type one after the other."""
         code, element = self.code, self.element
-        src = self.reach(self.a, a_batch=run.batch, a_row=run.row, a_k=from_k)
         row, along = self.stride["a_row"], self.stride["a_k"]
+        first = code.choose(self.a_placed, "0", from_k) if self.placed else from_k
+        src = self.reach(self.a, a_batch=run.batch, a_row=run.row, a_k=first)
         code.line(f"store ptr {src}, ptr {self.a_place}")
         code.set(self.a_row, row)
         code.set(self.a_k, along)
@@ -396,7 +496,8 @@ class _Driver(Driver):
         unit = code.compare("eq", along, str(self.element.bytes))
         sets = code.compare("eq", code.op(f"and i64 {self.stride['a_row']}, {CROWDED - 1}"), "0")
         pages = code.compare("sge", along, str(CROWDED))
-        return code.op(f"or i1 {code.both(unit, sets)}, {pages}")
+        crowded = code.op(f"or i1 {code.both(unit, sets)}, {pages}")
+        return code.both(crowded, code.op(f"xor i1 {self.a_placed}, true")) if self.placed else crowded
 
     # -- sums ---------------------------------------------------------------------------------------
 
@@ -442,14 +543,26 @@ class _Driver(Driver):
         into = code.choose(direct, out, held, "ptr")
         return into, code.choose(direct, self.stride["c_row"], pitch), direct
 
-    def _tile(self, run: Run, b: tuple[str, str], sums: tuple[str, str], first: str, depth: str) -> None:
-        """One panel's tiles: the first segment's sums are stored, later ones added."""
+    def _tile(
+        self, run: Run, b: tuple[str, str], sums: tuple[str, str], first: str, depth: str, table: str = ""
+    ) -> None:
+        """One panel's tiles: the first segment's sums are stored, later ones added.
+
+        Over a window `table` has the places of A's k; without it they are a step apart, or A's own.
+        """
         code = self.code
         into, pitch = sums
         old, old_pitch = code.choose(first, "@nothing", into, "ptr"), code.choose(first, "0", pitch)
         narrow = code.compare("sle", run.columns, str(self.panel // VECTORS))
-        a = code.op(f"load ptr, ptr {self.a_place}")
-        code.run(
-            "tile", f"ptr {a}", code.get(self.a_row), code.get(self.a_k), f"ptr {b[0]}", b[1],
-            f"ptr {into}", pitch, f"ptr {old}", old_pitch, depth, run.rows, f"i1 {narrow}",
-        )  # fmt: skip
+        a, row = code.op(f"load ptr, ptr {self.a_place}"), code.get(self.a_row)
+        rest = (f"ptr {into}", pitch, f"ptr {old}", old_pitch, depth, run.rows,
+                f"i1 {narrow}")  # fmt: skip
+        if not self.placed:
+            code.run("tile", f"ptr {a}", row, code.get(self.a_k), f"ptr {b[0]}", b[1], *rest)
+        elif table:
+            code.run("tile_of_places", f"ptr {a}", row, f"ptr {table}", f"ptr {b[0]}", *rest)
+        else:
+            with code.either(self.a_placed) as evenly:
+                code.run("tile_of_places", f"ptr {a}", row, f"ptr {self.a_table}", f"ptr {b[0]}", *rest)
+                next(evenly)
+                code.run("tile", f"ptr {a}", row, code.get(self.a_k), f"ptr {b[0]}", b[1], *rest)

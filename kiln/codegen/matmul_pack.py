@@ -10,7 +10,7 @@ Strides of the source are bytes; the panel's elements have the summed type. Neit
 
 from __future__ import annotations
 
-from kiln.codegen.code import Value, llvm_type
+from kiln.codegen.code import LLVM, Value, llvm_type
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.matmul_tile import VECTORS, Element
 from kiln.codegen.memory import MEMORY, SUFFIX, Memory
@@ -165,7 +165,7 @@ def turn(target: Target, element: Element) -> Routine:
             zip the rows inside their lanes until row[n] holds k + n of all the group's columns
             n < L:  store dst[k + n][group], row[n]
 
-    Columns past the width repeat the last one; their products are never stored.
+    Columns past the width are not written, or, without masks, repeat the last one.
     """
     code = Routine(target, "turn", "ptr %src, i64 %cs, ptr %dst, i64 %ds, i64 %depth, i64 %width")
     lanes, size, part = element.lanes(target), element.bytes, 16 // element.bytes
@@ -173,6 +173,7 @@ def turn(target: Target, element: Element) -> Routine:
     with code.times("%width", lanes) as group:
         starts = [code.mul(code.minimum(code.add(group, str(n)), last), "%cs") for n in range(lanes)]
         dst = code.at("%dst", code.mul(group, str(size)))
+        inside = _mask(code, code.sub("%width", group), lanes) if target.masks else None
         with code.times("%depth", part) as step:
             k = code.minimum(step, top)
             src = code.at("%src", code.mul(k, str(element.stored_bytes)))
@@ -185,9 +186,21 @@ def turn(target: Target, element: Element) -> Routine:
             ]
             into = code.at(dst, code.mul(k, "%ds"))
             for value in zip_lanes(code, element, rows, lanes):
-                store(code, element, value, into, lanes)
+                _store_masked(code, element, value, into, lanes, inside)
                 into = code.at(into, "%ds")
     return code
+
+
+def _store_masked(
+    code: Routine, element: Element, value: str, address: str, lanes: int, mask: str | None
+) -> None:
+    """Store the lanes of a mask into a panel; all, if there is none."""
+    if mask is None:
+        store(code, element, value, address, lanes)
+        return
+    kind = llvm_type(element.summed, lanes)
+    name = f"llvm.masked.store.v{lanes}{SUFFIX.get(LLVM[element.summed], LLVM[element.summed])}.p0"
+    code.call(name, "void", [f"{kind} {value}", f"ptr {address}", f"i32 {element.bytes}", mask])
 
 
 def _shuffle(code: Routine, kind: str, x: str, y: str, mask: list[int]) -> str:

@@ -20,6 +20,7 @@ from kiln.ops.scalar import FLOATS, WIDTH
 SEGMENT = 512  # k per FMA chain: part of the order of arithmetic, never tuned
 VECTORS = 2  # vectors of columns per tile
 EDGE = 4  # the height of the tile that ends a block, its last row repeated
+SOON = 8  # k of an A whose k have places that are asked for ahead: there are as many places more
 AHEAD = 16  # k of packed B that are asked for ahead; of B as it lies, whose rows share cache sets, half
 
 
@@ -80,7 +81,7 @@ def element_of(dtype: str) -> Element:
 
 def heights(target: Target) -> tuple[int, ...]:
     """The tile heights of a target, tallest first: 2 registers a row, 2 for B and at least 1 for A."""
-    return (6, EDGE) if target.name.startswith("x86-64-v3") else (12, 8, EDGE)
+    return (6, EDGE) if target.name.startswith("x86-64-v3") else (14, 12, 8, EDGE)
 
 
 def multiply_add(code: Routine, element: Element, lanes: int, x: str, y: str, z: str) -> str:
@@ -112,10 +113,10 @@ Sums = dict[tuple[int, int], str]  # by (row, vector)
 
 
 class _Tile:
-    """The tile routine under construction."""
+    """The tile routine under construction; `placed`: a table says where k lie in A."""
 
-    def __init__(self, code: Routine, element: Element) -> None:
-        self.code, self.element = code, element
+    def __init__(self, code: Routine, element: Element, placed: bool) -> None:
+        self.code, self.element, self.placed = code, element, placed
         self.lanes, self.kind = element.lanes(code.target), LLVM[element.summed]
         self.vector = f"<{self.lanes} x {self.kind}>"
 
@@ -124,8 +125,11 @@ class _Tile:
         code, sizes = self.code, heights(self.code.target)
         for times in (3, 5, 7):
             code.line(f"%rs{times} = mul i64 %rs, {times}")
-        packed = code.compare("eq", "%bs", str(VECTORS * code.target.vector_bits // 8))
-        self.ahead = code.mul("%bs", code.choose(packed, str(AHEAD), str(AHEAD // 2)))
+        panel = str(VECTORS * code.target.vector_bits // 8)
+        self.bs, self.ahead = panel, code.mul(panel, str(AHEAD))
+        if not self.placed:
+            packed = code.compare("eq", "%bs", panel)
+            self.bs, self.ahead = "%bs", code.mul("%bs", code.choose(packed, str(AHEAD), str(AHEAD // 2)))
         with code.repeat([Value("0", "i64")], lambda row: code.compare("slt", row[0].text, "%rows")) as turn:
             row = turn.values[0].text
             self.left = code.sub("%rows", row)
@@ -135,22 +139,37 @@ class _Tile:
             )
             last = code.sub(self.left, "1")
             self.steps = ["0", *(code.minimum(last, str(r)) for r in range(1, EDGE))]
-            tallest = code.compare("sge", self.left, str(sizes[0]))
-            with code.either(code.both("%narrow", tallest)) as wide:
+            self.fits = {size: self._fits(size) for size in sizes[:-1]}
+            with code.either(code.both("%narrow", self.fits[sizes[0]])) as wide:
                 self._store(self._sum(sizes[0], 1), 0, sizes[0])
                 next(wide)
                 self._tile(0, sizes[::-1])
             height = str(EDGE)
             for size in sizes[-2::-1]:
-                height = code.choose(code.compare("sge", self.left, str(size)), str(size), height)
+                height = code.choose(self.fits[size], str(size), height)
             turn.next = [Value(code.add(row, height), "i64")]
+
+    def _fits(self, height: int) -> str:
+        """Whether a tile of a height is next: one of 14 where that saves one of 12; for 16 rows two of 8, not
+        12 and 4.
+        """
+        code = self.code
+        fits = code.compare("sge", self.left, str(height))
+        if height == 12:
+            return code.both(fits, code.compare("ne", self.left, "16"))
+        if height == 14:
+            twelves = code.op(f"sdiv i64 {self.left}, 12")
+            rest = code.sub(self.left, code.mul(twelves, "12"))
+            more = code.compare("ne", rest, "0"), code.compare("sle", rest, code.mul(twelves, "2"))
+            return code.both(fits, *more)
+        return fits
 
     def _tile(self, done: int, sizes: Sequence[int]) -> Sums:
         """Sums of the rows before `done`, of the tallest tile that fits; those of the others are stored."""
-        code, (height, *taller) = self.code, sizes
+        height, *taller = sizes
         if taller:
-            fits = code.compare("sge", self.left, str(taller[0]))
-            sums = self._either(fits, lambda: self._tile(height, taller), lambda: self._sum(height, VECTORS))
+            ways = (lambda: self._tile(height, taller), lambda: self._sum(height, VECTORS))
+            sums = self._either(self.fits[taller[0]], *ways)
         else:
             sums = self._sum(height, VECTORS)
         self._store({cell: chain for cell, chain in sums.items() if cell[0] >= done}, done, height)
@@ -199,9 +218,9 @@ class _Tile:
     def _sum(self, height: int, vectors: int) -> Sums:
         """The chains over k of a tile."""
         code, size = self.code, self.element.bytes
-        bases = {"a": (self.a, "%ks"), "b": ("%b", "%bs")}
-        if height > 7:
-            bases["a7"] = (code.at(self.a, "%rs7"), "%ks")
+        rows = {"a": self.a, **({"a7": code.at(self.a, "%rs7")} if height > 7 else {})}
+        bases = {"ks": ("%ks", "8")} if self.placed else {name: (row, "%ks") for name, row in rows.items()}
+        bases["b"] = ("%b", self.bs)
         at = {name: code.name() for name in bases}
         sums = {(r, v): code.name() for r in range(height) for v in range(vectors)}
         left = code.name()
@@ -211,6 +230,11 @@ class _Tile:
         code.jump(loop)
         code.begin(loop)
         place = len(code.lines)
+        if self.placed:
+            k = code.op(f"load i64, ptr {at['ks']}")
+            soon = code.op(f"load i64, ptr {code.offset(at['ks'], 'i64', str(SOON))}")
+            code.prefetch(code.at(rows.get("a7", self.a), soon))
+            at.update({name: code.at(row, k) for name, row in rows.items()})
         columns = [
             code.op(f"load {self.vector}, ptr {self._column(at['b'], v)}, align {size}")
             for v in range(vectors)
@@ -264,11 +288,19 @@ def tile(target: Target, element: Element) -> Routine:
     addresses for a chain of additions or for spilled pointers, and a sixth of the speed. The heights are one
     function, and store their sums in one place, because of LLVM's time. The tallest is also one vector wide.
     """
-    params = (
-        "ptr %a, i64 %rs, i64 %ks, ptr %b, i64 %bs, ptr %c, i64 %cs, ptr %old, i64 %os, i64 %k, i64 %rows"
-    )
-    code = Routine(target, "tile", params + ", i1 %narrow")
-    _Tile(code, element).write()
+    return _routine(target, element, "tile", "i64 %ks, ptr %b, i64 %bs")
+
+
+def tile_of_places(target: Target, element: Element) -> Routine:
+    """The same of a packed B, where a table has the place of each k in A."""
+    return _routine(target, element, "tile_of_places", "ptr %ks, ptr %b")
+
+
+def _routine(target: Target, element: Element, name: str, along: str) -> Routine:
+    """The routine of a name; `along`: the parameter that says where k lie in A."""
+    params = f"ptr %a, i64 %rs, {along}, ptr %c, i64 %cs, ptr %old, i64 %os, i64 %k, "
+    code = Routine(target, name, params + "i64 %rows, i1 %narrow")
+    _Tile(code, element, along.startswith("ptr")).write()
     return code
 
 

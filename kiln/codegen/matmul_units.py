@@ -7,13 +7,15 @@ a run                some rows of one group by one unit of columns, or the whole
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from kiln.codegen.matmul_finish import Arguments
 from kiln.codegen.matmul_split import Segments
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.matmul_tile import Element
-from kiln.codegen.matmul_window import HALF, IMAGE
+from kiln.codegen.matmul_window import AGAIN, IMAGE, LOOK, WORDS
 from kiln.codegen.nest import GROUP, Operand
 from kiln.codegen.target import Target
 
@@ -87,13 +89,14 @@ class Driver:
             place = self.arguments.window
             look = code.offset("%arg", "i64", str(place))
             self.look = code.choose(empty, "@nowhere", look, "ptr")
-            self.look_n = code.offset(self.look, "i64", str(HALF))
+            self.look_n, self.look_a = (code.offset(self.look, "i64", str(n * LOOK)) for n in (1, 2))
             self.image = self.argument(place + IMAGE)
+            self.again = [self.argument(place + AGAIN + n) for n in range(3)]
         if self.plain is not None:
             for dim, name in enumerate(("c_batch", "c_row")):
                 self.stride[name] = code.mul(self.argument(self.arguments.stride(self.plain, dim)), size)
             self.c = self._pointer(self.plain + 1)
-        place = self.arguments.window + (IMAGE + 1 if self.window else 0)
+        place = self.arguments.window + (WORDS if self.window else 0)
         cut = self.argument(place), self.argument(place + 1)
         parts = self._pointer(2 + len(self.arguments.operands))
         self.split = Segments(code, self.element, parts, cut, self.size)
@@ -179,17 +182,24 @@ class Driver:
     def _finish_rows(self, batch: str, row: str, rows: str, sums: str) -> None:
         self.finish(Run(batch, row, rows, "0", self.size["n"]), sums, self.split.pitch)
 
-    def finish(self, run: Run, sums: str, pitch: str) -> None:
-        """The epilogue of some rows and columns, whose sums are there; image by image."""
+    @contextmanager
+    def parts(self, run: Run) -> Iterator[tuple[str, Run]]:
+        """The parts of a run, image by image: how many columns into it each begins, and where it goes."""
         code = self.code
         done = code.variable("0")
         with code.during(done, run.columns) as at:
             left = code.sub(run.columns, at)
             batch, column, _ = self.place(run.batch, code.add(run.column, at), left)
             columns = code.minimum(left, code.sub(self.image, column)) if self.window else left
+            yield at, Run(batch, run.row, run.rows, column, columns)
+            code.set(done, code.add(at, columns))
+
+    def finish(self, run: Run, sums: str, pitch: str) -> None:
+        """The epilogue of some rows and columns, whose sums are there."""
+        code = self.code
+        with self.parts(run) as (at, part):
             src = code.at(sums, code.mul(at, str(self.element.bytes)))
             code.run(
-                "finish", "ptr %ptr", "ptr %arg", batch, run.row, run.rows, column, columns, f"ptr {src}",
-                pitch,
+                "finish", "ptr %ptr", "ptr %arg", part.batch, part.row, part.rows, part.column, part.columns,
+                f"ptr {src}", pitch,
             )  # fmt: skip
-            code.set(done, code.add(at, columns))

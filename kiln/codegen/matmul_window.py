@@ -15,9 +15,12 @@ runs of unit stride (as most are), else one:
 Images that are multiplied by one A lie side by side along n, its first dim; the sums of each go to a batch
 index of their own.
 
-Arguments after the kernel's others: sizes of k1 k2 k3, strides of k0 .. k3, the same of n (in elements), the
-columns of an image. What they say is worked out once for a block's columns and once for a segment's k: two
-tables of places (offsets in bytes).
+Few rows by a window are the transposed product, whose rows are columns a step apart and lie where they lie.
+
+Arguments after the kernel's others: sizes of k1 k2 k3, strides of k0 .. k3, the same of n, and of the k of A
+(strides in elements); the columns of an image; of columns that lie evenly: how many, how many columns and how
+many elements each is from the next. What they say is worked out once for a block's columns and once for a
+segment's k: tables of places (offsets in bytes).
 """
 
 from __future__ import annotations
@@ -35,17 +38,17 @@ from kiln.codegen.memory import MEMORY, SUFFIX
 from kiln.codegen.target import Target
 
 DIMS = 4  # of k, and of n
-IMAGE = 2 * (
-    2 * DIMS - 1
-)  # the place of an image's columns among the arguments that say where a window looks
-HALF = 2 * DIMS - 1  # arguments of k, and of n
+LOOK = 2 * DIMS - 1  # arguments of k, of n, of A's k
+IMAGE = 3 * LOOK  # the place of an image's columns among the arguments
+AGAIN = IMAGE + 1  # ... of columns that lie evenly: how many, and from one to the next columns and elements
+WORDS = AGAIN + 3
 Runs = list[tuple[str, str]]  # of columns: where lane 0 of each would lie, and the mask of its lanes
 RUNS = 4  # of unit stride that are loaded one by one
 
 
 def nowhere() -> str:
     """The constant @nowhere: arguments of a window that reads one element everywhere."""
-    words = ([1] * (DIMS - 1) + [0] * DIMS) * 2
+    words = ([1] * (DIMS - 1) + [0] * DIMS) * 3
     text = ", ".join(f"i64 {n}" for n in words)
     return f"@nowhere = internal unnamed_addr constant [{len(words)} x i64] [{text}]"
 

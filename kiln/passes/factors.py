@@ -13,6 +13,9 @@ from __future__ import annotations
 
 from typing import NamedTuple, Union
 
+from kiln.codegen.matmul import TILED
+from kiln.codegen.matmul_drive import EVEN
+from kiln.codegen.matmul_tile import element_of
 from kiln.codegen.matmul_window import DIMS
 from kiln.graph.graph import Node, Shape, Value
 from kiln.graph.size import Dim
@@ -36,14 +39,25 @@ class Windows(NamedTuple):
     k: Dims
     n: Dims  # images first, if there are any
     image: Dim  # columns of an image
+    a_k: Dims
 
     def look(self) -> Shape:
         """The kernel's arguments that say where the window looks."""
         words: list[Dim] = []
-        for dims in (self.k, self.n):
+        for dims in (self.k, self.n, self.a_k):
             padded: Dims = [(1, 0)] * (DIMS - len(dims)) + dims
             words += [n for n, _ in padded[1:]] + [s for _, s in padded]
-        return (*words, self.image)
+        return (*words, self.image, *evenly(self.n))
+
+
+def evenly(columns: Dims) -> Shape:
+    """Columns that lie evenly, if they are many: how many, and from one to the next columns and elements."""
+    apart = 1
+    for count, step in reversed(columns):
+        if not isinstance(count, int) or count >= EVEN:
+            return count, apart, step
+        apart *= count
+    return 1, 1, 0
 
 
 Factor = Union[Read, Inline, Value]  # in memory, computed by the product, or what must become an array next
@@ -69,7 +83,8 @@ def matrices_or_windows(
     batch, m, k, n = numel(left.shape[:-2]), left.shape[-2], left.shape[-1], right.shape[-1]
     a = matrices[0] if isinstance(matrices[0], Read) else explorer.spread(left, None, passed)
     own = None if a is None else regions(a.layout, (batch, m, k))
-    if own is None or len(own[1]) > 1 or len(own[2]) > 1 or len(own[0]) - _shared(own[0]) > 1:
+    most = 1 if left.dtype in TILED or element_of(left.dtype).widened else DIMS  # dims of k
+    if own is None or len(own[1]) > 1 or len(own[2]) > most or len(own[0]) - _shared(own[0]) > 1:
         return matrices[:1]  # an array of its own, which the window then goes with
     b = explorer.spread(right, None, passed)
     if a is None or b is None:
@@ -83,7 +98,7 @@ def matrices_or_windows(
     if max(len(along_k), len(columns)) > DIMS:
         return matrices
     strides = tuple(map(_stride, own))
-    return Windows(a, b, groups, images, strides, _stride(group), along_k, columns, n)
+    return Windows(a, b, groups, images, strides, _stride(group), along_k, columns, n, own[2])
 
 
 def _matrix(explorer: Explorer, value: Value, passed: dict[int, Value] | None) -> Read | Value:
