@@ -77,15 +77,15 @@ def places(target: Target, element: Element) -> Routine:
     with code.loop("0", "%room", 1, carried) as turn:
         here, *at = (v.text for v in turn.values)
         code.line(f"store i64 {here}, ptr {code.offset('%table', 'i64', turn.index)}")
-        after, steps, more = code.add(here, strides[-1]), [], "1"
+        step, steps, more = strides[-1], [], "1"
         for d in reversed(range(1, DIMS)):
             place = code.add(at[d - 1], more)
             over = code.compare("eq", place, sizes[d])
-            after = code.add(after, code.choose(over, back[d], "0"))
+            step = code.add(step, code.choose(over, back[d], "0"))
             steps.append(code.choose(over, "0", place))
             more = code.op(f"zext i1 {over} to i64")
-        inside = code.compare("slt", turn.index, last)
-        following = [code.choose(inside, after, here), *(code.choose(inside, x, "0") for x in steps[::-1])]
+        step = code.choose(code.compare("slt", turn.index, last), step, "0")
+        following = [code.add(here, step), *steps[::-1]]
         turn.next = [Value(x, "i64") for x in following]
     return code
 
