@@ -528,3 +528,15 @@ def test_elements_that_are_moved_and_converted(dtypes: tuple[str, str]) -> None:
     assert moved(nest) is nest
     alone = Nest(("p",), (operands[0], operands[1 + dtypes.index("bfloat16")]), (), ((1, load(0)),))
     assert {operand.dtype for operand in moved(alone).operands} == {"int16"}
+
+
+def test_rounded_once() -> None:
+    """What is rounded to bfloat16 is stored with these bits, not rounded again; as float16 it is."""
+    x = Scalar("round", (load(0) * load(0),), "f32", "bfloat16")
+    operands = [Operand(dtype, mode, ("1",)) for dtype, mode in (("bfloat16", "in"), ("bfloat16", "out"))]
+    once = Nest(("p",), tuple(operands), (), ((1, x),))
+    unlike = once._replace(operands=(operands[0], operands[1]._replace(dtype="float16")))
+    plain = once._replace(stores=((1, load(0) * load(0)),))
+    steps = [nest_text(nest, host_target()).count("fcmp uno") for nest in (once, plain, unlike)]
+    assert steps[0] == steps[1] == steps[2] > 0
+    assert nest_text(unlike, host_target()).count("fptrunc") == steps[0]

@@ -288,9 +288,12 @@ class Machine:
         return Value(self.code.call(name, x.llvm, arguments), x.type, width)
 
     def _round(self, node: Scalar, args: list[Value]) -> Value:
-        if node.data == "float16":
-            return self.half_to_float(self.float_to_half(args[0]))
-        return self.brain_to_float(self.float_to_brain(args[0]))
+        """The bits are kept: where the value is stored they are not found again."""
+        half = node.data == "float16"
+        raw = self.float_to_half(args[0]) if half else self.float_to_brain(args[0])
+        found = self.half_to_float(raw) if half else self.brain_to_float(raw)
+        self.code.rounded[found.text, node.data] = raw
+        return found
 
     _SPECIAL = {
         "select": _select, "bits": _bits, "from_bits": _bits, "convert": _convert, "div": _division,
