@@ -20,6 +20,8 @@ from kiln.codegen.code import LANES, LLVM, Code, Value, llvm_type
 from kiln.ops.scalar import FLOATS, SIGNED, WIDTH, Scalar, topological
 from kiln.ops.scalars.floats import FORMAT
 
+DENORMAL = 0x20  # of the classes of floats that x86 tests for
+
 Leaf = Callable[[Scalar], Value]
 
 FLOAT_BINARY = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
@@ -374,6 +376,26 @@ class Machine:
         return self.cast("bitcast", wide, "f32")
 
     def float_to_brain(self, x: Value) -> Value:
+        """The bfloat16 bits (i16) nearest to an f32."""
+        return self._native_brain(x) if self.code.target.tiles and x.width == 16 else self._brain(x)
+
+    def _native_brain(self, x: Value) -> Value:
+        """By one instruction, which takes denormals for zeros: where there are any, the other way."""
+        code = self.code
+        brains = "<16 x bfloat>"
+        native = code.call("llvm.x86.avx512bf16.cvtneps2bf16.512", brains, [x.typed])
+        bits = Value(code.op(f"bitcast {brains} {native} to <16 x i16>"), "i16", 16)
+        small = code.call("llvm.x86.avx512.fpclass.ps.512", "<16 x i1>", [x.typed, f"i32 {DENORMAL}"])
+        before, inside, out = code.block, code.label(), code.label()
+        code.branch(self.any(Value(small, "i1", 16)), inside, out)
+        code.begin(inside)
+        found = self._brain(x)
+        code.jump(out)
+        code.begin(out)
+        text = f"phi {bits.llvm} [ {bits.text}, %{before} ], [ {found.text}, %{inside} ]"
+        return Value(code.op(text), "i16", 16)
+
+    def _brain(self, x: Value) -> Value:
         """bits = x + 0x7fff + (bit 16 of x), upper half;  NaN ? its upper half made quiet"""
         data = self.cast("bitcast", x, "i32")
         upper = self.instruction("lshr", data, number(16, "i32"))

@@ -88,7 +88,8 @@ X86_INTRINSICS = frozenset({
 AMX_INTRINSICS = frozenset({
     "llvm.x86.ldtilecfg", "llvm.x86.tilerelease", "llvm.x86.tilezero", "llvm.x86.tileloadd64",
     "llvm.x86.tileloaddt164", "llvm.x86.tilestored64", "llvm.x86.tdpbf16ps", "llvm.x86.tdpbssd",
-    "llvm.x86.tdpbuud", "llvm.x86.avx512bf16.cvtne2ps2bf16.512",
+    "llvm.x86.tdpbuud", "llvm.x86.avx512bf16.cvtne2ps2bf16.512", "llvm.x86.avx512bf16.cvtneps2bf16.512",
+    "llvm.x86.avx512.fpclass.ps.512",
 })  # fmt: skip
 
 
