@@ -45,7 +45,7 @@ class Target(NamedTuple):
     vector_bits: int
     masks: bool  # masked loads and stores are single instructions
     second_cache: int  # bytes of a core's second cache
-    tiles: bool = False  # products of bfloat16 and of 8-bit integers run on AMX
+    tiles: bool = False  # products of bfloat16 and of 8-bit integers run on AMX; bfloat16 has instructions
 
     @property
     def streams(self) -> bool:
