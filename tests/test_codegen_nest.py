@@ -21,11 +21,7 @@ from kiln.codegen.target import LEVELS, host_target
 from kiln.ops.scalar import Scalar, const, convert, fma, rint, select, sqrt
 
 Array = np.ndarray[Any, Any]
-LEVEL_NAMES = [
-    n
-    for n, t in LEVELS.items()
-    if t.triple == host_target().triple and t.vector_bits <= host_target().vector_bits
-]
+LEVEL_NAMES = [name for name, target in LEVELS.items() if host_target().includes(target)]
 SIZES = [0, 1, 15, 16, 17, 127, 128, 129, 1000]
 LONG = [16384, 16385, 100000]
 FLOATING = ["float32", "float64", "float16", "bfloat16"]
@@ -528,3 +524,28 @@ def test_elements_that_are_moved_and_converted(dtypes: tuple[str, str]) -> None:
     assert moved(nest) is nest
     alone = Nest(("p",), (operands[0], operands[1 + dtypes.index("bfloat16")]), (), ((1, load(0)),))
     assert {operand.dtype for operand in moved(alone).operands} == {"int16"}
+
+
+def test_rounded_once() -> None:
+    """What is rounded to bfloat16 is stored with these bits, not rounded again; as float16 it is."""
+    x = Scalar("round", (load(0) * load(0),), "f32", "bfloat16")
+    operands = [Operand(dtype, mode, ("1",)) for dtype, mode in (("bfloat16", "in"), ("bfloat16", "out"))]
+    once = Nest(("p",), tuple(operands), (), ((1, x),))
+    unlike = once._replace(operands=(operands[0], operands[1]._replace(dtype="float16")))
+    plain = once._replace(stores=((1, load(0) * load(0)),))
+    steps = [nest_text(nest, host_target()).count("fcmp uno") for nest in (once, plain, unlike)]
+    assert steps[0] == steps[1] == steps[2] > 0
+    assert nest_text(unlike, host_target()).count("fptrunc") == steps[0]
+
+
+def test_rounding_to_bfloat16(rng: np.random.Generator) -> None:
+    """To nearest even, denormals too, NaN made quiet, whatever the other lanes hold."""
+    edges = [0, 1, 0x7FFF, 0x8000, 0x8001, 0x7F7FFF, 0x7F8000, 0x7FFFFF, 0x800000, 0x807FFF, 0x808000]
+    edges += [0x818000, 0x7F7FFFFF, 0x7F800000, 0x7F800001, 0x7FBFFFFF, 0x7FC00000]
+    normal = rng.integers(0x00800000, 0x7F800000, 1 << 16, np.uint32)
+    some = np.concatenate(
+        [normal, np.uint32(edges), normal[:50], rng.integers(0, 1 << 32, 1 << 16, np.uint32)]
+    )
+    x = np.concatenate([some, some | np.uint32(1 << 31)]).view(np.float32)
+    nest = Nest(("p",), (reads("float32", "1"), writes("bfloat16", "1")), (), ((1, load(0)),))
+    check(nest, [x.size], [x, np.zeros(x.size, np.uint16)])

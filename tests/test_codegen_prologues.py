@@ -6,8 +6,9 @@ import itertools
 
 import numpy as np
 import pytest
-from codegen_peer import numpy_dtype
+from codegen_peer import numpy_dtype, to_memory
 from matmul_peer import HOST, TARGETS, Array, Guarded, draw, multiply, run
+from test_codegen_matmul import widened
 
 from kiln.codegen.matmul import MatmulSpec, Prologue, matmul_parts, product
 from kiln.codegen.nest import Operand
@@ -15,7 +16,7 @@ from kiln.codegen.target import Target
 from kiln.ops.kinds import COMPUTE
 from kiln.ops.scalar import Scalar, const, convert, round_to, select
 
-DTYPES = ["float32", "float64", "float16", "int64"]
+DTYPES = ["float32", "float64", "float16", "int64", "bfloat16", "int8", "uint8"]
 
 
 def scaled(dtype: str, first: bool, second: bool, turned: bool) -> MatmulSpec:
@@ -32,21 +33,25 @@ def scaled(dtype: str, first: bool, second: bool, turned: bool) -> MatmulSpec:
 
 def factors(dtype: str, x: Array, w: Array, scale: Array) -> tuple[Array, Array]:
     """What the two factors are, as arrays."""
+    if dtype == "bfloat16":
+        x, w, scale = (widened(v, dtype).astype(np.float32) for v in (x, w, scale))
     with np.errstate(over="ignore"):
-        return np.where(x < 0, x.dtype.type(0), x), (w * scale).astype(x.dtype)
+        return to_memory(np.where(x < 0, x.dtype.type(0), x), dtype), to_memory(w * scale, dtype)
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_bits_of_the_product_of_arrays(dtype: str, target: Target, rng: np.random.Generator) -> None:
-    """Sizes below and above a vector, a panel, a segment of k and a block of rows; both ways to lie."""
+    """Sizes below and above a vector, a panel, a segment or a depth of k, a run of columns and a block of
+    rows; both ways to lie.
+    """
     guarded = Guarded()
     sides = [(True, False), (False, True), (True, True)]
     for (m, n, k), turned, (first, second) in itertools.product(
-        [(1, 1, 1), (5, 37, 3), (50, 70, 130), (33, 130, 515)], (False, True), sides
+        [(1, 1, 1), (5, 37, 3), (50, 70, 130), (33, 130, 515), (35, 1100, 513), (70, 33, 2049)],
+        (False, True),
+        sides,
     ):
-        if turned and second and dtype in ("float16", "int8"):
-            continue  # such a factor is an array
         x, w, scale = draw(rng, dtype, 2, m, k), draw(rng, dtype, 2, k, n), draw(rng, dtype, 1, k, 1)
         a, b = factors(dtype, x, w, scale)
         expected = multiply(a if first else x, b if second else w, dtype, target)
@@ -87,24 +92,29 @@ def test_other_dtypes_numbers_and_an_epilogue(target: Target, rng: np.random.Gen
         assert np.array_equal(out, expected)
 
 
-def test_without_k(rng: np.random.Generator) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_without_k(dtype: str) -> None:
     """Nothing is read: sums are zero."""
+    kind = numpy_dtype(dtype)
     for turned in (False, True):
-        x, w = np.empty((2, 5, 0), np.float32), np.empty((2, 0, 37), np.float32)
+        x, w = np.empty((2, 5, 0), kind), np.empty((2, 0, 37), kind)
         lying = [v.swapaxes(1, 2) if turned else v for v in (x, w)]
-        scale = np.broadcast_to(np.empty((1, 1, 0), np.float32), (2, 37, 0))
+        scale = np.broadcast_to(np.empty((1, 1, 0), kind), (2, 37, 0))
         scale = scale if turned else scale.swapaxes(1, 2)
         for target in TARGETS:
-            out = np.full((2, 5, 37), np.nan, np.float32)
-            run(scaled("float32", True, True, turned), x, w, [out, *lying, scale], target=target)
-            assert not out.view(np.uint32).any()
+            out = np.ones((2, 5, 37), kind)
+            run(scaled(dtype, True, True, turned), x, w, [out, *lying, scale], target=target)
+            assert not out.view(np.uint8).any()
 
 
 def test_what_is_refused() -> None:
-    """Factors of one row, and of products that may run on AMX, are arrays; they hold no positions."""
+    """Factors of one row, and of windows, are arrays; they hold no positions."""
     spec = scaled("float32", True, False, False)
     at = convert(Scalar("index", (), "i64", 1), "f32")
-    for wrong in (spec._replace(row=True), scaled("bfloat16", True, False, False),
-                  spec._replace(first=Prologue(at, False))):  # fmt: skip
+    for wrong in (
+        spec._replace(row=True),
+        spec._replace(window=True),
+        spec._replace(first=Prologue(at, False)),
+    ):
         with pytest.raises(ValueError, match="is an array|may not hold"):
             matmul_parts(wrong, HOST)

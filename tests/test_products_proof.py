@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from matmul_peer import DTYPES, TARGETS, Array, Guarded, draw, multiply, run
 from plan_runner import best_of, chains_of
 from test_codegen_matmul import bias_relu, widened
+from test_codegen_prologues import factors, scaled
 from test_codegen_windows import Look, seen
 from test_codegen_windows import run as run_window
 
@@ -249,6 +250,40 @@ def check_fused(a: Array, b: Array, bias: Array, got: Array) -> None:
     exact, bound = x @ y * 0.75 + z, np.abs(x) @ np.abs(y) + np.abs(z)
     chain = (a.shape[2] + 4) * 2.0**-24
     assert np.all(np.abs(widened(got, "bfloat16") - exact) <= chain * bound + 2.0**-8 * np.abs(exact) + 1e-30)
+
+
+DEEP = st.sampled_from([0, 1, 31, 63, 64, 512, 513, 1025, 2048, 2049, 2100, 4200]) | DEPTHS
+OUTER = st.tuples(st.just("dense"), WAYS, WAYS)  # neighbours are side by side, all else lies anyhow
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
+@drawn(40)
+@given(
+    dtype=st.sampled_from([*DTYPES, "bfloat16", "bfloat16", "bfloat16", "int8"]),
+    batch=st.sampled_from([1, 1, 2, 3]), m=ROWS, n=COLUMNS, k=DEEP, turned=st.booleans(),
+    sides=st.sampled_from([(True, False), (False, True), (True, True)]), ways=st.tuples(OUTER, OUTER),
+    at_end=st.booleans(), cuts=CUTS, seed=st.integers(0, 99),
+)  # fmt: skip
+def test_computed_factors(
+    target: Target, dtype: str, batch: int, m: int, n: int, k: int, turned: bool, sides: tuple[bool, bool],
+    ways: tuple[Any, Any], at_end: bool, cuts: list[float], seed: int,
+) -> None:  # fmt: skip
+    """Factors computed where they are packed have the bits of arrays of them; nothing else is touched."""
+    m, k = min(m, WORK // max(n * batch, 1)), min(k, WORK // max(m * n * batch, 1))
+    rng, guarded = np.random.default_rng(seed), Guarded()
+    x, w, scale = (draw(rng, dtype, *s) for s in ((batch, m, k), (batch, k, n), (1, k, 1)))
+    lying = [v.swapaxes(1, 2) if turned else v for v in (x, w, scale)]
+    held = [lay(guarded, v, Layout((2, 1, 0), way, at_end)) for v, way in zip(lying, ways)]
+    held.append(np.broadcast_to(guarded.place(lying[2], at_end), lying[1].shape))
+    x, w = (v.swapaxes(1, 2) if turned else v for v in held[:2])
+    # what a way lays over itself is not what was drawn
+    a, b = (v if own else u for v, u, own in zip(factors(dtype, x, w, scale), (x, w), sides))
+    nowhere = np.full((1, 1, 1), 0x5A, a.dtype)
+    read = [np.broadcast_to(nowhere, v.shape) if own else v for v, own in zip((a, b), sides)]
+    spec, expected = scaled(dtype, *sides, turned), multiply(a.copy(), b.copy(), dtype, target)
+    out = guarded.place(np.full_like(expected, 0x5A), at_end)
+    run(spec, *read, [out, *held], target=target, cuts=places(cuts, spec.units(batch, m, n)))
+    assert same(out, expected)
 
 
 LARGE = [

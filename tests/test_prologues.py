@@ -13,10 +13,18 @@ from kiln import ops
 from kiln.ops.record import find
 from kiln.testing.compare import first_difference, freeze
 
-relu, convert = ops.relu, find("convert")
+relu, convert, product_wide = ops.relu, find("convert"), find("product_wide")
 X, W, G = normal(5, 17), normal(17, 6), normal(5, 6)
 CODES = np.random.default_rng(0).integers(-128, 127, (5, 17)).astype(np.int8)
 HALF = X.astype(np.float16), W.astype(np.float16)
+WHOLE = np.rint(W * 2)  # sums of which are exact, in any order
+LOW, LOW_W = ((np.rint(x * 2).view(np.uint32) >> 16).astype(np.uint16) for x in (X, W))
+
+
+def turn(x: Any) -> Any:
+    """The transposed matrix, contiguous."""
+    return np.ascontiguousarray(x.T)
+
 
 # (function, arguments, launches, temporaries)
 PROGRAMS: dict[str, tuple[Any, tuple[Any, ...], int, int]] = {
@@ -41,6 +49,18 @@ PROGRAMS: dict[str, tuple[Any, tuple[Any, ...], int, int]] = {
     "beside a column": (lambda x, w, b: relu(relu(x) @ w + b), (X, W[:, :1].copy(), normal(5, 1)), 1, 0),
     "beside a column, turned": (lambda x, w: relu(x).t() @ w, (X, normal(5, 1)), 1, 0),
     "halves beside a column": (lambda x, w: relu(x).t() @ w, (HALF[0], HALF[0][:, :1].copy()), 1, 0),
+    "turned halves": (lambda x, w: x @ relu(w).t(), (HALF[0], np.ascontiguousarray(HALF[1].T)), 1, 0),
+    "turned halves beside a column": (lambda x, w: relu(x) @ w, (HALF[0], HALF[1][:, :1].copy()), 1, 0),
+    # on tiles, where there are any
+    "tiles": (lambda x, w: relu(x) @ relu(w), (LOW, LOW_W), 1, 0),
+    "tiles, turned": (lambda x, w: relu(x).t() @ relu(w).t(), (turn(LOW), turn(LOW_W)), 1, 0),
+    "tiles, an epilogue": (lambda x, w, b: relu(relu(x) @ w + b), (LOW, LOW_W, LOW_W[0].copy()), 1, 0),
+    "tiles, cast of the second": (lambda x, w: x @ convert(w, "bfloat16"), (LOW, WHOLE), 1, 0),
+    "tiles, codes": (lambda x, q, s: x @ convert(q * s, "bfloat16"), (LOW, turn(CODES), WHOLE[:, :1]), 1, 0),
+    "tiles, beside a row": (lambda x, w: x @ convert(w, "bfloat16"), (LOW[:1].copy(), WHOLE), 1, 0),
+    "tiles, beside a column": (lambda x, w: convert(x, "bfloat16") @ w, (WHOLE, turn(LOW[:1, :6])), 1, 0),
+    "tiles, a batch": (lambda x, w: x @ relu(w), (np.stack([LOW] * 3), np.stack([LOW_W] * 3)), 1, 0),
+    "tiles of bytes": (lambda x, w: product_wide(relu(x), w), (CODES, CODES.T.copy()), 1, 0),
     # arrays all the same
     "costly": (lambda x, w: x.tanh() @ w, (X, W), 2, 1),
     "epilogue of another": (lambda x, w, v: relu(x @ w) @ v, (X, W, normal(6, 4)), 2, 1),
@@ -50,9 +70,11 @@ PROGRAMS: dict[str, tuple[Any, tuple[Any, ...], int, int]] = {
     "repeated": (lambda x, w: relu(x).expand(3, 5, 7) @ w, (normal(5, 7), normal(3, 7, 6)), 2, 1),
     "one row": (lambda x, w: relu(x) @ w, (X[:1].copy(), W), 2, 1),
     "one column": (lambda x, w: x @ relu(w), (X, W[:, :1].copy()), 2, 1),
-    "turned halves": (lambda x, w: x @ relu(w).t(), (HALF[0], np.ascontiguousarray(HALF[1].T)), 2, 1),
     "numbers": (lambda x, w: (x * 2) @ (w * 2), (X[:1].copy(), X.T[:, :1].copy()), 3, 2),
-    "turned beside a column": (lambda x, w: relu(x) @ w, (HALF[0], HALF[1][:, :1].copy()), 2, 1),
+    "tiles, cast of the first": (lambda x, w: convert(x, "bfloat16") @ w, (X, LOW_W), 2, 1),
+    "tiles, first of two": (lambda g, y, w: (g * (y > 0)) @ w, (LOW, LOW, LOW_W), 2, 1),
+    "tiles, dear first": (lambda x, w: (x * 2 + 1) @ w, (LOW, LOW_W), 2, 1),
+    "tiles, one row": (lambda x, w: relu(x) @ w, (LOW[:1].copy(), LOW_W), 2, 1),
     "kept": (lambda x, w: (relu(x), relu(x) @ w), (X, W), 2, 0),
 }
 
@@ -65,23 +87,20 @@ def test_programs(name: str) -> None:
     assert (launches(plan), temporaries(plan)) == (expected, temps), plan.text()
 
 
-def test_products_that_may_run_on_tiles() -> None:
-    """Their factors are arrays, on every machine: plans do not depend on it."""
-    arrays = [(x.view(np.uint32) >> 16).astype(np.uint16) for x in (X, W)]
-    plan = check(lambda x, w: relu(x) @ w, *arrays)
-    assert (launches(plan), temporaries(plan)) == (2, 1)
-
-
-def test_threads_and_recordings() -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_threads_and_recordings(dtype: str) -> None:
     """Recorded as op by op, on one thread as on several, gradients too."""
 
     def step(x: Any, w: Any, mask: Any) -> Any:
-        y = ((x * mask) @ (w * 0.5)).relu()
+        y = ((x.relu() @ (w * 0.5)) + (x * mask) @ codes.to(x.dtype)).relu()
         return (y, *kiln.autograd.grad((y * y).sum(), [x, w]))
 
     run = recorded(step)
-    x, w = (kiln.tensor(normal(*s), requires_grad=True) for s in ((300, 70), (70, 90)))
-    mask = kiln.tensor(normal(300, 70, seed=3)) > 0
+    x, w = (
+        kiln.tensor(normal(*s)).to(getattr(kiln, dtype)).requires_grad_() for s in ((300, 700), (700, 90))
+    )
+    codes = kiln.tensor(np.random.default_rng(0).integers(-128, 127, (700, 90)).astype(np.int8))
+    mask = kiln.tensor(normal(300, 700, seed=3)) > 0
     before = kiln.get_num_threads()
     try:
         kiln.set_num_threads(1)

@@ -68,6 +68,7 @@ class Code:
         self.slots: list[str] = []
         self.declared: dict[str, str] = {}
         self.rare: dict[int, list[Scalar]] = {}  # see kiln.codegen.emit.rare_families
+        self.rounded: dict[tuple[str, str], Value] = {}  # bits of what is rounded to 16, by name and dtype
         self.block = "entry"
         self._names = 0
 

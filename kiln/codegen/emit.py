@@ -20,6 +20,8 @@ from kiln.codegen.code import LANES, LLVM, Code, Value, llvm_type
 from kiln.ops.scalar import FLOATS, SIGNED, WIDTH, Scalar, topological
 from kiln.ops.scalars.floats import FORMAT
 
+DENORMAL = 0x20  # of the classes of floats that x86 tests for
+
 Leaf = Callable[[Scalar], Value]
 
 FLOAT_BINARY = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
@@ -288,9 +290,12 @@ class Machine:
         return Value(self.code.call(name, x.llvm, arguments), x.type, width)
 
     def _round(self, node: Scalar, args: list[Value]) -> Value:
-        if node.data == "float16":
-            return self.half_to_float(self.float_to_half(args[0]))
-        return self.brain_to_float(self.float_to_brain(args[0]))
+        """The bits are kept: where the value is stored they are not found again."""
+        half = node.data == "float16"
+        raw = self.float_to_half(args[0]) if half else self.float_to_brain(args[0])
+        found = self.half_to_float(raw) if half else self.brain_to_float(raw)
+        self.code.rounded[found.text, node.data] = raw
+        return found
 
     _SPECIAL = {
         "select": _select, "bits": _bits, "from_bits": _bits, "convert": _convert, "div": _division,
@@ -371,6 +376,26 @@ class Machine:
         return self.cast("bitcast", wide, "f32")
 
     def float_to_brain(self, x: Value) -> Value:
+        """The bfloat16 bits (i16) nearest to an f32."""
+        return self._native_brain(x) if self.code.target.tiles and x.width == 16 else self._brain(x)
+
+    def _native_brain(self, x: Value) -> Value:
+        """By one instruction, which takes denormals for zeros: where there are any, the other way."""
+        code = self.code
+        brains = "<16 x bfloat>"
+        native = code.call("llvm.x86.avx512bf16.cvtneps2bf16.512", brains, [x.typed])
+        bits = Value(code.op(f"bitcast {brains} {native} to <16 x i16>"), "i16", 16)
+        small = code.call("llvm.x86.avx512.fpclass.ps.512", "<16 x i1>", [x.typed, f"i32 {DENORMAL}"])
+        before, inside, out = code.block, code.label(), code.label()
+        code.branch(self.any(Value(small, "i1", 16)), inside, out)
+        code.begin(inside)
+        found = self._brain(x)
+        code.jump(out)
+        code.begin(out)
+        text = f"phi {bits.llvm} [ {bits.text}, %{before} ], [ {found.text}, %{inside} ]"
+        return Value(code.op(text), "i16", 16)
+
+    def _brain(self, x: Value) -> Value:
         """bits = x + 0x7fff + (bit 16 of x), upper half;  NaN ? its upper half made quiet"""
         data = self.cast("bitcast", x, "i32")
         upper = self.instruction("lshr", data, number(16, "i32"))

@@ -25,6 +25,8 @@ A factor may be computed where it is copied or packed, from operands of its own:
     A[b, m, k] = first(operands[b, m, k] ...)     copied: rows of A, for every block of columns
     B[b, k, n] = second(operands[b, k, n] ...)    packed: panels of B, for every group of rows
 
+A product of one row with such a factor has the kernel of those of many; those over windows have none.
+
 Kernel arguments: `ptr` = A, B, the operands, parts of a launch that is cut along k (matmul_split.py), the
 thread's scratch memory; `arg` = batch, m, n, k; the strides, in elements, of A (batch, m, k), of B (batch, k,
 n), of every operand (batch, m, n), or along its factor's dims; numbers; the cut. Any stride may be 0 or
@@ -40,8 +42,8 @@ from typing import Any, NamedTuple
 
 from kiln.codegen import matmul_amx as amx
 from kiln.codegen.compile import Part
-from kiln.codegen.matmul_amx_drive import drive_amx
-from kiln.codegen.matmul_drive import SCRATCH_BYTES, drive
+from kiln.codegen.matmul_amx_drive import computed_amx, drive_amx
+from kiln.codegen.matmul_drive import SCRATCH_BYTES, computed, drive
 from kiln.codegen.matmul_finish import Arguments, compute, finish
 from kiln.codegen.matmul_pack import copy, turn, zeros
 from kiln.codegen.matmul_row import beside, drive_row, gathered, row_columns, turned
@@ -56,7 +58,7 @@ from kiln.codegen.verify import refuse, verify_nest
 from kiln.ops.scalar import REDUCE, Scalar, convert, program_text, topological
 
 POSITIONS = ("argmax", "argmin")  # reductions whose accumulators have places beside them
-TILED = tuple(amx.FACTORS)  # dtypes of products that run on AMX where there is one; their factors are arrays
+TILED = tuple(amx.FACTORS)  # dtypes of products that run on AMX where there is one
 
 
 class Prologue(NamedTuple):
@@ -161,17 +163,20 @@ def matmul_parts(spec: MatmulSpec, target: Target) -> list[Part]:
     element = element_of(spec.dtype)
     arguments = Arguments(spec.operands, spec.numbers)
     constants = [nowhere()] if spec.window else []
-    if tiled(spec, target):
-        driver = drive_amx(target, spec.dtype, arguments, spec.window)
+    turned = {name: prologue.turned for name, prologue in spec.prologues}
+    on_tiles = tiled(spec, target)
+    if on_tiles:
+        driver = drive_amx(target, spec.dtype, arguments, spec.window, turned)
     elif spec.row:
         driver = drive_row(target, element, arguments)
     else:
-        turned = {name: prologue.turned for name, prologue in spec.prologues}
         driver = drive(target, element, arguments, _plain_output(spec), spec.window, turned)
         constants.append(identity(target, element))
-    routines = [finish(target, element, arguments, spec.stores), driver]
-    routines += [compute(target, name, element, arguments, x.value) for name, x in spec.prologues]
-    shared = tiles_parts(spec, target) if tiled(spec, target) else chains(spec, target)
+    routines = [finish(target, element.total, arguments, spec.stores), driver]
+    for name, prologue in spec.prologues:
+        block = computed_amx(spec.dtype) if on_tiles else computed(target, element, name, prologue.turned)
+        routines.append(compute(target, name, block, arguments, prologue.value))
+    shared = tiles_parts(spec, target) if on_tiles else chains(spec, target)
     return own_parts(target, routines, constants) + shared
 
 
@@ -217,8 +222,8 @@ def _verify(spec: MatmulSpec, target: Target) -> None:
     for _, prologue in spec.prologues:
         stores = ((0, prologue.value),)
         verify_nest(Nest(("p", "p", "p"), (block, *operands), spec.numbers, stores), target)
-    if spec.prologues and (spec.row or spec.window or spec.dtype in TILED):
-        raise refuse(f"a factor of {spec.form or spec.dtype} is an array")
+    if spec.prologues and (spec.row or spec.window):
+        raise refuse(f"a factor of a {spec.form}product is an array")
     found = [x.value for _, x in spec.prologues]
     for k, value in spec.stores:
         out = spec.operands[k - 1]

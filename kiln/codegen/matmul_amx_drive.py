@@ -2,8 +2,10 @@
 
     each run:  each DEPTH of k:
         B's columns as words, in panels of 32
+            computed:         a step of all columns at a time, then packed
+            computed, turned: a PIECE of k of a panel at a time, then packed
         each 32 rows:
-            each PIECE of k:  A, packed;  tiles of all panels -> sums
+            each PIECE of k:  A, packed, or computed into its place;  tiles of all panels -> sums
             the last depth:  finish
 
 Products of one row of bfloat16 are units, runs and panels like all others: their bits are those of a row
@@ -15,7 +17,7 @@ from __future__ import annotations
 from kiln.codegen.matmul_amx import DEPTH, FACTORS, LINE, PANEL, PIECE, ROW, STEP_BYTES, STEP_WORDS, WORD
 from kiln.codegen.matmul_amx_pack import pack_lines, pack_words
 from kiln.codegen.matmul_drive import SCRATCH_BYTES
-from kiln.codegen.matmul_finish import Arguments
+from kiln.codegen.matmul_finish import Arguments, Block
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.matmul_tile import element_of
 from kiln.codegen.matmul_units import UNIT_BYTES, UNIT_ROWS, Driver, Run
@@ -26,23 +28,28 @@ WIDE = 8  # column units that are packed at once, at most
 UNIT_COLUMNS = UNIT_BYTES // WORD
 GROUP_ROWS = 4224  # that one packing of B serves
 SUM_ROWS = 1056  # ... if their sums are kept from one depth to the next
-# What lies where in the scratch memory, in bytes: packed panels, a piece of A, a step of it, sums, tables.
+# What lies where in the scratch memory, in bytes: packed panels, a piece of A, a step of it, what is computed
+# and then packed, sums, tables.
 COLUMNS = WIDE * UNIT_COLUMNS  # of a run, at most
 COPIED = PACKED + COLUMNS // PANEL * ROW
 STAGED = COPIED + PANEL * PIECE
-SUMS = STAGED + STEP_BYTES
+COMPUTED = STAGED + STEP_BYTES
+SUMS = COMPUTED + COLUMNS * LINE
 TABLES = SUMS + SUM_ROWS * (PACKED // DEPTH * WORD + LINE)
 ROOM = COLUMNS + LINE  # of a table of columns: a vector of the last panel's may read past them
+PITCH = PIECE + LINE  # bytes between computed columns of B, so that they share no cache sets
 assert TABLES + 8 * (DEPTH + ROOM) <= SCRATCH_BYTES
+assert PANEL * PITCH <= SUMS - COMPUTED
 
 
 class _Driver(Driver):
     """The driver under construction."""
 
-    def __init__(self, target: Target, dtype: str, arguments: Arguments, window: bool) -> None:
+    def __init__(
+        self, target: Target, dtype: str, arguments: Arguments, window: bool, turned: dict[str, bool]
+    ) -> None:
         super().__init__(target, element_of(dtype), arguments, None, window)
-        self.factor = FACTORS[dtype]
-        self.bytes = str(self.factor.bytes)
+        self.factor, self.turned = FACTORS[dtype], turned
 
     def limits(self) -> tuple[str, str]:
         """Sums that wait for another depth are kept; packed panels should stay in the second cache."""
@@ -58,8 +65,8 @@ class _Driver(Driver):
     def run(self, run: Run) -> None:
         """Depths of k, in ascending order; for each, the rows."""
         code = self.code
-        self.packed_b, self.packed_a, self.stage, self.sums, self.k_table = (
-            code.at(self.scratch, str(place)) for place in (0, COPIED, STAGED, SUMS, TABLES)
+        self.packed_b, self.packed_a, self.stage, self.computed, self.sums, self.k_table = (
+            code.at(self.scratch, str(place)) for place in (0, COPIED, STAGED, COMPUTED, SUMS, TABLES)
         )
         self.n_table = code.at(self.k_table, str(8 * self.factor.depth))
         if self.window:
@@ -69,8 +76,7 @@ class _Driver(Driver):
             depth = code.minimum(code.sub(self.size["k"], from_k), str(self.factor.depth))
             steps = code.ceil_div(depth, self.factor.step)
             self.apart = code.add(code.mul(steps, str(STEP_BYTES)), str(ROW))
-            pack = self._pack_window if self.window else self._pack_b
-            pack(run, from_k, depth)
+            self._factor_b(run, from_k, depth)
             with code.times(run.rows, PANEL) as row:
                 rows = code.minimum(code.sub(run.rows, row), str(PANEL))
                 part = Run(run.batch, code.add(run.row, row), rows, run.column, run.columns)
@@ -78,11 +84,51 @@ class _Driver(Driver):
 
     # -- B ------------------------------------------------------------------------------------------
 
+    def _factor_b(self, run: Run, from_k: str, depth: str) -> None:
+        """The panels, packed or computed."""
+        if self.window:
+            self._pack_window(run, from_k, depth)
+        elif "second" not in self.turned:
+            self._pack_b(run, from_k, depth)
+        else:
+            with self.code.either(self.empty) as filled:
+                self._pack_b(run, from_k, depth)
+                next(filled)
+                (self._turn_b if self.turned["second"] else self._compute_b)(run, from_k, depth)
+
     def _pack_b(self, run: Run, from_k: str, depth: str) -> None:
         """The panels as words."""
         src = self.reach(self.b, b_batch=run.batch, b_k=from_k, b_column=run.column)
         strides = self.stride["b_k"], self.stride["b_column"]
         pack_words(self.code, self.factor, src, strides, self.packed_b, (depth, run.columns), self.apart)
+
+    def _compute_b(self, run: Run, from_k: str, depth: str) -> None:
+        """The panels computed, a step of all columns at a time."""
+        code, factor = self.code, self.factor
+        pitch = code.mul(run.columns, str(factor.bytes))
+        with code.times(depth, factor.step) as at:
+            part = code.minimum(code.sub(depth, at), str(factor.step))
+            step = [run.batch, code.add(from_k, at), part, run.column, run.columns]
+            self.compute("second", step, self.computed, pitch, LINE)
+            strides, shape = (pitch, str(factor.bytes)), (part, run.columns)
+            pack_words(code, factor, self.computed, strides, self._deep(at), shape, self.apart)
+
+    def _turn_b(self, run: Run, from_k: str, depth: str) -> None:
+        """The same where neighbours lie along k: a piece of a panel at a time."""
+        code, factor = self.code, self.factor
+        with code.times(run.columns, PANEL) as left, code.times(depth, PIECE // factor.bytes) as at:
+            part = code.minimum(code.sub(depth, at), str(PIECE // factor.bytes))
+            columns = code.minimum(code.sub(run.columns, left), str(PANEL))
+            piece = [run.batch, code.add(run.column, left), columns, code.add(from_k, at), part]
+            self.compute("second", piece, self.computed, str(PITCH), LINE)
+            into = code.at(self._deep(at), code.mul(code.op(f"sdiv i64 {left}, {PANEL}"), self.apart))
+            strides = str(factor.bytes), str(PITCH)
+            pack_words(code, factor, self.computed, strides, into, (part, columns), self.apart)
+
+    def _deep(self, k: str) -> str:
+        """Where the first panel has a k, the first of a step."""
+        code = self.code
+        return code.at(self.packed_b, code.mul(k, str(STEP_BYTES // self.factor.step)))
 
     def _pack_window(self, run: Run, from_k: str, depth: str) -> None:
         """The panels of a window, whole steps of k; what there is not becomes zeros."""
@@ -110,15 +156,40 @@ class _Driver(Driver):
         sums = code.at(self.sums, code.mul(code.choose(self.once, "0", row), self.pitch))
         with code.times(depth, piece) as at:
             part, k = code.minimum(code.sub(depth, at), str(piece)), code.add(from_k, at)
-            self._pack_a(run, k, part)
-            panels = code.at(self.packed_b, code.mul(at, str(STEP_BYTES // self.factor.step)))
+            self._factor_a(run, k, part)
             code.run(
-                "tiles", f"ptr {self.packed_a}", f"ptr {panels}", self.apart,
+                "tiles", f"ptr {self.packed_a}", f"ptr {self._deep(at)}", self.apart,
                 code.ceil_div(part, self.factor.step), f"ptr {sums}", self.pitch,
                 f"i1 {code.compare('eq', k, '0')}", run.rows, run.columns,
             )  # fmt: skip
         with code.when(code.compare("eq", code.add(from_k, depth), self.size["k"])):
             self.finish(run, sums, self.pitch)
+
+    def _factor_a(self, run: Run, k: str, depth: str) -> None:
+        """A piece of A, packed or computed."""
+        if "first" not in self.turned:
+            self._pack_a(run, k, depth)
+            return
+        with self.code.either(self.empty) as filled:
+            self._pack_a(run, k, depth)
+            next(filled)
+            (self._turn_a if self.turned["first"] else self._compute_a)(run, k, depth)
+
+    def _compute_a(self, run: Run, k: str, depth: str) -> None:
+        """A piece of A computed where it is read; the last step is zeros before."""
+        code = self.code
+        last = code.sub(code.ceil_div(depth, self.factor.step), "1")
+        last = code.at(self.packed_a, code.mul(last, str(STEP_BYTES)))
+        code.run("words", f"ptr {last}", "0", "0", f"ptr {last}", "0", str(PANEL), str(STEP_WORDS), "0")
+        rectangle = [run.batch, run.row, run.rows, k, depth]
+        self.compute("first", rectangle, self.packed_a, str(LINE), STEP_BYTES)
+
+    def _turn_a(self, run: Run, k: str, depth: str) -> None:
+        """The same where neighbours lie along the rows."""
+        size, rectangle = self.factor.bytes, [run.batch, k, depth, run.row, run.rows]
+        self.compute("first", rectangle, self.computed, str(PANEL * size), LINE)
+        strides, shape = (str(size), str(PANEL * size)), (run.rows, depth)
+        pack_lines(self.code, self.factor, self.computed, strides, self.packed_a, shape, self.stage)
 
     def _pack_a(self, run: Run, k: str, depth: str) -> None:
         """A piece of A."""
@@ -127,6 +198,13 @@ class _Driver(Driver):
         pack_lines(self.code, self.factor, src, strides, self.packed_a, (run.rows, depth), self.stage)
 
 
-def drive_amx(target: Target, dtype: str, arguments: Arguments, window: bool) -> Routine:
-    """The routine kernel."""
-    return _Driver(target, dtype, arguments, window).write()
+def drive_amx(
+    target: Target, dtype: str, arguments: Arguments, window: bool, turned: dict[str, bool]
+) -> Routine:
+    """The routine kernel; `turned`: see kiln.codegen.matmul_drive."""
+    return _Driver(target, dtype, arguments, window, turned).write()
+
+
+def computed_amx(dtype: str) -> Block:
+    """What a block of a factor holds: its elements, as wide as a line of them."""
+    return Block(dtype, FACTORS[dtype].step)

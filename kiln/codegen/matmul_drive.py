@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kiln.codegen.code import LANES
-from kiln.codegen.matmul_finish import Arguments
+from kiln.codegen.matmul_finish import Arguments, Block
 from kiln.codegen.matmul_pack import clear
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.matmul_tile import SEGMENT, SOON, VECTORS, Element
@@ -64,6 +64,14 @@ def drive(
     `turned` has the factors that are computed, "first" and "second", and whether from columns to rows.
     """
     return _Driver(target, element, arguments, plain, window, turned).write()
+
+
+def computed(target: Target, element: Element, name: str, turned: bool) -> Block:
+    """What a block of a factor holds: what tiles read; if it is turned on its way there, elements as they lie
+    in memory.
+    """
+    later = turned and name == "second"
+    return Block(element.dtype if later else element.total, VECTORS * element.lanes(target))
 
 
 class _Driver(Driver):
@@ -181,7 +189,7 @@ class _Driver(Driver):
         code.line(f"store ptr {self.b}, ptr {self.b_lies}")
         code.set(self.b_step, pitch)
         filled = code.op(f"xor i1 {self.empty}, true")
-        alone = self.panel < LANES  # one panel at a time: 16 columns are more
+        single = self.panel < LANES  # one panel at a time: 16 columns are more
         with code.times(run.columns, self.panel) as at:
             columns = code.minimum(code.sub(run.columns, at), str(self.panel))
             into, column = self._packed_panel(at), code.add(run.column, at)
@@ -191,30 +199,24 @@ class _Driver(Driver):
             if self.turned["second"]:
                 with code.when(filled):
                     self._turn_b([run.batch, column, columns, from_k, depth], into)
-            elif alone:
+            elif single:
                 with code.when(filled):
-                    self._compute("second", [run.batch, from_k, depth, column, columns], into, pitch)
-        if not self.turned["second"] and not alone:
+                    alone = [run.batch, from_k, depth, column, columns]
+                    self.compute("second", alone, into, pitch, self.panel_bytes)
+        if not self.turned["second"] and not single:
             with code.when(filled):
                 whole = [run.batch, from_k, depth, run.column, run.columns]
-                self._compute("second", whole, self.packed, pitch, self.apart)
+                self.compute("second", whole, self.packed, pitch, self.apart)
         return "false"
 
     def _turn_b(self, rectangle: list[str], into: str) -> None:
         """A panel whose neighbours lie along k: columns where A's rows will be, then turned."""
-        code, size = self.code, self.element.bytes
-        columns, depth, least = rectangle[2], rectangle[4], str(16 // size)
+        code, size = self.code, self.element.stored_bytes
+        columns, depth, least = rectangle[2], rectangle[4], str(16 // self.element.bytes)
         pitch = str(ROW_PITCH * size)
-        self._compute("second", rectangle, self.copied, pitch)
+        self.compute("second", rectangle, self.copied, pitch, self.panel * size)
         deep = code.choose(code.compare("slt", depth, least), least, depth)
         code.run("turn", f"ptr {self.copied}", pitch, f"ptr {into}", str(self.panel_bytes), deep, columns)
-
-    def _compute(self, name: str, rectangle: list[str], into: str, pitch: str, apart: int = 0) -> None:
-        """Computes a block of a factor: of a batch index, some rows from one on, some columns from one on;
-        `apart` are the bytes from panel to panel, if there are several.
-        """
-        step = apart or self.panel_bytes
-        self.code.run(name, "ptr %ptr", "ptr %arg", *rectangle, f"ptr {into}", pitch, str(step))
 
     def _pack_b(self, run: Run, from_k: str, depth: str) -> str:
         """Packs panels by how B lies.
@@ -476,12 +478,10 @@ class _Driver(Driver):
     def _compute_a(self, run: Run, from_k: str, depth: str) -> None:
         """A's rows computed; its columns, if neighbours lie along them."""
         size, rows, depths = self.element.bytes, [run.row, run.rows], [from_k, depth]
-        if self.turned["first"]:
-            self._compute("first", [run.batch, *depths, *rows], self.copied, str(ROWS * size))
-            self._copied(size, ROWS * size)
-        else:
-            self._compute("first", [run.batch, *rows, *depths], self.copied, str(ROW_PITCH * size))
-            self._copied(ROW_PITCH * size, size)
+        turned = self.turned["first"]
+        rectangle, pitch = (depths + rows, ROWS * size) if turned else (rows + depths, ROW_PITCH * size)
+        self.compute("first", [run.batch, *rectangle], self.copied, str(pitch), self.panel_bytes)
+        self._copied(*((size, pitch) if turned else (pitch, size)))
 
     def _copied(self, row: int, along: int) -> None:
         """A is the copied block, rows and k so many bytes apart."""

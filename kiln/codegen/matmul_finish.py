@@ -12,8 +12,7 @@ from typing import NamedTuple
 from kiln.codegen.code import LANES, Value, llvm_type
 from kiln.codegen.emit import Expression, number, rare_families
 from kiln.codegen.matmul_text import Routine
-from kiln.codegen.matmul_tile import VECTORS, Element
-from kiln.codegen.memory import Memory
+from kiln.codegen.memory import MEMORY, Memory, compute_type
 from kiln.codegen.memory import element as raw
 from kiln.codegen.nest import CHAIN, GROUP, TURN, Operand
 from kiln.codegen.reduce import Reducer
@@ -59,6 +58,18 @@ class _Row(NamedTuple):
     unit: dict[int, str]
 
 
+class Block(NamedTuple):
+    """What lies in a block: elements of a dtype, sums or a factor's, in panels of some columns."""
+
+    dtype: str
+    panel: int = 0  # columns; 0: side by side
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of an element."""
+        return MEMORY[self.dtype][1]
+
+
 class _Rectangle:
     """A routine under construction; operand 0, which it loads or stores, is the block."""
 
@@ -66,7 +77,7 @@ class _Rectangle:
         self,
         target: Target,
         name: str,
-        element: Element,
+        block: Block,
         arguments: Arguments,
         stores: tuple[tuple[int, Scalar], ...],
     ) -> None:
@@ -74,7 +85,7 @@ class _Rectangle:
         self.fills = any(k == 0 for k, _ in stores)
         self.code = Routine(target, name, params + (", i64 %ps" if self.fills else ""))
         self.memory = Memory(self.code)
-        self.element, self.arguments, self.stores = element, arguments, stores
+        self.block, self.arguments, self.stores = block, arguments, stores
         self.nodes = topological([value for _, value in stores])
         self.level: dict[int, int] = {}
         for node in self.nodes:
@@ -107,7 +118,7 @@ class _Rectangle:
 
     def _stride(self, k: int, dim: int) -> str:
         """Operand k's stride along dim, in bytes."""
-        size = Element(self.arguments.operands[k - 1].dtype, "", "").stored_bytes
+        size = MEMORY[self.arguments.operands[k - 1].dtype][1]
         kind = self.arguments.operands[k - 1].strides[dim]
         return {"0": "0", "1": str(size)}.get(kind) or self.code.mul(
             self._argument(self.arguments.stride(k, dim)), str(size)
@@ -180,24 +191,23 @@ class _Rectangle:
 
     def _vector(self, at: _Row, c: str, count: str | None, chains: list[Value]) -> list[Value]:
         """Sixteen columns of a row, from column `c` of the block; `count` of them exist (None: all)."""
-        code, memory, element = self.code, self.memory, self.element
+        code, memory, block = self.code, self.memory, self.block
         outer, src, row, unit = at
         mask = None if count is None else memory.mask(count)
         place = {k: code.at(row[k], code.mul(c, unit[k])) for k in self.used if k not in self.folds}
-        address = code.at(src, code.mul(c, str(element.bytes)))
+        address = code.at(src, code.mul(c, str(block.bytes)))
         if self.fills:  # the panels before, where they are not side by side
-            panel = VECTORS * element.lanes(code.target)
-            gap = code.sub("%ps", str(panel * element.bytes))
-            address = code.at(address, code.mul(code.op(f"sdiv i64 {c}, {panel}"), gap))
+            gap = code.sub("%ps", str(block.panel * block.bytes))
+            address = code.at(address, code.mul(code.op(f"sdiv i64 {c}, {block.panel}"), gap))
 
         def leaf(node: Scalar) -> Value:
             if node.op == "index":  # of TURN, which is the same for all 16
                 return Value(code.add("%col", c), "i64")
             k = node.data
             if k == 0:
-                kind = llvm_type(element.summed, LANES)
-                total = code.op(f"load {kind}, ptr {address}, align {element.bytes}")
-                return Value(total, element.summed, LANES)
+                summed = compute_type(block.dtype)
+                total = code.op(f"load {llvm_type(summed, LANES)}, ptr {address}, align {block.bytes}")
+                return Value(total, summed, LANES)
             operand = self.arguments.operands[k - 1]
             if operand.strides[2] == "1":
                 return memory.read_lanes(operand.dtype, place[k], count, mask)
@@ -245,35 +255,35 @@ class _Rectangle:
     def _fill(
         self, address: str, value: Value, place: dict[int, str], count: str | None, mask: Value | None
     ) -> None:
-        """Elements of a factor into the block, in the type they are summed in."""
+        """Elements of a factor into the block."""
         for k in self.loads:
             if self.arguments.operands[k - 1].strides[1:] == ("s", "1"):
                 self.code.prefetch(self.code.at(place[k], self.code.mul(self.step[k], str(EARLY))))
-        machine = self.memory.machine
-        summed = machine.convert(machine.spread(value, LANES), self.element.summed)
-        self.memory.write_raw(self.element.total, address, summed, count, mask)
+        machine, dtype = self.memory.machine, self.block.dtype
+        held = machine.convert(machine.spread(value, LANES), compute_type(dtype))
+        self.memory.write_lanes(dtype, address, held, count, mask)
 
     def _positions(self, k: int) -> Value:
         return self.memory.strided(self._argument(self.arguments.stride(k, 2)))
 
 
 def finish(
-    target: Target, element: Element, arguments: Arguments, stores: tuple[tuple[int, Scalar], ...]
+    target: Target, total: str, arguments: Arguments, stores: tuple[tuple[int, Scalar], ...]
 ) -> Routine:
-    """The routine finish: rows x cols sums at src become outputs from (batch, row, col) on.
+    """The routine finish: rows x cols sums of dtype `total` at src become outputs from (batch, row, col) on.
 
     each row:  each 16 columns:  sum = load src;  x_k = load operand k;  store outputs, expression(sum, x)
                                  chain = chain . expression(sum, x)
                each 128 columns: store accumulators, chain
     """
-    return _Rectangle(target, "finish", element, arguments, stores).write()
+    return _Rectangle(target, "finish", Block(total), arguments, stores).write()
 
 
-def compute(target: Target, name: str, element: Element, arguments: Arguments, value: Scalar) -> Routine:
+def compute(target: Target, name: str, block: Block, arguments: Arguments, value: Scalar) -> Routine:
     """A routine that computes a block of a factor: rows x cols elements at src, from (batch, row, col) on.
 
     each row:  each 16 columns:  x_k = load operand k;  store src, expression(x)
 
-    Panels of two vectors of columns lie `ps` bytes apart: side by side in a block of rows.
+    Panels of columns lie `ps` bytes apart: side by side in a block of rows.
     """
-    return _Rectangle(target, name, element, arguments, ((0, value),)).write()
+    return _Rectangle(target, name, block, arguments, ((0, value),)).write()

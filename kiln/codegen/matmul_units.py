@@ -66,6 +66,12 @@ class Driver:
         code = self.code
         return code.at(base, *(code.mul(index, self.stride[name]) for name, index in steps.items()))
 
+    def compute(self, name: str, rectangle: list[str], into: str, pitch: str, apart: int) -> None:
+        """Computes a block of a factor: of a batch index, some rows from one on, some columns from one on;
+        `apart` are the bytes from panel to panel.
+        """
+        self.code.run(name, "ptr %ptr", "ptr %arg", *rectangle, f"ptr {into}", pitch, str(apart))
+
     def limits(self) -> tuple[str, str]:
         """The row units of a group and the column units of a run, at most."""
         raise NotImplementedError

@@ -61,6 +61,8 @@ class Memory:
 
     def encode(self, x: Value, dtype: str) -> Value:
         """A compute-type value as the raw lanes stored; literals are spread by the caller."""
+        if (x.text, dtype) in self.code.rounded:
+            return self.code.rounded[x.text, dtype]
         if dtype == "bool":
             return self.machine.cast("zext", x, "u8")
         if dtype == "float16":

@@ -45,7 +45,7 @@ class Target(NamedTuple):
     vector_bits: int
     masks: bool  # masked loads and stores are single instructions
     second_cache: int  # bytes of a core's second cache
-    tiles: bool = False  # products of bfloat16 and of 8-bit integers run on AMX
+    tiles: bool = False  # products of bfloat16 and of 8-bit integers run on AMX; bfloat16 has instructions
 
     @property
     def streams(self) -> bool:
@@ -88,7 +88,8 @@ X86_INTRINSICS = frozenset({
 AMX_INTRINSICS = frozenset({
     "llvm.x86.ldtilecfg", "llvm.x86.tilerelease", "llvm.x86.tilezero", "llvm.x86.tileloadd64",
     "llvm.x86.tileloaddt164", "llvm.x86.tilestored64", "llvm.x86.tdpbf16ps", "llvm.x86.tdpbssd",
-    "llvm.x86.tdpbuud", "llvm.x86.avx512bf16.cvtne2ps2bf16.512",
+    "llvm.x86.tdpbuud", "llvm.x86.avx512bf16.cvtne2ps2bf16.512", "llvm.x86.avx512bf16.cvtneps2bf16.512",
+    "llvm.x86.avx512.fpclass.ps.512",
 })  # fmt: skip
 
 

@@ -3,14 +3,17 @@
     relu(x) @ w    (q * scale) @ k    codes.to(float32) @ v    g * (y > 0) @ w
 
 The first factor is computed again for every 1024 columns of the result (256 before an epilogue or
-beside a computed B), the second for every 4224 rows (528). It is done for pointwise
+beside a computed B), the second for every 4224 rows (528). On AMX, for every 256 to 1024 columns
+(the fewer, the more k), and for every 4224 rows (1056 of more than 2048 k). It is done for pointwise
 values of at most CHEAP operations, of which all matrices that are read
 
     are there anyway     inputs, or read by others too: else the kernel that makes one can make the factor
     are few              one, or two if nothing but this product reads the factor
     lie alike            neighbours along the same dim
 
-and neither where a product may run on AMX nor over windows; of one row or column, the matrix only.
+and not over windows; of one row or column, the matrix only. Where there may be AMX, which multiplies
+faster than it is computed, the first factor takes half as many operations, and reads no more bytes
+than it would have (what float32 is converted to is an array, as the first factor).
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kiln.codegen.matmul import TILED
-from kiln.codegen.matmul_tile import element_of
+from kiln.codegen.memory import MEMORY
 from kiln.graph.graph import Node, Value
 from kiln.ops.apply import apply_pointwise
 from kiln.ops.kinds import COMPUTE
@@ -53,7 +56,7 @@ def inline_factor(explorer: Explorer, node: Node, value: Value) -> Inline | None
     second = value is node.inputs[1]
     m, n = node.out.shape[-2:]
     column = n == 1  # then the first factor is the second one of the transposed product
-    if value.dtype in TILED or (column and second) or (m == 1 and not second):
+    if (column and second) or (m == 1 and not second):
         return None
     passed: dict[int, Value] = {}
     below, _ = explorer.base(value, None, passed)
@@ -70,6 +73,8 @@ def inline_factor(explorer: Explorer, node: Node, value: Value) -> Inline | None
     nodes = [v.node for v in scan.inline.values() if v.node is not None and v.node.op.kind == "pointwise"]
     if len(whole) > (1 if shared else MOST_READS) or sum(map(scalar_cost, nodes)) > CHEAP:
         return None
+    if value.dtype in TILED and not (second or column) and _slows_tiles(value, [*whole.values()], nodes):
+        return None
     if not all(_there_anyway(explorer, v, scan) for v in whole.values()):
         return None
     steps = [read.layout.strides for read in scan.reads]
@@ -78,8 +83,6 @@ def inline_factor(explorer: Explorer, node: Node, value: Value) -> Inline | None
             break
     else:
         return None
-    if element_of(value.dtype).widened and (turned if second else column and not turned):
-        return None  # panels that are turned when they are in the summed type
     return Inline(value, frame, scan, turned)
 
 
@@ -87,6 +90,14 @@ def _there_anyway(explorer: Explorer, value: Value, scan: Scan) -> bool:
     """Whether an array is read by more than the computation of a factor."""
     inside = sum(v is value for x in scan.inline.values() if x.node is not None for v in x.node.inputs)
     return value.node is None or explorer.readers(value) > inside
+
+
+def _slows_tiles(value: Value, read: list[Value], nodes: list[Node]) -> bool:
+    """Whether a first factor takes longer to compute several times than to write and read."""
+    return (
+        sum(map(scalar_cost, nodes)) > CHEAP // 2
+        or sum(MEMORY[v.dtype][1] for v in read) > MEMORY[value.dtype][1]
+    )
 
 
 def scalar_cost(node: Node) -> int:
