@@ -250,7 +250,7 @@ def test_shared_parts_are_made_once(place: Path, monkeypatch: pytest.MonkeyPatch
     compiler.compile_parts(matmul_parts(plain, host), host)
     assert sorted(made) == ["copy", "finish", "kernel", "tile", "turn", "zeros"]
     for spec, own in (
-        (plain._replace(window=True), ["finish", "kernel", "places", "window"]),
+        (plain._replace(window=True), ["finish", "kernel", "places", "tile_of_places", "window"]),
         (product("int16"), ["copy", "finish", "kernel", "turn", "zeros"]),
     ):
         made.clear()
