@@ -43,7 +43,7 @@ from typing import Any, NamedTuple
 from kiln.codegen import matmul_amx as amx
 from kiln.codegen.compile import Part
 from kiln.codegen.matmul_amx_drive import computed_amx, drive_amx
-from kiln.codegen.matmul_drive import SCRATCH_BYTES, computed, drive
+from kiln.codegen.matmul_drive import computed, drive
 from kiln.codegen.matmul_finish import Arguments, compute, finish
 from kiln.codegen.matmul_pack import copy, turn, zeros
 from kiln.codegen.matmul_row import beside, drive_row, gathered, row_columns, turned
@@ -51,6 +51,7 @@ from kiln.codegen.matmul_split import part_words
 from kiln.codegen.matmul_text import Routine, module, own_parts
 from kiln.codegen.matmul_tile import SEGMENT, element_of, identity, tile, tile_of_places
 from kiln.codegen.matmul_units import UNIT_ROWS, unit_columns
+from kiln.codegen.matmul_vectors import SCRATCH_BYTES
 from kiln.codegen.matmul_window import nowhere, places, window, words_of_window
 from kiln.codegen.nest import TEXTS, TURN, Nest, Operand
 from kiln.codegen.target import Target, legal

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from kiln.codegen.matmul_amx import DEPTH, FACTORS, LINE, PANEL, PIECE, ROW, STEP_BYTES, STEP_WORDS, WORD
 from kiln.codegen.matmul_amx_pack import pack_lines, pack_words
-from kiln.codegen.matmul_drive import SCRATCH_BYTES
 from kiln.codegen.matmul_finish import Arguments, Block
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.matmul_tile import element_of
 from kiln.codegen.matmul_units import UNIT_BYTES, UNIT_ROWS, Driver, Run
+from kiln.codegen.matmul_vectors import SCRATCH_BYTES
 from kiln.codegen.target import LEVELS, Target
 
 PACKED = LEVELS["x86-64-v4-amx"].second_cache // 2  # bytes: the other half is for sums and rows of A

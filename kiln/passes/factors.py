@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import NamedTuple, Union
 
 from kiln.codegen.matmul import TILED
-from kiln.codegen.matmul_drive import EVEN
+from kiln.codegen.matmul_exchanged import EVEN
 from kiln.codegen.matmul_tile import element_of
 from kiln.codegen.matmul_window import DIMS
 from kiln.graph.graph import Node, Shape, Value
