@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from kiln.codegen.matmul_pack import clear
-from kiln.codegen.matmul_tile import SEGMENT, SOON, VECTORS
+from kiln.codegen.matmul_tile import SEGMENT, SOON, VECTORS, covered
 from kiln.codegen.matmul_units import UNIT_BYTES, Run
 from kiln.codegen.matmul_vectors import COPIED, ROWS, SUMS_BYTES, Vectors
 
@@ -24,6 +24,8 @@ FEW_PANELS = 8  # rows up to so many panels are few
 FEW_BY_WINDOW = 4  # ... by a window
 FAR_UNITS = 8  # column units of a run of such rows
 EVEN = 8  # columns that lie evenly, at least
+LONG = 100  # ... if they are no whole tiles
+MOST_ROWS = 70  # columns as rows of tiles: what is left of more after ROWS are whole tiles as well
 DEEP = 2  # k for each of such rows, at least: their sums are turned, which costs as much as packing as many k
 
 
@@ -87,7 +89,9 @@ class Exchanged(Vectors):
             code.compare("sle", m, str(self.few_panels * self.panel)),
             code.compare("sge", last, str(self.panel * 3 // 4 - 1)),
             code.compare("sge", self.again[0], str(EVEN)),
+            code.op(f"or i1 {covered(code, self.again[0])}, {code.compare('sge', self.again[0], str(LONG))}"),
             code.compare("sge", self.size["k"], code.mul(m, str(DEEP))),
+            code.compare("sgt", self.size["n"], m),
         )
 
     def _exchanged(self, run: Run) -> None:
@@ -133,11 +137,13 @@ class Exchanged(Vectors):
                 past = code.sub(code.sub(apart, "1"), zeroth)
                 start, stop = (self._divide(code.add(x, past), apart)[0] for x in (run.column, end))
                 start, stop = code.maximum(start, "0"), code.minimum(stop, count)
-                with code.loop(start, stop, ROWS) as turn:
-                    column = code.add(zeroth, code.mul(turn.index, apart))
-                    rows = code.minimum(code.sub(stop, turn.index), str(ROWS))
+                done = code.variable(start)
+                with code.during(done, stop) as index:
+                    column, rows = code.add(zeroth, code.mul(index, apart)), code.sub(stop, index)
+                    rows = code.choose(code.compare("sle", rows, str(MOST_ROWS)), rows, str(ROWS))
                     self._column_at(run.batch, from_k, column)
                     yield run._replace(row=column, rows=rows), code.mul(apart, str(self.panel_bytes))
+                    code.set(done, code.add(index, rows))
             code.set(before, code.add(at, whole))
 
     def _column_at(self, batch: str, from_k: str, column: str) -> None:

@@ -20,6 +20,7 @@ from kiln.ops.scalar import FLOATS, WIDTH
 SEGMENT = 512  # k per FMA chain: part of the order of arithmetic, never tuned
 VECTORS = 2  # vectors of columns per tile
 EDGE = 4  # the height of the tile that ends a block, its last row repeated
+COVERS = 32  # rows from which every even number is whole tiles
 SOON = 8  # k of an A whose k have places that are asked for ahead: there are as many places more
 AHEAD = 16  # k of packed B that are asked for ahead; of B as it lies, whose rows share cache sets, half
 
@@ -84,6 +85,20 @@ def heights(target: Target) -> tuple[int, ...]:
     return (6, EDGE) if target.name.startswith("x86-64-v3") else (14, 12, 8, EDGE)
 
 
+def covered(code: Routine, rows: str) -> str:
+    """Whether so many rows are tiles without an edge. (Where there are taller, one of EDGE rows is slow.)"""
+    well = [n for n in heights(code.target) if n > EDGE or len(heights(code.target)) == 2]
+    found = {0}
+    for n in range(1, COVERS):
+        if any(n - height in found for height in well):
+            found.add(n)
+    mask = sum(1 << n for n in found)
+    few = code.op(f"lshr i64 {mask}, {code.op(f'and i64 {rows}, {COVERS - 1}')}")
+    even = code.op(f"xor i64 {rows}, 1")
+    bit = code.choose(code.compare("slt", rows, str(COVERS)), few, even)
+    return code.op(f"trunc i64 {bit} to i1")
+
+
 def multiply_add(code: Routine, element: Element, lanes: int, x: str, y: str, z: str) -> str:
     """z + x * y of vectors: rounded once for floats, wrapping for integers."""
     vector = f"<{lanes} x {LLVM[element.summed]}>"
@@ -139,30 +154,23 @@ class _Tile:
             )
             last = code.sub(self.left, "1")
             self.steps = ["0", *(code.minimum(last, str(r)) for r in range(1, EDGE))]
-            self.fits = {size: self._fits(size) for size in sizes[:-1]}
+            height = self._height(sizes)
+            self.fits = {size: code.compare("sge", height, str(size)) for size in sizes[:-1]}
             with code.either(code.both("%narrow", self.fits[sizes[0]])) as wide:
                 self._store(self._sum(sizes[0], 1), 0, sizes[0])
                 next(wide)
                 self._tile(0, sizes[::-1])
-            height = str(EDGE)
-            for size in sizes[-2::-1]:
-                height = code.choose(self.fits[size], str(size), height)
             turn.next = [Value(code.add(row, height), "i64")]
 
-    def _fits(self, height: int) -> str:
-        """Whether a tile of a height is next: one of 14 where that saves one of 12; for 16 rows two of 8, not
-        12 and 4.
-        """
-        code = self.code
-        fits = code.compare("sge", self.left, str(height))
-        if height == 12:
-            return code.both(fits, code.compare("ne", self.left, "16"))
-        if height == 14:
-            twelves = code.op(f"sdiv i64 {self.left}, 12")
-            rest = code.sub(self.left, code.mul(twelves, "12"))
-            more = code.compare("ne", rest, "0"), code.compare("sle", rest, code.mul(twelves, "2"))
-            return code.both(fits, *more)
-        return fits
+    def _height(self, sizes: Sequence[int]) -> str:
+        """The tallest tile after which the rows are whole tiles; if they are never, the tallest there is."""
+        code, height = self.code, str(EDGE)
+        never = code.op(f"xor i1 {covered(code, self.left)}, true")
+        for size in sizes[-2::-1]:
+            rest = code.sub(self.left, str(size))
+            well = code.op(f"or i1 {never}, {covered(code, rest)}")
+            height = code.choose(code.both(code.compare("sge", rest, "0"), well), str(size), height)
+        return height
 
     def _tile(self, done: int, sizes: Sequence[int]) -> Sums:
         """Sums of the rows before `done`, of the tallest tile that fits; those of the others are stored."""
