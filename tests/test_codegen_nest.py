@@ -450,7 +450,7 @@ def at_line(shape: tuple[int, ...], dtype: str, shift: int = 0) -> Array:
 @pytest.mark.parametrize("shift", [0, 1])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int16", "bool"])
 def test_outputs_that_pass_the_caches(dtype: str, shift: int, rng: np.random.Generator) -> None:
-    """8 MB and more: at lines and beside them, cheap and costly bodies, cuts anywhere, rows, in place."""
+    """16 MB and more: at lines and beside them, cheap and costly bodies, cuts anywhere, rows, in place."""
     n = STREAM_FROM // numpy_dtype(dtype).itemsize + 7
     x = load(0, compute_type(dtype))
     for value in [x, rough_exp(x)] if dtype == "float32" else [x]:

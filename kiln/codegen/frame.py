@@ -19,6 +19,7 @@ from kiln.codegen.target import Target
 from kiln.ops.scalar import REDUCE, Scalar, topological
 
 POINT = -1  # the pseudo dim of a value that follows a reduction: known once per p point only
+AHEAD = 2048  # bytes
 EXPENSIVE = 24  # lane-level ops from which a body is written once, without unrolling
 COSTS = {"div": 6, "rem": 40, "sqrt": 6, "convert": 2}
 
@@ -72,6 +73,7 @@ class Frame:
         self._first_number = place
         self._arguments: dict[int, str] = {}
         self.in_tail = False  # of a loop: too little is left to pass the caches
+        self.fetches = False  # a turn whose stores pass the caches asks for what later ones read
         self._waiting: dict[int, list[tuple[str, Value, Step]]] = {}  # stores of this turn, by operand
         self._entry()
 
@@ -268,6 +270,17 @@ class Frame:
             positions = self.memory.strided(self.stride[k][step.lane_dim])
             self.memory.scatter(operand.dtype, step.pointer(k), positions, value, step.mask)
 
+    def fetch(self, step: Step) -> None:
+        """Ask for what is read some turns after `step`, of operands whose neighbours lie side by side.
+
+        The machine sees a few hundred instructions ahead: where those are not many turns, or stores that pass
+        the caches take the buffers lines are read into, it asks too late. A prefetch may name any address.
+        """
+        for k, operand in enumerate(self.nest.operands):
+            direct = operand.mode == "in" and len(operand.strides) == len(self.nest.dims)
+            if direct and operand.strides[step.lane_dim] == "1" and k not in step.staged:
+                self.code.prefetch(self.code.offset(step.pointer(k), "i8", str(AHEAD)))
+
     def settle(self) -> None:
         """Write what a turn stores in outputs that may pass the caches, all of one behind one branch."""
         code = self.code
@@ -279,8 +292,10 @@ class Frame:
             streamed, plain, out = code.label(), code.label(), code.label()
             code.branch(past, streamed, plain)
             code.begin(streamed)
-            for pointer, raw, _ in waiting:
+            for pointer, raw, step in waiting:
                 self.memory.stream(dtype, pointer, raw)
+                if self.fetches and k == min(self._waiting):
+                    self.fetch(step)
             code.jump(out)
             code.begin(plain)
             for pointer, raw, step in waiting:

@@ -71,6 +71,7 @@ def _row(
     scope = scope.inner(scope.leaf) if pointers is None else scope
     frame.hoist(scope, frame.roots, lanes, True)
     cheap = frame.cost(frame.roots, lanes) < EXPENSIVE
+    frame.fetches = cheap
 
     def body(v: str, count: str | None, mask: Value | None, values: list[Value]) -> list[Value]:
         def pointer(k: int) -> str:
@@ -82,6 +83,8 @@ def _row(
             )
 
         step = Step(index, pointer, lane_dim, v, count, mask)
+        if not cheap:
+            frame.fetch(step)
         inside = frame.scope(scope, step)
         results = [(k, inside.value(value)) for k, value in nest.stores]
         for k, value in results:
