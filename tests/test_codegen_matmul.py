@@ -225,11 +225,12 @@ def test_epilogue_is_the_unfused_arithmetic(
         bias = np.asfortranarray(bias if classes[2] != "0" else bias[:, :, :1])
         bias = np.ascontiguousarray(bias) if classes[2] != "s" else bias
         bias = np.broadcast_to(bias, (2, m, n))
-        pre, out = np.empty((2, m, n), np.float32), np.empty((2, m, n), np.float32)
-        run(bias_relu(classes), a, b, [pre, out, bias], [0.75], target, cuts=[1])
         expected = multiply(a, b, target=target) * np.float32(0.75) + bias
-        assert np.array_equal(pre, expected)
-        assert np.array_equal(out, np.where(expected < 0, np.float32(0), expected))
+        for held in (None, 1, 2):
+            pre, out = np.empty((2, m, n), np.float32), np.empty((2, m, n), np.float32)
+            run(bias_relu(classes)._replace(held=held), a, b, [pre, out, bias], [0.75], target, cuts=[1])
+            assert np.array_equal(pre, expected)
+            assert np.array_equal(out, np.where(expected < 0, np.float32(0), expected))
 
 
 def test_epilogue_into_its_own_operand(rng: np.random.Generator) -> None:
@@ -334,6 +335,11 @@ def test_refused() -> None:
     for stores in [((1, convert(row, "f32")),), ((0, good.stores[0][1]),), ((1, const(1.0, "f64")),), ()]:
         with pytest.raises(ValueError, match="codegen"):
             matmul_parts(good._replace(stores=stores), HOST)
+    inside = bias_relu(("s", "s", "1"))
+    strided = inside.operands[0]._replace(strides=("s", "s", "s"))
+    for held, spec in ((3, inside), (1, inside._replace(operands=(strided, *inside.operands[1:])))):
+        with pytest.raises(ValueError, match="cannot hold sums"):
+            matmul_parts(spec._replace(held=held), HOST)
 
 
 def test_other_architectures_compile() -> None:

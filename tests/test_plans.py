@@ -17,6 +17,7 @@ from plan_runner import describe, trace
 from test_passes import FORWARD, check, launches, normal
 from test_simplify import F
 
+import kiln
 from kiln import ops
 from kiln.ops.record import find
 from kiln.ops.scalar import LEAVES, REDUCE
@@ -109,6 +110,23 @@ def test_einsum_is_one_product(equation: str, dims: tuple[int, ...]) -> None:
     )
     assert launches(plan) == 1
     assert not any(b.kind == "temp" for b in plan.buffers)
+
+
+def test_an_output_holds_sums_unless_its_memory_is_an_inputs() -> None:
+    """Of two segments of k: those of the first must not stand where the second factor's row is still read."""
+    weight, bias, x, total = (normal(*shape) for shape in ((600, 70), (70,), (90, 600), (90, 70)))
+    fresh = trace(lambda x, w, b: ops.add(ops.matmul(x, w), b), *map(describe, (x, weight, bias)))
+    assert "held 2" in lower(simplify(fresh)).text()
+
+    def update(total: Any, x: Any, weight: Any) -> Any:
+        return total.addmm_(x, weight)
+
+    given = kiln.from_numpy(total)
+    expected = kiln.from_numpy(x) @ kiln.from_numpy(weight) + given
+    for f in (update, kiln.compile(update, wait=True)):
+        for _ in range(2):
+            into = kiln.tensor(total)
+            assert kiln.equal(f(into, kiln.from_numpy(x), kiln.from_numpy(weight)), expected)
 
 
 def test_a_step_of_an_lstm_is_a_product_and_a_kernel() -> None:

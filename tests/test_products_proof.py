@@ -174,11 +174,11 @@ def test_products(
 @given(
     dtype=st.sampled_from(["float32", "float32", "float64", "bfloat16"]), batch=st.sampled_from([1, 2]),
     m=ROWS, n=COLUMNS, k=DEPTHS, lies=LAYOUTS, classes=st.sampled_from(["001", "010", "000", "ss1", "sss"]),
-    cuts=CUTS, seed=st.integers(0, 99),
+    held=st.sampled_from([None, 1, 2]), cuts=CUTS, seed=st.integers(0, 99),
 )  # fmt: skip
 def test_fused(
     target: Target, dtype: str, batch: int, m: int, n: int, k: int, lies: Layout, classes: str,
-    cuts: list[float], seed: int,
+    held: int | None, cuts: list[float], seed: int,
 ) -> None:  # fmt: skip
     """A scale, a bias and relu have the bits of the same done to the product; in bfloat16, to its sums."""
     m, k = min(m, WORK // max(n * batch, 1)), min(k, WORK // max(m * n * batch, 1))
@@ -190,7 +190,7 @@ def test_fused(
     bias = np.asfortranarray(bias) if classes == "sss" else bias
     bias = np.broadcast_to(bias, (batch, m, n))
     pre, out = (np.empty((batch, m, n), numpy_dtype(dtype)) for _ in range(2))
-    spec = bias_relu(tuple(classes), dtype)
+    spec = bias_relu(tuple(classes), dtype)._replace(held=None if dtype == "bfloat16" else held)
     run(spec, a, b, [pre, out, bias], [0.75], target, places(cuts, spec.units(batch, m, n)))
     plain = multiply(a.copy(), b.copy(), dtype, target)
     if dtype == "bfloat16":

@@ -17,8 +17,8 @@ Not if their matrix is computed, which that kernel reads where it lies.
     kernel(begin .. end):             a unit: one batch index, UNIT_ROWS rows, UNIT_BYTES of columns
         units side by side are runs, each segment of k of a run:
             B as it lies, or packed
-            tiles:       old sums + this segment's -> scratch memory, or a plain product's output
-            finish       (not where whole panels went to the output); chains along the rows, if reduced
+            tiles:       old sums + this segment's -> scratch memory, or an output
+            finish       (not what a plain product's output took); chains along the rows, if reduced
 
 A factor may be computed where it is copied or packed, from operands of its own: nobody writes it out.
 
@@ -50,7 +50,7 @@ from kiln.codegen.matmul_row import beside, drive_row, gathered, row_columns, tu
 from kiln.codegen.matmul_split import part_words
 from kiln.codegen.matmul_text import Routine, module, own_parts
 from kiln.codegen.matmul_tile import SEGMENT, element_of, identity, tile, tile_of_places
-from kiln.codegen.matmul_units import UNIT_ROWS, unit_columns
+from kiln.codegen.matmul_units import UNIT_ROWS, Output, unit_columns
 from kiln.codegen.matmul_vectors import SCRATCH_BYTES
 from kiln.codegen.matmul_window import nowhere, places, window, words_of_window
 from kiln.codegen.nest import TEXTS, TURN, Nest, Operand
@@ -91,6 +91,7 @@ class MatmulSpec(NamedTuple):
     window: bool = False  # B's rows and columns are several dims each: matmul_window.py
     first: Prologue | None = None  # A is computed
     second: Prologue | None = None  # B is computed
+    held: int | None = None  # an output (its number as in stores) that may hold sums before they are finished
 
     @property
     def form(self) -> str:
@@ -135,6 +136,8 @@ def _text(spec: MatmulSpec) -> str:
     lines += [f"operand {k + 1} {o.mode} {o.dtype} {''.join(o.strides)}" for k, o in enumerate(spec.operands)]
     lines.append(program_text([value for _, value in spec.stores]))
     lines.append("stores " + " ".join(str(k) for k, _ in spec.stores))
+    if spec.held is not None:
+        lines.append(f"held {spec.held}")
     for name, prologue in spec.prologues:
         lines += [f"{name} turned" if prologue.turned else name, program_text([prologue.value])]
     return "\n".join(lines)
@@ -171,7 +174,9 @@ def matmul_parts(spec: MatmulSpec, target: Target) -> list[Part]:
     elif spec.row:
         driver = drive_row(target, element, arguments)
     else:
-        driver = drive(target, element, arguments, _plain_output(spec), spec.window, turned)
+        plain = _plain_output(spec)
+        output = Output(spec.held, True) if plain is None else Output(plain, False)
+        driver = drive(target, element, arguments, output, spec.window, turned)
         constants.append(identity(target, element))
     routines = [finish(target, element.total, arguments, spec.stores), driver]
     for name, prologue in spec.prologues:
@@ -225,6 +230,8 @@ def _verify(spec: MatmulSpec, target: Target) -> None:
         verify_nest(Nest(("p", "p", "p"), (block, *operands), spec.numbers, stores), target)
     if spec.prologues and (spec.row or spec.window):
         raise refuse(f"a factor of a {spec.form}product is an array")
+    if spec.held is not None and not holds(spec.dtype, spec.operands[spec.held - 1]):
+        raise refuse(f"operand {spec.held} cannot hold sums")
     found = [x.value for _, x in spec.prologues]
     for k, value in spec.stores:
         out = spec.operands[k - 1]
@@ -239,9 +246,14 @@ def _verify(spec: MatmulSpec, target: Target) -> None:
             raise refuse(f"what is fused with a matrix product may not hold {node.op}")
 
 
+def holds(dtype: str, out: Operand) -> bool:
+    """Whether an output's rows can hold the sums of a product of such factors."""
+    fits = not element_of(dtype).widened and not out.folds
+    return fits and (out.mode, out.dtype, out.strides[2]) == ("out", dtype, "1")
+
+
 def _plain_output(spec: MatmulSpec) -> int | None:
     """The operand (from 1) that takes finished sums as they are, in unit-stride columns, if one does."""
     (k, value), *more = spec.stores
-    out = spec.operands[k - 1]
-    product = value.op == "load" and value.data == 0 and not element_of(spec.dtype).widened and not out.folds
-    return k if product and not more and (out.dtype, out.strides[2]) == (spec.dtype, "1") else None
+    product = value.op == "load" and value.data == 0
+    return k if product and not more and holds(spec.dtype, spec.operands[k - 1]) else None

@@ -19,7 +19,7 @@ from kiln.codegen.matmul_amx_pack import pack_lines, pack_words
 from kiln.codegen.matmul_finish import Arguments, Block
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.matmul_tile import element_of
-from kiln.codegen.matmul_units import UNIT_BYTES, UNIT_ROWS, Driver, Run
+from kiln.codegen.matmul_units import UNIT_BYTES, UNIT_ROWS, Driver, Output, Run
 from kiln.codegen.matmul_vectors import SCRATCH_BYTES
 from kiln.codegen.target import LEVELS, Target
 
@@ -48,7 +48,7 @@ class _Driver(Driver):
     def __init__(
         self, target: Target, dtype: str, arguments: Arguments, window: bool, turned: dict[str, bool]
     ) -> None:
-        super().__init__(target, element_of(dtype), arguments, None, window)
+        super().__init__(target, element_of(dtype), arguments, Output(None, False), window)
         self.factor, self.turned = FACTORS[dtype], turned
 
     def limits(self) -> tuple[str, str]:

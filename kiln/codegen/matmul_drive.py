@@ -21,7 +21,7 @@ from kiln.codegen.matmul_finish import Arguments, Block
 from kiln.codegen.matmul_pack import clear
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.matmul_tile import SEGMENT, SOON, VECTORS, Element
-from kiln.codegen.matmul_units import Run
+from kiln.codegen.matmul_units import Output, Run
 from kiln.codegen.matmul_vectors import ROW_PITCH, ROWS
 from kiln.codegen.target import Target
 
@@ -34,14 +34,14 @@ def drive(
     target: Target,
     element: Element,
     arguments: Arguments,
-    plain: int | None,
+    out: Output,
     window: bool,
     turned: dict[str, bool],
 ) -> Routine:
-    """The routine kernel; `plain` is the operand that takes whole panels of sums as they are, if one does;
+    """The routine kernel; `out` is the operand that takes whole panels of sums, if one does;
     `turned` has the factors that are computed, "first" and "second", and whether from columns to rows.
     """
-    return _Driver(target, element, arguments, plain, window, turned).write()
+    return _Driver(target, element, arguments, out, window, turned).write()
 
 
 def computed(target: Target, element: Element, name: str, turned: bool) -> Block:
@@ -256,25 +256,34 @@ class _Driver(Exchanged):
                 b = code.choose(lying, there, b, "ptr")
                 step = code.choose(lying, step, str(self.panel_bytes))
             self.tile(part, (b, step), (into, pitch), first, depth)
-            if self.plain is not None:
+            if self.out.operand is not None:
                 with code.when(code.both(last, code.op(f"xor i1 {direct}, true"))):
                     self.finish(part, into, pitch)
-        if self.plain is None:
+        if self.out.operand is None:
             with code.when(last):
                 self.finish(run, rows, str(self.pitch))
+        elif self.out.finished:
+            with code.when(last):
+                panels = run._replace(columns=code.op(f"and i64 {run.columns}, {-self.panel}"))
+                self.finish(panels, self._place(run), self.stride["c_row"])
+
+    def _place(self, run: Run) -> str:
+        """Where a run begins in the output."""
+        code = self.code
+        batch, column, _ = self.place(run.batch, run.column, run.columns)
+        out = self.reach(self.c, c_batch=batch, c_row=run.row)
+        return code.at(out, code.mul(column, str(self.element.bytes)))
 
     def _sums(self, run: Run, left: str, rows: str, whole: str) -> tuple[str, str, str]:
         """Where a panel's sums go, the distance of their rows, and whether that is the output."""
         code, split = self.code, self.split
         part = split.place(run.batch, run.row, run.column)
         pitch = code.choose(split.cut, split.pitch, str(self.pitch))
-        if self.plain is None:
+        if self.out.operand is None:
             return code.choose(split.cut, part, code.at(rows, left), "ptr"), pitch, "false"
-        batch, column, inside = self.place(run.batch, run.column, run.columns)
+        inside = self.place(run.batch, run.column, run.columns)[2]
         direct = code.both(split.whole, whole, inside)
-        out = code.at(
-            self.reach(self.c, c_batch=batch, c_row=run.row), code.mul(column, str(self.element.bytes))
-        )
+        out = self._place(run)
         held = code.choose(split.cut, part, code.at(rows, left) if self.window else rows, "ptr")
         into = code.choose(direct, out, held, "ptr")
         return into, code.choose(direct, self.stride["c_row"], pitch), direct

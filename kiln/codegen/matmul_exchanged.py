@@ -203,7 +203,7 @@ class Exchanged(Vectors):
         into = code.choose(self.split.cut, place, self.sums, "ptr")
         apart = code.choose(self.split.cut, self.split.pitch, whole)
         with code.either(self._turns_directly(run)) as held:
-            if self.plain is not None:
+            if not self.out.finished and self.out.operand is not None:
                 with self.parts(run) as (at, part):
                     out = self.reach(self.c, c_batch=part.batch, c_row=part.row)
                     out = code.at(out, code.mul(part.column, str(element.bytes)))
@@ -217,7 +217,7 @@ class Exchanged(Vectors):
 
     def _turns_directly(self, run: Run) -> str:
         """Whether sums are turned to the output: nothing past the columns may be written."""
-        if self.plain is None or (self.window and not self.code.target.masks):
+        if self.out.finished or self.out.operand is None or (self.window and not self.code.target.masks):
             return "false"
         if self.code.target.masks:
             return self.split.whole

@@ -30,6 +30,13 @@ def unit_columns(element: Element, operands: tuple[Operand, ...]) -> int:
     return max(columns, GROUP) if any(o.folds for o in operands) else columns
 
 
+class Output(NamedTuple):
+    """The operand (from 1) that takes sums in their places, if one does; whether they are finished there."""
+
+    operand: int | None
+    finished: bool
+
+
 class Run(NamedTuple):
     """A rectangle of one product: its batch index, first row, rows, first column, columns."""
 
@@ -43,15 +50,15 @@ class Run(NamedTuple):
 class Driver:
     """The routine kernel under construction; strides in bytes.
 
-    `plain` is the operand that takes sums as they are, if one does; `window`: B is one.
+    `out` takes sums; `window`: B is one.
     """
 
     split: Segments  # which k are to be taken
 
     def __init__(
-        self, target: Target, element: Element, arguments: Arguments, plain: int | None, window: bool
+        self, target: Target, element: Element, arguments: Arguments, out: Output, window: bool
     ) -> None:
-        self.element, self.arguments, self.plain, self.window = element, arguments, plain, window
+        self.element, self.arguments, self.out, self.window = element, arguments, out, window
         self.columns = unit_columns(element, arguments.operands)
         self.code = Routine(target, "kernel", "ptr %ptr, ptr %arg, i64 %begin, i64 %end", quick=True)
         self.size: dict[str, str] = {}
@@ -98,10 +105,12 @@ class Driver:
             self.look_n, self.look_a = (code.offset(self.look, "i64", str(n * LOOK)) for n in (1, 2))
             self.image = self.argument(place + IMAGE)
             self.again = [self.argument(place + AGAIN + n) for n in range(3)]
-        if self.plain is not None:
+        if self.out.operand is not None:
             for dim, name in enumerate(("c_batch", "c_row")):
-                self.stride[name] = code.mul(self.argument(self.arguments.stride(self.plain, dim)), size)
-            self.c = self._pointer(self.plain + 1)
+                self.stride[name] = code.mul(
+                    self.argument(self.arguments.stride(self.out.operand, dim)), size
+                )
+            self.c = self._pointer(self.out.operand + 1)
         place = self.arguments.window + (WORDS if self.window else 0)
         cut = self.argument(place), self.argument(place + 1)
         parts = self._pointer(2 + len(self.arguments.operands))

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from kiln.codegen.matmul_finish import Arguments
 from kiln.codegen.matmul_tile import SEGMENT, SOON, VECTORS, Element
-from kiln.codegen.matmul_units import UNIT_BYTES, UNIT_ROWS, Driver, Run
+from kiln.codegen.matmul_units import UNIT_BYTES, UNIT_ROWS, Driver, Output, Run
 from kiln.codegen.matmul_window import DIMS
 from kiln.codegen.target import Target
 
@@ -34,16 +34,16 @@ class Vectors(Driver):
         target: Target,
         element: Element,
         arguments: Arguments,
-        plain: int | None,
+        out: Output,
         window: bool,
         turned: dict[str, bool],
     ) -> None:
-        super().__init__(target, element, arguments, plain, window)
+        super().__init__(target, element, arguments, out, window)
         self.turned = turned
         self.placed = window and not element.widened  # places of k in a factor that is read where it lies
         self.panel, self.panel_bytes = VECTORS * element.lanes(target), VECTORS * target.vector_bits // 8
         self.apart = SEGMENT * self.panel_bytes + APART
-        self.direct = plain is not None and not window
+        self.direct = out.operand is not None and not window
         most = WIDE_UNITS if self.direct and "second" not in turned else SUM_UNITS
         most = min(target.second_cache // (UNIT_BYTES * SEGMENT), most)
         unit = self.columns * element.bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kiln.codegen.compile import object_for
-from kiln.codegen.matmul import MatmulSpec, Prologue, matmul_parts
+from kiln.codegen.matmul import MatmulSpec, Prologue, holds, matmul_parts
 from kiln.codegen.matmul_tile import element_of
 from kiln.codegen.nest import Operand
 from kiln.codegen.target import Target, host_target
@@ -76,7 +76,9 @@ def lower_product(fusion: Fusion, group: Group) -> Lowered:
     )
     numbers = tuple(kind for kind, _ in builder.numbers)
     row = m == 1 and not window and sides.prologues == [None, None]
-    spec = MatmulSpec(dtype, operands, numbers, tuple(stores), row, window, *sides.prologues)
+    held = None if row or window else _held(group, dtype, operands, stores)
+    first, second = sides.prologues
+    spec = MatmulSpec(dtype, operands, numbers, tuple(stores), row, window, first, second, held)
     pointers = sides.pointers + [Memory(u.value, u.array, u.layout.offset) for u in sides.uses]
     own = [*sides.strides, *strides]
     numbered = (*(s for dims in own for s in dims), *(v for _, v in builder.numbers))
@@ -88,6 +90,18 @@ def lower_product(fusion: Fusion, group: Group) -> Lowered:
         grain = quotient(deep, k) if not isinstance(k, int) else deep // max(k, 1)
     units, split = spec.units(batch, m, n), _split(spec, batch, m, n, k)
     return Lowered(MatmulKernel(spec), tuple(pointers), args, units, grain, spec.scratch, split)
+
+
+def _held(
+    group: Group, dtype: str, operands: tuple[Operand, ...], stores: list[tuple[int, Scalar]]
+) -> int | None:
+    """An output that may hold sums: its memory is no input's, which may still be read."""
+    if any(o.folds for o in operands):
+        return None
+    for (k, _), root in zip(stores, group.roots):
+        if root.array.update < 0 and holds(dtype, operands[k - 1]):
+            return k
+    return None
 
 
 def _split(spec: MatmulSpec, batch: Dim, m: Dim, n: Dim, k: Dim) -> Split:
