@@ -2,7 +2,7 @@
 
     each segment of k:
         A's rows, packed as panels
-        each ROWS columns of B, as rows of tiles:  tiles with each panel -> transposed sums
+        each block of columns of B, as rows of tiles:  tiles with each panel -> transposed sums
     the sums turned: to the output, or to where they are finished
 
 The same chains, so the same bits. Of a matrix B that is what a linear layer reads, whose k lie side by side;
@@ -18,7 +18,7 @@ from typing import Any
 from kiln.codegen.matmul_pack import clear
 from kiln.codegen.matmul_tile import SEGMENT, SOON, VECTORS
 from kiln.codegen.matmul_units import UNIT_BYTES, Run
-from kiln.codegen.matmul_vectors import COPIED, ROWS, SUMS_BYTES, Vectors
+from kiln.codegen.matmul_vectors import COPIED, SUMS_BYTES, Vectors
 
 FEW_PANELS = 8  # rows up to so many panels are few
 FEW_BY_WINDOW = 4  # ... by a window
@@ -133,9 +133,9 @@ class Exchanged(Vectors):
                 past = code.sub(code.sub(apart, "1"), zeroth)
                 start, stop = (self._divide(code.add(x, past), apart)[0] for x in (run.column, end))
                 start, stop = code.maximum(start, "0"), code.minimum(stop, count)
-                with code.loop(start, stop, ROWS) as turn:
+                with code.loop(start, stop, self.block_rows) as turn:
                     column = code.add(zeroth, code.mul(turn.index, apart))
-                    rows = code.minimum(code.sub(stop, turn.index), str(ROWS))
+                    rows = code.minimum(code.sub(stop, turn.index), str(self.block_rows))
                     self._column_at(run.batch, from_k, column)
                     yield run._replace(row=column, rows=rows), code.mul(apart, str(self.panel_bytes))
             code.set(before, code.add(at, whole))
