@@ -47,11 +47,14 @@ class Windows(NamedTuple):
         for dims in (self.k, self.n, self.a_k):
             padded: Dims = [(1, 0)] * (DIMS - len(dims)) + dims
             words += [n for n, _ in padded[1:]] + [s for _, s in padded]
-        return (*words, self.image, *evenly(self.n))
+        return (*words, self.image, *evenly(self.n if self.images == 1 else self.n[1:]))
 
 
 def evenly(columns: Dims) -> Shape:
-    """Columns that lie evenly, if they are many: how many, and from one to the next columns and elements."""
+    """Columns that lie evenly, if they are many: how many, and from one to the next columns and elements.
+
+    Not one place of many images: as rows of a tile, each would have lines of memory of its own.
+    """
     apart = 1
     for count, step in reversed(columns):
         if not isinstance(count, int) or count >= EVEN:
