@@ -4,9 +4,10 @@ A window is `as_strided`, then reshaped to a matrix that strides cannot express:
 
     x [N, G, C, H, W]  as_strided ->  [N, G, C, KH, KW, OH, OW]  reshape ->  [N, G, C*KH*KW, OH*OW]
 
-Such a matrix is larger than the array it looks at, so nobody writes it out: the kernel reads the array by up
-to four dims of k and of n (kiln.codegen.matmul_window), and the first factor by as many of its k. Where that
-is the same for all images (N) their columns stand side by side, as one product.
+Such a matrix is larger than the array it looks at, so nobody writes it out: the kernel reads the array by
+up to four dims of k and of n (kiln.codegen.matmul_window), and the first factor by as many of its k; by
+one where elements are packed as others, or as words. Where the first factor is the same for all images
+(N) their columns stand side by side, as one product.
 """
 
 from __future__ import annotations
