@@ -69,6 +69,12 @@ def _parts_room(nbytes: int) -> Array:
     return Guarded().room(nbytes)
 
 
+def scratch_after(spec: MatmulSpec) -> Array:
+    """What the last launch left in the thread's own memory."""
+    room = _scratch_room(spec.scratch * 8)
+    return room[(room.size - spec.scratch * 8) // 64 * 64 :]
+
+
 @contextmanager
 def scratch_of(spec: MatmulSpec) -> Iterator[int]:
     """The address of a thread's own memory, as aligned as the core's: NaN everywhere, or -1, where nothing

@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matmul_peer import Guarded, draw, launch, multiply, run
+from matmul_peer import Guarded, draw, multiply, run
 from test_codegen_matmul import LAYOUTS, bias_relu, widened
+from test_codegen_windows import Look, seen
+from test_codegen_windows import run as run_window
 
 import kiln
 from kiln.codegen import target as levels
@@ -171,18 +173,12 @@ def test_windows(channels: int, taps: int, step: int, dtype: str, rng: np.random
     """
     m, n = 35, 77
     size = (n - 1) * step + taps
-    a, src = draw(rng, dtype, 1, m, channels * taps), draw(rng, dtype, channels, size)
-    columns = np.arange(n) * step
-    b = np.stack([src[c, columns + t] for c in range(channels) for t in range(taps)])
-    out = np.empty((1, m, n), src.dtype)
-    spec = product(dtype)._replace(window=True)
-    look = [1, channels, taps, 0, 0, size, 1, 1, 1, n, 0, 0, 0, step, n]
-    arg = np.array([1, m, n, channels * taps, 0, a.shape[2], 1, 0, 0, 0, 0, n, 1, *look], np.int64)
-    guarded = Guarded()
+    look = Look(channels * size, ((channels, size), (taps, 1)), ((n, step),))
+    a, src = draw(rng, dtype, m, channels * taps), draw(rng, dtype, look.size)
+    out, guarded = np.empty((1, m, n), src.dtype), Guarded()
     for at_end in (True, False):
-        held = guarded.place(src, at_end)
-        launch(spec, AMX, [x.ctypes.data for x in (a, held, out)], arg, (1, m, n, channels * taps), ())
-        assert np.array_equal(out, multiply(a, b[None], dtype, AMX))
+        run_window(a, guarded.place(src, at_end), look, 1, 0, out, dtype, AMX)
+        assert np.array_equal(out, multiply(a[None], seen(src, look, 1, 0), dtype, AMX))
 
 
 @needs_amx

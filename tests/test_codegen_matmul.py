@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import re
 from fractions import Fraction
 
 import numpy as np
@@ -13,6 +14,10 @@ from matmul_peer import DTYPES, HOST, TARGETS, Array, Guarded, draw, kernel, mul
 
 from kiln.codegen.compile import compile_parts, object_for
 from kiln.codegen.matmul import MatmulSpec, matmul_parts, product
+from kiln.codegen.matmul_drive import drive
+from kiln.codegen.matmul_finish import Arguments
+from kiln.codegen.matmul_tile import element_of, heights
+from kiln.codegen.matmul_vectors import ROWS
 from kiln.codegen.nest import Operand
 from kiln.codegen.target import LEVELS, Target
 from kiln.ops.scalar import Scalar, const, convert, select
@@ -347,3 +352,14 @@ def test_other_architectures_compile() -> None:
         for dtype in ("float32", "float64", "bfloat16", "int8"):
             spec = product(dtype)
             assert compile_parts(matmul_parts(spec, target), target)
+
+
+@pytest.mark.parametrize("target", LEVELS.values(), ids=lambda t: t.name)
+def test_rows_go_by_in_whole_tiles(target: Target) -> None:
+    """All loops over rows of A step by as many as tiles of the tallest kind have: no edge tile in each."""
+    spec, tallest = product("float32"), heights(target)[0]
+    driver = drive(target, element_of("float32"), Arguments(spec.operands, ()), 1, False, {})
+    steps = [int(n) for n in re.findall(r"= add i64 %\w+, (\d+)$", "\n".join(driver.lines), re.MULTILINE)]
+    blocks = {n for n in steps if ROWS - tallest < n <= ROWS}
+    assert len(blocks) == 1
+    assert all(n % tallest == 0 for n in blocks)

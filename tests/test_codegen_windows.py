@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from codegen_peer import numpy_dtype
-from matmul_peer import TARGETS, Array, Guarded, draw, launch, multiply
+from matmul_peer import TARGETS, Array, Guarded, draw, launch, multiply, scratch_after
 
 from kiln.codegen.matmul import product
+from kiln.codegen.matmul_tile import VECTORS
 from kiln.codegen.matmul_window import DIMS
 from kiln.codegen.target import Target
-from kiln.passes.factors import evenly
+from kiln.passes.factors import Windows, evenly
 
 Dims = tuple[tuple[int, int], ...]  # (size, stride in elements)
 
@@ -84,7 +85,7 @@ def run(
     own = [s // x.itemsize for y in (a, out) for s in y.strides]
     n = ((images, image), *look.n) if images > 1 else look.n
     along_k = ((k, own[1]),) if a_k is None else a_k
-    look_at = [*words(look.k), *words(n), *words(along_k), columns, *evenly(list(n))]
+    look_at = [*words(look.k), *words(n), *words(along_k), columns, *evenly(list(look.n))]
     arg = [1, m, images * columns, k, 0, own[0], along_k[-1][1], 0, 0, 0, *own[2:], *look_at]
     arg_array = np.array(arg, np.int64)
     start = x.ctypes.data + look.first * x.itemsize
@@ -124,6 +125,46 @@ def test_k_of_the_first_factor_in_several_dims(
         run(room[0], x, look, 1, 0, out, dtype, target, a_k=tuple(zip((count, k // count), steps)))
         expected = multiply(a[None], b, dtype, target)
         assert np.array_equal(out.view(np.uint8), expected.view(np.uint8)), name
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
+@pytest.mark.parametrize(
+    ("name", "m", "images", "few"),
+    [
+        ("evenly", 2, 1, True),
+        ("two runs", 2, 1, False),  # k is less than twice as much
+        ("evenly apart", 1, 1, True),
+        ("evenly apart", 4, 1, True),
+        ("evenly apart", 4.25, 1, False),
+        ("evenly apart", 1.5, 1, False),  # a panel half empty
+        ("one of several", 1, 1, True),
+        ("many runs", 1, 9, False),  # no more than 5 places of an image
+    ],
+)
+def test_which_rows_are_few(name: str, m: float, images: int, few: bool, target: Target) -> None:
+    """Of few, A is packed, else the window: what the thread's memory begins with. `m` is in panels."""
+    look, panel, dtype = LOOKS[name], VECTORS * target.vector_bits // 64, "float64"
+    k, columns = (math.prod(n for n, _ in dims) for dims in (look.k, look.n))
+    rows = int(m * panel)
+    a, x = np.ones((rows, k)), np.zeros(images * look.size)
+    run(a, x, look, images, look.size, np.zeros((images, rows, columns)), dtype, target)
+    assert scratch_after(product(dtype)).view(np.float64)[0] == few
+
+
+def test_rows_of_tiles_are_of_one_image() -> None:
+    """Places of an image's row, or channels at one tap; never one place of many images."""
+    somewhere: Any = None
+
+    def found(images: int, n: list[tuple[int, int]]) -> Any:
+        image = math.prod(count for count, _ in n) // images
+        look = Windows(somewhere, somewhere, 1, images, (0, 18, 1), 0, [(18, 1)], n, image, [(18, 1)]).look()
+        return look[-3:]
+
+    assert found(1, [(64, 81), (3, 9), (3, 1)]) == (64, 9, 81)
+    assert found(16, [(16, 900), (28, 30), (28, 1)]) == (28, 1, 1)
+    assert found(16, [(16, 729), (20, 27), (3, 9), (3, 1)]) == (20, 9, 27)
+    assert found(16, [(16, 81), (7, 9), (7, 1)]) == (1, 1, 0)
+    assert found(16, [(16, 81)]) == (1, 1, 0)
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)

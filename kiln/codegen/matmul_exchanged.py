@@ -2,7 +2,7 @@
 
     each segment of k:
         A's rows, packed as panels
-        each ROWS columns of B, as rows of tiles:  tiles with each panel -> transposed sums
+        each block of columns of B, as rows of tiles:  tiles with each panel -> transposed sums
     the sums turned: to the output, or to where they are finished
 
 The same chains, so the same bits. Of a matrix B that is what a linear layer reads, whose k lie side by side;
@@ -16,16 +16,15 @@ from contextlib import contextmanager
 from typing import Any
 
 from kiln.codegen.matmul_pack import clear
-from kiln.codegen.matmul_tile import SEGMENT, SOON, VECTORS, covered
+from kiln.codegen.matmul_tile import SEGMENT, SOON, VECTORS, covered, heights
 from kiln.codegen.matmul_units import UNIT_BYTES, Run
-from kiln.codegen.matmul_vectors import COPIED, ROWS, SUMS_BYTES, Vectors
+from kiln.codegen.matmul_vectors import COPIED, SUMS_BYTES, Vectors
 
 FEW_PANELS = 8  # rows up to so many panels are few
 FEW_BY_WINDOW = 4  # ... by a window
 FAR_UNITS = 8  # column units of a run of such rows
 EVEN = 8  # columns that lie evenly, at least
 LONG = 100  # ... if they are no whole tiles
-MOST_ROWS = 70  # columns as rows of tiles: what is left of more after ROWS are whole tiles as well
 DEEP = 2  # k for each of such rows, at least: their sums are turned, which costs as much as packing as many k
 
 
@@ -140,7 +139,10 @@ class Exchanged(Vectors):
                 done = code.variable(start)
                 with code.during(done, stop) as index:
                     column, rows = code.add(zeroth, code.mul(index, apart)), code.sub(stop, index)
-                    rows = code.choose(code.compare("sle", rows, str(MOST_ROWS)), rows, str(ROWS))
+                    most = str(
+                        self.block_rows + heights(code.target)[0]
+                    )  # what is left of more are whole tiles
+                    rows = code.choose(code.compare("sle", rows, most), rows, str(self.block_rows))
                     self._column_at(run.batch, from_k, column)
                     yield run._replace(row=column, rows=rows), code.mul(apart, str(self.panel_bytes))
                     code.set(done, code.add(index, rows))

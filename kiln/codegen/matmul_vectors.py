@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kiln.codegen.matmul_finish import Arguments
-from kiln.codegen.matmul_tile import SEGMENT, SOON, VECTORS, Element
+from kiln.codegen.matmul_tile import SEGMENT, SOON, VECTORS, Element, heights
 from kiln.codegen.matmul_units import UNIT_BYTES, UNIT_ROWS, Driver, Output, Run
 from kiln.codegen.matmul_window import DIMS
 from kiln.codegen.target import Target
 
 WIDE_UNITS = 4  # column units of a block of B, at most: more fill a second cache of 2 MB, and are slower
 SUM_UNITS = 2  # ... if their sums do not go to the output
-ROWS = 56  # rows of A at a time
+ROWS = 56  # rows of A at a time, at most: as many as are whole tiles of the tallest
 ROW_PITCH = SEGMENT + 16  # elements between copied rows of A, so that rows fall into different cache sets
 SUMS_BYTES = 528 << 10  # of sums that are not finished yet
 APART = 128  # bytes between packed panels, which are written side by side
@@ -43,12 +43,13 @@ class Vectors(Driver):
         self.placed = window and not element.widened  # places of k in a factor that is read where it lies
         self.panel, self.panel_bytes = VECTORS * element.lanes(target), VECTORS * target.vector_bits // 8
         self.apart = SEGMENT * self.panel_bytes + APART
-        self.direct = out.operand is not None and not window
-        most = WIDE_UNITS if self.direct and "second" not in turned else SUM_UNITS
+        self.block_rows = ROWS - ROWS % heights(target)[0]
+        direct = out.operand is not None and not window
+        most = WIDE_UNITS if direct and "second" not in turned else SUM_UNITS
         most = min(target.second_cache // (UNIT_BYTES * SEGMENT), most)
         unit = self.columns * element.bytes
         self.wide_units = max(most * UNIT_BYTES // unit, 1)
-        self.pitch = self.panel_bytes if self.direct else self.wide_units * unit
+        self.pitch = self.panel_bytes if direct else self.wide_units * unit
         assert self.panel * self.wide_units * unit <= SUMS_BYTES
         code = self.code
         self.a_place, self.a_row, self.a_k = code.slot("ptr"), code.slot("i64"), code.slot("i64")

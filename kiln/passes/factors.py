@@ -4,9 +4,10 @@ A window is `as_strided`, then reshaped to a matrix that strides cannot express:
 
     x [N, G, C, H, W]  as_strided ->  [N, G, C, KH, KW, OH, OW]  reshape ->  [N, G, C*KH*KW, OH*OW]
 
-Such a matrix is larger than the array it looks at, so nobody writes it out: the kernel reads the array by up
-to four dims of k and of n (kiln.codegen.matmul_window), and the first factor by as many of its k. Where that
-is the same for all images (N) their columns stand side by side, as one product.
+Such a matrix is larger than the array it looks at, so nobody writes it out: the kernel reads the array by
+up to four dims of k and of n (kiln.codegen.matmul_window), and the first factor by as many of its k; by
+one where elements are packed as others, or as words. Where the first factor is the same for all images
+(N) their columns stand side by side, as one product.
 """
 
 from __future__ import annotations
@@ -47,11 +48,14 @@ class Windows(NamedTuple):
         for dims in (self.k, self.n, self.a_k):
             padded: Dims = [(1, 0)] * (DIMS - len(dims)) + dims
             words += [n for n, _ in padded[1:]] + [s for _, s in padded]
-        return (*words, self.image, *evenly(self.n))
+        return (*words, self.image, *evenly(self.n if self.images == 1 else self.n[1:]))
 
 
 def evenly(columns: Dims) -> Shape:
-    """Columns that lie evenly, if they are many: how many, and from one to the next columns and elements."""
+    """Columns that lie evenly, if they are many: how many, and from one to the next columns and elements.
+
+    Not one place of many images: as rows of a tile, each would have lines of memory of its own.
+    """
     apart = 1
     for count, step in reversed(columns):
         if not isinstance(count, int) or count >= EVEN:
