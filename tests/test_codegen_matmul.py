@@ -17,6 +17,7 @@ from kiln.codegen.matmul import MatmulSpec, matmul_parts, product
 from kiln.codegen.matmul_drive import drive
 from kiln.codegen.matmul_finish import Arguments
 from kiln.codegen.matmul_tile import element_of, heights
+from kiln.codegen.matmul_units import Output
 from kiln.codegen.matmul_vectors import ROWS
 from kiln.codegen.nest import Operand
 from kiln.codegen.target import LEVELS, Target
@@ -358,7 +359,7 @@ def test_other_architectures_compile() -> None:
 def test_rows_go_by_in_whole_tiles(target: Target) -> None:
     """All loops over rows of A step by as many as tiles of the tallest kind have: no edge tile in each."""
     spec, tallest = product("float32"), heights(target)[0]
-    driver = drive(target, element_of("float32"), Arguments(spec.operands, ()), 1, False, {})
+    driver = drive(target, element_of("float32"), Arguments(spec.operands, ()), Output(1, False), False, {})
     steps = [int(n) for n in re.findall(r"= add i64 %\w+, (\d+)$", "\n".join(driver.lines), re.MULTILINE)]
     blocks = {n for n in steps if ROWS - tallest < n <= ROWS}
     assert len(blocks) == 1

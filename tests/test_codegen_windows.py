@@ -43,8 +43,10 @@ LOOKS = {
     "one column": Look(100, ((5, 9), (3, 1)), ()),
     "deep": Look(700 * 20, ((700, 20), (2, 1)), ((18, 1),)),
     "evenly": Look(18 * 12 * 40, ((18, 480), (3, 40), (3, 1)), ((10, 40), (38, 1))),
-    "evenly apart": Look(70 * 9 * 60, ((70, 540), (3, 60), (3, 1)), ((4, 120), (29, 2))),
-    "one of several": Look(21 * 12 * 30, ((10, 30), (28, 1)), ((21, 360), (3, 30), (3, 1))),
+    "evenly apart": Look(70 * 9 * 60, ((70, 540), (3, 60), (3, 1)), ((4, 120), (28, 2))),
+    "an edge in each row": Look(70 * 9 * 60, ((70, 540), (3, 60), (3, 1)), ((4, 120), (29, 2))),
+    "long rows with an edge": Look(30 * 5 * 110, ((30, 550), (3, 110), (3, 1)), ((3, 110), (101, 1))),
+    "one of several": Look(20 * 12 * 30, ((10, 30), (28, 1)), ((20, 360), (3, 30), (3, 1))),
     "four dims": Look(
         2 * 3 * 4 * 5 * 6, ((2, 360), (2, 30), (2, 6), (2, 1)), ((2, 120), (3, 30), (4, 6), (5, 1))
     ),
@@ -134,6 +136,8 @@ def test_k_of_the_first_factor_in_several_dims(
         ("evenly", 2, 1, True),
         ("two runs", 2, 1, False),  # k is less than twice as much
         ("evenly apart", 1, 1, True),
+        ("an edge in each row", 1, 1, False),
+        ("long rows with an edge", 2, 1, True),
         ("evenly apart", 4, 1, True),
         ("evenly apart", 4.25, 1, False),
         ("evenly apart", 1.5, 1, False),  # a panel half empty
