@@ -296,19 +296,20 @@ def tile(target: Target, element: Element) -> Routine:
     addresses for a chain of additions or for spilled pointers, and a sixth of the speed. The heights are one
     function, and store their sums in one place, because of LLVM's time. The tallest is also one vector wide.
     """
-    return _routine(target, element, "tile", "i64 %ks, ptr %b, i64 %bs")
+    return _routine(target, element, False)
 
 
 def tile_of_places(target: Target, element: Element) -> Routine:
     """The same of a packed B, where a table has the place of each k in A."""
-    return _routine(target, element, "tile_of_places", "ptr %ks, ptr %b")
+    return _routine(target, element, True)
 
 
-def _routine(target: Target, element: Element, name: str, along: str) -> Routine:
-    """The routine of a name; `along`: the parameter that says where k lie in A."""
-    params = f"ptr %a, i64 %rs, {along}, ptr %c, i64 %cs, ptr %old, i64 %os, i64 %k, "
-    code = Routine(target, name, params + "i64 %rows, i1 %narrow")
-    _Tile(code, element, along.startswith("ptr")).write()
+def _routine(target: Target, element: Element, placed: bool) -> Routine:
+    """One of the two."""
+    name, factors = ("tile_of_places", "ptr %ks, ptr %b") if placed else ("tile", "i64 %ks, ptr %b, i64 %bs")
+    params = f"ptr %a, i64 %rs, {factors}, ptr %c, i64 %cs, ptr %old, i64 %os, i64 %k, i64 %rows, i1 %narrow"
+    code = Routine(target, name, params)
+    _Tile(code, element, placed).write()
     return code
 
 

@@ -2,7 +2,7 @@
 
     relu(x) @ w    (q * scale) @ k    codes.to(float32) @ v    g * (y > 0) @ w
 
-The first factor is computed again for every 512 columns of the result (256 before an epilogue or
+The first factor is computed again for every 512 columns of the result (256 where no output holds sums, or
 beside a computed B), the second for every 4224 rows (528). On AMX, for every 256 to 1024 columns
 (the fewer, the more k), and for every 4224 rows (1056 of more than 2048 k, of bytes 4096). It is done for
 pointwise values of at most CHEAP operations, of which all matrices that are read
