@@ -78,7 +78,8 @@ def product_wide(input: Tensor, other: Tensor) -> Any:
 
 @product_wide.derivative
 def _(g: Any, input: Any, other: Any) -> Any:
-    return product(g, swapped(wide(other))), product(swapped(wide(input)), g)
+    input, other = (convert(x, g.dtype) for x in (input, other))  # float16 is as wide as its sums here
+    return product(g, swapped(other)), product(swapped(input), g)
 
 
 _C_NAMES = {
