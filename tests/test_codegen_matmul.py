@@ -359,7 +359,9 @@ def test_other_architectures_compile() -> None:
 def test_rows_go_by_in_whole_tiles(target: Target) -> None:
     """All loops over rows of A step by as many as tiles of the tallest kind have: no edge tile in each."""
     spec, tallest = product("float32"), heights(target)[0]
-    driver = drive(target, element_of("float32"), Arguments(spec.operands, ()), Output(1, False), False, {})
+    driver = drive(
+        target, element_of("float32"), Arguments(spec.operands, ()), Output(1, plain=True), False, {}
+    )
     steps = [int(n) for n in re.findall(r"= add i64 %\w+, (\d+)$", "\n".join(driver.lines), re.MULTILINE)]
     blocks = {n for n in steps if ROWS - tallest < n <= ROWS}
     assert len(blocks) == 1

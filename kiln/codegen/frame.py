@@ -294,7 +294,7 @@ class Frame:
             code.begin(streamed)
             for pointer, raw, step in waiting:
                 self.memory.stream(dtype, pointer, raw)
-                if self.fetches and k == min(self._waiting):
+                if self.fetches and k == next(iter(self._waiting)):
                     self.fetch(step)
             code.jump(out)
             code.begin(plain)

@@ -175,7 +175,7 @@ def matmul_parts(spec: MatmulSpec, target: Target) -> list[Part]:
         driver = drive_row(target, element, arguments)
     else:
         plain = _plain_output(spec)
-        output = Output(spec.held, True) if plain is None else Output(plain, False)
+        output = Output(spec.held) if plain is None else Output(plain, plain=True)
         driver = drive(target, element, arguments, output, spec.window, turned)
         constants.append(identity(target, element))
     routines = [finish(target, element.total, arguments, spec.stores), driver]
@@ -230,7 +230,7 @@ def _verify(spec: MatmulSpec, target: Target) -> None:
         verify_nest(Nest(("p", "p", "p"), (block, *operands), spec.numbers, stores), target)
     if spec.prologues and (spec.row or spec.window):
         raise refuse(f"a factor of a {spec.form}product is an array")
-    if spec.held is not None and not holds(spec.dtype, spec.operands[spec.held - 1]):
+    if spec.held is not None and not holds(spec.dtype, spec.operands, spec.held):
         raise refuse(f"operand {spec.held} cannot hold sums")
     found = [x.value for _, x in spec.prologues]
     for k, value in spec.stores:
@@ -246,9 +246,10 @@ def _verify(spec: MatmulSpec, target: Target) -> None:
             raise refuse(f"what is fused with a matrix product may not hold {node.op}")
 
 
-def holds(dtype: str, out: Operand) -> bool:
-    """Whether an output's rows can hold the sums of a product of such factors."""
-    fits = not element_of(dtype).widened and not out.folds
+def holds(dtype: str, operands: tuple[Operand, ...], k: int) -> bool:
+    """Whether the rows of operand k (from 1) can hold the sums of a product of such factors."""
+    out = operands[k - 1]
+    fits = not element_of(dtype).widened and not any(o.folds for o in operands)
     return fits and (out.mode, out.dtype, out.strides[2]) == ("out", dtype, "1")
 
 
@@ -256,4 +257,4 @@ def _plain_output(spec: MatmulSpec) -> int | None:
     """The operand (from 1) that takes finished sums as they are, in unit-stride columns, if one does."""
     (k, value), *more = spec.stores
     product = value.op == "load" and value.data == 0
-    return k if product and not more and holds(spec.dtype, spec.operands[k - 1]) else None
+    return k if product and not more and holds(spec.dtype, spec.operands, k) else None

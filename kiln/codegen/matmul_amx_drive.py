@@ -48,7 +48,7 @@ class _Driver(Driver):
     def __init__(
         self, target: Target, dtype: str, arguments: Arguments, window: bool, turned: dict[str, bool]
     ) -> None:
-        super().__init__(target, element_of(dtype), arguments, Output(None, False), window)
+        super().__init__(target, element_of(dtype), arguments, Output(), window)
         self.factor, self.turned = FACTORS[dtype], turned
 
     def limits(self) -> tuple[str, str]:

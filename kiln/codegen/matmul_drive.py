@@ -143,11 +143,7 @@ class _Driver(Exchanged):
         with code.when(beside):
             self.copy(src, (step, column), self.packed, (self.panel_bytes, self.apart), depth, whole)
         first = code.choose(unit, whole, "0")
-        turned = code.both(
-            code.compare("eq", step, str(element.stored_bytes)),
-            code.compare("sge", depth, str(16 // element.bytes)),
-            code.compare("sge", run.columns, "4"),
-        )
+        turned = code.both(self.turns(step, depth), code.compare("sge", run.columns, "4"))
         with code.loop(first, run.columns, self.panel) as turn:
             columns = code.minimum(code.sub(run.columns, turn.index), str(self.panel))
             into = self._packed_panel(turn.index)
@@ -203,11 +199,7 @@ class _Driver(Exchanged):
                 self._compute_a(run, from_k, depth)
             return
         with code.when("true" if element.widened else self._crowded()):
-            turned = code.both(
-                code.compare("eq", row, str(element.stored_bytes)),
-                code.compare("sge", run.rows, str(16 // element.bytes)),
-            )
-            pitch = ROW_PITCH * element.bytes
+            pitch, turned = ROW_PITCH * element.bytes, self.turns(row, run.rows)
             self.pack(turned, src, (row, along), self.copied, pitch, run.rows, depth)
             self._copied(pitch, element.bytes)
 
@@ -262,17 +254,10 @@ class _Driver(Exchanged):
         if self.out.operand is None:
             with code.when(last):
                 self.finish(run, rows, str(self.pitch))
-        elif self.out.finished:
+        elif not self.out.plain:
             with code.when(last):
                 panels = run._replace(columns=code.op(f"and i64 {run.columns}, {-self.panel}"))
-                self.finish(panels, self._place(run), self.stride["c_row"])
-
-    def _place(self, run: Run) -> str:
-        """Where a run begins in the output."""
-        code = self.code
-        batch, column, _ = self.place(run.batch, run.column, run.columns)
-        out = self.reach(self.c, c_batch=batch, c_row=run.row)
-        return code.at(out, code.mul(column, str(self.element.bytes)))
+                self.finish(panels, self.output(run), self.stride["c_row"])
 
     def _sums(self, run: Run, left: str, rows: str, whole: str) -> tuple[str, str, str]:
         """Where a panel's sums go, the distance of their rows, and whether that is the output."""
@@ -281,9 +266,9 @@ class _Driver(Exchanged):
         pitch = code.choose(split.cut, split.pitch, str(self.pitch))
         if self.out.operand is None:
             return code.choose(split.cut, part, code.at(rows, left), "ptr"), pitch, "false"
-        inside = self.place(run.batch, run.column, run.columns)[2]
+        batch, column, inside = self.place(run.batch, run.column, run.columns)
         direct = code.both(split.whole, whole, inside)
-        out = self._place(run)
+        out = self.output(run._replace(batch=batch, column=column))
         held = code.choose(split.cut, part, code.at(rows, left) if self.window else rows, "ptr")
         into = code.choose(direct, out, held, "ptr")
         return into, code.choose(direct, self.stride["c_row"], pitch), direct

@@ -105,7 +105,6 @@ class Exchanged(Vectors):
             first = code.compare("eq", from_k, self.split.from_k)
             if self.window:
                 self.table(self.look, from_k, depth, str(SEGMENT + SOON), self.k_table)
-                self.table(self.look_a, from_k, depth, depth, self.a_table)
             with self._row_panels(run) as (panel, part):
                 self._pack_rows(part, code.at(self.packed, code.mul(panel, str(self.apart))), from_k, depth)
             with self._column_blocks(run, from_k) as (block, apart):
@@ -128,6 +127,7 @@ class Exchanged(Vectors):
         count, apart, step = self.again if self.window else (self.size["n"], "1", "1")
         along = code.mul(step, str(self.element.stored_bytes)) if self.window else self.stride["b_column"]
         code.set(self.a_row, along)
+        most = str(self.block_rows + heights(code.target)[0])  # of more rows a block leaves whole tiles
         whole, end = code.mul(count, apart), code.add(run.column, run.columns)
         before = code.variable(code.sub(run.column, self._divide(run.column, whole)[1]))
         with code.during(before, end) as at:
@@ -139,9 +139,6 @@ class Exchanged(Vectors):
                 done = code.variable(start)
                 with code.during(done, stop) as index:
                     column, rows = code.add(zeroth, code.mul(index, apart)), code.sub(stop, index)
-                    most = str(
-                        self.block_rows + heights(code.target)[0]
-                    )  # what is left of more are whole tiles
                     rows = code.choose(code.compare("sle", rows, most), rows, str(self.block_rows))
                     self._column_at(run.batch, from_k, column)
                     yield run._replace(row=column, rows=rows), code.mul(apart, str(self.panel_bytes))
@@ -182,20 +179,16 @@ class Exchanged(Vectors):
         with code.during(done, depth) as at:
             count = code.sub(self.a_inner, self._divide(code.add(from_k, at), self.a_inner)[1])
             count = code.minimum(count, code.sub(depth, at))
-            place = code.op(f"load i64, ptr {code.offset(self.a_table, 'i64', at)}")
+            self.table(self.look_a, code.add(from_k, at), "1", "1", self.a_table)
+            place = code.op(f"load i64, ptr {self.a_table}")
             src = code.at(self.reach(self.a, a_batch=run.batch, a_row=run.row), place)
             self._pack_run(run, src, code.at(into, code.mul(at, str(self.panel_bytes))), count)
             code.set(done, code.add(at, count))
 
     def _pack_run(self, run: Run, src: str, into: str, depth: str) -> None:
         """Some k of a panel of rows."""
-        code, element = self.code, self.element
-        turned = code.both(
-            code.compare("eq", self.stride["a_k"], str(element.stored_bytes)),
-            code.compare("sge", depth, str(16 // element.bytes)),
-        )
         steps = (self.stride["a_k"], self.stride["a_row"])
-        self.pack(turned, src, steps, into, self.panel_bytes, depth, run.rows)
+        self.pack(self.turns(steps[0], depth), src, steps, into, self.panel_bytes, depth, run.rows)
 
     def _turn_back(self, run: Run, sums: str) -> None:
         """A panel of the transposed sums to the output, or finished."""
@@ -205,12 +198,10 @@ class Exchanged(Vectors):
         into = code.choose(self.split.cut, place, self.sums, "ptr")
         apart = code.choose(self.split.cut, self.split.pitch, whole)
         with code.either(self._turns_directly(run)) as held:
-            if not self.out.finished and self.out.operand is not None:
+            if self.out.plain:
                 with self.parts(run) as (at, part):
-                    out = self.reach(self.c, c_batch=part.batch, c_row=part.row)
-                    out = code.at(out, code.mul(part.column, str(element.bytes)))
+                    out, row = self.output(part), self.stride["c_row"]
                     src = code.at(sums, code.mul(at, pitch))
-                    row = self.stride["c_row"]
                     code.run("turn", f"ptr {src}", pitch, f"ptr {out}", row, part.rows, part.columns)
             next(held)
             code.run("turn", f"ptr {sums}", pitch, f"ptr {into}", apart, run.rows, run.columns)
@@ -219,10 +210,10 @@ class Exchanged(Vectors):
 
     def _turns_directly(self, run: Run) -> str:
         """Whether sums are turned to the output: nothing past the columns may be written."""
-        if self.out.finished or self.out.operand is None or (self.window and not self.code.target.masks):
+        code, masks = self.code, self.code.target.masks
+        if not self.out.plain or (self.window and not masks):
             return "false"
-        if self.code.target.masks:
+        if masks:
             return self.split.whole
-        code = self.code
         rest = code.op(f"and i64 {run.columns}, {self.panel // VECTORS - 1}")
         return code.both(self.split.whole, code.compare("eq", rest, "0"))

@@ -31,10 +31,12 @@ def unit_columns(element: Element, operands: tuple[Operand, ...]) -> int:
 
 
 class Output(NamedTuple):
-    """The operand (from 1) that takes sums in their places, if one does; whether they are finished there."""
+    """The operand (from 1) that takes sums in their places, if one does; `plain`: as they are, else they are
+    finished there.
+    """
 
-    operand: int | None
-    finished: bool
+    operand: int | None = None
+    plain: bool = False
 
 
 class Run(NamedTuple):
@@ -107,9 +109,8 @@ class Driver:
             self.again = [self.argument(place + AGAIN + n) for n in range(3)]
         if self.out.operand is not None:
             for dim, name in enumerate(("c_batch", "c_row")):
-                self.stride[name] = code.mul(
-                    self.argument(self.arguments.stride(self.out.operand, dim)), size
-                )
+                place = self.arguments.stride(self.out.operand, dim)
+                self.stride[name] = code.mul(self.argument(place), size)
             self.c = self._pointer(self.out.operand + 1)
         place = self.arguments.window + (WORDS if self.window else 0)
         cut = self.argument(place), self.argument(place + 1)
@@ -181,6 +182,11 @@ class Driver:
         return quotient, self.code.sub(x, self.code.mul(quotient, y))
 
     # -- where sums go ------------------------------------------------------------------------------
+
+    def output(self, part: Run) -> str:
+        """Where a part begins in the output that takes sums."""
+        out = self.reach(self.c, c_batch=part.batch, c_row=part.row)
+        return self.code.at(out, self.code.mul(part.column, str(self.element.bytes)))
 
     def place(self, batch: str, column: str, columns: str) -> tuple[str, str, str]:
         """The batch index and the column that columns go to; whether all do.

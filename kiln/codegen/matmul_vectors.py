@@ -83,10 +83,16 @@ class Vectors(Driver):
         """Where a window's columns, or its k, lie."""
         self.code.run("places", f"ptr {look}", start, count, room, f"ptr {table}")
 
+    def turns(self, step: str, outer: str) -> str:
+        """Whether `pack` is to turn elements in registers: enough neighbours lie along outer."""
+        code, element = self.code, self.element
+        beside = code.compare("eq", step, str(element.stored_bytes))
+        return code.both(beside, code.compare("sge", outer, str(16 // element.bytes)))
+
     def pack(
         self, turned: str, src: str, steps: tuple[str, str], into: str, pitch: int, outer: str, inner: str
     ) -> None:
-        """Copies outer x inner elements; turns them in registers where neighbours lie along outer."""
+        """Copies outer x inner elements, or turns them."""
         code = self.code
         with code.either(turned) as straight:
             code.run("turn", f"ptr {src}", steps[1], f"ptr {into}", str(pitch), outer, inner)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from typing import NamedTuple, Union
 
-from kiln.codegen.matmul import TILED
 from kiln.codegen.matmul_exchanged import EVEN
 from kiln.codegen.matmul_tile import element_of
 from kiln.codegen.matmul_window import DIMS
@@ -87,7 +86,7 @@ def matrices_or_windows(
     batch, m, k, n = numel(left.shape[:-2]), left.shape[-2], left.shape[-1], right.shape[-1]
     a = matrices[0] if isinstance(matrices[0], Read) else explorer.spread(left, None, passed)
     own = None if a is None else regions(a.layout, (batch, m, k))
-    most = 1 if left.dtype in TILED or element_of(left.dtype).widened else DIMS  # dims of k
+    most = 1 if element_of(left.dtype).widened else DIMS  # dims of k
     if own is None or len(own[1]) > 1 or len(own[2]) > most or len(own[0]) - _shared(own[0]) > 1:
         return matrices[:1]  # an array of its own, which the window then goes with
     b = explorer.spread(right, None, passed)

@@ -96,12 +96,8 @@ def _held(
     group: Group, dtype: str, operands: tuple[Operand, ...], stores: list[tuple[int, Scalar]]
 ) -> int | None:
     """An output that may hold sums: its memory is no input's, which may still be read."""
-    if any(o.folds for o in operands):
-        return None
-    for (k, _), root in zip(stores, group.roots):
-        if root.array.update < 0 and holds(dtype, operands[k - 1]):
-            return k
-    return None
+    fresh = (k for (k, _), root in zip(stores, group.roots) if root.array.update < 0)
+    return next((k for k in fresh if holds(dtype, operands, k)), None)
 
 
 def _split(spec: MatmulSpec, batch: Dim, m: Dim, n: Dim, k: Dim) -> Split:
