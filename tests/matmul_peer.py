@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import math
 import mmap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from codegen_peer import load_object, numpy_dtype
 
 from kiln.codegen.compile import compile_parts
 from kiln.codegen.matmul import MatmulSpec, matmul_parts, product
+from kiln.codegen.matmul_finish import BATCH
 from kiln.codegen.target import LEVELS, Target, host_target
 
 Array = np.ndarray[Any, Any]
@@ -98,14 +100,16 @@ def run(
     cuts: Sequence[int] = (),
     at_once: int = 0,
 ) -> None:
-    """Launch on 3-d arrays; the units are done in pieces that end at `cuts`, last first. With `at_once`, the
-    launch is cut along k, in rounds of so many segments.
+    """Launch on arrays of one to BATCH dims and matrices; the units are done in pieces that end at `cuts`,
+    last first. With `at_once`, the launch is cut along k, in rounds of so many segments.
     """
-    strides = [s // x.itemsize for x in (a, b, *operands) for s in x.strides]
+    missing = (0,) * (BATCH + 2 - a.ndim)
+    strides = [s // x.itemsize for x in (a, b, *operands) for s in (*missing, *x.strides)]
     words = [np.float64(x).view(np.int64) if isinstance(x, float) else x for x in numbers]
-    sizes = [a.shape[0], a.shape[1], b.shape[2], a.shape[2]]
-    assert not spec.row or sizes[1] == 1
-    arg = np.array([*sizes, *strides, *words], np.int64)
+    batch, (m, k), n = a.shape[:-2], a.shape[-2:], b.shape[-1]
+    assert not spec.row or m == 1
+    arg = np.array([*(1 for _ in missing), *batch, m, n, k, *strides, *words], np.int64)
+    sizes = [math.prod(batch), m, n, k]
     launch(spec, target, [x.ctypes.data for x in (a, b, *operands)], arg, sizes, cuts, at_once)
 
 

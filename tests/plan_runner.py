@@ -7,6 +7,7 @@ and every access is checked against its buffer. Compiled kernels are called for 
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 from codegen_peer import load_object
 
 from kiln.codegen.along import AlongSpec
+from kiln.codegen.matmul_finish import BATCH, SIZES
 from kiln.codegen.matmul_tile import element_of
 from kiln.codegen.nest import ROW_ACCUMULATORS, TURN, Nest
 from kiln.graph.graph import Graph, building
@@ -213,17 +215,19 @@ class Runner:
     # -- products and scatters ----------------------------------------------------------------------
 
     def _matmul(self, spec: Any, pointers: Any, args: list[int]) -> None:
-        batch, m, n, k = args[:4]
-        rest = args[4:]
-        strides = [rest[3 * j : 3 * j + 3] for j in range(2 + len(spec.operands))]
-        numbers = rest[3 * len(strides) :]
+        batch, (m, n, k), rest = args[:BATCH], args[BATCH:SIZES], args[SIZES:]
+        each = BATCH + 2
+        strides = [rest[each * j : each * j + each] for j in range(2 + len(spec.operands))]
+        numbers = rest[each * len(strides) :]
 
         def block(j: int, *sizes: int) -> Array:
             dtype = spec.operands[j - 2].dtype if j > 1 else spec.dtype
-            return self._operand(pointers[j], dtype, [batch, *sizes], strides[j])
+            return self._operand(pointers[j], dtype, [*batch, *sizes], strides[j])
 
         for operand, own in zip(spec.operands, strides[2:]):
-            assert all(kind == "s" or int(kind) == stride for stride, kind in zip(own, operand.strides))
+            assert all(
+                kind == "s" or int(kind) == stride for stride, kind in zip(own[BATCH:], operand.strides)
+            )
 
         def leaf(node: sc.Scalar, sizes: tuple[int, int]) -> Array:
             if node.op == "number":
@@ -239,12 +243,14 @@ class Runner:
                 return _inside(spec.dtype, block(j, *sizes))
             own = (sizes[1], sizes[0]) if prologue.turned else (sizes[0], sizes[1])
             (x,) = evaluate_scalars([prologue.value], lambda node: leaf(node, own))
-            x = np.broadcast_to(x, (batch, *own))
-            return x.swapaxes(1, 2) if prologue.turned else x
+            x = np.broadcast_to(x, (*batch, *own))
+            return x.swapaxes(-1, -2) if prologue.turned else x
 
         element = element_of(spec.dtype)
         a, b = (x.astype(element.total) for x in (factor(0, spec.first, m, k), factor(1, spec.second, k, n)))
-        total = product(a, b, element.summed)
+        count = math.prod(batch)
+        whole = product(a.reshape(count, m, k), b.reshape(count, k, n), element.summed)
+        total = whole.reshape(*batch, m, n)
         values = evaluate_scalars(
             [x for _, x in spec.stores],
             lambda node: total if (node.op, node.data) == ("load", 0) else leaf(node, (m, n)),
@@ -253,13 +259,15 @@ class Runner:
         for (j, scalar), value in zip(spec.stores, values):
             operand = spec.operands[j - 1]
             if operand.folds:
+                rows = np.broadcast_to(np.array(value), (*batch, m, n)).reshape(count, m, n)
                 if scalar is TURN:
                     chains = positions
                 elif operand.mode.startswith("arg"):
-                    chains, positions = best_of(operand.mode, np.broadcast_to(np.array(value), (batch, m, n)))
+                    chains, positions = best_of(operand.mode, rows)
                 else:
-                    chains = chains_of(operand.mode, np.broadcast_to(np.array(value), (batch, m, n)))
-                block(j + 1, *chains.shape[1:])[...] = _encode(operand.dtype, chains)
+                    chains = chains_of(operand.mode, rows)
+                target = block(j + 1, *chains.shape[1:])
+                target[...] = _encode(operand.dtype, chains).reshape(target.shape)
                 continue
             target = block(j + 1, m, n)
             target[...] = _encode(spec.operands[j - 1].dtype, np.broadcast_to(np.array(value), target.shape))

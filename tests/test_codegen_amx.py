@@ -83,7 +83,7 @@ def expected_of(a: Array, b: Array, dtype: str) -> Array:
 
 def sums_of(dtype: str) -> MatmulSpec:
     """A product of integers that stores its sums."""
-    out = Operand("int32", "out", ("s", "s", "1"))
+    out = Operand("int32", "out", ("s", "1"))
     return MatmulSpec(dtype, (out,), (), ((1, Scalar("load", (), "i32", 0)),))
 
 
@@ -188,7 +188,7 @@ def test_an_epilogue_sees_the_sums(rng: np.random.Generator) -> None:
         a, b = draw(rng, "bfloat16", 1, m, k), draw(rng, "bfloat16", 1, k, n)
         bias = np.broadcast_to(draw(rng, "bfloat16", 1, 1, n), (1, m, n))
         pre, out = np.empty((1, m, n), np.uint16), np.empty((1, m, n), np.uint16)
-        spec = bias_relu(("0", "0", "1"), "bfloat16")
+        spec = bias_relu(("0", "1"), "bfloat16")
         run(spec._replace(row=m == 1), a, b, [pre, out, bias], [0.75], AMX)
         sums = ordered(a[0], b[0]) * np.float32(0.75) + widened(bias[0], "bfloat16").astype(np.float32)
         assert np.array_equal(pre[0], rounded(sums))

@@ -23,8 +23,8 @@ def scaled(dtype: str, first: bool, second: bool, turned: bool) -> MatmulSpec:
     """relu(x) @ w, x @ (w * scale), or both: operands x (2), w (3) and scale (4), one number for each k."""
     kind, spec = COMPUTE[dtype], product(dtype)
     x, w, scale = (Scalar("load", (), kind, k) for k in (2, 3, 4))
-    along = ("s", "s", "1")
-    row = ("0", "0", "1") if turned else ("0", "1", "0")
+    along = ("s", "1")
+    row = ("0", "1") if turned else ("1", "0")
     operands = (*spec.operands, *(Operand(dtype, "in", c) for c in (along, along, row)))
     relu = Prologue(select(x < const(0, kind), 0, x), turned)
     times = Prologue(round_to(w * scale, dtype), turned)
@@ -71,9 +71,9 @@ def test_other_dtypes_numbers_and_an_epilogue(target: Target, rng: np.random.Gen
     """out = (int8 as float32) @ (float16 * number) + bias: finished apart, many rows."""
     codes, halves = draw(rng, "int8", 1, 530, 40), draw(rng, "float16", 1, 40, 300)
     bias = np.broadcast_to(draw(rng, "float32", 1, 1, 300), (1, 530, 300))
-    full = ("s", "s", "1")
+    full = ("s", "1")
     operands = (
-        Operand("float32", "out", full), Operand("float32", "in", ("0", "0", "1")),
+        Operand("float32", "out", full), Operand("float32", "in", ("0", "1")),
         Operand("int8", "in", full), Operand("float16", "in", full),
     )  # fmt: skip
     load = [Scalar("load", (), kind, k) for k, kind in ((0, "f32"), (2, "f32"), (3, "i8"), (4, "f32"))]

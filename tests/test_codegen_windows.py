@@ -84,11 +84,12 @@ def run(
     spec = product(dtype)._replace(window=True)
     m, k = len(a), math.prod(n for n, _ in look.k)
     columns = out.shape[2]
-    own = [s // x.itemsize for y in (a, out) for s in y.strides]
+    own = [s // x.itemsize for y in (a, out) for s in y.strides]  # of a: m, k; of out: images, m, n
     n = ((images, image), *look.n) if images > 1 else look.n
     along_k = ((k, own[1]),) if a_k is None else a_k
     look_at = [*words(look.k), *words(n), *words(along_k), columns, *evenly(list(look.n))]
-    arg = [1, m, images * columns, k, 0, own[0], along_k[-1][1], 0, 0, 0, *own[2:], *look_at]
+    strides = [0, 0, 0, own[0], along_k[-1][1], *[0] * 5, 0, own[2], 0, *own[3:]]
+    arg = [1, images, 1, m, images * columns, k, *strides, *look_at]
     arg_array = np.array(arg, np.int64)
     start = x.ctypes.data + look.first * x.itemsize
     places, sizes = [a.ctypes.data, start, out.ctypes.data], (1, m, images * columns, k)

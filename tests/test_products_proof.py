@@ -22,7 +22,7 @@ from test_codegen_prologues import factors, scaled
 from test_codegen_windows import Look, seen
 from test_codegen_windows import run as run_window
 
-from kiln.codegen.matmul import MatmulSpec, product
+from kiln.codegen.matmul import TILED, MatmulSpec, product
 from kiln.codegen.matmul_tile import element_of
 from kiln.codegen.matmul_window import DIMS
 from kiln.codegen.nest import TURN, Operand
@@ -62,7 +62,7 @@ class Layout(NamedTuple):
     """
 
     order: tuple[int, int, int]
-    ways: tuple[str, str, str]
+    ways: tuple[str, str]
     at_end: bool
 
     def strides(self, shape: tuple[int, ...], itemsize: int) -> list[int]:
@@ -169,6 +169,54 @@ def test_products(
         assert same(row, got[:, at : at + 1])
 
 
+ORDERS = st.permutations(range(5)).map(tuple)  # of a factor's dims in memory
+
+
+def lay_batch(values: Array, order: tuple[int, ...], repeated: tuple[int, ...]) -> Array:
+    """A factor whose dims lie in any order; along those in `repeated` its first part is repeated."""
+    first = values[tuple(slice(0, 1) if d in repeated else slice(None) for d in range(5))]
+    lying = np.ascontiguousarray(first.transpose(order)).transpose(np.argsort(order))
+    return np.broadcast_to(lying, values.shape)
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
+@drawn(8)
+@given(
+    dtype=st.sampled_from(["float32", "float32", "float64", "bfloat16", "int8"]),
+    batch=st.tuples(*[st.sampled_from([1, 2, 3])] * 3), m=ROWS, n=COLUMNS, k=DEPTHS, a_order=ORDERS,
+    b_order=ORDERS, repeated=st.sets(st.sampled_from([0, 1, 2])), of_a=st.booleans(), cuts=CUTS,
+    at_once=st.sampled_from([0, 1, 2]), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_batches_of_several_dims(
+    target: Target, dtype: str, batch: tuple[int, int, int], m: int, n: int, k: int, a_order: tuple[int, ...],
+    b_order: tuple[int, ...], repeated: set[int], of_a: bool, cuts: list[float], at_once: int, seed: int,
+) -> None:  # fmt: skip
+    """Dims of a batch have any strides, in factors, operands and outputs: bits of the batch written out."""
+    many, rng = math.prod(batch), np.random.default_rng(seed)
+    m, k = min(m, WORK // max(n * many, 1)), min(k, WORK // max(m * n * many, 1))
+    at_once = 0 if dtype in TILED or not k else at_once
+    a = lay_batch(draw(rng, dtype, *batch, m, k), a_order, tuple(repeated) if of_a else ())
+    b = lay_batch(draw(rng, dtype, *batch, k, n), b_order, () if of_a else tuple(repeated))
+    expected = multiply(a.reshape(many, m, k), b.reshape(many, k, n), dtype, target)
+    units = product(dtype).units(many, m, n)
+    out = np.zeros((m, *batch, n), expected.dtype).transpose(1, 2, 3, 0, 4)  # rows of all batches
+    run(product(dtype), a, b, [out], target=target, cuts=places(cuts, units), at_once=at_once)
+    assert same(out.reshape(many, m, n), expected)
+    if m:
+        row = np.zeros((*batch[::-1], 1, n), expected.dtype).transpose(2, 1, 0, 3, 4)
+        run(product(dtype)._replace(row=True), a[..., :1, :], b, [row], target=target)
+        assert same(row.reshape(many, 1, n), expected[:, :1])
+    if dtype in ("float32", "float64"):
+        bias = lay_batch(draw(rng, dtype, *batch, m, n), (0, 1, 2, 3, 4), tuple(repeated))
+        pre = np.zeros_like(out)
+        run(
+            bias_relu(("s", "1"), dtype), a, b, [pre, out, bias], [0.75], target, places(cuts, units), at_once
+        )
+        plain = expected * expected.dtype.type(0.75) + bias.reshape(many, m, n)
+        assert same(pre.reshape(many, m, n), plain)
+        assert same(out.reshape(many, m, n), np.where(plain < 0, plain.dtype.type(0), plain))
+
+
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
 @drawn(4)
 @given(
@@ -190,7 +238,7 @@ def test_fused(
     bias = np.asfortranarray(bias) if classes == "sss" else bias
     bias = np.broadcast_to(bias, (batch, m, n))
     pre, out = (np.empty((batch, m, n), numpy_dtype(dtype)) for _ in range(2))
-    spec = bias_relu(tuple(classes), dtype)._replace(held=None if dtype == "bfloat16" else held)
+    spec = bias_relu((classes[1], classes[2]), dtype)._replace(held=None if dtype == "bfloat16" else held)
     run(spec, a, b, [pre, out, bias], [0.75], target, places(cuts, spec.units(batch, m, n)))
     plain = multiply(a.copy(), b.copy(), dtype, target)
     if dtype == "bfloat16":
@@ -209,7 +257,7 @@ def reduced(dtype: str, kept: bool) -> MatmulSpec:
     value = round_to(value, dtype) if dtype in LOW else value
     modes = [(wide, "sum", value), (wide, "argmax", value), ("uint8", "argmax", TURN), (dtype, "out", value)]
     modes = modes if kept else modes[:3]
-    operands = tuple(Operand(d, mode, ("s", "s", "1")) for d, mode, _ in modes)
+    operands = tuple(Operand(d, mode, ("s", "1")) for d, mode, _ in modes)
     return MatmulSpec(dtype, operands, (), tuple((k + 1, x) for k, (_, _, x) in enumerate(modes)))
 
 

@@ -60,7 +60,7 @@ def test_cut(
     if dtype in ("float32", "float64"):
         bias = np.broadcast_to(draw(rng, dtype, 1, 1, n), (batch, m, n))
         pre, act = (np.empty((batch, m, n), out.dtype) for _ in range(2))
-        run(bias_relu(("0", "0", "1"), dtype), a, b, [pre, act, bias], [0.75], target, at, at_once)
+        run(bias_relu(("0", "1"), dtype), a, b, [pre, act, bias], [0.75], target, at, at_once)
         assert same(pre, whole * whole.dtype.type(0.75) + bias)
 
 
@@ -180,7 +180,7 @@ def test_few_rows_by_a_turned_factor(dtype: str, target: Target) -> None:
                 ((a, b, 0), (a, turned, 2)), ((outs[0], outs[1]), (outs[2], outs[3]))
             ):
                 run(
-                    bias_relu(("s", "s", "1"), dtype),
+                    bias_relu(("s", "1"), dtype),
                     x,
                     factor,
                     [pre, relu, ones],

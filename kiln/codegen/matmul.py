@@ -2,6 +2,8 @@
 
     out[b, m, n] = epilogue(sum over k of A[b, m, k] * B[b, k, n], operands[b, m, n] ...)
 
+where b is BATCH dims, each with strides of its own: heads are read, and written, where they lie.
+
 Elements of 8 and 16 bits have sums of 32, which is what an epilogue reads.
 
 The order of arithmetic is fixed: each sum is one ascending chain of fused multiply-adds over k from zero,
@@ -28,10 +30,10 @@ A factor may be computed where it is copied or packed, from operands of its own:
 A product of one row with such a factor has the kernel of those of many; those over windows have none.
 
 Kernel arguments: `ptr` = A, B, the operands, parts of a launch that is cut along k (matmul_split.py), the
-thread's scratch memory; `arg` = batch, m, n, k; the strides, in elements, of A (batch, m, k), of B (batch, k,
-n), of every operand (batch, m, n), or along its factor's dims; numbers; the cut. Any stride may be 0 or
-negative. Outputs must not overlap A or B, or what they are computed from; an output may be one of the other
-operands.
+thread's scratch memory; `arg` = the batch's sizes, m, n, k; the strides, in elements, of A (*batch, m, k), of
+B (*batch, k, n), of every operand (*batch, m, n), or along its factor's dims; numbers; the cut. Any stride
+may be 0 or negative. Outputs must not overlap A or B, or what they are computed from; an output may be one of
+the other operands.
 """
 
 from __future__ import annotations
@@ -63,8 +65,8 @@ TILED = tuple(amx.FACTORS)  # dtypes of products that run on AMX where there is 
 
 
 class Prologue(NamedTuple):
-    """How the elements of a factor are computed: `load k` is operands[k - 1], over (batch, rows, columns)
-    of the factor; `turned`: over (batch, columns, rows), as neighbours lie along the factor's rows.
+    """How the elements of a factor are computed: `load k` is operands[k - 1], over (*batch, rows, columns)
+    of the factor; `turned`: over (*batch, columns, rows), as neighbours lie along the factor's rows.
     """
 
     value: Scalar
@@ -74,8 +76,8 @@ class Prologue(NamedTuple):
 class MatmulSpec(NamedTuple):
     """The pattern of a matmul kernel. In `stores`, `load 0` is the product, `load k` is operands[k - 1].
 
-    `operands` have stride classes for (batch, m, n): "1" unit, "0" not read along it, "s" any; an output is
-    "in" or "out" like a nest's. Each store is (k, scalar): the scalar, rounded to operand k's dtype.
+    `operands` have stride classes for (m, n), "1" unit, "0" not read along it, "s" any; along the batch any.
+    They are "in" or "out" like a nest's. Each store is (k, scalar): the scalar, rounded to operand k's dtype.
 
     An operand whose mode is a reduction takes the scalar's chains along the rows, in the order of 16 lanes:
     16 accumulators for each 128 columns, of the last ones as many as there are columns. A nest of `block`
@@ -146,7 +148,7 @@ def _text(spec: MatmulSpec) -> str:
 def product(dtype: str) -> MatmulSpec:
     """The pattern of a plain product with a contiguous output."""
     element = element_of(dtype)
-    out = Operand(dtype, "out", ("s", "s", "1"))
+    out = Operand(dtype, "out", ("s", "1"))
     total = Scalar("load", (), element.summed, 0)
     return MatmulSpec(dtype, (out,), (), ((1, convert(total, element.compute)),))
 
@@ -221,13 +223,13 @@ def _shared(target: Target, element: Any, *makers: Callable[[Target, Any], Routi
 
 def _verify(spec: MatmulSpec, target: Target) -> None:
     """Check a pattern as the nest its epilogue is, with the product as operand 0."""
-    total = Operand(element_of(spec.dtype).total, "in", ("s", "s", "s"))
+    total = Operand(element_of(spec.dtype).total, "in", ("s", "s"))
     operands = tuple(o._replace(mode="out") if o.folds else o for o in spec.operands)
-    verify_nest(Nest(("p", "p", "p"), (total, *operands), spec.numbers, spec.stores), target)
-    block = Operand(spec.dtype, "out", ("s", "s", "1"))
+    verify_nest(Nest(("p", "p"), (total, *operands), spec.numbers, spec.stores), target)
+    block = Operand(spec.dtype, "out", ("s", "1"))
     for _, prologue in spec.prologues:
         stores = ((0, prologue.value),)
-        verify_nest(Nest(("p", "p", "p"), (block, *operands), spec.numbers, stores), target)
+        verify_nest(Nest(("p", "p"), (block, *operands), spec.numbers, stores), target)
     if spec.prologues and (spec.row or spec.window):
         raise refuse(f"a factor of a {spec.form}product is an array")
     if spec.held is not None and not holds(spec.dtype, spec.operands, spec.held):
@@ -235,7 +237,7 @@ def _verify(spec: MatmulSpec, target: Target) -> None:
     found = [x.value for _, x in spec.prologues]
     for k, value in spec.stores:
         out = spec.operands[k - 1]
-        if out.folds and (spec.row or spec.window or out.strides[2] != "1"):
+        if out.folds and (spec.row or spec.window or out.strides[1] != "1"):
             raise refuse(f"reductions along the rows of {spec.form or out.strides} are kernels of their own")
         if out.mode not in POSITIONS or value is not TURN:
             found.append(value)
@@ -250,7 +252,7 @@ def holds(dtype: str, operands: tuple[Operand, ...], k: int) -> bool:
     """Whether the rows of operand k (from 1) can hold the sums of a product of such factors."""
     out = operands[k - 1]
     fits = not element_of(dtype).widened and not any(o.folds for o in operands)
-    return fits and (out.mode, out.dtype, out.strides[2]) == ("out", dtype, "1")
+    return fits and (out.mode, out.dtype, out.strides[1]) == ("out", dtype, "1")
 
 
 def _plain_output(spec: MatmulSpec) -> int | None:

@@ -98,7 +98,7 @@ class _Driver(Driver):
 
     def _pack_b(self, run: Run, from_k: str, depth: str) -> None:
         """The panels as words."""
-        src = self.reach(self.b, b_batch=run.batch, b_k=from_k, b_column=run.column)
+        src = self.reach("b", run.batch, k=from_k, column=run.column)
         strides = self.stride["b_k"], self.stride["b_column"]
         pack_words(self.code, self.factor, src, strides, self.packed_b, (depth, run.columns), self.apart)
 
@@ -108,7 +108,7 @@ class _Driver(Driver):
         pitch = code.mul(run.columns, str(factor.bytes))
         with code.times(depth, factor.step) as at:
             part = code.minimum(code.sub(depth, at), str(factor.step))
-            step = [run.batch, code.add(from_k, at), part, run.column, run.columns]
+            step = [*run.batch, code.add(from_k, at), part, run.column, run.columns]
             self.compute("second", step, self.computed, pitch, LINE)
             strides, shape = (pitch, str(factor.bytes)), (part, run.columns)
             pack_words(code, factor, self.computed, strides, self._deep(at), shape, self.apart)
@@ -119,7 +119,7 @@ class _Driver(Driver):
         with code.times(run.columns, PANEL) as left, code.times(depth, PIECE // factor.bytes) as at:
             part = code.minimum(code.sub(depth, at), str(PIECE // factor.bytes))
             columns = code.minimum(code.sub(run.columns, left), str(PANEL))
-            piece = [run.batch, code.add(run.column, left), columns, code.add(from_k, at), part]
+            piece = [*run.batch, code.add(run.column, left), columns, code.add(from_k, at), part]
             self.compute("second", piece, self.computed, str(PITCH), LINE)
             into = code.at(self._deep(at), code.mul(code.op(f"sdiv i64 {left}, {PANEL}"), self.apart))
             strides = str(factor.bytes), str(PITCH)
@@ -136,7 +136,7 @@ class _Driver(Driver):
         rows = code.mul(code.ceil_div(depth, self.factor.step), str(STEP_WORDS))
         deep = code.mul(rows, str(self.factor.together))
         code.run("places", f"ptr {self.look}", from_k, depth, deep, f"ptr {self.k_table}")
-        src = self.reach(self.b, b_batch=run.batch)
+        src = self.reach("b", run.batch)
         ragged = code.compare("slt", depth, deep)
         with code.times(run.columns, PANEL) as left:
             panel = code.at(self.packed_b, code.mul(code.op(f"sdiv i64 {left}, {PANEL}"), self.apart))
@@ -181,19 +181,19 @@ class _Driver(Driver):
         last = code.sub(code.ceil_div(depth, self.factor.step), "1")
         last = code.at(self.packed_a, code.mul(last, str(STEP_BYTES)))
         code.run("words", f"ptr {last}", "0", "0", f"ptr {last}", "0", str(PANEL), str(STEP_WORDS), "0")
-        rectangle = [run.batch, run.row, run.rows, k, depth]
+        rectangle = [*run.batch, run.row, run.rows, k, depth]
         self.compute("first", rectangle, self.packed_a, str(LINE), STEP_BYTES)
 
     def _turn_a(self, run: Run, k: str, depth: str) -> None:
         """The same where neighbours lie along the rows."""
-        size, rectangle = self.factor.bytes, [run.batch, k, depth, run.row, run.rows]
+        size, rectangle = self.factor.bytes, [*run.batch, k, depth, run.row, run.rows]
         self.compute("first", rectangle, self.computed, str(PANEL * size), LINE)
         strides, shape = (str(size), str(PANEL * size)), (run.rows, depth)
         pack_lines(self.code, self.factor, self.computed, strides, self.packed_a, shape, self.stage)
 
     def _pack_a(self, run: Run, k: str, depth: str) -> None:
         """A piece of A."""
-        src = self.reach(self.a, a_batch=run.batch, a_row=run.row, a_k=k)
+        src = self.reach("a", run.batch, row=run.row, k=k)
         strides = self.stride["a_row"], self.stride["a_k"]
         pack_lines(self.code, self.factor, src, strides, self.packed_a, (run.rows, depth), self.stage)
 

@@ -92,7 +92,7 @@ class _Driver(Exchanged):
     def _compute_b(self, run: Run, from_k: str, depth: str) -> str:
         """Computes the panels; columns past the last are zero (or repeat it), and all without k."""
         code, pitch = self.code, str(self.panel_bytes)
-        code.line(f"store ptr {self.b}, ptr {self.b_lies}")
+        code.line(f"store ptr {self.base['b']}, ptr {self.b_lies}")
         code.set(self.b_step, pitch)
         filled = code.op(f"xor i1 {self.empty}, true")
         single = self.panel < LANES  # one panel at a time: 16 columns are more
@@ -104,21 +104,21 @@ class _Driver(Exchanged):
                 clear(code, self.element, into, code.mul(depth, pitch))
             if self.turned["second"]:
                 with code.when(filled):
-                    self._turn_b([run.batch, column, columns, from_k, depth], into)
+                    self._turn_b([*run.batch, column, columns, from_k, depth], into)
             elif single:
                 with code.when(filled):
-                    alone = [run.batch, from_k, depth, column, columns]
+                    alone = [*run.batch, from_k, depth, column, columns]
                     self.compute("second", alone, into, pitch, self.panel_bytes)
         if not self.turned["second"] and not single:
             with code.when(filled):
-                whole = [run.batch, from_k, depth, run.column, run.columns]
+                whole = [*run.batch, from_k, depth, run.column, run.columns]
                 self.compute("second", whole, self.packed, pitch, self.apart)
         return "false"
 
     def _turn_b(self, rectangle: list[str], into: str) -> None:
         """A panel whose neighbours lie along k: columns where A's rows will be, then turned."""
         code, size = self.code, self.element.stored_bytes
-        columns, depth, least = rectangle[2], rectangle[4], str(16 // self.element.bytes)
+        columns, depth, least = rectangle[-3], rectangle[-1], str(16 // self.element.bytes)
         pitch = str(ROW_PITCH * size)
         self.compute("second", rectangle, self.copied, pitch, self.panel * size)
         deep = code.choose(code.compare("slt", depth, least), least, depth)
@@ -132,7 +132,7 @@ class _Driver(Exchanged):
         copied:      anything else; columns past the last are zero
         """
         code, element = self.code, self.element
-        src = self.reach(self.b, b_batch=run.batch, b_k=from_k, b_column=run.column)
+        src = self.reach("b", run.batch, k=from_k, column=run.column)
         step, column = self.stride["b_k"], self.stride["b_column"]
         lies = self._lies_well(src, run)
         code.line(f"store ptr {src}, ptr {self.b_lies}")
@@ -170,7 +170,7 @@ class _Driver(Exchanged):
         code, lanes = self.code, self.panel // VECTORS
         self.table(self.look, from_k, depth, depth, self.k_table)
         code.set(self.b_step, str(self.panel_bytes))
-        src = self.reach(self.b, b_batch=run.batch)
+        src = self.reach("b", run.batch)
         last = code.op(f"and i64 {code.sub(run.columns, '1')}, {-self.panel}")
         with code.when(code.compare("sle", code.sub(run.columns, last), str(lanes))):
             clear(code, self.element, self._packed_panel(last), code.mul(depth, str(self.panel_bytes)))
@@ -190,7 +190,7 @@ class _Driver(Exchanged):
         code, element = self.code, self.element
         row, along = self.stride["a_row"], self.stride["a_k"]
         first = code.choose(self.a_placed, "0", from_k) if self.placed else from_k
-        src = self.reach(self.a, a_batch=run.batch, a_row=run.row, a_k=first)
+        src = self.reach("a", run.batch, row=run.row, k=first)
         code.line(f"store ptr {src}, ptr {self.a_place}")
         code.set(self.a_row, row)
         code.set(self.a_k, along)
@@ -208,7 +208,7 @@ class _Driver(Exchanged):
         size, rows, depths = self.element.bytes, [run.row, run.rows], [from_k, depth]
         turned = self.turned["first"]
         rectangle, pitch = (depths + rows, ROWS * size) if turned else (rows + depths, ROW_PITCH * size)
-        self.compute("first", [run.batch, *rectangle], self.copied, str(pitch), self.panel_bytes)
+        self.compute("first", [*run.batch, *rectangle], self.copied, str(pitch), self.panel_bytes)
         self._copied(*((size, pitch) if turned else (pitch, size)))
 
     def _copied(self, row: int, along: int) -> None:
@@ -262,7 +262,7 @@ class _Driver(Exchanged):
     def _sums(self, run: Run, left: str, rows: str, whole: str) -> tuple[str, str, str]:
         """Where a panel's sums go, the distance of their rows, and whether that is the output."""
         code, split = self.code, self.split
-        part = split.place(run.batch, run.row, run.column)
+        part = split.place(run.row, run.column)
         pitch = code.choose(split.cut, split.pitch, str(self.pitch))
         if self.out.operand is None:
             return code.choose(split.cut, part, code.at(rows, left), "ptr"), pitch, "false"

@@ -17,7 +17,7 @@ from typing import Any
 
 from kiln.codegen.matmul_pack import clear
 from kiln.codegen.matmul_tile import SEGMENT, SOON, VECTORS, covered, heights
-from kiln.codegen.matmul_units import UNIT_BYTES, Run
+from kiln.codegen.matmul_units import UNIT_BYTES, Index, Run
 from kiln.codegen.matmul_vectors import COPIED, SUMS_BYTES, Vectors
 
 FEW_PANELS = 8  # rows up to so many panels are few
@@ -145,14 +145,14 @@ class Exchanged(Vectors):
                     code.set(done, code.add(index, rows))
             code.set(before, code.add(at, whole))
 
-    def _column_at(self, batch: str, from_k: str, column: str) -> None:
+    def _column_at(self, batch: Index, from_k: str, column: str) -> None:
         """A is B from a column on."""
         code = self.code
         if self.window:
             self.table(self.look_n, column, "1", "1", self.n_table)
-            here = code.at(self.reach(self.b, b_batch=batch), code.op(f"load i64, ptr {self.n_table}"))
+            here = code.at(self.reach("b", batch), code.op(f"load i64, ptr {self.n_table}"))
         else:
-            here = self.reach(self.b, b_batch=batch, b_k=from_k, b_column=column)
+            here = self.reach("b", batch, k=from_k, column=column)
             code.set(self.a_k, self.stride["b_k"])
         code.line(f"store ptr {here}, ptr {self.a_place}")
 
@@ -172,7 +172,7 @@ class Exchanged(Vectors):
         with code.when(ragged):
             clear(code, self.element, into, code.mul(depth, str(self.panel_bytes)))
         if not self.window:
-            src = self.reach(self.a, a_batch=run.batch, a_row=run.row, a_k=from_k)
+            src = self.reach("a", run.batch, row=run.row, k=from_k)
             self._pack_run(run, src, into, depth)
             return
         done = code.variable("0")
@@ -181,7 +181,7 @@ class Exchanged(Vectors):
             count = code.minimum(count, code.sub(depth, at))
             self.table(self.look_a, code.add(from_k, at), "1", "1", self.a_table)
             place = code.op(f"load i64, ptr {self.a_table}")
-            src = code.at(self.reach(self.a, a_batch=run.batch, a_row=run.row), place)
+            src = code.at(self.reach("a", run.batch, row=run.row), place)
             self._pack_run(run, src, code.at(into, code.mul(at, str(self.panel_bytes))), count)
             code.set(done, code.add(at, count))
 
@@ -194,7 +194,7 @@ class Exchanged(Vectors):
         """A panel of the transposed sums to the output, or finished."""
         code, element, pitch = self.code, self.element, str(self.panel_bytes)
         whole = str(self.far_units * self.columns * element.bytes)
-        place = self.split.place(run.batch, run.row, run.column)
+        place = self.split.place(run.row, run.column)
         into = code.choose(self.split.cut, place, self.sums, "ptr")
         apart = code.choose(self.split.cut, self.split.pitch, whole)
         with code.either(self._turns_directly(run)) as held:

@@ -20,6 +20,9 @@ from kiln.codegen.rows import grouped
 from kiln.codegen.target import Target
 from kiln.ops.scalar import Scalar, topological
 
+BATCH = 3  # dims of a batch
+M, N, K = BATCH, BATCH + 1, BATCH + 2  # the places of sizes in `arg`, after those of the batch
+SIZES = BATCH + 3
 CALL, ROW, LANE = 0, 1, 2  # how often a scalar is computed
 AHEAD = 4  # rows of outputs: a block of them is on as many pages, where the machine does not prefetch
 EARLY = 16  # rows of what a factor is computed from
@@ -28,20 +31,23 @@ EARLY = 16  # rows of what a factor is computed from
 class Arguments(NamedTuple):
     """Where a kernel's arguments lie: `ptr` holds A, B, operands; `arg` sizes, their strides, numbers.
 
-    Strides of an operand are along the batch, then along the rows and columns of the block it is read for. Of
-    a row's accumulators there are LANES for each GROUP columns, of the last one as many as it has columns.
+    Strides are along the batch's dims, then along the rows and columns of a factor, or of the block an
+    operand is read for. Of a row's accumulators there are LANES for each GROUP columns, of the last one as
+    many as it has columns.
     """
 
     operands: tuple[Operand, ...]
     numbers: tuple[str, ...]
 
     def stride(self, k: int, dim: int) -> int:
-        """The place in `arg` of operand k's stride (k from 1) along dim 0 batch, 1 rows, 2 columns."""
-        return 4 + 6 + 3 * (k - 1) + dim
+        """The place in `arg` of a stride of pointer k, factors before operands, along a dim of (*batch, rows,
+        columns).
+        """
+        return SIZES + (BATCH + 2) * k + dim
 
     def number(self, k: int) -> int:
         """The place in `arg` of number k."""
-        return 4 + 6 + 3 * len(self.operands) + k
+        return self.stride(2 + len(self.operands), 0) + k
 
     @property
     def window(self) -> int:
@@ -81,9 +87,12 @@ class _Rectangle:
         arguments: Arguments,
         stores: tuple[tuple[int, Scalar], ...],
     ) -> None:
-        params = "ptr %ptr, ptr %arg, i64 %batch, i64 %row, i64 %rows, i64 %col, i64 %cols, ptr %src, i64 %ss"
+        batch = ", ".join(f"i64 %b{d}" for d in range(BATCH))
+        params = f"{batch}, i64 %row, i64 %rows, i64 %col, i64 %cols, ptr %src, i64 %ss"
         self.fills = any(k == 0 for k, _ in stores)
-        self.code = Routine(target, name, params + (", i64 %ps" if self.fills else ""))
+        self.code = Routine(
+            target, name, f"ptr %ptr, ptr %arg, {params}" + (", i64 %ps" if self.fills else "")
+        )
         self.memory = Memory(self.code)
         self.block, self.arguments, self.stores = block, arguments, stores
         self.nodes = topological([value for _, value in stores])
@@ -111,7 +120,7 @@ class _Rectangle:
             return LANE
         if node.op != "load":
             return CALL
-        return LANE if node.data == 0 or self.arguments.operands[node.data - 1].strides[2] != "0" else ROW
+        return LANE if node.data == 0 or self.arguments.operands[node.data - 1].strides[1] != "0" else ROW
 
     def _argument(self, place: int, type: str = "i64") -> str:
         return self.code.op(f"load {llvm_type(type, 1)}, ptr {self.code.offset('%arg', 'i64', str(place))}")
@@ -119,9 +128,9 @@ class _Rectangle:
     def _stride(self, k: int, dim: int) -> str:
         """Operand k's stride along dim, in bytes."""
         size = MEMORY[self.arguments.operands[k - 1].dtype][1]
-        kind = self.arguments.operands[k - 1].strides[dim]
+        kind = "s" if dim < BATCH else self.arguments.operands[k - 1].strides[dim - BATCH]
         return {"0": "0", "1": str(size)}.get(kind) or self.code.mul(
-            self._argument(self.arguments.stride(k, dim)), str(size)
+            self._argument(self.arguments.stride(k + 1, dim)), str(size)
         )
 
     def write(self) -> Routine:
@@ -131,9 +140,10 @@ class _Rectangle:
         base, step, unit = {}, {}, {}
         for k in self.used:
             start = code.op(f"load ptr, ptr {code.offset('%ptr', 'ptr', str(k + 1))}")
-            step[k], unit[k] = self._stride(k, 1), self._stride(k, 2)
+            step[k], unit[k] = self._stride(k, BATCH), self._stride(k, BATCH + 1)
             column = self._accumulators("%col") if k in self.folds else "%col"
-            places = ((self._stride(k, 0), "%batch"), (step[k], "%row"), (unit[k], column))
+            batch = [(self._stride(k, d), f"%b{d}") for d in range(BATCH)]
+            places = (*batch, (step[k], "%row"), (unit[k], column))
             base[k] = code.at(start, *(code.mul(stride, at) for stride, at in places))
         self.step = step
         with code.times("%rows") as r:
@@ -209,7 +219,7 @@ class _Rectangle:
                 total = code.op(f"load {llvm_type(summed, LANES)}, ptr {address}, align {block.bytes}")
                 return Value(total, summed, LANES)
             operand = self.arguments.operands[k - 1]
-            if operand.strides[2] == "1":
+            if operand.strides[1] == "1":
                 return memory.read_lanes(operand.dtype, place[k], count, mask)
             return memory.gather(operand.dtype, place[k], self._positions(k), mask)
 
@@ -226,7 +236,7 @@ class _Rectangle:
             soon = code.at(place[k], code.mul(self.step[k], str(AHEAD)))
             code.prefetch(soon, write=True)
             operand = self.arguments.operands[k - 1]
-            if operand.strides[2] == "1":
+            if operand.strides[1] == "1":
                 memory.write_lanes(operand.dtype, place[k], value, count, mask)
             else:
                 memory.scatter(operand.dtype, place[k], self._positions(k), value, mask)
@@ -257,20 +267,20 @@ class _Rectangle:
     ) -> None:
         """Elements of a factor into the block."""
         for k in self.loads:
-            if self.arguments.operands[k - 1].strides[1:] == ("s", "1"):
+            if self.arguments.operands[k - 1].strides == ("s", "1"):
                 self.code.prefetch(self.code.at(place[k], self.code.mul(self.step[k], str(EARLY))))
         machine, dtype = self.memory.machine, self.block.dtype
         held = machine.convert(machine.spread(value, LANES), compute_type(dtype))
         self.memory.write_lanes(dtype, address, held, count, mask)
 
     def _positions(self, k: int) -> Value:
-        return self.memory.strided(self._argument(self.arguments.stride(k, 2)))
+        return self.memory.strided(self._argument(self.arguments.stride(k + 1, BATCH + 1)))
 
 
 def finish(
     target: Target, total: str, arguments: Arguments, stores: tuple[tuple[int, Scalar], ...]
 ) -> Routine:
-    """The routine finish: rows x cols sums of dtype `total` at src become outputs from (batch, row, col) on.
+    """The routine finish: rows x cols sums of dtype `total` at src become outputs from (*batch, row, col) on.
 
     each row:  each 16 columns:  sum = load src;  x_k = load operand k;  store outputs, expression(sum, x)
                                  chain = chain . expression(sum, x)
@@ -280,7 +290,7 @@ def finish(
 
 
 def compute(target: Target, name: str, block: Block, arguments: Arguments, value: Scalar) -> Routine:
-    """A routine that computes a block of a factor: rows x cols elements at src, from (batch, row, col) on.
+    """A routine that computes a block of a factor: rows x cols elements at src, from (*batch, row, col) on.
 
     each row:  each 16 columns:  x_k = load operand k;  store src, expression(x)
 

@@ -13,16 +13,16 @@ turned goes through all segments before the next columns do: their k follow each
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from kiln.codegen.code import IOTA64, LANES, LLVM, Loop, Value
-from kiln.codegen.matmul_finish import Arguments
+from kiln.codegen.matmul_finish import BATCH, Arguments, K, M, N
 from kiln.codegen.matmul_pack import load, side_by_side, stored_type, widen, zip_lanes
 from kiln.codegen.matmul_split import Segments
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.matmul_tile import SEGMENT, Element, multiply_add
-from kiln.codegen.matmul_units import unit_columns
+from kiln.codegen.matmul_units import Index, batch_indices, unit_columns
 from kiln.codegen.memory import Memory
 from kiln.codegen.target import Target
 
@@ -238,27 +238,40 @@ class _Driver:
     def write(self) -> Routine:
         """What of the product the launch is for: segments' sums to be added, or units."""
         code = self.code
-        size = {name: self._argument(place) for place, name in enumerate(("batch", "m", "n", "k"))}
+        self.batch = [self._argument(d) for d in range(BATCH)]
+        size = {name: self._argument(place) for name, place in (("m", M), ("n", N), ("k", K))}
+        size["batch"] = code.mul(code.mul(*self.batch[:2]), self.batch[2])
         place = self.arguments.window
         cut = self._argument(place), self._argument(place + 1)
         parts = self._pointer(2 + len(self.arguments.operands))
         split = Segments(code, self.element, parts, cut, size)
         with code.either(split.adds) as units:
-            split.add(lambda *rows, sums: self._finish(*rows, "0", size["n"], sums, split.pitch))
+            split.add(self._finish_rows(split, size["n"]))
             next(units)
             self._runs(size["batch"], size["n"], size["k"], split)
         return code
 
-    def _finish(self, *rectangle_and_sums: str) -> None:
+    def _finish_rows(self, split: Segments, n: str) -> Callable[..., None]:
+        """What finishes rows whose segments were added."""
+
+        def finish(batch: str, row: str, rows: str, sums: str) -> None:
+            at = batch_indices(self.code, batch, self.batch)
+            self._finish(at, row, rows, "0", n, sums, split.pitch)
+
+        return finish
+
+    def _finish(self, batch: Index, *rectangle_and_sums: str) -> None:
         *rectangle, sums, pitch = rectangle_and_sums
-        self.code.run("finish", "ptr %ptr", "ptr %arg", *rectangle, f"ptr {sums}", pitch)
+        self.code.run("finish", "ptr %ptr", "ptr %arg", *batch, *rectangle, f"ptr {sums}", pitch)
 
     def _runs(self, batches: str, n: str, k: str, split: Segments) -> None:
         """Units in runs of neighbours: each segment, then the epilogue, from a buffer on the stack."""
         code, stored = self.code, str(self.element.stored_bytes)
-        a_batch, self.a_k, b_batch, self.b_k, self.b_column = (
-            code.mul(self._argument(place), stored) for place in (4, 6, 7, 8, 9)
-        )
+        strides = [
+            [code.mul(self._argument(self.arguments.stride(k, d)), stored) for d in range(BATCH + 2)]
+            for k in (0, 1)
+        ]
+        self.a_k, self.b_k, self.b_column = strides[0][-1], *strides[1][-2:]
         factors = [self._pointer(place) for place in (0, 1)]
         columns_of_unit = row_columns(self.element)
         per_batch = code.ceil_div(n, columns_of_unit)
@@ -267,16 +280,17 @@ class _Driver:
         unit = code.variable("%begin")
         with code.during(unit, "%end") as at:
             inside = split.divide(at, code.mul(batches, per_batch))
-            batch = code.op(f"sdiv i64 {inside}, {per_batch}")
-            first = code.sub(inside, code.mul(batch, per_batch))
+            split.batch = code.op(f"sdiv i64 {inside}, {per_batch}")
+            batch = batch_indices(code, split.batch, self.batch)
+            first = code.sub(inside, code.mul(split.batch, per_batch))
             units = code.minimum(code.sub(per_batch, first), code.sub("%end", at))
             units = code.minimum(units, str(RUN_COLUMNS // columns_of_unit))
             code.set(unit, code.add(at, units))
             column = code.mul(first, str(columns_of_unit))
             cols = code.minimum(code.sub(n, column), code.mul(units, str(columns_of_unit)))
-            a, b = (code.at(x, code.mul(batch, by)) for x, by in zip(factors, (a_batch, b_batch)))
+            a, b = (code.at(x, *map(code.mul, batch, steps)) for x, steps in zip(factors, strides))
             b = code.at(b, code.mul(column, self.b_column))
-            sums = code.choose(split.cut, split.place(batch, "0", column), self.buffer, "ptr")
+            sums = code.choose(split.cut, split.place("0", column), self.buffer, "ptr")
             end = code.choose(code.compare("eq", k, "0"), "1", split.to_k)  # without k, zeros
             code.set(done, "0")
             with code.during(done, cols) as start:

@@ -38,6 +38,7 @@ class Segments:
     ) -> None:
         self.code, self.element, self.parts, self.size = code, element, parts, size
         self.first, self.count = cut
+        self.batch = "0"  # the unit's index
         bytes = code.mul(size["n"], str(element.bytes))
         self.pitch = code.op(f"and i64 {code.add(bytes, str(PITCH - 1))}, {-PITCH}")
         self.rows = code.mul(size["batch"], size["m"])
@@ -57,10 +58,10 @@ class Segments:
         self.into = code.at(self.parts, code.mul(code.add(segment, "1"), self.part))
         return code.sub(at, code.mul(segment, units))
 
-    def place(self, batch: str, row: str, column: str) -> str:
+    def place(self, row: str, column: str) -> str:
         """Where the sums of a row go from a column on, in the segment's part."""
         code = self.code
-        rows = code.add(code.mul(batch, self.size["m"]), row)
+        rows = code.add(code.mul(self.batch, self.size["m"]), row)
         return code.at(self.into, code.mul(rows, self.pitch), code.mul(column, str(self.element.bytes)))
 
     def add(self, finish: Callable[..., None]) -> None:

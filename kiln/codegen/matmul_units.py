@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from kiln.codegen.matmul_finish import Arguments
+from kiln.codegen.matmul_finish import BATCH, Arguments, K, M, N
 from kiln.codegen.matmul_split import Segments
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.matmul_tile import Element
@@ -39,14 +39,27 @@ class Output(NamedTuple):
     plain: bool = False
 
 
-class Run(NamedTuple):
-    """A rectangle of one product: its batch index, first row, rows, first column, columns."""
+Index = tuple[str, ...]  # along the dims of a batch
 
-    batch: str
+
+class Run(NamedTuple):
+    """A rectangle of one product: its indices along the batch, first row, rows, first column, columns."""
+
+    batch: Index
     row: str
     rows: str
     column: str
     columns: str
+
+
+def batch_indices(code: Routine, batch: str, sizes: list[str]) -> Index:
+    """The index along each of the batch's dims, of the sizes."""
+    found: list[str] = []
+    for size in reversed(sizes[1:]):
+        outer = code.op(f"sdiv i64 {batch}, {size}")
+        found.append(code.sub(batch, code.mul(outer, size)))
+        batch = outer
+    return (batch, *reversed(found))
 
 
 class Driver:
@@ -64,20 +77,23 @@ class Driver:
         self.columns = unit_columns(element, arguments.operands)
         self.code = Routine(target, "kernel", "ptr %ptr, ptr %arg, i64 %begin, i64 %end", quick=True)
         self.size: dict[str, str] = {}
+        self.base: dict[str, str] = {}
         self.stride: dict[str, str] = {}
 
     def run(self, run: Run) -> None:
         """Write what computes a run."""
         raise NotImplementedError
 
-    def reach(self, base: str, **steps: str) -> str:
-        """`base` advanced by index * stride for every `stride = index`."""
-        code = self.code
-        return code.at(base, *(code.mul(index, self.stride[name]) for name, index in steps.items()))
+    def reach(self, name: str, batch: Index, **places: str) -> str:
+        """Where something lies in a factor, "a" or "b", or in the output that takes sums, "c"."""
+        code, stride = self.code, self.stride
+        places = {**{str(d): index for d, index in enumerate(batch)}, **places}
+        steps = (code.mul(index, stride[f"{name}_{dim}"]) for dim, index in places.items() if index != "0")
+        return code.at(self.base[name], *steps)
 
     def compute(self, name: str, rectangle: list[str], into: str, pitch: str, apart: int) -> None:
-        """Computes a block of a factor: of a batch index, some rows from one on, some columns from one on;
-        `apart` are the bytes from panel to panel.
+        """Computes a block of a factor: of indices along the batch, some rows from one on, some columns from
+        one on; `apart` are the bytes from panel to panel.
         """
         self.code.run(name, "ptr %ptr", "ptr %arg", *rectangle, f"ptr {into}", pitch, str(apart))
 
@@ -90,16 +106,20 @@ class Driver:
     def _arguments(self) -> None:
         """Sizes and strides; without k, both factors become one zero read everywhere, and k is 1."""
         code, size = self.code, str(self.element.stored_bytes)
-        self.empty = empty = code.compare("eq", self.argument(3), "0")
+        self.empty = empty = code.compare("eq", self.argument(K), "0")
         zero = code.slot("i64")
         code.set(zero, "0")
-        self.size = {"batch": self.argument(0), "m": self.argument(1), "n": self.argument(2)}
-        self.size["k"] = code.choose(empty, "1", self.argument(3))
-        self.a = code.choose(empty, zero, self._pointer(0), "ptr")
-        self.b = code.choose(empty, zero, self._pointer(1), "ptr")
+        self.batch = [self.argument(d) for d in range(BATCH)]
+        self.size = {"batch": self.batch[-1], "m": self.argument(M), "n": self.argument(N)}
+        self.size["k"] = code.choose(empty, "1", self.argument(K))
+        if not self.window:
+            self.size["batch"] = code.mul(code.mul(*self.batch[:2]), self.batch[2])
+        for k, (name, *last) in enumerate((("a", "row", "k"), ("b", "k", "column"))):
+            self.base[name] = code.choose(empty, zero, self._pointer(k), "ptr")
+            for dim, along in enumerate((*"012", *last)):
+                stride = code.mul(self.argument(self.arguments.stride(k, dim)), size)
+                self.stride[f"{name}_{along}"] = code.choose(empty, "0", stride)
         self.scratch = self._pointer(2 + len(self.arguments.operands) + 1)
-        for place, name in enumerate(("a_batch", "a_row", "a_k", "b_batch", "b_k", "b_column"), 4):
-            self.stride[name] = code.choose(empty, "0", code.mul(self.argument(place), size))
         if self.window:
             place = self.arguments.window
             look = code.offset("%arg", "i64", str(place))
@@ -108,10 +128,10 @@ class Driver:
             self.image = self.argument(place + IMAGE)
             self.again = [self.argument(place + AGAIN + n) for n in range(3)]
         if self.out.operand is not None:
-            for dim, name in enumerate(("c_batch", "c_row")):
-                place = self.arguments.stride(self.out.operand, dim)
-                self.stride[name] = code.mul(self.argument(place), size)
-            self.c = self._pointer(self.out.operand + 1)
+            for dim, along in enumerate((*"012", "row")):
+                place = self.arguments.stride(self.out.operand + 1, dim)
+                self.stride[f"c_{along}"] = code.mul(self.argument(place), size)
+            self.base["c"] = self._pointer(self.out.operand + 1)
         place = self.arguments.window + (WORDS if self.window else 0)
         cut = self.argument(place), self.argument(place + 1)
         parts = self._pointer(2 + len(self.arguments.operands))
@@ -146,7 +166,7 @@ class Driver:
             most = self._group_height(row_units, limit)
             units = code.mul(row_units, column_units)
             inside = self.split.divide(at, code.mul(units, self.size["batch"]))
-            batch, inside = self._divide(inside, units)
+            self.split.batch, inside = self._divide(inside, units)
             group, inside = self._divide(inside, code.mul(column_units, most))
             above = code.mul(group, most)
             height = code.minimum(code.sub(row_units, above), most)
@@ -161,7 +181,13 @@ class Driver:
             end = code.minimum(self.size["m"], code.mul(code.add(above, stop), str(UNIT_ROWS)))
             column = self._edge(column_unit, column_units)
             columns = code.sub(self._edge(code.add(column_unit, wide), column_units), column)
-            self.run(Run(batch, row, code.sub(end, row), column, columns))
+            self.run(Run(self._indices(self.split.batch), row, code.sub(end, row), column, columns))
+
+    def _indices(self, batch: str) -> Index:
+        """The index along each dim of the batch; over a window the first is none, the next the image's."""
+        if self.window:
+            return "0", "0", batch
+        return batch_indices(self.code, batch, self.batch)
 
     def _edge(self, unit: str, units: str) -> str:
         """The column that a unit of columns begins with: all have about as many."""
@@ -185,23 +211,23 @@ class Driver:
 
     def output(self, part: Run) -> str:
         """Where a part begins in the output that takes sums."""
-        out = self.reach(self.c, c_batch=part.batch, c_row=part.row)
+        out = self.reach("c", part.batch, row=part.row)
         return self.code.at(out, self.code.mul(part.column, str(self.element.bytes)))
 
-    def place(self, batch: str, column: str, columns: str) -> tuple[str, str, str]:
-        """The batch index and the column that columns go to; whether all do.
+    def place(self, batch: Index, column: str, columns: str) -> tuple[Index, str, str]:
+        """The indices along the batch and the column that columns go to; whether all do.
 
-        A window's images stand side by side: each has a batch index of its own.
+        A window's images stand side by side: each has an index of its own.
         """
         code = self.code
         if not self.window:
             return batch, column, "true"
         image, inside = self._divide(column, self.image)
-        batch = code.add(code.mul(image, self.argument(0)), batch)
-        return batch, inside, code.compare("sle", code.add(inside, columns), self.image)
+        inner = code.compare("sle", code.add(inside, columns), self.image)
+        return ("0", image, batch[-1]), inside, inner
 
     def _finish_rows(self, batch: str, row: str, rows: str, sums: str) -> None:
-        self.finish(Run(batch, row, rows, "0", self.size["n"]), sums, self.split.pitch)
+        self.finish(Run(self._indices(batch), row, rows, "0", self.size["n"]), sums, self.split.pitch)
 
     @contextmanager
     def parts(self, run: Run) -> Iterator[tuple[str, Run]]:
@@ -221,6 +247,6 @@ class Driver:
         with self.parts(run) as (at, part):
             src = code.at(sums, code.mul(at, str(self.element.bytes)))
             code.run(
-                "finish", "ptr %ptr", "ptr %arg", part.batch, part.row, part.rows, part.column, part.columns,
+                "finish", "ptr %ptr", "ptr %arg", *part.batch, part.row, part.rows, part.column, part.columns,
                 f"ptr {src}", pitch,
             )  # fmt: skip

@@ -7,7 +7,7 @@
              chains     accumulators of 16 lanes of each 128, combined (statistics.py)
              sequence   reduced one after the other (partial results, ascending)
              blocks     everything reduced, per block of 16384
-             matmul     batch, m, n of a product; what follows it happens at its store
+             matmul     *batch, m, n of a product; what follows it happens at its store
 
 A value is *inline* (computed where it is read) unless it is an array: an input, an opaque result, or a value
 that was demanded. Exploring follows inline values through views, which are only collected (layout.py), down

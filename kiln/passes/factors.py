@@ -1,5 +1,11 @@
 """What a product reads: matrices, or a window.
 
+Matrices have up to three dims of a batch, each with strides of its own: as many as it takes to see both
+factors where they lie.
+
+    x.view(b, s, h, d).transpose(1, 2) @ y [b, h, d, t]                       batch [1, b, h]
+    q [b, h, s, d] @ k [b, g, 1, d, t] .expand(.., r, ..).reshape(b, h, d, t)     [b, g, r]
+
 A window is `as_strided`, then reshaped to a matrix that strides cannot express:
 
     x [N, G, C, H, W]  as_strided ->  [N, G, C, KH, KW, OH, OW]  reshape ->  [N, G, C*KH*KW, OH*OW]
@@ -15,6 +21,7 @@ from __future__ import annotations
 from typing import NamedTuple, Union
 
 from kiln.codegen.matmul_exchanged import EVEN
+from kiln.codegen.matmul_finish import BATCH
 from kiln.codegen.matmul_tile import element_of
 from kiln.codegen.matmul_window import DIMS
 from kiln.graph.graph import Node, Shape, Value
@@ -22,7 +29,7 @@ from kiln.graph.size import Dim
 from kiln.ops.kinds import VIEWS
 from kiln.passes.explore import Explorer, Read
 from kiln.passes.inline import Inline, inline_factor
-from kiln.passes.layout import numel, regions
+from kiln.passes.layout import numel, refined, regions, squeeze
 
 Dims = list[tuple[Dim, Dim]]  # (size, stride) of each
 
@@ -49,6 +56,16 @@ class Windows(NamedTuple):
             words += [n for n, _ in padded[1:]] + [s for _, s in padded]
         return (*words, self.image, *evenly(self.n if self.images == 1 else self.n[1:]))
 
+    @property
+    def batch(self) -> Shape:
+        """The batch's dims."""
+        return (1, self.images, self.groups)
+
+    @property
+    def factors(self) -> list[Factor]:
+        """Both factors, in memory."""
+        return [self.a, self.b]
+
 
 def evenly(columns: Dims) -> Shape:
     """Columns that lie evenly, if they are many: how many, and from one to the next columns and elements.
@@ -66,47 +83,67 @@ def evenly(columns: Dims) -> Shape:
 Factor = Union[Read, Inline, Value]  # in memory, computed by the product, or what must become an array next
 
 
-def factors(explorer: Explorer, node: Node, passed: dict[int, Value] | None = None) -> list[Factor]:
-    """A product's factors. `passed` takes the views down to memory."""
-    found = matrices_or_windows(explorer, node, passed)
-    return [found.a, found.b] if isinstance(found, Windows) else found
+class Matrices(NamedTuple):
+    """A product of matrices: its batch's dims, and the factors over (*batch, rows, columns)."""
+
+    batch: Shape
+    factors: list[Factor]
 
 
-def matrices_or_windows(
-    explorer: Explorer, node: Node, passed: dict[int, Value] | None = None
-) -> Windows | list[Factor]:
-    """A product's factors over (batch, rows, columns); a window, if the second is one and no matrix."""
+def factors_of(explorer: Explorer, node: Node, passed: dict[int, Value] | None = None) -> Windows | Matrices:
+    """A product's factors: a window, if the second is one and no matrix. `passed` takes the views down to
+    memory.
+    """
     left, right = node.inputs
-    matrices: list[Factor] = [_matrix(explorer, value, passed) for value in node.inputs]
+    dims = _batch_of(explorer, node, passed)
+    matrices: list[Factor] = [_matrix(explorer, value, dims, passed) for value in node.inputs]
     if all(isinstance(x, Read) for x in matrices):
-        return matrices
+        return Matrices(dims, matrices)
     if not _sees_more(right):
-        return [x if isinstance(x, Read) else inline_factor(explorer, node, value) or x
-                for x, value in zip(matrices, node.inputs)]  # fmt: skip
-    batch, m, k, n = numel(left.shape[:-2]), left.shape[-2], left.shape[-1], right.shape[-1]
-    a = matrices[0] if isinstance(matrices[0], Read) else explorer.spread(left, None, passed)
+        found = [x if isinstance(x, Read) else inline_factor(explorer, node, value, dims) or x
+                 for x, value in zip(matrices, node.inputs)]  # fmt: skip
+        return Matrices(dims, found)
+    batch, m, k, n = numel(dims), left.shape[-2], left.shape[-1], right.shape[-1]
+    first = _matrix(explorer, left, (batch,), passed)
+    a = first if isinstance(first, Read) else explorer.spread(left, None, passed)
     own = None if a is None else regions(a.layout, (batch, m, k))
     most = 1 if element_of(left.dtype).widened else DIMS  # dims of k
     if own is None or len(own[1]) > 1 or len(own[2]) > most or len(own[0]) - _shared(own[0]) > 1:
-        return matrices[:1]  # an array of its own, which the window then goes with
+        return Matrices(dims, [first])  # an array of its own, which the window then goes with
     b = explorer.spread(right, None, passed)
     if a is None or b is None:
-        return matrices[1:]
+        return Matrices(dims, matrices[1:])
     images, groups = _images(own[0], batch)
     seen = regions(b.layout, (images, groups, k, n))
     if seen is None or max(map(len, seen[:2])) > 1:
-        return matrices
+        return Matrices(dims, matrices)
     image, group, along_k, along_n = seen
     columns = along_n if images == 1 else [(images, _stride(image)), *along_n]
     if max(len(along_k), len(columns)) > DIMS:
-        return matrices
+        return Matrices(dims, matrices)
     strides = tuple(map(_stride, own))
     return Windows(a, b, groups, images, strides, _stride(group), along_k, columns, n, own[2])
 
 
-def _matrix(explorer: Explorer, value: Value, passed: dict[int, Value] | None) -> Read | Value:
-    """A factor as strided memory over (batch, rows, columns), or what must become an array for that."""
-    shape = (numel(value.shape[:-2]), value.shape[-2], value.shape[-1])
+def _batch_of(explorer: Explorer, node: Node, passed: dict[int, Value] | None) -> Shape:
+    """The dims of a product's batch: those that it has and those that factors have in memory, as far as
+    there are so many.
+    """
+    lead = squeeze(node.out.shape[:-2])
+    own: Shape = (numel(lead),)
+    for value in node.inputs if lead else ():
+        read = explorer.spread(value, None, passed)
+        seen = None if read is None else regions(read.layout, (numel(lead), *value.shape[-2:]))
+        if seen is not None and max(map(len, seen[1:])) <= 1:
+            own = refined(own, tuple(n for n, _ in seen[0])) or own
+    dims = refined(own, lead) or own
+    dims = next((x for x in (dims, own) if len(x) <= BATCH), (numel(lead[:-2]), *lead[-2:]))
+    return (1,) * (BATCH - len(dims)) + dims
+
+
+def _matrix(explorer: Explorer, value: Value, batch: Shape, passed: dict[int, Value] | None) -> Read | Value:
+    """A factor as strided memory over (*batch, rows, columns), or what must become an array for that."""
+    shape = (*batch, *value.shape[-2:])
     return explorer.strided(value, explorer.links.make("reshape", shape, value, None), passed)
 
 

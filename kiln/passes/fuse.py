@@ -36,7 +36,7 @@ from kiln.passes.explore import (
     Scan,
     reductions,
 )  # fmt: skip
-from kiln.passes.factors import factors
+from kiln.passes.factors import factors_of
 from kiln.passes.inline import Inline, scalar_cost
 from kiln.passes.layout import (
     Chain,
@@ -276,7 +276,7 @@ class Fusion:
         while True:
             passed: dict[int, Value] = {}
             if node.op.kind == "matmul":
-                reads = factors(self.explorer, node, passed)
+                reads = factors_of(self.explorer, node, passed).factors
             else:
                 arrays = (v for v in node.inputs[inline:] if not v.weak)
                 reads = [self.explorer.strided(v, None, passed) for v in arrays]
@@ -339,9 +339,9 @@ class Fusion:
 
     def _matmul(self, node: Node, array: Array) -> None:
         """A group of its own; what follows may join."""
-        shape = node.out.shape
-        group = self._new("matmul", Frame((numel(shape[:-2]), shape[-2], shape[-1]), (), "matmul"), node)
-        for factor in factors(self.explorer, node):
+        found = factors_of(self.explorer, node)
+        group = self._new("matmul", Frame((*found.batch, *node.out.shape[-2:]), (), "matmul"), node)
+        for factor in found.factors:
             assert not isinstance(factor, Value)
             for read in [factor] if isinstance(factor, Read) else factor.reads():
                 self._read(group, read)

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from kiln.codegen.matmul import TILED
 from kiln.codegen.memory import MEMORY
-from kiln.graph.graph import Node, Value
+from kiln.graph.graph import Node, Shape, Value
 from kiln.ops.apply import apply_pointwise
 from kiln.ops.kinds import COMPUTE
 from kiln.ops.scalar import arg, topological
@@ -36,7 +36,7 @@ _costs: dict[tuple[str, tuple[str, ...]], int] = {}
 
 
 class Inline(NamedTuple):
-    """A factor that is computed from what `scan` reads, over (batch, rows, columns) of it.
+    """A factor that is computed from what `scan` reads, over (*batch, rows, columns) of it.
 
     `turned`: neighbours lie along its rows.
     """
@@ -51,8 +51,10 @@ class Inline(NamedTuple):
         return [read._replace(elsewhere=True) for read in self.scan.reads]
 
 
-def inline_factor(explorer: Explorer, node: Node, value: Value) -> Inline | None:
-    """A factor of a product as what its kernel computes, or None if it is to be an array."""
+def inline_factor(explorer: Explorer, node: Node, value: Value, batch: Shape) -> Inline | None:
+    """A factor of a product as what its kernel computes, over (*batch, rows, columns) of it, or None if it
+    is to be an array.
+    """
     second = value is node.inputs[1]
     m, n = node.out.shape[-2:]
     column = n == 1  # then the first factor is the second one of the transposed product
@@ -64,11 +66,11 @@ def inline_factor(explorer: Explorer, node: Node, value: Value) -> Inline | None
         return None
     if numel(below.shape) != numel(value.shape):  # repeated
         return None
-    frame = Frame((numel(value.shape[:-2]), *value.shape[-2:]), (), "matmul")
+    frame = Frame((*batch, *value.shape[-2:]), (), "matmul")
     scan = explorer.scan(value, frame)
     if scan.demands or scan.indexed or not scan.reads:
         return None
-    whole = {id(r.value): r.value for r in scan.reads if 0 not in r.layout.strides[1:]}
+    whole = {id(r.value): r.value for r in scan.reads if 0 not in r.layout.strides[-2:]}
     shared = any(explorer.readers(v) > 1 for v in (below, *passed.values()))
     nodes = [v.node for v in scan.inline.values() if v.node is not None and v.node.op.kind == "pointwise"]
     if len(whole) > (1 if shared else MOST_READS) or sum(map(scalar_cost, nodes)) > CHEAP:
@@ -79,7 +81,7 @@ def inline_factor(explorer: Explorer, node: Node, value: Value) -> Inline | None
         return None
     steps = [read.layout.strides for read in scan.reads]
     for turned in (False, True):
-        if all(strides[1 if turned else 2] in (0, 1) for strides in steps):
+        if all(strides[-2 if turned else -1] in (0, 1) for strides in steps):
             break
     else:
         return None

@@ -149,6 +149,25 @@ def regions(layout: Layout, sizes: Shape) -> list[list[tuple[Dim, Dim]]] | None:
     return None if left else found
 
 
+def refined(a: Shape, b: Shape) -> Shape | None:
+    """The fewest dims that both shapes, which hold equally many elements, are made of; None if that cannot
+    be told.
+    """
+    left, right, found = [*a], [*b], list[Dim]()
+    while left and right:
+        x, y = left.pop(0), right.pop(0)
+        found.append(x if x == y or _divides(x, y) else y)
+        if x == y:
+            continue
+        if _divides(x, y):
+            right.insert(0, quotient(y, x))
+        elif _divides(y, x):
+            left.insert(0, quotient(x, y))
+        else:
+            return None
+    return None if left or right else tuple(found)
+
+
 def _permute(layout: Layout, dims: tuple[int, ...]) -> Layout:
     return Layout(tuple(layout.sizes[d] for d in dims), tuple(layout.strides[d] for d in dims), layout.offset)
 

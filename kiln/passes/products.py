@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from kiln.codegen.compile import object_for
 from kiln.codegen.matmul import MatmulSpec, Prologue, holds, matmul_parts
+from kiln.codegen.matmul_finish import BATCH
 from kiln.codegen.matmul_tile import element_of
 from kiln.codegen.nest import Operand
 from kiln.codegen.target import Target, host_target
@@ -15,11 +16,11 @@ from kiln.ops.kinds import COMPUTE
 from kiln.ops.scalar import Scalar, convert, round_to
 from kiln.passes.build import Builder
 from kiln.passes.explore import Read
-from kiln.passes.factors import Factor, Windows, matrices_or_windows
+from kiln.passes.factors import Factor, Windows, factors_of
 from kiln.passes.fuse import Fusion, Group
 from kiln.passes.inline import Inline
 from kiln.passes.launch import WORTH, Lowered, Memory, Split, array_of, stride_class
-from kiln.passes.layout import Layout
+from kiln.passes.layout import Layout, numel
 from kiln.passes.lower import stores_of
 
 UNIT_COST = 16  # nanoseconds a unit of a product takes for each k
@@ -53,26 +54,28 @@ def lower_product(fusion: Fusion, group: Group) -> Lowered:
     for place, root in enumerate(group.roots):
         if root.value is node.out:
             stores[place] = (stores[place][0], total)
-    batch, m, n = group.frame.dims
+    *batch, m, n = group.frame.dims
     k = node.inputs[0].shape[-1]
-    found = matrices_or_windows(fusion.explorer, node)
+    found = factors_of(fusion.explorer, node)
     window = isinstance(found, Windows)
     sides = _Sides(fusion, builder)
     look: Shape = ()
     if isinstance(found, Windows):
-        batch, n, look = found.groups, found.images * n, found.look()
-        sides.take(found.a, found.a_strides)
-        sides.take(found.b, (found.b_group, 0, 0))
+        _, images, products = batch
+        n, look = images * n, found.look()
+        sides.take(found.a, (0, 0, *found.a_strides))
+        sides.take(found.b, (0, 0, found.b_group, 0, 0))
     else:
+        products = numel(tuple(batch))
         exchanged = n == 1 and m != 1  # a column is the row of the transposed product: the same chains
         if exchanged:
             m, n = n, m
             sides.uses = [u._replace(layout=_exchanged(u.layout)) for u in sides.uses]
-        for factor in reversed(found) if exchanged else found:
+        for factor in reversed(found.factors) if exchanged else found.factors:
             sides.factor(factor, exchanged)
     strides = [_whole(u.layout) if u.mode == "out" else u.layout.strides for u in sides.uses]
     operands = tuple(
-        Operand(u.dtype, u.mode, tuple(map(stride_class, s))) for u, s in zip(sides.uses, strides)
+        Operand(u.dtype, u.mode, tuple(map(stride_class, s[-2:]))) for u, s in zip(sides.uses, strides)
     )
     numbers = tuple(kind for kind, _ in builder.numbers)
     row = m == 1 and not window and sides.prologues == [None, None]
@@ -83,12 +86,12 @@ def lower_product(fusion: Fusion, group: Group) -> Lowered:
     own = [*sides.strides, *strides]
     numbered = (*(s for dims in own for s in dims), *(v for _, v in builder.numbers))
     cut = (0, 0)  # the core's to set
-    args = (batch, m, n, k, *numbered, *look, *cut)
+    args = (*batch, m, n, k, *numbered, *look, *cut)
     deep = WORTH // UNIT_COST  # k that make a thread's work of one unit
     grain = quotient(deep, k) + 1 if not isinstance(k, int) else max(deep // max(k, 1), 1)
     if row and dtype in ("float32", "float64"):  # a unit of 512 k is all that threads need to be worth it
         grain = quotient(deep, k) if not isinstance(k, int) else deep // max(k, 1)
-    units, split = spec.units(batch, m, n), _split(spec, batch, m, n, k)
+    units, split = spec.units(products, m, n), _split(spec, products, m, n, k)
     return Lowered(MatmulKernel(spec), tuple(pointers), args, units, grain, spec.scratch, split)
 
 
@@ -133,7 +136,7 @@ class _Sides:
         value = part.scalar(factor.value, self.fusion.explorer.chain_to(factor.value.shape, factor.frame))
         uses = [u._replace(layout=_exchanged(u.layout)) if factor.turned else u for u in part.uses]
         self.pointers.append(Memory(uses[0].value, uses[0].array, uses[0].layout.offset))
-        self.strides.append((0, 0, 0))
+        self.strides.append((0,) * (BATCH + 2))
         self.prologues.append(Prologue(value, factor.turned != exchanged))
         self.uses += uses
 

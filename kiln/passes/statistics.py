@@ -24,7 +24,7 @@ from kiln.codegen.nest import GROUP
 from kiln.graph.graph import Node, Value
 from kiln.graph.size import Dim, quotient
 from kiln.passes.explore import Array, Frame, Scan
-from kiln.passes.factors import Windows, matrices_or_windows
+from kiln.passes.factors import Windows, factors_of
 from kiln.passes.layout import Layout, contiguous, numel, squeeze
 from kiln.passes.strips import Part, accumulators, elements_of, take_over
 
@@ -53,10 +53,10 @@ def _fits(fusion: Fusion, product: Group, rows: Group) -> bool:
     frame, node = rows.frame, product.node
     if node is None or product.kind != "matmul" or _plain(fusion, product, rows):
         return False
-    _, m, n = product.frame.dims
+    *_, m, n = product.frame.dims
     whole = numel(tuple(frame.dims[d] for d in frame.reduced)) == n and m != 1
     points = all(squeeze(root.value.shape) == frame.kept for root in rows.roots)
-    return whole and points and not isinstance(matrices_or_windows(fusion.explorer, node), Windows)
+    return whole and points and not isinstance(factors_of(fusion.explorer, node), Windows)
 
 
 def _plain(fusion: Fusion, product: Group, rows: Group) -> bool:
@@ -73,7 +73,7 @@ def _hand_over(fusion: Fusion, product: Group, rows: Group) -> bool:
     if not _room(fusion, product, rows, scans):
         return False
     kept = rows.frame.kept
-    frame = Frame((*kept, lanes_of(product.frame.dims[2])), (len(kept),), "chains")
+    frame = Frame((*kept, lanes_of(product.frame.dims[-1])), (len(kept),), "chains")
     take_over(fusion, rows, product, scans, frame, [_part(n, product.frame, frame) for n in nodes])
     return True
 
@@ -91,9 +91,8 @@ def _room(fusion: Fusion, product: Group, rows: Group, scans: list[Scan]) -> boo
 
 def _part(node: Node, product: Frame, rows: Frame) -> Part:
     """The accumulators of one reduction."""
-    batch, m, _ = product.dims
-    row: Dim = rows.dims[-1]
-    left = Layout(product.dims, (0 if batch == 1 else m * row, row, 1), 0)
+    steps = contiguous((*product.dims[:-1], rows.dims[-1])).strides
+    left = Layout(product.dims, (*steps[:-1], 1), 0)
     taken = Layout(rows.dims, contiguous(rows.dims).strides, 0)
     turns = Array(Value(node.out.graph, None, "uint8", rows.dims)) if "_arg" in node.op.name else None
     return Part(node, accumulators(node, rows.dims), left, taken, turns)
