@@ -2,7 +2,7 @@
 
     each run:  each segment of k:
         B: packed as panels of two vectors of columns, or where it lies; or computed into panels
-        each block of ROWS rows:
+        each block of rows:
             A: where it lies, or copied, or computed
             each panel:  tiles -> sums        (of a plain product, whole panels: the output is the sums)
             the last segment:  finish
@@ -70,8 +70,10 @@ class _Driver(Exchanged):
             if self.placed:
                 with code.when(self.a_placed):
                     self.table(self.look_a, from_k, depth, str(SEGMENT + SOON), self.a_table)
-            with code.times(run.rows, self.block_rows) as row:
-                rows = code.minimum(code.sub(run.rows, row), str(self.block_rows))
+            done = code.variable("0")
+            with code.during(done, run.rows) as row:
+                rows = self.block(code.sub(run.rows, row))
+                code.set(done, code.add(row, rows))
                 part = Run(run.batch, code.add(run.row, row), rows, run.column, run.columns)
                 self._factor_a(part, from_k, depth)
                 self._panels(part, row, from_k, depth, lies)

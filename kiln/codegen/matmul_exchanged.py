@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from kiln.codegen.matmul_pack import clear
-from kiln.codegen.matmul_tile import SEGMENT, SOON, VECTORS, covered, heights
+from kiln.codegen.matmul_tile import SEGMENT, SOON, VECTORS, covered
 from kiln.codegen.matmul_units import UNIT_BYTES, Index, Run
 from kiln.codegen.matmul_vectors import COPIED, SUMS_BYTES, Vectors
 
@@ -127,7 +127,6 @@ class Exchanged(Vectors):
         count, apart, step = self.again if self.window else (self.size["n"], "1", "1")
         along = code.mul(step, str(self.element.stored_bytes)) if self.window else self.stride["b_column"]
         code.set(self.a_row, along)
-        most = str(self.block_rows + heights(code.target)[0])  # of more rows a block leaves whole tiles
         whole, end = code.mul(count, apart), code.add(run.column, run.columns)
         before = code.variable(code.sub(run.column, self._divide(run.column, whole)[1]))
         with code.during(before, end) as at:
@@ -138,8 +137,7 @@ class Exchanged(Vectors):
                 start, stop = code.maximum(start, "0"), code.minimum(stop, count)
                 done = code.variable(start)
                 with code.during(done, stop) as index:
-                    column, rows = code.add(zeroth, code.mul(index, apart)), code.sub(stop, index)
-                    rows = code.choose(code.compare("sle", rows, most), rows, str(self.block_rows))
+                    column, rows = code.add(zeroth, code.mul(index, apart)), self.block(code.sub(stop, index))
                     self._column_at(run.batch, from_k, column)
                     yield run._replace(row=column, rows=rows), code.mul(apart, str(self.panel_bytes))
                     code.set(done, code.add(index, rows))

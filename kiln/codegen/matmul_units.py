@@ -54,12 +54,14 @@ class Run(NamedTuple):
 
 def batch_indices(code: Routine, batch: str, sizes: list[str]) -> Index:
     """The index along each of the batch's dims, of the sizes."""
-    found: list[str] = []
-    for size in reversed(sizes[1:]):
-        outer = code.op(f"sdiv i64 {batch}, {size}")
-        found.append(code.sub(batch, code.mul(outer, size)))
-        batch = outer
-    return (batch, *reversed(found))
+    found = [*(code.variable("0") for _ in sizes[1:]), code.variable(batch)]
+    with code.when(code.compare("sge", batch, sizes[-1])):
+        for place, size in zip(reversed(found), reversed(sizes[1:])):
+            outer = code.op(f"sdiv i64 {batch}, {size}")
+            code.set(place, code.sub(batch, code.mul(outer, size)))
+            batch = outer
+        code.set(found[0], batch)
+    return tuple(map(code.get, found))
 
 
 class Driver:
@@ -159,12 +161,12 @@ class Driver:
         """Units in runs: the rest of a column of units, or as many whole columns as a run may have."""
         code = self.code
         limit, widest = self.limits()
+        row_units = code.ceil_div(self.size["m"], UNIT_ROWS)
+        column_units = code.ceil_div(self.size["n"], self.columns)
+        most = self._group_height(row_units, limit)
+        units = code.mul(row_units, column_units)
         unit = code.variable("%begin")
         with code.during(unit, "%end") as at:
-            row_units = code.ceil_div(self.size["m"], UNIT_ROWS)
-            column_units = code.ceil_div(self.size["n"], self.columns)
-            most = self._group_height(row_units, limit)
-            units = code.mul(row_units, column_units)
             inside = self.split.divide(at, code.mul(units, self.size["batch"]))
             self.split.batch, inside = self._divide(inside, units)
             group, inside = self._divide(inside, code.mul(column_units, most))

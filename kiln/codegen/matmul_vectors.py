@@ -13,7 +13,8 @@ from kiln.codegen.target import Target
 
 WIDE_UNITS = 4  # column units of a block of B, at most: more fill a second cache of 2 MB, and are slower
 SUM_UNITS = 2  # ... if their sums do not go to the output
-ROWS = 56  # rows of A at a time, at most: as many as are whole tiles of the tallest
+BLOCK = 28  # rows of A at a time: two tiles, as a machine's prefetcher follows few rows of outputs
+ROWS = 42  # ... at most: the last are a block with those before, if they were less than a tile
 ROW_PITCH = SEGMENT + 16  # elements between copied rows of A, so that rows fall into different cache sets
 SUMS_BYTES = 528 << 10  # of sums that are not finished yet
 APART = 128  # bytes between packed panels, which are written side by side
@@ -43,7 +44,7 @@ class Vectors(Driver):
         self.placed = window and not element.widened  # places of k in a factor that is read where it lies
         self.panel, self.panel_bytes = VECTORS * element.lanes(target), VECTORS * target.vector_bits // 8
         self.apart = SEGMENT * self.panel_bytes + APART
-        self.block_rows = ROWS - ROWS % heights(target)[0]
+        self.block_rows = BLOCK - BLOCK % heights(target)[0]
         direct = out.operand is not None and not window
         most = WIDE_UNITS if direct and "second" not in turned else SUM_UNITS
         most = min(target.second_cache // (UNIT_BYTES * SEGMENT), most)
@@ -71,6 +72,12 @@ class Vectors(Driver):
         self.k_table, self.a_table, self.n_table = (
             code.at(tables, str(8 * n * (SEGMENT + SOON))) for n in range(3)
         )
+
+    def block(self, left: str) -> str:
+        """How many of the rows that are left are the next block."""
+        code = self.code
+        all_of_them = code.compare("sle", left, str(self.block_rows + heights(code.target)[0]))
+        return code.choose(all_of_them, left, str(self.block_rows))
 
     @contextmanager
     def segments(self) -> Iterator[tuple[str, str]]:
