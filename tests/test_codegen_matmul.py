@@ -18,7 +18,7 @@ from kiln.codegen.matmul_drive import drive
 from kiln.codegen.matmul_finish import Arguments
 from kiln.codegen.matmul_tile import element_of, heights
 from kiln.codegen.matmul_units import Output
-from kiln.codegen.matmul_vectors import ROWS
+from kiln.codegen.matmul_vectors import BLOCK, ROWS
 from kiln.codegen.nest import Operand
 from kiln.codegen.target import LEVELS, Target
 from kiln.ops.scalar import Scalar, const, convert, select
@@ -358,12 +358,20 @@ def test_other_architectures_compile() -> None:
 
 @pytest.mark.parametrize("target", LEVELS.values(), ids=lambda t: t.name)
 def test_rows_go_by_in_whole_tiles(target: Target) -> None:
-    """All loops over rows of A step by as many as tiles of the tallest kind have: no edge tile in each."""
+    """Blocks of rows of A are as many as tiles of the tallest kind have, or all that are left: no edge tile
+    in each.
+    """
     spec, tallest = product("float32"), heights(target)[0]
     driver = drive(
         target, element_of("float32"), Arguments(spec.operands, ()), Output(1, plain=True), False, {}
     )
-    steps = [int(n) for n in re.findall(r"= add i64 %\w+, (\d+)$", "\n".join(driver.lines), re.MULTILINE)]
-    blocks = {n for n in steps if ROWS - tallest < n <= ROWS}
-    assert len(blocks) == 1
-    assert all(n % tallest == 0 for n in blocks)
+    text = "\n".join(driver.lines)
+    blocks = {
+        (int(most), int(rows))
+        for most, rows in re.findall(
+            r"icmp sle i64 (?:%\w+), (\d+)\n.*select i1 %\w+, i64 %\w+, i64 (\d+)$", text, re.MULTILINE
+        )
+        if int(rows) > tallest
+    }
+    assert blocks == {(BLOCK - BLOCK % tallest + tallest, BLOCK - BLOCK % tallest)}
+    assert BLOCK - BLOCK % tallest + tallest <= ROWS

@@ -51,9 +51,9 @@ from kiln.codegen.matmul_pack import copy, turn, zeros
 from kiln.codegen.matmul_row import beside, drive_row, gathered, row_columns, turned
 from kiln.codegen.matmul_split import part_words
 from kiln.codegen.matmul_text import Routine, module, own_parts
-from kiln.codegen.matmul_tile import SEGMENT, element_of, identity, tile, tile_of_places
+from kiln.codegen.matmul_tile import SEGMENT, element_of, identity, tile, tile_masked, tile_of_places
 from kiln.codegen.matmul_units import UNIT_ROWS, Output, unit_columns
-from kiln.codegen.matmul_vectors import SCRATCH_BYTES
+from kiln.codegen.matmul_vectors import SCRATCH_BYTES, masked_panels
 from kiln.codegen.matmul_window import nowhere, places, window, words_of_window
 from kiln.codegen.nest import TEXTS, TURN, Nest, Operand
 from kiln.codegen.target import Target, legal
@@ -199,7 +199,9 @@ def chains(spec: MatmulSpec, target: Target) -> list[Part]:
     look = [_shared(target, element, places, window)] if spec.window else []
     packing, tiles = _shared(target, element, zeros, copy, turn), element_of(element.total)
     exchanged = [_shared(target, tiles, tile_of_places)] if spec.window and not element.widened else []
-    return [*look, packing, _shared(target, tiles, tile), *exchanged]
+    masked = masked_panels(target, element, spec.window, spec.second is not None)
+    ragged = [_shared(target, tiles, tile_masked)] if masked else []
+    return [*look, packing, _shared(target, tiles, tile), *ragged, *exchanged]
 
 
 def tiles_parts(spec: MatmulSpec, target: Target) -> list[Part]:

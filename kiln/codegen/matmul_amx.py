@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from kiln.codegen.masked import load_masked
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.matmul_tile import Element
 from kiln.codegen.target import Target
@@ -181,15 +182,6 @@ def tiles(target: Target, factor: Factor) -> Routine:
     return code
 
 
-def _masked(code: Routine, kind: str, address: str, mask: str) -> str:
-    """The lanes of a mask from memory, others zero; `kind` is an LLVM vector."""
-    lanes, _, element = kind[1:-1].split()
-    name = f"llvm.masked.load.v{lanes}{element}.p0"
-    return code.call(
-        name, kind, [f"ptr {address}", "i32 1", f"<{lanes} x i1> {mask}", f"{kind} zeroinitializer"]
-    )
-
-
 def _mask(code: Routine, count: str, lanes: int) -> str:
     """The first `count` of some lanes, 1 at least."""
     bits = code.op(f"lshr i64 {(1 << lanes) - 1}, {code.sub(str(lanes), count)}")
@@ -268,7 +260,7 @@ class _Words:
         """Columns side by side: rows of them, zipped. All panels take theirs of a row, which may be a page
         away from the next.
         """
-        code, kind = self.code, f"<{PANEL} x {self.kind}>"
+        code = self.code
         src, dst = self._places(word)
         with code.times("%width", PANEL) as column:
             mask = _mask(code, code.minimum(code.sub("%width", column), str(PANEL)), PANEL)
@@ -282,7 +274,7 @@ class _Words:
                 else:
                     there = code.compare("sgt", self._left(word), str(k))
                     inside = code.choose(there, mask, "zeroinitializer", f"<{PANEL} x i1>")
-                rows.append(_masked(code, kind, place, inside))
+                rows.append(load_masked(code, self.kind, PANEL, place, f"<{PANEL} x i1> {inside}"))
             store_words(code, self.kind, rows, into)
 
     def _apart(self, word: str, whole: bool) -> None:
@@ -332,7 +324,7 @@ def lines(target: Target, factor: Factor) -> Routine:
             code.prefetch(code.at(here, code.mul("%rs", str(SOON))))
             line = code.op(f"load {BYTES}, ptr {here}, align 1")
             code.line(f"store {BYTES} {line}, ptr {code.at(dst, code.mul(at, str(PANEL)))}, align 64")
-        line = _masked(code, BYTES, code.at(src, whole), mask)
+        line = load_masked(code, "i8", LINE, code.at(src, whole), f"<{LINE} x i1> {mask}")
         code.line(f"store {BYTES} {line}, ptr {code.at(dst, code.mul(whole, str(PANEL)))}, align 64")
     return code
 

@@ -131,7 +131,7 @@ class _Driver(Exchanged):
 
         as it lies:  unit-stride columns, and not enough rows to pay for packing
         turned:      unit stride along k
-        copied:      anything else; columns past the last are zero
+        copied:      anything else; columns past the last are zero, if they are not masked
         """
         code, element = self.code, self.element
         src = self.reach("b", run.batch, k=from_k, column=run.column)
@@ -145,12 +145,14 @@ class _Driver(Exchanged):
         with code.when(beside):
             self.copy(src, (step, column), self.packed, (self.panel_bytes, self.apart), depth, whole)
         first = code.choose(unit, whole, "0")
+        first = code.choose(lies, run.columns, first) if self.masked else first
         turned = code.both(self.turns(step, depth), code.compare("sge", run.columns, "4"))
         with code.loop(first, run.columns, self.panel) as turn:
             columns = code.minimum(code.sub(run.columns, turn.index), str(self.panel))
             into = self._packed_panel(turn.index)
-            with code.when(code.compare("slt", columns, str(self.panel))):
-                clear(code, element, into, code.mul(depth, str(self.panel_bytes)))
+            if not self.masked:
+                with code.when(code.compare("slt", columns, str(self.panel))):
+                    clear(code, element, into, code.mul(depth, str(self.panel_bytes)))
             here = code.at(src, code.mul(turn.index, column))
             self.pack(turned, here, (step, column), into, self.panel_bytes, depth, columns)
         return lies
@@ -240,25 +242,34 @@ class _Driver(Exchanged):
         with code.times(run.columns, self.panel) as left:
             columns = code.minimum(code.sub(run.columns, left), str(self.panel))
             whole = code.compare("eq", columns, str(self.panel))
+            fits = "true" if self.masked else whole
             part = Run(run.batch, run.row, run.rows, code.add(run.column, left), columns)
-            into, pitch, direct = self._sums(part, code.mul(left, size), rows, whole)
+            into, pitch, direct = self._sums(part, code.mul(left, size), rows, fits)
             b = self._packed_panel(left)
             step = code.get(self.b_step)
             if not self.window:
                 there = code.at(code.op(f"load ptr, ptr {self.b_lies}"), code.mul(left, size))
-                lying = code.both(lies, whole)
+                lying = code.both(lies, fits)
                 b = code.choose(lying, there, b, "ptr")
                 step = code.choose(lying, step, str(self.panel_bytes))
-            self.tile(part, (b, step), (into, pitch), first, depth)
-            if self.out.operand is not None:
-                with code.when(code.both(last, code.op(f"xor i1 {direct}, true"))):
-                    self.finish(part, into, pitch)
+            place = (b, step), (into, pitch), first, depth
+            if self.masked:
+                with code.either(whole) as ragged:
+                    self.tile(part, *place)
+                    next(ragged)
+                    self.tile(part, *place, masked=True)
+            else:
+                self.tile(part, *place)
+                if self.out.operand is not None:
+                    with code.when(code.both(last, code.op(f"xor i1 {direct}, true"))):
+                        self.finish(part, into, pitch)
         if self.out.operand is None:
             with code.when(last):
                 self.finish(run, rows, str(self.pitch))
         elif not self.out.plain:
             with code.when(last):
-                panels = run._replace(columns=code.op(f"and i64 {run.columns}, {-self.panel}"))
+                columns = code.op(f"and i64 {run.columns}, {-self.panel}")
+                panels = run if self.masked else run._replace(columns=columns)
                 self.finish(panels, self.output(run), self.stride["c_row"])
 
     def _sums(self, run: Run, left: str, rows: str, whole: str) -> tuple[str, str, str]:

@@ -11,9 +11,10 @@ Strides of the source are bytes; the panel's elements have the summed type. Neit
 from __future__ import annotations
 
 from kiln.codegen.code import LLVM, Value, llvm_type
+from kiln.codegen.masked import lanes_below, load_masked, store_masked
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.matmul_tile import VECTORS, Element
-from kiln.codegen.memory import MEMORY, SUFFIX, Memory
+from kiln.codegen.memory import MEMORY, Memory
 from kiln.codegen.target import Target
 
 AHEAD = 16  # rows: they lie on different pages, where the machine does not prefetch by itself
@@ -67,7 +68,7 @@ def copy(target: Target, element: Element) -> Routine:
                     _move(code, element, src, code.at(into, place), str(v * lanes))
                 turn.next = [Value(code.add(place, "%ps"), "i64")]
         next(otherwise)
-        mask = _mask(code, code.op(f"and i64 %inner, {lanes - 1}"), lanes)
+        mask = lanes_below(code, code.op(f"and i64 %inner, {lanes - 1}"), lanes)
         narrow = code.both(unit, code.compare("slt", "%inner", str(lanes))) if target.masks else "false"
         with code.either(narrow) as general:
             with code.times("%outer") as o:
@@ -121,9 +122,7 @@ def _copy_rows(code: Routine, element: Element, unit: str, mask: str) -> None:
 def _move_masked(code: Routine, element: Element, src: str, dst: str, mask: str) -> None:
     """The lanes of `mask` from src; a whole vector, zero elsewhere, to dst."""
     lanes = element.lanes(code.target)
-    kind, memory = stored_type(element, lanes), MEMORY[element.dtype][0]
-    name = f"llvm.masked.load.v{lanes}{SUFFIX.get(memory, memory)}.p0"
-    raw = code.call(name, kind, [f"ptr {src}", "i32 1", mask, f"{kind} zeroinitializer"])
+    raw = load_masked(code, MEMORY[element.dtype][0], lanes, src, mask)
     store(code, element, widen(code, element, raw, lanes), dst, lanes)
 
 
@@ -132,13 +131,6 @@ def _move(code: Routine, element: Element, src: str, dst: str, index: str) -> No
     lanes = element.lanes(code.target)
     value = load(code, element, code.at(src, code.mul(index, str(element.stored_bytes))), lanes)
     store(code, element, value, code.at(dst, code.mul(index, str(element.bytes))), lanes)
-
-
-def _mask(code: Routine, count: str, lanes: int) -> str:
-    """lane < count, typed."""
-    spread = Memory(code).machine.spread(Value(count, "i64"), lanes)
-    iota = ", ".join(f"i64 {n}" for n in range(lanes))
-    return f"<{lanes} x i1> {code.op(f'icmp sgt {spread.typed}, <{iota}>')}"
 
 
 def clear(code: Routine, element: Element, dst: str, bytes: str) -> None:
@@ -173,7 +165,7 @@ def turn(target: Target, element: Element) -> Routine:
     with code.times("%width", lanes) as group:
         starts = [code.mul(code.minimum(code.add(group, str(n)), last), "%cs") for n in range(lanes)]
         dst = code.at("%dst", code.mul(group, str(size)))
-        inside = _mask(code, code.sub("%width", group), lanes) if target.masks else None
+        inside = lanes_below(code, code.sub("%width", group), lanes) if target.masks else None
         with code.times("%depth", part) as step:
             k = code.minimum(step, top)
             src = code.at("%src", code.mul(k, str(element.stored_bytes)))
@@ -186,21 +178,12 @@ def turn(target: Target, element: Element) -> Routine:
             ]
             into = code.at(dst, code.mul(k, "%ds"))
             for value in zip_lanes(code, element, rows, lanes):
-                _store_masked(code, element, value, into, lanes, inside)
+                if inside is None:
+                    store(code, element, value, into, lanes)
+                else:
+                    store_masked(code, LLVM[element.summed], lanes, value, into, inside)
                 into = code.at(into, "%ds")
     return code
-
-
-def _store_masked(
-    code: Routine, element: Element, value: str, address: str, lanes: int, mask: str | None
-) -> None:
-    """Store the lanes of a mask into a panel; all, if there is none."""
-    if mask is None:
-        store(code, element, value, address, lanes)
-        return
-    kind = llvm_type(element.summed, lanes)
-    name = f"llvm.masked.store.v{lanes}{SUFFIX.get(LLVM[element.summed], LLVM[element.summed])}.p0"
-    code.call(name, "void", [f"{kind} {value}", f"ptr {address}", f"i32 {element.bytes}", mask])
 
 
 def _shuffle(code: Routine, kind: str, x: str, y: str, mask: list[int]) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from kiln.codegen.code import LLVM, Value
+from kiln.codegen.masked import lanes_below, load_masked, store_masked
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.memory import MEMORY, compute_type
 from kiln.codegen.target import Target
@@ -128,12 +129,15 @@ Sums = dict[tuple[int, int], str]  # by (row, vector)
 
 
 class _Tile:
-    """The tile routine under construction; `placed`: a table says where k lie in A."""
+    """The tile routine under construction; `placed`: a table says where k lie in A; `masked`: of two vectors
+    of columns only some exist.
+    """
 
-    def __init__(self, code: Routine, element: Element, placed: bool) -> None:
-        self.code, self.element, self.placed = code, element, placed
+    def __init__(self, code: Routine, element: Element, placed: bool, masked: bool) -> None:
+        self.code, self.element, self.placed, self.masked = code, element, placed, masked
         self.lanes, self.kind = element.lanes(code.target), LLVM[element.summed]
         self.vector = f"<{self.lanes} x {self.kind}>"
+        self.masks: dict[int, str] = {}  # by vector
 
     def write(self) -> None:
         """The loop over tiles of rows."""
@@ -156,10 +160,22 @@ class _Tile:
             self.steps = ["0", *(code.minimum(last, str(r)) for r in range(1, EDGE))]
             height = self._height(sizes)
             self.fits = {size: code.compare("sge", height, str(size)) for size in sizes[:-1]}
-            with code.either(code.both("%narrow", self.fits[sizes[0]])) as wide:
-                self._store(self._sum(sizes[0], 1), 0, sizes[0])
+            narrow = "%narrow"
+            if self.masked:
+                lanes = str(self.lanes)
+                few, more = (lanes_below(code, n, self.lanes) for n in ("%cols", code.sub("%cols", lanes)))
+                narrow = code.compare("sle", "%cols", lanes)
+            else:
+                narrow = code.both(narrow, self.fits[sizes[0]])
+            with code.either(narrow) as wide:
+                if self.masked:
+                    self.masks = {0: few}
+                    self._tile(0, sizes[::-1], 1)
+                    self.masks = {1: more}
+                else:
+                    self._store(self._sum(sizes[0], 1), 0, sizes[0])
                 next(wide)
-                self._tile(0, sizes[::-1])
+                self._tile(0, sizes[::-1], VECTORS)
             turn.next = [Value(code.add(row, height), "i64")]
 
     def _height(self, sizes: Sequence[int]) -> str:
@@ -172,14 +188,14 @@ class _Tile:
             height = code.choose(code.both(code.compare("sge", rest, "0"), well), str(size), height)
         return height
 
-    def _tile(self, done: int, sizes: Sequence[int]) -> Sums:
+    def _tile(self, done: int, sizes: Sequence[int], vectors: int) -> Sums:
         """Sums of the rows before `done`, of the tallest tile that fits; those of the others are stored."""
         height, *taller = sizes
         if taller:
-            ways = (lambda: self._tile(height, taller), lambda: self._sum(height, VECTORS))
+            ways = (lambda: self._tile(height, taller, vectors), lambda: self._sum(height, vectors))
             sums = self._either(self.fits[taller[0]], *ways)
         else:
-            sums = self._sum(height, VECTORS)
+            sums = self._sum(height, vectors)
         self._store({cell: chain for cell, chain in sums.items() if cell[0] >= done}, done, height)
         return {cell: chain for cell, chain in sums.items() if cell[0] < done}
 
@@ -201,7 +217,11 @@ class _Tile:
         into, old = (self._rows(*place, first, end) for place in ((self.c, "%cs"), (self.old, "%os")))
         totals = {(r, v): self._total(old[r - first], v, chain) for (r, v), chain in sums.items()}
         for (r, v), total in totals.items():  # all reads come before any write: rows may be repeated
-            code.line(f"store {self.vector} {total}, ptr {self._column(into[r - first], v)}, align {size}")
+            place = self._column(into[r - first], v)
+            if v in self.masks:
+                store_masked(code, self.kind, self.lanes, total, place, self.masks[v])
+            else:
+                code.line(f"store {self.vector} {total}, ptr {place}, align {size}")
 
     def _rows(self, base: str, step: str, first: int, end: int) -> list[str]:
         """The addresses of some of the tile's rows; those of an edge may be its last."""
@@ -218,9 +238,15 @@ class _Tile:
     def _column(self, row: str, v: int) -> str:
         return self.code.at(row, str(v * self.lanes * self.element.bytes))
 
+    def _vector(self, place: str, v: int) -> str:
+        """Vector v of a row, there."""
+        if v in self.masks:
+            return load_masked(self.code, self.kind, self.lanes, place, self.masks[v])
+        return self.code.op(f"load {self.vector}, ptr {place}, align {self.element.bytes}")
+
     def _total(self, row: str, v: int, chain: str) -> str:
         code = self.code
-        old = code.op(f"load {self.vector}, ptr {self._column(row, v)}, align {self.element.bytes}")
+        old = self._vector(self._column(row, v), v)
         return code.op(f"{self.element.add} {self.vector} {old}, {chain}")
 
     def _sum(self, height: int, vectors: int) -> Sums:
@@ -243,10 +269,7 @@ class _Tile:
             soon = code.op(f"load i64, ptr {code.offset(at['ks'], 'i64', str(SOON))}")
             code.prefetch(code.at(rows.get("a7", self.a), soon))
             at.update({name: code.at(row, k) for name, row in rows.items()})
-        columns = [
-            code.op(f"load {self.vector}, ptr {self._column(at['b'], v)}, align {size}")
-            for v in range(vectors)
-        ]
+        columns = [self._vector(self._column(at["b"], v), v) for v in range(vectors)]
         self._prefetch(at, vectors)
         after = {}
         for r in range(height):
@@ -296,20 +319,28 @@ def tile(target: Target, element: Element) -> Routine:
     addresses for a chain of additions or for spilled pointers, and a sixth of the speed. The heights are one
     function, and store their sums in one place, because of LLVM's time. The tallest is also one vector wide.
     """
-    return _routine(target, element, False)
+    return _routine(target, element, "tile")
+
+
+def tile_masked(target: Target, element: Element) -> Routine:
+    """The same of `cols` columns, fewer than two vectors have: of others nothing is read or written."""
+    return _routine(target, element, "tile_masked")
 
 
 def tile_of_places(target: Target, element: Element) -> Routine:
     """The same of a packed B, where a table has the place of each k in A."""
-    return _routine(target, element, True)
+    return _routine(target, element, "tile_of_places")
 
 
-def _routine(target: Target, element: Element, placed: bool) -> Routine:
-    """One of the two."""
-    name, factors = ("tile_of_places", "ptr %ks, ptr %b") if placed else ("tile", "i64 %ks, ptr %b, i64 %bs")
-    params = f"ptr %a, i64 %rs, {factors}, ptr %c, i64 %cs, ptr %old, i64 %os, i64 %k, i64 %rows, i1 %narrow"
+def _routine(target: Target, element: Element, name: str) -> Routine:
+    """One of the three."""
+    placed, masked = name == "tile_of_places", name == "tile_masked"
+    factors = "ptr %ks, ptr %b" if placed else "i64 %ks, ptr %b, i64 %bs"
+    sums = "ptr %c, i64 %cs, ptr %old, i64 %os"
+    columns = "i64 %cols" if masked else "i1 %narrow"
+    params = f"ptr %a, i64 %rs, {factors}, {sums}, i64 %k, i64 %rows, {columns}"
     code = Routine(target, name, params)
-    _Tile(code, element, placed).write()
+    _Tile(code, element, placed, masked).write()
     return code
 
 

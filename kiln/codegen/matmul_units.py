@@ -203,6 +203,7 @@ class Driver:
         """The row units of a group: as few groups as may be, all about as large."""
         code = self.code
         groups = code.op(f"sdiv i64 {code.sub(code.add(row_units, limit), '1')}, {limit}")
+        groups = code.maximum(groups, "1")  # no rows: no runs either
         return code.op(f"sdiv i64 {code.sub(code.add(row_units, groups), '1')}, {groups}")
 
     def _divide(self, x: str, y: str) -> tuple[str, str]:

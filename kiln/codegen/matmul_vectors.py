@@ -27,6 +27,11 @@ SCRATCH_BYTES = 9 << 18  # the driver of AMX has its own division
 assert TABLES + 8 * (2 * (SEGMENT + SOON) + WIDE_UNITS * UNIT_BYTES // 4) <= SCRATCH_BYTES
 
 
+def masked_panels(target: Target, element: Element, window: bool, computed: bool) -> bool:
+    """Whether panels of fewer columns are masked, so that they need not be packed: of matrices in memory."""
+    return target.masks and not (element.widened or window or computed)
+
+
 class Vectors(Driver):
     """The part of a driver that all ways share."""
 
@@ -53,6 +58,7 @@ class Vectors(Driver):
         self.pitch = self.panel_bytes if direct else self.wide_units * unit
         assert self.panel * self.wide_units * unit <= SUMS_BYTES
         code = self.code
+        self.masked = masked_panels(target, element, window, "second" in turned)
         self.a_place, self.a_row, self.a_k = code.slot("ptr"), code.slot("i64"), code.slot("i64")
 
     def limits(self) -> tuple[str, str]:
@@ -113,11 +119,19 @@ class Vectors(Driver):
         self.code.run("copy", f"ptr {src}", *steps, f"ptr {into}", *map(str, apart), outer, inner)
 
     def tile(
-        self, run: Run, b: tuple[str, str], sums: tuple[str, str], first: str, depth: str, table: str = ""
+        self,
+        run: Run,
+        b: tuple[str, str],
+        sums: tuple[str, str],
+        first: str,
+        depth: str,
+        table: str = "",
+        masked: bool = False,
     ) -> None:
         """One panel's tiles: the first segment's sums are stored, later ones added.
 
-        Over a window `table` has the places of A's k; without it they are a step apart, or A's own.
+        Over a window `table` has the places of A's k; without it they are a step apart, or A's own. `masked`:
+        of a panel's columns only the run's are there.
         """
         code = self.code
         into, pitch = sums
@@ -125,7 +139,10 @@ class Vectors(Driver):
         narrow = code.compare("sle", run.columns, str(self.panel // VECTORS))
         a, row = code.op(f"load ptr, ptr {self.a_place}"), code.get(self.a_row)
         rest = (f"ptr {into}", pitch, f"ptr {old}", old_pitch, depth, run.rows, f"i1 {narrow}")
-        if not self.placed:
+        if masked:
+            rest = (*rest[:-1], run.columns)
+            code.run("tile_masked", f"ptr {a}", row, code.get(self.a_k), f"ptr {b[0]}", b[1], *rest)
+        elif not self.placed:
             code.run("tile", f"ptr {a}", row, code.get(self.a_k), f"ptr {b[0]}", b[1], *rest)
         elif table:
             code.run("tile_of_places", f"ptr {a}", row, f"ptr {table}", f"ptr {b[0]}", *rest)

@@ -30,11 +30,12 @@ from contextlib import ExitStack
 from itertools import product
 
 from kiln.codegen.code import Value
+from kiln.codegen.masked import SUFFIX, load_masked
 from kiln.codegen.matmul_amx import PANEL, Factor, store_words
 from kiln.codegen.matmul_pack import side_by_side, store, stored_type, widen, zip_lanes
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.matmul_tile import Element
-from kiln.codegen.memory import MEMORY, SUFFIX
+from kiln.codegen.memory import MEMORY
 from kiln.codegen.target import Target
 
 DIMS = 4  # of k, and of n
@@ -153,10 +154,8 @@ class _Window:
         return self.code.op(f"load {self.stored}, ptr {address}, align 1")
 
     def _masked(self, address: str, mask: str, otherwise: str) -> str:
-        memory = MEMORY[self.element.dtype][0]
-        name = f"llvm.masked.load.v{self.lanes}{SUFFIX.get(memory, memory)}.p0"
-        arguments = [f"ptr {address}", "i32 1", f"{self.bits} {mask}", f"{self.stored} {otherwise}"]
-        return self.code.call(name, self.stored, arguments)
+        kind = MEMORY[self.element.dtype][0]
+        return load_masked(self.code, kind, self.lanes, address, f"{self.bits} {mask}", otherwise)
 
     def _gathered(self, row: str, offsets: str) -> str:
         code, memory = self.code, MEMORY[self.element.dtype][0]

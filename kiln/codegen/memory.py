@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from kiln.codegen.code import IOTA32, IOTA64, LANES, Code, Value
 from kiln.codegen.emit import Machine, number
+from kiln.codegen.masked import SUFFIX, load_masked, store_masked
 
 # dtype: (LLVM type in memory, bytes, compute type)
 MEMORY = {
@@ -23,7 +24,6 @@ MEMORY = {
     "int64": ("i64", 8, "i64"), "uint64": ("i64", 8, "u64"),
 }  # fmt: skip
 RAW = {"float": "f32", "double": "f64", "i8": "i8", "i16": "i16", "i32": "i32", "i64": "i64"}
-SUFFIX = {"float": "f32", "double": "f64"}
 
 
 def element(dtype: str) -> str:
@@ -99,9 +99,8 @@ class Memory:
         """16 neighbouring elements from `pointer`; of a tail, the first `count` (the rest is unspecified)."""
         kind = f"<{LANES} x {element(dtype)}>"
         if count is not None and mask is not None and self.code.target.masks:
-            name = f"llvm.masked.load.v{LANES}{_suffix(dtype)}.p0"
-            arguments = [f"ptr {pointer}", "i32 1", mask.typed, f"{kind} zeroinitializer"]
-            return self.decode(self._masked(name, kind, arguments), dtype, LANES)
+            raw = load_masked(self.code, element(dtype), LANES, pointer, mask.typed)
+            return self.decode(raw, dtype, LANES)
         if count is not None:
             copy = self._copy("in", dtype)
             self.code.line(f"store {kind} zeroinitializer, ptr {copy}, align 64")
@@ -127,8 +126,7 @@ class Memory:
         if count is None:
             self.code.line(f"store {raw.typed}, ptr {pointer}, align 1")
         elif mask is not None and self.code.target.masks:
-            name = f"llvm.masked.store.v{LANES}{_suffix(dtype)}.p0"
-            self._masked(name, "void", [raw.typed, f"ptr {pointer}", "i32 1", mask.typed])
+            store_masked(self.code, element(dtype), LANES, raw.text, pointer, mask.typed)
         else:
             copy = self._copy("out", dtype)
             self.code.line(f"store {raw.typed}, ptr {copy}, align 64")
