@@ -83,6 +83,13 @@ def temporaries(plan: Plan) -> int:
 # -- forward graphs: (function, arguments, launches, temporaries) -----------------------------------
 
 M, V = normal(3, 37), normal(37, seed=1)
+
+
+def _heads(x: Any) -> Any:
+    """Heads of [b, s, h, d], where they lie."""
+    return x.permute(0, 2, 1, 3)
+
+
 FORWARD: dict[str, tuple[Any, tuple[Any, ...], int, int]] = {
     "pointwise": (lambda a, b: (a * b + 1.5).tanh(), (M, V), 1, 0),
     "number": (lambda a, n, k: a * n - k, (M, 0.1, 3), 1, 0),
@@ -130,6 +137,39 @@ FORWARD: dict[str, tuple[Any, tuple[Any, ...], int, int]] = {
     "product of a product": (lambda a, b: (a @ b) @ b, (normal(3, 5), normal(5, 5)), 2, 1),
     "transposed product": (lambda a, b: (a @ b).t(), (normal(3, 5), normal(5, 4)), 1, 0),
     "batches": (lambda a, b: ops.bmm(a, b.permute(0, 2, 1)), (normal(2, 3, 5), normal(2, 4, 5)), 1, 0),
+    "heads": (lambda a: _heads(a) @ _heads(a).permute(0, 1, 3, 2), (normal(2, 9, 3, 8),), 1, 0),
+    "heads, a mask": (
+        lambda a, m: (_heads(a) @ _heads(a).permute(0, 1, 3, 2)) * 0.5 + m,
+        (normal(2, 9, 3, 8), normal(2, 1, 1, 9)),
+        1,
+        0,
+    ),
+    "heads computed": (
+        lambda a, b: _heads(a) @ _heads(ops.relu(b)).permute(0, 1, 3, 2),
+        (normal(2, 9, 3, 8), normal(2, 7, 3, 8)),
+        1,
+        0,
+    ),
+    "heads of groups": (
+        lambda q, k: q.permute(0, 2, 3, 1, 4) @ k.permute(0, 2, 3, 4, 1),
+        (normal(2, 9, 3, 2, 4), normal(2, 7, 3, 1, 4)),
+        1,
+        0,
+    ),
+    "four dims of a batch": (
+        lambda a, b: a @ b.permute(2, 3, 0, 1, 4, 5),
+        (normal(2, 3, 2, 4, 5, 6), normal(2, 4, 2, 3, 6, 7)),
+        1,
+        0,
+    ),
+    "four dims of a batch, too many": (
+        lambda a, b: a @ b.permute(3, 2, 1, 0, 4, 5),
+        (normal(2, 3, 2, 4, 5, 6), normal(4, 2, 3, 2, 6, 7)),
+        2,
+        1,
+    ),
+    "a broadcast batch": (lambda a, b: a @ b, (normal(2, 1, 4, 5), normal(2, 3, 5, 6)), 1, 0),
+    "a broadcast batch, one row": (lambda a, b: a @ b, (normal(2, 1, 1, 5), normal(2, 3, 5, 6)), 1, 0),
     "gather": (lambda a, i: a.gather(1, i) * 2, (normal(3, 5), whole(5, 3, 4)), 1, 0),
     "embedding": (lambda i, w: ops.embedding(i, w) + 1, (whole(7, 3, 4), normal(7, 5)), 1, 0),
     "scatter_add": (

@@ -4,7 +4,7 @@
         B: packed as panels of two vectors of columns, or where it lies; or computed into panels
         each block of rows:
             A: where it lies, or copied, or computed
-            each panel:  tiles -> sums        (of a plain product, whole panels: the output is the sums)
+            each panel:  tiles -> sums        (or to an output: panels that are whole, or masked)
             the last segment:  finish
 
 A block of B stays in the second cache while all rows go by; a few rows of A stay while all panels go by. The

@@ -2,8 +2,8 @@
 
 A tile is some rows by two vectors of columns. Its sums live in registers for a whole segment of k, each an
 ascending FMA chain from zero. A is read one element at a time by any two strides (so no layout of A needs
-copying); B is two vectors per k, or one where no more columns are left. A machine has a few tile heights;
-the rows that are left over are an edge tile's, which repeats its last row.
+copying); B is two vectors per k, or one where no more columns are left, and may be masked. A machine has a
+few tile heights; the rows that are left over are an edge tile's, which repeats its last row.
 """
 
 from __future__ import annotations

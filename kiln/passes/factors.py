@@ -1,10 +1,10 @@
 """What a product reads: matrices, or a window.
 
-Matrices have up to three dims of a batch, each with strides of its own: as many as it takes to see both
-factors where they lie.
+Matrices have up to three dims of a batch, each with strides of its own. Of more, neighbours that both
+factors have beside each other are one.
 
-    x.view(b, s, h, d).transpose(1, 2) @ y [b, h, d, t]                       batch [1, b, h]
-    q [b, h, s, d] @ k [b, g, 1, d, t] .expand(.., r, ..).reshape(b, h, d, t)     [b, g, r]
+    x.view(b, s, h, d).transpose(1, 2) @ y [b, h, d, t]        batch [1, b, h]
+    q [b, g, r, s, d] @ k.view(b, t, g, 1, d).permute(..)            [b, g, r]
 
 A window is `as_strided`, then reshaped to a matrix that strides cannot express:
 
@@ -126,19 +126,19 @@ def factors_of(explorer: Explorer, node: Node, passed: dict[int, Value] | None =
 
 
 def _batch_of(explorer: Explorer, node: Node, passed: dict[int, Value] | None) -> Shape:
-    """The dims of a product's batch: those that it has and those that factors have in memory, as far as
-    there are so many.
+    """The dims of a product's batch: those that it has; if they are too many, those that both factors have
+    in memory, if these are not.
     """
     lead = squeeze(node.out.shape[:-2])
-    own: Shape = (numel(lead),)
-    for value in node.inputs if lead else ():
-        read = explorer.spread(value, None, passed)
-        seen = None if read is None else regions(read.layout, (numel(lead), *value.shape[-2:]))
-        if seen is not None and max(map(len, seen[1:])) <= 1:
-            own = refined(own, tuple(n for n, _ in seen[0])) or own
-    dims = refined(own, lead) or own
-    dims = next((x for x in (dims, own) if len(x) <= BATCH), (numel(lead[:-2]), *lead[-2:]))
-    return (1,) * (BATCH - len(dims)) + dims
+    if len(lead) > BATCH:
+        whole = numel(lead)
+        own: Shape = (whole,)
+        for value in node.inputs:
+            read = explorer.strided(value, None, passed)
+            seen = regions(read.layout, (whole, *value.shape[-2:])) if isinstance(read, Read) else None
+            own = (refined(own, tuple(n for n, _ in seen[0])) if seen is not None else None) or own
+        lead = own if len(own) <= BATCH else (numel(lead[:-2]), *lead[-2:])
+    return (1,) * (BATCH - len(lead)) + lead
 
 
 def _matrix(explorer: Explorer, value: Value, batch: Shape, passed: dict[int, Value] | None) -> Read | Value:
