@@ -62,7 +62,7 @@ class Layout(NamedTuple):
     """
 
     order: tuple[int, int, int]
-    ways: tuple[str, str]
+    ways: tuple[str, str, str]
     at_end: bool
 
     def strides(self, shape: tuple[int, ...], itemsize: int) -> list[int]:

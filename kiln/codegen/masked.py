@@ -8,22 +8,28 @@ from kiln.codegen.emit import Machine
 SUFFIX = {"float": "f32", "double": "f64"}  # of an LLVM type in an intrinsic's name, where it is another
 
 
-def lanes_below(code: Code, count: str, lanes: int) -> str:
-    """lane < count, typed."""
+def lanes_below(code: Code, count: str, lanes: int) -> Value:
+    """lane < count, for any i64 count."""
     spread = Machine(code).spread(Value(count, "i64"), lanes)
     iota = ", ".join(f"i64 {n}" for n in range(lanes))
-    return f"<{lanes} x i1> {code.op(f'icmp sgt {spread.typed}, <{iota}>')}"
+    return Value(code.op(f"icmp sgt {spread.typed}, <{iota}>"), "i1", lanes)
 
 
-def load_masked(code: Code, kind: str, lanes: int, pointer: str, mask: str, otherwise: str = "") -> str:
-    """Lanes of an LLVM type from any address; where the mask (typed) is not set zeros, or `otherwise`."""
-    vector = f"<{lanes} x {kind}>"
-    name = f"llvm.masked.load.v{lanes}{SUFFIX.get(kind, kind)}.p0"
-    rest = f"{vector} {otherwise or 'zeroinitializer'}"
-    return code.call(name, vector, [f"ptr {pointer}", "i32 1", mask, rest])
+def first_lanes(code: Code, count: str, lanes: int) -> Value:
+    """The same for an i64 count of 1 to `lanes`: that many low bits of a mask."""
+    bits = code.op(f"lshr i64 {(1 << lanes) - 1}, {code.sub(str(lanes), count)}")
+    bits = code.op(f"trunc i64 {bits} to i{lanes}") if lanes < 64 else bits
+    return Value(code.op(f"bitcast i{lanes} {bits} to <{lanes} x i1>"), "i1", lanes)
 
 
-def store_masked(code: Code, kind: str, lanes: int, value: str, pointer: str, mask: str) -> None:
+def load_masked(code: Code, kind: str, pointer: str, mask: Value, otherwise: str = "zeroinitializer") -> str:
+    """Lanes of an LLVM type from any address; those of `otherwise` where the mask is not set."""
+    vector = f"<{mask.width} x {kind}>"
+    name = f"llvm.masked.load.v{mask.width}{SUFFIX.get(kind, kind)}.p0"
+    return code.call(name, vector, [f"ptr {pointer}", "i32 1", mask.typed, f"{vector} {otherwise}"])
+
+
+def store_masked(code: Code, kind: str, value: str, pointer: str, mask: Value) -> None:
     """The lanes of a mask to any address."""
-    name = f"llvm.masked.store.v{lanes}{SUFFIX.get(kind, kind)}.p0"
-    code.call(name, "void", [f"<{lanes} x {kind}> {value}", f"ptr {pointer}", "i32 1", mask])
+    name = f"llvm.masked.store.v{mask.width}{SUFFIX.get(kind, kind)}.p0"
+    code.call(name, "void", [f"<{mask.width} x {kind}> {value}", f"ptr {pointer}", "i32 1", mask.typed])

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kiln.codegen.masked import load_masked
+from kiln.codegen.masked import first_lanes, load_masked
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.matmul_tile import Element
 from kiln.codegen.target import Target
@@ -182,13 +182,6 @@ def tiles(target: Target, factor: Factor) -> Routine:
     return code
 
 
-def _mask(code: Routine, count: str, lanes: int) -> str:
-    """The first `count` of some lanes, 1 at least."""
-    bits = code.op(f"lshr i64 {(1 << lanes) - 1}, {code.sub(str(lanes), count)}")
-    bits = code.op(f"trunc i64 {bits} to i{lanes}") if lanes < 64 else bits
-    return code.op(f"bitcast i{lanes} {bits} to <{lanes} x i1>")
-
-
 def store_words(code: Routine, kind: str, rows: list[str], into: str) -> None:
     """Vectors of a panel's columns, one for each k of a word, zipped to a row of words."""
     halves = f"<{PANEL} x i16>"
@@ -263,7 +256,7 @@ class _Words:
         code = self.code
         src, dst = self._places(word)
         with code.times("%width", PANEL) as column:
-            mask = _mask(code, code.minimum(code.sub("%width", column), str(PANEL)), PANEL)
+            mask = first_lanes(code, code.minimum(code.sub("%width", column), str(PANEL)), PANEL)
             here, into = code.at(src, code.mul(column, str(self.bytes))), self._panel(dst, column)
             rows = []
             for k in range(self.together):
@@ -273,8 +266,9 @@ class _Words:
                     code.prefetch(ahead)
                 else:
                     there = code.compare("sgt", self._left(word), str(k))
-                    inside = code.choose(there, mask, "zeroinitializer", f"<{PANEL} x i1>")
-                rows.append(load_masked(code, self.kind, PANEL, place, f"<{PANEL} x i1> {inside}"))
+                    chosen = code.choose(there, mask.text, "zeroinitializer", mask.llvm)
+                    inside = mask._replace(text=chosen)
+                rows.append(load_masked(code, self.kind, place, inside))
             store_words(code, self.kind, rows, into)
 
     def _apart(self, word: str, whole: bool) -> None:
@@ -316,7 +310,7 @@ def lines(target: Target, factor: Factor) -> Routine:
     """
     code = Routine(target, "lines", "ptr %src, i64 %rs, ptr %dst, i64 %rows, i64 %count")
     whole = code.op(f"and i64 {code.sub('%count', '1')}, -{LINE}")
-    mask = _mask(code, code.sub("%count", whole), LINE)
+    mask = first_lanes(code, code.sub("%count", whole), LINE)
     with code.times("%rows") as row:
         src, dst = code.at("%src", code.mul(row, "%rs")), code.at("%dst", code.mul(row, str(LINE)))
         with code.times(whole, LINE) as at:
@@ -324,7 +318,7 @@ def lines(target: Target, factor: Factor) -> Routine:
             code.prefetch(code.at(here, code.mul("%rs", str(SOON))))
             line = code.op(f"load {BYTES}, ptr {here}, align 1")
             code.line(f"store {BYTES} {line}, ptr {code.at(dst, code.mul(at, str(PANEL)))}, align 64")
-        line = load_masked(code, "i8", LINE, code.at(src, whole), f"<{LINE} x i1> {mask}")
+        line = load_masked(code, "i8", code.at(src, whole), mask)
         code.line(f"store {BYTES} {line}, ptr {code.at(dst, code.mul(whole, str(PANEL)))}, align 64")
     return code
 

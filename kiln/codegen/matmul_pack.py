@@ -92,7 +92,7 @@ def _prefetch(code: Routine, src: str, offset: int) -> None:
     code.prefetch(where)
 
 
-def _copy_rows(code: Routine, element: Element, unit: str, mask: str) -> None:
+def _copy_rows(code: Routine, element: Element, unit: str, mask: Value) -> None:
     """The general case of copy."""
     lanes = element.lanes(code.target)
     whole, pairs = (
@@ -119,10 +119,10 @@ def _copy_rows(code: Routine, element: Element, unit: str, mask: str) -> None:
             store(code, element, value, code.at(dst, code.mul(turn.index, str(element.bytes))), 1)
 
 
-def _move_masked(code: Routine, element: Element, src: str, dst: str, mask: str) -> None:
+def _move_masked(code: Routine, element: Element, src: str, dst: str, mask: Value) -> None:
     """The lanes of `mask` from src; a whole vector, zero elsewhere, to dst."""
     lanes = element.lanes(code.target)
-    raw = load_masked(code, MEMORY[element.dtype][0], lanes, src, mask)
+    raw = load_masked(code, MEMORY[element.dtype][0], src, mask)
     store(code, element, widen(code, element, raw, lanes), dst, lanes)
 
 
@@ -181,7 +181,7 @@ def turn(target: Target, element: Element) -> Routine:
                 if inside is None:
                     store(code, element, value, into, lanes)
                 else:
-                    store_masked(code, LLVM[element.summed], lanes, value, into, inside)
+                    store_masked(code, LLVM[element.summed], value, into, inside)
                 into = code.at(into, "%ds")
     return code
 

@@ -13,8 +13,9 @@ turned goes through all segments before the next columns do: their k follow each
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import reduce
 
 from kiln.codegen.code import IOTA64, LANES, LLVM, Loop, Value
 from kiln.codegen.matmul_finish import BATCH, Arguments, K, M, N
@@ -239,34 +240,30 @@ class _Driver:
         """What of the product the launch is for: segments' sums to be added, or units."""
         code = self.code
         self.batch = [self._argument(d) for d in range(BATCH)]
-        size = {name: self._argument(place) for name, place in (("m", M), ("n", N), ("k", K))}
-        size["batch"] = code.mul(code.mul(*self.batch[:2]), self.batch[2])
+        self.size = {name: self._argument(place) for name, place in (("m", M), ("n", N), ("k", K))}
+        self.size["batch"] = reduce(code.mul, self.batch)
         place = self.arguments.window
         cut = self._argument(place), self._argument(place + 1)
         parts = self._pointer(2 + len(self.arguments.operands))
-        split = Segments(code, self.element, parts, cut, size)
-        with code.either(split.adds) as units:
-            split.add(self._finish_rows(split, size["n"]))
+        self.split = Segments(code, self.element, parts, cut, self.size)
+        with code.either(self.split.adds) as units:
+            self.split.add(self._finish_rows)
             next(units)
-            self._runs(size["batch"], size["n"], size["k"], split)
+            self._runs()
         return code
 
-    def _finish_rows(self, split: Segments, n: str) -> Callable[..., None]:
-        """What finishes rows whose segments were added."""
-
-        def finish(batch: str, row: str, rows: str, sums: str) -> None:
-            at = batch_indices(self.code, batch, self.batch)
-            self._finish(at, row, rows, "0", n, sums, split.pitch)
-
-        return finish
+    def _finish_rows(self, batch: str, row: str, rows: str, sums: str) -> None:
+        at = batch_indices(self.code, batch, self.batch)
+        self._finish(at, row, rows, "0", self.size["n"], sums, self.split.pitch)
 
     def _finish(self, batch: Index, *rectangle_and_sums: str) -> None:
         *rectangle, sums, pitch = rectangle_and_sums
         self.code.run("finish", "ptr %ptr", "ptr %arg", *batch, *rectangle, f"ptr {sums}", pitch)
 
-    def _runs(self, batches: str, n: str, k: str, split: Segments) -> None:
+    def _runs(self) -> None:
         """Units in runs of neighbours: each segment, then the epilogue, from a buffer on the stack."""
-        code, stored = self.code, str(self.element.stored_bytes)
+        code, split, stored = self.code, self.split, str(self.element.stored_bytes)
+        batches, n, k = (self.size[name] for name in ("batch", "n", "k"))
         strides = [
             [code.mul(self._argument(self.arguments.stride(k, d)), stored) for d in range(BATCH + 2)]
             for k in (0, 1)

@@ -137,7 +137,7 @@ class _Tile:
         self.code, self.element, self.placed, self.masked = code, element, placed, masked
         self.lanes, self.kind = element.lanes(code.target), LLVM[element.summed]
         self.vector = f"<{self.lanes} x {self.kind}>"
-        self.masks: dict[int, str] = {}  # by vector
+        self.masks: dict[int, Value] = {}  # by vector
 
     def write(self) -> None:
         """The loop over tiles of rows."""
@@ -149,6 +149,10 @@ class _Tile:
         if not self.placed:
             packed = code.compare("eq", "%bs", panel)
             self.bs, self.ahead = "%bs", code.mul("%bs", code.choose(packed, str(AHEAD), str(AHEAD // 2)))
+        if self.masked:
+            narrow = code.compare("sle", "%cols", str(self.lanes))
+            starts = (str(v * self.lanes) for v in range(VECTORS))
+            masks = [lanes_below(code, code.sub("%cols", start), self.lanes) for start in starts]
         with code.repeat([Value("0", "i64")], lambda row: code.compare("slt", row[0].text, "%rows")) as turn:
             row = turn.values[0].text
             self.left = code.sub("%rows", row)
@@ -160,22 +164,16 @@ class _Tile:
             self.steps = ["0", *(code.minimum(last, str(r)) for r in range(1, EDGE))]
             height = self._height(sizes)
             self.fits = {size: code.compare("sge", height, str(size)) for size in sizes[:-1]}
-            narrow = "%narrow"
             if self.masked:
-                lanes = str(self.lanes)
-                few, more = (lanes_below(code, n, self.lanes) for n in ("%cols", code.sub("%cols", lanes)))
-                narrow = code.compare("sle", "%cols", lanes)
+                for vectors, fits in ((1, narrow), (VECTORS, code.op(f"xor i1 {narrow}, true"))):
+                    self.masks = {vectors - 1: masks[vectors - 1]}
+                    with code.when(fits):
+                        self._tile(0, sizes[::-1], vectors)
             else:
-                narrow = code.both(narrow, self.fits[sizes[0]])
-            with code.either(narrow) as wide:
-                if self.masked:
-                    self.masks = {0: few}
-                    self._tile(0, sizes[::-1], 1)
-                    self.masks = {1: more}
-                else:
+                with code.either(code.both("%narrow", self.fits[sizes[0]])) as wide:
                     self._store(self._sum(sizes[0], 1), 0, sizes[0])
-                next(wide)
-                self._tile(0, sizes[::-1], VECTORS)
+                    next(wide)
+                    self._tile(0, sizes[::-1], VECTORS)
             turn.next = [Value(code.add(row, height), "i64")]
 
     def _height(self, sizes: Sequence[int]) -> str:
@@ -219,7 +217,7 @@ class _Tile:
         for (r, v), total in totals.items():  # all reads come before any write: rows may be repeated
             place = self._column(into[r - first], v)
             if v in self.masks:
-                store_masked(code, self.kind, self.lanes, total, place, self.masks[v])
+                store_masked(code, self.kind, total, place, self.masks[v])
             else:
                 code.line(f"store {self.vector} {total}, ptr {place}, align {size}")
 
@@ -241,7 +239,7 @@ class _Tile:
     def _vector(self, place: str, v: int) -> str:
         """Vector v of a row, there."""
         if v in self.masks:
-            return load_masked(self.code, self.kind, self.lanes, place, self.masks[v])
+            return load_masked(self.code, self.kind, place, self.masks[v])
         return self.code.op(f"load {self.vector}, ptr {place}, align {self.element.bytes}")
 
     def _total(self, row: str, v: int, chain: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import reduce
 from typing import NamedTuple
 
 from kiln.codegen.matmul_finish import BATCH, Arguments, K, M, N
@@ -112,13 +113,13 @@ class Driver:
         zero = code.slot("i64")
         code.set(zero, "0")
         self.batch = [self.argument(d) for d in range(BATCH)]
-        self.size = {"batch": self.batch[-1], "m": self.argument(M), "n": self.argument(N)}
+        many = self.batch[-1] if self.window else reduce(code.mul, self.batch)
+        self.size = {"batch": many, "m": self.argument(M), "n": self.argument(N)}
         self.size["k"] = code.choose(empty, "1", self.argument(K))
-        if not self.window:
-            self.size["batch"] = code.mul(code.mul(*self.batch[:2]), self.batch[2])
+        dims = tuple(map(str, range(BATCH)))
         for k, (name, *last) in enumerate((("a", "row", "k"), ("b", "k", "column"))):
             self.base[name] = code.choose(empty, zero, self._pointer(k), "ptr")
-            for dim, along in enumerate((*"012", *last)):
+            for dim, along in enumerate((*dims, *last)):
                 stride = code.mul(self.argument(self.arguments.stride(k, dim)), size)
                 self.stride[f"{name}_{along}"] = code.choose(empty, "0", stride)
         self.scratch = self._pointer(2 + len(self.arguments.operands) + 1)
@@ -130,7 +131,7 @@ class Driver:
             self.image = self.argument(place + IMAGE)
             self.again = [self.argument(place + AGAIN + n) for n in range(3)]
         if self.out.operand is not None:
-            for dim, along in enumerate((*"012", "row")):
+            for dim, along in enumerate((*dims, "row")):
                 place = self.arguments.stride(self.out.operand + 1, dim)
                 self.stride[f"c_{along}"] = code.mul(self.argument(place), size)
             self.base["c"] = self._pointer(self.out.operand + 1)
@@ -186,7 +187,7 @@ class Driver:
             self.run(Run(self._indices(self.split.batch), row, code.sub(end, row), column, columns))
 
     def _indices(self, batch: str) -> Index:
-        """The index along each dim of the batch; over a window the first is none, the next the image's."""
+        """The index along each dim of the batch; over a window of the last, as images are columns."""
         if self.window:
             return "0", "0", batch
         return batch_indices(self.code, batch, self.batch)

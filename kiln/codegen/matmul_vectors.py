@@ -137,13 +137,11 @@ class Vectors(Driver):
         into, pitch = sums
         old, old_pitch = code.choose(first, "@nothing", into, "ptr"), code.choose(first, "0", pitch)
         narrow = code.compare("sle", run.columns, str(self.panel // VECTORS))
+        name, columns = ("tile_masked", run.columns) if masked else ("tile", f"i1 {narrow}")
         a, row = code.op(f"load ptr, ptr {self.a_place}"), code.get(self.a_row)
-        rest = (f"ptr {into}", pitch, f"ptr {old}", old_pitch, depth, run.rows, f"i1 {narrow}")
-        if masked:
-            rest = (*rest[:-1], run.columns)
-            code.run("tile_masked", f"ptr {a}", row, code.get(self.a_k), f"ptr {b[0]}", b[1], *rest)
-        elif not self.placed:
-            code.run("tile", f"ptr {a}", row, code.get(self.a_k), f"ptr {b[0]}", b[1], *rest)
+        rest = (f"ptr {into}", pitch, f"ptr {old}", old_pitch, depth, run.rows, columns)
+        if not self.placed:
+            code.run(name, f"ptr {a}", row, code.get(self.a_k), f"ptr {b[0]}", b[1], *rest)
         elif table:
             code.run("tile_of_places", f"ptr {a}", row, f"ptr {table}", f"ptr {b[0]}", *rest)
         else:

@@ -155,7 +155,7 @@ class _Window:
 
     def _masked(self, address: str, mask: str, otherwise: str) -> str:
         kind = MEMORY[self.element.dtype][0]
-        return load_masked(self.code, kind, self.lanes, address, f"{self.bits} {mask}", otherwise)
+        return load_masked(self.code, kind, address, Value(mask, "i1", self.lanes), otherwise)
 
     def _gathered(self, row: str, offsets: str) -> str:
         code, memory = self.code, MEMORY[self.element.dtype][0]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from kiln.codegen.code import IOTA32, IOTA64, LANES, Code, Value
 from kiln.codegen.emit import Machine, number
-from kiln.codegen.masked import SUFFIX, load_masked, store_masked
+from kiln.codegen.masked import SUFFIX, first_lanes, load_masked, store_masked
 
 # dtype: (LLVM type in memory, bytes, compute type)
 MEMORY = {
@@ -87,9 +87,7 @@ class Memory:
     def mask(self, count: str) -> Value:
         """lane < count, for an i64 count of 1 to 16; where masks are registers, `count` low bits of one."""
         if self.code.target.masks:
-            bits = self.code.op(f"lshr i64 {(1 << LANES) - 1}, {self.code.sub(str(LANES), count)}")
-            word = self.code.op(f"trunc i64 {bits} to i{LANES}")
-            return Value(self.code.op(f"bitcast i{LANES} {word} to <{LANES} x i1>"), "i1", LANES)
+            return first_lanes(self.code, count, LANES)
         small = Value(self.code.op(f"trunc i64 {count} to i32"), "u32")
         return self.machine.compare(
             "lt", Value(IOTA32, "u32", LANES, True), self.machine.spread(small, LANES)
@@ -99,7 +97,7 @@ class Memory:
         """16 neighbouring elements from `pointer`; of a tail, the first `count` (the rest is unspecified)."""
         kind = f"<{LANES} x {element(dtype)}>"
         if count is not None and mask is not None and self.code.target.masks:
-            raw = load_masked(self.code, element(dtype), LANES, pointer, mask.typed)
+            raw = load_masked(self.code, element(dtype), pointer, mask)
             return self.decode(raw, dtype, LANES)
         if count is not None:
             copy = self._copy("in", dtype)
@@ -126,7 +124,7 @@ class Memory:
         if count is None:
             self.code.line(f"store {raw.typed}, ptr {pointer}, align 1")
         elif mask is not None and self.code.target.masks:
-            store_masked(self.code, element(dtype), LANES, raw.text, pointer, mask.typed)
+            store_masked(self.code, element(dtype), raw.text, pointer, mask)
         else:
             copy = self._copy("out", dtype)
             self.code.line(f"store {raw.typed}, ptr {copy}, align 64")

@@ -104,12 +104,12 @@ def factors_of(explorer: Explorer, node: Node, passed: dict[int, Value] | None =
                  for x, value in zip(matrices, node.inputs)]  # fmt: skip
         return Matrices(dims, found)
     batch, m, k, n = numel(dims), left.shape[-2], left.shape[-1], right.shape[-1]
-    first = _matrix(explorer, left, (batch,), passed)
-    a = first if isinstance(first, Read) else explorer.spread(left, None, passed)
+    a = explorer.spread(left, None, passed)
     own = None if a is None else regions(a.layout, (batch, m, k))
     most = 1 if element_of(left.dtype).widened else DIMS  # dims of k
     if own is None or len(own[1]) > 1 or len(own[2]) > most or len(own[0]) - _shared(own[0]) > 1:
-        return Matrices(dims, [first])  # an array of its own, which the window then goes with
+        flat = _matrix(explorer, left, (batch,), passed)
+        return Matrices(dims, [flat])  # an array of its own, which the window then goes with
     b = explorer.spread(right, None, passed)
     if a is None or b is None:
         return Matrices(dims, matrices[1:])

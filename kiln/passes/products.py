@@ -61,8 +61,7 @@ def lower_product(fusion: Fusion, group: Group) -> Lowered:
     sides = _Sides(fusion, builder)
     look: Shape = ()
     if isinstance(found, Windows):
-        _, images, products = batch
-        n, look = images * n, found.look()
+        products, n, look = found.groups, found.images * n, found.look()
         sides.take(found.a, (0, 0, *found.a_strides))
         sides.take(found.b, (0, 0, found.b_group, 0, 0))
     else:
