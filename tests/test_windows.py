@@ -63,6 +63,19 @@ def test_gradients_of_strided_convolutions_go_where_they_belong(kernel: int, lau
     assert len(touching) == 1 + launched, plan.text()
 
 
+@pytest.mark.parametrize("groups", [(1, 0), (4, 3)])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_turned_weights_are_read_where_they_lie(stride: int, groups: tuple[int, int]) -> None:
+    """By the products alone: k is output channels and taps, of the phases every other tap."""
+    rest = ((3, 3), (stride,) * 2, (1, 1), (1, 1), groups)
+    plan = plan_of(lambda g, w: products.convolve_input(g, w, None, (28, 28), *rest))
+    (weight,) = [k for k, b in enumerate(plan.buffers) if b.kind == "input" and b.index == 1]
+    steps = [step for step in plan.steps if any(p[0] == weight for p in getattr(step, "pointers", ()))]
+    assert [plan.kernels[step.kernel].text().split()[:2] for step in steps] == [
+        ["window", "matmul"]
+    ] * stride**2
+
+
 def geometries(count: int) -> list[dict[str, Any]]:
     """Drawn sizes and settings; every kernel fits."""
     rng = random.Random(5)

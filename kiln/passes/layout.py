@@ -122,11 +122,18 @@ def _followed(layout: Layout, chain: Chain) -> tuple[Layout, Chain]:
 
 
 def before_reshape(layout: Layout, chain: Chain) -> Layout | None:
-    """The layout before reshapes that strides cannot express, where the chain ends in nothing else."""
+    """The layout before reshapes that strides cannot express, where the chain ends in nothing else but
+    repetitions along a first dim.
+    """
     layout, rest = _followed(layout, chain)
-    while rest is not None and rest.kind == "reshape":
-        rest = rest.rest
-    return layout if rest is None else None
+    sizes = layout.sizes
+    while rest is not None:
+        if rest.kind == "expand" and sizes[:1] == (1,) and rest.data[1:] == sizes[1:]:
+            layout = _expand(layout, (rest.data[0], *layout.sizes))
+        elif rest.kind != "reshape":
+            return None
+        sizes, rest = rest.data, rest.rest
+    return layout
 
 
 def regions(layout: Layout, sizes: Shape) -> list[list[tuple[Dim, Dim]]] | None:
