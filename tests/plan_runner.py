@@ -215,7 +215,7 @@ class Runner:
     # -- products and scatters ----------------------------------------------------------------------
 
     def _matmul(self, spec: Any, pointers: Any, args: list[int]) -> None:
-        batch, (m, n, k), rest = args[:BATCH], args[BATCH:SIZES], args[SIZES:]
+        batch, (m, n, k, evenly, apart), rest = args[:BATCH], args[BATCH:SIZES], args[SIZES:]
         each = BATCH + 2
         strides = [rest[each * j : each * j + each] for j in range(2 + len(spec.operands))]
         numbers = rest[each * len(strides) :]
@@ -239,6 +239,14 @@ class Runner:
             return _inside(spec.operands[node.data - 1].dtype, block(node.data + 1, *sizes))
 
         def factor(j: int, prologue: Any, *sizes: int) -> Array:
+            if j == 0 and evenly < m:  # rows of two dims
+                assert prologue is None and m % evenly == 0
+                dims, steps = (
+                    [*batch, m // evenly, evenly, k],
+                    [*strides[0][:BATCH], apart, *strides[0][BATCH:]],
+                )
+                rows = self._operand(pointers[0], spec.dtype, dims, steps)
+                return _inside(spec.dtype, rows).reshape(*batch, m, k)
             if prologue is None:
                 return _inside(spec.dtype, block(j, *sizes))
             own = (sizes[1], sizes[0]) if prologue.turned else (sizes[0], sizes[1])

@@ -178,7 +178,7 @@ def test_units_are_about_as_wide(target: Target, columns: int) -> None:
     """A thread that gets one of few units has about as much to do as the others."""
     spec, a, b = product("float32"), np.ones((20, 8), np.float32), np.ones((8, columns), np.float32)
     strides = [s for rows in (8, columns, columns) for s in (0, 0, 0, rows, 1)]
-    arg = np.array([1, 1, 1, 20, columns, 8, *strides, 0, 0], np.int64)
+    arg = np.array([1, 1, 1, 20, columns, 8, 20, 0, *strides, 0, 0], np.int64)
     widths = []
     for unit in range(spec.units(1, 20, columns)):
         out = np.zeros((20, columns), np.float32)

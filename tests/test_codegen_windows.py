@@ -89,7 +89,7 @@ def run(
     along_k = ((k, own[1]),) if a_k is None else a_k
     look_at = [*words(look.k), *words(n), *words(along_k), columns, *evenly(list(look.n))]
     strides = [0, 0, 0, own[0], along_k[-1][1], *[0] * 5, 0, own[2], 0, *own[3:]]
-    arg = [1, images, 1, m, images * columns, k, *strides, *look_at]
+    arg = [1, images, 1, m, images * columns, k, m, 0, *strides, *look_at]
     arg_array = np.array(arg, np.int64)
     start = x.ctypes.data + look.first * x.itemsize
     places, sizes = [a.ctypes.data, start, out.ctypes.data], (1, m, images * columns, k)
@@ -162,7 +162,9 @@ def test_rows_of_tiles_are_of_one_image() -> None:
 
     def found(images: int, n: list[tuple[int, int]]) -> Any:
         image = math.prod(count for count, _ in n) // images
-        look = Windows(somewhere, somewhere, 1, images, (0, 18, 1), 0, [(18, 1)], n, image, [(18, 1)]).look()
+        look = Windows(
+            (), somewhere, somewhere, 1, images, (0, 18, 1), 0, [(18, 1)], n, image, [(18, 1)]
+        ).look()
         return look[-3:]
 
     assert found(1, [(64, 81), (3, 9), (3, 1)]) == (64, 9, 81)

@@ -150,6 +150,26 @@ FORWARD: dict[str, tuple[Any, tuple[Any, ...], int, int]] = {
         1,
         0,
     ),
+    "rows of two dims": (lambda a, w: a.permute(0, 2, 1) @ w, (normal(3, 7, 5), normal(7, 4)), 1, 0),
+    "rows of two dims, linear": (
+        lambda a, w, b: ops.gelu(ops.linear(a.permute(0, 2, 1), w, b)),
+        (normal(3, 7, 6), normal(4, 7), normal(4)),
+        1,
+        0,
+    ),
+    "rows of two dims by a column": (
+        lambda a, w: a.permute(0, 2, 1) @ w,
+        (normal(3, 7, 5), normal(7)),
+        1,
+        0,
+    ),
+    "rows of three dims": (lambda a, w: _heads(a) @ w, (normal(2, 9, 3, 8), normal(8, 4)), 1, 0),
+    "rows of two dims by a computed factor": (
+        lambda a, w: a.permute(0, 2, 1) @ ops.relu(w),
+        (normal(3, 7, 5), normal(7, 4)),
+        2,
+        1,
+    ),
     "heads of groups": (
         lambda q, k: q.permute(0, 2, 3, 1, 4) @ k.permute(0, 2, 3, 4, 1),
         (normal(2, 9, 3, 2, 4), normal(2, 7, 3, 1, 4)),

@@ -15,7 +15,7 @@ among many.
 from __future__ import annotations
 
 from kiln.codegen.matmul_amx import DEPTH, FACTORS, LINE, PANEL, PIECE, ROW, STEP_BYTES, STEP_WORDS, WORD
-from kiln.codegen.matmul_amx_pack import pack_lines, pack_words
+from kiln.codegen.matmul_amx_pack import pack_beside, pack_lines, pack_step, pack_words, steps_of
 from kiln.codegen.matmul_finish import Arguments, Block
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.matmul_tile import element_of
@@ -32,7 +32,7 @@ SUM_ROWS = 1056  # ... if their sums are kept from one depth to the next
 # and then packed, sums, tables.
 COLUMNS = WIDE * UNIT_COLUMNS  # of a run, at most
 COPIED = PACKED + COLUMNS // PANEL * ROW
-STAGED = COPIED + PANEL * PIECE
+STAGED = COPIED + PANEL * PIECE + STEP_BYTES  # room for the rows of a panel, from any on
 COMPUTED = STAGED + STEP_BYTES
 SUMS = COMPUTED + COLUMNS * LINE
 TABLES = SUMS + SUM_ROWS * (PACKED // DEPTH * WORD + LINE)
@@ -192,10 +192,17 @@ class _Driver(Driver):
         pack_lines(self.code, self.factor, self.computed, strides, self.packed_a, shape, self.stage)
 
     def _pack_a(self, run: Run, k: str, depth: str) -> None:
-        """A piece of A."""
-        src = self.reach("a", run.batch, row=run.row, k=k)
-        strides = self.stride["a_row"], self.stride["a_k"]
-        pack_lines(self.code, self.factor, src, strides, self.packed_a, (run.rows, depth), self.stage)
+        """A piece of A; rows that do not lie evenly, as many of them as do, in ascending order."""
+        code, factor, strides = self.code, self.factor, (self.stride["a_row"], self.stride["a_k"])
+        with code.either(code.compare("eq", strides[1], str(factor.bytes))) as apart:
+            with self.pieces(run, k) as (done, src, rows):
+                into = code.at(self.packed_a, code.mul(done, str(LINE)))
+                pack_beside(code, factor, src, strides[0], into, (rows, depth))
+            next(apart)
+            with steps_of(code, factor, depth) as (at, part, step):
+                with self.pieces(run, code.add(k, at)) as (done, src, rows):
+                    into = code.at(self.packed_a, step, code.mul(done, str(LINE)))
+                    pack_step(code, factor, src, strides, into, (rows, part), self.stage)
 
 
 def drive_amx(

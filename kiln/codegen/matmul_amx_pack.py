@@ -9,6 +9,9 @@ not in A, a step of it is packed as words, with rows as columns, and those are t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from kiln.codegen.matmul_amx import LINE, PANEL, ROW, STEP_BYTES, STEP_WORDS, Factor
 from kiln.codegen.matmul_text import Routine
 
@@ -49,12 +52,32 @@ def pack_lines(
     """
     (rs, ks), (rows, depth) = strides, shape
     with code.either(code.compare("eq", ks, str(factor.bytes))) as apart:
-        with code.when(code.compare("ne", depth, "0")):
-            code.run("lines", f"ptr {src}", rs, f"ptr {dst}", rows, code.mul(depth, str(factor.bytes)))
+        pack_beside(code, factor, src, rs, dst, shape)
         next(apart)
-        with code.times(depth, factor.step) as at:
-            part = code.minimum(code.sub(depth, at), str(factor.step))
+        with steps_of(code, factor, depth) as (at, part, into):
             here = code.at(src, code.mul(at, ks))
-            code.run("words", f"ptr {here}", ks, rs, f"ptr {stage}", part, rows, str(STEP_WORDS), "0")
-            into = code.at(dst, code.mul(at, str(STEP_BYTES // factor.step)))
-            code.run("turn", f"ptr {stage}", str(ROW), f"ptr {into}", str(LINE), str(PANEL), str(STEP_WORDS))
+            pack_step(code, factor, here, strides, code.at(dst, into), (rows, part), stage)
+
+
+@contextmanager
+def steps_of(code: Routine, factor: Factor, depth: str) -> Iterator[tuple[str, str, str]]:
+    """The steps of so many k: where each begins, how many k it has, and how far into packed A it goes."""
+    with code.times(depth, factor.step) as at:
+        part = code.minimum(code.sub(depth, at), str(factor.step))
+        yield at, part, code.mul(at, str(STEP_BYTES // factor.step))
+
+
+def pack_beside(code: Routine, factor: Factor, src: str, rs: str, dst: str, shape: Pair) -> None:
+    """Rows of A, `rs` bytes apart, whose k lie side by side."""
+    rows, depth = shape
+    with code.when(code.compare("ne", depth, "0")):
+        code.run("lines", f"ptr {src}", rs, f"ptr {dst}", rows, code.mul(depth, str(factor.bytes)))
+
+
+def pack_step(
+    code: Routine, factor: Factor, src: str, strides: Pair, dst: str, shape: Pair, stage: str
+) -> None:
+    """A step of rows of A whose k do not lie side by side; a whole panel of rows is written."""
+    (rs, ks), (rows, depth) = strides, shape
+    code.run("words", f"ptr {src}", ks, rs, f"ptr {stage}", depth, rows, str(STEP_WORDS), "0")
+    code.run("turn", f"ptr {stage}", str(ROW), f"ptr {dst}", str(LINE), str(PANEL), str(STEP_WORDS))

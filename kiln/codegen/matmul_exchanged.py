@@ -18,7 +18,7 @@ from typing import Any
 from kiln.codegen.matmul_pack import clear
 from kiln.codegen.matmul_tile import SEGMENT, SOON, VECTORS, covered
 from kiln.codegen.matmul_units import UNIT_BYTES, Index, Run
-from kiln.codegen.matmul_vectors import COPIED, SUMS_BYTES, Vectors
+from kiln.codegen.matmul_vectors import COPIED, ROW_PITCH, SUMS_BYTES, Vectors
 
 FEW_PANELS = 8  # rows up to so many panels are few
 FEW_BY_WINDOW = 4  # ... by a window
@@ -170,8 +170,15 @@ class Exchanged(Vectors):
         with code.when(ragged):
             clear(code, self.element, into, code.mul(depth, str(self.panel_bytes)))
         if not self.window:
-            src = self.reach("a", run.batch, row=run.row, k=from_k)
-            self._pack_run(run, src, into, depth)
+            first = self.place_of_row(run.row)
+            beyond = code.compare("sgt", code.add(first["row"], run.rows), self.size["evenly"])
+            steps, beside = (self.stride["a_k"], self.stride["a_row"]), self.element.bytes
+            with code.either(beyond) as evenly:
+                self.copy_rows(run, from_k, depth)
+                self._pack_run(run, self.copied, (str(beside), str(ROW_PITCH * beside)), into, depth)
+                next(evenly)
+                src = self.reach("a", run.batch, **first, k=from_k)
+                self._pack_run(run, src, steps, into, depth)
             return
         done = code.variable("0")
         with code.during(done, depth) as at:
@@ -180,12 +187,12 @@ class Exchanged(Vectors):
             self.table(self.look_a, code.add(from_k, at), "1", "1", self.a_table)
             place = code.op(f"load i64, ptr {self.a_table}")
             src = code.at(self.reach("a", run.batch, row=run.row), place)
-            self._pack_run(run, src, code.at(into, code.mul(at, str(self.panel_bytes))), count)
+            steps = self.stride["a_k"], self.stride["a_row"]
+            self._pack_run(run, src, steps, code.at(into, code.mul(at, str(self.panel_bytes))), count)
             code.set(done, code.add(at, count))
 
-    def _pack_run(self, run: Run, src: str, into: str, depth: str) -> None:
+    def _pack_run(self, run: Run, src: str, steps: tuple[str, str], into: str, depth: str) -> None:
         """Some k of a panel of rows."""
-        steps = (self.stride["a_k"], self.stride["a_row"])
         self.pack(self.turns(steps[0], depth), src, steps, into, self.panel_bytes, depth, run.rows)
 
     def _turn_back(self, run: Run, sums: str) -> None:

@@ -21,8 +21,8 @@ from kiln.codegen.target import Target
 from kiln.ops.scalar import Scalar, topological
 
 BATCH = 3  # dims of a batch
-M, N, K = BATCH, BATCH + 1, BATCH + 2  # the places of sizes in `arg`, after those of the batch
-SIZES = BATCH + 3
+M, N, K, EVENLY, APART = range(BATCH, BATCH + 5)  # the places of sizes in `arg`, after those of the batch
+SIZES = BATCH + 5
 CALL, ROW, LANE = 0, 1, 2  # how often a scalar is computed
 AHEAD = 4  # rows of outputs: a block of them is on as many pages, where the machine does not prefetch
 EARLY = 16  # rows of what a factor is computed from

@@ -112,6 +112,14 @@ class Vectors(Driver):
             next(straight)
             self.copy(src, steps, into, (pitch, self.panel_bytes), outer, inner)
 
+    def copy_rows(self, run: Run, k: str, depth: str) -> None:
+        """Copies rows of A, from a k on, one after the other."""
+        code, pitch = self.code, ROW_PITCH * self.element.bytes
+        steps = self.stride["a_row"], self.stride["a_k"]
+        with self.pieces(run, k) as (at, src, rows):
+            into = code.at(self.copied, code.mul(at, str(pitch)))
+            self.pack(self.turns(steps[0], rows), src, steps, into, pitch, rows, depth)
+
     def copy(
         self, src: str, steps: tuple[str, str], into: str, apart: tuple[int, int], outer: str, inner: str
     ) -> None:

@@ -6,6 +6,11 @@ factors have beside each other are one.
     x.view(b, s, h, d).transpose(1, 2) @ y [b, h, d, t]        batch [1, b, h]
     q [b, g, r, s, d] @ k.view(b, t, g, 1, d).permute(..)            [b, g, r]
 
+The rows of the first factor may be two dims more; what is before those, a batch by the same matrix.
+
+    x [b, c, s].transpose(1, 2) @ w [c, n]                     rows [b, s]
+    x.view(b, s, h, d).transpose(1, 2) @ w [d, n]              batch [1, 1, b], rows [h, s]
+
 A window is `as_strided`, then reshaped to a matrix that strides cannot express:
 
     x [N, G, C, H, W]  as_strided ->  [N, G, C, KH, KW, OH, OW]  reshape ->  [N, G, C*KH*KW, OH*OW]
@@ -29,7 +34,7 @@ from kiln.graph.size import Dim
 from kiln.ops.kinds import VIEWS
 from kiln.passes.explore import Explorer, Read
 from kiln.passes.inline import Inline, inline_factor
-from kiln.passes.layout import numel, refined, regions, squeeze
+from kiln.passes.layout import Layout, numel, refined, regions, squeeze
 
 Dims = list[tuple[Dim, Dim]]  # (size, stride) of each
 
@@ -37,6 +42,7 @@ Dims = list[tuple[Dim, Dim]]  # (size, stride) of each
 class Windows(NamedTuple):
     """A product over a window: its factors, and where they are read along batch, m, k and n."""
 
+    frame: Shape  # (1, images, groups, m, n)
     a: Read
     b: Read
     groups: Dim  # batch indices with a first factor of their own
@@ -55,11 +61,6 @@ class Windows(NamedTuple):
             padded: Dims = [(1, 0)] * (DIMS - len(dims)) + dims
             words += [n for n, _ in padded[1:]] + [s for _, s in padded]
         return (*words, self.image, *evenly(self.n if self.images == 1 else self.n[1:]))
-
-    @property
-    def batch(self) -> Shape:
-        """The batch's dims."""
-        return (1, self.images, self.groups)
 
     @property
     def factors(self) -> list[Factor]:
@@ -84,10 +85,14 @@ Factor = Union[Read, Inline, Value]  # in memory, computed by the product, or wh
 
 
 class Matrices(NamedTuple):
-    """A product of matrices: its batch's dims, and the factors over (*batch, rows, columns)."""
+    """A product of matrices: (*batch, m, n), and the factors over the batch's dims and their own two.
 
-    batch: Shape
+    `evenly`: how many rows of the first lie a step apart, and how far the next as many are; () if all do.
+    """
+
+    frame: Shape
     factors: list[Factor]
+    evenly: Shape = ()
 
 
 def factors_of(explorer: Explorer, node: Node, passed: dict[int, Value] | None = None) -> Windows | Matrices:
@@ -96,33 +101,71 @@ def factors_of(explorer: Explorer, node: Node, passed: dict[int, Value] | None =
     """
     left, right = node.inputs
     dims = _batch_of(explorer, node, passed)
+    batch, m, k, n = numel(dims), left.shape[-2], left.shape[-1], right.shape[-1]
     matrices: list[Factor] = [_matrix(explorer, value, dims, passed) for value in node.inputs]
+    frame = (*dims, m, n)
     if all(isinstance(x, Read) for x in matrices):
-        return Matrices(dims, matrices)
+        return Matrices(frame, matrices)
     if not _sees_more(right):
+        apart = _rows_apart(explorer, node, dims, passed)
+        if apart is not None:
+            return apart
         found = [x if isinstance(x, Read) else inline_factor(explorer, node, value, dims) or x
                  for x, value in zip(matrices, node.inputs)]  # fmt: skip
-        return Matrices(dims, found)
-    batch, m, k, n = numel(dims), left.shape[-2], left.shape[-1], right.shape[-1]
+        return Matrices(frame, found)
     a = explorer.spread(left, None, passed)
     own = None if a is None else regions(a.layout, (batch, m, k))
     most = 1 if element_of(left.dtype).widened else DIMS  # dims of k
     if own is None or len(own[1]) > 1 or len(own[2]) > most or len(own[0]) - _shared(own[0]) > 1:
         flat = _matrix(explorer, left, (batch,), passed)
-        return Matrices(dims, [flat])  # an array of its own, which the window then goes with
+        return Matrices(frame, [flat])  # an array of its own, which the window then goes with
     b = explorer.spread(right, None, passed)
     if a is None or b is None:
-        return Matrices(dims, matrices[1:])
+        return Matrices(frame, matrices[1:])
     images, groups = _images(own[0], batch)
     seen = regions(b.layout, (images, groups, k, n))
     if seen is None or max(map(len, seen[:2])) > 1:
-        return Matrices(dims, matrices)
+        return Matrices(frame, matrices)
     image, group, along_k, along_n = seen
     columns = along_n if images == 1 else [(images, _stride(image)), *along_n]
     if max(len(along_k), len(columns)) > DIMS:
-        return Matrices(dims, matrices)
-    strides = tuple(map(_stride, own))
-    return Windows(a, b, groups, images, strides, _stride(group), along_k, columns, n, own[2])
+        return Matrices(frame, matrices)
+    strides, frame = tuple(map(_stride, own)), (1, images, groups, m, n)
+    return Windows(frame, a, b, groups, images, strides, _stride(group), along_k, columns, n, own[2])
+
+
+def _rows_apart(
+    explorer: Explorer, node: Node, batch: Shape, passed: dict[int, Value] | None
+) -> Matrices | None:
+    """A first factor whose rows are several dims in memory: the last two are rows, those before of the batch,
+    for all of which the second is the same. None if it has none.
+    """
+    left, right = node.inputs
+    m, k, n = left.shape[-2], left.shape[-1], right.shape[-1]
+    a = explorer.spread(left, None, passed)
+    seen = None if a is None else regions(a.layout, (*batch, m, k))
+    if a is None or seen is None or len(seen[BATCH]) < 2 or max(map(len, (*seen[:BATCH], seen[-1]))) > 1:
+        return None
+    *outer, (rows, step) = seen[BATCH]
+    evenly: Shape = ()
+    if n != 1:  # a column is a row of the transposed product
+        groups, apart = outer.pop()
+        evenly, rows = (rows, apart), groups * rows
+    own = [dims[0] for dims in seen[:BATCH] if dims]
+    lead = [(1, 0)] * (BATCH - len(own) - len(outer)) + own + outer
+    if len(lead) > BATCH:
+        return None
+    dims = tuple(size for size, _ in lead)
+    once = (*dims[: BATCH - len(outer)], *(1 for _ in outer), k, n)
+    links = explorer.links
+    b = explorer.strided(
+        right, links.make("reshape", once, right, links.make("expand", (*dims, k, n), None, None)), passed
+    )
+    if not isinstance(b, Read):
+        return None
+    strides = (*(along for _, along in lead), step, _stride(seen[-1]))
+    layout = Layout((*dims, rows, k), strides, a.layout.offset)
+    return Matrices((*dims, rows, n), [a._replace(layout=layout), b], evenly)
 
 
 def _batch_of(explorer: Explorer, node: Node, passed: dict[int, Value] | None) -> Shape:

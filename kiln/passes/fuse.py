@@ -340,7 +340,7 @@ class Fusion:
     def _matmul(self, node: Node, array: Array) -> None:
         """A group of its own; what follows may join."""
         found = factors_of(self.explorer, node)
-        group = self._new("matmul", Frame((*found.batch, *node.out.shape[-2:]), (), "matmul"), node)
+        group = self._new("matmul", Frame(found.frame, (), "matmul"), node)
         for factor in found.factors:
             assert not isinstance(factor, Value)
             for read in [factor] if isinstance(factor, Read) else factor.reads():
