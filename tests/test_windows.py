@@ -76,6 +76,22 @@ def test_turned_weights_are_read_where_they_lie(stride: int, groups: tuple[int, 
     ] * stride**2
 
 
+@pytest.mark.parametrize("name", ["conv2d", "conv_transpose2d"])
+def test_channels_last_arrays_have_the_same_bits(name: str) -> None:
+    """Input, weight and gradient in any format: results and gradients as of arrays in order."""
+
+    def run(memory_format: Any) -> list[Any]:
+        kiln.manual_seed(3)
+        leaves = [kiln.randn(2, 6, 7, 9), kiln.randn(6, 6, 3, 3)]
+        x, w = (t.to(memory_format=memory_format).requires_grad_() for t in leaves)
+        y = getattr(kiln.nn.functional, name)(x, w, stride=2, padding=1)
+        g = kiln.randn(*y.shape).to(memory_format=memory_format)
+        return [y, *kiln.autograd.grad(y, [x, w], g)]
+
+    for a, b in zip(run(kiln.contiguous_format), run(kiln.channels_last), strict=True):
+        assert same_bits(a.detach().numpy(), b.detach().numpy())
+
+
 def geometries(count: int) -> list[dict[str, Any]]:
     """Drawn sizes and settings; every kernel fits."""
     rng = random.Random(5)

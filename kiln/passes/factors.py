@@ -17,8 +17,9 @@ A window is `as_strided`, then reshaped to a matrix that strides cannot express:
 
 Such a matrix is larger than the array it looks at, so nobody writes it out: the kernel reads the array by
 up to four dims of k and of n (kiln.codegen.matmul_window), and the first factor by as many of its k; by
-one where elements are packed as others, or as words. Where the first factor is the same for all images
-(N) their columns stand side by side, as one product.
+one where elements are packed as others, or as words, and of inputs with strides of their own (the taps of
+channels-last weights share few cache sets: three times as long). Where the first factor is the same for all
+images (N) their columns stand side by side, as one product.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def factors_of(explorer: Explorer, node: Node, passed: dict[int, Value] | None =
         return Matrices(frame, found)
     a = explorer.spread(left, None, passed)
     own = None if a is None else regions(a.layout, (batch, m, k))
-    most = 1 if element_of(left.dtype).widened else DIMS  # dims of k
+    most = 1 if element_of(left.dtype).widened or (a and a.value.layout) else DIMS  # dims of k
     if own is None or len(own[1]) > 1 or len(own[2]) > most or len(own[0]) - _shared(own[0]) > 1:
         flat = _matrix(explorer, left, (batch,), passed)
         return Matrices(frame, [flat])  # an array of its own, which the window then goes with

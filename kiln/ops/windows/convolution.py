@@ -7,6 +7,7 @@ from typing import Any
 
 from kiln.ops import declare as d
 from kiln.ops.declare import dtype_name, public
+from kiln.ops.formats import contiguous
 from kiln.ops.padding import constant_pad_nd
 from kiln.ops.record import Sample
 from kiln.ops.views import reshape
@@ -42,6 +43,13 @@ def _batched(input: Any, dims: int, name: str) -> Any:
         f"{listed(input.shape)}",
     )
     return input if input.ndim == dims + 2 else _reshape(input, (1, *input.shape))
+
+
+def _in_order(*tensors: Any) -> list[Any]:
+    """The tensors, or copies whose elements lie in order: a copy alone is told how they lie (channels last),
+    a convolution is not, and would go through them one by one.
+    """
+    return [x if d.is_value(x) else contiguous(x) for x in tensors]
 
 
 def _check_types(input: Any, weight: Any, bias: Any) -> None:
@@ -134,6 +142,7 @@ def _convolution(
     _check_settings(stride, padding, dilation, groups)
     _check_weight(x, weight, bias, groups, False)
     _check_room(x, kernel, padding, dilation)
+    x, weight = _in_order(x, weight)
     y = convolve.handle(x, weight, bias, kernel, stride, padding, dilation, rows_of(weight.shape[0], groups))
     return y if input.ndim == dims + 2 else _reshape(y, tuple(y.shape[1:]))
 
@@ -174,7 +183,7 @@ def _convolution_transposed(
         f"Given input size per channel: ({' x '.join(map(str, x.shape[2:]))}). Calculated output size per "
         f"channel: ({' x '.join(map(str, sizes))}). Output size is too small",
     )
-    x = _as_many_as_places(x, more, stride)
+    x, weight = _in_order(_as_many_as_places(x, more, stride), weight)
     y = convolve_input.handle(
         x, weight, bias, sizes, kernel, stride, padding, dilation, rows_of(weight.shape[0], groups)
     )
