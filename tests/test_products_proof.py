@@ -222,23 +222,24 @@ def test_batches_of_several_dims(
 @given(
     dtype=st.sampled_from(["float32", "float64", "bfloat16", "int8"]), batch=st.sampled_from([1, 2]),
     groups=st.sampled_from([1, 2, 3, 5, 40]), m=ROWS, n=COLUMNS, k=DEPTHS, order=st.permutations(range(4)),
-    b_turned=st.booleans(), cuts=CUTS, at_once=st.sampled_from([0, 0, 1, 2]), seed=st.integers(0, 99),
+    b_turned=st.booleans(), at_end=st.booleans(), cuts=CUTS, at_once=st.sampled_from([0, 0, 1, 2]),
+    seed=st.integers(0, 99),
 )  # fmt: skip
 def test_rows_of_two_dims(
     target: Target, dtype: str, batch: int, groups: int, m: int, n: int, k: int, order: tuple[int, ...],
-    b_turned: bool, cuts: list[float], at_once: int, seed: int,
+    b_turned: bool, at_end: bool, cuts: list[float], at_once: int, seed: int,
 ) -> None:  # fmt: skip
     """A first factor whose rows are two dims in any order of memory has the bits of its copy."""
     m = min(m, WORK // max(n * batch * groups, 1))
-    k, rng = min(k, WORK // max(m * n * batch * groups, 1)), np.random.default_rng(seed)
+    k, rng, guarded = min(k, WORK // max(m * n * batch * groups, 1)), np.random.default_rng(seed), Guarded()
     at_once = 0 if dtype in TILED or not k else at_once
-    values = draw(rng, dtype, batch, groups, m + 1, k)
-    a = np.ascontiguousarray(values.transpose(order)).transpose(np.argsort(order))[:, :, :m]
+    values = guarded.place(draw(rng, dtype, batch, groups, m + 1, k).transpose(order), at_end)
+    a = values.transpose(np.argsort(order))[:, :, int(at_end) :][:, :, :m]
     b = draw(rng, dtype, batch, k, n)
     b = np.asfortranarray(b) if b_turned else b
     rows = groups * m
     expected = multiply(np.ascontiguousarray(a).reshape(batch, rows, k), b, dtype, target)
-    out = np.zeros((batch, rows, n), expected.dtype)
+    out = guarded.place(np.zeros((batch, rows, n), expected.dtype), at_end)
     units = product(dtype).units(batch, rows, n)
     run(product(dtype), a, b, [out], (), target, places(cuts, units), at_once, grouped=True)
     assert same(out, expected)
