@@ -140,6 +140,25 @@ def test_rows_far_apart(target: Target, rng: np.random.Generator) -> None:
     assert np.array_equal(multiply(tall[:, :, :70].swapaxes(1, 2), b, target=target)[0], expected)
 
 
+@pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int8"])
+def test_rows_in_stretches(dtype: str, target: Target, rng: np.random.Generator) -> None:
+    """Shorter and longer than tiles and blocks, k or rows side by side; without k, however far apart."""
+    for stretches, rows, k, n in [(20, 3, 40, 70), (3, 15, 70, 33), (9, 40, 520, 20), (2, 2, 600, 300)]:
+        values = draw(rng, dtype, 1, stretches, rows, k)
+        b = draw(rng, dtype, 1, k, n)
+        expected = multiply(values.reshape(1, -1, k), b, dtype, target)
+        for order in [(0, 2, 1, 3), (0, 1, 3, 2), (3, 2, 1, 0)]:
+            a = np.ascontiguousarray(values.transpose(order)).transpose(np.argsort(order))
+            out = np.empty_like(expected)
+            run(product(dtype), a, b, [out], target=target, cuts=[1], grouped=True)
+            assert np.array_equal(out.view(np.uint8), expected.view(np.uint8)), (stretches, rows, k, n, order)
+    far = np.lib.stride_tricks.as_strided(draw(rng, dtype, 1), (1, 5, 7, 0), (0, 1 << 50, 8, 8))
+    out = np.ones((1, 35, 9), multiply(far[:, 0], draw(rng, dtype, 1, 0, 9), dtype, target).dtype)
+    run(product(dtype), far, draw(rng, dtype, 1, 0, 9), [out], target=target, grouped=True)
+    assert not out.any()
+
+
 def test_batches_and_broadcast(rng: np.random.Generator) -> None:
     a, b = draw(rng, "float32", 3, 5, 6), draw(rng, "float32", 1, 6, 40)
     wide = np.broadcast_to(b, (3, 6, 40))

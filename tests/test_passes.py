@@ -22,6 +22,7 @@ from kiln.ops.indexing import embedding
 from kiln.ops.padding import surround
 from kiln.ops.record import find
 from kiln.passes.gradient import Backward, backward, unbroadcast
+from kiln.passes.layout import Layout, Links, before_reshape, contiguous, resolve
 from kiln.passes.low import low
 from kiln.passes.plan import Launch, Plan, lower
 from kiln.passes.simplify import simplify
@@ -90,6 +91,11 @@ def _heads(x: Any) -> Any:
     return x.permute(0, 2, 1, 3)
 
 
+def _later(x: Any) -> Any:
+    """[b, s, k] from the third place of s on."""
+    return find("slice")(x, 1, (2, 4, 1))
+
+
 FORWARD: dict[str, tuple[Any, tuple[Any, ...], int, int]] = {
     "pointwise": (lambda a, b: (a * b + 1.5).tanh(), (M, V), 1, 0),
     "number": (lambda a, n, k: a * n - k, (M, 0.1, 3), 1, 0),
@@ -152,21 +158,41 @@ FORWARD: dict[str, tuple[Any, tuple[Any, ...], int, int]] = {
     ),
     "rows of two dims": (lambda a, w: a.permute(0, 2, 1) @ w, (normal(3, 7, 5), normal(7, 4)), 1, 0),
     "rows of two dims, linear": (
-        lambda a, w, b: ops.gelu(ops.linear(a.permute(0, 2, 1), w, b)),
-        (normal(3, 7, 6), normal(4, 7), normal(4)),
+        lambda a, w, b: ops.gelu(ops.linear(_later(a), w, b)),
+        (normal(3, 6, 7), normal(4, 7), normal(4)),
         1,
         0,
     ),
     "rows of two dims by a column": (
-        lambda a, w: a.permute(0, 2, 1) @ w,
-        (normal(3, 7, 5), normal(7)),
+        lambda a, w: _later(a) @ w,
+        (normal(3, 6, 600), normal(600)),
         1,
         0,
     ),
     "rows of three dims": (lambda a, w: _heads(a) @ w, (normal(2, 9, 3, 8), normal(8, 4)), 1, 0),
     "rows of two dims by a computed factor": (
-        lambda a, w: a.permute(0, 2, 1) @ ops.relu(w),
+        lambda a, w: a.permute(0, 2, 1) @ ops.gelu(w),
         (normal(3, 7, 5), normal(7, 4)),
+        2,
+        1,
+    ),
+    "rows of two dims in a batch": (
+        lambda a, b: ops.bmm(
+            a.permute(0, 2, 1, 3).reshape(a.shape[0], a.shape[2] * a.shape[1], a.shape[3]), b
+        ),
+        (normal(2, 5, 3, 7), normal(2, 7, 4)),
+        1,
+        0,
+    ),
+    "rows of more dims than a batch has": (
+        lambda a, w: a.permute(5, 4, 3, 2, 1, 0, 6) @ w,
+        (normal(2, 3, 2, 3, 2, 2, 7), normal(7, 4)),
+        2,
+        1,
+    ),
+    "k of two dims": (
+        lambda a, w: a.permute(0, 2, 1, 3).reshape(a.shape[0], a.shape[2], a.shape[1] * a.shape[3]) @ w,
+        (normal(3, 5, 4, 2), normal(10, 4)),
         2,
         1,
     ),
@@ -632,3 +658,18 @@ def test_a_rule_that_gives_another_size_is_refused() -> None:
     like, found = graph.add_input("float32", (4,)), graph.add_input("float32", (3, 5))
     with pytest.raises(RuntimeError, match=r"gives \[3, 5\] for a value of size \[4\]"):
         unbroadcast(found, like)
+
+
+def test_what_is_before_reshapes() -> None:
+    """Also of something repeated along a first dim; not along another."""
+    links, base, permuted = Links(), contiguous((2, 3, 4)), (1, 0, 2)
+    turned = links.make("permute", permuted, None, None)
+    assert resolve(base, turned) == Layout((3, 2, 4), (4, 12, 1), 0)
+
+    def before(shape: Any, repeated: Any) -> Layout | None:
+        chain = links.make("reshape", shape, None, links.make("expand", repeated, None, None))
+        return before_reshape(base, links.make("permute", permuted, None, chain))
+
+    assert before((1, 6, 4), (5, 6, 4)) == Layout((5, 3, 2, 4), (0, 4, 12, 1), 0)
+    assert before((6, 1, 4), (6, 5, 4)) is None
+    assert before((1, 1, 6, 4), (5, 7, 6, 4)) is None

@@ -30,9 +30,9 @@ A factor may be computed where it is copied or packed, from operands of its own:
 A product of one row with such a factor has the kernel of those of many; those over windows have none.
 
 Kernel arguments: `ptr` = A, B, the operands, parts of a launch that is cut along k (matmul_split.py), the
-thread's scratch memory; `arg` = the batch's sizes, m, n, k; how many rows of A lie evenly, and how far it is
-from those to the next (m and anything, if all do); the strides, in elements, of A (*batch, m, k), of
-B (*batch, k, n), of every operand (*batch, m, n), or along its factor's dims; numbers; the cut. Any stride
+thread's scratch memory; `arg` = the batch's sizes, m, n, k; how many rows of A are a stretch that is even,
+and the step from one to the next (m and anything, if all do); the strides, in elements, of A (*batch, m, k),
+of B (*batch, k, n), of every operand (*batch, m, n), or along its factor's dims; numbers; the cut. Any stride
 may be 0 or negative. Outputs must not overlap A or B, or what they are computed from; an output may be one of
 the other operands.
 """

@@ -192,7 +192,7 @@ class _Driver(Driver):
         pack_lines(self.code, self.factor, self.computed, strides, self.packed_a, shape, self.stage)
 
     def _pack_a(self, run: Run, k: str, depth: str) -> None:
-        """A piece of A; rows that do not lie evenly, as many of them as do, in ascending order."""
+        """A piece of A, stretch by stretch: where k do not lie side by side, each writes a panel of rows."""
         code, factor, strides = self.code, self.factor, (self.stride["a_row"], self.stride["a_k"])
         with code.either(code.compare("eq", strides[1], str(factor.bytes))) as apart:
             with self.pieces(run, k) as (done, src, rows):

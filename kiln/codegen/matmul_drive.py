@@ -20,7 +20,7 @@ from kiln.codegen.matmul_exchanged import Exchanged
 from kiln.codegen.matmul_finish import Arguments, Block
 from kiln.codegen.matmul_pack import clear
 from kiln.codegen.matmul_text import Routine
-from kiln.codegen.matmul_tile import SEGMENT, SOON, VECTORS, Element, heights
+from kiln.codegen.matmul_tile import SEGMENT, SOON, VECTORS, Element
 from kiln.codegen.matmul_units import Output, Run
 from kiln.codegen.matmul_vectors import ROW_PITCH, ROWS
 from kiln.codegen.target import Target
@@ -72,12 +72,10 @@ class _Driver(Exchanged):
                     self.table(self.look_a, from_k, depth, str(SEGMENT + SOON), self.a_table)
             done = code.variable("0")
             with code.during(done, run.rows) as row:
-                first = code.add(run.row, row)
-                place = self.place_of_row(first)
-                rows = self.block(self._left(code.sub(run.rows, row), place["row"]))
+                rows = self.block(code.sub(run.rows, row))
                 code.set(done, code.add(row, rows))
-                part = Run(run.batch, first, rows, run.column, run.columns)
-                self._factor_a(part, place, from_k, depth)
+                part = Run(run.batch, code.add(run.row, row), rows, run.column, run.columns)
+                self._factor_a(part, from_k, depth)
                 self._panels(part, row, from_k, depth, lies)
 
     # -- B ------------------------------------------------------------------------------------------
@@ -191,20 +189,12 @@ class _Driver(Exchanged):
 
     # -- A ------------------------------------------------------------------------------------------
 
-    def _left(self, left: str, inside: str) -> str:
-        """How many rows a block may have, of which the first is `inside` those that lie evenly: no others, if
-        they are as many as a tile.
-        """
-        code, evenly = self.code, self.size["evenly"]
-        many = code.compare("sge", evenly, str(heights(code.target)[0]))
-        return code.choose(many, code.minimum(left, code.sub(evenly, inside)), left)
-
-    def _factor_a(self, run: Run, place: dict[str, str], from_k: str, depth: str) -> None:
+    def _factor_a(self, run: Run, from_k: str, depth: str) -> None:
         """A as it lies, or its rows (or columns) in the summed type one after the other."""
         code, element = self.code, self.element
         row, along = self.stride["a_row"], self.stride["a_k"]
         first = code.choose(self.a_placed, "0", from_k) if self.placed else from_k
-        src = self.reach("a", run.batch, **place, k=first)
+        src, beyond = self.rows_of_a(run, first)
         code.line(f"store ptr {src}, ptr {self.a_place}")
         code.set(self.a_row, row)
         code.set(self.a_k, along)
@@ -212,7 +202,6 @@ class _Driver(Exchanged):
             with code.when(code.op(f"xor i1 {self.empty}, true")):
                 self._compute_a(run, from_k, depth)
             return
-        beyond = code.compare("sgt", code.add(place["row"], run.rows), self.size["evenly"])
         with code.when("true" if element.widened else code.op(f"or i1 {beyond}, {self._crowded()}")):
             self.copy_rows(run, first, depth)
             self._copied(ROW_PITCH * element.bytes, element.bytes)

@@ -170,14 +170,12 @@ class Exchanged(Vectors):
         with code.when(ragged):
             clear(code, self.element, into, code.mul(depth, str(self.panel_bytes)))
         if not self.window:
-            first = self.place_of_row(run.row)
-            beyond = code.compare("sgt", code.add(first["row"], run.rows), self.size["evenly"])
+            src, beyond = self.rows_of_a(run, from_k)
             steps, beside = (self.stride["a_k"], self.stride["a_row"]), self.element.bytes
-            with code.either(beyond) as evenly:
+            with code.either(beyond) as together:
                 self.copy_rows(run, from_k, depth)
                 self._pack_run(run, self.copied, (str(beside), str(ROW_PITCH * beside)), into, depth)
-                next(evenly)
-                src = self.reach("a", run.batch, **first, k=from_k)
+                next(together)
                 self._pack_run(run, src, steps, into, depth)
             return
         done = code.variable("0")

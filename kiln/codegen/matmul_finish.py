@@ -21,7 +21,7 @@ from kiln.codegen.target import Target
 from kiln.ops.scalar import Scalar, topological
 
 BATCH = 3  # dims of a batch
-M, N, K, EVENLY, APART = range(BATCH, BATCH + 5)  # the places of sizes in `arg`, after those of the batch
+M, N, K, STRETCH, STRETCH_STEP = range(BATCH, BATCH + 5)  # the places in `arg`, after the batch's sizes
 SIZES = BATCH + 5
 CALL, ROW, LANE = 0, 1, 2  # how often a scalar is computed
 AHEAD = 4  # rows of outputs: a block of them is on as many pages, where the machine does not prefetch

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import reduce
 from typing import NamedTuple
 
-from kiln.codegen.matmul_finish import APART, BATCH, EVENLY, Arguments, K, M, N
+from kiln.codegen.matmul_finish import BATCH, STRETCH, STRETCH_STEP, Arguments, K, M, N
 from kiln.codegen.matmul_split import Segments
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.matmul_tile import Element
@@ -94,23 +94,29 @@ class Driver:
         steps = (code.mul(index, stride[f"{name}_{dim}"]) for dim, index in places.items() if index != "0")
         return code.at(self.base[name], *steps)
 
-    def place_of_row(self, row: str) -> dict[str, str]:
-        """Where a row of A is: in which group of rows that lie evenly, and how many rows into it."""
-        return dict(zip(("apart", "row"), batch_indices(self.code, row, ["", self.size["evenly"]])))
+    def rows_of_a(self, run: Run, k: str) -> tuple[str, str]:
+        """Where the first of a run's rows has a k in A, and whether they are of several stretches."""
+        place, left = self._row_of_a(run.batch, run.row, k)
+        return place, self.code.compare("sgt", run.rows, left)
 
     @contextmanager
     def pieces(self, run: Run, k: str) -> Iterator[tuple[str, str, str]]:
-        """A run's rows of A, those that lie evenly together: how many come before, where they have a k, how
+        """A run's rows of A, stretch by stretch, ascending: how many are before, where they have a k, and how
         many they are.
         """
         code = self.code
         done = code.variable("0")
         with code.during(done, run.rows) as at:
-            place = self.place_of_row(code.add(run.row, at))
-            rows = code.sub(self.size["evenly"], place["row"])
-            rows = code.minimum(rows, code.sub(run.rows, at))
-            yield at, self.reach("a", run.batch, **place, k=k), rows
+            place, left = self._row_of_a(run.batch, code.add(run.row, at), k)
+            rows = code.minimum(left, code.sub(run.rows, at))
+            yield at, place, rows
             code.set(done, code.add(at, rows))
+
+    def _row_of_a(self, batch: Index, row: str, k: str) -> tuple[str, str]:
+        """Where a row of A has a k, and how many rows of its stretch are left."""
+        size = self.size["stretch"]
+        stretch, inside = batch_indices(self.code, row, ["", size])
+        return self.reach("a", batch, stretch=stretch, row=inside, k=k), self.code.sub(size, inside)
 
     def compute(self, name: str, rectangle: list[str], into: str, pitch: str, apart: int) -> None:
         """Computes a block of a factor: of indices along the batch, some rows from one on, some columns from
@@ -134,14 +140,14 @@ class Driver:
         many = self.batch[-1] if self.window else reduce(code.mul, self.batch)
         self.size = {"batch": many, "m": self.argument(M), "n": self.argument(N)}
         self.size["k"] = code.choose(empty, "1", self.argument(K))
-        self.size["evenly"] = self.argument(EVENLY)
+        self.size["stretch"] = self.argument(STRETCH)
         dims = tuple(map(str, range(BATCH)))
         for k, (name, *last) in enumerate((("a", "row", "k"), ("b", "k", "column"))):
             self.base[name] = code.choose(empty, zero, self._pointer(k), "ptr")
             for dim, along in enumerate((*dims, *last)):
                 stride = code.mul(self.argument(self.arguments.stride(k, dim)), size)
                 self.stride[f"{name}_{along}"] = code.choose(empty, "0", stride)
-        self.stride["a_apart"] = code.choose(empty, "0", code.mul(self.argument(APART), size))
+        self.stride["a_stretch"] = code.choose(empty, "0", code.mul(self.argument(STRETCH_STEP), size))
         self.scratch = self._pointer(2 + len(self.arguments.operands) + 1)
         if self.window:
             place = self.arguments.window

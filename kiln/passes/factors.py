@@ -6,7 +6,8 @@ factors have beside each other are one.
     x.view(b, s, h, d).transpose(1, 2) @ y [b, h, d, t]        batch [1, b, h]
     q [b, g, r, s, d] @ k.view(b, t, g, 1, d).permute(..)            [b, g, r]
 
-The rows of the first factor may be two dims more; what is before those, a batch by the same matrix.
+The rows of the first factor may be two dims; what is before those (by one column: before the last) is a batch
+by the same matrix.
 
     x [b, c, s].transpose(1, 2) @ w [c, n]                     rows [b, s]
     x.view(b, s, h, d).transpose(1, 2) @ w [d, n]              batch [1, 1, b], rows [h, s]
@@ -88,12 +89,12 @@ Factor = Union[Read, Inline, Value]  # in memory, computed by the product, or wh
 class Matrices(NamedTuple):
     """A product of matrices: (*batch, m, n), and the factors over the batch's dims and their own two.
 
-    `evenly`: how many rows of the first lie a step apart, and how far the next as many are; () if all do.
+    `stretch`: how many rows of the first lie evenly, and the step to the next as many; () if all do.
     """
 
     frame: Shape
     factors: list[Factor]
-    evenly: Shape = ()
+    stretch: Shape = ()
 
 
 def factors_of(explorer: Explorer, node: Node, passed: dict[int, Value] | None = None) -> Windows | Matrices:
@@ -148,10 +149,10 @@ def _rows_apart(
     if a is None or seen is None or len(seen[BATCH]) < 2 or max(map(len, (*seen[:BATCH], seen[-1]))) > 1:
         return None
     *outer, (rows, step) = seen[BATCH]
-    evenly: Shape = ()
+    stretch: Shape = ()
     if n != 1:  # a column is a row of the transposed product
-        groups, apart = outer.pop()
-        evenly, rows = (rows, apart), groups * rows
+        many, apart = outer.pop()
+        stretch, rows = (rows, apart), many * rows
     own = [dims[0] for dims in seen[:BATCH] if dims]
     lead = [(1, 0)] * (BATCH - len(own) - len(outer)) + own + outer
     if len(lead) > BATCH:
@@ -162,11 +163,11 @@ def _rows_apart(
     b = explorer.strided(
         right, links.make("reshape", once, right, links.make("expand", (*dims, k, n), None, None)), passed
     )
-    if not isinstance(b, Read):
+    if not isinstance(b, Read) and inline_factor(explorer, node, right, batch) is not None:
         return None
     strides = (*(along for _, along in lead), step, _stride(seen[-1]))
     layout = Layout((*dims, rows, k), strides, a.layout.offset)
-    return Matrices((*dims, rows, n), [a._replace(layout=layout), b], evenly)
+    return Matrices((*dims, rows, n), [a._replace(layout=layout), b], stretch)
 
 
 def _batch_of(explorer: Explorer, node: Node, passed: dict[int, Value] | None) -> Shape:

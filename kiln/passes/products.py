@@ -60,13 +60,13 @@ def lower_product(fusion: Fusion, group: Group) -> Lowered:
     window = isinstance(found, Windows)
     sides = _Sides(fusion, builder)
     look: Shape = ()
-    evenly: Shape = ()
+    stretch: Shape = ()
     if isinstance(found, Windows):
         products, n, look = found.groups, found.images * n, found.look()
         sides.take(found.a, (0, 0, *found.a_strides))
         sides.take(found.b, (0, 0, found.b_group, 0, 0))
     else:
-        products, evenly = numel(tuple(batch)), found.evenly
+        products, stretch = numel(tuple(batch)), found.stretch
         exchanged = n == 1 and m != 1  # a column is the row of the transposed product: the same chains
         if exchanged:
             m, n = n, m
@@ -86,7 +86,7 @@ def lower_product(fusion: Fusion, group: Group) -> Lowered:
     own = [*sides.strides, *strides]
     numbered = (*(s for dims in own for s in dims), *(v for _, v in builder.numbers))
     cut = (0, 0)  # the core's to set
-    args = (*batch, m, n, k, *(evenly or (m, 0)), *numbered, *look, *cut)
+    args = (*batch, m, n, k, *(stretch or (m, 0)), *numbered, *look, *cut)
     deep = WORTH // UNIT_COST  # k that make a thread's work of one unit
     grain = quotient(deep, k) + 1 if not isinstance(k, int) else max(deep // max(k, 1), 1)
     if row and dtype in ("float32", "float64"):  # a unit of 512 k is all that threads need to be worth it
