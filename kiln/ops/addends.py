@@ -23,6 +23,7 @@ from kiln.ops.products import (
     _explained,
     _matrices,
     _require,
+    check_expands,
     dot,
     product,
     same_dtype,
@@ -41,22 +42,6 @@ def given(result: Any, out: Any) -> Any:
 def _numbers(*shapes: tuple[int, ...], **numbers: float) -> Any:
     """One sample of arrays of the given shapes with beta and alpha."""
     return lambda rng, t: (_matrices(*shapes)(rng, t)[0], numbers)
-
-
-def _check_added(input: Any, shape: tuple[Any, ...]) -> None:
-    """PyTorch's errors for an input that does not broadcast to the product's shape."""
-    have = tuple(input.shape)
-    if len(have) > len(shape):
-        raise RuntimeError(
-            f"expand({list(have)}, size={list(shape)}): the number of sizes provided ({len(shape)}) must be "
-            f"greater or equal to the number of dimensions in the tensor ({len(have)})"
-        )
-    for k, (x, y) in enumerate(zip(have, shape[len(shape) - len(have) :]), len(shape) - len(have)):
-        if _differ(x, y) and x != 1:
-            raise RuntimeError(
-                f"The expanded size of the tensor ({y}) must match the existing size ({x}) at non-singleton "
-                f"dimension {k}.  Target sizes: {list(shape)}.  Tensor sizes: {list(have)}"
-            )
 
 
 def _check_factor(dtype: Any, factor: Any, name: str) -> None:
@@ -84,7 +69,7 @@ def _sizes_of_mm(a: Any, b: Any) -> tuple[Any, ...]:
 def _check_addmm(input: Any, a: Any, b: Any, *rest: Any) -> None:
     _check_mm(a, b)
     same_dtype(input, a, "addmm")
-    _check_added(input, _sizes_of_mm(a, b))
+    check_expands(input, _sizes_of_mm(a, b))
 
 
 def _floats(np: Any, x: Any, *factors: Any) -> Any:
@@ -134,7 +119,7 @@ def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, beta: Number = 1, alpha: Nu
 def _check_addmv(input: Any, mat: Any, vec: Any, *rest: Any) -> None:
     _check_mv(mat, vec)
     same_dtype(input, mat, "addmv")
-    _check_added(input, (mat.shape[0],))
+    check_expands(input, (mat.shape[0],))
 
 
 @composite(
@@ -163,7 +148,7 @@ def addmv(input: Tensor, mat: Tensor, vec: Tensor, beta: Number = 1, alpha: Numb
 def _check_addr(input: Any, vec1: Any, vec2: Any, *rest: Any) -> None:
     for name, x in (("vec1", vec1), ("vec2", vec2)):
         _require(x.ndim == 1, f"addr: Expected 1-D argument {name}, but got {x.ndim}-D")
-    _check_added(input, (vec1.shape[0], vec2.shape[0]))
+    check_expands(input, (vec1.shape[0], vec2.shape[0]))
 
 
 @composite(
@@ -195,7 +180,7 @@ def addr(input: Tensor, vec1: Tensor, vec2: Tensor, beta: Number = 1, alpha: Num
 def _check_addbmm(input: Any, a: Any, b: Any, *rest: Any) -> None:
     _check_bmm(a, b)
     same_dtype(input, a, "addbmm")
-    _check_added(input, (a.shape[1], b.shape[2]))
+    check_expands(input, (a.shape[1], b.shape[2]))
 
 
 @composite(
@@ -226,7 +211,7 @@ def addbmm(input: Tensor, batch1: Tensor, batch2: Tensor, beta: Number = 1, alph
 def _check_baddbmm(input: Any, a: Any, b: Any, *rest: Any) -> None:
     _check_bmm(a, b)
     same_dtype(input, a, "baddbmm")
-    _check_added(input, (a.shape[0], a.shape[1], b.shape[2]))
+    check_expands(input, (a.shape[0], a.shape[1], b.shape[2]))
 
 
 @composite(

@@ -162,12 +162,12 @@ def _check_sizes(operands: list[Any], inputs: list[Labels]) -> None:
             seen[label] = before if before != 1 else size
 
 
-def _summed(x: Any, labels: Labels, keep: set[int]) -> tuple[Any, Labels]:
-    """x summed over the labels that are not kept."""
+def _summed(x: Any, labels: Labels, keep: set[int], dtype: str | None) -> tuple[Any, Labels]:
+    """x summed over the labels that are not kept, in a dtype or that of its sums."""
     gone = tuple(k for k, label in enumerate(labels) if label not in keep)
     if not gone:
         return x, labels
-    total = sum_(x, gone, False, x.dtype)
+    total = sum_(x, gone, False, dtype)
     return total, tuple(label for label in labels if label in keep)
 
 
@@ -191,8 +191,8 @@ def _without_ones(x: Any, labels: Labels, other: Any, others: Labels) -> tuple[A
 def _pair(a: Any, left: Labels, b: Any, right: Labels, keep: set[int]) -> tuple[Any, Labels]:
     """The product of two operands, summed over the labels that are not kept."""
     (a, left), (b, right) = _without_ones(a, left, b, right), _without_ones(b, right, a, left)
-    a, left = _summed(a, left, keep | set(right))
-    b, right = _summed(b, right, keep | set(left))
+    a, left = _summed(a, left, keep | set(right), a.dtype)
+    b, right = _summed(b, right, keep | set(left), b.dtype)
     batch = tuple(x for x in left if x in right and x in keep)
     inside = tuple(x for x in left if x in right and x not in keep)
     rows = tuple(x for x in left if x not in right)
@@ -271,7 +271,8 @@ def einsum(equation: Any, *operands: Any) -> Any:
     for k, (y, others) in enumerate(pairs[1:], 2):
         later = {label for _, more in pairs[k:] for label in more}
         x, labels = _pair(x, labels, y, others, later | set(result))
-    x, labels = _summed(x, labels, set(result))
+    if len(pairs) == 1:  # a sum and no product: integers are summed in int64
+        x, labels = _summed(x, labels, set(result), None)
     return _arranged(x, labels, result)
 
 

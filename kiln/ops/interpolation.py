@@ -341,10 +341,16 @@ def interpolate(
         x = p.convert(input, "float32") if kind in ("float16", "bfloat16") else input
     for k in reversed(range(len(out))):
         scale = _scale(shape[2 + k], out[k], factors[k], corners)
+        if how == "linear" or (mode == "nearest" and len(out) == 2):
+            if out[k] == shape[2 + k]:  # PyTorch's, whatever the factor
+                continue
+            scale = 0.5 if mode == "nearest" and out[k] == 2 * shape[2 + k] else scale
         if mode == "bicubic":
             x = resample_cubic.handle(x, 2 + k, (out[k],), scale, how)
         else:
             x = resample.handle(x, 2 + k, (out[k],), scale, how, _most(scale, how))
+    if x is input:
+        return p.clone(x)
     return x if dtype_name(x.dtype) == kind else p.convert(x, kind)
 
 

@@ -107,6 +107,22 @@ def _differ(a: Any, b: Any) -> bool:
     return isinstance(a, int) and isinstance(b, int) and a != b
 
 
+def check_expands(x: Any, shape: tuple[Any, ...]) -> None:
+    """PyTorch's errors for an array that does not broadcast to a shape."""
+    have = tuple(x.shape)
+    if len(have) > len(shape):
+        raise RuntimeError(
+            f"expand({list(have)}, size={list(shape)}): the number of sizes provided ({len(shape)}) must be "
+            f"greater or equal to the number of dimensions in the tensor ({len(have)})"
+        )
+    for k, (n, m) in enumerate(zip(have, shape[len(shape) - len(have) :]), len(shape) - len(have)):
+        if _differ(n, m) and n != 1:
+            raise RuntimeError(
+                f"The expanded size of the tensor ({m}) must match the existing size ({n}) at non-singleton "
+                f"dimension {k}.  Target sizes: {list(shape)}.  Tensor sizes: {list(have)}"
+            )
+
+
 def _require(holds: bool, message: str) -> None:
     if not holds:
         raise RuntimeError(message)
@@ -361,11 +377,17 @@ def dot(input: Tensor, tensor: Tensor) -> Any:
     tensor(11.)
     """
     _check_dot(input, tensor)
+    input.graph.require_equal(input.shape[0], tensor.shape[0], "dot")
     return narrow(reduce_sum(wide(input) * wide(tensor), (0,), False), input.dtype)
 
 
 def _check_linear(x: Any, weight: Any, bias: Any = None) -> None:
     same_dtype(x, weight, "linear")
+    _require(weight.ndim < 3, f"t() expects a tensor with <= 2 dimensions, but self is {weight.ndim}D")
+    if bias is not None:
+        _require(weight.ndim == 2, f"mat2 must be a matrix, got {weight.ndim}-D tensor")
+        same_dtype(bias, weight, "linear")
+        check_expands(bias, (*x.shape[:-1], weight.shape[0]) if x.ndim > 1 else (1, weight.shape[0]))
     if weight.ndim == 2 and x.ndim and _differ(x.shape[-1], weight.shape[1]):
         rows = product_of(tuple(x.shape[:-1]))
         raise RuntimeError(
@@ -395,11 +417,14 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
     >>> kiln.nn.functional.linear(kiln.ones(1, 2), kiln.ones(3, 2), kiln.ones(3))
     tensor([[3., 3., 3.]])
     """
-    _check_linear(input, weight)
+    _check_linear(input, weight, bias)
     if weight.ndim == 1:
-        result = matmul(input, weight)
-        return result if bias is None else result + bias
+        return matmul(input, weight)
     rows = input if input.ndim == 2 else reshape(input, (product_of(input.shape[:-1]), input.shape[-1]))
-    result = product(rows, swapped(weight))
+    result, shape = product(rows, swapped(weight)), (*input.shape[:-1], weight.shape[0])
+    if bias is not None and bias.ndim > 1:
+        bias = reshape(expand(bias, shape if input.ndim > 1 else tuple(result.shape)), tuple(result.shape))
+    elif bias is not None:
+        bias = expand(bias, tuple(result.shape))
     result = result if bias is None else narrow(wide(result) + wide(bias), input.dtype)
-    return result if input.ndim == 2 else reshape(result, (*input.shape[:-1], weight.shape[0]))
+    return result if input.ndim == 2 else reshape(result, shape)

@@ -56,7 +56,7 @@ def _check(query: Any, key: Any, value: Any, mask: Any) -> None:
             "Expected attn_mask dtype to be bool or float or to match query dtype, but got attn_mask.dtype: "
             f"{have} and query.dtype: {dtype}"
         )
-    if mask.ndim < 2:
+    if mask.ndim < 2 and query.ndim == 4:
         raise IndexError(
             f"{_NAME}: Dimension out of range: attn_mask is (..., L, S), but has {mask.ndim} dims"
         )
@@ -223,6 +223,10 @@ def scaled_dot_product_attention(
         mask, lead = None, (n, h)
     else:
         _check(query, key, value, attn_mask)
+        if attn_mask is not None and query.ndim != 4:
+            if is_causal:
+                _fail("Explicit attn_mask should not be set when is_causal=True")
+            attn_mask = reshape.handle(attn_mask, (*(1 for _ in range(2 - attn_mask.ndim)), *attn_mask.shape))
         _sizes(query, key, value, attn_mask)
         members = _grouped(query, key, value, enable_gqa)
         q, k, v, mask, lead = _operands(query, key, value, attn_mask, members)

@@ -320,6 +320,17 @@ def vecdot(x: Any, y: Any, *, dim: int = -1, out: Any = None) -> Any:
     >>> kiln.linalg.vecdot(kiln.tensor([1.0, 2.0]), kiln.tensor([3.0, 4.0]))
     tensor(11.)
     """
+    kinds = [d.dtype_name(t.dtype) for t in (x, y)]
+    if not d.is_float(x):
+        raise RuntimeError(
+            "linalg.vecdot: Expected a floating point or complex tensor as input. Got "
+            f"{d.type_name(kinds[0])}"
+        )
+    if kinds[0] != kinds[1]:
+        raise RuntimeError(
+            f"linalg.vecdot: Expected x and y to have the same dtype, but found x of type "
+            f"{d.type_name(kinds[0])} and y of type {d.type_name(kinds[1])} instead"
+        )
     return given(sum_(p.mul(x, y), dim), out)
 
 

@@ -16,8 +16,10 @@ from kiln.ops.creation import filled, positions
 from kiln.ops.declare import dtype_name, public
 from kiln.ops.places import contiguous_strides
 from kiln.ops.record import Number, Sample, Sizes, Structure, Tensor, composite, find
+from kiln.ops.unary import abs as absolute
+from kiln.ops.unary import relu, sign
 from kiln.ops.views import expand, reshape, write
-from kiln.ops.windows.geometry import Ints, Windows, bordered, require, stages, tap, taps
+from kiln.ops.windows.geometry import Ints, Windows, bordered, listed, require, stages, tap, taps
 from kiln.ops.windows.max_pools import described, pool_failures
 
 AT_ONCE = 25  # taps of a window read in one pass
@@ -172,6 +174,11 @@ def _pooled(
     if dtype == "bool" or (dtype in d.INTEGERS and dtype != "int64"):
         raise NotImplementedError(f"\"{name}\" not implemented for '{d.type_name(dtype)}'")
     windows = Windows(name, input, kernel, stride, padding, 1, ceil_mode)
+    short = any(isinstance(n, int) and n < k for n, k in zip(windows.sizes, windows.kernel))
+    require(
+        len(windows.kernel) < 3 or not short,
+        f"input image ({listed(windows.sizes)}) smaller than kernel size ({listed(windows.kernel)})",
+    )
     require(divisor is None or divisor != 0, "divisor must be not zero")
     over = any(isinstance(e, int) and e > a for e, a in zip(windows.after, windows.padding))
     count = "padded" if over else "window"
@@ -269,7 +276,8 @@ def _lp_pool(dims: int) -> Any:
     ) -> Any:
         mean = average(input**norm_type, kernel_size, stride, 0, ceil_mode)
         count = kernel_size**dims if isinstance(kernel_size, int) else product(tuple(kernel_size))
-        return (mean * count) ** (1.0 / norm_type)
+        there = sign(mean) * relu(absolute(mean))  # the mean, but no gradient where it is 0
+        return (there * count) ** (1.0 / norm_type)
 
     pool.__doc__ = described(_LP_DOC, name, dims, f"{2.0**dims:g}.")
     return public(

@@ -116,7 +116,7 @@ class Windows:
         )
         for k, p, r in zip(self.kernel, self.padding, self.dilation):
             require(
-                p <= (r * (k - 1) + 1) // 2,
+                p <= k // 2,
                 f"{name}() padding should be at most half of kernel size, but got padding={p} and "
                 f"kernel_size={k} (pad should be at most half of effective kernel size, but got pad={p}, "
                 f"kernel_size={k} and dilation={r})",
