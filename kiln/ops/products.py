@@ -422,9 +422,8 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
         return matmul(input, weight)
     rows = input if input.ndim == 2 else reshape(input, (product_of(input.shape[:-1]), input.shape[-1]))
     result, shape = product(rows, swapped(weight)), (*input.shape[:-1], weight.shape[0])
-    if bias is not None and bias.ndim > 1:
-        bias = reshape(expand(bias, shape if input.ndim > 1 else tuple(result.shape)), tuple(result.shape))
-    elif bias is not None:
-        bias = expand(bias, tuple(result.shape))
-    result = result if bias is None else narrow(wide(result) + wide(bias), input.dtype)
+    if bias is not None:
+        flat = tuple(result.shape)
+        bias = reshape(expand(bias, shape if min(bias.ndim, input.ndim) > 1 else flat), flat)
+        result = narrow(wide(result) + wide(bias), input.dtype)
     return result if input.ndim == 2 else reshape(result, shape)
