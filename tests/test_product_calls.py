@@ -56,6 +56,11 @@ F.scaled_dot_product_attention(*[k.ones(1,1,2,2)]*3,k.zeros(2,2),is_causal=True)
 F.scaled_dot_product_attention(k.ones(2,2),k.ones(3,2),k.arange(6.).reshape(3,2),k.tensor([0.,1.,2.]))
 F.scaled_dot_product_attention(k.ones(2,2),k.ones(3,2),k.arange(6.).reshape(3,2),k.tensor([True,False,True]))
 F.scaled_dot_product_attention(*[k.ones(1,1,3,2)]*3,k.zeros(3))
+F.scaled_dot_product_attention(k.ones(1,6,1,1),k.ones(1,2,2,1),k.arange(6.).reshape(1,3,2,1),enable_gqa=True)
+F.scaled_dot_product_attention(k.ones(1,4,1,1),k.arange(4.).reshape(1,2,2,1),k.ones(1,4,2,1),enable_gqa=True)
+F.scaled_dot_product_attention(k.ones(1,4,1,1),k.ones(1,3,2,1),k.ones(1,4,2,1),enable_gqa=True)
+k.nn.MultiheadAttention(4,2)(*[k.ones(3,0,4)]*3,key_padding_mask=k.zeros(0,3)>0)[0].shape
+k.nn.MultiheadAttention(4,2)(*[k.ones(3,0,4)]*3,attn_mask=k.zeros(0,3,3))[0].shape
 """.split("\n")[1:-1]
 
 

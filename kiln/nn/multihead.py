@@ -125,9 +125,10 @@ def _longer(x: Any, more: Any, dim: int) -> Any:
 def _merged(mask: Any, padding: Any, batch: int, heads: int, length: int, more: int) -> Any:
     """The two masks as one that broadcasts to (N, heads, L, S): `more` positions at the end are open."""
     if mask is not None:
-        mask = mask.reshape(1, 1, *mask.shape) if mask.ndim == 2 else mask.reshape(batch, heads, length, -1)
+        lead = (1, 1) if mask.ndim == 2 else (batch, heads)
+        mask = mask.reshape(*lead, length, mask.shape[-1])
     if padding is not None:
-        padding = padding.reshape(batch, 1, 1, -1)
+        padding = padding.reshape(batch, 1, 1, padding.shape[-1])
         mask = padding if mask is None else mask + padding
     if mask is None or not more:
         return mask

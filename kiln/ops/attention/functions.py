@@ -87,12 +87,21 @@ def _grouped(query: Any, key: Any, value: Any, enable_gqa: bool) -> Any:
     if min(x.ndim for x in (query, key, value)) < 3:
         raise IndexError(f"{_NAME}: Dimension out of range: enable_gqa needs a dim of heads, the third last")
     heads, mine, other = (x.shape[-3] for x in (query, key, value))
-    if mine == 0 or mine != other or heads % mine:
+    if 0 in (mine, other) or heads % mine or heads % other:
         _fail(
-            "Number of heads in key and value must divide the number of heads in query and be the same, but "
-            f"got query {heads}, key {mine}, value {other}"
+            "Number of heads in key and value must divide the number of heads in query, but got query "
+            f"{heads}, key {mine}, value {other}"
         )
-    return heads // mine
+    return heads // mine if mine == other else 1
+
+
+def _repeated(x: Any, heads: Any) -> Any:
+    """x with each of its heads repeated, so that there are `heads`."""
+    *lead, mine, length, size = x.shape
+    one = reshape.handle(x, (*lead, mine, 1, length, size))
+    return reshape.handle(
+        expand.handle(one, (*lead, mine, heads // mine, length, size)), (*lead, heads, length, size)
+    )
 
 
 def _flat(x: Any, lead: tuple[Any, ...], last: tuple[Any, ...], heads: tuple[Any, ...]) -> Any:
@@ -229,6 +238,8 @@ def scaled_dot_product_attention(
             attn_mask = reshape.handle(attn_mask, (*(1 for _ in range(2 - attn_mask.ndim)), *attn_mask.shape))
         _sizes(query, key, value, attn_mask)
         members = _grouped(query, key, value, enable_gqa)
+        if enable_gqa and key.shape[-3] != value.shape[-3]:
+            key, value = (_repeated(x, query.shape[-3]) for x in (key, value))
         q, k, v, mask, lead = _operands(query, key, value, attn_mask, members)
         e = q.shape[4]
     if scale is None and not isinstance(e, int):
