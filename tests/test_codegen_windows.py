@@ -135,7 +135,7 @@ def test_k_of_the_first_factor_in_several_dims(
     ("name", "m", "images", "few"),
     [
         ("evenly", 2, 1, True),
-        ("two runs", 2, 1, False),  # k is less than twice as much
+        ("two runs", 4, 1, False),  # k is less than twice as much
         ("evenly apart", 1, 1, True),
         ("an edge in each row", 1, 1, False),
         ("long rows with an edge", 2, 1, True),
