@@ -150,9 +150,15 @@ def test_rows_in_stretches(dtype: str, target: Target, rng: np.random.Generator)
         expected = multiply(values.reshape(1, -1, k), b, dtype, target)
         for order in [(0, 2, 1, 3), (0, 1, 3, 2), (3, 2, 1, 0)]:
             a = np.ascontiguousarray(values.transpose(order)).transpose(np.argsort(order))
-            out = np.empty_like(expected)
-            run(product(dtype), a, b, [out], target=target, cuts=[1], grouped=True)
-            assert np.array_equal(out.view(np.uint8), expected.view(np.uint8)), (stretches, rows, k, n, order)
+            for lies in LAYOUTS.values():
+                out = np.empty_like(expected)
+                run(product(dtype), a, lies(b), [out], target=target, cuts=[1], grouped=True)
+                assert np.array_equal(out.view(np.uint8), expected.view(np.uint8)), (
+                    stretches,
+                    rows,
+                    k,
+                    order,
+                )
     far = np.lib.stride_tricks.as_strided(draw(rng, dtype, 1), (1, 5, 7, 0), (0, 1 << 50, 8, 8))
     out = np.ones((1, 35, 9), multiply(far[:, 0], draw(rng, dtype, 1, 0, 9), dtype, target).dtype)
     run(product(dtype), far, draw(rng, dtype, 1, 0, 9), [out], target=target, grouped=True)

@@ -184,6 +184,23 @@ FORWARD: dict[str, tuple[Any, tuple[Any, ...], int, int]] = {
         1,
         0,
     ),
+    "rows of three dims in a batch": (
+        lambda a, b: ops.bmm(
+            a.permute(0, 3, 2, 1, 4).reshape(a.shape[0], a.shape[3] * a.shape[2] * a.shape[1], a.shape[4]), b
+        ),
+        (normal(2, 3, 4, 5, 7), normal(2, 7, 4)),
+        1,
+        0,
+    ),
+    "rows of two dims in a batch of two": (
+        lambda a, b: ops.bmm(
+            a.permute(1, 0, 3, 2, 4).reshape(a.shape[1] * a.shape[0], a.shape[3] * a.shape[2], a.shape[4]),
+            b,
+        ),
+        (normal(2, 3, 4, 5, 7), normal(6, 7, 4)),
+        2,
+        1,
+    ),
     "rows of more dims than a batch has": (
         lambda a, w: a.permute(5, 4, 3, 2, 1, 0, 6) @ w,
         (normal(2, 3, 2, 3, 2, 2, 7), normal(7, 4)),
