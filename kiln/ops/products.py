@@ -410,7 +410,7 @@ def _check_linear(x: Any, weight: Any, bias: Any = None) -> None:
     onnx="Gemm",
 )
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
-    """`input @ weight.T + bias`: [.., k], [n, k], [n] -> [.., n]; one dtype.
+    """`input @ weight.T + bias`: [.., k], [n, k], [n] or what broadcasts -> [.., n]; one dtype.
 
     RuntimeError if sizes or dtypes do not fit.
 

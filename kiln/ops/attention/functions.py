@@ -235,7 +235,8 @@ def scaled_dot_product_attention(
         if attn_mask is not None and query.ndim != 4:
             if is_causal:
                 _fail("Explicit attn_mask should not be set when is_causal=True")
-            attn_mask = reshape.handle(attn_mask, (*(1 for _ in range(2 - attn_mask.ndim)), *attn_mask.shape))
+            if attn_mask.ndim < 2:
+                attn_mask = reshape.handle(attn_mask, (1, attn_mask.shape[0] if attn_mask.ndim else 1))
         _sizes(query, key, value, attn_mask)
         members = _grouped(query, key, value, enable_gqa)
         if enable_gqa and key.shape[-3] != value.shape[-3]:

@@ -315,7 +315,8 @@ def tensorsolve(A: Any, B: Any, dims: Any = None) -> Any:
     dtypes="float",
 )  # fmt: skip
 def vecdot(x: Any, y: Any, *, dim: int = -1, out: Any = None) -> Any:
-    """The sums of products along `dim`; the other dims broadcast. RuntimeError for sizes that do not fit.
+    """The sums of products along `dim`; the other dims broadcast. RuntimeError for sizes that do not fit,
+    integers, and two dtypes.
 
     >>> kiln.linalg.vecdot(kiln.tensor([1.0, 2.0]), kiln.tensor([3.0, 4.0]))
     tensor(11.)
@@ -328,7 +329,7 @@ def vecdot(x: Any, y: Any, *, dim: int = -1, out: Any = None) -> Any:
         )
     if kinds[0] != kinds[1]:
         raise RuntimeError(
-            f"linalg.vecdot: Expected x and y to have the same dtype, but found x of type "
+            "linalg.vecdot: Expected x and y to have the same dtype, but found x of type "
             f"{d.type_name(kinds[0])} and y of type {d.type_name(kinds[1])} instead"
         )
     return given(sum_(p.mul(x, y), dim), out)

@@ -174,9 +174,9 @@ def _pooled(
     if dtype == "bool" or (dtype in d.INTEGERS and dtype != "int64"):
         raise NotImplementedError(f"\"{name}\" not implemented for '{d.type_name(dtype)}'")
     windows = Windows(name, input, kernel, stride, padding, 1, ceil_mode)
-    short = any(isinstance(n, int) and n < k for n, k in zip(windows.sizes, windows.kernel))
+    fits = all(not isinstance(n, int) or n >= k for n, k in zip(windows.sizes, windows.kernel))
     require(
-        len(windows.kernel) < 3 or not short,
+        fits or len(windows.kernel) < 3,
         f"input image ({listed(windows.sizes)}) smaller than kernel size ({listed(windows.kernel)})",
     )
     require(divisor is None or divisor != 0, "divisor must be not zero")
