@@ -101,20 +101,20 @@ def run(
     target: Target = HOST,
     cuts: Sequence[int] = (),
     at_once: int = 0,
-    grouped: bool = False,
+    in_stretches: bool = False,
 ) -> None:
     """Launch on arrays of one to BATCH dims and matrices; the units are done in pieces that end at `cuts`,
-    last first. With `at_once`, the launch is cut along k, in rounds of so many segments. `grouped`: the rows
-    of `a` are two dims.
+    last first. With `at_once`, the launch is cut along k, in rounds of so many segments. `in_stretches`: the
+    rows of `a` are two dims.
     """
-    evenly = (a.shape[-2], a.strides[-3] // a.itemsize) if grouped else ()
-    a = a[..., 0, :, :] if grouped else a
+    stretch = (a.shape[-2], a.strides[-3] // a.itemsize) if in_stretches else ()
+    a = a[..., 0, :, :] if in_stretches else a
     missing = (0,) * (BATCH + 2 - a.ndim)
     strides = [s // x.itemsize for x in (a, b, *operands) for s in (*missing, *x.strides)]
     words = [np.float64(x).view(np.int64) if isinstance(x, float) else x for x in numbers]
     batch, m, k, n = a.shape[:-2], operands[0].shape[-2], a.shape[-1], b.shape[-1]
     assert not spec.row or m == 1
-    arg = np.array([*(1 for _ in missing), *batch, m, n, k, *(evenly or (m, 0)), *strides, *words], np.int64)
+    arg = np.array([*(1 for _ in missing), *batch, m, n, k, *(stretch or (m, 0)), *strides, *words], np.int64)
     sizes = [math.prod(batch), m, n, k]
     launch(spec, target, [x.ctypes.data for x in (a, b, *operands)], arg, sizes, cuts, at_once)
 

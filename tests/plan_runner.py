@@ -15,6 +15,7 @@ import numpy as np
 from codegen_peer import load_object
 
 from kiln.codegen.along import AlongSpec
+from kiln.codegen.matmul import MatmulSpec
 from kiln.codegen.matmul_finish import BATCH, SIZES
 from kiln.codegen.matmul_tile import element_of
 from kiln.codegen.nest import ROW_ACCUMULATORS, TURN, Nest
@@ -112,10 +113,11 @@ class Runner:
         kernel = self.plan.kernels[step.kernel]
         args = [self.size(a) for a in step.args]
         grid = self.size(step.grid)
-        assert self.size(step.grain) >= 0
+        spec = kernel[0]
+        alone = isinstance(spec, MatmulSpec) and spec.row  # each unit of one row may be worth a thread
+        assert self.size(step.grain) >= (0 if alone else 1)
         if grid == 0:
             return
-        spec = kernel[0]
         if self.compiled:
             self._call(kernel, step, args, grid)
         elif isinstance(spec, Nest):
@@ -215,7 +217,7 @@ class Runner:
     # -- products and scatters ----------------------------------------------------------------------
 
     def _matmul(self, spec: Any, pointers: Any, args: list[int]) -> None:
-        batch, (m, n, k, evenly, apart), rest = args[:BATCH], args[BATCH:SIZES], args[SIZES:]
+        batch, (m, n, k, stretch, apart), rest = args[:BATCH], args[BATCH:SIZES], args[SIZES:]
         each = BATCH + 2
         strides = [rest[each * j : each * j + each] for j in range(2 + len(spec.operands))]
         numbers = rest[each * len(strides) :]
@@ -239,12 +241,10 @@ class Runner:
             return _inside(spec.operands[node.data - 1].dtype, block(node.data + 1, *sizes))
 
         def factor(j: int, prologue: Any, *sizes: int) -> Array:
-            if j == 0 and evenly < m:  # rows of two dims
-                assert prologue is None and m % evenly == 0
-                dims, steps = (
-                    [*batch, m // evenly, evenly, k],
-                    [*strides[0][:BATCH], apart, *strides[0][BATCH:]],
-                )
+            if j == 0 and stretch < m:
+                assert prologue is None and m % stretch == 0
+                dims = [*batch, m // stretch, stretch, k]
+                steps = [*strides[0][:BATCH], apart, *strides[0][BATCH:]]
                 rows = self._operand(pointers[0], spec.dtype, dims, steps)
                 return _inside(spec.dtype, rows).reshape(*batch, m, k)
             if prologue is None:

@@ -152,16 +152,11 @@ def test_rows_in_stretches(dtype: str, target: Target, rng: np.random.Generator)
             a = np.ascontiguousarray(values.transpose(order)).transpose(np.argsort(order))
             for lies in LAYOUTS.values():
                 out = np.empty_like(expected)
-                run(product(dtype), a, lies(b), [out], target=target, cuts=[1], grouped=True)
-                assert np.array_equal(out.view(np.uint8), expected.view(np.uint8)), (
-                    stretches,
-                    rows,
-                    k,
-                    order,
-                )
+                run(product(dtype), a, lies(b), [out], target=target, cuts=[1], in_stretches=True)
+                assert np.array_equal(out.view(np.uint8), expected.view(np.uint8)), (a.shape, order)
     far = np.lib.stride_tricks.as_strided(draw(rng, dtype, 1), (1, 5, 7, 0), (0, 1 << 50, 8, 8))
     out = np.ones((1, 35, 9), multiply(far[:, 0], draw(rng, dtype, 1, 0, 9), dtype, target).dtype)
-    run(product(dtype), far, draw(rng, dtype, 1, 0, 9), [out], target=target, grouped=True)
+    run(product(dtype), far, draw(rng, dtype, 1, 0, 9), [out], target=target, in_stretches=True)
     assert not out.any()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from plan_checks import check, check_plan, check_updates, launches, normal, temporaries, whole
 from plan_runner import describe, run_plan, same_bits, trace
 
 from kiln import ops
@@ -22,78 +23,13 @@ from kiln.ops.indexing import embedding
 from kiln.ops.padding import surround
 from kiln.ops.record import find
 from kiln.passes.gradient import Backward, backward, unbroadcast
-from kiln.passes.layout import Layout, Links, before_reshape, contiguous, resolve
 from kiln.passes.low import low
-from kiln.passes.plan import Launch, Plan, lower
+from kiln.passes.plan import lower
 from kiln.passes.simplify import simplify
-
-
-def normal(*shape: int, dtype: Any = np.float32, seed: int = 0) -> Any:
-    """Draws from the normal distribution; bfloat16 as bits."""
-    x = np.random.default_rng([seed, *shape]).normal(size=shape)
-    if dtype == "bfloat16":
-        return (x.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
-    return x.astype(dtype)
-
-
-def whole(high: int, *shape: int) -> Any:
-    """Integers below `high`."""
-    return np.random.default_rng([high, *shape]).integers(0, high, shape)
-
-
-def check_plan(graph: Graph, arguments: list[Any], compiled: bool = True) -> Plan:
-    """Simplify, lower and run: every bit as the interpreter's on the graph given. Returns the plan."""
-    expected = interpret(verify(graph), arguments)
-    simple = verify(simplify(graph))
-    for x, y in zip(expected, interpret(simple, arguments), strict=True):
-        assert same_bits(x, y), "simplify changed a bit"
-    plan = lower(simple)
-    for real in (False, True) if compiled else (False,):
-        copies = [_copy(a) for a in arguments]
-        for k, (x, y) in enumerate(zip(expected, run_plan(plan, simple, copies, real), strict=True)):
-            assert same_bits(x, y), f"output {k}, compiled {real}: {x} {y}\n{plan.text()}"
-    return plan
-
-
-def _copy(argument: Any) -> Any:
-    """A copy with the same strides."""
-    if not isinstance(argument, np.ndarray):
-        return argument
-    if argument.flags.c_contiguous:
-        return argument.copy()
-    base = np.array(argument.base)
-    offset = argument.ctypes.data - argument.base.ctypes.data
-    return np.ndarray(argument.shape, argument.dtype, base, offset, argument.strides)
-
-
-def check(function: Any, *arguments: Any, compiled: bool = True) -> Plan:
-    """A function captured, and its plan checked."""
-    return check_plan(trace(function, *map(describe, arguments)), list(arguments), compiled)
-
-
-def launches(plan: Plan) -> int:
-    """How many kernels a plan launches."""
-    return sum(isinstance(step, Launch) for step in plan.steps)
-
-
-def temporaries(plan: Plan) -> int:
-    """How many arrays a plan allocates that it does not return."""
-    return sum(b.kind == "temp" for b in plan.buffers)
-
 
 # -- forward graphs: (function, arguments, launches, temporaries) -----------------------------------
 
 M, V = normal(3, 37), normal(37, seed=1)
-
-
-def _heads(x: Any) -> Any:
-    """Heads of [b, s, h, d], where they lie."""
-    return x.permute(0, 2, 1, 3)
-
-
-def _later(x: Any) -> Any:
-    """[b, s, k] from the third place of s on."""
-    return find("slice")(x, 1, (2, 4, 1))
 
 
 FORWARD: dict[str, tuple[Any, tuple[Any, ...], int, int]] = {
@@ -142,97 +78,6 @@ FORWARD: dict[str, tuple[Any, tuple[Any, ...], int, int]] = {
     ),
     "product of a product": (lambda a, b: (a @ b) @ b, (normal(3, 5), normal(5, 5)), 2, 1),
     "transposed product": (lambda a, b: (a @ b).t(), (normal(3, 5), normal(5, 4)), 1, 0),
-    "batches": (lambda a, b: ops.bmm(a, b.permute(0, 2, 1)), (normal(2, 3, 5), normal(2, 4, 5)), 1, 0),
-    "heads": (lambda a: _heads(a) @ _heads(a).permute(0, 1, 3, 2), (normal(2, 9, 3, 8),), 1, 0),
-    "heads, a mask": (
-        lambda a, m: (_heads(a) @ _heads(a).permute(0, 1, 3, 2)) * 0.5 + m,
-        (normal(2, 9, 3, 8), normal(2, 1, 1, 9)),
-        1,
-        0,
-    ),
-    "heads computed": (
-        lambda a, b: _heads(a) @ _heads(ops.relu(b)).permute(0, 1, 3, 2),
-        (normal(2, 9, 3, 8), normal(2, 7, 3, 8)),
-        1,
-        0,
-    ),
-    "rows of two dims": (lambda a, w: a.permute(0, 2, 1) @ w, (normal(3, 7, 5), normal(7, 4)), 1, 0),
-    "rows of two dims, linear": (
-        lambda a, w, b: ops.gelu(ops.linear(_later(a), w, b)),
-        (normal(3, 6, 7), normal(4, 7), normal(4)),
-        1,
-        0,
-    ),
-    "rows of two dims by a column": (
-        lambda a, w: _later(a) @ w,
-        (normal(3, 6, 600), normal(600)),
-        1,
-        0,
-    ),
-    "rows of three dims": (lambda a, w: _heads(a) @ w, (normal(2, 9, 3, 8), normal(8, 4)), 1, 0),
-    "rows of two dims by a computed factor": (
-        lambda a, w: a.permute(0, 2, 1) @ ops.gelu(w),
-        (normal(3, 7, 5), normal(7, 4)),
-        2,
-        1,
-    ),
-    "rows of two dims in a batch": (
-        lambda a, b: ops.bmm(
-            a.permute(0, 2, 1, 3).reshape(a.shape[0], a.shape[2] * a.shape[1], a.shape[3]), b
-        ),
-        (normal(2, 5, 3, 7), normal(2, 7, 4)),
-        1,
-        0,
-    ),
-    "rows of three dims in a batch": (
-        lambda a, b: ops.bmm(
-            a.permute(0, 3, 2, 1, 4).reshape(a.shape[0], a.shape[3] * a.shape[2] * a.shape[1], a.shape[4]), b
-        ),
-        (normal(2, 3, 4, 5, 7), normal(2, 7, 4)),
-        1,
-        0,
-    ),
-    "rows of two dims in a batch of two": (
-        lambda a, b: ops.bmm(
-            a.permute(1, 0, 3, 2, 4).reshape(a.shape[1] * a.shape[0], a.shape[3] * a.shape[2], a.shape[4]),
-            b,
-        ),
-        (normal(2, 3, 4, 5, 7), normal(6, 7, 4)),
-        2,
-        1,
-    ),
-    "rows of more dims than a batch has": (
-        lambda a, w: a.permute(5, 4, 3, 2, 1, 0, 6) @ w,
-        (normal(2, 3, 2, 3, 2, 2, 7), normal(7, 4)),
-        2,
-        1,
-    ),
-    "k of two dims": (
-        lambda a, w: a.permute(0, 2, 1, 3).reshape(a.shape[0], a.shape[2], a.shape[1] * a.shape[3]) @ w,
-        (normal(3, 5, 4, 2), normal(10, 4)),
-        2,
-        1,
-    ),
-    "heads of groups": (
-        lambda q, k: q.permute(0, 2, 3, 1, 4) @ k.permute(0, 2, 3, 4, 1),
-        (normal(2, 9, 3, 2, 4), normal(2, 7, 3, 1, 4)),
-        1,
-        0,
-    ),
-    "four dims of a batch": (
-        lambda a, b: a @ b.permute(2, 3, 0, 1, 4, 5),
-        (normal(2, 3, 2, 4, 5, 6), normal(2, 4, 2, 3, 6, 7)),
-        1,
-        0,
-    ),
-    "four dims of a batch, too many": (
-        lambda a, b: a @ b.permute(3, 2, 1, 0, 4, 5),
-        (normal(2, 3, 2, 4, 5, 6), normal(4, 2, 3, 2, 6, 7)),
-        2,
-        1,
-    ),
-    "a broadcast batch": (lambda a, b: a @ b, (normal(2, 1, 4, 5), normal(2, 3, 5, 6)), 1, 0),
-    "a broadcast batch, one row": (lambda a, b: a @ b, (normal(2, 1, 1, 5), normal(2, 3, 5, 6)), 1, 0),
     "gather": (lambda a, i: a.gather(1, i) * 2, (normal(3, 5), whole(5, 3, 4)), 1, 0),
     "embedding": (lambda i, w: ops.embedding(i, w) + 1, (whole(7, 3, 4), normal(7, 5)), 1, 0),
     "scatter_add": (
@@ -441,29 +286,6 @@ def test_scatter_of_rows(columns: int, dtype: Any) -> None:
 
 
 # -- updates ----------------------------------------------------------------------------------------
-
-
-def check_updates(function: Any, updates: dict[int, int], *arguments: Any) -> Plan:
-    """Outputs as interpreted, and inputs changed to the outputs that update them."""
-    graph = trace(function, *map(describe, arguments))
-    for j, i in updates.items():
-        for a, b in zip(graph.outputs[j].shape, graph.inputs[i].shape, strict=True):
-            graph.require_equal(a, b, "update")
-    graph.finish(graph.outputs)
-    expected = interpret(graph, arguments)
-    simple = simplify(graph)
-    simple.updates = dict(updates)
-    plan = lower(simple)
-    for real in (False, True):
-        copies = [_copy(a) for a in arguments]
-        got = run_plan(plan, simple, copies, real)
-        assert all(map(same_bits, expected, got)), plan.text()
-        for j, i in updates.items():
-            assert same_bits(np.ascontiguousarray(copies[i]), expected[j]), plan.text()
-        for i, (before, after) in enumerate(zip(arguments, copies, strict=True)):
-            if i not in updates.values() and isinstance(before, np.ndarray):
-                assert same_bits(before, after), f"input {i} was changed"
-    return plan
 
 
 def _written_twice(a: Any, b: Any, after: bool) -> Any:
@@ -675,18 +497,3 @@ def test_a_rule_that_gives_another_size_is_refused() -> None:
     like, found = graph.add_input("float32", (4,)), graph.add_input("float32", (3, 5))
     with pytest.raises(RuntimeError, match=r"gives \[3, 5\] for a value of size \[4\]"):
         unbroadcast(found, like)
-
-
-def test_what_is_before_reshapes() -> None:
-    """Also of something repeated along a first dim; not along another."""
-    links, base, permuted = Links(), contiguous((2, 3, 4)), (1, 0, 2)
-    turned = links.make("permute", permuted, None, None)
-    assert resolve(base, turned) == Layout((3, 2, 4), (4, 12, 1), 0)
-
-    def before(shape: Any, repeated: Any) -> Layout | None:
-        chain = links.make("reshape", shape, None, links.make("expand", repeated, None, None))
-        return before_reshape(base, links.make("permute", permuted, None, chain))
-
-    assert before((1, 6, 4), (5, 6, 4)) == Layout((5, 3, 2, 4), (0, 4, 12, 1), 0)
-    assert before((6, 1, 4), (6, 5, 4)) is None
-    assert before((1, 1, 6, 4), (5, 7, 6, 4)) is None

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plan_checks import check, launches, normal
 from plan_runner import describe, trace
-from test_passes import FORWARD, check, launches, normal
+from test_passes import FORWARD
 from test_simplify import F
 
 import kiln

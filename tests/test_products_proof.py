@@ -241,7 +241,7 @@ def test_rows_of_two_dims(
     expected = multiply(np.ascontiguousarray(a).reshape(batch, rows, k), b, dtype, target)
     out = guarded.place(np.zeros((batch, rows, n), expected.dtype), at_end)
     units = product(dtype).units(batch, rows, n)
-    run(product(dtype), a, b, [out], (), target, places(cuts, units), at_once, grouped=True)
+    run(product(dtype), a, b, [out], (), target, places(cuts, units), at_once, in_stretches=True)
     assert same(out, expected)
 
 

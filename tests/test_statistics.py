@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from backend import kiln, recorded
-from test_passes import check, check_updates, launches, normal, temporaries
+from plan_checks import check, check_updates, launches, normal, temporaries
 
 from kiln import ops
 from kiln.ops.record import find

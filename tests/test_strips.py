@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_passes import check, check_updates, launches, normal
+from plan_checks import check, check_updates, launches, normal
 
 import kiln
 from kiln import ops
