@@ -22,12 +22,16 @@ import json
 import math
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from itertools import chain
+from operator import itemgetter
 from typing import IO, Any, NamedTuple, Union
 
 from kiln import _core, ops
 from kiln._core import Tensor
 from kiln.errors import describe, message
+from kiln.files import not_regular, write_atomically, write_to
 
 Path = Union[str, "os.PathLike[str]"]
 
@@ -35,6 +39,8 @@ TREE = "kiln.tree"  # the metadata entry that holds the document of a nested obj
 MAX_HEADER = 100_000_000  # bytes, as the safetensors format has it
 MAX_DEPTH = 100  # of nested containers, in a tree and in a header
 MAX_SIZE = 2**63 - 1  # of a tensor in bytes
+MAX_ALIKE = 32  # keys of a dict that have the same hash
+LARGE = 1 << 20  # bytes of a tensor from which a copy of them would cost more than reading them in place
 
 DTYPES: dict[str, Any] = {
     "BOOL": _core.bool,
@@ -49,6 +55,8 @@ DTYPES: dict[str, Any] = {
     "F64": _core.float64,
 }
 _WIDTH = {"BOOL": 1, "U8": 1, "I8": 1, "I16": 2, "I32": 4, "I64": 8, "F16": 2, "BF16": 2, "F32": 4, "F64": 8}
+_FEW_ALIKE = f"dicts of at most {MAX_ALIKE} keys of one hash"
+_KEYS = {"dtype", "shape", "data_offsets"}
 
 
 class Entry(NamedTuple):
@@ -61,6 +69,8 @@ class Entry(NamedTuple):
     end: int
 
 
+_BY_PLACE = itemgetter(3, 4)
+
 # -- saving -------------------------------------------------------------------------------------------
 
 
@@ -70,6 +80,7 @@ def save(obj: Any, f: Union[Path, IO[bytes]]) -> None:
     A tensor that occurs twice is written once, and is one tensor again when loaded. Values are saved, not
     history or `requires_grad`. Raises TypeError for anything else, ValueError for a structure that
     contains itself. A path is replaced in one move once its content is on disk; on failure it is untouched.
+    A file object has part of a file after an error, which says so in a note.
 
     >>> import kiln, io
     >>> file = io.BytesIO()
@@ -78,15 +89,11 @@ def save(obj: Any, f: Union[Path, IO[bytes]]) -> None:
     >>> kiln.load(file)
     {'w': tensor([1., 1.]), 'epoch': 3}
     """
-    tensors, metadata = _packed(obj)
-    chunks = _file_chunks(tensors, metadata)
-    if isinstance(f, (str, os.PathLike)):
-        write_atomically(os.fspath(f), chunks)
-    elif hasattr(f, "write"):
-        for chunk in chunks:
-            f.write(chunk)
-    else:
+    path = os.fspath(f) if isinstance(f, (str, os.PathLike)) else None
+    if path is None and (isinstance(f, io.TextIOBase) or not hasattr(f, "write")):
         raise TypeError(message("save", "a path or a binary file", describe(f)))
+    chunks = _file_chunks(*_packed(obj))
+    write_to(f, chunks) if path is None else write_atomically(path, chunks)
 
 
 def _packed(obj: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -134,6 +141,8 @@ class _Packer:
                 message("save", f"at most {MAX_DEPTH} nested containers", came, "look for a cycle")
             )
         if isinstance(value, Mapping):
+            if _crowded(value):
+                raise ValueError(message("save", _FEW_ALIKE, f"more at {'.'.join(path) or 'the top'}"))
             pairs = [[self._key(k, path), self.pack(v, (*path, str(k)))] for k, v in value.items()]
             return {"d": pairs}
         if isinstance(value, (list, tuple)):
@@ -182,6 +191,11 @@ def _file_chunks(tensors: dict[str, Tensor], metadata: dict[str, str]) -> Iterat
         end = begin + math.prod(shape) * _WIDTH[kinds[name]]
         header[name] = {"dtype": kinds[name], "shape": shape, "data_offsets": [begin, end]}
         begin = end
+    return chain([_header_bytes(header)], (_memory(tensors[name]) for name in order if tensors[name].numel()))
+
+
+def _header_bytes(header: dict[str, Any]) -> bytes:
+    """Size and header."""
     try:
         text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     except UnicodeEncodeError as error:
@@ -191,60 +205,14 @@ def _file_chunks(tensors: dict[str, Tensor], metadata: dict[str, str]) -> Iterat
         raise ValueError(
             message("save", f"at most {MAX_HEADER} bytes of names and plain data", str(len(text)))
         )
-    yield len(text).to_bytes(8, "little") + text
-    for name in order:
-        if tensors[name].numel():
-            yield memoryview(tensors[name].contiguous().reshape(-1).view(_core.uint8))
+    return len(text).to_bytes(8, "little") + text
 
 
-def write_atomically(path: str, chunks: Iterator[Any]) -> None:
-    """Write beside `path`, sync, rename over it, sync the folder; a symlink's target is what is replaced."""
-    path = os.path.realpath(path)
-    mode = _replaceable(path)
-    folder, name = os.path.split(path)
-    beside = os.path.join(folder, f".{name[:100]}.{os.getpid()}.{os.urandom(6).hex()}.tmp")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = os.open(beside, flags, 0o666)
-    try:
-        with open(descriptor, "wb", buffering=0) as file:
-            if mode is not None:
-                os.fchmod(descriptor, mode)
-            for chunk in chunks:
-                _write_all(file, chunk)
-            os.fsync(descriptor)
-        os.replace(beside, path)
-    except BaseException:
-        os.unlink(beside)
-        raise
-    folder_descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder_descriptor)
-    finally:
-        os.close(folder_descriptor)
-
-
-def _replaceable(path: str) -> int | None:
-    """The permissions of the regular file at `path`, None if nothing is there; raises for anything else."""
-    try:
-        found = os.lstat(path)
-    except FileNotFoundError:
-        return None
-    if not stat.S_ISREG(found.st_mode):
-        kind = "a directory" if stat.S_ISDIR(found.st_mode) else "a device, fifo or socket"
-        raise _not_regular("save", path, kind)
-    return stat.S_IMODE(found.st_mode)
-
-
-def _write_all(file: io.FileIO, chunk: Any) -> None:
-    """Write every byte: one call may take only some of them."""
-    rest = memoryview(chunk)
-    while len(rest):
-        rest = rest[file.write(rest) :]
-
-
-def _not_regular(op: str, path: str, kind: str) -> OSError:
-    error = IsADirectoryError if kind == "a directory" else OSError
-    return error(message(op, "a regular file", f"{kind} at {path!r}"))
+def _memory(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor's elements, in order."""
+    if tensor.dtype is _core.bfloat16:  # buffers have no name for it
+        tensor = tensor.view(_core.int16)
+    return memoryview(tensor.contiguous()).cast("B")
 
 
 # -- loading ------------------------------------------------------------------------------------------
@@ -289,7 +257,7 @@ def _open_regular(path: str) -> IO[bytes]:
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
-        raise _not_regular("load", path, "a directory" if stat.S_ISDIR(mode) else "a device, fifo or socket")
+        raise not_regular("load", path, mode)
     return open(descriptor, "rb")
 
 
@@ -309,22 +277,22 @@ class _Damaged(Exception):
     """What is wrong with a file, in words."""
 
 
-def _need(holds: bool, expected: str) -> None:
-    """Refuse the file unless `holds`."""
+def _need(holds: bool, expected: str, *came: Any) -> None:
+    """Refuse the file unless `holds`; what came is put into the sentence only then, cut where it is long."""
     if not holds:
-        raise _Damaged(f"expected {expected}")
+        raise _Damaged("expected " + expected.format(*(f"{value!s:.100}" for value in came)))
 
 
 def _read_header(file: Any, size: int) -> tuple[list[Entry], dict[str, str], int]:
     """The entries in order of the header, the metadata, and where the data starts; all checked."""
-    _need(size >= 8, f"at least 8 bytes, got {size}")
+    _need(size >= 8, "at least 8 bytes, got {}", size)
     prefix = _exactly(file, 8)
     hint = " (a zip archive: PyTorch's format, not this one)" if prefix[:2] == b"PK" else ""
     length = int.from_bytes(prefix, "little")
-    _need(length <= size - 8, f"a header within the file's {size} bytes, got one of {length}{hint}")
-    _need(2 <= length <= MAX_HEADER, f"a header of 2 to {MAX_HEADER} bytes, got one of {length}")
+    _need(length <= size - 8, "a header within the file's {} bytes, got one of {}{}", size, length, hint)
+    _need(2 <= length <= MAX_HEADER, "a header of 2 to {} bytes, got one of {}", MAX_HEADER, length)
     raw = _exactly(file, length)
-    _need(raw[:1] == b"{", f"a JSON object as header, got {bytes(raw[:8])!r}")
+    _need(raw[:1] == b"{", "a JSON object as header, got {}", bytes(raw[:8]))
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -334,40 +302,32 @@ def _read_header(file: Any, size: int) -> tuple[list[Entry], dict[str, str], int
     metadata = header.pop("__metadata__", {})
     strings = isinstance(metadata, dict) and all(isinstance(v, str) for v in metadata.values())
     _need(strings, "__metadata__ that maps strings to strings")
-    entries = [_entry(name, described) for name, described in header.items()]
+    entries = [_entry(name, header.pop(name)) for name in list(header)]
     at = 0
-    for entry in _by_place(entries):
-        _need(
-            entry.begin == at,
-            f"bytes of {entry.name!r} from {at} on, got {entry.begin} (a hole or an overlap)",
-        )
-        at = entry.end
-    _need(at == size - 8 - length, f"{size - 8 - length} bytes of data described, got {at}")
+    for e in sorted(entries, key=_BY_PLACE):
+        _need(e.begin == at, "bytes of {} from {} on, got {} (a hole or an overlap)", e.name, at, e.begin)
+        at = e.end
+    _need(at == size - 8 - length, "{} bytes of data described, got {}", size - 8 - length, at)
     return entries, metadata, 8 + length
-
-
-def _by_place(entries: list[Entry]) -> list[Entry]:
-    """The entries in the order of their bytes."""
-    return sorted(entries, key=lambda e: (e.begin, e.end))
 
 
 def _entry(name: str, described: Any) -> Entry:
     """One tensor's entry; its bytes are as many as its dtype and shape say."""
-    keys = isinstance(described, dict) and set(described) == {"dtype", "shape", "data_offsets"}
-    _need(keys, f"dtype, shape and data_offsets of {name!r}")
+    keys = type(described) is dict and described.keys() == _KEYS
+    _need(keys, "dtype, shape and data_offsets of {}", name)
     dtype, shape, offsets = described["dtype"], described["shape"], described["data_offsets"]
-    _need(
-        isinstance(dtype, str) and dtype in DTYPES,
-        f"a dtype of {name!r} among {list(DTYPES)}, got {dtype!r:.80}",
-    )
-    sizes = isinstance(shape, list) and all(type(d) is int and 0 <= d <= MAX_SIZE for d in shape)
-    _need(sizes and len(shape) <= 64, f"a shape of {name!r} of at most 64 sizes, none negative")
-    ends = isinstance(offsets, list) and len(offsets) == 2 and all(type(o) is int for o in offsets)
-    _need(ends and 0 <= offsets[0] <= offsets[1] <= MAX_SIZE, f"offsets of {name!r} in ascending order")
-    strides = math.prod(max(d, 1) for d in shape)  # what strides are made of must fit too, also beside a 0
-    _need(strides * _WIDTH[dtype] <= MAX_SIZE, f"a shape of {name!r} whose bytes can be counted, got {shape}")
+    known = type(dtype) is str and dtype in DTYPES
+    _need(known, "a known dtype of {}, got {}", name, dtype)
+    few = type(shape) is list and len(shape) <= 64
+    sizes = few and all(type(d) is int and 0 <= d <= MAX_SIZE for d in shape)
+    _need(sizes, "a shape of {} of at most 64 sizes, none negative", name)
+    ends = type(offsets) is list and len(offsets) == 2 and all(type(o) is int for o in offsets)
+    _need(ends and 0 <= offsets[0] <= offsets[1] <= MAX_SIZE, "offsets of {} in ascending order", name)
     nbytes, came = math.prod(shape) * _WIDTH[dtype], offsets[1] - offsets[0]
-    _need(nbytes == came, f"{nbytes} bytes for {name!r} ({dtype} {shape}), got {came}")
+    # what strides are made of must fit too, also beside a 0
+    strides = nbytes or math.prod(d or 1 for d in shape) * _WIDTH[dtype]
+    _need(strides <= MAX_SIZE, "a shape of {} whose bytes can be counted, got {}", name, shape)
+    _need(nbytes == came, "{} bytes for {} ({} {}), got {}", nbytes, name, dtype, shape, came)
     return Entry(name, dtype, tuple(shape), offsets[0], offsets[1])
 
 
@@ -375,48 +335,66 @@ def _read_tensors(file: Any, entries: list[Entry], start: int) -> dict[str, Tens
     """Every tensor by name, read in the order of the bytes into memory of its own."""
     tensors: dict[str, Any] = dict.fromkeys(e.name for e in entries)
     file.seek(start)
-    for entry in _by_place(entries):
-        dtype, count = DTYPES[entry.dtype], math.prod(entry.shape)
-        if not count:
-            tensors[entry.name] = ops.empty(entry.shape, dtype=dtype)
-            continue
-        raw = _exactly(file, entry.end - entry.begin)
-        if entry.dtype == "BOOL":
-            _need(not raw.translate(None, b"\0\1"), f"only 0 and 1 in the bools of {entry.name!r}")
-        flat = ops.frombuffer(raw, dtype=dtype, count=count, offset=0)
-        tensors[entry.name] = flat.reshape(entry.shape).clone()
+    for entry in sorted(entries, key=_BY_PLACE):
+        read = _read_large if entry.end - entry.begin >= LARGE and entry.dtype != "BOOL" else _read_small
+        tensors[entry.name] = read(file, entry)
     return tensors
 
 
+def _read_small(file: Any, entry: Entry) -> Any:
+    """A tensor from bytes that are looked at first."""
+    dtype, nbytes = DTYPES[entry.dtype], entry.end - entry.begin
+    if not nbytes:
+        return ops.empty(entry.shape, dtype=dtype)
+    raw = _exactly(file, nbytes)
+    if entry.dtype == "BOOL":
+        _need(not raw.translate(None, b"\0\1"), "only 0 and 1 in the bools of {}", entry.name)
+    flat = _core.frombuffer(raw, dtype.name, nbytes // _WIDTH[entry.dtype], 0)
+    return (flat if len(entry.shape) == 1 else flat.reshape(entry.shape)).clone()
+
+
+def _read_large(file: Any, entry: Entry) -> Any:
+    """A tensor whose memory the file is read into."""
+    tensor = ops.empty(entry.shape, dtype=DTYPES[entry.dtype])
+    _fill(file, _memory(tensor))
+    return tensor
+
+
 def _exactly(file: Any, size: int) -> bytearray:
-    """The next `size` bytes; a file cut short since it was measured is refused."""
+    """The next `size` bytes."""
     raw = bytearray(size)
-    view, at = memoryview(raw), 0
-    while at < size:
-        count = file.readinto(view[at:])
-        _need(bool(count), f"{size} more bytes, got {at} (the file changed while it was read)")
-        at += count
+    _fill(file, memoryview(raw))
     return raw
+
+
+def _fill(file: Any, view: memoryview) -> None:
+    """Read as many bytes as there is room; a file cut short since it was measured is refused."""
+    at, size = 0, len(view)
+    while at < size:
+        count = file.readinto(view[at:] if at else view)
+        _need(bool(count), "{} more bytes, got {} (the file changed while it was read)", size, at)
+        at += count
 
 
 def _parse_json(text: str, what: str) -> Any:
     """Strict JSON: no duplicate keys, no NaN, no float, bounded depth, keys in Unicode."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        _need(len(found) == len(pairs), "every name once")
+        if escapes:
+            "".join(found).encode("utf-8")  # a ValueError for half of a surrogate pair
+        return found
+
+    escapes = "\\u" in text
     try:
         return json.loads(
-            text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_no_constant
+            text, object_pairs_hook=unique, parse_constant=_no_constant, parse_float=_no_constant
         )
     except RecursionError:
         raise _Damaged(f"expected {what} in fewer nested levels") from None
     except ValueError as error:
         raise _Damaged(f"expected {what} in JSON, got {str(error)[:200]}") from None
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object whose keys are all different."""
-    found = dict(pairs)
-    _need(len(found) == len(pairs), "every name once")
-    "".join(found).encode("utf-8")  # a ValueError for half of a surrogate pair, which JSON can escape
-    return found
 
 
 def _no_constant(text: str) -> Any:
@@ -425,7 +403,7 @@ def _no_constant(text: str) -> Any:
 
 def _unpacked(tree: Any, tensors: dict[str, Tensor], depth: int) -> Any:
     """The object a tree describes; see the module's grammar."""
-    _need(depth <= MAX_DEPTH, f"at most {MAX_DEPTH} nested containers")
+    _need(depth <= MAX_DEPTH, "at most {} nested containers", MAX_DEPTH)
     if tree is None or isinstance(tree, (bool, int, str)):
         return tree
     _need(isinstance(tree, dict) and len(tree) == 1, "a document made of tagged values")
@@ -433,17 +411,23 @@ def _unpacked(tree: Any, tensors: dict[str, Tensor], depth: int) -> Any:
     if tag == "f":
         return _number(value)
     if tag == "t":
-        _need(isinstance(value, str) and value in tensors, f"a tensor of the file, got {str(value)[:80]!r}")
+        _need(isinstance(value, str) and value in tensors, "a tensor of the file, got {}", value)
         return tensors[value]
-    _need(tag in ("l", "u", "d") and isinstance(value, list), f"a known tag, got {tag[:80]!r}")
+    _need(tag in ("l", "u", "d") and isinstance(value, list), "a known tag, got {}", tag)
     if tag != "d":
         items = [_unpacked(v, tensors, depth + 1) for v in value]
         return tuple(items) if tag == "u" else items
     _need(all(isinstance(pair, list) and len(pair) == 2 for pair in value), "a dict as pairs")
     keys = [_unpacked(key, tensors, depth + 1) for key, _ in value]
     _need(all(k is None or isinstance(k, (bool, int, float, str)) for k in keys), "plain keys in dicts")
+    _need(not _crowded(keys), _FEW_ALIKE)
     _need(len(set(keys)) == len(keys), "every key of a dict once")
     return {key: _unpacked(v, tensors, depth + 1) for key, (_, v) in zip(keys, value, strict=True)}
+
+
+def _crowded(keys: Collection[Any]) -> bool:
+    """Whether too many keys have one hash; numbers can be chosen so, and a dict takes their number squared."""
+    return len(keys) > MAX_ALIKE and max(Counter(map(hash, keys)).values()) > MAX_ALIKE
 
 
 def _number(value: Any) -> float:

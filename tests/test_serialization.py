@@ -7,8 +7,6 @@ import io
 import json
 import math
 import os
-import signal
-import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -448,45 +446,6 @@ def test_a_full_disk(tmp_path: Path) -> None:
     assert done.stdout.split() == ["refused", str(errno.EFBIG)], done.stderr
     assert kiln.load(path)["x"].tolist() == [1.0] * 4
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
-
-
-@pytest.mark.parametrize("moment", ["begun", "half written", "written", "synced"])
-def test_killed_while_saving(moment: str, tmp_path: Path) -> None:
-    """kill -9 at any moment leaves the old file whole, and what is left beside it is in nobody's way."""
-    program = (
-        "import os, signal, sys, kiln\n"
-        "from kiln import serialization as s\n"
-        "kiln.save({'x': kiln.ones(4)}, sys.argv[1])\n"
-        "die = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "def half(file, chunk):\n"
-        "    file.write(memoryview(chunk)[:len(memoryview(chunk)) // 2])\n"
-        "    die()\n"
-        "place, name, put = {'begun': (s, '_write_all', die), 'half written': (s, '_write_all', half),\n"
-        "                    'written': (os, 'fsync', die), 'synced': (os, 'replace', die)}[sys.argv[2]]\n"
-        "setattr(place, name, put)\n"
-        "kiln.save({'x': kiln.zeros(4096)}, sys.argv[1])\n"
-    )
-    path = tmp_path / "x"
-    for attempt in range(2):
-        done = subprocess.run(
-            [sys.executable, "-c", program, str(path), moment], capture_output=True, text=True, check=False
-        )
-        assert done.returncode == -signal.SIGKILL, done.stderr
-        assert kiln.load(path)["x"].tolist() == [1.0] * 4
-        left = [p.name for p in tmp_path.iterdir() if p.name != "x"]
-        assert len(left) == attempt + 1 and all(n.startswith(".x.") and n.endswith(".tmp") for n in left)
-    kiln.save({"x": kiln.zeros(2)}, path)
-    assert kiln.load(path)["x"].tolist() == [0.0, 0.0]
-
-
-def test_modes_and_links_are_kept(tmp_path: Path) -> None:
-    path, link = tmp_path / "x", tmp_path / "link"
-    kiln.save({}, path)
-    path.chmod(0o640)
-    link.symlink_to(path)
-    kiln.save({"x": kiln.ones(1)}, link)
-    assert link.is_symlink() and stat.S_IMODE(path.stat().st_mode) == 0o640
-    assert kiln.load(path)["x"].item() == 1.0
 
 
 def test_a_file_that_shrinks_while_it_is_read() -> None:

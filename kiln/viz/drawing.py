@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 from kiln.errors import message
-from kiln.serialization import write_atomically
+from kiln.files import write_atomically
 from kiln.viz import dot, words
 from kiln.viz.layout import Link, place
 from kiln.viz.picture import Picture, held, picture
