@@ -72,6 +72,7 @@ from kiln.printing import get_printoptions as get_printoptions, set_printoptions
 if _TYPE_CHECKING:
     from kiln import (
         array_api as array_api,
+        cache as cache,
         cuda as cuda,
         datasets as datasets,
         func as func,
@@ -120,7 +121,7 @@ autograd.engine.BATCHED.update(
 )
 globals().update(ops.registry.imported())
 
-_PARTS = "array_api cuda datasets func linalg masked nn optim random signal special testing utils viz"
+_PARTS = "array_api cache cuda datasets func linalg masked nn optim random signal special testing utils viz"
 _LEGACY = (
     "BFloat16Tensor BoolTensor ByteTensor CharTensor DoubleTensor FloatTensor HalfTensor IntTensor "
     "LongTensor ShortTensor set_default_tensor_type"

@@ -426,7 +426,7 @@ def _unpacked(tree: Any, tensors: dict[str, Tensor], depth: int) -> Any:
 
 
 def _crowded(keys: Collection[Any]) -> bool:
-    """Whether too many keys have one hash; numbers can be chosen so, and a dict takes their number squared."""
+    """Whether too many keys have one hash; numbers can be chosen so, and a dict takes that squared."""
     return len(keys) > MAX_ALIKE and max(Counter(map(hash, keys)).values()) > MAX_ALIKE
 
 

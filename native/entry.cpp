@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <ctime>
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -13,17 +14,17 @@
 namespace kiln {
 namespace {
 
-constexpr std::string_view magic("kiln-cached-v3\n\0", 16);
+constexpr std::string_view magic("kiln-cached-v4\n\0", 16);
 constexpr size_t largest = 16 << 20;  // bytes; no entry comes near
+constexpr time_t day = 86400;         // seconds
 
-Hash128 hash_of(std::string_view content) {
-    Hash128 hash;
-    for (size_t at = 0; at < content.size(); at += 8) {
+void mix(Hash128& hash, std::string_view bytes) {
+    hash.mix(bytes.size());
+    for (size_t at = 0; at < bytes.size(); at += 8) {
         uint64_t word = 0;
-        std::memcpy(&word, content.data() + at, std::min<size_t>(8, content.size() - at));
+        std::memcpy(&word, bytes.data() + at, std::min<size_t>(8, bytes.size() - at));
         hash.mix(word);
     }
-    return hash;
 }
 
 std::string hex(std::string_view bytes) {
@@ -54,7 +55,8 @@ size_t read_all(const File& file, std::string& room) {
 }  // namespace
 
 std::string header_of_entry(std::string_view key, std::string_view content) {
-    const Hash128 hash = hash_of(content);
+    Hash128 hash;
+    for (std::string_view part : {key, content}) mix(hash, part);
     const uint64_t words[] = {hash.low, hash.high, content.size()};
     std::string header(magic);
     header += key;
@@ -72,6 +74,7 @@ std::optional<std::string> read_entry(int directory, std::string_view key) {
     if (read_all(file, entry) != entry.size()) return std::nullopt;
     const std::string_view content = std::string_view(entry).substr(entry_header);
     if (!entry.starts_with(header_of_entry(key, content))) return std::nullopt;
+    if (std::time(nullptr) - state.st_mtime > day) futimens(file.number, nullptr);  // when it was last used
     return entry;
 }
 

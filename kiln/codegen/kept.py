@@ -25,5 +25,5 @@ def store(key: bytes, entry: bytes, target: Target | None = None) -> bool:
 
 
 def name(key: bytes, target: Target | None = None) -> bytes:
-    """What the entry of a key is called in the user's cache."""
-    return digest(b"entry", identity(target), key)
+    """What the entry of a key is called in the user's cache; those of one identity begin alike."""
+    return identity(target)[:8] + digest(b"entry", identity(target), key)[8:]
