@@ -1,4 +1,7 @@
-// What the compiler answers, as bytes: one form in memory and on disk, read with every bound checked.
+// What the compiler answers, as bytes: one form in memory and on disk. Nothing is read beyond them, no list
+// is larger than they are, and who refers to what was read before refers to what is there. What an answer
+// means is not checked: one that comes from disk is what kiln wrote there (entry.h), and names the code that
+// runs.
 //
 //   integer := 8 bytes, little endian      text := integer, bytes      list := integer, items
 //   program := kernels environment exprs checks buffers outputs steps      lists but for environment
@@ -15,7 +18,7 @@
 
 namespace kiln {
 
-// Reads an answer from its start; Error{value} for whatever is not one.
+// Reads an answer from its start; Error{internal} for whatever is not one.
 class Answer {
 public:
     explicit Answer(std::span<const uint8_t> bytes) : rest_(bytes) {}
@@ -23,10 +26,10 @@ public:
     int64_t integer(int64_t low, int64_t high);  // within [low, high)
     std::string text();
     DType dtype();
-    // The items of a list, each read by `read`.
+    // The items of a list, each read by `read`, and of an integer at least.
     template <class Read>
     auto list(Read read) {
-        std::vector<decltype(read())> items(size_t(integer(0, int64_t(rest_.size()) + 1)));
+        std::vector<decltype(read())> items(size_t(integer(0, int64_t(rest_.size() / sizeof(int64_t)) + 1)));
         for (auto& item : items) item = read();
         return items;
     }

@@ -167,14 +167,6 @@ def test_damaged_entries_are_made_again(copy: Path, printed: str, tmp_path: Path
     assert run(PROGRAM, KILN_PACK=str(copy), KILN_CACHE_DIR=str(tmp_path)) == printed
 
 
-def test_planted_answers(copy: Path, printed: str, tmp_path: Path) -> None:
-    """What is no answer, whole and hashed: refused by the core, made anew, and kept for the user."""
-    pack.write(str(copy / ANSWERS), host_source(), dict.fromkeys(entries(copy, ANSWERS), b"\x01" * 40))
-    variables = {"KILN_PACK": str(copy), "KILN_CACHE_DIR": str(tmp_path)}
-    assert run(PROGRAM, **variables) == printed
-    assert run(PROGRAM + NOTHING_MADE, **variables) == printed
-
-
 def test_answers_without_kernels(copy: Path, printed: str, tmp_path: Path) -> None:
     (copy / LEVEL).unlink()
     assert run(PROGRAM, KILN_PACK=str(copy), KILN_CACHE_DIR=str(tmp_path)) == printed

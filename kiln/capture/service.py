@@ -42,19 +42,19 @@ _origins: dict[bytes, tuple[str, tuple[Any, ...]]] = {}
 at_fork(PENDING, _core.before_fork, lambda: _core.after_fork(False), lambda: _core.after_fork(True))
 
 
-def compile(request: str, arguments: tuple[Any, ...], anew: bool = False) -> Any:
-    """Answers one request of the core; see the module's list. `anew`: the kept answer was no good."""
+def compile(request: str, arguments: tuple[Any, ...]) -> Any:
+    """Answers one request of the core; see the module's list."""
     if request in KEPT:
-        return _kept(request, arguments, anew)
+        return _kept(request, arguments)
     return _ANSWERS[request](*arguments)
 
 
-def _kept(request: str, arguments: tuple[Any, ...], anew: bool) -> bytes:
+def _kept(request: str, arguments: tuple[Any, ...]) -> bytes:
     handle: Handle = arguments[0]
     key = None
     if handle.identity is not None:
         key = digest(b"answer", handle.identity, repr((request, arguments[1:])).encode())
-        found = None if anew else kept.load(key)
+        found = kept.load(key)
         if found is not None:
             if request in ("pointwise", "program"):
                 for kernel in kernels_of(found):
