@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from test_disk import PROGRAM, ROOT, run
+from test_disk import PROGRAM, ROOT, filled, run  # noqa: F401
 
 import kiln
 from kiln import files
@@ -154,10 +154,10 @@ while True:
 """
 
 
-def test_processes_whose_entries_vanish(tmp_path: Path) -> None:
+def test_processes_whose_entries_vanish(filled: tuple[Path, str], tmp_path: Path) -> None:  # noqa: F811
     """While one removes everything all the time, others fill the folder, read from it and are right."""
     variables = {**os.environ, "KILN_CACHE_DIR": str(tmp_path), "KILN_CHECK": "0"}
-    expected = run(PROGRAM, tmp_path)
+    expected = filled[1]
     command = [sys.executable, "-c"]
     clearing = subprocess.Popen([*command, CLEARING], env=variables, stdout=subprocess.PIPE, text=True)
     try:
@@ -174,13 +174,11 @@ def test_processes_whose_entries_vanish(tmp_path: Path) -> None:
     assert run(PROGRAM, tmp_path) == expected
 
 
-def test_a_small_limit(tmp_path: Path) -> None:
-    """Less than a program needs: it runs as ever, and so does the next one."""
-    expected = run(PROGRAM, tmp_path / "a")
-    for _ in range(2):
-        assert run(PROGRAM, tmp_path / "b", KILN_CACHE_LIMIT="20K") == expected
-    assert run(PROGRAM, tmp_path / "c", KILN_CACHE_LIMIT="0") == expected
-    assert not (tmp_path / "c").exists()
+def test_a_small_limit(filled: tuple[Path, str], tmp_path: Path) -> None:  # noqa: F811
+    """Less than a program needs: it runs as ever; of nothing, no folder is made."""
+    for limit in ("20K", "0"):
+        assert run(PROGRAM, tmp_path / limit, KILN_CACHE_LIMIT=limit) == filled[1]
+    assert not (tmp_path / "0").exists()
 
 
 # -- kiln.cache ---------------------------------------------------------------------------------------
@@ -245,8 +243,7 @@ def test_the_limit_of_the_environment(place: Path, monkeypatch: pytest.MonkeyPat
             cache_limit()
 
 
-def test_only_who_writes_pays(tmp_path: Path) -> None:
+def test_only_who_writes_pays(filled: tuple[Path, str]) -> None:  # noqa: F811
     """A process that finds everything imports nothing that writes, locks or looks through folders."""
-    printed = run(PROGRAM, tmp_path)
     check = "\nassert not {'kiln.files', 'kiln.codegen.room', 'kiln.cache', 'fcntl'} & set(sys.modules)"
-    assert run(PROGRAM + check, tmp_path) == printed
+    assert run(PROGRAM + check, filled[0]) == filled[1]

@@ -13,7 +13,7 @@ import pytest
 
 import kiln
 
-SIZE = 300_000  # bytes of each file, about
+SIZE = 200_000  # bytes of each file, about
 SECONDS = 3  # of the processor; the worst takes 0.4
 BYTES = 100 * SIZE  # at once; the worst takes 60 per byte of the file
 HASHES = 2**61 - 1  # Python's hash of a whole number is its remainder
