@@ -57,18 +57,11 @@ AutogradMeta* new_meta() { return FreeList<AutogradMeta>::make(); }
 
 void release(Tensor* tensor) { FreeList<Tensor>::drop(tensor); }
 
-void release(AutogradMeta* meta) { FreeList<AutogradMeta>::drop(meta); }
-
-// Nodes are freed from a list, not by recursion: a chain of a million must not need a stack of that depth.
-void release(Node* node) {
-    static Node* dying = nullptr;
-    static bool draining = false;
-    node->next_dying = std::exchange(dying, node);
-    if (draining) return;
-    draining = true;
-    while (dying) FreeList<Node>::drop(std::exchange(dying, dying->next_dying));
-    draining = false;
+void release(AutogradMeta* meta) {
+    drop_in_turn(meta, &AutogradMeta::next_dying, FreeList<AutogradMeta>::drop);
 }
+
+void release(Node* node) { drop_in_turn(node, &Node::next_dying, FreeList<Node>::drop); }
 
 SavedHooks& saved_hooks() {
     thread_local SavedHooks* hooks =

@@ -121,8 +121,8 @@ PyObject* exporter_of(const Storage& storage);  // borrowed
 
 PyObject* dtype_object(DType dtype);  // borrowed
 DType dtype_from(PyObject* object);   // a dtype object, a name, or Python's bool, int, float
-PyObject* dims_object(const Dims& dims);
-PyObject* size_object(const Dims& dims);  // a kiln.Size, which is a tuple
+PyObject* dims_object(Dims dims);
+PyObject* size_object(Dims dims);  // a kiln.Size, which is a tuple
 Dims dims_from(PyObject* object, const char* what);
 // Whether `object` is a Python number (bool, int, float, or something that says it is one).
 bool number_from(PyObject* object, Number* number);

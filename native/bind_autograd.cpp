@@ -398,7 +398,9 @@ PyObject* queue_callback(PyObject*, PyObject* callback) {
     });
 }
 PyObject* put_owner(PyObject*, PyObject* owner) {
-    work_for(PyLong_AsUnsignedLongLong(owner));
+    const uint64_t pass = PyLong_AsUnsignedLongLong(owner);
+    if (pass == uint64_t(-1) && PyErr_Occurred()) return nullptr;
+    work_for(pass);
     Py_RETURN_NONE;
 }
 PyObject* get_run(PyObject*, PyObject*) { return PyLong_FromUnsignedLongLong(current_run()); }

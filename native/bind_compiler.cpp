@@ -5,6 +5,7 @@
 
 #include <bit>
 #include <chrono>
+#include <cstring>
 #include <functional>
 #include <thread>
 
@@ -115,7 +116,9 @@ auto answer_to(const char* request, const Object& args, Read read) {
 void set_handle(Fn& fn, PyObject* object) {
     Items fields(object);
     fn.handle = Opaque(fields[0]);
-    fn.identity = PyLong_AsUnsignedLongLongMask(fields[1]);
+    KILN_CHECK(PyBytes_Check(fields[1]) && PyBytes_GET_SIZE(fields[1]) == sizeof fn.identity, internal,
+               "a function's identity: expected ", sizeof fn.identity, " bytes");
+    std::memcpy(fn.identity.data(), PyBytes_AS_STRING(fields[1]), sizeof fn.identity);
 }
 
 PyObject* handle_of(Fn& fn) {

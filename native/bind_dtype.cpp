@@ -52,10 +52,12 @@ PyType_Spec dtype_spec = {"kiln.dtype", sizeof(DTypeObject), 0,
                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, dtype_slots};
 
 PyObject* size_numel(PyObject* self, PyObject*) {
-    long long count = 1;
-    for (Py_ssize_t d = 0; d < PyTuple_GET_SIZE(self); ++d)
-        count *= PyLong_AsLongLong(PyTuple_GET_ITEM(self, d));
-    return PyLong_FromLongLong(count);
+    Object count = Object::steal(PyLong_FromLong(1));
+    for (Py_ssize_t d = 0; count && d < PyTuple_GET_SIZE(self); ++d) {
+        const Object size = Object::steal(PyNumber_Index(PyTuple_GET_ITEM(self, d)));
+        count = Object::steal(size ? PyNumber_Multiply(count.get(), size.get()) : nullptr);
+    }
+    return count.release();
 }
 PyObject* size_repr(PyObject* self) {
     Object list = Object::steal(PySequence_List(self));
@@ -149,14 +151,16 @@ DType dtype_from(PyObject* object) {
           concat("dtype: expected a dtype such as kiln.float32, got ", Py_TYPE(object)->tp_name));
 }
 
-PyObject* dims_object(const Dims& dims) {
+// By value: making the tuple may collect cycles, whose finalizers may replace the tensor that the dims are
+// of.
+PyObject* dims_object(Dims dims) {
     PyObject* tuple = PyTuple_New(Py_ssize_t(dims.size()));
     for (size_t d = 0; tuple && d < dims.size(); ++d)
         PyTuple_SET_ITEM(tuple, d, PyLong_FromLongLong(dims[d]));
     return tuple;
 }
 
-PyObject* size_object(const Dims& dims) {
+PyObject* size_object(Dims dims) {
     // A subclass of tuple without fields of its own: made as tuple.__new__ makes it.
     PyObject* size = size_type->tp_alloc(size_type, Py_ssize_t(dims.size()));
     for (size_t d = 0; size && d < dims.size(); ++d) PyTuple_SET_ITEM(size, d, PyLong_FromLongLong(dims[d]));
@@ -213,6 +217,7 @@ bool number_from(PyObject* object, Number* number) {
         return false;
     Object real = Object::steal(PyNumber_Float(object));  // a NumPy scalar
     if (!real) {
+        if (!PyErr_ExceptionMatches(PyExc_Exception)) throw Error(ErrorKind::python, "");
         PyErr_Clear();
         return false;
     }

@@ -235,7 +235,7 @@ PyObject* set_threads(PyObject*, PyObject* count) {
     return guarded([&]() -> PyObject* {
         long value = PyLong_AsLong(count);
         if (value == -1 && PyErr_Occurred()) return nullptr;
-        set_num_threads(int(value));
+        set_num_threads(value);
         Py_RETURN_NONE;
     });
 }
@@ -307,28 +307,48 @@ PyMethodDef functions[] = {
     {nullptr, nullptr, 0, nullptr},
 };
 
-PyModuleDef module_definition = {PyModuleDef_HEAD_INIT, "kiln._core", "kiln's core.", -1, functions};
+// One module, filled once: the core's state is the process's. Whoever imports it anew (after `del
+// sys.modules[...]`) gets the same one; a subinterpreter, whose objects the core would mix with the main
+// one's, gets an error.
+PyObject* the_module = nullptr;
 
-PyObject* make_module() {
+PyObject* create_module(PyObject* spec, PyModuleDef*) {
+    if (PyInterpreterState_Get() != PyInterpreterState_Main())
+        return PyErr_Format(
+            PyExc_ImportError,
+            "kiln: expected the main interpreter, got a subinterpreter; use processes instead");
+    if (the_module) return Py_NewRef(the_module);
+    Object name = Object::steal(PyObject_GetAttrString(spec, "name"));
+    return name ? PyModule_NewObject(name.get()) : nullptr;
+}
+
+int fill_module(PyObject* module) {
+    if (module == the_module) return 0;
     Interpreter::let_go = let_go;
     Interpreter::take_back = take_back;
     Interpreter::ending = ending;
     Interpreter::interrupted = interrupted;
     Opaque::retain = [](void* object) { Py_INCREF(static_cast<PyObject*>(object)); };
     Opaque::drop = [](void* object) { Py_DECREF(static_cast<PyObject*>(object)); };
-    Object module = Object::steal(PyModule_Create(&module_definition));
-    if (!module) return nullptr;
     region_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&region_spec));
-    if (!region_type ||
-        PyModule_AddObjectRef(module.get(), "Region", reinterpret_cast<PyObject*>(region_type)) < 0)
-        return nullptr;
+    if (!region_type || PyModule_AddObjectRef(module, "Region", reinterpret_cast<PyObject*>(region_type)) < 0)
+        return -1;
     for (auto add : {add_dtypes, add_ops, add_core_ops, add_tensor, add_operators, add_tensor_data,
                      add_dlpack, add_autograd, add_graph, add_compiler})
-        if (add(module.get()) < 0) return nullptr;
-    return module.release();
+        if (add(module) < 0) return -1;
+    the_module = Py_NewRef(module);
+    return 0;
 }
+
+PyModuleDef_Slot module_slots[] = {
+    {Py_mod_create, reinterpret_cast<void*>(create_module)},
+    {Py_mod_exec, reinterpret_cast<void*>(fill_module)},
+    {0, nullptr},
+};
+PyModuleDef module_definition = {PyModuleDef_HEAD_INIT, "kiln._core", "kiln's core.", 0, functions,
+                                 module_slots};
 
 }  // namespace
 }  // namespace kiln
 
-PyMODINIT_FUNC PyInit__core() { return kiln::make_module(); }
+PyMODINIT_FUNC PyInit__core() { return PyModuleDef_Init(&kiln::module_definition); }

@@ -108,7 +108,8 @@ void tensor_dealloc(PyObject* object) {
 
 template <class Body>
 PyObject* property(PyObject* self, Body&& body) {
-    return guarded([&]() -> PyObject* { return body(tensor_of(self)); });
+    // Held: what the body calls in Python, __index__ of an argument, may replace the tensor (x.data = y).
+    return guarded([&]() -> PyObject* { return body(*TensorRef(&tensor_of(self))); });
 }
 
 PyObject* get_shape(PyObject* self, void*) { return size_object(tensor_of(self).sizes); }

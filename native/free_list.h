@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <new>
+#include <utility>
 
 namespace kiln {
 
@@ -62,6 +63,19 @@ private:
     uint32_t empty_ = 0;
     bool grown_ = false;
 };
+
+// Drops an object whose destructor may release others of its kind, and those others still: one after the
+// other, so that no chain is too long for the stack. Those that wait are linked by `next`. Each thread has a
+// list of its own: in a forked child nobody works on the other threads' lists.
+template <class Object, class Drop>
+void drop_in_turn(Object* object, Object* Object::* next, Drop drop) {
+    static thread_local Object* waiting = nullptr;
+    static thread_local bool dropping = false;
+    object->*next = std::exchange(waiting, object);
+    if (std::exchange(dropping, true)) return;
+    while (waiting) drop(std::exchange(waiting, waiting->*next));
+    dropping = false;
+}
 
 // Never destroyed: objects may be dropped as the process ends.
 template <class Object>

@@ -300,6 +300,13 @@ void give_header(Storage* storage) {
     state.headers = storage;
 }
 
+void drop_foreign(Storage* storage) {
+    void* const context = storage->context;
+    const Deleter deleter = storage->deleter;
+    give_header(storage);  // first: a deleter may run Python, and with it anything
+    deleter(context);
+}
+
 }  // namespace
 
 // ---- slabs of small objects ----
@@ -328,12 +335,11 @@ void set_inference_mode(bool wanted) {
 }
 
 void release(Storage* storage) {
+    // A deleter may let go of foreign memory again: `x = from_numpy(x.numpy())` in a loop.
+    if (storage->foreign()) return drop_in_turn(storage, &Storage::next_dying, drop_foreign);
     void* const data = storage->data;
-    void* const context = storage->context;
-    const Deleter deleter = storage->deleter;
     const int size_class = storage->size_class;
-    give_header(storage);  // first: a deleter may run Python, and with it anything
-    if (deleter) return deleter(context);
+    give_header(storage);
     if (size_class) release_block(data, size_class);
 }
 

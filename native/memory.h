@@ -26,7 +26,10 @@ struct alignas(64) Storage {
     bool inference : 1 = false;  // made in inference mode: it has no version, backward may not keep it
     uint16_t size_class = 0;     // the allocator's; meaningless for foreign memory
     int32_t recording_id = -1;   // both owned by record.cpp: the place of this storage in a recording
-    void* recording = nullptr;
+    union {
+        void* recording = nullptr;
+        Storage* next_dying;  // of foreign memory without a reference, which no recording has
+    };
     uint32_t busy = 0;          // uses by kernels that run without the interpreter lock (busy.h)
     uint32_t below = 0;         // what all values are known to lie below, as none is negative; 0: nothing
     Deleter deleter = nullptr;  // set for foreign memory only

@@ -1,6 +1,7 @@
 // Ops and functions as plain data, and what a call of one is made of.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -97,10 +98,12 @@ inline constexpr int8_t no_dim = -128, flat_array = 127;
 // lies.
 enum class ProgramFor : uint8_t { results, hidden, update };
 
+using Identity = std::array<uint64_t, 2>;  // 128 bits of a cryptographic hash
+
 // A function of arrays and numbers: an op with its structure, or the derivative of one.
 struct Fn {
     uint32_t id = 0;
-    uint64_t identity = 0;  // what it is, the same in every process; 0: not known yet
+    Identity identity{};  // what it is, the same in every process; all 0: not known yet
     FnClass cls = FnClass::unknown;
     uint8_t outputs = 1;
     const Op* op = nullptr;  // of a forward
@@ -143,7 +146,7 @@ struct Fn {
     struct Learnt {
         DType default_dtype = DType::float32;
         uint32_t id = 0;
-        uint64_t identity = 0;
+        Identity identity{};
         Opaque handle;
     };
     std::vector<Learnt> others;

@@ -339,7 +339,7 @@ bool Recording::append(Fn& fn, std::span<const Operand> operands, std::span<cons
     Stopwatch watch(timed_ ? &seconds_ : nullptr);
     SmallVector<Given, 2> given;
     if (out.empty()) results_of(fn, operands, hidden, given);
-    if (!fn.identity) [[unlikely]]
+    if (fn.identity == Identity{}) [[unlikely]]
         compiler::identify(fn);
     Results snapshots;
     Operands own;
@@ -357,7 +357,7 @@ bool Recording::append(Fn& fn, std::span<const Operand> operands, std::span<cons
                   uint32_t(results.size())};
     // The first word has no bit 63. No id of this process: the hash finds programs on disk too.
     mix(op.args | uint64_t(hidden) << 32 | uint64_t(op.writes) << 33 | uint64_t(op.outs) << 40);
-    mix(fn.identity);
+    for (uint64_t word : fn.identity) mix(word);
     for (const Operand& operand : own) {
         if (operand.tensor) {
             args_.push_back(describe_arg(*operand.tensor));

@@ -173,7 +173,8 @@ struct AutogradMeta {
     uint64_t run = 0;            // if this is that run
     uint32_t waiting = 0;        // where a leaf has extras: edges to it that the run has yet to come along
     Tensor* owner = nullptr;     // the leaf, while it lives; borrowed
-    NodeRef retained;            // whose output's gradient is kept in `grad`, though the tensor is no leaf
+    AutogradMeta* next_dying = nullptr;
+    NodeRef retained;  // whose output's gradient is kept in `grad`, though the tensor is no leaf
     TensorRef grad;
     std::unique_ptr<Extras> extras;
 };

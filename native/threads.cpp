@@ -265,10 +265,10 @@ int get_num_threads() {
     return count;
 }
 
-void set_num_threads(int count) {
+void set_num_threads(int64_t count) {
     KILN_CHECK(count >= 1 && count <= most_threads, runtime, "set_num_threads: expected a number from 1 to ",
                most_threads, ", got ", count);
-    thread_count.store(count, std::memory_order_relaxed);
+    thread_count.store(int(count), std::memory_order_relaxed);
 }
 
 void parallel_for(int64_t units, int64_t grain,

@@ -33,7 +33,7 @@ private:
 // How many threads one parallel_for uses at most, this one included. At first KILN_NUM_THREADS, or the
 // physical cores this process may run on.
 int get_num_threads();
-void set_num_threads(int count);  // Error{runtime} unless 1 <= count <= 1024
+void set_num_threads(int64_t count);  // Error{runtime} unless 1 <= count <= 1024
 
 // Calls body(begin, end, thread) on disjoint ranges that together are [0, units), from this thread and the
 // pool's, and returns when all are done. Ranges are multiples of `grain` long, except the last; with one

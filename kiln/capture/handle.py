@@ -18,12 +18,12 @@ _PLAIN = (int, float, str, bool, type(None), _core.dtype)
 class Handle:
     """What identifies a function; `kiln.capture.make` sets `function` once it captures something of it."""
 
-    __slots__ = ("function", "identity", "number", "what")
+    __slots__ = ("function", "identity", "short", "what")
 
     def __init__(self, what: tuple[Any, ...], identity: bytes | None) -> None:
         self.what = what
         self.identity = identity  # None: known in this process alone
-        self.number = int.from_bytes((identity or os.urandom(8))[:8], "little") or 1
+        self.short = (identity or os.urandom(16))[:16]  # what the hash of a recording is made of
         self.function: Any = None
 
 

@@ -73,14 +73,14 @@ def _maker() -> Any:
     return make
 
 
-def _function(op: Any, structure: tuple[Any, ...]) -> tuple[Handle, int]:
+def _function(op: Any, structure: tuple[Any, ...]) -> tuple[Handle, bytes]:
     handle = forward_of(op, structure)
-    return handle, handle.number
+    return handle, handle.short
 
 
-def _derivative_function(*arguments: Any) -> tuple[Handle, int]:
+def _derivative_function(*arguments: Any) -> tuple[Handle, bytes]:
     handle = derivative_of(*arguments)
-    return handle, handle.number
+    return handle, handle.short
 
 
 def _kernel(key: bytes) -> bytes:

@@ -58,12 +58,13 @@ def cache_limit() -> int:
 class DiskCache:
     """Entries in one directory; every method survives whatever is found there."""
 
-    __slots__ = ("_directory", "hits", "limit", "misses", "path")
+    __slots__ = ("_directory", "_place", "hits", "limit", "misses", "path")
 
     def __init__(self, path: str | None, limit: int = DEFAULT_LIMIT) -> None:
         self.path, self.limit = path, limit
         self.hits = self.misses = 0
         self._directory: int | None = None
+        self._place = (0, 0)  # its device and inode
 
     def load(self, key: bytes) -> bytes | None:
         """The content stored under `key` (32 bytes), or None."""
@@ -100,6 +101,8 @@ class DiskCache:
 
     def _open(self, create: bool) -> int | None:
         """A descriptor of the directory, checked to be ours and private; None if there is none to trust."""
+        if self._directory is not None and not self._still_open():
+            self._directory = None
         if self._directory is not None or self.path is None:
             return self._directory
         path = os.path.join(self.path, "kernels")
@@ -114,14 +117,22 @@ class DiskCache:
         if state.st_uid != os.geteuid() or state.st_mode & 0o077:
             os.close(directory)
             return None
-        self._directory = directory
+        self._directory, self._place = directory, (state.st_dev, state.st_ino)
         return directory
+
+    def _still_open(self) -> bool:
+        """Whether the descriptor is ours: a program may close all it did not open, and then open its own."""
+        try:
+            state = os.fstat(self._directory)  # type: ignore[arg-type]
+        except OSError:
+            return False
+        return (state.st_dev, state.st_ino) == self._place
 
     def close(self) -> None:
         """Forget the opened directory."""
-        directory, self._directory = self._directory, None
-        if directory is not None:
-            os.close(directory)
+        if self._directory is not None and self._still_open():
+            os.close(self._directory)
+        self._directory = None
 
 
 _disk = DiskCache(None)
