@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from kiln import ops
 from kiln._core import Tensor
+from kiln.errors import message
 from kiln.nn import functional, init
 from kiln.nn.module import Module
 from kiln.nn.parameter import Parameter
@@ -38,6 +39,8 @@ class _Table(Module):
     ) -> None:
         super().__init__()
         name = type(self).__name__
+        if sparse:
+            raise NotImplementedError(message(name, "dense gradients", "sparse=True"))
         if padding_idx is not None:
             if not -num_embeddings <= padding_idx < num_embeddings:
                 raise AssertionError(
@@ -160,8 +163,10 @@ class EmbeddingBag(_Table):
             num_embeddings, embedding_dim, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse,
             _weight, False, device, dtype,
         )  # fmt: skip
-        if scale_grad_by_freq or sparse:
-            raise NotImplementedError("EmbeddingBag: gradients are dense, and not scaled by frequencies")
+        if scale_grad_by_freq:
+            raise NotImplementedError(
+                message("EmbeddingBag", "gradients not scaled by frequencies", "scale_grad_by_freq=True")
+            )
         self.mode, self.include_last_offset = mode, include_last_offset
 
     def forward(

@@ -9,7 +9,7 @@ from kiln.graph.graph import Value
 from kiln.ops import declare as d
 from kiln.ops import scalar
 from kiln.ops.activations import wide
-from kiln.ops.comparison import eq, ne
+from kiln.ops.comparison import eq, ge, le, ne
 from kiln.ops.declare import into, public
 from kiln.ops.elementwise import LARGEST
 from kiln.ops.kinds import FLOATS
@@ -179,3 +179,23 @@ def nan_to_num(
         return clone(input, **into(out))
     high, low = most if posinf is None else posinf, -most if neginf is None else neginf
     return replaced.handle(input, 0.0 if nan is None else nan, float(high), float(low), **into(out))
+
+
+@composite(
+    samples=d.samples(
+        lambda rng, t: ((d.array(rng, (3, 5), t, 0, 1), 0.0, 1.0), {}),
+        lambda rng, t: ((d.array(rng, (37,), t, -1, 1), 0.0, 1.0), {}),
+    ),
+    reference=d.reference(lambda np, x, low, high: np.asarray(((x >= low) & (x <= high)).all())),
+    failures=d.failures((("text", 0.0, 1.0), {}, TypeError, "all_within")),
+    differentiable=False,
+    public=False,
+)
+def all_within(input: Tensor, low: Number, high: Number) -> Any:
+    """Whether low <= every element <= high, as a 0-d array; a NaN is not.
+
+    >>> kiln.ops.find("all_within")(kiln.tensor([0.5, 1.5]), 0.0, 1.0)
+    tensor(False)
+    """
+    fits = ge(input, low) & le(input, high)
+    return reduce_all(fits, tuple(range(fits.ndim)), False)

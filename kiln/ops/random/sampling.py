@@ -12,6 +12,7 @@ from kiln.errors import describe, message
 from kiln.ops import declare as d
 from kiln.ops.creation import check_options, chosen_dtype, settle, sizes_given
 from kiln.ops.declare import dtype_name, into, public, run
+from kiln.ops.finite import all_within
 from kiln.ops.getitem import put
 from kiln.ops.kinds import FLOATS
 from kiln.ops.pointwise import convert
@@ -245,7 +246,7 @@ def _chances(p: Any) -> None:
             raise RuntimeError(f"bernoulli_ expects p to be in [0, 1], but got p={p}")
         return
     float_dtype(None, p.dtype, "bernoulli_tensor_cpu_p_")
-    if d.has_values(p) and not bool(((p >= 0) & (p <= 1)).all()):
+    if d.has_values(p) and not bool(all_within(p, 0.0, 1.0)):
         raise RuntimeError(
             "Expected p_in >= 0 && p_in <= 1 to be true, but got false: a chance is no more than 1"
         )
