@@ -7,6 +7,7 @@ from typing import Any, TypeVar, final
 _Bool = builtins.bool  # `bool` is a dtype here
 
 _T = TypeVar("_T", bound="Tensor")
+_F = TypeVar("_F")
 _Result = TypeVar("_Result")
 
 REQUIRED: object
@@ -128,6 +129,11 @@ class Op:
     def __init__(self, name: str, kind: str, params: Sequence[Any], record: Any) -> None: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
     def form(self, general: Callable[..., Any] | None, in_place: _Bool = False) -> Op: ...
+
+class Function:
+    def __new__(cls, function: _F, raw: _Bool = False) -> _F: ...  # type: ignore[misc]
+
+def set_tell(function: Callable[..., BaseException]) -> None: ...
 
 @final
 class Region:

@@ -6,8 +6,11 @@ message("linear", "weight of shape (out, in)", describe(w), "transpose it with w
 
 from __future__ import annotations
 
+import os
 import sys
+from types import TracebackType
 
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _LONGEST = 80  # characters of a foreign value shown in a message
 
 
@@ -51,3 +54,32 @@ def place(file: str, line: int) -> str:
     name_of = getattr(getattr(shell, "compile", None), "format_code_name", lambda file: None)
     named = name_of(file)  # ("Cell", "In[3]")
     return f"{named[0].lower()} {named[1]}, line {line}" if named else f"{file}:{line}"
+
+
+def entries(traceback: TracebackType | None) -> list[TracebackType]:
+    """The frames of a traceback, the outermost first."""
+    found = []
+    while traceback is not None:
+        found.append(traceback)
+        traceback = traceback.tb_next
+    return found
+
+
+def is_own(entry: TracebackType) -> bool:
+    """Whether a frame is one of kiln's."""
+    return entry.tb_frame.f_code.co_filename.startswith(_HERE)
+
+
+def whole_tracebacks() -> bool:
+    """Whether the user wants to see kiln's frames and errors as they were raised."""
+    return os.environ.get("KILN_TRACEBACK") == "full"
+
+
+def shorten(error: BaseException) -> None:
+    """Cut kiln's own frames from an error's traceback: what is left are lines of the user's program."""
+    if whole_tracebacks():
+        return
+    kept = [entry for entry in entries(error.__traceback__) if not is_own(entry)]
+    for entry, after in zip(kept, [*kept[1:], None]):
+        entry.tb_next = after
+    error.__traceback__ = kept[0] if kept else None

@@ -74,6 +74,7 @@ _BY_PLACE = itemgetter(3, 4)
 # -- saving -------------------------------------------------------------------------------------------
 
 
+@_core.Function
 def save(obj: Any, f: Union[Path, IO[bytes]]) -> None:
     """Write tensors, numbers, strings, None and lists, tuples and dicts of these to a path or binary file.
 
@@ -218,6 +219,7 @@ def _memory(tensor: Tensor) -> memoryview:
 # -- loading ------------------------------------------------------------------------------------------
 
 
+@_core.Function
 def load(
     f: Union[Path, IO[bytes]],
     map_location: Any = None,

@@ -7,6 +7,7 @@ x + y, x[k]    slots of the core, told here which function they call
 
 from __future__ import annotations
 
+from types import FunctionType
 from typing import Any
 
 from kiln import _core, autograd, ops, printing
@@ -112,7 +113,7 @@ def attach() -> None:
     own = {*vars(Tensor), *METHODS}
     registry.attach(Tensor, lambda function: function, lambda name: name not in own)
     for name, function in METHODS.items():
-        setattr(Tensor, name, function)
+        setattr(Tensor, name, _core.Function(function, True))
     for name, getter in (
         ("T", _transposed),
         ("mT", _last_two),
@@ -127,13 +128,14 @@ def attach() -> None:
     ):
         setattr(Tensor, name, property(getter))
     for name, function in ops.OPERATORS.items():
-        _core.set_operator(_SLOTS.get(name, name), function)
-    _core.set_operator("setitem", getitem.setitem)
+        own_frames = isinstance(function, FunctionType)
+        _core.set_operator(_SLOTS.get(name, name), _core.Function(function, True) if own_frames else function)
+    _core.set_operator("setitem", _core.Function(getitem.setitem, True))
     _core.set_operator("array", data.beside)
     Tensor.__array_priority__ = 1000  # NumPy's `array + x` and `number * x` leave it to x
-    _core.set_operator("to", interop.to)
+    _core.set_operator("to", _core.Function(interop.to, True))
     _core.set_operator("new", later("kiln.ops.legacy", "tensor_new"))
-    _core.set_operator("fill", getitem.fill_)
+    _core.set_operator("fill", _core.Function(getitem.fill_, True))
     for name in kinds.COMPUTE:
         _core.set_core_function(name, pointwise.convert.handle, (name,))
     _core.set_core_function("add", pointwise.add.handle, ())

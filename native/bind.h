@@ -146,6 +146,11 @@ PyObject* write_into(Fn& fn, std::span<const Operand> operands, PyObject* tensor
 Fn* plain_binary(PyObject* function);  // of a pointwise Op object of two parameters, else null
 // Whether an object stands for tensors, so that a call of it is traced (see set_symbolic_types).
 bool is_symbolic(PyObject* object);
+// A value of a structure argument as Python's own: what stands for an int (a NumPy integer, an enum's member)
+// or a float as that number, in lists and tuples too.
+Object plain(PyObject* value);
+// The error that is set, in terms of a call that failed (kiln/ops/mistakes.py). Returns null.
+PyObject* tell_error(PyObject* callable, PyObject* const* args, size_t flags, PyObject* names);
 // The views of x along a dim: a range, or one place without the dim.
 TensorRef slice_view(Tensor& x, int dim, int64_t start, int64_t length, int64_t step);
 TensorRef select_view(Tensor& x, int dim, int64_t place);
@@ -165,6 +170,7 @@ int add_tensor(PyObject* module);
 int add_tensor_data(PyObject* module);
 int add_dlpack(PyObject* module);
 int add_ops(PyObject* module);
+int add_functions(PyObject* module);
 int add_core_ops(PyObject* module);
 int add_operators(PyObject* module);
 int add_nodes(PyObject* module);

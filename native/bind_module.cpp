@@ -333,8 +333,8 @@ int fill_module(PyObject* module) {
     region_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&region_spec));
     if (!region_type || PyModule_AddObjectRef(module, "Region", reinterpret_cast<PyObject*>(region_type)) < 0)
         return -1;
-    for (auto add : {add_dtypes, add_ops, add_core_ops, add_tensor, add_operators, add_tensor_data,
-                     add_dlpack, add_autograd, add_graph, add_compiler})
+    for (auto add : {add_dtypes, add_ops, add_functions, add_core_ops, add_tensor, add_operators,
+                     add_tensor_data, add_dlpack, add_autograd, add_graph, add_compiler})
         if (add(module) < 0) return -1;
     the_module = Py_NewRef(module);
     return 0;

@@ -4,6 +4,7 @@
 #include <structmember.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "autograd.h"
 #include "compiler.h"
@@ -205,7 +206,8 @@ private:
         case 'S':
             if (self_.op->kind == OpKind::view) return collect_view_dims(param, value);
             if (is_symbolic(value)) return false;
-            structure_.push_back(fixed(value));
+            structure_.push_back(is_tensor(value) ? checked(PyNumber_Index(value))
+                                                  : fixed(plain(value).get()));
             return true;
         case 'Z': return collect_sizes(param, value);
         case 'L': return collect_list(param, value);
@@ -344,7 +346,7 @@ PyObject* call_plain(Fn& fn, std::span<const Operand> operands) {
 }
 
 PyObject* op_vectorcall(PyObject* object, PyObject* const* args, size_t flags, PyObject* names) {
-    return guarded([&]() -> PyObject* {
+    PyObject* result = guarded([&]() -> PyObject* {
         OpObject& self = op_of(object);
         size_t count = size_t(PyVectorcall_NARGS(flags));
         if (self.in_place && (count == 0 || !(is_tensor(args[0]) || is_symbolic(args[0]))))
@@ -369,6 +371,7 @@ PyObject* op_vectorcall(PyObject* object, PyObject* const* args, size_t flags, P
         Results results = call_of_program(fn, operands, bound.out);
         return self.in_place ? Py_NewRef(args[0]) : wrap_results(results);
     });
+    return result ? result : tell_error(object, args, flags, names);
 }
 
 void op_dealloc(PyObject* object) {
@@ -535,11 +538,32 @@ PyObject* write_into(Fn& fn, std::span<const Operand> operands, PyObject* tensor
     return Py_NewRef(tensor);
 }
 
+// Whether values that are equal are the same structure: 1, 1.0 and True are not, nor are 0.0 and -0.0.
+static bool are_alike(PyObject* a, PyObject* b) {
+    if (a == b) return true;
+    if (Py_TYPE(a) != Py_TYPE(b)) return false;
+    if (PyFloat_CheckExact(a))
+        return std::signbit(PyFloat_AS_DOUBLE(a)) == std::signbit(PyFloat_AS_DOUBLE(b));
+    for (Py_ssize_t i = 0; PyTuple_CheckExact(a) && i < PyTuple_GET_SIZE(a); ++i)
+        if (!are_alike(PyTuple_GET_ITEM(a, i), PyTuple_GET_ITEM(b, i))) return false;
+    return true;
+}
+
+static Fn* known_fn(OpObject& self, PyObject* key) {
+    PyObject* found = PyDict_GetItemWithError(self.functions, key);
+    if (!found && PyErr_Occurred()) throw Error(ErrorKind::python, "");
+    return found ? static_cast<Fn*>(PyCapsule_GetPointer(found, nullptr)) : nullptr;
+}
+
 Fn& fn_of(PyObject* op, PyObject* structure) {
     OpObject& self = op_of(op);
-    PyObject* found = PyDict_GetItemWithError(self.functions, structure);
-    if (found) return *static_cast<Fn*>(PyCapsule_GetPointer(found, nullptr));
-    if (PyErr_Occurred()) throw Error(ErrorKind::python, "");
+    Object key = Object::borrow(structure);
+    Fn* known = known_fn(self, structure);
+    if (known && !are_alike(static_cast<PyObject*>(known->structure.object), structure)) {
+        key = checked(Py_BuildValue("(OO)", structure, checked(PyObject_Repr(structure)).get()));
+        known = known_fn(self, key.get());
+    }
+    if (known) return *known;
     auto says = [&](const char* what) {
         return Object::steal(PyObject_GetAttrString(self.record, what)).get() == Py_True;
     };
@@ -553,7 +577,7 @@ Fn& fn_of(PyObject* op, PyObject* structure) {
             if (PyTuple_Check(PyTuple_GET_ITEM(structure, i)))
                 fn->dims = dims_from(PyTuple_GET_ITEM(structure, i), "dims");
     Object capsule = checked(PyCapsule_New(fn, nullptr, nullptr));
-    checked_ok(PyDict_SetItem(self.functions, structure, capsule.get()));
+    checked_ok(PyDict_SetItem(self.functions, key.get(), capsule.get()));
     return *fn;
 }
 

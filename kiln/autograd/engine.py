@@ -26,6 +26,7 @@ _CYCLE = (
 )
 
 
+@_core.Function
 def backward(
     tensors: Places,
     grad_tensors: Gradients = None,
@@ -67,6 +68,7 @@ def backward(
     _core.run_backward(roots, seeds, keep, create_graph, wanted, True)
 
 
+@_core.Function
 def grad(
     outputs: Places,
     inputs: Places | Mapping[Any, Place],

@@ -195,6 +195,7 @@ class Function:
         return cls.vjp
 
     @classmethod
+    @_core.Function
     def apply(cls, *args: Any, **kwargs: Any) -> Any:
         """The function of these arguments, with its derivative; gradients go to tensors among them alone."""
         ctx = FunctionCtx()

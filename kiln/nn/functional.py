@@ -8,10 +8,12 @@ Reductions are "mean", "sum" or "none".
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
+from types import FunctionType
 from typing import Any
 
-from kiln import ops
+from kiln import _core, ops
 from kiln._core import Op, Tensor
 from kiln.autograd import no_grad
 from kiln.errors import describe, message
@@ -29,7 +31,8 @@ from kiln.nn.similarity import (  # noqa: F401
     gumbel_softmax,
     triplet_margin_with_distance_loss,
 )
-from kiln.ops import registry
+from kiln.ops import declare, registry
+from kiln.ops.finite import all_within
 
 _REDUCTIONS = ("none", "mean", "sum")
 _METHODS = ("relu", "hardshrink")  # methods of tensors, and still layers
@@ -88,14 +91,20 @@ def sigmoid(input: Tensor) -> Tensor:
 
 
 def softmax(input: Tensor, dim: int | None = None, *, dtype: Any = None) -> Tensor:
-    """exp(input) over its sum along `dim` (None is an error); `dtype` converts the input first."""
-    y: Tensor = ops.softmax(_as(input, dtype), _dim("softmax", dim))
+    """exp(input) over its sum along `dim` (None: 0 or 1, with a warning); `dtype` is the result's."""
+    y: Tensor = ops.softmax(_as(input, dtype), _dim("softmax", input, dim))
     return y
 
 
 def log_softmax(input: Tensor, dim: int | None = None, *, dtype: Any = None) -> Tensor:
     """The logarithm of softmax, computed without overflow."""
-    y: Tensor = ops.log_softmax(_as(input, dtype), _dim("log_softmax", dim))
+    y: Tensor = ops.log_softmax(_as(input, dtype), _dim("log_softmax", input, dim))
+    return y
+
+
+def softmin(input: Tensor, dim: int | None = None, *, dtype: Any = None) -> Tensor:
+    """softmax(-input)."""
+    y: Tensor = ops.softmin(input, _dim("softmin", input, dim), dtype)
     return y
 
 
@@ -169,6 +178,7 @@ def cross_entropy(
 def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean", weight: Tensor | None = None) -> Tensor:
     """(input - target)**2, averaged, summed or elementwise."""
     _reduction("mse_loss", reduction)
+    _warn_of_broadcast(input, target)
     _weights(input, weight)
     loss: Tensor = ops.mse_loss(input, target, reduction, weight)
     return loss
@@ -177,8 +187,25 @@ def mse_loss(input: Tensor, target: Tensor, reduction: str = "mean", weight: Ten
 def l1_loss(input: Tensor, target: Tensor, reduction: str = "mean", weight: Tensor | None = None) -> Tensor:
     """|input - target|, averaged, summed or elementwise."""
     _reduction("l1_loss", reduction)
+    _warn_of_broadcast(input, target)
     _weights(input, weight)
     loss: Tensor = ops.l1_loss(input, target, reduction, weight)
+    return loss
+
+
+def smooth_l1_loss(input: Tensor, target: Tensor, reduction: str = "mean", beta: float = 1.0) -> Tensor:
+    """The difference squared over 2 beta where it is below `beta`, else its size less beta / 2."""
+    _warn_of_broadcast(input, target)
+    loss: Tensor = ops.smooth_l1_loss(input, target, reduction, beta)
+    return loss
+
+
+def huber_loss(
+    input: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0, weight: Tensor | None = None
+) -> Tensor:
+    """Half the difference squared where it is below `delta`, beyond it a line; times `weight`."""
+    _warn_of_broadcast(input, target)
+    loss: Tensor = ops.huber_loss(input, target, reduction, delta, weight)
     return loss
 
 
@@ -218,12 +245,23 @@ def binary_cross_entropy_with_logits(
 def binary_cross_entropy(
     input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean"
 ) -> Tensor:
-    """The cross entropy of probabilities `input` and `target`, of one shape; finite at 0 and 1.
+    """The cross entropy of probabilities `input` and `target`, of one shape and dtype; finite at 0 and 1.
 
-    `weight` scales every term and broadcasts.
+    `weight` scales every term and broadcasts. RuntimeError for what is no probability: the values are looked
+    at, which ends a recording.
     """
     _reduction("binary_cross_entropy", reduction)
-    _same_sizes(input, target)
+    if input.shape != target.shape:
+        raise ValueError(
+            f"Using a target size ({target.shape}) that is different to the input size ({input.shape}) is "
+            "deprecated. Please ensure they have the same size."
+        )
+    if input.dtype != target.dtype:
+        names = (declare.type_name(declare.dtype_name(x.dtype)) for x in (target, input))
+        raise RuntimeError("Found dtype {} but expected {}".format(*names))
+    for name, x in (("input", input), ("target", target)):
+        if declare.has_values(x) and not all_within(x, 0.0, 1.0):
+            raise RuntimeError(f"all elements of {name} should be between 0 and 1")
     loss: Tensor = ops.binary_cross_entropy(input, target, weight, reduction)
     return loss
 
@@ -233,6 +271,12 @@ def kl_div(input: Tensor, target: Tensor, reduction: str = "mean", log_target: b
 
     "batchmean" is the sum over the size of dim 0; `log_target`: the target holds logarithms too.
     """
+    if reduction == "mean":
+        warnings.warn(
+            "reduction: 'mean' divides the total loss by both the batch size and the support size. "
+            "'batchmean' divides only by the batch size, and aligns with the KL div math definition.",
+            stacklevel=2,
+        )
     loss: Tensor = ops.kl_div(input, target, reduction, log_target)
     return loss
 
@@ -258,11 +302,26 @@ def _as(input: Tensor, dtype: Any) -> Tensor:
     return converted
 
 
-def _dim(op: str, dim: int | None) -> int:
-    """The dim to normalise along."""
-    if dim is None:
-        raise TypeError(message(op, "a dim", "None", "pass dim=-1 for the last one"))
-    return dim
+def _dim(op: str, input: Tensor, dim: int | None) -> int:
+    """The dim to normalise along; without one PyTorch's choice, with its warning."""
+    if dim is not None:
+        return dim
+    warnings.warn(
+        f"Implicit dimension choice for {op} has been deprecated. Change the call to include dim=X as an "
+        "argument.",
+        stacklevel=3,
+    )
+    return 0 if input.ndim in (0, 1, 3) else 1
+
+
+def _warn_of_broadcast(input: Tensor, target: Tensor) -> None:
+    if input.shape != target.shape:
+        warnings.warn(
+            f"Using a target size ({target.shape}) that is different to the input size ({input.shape}). "
+            "This will likely lead to incorrect results due to broadcasting. Please ensure they have the "
+            "same size.",
+            stacklevel=3,
+        )
 
 
 def _weights(input: Tensor, weight: Tensor | None) -> None:
@@ -280,3 +339,15 @@ def _same_sizes(input: Tensor, target: Tensor) -> None:
 def _reduction(op: str, reduction: str) -> None:
     if reduction not in _REDUCTIONS:
         raise ValueError(message(op, f"reduction in {_REDUCTIONS}", describe(reduction)))
+
+
+def _as_public() -> None:
+    """Makes what is written here callables of the core, as the table's are (native/bind_function.cpp)."""
+    for name, function in tuple(globals().items()):
+        own = isinstance(function, FunctionType) and function.__module__.startswith("kiln.nn")
+        if own and name[0] != "_":
+            function.__kiln_name__ = name
+            globals()[name] = _core.Function(function)
+
+
+_as_public()

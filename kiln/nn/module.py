@@ -19,7 +19,7 @@ from weakref import ref
 from kiln import _core
 from kiln._core import Tensor
 from kiln.autograd import no_grad
-from kiln.errors import describe, message
+from kiln.errors import describe, message, shorten
 from kiln.nn.backward_hooks import Call, watch_node
 from kiln.nn.hooks import Everywhere, Hook, RemovableHandle, call_after_error
 from kiln.nn.parameter import Buffer, Parameter, is_lazy
@@ -112,7 +112,11 @@ class Module:
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._call_with_hooks(args, kwargs) if self._hooked else self.forward(*args, **kwargs)
+        try:
+            return self._call_with_hooks(args, kwargs) if self._hooked else self.forward(*args, **kwargs)
+        except Exception as error:
+            shorten(error)
+            raise
 
     def _call_with_hooks(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """forward between its hooks; a hook that returns something replaces the arguments or the result."""

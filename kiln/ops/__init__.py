@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kiln import _core
 from kiln.graph.graph import Value
 from kiln.graph.size import Size
+from kiln.late import later
 from kiln.ops import arithmetic, comparison, data, elementwise, getitem, interop, parts, products, registry  # noqa: F401
 from kiln.ops.record import Op as Op
 from kiln.ops.record import find as find
@@ -33,6 +34,7 @@ else:
 
 
 _core.set_symbolic_types((Value, Scalar, Size))
+_core.set_tell(later("kiln.ops.mistakes", "tell"))
 
 # operator of Value and of Tensor -> the function it calls
 OPERATORS: dict[str, Any] = {

@@ -46,7 +46,7 @@ def _as_array(data: Any) -> Any:
     return numpy.asarray(data)
 
 
-@public("tensor", method=False, dtypes="all")
+@public("tensor", method=False, raw=True, dtypes="all")
 def tensor(
     data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False, pin_memory: bool = False
 ) -> Any:
@@ -83,7 +83,7 @@ def beside(data: Any) -> Any:
     return tensor(data) if _is_buffer(data) and data.dtype.kind in "biuf" else None
 
 
-@public("as_tensor", method=False, dtypes="all")
+@public("as_tensor", method=False, raw=True, dtypes="all")
 def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Any:
     """`data` as a tensor, sharing memory with a tensor or NumPy array where the dtype stays.
 
@@ -157,7 +157,7 @@ def frombuffer(
     )
 
 
-@public("is_tensor", method=False, dtypes="", differentiable=False)
+@public("is_tensor", method=False, raw=True, dtypes="", differentiable=False)
 def is_tensor(obj: Any) -> bool:
     """Whether obj is a tensor.
 

@@ -78,14 +78,15 @@ def public(
     inplace: bool = False,
     plain: Op | None = None,
     layer: bool = False,
+    raw: bool = False,
     **settings: Any,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Makes a plain function the public `name` (and a method of tensors; and the in-place method `name_`).
 
     An in-place form calls the function with `out=` the tensor. `plain` is the op the function calls when it
     is given that op's parameters by place and nothing else: then the call stays in C++. `layer`: it is one
-    of kiln.nn.functional. `settings` are facts for the docs; with samples among them it is a record of the
-    harness: see `Function`.
+    of kiln.nn.functional. `raw`: it takes data, so that a NumPy integer is not made an int. `settings` are
+    facts for the docs; with samples among them it is a record of the harness: see `Function`.
     """
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -94,10 +95,11 @@ def public(
             function.__name__ = function.__qualname__ = short  # as errors and help call it
             function = _with_aliases(function)
             function.__kiln_name__ = name  # type: ignore[attr-defined]
-        shown = function if plain is None else plain.handle.form(function)
-        written = _in_place(name, function) if inplace else None
-        if written is not None and plain is not None:
-            written = plain.handle.form(written, True)
+        shown: Any = _core.Function(function, raw)
+        written: Any = _core.Function(_in_place(name, function)) if inplace else None
+        if plain is not None:
+            shown = plain.handle.form(shown)
+            written = written and plain.handle.form(written, True)
         registry.register(name, shown, method and not space, layer, written)
         if settings:
             FACTS[name] = Function(name, shown, {"doc": function.__doc__ or "", **settings})

@@ -86,7 +86,7 @@ def _named(dtype: Any, what: str) -> str:
     return dtype.name
 
 
-@public("result_type", method=False, dtypes="", differentiable=False)
+@public("result_type", method=False, raw=True, dtypes="", differentiable=False)
 def result_type(tensor1: Any, tensor2: Any) -> Any:
     """The dtype that an operation on two tensors or numbers gives: tensors count more than 0-d ones, and
     those more than numbers.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 from kiln import _core
@@ -169,7 +170,7 @@ def topk(
     tensor([3, 2])
     """
     dim = normalize_dim(dim, input.ndim, "topk")
-    k = int(k)
+    k = operator.index(k)
     size = input.shape[dim] if input.ndim else 1
     if k < 0 or (isinstance(size, int) and k > size):
         raise RuntimeError(f"selected index k out of range: k is {k}, dim {dim} has {size} elements")

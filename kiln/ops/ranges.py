@@ -73,7 +73,7 @@ def range_(start: Any = 0, end: Any = None, step: Any = 1, *, dtype: Any = None,
     return _finished(run(progression, start, step, (count,), name), name, "range", options)
 
 
-@public("scalar_tensor", method=False, dtypes="all", differentiable=False)
+@public("scalar_tensor", method=False, raw=True, dtypes="all", differentiable=False)
 def scalar_tensor(s: Any, *, dtype: Any = None, **options: Any) -> Any:
     """A 0-d tensor of a number, of the default float dtype unless another is given.
 
@@ -167,7 +167,7 @@ def empty_permuted(size: Any, physical_layout: Any, *, dtype: Any = None, **opti
     return _finished(result, dtype_name(memory.dtype), "empty_permuted", options)
 
 
-@public("asarray", method=False, dtypes="all", differentiable=False)
+@public("asarray", method=False, raw=True, dtypes="all", differentiable=False)
 def asarray(
     obj: Any, *, dtype: Any = None, device: Any = None, copy: bool | None = None, requires_grad: bool = False
 ) -> Any:

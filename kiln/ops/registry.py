@@ -53,7 +53,8 @@ def register(
 
 def places_of(function: Any, required: bool = False) -> int:
     """How many arguments a public function takes by place, or how many it must be given."""
-    function = getattr(function, "__wrapped__", function)  # of a form, of a function with aliases
+    while hasattr(function, "__wrapped__"):  # of a form, of a function with aliases
+        function = function.__wrapped__
     if isinstance(function, _core.Op):
         return len([p for p in function.record.params if p.default is _core.REQUIRED or not required])
     count: int = function.__code__.co_argcount - (len(function.__defaults__ or ()) if required else 0)
@@ -176,3 +177,4 @@ def _named(module: str, name: str) -> Any:
 
 
 copyreg.pickle(_core.Op, _reduced)
+copyreg.pickle(_core.Function, _reduced)

@@ -13,7 +13,7 @@ from typing import Any, Union
 
 from kiln._core import Tensor
 from kiln.autograd import enable_grad, no_grad
-from kiln.errors import describe, message
+from kiln.errors import describe, message, shorten
 
 Group = dict[str, Any]
 Params = Union[Iterable[Tensor], Iterable[Group], Iterable[tuple[str, Tensor]]]
@@ -107,9 +107,13 @@ class Optimizer:
         if closure is not None:
             with enable_grad():
                 loss = closure()
-        with no_grad():
-            for group in self.param_groups:
-                self.update(group)
+        try:
+            with no_grad():
+                for group in self.param_groups:
+                    self.update(group)
+        except Exception as error:
+            shorten(error)
+            raise
         return loss
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,0 +1,185 @@
+"""Errors as a user sees them: which function, which argument; lines of the user's program and no others."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from backend import kiln, needs_kiln
+
+pytestmark = needs_kiln
+
+nn, F = kiln.nn, kiln.nn.functional
+HERE = os.path.abspath(__file__)
+
+
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.ReLU(), nn.Linear(5, 2)))
+
+    def forward(self, x: Any) -> Any:
+        return self.layers(x)
+
+
+class OfUser(kiln.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return x.no_such_thing
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        return g
+
+
+def _hook(gradient: Any) -> Any:
+    raise LookupError("the user's own")
+
+
+def _backward_with_hook() -> None:
+    x = kiln.ones(2, requires_grad=True)
+    x.register_hook(_hook)
+    (x * 2).sum().backward()
+
+
+def _step() -> None:
+    p = nn.Parameter(kiln.ones(2))
+    p.grad = kiln.ones(2)
+    optimizer = kiln.optim.Adam([p])
+    optimizer.param_groups[0]["lr"] = "text"
+    optimizer.step()
+
+
+x23 = kiln.ones(2, 3)
+# what fails -> the error, a part of its message, and the user's functions that its traceback ends with
+CALLS: dict[str, tuple[Callable[[], Any], type[Exception], str, list[str]]] = {
+    "model": (lambda: Inner()(x23), RuntimeError, "linear: mat1 and mat2", ["<lambda>", "forward"]),
+    "layer": (
+        lambda: nn.Linear(3, 4)(x23.double()),
+        RuntimeError,
+        "linear: expected m1 and m2",
+        ["<lambda>"],
+    ),
+    "function": (lambda: F.linear(x23.double(), kiln.ones(4, 3)), RuntimeError, "linear: ", ["<lambda>"]),
+    "hook": (_backward_with_hook, LookupError, "the user's own", ["_backward_with_hook", "_hook"]),
+    "no graph": (lambda: x23.sum().backward(), RuntimeError, "does not require grad", ["<lambda>"]),
+    "user's function": (lambda: OfUser.apply(x23), AttributeError, "no_such_thing", ["<lambda>", "forward"]),
+    "optimizer": (_step, TypeError, "", ["_step"]),
+    "load": (lambda: kiln.load("/no/such/file"), FileNotFoundError, "", ["<lambda>"]),
+    "save": (lambda: kiln.save({1: object()}, "/no/such/file"), TypeError, "save", ["<lambda>"]),
+    "item": (lambda: x23[5], IndexError, "out of bounds", ["<lambda>"]),
+    "setting an item": (lambda: x23.__setitem__(5, 1), IndexError, "out of bounds", ["<lambda>"]),
+    "operator": (lambda: x23 + kiln.ones(4), RuntimeError, "must match the size", ["<lambda>"]),
+    "classes": (lambda: F.cross_entropy(x23, kiln.tensor([5, 0])), IndexError, "cross_entropy", ["<lambda>"]),
+    "einsum": (lambda: kiln.einsum("ij,kj", x23), RuntimeError, "einsum", ["<lambda>"]),
+    "recurrent": (lambda: nn.LSTM(3, 4)(kiln.ones(2, 2)), RuntimeError, "input_size", ["<lambda>"]),
+    "norm": (lambda: nn.BatchNorm2d(4)(x23), ValueError, "expected 4D input", ["<lambda>"]),
+    "composite": (lambda: kiln.norm(x23, dim=9), IndexError, "norm: Dimension out of range", ["<lambda>"]),
+    "method": (lambda: x23.reshape(4, 4), RuntimeError, "reshape: ", ["<lambda>"]),
+    "number for a tensor": (
+        lambda: kiln.softmax(3, 0),
+        TypeError,
+        r"softmax\(\): argument 'input' \(position 1\) must be Tensor, not int",
+        ["<lambda>"],
+    ),
+    "text for a dim": (
+        lambda: kiln.softmax(x23, dim="a"),
+        TypeError,
+        r"softmax\(\): argument 'dim' must be int, not str",
+        ["<lambda>"],
+    ),
+    "a function in Python": (
+        lambda: kiln.movedim(3, 0, 1),
+        TypeError,
+        r"movedim\(\): argument 'input' \(position 1\) must be Tensor",
+        ["<lambda>"],
+    ),
+    "of nn.functional": (
+        lambda: F.conv2d(3, 4),
+        TypeError,
+        r"conv2d\(\): argument 'input' \(position 1\) must be Tensor, not int",
+        ["<lambda>"],
+    ),
+    "of a list": (lambda: kiln.cat(3), TypeError, "cat", ["<lambda>"]),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_traceback_holds_the_users_lines_alone(name: str) -> None:
+    call, error, text, functions = CALLS[name]
+    with pytest.raises(error, match=text) as caught:
+        call()
+    frames = traceback.extract_tb(caught.value.__traceback__)[1:]
+    assert [frame.name for frame in frames] == functions
+    assert all(frame.filename == HERE for frame in frames)
+    assert caught.value.__context__ is None or caught.value.__suppress_context__
+
+
+def test_what_was_raised_on_purpose_keeps_its_type() -> None:
+    for call, error in (
+        (lambda: kiln.norm(x23, dim=9), IndexError),
+        (lambda: F.mse_loss(x23, x23, reduction="x"), ValueError),
+        (lambda: kiln.zeros(2).to("cuda"), NotImplementedError),
+        (lambda: kiln.tensor([1, 2]).mean(), RuntimeError),
+    ):
+        with pytest.raises(error):
+            call()
+
+
+def test_errors_of_a_users_function_stay_as_they_are() -> None:
+    """What a function that kiln calls raises keeps its type, its words and its frames."""
+
+    def mine(x: Any) -> Any:
+        return {}[0]
+
+    for call in (kiln.vmap(mine), kiln.func.grad(mine), kiln.compile(mine), lambda x: x.apply_(mine)):
+        with pytest.raises(KeyError, match="^0$") as caught:
+            call(x23.clone())
+        assert traceback.extract_tb(caught.value.__traceback__)[-1].name == "mine"
+
+
+def test_an_error_is_caught_where_it_was() -> None:
+    """Raised again, chained and logged, it is the one that was cut."""
+    try:
+        try:
+            nn.Linear(3, 4)(kiln.ones(2, 5))
+        except RuntimeError as inner:
+            raise ValueError("outer") from inner
+    except ValueError as outer:
+        text = "".join(traceback.format_exception(outer))
+    assert "outer" in text and "linear: mat1" in text and os.sep + "kiln" + os.sep + "nn" not in text
+
+
+def test_the_whole_traceback_on_demand() -> None:
+    code = """
+        import kiln, traceback
+        for call in (lambda: kiln.movedim(3, 0, 1), lambda: kiln.nn.Linear(3, 4)(kiln.ones(2, 5))):
+            try:
+                call()
+            except Exception as error:
+                print(type(error).__name__, len(traceback.extract_tb(error.__traceback__)))
+    """
+    shown = {
+        value: subprocess.run(
+            [sys.executable, "-P", "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True,
+            env={**os.environ, "KILN_TRACEBACK": value},
+        ).stdout.split()
+        for value in ("", "full")
+    }  # fmt: skip
+    assert shown[""] == ["TypeError", "2", "RuntimeError", "2"]
+    assert shown["full"][0] == "AttributeError" and int(shown["full"][1]) > 2 and int(shown["full"][3]) > 2
+
+
+def test_post_mortem_has_the_users_frame() -> None:
+    local = 17
+    try:
+        Inner()(kiln.ones(local, 3))
+    except RuntimeError as error:
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    assert frames[0].f_locals["local"] == 17 and "x" in frames[-1].f_locals
