@@ -1,7 +1,7 @@
 """Which tests look at PyTorch, by what they reach: the other ones say the same wherever PyTorch is installed.
 
-A test does if its marks, parameters or fixtures do, or if its code, or that of a function of the tests it names,
-names a module's `torch` or holds the word in a text that it runs or imports.
+A test does if its marks, parameters or fixtures do, or if its code, or that of a function of the tests that it
+names, names PyTorch's module or holds `torch` in a text that it runs or imports.
 """
 
 from __future__ import annotations
@@ -9,11 +9,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
-from types import CellType, CodeType
+from types import CellType, CodeType, ModuleType
 from typing import Any
 
 import pytest
-from backend import torch
 
 HERE = Path(__file__).parent
 
@@ -35,9 +34,7 @@ def uses_peer(item: pytest.Item) -> bool:
 
 def is_peer(value: Any) -> bool:
     """Whether a value is PyTorch's module."""
-    return torch is not None and (
-        value is torch or getattr(value, "__name__", "").partition(".")[0] == "torch"
-    )
+    return isinstance(value, ModuleType) and value.__name__.partition(".")[0] == "torch"
 
 
 def reaches(value: Any) -> bool:

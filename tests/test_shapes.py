@@ -7,7 +7,7 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from backend import kiln, torch
+from backend import kiln, needs_torch, torch
 from calls import outcome, shown
 from hypothesis import assume, given, settings
 from shape_calls import CALLS
