@@ -16,6 +16,7 @@ import hashlib
 import inspect
 import itertools
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,7 @@ def told(value: Any) -> Any:
         return "".join(inspect.getsource(value).split()), told(value.__defaults__), told(held)
     if value is None or isinstance(value, (bool, int, float, complex, str, slice, range)):
         return type(value).__name__, repr(value)
-    return type(value).__name__
+    return type(value).__name__, re.sub(" at 0x[0-9a-f]+", "", repr(value))
 
 
 def hash_of(inputs: Any) -> str:

@@ -1,7 +1,7 @@
 """Which tests look at PyTorch, by what they reach: the other ones say the same wherever PyTorch is installed.
 
-A test does if its marks, parameters or fixtures do, or if its code, or that of a function of the tests that it
-names, names PyTorch's module or holds `torch` in a text that it runs or imports.
+A test does if its marks, parameters or fixtures do, or if its code, or that of a function of the tests that
+it names, names PyTorch's module or holds `torch` in a text that it runs or imports.
 """
 
 from __future__ import annotations

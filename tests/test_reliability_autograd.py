@@ -193,8 +193,8 @@ def test_a_long_chain(count: int) -> None:
 def test_the_memory_of_a_large_graph_goes_back() -> None:
     """Nodes lie in blocks; those of a graph that is gone belong to the system again, but for a few.
 
-    A smaller graph runs first, twice, since the second gradient is added to the first: no kernel is left to be
-    compiled, and LLVM, 70 MB, to be loaded for it, between the measurements.
+    A smaller graph runs first, twice, since the second gradient is added to the first: no kernel is left to
+    be compiled, and LLVM, 70 MB, to be loaded for it, between the measurements.
     """
     if not kiln.is_kiln or os.environ.get("ASAN_OPTIONS"):
         pytest.skip("kiln's own blocks; the sanitizer has its own")
