@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from backend import kiln, needs_torch, torch
 from test_shapes import outcome
-
-import kiln
-
-torch = pytest.importorskip("torch", reason="PyTorch, the tests' peer, is not installed")
 
 CALLS = """
 F.bilinear(k.ones(2,4), k.ones(2,5,dtype=k.uint8), k.ones(3,4,5))
@@ -68,6 +65,7 @@ k.autograd.Variable(3)
 """.strip().split("\n")
 
 
+@needs_torch
 @pytest.mark.parametrize("call", CALLS)
 def test_calls(call: str) -> None:
     """The same results and types of exceptions as PyTorch's."""

@@ -7,10 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-import kiln
-
-torch = pytest.importorskip("torch")
+from backend import kiln, needs_torch, torch
 
 # (a program of the library, words its message must hold in both libraries)
 MISTAKES: list[tuple[str, str]] = [
@@ -38,6 +35,7 @@ MISTAKES: list[tuple[str, str]] = [
 ]
 
 
+@needs_torch
 @pytest.mark.parametrize(("program", "words"), MISTAKES, ids=[p for p, _ in MISTAKES])
 def test_a_mistake_is_told_as_in_pytorch(program: str, words: str) -> None:
     types = []

@@ -7,10 +7,8 @@ import importlib
 from typing import Any
 
 import pytest
+from backend import kiln, needs_torch, torch
 
-import kiln
-
-torch = pytest.importorskip("torch")
 LIBS = (kiln, torch)
 
 
@@ -61,11 +59,13 @@ def buffers(lib: Any) -> Any:
     )  # fmt: skip
 
 
+@needs_torch
 @pytest.mark.parametrize("program", [lists, dicts, buffers])
 def test_holders(program: Any) -> None:
     assert program(kiln) == program(torch)
 
 
+@needs_torch
 @pytest.mark.parametrize(
     "program",
     [

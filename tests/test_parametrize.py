@@ -8,10 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from backend import kiln, needs_torch, torch
 
-import kiln
-
-torch = pytest.importorskip("torch")
 LIBS = (kiln, torch)
 
 
@@ -126,6 +124,7 @@ def story(lib: Any) -> Any:
     return told
 
 
+@needs_torch
 def test_parametrizations() -> None:
     assert story(kiln) == story(torch)
 
