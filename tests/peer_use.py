@@ -51,10 +51,17 @@ def reaches(value: Any) -> bool:
             if any("torch" in text for text in texts):
                 return True
             held += [function.__globals__.get(name) for name in code.co_names]
+        held += [item for value in held for item in items(value)]
         if any(map(is_peer, held)):
             return True
         todo += held
     return False
+
+
+def items(value: Any) -> list[Any]:
+    """What a container holds: a pair of libraries, a table of programs."""
+    found = value.values() if isinstance(value, dict) else value if isinstance(value, (tuple, list)) else ()
+    return [part for item in found for part in (item, *(item if isinstance(item, tuple) else ()))]
 
 
 def code_of_tests(value: Any) -> Any:

@@ -143,6 +143,9 @@ def by_another() -> Any:
     return [names_it() for _ in range(1)]
 
 
+PAIR, TABLE = (kiln, peer), {"name": (lambda k: peer, [1])}
+
+
 def by_text() -> str:
     return "import torch"
 
@@ -158,6 +161,6 @@ def without() -> Any:
 def test_who_looks_at_pytorch() -> None:
     """By a name, another function, a text, what is held; not by the docstring."""
     held = peer
-    looking = (names_it, by_another, by_text, lambda: held, lambda: by_another)
+    looking = (names_it, by_another, by_text, lambda: held, lambda: by_another, lambda: PAIR, lambda: TABLE)
     assert all(map(peer_use.reaches, looking))
     assert not any(map(peer_use.reaches, (in_its_words_only, without, Book, 3)))

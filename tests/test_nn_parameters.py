@@ -129,6 +129,7 @@ def test_a_copy_of_a_buffer_is_a_buffer(persistent: bool) -> None:
     assert made.requires_grad and made.grad.tolist() == [1, 1] and made.grad is not trained.grad
 
 
+@needs_torch
 def test_bilinear() -> None:
     results = []
     for lib in LIBS:
@@ -166,6 +167,7 @@ def test_paths() -> None:
     assert (_pair(2), _pair([1, 2]), _triple("ab")) == ((2, 2), (1, 2), ("a", "b"))
 
 
+@needs_torch
 def test_which_layers_are_which() -> None:
     names = [n for n, v in vars(kiln.nn).items() if isinstance(v, type) and not n.startswith("Lazy")]
     for a in names:
