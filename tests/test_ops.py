@@ -13,6 +13,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
+import answers as kept
 import numpy as np
 import pytest
 from backend import kiln, needs_kiln, torch
@@ -45,16 +46,10 @@ each_op = pytest.mark.parametrize("name", SAMPLED)
 # one dtype of each kind where every dtype would say the same; all of them with KILN_TEST_FULL=1
 KINDS = ("float32", "bfloat16", "int64", "bool")
 PLAIN = ("float32", "int64")  # of plain functions, which are made of ops that are tested in every kind
-each_dtype = pytest.mark.parametrize(
-    "name, dtype",
-    [
-        (n, d)
-        for n, e in SAMPLED.items()
-        for d in e.dtypes
-        if d in (PLAIN if e.kind == "function" else e.dtypes)
-    ],
-    ids=lambda x: str(x),
-)
+EACH_DTYPE = [
+    (n, d) for n, e in SAMPLED.items() for d in e.dtypes if d in (PLAIN if e.kind == "function" else e.dtypes)
+]
+each_dtype = pytest.mark.parametrize("name, dtype", EACH_DTYPE, ids=lambda x: str(x))
 each_kind = pytest.mark.parametrize(
     "name, dtype",
     [
@@ -122,6 +117,19 @@ def peer_functions(name: str) -> list[Any]:
     return [getattr(home, short) for home in homes if hasattr(home, short)]
 
 
+def names_of_peers() -> list[str]:
+    """The functions of the table that PyTorch has too."""
+    return sorted(n for n in TABLE if peer_functions(n))
+
+
+PEERS = set(names_of_peers() if torch is not None else kept.constant("test_ops", "test_peers_are_known"))
+
+
+def test_peers_are_known(answers: Any) -> None:
+    """Which functions PyTorch has is known of every function of the table."""
+    assert PEERS == set(answers(sorted(TABLE), names_of_peers))
+
+
 def test_the_table_is_there() -> None:
     """The table imports, is not empty, and public ops have samples and a sentence of documentation."""
     assert TABLE, "kiln.ops.table() could not be imported or is empty"
@@ -151,12 +159,10 @@ def test_reference(name: str, dtype: str) -> None:
                 assert close(value, want, to), f"{case.label}: {difference(value, want)}"
 
 
-@each_dtype
+@pytest.mark.parametrize("name, dtype", [(n, d) for n, d in EACH_DTYPE if n in PEERS - UNLIKE])
 def test_peer(name: str, dtype: str, answers: Any) -> None:
     """Shape, dtype and values as PyTorch's function of the same name."""
     entry = SAMPLED[name]
-    if name in UNLIKE or not has_peer(name, answers):
-        pytest.skip(f"PyTorch has no such {name}")
     for case in all_cases(entry, dtype):
         with where_peer_can():
             expected = answers(case[:2], partial(peer_results, name, case, dtype), rough(name, dtype))
@@ -164,11 +170,6 @@ def test_peer(name: str, dtype: str, answers: Any) -> None:
         assert len(expected) == len(got), case.label
         for y, want in zip(got, expected, strict=True):
             assert_close(y, want, case.label, rough(name, dtype))
-
-
-def has_peer(name: str, answers: Any) -> bool:
-    """Whether PyTorch has a function of this name."""
-    return bool(answers(name, lambda: bool(peer_functions(name))))
 
 
 def peer_results(name: str, case: Case, dtype: str, grad: bool = False) -> list[Any]:
@@ -212,7 +213,7 @@ def assert_close(y: Any, want: Any, label: str, factor: float = 1.0) -> None:
     [
         (n, d)
         for n, e in SAMPLED.items()
-        if n not in UNLIKE | FEWER_GRADIENTS
+        if n in PEERS - UNLIKE - FEWER_GRADIENTS
         for d in grad_dtypes(e)
         if e.kind != "function" or d in PLAIN
     ],
@@ -220,8 +221,6 @@ def assert_close(y: Any, want: Any, label: str, factor: float = 1.0) -> None:
 def test_gradient_peer(name: str, dtype: str, answers: Any) -> None:
     """Gradients in every float dtype as PyTorch's, from gradients that no dtype rounds."""
     entry = SAMPLED[name]
-    if not has_peer(name, answers):
-        pytest.skip(f"PyTorch has no such {name}")
     for case in entry.cases(dtype):
         given = tensors(kiln, case, dtype, grad=True)
         ours = seeded(kiln, call(entry, given), leaves_of(given))
@@ -574,12 +573,13 @@ def peer_errors(name: str, case: Case) -> list[Exception]:
     return raised
 
 
-@pytest.mark.parametrize("name, number", FAILING)
+@pytest.mark.parametrize(
+    "name, number",
+    [(n, k) for n, k in FAILING if n in PEERS and TABLE[n].failures()[k][2] is not NotImplementedError],
+)
 def test_errors_as_peer(name: str, number: int, answers: Any) -> None:
     """PyTorch raises the same type for the same call (in one of its functions of that name)."""
     args, kwargs, error, _ = TABLE[name].failures()[number]
-    if error is NotImplementedError or not has_peer(name, answers):
-        pytest.skip("PyTorch has no such case")
     arguments = (*args, *kwargs.values())
     if any(results_of(a) and not isinstance(a, np.ndarray) for a in arguments) and kiln.is_kiln:
         pytest.skip("the case holds kiln tensors")
