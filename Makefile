@@ -18,10 +18,14 @@ ASAN_TESTS ?= tests/test_native_leaf.py $(filter-out tests/test_native_leaf.py t
     tests/test_table.py tests/test_docs.py, $(wildcard tests/test_*.py)) \
     $(addprefix tests/test_ops.py::,test_operands_are_not_written test_errors)
 
-.PHONY: test demo bench ulp fuzz opinfo gradcheck docs lint build asan bench-native clean
+.PHONY: test answers demo bench ulp fuzz opinfo gradcheck docs lint build asan bench-native clean
 
 test: $(VENV)/.kiln-installed
 	$(SAFE) $(BIN)/pytest -q -n $(WORKERS) --dist loadfile $(ARGS)
+
+# With PyTorch in .venv: writes what tests keep of its answers, all of them or those of the files in ARGS.
+answers: $(VENV)/.kiln-installed
+	$(SAFE) $(BIN)/pytest -q -n $(WORKERS) --dist loadfile --peer --write-answers $(ARGS)
 
 demo: $(VENV)/.kiln-installed
 	$(BIN)/python examples/digits.py

@@ -12,7 +12,7 @@ from backend import kiln, torch
 def shown(x: Any) -> Any:
     """A result as plain data: dtype, shape, values to 5 digits."""
     if hasattr(x, "requires_grad"):
-        flat = x.detach().to(torch.float64 if isinstance(x, torch.Tensor) else kiln.float64).reshape(-1)
+        flat = x.detach().to(kiln.float64 if isinstance(x, kiln.Tensor) else torch.float64).reshape(-1)
         values = [round(v, 5) + 0.0 for v in flat.tolist()]
         return str(x.dtype).rpartition(".")[2], tuple(x.shape), values, x.requires_grad
     if isinstance(x, (tuple, list)):

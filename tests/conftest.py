@@ -11,6 +11,7 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ os.environ.setdefault("KILN_CHECK", "1")
 os.environ["KILN_PACK"] = "0"
 
 SEED = pytest.StashKey[int]()
+BOOKS = pytest.StashKey[dict[str, Any]]()
 
 # the same draws in every run, and no directory of remembered ones beside the sources
 hypothesis.settings.register_profile("kiln", database=None, derandomize=True, deadline=None)
@@ -42,8 +44,10 @@ hypothesis.settings.load_profile("kiln")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """--seed N: the base of every test's seed (each test adds a hash of its name)."""
+    """--seed N: the base of every test's seed (each test adds a hash of its name). Others: of PyTorch."""
     parser.addoption("--seed", type=int, default=0, help="base seed of all random draws in the tests")
+    parser.addoption("--write-answers", action="store_true", help="keep PyTorch's answers: tests/answers.py")
+    parser.addoption("--peer", action="store_true", help="only tests that look at PyTorch: tests/peer_use.py")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -96,6 +100,41 @@ def rng(seed: int) -> Any:
     import numpy as np
 
     return np.random.default_rng(seed)
+
+
+@pytest.fixture
+def answers(request: pytest.FixtureRequest) -> Any:
+    """PyTorch's answers: its own where it is installed, else those that were kept."""
+    from answers import Answers, Book
+    from backend import kiln, torch
+
+    config, module = request.config, request.path.stem
+    books = config.stash.setdefault(BOOKS, {})
+    if module not in books:
+        books[module] = Book(module)
+    more = bool(config.getoption("--seed")) or os.environ.get("KILN_TEST_FULL") == "1" or not kiln.is_kiln
+    write = bool(config.getoption("--write-answers"))
+    if write and not (torch and find_spec("scipy")):
+        pytest.exit("--write-answers needs PyTorch, and SciPy, without which some tests are not there")
+    return Answers(books[module], request.node.name, torch is not None, write, more)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """--write-answers: writes those of the files that ran."""
+    config = session.config
+    if config.getoption("--write-answers"):
+        for book in config.stash.get(BOOKS, {}).values():
+            book.write(bool(config.option.keyword) or any("::" in arg for arg in config.args))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """--peer: leaves only the tests that look at PyTorch."""
+    if config.getoption("--peer"):
+        from peer_use import uses_peer
+
+        chosen = {item: uses_peer(item) for item in items}
+        config.hook.pytest_deselected(items=[item for item in items if not chosen[item]])
+        items[:] = [item for item in items if chosen[item]]
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -8,17 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from backend import kiln, needs_torch, torch
 
-import kiln
 from kiln.autograd import gradcheck, gradgradcheck
 from kiln.nn.attention import SDPBackend, sdpa_kernel
 from kiln.nn.functional import scaled_dot_product_attention as attention
-
-try:
-    import torch
-except ImportError:
-    torch = None
-needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch, the tests' peer, is not installed")
 
 # query, key, value: leading dims, L, S, E, V
 SHAPES = [

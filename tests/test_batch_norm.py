@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from backend import kiln, needs_kiln, torch
+from backend import kiln, needs_kiln, needs_torch, torch
 
-pytestmark = [needs_kiln, pytest.mark.skipif(torch is None, reason="PyTorch, the tests' peer, is missing")]
+pytestmark = needs_kiln
 
 
 def batches(shape: tuple[int, ...], count: int = 3) -> list[Any]:
@@ -27,6 +27,7 @@ def as_far(ours: Any, theirs: Any) -> None:
         agree(value.flatten(), want[name].flatten())
 
 
+@needs_torch
 @pytest.mark.parametrize("recorded", [False, True])
 @pytest.mark.parametrize("momentum", [0.1, 0.7, None])
 @pytest.mark.parametrize(
@@ -50,6 +51,7 @@ def test_running_statistics(name: str, shape: tuple[int, ...], momentum: Any, re
     as_far(ours, theirs)
 
 
+@needs_torch
 def test_statistics_take_no_part_in_gradients() -> None:
     layer = kiln.nn.BatchNorm1d(2)
     x = kiln.tensor([[1.0, 2.0], [3.0, 5.0]], requires_grad=True)
@@ -58,6 +60,7 @@ def test_statistics_take_no_part_in_gradients() -> None:
     assert layer.running_mean.grad_fn is None and not layer.running_var.requires_grad
 
 
+@needs_torch
 def test_one_value_per_channel_and_empty_batches() -> None:
     layer = kiln.nn.BatchNorm1d(2)
     with pytest.raises(ValueError, match="more than 1 value per channel"):
@@ -69,6 +72,7 @@ def test_one_value_per_channel_and_empty_batches() -> None:
     assert layer.eval()(kiln.zeros(1, 2)).shape == (1, 2)
 
 
+@needs_torch
 @pytest.mark.parametrize("half", ["bfloat16", "float16"])
 def test_narrow_inputs_with_wide_statistics(half: str) -> None:
     """Parameters and statistics of float32 beside a narrow input, as mixed precision has them."""
@@ -81,6 +85,7 @@ def test_narrow_inputs_with_wide_statistics(half: str) -> None:
     assert ours.running_var.tolist() == pytest.approx(theirs.running_var.tolist(), rel=1e-4)
 
 
+@needs_torch
 def test_second_derivatives() -> None:
     made = batches((4, 2, 3))[0]
     found = []

@@ -19,6 +19,7 @@ import pytest
 from backend import WAYS, kiln, needs_kiln, needs_torch, torch
 from test_ops import (
     PARTLY_DERIVED,
+    PEERS,
     REGULAR,
     ROUGH_PEERS,
     SAMPLED,
@@ -272,29 +273,34 @@ def second(k: Any, results: list[Any], leaves: list[Any]) -> tuple[list[Any], li
     return whole[: len(leaves)], whole[len(leaves) :]
 
 
-@needs_torch
+def peer_derived(derive: Any, name: str, case: Case, dtype: str) -> Any:
+    """What `derive` gives of PyTorch's function, or None where that has no such derivative."""
+    theirs = peer_case(case, dtype, grad=True)
+    try:
+        results = results_of(peer_functions(name)[0](*theirs.args, **theirs.kwargs))
+        return derive(torch, results, leaves_of(theirs))
+    except (RuntimeError, NotImplementedError):  # it differentiates once, or not by all it is given
+        return None
+
+
 @pytest.mark.parametrize(
     "name",
-    [
-        n for n in DIFFERENTIABLE if peer_functions(n) and n not in UNLIKE | {"as_strided_scatter"}
-    ],  # its differs=
+    [n for n in DIFFERENTIABLE if n in PEERS - UNLIKE - {"as_strided_scatter"}],  # its differs=
 )
-def test_second_derivatives_are_pytorch(name: str) -> None:
+def test_second_derivatives_are_pytorch(name: str, answers: Any) -> None:
     """First and second derivatives in float64, to 1e-10, where PyTorch has them."""
-    entry, other = SAMPLED[name], peer_functions(name)[0]
+    entry = SAMPLED[name]
     for case in entry.cases("float64"):
-        given, theirs = tensors(kiln, case, "float64", grad=True), peer_case(case, "float64", grad=True)
-        try:
-            want = second(torch, results_of(other(*theirs.args, **theirs.kwargs)), leaves_of(theirs))
-        except (RuntimeError, NotImplementedError):  # it differentiates once, or not by all it is given
+        given, factor = tensors(kiln, case, "float64", grad=True), 1e3 if name in COARSE else 1.0
+        want = answers(case[:2], partial(peer_derived, second, name, case, "float64"), factor)
+        if want is None:
             continue
         got = second(kiln, call(entry, given), leaves_of(given))
         for order in range(2):
             for k, (x, y) in enumerate(zip(got[order], want[order])):
-                a, b = to_array(x), to_array(y.clone())
+                a, b = to_array(x), to_array(y)
                 if order:  # at the kink that 0 of an empty product is, PyTorch's is NaN
                     a = np.where(np.isnan(b), b, a)
-                factor = 1e3 if name in COARSE else 1.0
                 assert close(a, b, "float64", factor), (
                     f"{case.label}, order {order + 1}, {k}: {difference(a, b)}"
                 )
@@ -337,21 +343,18 @@ def history(k: Any, results: list[Any], leaves: list[Any]) -> list[Any]:
     return found
 
 
-@needs_torch
-@pytest.mark.parametrize("name", [n for n in DIFFERENTIABLE if peer_functions(n) and n not in UNLIKE])
+@pytest.mark.parametrize("name", [n for n in DIFFERENTIABLE if n in PEERS - UNLIKE])
 @pytest.mark.filterwarnings("ignore")
-def test_gradients_have_the_history_of_pytorch_s(name: str) -> None:
+def test_gradients_have_the_history_of_pytorch_s(name: str, answers: Any) -> None:
     """A gradient whose own is zero everywhere has a history where PyTorch's has: a second grad gives zeros.
 
     The gradients that come in have none: what is seen is that of the values backward reads.
     """
-    entry, other, differ = SAMPLED[name], peer_functions(name)[0], []
+    entry, differ = SAMPLED[name], []
     dtype = "float64" if "float64" in grad_dtypes(entry) else "float32"
     for case in entry.cases(dtype):
-        theirs = peer_case(case, dtype, grad=True)
-        try:
-            want = history(torch, results_of(other(*theirs.args, **theirs.kwargs)), leaves_of(theirs))
-        except (RuntimeError, NotImplementedError):  # it does not differentiate by all it is given
+        want = answers(case[:2], partial(peer_derived, history, name, case, dtype))
+        if want is None:
             continue
         given = tensors(kiln, case, dtype, grad=True)
         got = history(kiln, call(entry, given), leaves_of(given))
@@ -377,10 +380,9 @@ STEPS = {
 }
 
 
-@needs_torch
 @WAYS
 @pytest.mark.parametrize("name", STEPS)
-def test_steps_in_place_and_recorded(name: str, way: Any) -> None:
+def test_steps_in_place_and_recorded(name: str, way: Any, answers: Any) -> None:
     """A derivative by steps, of what was written in place too: the gradient's history is that of zeros."""
 
     def slopes(k: Any) -> list[Any]:
@@ -390,7 +392,7 @@ def test_steps_in_place_and_recorded(name: str, way: Any) -> None:
         (h,) = k.autograd.grad((g * g).sum() + (x**3).sum(), x)
         return [g.requires_grad, g.tolist(), h.tolist()]
 
-    assert way(lambda: slopes(kiln))() == slopes(torch)
+    assert way(lambda: slopes(kiln))() == answers([slopes, STEPS[name]], lambda: slopes(torch))
 
 
 def squares(gradients: list[Any]) -> Any:
@@ -471,23 +473,25 @@ def operand(k: Any, dtype: str, dims: int, values: list[float]) -> Any:
     return x.requires_grad_() if "float" in dtype else x
 
 
-@needs_torch
 @pytest.mark.parametrize("name", MIXED)
 @pytest.mark.filterwarnings("ignore")
-def test_dtypes_of_gradients(name: str) -> None:
+def test_dtypes_of_gradients(name: str, answers: Any) -> None:
     """Of two dtypes, with and without dims: each gradient in its leaf's dtype, to the digits of the lower."""
+
+    def slopes(k: Any, a: str, b: str, dims: tuple[int, ...]) -> Any:
+        x, y = operand(k, a, dims[0], [1.5, 2.0, 2.75]), operand(k, b, dims[1], [2.5, 1.25, 3.0])
+        try:
+            result = MIXED[name](k, x, y)
+            leaves = [t for t in (x, y) if t.requires_grad]
+            seed = k.tensor(np.linspace(0.5, 2, result.numel()).reshape(tuple(result.shape)).tolist())
+            return k.autograd.grad(result, leaves, seed.to(result.dtype), allow_unused=True)
+        except (RuntimeError, NotImplementedError) as error:
+            return type(error).__name__
+
     for (a, b), dims in itertools.product(OF_MIXED, itertools.product((0, 1), repeat=2)):
-        found = []
-        for k in (kiln, torch):
-            x, y = operand(k, a, dims[0], [1.5, 2.0, 2.75]), operand(k, b, dims[1], [2.5, 1.25, 3.0])
-            try:
-                result = MIXED[name](k, x, y)
-                leaves = [t for t in (x, y) if t.requires_grad]
-                seed = k.tensor(np.linspace(0.5, 2, result.numel()).reshape(tuple(result.shape)).tolist())
-                found.append(k.autograd.grad(result, leaves, seed.to(result.dtype), allow_unused=True))
-            except (RuntimeError, NotImplementedError) as error:
-                found.append(type(error).__name__)
-        got, want = found
+        got = slopes(kiln, a, b, dims)
+        want = answers([slopes, MIXED[name], a, b, dims], partial(slopes, torch, a, b, dims))
+        found = [got, want]
         assert isinstance(got, str) == isinstance(want, str), (a, b, dims, found)
         digits = "bfloat16" if "bfloat16" in (a, b) else "float16" if "float16" in (a, b) else "float32"
         for u, v in zip(*((), ()) if isinstance(got, str) else (got, want), strict=True):
@@ -529,10 +533,9 @@ SEVERAL = {
 }
 
 
-@needs_torch
 @WAYS
 @pytest.mark.parametrize("name", SEVERAL)
-def test_one_of_several_results(name: str, way: Any) -> None:
+def test_one_of_several_results(name: str, way: Any, answers: Any) -> None:
     """The others' gradients are undefined, not zeros: 0 times infinity would be a NaN."""
     program, values = SEVERAL[name]
 
@@ -545,7 +548,8 @@ def test_one_of_several_results(name: str, way: Any) -> None:
                 found.append(k.autograd.grad(program(k, x)[j], x, seed, allow_unused=True)[0])
         return found
 
-    for got, want in zip(way(lambda: slopes(kiln))(), slopes(torch), strict=True):
+    wanted = answers([slopes, SEVERAL[name]], lambda: slopes(torch))
+    for got, want in zip(way(lambda: slopes(kiln))(), wanted, strict=True):
         assert (got is None) == (want is None)
         if got is not None:
             np.testing.assert_allclose(to_array(got), to_array(want), 1e-10, 1e-12)

@@ -6,16 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from backend import kiln, needs_torch, torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-import kiln
-
-try:
-    import torch
-except ImportError:
-    torch = None
-needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch, the tests' peer, is not installed")
 
 
 class Positions:

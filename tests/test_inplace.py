@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-from backend import eager, kiln, needs_torch, torch
+from backend import eager, kiln, torch
 from inplace_programs import PROGRAMS
-from test_ops import FEWER_GRADIENTS, SAMPLED, UNLIKE, grad_dtypes, peer_case, peer_functions
+from test_ops import FEWER_GRADIENTS, PEERS, SAMPLED, UNLIKE, grad_dtypes, peer_case, peer_functions
 
 from kiln.testing.compare import dtype_name, to_array
 from kiln.testing.op_cases import Case, results_of, tensors
@@ -112,12 +113,11 @@ def assert_same(got: Any, want: Any) -> None:
         assert got == want
 
 
-@needs_torch
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_programs_are_pytorch_s(name: str) -> None:
+def test_programs_are_pytorch_s(name: str, answers: Any) -> None:
     """A program gives PyTorch's values, gradients, versions and errors, eagerly and recorded."""
     run = program(name)
-    want = outcome(run, torch)
+    want = answers([PROGRAMS[name], program], lambda: outcome(run, torch))
     for way in (eager, kiln.compile):
         got = outcome(way(run), kiln)
         if name not in DIFFERS:
@@ -206,34 +206,39 @@ def _overwrite(x: Any) -> None:
         x.zero_()
 
 
-def refusals(name: str, case: Case) -> list[str]:
+def peer_written(name: str, case: Case, place: int) -> Any:
+    """PyTorch's gradients after a write, None, or that backward raises."""
+    case = peer_case(case, "float32", grad=True)
+    found = written(torch, peer_functions(name)[0], case, place)
+    return found if found is None else isinstance(found, Exception)
+
+
+def refusals(name: str, case: Case, answers: Any) -> list[str]:
     """Which tensors of a call, overwritten, make kiln's backward raise and PyTorch's not; -1: its results."""
     count = len(_tensors(tensors(kiln, case, "float32")))
     found = []
     for place in range(-1, count):
         got = written(kiln, SAMPLED[name].function, tensors(kiln, case, "float32", grad=True), place)
         if isinstance(got, Exception):
-            theirs = written(torch, peer_functions(name)[0], peer_case(case, "float32", grad=True), place)
-            if not (theirs is None or isinstance(theirs, Exception)):
+            if answers([case[:2], place], partial(peer_written, name, case, place)) is False:
                 found.append(f"{case.label}, {place}")
     return found
 
 
-@needs_torch
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", NARROWER)
-def test_narrower_are(name: str) -> None:
+def test_narrower_are(name: str, answers: Any) -> None:
     """What is listed there belongs there."""
-    assert any(refusals(name, case) for case in SAMPLED[name].cases("float32")), NARROWER[name]
+    assert any(refusals(name, case, answers) for case in SAMPLED[name].cases("float32")), NARROWER[name]
 
 
-@needs_torch
 @pytest.mark.parametrize("name", [n for n, e in SAMPLED.items() if "float32" in grad_dtypes(e)])
-def test_overwritten_values(name: str) -> None:
+def test_overwritten_values(name: str, answers: Any) -> None:
     """Whatever of an op's arguments and results is overwritten before backward: the gradient is the one it
     was, or backward raises; it raises where PyTorch's does not for named reasons only.
     """
-    entry, peers = SAMPLED[name], peer_functions(name) if name not in UNLIKE | FEWER_GRADIENTS else []
+    entry = SAMPLED[name]
+    peers = name in PEERS - UNLIKE - FEWER_GRADIENTS - set(NARROWER)
     for case in entry.cases("float32")[:1]:
         count = len(_tensors(tensors(kiln, case, "float32")))
         want = written(kiln, entry.function, tensors(kiln, case, "float32", grad=True), None)
@@ -242,9 +247,9 @@ def test_overwritten_values(name: str) -> None:
             label = f"{case.label}, {'results' if place < 0 else f'argument {place}'} overwritten"
             if isinstance(got, Exception):
                 assert "modified by an inplace operation" in str(got), label
-                if peers and name not in NARROWER:
-                    theirs = written(torch, peers[0], peer_case(case, "float32", grad=True), place)
-                    assert isinstance(theirs, Exception) or theirs is None, label
+                if peers:
+                    theirs = answers([case[:2], place], partial(peer_written, name, case, place))
+                    assert theirs is not False, label
             elif got is not None:
                 for x, y in zip(got, want, strict=True):
                     factor = 3 if place < 0 else 1

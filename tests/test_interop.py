@@ -12,10 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-import kiln
-
-torch = pytest.importorskip("torch")
+from backend import kiln, needs_torch, torch
 
 DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
 
@@ -24,6 +21,7 @@ def of(lib: Any, dtype: str, *shape: int) -> Any:
     return lib.ones(*shape, dtype=getattr(lib, dtype))
 
 
+@needs_torch
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_dlpack_with_pytorch_shares_memory(dtype: str) -> None:
     """Both ways, contiguous or not, of every dtype: what is written on one side is seen on the other."""
@@ -49,6 +47,7 @@ def test_dlpack_with_numpy_shares_memory(dtype: str) -> None:
     assert b.strides == x[:, 1:].numpy().strides and kiln.from_dlpack(a.T).stride() == (1, 4)
 
 
+@needs_torch
 def test_capsules() -> None:
     """A capsule is used once; both versions of the protocol are spoken."""
     x = kiln.arange(4)
@@ -106,6 +105,7 @@ class Owned(np.ndarray):
     """An array that can be watched."""
 
 
+@needs_torch
 def test_memory_lives_as_long_as_anyone_holds_it() -> None:
     a = np.zeros(1000, np.float32).view(Owned)
     watch = weakref.ref(a)
@@ -193,6 +193,7 @@ type_as(L.ones(1, dtype=L.int16))
 """.strip().split("\n")
 
 
+@needs_torch
 @pytest.mark.parametrize("call", RIGHT)
 def test_conversions(call: str) -> None:
     results = []
@@ -203,6 +204,7 @@ def test_conversions(call: str) -> None:
     assert results[0] == results[1]
 
 
+@needs_torch
 @pytest.mark.parametrize(
     "call",
     [
@@ -220,6 +222,7 @@ def test_wrong_conversions(call: str) -> None:
         eval(f"L.ones(2).{call}", {"L": kiln})
 
 
+@needs_torch
 def test_names_of_types() -> None:
     for dtype in DTYPES:
         name = of(kiln, dtype, 1).type()
@@ -262,6 +265,7 @@ def test_copies_keep_what_is_shared() -> None:
         copy.deepcopy(x * 2)
 
 
+@needs_torch
 def test_copies_of_views_are_views_of_the_copy() -> None:
     """In one deepcopy tensors of one storage share one again, as in PyTorch, whatever they see of it."""
     seen: list[Any] = []
@@ -306,6 +310,7 @@ frombuffer(bytearray(4), dtype=L.float32, requires_grad=True)
 """.strip().split("\n")
 
 
+@needs_torch
 @pytest.mark.parametrize("call", FROMBUFFER)
 def test_frombuffer(call: str) -> None:
     """Values, dtype, whether memory is shared, and the exceptions, as in PyTorch."""

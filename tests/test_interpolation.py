@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backend import kiln, needs_kiln, torch
+from backend import kiln, needs_kiln, needs_torch, torch
 
 from kiln.testing.compare import to_array
 
-pytestmark = [needs_kiln, pytest.mark.skipif(torch is None, reason="PyTorch, the tests' peer, is missing")]
+pytestmark = needs_kiln
 
 MODES = {
     1: ["nearest", "nearest-exact", "linear", "area"],
@@ -39,6 +39,7 @@ def resized(**options: Any) -> Any:
     return lambda f, x: f.nn.functional.interpolate(x, **options)
 
 
+@needs_torch
 @pytest.mark.parametrize(("dims", "seed"), [*itertools.product((1, 2, 3), range(4))])
 def test_sizes_and_factors(dims: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -55,6 +56,7 @@ def test_sizes_and_factors(dims: int, seed: int) -> None:
         agree(resized(**options), values, double=seed == 0)
 
 
+@needs_torch
 @pytest.mark.parametrize(("n", "out"), [(5, 5), (5, 10), (7, 3), (1, 6), (6, 1), (3, 40), (40, 3), (64, 21)])
 def test_nearest_is_the_same_element(n: int, out: int) -> None:
     """Every element comes from the very place PyTorch takes it from, in float32 as well."""
@@ -64,6 +66,7 @@ def test_nearest_is_the_same_element(n: int, out: int) -> None:
             agree(resized(size=out, mode=mode), values, 1e-5)
 
 
+@needs_torch
 @pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
 def test_narrow_dtypes(mode: str) -> None:
     """float16 and bfloat16 are rounded once, after both dims."""
@@ -77,12 +80,14 @@ def test_narrow_dtypes(mode: str) -> None:
         np.testing.assert_allclose(*found, atol=0.03 if dtype == "bfloat16" else 0.004)
 
 
+@needs_torch
 @pytest.mark.parametrize("dtype", ["uint8", "bool", "int64"])
 def test_nearest_of_any_dtype(dtype: str) -> None:
     x = kiln.tensor([[[0, 1]]]).to(getattr(kiln, dtype))
     assert kiln.nn.functional.interpolate(x, 4).tolist() == x[..., [0, 0, 1, 1]].tolist()
 
 
+@needs_torch
 @pytest.mark.parametrize("seed", range(6))
 def test_columns_of_any_setting(seed: int) -> None:
     """unfold and fold of one setting, with their derivatives."""
@@ -97,6 +102,7 @@ def test_columns_of_any_setting(seed: int) -> None:
     agree(lambda f, t: f.nn.functional.fold(t, size.tolist(), *settings), columns, double=True)
 
 
+@needs_torch
 @pytest.mark.parametrize(
     ("args", "match"),
     [
@@ -113,6 +119,7 @@ def test_unfold_refuses(args: Any, match: str) -> None:
         kiln.nn.functional.unfold(kiln.zeros(*shape), *settings)
 
 
+@needs_torch
 def test_recorded_is_eager() -> None:
     f = kiln.nn.functional
 
@@ -132,6 +139,7 @@ def test_recorded_is_eager() -> None:
             assert got.tolist() == wanted
 
 
+@needs_torch
 @pytest.mark.parametrize(
     ("mode", "dims"), [("bilinear", 2), ("nearest", 2), ("bicubic", 2), ("bilinear", 3), ("nearest", 3)]
 )
@@ -157,6 +165,7 @@ def test_images_at_the_places_of_a_grid(mode: str, dims: int) -> None:
             )
 
 
+@needs_torch
 def test_spatial_transformer_is_one_program() -> None:
     """An affine map of images that is learned: recorded, a step is one program with the bits of its ops."""
     x = kiln.tensor(np.random.default_rng(0).standard_normal((2, 3, 5, 4)).astype("float32"))

@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -153,6 +154,37 @@ def test_nothing_imports_the_proof() -> None:
             continue
         found = [name for name, _, _ in imports(path) if name.startswith(("kiln.testing", "tests", "torch"))]
         assert not found, path
+
+
+def brought() -> set[str]:
+    """The modules that `make test` finds: what it installs with kiln, Python's own, the tests' helpers."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = re.findall(r"install '\.\[(.*)\]'", (ROOT / "Makefile").read_text())
+    wanted = project["dependencies"] + [
+        need for extra in extras[0].split(",") for need in project["optional-dependencies"][extra]
+    ]
+    found = {re.split(r"[<>=\[; ]", need)[0].removeprefix("pytest-") for need in wanted}
+    return found | set(sys.stdlib_module_names) | {"kiln"} | {p.stem for p in (ROOT / "tests").glob("*.py")}
+
+
+def unguarded(tree: ast.AST, guarded: bool = False) -> Iterator[tuple[str, int]]:
+    """Every import that nothing catches the failure of."""
+    if isinstance(tree, (ast.Import, ast.ImportFrom)) and not guarded:
+        names = [a.name for a in tree.names] if isinstance(tree, ast.Import) else [tree.module or "kiln"]
+        yield from ((name.partition(".")[0], tree.lineno) for name in names)
+    caught = isinstance(tree, ast.Try) and any("ImportError" in ast.dump(h) for h in tree.handlers)
+    for child in ast.iter_child_nodes(tree):
+        yield from unguarded(child, guarded or (caught and child in getattr(tree, "body", ())))
+
+
+def test_tests_import_what_make_test_installs() -> None:
+    """Of other modules, PyTorch among them, only where a missing one is caught, or by `importorskip`."""
+    assert {"numpy", "pytest", "hypothesis", "xdist"} <= brought() and "torch" not in brought()
+    planted = "import a\ntry:\n    import b\nexcept ImportError:\n    import c\ndef f():\n    from d import e"
+    assert [line for _, line in unguarded(ast.parse(planted))] == [1, 5, 7]
+    for path in [*(ROOT / "tests").glob("*.py"), *(KILN / "testing").glob("*.py")]:
+        found = [(n, line) for n, line in unguarded(ast.parse(path.read_text())) if n not in brought()]
+        assert not found, f"{path.relative_to(ROOT)}: {found}"
 
 
 def test_nothing_imports_llvmlite() -> None:

@@ -8,11 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from backend import kiln, needs_torch, torch
 
-import kiln
 from kiln import nn
-
-torch = pytest.importorskip("torch")
 
 LAYERS: list[tuple[str, tuple[Any, ...], dict[str, Any], tuple[int, ...]]] = [
     ("Linear", (4, 3), {}, (5, 4)),
@@ -117,6 +115,7 @@ class Tied(nn.Module):
 # -- layers -------------------------------------------------------------------------------------------
 
 
+@needs_torch
 @pytest.mark.parametrize(("name", "args", "options", "shape"), LAYERS, ids=NAMES)
 def test_layers_forward_and_backward(name: str, args: Any, options: Any, shape: tuple[int, ...]) -> None:
     ours, theirs = getattr(nn, name)(*args, **options), getattr(torch.nn, name)(*args, **options)
@@ -135,6 +134,7 @@ def test_layers_forward_and_backward(name: str, args: Any, options: Any, shape: 
     assert repr(ours) == repr(theirs)
 
 
+@needs_torch
 def test_embedding() -> None:
     for padding in (None, 2, -1):
         ours, theirs = nn.Embedding(5, 3, padding), torch.nn.Embedding(5, 3, padding)
@@ -154,6 +154,7 @@ def test_embedding() -> None:
         nn.Embedding(5, 3, padding_idx=5)
 
 
+@needs_torch
 def test_embedding_of_a_given_table() -> None:
     """Rows made shorter, gradients by frequency, frozen tables: values, gradients, the table afterwards."""
     table = [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0], [6.0, 7.0]]
@@ -178,6 +179,7 @@ def test_embedding_of_a_given_table() -> None:
         nn.functional.embedding(kiln.tensor([0]), kiln.ones(2, 2), sparse=True)
 
 
+@needs_torch
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_losses(reduction: str) -> None:
     x, x_ = both(ramp((4, 3)))
@@ -202,6 +204,7 @@ ELEMENTWISE: list[tuple[str, tuple[Any, ...]]] = [
 ]  # fmt: skip
 
 
+@needs_torch
 @pytest.mark.parametrize(("name", "args"), ELEMENTWISE)
 def test_activations(name: str, args: tuple[Any, ...]) -> None:
     for inplace in (False, True) if name in ("silu", "leaky_relu", "elu", "relu") else (False,):
@@ -216,6 +219,7 @@ def test_activations(name: str, args: tuple[Any, ...]) -> None:
         assert close(runs[0][0], runs[1][0]) and close(runs[0][1], runs[1][1])
 
 
+@needs_torch
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_functional_losses(reduction: str) -> None:
     x, x_ = both(ramp((4, 3)))
@@ -465,6 +469,7 @@ def test_module_dict() -> None:
         layers["b"]
 
 
+@needs_torch
 def test_printed_trees() -> None:
     def tree(n: Any) -> Any:
         inner = n.ModuleDict({"norm": n.LayerNorm(4), "drop": n.Dropout(0.1)})
@@ -476,6 +481,7 @@ def test_printed_trees() -> None:
 # -- helpers ------------------------------------------------------------------------------------------
 
 
+@needs_torch
 @pytest.mark.parametrize("norm", [2.0, 1.0, math.inf, 3.0])
 @pytest.mark.parametrize("limit", [0.5, 100.0])
 def test_clip_grad_norm(norm: float, limit: float) -> None:

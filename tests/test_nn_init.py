@@ -6,13 +6,12 @@ import math
 from typing import Any
 
 import pytest
+from backend import kiln, needs_torch, torch
 
-import kiln
 from kiln import nn
 
-torch = pytest.importorskip("torch")
 
-
+@needs_torch
 def test_gains() -> None:
     for name in ("linear", "conv2d", "sigmoid", "tanh", "relu", "selu", "leaky_relu"):
         assert nn.init.calculate_gain(name) == torch.nn.init.calculate_gain(name)
@@ -91,6 +90,7 @@ def test_orthogonal(shape: tuple[int, ...]) -> None:
         nn.init.orthogonal_(kiln.ones(3))
 
 
+@needs_torch
 @pytest.mark.parametrize(("shape", "groups"), [((4, 3, 3), 1), ((4, 2, 3, 2), 2), ((2, 3, 1, 2, 3), 1)])
 def test_dirac_and_sparse(shape: tuple[int, ...], groups: int) -> None:
     ours = nn.init.dirac_(kiln.empty(shape), groups)
@@ -104,6 +104,7 @@ def test_dirac_and_sparse(shape: tuple[int, ...], groups: int) -> None:
         nn.init.dirac_(kiln.ones(4, 1, 1), 3)
 
 
+@needs_torch
 def test_fans_under_their_names() -> None:
     for shape in ((4, 3), (4, 3, 2, 5)):
         ours, theirs = kiln.empty(shape), torch.empty(shape)

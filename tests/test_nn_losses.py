@@ -5,10 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-import kiln
-
-torch = pytest.importorskip("torch")
+from backend import kiln, needs_torch, torch
 
 SCORES = [[-1.5, 0.25, 2.0], [0.5, -3.0, 1.0]]
 SHARES = [[0.2, 0.5, 0.3], [0.0, 0.9, 0.1]]
@@ -47,6 +44,7 @@ LOSSES: list[tuple[str, tuple[str, ...], str, Any, dict[str, Any]]] = [
 ]
 
 
+@needs_torch
 @pytest.mark.parametrize(("name", "weights", "activation", "target", "options"), LOSSES)
 def test_losses(name: str, weights: tuple[str, ...], activation: str, target: Any, options: Any) -> None:
     for reduction in ("mean", "sum", "none", "batchmean")[: 4 if name == "KLDivLoss" else 3]:
@@ -76,6 +74,7 @@ PAIRED: list[tuple[str, int, Any, dict[str, Any]]] = [
 ]
 
 
+@needs_torch
 @pytest.mark.parametrize(("name", "count", "target", "options"), PAIRED)
 def test_losses_of_several_inputs(name: str, count: int, target: Any, options: Any) -> None:
     for reduction in ("mean", "sum", "none"):
@@ -90,6 +89,7 @@ def test_losses_of_several_inputs(name: str, count: int, target: Any, options: A
         assert all(map(same, *runs))
 
 
+@needs_torch
 def test_binary_cross_entropy_is_finite_where_a_logarithm_is_not() -> None:
     runs = []
     for lib in (kiln, torch):
@@ -102,6 +102,7 @@ def test_binary_cross_entropy_is_finite_where_a_logarithm_is_not() -> None:
     assert runs[0][0].tolist()[:4] == [0.0, 0.0, 100.0, 100.0]
 
 
+@needs_torch
 def test_triangles() -> None:
     for dtype in ("float32", "int64", "bool"):
         for diagonal in (-2, 0, 1):
@@ -117,6 +118,7 @@ def _rows() -> list[list[list[float]]]:
     return [SCORES, SHARES, [row[::-1] for row in SCORES]]
 
 
+@needs_torch
 @pytest.mark.parametrize(
     "options", [{}, {"swap": True, "reduction": "sum"}, {"margin": 2.0, "reduction": "none"}]
 )
@@ -166,6 +168,7 @@ def ctc_case(lib: Any, name: str, dtype: Any) -> tuple[Any, ...]:
     return lib.tensor(scores, dtype=dtype, requires_grad=True), lib.tensor(targets), *lengths
 
 
+@needs_torch
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("name", CTC)
 def test_ctc(name: str, reduction: str) -> None:
@@ -181,6 +184,7 @@ def test_ctc(name: str, reduction: str) -> None:
         assert same(ours, theirs)
 
 
+@needs_torch
 def test_ctc_of_one_row_and_its_ends() -> None:
     for lib in (kiln, torch):
         logs = lib.arange(20.0).reshape(5, 4).sin().log_softmax(1)
@@ -201,6 +205,7 @@ def test_ctc_of_one_row_and_its_ends() -> None:
                 lib.nn.functional.ctc_loss(**given)
 
 
+@needs_torch
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("dtype", [kiln.float16, kiln.bfloat16])
 def test_ctc_of_halves_is_computed_in_float32(dtype: Any, reduction: str) -> None:
@@ -217,6 +222,7 @@ def test_ctc_of_halves_is_computed_in_float32(dtype: Any, reduction: str) -> Non
         assert results[0] == results[1]
 
 
+@needs_torch
 def test_ctc_has_derivatives_of_every_order_and_records() -> None:
     _, targets, inputs, counts = ctc_case(kiln, "padded", kiln.float64)
     scores = kiln.arange(112.0, dtype=kiln.float64).reshape(7, 4, 4).sin().requires_grad_()

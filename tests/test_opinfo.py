@@ -6,9 +6,7 @@ import importlib
 from typing import Any
 
 import pytest
-from backend import kiln, torch
-
-pytestmark = pytest.mark.skipif(torch is None, reason="PyTorch, the tests' peer, is not installed")
+from backend import kiln, needs_torch
 
 
 @pytest.fixture(scope="module")
@@ -29,11 +27,13 @@ def differences(op: Any, function: Any = None) -> list[Any]:
     return [d for d in found if d.reason is None]
 
 
+@needs_torch
 @pytest.mark.parametrize("name", ["frexp", "unsqueeze"])
 def test_no_difference(operations: dict[str, Any], name: str) -> None:
     assert not differences(operations[name])
 
 
+@needs_torch
 @pytest.mark.parametrize(
     "name, wrong, what",
     [

@@ -9,9 +9,11 @@ import importlib
 import math
 import os
 from collections.abc import Iterator
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
+import answers as kept
 import numpy as np
 import pytest
 from backend import kiln, needs_kiln, torch
@@ -44,16 +46,10 @@ each_op = pytest.mark.parametrize("name", SAMPLED)
 # one dtype of each kind where every dtype would say the same; all of them with KILN_TEST_FULL=1
 KINDS = ("float32", "bfloat16", "int64", "bool")
 PLAIN = ("float32", "int64")  # of plain functions, which are made of ops that are tested in every kind
-each_dtype = pytest.mark.parametrize(
-    "name, dtype",
-    [
-        (n, d)
-        for n, e in SAMPLED.items()
-        for d in e.dtypes
-        if d in (PLAIN if e.kind == "function" else e.dtypes)
-    ],
-    ids=lambda x: str(x),
-)
+EACH_DTYPE = [
+    (n, d) for n, e in SAMPLED.items() for d in e.dtypes if d in (PLAIN if e.kind == "function" else e.dtypes)
+]
+each_dtype = pytest.mark.parametrize("name, dtype", EACH_DTYPE, ids=lambda x: str(x))
 each_kind = pytest.mark.parametrize(
     "name, dtype",
     [
@@ -67,7 +63,7 @@ each_kind = pytest.mark.parametrize(
 
 
 # no function of PyTorch that takes the same arguments
-UNLIKE = {"full", "as_strided"}  # as_strided: see check_places
+UNLIKE = {"full", "as_strided"}  # as_strided: test_places
 # of matrices that may not be singular, as those are whose last column is repeated
 REGULAR = {"linalg.inv", "linalg.lu_factor", "linalg.solve", "linalg.tensorinv", "linalg.tensorsolve"}
 # PyTorch differentiates these not at all, or not by all they are given
@@ -121,6 +117,19 @@ def peer_functions(name: str) -> list[Any]:
     return [getattr(home, short) for home in homes if hasattr(home, short)]
 
 
+def names_of_peers() -> list[str]:
+    """The functions of the table that PyTorch has too."""
+    return sorted(n for n in TABLE if peer_functions(n))
+
+
+PEERS = set(names_of_peers() if torch is not None else kept.constant("test_ops", "test_peers_are_known"))
+
+
+def test_peers_are_known(answers: Any) -> None:
+    """Which functions PyTorch has is known of every function of the table."""
+    assert PEERS == set(answers(sorted(TABLE), names_of_peers))
+
+
 def test_the_table_is_there() -> None:
     """The table imports, is not empty, and public ops have samples and a sentence of documentation."""
     assert TABLE, "kiln.ops.table() could not be imported or is empty"
@@ -150,20 +159,23 @@ def test_reference(name: str, dtype: str) -> None:
                 assert close(value, want, to), f"{case.label}: {difference(value, want)}"
 
 
-@each_dtype
-def test_peer(name: str, dtype: str) -> None:
+@pytest.mark.parametrize("name, dtype", [(n, d) for n, d in EACH_DTYPE if n in PEERS - UNLIKE])
+def test_peer(name: str, dtype: str, answers: Any) -> None:
     """Shape, dtype and values as PyTorch's function of the same name."""
-    entry, other = SAMPLED[name], next(iter(peer_functions(name)), None)
-    if other is None or name in UNLIKE:
-        pytest.skip(f"PyTorch has no such {name}")
+    entry = SAMPLED[name]
     for case in all_cases(entry, dtype):
-        given = peer_case(case, dtype)
         with where_peer_can():
-            expected = results_of(other(*given.args, **given.kwargs))
+            expected = answers(case[:2], partial(peer_results, name, case, dtype), rough(name, dtype))
         got = call(entry, tensors(kiln, case, dtype))
         assert len(expected) == len(got), case.label
         for y, want in zip(got, expected, strict=True):
             assert_close(y, want, case.label, rough(name, dtype))
+
+
+def peer_results(name: str, case: Case, dtype: str, grad: bool = False) -> list[Any]:
+    """The tensors that PyTorch's function gives."""
+    given = peer_case(case, dtype, grad)
+    return results_of(peer_functions(name)[0](*given.args, **given.kwargs))
 
 
 @contextlib.contextmanager
@@ -201,29 +213,35 @@ def assert_close(y: Any, want: Any, label: str, factor: float = 1.0) -> None:
     [
         (n, d)
         for n, e in SAMPLED.items()
-        if peer_functions(n) and n not in UNLIKE | FEWER_GRADIENTS
+        if n in PEERS - UNLIKE - FEWER_GRADIENTS
         for d in grad_dtypes(e)
         if e.kind != "function" or d in PLAIN
     ],
 )
-def test_gradient_peer(name: str, dtype: str) -> None:
+def test_gradient_peer(name: str, dtype: str, answers: Any) -> None:
     """Gradients in every float dtype as PyTorch's, from gradients that no dtype rounds."""
-    entry, other = SAMPLED[name], peer_functions(name)[0]
+    entry = SAMPLED[name]
     for case in entry.cases(dtype):
-        given, theirs = tensors(kiln, case, dtype, grad=True), peer_case(case, dtype, grad=True)
-        got = [y for y in call(entry, given) if y.requires_grad]
+        given = tensors(kiln, case, dtype, grad=True)
+        ours = seeded(kiln, call(entry, given), leaves_of(given))
         with where_peer_can():
-            want = [y for y in results_of(other(*theirs.args, **theirs.kwargs)) if y.requires_grad]
-        assert len(got) == len(want), case.label
-        if not got:
-            continue
-        rng = np.random.default_rng(0)
-        seeds = [np.asarray(rng.integers(-8, 9, size=tuple(y.shape)) / 4, np.float32) for y in got]
-        ours = gradients(kiln, got, leaves_of(given), seeds)
-        with where_peer_can():
-            wanted = gradients(torch, want, leaves_of(theirs), seeds)
+            wanted = answers(case[:2], partial(peer_seeded, name, case, dtype), 4.0 * rough(name, dtype))
         for x, y in zip(ours, wanted, strict=True):
             assert_close(x, y, f"{case.label}, gradient", 4.0 * rough(name, dtype))
+
+
+def seeded(framework: Any, results: list[Any], leaves: list[Any]) -> list[Any]:
+    """The gradients of the results that have one, from values that no dtype rounds."""
+    rng, results = np.random.default_rng(0), [y for y in results if y.requires_grad]
+    seeds = [np.asarray(rng.integers(-8, 9, size=tuple(y.shape)) / 4, np.float32) for y in results]
+    return gradients(framework, results, leaves, seeds) if results else []
+
+
+def peer_seeded(name: str, case: Case, dtype: str) -> list[Any]:
+    """The same of PyTorch's function."""
+    theirs = peer_case(case, dtype, grad=True)
+    results = results_of(peer_functions(name)[0](*theirs.args, **theirs.kwargs))
+    return seeded(torch, results, leaves_of(theirs))
 
 
 def leaves_of(given: Case) -> list[Any]:
@@ -242,11 +260,10 @@ def gradients(framework: Any, results: list[Any], leaves: list[Any], seeds: list
 def test_layouts(name: str, dtype: str) -> None:
     """The same bits whatever the layout of the operands, alone and mixed."""
     entry = SAMPLED[name]
+    if entry.kind == "as_strided":
+        pytest.skip("sees the layout: test_places compares it")
     if name == "as_strided_scatter":
         pytest.skip("sees the layout, as in PyTorch: test_edges compares it")
-    if entry.kind == "as_strided":
-        check_places(entry, dtype)
-        return
     for case in all_cases(entry, dtype):
         for layout in LAYOUTS[1 : -1 if name in REGULAR else None]:
             plain = expanded(case) if layout == "expanded" else case
@@ -256,16 +273,21 @@ def test_layouts(name: str, dtype: str) -> None:
                 assert same_bits(x, y), f"{case.label} {layout}: {difference(x, y)}"
 
 
-def check_places(entry: Entry, dtype: str) -> None:
+@pytest.mark.parametrize(
+    "name, dtype", [(n, d) for n, e in SAMPLED.items() if e.kind == "as_strided" for d in e.dtypes]
+)
+def test_places(name: str, dtype: str, answers: Any) -> None:
     """An op that names places in its operand's memory sees the layout: as PyTorch sees it."""
-    if torch is None:
-        pytest.skip("PyTorch, the tests' peer, is not installed")
-    other = peer_functions(entry.name)[0]
+    entry = SAMPLED[name]
+
+    def theirs(case: Case, layout: str) -> list[Any]:
+        args = tensors(torch, case, dtype, layout).args
+        return results_of(peer_functions(name)[0](*[a[0] if a == (1,) else a for a in args]))
+
     for case in entry.cases(dtype):
         for layout in LAYOUTS[:-1]:  # an expanded operand's memory is too small for the places
-            given, theirs = tensors(kiln, case, dtype, layout), tensors(torch, case, dtype, layout)
-            want = results_of(other(*[a[0] if a == (1,) else a for a in theirs.args]))
-            assert_same(want, call(entry, given), f"{case.label} {layout}")
+            want = answers([case[:2], layout], partial(theirs, case, layout))
+            assert_same(want, call(entry, tensors(kiln, case, dtype, layout)), f"{case.label} {layout}")
 
 
 @pytest.mark.parametrize(
@@ -540,30 +562,36 @@ def test_errors(name: str, number: int) -> None:
                 function(*case.args, **case.kwargs)
 
 
-@pytest.mark.parametrize("name, number", FAILING)
-def test_errors_as_peer(name: str, number: int) -> None:
+def peer_errors(name: str, case: Case) -> list[Exception]:
+    """What PyTorch's functions of that name raise."""
+    given, raised = tensors(torch, case, "float32"), []
+    for other in peer_functions(name):
+        try:
+            other(*given.args, **given.kwargs)
+        except Exception as found:
+            raised.append(found)
+    return raised
+
+
+@pytest.mark.parametrize(
+    "name, number",
+    [(n, k) for n, k in FAILING if n in PEERS and TABLE[n].failures()[k][2] is not NotImplementedError],
+)
+def test_errors_as_peer(name: str, number: int, answers: Any) -> None:
     """PyTorch raises the same type for the same call (in one of its functions of that name)."""
-    others = peer_functions(name)
     args, kwargs, error, _ = TABLE[name].failures()[number]
-    if not others or error is NotImplementedError:
-        pytest.skip("PyTorch has no such case")
     arguments = (*args, *kwargs.values())
     if any(results_of(a) and not isinstance(a, np.ndarray) for a in arguments) and kiln.is_kiln:
         pytest.skip("the case holds kiln tensors")
-    case = tensors(torch, Case(tuple(args), dict(kwargs), ""), "float32")
-    raised = []
-    for other in others:
-        try:
-            other(*case.args, **case.kwargs)
-        except Exception as found:
-            raised.append(found)
+    case = Case(tuple(args), dict(kwargs), "")
+    raised = answers(case[:2], partial(peer_errors, name, case))
     assert any(isinstance(x, error) for x in raised), f"expected {error.__name__}, got {raised!r}"
 
 
 @needs_kiln
 @pytest.mark.parametrize("name", TABLE)
-def test_methods(name: str) -> None:
+def test_methods(name: str, answers: Any) -> None:
     """An op that is a method of PyTorch's tensor is one of ours."""
     record = TABLE[name].record
-    if torch is not None and hasattr(torch.Tensor, name) and record.public and record.method:
+    if record.public and record.method and answers(name, lambda: hasattr(torch.Tensor, name)):
         assert hasattr(kiln.Tensor, name)

@@ -6,10 +6,7 @@ import io
 from typing import Any
 
 import pytest
-
-import kiln
-
-torch = pytest.importorskip("torch")
+from backend import kiln, needs_torch, torch
 
 START = [[0.5, -1.25, 2.0], [0.0, 3.5, -0.75]]
 OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
@@ -56,6 +53,7 @@ def assert_close(got: list[Any], expected: list[Any], tolerance: float = 1e-12) 
         )
 
 
+@needs_torch
 @pytest.mark.parametrize(("name", "options"), OPTIMIZERS, ids=str)
 def test_follows_torch(name: str, options: dict[str, Any]) -> None:
     runs = {}
@@ -67,6 +65,7 @@ def test_follows_torch(name: str, options: dict[str, Any]) -> None:
     assert_close(runs[kiln][0], runs[torch][0], 1e-11)
 
 
+@needs_torch
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
 def test_float32_stays_close(name: str) -> None:
     runs = []
@@ -93,6 +92,7 @@ def test_resumes_from_a_saved_state(name: str, options: dict[str, Any]) -> None:
     assert [p.tolist() for p in params] == [p.tolist() for p in whole]
 
 
+@needs_torch
 def test_state_dict_has_torchs_layout() -> None:
     theirs, ours = parameters(torch), parameters(kiln)
     peer, own = torch.optim.Adam(theirs), kiln.optim.Adam(ours)
@@ -105,6 +105,7 @@ def test_state_dict_has_torchs_layout() -> None:
     assert got["state"][0]["step"] == 2
 
 
+@needs_torch
 def test_loads_a_state_that_torch_saved() -> None:
     theirs, ours = parameters(torch), parameters(kiln)
     peer, own = torch.optim.Adam(theirs, lr=0.03), kiln.optim.Adam(ours)
@@ -137,6 +138,7 @@ def test_loading_checks_before_it_changes() -> None:
         kiln.optim.Adam(other[:1]).load_state_dict(before)
 
 
+@needs_torch
 def test_groups_have_their_own_settings() -> None:
     runs = []
     for lib in (kiln, torch):
@@ -213,6 +215,7 @@ def test_refuses(make: Any, error: type[Exception], match: str) -> None:
         make(parameters(kiln)[0])
 
 
+@needs_torch
 def test_a_user_defined_optimizer_in_torchs_style() -> None:
     class Plain(kiln.optim.Optimizer):
         def __init__(self, params: Any, lr: float) -> None:
@@ -270,6 +273,7 @@ def rates(
     return seen
 
 
+@needs_torch
 @pytest.mark.parametrize(
     ("name", "options"), SCHEDULES, ids=[name + str(k) for k, (name, _) in enumerate(SCHEDULES)]
 )

@@ -8,10 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from backend import kiln, needs_torch, torch
 
-import kiln
-
-torch = pytest.importorskip("torch")
 LIBS = (kiln, torch)
 
 
@@ -35,6 +33,7 @@ def norm(lib: Any, form: str, what: str, module: Any, **options: Any) -> Any:
 SHAPES = {"Linear": (5, 3), "Conv1d": (2, 3, 5), "ConvTranspose2d": (2, 3, 4, 3)}
 
 
+@needs_torch
 @pytest.mark.parametrize("form", ["hook", "property"])
 @pytest.mark.parametrize(
     ("what", "kind", "options"),
@@ -126,6 +125,7 @@ def story(lib: Any) -> Any:
     return told
 
 
+@needs_torch
 def test_parametrizations() -> None:
     assert story(kiln) == story(torch)
 
@@ -141,6 +141,7 @@ def diagonal(lib: Any, cut: bool = False) -> Any:
     return Diagonal()
 
 
+@needs_torch
 @pytest.mark.parametrize("name", ["weight", "scale"])
 def test_an_inverse_of_another_shape(name: str) -> None:
     told = []
@@ -169,6 +170,7 @@ def test_a_refused_parametrization_leaves_the_layer_as_it_was(name: str) -> None
     assert module(kiln.ones(2, 3)).shape == (2, 3)
 
 
+@needs_torch
 @pytest.mark.parametrize("trained", [True, False])
 def test_what_a_weight_is_computed_from_is_trained_as_it_was(trained: bool) -> None:
     for lib in LIBS:

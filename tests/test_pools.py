@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backend import kiln, needs_kiln, torch
+from backend import kiln, needs_kiln, needs_torch, torch
 
 from kiln.testing.compare import to_array
 
-pytestmark = [needs_kiln, pytest.mark.skipif(torch is None, reason="PyTorch, the tests' peer, is missing")]
+pytestmark = needs_kiln
 
 
 def drawn(rng: Any, shape: tuple[int, ...], dtype: str = "float64") -> Any:
@@ -56,6 +56,7 @@ def agree(name: str, x: Any, **options: Any) -> None:
         )
 
 
+@needs_torch
 @pytest.mark.parametrize(("dims", "seed"), [*itertools.product((1, 2, 3), range(6))])
 def test_max_pools_of_any_setting(dims: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -64,6 +65,7 @@ def test_max_pools_of_any_setting(dims: int, seed: int) -> None:
     agree(f"max_pool{dims}d", drawn(rng, (*lead, *sizes)), return_indices=True, **options)
 
 
+@needs_torch
 @pytest.mark.parametrize(("dims", "seed"), [*itertools.product((1, 2, 3), range(6))])
 def test_average_pools_of_any_setting(dims: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -76,6 +78,7 @@ def test_average_pools_of_any_setting(dims: int, seed: int) -> None:
     agree(f"avg_pool{dims}d", drawn(rng, (*lead, *sizes)), **options)
 
 
+@needs_torch
 @pytest.mark.parametrize(("dims", "seed"), [*itertools.product((1, 2, 3), range(5))])
 def test_adaptive_pools_of_any_size(dims: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -86,6 +89,7 @@ def test_adaptive_pools_of_any_size(dims: int, seed: int) -> None:
     agree(f"adaptive_max_pool{dims}d", x, output_size=1, return_indices=True)
 
 
+@needs_torch
 @pytest.mark.parametrize("kernel", [(6, 7), (1, 60), (40, 2)])
 def test_large_windows(kernel: tuple[int, int]) -> None:
     """Windows of more taps than are read at once, and of more than a byte numbers."""
@@ -95,6 +99,7 @@ def test_large_windows(kernel: tuple[int, int]) -> None:
         agree(name, x, kernel_size=kernel, stride=(2, 3), padding=tuple(k // 2 for k in kernel), **options)
 
 
+@needs_torch
 @pytest.mark.parametrize("options", [{}, {"padding": 1}, {"padding": 1, "dilation": 2}, {"ceil_mode": True}])
 def test_nan_and_infinities(options: Any) -> None:
     """The last NaN of a window is found; of nothing but -inf the first element, never a padded place."""
@@ -105,6 +110,7 @@ def test_nan_and_infinities(options: Any) -> None:
             agree("max_pool2d", x, kernel_size=kernel, stride=stride, return_indices=True, **options)
 
 
+@needs_torch
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int32", "int64"])
 def test_integers(dtype: str) -> None:
     """Of the lowest integer everywhere too; means of int64 toward zero."""
@@ -117,6 +123,7 @@ def test_integers(dtype: str) -> None:
         agree("avg_pool2d", x, kernel_size=3, stride=2, padding=1)
 
 
+@needs_torch
 def test_layouts_and_empty_batches() -> None:
     """Channels last, a slice and no items at all give what contiguous arrays give."""
     x = drawn(np.random.default_rng(0), (2, 7, 8, 3))
@@ -128,6 +135,7 @@ def test_layouts_and_empty_batches() -> None:
         assert getattr(kiln.nn.functional, name)(kiln.zeros(0, 3, 6, 6), 2).shape == (0, 3, 3, 3)
 
 
+@needs_torch
 def test_recorded_is_eager() -> None:
     """A recorded step through every kind of pool, three calls, gives the gradients of running it."""
     f = kiln.nn.functional
@@ -148,6 +156,7 @@ def test_recorded_is_eager() -> None:
         assert [t.tolist() for t in recorded(x)] == want
 
 
+@needs_torch
 def test_second_derivatives() -> None:
     """Derivatives of the gradients of both kinds of windows, apart and overlapping."""
     values = np.random.default_rng(0).standard_normal((2, 6, 6))

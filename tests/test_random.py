@@ -8,10 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-import kiln
-
-torch = pytest.importorskip("torch")
+from backend import kiln, needs_torch, torch
 
 COUNT = 20_000
 FLOATS = ["float32", "float64", "float16", "bfloat16"]
@@ -220,6 +217,7 @@ def test_a_generator_decides(name: str) -> None:
     assert kiln.equal(draw(None), first)
 
 
+@needs_torch
 def test_seeds() -> None:
     assert kiln.manual_seed(5) is kiln.default_generator and kiln.initial_seed() == 5
     kiln.rand(3)
@@ -360,13 +358,18 @@ nn.AlphaDropout(1.5)
 """.strip().split("\n")
 
 
-@pytest.mark.parametrize("call", WRONG)
-def test_wrong_calls(call: str) -> None:
-    """The exception PyTorch raises, and nothing is drawn."""
+def raised(call: str) -> type:
+    """The type of what PyTorch raises."""
     with pytest.raises(Exception) as theirs:
         eval(f"L.{call}", {"L": torch})
-    before = kiln.get_rng_state()
-    with pytest.raises(theirs.type):
+    return theirs.type
+
+
+@pytest.mark.parametrize("call", WRONG)
+def test_wrong_calls(call: str, answers: Any) -> None:
+    """The exception PyTorch raises, and nothing is drawn."""
+    error, before = answers(call, lambda: raised(call)), kiln.get_rng_state()
+    with pytest.raises(error):
         eval(f"L.{call}", {"L": kiln})
     assert kiln.equal(before, kiln.get_rng_state())
 
@@ -428,12 +431,14 @@ nn.AlphaDropout(0.3)(L.ones(2))
 
 
 @pytest.mark.parametrize("call", RIGHT)
-def test_right_calls(call: str) -> None:
+def test_right_calls(call: str, answers: Any) -> None:
     """Every form of a call gives a result of PyTorch's shape and dtype."""
-    theirs, ours = (eval(f"L.{call}", {"L": lib}) for lib in (torch, kiln))
-    assert tuple(ours.shape) == tuple(theirs.shape)
-    assert str(ours.dtype)[5:] == str(theirs.dtype)[6:]
-    assert ours.requires_grad == theirs.requires_grad
+
+    def form(lib: Any) -> Any:
+        x = eval(f"L.{call}", {"L": lib})
+        return tuple(x.shape), str(x.dtype).partition(".")[2], x.requires_grad
+
+    assert form(kiln) == answers([call, form], lambda: form(torch))
 
 
 def test_dropout_of_channels() -> None:

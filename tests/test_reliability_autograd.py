@@ -191,19 +191,25 @@ def test_a_long_chain(count: int) -> None:
 
 
 def test_the_memory_of_a_large_graph_goes_back() -> None:
-    """Nodes lie in blocks; those of a graph that is gone belong to the system again, but for a few."""
+    """Nodes lie in blocks; those of a graph that is gone belong to the system again, but for a few.
+
+    A smaller graph runs first, twice, since the second gradient is added to the first: no kernel is left to
+    be compiled, and LLVM, 70 MB, to be loaded for it, between the measurements.
+    """
     if not kiln.is_kiln or os.environ.get("ASAN_OPTIONS"):
         pytest.skip("kiln's own blocks; the sanitizer has its own")
     code = (
         "import kiln\n"
         "def resident():\n    return int(open('/proc/self/statm').read().split()[1]) * 4096 / 1e6\n"
-        "x = kiln.ones(1, requires_grad=True)\n(x * 1.0).backward()\nbefore = resident()\n"
-        "y = x\nfor _ in range(200_000):\n    y = y * 1.0\n"
-        "during = resident()\ny.backward()\ndel y\nprint(during - before, resident() - before)"
+        "x = kiln.ones(1, requires_grad=True)\n"
+        "def step(count):\n    y = x\n    for _ in range(count):\n        y = y * 1.0\n"
+        "    during = resident()\n    y.backward()\n    return during\n"
+        "step(2), step(2)\nbefore = resident()\nduring = step(200_000)\n"
+        "print(during - before, resident() - before)"
     )
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
     during, after = map(float, done.stdout.split())
-    assert during > 60 and after < 40, done.stdout
+    assert during > 60 and after < 20, done.stdout
 
 
 def test_a_step_leaves_what_it_found() -> None:

@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 import warnings
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -566,24 +567,21 @@ def test_wrong_arguments_where_they_are_caught(way: Any, name: str) -> None:
         assert values(run(tensor(1, 2))) == [3.0, 5.0]
 
 
+def promoted(k: Any, left: str, right: str, shapes: Any) -> list[str]:
+    """The dtypes of results of two tensors."""
+    x, y = (k.ones(shape, dtype=getattr(k, dtype)) for shape, dtype in zip(shapes, (left, right)))
+    results = (x * y, x + y, x == y, k.where(x > 0, x, y), x * 2, x * 2.5)
+    return [str(z.dtype).split(".")[-1] for z in results]
+
+
 @needs_kiln
-@pytest.mark.skipif(torch is None, reason="PyTorch, the tests' peer, is not installed")
 @pytest.mark.parametrize(
     "left", ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
 )
-def test_promotion_is_pytorch(left: str) -> None:
+def test_promotion_is_pytorch(left: str, answers: Any) -> None:
     """The dtype of x + y, x * number and comparisons over all pairs, dimensioned and 0-d."""
     names = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
     for right in names:
         for shapes in (((2,), (2,)), ((2,), ()), ((), (2,)), ((), ())):
-            results = []
-            for k in (kiln, torch):
-                x = k.ones(shapes[0], dtype=getattr(k, left))
-                y = k.ones(shapes[1], dtype=getattr(k, right))
-                results.append(
-                    [
-                        str(z.dtype).split(".")[-1]
-                        for z in (x * y, x + y, x == y, k.where(x > 0, x, y), x * 2, x * 2.5)
-                    ]
-                )
-            assert results[0] == results[1], (left, right, shapes)
+            want = answers([left, right, shapes], partial(promoted, torch, left, right, shapes))
+            assert promoted(kiln, left, right, shapes) == want, (left, right, shapes)

@@ -8,26 +8,21 @@ from __future__ import annotations
 import doctest
 import os
 import textwrap
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from backend import kiln, torch
 
-import kiln
 from kiln.graph import graph as g
 from kiln.graph.interpret import interpret
 from kiln.graph.slots import array_input
 from kiln.ops.record import Op, find, table
 from kiln.passes.gradient import backward
-from kiln.testing.compare import close
-
-try:
-    import torch
-except ImportError:
-    torch = None
-needs_torch = pytest.mark.skipif(torch is None, reason="PyTorch, the tests' peer, is not installed")
+from kiln.testing.compare import close, dtype_name
 
 OPS = [op for op in table() if op.name != "constant"]
 DTYPES = {
@@ -296,8 +291,14 @@ def as_torch(x: Any, dtype: str) -> Any:
     return t.bfloat16() if dtype == "bfloat16" and t.dtype == torch.float32 else t
 
 
+def peer_result(name: str, sample: Any, dtype: str) -> Any:
+    """What PyTorch gives for a sample."""
+    kwargs = {k: getattr(torch, v) if k == "dtype" else as_torch(v, dtype) for k, v in sample.kwargs.items()}
+    return peer(name)(*(as_torch(a, dtype) for a in sample.args), **kwargs)
+
+
 def numbers(t: Any) -> Any:
-    return t.detach().float().numpy() if t.dtype == torch.bfloat16 else t.detach().numpy()
+    return t.detach().float().numpy() if str(t.dtype).endswith("bfloat16") else t.detach().numpy()
 
 
 # where PyTorch on a CPU has no such kernel or other names for parameters
@@ -314,25 +315,27 @@ UNLIKE = {
 PEERS = [op for op in OPS if op.public or op.name in ("add", "sub", "div", "pow", "clamp", "gather")]
 
 
-@needs_torch
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int64"])
-@pytest.mark.parametrize("op", PEERS, ids=lambda op: op.name)
-def test_body_agrees_with_torch(op: Op, dtype: str, rng: Any) -> None:
-    function = peer(op.name)
-    if function is None or op.name in UNLIKE or dtype not in DTYPES[op.dtypes]:
+@pytest.mark.parametrize(
+    "op, dtype",
+    [
+        (op, dtype)
+        for op in PEERS
+        for dtype in ("float32", "float64", "bfloat16", "int64")
+        if op.name not in UNLIKE and dtype in DTYPES[op.dtypes]
+    ],
+    ids=lambda x: getattr(x, "name", x),
+)
+def test_body_agrees_with_torch(op: Op, dtype: str, rng: Any, answers: Any) -> None:
+    if not answers(op.name, lambda: bool(peer(op.name))):
         pytest.skip("no peer for it")
     assert op.samples is not None
     for sample in op.samples(rng, dtype):
-        kwargs = {k: getattr(torch, v) if k == "dtype" else v for k, v in sample.kwargs.items()}
-        expected = function(
-            *(as_torch(a, dtype) for a in sample.args), **{k: as_torch(v, dtype) for k, v in kwargs.items()}
-        )
+        loose = LOOSE.get(op.name, 1.0)
+        expected = answers([sample.args, sample.kwargs], partial(peer_result, op.name, sample, dtype), loose)
         graph, given, outputs = traced(op, sample.args, sample.kwargs, dtype)
         (got,) = interpret(graph.finish(outputs), given)
-        assert outputs[0].dtype == str(expected.dtype).rpartition(".")[2]
-        assert close(
-            widened(got, outputs[0].dtype), numbers(expected), outputs[0].dtype, LOOSE.get(op.name, 1.0)
-        )
+        assert outputs[0].dtype == dtype_name(expected.dtype)
+        assert close(widened(got, outputs[0].dtype), numbers(expected), outputs[0].dtype, loose)
 
 
 KINKS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
@@ -360,20 +363,27 @@ KINKS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
 ]
 
 
-@needs_torch
+def peer_gradients(name: str, args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
+    """PyTorch's values and gradients of a function, from gradients between 1 and 2."""
+    tensors = [torch.from_numpy(a.copy()).requires_grad_() if is_array(a) else a for a in args]
+    y = peer(name)(*tensors, **kwargs)
+    if not y.requires_grad or name == "floor_divide":
+        return y, []
+    seed = torch.from_numpy(np.linspace(1, 2, y.numel()).reshape(tuple(y.shape)))
+    leaves = [t for t in tensors if isinstance(t, torch.Tensor)]
+    return y, list(torch.autograd.grad(y, leaves, seed, allow_unused=True))
+
+
 @pytest.mark.parametrize(("name", "args", "kwargs"), KINKS, ids=[k[0] for k in KINKS])
-def test_special_values_as_torch(name: str, args: Any, kwargs: Any) -> None:
+def test_special_values_as_torch(name: str, args: Any, kwargs: Any, answers: Any) -> None:
     """Values and PyTorch's subgradients where a function has a kink, a pole or a limit."""
     graph, given, outputs = traced(find(name), args, kwargs, "float64")
-    tensors = [torch.from_numpy(a.copy()).requires_grad_() if is_array(a) else a for a in args]
-    expected = peer(name)(*tensors, **kwargs)
+    expected, wanted = answers([args, kwargs], lambda: peer_gradients(name, args, kwargs))
     (got,) = interpret(graph.finish(outputs), given)
     assert close(got, numbers(expected), "float64"), f"{got} against {expected}"
-    if not expected.requires_grad or name == "floor_divide":
+    if not wanted:
         return
     seed = np.linspace(1, 2, got.size).reshape(got.shape)
-    leaves = [t for t in tensors if isinstance(t, torch.Tensor)]
-    wanted = torch.autograd.grad(expected, leaves, torch.from_numpy(seed), allow_unused=True)
     for x, y in zip(run_backward(graph, given, outputs, floats_of(given), [seed]), wanted):
         assert close(x, numbers(y), "float64"), f"{x} against {y}"
 

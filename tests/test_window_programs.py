@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backend import kiln, needs_kiln, torch
+from backend import kiln, needs_kiln, needs_torch, torch
 
-pytestmark = [needs_kiln, pytest.mark.skipif(torch is None, reason="PyTorch, the tests' peer, is missing")]
+pytestmark = needs_kiln
 
 
 def lenet(f: Any) -> Any:
@@ -82,6 +82,7 @@ def data(size: int) -> tuple[Any, Any]:
     return rng.standard_normal((4, 1, size, size)), rng.integers(0, 10, 4)
 
 
+@needs_torch
 @pytest.mark.parametrize(
     "build, size, recorded",
     [

@@ -104,13 +104,15 @@ def freeze(value: Any) -> Any:
     return value
 
 
-def first_difference(x: Any, y: Any, exact: bool, path: str = "result") -> str | None:
-    """Where two frozen values first differ, or None; `exact` asks for bits, else the dtype's tolerance."""
+def first_difference(x: Any, y: Any, exact: bool, path: str = "result", factor: float = 1.0) -> str | None:
+    """Where two frozen values first differ, or None; `exact` asks for bits, else the dtype's tolerance times
+    `factor`.
+    """
     if isinstance(x, tuple) and isinstance(y, tuple) and len(x) == 4 and len(y) == 4:
         if x[:3] != y[:3]:
             kinds = [f"{k} of {dtype}, requires_grad={grad}" for k, dtype, grad, _ in (x, y)]
             return f"{path}: {kinds[0]} against {kinds[1]}"
-        same = same_bits(x[3], y[3]) if exact else close(x[3], y[3], x[1])
+        same = same_bits(x[3], y[3]) if exact else close(x[3], y[3], x[1], factor)
         return None if same else f"{path}: {difference(x[3], y[3])}"
     if type(x) is not type(y):
         return f"{path}: {x!r} against {y!r}"
@@ -124,7 +126,7 @@ def first_difference(x: Any, y: Any, exact: bool, path: str = "result") -> str |
         pairs = [(x[k], y[k], f"{path}[{k!r}]") for k in x]
     elif isinstance(x, float):
         wrapped = [("array", "float32", False, np.asarray(v)) for v in (x, y)]
-        return first_difference(wrapped[0], wrapped[1], exact, path)
+        return first_difference(wrapped[0], wrapped[1], exact, path, factor)
     else:
         return None if x == y else f"{path}: {x!r} against {y!r}"
-    return next((d for a, b, p in pairs if (d := first_difference(a, b, exact, p))), None)
+    return next((d for a, b, p in pairs if (d := first_difference(a, b, exact, p, factor))), None)
