@@ -27,6 +27,10 @@ Results run(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef
 // values.
 Results execute(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, bool hidden);
 
+// Raises unless a result of this dtype can be written into a tensor of that one. Only a conversion may lose a
+// kind.
+void expect_castable(const Fn& fn, DType result, DType target);
+
 // The shapes of its results; none for views.
 std::vector<Dims> result_sizes(Fn& fn, std::span<const Operand> operands);
 
