@@ -192,6 +192,8 @@ void check_view(const Tensor& view, const char* what) {
 
 void place_in_base(const Tensor& view, bool with_sizes, Operands& operands);
 
+}  // namespace
+
 void check_in_place(const std::string& name, const Tensor& target) {
     if (target.base) check_view(target, "is being");
     const bool of_leaf = target.base && !target.base->node && takes_part(target);
@@ -205,6 +207,8 @@ void check_in_place(const std::string& name, const Tensor& target) {
     Operands unused;
     place_in_base(target, false, unused);  // raises here what it would raise after the write
 }
+
+namespace {
 
 Wanted wanted_by(const Saves& saves, uint64_t needed) {
     Wanted wanted;

@@ -240,6 +240,14 @@ Results call_any(Fn& fn, std::span<const Operand> operands, std::span<const Tens
 
 }  // namespace
 
+void expect_writable(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
+    if (fn.cls == FnClass::unknown) compiler::classify({&fn, operands});
+    if (grad_enabled() && needs_gradient(fn, operands, out))
+        for (const TensorRef& target : out) check_in_place(fn.name, *target);
+    for (const TensorRef& target : out) prepare_write(fn, *target, operands);
+    check_written(fn, operands, out);
+}
+
 Results run(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, bool hidden) {
     Results results;
     if (FlatCall flat; runs_flat(flat, fn, operands, out)) {
