@@ -116,13 +116,18 @@ void set_history(Tensor& tensor, const NodeRef& node, uint32_t index) {
         retain_at(*tensor.meta, node, index);
 }
 
+namespace {
+
+constexpr const char* one_place =
+    "unsupported operation: more than one element of the written-to tensor refers to a single memory "
+    "location. Please clone() the tensor before performing the operation.";
+
+}  // namespace
+
 void prepare_write(const Fn& fn, const Tensor& target, std::span<const Operand> operands) {
     KILN_CHECK(!target.storage->read_only, runtime, fn.name,
                ": the tensor's memory is read-only; use .clone() first");
-    KILN_CHECK(
-        !overlaps_itself(target), runtime,
-        "unsupported operation: more than one element of the written-to tensor refers to a single memory "
-        "location. Please clone() the tensor before performing the operation.");
+    KILN_CHECK(!is_expanded(target), runtime, one_place);
     KILN_CHECK(!target.storage->inference || inference_mode(), runtime,
                "Inplace update to inference tensor outside "
                "InferenceMode is not allowed. You can make a clone to get a normal tensor before doing "
@@ -178,6 +183,10 @@ void check_view(const Tensor& view, const char* what) {
                       " block (if the write is not to be tracked) or outside (if it is).")));
 }
 
+void place_in_base(const Tensor& view, bool with_sizes, Operands& operands);
+
+}  // namespace
+
 void check_in_place(const std::string& name, const Tensor& target) {
     if (target.base) check_view(target, "is being");
     const bool of_leaf = target.base && !target.base->node && takes_part(target);
@@ -185,7 +194,14 @@ void check_in_place(const std::string& name, const Tensor& target) {
                of_leaf ? "a view of a leaf" : "a leaf",
                " Variable that requires grad is being used in an in-place operation (", name,
                "); do it under no_grad(), or on a clone()");
+    // Which of the elements at one place the gradient belongs to, no rule says.
+    KILN_CHECK(!overlaps_itself(target), runtime, one_place);
+    if (!target.base || target.base->contiguous) return;
+    Operands unused;
+    place_in_base(target, false, unused);  // raises here what it would raise after the write
 }
+
+namespace {
 
 Wanted wanted_by(const Saves& saves, uint64_t needed) {
     Wanted wanted;
@@ -311,9 +327,7 @@ SmallVector<int, 6> dims_by_step(const Tensor& x) {
     std::sort(dims.begin(), dims.end(), [&](int a, int b) { return x.strides[a] > x.strides[b]; });
     int64_t reach = 0;  // of the narrower dims
     for (size_t i = dims.size(); i-- > 0; reach += (x.sizes[dims[i]] - 1) * x.strides[dims[i]])
-        KILN_CHECK(x.strides[dims[i]] > reach, runtime,
-                   "unsupported operation: more than one element of the written-to tensor refers to a single "
-                   "memory location. Please clone() the tensor before performing the operation.");
+        KILN_CHECK(x.strides[dims[i]] > reach, runtime, one_place);
     return dims;
 }
 

@@ -106,6 +106,8 @@ Results call_with_gradient(Fn& fn, std::span<const Operand> operands, std::span<
 
 // Checks that `target` may be written in place by a call with these operands.
 void prepare_write(const Fn& fn, const Tensor& target, std::span<const Operand> operands);
+// The same of gradients, where they are recorded.
+void check_in_place(const std::string& name, const Tensor& target);
 // After a write: versions move on, and the line is remembered for the message that may need it.
 void wrote(Tensor& target);
 

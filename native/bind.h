@@ -101,6 +101,7 @@ PyObject* wrap(const TensorRef& tensor);
 PyObject* wrap_results(const Results& results);
 bool of_numbers(std::span<const Operand> operands);  // whether none is a tensor
 void fit_out(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out);
+void expect_copy(Tensor& source, const TensorRef& target);
 void refuse_history(const Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out);
 Results call_of_program(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out = {});
 inline bool is_tensor(PyObject* object) {

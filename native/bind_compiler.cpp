@@ -194,6 +194,9 @@ std::unique_ptr<PointwiseEntry> pointwise(const Call& call, int ndim, std::span<
         auto made = std::make_unique<PointwiseEntry>();
         made->kernel = read_kernels(answer).at(0);
         made->outputs = answer.list([&] { return answer.dtype(); });
+        const auto results = answer.list([&] { return answer.dtype(); });
+        for (size_t k = 0; k < out_dtypes.size() && k < results.size(); ++k)
+            expect_castable(*call.fn, results[k], out_dtypes[k]);
         return made;
     });
 }

@@ -77,7 +77,18 @@ PyObject* one_of_several(PyObject*, PyObject* views) {
     return Py_NewRef(views);
 }
 
+PyObject* expect_writable_from(PyObject*, PyObject* args) {
+    return guarded([&]() -> PyObject* {
+        PyObject *source, *target;
+        if (!PyArg_ParseTuple(args, "OO:expect_writable", &source, &target)) return nullptr;
+        expect_copy(expect_tensor(source, "out"), TensorRef(&expect_tensor(target, "out")));
+        Py_RETURN_NONE;
+    });
+}
+
 PyMethodDef functions[] = {
+    {"expect_writable", expect_writable_from, METH_VARARGS,
+     "Raises what writing the first tensor into the second would raise, and writes nothing."},
     {"one_of_several", one_of_several, METH_O,
      "A tuple of the views that one function gives, which are not to be written where gradients are "
      "recorded."},

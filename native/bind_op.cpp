@@ -538,32 +538,30 @@ PyObject* write_into(Fn& fn, std::span<const Operand> operands, PyObject* tensor
     return Py_NewRef(tensor);
 }
 
-// Whether values that are equal are the same structure: 1, 1.0 and True are not, nor are 0.0 and -0.0.
-static bool are_alike(PyObject* a, PyObject* b) {
+namespace {
+
+// Whether two equal objects are so in type, too, and in sign: a function of 1.0 is not that of 1.
+bool same_types(PyObject* a, PyObject* b) {
     if (a == b) return true;
     if (Py_TYPE(a) != Py_TYPE(b)) return false;
     if (PyFloat_CheckExact(a))
         return std::signbit(PyFloat_AS_DOUBLE(a)) == std::signbit(PyFloat_AS_DOUBLE(b));
-    for (Py_ssize_t i = 0; PyTuple_CheckExact(a) && i < PyTuple_GET_SIZE(a); ++i)
-        if (!are_alike(PyTuple_GET_ITEM(a, i), PyTuple_GET_ITEM(b, i))) return false;
-    return true;
+    bool same = true;
+    for (Py_ssize_t i = 0; same && PyTuple_Check(a) && i < PyTuple_GET_SIZE(a); ++i)
+        same = same_types(PyTuple_GET_ITEM(a, i), PyTuple_GET_ITEM(b, i));
+    return same;
 }
 
-static Fn* known_fn(OpObject& self, PyObject* key) {
-    PyObject* found = PyDict_GetItemWithError(self.functions, key);
-    if (!found && PyErr_Occurred()) throw Error(ErrorKind::python, "");
-    return found ? static_cast<Fn*>(PyCapsule_GetPointer(found, nullptr)) : nullptr;
-}
+}  // namespace
 
 Fn& fn_of(PyObject* op, PyObject* structure) {
     OpObject& self = op_of(op);
-    Object key = Object::borrow(structure);
-    Fn* known = known_fn(self, structure);
-    if (known && !are_alike(static_cast<PyObject*>(known->structure.object), structure)) {
-        key = checked(Py_BuildValue("(OO)", structure, checked(PyObject_Repr(structure)).get()));
-        known = known_fn(self, key.get());
-    }
-    if (known) return *known;
+    Fn* first = nullptr;
+    if (PyObject* found = PyDict_GetItemWithError(self.functions, structure))
+        first = static_cast<Fn*>(PyCapsule_GetPointer(found, nullptr));
+    if (!first && PyErr_Occurred()) throw Error(ErrorKind::python, "");
+    for (Fn* fn = first; fn; fn = fn->twin)
+        if (same_types(static_cast<PyObject*>(fn->structure.object), structure)) return *fn;
     auto says = [&](const char* what) {
         return Object::steal(PyObject_GetAttrString(self.record, what)).get() == Py_True;
     };
@@ -576,8 +574,12 @@ Fn& fn_of(PyObject* op, PyObject* structure) {
         for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(structure); ++i)
             if (PyTuple_Check(PyTuple_GET_ITEM(structure, i)))
                 fn->dims = dims_from(PyTuple_GET_ITEM(structure, i), "dims");
+    if (first) {
+        fn->twin = std::exchange(first->twin, fn);
+        return *fn;
+    }
     Object capsule = checked(PyCapsule_New(fn, nullptr, nullptr));
-    checked_ok(PyDict_SetItem(self.functions, key.get(), capsule.get()));
+    checked_ok(PyDict_SetItem(self.functions, structure, capsule.get()));
     return *fn;
 }
 

@@ -19,13 +19,10 @@ bool repeats(const Fn& fn, std::span<const Operand> operands) {
     return fn.op == core_fns().convert[0]->op || of_numbers(operands);
 }
 
-}  // namespace
-
-// Results go into tensors of their shape; a tensor of no elements is given their shape, as in PyTorch.
-void fit_out(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
-    if (out.empty()) return;
-    const Dims* common = fn.cls == FnClass::pointwise ? common_shape(operands) : nullptr;
-    if (common && *common == out[0]->sizes) return;
+// Results go into tensors of their shape; a tensor of no elements is given their shape, as in PyTorch: those.
+SmallVector<std::pair<Tensor*, Dims>, 2> to_resize(Fn& fn, std::span<const Operand> operands,
+                                                   std::span<const TensorRef> out) {
+    SmallVector<std::pair<Tensor*, Dims>, 2> found;
     const std::vector<Dims> shapes = result_sizes(fn, operands);
     for (size_t k = 0; k < out.size() && k < shapes.size(); ++k) {
         const Dims &shape = shapes[k], &target = out[k]->sizes;
@@ -38,12 +35,33 @@ void fit_out(Fn& fn, std::span<const Operand> operands, std::span<const TensorRe
         bool written = std::any_of(operands.begin(), operands.end(),
                                    [&](const Operand& x) { return x.tensor == out[k].get(); });
         if (!fits && !written && !out[k]->numel && !out[k]->base && !out[k]->requires_grad()) {
-            resize(*out[k], shape);
+            found.push_back({out[k].get(), shape});
             continue;
         }
         KILN_CHECK(fits, runtime, fn.name, ": output with shape ", shape_text(target), " doesn't match the ",
                    fn.cls == FnClass::pointwise ? "broadcast shape " : "result's shape ", shape_text(shape));
     }
+    return found;
+}
+
+}  // namespace
+
+// Raises unless results fit into `out`; gives tensors of no elements the results' shapes.
+void fit_out(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
+    if (out.empty()) return;
+    const Dims* common = fn.cls == FnClass::pointwise ? common_shape(operands) : nullptr;
+    if (common && *common == out[0]->sizes) return;
+    const auto resized = to_resize(fn, operands, out);
+    if (!resized.empty()) expect_writable(fn, operands, out);  // nothing changes where the call would raise
+    for (const auto& [target, shape] : resized) resize(*target, shape);
+}
+
+// Raises what writing `source` into `target` would raise.
+void expect_copy(Tensor& source, const TensorRef& target) {
+    Fn& fn = *core_fns().copy;
+    const Operand operand{&source, {}};
+    to_resize(fn, {&operand, 1}, {&target, 1});
+    expect_writable(fn, {&operand, 1}, {&target, 1});
 }
 
 // Nothing flows through `out=`, as in PyTorch. A write is something else (`x.copy_(y)`, and what in-place

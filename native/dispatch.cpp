@@ -31,13 +31,20 @@ void copy_into(const TensorRef& target, Tensor& source) {
     execute(*core_fns().copy, {&operand, 1}, {&target, 1}, false);
 }
 
-// Whether the result may be made where the first operand lies: it is written over it, and no other operand
-// shares its memory.
+// Whether the result may be made where the first operand lies: it is written over it, and neither another
+// operand nor another of its elements shares its memory.
 bool updates_first(const Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
-    if (!fn.updates || out.size() != 1 || operands[0].tensor != out[0].get()) return false;
+    if (!fn.updates || out.size() != 1 || operands[0].tensor != out[0].get() || overlaps_itself(*out[0]))
+        return false;
     return std::ranges::none_of(operands.subspan(1), [&](const Operand& operand) {
         return operand.tensor && operand.tensor->storage == out[0]->storage;
     });
+}
+
+// Raises unless the results of a program can be written into `out`.
+void check_results(const Fn& fn, const Program& program, std::span<const TensorRef> out) {
+    for (size_t k = 0; k < out.size() && k < program.outputs.size(); ++k)
+        expect_castable(fn, program.outputs[k].dtype, out[k]->dtype);
 }
 
 Results execute_program(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out,
@@ -46,6 +53,7 @@ Results execute_program(Fn& fn, std::span<const Operand> operands, std::span<con
                                          hidden                             ? ProgramFor::hidden
                                          : updates_first(fn, operands, out) ? ProgramFor::update
                                                                             : ProgramFor::results);
+    check_results(fn, program, out);
     const Dims slots = slots_of(program, fn, operands);
     SmallVector<Input, 8> inputs;
     for (const Operand& operand : operands) {
@@ -139,12 +147,25 @@ TensorRef full_like(const Tensor& x, double value) {
     return out;
 }
 
+void expect_castable(const Fn& fn, DType result, DType target) {
+    KILN_CHECK(fn.op == core_fns().convert[0]->op || can_cast(result, target), runtime, fn.name,
+               ": result type ", name(result), " can't be cast to the desired output type ", name(target));
+}
+
 Results execute(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, bool hidden) {
     return fn.cls == FnClass::pointwise ? execute_pointwise(fn, operands, out)
                                         : execute_program(fn, operands, out, hidden);
 }
 
 namespace {
+
+// Raises what running the call would say of its operands and of the tensors it writes.
+void check_written(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
+    if (fn.cls == FnClass::pointwise)
+        pointwise_dtypes(fn, operands, out);
+    else
+        check_results(fn, program_for(fn, operands, ProgramFor::results), out);
+}
 
 // Positions along a dim lie below its size, until they are written.
 void note_bound(const Fn& fn, const Tensor& source, Storage& positions) {
@@ -189,6 +210,7 @@ Results run_any(Fn& fn, std::span<const Operand> operands, std::span<const Tenso
     for (const TensorRef& target : out) prepare_write(fn, *target, operands);
     Results results;
     Recording* recording = current_recording();
+    if (recording && !out.empty()) check_written(fn, operands, out);
     if (recording && hidden && !out.empty()) {  // a recorded write gives nothing beside
         results = run_any(fn, operands, {}, true);
         for (size_t k = 0; k < out.size(); ++k) {
@@ -217,6 +239,14 @@ Results call_any(Fn& fn, std::span<const Operand> operands, std::span<const Tens
 }
 
 }  // namespace
+
+void expect_writable(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
+    if (fn.cls == FnClass::unknown) compiler::classify({&fn, operands});
+    if (grad_enabled() && needs_gradient(fn, operands, out))
+        for (const TensorRef& target : out) check_in_place(fn.name, *target);
+    for (const TensorRef& target : out) prepare_write(fn, *target, operands);
+    check_written(fn, operands, out);
+}
 
 Results run(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, bool hidden) {
     Results results;

@@ -27,6 +27,13 @@ Results run(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef
 // values.
 Results execute(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, bool hidden);
 
+// Raises unless a result of this dtype can be written into a tensor of that one. Only a conversion may lose a
+// kind.
+void expect_castable(const Fn& fn, DType result, DType target);
+
+// Raises what `call` would say of the tensors it writes, before any of them changes.
+void expect_writable(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out);
+
 // The shapes of its results; none for views.
 std::vector<Dims> result_sizes(Fn& fn, std::span<const Operand> operands);
 

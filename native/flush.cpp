@@ -27,6 +27,21 @@ Operands operands_of(const Recording& recording, const RecordedOp& op, std::vect
     return operands;
 }
 
+std::string place_of(const Recording& recording, const RecordedOp& op) {
+    const size_t index = size_t(&op - recording.ops().data());
+    return concat("KILN_CHECK: ", recording.region()->name, ": ", op.fn->name, " of line ",
+                  SourceLine::text(recording.lines()[index]));
+}
+
+// Whether a result is what the call on its line said it would be.
+void check_result(const Recording& recording, const RecordedOp& op, const RecordedArg& out, const Tensor& y) {
+    const TensorRef said = recording.tensor_of(out);
+    KILN_CHECK(said->dtype == y.dtype && said->sizes == y.sizes && said->strides == y.strides, internal,
+               place_of(recording, op), " gave ", name(said->dtype), " ", shape_text(said->sizes),
+               " with strides ", shape_text(said->strides), " there, and now ", name(y.dtype), " ",
+               shape_text(y.sizes), " with strides ", shape_text(y.strides));
+}
+
 void replay_op(const Recording& recording, const RecordedOp& op, const Operands& operands) {
     std::span<const RecordedArg> outs = recording.outs().subspan(op.first_out, op.outs);
     auto storage_of = [&](const RecordedArg& out) -> Storage& {
@@ -39,9 +54,18 @@ void replay_op(const Recording& recording, const RecordedOp& op, const Operands&
             if (!storage.data) take_memory(storage, *allocate(storage.nbytes));
             targets.push_back(recording.tensor_of(out));
         }
-    Results results =
-        execute(*op.fn, {operands.data(), operands.size()}, {targets.data(), targets.size()}, op.hidden);
+    const bool check = checking() && recording.lines().size() == recording.ops().size();
+    Results results;
+    try {
+        results =
+            execute(*op.fn, {operands.data(), operands.size()}, {targets.data(), targets.size()}, op.hidden);
+    } catch (const Error& error) {
+        std::string text;
+        if (!check || error.kind == ErrorKind::memory || !compiler::forgive(error, &text)) throw;
+        raise(ErrorKind::internal, concat(place_of(recording, op), " raised nothing there, and now: ", text));
+    }
     if (op.writes) return;
+    for (size_t k = 0; check && k < outs.size(); ++k) check_result(recording, op, outs[k], *results[k]);
     for (size_t k = 0; k < outs.size(); ++k) take_memory(storage_of(outs[k]), *results[k]->storage);
 }
 

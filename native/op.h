@@ -119,6 +119,7 @@ struct Fn {
     std::string index_error;       // with {index}, {dim} and {size}
     Dims dims;                     // of a permute its dims, of a slice its dim
     Opaque structure;              // the interpreter's tuple
+    Fn* twin = nullptr;            // of a structure that is equal, with parts of another type: 1, 1.0, True
     Opaque handle;                 // the interpreter's object for a derivative
     std::vector<Source> sources;   // of a derivative
     std::vector<uint8_t> targets;  // output k is the gradient of operand targets[k]

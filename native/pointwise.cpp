@@ -191,6 +191,24 @@ bool copy_clashing(Operands& operands, std::span<const TensorRef> out, Results& 
     return !copies.empty();
 }
 
+// Whether elements that are written share memory, in one tensor or between two.
+bool overlap_each_other(std::span<const TensorRef> out) {
+    for (size_t k = 0; k < out.size(); ++k) {
+        if (overlaps_itself(*out[k])) return true;
+        for (size_t j = 0; j < k; ++j)
+            if (clashes(*out[k], *out[j])) return true;
+    }
+    return false;
+}
+
+// As if all operands were read before anything is written; then one element after the other is.
+void execute_in_order(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
+    Results values;
+    for (const TensorRef& target : out) values.push_back(new_tensor(target->dtype, target->sizes));
+    execute_pointwise(fn, operands, {values.data(), values.size()});
+    for (size_t k = 0; k < out.size(); ++k) write_in_order(*out[k], values[k]->data());
+}
+
 }  // namespace
 
 const Dims* common_shape(std::span<const Operand> operands) {
@@ -242,6 +260,11 @@ Results execute_pointwise(Fn& fn, std::span<const Operand> operands, std::span<c
         Results copies;
         Operands changed;
         for (const Operand& operand : operands) changed.push_back(operand);
+        if (overlap_each_other(out)) {
+            execute_in_order(fn, operands, out);
+            for (const TensorRef& target : out) results.push_back(target);
+            return results;
+        }
         if (copy_clashing(changed, out, copies))
             return execute_pointwise(fn, {changed.data(), changed.size()}, out);
     }
@@ -329,13 +352,15 @@ void FlatCall::run(Fn& fn, std::span<const Operand> operands, std::span<const Te
               serial_elements);
 }
 
-std::span<const DType> pointwise_dtypes(Fn& fn, std::span<const Operand> operands) {
-    check_count(fn, operands, fn.outputs);
-    int arrays = fn.outputs;
+std::span<const DType> pointwise_dtypes(Fn& fn, std::span<const Operand> operands,
+                                        std::span<const TensorRef> out) {
+    const size_t outputs = out.empty() ? fn.outputs : out.size();
+    check_count(fn, operands, outputs);
+    int arrays = int(outputs);
     for (const Operand& operand : operands) arrays += operand.tensor != nullptr;
     uint8_t layouts[max_arrays];
     std::fill(layouts, layouts + arrays, uint8_t(1));
-    return find_entry(fn, operands, {}, 1, layouts, arrays).outputs;
+    return find_entry(fn, operands, out, 1, layouts, arrays).outputs;
 }
 
 }  // namespace kiln

@@ -34,7 +34,9 @@ private:
 // The shape all array operands have, if it is one shape (0-d arrays aside); null if they broadcast.
 const Dims* common_shape(std::span<const Operand> operands);
 
-// The dtypes of the results of a pointwise function (without running it).
-std::span<const DType> pointwise_dtypes(Fn& fn, std::span<const Operand> operands);
+// The dtypes of the results of a pointwise function (without running it), or of `out`; raises what running it
+// would say of them.
+std::span<const DType> pointwise_dtypes(Fn& fn, std::span<const Operand> operands,
+                                        std::span<const TensorRef> out = {});
 
 }  // namespace kiln

@@ -212,8 +212,9 @@ bool Recording::accepts(std::span<const Operand> operands, std::span<const Tenso
     for (const Operand& operand : operands)
         if (operand.tensor && operand.tensor->ndim() > 24) return false;
     for (const TensorRef& target : out)
-        if (target->storage->public_) {
-            flush("of a write to memory that others can see");
+        if (target->storage->public_ || overlaps_itself(*target)) {
+            flush(target->storage->public_ ? "of a write to memory that others can see"
+                                           : "of a write to elements that share memory");
             return false;
         }
     return true;
@@ -380,6 +381,8 @@ bool Recording::append(Fn& fn, std::span<const Operand> operands, std::span<cons
         outs_.push_back(written);
     }
     ops_.push_back(op);
+    if (keep_words_) [[unlikely]]
+        lines_.push_back(SourceLine::current());
     return true;
 }
 
@@ -431,6 +434,7 @@ void Recording::clear() {
     std::swap(dying, storages_);
     hash_ = Hash128();
     words_.clear();
+    lines_.clear();
     keep_words_ = checking();
     timed_ = region_->measuring > 0;
     bytes_ = 0;

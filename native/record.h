@@ -68,6 +68,7 @@ public:
     const std::shared_ptr<Region>& region() const { return region_; }
     const Hash128& hash() const { return hash_; }
     std::span<const uint64_t> words() const { return words_; }
+    std::span<const SourceLine> lines() const { return lines_; }
     double seconds() const { return seconds_; }
     TensorRef tensor_of(const RecordedArg& arg) const;
 
@@ -92,7 +93,8 @@ private:
     std::shared_ptr<Region> region_;
     Hash128 hash_;
     bool keep_words_, timed_;
-    std::vector<uint64_t> words_;  // what was hashed, for the check mode
+    std::vector<uint64_t> words_;    // what was hashed, for the check mode
+    std::vector<SourceLine> lines_;  // of every op, for the check mode
     std::vector<RecordedOp> ops_;
     std::vector<RecordedArg> args_, outs_;
     std::vector<RecordedStorage> storages_;

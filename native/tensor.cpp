@@ -6,6 +6,7 @@
 
 #include "check.h"
 #include "free_list.h"
+#include "small_vector.h"
 
 namespace kiln {
 
@@ -95,7 +96,7 @@ TensorRef new_tensor_like(DType dtype, const Tensor& like) {
     TensorRef tensor(FreeList<Tensor>::make());
     tensor->dtype = dtype;
     tensor->sizes = like.sizes;
-    tensor->strides = like.strides;
+    tensor->strides = contiguous_strides(like.sizes);  // like's own may differ in dims of size 0 and 1
     tensor->numel = like.numel;
     tensor->storage = allocate(size_t(like.numel) * itemsize(dtype));
     return tensor;
@@ -160,11 +161,67 @@ std::pair<int64_t, int64_t> extent(const Dims& sizes, const Dims& strides, int64
     return {low, high};
 }
 
-bool overlaps_itself(const Tensor& tensor) {
+bool is_expanded(const Tensor& tensor) {
     if (tensor.contiguous || tensor.numel <= 1) return false;
     for (int d = 0; d < tensor.ndim(); ++d)
         if (tensor.sizes[d] > 1 && tensor.strides[d] == 0) return true;
     return false;
+}
+
+namespace {
+
+// Calls visit(place) for every element in logical order, until it returns false.
+template <class Visit>
+void visit_places(const Tensor& x, Visit visit) {
+    Dims at(x.sizes.size());
+    int64_t place = x.offset;
+    for (int64_t left = x.numel; left > 0 && visit(place); --left)
+        for (int d = x.ndim() - 1; d >= 0; --d) {
+            place += x.strides[d];
+            if (++at[d] < x.sizes[d]) break;
+            place -= at[d] * x.strides[d];
+            at[d] = 0;
+        }
+}
+
+// Whether every step goes beyond what the narrower dims reach, so that no two elements can meet.
+bool steps_apart(const Tensor& x) {
+    SmallVector<std::pair<int64_t, int64_t>, 8> dims;  // step, size
+    for (int d = 0; d < x.ndim(); ++d)
+        if (x.sizes[d] > 1) dims.push_back({std::abs(x.strides[d]), x.sizes[d]});
+    std::sort(dims.begin(), dims.end());
+    int64_t reach = 0;
+    for (const auto& [step, size] : dims) {
+        if (step <= reach) return false;
+        reach += (size - 1) * step;
+    }
+    return true;
+}
+
+}  // namespace
+
+bool overlaps_itself(const Tensor& tensor) {
+    if (tensor.contiguous || tensor.numel <= 1 || steps_apart(tensor)) return false;
+    auto [low, high] = extent(tensor.sizes, tensor.strides, tensor.offset);
+    if (tensor.numel > high - low) return true;
+    std::vector<bool> seen(size_t(high - low));
+    bool met = false;
+    visit_places(tensor, [&, first = low](int64_t place) {
+        met = seen[size_t(place - first)];
+        seen[size_t(place - first)] = true;
+        return !met;
+    });
+    return met;
+}
+
+void write_in_order(Tensor& target, const std::byte* values) {
+    auto* start = static_cast<std::byte*>(target.storage->data);
+    const size_t width = itemsize(target.dtype);
+    visit_places(target, [&](int64_t place) {
+        std::memcpy(start + size_t(place) * width, values, width);
+        values += width;
+        return true;
+    });
 }
 
 namespace {

@@ -230,8 +230,13 @@ bool is_contiguous(const Dims& sizes, const Dims& strides);
 int64_t checked_numel(const Dims& sizes);  // Error{runtime} on overflow or a negative size
 // The first and one past the last element of the storage a tensor can touch.
 std::pair<int64_t, int64_t> extent(const Dims& sizes, const Dims& strides, int64_t offset);
-// Whether two elements of one tensor may share memory (an expanded dim).
+// Whether a dim of more than one element has stride 0.
+bool is_expanded(const Tensor& tensor);
+// Whether two elements of one tensor share memory; exactly, where strides alone do not tell by looking at all.
 bool overlaps_itself(const Tensor& tensor);
+// Writes a tensor's elements one by one in logical order, from values that lie so: of elements that share
+// memory the last one stays.
+void write_in_order(Tensor& target, const std::byte* values);
 // Whether two tensors share some elements without being the same elements in the same order; where that
 // cannot be told from sizes and strides alone (a tensor with gaps), they count as apart.
 bool overlaps_partly(const Tensor& a, const Tensor& b);

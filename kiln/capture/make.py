@@ -2,7 +2,7 @@
 
 classify   := class outputs check (dim of the positions it gives, or -128)
 check      := 0 | 1 index source dim negative ignore message is_index_error
-pointwise  := [kernel] [dtype]
+pointwise  := [kernel] [dtype] [dtype before it is cast to that of `out=`]
 program    := see native/answer.h
 saves      := hidden [inputs] [outputs] [hiddens] [has a gradient]      a mask per operand
 derivative := class [(source, index)] [target]

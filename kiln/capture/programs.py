@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kiln import _core
-from kiln.capture.function import Forward, Function, Operands
+from kiln.capture.function import Function, Operands
 from kiln.codegen.compile import kernel_key
 from kiln.codegen.nest import Nest, moved
 from kiln.codegen.nest import Operand as Array
@@ -135,24 +135,18 @@ def _step(step: Any, slots: Slots) -> tuple[Any, ...]:
 
 def pointwise(
     function: Function, operands: Operands, ndim: int, layouts: tuple[int, ...], out_dtypes: tuple[str, ...]
-) -> tuple[list[bytes], list[str]]:
-    """The kernel of a pointwise function, and the dtypes of its results.
+) -> tuple[list[bytes], list[str], list[str]]:
+    """The kernel of a pointwise function, the dtypes of its results, and those it computes them in.
 
     `layouts` holds the innermost stride class (0, 1, 2: any; 3: any, and 1 along the dim before) of every
     array, then of every result (3: 1, and large); results take `out_dtypes` if those are given (in-place
-    writes): RuntimeError where a result cannot be cast to them.
+    writes).
     """
     graph = function.graph(operands)
     dtypes = [v.dtype for v in graph.outputs]
     targets = list(out_dtypes) or dtypes
-    if out_dtypes and not (isinstance(function, Forward) and function.op.name in ("copy", "convert")):
-        for have, want in zip(dtypes, targets):
-            if not _core.can_cast(have, want):
-                raise RuntimeError(
-                    f"{function.name}: result type {have} can't be cast to the desired output type {want}"
-                )
     nest = pointwise_nest(graph, ndim, layouts, targets)
-    return [planned(NestKernel(nest))], targets
+    return [planned(NestKernel(nest))], targets, dtypes
 
 
 def pointwise_nest(graph: Graph, ndim: int, layouts: tuple[int, ...], targets: list[str]) -> Nest:

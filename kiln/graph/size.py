@@ -6,7 +6,8 @@
           | Quotient(a, b)        a // b for non-negative a and positive b
 
 Sizes are immutable and interned, so equality of normal forms is identity. They never compare by value:
-`a < b` on a Size raises, because what a program does may not depend on a particular size.
+`a < b` on a Size raises, because what a program does may not depend on a particular size. Nor is there arithmetic
+with floats: what is remembered of 1 must not be found for 1.0.
 """
 
 from __future__ import annotations
@@ -57,20 +58,22 @@ class Size:
     terms: tuple[tuple[Monomial, int], ...]
 
     def __add__(self, other: Dim) -> Dim:
-        return _sum(self, other, 1)
+        return _sum(self, other, 1) if isinstance(other, (int, Size)) else NotImplemented
 
     __radd__ = __add__
 
     def __sub__(self, other: Dim) -> Dim:
-        return _sum(self, other, -1)
+        return _sum(self, other, -1) if isinstance(other, (int, Size)) else NotImplemented
 
     def __rsub__(self, other: Dim) -> Dim:
-        return _sum(other, self, -1)
+        return _sum(other, self, -1) if isinstance(other, (int, Size)) else NotImplemented
 
     def __neg__(self) -> Dim:
         return _sum(0, self, -1)
 
     def __mul__(self, other: Dim) -> Dim:
+        if not isinstance(other, (int, Size)):
+            return NotImplemented
         found = _products.get((self, other))
         if found is None:
             product: dict[Monomial, int] = {}
@@ -84,10 +87,10 @@ class Size:
     __rmul__ = __mul__
 
     def __floordiv__(self, other: Dim) -> Dim:
-        return quotient(self, other)
+        return quotient(self, other) if isinstance(other, (int, Size)) else NotImplemented
 
     def __rfloordiv__(self, other: Dim) -> Dim:
-        return quotient(other, self)
+        return quotient(other, self) if isinstance(other, (int, Size)) else NotImplemented
 
     def __lt__(self, other: object) -> bool:
         raise TypeError(f"the size {self} is symbolic: a captured function may not branch on it")
@@ -130,6 +133,8 @@ def quotient(a: Dim, b: Dim) -> Dim:
     """a // b; exact where b divides every term of a."""
     if isinstance(a, int) and isinstance(b, int):
         return a // b
+    if not (isinstance(a, (int, Size)) and isinstance(b, (int, Size))):
+        raise TypeError(f"expected sizes as ints, got {a!r} to be divided by {b!r}")
     found = _quotients.get((a, b))
     if found is None:
         exact = _divide(a, b)

@@ -86,9 +86,9 @@ def _choose(name: str, pair: Op) -> Any:
         not_empty(input, (dim,), name)
         values, indices = chosen(input, dim, keepdim)
         if out is not None:
-            values = clone(values, **_fits(out[0], input.dtype))
-            indices = clone(indices, **_fits(out[1], "int64"))
-        return located(name, values, indices)
+            _fits(out[0], input.dtype)
+            _fits(out[1], "int64")
+        return located(name, values, indices, out)
 
     def chosen(input: Any, dim: int, keepdim: bool) -> tuple[Any, Any]:
         indices = position(input, dim, True)

@@ -106,18 +106,25 @@ def written_to(found: Any, out: Any, input: Any = None) -> Any:
     """
     if out is None:
         return found
+    _refuse_history(found, out, input)
+    return clone.handle(found, out=out)
+
+
+def _refuse_history(found: Any, out: Any, input: Any = None) -> None:
     if out is not input and _core.grad_enabled() and (found.requires_grad or out.requires_grad):
         raise RuntimeError(
             "functions with out=... arguments don't support automatic differentiation, but one of the "
             "arguments requires grad; do it under no_grad(), or use the result"
         )
-    return clone.handle(found, out=out)
 
 
 def written(found: tuple[Any, ...], out: Any) -> tuple[Any, ...]:
-    """Several results, or the tensors of `out=` with the results written in."""
+    """Several results, or the tensors of `out=` with the results written in, if all of them can be."""
     if out is None:
         return found
+    for result, target in zip(found, out):
+        _refuse_history(result, target)
+        _core.expect_writable(result, target)
     return tuple(map(written_to, found, out))
 
 

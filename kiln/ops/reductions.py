@@ -252,9 +252,8 @@ def aminmax(input: Any, *, dim: int | None = None, keepdim: bool = False, out: A
     extrema.not_empty(input, dims, "aminmax", dim is not None)
     if out is not None and (not isinstance(out, (tuple, list)) or len(out) != 2):
         raise TypeError(f"aminmax(): argument 'out' must be tuple of Tensors, not {type(out).__name__}")
-    low, high = (None, None) if out is None else out
-    least = find("amin").handle(input, dim, keepdim, **d.into(low))
-    return named("aminmax", "min max", least, find("amax").handle(input, dim, keepdim, **d.into(high)))
+    found = tuple(find(name).handle(input, dim, keepdim) for name in ("amin", "amax"))
+    return named("aminmax", "min max", *p.written(found, out))
 
 
 # Covariance

@@ -312,7 +312,7 @@ def svd_of(input: Any, some: bool = True, compute_uv: bool = True, *, out: Any =
         (m, n), batch = input.shape[-2:], tuple(input.shape[:-2])
         u, v = (creation.zeros((*batch, k, k), dtype=input.dtype) for k in (m, n))
     result = named("svd", "U S V", u, s, v)
-    return result if out is None else type(result)(*map(given, result, out))
+    return result if out is None else type(result)(*p.written(result, out))
 
 
 def _qr_square(q: Any, r: Any, gq: Any, gr: Any) -> Any:
@@ -391,7 +391,7 @@ def qr_of(input: Any, some: bool = True, *, out: Any = None) -> Any:
             [0., 1.]])
     """
     result = named("qr", "Q R", *_qr(input, "reduced" if some else "complete"))
-    return result if out is None else type(result)(*map(given, result, out))
+    return result if out is None else type(result)(*p.written(result, out))
 
 
 # Determinants

@@ -32,7 +32,7 @@ def linear(name: str, method: bool = False, **settings: Any) -> Callable[..., An
             result = function(*args, **kwargs)
             if out is None:
                 return result
-            return type(result)(*map(given, result, out)) if isinstance(result, tuple) else given(result, out)
+            return type(result)(*p.written(result, out)) if isinstance(result, tuple) else given(result, out)
 
         call.__doc__, call.__wrapped__ = function.__doc__, function  # type: ignore[attr-defined]
         public(f"linalg.{name}", method, **{"dtypes": "float32 float64", **settings})(call)

@@ -170,7 +170,7 @@ def cosine_embedding_loss(
     dtype = kinds.result_type((input1, input2))
     if dtype not in kinds.FLOATS:
         dtype = d.default_float()
-        input1, input2 = narrow(input1, dtype), narrow(input2, dtype)
+    input1, input2 = narrow(input1, dtype), narrow(input2, dtype)
     cosine = _cosine(wide(input1), wide(input2), (target.ndim,))
     alike = where(comparison.eq(target, 1), 1 - cosine, 0)
     apart = where(comparison.eq(target, -1), clamp_min(cosine - margin, 0), 0)
