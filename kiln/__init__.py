@@ -73,6 +73,7 @@ if _TYPE_CHECKING:
     from kiln import (
         array_api as array_api,
         cache as cache,
+        compiler as compiler,
         cuda as cuda,
         datasets as datasets,
         func as func,
@@ -121,7 +122,10 @@ autograd.engine.BATCHED.update(
 )
 globals().update(ops.registry.imported())
 
-_PARTS = "array_api cache cuda datasets func linalg masked nn optim random signal special testing utils viz"
+_PARTS = (
+    "array_api cache compiler cuda datasets func linalg masked nn optim random signal special testing utils "
+    "viz"
+)
 _LEGACY = (
     "BFloat16Tensor BoolTensor ByteTensor CharTensor DoubleTensor FloatTensor HalfTensor IntTensor "
     "LongTensor ShortTensor set_default_tensor_type"

@@ -8,30 +8,44 @@ program.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from functools import update_wrapper
-from importlib import import_module
-from types import MethodType
+from copy import copy, deepcopy
+from functools import WRAPPER_ASSIGNMENTS, update_wrapper
+from types import FunctionType, MethodType
 from typing import Any
 
 from kiln import _core
 from kiln.capture import service
 from kiln.capture.explain import explain
-from kiln.capture.suspend import Coroutine, leave, suspended
+from kiln.capture.objects import Recorded, recorded
+from kiln.capture.suspend import leave, suspended, written
+
+# what `inspect` asks of a function before it believes its code
+_FUNCTION_LIKE = ("__name__", "__code__", "__defaults__", "__kwdefaults__", "__annotations__")
+_OWN = frozenset(
+    (*WRAPPER_ASSIGNMENTS, *_FUNCTION_LIKE, "__wrapped__")
+    + ("_binds", "_function", "_name", "_region", "_suspended", "_wait")
+)
 
 
 class Compiled:
-    """A callable that records its ops; see `compile`."""
+    """A callable that records its ops; see `compile`. Other attributes, read or set, are the function's."""
 
-    def __init__(self, function: Callable[..., Any], wait: bool) -> None:
-        self._function = function
-        self._name = getattr(function, "__qualname__", type(function).__name__)
-        self._region = _core.Region(self._name, wait)
+    def __init__(
+        self, function: Callable[..., Any], wait: bool, name: str | None = None, region: Any = None
+    ) -> None:
+        self._function, self._wait = function, wait
+        self._name = name or str(getattr(function, "__qualname__", type(function).__name__))
+        self._region = region or _core.Region(self._name, wait)
         self._suspended = suspended(function)
-        if hasattr(function, "__name__"):
-            update_wrapper(self, function)
-        if self._suspended is Coroutine:  # say so too: `asyncio.iscoroutinefunction`
-            self._is_coroutine = import_module("asyncio.coroutines")._is_coroutine
+        # whether an instance becomes the first argument: not of a bound method, nor of most objects
+        self._binds = hasattr(type(function), "__get__") and not isinstance(function, MethodType)
+        update_wrapper(self, function, updated=())
+        if self._suspended and not hasattr(function, "__code__"):  # a partial of one
+            body = written(function)
+            for own in _FUNCTION_LIKE:
+                setattr(self, own, getattr(body, own))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         region = self._region
@@ -47,16 +61,57 @@ class Compiled:
         return result
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """As a method: the instance is the first argument."""
-        if instance is None:
+        """As a method, where the function would be one: the instance is the first argument."""
+        if instance is None or not self._binds:
             return self
         return MethodType(self, instance)
 
     def __getattr__(self, name: str) -> Any:
-        """What is not the compiled callable's own is the function's (or module's)."""
-        if name.startswith("_"):
-            raise AttributeError(name)
         return getattr(self._function, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _OWN:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._function, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if name in _OWN:
+            object.__delattr__(self, name)
+        else:
+            delattr(self._function, name)
+
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        """The function's: what `vars` shows and `functools.wraps` copies."""
+        return self._function.__dict__
+
+    def __dir__(self) -> list[str]:
+        return sorted({*object.__dir__(self), *dir(self._function)})
+
+    def __copy__(self) -> Any:
+        return self._over(copy(self._function))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self._over(deepcopy(self._function, memo))
+
+    def _over(self, function: Callable[..., Any]) -> Any:
+        """The same for a copy of the function: a function is its own copy, a method's instance is not."""
+        return self if function is self._function else Compiled(function, self._wait, self._name)
+
+    def _beside(self, function: Callable[..., Any]) -> Compiled:
+        """Another function, recorded in the same region."""
+        return Compiled(function, self._wait, self._name, self._region)
+
+    def __reduce__(self) -> Any:
+        """By name if it is found under its function's, as the function would be; else what it was made of."""
+        if isinstance(self._function, FunctionType):
+            found: Any = sys.modules.get(self.__module__)
+            for name in self.__qualname__.split("."):
+                found = getattr(found, name, None)
+            if found is self:
+                return self.__qualname__
+        return Compiled, (self._function, self._wait, self._name)
 
     def __repr__(self) -> str:
         return f"<compiled {self._function!r}>"
@@ -87,11 +142,14 @@ def compile(
 ) -> Any:
     """The callable with its ops recorded and run as programs; also a decorator. Results are the same bits.
 
+    A module, or another object that can be called, gives one of the same class over the same state: what
+    is asked of either or written to either is so of both. `_orig_mod` is the module itself.
+
     Any Python may run inside. A recording seen once runs op by op on ready kernels, or by its program if the
-    disk has it. One seen again is compiled by another thread while calls go on op by op; `wait()` of the
-    result returns when that is done. With `wait=True` the first call compiles. Sizes are run-time arguments
-    whatever `dynamic` says. `fullgraph=True` raises NotImplementedError: a value may be read anywhere, so
-    there is no break to refuse.
+    disk has it. One seen again is compiled by another thread while calls go on op by op; `wait()` of a
+    compiled function, or `kiln.compiler.wait()`, returns when that is done. With `wait=True` the first call
+    compiles. Sizes are run-time arguments whatever `dynamic` says. `fullgraph=True` raises
+    NotImplementedError: a value may be read anywhere, so there is no break to refuse.
 
     >>> @kiln.compile
     ... def f(x):
@@ -99,12 +157,34 @@ def compile(
     >>> f(kiln.ones(3))
     tensor(9.)
     """
-    if fullgraph:
-        raise NotImplementedError(
-            "compile: fullgraph=True is not supported: nothing breaks a recording; see explain()"
-        )
+    _refuse(fullgraph)
     if model is None:
         return lambda function: compile(function, dynamic=dynamic, wait=wait)
+    if isinstance(model, (staticmethod, classmethod)):  # in a class's body: what they hold is called
+        return type(model)(compile(model.__func__, dynamic=dynamic, wait=wait))
+    if isinstance(model, (Compiled, Recorded)):  # again: not one region in another
+        model = model._function if isinstance(model, Compiled) else model._orig_mod
     if not callable(model):
         raise TypeError(f"compile: expected a callable, got {type(model).__name__}")
-    return Compiled(model, wait)
+    found = recorded(model, Compiled, wait)
+    return Compiled(model, wait) if found is None else found
+
+
+def in_place(
+    function: Callable[..., Any],
+    name: str,
+    *,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    wait: bool = False,
+) -> Compiled:
+    """What `Module.compile` keeps: the function that takes the module, recorded under the module's name."""
+    _refuse(fullgraph)
+    return Compiled(function, wait, name)
+
+
+def _refuse(fullgraph: bool) -> None:
+    if fullgraph:
+        raise NotImplementedError(
+            "compile: fullgraph=True is not supported: nothing breaks a recording; see kiln.compiler.explain"
+        )

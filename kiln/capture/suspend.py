@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import abc
 from collections.abc import AsyncGenerator, Callable, Generator
 from functools import partial
-from types import CodeType, MethodType
+from types import AsyncGeneratorType, CodeType, CoroutineType, GeneratorType, MethodType
 from typing import Any
 
 _GENERATOR, _COROUTINE, _ASYNC_GENERATOR = 0x20, 0x80, 0x200  # of a code object's flags
@@ -96,14 +96,28 @@ class _AsyncGenerator(AsyncGenerator[Any, Any]):
         return getattr(self._body, name)
 
 
-def suspended(function: Any) -> Callable[[Any, Any], Any] | None:
-    """What to put around the bodies `function` makes, if calling it makes one: wrapper(body, region)."""
+def written(function: Any) -> Any:
+    """The function that was written, behind partials, methods and `__call__` of an object."""
     while isinstance(function, (partial, MethodType)):
         function = function.func if isinstance(function, partial) else function.__func__
     if not hasattr(function, "__code__"):
-        function = type(function).__call__  # of a callable object
-    code = getattr(function, "__code__", None)
+        function = type(function).__call__
+    return function
+
+
+def suspended(function: Any) -> Callable[[Any, Any], Any] | None:
+    """What to put around the bodies `function` makes, if calling it makes one: wrapper(body, region)."""
+    code = getattr(written(function), "__code__", None)
     if not isinstance(code, CodeType):
         return None
     kinds = ((_GENERATOR, _Generator), (_COROUTINE, Coroutine), (_ASYNC_GENERATOR, _AsyncGenerator))
     return next((wrapper for flag, wrapper in kinds if code.co_flags & flag), None)
+
+
+def suspended_forward(forward: Any) -> Callable[[Any, Any], Any] | None:
+    """The same for an object that calls `forward`, and may give something else than its body."""
+    wrapper = suspended(forward)
+    if wrapper is None:
+        return None
+    bodies = (GeneratorType, CoroutineType, AsyncGeneratorType)
+    return lambda result, region: wrapper(result, region) if isinstance(result, bodies) else result

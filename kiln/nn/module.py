@@ -20,12 +20,15 @@ from kiln import _core
 from kiln._core import Tensor
 from kiln.autograd import no_grad
 from kiln.errors import describe, message, shorten
+from kiln.late import later
 from kiln.nn.backward_hooks import Call, watch_node
 from kiln.nn.hooks import Everywhere, Hook, RemovableHandle, call_after_error
 from kiln.nn.parameter import Buffer, Parameter, is_lazy
 from kiln.nn.state import IncompatibleKeys, load_tree, save_tree
 
 Self = TypeVar("Self", bound="Module")
+
+_compiled_in_place = later("kiln.capture.compile", "in_place")
 
 _KINDS = ("_parameters", "_buffers", "_modules")
 
@@ -93,7 +96,9 @@ class Module:
     _forward_hooks: dict[int, Hook]
     _backward_pre_hooks: dict[int, Callable[..., Any]]
     _backward_hooks: dict[int, Callable[..., Any]]
-    _hooked = False  # whether any of these ever held one, or every module has: all that a call asks without
+    # whether any of these ever held one, or every module has, or compile() was called: all that a call asks
+    _hooked = False
+    _compiled_call_impl: Callable[..., Any] | None = None
     _is_full_backward_hook: bool | None = (
         None  # of _backward_hooks: whether they are of the module, not a node
     )
@@ -118,7 +123,20 @@ class Module:
             shorten(error)
             raise
 
+    def compile(self, *, fullgraph: bool = False, dynamic: bool | None = None, wait: bool = False) -> None:
+        """From now on calls of this module are recorded and run as programs, as by `kiln.compile`."""
+        self._hooked = True
+        self._compiled_call_impl = _compiled_in_place(
+            Module._call_impl, type(self).__qualname__, fullgraph=fullgraph, dynamic=dynamic, wait=wait
+        )
+
     def _call_with_hooks(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What is more than `forward` alone."""
+        if self._compiled_call_impl is not None:
+            return self._compiled_call_impl(self, *args, **kwargs)
+        return self._call_impl(*args, **kwargs)
+
+    def _call_impl(self, *args: Any, **kwargs: Any) -> Any:
         """forward between its hooks; a hook that returns something replaces the arguments or the result."""
         result = None
         posts = [*Everywhere.forward.values(), *self._forward_hooks.values()]

@@ -52,6 +52,7 @@ def load_tree(module: Module, state: Mapping[str, Any], strict: bool, assign: bo
     for path, owner in module.named_modules(remove_duplicate=False):
         for name, tensor in own_state(owner).items():
             targets[f"{path}.{name}" if path else name] = (owner, name, tensor)
+    state = _without_prefixes(state, targets)
     keys = IncompatibleKeys([k for k in targets if k not in state], [k for k in state if k not in targets])
     problems = _problems(targets, state, keys if strict else IncompatibleKeys([], []))
     if problems:
@@ -61,6 +62,17 @@ def load_tree(module: Module, state: Mapping[str, Any], strict: bool, assign: bo
         if key in state:
             _load_one(owner, name, tensor, state[key], assign)
     return keys
+
+
+def _without_prefixes(state: Mapping[str, Any], targets: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`state` with the module's names: those of PyTorch's compiled modules have `_orig_mod.` in them."""
+    meant = {}
+    for key in state:
+        if key not in targets and isinstance(key, str):
+            name = key.replace("_orig_mod.", "")
+            if name in targets and name not in state:
+                meant[key] = name
+    return {meant.get(key, key): value for key, value in state.items()} if meant else state
 
 
 def _problems(

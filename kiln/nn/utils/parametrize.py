@@ -157,7 +157,7 @@ def _give_class(module: Module) -> None:
 
 def type_before_parametrizations(module: Module) -> type:
     """The class that a module had before it was parametrized."""
-    found: type = getattr(type(module), "_parametrized", type(module))
+    found: type = getattr(module.__class__, "_parametrized", module.__class__)
     return found
 
 
