@@ -15,6 +15,7 @@ import os
 import stat
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -121,13 +122,11 @@ def _begin(folder: str, name: str, mode: int) -> tuple[Any, str]:
 
 def create(path: str, mode: int, folder: int | None = None) -> Any:
     """A new file, open for writing and locked; None where a living process has one of that name."""
-
-    def opened(path: str, flags: int) -> int:
-        return os.open(path, flags | os.O_NOFOLLOW, mode, dir_fd=folder)
-
+    # in C, so that no interrupt leaves a descriptor that nobody has
+    opener = partial(os.open, mode=mode, dir_fd=folder)
     while True:
         try:
-            file = open(path, "xb", buffering=0, opener=opened)
+            file = open(path, "xb", buffering=0, opener=opener)
         except FileExistsError:
             if remove_abandoned(path, folder):
                 continue

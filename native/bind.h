@@ -172,6 +172,7 @@ int add_tensor_data(PyObject* module);
 int add_dlpack(PyObject* module);
 int add_ops(PyObject* module);
 int add_functions(PyObject* module);
+int add_modes(PyObject* module);
 int add_core_ops(PyObject* module);
 int add_operators(PyObject* module);
 int add_nodes(PyObject* module);

@@ -444,27 +444,11 @@ PyObject* put_anomaly(PyObject*, PyObject* value) {
     });
 }
 PyObject* get_anomaly(PyObject*, PyObject*) { return PyBool_FromLong(anomaly_mode); }
-PyObject* get_modes(PyObject*, PyObject*) {
-    const Modes now = modes();
-    return Py_BuildValue("(NN)", PyBool_FromLong(now.grad), PyBool_FromLong(now.inference));
-}
-PyObject* put_modes(PyObject*, PyObject* args) {
-    int grad, inference;
-    if (!PyArg_ParseTuple(args, "pp:set_modes", &grad, &inference)) return nullptr;
-    set_modes({bool(grad), bool(inference)});
-    Py_RETURN_NONE;
-}
 PyObject* increment_version(PyObject*, PyObject* tensor) {
     return guarded([&]() -> PyObject* {
         wrote(expect_tensor(tensor, "increment_version"));
         Py_RETURN_NONE;
     });
-}
-PyObject* get_enabled(PyObject*, PyObject*) { return PyBool_FromLong(grad_enabled()); }
-PyObject* put_enabled(PyObject*, PyObject* value) {
-    int wanted = PyObject_IsTrue(value);
-    if (wanted < 0) return nullptr;
-    return PyBool_FromLong(set_grad_enabled(wanted));
 }
 PyObject* set_package_folder(PyObject*, PyObject* folder) {
     const char* text = PyUnicode_AsUTF8(folder);
@@ -477,8 +461,6 @@ PyMethodDef functions[] = {
     {"run_backward", backward, METH_VARARGS,
      "run_backward(tensors, gradients, retain_graph, create_graph, inputs, accumulate, batched=False)"},
     {"set_batched", set_batched, METH_VARARGS, "Sets who does the derivatives of a batch of gradients."},
-    {"grad_enabled", get_enabled, METH_NOARGS, "Whether ops record gradients on this thread."},
-    {"set_grad_enabled", put_enabled, METH_O, "Sets whether ops record gradients; returns what it was."},
     {"saved_tensors_hooks", get_saved_hooks, METH_NOARGS, "This thread's (pack, unpack), or None."},
     {"set_saved_tensors_hooks", put_saved_hooks, METH_O, "Sets this thread's (pack, unpack), or None."},
     {"refuse_saved_tensors_hooks", refuse_saved_hooks, METH_O,
@@ -489,8 +471,6 @@ PyMethodDef functions[] = {
     {"will_visit", get_will_visit, METH_O, "Whether that pass comes to a tensor's or GradientEdge's node."},
     {"anomaly_enabled", get_anomaly, METH_NOARGS, "Whether anomaly mode is on."},
     {"set_anomaly", put_anomaly, METH_O, "Switches anomaly mode; returns what it was."},
-    {"modes", get_modes, METH_NOARGS, "This thread's (grad mode, inference mode)."},
-    {"set_modes", put_modes, METH_VARARGS, "Sets this thread's (grad mode, inference mode)."},
     {"increment_version", increment_version, METH_O, "Counts a write to a tensor's memory."},
     {"record_user", record_user_call, METH_VARARGS,
      "record_user(name, context, inputs, results, saved, dirty): where each saved tensor is kept."},

@@ -30,7 +30,9 @@ bool stands_for_number(PyObject* value) {
     if (PyLong_CheckExact(value) || PyFloat_CheckExact(value) || PyBool_Check(value) || value == Py_None ||
         PyUnicode_CheckExact(value) || is_tensor(value))
         return false;
-    return PyFloat_Check(value) || is_numpy_bool(value) || (PyIndex_Check(value) && !PySequence_Check(value));
+    // Arrays of other libraries have items; so have NumPy's scalars, but those are buffers too.
+    const bool array = PySequence_Check(value) || (PyMapping_Check(value) && !PyObject_CheckBuffer(value));
+    return PyFloat_Check(value) || is_numpy_bool(value) || (PyIndex_Check(value) && !array);
 }
 
 bool is_list(PyObject* value) { return PyTuple_CheckExact(value) || PyList_CheckExact(value); }

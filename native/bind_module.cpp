@@ -73,20 +73,53 @@ void region_dealloc(PyObject* object) {
     type->tp_free(object);
     Py_DECREF(type);
 }
-PyObject* region_begin(PyObject* self, PyObject*) {
-    return guarded([&]() -> PyObject* {
+// Ends a recording, whatever the call in it gave: what was recorded before an exception still runs. An error
+// of that is raised from the call's.
+PyObject* end_call(PyObject* result, const char* returned) {
+    PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
+    const bool finished = !result && (PyErr_ExceptionMatches(PyExc_StopIteration) ||
+                                      PyErr_ExceptionMatches(PyExc_StopAsyncIteration));
+    if (!result) PyErr_Fetch(&type, &value, &traceback);
+    const int ended = guarded([&] {
+        end_recording(result ? returned : finished ? "the body returned" : "an exception");
+        return 0;
+    });
+    if (result && ended < 0) Py_CLEAR(result);
+    if (!type) return result;
+    if (ended == 0) return PyErr_Restore(type, value, traceback), nullptr;
+    PyErr_NormalizeException(&type, &value, &traceback);
+    if (traceback) PyException_SetTraceback(value, traceback);
+    PyObject *own, *failure, *line;
+    PyErr_Fetch(&own, &failure, &line);
+    PyErr_NormalizeException(&own, &failure, &line);
+    PyException_SetContext(failure, Py_NewRef(value));
+    PyException_SetCause(failure, value);
+    Py_DECREF(type);
+    Py_XDECREF(traceback);
+    PyErr_Restore(own, failure, line);
+    return nullptr;
+}
+
+// function(*args, **kwargs), recorded. One C function, so that no signal's handler can run between the
+// beginning and the call, or between the call and the end.
+PyObject* call_recorded(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names,
+                        const char* returned) {
+    if (count < 1) return PyErr_Format(PyExc_TypeError, "Region: expected a function to call");
+    const int begun = guarded([&] {
         wait_for_runs();
         begin_recording(region_of(self));
-        Py_RETURN_NONE;
+        return 0;
     });
+    if (begun < 0) return nullptr;
+    PyObject* result =
+        in_python([&] { return PyObject_Vectorcall(args[0], args + 1, size_t(count - 1), names); });
+    return end_call(result, returned);
 }
-PyObject* region_end(PyObject*, PyObject* cause) {
-    return guarded([&]() -> PyObject* {
-        const char* text =
-            PyUnicode_AsUTF8(PyUnicode_InternFromString(PyUnicode_AsUTF8(cause)));  // kept for explain()
-        end_recording(text);
-        Py_RETURN_NONE;
-    });
+PyObject* region_call(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+    return call_recorded(self, args, count, names, "the call returned");
+}
+PyObject* region_resume(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+    return call_recorded(self, args, count, names, "the body was suspended");
 }
 PyObject* region_stats(PyObject* self, PyObject*) {
     const Region& region = *region_of(self);
@@ -134,8 +167,12 @@ PyObject* region_describe(PyObject* self, PyObject*) {
     });
 }
 PyMethodDef region_methods[] = {
-    {"begin", region_begin, METH_NOARGS, "Starts recording on this thread, or joins what is being recorded."},
-    {"end", region_end, METH_O, "Ends it; the outermost region runs what is pending. The argument says why."},
+    {"call", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(region_call)),
+     METH_FASTCALL | METH_KEYWORDS,
+     "function(*args, **kwargs), recorded, or as a part of what is being recorded; then what is pending "
+     "runs."},
+    {"resume", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(region_resume)),
+     METH_FASTCALL | METH_KEYWORDS, "The same for a step of a body that may be suspended."},
     {"stats", region_stats, METH_NOARGS,
      "Counts of runs, compiles, replays op by op, recordings known and forgotten."},
     {"describe", region_describe, METH_NOARGS,
@@ -333,7 +370,7 @@ int fill_module(PyObject* module) {
     region_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&region_spec));
     if (!region_type || PyModule_AddObjectRef(module, "Region", reinterpret_cast<PyObject*>(region_type)) < 0)
         return -1;
-    for (auto add : {add_dtypes, add_ops, add_functions, add_core_ops, add_tensor, add_operators,
+    for (auto add : {add_dtypes, add_ops, add_functions, add_modes, add_core_ops, add_tensor, add_operators,
                      add_tensor_data, add_dlpack, add_autograd, add_graph, add_compiler})
         if (add(module) < 0) return -1;
     the_module = Py_NewRef(module);

@@ -521,7 +521,9 @@ bool is_symbolic(PyObject* object) {
         PyBool_Check(object))
         return false;
     Object kept = Object::borrow(object);  // its class may be asked of Python code
-    return symbolic_types && PyObject_IsInstance(object, symbolic_types) == 1;
+    const int found = symbolic_types ? PyObject_IsInstance(object, symbolic_types) : 0;
+    if (found < 0) throw Error(ErrorKind::python, "");
+    return found;
 }
 
 Fn* plain_binary(PyObject* function) {

@@ -1,5 +1,6 @@
-"""Eager and compiled calls are one: the same errors on the same lines, the same metadata, nothing written by a call
-that raises. `make scan` asks it of every function; here of what is known to be hard, and of a sample of the scan.
+"""Eager and compiled calls are one: the same errors on the same lines, the same metadata, nothing written by
+a call that raises. `make scan` asks it of every function; here of what is known to be hard, and of a sample
+of the scan.
 """
 
 from __future__ import annotations
@@ -60,7 +61,10 @@ WRITES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
         _floats,
         lambda x: kiln.sort(kiln.ones(4) * 2, out=(x, kiln.zeros(4, dtype=kiln.bool))),
     ),
-    "the shape of the second": (_floats, lambda x: kiln.aminmax(kiln.ones(3, 4), dim=0, out=(x, kiln.ones(3)))),
+    "the shape of the second": (
+        _floats,
+        lambda x: kiln.aminmax(kiln.ones(3, 4), dim=0, out=(x, kiln.ones(3))),
+    ),
 }
 
 
@@ -103,13 +107,14 @@ def test_the_line_is_the_writes() -> None:
 
 
 def test_what_the_check_mode_sees_of_errors() -> None:
-    """An op that passes on its line and raises when it runs is an error of kiln's, which names op and line."""
+    """An op that passes on its line and raises when it runs is an error of kiln's: it names op and line."""
     cube = registry.op("cube").handle  # of bool it has no kernel, which no check on the line says
 
     def step(x: Any) -> Any:
         return cube(x)
 
-    with pytest.raises(SystemError, match=r"KILN_CHECK: .*: cube of line .*test_modes\.py:\d+ raised nothing"):
+    said = r"KILN_CHECK: .*: cube of line .*test_modes\.py:\d+ raised nothing"
+    with pytest.raises(SystemError, match=said):
         kiln.compile(step)(_bools())
 
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from tests.backend import kiln
+from backend import kiln
 
 if not kiln.is_kiln:
     pytest.skip("of kiln's own objects", allow_module_level=True)

@@ -16,6 +16,8 @@ from kiln._core import Tensor
 from kiln.autograd.grad_mode import no_grad
 from kiln.errors import describe
 
+_without_grad = _core.ModeSwitch(False)
+
 
 class FunctionCtx:
     """What forward tells backward: `save_for_backward`, the marks below, and attributes of any name."""
@@ -208,18 +210,14 @@ class Function:
         ctx._function = cls
         ctx._tensors = tuple([isinstance(x, Tensor) for x in args])
         ctx.needs_input_grad = tuple([isinstance(x, Tensor) and x.requires_grad for x in args])
-        found = _core.set_grad_enabled(False)
-        try:
-            if split:
-                output = cls.forward(*args)
-                cls.setup_context(ctx, args, output)
-            else:
-                output = cls.forward(ctx, *args)
-        finally:
-            _core.set_grad_enabled(found)
+        if split:
+            output = _without_grad.call(cls.forward, *args)
+            _without_grad.call(cls.setup_context, ctx, args, output)
+        else:
+            output = _without_grad.call(cls.forward, ctx, *args)
         inputs = [x for x, is_tensor in zip(args, ctx._tensors) if is_tensor]
         several = isinstance(output, tuple)
-        results = _recorded(ctx, inputs, output if several else (output,), found)
+        results = _recorded(ctx, inputs, output if several else (output,), _core.grad_enabled())
         return tuple(results) if several else results[0]
 
 

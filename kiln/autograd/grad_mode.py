@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Callable, Generator
 from contextlib import ContextDecorator
 from functools import wraps
-from types import TracebackType
 from typing import Any, TypeVar, cast
 
 from kiln import _core
@@ -20,26 +19,10 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _GENERATOR = 0x20  # CO_GENERATOR of a code object's flags
 
 
-class _Mode:
-    """Sets the core's flags between entry and exit; `_switch` says to what."""
+class _Mode(_core.ModeSwitch):
+    """Sets the core's flags between entry and exit, which are the core's too (native/bind_modes.cpp)."""
 
-    __slots__ = ("_found", "mode")
-
-    def __init__(self, mode: bool) -> None:
-        self.mode = mode
-        self._found: list[tuple[bool, bool]] = []  # one entry for each time this object is entered
-
-    def _switch(self) -> None:
-        _core.set_grad_enabled(self.mode)
-
-    def __enter__(self) -> None:
-        self._found.append(_core.modes())
-        self._switch()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        _core.set_modes(*self._found.pop())
+    __slots__ = ()
 
     def clone(self) -> Any:
         """Another one that does the same."""
@@ -64,21 +47,14 @@ class _Mode:
 
         @wraps(function)
         def under_mode(*args: Any, **kwargs: Any) -> Any:
-            found = _core.modes()
-            self._switch()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                _core.set_modes(*found)
+            return self.call(function, *args, **kwargs)
 
         return cast(Function, under_mode)
 
     def _generator_under(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A generator function whose body runs under the mode, while whoever resumes it keeps their own."""
 
-        def resume(step: Callable[..., Any], *values: Any) -> Any:
-            with self:
-                return step(*values)
+        resume = self.call
 
         @wraps(function)
         def under_mode(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
@@ -150,22 +126,14 @@ class set_grad_enabled(_Mode):
     False
     """
 
-    __slots__ = ("_before",)
+    __slots__ = ()
 
     def __init__(self, mode: bool) -> None:
         super().__init__(bool(mode))
-        self._before: tuple[bool, bool] | None = _core.modes()
-        self._switch()
-
-    def __enter__(self) -> None:
-        self._found.append(self._before or _core.modes())
-        self._before = None
-        self._switch()
+        self.now()
 
     def __call__(self, function: Function) -> Function:
-        if self._before is not None:  # used as a decorator: the construction was not meant to switch
-            _core.set_modes(*self._before)
-            self._before = None
+        self.undo()  # used as a decorator: the construction was not meant to switch
         return super().__call__(function)
 
 
@@ -196,14 +164,11 @@ tensor and use it in autograd, or use no_grad() instead of inference_mode().
         made = super().__new__(cls)
         if isinstance(mode, bool):
             return made
-        _Mode.__init__(made, True)
+        _Mode.__init__(made, False, True)
         return made(mode)
 
     def __init__(self, mode: bool = True) -> None:
-        super().__init__(mode)
-
-    def _switch(self) -> None:
-        _core.set_modes(not self.mode, self.mode)
+        super().__init__(not mode, mode)
 
 
 def is_inference_mode_enabled() -> bool:

@@ -19,7 +19,8 @@ from kiln import _core
 from kiln.capture import service
 from kiln.capture.explain import explain
 from kiln.capture.objects import Recorded, recorded
-from kiln.capture.suspend import leave, suspended, written
+from kiln.capture.suspend import suspended, written
+from kiln.errors import shorten
 
 # what `inspect` asks of a function before it believes its code
 _FUNCTION_LIKE = ("__name__", "__code__", "__defaults__", "__kwdefaults__", "__annotations__")
@@ -48,17 +49,13 @@ class Compiled:
                 setattr(self, own, getattr(body, own))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        region = self._region
         if self._suspended:
-            return self._suspended(self._function(*args, **kwargs), region)
-        region.begin()
+            return self._suspended(self._function(*args, **kwargs), self._region)
         try:
-            result = self._function(*args, **kwargs)
-        except BaseException as error:
-            leave(region, error)
+            return self._region.call(self._function, *args, **kwargs)
+        except Exception as error:
+            shorten(error)
             raise
-        region.end("the call returned")
-        return result
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """As a method, where the function would be one: the instance is the first argument."""

@@ -145,7 +145,15 @@ def pointwise(
     graph = function.graph(operands)
     dtypes = [v.dtype for v in graph.outputs]
     targets = list(out_dtypes) or dtypes
-    nest = pointwise_nest(graph, ndim, layouts, targets)
+    try:
+        nest = pointwise_nest(graph, ndim, layouts, targets)
+    except NotImplementedError:
+        for have, want in zip(dtypes, targets):  # PyTorch's first error; elsewhere the core checks it
+            if not _core.can_cast(have, want):
+                raise RuntimeError(
+                    f"{function.name}: result type {have} can't be cast to the desired output type {want}"
+                ) from None
+        raise
     return [planned(NestKernel(nest))], targets, dtypes
 
 

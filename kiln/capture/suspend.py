@@ -18,14 +18,6 @@ from typing import Any
 _GENERATOR, _COROUTINE, _ASYNC_GENERATOR = 0x20, 0x80, 0x200  # of a code object's flags
 
 
-def leave(region: Any, error: BaseException) -> None:
-    """Ends a region because of an exception: what was recorded before it still runs."""
-    try:
-        region.end("an exception")
-    except Exception as failure:
-        raise failure from error
-
-
 class _Resumed:
     """What can be sent values and exceptions; each of them runs the body in the region."""
 
@@ -33,18 +25,7 @@ class _Resumed:
         self._body, self._region = body, region
 
     def _resume(self, step: Callable[..., Any], *values: Any) -> Any:
-        region = self._region
-        region.begin()
-        try:
-            result = step(*values)
-        except (StopIteration, StopAsyncIteration):
-            region.end("the body returned")
-            raise
-        except BaseException as error:
-            leave(region, error)
-            raise
-        region.end("the body was suspended")
-        return result
+        return self._region.resume(step, *values)
 
     def send(self, value: Any) -> Any:
         return self._resume(self._body.send, value)

@@ -104,6 +104,9 @@ class Module:
     )
 
     def __init__(self) -> None:
+        for kind in _KINDS:
+            for name in self.__dict__.get(kind, ()):  # of a module whose __init__ is called again
+                del self.__dict__[name]
         self.__dict__.update(
             training=True, _non_persistent=set(),
             _parameters=Owned(self), _buffers=Owned(self), _modules=Owned(self),

@@ -395,7 +395,7 @@ def _as_double(x: Any) -> Any:
     "float_power",
     inplace=True,
     samples=_float_power_samples,
-    failures=d.failures((("text", d.Zeros(2)), {}, TypeError, "convert")),
+    failures=d.failures((("text", d.Zeros(2)), {}, TypeError, "argument 'input'")),
 )
 def float_power(input: Any, exponent: Any, *, out: Any = None) -> Any:
     """`input ** exponent` in float64, broadcast; numbers or any dtype. RuntimeError for an `out` of another

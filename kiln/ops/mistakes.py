@@ -25,6 +25,10 @@ from kiln.ops.declare import FACTS
 _RAISE = (dis.opmap["RAISE_VARARGS"], dis.opmap["RERAISE"])
 # what our own errors are; of these the text gets the function's name
 _OURS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
+# what is no accident, whoever raises it
+_KEPT = (
+    *_OURS, ArithmeticError, BufferError, EOFError, ImportError, MemoryError, OSError, SystemError, Warning,
+)  # fmt: skip
 _TENSORS = ("input", "other", "tensor", "x")  # what is called so is one, where nothing says more
 _NUMBERS = {"float": ("int", "bool"), "int": ("bool",)}  # what else is a float, an int
 _OF_LETTER = {
@@ -47,10 +51,12 @@ def tell(callable: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: Ba
     name = _name(callable)
     if name is None:
         return error  # no function of the table: only its frames go
-    wrong = None if deliberate and not _about_types(error) else _wrong_argument(callable, name, args, kwargs)
+    accident = not deliberate and not isinstance(error, _KEPT)
+    about_types = isinstance(error, TypeError) and (not deliberate or "argument" in str(error))
+    wrong = _wrong_argument(callable, name, args, kwargs) if accident or about_types else None
     if wrong is not None:
         return _plainly(TypeError(wrong))
-    if not deliberate and not isinstance(error, (*_OURS, ArithmeticError, OSError, MemoryError, Warning)):
+    if accident:
         return _plainly(TypeError(f"{name}(): the arguments do not fit ({type(error).__name__}: {error})"))
     if type(error) in _OURS and len(error.args) == 1 and isinstance(error.args[0], str):
         text = error.args[0] if told is None else told
@@ -70,11 +76,6 @@ def _plainly(error: TypeError) -> TypeError:
 def _raises(entry: TracebackType) -> bool:
     """Whether the error was raised on purpose: by a `raise` statement."""
     return entry.tb_frame.f_code.co_code[entry.tb_lasti] in _RAISE
-
-
-def _about_types(error: BaseException) -> bool:
-    """Whether an inner function complained of an argument, as it may have got it from this call."""
-    return isinstance(error, TypeError) and "argument" in str(error)
 
 
 def _name(callable: Any) -> str | None:

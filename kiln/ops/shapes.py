@@ -223,17 +223,16 @@ for _name, _given in _VIEWED.items():
 
 # Views made in place: the tensor becomes its own view
 
+_with_grad = _core.ModeSwitch(True)
+
 
 def _becoming(name: str) -> Callable[..., Any]:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         def view(x: Any) -> Any:
             if not x.requires_grad or x.is_leaf:
                 return registry.function(name)(x, *args, **kwargs)
-            mode = _core.set_grad_enabled(True)  # under no_grad too: the tensor keeps its history
-            try:
-                return registry.function(name)(x, *args, **kwargs)
-            finally:
-                _core.set_grad_enabled(mode)
+            # under no_grad too: the tensor keeps its history
+            return _with_grad.call(registry.function(name), x, *args, **kwargs)
 
         return becoming(self, f"{name}_", view)
 

@@ -2,9 +2,9 @@
 
     call := a function, and what makes its arguments anew, so that every run writes to tensors of its own
 
-Each sample is called as it is; with one argument exchanged (another dtype, shape, layout, a tensor that requires
-grad, something that is no tensor, numbers out of range); with `out=` and in place, into tensors that may and may not
-be written so. A function without samples is called with a few arguments of the common kinds.
+Each sample is called as it is; with one argument exchanged (another dtype, shape, layout, a tensor that
+requires grad, something that is no tensor, numbers out of range); with `out=` and in place, into tensors that
+may and may not be written so. A function without samples is called with a few arguments of the common kinds.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import kiln
+from kiln import ops
 from kiln.ops import declare, record, registry
 from kiln.testing.compare import is_tensor
 from kiln.testing.op_cases import Case, Entry, tensors
@@ -313,7 +314,8 @@ def _plain_arguments(kinds: str, dtype: str) -> Arguments:
 
     def one(kind: str) -> Any:
         x = kiln.arange(6).view(2, 3)
-        made = {"i": lambda: kiln.tensor([0, 1]), "l": lambda: [_as(dtype, x), _as(dtype, x)], "n": lambda: 1,
+        made: dict[str, Any] = {
+                "i": lambda: ops.tensor([0, 1]), "l": lambda: [_as(dtype, x), _as(dtype, x)], "n": lambda: 1,
                 "s": lambda: (2, 3), "x": lambda: _as(dtype, x)}  # fmt: skip
         return made[kind]()
 
@@ -332,7 +334,8 @@ def plain_calls(name: str, function: Callable[..., Any], dtype: str) -> Iterator
 def table() -> dict[str, Entry]:
     """What has samples: the ops, and the functions made of them."""
     registry.everything()
-    return {r.name: Entry(r) for r in (*record.table(), *declare.records())}
+    records: list[Any] = [*record.table(), *declare.records()]
+    return {r.name: Entry(r) for r in records}
 
 
 def names() -> list[str]:

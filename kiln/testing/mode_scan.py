@@ -1,15 +1,17 @@
-"""A scan of all public functions: eager and compiled calls give the same results, errors and tensors after them.
+"""A scan of all public functions: eager and compiled calls give the same results, errors and tensors after
+them.
 
     python -m kiln.testing.mode_scan [--part 0/4] [--dtypes float32,int64] [add scatter_ linalg.inv ...]
 
-Every call (mode_cases.py) runs eagerly, then under `kiln.compile`: at first op by op, then by its program, which
-the check mode makes at once and compares with its ops. The call stands in a `try` inside the compiled function, so
-that an error that comes later than on its line is not caught there. Compared are the exception's type and
-words, or the results' dtypes, shapes, strides and bits, and what they share with the arguments; of every tensor given
-and the memory it views: values, strides and version. A call that raises must have written nothing.
+Every call (mode_cases.py) runs eagerly, then under `kiln.compile`: at first op by op, then by its program,
+which the check mode makes at once and compares with its ops. The call stands in a `try` inside the compiled
+function, so that an error that comes later than on its line is not caught there. Compared are the exception's
+type and words, or the results' dtypes, shapes, strides and bits, and what they share with the arguments; of
+every tensor given and the memory it views: values, strides and version. A call that raises must have written
+nothing.
 
-Each difference is a line; exit status 1 if there is any. A second run with the same KILN_CACHE_DIR takes the programs
-from disk.
+Each difference is a line; exit status 1 if there is any. A second run with the same KILN_CACHE_DIR takes the
+programs from disk.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from typing import Any, NamedTuple
 import kiln
 from kiln import _core
 from kiln.testing.compare import bits, is_tensor, to_array
-from kiln.testing.mode_cases import DTYPES, Arguments, Call, Unfit, calls, names
+from kiln.testing.mode_cases import DTYPES, Arguments, Call, calls, names
 
 STATE = ("dtype", "shape", "strides", "offset", "version", "requires_grad", "is_leaf", "bits")
 RUNS = 3  # of the compiled function: op by op, compiled, by the program
@@ -52,7 +54,7 @@ def _step(function: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _state(x: Any) -> tuple[Any, ...]:
-    """Everything of a tensor that a program can see; of a copy, as writes to what NumPy saw are not recorded."""
+    """Everything of a tensor that a program can see; of a copy, as what NumPy saw is not recorded."""
     copied = x.detach().clone()
     version = None if x.is_inference() else x._version
     return (str(x.dtype), tuple(x.shape), x.stride(), x.storage_offset(), version, x.requires_grad, x.is_leaf,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,9 +72,9 @@ def _unpooled(
     except (IndexError, RuntimeError) as error:
         if "out of bounds" not in str(error):
             raise
+        (index,) = re.findall(r"index (-?[0-9]+) is", str(error))
         raise RuntimeError(
-            f"Found an invalid max index: {str(error).split()[1]} (output volumes are of size "
-            f"{'x'.join(map(str, sizes))})"
+            f"Found an invalid max index: {index} (output volumes are of size {'x'.join(map(str, sizes))})"
         ) from error
     return _reshape(found, (*lead, *sizes))
 

@@ -1,0 +1,165 @@
+// Grad mode and inference mode as what a `with` statement holds: entered and left in one C function each, so
+// that a signal's handler, which runs between two of Python's instructions, finds a mode either as it was or
+// as it is remembered.
+#include "bind.h"
+
+#include <optional>
+#include <vector>
+
+#include "autograd.h"
+
+namespace kiln {
+namespace {
+
+struct ModeSwitchObject {
+    PyObject_HEAD std::vector<Modes>* found;  // one for each time the object is entered
+    std::optional<Modes>* before;             // what `now` found, until the object is entered
+    bool grad;
+    int inference;  // -1: stays as it is
+};
+
+ModeSwitchObject& switch_of(PyObject* object) { return *reinterpret_cast<ModeSwitchObject*>(object); }
+
+void set(const ModeSwitchObject& self) {
+    if (self.inference < 0)
+        set_grad_enabled(self.grad);
+    else
+        set_modes({self.grad, bool(self.inference)});
+}
+
+// Remembers the modes and switches; nothing is changed if there is no memory for that.
+void enter(ModeSwitchObject& self) {
+    self.found->push_back(*self.before ? **self.before : modes());
+    self.before->reset();
+    set(self);
+}
+void leave(ModeSwitchObject& self) {
+    KILN_CHECK(!self.found->empty(), runtime, "a mode is left that was not entered");
+    set_modes(self.found->back());
+    self.found->pop_back();
+}
+
+PyObject* switch_new(PyTypeObject* type, PyObject*, PyObject*) {
+    return guarded([&]() -> PyObject* {
+        Object object = checked(type->tp_alloc(type, 0));
+        switch_of(object.get()).found = new std::vector<Modes>();
+        switch_of(object.get()).before = new std::optional<Modes>();
+        return object.release();
+    });
+}
+void switch_dealloc(PyObject* object) {
+    PyTypeObject* type = Py_TYPE(object);
+    delete switch_of(object).found;
+    delete switch_of(object).before;
+    type->tp_free(object);
+    Py_DECREF(type);
+}
+// (grad, inference or None)
+int switch_init(PyObject* object, PyObject* args, PyObject*) {
+    int grad;
+    PyObject* inference = Py_None;
+    if (!PyArg_ParseTuple(args, "p|O:ModeSwitch", &grad, &inference)) return -1;
+    switch_of(object).grad = grad;
+    switch_of(object).inference = inference == Py_None ? -1 : PyObject_IsTrue(inference);
+    return 0;
+}
+PyObject* switch_enter(PyObject* self, PyObject*) {
+    return guarded([&]() -> PyObject* {
+        enter(switch_of(self));
+        Py_RETURN_NONE;
+    });
+}
+PyObject* switch_exit(PyObject* self, PyObject* const*, Py_ssize_t) {
+    return guarded([&]() -> PyObject* {
+        leave(switch_of(self));
+        Py_RETURN_NONE;
+    });
+}
+PyObject* switch_now(PyObject* self, PyObject*) {
+    *switch_of(self).before = modes();
+    set(switch_of(self));
+    Py_RETURN_NONE;
+}
+PyObject* switch_undo(PyObject* self, PyObject*) {
+    std::optional<Modes>& before = *switch_of(self).before;
+    if (before) set_modes(*before);
+    before.reset();
+    Py_RETURN_NONE;
+}
+// function(*args, **kwargs) under the mode.
+PyObject* switch_call(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+    if (count < 1) return PyErr_Format(PyExc_TypeError, "call: expected a function");
+    const Modes found = modes();
+    set(switch_of(self));
+    PyObject* result =
+        in_python([&] { return PyObject_Vectorcall(args[0], args + 1, size_t(count - 1), names); });
+    set_modes(found);
+    return result;
+}
+PyObject* switch_mode(PyObject* self, void*) {
+    const ModeSwitchObject& own = switch_of(self);
+    return PyBool_FromLong(own.inference < 0 ? own.grad : own.inference);
+}
+
+template <class Method>
+PyCFunction as_method(Method* method) {
+    return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(method));
+}
+PyMethodDef switch_methods[] = {
+    {"__enter__", switch_enter, METH_NOARGS, "Remembers the modes and switches."},
+    {"__exit__", as_method(switch_exit), METH_FASTCALL, "Back to what was found."},
+    {"now", switch_now, METH_NOARGS, "Switches at once; the next entry goes back to what this found."},
+    {"undo", switch_undo, METH_NOARGS, "Takes `now` back."},
+    {"call", as_method(switch_call), METH_FASTCALL | METH_KEYWORDS,
+     "function(*args, **kwargs) under the mode."},
+    {nullptr, nullptr, 0, nullptr},
+};
+PyGetSetDef switch_getset[] = {
+    {"mode", switch_mode, nullptr, "What it switches to.", nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr},
+};
+PyType_Slot switch_slots[] = {
+    {Py_tp_new, reinterpret_cast<void*>(switch_new)},
+    {Py_tp_init, reinterpret_cast<void*>(switch_init)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(switch_dealloc)},
+    {Py_tp_methods, switch_methods},
+    {Py_tp_getset, switch_getset},
+    {0, nullptr},
+};
+PyType_Spec switch_spec = {"kiln._core.ModeSwitch", sizeof(ModeSwitchObject), 0,
+                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, switch_slots};
+
+PyObject* get_modes(PyObject*, PyObject*) {
+    const Modes now = modes();
+    return Py_BuildValue("(NN)", PyBool_FromLong(now.grad), PyBool_FromLong(now.inference));
+}
+PyObject* put_modes(PyObject*, PyObject* args) {
+    int grad, inference;
+    if (!PyArg_ParseTuple(args, "pp:set_modes", &grad, &inference)) return nullptr;
+    set_modes({bool(grad), bool(inference)});
+    Py_RETURN_NONE;
+}
+PyObject* get_enabled(PyObject*, PyObject*) { return PyBool_FromLong(grad_enabled()); }
+PyObject* put_enabled(PyObject*, PyObject* value) {
+    int wanted = PyObject_IsTrue(value);
+    if (wanted < 0) return nullptr;
+    return PyBool_FromLong(set_grad_enabled(wanted));
+}
+
+PyMethodDef functions[] = {
+    {"grad_enabled", get_enabled, METH_NOARGS, "Whether ops record gradients on this thread."},
+    {"set_grad_enabled", put_enabled, METH_O, "Sets whether ops record gradients; returns what it was."},
+    {"modes", get_modes, METH_NOARGS, "This thread's (grad mode, inference mode)."},
+    {"set_modes", put_modes, METH_VARARGS, "Sets this thread's (grad mode, inference mode)."},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+}  // namespace
+
+int add_modes(PyObject* module) {
+    const Object type = Object::steal(PyType_FromSpec(&switch_spec));
+    if (!type || PyModule_AddObjectRef(module, "ModeSwitch", type.get()) < 0) return -1;
+    return PyModule_AddFunctions(module, functions);
+}
+
+}  // namespace kiln
