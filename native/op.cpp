@@ -51,7 +51,7 @@ void change_default_dtype(DType dtype) {
         fn->handle = std::move(next.handle);
         fn->flat = {};
         fn->flat_saves = {};
-        fn->last_code = 0;
+        fn->last_code = fn->last_written = 0;
         fn->last_derivative = nullptr;
     }
 }

@@ -138,6 +138,7 @@ struct Fn {
     Flat flat;
     FlatSaves flat_saves;
     uint64_t last_code = 0;
+    uint64_t last_written = 0;  // what the last write that was checked looked like, 0: none
     Fn* last_derivative = nullptr;
 
     // What was learnt of it under other default dtypes: a function's graph may depend on that one.

@@ -96,7 +96,9 @@ TensorRef new_tensor_like(DType dtype, const Tensor& like) {
     TensorRef tensor(FreeList<Tensor>::make());
     tensor->dtype = dtype;
     tensor->sizes = like.sizes;
-    tensor->strides = contiguous_strides(like.sizes);  // like's own may differ in dims of size 0 and 1
+    tensor->strides = like.strides;
+    if (std::any_of(like.sizes.begin(), like.sizes.end(), [](int64_t size) { return size <= 1; }))
+        tensor->strides = contiguous_strides(like.sizes);  // like's own may be others there
     tensor->numel = like.numel;
     tensor->storage = allocate(size_t(like.numel) * itemsize(dtype));
     return tensor;
@@ -186,16 +188,24 @@ void visit_places(const Tensor& x, Visit visit) {
 
 // Whether every step goes beyond what the narrower dims reach, so that no two elements can meet.
 bool steps_apart(const Tensor& x) {
-    SmallVector<std::pair<int64_t, int64_t>, 8> dims;  // step, size
-    for (int d = 0; d < x.ndim(); ++d)
-        if (x.sizes[d] > 1) dims.push_back({std::abs(x.strides[d]), x.sizes[d]});
-    std::sort(dims.begin(), dims.end());
+    using Step = std::pair<int64_t, int64_t>;  // and the size it is taken over
+    SmallVector<Step, 8> dims;
     int64_t reach = 0;
-    for (const auto& [step, size] : dims) {
-        if (step <= reach) return false;
-        reach += (size - 1) * step;
-    }
-    return true;
+    auto apart = [&reach](const Step& dim) {
+        const bool beyond = dim.first > reach;
+        reach += (dim.second - 1) * dim.first;
+        return beyond;
+    };
+    bool all = true;
+    for (int d = x.ndim() - 1; d >= 0; --d)
+        if (x.sizes[d] > 1) {
+            dims.push_back({std::abs(x.strides[d]), x.sizes[d]});
+            all = all && apart(dims[dims.size() - 1]);
+        }
+    if (all) return true;  // in order, as most are
+    std::sort(dims.begin(), dims.end());
+    reach = 0;
+    return std::all_of(dims.begin(), dims.end(), apart);
 }
 
 }  // namespace

@@ -299,7 +299,7 @@ def calls_of(entry: Entry, function: Callable[..., Any], dtype: str) -> Iterator
         for mark, called, changes in forms:
             for name, change in changes.items():
                 label = f"{case.label} {'in ' + dtype if dtype != drawn else ''}{mark}: {name}"
-                right = name == AS_IT_IS and not mark and dtype == drawn
+                right = name == AS_IT_IS and not mark and dtype == drawn and entry.record.public
                 yield Call(label, called, partial(_made, case, dtype, change), right)
     if dtype == "float32":
         for n, (args, kwargs, *_) in enumerate(entry.failures()):

@@ -52,10 +52,11 @@ def _step(function: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _state(x: Any) -> tuple[Any, ...]:
-    """Everything of a tensor that a program can see."""
+    """Everything of a tensor that a program can see; of a copy, as writes to what NumPy saw are not recorded."""
+    copied = x.detach().clone()
     version = None if x.is_inference() else x._version
     return (str(x.dtype), tuple(x.shape), x.stride(), x.storage_offset(), version, x.requires_grad, x.is_leaf,
-            bits(to_array(x)).tobytes())  # fmt: skip
+            bits(to_array(copied)).tobytes())  # fmt: skip
 
 
 def _leaves(result: Any) -> Iterator[Any]:
