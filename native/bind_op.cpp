@@ -542,7 +542,8 @@ namespace {
 bool same_types(PyObject* a, PyObject* b) {
     if (a == b) return true;
     if (Py_TYPE(a) != Py_TYPE(b)) return false;
-    if (PyFloat_CheckExact(a)) return std::signbit(PyFloat_AS_DOUBLE(a)) == std::signbit(PyFloat_AS_DOUBLE(b));
+    if (PyFloat_CheckExact(a))
+        return std::signbit(PyFloat_AS_DOUBLE(a)) == std::signbit(PyFloat_AS_DOUBLE(b));
     bool same = true;
     for (Py_ssize_t i = 0; same && PyTuple_Check(a) && i < PyTuple_GET_SIZE(a); ++i)
         same = same_types(PyTuple_GET_ITEM(a, i), PyTuple_GET_ITEM(b, i));

@@ -231,7 +231,8 @@ int64_t checked_numel(const Dims& sizes);  // Error{runtime} on overflow or a ne
 std::pair<int64_t, int64_t> extent(const Dims& sizes, const Dims& strides, int64_t offset);
 // Whether a dim of more than one element has stride 0.
 bool is_expanded(const Tensor& tensor);
-// Whether two elements of one tensor share memory; exactly, where strides alone do not tell by looking at all.
+// Whether two elements of one tensor share memory; exactly, where strides alone do not tell by looking at
+// all.
 bool overlaps_itself(const Tensor& tensor);
 // Writes a tensor's elements one by one in logical order, from values that lie so: of elements that share
 // memory the last one stays.

@@ -68,8 +68,8 @@ LATE_OWN: dict[str, set[str]] = {
 
 FORBIDDEN_AT_IMPORT = ("numpy", "scipy", "llvmlite", "inspect", "dataclasses", "torch")
 LONGEST_FILE = 600
-LONGEST_CORE = 7760
-LONGEST_BINDING = 4395  # the C API spelled out, which the core proper does not see
+LONGEST_CORE = 7950
+LONGEST_BINDING = 4450  # the C API spelled out, which the core proper does not see
 
 SOURCES = sorted(KILN.rglob("*.py"))
 NATIVE_FILES = sorted(p for p in NATIVE.rglob("*") if p.suffix in (".h", ".cpp", ".hpp", ".cc"))
