@@ -1,5 +1,5 @@
-"""Eager and compiled calls are one: the same errors on the same lines, the same metadata, nothing written by a call
-that raises. `make scan` asks it of every function; here of what is known to be hard, and of a sample of the scan.
+"""Eager and compiled calls are one: the same errors on the same lines, the same metadata, nothing written by
+a call that raises. `make scan` asks it of every function; here of what is known to be hard, and of a sample.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def test_the_line_is_the_writes() -> None:
 
 
 def test_what_the_check_mode_sees_of_errors() -> None:
-    """An op that passes on its line and raises when it runs is an error of kiln's, which names op and line."""
+    """An op that passes on its line and raises when it runs is an error of kiln's that names op and line."""
     cube = registry.op("cube").handle  # of bool it has no kernel, which no check on the line says
 
     def step(x: Any) -> Any:

@@ -6,8 +6,8 @@
           | Quotient(a, b)        a // b for non-negative a and positive b
 
 Sizes are immutable and interned, so equality of normal forms is identity. They never compare by value:
-`a < b` on a Size raises, because what a program does may not depend on a particular size. Nor is there arithmetic
-with floats: what is remembered of 1 must not be found for 1.0.
+`a < b` on a Size raises, because what a program does may not depend on a particular size. Nor is there
+arithmetic with floats: what is remembered of 1 must not be found for 1.0.
 """
 
 from __future__ import annotations

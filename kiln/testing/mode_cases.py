@@ -2,9 +2,9 @@
 
     call := a function, and what makes its arguments anew, so that every run writes to tensors of its own
 
-Each sample is called as it is; with one argument exchanged (another dtype, shape, layout, a tensor that requires
-grad, something that is no tensor, numbers out of range); with `out=` and in place, into tensors that may and may not
-be written so. A function without samples is called with a few arguments of the common kinds.
+Each sample is called as it is; with one argument exchanged (another dtype, shape, layout, a tensor that
+requires grad, something that is no tensor, numbers out of range); with `out=` and in place, into tensors that
+may and may not be written so. A function without samples is called with a few arguments of the common kinds.
 """
 
 from __future__ import annotations
@@ -313,9 +313,8 @@ def _plain_arguments(kinds: str, dtype: str) -> Arguments:
 
     def one(kind: str) -> Any:
         x = kiln.arange(6).view(2, 3)
-        made = {"i": lambda: kiln.tensor([0, 1]), "l": lambda: [_as(dtype, x), _as(dtype, x)], "n": lambda: 1,
-                "s": lambda: (2, 3), "x": lambda: _as(dtype, x)}  # fmt: skip
-        return made[kind]()
+        made = {"i": kiln.arange(2), "l": [_as(dtype, x), _as(dtype, x)], "n": 1, "s": (2, 3)}
+        return made.get(kind, _as(dtype, x))
 
     return Arguments(map(one, kinds), {})
 
@@ -332,7 +331,8 @@ def plain_calls(name: str, function: Callable[..., Any], dtype: str) -> Iterator
 def table() -> dict[str, Entry]:
     """What has samples: the ops, and the functions made of them."""
     registry.everything()
-    return {r.name: Entry(r) for r in (*record.table(), *declare.records())}
+    records: list[Any] = [*record.table(), *declare.records()]
+    return {r.name: Entry(r) for r in records}
 
 
 def names() -> list[str]:

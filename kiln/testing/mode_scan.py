@@ -1,15 +1,16 @@
-"""A scan of all public functions: eager and compiled calls give the same results, errors and tensors after them.
+"""A scan of all public functions: eager and compiled calls give the same results and errors.
 
     python -m kiln.testing.mode_scan [--part 0/4] [--dtypes float32,int64] [add scatter_ linalg.inv ...]
 
-Every call (mode_cases.py) runs eagerly, then under `kiln.compile`: at first op by op, then by its program, which
-the check mode makes at once and compares with its ops. The call stands in a `try` inside the compiled function, so
-that an error that comes later than on its line is not caught there. Compared are the exception's type and
-words, or the results' dtypes, shapes, strides and bits, and what they share with the arguments; of every tensor given
-and the memory it views: values, strides and version. A call that raises must have written nothing.
+Every call (mode_cases.py) runs eagerly, then under `kiln.compile`: at first op by op, then by its program,
+which the check mode makes at once and compares with its ops. The call stands in a `try` inside the compiled
+function, so that an error that comes later than on its line is not caught there. Compared are the exception's
+type and words, or the results' dtypes, shapes, strides and bits, and what they share with the arguments; of
+every tensor given and the memory it views: values, strides and version. A call that raises must have written
+nothing.
 
-Each difference is a line; exit status 1 if there is any. A second run with the same KILN_CACHE_DIR takes the programs
-from disk.
+Each difference is a line; exit status 1 if there is any. A second run with the same KILN_CACHE_DIR takes the
+programs from disk.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ def _step(function: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _state(x: Any) -> tuple[Any, ...]:
-    """Everything of a tensor that a program can see; of a copy, as writes to what NumPy saw are not recorded."""
-    copied = x.detach().clone()
+    """Everything of a tensor that a program can see."""
+    copied = x.detach().clone()  # writes to what NumPy saw would not be recorded
     version = None if x.is_inference() else x._version
     return (str(x.dtype), tuple(x.shape), x.stride(), x.storage_offset(), version, x.requires_grad, x.is_leaf,
             bits(to_array(copied)).tobytes())  # fmt: skip
