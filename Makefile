@@ -18,7 +18,7 @@ ASAN_TESTS ?= tests/test_native_leaf.py $(filter-out tests/test_native_leaf.py t
     tests/test_table.py tests/test_docs.py, $(wildcard tests/test_*.py)) \
     $(addprefix tests/test_ops.py::,test_operands_are_not_written test_errors)
 
-.PHONY: test answers demo bench ulp fuzz opinfo gradcheck docs lint build asan bench-native clean
+.PHONY: test answers demo bench ulp fuzz opinfo gradcheck scan docs lint build asan bench-native clean
 
 test: $(VENV)/.kiln-installed
 	$(SAFE) $(BIN)/pytest -q -n $(WORKERS) --dist loadfile $(ARGS)
@@ -46,6 +46,12 @@ opinfo: $(VENV)/.kiln-installed
 gradcheck: $(VENV)/.kiln-installed
 	KILN_TEST_FULL=1 $(SAFE) $(BIN)/pytest -q -n $(WORKERS) --dist loadfile tests/test_derivatives.py tests/test_subgradients.py \
 	    tests/test_gradcheck.py tests/test_linalg.py $(ARGS)
+
+# The second run takes the programs of the first from disk.
+scan: $(VENV)/.kiln-installed
+	rm -rf build/scan-cache
+	KILN_CACHE_DIR=build/scan-cache $(SAFE) $(BIN)/python -m kiln.testing.mode_scan $(ARGS)
+	KILN_CACHE_DIR=build/scan-cache $(SAFE) $(BIN)/python -m kiln.testing.mode_scan --every 7 $(ARGS)
 
 docs: $(VENV)/.tools
 	$(PIP) install scipy

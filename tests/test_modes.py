@@ -1,6 +1,5 @@
 """Eager and compiled calls are one: the same errors on the same lines, the same metadata, nothing written by
-a call that raises. `make scan` asks it of every function; here of what is known to be hard, and of a sample
-of the scan.
+a call that raises. `make scan` asks it of every function; here of what is known to be hard, and of a sample.
 """
 
 from __future__ import annotations
@@ -17,11 +16,12 @@ import numpy as np
 import pytest
 
 import kiln
+from kiln import _core
 from kiln.ops import registry
-from kiln.testing.mode_cases import names
-from kiln.testing.mode_scan import scan
+from kiln.testing.mode_cases import Arguments, Call, names
+from kiln.testing.mode_scan import differences, outcome, scan
 
-EVERY = 1 if os.environ.get("KILN_TEST_FULL") else 353  # of so many calls of the scan one
+EVERY = 1 if os.environ.get("KILN_TEST_FULL") else 701  # of so many calls of the scan one
 
 
 def _ints() -> Any:
@@ -107,14 +107,15 @@ def test_the_line_is_the_writes() -> None:
 
 
 def test_what_the_check_mode_sees_of_errors() -> None:
-    """An op that passes on its line and raises when it runs is an error of kiln's: it names op and line."""
+    """An op that passes on its line and raises when it runs is an error of kiln's that names op and line."""
     cube = registry.op("cube").handle  # of bool it has no kernel, which no check on the line says
 
     def step(x: Any) -> Any:
         return cube(x)
 
-    said = r"KILN_CHECK: .*: cube of line .*test_modes\.py:\d+ raised nothing"
-    with pytest.raises(SystemError, match=said):
+    with pytest.raises(
+        SystemError, match=r"KILN_CHECK: .*: cube of line .*test_modes\.py:\d+ raised nothing"
+    ):
         kiln.compile(step)(_bools())
 
 
@@ -227,6 +228,42 @@ def test_equal_numbers_of_other_types() -> None:
 
 
 # ---- the scan ----
+
+
+def test_what_the_scan_sees() -> None:
+    """A function that raises after writing, one whose error is lost, and one that gives other strides."""
+
+    def writes_and_raises(x: Any) -> Any:
+        x.add_(1)
+        raise ValueError("no")
+
+    def raises_eagerly(x: Any) -> Any:
+        if not _core.recording():
+            raise ValueError("no")
+        return x
+
+    def other_strides(x: Any) -> Any:
+        return x.t() if _core.recording() else x.t().contiguous()
+
+    for function, words in (
+        (writes_and_raises, "and wrote"),
+        (raises_eagerly, "raised 'nothing'"),
+        (other_strides, "strides"),
+    ):
+        call = Call(words, function, lambda: Arguments([kiln.ones(2, 3)], {}))
+        assert any(words in line for line in differences(call))
+
+
+def test_the_scan_leaves_arguments_recordable() -> None:
+    """Looking at them must not make their memory public: writes to that are not recorded."""
+
+    def step(x: Any) -> Any:
+        return x.add_(1)
+
+    compiled = kiln.compile(lambda function, args, kwargs: function(*args, **kwargs), wait=True)
+    recorded = outcome(Call("", step, lambda: Arguments([kiln.ones(2, 3)], {})), compiled)
+    assert not recorded.raised
+    assert compiled.stats()["runs"] == 1
 
 
 def test_a_sample_of_the_scan() -> None:
