@@ -176,6 +176,12 @@ async def later(x: Any) -> Any:
     return x + 1
 
 
+@kiln.compile
+@functools.lru_cache
+def kept(x: Any) -> Any:
+    return x + 1
+
+
 class Holder:
     """Compiled in a class's body, over and under other decorators."""
 
@@ -246,7 +252,7 @@ def test_binding_in_a_class() -> None:
 
 def test_copies_and_pickles_are_those_of_the_function() -> None:
     """A function is its own copy and goes by its name; a method takes its instance along."""
-    for function in (decorated, later, Holder.method, Holder.static):
+    for function in (decorated, later, kept, Holder.method, Holder.static):
         assert copy.copy(function) is copy.deepcopy(function) is function
         assert pickle.loads(pickle.dumps(function)) is function
     by_parts = pickle.loads(pickle.dumps(kiln.compile(plain, wait=True)))

@@ -5,6 +5,7 @@ public method and every protocol of kiln's modules, so a new one needs a line he
 from __future__ import annotations
 
 import copy
+import gc
 import inspect
 import pickle
 import weakref
@@ -453,6 +454,54 @@ def test_what_compiled_functions_have_is_found() -> None:
     assert not empty and isinstance(empty, nn.Sequential) and empty(3) == 3
     with pytest.raises(TypeError, match=r"compiler.stats: expected what kiln.compile returned, got"):
         kiln.compiler.stats(chain())
+
+
+@pytest.mark.parametrize("again", ["__init__", "__setstate__"])
+def test_a_module_outlives_the_compiled_one(again: str) -> None:
+    """What a module owns is in its `__dict__` too, whoever made it own it."""
+    inner = chain()
+    compiled = kiln.compile(inner)
+    getattr(compiled, again)(*([] if again == "__init__" else [dict(vars(inner))]))
+    compiled.late = nn.ReLU()
+    del compiled
+    gc.collect()
+    inner._modules["late"] = other = nn.Tanh()
+    assert inner.late is other and len(inner) == (1 if again == "__init__" else 4)
+
+
+def test_modules_with_ways_of_their_own() -> None:
+    """`__call__`, `__setattr__`, `__getattribute__` and `forward` of a class or an instance."""
+
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.asked: list[str] = []
+
+        def __call__(self, x: Any, *, shift: float) -> Any:
+            return super().__call__(x) + shift
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            super().__setattr__(name, value * 2 if name == "twice" else value)
+
+        def __getattribute__(self, name: str) -> Any:
+            return 7 if name == "seven" else super().__getattribute__(name)
+
+        @kiln.compile
+        def forward(self, x: Any) -> Any:
+            return x * 3
+
+    inner = Own()
+    compiled = kiln.compile(inner)
+    compiled.twice = 4
+    assert (inner.twice, compiled.twice, compiled.seven) == (8, 8, 7)
+    assert compiled(kiln.ones(1), shift=1.0).tolist() == [4.0] and compiled.forward(2) == 6
+    assert list(inspect.signature(compiled).parameters) == ["x", "shift"]
+    inner.forward = kiln.compile(lambda x: x * 5)
+    assert compiled(kiln.ones(1), shift=1.0).tolist() == [6.0] and compiled.forward(2) == 10
+    compiled.forward = lambda x: x * 6
+    assert inner(kiln.ones(1), shift=1.0).tolist() == [7.0]
+    del compiled.forward
+    assert inner(kiln.ones(1), shift=1.0).tolist() == [4.0]
 
 
 def test_lazy_modules_become_what_they_are() -> None:

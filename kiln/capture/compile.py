@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from copy import copy, deepcopy
 from functools import WRAPPER_ASSIGNMENTS, update_wrapper
-from types import FunctionType, MethodType
+from types import MethodType
 from typing import Any
 
 from kiln import _core
@@ -105,12 +105,12 @@ class Compiled:
 
     def __reduce__(self) -> Any:
         """By name if it is found under its function's, as the function would be; else what it was made of."""
-        if isinstance(self._function, FunctionType):
-            found: Any = sys.modules.get(self.__module__)
-            for name in self.__qualname__.split("."):
-                found = getattr(found, name, None)
-            if found is self:
-                return self.__qualname__
+        path = getattr(self, "__qualname__", "")
+        found: Any = sys.modules.get(self.__module__)
+        for name in path.split("."):
+            found = getattr(found, name, None)
+        if found is self:
+            return path
         return Compiled, (self._function, self._wait, self._name)
 
     def __repr__(self) -> str:

@@ -30,6 +30,10 @@ class Recorded:
     _orig_mod: Any
     _kiln_compiled: Any
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Called again by hand: what refers back to the object must not refer to this one."""
+        self._orig_mod.__init__(*args, **kwargs)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._kiln_compiled(*args, **kwargs)
 
@@ -104,10 +108,20 @@ def _slot(name: str) -> property:
     return property(lambda self: getattr(self._orig_mod, name))
 
 
+def _size(kind: type) -> int:
+    """The bytes of an object of a class if all its state is Python's: what slots and dict hold."""
+    slots = sum(
+        isinstance(held, MemberDescriptorType) for base in kind.__mro__ for held in vars(base).values()
+    )
+    return object.__basicsize__ + 8 * (slots + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0))
+
+
 def _class_over(kind: type) -> type:
     """The class of compiled objects of a class. TypeError if none can be made of it."""
     if (known := _classes.get(kind)) is not None:
         return known
+    if _size(kind) != kind.__basicsize__:
+        raise TypeError
     entries: dict[str, Any] = {
         "__doc__": kind.__doc__,
         "__module__": kind.__module__,
@@ -121,6 +135,8 @@ def _class_over(kind: type) -> type:
         entries.update((name, _slot(name)) for name in members)
     if callable(getattr(kind, "forward", None)):
         entries["forward"] = _Forward()
+    if hasattr(kind, "__setstate__"):
+        entries["__setstate__"] = lambda self, state: self._orig_mod.__setstate__(state)
     if hasattr(kind, "__del__"):
         entries["__del__"] = lambda self: None  # the object's end is not this one's
     # not through the class's own metaclass, which may keep account of classes too
@@ -137,7 +153,7 @@ def recorded(thing: Any, compiled: Callable[..., Any], wait: bool) -> Any:
     """
     try:
         over: Any = object.__new__(_class_over(type(thing)))
-    except TypeError:  # no subclass, or none that Python alone can make an object of
+    except TypeError:  # no subclass is possible, or state in C is not shared
         return None
     if hasattr(thing, "__dict__"):
         object.__setattr__(over, "__dict__", thing.__dict__)
