@@ -142,6 +142,7 @@ void prepare_write(const Fn& fn, const Tensor& target, std::span<const Operand> 
 }
 
 void wrote(Tensor& target) {
+    target.storage->below = 0;  // again: another thread may have looked before the elements were written
     if (target.untracked || target.storage->inference) return;
     ++target.storage->version;
     if (last_writes().size() > 4096) last_writes().clear();

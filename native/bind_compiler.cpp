@@ -76,6 +76,7 @@ Object describe_operands(std::span<const Operand> operands, bool points = false)
 Object ask(const char* request, Object args) {
     expect_stack();
     Away here;
+    const SeenValues::Pause pause;
     const FloatEnvironment environment;  // constants are computed there, and kept for everyone
     if (!compiler_function) {
         KILN_CHECK(compiler_module, internal, "no compiler is registered");

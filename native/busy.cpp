@@ -24,6 +24,7 @@ constexpr uint32_t reading = 1, writing = 1 << 20;  // added to Storage::busy fo
 
 int away = 0;                    // threads inside an Away, counted once for each
 thread_local int away_here = 0;  // of these, this thread's
+thread_local uint64_t times_away = 0;
 int held = 0;                    // forks under way ...
 thread_local int held_here = 0;  // ... of these, this thread's
 
@@ -75,6 +76,7 @@ void stop_if_interrupted() {
 Away::Away() {
     ++away;
     ++away_here;
+    ++times_away;
 }
 
 Away::~Away() {
@@ -119,6 +121,20 @@ void wait_while_busy(Storage& storage, bool for_write) {
 void add_reader(Storage& storage) { storage.busy += reading; }
 void drop_reader(Storage& storage) { storage.busy -= reading; }
 
+constinit thread_local SeenValues* SeenValues::innermost_ = nullptr;
+
+SeenValues::SeenValues(FunctionRef<void()> look) : outer_(innermost_), look_(look) {
+    look_();
+    times_away_ = times_away;
+    innermost_ = this;
+}
+bool SeenValues::look_if_away() {
+    const bool away_since = times_away_ != times_away;
+    if (away_since) look_();  // which may wait, and looks when it has
+    times_away_ = times_away;
+    return away_since;
+}
+
 void Unlocked::reads(Storage& storage) { uses_.push_back({StorageRef(&storage), reading}); }
 void Unlocked::writes(Storage& storage) { uses_.push_back({StorageRef(&storage), writing}); }
 
@@ -137,6 +153,7 @@ void Unlocked::begin(bool let_go) {
             wait_while_busy(*use.storage, writes);
             waited = true;
         }
+        waited = waited || SeenValues::look_again();
     }
     if (!let_go || held) return;  // keeping the lock keeps everyone else off
     for (Use& use : uses_) use.storage->busy += use.amount;

@@ -6,10 +6,12 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <utility>
 
 #include "op.h"
 #include "small_vector.h"
 #include "tensor.h"
+#include "threads.h"
 
 namespace kiln {
 
@@ -40,6 +42,37 @@ public:
     Away();
     ~Away();
     Away(const Away&) = delete;
+};
+
+// What a call saw of its operands' values: positions within range, divisors that are not 0. Other threads may
+// write them while this one waits or asks the compiler. So a launch, once nothing stands before it any more,
+// has the values looked at again if the thread was away since.
+class SeenValues {
+public:
+    explicit SeenValues(FunctionRef<void()> look);  // looks
+    ~SeenValues() { innermost_ = outer_; }
+    SeenValues(const SeenValues&) = delete;
+    static bool any() { return innermost_; }
+    static bool look_again() { return any() && innermost_->look_if_away(); }  // whether it did
+
+    // What runs meanwhile is not this call's.
+    class Pause {
+    public:
+        Pause() : paused_(std::exchange(innermost_, nullptr)) {}
+        ~Pause() { innermost_ = paused_; }
+        Pause(const Pause&) = delete;
+
+    private:
+        SeenValues* const paused_;
+    };
+
+private:
+    bool look_if_away();
+
+    static constinit thread_local SeenValues* innermost_;
+    SeenValues* const outer_;
+    const FunctionRef<void()> look_;
+    uint64_t times_away_;
 };
 
 // One launch or program. It waits for storages that others use, and keeps others off its own until it ends.

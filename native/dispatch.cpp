@@ -1,8 +1,10 @@
 #include "dispatch.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "autograd.h"
+#include "busy.h"
 #include "check.h"
 #include "compiler.h"
 #include "pointwise.h"
@@ -199,8 +201,12 @@ bool writes_flat(FlatCall& flat, const Fn& fn, std::span<const Operand> operands
 Results run_any(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, bool hidden) {
     if (fn.cls == FnClass::unknown) [[unlikely]]
         compiler::classify({&fn, operands});
-    if (fn.index_input >= 0) check_positions(fn, operands);
-    if (fn.op && fn.op->divides) check_divisor(fn, operands);
+    const auto look = [&] {
+        if (fn.index_input >= 0) check_positions(fn, operands);
+        if (fn.op && fn.op->divides) check_divisor(fn, operands);
+    };
+    std::optional<SeenValues> seen;
+    if (fn.index_input >= 0 || (fn.op && fn.op->divides)) seen.emplace(look);
     if (fn.cls == FnClass::replay) return replay(compiler::recipe_for({&fn, operands}), operands);
     if (fn.cls == FnClass::view) {
         Results results;

@@ -276,6 +276,7 @@ void note_end(RegionEntry& entry, const char* cause) {
 }  // namespace
 
 void run_recording(Recording& recording, const char* cause) {
+    const SeenValues::Pause pause;
     Region& region = *recording.region();
     // Of a run by the program everything is timed, of one op by op what eager calls would take as well.
     double seconds = 0, ops_seconds = 0;

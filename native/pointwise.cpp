@@ -137,6 +137,10 @@ void launch_on(const Fn& fn, PointwiseEntry& entry, std::span<const Operand> ope
                int64_t grain) {
     if (units > grains_worth_it * grain || unlocked_runs) [[unlikely]]
         return launch_apart(fn, entry, operands, results, pointers, args, units, grain);
+    if (SeenValues::any()) [[unlikely]] {
+        code_of(*entry.kernel);  // may call up
+        SeenValues::look_again();
+    }
     launch(*entry.kernel, fn.name, pointers, args, units, grain);
 }
 

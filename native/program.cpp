@@ -324,6 +324,8 @@ void run(const Program& program, const int64_t* slots, std::span<const Input> in
             if (input.storage) unlocked.reads(*input.storage);
         for (const StorageRef& output : outputs) unlocked.writes(*output);
         unlocked.begin(long_run);
+    } else {
+        SeenValues::look_again();
     }
     launch_steps(program, slots, starts, scratch ? scratch->data : nullptr, threads, unlocked);
 }

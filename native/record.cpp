@@ -347,6 +347,7 @@ bool Recording::append(Fn& fn, std::span<const Operand> operands, std::span<cons
     for (const Operand& operand : operands) own.push_back(operand);
     take_snapshots(own, snapshots);
     if (!accepts({own.data(), own.size()}, out)) return false;
+    SeenValues::look_again();
     for (const Given& g : given) results.push_back(fresh_tensor(g.dtype, g.sizes));
     for (const TensorRef& target : out) results.push_back(target);
     RecordedOp op{&fn,

@@ -4,6 +4,8 @@ looked at; they are looked at once anyone may have written them, and where the r
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -90,3 +92,46 @@ def test_a_bound_goes_with_its_memory(way: Any) -> None:
         assert values(run(tensor(1, 3, 2), 2)) == [2.0]
         with pytest.raises((RuntimeError, IndexError), match="out of bounds"):
             run(tensor(1, 3, 2), 3)
+
+
+# -- values that someone writes while the call waits, or asks the compiler ---------------------------------
+
+LOOKED_AT = {
+    "index_select": ("x.index_select(1, i)", 99),
+    "gather": ("x.gather(1, i.expand(4, 3))", 99),
+    "embedding": ("kiln.nn.functional.embedding(i, x)", -1),
+    "classes": ("kiln.nn.functional.cross_entropy(x[:3], i)", 99),
+    "index_add_": ("x.index_add_(1, i, kiln.ones(4, 3))", 99),
+    "floor_divide": ("x.long()[:, :3] // i", 0),
+    "remainder": ("x.long()[:, :3] % i", 0),
+    "recorded": ("kiln.compile(lambda: x.index_select(1, i))()", 99),
+}
+
+
+@needs_kiln
+@pytest.mark.parametrize("name", LOOKED_AT)
+def test_values_written_while_the_call_is_away(name: str) -> None:
+    """They are checked on the line, then the compiler is asked, and other threads may run: here the function that is
+    asked writes what such a thread would. The kernel does not run on what nobody looked at.
+    """
+    call, bad = LOOKED_AT[name]
+    code = f"""
+import kiln
+from kiln.capture import service
+x, i = kiln.arange(20.0).reshape(4, 5), kiln.tensor([1, 2, 3])
+found, done = service._kept, []
+def kept(request, arguments):
+    if request in ("program", "pointwise") and not done:
+        done.append(request)
+        i.fill_({bad})
+    return found(request, arguments)
+if "long" in {call!r}:
+    x.long()
+service._kept = kept
+try:
+    print("result", {call})
+except (IndexError, RuntimeError) as error:
+    print(type(error).__name__, bool(done), x.tolist() == kiln.arange(20.0).reshape(4, 5).tolist())
+"""
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split()[1:] == ["True", "True"], done.stdout
