@@ -296,7 +296,9 @@ PyObject* reset_peak(PyObject*, PyObject*) {
 }
 PyObject* give_back(PyObject*, PyObject*) { return PyLong_FromSize_t(empty_cache()); }
 PyObject* tiles(PyObject*, PyObject*) { return PyBool_FromLong(ask_for_tiles()); }
-PyObject* identity(PyObject*, PyObject*) { return PyUnicode_FromString(cpu_identity().c_str()); }
+PyObject* identity(PyObject*, PyObject*) {
+    return guarded([] { return PyUnicode_FromString(cpu_identity().c_str()); });
+}
 
 PyObject* profile_start(PyObject*, PyObject*) {
     std::lock_guard lock(profile().mutex);

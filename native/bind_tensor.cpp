@@ -12,8 +12,13 @@ PyTypeObject* tensor_type = nullptr;
 
 namespace {
 
+constexpr size_t most_spare = 1024;
 std::vector<PyObject*>& spare_objects() {
-    static auto* list = new std::vector<PyObject*>();
+    static auto* list = [] {
+        auto made = std::make_unique<std::vector<PyObject*>>();
+        made->reserve(most_spare);  // nothing is allocated where an object is dropped
+        return made.release();
+    }();
     return *list;
 }
 
@@ -99,7 +104,7 @@ void tensor_dealloc(PyObject* object) {
         if (--tensor->refcount == 0) release(tensor);
     }
     auto& spare = spare_objects();
-    if (type == tensor_type && spare.size() < 1024)
+    if (type == tensor_type && spare.size() < most_spare)
         spare.push_back(object);
     else
         type->tp_free(object);
@@ -112,13 +117,14 @@ PyObject* property(PyObject* self, Body&& body) {
     return guarded([&]() -> PyObject* { return body(*TensorRef(&tensor_of(self))); });
 }
 
-PyObject* get_shape(PyObject* self, void*) { return size_object(tensor_of(self).sizes); }
+PyObject* get_shape(PyObject* self, void*) {
+    return guarded([&] { return size_object(tensor_of(self).sizes); });
+}
 PyObject* get_dtype(PyObject* self, void*) { return Py_NewRef(dtype_object(tensor_of(self).dtype)); }
 PyObject* get_ndim(PyObject* self, void*) { return PyLong_FromLong(tensor_of(self).ndim()); }
 PyObject* get_requires_grad(PyObject* self, void*) { return PyBool_FromLong(takes_part(tensor_of(self))); }
 PyObject* get_base(PyObject* self, void*) {
-    const TensorRef base = tensor_of(self).base;
-    return base ? wrap(base) : Py_NewRef(Py_None);
+    return guarded([&] { return wrap(TensorRef(tensor_of(self).base)); });
 }
 PyObject* tensor_is_view(PyObject* self, PyObject*) { return PyBool_FromLong(bool(tensor_of(self).base)); }
 PyObject* get_is_leaf(PyObject* self, void*) {

@@ -289,7 +289,12 @@ void run_recording(Recording& recording, const char* cause) {
         live.push_back(s.pending ? s.storage->refcount > 1 : s.written);
     bool is_new = false;
     std::shared_ptr<RegionEntry> entry = region.entry(recording.hash(), &is_new);
-    if (is_new) region.describe(*entry, recording.ops(), recording.args());
+    if (is_new) try {
+            region.describe(*entry, recording.ops(), recording.args());
+        } catch (...) {
+            region.entries.erase(recording.hash());
+            throw;
+        }
     if (checking()) check_words(recording, *entry);
     note_end(*entry, cause);
     uint64_t sight = ++entry->seen;

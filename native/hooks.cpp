@@ -41,9 +41,15 @@ uint64_t add_hook(Tensor& tensor, HookKind kind, Opaque function) {
 
 uint64_t Hooks::add(HookKind kind, uint32_t index, Opaque function) {
     static uint64_t next_id = 1;
-    list_.push_back({next_id, index, kind, std::move(function)});
-    lists_of_hooks()[next_id] = this;
-    return next_id++;
+    const uint64_t id = next_id++;
+    list_.push_back({id, index, kind, std::move(function)});
+    try {
+        lists_of_hooks()[id] = this;
+    } catch (...) {
+        list_.pop_back();
+        throw;
+    }
+    return id;
 }
 
 void Hooks::remove(uint64_t id) {
@@ -69,6 +75,8 @@ void Hooks::clear() {
 }
 
 void retain_at(AutogradMeta& meta, const NodeRef& node, uint32_t output) {
+    if (node)
+        ensure_extras(*node).retains.reserve(ensure_extras(*node).retains.size() + 1);  // all that can fail
     if (meta.retained)
         std::erase_if(meta.retained->extras->retains, [&](const auto& r) { return r.first == &meta; });
     meta.retained = node;

@@ -61,9 +61,15 @@ bool anomaly_mode = false;
 Recording* current_recording() { return state.paused || anomaly_mode ? nullptr : state.recording.get(); }
 
 void begin_recording(const std::shared_ptr<Region>& region) {
-    bool counts = state.depth > 0 || !region->off;
-    if (counts && state.depth++ == 0) state.recording = std::make_shared<Recording>(region);
+    const bool counts = state.depth > 0 || !region->off;
     state.entered.push_back(counts);
+    try {
+        if (counts && state.depth == 0) state.recording = std::make_shared<Recording>(region);
+    } catch (...) {
+        state.entered.pop_back();
+        throw;
+    }
+    state.depth += counts;
 }
 
 void end_recording(const char* cause) {
@@ -350,6 +356,7 @@ bool Recording::append(Fn& fn, std::span<const Operand> operands, std::span<cons
     SeenValues::look_again();
     for (const Given& g : given) results.push_back(fresh_tensor(g.dtype, g.sizes));
     for (const TensorRef& target : out) results.push_back(target);
+    make_room({own.data(), own.size()}, {results.data(), results.size()});
     RecordedOp op{&fn,
                   hidden,
                   !out.empty(),
@@ -385,6 +392,28 @@ bool Recording::append(Fn& fn, std::span<const Operand> operands, std::span<cons
     if (keep_words_) [[unlikely]]
         lines_.push_back(SourceLine::current());
     return true;
+}
+
+// Memory for one more op, so that nothing fails once it is half recorded.
+void Recording::make_room(std::span<const Operand> operands, std::span<const TensorRef> results) {
+    auto reserve = [](auto& list, size_t more) {
+        if (list.capacity() - list.size() < more)
+            list.reserve(std::max(2 * list.capacity(), list.size() + more));
+    };
+    size_t numbers = 0;  // of each array its sizes, twice where its storage is new, strides and offset
+    auto count = [&](const Tensor* x) { numbers += x ? 3 * size_t(x->ndim()) + 2 : 1; };
+    for (const Operand& operand : operands) count(operand.tensor);
+    for (const TensorRef& result : results) count(result.get());
+    const size_t arrays = operands.size() + results.size(), recorded = environment_.size();
+    reserve(args_, operands.size());
+    reserve(outs_, results.size());
+    reserve(storages_, arrays);
+    reserve(ops_, 1);
+    environment_.resize(recorded + numbers);
+    environment_.resize(recorded);
+    if (!keep_words_) return;
+    reserve(words_, 3 * arrays + 4);
+    reserve(lines_, 1);
 }
 
 // While it lives, the recording runs. What it only reads others may read, and record reads of, too.

@@ -81,6 +81,7 @@ private:
     struct Flush;
     bool wait_until_idle();
     bool accepts(std::span<const Operand> operands, std::span<const TensorRef> out);
+    void make_room(std::span<const Operand> operands, std::span<const TensorRef> results);
     bool holds_too_much();
     int32_t ordinal(Tensor& tensor);
     int32_t add_storage(StorageRef storage, const Tensor& like, bool pending, bool flat);

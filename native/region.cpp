@@ -78,14 +78,14 @@ void RegionEntry::give(Region& region, std::shared_ptr<RegionVariant> program) {
 }
 
 std::shared_ptr<RegionEntry> Region::entry(const Hash128& hash, bool* is_new) {
-    std::shared_ptr<RegionEntry>& found = entries[hash];
-    *is_new = !found;
-    if (found) {
-        found->last_use = ++uses;
-        return found;
+    const auto known = entries.find(hash);
+    *is_new = known == entries.end();
+    if (!*is_new) {
+        known->second->last_use = ++uses;
+        return known->second;
     }
     auto made_now = std::make_shared<RegionEntry>();
-    found = made_now;
+    entries.emplace(hash, made_now);
     made_now->number = ++made;
     made_now->last_use = ++uses;
     if (entries.size() > most_entries) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <new>
+#include <type_traits>
 #include <utility>
 
 namespace kiln {
@@ -12,22 +13,22 @@ namespace kiln {
 template <class T, size_t N>
 class SmallVector {
 public:
+    static_assert(std::is_nothrow_move_constructible_v<T>);
+
     SmallVector() = default;
-    SmallVector(SmallVector&& other) noexcept {
-        for (T& value : other) push_back(std::move(value));
-        other.clear();
-    }
+    SmallVector(SmallVector&& other) noexcept { take(other); }
     SmallVector(const SmallVector&) = delete;
     SmallVector& operator=(const SmallVector&) = delete;
     SmallVector& operator=(SmallVector&& other) noexcept {
+        if (this == &other) return *this;
         clear();
-        for (T& value : other) push_back(std::move(value));
-        other.clear();
+        give_back();
+        take(other);
         return *this;
     }
     ~SmallVector() {
         clear();
-        if (data_ != inline_data()) ::operator delete(data_);
+        give_back();
     }
 
     T* begin() { return data_; }
@@ -60,6 +61,21 @@ public:
 
 private:
     T* inline_data() { return reinterpret_cast<T*>(inline_); }
+    void give_back() {
+        if (data_ != inline_data()) ::operator delete(data_);
+        data_ = inline_data();
+        capacity_ = N;
+    }
+    // Into an empty vector without memory of its own; allocates nothing.
+    void take(SmallVector& other) noexcept {
+        if (other.data_ == other.inline_data()) {
+            for (T& value : other) new (data_ + count_++) T(std::move(value));
+            return other.clear();
+        }
+        data_ = std::exchange(other.data_, other.inline_data());
+        count_ = std::exchange(other.count_, 0);
+        capacity_ = std::exchange(other.capacity_, uint32_t(N));
+    }
     [[gnu::noinline]] void grow(size_t capacity) {
         if (capacity > UINT32_MAX) throw std::bad_alloc();
         T* grown = static_cast<T*>(::operator new(capacity * sizeof(T)));

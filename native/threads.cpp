@@ -190,7 +190,7 @@ void Pool::grow(int workers) {
     pthread_sigmask(SIG_SETMASK, &all, &before);
     try {
         for (; workers_ < workers; ++workers_) std::thread([this] { serve(); }).detach();
-    } catch (const std::system_error&) {}
+    } catch (const std::exception&) {}  // no thread, or no memory for one: those there are do the work
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 

@@ -186,7 +186,7 @@ def test_errors(name: str) -> None:
         with pytest.raises(kiln.linalg.LinAlgError if is_algebra else RuntimeError) as found:
             way(kiln)
         assert isinstance(found.value, kiln.linalg.LinAlgError) == is_algebra
-        assert str(found.value).split()[:3] == str(expected.value).split()[:3]
+        assert " ".join(str(expected.value).split()[:3]) in str(found.value)
 
 
 @needs_torch

@@ -111,8 +111,8 @@ LOOKED_AT = {
 @needs_kiln
 @pytest.mark.parametrize("name", LOOKED_AT)
 def test_values_written_while_the_call_is_away(name: str) -> None:
-    """They are checked on the line, then the compiler is asked, and other threads may run: here the function that is
-    asked writes what such a thread would. The kernel does not run on what nobody looked at.
+    """They are checked on the line, then the compiler is asked, and other threads may run: here the function
+    that is asked writes what such a thread would. The kernel does not run on what nobody looked at.
     """
     call, bad = LOOKED_AT[name]
     code = f"""

@@ -37,7 +37,8 @@ def register(
     name: str, function: Any, method: bool = False, layer: bool = False, written: Any = None
 ) -> None:
     """Makes a public function known; `written` is its in-place form."""
-    assert name not in FUNCTIONS, f"{name} twice: an op behind a function of its name is not public"
+    twice = name in FUNCTIONS and not _begins_anew(name)
+    assert not twice, f"{name} twice: an op behind a function of its name is not public"
     names = {name: function, **({} if written is None else {f"{name}_": written})}
     FUNCTIONS[name] = function
     if method:
@@ -49,6 +50,12 @@ def register(
         # a function too where it needs the tensor alone
         if name in _MORE_IN_PLACE or places_of(function, required=True) == 1:
             FUNCTIONS[f"{name}_"] = written
+
+
+def _begins_anew(name: str) -> bool:
+    """Whether the family of a name is imported again, after an import that an interrupt or an error ended."""
+    module = sys.modules.get(f"kiln.ops.{_FUNCTION_HOMES.get(name)}")
+    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
 
 
 def places_of(function: Any, required: bool = False) -> int:
