@@ -1,10 +1,18 @@
-"""Functions that are imported when they are first called; a leaf that imports nothing of kiln."""
+"""Functions that are imported when they are first called; imports that a fork cuts off.
+
+A leaf that imports nothing of kiln.
+"""
 
 from __future__ import annotations
 
+import _thread
+import os
+import sys
 from collections.abc import Callable
-from importlib import import_module
+from importlib import _bootstrap, import_module
 from typing import Any
+
+_module_locks: dict[str, Any] = getattr(_bootstrap, "_module_locks", {})  # CPython's, by weak references
 
 
 def later(module: str, name: str) -> Callable[..., Any]:
@@ -18,3 +26,20 @@ def later(module: str, name: str) -> Callable[..., Any]:
         return getattr(import_module(module), name)(*args, **kwargs)
 
     return call
+
+
+def _forget_imports() -> None:
+    """In a child: modules of kiln that another thread was importing. It is not there to go on, and who asked
+    for one would wait for it. They are imported anew.
+    """
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] != "kiln" or not getattr(module.__spec__, "_initializing", False):
+            continue
+        reference = _module_locks.get(name)
+        lock = None if reference is None else reference()
+        if lock is not None and lock.owner not in (None, _thread.get_ident()):
+            del sys.modules[name]
+            del _module_locks[name]
+
+
+os.register_at_fork(after_in_child=_forget_imports)

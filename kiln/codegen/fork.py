@@ -22,6 +22,7 @@ class _Steps(NamedTuple):
 
 
 _steps: dict[int, _Steps] = {}
+_begun: list[_Steps] = []  # what was done before the fork under way, in order
 
 
 def at_fork(
@@ -32,17 +33,22 @@ def at_fork(
 
 
 def _before() -> None:
-    for place in sorted(_steps):
-        _steps[place].before()
+    _begun.clear()
+    for place in (PENDING, THREAD, GENERATOR):  # what runs may register what comes after it
+        if place in _steps:
+            step = _steps[place]
+            step.before()
+            _begun.append(step)
 
 
 def _in_parent() -> None:
-    for place in sorted(_steps, reverse=True):
-        _steps[place].in_parent()
+    while _begun:
+        _begun.pop().in_parent()
 
 
 def _in_child() -> None:
-    for place in sorted(_steps, reverse=True):
+    _begun.clear()
+    for place in sorted(_steps, reverse=True):  # each starts anew, what was registered meanwhile too
         _steps[place].in_child()
 
 
