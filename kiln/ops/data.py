@@ -28,7 +28,9 @@ def _from_array(data: Any) -> Any:
 
 def _of_arrays(data: Any) -> bool:
     """Whether data is a sequence, or a sequence of sequences, of NumPy arrays."""
-    while isinstance(data, (list, tuple)) and data:
+    for _ in range(64):  # no tensor has more dims, and a list may hold itself
+        if not isinstance(data, (list, tuple)) or not data:
+            break
         data = data[0]
     return bool(_is_buffer(data) and not isinstance(data, _core.Tensor) and data.ndim)
 

@@ -157,6 +157,16 @@ def is_value(x: Any) -> bool:
     return isinstance(x, g.Value)
 
 
+MOST_RESULTS = 1 << 24  # tensors that one call gives, or places that it lists: gigabytes
+MOST_STEPS = 1 << 20  # ops that one call consists of: seconds
+
+
+def expect_count(op: str, count: Any, what: str, most: int = MOST_RESULTS) -> None:
+    """RuntimeError for a count that a loop would not come to the end of; asked before the loop."""
+    if isinstance(count, int) and count > most:
+        raise RuntimeError(message(op, f"at most {most} {what}", f"{count:.3g}" if count < 1e300 else "more"))
+
+
 def has_values(x: Any) -> bool:
     """Whether an array can be looked at, as a value of a graph and a sample of a batch (kiln.func) cannot."""
     return not isinstance(x, g.Value) and not hasattr(type(x), "whole")

@@ -397,6 +397,7 @@ def vander(x: Any, N: int | None = None, increasing: bool = False) -> Any:
     count = x.shape[0] if N is None else N
     if count < 0:
         raise RuntimeError("N must be non-negative.")
+    d.expect_count("vander", count, "columns", d.MOST_STEPS)
     if not is_float(x) and dtype_name(x.dtype) != "int64":
         x = convert(x, "int64")
     powers = [registry.function("ones_like")(x)] if count else []

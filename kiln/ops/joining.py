@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations as _combinations
 from itertools import combinations_with_replacement as _with_replacement
+from math import comb
 from typing import Any
 
 from kiln.ops import declare as d
@@ -219,6 +220,8 @@ def combinations(input: Any, r: int = 2, with_replacement: bool = False) -> Any:
         raise TypeError(
             f"combinations: the size {size} is symbolic: the number of results would depend on it"
         )
+    count = comb(size + r - 1 if with_replacement and size else size, r)
+    d.expect_count("combinations", count * r, "places")
     rows = list((_with_replacement if with_replacement else _combinations)(range(size), r))
     flat = [k for row in rows for k in row]
     if d.is_value(input):

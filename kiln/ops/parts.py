@@ -40,6 +40,7 @@ def unbind(input: Any, dim: int = 0) -> tuple[Any, ...]:
     shape = tuple(input.shape)
     rest = (*shape[:dim], *shape[dim + 1 :])
     places = range(_known(input, dim, "unbind"))
+    d.expect_count("unbind", len(places), "results")
     parts = tuple([_reshape(_slice(input, dim, (k, 1, 1)), rest) for k in places])
     return _core.one_of_several(parts)
 
@@ -69,6 +70,7 @@ def split(
                 if step == 0
                 else f"split expects split_size be non-negative, but got split_size={step}"
             )
+        d.expect_count("split", -(-size // step) if size else 1, "results")
         lengths = [min(step, size - k) for k in range(0, size, step)] if size else [0]
     else:
         lengths = list(split_size_or_sections)
@@ -94,6 +96,7 @@ def chunk(input: Any, chunks: int, dim: int = 0) -> tuple[Any, ...]:
     _has_dims(input, "chunk")
     dim = normalize_dim(dim, input.ndim, "chunk")
     size = _known(input, dim, "chunk")
+    d.expect_count("chunk", chunks if not size else min(chunks, size), "results")
     parts: tuple[Any, ...] = split(input, -(-size // chunks) if size else [0] * chunks, dim)
     return parts
 
@@ -176,6 +179,7 @@ def tensor_split(
     if wanted <= 0:
         raise RuntimeError(f"number of sections must be larger than 0, got {wanted}")
     size = _known(input, dim, "tensor_split")
+    d.expect_count("tensor_split", wanted, "results")
     small, larger = divmod(size, wanted)
     return _at(input, dim, [k * small + min(k, larger) for k in range(1, wanted)])
 

@@ -198,6 +198,8 @@ def _recurrent(name: str, what: str, value: str, first: Callable[[Any], Any], st
             raise TypeError(message(name, "a degree: a number or a tensor", describe(n)))
         degree = p.convert(n.detach(), "int64") if hasattr(n, "ndim") else run_op(full, int(n), (), "int64")
         limit, most = _LIMITS.get(dtype, 128) if name.startswith("hermite") else 2**62, _largest(n)
+        most = most if d.numel(x.shape) and d.numel(degree.shape) else 0
+        d.expect_count(name, min(most, limit), "degrees", d.MOST_STEPS)
         found = run(p.convert(x, "float64"), degree, min(most, limit))
         found = found if most <= limit else p.where(comparison.gt(degree, limit), float("nan"), found)
         return p.written_to(p.convert(found, dtype), out)

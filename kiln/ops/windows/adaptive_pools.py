@@ -158,6 +158,8 @@ def _sizes(name: str, input: Any, given: Any) -> tuple[tuple[Any, ...], tuple[An
         all(not isinstance(w, int) or w >= 0 for w in wanted),
         f"{name}: elements of output_size must be greater than or equal to 0 but received {listed(wanted)}",
     )
+    for w in wanted:
+        d.expect_count(name, w, "places along a dim")
     for k, n in enumerate(shape[1:], 1):
         require(
             n != 0 or k < len(shape) - dims,
