@@ -60,7 +60,7 @@ def tell(callable: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: Ba
         return _plainly(TypeError(f"{name}(): the arguments do not fit ({type(error).__name__}: {error})"))
     if type(error) in _OURS and len(error.args) == 1 and isinstance(error.args[0], str):
         text = error.args[0] if told is None else told
-        short = name.rpartition(".")[2]
+        short = name.rpartition(".")[2].rstrip("_")
         error._told = text  # type: ignore[attr-defined]
         error.args = (text if short in text else f"{name}: {text}",)
     return error
