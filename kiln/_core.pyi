@@ -142,7 +142,8 @@ class ModeSwitch:
 class Function:
     def __new__(cls, function: _F, raw: _Bool = False) -> _F: ...  # type: ignore[misc]
 
-def set_tell(function: Callable[..., BaseException]) -> None: ...
+def plain(value: Any) -> Any: ...
+def set_error_describer(function: Callable[..., BaseException]) -> None: ...
 
 @final
 class Region:

@@ -150,8 +150,10 @@ bool is_symbolic(PyObject* object);
 // A value of a structure argument as Python's own: what stands for an int (a NumPy integer, an enum's member)
 // or a float as that number, in lists and tuples too.
 Object plain(PyObject* value);
+// __get__ of callables that are methods where a class has them, as functions are.
+PyObject* bind_to_instance(PyObject* self, PyObject* instance, PyObject* owner);
 // The error that is set, in terms of a call that failed (kiln/ops/mistakes.py). Returns null.
-PyObject* tell_error(PyObject* callable, PyObject* const* args, size_t flags, PyObject* names);
+PyObject* describe_error(PyObject* callable, PyObject* const* args, size_t flags, PyObject* names);
 // The views of x along a dim: a range, or one place without the dim.
 TensorRef slice_view(Tensor& x, int dim, int64_t start, int64_t length, int64_t step);
 TensorRef select_view(Tensor& x, int dim, int64_t place);

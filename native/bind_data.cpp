@@ -120,8 +120,8 @@ PyObject* nested_list(const Tensor& x, int dim, const std::byte* at) {
 
 PyObject* tensor_tolist(PyObject* self, PyObject*) {
     return guarded([&]() -> PyObject* {
-        const TensorRef x(
-            &tensor_of(self));  // making lists may run finalizers, which may replace it (x.data = y)
+        // Held: making lists may run finalizers, which may replace the tensor (x.data = y).
+        const TensorRef x(&tensor_of(self));
         ready(*x);
         return nested_list(*x, 0, x->data());
     });

@@ -151,8 +151,7 @@ DType dtype_from(PyObject* object) {
           concat("dtype: expected a dtype such as kiln.float32, got ", Py_TYPE(object)->tp_name));
 }
 
-// By value: making the tuple may collect cycles, whose finalizers may replace the tensor that the dims are
-// of.
+// By value: making the tuple may collect cycles, and a finalizer may replace the tensor whose dims these are.
 PyObject* dims_object(Dims dims) {
     PyObject* tuple = PyTuple_New(Py_ssize_t(dims.size()));
     for (size_t d = 0; tuple && d < dims.size(); ++d)

@@ -10,7 +10,7 @@ namespace kiln {
 namespace {
 
 PyTypeObject* function_type = nullptr;
-PyObject* tell = nullptr;  // (callable, args, kwargs, error) -> the error to raise; of kiln.ops.mistakes
+PyObject* describer = nullptr;  // (callable, args, kwargs, error) -> the error to raise; kiln.ops.mistakes
 
 struct FunctionObject {
     PyObject_HEAD vectorcallfunc vectorcall;
@@ -63,7 +63,7 @@ PyObject* call_in_python(const FunctionObject& self, PyObject* const* args, size
 PyObject* function_vectorcall(PyObject* object, PyObject* const* args, size_t flags, PyObject* names) {
     PyObject* result =
         guarded([&]() -> PyObject* { return call_in_python(function_of(object), args, flags, names); });
-    return result ? result : tell_error(object, args, flags, names);
+    return result ? result : describe_error(object, args, flags, names);
 }
 
 // (function, raw=False)
@@ -87,9 +87,6 @@ void function_dealloc(PyObject* object) {
     Py_DECREF(type);
 }
 
-PyObject* function_get(PyObject* self, PyObject* instance, PyObject*) {
-    return instance && instance != Py_None ? PyMethod_New(self, instance) : Py_NewRef(self);
-}
 PyObject* function_attribute(PyObject* self, PyObject* name) {
     if (PyObject* own = PyObject_GenericGetAttr(self, name)) return own;
     if (!PyErr_ExceptionMatches(PyExc_AttributeError)) return nullptr;
@@ -117,7 +114,7 @@ PyType_Slot function_slots[] = {
     {Py_tp_new, reinterpret_cast<void*>(function_new)},
     {Py_tp_dealloc, reinterpret_cast<void*>(function_dealloc)},
     {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
-    {Py_tp_descr_get, reinterpret_cast<void*>(function_get)},
+    {Py_tp_descr_get, reinterpret_cast<void*>(bind_to_instance)},
     {Py_tp_getattro, reinterpret_cast<void*>(function_attribute)},
     {Py_tp_repr, reinterpret_cast<void*>(function_repr)},
     {Py_tp_members, function_members},
@@ -128,13 +125,19 @@ PyType_Spec function_spec = {"kiln._core.Function", sizeof(FunctionObject), 0,
                              Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR,
                              function_slots};
 
-PyObject* set_tell(PyObject*, PyObject* function) {
-    Py_XSETREF(tell, Py_NewRef(function));
+PyObject* set_error_describer(PyObject*, PyObject* function) {
+    Py_XSETREF(describer, Py_NewRef(function));
     Py_RETURN_NONE;
 }
 
+PyObject* plain_value(PyObject*, PyObject* value) {
+    return guarded([&] { return plain(value).release(); });
+}
+
 PyMethodDef functions[] = {
-    {"set_tell", set_tell, METH_O,
+    {"plain", plain_value, METH_O,
+     "A value as Python's own: a NumPy integer as an int, in lists and tuples too."},
+    {"set_error_describer", set_error_describer, METH_O,
      "What puts an error into terms of the call: (callable, args, kwargs, error) -> the error to raise."},
     {nullptr, nullptr, 0, nullptr},
 };
@@ -159,15 +162,15 @@ Object plain(PyObject* value) {
     return Object::borrow(value);
 }
 
-PyObject* tell_error(PyObject* callable, PyObject* const* args, size_t flags, PyObject* names) {
-    if (!tell || !PyErr_ExceptionMatches(PyExc_Exception)) return nullptr;
+PyObject* describe_error(PyObject* callable, PyObject* const* args, size_t flags, PyObject* names) {
+    if (!describer || !PyErr_ExceptionMatches(PyExc_Exception)) return nullptr;
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     PyErr_NormalizeException(&type, &value, &traceback);
     if (traceback) PyException_SetTraceback(value, traceback);
     const Py_ssize_t count = PyVectorcall_NARGS(flags), named = names ? PyTuple_GET_SIZE(names) : 0;
     Object error = Object::steal(value), positional = Object::steal(PyTuple_New(count)),
-           keywords = Object::steal(PyDict_New()), told;
+           keywords = Object::steal(PyDict_New()), raised;
     Py_XDECREF(type);
     Py_XDECREF(traceback);
     bool ready = positional && keywords;
@@ -175,12 +178,12 @@ PyObject* tell_error(PyObject* callable, PyObject* const* args, size_t flags, Py
     for (Py_ssize_t i = 0; ready && i < named; ++i)
         ready = !PyDict_SetItem(keywords.get(), PyTuple_GET_ITEM(names, i), args[count + i]);
     if (ready)
-        told = Object::steal(PyObject_CallFunctionObjArgs(tell, callable, positional.get(), keywords.get(),
-                                                          error.get(), nullptr));
-    if (!told) PyErr_Clear();  // the error as it was
-    if (!told || !PyExceptionInstance_Check(told.get())) told = std::move(error);
-    PyErr_Restore(Py_NewRef(reinterpret_cast<PyObject*>(Py_TYPE(told.get()))), Py_NewRef(told.get()),
-                  PyException_GetTraceback(told.get()));
+        raised = Object::steal(PyObject_CallFunctionObjArgs(describer, callable, positional.get(),
+                                                            keywords.get(), error.get(), nullptr));
+    if (!raised) PyErr_Clear();  // the error as it was
+    if (!raised || !PyExceptionInstance_Check(raised.get())) raised = std::move(error);
+    PyErr_Restore(Py_NewRef(reinterpret_cast<PyObject*>(Py_TYPE(raised.get()))), Py_NewRef(raised.get()),
+                  PyException_GetTraceback(raised.get()));
     return nullptr;
 }
 

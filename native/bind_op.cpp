@@ -371,7 +371,7 @@ PyObject* op_vectorcall(PyObject* object, PyObject* const* args, size_t flags, P
         Results results = call_of_program(fn, operands, bound.out);
         return self.in_place ? Py_NewRef(args[0]) : wrap_results(results);
     });
-    return result ? result : tell_error(object, args, flags, names);
+    return result ? result : describe_error(object, args, flags, names);
 }
 
 void op_dealloc(PyObject* object) {
@@ -449,9 +449,6 @@ PyObject* op_form(PyObject* object, PyObject* args) {
     return form;
 }
 
-PyObject* op_get(PyObject* self, PyObject* instance, PyObject*) {
-    return instance && instance != Py_None ? PyMethod_New(self, instance) : Py_NewRef(self);
-}
 PyObject* op_name(PyObject* self, void*) {
     return PyUnicode_FromFormat("%s%s", op_of(self).op->name.c_str(), op_of(self).in_place ? "_" : "");
 }
@@ -493,7 +490,7 @@ PyType_Slot op_slots[] = {
     {Py_tp_new, reinterpret_cast<void*>(op_new)},
     {Py_tp_dealloc, reinterpret_cast<void*>(op_dealloc)},
     {Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
-    {Py_tp_descr_get, reinterpret_cast<void*>(op_get)},
+    {Py_tp_descr_get, reinterpret_cast<void*>(bind_to_instance)},
     {Py_tp_repr, reinterpret_cast<void*>(op_repr)},
     {Py_tp_getset, op_getset},
     {Py_tp_members, op_members},
@@ -515,6 +512,10 @@ PyMethodDef functions[] = {
 };
 
 }  // namespace
+
+PyObject* bind_to_instance(PyObject* self, PyObject* instance, PyObject*) {
+    return instance && instance != Py_None ? PyMethod_New(self, instance) : Py_NewRef(self);
+}
 
 bool is_symbolic(PyObject* object) {
     if (object == Py_None || PyUnicode_CheckExact(object) || PyLong_CheckExact(object) ||

@@ -247,7 +247,7 @@ print(said)
 
 @pytest.mark.skipif(os.environ.get("KILN_TEST_FULL") != "1", reason="a process for each allocation: minutes")
 @pytest.mark.parametrize("name", ["eager", "layer_norm", "lstm", "compiled", "function"])
-def test_allocations_of_a_first_call(name: str, library: str, tmp_path: Path) -> None:
+def test_allocations_of_a_first_call(name: str, library: str) -> None:
     """The same for what is allocated once in a process: tables, kernels, programs."""
     n, refused = 1, 0
     once = FIRST.replace("{scenario}", SCENARIOS[name])

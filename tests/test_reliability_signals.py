@@ -26,7 +26,7 @@ pytestmark = needs_kiln
 HERE = os.path.dirname(os.path.abspath(kiln.__file__)) + os.sep
 AFTER = ("CALL", "RESUME", "JUMP_BACKWARD", "POP_JUMP_BACKWARD")
 FULL = os.environ.get("KILN_TEST_FULL") == "1"
-# Where a signal can leave a mode: it is a mistake of nobody's, as the call itself is to change it.
+# Where a signal can still leave a mode switched.
 KNOWN = {
     ("grad_mode.py", "__init__"),  # set_grad_enabled(False) switches when it is made, before `with` enters it
     ("graph.py", "__enter__"),  # saved_tensors_hooks: its two steps are Python's

@@ -34,7 +34,7 @@ else:
 
 
 _core.set_symbolic_types((Value, Scalar, Size))
-_core.set_tell(later("kiln.ops.mistakes", "tell"))
+_core.set_error_describer(later("kiln.ops.mistakes", "describe_error"))
 
 # operator of Value and of Tensor -> the function it calls
 OPERATORS: dict[str, Any] = {

@@ -37,7 +37,9 @@ _OF_LETTER = {
 _ANNOTATED = {"int": "int", "float": "float", "bool": "bool", "str": "str", "None": "NoneType"}
 
 
-def tell(callable: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: BaseException) -> BaseException:
+def describe_error(
+    callable: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: BaseException
+) -> BaseException:
     """The error to raise for a call of a public function or op."""
     if whole_tracebacks():
         return error
@@ -46,8 +48,8 @@ def tell(callable: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: Ba
     shorten(error)
     if last is not None and not is_own(last):
         return error  # of a user's code that the function called
-    told = getattr(error, "_told", None)  # by a function inside: what it said before its name was added
-    deliberate = told is not None or last is None or _raises(last)
+    inner = getattr(error, "_without_name", None)  # the text before an inner function put its name there
+    deliberate = inner is not None or last is None or _raises(last)
     name = _name(callable)
     if name is None:
         return error  # no function of the table: only its frames go
@@ -59,9 +61,9 @@ def tell(callable: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: Ba
     if accident:
         return _plainly(TypeError(f"{name}(): the arguments do not fit ({type(error).__name__}: {error})"))
     if type(error) in _OURS and len(error.args) == 1 and isinstance(error.args[0], str):
-        text = error.args[0] if told is None else told
+        text = error.args[0] if inner is None else inner
         short = name.rpartition(".")[2].rstrip("_")
-        error._told = text  # type: ignore[attr-defined]
+        error._without_name = text  # type: ignore[attr-defined]
         error.args = (text if short in text else f"{name}: {text}",)
     return error
 
@@ -69,7 +71,7 @@ def tell(callable: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: Ba
 def _plainly(error: TypeError) -> TypeError:
     """An error in place of one that says nothing to the user."""
     error.__suppress_context__ = True
-    error._told = error.args[0]  # type: ignore[attr-defined]
+    error._without_name = error.args[0]  # type: ignore[attr-defined]
     return error
 
 

@@ -20,13 +20,11 @@ Three kinds of body:
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple, Union
 
 from kiln import _core
 from kiln.graph import graph as g
-from kiln.graph.size import Size
 from kiln.ops import kinds, registry
 from kiln.ops.scalar import Scalar
 
@@ -261,7 +259,8 @@ class Op:
             elif param.kind == "Z":
                 attrs.append(tuple(value) if isinstance(value, (tuple, list)) else (value,))
             else:
-                attrs.append(plain(value))
+                value = _core.plain(value)  # as the core has it
+                attrs.append(tuple(value) if isinstance(value, list) else value)
         return graph.add(self, tuple(inputs), tuple(attrs))
 
     def apply_scalars(self, bound: list[Any]) -> Scalar:
@@ -326,15 +325,6 @@ def _as(x: Any, dtype: str) -> Any:
 def _wide(x: Any) -> Any:
     """A float16 or bfloat16 value as float32; others stay."""
     return _as(x, "float32") if x is not None and x.dtype in ("float16", "bfloat16") else x
-
-
-def plain(value: Any) -> Any:
-    """A structure argument as the core has it: a NumPy integer as an int, a list as a tuple."""
-    if isinstance(value, (list, tuple)):
-        return tuple(map(plain, value))
-    if isinstance(value, (int, float, Size)) or not hasattr(type(value), "__index__"):
-        return value
-    return operator.index(value)
 
 
 def constant(graph: g.Graph, value: Union[int, float, bool]) -> g.Value:
