@@ -57,6 +57,7 @@ from kiln.device import (  # noqa: E402
     get_default_device as get_default_device,
     set_default_device as set_default_device,
 )
+from kiln.absent import no_attribute as _no_attribute  # noqa: E402
 from kiln.late import later as _later  # noqa: E402
 from kiln.layout import (  # noqa: E402
     channels_last as channels_last,
@@ -151,12 +152,6 @@ _LATER = {
     **dict.fromkeys(_ANOMALY.split(), "kiln.autograd.anomaly_mode"),
 }
 
-# PyTorch's names that need complex numbers
-_COMPLEX = frozenset(
-    "cdouble cfloat chalf complex complex32 complex64 complex128 fft imag istft polar stft view_as_complex "
-    "view_as_real".split()
-)
-
 float, double, half, int, long, short = float32, float64, float16, int32, int64, int16
 e, inf, nan, pi = _math.e, _math.inf, _math.nan, _math.pi
 newaxis = None
@@ -173,8 +168,7 @@ def __getattr__(name: str) -> _Any:
     elif ops.registry.has_function(name):
         value = ops.registry.function(name)
     else:
-        why = ": kiln has no complex numbers" if name in _COMPLEX else ""
-        raise AttributeError(f"module 'kiln' has no attribute '{name}'{why}")
+        _no_attribute("kiln", name)
     globals()[name] = value
     return value
 

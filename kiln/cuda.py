@@ -1,5 +1,7 @@
 """What a program asks before it chooses a device; the answers are those of a machine without CUDA."""
 
+from kiln.absent import hint_missing
+
 
 def is_available() -> bool:
     """False: kiln runs on the CPU.
@@ -14,3 +16,6 @@ def is_available() -> bool:
 def device_count() -> int:
     """0: kiln runs on the CPU."""
     return 0
+
+
+hint_missing(__name__)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from types import TracebackType
+from types import FrameType, TracebackType
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _LONGEST = 80  # characters of a foreign value shown in a message
@@ -65,9 +65,9 @@ def entries(traceback: TracebackType | None) -> list[TracebackType]:
     return found
 
 
-def is_own(entry: TracebackType) -> bool:
+def is_own(frame: FrameType) -> bool:
     """Whether a frame is one of kiln's."""
-    return entry.tb_frame.f_code.co_filename.startswith(_HERE)
+    return frame.f_code.co_filename.startswith(_HERE)
 
 
 def whole_tracebacks() -> bool:
@@ -79,7 +79,7 @@ def shorten(error: BaseException) -> None:
     """Cut kiln's own frames from an error's traceback: what is left are lines of the user's program."""
     if whole_tracebacks():
         return
-    kept = [entry for entry in entries(error.__traceback__) if not is_own(entry)]
+    kept = [entry for entry in entries(error.__traceback__) if not is_own(entry.tb_frame)]
     for entry, after in zip(kept, [*kept[1:], None]):
         entry.tb_next = after
     error.__traceback__ = kept[0] if kept else None

@@ -1,5 +1,6 @@
 """Random state under PyTorch's names: `kiln.random.fork_rng` and what kiln's own namespace has of it."""
 
+from kiln.absent import hint_missing
 from kiln.ops.random.generator import (
     default_generator,
     fork_rng,
@@ -19,3 +20,5 @@ __all__ = [
     "seed",
     "set_rng_state",
 ]
+
+hint_missing(__name__)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from types import FunctionType
 from typing import Any
 
-from kiln import _core, autograd, ops, printing
+from kiln import _core, absent, autograd, ops, printing
 from kiln.device import CPU
 from kiln.errors import describe, message
 from kiln.late import later
@@ -132,6 +132,7 @@ def attach() -> None:
         _core.set_operator(_SLOTS.get(name, name), _core.Function(function, True) if own_frames else function)
     _core.set_operator("setitem", _core.Function(getitem.setitem, True))
     _core.set_operator("array", data.beside)
+    absent.leave_out(Tensor, absent.TENSOR)
     Tensor.__array_priority__ = 1000  # NumPy's `array + x` and `number * x` leave it to x
     _core.set_operator("to", _core.Function(interop.to, True))
     _core.set_operator("new", later("kiln.ops.legacy", "tensor_new"))

@@ -311,7 +311,8 @@ def public(kind: type) -> set[str]:
     found: set[str] = set()
     for base in kind.__mro__:
         if base.__module__.startswith("kiln"):
-            found |= {k for k, v in vars(base).items() if k[0] != "_" or (k[:2] == "__" and callable(v))}
+            own = {k: v for k, v in vars(base).items() if not isinstance(v, kiln.absent.Absent)}
+            found |= {k for k, v in own.items() if k[0] != "_" or (k[:2] == "__" and callable(v))}
     return found
 
 

@@ -17,6 +17,7 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any
 
+from kiln.absent import no_attribute as _no_attribute
 from kiln.autograd import function, grad_mode, graph
 from kiln.autograd.engine import backward, grad
 from kiln.autograd.function import Function
@@ -56,6 +57,6 @@ _LATER = {
 
 def __getattr__(name: str) -> _Any:
     if name not in _LATER:
-        raise AttributeError(f"module 'kiln.autograd' has no attribute '{name}'")
+        _no_attribute(__name__, name)
     module = _import_module(f"kiln.autograd.{_LATER[name]}")
     return module if name == _LATER[name] else getattr(module, name)

@@ -1,5 +1,6 @@
 """kiln.func: functions made of functions, under torch.func's names. See README.md."""
 
+from kiln.absent import hint_missing
 from kiln.func.jacobians import hessian, jacfwd, jacrev
 from kiln.func.modules import functional_call, stack_module_state
 from kiln.func.transforms import grad, grad_and_value, jvp, linearize, vjp
@@ -18,3 +19,5 @@ __all__ = [
     "vjp",
     "vmap",
 ]
+
+hint_missing(__name__)

@@ -4,6 +4,7 @@ A name imported as itself is public.
 """
 # ruff: isort: skip_file
 
+from kiln.absent import hint_missing as _hint_missing
 from kiln.nn import functional as functional
 from kiln.nn import init as init
 from kiln.nn import modules as modules
@@ -204,3 +205,5 @@ from kiln.nn.transformers import (
     TransformerEncoder as TransformerEncoder,
     TransformerEncoderLayer as TransformerEncoderLayer,
 )
+
+_hint_missing(__name__)

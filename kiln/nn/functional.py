@@ -15,6 +15,7 @@ from typing import Any
 
 from kiln import _core, ops
 from kiln._core import Op, Tensor
+from kiln.absent import no_attribute
 from kiln.autograd import no_grad
 from kiln.errors import describe, message
 from kiln.nn.ctc import ctc_loss  # noqa: F401
@@ -56,7 +57,9 @@ def __getattr__(name: str) -> Any:
     try:
         function = registry.function(name) if name.removesuffix("_") in _METHODS else registry.layer(name)
     except KeyError:
-        raise AttributeError(f"kiln.nn.functional has no function '{name}'") from None
+        function = None
+    if function is None:
+        no_attribute(__name__, name)
     written = registry.INPLACE.get(name)
     globals()[name] = function if written is None else _with_inplace(name, function, written)
     return globals()[name]

@@ -17,6 +17,7 @@ from typing import Any
 
 from kiln import ops
 from kiln._core import Tensor
+from kiln.absent import hint_missing
 from kiln.autograd import no_grad
 from kiln.errors import describe, message
 
@@ -227,3 +228,6 @@ def _calculate_correct_fan(tensor: Tensor, mode: str) -> int:
 def _kaiming_std(tensor: Tensor, a: float, mode: str, nonlinearity: str) -> float:
     """gain / sqrt(fan)."""
     return calculate_gain(nonlinearity, a) / math.sqrt(_calculate_correct_fan(tensor, mode))
+
+
+hint_missing(__name__)

@@ -18,6 +18,7 @@ from weakref import ref
 
 from kiln import _core
 from kiln._core import Tensor
+from kiln.absent import MODULE, leave_out
 from kiln.autograd import no_grad
 from kiln.errors import describe, message, shorten
 from kiln.late import later
@@ -588,3 +589,6 @@ def _placement(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Placement:
         hint = "convert single tensors with their own .to()"
         raise TypeError(message("Module.to", "a floating dtype", str(dtype), hint))
     return Placement(device, dtype, kwargs.get("memory_format"))
+
+
+leave_out(Module, MODULE)

@@ -46,7 +46,7 @@ def describe_error(
     frames = entries(error.__traceback__)
     last = frames[-1] if frames else None
     shorten(error)
-    if last is not None and not is_own(last):
+    if last is not None and not is_own(last.tb_frame):
         return error  # of a user's code that the function called
     inner = getattr(error, "_without_name", None)  # the text before an inner function put its name there
     deliberate = inner is not None or last is None or _raises(last)

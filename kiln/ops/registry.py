@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import Any, Union
 
 from kiln import _core
+from kiln.absent import no_attribute
 from kiln.ops.families import FAMILIES
 
 OPS: dict[str, Any] = {}  # the record of every op, public or not
@@ -161,7 +162,7 @@ def namespace(
     def getter(name: str) -> Any:
         full = others.get(name, f"{space}.{name}")
         if not has_function(full):
-            raise AttributeError(f"module '{module}' has no attribute '{name}'")
+            no_attribute(module, name)
         setattr(sys.modules[module], name, function(full))
         return function(full)
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Union
 
+from kiln.absent import hint_missing
 from kiln.errors import describe, message
 from kiln.optim.optimizer import Optimizer
 
@@ -134,3 +135,6 @@ class CosineAnnealingLR(LRScheduler):
             return [r + (b - low) * rise for r, b in zip(self._rates(), self.base_lrs, strict=True)]
         ratio = (1 + math.cos(math.pi * epoch / period)) / (1 + math.cos(math.pi * (epoch - 1) / period))
         return [ratio * (rate - low) + low for rate in self._rates()]
+
+
+hint_missing(__name__)

@@ -7,6 +7,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from kiln.absent import no_attribute
+
 if TYPE_CHECKING:
     from kiln.viz.drawing import Drawing as Drawing
     from kiln.viz.drawing import graph as graph
@@ -16,7 +18,7 @@ __all__ = ["Drawing", "graph"]
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
-        raise AttributeError(f"module 'kiln.viz' has no attribute '{name}'")
+        no_attribute(__name__, name)
     globals()[name] = value = getattr(import_module("kiln.viz.drawing"), name)
     return value
 

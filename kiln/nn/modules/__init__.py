@@ -8,6 +8,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
+from kiln.absent import no_attribute
 from kiln.nn.modules import module as module
 from kiln.nn.modules import utils as utils
 
@@ -42,5 +43,5 @@ def __getattr__(name: str) -> Any:
     """Every layer by its name."""
     found = getattr(sys.modules["kiln.nn"], name, None)
     if not (isinstance(found, type) and issubclass(found, module.Module)):
-        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+        no_attribute(__name__, name)
     return found

@@ -3,6 +3,7 @@
 Dataset    d[i], len(d)           Sampler     an order of indices      DataLoader   batches in that order
 """
 
+from kiln.absent import hint_missing
 from kiln.utils.data.collate import default_collate
 from kiln.utils.data.dataset import (
     ConcatDataset,
@@ -36,3 +37,5 @@ __all__ = [
     "default_collate",
     "random_split",
 ]
+
+hint_missing(__name__)

@@ -1,0 +1,138 @@
+"""Names that PyTorch has and kiln has not: an error that says what to do, and nothing there for `hasattr`."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from typing import Any
+
+import pytest
+from backend import kiln, needs_kiln, needs_torch, torch
+
+pytestmark = needs_kiln
+
+HINTS = {
+    "kiln.ones(1).cuda()": "'Tensor' object has no attribute 'cuda': kiln runs on the CPU; write x.to(",
+    "kiln.nn.Linear(1, 1).cuda()": "'Linear' object has no attribute 'cuda': kiln runs on the CPU",
+    "kiln.cuda.synchronize()": "module 'kiln.cuda' has no attribute 'synchronize': kiln runs on the CPU",
+    "kiln.complex64": "module 'kiln' has no attribute 'complex64': kiln has no complex numbers",
+    "kiln.linalg.eig": "module 'kiln.linalg' has no attribute 'eig': kiln has no complex numbers",
+    "kiln.ones(1).to_sparse()": "'Tensor' object has no attribute 'to_sparse': kiln has no sparse tensors",
+    "kiln.optim.RMSprop": "module 'kiln.optim' has no attribute 'RMSprop': kiln's optimizers are SGD, Adam",
+    "kiln.optim.lr_scheduler.OneCycleLR": "kiln's schedules are LambdaLR, StepLR and CosineAnnealingLR",
+    "kiln.special.airy_ai": "module 'kiln.special' has no attribute 'airy_ai': PyTorch has it, kiln has not",
+    "kiln.nn.functional.ctc": "module 'kiln.nn.functional' has no attribute 'ctc'",
+    "kiln.nn.Lineal": "module 'kiln.nn' has no attribute 'Lineal'",
+    "kiln.utils.data.foo": "module 'kiln.utils.data' has no attribute 'foo'",
+    "kiln.foo": "module 'kiln' has no attribute 'foo'",
+}
+# namespaces of PyTorch that kiln has too; of the others the namespace itself has a hint
+SPACES = (
+    "", "autograd", "autograd.functional", "cuda", "func", "linalg", "nn", "nn.functional", "nn.utils",
+    "nn.utils.rnn", "nn.utils.parametrizations", "nn.utils.parametrize", "optim", "optim.lr_scheduler",
+    "random", "signal.windows", "special", "utils.data",
+)  # fmt: skip
+# helpers that PyTorch's modules happen to show
+INSIDE = (
+    "(parse|merge|unify)_.+ NestedIOFunction enforce_grad_layout_policy attention common_types "
+    "factory_kwargs grad Container NLLLoss2d .*_(notes|fn) debug_unwrap rearrange cpp .+DataChunk "
+    "DataChunk _.+ .*validation.* .*functional_datapipe.* .*determinism stateless clip_grad_norm "
+    "upsample_(bilinear|nearest) swap_in_.+ .*torch_function.* assert_int_or_pair boolean_dispatch "
+    "non_deterministic Broadcasting.+ Scaling.+ Swizzle.+ vitals_enabled set_vital read_vitals name "
+    "reinforce"
+)
+
+
+def raised(statement: str) -> Exception:
+    with pytest.raises((AttributeError, ImportError)) as caught:
+        exec(statement, {"kiln": kiln})
+    return caught.value
+
+
+@pytest.mark.parametrize("expression", HINTS)
+def test_what_is_said(expression: str) -> None:
+    error = raised(expression)
+    assert type(error) is AttributeError
+    assert HINTS[expression] in str(error)
+    if expression.endswith(("foo", "Lineal", "ctc")):  # names that PyTorch has not either
+        assert str(error) == HINTS[expression]
+
+
+def test_a_name_taken_from_a_module() -> None:
+    """Python itself would put a sentence without the hint in the place of an AttributeError."""
+    error = raised("from kiln.optim import RMSprop")
+    assert type(error) is ImportError and error.name == "kiln.optim"
+    assert str(error).startswith("cannot import name 'RMSprop' from 'kiln.optim': kiln's optimizers are")
+    assert str(raised("from kiln import fft")) == (
+        "cannot import name 'fft' from 'kiln': kiln has no complex numbers"
+    )
+    assert str(raised("from kiln.nn import Bilinera")) == "cannot import name 'Bilinera' from 'kiln.nn'"
+
+
+@pytest.mark.parametrize("module", ["kiln", "kiln.nn", "kiln.optim", "kiln.linalg", "kiln.nn.functional"])
+def test_python_can_suggest_the_nearest_name(module: str) -> None:
+    error: Any = raised(f"{module}.Lineer")
+    assert error.name == "Lineer" and error.obj is importlib.import_module(module)
+
+
+def test_they_are_not_there() -> None:
+    module = kiln.nn.Linear(1, 1)
+    for of, names in ((kiln.ones(1), kiln.absent.TENSOR), (module, kiln.absent.MODULE)):
+        for name in names.split():
+            assert not hasattr(of, name) and name not in dir(of)
+    assert not hasattr(kiln, "fft") and not hasattr(kiln.optim, "RMSprop")
+
+    class Own(kiln.nn.Module):
+        def cuda(self) -> str:
+            return "own"
+
+    own = Own()
+    assert own.cuda() == "own" and "cuda" in dir(own)
+    module.cuda = "an attribute"
+    assert module.cuda == "an attribute" and "cuda" in dir(module)
+
+
+def theirs(space: str) -> list[str]:
+    """Public names of one of PyTorch's namespaces that kiln's has not."""
+    pytorch, own = torch, kiln
+    for part in space.split(".") if space else ():
+        pytorch, own = getattr(pytorch, part), getattr(own, part)
+    names = getattr(pytorch, "__all__", None) or [n for n in dir(pytorch) if not n.startswith("_")]
+    return [n for n in names if not hasattr(own, n) and not is_inside(getattr(pytorch, n, None), n, space)]
+
+
+def is_inside(value: Any, name: str, space: str) -> bool:
+    """Whether a name is of PyTorch's inside: TorchScript's classes, what modules import for themselves."""
+    if inspect.isclass(value) and not (space and (value.__module__ or "").startswith("torch.")):
+        return True
+    if space and inspect.ismodule(value) and not value.__name__.startswith("torch."):
+        return True
+    about = getattr(value, "__module__", None)
+    elsewhere = isinstance(about, str) and not about.startswith("torch")
+    return (
+        elsewhere
+        or (name.isupper() and not callable(value))
+        or bool(re.fullmatch("|".join(INSIDE.split()), name))
+    )
+
+
+@needs_torch
+@pytest.mark.parametrize("space", SPACES)
+def test_every_name_of_pytorchs_has_a_hint(space: str) -> None:
+    prefix = "cuda." if space == "cuda" else ""
+    assert [name for name in theirs(space) if not kiln.absent.hint(prefix + name)] == []
+
+
+@needs_torch
+def test_every_hint_is_for_a_name_that_pytorch_has() -> None:
+    """What kiln has meanwhile, or PyTorch no longer, has no hint."""
+    missing = {name for space in SPACES if space != "cuda" for name in theirs(space)}
+    for own, of in ((kiln.ones(1, 1), torch.Tensor), (kiln.nn.Module(), torch.nn.Module)):
+        missing |= {name for name in dir(of) if not hasattr(own, name)}
+    for space in ("", "nn", "utils", "utils.checkpoint"):
+        pytorch = importlib.import_module(f"torch.{space}".rstrip("."))
+        own = importlib.import_module(f"kiln.{space}".rstrip("."))
+        missing |= {name for name in dir(pytorch) if not hasattr(own, name)}
+    patterns = [p for _, patterns in kiln.absent._HINTS for p in patterns.split() if p != r"cuda\..+"]
+    assert [p for p in patterns if not any(re.fullmatch(p, name) for name in missing)] == []
