@@ -1,0 +1,233 @@
+"""Hashes of the LLVM text of some thousand kernels on every level: what a change of the generator changed.
+
+    python -m kiln.testing.kernel_texts before.txt              on the tree before the change
+    python -m kiln.testing.kernel_texts --against before.txt    on the tree after it
+
+A kernel is noted when its machine code is asked for, by a program that calls the table's samples in several
+dtypes and layouts, with gradients, products and layers of many sizes, and random programs under `compile`.
+Its text is then written for each level, this host's or not. A line holds the kernel's key, the level and the
+hash of the texts of all its parts, or of what a level refuses. Nothing kept on disk is used or changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import islice, product
+from typing import Any
+
+DTYPES = ("float32", "bfloat16", "int64", "bool")
+LAYOUTS = ("contiguous", "transposed", "expanded")
+# rows, k, columns of products: each schedule of one row, few rows, blocks, cuts along k
+PRODUCTS = (
+    (1, 64, 64), (1, 2048, 512), (5, 33, 17), (16, 256, 96), (48, 48, 48), (130, 70, 300), (600, 40, 520),
+    (8, 4096, 8), (64, 512, 1024),
+)  # fmt: skip
+RANDOM_PROGRAMS = 60
+
+Texts = dict[tuple[str, str], str]
+Work = Callable[[], Any]
+
+
+class Noted:
+    """The kernels that were asked for, by their key's text."""
+
+    def __init__(self) -> None:
+        self.kernels: dict[str, Any] = {}
+
+    def watch(self) -> None:
+        """Notes every kernel whose machine code a plan asks for from now on."""
+        from kiln.passes import along, attention, launch, products, recurrence
+
+        for kind in (
+            launch.NestKernel, products.MatmulKernel, along.AlongKernel, attention.AttentionKernel,
+            recurrence.RecurrenceKernel,
+        ):  # fmt: skip
+            kind.object = self._noting(kind.object)  # type: ignore[method-assign]
+
+    def _noting(self, make: Callable[..., bytes]) -> Callable[..., bytes]:
+        def noted(kernel: Any, target: Any = None) -> bytes:
+            self.kernels[kernel.text()] = kernel
+            return make(kernel, target)
+
+        return noted
+
+    def texts(self) -> Texts:
+        """(key, level) -> the hash of the kernel's text there."""
+        from kiln.codegen.target import LEVELS
+
+        found: Texts = {}
+        for text, kernel in self.kernels.items():
+            key = hashlib.sha256(text.encode()).hexdigest()[:24]
+            for level, target in LEVELS.items():
+                found[key, level] = hashlib.sha256(text_of(kernel, target).encode()).hexdigest()[:24]
+        return found
+
+
+def text_of(kernel: Any, target: Any) -> str:
+    """What the generator writes for a kernel: its parts, each with the functions it has, or the refusal."""
+    from kiln.codegen import compile as codegen
+    from kiln.passes import along, attention, products, recurrence
+
+    written: list[str] = []
+
+    def write(key: str, parts: Callable[[], Sequence[Any]], target: Any = None) -> bytes:
+        written.extend(f"{p.functions} {p.quick} {p.shared}\n{p.text()}" for p in parts())
+        return b""
+
+    homes = (codegen, along, attention, products, recurrence)
+    before = [home.object_for for home in homes]  # type: ignore[attr-defined]
+    for home in homes:
+        home.object_for = write  # type: ignore[attr-defined]
+    try:
+        kernel.object(target)
+    except (ValueError, KeyError) as error:
+        return f"refused: {error}"
+    finally:
+        for home, real in zip(homes, before):
+            home.object_for = real  # type: ignore[attr-defined]
+    return "\n".join(written)
+
+
+# ---- what asks for kernels ----
+
+
+def samples(every: int) -> Iterator[Work]:
+    """The table's samples, forward and backward; one of `every` so many."""
+    import kiln
+    from kiln.testing.mode_cases import table
+    from kiln.testing.op_cases import results_of, tensors
+
+    def call(entry: Any, case: Any, dtype: str, layout: str) -> None:
+        made = tensors(kiln, case, dtype, layout, grad=entry.differentiable)
+        results = results_of(entry.function(*made.args, **made.kwargs))
+        sums = [y.float().sum() for y in results if y.requires_grad]
+        if sums:
+            sum(sums[1:], sums[0]).backward()
+
+    all_of_them = (
+        partial(call, entry, case, dtype, layout)
+        for entry in table().values()
+        for dtype in DTYPES
+        if dtype in entry.dtypes
+        for case in entry.cases(dtype)
+        for layout in LAYOUTS
+    )
+    return islice(all_of_them, 0, None, every)
+
+
+def products() -> Iterator[Work]:
+    """Products alone, with a bias and an activation, in each order of memory, with gradients."""
+    import kiln
+
+    def call(m: int, k: int, n: int, dtype: Any, transposed: tuple[bool, bool]) -> None:
+        a, b = kiln.ones(m, k, dtype=dtype), kiln.ones(k, n, dtype=dtype)
+        a, b = (x.t().contiguous().t() if t else x for x, t in zip((a, b), transposed))
+        a.requires_grad_()
+        b.requires_grad_()
+        fused = kiln.compile(lambda a, b: kiln.relu(a @ b + 1.0), wait=True)
+        (fused(a, b).float().sum() + (a @ b).float().sum()).backward()
+
+    for sizes in PRODUCTS:
+        for dtype in (kiln.float32, kiln.float64, kiln.bfloat16):
+            for transposed in product((False, True), repeat=2):
+                yield partial(call, *sizes, dtype, transposed)
+
+
+def layers() -> Iterator[Work]:
+    """Layers whose kernels are whole algorithms, or many: convolutions, attention, recurrence, norms."""
+    import kiln
+
+    nn = kiln.nn
+
+    def call(module: Any, *shape: int) -> None:
+        x = kiln.ones(*shape, requires_grad=True)
+        for step in (module, kiln.compile(lambda x: module(x), wait=True)):
+            y = step(x)
+            (y[0] if isinstance(y, tuple) else y).sum().backward()
+
+    def attend(heads: int, length: int, size: int, causal: bool, dtype: Any) -> None:
+        q, k, v = (kiln.ones(2, heads, length, size, dtype=dtype, requires_grad=True) for _ in range(3))
+        nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal).float().sum().backward()
+
+    for channels, size, stride in ((3, 15, 1), (16, 14, 2), (64, 7, 1)):
+        yield partial(call, nn.Conv2d(channels, 24, 3, stride, 1), 2, channels, size, size)
+    for kind in (nn.LSTM, nn.GRU, nn.RNN):
+        yield partial(call, kind(12, 20, 2), 5, 3, 12)
+    yield partial(call, nn.LayerNorm(96), 40, 96)
+    yield partial(call, nn.BatchNorm2d(6), 4, 6, 9, 9)
+    yield partial(call, nn.GroupNorm(2, 6), 4, 6, 9, 9)
+    yield partial(call, nn.TransformerEncoderLayer(32, 4, 64, 0.0), 7, 3, 32)
+    for sizes in ((2, 16, 32), (1, 130, 64), (3, 40, 24)):
+        for causal in (False, True):
+            for dtype in (kiln.float32, kiln.bfloat16):
+                yield partial(attend, *sizes, causal, dtype)
+
+
+def programs(count: int) -> Iterator[Work]:
+    """Random programs under `compile`: fused groups that no single op has."""
+    import kiln
+    from kiln.testing.program_writer import write_program
+    from kiln.testing.random_programs import CALLS, compiled_text, observe
+
+    for seed in range(count):
+        compiled: Any = kiln.compile(compiled_text(write_program(seed)), wait=True)
+        yield partial(observe, compiled, kiln, CALLS[0], False)
+
+
+def corpus(every: int = 1) -> Texts:
+    """Runs it all and hashes what was asked for; `every`: of so many pieces of work one, for a test."""
+    noted = Noted()
+    noted.watch()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for work in (*products(), *layers()):
+            work()
+        for work in (*samples(every), *programs(RANDOM_PROGRAMS // every)):
+            with suppress(Exception):  # an extra is not there, a program raises: only kernels are looked at
+                work()
+    return noted.texts()
+
+
+def read(path: str) -> Texts:
+    """The lines of a file."""
+    with open(path) as file:
+        return {(key, level): text for key, level, text in (line.split() for line in file)}
+
+
+def differences(before: Texts, after: Texts) -> Iterator[str]:
+    """Kernels that changed, came or went."""
+    for what in sorted({*before, *after}):
+        old, new = before.get(what), after.get(what)
+        if old != new:
+            yield f"{' '.join(what)}: {'new' if old is None else 'gone' if new is None else 'another text'}"
+
+
+def main() -> None:
+    """Writes or compares."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("file", help="where the hashes go, or come from")
+    parser.add_argument("--against", action="store_true", help="compare with the file")
+    parser.add_argument("--every", type=int, default=1, help="of so many samples one")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ.update(KILN_CACHE_DIR=folder, KILN_PACK="0")
+        found = corpus(options.every)
+    print(f"{len(found)} texts of {len({key for key, _ in found})} kernels", file=sys.stderr)
+    if options.against:
+        lines = [*differences(read(options.file), found)]
+        print(*lines, f"{len(lines)} differences", sep="\n")
+        sys.exit(bool(lines))
+    with open(options.file, "w") as file:
+        file.writelines(f"{key} {level} {text}\n" for (key, level), text in sorted(found.items()))
+
+
+if __name__ == "__main__":
+    main()
