@@ -50,7 +50,7 @@ class Noted:
             launch.NestKernel, products.MatmulKernel, along.AlongKernel, attention.AttentionKernel,
             recurrence.RecurrenceKernel,
         ):  # fmt: skip
-            kind.object = self._noting(kind.object)  # type: ignore[method-assign]
+            kind.object = self._noting(kind.object)
 
     def _noting(self, make: Callable[..., bytes]) -> Callable[..., bytes]:
         def noted(kernel: Any, target: Any = None) -> bytes:
@@ -127,7 +127,7 @@ def products() -> Iterator[Work]:
     """Products alone, with a bias and an activation, in each order of memory, with gradients."""
     import kiln
 
-    def call(m: int, k: int, n: int, dtype: Any, transposed: tuple[bool, bool]) -> None:
+    def call(m: int, k: int, n: int, dtype: Any, transposed: tuple[bool, ...]) -> None:
         a, b = kiln.ones(m, k, dtype=dtype), kiln.ones(k, n, dtype=dtype)
         a, b = (x.t().contiguous().t() if t else x for x, t in zip((a, b), transposed))
         a.requires_grad_()
@@ -177,9 +177,10 @@ def programs(count: int) -> Iterator[Work]:
     from kiln.testing.program_writer import write_program
     from kiln.testing.random_programs import CALLS, compiled_text, observe
 
+    framework: Any = kiln
     for seed in range(count):
         compiled: Any = kiln.compile(compiled_text(write_program(seed)), wait=True)
-        yield partial(observe, compiled, kiln, CALLS[0], False)
+        yield partial(observe, compiled, framework, CALLS[0], False)
 
 
 def corpus(every: int = 1) -> Texts:
