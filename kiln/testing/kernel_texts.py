@@ -50,7 +50,7 @@ class Noted:
             launch.NestKernel, products.MatmulKernel, along.AlongKernel, attention.AttentionKernel,
             recurrence.RecurrenceKernel,
         ):  # fmt: skip
-            kind.object = self._noting(kind.object)
+            kind.object = self._noting(kind.object)  # type: ignore[method-assign]
 
     def _noting(self, make: Callable[..., bytes]) -> Callable[..., bytes]:
         def noted(kernel: Any, target: Any = None) -> bytes:
@@ -83,7 +83,7 @@ def text_of(kernel: Any, target: Any) -> str:
         return b""
 
     homes = (codegen, along, attention, products, recurrence)
-    before = [home.object_for for home in homes]  # type: ignore[attr-defined]
+    before = [home.object_for for home in homes]
     for home in homes:
         home.object_for = write  # type: ignore[attr-defined]
     try:
