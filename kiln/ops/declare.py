@@ -116,6 +116,7 @@ def _in_place(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
     written.__name__ = written.__qualname__ = f"{name}_"
     written.__doc__, written.__wrapped__ = record.in_place_doc(name), function  # type: ignore[attr-defined]
+    written.__kiln_name__ = f"{name}_"  # type: ignore[attr-defined]
     return written
 
 

@@ -115,7 +115,7 @@ def _kind(value: Any) -> str:
 def _types(callable: Any, name: str) -> dict[str, tuple[str, ...]]:
     """The types that each parameter may have: by an op's parameters, by defaults and by samples."""
     record = callable.record if isinstance(callable, _core.Op) else None
-    facts: Any = FACTS.get(name, record)
+    facts: Any = FACTS.get(name.removesuffix("_"), record)
     parameters = _parameters(callable)
     found: dict[str, list[str]] = {p: [] for p, _ in parameters}
     for parameter, default in parameters:
