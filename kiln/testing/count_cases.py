@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from functools import partial, wraps
+from contextlib import suppress
+from functools import cache, partial, wraps
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -40,6 +41,9 @@ MODULES = ("kiln", "kiln.nn", "kiln.nn.functional", "kiln.nn.init", "kiln.nn.uti
 LEFT_OUT = ("compile", "load", "save", "profile", "set_default_device", "set_default_dtype",
             "set_default_tensor_type", "set_grad_enabled", "set_anomaly_enabled", "set_detect_anomaly",
             "detect_anomaly", "set_num_threads", "set_printoptions")  # fmt: skip
+
+INDEXING = ("__getitem__", "__setitem__")
+INPUTS = ((2, 3), (1, 2, 4), (1, 2, 4, 4), (1, 2, 4, 4, 4))  # shapes of what a layer is called with
 
 Place = tuple[Any, ...]
 
@@ -213,7 +217,20 @@ def _required(signature: inspect.Signature) -> list[inspect.Parameter]:
     return [p for p in signature.parameters.values() if p.default is p.empty and p.kind in by_place]
 
 
-def _constructor(name: str, kind: type) -> Iterator[Right]:
+def _layer(kind: Callable[..., Any]) -> Callable[..., Any]:
+    """What constructs a layer and calls it."""
+
+    @wraps(kind, updated=())
+    def call(*args: Any, **kwargs: Any) -> None:
+        layer = kind(*args, **kwargs)
+        for shape in INPUTS:
+            with suppress(TypeError, ValueError, RuntimeError, IndexError, OverflowError, MemoryError):
+                layer(kiln.ones(shape))
+
+    return call
+
+
+def _constructor(name: str, kind: Callable[..., Any]) -> Iterator[Right]:
     """A class that is constructed of integers, as most layers are, or of what its signature says."""
     required = _required(_signature(kind))
     count = len(required)
@@ -225,16 +242,20 @@ def _constructor(name: str, kind: type) -> Iterator[Right]:
         yield from _from_signature(name, kind)
 
 
-def _indices() -> Iterator[Right]:
-    step = slice(0, 2, 1)
+def _indices(name: str) -> Iterator[Right]:
+    """x[index], or x[index] = 1."""
+    step, value = slice(0, 2, 1), [1] if name.endswith("__setitem__") else []
     for index in (1, (1, 2), step, (step, step), [0, 1], ([0], [1]), (None, 1), (..., 1)):
-        yield Right(f"x[{index}]", partial(lambda index: Arguments([kiln.ones(4, 4), index], {}), index))
+        made = partial(lambda index: Arguments([kiln.ones(4, 4), index, *value], {}), index)
+        yield Right(f"{name}({index})", made)
 
 
 # ---- every name ----
 
 
+@cache
 def _of_table() -> dict[str, Callable[..., Any]]:
+    registry.everything()
     return {**{n: _method(f) for n, f in registry.METHODS.items()}, **registry.LAYERS, **registry.FUNCTIONS}
 
 
@@ -249,15 +270,15 @@ def _others() -> dict[str, Callable[..., Any]]:
             own = str(getattr(value, "__module__", "")).startswith("kiln") and not name.startswith("_")
             if own and callable(value) and name not in LEFT_OUT and id(value) not in known:
                 known.add(id(value))
-                found[f"{space.removeprefix('kiln.')}.{name}"] = value
+                is_layer = isinstance(value, type) and issubclass(value, kiln.nn.Module)
+                found[f"{space.removeprefix('kiln.')}.{name}"] = _layer(value) if is_layer else value
     return found
 
 
 def functions() -> dict[str, Callable[..., Any]]:
     """Everything that is called, by name."""
-    known = _of_table()
-    table = {name: known[name] for name in mode_cases.names()}
-    return {**table, "Tensor.__getitem__": kiln.Tensor.__getitem__, **_others()}
+    table = {name: function for name, function in sorted(_of_table().items()) if not name.startswith("__")}
+    return {**table, **{f"Tensor.{name}": getattr(kiln.Tensor, name) for name in INDEXING}, **_others()}
 
 
 def _method(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -286,12 +307,13 @@ def _entry(name: str, function: Any) -> Any:
 def calls(name: str, function: Any) -> Iterator[Call]:
     """The calls of one name."""
     entry = _entry(name, function)
-    if name == "Tensor.__getitem__":
-        rights = _indices()
+    if name.startswith("Tensor."):
+        rights = _indices(name)
     elif entry is not None:
         rights = _from_table(entry)
     else:
-        rights = (_constructor if isinstance(function, type) else _from_signature)(name, function)
+        is_class = isinstance(getattr(function, "__wrapped__", function), type)
+        rights = (_constructor if is_class else _from_signature)(name, function)
     for k, right in enumerate(rights):
         if entry is not None and entry.name != name:
             right = right._replace(label=f"{name} as {right.label}")
