@@ -27,7 +27,7 @@ from typing import NamedTuple
 import kiln
 from kiln.testing.count_cases import Call, calls, functions
 
-MEMORY = 8 << 30  # of a child, in bytes of address space
+MEMORY = 3 << 30  # of a child, in bytes of address space: as much as is filled in seconds
 WAIT = 120  # seconds of the clock for a call: one that waits uses no processor
 SLOW = 2  # seconds of processor time from which on a call that ended is named with --slow
 
