@@ -58,9 +58,9 @@ std::vector<SizeExpr> read_exprs(Answer& answer, uint32_t environment) {
     int64_t known = environment;
     return answer.list([&] {
         auto kind = SizeExpr::Kind(answer.integer(0, SizeExpr::divide + 1));
-        int64_t low = INT64_MIN, high = INT64_MAX;
-        if (kind != SizeExpr::constant) low = 0, high = known;
-        int64_t a = answer.integer(low, high), b = answer.integer(0, high);
+        const bool constant = kind == SizeExpr::constant;
+        int64_t a = constant ? answer.integer() : answer.integer(0, known);
+        int64_t b = answer.integer(0, constant ? INT64_MAX : known);
         ++known;
         return SizeExpr{kind, a, b};
     });

@@ -1,13 +1,25 @@
-"""Counts that no loop comes to the end of: each call ends at once, in a result or an exception."""
+"""Counts that no loop comes to the end of: each call ends at once, in a result or an exception. Here what is
+known to be hard, and a sample of what `make counts` asks of every argument of every function.
+"""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from backend import needs_kiln
+
+pytest.importorskip("resource")  # limits of a process
+
+import kiln
+from kiln.testing.count_cases import Call
+from kiln.testing.count_scan import Part, functions, scan, wrong
+from kiln.testing.mode_cases import Arguments
+
+EVERY = 1 if os.environ.get("KILN_TEST_FULL") else 251  # of so many calls of the scan one
 
 CALLS = """
 tensor(itself)
@@ -80,8 +92,12 @@ for call in sys.stdin.read().split("\\n"):
 """
 
 
-@needs_kiln
-@pytest.mark.skipif(bool(os.environ.get("ASAN_OPTIONS")), reason="the sanitizer's memory has no limit")
+pytestmark = [
+    needs_kiln,
+    pytest.mark.skipif(bool(os.environ.get("ASAN_OPTIONS")), reason="the sanitizer's memory has no limit"),
+]
+
+
 def test_every_call_ends() -> None:
     done = subprocess.run(
         [sys.executable, "-P", "-c", CHILD], input=CALLS.strip(), capture_output=True, text=True, timeout=600
@@ -89,3 +105,73 @@ def test_every_call_ends() -> None:
     last = done.stdout.strip().rpartition("\n")[2]
     assert done.returncode == 0, (last, done.returncode, done.stderr[-1000:])
     assert len(done.stdout.strip().split("\n")) == len(CALLS.strip().split("\n"))
+
+
+def test_a_sample_of_all_calls_ends() -> None:
+    *found, count = scan(Part(list(functions()), EVERY))
+    assert not found
+    assert int(count.split()[0]) * EVERY > 200_000
+
+
+@pytest.mark.parametrize(
+    "name, call, end",
+    [
+        ("math.factorial", "math.factorial(n): 0 = 2**62", "did not end"),
+        ("os._exit", "os._exit(n): 0 = 10**30", ""),
+        ("os._exit", "os._exit(n): 0 = -1", "ended the process: 255"),
+    ],
+)
+def test_the_scan_finds(name: str, call: str, end: str) -> None:
+    labels = [made.label for made in Part([name]).calls()]
+    *found, _ = scan(Part([name], len(labels), labels.index(call), seconds=0.5))
+    assert found == ([f"{call}: {end}"] if end else [])
+
+
+@pytest.mark.parametrize("error", [SystemError, RecursionError, AttributeError, AssertionError])
+def test_errors_that_a_call_may_not_end_in(error: type[Exception]) -> None:
+    def fails() -> None:
+        raise error("told")
+
+    assert wrong(Call("", fails, lambda: Arguments((), {}), of_table=True)) == f"{error.__name__}: told"
+
+
+def test_errors_that_a_call_may_end_in() -> None:
+    assert wrong(Call("", lambda: kiln.zeros(-1), lambda: Arguments((), {}), of_table=True)) == ""
+    assert wrong(Call("", lambda: kiln.zeros(1), lambda: Arguments((), {}), of_table=True)) == ""
+
+
+@pytest.mark.parametrize("call", [
+    lambda x: kiln.as_strided_(3, (1,), (1,)), lambda x: kiln.fill_(3, 1), lambda x: x.map_(3, max),
+    lambda x: x.is_set_to(3), lambda x: x.index_add_(0, 3, x),
+])  # fmt: skip
+def test_methods_and_in_place_forms_say_that_arguments_are_wrong(call: Any) -> None:
+    with pytest.raises(TypeError, match=r"_\w*\(\): .*argument"):
+        call(kiln.ones(2, 3))
+
+
+def test_a_dim_is_an_index() -> None:
+    assert kiln.masked.sum(kiln.ones(2, 3), kiln.arange(2)).item() == 6
+    with pytest.raises(TypeError):
+        kiln.masked.sum(kiln.ones(2, 3), kiln.ones(2))
+
+
+def test_what_contains_itself_has_an_end() -> None:
+    itself: list[Any] = []
+    itself.append(itself)
+    with pytest.raises(ValueError, match="at most"):
+        kiln.func.vmap(lambda x: x)(itself)
+    with pytest.raises(ValueError, match="at most"):
+        kiln.utils.data.default_collate([itself])
+
+
+@pytest.mark.parametrize("make", [
+    lambda: kiln.nn.LSTM(2, 2, num_layers=2**31 - 1),
+    lambda: kiln.nn.Transformer(num_decoder_layers=2**31),
+    lambda: kiln.nn.functional.local_response_norm(kiln.ones(1, 2, 3), 2**31 - 1),
+    lambda: kiln.linalg.vander(kiln.ones(2), N=2**40),
+    lambda: kiln.pca_lowrank(kiln.ones(3, 3), niter=2**62),
+    lambda: kiln.nn.functional.rms_norm(kiln.ones(2, 3), (2**63 - 1,)),
+])  # fmt: skip
+def test_a_count_that_is_too_large_raises(make: Any) -> None:
+    with pytest.raises(RuntimeError):
+        make()

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+MOST_DEPTH = 200  # of a tree: beyond that it contains itself
 
-def flatten(tree: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+
+def flatten(tree: Any, depth: int = 0) -> tuple[list[Any], Callable[[list[Any]], Any]]:
     """The leaves of a tree, and the function that builds the same tree of other leaves.
+
+    ValueError for a tree that contains itself.
 
     >>> leaves, build = flatten({"a": 1, "b": (2, [3])})
     >>> leaves
@@ -18,7 +22,9 @@ def flatten(tree: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
     children = _children(tree)
     if children is None:
         return [tree], lambda leaves: leaves[0]
-    parts = [flatten(child) for child in children]
+    if depth > MOST_DEPTH:
+        raise ValueError(f"expected at most {MOST_DEPTH} lists, tuples and dicts in each other")
+    parts = [flatten(child, depth + 1) for child in children]
     sizes = [len(leaves) for leaves, _ in parts]
 
     def build(leaves: list[Any]) -> Any:

@@ -13,6 +13,7 @@ from kiln.nn.module import Module
 from kiln.nn.parameter import Parameter
 from kiln.nn.recurrence import unrolled
 from kiln.nn.utils.rnn import PackedSequence
+from kiln.ops.declare import MOST_STEPS, expect_count
 from kiln.ops.kinds import RECURRENT_GATES
 
 Input = Union[Tensor, PackedSequence]
@@ -34,6 +35,7 @@ def _check_sizes(mode: str, sizes: dict[str, Any], dropout: Any, flags: dict[str
     for name in ("input_size", "hidden_size", "num_layers"):
         if sizes[name] <= 0:
             raise ValueError(f"{name} must be greater than zero")
+    expect_count(mode, sizes["num_layers"], "layers", MOST_STEPS)
     if sizes["proj_size"] < 0:
         raise ValueError("proj_size should be a positive integer or zero to disable projections")
     if sizes["proj_size"] >= sizes["hidden_size"]:

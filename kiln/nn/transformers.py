@@ -15,6 +15,7 @@ from kiln.nn.layers import Linear
 from kiln.nn.module import Module
 from kiln.nn.multihead import MultiheadAttention
 from kiln.nn.normalisations import LayerNorm
+from kiln.ops.declare import MOST_STEPS, expect_count
 
 Activation = Union[str, Callable[[Tensor], Tensor]]
 
@@ -174,6 +175,7 @@ class TransformerDecoderLayer(Module):
 
 
 def _copies(layer: Module, count: int) -> ModuleList:
+    expect_count("Transformer", count, "layers", MOST_STEPS)
     return ModuleList([copy.deepcopy(layer) for _ in range(count)])
 
 

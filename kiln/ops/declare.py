@@ -116,6 +116,7 @@ def _in_place(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
     written.__name__ = written.__qualname__ = f"{name}_"
     written.__doc__, written.__wrapped__ = record.in_place_doc(name), function  # type: ignore[attr-defined]
+    written.__kiln_name__ = f"{name}_"  # type: ignore[attr-defined]
     return written
 
 
@@ -149,7 +150,9 @@ def alias(name: str, of: str, method: bool = True, inplace: bool = False) -> Non
 
 def methods(functions: dict[str, Callable[..., Any]]) -> None:
     """Makes functions methods of tensors that are no functions of kiln's namespace."""
-    registry.METHODS.update(functions)
+    for name, function in functions.items():
+        function.__kiln_name__ = name  # type: ignore[attr-defined]
+        registry.METHODS[name] = _core.Function(function, True)
 
 
 def is_value(x: Any) -> bool:

@@ -258,6 +258,7 @@ def local_response_norm(
         raise ValueError(f"Expected 3D or higher dimensionality input (got {input.ndim} dimensions)")
     if size < 1:
         raise RuntimeError(f"local_response_norm: expected a size of at least 1, got {size}")
+    d.expect_count("local_response_norm", size, "channels, which are terms of one kernel", 1000)
     x, channels = floating(input, "avg_pool"), input.shape[1]
     padded = embed(x * x, 1, (channels + (size - 1), size // 2, 1))
     total = slice_(padded, 1, (0, channels, 1))

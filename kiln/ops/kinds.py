@@ -6,6 +6,7 @@ own only for pointwise ops and views.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -103,7 +104,7 @@ def broadcast(graph: Graph, shapes: list[Shape], what: str) -> Shape:
 
 def normalize_dim(dim: int, ndim: int, op: str) -> int:
     """A dim counted from the front; IndexError if out of range."""
-    limit = max(ndim, 1)
+    dim, limit = operator.index(dim), max(ndim, 1)
     if not -limit <= dim < limit:
         raise IndexError(
             f"{op}: Dimension out of range (expected to be in range of [{-limit}, {limit - 1}], but "

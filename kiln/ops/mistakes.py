@@ -115,7 +115,7 @@ def _kind(value: Any) -> str:
 def _types(callable: Any, name: str) -> dict[str, tuple[str, ...]]:
     """The types that each parameter may have: by an op's parameters, by defaults and by samples."""
     record = callable.record if isinstance(callable, _core.Op) else None
-    facts: Any = FACTS.get(name, record)
+    facts: Any = FACTS.get(name.removesuffix("_"), record)
     parameters = _parameters(callable)
     found: dict[str, list[str]] = {p: [] for p, _ in parameters}
     for parameter, default in parameters:
@@ -129,7 +129,9 @@ def _types(callable: Any, name: str) -> dict[str, tuple[str, ...]]:
         for kind in ("tuple of Tensors",) if param.kind == "L" else _OF_LETTER.get(param.kind, ()):
             _add(found[param.name], kind)
     if getattr(facts, "samples", None) is not None:
-        _add_samples(found, facts)
+        named = _parameters(facts.function)
+        if all(p == own for (p, _), own in zip(named, found)):  # a method may take them in another order
+            _add_samples(found, facts)
     for parameter in _TENSORS:
         if not found.get(parameter, ["none of it"]):
             found[parameter] = ["Tensor"]

@@ -139,6 +139,8 @@ def is_set_to(self: Any, tensor: Any) -> bool:
     >>> x.is_set_to(x.view(2)), x.is_set_to(x.clone())
     (True, False)
     """
+    if not isinstance(tensor, _core.Tensor):
+        raise TypeError(f"is_set_to(): argument 'tensor' must be Tensor, not {type(tensor).__name__}")
     return (
         (self.shape, self.stride(), self.storage_offset())
         == (tensor.shape, tensor.stride(), tensor.storage_offset())

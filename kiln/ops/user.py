@@ -13,7 +13,7 @@ from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 from kiln import _core
-from kiln.errors import place
+from kiln.errors import describe, message, place
 from kiln.graph import graph as g
 from kiln.ops import declare as d
 from kiln.ops import registry
@@ -35,6 +35,8 @@ def pointwise(function: Callable[..., Any]) -> Any:
     >>> leaky(kiln.tensor([-1.0, 2.0]))
     tensor([-0.1000,  2.0000])
     """
+    if not hasattr(function, "__code__"):
+        raise TypeError(message("pointwise", "a function written in Python", describe(function)))
     _check_free_variables(function, {id(function)})
     params = _parameters(function)
     graph = _trace(function, params)

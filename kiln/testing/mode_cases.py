@@ -308,7 +308,7 @@ def calls_of(entry: Entry, function: Callable[..., Any], dtype: str) -> Iterator
             yield Call(label, function, partial(_made, case, dtype, lambda arguments: None))
 
 
-def _plain_arguments(kinds: str, dtype: str) -> Arguments:
+def plain_arguments(kinds: str, dtype: str) -> Arguments:
     """x: a tensor, i: positions, l: a list of tensors, n: a number, s: sizes."""
 
     def one(kind: str) -> Any:
@@ -325,7 +325,7 @@ PLAIN = ("", "x", "xx", "xn", "xnn", "xs", "xi", "xni", "xnix", "xl", "l", "ln",
 def plain_calls(name: str, function: Callable[..., Any], dtype: str) -> Iterator[Call]:
     """The calls of a function without samples."""
     for kinds in PLAIN:
-        yield Call(f"{name}({kinds}) {dtype}", function, partial(_plain_arguments, kinds, dtype))
+        yield Call(f"{name}({kinds}) {dtype}", function, partial(plain_arguments, kinds, dtype))
 
 
 def table() -> dict[str, Entry]:

@@ -205,6 +205,7 @@ def lu(A: Any, pivot: bool = True, get_infos: bool = False, out: Any = None) -> 
 
 def _range_of(A: Any, q: int, niter: int) -> Any:
     """An orthonormal basis [.., m, q] that nearly spans A's columns, by random projection."""
+    d.expect_count("svd_lowrank", niter, "iterations", d.MOST_STEPS)
     start = sampling.randn(A.shape[-1], q, dtype=A.dtype)
     basis = qr(matmul(A, start)).Q
     for _ in range(niter):

@@ -353,6 +353,7 @@ def vander(x: Any, *, N: int | None = None) -> Any:
     count = (x.shape[-1] if x.ndim else 1) if N is None else N
     if count <= 1:
         raise RuntimeError("N must be greater than 1.")
+    d.expect_count("vander", count, "columns", d.MOST_STEPS)
     if d.dtype_name(x.dtype) == "bool":
         raise RuntimeError(
             "linalg.vander supports floating point, complex, and integer tensors, but got Bool"

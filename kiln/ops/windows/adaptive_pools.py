@@ -6,6 +6,7 @@ Where all windows of a dim are alike they are those of a pool; over a whole dim 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import gcd
 from typing import Any
 
 from kiln.graph.size import product
@@ -158,8 +159,6 @@ def _sizes(name: str, input: Any, given: Any) -> tuple[tuple[Any, ...], tuple[An
         all(not isinstance(w, int) or w >= 0 for w in wanted),
         f"{name}: elements of output_size must be greater than or equal to 0 but received {listed(wanted)}",
     )
-    for w in wanted:
-        d.expect_count(name, w, "places along a dim")
     for k, n in enumerate(shape[1:], 1):
         require(
             n != 0 or k < len(shape) - dims,
@@ -179,8 +178,8 @@ def _most(sizes: Any, wanted: Any) -> Ints:
     """How many elements the largest window along each dim has."""
     if d.is_symbolic((*sizes, *wanted)):
         raise TypeError("adaptive pools: the sizes of windows are not known here")
-    spans = [(s.stop - s.start for s in _span(None, n, w)) for n, w in zip(sizes, wanted)]
-    return tuple(max(span) for span in spans)
+    # Window i of w has ceil(f + n / w) elements, f being what floor(i n / w) leaves out: up to 1 - gcd / w.
+    return tuple(-((gcd(n, w) - n - w) // w) for n, w in zip(sizes, wanted))
 
 
 def _float(input: Any, name: str) -> None:

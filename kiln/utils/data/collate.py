@@ -10,6 +10,8 @@ from kiln import _core, ops
 from kiln._core import Tensor
 from kiln.errors import describe, message
 
+MOST_DEPTH = 200  # of a sample: beyond that it contains itself
+
 
 def default_collate(batch: Sequence[Any]) -> Any:
     """Samples of one structure as one structure of batches, by the type of the first.
@@ -22,6 +24,10 @@ def default_collate(batch: Sequence[Any]) -> Any:
     >>> kiln.utils.data.default_collate([(1, "a"), (2, "b")])
     [tensor([1, 2]), ['a', 'b']]
     """
+    return _collated(batch, 0)
+
+
+def _collated(batch: Sequence[Any], depth: int) -> Any:
     first = batch[0]
     if isinstance(first, Tensor):
         return ops.stack(list(batch))
@@ -34,9 +40,11 @@ def default_collate(batch: Sequence[Any]) -> Any:
     if isinstance(first, (str, bytes)):
         return list(batch)
     if isinstance(first, Mapping):
-        return {key: default_collate([sample[key] for sample in batch]) for key in first}
+        _expect_an_end(depth)
+        return {key: _collated([sample[key] for sample in batch], depth + 1) for key in first}
     if isinstance(first, (tuple, list)):
-        return _collate_sequences(batch)
+        _expect_an_end(depth)
+        return _collate_sequences(batch, depth)
     numpy = sys.modules.get("numpy")  # a sample can only be an array if someone imported NumPy
     if numpy is not None and isinstance(first, (numpy.ndarray, numpy.generic)):
         return ops.stack([ops.from_numpy(numpy.asarray(x)) for x in batch])
@@ -46,11 +54,17 @@ def default_collate(batch: Sequence[Any]) -> Any:
     )
 
 
-def _collate_sequences(batch: Sequence[Any]) -> Any:
+def _expect_an_end(depth: int) -> None:
+    """ValueError for a sample that contains itself."""
+    if depth > MOST_DEPTH:
+        raise ValueError(message("default_collate", f"at most {MOST_DEPTH} containers in each other", "more"))
+
+
+def _collate_sequences(batch: Sequence[Any], depth: int) -> Any:
     """Samples that are sequences of one length: a batch per place; a named tuple stays one."""
     first = batch[0]
     sizes = {len(sample) for sample in batch}
     if len(sizes) != 1:
         raise ValueError(message("default_collate", "samples of one length", f"lengths {sorted(sizes)}"))
-    places = [default_collate(list(place)) for place in zip(*batch, strict=True)]
+    places = [_collated(list(place), depth + 1) for place in zip(*batch, strict=True)]
     return type(first)(*places) if hasattr(first, "_fields") else places
