@@ -16,6 +16,7 @@ from kiln.errors import describe, message
 from kiln.late import later
 from kiln.layout import strided
 from kiln.ops import data, formats, getitem, interop, kinds, parts, pointwise, reduce, registry, views
+from kiln.ops.declare import named
 
 Tensor: Any = _core.Tensor
 
@@ -113,7 +114,7 @@ def attach() -> None:
     own = {*vars(Tensor), *METHODS}
     registry.attach(Tensor, lambda function: function, lambda name: name not in own)
     for name, function in METHODS.items():
-        setattr(Tensor, name, _core.Function(function, True))
+        setattr(Tensor, name, named(name, function) if name[0] != "_" else _core.Function(function, True))
     for name, getter in (
         ("T", _transposed),
         ("mT", _last_two),

@@ -204,3 +204,6 @@ from kiln.nn.transformers import (
     TransformerEncoder as TransformerEncoder,
     TransformerEncoderLayer as TransformerEncoderLayer,
 )
+from kiln.ops.declare import name_all as _name_all
+
+_name_all(globals(), "kiln.nn")

@@ -19,6 +19,7 @@ from kiln import ops
 from kiln._core import Tensor
 from kiln.autograd import no_grad
 from kiln.errors import describe, message
+from kiln.ops.declare import name_all
 
 _LINEAR = ("linear", "conv1d", "conv2d", "conv3d", "sigmoid")
 
@@ -227,3 +228,6 @@ def _calculate_correct_fan(tensor: Tensor, mode: str) -> int:
 def _kaiming_std(tensor: Tensor, a: float, mode: str, nonlinearity: str) -> float:
     """gain / sqrt(fan)."""
     return calculate_gain(nonlinearity, a) / math.sqrt(_calculate_correct_fan(tensor, mode))
+
+
+name_all(globals(), "kiln.nn")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 from kiln import _core
@@ -116,6 +117,7 @@ def _in_place(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
     written.__name__ = written.__qualname__ = f"{name}_"
     written.__doc__, written.__wrapped__ = record.in_place_doc(name), function  # type: ignore[attr-defined]
+    written.__kiln_name__ = f"{name}_"  # type: ignore[attr-defined]
     return written
 
 
@@ -149,7 +151,37 @@ def alias(name: str, of: str, method: bool = True, inplace: bool = False) -> Non
 
 def methods(functions: dict[str, Callable[..., Any]]) -> None:
     """Makes functions methods of tensors that are no functions of kiln's namespace."""
-    registry.METHODS.update(functions)
+    for name, function in functions.items():
+        plain = isinstance(function, FunctionType) and name[0] != "_"
+        registry.METHODS[name] = named(name, function) if plain else function
+
+
+def named(name: str, function: Any, raw: bool = True) -> Any:
+    """A function in Python as a callable of the core: its errors are told as those of `name`."""
+    if not hasattr(function, "__kiln_name__"):
+        function.__kiln_name__ = name
+    return _core.Function(function, raw)
+
+
+def name_all(namespace: dict[str, Any], module: str) -> None:
+    """Makes the public functions that a module defines callables of the core, and its classes' constructors."""
+    for name, value in tuple(namespace.items()):
+        if name[0] == "_" or getattr(value, "__module__", None) is None:
+            continue
+        if not value.__module__.startswith(module):
+            continue
+        if isinstance(value, FunctionType):
+            namespace[name] = named(name, value, raw=False)
+        elif isinstance(value, type):
+            name_constructor(value)
+
+
+def name_constructor(made: type) -> None:
+    """Lets the errors of a class's constructor be told as those of the class."""
+    for own in made.__mro__:
+        function = vars(own).get("__init__")
+        if own.__module__.startswith("kiln.") and own.__name__ != "Module" and isinstance(function, FunctionType):
+            own.__init__ = named("__init__", function)  # type: ignore[misc]
 
 
 def is_value(x: Any) -> bool:

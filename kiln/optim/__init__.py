@@ -4,5 +4,9 @@ from kiln.optim import lr_scheduler
 from kiln.optim.adam import Adam, AdamW
 from kiln.optim.optimizer import Optimizer
 from kiln.optim.sgd import SGD
+from kiln.ops.declare import name_all
 
 __all__ = ["SGD", "Adam", "AdamW", "Optimizer", "lr_scheduler"]
+
+name_all(globals(), "kiln.optim")
+name_all(vars(lr_scheduler), "kiln.optim")

@@ -113,7 +113,8 @@ def other_names() -> list[str]:
 def _is_ours(value: Any, prefix: str) -> bool:
     if prefix == "Tensor.":
         return callable(value)
-    own = str(getattr(value, "__module__", "")).startswith("kiln")
+    home = "kiln.nn" if prefix else "kiln"
+    own = str(getattr(value, "__module__", "")).startswith(home)
     return own and callable(value) and not isinstance(value, type)
 
 

@@ -38,7 +38,7 @@ EXPECTED = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError
 _INSIDE = re.compile(
     r"object has no attribute|no attribute '|has no len|not subscriptable|object is not (iterable|callable)"
     r"|unsupported operand|not supported between|to unpack|invalid literal|bad operand|must be real number"
-    r"|do not fit|<locals>|\b_core\b|kiln\.(ops|codegen|graph)|llvm|unhashable|can't multiply sequence"
+    r"|do not fit \(|<locals>|\b_core\b|kiln\.(ops|codegen|graph)|llvm|unhashable|can't multiply sequence"
     r"|cannot be interpreted as an integer|object cannot be converted|Error: |ufunc|numpy\.dtype|NULL without"
     r"|requires a code object|format character|string index|not all arguments converted|assert"
 )
@@ -176,9 +176,21 @@ def own_difference(call: ErrorCall, outcome: Outcome) -> str | None:
     frames = entries(error.__traceback__)[1:]
     if any(is_own(entry) and "testing" not in entry.tb_frame.f_code.co_filename for entry in frames):
         return f"lines of kiln's in the traceback of {text}"
-    if call.name.lower() not in str(error).lower() and not isinstance(error, ImportError):
+    if not isinstance(error, ImportError) and not _names(call, str(error)):
         return f"unnamed {text}"
     return None
+
+
+def _names(call: ErrorCall, text: str) -> bool:
+    """Whether a text says what was called: by the name that was used, the first of several names of one
+    function, or, for a layer, its function's.
+    """
+    own = kiln_object(call.path)
+    first = str(getattr(own, "__kiln_name__", None) or getattr(own, "__name__", "")).strip("_")
+    said = re.match(r"[\w.]+(?=\(\):|: )", text)
+    if call.path.startswith(("nn.", "optim.")) and call.first is not None and said:
+        return True
+    return call.name.lower() in text.lower() or (first != "" and first.lower() in text.lower())
 
 
 def peer_difference(mine: Outcome, theirs: Outcome) -> str | None:
