@@ -136,7 +136,7 @@ def attach() -> None:
     Tensor.__array_priority__ = 1000  # NumPy's `array + x` and `number * x` leave it to x
     _core.set_operator("to", _core.Function(interop.to, True))
     _core.set_operator("new", later("kiln.ops.legacy", "tensor_new"))
-    _core.set_operator("fill", _core.Function(getitem.fill_, True))
+    _core.set_operator("fill", registry.METHODS["fill_"])
     for name in kinds.COMPUTE:
         _core.set_core_function(name, pointwise.convert.handle, (name,))
     _core.set_core_function("add", pointwise.add.handle, ())

@@ -130,6 +130,12 @@ PyObject* set_error_describer(PyObject*, PyObject* function) {
     Py_RETURN_NONE;
 }
 
+// The exception that a bare `raise` of the caller's `except` raises: its frame is added to no traceback.
+PyObject* set_handled(PyObject*, PyObject* error) {
+    PyErr_SetHandledException(error);
+    Py_RETURN_NONE;
+}
+
 PyObject* plain_value(PyObject*, PyObject* value) {
     return guarded([&] { return plain(value).release(); });
 }
@@ -137,6 +143,7 @@ PyObject* plain_value(PyObject*, PyObject* value) {
 PyMethodDef functions[] = {
     {"plain", plain_value, METH_O,
      "A value as Python's own: a NumPy integer as an int, in lists and tuples too."},
+    {"set_handled", set_handled, METH_O, "Makes an exception the one that a bare `raise` in `except` raises."},
     {"set_error_describer", set_error_describer, METH_O,
      "What puts an error into terms of the call: (callable, args, kwargs, error) -> the error to raise."},
     {nullptr, nullptr, 0, nullptr},

@@ -124,7 +124,7 @@ class Module:
         try:
             return self._call_with_hooks(args, kwargs) if self._hooked else self.forward(*args, **kwargs)
         except Exception as error:
-            _describe(self, args, kwargs, error)
+            _core.set_handled(_describe(self, args, kwargs, error))
             raise
 
     def compile(self, *, fullgraph: bool = False, dynamic: bool | None = None, wait: bool = False) -> None:

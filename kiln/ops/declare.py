@@ -179,9 +179,13 @@ def name_all(namespace: dict[str, Any], module: str) -> None:
 def name_constructor(made: type) -> None:
     """Lets the errors of a class's constructor be told as those of the class."""
     for own in made.__mro__:
-        function = vars(own).get("__init__")
-        if own.__module__.startswith("kiln.") and own.__name__ != "Module" and isinstance(function, FunctionType):
-            own.__init__ = named("__init__", function)  # type: ignore[misc]
+        if not own.__module__.startswith("kiln.") or own.__name__ == "Module":
+            continue
+        begin, make = vars(own).get("__init__"), vars(own).get("__new__")
+        if isinstance(begin, FunctionType):
+            own.__init__ = named("__init__", begin)  # type: ignore[misc]
+        if isinstance(make, staticmethod):
+            own.__new__ = staticmethod(named("__new__", make.__func__))  # type: ignore[assignment]
 
 
 def is_value(x: Any) -> bool:

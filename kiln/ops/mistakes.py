@@ -47,6 +47,7 @@ _OF_PYTHON = re.compile(
 )
 # what a tensor says that is asked for a number
 _OF_TENSORS = re.compile("^(Boolean value of Tensor|float..: only one element|only (one|integer) )")
+_CONSTRUCTORS = ("__init__", "__new__")
 _TENSORS = ("input", "other", "tensor", "x")  # what is called so is one, where nothing says more
 _NUMBERS = {"float": ("int", "bool"), "int": ("bool",)}  # what else is a float, an int
 _OF_LETTER = {
@@ -71,7 +72,7 @@ def describe_error(
     name = _name(callable, args)
     if name is None:
         return error  # no function of the table: only its frames go
-    accident = _is_accident(error, deliberate)
+    accident = inner is None and _is_accident(error, last is not None and _raises(last))
     about_types = isinstance(error, TypeError) and (not deliberate or "argument" in str(error))
     about_types |= inner is None and bool(_OF_TENSORS.search(str(error)))
     wrong = _wrong_argument(callable, name, args, kwargs) if accident or about_types else None
@@ -91,7 +92,9 @@ def describe_error(
 
 def _is_accident(error: BaseException, deliberate: bool) -> bool:
     """Whether an error is of kiln's inside: it says nothing of the call."""
-    if not isinstance(error, _KEPT) or isinstance(error, VerifyError):
+    if isinstance(error, AssertionError):
+        return not deliberate or isinstance(error, VerifyError)  # PyTorch's type in a few places
+    if not isinstance(error, _KEPT):
         return True
     return not deliberate and type(error) in _SPOKEN and bool(_OF_PYTHON.search(str(error)))
 
@@ -112,29 +115,40 @@ def _name(callable: Any, args: tuple[Any, ...]) -> str | None:
     """What the user called: a class, by its constructor, or a function of the table."""
     name = "__name__" if isinstance(callable, _core.Op) else "__kiln_name__"
     found: str | None = getattr(callable, name, None)
-    if found == "__init__":
-        own = [c for c in type(args[0]).__mro__ if c.__module__.startswith("kiln.")]
-        first = next(vars(c)["__init__"] for c in own if "__init__" in vars(c))
-        if first is not callable:
+    if found in _CONSTRUCTORS:
+        made = args[0] if isinstance(args[0], type) else type(args[0])
+        own = [c for c in made.__mro__ if c.__module__.startswith("kiln.")]
+        first = next((vars(c)[found] for c in own if found in vars(c)), None)
+        if first is not callable and getattr(first, "__func__", None) is not callable:
             return None  # one of a base class, called by that of the class
         return next((c.__name__ for c in own if c.__name__[0] != "_"), None)
     return found
 
 
-def describe_layer(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: BaseException) -> None:
-    """Puts the error of a layer's call into terms of its class, in place; frames of kiln are cut."""
-    shorten(error)
+def describe_layer(
+    module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: BaseException
+) -> BaseException:
+    """The error to raise for a call of a module."""
     function = type(module).forward
+    if whole_tracebacks():
+        return error
+    frames = entries(error.__traceback__)
+    shorten(error)
+    last = frames[-1] if frames else None
     own = str(getattr(function, "__module__", "")).startswith("kiln.")
-    if not own or type(error) is not TypeError or whole_tracebacks():
-        return
-    text, name = str(error), f"{type(module).__name__}.forward"
+    if not own or not is_own(last) or hasattr(error, "_without_name"):
+        return error  # of the user's code, or told of a function already
+    name, text = type(module).__name__, str(error)
     if text.startswith(f"{function.__qualname__}()"):
-        error.args = (text.replace(function.__qualname__, name, 1),)
-    elif _OF_PYTHON.search(text):
-        given = ", ".join(map(_shown, args)) + "".join(f", {k}={_shown(v)}" for k, v in kwargs.items())
-        taken = ", ".join(inspect.signature(function).parameters)
-        error.args = (f"{name}(): the arguments do not fit together: got ({given}), expected ({taken})",)
+        error.args = (text.replace(function.__qualname__, f"{name}.forward", 1),)
+    elif _is_accident(error, _raises(last)):
+        given = ", ".join([_shown(v) for v in args] + [f"{k}={_shown(v)}" for k, v in kwargs.items()])
+        taken = ", ".join(inspect.signature(function).parameters).removeprefix("self, ")
+        return _plainly(TypeError(f"{name}(): the arguments do not fit: got ({given}), expected ({taken})"))
+    elif type(error) in _OURS and name not in text:
+        error._without_name = text  # type: ignore[attr-defined]
+        error.args = (f"{name}: {text}",)
+    return error
 
 
 # -- which argument is wrong ----------------------------------------------------------------------------
@@ -144,7 +158,7 @@ def _wrong_argument(callable: Any, name: str, args: tuple[Any, ...], kwargs: dic
     """The sentence for the first argument of a type that the function's parameter does not have."""
     allowed = _types(callable, name)
     places = [*allowed]
-    first = 0 if getattr(callable, "__kiln_name__", None) == "__init__" else 1  # `self` is not counted
+    first = 0 if getattr(callable, "__kiln_name__", None) in _CONSTRUCTORS else 1  # `self` is not counted
     given = [*zip(places[: _by_place(callable)], args), *((k, v) for k, v in kwargs.items() if k in allowed)]
     for parameter, value in given:
         types, kind = allowed[parameter], _kind(value)
@@ -167,10 +181,10 @@ def _wrong_out(name: str, kwargs: dict[str, Any]) -> str | None:
 def _all_arguments(callable: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """The sentence where no argument is wrong alone: what was given, and what the function takes."""
     places = [*_types(callable, name)]
-    skip = 1 if getattr(callable, "__kiln_name__", None) == "__init__" else 0
+    skip = 1 if getattr(callable, "__kiln_name__", None) in _CONSTRUCTORS else 0
     given = [_shown(v) for v in args[skip:]] + [f"{k}={_shown(v)}" for k, v in kwargs.items()]
     taken = ", ".join(places[skip:] + _starred(callable))
-    return f"{name}(): the arguments do not fit together: got ({', '.join(given)}), expected ({taken})"
+    return f"{name}(): the arguments do not fit: got ({', '.join(given)}), expected ({taken})"
 
 
 def _starred(callable: Any) -> list[str]:

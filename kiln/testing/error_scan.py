@@ -38,8 +38,8 @@ EXPECTED = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError
 _INSIDE = re.compile(
     r"object has no attribute|no attribute '|has no len|not subscriptable|object is not (iterable|callable)"
     r"|unsupported operand|not supported between|to unpack|invalid literal|bad operand|must be real number"
-    r"|do not fit \(|<locals>|\b_core\b|kiln\.(ops|codegen|graph)|llvm|unhashable|can't multiply sequence"
-    r"|cannot be interpreted as an integer|object cannot be converted|Error: |ufunc|numpy\.dtype|NULL without"
+    r"|<locals>|kiln\.(ops|codegen|graph)|llvm|unhashable|can't multiply sequence"
+    r"|cannot be interpreted as an integer|object cannot be converted|(Attribute|Key|Type)Error: |ufunc|numpy\.dtype|NULL without"
     r"|requires a code object|format character|string index|not all arguments converted|assert"
 )
 
@@ -187,9 +187,9 @@ def _names(call: ErrorCall, text: str) -> bool:
     """
     own = kiln_object(call.path)
     first = str(getattr(own, "__kiln_name__", None) or getattr(own, "__name__", "")).strip("_")
-    said = re.match(r"[\w.]+(?=\(\):|: )", text)
-    if call.path.startswith(("nn.", "optim.")) and call.first is not None and said:
-        return True
+    words = {*re.findall(r"[a-z]\w+", text)}
+    if call.first is not None and any(hasattr(kiln.nn.functional, word) for word in words):
+        return True  # a layer by the function that it calls
     return call.name.lower() in text.lower() or (first != "" and first.lower() in text.lower())
 
 
