@@ -39,8 +39,8 @@ _OF_PYTHON = re.compile(
     r"|object is not (iterable|callable|an iterator|reversible|a mapping)|unhashable type|to unpack"
     r"|unsupported operand|not supported between|bad operand type|must be real number|invalid literal for"
     r"|cannot be interpreted as an integer|object cannot be converted|can't multiply sequence"
-    r"|argument must be a string or a real number|index out of range|not all arguments converted|only concatenate"
-    r"|requires? string as left operand|could not convert|iteration over a 0-d|bytes-like object|sequence item"
+    r"|argument must be a string or a real number|(list|tuple|string|deque) index out of range|not all arguments converted|only concatenate"
+    r"|requires? string as left operand|could not convert string|iteration over a 0-d|bytes-like object|sequence item"
     r"|multiple values for keyword|keywords must be strings|concatenate|strip_|ufunc '|truth value of an array"
     r"|indices must be integers|attribute of type|does not support the (async|asynchronous )?context|not a mapping"
     r"|decoding to str|replace\(\) argument|isinstance\(\) arg|startswith first arg"
@@ -70,8 +70,10 @@ def describe_error(
     inner = getattr(error, "_without_name", None)  # the text before an inner function put its name there
     deliberate = inner is not None or last is None or _raises(last)
     name = _name(callable, args)
-    if name is None:
-        return error  # no function of the table: only its frames go
+    if name is None:  # no function of the table: only its frames go
+        if deliberate and getattr(callable, "__kiln_name__", None) in _CONSTRUCTORS:
+            error._without_name = str(error) if inner is None else inner  # type: ignore[attr-defined]
+        return error
     accident = inner is None and _is_accident(error, last is not None and _raises(last))
     about_types = isinstance(error, TypeError) and (not deliberate or "argument" in str(error))
     about_types |= inner is None and bool(_OF_TENSORS.search(str(error)))
@@ -92,11 +94,9 @@ def describe_error(
 
 def _is_accident(error: BaseException, deliberate: bool) -> bool:
     """Whether an error is of kiln's inside: it says nothing of the call."""
-    if isinstance(error, AssertionError):
-        return not deliberate or isinstance(error, VerifyError)  # PyTorch's type in a few places
-    if not isinstance(error, _KEPT):
-        return True
-    return not deliberate and type(error) in _SPOKEN and bool(_OF_PYTHON.search(str(error)))
+    if deliberate:
+        return isinstance(error, VerifyError)
+    return not isinstance(error, _KEPT) or (type(error) in _SPOKEN and bool(_OF_PYTHON.search(str(error))))
 
 
 def _plainly(error: TypeError) -> TypeError:

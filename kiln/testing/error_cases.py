@@ -83,6 +83,8 @@ class ErrorCall(NamedTuple):
 
 def path_of(name: str) -> str:
     """Where a name of the table is found below kiln."""
+    if name in registry.LAYERS:
+        return f"nn.functional.{name}"  # of PyTorch's own, some are of other arguments
     if name in registry.FUNCTIONS:
         return name
     return f"Tensor.{name}" if name in registry.METHODS else f"nn.functional.{name}"

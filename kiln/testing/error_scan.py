@@ -31,6 +31,7 @@ from kiln.testing.error_cases import ErrorCall, Made, calls, kiln_object, names
 from kiln.testing.error_differences import KNOWN, UNNAMED
 from kiln.testing.mode_cases import Arguments
 
+CRASHES = ("segment_reduce", "Tensor.segment_reduce")  # of PyTorch, given positions out of range
 DTYPES = "float32,int64,bool"
 EXPECTED = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, MemoryError, ImportError,
             kiln.linalg.LinAlgError, OverflowError)  # fmt: skip
@@ -232,6 +233,7 @@ class Scan:
     def of(self, wanted: list[str], dtypes: list[str], every: int = 1) -> Iterator[Found]:
         """What is wrong with one of every so many calls of some names."""
         for name in wanted:
+            print(name, file=sys.stderr, flush=True)
             for dtype in dtypes:
                 for call in calls(name, dtype, self.seed):
                     self.count += 1
@@ -246,7 +248,7 @@ class Scan:
         what = own_difference(call, mine)
         if what is not None and not self._known(call, what, UNNAMED, -1):
             yield Found(call, what)
-        theirs = None if self.torch is None else run(self.torch, call)
+        theirs = None if self.torch is None or call.path in CRASHES else run(self.torch, call)
         what = None if theirs is None else peer_difference(mine, theirs)
         if what is not None and not self._known(call, what, KNOWN, 0):
             yield Found(call, what)
