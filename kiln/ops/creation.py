@@ -162,6 +162,8 @@ def settle(
     other keywords of the call.
     """
     if device is not None and str(device).partition(":")[0] != "cpu":
+        if not isinstance(device, (str, int)):
+            raise TypeError(f"{op}(): argument 'device' must be a device or its name, not {type(device).__name__}")
         raise NotImplementedError(
             f"{op}: expected device 'cpu', got {str(device)!r}: there is no other device"
         )

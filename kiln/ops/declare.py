@@ -96,8 +96,8 @@ def public(
             function.__name__ = function.__qualname__ = short  # as errors and help call it
             function = _with_aliases(function)
             function.__kiln_name__ = name  # type: ignore[attr-defined]
-        shown: Any = _core.Function(function, raw)
-        written: Any = _core.Function(_in_place(name, function)) if inplace else None
+        shown: Any = _core.Function(function, raw, *_flags(function))
+        written: Any = _core.Function(_in_place(name, function), False, *_flags(function)) if inplace else None
         if plain is not None:
             shown = plain.handle.form(shown)
             written = written and plain.handle.form(written, True)
@@ -107,6 +107,19 @@ def public(
         return function
 
     return make
+
+
+def _flags(function: Any) -> tuple[Any, ...]:
+    """What the core needs to know of a function's parameters that are True or False by default: how many are
+    given by place; of each of these its name if it is such a one, else None, then those of the others.
+    """
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    places, defaults = function.__code__.co_argcount, function.__defaults__ or ()
+    values = [None] * (places - len(defaults)) + list(defaults)
+    names = [n if isinstance(v, bool) else None for n, v in zip(function.__code__.co_varnames, values)]
+    others = [n for n, v in (function.__kwdefaults__ or {}).items() if isinstance(v, bool)]
+    return (places, (*names, *others)) if others or any(names) else ()
 
 
 def _in_place(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -160,7 +173,7 @@ def named(name: str, function: Any, raw: bool = True) -> Any:
     """A function in Python as a callable of the core: its errors are told as those of `name`."""
     if not hasattr(function, "__kiln_name__"):
         function.__kiln_name__ = name
-    return _core.Function(function, raw)
+    return _core.Function(function, raw, *(() if name[0] == "_" else _flags(function)))
 
 
 def name_all(namespace: dict[str, Any], module: str) -> None:

@@ -49,7 +49,7 @@ _OF_PYTHON = re.compile(
 _OF_TENSORS = re.compile("^(Boolean value of Tensor|float..: only one element|only (one|integer) )")
 _CONSTRUCTORS = ("__init__", "__new__")
 _TENSORS = ("input", "other", "tensor", "x")  # what is called so is one, where nothing says more
-_NUMBERS = {"float": ("int", "bool"), "int": ("bool",)}  # what else is a float, an int
+_NUMBERS = {"float": ("int", "bool"), "int": ("bool",), "tuple": ("int", "bool")}  # what else is a float, an int
 _OF_LETTER = {
     "T": ("Tensor",), "V": ("Tensor", "float"), "N": ("float", "Tensor"), "O": ("Tensor", "NoneType"),
 }  # fmt: skip
@@ -76,6 +76,7 @@ def describe_error(
         return error
     accident = inner is None and _is_accident(error, last is not None and _raises(last))
     about_types = isinstance(error, TypeError) and (not deliberate or "argument" in str(error))
+    about_types &= "must be bool, not" not in str(error)  # which is told already
     about_types |= inner is None and bool(_OF_TENSORS.search(str(error)))
     wrong = _wrong_argument(callable, name, args, kwargs) if accident or about_types else None
     if accident and wrong is None:
