@@ -75,6 +75,9 @@ def describe_error(
             error._without_name = str(error) if inner is None else inner  # type: ignore[attr-defined]
         return error
     accident = inner is None and _is_accident(error, last is not None and _raises(last))
+    few = _few_dims(name, args, kwargs) if accident and isinstance(error, IndexError) else None
+    if few is not None:
+        return _plainly(IndexError(few))
     about_types = isinstance(error, TypeError) and (not deliberate or "argument" in str(error))
     about_types &= "must be bool, not" not in str(error)  # which is told already
     about_types |= inner is None and bool(_OF_TENSORS.search(str(error)))
@@ -100,7 +103,16 @@ def _is_accident(error: BaseException, deliberate: bool) -> bool:
     return not isinstance(error, _KEPT) or (type(error) in _SPOKEN and bool(_OF_PYTHON.search(str(error))))
 
 
-def _plainly(error: TypeError) -> TypeError:
+def _few_dims(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """The sentence where a dim was asked for that no tensor given has."""
+    shapes = [tuple(x.shape) for x in (*args, *kwargs.values()) if isinstance(x, _core.Tensor)]
+    if not shapes:
+        return None
+    shape = list(min(shapes, key=len))
+    return f"{name}(): Dimension out of range: a tensor of shape {shape} has too few dimensions"
+
+
+def _plainly(error: Exception) -> Exception:
     """An error in place of one that says nothing to the user."""
     error.__suppress_context__ = True
     error._without_name = error.args[0]  # type: ignore[attr-defined]
