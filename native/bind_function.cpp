@@ -15,9 +15,10 @@ PyObject* describer = nullptr;  // (callable, args, kwargs, error) -> the error 
 struct FunctionObject {
     PyObject_HEAD vectorcallfunc vectorcall;
     PyObject* function;
-    bool raw;  // of data: a NumPy scalar has a dtype
+    bool raw;           // of data: a NumPy scalar has a dtype
     Py_ssize_t places;  // parameters that are given by place
-    PyObject* flags;    // null, or a tuple: of each place the name if it takes a flag, else None; then of keywords
+    PyObject*
+        flags;  // null, or a tuple: of each place the name if it takes a flag, else None; then of keywords
 };
 
 FunctionObject& function_of(PyObject* object) { return *reinterpret_cast<FunctionObject*>(object); }
@@ -170,7 +171,8 @@ PyObject* plain_value(PyObject*, PyObject* value) {
 PyMethodDef functions[] = {
     {"plain", plain_value, METH_O,
      "A value as Python's own: a NumPy integer as an int, in lists and tuples too."},
-    {"set_handled", set_handled, METH_O, "Makes an exception the one that a bare `raise` in `except` raises."},
+    {"set_handled", set_handled, METH_O,
+     "Makes an exception the one that a bare `raise` in `except` raises."},
     {"set_error_describer", set_error_describer, METH_O,
      "What puts an error into terms of the call: (callable, args, kwargs, error) -> the error to raise."},
     {nullptr, nullptr, 0, nullptr},

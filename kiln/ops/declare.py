@@ -97,7 +97,9 @@ def public(
             function = _with_aliases(function)
             function.__kiln_name__ = name  # type: ignore[attr-defined]
         shown: Any = _core.Function(function, raw, *_flags(function))
-        written: Any = _core.Function(_in_place(name, function), False, *_flags(function)) if inplace else None
+        written: Any = (
+            _core.Function(_in_place(name, function), False, *_flags(function)) if inplace else None
+        )
         if plain is not None:
             shown = plain.handle.form(shown)
             written = written and plain.handle.form(written, True)
@@ -177,7 +179,7 @@ def named(name: str, function: Any, raw: bool = True) -> Any:
 
 
 def name_all(namespace: dict[str, Any], module: str) -> None:
-    """Makes the public functions that a module defines callables of the core, and its classes' constructors."""
+    """Makes what a module defines callables of the core: public functions, constructors of public classes."""
     for name, value in tuple(namespace.items()):
         if name[0] == "_" or getattr(value, "__module__", None) is None:
             continue
@@ -198,7 +200,7 @@ def name_constructor(made: type) -> None:
         if isinstance(begin, FunctionType):
             own.__init__ = named("__init__", begin)  # type: ignore[misc]
         if isinstance(make, staticmethod):
-            own.__new__ = staticmethod(named("__new__", make.__func__))  # type: ignore[assignment]
+            own.__new__ = staticmethod(named("__new__", make.__func__))  # type: ignore[method-assign]
 
 
 def is_value(x: Any) -> bool:

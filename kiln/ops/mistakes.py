@@ -35,21 +35,25 @@ _KEPT = (
 )  # fmt: skip
 # what Python says of a line that was written for other arguments
 _OF_PYTHON = re.compile(
-    r"object has no attribute|object has no len|object of type .* has no len|not subscriptable"
-    r"|object is not (iterable|callable|an iterator|reversible|a mapping)|unhashable type|to unpack"
-    r"|unsupported operand|not supported between|bad operand type|must be real number|invalid literal for"
-    r"|cannot be interpreted as an integer|object cannot be converted|can't multiply sequence"
-    r"|argument must be a string or a real number|(list|tuple|string|deque) index out of range|not all arguments converted|only concatenate"
-    r"|requires? string as left operand|could not convert string|iteration over a 0-d|bytes-like object|sequence item"
-    r"|multiple values for keyword|keywords must be strings|concatenate|strip_|ufunc '|truth value of an array"
-    r"|indices must be integers|attribute of type|does not support the (async|asynchronous )?context|not a mapping"
-    r"|decoding to str|replace\(\) argument|isinstance\(\) arg|startswith first arg"
+    r"object has no (attribute|len)|object of type .* has no len|not subscriptable|unhashable type|to unpack"
+    r"|object is not (iterable|callable|an iterator|reversible|a mapping)|unsupported operand|bad operand type"
+    r"|not supported between|must be real number|invalid literal for|cannot be interpreted as an integer"
+    r"|object cannot be converted|can't multiply sequence|argument must be a string or a real number"
+    r"|(list|tuple|string|deque) index out of range|indices must be integers|could not convert string"
+    r"|not all arguments converted|only concatenate|can only concatenate|as left operand|iteration over a 0-d"
+    r"|bytes-like object|sequence item|multiple values for keyword|keywords must be strings|ufunc '"
+    r"|truth value of an array|attribute of type|context manager protocol|decoding to str"
+    r"|isinstance\(\) arg|startswith first arg|replace\(\) argument"
 )
 # what a tensor says that is asked for a number
 _OF_TENSORS = re.compile("^(Boolean value of Tensor|float..: only one element|only (one|integer) )")
 _CONSTRUCTORS = ("__init__", "__new__")
 _TENSORS = ("input", "other", "tensor", "x")  # what is called so is one, where nothing says more
-_NUMBERS = {"float": ("int", "bool"), "int": ("bool",), "tuple": ("int", "bool")}  # what else is a float, an int
+_NUMBERS = {
+    "float": ("int", "bool"),
+    "int": ("bool",),
+    "tuple": ("int", "bool"),
+}  # what else is a float, an int
 _OF_LETTER = {
     "T": ("Tensor",), "V": ("Tensor", "float"), "N": ("float", "Tensor"), "O": ("Tensor", "NoneType"),
 }  # fmt: skip
@@ -108,7 +112,7 @@ def _few_dims(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str |
     shapes = [tuple(x.shape) for x in (*args, *kwargs.values()) if isinstance(x, _core.Tensor)]
     if not shapes:
         return None
-    shape = list(min(shapes, key=len))
+    shape = list(min(shapes, key=lambda shape: len(shape)))
     return f"{name}(): Dimension out of range: a tensor of shape {shape} has too few dimensions"
 
 
@@ -149,7 +153,7 @@ def describe_layer(
     shorten(error)
     last = frames[-1] if frames else None
     own = str(getattr(function, "__module__", "")).startswith("kiln.")
-    if not own or not is_own(last) or hasattr(error, "_without_name"):
+    if not own or last is None or not is_own(last) or hasattr(error, "_without_name"):
         return error  # of the user's code, or told of a function already
     name, text = type(module).__name__, str(error)
     if text.startswith(f"{function.__qualname__}()"):
@@ -188,7 +192,7 @@ def _wrong_out(name: str, kwargs: dict[str, Any]) -> str | None:
     out = kwargs.get("out")
     if out is None or isinstance(out, _core.Tensor):
         return None
-    return f"{name}(): argument 'out' must be Tensor, or a tuple of as many as there are results, not {_shown(out)}"
+    return f"{name}(): argument 'out' must be Tensor, or a tuple of one for each result, not {_shown(out)}"
 
 
 def _all_arguments(callable: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -212,7 +216,11 @@ def _shown(value: Any) -> str:
     if isinstance(value, _core.Tensor):
         return "Tensor"
     if isinstance(value, (list, tuple)):
-        return f"{type(value).__name__} of ({', '.join(map(_shown, value[:4]))})" if value else f"empty {type(value).__name__}"
+        return (
+            f"{type(value).__name__} of ({', '.join(map(_shown, value[:4]))})"
+            if value
+            else f"empty {type(value).__name__}"
+        )
     return type(value).__name__
 
 

@@ -24,7 +24,6 @@ from kiln.testing import mode_cases
 from kiln.testing.mode_cases import FORMS, Arguments
 from kiln.testing.op_cases import tensors
 
-
 # what does not belong there, made anew for each call
 POOL: dict[str, Callable[[], Any]] = {
     "None": lambda: None,
@@ -42,7 +41,7 @@ POOL: dict[str, Callable[[], Any]] = {
     "float32": lambda: kiln.ones(2, 3),
     "float16": lambda: kiln.ones(2, 3).half(),
     "int64": lambda: kiln.arange(2),
-    "bool": lambda: kiln.tensor(True),
+    "bool": lambda: kiln.ones((), dtype=kiln.bool),
     "a list of tensors": lambda: [kiln.ones(2), kiln.ones(3)],
     "NumPy": lambda: np.ones((2, 3), np.float32),
     "a generator": lambda: iter([1, 2]),
@@ -98,7 +97,12 @@ def function_names() -> list[str]:
 def other_names() -> list[str]:
     """Functions and methods besides the table's, by path."""
     mode_cases.names()
-    spaces = {"": kiln, "Tensor.": kiln.Tensor, "nn.functional.": kiln.nn.functional, "nn.init.": kiln.nn.init}
+    spaces = {
+        "": kiln,
+        "Tensor.": kiln.Tensor,
+        "nn.functional.": kiln.nn.functional,
+        "nn.init.": kiln.nn.init,
+    }
     found = [
         prefix + name
         for prefix, space in spaces.items()
@@ -107,7 +111,8 @@ def other_names() -> list[str]:
         if name not in registry.LAYERS and _is_ours(getattr(space, name), prefix)
     ]
     more = ("nn.utils.clip_grad_norm_", "nn.utils.clip_grad_value_", "nn.utils.parameters_to_vector",
-            "nn.utils.vector_to_parameters", "autograd.grad", "autograd.backward", "Generator", "finfo", "iinfo")  # fmt: skip
+            "nn.utils.vector_to_parameters", "autograd.grad", "autograd.backward",
+            "Generator", "finfo", "iinfo")  # fmt: skip
     return sorted({*found, *more} - LEFT_OUT)
 
 
@@ -213,18 +218,15 @@ LAYERS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
     "LocalResponseNorm": ((2,), ((1, 4, 3),)),
     "Embedding": ((5, 3), (_i,)),
     "EmbeddingBag": ((5, 3), (("long", 2, 2),)),
-    **{name: ((3, 4), ((2, 5, 3),)) for name in ("RNN", "LSTM", "GRU")},
-    **{name: ((3, 4), ((2, 3),)) for name in ("RNNCell", "LSTMCell", "GRUCell")},
+    **dict.fromkeys(("RNN", "LSTM", "GRU"), ((3, 4), ((2, 5, 3),))),
+    **dict.fromkeys(("RNNCell", "LSTMCell", "GRUCell"), ((3, 4), ((2, 3),))),
     "MultiheadAttention": ((4, 2), ((3, 2, 4),) * 3),
     "TransformerEncoderLayer": ((4, 2, 8), ((3, 2, 4),)),
     "TransformerDecoderLayer": ((4, 2, 8), ((3, 2, 4),) * 2),
     "Transformer": ((4, 2, 1, 1, 8), ((3, 2, 4),) * 2),
-    **{name: ((), (_x,)) for name in (
-        "ReLU ReLU6 SELU SiLU GELU ELU CELU Sigmoid Tanh Softsign Mish Hardswish Hardsigmoid Hardtanh Hardshrink "
-        "Softshrink Tanhshrink LogSigmoid Softplus LeakyReLU PReLU RReLU Identity Dropout AlphaDropout Flatten "
-        "FeatureAlphaDropout").split()},
+    **dict.fromkeys("ReLU ReLU6 SELU SiLU GELU ELU CELU Sigmoid Tanh Softsign Mish Hardswish Hardsigmoid Hardtanh Hardshrink " "Softshrink Tanhshrink LogSigmoid Softplus LeakyReLU PReLU RReLU Identity Dropout AlphaDropout Flatten " "FeatureAlphaDropout".split(), ((), (_x,))),
     **{f"Dropout{n}d": ((0.5,), ((1, 2, *(3,) * n),)) for n in (1, 2, 3)},
-    **{name: ((1,), (_x,)) for name in ("Softmax", "LogSoftmax", "Softmin")},
+    **dict.fromkeys(("Softmax", "LogSoftmax", "Softmin"), ((1,), (_x,))),
     "Softmax2d": ((), ((1, 2, 3, 3),)),
     "GLU": ((), ((2, 4),)),
     "Threshold": ((0.1, 20.0), (_x,)),
@@ -239,10 +241,8 @@ LAYERS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
     "UpsamplingBilinear2d": ((None, 2), ((1, 2, 4, 4),)),
     "CosineSimilarity": ((), (_x, _x)),
     "PairwiseDistance": ((), (_x, _x)),
-    **{name: ((), (_x, _x)) for name in (
-        "L1Loss MSELoss SmoothL1Loss HuberLoss BCELoss BCEWithLogitsLoss KLDivLoss SoftMarginLoss PoissonNLLLoss "
-        "HingeEmbeddingLoss MultiLabelSoftMarginLoss").split()},
-    **{name: ((), (_x, _i)) for name in ("CrossEntropyLoss", "NLLLoss", "MultiMarginLoss")},
+    **dict.fromkeys("L1Loss MSELoss SmoothL1Loss HuberLoss BCELoss BCEWithLogitsLoss KLDivLoss SoftMarginLoss PoissonNLLLoss " "HingeEmbeddingLoss MultiLabelSoftMarginLoss".split(), ((), (_x, _x))),
+    **dict.fromkeys(("CrossEntropyLoss", "NLLLoss", "MultiMarginLoss"), ((), (_x, _i))),
     "MultiLabelMarginLoss": ((), (_x, ("long", 2, 3))),
     "GaussianNLLLoss": ((), (_x, _x, _x)),
     "MarginRankingLoss": ((), (_x, _x, _x)),
@@ -285,7 +285,10 @@ def class_calls(path: str) -> Iterator[ErrorCall]:
     for place in range(len(inputs) + 1):
         for form in FORMS if place < len(inputs) else ():
             yield ErrorCall(
-                f"{path} called, {place}: {form}", path, partial(_inputs, inputs, place, form, ""), Arguments(args, {})
+                f"{path} called, {place}: {form}",
+                path,
+                partial(_inputs, inputs, place, form, ""),
+                Arguments(args, {}),
             )
         for value in POOL:
             made = partial(_inputs, inputs, place, "", value)

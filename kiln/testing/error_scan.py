@@ -29,10 +29,11 @@ from kiln.errors import entries, is_own
 from kiln.testing.compare import dtype_name
 from kiln.testing.error_cases import ErrorCall, Made, calls, kiln_object, names
 from kiln.testing.error_differences import KNOWN, UNNAMED
-from kiln.testing.mode_cases import Arguments
 
 # PyTorch writes or reads what is not its own there
-CRASHES = re.compile(r".*(segment_reduce|as_strided_scatter|pool\dd.* out |: out (last )?(expanded|overlapping))")
+CRASHES = re.compile(
+    r".*(segment_reduce|as_strided_scatter|pool\dd.* out |: out (last )?(expanded|overlapping))"
+)
 DTYPES = "float32,int64,bool"
 EXPECTED = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, MemoryError, ImportError,
             kiln.linalg.LinAlgError, OverflowError)  # fmt: skip
