@@ -16,6 +16,7 @@ from kiln.errors import describe, message
 from kiln.late import later
 from kiln.layout import strided
 from kiln.ops import data, formats, getitem, interop, kinds, parts, pointwise, reduce, registry, views
+from kiln.ops.declare import named
 
 Tensor: Any = _core.Tensor
 
@@ -113,7 +114,7 @@ def attach() -> None:
     own = {*vars(Tensor), *METHODS}
     registry.attach(Tensor, lambda function: function, lambda name: name not in own)
     for name, function in METHODS.items():
-        setattr(Tensor, name, _core.Function(function, True))
+        setattr(Tensor, name, named(name, function) if name[0] != "_" else _core.Function(function, True))
     for name, getter in (
         ("T", _transposed),
         ("mT", _last_two),
@@ -136,7 +137,7 @@ def attach() -> None:
     Tensor.__array_priority__ = 1000  # NumPy's `array + x` and `number * x` leave it to x
     _core.set_operator("to", _core.Function(interop.to, True))
     _core.set_operator("new", later("kiln.ops.legacy", "tensor_new"))
-    _core.set_operator("fill", _core.Function(getitem.fill_, True))
+    _core.set_operator("fill", registry.METHODS["fill_"])
     for name in kinds.COMPUTE:
         _core.set_core_function(name, pointwise.convert.handle, (name,))
     _core.set_core_function("add", pointwise.add.handle, ())

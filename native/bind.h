@@ -153,6 +153,7 @@ Object plain(PyObject* value);
 // __get__ of callables that are methods where a class has them, as functions are.
 PyObject* bind_to_instance(PyObject* self, PyObject* instance, PyObject* owner);
 // The error that is set, in terms of a call that failed (kiln/ops/mistakes.py). Returns null.
+bool is_no_flag(PyObject* value);  // true or false, but meant as something else: a text, a list, a float
 PyObject* describe_error(PyObject* callable, PyObject* const* args, size_t flags, PyObject* names);
 // The views of x along a dim: a range, or one place without the dim.
 TensorRef slice_view(Tensor& x, int dim, int64_t start, int64_t length, int64_t step);

@@ -15,7 +15,10 @@ PyObject* describer = nullptr;  // (callable, args, kwargs, error) -> the error 
 struct FunctionObject {
     PyObject_HEAD vectorcallfunc vectorcall;
     PyObject* function;
-    bool raw;  // of data: a NumPy scalar has a dtype
+    bool raw;           // of data: a NumPy scalar has a dtype
+    Py_ssize_t places;  // parameters that are given by place
+    PyObject*
+        flags;  // null, or a tuple: of each place the name if it takes a flag, else None; then of keywords
 };
 
 FunctionObject& function_of(PyObject* object) { return *reinterpret_cast<FunctionObject*>(object); }
@@ -45,8 +48,28 @@ bool is_odd(PyObject* value, int depth = 0) {
     return false;
 }
 
+// TypeError for a text, a list or a float where a flag is taken.
+void check_flag(const FunctionObject& self, PyObject* flag, PyObject* value) {
+    if (flag == Py_None || !is_no_flag(value)) return;
+    Object name = checked(PyObject_GetAttrString(self.function, "__kiln_name__"));
+    PyErr_Format(PyExc_TypeError, "%U(): argument '%U' must be bool, not %s", name.get(), flag,
+                 Py_TYPE(value)->tp_name);
+    throw Error(ErrorKind::python, "");
+}
+
+void check_flags(const FunctionObject& self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+    const Py_ssize_t flags = PyTuple_GET_SIZE(self.flags);
+    for (Py_ssize_t i = 0; i < count && i < self.places; ++i)
+        check_flag(self, PyTuple_GET_ITEM(self.flags, i), args[i]);
+    for (Py_ssize_t k = 0; names && k < PyTuple_GET_SIZE(names); ++k)
+        for (Py_ssize_t i = 0; i < flags; ++i)  // names of keywords are interned
+            if (PyTuple_GET_ITEM(self.flags, i) == PyTuple_GET_ITEM(names, k))
+                check_flag(self, PyTuple_GET_ITEM(self.flags, i), args[count + k]);
+}
+
 PyObject* call_in_python(const FunctionObject& self, PyObject* const* args, size_t flags, PyObject* names) {
     const size_t count = size_t(PyVectorcall_NARGS(flags)) + size_t(names ? PyTuple_GET_SIZE(names) : 0);
+    if (self.flags) check_flags(self, args, PyVectorcall_NARGS(flags), names);
     bool odd = false;
     for (size_t i = 0; i < count && !self.raw && count <= most_arguments; ++i) odd |= is_odd(args[i]);
     if (!odd) return in_python([&] { return PyObject_Vectorcall(self.function, args, flags, names); });
@@ -66,23 +89,28 @@ PyObject* function_vectorcall(PyObject* object, PyObject* const* args, size_t fl
     return result ? result : describe_error(object, args, flags, names);
 }
 
-// (function, raw=False)
+// (function, raw=False, places=0, flags=None)
 PyObject* function_new(PyTypeObject* type, PyObject* args, PyObject*) {
-    PyObject* function;
+    PyObject *function, *flags = nullptr;
     int raw = 0;
-    if (!PyArg_ParseTuple(args, "O|p:Function", &function, &raw)) return nullptr;
+    Py_ssize_t places = 0;
+    if (!PyArg_ParseTuple(args, "O|pnO!:Function", &function, &raw, &places, &PyTuple_Type, &flags))
+        return nullptr;
     PyObject* object = type->tp_alloc(type, 0);
     if (!object) return nullptr;
     FunctionObject& self = function_of(object);
     self.vectorcall = function_vectorcall;
     self.function = Py_NewRef(function);
     self.raw = raw;
+    self.places = places;
+    self.flags = Py_XNewRef(flags);
     return object;
 }
 
 void function_dealloc(PyObject* object) {
     PyTypeObject* type = Py_TYPE(object);
     Py_DECREF(function_of(object).function);
+    Py_XDECREF(function_of(object).flags);
     type->tp_free(object);
     Py_DECREF(type);
 }
@@ -130,6 +158,12 @@ PyObject* set_error_describer(PyObject*, PyObject* function) {
     Py_RETURN_NONE;
 }
 
+// The exception that a bare `raise` of the caller's `except` raises: its frame is added to no traceback.
+PyObject* set_handled(PyObject*, PyObject* error) {
+    PyErr_SetHandledException(error);
+    Py_RETURN_NONE;
+}
+
 PyObject* plain_value(PyObject*, PyObject* value) {
     return guarded([&] { return plain(value).release(); });
 }
@@ -137,12 +171,19 @@ PyObject* plain_value(PyObject*, PyObject* value) {
 PyMethodDef functions[] = {
     {"plain", plain_value, METH_O,
      "A value as Python's own: a NumPy integer as an int, in lists and tuples too."},
+    {"set_handled", set_handled, METH_O,
+     "Makes an exception the one that a bare `raise` in `except` raises."},
     {"set_error_describer", set_error_describer, METH_O,
      "What puts an error into terms of the call: (callable, args, kwargs, error) -> the error to raise."},
     {nullptr, nullptr, 0, nullptr},
 };
 
 }  // namespace
+
+bool is_no_flag(PyObject* value) {
+    return PyUnicode_Check(value) || PyBytes_Check(value) || is_list(value) || PyDict_Check(value) ||
+           PyFloat_CheckExact(value);
+}
 
 Object plain(PyObject* value) {
     if (!is_odd(value)) return Object::borrow(value);

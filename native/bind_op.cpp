@@ -206,6 +206,8 @@ private:
         case 'S':
             if (self_.op->kind == OpKind::view) return collect_view_dims(param, value);
             if (is_symbolic(value)) return false;
+            if (PyBool_Check(param.default_value) && is_no_flag(value))
+                wrong_argument(self_, param, value, "bool");
             structure_.push_back(is_tensor(value) ? checked(PyNumber_Index(value))
                                                   : fixed(plain(value).get()));
             return true;

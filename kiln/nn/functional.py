@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from types import FunctionType
 from typing import Any
 
-from kiln import _core, ops
+from kiln import ops
 from kiln._core import Op, Tensor
 from kiln.absent import no_attribute
 from kiln.autograd import no_grad
@@ -33,6 +32,7 @@ from kiln.nn.similarity import (  # noqa: F401
     triplet_margin_with_distance_loss,
 )
 from kiln.ops import declare, registry
+from kiln.ops.declare import name_all, named
 from kiln.ops.finite import all_within
 
 _REDUCTIONS = ("none", "mean", "sum")
@@ -50,7 +50,7 @@ def _with_inplace(name: str, function: Any, written: Any) -> Any:
 
     call.__name__ = call.__qualname__ = name
     call.__doc__ = f"{function.__doc__ or ''}\n\n    `inplace`: the result is written into `input`.\n    "
-    return function.form(call) if isinstance(function, Op) else call
+    return function.form(call) if isinstance(function, Op) else named(name, call)
 
 
 def __getattr__(name: str) -> Any:
@@ -344,13 +344,4 @@ def _reduction(op: str, reduction: str) -> None:
         raise ValueError(message(op, f"reduction in {_REDUCTIONS}", describe(reduction)))
 
 
-def _as_public() -> None:
-    """Makes what is written here callables of the core, as the table's are (native/bind_function.cpp)."""
-    for name, function in tuple(globals().items()):
-        own = isinstance(function, FunctionType) and function.__module__.startswith("kiln.nn")
-        if own and name[0] != "_":
-            function.__kiln_name__ = name
-            globals()[name] = _core.Function(function)
-
-
-_as_public()
+name_all(globals(), "kiln.nn")

@@ -20,6 +20,7 @@ from kiln._core import Tensor
 from kiln.absent import hint_missing
 from kiln.autograd import no_grad
 from kiln.errors import describe, message
+from kiln.ops.declare import name_all
 
 _LINEAR = ("linear", "conv1d", "conv2d", "conv3d", "sigmoid")
 
@@ -230,4 +231,5 @@ def _kaiming_std(tensor: Tensor, a: float, mode: str, nonlinearity: str) -> floa
     return calculate_gain(nonlinearity, a) / math.sqrt(_calculate_correct_fan(tensor, mode))
 
 
+name_all(globals(), "kiln.nn")
 hint_missing(__name__)

@@ -20,7 +20,7 @@ from kiln import _core
 from kiln._core import Tensor
 from kiln.absent import MODULE, leave_out
 from kiln.autograd import no_grad
-from kiln.errors import describe, message, shorten
+from kiln.errors import describe, message
 from kiln.late import later
 from kiln.nn.backward_hooks import Call, watch_node
 from kiln.nn.hooks import Everywhere, Hook, RemovableHandle, call_after_error
@@ -29,6 +29,7 @@ from kiln.nn.state import IncompatibleKeys, load_tree, save_tree
 
 Self = TypeVar("Self", bound="Module")
 
+_describe = later("kiln.ops.mistakes", "describe_layer")
 _compiled_in_place = later("kiln.capture.compile", "in_place")
 
 _KINDS = ("_parameters", "_buffers", "_modules")
@@ -124,7 +125,7 @@ class Module:
         try:
             return self._call_with_hooks(args, kwargs) if self._hooked else self.forward(*args, **kwargs)
         except Exception as error:
-            shorten(error)
+            _core.set_handled(_describe(self, args, kwargs, error))
             raise
 
     def compile(self, *, fullgraph: bool = False, dynamic: bool | None = None, wait: bool = False) -> None:

@@ -19,6 +19,7 @@ from kiln.autograd.function import Function
 from kiln.nn.dropouts import dropout
 from kiln.ops import recurrence
 from kiln.ops import recurrent as r
+from kiln.ops.declare import named
 
 State = tuple[Any, ...]  # (hidden,) or (hidden, cell)
 KERNEL_DTYPES = (float32, float64)
@@ -371,3 +372,7 @@ def rnn_tanh(*args: Any) -> Any:
 def rnn_relu(*args: Any) -> Any:
     """The function of `nn.RNN` with relu, with the arguments of `lstm`: output, last hidden states."""
     return layers("RNN_RELU", *args)
+
+
+for _name in ("gru", "lstm", "rnn_relu", "rnn_tanh"):
+    globals()[_name] = named(_name, globals()[_name], raw=False)

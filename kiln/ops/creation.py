@@ -162,6 +162,9 @@ def settle(
     other keywords of the call.
     """
     if device is not None and str(device).partition(":")[0] != "cpu":
+        if not isinstance(device, (str, int)):
+            given = type(device).__name__
+            raise TypeError(f"{op}(): argument 'device' must be a device or its name, not {given}")
         raise NotImplementedError(
             f"{op}: expected device 'cpu', got {str(device)!r}: there is no other device"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 from kiln import _core
@@ -95,8 +96,10 @@ def public(
             function.__name__ = function.__qualname__ = short  # as errors and help call it
             function = _with_aliases(function)
             function.__kiln_name__ = name  # type: ignore[attr-defined]
-        shown: Any = _core.Function(function, raw)
-        written: Any = _core.Function(_in_place(name, function)) if inplace else None
+        shown: Any = _core.Function(function, raw, *_flags(function))
+        written: Any = (
+            _core.Function(_in_place(name, function), False, *_flags(function)) if inplace else None
+        )
         if plain is not None:
             shown = plain.handle.form(shown)
             written = written and plain.handle.form(written, True)
@@ -106,6 +109,19 @@ def public(
         return function
 
     return make
+
+
+def _flags(function: Any) -> tuple[Any, ...]:
+    """What the core needs to know of a function's parameters that are True or False by default: how many are
+    given by place; of each of these its name if it is such a one, else None, then those of the others.
+    """
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    places, defaults = function.__code__.co_argcount, function.__defaults__ or ()
+    values = [None] * (places - len(defaults)) + list(defaults)
+    names = [n if isinstance(v, bool) else None for n, v in zip(function.__code__.co_varnames, values)]
+    others = [n for n, v in (function.__kwdefaults__ or {}).items() if isinstance(v, bool)]
+    return (places, (*names, *others)) if others or any(names) else ()
 
 
 def _in_place(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -151,8 +167,40 @@ def alias(name: str, of: str, method: bool = True, inplace: bool = False) -> Non
 def methods(functions: dict[str, Callable[..., Any]]) -> None:
     """Makes functions methods of tensors that are no functions of kiln's namespace."""
     for name, function in functions.items():
-        function.__kiln_name__ = name  # type: ignore[attr-defined]
-        registry.METHODS[name] = _core.Function(function, True)
+        plain = isinstance(function, FunctionType) and name[0] != "_"
+        registry.METHODS[name] = named(name, function) if plain else function
+
+
+def named(name: str, function: Any, raw: bool = True) -> Any:
+    """A function in Python as a callable of the core: its errors are told as those of `name`."""
+    if not hasattr(function, "__kiln_name__"):
+        function.__kiln_name__ = name
+    return _core.Function(function, raw, *(() if name[0] == "_" else _flags(function)))
+
+
+def name_all(namespace: dict[str, Any], module: str) -> None:
+    """Makes what a module defines callables of the core: public functions, constructors of public classes."""
+    for name, value in tuple(namespace.items()):
+        if name[0] == "_" or getattr(value, "__module__", None) is None:
+            continue
+        if not value.__module__.startswith(module):
+            continue
+        if isinstance(value, FunctionType):
+            namespace[name] = named(name, value, raw=False)
+        elif isinstance(value, type):
+            name_constructor(value)
+
+
+def name_constructor(made: type) -> None:
+    """Lets the errors of a class's constructor be told as those of the class."""
+    for own in made.__mro__:
+        if not own.__module__.startswith("kiln.") or own.__name__ == "Module":
+            continue
+        begin, make = vars(own).get("__init__"), vars(own).get("__new__")
+        if isinstance(begin, FunctionType):
+            own.__init__ = named("__init__", begin)  # type: ignore[misc]
+        if isinstance(make, staticmethod):
+            own.__new__ = staticmethod(named("__new__", make.__func__))  # type: ignore[method-assign]
 
 
 def is_value(x: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kiln import _core
-from kiln.ops.declare import INTEGERS, public
+from kiln.ops.declare import INTEGERS, name_constructor, public
 from kiln.ops.kinds import FLOATS
 
 # bits of the significand, of the exponent's field; decimal digits that survive
@@ -154,3 +154,7 @@ def is_nonzero(input: Any) -> bool:
     """
     _asked(input, "is_nonzero")
     return bool(input)
+
+
+name_constructor(finfo)
+name_constructor(iinfo)

@@ -410,4 +410,4 @@ def zero_(x: Any) -> Any:
 
 
 d.methods({"copy_": copy_, "fill_": fill_, "zero_": zero_, "index_put_": index_put_})
-registry.FUNCTIONS.update((name, registry.METHODS[name]) for name in ("fill_", "zero_", "index_put_"))
+registry.FUNCTIONS.update({name: registry.METHODS[name] for name in ("fill_", "zero_", "index_put_")})

@@ -15,22 +15,45 @@ tracebacks; KILN_TRACEBACK=full keeps them, and errors as they were raised.
 from __future__ import annotations
 
 import dis
+import inspect
+import re
 from types import TracebackType
 from typing import Any
 
 from kiln import _core
 from kiln.errors import entries, is_own, shorten, whole_tracebacks
+from kiln.graph.verify import VerifyError
 from kiln.ops.declare import FACTS
 
 _RAISE = (dis.opmap["RAISE_VARARGS"], dis.opmap["RERAISE"])
 # what our own errors are; of these the text gets the function's name
 _OURS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
 # what is no accident, whoever raises it
+_SPOKEN = (TypeError, ValueError, IndexError, UnicodeDecodeError, UnicodeEncodeError)  # Python raises of them
 _KEPT = (
     *_OURS, ArithmeticError, BufferError, EOFError, ImportError, MemoryError, OSError, SystemError, Warning,
 )  # fmt: skip
+# what Python says of a line that was written for other arguments
+_OF_PYTHON = re.compile(
+    r"object has no (attribute|len)|object of type .* has no len|not subscriptable|unhashable type|to unpack"
+    r"|object is not (iterable|callable|an iterator|reversible|a mapping)|unsupported operand|bad operand type"
+    r"|not supported between|must be real number|invalid literal for|cannot be interpreted as an integer"
+    r"|object cannot be converted|can't multiply sequence|argument must be a string or a real number"
+    r"|(list|tuple|string|deque) index out of range|indices must be integers|could not convert string"
+    r"|not all arguments converted|only concatenate|can only concatenate|as left operand|iteration over a 0-d"
+    r"|bytes-like object|sequence item|multiple values for keyword|keywords must be strings|ufunc '"
+    r"|truth value of an array|attribute of type|context manager protocol|decoding to str"
+    r"|isinstance\(\) arg|startswith first arg|replace\(\) argument"
+)
+# what a tensor says that is asked for a number
+_OF_TENSORS = re.compile("^(Boolean value of Tensor|float..: only one element|only (one|integer) )")
+_CONSTRUCTORS = ("__init__", "__new__")
 _TENSORS = ("input", "other", "tensor", "x")  # what is called so is one, where nothing says more
-_NUMBERS = {"float": ("int", "bool"), "int": ("bool",)}  # what else is a float, an int
+_NUMBERS = {
+    "float": ("int", "bool"),
+    "int": ("bool",),
+    "tuple": ("int", "bool"),
+}  # what else is a float, an int
 _OF_LETTER = {
     "T": ("Tensor",), "V": ("Tensor", "float"), "N": ("float", "Tensor"), "O": ("Tensor", "NoneType"),
 }  # fmt: skip
@@ -50,16 +73,25 @@ def describe_error(
         return error  # of a user's code that the function called
     inner = getattr(error, "_without_name", None)  # the text before an inner function put its name there
     deliberate = inner is not None or last is None or _raises(last)
-    name = _name(callable)
-    if name is None:
-        return error  # no function of the table: only its frames go
-    accident = not deliberate and not isinstance(error, _KEPT)
+    name = _name(callable, args)
+    if name is None:  # no function of the table: only its frames go
+        if deliberate and getattr(callable, "__kiln_name__", None) in _CONSTRUCTORS:
+            error._without_name = str(error) if inner is None else inner  # type: ignore[attr-defined]
+        return error
+    accident = inner is None and _is_accident(error, last is not None and _raises(last))
+    few = _few_dims(name, args, kwargs) if accident and isinstance(error, IndexError) else None
+    if few is not None:
+        return _plainly(IndexError(few))
     about_types = isinstance(error, TypeError) and (not deliberate or "argument" in str(error))
+    about_types &= "must be bool, not" not in str(error)  # which is told already
+    about_types |= inner is None and bool(_OF_TENSORS.search(str(error)))
     wrong = _wrong_argument(callable, name, args, kwargs) if accident or about_types else None
+    if accident and wrong is None:
+        wrong = _wrong_out(name, kwargs)
     if wrong is not None:
         return _plainly(TypeError(wrong))
     if accident:
-        return _plainly(TypeError(f"{name}(): the arguments do not fit ({type(error).__name__}: {error})"))
+        return _plainly(TypeError(_all_arguments(callable, name, args, kwargs)))
     if type(error) in _OURS and len(error.args) == 1 and isinstance(error.args[0], str):
         text = error.args[0] if inner is None else inner
         short = name.rpartition(".")[2].rstrip("_")
@@ -68,7 +100,23 @@ def describe_error(
     return error
 
 
-def _plainly(error: TypeError) -> TypeError:
+def _is_accident(error: BaseException, deliberate: bool) -> bool:
+    """Whether an error is of kiln's inside: it says nothing of the call."""
+    if deliberate:
+        return isinstance(error, VerifyError)
+    return not isinstance(error, _KEPT) or (type(error) in _SPOKEN and bool(_OF_PYTHON.search(str(error))))
+
+
+def _few_dims(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """The sentence where a dim was asked for that no tensor given has."""
+    shapes: list[tuple[int, ...]] = [tuple(x.shape) for x in (*args, *kwargs.values()) if isinstance(x, _core.Tensor)]
+    if not shapes:
+        return None
+    shape = list(min(shapes, key=len))
+    return f"{name}(): Dimension out of range: a tensor of shape {shape} has too few dimensions"
+
+
+def _plainly(error: Exception) -> Exception:
     """An error in place of one that says nothing to the user."""
     error.__suppress_context__ = True
     error._without_name = error.args[0]  # type: ignore[attr-defined]
@@ -80,10 +128,44 @@ def _raises(entry: TracebackType) -> bool:
     return entry.tb_frame.f_code.co_code[entry.tb_lasti] in _RAISE
 
 
-def _name(callable: Any) -> str | None:
+def _name(callable: Any, args: tuple[Any, ...]) -> str | None:
+    """What the user called: a class, by its constructor, or a function of the table."""
     name = "__name__" if isinstance(callable, _core.Op) else "__kiln_name__"
     found: str | None = getattr(callable, name, None)
+    if found in _CONSTRUCTORS:
+        made = args[0] if isinstance(args[0], type) else type(args[0])
+        own = [c for c in made.__mro__ if c.__module__.startswith("kiln.")]
+        first = next((vars(c)[found] for c in own if found in vars(c)), None)
+        if first is not callable and getattr(first, "__func__", None) is not callable:
+            return None  # one of a base class, called by that of the class
+        return next((c.__name__ for c in own if c.__name__[0] != "_"), None)
     return found
+
+
+def describe_layer(
+    module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: BaseException
+) -> BaseException:
+    """The error to raise for a call of a module."""
+    function = type(module).forward
+    if whole_tracebacks():
+        return error
+    frames = entries(error.__traceback__)
+    shorten(error)
+    last = frames[-1] if frames else None
+    own = str(getattr(function, "__module__", "")).startswith("kiln.")
+    if not own or last is None or not is_own(last.tb_frame) or hasattr(error, "_without_name"):
+        return error  # of the user's code, or told of a function already
+    name, text = type(module).__name__, str(error)
+    if text.startswith(f"{function.__qualname__}()"):
+        error.args = (text.replace(function.__qualname__, f"{name}.forward", 1),)
+    elif _is_accident(error, _raises(last)):
+        given = ", ".join([_shown(v) for v in args] + [f"{k}={_shown(v)}" for k, v in kwargs.items()])
+        taken = ", ".join(inspect.signature(function).parameters).removeprefix("self, ")
+        return _plainly(TypeError(f"{name}(): the arguments do not fit: got ({given}), expected ({taken})"))
+    elif type(error) in _OURS and name not in text:
+        error._without_name = text  # type: ignore[attr-defined]
+        error.args = (f"{name}: {text}",)
+    return error
 
 
 # -- which argument is wrong ----------------------------------------------------------------------------
@@ -93,15 +175,53 @@ def _wrong_argument(callable: Any, name: str, args: tuple[Any, ...], kwargs: dic
     """The sentence for the first argument of a type that the function's parameter does not have."""
     allowed = _types(callable, name)
     places = [*allowed]
-    given = [*zip(places, args), *((k, v) for k, v in kwargs.items() if k in allowed)]
+    first = 0 if getattr(callable, "__kiln_name__", None) in _CONSTRUCTORS else 1  # `self` is not counted
+    given = [*zip(places[: _by_place(callable)], args), *((k, v) for k, v in kwargs.items() if k in allowed)]
     for parameter, value in given:
         types, kind = allowed[parameter], _kind(value)
         if not types or kind in types or any(kind in _NUMBERS.get(t, ()) for t in types):
             continue
-        at = f" (position {places.index(parameter) + 1})" if parameter not in kwargs else ""
+        at = f" (position {places.index(parameter) + first})" if parameter not in kwargs else ""
         expected = " or ".join("None" if t == "NoneType" else t for t in types)
         return f"{name}(): argument '{parameter}'{at} must be {expected}, not {type(value).__name__}"
     return None
+
+
+def _wrong_out(name: str, kwargs: dict[str, Any]) -> str | None:
+    """The sentence for `out=` that is no tensor."""
+    out = kwargs.get("out")
+    if out is None or isinstance(out, _core.Tensor):
+        return None
+    return f"{name}(): argument 'out' must be Tensor, or a tuple of one for each result, not {_shown(out)}"
+
+
+def _all_arguments(callable: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """The sentence where no argument is wrong alone: what was given, and what the function takes."""
+    places = [*_types(callable, name)]
+    skip = 1 if getattr(callable, "__kiln_name__", None) in _CONSTRUCTORS else 0
+    given = [_shown(v) for v in args[skip:]] + [f"{k}={_shown(v)}" for k, v in kwargs.items()]
+    taken = ", ".join(places[skip:] + _starred(callable))
+    return f"{name}(): the arguments do not fit: got ({', '.join(given)}), expected ({taken})"
+
+
+def _starred(callable: Any) -> list[str]:
+    """The parameter that takes any number of arguments."""
+    code = getattr(_written(callable), "__code__", None)
+    if code is None or not code.co_flags & inspect.CO_VARARGS:
+        return []
+    return [f"*{code.co_varnames[code.co_argcount + code.co_kwonlyargcount]}"]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, _core.Tensor):
+        return "Tensor"
+    if isinstance(value, (list, tuple)):
+        return (
+            f"{type(value).__name__} of ({', '.join(map(_shown, value[:4]))})"
+            if value
+            else f"empty {type(value).__name__}"
+        )
+    return type(value).__name__
 
 
 def _kind(value: Any) -> str:
@@ -115,7 +235,7 @@ def _kind(value: Any) -> str:
 def _types(callable: Any, name: str) -> dict[str, tuple[str, ...]]:
     """The types that each parameter may have: by an op's parameters, by defaults and by samples."""
     record = callable.record if isinstance(callable, _core.Op) else None
-    facts: Any = FACTS.get(name.removesuffix("_"), record)
+    facts: Any = FACTS.get(name, FACTS.get(name.rstrip("_"), record))
     parameters = _parameters(callable)
     found: dict[str, list[str]] = {p: [] for p, _ in parameters}
     for parameter, default in parameters:
@@ -171,6 +291,12 @@ def _parameters(callable: Any) -> list[tuple[str, Any]]:
     first = len(names) - len(defaults)
     given = [(n, _core.REQUIRED if k < first else defaults[k - first]) for k, n in enumerate(names)]
     return given + [(n, d) for n, d in (function.__kwdefaults__ or {}).items()]
+
+
+def _by_place(callable: Any) -> int | None:
+    """How many parameters a callable takes by place; None: all of them."""
+    code = getattr(_written(callable), "__code__", None)
+    return None if code is None else int(code.co_argcount)
 
 
 def _written(callable: Any) -> Any:

@@ -1,6 +1,7 @@
 """Optimizers and learning-rate schedules, under PyTorch's names; see README.md."""
 
 from kiln.absent import hint_missing
+from kiln.ops.declare import name_all
 from kiln.optim import lr_scheduler
 from kiln.optim.adam import Adam, AdamW
 from kiln.optim.optimizer import Optimizer
@@ -9,3 +10,5 @@ from kiln.optim.sgd import SGD
 __all__ = ["SGD", "Adam", "AdamW", "Optimizer", "lr_scheduler"]
 
 hint_missing(__name__)
+name_all(globals(), "kiln.optim")
+name_all(vars(lr_scheduler), "kiln.optim")

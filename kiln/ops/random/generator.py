@@ -227,3 +227,6 @@ def fork_rng(devices: Any = None, enabled: bool = True) -> Iterator[None]:
     finally:
         if enabled:
             default_generator._set(*before)
+
+
+d.name_constructor(Generator)

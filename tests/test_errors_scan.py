@@ -1,0 +1,118 @@
+"""What wrong calls say, of every function, layer and optimizer: a sample of `make errors`, and what the scan
+sees.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+from backend import needs_torch
+
+import kiln
+from kiln.testing import error_cases
+from kiln.testing.error_cases import ErrorCall
+from kiln.testing.error_scan import Found, Outcome, Scan, own_difference, peer_difference, run
+from kiln.testing.mode_cases import Arguments
+
+EVERY = 1 if os.environ.get("KILN_TEST_FULL") else 97  # of so many calls of the scan one
+DTYPES = ["float32", "int64"]
+
+
+def test_a_sample_of_the_scan() -> None:
+    found = list(Scan(0, peer=False).of(error_cases.names(), DTYPES, EVERY))
+    assert [f"{one.call.label}: {one.what}" for one in found] == []
+
+
+@needs_torch
+def test_a_sample_of_the_scan_against_pytorch() -> None:
+    found = list(Scan(0, peer=True).of(error_cases.names(), DTYPES, EVERY + 4))
+    assert [f"{one.call.label}: {one.what}" for one in found] == []
+
+
+def _of(path: str, *args: Any, **kwargs: Any) -> ErrorCall:
+    return ErrorCall(path, path, lambda: Arguments(args, kwargs))
+
+
+def _seen(error: Exception) -> str | None:
+    return own_difference(_of("add"), Outcome(error, ()))
+
+
+def test_what_the_scan_sees() -> None:
+    """What it reports, and what it lets pass."""
+    assert (_seen(AttributeError("add: x")) or "").startswith("internal")
+    assert (_seen(RecursionError("add: x")) or "").startswith("internal")
+    assert (_seen(TypeError("add: 'int' object has no attribute 'shape'")) or "").startswith("inside")
+    assert (_seen(TypeError("wrong")) or "").startswith("unnamed")
+    assert _seen(TypeError("add(): argument 'input' (position 1) must be Tensor, not str")) is None
+    right, warned = Outcome(None, ()), Outcome(None, ("UserWarning",))
+    wrong, other = Outcome(TypeError("a"), ()), Outcome(ValueError("b"), ())
+    assert (peer_difference(right, wrong) or "").startswith("takes")
+    assert (peer_difference(wrong, right) or "").startswith("refuses")
+    assert (peer_difference(wrong, other) or "").startswith("raises")
+    assert (peer_difference(right, warned) or "").startswith("warns")
+    assert peer_difference(Outcome(NotImplementedError("a"), ()), Outcome(RuntimeError("b"), ())) is None
+
+
+def test_known_differences_that_are_met_no_more_are_reported() -> None:
+    scan = Scan(0, peer=False)
+    before = scan.unmet()
+    call = _of("nn.Hardtanh", 2.0, 1.0)
+    found: list[Found] = list(scan.one(call))
+    assert found == [] and len(scan.unmet()) == len(before) - 1
+
+
+x23 = kiln.ones(2, 3)
+FLAGS = {
+    "by name": lambda wrong: x23.amax(0, keepdim=wrong),
+    "by place": lambda wrong: kiln.argmin(x23, 0, wrong),
+    "of an op": lambda wrong: kiln.logsumexp(x23, 0, wrong),
+    "of a method": lambda wrong: x23.sort(0, descending=wrong),
+    "of a layer's function": lambda wrong: kiln.nn.functional.interpolate(
+        kiln.ones(1, 1, 4), scale_factor=2.0, mode="linear", recompute_scale_factor=None, antialias=wrong
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FLAGS)
+@pytest.mark.parametrize("wrong", ["text", (0, 0), [1], 1.5, {}, b"x"], ids=repr)
+def test_what_is_no_flag_is_refused(name: str, wrong: Any) -> None:
+    """A text is true, and means something else."""
+    with pytest.raises(TypeError, match=r"\(\): argument '\w+' must be bool, not "):
+        FLAGS[name](wrong)
+    FLAGS[name](False)
+
+
+# the call -> what its message says
+SAID: dict[str, tuple[ErrorCall, str]] = {
+    "several tensors": (_of("atleast_1d", 3), r"atleast_1d\(\): .* got \(int\), expected \(\*tensors\)"),
+    "in place": (_of("nn.functional.hardtanh_", x23, "a"), r"hardtanh_\(\)"),
+    "a method": (_of("Tensor.new_zeros", x23, {}), "new_zeros"),
+    "out": (_of("amax", x23, out=3), r"amax\(\): argument 'out' must be Tensor"),
+    "a constructor": (_of("nn.Linear", "text", 3), r"Linear\(\): argument 'in_features' .* must be int"),
+    "of a base": (_of("nn.GRU", 3, None), "GRU: hidden_size should be of type int, got: NoneType"),
+    "an optimizer": (_of("optim.Adam", 1.5), r"Adam\(\): .* got \(float\)"),
+    "a starting value": (_of("nn.init.normal_", 3), r"normal_\(\): argument 'tensor' .* must be Tensor"),
+    "a parameter": (_of("nn.Parameter", 1.5), "Parameter: expected a tensor"),
+    "few dims": (_of("Tensor.unbind", kiln.tensor(1.0)), "Dimension out of range"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_what_is_said(name: str) -> None:
+    call, text = SAID[name]
+    outcome = run(kiln, call)
+    assert outcome is not None and own_difference(call, outcome) is None
+    with pytest.raises(type(outcome.error), match=text):
+        raise outcome.error  # type: ignore[misc]
+
+
+def test_a_layers_error_keeps_the_traceback_of_its_call() -> None:
+    """An error in place of another: the line of the call and no line of kiln's."""
+    with pytest.raises(TypeError, match=r"BatchNorm1d\(\): the arguments do not fit: got \(str\)") as caught:
+        kiln.nn.Sequential(kiln.nn.BatchNorm1d(3))("x")
+    assert [entry.name for entry in caught.traceback] == [
+        "test_a_layers_error_keeps_the_traceback_of_its_call"
+    ]
+    assert caught.value.__suppress_context__
