@@ -112,7 +112,7 @@ def _few_dims(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str |
     shapes: list[tuple[int, ...]] = [tuple(x.shape) for x in (*args, *kwargs.values()) if isinstance(x, _core.Tensor)]
     if not shapes:
         return None
-    shape = list(min(shapes, key=len))
+    shape = [*min(shapes, key=lambda s: len(s))]
     return f"{name}(): Dimension out of range: a tensor of shape {shape} has too few dimensions"
 
 
@@ -212,16 +212,11 @@ def _starred(callable: Any) -> list[str]:
     return [f"*{code.co_varnames[code.co_argcount + code.co_kwonlyargcount]}"]
 
 
-def _shown(value: Any) -> str:
-    if isinstance(value, _core.Tensor):
-        return "Tensor"
-    if isinstance(value, (list, tuple)):
-        return (
-            f"{type(value).__name__} of ({', '.join(map(_shown, value[:4]))})"
-            if value
-            else f"empty {type(value).__name__}"
-        )
-    return type(value).__name__
+def _shown(value: Any, inside: bool = False) -> str:
+    kind = "Tensor" if isinstance(value, _core.Tensor) else type(value).__name__
+    if inside or not isinstance(value, (list, tuple)):
+        return kind
+    return f"{kind} of ({', '.join(_shown(v, True) for v in value[:4])})" if value else f"empty {kind}"
 
 
 def _kind(value: Any) -> str:
