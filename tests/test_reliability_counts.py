@@ -15,6 +15,7 @@ from backend import needs_kiln
 pytest.importorskip("resource")  # limits of a process
 
 import kiln
+from kiln.ops.windows.adaptive_pools import _most
 from kiln.testing.count_cases import Call
 from kiln.testing.count_scan import Part, functions, scan, wrong
 from kiln.testing.mode_cases import Arguments
@@ -69,6 +70,8 @@ randperm(2**40)
 cartesian_prod(*[ones(100)] * 20)
 F.max_pool1d(ones(1, 1, 4), 1, 1, 0, 2**40)
 F.interpolate(ones(1, 1, 4), size=2**40)
+F.conv_transpose2d(ones(1, 1, 4, 4), ones(1, 1, 2, 2), stride=2**20)
+F.adaptive_avg_pool2d(ones(1, 1, 4, 4), 2**24)
 zeros(*[1] * 70)
 """
 
@@ -175,3 +178,19 @@ def test_what_contains_itself_has_an_end() -> None:
 def test_a_count_that_is_too_large_raises(make: Any) -> None:
     with pytest.raises(RuntimeError):
         make()
+
+
+def test_a_stride_beyond_the_kernel() -> None:
+    y = kiln.nn.functional.conv_transpose1d(
+        kiln.ones(1, 1, 3), kiln.tensor([[[2.0, 3.0]]]), stride=2**20, padding=1
+    )
+    assert y.shape == (1, 1, 2 * 2**20)
+    assert y.nonzero()[:, 2].tolist() == [0, 2**20 - 1, 2**20, 2 * 2**20 - 1]
+    assert y[0, 0, [0, 2**20 - 1, 2**20, -1]].tolist() == [3.0, 2.0, 3.0, 2.0]
+
+
+def test_the_largest_window_of_an_adaptive_pool() -> None:
+    for n in range(40):
+        for w in range(1, 60):
+            spans = [-(-(i + 1) * n // w) - i * n // w for i in range(w)]
+            assert _most((n,), (w,)) == (max(spans),)

@@ -388,11 +388,11 @@ def _by_phases(
     strides = contiguous_strides(shape)
     apart = (*strides[:2], *(step * s for step, s in zip(strides[2:], stride)))
     y = filled(input.graph, 0, shape, input.dtype)
-    for phase in positions(*map(range, stride)):
+    # the phases that a tap comes to: of a stride beyond the kernel as few as there are taps
+    reached = ([(k0 - p) % s for k0 in range(min(k, s))] for k, p, s in zip(kernel, padding, stride))
+    for phase in positions(*map(sorted, reached)):
         k0 = tuple((r + p) % s for r, p, s in zip(phase, padding, stride))
         taps = tuple(-(-(k - a) // s) for k, a, s in zip(kernel, k0, stride))
-        if min(taps) <= 0:
-            continue  # no tap comes here
         first = tuple(a + (r + p) // s for a, r, p, s in zip(lead, phase, padding, stride))
         part = weight
         for dim, (a, j, s) in enumerate(zip(k0, taps, stride), 2):
