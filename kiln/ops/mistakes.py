@@ -247,7 +247,7 @@ def _types(callable: Any, name: str) -> dict[str, tuple[str, ...]]:
                 _add(found[parameter], _ANNOTATED[part])
     for param in record.params if record is not None and facts is record else ():
         for kind in ("tuple of Tensors",) if param.kind == "L" else _OF_LETTER.get(param.kind, ()):
-            _add(found[param.name], kind)
+            _add(found.setdefault(param.name, []), kind)
     if getattr(facts, "samples", None) is not None:
         _add_samples(found, facts)
     for parameter in _TENSORS:

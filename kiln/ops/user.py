@@ -13,7 +13,7 @@ from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 from kiln import _core
-from kiln.errors import place
+from kiln.errors import describe, message, place
 from kiln.graph import graph as g
 from kiln.ops import declare as d
 from kiln.ops import registry
@@ -48,7 +48,9 @@ def pointwise(function: Callable[..., Any]) -> Any:
 
 def _parameters(function: Any) -> tuple[Param, ...]:
     """The positional parameters of a user's function, its defaults fixed now."""
-    code: CodeType = function.__code__
+    code: CodeType | None = getattr(function, "__code__", None)
+    if code is None:
+        raise TypeError(message("pointwise", "a function written in Python", describe(function)))
     if code.co_flags & 0x0C or code.co_kwonlyargcount:
         raise TypeError(
             f"pointwise: {function.__name__} may not take *args, **kwargs or keyword-only arguments"
