@@ -92,7 +92,8 @@ def describe_error(
         return _plainly(TypeError(wrong))
     if accident:
         return _plainly(TypeError(_all_arguments(callable, name, args, kwargs)))
-    if type(error) in _OURS and len(error.args) == 1 and isinstance(error.args[0], str):
+    ours = type(error) in _OURS or type(error).__name__ == "LinAlgError"
+    if ours and len(error.args) == 1 and isinstance(error.args[0], str):
         text = error.args[0] if inner is None else inner
         short = name.rpartition(".")[2].rstrip("_")
         error._without_name = text  # type: ignore[attr-defined]
