@@ -208,6 +208,7 @@ def huber_loss(
 ) -> Tensor:
     """Half the difference squared where it is below `delta`, beyond it a line; times `weight`."""
     _warn_of_broadcast(input, target)
+    _weights(input, weight)
     loss: Tensor = ops.huber_loss(input, target, reduction, delta, weight)
     return loss
 

@@ -112,15 +112,17 @@ def public(
 
 
 def _flags(function: Any) -> tuple[Any, ...]:
-    """What the core needs to know of a function's parameters that are True or False by default: how many are
+    """What the core needs to know of a function's flags, True or False by default or by their annotation: how many are
     given by place; of each of these its name if it is such a one, else None, then those of the others.
     """
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__
     places, defaults = function.__code__.co_argcount, function.__defaults__ or ()
     values = [None] * (places - len(defaults)) + list(defaults)
-    names = [n if isinstance(v, bool) else None for n, v in zip(function.__code__.co_varnames, values)]
-    others = [n for n, v in (function.__kwdefaults__ or {}).items() if isinstance(v, bool)]
+    said = {n for n, text in function.__annotations__.items() if text in ("bool", "bool | None")}
+    parameters = zip(function.__code__.co_varnames, values)
+    names = [n if isinstance(v, bool) or n in said else None for n, v in parameters]
+    others = [n for n, v in (function.__kwdefaults__ or {}).items() if isinstance(v, bool) or n in said]
     return (places, (*names, *others)) if others or any(names) else ()
 
 

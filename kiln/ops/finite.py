@@ -174,6 +174,9 @@ def nan_to_num(
     """
     if not isinstance(input, (_core.Tensor, Value)):
         raise TypeError(f"nan_to_num(): argument 'input' must be Tensor, not {type(input).__name__}")
+    for name, given in (("nan", nan), ("posinf", posinf), ("neginf", neginf)):
+        if given is not None and not isinstance(given, (int, float)):
+            raise TypeError(f"nan_to_num(): argument '{name}' must be float, not {type(given).__name__}")
     most = LARGEST.get(d.dtype_name(input.dtype))
     if most is None:
         return clone(input, **into(out))

@@ -127,6 +127,12 @@ def group_norm(input: Any, num_groups: int, weight: Any = None, bias: Any = None
     tensor([[[-1.0000,  1.0000]]])
     """
     check_groups(input, num_groups)
+    for name, given in (("weight", weight), ("bias", bias)):
+        if given is not None and not d.is_value(input) and tuple(given.shape) != (input.shape[1],):
+            raise RuntimeError(
+                f"Expected {name} to be a vector of size equal to the number of channels in input, but got "
+                f"{name} of shape {list(given.shape)} and input of shape {list(input.shape)}"
+            )
     if not d.is_value(input) and input.numel() // num_groups == input.shape[0] == 1:
         raise ValueError(
             f"Expected more than 1 value per channel when training, got input size {list(input.shape)}"

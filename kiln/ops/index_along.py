@@ -50,6 +50,11 @@ def _check_source(x: Any, dim: int, index: Any, source: Any, op: str) -> None:
             f"{source.dtype}"
         )
     wanted = (*x.shape[:dim], index.shape[0], *x.shape[dim + 1 :])
+    if op.startswith("index_copy") and source.ndim > dim and source.shape[dim] != index.shape[0]:
+        raise IndexError(
+            f"{op}(): Number of indices ({index.shape[0]}) should be equal to source.size(dim) "
+            f"({source.shape[dim]})"
+        )
     if tuple(source.shape) != tuple(wanted):
         raise RuntimeError(
             f"{op}(): expected a source of shape {list(wanted)} for self {list(x.shape)}, dim {dim} and an "

@@ -265,9 +265,10 @@ def _rows(x: Any, index: Any, dim: int) -> Any:
 
 
 def vector(index: Any, op: str) -> Any:
-    """A vector of positions as int64; RuntimeError for another dtype, IndexError for more dims."""
+    """A vector of positions as int64; an error for another dtype, IndexError for more dims."""
     if dtype_name(index.dtype) not in ("int32", "int64"):
-        raise RuntimeError(f"{op}(): Expected dtype int32 or int64 for index")
+        kind = IndexError if op.startswith("index_fill") else RuntimeError  # PyTorch's
+        raise kind(f"{op}(): Expected dtype int32 or int64 for index")
     if index.ndim > 1:
         raise IndexError(f"{op}(): Index is supposed to be a vector")
     return long(index)

@@ -92,7 +92,8 @@ def describe_error(
         return _plainly(TypeError(wrong))
     if accident:
         return _plainly(TypeError(_all_arguments(callable, name, args, kwargs)))
-    if type(error) in _OURS and len(error.args) == 1 and isinstance(error.args[0], str):
+    ours = type(error) in _OURS or type(error).__name__ == "LinAlgError"
+    if ours and len(error.args) == 1 and isinstance(error.args[0], str):
         text = error.args[0] if inner is None else inner
         short = name.rpartition(".")[2].rstrip("_")
         error._without_name = text  # type: ignore[attr-defined]
@@ -242,7 +243,7 @@ def _types(callable: Any, name: str) -> dict[str, tuple[str, ...]]:
                 _add(found[parameter], _ANNOTATED[part])
     for param in record.params if record is not None and facts is record else ():
         for kind in ("tuple of Tensors",) if param.kind == "L" else _OF_LETTER.get(param.kind, ()):
-            _add(found[param.name], kind)
+            _add(found.setdefault(param.name, []), kind)
     if getattr(facts, "samples", None) is not None:
         named = _parameters(facts.function)
         if all(p == own for (p, _), own in zip(named, found)):  # a method may take them in another order

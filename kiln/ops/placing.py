@@ -437,6 +437,8 @@ def put(input: Any, index: Any, source: Any, accumulate: bool = False, *, out: A
     tensor([[0., 5.],
             [0., 6.]])
     """
+    if dtype_name(index.dtype) not in ("int64", "int32"):
+        raise RuntimeError(f"put_(): Expected a long tensor for index, but got {index.dtype}")
     count = d.numel(index.shape)
     if d.numel(source.shape) != count:
         raise IndexError(

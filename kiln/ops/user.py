@@ -50,7 +50,9 @@ def pointwise(function: Callable[..., Any]) -> Any:
 
 def _parameters(function: Any) -> tuple[Param, ...]:
     """The positional parameters of a user's function, its defaults fixed now."""
-    code: CodeType = function.__code__
+    code: CodeType | None = getattr(function, "__code__", None)
+    if code is None:
+        raise TypeError(message("pointwise", "a function written in Python", describe(function)))
     if code.co_flags & 0x0C or code.co_kwonlyargcount:
         raise TypeError(
             f"pointwise: {function.__name__} may not take *args, **kwargs or keyword-only arguments"

@@ -162,7 +162,7 @@ def _drawn(path: str, seed: str) -> Arguments:
 
 def _sample(name: str, draw: random.Random) -> tuple[list[Any], dict[str, Any]]:
     """Right arguments where the table has some, or none."""
-    entry = _table().get(name.rstrip("_"))
+    entry = mode_cases.table().get(name.rstrip("_"))
     if entry is None or not draw.randrange(4):
         return [POOL[draw.choice([*POOL])]() for _ in range(draw.randrange(3))], {}
     drawn = "float32" if "float32" in entry.dtypes else entry.dtypes[0]
@@ -175,15 +175,6 @@ def _keywords(path: str) -> list[str]:
         return [name for name, _ in _parameters(kiln_object(path))]
     except AttributeError:
         return []
-
-
-_made: dict[str, Any] = {}
-
-
-def _table() -> dict[str, Any]:
-    if not _made:
-        _made.update(mode_cases.table())
-    return _made
 
 
 def kiln_object(path: str) -> Any:

@@ -29,72 +29,52 @@ KNOWN: list[tuple[str, str, str]] = [
         "refuses: .*(output with shape|expanded size|sizes provided|single memory location|match the size)",
         "out= is not resized",
     ),
+    ("", "; PyTorch: TypeError: .*(unexpected keyword argument 'out'|[(,] ?out=)", "more functions take out="),
+    ("", _TAKES + ".*(keyword argument 'out'|[(,] ?out=|argument 'out' must be)", "more functions take out="),
+    ("", "(refuses|raises TypeError): .*unexpected keyword argument 'out'", "fewer functions take out="),
+    ("", "(refuses|raises TypeError): .*out: expected a tensor", "out= is no number"),
     (
         "",
-        "; PyTorch: TypeError: .*(unexpected keyword argument 'out'|[(,] ?out=)",
-        "more functions take out=",
-    ),
-    (
-        "",
-        _TAKES + ".*(unexpected keyword argument 'out'|[(,] ?out=|argument 'out' must be)",
-        "more functions take out=",
-    ),
-    (
-        "",
-        "refuses: .*(unexpected keyword argument 'out'|out: expected a tensor)",
-        "fewer functions take out=",
-    ),
-    (
-        "",
-        _TAKES
-        + "RuntimeError: .*([Ee]xpected out|dtype Double|dtype Half|got Half|got Double|only supports bool|desired output"
-        "|scalar type|scalar_type|same type|same dtype|does not match input dtype|must be the same|non-boolean outputs|Found dtype"
-        "|output tensor's dtype|different dtypes|dtype of out|hist tensor|output tensor to have|expected out tensor|dtypeFloat)",
+        _TAKES + "(RuntimeError|TypeError): .*([Ee]xpected out|dtype Double|dtype Half|got Half|got Double|only supports bool"
+        "|desired output|scalar type|scalar_type|same type|same dtype|does not match input dtype|Found dtype|different dtypes"
+        "|must be the same|non-boolean outputs|output tensor's dtype|dtype of out|hist tensor|output tensor to have|dtypeFloat"
+        "|expected dtype|same datatype|Long tensor out|out kwarg)",
         "out= takes what it can hold, and operands of two dtypes are promoted",
     ),
-    (
-        "",
-        "refuses: .*(functions with out=|can't be cast)",
-        "out= asks for no gradient and does not choose the dtype",
-    ),
-    (
-        "",
-        "PyTorch: TypeError: .*argument 'out' must be",
-        "out= of another kind is told by what it cannot hold",
-    ),
+    ("", "refuses: .*(functions with out=|can't be cast)", "out= asks for no gradient and chooses no dtype"),
+    ("", _TAKES + "RuntimeError: .*functions with out=", "into what has history, under the hood by copy_"),
+    ("", "PyTorch: TypeError: .*argument 'out' must be", "out= is told by what it cannot hold"),
+    ("", "raises RuntimeError: .*; PyTorch: TypeError: torch.cat.*can't be cast", "as everywhere else"),
     # types that are taken
     ("", _TAKES + ".*must be Tensor, not", "a number, a list or an array may stand for a tensor"),
+    ("", _TAKES + ".*argument '?dtype", "a dtype may be given by its name"),
     (
         "",
-        _TAKES + ".*must be (torch.)?dtype, not|argument 'dtype' must be",
-        "a dtype may be given by its name",
-    ),
-    (
-        "",
-        _TAKES + "TypeError: .*must be .*, (not|but found element of type) (bool|int|float|NoneType|Tensor)",
+        _TAKES + "TypeError: .*must be .*, (not|but found element of type) (bool|int|float|NoneType|Tensor|complex|numpy)",
         "numbers, flags and tensors of one element stand for each other; None is the default",
     ),
     (
         "",
-        _TAKES
-        + "TypeError: .*invalid combination of arguments - got \\(.*(int|float|bool|NoneType|ndarray|Tensor)",
-        "numbers for tensors, and arguments that PyTorch takes in fewer combinations",
+        _TAKES + "TypeError: .*invalid combination of arguments - got",
+        "numbers for tensors, and more combinations of arguments",
     ),
-    ("", _TAKES + "TypeError: .*missing \\d+ required", "fewer arguments are needed"),
+    ("", _TAKES + "TypeError: .*(missing \\d+ required|has no len|takes \\d+ positional)", "more ways to call it"),
+    ("", _TAKES + "TypeError: .*(positional-only|keyword argument 'as_tuple')", "more ways to call it"),
     ("", _TAKES + "NotImplementedError", "of more dtypes"),
     (
         "",
-        _TAKES
-        + "RuntimeError: .*(could not infer output dtype|[Ee]xpected a floating point|not implemented for)",
+        _TAKES + "RuntimeError: .*(could not infer output dtype|[Ee]xpected a floating point|not implemented for|bool tensor"
+        "|Integral inputs|boolean tensor|input type encountered|Integer division|Boolean alpha|as a real number|infer dtype"
+        "|floating point)",
         "of more dtypes",
     ),
     (
         "",
-        _TAKES
-        + "(RuntimeError|TypeError|AssertionError): .*(INTERNAL ASSERT|isIntegral|0-d tensor|no attribute)",
+        _TAKES + ".*(INTERNAL ASSERT|isIntegral|0-d tensor|no attribute|view size is not|not differentiable with)",
         "PyTorch fails inside",
     ),
-    ("", _TAKES + "RuntimeError: .*memory location", "overlapping memory: all is read before it is written"),
+    ("", _TAKES + "RuntimeError: .*memory location", "overlapping: all is read before it is written"),
+    ("", _TAKES + "RuntimeError: .*non-zero (dimensions|other)", "of no elements"),
     # which of several mistakes is told, and as what
     (
         "",
@@ -103,28 +83,65 @@ KNOWN: list[tuple[str, str, str]] = [
     ),
     (
         "",
-        "raises TypeError: .*; PyTorch: .*(Boolean value of|truth value of|tuple index out of)",
+        "raises .*; PyTorch: .*(Boolean value of|truth value of|tuple index out of|values to unpack|setStorage)",
         "PyTorch fails inside",
     ),
     (
         "",
-        _WRONG
-        + ".*; PyTorch: TypeError: .*(must be|invalid combination|missing \\d|doesn't apply|unsupported operand|has no len"
-        "|not supported between|not callable|unhashable|not iterable|only integer tensors|real number|positional arguments? but)",
+        _WRONG + ".*; PyTorch: (TypeError|AttributeError)",
         "a value of a wrong type is told by what it is not",
     ),
-    # dtypes
     (
         "",
-        "refuses: NotImplementedError: .*not implemented for",
-        "the dtype is looked at where there are no elements, too",
+        "raises TypeError: .*must be; PyTorch: (RuntimeError|ValueError|IndexError|NotImplementedError)",
+        "of several mistakes the type is told",
     ),
-    ("", "refuses: ImportError", "an optional package"),
-    ("", "raises NotImplementedError: .*not implemented for", "of several mistakes the dtype is told"),
+    (
+        "",
+        "raises TypeError: .*(must be|first argument|do not fit|expected an array).*; PyTorch",
+        "of several mistakes the type is told",
+    ),
+    (
+        "",
+        "raises .*; PyTorch: (IndexError|ValueError|RuntimeError): (Dimension (out of range|specified)|Input dimension"
+        "|Expected .* dimensions|both arguments|'weight' must be|weight (should|has)|index_select|linalg.vector_norm|-99 is)",
+        "a tensor of too few dims is told by what is first asked of it",
+    ),
+    ("", "raises IndexError: .*; PyTorch: RuntimeError: torch.(gradient|histogramdd)", "by what is first asked of it"),
+    # dtypes
+    ("", "refuses: NotImplementedError: .*not implemented for", "the dtype counts without elements, too"),
+    ("", "(refuses|raises) NotImplementedError: .*not implemented for", "of several mistakes the dtype is told"),
+    ("", "raises .*; PyTorch: NotImplementedError: .*not implemented for", "of several mistakes another is told"),
+    ("", "raises RuntimeError: .*bool.*; PyTorch: (ValueError|IndexError)", "of several mistakes the dtype is told"),
+    ("linalg", "refuses: RuntimeError: .*(Expected|Low precision)", "the dtype counts without elements, too"),
+    ("", "refuses: RuntimeError: .*(must not be a floating point|on a bool tensor)", "PyTorch truncates"),
+    ("", "(refuses|raises) ?:? ?ImportError", "an optional package"),
     # warnings
     (
         "",
         "warns not; PyTorch: ..UserWarning",
         "PyTorch warns of its future, of its speed and of out= that it resizes",
     ),
+    ("", "(refuses|raises) ?:? ?TypeError: .*must be bool, not", "a text or a list is no flag, of no function"),
+    ("", _TAKES + "TypeError: descriptor", "a function and its method are one"),
+    # of one function
+    ("(nn.functional.)?max_unpool", "raises RuntimeError: .*; PyTorch: ValueError", "told by the sizes of the result"),
+    ("nn.functional.interpolate", "raises NotImplementedError: .*; PyTorch: ValueError", "told by the dims of the input"),
+    ("nn.functional.max_pool3d", "refuses: RuntimeError", "of bool"),
+    ("as_tensor", "raises TypeError: .*expected numbers", "PyTorch infers no dtype"),
+    ("broadcast_shapes", "raises RuntimeError: .*; PyTorch: AssertionError", "PyTorch fails inside"),
+    ("gradient", "raises IndexError", "of no elements"),
+    ("combinations", _TAKES + "RuntimeError: .*overflow", "PyTorch counts before it chooses"),
+    ("nn.functional.instance_norm", _TAKES + "IndexError: select", "of no elements"),
+    ("feature_dropout", "refuses: RuntimeError: .*at least 2", "PyTorch fails inside"),
+    ("", "refuses: .*is not a valid value for reduction", "whatever is reduced"),
+    ("nn.functional.embedding_bag", "refuses: RuntimeError: .*scalar types: Long, Int", "positions are integers"),
+    ("(cumulative_)?trapezoid", "refuses: IndexError", "of no elements"),
+    ("nn.functional.huber_loss", "raises ValueError: .*Weights and input; PyTorch", "told by the sizes"),
+    ("Tensor.logical_", "refuses: RuntimeError: .*(leaf|view)", "a leaf is not written, whatever the op"),
+    ("nn.functional.layer_norm", _TAKES + ".*same shape as", "weights are broadcast"),
+    ("nn.functional.soft_margin", _TAKES + ".*broadcast shape", "the loss is broadcast"),
+    ("(Tensor.)?index_(add|reduce)", "(refuses|raises)", "positions are looked at before anything else"),
+    ("nn.(Zero|Reflection|Replication|Circular|Constant)Pad", "refuses: TypeError", "refused when it is made"),
+    ("nn.Embedding", "refuses: NotImplementedError", "no sparse gradients, none scaled by frequencies"),
 ]

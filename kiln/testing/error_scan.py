@@ -193,6 +193,7 @@ def _names(call: ErrorCall, text: str) -> bool:
     words = {*re.findall(r"[a-z]\w+", text)}
     if call.first is not None and any(hasattr(kiln.nn.functional, word) for word in words):
         return True  # a layer by the function that it calls
+    first = first.rpartition(".")[2]
     return call.name.lower() in text.lower() or (first != "" and first.lower() in text.lower())
 
 
@@ -232,10 +233,12 @@ class Scan:
         self.count = 0
         self.met: Counter[int] = Counter()
 
-    def of(self, wanted: list[str], dtypes: list[str], every: int = 1) -> Iterator[Found]:
+    def of(
+        self, wanted: list[str], dtypes: list[str], every: int = 1, tell: Callable[[str], None] = str
+    ) -> Iterator[Found]:
         """What is wrong with one of every so many calls of some names."""
         for name in wanted:
-            print(name, file=sys.stderr, flush=True)
+            tell(name)
             for dtype in dtypes:
                 for call in calls(name, dtype, self.seed):
                     self.count += 1
@@ -302,7 +305,7 @@ def main() -> None:
     print(f"seed {options.seed}")
     scan = Scan(options.seed, not options.alone and find_spec("torch") is not None)
     wanted = options.names or names()[part::parts]
-    found = scan.of(wanted, options.dtypes.split(","), options.every)
+    found = scan.of(wanted, options.dtypes.split(","), options.every, lambda name: print(name, file=sys.stderr))
     wrong = distinct(found, lambda line: print(line[:400], flush=True))
     if not options.names and parts == options.every == 1:
         unmet = scan.unmet()

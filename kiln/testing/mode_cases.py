@@ -10,7 +10,7 @@ may and may not be written so. A function without samples is called with a few a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import kiln
@@ -328,6 +328,7 @@ def plain_calls(name: str, function: Callable[..., Any], dtype: str) -> Iterator
         yield Call(f"{name}({kinds}) {dtype}", function, partial(plain_arguments, kinds, dtype))
 
 
+@cache
 def table() -> dict[str, Entry]:
     """What has samples: the ops, and the functions made of them."""
     registry.everything()

@@ -145,6 +145,8 @@ def lu_unpack(
     >>> kiln.lu_unpack(kiln.eye(1), kiln.ones(1, dtype=kiln.int32)).L
     tensor([[1.]])
     """
+    if unpack_pivots and d.dtype_name(LU_pivots.dtype) != "int32":
+        raise RuntimeError("lu_unpack: LU_pivots is expected to be a contiguous tensor of int32")
     none = creation.zeros((0,), dtype=LU_data.dtype)
     left, up = parts_of_lu(LU_data) if unpack_data else (none, none)
     order = _permutation(LU_pivots, LU_data.shape[-2], LU_data) if unpack_pivots else none

@@ -54,7 +54,12 @@ def outside(
         if is_value(x):
             raise TypeError(f"{name}: it looks at values, so it cannot be part of a graph that is traced")
     given = [numpy(x.detach() if x.requires_grad else x) for x in inputs]
-    arrays = _core.call_outside(lambda: compute(*given))
+    try:
+        arrays = _core.call_outside(lambda: compute(*given))
+    except ValueError as error:
+        if type(error).__name__ != "LinAlgError":  # NumPy's, which is one
+            raise
+        raise LinAlgError(f"{name}: {error}") from None
     results = [_core.from_buffer(a) for a in arrays]
     if derivative is not None and _core.grad_enabled() and any(x.requires_grad for x in inputs):
         call = _Call(derivative)

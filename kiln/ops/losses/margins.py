@@ -420,6 +420,8 @@ def multilabel_margin_loss(input: Any, target: Any, reduction: str = "mean") -> 
         raise RuntimeError(
             f"inconsistent target size: {list(target.shape)} for input of size: {list(input.shape)}"
         )
+    if d.dtype_name(target.dtype) != "int64":
+        raise RuntimeError(f"expected scalar type Long but found {d.type_name(d.dtype_name(target.dtype))}")
     _check_rows(input)
     if input.ndim == 0:
         input, target = (reshape(x, (1,)) for x in (input, target))
