@@ -140,7 +140,7 @@ _LATER = {
     "load": "kiln.serialization",
     "save": "kiln.serialization",
     "profile": "kiln.viz.profile",
-    "vmap": "kiln.func.vmap",
+    "vmap": "kiln.func",
     **dict.fromkeys("gru lstm rnn_relu rnn_tanh".split(), "kiln.nn.recurrence"),
     "finfo": "kiln.ops.dtypes",
     "iinfo": "kiln.ops.dtypes",

@@ -27,6 +27,12 @@ void set_python_error(const Error& error) {
     case ErrorKind::python: return;  // already set
     }
     PyErr_SetString(type, error.message.c_str());
+    // So that what the core refuses is told from what happens to Python code that was given something unfit.
+    PyObject *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    if (PyObject_SetAttrString(value, "_of_core", Py_True)) PyErr_Clear();
+    PyErr_Restore(type, value, traceback);
 }
 
 void set_unknown_error(const std::exception& error) {

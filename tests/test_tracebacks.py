@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
@@ -56,6 +57,27 @@ def _step() -> None:
     optimizer.step()
 
 
+def _attribute(x: Any) -> Any:
+    return x.no_such_thing
+
+
+def _one_by_one(x: Any) -> Any:
+    return kiln.stack(list(x.split([1, 2])))
+
+
+class OfParts(kiln.utils.data.Dataset):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, n: int) -> Any:
+        return kiln.ones(n + 1) if n < 3 else 1 / 0
+
+
+def _load(**options: Any) -> None:
+    for _ in kiln.utils.data.DataLoader(OfParts(), **options):
+        pass
+
+
 x23 = kiln.ones(2, 3)
 # what fails -> the error, a part of its message, and the user's functions that its traceback ends with
 CALLS: dict[str, tuple[Callable[[], Any], type[Exception], str, list[str]]] = {
@@ -106,6 +128,61 @@ CALLS: dict[str, tuple[Callable[[], Any], type[Exception], str, list[str]]] = {
         r"conv2d\(\): argument 'input' \(position 1\) must be Tensor, not int",
         ["<lambda>"],
     ),
+    "gradient": (
+        lambda: kiln.func.grad(_attribute)(x23),
+        AttributeError,
+        "thing",
+        ["<lambda>", "_attribute"],
+    ),
+    "of no number": (lambda: kiln.func.grad(kiln.exp)(x23), RuntimeError, "scalar Tensor", ["<lambda>"]),
+    "map": (lambda: kiln.vmap(_one_by_one)(x23), RuntimeError, "stack", ["<lambda>", "_one_by_one"]),
+    "no batch": (lambda: kiln.func.vmap(_attribute)(3), ValueError, "in_dim", ["<lambda>"]),
+    "Jacobian": (
+        lambda: kiln.func.hessian(_attribute)(x23),
+        AttributeError,
+        "no_such_thing",
+        ["<lambda>", "_attribute"],
+    ),
+    "Jacobian of autograd": (
+        lambda: kiln.autograd.functional.jacobian(_attribute, x23),
+        AttributeError,
+        "no_such_thing",
+        ["<lambda>", "_attribute"],
+    ),
+    "functional call": (
+        lambda: kiln.func.functional_call(nn.Linear(2, 2), {}, (x23,)),
+        RuntimeError,
+        "^linear: mat1 and mat2",
+        ["<lambda>"],
+    ),
+    "checkpoint": (
+        lambda: kiln.utils.checkpoint.checkpoint(_attribute, x23, use_reentrant=False),
+        AttributeError,
+        "no_such_thing",
+        ["<lambda>", "_attribute"],
+    ),
+    "data set": (lambda: _load(), ZeroDivisionError, "", ["<lambda>", "_load", "__getitem__"]),
+    "single samples": (
+        lambda: _load(batch_size=None),
+        ZeroDivisionError,
+        "",
+        ["<lambda>", "_load", "__getitem__"],
+    ),
+    "batch": (lambda: _load(batch_size=2), RuntimeError, "stack expects each", ["<lambda>", "_load"]),
+    "initialisation": (
+        lambda: nn.init.xavier_normal_(kiln.ones(3)),
+        ValueError,
+        "xavier_normal_: Fan in",
+        ["<lambda>"],
+    ),
+    "constructor": (
+        lambda: nn.Linear("a", 2),
+        TypeError,
+        r"Linear\(\): argument 'in_features' \(position 1\) must be int, not str",
+        ["<lambda>"],
+    ),
+    "packing": (lambda: nn.utils.rnn.pack_sequence(3), TypeError, r"pack_sequence\(\)", ["<lambda>"]),
+    "drawing": (lambda: kiln.viz.graph(3), TypeError, "viz.graph: expected", ["<lambda>"]),
     "of a list": (lambda: kiln.cat(3), TypeError, "cat", ["<lambda>"]),
 }
 
@@ -183,3 +260,13 @@ def test_post_mortem_has_the_users_frame() -> None:
     except RuntimeError as error:
         frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     assert frames[0].f_locals["local"] == 17 and "x" in frames[-1].f_locals
+
+
+@pytest.mark.parametrize("made", [kiln.vmap, kiln.func.grad, kiln.func.jacrev, kiln.func.hessian])
+def test_what_a_transform_makes_is_like_its_function(made: Callable[..., Any]) -> None:
+    function = made(_attribute)
+    assert (function.__name__, function.__module__) == ("_attribute", __name__)
+    assert function.__wrapped__ is not None and list(inspect.signature(function).parameters) == ["x"]
+    of_kiln = made(kiln.exp)
+    assert of_kiln.__name__ == "exp" and not hasattr(of_kiln, "__kiln_name__")
+    assert made(lambda x: (x * x).sum())(kiln.ones(2)).shape[0] == 2 or made is kiln.vmap

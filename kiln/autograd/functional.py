@@ -16,6 +16,7 @@ from kiln import ops
 from kiln._core import Tensor
 from kiln.autograd.engine import grad
 from kiln.autograd.grad_mode import enable_grad
+from kiln.ops.declare import hide_frames
 
 Function = Callable[..., Any]
 Inputs = Any  # a tensor or a tuple of tensors
@@ -402,3 +403,6 @@ def hessian(
 
     found = jacobian(gradient, given, create_graph, strict, vectorize, outer_jacobian_strategy)
     return found if several else found[0][0]
+
+
+hide_frames(globals(), ("hessian", "hvp", "jacobian", "jvp", "vhp", "vjp"))

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from kiln import ops
-from kiln.func.transforms import _chosen, _linearized, _named, _replaced, vjp
+from kiln.func.levels import callable_like
+from kiln.func.transforms import _chosen, _linearized, _replaced, vjp
 from kiln.func.tree import flatten
 from kiln.func.vmap import vmap
 
@@ -41,7 +42,7 @@ def jacrev(
         jacobian = whole_output(result)
         return (jacobian, found[2]) if has_aux else jacobian
 
-    return _named(func, made)
+    return callable_like(func, made)
 
 
 def _basis(xs: list[Any]) -> list[Any]:
@@ -89,7 +90,7 @@ def jacfwd(
         jacobian = whole_output(result)
         return (jacobian, aux) if has_aux else jacobian
 
-    return _named(func, made)
+    return callable_like(func, made)
 
 
 def hessian(func: Callable[..., Any], argnums: Any = 0) -> Callable[..., Any]:

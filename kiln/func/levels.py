@@ -1,10 +1,14 @@
-"""The functions being mapped on this thread, outermost first."""
+"""The functions being mapped on this thread, outermost first; what a transform gives."""
 
 from __future__ import annotations
 
 from _thread import _local
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+from kiln import _core
 
 RANDOMNESS = ("error", "same", "different")
 
@@ -42,3 +46,11 @@ def mapping(size: int, randomness: str) -> Iterator[Level]:
     finally:
         level.alive = False
         _state.levels.pop()
+
+
+def callable_like(func: Callable[..., Any], made: Callable[..., Any]) -> Callable[..., Any]:
+    """What a transform made of a function, under its name. Its errors show no lines of kiln's."""
+    if hasattr(func, "__name__"):
+        made = wraps(func)(made)
+        vars(made).pop("__kiln_name__", None)  # the errors are those of the transform
+    return _core.Function(made, True)

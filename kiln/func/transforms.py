@@ -14,13 +14,12 @@ from __future__ import annotations
 from _thread import _local
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
 from typing import Any
 
 from kiln import _core, ops
 from kiln.autograd.grad_mode import enable_grad
 from kiln.func.backward import gradients_of_batch
-from kiln.func.levels import Level, levels
+from kiln.func.levels import Level, callable_like, levels
 from kiln.func.tree import flatten, map_leaves
 from kiln.func.wholes import batch_first, sample, split_batch, whole, whole_of
 
@@ -161,10 +160,6 @@ def _split(name: str, result: Any, has_aux: bool) -> tuple[Any, Any]:
     return result[0], result[1]
 
 
-def _named(func: Callable[..., Any], made: Callable[..., Any]) -> Callable[..., Any]:
-    return wraps(func)(made) if hasattr(func, "__name__") else made
-
-
 def grad_and_value(func: Callable[..., Any], argnums: Any = 0, has_aux: bool = False) -> Callable[..., Any]:
     """The function that gives (gradient, value) of `func`, a function with one number as its result; with
     `has_aux`, (gradient, (value, aux)). See `grad`.
@@ -185,7 +180,7 @@ def grad_and_value(func: Callable[..., Any], argnums: Any = 0, has_aux: bool = F
         value = at.outside(value)
         return found, (value, map_leaves(at.outside, aux)) if has_aux else value
 
-    return _named(func, made)
+    return callable_like(func, made)
 
 
 def grad(func: Callable[..., Any], argnums: Any = 0, has_aux: bool = False) -> Callable[..., Any]:
@@ -213,7 +208,7 @@ def grad(func: Callable[..., Any], argnums: Any = 0, has_aux: bool = False) -> C
         found, value = both(*args, **kwargs)
         return (found, value[1]) if has_aux else found
 
-    return _named(func, made)
+    return callable_like(func, made)
 
 
 def _check_scalar(value: Any) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
 from typing import Any, NamedTuple
 
 from kiln import _core, ops
 from kiln.func.batched import Batched, everywhere
-from kiln.func.levels import RANDOMNESS, Level, mapping
+from kiln.func.levels import RANDOMNESS, Level, callable_like, mapping
 from kiln.func.tree import flatten, spread
 
 
@@ -50,7 +49,7 @@ def vmap(
             return _mapped(call, given)
         return _in_chunks(call, given, chunk_size)
 
-    return wraps(func)(mapped) if hasattr(func, "__name__") else mapped
+    return callable_like(func, mapped)
 
 
 class _Call(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FunctionType
 from typing import Any
 
@@ -191,6 +191,12 @@ def name_all(namespace: dict[str, Any], module: str) -> None:
             namespace[name] = named(name, value, raw=False)
         elif isinstance(value, type):
             name_constructor(value)
+
+
+def hide_frames(namespace: dict[str, Any], names: Iterable[str]) -> None:
+    """Makes functions callables of the core whose errors keep their words, but show no lines of kiln's."""
+    for name in names:
+        namespace[name] = _core.Function(namespace[name], True)
 
 
 def name_constructor(made: type) -> None:

@@ -29,22 +29,10 @@ _RAISE = (dis.opmap["RAISE_VARARGS"], dis.opmap["RERAISE"])
 # what our own errors are; of these the text gets the function's name
 _OURS = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)
 # what is no accident, whoever raises it
-_SPOKEN = (TypeError, ValueError, IndexError, UnicodeDecodeError, UnicodeEncodeError)  # Python raises of them
 _KEPT = (
-    *_OURS, ArithmeticError, BufferError, EOFError, ImportError, MemoryError, OSError, SystemError, Warning,
+    ArithmeticError, BufferError, EOFError, ImportError, MemoryError, NotImplementedError, OSError,
+    RuntimeError, SystemError, Warning,
 )  # fmt: skip
-# what Python says of a line that was written for other arguments
-_OF_PYTHON = re.compile(
-    r"object has no (attribute|len)|object of type .* has no len|not subscriptable|unhashable type|to unpack"
-    r"|object is not (iterable|callable|an iterator|reversible|a mapping)|unsupported operand|bad operand type"
-    r"|not supported between|must be real number|invalid literal for|cannot be interpreted as an integer"
-    r"|object cannot be converted|can't multiply sequence|argument must be a string or a real number"
-    r"|(list|tuple|string|deque) index out of range|indices must be integers|could not convert string"
-    r"|not all arguments converted|only concatenate|can only concatenate|as left operand|iteration over a 0-d"
-    r"|bytes-like object|sequence item|multiple values for keyword|keywords must be strings|ufunc '"
-    r"|truth value of an array|attribute of type|context manager protocol|decoding to str"
-    r"|isinstance\(\) arg|startswith first arg|replace\(\) argument"
-)
 # what a tensor says that is asked for a number
 _OF_TENSORS = re.compile("^(Boolean value of Tensor|float..: only one element|only (one|integer) )")
 _CONSTRUCTORS = ("__init__", "__new__")
@@ -78,7 +66,7 @@ def describe_error(
         if deliberate and getattr(callable, "__kiln_name__", None) in _CONSTRUCTORS:
             error._without_name = str(error) if inner is None else inner  # type: ignore[attr-defined]
         return error
-    accident = inner is None and _is_accident(error, last is not None and _raises(last))
+    accident = inner is None and _is_accident(error, last)
     few = _few_dims(name, args, kwargs) if accident and isinstance(error, IndexError) else None
     if few is not None:
         return _plainly(IndexError(few))
@@ -101,16 +89,23 @@ def describe_error(
     return error
 
 
-def _is_accident(error: BaseException, deliberate: bool) -> bool:
-    """Whether an error is of kiln's inside: it says nothing of the call."""
-    if deliberate:
+def _is_accident(error: BaseException, last: TracebackType | None) -> bool:
+    """Whether an error is of kiln's inside: neither a `raise` statement nor the core says it of the call.
+
+    A ValueError may also be what a function of Python's or NumPy's says of its argument.
+    """
+    if last is None or _raises(last):
         return isinstance(error, VerifyError)
-    return not isinstance(error, _KEPT) or (type(error) in _SPOKEN and bool(_OF_PYTHON.search(str(error))))
+    if hasattr(error, "_of_core") or isinstance(error, _KEPT):
+        return False
+    return type(error) is not ValueError or not _calls(last)
 
 
 def _few_dims(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
     """The sentence where a dim was asked for that no tensor given has."""
-    shapes: list[tuple[int, ...]] = [tuple(x.shape) for x in (*args, *kwargs.values()) if isinstance(x, _core.Tensor)]
+    shapes: list[tuple[int, ...]] = [
+        tuple(x.shape) for x in (*args, *kwargs.values()) if isinstance(x, _core.Tensor)
+    ]
     if not shapes:
         return None
     shape = [*min(shapes, key=lambda s: len(s))]
@@ -127,6 +122,11 @@ def _plainly(error: Exception) -> Exception:
 def _raises(entry: TracebackType) -> bool:
     """Whether the error was raised on purpose: by a `raise` statement."""
     return entry.tb_frame.f_code.co_code[entry.tb_lasti] in _RAISE
+
+
+def _calls(entry: TracebackType) -> bool:
+    """Whether the error came out of a call."""
+    return dis.opname[entry.tb_frame.f_code.co_code[entry.tb_lasti]].startswith("CALL")
 
 
 def _name(callable: Any, args: tuple[Any, ...]) -> str | None:
@@ -159,7 +159,7 @@ def describe_layer(
     name, text = type(module).__name__, str(error)
     if text.startswith(f"{function.__qualname__}()"):
         error.args = (text.replace(function.__qualname__, f"{name}.forward", 1),)
-    elif _is_accident(error, _raises(last)):
+    elif _is_accident(error, last):
         given = ", ".join([_shown(v) for v in args] + [f"{k}={_shown(v)}" for k, v in kwargs.items()])
         taken = ", ".join(inspect.signature(function).parameters).removeprefix("self, ")
         return _plainly(TypeError(f"{name}(): the arguments do not fit: got ({given}), expected ({taken})"))

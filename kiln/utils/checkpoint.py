@@ -23,6 +23,7 @@ from kiln._core import Tensor
 from kiln.autograd import enable_grad
 from kiln.autograd.graph import saved_tensors_hooks
 from kiln.errors import describe, message
+from kiln.ops.declare import hide_frames
 
 
 class CheckpointError(RuntimeError):
@@ -279,3 +280,6 @@ def checkpoint_sequential(
             run, part, input, use_reentrant=use_reentrant, preserve_rng_state=preserve_rng_state
         )
     return run(stages[(segments - 1) * size :], input)
+
+
+hide_frames(globals(), ("checkpoint", "checkpoint_sequential"))

@@ -8,6 +8,7 @@ from typing import Any
 
 from kiln.errors import message
 from kiln.files import write_atomically
+from kiln.ops.declare import hide_frames
 from kiln.viz import dot, words
 from kiln.viz.layout import Link, place
 from kiln.viz.picture import Picture, held, picture
@@ -103,3 +104,6 @@ def _summary(found: Trace) -> str:
         *(["..."] if len(found.roots) > 3 else []),
     ]  # fmt: skip
     return "; ".join(parts)
+
+
+hide_frames(globals(), ("graph",))

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Union
 
 from kiln import ops
 from kiln._core import Tensor
+from kiln.ops.declare import name_all
 
 Lengths = Union[Tensor, Sequence[int]]
 
@@ -296,3 +297,6 @@ def unpack_sequence(packed_sequences: PackedSequence) -> list[Tensor]:
     """
     padded, lengths = pad_packed_sequence(packed_sequences, batch_first=True)
     return unpad_sequence(padded, lengths, batch_first=True)
+
+
+name_all(globals(), "kiln.nn")

@@ -4,6 +4,7 @@ Dataset    d[i], len(d)           Sampler     an order of indices      DataLoade
 """
 
 from kiln.absent import hint_missing
+from kiln.ops.declare import name_all
 from kiln.utils.data.collate import default_collate
 from kiln.utils.data.dataset import (
     ConcatDataset,
@@ -39,3 +40,4 @@ __all__ = [
 ]
 
 hint_missing(__name__)
+name_all(globals(), "kiln.utils.data")

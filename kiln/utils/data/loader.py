@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from kiln import _core
 from kiln.errors import describe, message
 from kiln.utils.data.collate import default_collate
 from kiln.utils.data.dataset import Dataset, IterableDataset, Subset, TensorDataset
@@ -79,9 +80,10 @@ class DataLoader:
     def __iter__(self) -> Iterator[Any]:
         if self._streams:
             return self._stream()
+        # Callables of the core: their errors show no lines of kiln's.
         if self.batch_sampler is None:
-            return (self._single(index) for index in self.sampler)
-        return (self._fetch(indices) for indices in self.batch_sampler)
+            return map(_core.Function(self._single, True), self.sampler)
+        return map(_core.Function(self._fetch, True), self.batch_sampler)
 
     def _single(self, index: int) -> Any:
         """One sample, unbatched."""
