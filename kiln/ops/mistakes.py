@@ -36,7 +36,8 @@ _KEPT = (
 # what Python says of a line that was written for other arguments
 _OF_PYTHON = re.compile(
     r"object has no (attribute|len)|object of type .* has no len|not subscriptable|unhashable type|to unpack"
-    r"|object is not (iterable|callable|an iterator|reversible|a mapping)|unsupported operand|bad operand type"
+    r"|object is not (iterable|callable|an iterator|reversible|a mapping)|unsupported operand"
+    r"|bad operand type"
     r"|not supported between|must be real number|invalid literal for|cannot be interpreted as an integer"
     r"|object cannot be converted|can't multiply sequence|argument must be a string or a real number"
     r"|(list|tuple|string|deque) index out of range|indices must be integers|could not convert string"
@@ -97,7 +98,8 @@ def describe_error(
         text = error.args[0] if inner is None else inner
         short = name.rpartition(".")[2].rstrip("_")
         error._without_name = text  # type: ignore[attr-defined]
-        error.args = (text if short in text else f"{name}: {text}",)
+        said = short in text if len(short) > 3 else re.search(rf"\b{short}\b", text)
+        error.args = (text if said else f"{name}: {text}",)
     return error
 
 
@@ -113,7 +115,7 @@ def _few_dims(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str |
     shapes = [tuple(x.shape) for x in (*args, *kwargs.values()) if isinstance(x, _core.Tensor)]
     if not shapes:
         return None
-    shape = list(min(shapes, key=lambda shape: len(shape)))
+    shape = min((list(shape) for shape in shapes), key=len)
     return f"{name}(): Dimension out of range: a tensor of shape {shape} has too few dimensions"
 
 
