@@ -54,7 +54,8 @@ RANDOM = 12  # calls drawn for each function
 LEFT_OUT = {"save", "load", "set_default_dtype", "set_default_device", "set_default_tensor_type",
             "set_printoptions", "set_num_threads", "set_anomaly_enabled", "set_grad_enabled", "profile",
 
-            "compile", "Tensor.data_ptr", "empty_cache", "memory_stats", "reset_peak_memory_stats"}  # fmt: skip
+            "compile", "Tensor.data_ptr", "empty_cache", "memory_stats",
+            "reset_peak_memory_stats"}  # fmt: skip
 
 
 class Made(NamedTuple):

@@ -160,6 +160,7 @@ KNOWN: list[tuple[str, str, str]] = [
     ),
     ("", _TAKES + "TypeError: descriptor", "a function and its method are one"),
     # of one function
+    ("optim", "refuses: TypeError: .*expected a number", "settings are Python's numbers"),
     ("upsample", "raises NotImplementedError: .*; PyTorch: ValueError", "told by the dims of the input"),
     ("tile|type|unravel_index|Tensor.type", _TAKES + "TypeError", "more ways to call it"),
     ("Tensor.(register_hook|register_post)", "raises TypeError: .*a callable", "the type is told first"),
