@@ -17,7 +17,7 @@ from kiln.testing.error_scan import Found, Outcome, Scan, own_difference, peer_d
 from kiln.testing.mode_cases import Arguments
 
 # of so many names, and of so many calls of those, one
-NAMES, EVERY = (1, 1) if os.environ.get("KILN_TEST_FULL") else (7, 23)
+NAMES, EVERY = (1, 1) if os.environ.get("KILN_TEST_FULL") else (7, 41)
 DTYPES = ["float32", "int64"]
 
 

@@ -112,8 +112,8 @@ def public(
 
 
 def _flags(function: Any) -> tuple[Any, ...]:
-    """What the core needs to know of a function's flags, True or False by default or by their annotation: how many are
-    given by place; of each of these its name if it is such a one, else None, then those of the others.
+    """What the core needs to know of a function's flags (True or False by default, or annotated so): how
+    many parameters are given by place; of each of these its name if it is a flag, else None; the other flags.
     """
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__

@@ -85,7 +85,8 @@ def describe_error(
         text = error.args[0] if inner is None else inner
         short = name.rpartition(".")[2].rstrip("_")
         error._without_name = text  # type: ignore[attr-defined]
-        error.args = (text if short in text else f"{name}: {text}",)
+        said = short in text if len(short) > 3 else re.search(rf"\b{short}\b", text)
+        error.args = (text if said else f"{name}: {text}",)
     return error
 
 

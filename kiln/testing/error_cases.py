@@ -52,8 +52,10 @@ RANDOM = 12  # calls drawn for each function
 
 # Changing what runs after them, writing files, or ending only when somebody else does something.
 LEFT_OUT = {"save", "load", "set_default_dtype", "set_default_device", "set_default_tensor_type",
-            "set_printoptions", "set_num_threads", "set_anomaly_enabled", "set_grad_enabled", "profile", "compile",
-            "Tensor.data_ptr", "empty_cache", "memory_stats", "reset_peak_memory_stats"}  # fmt: skip
+            "set_printoptions", "set_num_threads", "set_anomaly_enabled", "set_grad_enabled", "profile",
+
+            "compile", "Tensor.data_ptr", "empty_cache", "memory_stats",
+            "reset_peak_memory_stats"}  # fmt: skip
 
 
 class Made(NamedTuple):
@@ -188,6 +190,11 @@ def kiln_object(path: str) -> Any:
 # ---- layers and optimizers ----
 
 _x, _i = (2, 3), ("long", 2)
+_PLAIN = """ReLU ReLU6 SELU SiLU GELU ELU CELU Sigmoid Tanh Softsign Mish Hardswish Hardsigmoid Hardtanh
+    Hardshrink Softshrink Tanhshrink LogSigmoid Softplus LeakyReLU PReLU RReLU Identity Dropout AlphaDropout
+    Flatten FeatureAlphaDropout"""
+_PAIRS = """L1Loss MSELoss SmoothL1Loss HuberLoss BCELoss BCEWithLogitsLoss KLDivLoss SoftMarginLoss
+    PoissonNLLLoss HingeEmbeddingLoss MultiLabelSoftMarginLoss"""
 # the layer -> arguments of its constructor; what it is called with: tensors by their shapes
 LAYERS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
     "Linear": ((3, 4), ((2, 3),)),
@@ -196,12 +203,12 @@ LAYERS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
     **{f"ConvTranspose{n}d": ((2, 4, 3), ((1, 2, *(5,) * n),)) for n in (1, 2, 3)},
     **{f"BatchNorm{n}d": ((2,), ((3, 2, *(4,) * n),)) for n in (1, 2, 3)},
     **{f"InstanceNorm{n}d": ((2,), ((3, 2, *(4,) * n),)) for n in (1, 2, 3)},
-    **{f"{kind}Pool{n}d": ((2,), ((1, 2, *(4,) * n),)) for kind in ("Max", "Avg", "AdaptiveAvg", "AdaptiveMax")
-       for n in (1, 2, 3)},
+    **{f"{kind}Pool{n}d": ((2,), ((1, 2, *(4,) * n),))
+       for kind in ("Max", "Avg", "AdaptiveAvg", "AdaptiveMax") for n in (1, 2, 3)},
     **{f"LPPool{n}d": ((2, 2), ((1, 2, *(4,) * n),)) for n in (1, 2, 3)},
     **{f"MaxUnpool{n}d": ((2,), ((1, 1, *(2,) * n), ("long", 1, 1, *(2,) * n))) for n in (1, 2, 3)},
-    **{f"{kind}Pad{n}d": ((1,), ((1, 2, *(4,) * n),)) for kind in ("Zero", "Reflection", "Replication", "Circular")
-       for n in (1, 2, 3)},
+    **{f"{kind}Pad{n}d": ((1,), ((1, 2, *(4,) * n),))
+       for kind in ("Zero", "Reflection", "Replication", "Circular") for n in (1, 2, 3)},
     **{f"ConstantPad{n}d": ((1, 2.5), ((1, 2, *(4,) * n),)) for n in (1, 2, 3)},
     "LayerNorm": ((3,), (_x,)),
     "RMSNorm": ((3,), (_x,)),
@@ -215,7 +222,7 @@ LAYERS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
     "TransformerEncoderLayer": ((4, 2, 8), ((3, 2, 4),)),
     "TransformerDecoderLayer": ((4, 2, 8), ((3, 2, 4),) * 2),
     "Transformer": ((4, 2, 1, 1, 8), ((3, 2, 4),) * 2),
-    **dict.fromkeys("ReLU ReLU6 SELU SiLU GELU ELU CELU Sigmoid Tanh Softsign Mish Hardswish Hardsigmoid Hardtanh Hardshrink " "Softshrink Tanhshrink LogSigmoid Softplus LeakyReLU PReLU RReLU Identity Dropout AlphaDropout Flatten " "FeatureAlphaDropout".split(), ((), (_x,))),
+    **dict.fromkeys(_PLAIN.split(), ((), (_x,))),
     **{f"Dropout{n}d": ((0.5,), ((1, 2, *(3,) * n),)) for n in (1, 2, 3)},
     **dict.fromkeys(("Softmax", "LogSoftmax", "Softmin"), ((1,), (_x,))),
     "Softmax2d": ((), ((1, 2, 3, 3),)),
@@ -232,7 +239,7 @@ LAYERS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
     "UpsamplingBilinear2d": ((None, 2), ((1, 2, 4, 4),)),
     "CosineSimilarity": ((), (_x, _x)),
     "PairwiseDistance": ((), (_x, _x)),
-    **dict.fromkeys("L1Loss MSELoss SmoothL1Loss HuberLoss BCELoss BCEWithLogitsLoss KLDivLoss SoftMarginLoss PoissonNLLLoss " "HingeEmbeddingLoss MultiLabelSoftMarginLoss".split(), ((), (_x, _x))),
+    **dict.fromkeys(_PAIRS.split(), ((), (_x, _x))),
     **dict.fromkeys(("CrossEntropyLoss", "NLLLoss", "MultiMarginLoss"), ((), (_x, _i))),
     "MultiLabelMarginLoss": ((), (_x, ("long", 2, 3))),
     "GaussianNLLLoss": ((), (_x, _x, _x)),

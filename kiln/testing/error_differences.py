@@ -17,6 +17,7 @@ UNNAMED: list[tuple[str, str, str]] = [
     ),
     ("(adam|amsgrad|sgd)", "", "steps of optimizers, which these call"),
     ("nn.Transformer", "unnamed", "told of the layer inside"),
+    ("vmap", "lines of kiln's", "of the function that it makes"),
 ]
 
 _WRONG = "raises (RuntimeError|ValueError|IndexError|NotImplementedError)"
@@ -29,15 +30,20 @@ KNOWN: list[tuple[str, str, str]] = [
         "refuses: .*(output with shape|expanded size|sizes provided|single memory location|match the size)",
         "out= is not resized",
     ),
-    ("", "; PyTorch: TypeError: .*(unexpected keyword argument 'out'|[(,] ?out=)", "more functions take out="),
+    (
+        "",
+        "; PyTorch: TypeError: .*(unexpected keyword argument 'out'|[(,] ?out=)",
+        "more functions take out=",
+    ),
     ("", _TAKES + ".*(keyword argument 'out'|[(,] ?out=|argument 'out' must be)", "more functions take out="),
     ("", "(refuses|raises TypeError): .*unexpected keyword argument 'out'", "fewer functions take out="),
     ("", "(refuses|raises TypeError): .*out: expected a tensor", "out= is no number"),
     (
         "",
-        _TAKES + "(RuntimeError|TypeError): .*([Ee]xpected out|dtype Double|dtype Half|got Half|got Double|only supports bool"
-        "|desired output|scalar type|scalar_type|same type|same dtype|does not match input dtype|Found dtype|different dtypes"
-        "|must be the same|non-boolean outputs|output tensor's dtype|dtype of out|hist tensor|output tensor to have|dtypeFloat"
+        _TAKES + "(RuntimeError|TypeError): .*([Ee]xpected out|dtype Double|dtype Half|got Half|got Double"
+        "|only supports bool|desired output|scalar type|scalar_type|same type|same dtype"
+        "|does not match input dtype|Found dtype|different dtypes|must be the same|non-boolean outputs"
+        "|output tensor's dtype|dtype of out|hist tensor|output tensor to have|dtypeFloat"
         "|expected dtype|same datatype|Long tensor out|out kwarg)",
         "out= takes what it can hold, and operands of two dtypes are promoted",
     ),
@@ -50,7 +56,8 @@ KNOWN: list[tuple[str, str, str]] = [
     ("", _TAKES + ".*argument '?dtype", "a dtype may be given by its name"),
     (
         "",
-        _TAKES + "TypeError: .*must be .*, (not|but found element of type) (bool|int|float|NoneType|Tensor|complex|numpy)",
+        _TAKES + "TypeError: .*must be .*, (not|but found element of type) "
+        "(bool|int|float|NoneType|Tensor|complex|numpy|object|list_iterator)",
         "numbers, flags and tensors of one element stand for each other; None is the default",
     ),
     (
@@ -58,19 +65,25 @@ KNOWN: list[tuple[str, str, str]] = [
         _TAKES + "TypeError: .*invalid combination of arguments - got",
         "numbers for tensors, and more combinations of arguments",
     ),
-    ("", _TAKES + "TypeError: .*(missing \\d+ required|has no len|takes \\d+ positional)", "more ways to call it"),
+    (
+        "",
+        _TAKES + "TypeError: .*(missing \\d+ required|has no len|takes \\d+ positional)",
+        "more ways to call it",
+    ),
     ("", _TAKES + "TypeError: .*(positional-only|keyword argument 'as_tuple')", "more ways to call it"),
     ("", _TAKES + "NotImplementedError", "of more dtypes"),
     (
         "",
-        _TAKES + "RuntimeError: .*(could not infer output dtype|[Ee]xpected a floating point|not implemented for|bool tensor"
-        "|Integral inputs|boolean tensor|input type encountered|Integer division|Boolean alpha|as a real number|infer dtype"
-        "|floating point)",
+        _TAKES
+        + "RuntimeError: .*(could not infer output dtype|[Ee]xpected a floating point|not implemented for"
+        "|bool tensor|Integral inputs|boolean tensor|input type encountered|Integer division|Boolean alpha"
+        "|as a real number|infer dtype|floating point|not support bool)",
         "of more dtypes",
     ),
     (
         "",
-        _TAKES + ".*(INTERNAL ASSERT|isIntegral|0-d tensor|no attribute|view size is not|not differentiable with)",
+        _TAKES + ".*(INTERNAL ASSERT|isIntegral|0-d tensor|no attribute|view size is not"
+        "|not differentiable with|Boolean value of|truth value of)",
         "PyTorch fails inside",
     ),
     ("", _TAKES + "RuntimeError: .*memory location", "overlapping: all is read before it is written"),
@@ -83,7 +96,8 @@ KNOWN: list[tuple[str, str, str]] = [
     ),
     (
         "",
-        "raises .*; PyTorch: .*(Boolean value of|truth value of|tuple index out of|values to unpack|setStorage)",
+        "raises .*; PyTorch: .*(Boolean value of|truth value of|tuple index out of|values to unpack"
+        "|setStorage|vmap\\()",
         "PyTorch fails inside",
     ),
     (
@@ -103,16 +117,33 @@ KNOWN: list[tuple[str, str, str]] = [
     ),
     (
         "",
-        "raises .*; PyTorch: (IndexError|ValueError|RuntimeError): (Dimension (out of range|specified)|Input dimension"
-        "|Expected .* dimensions|both arguments|'weight' must be|weight (should|has)|index_select|linalg.vector_norm|-99 is)",
+        "raises .*; PyTorch: (IndexError|ValueError|RuntimeError): (Dimension (out of range|specified)"
+        "|Input dimension|Expected .* dimensions|both arguments|'weight' must be|weight (should|has)"
+        "|Given normalized|index_select|linalg.vector_norm|-99 is)",
         "a tensor of too few dims is told by what is first asked of it",
     ),
-    ("", "raises IndexError: .*; PyTorch: RuntimeError: torch.(gradient|histogramdd)", "by what is first asked of it"),
+    (
+        "",
+        "raises IndexError: .*; PyTorch: RuntimeError: torch.(gradient|histogramdd)",
+        "by what is first asked of it",
+    ),
     # dtypes
     ("", "refuses: NotImplementedError: .*not implemented for", "the dtype counts without elements, too"),
-    ("", "(refuses|raises) NotImplementedError: .*not implemented for", "of several mistakes the dtype is told"),
-    ("", "raises .*; PyTorch: NotImplementedError: .*not implemented for", "of several mistakes another is told"),
-    ("", "raises RuntimeError: .*bool.*; PyTorch: (ValueError|IndexError)", "of several mistakes the dtype is told"),
+    (
+        "",
+        "(refuses|raises) NotImplementedError: .*not implemented for",
+        "of several mistakes the dtype is told",
+    ),
+    (
+        "",
+        "raises .*; PyTorch: NotImplementedError: .*not implemented for",
+        "of several mistakes another is told",
+    ),
+    (
+        "",
+        "raises RuntimeError: .*bool.*; PyTorch: (ValueError|IndexError)",
+        "of several mistakes the dtype is told",
+    ),
     ("linalg", "refuses: RuntimeError: .*(Expected|Low precision)", "the dtype counts without elements, too"),
     ("", "refuses: RuntimeError: .*(must not be a floating point|on a bool tensor)", "PyTorch truncates"),
     ("", "(refuses|raises) ?:? ?ImportError", "an optional package"),
@@ -122,11 +153,72 @@ KNOWN: list[tuple[str, str, str]] = [
         "warns not; PyTorch: ..UserWarning",
         "PyTorch warns of its future, of its speed and of out= that it resizes",
     ),
-    ("", "(refuses|raises) ?:? ?TypeError: .*must be bool, not", "a text or a list is no flag, of no function"),
+    (
+        "",
+        "(refuses|raises) ?:? ?TypeError: .*must be bool, not",
+        "a text or a list is no flag, of no function",
+    ),
     ("", _TAKES + "TypeError: descriptor", "a function and its method are one"),
     # of one function
-    ("(nn.functional.)?max_unpool", "raises RuntimeError: .*; PyTorch: ValueError", "told by the sizes of the result"),
-    ("nn.functional.interpolate", "raises NotImplementedError: .*; PyTorch: ValueError", "told by the dims of the input"),
+    ("addr", _TAKES + "RuntimeError: Boolean beta", "of more dtypes"),
+    ("cdist", "(raises|takes).*; PyTorch: ValueError|cdist .*compute_mode", "told by the dims of the input"),
+    ("cdist", _TAKES + "ValueError: None", "None is the default"),
+    ("nn.functional.conv_transpose", "refuses: TypeError: .*'stride'", "strides are Python's numbers"),
+    ("cumulative_trapezoid", "raises IndexError", "of no elements"),
+    ("elu_|nn.functional.elu_", "refuses: TypeError", "alpha is its only setting by place"),
+    (
+        "nn.functional.embedding_bag",
+        "raises RuntimeError: .*scalar types: Long",
+        "positions are looked at first",
+    ),
+    (
+        "feature_alpha_dropout|nn.functional.feature_alpha",
+        "refuses: RuntimeError: .*at least 2",
+        "of a batch",
+    ),
+    ("nn.functional.gaussian_nll_loss", "refuses: TypeError: .*'target'", "a target is a tensor"),
+    ("nn.functional", _TAKES + "TypeError: .*multiple values for argument 'inplace'", "more ways to call it"),
+    ("histogram", _TAKES + "RuntimeError: .*weight tensor", "weights are broadcast"),
+    ("linalg.tensorinv", _TAKES + "RuntimeError: ArrayRef", "PyTorch fails inside"),
+    ("nn.functional.huber_loss", "raises ValueError: .*Weights and input", "told by the sizes"),
+    ("optim", "refuses: TypeError: .*expected a number", "settings are Python's numbers"),
+    ("upsample", "raises NotImplementedError: .*; PyTorch: ValueError", "told by the dims of the input"),
+    ("tile|type|unravel_index|Tensor.type", _TAKES + "TypeError", "more ways to call it"),
+    ("Tensor.(register_hook|register_post)", "raises TypeError: .*a callable", "the type is told first"),
+    ("Tensor.requires_grad_", _TAKES + "TypeError", "of flags it is the one that takes what is true"),
+    ("is_inference", "raises AttributeError", "it asks the tensor"),
+    ("nn.Bilinear", "raises ValueError", "PyTorch's, which looks at 0 alone"),
+    (
+        "nn.Conv",
+        "refuses: (TypeError|ValueError): .*(expected ints|padding string)",
+        "refused when it is made",
+    ),
+    ("nn.Embedding", "refuses: TypeError: .*sparse", "refused when it is made"),
+    ("nn.(Gaussian|MultiLabelSoft)", "refuses: TypeError: .*'target'", "a target is a tensor"),
+    ("nn.Unflatten", _TAKES + "TypeError", "looked at when it is called"),
+    ("nn.functional.(l1_loss|kl_div)", "refuses: TypeError: .*'reduction'", "a reduction is a name"),
+    (
+        "nn.functional.scaled_dot",
+        "refuses: RuntimeError: .*of floats",
+        "the dtype counts without elements, too",
+    ),
+    (
+        "special",
+        "refuses: NotImplementedError: .*has no derivative",
+        "said when it is called, not in backward",
+    ),
+    ("Tensor.squeeze_|squeeze_", "raises TypeError: .*positional", "dims are one argument"),
+    ("svd_lowrank", "refuses: ValueError", "PyTorch takes fewer than it was asked for"),
+    (
+        "(nn.functional.)?max_unpool",
+        "raises RuntimeError: .*; PyTorch: ValueError",
+        "told by the sizes of the result",
+    ),
+    (
+        "nn.functional.interpolate",
+        "raises NotImplementedError: .*; PyTorch: ValueError",
+        "told by the dims of the input",
+    ),
     ("nn.functional.max_pool3d", "refuses: RuntimeError", "of bool"),
     ("as_tensor", "raises TypeError: .*expected numbers", "PyTorch infers no dtype"),
     ("broadcast_shapes", "raises RuntimeError: .*; PyTorch: AssertionError", "PyTorch fails inside"),
@@ -135,13 +227,20 @@ KNOWN: list[tuple[str, str, str]] = [
     ("nn.functional.instance_norm", _TAKES + "IndexError: select", "of no elements"),
     ("feature_dropout", "refuses: RuntimeError: .*at least 2", "PyTorch fails inside"),
     ("", "refuses: .*is not a valid value for reduction", "whatever is reduced"),
-    ("nn.functional.embedding_bag", "refuses: RuntimeError: .*scalar types: Long, Int", "positions are integers"),
+    (
+        "nn.functional.embedding_bag",
+        "refuses: RuntimeError: .*scalar types: Long, Int",
+        "positions are integers",
+    ),
     ("(cumulative_)?trapezoid", "refuses: IndexError", "of no elements"),
-    ("nn.functional.huber_loss", "raises ValueError: .*Weights and input; PyTorch", "told by the sizes"),
     ("Tensor.logical_", "refuses: RuntimeError: .*(leaf|view)", "a leaf is not written, whatever the op"),
     ("nn.functional.layer_norm", _TAKES + ".*same shape as", "weights are broadcast"),
     ("nn.functional.soft_margin", _TAKES + ".*broadcast shape", "the loss is broadcast"),
     ("(Tensor.)?index_(add|reduce)", "(refuses|raises)", "positions are looked at before anything else"),
-    ("nn.(Zero|Reflection|Replication|Circular|Constant)Pad", "refuses: TypeError", "refused when it is made"),
+    (
+        "nn.(Zero|Reflection|Replication|Circular|Constant)Pad",
+        "refuses: TypeError",
+        "refused when it is made",
+    ),
     ("nn.Embedding", "refuses: NotImplementedError", "no sparse gradients, none scaled by frequencies"),
 ]

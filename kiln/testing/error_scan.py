@@ -26,6 +26,7 @@ import numpy as np
 
 import kiln
 from kiln.errors import entries, is_own
+from kiln.ops import registry
 from kiln.testing.compare import dtype_name
 from kiln.testing.error_cases import ErrorCall, Made, calls, kiln_object, names
 from kiln.testing.error_differences import KNOWN, UNNAMED
@@ -42,7 +43,8 @@ _INSIDE = re.compile(
     r"object has no attribute|no attribute '|has no len|not subscriptable|object is not (iterable|callable)"
     r"|unsupported operand|not supported between|to unpack|invalid literal|bad operand|must be real number"
     r"|<locals>|kiln\.(ops|codegen|graph)|llvm|unhashable|can't multiply sequence"
-    r"|cannot be interpreted as an integer|object cannot be converted|(Attribute|Key|Type)Error: |ufunc|numpy\.dtype|NULL without"
+    r"|cannot be interpreted as an integer|object cannot be converted|(Attribute|Key|Type)Error: "
+    r"|ufunc|numpy\.dtype|NULL without"
     r"|requires a code object|format character|string index|not all arguments converted|assert"
 )
 
@@ -190,8 +192,8 @@ def _names(call: ErrorCall, text: str) -> bool:
     """
     own = kiln_object(call.path)
     first = str(getattr(own, "__kiln_name__", None) or getattr(own, "__name__", "")).strip("_")
-    words = {*re.findall(r"[a-z]\w+", text)}
-    if call.first is not None and any(hasattr(kiln.nn.functional, word) for word in words):
+    functions = {name.rpartition(".")[2] for name in (*registry.FUNCTIONS, *registry.LAYERS)}
+    if call.first is not None and any(len(name) > 2 and name in text for name in functions):
         return True  # a layer by the function that it calls
     first = first.rpartition(".")[2]
     return call.name.lower() in text.lower() or (first != "" and first.lower() in text.lower())
@@ -234,7 +236,7 @@ class Scan:
         self.met: Counter[int] = Counter()
 
     def of(
-        self, wanted: list[str], dtypes: list[str], every: int = 1, tell: Callable[[str], None] = str
+        self, wanted: list[str], dtypes: list[str], every: int = 1, tell: Callable[[str], object] = str
     ) -> Iterator[Found]:
         """What is wrong with one of every so many calls of some names."""
         for name in wanted:
@@ -305,7 +307,9 @@ def main() -> None:
     print(f"seed {options.seed}")
     scan = Scan(options.seed, not options.alone and find_spec("torch") is not None)
     wanted = options.names or names()[part::parts]
-    found = scan.of(wanted, options.dtypes.split(","), options.every, lambda name: print(name, file=sys.stderr))
+    found = scan.of(
+        wanted, options.dtypes.split(","), options.every, lambda name: print(name, file=sys.stderr)
+    )
     wrong = distinct(found, lambda line: print(line[:400], flush=True))
     if not options.names and parts == options.every == 1:
         unmet = scan.unmet()

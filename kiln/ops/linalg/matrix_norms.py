@@ -303,7 +303,10 @@ def tensorsolve(A: Any, B: Any, dims: Any = None) -> Any:
     n = B.numel()
     _tensor_check(product_of(right), product_of(tuple(A.shape[: B.ndim])), "other.ndim")
     _tensor_check(product_of(right), n, "other.ndim")
-    return reshape(solve_matrices(reshape(A, (n, n)), reshape(B, (n, 1))), right)
+    matrix, column = reshape(A, (n, n)), reshape(B, (n, 1))
+    check(matrix, "linalg.tensorsolve")
+    check(column, "linalg.tensorsolve", square=False, letter="B")
+    return reshape(solve_matrices(matrix, column), right)
 
 
 @public(
