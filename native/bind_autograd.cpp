@@ -206,18 +206,13 @@ PyObject* get_saved_hooks(PyObject*, PyObject*) {
     return PyTuple_Pack(2, hooks.pack.object, hooks.unpack.object);
 }
 PyObject* put_saved_hooks(PyObject*, PyObject* hooks) {
-    SavedHooks made;
-    if (hooks != Py_None) {
-        PyObject *pack, *unpack;
+    PyObject *pack, *unpack;
+    if (hooks == Py_None) {
+        set_saved_hooks({});
+    } else {
         if (!PyArg_ParseTuple(hooks, "OO:set_saved_tensors_hooks", &pack, &unpack)) return nullptr;
-        if (auto* refusal = static_cast<PyObject*>(saved_hooks().refusal.object)) {
-            PyErr_SetObject(PyExc_RuntimeError, refusal);
-            return nullptr;
-        }
-        made = {Opaque(pack), Opaque(unpack), {}};
+        if (!set_saved_hooks({Opaque(pack), Opaque(unpack), {}})) return nullptr;
     }
-    made.refusal = saved_hooks().refusal;
-    std::swap(saved_hooks(), made);  // the old ones go when the new are in place
     Py_RETURN_NONE;
 }
 PyObject* refuse_saved_hooks(PyObject*, PyObject* message) {

@@ -33,8 +33,6 @@ FULL = os.environ.get("KILN_TEST_FULL") == "1"
 # Where a signal can still leave a mode switched.
 KNOWN = {
     ("grad_mode.py", "__init__"),  # set_grad_enabled(False) switches when it is made, before `with` enters it
-    ("graph.py", "__enter__"),  # saved_tensors_hooks: its two steps are Python's
-    ("graph.py", "__exit__"),
 }
 
 
