@@ -16,6 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from kiln import _core
 from kiln.codegen.fork import THREAD, at_fork
 from kiln.codegen.thread import Helper
 
@@ -132,4 +133,5 @@ def _in_child() -> None:
 
 
 at_fork(THREAD, lambda: _worker.hold(), lambda: _worker.release(), _in_child)
-atexit.register(lambda: _worker.stop())
+# A thread still in LLVM when the interpreter is gone aborts the process: Ctrl-C does not leave one there.
+atexit.register(_core.call_whole, lambda: _worker.stop())

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+from kiln import _core
 from kiln.codegen import kept
 from kiln.codegen.fork import GENERATOR, at_fork
 from kiln.codegen.generate import nest_text
@@ -138,8 +139,8 @@ class _Work:
                 helper.start()
         try:
             self._make(0)
-        finally:  # no other kernel is made while this thread works
-            helper.finish()
+        finally:  # no other kernel is made while this thread works, even if Ctrl-C comes
+            _core.call_whole(helper.finish)
         if self.error is not None:
             raise self.error
 
