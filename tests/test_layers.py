@@ -248,6 +248,14 @@ def test_only_bind_knows_python() -> None:
 
 
 @pytest.mark.skipif(not NATIVE_FILES, reason="no native sources here")
+def test_items_of_new_tuples_are_checked() -> None:
+    """An object that gets no memory is an error where it is made, not a hole in a tuple."""
+    made = r"PyTuple_SET_ITEM\([^;]*?,\s*(Py(Long|Unicode|Float|Bytes)_From|Py_BuildValue)"
+    assert re.search(made, "PyTuple_SET_ITEM(t.get(), i, PyLong_FromLong(1));")
+    assert not [p.name for p in NATIVE_FILES if re.search(made, p.read_text())]
+
+
+@pytest.mark.skipif(not NATIVE_FILES, reason="no native sources here")
 def test_the_core_knows_no_op() -> None:
     """No mathematics in the core: no kernel is written there, no libm function is called."""
     functions = r"\bstd::(exp|log|tanh|erf|pow|sin|cos|sqrt)f?\s*\("
