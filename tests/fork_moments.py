@@ -33,7 +33,7 @@ SHARED = tuple(
     )
 )
 IMPORTLIB = "<frozen importlib"
-PATIENCE = 20  # seconds, of which a process that hangs takes twice as many: then it says where, and ends
+PATIENCE = 60  # seconds, of which a process that hangs takes twice as many: then it says where, and ends
 
 
 class Moment:

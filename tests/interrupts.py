@@ -23,7 +23,7 @@ from typing import Any
 import kiln
 
 LONGEST = {"first": 0.3, "wait": 0.25, "exit": 0.1}  # seconds, about as long as what is interrupted takes
-PATIENCE = 20
+PATIENCE = 60  # seconds, until a process that hangs says where, and ends
 
 
 def work(wait: bool) -> None:
