@@ -18,7 +18,7 @@ ASAN_TESTS ?= tests/test_native_leaf.py $(filter-out tests/test_native_leaf.py t
     tests/test_table.py tests/test_docs.py, $(wildcard tests/test_*.py)) \
     $(addprefix tests/test_ops.py::,test_operands_are_not_written test_errors)
 
-.PHONY: test answers demo bench ulp fuzz opinfo gradcheck scan counts errors docs lint build asan bench-native clean
+.PHONY: test answers demo bench ulp fuzz opinfo gradcheck moments scan counts errors docs lint build asan bench-native clean
 
 test: $(VENV)/.kiln-installed
 	$(SAFE) $(BIN)/pytest -q -n $(WORKERS) --dist loadfile $(ARGS)
@@ -46,6 +46,11 @@ opinfo: $(VENV)/.kiln-installed
 gradcheck: $(VENV)/.kiln-installed
 	KILN_TEST_FULL=1 $(SAFE) $(BIN)/pytest -q -n $(WORKERS) --dist loadfile tests/test_derivatives.py tests/test_subgradients.py \
 	    tests/test_gradcheck.py tests/test_linalg.py $(ARGS)
+
+# Forks and interrupts at every moment, failures of every allocation: hours.
+moments: $(VENV)/.kiln-installed
+	KILN_TEST_FULL=1 $(SAFE) $(BIN)/pytest -q -n $(WORKERS) --dist loadfile tests/test_reliability_fork_moments.py \
+	    tests/test_reliability_interrupts.py tests/test_reliability_signals.py tests/test_reliability_allocations.py $(ARGS)
 
 # The second run takes the programs of the first from disk.
 scan: $(VENV)/.kiln-installed

@@ -168,6 +168,10 @@ std::span<const PyType_Slot> operator_slots();  // of Tensor
 // Adds methods and properties to Tensor; -1 with an exception set.
 int add_to_tensor(std::span<PyMethodDef> methods, std::span<PyGetSetDef> properties);
 
+struct SavedHooks;
+// Sets this thread's hooks on saved tensors; false, with an exception, where they are refused.
+bool set_saved_hooks(SavedHooks hooks);
+
 // Each adds its types and functions to the module.
 int add_dtypes(PyObject* module);
 int add_tensor(PyObject* module);

@@ -26,26 +26,23 @@ bool is_own_code(PyCodeObject* code) {
         return found->second;
     }
     const char* file = PyUnicode_AsUTF8(code->co_filename);
-    bool own = !package_folder.empty() && file && std::string_view(file).starts_with(package_folder);
+    if (!file) return PyErr_Clear(), false;
+    bool own = !package_folder.empty() && std::string_view(file).starts_with(package_folder);
     Py_INCREF(code->co_filename);  // the key stays valid
     return known->emplace(code->co_filename, own).first->second;
 }
 
 SourceLine current_line() {
-    PyFrameObject* frame = PyThreadState_GetFrame(PyThreadState_Get());
+    const auto object = [](auto* found) { return Object::steal(reinterpret_cast<PyObject*>(found)); };
+    Object frame = object(PyThreadState_GetFrame(PyThreadState_Get()));
     while (frame) {
-        PyCodeObject* code = PyFrame_GetCode(frame);
-        if (!is_own_code(code)) {
-            SourceLine line{Opaque(code), PyFrame_GetLasti(frame)};
-            Py_DECREF(code);
-            Py_DECREF(frame);
-            return line;
-        }
-        Py_DECREF(code);
-        PyFrameObject* back = PyFrame_GetBack(frame);
-        Py_DECREF(frame);
-        frame = back;
+        auto* const here = reinterpret_cast<PyFrameObject*>(frame.get());
+        const Object code = object(PyFrame_GetCode(here));
+        if (!is_own_code(reinterpret_cast<PyCodeObject*>(code.get())))
+            return {Opaque(code.get()), PyFrame_GetLasti(here)};
+        frame = object(PyFrame_GetBack(here));
     }
+    if (PyErr_Occurred()) PyErr_Clear();  // no memory for a frame's object: the line stays unknown
     return {};
 }
 
@@ -98,7 +95,8 @@ Results batched_derivative(const Fn& fn, std::span<const Operand> operands) {
     Object given = checked(PyTuple_New(Py_ssize_t(operands.size())));
     for (size_t i = 0; i < operands.size(); ++i) {
         const Operand& x = operands[i];
-        PyTuple_SET_ITEM(given.get(), Py_ssize_t(i), x.tensor ? wrap(x.tensor) : number_object(x.number));
+        PyTuple_SET_ITEM(given.get(), Py_ssize_t(i),
+                         checked(x.tensor ? wrap(x.tensor) : number_object(x.number)).release());
     }
     auto* handle = static_cast<PyObject*>(fn.handle.object);
     Object found = checked(in_python(
@@ -131,6 +129,7 @@ std::string hook_name(const Opaque& hook) {
     Object name = Object::steal(PyObject_GetAttrString(function, "__name__"));
     if (!name) PyErr_Clear();
     const char* text = name && PyUnicode_Check(name.get()) ? PyUnicode_AsUTF8(name.get()) : nullptr;
+    if (!text) PyErr_Clear();
     return text ? text : Py_TYPE(function)->tp_name;
 }
 
@@ -206,18 +205,13 @@ PyObject* get_saved_hooks(PyObject*, PyObject*) {
     return PyTuple_Pack(2, hooks.pack.object, hooks.unpack.object);
 }
 PyObject* put_saved_hooks(PyObject*, PyObject* hooks) {
-    SavedHooks made;
-    if (hooks != Py_None) {
-        PyObject *pack, *unpack;
+    PyObject *pack, *unpack;
+    if (hooks == Py_None) {
+        set_saved_hooks({});
+    } else {
         if (!PyArg_ParseTuple(hooks, "OO:set_saved_tensors_hooks", &pack, &unpack)) return nullptr;
-        if (auto* refusal = static_cast<PyObject*>(saved_hooks().refusal.object)) {
-            PyErr_SetObject(PyExc_RuntimeError, refusal);
-            return nullptr;
-        }
-        made = {Opaque(pack), Opaque(unpack), {}};
+        if (!set_saved_hooks({Opaque(pack), Opaque(unpack), {}})) return nullptr;
     }
-    made.refusal = saved_hooks().refusal;
-    std::swap(saved_hooks(), made);  // the old ones go when the new are in place
     Py_RETURN_NONE;
 }
 PyObject* refuse_saved_hooks(PyObject*, PyObject* message) {

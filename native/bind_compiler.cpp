@@ -185,10 +185,10 @@ std::unique_ptr<PointwiseEntry> pointwise(const Call& call, int ndim, std::span<
     Object operands = describe_operands(call.operands, true);
     Object classes = checked(PyTuple_New(Py_ssize_t(layouts.size())));
     for (size_t i = 0; i < layouts.size(); ++i)
-        PyTuple_SET_ITEM(classes.get(), i, PyLong_FromLong(layouts[i]));
+        PyTuple_SET_ITEM(classes.get(), i, checked(PyLong_FromLong(layouts[i])).release());
     Object outs = checked(PyTuple_New(Py_ssize_t(out_dtypes.size())));
     for (size_t i = 0; i < out_dtypes.size(); ++i)
-        PyTuple_SET_ITEM(outs.get(), i, PyUnicode_FromString(name(out_dtypes[i])));
+        PyTuple_SET_ITEM(outs.get(), i, checked(PyUnicode_FromString(name(out_dtypes[i]))).release());
     Object args = checked(
         Py_BuildValue("(OOiOO)", handle_of(*call.fn), operands.get(), ndim, classes.get(), outs.get()));
     return answer_to("pointwise", args, [&](Answer& answer) {
@@ -308,8 +308,9 @@ void explain(const Call& call) {
     for (size_t i = 0; i < call.operands.size(); ++i) {
         const Tensor* x = call.operands[i].tensor;
         PyTuple_SET_ITEM(sizes.get(), i,
-                         x ? Py_BuildValue("(sN)", name(x->dtype), dims_object(x->sizes))
-                           : number_object(call.operands[i].number));
+                         checked(x ? Py_BuildValue("(sN)", name(x->dtype), dims_object(x->sizes))
+                                   : number_object(call.operands[i].number))
+                             .release());
     }
     ask("explain", "(OO)", handle_of(*call.fn), sizes.get());
     raise(ErrorKind::runtime, concat(call.fn->name, ": the sizes of its arguments do not fit"));

@@ -151,19 +151,26 @@ DType dtype_from(PyObject* object) {
           concat("dtype: expected a dtype such as kiln.float32, got ", Py_TYPE(object)->tp_name));
 }
 
-// By value: making the tuple may collect cycles, and a finalizer may replace the tensor whose dims these are.
-PyObject* dims_object(Dims dims) {
-    PyObject* tuple = PyTuple_New(Py_ssize_t(dims.size()));
-    for (size_t d = 0; tuple && d < dims.size(); ++d)
-        PyTuple_SET_ITEM(tuple, d, PyLong_FromLongLong(dims[d]));
+namespace {
+
+// A new tuple with its items; null if one gets no memory.
+PyObject* filled(PyObject* tuple, const Dims& dims) {
+    for (size_t d = 0; tuple && d < dims.size(); ++d) {
+        PyObject* const item = PyLong_FromLongLong(dims[d]);
+        PyTuple_SET_ITEM(tuple, d, item);
+        if (!item) Py_CLEAR(tuple);
+    }
     return tuple;
 }
 
+}  // namespace
+
+// By value: making the tuple may collect cycles, and a finalizer may replace the tensor whose dims these are.
+PyObject* dims_object(Dims dims) { return filled(PyTuple_New(Py_ssize_t(dims.size())), dims); }
+
 PyObject* size_object(Dims dims) {
     // A subclass of tuple without fields of its own: made as tuple.__new__ makes it.
-    PyObject* size = size_type->tp_alloc(size_type, Py_ssize_t(dims.size()));
-    for (size_t d = 0; size && d < dims.size(); ++d) PyTuple_SET_ITEM(size, d, PyLong_FromLongLong(dims[d]));
-    return size;
+    return filled(size_type->tp_alloc(size_type, Py_ssize_t(dims.size())), dims);
 }
 
 Dims dims_from(PyObject* object, const char* what) {

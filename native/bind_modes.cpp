@@ -1,6 +1,6 @@
-// Grad mode and inference mode as what a `with` statement holds: entered and left in one C function each, so
-// that a signal's handler, which runs between two of Python's instructions, finds a mode either as it was or
-// as it is remembered.
+// Grad mode, inference mode and hooks on saved tensors as what a `with` statement holds: entered and left in
+// one C function each, so that a signal's handler, which runs between two of Python's instructions, finds a
+// mode either as it was or as it is remembered.
 #include "bind.h"
 
 #include <optional>
@@ -129,6 +129,62 @@ PyType_Slot switch_slots[] = {
 PyType_Spec switch_spec = {"kiln._core.ModeSwitch", sizeof(ModeSwitchObject), 0,
                            Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, switch_slots};
 
+// ---- hooks on saved tensors: the attributes pack_hook and unpack_hook ----
+
+struct HooksSwitchObject {
+    PyObject_HEAD std::vector<SavedHooks>* found;  // one for each time the object is entered
+};
+std::vector<SavedHooks>& found_by(PyObject* object) {
+    return *reinterpret_cast<HooksSwitchObject*>(object)->found;
+}
+
+PyObject* hooks_new(PyTypeObject* type, PyObject*, PyObject*) {
+    return guarded([&]() -> PyObject* {
+        Object object = checked(type->tp_alloc(type, 0));
+        reinterpret_cast<HooksSwitchObject*>(object.get())->found = new std::vector<SavedHooks>();
+        return object.release();
+    });
+}
+void hooks_dealloc(PyObject* object) {
+    PyTypeObject* type = Py_TYPE(object);
+    delete reinterpret_cast<HooksSwitchObject*>(object)->found;
+    type->tp_free(object);
+    Py_DECREF(type);
+}
+PyObject* hooks_enter(PyObject* self, PyObject*) {
+    return guarded([&]() -> PyObject* {
+        const Object pack = checked(PyObject_GetAttrString(self, "pack_hook"));
+        const Object unpack = checked(PyObject_GetAttrString(self, "unpack_hook"));
+        std::vector<SavedHooks>& found = found_by(self);
+        found.push_back(saved_hooks());
+        if (set_saved_hooks({Opaque(pack.get()), Opaque(unpack.get()), {}})) Py_RETURN_NONE;
+        found.pop_back();
+        return nullptr;
+    });
+}
+PyObject* hooks_exit(PyObject* self, PyObject* const*, Py_ssize_t) {
+    std::vector<SavedHooks>& found = found_by(self);
+    if (found.empty()) Py_RETURN_NONE;
+    SavedHooks before = std::move(found.back());
+    found.pop_back();
+    std::swap(saved_hooks().refusal, before.refusal);  // stays
+    std::swap(saved_hooks(), before);                  // what these hooks hold goes when they are out
+    Py_RETURN_NONE;
+}
+PyMethodDef hooks_methods[] = {
+    {"__enter__", hooks_enter, METH_NOARGS, "Remembers this thread's hooks and sets these."},
+    {"__exit__", as_method(hooks_exit), METH_FASTCALL, "Back to what was found."},
+    {nullptr, nullptr, 0, nullptr},
+};
+PyType_Slot hooks_slots[] = {
+    {Py_tp_new, reinterpret_cast<void*>(hooks_new)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(hooks_dealloc)},
+    {Py_tp_methods, hooks_methods},
+    {0, nullptr},
+};
+PyType_Spec hooks_spec = {"kiln._core.HooksSwitch", sizeof(HooksSwitchObject), 0,
+                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, hooks_slots};
+
 PyObject* get_modes(PyObject*, PyObject*) {
     const Modes now = modes();
     return Py_BuildValue("(NN)", PyBool_FromLong(now.grad), PyBool_FromLong(now.inference));
@@ -156,9 +212,21 @@ PyMethodDef functions[] = {
 
 }  // namespace
 
+bool set_saved_hooks(SavedHooks hooks) {
+    hooks.refusal = saved_hooks().refusal;
+    if (hooks.pack.object && hooks.refusal.object) {
+        PyErr_SetObject(PyExc_RuntimeError, static_cast<PyObject*>(hooks.refusal.object));
+        return false;
+    }
+    std::swap(saved_hooks(), hooks);  // the old ones go when the new are in place
+    return true;
+}
+
 int add_modes(PyObject* module) {
-    const Object type = Object::steal(PyType_FromSpec(&switch_spec));
-    if (!type || PyModule_AddObjectRef(module, "ModeSwitch", type.get()) < 0) return -1;
+    for (const auto& [name, spec] : {std::pair("ModeSwitch", &switch_spec), {"HooksSwitch", &hooks_spec}}) {
+        const Object type = Object::steal(PyType_FromSpec(spec));
+        if (!type || PyModule_AddObjectRef(module, name, type.get()) < 0) return -1;
+    }
     return PyModule_AddFunctions(module, functions);
 }
 

@@ -209,6 +209,18 @@ PyObject* fork_ended(PyObject*, PyObject* in_child) {
     after_fork(in_child == Py_True);
     Py_RETURN_NONE;
 }
+// Ctrl-C that waits for Python to go on comes before a function's first instruction.
+PyObject* call_whole(PyObject*, PyObject* function) {
+    PyObject* answer = PyObject_CallNoArgs(function);
+    bool interrupted = false;
+    for (; !answer && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt); interrupted = true) {
+        PyErr_Clear();
+        answer = PyObject_CallNoArgs(function);
+    }
+    Py_XDECREF(answer);
+    if (answer && interrupted) PyErr_SetNone(PyExc_KeyboardInterrupt);
+    return answer && !interrupted ? Py_NewRef(Py_None) : nullptr;
+}
 
 // ---- the interpreter lock ----
 
@@ -331,6 +343,8 @@ PyMethodDef functions[] = {
     {"before_fork", fork_begins, METH_NOARGS,
      "Waits for other threads' kernels and runs what is pending anywhere."},
     {"after_fork", fork_ended, METH_O, "Ends what before_fork began; the argument: whether in the child."},
+    {"call_whole", call_whole, METH_O,
+     "Calls a function, again if Ctrl-C ends it; raises that when the function is done."},
     {"recording", recording, METH_NOARGS, "Whether ops are being recorded on this thread."},
     {"set_check", set_check, METH_O,
      "Whether recorded programs are compared with their ops, bit by bit; gives what it was."},

@@ -91,7 +91,7 @@ void bind(OpObject& self, PyObject* const* args, size_t count, PyObject* names, 
     size_t last = params.size();
     if (last && params.back().kind == 'Z' && count >= last &&
         (count > last || PyIndex_Check(args[last - 1]))) {
-        bound.more = PyTuple_New(Py_ssize_t(count - last + 1));
+        bound.more = checked(PyTuple_New(Py_ssize_t(count - last + 1))).release();
         for (size_t i = last - 1; i < count; ++i)
             PyTuple_SET_ITEM(bound.more, i - last + 1, Py_NewRef(args[i]));
         bound.values[last - 1] = bound.more;
@@ -199,7 +199,7 @@ private:
             same = PyTuple_GET_ITEM(known, i) == structure_[i].get();
         return same;
     }
-    void note(Py_ssize_t count) { structure_.push_back(Object::steal(PyLong_FromSsize_t(count))); }
+    void note(Py_ssize_t count) { structure_.push_back(checked(PyLong_FromSsize_t(count))); }
 
     bool collect_one(const Param& param, PyObject* value) {
         switch (param.kind) {
@@ -411,7 +411,7 @@ PyObject* op_new(PyTypeObject* type, PyObject* args, PyObject*) {
         self.op->kind = op_kind(kind, &self.op->view);
         self.op->record = Py_NewRef(record);
         self.record = record;
-        self.functions = PyDict_New();
+        self.functions = checked(PyDict_New()).release();
         self.params = new std::vector<Param>();
         Object list = checked(PySequence_Fast(params, "Op: params"));
         KILN_CHECK(PySequence_Fast_GET_SIZE(list.get()) <= most_params, value, "Op: too many parameters");
@@ -568,7 +568,7 @@ Fn& fn_of(PyObject* op, PyObject* structure) {
     for (Fn* fn = first; fn; fn = fn->twin)
         if (same_types(static_cast<PyObject*>(fn->structure.object), structure)) return *fn;
     auto says = [&](const char* what) {
-        return Object::steal(PyObject_GetAttrString(self.record, what)).get() == Py_True;
+        return checked(PyObject_GetAttrString(self.record, what)).get() == Py_True;
     };
     self.op->differentiable = says("differentiable");
     self.op->divides = says("divides");

@@ -25,8 +25,8 @@ constexpr uint32_t reading = 1, writing = 1 << 20;  // added to Storage::busy fo
 int away = 0;                    // threads inside an Away, counted once for each
 thread_local int away_here = 0;  // of these, this thread's
 thread_local uint64_t times_away = 0;
-int held = 0;                    // forks under way ...
-thread_local int held_here = 0;  // ... of these, this thread's
+int held = 0;                    // threads that fork ...
+thread_local int held_here = 0;  // ... and whether this one does
 
 struct Ends {
     std::mutex mutex;
@@ -98,13 +98,12 @@ void wait_until_alone() {
 }
 
 void hold_runs() {
-    ++held;
-    ++held_here;
+    if (!held_here) ++held;
+    held_here = 1;
 }
 
 void let_runs() {
-    --held;
-    --held_here;
+    held -= std::exchange(held_here, 0);
     tell_others();
 }
 

@@ -126,7 +126,7 @@ struct CallEnd {  // of each call from Python
 
 // Around a fork: from `hold_runs` on, kernels keep the lock, and regions of other threads wait before they
 // begin (`wait_for_runs`, where a thread holds nothing): else one that compiles all the time would hardly
-// ever be seen outside a call.
+// ever be seen outside a call. Each is done once for a thread, however often it is called.
 void hold_runs();
 void let_runs();
 void wait_for_runs();

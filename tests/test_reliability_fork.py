@@ -65,7 +65,7 @@ def test_a_thread_in_the_middle_of_an_import() -> None:
 
 @needs_kiln
 def test_parts_that_are_registered_while_a_fork_begins() -> None:
-    """What was not done before a fork is not taken back after it, and the other way round."""
+    """What comes later in the order is in time, and each is taken back once."""
     assert (
         run(
             """
@@ -78,8 +78,7 @@ def test_parts_that_are_registered_while_a_fork_begins() -> None:
         fork._steps.clear()
         def first():
             seen.append("before 1")
-            register(0)  # too late for this fork
-            register(2)  # in time
+            register(2)
         fork.at_fork(1, first, lambda: seen.append("after 1"), lambda: None)
         if (child := os.fork()) == 0:
             os._exit(0)
@@ -129,4 +128,87 @@ def test_a_fork_inside_a_nodes_destructor() -> None:
         """
         )
         == "0\n"
+    )
+
+
+@needs_kiln
+def test_two_threads_fork_at_once() -> None:
+    """Each gives back what it took: the second begins when the first is about to fork."""
+    assert (
+        run(
+            """
+        import os, signal, sys, threading
+        about_to, second_waits = threading.Event(), threading.Event()
+        def last():  # of the first, after kiln's steps
+            if threading.current_thread().name == "first":
+                about_to.set()
+                second_waits.wait(60)
+        os.register_at_fork(before=last)
+        import kiln
+        from kiln.capture import background, service
+        from kiln.codegen import compile as generator
+        def watch(frame, event, argument):
+            if event == "c_call" and argument.__name__ == "acquire" and argument.__self__ is generator._lock:
+                second_waits.set()
+        def work():
+            f = kiln.compile(lambda x: x * 2 + 1)
+            for _ in range(3):
+                f(kiln.ones(2))
+            kiln.compiler.wait()
+            assert f(kiln.ones(2)).tolist() == [3.0, 3.0] and f.stats()["runs"]
+        work()
+        codes = []
+        def fork(second):
+            if second:
+                about_to.wait(60)
+                sys.setprofile(watch)
+            if (child := os.fork()) == 0:
+                signal.alarm(30)
+                work()
+                os._exit(0)
+            sys.setprofile(None)
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        signal.alarm(60)
+        threads = [threading.Thread(target=fork, args=(second,), name=("first", "second")[second])
+                   for second in (False, True)]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        work()
+        print(codes, background._worker.held, generator._forking)
+        """
+        )
+        == "[0, 0] set() set()\n"
+    )
+
+
+@needs_kiln
+def test_processes_of_a_pool_while_programs_are_compiled() -> None:
+    """multiprocessing forks its workers from a program whose compiling thread is at work."""
+    assert (
+        run(
+            """
+        import multiprocessing, signal
+        import kiln
+        @kiln.compile
+        def f(x):
+            return (x * 2 + 1).sum()
+        def work(n):
+            signal.alarm(30)
+            return [f(kiln.ones(n)).item() for _ in range(3)]
+        if __name__ == "__main__":
+            signal.alarm(100)
+            context = multiprocessing.get_context("fork")
+            for n in (2, 3):
+                other = kiln.compile(lambda x: x.exp() * n - x)
+                for _ in range(2):
+                    other(kiln.ones(n)), work(n)  # the second is handed to the compiling thread
+                with context.Pool(2) as pool:
+                    print(pool.map(work, [n, n + 1]))
+                    pool.close()
+                    pool.join()
+            kiln.compiler.wait()
+            assert f(kiln.ones(2)).item() == 6 and f.stats()["runs"]
+        """
+        )
+        == "[[6.0, 6.0, 6.0], [9.0, 9.0, 9.0]]\n[[9.0, 9.0, 9.0], [12.0, 12.0, 12.0]]\n"
     )

@@ -21,6 +21,10 @@ from typing import Any
 import pytest
 from backend import kiln, needs_kiln
 
+if kiln.is_kiln:
+    from kiln.capture import background
+    from kiln.codegen import compile as generator
+
 pytestmark = needs_kiln
 
 HERE = os.path.dirname(os.path.abspath(kiln.__file__)) + os.sep
@@ -29,8 +33,6 @@ FULL = os.environ.get("KILN_TEST_FULL") == "1"
 # Where a signal can still leave a mode switched.
 KNOWN = {
     ("grad_mode.py", "__init__"),  # set_grad_enabled(False) switches when it is made, before `with` enters it
-    ("graph.py", "__enter__"),  # saved_tensors_hooks: its two steps are Python's
-    ("graph.py", "__exit__"),
 }
 
 
@@ -180,3 +182,27 @@ def test_a_file_is_the_old_or_the_new_one(tmp_path: Path) -> None:
         assert os.listdir(tmp_path) == ["file"]  # what was left, if anything was, the next save removes
         n += 1
     assert seen == {0.0, 1.0}
+
+
+def test_a_fork() -> None:
+    """It is done all the same, and nothing stays held; CPython reports the interrupt."""
+    f, n = kiln.compile(lambda x: x * 2 + 1, wait=True), 1
+    f(kiln.ones(3))
+    background.submit(lambda checkpoint: None, lambda: None)
+
+    def fork() -> None:
+        child = os.fork()
+        if child == 0:
+            sys.settrace(None)
+            held = background._worker.held or generator._forking or generator._lock._is_owned()
+            os._exit(1 if held or f(kiln.ones(1)).item() != 3 else 0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "unraisablehook", lambda error: None)
+        while (interrupt := Interrupt(n)).run(fork):
+            assert not generator._lock._is_owned() and not generator._forking, interrupt.place
+            assert not background._worker.held, interrupt.place
+            kiln.compiler.wait()
+            n += 1
+    assert n > 20

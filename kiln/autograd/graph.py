@@ -152,7 +152,7 @@ def _any_hook(tensors: Sequence[Tensor], fn: Callable[[Any], None]) -> _Handles:
     return _Handles([x.register_hook(hook) for x in tensors if x.requires_grad])
 
 
-class saved_tensors_hooks:
+class saved_tensors_hooks(_core.HooksSwitch):
     """Inside, what an op saves is `pack(tensor)`; backward reads `unpack` of that.
 
     `pack` is called once for every tensor saved, in order, without recording gradients; what it returns is
@@ -168,20 +168,10 @@ class saved_tensors_hooks:
     [2.0, 4.0]
     """
 
-    __slots__ = ("__weakref__", "_found", "pack_hook", "unpack_hook")
+    __slots__ = ("__weakref__", "pack_hook", "unpack_hook")
 
     def __init__(self, pack_hook: Callable[[Tensor], Any], unpack_hook: Callable[[Any], Tensor]) -> None:
         self.pack_hook, self.unpack_hook = pack_hook, unpack_hook
-        self._found: list[tuple[Any, Any] | None] = []  # one entry for each time this object is entered
-
-    def __enter__(self) -> None:
-        found = _core.saved_tensors_hooks()
-        _core.set_saved_tensors_hooks((self.pack_hook, self.unpack_hook))
-        self._found.append(found)
-
-    def __exit__(self, *exception: object) -> None:
-        if self._found:
-            _core.set_saved_tensors_hooks(self._found.pop())
 
 
 class save_on_cpu(saved_tensors_hooks):

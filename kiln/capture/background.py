@@ -10,11 +10,13 @@ checkpoint.
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import threading
 from collections import deque
 from collections.abc import Callable
 
+from kiln import _core
 from kiln.codegen.fork import THREAD, at_fork
 from kiln.codegen.thread import Helper
 
@@ -36,7 +38,7 @@ class _Worker:
         self.jobs: deque[tuple[Job, Callable[[], None]]] = deque()  # the first is being done
         self.thread: Helper | None = None
         self.running = False  # it does work that must not be cut
-        self.held = 0  # how many want it to rest
+        self.held: set[int] = set()  # the threads that want it to rest: those that fork
         self.stopped = False
 
     def submit(self, job: Job, give_up: Callable[[], None]) -> None:
@@ -86,16 +88,16 @@ class _Worker:
             self.state.wait_for(lambda: not self.jobs)
 
     def hold(self) -> None:
-        """Makes it rest."""
-        self.state.acquire()
-        self.held += 1
-        self.state.wait_for(lambda: not self.running)
+        """Makes it rest, until this thread releases it."""
+        with self.lock:
+            self.held.add(_thread.get_ident())
+            self.state.wait_for(lambda: not self.running)
 
     def release(self) -> None:
-        """Lets it go on."""
-        self.held -= 1
-        self.state.notify_all()
-        self.state.release()
+        """Lets it go on, if no other thread holds it."""
+        with self.lock:
+            self.held.discard(_thread.get_ident())
+            self.state.notify_all()
 
     def stop(self) -> None:
         """Ends it; what is left is given up."""
@@ -123,10 +125,13 @@ def wait() -> None:
 
 def _in_child() -> None:
     global _worker
-    given_up, _worker = _worker.jobs, _Worker()
-    for _, give_up in given_up:
-        give_up()
+    given_up = _worker.jobs
+    while given_up:
+        given_up[0][1]()
+        given_up.popleft()
+    _worker = _Worker()
 
 
 at_fork(THREAD, lambda: _worker.hold(), lambda: _worker.release(), _in_child)
-atexit.register(lambda: _worker.stop())
+# A thread still in LLVM when the interpreter is gone aborts the process: Ctrl-C does not leave one there.
+atexit.register(_core.call_whole, lambda: _worker.stop())

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+from kiln import _core
 from kiln.codegen import kept
 from kiln.codegen.fork import GENERATOR, at_fork
 from kiln.codegen.generate import nest_text
@@ -138,8 +139,8 @@ class _Work:
                 helper.start()
         try:
             self._make(0)
-        finally:  # no other kernel is made while this thread works
-            helper.finish()
+        finally:  # no other kernel is made while this thread works, even if Ctrl-C comes
+            _core.call_whole(helper.finish)
         if self.error is not None:
             raise self.error
 
@@ -190,10 +191,29 @@ def kernel_key(text_key: str) -> bytes:
     return digest(b"kernel", text_key.encode())
 
 
-def _after_fork() -> None:
+_forking: set[int] = set()  # threads that fork; those of them hold the lock that did not hold it before
+
+
+def _before_fork() -> None:
+    """Takes the lock, once however often it is called."""
+    if not _lock._is_owned():  # type: ignore[attr-defined]
+        _forking.add(threading.get_ident())
+        _lock.acquire()
+
+
+def _in_parent() -> None:
+    """Gives it back, if it was taken for the fork."""
+    if threading.get_ident() in _forking:
+        if _lock._is_owned():  # type: ignore[attr-defined]
+            _lock.release()
+        _forking.discard(threading.get_ident())
+
+
+def _in_child() -> None:
     """The child gets a lock nobody holds."""
     global _lock
     _lock = threading.RLock()
+    _forking.clear()
 
 
-at_fork(GENERATOR, lambda: _lock.acquire(), lambda: _lock.release(), _after_fork)
+at_fork(GENERATOR, _before_fork, _in_parent, _in_child)

@@ -3,14 +3,19 @@
     before:          what is pending is run -> the compiling thread rests -> the generator's lock is taken
     after, in both:  the same backwards
 
-Each waits for threads that may need what comes after it, which nobody holds yet.
+Each waits for threads that may need what comes after it, which nobody holds yet. Several threads may fork at
+once, and Ctrl-C may come in the middle: then all of it is done again, and CPython reports the interrupt and
+goes on. So each step is done once for a thread however often it is called, and taken back if it was done.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
+
+from kiln import _core
 
 PENDING, THREAD, GENERATOR = range(3)
 
@@ -22,7 +27,6 @@ class _Steps(NamedTuple):
 
 
 _steps: dict[int, _Steps] = {}
-_begun: list[_Steps] = []  # what was done before the fork under way, in order
 
 
 def at_fork(
@@ -33,23 +37,29 @@ def at_fork(
 
 
 def _before() -> None:
-    _begun.clear()
+    errors = []  # of what was pending: the fork comes all the same
     for place in (PENDING, THREAD, GENERATOR):  # what runs may register what comes after it
         if place in _steps:
-            step = _steps[place]
-            step.before()
-            _begun.append(step)
+            try:
+                _steps[place].before()
+            except Exception as error:
+                errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 def _in_parent() -> None:
-    while _begun:
-        _begun.pop().in_parent()
+    for place in sorted(_steps, reverse=True):
+        _steps[place].in_parent()
 
 
 def _in_child() -> None:
-    _begun.clear()
     for place in sorted(_steps, reverse=True):  # each starts anew, what was registered meanwhile too
         _steps[place].in_child()
 
 
-os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)
+os.register_at_fork(
+    before=partial(_core.call_whole, _before),
+    after_in_parent=partial(_core.call_whole, _in_parent),
+    after_in_child=partial(_core.call_whole, _in_child),
+)
