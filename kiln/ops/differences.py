@@ -8,7 +8,7 @@ from kiln import _core
 from kiln.ops import declare as d
 from kiln.ops import registry
 from kiln.ops.declare import alias, dtype_name, is_float, public
-from kiln.ops.indexing import cat, stack
+from kiln.ops.indexing import cat
 from kiln.ops.kinds import normalize_dim, normalize_dims
 from kiln.ops.places import diagonal_
 from kiln.ops.pointwise import convert
@@ -397,12 +397,14 @@ def vander(x: Any, N: int | None = None, increasing: bool = False) -> Any:
     count = x.shape[0] if N is None else N
     if count < 0:
         raise RuntimeError("N must be non-negative.")
-    d.expect_count("vander", count, "columns", d.MOST_STEPS)
     if not is_float(x) and dtype_name(x.dtype) != "int64":
         x = convert(x, "int64")
-    powers = [registry.function("ones_like")(x)] if count else []
-    for _ in range(count - 1):
-        powers.append(powers[-1] * x)
-    if not powers:
+    if not count:
         return _reshape(_slice(x, 0, (0, 0, 1)), (x.shape[0], 0))
-    return stack(powers if increasing else powers[::-1], 1)
+    rows = x.shape[0]
+    x = _reshape(x, (rows, 1))
+    powers = registry.function("ones_like")(x)
+    if count > 1:
+        more = registry.function("cumprod")(registry.function("expand")(x, (rows, count - 1)), 1)
+        powers = cat([powers, more], 1)
+    return powers if increasing else registry.function("flip")(powers, (1,))

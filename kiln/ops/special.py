@@ -17,11 +17,25 @@ from kiln.ops.activations import narrow, wide
 from kiln.ops.comparison import lt, unsupported
 from kiln.ops.elementary import xlog1py
 from kiln.ops.kinds import FLOATS
-from kiln.ops.pointwise import add, mul, where
-from kiln.ops.record import REQUIRED, Op, Operand, Param, Sample, Structure, Tensor, composite, pointwise
+from kiln.ops.pointwise import convert as convert_array
+from kiln.ops.pointwise import mul, where
+from kiln.ops.record import (
+    REQUIRED,
+    Op,
+    Operand,
+    Param,
+    Sample,
+    Structure,
+    Tensor,
+    composite,
+    find,
+    pointwise,
+)
+from kiln.ops.reduce import reduce_sum
 from kiln.ops.scalar import INTS, Scalar, convert
 from kiln.ops.scalars import bessel, gamma, gaussian, incomplete
 from kiln.ops.unary import DOC, abs, exp, float_function, log, sign
+from kiln.ops.views import reshape
 
 registry.FUNCTIONS["special.xlog1py"] = xlog1py.handle
 
@@ -271,11 +285,10 @@ def mvlgamma(input: Tensor, p: Structure) -> Any:
     """
     if p < 1:
         raise RuntimeError("p has to be greater than or equal to 1")
-    d.expect_count("mvlgamma", p, "for p, which are terms of one kernel", 1000)
+    d.expect_count("mvlgamma", p, "terms", d.MOST_STEPS)
     x = wide(input) if input.dtype in FLOATS else mul(input, 1.0)
-    total = lgamma(x)
-    for j in range(1, p):
-        total = add(total, lgamma(x - j / 2))
+    terms = convert_array(x.graph.add(find("iota"), (), ((p,), 0)), x.dtype)
+    total = reduce_sum(lgamma(reshape(x, (*x.shape, 1)) - terms / 2), (x.ndim,), False)
     total = total + p * (p - 1) / 4 * math.log(math.pi)
     return narrow(total, input.dtype) if input.dtype in FLOATS else total
 

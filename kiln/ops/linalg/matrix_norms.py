@@ -7,7 +7,7 @@ from typing import Any
 from kiln import _core
 from kiln.graph.size import product as product_of
 from kiln.ops import declare as d
-from kiln.ops import kinds
+from kiln.ops import kinds, registry
 from kiln.ops import pointwise as p
 from kiln.ops.activations import narrow, wide
 from kiln.ops.addends import given
@@ -22,7 +22,7 @@ from kiln.ops.norms import INFINITY, norm_over
 from kiln.ops.products import _matrices
 from kiln.ops.record import Structure, Tensor, composite, find
 from kiln.ops.reduce import sum as sum_
-from kiln.ops.views import movedim, reshape, unsqueeze
+from kiln.ops.views import expand, movedim, reshape, unsqueeze
 
 _concat, where = find("concat").handle, find("where").handle
 
@@ -356,14 +356,11 @@ def vander(x: Any, *, N: int | None = None) -> Any:
     count = (x.shape[-1] if x.ndim else 1) if N is None else N
     if count <= 1:
         raise RuntimeError("N must be greater than 1.")
-    d.expect_count("vander", count, "columns", d.MOST_STEPS)
     if d.dtype_name(x.dtype) == "bool":
         raise RuntimeError(
             "linalg.vander supports floating point, complex, and integer tensors, but got Bool"
         )
     x = x if d.is_float(x) else p.convert(x, "int64")
     x = unsqueeze(x if x.ndim else unsqueeze(x, 0), -1)
-    columns = [p.pow(x, 0)]
-    for _ in range(count - 1):
-        columns.append(columns[-1] * x)
-    return _concat(columns, x.ndim - 1)
+    powers = registry.function("cumprod")(expand(x, (*x.shape[:-1], count - 1)), -1)
+    return _concat([p.pow(x, 0), powers], x.ndim - 1)
