@@ -70,10 +70,13 @@ def describe_error(
     frames = entries(error.__traceback__)
     last = frames[-1] if frames else None
     shorten(error)
+    foreign = [frame for frame in frames if not is_own(frame)]
     if last is not None and not is_own(last):
-        return error  # of a user's code that the function called
+        if not all(map(_is_of_numpy, foreign)):
+            return error  # of a user's code that the function called
+        error.__traceback__ = None
     inner = getattr(error, "_without_name", None)  # the text before an inner function put its name there
-    deliberate = inner is not None or last is None or _raises(last)
+    deliberate = inner is not None or last is None or (is_own(last) and _raises(last))
     name = _name(callable, args)
     if name is None:  # no function of the table: only its frames go
         if deliberate and getattr(callable, "__kiln_name__", None) in _CONSTRUCTORS:
@@ -124,6 +127,11 @@ def _plainly(error: Exception) -> Exception:
     error.__suppress_context__ = True
     error._without_name = error.args[0]  # type: ignore[attr-defined]
     return error
+
+
+def _is_of_numpy(entry: TracebackType) -> bool:
+    """Whether a frame is one of a library that kiln itself calls."""
+    return str(entry.tb_frame.f_globals.get("__name__")).partition(".")[0] in ("numpy", "scipy")
 
 
 def _raises(entry: TracebackType) -> bool:
