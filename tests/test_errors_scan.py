@@ -96,6 +96,7 @@ SAID: dict[str, tuple[ErrorCall, str]] = {
     "an optimizer": (_of("optim.Adam", 1.5), r"Adam\(\): .* got \(float\)"),
     "a starting value": (_of("nn.init.normal_", 3), r"normal_\(\): argument 'tensor' .* must be Tensor"),
     "a parameter": (_of("nn.Parameter", 1.5), "Parameter: expected a tensor"),
+    "NumPy's": (_of("hann_window", 1.5), r"hann_window.*: argument 'window_length' must be int, not float"),
     "few dims": (_of("Tensor.unbind", kiln.tensor(1.0)), "Dimension out of range"),
 }  # fmt: skip
 

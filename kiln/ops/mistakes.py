@@ -58,28 +58,42 @@ def describe_error(
     last = frames[-1] if frames else None
     shorten(error)
     if last is not None and not is_own(last.tb_frame):
-        return error  # of a user's code that the function called
+        if not all(is_own(entry.tb_frame) or _is_of_numpy(entry) for entry in frames):
+            return error  # of a user's code that the function called
+        error.__traceback__ = None
     inner = getattr(error, "_without_name", None)  # the text before an inner function put its name there
-    deliberate = inner is not None or last is None or _raises(last)
+    deliberate = inner is not None or last is None or (is_own(last.tb_frame) and _raises(last))
     name = _name(callable, args)
     if name is None:  # no function of the table: only its frames go
         if deliberate and getattr(callable, "__kiln_name__", None) in _CONSTRUCTORS:
             error._without_name = str(error) if inner is None else inner  # type: ignore[attr-defined]
         return error
     accident = inner is None and _is_accident(error, last)
-    few = _few_dims(name, args, kwargs) if accident and isinstance(error, IndexError) else None
-    if few is not None:
-        return _plainly(IndexError(few))
     about_types = isinstance(error, TypeError) and (not deliberate or "argument" in str(error))
     about_types &= "must be bool, not" not in str(error)  # which is told already
     about_types |= inner is None and bool(_OF_TENSORS.search(str(error)))
-    wrong = _wrong_argument(callable, name, args, kwargs) if accident or about_types else None
-    if accident and wrong is None:
-        wrong = _wrong_out(name, kwargs)
-    if wrong is not None:
-        return _plainly(TypeError(wrong))
-    if accident:
-        return _plainly(TypeError(_all_arguments(callable, name, args, kwargs)))
+    if accident or about_types:
+        told = _of_arguments(callable, name, args, kwargs, error if accident else None)
+        if told is not None:
+            return _plainly(told)
+    return _with_name(error, name, inner)
+
+
+def _of_arguments(
+    callable: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], accident: BaseException | None
+) -> Exception | None:
+    """What is wrong with the arguments; if an accident shows that something is, in any case something."""
+    few = _few_dims(name, args, kwargs) if isinstance(accident, IndexError) else None
+    if few is not None:
+        return IndexError(few)
+    wrong = _wrong_argument(callable, name, args, kwargs)
+    if accident is not None and wrong is None:
+        wrong = _wrong_out(name, kwargs) or _all_arguments(callable, name, args, kwargs)
+    return None if wrong is None else TypeError(wrong)
+
+
+def _with_name(error: BaseException, name: str, inner: str | None) -> BaseException:
+    """The error with the function's name before its text, in the place of an inner function's."""
     ours = type(error) in _OURS or type(error).__name__ == "LinAlgError"
     if ours and len(error.args) == 1 and isinstance(error.args[0], str):
         text = error.args[0] if inner is None else inner
@@ -118,6 +132,11 @@ def _plainly(error: Exception) -> Exception:
     error.__suppress_context__ = True
     error._without_name = error.args[0]  # type: ignore[attr-defined]
     return error
+
+
+def _is_of_numpy(entry: TracebackType) -> bool:
+    """Whether a frame is one of a library that kiln itself calls."""
+    return str(entry.tb_frame.f_globals.get("__name__")).partition(".")[0] in ("numpy", "scipy")
 
 
 def _raises(entry: TracebackType) -> bool:

@@ -35,7 +35,7 @@ def pointwise(function: Callable[..., Any]) -> Any:
     >>> leaky(kiln.tensor([-1.0, 2.0]))
     tensor([-0.1000,  2.0000])
     """
-    if not hasattr(function, "__code__"):
+    if getattr(function, "__code__", None) is None:
         raise TypeError(message("pointwise", "a function written in Python", describe(function)))
     _check_free_variables(function, {id(function)})
     params = _parameters(function)
@@ -50,9 +50,7 @@ def pointwise(function: Callable[..., Any]) -> Any:
 
 def _parameters(function: Any) -> tuple[Param, ...]:
     """The positional parameters of a user's function, its defaults fixed now."""
-    code: CodeType | None = getattr(function, "__code__", None)
-    if code is None:
-        raise TypeError(message("pointwise", "a function written in Python", describe(function)))
+    code: CodeType = function.__code__
     if code.co_flags & 0x0C or code.co_kwonlyargcount:
         raise TypeError(
             f"pointwise: {function.__name__} may not take *args, **kwargs or keyword-only arguments"

@@ -160,6 +160,14 @@ KNOWN: list[tuple[str, str, str]] = [
     ),
     ("", _TAKES + "TypeError: descriptor", "a function and its method are one"),
     # of one function
+    ("nn.functional.max_unpool", "refuses: RuntimeError: .*invalid max index", "of no elements"),
+    ("nn.functional.multi_margin", "refuses: RuntimeError: .*bool tensor", "of bool"),
+    ("nn.functional.multilabel_soft", "refuses: TypeError: .*'weight'", "a weight is a tensor"),
+    (
+        "nn.functional.nll_loss",
+        "raises RuntimeError: .*expected target dtype",
+        "of several mistakes the dtype is told",
+    ),
     ("addr", _TAKES + "RuntimeError: Boolean beta", "of more dtypes"),
     ("cdist", "(raises|takes).*; PyTorch: ValueError|cdist .*compute_mode", "told by the dims of the input"),
     ("cdist", _TAKES + "ValueError: None", "None is the default"),
