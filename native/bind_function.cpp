@@ -17,8 +17,8 @@ struct FunctionObject {
     PyObject* function;
     bool raw;           // of data: a NumPy scalar has a dtype
     Py_ssize_t places;  // parameters that are given by place
-    PyObject*
-        flags;  // null, or a tuple: of each place the name if it takes a flag, else None; then of keywords
+    // Null, or a tuple: for each place its name if it takes a flag, else None; then other parameters' names.
+    PyObject* flags;
 };
 
 FunctionObject& function_of(PyObject* object) { return *reinterpret_cast<FunctionObject*>(object); }
