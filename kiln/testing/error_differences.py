@@ -17,7 +17,9 @@ UNNAMED: list[tuple[str, str, str]] = [
     ),
     ("(adam|amsgrad|sgd)", "", "steps of optimizers, which these call"),
     ("nn.Transformer", "unnamed", "told of the layer inside"),
-    ("vmap", "lines of kiln's", "of the function that it makes"),
+    ("vmap|pointwise", "lines of kiln's", "of the function that it makes"),
+    ("nn.Conv", "unnamed MemoryError", "the allocator's"),
+    ("Tensor.(size|stride)", "unnamed IndexError", "told by the core"),
 ]
 
 _WRONG = "raises (RuntimeError|ValueError|IndexError|NotImplementedError)"
@@ -160,6 +162,13 @@ KNOWN: list[tuple[str, str, str]] = [
     ),
     ("", _TAKES + "TypeError: descriptor", "a function and its method are one"),
     # of one function
+    ("permute|softshrink|roll", "(takes|refuses)", "one way to name dims; numbers are no flags"),
+    ("nn.functional.rms_norm", "raises IndexError", "told by what is first asked of it"),
+    ("Tensor.to", "refuses: TypeError", "a flag alone converts nothing"),
+    ("nn.Conv", "(refuses: TypeError|raises)", "sizes are Python's numbers"),
+    ("nn.C(rossEntropy|TC)Loss", "(raises|refuses|takes)", "dtypes of targets are told first"),
+    ("nn.Parameter", _TAKES + "TypeError", "a flag is what is true"),
+    ("optim", "raises (TypeError|ValueError): .*expected", "settings are Python's numbers"),
     ("nn.functional.max_unpool", "refuses: RuntimeError: .*invalid max index", "of no elements"),
     ("nn.functional.multi_margin", "refuses: RuntimeError: .*bool tensor", "of bool"),
     ("nn.functional.multilabel_soft", "refuses: TypeError: .*'weight'", "a weight is a tensor"),
