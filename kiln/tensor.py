@@ -114,7 +114,8 @@ def attach() -> None:
     own = {*vars(Tensor), *METHODS}
     registry.attach(Tensor, lambda function: function, lambda name: name not in own)
     for name, function in METHODS.items():
-        setattr(Tensor, name, named(name, function) if name[0] != "_" else _core.Function(function, True))
+        nameless = name[0] == "_" or name == "backward"  # what fails in a backward is an op's, or the user's
+        setattr(Tensor, name, _core.Function(function, True) if nameless else named(name, function))
     for name, getter in (
         ("T", _transposed),
         ("mT", _last_two),

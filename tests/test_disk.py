@@ -506,11 +506,10 @@ def test_held_and_stopped() -> None:
 
     worker.submit(job, lambda: log.append("gave up"))
     assert at.wait(LIMIT)
-    worker.held = 1  # before the job goes on: it is to rest at its first checkpoint
+    worker.held.add(threading.get_ident())  # before the job goes on: it is to rest at its first checkpoint
     go.set()
     worker.hold()  # returns when it does
     assert log == [] and not worker.running
-    worker.held = 1
     worker.release()
     assert worker.thread is not None
     worker.thread.finish()

@@ -33,6 +33,14 @@ WARNED: dict[str, tuple[Callable[[Any, Any], Any], list[str]]] = {
         lambda k, F: F.grid_sample(k.zeros(1, 1, 3, 3), k.zeros(1, 2, 2, 2)),
         ["align_corners=False since 1.3.0"],
     ),
+    "kaiming_uniform_": (
+        lambda k, F: k.nn.init.kaiming_uniform_(k.empty(0, 3)),
+        ["Initializing zero-element tensors is a no-op"],
+    ),
+    "kaiming_normal_": (
+        lambda k, F: k.nn.init.kaiming_normal_(k.empty(0, 3)),
+        ["Initializing zero-element tensors is a no-op"],
+    ),
     "a gradient of no leaf": (
         lambda k, F: (k.ones(1, requires_grad=True) * 1).grad,
         ["is not a leaf Tensor is being accessed"],

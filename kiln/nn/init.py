@@ -169,6 +169,7 @@ def kaiming_uniform_(
 ) -> Tensor:
     """Uniform in +-gain sqrt(3 / fan); `a` is leaky_relu's negative slope, `mode` "fan_in" or "fan_out"."""
     if tensor.numel() == 0:
+        warnings.warn("Initializing zero-element tensors is a no-op", stacklevel=2)
         return tensor
     bound = math.sqrt(3.0) * _kaiming_std(tensor, a, mode, nonlinearity)
     return uniform_(tensor, -bound, bound, generator)
@@ -183,6 +184,7 @@ def kaiming_normal_(
 ) -> Tensor:
     """Normal with std gain / sqrt(fan)."""
     if tensor.numel() == 0:
+        warnings.warn("Initializing zero-element tensors is a no-op", stacklevel=2)
         return tensor
     return normal_(tensor, 0.0, _kaiming_std(tensor, a, mode, nonlinearity), generator)
 

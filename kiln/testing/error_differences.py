@@ -150,11 +150,11 @@ KNOWN: list[tuple[str, str, str]] = [
     ("", "refuses: RuntimeError: .*(must not be a floating point|on a bool tensor)", "PyTorch truncates"),
     ("", "(refuses|raises) ?:? ?ImportError", "an optional package"),
     # warnings
-    (
-        "",
-        "warns not; PyTorch: ..UserWarning",
-        "PyTorch warns of its future, of its speed and of out= that it resizes",
-    ),
+    ("", "PyTorch: .*(deprecated|in beta|nested_tensor)", "PyTorch warns of its own future"),
+    ("", "PyTorch: .*(non-contiguous, this will lower|may require a zer)", "PyTorch warns of its speed"),
+    ("", "PyTorch: .*elements was resized", "PyTorch resizes out= of another shape and says so"),
+    ("", "PyTorch: .*degrees of freedom is <= 0", "NaN or inf says it"),
+    ("nn.functional.rms_norm", "PyTorch: .*Mismatch dtype", "PyTorch warns of its speed"),
     (
         "",
         "(refuses|raises) ?:? ?TypeError: .*must be bool, not",

@@ -50,10 +50,10 @@ _INSIDE = re.compile(
 
 
 class Outcome(NamedTuple):
-    """What a call gave: an exception or none, and the categories of what it warned of."""
+    """What a call gave: an exception or none, and what it warned of, the beginnings of texts by category."""
 
     error: Exception | None
-    warned: tuple[str, ...]
+    warned: dict[str, str]
 
 
 class Found(NamedTuple):
@@ -86,8 +86,8 @@ def run(library: Any, call: ErrorCall) -> Outcome | None:
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         error = _step(function, args, kwargs)
-    own = {w.category.__name__ for w in found if not issubclass(w.category, ResourceWarning)}
-    return Outcome(error, tuple(sorted(own)))
+    warned = {w.category.__name__: str(w.message)[:80] for w in found if w.category is not ResourceWarning}
+    return Outcome(error, warned)
 
 
 def _step(function: Any, args: Any, kwargs: Any) -> Exception | None:
@@ -208,7 +208,7 @@ def peer_difference(mine: Outcome, theirs: Outcome) -> str | None:
         return f"refuses: {_shown(a)}"
     if a is not None and not (isinstance(a, _caught(b)) or isinstance(b, _caught(a))):
         return f"raises {_shown(a)}; PyTorch: {_shown(b)}"
-    if a is None and mine.warned != theirs.warned:
+    if a is None and mine.warned.keys() != theirs.warned.keys():
         return f"warns {mine.warned or 'not'}; PyTorch: {theirs.warned or 'not'}"
     return None
 

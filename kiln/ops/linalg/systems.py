@@ -257,17 +257,11 @@ def solve(A: Any, B: Any, *, left: bool = True) -> Any:
     >>> kiln.linalg.solve(kiln.tensor([[2.0, 0.0], [0.0, 4.0]]), kiln.tensor([1.0, 1.0]))
     tensor([0.5000, 0.2500])
     """
-    return _guarded(lambda: _solve(A, B, left, "linalg.solve"), "torch.linalg.solve")
-
-
-def _guarded(call: Any, name: str) -> Any:
-    """`call()`, whose errors of NumPy become LinAlgError in PyTorch's words."""
     try:
-        return call()
-    except ValueError as error:
-        if type(error).__name__ != "LinAlgError":
-            raise
-        raise LinAlgError(f"{name}: The solver failed because the input matrix is singular.") from error
+        return _solve(A, B, left, "linalg.solve")
+    except LinAlgError:  # in PyTorch's words
+        said = "torch.linalg.solve: The solver failed because the input matrix is singular."
+        raise LinAlgError(said) from None
 
 
 @linear("solve_ex")
