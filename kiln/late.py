@@ -1,10 +1,11 @@
-"""Functions that are imported when they are first called; imports that a fork cuts off.
+"""Functions that are imported when they are first called; imports that a fork or Ctrl-C cuts off.
 
 A leaf that imports nothing of kiln.
 """
 
 from __future__ import annotations
 
+import _imp
 import _thread
 import os
 import sys
@@ -40,6 +41,23 @@ def _forget_imports() -> None:
         if lock is not None and lock.owner not in (None, _thread.get_ident()):
             del sys.modules[name]
             del _module_locks[name]
+
+
+def free_imports() -> None:
+    """Gives back what Ctrl-C in the middle of an import left with this thread: CPython's lock of all imports,
+    and those of modules of kiln. The compiling thread would wait for them, and this one for it.
+    """
+    while _imp.lock_held():
+        try:
+            _imp.release_lock()
+        except RuntimeError:  # another thread is about to give it back
+            break
+    own = [reference() for name, reference in list(_module_locks.items()) if name.startswith("kiln.")]
+    for lock in own:
+        module = None if lock is None else sys.modules.get(lock.name)
+        if not getattr(getattr(module, "__spec__", None), "_initializing", False):
+            while lock is not None and lock.owner == _thread.get_ident():
+                lock.release()
 
 
 os.register_at_fork(after_in_child=_forget_imports)

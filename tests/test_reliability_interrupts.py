@@ -5,10 +5,15 @@ KILN_TEST_FULL=1 takes many more moments.
 
 from __future__ import annotations
 
+import _imp
+import contextlib
+import importlib.machinery
+import importlib.util
 import os
 import subprocess
 import sys
 import threading
+import types
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +56,81 @@ def test_a_call_is_done_whole() -> None:
     with pytest.raises(ValueError, match="own"):  # what it raises itself is not asked for again
         core.call_whole(lambda: interrupted(ValueError("own")))
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize("way", ["compiled", "waiting"])
+def test_an_interrupted_import_keeps_no_other_thread_waiting(way: str) -> None:
+    """CPython's lock of imports, and a module's, stay held if Ctrl-C comes just after they were taken."""
+    from importlib import _bootstrap  # type: ignore[attr-defined]
+
+    from kiln.capture import background
+
+    lock = _bootstrap._get_module_lock("kiln.not_there")
+    background.submit(lambda checkpoint: None, lambda: None)  # the thread is there
+
+    def interrupted() -> None:
+        lock.acquire()
+        lock.acquire()
+        _imp.acquire_lock()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        kiln.compile(interrupted)() if way == "compiled" else interrupted()
+    if way == "waiting":
+        kiln.compiler.wait()
+    assert not _imp.lock_held() and lock.owner is None
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(importlib.util.find_spec("kiln.not_there")))
+    thread.start()
+    thread.join(60)
+    assert found == [None]
+
+
+def test_imports_under_way_keep_their_locks() -> None:
+    """Another thread's, and those of modules that this one is in the middle of."""
+    from importlib import _bootstrap  # type: ignore[attr-defined]
+
+    from kiln.late import free_imports
+
+    lock = _bootstrap._get_module_lock("kiln.not_yet_there")
+    held, go_on = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with lock_of_imports(), lock_of(lock):
+            held.set()
+            go_on.wait(60)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    held.wait(60)
+    free_imports()
+    assert lock.owner == thread.ident
+    go_on.set()
+    thread.join()
+    module = types.ModuleType("kiln.not_yet_there")
+    module.__spec__ = importlib.machinery.ModuleSpec("kiln.not_yet_there", None)
+    module.__spec__._initializing = True  # type: ignore[attr-defined]
+    sys.modules[module.__name__] = module
+    try:
+        with lock_of(lock):
+            free_imports()
+            assert lock.owner == threading.get_ident()
+    finally:
+        del sys.modules[module.__name__]
+
+
+@contextlib.contextmanager
+def lock_of_imports() -> Any:
+    _imp.acquire_lock()
+    yield
+    _imp.release_lock()
+
+
+@contextlib.contextmanager
+def lock_of(lock: Any) -> Any:
+    lock.acquire()
+    yield
+    lock.release()
 
 
 def test_no_thread_goes_on_with_a_kernel_that_was_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from kiln import _core
 from kiln.codegen.fork import THREAD, at_fork
 from kiln.codegen.thread import Helper
+from kiln.late import free_imports
 
 Checkpoint = Callable[[], None]
 Job = Callable[[Checkpoint], None]
@@ -84,11 +85,13 @@ class _Worker:
 
     def wait(self) -> None:
         """Until nothing is left to do."""
+        free_imports()
         with self.lock:
             self.state.wait_for(lambda: not self.jobs)
 
     def hold(self) -> None:
         """Makes it rest, until this thread releases it."""
+        free_imports()
         with self.lock:
             self.held.add(_thread.get_ident())
             self.state.wait_for(lambda: not self.running)
@@ -101,6 +104,7 @@ class _Worker:
 
     def stop(self) -> None:
         """Ends it; what is left is given up."""
+        free_imports()
         with self.lock:
             self.stopped = True
             self.state.notify_all()

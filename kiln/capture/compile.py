@@ -21,6 +21,7 @@ from kiln.capture.explain import explain
 from kiln.capture.objects import Recorded, recorded
 from kiln.capture.suspend import suspended, written
 from kiln.errors import shorten
+from kiln.late import free_imports
 
 # what `inspect` asks of a function before it believes its code
 _FUNCTION_LIKE = ("__name__", "__code__", "__defaults__", "__kwdefaults__", "__annotations__")
@@ -55,6 +56,9 @@ class Compiled:
             return self._region.call(self._function, *args, **kwargs)
         except Exception as error:
             shorten(error)
+            raise
+        except KeyboardInterrupt:
+            free_imports()
             raise
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 from kiln.ops import declare as d
 from kiln.ops.activations import floating, narrow
-from kiln.ops.group_norms import normalize_by, per_channel
+from kiln.ops.group_norms import check_channels, normalize_by, per_channel
 from kiln.ops.record import Number, Tensor, composite
 from kiln.ops.reduce import reduce_sum
 from kiln.ops.unary import rsqrt
@@ -72,13 +72,9 @@ def _check(input: Any, tensors: dict[str, Any], training: bool) -> None:
             f"Expected more than 1 value per channel when training, got input size {list(input.shape)}"
         )
     for name, x in tensors.items():
-        if x is None:
-            if name.startswith("running") and not training:
-                raise RuntimeError(f"{name} must be defined in evaluation mode")
-            continue
-        count = d.numel(x.shape)
-        if isinstance(count, int) and isinstance(channels, int) and count != channels:
-            raise RuntimeError(f"{name} should contain {channels} elements not {count}")
+        if x is None and name.startswith("running") and not training:
+            raise RuntimeError(f"{name} must be defined in evaluation mode")
+    check_channels(channels, tensors)
 
 
 @d.public(

@@ -145,6 +145,14 @@ def _updated(running: Any, now: Any, momentum: float) -> None:
     running.copy_(running * (1 - momentum) + now.detach().to(dtype=running.dtype) * momentum)
 
 
+def check_channels(channels: Any, tensors: dict[str, Any]) -> None:
+    """RuntimeError, PyTorch's, for statistics and parameters that are not as many as channels."""
+    for name, x in tensors.items():
+        count = None if x is None else d.numel(x.shape)
+        if isinstance(count, int) and isinstance(channels, int) and count != channels:
+            raise RuntimeError(f"{name} should contain {channels} elements not {count}")
+
+
 @d.public(
     "instance_norm",
     method=False,
@@ -161,7 +169,10 @@ def _updated(running: Any, now: Any, momentum: float) -> None:
         ),
     ),
     dtypes="float",
-    failures=d.failures(((d.Zeros(2, 3, 1),), {}, ValueError, "more than 1 spatial element")),
+    failures=d.failures(
+        ((d.Zeros(2, 3, 1),), {}, ValueError, "more than 1 spatial element"),
+        ((d.Zeros(2, 3, 4), d.Zeros(2), d.Zeros(3)), {}, RuntimeError, "should contain 3 elements not 2"),
+    ),
 )
 def instance_norm(
     input: Any,
@@ -181,6 +192,8 @@ def instance_norm(
     >>> kiln.nn.functional.instance_norm(kiln.tensor([[[1.0, 3.0]]]))
     tensor([[[-1.0000,  1.0000]]])
     """
+    given = {"running_mean": running_mean, "running_var": running_var, "weight": weight, "bias": bias}
+    check_channels(input.shape[1] if input.ndim > 1 else 0, given)
     if not use_input_stats:
         return normalize_by.handle(input, running_mean, running_var, weight, bias, eps)
     if not d.is_value(input) and d.numel(tuple(input.shape)[2:]) == 1:

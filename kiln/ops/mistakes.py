@@ -69,6 +69,8 @@ def describe_error(
             error._without_name = str(error) if inner is None else inner  # type: ignore[attr-defined]
         return error
     accident = inner is None and _is_accident(error, last)
+    # An op's arguments are looked at by the core alone, which asks Python for hashes and numbers.
+    accident |= last is None and isinstance(callable, _core.Op) and _is_unfit(error)
     about_types = isinstance(error, TypeError) and (not deliberate or "argument" in str(error))
     about_types &= "must be bool, not" not in str(error)  # which is told already
     about_types |= inner is None and bool(_OF_TENSORS.search(str(error)))
@@ -99,7 +101,7 @@ def _with_name(error: BaseException, name: str, inner: str | None) -> BaseExcept
         text = error.args[0] if inner is None else inner
         short = name.rpartition(".")[2].rstrip("_")
         error._without_name = text  # type: ignore[attr-defined]
-        said = short in text if len(short) > 3 else re.search(rf"\b{short}\b", text)
+        said = short in text if len(short) > 3 else re.search(rf"\b{short}_?\b", text)
         error.args = (text if said else f"{name}: {text}",)
     return error
 
@@ -114,6 +116,11 @@ def _is_accident(error: BaseException, last: TracebackType | None) -> bool:
     if hasattr(error, "_of_core") or isinstance(error, _KEPT):
         return False
     return type(error) is not ValueError or not _calls(last)
+
+
+def _is_unfit(error: BaseException) -> bool:
+    unmarked = isinstance(error, (TypeError, AttributeError)) and not hasattr(error, "_of_core")
+    return unmarked and "argument" not in str(error)
 
 
 def _few_dims(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
@@ -219,6 +226,9 @@ def _wrong_out(name: str, kwargs: dict[str, Any]) -> str | None:
 def _all_arguments(callable: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """The sentence where no argument is wrong alone: what was given, and what the function takes."""
     places = [*_types(callable, name)]
+    unknown = [k for k in kwargs if k not in places]
+    if unknown:
+        return f"{name}() got an unexpected keyword argument '{unknown[0]}'"
     skip = 1 if getattr(callable, "__kiln_name__", None) in _CONSTRUCTORS else 0
     given = [_shown(v) for v in args[skip:]] + [f"{k}={_shown(v)}" for k, v in kwargs.items()]
     taken = ", ".join(places[skip:] + _starred(callable))
