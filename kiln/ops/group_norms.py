@@ -171,7 +171,7 @@ def check_channels(channels: Any, tensors: dict[str, Any]) -> None:
     dtypes="float",
     failures=d.failures(
         ((d.Zeros(2, 3, 1),), {}, ValueError, "more than 1 spatial element"),
-        ((d.Zeros(2, 3, 4), d.Zeros(2), d.Zeros(3)), {}, RuntimeError, "should contain 3 elements not 2"),
+        ((d.Zeros(2, 3, 4), d.Zeros(2), d.Zeros(3)), {}, RuntimeError, "running_mean should contain"),
     ),
 )
 def instance_norm(
