@@ -52,8 +52,8 @@ def free_imports() -> None:
             _imp.release_lock()
         except RuntimeError:  # another thread is about to give it back
             break
-    own = [reference() for name, reference in list(_module_locks.items()) if name.startswith("kiln.")]
-    for lock in own:
+    of_kiln = [reference() for name, reference in list(_module_locks.items()) if name.startswith("kiln.")]
+    for lock in of_kiln:
         module = None if lock is None else sys.modules.get(lock.name)
         if not getattr(getattr(module, "__spec__", None), "_initializing", False):
             while lock is not None and lock.owner == _thread.get_ident():

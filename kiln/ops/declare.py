@@ -174,7 +174,7 @@ def methods(functions: dict[str, Callable[..., Any]]) -> None:
 
 
 def named(name: str, function: Any, raw: bool = True) -> Any:
-    """A function in Python as a callable of the core: its errors are told as those of `name`."""
+    """A function in Python as a callable of the core, whose errors name `name`."""
     if not hasattr(function, "__kiln_name__"):
         function.__kiln_name__ = name
     return _core.Function(function, raw, *(() if name[0] == "_" else _flags(function)))
@@ -200,7 +200,7 @@ def hide_frames(namespace: dict[str, Any], names: Iterable[str]) -> None:
 
 
 def name_constructor(made: type) -> None:
-    """Lets the errors of a class's constructor be told as those of the class."""
+    """Makes the constructor of a class a callable of the core, whose errors name the class."""
     for own in made.__mro__:
         if not own.__module__.startswith("kiln.") or own.__name__ == "Module":
             continue

@@ -37,11 +37,8 @@ _KEPT = (
 _OF_TENSORS = re.compile("^(Boolean value of Tensor|float..: only one element|only (one|integer) )")
 _CONSTRUCTORS = ("__init__", "__new__")
 _TENSORS = ("input", "other", "tensor", "x")  # what is called so is one, where nothing says more
-_NUMBERS = {
-    "float": ("int", "bool"),
-    "int": ("bool",),
-    "tuple": ("int", "bool"),
-}  # what else is a float, an int
+# what else is taken for a float, an int, a tuple of sizes
+_NUMBERS = {"float": ("int", "bool"), "int": ("bool",), "tuple": ("int", "bool")}
 _OF_LETTER = {
     "T": ("Tensor",), "V": ("Tensor", "float"), "N": ("float", "Tensor"), "O": ("Tensor", "NoneType"),
 }  # fmt: skip
@@ -119,6 +116,7 @@ def _is_accident(error: BaseException, last: TracebackType | None) -> bool:
 
 
 def _is_unfit(error: BaseException) -> bool:
+    """Whether Python refused an argument that the core handed to it: unhashable, or no number."""
     unmarked = isinstance(error, (TypeError, AttributeError)) and not hasattr(error, "_of_core")
     return unmarked and "argument" not in str(error)
 
@@ -187,9 +185,8 @@ def describe_layer(
     if text.startswith(f"{function.__qualname__}()"):
         error.args = (text.replace(function.__qualname__, f"{name}.forward", 1),)
     elif _is_accident(error, last):
-        given = ", ".join([_shown(v) for v in args] + [f"{k}={_shown(v)}" for k, v in kwargs.items()])
-        taken = ", ".join(inspect.signature(function).parameters).removeprefix("self, ")
-        return _plainly(TypeError(f"{name}(): the arguments do not fit: got ({given}), expected ({taken})"))
+        taken = [*inspect.signature(function).parameters][1:]
+        return _plainly(TypeError(_do_not_fit(name, args, kwargs, taken)))
     elif type(error) in _OURS and name not in text:
         error._without_name = text  # type: ignore[attr-defined]
         error.args = (f"{name}: {text}",)
@@ -230,9 +227,12 @@ def _all_arguments(callable: Any, name: str, args: tuple[Any, ...], kwargs: dict
     if unknown:
         return f"{name}() got an unexpected keyword argument '{unknown[0]}'"
     skip = 1 if getattr(callable, "__kiln_name__", None) in _CONSTRUCTORS else 0
-    given = [_shown(v) for v in args[skip:]] + [f"{k}={_shown(v)}" for k, v in kwargs.items()]
-    taken = ", ".join(places[skip:] + _starred(callable))
-    return f"{name}(): the arguments do not fit: got ({', '.join(given)}), expected ({taken})"
+    return _do_not_fit(name, args[skip:], kwargs, places[skip:] + _starred(callable))
+
+
+def _do_not_fit(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], taken: list[str]) -> str:
+    given = ", ".join([_shown(v) for v in args] + [f"{k}={_shown(v)}" for k, v in kwargs.items()])
+    return f"{name}(): the arguments do not fit: got ({given}), expected ({', '.join(taken)})"
 
 
 def _starred(callable: Any) -> list[str]:
