@@ -85,7 +85,11 @@ def _iterate(self: Any) -> Any:
 
 
 def backward(
-    self: Any, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None
+    self: Any,
+    gradient: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    inputs: Any = None,
 ) -> None:
     """Adds the tensor's gradients to the `.grad` of the leaves it depends on (see kiln.autograd.backward)."""
     if gradient is None and inputs is None and not create_graph:

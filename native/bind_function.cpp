@@ -48,7 +48,7 @@ bool is_odd(PyObject* value, int depth = 0) {
     return false;
 }
 
-// TypeError for a text, a list or a float where a flag is taken.
+// TypeError for a text, a list, an array, a float or a function where a flag is taken.
 void check_flag(const FunctionObject& self, PyObject* flag, PyObject* value) {
     if (flag == Py_None || !is_no_flag(value)) return;
     Object name = checked(PyObject_GetAttrString(self.function, "__kiln_name__"));
@@ -181,8 +181,8 @@ PyMethodDef functions[] = {
 }  // namespace
 
 bool is_no_flag(PyObject* value) {
-    return PyUnicode_Check(value) || PyBytes_Check(value) || is_list(value) || PyDict_Check(value) ||
-           PyFloat_CheckExact(value);
+    return PyFloat_CheckExact(value) || PyDict_Check(value) || PyCallable_Check(value) ||
+           (PySequence_Check(value) && !is_tensor(value));
 }
 
 Object plain(PyObject* value) {

@@ -284,18 +284,25 @@ int64_t wrap_dim(const Tensor& x, PyObject* index) {
     return dim < 0 ? dim + x.ndim() : dim;
 }
 
+// Whether size() or stride() is asked for one dim, which is args[0] then.
+bool asks_for_dim(const char* method, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+    const Py_ssize_t given = count + (names ? PyTuple_GET_SIZE(names) : 0);
+    KILN_CHECK(given < 2, type,
+               std::string(method) + "() takes from 0 to 1 arguments but " + std::to_string(given) +
+                   " were given");
+    return given == 1 && args[0] != Py_None;
+}
+
 PyObject* tensor_size(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
     return property(self, [&](Tensor& x) -> PyObject* {
-        if (count + (names ? PyTuple_GET_SIZE(names) : 0) == 0 || args[0] == Py_None)
-            return size_object(x.sizes);
+        if (!asks_for_dim("size", args, count, names)) return size_object(x.sizes);
         return PyLong_FromLongLong(x.sizes[wrap_dim(x, args[0])]);
     });
 }
 
 PyObject* tensor_stride(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
     return property(self, [&](Tensor& x) -> PyObject* {
-        if (count + (names ? PyTuple_GET_SIZE(names) : 0) == 0 || args[0] == Py_None)
-            return dims_object(x.strides);
+        if (!asks_for_dim("stride", args, count, names)) return dims_object(x.strides);
         return PyLong_FromLongLong(x.strides[wrap_dim(x, args[0])]);
     });
 }
@@ -318,7 +325,13 @@ PyObject* tensor_detach_(PyObject* self, PyObject*) {
 }
 
 PyObject* tensor_requires_grad_(PyObject* self, PyObject* const* args, Py_ssize_t count) {
-    int wanted = count ? PyObject_IsTrue(args[0]) : 1;
+    int wanted = 1;
+    if (count && is_no_flag(args[0])) {
+        PyErr_Format(PyExc_TypeError, "requires_grad_(): argument 'requires_grad' must be bool, not %s",
+                     Py_TYPE(args[0])->tp_name);
+        return nullptr;
+    }
+    if (count) wanted = PyObject_IsTrue(args[0]);
     if (wanted < 0 || set_requires_grad(tensor_of(self), wanted) < 0) return nullptr;
     return Py_NewRef(self);
 }

@@ -204,6 +204,13 @@ void compare_with_ops(const Recording& recording, const RegionVariant& variant, 
                    " ops left other bits in storage ", i, " than the ops themselves");
 }
 
+// How often each memory was written, as the lines of the calls have counted it.
+std::vector<uint32_t> versions_of(const Recording& recording) {
+    std::vector<uint32_t> versions;
+    for (const RecordedStorage& s : recording.storages()) versions.push_back(s.storage->version);
+    return versions;
+}
+
 // ---- choosing ----
 
 // The program for this live set, made if it is time; null: op by op.
@@ -295,6 +302,7 @@ void run_recording(Recording& recording, const char* cause) {
             region.entries.erase(recording.hash());
             throw;
         }
+    const std::vector<uint32_t> versions = checking() ? versions_of(recording) : std::vector<uint32_t>();
     if (checking()) check_words(recording, *entry);
     note_end(*entry, cause);
     uint64_t sight = ++entry->seen;
@@ -307,6 +315,8 @@ void run_recording(Recording& recording, const char* cause) {
     bool wants_program = !entry->slower && !(measuring && sight % 2);
     bool ran = wants_program && run_program(recording, entry, live);
     if (!ran) measuring ? replay_timed(recording, &ops_seconds) : replay(recording);
+    KILN_CHECK(versions.empty() || versions == versions_of(recording), internal, "KILN_CHECK: ", region.name,
+               ": the run of ", recording.ops().size(), " ops counted writes that their lines have counted");
     ++(ran ? region.runs : region.replays);
     ++(ran ? entry->runs : entry->replays);
     if (!measuring) return;

@@ -32,6 +32,35 @@ MISTAKES: list[tuple[str, str]] = [
     ("t.ones(2).sum(dimm=0)", "dimm"),
     ("nn.Linear(2, 2, biass=False)", "biass"),
     ("nn.Linear(1, 1).foo", "foo"),
+    ("t.zeros(2, dtype=t.bool).fill_('text')", "str"),
+    ("t.zeros(2, dtype=t.bool).fill_((1, 2))", "tuple"),
+    ("t.zeros(2, 2, dtype=t.bool).fill_diagonal_({})", "dict"),
+    ("t.zeros(2, dtype=t.bool).copy_('text')", "str"),
+    ("t.tensor({1}, dtype=t.bool)", "set"),
+    ("t.tensor(b'12')", "bytes"),
+    ("t.ones(2).size(0, 1)", "size.*2 were given"),
+    ("t.ones(2).stride(0, 1)", "stride.*2 were given"),
+    ("F.layer_norm(t.ones(2, 3), (3,), t.ones(1))", "weight.*normalized_shape"),
+    ("F.layer_norm(t.ones(2, 3), (3,), None, t.ones(2, 3))", "bias.*normalized_shape"),
+    ("F.rms_norm(t.ones(2, 3), (3,), t.ones(()))", "weight.*normalized_shape"),
+    ("nn.init.normal_(t.ones(2), 0.0, -1.0)", "std >= 0.0"),
+    ("nn.init.xavier_normal_(t.ones(2, 2), -1.0)", "std >= 0.0"),
+    ("nn.init.uniform_(t.ones(2), 1.0, 0.0)", "range"),
+    ("t.logsumexp(t.ones(2), 0, len)", "keepdim.*must be bool"),
+    ("t.ones(2).requires_grad_('no')", "must be bool"),
+    ("t.binomial(t.ones(2), t.ones(2, dtype=t.int64))", "floating-point dtypes for prob"),
+    ("F.conv_transpose1d(t.ones(1, 1, 3), t.ones(1, 1, 2), output_padding=-1)", "negative output_padding"),
+]
+
+# (a call with True where a number belongs, the same with the number)
+FLAGS_AS_NUMBERS = [
+    ("t.lerp(x, x + 1, True)", "t.lerp(x, x + 1, 1.0)"),
+    ("x.var(0, correction=True)", "x.var(0, correction=1)"),
+    ("F.softshrink(x, True)", "F.softshrink(x, 1.0)"),
+    ("F.hinge_embedding_loss(x, x, margin=True)", "F.hinge_embedding_loss(x, x, margin=1.0)"),
+    ("F.multi_margin_loss(x, i, margin=True)", "F.multi_margin_loss(x, i, margin=1.0)"),
+    ("F.cross_entropy(x, i, label_smoothing=True)", "F.cross_entropy(x, i, label_smoothing=1.0)"),
+    ("F.max_pool1d(x, True)", "F.max_pool1d(x, 1)"),
 ]
 
 
@@ -45,6 +74,19 @@ def test_a_mistake_is_told_as_in_pytorch(program: str, words: str, answers: Any)
         return caught.type
 
     assert raised(kiln) is answers([program, words, raised], lambda: raised(torch))
+
+
+@pytest.mark.parametrize(("program", "plain"), FLAGS_AS_NUMBERS, ids=[p for p, _ in FLAGS_AS_NUMBERS])
+def test_true_is_the_number_one(program: str, plain: str) -> None:
+    x = kiln.tensor([[1.0, 2.0], [3.0, -5.0]])
+    names: dict[str, Any] = {"t": kiln, "F": kiln.nn.functional, "x": x, "i": kiln.tensor([0, 1])}
+    for run in (eval, kiln.compile(lambda text, names: eval(text, names), wait=True)):
+        assert run(program, names).tolist() == eval(plain, names).tolist()
+
+
+def test_a_gradient_wants_a_coordinate_for_each_element() -> None:
+    with pytest.raises(RuntimeError, match="a coordinate for each of the 3 elements"):
+        kiln.gradient(kiln.ones(3), spacing=[kiln.arange(4.0)])
 
 
 def test_a_wrong_size_is_told_without_the_frames_of_the_shape_rules() -> None:

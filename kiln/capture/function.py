@@ -80,7 +80,7 @@ class Forward(Function):
 
     def _body(self, values: list[Value]) -> list[Value]:
         assert self.op.body is not None
-        result = self.op.body(*self.bound(values))
+        result = self.op.body(*self.op.lifted(list(self.bound(values))))
         return list(result) if isinstance(result, (tuple, list)) else [result]
 
     def bound(self, values: list[Value]) -> Iterator[Any]:

@@ -36,7 +36,7 @@ def vmap(
     """
     if randomness not in RANDOMNESS:
         raise RuntimeError(
-            f"Only allowed values for randomness are 'error', 'different', or 'same'. Got {randomness}"
+            f"vmap: Only allowed values for randomness are 'error', 'different', or 'same'. Got {randomness}"
         )
     if chunk_size is not None and chunk_size < 1:
         raise ValueError(f"vmap: chunk_size should be None or greater than 0. (got {chunk_size})")

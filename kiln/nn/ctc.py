@@ -79,6 +79,8 @@ def _lengths(name: str, given: Any, rows: int) -> list[int]:
         if given.is_floating_point():
             raise RuntimeError(f"ctc_loss: {name} must be integral, got {describe(given)}")
         given = given.reshape(-1).tolist()
+    if isinstance(given, str):
+        raise TypeError(f"ctc_loss(): argument '{name}' must be tuple of ints or Tensor, not str")
     lengths = [given] if isinstance(given, int) else [int(n) for n in given]
     if len(lengths) != rows:
         raise RuntimeError(f"ctc_loss: {name} must be of size batch_size, {rows}, got {len(lengths)}")

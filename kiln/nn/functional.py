@@ -93,19 +93,19 @@ def sigmoid(input: Tensor) -> Tensor:
     return y
 
 
-def softmax(input: Tensor, dim: int | None = None, *, dtype: Any = None) -> Tensor:
+def softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None) -> Tensor:
     """exp(input) over its sum along `dim` (None: 0 or 1, with a warning); `dtype` is the result's."""
     y: Tensor = ops.softmax(_as(input, dtype), _dim("softmax", input, dim))
     return y
 
 
-def log_softmax(input: Tensor, dim: int | None = None, *, dtype: Any = None) -> Tensor:
+def log_softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None) -> Tensor:
     """The logarithm of softmax, computed without overflow."""
     y: Tensor = ops.log_softmax(_as(input, dtype), _dim("log_softmax", input, dim))
     return y
 
 
-def softmin(input: Tensor, dim: int | None = None, *, dtype: Any = None) -> Tensor:
+def softmin(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None) -> Tensor:
     """softmax(-input)."""
     y: Tensor = ops.softmin(input, _dim("softmin", input, dim), dtype)
     return y

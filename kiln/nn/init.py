@@ -47,12 +47,16 @@ def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
 
 
 def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: Any = None) -> Tensor:
-    """Values drawn uniformly from [a, b)."""
+    """Values drawn uniformly from [a, b). RuntimeError for a > b."""
+    if a > b:
+        raise RuntimeError(message("uniform_", "a range [a, b)", f"a={a} > b={b}"))
     return _fill(tensor, _drawn(ops.rand, tensor, generator) * (b - a) + a)
 
 
 def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: Any = None) -> Tensor:
-    """Values drawn from the normal distribution N(mean, std**2)."""
+    """Values drawn from the normal distribution N(mean, std**2). RuntimeError for a negative std."""
+    if std < 0:
+        raise RuntimeError(message("normal_", "std >= 0.0", repr(std)))
     return _fill(tensor, _drawn(ops.randn, tensor, generator) * std + mean)
 
 

@@ -92,7 +92,7 @@ class Upsample(Module):
         self.size = size
         self.scale_factor: Any = (
             tuple(map(float, scale_factor))
-            if isinstance(scale_factor, Sequence)
+            if isinstance(scale_factor, Sequence) and not isinstance(scale_factor, bytes)
             else float(scale_factor)
             if scale_factor
             else None

@@ -305,13 +305,13 @@ class Transformer(Module):
             norm_first,
         )
         if custom_encoder is None:
-            norm = LayerNorm(d_model, layer_norm_eps, **made)
             layer = TransformerEncoderLayer(*settings, **made)
+            norm = LayerNorm(d_model, layer_norm_eps, **made)
             custom_encoder = TransformerEncoder(layer, num_encoder_layers, norm)
         self.encoder = custom_encoder
         if custom_decoder is None:
-            norm = LayerNorm(d_model, layer_norm_eps, **made)
             other = TransformerDecoderLayer(*settings, **made)
+            norm = LayerNorm(d_model, layer_norm_eps, **made)
             custom_decoder = TransformerDecoder(other, num_decoder_layers, norm)
         self.decoder = custom_decoder
         self._reset_parameters()

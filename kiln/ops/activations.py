@@ -298,9 +298,10 @@ def _three(rng: Any, dtype: str) -> Any:
 
 
 def _operands(*values: Any) -> tuple[list[Any], str]:
-    """Operands of a formula in their common dtype, wide, and the dtype of its result."""
+    """Operands of a formula in their common dtype, wide, and the dtype of its result; True counts as 1."""
     dtype = kinds.result_type(values)
-    return [wide(v if v.dtype == dtype or v.weak else convert(v, dtype)) for v in values], dtype
+    numbers = [v + 0 if v.weak and v.dtype == "bool" else v for v in values]
+    return [wide(v if v.dtype == dtype or v.weak else convert(v, dtype)) for v in numbers], dtype
 
 
 @composite(

@@ -290,6 +290,7 @@ def histc(input: Any, bins: int = 100, min: float = 0, max: float = 0, *, out: A
     ((d.Zeros(2), 0), {}, RuntimeError, "bins must be > 0"),
     ((d.Zeros(2, dtype="int64"), 3), {}, NotImplementedError, "not implemented for 'Long'"),
     ((d.Zeros(2), d.Zeros(2, dtype="float64")), {}, RuntimeError, "same dtype"),
+    ((d.Zeros(2), 3), {"range": (1.0,)}, RuntimeError, "range should have 2 elements"),
 ))  # fmt: skip
 def histogram(
     input: Any,
@@ -322,6 +323,11 @@ def histogram(
     else:
         if bins < 1:
             raise RuntimeError("histogram(): bins must be > 0")
+        if range is not None and len(range) != 2:
+            raise RuntimeError(
+                f"torch.histogramdd: for a 1-dimensional histogram range should have 2 elements, but got "
+                f"{len(range)}"
+            )
         low, high = _limits(flat, *(range or (0.0, 0.0)), around=0.5, op="histogram")
         edges = linspace(low, high, bins + 1, dtype=input.dtype)
     each = d.run(full, 1, tuple(flat.shape), dtype)

@@ -67,7 +67,7 @@ def tensor(
     elif _is_buffer(data):
         result = _from_array(data)
     else:
-        if not isinstance(data, (list, tuple, int, float, bool)) and hasattr(data, "__len__"):
+        if not isinstance(data, (list, tuple, int, float, bool)) and _is_sequence(data):
             data = list(data)
         if _of_arrays(data):
             import numpy
@@ -78,6 +78,12 @@ def tensor(
     if dtype is not None and dtype_name(dtype) != dtype_name(result.dtype):
         result = convert(result, dtype_name(dtype))
     return settle(result, requires_grad, device, "tensor")
+
+
+def _is_sequence(data: Any) -> bool:
+    """Whether it has elements in an order; texts, bytes and dicts are none of numbers."""
+    indexed = hasattr(type(data), "__len__") and hasattr(type(data), "__getitem__")
+    return indexed and not isinstance(data, (str, bytes, dict))
 
 
 def beside(data: Any) -> Any:

@@ -117,12 +117,14 @@ def _flags(function: Any) -> tuple[Any, ...]:
     """
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__
-    places, defaults = function.__code__.co_argcount, function.__defaults__ or ()
+    code, defaults = function.__code__, function.__defaults__ or ()
+    places, by_name = code.co_argcount, function.__kwdefaults__ or {}
     values = [None] * (places - len(defaults)) + list(defaults)
     said = {n for n, text in function.__annotations__.items() if text in ("bool", "bool | None")}
-    parameters = zip(function.__code__.co_varnames, values)
+    parameters = zip(code.co_varnames, values)
     names = [n if isinstance(v, bool) or n in said else None for n, v in parameters]
-    others = [n for n, v in (function.__kwdefaults__ or {}).items() if isinstance(v, bool) or n in said]
+    named = code.co_varnames[places : places + code.co_kwonlyargcount]
+    others = [n for n in named if isinstance(by_name.get(n), bool) or n in said]
     return (places, (*names, *others)) if others or any(names) else ()
 
 
@@ -234,7 +236,7 @@ def has_values(x: Any) -> bool:
 def fitting(value: Any, dtype: str) -> Any:
     """A number as the nearest kind that `dtype` holds; RuntimeError for one that overflows it."""
     _core.check_in_range(value, dtype)
-    if dtype == "bool":
+    if dtype == "bool" and hasattr(type(value), "__float__"):  # what is no number is refused where it goes
         return bool(value)
     return int(value) if dtype in INTEGERS and isinstance(value, float) else value
 

@@ -333,6 +333,11 @@ def gradient(input: Any, *, spacing: Any = None, dim: Any = None, edge_order: in
         if isinstance(input.shape[k], int) and input.shape[k] <= edge_order:
             raise RuntimeError("torch.gradient expected each dimension size to be at least edge_order+1")
         if hasattr(points, "shape") and points.ndim == 1:
+            if isinstance(input.shape[k], int) and points.shape[0] != input.shape[k]:
+                raise RuntimeError(
+                    f"torch.gradient expected a coordinate for each of the {input.shape[k]} elements of dim "
+                    f"{k}, but got {points.shape[0]}"
+                )
             points = _reshape(points, [points.shape[0] if j == k else 1 for j in range(input.ndim)])
         results.append(_slopes(input, points, k, edge_order))
     return tuple(results)

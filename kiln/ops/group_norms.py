@@ -29,6 +29,8 @@ def _rms(np: Any, x: Any, shape: Any, weight: Any = None, eps: float | None = No
     failures=d.failures(
         ((d.Zeros(2, 3), (4,)), {}, RuntimeError, "Given normalized_shape"),
         ((d.Zeros(2, 3), (-1,)), {}, RuntimeError, "Given normalized_shape"),
+        ((d.Zeros(), (3,)), {}, ValueError, "at least 1 dimensions"),
+        ((d.Zeros(2, 3), (3,), d.Zeros(1)), {}, RuntimeError, "Expected weight to be of same shape"),
     ),
     method=False,
 )
@@ -37,12 +39,13 @@ def rms_norm(
 ) -> Any:
     """input / sqrt(mean(input^2) + eps) * weight over the last dims, whose sizes are `normalized_shape`.
 
-    `eps` None is the smallest step of the dtype it is computed in. RuntimeError for other sizes.
+    `eps` None is the smallest step of the dtype it is computed in. RuntimeError for other sizes,
+    ValueError for fewer dims.
 
     >>> kiln.nn.functional.rms_norm(kiln.tensor([[3.0, 4.0]]), (2,))
     tensor([[0.8485, 1.1314]])
     """
-    first = first_of_last(input, normalized_shape, "rms_norm")
+    first = first_of_last(input, normalized_shape, "rms_norm", weight, few=ValueError)
     x, dims = floating(input, "RMSNormKernelImpl"), tuple(range(first, input.ndim))
     least = eps if eps is not None else 2.0**-52 if x.dtype == "float64" else 2.0**-23
     y = x * rsqrt(reduce_sum(x * x, dims, True) / d.count_of(x, dims) + least)

@@ -97,20 +97,43 @@ def _(g: Any, y: Any, dim: Any) -> Any:
     return g - exp(y) * reduce_sum(g, normalize_dims(dim, y.ndim, "log_softmax"), True)
 
 
-def first_of_last(input: Any, normalized_shape: Any, op: str) -> int:
-    """Where the dims of these sizes begin; PyTorch's error unless they are the input's last."""
+def first_of_last(
+    input: Any, normalized_shape: Any, op: str, weight: Any = None, bias: Any = None, few: Any = RuntimeError
+) -> int:
+    """Where the dims of these sizes begin; PyTorch's error unless they are the input's last and the shape of
+    `weight` and `bias`. `few`: the type of error for an input of fewer dims.
+    """
     sizes = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
     if not sizes:
         raise RuntimeError(f"{op}: Expected normalized_shape to be at least 1-dimensional, got {sizes}")
     first: int = input.ndim - len(sizes)
-    for have, want in zip(input.shape[max(first, 0) :], sizes):
-        if first < 0 or want < 0 or (isinstance(have, int) and have != want):
+    if first < 0:
+        raise few(f"Input tensor must have at least {len(sizes)} dimensions, but got {input.ndim}")
+    for have, want in zip(input.shape[first:], sizes):
+        if want < 0 or (isinstance(have, int) and have != want):
             raise RuntimeError(
                 f"Given normalized_shape={list(sizes)}, expected input with shape "
                 f"[{', '.join(['*', *map(str, sizes)])}], but got input of size{list(input.shape)}"
             )
         input.graph.require_equal(have, want, op)
+    for name, value in (("weight", weight), ("bias", bias)):
+        _check_affine(name, value, input, sizes, op)
     return first
+
+
+def _check_affine(name: str, value: Any, input: Any, sizes: tuple[Any, ...], op: str) -> None:
+    """PyTorch's error unless a weight or a bias, if there is one, has the sizes of the last dims."""
+    if value is None:
+        return
+    known = [(have, want) for have, want in zip(value.shape, sizes) if isinstance(have, int)]
+    if value.ndim != len(sizes) or any(have != want for have, want in known):
+        got = f"{value.ndim} dims" if value.ndim != len(sizes) else f"shape {list(value.shape)}"
+        raise RuntimeError(
+            f"Expected {name} to be of same shape as normalized_shape, but got {name} of {got} and "
+            f"normalized_shape = {list(sizes)}"
+        )
+    for have, want in zip(value.shape, sizes):
+        input.graph.require_equal(have, want, op)
 
 
 def _normalized(np: Any, x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
@@ -132,6 +155,9 @@ def _normalized(np: Any, x: Any, shape: Any, weight: Any = None, bias: Any = Non
     failures=d.failures(
         ((d.Zeros(2, 3), (4,)), {}, RuntimeError, "Given normalized_shape"),
         ((d.Zeros(2, 3), (-1,)), {}, RuntimeError, "Given normalized_shape"),
+        ((d.Zeros(), (3,)), {}, RuntimeError, "at least 1 dimensions"),
+        ((d.Zeros(2, 3), (3,), d.Zeros(1)), {}, RuntimeError, "Expected weight to be of same shape"),
+        ((d.Zeros(2, 3), (3,), None, d.Zeros(2, 3)), {}, RuntimeError, "Expected bias to be of same shape"),
     ),
 )
 def layer_norm(
@@ -149,7 +175,7 @@ def layer_norm(
     >>> kiln.nn.functional.layer_norm(kiln.tensor([[1.0, 3.0]]), (2,))
     tensor([[-1.0000,  1.0000]])
     """
-    first = first_of_last(input, normalized_shape, "layer_norm")
+    first = first_of_last(input, normalized_shape, "layer_norm", weight, bias)
     x, dims = floating(input, "LayerNormKernelImpl"), tuple(range(first, input.ndim))
     count = d.count_of(x, dims)
     centered = x - reduce_sum(x, dims, True) / count

@@ -208,12 +208,16 @@ class Op:
 
     def lifted(self, bound: list[Any]) -> list[Any]:
         """The arguments of a composite's body: a Python number where an array or number belongs becomes a
-        constant.
+        constant, and True as a number 1, which bodies may subtract from.
         """
-        return [
-            constant(self.graph_of(bound), a) if p.kind in "TVN" and isinstance(a, (int, float)) else a
-            for p, a in zip(self.params, bound)
-        ]
+
+        def lift(kind: str, a: Any) -> Any:
+            if kind in "TVN" and isinstance(a, (int, float)):
+                return constant(self.graph_of(bound), a)
+            is_flag = kind == "N" and isinstance(a, g.Value) and a.weak and a.dtype == "bool"
+            return a + 0 if is_flag else a
+
+        return [lift(p.kind, a) for p, a in zip(self.params, bound)]
 
     def graph_of(self, bound: list[Any]) -> g.Graph:
         """The graph the arguments belong to; without arrays the one under construction."""

@@ -200,6 +200,8 @@ def norm(
     >>> kiln.linalg.norm(kiln.tensor([[3.0, 0.0], [0.0, 4.0]]))
     tensor(5.)
     """
+    if not (dim is None or isinstance(dim, int) or len(dim) in (1, 2)):
+        raise RuntimeError(f"linalg.norm: If dim is specified, it must be of length 1 or 2. Got {list(dim)}")
     if ord is None:
         return _vector_norm(input, 2, dim, keepdim, dtype, out)
     if dim is None:

@@ -274,14 +274,17 @@ def binomial(count: Any, prob: Any, generator: Any = None) -> Any:
     """How many of `count` trials succeed with chance `prob`: floats of the shape both broadcast to.
 
     A chance is taken between 0 and 1, a count as whole and not below 0; NaN gives NaN. ValueError for a count
-    that is not of floats, RuntimeError for another dtype of `prob`.
+    or a chance that is not of floats, RuntimeError for another dtype of `prob`.
 
     >>> kiln.binomial(kiln.tensor([3.0, 5.0]), kiln.ones(2))
     tensor([3., 5.])
     """
     name = dtype_name(count.dtype)
-    if name not in DIGITS:
-        raise ValueError(f"binomial only supports floating-point dtypes for count, got: {d.type_name(name)}")
+    for what, given in (("count", name), ("prob", dtype_name(prob.dtype))):
+        if given not in DIGITS:
+            raise ValueError(
+                f"binomial only supports floating-point dtypes for {what}, got: {d.type_name(given)}"
+            )
     if dtype_name(prob.dtype) != name:
         came = d.type_name(dtype_name(prob.dtype))
         raise RuntimeError(f"Found dtype {came} but expected {d.type_name(name)}")

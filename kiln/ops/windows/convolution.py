@@ -19,7 +19,8 @@ _reshape = reshape.handle
 
 def per_dim(value: Any, dims: int, what: str) -> Ints:
     """One number for each spatial dim, from one for all or a sequence. RuntimeError for another count."""
-    numbers = tuple(value) if isinstance(value, Sequence) else (value,)
+    given = value if isinstance(value, Sequence) else (value,)
+    numbers = tuple(int(n) if isinstance(n, bool) else n for n in given)
     if len(numbers) == 1:
         return numbers * dims
     if len(numbers) != dims:
@@ -168,6 +169,7 @@ def _convolution_transposed(
     kernel = tuple(weight.shape[2:])
     require(len(kernel) == dims, f"expected a weight of {dims + 2} dims, but got size {listed(weight.shape)}")
     _check_settings(stride, padding, dilation, groups)
+    require(all(m >= 0 for m in more), "negative output_padding is not supported")
     _check_weight(x, weight, bias, groups, True)
     require(
         all(m < max(s, r) for m, s, r in zip(more, stride, dilation)),
@@ -252,6 +254,7 @@ def _transposed_failures(dims: int) -> Any:
     return d.failures(
         ((x, w), {}, RuntimeError, "to have 2 channels, but got 1 channels instead"),
         ((w, w), {"output_padding": 1}, RuntimeError, "output padding must be smaller than"),
+        ((w, w), {"output_padding": -1}, RuntimeError, "negative output_padding"),
         ((w, w), {"padding": 5}, RuntimeError, "Output size is too small"),
     )
 

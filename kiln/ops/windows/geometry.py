@@ -32,7 +32,8 @@ def listed(sizes: Any) -> str:
 
 def per_dim(value: Any, dims: int, name: str, what: str, or_else: str = "") -> Ints:
     """One number for each dim, from one for all or a sequence; RuntimeError for another count."""
-    numbers = tuple(value) if isinstance(value, Sequence) else (value,)
+    given = value if isinstance(value, Sequence) else (value,)
+    numbers = tuple(int(n) if isinstance(n, bool) else n for n in given)
     if len(numbers) not in (1, dims):
         ints = "int" if dims == 1 else f"tuple of {WORDS[dims]} ints"
         raise RuntimeError(f"{name}: {what} must either be {or_else}a single int, or a {ints}")
