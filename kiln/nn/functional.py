@@ -260,8 +260,8 @@ def binary_cross_entropy(
             f"Using a target size ({target.shape}) that is different to the input size ({input.shape}) is "
             "deprecated. Please ensure they have the same size."
         )
-    if input.dtype != target.dtype:
-        names = (declare.type_name(declare.dtype_name(x.dtype)) for x in (target, input))
+    names = [declare.type_name(declare.dtype_name(x.dtype)) for x in (target, input)]
+    if names[0] != names[1]:
         raise RuntimeError("Found dtype {} but expected {}".format(*names))
     for name, x in (("input", input), ("target", target)):
         if declare.has_values(x) and not all_within(x, 0.0, 1.0):

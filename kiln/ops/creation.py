@@ -162,7 +162,7 @@ def settle(
     other keywords of the call.
     """
     if device is not None and str(device).partition(":")[0] != "cpu":
-        if not isinstance(device, (str, int)):
+        if not isinstance(device, (str, int)) or isinstance(device, bool):
             given = type(device).__name__
             raise TypeError(f"{op}(): argument 'device' must be a device or its name, not {given}")
         raise NotImplementedError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -239,6 +239,14 @@ def fitting(value: Any, dtype: str) -> Any:
     if dtype == "bool" and hasattr(type(value), "__float__"):  # what is no number is refused where it goes
         return bool(value)
     return int(value) if dtype in INTEGERS and isinstance(value, float) else value
+
+
+def numbers_of(value: Any, what: str) -> tuple[Any, ...]:
+    """One number or a sequence of them as a tuple; True counts as 1, TypeError for a text."""
+    if isinstance(value, (str, bytes)):
+        raise TypeError(f"argument '{what}' must be int or a tuple of ints, not {type(value).__name__}")
+    given = value if isinstance(value, Sequence) else (value,)
+    return tuple(int(n) if isinstance(n, bool) else n for n in given)
 
 
 def is_float(x: Any) -> bool:

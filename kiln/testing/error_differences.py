@@ -106,7 +106,8 @@ KNOWN: list[tuple[str, str, str]] = [
     (
         "",
         _WRONG + ".*; PyTorch: (TypeError|AttributeError)",
-        "a value of a wrong type is told by what it is not",
+        "of several mistakes another is told: numbers, flags, names and arrays stand for each other, and kiln "
+        "says what is wrong with the value",
     ),
     (
         "",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from kiln.ops import declare as d
@@ -19,8 +18,7 @@ _reshape = reshape.handle
 
 def per_dim(value: Any, dims: int, what: str) -> Ints:
     """One number for each spatial dim, from one for all or a sequence. RuntimeError for another count."""
-    given = value if isinstance(value, Sequence) else (value,)
-    numbers = tuple(int(n) if isinstance(n, bool) else n for n in given)
+    numbers = d.numbers_of(value, what)
     if len(numbers) == 1:
         return numbers * dims
     if len(numbers) != dims:

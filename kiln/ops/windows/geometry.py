@@ -11,6 +11,7 @@ from itertools import product as combinations
 from typing import Any
 
 from kiln.graph.size import product, quotient
+from kiln.ops import declare as d
 from kiln.ops.creation import filled
 from kiln.ops.places import contiguous_strides
 from kiln.ops.views import slice_, write
@@ -32,8 +33,7 @@ def listed(sizes: Any) -> str:
 
 def per_dim(value: Any, dims: int, name: str, what: str, or_else: str = "") -> Ints:
     """One number for each dim, from one for all or a sequence; RuntimeError for another count."""
-    given = value if isinstance(value, Sequence) else (value,)
-    numbers = tuple(int(n) if isinstance(n, bool) else n for n in given)
+    numbers = d.numbers_of(value, what)
     if len(numbers) not in (1, dims):
         ints = "int" if dims == 1 else f"tuple of {WORDS[dims]} ints"
         raise RuntimeError(f"{name}: {what} must either be {or_else}a single int, or a {ints}")
