@@ -106,8 +106,8 @@ KNOWN: list[tuple[str, str, str]] = [
     (
         "",
         _WRONG + ".*; PyTorch: (TypeError|AttributeError)",
-        "of several mistakes another is told: numbers, flags, names and arrays stand for each other, and kiln "
-        "says what is wrong with the value",
+        "of several mistakes another is told: numbers, flags, names and arrays stand for each other here, so "
+        "that the value is looked at",
     ),
     (
         "",
