@@ -68,7 +68,7 @@ errors: $(VENV)/.kiln-installed
 
 docs: $(VENV)/.tools
 	$(PIP) install scipy
-	$(BIN)/python -m kiln.testing.op_families > kiln/ops/families.py.new && mv kiln/ops/families.py.new kiln/ops/families.py
+	$(BIN)/python -m kiln.testing.op_families > kiln/table/families.py.new && mv kiln/table/families.py.new kiln/table/families.py
 	$(BIN)/python -m kiln.testing.op_page > docs/ops.md.new && mv docs/ops.md.new docs/ops.md
 
 # ---- the environment ----

@@ -20,7 +20,7 @@ import torch
 import kiln
 from bench.measure import Times, Work, interleaved
 from kiln import ops
-from kiln.ops import declare
+from kiln.table import declare
 
 ELEMENTS = 16
 SECONDS = 0.05  # of sampling, for each pair

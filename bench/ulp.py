@@ -88,7 +88,7 @@ def compiled(name: str) -> Function:
 
 def body(name: str) -> Callable[..., Any]:
     """The function on scalars."""
-    from kiln.ops.scalars import hyperbolic, inverses, mathematics
+    from kiln.scalars import hyperbolic, inverses, mathematics
 
     homes = (mathematics, inverses, hyperbolic)
     return next(f for home in homes if (f := getattr(home, name, None)) is not None)
@@ -96,8 +96,8 @@ def body(name: str) -> Callable[..., Any]:
 
 def handled(name: str) -> Function:
     """The function through the NumPy handler."""
-    from kiln.ops.scalar import arg
-    from kiln.ops.scalar_numpy import evaluate
+    from kiln.scalars.on_numpy import evaluate
+    from kiln.scalars.scalar import arg
 
     root = body(name)(arg(0, "f32"))
     return lambda x: evaluate([root], lambda leaf: x)[0]

@@ -42,6 +42,7 @@ from kiln._core import (  # noqa: E402
     set_num_threads as set_num_threads,
     uint8 as uint8,
 )
+from kiln.table import registry as _registry  # noqa: E402
 from kiln.autograd import (  # noqa: E402
     enable_grad as enable_grad,
     inference_mode as inference_mode,
@@ -85,9 +86,9 @@ if _TYPE_CHECKING:
         signal as signal,
         testing as testing,
     )
-    from kiln.ops.dtypes import finfo as finfo, iinfo as iinfo
+    from kiln.ops.creation.dtypes import finfo as finfo, iinfo as iinfo
     from kiln.ops.random.generator import Generator as Generator, default_generator as default_generator
-    from kiln.ops.legacy import (
+    from kiln.ops.creation.legacy import (
         BFloat16Tensor as BFloat16Tensor,
         BoolTensor as BoolTensor,
         ByteTensor as ByteTensor,
@@ -100,7 +101,7 @@ if _TYPE_CHECKING:
         ShortTensor as ShortTensor,
         set_default_tensor_type as set_default_tensor_type,
     )
-    from kiln.ops.storage import TypedStorage as TypedStorage, UntypedStorage as UntypedStorage
+    from kiln.ops.views.storage import TypedStorage as TypedStorage, UntypedStorage as UntypedStorage
     from kiln import random as random, special as special, utils as utils, viz as viz
     from kiln.autograd.anomaly_mode import (
         is_anomaly_check_nan_enabled as is_anomaly_check_nan_enabled,
@@ -121,7 +122,7 @@ if _TYPE_CHECKING:
 autograd.engine.BATCHED.update(
     seeds=_later("kiln.func.backward", "gradients_of_batch"), samples=_later("kiln.func.inside", "gradients")
 )
-globals().update(ops.registry.imported())
+globals().update(_registry.imported())
 
 _PARTS = (
     "array_api cache compiler cuda datasets func linalg masked nn optim random signal special testing utils "
@@ -142,13 +143,13 @@ _LATER = {
     "profile": "kiln.viz.profile",
     "vmap": "kiln.func",
     **dict.fromkeys("gru lstm rnn_relu rnn_tanh".split(), "kiln.nn.recurrence"),
-    "finfo": "kiln.ops.dtypes",
-    "iinfo": "kiln.ops.dtypes",
+    "finfo": "kiln.ops.creation.dtypes",
+    "iinfo": "kiln.ops.creation.dtypes",
     "Generator": "kiln.ops.random.generator",
     "default_generator": "kiln.ops.random.generator",
-    "TypedStorage": "kiln.ops.storage",
-    "UntypedStorage": "kiln.ops.storage",
-    **dict.fromkeys(_LEGACY.split(), "kiln.ops.legacy"),
+    "TypedStorage": "kiln.ops.views.storage",
+    "UntypedStorage": "kiln.ops.views.storage",
+    **dict.fromkeys(_LEGACY.split(), "kiln.ops.creation.legacy"),
     **dict.fromkeys(_ANOMALY.split(), "kiln.autograd.anomaly_mode"),
 }
 
@@ -165,8 +166,8 @@ def __getattr__(name: str) -> _Any:
     if name in _LATER:
         module = _import_module(_LATER[name])
         value = module if module.__name__ == f"kiln.{name}" else getattr(module, name)
-    elif ops.registry.has_function(name):
-        value = ops.registry.function(name)
+    elif _registry.has_function(name):
+        value = _registry.function(name)
     else:
         _no_attribute("kiln", name)
     globals()[name] = value
@@ -184,4 +185,4 @@ Tensor.__array_namespace__ = _array_namespace  # type: ignore[attr-defined]
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER, *ops.registry.function_names()})
+    return sorted({*globals(), *_LATER, *_registry.function_names()})

@@ -12,9 +12,9 @@ from typing import Any
 
 from kiln import ops
 from kiln.errors import describe, message
-from kiln.ops import declare, registry
-from kiln.ops.dtypes import iinfo
-from kiln.ops.kinds import normalize_dim
+from kiln.ops.creation.dtypes import iinfo
+from kiln.table import declare, registry
+from kiln.table.kinds import normalize_dim
 
 _LEAST, _MOST = "min", "max"
 

@@ -4,7 +4,7 @@ What is here alone the table has as "special.name"; the rest are functions of ki
 under another name.
 """
 
-from kiln.ops import registry
+from kiln.table import registry
 
 _SAME = (
     "digamma", "erf", "erfc", "erfinv", "exp2", "expm1", "i0", "log1p", "log_softmax", "logit", "logsumexp",

@@ -15,8 +15,13 @@ from kiln.device import CPU
 from kiln.errors import describe, message
 from kiln.late import later
 from kiln.layout import strided
-from kiln.ops import data, formats, getitem, interop, kinds, parts, pointwise, reduce, registry, views
-from kiln.ops.declare import named
+from kiln.ops.creation import data, interop
+from kiln.ops.elementwise import arithmetic
+from kiln.ops.indexing import getitem
+from kiln.ops.reductions import reduce
+from kiln.ops.views import core_views, memory_formats, splits
+from kiln.table import kinds, registry
+from kiln.table.declare import named
 
 Tensor: Any = _core.Tensor
 
@@ -43,12 +48,12 @@ def to_device(self: Any, device: Any, /, *, stream: Any = None) -> Any:
 
 def where(self: Any, condition: Any, other: Any) -> Any:
     """The tensor where the bool `condition` holds, else `other`; broadcast."""
-    return pointwise.where(condition, self, other)
+    return arithmetic.where(condition, self, other)
 
 
 def _transposed(self: Any) -> Any:
     """The dims in reverse order; of a matrix, its transpose."""
-    return views.permute(self, tuple(reversed(range(self.ndim))))
+    return core_views.permute(self, tuple(reversed(range(self.ndim))))
 
 
 def _last_two(self: Any) -> Any:
@@ -57,7 +62,7 @@ def _last_two(self: Any) -> Any:
         raise RuntimeError(
             f"tensor.mT is only supported on matrices or batches of matrices. Got {self.ndim}-D tensor."
         )
-    return views.transpose(self, -1, -2)
+    return core_views.transpose(self, -1, -2)
 
 
 def _matrix_transposed(self: Any) -> Any:
@@ -81,7 +86,7 @@ def _iterate(self: Any) -> Any:
     """The views along dim 0. TypeError for a tensor of no dims."""
     if self.ndim == 0:
         raise TypeError("iteration over a 0-d tensor")
-    return iter(parts.unbind(self, 0))
+    return iter(splits.unbind(self, 0))
 
 
 def backward(
@@ -104,7 +109,7 @@ METHODS: dict[str, Any] = {
     "to_device": to_device,
     "type_as": type_as,
     "where": where,
-    "is_contiguous": formats.is_contiguous,
+    "is_contiguous": memory_formats.is_contiguous,
     "backward": backward,
     "__iter__": _iterate,
     "__contains__": _contains,
@@ -141,13 +146,14 @@ def attach() -> None:
     absent.leave_out(Tensor, absent.TENSOR)
     Tensor.__array_priority__ = 1000  # NumPy's `array + x` and `number * x` leave it to x
     _core.set_operator("to", _core.Function(interop.to, True))
-    _core.set_operator("new", later("kiln.ops.legacy", "tensor_new"))
+    _core.set_operator("new", later("kiln.ops.creation.legacy", "tensor_new"))
     _core.set_operator("fill", registry.METHODS["fill_"])
     for name in kinds.COMPUTE:
-        _core.set_core_function(name, pointwise.convert.handle, (name,))
-    _core.set_core_function("add", pointwise.add.handle, ())
-    _core.set_core_function("copy", pointwise.clone.handle, ())
-    _core.set_view_ops(views.as_strided.handle, views.write.handle, views.slice_.handle, views.reshape.handle)
+        _core.set_core_function(name, arithmetic.convert.handle, (name,))
+    _core.set_core_function("add", arithmetic.add.handle, ())
+    _core.set_core_function("copy", arithmetic.clone.handle, ())
+    views = (core_views.as_strided, core_views.write, core_views.slice_, core_views.reshape)
+    _core.set_view_ops(*(op.handle for op in views))
     _core.set_core_function("sum_to", reduce.sum_to.handle, ("t", "t"))
 
 

@@ -152,7 +152,7 @@ bool is_symbolic(PyObject* object);
 Object plain(PyObject* value);
 // __get__ of callables that are methods where a class has them, as functions are.
 PyObject* bind_to_instance(PyObject* self, PyObject* instance, PyObject* owner);
-// The error that is set, in terms of a call that failed (kiln/ops/mistakes.py). Returns null.
+// The error that is set, in terms of a call that failed (kiln/table/mistakes.py). Returns null.
 bool is_no_flag(PyObject* value);  // true or false, but meant as something else: a text, a list, a float
 PyObject* describe_error(PyObject* callable, PyObject* const* args, size_t flags, PyObject* names);
 // The views of x along a dim: a range, or one place without the dim.

@@ -10,7 +10,7 @@ namespace kiln {
 namespace {
 
 PyTypeObject* function_type = nullptr;
-PyObject* describer = nullptr;  // (callable, args, kwargs, error) -> the error to raise; kiln.ops.mistakes
+PyObject* describer = nullptr;  // (callable, args, kwargs, error) -> the error to raise; kiln.table.mistakes
 
 struct FunctionObject {
     PyObject_HEAD vectorcallfunc vectorcall;

@@ -21,7 +21,7 @@ PyObject* symbolic_types = nullptr;
 
 struct Param {
     PyObject* name;
-    char kind;  // T L O V N S Z, see kiln/ops/record.py
+    char kind;  // T L O V N S Z, see kiln/table/record.py
     PyObject* default_value;
 };
 

@@ -15,8 +15,8 @@ from kiln.codegen.compile import compile_text
 from kiln.codegen.generate import nest_text
 from kiln.codegen.nest import REDUCE_BLOCK, Nest, Operand, reductions
 from kiln.codegen.target import LEVELS, Target
-from kiln.ops.scalar import FLOATS, Scalar
-from kiln.ops.scalar_numpy import DTYPE, evaluate
+from kiln.scalars.on_numpy import DTYPE, evaluate
+from kiln.scalars.scalar import FLOATS, Scalar
 
 Array = np.ndarray[Any, Any]
 NUMPY = {"bool": np.bool_, "float16": np.float16, "bfloat16": np.uint16}

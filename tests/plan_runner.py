@@ -23,11 +23,11 @@ from kiln.graph.graph import Graph, building
 from kiln.graph.interpret import _greater, _inside, _less, memory_dtype, reduce_last, scalar_on
 from kiln.graph.size import evaluate
 from kiln.graph.slots import array_input
-from kiln.ops import scalar as sc
-from kiln.ops.kinds import COMPUTE
-from kiln.ops.scalar_numpy import DTYPE
-from kiln.ops.scalar_numpy import evaluate as evaluate_scalars
 from kiln.passes.plan import Free, Plan
+from kiln.scalars import scalar as sc
+from kiln.scalars.on_numpy import DTYPE
+from kiln.scalars.on_numpy import evaluate as evaluate_scalars
+from kiln.table.kinds import COMPUTE
 
 Array = np.ndarray[Any, Any]
 NAN = 0xA5  # what fresh memory is filled with: reading it shows

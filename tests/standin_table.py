@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Sample(NamedTuple):
-    """One call, as kiln.ops.record.Sample."""
+    """One call, as kiln.table.record.Sample."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any] = {}

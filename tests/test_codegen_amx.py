@@ -23,7 +23,7 @@ from kiln.codegen import target as levels
 from kiln.codegen.matmul import MatmulSpec, matmul_parts, product, tiled
 from kiln.codegen.nest import Operand
 from kiln.codegen.target import LEVELS, host_target, intrinsic_allowed
-from kiln.ops.scalar import Scalar
+from kiln.scalars.scalar import Scalar
 from kiln.testing.random_programs import compiler_warnings
 
 Array = np.ndarray[Any, Any]

@@ -20,7 +20,7 @@ from kiln.codegen.matmul import matmul_parts, product
 from kiln.codegen.nest import Nest
 from kiln.codegen.target import LEVELS, host_target
 from kiln.codegen.verify import verify_nest, verify_object, verify_text
-from kiln.ops.scalar import Scalar, const, convert
+from kiln.scalars.scalar import Scalar, const, convert
 
 KEY = bytes(range(32))
 DATA = b"an object" * 100
@@ -196,7 +196,7 @@ def test_warm_process_imports_no_compiler(place: Path) -> None:
     text = (
         "import sys; from kiln.codegen.compile import kernel_object;"
         "from kiln.codegen.nest import Nest, Operand;"
-        "from kiln.ops.scalar import Scalar; x = Scalar('load', (), 'f32', 0);"
+        "from kiln.scalars.scalar import Scalar; x = Scalar('load', (), 'f32', 0);"
         "a, b = Operand('float32', 'in', ('1',)), Operand('float32', 'out', ('1',));"
         "n = Nest(('p',), (a, b), (), ((1, x + 1.0),));"
         "assert kernel_object(n)[:4] == b'\\x7fELF';"

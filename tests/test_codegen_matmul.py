@@ -21,7 +21,7 @@ from kiln.codegen.matmul_units import Output
 from kiln.codegen.matmul_vectors import BLOCK, ROWS
 from kiln.codegen.nest import Operand
 from kiln.codegen.target import LEVELS, Target
-from kiln.ops.scalar import Scalar, const, convert, select
+from kiln.scalars.scalar import Scalar, const, convert, select
 
 SIZES = [
     (1, 1, 1),

@@ -18,7 +18,7 @@ from kiln.codegen.memory import MEMORY, compute_type
 from kiln.codegen.nest import Nest, Operand, moved
 from kiln.codegen.stream import STREAM_FROM
 from kiln.codegen.target import LEVELS, host_target
-from kiln.ops.scalar import Scalar, const, convert, fma, rint, select, sqrt
+from kiln.scalars.scalar import Scalar, const, convert, fma, rint, select, sqrt
 
 Array = np.ndarray[Any, Any]
 LEVEL_NAMES = [name for name, target in LEVELS.items() if host_target().includes(target)]

@@ -13,8 +13,8 @@ from test_codegen_matmul import widened
 from kiln.codegen.matmul import MatmulSpec, Prologue, matmul_parts, product
 from kiln.codegen.nest import Operand
 from kiln.codegen.target import Target
-from kiln.ops.kinds import COMPUTE
-from kiln.ops.scalar import Scalar, const, convert, round_to, select
+from kiln.scalars.scalar import Scalar, const, convert, round_to, select
+from kiln.table.kinds import COMPUTE
 
 DTYPES = ["float32", "float64", "float16", "int64", "bfloat16", "int8", "uint8"]
 

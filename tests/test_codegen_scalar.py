@@ -14,7 +14,7 @@ from kiln.codegen.compile import compile_text
 from kiln.codegen.generate import nest_text
 from kiln.codegen.nest import Nest
 from kiln.codegen.target import LEVELS, legal
-from kiln.ops.scalar import COMPARE, FLOATS, INTS, SHIFT, WIDTH, Scalar, const, convert, round_to
+from kiln.scalars.scalar import COMPARE, FLOATS, INTS, SHIFT, WIDTH, Scalar, const, convert, round_to
 
 DTYPES = {
     "i1": "bool", "i8": "int8", "u8": "uint8", "i16": "int16", "i32": "int32", "u32": "uint32",

@@ -25,7 +25,7 @@ from kiln.capture.handle import forward_of  # noqa: E402
 from kiln.codegen import compile as compiler  # noqa: E402
 from kiln.codegen.cache import DiskCache  # noqa: E402
 from kiln.codegen.target import host_target  # noqa: E402
-from kiln.ops.record import Op, Tensor, find, params_of  # noqa: E402
+from kiln.table.record import Op, Tensor, find, params_of  # noqa: E402
 from kiln.testing.random_programs import compiler_warnings  # noqa: E402
 
 ROOT = Path(__file__).parent.parent

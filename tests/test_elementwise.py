@@ -155,7 +155,7 @@ def test_operators(operator: str, answers: Any) -> None:
 
 def in_place_names() -> list[str]:
     """The in-place methods of pointwise functions that PyTorch has too: `celu_`, `selu_` are functions."""
-    return sorted(({*UNARY, *BINARY} & set(kiln.ops.registry.INPLACE)) - {"celu", "selu"})
+    return sorted(({*UNARY, *BINARY} & set(kiln.table.registry.INPLACE)) - {"celu", "selu"})
 
 
 @pytest.mark.parametrize("name", in_place_names())

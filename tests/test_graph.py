@@ -21,7 +21,7 @@ from kiln.graph.size import evaluate, quotient, single_slot, symbol
 from kiln.graph.slots import array_input, first_slots
 from kiln.graph.text import TextError, attr_text, dim_text, parse, text
 from kiln.graph.verify import VerifyError, verify
-from kiln.ops.record import find
+from kiln.table.record import find
 
 MATRIX = ("float32", (False, False))
 VECTOR = ("float32", (False,))

@@ -17,7 +17,7 @@ import pytest
 
 import kiln
 from kiln import _core
-from kiln.ops import registry
+from kiln.table import registry
 from kiln.testing.mode_cases import Arguments, Call, names
 from kiln.testing.mode_scan import differences, outcome, scan
 

@@ -27,7 +27,7 @@ def entries() -> dict[str, Entry]:
     """The table by name; empty while it cannot be imported (one test says so)."""
     try:
         if kiln.is_kiln:
-            ops, declare = map(importlib.import_module, ("kiln.ops", "kiln.ops.declare"))
+            ops, declare = map(importlib.import_module, ("kiln.ops", "kiln.table.declare"))
             records = [*ops.table(), *declare.records()]
         else:
             records = importlib.import_module("standin_table").table(torch)

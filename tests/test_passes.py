@@ -19,13 +19,13 @@ from kiln.graph.graph import Graph
 from kiln.graph.interpret import interpret
 from kiln.graph.text import text
 from kiln.graph.verify import verify
-from kiln.ops.indexing import embedding
-from kiln.ops.padding import surround
-from kiln.ops.record import find
+from kiln.ops.indexing.gathering import embedding
+from kiln.ops.rearranging.padding import surround
 from kiln.passes.gradient import Backward, backward, unbroadcast
 from kiln.passes.low import low
 from kiln.passes.plan import lower
 from kiln.passes.simplify import simplify
+from kiln.table.record import find
 
 # -- forward graphs: (function, arguments, launches, temporaries) -----------------------------------
 

@@ -20,10 +20,10 @@ from test_simplify import F
 
 import kiln
 from kiln import ops
-from kiln.ops.record import find
-from kiln.ops.scalar import LEAVES, REDUCE
 from kiln.passes.plan import Plan, lower
 from kiln.passes.simplify import simplify
+from kiln.scalars.scalar import LEAVES, REDUCE
+from kiln.table.record import find
 
 GOLDEN = Path(__file__).parent / "golden"
 

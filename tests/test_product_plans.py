@@ -8,8 +8,8 @@ import pytest
 from plan_checks import check, launches, normal, temporaries
 
 from kiln import ops
-from kiln.ops.record import find
 from kiln.passes.layout import Layout, Links, before_reshape, contiguous, resolve
+from kiln.table.record import find
 
 
 def _heads(x: Any) -> Any:

@@ -27,8 +27,8 @@ from kiln.codegen.matmul_tile import element_of
 from kiln.codegen.matmul_window import DIMS
 from kiln.codegen.nest import TURN, Operand
 from kiln.codegen.target import Target
-from kiln.ops.apply import LOW
-from kiln.ops.scalar import Scalar, convert, round_to
+from kiln.scalars.scalar import Scalar, convert, round_to
+from kiln.table.apply import LOW
 
 FULL = os.environ.get("KILN_TEST_FULL") == "1"
 

@@ -10,7 +10,7 @@ from backend import kiln, recorded
 from plan_checks import check, check_updates, launches, normal, temporaries
 
 from kiln import ops
-from kiln.ops.record import find
+from kiln.table.record import find
 from kiln.testing.compare import first_difference, freeze
 
 relu, convert, product_wide = ops.relu, find("convert"), find("product_wide")

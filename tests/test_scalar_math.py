@@ -19,9 +19,9 @@ from kiln.codegen.compile import compile_text
 from kiln.codegen.generate import nest_text
 from kiln.codegen.nest import Nest, Operand
 from kiln.codegen.target import LEVELS
-from kiln.ops.scalar import Scalar, arg, const, convert, fma, round_to, select
-from kiln.ops.scalar_numpy import DTYPE, evaluate
-from kiln.ops.scalars import philox
+from kiln.scalars import philox
+from kiln.scalars.on_numpy import DTYPE, evaluate
+from kiln.scalars.scalar import Scalar, arg, const, convert, fma, round_to, select
 
 mpmath = pytest.importorskip("mpmath")
 Array = np.ndarray[Any, Any]

@@ -13,10 +13,10 @@ from kiln import ops
 from kiln.capture.programs import program
 from kiln.graph.graph import Graph
 from kiln.graph.verify import verify
-from kiln.ops.record import find
 from kiln.passes.gradient import backward
 from kiln.passes.plan import lower
 from kiln.passes.simplify import simplify
+from kiln.table.record import find
 
 
 def simplified(function: Any, *specs: Any) -> list[str]:

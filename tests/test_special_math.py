@@ -11,8 +11,8 @@ import pytest
 from backend import kiln, needs_torch, torch
 from test_scalar_math import distance, on
 
-from kiln.ops.scalars import bessel, gamma, gaussian, hyperbolic, incomplete, inverses, trigonometry
-from kiln.ops.special import double
+from kiln.ops.elementwise.special import double
+from kiln.scalars import bessel, gamma, gaussian, hyperbolic, incomplete, inverses, trigonometry
 
 mpmath = pytest.importorskip("mpmath")
 Array = np.ndarray[Any, Any]

@@ -10,9 +10,9 @@ from backend import kiln, recorded
 from plan_checks import check, check_updates, launches, normal, temporaries
 
 from kiln import ops
-from kiln.ops.record import find
 from kiln.passes.plan import Plan
 from kiln.passes.products import MatmulKernel
+from kiln.table.record import find
 from kiln.testing.compare import first_difference, freeze
 
 relu = ops.relu

@@ -20,8 +20,8 @@ from backend import kiln, torch
 from kiln.graph import graph as g
 from kiln.graph.interpret import interpret
 from kiln.graph.slots import array_input
-from kiln.ops.record import Op, find, table
 from kiln.passes.gradient import backward
+from kiln.table.record import Op, find, table
 from kiln.testing.compare import close, dtype_name
 
 OPS = [op for op in table() if op.name != "constant"]

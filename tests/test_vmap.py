@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from backend import kiln, needs_kiln, torch
 
-from kiln.ops import declare
-from kiln.ops.record import table
+from kiln.table import declare
+from kiln.table.record import table
 from kiln.testing.op_cases import Entry, map_arrays
 
 pytestmark = needs_kiln

@@ -265,7 +265,7 @@ def test_integers_that_are_convolved_stay_narrow() -> None:
     """8-bit integers in a convolution written with int32 are what its product reads."""
     graph = Graph()
     x, w = (graph.add_input("int8", tuple(graph.new_symbol() for _ in range(4))) for _ in range(2))
-    x, w = (graph.add(kiln.ops.record.find("convert"), (v,), ("int32",)) for v in (x, w))
+    x, w = (graph.add(kiln.table.record.find("convert"), (v,), ("int32",)) for v in (x, w))
     y = products.convolve(x, w, None, (3, 3), *SETTINGS[:1], (1, 1), (1, 1), (1, 0))
     plan = lower(simplify(graph.finish([y])))
     assert any(k.text().startswith("window matmul int8") for k in plan.kernels), plan.text()

@@ -13,7 +13,7 @@ from kiln.array_api.common import common_dtype as _common_dtype
 from kiln.array_api.common import kind_of as _kind_of
 from kiln.errors import describe as _describe
 from kiln.errors import message as _message
-from kiln.ops import dtypes as _dtypes
+from kiln.ops.creation import dtypes as _dtypes
 
 
 class _FloatInfo(NamedTuple):

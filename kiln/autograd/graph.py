@@ -15,7 +15,7 @@ from weakref import WeakSet
 from kiln import _core
 from kiln._core import Node as Node
 from kiln._core import Tensor
-from kiln.ops import registry
+from kiln.table import registry
 
 
 class GradientEdge(NamedTuple):

@@ -15,11 +15,11 @@ from typing import Any, Union
 
 from kiln.graph.graph import Graph, Node, Value, building
 from kiln.graph.size import Dim, Size, substitute, symbol
-from kiln.ops.kinds import FLOATS, VIEWS, broadcast
-from kiln.ops.record import Op, find
 from kiln.passes.gradient import backward
 from kiln.passes.low import low
 from kiln.passes.rewrite import append, clone, substitute_attr
+from kiln.table.kinds import FLOATS, VIEWS, broadcast
+from kiln.table.record import Op, find
 
 Described = Union[str, tuple[str, tuple[int, ...], Union[tuple[int, ...], None]]]
 Operands = tuple[Described, ...]

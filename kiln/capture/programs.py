@@ -12,12 +12,12 @@ from kiln.codegen.nest import Nest, moved
 from kiln.codegen.nest import Operand as Array
 from kiln.graph.graph import Graph, Value
 from kiln.graph.size import Atom, Dim, Size
-from kiln.ops.apply import apply_pointwise, convert_dtype
-from kiln.ops.kinds import COMPUTE
-from kiln.ops.scalar import Scalar, const
 from kiln.passes.launch import Kernel, NestKernel
 from kiln.passes.plan import Launch, lower
 from kiln.passes.simplify import simplify
+from kiln.scalars.scalar import Scalar, const
+from kiln.table.apply import apply_pointwise, convert_dtype
+from kiln.table.kinds import COMPUTE
 
 CONSTANT, ADD, MULTIPLY, DIVIDE = range(4)
 INPUT, OUTPUT, TEMP = range(3)

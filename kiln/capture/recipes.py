@@ -9,8 +9,8 @@ from kiln.capture.answers import structure as structured
 from kiln.capture.function import Forward
 from kiln.capture.programs import Slots
 from kiln.graph.graph import Graph, Node, Value
-from kiln.ops.kinds import VIEWS
-from kiln.ops.record import Op
+from kiln.table.kinds import VIEWS
+from kiln.table.record import Op
 
 BOOL, INT, FLOAT = 0, 2, 3  # kinds of a number, as the core counts them
 NO_DIM, FLAT = -128, 127  # in native/op.h too

@@ -18,8 +18,8 @@ from kiln.capture import programs
 from kiln.capture.function import Function, classify, copy_pointwise
 from kiln.graph.graph import Graph, Value
 from kiln.graph.size import Dim, substitute, symbol
-from kiln.ops.record import find
 from kiln.passes.rewrite import append, substitute_attr
+from kiln.table.record import find
 
 
 class Arg(NamedTuple):

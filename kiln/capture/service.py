@@ -30,7 +30,7 @@ from kiln.capture.handle import Handle, derivative_of, forward_of
 from kiln.codegen import kept
 from kiln.codegen.fork import PENDING, at_fork
 from kiln.codegen.identity import digest
-from kiln.ops.record import find
+from kiln.table.record import find
 
 KEPT = frozenset({"classify", "pointwise", "program", "saves", "derivative", "recipe"})
 

@@ -22,7 +22,7 @@ from kiln.codegen.code import Code, Value
 from kiln.codegen.emit import Expression, Machine
 from kiln.codegen.memory import Memory, element
 from kiln.codegen.target import Target
-from kiln.ops.scalar import Scalar
+from kiln.scalars.scalar import Scalar
 
 
 class AlongSpec(NamedTuple):

@@ -7,12 +7,12 @@
 A block of queries meets its keys one head after the other (attention_units.py). On vectors it meets all keys
 at once, and whole rows of scores lie in memory of the thread's own (attention_drive.py); bfloat16 on AMX goes
 by some keys at a time (attention_amx.py). Either way a softmax is one of whole rows, and a kernel computes
-what the products and reductions written out do (ops/attention/written.py), bit by bit. What products of
+what the products and reductions written out do (ops/nn/attention/written.py), bit by bit. What products of
 bfloat16 read is bfloat16: weights exp(x - max x) are rounded where they meet the values, and in the gradients
 p and dS.
 
 With dropout a block draws, in both directions, one bit per weight: a position's number is a function of seed
-and position alone (ops/scalars/philox.py).
+and position alone (scalars/philox.py).
 
 The sums over queries are of a documented order of their own: one FMA chain over the 48 rows of a block,
 blocks added ascending, then members of the group; on AMX its order, steps of 32 queries ascending, then
@@ -37,7 +37,7 @@ from kiln.codegen.matmul_amx import config
 from kiln.codegen.matmul_text import own_parts
 from kiln.codegen.matmul_tile import element_of, identity
 from kiln.codegen.target import Target
-from kiln.ops.scalar import LEAVES, topological
+from kiln.scalars.scalar import LEAVES, topological
 
 
 def attention_parts(spec: AttentionSpec, target: Target) -> list[Part]:

@@ -19,7 +19,7 @@ from kiln.codegen.matmul_pack import clear
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.matmul_tile import SEGMENT, VECTORS, Element
 from kiln.codegen.target import Target
-from kiln.ops.kinds import ATTENTION_ROWS
+from kiln.table.kinds import ATTENTION_ROWS
 
 
 def multiply(target: Target, element: Element) -> Routine:

@@ -25,9 +25,9 @@ from kiln.codegen.memory import Memory
 from kiln.codegen.nest import REDUCE_BLOCK
 from kiln.codegen.reduce import Reducer
 from kiln.codegen.target import Target
-from kiln.ops.scalar import Scalar, topological
-from kiln.ops.scalars.mathematics import EXP_RANGE, exp
-from kiln.ops.scalars.philox import philox, uniform_f32
+from kiln.scalars.mathematics import EXP_RANGE, exp
+from kiln.scalars.philox import philox, uniform_f32
+from kiln.scalars.scalar import Scalar, topological
 
 CHAIN = 8 * LANES  # elements of which each lane adds its own before they join its total
 INFINITY = float("inf")

@@ -15,7 +15,7 @@ from kiln.codegen.emit import Expression
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.matmul_tile import Element
 from kiln.codegen.target import Target
-from kiln.ops.scalar import Scalar
+from kiln.scalars.scalar import Scalar
 
 
 class Rows(NamedTuple):

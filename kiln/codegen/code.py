@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from kiln.codegen.target import Target, intrinsic_allowed
-from kiln.ops.scalar import Scalar
+from kiln.scalars.scalar import Scalar
 
 LANES = 16
 LLVM = {

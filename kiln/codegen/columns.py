@@ -28,7 +28,7 @@ from kiln.codegen.plan import Plan, above
 from kiln.codegen.reduce import Reducer
 from kiln.codegen.rows import grouped, identities, steps
 from kiln.codegen.target import Target
-from kiln.ops.scalar import REDUCE, Scalar, topological
+from kiln.scalars.scalar import REDUCE, Scalar, topological
 
 
 class Columns:

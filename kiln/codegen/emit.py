@@ -7,7 +7,7 @@
 
 A node is written once per scope, as wide as its widest operand: what does not vary along the lanes stays
 one scalar and is spread where a vector needs it. Every instruction is total (no poison): see the
-docstring of `kiln.ops.scalar`. No flag ever allows LLVM to change a rounding.
+docstring of `kiln.scalars.scalar`. No flag ever allows LLVM to change a rounding.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from collections.abc import Callable, Hashable
 from functools import lru_cache
 
 from kiln.codegen.code import LANES, LLVM, Code, Value, llvm_type
-from kiln.ops.scalar import FLOATS, SIGNED, WIDTH, Scalar, topological
-from kiln.ops.scalars.floats import FORMAT
+from kiln.scalars.floats import FORMAT
+from kiln.scalars.scalar import FLOATS, SIGNED, WIDTH, Scalar, topological
 
 DENORMAL = 0x20  # of the classes of floats that x86 tests for
 
@@ -305,7 +305,7 @@ class Machine:
     # -- conversions --------------------------------------------------------------------------------
 
     def convert(self, x: Value, type: str) -> Value:
-        """x as `type`, by the rules of `kiln.ops.scalar.convert`."""
+        """x as `type`, by the rules of `kiln.scalars.scalar.convert`."""
         if x.type == type:
             return x
         if type == "i1":

@@ -16,7 +16,7 @@ from kiln.codegen.memory import Memory, element
 from kiln.codegen.nest import Nest
 from kiln.codegen.stream import Streams
 from kiln.codegen.target import Target
-from kiln.ops.scalar import REDUCE, Scalar, topological
+from kiln.scalars.scalar import REDUCE, Scalar, topological
 
 POINT = -1  # the pseudo dim of a value that follows a reduction: known once per p point only
 AHEAD = 2048  # bytes

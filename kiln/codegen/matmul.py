@@ -59,7 +59,7 @@ from kiln.codegen.matmul_window import nowhere, places, window, words_of_window
 from kiln.codegen.nest import TEXTS, TURN, Nest, Operand
 from kiln.codegen.target import Target, legal
 from kiln.codegen.verify import refuse, verify_nest
-from kiln.ops.scalar import REDUCE, Scalar, convert, program_text, topological
+from kiln.scalars.scalar import REDUCE, Scalar, convert, program_text, topological
 
 POSITIONS = ("argmax", "argmin")  # reductions whose accumulators have places beside them
 TILED = tuple(amx.FACTORS)  # dtypes of products that run on AMX where there is one

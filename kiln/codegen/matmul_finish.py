@@ -18,7 +18,7 @@ from kiln.codegen.nest import CHAIN, GROUP, TURN, Operand
 from kiln.codegen.reduce import Reducer
 from kiln.codegen.rows import grouped
 from kiln.codegen.target import Target
-from kiln.ops.scalar import Scalar, topological
+from kiln.scalars.scalar import Scalar, topological
 
 BATCH = 3  # dims of a batch
 M, N, K, STRETCH, STRETCH_STEP = range(BATCH, BATCH + 5)  # the places in `arg`, after the batch's sizes

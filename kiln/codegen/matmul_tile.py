@@ -16,7 +16,7 @@ from kiln.codegen.masked import lanes_below, load_masked, store_masked
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.memory import MEMORY, compute_type
 from kiln.codegen.target import Target
-from kiln.ops.scalar import FLOATS, WIDTH
+from kiln.scalars.scalar import FLOATS, WIDTH
 
 SEGMENT = 512  # k per FMA chain: part of the order of arithmetic, never tuned
 VECTORS = 2  # vectors of columns per tile

@@ -33,7 +33,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from kiln.codegen.code import LANES
-from kiln.ops.scalar import REDUCE, WIDTH, Scalar, convert, program_text, topological
+from kiln.scalars.scalar import REDUCE, WIDTH, Scalar, convert, program_text, topological
 
 COLUMN_BLOCK = 256  # columns reduced together by one unit of a "columns" schedule, at most
 HELD_BYTES = 160 << 10  # what a unit of columns may hold on the stack: native/threads.h asks for more

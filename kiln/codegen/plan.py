@@ -17,7 +17,7 @@ from __future__ import annotations
 from kiln.codegen.frame import Frame
 from kiln.codegen.memory import compute_type
 from kiln.codegen.nest import reductions
-from kiln.ops.scalar import REDUCE, Scalar, topological
+from kiln.scalars.scalar import REDUCE, Scalar, topological
 
 PARK_FROM = 12  # the cost above which reading a value back beats computing it again
 

@@ -34,8 +34,8 @@ from kiln.codegen.matmul_tile import SEGMENT, VECTORS, element_of, identity, mul
 from kiln.codegen.memory import Memory
 from kiln.codegen.nest import Nest, Operand
 from kiln.codegen.target import Target
-from kiln.ops.kinds import RECURRENT_COLUMNS as COLUMNS
-from kiln.ops.scalar import Scalar, program_text
+from kiln.scalars.scalar import Scalar, program_text
+from kiln.table.kinds import RECURRENT_COLUMNS as COLUMNS
 
 UNIT_ROWS = 4  # as many as the lowest tile has
 ROWS = 48

@@ -15,7 +15,7 @@ from __future__ import annotations
 from kiln.codegen.code import Code, Value
 from kiln.codegen.emit import Machine, number
 from kiln.codegen.nest import NOWHERE
-from kiln.ops.scalar import FLOATS, SIGNED, WIDTH, Scalar
+from kiln.scalars.scalar import FLOATS, SIGNED, WIDTH, Scalar
 
 Partial = list[Value]
 

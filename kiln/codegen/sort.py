@@ -21,7 +21,7 @@ from kiln.codegen.along import Along, AlongSpec
 from kiln.codegen.code import Value
 from kiln.codegen.memory import compute_type
 from kiln.codegen.target import Target
-from kiln.ops.scalar import FLOATS, SIGNED, WIDTH, Scalar, bits, const, convert, select
+from kiln.scalars.scalar import FLOATS, SIGNED, WIDTH, Scalar, bits, const, convert, select
 
 DIGITS = 256
 FEW = 32  # records sorted by insertion

@@ -22,7 +22,7 @@ from kiln.codegen.nest import GROUP, REDUCE_BLOCK, Nest
 from kiln.codegen.reduce import Reducer
 from kiln.codegen.rows import Rows
 from kiln.codegen.target import Target
-from kiln.ops.scalar import Scalar
+from kiln.scalars.scalar import Scalar
 
 
 class Strips(Rows):

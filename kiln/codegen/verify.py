@@ -14,7 +14,7 @@ import struct
 from kiln.codegen.memory import MEMORY, compute_type
 from kiln.codegen.nest import Nest
 from kiln.codegen.target import Target, intrinsic_allowed, legal
-from kiln.ops.scalar import COMPARE, REDUCE, Scalar, topological
+from kiln.scalars.scalar import COMPARE, REDUCE, Scalar, topological
 
 # Each pattern opens with literal text, so that scanning runs at the speed of a search for it.
 _DECLARED = r"declare [^@\n]*@([\w.]+)\("

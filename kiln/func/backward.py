@@ -21,8 +21,8 @@ from kiln.func.levels import mapping
 from kiln.func.rules import Operand, batched, in_batch
 from kiln.graph.graph import Graph, Value
 from kiln.graph.size import Dim, substitute, symbol
-from kiln.ops.record import REQUIRED, Op, Param, constant
 from kiln.passes.rewrite import substitute_attr
+from kiln.table.record import REQUIRED, Op, Param, constant
 
 
 class BatchedDerivative(Op):

@@ -20,11 +20,15 @@ from kiln.func.rules import Operand, in_batch
 from kiln.graph.graph import Value
 from kiln.graph.size import Size
 from kiln.late import later
-from kiln.ops import getitem, interop, parts, pointwise, registry
-from kiln.ops.declare import broadcast_shape
+from kiln.ops.creation import interop
+from kiln.ops.elementwise import arithmetic
+from kiln.ops.indexing import getitem
 from kiln.ops.random.generator import SHARED
-from kiln.ops.record import INTERPRETERS, Op
-from kiln.ops.scalar import Scalar
+from kiln.ops.views import splits
+from kiln.scalars.scalar import Scalar
+from kiln.table import registry
+from kiln.table.declare import broadcast_shape
+from kiln.table.record import INTERPRETERS, Op
 
 _NO_ITEM = (
     "vmap: It looks like you're calling .item() on a Tensor. We don't support vmap over calling .item() on a "
@@ -112,7 +116,7 @@ class Batched:
     def __iter__(self) -> Any:
         if not self.ndim:
             raise TypeError("iteration over a 0-d tensor")
-        return iter(parts.unbind(self, 0))
+        return iter(splits.unbind(self, 0))
 
     def __repr__(self) -> str:
         return f"Batched(level={self.level.number}, size={self.level.size}, whole={self.whole!r})"
@@ -179,7 +183,7 @@ class Batched:
     def repeated(self, y: Any) -> Batched:
         """An array as one of each sample, in memory of its own."""
         full = in_batch(Operand(y, False), self.level.size)
-        full = self.whole.repeated(full) if type(self.whole) is Batched else pointwise.clone(full)
+        full = self.whole.repeated(full) if type(self.whole) is Batched else arithmetic.clone(full)
         return Batched(full, self.level)
 
     @staticmethod
@@ -196,7 +200,7 @@ class Batched:
     applied = staticmethod(later("kiln.func.custom", "applied"))  # a user's autograd.Function with samples
 
     def __deepcopy__(self, memo: Any) -> Any:
-        return pointwise.clone(self)
+        return arithmetic.clone(self)
 
 
 def _attach() -> None:
@@ -229,7 +233,7 @@ def _of_whole(name: str) -> Any:
 
 
 def _cast(dtype: str) -> Any:
-    return lambda self: self if self.dtype.name == dtype else pointwise.convert(self, dtype)
+    return lambda self: self if self.dtype.name == dtype else arithmetic.convert(self, dtype)
 
 
 def _method(function: Any) -> Any:
@@ -324,7 +328,7 @@ def _apart(out: Batched, args: tuple[Any, ...]) -> tuple[Any, ...]:
     tensors = [x for x in args if isinstance(x, _core.Tensor)]
     if not (_core.grad_enabled() and any(x.requires_grad for x in tensors)):
         return args
-    return tuple(pointwise.clone(x) if x is out else x for x in args)
+    return tuple(arithmetic.clone(x) if x is out else x for x in args)
 
 
 def _written(op: Op, out: Batched, result: Any) -> Batched:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from kiln.func.rules import Operand, batched, in_batch
 from kiln.graph.graph import Graph, Value, building
-from kiln.ops.record import IndexCheck, Op, Param, constant
+from kiln.table.record import IndexCheck, Op, Param, constant
 
 Flags = tuple[Any, ...]  # per parameter: None, whether it is batched, or of a list one per item
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from kiln.graph.graph import Value
 from kiln.graph.size import product
 from kiln.late import later
-from kiln.ops.kinds import operand_dtypes
-from kiln.ops.record import Op, find
+from kiln.table.kinds import operand_dtypes
+from kiln.table.record import Op, find
 
 
 class Operand(NamedTuple):
@@ -39,7 +39,7 @@ class Operand(NamedTuple):
         return tuple(self.value.shape)[self.batched :]
 
 
-_attention_of_samples = later("kiln.ops.attention.written", "of_samples")
+_attention_of_samples = later("kiln.ops.nn.attention.written", "of_samples")
 Operands = list[Operand]
 Attrs = list[Any]
 

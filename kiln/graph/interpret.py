@@ -17,16 +17,16 @@ import numpy as np
 from kiln.graph.graph import Graph, Node, Value
 from kiln.graph.size import Dim, evaluate
 from kiln.late import later
-from kiln.ops import scalar as sc
-from kiln.ops import steps
-from kiln.ops.apply import LOW, apply_pointwise, convert_dtype
-from kiln.ops.kinds import COMPUTE
-from kiln.ops.scalar_numpy import DTYPE
-from kiln.ops.scalar_numpy import evaluate as evaluate_scalars
+from kiln.ops.reductions import steps
+from kiln.scalars import scalar as sc
+from kiln.scalars.on_numpy import DTYPE
+from kiln.scalars.on_numpy import evaluate as evaluate_scalars
+from kiln.table.apply import LOW, apply_pointwise, convert_dtype
+from kiln.table.kinds import COMPUTE
 
-_attended = later("kiln.ops.attention.written", "attended")
-_attention_gradient = later("kiln.ops.attention.written", "gradient")
-_recurred = later("kiln.ops.recurrence", "written")
+_attended = later("kiln.ops.nn.attention.written", "attended")
+_attention_gradient = later("kiln.ops.nn.attention.written", "gradient")
+_recurred = later("kiln.ops.nn.recurrent_layers", "written")
 Array = np.ndarray[Any, Any]
 Given = Union[Array, int, float, bool]
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from enum import Enum
 
 from kiln.errors import describe, message
-from kiln.ops.attention.functions import FUSED
+from kiln.ops.nn.attention.functions import FUSED
 
 
 class SDPBackend(Enum):

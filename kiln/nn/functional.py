@@ -31,9 +31,9 @@ from kiln.nn.similarity import (  # noqa: F401
     gumbel_softmax,
     triplet_margin_with_distance_loss,
 )
-from kiln.ops import declare, registry
-from kiln.ops.declare import name_all, named
-from kiln.ops.finite import all_within
+from kiln.ops.elementwise.finite import all_within
+from kiln.table import declare, registry
+from kiln.table.declare import name_all, named
 
 _REDUCTIONS = ("none", "mean", "sum")
 _METHODS = ("relu", "hardshrink")  # methods of tensors, and still layers

@@ -20,7 +20,7 @@ from kiln._core import Tensor
 from kiln.absent import hint_missing
 from kiln.autograd import no_grad
 from kiln.errors import describe, message
-from kiln.ops.declare import name_all
+from kiln.table.declare import name_all
 
 _LINEAR = ("linear", "conv1d", "conv2d", "conv3d", "sigmoid")
 

@@ -29,7 +29,7 @@ from kiln.nn.state import IncompatibleKeys, load_tree, save_tree
 
 Self = TypeVar("Self", bound="Module")
 
-_describe = later("kiln.ops.mistakes", "describe_layer")
+_describe = later("kiln.table.mistakes", "describe_layer")
 _compiled_in_place = later("kiln.capture.compile", "in_place")
 
 _KINDS = ("_parameters", "_buffers", "_modules")

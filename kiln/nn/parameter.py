@@ -11,7 +11,7 @@ from typing import Any
 from kiln import ops
 from kiln._core import Tensor
 from kiln.errors import describe, message
-from kiln.ops.data import deepcopy
+from kiln.ops.creation.data import deepcopy
 
 
 class Parameter(Tensor):

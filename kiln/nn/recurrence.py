@@ -3,9 +3,9 @@
 The rows of all steps lie behind each other, as a PackedSequence has them; a batch without padding is the same
 with as many rows in every step. What the input contributes is one product over all steps, done before; a step
 is one product and one kernel of gates. A layer whose steps all have the same rows is one kernel
-(`kiln.ops.recurrence`) instead, the same bits, unless it has projections. Backward is a step's counterpart
-from the last to the first, then one product over all steps for each weight. Under `create_graph` backward
-takes the steps again, recorded, and is itself recorded.
+(`kiln.ops.nn.recurrent_layers`) instead, the same bits, unless it has projections. Backward is a step's
+counterpart from the last to the first, then one product over all steps for each weight. Under `create_graph`
+backward takes the steps again, recorded, and is itself recorded.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from kiln import ops
 from kiln._core import Tensor, float32, float64, grad_enabled
 from kiln.autograd.function import Function
 from kiln.nn.dropouts import dropout
-from kiln.ops import recurrence
-from kiln.ops import recurrent as r
-from kiln.ops.declare import named
+from kiln.ops.nn import recurrent_cells as r
+from kiln.ops.nn import recurrent_layers
+from kiln.table.declare import named
 
 State = tuple[Any, ...]  # (hidden,) or (hidden, cell)
 KERNEL_DTYPES = (float32, float64)
@@ -175,7 +175,7 @@ def _at_once(
     """What `_unrolled` gives, by one kernel; without a trail if nobody keeps it."""
     rows = given[0].shape[0]
     cell = given[1] if len(given) > 1 else None
-    found = recurrence.recurrent_layer.handle(
+    found = recurrent_layers.recurrent_layer.handle(
         x.reshape(len(steps), rows, x.shape[1]),
         w.recurrent,
         given[0],

@@ -13,8 +13,8 @@ from kiln.nn.module import Module
 from kiln.nn.parameter import Parameter
 from kiln.nn.recurrence import unrolled
 from kiln.nn.utils.rnn import PackedSequence
-from kiln.ops.declare import MOST_STEPS, expect_count
-from kiln.ops.kinds import RECURRENT_GATES
+from kiln.table.declare import MOST_STEPS, expect_count
+from kiln.table.kinds import RECURRENT_GATES
 
 Input = Union[Tensor, PackedSequence]
 

@@ -15,7 +15,7 @@ from kiln.nn.layers import Linear
 from kiln.nn.module import Module
 from kiln.nn.multihead import MultiheadAttention
 from kiln.nn.normalisations import LayerNorm
-from kiln.ops.declare import MOST_STEPS, expect_count
+from kiln.table.declare import MOST_STEPS, expect_count
 
 Activation = Union[str, Callable[[Tensor], Tensor]]
 

@@ -16,11 +16,16 @@ from kiln import _core
 from kiln.graph.graph import Value
 from kiln.graph.size import Size
 from kiln.late import later
-from kiln.ops import arithmetic, comparison, data, elementwise, getitem, interop, parts, products, registry  # noqa: F401
-from kiln.ops.record import Op as Op
-from kiln.ops.record import find as find
-from kiln.ops.record import table as table
-from kiln.ops.scalar import Scalar
+from kiln.ops.creation import data, interop  # noqa: F401
+from kiln.ops.elementwise import arithmetic_calls, comparison, parts_of_numbers
+from kiln.ops.indexing import getitem
+from kiln.ops.products import matrix_products  # noqa: F401
+from kiln.ops.views import splits  # noqa: F401
+from kiln.scalars.scalar import Scalar
+from kiln.table import registry
+from kiln.table.record import Op as Op
+from kiln.table.record import find as find
+from kiln.table.record import table as table
 
 if TYPE_CHECKING:  # what is found below by name is a function to type checkers
     __getattr__: Callable[[str], Any]
@@ -34,7 +39,7 @@ else:
 
 
 _core.set_symbolic_types((Value, Scalar, Size))
-_core.set_error_describer(later("kiln.ops.mistakes", "describe_error"))
+_core.set_error_describer(later("kiln.table.mistakes", "describe_error"))
 
 # operator of Value and of Tensor -> the function it calls
 OPERATORS: dict[str, Any] = {
@@ -44,11 +49,11 @@ OPERATORS: dict[str, Any] = {
     "truediv": find("div").handle,
     "floordiv": find("floor_divide").handle,
     "mod": find("remainder").handle,
-    "lshift": elementwise.bitwise_left_shift.handle,
-    "rshift": elementwise.bitwise_right_shift.handle,
-    "pos": arithmetic.positive,
+    "lshift": parts_of_numbers.bitwise_left_shift.handle,
+    "rshift": parts_of_numbers.bitwise_right_shift.handle,
+    "pos": arithmetic_calls.positive,
     "invert": comparison.bitwise_not.handle,
-    "pow": arithmetic.pow,
+    "pow": arithmetic_calls.pow,
     "getitem": getitem.getitem,
 }
 REFLECTED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor",

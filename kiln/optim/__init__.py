@@ -1,11 +1,11 @@
 """Optimizers and learning-rate schedules, under PyTorch's names; see README.md."""
 
 from kiln.absent import hint_missing
-from kiln.ops.declare import name_all
 from kiln.optim import lr_scheduler
 from kiln.optim.adam import Adam, AdamW
 from kiln.optim.optimizer import Optimizer
 from kiln.optim.sgd import SGD
+from kiln.table.declare import name_all
 
 __all__ = ["SGD", "Adam", "AdamW", "Optimizer", "lr_scheduler"]
 

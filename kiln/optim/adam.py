@@ -98,7 +98,7 @@ class AdamW(Adam):
 
 
 def _decay(group: Group) -> tuple[str, float]:
-    """The kind of weight decay and the number that goes with it (see kiln/ops/optimizers.py)."""
+    """The kind of weight decay and the number that goes with it (see kiln/ops/nn/optimizer_steps.py)."""
     weight_decay = group["weight_decay"]
     if weight_decay == 0:
         return "none", 0.0

@@ -11,13 +11,13 @@ from kiln.codegen.compile import object_for
 from kiln.codegen.target import Target, host_target
 from kiln.graph.graph import Shape, Value
 from kiln.graph.size import Dim, quotient
-from kiln.ops.kinds import COMPUTE
-from kiln.ops.scalar import convert
 from kiln.passes.build import Builder
 from kiln.passes.explore import Read
 from kiln.passes.fuse import Fusion, Group
 from kiln.passes.launch import WORTH, Lowered, Memory, array_of, stride_class
 from kiln.passes.layout import Layout
+from kiln.scalars.scalar import convert
+from kiln.table.kinds import COMPUTE
 
 # Where an operand has the dims n, h, r, row, column; -1: it is the same along this one.
 PLACES = {"query": (0, 2, 3, 1, 4), "key": (0, 2, -1, 1, 3), "mask": (0, 1, 2, 3, 4)}

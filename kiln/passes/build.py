@@ -17,12 +17,12 @@ from typing import NamedTuple
 from kiln.codegen.nest import NOWHERE, TURN
 from kiln.graph.graph import Node, Shape, Value
 from kiln.graph.size import Dim, Size, symbol
-from kiln.ops.apply import apply_pointwise, convert_dtype
-from kiln.ops.kinds import COMPUTE
-from kiln.ops.scalar import Scalar, const, convert, round_to, select
 from kiln.passes.explore import Array, Explorer, Frame, Read
 from kiln.passes.layout import Chain, Layout, index_maps, input_layout, resolve
 from kiln.passes.strips import Part
+from kiln.scalars.scalar import Scalar, const, convert, round_to, select
+from kiln.table.apply import apply_pointwise, convert_dtype
+from kiln.table.kinds import COMPUTE
 
 
 class Use(NamedTuple):

@@ -23,7 +23,6 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from kiln.graph.graph import Graph, Node, Shape, Value
-from kiln.ops.kinds import VIEWS
 from kiln.passes.layout import (
     Chain,
     Layout,
@@ -37,6 +36,7 @@ from kiln.passes.layout import (
     resolve,
     squeeze,
 )  # fmt: skip
+from kiln.table.kinds import VIEWS
 
 ALONG = ("scatter", "scan", "sort", "search", "compact")  # kernels that go along one dim
 ALONE = (*ALONG, "attention", "recurrence")  # kernels that nothing joins

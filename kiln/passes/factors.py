@@ -33,10 +33,10 @@ from kiln.codegen.matmul_tile import element_of
 from kiln.codegen.matmul_window import DIMS
 from kiln.graph.graph import Node, Shape, Value
 from kiln.graph.size import Dim
-from kiln.ops.kinds import VIEWS
 from kiln.passes.explore import Explorer, Read
 from kiln.passes.inline import Inline, inline_factor
 from kiln.passes.layout import Layout, numel, refined, regions, squeeze
+from kiln.table.kinds import VIEWS
 
 Dims = list[tuple[Dim, Dim]]  # (size, stride) of each
 

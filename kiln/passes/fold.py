@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any, Union
 
 from kiln.graph.graph import Node
-from kiln.ops.apply import apply_pointwise
-from kiln.ops.kinds import COMPUTE
-from kiln.ops.scalar import Scalar, const, const_value, topological
+from kiln.scalars.scalar import Scalar, const, const_value, topological
+from kiln.table.apply import apply_pointwise
+from kiln.table.kinds import COMPUTE
 
 Number = Union[int, float, bool]
 

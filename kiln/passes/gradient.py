@@ -22,9 +22,9 @@ from typing import NamedTuple
 from kiln.graph.graph import Graph, Node, Value
 from kiln.graph.size import Dim, single_slot, substitute, symbol
 from kiln.graph.slots import array_input, first_slots
-from kiln.ops.kinds import FLOATS, VIEWS
-from kiln.ops.record import Op, find
 from kiln.passes.rewrite import clone, reachable, slots_in, substitute_attr
+from kiln.table.kinds import FLOATS, VIEWS
+from kiln.table.record import Op, find
 
 Source = tuple[str, int]
 

@@ -23,11 +23,11 @@ from typing import NamedTuple
 from kiln.codegen.matmul import TILED
 from kiln.codegen.memory import MEMORY
 from kiln.graph.graph import Node, Shape, Value
-from kiln.ops.apply import apply_pointwise
-from kiln.ops.kinds import COMPUTE
-from kiln.ops.scalar import arg, topological
 from kiln.passes.explore import Explorer, Frame, Read, Scan
 from kiln.passes.layout import numel
+from kiln.scalars.scalar import arg, topological
+from kiln.table.apply import apply_pointwise
+from kiln.table.kinds import COMPUTE
 
 CHEAP = 8  # scalar operations
 MOST_READS = 2  # matrices

@@ -17,9 +17,9 @@ what a user writes for int8 reads a quarter and runs on tiles.
 from __future__ import annotations
 
 from kiln.graph.graph import Graph, Node, Value
-from kiln.ops.kinds import SUMS, VIEWS
-from kiln.ops.record import find
 from kiln.passes.rewrite import append
+from kiln.table.kinds import SUMS, VIEWS
+from kiln.table.record import find
 
 ROUNDED = ("float16", "bfloat16")  # computed in float32
 

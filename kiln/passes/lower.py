@@ -17,7 +17,6 @@ from kiln.codegen.nest import ROW_ACCUMULATORS, Nest, Operand, moved
 from kiln.graph.graph import Shape
 from kiln.graph.size import Dim, quotient
 from kiln.late import later
-from kiln.ops.scalar import LEAVES, Scalar, substitute, topological
 from kiln.passes.build import Builder, Use
 from kiln.passes.explore import ALONG, mergeable
 from kiln.passes.fuse import Fusion, Group, Root
@@ -31,6 +30,7 @@ from kiln.passes.launch import (
 from kiln.passes.layout import numel
 from kiln.passes.prepare import BLOCK
 from kiln.passes.strips import LANES, strips
+from kiln.scalars.scalar import LEAVES, Scalar, substitute, topological
 
 _lower_product = later("kiln.passes.products", "lower_product")
 _lower_along = later("kiln.passes.along", "lower_along")

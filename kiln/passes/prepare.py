@@ -16,10 +16,10 @@ from typing import Any
 
 from kiln.graph.graph import Graph, Node, Shape, Value
 from kiln.graph.size import Dim
-from kiln.ops.apply import LOW
-from kiln.ops.record import CONSTANT, find
 from kiln.passes.layout import numel, squeeze
 from kiln.passes.rewrite import append, clone
+from kiln.table.apply import LOW
+from kiln.table.record import CONSTANT, find
 
 BLOCK = 16384
 SPLIT = ("reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_all", "reduce_any")

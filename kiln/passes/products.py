@@ -12,8 +12,6 @@ from kiln.codegen.nest import Operand
 from kiln.codegen.target import Target, host_target
 from kiln.graph.graph import Shape
 from kiln.graph.size import Dim, quotient
-from kiln.ops.kinds import COMPUTE
-from kiln.ops.scalar import Scalar, convert, round_to
 from kiln.passes.build import Builder
 from kiln.passes.explore import Read
 from kiln.passes.factors import Factor, Windows, factors_of
@@ -22,6 +20,8 @@ from kiln.passes.inline import Inline
 from kiln.passes.launch import WORTH, Lowered, Memory, Split, array_of, stride_class
 from kiln.passes.layout import Layout, numel
 from kiln.passes.lower import stores_of
+from kiln.scalars.scalar import Scalar, convert, round_to
+from kiln.table.kinds import COMPUTE
 
 UNIT_COST = 16  # nanoseconds a unit of a product takes for each k
 WORD_COST = 20  # ... 64 bits of sums for a segment, where many rows share what is packed

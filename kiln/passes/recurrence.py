@@ -9,13 +9,13 @@ from kiln.codegen.recurrence import UNIT_ROWS, RecurrenceSpec, recurrence_parts
 from kiln.codegen.target import Target, host_target
 from kiln.graph.graph import Node
 from kiln.graph.size import Dim, quotient
-from kiln.ops.kinds import COMPUTE
-from kiln.ops.recurrence import CELLS
-from kiln.ops.scalar import Scalar
+from kiln.ops.nn.recurrent_layers import CELLS
 from kiln.passes.explore import Read
 from kiln.passes.fuse import Fusion, Group
 from kiln.passes.launch import WORTH, Lowered, Memory, array_of, stride_class
 from kiln.passes.layout import Layout, is_contiguous
+from kiln.scalars.scalar import Scalar
+from kiln.table.kinds import COMPUTE
 
 FMAS = 50  # in a nanosecond
 GATE = 25  # multiply-adds that one of the cell's gates takes as long as

@@ -25,11 +25,11 @@ from typing import Any
 
 from kiln.graph.graph import Graph, Node, Value
 from kiln.graph.size import Size
-from kiln.ops.kinds import VIEWS
-from kiln.ops.record import CONSTANT, find
 from kiln.passes.fold import fold_pointwise
 from kiln.passes.low import low_factors
 from kiln.passes.rewrite import append, reachable
+from kiln.table.kinds import VIEWS
+from kiln.table.record import CONSTANT, find
 
 Key = tuple[Any, ...]
 

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kiln.graph.graph import Node, Shape, Value
 from kiln.graph.size import Dim, quotient
-from kiln.ops.apply import LOW
 from kiln.passes.explore import Array, Frame, Read, Scan, mergeable
 from kiln.passes.layout import Layout, contiguous, numel, squeeze
 from kiln.passes.prepare import BLOCK
+from kiln.table.apply import LOW
 
 if TYPE_CHECKING:
     from kiln.passes.fuse import Fusion, Group

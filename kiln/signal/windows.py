@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from kiln import ops
-from kiln.ops.creation import chosen_dtype, settle
-from kiln.ops.pointwise import convert
+from kiln.ops.creation.constants import chosen_dtype, settle
+from kiln.ops.elementwise.arithmetic import convert
 
 
 def _window(name: str, M: int, values: Callable[[Any], Any], options: dict[str, Any], least: int = 2) -> Any:

@@ -18,7 +18,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 import kiln
-from kiln.ops import registry
+from kiln.table import registry
 from kiln.testing import mode_cases
 from kiln.testing.compare import is_tensor
 from kiln.testing.mode_cases import Arguments

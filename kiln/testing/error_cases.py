@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import kiln
-from kiln.ops import registry
-from kiln.ops.mistakes import _parameters
+from kiln.table import registry
+from kiln.table.mistakes import _parameters
 from kiln.testing import mode_cases
 from kiln.testing.mode_cases import FORMS, Arguments
 from kiln.testing.op_cases import tensors

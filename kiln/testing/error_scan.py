@@ -26,7 +26,7 @@ import numpy as np
 
 import kiln
 from kiln.errors import entries, is_own
-from kiln.ops import registry
+from kiln.table import registry
 from kiln.testing.compare import dtype_name
 from kiln.testing.error_cases import ErrorCall, Made, calls, kiln_object, names
 from kiln.testing.error_differences import KNOWN, UNNAMED

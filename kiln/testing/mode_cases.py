@@ -14,7 +14,7 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 import kiln
-from kiln.ops import declare, record, registry
+from kiln.table import declare, record, registry
 from kiln.testing.compare import is_tensor
 from kiln.testing.op_cases import Case, Entry, tensors
 

@@ -1,6 +1,6 @@
-"""`kiln/ops/families.py`, written from what the families register: `make docs`.
+"""`kiln/table/families.py`, written from what the families register: `make docs`.
 
-python -m kiln.testing.op_families > kiln/ops/families.py
+python -m kiln.testing.op_families > kiln/table/families.py
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import textwrap
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-from kiln.ops import registry
+from kiln import ops
+from kiln.table import registry
 
 HEAD = '''"""Which names a family of the table registers. Written by `make docs`: do not edit it.
 
@@ -20,7 +21,7 @@ Family -> its functions, methods of tensors, functions of kiln.nn.functional, an
 
 FAMILIES: dict[str, tuple[str, str, str, str]] = {
 '''
-FOLDER = Path(registry.__file__).parent
+FOLDER = Path(ops.__file__).parent
 TABLES = (registry.FUNCTIONS, registry.METHODS, registry.LAYERS, registry.OPS)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import kiln
 from kiln import ops
-from kiln.ops import declare, registry
+from kiln.table import declare, registry
 from kiln.testing.op_cases import GROUPS, Entry, arrays_of, tensors
 
 HEAD = """# Every operation

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Union
 
 from kiln import ops
 from kiln._core import Tensor
-from kiln.ops.declare import name_all
+from kiln.table.declare import name_all
 
 Lengths = Union[Tensor, Sequence[int]]
 

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from kiln.ops import comparison, creation
-from kiln.ops import declare as d
-from kiln.ops import pointwise as p
-from kiln.ops.addends import given
-from kiln.ops.declare import public
+from kiln.ops.creation import constants
+from kiln.ops.creation.named_results import named
+from kiln.ops.elementwise import arithmetic as p
+from kiln.ops.elementwise import comparison
 from kiln.ops.linalg import lapack
 from kiln.ops.linalg.outside import LinAlgError, outside
 from kiln.ops.linalg.systems import (
@@ -35,10 +34,12 @@ from kiln.ops.linalg.systems import (
     triangular,
     upper_,
 )
-from kiln.ops.products import swapped
-from kiln.ops.record import find
-from kiln.ops.results import named
-from kiln.ops.views import broadcast_to, reshape, unsqueeze
+from kiln.ops.products.addends import given
+from kiln.ops.products.matrix_products import swapped
+from kiln.ops.views.core_views import broadcast_to, reshape, unsqueeze
+from kiln.table import declare as d
+from kiln.table.declare import public
+from kiln.table.record import find
 
 # Factorizations
 
@@ -310,7 +311,7 @@ def svd_of(input: Any, some: bool = True, compute_uv: bool = True, *, out: Any =
     v = swapped(vh)
     if not compute_uv:
         (m, n), batch = input.shape[-2:], tuple(input.shape[:-2])
-        u, v = (creation.zeros((*batch, k, k), dtype=input.dtype) for k in (m, n))
+        u, v = (constants.zeros((*batch, k, k), dtype=input.dtype) for k in (m, n))
     result = named("svd", "U S V", u, s, v)
     return result if out is None else type(result)(*p.written(result, out))
 
@@ -345,7 +346,7 @@ def _qr_back(mode: str) -> Any:
             more = matmul(y, swapped(gv))
             gq = more if gq is None else gq + more
         gx = _qr_square(q, r[..., :, :m], gq, None if gr is None else gr[..., :, :m])
-        gy = creation.zeros(tuple(y.shape), dtype=a.dtype) if gv is None else matmul(q, gv)
+        gy = constants.zeros(tuple(y.shape), dtype=a.dtype) if gv is None else matmul(q, gv)
         return (find("concat").handle([gx, gy], a.ndim - 1),)
 
     return back

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from kiln.ops import comparison, creation
-from kiln.ops import declare as d
-from kiln.ops import pointwise as p
-from kiln.ops.declare import public
+from kiln.ops.creation import constants
+from kiln.ops.creation.named_results import named
+from kiln.ops.elementwise import arithmetic as p
+from kiln.ops.elementwise import comparison
 from kiln.ops.linalg import lapack
 from kiln.ops.linalg.decompositions import eigvalsh, singular_values, svd_parts
 from kiln.ops.linalg.outside import outside, scipy_linalg
@@ -31,10 +31,11 @@ from kiln.ops.linalg.systems import (
     triangular,
     upper_,
 )
-from kiln.ops.products import swapped
-from kiln.ops.record import find
-from kiln.ops.results import named
-from kiln.ops.views import broadcast_to, squeeze, unsqueeze
+from kiln.ops.products.matrix_products import swapped
+from kiln.ops.views.core_views import broadcast_to, squeeze, unsqueeze
+from kiln.table import declare as d
+from kiln.table.declare import public
+from kiln.table.record import find
 
 _concat = find("concat").handle
 _EPS = {"float32": 2.0**-23, "float64": 2.0**-52}
@@ -147,7 +148,7 @@ def lu_unpack(
     """
     if unpack_pivots and d.dtype_name(LU_pivots.dtype) != "int32":
         raise RuntimeError("lu_unpack: LU_pivots is expected to be a contiguous tensor of int32")
-    none = creation.zeros((0,), dtype=LU_data.dtype)
+    none = constants.zeros((0,), dtype=LU_data.dtype)
     left, up = parts_of_lu(LU_data) if unpack_data else (none, none)
     order = _permutation(LU_pivots, LU_data.shape[-2], LU_data) if unpack_pivots else none
     return named("lu_unpack", "P L U", *p.written((order, left, up), out))
@@ -315,7 +316,7 @@ def matrix_rank(
     check(A, "linalg.matrix_rank", hermitian)
     a = A.detach()
     if not min(a.shape[-2:]):
-        return creation.zeros(tuple(a.shape[:-2]), dtype="int64")
+        return constants.zeros(tuple(a.shape[:-2]), dtype="int64")
     s = eigvalsh(a).abs() if hermitian else singular_values(a, "linalg.matrix_rank")
     if tol is not None:
         atol, rtol = tol, 0.0 if rtol is None else rtol
@@ -354,7 +355,7 @@ def lstsq(A: Any, B: Any, rcond: Any = None, *, driver: Any = None) -> Any:
         raise RuntimeError(f"{name}: input.size(-2) should match other.size(-2)")
     eps = _EPS[d.dtype_name(A.dtype)] * max(m, n) if rcond is None else float(rcond)
     x, rank, values = outside(name, lambda x, y: lapack.lstsq(x, y, eps, driver, name), _lstsq_back, A, b)
-    empty = creation.zeros((0,), dtype=A.dtype)
+    empty = constants.zeros((0,), dtype=A.dtype)
     full = m > n and driver != "gelsy" and bool((rank == n).all())
     residual = ((matmul(A, x) - b) ** 2).sum(-2) if full else empty
     return named(
@@ -362,7 +363,7 @@ def lstsq(A: Any, B: Any, rcond: Any = None, *, driver: Any = None) -> Any:
         "solution residuals rank singular_values",
         squeeze(x, -1) if vector else x,
         residual,
-        creation.zeros((0,), dtype="int64") if driver == "gels" else rank,
+        constants.zeros((0,), dtype="int64") if driver == "gels" else rank,
         values.detach() if driver in ("gelsd", "gelss") else empty,
     )
 
@@ -408,7 +409,7 @@ def matrix_power(A: Any, n: int) -> Any:
 
 def _exp_back(grads: Any, a: Any, _y: Any) -> Any:
     n, t = a.shape[-1], swapped(a)
-    zeros = creation.zeros(tuple(a.shape), dtype=a.dtype)
+    zeros = constants.zeros(tuple(a.shape), dtype=a.dtype)
     rows = [_concat([t, grads[0]], a.ndim - 1), _concat([zeros, t], a.ndim - 1)]
     return (matrix_exp(_concat(rows, a.ndim - 2))[..., :n, n:],)
 

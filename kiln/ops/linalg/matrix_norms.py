@@ -6,23 +6,23 @@ from typing import Any
 
 from kiln import _core
 from kiln.graph.size import product as product_of
-from kiln.ops import declare as d
-from kiln.ops import kinds, registry
-from kiln.ops import pointwise as p
-from kiln.ops.activations import narrow, wide
-from kiln.ops.addends import given
-from kiln.ops.creation import full
-from kiln.ops.declare import public
-from kiln.ops.kinds import normalize_dim, normalize_dims
+from kiln.ops.creation.constants import full
+from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.linalg import lapack
 from kiln.ops.linalg.decompositions import singular_values
 from kiln.ops.linalg.outside import outside
 from kiln.ops.linalg.systems import BAD, LAPACK, check, inverse_of, linear, nothing, rows_of, solve_matrices
-from kiln.ops.norms import INFINITY, norm_over
-from kiln.ops.products import _matrices
-from kiln.ops.record import Structure, Tensor, composite, find
-from kiln.ops.reduce import sum as sum_
-from kiln.ops.views import expand, movedim, reshape, unsqueeze
+from kiln.ops.nn.activations import narrow, wide
+from kiln.ops.products.addends import given
+from kiln.ops.products.matrix_products import _matrices
+from kiln.ops.reductions.norms import INFINITY, norm_over
+from kiln.ops.reductions.reduce import sum as sum_
+from kiln.ops.views.core_views import expand, movedim, reshape, unsqueeze
+from kiln.table import declare as d
+from kiln.table import kinds, registry
+from kiln.table.declare import public
+from kiln.table.kinds import normalize_dim, normalize_dims
+from kiln.table.record import Structure, Tensor, composite, find
 
 _concat, where = find("concat").handle, find("where").handle
 

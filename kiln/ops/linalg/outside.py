@@ -12,8 +12,8 @@ from functools import cache
 from typing import Any
 
 from kiln import _core
-from kiln.ops.data import numpy
-from kiln.ops.declare import is_value
+from kiln.ops.creation.data import numpy
+from kiln.table.declare import is_value
 
 
 class LinAlgError(RuntimeError):

@@ -8,17 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kiln.ops import comparison, creation, registry
-from kiln.ops import declare as d
-from kiln.ops import pointwise as p
-from kiln.ops.addends import given
-from kiln.ops.declare import public
+from kiln.ops.creation import constants
+from kiln.ops.creation.named_results import named
+from kiln.ops.elementwise import arithmetic as p
+from kiln.ops.elementwise import comparison
 from kiln.ops.linalg import lapack
 from kiln.ops.linalg.outside import LinAlgError, outside
-from kiln.ops.products import matmul as _matmul
-from kiln.ops.products import swapped
-from kiln.ops.results import named
-from kiln.ops.views import broadcast_to, reshape, slice_, squeeze, unsqueeze
+from kiln.ops.products.addends import given
+from kiln.ops.products.matrix_products import matmul as _matmul
+from kiln.ops.products.matrix_products import swapped
+from kiln.ops.views.core_views import broadcast_to, reshape, slice_, squeeze, unsqueeze
+from kiln.table import declare as d
+from kiln.table import registry
+from kiln.table.declare import public
 
 registry.FUNCTIONS["linalg.LinAlgError"] = LinAlgError
 matmul = _matmul.handle
@@ -72,7 +74,7 @@ def same(a: Any, b: Any, name: str) -> None:
 def kept(x: Any, diagonal: int, upper: bool) -> Any:
     """The part of matrices on and above (or below) a diagonal, zeros elsewhere."""
     m, n = x.shape[-2:]
-    distance = creation.arange(n) - reshape(creation.arange(m), (m, 1))
+    distance = constants.arange(n) - reshape(constants.arange(m), (m, 1))
     inside = (comparison.ge if upper else comparison.le)(distance, diagonal)
     return p.where(inside, x, 0)
 
@@ -87,7 +89,7 @@ def upper_(x: Any, diagonal: int = 0) -> Any:
 
 def eye_like(x: Any, n: int) -> Any:
     """The unit matrix of n rows in x's dtype."""
-    row = creation.arange(n)
+    row = constants.arange(n)
     return p.convert(comparison.eq(row, reshape(row, (n, 1))), d.dtype_name(x.dtype))
 
 
@@ -159,7 +161,7 @@ def infos(a: Any, info: Any) -> Any:
     """An array of infos (None: zeros) as a tensor."""
     shape = tuple(a.shape[:-2])
     if info is None:
-        return creation.zeros(shape, dtype="int32")
+        return constants.zeros(shape, dtype="int32")
     return outside("info", lambda: (info.astype("int32"),), None)[0]
 
 

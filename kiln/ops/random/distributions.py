@@ -14,21 +14,20 @@ from types import SimpleNamespace
 from typing import Any
 
 from kiln.errors import describe, message
-from kiln.ops import declare as d
-from kiln.ops import scalar
-from kiln.ops.creation import check_options, chosen_dtype, settle, sizes_given
-from kiln.ops.declare import dtype_name, public, run
-from kiln.ops.getitem import put
-from kiln.ops.order import argsort, searchsorted, topk
-from kiln.ops.pointwise import convert, maximum, minimum, where
+from kiln.ops.creation.constants import check_options, chosen_dtype, settle, sizes_given
+from kiln.ops.elementwise.arithmetic import convert, maximum, minimum, where
+from kiln.ops.elementwise.unary import abs as absolute
+from kiln.ops.elementwise.unary import log, sqrt
+from kiln.ops.indexing.getitem import put
 from kiln.ops.random import draws as r
 from kiln.ops.random.generator import reserve
 from kiln.ops.random.sampling import DIGITS, LIMITS, float_dtype, place_for
-from kiln.ops.record import Number, Operand, Sample, Structure, Tensor, composite, pointwise
-from kiln.ops.scalars import mathematics, philox
-from kiln.ops.scans import cumsum
-from kiln.ops.unary import abs as absolute
-from kiln.ops.unary import log, sqrt
+from kiln.ops.reductions.scans import cumsum
+from kiln.ops.sorting.sorts import argsort, searchsorted, topk
+from kiln.scalars import mathematics, philox, scalar
+from kiln.table import declare as d
+from kiln.table.declare import dtype_name, public, run
+from kiln.table.record import Number, Operand, Sample, Structure, Tensor, composite, pointwise
 
 LARGE = 10.0  # means from here on are drawn by rejection
 STEPS = 64  # of the inversion: a count of more has probability below 1e-20
@@ -42,11 +41,11 @@ def _stream(position: Any, seed: Any, stream: Any) -> Any:
 
 
 def _stream_reference(np: Any, position: Any, seed: Any, stream: Any) -> Any:
-    from kiln.ops import scalar_numpy
+    from kiln.scalars import on_numpy
 
     leaves = [scalar.arg(k, "i64") for k in range(3)]
     values = [np.asarray(v, "int64") for v in (position, seed, stream)]
-    return scalar_numpy.evaluate([_stream(*leaves)], lambda leaf: values[leaf.data])[0]
+    return on_numpy.evaluate([_stream(*leaves)], lambda leaf: values[leaf.data])[0]
 
 
 @pointwise(

@@ -10,16 +10,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from kiln.ops import declare as d
-from kiln.ops import scalar
-from kiln.ops.activations import floating, narrow
-from kiln.ops.creation import iota
-from kiln.ops.kinds import COMPUTE
-from kiln.ops.pointwise import convert, maximum, where
-from kiln.ops.record import Number, Operand, Sample, Sizes, Structure, Tensor, composite, pointwise
-from kiln.ops.scalars import philox
-from kiln.ops.unary import cos, exp, log, log1p, sin
-from kiln.ops.views import reshape
+from kiln.ops.creation.constants import iota
+from kiln.ops.elementwise.arithmetic import convert, maximum, where
+from kiln.ops.elementwise.unary import cos, exp, log, log1p, sin
+from kiln.ops.nn.activations import floating, narrow
+from kiln.ops.views.core_views import reshape
+from kiln.scalars import philox, scalar
+from kiln.table import declare as d
+from kiln.table.kinds import COMPUTE
+from kiln.table.record import Number, Operand, Sample, Sizes, Structure, Tensor, composite, pointwise
 
 
 def _counters(count: int, rng: Any) -> Any:
@@ -30,7 +29,7 @@ def _drawn(np: Any, position: Any, seed: Any, dtype: str, kind: str) -> Any:
     """The reference: the body on NumPy's arithmetic (its own definition is Philox4x32-10, tested against
     vectors).
     """
-    from kiln.ops import scalar_numpy
+    from kiln.scalars import on_numpy
 
     leaves = [scalar.arg(0, "i64"), scalar.arg(1, "i64")]
     body = {"uniform": _uniform, "open": _open, "normal": _normal}.get(kind)
@@ -40,7 +39,7 @@ def _drawn(np: Any, position: Any, seed: Any, dtype: str, kind: str) -> Any:
         else _below(leaves[0], leaves[1], scalar.arg(2, "i64"))
     )
     values = [np.asarray(position, "int64"), np.asarray(seed, "int64")]
-    (result,) = scalar_numpy.evaluate([root], lambda leaf: values[leaf.data])
+    (result,) = on_numpy.evaluate([root], lambda leaf: values[leaf.data])
     return result.astype(d.held(dtype))
 
 
@@ -140,11 +139,11 @@ def draw_below(position: Operand, seed: Operand, count: Operand, dtype: Structur
 
 
 def _drawn_below(np: Any, position: Any, seed: Any, count: int) -> Any:
-    from kiln.ops import scalar_numpy
+    from kiln.scalars import on_numpy
 
     leaves = [scalar.arg(k, "i64") for k in range(3)]
     values = [np.asarray(v, "int64") for v in (position, seed, count)]
-    return scalar_numpy.evaluate([_below(*leaves)], lambda leaf: values[leaf.data])[0]
+    return on_numpy.evaluate([_below(*leaves)], lambda leaf: values[leaf.data])[0]
 
 
 def places(position: Any, sizes: tuple[Any, ...]) -> Any:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from kiln.ops import declare as d
-from kiln.ops.activations import floating, narrow
-from kiln.ops.declare import into, public
-from kiln.ops.pointwise import where
+from kiln.ops.elementwise.arithmetic import where
+from kiln.ops.nn.activations import floating, narrow
 from kiln.ops.random.draws import draw_uniform, places, shaped
 from kiln.ops.random.generator import reserve
-from kiln.ops.record import Number, Sample, Structure, Tensor, composite
+from kiln.table import declare as d
+from kiln.table.declare import into, public
+from kiln.table.record import Number, Sample, Structure, Tensor, composite
 
 SELU_FLOOR = 1.7580993408473766  # minus what a SELU gives far below 0: scale * alpha
 

@@ -15,8 +15,8 @@ from typing import Any
 from kiln import _core
 from kiln.device import CPU
 from kiln.errors import describe, message
-from kiln.ops import declare as d
-from kiln.ops.declare import public
+from kiln.table import declare as d
+from kiln.table.declare import public
 
 STATE_BYTES = 16  # seed and position, each of 64 bits, low byte first
 

@@ -9,15 +9,15 @@ from typing import Any
 
 from kiln import _core
 from kiln.errors import describe, message
-from kiln.ops import declare as d
-from kiln.ops.creation import check_options, chosen_dtype, settle, sizes_given
-from kiln.ops.declare import dtype_name, into, public, run
-from kiln.ops.finite import all_within
-from kiln.ops.getitem import put
-from kiln.ops.kinds import FLOATS
-from kiln.ops.pointwise import convert
+from kiln.ops.creation.constants import check_options, chosen_dtype, settle, sizes_given
+from kiln.ops.elementwise.arithmetic import convert
+from kiln.ops.elementwise.finite import all_within
+from kiln.ops.indexing.getitem import put
 from kiln.ops.random import draws as r
 from kiln.ops.random.generator import reserve
+from kiln.table import declare as d
+from kiln.table.declare import dtype_name, into, public, run
+from kiln.table.kinds import FLOATS
 
 # the integers a dtype holds exactly from 0 on: from .. to, and what PyTorch's messages call it
 LIMITS = {

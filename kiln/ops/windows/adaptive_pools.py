@@ -10,20 +10,20 @@ from math import gcd
 from typing import Any
 
 from kiln.graph.size import product
-from kiln.ops import declare as d
-from kiln.ops import pointwise as p
-from kiln.ops.activations import narrow, wide
-from kiln.ops.comparison import gt, ne
-from kiln.ops.creation import zeros
-from kiln.ops.declare import dtype_name, public
-from kiln.ops.extrema import max as largest
-from kiln.ops.indexing import gather
-from kiln.ops.record import Sample, Sizes, Structure, Tensor, composite, find
-from kiln.ops.reduce import mean
-from kiln.ops.views import reshape
+from kiln.ops.creation.constants import zeros
+from kiln.ops.elementwise import arithmetic as p
+from kiln.ops.elementwise.comparison import gt, ne
+from kiln.ops.indexing.gathering import gather
+from kiln.ops.nn.activations import narrow, wide
+from kiln.ops.reductions.extrema import max as largest
+from kiln.ops.reductions.reduce import mean
+from kiln.ops.views.core_views import reshape
 from kiln.ops.windows.average_pools import avg_pool1d, avg_pool2d, avg_pool3d
 from kiln.ops.windows.geometry import Ints, listed, require
 from kiln.ops.windows.max_pools import described, max_pool1d, max_pool2d, max_pool3d, placed_at
+from kiln.table import declare as d
+from kiln.table.declare import dtype_name, public
+from kiln.table.record import Sample, Sizes, Structure, Tensor, composite, find
 
 _AVERAGE, _LARGEST = (avg_pool1d, avg_pool2d, avg_pool3d), (max_pool1d, max_pool2d, max_pool3d)
 _reshape = reshape.handle

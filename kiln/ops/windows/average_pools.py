@@ -9,18 +9,18 @@ from __future__ import annotations
 from typing import Any
 
 from kiln.graph.size import product
-from kiln.ops import declare as d
-from kiln.ops import pointwise as p
-from kiln.ops.activations import narrow, wide
-from kiln.ops.creation import filled, positions
-from kiln.ops.declare import dtype_name, public
-from kiln.ops.places import contiguous_strides
-from kiln.ops.record import Number, Sample, Sizes, Structure, Tensor, composite, find
-from kiln.ops.unary import abs as absolute
-from kiln.ops.unary import relu, sign
-from kiln.ops.views import expand, reshape, write
+from kiln.ops.creation.constants import filled, positions
+from kiln.ops.elementwise import arithmetic as p
+from kiln.ops.elementwise.unary import abs as absolute
+from kiln.ops.elementwise.unary import relu, sign
+from kiln.ops.nn.activations import narrow, wide
+from kiln.ops.views.core_views import expand, reshape, write
+from kiln.ops.views.strided import contiguous_strides
 from kiln.ops.windows.geometry import Ints, Windows, bordered, listed, require, stages, tap, taps
 from kiln.ops.windows.max_pools import described, pool_failures
+from kiln.table import declare as d
+from kiln.table.declare import dtype_name, public
+from kiln.table.record import Number, Sample, Sizes, Structure, Tensor, composite, find
 
 AT_ONCE = 25  # taps of a window read in one pass
 LONG = 4  # elements of a row of a window from which they are written one by one

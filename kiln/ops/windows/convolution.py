@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from kiln.ops import declare as d
-from kiln.ops.declare import dtype_name, public
-from kiln.ops.formats import contiguous
-from kiln.ops.padding import constant_pad_nd
-from kiln.ops.record import Sample
-from kiln.ops.views import reshape
+from kiln.ops.rearranging.padding import constant_pad_nd
+from kiln.ops.views.core_views import reshape
+from kiln.ops.views.memory_formats import contiguous
 from kiln.ops.windows.geometry import Ints, listed, require
 from kiln.ops.windows.products import convolve, convolve_input, rows_of
+from kiln.table import declare as d
+from kiln.table.declare import dtype_name, public
+from kiln.table.record import Sample
 
 _reshape = reshape.handle
 

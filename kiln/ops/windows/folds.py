@@ -11,15 +11,15 @@ from itertools import product as positions
 from typing import Any
 
 from kiln.graph.size import product, quotient
-from kiln.ops import declare as d
-from kiln.ops.activations import narrow, wide
-from kiln.ops.creation import filled
-from kiln.ops.declare import dtype_name, public
-from kiln.ops.indexing import scatter_add
-from kiln.ops.places import contiguous_strides
-from kiln.ops.record import Sizes, Structure, Tensor, composite, find
-from kiln.ops.views import as_strided, expand, reshape, slice_, write
+from kiln.ops.creation.constants import filled
+from kiln.ops.indexing.gathering import scatter_add
+from kiln.ops.nn.activations import narrow, wide
+from kiln.ops.views.core_views import as_strided, expand, reshape, slice_, write
+from kiln.ops.views.strided import contiguous_strides
 from kiln.ops.windows.geometry import Ints, bordered, listed, require
+from kiln.table import declare as d
+from kiln.table.declare import dtype_name, public
+from kiln.table.record import Sizes, Structure, Tensor, composite, find
 
 _reshape = reshape.handle
 AT_ONCE = 25  # taps, and phases, of windows that are added in one pass

@@ -11,10 +11,10 @@ from itertools import product as combinations
 from typing import Any
 
 from kiln.graph.size import product, quotient
-from kiln.ops import declare as d
-from kiln.ops.creation import filled
-from kiln.ops.places import contiguous_strides
-from kiln.ops.views import slice_, write
+from kiln.ops.creation.constants import filled
+from kiln.ops.views.core_views import slice_, write
+from kiln.ops.views.strided import contiguous_strides
+from kiln.table import declare as d
 
 Ints = tuple[int, ...]
 WORDS = ("zero", "one", "two", "three")

@@ -11,17 +11,17 @@ from itertools import product as positions
 from typing import Any
 
 from kiln.graph.size import product, quotient
-from kiln.ops import declare as d
-from kiln.ops import pointwise as p
-from kiln.ops.activations import narrow, wide
-from kiln.ops.comparison import eq, gt, ne
-from kiln.ops.creation import filled
-from kiln.ops.declare import dtype_name, public
-from kiln.ops.indexing import scatter_add
-from kiln.ops.places import contiguous_strides
-from kiln.ops.record import Sample, Sizes, Structure, Tensor, composite, find
-from kiln.ops.views import reshape, write
+from kiln.ops.creation.constants import filled
+from kiln.ops.elementwise import arithmetic as p
+from kiln.ops.elementwise.comparison import eq, gt, ne
+from kiln.ops.indexing.gathering import scatter_add
+from kiln.ops.nn.activations import narrow, wide
+from kiln.ops.views.core_views import reshape, write
+from kiln.ops.views.strided import contiguous_strides
 from kiln.ops.windows.geometry import Ints, Windows, bordered, stages, tap, taps
+from kiln.table import declare as d
+from kiln.table.declare import dtype_name, public
+from kiln.table.record import Sample, Sizes, Structure, Tensor, composite, find
 
 # taps of a window read in one pass
 AT_ONCE = 25

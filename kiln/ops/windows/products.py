@@ -19,16 +19,16 @@ from typing import Any
 
 from kiln.graph.size import product as product_of
 from kiln.graph.size import quotient
-from kiln.ops import declare as d
-from kiln.ops.activations import narrow, wide
-from kiln.ops.creation import filled
-from kiln.ops.places import contiguous_strides
-from kiln.ops.products import product
-from kiln.ops.record import Operand, Sample, Sizes, Structure, Tensor, composite, pointwise
-from kiln.ops.reduce import reduce_sum
-from kiln.ops.scalar import FLOATS, fma
-from kiln.ops.views import as_strided, expand, permute, reshape, slice_, write
+from kiln.ops.creation.constants import filled
+from kiln.ops.nn.activations import narrow, wide
+from kiln.ops.products.matrix_products import product
+from kiln.ops.reductions.reduce import reduce_sum
+from kiln.ops.views.core_views import as_strided, expand, permute, reshape, slice_, write
+from kiln.ops.views.strided import contiguous_strides
 from kiln.ops.windows.geometry import Ints, bordered
+from kiln.scalars.scalar import FLOATS, fma
+from kiln.table import declare as d
+from kiln.table.record import Operand, Sample, Sizes, Structure, Tensor, composite, pointwise
 
 UNROLLED = 9  # taps of a channel of its own, at most, that are added up one by one
 

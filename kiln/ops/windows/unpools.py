@@ -6,14 +6,14 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from kiln.ops import declare as d
-from kiln.ops.creation import zeros
-from kiln.ops.declare import dtype_name, public
-from kiln.ops.placing import scatter
-from kiln.ops.record import Sample
-from kiln.ops.views import reshape
+from kiln.ops.creation.constants import zeros
+from kiln.ops.indexing.scattering import scatter
+from kiln.ops.views.core_views import reshape
 from kiln.ops.windows.geometry import Ints, listed, per_dim, require
 from kiln.ops.windows.max_pools import described
+from kiln.table import declare as d
+from kiln.table.declare import dtype_name, public
+from kiln.table.record import Sample
 
 _reshape = reshape.handle
 

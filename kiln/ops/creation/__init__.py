@@ -1,0 +1,1 @@
+"""Arrays from nothing, from Python and from other libraries."""

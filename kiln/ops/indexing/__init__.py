@@ -1,0 +1,1 @@
+"""Elements read and written at positions that are data."""

@@ -1,0 +1,597 @@
+"""Indexing by arrays of positions: gather, its transpose scatter_add, and what is made of them; joining
+arrays.
+
+An op that can fail on data states it in `checks` (record.IndexCheck): the core scans the index on the line of
+the call, before anything is written. `x[...]` is in getitem.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kiln import _core
+from kiln.graph.size import product
+from kiln.ops.elementwise import arithmetic as p
+from kiln.ops.elementwise import comparison
+from kiln.ops.views.core_views import expand, expand_, reshape, slice_, unsqueeze
+from kiln.table import declare as d
+from kiln.table.declare import alias, dtype_name, into, public
+from kiln.table.kinds import normalize_dim
+from kiln.table.record import IndexCheck, Sample, Structure, Tensor, Tensors, composite, find, primitive
+
+OUT = "index {index} is out of bounds for dimension {dim} with size {size}"
+
+
+def _scattered(np: Any, base: Any, dim: int, index: Any, src: Any) -> Any:
+    out = base.copy()
+    places = list(np.indices(index.shape))
+    places[dim] = index
+    np.add.at(out, tuple(places), src[tuple(map(slice, index.shape))])
+    return out
+
+
+def _taken(np: Any, x: Any, dim: int, index: Any) -> Any:
+    places = list(np.indices(index.shape))
+    places[dim] = index
+    return x[tuple(places)]
+
+
+@primitive(
+    "gather",
+    checks=IndexCheck("index", "input", "dim", RuntimeError, OUT),
+    dtypes="all",
+    onnx="GatherElements",
+    samples=d.samples(
+        lambda rng, t: ((d.array(rng, (4, 3), t), 0, rng.integers(0, 4, (2, 3))), {}),
+        lambda rng, t: ((d.array(rng, (3, 5), t), 1, rng.integers(0, 5, (3, 7))), {}),
+    ),
+    reference=d.reference(_taken),
+    public=False,
+    failures=d.failures(
+        ((d.Zeros(2, 3), 0, d.Zeros(1, 1, dtype="int64", value=5)), {}, RuntimeError, "out of bounds")
+    ),
+)
+def gather(input: Tensor, dim: Structure, index: Tensor) -> Any:
+    """out[..i..] = input[..index[..i..]..] along `dim` (counted from the front): of index's shape, which is
+    no larger than input's along other dims. RuntimeError for an index out of bounds.
+
+    >>> kiln.gather(kiln.tensor([[1, 2], [3, 4]]), 1, kiln.tensor([[0], [1]]))
+    tensor([[1],
+            [4]])
+    """
+
+
+@gather.derivative
+def _(g: Any, input: Any, dim: Any, index: Any) -> Any:
+    zeros = g.graph.add(find("full"), (d.number(g, 0),), (tuple(input.shape), g.dtype))
+    return scatter_add(zeros, dim, index, g), None
+
+
+@primitive(
+    "scatter",
+    checks=IndexCheck("index", "input", "dim", RuntimeError, OUT),
+    dtypes="numeric",
+    onnx="ScatterElements",
+    samples=d.samples(
+        lambda rng, t: ((d.array(rng, (4, 3), t), 0, rng.integers(0, 4, (6, 3)), d.array(rng, (6, 3), t)), {})
+    ),
+    reference=d.reference(_scattered),
+    public=False,
+    failures=d.failures(
+        (
+            (d.Zeros(2, 3), 0, d.Zeros(1, 1, dtype="int64", value=5), d.Zeros(1, 1)),
+            {},
+            RuntimeError,
+            "out of bounds",
+        )
+    ),
+)
+def scatter_add(input: Tensor, dim: Structure, index: Tensor, src: Tensor) -> Any:
+    """`input` with src added at index along `dim` (counted from the front), in index order; index and src of
+    one shape.
+
+    RuntimeError for an index out of bounds.
+
+    >>> kiln.zeros(3).scatter_add(0, kiln.tensor([0, 0, 2]), kiln.ones(3))
+    tensor([2., 0., 1.])
+    """
+
+
+@scatter_add.derivative
+def _(g: Any, dim: Any, index: Any) -> Any:
+    return g, None, gather(g, dim, index)
+
+
+def check_index(op: str, input: Any, dim: int, index: Any, src: Any = None) -> None:
+    """PyTorch's errors for an index array that does not fit; one of nothing may be of any shape and dtype."""
+    if 0 in index.shape:
+        return
+    if dtype_name(index.dtype) not in ("int32", "int64"):
+        raise RuntimeError(f"{op}(): Expected dtype int32/int64 for index")
+    if max(index.ndim, 1) != max(input.ndim, 1):
+        raise RuntimeError(
+            "Index tensor must have the same number of dimensions as input tensor"
+            if src is None
+            else "Index tensor must have the same number of dimensions as self tensor"
+        )
+    for k, (have, limit) in enumerate(zip(index.shape, input.shape)):
+        if k != dim and isinstance(have, int) and isinstance(limit, int) and have > limit:
+            raise RuntimeError(
+                f"Size does not match at dimension {k} expected index {list(index.shape)} to be no larger "
+                f"than self {list(input.shape)} apart from dimension {dim}"
+            )
+    for have, limit in zip(index.shape, src.shape if src is not None else ()):
+        if isinstance(have, int) and isinstance(limit, int) and have > limit:
+            raise RuntimeError(
+                f"Expected index {list(index.shape)} to be no larger than src {list(src.shape)}"
+            )
+
+
+def long(index: Any) -> Any:
+    """An index as int64."""
+    return index if dtype_name(index.dtype) == "int64" else p.convert(index, "int64")
+
+
+def unlike(input: Any, index: Any) -> bool:
+    """Whether a call is for arrays in one dim: of a number, or with an index of nothing."""
+    return input.ndim == 0 or index.ndim == 0 or 0 in index.shape
+
+
+def in_one_dim(input: Any, index: Any, *src: Any) -> list[Any]:
+    """The arrays of such a call, src no larger than index."""
+    flat = [reshape(x, (product(tuple(x.shape)),)) for x in (input, long(index), *src)]
+    return [*flat[:2], *(slice_(x, 0, (0, flat[1].shape[0], 1)) for x in flat[2:])]
+
+
+@public("gather", dtypes="all")
+def gather_(input: Any, dim: int, index: Any, *, sparse_grad: bool = False, out: Any = None) -> Any:
+    """out[i][j] = input[index[i][j]][j] for dim 0, and so on; of index's shape (int64 or int32). Gradients
+    are dense, whatever `sparse_grad` says.
+
+    IndexError for a dim out of range; RuntimeError for an index out of bounds, of another dtype or too large
+    a shape.
+
+    >>> kiln.gather(kiln.tensor([[1, 2], [3, 4]]), 1, kiln.tensor([[0], [1]]))
+    tensor([[1],
+            [4]])
+    """
+    dim = normalize_dim(dim, input.ndim, "gather")
+    check_index("gather", input, dim, index)
+    if unlike(input, index):
+        flat, places = in_one_dim(input, index)
+        return p.written_to(reshape(gather(flat, 0, places), tuple(index.shape)), out)
+    return gather(input, dim, long(index), **into(out))
+
+
+@public(
+    "scatter_add",
+    differs="equal places add up in their order, at every number of threads",
+    inplace=True,
+    dtypes="all",
+)
+def scatter_add_(input: Any, dim: int, index: Any, src: Any, *, out: Any = None) -> Any:
+    """`input` with src[i][j] added at [index[i][j]][j] for dim 0, and so on; repeated places add up in index
+    order.
+
+    IndexError for a dim out of range; RuntimeError for an index out of bounds, other dtypes or too large a
+    shape.
+
+    >>> kiln.zeros(3).scatter_add(0, kiln.tensor([0, 0, 2]), kiln.ones(3))
+    tensor([2., 0., 1.])
+    """
+    dim = normalize_dim(dim, input.ndim, "scatter_add")
+    check_index("scatter", input, dim, index, src)
+    if input.dtype != src.dtype:
+        raise RuntimeError("scatter(): Expected self.dtype to be equal to src.dtype")
+    if unlike(input, index):
+        flat, places, values = in_one_dim(input, index, src)
+        found = scatter_add(flat, 0, places, values)
+        return p.written_to(reshape(found, tuple(input.shape)), out, input)
+    for k, (have, limit) in enumerate(zip(index.shape, src.shape)):
+        if isinstance(have, int) and isinstance(limit, int) and have != limit:
+            src = slice_(src, k, (0, have, 1))
+    return scatter_add(input, dim, long(index), src, **into(out))
+
+
+@composite(
+    checks=IndexCheck("index", "input", "dim", IndexError, OUT, negative=True),
+    dtypes="all",
+    public=False,
+    samples=d.samples(lambda rng, t: ((d.array(rng, (3, 4), t), 1, rng.integers(-4, 4, (3, 2))), {})),
+    reference=d.reference(lambda np, x, dim, index: np.take_along_axis(x, index, dim)),
+    failures=d.failures(
+        ((d.Zeros(2), 0, d.Zeros(1, dtype="int64", value=-3)), {}, IndexError, "out of bounds for dimension"),
+    ),
+)
+def gather_wrapped(input: Tensor, dim: Structure, index: Tensor) -> Any:
+    """`gather` whose positions count from the end if negative. IndexError for one out of bounds.
+
+    >>> kiln.take_along_dim(kiln.tensor([1, 2, 3]), kiln.tensor([-1]), 0)
+    tensor([3])
+    """
+    return gather(input, dim, p.where(index < 0, index + d.number(input, input.shape[dim]), index))
+
+
+@public(
+    "take_along_dim",
+    dtypes="all",
+    differs="positions out of range raise; PyTorch takes them modulo the size along `dim`",
+    samples=lambda rng, t: [
+        Sample((d.array(rng, (3, 4), t), rng.integers(-4, 4, (3, 2)), 1)),
+        Sample((d.array(rng, (1, 4), t), rng.integers(-4, 4, (3, 2)), -1)),
+        Sample((d.array(rng, (3, 4), t), rng.integers(0, 12, (5,)))),
+    ],
+    failures=d.failures(
+        ((d.Zeros(2, 2), d.Zeros(2, 2)), {}, RuntimeError, "should be Long"),
+        ((d.Zeros(2, 2), d.Zeros(2, dtype="int64"), 0), {}, RuntimeError, "same number of dimensions"),
+        ((d.Zeros(2), d.Zeros(1, dtype="int64", value=-1)), {}, RuntimeError, "out of bounds"),
+    ),
+)
+def take_along_dim(input: Any, indices: Any, dim: int | None = None, *, out: Any = None) -> Any:
+    """`gather` whose index and input broadcast along the other dims, positions below 0 counted from the end;
+    without `dim`, of the flat array, positions from 0.
+
+    >>> x = kiln.tensor([[3, 1], [2, 4]])
+    >>> kiln.take_along_dim(x, x.argmax(1, keepdim=True), 1)
+    tensor([[3],
+            [4]])
+    """
+    if dtype_name(indices.dtype) != "int64":
+        raise RuntimeError(
+            "torch.take_along_dim(): dtype of indices should be Long but got "
+            f"{d.type_name(dtype_name(indices.dtype))}"
+        )
+    if dim is None:
+        flat = reshape(input, (d.numel(input.shape),))
+        return gather_(flat, 0, reshape(indices, (d.numel(indices.shape),)), **into(out))
+    if input.ndim != indices.ndim:
+        raise RuntimeError(
+            "torch.take_along_dim(): input and indices should have the same number of dimensions, but got "
+            f"{input.ndim} dimensions for input, and {indices.ndim} dimensions for indices"
+        )
+    dim = normalize_dim(dim, input.ndim, "take_along_dim")
+    rest = [b if isinstance(a, int) and a == 1 else a for a, b in zip(input.shape, indices.shape)]
+    wide = expand_(input, tuple(s if k == dim else rest[k] for k, s in enumerate(input.shape)))
+    places = expand_(indices, tuple(s if k == dim else rest[k] for k, s in enumerate(indices.shape)))
+    return gather_wrapped.handle(wide, dim, places, **into(out))
+
+
+def _rows(x: Any, index: Any, dim: int) -> Any:
+    """x with the positions in `index` (int64, any shape) in place of dim `dim`."""
+    count = d.numel(index.shape)
+    flat = reshape(index, (*(1,) * dim, count, *(1,) * (x.ndim - dim - 1)))
+    places = expand(flat, (*x.shape[:dim], count, *x.shape[dim + 1 :]))
+    return reshape(gather(x, dim, places), (*x.shape[:dim], *index.shape, *x.shape[dim + 1 :]))
+
+
+def vector(index: Any, op: str) -> Any:
+    """A vector of positions as int64; an error for another dtype, IndexError for more dims."""
+    if dtype_name(index.dtype) not in ("int32", "int64"):
+        kind = IndexError if op.startswith("index_fill") else RuntimeError  # PyTorch's
+        raise kind(f"{op}(): Expected dtype int32 or int64 for index")
+    if index.ndim > 1:
+        raise IndexError(f"{op}(): Index is supposed to be a vector")
+    return long(index)
+
+
+@composite(
+    checks=IndexCheck("index", "input", "dim", IndexError, "index out of range in self"),
+    dtypes="all",
+    onnx="Gather",
+    samples=d.samples(
+        lambda rng, t: ((d.array(rng, (4, 3), t), 0, rng.integers(0, 4, (6,))), {}),
+        lambda rng, t: ((d.array(rng, (2, 4, 3), t), -2, rng.integers(0, 4, (3,))), {}),
+    ),
+    reference=d.reference(lambda np, x, dim, index: np.take(x, index, dim)),
+    failures=d.failures(
+        ((d.Zeros(2), 0, d.Zeros(1, dtype="int64", value=7)), {}, IndexError, "index out of range in self"),
+        ((d.Zeros(2), 0, d.Zeros(1, 1, dtype="int64")), {}, IndexError, "supposed to be a vector"),
+    ),
+)
+def index_select(input: Tensor, dim: Structure, index: Tensor) -> Any:
+    """The slices of `input` along `dim` at the positions in the vector `index` (int64 or int32).
+
+    IndexError for a position or dim out of range or an index that is not a vector.
+
+    >>> kiln.index_select(kiln.tensor([1, 2, 3]), 0, kiln.tensor([2, 0]))
+    tensor([3, 1])
+    """
+    index = vector(index, "index_select")
+    if input.ndim == 0:
+        if index.ndim and index.shape[0] != 1:
+            raise RuntimeError("index_select(): Index to scalar can have only 1 value")
+        return p.clone(input)
+    if index.ndim == 0:
+        index = reshape(index, (1,))
+    return _rows(input, index, normalize_dim(dim, input.ndim, "index_select"))
+
+
+_ROWS = d.samples(
+    lambda rng, t: ((d.array(rng, (4, 3), t), 0, rng.integers(0, 4, (6,))), {}),
+    lambda rng, t: ((d.array(rng, (2, 4), t), 1, rng.integers(0, 4, (2, 3))), {}),
+)
+
+
+@composite(
+    dtypes="all",
+    public=False,
+    onnx="Gather",
+    samples=_ROWS,
+    reference=d.reference(lambda np, x, dim, index: np.take(x, index, dim)),
+    failures=d.not_an_array("rows_at"),
+)
+def rows_at(input: Tensor, dim: Structure, index: Tensor) -> Any:
+    """`input` with the slices at positions (int64, any shape; known to be right) in place of `dim`.
+
+    >>> kiln.tensor([1, 2, 3])[kiln.tensor([True, False, True])]
+    tensor([1, 3])
+    """
+    return _rows(input, index, dim)
+
+
+@composite(
+    checks=IndexCheck("index", "input", "dim", IndexError, OUT, negative=True),
+    dtypes="all",
+    public=False,
+    onnx="Gather",
+    samples=d.samples(
+        lambda rng, t: ((d.array(rng, (4, 3), t), 0, rng.integers(-4, 4, (6,))), {}),
+        lambda rng, t: ((d.array(rng, (2, 4), t), 1, rng.integers(0, 4, (2, 3))), {}),
+    ),
+    reference=d.reference(lambda np, x, dim, index: np.take(x, index, dim)),
+    failures=d.failures(
+        (
+            (d.Zeros(2), 0, d.Zeros(1, dtype="int64", value=7)),
+            {},
+            IndexError,
+            "is out of bounds for dimension 0",
+        )
+    ),
+)
+def take_at(input: Tensor, dim: Structure, index: Tensor) -> Any:
+    """`input[.., index, ..]` for an integer array of any shape at `dim`: from the end if negative.
+
+    IndexError for one out of bounds.
+
+    >>> kiln.tensor([1, 2, 3])[kiln.tensor([-1, 0])]
+    tensor([3, 1])
+    """
+    places = long(index)
+    return _rows(input, p.where(places < 0, places + d.number(input, input.shape[dim]), places), dim)
+
+
+def _check_table(input: Any, weight: Any) -> Any:
+    if dtype_name(input.dtype) not in ("int32", "int64"):
+        raise RuntimeError(
+            "Expected tensor for argument #1 'indices' to have one of the following scalar types: Long, Int; "
+            f"but got {d.type_name(dtype_name(input.dtype))} instead"
+        )
+    if weight.ndim != 2:
+        raise RuntimeError("'weight' must be 2-D")
+    return long(input)
+
+
+@composite(
+    differs="no `max_norm`, `scale_grad_by_freq`, `sparse`",
+    checks=IndexCheck("input", "weight", 0, IndexError, "index out of range in self"),
+    method=False,
+    onnx="Gather",
+    samples=d.samples(lambda rng, t: ((rng.integers(0, 4, (2, 3)), d.array(rng, (4, 5), t)), {})),
+    reference=d.reference(lambda np, index, weight: weight[index]),
+    failures=d.failures(
+        ((d.Zeros(1, dtype="int64", value=7), d.Zeros(2, 3)), {}, IndexError, "index out of range in self"),
+        ((d.Zeros(1), d.Zeros(2, 3)), {}, RuntimeError, "scalar types: Long, Int"),
+    ),
+)
+def embedding(input: Tensor, weight: Tensor) -> Any:
+    """The rows of `weight` [n, d] at the positions `input` (int64 or int32, any shape): [..input.., d].
+
+    IndexError for a position out of range, RuntimeError for one that is not an integer.
+
+    >>> kiln.nn.functional.embedding(kiln.tensor([1]), kiln.tensor([[1.0], [2.0]]))
+    tensor([[2.]])
+    """
+    return _rows(weight, _check_table(input, weight), 0)
+
+
+@composite(
+    method=False,
+    public=False,
+    differentiable=False,
+    dtypes="integral",
+    samples=lambda rng, t: [Sample((rng.integers(0, 4, (2, 3)), 4))],
+    reference=d.reference(lambda np, index, n: (index[..., None] == np.arange(n)).astype("int64")),
+    failures=d.failures((("text", 4), {}, TypeError, "one_hot")),
+)
+def one_hot_(input: Tensor, num_classes: Structure) -> Any:
+    """1 at each position of `input` and 0 elsewhere, along a new last dim of size num_classes: int64.
+
+    >>> kiln.nn.functional.one_hot(kiln.tensor([1, 0]), 2)
+    tensor([[0, 1],
+            [1, 0]])
+    """
+    shape = (*input.shape, num_classes)
+    places = input.graph.add(find("iota"), (), (shape, input.ndim))
+    return p.convert(comparison.eq(reshape(input, (*input.shape, 1)), places), "int64")
+
+
+@public("one_hot", method=False)
+def one_hot(tensor: Any, num_classes: int = -1) -> Any:
+    """1 at each position of `tensor` and 0 elsewhere, along a new last dim: int64. -1 counts the classes,
+    which reads.
+
+    RuntimeError for a dtype other than int64, or a position that is negative or not below num_classes.
+
+    >>> kiln.nn.functional.one_hot(kiln.tensor([1, 0]), 2)
+    tensor([[0, 1],
+            [1, 0]])
+    """
+    if dtype_name(tensor.dtype) != "int64":
+        raise RuntimeError("one_hot is only applicable to index tensor of type LongTensor.")
+    if not d.is_value(tensor) and d.numel(tensor.shape):
+        every = tensor  # a sample of a batch (kiln.func) is checked with all of the batch
+        while hasattr(type(every), "whole"):
+            every = every.whole
+        if find("amin").handle(every).item() < 0:
+            raise RuntimeError("one_hot: Class values must be non-negative.")
+        largest = find("amax").handle(tensor if num_classes == -1 else every).item()
+        if num_classes == -1:
+            num_classes = int(largest) + 1
+        elif largest >= num_classes:
+            raise RuntimeError("one_hot: Class values must be smaller than num_classes.")
+    elif num_classes <= 0:
+        raise RuntimeError("one_hot: Can not infer total number of classes from empty tensor.")
+    return one_hot_(tensor, num_classes)
+
+
+# Joining
+
+
+@primitive(
+    "concat",
+    explain=lambda tensors, dim: _sizes_error(tensors, dim),
+    samples=d.samples(
+        lambda rng, t: (([d.array(rng, (2, 3), t), d.array(rng, (2, 5), t)], 1), {}),
+        lambda rng, t: (([d.array(rng, (2, 3), t)] * 3, 0), {}),
+    ),
+    reference=d.reference(lambda np, xs, dim: np.concatenate(xs, dim)),
+    dtypes="all",
+    public=False,
+    onnx="Concat",
+    failures=d.failures((([d.Zeros(2, 3), d.Zeros(3, 3)], 1), {}, RuntimeError, "must match")),
+)
+def concat(tensors: Tensors, dim: Structure) -> Any:
+    """Arrays of one dtype and rank joined along `dim` (counted from the front), other dims equal.
+
+    >>> kiln.cat([kiln.tensor([1]), kiln.tensor([2, 3])])
+    tensor([1, 2, 3])
+    """
+
+
+@concat.derivative
+def _(g: Any, tensors: Any, dim: Any) -> Any:
+    parts: list[Any] = []
+    start: Any = 0
+    for x in tensors:
+        parts.append(slice_(g, dim, (start, x.shape[dim], 1)))
+        start = start + x.shape[dim]
+    return tuple(parts)
+
+
+def _sizes_error(tensors: Any, dim: int) -> Exception | None:
+    """What is wrong with the sizes of arrays to be joined, if anything."""
+    try:
+        _same_sizes(list(tensors), dim)
+    except RuntimeError as error:
+        return error
+    return None
+
+
+def _same_sizes(tensors: list[Any], dim: int) -> None:
+    first = tensors[0]
+    for number, x in enumerate(tensors[1:], 1):
+        if x.ndim != first.ndim:
+            raise RuntimeError(f"Tensors must have same number of dimensions: got {first.ndim} and {x.ndim}")
+        for k, (a, b) in enumerate(zip(first.shape, x.shape)):
+            if k != dim and isinstance(a, int) and isinstance(b, int) and a != b:
+                raise RuntimeError(
+                    f"Sizes of tensors must match except in dimension {dim}. Expected size {a} but got size "
+                    f"{b} for tensor number {number} in the list."
+                )
+
+
+TOGETHER = 32  # arrays joined at once: a program's text grows as the square of how many there are
+
+
+def _listed(tensors: Any) -> list[Any]:
+    """Several tensors as a list; PyTorch's errors for what is none."""
+    if hasattr(tensors, "ndim"):
+        raise TypeError("cat(): argument 'tensors' (position 1) must be tuple of Tensors, not Tensor")
+    found: list[Any] = list(tensors)
+    for k, x in enumerate(found):
+        if not hasattr(x, "ndim"):
+            raise TypeError(f"expected Tensor as element {k} in argument 0, but got {type(x).__name__}")
+    if not found:
+        raise ValueError("torch.cat(): expected a non-empty list of Tensors")
+    return found
+
+
+def _alike(tensors: list[Any]) -> bool:
+    """Whether all are of one shape, with a first dim, and of one dtype: nothing else to look at."""
+    first = tensors[0]
+    shape, dtype = first.shape, first.dtype
+    return bool(shape) and all(x.shape == shape and x.dtype == dtype for x in tensors)
+
+
+def _fitting(tensors: list[Any]) -> list[Any]:
+    """Those that take part, in their common dtype: an empty vector joins with anything."""
+    kept = [
+        x for x in tensors if not (x.ndim == 1 and isinstance(x.shape[0], int) and x.shape[0] == 0)
+    ] or tensors[:1]
+    if any(x.ndim == 0 for x in kept):
+        raise RuntimeError(
+            f"zero-dimensional tensor (at position {[x.ndim for x in kept].index(0)}) cannot be concatenated"
+        )
+    first = tensors[0].dtype
+    if any(x.dtype != first for x in tensors):
+        dtype = common(tensors)
+        kept = [x if dtype_name(x.dtype) == dtype else p.convert(x, dtype) for x in kept]
+    return kept
+
+
+@public("cat", method=False, dtypes="all")
+def cat(tensors: Any, dim: int = 0, *, out: Any = None) -> Any:
+    """Arrays joined along `dim`, in their common dtype. ValueError for none, RuntimeError if other dims
+    differ.
+
+    >>> kiln.cat([kiln.tensor([1]), kiln.tensor([2.5])])
+    tensor([1.0000, 2.5000])
+    """
+    kept = tensors = _listed(tensors)
+    if not _alike(tensors):
+        kept = _fitting(tensors)
+    dim = normalize_dim(dim, kept[0].ndim, "cat")
+    if kept is not tensors:
+        _same_sizes(kept, dim)
+    while len(kept) > TOGETHER:
+        kept = [concat.handle(kept[k : k + TOGETHER], dim) for k in range(0, len(kept), TOGETHER)]
+    result = concat.handle(kept, dim)
+    if out is not None and d.is_float(result) and not d.is_float(out):
+        kind = d.type_name(dtype_name(out.dtype))
+        raise TypeError(f"torch.cat(): input types can't be cast to the desired output type {kind}")
+    return p.written_to(result, out)
+
+
+for _name in ("concat", "concatenate"):
+    alias(_name, "cat", method=False)
+
+
+def common(tensors: list[Any]) -> str:
+    """The name of the dtype several arrays promote to."""
+    result = dtype_name(tensors[0].dtype)
+    for x in tensors[1:]:
+        result = _core.result_type([(result, 0), (dtype_name(x.dtype), 0)])
+    return result
+
+
+@public("stack", method=False, dtypes="all")
+def stack(tensors: Any, dim: int = 0, *, out: Any = None) -> Any:
+    """Arrays of one shape joined along a new dim. RuntimeError for none, or different shapes.
+
+    >>> kiln.stack([kiln.tensor([1, 2]), kiln.tensor([3, 4])])
+    tensor([[1, 2],
+            [3, 4]])
+    """
+    tensors = list(tensors)
+    if not tensors:
+        raise RuntimeError("stack expects a non-empty TensorList")
+    for number, x in enumerate(tensors[1:], 1):
+        if len(x.shape) != len(tensors[0].shape) or any(
+            isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(x.shape, tensors[0].shape)
+        ):
+            raise RuntimeError(
+                f"stack expects each tensor to be equal size, but got {list(tensors[0].shape)} at entry 0 "
+                f"and {list(x.shape)} at entry {number}"
+            )
+    dim = normalize_dim(dim, tensors[0].ndim + 1, "stack")
+    return cat([unsqueeze(x, dim) for x in tensors], dim, out=out)

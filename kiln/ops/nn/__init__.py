@@ -1,0 +1,1 @@
+"""What layers are made of: activations, norms, losses, attention, recurrence, updates."""

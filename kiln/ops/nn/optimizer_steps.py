@@ -1,0 +1,249 @@
+"""Optimizer steps: each update of one parameter as one composite, in the operation order of PyTorch's
+single-tensor formulas.
+
+    sgd_step             p' = p - lr g
+    sgd_momentum_step    b' = momentum b + weight g;  p' = p - lr (b' or g + momentum b')
+    adam_step            m' = m + w1 (g - m);  v' = beta2 v + w2 g g
+                         p' = p - step_size m' / (sqrt(v') + eps)
+    amsgrad_step         adam_step with the running maximum of v' in the denominator
+
+A composite returns new values; its underscore form (`adam_step_`) writes them over the tensors of the
+same names. All arithmetic among numbers (1 - beta, bias corrections, lr / correction) is the caller's,
+in double precision: here a number only ever meets a tensor. What a step is made of (which kind of weight
+decay, nesterov, maximize) is structure; every number is a run-time argument.
+
+    decay == "none"        weight_decay is not read
+    decay == "l2"          g += weight_decay p
+    decay == "decoupled"   p *= weight_decay  (the caller passes 1 - lr * weight_decay)
+
+float16 and bfloat16 are computed in float32 and each result rounded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kiln.ops.elementwise.arithmetic import maximum
+from kiln.ops.elementwise.unary import sqrt
+from kiln.ops.nn.activations import narrow, wide
+from kiln.table import declare as d
+from kiln.table import registry
+from kiln.table.record import Number, Op, Samples, Structure, Tensor, composite
+
+_ADAM_NUMBERS = (2e-3, 0.1, 0.999, 1e-3, 1e-8)  # step_size, weight1, beta2, weight2, eps
+
+
+def _direction(param: Any, grad: Any, weight_decay: Any, decay: str, maximize: bool) -> Any:
+    """The gradient to descend along: negated to maximize, with the L2 penalty's gradient added."""
+    if maximize:
+        grad = -grad
+    return grad + weight_decay * param if decay == "l2" else grad
+
+
+def _adam(
+    root: Callable[[Any], Any],
+    largest: Callable[[Any, Any], Any],
+    tensors: tuple[Any, ...],
+    numbers: tuple[Any, ...],
+    decay: str,
+    maximize: bool,
+) -> tuple[Any, ...]:
+    """Adam's formula on (param, grad, exp_avg, exp_avg_sq[, max_exp_avg_sq]); gives all but grad anew."""
+    param, grad, exp_avg, exp_avg_sq, *peak = tensors
+    step_size, weight1, beta2, weight2, eps, weight_decay = numbers
+    grad = _direction(param, grad, weight_decay, decay, maximize)
+    if decay == "decoupled":
+        param = param * weight_decay
+    exp_avg = exp_avg + weight1 * (grad - exp_avg)
+    exp_avg_sq = exp_avg_sq * beta2 + weight2 * grad * grad
+    peak = [largest(v, exp_avg_sq) for v in peak]
+    denominator = root(peak[0] if peak else exp_avg_sq) + eps
+    return (param - step_size * exp_avg / denominator, exp_avg, exp_avg_sq, *peak)
+
+
+def _samples(tensors: int, numbers: tuple[float, ...]) -> Samples:
+    """Steps on arrays without a negative: plain, with an L2 penalty, with decoupled decay and maximizing."""
+
+    def arrays(rng: Any, shape: tuple[int, ...], dtype: str) -> tuple[Any, ...]:
+        return tuple(d.array(rng, shape, dtype, 0.1, 2.0) for _ in range(tensors))
+
+    return d.samples(
+        lambda rng, dtype: ((*arrays(rng, (3, 5), dtype), *numbers), {}),
+        lambda rng, dtype: ((*arrays(rng, (37,), dtype), *numbers, 0.1, "l2"), {}),
+        lambda rng, dtype: ((*arrays(rng, (37,), dtype), *numbers, 0.9, "decoupled"), {"maximize": True}),
+    )
+
+
+@composite(
+    samples=_samples(2, (0.1,)),
+    reference=d.reference(lambda np, *args, **kwargs: _sgd(*args, **kwargs)),
+    failures=d.not_an_array("sgd_step", 3),
+    differentiable=False,
+    public=False,
+)
+def sgd_step(
+    param: Tensor,
+    grad: Tensor,
+    lr: Number,
+    weight_decay: Number = 0.0,
+    decay: Structure = "none",
+    maximize: Structure = False,
+) -> Any:
+    """The new parameter after a plain gradient step; all tensors of one shape and dtype."""
+    return narrow(_sgd(wide(param), wide(grad), lr, weight_decay, decay, maximize), param.dtype)
+
+
+def _sgd(
+    param: Any, grad: Any, lr: Any, weight_decay: Any = 0.0, decay: str = "none", maximize: bool = False
+) -> Any:
+    if decay == "decoupled":
+        param = param * weight_decay
+    return param - lr * _direction(param, grad, weight_decay, decay, maximize)
+
+
+@composite(
+    samples=_samples(3, (0.1, 0.9, 1.0)),
+    reference=d.reference(lambda np, *args, **kwargs: _momentum(*args, **kwargs)),
+    failures=d.not_an_array("sgd_momentum_step", 6),
+    differentiable=False,
+    public=False,
+)
+def sgd_momentum_step(
+    param: Tensor,
+    grad: Tensor,
+    momentum_buffer: Tensor,
+    lr: Number,
+    momentum: Number,
+    weight: Number,
+    weight_decay: Number = 0.0,
+    decay: Structure = "none",
+    nesterov: Structure = False,
+    maximize: Structure = False,
+) -> tuple[Any, Any]:
+    """The new (param, momentum_buffer); `weight` is what the gradient enters the buffer with.
+
+    That is 1 - dampening, and 1 in the first step, whose buffer is zero.
+    """
+    tensors = (wide(param), wide(grad), wide(momentum_buffer))
+    new = _momentum(*tensors, lr, momentum, weight, weight_decay, decay, nesterov, maximize)
+    return narrow(new[0], param.dtype), narrow(new[1], momentum_buffer.dtype)
+
+
+def _momentum(
+    param: Any,
+    grad: Any,
+    buffer: Any,
+    lr: Any,
+    momentum: Any,
+    weight: Any,
+    weight_decay: Any = 0.0,
+    decay: str = "none",
+    nesterov: bool = False,
+    maximize: bool = False,
+) -> tuple[Any, Any]:
+    if decay == "decoupled":
+        param = param * weight_decay
+    grad = _direction(param, grad, weight_decay, decay, maximize)
+    buffer = buffer * momentum + weight * grad
+    return param - lr * (grad + momentum * buffer if nesterov else buffer), buffer
+
+
+def _adam_reference(tensors: int) -> Callable[..., Any]:
+    """The NumPy reference of an Adam step on so many arrays."""
+
+    def run(
+        np: Any, *args: Any, weight_decay: float = 0.0, decay: str = "none", maximize: bool = False
+    ) -> Any:
+        numbers = args[tensors : tensors + 5]
+        given = dict(zip(("weight_decay", "decay", "maximize"), args[tensors + 5 :], strict=False))
+        options = {"weight_decay": weight_decay, "decay": decay, "maximize": maximize, **given}
+        values = (*numbers, options["weight_decay"])
+        return _adam(np.sqrt, np.maximum, args[:tensors], values, options["decay"], options["maximize"])
+
+    return d.reference(run)
+
+
+@composite(
+    samples=_samples(4, _ADAM_NUMBERS),
+    reference=_adam_reference(4),
+    failures=d.not_an_array("adam_step", 9),
+    differentiable=False,
+    public=False,
+)
+def adam_step(
+    param: Tensor,
+    grad: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    step_size: Number,
+    weight1: Number,
+    beta2: Number,
+    weight2: Number,
+    eps: Number,
+    weight_decay: Number = 0.0,
+    decay: Structure = "none",
+    maximize: Structure = False,
+) -> tuple[Any, Any, Any]:
+    """The new (param, exp_avg, exp_avg_sq) of Adam and AdamW.
+
+    weight1 = 1 - beta1, weight2 = 1 - beta2. The corrections of both moments for their start at zero are
+    in the numbers: with c = sqrt(1 - beta2**t), step_size = lr c / (1 - beta1**t), and eps is the user's
+    times c.
+    """
+    tensors = (wide(param), wide(grad), wide(exp_avg), wide(exp_avg_sq))
+    numbers = (step_size, weight1, beta2, weight2, eps, weight_decay)
+    new = _adam(sqrt, maximum, tensors, numbers, decay, maximize)
+    return narrow(new[0], param.dtype), narrow(new[1], exp_avg.dtype), narrow(new[2], exp_avg_sq.dtype)
+
+
+@composite(
+    samples=_samples(5, _ADAM_NUMBERS),
+    reference=_adam_reference(5),
+    failures=d.not_an_array("amsgrad_step", 10),
+    differentiable=False,
+    public=False,
+)
+def amsgrad_step(
+    param: Tensor,
+    grad: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    max_exp_avg_sq: Tensor,
+    step_size: Number,
+    weight1: Number,
+    beta2: Number,
+    weight2: Number,
+    eps: Number,
+    weight_decay: Number = 0.0,
+    decay: Structure = "none",
+    maximize: Structure = False,
+) -> tuple[Any, Any, Any, Any]:
+    """The new (param, exp_avg, exp_avg_sq, max_exp_avg_sq) of Adam's AMSGrad variant."""
+    tensors = (wide(param), wide(grad), wide(exp_avg), wide(exp_avg_sq), wide(max_exp_avg_sq))
+    numbers = (step_size, weight1, beta2, weight2, eps, weight_decay)
+    new = _adam(sqrt, maximum, tensors, numbers, decay, maximize)
+    moments = zip(new[1:], (exp_avg, exp_avg_sq, max_exp_avg_sq), strict=True)
+    first, second, peak = (narrow(value, old.dtype) for value, old in moments)
+    return narrow(new[0], param.dtype), first, second, peak
+
+
+def _written(op: Op, written: tuple[int, ...]) -> Any:
+    """The step that writes its results over the tensors it read: `written` are their positions among the
+    arguments.
+    """
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        return op.handle(*args, **kwargs, out=tuple([args[k] for k in written]))
+
+    step.__name__ = step.__qualname__ = f"{op.name}_"
+    step.__doc__ = f"`{op.name}` with its results written over the parameter and its moments."
+    return step
+
+
+registry.FUNCTIONS.update(
+    sgd_step_=_written(sgd_step, (0,)),
+    sgd_momentum_step_=_written(sgd_momentum_step, (0, 2)),
+    adam_step_=_written(adam_step, (0, 2, 3)),
+    amsgrad_step_=_written(amsgrad_step, (0, 2, 3, 4)),
+)

@@ -1,0 +1,1 @@
+"""Products of matrices and vectors, and distances made of them."""

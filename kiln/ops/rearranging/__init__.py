@@ -1,0 +1,1 @@
+"""Elements at other places: flipped, repeated, padded, joined."""

@@ -1,0 +1,1 @@
+"""Reductions over dims, running totals, and what is made of them."""

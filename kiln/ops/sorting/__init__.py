@@ -1,0 +1,1 @@
+"""Sorted orders, quantiles, distinct values and counts."""

@@ -1,0 +1,1 @@
+"""Arrays that look at another's memory, and their copies."""

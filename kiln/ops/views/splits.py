@@ -1,0 +1,232 @@
+"""One array as several views along a dim: unbind, split, chunk, tensor_split."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any
+
+from kiln import _core
+from kiln.ops.views.core_views import reshape, slice_
+from kiln.table import declare as d
+from kiln.table.declare import alias, dtype_name, public, type_name
+from kiln.table.kinds import normalize_dim
+
+_reshape, _slice = reshape.handle, slice_.handle
+
+
+def _known(input: Any, dim: int, op: str) -> int:
+    """The size along dim, which decides how many results there are."""
+    size = input.shape[dim]
+    if not isinstance(size, int):
+        raise TypeError(
+            f"{op}: the size of dim {dim} is symbolic ({size}): the number of results would depend on it"
+        )
+    return size
+
+
+def _has_dims(input: Any, op: str) -> None:
+    if input.ndim == 0:
+        raise RuntimeError(f"{op} expects at least a 1-dimensional tensor")
+
+
+@public("unbind", dtypes="all")
+def unbind(input: Any, dim: int = 0) -> tuple[Any, ...]:
+    """The views along `dim`, each without it.
+
+    >>> kiln.tensor([1, 2]).unbind()
+    (tensor(1), tensor(2))
+    """
+    dim = normalize_dim(dim, input.ndim, "unbind")
+    shape = tuple(input.shape)
+    rest = (*shape[:dim], *shape[dim + 1 :])
+    places = range(_known(input, dim, "unbind"))
+    d.expect_count("unbind", len(places), "results")
+    parts = tuple([_reshape(_slice(input, dim, (k, 1, 1)), rest) for k in places])
+    return _core.one_of_several(parts)
+
+
+@public("split", dtypes="all")
+def split(
+    input: Any, split_size_or_sections: Any = None, dim: int = 0, *, split_size: Any = None
+) -> tuple[Any, ...]:
+    """Views along `dim` of a given size (the last may be smaller), or of the sizes in a list, which must add
+    up.
+
+    >>> [part.tolist() for part in kiln.arange(5).split(2)]
+    [[0, 1], [2, 3], [4]]
+    """
+    if split_size is not None:  # the method's name for it
+        split_size_or_sections = split_size
+    if split_size_or_sections is None:
+        raise TypeError('split() missing 1 required positional argument: "split_size_or_sections"')
+    _has_dims(input, "split")
+    dim = normalize_dim(dim, input.ndim, "split")
+    size = _known(input, dim, "split")
+    if isinstance(split_size_or_sections, int):
+        step = split_size_or_sections
+        if step < 0 or (step == 0 and size):
+            raise RuntimeError(
+                f"split_size can only be 0 if dimension size is 0, but got dimension size of {size}"
+                if step == 0
+                else f"split expects split_size be non-negative, but got split_size={step}"
+            )
+        d.expect_count("split", -(-size // step) if size else 1, "results")
+        lengths = [min(step, size - k) for k in range(0, size, step)] if size else [0]
+    else:
+        lengths = list(split_size_or_sections)
+        if sum(lengths) != size or any(n < 0 for n in lengths):
+            raise RuntimeError(
+                f"split_with_sizes expects split_sizes to sum exactly to {size} (input tensor's size at "
+                f"dimension {dim}), but got split_sizes={lengths}"
+            )
+    starts = accumulate(lengths, initial=0)
+    parts = tuple([_slice(input, dim, (start, n, 1)) for start, n in zip(starts, lengths)])
+    return _core.one_of_several(parts)
+
+
+@public("chunk", dtypes="all")
+def chunk(input: Any, chunks: int, dim: int = 0) -> tuple[Any, ...]:
+    """At most `chunks` views along `dim`, of equal size but for the last. RuntimeError unless chunks > 0.
+
+    >>> [part.tolist() for part in kiln.arange(5).chunk(2)]
+    [[0, 1, 2], [3, 4]]
+    """
+    if chunks <= 0:
+        raise RuntimeError(f"chunk expects `chunks` to be greater than 0, got: {chunks}")
+    _has_dims(input, "chunk")
+    dim = normalize_dim(dim, input.ndim, "chunk")
+    size = _known(input, dim, "chunk")
+    d.expect_count("chunk", chunks if not size else min(chunks, size), "results")
+    parts: tuple[Any, ...] = split(input, -(-size // chunks) if size else [0] * chunks, dim)
+    return parts
+
+
+@public(
+    "split_with_sizes",
+    samples=d.samples(lambda rng, t: ((d.array(rng, (2, 5), t), [2, 0, 3], 1), {})),
+    dtypes="float32 int64",
+    failures=d.failures(((d.Zeros(3), [1, 1]), {}, RuntimeError, "sum exactly to 3")),
+)
+def split_with_sizes(input: Any, split_sizes: Any, dim: int = 0) -> tuple[Any, ...]:
+    """Views along `dim` of the given sizes, which must add up. RuntimeError if they do not.
+
+    >>> [part.tolist() for part in kiln.arange(3).split_with_sizes([1, 2])]
+    [[0], [1, 2]]
+    """
+    parts: tuple[Any, ...] = split(input, list(split_sizes), dim)
+    return parts
+
+
+for _name in ("split", "chunk", "split_with_sizes"):
+    alias(f"unsafe_{_name}", _name)
+
+
+def _at(input: Any, dim: int, places: list[int]) -> tuple[Any, ...]:
+    """Views along `dim` between places, which may be negative, too large, or out of order."""
+    size = _known(input, dim, "tensor_split")
+    ends = [slice(None, place).indices(size)[1] for place in places] + [size]
+    starts = [0, *ends[:-1]]
+    return tuple([_slice(input, dim, (start, max(end - start, 0), 1)) for start, end in zip(starts, ends)])
+
+
+@public(
+    "tensor_split",
+    samples=d.samples(
+        lambda rng, t: ((d.array(rng, (7, 2), t), 3), {}),
+        lambda rng, t: ((d.array(rng, (2, 5), t), (1, -1, 9)), {"dim": 1}),
+        lambda rng, t: ((d.array(rng, (2, 5), t), [4, 2], 1), {}),
+    ),
+    dtypes="float32 int64",
+    failures=d.failures(
+        ((d.Zeros(3), 0), {}, RuntimeError, "larger than 0"),
+        ((d.Zeros(), 1), {}, RuntimeError, "at least a 1-dimensional"),
+        ((d.Zeros(3), d.Zeros(1)), {}, RuntimeError, "dtype of long"),
+    ),
+)
+def tensor_split(
+    input: Any, indices_or_sections: Any = None, dim: int = 0, *, indices: Any = None, sections: Any = None
+) -> tuple[Any, ...]:
+    """Views along `dim`: as many as the int says, the first ones larger by 1 where it does not divide, or
+    those between the given places (ints, or an int64 tensor, which is read).
+
+    RuntimeError for less than one part, a 0-d tensor, or another dtype.
+
+    >>> [part.tolist() for part in kiln.arange(5).tensor_split(2)]
+    [[0, 1, 2], [3, 4]]
+    """
+    wanted = next((w for w in (indices_or_sections, indices, sections) if w is not None), None)
+    if input.ndim == 0:
+        raise RuntimeError(
+            "tensor_split expected at least a 1-dimensional tensor, but got a tensor with 0 dims"
+        )
+    dim = normalize_dim(dim, input.ndim, "tensor_split")
+    if isinstance(wanted, _core.Tensor):
+        if dtype_name(wanted.dtype) != "int64":
+            raise RuntimeError(
+                "tensor_split expected tensor_indices_or_sections to have dtype of long, but got "
+                f"{type_name(dtype_name(wanted.dtype))}"
+            )
+        if wanted.ndim > 1:
+            raise RuntimeError(
+                "tensor_split expected tensor_indices_or_sections to be a zero-dimensional or "
+                f"one-dimensional tensor, but got a tensor with {wanted.ndim} dims"
+            )
+        wanted = wanted.tolist()
+    if isinstance(wanted, (tuple, list)):
+        return _at(input, dim, list(wanted))
+    if wanted is None:
+        raise TypeError("tensor_split(): expected an int, a list of ints or a tensor, got None")
+    if wanted <= 0:
+        raise RuntimeError(f"number of sections must be larger than 0, got {wanted}")
+    size = _known(input, dim, "tensor_split")
+    d.expect_count("tensor_split", wanted, "results")
+    small, larger = divmod(size, wanted)
+    return _at(input, dim, [k * small + min(k, larger) for k in range(1, wanted)])
+
+
+def _fixed_split(name: str, dim: int, least: int) -> None:
+    """hsplit, vsplit or dsplit: `tensor_split` along one dim, into equal parts."""
+
+    def function(input: Any, *indices_or_sections: Any) -> tuple[Any, ...]:
+        if input.ndim < least:
+            raise RuntimeError(
+                f"torch.{name} requires a tensor with at least {least} dimension, but got a tensor with "
+                f"{input.ndim} dimensions!"
+            )
+        if not indices_or_sections:
+            raise TypeError(f"{name}(): expected a number of parts or the places between them")
+        along = 0 if input.ndim == 1 else dim
+        wanted = indices_or_sections[0] if len(indices_or_sections) == 1 else indices_or_sections
+        if isinstance(wanted, int):
+            size = _known(input, along, name)
+            if wanted <= 0 or size % wanted:
+                raise RuntimeError(
+                    f"torch.{name} attempted to split along dimension {along}, but the size of the dimension "
+                    f"{size} is not divisible by the split_size {wanted}!"
+                )
+        return tensor_split(input, wanted, along)  # type: ignore[no-any-return]
+
+    shape = (2, 4, 2)
+    function.__doc__ = f"""Views along dim {dim} (of a vector: 0): equal ones, or those between places.
+
+    RuntimeError for fewer than {least} dims, or a number that does not divide.
+
+    >>> len(kiln.{name}(kiln.zeros{shape}, 2))
+    2
+    """
+    public(
+        name,
+        samples=d.samples(
+            lambda rng, t: ((d.array(rng, shape, t), 2), {}),
+            lambda rng, t: ((d.array(rng, shape, t), (1,)), {}),
+        ),
+        dtypes="float32 int64",
+        failures=d.failures(
+            ((d.Zeros(*(3,) * (least - 1)), 1), {}, RuntimeError, "requires a tensor"),
+            ((d.Zeros(3, 3, 3), 2), {}, RuntimeError, "not divisible"),
+        ),
+    )(function)
+
+
+for _name, _dim, _least in (("hsplit", 1, 1), ("vsplit", 0, 2), ("dsplit", 2, 3)):
+    _fixed_split(_name, _dim, _least)

@@ -1,0 +1,1 @@
+"""Mathematics of one element: the language of scalars, and the functions written in it."""
