@@ -8,6 +8,7 @@
 
 #include "busy.h"
 #include "cpu.h"
+#include "invariants.h"
 #include "threads.h"
 
 namespace kiln {
@@ -387,6 +388,7 @@ int fill_module(PyObject* module) {
     Interpreter::take_back = take_back;
     Interpreter::ending = ending;
     Interpreter::interrupted = interrupted;
+    Invariants::locked = [] { return PyGILState_Check() != 0 || ending(); };
     Opaque::retain = [](void* object) { Py_INCREF(static_cast<PyObject*>(object)); };
     Opaque::drop = [](void* object) { Py_DECREF(static_cast<PyObject*>(object)); };
     region_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&region_spec));

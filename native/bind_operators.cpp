@@ -167,8 +167,8 @@ PyObject* tensor_zero(PyObject* self, PyObject*) {
     return tensor_fill(self, &zero, 1, nullptr);
 }
 
-// x[key] of ints and slices, which are the views kiln/ops/indexing/getitem.py would make; null (and no exception)
-// where a key is anything else, is wrong, or changes nothing: that is told there.
+// x[key] of ints and slices, which are the views kiln/ops/indexing/getitem.py would make; null (and no
+// exception) where a key is anything else, is wrong, or changes nothing: that is told there.
 TensorRef basic_item(Tensor& x, PyObject* key) {
     PyObject** entries = &key;
     Py_ssize_t count = 1;

@@ -8,6 +8,7 @@
 #include <pthread.h>
 
 #include "check.h"
+#include "invariants.h"
 
 namespace kiln {
 
@@ -74,6 +75,7 @@ void stop_if_interrupted() {
 }
 
 Away::Away() {
+    assert_locked();
     ++away;
     ++away_here;
     ++times_away;
@@ -117,8 +119,19 @@ void wait_while_busy(Storage& storage, bool for_write) {
     while (storage.busy >= (for_write ? reading : writing) && wait_for_others()) {}
 }
 
-void add_reader(Storage& storage) { storage.busy += reading; }
-void drop_reader(Storage& storage) { storage.busy -= reading; }
+void add_reader(Storage& storage) {
+    assert_locked();
+    storage.busy += reading;
+}
+
+void drop_reader(Storage& storage) {
+    assert_locked();
+    storage.busy -= reading;
+}
+
+bool is_free(const Storage& storage, bool for_write) {
+    return storage.busy < (for_write ? reading : writing) || Interpreter::ending();
+}
 
 constinit thread_local SeenValues* SeenValues::innermost_ = nullptr;
 
@@ -148,11 +161,16 @@ void Unlocked::begin(bool let_go) {
         waited = false;
         for (Use& use : uses_) {
             const bool writes = use.amount == writing;
-            if (use.storage->busy < (writes ? reading : writing) || Interpreter::ending()) continue;
+            if (is_free(*use.storage, writes)) continue;
             wait_while_busy(*use.storage, writes);
             waited = true;
         }
         waited = waited || SeenValues::look_again();
+    }
+    assert_locked();
+    for (const Use& use : uses_) {
+        assert_free(*use.storage, use.amount == writing);
+        if (use.amount == reading) assert_settled(*use.storage);
     }
     if (!let_go || held) return;  // keeping the lock keeps everyone else off
     for (Use& use : uses_) use.storage->busy += use.amount;
@@ -176,6 +194,7 @@ void Unlocked::stop_if_interrupted() {
 Unlocked::~Unlocked() {
     if (!away_) return;
     Interpreter::take_back(thread_);
+    assert_locked();
     --unlocked_runs;
     for (Use& use : uses_) use.storage->busy -= use.amount;
 }

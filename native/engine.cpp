@@ -7,6 +7,7 @@
 #include "compiler.h"
 #include "derivative.h"
 #include "hooks.h"
+#include "invariants.h"
 #include "record.h"
 
 namespace kiln {
@@ -444,6 +445,7 @@ private:
 
 std::vector<TensorRef> run_backward(std::span<const Root> roots, std::span<const Edge> inputs,
                                     const BackwardOptions& options) {
+    assert_locked();
     struct Mode {
         bool before;
         SavedHooks hooks;

@@ -7,6 +7,8 @@
 #include <new>
 #include <utility>
 
+#include "invariants.h"
+
 namespace kiln {
 
 // Room for objects of one size. Called with the interpreter lock held.
@@ -15,6 +17,7 @@ public:
     explicit constexpr Slabs(size_t object_bytes) : object_bytes_(object_bytes) {}
 
     void* take() {
+        assert_locked();
         Slab* slab = room_ ? room_ : add();
         if (slab->used++ == 0) --empty_;
         void* object = slab->dropped;
@@ -26,6 +29,7 @@ public:
         return object;
     }
     void give(void* object) {
+        assert_locked();
         auto* slab = reinterpret_cast<Slab*>(uintptr_t(object) & ~uintptr_t(block_bytes - 1));
         if (slab->used == capacity()) enter(slab);
         slab->dropped = new (object) Link{slab->dropped};

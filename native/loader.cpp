@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "check.h"
+#include "invariants.h"
 
 namespace kiln {
 namespace {
@@ -412,6 +413,7 @@ KernelImage link_kernel(std::span<const uint8_t> kernel, Machine machine) {
 }
 
 KernelObject::KernelObject(std::span<const uint8_t> object) {
+    assert_locked();
     const KernelImage image = link_kernel(object, this_machine);
     const size_t page = size_t(sysconf(_SC_PAGESIZE));
     const size_t nbytes = (image.bytes.size() + page - 1) / page * page;
@@ -424,6 +426,7 @@ KernelObject::KernelObject(std::span<const uint8_t> object) {
 }
 
 KernelObject::~KernelObject() {
+    assert_locked();
     if (base_) arena().give_back(base_, nbytes_);
 }
 

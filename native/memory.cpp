@@ -12,6 +12,7 @@
 
 #include "check.h"
 #include "free_list.h"
+#include "invariants.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -335,6 +336,7 @@ void set_inference_mode(bool wanted) {
 }
 
 void release(Storage* storage) {
+    assert_locked();
     // A deleter may let go of foreign memory again: `x = from_numpy(x.numpy())` in a loop.
     if (storage->foreign()) return drop_in_turn(storage, &Storage::next_dying, drop_foreign);
     void* const data = storage->data;
@@ -344,6 +346,7 @@ void release(Storage* storage) {
 }
 
 StorageRef allocate(size_t nbytes) {
+    assert_locked();
     KILN_CHECK(nbytes <= largest, memory, "allocate: ", nbytes, " bytes are more than any machine has");
     int size_class = class_of(nbytes);
     if (!state.headers) new_headers();  // before the block, which would leak if this raised

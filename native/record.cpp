@@ -5,6 +5,7 @@
 #include "busy.h"
 #include "check.h"
 #include "compiler.h"
+#include "invariants.h"
 #include "pointwise.h"
 
 namespace kiln {
@@ -181,6 +182,13 @@ TensorRef fresh_tensor(DType dtype, const Dims& sizes) {
     return new_tensor(dtype, sizes, reserve(checked_nbytes(checked_numel(sizes), itemsize(dtype))));
 }
 
+// What a flush is about to compute is its own ops' to wait for, in their order.
+bool is_settled(const Storage& storage) {
+    const auto* recording = static_cast<const Recording*>(storage.recording);
+    if (recording && !recording->flushing() && recording->pending(storage)) return false;
+    return storage.data || storage.nbytes == 0 || storage.nbytes == shape_only;
+}
+
 bool Recording::pending(const Storage& storage) const {
     const RecordedStorage& s = storages_[storage.recording_id];
     return s.pending || s.written;
@@ -342,6 +350,7 @@ void take_snapshots(Operands& operands, Results& snapshots) {
 
 bool Recording::append(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, bool hidden,
                        Results& results) {
+    assert_locked();
     if (fn.op && fn.op->at_once && out.empty()) return false;
     Stopwatch watch(timed_ ? &seconds_ : nullptr);
     SmallVector<Given, 2> given;
@@ -435,6 +444,7 @@ struct Recording::Flush {
 void Recording::flush(const char* cause) {
     std::shared_ptr<Recording> kept = shared_from_this();  // its owner may end it while this thread waits
     wait_until_idle();
+    assert_locked();
     if (flushing_) return;  // from inside its own flush: what is not there yet, settle() refuses
     if (ops_.empty()) return clear();
     Flush running(*this);

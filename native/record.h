@@ -59,6 +59,7 @@ public:
     void flush(const char* cause);
     void give_up();  // forgets what is pending: values not there yet never will be
     bool pending(const Storage& storage) const;
+    bool flushing() const { return flushing_; }
 
     std::span<const RecordedOp> ops() const { return ops_; }
     std::span<const RecordedArg> args() const { return args_; }

@@ -73,7 +73,7 @@ LATE_OWN: dict[str, set[str]] = {
 
 FORBIDDEN_AT_IMPORT = ("numpy", "scipy", "llvmlite", "inspect", "dataclasses", "torch")
 LONGEST_FILE = 600
-LONGEST_CORE = 8090
+LONGEST_CORE = 8200
 LONGEST_BINDING = 5010  # the C API spelled out, which the core proper does not see
 
 SOURCES = sorted(KILN.rglob("*.py"))

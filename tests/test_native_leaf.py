@@ -20,7 +20,7 @@ import pytest
 from kiln.codegen.compile import bundle
 
 ROOT = Path(__file__).resolve().parent.parent
-LEAVES = ["cpu", "dtype", "loader", "memory", "threads"]
+LEAVES = ["cpu", "dtype", "invariants", "loader", "memory", "threads"]
 
 # A kernel with everything the loader meets: constants, a table, an internal call, a jump table.
 # y[i] = x[i] * constant[i] + table[n & 3] + 77 n, then a case of n.
@@ -135,6 +135,7 @@ def kernel_object(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path,
 
 NATIVE = (
     "elements", "size_classes", "statistics", "cache_bounds", "memory_errors", "foreign_memory", "coverage",
+    "invariants",
     "nesting", "callers", "many_jobs", "fork_before_and_after", "fork_in_the_middle", "float_environment",
 )  # fmt: skip
 

@@ -4,6 +4,7 @@
 #include <cfenv>
 #include <chrono>
 #include <climits>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -26,6 +27,7 @@
 #include "check.h"
 #include "cpu.h"
 #include "dtype.h"
+#include "invariants.h"
 #include "loader.h"
 #include "memory.h"
 #include "threads.h"
@@ -440,6 +442,35 @@ void print_image(const Arguments& arguments) {
 
 void print_identity(const Arguments&) { std::printf("%s\n", cpu_identity().c_str()); }
 
+// How a child ends that does this: its status, or minus the signal.
+template <class Work>
+int end_of(Work work) {
+    std::fflush(nullptr);
+    const pid_t child = fork();
+    if (child == 0) {
+        std::fclose(stderr);
+        work();
+        _exit(0);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    return WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+// The allocator asks for the lock, where invariants are checked.
+void invariants(const Arguments&) {
+    StorageRef kept = allocate(100);
+    Invariants::locked = [] { return false; };
+    Invariants::checked = true;
+    expect(end_of([] { allocate(100); }) == -SIGABRT, "allocating without the lock ends the process");
+    expect(end_of([&] { kept = {}; }) == -SIGABRT, "so does dropping");
+    Invariants::checked = false;
+    expect(end_of([] { allocate(100); }) == 0, "unchecked it goes on");
+    Invariants::locked = [] { return true; };
+    Invariants::checked = true;
+    expect(end_of([&] { kept = allocate(100); }) == 0, "with the lock it goes on");
+}
+
 const std::map<std::string, void (*)(const Arguments&)> tests = {
     {"dtypes", print_dtypes},
     {"convert", convert},
@@ -449,6 +480,7 @@ const std::map<std::string, void (*)(const Arguments&)> tests = {
     {"cache_bounds", cache_bounds},
     {"memory_errors", memory_errors},
     {"foreign_memory", foreign_memory},
+    {"invariants", invariants},
     {"coverage", coverage},
     {"nesting", nesting},
     {"callers", callers},
