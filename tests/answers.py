@@ -157,6 +157,15 @@ def unpacked(value: Any, blob: bytes) -> Any:
     return {unpacked(k, blob): unpacked(v, blob) for k, v in what}
 
 
+def as_kept(answer: Any) -> Any:
+    """An answer in the form it has from a file."""
+    blob = bytearray()
+    try:
+        return unpacked(packed(answer, blob), bytes(blob))
+    except Exception as error:  # not one that a test may take for PyTorch's
+        raise AssertionError(f"the answer cannot be kept: {error!r}") from error
+
+
 def comparable(value: Any) -> Any:
     """An answer as `first_difference` takes it."""
     if isinstance(value, Peer):
@@ -232,6 +241,13 @@ class Answers:
             raise answer["raises"]
         return answer
 
+    def both(self, run: Callable[..., Any], *inputs: Any, factor: float = 4.0) -> tuple[Any, Any]:
+        """What `run(library, *inputs)` gives, of kiln and of PyTorch, both in the form answers have."""
+        from backend import kiln, torch
+
+        ours = as_kept(run(kiln, *inputs))
+        return ours, self([run, *inputs], lambda: run(torch, *inputs), factor)
+
     @property
     def command(self) -> str:
         return COMMAND.format(file=f"tests/{self.book.path.stem}.py")
@@ -242,11 +258,7 @@ class Answers:
             answer = call()
         except Exception as error:
             answer = {"raises": error}
-        blob = bytearray()
-        try:
-            return unpacked(packed(answer, blob), bytes(blob))
-        except Exception as error:  # not one that the test may take for PyTorch's
-            raise AssertionError(f"the answer cannot be kept: {error!r}") from error
+        return as_kept(answer)
 
     def look_up(self, number: int, digest: str) -> Any:
         """The kept answer. AssertionError if there is none for these inputs, unless they may be others."""
