@@ -3,6 +3,7 @@
 A test asks `answers(inputs, call)`. Where PyTorch is installed, `call` runs and its answer must be the kept
 one; elsewhere the kept one is given. An answer is known by its test, its number there and a hash of the
 inputs: a changed sample, or a new one, fails with the command that writes the answers anew (`make answers`).
+`answers.both(run, *inputs)` asks so for `run(torch, *inputs)`, and gives it after `run(kiln, *inputs)`.
 
 A file is an `.npz` of two arrays of bytes: JSON (test -> [hash, answer] of each call), and the values that it
 names by their place.
