@@ -38,6 +38,8 @@ WITH_NUMBERS = (
     "add sub mul div floor_divide remainder fmod pow eq ne lt le gt ge bitwise_and bitwise_or bitwise_xor "
     "bitwise_left_shift bitwise_right_shift copysign clamp_min clamp_max rsub"
 ).split()
+# functions are made as they are asked for; of those not made no in-place form is known
+ASKED = [getattr(kiln, name) for name in (*UNARY, *BINARY)]
 OPERATORS = ("+", "-", "*", "/", "//", "%", "**", "&", "|", "^", "<<", ">>", "<", "<=", "==", "!=", ">", ">=")
 
 
