@@ -3,6 +3,7 @@
 A test asks `answers(inputs, call)`. Where PyTorch is installed, `call` runs and its answer must be the kept
 one; elsewhere the kept one is given. An answer is known by its test, its number there and a hash of the
 inputs: a changed sample, or a new one, fails with the command that writes the answers anew (`make answers`).
+`answers.both(run, *inputs)` asks so for `run(torch, *inputs)`, and gives it after `run(kiln, *inputs)`.
 
 A file is an `.npz` of two arrays of bytes: JSON (test -> [hash, answer] of each call), and the values that it
 names by their place.
@@ -157,6 +158,15 @@ def unpacked(value: Any, blob: bytes) -> Any:
     return {unpacked(k, blob): unpacked(v, blob) for k, v in what}
 
 
+def as_kept(answer: Any) -> Any:
+    """An answer in the form it has from a file."""
+    blob = bytearray()
+    try:
+        return unpacked(packed(answer, blob), bytes(blob))
+    except Exception as error:  # not one that a test may take for PyTorch's
+        raise AssertionError(f"the answer cannot be kept: {error!r}") from error
+
+
 def comparable(value: Any) -> Any:
     """An answer as `first_difference` takes it."""
     if isinstance(value, Peer):
@@ -232,6 +242,13 @@ class Answers:
             raise answer["raises"]
         return answer
 
+    def both(self, run: Callable[..., Any], *inputs: Any, factor: float = 4.0) -> tuple[Any, Any]:
+        """What `run(library, *inputs)` gives, of kiln and of PyTorch, both in the form answers have."""
+        from backend import kiln, torch
+
+        ours = as_kept(run(kiln, *inputs))
+        return ours, self([run, *inputs], lambda: run(torch, *inputs), factor)
+
     @property
     def command(self) -> str:
         return COMMAND.format(file=f"tests/{self.book.path.stem}.py")
@@ -242,11 +259,7 @@ class Answers:
             answer = call()
         except Exception as error:
             answer = {"raises": error}
-        blob = bytearray()
-        try:
-            return unpacked(packed(answer, blob), bytes(blob))
-        except Exception as error:  # not one that the test may take for PyTorch's
-            raise AssertionError(f"the answer cannot be kept: {error!r}") from error
+        return as_kept(answer)
 
     def look_up(self, number: int, digest: str) -> Any:
         """The kept answer. AssertionError if there is none for these inputs, unless they may be others."""

@@ -91,6 +91,15 @@ def check_same(
     return last
 
 
+def filled(lib: Any, module: Any, seed: int = 0, scale: float = 0.5) -> Any:
+    """The module with draws of NumPy's in its parameters: the same in kiln and in PyTorch."""
+    rng = np.random.default_rng(seed)
+    with lib.no_grad():
+        for p in module.parameters():
+            p.copy_(lib.tensor(rng.normal(size=tuple(p.shape)) * scale))
+    return module
+
+
 def tensor(*values: float, grad: bool = False) -> Any:
     """A 1-d float32 tensor."""
     return kiln.tensor(list(values), dtype=kiln.float32, requires_grad=grad)

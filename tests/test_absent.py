@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import pkgutil
 import re
 from typing import Any
 
 import pytest
-from backend import kiln, needs_kiln, needs_torch, torch
+from backend import kiln, needs_kiln, torch
 
 pytestmark = needs_kiln
 
@@ -93,15 +94,6 @@ def test_they_are_not_there() -> None:
     assert module.cuda == "an attribute" and "cuda" in dir(module)
 
 
-def theirs(space: str) -> list[str]:
-    """Public names of one of PyTorch's namespaces that kiln's has not."""
-    pytorch, own = torch, kiln
-    for part in space.split(".") if space else ():
-        pytorch, own = getattr(pytorch, part), getattr(own, part)
-    names = getattr(pytorch, "__all__", None) or [n for n in dir(pytorch) if not n.startswith("_")]
-    return [n for n in names if not hasattr(own, n) and not is_inside(getattr(pytorch, n, None), n, space)]
-
-
 def is_inside(value: Any, name: str, space: str) -> bool:
     """Whether a name is of PyTorch's inside: TorchScript's classes, what modules import for themselves."""
     if inspect.isclass(value) and not (space and (value.__module__ or "").startswith("torch.")):
@@ -117,22 +109,52 @@ def is_inside(value: Any, name: str, space: str) -> bool:
     )
 
 
-@needs_torch
+def at(library: Any, space: str) -> Any:
+    """A namespace of a library."""
+    for part in space.split(".") if space else ():
+        library = getattr(library, part)
+    return library
+
+
+def public(space: str) -> list[str]:
+    """Public names of one of PyTorch's namespaces."""
+    pytorch = at(torch, space)
+    names = getattr(pytorch, "__all__", None) or [n for n in dir(pytorch) if not n.startswith("_")]
+    return sorted({n for n in names if not is_inside(getattr(pytorch, n, None), n, space)})
+
+
 @pytest.mark.parametrize("space", SPACES)
-def test_every_name_of_pytorchs_has_a_hint(space: str) -> None:
-    prefix = "cuda." if space == "cuda" else ""
-    assert [name for name in theirs(space) if not kiln.absent.hint(prefix + name)] == []
+def test_every_name_of_pytorchs_has_a_hint(space: str, answers: Any) -> None:
+    prefix, own = "cuda." if space == "cuda" else "", at(kiln, space)
+    names = answers([space, INSIDE, public, is_inside], lambda: public(space))
+    assert names
+    assert [n for n in names if not hasattr(own, n) and not kiln.absent.hint(prefix + n)] == []
 
 
-@needs_torch
-def test_every_hint_is_for_a_name_that_pytorch_has() -> None:
-    """What kiln has meanwhile, or PyTorch no longer, has no hint."""
-    missing = {name for space in SPACES if space != "cuda" for name in theirs(space)}
-    for own, of in ((kiln.ones(1, 1), torch.Tensor), (kiln.nn.Module(), torch.nn.Module)):
-        missing |= {name for name in dir(of) if not hasattr(own, name)}
+def named(patterns: list[str]) -> dict[str, list[tuple[str, str]]]:
+    """Of each pattern the places and names of PyTorch's that it is for."""
+    names = [(space, name) for space in SPACES if space != "cuda" for name in public(space)]
     for space in ("", "nn", "utils", "utils.checkpoint"):
         pytorch = importlib.import_module(f"torch.{space}".rstrip("."))
-        own = importlib.import_module(f"kiln.{space}".rstrip("."))
-        missing |= {name for name in dir(pytorch) if not hasattr(own, name)}
+        # of submodules those that there are, not those that something has imported
+        inside = [m.name for m in pkgutil.iter_modules(getattr(pytorch, "__path__", ()))]
+        names += [(space, n) for n in {*dir(pytorch), *inside} if n in inside or not is_submodule(pytorch, n)]
+    names += [("a tensor", n) for n in dir(torch.Tensor)] + [("a module", n) for n in dir(torch.nn.Module)]
+    return {p: sorted({pair for pair in names if re.fullmatch(p, pair[1])}) for p in patterns}
+
+
+def is_submodule(package: Any, name: str) -> bool:
+    value = getattr(package, name, None)
+    return inspect.ismodule(value) and value.__name__.startswith("torch.")
+
+
+def test_every_hint_is_for_a_name_that_pytorch_has(answers: Any) -> None:
+    """What kiln has meanwhile, or PyTorch no longer, has no hint."""
     patterns = [p for _, patterns in kiln.absent._HINTS for p in patterns.split() if p != r"cuda\..+"]
-    assert [p for p in patterns if not any(re.fullmatch(p, name) for name in missing)] == []
+    found = answers([patterns, INSIDE, named, public, is_inside], lambda: named(patterns))
+    own = {"a tensor": kiln.ones(1, 1), "a module": kiln.nn.Module()}
+
+    def missing(space: str, name: str) -> bool:
+        return not hasattr(own[space] if space in own else at(kiln, space), name)
+
+    assert [p for p in patterns if not any(missing(*pair) for pair in found[p])] == []

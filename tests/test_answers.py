@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import answers as kept
+import backend
 import numpy as np
 import peer_use
 import pytest
@@ -101,6 +102,38 @@ def test_what_is_raised_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         first.write(keep=False)
     with pytest.raises(AssertionError, match="cannot be kept"):
         Answers(first, "test", live=True, write=True, more=False)("x", object)
+
+
+def test_both_come_in_one_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """kiln's and PyTorch's: tensors as `Peer`, errors by the names of their types; from a file as well."""
+    monkeypatch.setattr(kept, "FOLDER", tmp_path)
+
+    def run(library: Any, x: Any) -> Any:
+        own = type("OwnError", (RuntimeError,), {})
+        return library.tensor(x, dtype=library.float32, requires_grad=True), own
+
+    first = Book("test_some")
+    for book, live in ((first, True), (None, False)):
+        # kiln in PyTorch's place: what it gives is known without it
+        monkeypatch.setattr(backend, "torch", kiln if live else None)
+        asked = Answers(book or Book("test_some"), "test", live, write=live, more=False)
+        ours, theirs = asked.both(run, X)
+        assert ours[1] is theirs[1] and ours[1].__name__ == "OwnError"
+        for found in (ours[0], theirs[0]):
+            assert type(found) is Peer and (found.dtype, found.requires_grad) == ("float32", True)
+            assert np.array_equal(found.numpy(), X.astype(np.float32))
+        first.write(keep=False)
+    with pytest.raises(AssertionError, match="answer 1 of PyTorch in test is missing"):
+        asked.both(run, X + 1)
+
+
+def test_equal_seeds_fill_layers_alike() -> None:
+    """Every parameter, with the draws of NumPy's; others of another seed."""
+    one, two, other = (backend.filled(kiln, kiln.nn.Linear(2, 3), seed) for seed in (0, 0, 1))
+    drawn = np.random.default_rng(0).normal(size=(3, 2)) * 0.5
+    assert np.allclose(one.weight.detach().numpy(), drawn) and one.bias.requires_grad
+    assert kiln.equal(one.weight, two.weight) and kiln.equal(one.bias, two.bias)
+    assert not kiln.equal(one.weight, other.weight)
 
 
 def _raise(error: Exception) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backend import kiln, needs_torch, torch
+from backend import kiln, torch
 
 from kiln.autograd import gradcheck, gradgradcheck
 from kiln.nn.attention import SDPBackend, sdpa_kernel
@@ -381,36 +381,43 @@ def test_infinities_of_keys_nobody_sees(dtype: str) -> None:
     assert attention(*given).isnan().all()
 
 
-@needs_torch
-@pytest.mark.parametrize("settings", [{}, {"is_causal": True}, {"scale": 0.1}, {"enable_gqa": True}])
-def test_peer(settings: Any) -> None:
-    """PyTorch's values and gradients."""
-    arrays = operands((2, 4), 60, 60, 16, 16)
-    if "enable_gqa" in settings:
-        arrays[1], arrays[2] = arrays[1][:, :2], arrays[2][:, :2]
-    *inputs, g = [torch.tensor(x) for x in arrays]
+def of_peer(arrays: Any, dtype: str, settings: dict[str, Any]) -> list[Any]:
+    """PyTorch's output and gradients."""
+    *inputs, g = [torch.tensor(x).to(getattr(torch, dtype)) for x in arrays]
     for x in inputs:
         x.requires_grad_()
     out = torch.nn.functional.scaled_dot_product_attention(*inputs, **settings)
     out.backward(g)
-    expected = [out.detach().double().numpy(), *(x.grad.double().numpy() for x in inputs)]
-    assert_near(run(arrays, **settings), expected, 5e-6)
+    return [out.detach(), *(x.grad for x in inputs)]
 
 
-@needs_torch
+@pytest.mark.parametrize("settings", [{}, {"is_causal": True}, {"scale": 0.1}, {"enable_gqa": True}])
+def test_peer(settings: Any, answers: Any) -> None:
+    """PyTorch's values and gradients."""
+    arrays = operands((1, 4), 33, 33, 8, 8)
+    if "enable_gqa" in settings:
+        arrays[1], arrays[2] = arrays[1][:, :2], arrays[2][:, :2]
+    expected = answers([arrays, settings, of_peer], lambda: of_peer(arrays, "float32", settings))
+    got = run(arrays, **settings)
+    assert len(got) == len(expected)
+    assert_near(got, [x.numpy().astype(np.float64) for x in expected], 5e-6)
+
+
 @pytest.mark.parametrize("causal", [False, True])
-def test_bfloat16_is_as_near_as_the_peer(causal: bool) -> None:
+def test_bfloat16_is_as_near_as_the_peer(causal: bool, answers: Any) -> None:
     """To float64, on the average, forward and in the gradients; where it has a kernel of its own, too."""
     arrays = as_given(operands((2, 3), 200, 300, 64, 64), "bfloat16")
-    *inputs, g = [torch.tensor(x).bfloat16() for x in arrays]
-    for x in inputs:
-        x.requires_grad_()
-    out = torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=causal)
-    out.backward(g)
-    peer = [x.detach().double().numpy() for x in (out, *(x.grad for x in inputs))]
-    own = [x.double().numpy() for x in run(arrays, "bfloat16", is_causal=causal)]
-    for x, y, z in zip(own, peer, wanted(arrays, None, causal)):
-        assert np.abs(x - z).mean() <= 1.02 * np.abs(y - z).mean()
+    exact = wanted(arrays, None, causal)
+
+    def errors(found: list[Any]) -> list[float]:
+        return [float(np.abs(x.double().numpy() - z).mean()) for x, z in zip(found, exact, strict=True)]
+
+    # by machines PyTorch rounds in other orders: its errors are as large within a tenth
+    of_theirs = answers(
+        [arrays, causal, of_peer], lambda: errors(of_peer(arrays, "bfloat16", {"is_causal": causal})), 5000.0
+    )
+    for own, theirs in zip(errors(run(arrays, "bfloat16", is_causal=causal)), of_theirs, strict=True):
+        assert own <= 1.02 * theirs
 
 
 def test_mistakes() -> None:

@@ -12,7 +12,7 @@ import hypothesis
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from backend import kiln, needs_torch, torch
+from backend import filled, kiln, torch
 
 from kiln.testing.compare import close, difference, dtype_name, to_array
 
@@ -38,6 +38,8 @@ WITH_NUMBERS = (
     "add sub mul div floor_divide remainder fmod pow eq ne lt le gt ge bitwise_and bitwise_or bitwise_xor "
     "bitwise_left_shift bitwise_right_shift copysign clamp_min clamp_max rsub"
 ).split()
+# functions are made as they are asked for; of those not made no in-place form is known
+ASKED = [getattr(kiln, name) for name in (*UNARY, *BINARY)]
 OPERATORS = ("+", "-", "*", "/", "//", "%", "**", "&", "|", "^", "<<", ">>", "<", "<=", "==", "!=", ">", ">=")
 
 
@@ -174,40 +176,48 @@ def test_in_place_methods(name: str, answers: Any) -> None:
         assert_alike(outcome(kiln, call, given), want, f"{name}_ {dtype}")
 
 
-@needs_torch
-def test_every_in_place_method_exists() -> None:
+def test_every_in_place_method_exists(answers: Any) -> None:
     """A pointwise function with an in-place form in PyTorch has one here, as a method and as a function."""
-    for name in {*UNARY, *BINARY} - {"nextafter", "positive", "conj_physical"}:
-        if hasattr(torch.Tensor, f"{name}_"):
-            assert hasattr(kiln.Tensor, f"{name}_"), name
-        if hasattr(torch, f"{name}_"):
-            assert hasattr(kiln, f"{name}_"), name
+    names = sorted({*UNARY, *BINARY} - {"nextafter", "positive", "conj_physical"})
+
+    def there(f: Any, names: list[str]) -> list[tuple[str, str]]:
+        homes = {"a method": f.Tensor, "a function": f}
+        return [(n, kind) for n in names for kind, home in homes.items() if hasattr(home, f"{n}_")]
+
+    ours, theirs = answers.both(there, names)
+    assert len(theirs) > 60
+    assert not set(theirs) - set(ours)
 
 
-@needs_torch
-def test_in_place_functions() -> None:
-    for name in ("relu_", "exp_", "abs_", "clamp_", "celu_", "zero_", "threshold_", "nan_to_num_"):
-        more = (1.0, 2.0) if name == "threshold_" else (0.5,) if name == "clamp_" else ()
-        x, y = (f.tensor([-1.5, 2.0]) for f in (kiln, torch))
-        assert getattr(kiln, name)(x, *more) is x
-        getattr(torch, name)(y, *more)
-        assert x.tolist() == pytest.approx(y.tolist()), name
+def test_in_place_functions(answers: Any) -> None:
+    names = ("relu_", "exp_", "abs_", "clamp_", "celu_", "zero_", "threshold_", "nan_to_num_")
+
+    def written(f: Any, names: tuple[str, ...]) -> list[list[float]]:
+        found = []
+        for name in names:
+            more = (1.0, 2.0) if name == "threshold_" else (0.5,) if name == "clamp_" else ()
+            x = f.tensor([-1.5, 2.0])
+            assert getattr(f, name)(x, *more) is x
+            found.append(x.tolist())
+        return found
+
+    for name, x, y in zip(names, *answers.both(written, names), strict=True):
+        assert x == pytest.approx(y), name
     with pytest.raises(TypeError):
         kiln.exp_(2.0)
     with pytest.raises(TypeError):
         kiln.exp_()
 
 
-@needs_torch
-def test_in_place_where_elements_overlap_or_are_spread() -> None:
+def test_in_place_where_elements_overlap_or_are_spread(answers: Any) -> None:
     """The in-place forms on views: strided, broadcast, of one memory, and what PyTorch refuses."""
-    for f in (kiln, torch):
+
+    def written(f: Any) -> Any:
         x = f.arange(12, dtype=f.float32).reshape(3, 4)
         x[:, ::2].add_(x[:, 1::2])
         x.t().mul_(f.tensor([1.0, 2.0, 3.0]))
         x[0].copysign_(f.tensor(-1.0))
         x[1:].clamp_(max=20.0)
-        assert x.tolist() == [[-1, -1, -5, -3], [18, 10, 20, 14], [20, 20, 20, 20]]
         with pytest.raises(RuntimeError):
             f.zeros(1).expand(3).add_(1)
         with pytest.raises(RuntimeError):
@@ -216,6 +226,10 @@ def test_in_place_where_elements_overlap_or_are_spread() -> None:
             f.zeros(3, dtype=f.int64).add_(1.5)
         with pytest.raises(RuntimeError):
             f.ones(2, requires_grad=True).exp_()
+        return x.tolist()
+
+    ours, theirs = answers.both(written)
+    assert ours == theirs == [[-1, -1, -5, -3], [18, 10, 20, 14], [20, 20, 20, 20]]
 
 
 def test_in_place_values_reach_backward() -> None:
@@ -229,31 +243,46 @@ def test_in_place_values_reach_backward() -> None:
             z.sum().backward()
 
 
-@needs_torch
-def test_activations_as_functions_and_modules() -> None:
+def layers_of(f: Any, names: list[str]) -> dict[str, Any]:
+    """Of each activation: the module's text, with `inplace` where it has that, and its values."""
+    found = {}
+    given = np.linspace(-4, 4, 24, dtype=np.float32).reshape(2, 3, 2, 2)
+    for name in names:
+        softmax = name in ("Softmax", "LogSoftmax", "Softmin")
+        args = (1, 2) if name == "Threshold" else (-1,) if softmax else ()
+        layer = getattr(f.nn, name)(*args)
+        texts = [repr(layer)]
+        if hasattr(layer, "inplace"):
+            texts.append(repr(getattr(f.nn, name)(*args, inplace=True)))
+        filled(f, layer)
+        found[name] = (texts, to_array(layer.eval()(f.tensor(given))))
+    return found
+
+
+def test_activations_as_functions_and_modules(answers: Any) -> None:
     """`inplace` by place and by name; the modules' texts and values as PyTorch's."""
-    functional, theirs = kiln.nn.functional, torch.nn.functional
-    for name, args in (("relu", ()), ("elu", (1.0,)), ("hardtanh", (-1.0, 1.0)), ("threshold", (0.0, 5.0))):
-        x, y = kiln.tensor([-2.0, 3.0]), torch.tensor([-2.0, 3.0])
-        assert getattr(functional, name)(x, *args, True) is x
-        getattr(theirs, name)(y, *args, True)
-        assert x.tolist() == pytest.approx(y.tolist()), name
-        x = kiln.tensor([-2.0, 3.0])
-        assert getattr(functional, name)(x, *args, inplace=True) is x
-    names = [n for n in dir(kiln.nn.activations) if hasattr(torch.nn, n) and n[0].isupper()]
-    assert len(names) > 25
-    for name in set(names) - {"Module", "Parameter"}:
-        args = (
-            (1, 2) if name == "Threshold" else (-1,) if name in ("Softmax", "LogSoftmax", "Softmin") else ()
-        )
-        ours, other = (getattr(f.nn, name)(*args) for f in (kiln, torch))
-        assert repr(ours) == repr(other)
-        given = np.linspace(-4, 4, 24, dtype=np.float32).reshape(2, 3, 2, 2)
-        got, want = ours.eval()(kiln.tensor(given)), other.eval()(torch.tensor(given))
-        assert close(to_array(got), to_array(want), "float32", 4.0), name
-        if hasattr(other, "inplace"):
-            shown = [repr(getattr(f.nn, name)(*args, inplace=True)) for f in (kiln, torch)]
-            assert shown[0] == shown[1]
+    calls = (("relu", ()), ("elu", (1.0,)), ("hardtanh", (-1.0, 1.0)), ("threshold", (0.0, 5.0)))
+
+    def written(f: Any, calls: Any) -> list[list[float]]:
+        found = []
+        for name, args in calls:
+            x = f.tensor([-2.0, 3.0])
+            assert getattr(f.nn.functional, name)(x, *args, True) is x
+            found.append(x.tolist())
+            x = f.tensor([-2.0, 3.0])
+            assert getattr(f.nn.functional, name)(x, *args, inplace=True) is x
+            found.append(x.tolist())
+        return found
+
+    for x, y in zip(*answers.both(written, calls), strict=True):
+        assert x == pytest.approx(y)
+    made = sorted(n for n in dir(kiln.nn.activations) if n[0].isupper() and n not in ("Module", "Parameter"))
+    names = answers(made, lambda: [n for n in made if hasattr(torch.nn, n)])
+    assert len(names) > 23
+    ours, theirs = answers.both(layers_of, names)
+    for name, (texts, got) in ours.items():
+        assert texts == theirs[name][0]
+        assert close(got, theirs[name][1], "float32", 4.0), name
 
 
 def test_rrelu_draws_slopes() -> None:
@@ -265,66 +294,75 @@ def test_rrelu_draws_slopes() -> None:
     assert kiln.equal(slopes, -y)
 
 
-@needs_torch
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "float64"])
-def test_finfo(name: str) -> None:
-    ours, theirs = kiln.finfo(getattr(kiln, name)), torch.finfo(getattr(torch, name))
-    for key in ("bits", "eps", "max", "min", "tiny", "smallest_normal", "resolution", "dtype"):
-        assert getattr(ours, key) == getattr(theirs, key), key
-    assert repr(ours) == repr(theirs) and ours == kiln.finfo(getattr(kiln, name)) != kiln.iinfo(kiln.int8)
+def test_finfo(name: str, answers: Any) -> None:
+    keys = ("bits", "eps", "max", "min", "tiny", "smallest_normal", "resolution", "dtype")
+
+    def info(f: Any, name: str, keys: tuple[str, ...]) -> list[str]:
+        found = f.finfo(getattr(f, name))
+        return [repr(getattr(found, key)) for key in keys] + [repr(found)]
+
+    mine, theirs = answers.both(info, name, keys)
+    assert mine == theirs
+    ours = kiln.finfo(getattr(kiln, name))
+    assert ours == kiln.finfo(getattr(kiln, name)) != kiln.iinfo(kiln.int8)
 
 
-@needs_torch
-def test_iinfo_and_wrong_dtypes() -> None:
-    for name in ("uint8", "int8", "int16", "int32", "int64"):
-        ours, theirs = kiln.iinfo(getattr(kiln, name)), torch.iinfo(getattr(torch, name))
-        assert (ours.bits, ours.min, ours.max, repr(ours)) == (
-            theirs.bits, theirs.min, theirs.max, repr(theirs)
-        )  # fmt: skip
+def test_iinfo_and_wrong_dtypes(answers: Any) -> None:
+    def infos(f: Any, names: tuple[str, ...]) -> list[Any]:
+        found = [f.iinfo(getattr(f, name)) for name in names]
+        return [(x.bits, str(x.min), str(x.max), repr(x)) for x in found]
+
+    ours, theirs = answers.both(infos, ("uint8", "int8", "int16", "int32", "int64"))
+    assert ours == theirs
     for wrong in (lambda: kiln.finfo(kiln.int8), lambda: kiln.iinfo(kiln.bool), lambda: kiln.iinfo("int8")):
         with pytest.raises(TypeError):
             wrong()
     assert kiln.finfo().dtype == "float32"
 
 
-@needs_torch
-def test_result_type() -> None:
+def test_result_type(answers: Any) -> None:
     """Every pair of a tensor, a tensor without dims and a number, in every dtype."""
 
-    def things(f: Any) -> list[Any]:
-        made = [f.ones(s, dtype=getattr(f, d)) for d in DTYPES for s in ((2,), ())]
-        return [*made, True, 2, 1.5]
+    def types(f: Any, dtypes: tuple[str, ...]) -> list[str]:
+        made = [f.ones(s, dtype=getattr(f, d)) for d in dtypes for s in ((2,), ())]
+        return [
+            dtype_name(f.result_type(a, b)) for a, b in itertools.product([*made, True, 2, 1.5], repeat=2)
+        ]
 
-    for (a, b), (c, d) in zip(
-        itertools.product(things(kiln), repeat=2), itertools.product(things(torch), repeat=2)
+    things = [*itertools.product(DTYPES, ((2,), ())), True, 2, 1.5]
+    for pair, ours, theirs in zip(
+        itertools.product(things, repeat=2), *answers.both(types, DTYPES), strict=True
     ):
-        assert dtype_name(kiln.result_type(a, b)) == dtype_name(torch.result_type(c, d)), (c, d)
+        assert ours == theirs, pair
 
 
-@needs_torch
 @pytest.mark.parametrize("decimals", [0, 1, 3, -1])
-def test_round_at_decimals(decimals: int) -> None:
+def test_round_at_decimals(decimals: int, answers: Any) -> None:
     given = np.random.default_rng(0).normal(size=200) * 100
-    for dtype in ("float32", "float64"):
-        ours, theirs = (
-            to_array(f.round(f.tensor(given, dtype=getattr(f, dtype)), decimals=decimals))
-            for f in (kiln, torch)
-        )
-        assert np.array_equal(ours, theirs)
+
+    def found(f: Any, given: Any, decimals: int) -> list[Any]:
+        kinds = (f.float32, f.float64)
+        return [to_array(f.round(f.tensor(given, dtype=kind), decimals=decimals)) for kind in kinds]
+
+    for ours, theirs in zip(*answers.both(found, given, decimals), strict=True):
+        assert ours.dtype == theirs.dtype and np.array_equal(ours, theirs)
 
 
-@needs_torch
-def test_equal_and_close() -> None:
+def test_equal_and_close(answers: Any) -> None:
     """What `equal`, `isclose` and `allclose` say of sizes, dtypes, NaN, infinities and tolerances."""
     inf, nan = float("inf"), float("nan")
     cases = [([1.0, 2.0], [1.0, 2.0]), ([1.0, nan], [1.0, nan]), ([inf, -inf], [inf, -inf]), ([inf], [-inf]),
              ([1.0], [1.0001]), ([], []), ([0.0], [-0.0])]  # fmt: skip
-    for x, y in cases:
-        ours, theirs = ([f.tensor(v) for v in (x, y)] for f in (kiln, torch))
-        assert kiln.equal(*ours) == torch.equal(*theirs)
-        for more in ({}, {"equal_nan": True}, {"rtol": 0.0, "atol": 0.0}, {"rtol": 1e-3}):
-            assert kiln.allclose(*ours, **more) == torch.allclose(*theirs, **more)
-            assert kiln.isclose(*ours, **more).tolist() == torch.isclose(*theirs, **more).tolist()
+    options = ({}, {"equal_nan": True}, {"rtol": 0.0, "atol": 0.0}, {"rtol": 1e-3})
+
+    def said(f: Any, cases: Any, options: Any) -> list[Any]:
+        pairs = [(f.tensor(x), f.tensor(y)) for x, y in cases]
+        near = [[f.allclose(*p, **more), f.isclose(*p, **more).tolist()] for p in pairs for more in options]
+        return [[f.equal(*p) for p in pairs], near]
+
+    ours, theirs = answers.both(said, cases, options)
+    assert ours == theirs
     assert not kiln.equal(kiln.ones(2), kiln.ones(1, 2))
 
 
@@ -339,21 +377,31 @@ def test_frexp_and_ldexp_over_all_exponents() -> None:
         assert np.array_equal(kiln.ldexp(mantissa, exponent).numpy()[some], given[some])
 
 
-@needs_torch
 @hypothesis.given(
     st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=20),
     st.sampled_from(["int8", "int16", "int32", "int64", "uint8"]),
-    st.integers(-70, 70),
 )
-def test_whole_numbers_as_python(numbers: list[int], dtype: str, places: int) -> None:
-    """gcd and shifts of all integers, beside Python's and PyTorch's."""
+def test_gcd_as_python(numbers: list[int], dtype: str) -> None:
+    """gcd of all integers, beside Python's."""
     x = np.array(numbers, np.int64).astype(dtype)
     y = np.roll(x, 1)
     low = np.iinfo(dtype).min
     kept = ((x != low) & (y != low)) if low < 0 else np.full(x.shape, True)
     got = kiln.gcd(kiln.tensor(x), kiln.tensor(y)).numpy()
     assert [int(g) for g in got[kept]] == [math.gcd(int(a), int(b)) for a, b in zip(x[kept], y[kept])]
-    places %= 128 if dtype == "uint8" else 2**62
-    for name in ("bitwise_left_shift", "bitwise_right_shift"):
-        ours, theirs = (getattr(f, name)(f.tensor(x), places) for f in (kiln, torch))
-        assert ours.tolist() == theirs.tolist()
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64", "uint8"])
+def test_shifts_of_all_places(dtype: str, answers: Any) -> None:
+    """By more than a number has bits, and by less than none, of any numbers and of the ends of the range."""
+    ends = np.iinfo(dtype)
+    drawn = np.random.default_rng(0).integers(ends.min, ends.max, 30, dtype)
+    x = np.array([ends.min, ends.max, 0, 1, *(() if dtype == "uint8" else (-1,)), *drawn], dtype)
+    places = [n % (128 if dtype == "uint8" else 2**62) for n in range(-70, 71)]
+
+    def shifted(f: Any, x: Any, places: list[int]) -> list[Any]:
+        ways = (f.bitwise_left_shift, f.bitwise_right_shift)
+        return [to_array(way(f.tensor(x), n)) for way in ways for n in places]
+
+    for ours, theirs, n in zip(*answers.both(shifted, x, places), places * 2, strict=True):
+        assert ours.tolist() == theirs.tolist(), n

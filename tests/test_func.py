@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backend import WAYS, kiln, needs_kiln, needs_torch, torch
+from backend import WAYS, filled, kiln, needs_kiln, torch
 
 pytestmark = needs_kiln
 
@@ -347,14 +347,6 @@ def network(m: Any) -> Any:
     return m.nn.Sequential(m.nn.Linear(4, 8), m.nn.ReLU(), m.nn.LayerNorm(8), m.nn.Linear(8, 3)).double()
 
 
-def networks() -> tuple[Any, Any]:
-    """The same in both frameworks."""
-    torch.manual_seed(0)
-    theirs, ours = network(torch), network(kiln)
-    ours.load_state_dict({k: kiln.tensor(v.detach().numpy()) for k, v in theirs.state_dict().items()})
-    return ours, theirs
-
-
 def classified(m: Any, net: Any) -> Callable[..., Any]:
     def function(p: Any, x: Any, y: Any) -> Any:
         return m.nn.functional.cross_entropy(m.func.functional_call(net, p, (x,)), y)
@@ -403,34 +395,37 @@ def physics(m: Any, net: Any) -> Any:
     return residual.detach(), [x.grad for x in p]
 
 
-@needs_torch
 @pytest.mark.parametrize("program", [per_sample, ensemble, newton, physics])
-def test_programs_people_write_beside_torch(program: Callable[..., Any]) -> None:
+def test_programs_people_write_beside_torch(program: Callable[..., Any], answers: Any) -> None:
     """Per-sample gradients, an ensemble, Newton's method, a physics-informed loss."""
-    ours, theirs = networks()
-    found, wanted = leaves(program(kiln, ours)), leaves(program(torch, theirs))
+
+    def run(m: Any, program: Callable[..., Any], used: Any) -> list[Any]:
+        return leaves(program(m, filled(m, network(m))))
+
+    found, wanted = answers.both(run, program, [network, classified, data, mlp])
     assert len(found) == len(wanted)
     for x, y in zip(found, wanted):
         np.testing.assert_allclose(x.numpy(), y.numpy(), rtol=1e-6, atol=1e-8)
 
 
-@needs_torch
-def test_maml() -> None:
+def test_maml(answers: Any) -> None:
     """An inner step of gradient descent per task, mapped, and its outer gradient: as PyTorch task by task."""
-    found = []
-    for m, net in zip((kiln, torch), networks()):
+
+    def run(m: Any, used: Any) -> list[Any]:
+        net = filled(m, network(m))
         params, function = dict(net.named_parameters()), classified(m, net)
 
-        def task(x, y, m=m, params=params, function=function):
+        def task(x, y):
             g = m.func.grad(function)(params, x[:1], y[:1])
             return function({k: params[k] - 0.1 * g[k] for k in params}, x[1:], y[1:])
 
         x, y = data(m)
         x, y = x.reshape(4, 2, 4), y.reshape(4, 2)
-        total = m.vmap(task)(x, y).sum() if m is kiln else sum(task(*both) for both in zip(x, y))
+        total = m.vmap(task)(x, y).sum() if m.is_kiln else sum(task(*both) for both in zip(x, y))
         total.backward()
-        found.append([p.grad.numpy() for p in params.values()])
-    for ours, theirs in zip(*found):
+        return [p.grad.numpy() for p in params.values()]
+
+    for ours, theirs in zip(*answers.both(run, [network, classified, data]), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-9)
 
 

@@ -193,18 +193,17 @@ type_as(L.ones(1, dtype=L.int16))
 """.strip().split("\n")
 
 
-@needs_torch
 @pytest.mark.parametrize("call", RIGHT)
-def test_conversions(call: str) -> None:
-    results = []
-    for lib in (kiln, torch):
+def test_conversions(call: str, answers: Any) -> None:
+    def converted(lib: Any, call: str) -> Any:
         x = lib.ones(2)
         y = eval(f"x.{call}", {"L": lib, "x": x})
-        results.append((str(y.dtype).rpartition(".")[2], y is x, y.data_ptr() == x.data_ptr()))
-    assert results[0] == results[1]
+        return str(y.dtype).rpartition(".")[2], y is x, y.data_ptr() == x.data_ptr()
+
+    ours, theirs = answers.both(converted, call)
+    assert ours == theirs
 
 
-@needs_torch
 @pytest.mark.parametrize(
     "call",
     [
@@ -215,18 +214,21 @@ def test_conversions(call: str) -> None:
         "to(L.int8, dtype=L.int8)",
     ],
 )
-def test_wrong_conversions(call: str) -> None:
-    with pytest.raises(Exception) as theirs:
-        eval(f"L.ones(2).{call}", {"L": torch})
-    with pytest.raises(theirs.type):
+def test_wrong_conversions(call: str, answers: Any) -> None:
+    def raised() -> type:
+        with pytest.raises(Exception) as theirs:
+            eval(f"L.ones(2).{call}", {"L": torch})
+        return theirs.type
+
+    with pytest.raises(answers(call, raised)):
         eval(f"L.ones(2).{call}", {"L": kiln})
 
 
-@needs_torch
-def test_names_of_types() -> None:
-    for dtype in DTYPES:
+def test_names_of_types(answers: Any) -> None:
+    names = answers(DTYPES, lambda: [of(torch, dtype, 1).type() for dtype in DTYPES])
+    for dtype, theirs in zip(DTYPES, names, strict=True):
         name = of(kiln, dtype, 1).type()
-        assert name == of(torch, dtype, 1).type().replace("torch.", "kiln.")
+        assert name == theirs.replace("torch.", "kiln.")
         assert kiln.ones(2).type(name).dtype == getattr(kiln, dtype)
     with pytest.raises(NotImplementedError, match="cuda"):
         kiln.ones(2).to("cuda")
@@ -265,11 +267,10 @@ def test_copies_keep_what_is_shared() -> None:
         copy.deepcopy(x * 2)
 
 
-@needs_torch
-def test_copies_of_views_are_views_of_the_copy() -> None:
+def test_copies_of_views_are_views_of_the_copy(answers: Any) -> None:
     """In one deepcopy tensors of one storage share one again, as in PyTorch, whatever they see of it."""
-    seen: list[Any] = []
-    for lib in (kiln, torch):
+
+    def seen(lib: Any) -> list[Any]:
         x = lib.arange(6.0).requires_grad_()
         (x * x).sum().backward()
         wide = lib.ones(1).expand(3)
@@ -284,17 +285,17 @@ def test_copies_of_views_are_views_of_the_copy() -> None:
         copies = copy.deepcopy({"all": views})["all"]
         copies[1].fill_(-1)
         copies[2][0, 0] = 7
-        seen.append(
-            [
-                (c.tolist(), tuple(c.shape), c.stride(), c.storage_offset(), c.requires_grad, c.is_leaf)
-                for c in copies
-            ]
-        )
-        seen[-1] += [c.untyped_storage().nbytes() for c in copies] + [copies[0].grad.tolist(), x.tolist()]
         assert copies[0].grad is not x.grad and copies[0].grad.data_ptr() != x.grad.data_ptr()
         shallow = copy.copy(views[1])
         assert shallow is not views[1] and shallow.data_ptr() == views[1].data_ptr()
-    assert seen[0] == seen[1]
+        return [
+            *((c.tolist(), tuple(c.shape), c.stride(), c.storage_offset(), c.requires_grad, c.is_leaf)
+              for c in copies),
+            *(c.untyped_storage().nbytes() for c in copies), copies[0].grad.tolist(), x.tolist(),
+        ]  # fmt: skip
+
+    ours, theirs = answers.both(seen)
+    assert ours == theirs
 
 
 FROMBUFFER = """
@@ -310,19 +311,19 @@ frombuffer(bytearray(4), dtype=L.float32, requires_grad=True)
 """.strip().split("\n")
 
 
-@needs_torch
 @pytest.mark.parametrize("call", FROMBUFFER)
-def test_frombuffer(call: str) -> None:
+def test_frombuffer(call: str, answers: Any) -> None:
     """Values, dtype, whether memory is shared, and the exceptions, as in PyTorch."""
-    seen: list[Any] = []
-    for lib in (kiln, torch):
+
+    def seen(lib: Any, call: str) -> Any:
         a = np.array([1.0, 2.0])
         x = lib.ones(2)
         try:
             y = eval(f"L.{call}", {"L": lib, "a": a, "x": x})
         except Exception as error:
-            seen.append(type(error))
-            continue
+            return type(error)
         shares = y.data_ptr() in (a.ctypes.data, x.data_ptr())
-        seen.append((y.tolist(), str(y.dtype).rpartition(".")[2], y.requires_grad, y is x, shares))
-    assert seen[0] == seen[1]
+        return y.tolist(), str(y.dtype).rpartition(".")[2], y.requires_grad, y is x, shares
+
+    ours, theirs = answers.both(seen, call)
+    assert ours == theirs

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backend import kiln, needs_kiln, needs_torch, torch
+from backend import kiln, needs_kiln
 
 from kiln.testing.compare import to_array
 
@@ -20,17 +20,18 @@ MODES = {
 }
 
 
-def agree(run: Any, values: Any, tolerance: float = 1e-10, double: bool = False) -> None:
+def found(f: Any, run: Any, values: Any, double: bool) -> list[Any]:
     """Results, gradients and (of cubes) second derivatives of a function of (framework, tensor)."""
-    found = []
-    for f in (kiln, torch):
-        x = f.from_numpy(values.copy()).requires_grad_()
-        y = run(f, x)
-        weight = f.arange(1.0, y.numel() + 1, dtype=y.dtype).reshape(y.shape) / y.numel()
-        (first,) = f.autograd.grad((y**3 * weight).sum(), x, create_graph=double)
-        more = f.autograd.grad((first**2).sum(), x) if double else ()
-        found.append([to_array(t.detach()) for t in (y, first, *more)])
-    for ours, theirs in zip(*found, strict=True):
+    x = f.from_numpy(values.copy()).requires_grad_()
+    y = run(f, x)
+    weight = f.arange(1.0, y.numel() + 1, dtype=y.dtype).reshape(y.shape) / y.numel()
+    (first,) = f.autograd.grad((y**3 * weight).sum(), x, create_graph=double)
+    more = f.autograd.grad((first**2).sum(), x) if double else ()
+    return [to_array(t.detach()) for t in (y, first, *more)]
+
+
+def agree(answers: Any, run: Any, values: Any, tolerance: float = 1e-10, double: bool = False) -> None:
+    for ours, theirs in zip(*answers.both(found, run, values, double), strict=True):
         assert ours.shape == theirs.shape and ours.dtype == theirs.dtype
         np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance)
 
@@ -39,9 +40,8 @@ def resized(**options: Any) -> Any:
     return lambda f, x: f.nn.functional.interpolate(x, **options)
 
 
-@needs_torch
 @pytest.mark.parametrize(("dims", "seed"), [*itertools.product((1, 2, 3), range(4))])
-def test_sizes_and_factors(dims: int, seed: int) -> None:
+def test_sizes_and_factors(dims: int, seed: int, answers: Any) -> None:
     rng = np.random.default_rng(seed)
     values = rng.standard_normal((2, 2, *rng.integers(1, 7, dims)))
     for mode in MODES[dims]:
@@ -53,56 +53,54 @@ def test_sizes_and_factors(dims: int, seed: int) -> None:
         else:
             options["scale_factor"] = rng.uniform(1, 3, dims).tolist()
             options["recompute_scale_factor"] = [None, True, False][rng.integers(3)]
-        agree(resized(**options), values, double=seed == 0)
+        agree(answers, resized(**options), values, double=seed == 0)
 
 
-@needs_torch
 @pytest.mark.parametrize(("n", "out"), [(5, 5), (5, 10), (7, 3), (1, 6), (6, 1), (3, 40), (40, 3), (64, 21)])
-def test_nearest_is_the_same_element(n: int, out: int) -> None:
+def test_nearest_is_the_same_element(n: int, out: int, answers: Any) -> None:
     """Every element comes from the very place PyTorch takes it from, in float32 as well."""
     for dtype in ("float32", "float64"):
         values = np.arange(1.0, n + 1, dtype=dtype).reshape(1, 1, n)
         for mode in ("nearest", "nearest-exact"):
-            agree(resized(size=out, mode=mode), values, 1e-5)
+            agree(answers, resized(size=out, mode=mode), values, 1e-5)
 
 
-@needs_torch
 @pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
-def test_narrow_dtypes(mode: str) -> None:
+def test_narrow_dtypes(mode: str, answers: Any) -> None:
     """float16 and bfloat16 are rounded once, after both dims."""
     x = np.random.default_rng(0).standard_normal((1, 2, 4, 5)).astype("float32")
+
+    def doubled(f: Any, x: Any, mode: str, dtype: str) -> Any:
+        return f.nn.functional.interpolate(f.from_numpy(x).to(getattr(f, dtype)), scale_factor=2, mode=mode)
+
     for dtype in ("float16", "bfloat16"):
-        found = []
-        for f in (kiln, torch):
-            y = f.nn.functional.interpolate(f.from_numpy(x).to(getattr(f, dtype)), scale_factor=2, mode=mode)
-            assert str(y.dtype).endswith(dtype)
-            found.append(to_array(y.float()))
-        np.testing.assert_allclose(*found, atol=0.03 if dtype == "bfloat16" else 0.004)
+        ours, theirs = answers.both(doubled, x, mode, dtype)
+        assert ours.dtype == theirs.dtype == dtype
+        np.testing.assert_allclose(
+            ours.float().numpy(), theirs.float().numpy(), atol=0.03 if dtype == "bfloat16" else 0.004
+        )
 
 
-@needs_torch
 @pytest.mark.parametrize("dtype", ["uint8", "bool", "int64"])
 def test_nearest_of_any_dtype(dtype: str) -> None:
     x = kiln.tensor([[[0, 1]]]).to(getattr(kiln, dtype))
     assert kiln.nn.functional.interpolate(x, 4).tolist() == x[..., [0, 0, 1, 1]].tolist()
 
 
-@needs_torch
 @pytest.mark.parametrize("seed", range(6))
-def test_columns_of_any_setting(seed: int) -> None:
+def test_columns_of_any_setting(seed: int, answers: Any) -> None:
     """unfold and fold of one setting, with their derivatives."""
     rng = np.random.default_rng(seed)
     kernel, dilation, stride = rng.integers(1, 4, 2), rng.integers(1, 3, 2), rng.integers(1, 4, 2)
     padding = rng.integers(0, 3, 2)
-    size = dilation * (kernel - 1) + 1 + rng.integers(0, 4, 2)
+    size = (dilation * (kernel - 1) + 1 + rng.integers(0, 4, 2)).tolist()
     settings = [v.tolist() for v in (kernel, dilation, padding, stride)]
     x = rng.standard_normal((*([2] if seed % 2 else []), 3, *size))
-    agree(lambda f, t: f.nn.functional.unfold(t, *settings), x, double=True)
-    columns = torch.nn.functional.unfold(torch.from_numpy(x), *settings).numpy()
-    agree(lambda f, t: f.nn.functional.fold(t, size.tolist(), *settings), columns, double=True)
+    agree(answers, lambda f, t: f.nn.functional.unfold(t, *settings), x, double=True)
+    columns = kiln.nn.functional.unfold(kiln.from_numpy(x), *settings).numpy()
+    agree(answers, lambda f, t: f.nn.functional.fold(t, size, *settings), columns, double=True)
 
 
-@needs_torch
 @pytest.mark.parametrize(
     ("args", "match"),
     [
@@ -119,7 +117,6 @@ def test_unfold_refuses(args: Any, match: str) -> None:
         kiln.nn.functional.unfold(kiln.zeros(*shape), *settings)
 
 
-@needs_torch
 def test_recorded_is_eager() -> None:
     f = kiln.nn.functional
 
@@ -139,33 +136,32 @@ def test_recorded_is_eager() -> None:
             assert got.tolist() == wanted
 
 
-@needs_torch
 @pytest.mark.parametrize(
     ("mode", "dims"), [("bilinear", 2), ("nearest", 2), ("bicubic", 2), ("bilinear", 3), ("nearest", 3)]
 )
-def test_images_at_the_places_of_a_grid(mode: str, dims: int) -> None:
+def test_images_at_the_places_of_a_grid(mode: str, dims: int, answers: Any) -> None:
     """Results and both gradients, on elements, between them, on the border and beyond; of one element too."""
     rng = np.random.default_rng(dims)
     few = [("reflection", False, [5, 4, 3]), ("reflection", True, [1, 3, 1])]
     more = (
         [("border", True, [5, 4, 3]), ("zeros", False, [5, 4, 3])] if (mode, dims) == ("bilinear", 2) else []
     )
+
+    def sampled(f: Any, x: Any, grid: Any, mode: str, padding: str, corners: bool) -> list[Any]:
+        leaves = [f.from_numpy(v.copy()).requires_grad_() for v in (x, grid)]
+        y = f.nn.functional.grid_sample(*leaves, mode, padding, align_corners=corners)
+        return [to_array(t.detach()) for t in (y, *f.autograd.grad((y**2).sum(), leaves))]
+
     for padding, corners, sizes in few + more:
         x = rng.standard_normal((2, 2, *sizes[:dims]))
         grid = rng.uniform(-2.5, 2.5, (2, *[3, 2, 2][:dims], dims))
         grid.reshape(-1)[:6] = [-1, 1, 0, 1, -1, 0.5]
-        found = []
-        for f in (kiln, torch):
-            leaves = [f.from_numpy(v.copy()).requires_grad_() for v in (x, grid)]
-            y = f.nn.functional.grid_sample(*leaves, mode, padding, align_corners=corners)
-            found.append([to_array(t.detach()) for t in (y, *f.autograd.grad((y**2).sum(), leaves))])
-        for ours, theirs in zip(*found, strict=True):
+        for ours, theirs in zip(*answers.both(sampled, x, grid, mode, padding, corners), strict=True):
             np.testing.assert_allclose(
                 ours, theirs, rtol=1e-9, atol=1e-9, err_msg=f"{padding} {corners} {sizes}"
             )
 
 
-@needs_torch
 def test_spatial_transformer_is_one_program() -> None:
     """An affine map of images that is learned: recorded, a step is one program with the bits of its ops."""
     x = kiln.tensor(np.random.default_rng(0).standard_normal((2, 3, 5, 4)).astype("float32"))

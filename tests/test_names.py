@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backend import kiln, needs_kiln, needs_torch, torch
+from backend import kiln, needs_kiln, torch
 
 MEMORY = """
 k.arange(6.).reshape(2,3).resize_(3,2)
@@ -174,20 +174,14 @@ def outcome_in(call: str, names: dict[str, Any]) -> Any:
             return next(t for t in type(error).__mro__ if t.__module__ == "builtins")
 
 
-def assert_as_peer(calls: str) -> None:
-    """Every line gives in both libraries the same."""
-    wrong = [
-        f"{call}: {ours!r} against {theirs!r}"
-        for call in calls.strip().splitlines()
-        if repr(ours := outcome(kiln, call)) != repr(theirs := outcome(torch, call))
-    ]
-    assert not wrong, "\n".join(wrong)
-
-
-@needs_torch
 @pytest.mark.parametrize("calls", [MEMORY, OLD, RESULTS], ids=["memory", "old", "results"])
-def test_as_peer(calls: str) -> None:
-    assert_as_peer(calls)
+def test_as_peer(calls: str, answers: Any) -> None:
+    """Every line gives in both libraries the same."""
+    wrong = []
+    for call in calls.strip().splitlines():
+        ours, theirs = answers.both(outcome, call)
+        wrong += [] if repr(ours) == repr(theirs) else [f"{call}: {ours!r} against {theirs!r}"]
+    assert not wrong, "\n".join(wrong)
 
 
 @needs_kiln
@@ -262,53 +256,48 @@ def test_arrays_ask_for_copies() -> None:
         x.__array__(np.dtype("float64"), copy=False)
 
 
-@needs_torch
-def test_polynomials() -> None:
+def test_polynomials(answers: Any) -> None:
     """Degrees below 0, around where the recurrence ends, and high; inside, at and outside the ends."""
     rng = np.random.default_rng(0)
     x = np.concatenate([rng.uniform(-1.3, 1.3, 60), [0.0, 1.0, -1.0, 0.5]])
     degrees = rng.integers(-2, 30, 64)
-    for name in [n for n in dir(torch.special) if "polynomial" in n]:
-        ours, theirs = getattr(kiln.special, name), getattr(torch.special, name)
+
+    def found(k: Any, name: str, x: Any, n: Any) -> Any:
+        return getattr(k.special, name)(k.tensor(x), n if isinstance(n, int) else k.tensor(n)).numpy()
+
+    names = answers("polynomials", lambda: [n for n in dir(torch.special) if "polynomial" in n])
+    assert len(names) > 10
+    for name in names:
         for n in (degrees, 12):
-            given = [n if isinstance(n, int) else k.tensor(n) for k in (kiln, torch)]
-            y, want = ours(kiln.tensor(x), given[0]), theirs(torch.tensor(x), given[1])
-            np.testing.assert_allclose(y.numpy(), want.numpy(), rtol=1e-9, atol=1e-8, err_msg=name)
+            y, want = answers.both(found, name, x, n)
+            np.testing.assert_allclose(y, want, rtol=1e-9, atol=1e-8, err_msg=name)
 
 
-@needs_torch
-def test_factors() -> None:
-    """LDL, reflections and low ranks, of one matrix and of a batch."""
+def test_factors(answers: Any) -> None:
+    """LDL and reflections, of one matrix and of a batch."""
     pytest.importorskip("scipy")
     rng = np.random.default_rng(0)
+
+    def factors(k: Any, a: Any, tall: Any, c: Any) -> Any:
+        ld, rows = k.linalg.ldl_factor(k.tensor(a))
+        packed, scales = k.geqrf(k.tensor(tall))
+        ways: tuple[dict[str, bool], ...] = ({}, {"left": False}, {"transpose": True})
+        turned = [k.ormqr(packed, scales, k.tensor(c), **how) for how in ways]
+        return rows.tolist(), [ld, packed, scales, *turned]
+
     for batch in ((), (2,)):
         a, b = rng.normal(size=(*batch, 4, 4)), rng.normal(size=(*batch, 4, 2))
         a = a + np.swapaxes(a, -1, -2)
-        (ld, rows), (want, order) = (k.linalg.ldl_factor(k.tensor(a)) for k in (kiln, torch))
-        np.testing.assert_allclose(ld.numpy(), want.numpy(), atol=1e-12)
-        assert rows.tolist() == order.tolist()
+        tall, c = rng.normal(size=(*batch, 5, 3)), rng.normal(size=(*batch, 5, 5))
+        (rows, ours), (order, theirs) = answers.both(factors, a, tall, c)
+        assert rows == order
+        for x, want in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(x.numpy(), want.numpy(), atol=1e-12)
         right = kiln.tensor(b, requires_grad=True)
-        x = kiln.linalg.ldl_solve(ld, rows, right)
+        x = kiln.linalg.ldl_solve(*kiln.linalg.ldl_factor(kiln.tensor(a)), right)
         np.testing.assert_allclose(a @ x.detach().numpy(), b, atol=1e-10)
         x.sum().backward()
         np.testing.assert_allclose(a @ right.grad.numpy(), np.ones_like(b), atol=1e-10)
-        tall = rng.normal(size=(*batch, 5, 3))
-        (packed, tau), (want, scales) = (k.geqrf(k.tensor(tall)) for k in (kiln, torch))
-        np.testing.assert_allclose(packed.numpy(), want.numpy(), atol=1e-12)
-        np.testing.assert_allclose(tau.numpy(), scales.numpy(), atol=1e-12)
-        c = rng.normal(size=(*batch, 5, 5))
-        for how in ({}, {"left": False}, {"transpose": True}):
-            y, want = (
-                k.ormqr(k.tensor(packed.numpy()), k.tensor(tau.numpy()), k.tensor(c), **how)
-                for k in (kiln, torch)
-            )
-            np.testing.assert_allclose(y.numpy(), want.numpy(), atol=1e-12)
-        low = kiln.tensor(tall @ rng.normal(size=(*batch, 3, 6)))
-        u, s, v = kiln.svd_lowrank(low, q=3)
-        np.testing.assert_allclose(((u * s.unsqueeze(-2)) @ v.mT).numpy(), low.numpy(), atol=1e-10)
-        spread = kiln.pca_lowrank(low, q=3)[1]
-        want = np.linalg.svd(low.numpy() - low.numpy().mean(-2, keepdims=True), compute_uv=False)
-        np.testing.assert_allclose(spread.numpy(), want[..., :3], atol=1e-9)
         assert [t.tolist() for t in kiln.lu(kiln.tensor(a), get_infos=True)] == [
             t.tolist() for t in kiln.linalg.lu_factor_ex(kiln.tensor(a))
         ]
@@ -373,22 +362,36 @@ W.nuttall(9, requires_grad=True).requires_grad
 """
 
 
-@needs_torch
-def test_masked_and_windows() -> None:
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_low_ranks(batch: tuple[int, ...]) -> None:
+    """What has a low rank is found again, and its principal components."""
+    pytest.importorskip("scipy")
+    rng = np.random.default_rng(0)
+    low = kiln.tensor(rng.normal(size=(*batch, 5, 3)) @ rng.normal(size=(*batch, 3, 6)))
+    u, s, v = kiln.svd_lowrank(low, q=3)
+    np.testing.assert_allclose(((u * s.unsqueeze(-2)) @ v.mT).numpy(), low.numpy(), atol=1e-10)
+    spread = kiln.pca_lowrank(low, q=3)[1]
+    want = np.linalg.svd(low.numpy() - low.numpy().mean(-2, keepdims=True), compute_uv=False)
+    np.testing.assert_allclose(spread.numpy(), want[..., :3], atol=1e-9)
+
+
+def test_masked_and_windows(answers: Any) -> None:
     """Values, and gradients through the mask."""
     arrays = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32) * 3
     arrays = [arrays, np.array([[True, False, True, True], [False] * 4, [True, True, False, True]])]
+
+    def found(k: Any, call: str, arrays: Any) -> str:
+        x, m = k.tensor(arrays[0], requires_grad=True), k.tensor(arrays[1])
+        names = {"k": k, "M": k.masked, "W": k.signal.windows, "x": x, "m": m}
+        result = outcome_in(call, names)
+        with contextlib.suppress(Exception):
+            k.nan_to_num(eval(call, names), 0.0, 0.0, 0.0).sum().backward()
+            result = result, plain(x.grad)
+        return repr(result).replace("-0.0,", "0.0,")
+
     wrong = []
     for call in (MASKED + WINDOWS).strip().splitlines():
-        found = []
-        for k in (kiln, torch):
-            x, m = k.tensor(arrays[0], requires_grad=True), k.tensor(arrays[1])
-            names = {"k": k, "M": k.masked, "W": k.signal.windows, "x": x, "m": m}
-            found.append(outcome_in(call, names))
-            with contextlib.suppress(Exception):
-                k.nan_to_num(eval(call, names), 0.0, 0.0, 0.0).sum().backward()
-                found[-1] = found[-1], plain(x.grad)
-        ours, theirs = (repr(f).replace("-0.0,", "0.0,") for f in found)
+        ours, theirs = answers.both(found, call, arrays)
         wrong += [] if ours == theirs else [f"{call}: {ours} against {theirs}"]
     assert not wrong, "\n".join(wrong)
 
@@ -430,35 +433,33 @@ T(k.nn.Parameter(k.ones(1)),k.ones(1))
 """
 
 
-@needs_torch
-def test_assert_close_says_what_pytorch_says() -> None:
+def test_assert_close_says_what_pytorch_says(answers: Any) -> None:
+    def said(k: Any, call: str) -> str:
+        names = {"T": k.testing.assert_close, "t": k.tensor, "k": k, "np": np, "nan": float("nan")}
+        try:
+            return repr(eval(call, names))
+        except (AssertionError, TypeError, ValueError) as error:
+            return f"{type(error).__name__}: {error}".replace("torch.", "kiln.")
+
     for call in CLOSE.strip().splitlines():
-        said = []
-        for k in (kiln, torch):
-            names = {"T": k.testing.assert_close, "t": k.tensor, "k": k, "np": np, "nan": float("nan")}
-            try:
-                said.append(repr(eval(call, names)))
-            except (AssertionError, TypeError, ValueError) as error:
-                said.append(f"{type(error).__name__}: {error}".replace("torch.", "kiln."))
-        ours, theirs = said
+        ours, theirs = answers.both(said, call)
         assert ours.startswith("TypeError") if theirs.startswith("TypeError") else ours == theirs, call
 
 
-@needs_torch
-def test_embedding_bag_layer() -> None:
+def test_embedding_bag_layer(answers: Any) -> None:
     """The layer beside PyTorch's, trained a step; its text, and what it refuses."""
     table = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
+
+    def trained(k: Any, table: Any, mode: str, how: dict[str, Any]) -> Any:
+        layer = k.nn.EmbeddingBag.from_pretrained(k.tensor(table), freeze=False, mode=mode, **how)
+        y = layer(k.tensor([0, 2, 5, 5, 1, 2]), k.tensor([0, 2, 2, 6]))
+        (y * y).sum().backward()
+        found = [y.detach().numpy(), layer.weight.grad.numpy(), layer.weight.detach().numpy().copy()]
+        return str(layer), [*found, layer(k.tensor([[0, 2], [5, 5]])).detach().numpy()]
+
     for mode in ("sum", "mean", "max"):
         for how in ({}, {"padding_idx": 2}, {"include_last_offset": True}, {"max_norm": 1.0}):
-            found = []
-            for k in (kiln, torch):
-                layer = k.nn.EmbeddingBag.from_pretrained(k.tensor(table), freeze=False, mode=mode, **how)
-                y = layer(k.tensor([0, 2, 5, 5, 1, 2]), k.tensor([0, 2, 2, 6]))
-                (y * y).sum().backward()
-                found.append([y.detach().numpy(), layer.weight.grad.numpy(), layer.weight.detach().numpy()])
-                found[-1].append(str(layer))
-                found[-1].append(layer(k.tensor([[0, 2], [5, 5]])).detach().numpy())
-            *ours, shown, rows = found[0]
-            for y, want in zip([*ours, rows], [*found[1][:3], found[1][4]]):
+            (text, ours), (wanted, theirs) = answers.both(trained, table, mode, how)
+            assert text == wanted
+            for y, want in zip(ours, theirs, strict=True):
                 np.testing.assert_allclose(y, want, rtol=1e-5, atol=1e-6, err_msg=f"{mode} {how}")
-            assert shown == found[1][3]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backend import kiln, needs_torch, torch
+from backend import filled, kiln
 
 from kiln import nn
 
@@ -74,25 +74,16 @@ LAYERS: list[tuple[str, tuple[Any, ...], dict[str, Any], tuple[int, ...]]] = [
 NAMES = [f"{name}{k}" for k, (name, *_) in enumerate(LAYERS)]
 
 
-def both(values: Any, **options: Any) -> tuple[Any, Any]:
-    return kiln.tensor(values, **options), torch.tensor(values, **options)
-
-
 def ramp(shape: tuple[int, ...]) -> list[Any]:
     """Values between -2 and 2 of a shape, no two neighbours alike."""
-    return torch.linspace(-2, 2, math.prod(shape)).sin().mul(2).reshape(shape).tolist()
+    values: list[Any] = (2 * np.sin(np.linspace(-2, 2, math.prod(shape)))).reshape(shape).tolist()
+    return values
 
 
 def close(ours: Any, theirs: Any, tolerance: float = 1e-5) -> bool:
-    flat = [float(v) for v in theirs.detach().reshape(-1).tolist()]
-    assert tuple(ours.shape) == tuple(theirs.shape)
-    return bool(
-        ours.detach().reshape(-1).tolist() == pytest.approx(flat, rel=tolerance, abs=1e-6, nan_ok=True)
-    )
-
-
-def same_weights(ours: nn.Module, theirs: Any) -> None:
-    ours.load_state_dict({k: kiln.tensor(v.tolist()) for k, v in theirs.state_dict().items()})
+    flat = [float(v) for v in theirs.numpy().ravel().tolist()]
+    assert ours.shape == theirs.shape
+    return bool(ours.numpy().ravel().tolist() == pytest.approx(flat, rel=tolerance, abs=1e-6, nan_ok=True))
 
 
 class Tied(nn.Module):
@@ -115,85 +106,85 @@ class Tied(nn.Module):
 # -- layers -------------------------------------------------------------------------------------------
 
 
-@needs_torch
 @pytest.mark.parametrize(("name", "args", "options", "shape"), LAYERS, ids=NAMES)
-def test_layers_forward_and_backward(name: str, args: Any, options: Any, shape: tuple[int, ...]) -> None:
-    ours, theirs = getattr(nn, name)(*args, **options), getattr(torch.nn, name)(*args, **options)
-    same_weights(ours, theirs)
-    x, x_ = both(ramp(shape))
-    x.requires_grad_()
-    x_.requires_grad_()
-    y, y_ = ours(x), theirs(x_)
+def test_layers_forward_and_backward(
+    name: str, args: Any, options: Any, shape: tuple[int, ...], answers: Any
+) -> None:
+    def run(lib: Any, name: str, args: Any, options: Any, x: Any) -> Any:
+        layer = getattr(lib.nn, name)(*args, **options)
+        starts = {k: None if name == "Linear" else v.tolist() for k, v in layer.state_dict().items()}
+        filled(lib, layer)
+        x = lib.tensor(x, requires_grad=True)
+        y = layer(x)
+        # cubes: the sum of squares of normalised rows has no gradient but rounding
+        (y * y * y).sum().backward()
+        return y, [x.grad, *[p.grad for p in layer.parameters()]], [repr(layer), starts]
+
+    (y, gradients, shown), (y_, gradients_, shown_) = answers.both(run, name, args, options, ramp(shape))
     assert close(y, y_)
-    # cubes: the sum of squares of normalised rows has no gradient but rounding
-    (y * y * y).sum().backward()
-    (y_ * y_ * y_).sum().backward()
-    assert close(x.grad, x_.grad, 1e-4)
-    for p, p_ in zip(ours.parameters(), theirs.parameters(), strict=True):
-        assert close(p.grad, p_.grad, 1e-4)
-    assert repr(ours) == repr(theirs)
+    for g, g_ in zip(gradients, gradients_, strict=True):
+        assert close(g, g_, 1e-4)
+    assert shown == shown_
 
 
-@needs_torch
-def test_embedding() -> None:
-    for padding in (None, 2, -1):
-        ours, theirs = nn.Embedding(5, 3, padding), torch.nn.Embedding(5, 3, padding)
-        assert repr(ours) == repr(theirs)
+def test_embedding(answers: Any) -> None:
+    def run(lib: Any, padding: int | None) -> Any:
+        layer = lib.nn.Embedding(5, 3, padding)
         if padding is not None:
-            assert ours.weight[padding].tolist() == [0.0] * 3
-        same_weights(ours, theirs)
-        index, index_ = both([[0, 2, 2], [4, 1, 0]])
-        y, y_ = ours(index), theirs(index_)
-        assert close(y, y_)
+            assert layer.weight[padding].tolist() == [0.0] * 3
+        filled(lib, layer)
+        y = layer(lib.tensor([[0, 2, 2], [4, 1, 0]]))
         (y * y).sum().backward()
-        (y_ * y_).sum().backward()
-        assert close(ours.weight.grad, theirs.weight.grad)
+        return repr(layer), y, layer.weight.grad
+
+    for padding in (None, 2, -1):
+        (text, *ours), (text_, *theirs) = answers.both(run, padding)
+        assert text == text_
+        assert all(map(close, ours, theirs))
     with pytest.raises(IndexError):
         nn.Embedding(5, 3)(kiln.tensor([5]))
     with pytest.raises(AssertionError, match="padding_idx"):
         nn.Embedding(5, 3, padding_idx=5)
 
 
-@needs_torch
-def test_embedding_of_a_given_table() -> None:
+def test_embedding_of_a_given_table(answers: Any) -> None:
     """Rows made shorter, gradients by frequency, frozen tables: values, gradients, the table afterwards."""
     table = [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0], [6.0, 7.0]]
-    found = []
-    for f in (kiln, torch):
+
+    def run(f: Any, table: list[list[float]]) -> Any:
         index = f.tensor([[0, 1, 2], [2, 2, 3]])
-        weight = f.tensor(table)
         options = {"padding_idx": 1, "max_norm": 3.0, "scale_grad_by_freq": True}
-        layer = f.nn.Embedding(4, 2, **options, _weight=weight)
+        layer = f.nn.Embedding(4, 2, **options, _weight=f.tensor(table))
         y = layer(index)
         (y * f.arange(12.0).reshape(2, 3, 2)).sum().backward()
         frozen = f.nn.Embedding.from_pretrained(f.tensor(table), padding_idx=0)
         assert not frozen.weight.requires_grad
         texts = (repr(layer), repr(frozen), repr(f.nn.EmbeddingBag(4, 2, mode="sum")))
-        arrays = (y, layer.weight, layer.weight.grad, frozen(index))
-        found.append(([np.array(x.tolist()) for x in arrays], texts))
-    (ours, texts), (theirs, texts_) = found
+        return [y, layer.weight, layer.weight.grad, frozen(index)], texts
+
+    (ours, texts), (theirs, texts_) = answers.both(run, table)
     assert texts == texts_
     for x, x_ in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(x, x_, rtol=1e-6)
+        np.testing.assert_allclose(x.numpy(), x_.numpy(), rtol=1e-6)
     with pytest.raises(NotImplementedError, match="sparse"):
         nn.functional.embedding(kiln.tensor([0]), kiln.ones(2, 2), sparse=True)
 
 
-@needs_torch
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_losses(reduction: str) -> None:
-    x, x_ = both(ramp((4, 3)))
-    t, t_ = both(ramp((3, 4)))
-    assert close(nn.MSELoss(reduction=reduction)(x, t.t()), torch.nn.MSELoss(reduction=reduction)(x_, t_.t()))
-    classes, classes_ = both([2, 0, -100, 1])
-    weight, weight_ = both([0.5, 1.0, 2.0])
-    for options in ({}, {"label_smoothing": 0.1}, {"ignore_index": 2}):
-        if "ignore_index" in options:
-            classes, classes_ = both([2, 0, 1, 1])
-        for w, w_ in ((None, None), (weight, weight_)):
-            ours = nn.CrossEntropyLoss(w, reduction=reduction, **options)
-            theirs = torch.nn.CrossEntropyLoss(w_, reduction=reduction, **options)
-            assert close(ours(x, classes), theirs(x_, classes_))
+def test_losses(reduction: str, answers: Any) -> None:
+    def run(lib: Any, x: Any, target: Any, reduction: str) -> list[Any]:
+        x, target = lib.tensor(x), lib.tensor(target)
+        found = [lib.nn.MSELoss(reduction=reduction)(x, target.t())]
+        for options in ({}, {"label_smoothing": 0.1}, {"ignore_index": 2}):
+            classes = lib.tensor([2, 0, 1 if "ignore_index" in options else -100, 1])
+            for weight in (None, lib.tensor([0.5, 1.0, 2.0])):
+                loss = lib.nn.CrossEntropyLoss(weight, reduction=reduction, **options)
+                found.append(loss(x, classes))
+        return found
+
+    ours, theirs = answers.both(run, ramp((4, 3)), ramp((3, 4)), reduction)
+    assert len(ours) == len(theirs) == 7 and all(map(close, ours, theirs))
+    x = kiln.tensor(ramp((4, 3)))
     with pytest.raises(ValueError, match="reduction"):
         nn.functional.mse_loss(x, x, reduction="average")
 
@@ -204,39 +195,44 @@ ELEMENTWISE: list[tuple[str, tuple[Any, ...]]] = [
 ]  # fmt: skip
 
 
-@needs_torch
 @pytest.mark.parametrize(("name", "args"), ELEMENTWISE)
-def test_activations(name: str, args: tuple[Any, ...]) -> None:
+def test_activations(name: str, args: tuple[Any, ...], answers: Any) -> None:
+    def run(lib: Any, name: str, args: tuple[Any, ...], inplace: bool) -> list[Any]:
+        x = lib.tensor([-30.0, -1.0, -0.25, 0.5, 2.0, 25.0], requires_grad=True)
+        h = x * 1
+        y = getattr(lib.nn.functional, name)(h, *args, **({"inplace": True} if inplace else {}))
+        assert (y is h) == inplace
+        y.sum().backward()
+        return [y, x.grad]
+
     for inplace in (False, True) if name in ("silu", "leaky_relu", "elu", "relu") else (False,):
-        runs = []
-        for lib in (kiln, torch):
-            x = lib.tensor([-30.0, -1.0, -0.25, 0.5, 2.0, 25.0], requires_grad=True)
-            h = x * 1
-            y = getattr(lib.nn.functional, name)(h, *args, **({"inplace": True} if inplace else {}))
-            assert (y is h) == inplace
-            y.sum().backward()
-            runs.append((y, x.grad))
-        assert close(runs[0][0], runs[1][0]) and close(runs[0][1], runs[1][1])
+        ours, theirs = answers.both(run, name, args, inplace)
+        assert all(map(close, ours, theirs))
 
 
-@needs_torch
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_functional_losses(reduction: str) -> None:
-    x, x_ = both(ramp((4, 3)))
-    y, y_ = both(torch.tensor(ramp((4, 3))).sigmoid().tolist())
-    weight, weight_ = both([0.5, 1.0, 2.0])
-    classes, classes_ = both([2, 0, -100, 1])
-    ours, theirs = nn.functional, torch.nn.functional
-    assert close(ours.l1_loss(x, y, reduction), theirs.l1_loss(x_, y_, reduction=reduction))
-    for w, w_ in ((None, None), (weight, weight_)):
-        logs, logs_ = ours.log_softmax(x, 1), theirs.log_softmax(x_, 1)
-        loss = theirs.nll_loss(logs_, classes_, w_, reduction=reduction)
-        assert close(ours.nll_loss(logs, classes, w, reduction=reduction), loss)
-        loss = theirs.binary_cross_entropy_with_logits(x_, y_, w_, reduction=reduction, pos_weight=w_)
-        assert close(ours.binary_cross_entropy_with_logits(x, y, w, reduction, w), loss)
+def test_functional_losses(reduction: str, answers: Any) -> None:
+    shares = (1 / (1 + np.exp(-np.array(ramp((4, 3)))))).tolist()
+
+    def run(lib: Any, x: Any, y: Any, reduction: str) -> list[Any]:
+        x, y, f = lib.tensor(x), lib.tensor(y), lib.nn.functional
+        found = [f.l1_loss(x, y, reduction=reduction)]
+        classes = lib.tensor([2, 0, -100, 1])
+        for w in (None, lib.tensor([0.5, 1.0, 2.0])):
+            found.append(f.nll_loss(f.log_softmax(x, 1), classes, w, reduction=reduction))
+            loss = f.binary_cross_entropy_with_logits
+            found.append(loss(x, y, w, reduction=reduction, pos_weight=w))
+        return found
+
+    ours, theirs = answers.both(run, ramp((4, 3)), shares, reduction)
+    assert len(ours) == len(theirs) == 5 and all(map(close, ours, theirs))
+    x, y = kiln.tensor(ramp((4, 3))), kiln.tensor(shares)
+    f, w = nn.functional, kiln.tensor([0.5, 1.0, 2.0])
+    assert f.l1_loss(x, y, reduction).tolist() == ours[0].tolist()  # by place as by name
+    assert f.binary_cross_entropy_with_logits(x, y, w, reduction, w).tolist() == ours[-1].tolist()
     for name in ("l1_loss", "nll_loss", "binary_cross_entropy_with_logits"):
         with pytest.raises(ValueError, match="reduction"):
-            getattr(ours, name)(x, y, reduction="average")
+            getattr(nn.functional, name)(x, y, reduction="average")
 
 
 def test_dropout() -> None:
@@ -469,24 +465,23 @@ def test_module_dict() -> None:
         layers["b"]
 
 
-@needs_torch
-def test_printed_trees() -> None:
-    def tree(n: Any) -> Any:
+def test_printed_trees(answers: Any) -> None:
+    def tree(lib: Any) -> str:
+        n = lib.nn
         inner = n.ModuleDict({"norm": n.LayerNorm(4), "drop": n.Dropout(0.1)})
-        return n.Sequential(n.Linear(4, 4), n.ReLU(), n.Sequential(), n.ModuleList(), inner)
+        return repr(n.Sequential(n.Linear(4, 4), n.ReLU(), n.Sequential(), n.ModuleList(), inner))
 
-    assert repr(tree(nn)) == repr(tree(torch.nn))
+    ours, theirs = answers.both(tree)
+    assert ours == theirs
 
 
 # -- helpers ------------------------------------------------------------------------------------------
 
 
-@needs_torch
 @pytest.mark.parametrize("norm", [2.0, 1.0, math.inf, 3.0])
 @pytest.mark.parametrize("limit", [0.5, 100.0])
-def test_clip_grad_norm(norm: float, limit: float) -> None:
-    results = []
-    for lib in (kiln, torch):
+def test_clip_grad_norm(norm: float, limit: float, answers: Any) -> None:
+    def run(lib: Any, limit: float, norm: float) -> list[Any]:
         params = [
             lib.ones(2, 3, requires_grad=True),
             lib.ones(4, requires_grad=True),
@@ -494,12 +489,12 @@ def test_clip_grad_norm(norm: float, limit: float) -> None:
         ]
         params[0].grad = lib.arange(6.0).reshape(2, 3)
         params[1].grad = -lib.arange(4.0)
-        results.append((lib.nn.utils.clip_grad_norm_(params, limit, norm), params))
-    (total, ours), (total_, theirs) = results
-    assert close(total, total_)
-    assert (
-        all(close(p.grad, q.grad) for p, q in zip(ours[:2], theirs[:2], strict=True)) and ours[2].grad is None
-    )
+        total = lib.nn.utils.clip_grad_norm_(params, limit, norm)
+        assert params[2].grad is None
+        return [total, *(p.grad for p in params[:2])]
+
+    ours, theirs = answers.both(run, limit, norm)
+    assert len(ours) == len(theirs) and all(map(close, ours, theirs))
 
 
 def test_clipping_edges() -> None:

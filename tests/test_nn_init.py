@@ -6,16 +6,20 @@ import math
 from typing import Any
 
 import pytest
-from backend import kiln, needs_torch, torch
+from backend import kiln
 
 from kiln import nn
 
 
-@needs_torch
-def test_gains() -> None:
-    for name in ("linear", "conv2d", "sigmoid", "tanh", "relu", "selu", "leaky_relu"):
-        assert nn.init.calculate_gain(name) == torch.nn.init.calculate_gain(name)
-    assert nn.init.calculate_gain("leaky_relu", 0.3) == torch.nn.init.calculate_gain("leaky_relu", 0.3)
+def test_gains(answers: Any) -> None:
+    names = ("linear", "conv2d", "sigmoid", "tanh", "relu", "selu", "leaky_relu")
+
+    def gains(lib: Any, names: tuple[str, ...]) -> list[str]:
+        found = [lib.nn.init.calculate_gain(name) for name in names]
+        return [repr(float(x)) for x in (*found, lib.nn.init.calculate_gain("leaky_relu", 0.3))]
+
+    ours, theirs = answers.both(gains, names)
+    assert ours == theirs
     with pytest.raises(ValueError, match="softplus"):
         nn.init.calculate_gain("softplus")
 
@@ -90,11 +94,13 @@ def test_orthogonal(shape: tuple[int, ...]) -> None:
         nn.init.orthogonal_(kiln.ones(3))
 
 
-@needs_torch
 @pytest.mark.parametrize(("shape", "groups"), [((4, 3, 3), 1), ((4, 2, 3, 2), 2), ((2, 3, 1, 2, 3), 1)])
-def test_dirac_and_sparse(shape: tuple[int, ...], groups: int) -> None:
-    ours = nn.init.dirac_(kiln.empty(shape), groups)
-    assert ours.tolist() == torch.nn.init.dirac_(torch.empty(shape), groups).tolist()
+def test_dirac_and_sparse(shape: tuple[int, ...], groups: int, answers: Any) -> None:
+    def dirac(lib: Any, shape: tuple[int, ...], groups: int) -> Any:
+        return lib.nn.init.dirac_(lib.empty(shape), groups)
+
+    ours, theirs = answers.both(dirac, shape, groups)
+    assert ours.tolist() == theirs.tolist()
     w = nn.init.sparse_(kiln.empty(10, 4), 0.35)
     assert (w == 0).sum(0).tolist() == [4] * 4
     for refused in (lambda: nn.init.dirac_(kiln.ones(3)), lambda: nn.init.sparse_(kiln.ones(3), 0.5)):
@@ -104,10 +110,11 @@ def test_dirac_and_sparse(shape: tuple[int, ...], groups: int) -> None:
         nn.init.dirac_(kiln.ones(4, 1, 1), 3)
 
 
-@needs_torch
-def test_fans_under_their_names() -> None:
+def test_fans_under_their_names(answers: Any) -> None:
+    def fans(lib: Any, shape: tuple[int, ...]) -> Any:
+        return lib.nn.init._calculate_fan_in_and_fan_out(lib.empty(shape))
+
     for shape in ((4, 3), (4, 3, 2, 5)):
-        ours, theirs = kiln.empty(shape), torch.empty(shape)
-        pairs = nn.init._calculate_fan_in_and_fan_out, torch.nn.init._calculate_fan_in_and_fan_out
-        assert pairs[0](ours) == pairs[1](theirs)
-        assert nn.init._calculate_correct_fan(ours, "fan_out") == 4 * math.prod(shape[2:])
+        ours, theirs = answers.both(fans, shape)
+        assert ours == theirs
+        assert nn.init._calculate_correct_fan(kiln.empty(shape), "fan_out") == 4 * math.prod(shape[2:])

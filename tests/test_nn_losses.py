@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
-from backend import kiln, needs_torch, torch
+from backend import kiln
 
 SCORES = [[-1.5, 0.25, 2.0], [0.5, -3.0, 1.0]]
 SHARES = [[0.2, 0.5, 0.3], [0.0, 0.9, 0.1]]
@@ -17,9 +18,8 @@ FIXED = (CLASSES, LABELS, SIGNS)
 
 
 def same(ours: Any, theirs: Any) -> bool:
-    flat = theirs.detach().reshape(-1).tolist()
-    return tuple(ours.shape) == tuple(theirs.shape) and ours.detach().reshape(-1).tolist() == pytest.approx(
-        flat, rel=1e-5, abs=1e-6
+    return ours.shape == theirs.shape and ours.numpy().ravel().tolist() == pytest.approx(
+        theirs.numpy().ravel().tolist(), rel=1e-5, abs=1e-6
     )
 
 
@@ -44,24 +44,30 @@ LOSSES: list[tuple[str, tuple[str, ...], str, Any, dict[str, Any]]] = [
 ]
 
 
-@needs_torch
+def loss_of(lib: Any, name: str, weights: tuple[str, ...], activation: str, target: Any, options: Any) -> Any:
+    """The loss of a module's class with these weights, and the gradients of input and target."""
+    more = {w: lib.tensor([0.5, 1.0, 2.0]) for w in weights}
+    loss = getattr(lib.nn, name)(**more, **options)
+    assert sorted(loss.state_dict()) == sorted(more)
+    x = lib.tensor(SCORES, requires_grad=True)
+    y = lib.tensor(target, requires_grad=not any(target is t for t in FIXED))
+    value = loss(getattr(x, activation)(), y)
+    value.sum().backward()
+    return [value, x.grad, *([] if y.grad is None else [y.grad])]
+
+
 @pytest.mark.parametrize(("name", "weights", "activation", "target", "options"), LOSSES)
-def test_losses(name: str, weights: tuple[str, ...], activation: str, target: Any, options: Any) -> None:
+def test_losses(
+    name: str, weights: tuple[str, ...], activation: str, target: Any, options: Any, answers: Any
+) -> None:
+    # PyTorch's gradient of the target 0 is -inf
+    compared = 2 if name == "KLDivLoss" and not options else 3
     for reduction in ("mean", "sum", "none", "batchmean")[: 4 if name == "KLDivLoss" else 3]:
-        for weighted in (False, True)[: 2 if weights else 1]:
-            runs = []
-            for lib in (kiln, torch):
-                more = {w: lib.tensor([0.5, 1.0, 2.0]) for w in weights if weighted}
-                loss = getattr(lib.nn, name)(reduction=reduction, **more, **options)
-                x = lib.tensor(SCORES, requires_grad=True)
-                y = lib.tensor(target, requires_grad=not any(target is t for t in FIXED))
-                value = loss(getattr(x, activation)(), y)
-                value.sum().backward()
-                runs.append((value, x.grad, *([] if y.grad is None else [y.grad])))
-                assert sorted(loss.state_dict()) == sorted(more)
-            if name == "KLDivLoss" and not options:
-                runs = [run[:2] for run in runs]  # PyTorch's gradient of the target 0 is -inf
-            assert all(map(same, *runs))
+        for given in ((), weights)[: 2 if weights else 1]:
+            settings = {**options, "reduction": reduction}
+            ours, theirs = answers.both(loss_of, name, given, activation, target, settings)
+            assert len(ours) == len(theirs)
+            assert all(map(same, ours[:compared], theirs[:compared]))
     with pytest.raises(ValueError, match="reduction"):
         getattr(kiln.nn, name)(reduction="average")(kiln.tensor(SCORES), kiln.tensor(target))
 
@@ -74,70 +80,70 @@ PAIRED: list[tuple[str, int, Any, dict[str, Any]]] = [
 ]
 
 
-@needs_torch
 @pytest.mark.parametrize(("name", "count", "target", "options"), PAIRED)
-def test_losses_of_several_inputs(name: str, count: int, target: Any, options: Any) -> None:
+def test_losses_of_several_inputs(name: str, count: int, target: Any, options: Any, answers: Any) -> None:
+    def run(lib: Any, reduction: str, name: str, count: int, target: Any, options: Any) -> list[Any]:
+        xs = [(lib.tensor(SCORES) * k + k).detach().requires_grad_() for k in range(1, count + 1)]
+        more = [lib.tensor(target)] if target is not None else []
+        more += [lib.tensor([0.5, 2.0])] if name == "GaussianNLLLoss" else []
+        value = getattr(lib.nn, name)(reduction=reduction, **options)(*xs, *more)
+        value.sum().backward()
+        return [value, *(x.grad for x in xs)]
+
     for reduction in ("mean", "sum", "none"):
-        runs = []
-        for lib in (kiln, torch):
-            xs = [(lib.tensor(SCORES) * k + k).detach().requires_grad_() for k in range(1, count + 1)]
-            more = [lib.tensor(target)] if target is not None else []
-            more += [lib.tensor([0.5, 2.0])] if name == "GaussianNLLLoss" else []
-            value = getattr(lib.nn, name)(reduction=reduction, **options)(*xs, *more)
-            value.sum().backward()
-            runs.append((value, *(x.grad for x in xs)))
-        assert all(map(same, *runs))
+        ours, theirs = answers.both(run, reduction, name, count, target, options)
+        assert len(ours) == len(theirs) and all(map(same, ours, theirs))
 
 
-@needs_torch
-def test_binary_cross_entropy_is_finite_where_a_logarithm_is_not() -> None:
-    runs = []
-    for lib in (kiln, torch):
+def test_binary_cross_entropy_is_finite_where_a_logarithm_is_not(answers: Any) -> None:
+    def run(lib: Any) -> list[Any]:
         x = lib.tensor([0.0, 1.0, 0.0, 1.0, 1e-6], requires_grad=True)
         y = lib.tensor([0.0, 1.0, 1.0, 0.0, 1.0])
         value = lib.nn.functional.binary_cross_entropy(x, y, reduction="none")
         value.sum().backward()
-        runs.append((value, x.grad))
-    assert all(map(same, *runs))
-    assert runs[0][0].tolist()[:4] == [0.0, 0.0, 100.0, 100.0]
+        return [value, x.grad]
+
+    ours, theirs = answers.both(run)
+    assert all(map(same, ours, theirs))
+    assert ours[0].tolist()[:4] == [0.0, 0.0, 100.0, 100.0]
 
 
-@needs_torch
-def test_triangles() -> None:
+def test_triangles(answers: Any) -> None:
+    def triangle(lib: Any, name: str, dtype: str, diagonal: int) -> Any:
+        return getattr(lib, name)(lib.ones(2, 3, 4, dtype=getattr(lib, dtype)), diagonal)
+
     for dtype in ("float32", "int64", "bool"):
         for diagonal in (-2, 0, 1):
             for name in ("tril", "triu"):
-                ours, theirs = (
-                    getattr(lib, name)(lib.ones(2, 3, 4, dtype=getattr(lib, dtype)), diagonal)
-                    for lib in (kiln, torch)
-                )
-                assert str(ours.dtype).endswith(dtype) and ours.tolist() == theirs.tolist()
+                ours, theirs = answers.both(triangle, name, dtype, diagonal)
+                assert ours.dtype.endswith(dtype) and ours.tolist() == theirs.tolist()
 
 
 def _rows() -> list[list[list[float]]]:
     return [SCORES, SHARES, [row[::-1] for row in SCORES]]
 
 
-@needs_torch
 @pytest.mark.parametrize(
     "options", [{}, {"swap": True, "reduction": "sum"}, {"margin": 2.0, "reduction": "none"}]
 )
-def test_triplets_by_a_distance_of_ones_own(options: dict[str, Any]) -> None:
+def test_triplets_by_a_distance_of_ones_own(options: dict[str, Any], answers: Any) -> None:
     """With the distance given and without, as modules; what is no margin or reduction is refused."""
-    found = []
-    for lib in (kiln, torch):
-        rows = [lib.tensor(x, requires_grad=True) for x in _rows()]
+
+    def run(lib: Any, given: Any, options: dict[str, Any]) -> list[Any]:
+        rows = [lib.tensor(x, requires_grad=True) for x in given]
         one, two = (
             lib.nn.TripletMarginWithDistanceLoss(distance_function=distance, **options)(*rows)
             for distance in (None, lib.nn.CosineSimilarity(dim=-1))
         )
         (one + two).sum().backward()
-        found.append([one, two, lib.nn.PairwiseDistance(p=1)(*rows[:2]), *(x.grad for x in rows)])
         with pytest.raises(ValueError, match="margin"):
             lib.nn.functional.triplet_margin_with_distance_loss(*rows, margin=0.0)
         with pytest.raises(ValueError, match="reduction"):
             lib.nn.functional.triplet_margin_with_distance_loss(*rows, reduction="most")
-    assert all(map(same, *found))
+        return [one, two, lib.nn.PairwiseDistance(p=1)(*rows[:2]), *(x.grad for x in rows)]
+
+    ours, theirs = answers.both(run, _rows(), options)
+    assert len(ours) == len(theirs) and all(map(same, ours, theirs))
 
 
 def test_gumbel_softmax_draws_the_categories_as_often_as_they_are_likely() -> None:
@@ -162,31 +168,29 @@ CTC: dict[str, tuple[Any, ...]] = {
 
 
 def ctc_case(lib: Any, name: str, dtype: Any) -> tuple[Any, ...]:
-    scores = torch.linspace(0, 20, 7 * 4 * 4, dtype=torch.float64).sin().mul(2).reshape(7, 4, 4).tolist()
+    scores = (2 * np.sin(np.linspace(0, 20, 7 * 4 * 4))).reshape(7, 4, 4).tolist()
     targets, inputs, counts = CTC[name]
     lengths = [lib.tensor(n) if isinstance(n, list) else n for n in (inputs, counts)]
     return lib.tensor(scores, dtype=dtype, requires_grad=True), lib.tensor(targets), *lengths
 
 
-@needs_torch
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("name", CTC)
-def test_ctc(name: str, reduction: str) -> None:
-    results = []
-    for lib in (kiln, torch):
+def test_ctc(name: str, reduction: str, answers: Any) -> None:
+    def run(lib: Any, name: str, case: Any, reduction: str) -> list[Any]:
         scores, targets, inputs, counts = ctc_case(lib, name, lib.float64)
         # PyTorch: an infinite loss has no number for its gradient
         layer = lib.nn.CTCLoss(reduction=reduction, zero_infinity=name == "too short")
         loss = layer(scores.log_softmax(2), targets, inputs, counts)
         (loss * lib.arange(1.0, 1 + loss.numel()).reshape(loss.shape)).sum().backward()
-        results.append((loss, scores.grad))
-    for ours, theirs in zip(*results, strict=True):
+        return [loss, scores.grad]
+
+    for ours, theirs in zip(*answers.both(run, name, [CTC[name], ctc_case], reduction), strict=True):
         assert same(ours, theirs)
 
 
-@needs_torch
-def test_ctc_of_one_row_and_its_ends() -> None:
-    for lib in (kiln, torch):
+def test_ctc_of_one_row_and_its_ends(answers: Any) -> None:
+    def run(lib: Any) -> list[Any]:
         logs = lib.arange(20.0).reshape(5, 4).sin().log_softmax(1)
         loss = lib.nn.functional.ctc_loss(logs, lib.tensor([1, 3]), lib.tensor(5), lib.tensor(2), blank=2)
         many = lib.nn.functional.ctc_loss(logs.unsqueeze(1), lib.tensor([[1, 3]]), (5,), (2,), 2, "none")
@@ -203,9 +207,12 @@ def test_ctc_of_one_row_and_its_ends() -> None:
                      "input_lengths": (5,), "target_lengths": (2,), **wrong}  # fmt: skip
             with pytest.raises(RuntimeError):
                 lib.nn.functional.ctc_loss(**given)
+        return [loss, many]
+
+    for ours, theirs in zip(*answers.both(run), strict=True):
+        assert same(ours, theirs)
 
 
-@needs_torch
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("dtype", [kiln.float16, kiln.bfloat16])
 def test_ctc_of_halves_is_computed_in_float32(dtype: Any, reduction: str) -> None:
@@ -222,7 +229,6 @@ def test_ctc_of_halves_is_computed_in_float32(dtype: Any, reduction: str) -> Non
         assert results[0] == results[1]
 
 
-@needs_torch
 def test_ctc_has_derivatives_of_every_order_and_records() -> None:
     _, targets, inputs, counts = ctc_case(kiln, "padded", kiln.float64)
     scores = kiln.arange(112.0, dtype=kiln.float64).reshape(7, 4, 4).sin().requires_grad_()

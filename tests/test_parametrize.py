@@ -8,9 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backend import kiln, needs_torch, torch
-
-LIBS = (kiln, torch)
+from backend import kiln
 
 
 def layer(lib: Any, kind: str) -> Any:
@@ -33,7 +31,31 @@ def norm(lib: Any, form: str, what: str, module: Any, **options: Any) -> Any:
 SHAPES = {"Linear": (5, 3), "Conv1d": (2, 3, 5), "ConvTranspose2d": (2, 3, 4, 3)}
 
 
-@needs_torch
+def normed(lib: Any, form: str, what: str, kind: str, options: dict[str, Any]) -> Any:
+    """A layer with the norm, in which everything is drawn; vectors are of length 1."""
+    module, rng = norm(lib, form, what, layer(lib, kind), **options), np.random.default_rng(0)
+    with lib.no_grad():
+        for name, value in sorted(module.state_dict().items()):
+            drawn = rng.standard_normal(tuple(value.shape))
+            vector = name.endswith(("_u", "_v"))
+            value.copy_(lib.from_numpy(drawn / np.linalg.norm(drawn) if vector else drawn))
+    return module
+
+
+def steps_of(lib: Any, form: str, what: str, kind: str, options: dict[str, Any], x: Any) -> Any:
+    """The layer's text and what it holds; of two steps of training and of evaluation all that they give."""
+    module = normed(lib, form, what, kind, options)
+    shown = [repr(module) if form == "property" else "", list(module.state_dict())]
+    results = []
+    for training in (True, True, False):
+        module.train(training).zero_grad()
+        y = module(lib.from_numpy(x))
+        y.square().sum().backward()
+        held = [y.detach(), *(p.grad for p in module.parameters()), *module.buffers()]
+        results.append([v.numpy().copy() for v in held])
+    return shown, results
+
+
 @pytest.mark.parametrize("form", ["hook", "property"])
 @pytest.mark.parametrize(
     ("what", "kind", "options"),
@@ -46,32 +68,26 @@ SHAPES = {"Linear": (5, 3), "Conv1d": (2, 3, 5), "ConvTranspose2d": (2, 3, 4, 3)
         ("spectral_norm", "ConvTranspose2d", {"eps": 1e-6}),
     ],
 )
-def test_norms(form: str, what: str, kind: str, options: dict[str, Any]) -> None:
-    ours, theirs = (norm(lib, form, what, layer(lib, kind), **options) for lib in LIBS)
-    if form == "property":
-        assert type(ours).__name__ == f"Parametrized{kind}" and repr(ours) == repr(theirs)
-    assert list(ours.state_dict()) == list(theirs.state_dict())
-    ours.load_state_dict({k: kiln.from_numpy(v.numpy().copy()) for k, v in theirs.state_dict().items()})
+def test_norms(form: str, what: str, kind: str, options: dict[str, Any], answers: Any) -> None:
     x = np.random.default_rng(0).standard_normal(SHAPES[kind])
-    for training in (True, True, False):
-        results = []
-        for lib, module in zip(LIBS, (ours, theirs), strict=True):
-            module.train(training).zero_grad()
-            y = module(lib.from_numpy(x))
-            y.square().sum().backward()
-            held = [y.detach(), *(p.grad for p in module.parameters()), *module.buffers()]
-            results.append([v.numpy().copy() for v in held])
-        for a, b in zip(*results, strict=True):
+    (shown, mine), (wanted, theirs) = answers.both(steps_of, form, what, kind, options, x)
+    assert shown == wanted
+    for ours, others in zip(mine, theirs, strict=True):
+        for a, b in zip(ours, others, strict=True):
             assert a == pytest.approx(b, rel=1e-10, abs=1e-12)
-    before = ours(kiln.from_numpy(x)).detach()
+    module = normed(kiln, form, what, kind, options)
+    assert form == "hook" or type(module).__name__ == f"Parametrized{kind}"
+    module(kiln.from_numpy(x))
+    module.eval()
+    before = module(kiln.from_numpy(x)).detach()
     if form == "hook":
-        getattr(kiln.nn.utils, f"remove_{what}")(ours)
+        getattr(kiln.nn.utils, f"remove_{what}")(module)
         with pytest.raises(ValueError, match=f"{what} of 'weight' not found"):
-            getattr(kiln.nn.utils, f"remove_{what}")(ours)
+            getattr(kiln.nn.utils, f"remove_{what}")(module)
     else:
-        kiln.nn.utils.parametrize.remove_parametrizations(ours, "weight")
-    assert sorted(ours.state_dict()) == ["bias", "weight"] and type(ours).__name__ == kind
-    assert (ours(kiln.from_numpy(x)) - before).abs().max().item() < 1e-12
+        kiln.nn.utils.parametrize.remove_parametrizations(module, "weight")
+    assert sorted(module.state_dict()) == ["bias", "weight"] and type(module).__name__ == kind
+    assert (module(kiln.from_numpy(x)) - before).abs().max().item() < 1e-12
 
 
 def doubled(lib: Any) -> Any:
@@ -93,9 +109,8 @@ def symmetric(lib: Any) -> Any:
     return Symmetric()
 
 
-def story(lib: Any) -> Any:
+def story(lib: Any, doubled: Any, symmetric: Any) -> Any:
     """A weight parametrized twice and a buffer once; read, written, copied, trained, set free."""
-    torch.manual_seed(0)
     tools = lib.nn.utils.parametrize
     module = lib.nn.Linear(3, 3)
     module.register_buffer("scale", lib.ones(2))
@@ -125,9 +140,9 @@ def story(lib: Any) -> Any:
     return told
 
 
-@needs_torch
-def test_parametrizations() -> None:
-    assert story(kiln) == story(torch)
+def test_parametrizations(answers: Any) -> None:
+    ours, theirs = answers.both(story, doubled, symmetric)
+    assert ours == theirs
 
 
 def diagonal(lib: Any, cut: bool = False) -> Any:
@@ -141,21 +156,21 @@ def diagonal(lib: Any, cut: bool = False) -> Any:
     return Diagonal()
 
 
-@needs_torch
 @pytest.mark.parametrize("name", ["weight", "scale"])
-def test_an_inverse_of_another_shape(name: str) -> None:
-    told = []
-    for lib in LIBS:
+def test_an_inverse_of_another_shape(name: str, answers: Any) -> None:
+    def run(lib: Any, name: str, inverse: Any) -> list[Any]:
         module = lib.nn.Linear(3, 3, bias=False)
         module.register_buffer("scale", lib.ones(3, 3))
         with lib.no_grad():
             module.weight.copy_(lib.arange(9.0).reshape(3, 3))
-        lib.nn.utils.parametrize.register_parametrization(module, name, diagonal(lib))
+        lib.nn.utils.parametrize.register_parametrization(module, name, inverse(lib))
         original = module.parametrizations[name].original
-        told.append([getattr(module, name).tolist(), original.tolist(), list(module.state_dict())])
+        told = [getattr(module, name).tolist(), original.tolist(), list(module.state_dict())]
         setattr(module, name, lib.eye(3) * 4)
-        told[-1] += [getattr(module, name).tolist(), original.tolist()]
-    assert told[0] == told[1]
+        return [*told, getattr(module, name).tolist(), original.tolist()]
+
+    ours, theirs = answers.both(run, name, diagonal)
+    assert ours == theirs
 
 
 @pytest.mark.parametrize("name", ["weight", "scale"])
@@ -170,16 +185,17 @@ def test_a_refused_parametrization_leaves_the_layer_as_it_was(name: str) -> None
     assert module(kiln.ones(2, 3)).shape == (2, 3)
 
 
-@needs_torch
 @pytest.mark.parametrize("trained", [True, False])
-def test_what_a_weight_is_computed_from_is_trained_as_it_was(trained: bool) -> None:
-    for lib in LIBS:
+def test_what_a_weight_is_computed_from_is_trained_as_it_was(trained: bool, answers: Any) -> None:
+    def run(lib: Any, trained: bool) -> Any:
         module = lib.nn.Linear(3, 4, bias=False).requires_grad_(trained)
         old = module.weight.detach().clone()
         held = lib.nn.utils.parametrizations.weight_norm(module).parametrizations.weight
-        assert [p.requires_grad for p in held.parameters()] == [trained, trained]
-        assert module.weight.requires_grad == trained
         assert lib.equal(held.original1, old)  # the weight as it was, not of length 1
+        return [p.requires_grad for p in held.parameters()], module.weight.requires_grad
+
+    ours, theirs = answers.both(run, trained)
+    assert ours == theirs == ([trained, trained], trained)
 
 
 def test_a_copy_is_free_of_its_original() -> None:

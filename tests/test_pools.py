@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backend import kiln, needs_kiln, needs_torch, torch
+from backend import kiln, needs_kiln
 
 from kiln.testing.compare import to_array
 
@@ -33,41 +33,36 @@ def settings_of(rng: Any, dims: int) -> tuple[tuple[int, ...], dict[str, Any]]:
     return sizes, options
 
 
-def both(name: str, x: Any, **options: Any) -> list[tuple[Any, Any]]:
-    """(kiln's, PyTorch's) results of a function of nn.functional, and its gradient."""
-    found: list[list[Any]] = []
-    for f in (kiln, torch):
-        t = f.from_numpy(x.copy()).requires_grad_(x.dtype.kind == "f")
-        y = getattr(f.nn.functional, name)(t, **options)
-        results = list(y) if isinstance(y, tuple) else [y]
-        if t.requires_grad:
-            weight = f.arange(1.0, results[0].numel() + 1, dtype=results[0].dtype)
-            (results[0].reshape(-1) * weight).sum().backward()
-            results.append(t.grad)
-        found.append([to_array(r.detach()) for r in results])
-    return list(zip(*found, strict=True))
+def found(f: Any, name: str, x: Any, options: dict[str, Any]) -> list[Any]:
+    """Results of a function of nn.functional, and its gradient."""
+    t = f.from_numpy(x.copy()).requires_grad_(x.dtype.kind == "f")
+    y = getattr(f.nn.functional, name)(t, **options)
+    results = list(y) if isinstance(y, tuple) else [y]
+    if t.requires_grad:
+        weight = f.arange(1.0, results[0].numel() + 1, dtype=results[0].dtype)
+        (results[0].reshape(-1) * weight).sum().backward()
+        results.append(t.grad)
+    return [to_array(r.detach()) for r in results]
 
 
-def agree(name: str, x: Any, **options: Any) -> None:
-    for ours, theirs in both(name, x, **options):
+def agree(answers: Any, name: str, x: Any, **options: Any) -> None:
+    for ours, theirs in zip(*answers.both(found, name, x, options), strict=True):
         assert ours.dtype == theirs.dtype and ours.shape == theirs.shape, (name, x.shape, options)
         np.testing.assert_allclose(
             ours, theirs, rtol=1e-12, atol=1e-12, err_msg=f"{name} {x.shape} {options}"
         )
 
 
-@needs_torch
 @pytest.mark.parametrize(("dims", "seed"), [*itertools.product((1, 2, 3), range(6))])
-def test_max_pools_of_any_setting(dims: int, seed: int) -> None:
+def test_max_pools_of_any_setting(dims: int, seed: int, answers: Any) -> None:
     rng = np.random.default_rng(seed)
     sizes, options = settings_of(rng, dims)
     lead = (2, 3) if seed % 2 else (2,)
-    agree(f"max_pool{dims}d", drawn(rng, (*lead, *sizes)), return_indices=True, **options)
+    agree(answers, f"max_pool{dims}d", drawn(rng, (*lead, *sizes)), return_indices=True, **options)
 
 
-@needs_torch
 @pytest.mark.parametrize(("dims", "seed"), [*itertools.product((1, 2, 3), range(6))])
-def test_average_pools_of_any_setting(dims: int, seed: int) -> None:
+def test_average_pools_of_any_setting(dims: int, seed: int, answers: Any) -> None:
     rng = np.random.default_rng(seed)
     sizes, options = settings_of(rng, dims)
     del options["dilation"]
@@ -75,55 +70,58 @@ def test_average_pools_of_any_setting(dims: int, seed: int) -> None:
     if dims > 1 and seed == 3:
         options["divisor_override"] = 7
     lead = (2, 3) if seed % 2 else (2,)
-    agree(f"avg_pool{dims}d", drawn(rng, (*lead, *sizes)), **options)
+    agree(answers, f"avg_pool{dims}d", drawn(rng, (*lead, *sizes)), **options)
 
 
-@needs_torch
 @pytest.mark.parametrize(("dims", "seed"), [*itertools.product((1, 2, 3), range(5))])
-def test_adaptive_pools_of_any_size(dims: int, seed: int) -> None:
+def test_adaptive_pools_of_any_size(dims: int, seed: int, answers: Any) -> None:
     rng = np.random.default_rng(seed)
     sizes, out = (tuple(int(n) for n in rng.integers(1, 8, dims)) for _ in range(2))
     x = drawn(rng, (2, 2, *sizes))
-    agree(f"adaptive_avg_pool{dims}d", x, output_size=out)
-    agree(f"adaptive_max_pool{dims}d", x, output_size=out, return_indices=True)
-    agree(f"adaptive_max_pool{dims}d", x, output_size=1, return_indices=True)
+    agree(answers, f"adaptive_avg_pool{dims}d", x, output_size=out)
+    agree(answers, f"adaptive_max_pool{dims}d", x, output_size=out, return_indices=True)
+    agree(answers, f"adaptive_max_pool{dims}d", x, output_size=1, return_indices=True)
 
 
-@needs_torch
 @pytest.mark.parametrize("kernel", [(6, 7), (1, 60), (40, 2)])
-def test_large_windows(kernel: tuple[int, int]) -> None:
+def test_large_windows(kernel: tuple[int, int], answers: Any) -> None:
     """Windows of more taps than are read at once, and of more than a byte numbers."""
     x = drawn(np.random.default_rng(1), (2, 43, 61))
     x[0, 5, 7] = np.nan
     for name, options in (("max_pool2d", {"return_indices": True}), ("avg_pool2d", {})):
-        agree(name, x, kernel_size=kernel, stride=(2, 3), padding=tuple(k // 2 for k in kernel), **options)
+        agree(
+            answers,
+            name,
+            x,
+            kernel_size=kernel,
+            stride=(2, 3),
+            padding=tuple(k // 2 for k in kernel),
+            **options,
+        )
 
 
-@needs_torch
 @pytest.mark.parametrize("options", [{}, {"padding": 1}, {"padding": 1, "dilation": 2}, {"ceil_mode": True}])
-def test_nan_and_infinities(options: Any) -> None:
+def test_nan_and_infinities(options: Any, answers: Any) -> None:
     """The last NaN of a window is found; of nothing but -inf the first element, never a padded place."""
     rng = np.random.default_rng(0)
     special = np.array([np.nan, -np.inf, np.inf, 0.0, -0.0])
     for x in (rng.choice(special, (2, 7, 8), p=[0.2, 0.4, 0.1, 0.2, 0.1]), np.full((1, 7, 7), -np.inf)):
         for kernel, stride in ((3, 2), (2, 2), (3, 3)):
-            agree("max_pool2d", x, kernel_size=kernel, stride=stride, return_indices=True, **options)
+            agree(answers, "max_pool2d", x, kernel_size=kernel, stride=stride, return_indices=True, **options)
 
 
-@needs_torch
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int32", "int64"])
-def test_integers(dtype: str) -> None:
+def test_integers(dtype: str, answers: Any) -> None:
     """Of the lowest integer everywhere too; means of int64 toward zero."""
     rng = np.random.default_rng(0)
     x = (drawn(rng, (2, 7, 8)) + 4 * (dtype == "uint8")).astype(dtype)
     lowest = np.full((1, 5, 5), np.iinfo(dtype).min, dtype)
     for values in (x, lowest):
-        agree("max_pool2d", values, kernel_size=3, stride=2, padding=1, return_indices=True)
+        agree(answers, "max_pool2d", values, kernel_size=3, stride=2, padding=1, return_indices=True)
     if dtype == "int64":
-        agree("avg_pool2d", x, kernel_size=3, stride=2, padding=1)
+        agree(answers, "avg_pool2d", x, kernel_size=3, stride=2, padding=1)
 
 
-@needs_torch
 def test_layouts_and_empty_batches() -> None:
     """Channels last, a slice and no items at all give what contiguous arrays give."""
     x = drawn(np.random.default_rng(0), (2, 7, 8, 3))
@@ -135,7 +133,6 @@ def test_layouts_and_empty_batches() -> None:
         assert getattr(kiln.nn.functional, name)(kiln.zeros(0, 3, 6, 6), 2).shape == (0, 3, 3, 3)
 
 
-@needs_torch
 def test_recorded_is_eager() -> None:
     """A recorded step through every kind of pool, three calls, gives the gradients of running it."""
     f = kiln.nn.functional
@@ -156,19 +153,20 @@ def test_recorded_is_eager() -> None:
         assert [t.tolist() for t in recorded(x)] == want
 
 
-@needs_torch
-def test_second_derivatives() -> None:
+def test_second_derivatives(answers: Any) -> None:
     """Derivatives of the gradients of both kinds of windows, apart and overlapping."""
     values = np.random.default_rng(0).standard_normal((2, 6, 6))
+
+    def second(f: Any, values: Any, name: str, options: dict[str, Any]) -> Any:
+        x = f.from_numpy(values.copy()).requires_grad_()
+        y = getattr(f.nn.functional, name)(x * x, **options)
+        (first,) = f.autograd.grad((y**3).sum(), x, create_graph=True)
+        return to_array(f.autograd.grad((first**2).sum(), x)[0])
+
     for name, options in (
         ("max_pool2d", {"kernel_size": 2}), ("max_pool2d", {"kernel_size": 3, "stride": 2, "padding": 1}),
         ("avg_pool2d", {"kernel_size": 3, "stride": 2, "padding": 1}),
         ("adaptive_max_pool2d", {"output_size": 4}), ("adaptive_avg_pool2d", {"output_size": 4}),
     ):  # fmt: skip
-        found = []
-        for f in (kiln, torch):
-            x = f.from_numpy(values.copy()).requires_grad_()
-            y = getattr(f.nn.functional, name)(x * x, **options)
-            (first,) = f.autograd.grad((y**3).sum(), x, create_graph=True)
-            found.append(to_array(f.autograd.grad((first**2).sum(), x)[0]))
-        np.testing.assert_allclose(*found, rtol=1e-10, atol=1e-12, err_msg=name)
+        ours, theirs = answers.both(second, values, name, options)
+        np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-12, err_msg=name)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backend import kiln, needs_torch, torch
+from backend import kiln, torch
 
 inf, nan = math.inf, math.nan
 OPTIONS: list[dict[str, Any]] = [
@@ -76,10 +76,6 @@ def check(answers: Any, make: Callable[[Any], list[Any]], *inputs: Any) -> None:
         assert same(ours, theirs)
 
 
-def both(values: Any, dtype: str) -> tuple[Any, Any]:
-    return kiln.tensor(values, dtype=getattr(kiln, dtype)), torch.tensor(values, dtype=getattr(torch, dtype))
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
 def test_floats(dtype: str, options: dict[str, Any], answers: Any) -> None:
     check(answers, lambda f: [f.tensor(v, dtype=getattr(f, dtype)) for v in FLOATS], FLOATS, options)
@@ -99,10 +95,9 @@ def test_shapes(options: dict[str, Any], answers: Any) -> None:
     check(answers, make, SHAPES, options)
 
 
-@needs_torch
-def test_random_values_and_scales() -> None:
-    rng = random.Random(0)
-    for _ in range(300):
+def test_random_values_and_scales(answers: Any) -> None:
+    rng, cases = random.Random(0), []
+    for _ in range(150):
         shape = [rng.choice([1, 2, 3, 5, 8, 30]) for _ in range(rng.randint(0, 4))]
         scale = 10 ** rng.uniform(-6, 10)
         values = [rng.gauss(0, 1) * scale for _ in range(math.prod(shape))]
@@ -110,8 +105,15 @@ def test_random_values_and_scales() -> None:
             values = [float(round(v)) for v in values]
         if rng.random() < 0.2:
             values[0] = rng.choice([nan, inf, -inf])
-        ours, theirs = both(values, rng.choice(["float32", "float64"]))
-        assert same(ours.reshape(shape), theirs.reshape(shape))
+        dtype = rng.choice(["float32", "float64"])
+        cases.append((np.array(values).reshape(shape), dtype))
+
+    def make(f: Any) -> list[Any]:
+        return [f.tensor(x, dtype=getattr(f, dtype)) for x, dtype in cases]
+
+    wanted = answers(cases, lambda: [repr(x) for x in make(torch)])
+    for ours, theirs in zip(make(kiln), wanted, strict=True):
+        assert same(ours, theirs)
 
 
 def random_options(rng: random.Random) -> dict[str, Any]:
@@ -125,37 +127,48 @@ def random_options(rng: random.Random) -> dict[str, Any]:
     }
 
 
-@needs_torch
-def test_random_tensors_under_random_options() -> None:
+def random_tensor(rng: random.Random) -> tuple[dict[str, Any], Any, str]:
+    """Print options, the values of a tensor, its dtype."""
+    options = random_options(rng) if rng.random() < 0.6 else {}
+    shape = [rng.choice([0, 1, 1, 2, 3, 4, 7, 12]) for _ in range(rng.randint(0, 4))]
+    name = rng.choice(["float32", "float64", "float16", "bfloat16", "int64", "int8", "uint8", "bool"])
+    scale = 10 ** rng.uniform(-9, 12)
+    flat = [rng.gauss(0, 1) * scale * 10 ** rng.uniform(0, 4) for _ in range(math.prod(shape))]
+    values = np.array(flat, np.float32)
+    if name in ("int64", "int8", "uint8", "bool"):
+        values = values.astype(np.int64).astype(name)
+    return options, values.reshape(shape), name
+
+
+def shown_under(f: Any, options: dict[str, Any], values: Any, name: str) -> Any:
+    """The tensor, its dims turned, and its text under the options."""
+    f.set_printoptions(profile="default")
+    f.set_printoptions(**options)
+    x = f.tensor(values).to(getattr(f, name))
+    x = x.transpose(0, -1) if x.ndim > 1 else x
+    return x, repr(x)
+
+
+def test_random_tensors_under_random_options(answers: Any) -> None:
     """Every dtype, empty dims, transposes, values of mixed scale, ends of the integers' ranges."""
     rng = random.Random(1)
-    for _ in range(400):
-        options = random_options(rng) if rng.random() < 0.6 else {}
-        for lib in (kiln, torch):
+    try:
+        for _ in range(200):
+            case = random_tensor(rng)
+            theirs = answers([shown_under, *case], lambda case=case: shown_under(torch, *case)[1])
+            ours, _ = shown_under(kiln, *case)
+            assert same(ours, theirs), case
+    finally:
+        for lib in (kiln, torch) if torch is not None else (kiln,):
             lib.set_printoptions(profile="default")
-            lib.set_printoptions(**options)
-        shape = [rng.choice([0, 1, 1, 2, 3, 4, 7, 12]) for _ in range(rng.randint(0, 4))]
-        name = rng.choice(["float32", "float64", "float16", "bfloat16", "int64", "int8", "uint8", "bool"])
-        scale = 10 ** rng.uniform(-9, 12)
-        flat = torch.tensor(
-            [rng.gauss(0, 1) * scale * 10 ** rng.uniform(0, 4) for _ in range(math.prod(shape))]
-        )
-        flat = flat.to(torch.int64 if name in ("int64", "int8", "uint8", "bool") else torch.float64)
-        theirs = flat.to(getattr(torch, name)).reshape(shape)
-        ours = kiln.tensor(theirs.flatten().tolist(), dtype=getattr(kiln, name)).reshape(shape)
-        if len(shape) > 1:
-            ours, theirs = ours.transpose(0, -1), theirs.transpose(0, -1)
-        assert same(ours, theirs), (options, shape, name)
-    for lib in (kiln, torch):
-        lib.set_printoptions(profile="default")
 
 
-@needs_torch
-def test_views_print_what_they_show() -> None:
-    ours, theirs = kiln.arange(3000).reshape(50, 60), torch.arange(3000).reshape(50, 60)
-    assert same(ours.t(), theirs.t())
-    assert same(ours[::7, 5:40:3], theirs[::7, 5:40:3])
-    assert same(ours[:1].expand(40, 60), theirs[:1].expand(40, 60))
+def test_views_print_what_they_show(answers: Any) -> None:
+    def make(f: Any) -> list[Any]:
+        x = f.arange(3000).reshape(50, 60)
+        return [x.t(), x[::7, 5:40:3], x[:1].expand(40, 60)]
+
+    check(answers, make)
 
 
 @pytest.mark.parametrize("count", [1, 3, 11, 12, 13, 30])
@@ -167,21 +180,21 @@ def test_gradients_are_told(count: int, options: dict[str, Any], answers: Any) -
     check(answers, make, options)
 
 
-@needs_torch
-def test_parameters() -> None:
-    ours, theirs = kiln.nn.Parameter(kiln.ones(2)), torch.nn.Parameter(torch.ones(2))
-    assert same(ours, theirs)
-    assert str(kiln.ones(2)) == str(torch.ones(2))
+def test_parameters(answers: Any) -> None:
+    check(answers, lambda f: [f.nn.Parameter(f.ones(2))])
+    assert str(kiln.ones(2)) == answers("str", lambda: str(torch.ones(2)))
 
 
-@needs_torch
-def test_formatting_takes_the_number_of_a_tensor_of_no_dims() -> None:
-    for lib in (kiln, torch):
+def test_formatting_takes_the_number_of_a_tensor_of_no_dims(answers: Any) -> None:
+    def texts(lib: Any) -> list[str]:
         loss = lib.tensor(1.23456, requires_grad=True)
-        assert f"{(loss * 2).detach():.3f} {lib.tensor(3):>4d} {lib.tensor(True)}" == "2.469    3 True"
-        assert f"{lib.ones(2)}" == "tensor([1., 1.])"
         with pytest.raises(TypeError, match="unsupported format string"):
             f"{lib.ones(2):.3f}"
+        number = f"{(loss * 2).detach():.3f} {lib.tensor(3):>4d} {lib.tensor(True)}"
+        return [number, f"{lib.ones(2)}"]
+
+    ours, theirs = answers.both(texts)
+    assert ours == theirs == ["2.469    3 True", "tensor([1., 1.])"]
 
 
 def test_options_are_refused_or_remembered() -> None:

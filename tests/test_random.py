@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backend import kiln, needs_torch, torch
+from backend import kiln, torch
 
 COUNT = 20_000
 FLOATS = ["float32", "float64", "float16", "bfloat16"]
@@ -217,25 +217,26 @@ def test_a_generator_decides(name: str) -> None:
     assert kiln.equal(draw(None), first)
 
 
-@needs_torch
-def test_seeds() -> None:
+def test_seeds(answers: Any) -> None:
     assert kiln.manual_seed(5) is kiln.default_generator and kiln.initial_seed() == 5
     kiln.rand(3)
     assert kiln.initial_seed() == 5
-    for seed in (-1, 2**64 - 1, -(2**63), 0, 2**63):
-        expected = torch.manual_seed(seed).initial_seed()
-        assert (
-            kiln.manual_seed(seed).initial_seed()
-            == expected
-            == kiln.Generator().manual_seed(seed).initial_seed()
-        )
+
+    def first_seeds(lib: Any, right: Any, wrong: Any) -> list[str]:
+        for seed in wrong:
+            with pytest.raises(ValueError):
+                lib.manual_seed(seed)
+        return [str(lib.manual_seed(seed).initial_seed()) for seed in right]
+
+    seeds = (-1, 2**64 - 1, -(2**63), 0, 2**63)
+    ours, theirs = answers.both(first_seeds, seeds, (2**64, -(2**63) - 1))
+    assert ours == theirs
+    for seed, expected in zip(seeds, theirs, strict=True):
+        assert str(kiln.Generator().manual_seed(seed).initial_seed()) == expected
+        kiln.manual_seed(seed)
         assert kiln.equal(
             kiln.set_rng_state(kiln.get_rng_state()) or kiln.rand(1), kiln.manual_seed(seed) and kiln.rand(1)
         )
-    for seed in (2**64, -(2**63) - 1):
-        for lib in (kiln, torch):
-            with pytest.raises(ValueError):
-                lib.manual_seed(seed)
     assert kiln.seed() == kiln.initial_seed() != kiln.seed()
     g = kiln.Generator(device="cpu")
     assert g.device == kiln.device("cpu") and g.seed() == g.initial_seed()

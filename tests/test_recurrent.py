@@ -6,8 +6,9 @@ import os
 import re
 from typing import Any
 
+import numpy as np
 import pytest
-from backend import kiln, needs_torch, torch
+from backend import filled, kiln, torch
 
 from kiln.autograd import gradcheck, gradgradcheck
 from kiln.nn import recurrence
@@ -35,13 +36,6 @@ LAYERS = [
 ]
 
 
-def ours(x: Any) -> Any:
-    """A tensor of PyTorch's as kiln's."""
-    if isinstance(x, tuple):
-        return tuple(ours(y) for y in x)
-    return kiln.from_numpy(x.detach().numpy().copy())
-
-
 def flat(x: Any) -> list[Any]:
     return [z for y in x for z in flat(y)] if isinstance(x, (tuple, list)) else [x]
 
@@ -50,10 +44,9 @@ def equal(mine: Any, theirs: Any, tolerance: float = 1e-10) -> None:
     mine, theirs = flat(mine), flat(theirs)
     assert len(mine) == len(theirs)
     for a, b in zip(mine, theirs):
-        a = torch.from_numpy(a.detach().numpy())
         assert a.shape == b.shape
         assert a.dtype == b.dtype
-        torch.testing.assert_close(a, b.detach(), rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=tolerance, atol=tolerance, equal_nan=False)
 
 
 def run(k: Any, model: Any, x: Any, hx: Any, form: str) -> Any:
@@ -71,27 +64,33 @@ def run(k: Any, model: Any, x: Any, hx: Any, form: str) -> Any:
     return found, [t.grad for t in [*leaves, *model.parameters()]]
 
 
-@needs_torch
+def form_of(model: Any) -> Any:
+    """A module's text, and its parameters' names and shapes."""
+    return repr(model), [(n, tuple(p.shape)) for n, p in model.named_parameters()]
+
+
+def layer_of(k: Any, mode: str, settings: dict[str, Any], form: str, x: Any, hx: Any) -> Any:
+    """A layer with drawn weights: its form, and what `run` gives of it."""
+    model = filled(k, getattr(k.nn, mode)(3, 4, dtype=k.float64, **settings))
+    given = [tuple(map(k.tensor, v)) if isinstance(v, tuple) else v for v in (x, hx)]
+    x, hx = (k.tensor(v) if isinstance(v, np.ndarray) else v for v in given)
+    return form_of(model), run(k, model, x, hx, form)
+
+
 @pytest.mark.parametrize(("mode", "settings", "form", "states"), LAYERS)
-def test_layers(mode: str, settings: dict[str, Any], form: str, states: bool) -> None:
-    torch.manual_seed(0)
-    theirs = getattr(torch.nn, mode)(3, 4, dtype=torch.float64, **settings)
-    model = getattr(kiln.nn, mode)(3, 4, dtype=kiln.float64, **settings)
-    assert repr(model) == repr(theirs)
-    assert [(n, tuple(p.shape)) for n, p in model.named_parameters()] == [
-        (n, tuple(p.shape)) for n, p in theirs.named_parameters()
-    ]
-    model.load_state_dict({n: ours(v) for n, v in theirs.state_dict().items()})
+def test_layers(mode: str, settings: dict[str, Any], form: str, states: bool, answers: Any) -> None:
+    rng = np.random.default_rng(1)
     first = settings.get("batch_first", False)
-    x = torch.randn((5, 3) if form == "unbatched" else (3, 5, 3) if first else (5, 3, 3), dtype=torch.float64)
+    x = rng.normal(size=(5, 3) if form == "unbatched" else (3, 5, 3) if first else (5, 3, 3))
     count = settings.get("num_layers", 1) * (1 + settings.get("bidirectional", False))
     rows = (count, 4) if form == "unbatched" else (count, 3, 4)
-    hx: Any = torch.randn(*rows, dtype=torch.float64)
+    hx: Any = rng.normal(size=rows)
     if mode == "LSTM":
-        hx = (torch.randn(*rows[:-1], settings.get("proj_size", 4), dtype=torch.float64), hx)
-    hx = hx if states else None
-    mine = run(kiln, model, ours(x), None if hx is None else ours(hx), form)
-    equal(mine, run(torch, theirs, x, hx, form))
+        hx = (rng.normal(size=(*rows[:-1], settings.get("proj_size", 4))), hx)
+    given = (mode, settings, form, x, hx if states else None)
+    (shown, mine), (wanted, theirs) = answers.both(layer_of, *given)
+    assert shown == wanted
+    equal(mine, theirs)
 
 
 @pytest.mark.parametrize("mode", ["LSTM", "GRU", "RNN"])
@@ -163,45 +162,43 @@ def test_dropout_lies_between_layers() -> None:
     assert (model(x)[0] != dropped).any()
 
 
-@needs_torch
 @pytest.mark.parametrize("mode", ["LSTM", "GRU", "RNN"])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("batch", [(2,), ()])
-def test_cells(mode: str, bias: bool, batch: tuple[int, ...]) -> None:
-    torch.manual_seed(0)
+def test_cells(mode: str, bias: bool, batch: tuple[int, ...], answers: Any) -> None:
     more = {} if mode != "RNN" or bias else {"nonlinearity": "relu"}
-    theirs = getattr(torch.nn, f"{mode}Cell")(3, 4, bias, dtype=torch.float64, **more)
-    model = getattr(kiln.nn, f"{mode}Cell")(3, 4, bias, dtype=kiln.float64, **more)
-    assert repr(model) == repr(theirs)
-    model.load_state_dict({n: ours(v) for n, v in theirs.state_dict().items()})
-    x = torch.randn(2, *batch, 3, dtype=torch.float64)
 
-    def steps(model: Any, x: Any) -> Any:
-        hx = None
+    def steps(k: Any, mode: str, bias: bool, more: dict[str, Any], x: Any) -> Any:
+        model = filled(k, getattr(k.nn, f"{mode}Cell")(3, 4, bias, dtype=k.float64, **more))
+        x, hx = k.tensor(x), None
         for row in x.requires_grad_():
             hx = model(row, hx)
         found = flat([hx])
         found[-1].pow(2).sum().backward(retain_graph=True)
-        return found, x.grad, [p.grad for p in model.parameters()]
+        return form_of(model), [found, x.grad, [p.grad for p in model.parameters()]]
 
-    equal(steps(model, ours(x)), steps(theirs, x))
+    x = np.random.default_rng(1).normal(size=(2, *batch, 3))
+    (shown, mine), (wanted, theirs) = answers.both(steps, mode, bias, more, x)
+    assert shown == wanted
+    equal(mine, theirs)
 
 
-@needs_torch
-def test_functions() -> None:
+def test_functions(answers: Any) -> None:
     """The names of torch itself: `lstm`, `gru`, ... with data padded or packed."""
-    torch.manual_seed(0)
-    x, h, c = torch.randn(4, 2, 3), torch.randn(2, 2, 5), torch.randn(2, 2, 5)
-    rows, sizes = torch.randn(7, 3), torch.tensor([2, 2, 2, 1])
-    for name, layer in (("lstm", "LSTM"), ("gru", "GRU"), ("rnn_tanh", "RNN"), ("rnn_relu", "RNN")):
-        weights = list(getattr(torch.nn, layer)(3, 5, bidirectional=True).parameters())
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(size=s).astype(np.float32) for s in ((4, 2, 3), (2, 2, 5), (2, 2, 5), (7, 3))]
+
+    def run(lib: Any, name: str, layer: str, arrays: Any) -> Any:
+        weights = list(filled(lib, getattr(lib.nn, layer)(3, 5, bidirectional=True)).parameters())
+        x, h, c, rows = map(lib.tensor, arrays)
         hx = (h, c) if name == "lstm" else h
         rest = (True, 1, 0.0, True, True)
-        mine, theirs = getattr(kiln, name), getattr(torch, name)
-        own, hx_ = [ours(w) for w in weights], ours(hx)
-        equal(mine(ours(x), hx_, own, *rest, False), theirs(x, hx, weights, *rest, False), 1e-5)
-        packed = mine(ours(rows), ours(sizes), hx_, own, *rest)
-        equal(packed, theirs(rows, sizes, hx, weights, *rest), 1e-5)
+        padded = getattr(lib, name)(x, hx, weights, *rest, False)
+        packed = getattr(lib, name)(rows, lib.tensor([2, 2, 2, 1]), hx, weights, *rest)
+        return [padded, packed]
+
+    for name, layer in (("lstm", "LSTM"), ("gru", "GRU"), ("rnn_tanh", "RNN"), ("rnn_relu", "RNN")):
+        equal(*answers.both(run, name, layer, arrays), 1e-5)
 
 
 MISTAKES = """
@@ -292,10 +289,12 @@ r.invert_permutation(k.tensor([2,0,1]))
 """
 
 
-@needs_torch
 @pytest.mark.parametrize("call", SEQUENCES.strip().split("\n"))
-def test_sequences(call: str) -> None:
-    equal(*[eval(call, {"k": k, "r": k.nn.utils.rnn}) for k in (kiln, torch)], 0.0)
+def test_sequences(call: str, answers: Any) -> None:
+    def run(k: Any, call: str) -> Any:
+        return flat(eval(call, {"k": k, "r": k.nn.utils.rnn}))
+
+    equal(*answers.both(run, call), 0.0)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -330,7 +329,6 @@ def test_one_kernel_has_the_bits_of_steps(mode: str, dtype: str, monkeypatch: py
         monkeypatch.undo()
 
 
-@needs_torch
 def test_a_packed_weight_that_lies_otherwise() -> None:
     layer = recurrence.recurrence.recurrent_hidden.handle
     x, h, w = kiln.randn(3, 2, 40), kiln.randn(2, 40), kiln.randn(2, 1, 32, 40)
@@ -338,7 +336,6 @@ def test_a_packed_weight_that_lies_otherwise() -> None:
     assert layer(x, w.transpose(2, 3), *operands).equal(layer(x, w.transpose(2, 3).contiguous(), *operands))
 
 
-@needs_torch
 def test_samples_take_the_steps_one_by_one() -> None:
     layer, x = kiln.nn.GRU(3, 5, batch_first=True), kiln.randn(4, 2, 6, 3)
     with kiln.no_grad():
@@ -346,7 +343,6 @@ def test_samples_take_the_steps_one_by_one() -> None:
         assert found.equal(kiln.stack([layer(sample)[0] for sample in x]))
 
 
-@needs_torch
 def test_bias_of_halves_is_rounded_with_the_product_of_the_input() -> None:
     """Where no kernel takes all steps, the input's part is one linear layer, rounded once."""
     kiln.manual_seed(0)

@@ -7,9 +7,10 @@ import pickle
 import re
 from typing import Any
 
+import numpy as np
 import pytest
-from backend import kiln, needs_torch, torch
-from test_recurrent import equal, ours
+from backend import filled, kiln, torch
+from test_recurrent import equal
 
 # settings, options of the call, how arrays come
 HEADS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
@@ -34,40 +35,33 @@ HEADS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 ]
 
 
-def masks(call: dict[str, Any], length: int, keys: int, batch: int, heads: int) -> dict[str, Any]:
-    """The options of a call with masks in place of their names; PyTorch's tensors."""
+def masks(call: dict[str, Any], length: int, keys: int, batch: int, heads: int, rng: Any) -> dict[str, Any]:
+    """The options of a call with masks, as arrays, in place of their names."""
     found = dict(call)
-    hidden = torch.rand(length, keys) < 0.3
+    hidden = rng.random((length, keys)) < 0.3
     hidden[:, 0] = False
     match call.get("attn_mask"):
         case "causal":
-            found["attn_mask"] = torch.triu(torch.full((length, keys), -torch.inf, dtype=torch.float64), 1)
+            found["attn_mask"] = np.triu(np.full((length, keys), -np.inf), 1)
         case "bool":
             found["attn_mask"] = hidden
         case "float":
-            found["attn_mask"] = torch.randn(length, keys, dtype=torch.float64)
+            found["attn_mask"] = rng.normal(size=(length, keys))
         case "heads":
-            found["attn_mask"] = torch.randn(batch * heads, length, keys, dtype=torch.float64)
-    rows = torch.tensor([[False] * (keys - 1 - k) + [True] * (k + 1) for k in range(batch)])
+            found["attn_mask"] = rng.normal(size=(batch * heads, length, keys))
+    rows = np.array([[False] * (keys - 1 - k) + [True] * (k + 1) for k in range(batch)])
     match call.get("key_padding_mask"):
         case "bool":
             found["key_padding_mask"] = rows
         case "float":
-            found["key_padding_mask"] = torch.randn(batch, keys, dtype=torch.float64)
+            found["key_padding_mask"] = rng.normal(size=(batch, keys))
     return found
 
 
-def pair(layer: str, *args: Any, **settings: Any) -> Any:
-    """kiln's layer and PyTorch's with the same weights."""
-    theirs = getattr(torch.nn, layer)(*args, dtype=torch.float64, **settings)
-    with torch.no_grad():
-        for p in theirs.parameters():
-            p.add_(torch.randn_like(p) * 0.1)
-    mine = getattr(kiln.nn, layer)(*args, dtype=kiln.float64, **settings)
-    assert repr(mine) == repr(theirs)
-    assert list(mine.state_dict()) == list(theirs.state_dict())
-    mine.load_state_dict({n: ours(v) for n, v in theirs.state_dict().items()})
-    return mine, theirs
+def made(k: Any, layer: str, *args: Any, **settings: Any) -> Any:
+    """A layer with drawn weights, its text, and the names of what it holds."""
+    model = getattr(k.nn, layer)(*args, dtype=k.float64, **settings)
+    return filled(k, model), [repr(model), list(model.state_dict())]
 
 
 def gradients(model: Any, found: Any, leaves: Any) -> Any:
@@ -76,37 +70,41 @@ def gradients(model: Any, found: Any, leaves: Any) -> Any:
     return [y for y in found if y is not None], [x.grad for x in leaves], [p.grad for p in model.parameters()]
 
 
-@needs_torch
+def heads_of(k: Any, settings: dict[str, Any], arrays: list[Any], which: Any, options: dict[str, Any]) -> Any:
+    """What attention gives of query, key and value: of `arrays` those of the places `which`."""
+    model, shown = made(k, "MultiheadAttention", 4, 2, **settings)
+    leaves = [k.tensor(x, requires_grad=True) for x in arrays]
+    more = {n: k.tensor(v) if isinstance(v, np.ndarray) else v for n, v in options.items()}
+    return shown, gradients(model, model(*[leaves[n] for n in which], **more), leaves)
+
+
 @pytest.mark.parametrize(("settings", "call", "form"), HEADS)
-def test_attention_of_several_heads(settings: dict[str, Any], call: dict[str, Any], form: str) -> None:
-    torch.manual_seed(0)
-    mine, theirs = pair("MultiheadAttention", 4, 2, **settings)
+def test_attention_of_several_heads(
+    settings: dict[str, Any], call: dict[str, Any], form: str, answers: Any
+) -> None:
+    rng = np.random.default_rng(1)
     batch = 1 if "unbatched" in form else 2
     keys = 3 if "self" in form else 5
 
     def array(length: int, width: int) -> Any:
         shape = (batch, length) if settings.get("batch_first") else (length, batch)
-        return torch.randn(*(shape if "unbatched" not in form else (length,)), width, dtype=torch.float64)
+        return rng.normal(size=(*(shape if "unbatched" not in form else (length,)), width))
 
-    query = array(3, 4)
-    key = query if "self" in form else array(keys, settings.get("kdim", 4))
-    value = key if form in ("self", "memory") or "self" in form else array(keys, settings.get("vdim", 4))
-    options = masks(call, 3, keys, batch, 2)
+    arrays, which = [array(3, 4)], [0, 0, 0]
+    if "self" not in form:
+        arrays.append(array(keys, settings.get("kdim", 4)))
+        which = [0, 1, 1]
+        if form != "memory":
+            arrays.append(array(keys, settings.get("vdim", 4)))
+            which = [0, 1, 2]
+    options = masks(call, 3, keys, batch, 2, rng)
     if "unbatched" in form and "key_padding_mask" in options:
         options["key_padding_mask"] = options["key_padding_mask"][0]
-
-    def run(model: Any, arrays: Any, options: Any) -> Any:
-        leaves = list({id(x): x.requires_grad_() for x in arrays}.values())
-        return gradients(model, model(*arrays, **options), leaves)
-
-    once = {id(x): ours(x) for x in (query, key, value)}
-    own = {k: ours(v) if isinstance(v, torch.Tensor) else v for k, v in options.items()}
-    equal(
-        run(mine, [once[id(x)] for x in (query, key, value)], own), run(theirs, (query, key, value), options)
-    )
+    (shown, mine), (wanted, theirs) = answers.both(heads_of, settings, arrays, which, options)
+    assert shown == wanted
+    equal(mine, theirs)
 
 
-@needs_torch
 @pytest.mark.parametrize(
     "settings",
     [
@@ -115,22 +113,24 @@ def test_attention_of_several_heads(settings: dict[str, Any], call: dict[str, An
         {"bias": False, "layer_norm_eps": 1e-3},
     ],
 )
-def test_transformer(settings: dict[str, Any]) -> None:
-    torch.manual_seed(0)
-    mine, theirs = pair("Transformer", 8, 2, 2, 1, 12, 0.0, **settings)
+def test_transformer(settings: dict[str, Any], answers: Any) -> None:
+    rng = np.random.default_rng(1)
     first = settings.get("batch_first", False)
-    src, tgt = (torch.randn(*((2, n) if first else (n, 2)), 8, dtype=torch.float64) for n in (5, 3))
-    causal = theirs.generate_square_subsequent_mask(3, dtype=torch.float64)
-    equal(mine.generate_square_subsequent_mask(3, dtype=kiln.float64), causal, 0.0)
-    padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    arrays = [rng.normal(size=(*((2, n) if first else (n, 2)), 8)) for n in (5, 3)]
 
-    def run(model: Any, src: Any, tgt: Any, causal: Any, padding: Any) -> Any:
-        leaves = [x.requires_grad_() for x in (src, tgt)]
+    def run(k: Any, settings: dict[str, Any], arrays: list[Any]) -> Any:
+        model, shown = made(k, "Transformer", 8, 2, 2, 1, 12, 0.0, **settings)
+        causal = model.generate_square_subsequent_mask(3, dtype=k.float64)
+        padding = k.tensor([[False] * 5, [False] * 3 + [True] * 2])
+        src, tgt = leaves = [k.tensor(x, requires_grad=True) for x in arrays]
         options = {"src_key_padding_mask": padding, "memory_key_padding_mask": padding, "tgt_mask": causal}
         found = [model(src, tgt, **options), model(src, tgt, tgt_mask=causal, tgt_is_causal=True)]
-        return gradients(model, found, leaves)
+        return shown, causal, gradients(model, found, leaves)
 
-    equal(run(mine, *map(ours, (src, tgt, causal, padding))), run(theirs, src, tgt, causal, padding))
+    (shown, causal, mine), (wanted, mask, theirs) = answers.both(run, settings, arrays)
+    assert shown == wanted
+    equal(causal, mask, 0.0)
+    equal(mine, theirs)
 
 
 def test_layers_hold_functions_that_can_be_copied() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backend import kiln, needs_kiln, needs_torch, torch
+from backend import filled, kiln, needs_kiln, torch
 
 pytestmark = needs_kiln
 
@@ -82,44 +82,34 @@ def data(size: int) -> tuple[Any, Any]:
     return rng.standard_normal((4, 1, size, size)), rng.integers(0, 10, 4)
 
 
-@needs_torch
-@pytest.mark.parametrize(
-    "build, size, recorded",
-    [
-        (lenet, 20, False),
-        (lenet, 20, True),
-        (residual, 20, False),
-        (residual, 20, True),
-        (u_net, 20, False),
-        (u_net, 20, True),
-    ],
-)
-def test_training_is_as_in_pytorch(build: Any, size: int, recorded: bool) -> None:
-    """Losses of four steps, and everything the network holds afterwards."""
-    torch.manual_seed(0)
-    theirs = build(torch).double()
-    ours = build(kiln).double()
-    ours.load_state_dict({k: kiln.from_numpy(v.numpy().copy()) for k, v in theirs.state_dict().items()})
-    images, labels = data(size)
+def steps(f: Any, build: Any, images: Any, labels: Any, parts: Any, recorded: bool) -> Any:
+    """Losses of four steps, what the network holds afterwards, what it then makes of the images."""
+    net = filled(f, build(f).double(), scale=0.1)
+    optimizer = f.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    x, target = f.from_numpy(images), f.from_numpy(labels)
 
-    def steps(f: Any, net: Any, compiled: bool) -> list[float]:
-        optimizer = f.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-        x, target = f.from_numpy(images), f.from_numpy(labels)
+    def step() -> Any:
+        optimizer.zero_grad()
+        loss = f.nn.functional.cross_entropy(net(x), target)
+        loss.backward()
+        optimizer.step()
+        return loss
 
-        def step() -> Any:
-            optimizer.zero_grad()
-            loss = f.nn.functional.cross_entropy(net(x), target)
-            loss.backward()
-            optimizer.step()
-            return loss
+    run = f.compile(step) if recorded else step
+    losses = np.array([run().item() for _ in range(4)])
+    held = {name: value.numpy().copy() for name, value in net.state_dict().items()}
+    return losses, held, net.eval()(x).detach().numpy()
 
-        run = f.compile(step) if compiled else step
-        return [run().item() for _ in range(4)]
 
-    assert steps(kiln, ours, recorded) == pytest.approx(steps(torch, theirs, False), rel=1e-10)
-    held = theirs.state_dict()
-    for name, value in ours.state_dict().items():
-        np.testing.assert_allclose(value.numpy(), held[name].numpy(), rtol=1e-9, atol=1e-10, err_msg=name)
-    ours.eval(), theirs.eval()
-    got, want = ours(kiln.from_numpy(images)), theirs(torch.from_numpy(images))
-    np.testing.assert_allclose(got.detach().numpy(), want.detach().numpy(), rtol=1e-9, atol=1e-10)
+@pytest.mark.parametrize("build", [lenet, residual, u_net])
+def test_training_is_as_in_pytorch(build: Any, answers: Any) -> None:
+    """Op by op and recorded."""
+    given = (build, *data(20), block)
+    losses, held, y = answers([steps, *given], lambda: steps(torch, *given, False))
+    for recorded in (False, True):
+        ours, own, got = steps(kiln, *given, recorded)
+        assert ours.tolist() == pytest.approx(losses.tolist(), rel=1e-10)
+        assert list(own) == list(held)
+        for name, value in own.items():
+            np.testing.assert_allclose(value, held[name], rtol=1e-9, atol=1e-10, err_msg=name)
+        np.testing.assert_allclose(got, y, rtol=1e-9, atol=1e-10)

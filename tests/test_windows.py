@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backend import needs_torch, torch
+from backend import filled, torch
 
 import kiln
 from kiln.graph.graph import Graph
@@ -147,61 +147,59 @@ def test_convolutions_are_pytorch_s(case: dict[str, Any], answers: Any) -> None:
         assert all(same_bits(x, y.detach().numpy()) for x, y in zip(expected, recorded(*leaves)))
 
 
-@needs_torch
 @pytest.mark.parametrize("dims", [1, 2, 3])
-def test_transposed_layers_are_pytorch_s(dims: int) -> None:
+def test_transposed_layers_are_pytorch_s(dims: int, answers: Any) -> None:
     name = f"ConvTranspose{dims}d"
+    x = np.random.default_rng(0).normal(size=(2, 4, *(3, 4, 2)[:dims]))
+
+    def run(k: Any, name: str, settings: dict[str, Any], x: Any) -> Any:
+        layer = filled(k, getattr(k.nn, name)(4, 6, 3, **settings).double())
+        wanted = [n + 1 for n in layer(k.tensor(x)).shape[2:]] if settings.get("stride") == 2 else None
+        if wanted and not settings.get("output_padding"):
+            assert tuple(layer(k.tensor(x), wanted).shape[2:]) == tuple(wanted)
+        return repr(layer), list(layer.state_dict()), layer(k.tensor(x)).detach().numpy()
+
     for settings in (
         {},
         {"stride": 2, "padding": 1, "output_padding": 1},
         {"dilation": 2, "groups": 2, "bias": False},
     ):
-        made = []
-        for k in (kiln, torch):
-            k.manual_seed(0)
-            made.append(getattr(k.nn, name)(4, 6, 3, **settings).double())
-        mine, theirs = made
-        assert repr(mine) == repr(theirs)
-        mine.load_state_dict({k: kiln.tensor(v.numpy()) for k, v in theirs.state_dict().items()})
-        x = np.random.default_rng(0).normal(size=(2, 4, *(5, 6, 4)[:dims]))
-        outputs = [m(k.tensor(x)) for m, k in zip(made, (kiln, torch))]
-        assert np.allclose(outputs[0].detach().numpy(), outputs[1].detach().numpy(), atol=1e-12)
-        wanted = [n + 1 for n in outputs[1].shape[2:]] if settings.get("stride") == 2 else None
-        if wanted and not settings.get("output_padding"):
-            assert tuple(mine(kiln.tensor(x), wanted).shape[2:]) == tuple(wanted)
+        (*shown, mine), (*wanted, theirs) = answers.both(run, name, settings, x)
+        assert shown == wanted
+        assert mine.shape == theirs.shape and np.allclose(mine, theirs, atol=1e-12)
     with pytest.raises(ValueError, match="requested an output size"):
         getattr(kiln.nn, name)(4, 6, 3)(kiln.zeros(1, 4, *(5,) * dims), [99] * dims)
 
 
-@needs_torch
-def test_output_padding_beyond_the_stride() -> None:
+def test_output_padding_beyond_the_stride(answers: Any) -> None:
     """Where the dilation allows as much, the output has places that no input has; gradients have its size."""
     rng = np.random.default_rng(0)
-    x, w = rng.normal(size=(2, 4, 5, 6)), rng.normal(size=(4, 3, 2, 3))
+    arrays = [rng.normal(size=(2, 4, 5, 6)), rng.normal(size=(4, 3, 2, 3))]
     settings = {"stride": (1, 2), "padding": (0, 1), "dilation": (3, 4), "output_padding": (2, 3)}
 
-    def run(k: Any) -> list[Any]:
-        leaves = [k.tensor(a, requires_grad=True) for a in (x, w)]
+    def run(k: Any, arrays: list[Any], settings: dict[str, Any]) -> list[Any]:
+        leaves = [k.tensor(a, requires_grad=True) for a in arrays]
         y = k.nn.functional.conv_transpose2d(*leaves, **settings)
         first = k.autograd.grad((y * y).sum(), leaves, create_graph=True)
         return [y, *first, *k.autograd.grad(sum((g * g).sum() for g in first), leaves)]
 
-    for mine, true in zip(run(kiln), run(torch), strict=True):
-        assert tuple(mine.shape) == tuple(true.shape)
-        assert np.allclose(mine.detach().numpy(), true.detach().numpy(), rtol=1e-10, atol=1e-9)
+    for mine, true in zip(*answers.both(run, arrays, settings), strict=True):
+        assert mine.shape == true.shape
+        assert np.allclose(mine.numpy(), true.numpy(), rtol=1e-10, atol=1e-9)
 
 
-@needs_torch
 @pytest.mark.parametrize("mode", ["zeros", "reflect", "replicate", "circular"])
-def test_padding_modes(mode: str) -> None:
+def test_padding_modes(mode: str, answers: Any) -> None:
+    x = np.random.default_rng(0).normal(size=(2, 3, 7, 8))
+
+    def run(k: Any, mode: str, settings: dict[str, Any], x: Any) -> Any:
+        layer = filled(k, k.nn.Conv2d(3, 4, (2, 3), padding_mode=mode, **settings).double())
+        return repr(layer), list(layer.state_dict()), layer(k.tensor(x)).detach().numpy()
+
     for settings in ({"padding": "same", "dilation": 2}, {"padding": (1, 2), "stride": 2}):
-        theirs = torch.nn.Conv2d(3, 4, (2, 3), padding_mode=mode, **settings).double()
-        mine = kiln.nn.Conv2d(3, 4, (2, 3), padding_mode=mode, **settings).double()
-        assert repr(mine) == repr(theirs)
-        mine.load_state_dict({k: kiln.tensor(v.numpy()) for k, v in theirs.state_dict().items()})
-        x = np.random.default_rng(0).normal(size=(2, 3, 7, 8))
-        y = theirs(torch.tensor(x)).detach().numpy()
-        assert np.allclose(mine(kiln.tensor(x)).detach().numpy(), y, atol=1e-12)
+        (*shown, mine), (*wanted, theirs) = answers.both(run, mode, settings, x)
+        assert shown == wanted
+        assert mine.shape == theirs.shape and np.allclose(mine, theirs, atol=1e-12)
 
 
 def test_starting_values_and_mistakes_of_layers() -> None:
