@@ -13,10 +13,10 @@ WORKERS ?= 2
 FUZZ_COUNT ?= 2000
 FUZZ_SEED ?= $(shell date +%s)
 # Every file but those that run no core, or the same kernels once more; of the table's grid, one test of each kind.
-ASAN_TESTS ?= tests/test_native_leaf.py $(filter-out tests/test_native_leaf.py tests/test_ops.py tests/test_codegen_%.py \
-    tests/test_layers.py tests/test_graph.py tests/test_passes.py tests/test_simplify.py tests/test_strips.py tests/test_plans.py tests/test_scalar_math.py \
-    tests/test_table.py tests/test_docs.py, $(wildcard tests/test_*.py)) \
-    $(addprefix tests/test_ops.py::,test_operands_are_not_written test_errors)
+ASAN_TESTS ?= tests/core/test_native_leaf.py $(filter-out tests/core/test_native_leaf.py tests/ops/test_ops.py tests/codegen/% \
+    tests/passes/% tests/house/test_layers.py tests/ops/test_scalar_math.py tests/ops/test_table.py tests/users/test_docs.py, \
+    $(wildcard tests/*/test_*.py)) tests/codegen/test_attention_amx.py \
+    $(addprefix tests/ops/test_ops.py::,test_operands_are_not_written test_errors)
 
 .PHONY: test answers demo bench ulp fuzz opinfo gradcheck moments scan counts errors docs lint build asan bench-native clean
 
@@ -44,13 +44,13 @@ opinfo: $(VENV)/.kiln-installed
 	$(SAFE) $(BIN)/python -m kiln.testing.opinfo $(ARGS)
 
 gradcheck: $(VENV)/.kiln-installed
-	KILN_TEST_FULL=1 $(SAFE) $(BIN)/pytest -q -n $(WORKERS) --dist loadfile tests/test_derivatives.py tests/test_subgradients.py \
-	    tests/test_gradcheck.py tests/test_linalg.py $(ARGS)
+	KILN_TEST_FULL=1 $(SAFE) $(BIN)/pytest -q -n $(WORKERS) --dist loadfile tests/ops/test_derivatives.py tests/ops/test_subgradients.py \
+	    tests/ops/test_gradcheck.py tests/ops/test_linalg.py $(ARGS)
 
 # Forks and interrupts at every moment, failures of every allocation: hours.
 moments: $(VENV)/.kiln-installed
-	KILN_TEST_FULL=1 $(SAFE) $(BIN)/pytest -q -n $(WORKERS) --dist loadfile tests/test_reliability_fork_moments.py \
-	    tests/test_reliability_interrupts.py tests/test_reliability_signals.py tests/test_reliability_allocations.py $(ARGS)
+	KILN_TEST_FULL=1 $(SAFE) $(BIN)/pytest -q -n $(WORKERS) --dist loadfile tests/core/test_reliability_fork_moments.py \
+	    tests/core/test_reliability_interrupts.py tests/core/test_reliability_signals.py tests/core/test_reliability_allocations.py $(ARGS)
 
 # The second run takes the programs of the first from disk.
 scan: $(VENV)/.kiln-installed

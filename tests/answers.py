@@ -251,7 +251,9 @@ class Answers:
 
     @property
     def command(self) -> str:
-        return COMMAND.format(file=f"tests/{self.book.path.stem}.py")
+        found = next(FOLDER.parent.rglob(f"{self.book.path.stem}.py"), None)
+        where = found.relative_to(FOLDER.parent) if found else f"{self.book.path.stem}.py"
+        return COMMAND.format(file=f"tests/{where}")
 
     def ask(self, call: Callable[[], Any]) -> Any:
         """What `call` gives or raises, in the form it has from a file."""

@@ -56,8 +56,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def seed_of(item: pytest.Item) -> int:
-    """The seed of one test: a function of its name and of --seed, so tests can be run alone."""
-    return (zlib.crc32(item.nodeid.encode()) + int(item.config.getoption("--seed"))) % 2**31
+    """The seed of one test: a function of its name, its file's and --seed, whatever else runs."""
+    file, separator, name = item.nodeid.partition("::")
+    name = f"tests/{file.rpartition('/')[2]}{separator}{name}"
+    return (zlib.crc32(name.encode()) + int(item.config.getoption("--seed"))) % 2**31
 
 
 @pytest.fixture(autouse=True)

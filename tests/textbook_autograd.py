@@ -1,7 +1,7 @@
 """Programs of PyTorch's tutorials on autograd: first steps, a polynomial six ways, functions of one's own.
 
 A program takes the framework as `torch` and returns what it computed. Data comes from NumPy, so that both see
-the same; layers with random weights are given NumPy's. tests/test_textbook.py runs them.
+the same; layers with random weights are given NumPy's. tests/autograd/test_textbook.py runs them.
 """
 
 from __future__ import annotations

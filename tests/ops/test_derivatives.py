@@ -1,7 +1,7 @@
 """Derivatives of the whole table: against differences, and by their digits: the fused backward against the
 one that `create_graph` runs op by op, second derivatives against PyTorch's, dtypes, undefined gradients.
 
-tests/test_subgradients.py has kinks and ties, tests/test_linalg.py factors whose signs are free.
+tests/ops/test_subgradients.py has kinks and ties, tests/ops/test_linalg.py factors whose signs are free.
 KILN_TEST_FULL=1 (`make gradcheck`): every sample drawn ten times, larger whole Jacobians, dtypes, layouts.
 """
 
@@ -173,7 +173,7 @@ def test_differences_of_the_others(name: str) -> None:
 
 @needs_kiln
 def test_every_function_is_checked() -> None:
-    """By its samples, here, or among the factors of tests/test_linalg.py."""
+    """By its samples, here, or among the factors of tests/ops/test_linalg.py."""
     facts = importlib.import_module("kiln.table.declare").FACTS
     factors = {key.split()[0].removeprefix("torch.") for key in pytest.importorskip("test_linalg").FREE}
     rest = {n for n, f in facts.items() if f.differentiable and n not in SAMPLED} - NO_HISTORY
@@ -199,7 +199,7 @@ def layouts_of(name: str) -> tuple[str, ...]:
 def runs(name: str) -> Iterator[tuple[Case, str, str]]:
     """(case, dtype, layout): every sample in float32, contiguous; with FULL in every dtype and layout.
 
-    That layouts change no bit of the fused backward, nor of any op, tests/test_ops.py says.
+    That layouts change no bit of the fused backward, nor of any op, tests/ops/test_ops.py says.
     """
     entry = SAMPLED[name]
     for dtype in [d for d in grad_dtypes(entry) if FULL or d == "float32"]:

@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.skipif(COMPILER is None, reason="no C++ compiler"),
     pytest.mark.skipif(bool(os.environ.get("ASAN_OPTIONS")), reason="the sanitizer has its own operator new"),
 ]
-SOURCE = Path(__file__).parent / "native" / "fail_allocations.cpp"
+SOURCE = Path(__file__).parents[1] / "native" / "fail_allocations.cpp"
 
 # what is done again and again; `work` gives something that is compared
 SCENARIOS = {

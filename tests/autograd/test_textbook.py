@@ -17,7 +17,7 @@ from backend import torch as peer
 from textbook_autograd import PROGRAMS as AUTOGRAD
 from textbook_autograd import Program, normal, set_weights
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 # -- models --------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from kiln.codegen.matmul_tile import element_of  # noqa: E402
 from kiln.codegen.pack import ANSWERS, HEADER, RECORD, Pack  # noqa: E402
 from kiln.codegen.target import LEVELS, host_target  # noqa: E402
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 INSTALLED = Path(_core.__file__).parent / "packs"
 LIMIT = 240
 LEVEL = host_target().name

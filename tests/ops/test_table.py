@@ -1,5 +1,5 @@
 """The op table: every record is whole, and what its body means agrees with its NumPy reference, with PyTorch
-and, for derivatives, with differences. Runs on graphs and their interpreter; tests/test_ops.py runs the
+and, for derivatives, with differences. Runs on graphs and their interpreter; tests/ops/test_ops.py runs the
 compiled ops.
 """
 
@@ -227,7 +227,7 @@ def check_gradient(
             )
 
 
-# tests/test_special_math.py: their derivative by the first argument is not written
+# tests/ops/test_special_math.py: their derivative by the first argument is not written
 PARTLY = {"igamma", "igammac", "zeta"}
 DIFFERENTIABLE = [op for op in OPS if op.differentiable and op.name not in PARTLY | {"detach"}]
 # steps: differences see the jump, derivatives are 0 between

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 KILN = ROOT / "kiln"
 NATIVE = ROOT / "native"
 
@@ -186,7 +186,7 @@ def test_tests_import_what_make_test_installs() -> None:
     assert {"numpy", "pytest", "hypothesis", "xdist"} <= brought() and "torch" not in brought()
     planted = "import a\ntry:\n    import b\nexcept ImportError:\n    import c\ndef f():\n    from d import e"
     assert [line for _, line in unguarded(ast.parse(planted))] == [1, 5, 7]
-    for path in [*(ROOT / "tests").glob("*.py"), *(KILN / "testing").glob("*.py")]:
+    for path in [*(ROOT / "tests").rglob("*.py"), *(KILN / "testing").glob("*.py")]:
         found = [(n, line) for n, line in unguarded(ast.parse(path.read_text())) if n not in brought()]
         assert not found, f"{path.relative_to(ROOT)}: {found}"
 

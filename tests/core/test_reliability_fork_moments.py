@@ -41,7 +41,7 @@ SWEEPS: dict[tuple[str, str], tuple[int, Iterable[object], int]] = {
 def test_a_fork_while_a_thread_stands_still(who: str, where: str, tmp_path: Path) -> None:
     least, few, step = SWEEPS[who, where]
     moments: Iterable[object] = range(1, 3 * least, step) if FULL else few
-    program = str(Path(__file__).parent / "fork_moments.py")
+    program = str(Path(__file__).parents[1] / "fork_moments.py")
     done = subprocess.run(
         [sys.executable, "-P", program, who, where, *map(str, moments)],
         capture_output=True,

@@ -25,7 +25,7 @@ from kiln.passes.simplify import simplify
 from kiln.scalars.scalar import LEAVES, REDUCE
 from kiln.table.record import find
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def structure(plan: Plan) -> str:

@@ -26,7 +26,7 @@ COUNT = "400" if os.environ.get("KILN_TEST_FULL") == "1" else "6"
 
 @pytest.mark.parametrize("what", ["first", "wait", "exit"])
 def test_a_process_goes_on_or_ends_by_the_interrupt(what: str, tmp_path: Path) -> None:
-    program = str(Path(__file__).parent / "interrupts.py")
+    program = str(Path(__file__).parents[1] / "interrupts.py")
     done = subprocess.run(
         [sys.executable, "-P", program, what, "20260", COUNT],
         capture_output=True,

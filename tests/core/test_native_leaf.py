@@ -19,7 +19,7 @@ import pytest
 
 from kiln.codegen.compile import bundle
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 LEAVES = ["cpu", "dtype", "invariants", "loader", "memory", "threads"]
 
 # A kernel with everything the loader meets: constants, a table, an internal call, a jump table.

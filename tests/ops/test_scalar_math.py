@@ -26,7 +26,7 @@ from kiln.scalars.scalar import Scalar, arg, const, convert, fma, round_to, sele
 mpmath = pytest.importorskip("mpmath")
 Array = np.ndarray[Any, Any]
 
-_spec = importlib.util.spec_from_file_location("ulp", Path(__file__).parent.parent / "bench" / "ulp.py")
+_spec = importlib.util.spec_from_file_location("ulp", Path(__file__).parents[2] / "bench" / "ulp.py")
 assert _spec is not None and _spec.loader is not None
 ulp = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(ulp)

@@ -83,7 +83,7 @@ FEWER_GRADIENTS = {
     "special.laguerre_polynomial_l",
     "special.legendre_polynomial_p",
 }
-# asked for a gradient by their first argument they raise; tests/test_special_math.py has the other one
+# asked for a gradient by their first argument they raise; tests/ops/test_special_math.py has the other one
 PARTLY_DERIVED = {"igamma", "igammac", "zeta"}
 # PyTorch's own errors in float64 are beyond what float64 is compared with (its trigamma's, in digamma's case)
 ROUGH_PEERS = {"hardsigmoid", "digamma", "bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1"}
@@ -395,7 +395,7 @@ def test_interpreter(name: str, dtype: str) -> None:
         pytest.skip("looks at values, so it has no graph")
     tiles = importlib.import_module("kiln.codegen.target").host_target().tiles
     if (name, dtype) == ("product_wide", "bfloat16") and tiles:
-        pytest.skip("AMX has an order of its own, and nothing rounds here: tests/test_codegen_amx.py")
+        pytest.skip("AMX has an order of its own, and nothing rounds here: tests/codegen/test_codegen_amx.py")
     graphs = importlib.import_module("kiln.graph.graph")
     interpret = importlib.import_module("kiln.graph.interpret").interpret
     rounded_once = importlib.import_module("kiln.capture.function").rounded_once

@@ -19,7 +19,7 @@ import kiln
 import kiln.testing
 from kiln.testing import op_page
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 MODULES = [
     kiln.nn, kiln.nn.functional, kiln.nn.init, kiln.nn.utils, kiln.optim, kiln.optim.lr_scheduler,
     kiln.autograd, kiln.utils.data, kiln.datasets, kiln.viz,

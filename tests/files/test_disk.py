@@ -28,7 +28,7 @@ from kiln.codegen.target import host_target  # noqa: E402
 from kiln.table.record import Op, Tensor, find, params_of  # noqa: E402
 from kiln.testing.random_programs import compiler_warnings  # noqa: E402
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 LIMIT = 120
 FULL = os.environ.get("KILN_TEST_FULL") == "1"
 
