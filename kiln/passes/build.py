@@ -18,8 +18,8 @@ from kiln.codegen.nest import NOWHERE, TURN
 from kiln.graph.graph import Node, Shape, Value
 from kiln.graph.size import Dim, Size, symbol
 from kiln.passes.explore import Array, Explorer, Frame, Read
+from kiln.passes.group import Part
 from kiln.passes.layout import Chain, Layout, index_maps, input_layout, resolve
-from kiln.passes.strips import Part
 from kiln.scalars.scalar import Scalar, const, convert, round_to, select
 from kiln.table.apply import apply_pointwise, convert_dtype
 from kiln.table.kinds import COMPUTE

@@ -19,7 +19,7 @@ from kiln.graph.size import Dim, quotient
 from kiln.late import later
 from kiln.passes.build import Builder, Use
 from kiln.passes.explore import ALONG, mergeable
-from kiln.passes.fuse import Fusion, Group, Root
+from kiln.passes.group import Fusion, Group, Root
 from kiln.passes.launch import (
     Lowered,
     Memory,

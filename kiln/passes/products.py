@@ -15,7 +15,7 @@ from kiln.graph.size import Dim, quotient
 from kiln.passes.build import Builder
 from kiln.passes.explore import Read
 from kiln.passes.factors import Factor, Windows, factors_of
-from kiln.passes.fuse import Fusion, Group
+from kiln.passes.group import Fusion, Group
 from kiln.passes.inline import Inline
 from kiln.passes.launch import WORTH, Lowered, Memory, Split, array_of, stride_class
 from kiln.passes.layout import Layout, numel
