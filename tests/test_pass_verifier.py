@@ -235,7 +235,7 @@ def test_a_pass_that_breaks_a_rule_is_named(at: int, monkeypatch: pytest.MonkeyP
         pipeline.lower(graph)
 
 
-@pytest.mark.parametrize("name", ["OP", "DERIVATIVE", "REPLAY"])
+@pytest.mark.parametrize("name", ["OP", "DERIVATIVE", "HIDDEN", "REPLAY"])
 def test_graphs_of_ops_and_derivatives_are_verified(name: str) -> None:
     """The same for what is made before a program: a graph whose first node says another dtype."""
     passes = getattr(pipeline, name)

@@ -15,7 +15,7 @@ from typing import Any, Union
 
 from kiln.graph.graph import Graph, Node, Value, building
 from kiln.graph.size import Dim, Size, substitute, symbol
-from kiln.passes.pipeline import DERIVATIVE, OP, REPLAY, run
+from kiln.passes.pipeline import DERIVATIVE, HIDDEN, OP, REPLAY, run
 from kiln.passes.rewrite import append, clone, substitute_attr
 from kiln.table.kinds import FLOATS, VIEWS, broadcast
 from kiln.table.record import Op, find
@@ -62,7 +62,7 @@ class Forward(Function):
             return self._trace([declare, *operands])
         primal = self.primal(operands)
         graph, twins = clone(primal)
-        extra = run(REPLAY, primal, *_everything(primal)).hidden
+        extra = run(HIDDEN, primal, *_everything(primal)).hidden
         return relaid(graph.finish([twins[id(v)] for v in (*primal.outputs, *extra)]), operands)
 
     def _trace(self, declared: list[Any]) -> Graph:
@@ -221,7 +221,7 @@ class Derivative(Function):
         wrt = tuple(i for i in needed if i in _everything(primal)[0])
         self._of = primal, wrt, defined, redo
         self._found = found = run(DERIVATIVE, *self._of)
-        everything = [] if redo else run(REPLAY, primal, *_everything(primal)).hidden
+        everything = [] if redo else run(HIDDEN, primal, *_everything(primal)).hidden
         place = {id(v): k for k, v in enumerate(everything)}
         self.hidden = len(everything)
         self.sources: list[tuple[str, int]] = []

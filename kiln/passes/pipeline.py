@@ -1,7 +1,8 @@
 """The order of the passes: what runs when, for everything that the core asks for.
 
     an op            OP           of float16 and bfloat16, when its body has been traced
-    a derivative     DERIVATIVE   of an op's graph; hidden outputs are what its first pass asks for
+    a derivative     DERIVATIVE   of an op's graph
+    what is saved    HIDDEN       the hidden outputs that all derivatives of an op's graph read
     one to replay    REPLAY       a derivative that is differentiated itself: ops, called one by one
     a program        PROGRAM      any graph: an op's, a derivative's, a recorded region's
     pointwise        none         one kernel is made of the graph as it is (kiln/capture/programs.py)
@@ -52,6 +53,7 @@ SIMPLIFY = Pass("simplify", simplify, verify)
 
 OP = (Pass("low", low, verify),)
 DERIVATIVE = (GRADIENT, Pass("low", _narrow, _verify_gradient))
+HIDDEN = (GRADIENT,)
 REPLAY = (GRADIENT,)
 PLANNING = (
     Pass("prepare", prepare, verify),
