@@ -10,7 +10,8 @@ from plan_runner import describe, run_plan, same_bits, trace
 from kiln.graph.graph import Graph
 from kiln.graph.interpret import interpret
 from kiln.graph.verify import verify
-from kiln.passes.plan import Launch, Plan, lower
+from kiln.passes.pipeline import lower
+from kiln.passes.plan import Launch, Plan
 from kiln.passes.simplify import simplify
 
 

@@ -15,8 +15,7 @@ from typing import Any, Union
 
 from kiln.graph.graph import Graph, Node, Value, building
 from kiln.graph.size import Dim, Size, substitute, symbol
-from kiln.passes.gradient import backward
-from kiln.passes.low import low
+from kiln.passes.pipeline import DERIVATIVE, HIDDEN, OP, REPLAY, run
 from kiln.passes.rewrite import append, clone, substitute_attr
 from kiln.table.kinds import FLOATS, VIEWS, broadcast
 from kiln.table.record import Op, find
@@ -63,7 +62,7 @@ class Forward(Function):
             return self._trace([declare, *operands])
         primal = self.primal(operands)
         graph, twins = clone(primal)
-        extra = backward(primal, *_everything(primal)).hidden
+        extra = run(HIDDEN, primal, *_everything(primal)).hidden
         return relaid(graph.finish([twins[id(v)] for v in (*primal.outputs, *extra)]), operands)
 
     def _trace(self, declared: list[Any]) -> Graph:
@@ -221,8 +220,8 @@ class Derivative(Function):
         self.at_a_point = forward.is_pointwise(operands)
         wrt = tuple(i for i in needed if i in _everything(primal)[0])
         self._of = primal, wrt, defined, redo
-        self._found = found = backward(*self._of)
-        everything = [] if redo else backward(primal, *_everything(primal)).hidden
+        self._found = found = run(DERIVATIVE, *self._of)
+        everything = [] if redo else run(HIDDEN, primal, *_everything(primal)).hidden
         place = {id(v): k for k, v in enumerate(everything)}
         self.hidden = len(everything)
         self.sources: list[tuple[str, int]] = []
@@ -231,7 +230,7 @@ class Derivative(Function):
                 kind = "number"
             self.sources.append((kind, place[id(found.hidden[k])] if kind == "hidden" else k))
         self.targets = [i for i, r in zip(wrt, found.results) if r >= 0]
-        self.contiguous = low(found.graph)
+        self.contiguous = found.graph
         self.contiguous.outputs = [found.graph.outputs[r] for r in found.results if r >= 0]
 
     def calls(self, operands: Operands) -> Graph:
@@ -240,7 +239,7 @@ class Derivative(Function):
         """
         if self.at_a_point:
             return self.graph(operands)
-        found = backward(*self._of, calls=True)
+        found = run(REPLAY, *self._of, True)
         if found.sources != self._found.sources or found.results != self._found.results:
             return self.graph(operands)
         found.graph.outputs = [found.graph.outputs[r] for r in found.results if r >= 0]
@@ -266,7 +265,7 @@ def rounded_once(
     convert = find("convert")
     wide = [graph.add(convert, (v,), ("float32",)) if v.dtype in LOW else v for v in values]
     outputs = [graph.add(convert, (v,), (d,)) if v.dtype != d else v for v, d in zip(body(wide), dtypes)]
-    low(graph)
+    run(OP, graph)
     return outputs
 
 

@@ -12,9 +12,9 @@ from kiln.codegen.nest import Nest, moved
 from kiln.codegen.nest import Operand as Array
 from kiln.graph.graph import Graph, Value
 from kiln.graph.size import Atom, Dim, Size
+from kiln.passes import pipeline
 from kiln.passes.launch import Kernel, NestKernel
-from kiln.passes.plan import Launch, lower
-from kiln.passes.simplify import simplify
+from kiln.passes.plan import Launch
 from kiln.scalars.scalar import Scalar, const
 from kiln.table.apply import apply_pointwise, convert_dtype
 from kiln.table.kinds import COMPUTE
@@ -99,10 +99,7 @@ def program(
 
     With `update`, the result is written where the first input lies.
     """
-    simple = simplify(graph)
-    if update:
-        simple.updates[0] = 0
-    plan = lower(simple)
+    plan = pipeline.program(graph, {0: 0} if update else None)
     slots = Slots(graph.slots)
     checks = [(slots.of(a), slots.of(b)) for a, b in graph.checks]
     buffers = [_buffer(b, slots, input_index) for b in plan.buffers]

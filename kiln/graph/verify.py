@@ -1,4 +1,5 @@
-"""Every rule of the graph, checked: run after each pass, and on what was read from a file.
+"""Every rule of the graph, checked: before planning, on what was read from a file, and in tests and under
+KILN_CHECK after each pass (kiln/passes/pipeline.py).
 
 inputs      come first, belong to this graph, their slots follow one another; a layout has one stride per dim
 numbers     are weak, of dtype float64, int64 or bool, and own one slot

@@ -16,7 +16,7 @@ from kiln.codegen.target import Target, host_target
 from kiln.graph.graph import Node, Shape, Value
 from kiln.graph.size import Dim
 from kiln.passes.explore import Array, Read
-from kiln.passes.fuse import Fusion, Group
+from kiln.passes.group import Fusion, Group
 from kiln.passes.launch import Lowered, Memory, array_of, grain_of, stride_class
 from kiln.passes.layout import Layout
 

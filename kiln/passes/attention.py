@@ -13,7 +13,7 @@ from kiln.graph.graph import Shape, Value
 from kiln.graph.size import Dim, quotient
 from kiln.passes.build import Builder
 from kiln.passes.explore import Read
-from kiln.passes.fuse import Fusion, Group
+from kiln.passes.group import Fusion, Group
 from kiln.passes.launch import WORTH, Lowered, Memory, array_of, stride_class
 from kiln.passes.layout import Layout
 from kiln.scalars.scalar import convert

@@ -18,8 +18,8 @@ from kiln.codegen.nest import NOWHERE, TURN
 from kiln.graph.graph import Node, Shape, Value
 from kiln.graph.size import Dim, Size, symbol
 from kiln.passes.explore import Array, Explorer, Frame, Read
+from kiln.passes.group import Fusion, Group, Part, Root
 from kiln.passes.layout import Chain, Layout, index_maps, input_layout, resolve
-from kiln.passes.strips import Part
 from kiln.scalars.scalar import Scalar, const, convert, round_to, select
 from kiln.table.apply import apply_pointwise, convert_dtype
 from kiln.table.kinds import COMPUTE
@@ -229,3 +229,26 @@ class Builder:
         array = None if read.raw else self.explorer.arrays[id(read.value)]
         k = self.operand(Use(read.value, array, source.dtype, "in", read.layout, True))
         return Scalar("load", tuple(places), COMPUTE[source.dtype], k)
+
+
+def stores_of(fusion: Fusion, group: Group, builder: Builder) -> list[tuple[int, Scalar]]:
+    """Operand and scalar of every root."""
+    found: list[tuple[Root, Scalar]] = []
+    for part in group.parts:
+        builder.combine(part)
+    for value in group.members if group.frame.mode != "blocks" else ():
+        builder.member(value)
+    for root in group.roots:
+        if group.frame.mode == "blocks":
+            assert root.value.node is not None
+            scalar = builder.partial(root.value.node)
+        else:
+            scalar = builder.scalar(root.value, fusion.explorer.chain_to(root.value.shape, group.frame))
+        found.append((root, scalar))
+    stores = [(builder.operand(_target(fusion, group, root)), scalar) for root, scalar in found]
+    return stores + [store for part in group.folds for store in builder.fold(part)]
+
+
+def _target(fusion: Fusion, group: Group, root: Root) -> Use:
+    """Where a root is stored, as an operand."""
+    return Use(root.value, root.array, root.value.dtype, "out", fusion.stored(group, root), False)

@@ -40,7 +40,8 @@ from kiln.table.kinds import VIEWS
 
 ALONG = ("scatter", "scan", "sort", "search", "compact")  # kernels that go along one dim
 ALONE = (*ALONG, "attention", "recurrence")  # kernels that nothing joins
-OPAQUE = frozenset({"matmul", *ALONE, "concat", "embed", "write", "blocks"})
+PARTS = ("concat", "embed", "write", "scatter")  # opaque results that are stored in parts
+OPAQUE = frozenset({"matmul", *ALONE, *PARTS, "blocks"})
 MOST_REDUCTIONS = 24  # in one kernel, which keeps their accumulators on the stack
 DEEPEST = 48  # inline values nested deeper than this are cut by an array
 

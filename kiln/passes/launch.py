@@ -10,7 +10,7 @@ from kiln.codegen.target import Target
 from kiln.graph.graph import Value
 from kiln.graph.size import Dim, quotient
 from kiln.passes.explore import Array, Read
-from kiln.passes.fuse import Fusion
+from kiln.passes.group import Fusion
 
 WORTH = 8000  # nanoseconds of work a thread should get at least
 

@@ -17,9 +17,9 @@ from kiln.codegen.nest import ROW_ACCUMULATORS, Nest, Operand, moved
 from kiln.graph.graph import Shape
 from kiln.graph.size import Dim, quotient
 from kiln.late import later
-from kiln.passes.build import Builder, Use
+from kiln.passes.build import Builder, Use, stores_of
 from kiln.passes.explore import ALONG, mergeable
-from kiln.passes.fuse import Fusion, Group, Root
+from kiln.passes.group import Fusion, Group
 from kiln.passes.launch import (
     Lowered,
     Memory,
@@ -58,29 +58,6 @@ def lower_group(fusion: Fusion, group: Group) -> list[Lowered]:
     if group.frame.mode == "blocks":
         return _blocks(fusion, group)
     return [_nest(fusion, group)]
-
-
-def stores_of(fusion: Fusion, group: Group, builder: Builder) -> list[tuple[int, Scalar]]:
-    """Operand and scalar of every root."""
-    found: list[tuple[Root, Scalar]] = []
-    for part in group.parts:
-        builder.combine(part)
-    for value in group.members if group.frame.mode != "blocks" else ():
-        builder.member(value)
-    for root in group.roots:
-        if group.frame.mode == "blocks":
-            assert root.value.node is not None
-            scalar = builder.partial(root.value.node)
-        else:
-            scalar = builder.scalar(root.value, fusion.explorer.chain_to(root.value.shape, group.frame))
-        found.append((root, scalar))
-    stores = [(builder.operand(_target(fusion, group, root)), scalar) for root, scalar in found]
-    return stores + [store for part in group.folds for store in builder.fold(part)]
-
-
-def _target(fusion: Fusion, group: Group, root: Root) -> Use:
-    """Where a root is stored, as an operand."""
-    return Use(root.value, root.array, root.value.dtype, "out", fusion.stored(group, root), False)
 
 
 # -- nests ------------------------------------------------------------------------------------------

@@ -14,16 +14,15 @@ from __future__ import annotations
 
 from typing import NamedTuple, Union
 
-from kiln.graph.graph import Graph, Shape
+from kiln.graph.graph import Shape
 from kiln.graph.size import Dim
 from kiln.graph.text import dim_text, type_text
-from kiln.graph.verify import verify
 from kiln.passes.explore import Array
-from kiln.passes.fuse import Fusion, fuse
+from kiln.passes.group import Fusion
 from kiln.passes.launch import Kernel, Lowered, Memory, Split
 from kiln.passes.layout import numel
 from kiln.passes.lower import lower_group
-from kiln.passes.prepare import prepare
+from kiln.passes.order import ordered
 
 ITEMSIZE = {
     "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8,
@@ -100,30 +99,27 @@ def _step_text(step: Step) -> str:
     return f"launch {step.kernel} on ({pointers}) args ({args}) grid {grid} grain {grain}{scratch}{split}"
 
 
-def lower(graph: Graph) -> Plan:
-    """The plan of a finished graph (simplify it first)."""
-    verify(graph)
-    prepared = prepare(graph)
-    return _Planner(prepared, fuse(prepared)).plan()
+def plan(fusion: Fusion) -> Plan:
+    """The plan of groups."""
+    return _Planner(fusion).plan()
 
 
 class _Planner:
     """Gives arrays their buffers and puts launches in order."""
 
-    def __init__(self, graph: Graph, fusion: Fusion) -> None:
-        self.graph = graph
+    def __init__(self, fusion: Fusion) -> None:
         self.fusion = fusion
         self.buffers: list[Buffer] = []
         self.kernels: list[Kernel] = []
         self._numbers: dict[str, int] = {}
         self._known: dict[tuple[str, int], int] = {}
         self._places = {id(a): j for j, a in enumerate(fusion.outputs)}
-        self._inputs = {id(v): i for i, v in enumerate(graph.inputs)}
+        self._inputs = {id(v): i for i, v in enumerate(fusion.graph.inputs)}
 
     def plan(self) -> Plan:
         """The plan."""
         launches: list[Launch] = []
-        for group in self.fusion.order():
+        for group in ordered(self.fusion):
             launches += [self._launch(lowered) for lowered in lower_group(self.fusion, group)]
         outputs = tuple((self._array(a), a.value.dtype, a.value.shape) for a in self.fusion.outputs)
         return Plan(tuple(self.kernels), tuple(self.buffers), tuple(self._freed(launches)), outputs)

@@ -34,8 +34,14 @@ class Internal:
         self.rule = "promote"
 
     def infer(self, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
-        """Its values are made with their shapes."""
-        raise AssertionError(f"{self.name} is not inferred")
+        """What it fills has its base's shape; of partial results there is one per block, then the total."""
+        first, dtype = inputs[0], inputs[0].dtype
+        if self.kind != "blocks":
+            return dtype, () if self.kind == "reduce" else first.shape
+        if self.name in ("blocks_all", "blocks_any"):
+            dtype = "bool"
+        wide = "float32" if dtype in LOW else dtype
+        return wide, (numel(squeeze(first.shape)) // BLOCK + 1,)
 
 
 _INTERNAL: dict[str, Internal] = {}

@@ -12,14 +12,13 @@ from kiln.codegen.nest import Operand
 from kiln.codegen.target import Target, host_target
 from kiln.graph.graph import Shape
 from kiln.graph.size import Dim, quotient
-from kiln.passes.build import Builder
+from kiln.passes.build import Builder, stores_of
 from kiln.passes.explore import Read
 from kiln.passes.factors import Factor, Windows, factors_of
-from kiln.passes.fuse import Fusion, Group
+from kiln.passes.group import Fusion, Group
 from kiln.passes.inline import Inline
 from kiln.passes.launch import WORTH, Lowered, Memory, Split, array_of, stride_class
 from kiln.passes.layout import Layout, numel
-from kiln.passes.lower import stores_of
 from kiln.scalars.scalar import Scalar, convert, round_to
 from kiln.table.kinds import COMPUTE
 

@@ -11,7 +11,7 @@ from kiln.graph.graph import Node
 from kiln.graph.size import Dim, quotient
 from kiln.ops.nn.recurrent_layers import CELLS
 from kiln.passes.explore import Read
-from kiln.passes.fuse import Fusion, Group
+from kiln.passes.group import Fusion, Group
 from kiln.passes.launch import WORTH, Lowered, Memory, array_of, stride_class
 from kiln.passes.layout import Layout, is_contiguous
 from kiln.scalars.scalar import Scalar

@@ -15,32 +15,17 @@ reduction has anyway.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
 
 from kiln.graph.graph import Node, Shape, Value
 from kiln.graph.size import Dim, quotient
 from kiln.passes.explore import Array, Frame, Read, Scan, mergeable
+from kiln.passes.group import Fusion, Group, Part
 from kiln.passes.layout import Layout, contiguous, numel, squeeze
 from kiln.passes.prepare import BLOCK
 from kiln.table.apply import LOW
 
-if TYPE_CHECKING:
-    from kiln.passes.fuse import Fusion, Group
-
 LANES = 16
 NARROW = 256  # columns; shorter rows, a lane's being 16 apart, are better read one after the other
-
-
-class Part(NamedTuple):
-    """One reduction in two kernels: its accumulators, as the one that leaves them sees them, and the other;
-    of argmax and argmin also where in its chain each is.
-    """
-
-    node: Node
-    array: Array
-    left: Layout
-    taken: Layout
-    turns: Array | None = None
 
 
 def strips(rows: Dim) -> Dim:

@@ -9,6 +9,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -149,6 +150,18 @@ def test_arrows_point_one_way() -> None:
             assert target in ("errors", "late", "absent") or target in ALLOWED[here], (
                 f"{path.name}:{line}: {here} may not import {target}"
             )
+
+
+def test_passes_stand_one_on_the_other() -> None:
+    """No pass imports one that imports it, late or for its types either."""
+    below: dict[str, set[str]] = {}
+    for path in (KILN / "passes").glob("*.py"):
+        assert "TYPE_CHECKING" not in path.read_text(), path
+        names = [name.split(".") for name, _, _ in imports(path)]
+        modules = {name[2] for name in names if name[:2] == ["kiln", "passes"]}
+        below[path.stem] = {m for m in modules if (KILN / "passes" / f"{m}.py").exists()}
+    order = list(TopologicalSorter(below).static_order())
+    assert order.index("group") < order.index("fuse") < order.index("pipeline")
 
 
 def test_nothing_imports_the_proof() -> None:

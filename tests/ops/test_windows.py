@@ -13,7 +13,7 @@ from backend import filled, torch
 import kiln
 from kiln.graph.graph import Graph
 from kiln.ops.windows import products
-from kiln.passes.plan import lower
+from kiln.passes.pipeline import lower
 from kiln.passes.simplify import simplify
 from kiln.testing.compare import same_bits
 

@@ -23,7 +23,7 @@ from kiln.ops.indexing.gathering import embedding
 from kiln.ops.rearranging.padding import surround
 from kiln.passes.gradient import Backward, backward, unbroadcast
 from kiln.passes.low import low
-from kiln.passes.plan import lower
+from kiln.passes.pipeline import lower
 from kiln.passes.simplify import simplify
 from kiln.table.record import find
 

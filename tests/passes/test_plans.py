@@ -20,7 +20,8 @@ from test_simplify import F
 
 import kiln
 from kiln import ops
-from kiln.passes.plan import Plan, lower
+from kiln.passes.pipeline import lower
+from kiln.passes.plan import Plan
 from kiln.passes.simplify import simplify
 from kiln.scalars.scalar import LEAVES, REDUCE
 from kiln.table.record import find

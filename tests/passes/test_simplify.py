@@ -14,7 +14,7 @@ from kiln.capture.programs import program
 from kiln.graph.graph import Graph
 from kiln.graph.verify import verify
 from kiln.passes.gradient import backward
-from kiln.passes.plan import lower
+from kiln.passes.pipeline import lower
 from kiln.passes.simplify import simplify
 from kiln.table.record import find
 
