@@ -31,8 +31,8 @@ from kiln.table import declare as d
 from kiln.table import registry
 from kiln.table.record import Number, Op, Samples, Structure, Tensor, composite
 
-# Samples are of one step in the terms of the papers, from which their references compute. No term of a formula
-# is so small that a sample does not show it.
+# Samples are of one step in the terms of the papers, from which their references compute. No term is so small
+# that a sample does not show it.
 _LR, _BETA1, _BETA2, _EPS, _STEP = 0.3, 0.8, 0.7, 0.05, 3
 _MOMENTUM, _DAMPENING = 0.9, 0.25
 _DECAY = 0.2
@@ -117,8 +117,8 @@ def _adam_of_the_paper(
 
 
 def _samples(moments: str, numbers: tuple[float, ...], **flags: Any) -> Samples:
-    """Steps of a parameter, its gradient and moments ("+": no negative values): plain, with an L2 penalty, with
-    decoupled decay and maximizing; `flags` are set in the last two.
+    """Steps of a parameter, its gradient and moments ("+": no negative values): plain, with an L2 penalty,
+    with decoupled decay and maximizing; `flags` are set in the last two.
     """
 
     def arrays(rng: Any, shape: tuple[int, ...], dtype: str) -> tuple[Any, ...]:

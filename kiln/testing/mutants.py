@@ -1,0 +1,216 @@
+"""Mutants of functions: the same code with one small mistake in it.
+
+    a + b        a - b           an operator exchanged (of `and`, `or` too)
+    2.0          3.5             a constant changed, True turned to False
+    a < b        a > b           a comparison turned, a condition negated
+    f(a, b)      f(b, a)         neighbouring arguments of a call exchanged
+    -a, not a    a               a negation dropped
+
+A mutant is compiled from the syntax tree of its source, and put in by the code object: a function keeps its
+identity, so whoever imported it, or a record that holds it, runs the mutant. What makes a message (`raise`,
+f-strings, `message(...)`), decorators and defaults are left as they are.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import gc
+from collections.abc import Callable, Iterator
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+_OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.Mult, ast.Pow: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
+    ast.BitXor: ast.BitOr, ast.LShift: ast.RShift, ast.RShift: ast.LShift, ast.MatMult: ast.Mult,
+}  # fmt: skip
+_COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
+    ast.Lt: ast.Gt, ast.Gt: ast.Lt, ast.LtE: ast.GtE, ast.GtE: ast.LtE, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
+}  # fmt: skip
+_COMMUTES = {"maximum", "minimum", "max", "min", "logaddexp", "add", "mul", "logical_and", "logical_or"}
+_FLAGS = annotations.compiler_flag
+
+Functions = dict[Any, list[FunctionType]]
+
+
+class Mutant(NamedTuple):
+    """One mistake: where, what stands there and what the mutant has, and the changed code objects."""
+
+    path: str
+    line: int
+    function: str  # the qualified name of the function it is in
+    before: str
+    after: str
+    codes: tuple[tuple[CodeType, CodeType], ...]
+
+    @property
+    def label(self) -> str:
+        """What it is known by, wherever its line moves."""
+        return f"{self.function}: {self.before} -> {self.after}"
+
+    def put_in(self, functions: Functions) -> int:
+        """Makes every living function of the changed code a mutant; how many there are."""
+        changed = [(f, new) for old, new in self.codes for f in functions.get(key_of(old), ())]
+        for function, new in changed:
+            function.__code__ = new
+        return len(changed)
+
+
+def key_of(code: CodeType) -> Any:
+    """What tells code objects apart however often they were compiled."""
+    return code.co_qualname, code.co_firstlineno, code.co_code, code.co_linetable
+
+
+def living_functions(start: str) -> Functions:
+    """Every function whose source lies below a path, by its code: those that closures made are several."""
+    found: Functions = {}
+    for x in gc.get_objects():
+        if isinstance(x, FunctionType) and x.__code__.co_filename.startswith(start):
+            found.setdefault(key_of(x.__code__), []).append(x)
+    return found
+
+
+def helpers(function: FunctionType) -> Iterator[FunctionType]:
+    """The functions that a function names: globals, what is asked of modules, what its closure holds."""
+    names: set[str] = set()
+    for code in codes_of(function.__code__):
+        names.update(code.co_names)
+    known = [function.__globals__[n] for n in sorted(names) if n in function.__globals__]
+    asked = [
+        getattr(m, n) for m in known if isinstance(m, ModuleType) for n in sorted(names) if hasattr(m, n)
+    ]
+    for cell in function.__closure__ or ():
+        try:
+            known.append(cell.cell_contents)
+        except ValueError:  # it is empty
+            pass
+    wrapped = getattr(function, "__wrapped__", None)
+    for x in (*known, *asked, wrapped):
+        yield from (
+            m for m in (vars(x).values() if isinstance(x, type) else (x,)) if isinstance(m, FunctionType)
+        )
+
+
+def codes_of(code: CodeType) -> Iterator[CodeType]:
+    """A code object and those inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from codes_of(constant)
+
+
+def mutants(path: str, is_wanted: Callable[[CodeType], bool]) -> Iterator[Mutant]:
+    """All mutants of the functions of a file whose code is wanted, in the order of the source."""
+    with open(path) as file:
+        text = file.read()
+    for statement in ast.parse(text).body:
+        plain = _compiled(statement, path)
+        if any(is_wanted(code) for code in codes_of(plain)):
+            yield from _of_statement(statement, path, plain, is_wanted)
+
+
+def _compiled(statement: ast.stmt, path: str) -> CodeType:
+    module = ast.Module([statement], [])
+    made: CodeType = compile(module, path, "exec", _FLAGS, dont_inherit=True)
+    return made
+
+
+def _of_statement(
+    statement: ast.stmt, path: str, plain: CodeType, is_wanted: Callable[[CodeType], bool]
+) -> Iterator[Mutant]:
+    for holder, place, node in list(_places(statement)):
+        for other in _alternatives(node):
+            ast.fix_missing_locations(ast.copy_location(other, node))
+            _put(holder, place, other)
+            try:
+                changed = list(zip(codes_of(plain), codes_of(_compiled(statement, path)), strict=True))
+            except (SyntaxError, ValueError):  # no program, or one of other functions
+                continue
+            finally:
+                _put(holder, place, node)
+            codes = tuple((a, b) for a, b in changed if a != b and a.co_freevars == b.co_freevars)
+            inner = [a for a, _ in codes if is_wanted(a)]
+            if inner:
+                line: int = node.lineno  # type: ignore[attr-defined]
+                yield Mutant(path, line, inner[-1].co_qualname, _words(node), _words(other), codes)
+
+
+def _words(node: ast.AST) -> str:
+    text = ast.unparse(node).split("\n")[0]
+    return text if len(text) <= 70 else f"{text[:33]} ... {text[-32:]}"
+
+
+Place = tuple[str, int]
+
+
+def _put(holder: ast.AST, place: Place, node: ast.AST) -> None:
+    field, k = place
+    if k < 0:
+        setattr(holder, field, node)
+    else:
+        getattr(holder, field)[k] = node
+
+
+def _places(node: ast.AST) -> Iterator[tuple[ast.AST, Place, ast.AST]]:
+    """Every node below one that may be changed, and where it stands."""
+    for field, value in ast.iter_fields(node):
+        if field in ("decorator_list", "args") and not isinstance(node, ast.Call):
+            continue  # decorators; parameters, their annotations and defaults
+        if field in ("returns", "annotation") or (isinstance(node, ast.Assert) and field == "msg"):
+            continue
+        for k, child in enumerate(value if isinstance(value, list) else [value]):
+            if isinstance(child, ast.AST) and not _is_told(child):
+                yield node, (field, k if isinstance(value, list) else -1), child
+                yield from _places(child)
+
+
+def _is_told(node: ast.AST) -> bool:
+    """Whether it only makes words for people."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "message":
+        return True
+    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    return is_text or isinstance(node, (ast.Raise, ast.JoinedStr))
+
+
+def _alternatives(node: ast.AST) -> Iterator[ast.AST]:
+    """What may stand in a node's place by mistake."""
+    if isinstance(node, (ast.BinOp, ast.AugAssign)) and type(node.op) in _OPERATORS:
+        yield _with(node, op=_OPERATORS[type(node.op)]())
+    elif isinstance(node, ast.BoolOp):
+        yield _with(node, op=ast.Or() if isinstance(node.op, ast.And) else ast.And())
+    elif isinstance(node, ast.Constant):
+        yield from map(ast.Constant, _constants(node.value))
+    elif isinstance(node, ast.Compare):
+        for k, how in enumerate(node.ops):
+            ops = [*node.ops[:k], _COMPARISONS[type(how)](), *node.ops[k + 1 :]]
+            yield _with(node, ops=ops)
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.Not, ast.Invert)):
+        yield node.operand
+    elif isinstance(node, (ast.If, ast.IfExp)) and isinstance(node.test, (ast.Name, ast.Attribute, ast.Call)):
+        yield _with(node, test=ast.copy_location(ast.UnaryOp(ast.Not(), node.test), node.test))
+    elif isinstance(node, ast.Call) and _name(node.func) not in _COMMUTES:
+        for k, (a, b) in enumerate(zip(node.args, node.args[1:])):
+            if ast.dump(a) != ast.dump(b) and not isinstance(b, ast.Starred):
+                yield _with(node, args=[*node.args[:k], b, a, *node.args[k + 2 :]])
+
+
+def _name(function: ast.expr) -> str:
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def _constants(value: object) -> Iterator[Any]:
+    if isinstance(value, bool):
+        yield not value
+    elif isinstance(value, int):
+        yield value + 1
+    elif isinstance(value, float):
+        yield value * 1.25 + 0.5 if abs(value) < 1e30 else value / 3
+
+
+def _with(node: ast.AST, **fields: Any) -> ast.AST:
+    other = copy.copy(node)
+    for name, value in fields.items():
+        setattr(other, name, value)
+    return other
