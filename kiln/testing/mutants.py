@@ -8,7 +8,8 @@
 
 A mutant is compiled from the syntax tree of its source, and put in by the code object: a function keeps its
 identity, so whoever imported it, or a record that holds it, runs the mutant. What makes a message (`raise`,
-f-strings, `message(...)`), decorators and defaults are left as they are.
+f-strings, `message(...)`), what only refuses arguments (functions called `check...`, `require` and so on, at
+which the scan of errors looks), decorators and defaults are left as they are.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
 }  # fmt: skip
 _COMMUTES = {"maximum", "minimum", "max", "min", "logaddexp", "add", "mul", "logical_and", "logical_or"}
+_REFUSING = ("check", "require", "expect", "refuse", "same_dtype", "explain")
 _FLAGS = annotations.compiler_flag
 
 Functions = dict[Any, list[FunctionType]]
@@ -167,11 +169,18 @@ def _places(node: ast.AST) -> Iterator[tuple[ast.AST, Place, ast.AST]]:
 
 
 def _is_told(node: ast.AST) -> bool:
-    """Whether it only makes words for people."""
+    """Whether it only makes words for people, or refuses arguments."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "message":
         return True
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        return refuses(_name(node.value.func))
     is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     return is_text or isinstance(node, (ast.Raise, ast.JoinedStr))
+
+
+def refuses(name: str) -> bool:
+    """Whether a function is one that does nothing but raise, by its name."""
+    return name.lstrip("_").startswith(_REFUSING)
 
 
 def _alternatives(node: ast.AST) -> Iterator[ast.AST]:

@@ -32,18 +32,19 @@ from typing import Any
 import pytest
 
 from kiln.testing.mutant_equals import SAME
-from kiln.testing.mutants import Functions, Mutant, helpers, key_of, living_functions, mutants
+from kiln.testing.mutants import Functions, Mutant, helpers, key_of, living_functions, mutants, refuses
 
-FILES = ("test_table.py", "test_ops.py", "test_derivatives.py")
+FILES = ("test_table.py", "test_ops.py", "test_derivatives.py", "test_forms.py")
 # In the order in which a child runs them: the fast ones first, those without kernels before those with them.
 CHECKS = (
     "test_body_agrees_with_reference", "test_derivatives_agree_with_differences",
     "test_special_values_as_torch", "test_body_agrees_with_torch",
-    "test_second_derivatives_agree_with_differences", "test_examples_run", "test_errors", "test_reference",
+    "test_second_derivatives_agree_with_differences", "test_examples_run", "test_calls", "test_errors", "test_reference",
     "test_peer", "test_places", "test_gradient_peer", "test_differences", "test_differences_of_the_others",
     "test_second_derivatives_are_pytorch", "test_errors_as_peer", "test_dtypes_of_gradients",
     "test_one_of_several_results", "test_gradients_have_the_history_of_pytorch_s",
 )  # fmt: skip
+INTERPRETED = 5  # the first ones, which need no kernel
 IN_MANY, DTYPES = ("test_reference", "test_peer", "test_gradient_peer"), ("float32", "int64", "bool")
 MEMORY = 4 << 30  # bytes of address space that a child may take beyond its parent's
 WAIT = 60  # seconds for one check: a mutant may not come to an end
@@ -98,7 +99,8 @@ def callers(table: dict[str, Entry]) -> dict[Any, list[str]]:
         while todo:
             for helper in helpers(todo.pop()):
                 key = key_of(helper.__code__)
-                if _is_of_ops(helper.__code__) and key not in own and key not in seen:
+                known = key in own or key in seen or refuses(helper.__name__)
+                if _is_of_ops(helper.__code__) and not known:
                     seen.add(key)
                     todo.append(helper)
                     reached.setdefault(key, []).append(entry.name)
@@ -157,7 +159,8 @@ class Scan:
     def judge(self, mutant: Mutant, names: list[str]) -> None:
         """Runs a mutant; a line if no check sees it."""
         self.count += 1
-        items = [item for name in names[: self.most] for item in self.checks.get(name, ())]
+        near = set(names[: self.most])
+        items = [i for n in names for i in self.checks.get(n, ()) if n in near or _order(i) < INTERPRETED]
         items.sort(key=_order)
         anew = any(self.table[name].is_op for name in names)
         start = time.monotonic()
@@ -278,7 +281,7 @@ def _run(items: list[Any], begin: Callable[[], None], put: int) -> None:
 def scan(
     names: Sequence[str], tests: Path, part: tuple[int, int] = (0, 1), every: int = 1, most: int = 6
 ) -> Scan:
-    """The scan of some entries, or of a part of all of them; `most`: the callers whose checks see a helper."""
+    """The scan of some entries, or of a part of all; `most`: callers of a helper that run slow checks."""
     found = Scan(tuple(names), part, every, most)
     sys.modules["torch"] = None  # type: ignore[assignment]  # what is checked does not depend on it
     options = ["-qqq", "-p", "no:cacheprovider", "--no-summary", "--tb=no", "--assert=plain", "--rootdir"]
