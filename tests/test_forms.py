@@ -215,12 +215,10 @@ def test_every_form_has_calls() -> None:
     assert others - {"concat"} == set(CALLS)  # `concat` is another name of cat
 
 
-@needs_kiln
-@pytest.mark.parametrize("name", CALLS)
-def test_calls(name: str) -> None:
-    """Dtype, shape and values as NumPy's, whichever way the arguments are given."""
+def check_calls(name: str, calls: list[Any]) -> None:
+    """Dtype, shape and values of calls of a function as NumPy has them."""
     function = registry().FUNCTIONS[name]
-    for number, (arrays, call, reference) in enumerate(CALLS[name]):
+    for number, (arrays, call, reference) in enumerate(calls):
         want = reference(*arrays)
         want = [np.asarray(y) for y in (want if isinstance(want, tuple) else (want,))]
         for way in (call, kiln.compile(call)):
@@ -231,3 +229,10 @@ def test_calls(name: str) -> None:
                 label = f"{name}, call {number}: {y} against {expected}"
                 assert (dtype_name(y.dtype), tuple(y.shape)) == (expected.dtype.name, expected.shape), label
                 assert close(to_array(y), expected, dtype_name(y.dtype)), label
+
+
+@needs_kiln
+@pytest.mark.parametrize("name", CALLS)
+def test_calls(name: str) -> None:
+    """Whichever way the arguments are given."""
+    check_calls(name, CALLS[name])

@@ -30,7 +30,19 @@ _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.Gt, ast.Gt: ast.Lt, ast.LtE: ast.GtE, ast.GtE: ast.LtE, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
 }  # fmt: skip
-_COMMUTES = {"maximum", "minimum", "max", "min", "logaddexp", "add", "mul", "logical_and", "logical_or"}
+_COMMUTES = {
+    "maximum",
+    "minimum",
+    "larger",
+    "smaller",
+    "max",
+    "min",
+    "logaddexp",
+    "add",
+    "mul",
+    "logical_and",
+    "logical_or",
+}
 _REFUSING = ("check", "require", "expect", "refuse", "same_dtype", "explain")
 _FLAGS = annotations.compiler_flag
 
@@ -89,10 +101,7 @@ def helpers(function: FunctionType) -> Iterator[FunctionType]:
         except ValueError:  # it is empty
             pass
     wrapped = getattr(function, "__wrapped__", None)
-    for x in (*known, *asked, wrapped):
-        yield from (
-            m for m in (vars(x).values() if isinstance(x, type) else (x,)) if isinstance(m, FunctionType)
-        )
+    yield from (x for x in (*known, *asked, wrapped) if isinstance(x, FunctionType))
 
 
 def codes_of(code: CodeType) -> Iterator[CodeType]:

@@ -34,12 +34,15 @@ import pytest
 from kiln.testing.mutant_equals import SAME
 from kiln.testing.mutants import Functions, Mutant, helpers, key_of, living_functions, mutants, refuses
 
-FILES = ("test_table.py", "test_ops.py", "test_derivatives.py", "test_forms.py")
+FILES = ("test_table.py", "test_ops.py", "test_derivatives.py", "test_forms.py", "test_more_calls.py")
+# room of kiln/ops -> the file that tests what is in it, where samples with references cannot
+BESIDE = {"random": "test_random.py"}
 # In the order in which a child runs them: the fast ones first, those without kernels before those with them.
 CHECKS = (
     "test_body_agrees_with_reference", "test_derivatives_agree_with_differences",
     "test_special_values_as_torch", "test_body_agrees_with_torch",
-    "test_second_derivatives_agree_with_differences", "test_examples_run", "test_calls", "test_errors", "test_reference",
+    "test_second_derivatives_agree_with_differences", "test_examples_run", "test_calls", "test_more_calls", "test_errors",
+    "test_reference",
     "test_peer", "test_places", "test_gradient_peer", "test_differences", "test_differences_of_the_others",
     "test_second_derivatives_are_pytorch", "test_errors_as_peer", "test_dtypes_of_gradients",
     "test_one_of_several_results", "test_gradients_have_the_history_of_pytorch_s",
@@ -116,6 +119,7 @@ class Scan:
         self.reached: dict[Any, list[str]] = {}
         self.functions: Functions = {}
         self.checks: dict[str, list[Any]] = {}
+        self.beside: dict[str, list[Any]] = {}
         self.sound: dict[str, bool] = {}  # check -> whether it passes without a mutant
         self.count = 0
         self.lines: list[str] = []
@@ -126,6 +130,7 @@ class Scan:
         self.table = entries()
         self.reached, self.functions = callers(self.table), living_functions(OPS)
         self.checks = _by_entry(session.items)
+        self.beside = {f: [i for i in session.items if i.path.name == f] for f in BESIDE.values()}
         gc.collect()
         gc.freeze()
         for mutant, names in self.mutants():
@@ -162,6 +167,7 @@ class Scan:
         near = set(names[: self.most])
         items = [i for n in names for i in self.checks.get(n, ()) if n in near or _order(i) < INTERPRETED]
         items.sort(key=_order)
+        items += self.beside.get(BESIDE.get(mutant.path.removeprefix(OPS).partition(os.sep)[0], ""), ())
         anew = any(self.table[name].is_op for name in names)
         start = time.monotonic()
         while True:
@@ -285,7 +291,9 @@ def scan(
     found = Scan(tuple(names), part, every, most)
     sys.modules["torch"] = None  # type: ignore[assignment]  # what is checked does not depend on it
     options = ["-qqq", "-p", "no:cacheprovider", "--no-summary", "--tb=no", "--assert=plain", "--rootdir"]
-    status = pytest.main([*options, str(tests.parent), *(str(tests / f) for f in FILES)], plugins=[found])
+    status = pytest.main(
+        [*options, str(tests.parent), *(str(tests / f) for f in (*FILES, *BESIDE.values()))], plugins=[found]
+    )
     if status not in (0, 5):
         raise SystemExit(f"pytest ended with {status}")
     return found

@@ -188,7 +188,7 @@ def _draws(op: Any, *extra: Any) -> Any:
 _BITS = {"float16": 11, "bfloat16": 8}
 
 
-@composite(**_draws(draw_uniform, 0.0, 1.0))
+@composite(**_draws(draw_uniform, -1.0, 3.0))
 def uniform_values(
     low: Number, high: Number, position: Number, seed: Number, sizes: Sizes, dtype: Structure
 ) -> Any:
@@ -205,7 +205,7 @@ def uniform_values(
     return shaped(where(values < high, values, low), sizes)
 
 
-@composite(**_draws(draw_normal, 0.0, 1.0))
+@composite(**_draws(draw_normal, 1.5, 0.5))
 def normal_values(
     mean: Number, std: Number, position: Number, seed: Number, sizes: Sizes, dtype: Structure
 ) -> Any:
@@ -218,7 +218,7 @@ def normal_values(
     return shaped(narrow(z * std + mean, dtype), sizes)
 
 
-@composite(**{**_draws(draw_below, 0, 10), "dtypes": "numeric"})
+@composite(**{**_draws(draw_below, 2, 10), "dtypes": "numeric"})
 def integer_values(
     low: Number, high: Number, position: Number, seed: Number, sizes: Sizes, dtype: Structure
 ) -> Any:
