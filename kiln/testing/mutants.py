@@ -107,9 +107,8 @@ def helpers(function: FunctionType) -> Iterator[FunctionType]:
 def codes_of(code: CodeType) -> Iterator[CodeType]:
     """A code object and those inside it."""
     yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from codes_of(constant)
+    for inner in _inner(code):
+        yield from codes_of(inner)
 
 
 def mutants(path: str, is_wanted: Callable[[CodeType], bool]) -> Iterator[Mutant]:
@@ -136,16 +135,42 @@ def _of_statement(
             ast.fix_missing_locations(ast.copy_location(other, node))
             _put(holder, place, other)
             try:
-                changed = list(zip(codes_of(plain), codes_of(_compiled(statement, path)), strict=True))
+                mutant = _compiled(statement, path)
+                codes = list(_changes(plain, mutant, is_wanted))
             except (SyntaxError, ValueError):  # no program, or one of other functions
                 continue
             finally:
                 _put(holder, place, node)
-            codes = tuple((a, b) for a, b in changed if a != b and a.co_freevars == b.co_freevars)
-            inner = [a for a, _ in codes if is_wanted(a)]
-            if inner:
+            inside = [old.co_qualname for old, _, wanted in codes if wanted]
+            if inside:
                 line: int = node.lineno  # type: ignore[attr-defined]
-                yield Mutant(path, line, inner[-1].co_qualname, _words(node), _words(other), codes)
+                pairs = tuple((old, new) for old, new, _ in codes)
+                yield Mutant(path, line, inside[-1], _words(node), _words(other), pairs)
+
+
+def _changes(
+    old: CodeType, new: CodeType, is_wanted: Callable[[CodeType], bool], inside: bool = False
+) -> Iterator[tuple[CodeType, CodeType, bool]]:
+    """The code objects that differ, outer ones first, and whether what differs is in wanted code itself."""
+    if old.co_freevars != new.co_freevars:
+        raise ValueError("no code for the same closure")
+    inside = inside or is_wanted(old)
+    within = zip(_inner(old), _inner(new), strict=True)
+    deeper = [change for a, b in within for change in _changes(a, b, is_wanted, inside)]
+    differs = _content(old) != _content(new)
+    if differs or deeper:
+        yield old, new, differs and inside
+        yield from deeper
+
+
+def _content(code: CodeType) -> Any:
+    """What a code object does by itself, without those inside it and their places in the source."""
+    constants = [(type(c), repr(c)) for c in code.co_consts if not isinstance(c, CodeType)]
+    return code.co_code, code.co_names, code.co_varnames, code.co_freevars, constants
+
+
+def _inner(code: CodeType) -> list[CodeType]:
+    return [c for c in code.co_consts if isinstance(c, CodeType)]
 
 
 def _words(node: ast.AST) -> str:

@@ -23,11 +23,11 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -41,8 +41,8 @@ BESIDE = {"random": "test_random.py"}
 CHECKS = (
     "test_body_agrees_with_reference", "test_derivatives_agree_with_differences",
     "test_special_values_as_torch", "test_body_agrees_with_torch",
-    "test_second_derivatives_agree_with_differences", "test_examples_run", "test_calls", "test_more_calls", "test_errors",
-    "test_reference",
+    "test_second_derivatives_agree_with_differences", "test_examples_run", "test_calls", "test_more_calls",
+    "test_errors", "test_reference",
     "test_peer", "test_places", "test_gradient_peer", "test_differences", "test_differences_of_the_others",
     "test_second_derivatives_are_pytorch", "test_errors_as_peer", "test_dtypes_of_gradients",
     "test_one_of_several_results", "test_gradients_have_the_history_of_pytorch_s",
@@ -110,11 +110,21 @@ def callers(table: dict[str, Entry]) -> dict[Any, list[str]]:
     return reached
 
 
+class Asked(NamedTuple):
+    """Which mutants are made, and which checks look at them."""
+
+    names: tuple[str, ...] = ()  # of entries; all if there are none,
+    part: tuple[int, int] = (0, 1)  # or this of so many parts of them
+    every: int = 1  # of so many mutants one
+    most: int = 6  # callers of a helper that run slow checks
+    long: bool = False  # whether tests of BESIDE run too
+
+
 class Scan:
     """The plugin of pytest that runs mutants in the place of the collected tests."""
 
-    def __init__(self, names: Sequence[str], part: tuple[int, int], every: int, most: int) -> None:
-        self.names, self.part, self.every, self.most = names, part, every, most
+    def __init__(self, asked: Asked) -> None:
+        self.asked = asked
         self.table: dict[str, Entry] = {}
         self.reached: dict[Any, list[str]] = {}
         self.functions: Functions = {}
@@ -139,7 +149,7 @@ class Scan:
 
     def mutants(self) -> Iterator[tuple[Mutant, list[str]]]:
         """Those that are asked for, and the entries whose checks are to see them."""
-        names = list(self.names or list(self.table)[self.part[0] :: self.part[1]])
+        names = list(self.asked.names or list(self.table)[self.asked.part[0] :: self.asked.part[1]])
         for name in names:
             if name not in self.table:
                 raise SystemExit(f"{name}: no entry of the table with a body in Python")
@@ -149,10 +159,10 @@ class Scan:
                 path, lambda code: bool(wanted.intersection(self.reached.get(key_of(code), ())))
             ):
                 own = [self.reached[key_of(a)] for a, _ in mutant.codes if key_of(a) in self.reached][-1]
-                if own[0] not in wanted and self.names == ():  # another part's
+                if own[0] not in wanted and not self.asked.names:  # another part's
                     continue
                 number += 1
-                if number % self.every == 0 and _reason(mutant) is None:
+                if number % self.asked.every == 0 and _reason(mutant) is None:
                     yield mutant, [*(n for n in own if n in wanted), *(n for n in own if n not in wanted)]
 
     def closure(self, name: str) -> Iterator[FunctionType]:
@@ -164,10 +174,11 @@ class Scan:
     def judge(self, mutant: Mutant, names: list[str]) -> None:
         """Runs a mutant; a line if no check sees it."""
         self.count += 1
-        near = set(names[: self.most])
+        near = set(names[: self.asked.most])
         items = [i for n in names for i in self.checks.get(n, ()) if n in near or _order(i) < INTERPRETED]
         items.sort(key=_order)
-        items += self.beside.get(BESIDE.get(mutant.path.removeprefix(OPS).partition(os.sep)[0], ""), ())
+        if self.asked.long:
+            items += self.beside.get(BESIDE.get(mutant.path.removeprefix(OPS).partition(os.sep)[0], ""), ())
         anew = any(self.table[name].is_op for name in names)
         start = time.monotonic()
         while True:
@@ -178,7 +189,7 @@ class Scan:
             items = [item for item in items if item is not items[seen]]
         place = f"kiln/ops/{mutant.path.removeprefix(OPS)}:{mutant.line}"
         if seen is None:
-            self.line(f"{place} {mutant.label}   [{' '.join(names[: self.most])}]")
+            self.line(f"{place} {mutant.label}   [{' '.join(names[: self.asked.most])}]")
         elif os.environ.get("KILN_MUTANTS_LOUD"):
             took = time.monotonic() - start
             print(f"  {took:.2f}s {place} {mutant.label}   {items[seen].name}", flush=True)
@@ -284,16 +295,13 @@ def _run(items: list[Any], begin: Callable[[], None], put: int) -> None:
     os._exit(PASSED)
 
 
-def scan(
-    names: Sequence[str], tests: Path, part: tuple[int, int] = (0, 1), every: int = 1, most: int = 6
-) -> Scan:
-    """The scan of some entries, or of a part of all; `most`: callers of a helper that run slow checks."""
-    found = Scan(tuple(names), part, every, most)
+def scan(asked: Asked, tests: Path) -> Scan:
+    """The scan of what is asked for, by the harness in a folder."""
+    found = Scan(asked)
     sys.modules["torch"] = None  # type: ignore[assignment]  # what is checked does not depend on it
     options = ["-qqq", "-p", "no:cacheprovider", "--no-summary", "--tb=no", "--assert=plain", "--rootdir"]
-    status = pytest.main(
-        [*options, str(tests.parent), *(str(tests / f) for f in (*FILES, *BESIDE.values()))], plugins=[found]
-    )
+    files = (*FILES, *(BESIDE.values() if asked.long else ()))
+    status = pytest.main([*options, str(tests.parent), *(str(tests / f) for f in files)], plugins=[found])
     if status not in (0, 5):
         raise SystemExit(f"pytest ended with {status}")
     return found
@@ -305,10 +313,12 @@ def main() -> None:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--part", default="0/1", help="k/n: the k-th of n parts of the entries")
     parser.add_argument("--every", type=int, default=1, help="of so many mutants one")
+    parser.add_argument("--long", action="store_true", help="run the tests of BESIDE too")
     parser.add_argument("--tests", type=Path, default=Path("tests"), help="the folder of the harness")
     options = parser.parse_args()
     first, parts = map(int, options.part.split("/"))
-    found = scan(options.names, options.tests.resolve(), (first, parts), options.every)
+    asked = Asked(tuple(options.names), (first, parts), options.every, long=options.long)
+    found = scan(asked, options.tests.resolve())
     print(f"{found.count} mutants, {len(found.lines)} not seen")
     sys.exit(bool(found.lines))
 
