@@ -30,6 +30,17 @@ def turned(k: int, *dims: int) -> Call:
     )
 
 
+def cosines(count: int, alpha: float, beta: float) -> Any:
+    return alpha - beta * np.cos(2 * np.pi * np.arange(count) / count)
+
+
+def least_squares(a: Any, b: Any) -> Any:
+    return np.linalg.lstsq(a, b, None)[0]
+
+
+SQUARE = np.array([[4.0, 1.0, 0.0, 2.0], [0.0, 3.0, 1.0, 1.0], [1.0, 0.0, 5.0, 0.0], [2.0, 1.0, 0.0, 4.0]])
+FLAT = np.diag([4.0, 2.0, 1.0]) @ np.linalg.qr(X[:3])[0]  # singular values 4, 2, 1
+
 CALLS: dict[str, list[Call]] = {
     "linalg.norm": [
         ((X,), lambda f, x: f(x, dim=(0, 1)), norm_of(2)),
@@ -80,6 +91,127 @@ CALLS: dict[str, list[Call]] = {
             lambda f, x: f(x, 1)[0],
             lambda x: np.array([np.nan, 0.0]),
         ),
+    ],
+    "hann_window": [
+        ((), lambda f: f(8, False, dtype=kiln.float64), lambda: np.hanning(8)),
+        ((), lambda f: f(8, dtype=kiln.float64), lambda: np.hanning(9)[:8]),
+        ((), lambda f: f(1, False, dtype=kiln.float64), lambda: np.ones(1)),
+        ((), lambda f: f(0, dtype=kiln.float64), lambda: np.ones(0)),
+        ((), lambda f: f(2, False, dtype=kiln.float64), lambda: np.zeros(2)),
+    ],
+    "hamming_window": [
+        ((), lambda f: f(8, False, dtype=kiln.float64), lambda: np.hamming(8)),
+        ((), lambda f: f(8, True, 0.7, 0.2, dtype=kiln.float64), lambda: cosines(8, 0.7, 0.2)),
+        ((), lambda f: f(8, beta=0.1, dtype=kiln.float64), lambda: cosines(8, 0.54, 0.1)),
+    ],
+    "blackman_window": [((), lambda f: f(8, False, dtype=kiln.float64), lambda: np.blackman(8))],
+    "bartlett_window": [((), lambda f: f(8, False, dtype=kiln.float64), lambda: np.bartlett(8))],
+    "kaiser_window": [
+        ((), lambda f: f(8, False, dtype=kiln.float64), lambda: np.kaiser(8, 12.0)),
+        ((), lambda f: f(8, False, beta=3.0, dtype=kiln.float64), lambda: np.kaiser(8, 3.0)),
+    ],
+    "logspace": [
+        ((), lambda f: f(0.5, 2, 4, dtype=kiln.float64), lambda: np.logspace(0.5, 2, 4)),
+        ((), lambda f: f(-1, 2, 4, 2, dtype=kiln.float64), lambda: np.logspace(-1, 2, 4, base=2)),
+        ((), lambda f: f(0, 1, 0), lambda: np.zeros(0, "float32")),
+    ],
+    "gather": [
+        ((POINT, np.array(0)), lambda f, x, i: f(x, 0, i), lambda x, i: x),
+        ((POINT, np.array([0, 0])), lambda f, x, i: f(x, 0, i), lambda x, i: np.stack([x, x])),
+        ((ROW, np.array(2)), lambda f, x, i: f(x, 0, i), lambda x, i: x[2]),
+        ((X, np.zeros((0, 3), "int64")), lambda f, x, i: f(x, 0, i), lambda x, i: x[:0]),
+    ],
+    "scatter_add": [
+        ((POINT, np.array(0), POINT), lambda f, x, i, y: f(x, 0, i, y), lambda x, i, y: x + y),
+        ((ROW, np.array(2), ROW), lambda f, x, i, y: f(x, 0, i, y), lambda x, i, y: x + [0.0, 0.0, 0.5]),
+        ((X, np.zeros((0, 3), "int64"), X), lambda f, x, i, y: f(x, 0, i, y), lambda x, i, y: x),
+    ],
+    "scatter": [
+        ((POINT, np.array(0), ROW[:1]), lambda f, x, i, y: f(x, 0, i, y[0]), lambda x, i, y: y[0]),
+        (
+            (ROW, np.array(1), POINT),
+            lambda f, x, i, y: f(x, 0, i, y),
+            lambda x, i, y: np.array([0.5, 2.5, 2.0]),
+        ),
+    ],
+    "index_add": [
+        ((POINT, np.array(0), ROW[:1]), lambda f, x, i, y: f(x, 0, i, y[0]), lambda x, i, y: x + y[0]),
+        ((ROW, np.array(1), POINT), lambda f, x, i, y: f(x, 0, i, y), lambda x, i, y: x + [0.0, 2.5, 0.0]),
+    ],
+    "index_copy": [
+        ((POINT, np.array(0), ROW[:1]), lambda f, x, i, y: f(x, 0, i, y[0]), lambda x, i, y: y[0])
+    ],
+    "index_fill": [((POINT, np.array(0)), lambda f, x, i: f(x, 0, i, -1.0), lambda x, i: np.array(-1.0))],
+    "linalg.pinv": [
+        ((FLAT,), lambda f, x: f(x), np.linalg.pinv),
+        ((FLAT,), lambda f, x: f(x, 0.6), lambda x: np.linalg.pinv(x, 0.6)),
+        ((FLAT,), lambda f, x: f(x, rtol=0.6), lambda x: np.linalg.pinv(x, 0.6)),
+        ((FLAT,), lambda f, x: f(x, 0.0, rtol=0.6), lambda x: np.linalg.pinv(x, 0.6)),
+        ((FLAT,), lambda f, x: f(x, atol=2.5), lambda x: np.linalg.pinv(x, 2.5 / np.linalg.norm(x, 2))),
+        (
+            (np.array([[2.0, 9.0, 9.0], [1.0, 3.0, 9.0], [0.5, -1.0, 4.0]]),),
+            lambda f, x: f(x, hermitian=True),
+            lambda x: np.linalg.inv(np.tril(x) + np.tril(x, -1).T),
+        ),
+    ],
+    "linalg.solve": [
+        ((SQUARE, X), lambda f, a, b: f(a, b), np.linalg.solve),
+        ((SQUARE, X[:, 0]), lambda f, a, b: f(a, b), np.linalg.solve),
+        (
+            (np.stack([SQUARE, SQUARE.T]), X[:, :2].T),
+            lambda f, a, b: f(a, b),
+            lambda a, b: np.linalg.solve(a, b[..., None])[..., 0],
+        ),
+        (
+            (np.stack([SQUARE, SQUARE.T]), X),
+            lambda f, a, b: f(a, b),
+            lambda a, b: np.linalg.solve(a, np.stack([b, b])),
+        ),
+    ],
+    "linalg.lstsq": [
+        *(
+            ((X, b), lambda f, a, b, driver=driver: f(a, b, driver=driver)[0], least_squares)
+            for driver in (None, "gels", "gelsd", "gelsy", "gelss")
+            for b in (X[:, ::-1] + 1, CUBE[0].T[:, :1])
+        ),
+        ((X.T, X[:3]), lambda f, a, b: f(a, b, driver="gels")[0], least_squares),
+        ((X[:0], X[:0]), lambda f, a, b: f(a, b)[0], lambda a, b: np.zeros((3, 3))),
+    ],
+    "pad": [
+        ((X,), lambda f, x: f(x, (1, 2)), lambda x: np.pad(x, ((0, 0), (1, 2)))),
+        (
+            (X,),
+            lambda f, x: f(x, (1, 0, 0, 2), value=-1.5),
+            lambda x: np.pad(x, ((0, 2), (1, 0)), constant_values=-1.5),
+        ),
+        ((X,), lambda f, x: f(x, (2, 1), "circular"), lambda x: np.pad(x, ((0, 0), (2, 1)), "wrap")),
+        ((X,), lambda f, x: f(x, (-1, 1), "circular"), lambda x: np.pad(x[:, 1:], ((0, 0), (0, 1)), "wrap")),
+        ((X,), lambda f, x: f(x, (2, 1), "reflect"), lambda x: np.pad(x, ((0, 0), (2, 1)), "reflect")),
+        (
+            (X,),
+            lambda f, x: f(x, (2, -1), "reflect"),
+            lambda x: np.pad(x, ((0, 0), (2, 0)), "reflect")[:, :-1],
+        ),
+        ((X,), lambda f, x: f(x, (0, -1), "reflect"), lambda x: x[:, :-1]),
+        (
+            (CUBE,),
+            lambda f, x: f(x, (1, 0, 2, 1), "replicate"),
+            lambda x: np.pad(x, ((0, 0), (2, 1), (1, 0)), "edge"),
+        ),
+        ((X,), lambda f, x: f(x, (0, 0), "replicate"), lambda x: x),
+    ],
+    "cross": [
+        ((X, ROW[None]), lambda f, x, y: f(x, y), np.cross),
+        ((X.T, X.T[::-1]), lambda f, x, y: f(x, y), lambda x, y: np.cross(x, y, axis=0)),
+        ((X.T, X.T[::-1]), lambda f, x, y: f(x, y, dim=0), lambda x, y: np.cross(x, y, axis=0)),
+    ],
+    "normalize": [
+        ((X,), lambda f, x: f(x), lambda x: x / norm_of(2, 1, True)(x)),
+        ((X,), lambda f, x: f(x, 1, 0, 99.0), lambda x: x / 99.0),
+    ],
+    "linalg.vector_norm": [
+        ((ROW.astype("float32"),), lambda f, x: f(x, 3, dtype=kiln.float64), norm_of64(3)),
+        ((CUBE,), lambda f, x: f(x, 1, (0, 2), True), norm_of(1, (0, 2), True)),
     ],
     "slice_scatter": [
         ((CUBE, -CUBE[:1]), lambda f, x, y: f(x, y, start=1), lambda x, y: np.stack([x[0], -x[0]])),
