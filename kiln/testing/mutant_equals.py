@@ -6,4 +6,32 @@ apart.
 
 from __future__ import annotations
 
-SAME: dict[str, str] = {}
+_WIDE = "a composite's operands are float32 by then (rounded_once of kiln.capture.function)"
+_HARMLESS = "any harmless argument does for the branch that is not taken"
+_EITHER = "the larger or smaller of two is the same either way"
+_SYMMETRIC = "the two are only multiplied or compared with each other"
+_WAYS = "decides between two ways to one result"
+
+SAME: dict[str, str] = {
+    "nn/activations.py wide: x is not None -> x is None": _WIDE,
+    "nn/activations.py wide: not x.weak -> x.weak": _WIDE,
+    "nn/activations.py softplus: 0 -> 1": _HARMLESS,
+    "nn/activations.py logsigmoid: 0 -> 1": _HARMLESS,
+    "elementwise/arithmetic_calls.py clamp: p.clamp_m??.handle(input, m??, *": _EITHER,
+    "elementwise/arithmetic_calls.py clamp: p.clamp.handle(*) -> p.clamp.handle(min, input, max, *": _EITHER,
+    "reductions/norms.py normalize: clamp_min(norm_over*) -> clamp_min(eps, *": _EITHER,
+    "nn/interpolation.py _most: *": _WAYS,
+    "nn/attention/functions.py _usual: *": _WAYS,
+    "products/matrix_products.py _int_mm: *- 128 -> *+ 128": "bytes wrap",
+    "products/matrix_products.py _int_mm: True -> False": "a row is broadcast with or without its dim of 1",
+    "windows/products.py _spread: zip(*": _SYMMETRIC,
+    "windows/products.py _spread: _offset(*": _SYMMETRIC,
+    "windows/products.py _offset: zip(*": _SYMMETRIC,
+    "windows/products.py convolve_weight: zip(*": _SYMMETRIC,
+    "windows/products.py _backwards: zip(*": _SYMMETRIC,
+    "windows/products.py _backwards: _offset(*": _SYMMETRIC,
+    "views/strided.py _fits: zip(*": _SYMMETRIC,
+    "rearranging/reorder.py rot90: transpose(*) -> transpose(*, b, a)": "two dims are exchanged either way",
+    "sorting/sorts.py _zero: False -> True": "one element has one order",
+    "sorting/sorts.py _zero: sort_positions(*) -> sort_positions(*, False, 0, (0, 1))": "False is 0",
+}

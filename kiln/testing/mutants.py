@@ -43,7 +43,7 @@ _COMMUTES = {
     "logical_and",
     "logical_or",
 }
-_REFUSING = ("check", "require", "expect", "refuse", "same_dtype", "explain")
+_REFUSING = ("check", "require", "expect", "refuse", "same_dtype", "explain", "unsupported")
 _FLAGS = annotations.compiler_flag
 
 Functions = dict[Any, list[FunctionType]]

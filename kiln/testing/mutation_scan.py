@@ -1,6 +1,6 @@
 """A scan of the table's checks: a mistake in an entry is seen.
 
-    python -m kiln.testing.mutation_scan [--part 0/4] [--every 5] [tanh adam_step linalg.det ...]
+    python -m kiln.testing.mutation_scan [--part 0/4] [--every 5] [--long] [tanh adam_step linalg.det ...]
 
 Every entry's body, derivative and function, and the helpers in kiln/ops that they call, get one small mistake
 at a time (mutants.py). A forked child puts it in and runs what the harness checks of that entry (the tests of
@@ -36,7 +36,7 @@ from kiln.testing.mutants import Functions, Mutant, helpers, key_of, living_func
 
 FILES = ("test_table.py", "test_ops.py", "test_derivatives.py", "test_forms.py", "test_more_calls.py")
 # room of kiln/ops -> the file that tests what is in it, where samples with references cannot
-BESIDE = {"random": "test_random.py"}
+BESIDE = {"random": "test_random.py", "linalg": "test_linalg.py", "windows": "test_windows.py"}
 # In the order in which a child runs them: the fast ones first, those without kernels before those with them.
 CHECKS = (
     "test_body_agrees_with_reference", "test_derivatives_agree_with_differences",
@@ -118,6 +118,7 @@ class Asked(NamedTuple):
     every: int = 1  # of so many mutants one
     most: int = 6  # callers of a helper that run slow checks
     long: bool = False  # whether tests of BESIDE run too
+    files: tuple[str, ...] = FILES  # where checks are looked for
 
 
 class Scan:
@@ -300,7 +301,7 @@ def scan(asked: Asked, tests: Path) -> Scan:
     found = Scan(asked)
     sys.modules["torch"] = None  # type: ignore[assignment]  # what is checked does not depend on it
     options = ["-qqq", "-p", "no:cacheprovider", "--no-summary", "--tb=no", "--assert=plain", "--rootdir"]
-    files = (*FILES, *(BESIDE.values() if asked.long else ()))
+    files = (*asked.files, *(BESIDE.values() if asked.long else ()))
     status = pytest.main([*options, str(tests.parent), *(str(tests / f) for f in files)], plugins=[found])
     if status not in (0, 5):
         raise SystemExit(f"pytest ended with {status}")
@@ -314,10 +315,12 @@ def main() -> None:
     parser.add_argument("--part", default="0/1", help="k/n: the k-th of n parts of the entries")
     parser.add_argument("--every", type=int, default=1, help="of so many mutants one")
     parser.add_argument("--long", action="store_true", help="run the tests of BESIDE too")
+    parser.add_argument("--files", default=",".join(FILES), help="where checks are looked for")
     parser.add_argument("--tests", type=Path, default=Path("tests"), help="the folder of the harness")
     options = parser.parse_args()
     first, parts = map(int, options.part.split("/"))
     asked = Asked(tuple(options.names), (first, parts), options.every, long=options.long)
+    asked = asked._replace(files=tuple(options.files.split(",")))
     found = scan(asked, options.tests.resolve())
     print(f"{found.count} mutants, {len(found.lines)} not seen")
     sys.exit(bool(found.lines))
