@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from backend import kiln, needs_kiln
-from test_forms import CUBE, INTS, ROW, TIES, X, check_calls, norm_of
+from test_forms import CUBE, INTS, ROW, TIES, X, Y, check_calls, norm_of
 
 Call = tuple[tuple[Any, ...], Callable[..., Any], Callable[..., Any]]
 
@@ -38,6 +38,7 @@ def least_squares(a: Any, b: Any) -> Any:
     return np.linalg.lstsq(a, b, None)[0]
 
 
+W = Y[::-1] + 0.25
 SQUARE = np.array([[4.0, 1.0, 0.0, 2.0], [0.0, 3.0, 1.0, 1.0], [1.0, 0.0, 5.0, 0.0], [2.0, 1.0, 0.0, 4.0]])
 FLAT = np.diag([4.0, 2.0, 1.0]) @ np.linalg.qr(X[:3])[0]  # singular values 4, 2, 1
 
@@ -213,6 +214,22 @@ CALLS: dict[str, list[Call]] = {
         ((ROW.astype("float32"),), lambda f, x: f(x, 3, dtype=kiln.float64), norm_of64(3)),
         ((CUBE,), lambda f, x: f(x, 1, (0, 2), True), norm_of(1, (0, 2), True)),
     ],
+    **{
+        name: [
+            (
+                (X, Y, W),
+                lambda f, x, y, w: f(x, y, weight=w),
+                lambda x, y, w, of=of: np.average(of(x - y), weights=w),
+            ),
+            ((X, Y, W), lambda f, x, y, w: f(x, y, "sum", w), lambda x, y, w, of=of: (of(x - y) * w).sum()),
+            (
+                (X, Y, W),
+                lambda f, x, y, w: f(x, y, reduction="none", weight=w),
+                lambda x, y, w, of=of: of(x - y) * w,
+            ),
+        ]
+        for name, of in (("mse_loss", np.square), ("l1_loss", np.abs))
+    },
     "slice_scatter": [
         ((CUBE, -CUBE[:1]), lambda f, x, y: f(x, y, start=1), lambda x, y: np.stack([x[0], -x[0]])),
         ((X, X[:0]), lambda f, x, y: f(x, y, 0, 2, 1), lambda x, y: x),
