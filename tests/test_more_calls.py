@@ -38,6 +38,10 @@ def least_squares(a: Any, b: Any) -> Any:
     return np.linalg.lstsq(a, b, None)[0]
 
 
+def ij(x: Any, y: Any) -> Any:
+    return tuple(np.meshgrid(x, y, indexing="ij"))
+
+
 W = Y[::-1] + 0.25
 SQUARE = np.array([[4.0, 1.0, 0.0, 2.0], [0.0, 3.0, 1.0, 1.0], [1.0, 0.0, 5.0, 0.0], [2.0, 1.0, 0.0, 4.0]])
 FLAT = np.diag([4.0, 2.0, 1.0]) @ np.linalg.qr(X[:3])[0]  # singular values 4, 2, 1
@@ -230,6 +234,40 @@ CALLS: dict[str, list[Call]] = {
         ]
         for name, of in (("mse_loss", np.square), ("l1_loss", np.abs))
     },
+    "linear": [
+        ((X, ROW), lambda f, x, w: f(x, w), lambda x, w: x @ w),
+        ((X, X[:2]), lambda f, x, w: f(x, w), lambda x, w: x @ w.T),
+        ((ROW, X, SQUARE[0]), lambda f, x, w, b: f(x, w, b), lambda x, w, b: x @ w.T + b),
+        ((CUBE, SQUARE, SQUARE[:3]), lambda f, x, w, b: f(x, w, b), lambda x, w, b: x @ w.T + b),
+        ((CUBE, SQUARE, CUBE[:, :1]), lambda f, x, w, b: f(x, w, b), lambda x, w, b: x @ w.T + b),
+    ],
+    "threshold": [
+        ((INTS,), lambda f, x: f(x, 4, -3), lambda x: np.where(x > 4, x, -3)),
+        ((X,), lambda f, x: f(x, 0.25, -3.5), lambda x: np.where(x > 0.25, x, -3.5)),
+    ],
+    "hardtanh": [
+        ((INTS,), lambda f, x: f(x, -2, 5), lambda x: np.clip(x, -2, 5)),
+        ((X,), lambda f, x: f(x, max_val=0.25), lambda x: np.clip(x, -1, 0.25)),
+    ],
+    "hstack": [
+        ((POINT, ROW), lambda f, x, y: f([x, y]), lambda x, y: np.hstack([x, y])),
+        ((ROW, ROW), lambda f, x, y: f((x, y)), lambda x, y: np.hstack([x, y])),
+        ((X, X[:, :1]), lambda f, x, y: f((x, y)), lambda x, y: np.hstack([x, y])),
+        ((CUBE, CUBE), lambda f, x, y: f((x, y)), lambda x, y: np.hstack([x, y])),
+    ],
+    "meshgrid": [
+        ((ROW, X[:, 0]), lambda f, x, y: f(x, y, indexing="ij"), ij),
+        ((ROW, X[:, 0]), lambda f, x, y: f([x, y], indexing="ij"), ij),
+        ((ROW, X[:, 0]), lambda f, x, y: f((x, y), indexing="xy"), lambda x, y: tuple(np.meshgrid(x, y))),
+        ((ROW,), lambda f, x: f(x, indexing="xy"), lambda x: x),
+        ((ROW,), lambda f, x: f([x], indexing="ij"), lambda x: x),
+        ((ROW, POINT), lambda f, x, y: f(x, y, indexing="xy"), lambda x, y: tuple(np.meshgrid(x, y))),
+        (
+            (ROW, X[:, 0], X[0, :2]),
+            lambda f, x, y, z: f(x, y, z, indexing="xy"),
+            lambda x, y, z: tuple(np.meshgrid(x, y, z)),
+        ),
+    ],
     "slice_scatter": [
         ((CUBE, -CUBE[:1]), lambda f, x, y: f(x, y, start=1), lambda x, y: np.stack([x[0], -x[0]])),
         ((X, X[:0]), lambda f, x, y: f(x, y, 0, 2, 1), lambda x, y: x),

@@ -30,6 +30,8 @@ SAME: dict[str, str] = {
     "windows/products.py convolve_weight: zip(*": _SYMMETRIC,
     "windows/products.py _backwards: zip(*": _SYMMETRIC,
     "windows/products.py _backwards: _offset(*": _SYMMETRIC,
+    "nn/losses/values.py *: difference(input, target) -> *": "squared, or its sign is dropped",
+    "reductions/differences.py linalg_cross*: 1 -> 2": "the step of one element",
     "views/strided.py _fits: zip(*": _SYMMETRIC,
     "rearranging/reorder.py rot90: transpose(*) -> transpose(*, b, a)": "two dims are exchanged either way",
     "sorting/sorts.py _zero: False -> True": "one element has one order",

@@ -285,7 +285,7 @@ def _run(items: list[Any], begin: Callable[[], None], put: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    gc.collect = lambda generation=2: 0  # of all that was collected: slow
+    gc.collect = lambda generation=2: 0  # slow: it looks at all that was collected
     begin()
     for k, item in enumerate(items):
         os.write(put, b".")
