@@ -34,20 +34,23 @@ import pytest
 from kiln.testing.mutant_equals import SAME
 from kiln.testing.mutants import Functions, Mutant, helpers, key_of, living_functions, mutants, refuses
 
-FILES = ("test_table.py", "test_ops.py", "test_derivatives.py", "test_forms.py", "test_more_calls.py")
+FILES = (
+    "test_table.py", "test_ops.py", "test_derivatives.py", "test_stated_derivatives.py", "test_forms.py",
+    "test_more_calls.py",
+)  # fmt: skip
 # room of kiln/ops -> the file that tests what is in it, where samples with references cannot
 BESIDE = {"random": "test_random.py", "linalg": "test_linalg.py", "windows": "test_windows.py"}
 # In the order in which a child runs them: the fast ones first, those without kernels before those with them.
 CHECKS = (
-    "test_body_agrees_with_reference", "test_derivatives_agree_with_differences",
-    "test_special_values_as_torch", "test_body_agrees_with_torch",
+    "test_body_agrees_with_reference", "test_stated_derivatives_agree_with_differences",
+    "test_derivatives_agree_with_differences", "test_special_values_as_torch", "test_body_agrees_with_torch",
     "test_second_derivatives_agree_with_differences", "test_examples_run", "test_calls", "test_more_calls",
-    "test_errors", "test_reference",
-    "test_peer", "test_places", "test_gradient_peer", "test_differences", "test_differences_of_the_others",
-    "test_second_derivatives_are_pytorch", "test_errors_as_peer", "test_dtypes_of_gradients",
-    "test_one_of_several_results", "test_gradients_have_the_history_of_pytorch_s",
+    "test_errors", "test_reference", "test_peer", "test_places", "test_gradient_peer", "test_differences",
+    "test_differences_of_the_others", "test_second_derivatives_are_pytorch", "test_errors_as_peer",
+    "test_dtypes_of_gradients", "test_one_of_several_results",
+    "test_gradients_have_the_history_of_pytorch_s",
 )  # fmt: skip
-INTERPRETED = 5  # the first ones, which need no kernel
+INTERPRETED = 6  # the first ones, which need no kernel
 IN_MANY, DTYPES = ("test_reference", "test_peer", "test_gradient_peer"), ("float32", "int64", "bool")
 MEMORY = 4 << 30  # bytes of address space that a child may take beyond its parent's
 WAIT = 60  # seconds for one check: a mutant may not come to an end
