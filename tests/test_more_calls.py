@@ -42,6 +42,79 @@ def ij(x: Any, y: Any) -> Any:
     return tuple(np.meshgrid(x, y, indexing="ij"))
 
 
+def bits(x: Any, dtype: str) -> Any:
+    """What a float result is to the last bit."""
+    return x.view(getattr(kiln, dtype)) if hasattr(x, "requires_grad") else x.view(dtype)
+
+
+def edges(dtype: str) -> Any:
+    """Floats at which the next one is made in another way, each with each."""
+    info = np.finfo(dtype)
+    some = [0.0, -0.0, 1.0, -1.0, 1.5, -2.0, np.inf, -np.inf, info.max, -info.max, info.tiny, -info.tiny]
+    some += [
+        float(info.smallest_subnormal),
+        -float(info.smallest_subnormal),
+        3.0 * float(info.smallest_subnormal),
+    ]
+    some += [np.nextafter(np.array(info.tiny, dtype), np.array(x, dtype)) for x in (0, 1)]
+    values = np.array(some, dtype)
+    return tuple(np.ascontiguousarray(x) for x in np.meshgrid(values, values))
+
+
+def log_slopes(x: Any, y: Any) -> Any:
+    """The gradients of x log(1 + y) but for the first element."""
+    return np.where(x == 0, 0, np.log1p(abs(y))), np.where(x == 0, 0, x / (1 + abs(y)))
+
+
+def polynomial(kind: str, x: Any, n: Any) -> Any:
+    """Chebyshev's of four kinds, by the recurrence that they share."""
+    before, last = np.ones_like(x), {"t": x, "u": 2 * x, "v": 2 * x - 1, "w": 2 * x + 1}[kind]
+    found = np.where(n == 0, before, 0.0)
+    for k in range(1, int(n.max()) + 1):
+        found = np.where(n == k, last, found)
+        before, last = last, 2 * x * last - before
+    return found
+
+
+def slopes(program: Callable[..., Any]) -> Callable[..., Any]:
+    """The gradients of a function's sum by all its float arguments."""
+
+    def call(f: Any, *tensors: Any) -> Any:
+        leaves = [t.detach().requires_grad_() for t in tensors]
+        return kiln.autograd.grad(program(f, *leaves).sum(), leaves)
+
+    return call
+
+
+def bend(program: Callable[..., Any]) -> Callable[..., Any]:
+    """The second derivative of a function of one array, element by element."""
+
+    def call(f: Any, x: Any) -> Any:
+        x = x.detach().requires_grad_()
+        (slope,) = kiln.autograd.grad(program(f, x).sum(), x, create_graph=True)
+        return kiln.autograd.grad(slope.sum(), x)
+
+    return call
+
+
+def normalized(x: Any, mean: Any, var: Any) -> Any:
+    """instance_norm in training with a momentum of 0.3: its result and the new statistics."""
+    m, v = x.mean(2), x.var(2)
+    unbiased = x.var(2, ddof=1).mean(0)
+    y = (x - m[..., None]) / np.sqrt(v + 1e-5)[..., None]
+    return y, 0.7 * mean + 0.3 * m.mean(0), 0.7 * var + 0.3 * unbiased
+
+
+def reduced(how: Any, own: bool) -> Callable[..., Any]:
+    """Elements of a vector joined with those of another that go to their places."""
+
+    def reference(x: Any, index: Any, y: Any) -> Any:
+        parts = [([x[k]] if own else []) + list(y[index == k]) for k in range(len(x))]
+        return np.array([how(p) if p else x[k] for k, p in enumerate(parts)], x.dtype)
+
+    return reference
+
+
 W = Y[::-1] + 0.25
 SQUARE = np.array([[4.0, 1.0, 0.0, 2.0], [0.0, 3.0, 1.0, 1.0], [1.0, 0.0, 5.0, 0.0], [2.0, 1.0, 0.0, 4.0]])
 FLAT = np.diag([4.0, 2.0, 1.0]) @ np.linalg.qr(X[:3])[0]  # singular values 4, 2, 1
@@ -266,6 +339,85 @@ CALLS: dict[str, list[Call]] = {
             (ROW, X[:, 0], X[0, :2]),
             lambda f, x, y, z: f(x, y, z, indexing="xy"),
             lambda x, y, z: tuple(np.meshgrid(x, y, z)),
+        ),
+    ],
+    "neighbour": [
+        (
+            edges(dtype),
+            lambda f, x, y, t=dtype, i=whole: bits(f(x, y, t), i),
+            lambda x, y, i=whole: bits(np.where(x == y, y, np.nextafter(x, y)), i),
+        )
+        for dtype, whole in (("float16", "int16"), ("float32", "int32"), ("float64", "int64"))
+    ],
+    "mantissa_of": [
+        ((edges(t)[0][0],), lambda f, x: f(x), lambda x: np.frexp(x)[0]) for t in ("float32", "float64")
+    ],
+    "exponent_of": [
+        ((x[np.isfinite(x)],), lambda f, x: f(x, "int32"), lambda x: np.frexp(x)[1])
+        for x in (edges(t)[0][0] for t in ("float32", "float64"))
+    ],
+    "chebyshev": [
+        (
+            tuple(
+                map(
+                    np.ravel,
+                    np.meshgrid(
+                        [-1.5, -1.0, -0.7, 0.0, 0.3, 1.0, 1.2], [-1.0, 0.0, 1.0, 2.0, 7.0, 16.0, 25.0]
+                    ),
+                )
+            ),
+            lambda f, x, n, kind=kind: f(x, n, kind) / (1 + abs(x) * 1.5) ** n.clamp(0),
+            lambda x, n, kind=kind: polynomial(kind, x, n) / (1 + abs(x) * 1.5) ** np.maximum(n, 0),
+        )
+        for kind in "tuvw"
+    ],
+    "replaced": [
+        (
+            (np.array([np.nan, np.inf, -np.inf, 2.0]),),
+            lambda f, x: f(x, 0.5, 9.0, -7.0),
+            lambda x: np.array([0.5, 9.0, -7.0, 2.0]),
+        ),
+        (
+            (np.array([np.nan, np.inf, -np.inf, 2.0]),),
+            slopes(lambda f, x: f(x, 0.5, 9.0, -7.0) * 3),
+            lambda x: np.array([0.0, 0.0, 0.0, 3.0]),
+        ),
+    ],
+    "root": [((np.array([0.0, 4.0]),), slopes(lambda f, x: f(x)), lambda x: np.array([0.0, 0.25]))],
+    "sinc": [
+        ((np.array([0.0, 1.0]),), slopes(lambda f, x: f(x)), lambda x: np.array([0.0, -1.0])),
+        ((np.array([0.0, 1.0]),), bend(lambda f, x: f(x)), lambda x: np.array([-(np.pi**2) / 3, 2.0])),
+    ],
+    "xlog1py": [
+        ((np.array([0.0, 2.0]), np.array([-1.0, 1.0])), slopes(lambda f, x, y: f(x[1:], y[1:])), log_slopes),
+        (
+            (np.array([0.0, 2.0]), np.array([-1.0, 1.0])),
+            lambda f, x, y: slopes(lambda f, x: f(x, y))(f, x),
+            lambda x, y: np.array([0.0, np.log(2.0)]),
+        ),
+    ],
+    "binary_entropy": [
+        (
+            (np.array([0.0, 0.5, 1.0]), np.array([0.25, 0.25, 0.25])),
+            lambda f, x, y: slopes(lambda f, y: f(x, y))(f, y),
+            lambda x, y: np.array([100.0, 0.0, -100.0]),
+        ),
+    ],
+    "reduce_along": [
+        (
+            (np.array([1, 2, 3], dtype), np.array([0, 2, 2, 0]), np.array([4, 5, 2, 7], dtype)),
+            lambda f, x, i, y, how=how, own=own: f(x, 0, i, y, how, own),
+            reduced(of, own),
+        )
+        for dtype in ("int8", "uint8", "int64", "float32")
+        for own in (True, False)
+        for how, of in (("amax", max), ("amin", min), ("sum", sum), ("prod", np.prod))
+    ],
+    "instance_norm": [
+        (
+            (CUBE + np.sin(CUBE), np.array([1.0, 2.0, 3.0]), np.array([0.5, 1.5, 2.5])),
+            lambda f, x, mean, var: (f(x, mean, var, None, None, True, 0.3), mean, var),
+            normalized,
         ),
     ],
     "slice_scatter": [

@@ -10,6 +10,7 @@ _WIDE = "a composite's operands are float32 by then (rounded_once of kiln.captur
 _HARMLESS = "any harmless argument does for the branch that is not taken"
 _EITHER = "the larger or smaller of two is the same either way"
 _SYMMETRIC = "the two are only multiplied or compared with each other"
+_ZEROS = "more zeros around than are read"
 _WAYS = "decides between two ways to one result"
 
 SAME: dict[str, str] = {
@@ -24,6 +25,13 @@ SAME: dict[str, str] = {
     "nn/attention/functions.py _usual: *": _WAYS,
     "products/matrix_products.py _int_mm: *- 128 -> *+ 128": "bytes wrap",
     "products/matrix_products.py _int_mm: True -> False": "a row is broadcast with or without its dim of 1",
+    "windows/products.py _by_phases*: n + s - 1 -> n + s + 1": _ZEROS,
+    "windows/products.py _by_phases*: (s - 1 + p) // s -> *": _ZEROS,
+    "windows/products.py _by_phases*: s - 1 -> s + 1": _ZEROS,
+    "windows/products.py _by_phases*: (k - 1) // s -> *": _ZEROS,
+    "windows/products.py _by_phases*: k - 1 -> k + 1": _ZEROS,
+    "windows/products.py _by_phases*: zip(lead, many, most, spare) -> *": "summands",
+    "windows/products.py _by_phases: _offset(*": _SYMMETRIC,
     "windows/products.py _spread: zip(*": _SYMMETRIC,
     "windows/products.py _spread: _offset(*": _SYMMETRIC,
     "windows/products.py _offset: zip(*": _SYMMETRIC,
@@ -34,6 +42,10 @@ SAME: dict[str, str] = {
     "reductions/differences.py linalg_cross*: 1 -> 2": "the step of one element",
     "views/strided.py _fits: zip(*": _SYMMETRIC,
     "rearranging/reorder.py rot90: transpose(*) -> transpose(*, b, a)": "two dims are exchanged either way",
+    "elementwise/parts_of_numbers.py _: g * (y / where*) -> g / (y / where*": "that factor is 1 or -1",
+    "elementwise/parts_of_numbers.py _fm*: (larger if*": _EITHER,
+    "nn/activations.py elu: 0 -> 1": _HARMLESS,
+    "nn/activations.py lerp: 0.5 -> 1.125": "both formulas give the same but for rounding",
     "sorting/sorts.py _zero: False -> True": "one element has one order",
     "sorting/sorts.py _zero: sort_positions(*) -> sort_positions(*, False, 0, (0, 1))": "False is 0",
 }
