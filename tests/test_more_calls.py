@@ -105,6 +105,26 @@ def normalized(x: Any, mean: Any, var: Any) -> Any:
     return y, 0.7 * mean + 0.3 * m.mean(0), 0.7 * var + 0.3 * unbiased
 
 
+def logits_loss(x: Any, y: Any, weight: Any = 1.0, positive: Any = 1.0) -> Any:
+    """-(positive y log(p) + (1 - y) log(1 - p)) of p = 1 / (1 + exp(-x)), times the weight."""
+    p = 1 / (1 + np.exp(-x))
+    return -weight * (positive * y * np.log(p) + (1 - y) * np.log(1 - p))
+
+
+def likelihood(x: Any, labels: Any, weight: Any, ignored: int = -100) -> Any:
+    """The weighted mean of -x at the labels, (n, c, d) and (n, d)."""
+    total = weights = 0.0
+    for n, place in np.ndindex(labels.shape):
+        label = labels[n, place]
+        if label != ignored:
+            total, weights = total - weight[label] * x[n, label, place], weights + weight[label]
+    return np.array(total / weights)
+
+
+def distances(p: float) -> Callable[..., Any]:
+    return lambda x, y: (abs(x[:, None] - y[None]) ** p).sum(-1) ** (1 / p)
+
+
 def reduced(how: Any, own: bool) -> Callable[..., Any]:
     """Elements of a vector joined with those of another that go to their places."""
 
@@ -115,6 +135,7 @@ def reduced(how: Any, own: bool) -> Callable[..., Any]:
     return reference
 
 
+TARGET = np.linspace(0.0, 1.0, 12).reshape(4, 3)
 W = Y[::-1] + 0.25
 SQUARE = np.array([[4.0, 1.0, 0.0, 2.0], [0.0, 3.0, 1.0, 1.0], [1.0, 0.0, 5.0, 0.0], [2.0, 1.0, 0.0, 4.0]])
 FLAT = np.diag([4.0, 2.0, 1.0]) @ np.linalg.qr(X[:3])[0]  # singular values 4, 2, 1
@@ -419,6 +440,60 @@ CALLS: dict[str, list[Call]] = {
             lambda f, x, mean, var: (f(x, mean, var, None, None, True, 0.3), mean, var),
             normalized,
         ),
+    ],
+    "binary_cross_entropy_with_logits": [
+        ((X, TARGET), lambda f, x, y: f(x, y), lambda x, y: logits_loss(x, y).mean()),
+        ((X, TARGET, W), lambda f, x, y, w: f(x, y, w), lambda x, y, w: logits_loss(x, y, w).mean()),
+        (
+            (X, TARGET, W[0]),
+            lambda f, x, y, w: f(x, y, pos_weight=w, reduction="none"),
+            lambda x, y, w: logits_loss(x, y, 1.0, w),
+        ),
+        (
+            (X, TARGET, W, W[0]),
+            lambda f, x, y, w, v: f(x, y, w, "sum", v),
+            lambda x, y, w, v: logits_loss(x, y, w, v).sum(),
+        ),
+    ],
+    "nll_loss": [
+        ((CUBE, np.array([[0, 2, 1, 1], [2, 2, 0, 1]]), ROW + 2), lambda f, x, t, w: f(x, t, w), likelihood),
+        (
+            (CUBE, np.array([[0, 2, 1, 1], [2, 2, 0, 1]]), ROW + 2),
+            lambda f, x, t, w: f(x, t, w, ignore_index=2),
+            lambda x, t, w: likelihood(x, t, w, 2),
+        ),
+    ],
+    "cosine_embedding_loss": [
+        (
+            (np.zeros((2, 3)), np.zeros((2, 3)), np.array([1.0, -1.0])),
+            lambda f, x, y, t: f(x, y, t, reduction="none"),
+            lambda x, y, t: np.array([1.0, 0.0]),
+        ),
+    ],
+    "einsum": [
+        ((X, SQUARE), lambda f, x, y: f(x, [1, 0], y, [1, 2], [0, 2]), lambda x, y: x.T @ y),
+        ((X, SQUARE), lambda f, x, y: f(x, [1, 0], y, [1, 2]), lambda x, y: x.T @ y),
+        ((CUBE, SQUARE), lambda f, x, y: f(x, [..., 51], y, [51, 0], [..., 0]), lambda x, y: x @ y),
+        ((X, SQUARE), lambda f, x, y: f("ij,ik->kj", [x, y]), lambda x, y: y.T @ x),
+        ((X, ROW, POINT), lambda f, x, y, z: f("ij,j,->i", x, y, z), lambda x, y, z: x @ y * z),
+    ],
+    "tensordot": [
+        ((CUBE, SQUARE), lambda f, x, y: f(x, y, 1), lambda x, y: x @ y),
+        (
+            (CUBE, X),
+            lambda f, x, y: f(x, y, ([-1, 1], [0, 1])),
+            lambda x, y: np.tensordot(x, y, ([2, 1], [0, 1])),
+        ),
+        ((X, CUBE), lambda f, x, y: f(x, y, ([-1], [-2])), lambda x, y: np.tensordot(x, y, ([1], [1]))),
+        ((X, CUBE), lambda f, x, y: f(x, y, (0, -1)), lambda x, y: np.tensordot(x, y, ([0], [2]))),
+    ],
+    "cdist": [
+        *(
+            ((X, Y), lambda f, x, y, p=p, mode=mode: f(x, y, p, mode), distances(p))
+            for p in (1.0, 2.0, 3.0)
+            for mode in (None, 0, 1, 2, "donot_use_mm_for_euclid_dist")
+        ),
+        ((np.tile(X, (7, 1)), Y), lambda f, x, y: f(x, y), distances(2.0)),
     ],
     "slice_scatter": [
         ((CUBE, -CUBE[:1]), lambda f, x, y: f(x, y, start=1), lambda x, y: np.stack([x[0], -x[0]])),
