@@ -4,6 +4,7 @@ the body it is to prove is found.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 from backend import needs_kiln
 
 from kiln.testing.mutants import key_of, living_functions, mutants
+from kiln.testing.mutation_scan import shared
 
 SOURCE = '''
 def choose(x, y, *, low=2):
@@ -95,6 +97,32 @@ def test_mistakes_in_a_few_entries_are_seen() -> None:
     status, lines = scan(*names, "--every", "4", "--files", "test_table.py,test_forms.py,test_more_calls.py")
     assert (status, len(lines)) == (0, 1), lines
     assert int(lines[0].split()[0]) > 20
+
+
+# what gives sizes alone
+MAY_SHARE = {
+    "alpha_dropout_values": ["_mask_sizes"],
+    "convolve": ["out_sizes"],
+    "dropout_values": ["_mask_sizes"],
+    "window_taps": ["_counts"],
+}
+
+
+@needs_kiln
+def test_references_share_no_code_with_bodies() -> None:
+    """No function of kiln/ops is part of both an entry's body, or derivative, and of its reference."""
+    declare, record = (importlib.import_module(f"kiln.table.{name}") for name in ("declare", "record"))
+    with_reference = [r for r in [*record.table(), *declare.records()] if r.reference is not None]
+    assert len(with_reference) > 300
+    found = {r.name: names for r in with_reference if (names := shared(r))}
+    assert found == MAY_SHARE
+    step = record.find("sgd_step")
+    right = step.reference
+    try:
+        step.reference = importlib.import_module("kiln.ops.nn.optimizer_steps")._sgd
+        assert shared(step) == ["_direction", "_sgd"]
+    finally:
+        step.reference = right
 
 
 OWN_BODY = """

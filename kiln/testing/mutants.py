@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import dis
 import gc
 from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType, ModuleType
@@ -88,13 +89,12 @@ def living_functions(start: str) -> Functions:
 
 def helpers(function: FunctionType) -> Iterator[FunctionType]:
     """The functions that a function names: globals, what is asked of modules, what its closure holds."""
-    names: set[str] = set()
-    for code in codes_of(function.__code__):
-        names.update(code.co_names)
-    known = [function.__globals__[n] for n in sorted(names) if n in function.__globals__]
-    asked = [
-        getattr(m, n) for m in known if isinstance(m, ModuleType) for n in sorted(names) if hasattr(m, n)
-    ]
+    code = [i for c in codes_of(function.__code__) for i in dis.get_instructions(c)]
+    names = sorted({i.argval for i in code if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")})
+    attributes = sorted({i.argval for i in code if i.opname in ("LOAD_ATTR", "LOAD_METHOD")})
+    known = [function.__globals__[n] for n in names if n in function.__globals__]
+    modules = [m for m in known if isinstance(m, ModuleType)]
+    asked = [getattr(m, n) for m in modules for n in attributes if hasattr(m, n)]
     for cell in function.__closure__ or ():
         try:
             known.append(cell.cell_contents)

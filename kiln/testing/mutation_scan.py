@@ -113,6 +113,26 @@ def callers(table: dict[str, Entry]) -> dict[Any, list[str]]:
     return reached
 
 
+def shared(record: Any) -> list[str]:
+    """The functions of kiln/ops that both an entry's reference and its body or derivative are made of."""
+    own = [f for f in (getattr(record, "body", None), getattr(record, "gradient", None)) if f is not None]
+    bodies = _all_of(own or Entry(record.name).own)
+    return sorted(f.__name__ for key, f in _all_of([record.reference]).items() if key in bodies)
+
+
+def _all_of(functions: list[Any]) -> dict[Any, FunctionType]:
+    """Functions and their helpers, those of the table's declarations on the way, that stand in kiln/ops."""
+    todo, found = list(functions), {}
+    package = OPS.removesuffix(f"ops{os.sep}")
+    while todo:
+        function = todo.pop()
+        key = key_of(function.__code__)
+        if key not in found and function.__code__.co_filename.startswith(package):
+            found[key] = function
+            todo += helpers(function)
+    return {key: f for key, f in found.items() if _is_of_ops(f.__code__)}
+
+
 class Asked(NamedTuple):
     """Which mutants are made, and which checks look at them."""
 
