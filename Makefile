@@ -18,7 +18,7 @@ ASAN_TESTS ?= tests/core/test_native_leaf.py $(filter-out tests/core/test_native
     $(wildcard tests/*/test_*.py)) tests/codegen/test_attention_amx.py \
     $(addprefix tests/ops/test_ops.py::,test_operands_are_not_written test_errors)
 
-.PHONY: test answers demo bench ulp fuzz opinfo gradcheck moments scan counts errors docs lint build asan bench-native clean
+.PHONY: test answers demo bench ulp fuzz opinfo gradcheck moments scan counts errors mutants docs lint build asan bench-native clean
 
 test: $(VENV)/.kiln-installed
 	$(SAFE) $(BIN)/pytest -q -n $(WORKERS) --dist loadfile $(ARGS)
@@ -65,6 +65,10 @@ counts: $(VENV)/.kiln-installed
 errors: $(VENV)/.kiln-installed
 	mkdir -p build/errors
 	cd build/errors && $(SAFE) ../../$(BIN)/python -m kiln.testing.error_scan $(ARGS)
+
+# Mistakes put into the table, one at a time: its checks see each of them. Hours.
+mutants: $(VENV)/.kiln-installed
+	$(SAFE) $(BIN)/python -m kiln.testing.mutation_scan $(ARGS)
 
 docs: $(VENV)/.tools
 	$(PIP) install scipy

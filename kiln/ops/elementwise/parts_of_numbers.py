@@ -284,7 +284,8 @@ def neighbour(input: Operand, other: Operand, dtype: Structure) -> Any:
     smallest = from_bits(select(y > 0, step, step | form.sign))
     if dtype == "float16":  # its small numbers are evenly spaced, and its largest is not float32's
         low = (size < 2.0**-14) | (size.eq(2.0**-14) & ~grows)
-        moved = select(low, x + select(y > x, const(2.0**-24, "f32"), -(2.0**-24)), moved)
+        beside = x + select(y > x, const(2.0**-24, "f32"), -(2.0**-24))
+        moved = select(low, select(beside.eq(0), x * 0.0, beside), moved)  # a zero of x's sign
         moved = select(size.eq(float("inf")), _with_sign_of(LARGEST[dtype], x), moved)
         smallest = _with_sign_of(2.0**-24, y)
     moved = select(x.eq(0), smallest, moved)

@@ -31,7 +31,19 @@ from kiln.table import declare as d
 from kiln.table import registry
 from kiln.table.record import Number, Op, Samples, Structure, Tensor, composite
 
-_ADAM_NUMBERS = (2e-3, 0.1, 0.999, 1e-3, 1e-8)  # step_size, weight1, beta2, weight2, eps
+# Samples are of one step in the terms of the papers, from which their references compute. No term is so small
+# that a sample does not show it.
+_LR, _BETA1, _BETA2, _EPS, _STEP = 0.3, 0.8, 0.7, 0.05, 3
+_MOMENTUM, _DAMPENING = 0.9, 0.25
+_DECAY = 0.2
+# what a caller makes of them: step_size, weight1, beta2, weight2, eps
+_ADAM_NUMBERS = (
+    _LR * (1 - _BETA2**_STEP) ** 0.5 / (1 - _BETA1**_STEP),
+    1 - _BETA1,
+    _BETA2,
+    1 - _BETA2,
+    _EPS * (1 - _BETA2**_STEP) ** 0.5,
+)
 
 
 def _direction(param: Any, grad: Any, weight_decay: Any, decay: str, maximize: bool) -> Any:
@@ -41,14 +53,7 @@ def _direction(param: Any, grad: Any, weight_decay: Any, decay: str, maximize: b
     return grad + weight_decay * param if decay == "l2" else grad
 
 
-def _adam(
-    root: Callable[[Any], Any],
-    largest: Callable[[Any, Any], Any],
-    tensors: tuple[Any, ...],
-    numbers: tuple[Any, ...],
-    decay: str,
-    maximize: bool,
-) -> tuple[Any, ...]:
+def _adam(tensors: tuple[Any, ...], numbers: tuple[Any, ...], decay: str, maximize: bool) -> tuple[Any, ...]:
     """Adam's formula on (param, grad, exp_avg, exp_avg_sq[, max_exp_avg_sq]); gives all but grad anew."""
     param, grad, exp_avg, exp_avg_sq, *peak = tensors
     step_size, weight1, beta2, weight2, eps, weight_decay = numbers
@@ -57,27 +62,82 @@ def _adam(
         param = param * weight_decay
     exp_avg = exp_avg + weight1 * (grad - exp_avg)
     exp_avg_sq = exp_avg_sq * beta2 + weight2 * grad * grad
-    peak = [largest(v, exp_avg_sq) for v in peak]
-    denominator = root(peak[0] if peak else exp_avg_sq) + eps
+    peak = [maximum(v, exp_avg_sq) for v in peak]
+    denominator = sqrt(peak[0] if peak else exp_avg_sq) + eps
     return (param - step_size * exp_avg / denominator, exp_avg, exp_avg_sq, *peak)
 
 
-def _samples(tensors: int, numbers: tuple[float, ...]) -> Samples:
-    """Steps on arrays without a negative: plain, with an L2 penalty, with decoupled decay and maximizing."""
+# References: the algorithms of PyTorch's documentation, with numbers of their own.
+
+
+def _papers(
+    update: Callable[..., tuple[Any, ...]], count: int, numbers: int, *flags: str
+) -> Callable[..., Any]:
+    """The NumPy reference of a step on `count` arrays: weight decay and maximizing, the same for all, before
+    `update(np, param, grad, *others)`, which is told of `flags` by keyword.
+    """
+
+    def run(np: Any, *args: Any, **kwargs: Any) -> Any:
+        param, grad, *others = args[:count]
+        given = dict(zip(("weight_decay", "decay"), args[count + numbers :]), **kwargs)
+        if given.get("maximize", False):
+            grad = np.negative(grad)
+        if given.get("decay") == "l2":
+            grad = np.add(grad, np.multiply(param, _DECAY))
+        if given.get("decay") == "decoupled":
+            param = np.subtract(param, _LR * _DECAY * param)
+        return update(np, param, grad, *others, **{flag: given.get(flag, False) for flag in flags})
+
+    return d.reference(run)
+
+
+def _sgd_of_the_paper(np: Any, param: Any, grad: Any) -> Any:
+    return np.subtract(param, np.multiply(grad, _LR))
+
+
+def _momentum_of_the_paper(
+    np: Any, param: Any, grad: Any, buffer: Any, nesterov: bool = False
+) -> tuple[Any, Any]:
+    """Sutskever and others, 2013, in the form that PyTorch has it."""
+    velocity = _MOMENTUM * buffer + (1 - _DAMPENING) * grad
+    step = grad + _MOMENTUM * velocity if nesterov else velocity
+    return np.subtract(param, _LR * step), velocity
+
+
+def _adam_of_the_paper(
+    np: Any, param: Any, grad: Any, first: Any, second: Any, *peak: Any
+) -> tuple[Any, ...]:
+    """Kingma and Ba, 2015, algorithm 1; with a peak of Reddi and others, 2018, corrected as PyTorch does."""
+    first = _BETA1 * first + (1 - _BETA1) * grad
+    second = _BETA2 * second + (1 - _BETA2) * np.square(grad)
+    peak = tuple(np.maximum(old, second) for old in peak)
+    first_hat = first / (1 - np.power(_BETA1, _STEP))
+    second_hat = (*peak, second)[0] / (1 - np.power(_BETA2, _STEP))
+    return param - _LR * first_hat / (np.sqrt(second_hat) + _EPS), first, second, *peak
+
+
+def _samples(moments: str, numbers: tuple[float, ...], **flags: Any) -> Samples:
+    """Steps of a parameter, its gradient and moments ("+": no negative values): plain, with an L2 penalty,
+    with decoupled decay and maximizing; `flags` are set in the last two.
+    """
 
     def arrays(rng: Any, shape: tuple[int, ...], dtype: str) -> tuple[Any, ...]:
-        return tuple(d.array(rng, shape, dtype, 0.1, 2.0) for _ in range(tensors))
+        return tuple(d.array(rng, shape, dtype, 0.1 if m == "+" else -2.0, 2.0) for m in "--" + moments)
 
+    decoupled = 1 - _LR * _DECAY
     return d.samples(
         lambda rng, dtype: ((*arrays(rng, (3, 5), dtype), *numbers), {}),
-        lambda rng, dtype: ((*arrays(rng, (37,), dtype), *numbers, 0.1, "l2"), {}),
-        lambda rng, dtype: ((*arrays(rng, (37,), dtype), *numbers, 0.9, "decoupled"), {"maximize": True}),
+        lambda rng, dtype: ((*arrays(rng, (37,), dtype), *numbers, _DECAY, "l2"), flags),
+        lambda rng, dtype: (
+            (*arrays(rng, (37,), dtype), *numbers, decoupled, "decoupled"),
+            {"maximize": True, **flags},
+        ),
     )
 
 
 @composite(
-    samples=_samples(2, (0.1,)),
-    reference=d.reference(lambda np, *args, **kwargs: _sgd(*args, **kwargs)),
+    samples=_samples("", (_LR,)),
+    reference=_papers(_sgd_of_the_paper, 2, 1),
     failures=d.not_an_array("sgd_step", 3),
     differentiable=False,
     public=False,
@@ -103,8 +163,8 @@ def _sgd(
 
 
 @composite(
-    samples=_samples(3, (0.1, 0.9, 1.0)),
-    reference=d.reference(lambda np, *args, **kwargs: _momentum(*args, **kwargs)),
+    samples=_samples("-", (_LR, _MOMENTUM, 1 - _DAMPENING), nesterov=True),
+    reference=_papers(_momentum_of_the_paper, 3, 3, "nesterov"),
     failures=d.not_an_array("sgd_momentum_step", 6),
     differentiable=False,
     public=False,
@@ -149,24 +209,9 @@ def _momentum(
     return param - lr * (grad + momentum * buffer if nesterov else buffer), buffer
 
 
-def _adam_reference(tensors: int) -> Callable[..., Any]:
-    """The NumPy reference of an Adam step on so many arrays."""
-
-    def run(
-        np: Any, *args: Any, weight_decay: float = 0.0, decay: str = "none", maximize: bool = False
-    ) -> Any:
-        numbers = args[tensors : tensors + 5]
-        given = dict(zip(("weight_decay", "decay", "maximize"), args[tensors + 5 :], strict=False))
-        options = {"weight_decay": weight_decay, "decay": decay, "maximize": maximize, **given}
-        values = (*numbers, options["weight_decay"])
-        return _adam(np.sqrt, np.maximum, args[:tensors], values, options["decay"], options["maximize"])
-
-    return d.reference(run)
-
-
 @composite(
-    samples=_samples(4, _ADAM_NUMBERS),
-    reference=_adam_reference(4),
+    samples=_samples("-+", _ADAM_NUMBERS),
+    reference=_papers(_adam_of_the_paper, 4, 5),
     failures=d.not_an_array("adam_step", 9),
     differentiable=False,
     public=False,
@@ -193,13 +238,13 @@ def adam_step(
     """
     tensors = (wide(param), wide(grad), wide(exp_avg), wide(exp_avg_sq))
     numbers = (step_size, weight1, beta2, weight2, eps, weight_decay)
-    new = _adam(sqrt, maximum, tensors, numbers, decay, maximize)
+    new = _adam(tensors, numbers, decay, maximize)
     return narrow(new[0], param.dtype), narrow(new[1], exp_avg.dtype), narrow(new[2], exp_avg_sq.dtype)
 
 
 @composite(
-    samples=_samples(5, _ADAM_NUMBERS),
-    reference=_adam_reference(5),
+    samples=_samples("-++", _ADAM_NUMBERS),
+    reference=_papers(_adam_of_the_paper, 5, 5),
     failures=d.not_an_array("amsgrad_step", 10),
     differentiable=False,
     public=False,
@@ -222,7 +267,7 @@ def amsgrad_step(
     """The new (param, exp_avg, exp_avg_sq, max_exp_avg_sq) of Adam's AMSGrad variant."""
     tensors = (wide(param), wide(grad), wide(exp_avg), wide(exp_avg_sq), wide(max_exp_avg_sq))
     numbers = (step_size, weight1, beta2, weight2, eps, weight_decay)
-    new = _adam(sqrt, maximum, tensors, numbers, decay, maximize)
+    new = _adam(tensors, numbers, decay, maximize)
     moments = zip(new[1:], (exp_avg, exp_avg_sq, max_exp_avg_sq), strict=True)
     first, second, peak = (narrow(value, old.dtype) for value, old in moments)
     return narrow(new[0], param.dtype), first, second, peak

@@ -124,6 +124,11 @@ def _samples(rng: Any, t: str) -> Any:
         sample(2, 3, (6, 5), 3, (3, 3), (2, 2), (1, 1), (1, 1), groups=3),
         sample(1, 2, (3, 4, 3), 2, (2, 2, 2), (1, 1, 1), (1, 0, 1), (1, 1, 1)),
         sample(2, 3, (4, 4), 2, (1, 1), (1, 1), (0, 0), (1, 1)),
+        # strides beyond the kernel; pads beyond what it reaches, with and without holes; one channel a group
+        sample(1, 2, (7, 6), 2, (2, 1), (3, 2), (1, 0), (1, 1)),
+        sample(1, 2, (5, 4), 3, (3, 2), (2, 3), (4, 2), (1, 1)),
+        sample(1, 2, (5, 4), 2, (2, 3), (2, 3), (3, 5), (2, 1)),
+        sample(1, 3, (5, 4), 3, (3, 2), (1, 1), (1, 1), (1, 1), groups=3),
     ]
 
 

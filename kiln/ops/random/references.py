@@ -1,0 +1,106 @@
+"""What random ops draw, by NumPy and Python alone: Philox and the rejections as their papers have them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+_LOW, _HALF = 0xFFFFFFFF, 32
+
+
+def words(np: Any, position: Any, seed: Any, stream: Any = 0) -> list[Any]:
+    """Philox4x32-10 of counters (position, stream) and a key: four arrays of 32 bits, as uint64."""
+    counter: list[Any] = []
+    key: list[Any] = []
+    for x, halves in ((position, counter), (stream, counter), (seed, key)):
+        x = np.asarray(x, "int64").astype("uint64")
+        halves += [x & np.uint64(_LOW), x >> np.uint64(_HALF)]
+    for turn in range(10):
+        k0, k1 = (
+            (k + np.uint64(turn * weyl)) & np.uint64(_LOW) for k, weyl in zip(key, (0x9E3779B9, 0xBB67AE85))
+        )
+        first, second = counter[0] * np.uint64(0xD2511F53), counter[2] * np.uint64(0xCD9E8D57)
+        counter = [
+            (second >> np.uint64(_HALF)) ^ counter[1] ^ k0,
+            second & np.uint64(_LOW),
+            (first >> np.uint64(_HALF)) ^ counter[3] ^ k1,
+            first & np.uint64(_LOW),
+        ]
+    return counter
+
+
+def _fractions(np: Any, drawn: list[Any], bits: int) -> Any:
+    """The upper `bits` of one word, or of two of which the second is the upper one, over 2^bits."""
+    joined = drawn[0] if len(drawn) == 1 else drawn[0] | (drawn[1] << np.uint64(_HALF))
+    return (joined >> np.uint64(_HALF * len(drawn) - bits)).astype("float64") / 2.0**bits
+
+
+def uniform(np: Any, position: Any, seed: Any, dtype: str, stream: Any = 0) -> Any:
+    """In [0, 1): a multiple of 2^-53, or of 2^-24 for what is computed in float32."""
+    drawn = words(np, position, seed, stream)
+    return _fractions(np, drawn[:2], 53) if dtype == "float64" else _fractions(np, drawn[:1], 24)
+
+
+def between(np: Any, position: Any, seed: Any, dtype: str) -> Any:
+    """In (0, 1): the middles of 2^52 parts, or of 2^23."""
+    drawn = words(np, position, seed)
+    if dtype == "float64":
+        return _fractions(np, drawn[:2], 52) + 2.0**-53
+    return _fractions(np, drawn[:1], 23) + 2.0**-24
+
+
+def normal(np: Any, position: Any, seed: Any, dtype: str) -> Any:
+    """Box and Muller, 1958: the cosine of a part of a turn times the root of an exponential number."""
+    drawn = words(np, position, seed)
+    if dtype == "float64":
+        chance, turn = _fractions(np, drawn[:2], 53) + 2.0**-54, _fractions(np, drawn[2:], 64)
+    else:
+        chance, turn = _fractions(np, drawn[:1], 32) + 2.0**-33, _fractions(np, drawn[1:2], 32)
+    return np.sqrt(-2 * np.log(chance)) * np.cos(2 * np.pi * turn)
+
+
+def below(np: Any, position: Any, seed: Any, count: int) -> Any:
+    """64 bits, the first word above the second, as a remainder; 0 of a count of 0."""
+    upper, lower = words(np, position, seed)[:2]
+    whole = (upper << np.uint64(_HALF)) | lower
+    return (whole % np.uint64(count)).astype("int64") if count else np.zeros(whole.shape, "int64")
+
+
+def poisson(rate: float, u: float, v: float) -> float:
+    """Hörmann's PTRS: the count that two uniform numbers propose, -1 if it is thrown away."""
+    u -= 0.5
+    b = 0.931 + 2.53 * math.sqrt(rate)
+    a = -0.059 + 0.02483 * b
+    reach = 0.5 - abs(u)
+    k = math.floor((2 * a / reach + b) * u + rate + 0.43)
+    if reach >= 0.07 and v <= 0.9277 - 3.6224 / (b - 2):
+        return k
+    if k < 0 or (reach < 0.013 and v > reach):
+        return -1
+    left = math.log(v) + math.log(1.1239 + 1.1328 / (b - 3.4)) - math.log(a / reach**2 + b)
+    return k if left <= -rate + k * math.log(rate) - math.lgamma(k + 1) else -1
+
+
+def binomial(n: float, p: float, u: float, v: float) -> float:
+    """Hörmann's BTRS: likewise, for p up to 1/2."""
+    u -= 0.5
+    deviation = math.sqrt(n * p * (1 - p))
+    b = 1.15 + 2.53 * deviation
+    a = -0.0873 + 0.0248 * b + 0.01 * p
+    reach = 0.5 - abs(u)
+    k = math.floor((2 * a / reach + b) * u + n * p + 0.5)
+    if not 0 <= k <= n:
+        return -1
+    if reach >= 0.07 and v <= 0.92 - 4.2 / b:
+        return k
+    mode = math.floor((n + 1) * p)
+    left = math.log(v * (2.83 + 5.1 / b) * deviation / (a / reach**2 + b))
+    right = math.lgamma(mode + 1) + math.lgamma(n - mode + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
+    return k if left <= right + (k - mode) * math.log(p / (1 - p)) else -1
+
+
+def rounds(np: Any, candidate: Any, arrays: tuple[Any, ...], position: int, seed: int, stream: int) -> Any:
+    """A candidate for every element, from the two streams of a round."""
+    places = position + np.arange(arrays[0].size).reshape(arrays[0].shape)
+    drawn = [uniform(np, places, seed, "float64", 2 * stream + k) for k in (0, 1)]
+    return np.vectorize(candidate, otypes=["float64"])(*arrays, *drawn)
