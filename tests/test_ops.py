@@ -545,12 +545,11 @@ def magnified(case: Case) -> Case | None:
     return Case(args, kwargs, f"{case.label} magnified")
 
 
-FAILING = [
-    (name, n) for name, e in TABLE.items() if e.record.failures is not None for n in range(len(e.failures()))
-]
+FAILING = [(name, n) for name, e in SAMPLED.items() for n in range(len(e.failures()))]
+STATED = [(name, n) for name, e in TABLE.items() for n in range(len(e.stated_failures()))]
 
 
-@pytest.mark.parametrize("name, number", FAILING)
+@pytest.mark.parametrize("name, number", sorted({*STATED, *FAILING}))
 def test_errors(name: str, number: int) -> None:
     """A wrong call raises its exception, with a message that names what was wrong, eagerly and recorded."""
     entry = TABLE[name]
@@ -575,7 +574,7 @@ def peer_errors(name: str, case: Case) -> list[Exception]:
 
 @pytest.mark.parametrize(
     "name, number",
-    [(n, k) for n, k in FAILING if n in PEERS and TABLE[n].failures()[k][2] is not NotImplementedError],
+    [(n, k) for n, k in STATED if n in PEERS and TABLE[n].failures()[k][2] is not NotImplementedError],
 )
 def test_errors_as_peer(name: str, number: int, answers: Any) -> None:
     """PyTorch raises the same type for the same call (in one of its functions of that name)."""

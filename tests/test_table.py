@@ -23,6 +23,7 @@ from kiln.graph.slots import array_input
 from kiln.passes.gradient import backward
 from kiln.table.record import Op, find, table
 from kiln.testing.compare import close, dtype_name
+from kiln.testing.op_cases import Entry
 
 OPS = [op for op in table() if op.name != "constant"]
 DTYPES = {
@@ -106,7 +107,7 @@ def evaluated(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: str 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 def test_record_is_whole(op: Op) -> None:
     assert op.samples is not None, "no samples"
-    assert op.failures is not None and op.failures(), "no error samples"
+    assert Entry(op).failures(), "no error samples"
     assert op.reference is not None, "no reference"
     assert op.doc.strip() and (">>>" in op.doc or not op.public), "no docstring with an example"
     assert op.dtypes in DTYPES
@@ -124,7 +125,7 @@ def test_an_entry_is_all_an_op_needs() -> None:
     assert named == ["activations.py"]
     entry = find("softplus")
     softplus = kiln.nn.functional.softplus
-    assert softplus is entry.handle and entry.onnx == "Softplus" and entry.samples and entry.failures
+    assert softplus is entry.handle and entry.onnx == "Softplus" and Entry(entry).failures()
     for way in (softplus, kiln.compile(softplus)):
         x = kiln.tensor([-1.0, 0.0, 3.0], dtype=kiln.float64, requires_grad=True)
         y = way(x, beta=2.0)

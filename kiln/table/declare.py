@@ -434,14 +434,6 @@ def _filled(x: Any) -> Any:
     return np.full(x.shape, x.value, x.dtype)
 
 
-def not_an_array(name: str, count: int = 1) -> Callable[[], list[Failure]]:
-    """The failure every op of arrays has: a string where an array is needed."""
-    return failures((("text",) * count, {}, TypeError, name))
-
-
-def not_broadcastable(name: str) -> Callable[[], list[Failure]]:
-    """The failures of an op of two arrays that broadcast."""
-    return failures(
-        ((Zeros(2, 3), Zeros(2, 4)), {}, RuntimeError, "must match the size"),
-        (("text", "text"), {}, TypeError, name),
-    )
+def not_broadcastable() -> list[Failure]:
+    """The failure of an op of two arrays that broadcast."""
+    return failures(((Zeros(2, 3), Zeros(2, 4)), {}, RuntimeError, "must match the size"))()

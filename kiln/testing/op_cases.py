@@ -6,6 +6,7 @@ that NumPy does not have (bfloat16) is drawn as float32 and rounded.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -72,9 +73,25 @@ class Entry:
             for n, s in enumerate(samples)
         ]
 
-    def failures(self) -> list[Any]:
-        """Calls that must raise: (args, kwargs, exception type, message pattern)."""
+    def stated_failures(self) -> list[Any]:
+        """Calls that must raise, as the record has them: (args, kwargs, exception type, message pattern)."""
         return list(self.record.failures()) if self.record.failures is not None else []
+
+    def failures(self) -> list[Any]:
+        """Those, and the first sample with a text in the place of its first array."""
+        return self.stated_failures() + self._not_an_array()
+
+    def _not_an_array(self) -> list[Any]:
+        cases = self.cases(self.dtypes[0])[:1]
+        if not cases or not cases[0].args:
+            return []
+        first, *others = cases[0].args
+        params = getattr(self.record, "params", None)  # of an op: arrays, numbers, sizes, structure
+        if not (params[0].kind in "TVLN" if params else any(isinstance(x, np.ndarray) for x in _flat(first))):
+            return []
+        return [
+            (("text", *others), cases[0].kwargs, TypeError, rf"^{re.escape(self.name)}(\(\))?: .*\bstr\b")
+        ]
 
 
 def arrays_of(case: Case) -> list[Array]:

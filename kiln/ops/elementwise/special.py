@@ -193,7 +193,6 @@ def _zeta(np: Any, s: Any, q: Any) -> Any:
     reference=d.reference(
         lambda np, x, n: ((-1) ** (n + 1) * math.factorial(n) * _zeta(np, n + 1.0, x)).astype(x.dtype)
     ),
-    failures=d.not_an_array("polygamma_of", 2),
     public=False,
 )
 def polygamma_of(input: Tensor, n: Structure) -> Any:
@@ -298,7 +297,7 @@ def mvlgamma(input: Tensor, p: Structure) -> Any:
     differs="NaN for an `other` below 0 but at poles; PyTorch sums integral powers there",
     samples=d.binary(1.5, 6, 0.5, 6),
     reference=d.reference(lambda np, x, q: _zeta(np, x, q).astype(x.dtype)),
-    failures=d.not_broadcastable("zeta"),
+    failures=d.not_broadcastable,
     public=False,
 )
 def zeta(input: Operand, other: Operand) -> Any:
@@ -348,7 +347,7 @@ def _igamma(np: Any, a: Any, x: Any) -> Any:
     differs="NaN where an argument is NaN; PyTorch gives 0 or 1 where the other is 0 or infinite",
     samples=_incomplete_samples,
     reference=d.reference(lambda np, a, x: (1 - _igamma(np, a, x)).astype(x.dtype)),
-    failures=d.not_broadcastable("igammac"),
+    failures=d.not_broadcastable,
     inplace=True,
 )
 def igammac(input: Tensor, other: Tensor) -> Any:
@@ -367,7 +366,7 @@ def igammac(input: Tensor, other: Tensor) -> Any:
     differs="NaN where an argument is NaN; PyTorch gives 0 or 1 where the other is 0 or infinite",
     samples=_incomplete_samples,
     reference=d.reference(lambda np, a, x: _igamma(np, a, x).astype(x.dtype)),
-    failures=d.not_broadcastable("igamma"),
+    failures=d.not_broadcastable,
     inplace=True,
 )
 def igamma(input: Tensor, other: Tensor) -> Any:

@@ -26,7 +26,6 @@ _NO_BOOL_NEG = (
 @pointwise(
     samples=d.unary(),
     reference=d.numpy("negative"),
-    failures=d.not_an_array("neg"),
     dtypes="numeric",
     onnx="Neg",
     inplace=True,
@@ -49,7 +48,6 @@ def _(g: Any) -> Any:
 @pointwise(
     samples=d.unary(),
     reference=d.numpy("abs"),
-    failures=d.not_an_array("abs"),
     dtypes="numeric",
     onnx="Abs",
     inplace=True,
@@ -72,7 +70,6 @@ def _(g: Any, input: Any) -> Any:
 @pointwise(
     samples=d.unary(),
     reference=d.numpy("sign"),
-    failures=d.not_an_array("sign"),
     dtypes="numeric",
     onnx="Sign",
     inplace=True,
@@ -105,7 +102,6 @@ def _rounding(name: str, function: str, step: Any, doc: str, onnx: str) -> Any:
     op = pointwise(
         samples=d.unary(),
         reference=d.numpy(function),
-        failures=d.not_an_array(name),
         dtypes="numeric",
         onnx=onnx,
         inplace=True,
@@ -149,7 +145,6 @@ trunc = _rounding(
     "counted",
     samples=d.unary(),
     reference=d.numpy("square"),
-    failures=d.not_an_array("square"),
     dtypes="numeric",
     inplace=True,
 )
@@ -171,7 +166,6 @@ def _(g: Any, input: Any) -> Any:
     "float",
     samples=d.unary(0.5, 3),
     reference=d.floats("reciprocal"),
-    failures=d.not_an_array("reciprocal"),
     onnx="Reciprocal",
     inplace=True,
 )
@@ -193,7 +187,6 @@ def _(g: Any, y: Any) -> Any:
     "float",
     samples=d.unary(0.1, 9),
     reference=d.floats("sqrt"),
-    failures=d.not_an_array("sqrt"),
     onnx="Sqrt",
     dtypes="all",
     inplace=True,
@@ -216,7 +209,6 @@ def _(g: Any, y: Any) -> Any:
     "float",
     samples=d.unary(0.1, 9),
     reference=d.floats("sqrt"),
-    failures=d.not_an_array("root"),
     public=False,
 )
 def root(input: Operand) -> Any:
@@ -238,7 +230,6 @@ def _(g: Any, y: Any) -> Any:
     "float",
     samples=d.unary(0.1, 9),
     reference=d.floats(lambda np, x: 1 / np.sqrt(x)),
-    failures=d.not_an_array("rsqrt"),
     dtypes="all",
     inplace=True,
 )
@@ -278,7 +269,6 @@ def float_function(
         "float",
         samples=samples,
         reference=reference,
-        failures=d.not_an_array(name),
         onnx=onnx,
         differentiable=gradient is not None,
         **{"dtypes": "all", "inplace": True, **settings},
@@ -392,7 +382,6 @@ erf = float_function(
 @pointwise(
     samples=d.unary(),
     reference=d.reference(lambda np, x: np.where(x < 0, np.zeros((), x.dtype), x)),
-    failures=d.not_an_array("relu"),
     dtypes="numeric",
     onnx="Relu",
     inplace=True,
@@ -429,7 +418,6 @@ def _test(name: str, of_float: Any, doc: str, onnx: str = "") -> Any:
         "compare",
         samples=special,
         reference=d.numpy(name),
-        failures=d.not_an_array(name),
         dtypes="all",
         differentiable=False,
         onnx=onnx,

@@ -69,7 +69,6 @@ def _dtype(name: str) -> Any:
                            keepdim)
         )
     ),
-    failures=d.not_an_array("norm_along"),
     public=False,
 )  # fmt: skip
 def norm_along(input: Tensor, order: Structure, dims: Structure, keepdim: Structure) -> Any:

@@ -64,7 +64,6 @@ def _differences(x1: Any, x2: Any) -> Any:
     reference=d.reference(
         lambda np, a, b, order: np.linalg.norm(a[..., :, None, :] - b[..., None, :, :], order, -1)
     ),
-    failures=d.not_an_array("row_distances", 2),
     public=False,
 )
 def row_distances(x1: Tensor, x2: Tensor, order: Structure) -> Any:
@@ -102,7 +101,6 @@ def _(g: Any, x1: Any, x2: Any, y: Any, order: Any) -> Any:
 @composite(
     samples=d.samples(_matrices((3, 5), (4, 5)), _matrices((2, 3, 5), (1, 4, 5))),
     reference=d.reference(lambda np, a, b: np.linalg.norm(a[..., :, None, :] - b[..., None, :, :], 2, -1)),
-    failures=d.not_an_array("euclidean_distances", 2),
     public=False,
 )
 def euclidean_distances(x1: Tensor, x2: Tensor) -> Any:

@@ -38,7 +38,6 @@ def _hidden(*args: Any) -> dict[str, Any]:
         "public": False,
         "samples": d.samples(lambda rng, t: ((d.array(rng, (3, 4), t), *args), {})),
         "reference": d.reference(lambda np, x, *places: strided_reference(np, x, *places[:3])),
-        "failures": d.failures((("text", *args), {}, TypeError, "must be Tensor")),
     }
 
 
@@ -101,7 +100,6 @@ def _at_places(np: Any, x: Any, sizes: Any, strides: Any, offset: Any) -> Any:
     public=False,
     samples=d.samples(lambda rng, t: ((d.array(rng, (3,), t), (3, 4), (5,), (1,)), {})),
     reference=d.reference(_at_places),
-    failures=d.failures((("text", (2,), (1,), (0,)), {}, TypeError, "must be Tensor")),
 )
 def placed(input: Tensor, sizes: Sizes, strides: Sizes, offset: Sizes) -> Any:
     """Zeros of the given sizes with `input` at the places that strides and offset give, each named once.

@@ -79,7 +79,7 @@ def _entropies(np: Any, x: Any, y: Any, weight: Any = None) -> Any:
         lambda rng, t: ((d.array(rng, (37,), t, 0.05, 0.95), d.array(rng, (37,), t, 0, 1)), {}),
     ),
     reference=d.reference(_entropies),
-    failures=d.not_broadcastable("binary_entropy"),
+    failures=d.not_broadcastable,
     public=False,
 )
 def binary_entropy(input: Operand, target: Operand) -> Any:
