@@ -12,7 +12,8 @@ from kiln.graph import graph as g
 from kiln.graph.size import Size, product
 from kiln.table import record, registry
 from kiln.table.kinds import COMPUTE
-from kiln.table.record import ALIASES, Failure, Op, Sample, Samples
+from kiln.table.record import ALIASES, NOTHING_MORE, Failure, Op, Sample, Samples
+from kiln.table.record import Tests as Tests
 
 _PYTHON = {bool: "bool", int: "int64", float: "float64"}
 INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
@@ -23,6 +24,7 @@ class Function:
 
     Without `samples` it is for the docs alone. `reads`: it looks at values, so that it ends a recording and
     has no graph. `needs`: an optional module that it, or its derivative, calls. `differs`: from PyTorch's.
+    `tests`: see `record.Tests`.
     """
 
     __slots__ = (
@@ -37,6 +39,7 @@ class Function:
         "reads",
         "reference",
         "samples",
+        "tests",
     )
     kind = "function"
     public = True
@@ -52,6 +55,7 @@ class Function:
         self.reads: bool = settings.pop("reads", False)
         self.needs: str = settings.pop("needs", "")
         self.differs: str = settings.pop("differs", "")
+        self.tests: Tests = settings.pop("tests", NOTHING_MORE)
         assert not settings, f"{name}: unknown settings {sorted(settings)}"
 
     @property

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kiln.table.record import NOTHING_MORE, Tests
 from kiln.testing.compare import dtype_name, is_tensor, to_array
-from kiln.testing.layouts import laid_out, repeat_last
+from kiln.testing.layouts import LAYOUTS, laid_out, repeat_last
 
 Array = npt.NDArray[Any]
 
@@ -52,6 +53,21 @@ class Entry:
         self.reference: Callable[..., Any] | None = record.reference
         self.differentiable: bool = record.differentiable
         self.reads: bool = getattr(record, "reads", False)
+        self.tests: Tests = getattr(record, "tests", NOTHING_MORE)
+        # whether its result depends on how its argument lies in memory
+        self.sees_layout: bool = self.kind == "as_strided" or self.tests.sees_layout
+
+    @property
+    def has_peer(self) -> bool:
+        """Whether a call of it is one of PyTorch's function: views of the core name places in memory."""
+        return self.tests.peer is not None and self.kind != "as_strided"
+
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        """The layouts of its arguments that must not matter."""
+        if self.sees_layout:
+            return LAYOUTS[:1]
+        return LAYOUTS[: -1 if self.tests.regular else None]
 
     @property
     def dtypes(self) -> tuple[str, ...]:

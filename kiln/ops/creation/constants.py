@@ -29,6 +29,7 @@ from kiln.table.record import Number, Sample, Sizes, Structure, composite, const
     reference=d.reference(lambda np, value, sizes, dtype: np.full(sizes, value, d.held(dtype))),
     differentiable=False,
     onnx="ConstantOfShape",
+    tests=d.Tests(peer=None),
 )
 def full(value: Number, sizes: Sizes, dtype: Structure) -> Any:
     """An array of the given sizes and dtype (its name), every element `value`.

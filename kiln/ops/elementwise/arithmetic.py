@@ -285,6 +285,11 @@ def _rounding_samples(rng: Any, dtype: str) -> list[Any]:
     dtypes="numeric",
     inplace=True,
     reference=d.numpy("floor_divide"),
+    tests=d.Tests(
+        kinks=lambda np: (np.array([-7.5, 7.5, 0.0, -0.0, 5.0]), np.array([2.0, -2.0, 3.0, 3.0, 0.0])),
+        peer_gradient=False,
+        steps=True,
+    ),
 )
 def floor_divide(input: Operand, other: Operand) -> Any:
     """The floor of `input / other`, broadcast; numbers, not bool. Integers divided by 0 raise RuntimeError.
@@ -309,6 +314,7 @@ def _(g: Any, input: Any, other: Any) -> Any:
     public=False,
     inplace=True,
     reference=d.reference(lambda np, x, y: np.trunc(x / y).astype(x.dtype)),
+    tests=d.Tests(steps=True),
 )
 def div_trunc(input: Operand, other: Operand) -> Any:
     """`input / other` rounded towards zero, broadcast; numbers, not bool. Integers divided by 0 raise
@@ -333,6 +339,9 @@ def _(g: Any, input: Any, other: Any) -> Any:
     divides=True,
     dtypes="numeric",
     inplace=True,
+    tests=d.Tests(
+        kinks=lambda np: (np.array([-7.5, 7.5, 0.0, -0.0, 1e300]), np.array([2.0, -2.0, 3.0, 3.0, 7.0]))
+    ),
 )
 def remainder(input: Operand, other: Operand) -> Any:
     """What Python's `input % other` is: of the divisor's sign; broadcast; exact. Integers % 0 raise
@@ -358,6 +367,9 @@ def _(g: Any, input: Any, other: Any) -> Any:
     dtypes="numeric",
     onnx="Mod",
     inplace=True,
+    tests=d.Tests(
+        kinks=lambda np: (np.array([-7.5, 7.5, 0.0, -0.0, 1e300]), np.array([2.0, -2.0, 3.0, 3.0, 7.0]))
+    ),
 )
 def fmod(input: Operand, other: Operand) -> Any:
     """C's `fmod`: the remainder of the division rounded towards zero, of the dividend's sign; broadcast;
@@ -395,6 +407,7 @@ def _power_samples(rng: Any, dtype: str) -> list[Any]:
     onnx="Pow",
     public=False,
     inplace=True,
+    tests=d.Tests(kinks=lambda np: (np.array([0.0, 2.0, 0.0]), np.array([2.0, 0.0, 0.0]))),
 )
 def pow(input: Operand, other: Operand) -> Any:
     """`input ** other`, broadcast, with IEEE's special cases; integers wrap, and to a negative power give 0,
@@ -467,6 +480,7 @@ def smaller(x: Scalar, y: Scalar) -> Scalar:
     failures=d.not_broadcastable,
     dtypes="all",
     onnx="Max",
+    tests=d.Tests(kinks=lambda np: (np.array([1.0, 2.0, 3.0, np.nan]), np.array([2.0, 2.0, 2.0, 1.0]))),
 )
 def maximum(input: Operand, other: Operand) -> Any:
     """The larger of `input` and `other`, broadcast; NaN if either is NaN. Equal elements share the gradient.
@@ -492,6 +506,7 @@ def _shared(g: Any, input: Any, other: Any, loses: Any) -> Any:
     failures=d.not_broadcastable,
     dtypes="all",
     onnx="Min",
+    tests=d.Tests(kinks=lambda np: (np.array([1.0, 2.0, 3.0, np.nan]), np.array([2.0, 2.0, 2.0, 1.0]))),
 )
 def minimum(input: Operand, other: Operand) -> Any:
     """The smaller of `input` and `other`, broadcast; NaN if either is NaN. Equal elements share the gradient.
@@ -552,6 +567,8 @@ def _(g: Any, input: Any, min: Any, max: Any) -> Any:
     failures=d.not_broadcastable,
     dtypes="numeric",
     inplace=True,
+    inplace_function=True,
+    tests=d.Tests(kinks=lambda np: (np.array([-1.0, 0.0, 2.0]), 0.0)),
 )
 def clamp_min(input: Operand, min: Operand) -> Any:
     """`input`, at least `min`, broadcast. The gradient passes to `input` where it is at the bound.
@@ -573,6 +590,7 @@ def _(g: Any, input: Any, min: Any) -> Any:
     failures=d.not_broadcastable,
     dtypes="numeric",
     inplace=True,
+    inplace_function=True,
 )
 def clamp_max(input: Operand, max: Operand) -> Any:
     """`input`, at most `max`, broadcast. The gradient passes to `input` where it is at the bound.

@@ -239,6 +239,8 @@ def frexp(input: Any, *, out: Any = None) -> Any:
     ),
     dtypes="all",
     inplace=True,
+    inplace_function=True,
+    tests=d.Tests(keeps_less="the inner function's value"),
 )
 def ldexp(input: Tensor, other: Operand) -> Any:
     """`input * 2 ** other`, broadcast; integers and bool give the default float dtype.
@@ -335,7 +337,13 @@ def _divisor(x: Scalar, y: Scalar) -> Scalar:
 
 
 def _integers(
-    name: str, kernel: str, function: Any, reference: str, doc: str, *samples: Callable[[Any, str], Any]
+    name: str,
+    kernel: str,
+    function: Any,
+    reference: str,
+    doc: str,
+    *samples: Callable[[Any, str], Any],
+    **settings: Any,
 ) -> Op:
     """A function of two integers; `kernel`: what errors call it."""
 
@@ -354,6 +362,7 @@ def _integers(
         dtypes="whole",
         differentiable=False,
         inplace=True,
+        **settings,
     )(body)
 
 
@@ -366,6 +375,7 @@ def _whole(name: str, function: Any, doc: str) -> Op:
         name,
         doc,
         lambda rng, t: ((d.array(rng, (3, 5), t, -30, 30), d.array(rng, (5,), t, -4, 4)), {}),
+        inplace_function=True,
     )
 
 

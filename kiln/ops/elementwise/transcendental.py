@@ -351,6 +351,7 @@ xlogy = _times_log(
     tensor([0.0000, 0.6931])
     """,
     inplace=True,
+    inplace_function=True,
 )
 xlog1py = _times_log(
     "xlog1py",

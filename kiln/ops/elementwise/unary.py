@@ -51,6 +51,7 @@ def _(g: Any) -> Any:
     dtypes="numeric",
     onnx="Abs",
     inplace=True,
+    tests=d.Tests(kinks=lambda np: (np.array([-1.0, 0.0, 2.0]),)),
 )
 def abs(input: Operand) -> Any:
     """The magnitude of `input`; the derivative at 0 is 0. The smallest integer stays as it is.
@@ -73,6 +74,7 @@ def _(g: Any, input: Any) -> Any:
     dtypes="numeric",
     onnx="Sign",
     inplace=True,
+    tests=d.Tests(steps=True),
 )
 def sign(input: Operand) -> Any:
     """-1, 0 or 1 by the sign of `input`; 0 for NaN.
@@ -106,6 +108,7 @@ def _rounding(name: str, function: str, step: Any, doc: str, onnx: str) -> Any:
         onnx=onnx,
         inplace=True,
         public=name != "round",  # arithmetic's takes decimals too
+        tests=d.Tests(steps=True),
     )(body)
     return op.derivative(lambda g: zeros_of(g))
 
@@ -190,6 +193,7 @@ def _(g: Any, y: Any) -> Any:
     onnx="Sqrt",
     dtypes="all",
     inplace=True,
+    tests=d.Tests(kinks=lambda np: (np.array([0.0, 4.0]),)),
 )
 def sqrt(input: Operand) -> Any:
     """The square root, correctly rounded; NaN below 0. The derivative at 0 is infinite.
@@ -385,6 +389,7 @@ erf = float_function(
     dtypes="numeric",
     onnx="Relu",
     inplace=True,
+    tests=d.Tests(kinks=lambda np: (np.array([-1.0, -0.0, 0.0, 2.0, np.nan, np.inf]),)),
 )
 def relu(input: Operand) -> Any:
     """`input` where it is not below 0, else 0: -0.0 and NaN stay. The derivative at 0 is 0. RuntimeError for

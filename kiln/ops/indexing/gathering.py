@@ -226,6 +226,7 @@ def gather_wrapped(input: Tensor, dim: Structure, index: Tensor) -> Any:
         ((d.Zeros(2, 2), d.Zeros(2, dtype="int64"), 0), {}, RuntimeError, "same number of dimensions"),
         ((d.Zeros(2), d.Zeros(1, dtype="int64", value=-1)), {}, RuntimeError, "out of bounds"),
     ),
+    tests=d.Tests(keeps_less="another index than the one it was given"),
 )
 def take_along_dim(input: Any, indices: Any, dim: int | None = None, *, out: Any = None) -> Any:
     """`gather` whose index and input broadcast along the other dims, positions below 0 counted from the end;

@@ -118,6 +118,7 @@ inverse_power = _power("inverse_power", -1, lambda x: 1 / x, _inverse_gradient)
     reference=d.reference(lambda np, x: x / (1 + np.exp(-x))),
     method=False,
     inplace=True,
+    tests=d.Tests(kinks=lambda np: (np.array([-800.0, 0.0, 800.0]),)),
 )
 def silu(input: Tensor) -> Any:
     """`input * sigmoid(input)`; floats. RuntimeError for other dtypes.
@@ -207,6 +208,7 @@ def _slope_samples(rng: Any, dtype: str) -> list[Any]:
     method=False,
     inplace=True,
     onnx="LeakyRelu",
+    tests=d.Tests(kinks=lambda np: (np.array([-1.0, 0.0, 1.0]),)),
 )
 def leaky_relu(input: Tensor, negative_slope: Number = 0.01) -> Any:
     """`input` where positive, else `negative_slope * input`; floats. RuntimeError for other dtypes.
@@ -231,6 +233,7 @@ def decaying(x: Any) -> Any:
     method=False,
     inplace=True,
     onnx="Elu",
+    tests=d.Tests(kinks=lambda np: (np.array([-800.0, 0.0, 800.0]),)),
 )
 def elu(input: Tensor, alpha: Number = 1.0) -> Any:
     """`input` where positive, else `alpha * (exp(input) - 1)`; floats. RuntimeError for other dtypes.
@@ -255,6 +258,7 @@ def elu(input: Tensor, alpha: Number = 1.0) -> Any:
     ),
     method=False,
     onnx="Softplus",
+    tests=d.Tests(kinks=lambda np: (np.array([-800.0, 0.0, 20.0, 800.0]),)),
 )
 def softplus(input: Tensor, beta: Number = 1.0, threshold: Number = 20.0) -> Any:
     """`log(1 + exp(beta * input)) / beta`, and `input` itself where `beta * input > threshold`; floats.
@@ -274,6 +278,7 @@ def softplus(input: Tensor, beta: Number = 1.0, threshold: Number = 20.0) -> Any
     samples=d.unary(),
     reference=d.reference(lambda np, x: -np.log1p(np.exp(-x))),
     method=False,
+    tests=d.Tests(kinks=lambda np: (np.array([-800.0, 0.0, 800.0]),)),
 )
 def logsigmoid(input: Tensor) -> Any:
     """`log(sigmoid(input))`, finite wherever `input` is; floats. RuntimeError for other dtypes.

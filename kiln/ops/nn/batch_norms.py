@@ -95,6 +95,7 @@ def _check(input: Any, tensors: dict[str, Any], training: bool) -> None:
         ((d.Zeros(1, 3), None, None), {"training": True}, ValueError, "more than 1 value per channel"),
         ((d.Zeros(2, 3), d.Zeros(3), None), {"training": True}, ValueError, "must either both be None"),
     ),
+    tests=d.Tests(peer_gradient=False),
 )
 def batch_norm(
     input: Any,

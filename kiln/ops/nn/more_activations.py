@@ -198,6 +198,7 @@ def relu6(input: Tensor) -> Any:
     method=False,
     inplace=True,
     onnx="HardSigmoid",
+    tests=d.Tests(rough_peer="values"),
 )
 def hardsigmoid(input: Tensor) -> Any:
     """(input + 3) / 6 brought into [0, 1]; floats. NotImplementedError for other dtypes.
@@ -298,6 +299,7 @@ def _outside(rng: Any, t: str) -> list[Any]:
     reference=d.reference(lambda np, x: x - np.tanh(x)),
     failures=d.failures(((d.Zeros(2, dtype="bool"),), {}, RuntimeError, "bool has no subtraction")),
     method=False,
+    tests=d.Tests(keeps_less="the inner function's value"),
 )
 def tanhshrink(input: Tensor) -> Any:
     """`input - tanh(input)`; integers give the default float dtype. RuntimeError for bool.
@@ -345,6 +347,7 @@ def softsign(input: Tensor) -> Any:
     dtypes="numeric",
     method=False,
     inplace=True,
+    inplace_function=True,
     onnx="ThresholdedRelu",
 )
 def threshold(input: Tensor, threshold: Number, value: Number) -> Any:

@@ -433,6 +433,7 @@ def rnn_relu_cell(input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b
             "hidden1 has inconsistent hidden_size: got 5, expected 2",
         ),
     ),
+    tests=d.Tests(keeps_less="the tanh of the new cell's value"),
 )
 def lstm_cell(input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
     """The hidden state and the cell (B, H) after one step of an LSTM from `hx`, a tuple of both.

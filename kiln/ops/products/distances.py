@@ -241,6 +241,7 @@ def cosine_similarity(x1: Tensor, x2: Tensor, dim: Structure = 1, eps: Number = 
     ),
     failures=d.failures(((d.Zeros(2, 3), d.Zeros(2, 4)), {}, RuntimeError, "must match the size")),
     method=False,
+    tests=d.Tests(keeps_less="differences"),
 )
 def pairwise_distance(
     x1: Tensor, x2: Tensor, p: Structure = 2.0, eps: Number = 1e-6, keepdim: Structure = False

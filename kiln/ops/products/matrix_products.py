@@ -63,6 +63,7 @@ def _(g: Any, input: Any, other: Any) -> Any:
     reference=d.numpy("matmul"),
     public=False,
     onnx="MatMul",
+    tests=d.Tests(tile_order=True),
 )
 def product_wide(input: Tensor, other: Tensor) -> Any:
     """`product` whose sums stay as wide as they are: float32 of bfloat16, int32 of narrower integers; else

@@ -258,6 +258,7 @@ def sum(input: Tensor, dim: Structure = None, keepdim: Structure = False, dtype:
     failures=d.failures(*_BAD_DIM),
     dtypes="all",
     onnx="ReduceProd",
+    tests=d.Tests(kinks=lambda np: (np.array([[2.0, 0.0, 3.0], [0.0, 0.0, 3.0], [1.0, 2.0, 3.0]]), 1)),
 )
 def prod(input: Tensor, dim: Structure = None, keepdim: Structure = False, dtype: Structure = None) -> Any:
     """The product over `dim` (None: all); integers and bool give int64 unless `dtype` says otherwise.
@@ -314,6 +315,7 @@ _EXTREMUM = """The {0} element over `dim` (an int, a tuple, or None for all); Na
     tensor([{2}])
     """
 amax = _extremum("amax", reduce_max, reduce_any, _EXTREMUM.format("largest", "amax", "2, 4"))
+amax.tests = d.Tests(kinks=lambda np: (np.array([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]]), 1))
 amin = _extremum("amin", reduce_min, reduce_all, _EXTREMUM.format("smallest", "amin", "1, 3"))
 
 
@@ -404,6 +406,7 @@ def _spread_samples(rng: Any, dtype: str) -> list[Any]:
         ((d.Zeros(2, dtype="int64"),), {}, RuntimeError, "std and var only support"), *_BAD_DIM
     ),
     public=False,
+    tests=d.Tests(rounding=4.0),
 )
 def var(input: Tensor, dim: Structure = None, correction: Number = 1, keepdim: Structure = False) -> Any:
     """The variance over `dim` (None: all), dividing by count - correction; floats. RuntimeError for integers.
@@ -421,6 +424,7 @@ def var(input: Tensor, dim: Structure = None, correction: Number = 1, keepdim: S
         ((d.Zeros(2, dtype="int64"),), {}, RuntimeError, "std and var only support"), *_BAD_DIM
     ),
     public=False,
+    tests=d.Tests(rounding=4.0),
 )
 def std(input: Tensor, dim: Structure = None, correction: Number = 1, keepdim: Structure = False) -> Any:
     """The standard deviation over `dim` (None: all), the root of `var`; its derivative where it is 0 is 0.
@@ -443,6 +447,7 @@ def std(input: Tensor, dim: Structure = None, correction: Number = 1, keepdim: S
     ),
     failures=d.failures(*_BAD_DIM),
     onnx="ReduceLogSumExp",
+    tests=d.Tests(kinks=lambda np: (np.array([[-np.inf, 0.0], [np.inf, 1.0]]), 1)),
 )
 def logsumexp(input: Tensor, dim: Structure, keepdim: Structure = False) -> Any:
     """log(sum(exp(input))) over `dim` (an int or a tuple) without overflow; integers and bool give the

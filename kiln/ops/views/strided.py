@@ -254,6 +254,7 @@ def _(g: Any, input: Any, dims: Any) -> Any:
         ((d.Zeros(3), 0, -1, 1), {}, RuntimeError, "size is -1"),
         ((d.Zeros(3), 1, 1, 1), {}, IndexError, "Dimension out of range"),
     ),
+    tests=d.Tests(peer="Tensor.unfold"),
 )
 def unfold_(input: Any, dimension: int, size: int, step: int) -> Any:
     """A view of all windows of `size` elements along a dim, `step` apart, their elements as a new last dim.
@@ -435,6 +436,7 @@ def diagonal_scatter(input: Any, src: Any, offset: int = 0, dim1: int = 0, dim2:
     failures=d.failures(
         ((d.Zeros(2, 3), d.Zeros(3), (2,), (1,)), {}, RuntimeError, "expected src to have a size")
     ),
+    tests=d.Tests(peer_gradient=False, sees_layout=True),
 )
 def as_strided_scatter(
     input: Any, src: Any, size: Any, stride: Any, storage_offset: int | None = None

@@ -263,7 +263,12 @@ _SIZES: dict[int, tuple[Ints, Ints, int]] = {
     2: ((2, 4, 5, 6), (4, 2, 3, 2), 2),
     3: ((1, 2, 4, 3, 4), (2, 2, 2, 3, 2), 1),
 }
-_FACTS: dict[str, Any] = {"method": False, "layer": True, "dtypes": "float"}
+_FACTS: dict[str, Any] = {
+    "method": False,
+    "layer": True,
+    "dtypes": "float",
+    "tests": d.Tests(history="the bias' gradient has none; PyTorch's leads nowhere"),
+}
 
 
 def _described(text: str, dims: int) -> str:
