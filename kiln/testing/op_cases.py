@@ -106,7 +106,12 @@ class Entry:
         if not (params[0].kind in "TVLN" if params else any(isinstance(x, np.ndarray) for x in _flat(first))):
             return []
         return [
-            (("text", *others), cases[0].kwargs, TypeError, rf"^{re.escape(self.name)}(\(\))?: .*\bstr\b")
+            (
+                ("text", *others),
+                cases[0].kwargs,
+                TypeError,
+                rf"^{re.escape(self.name)}(\(\))?(:| received) .*\bstr\b",
+            )
         ]
 
 
