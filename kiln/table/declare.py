@@ -12,7 +12,8 @@ from kiln.graph import graph as g
 from kiln.graph.size import Size, product
 from kiln.table import record, registry
 from kiln.table.kinds import COMPUTE
-from kiln.table.record import ALIASES, Failure, Op, Sample, Samples
+from kiln.table.record import ALIASES, NOTHING_MORE, Failure, Op, Sample, Samples
+from kiln.table.record import Tests as Tests
 
 _PYTHON = {bool: "bool", int: "int64", float: "float64"}
 INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
@@ -23,6 +24,7 @@ class Function:
 
     Without `samples` it is for the docs alone. `reads`: it looks at values, so that it ends a recording and
     has no graph. `needs`: an optional module that it, or its derivative, calls. `differs`: from PyTorch's.
+    `tests`: see `record.Tests`.
     """
 
     __slots__ = (
@@ -37,6 +39,7 @@ class Function:
         "reads",
         "reference",
         "samples",
+        "tests",
     )
     kind = "function"
     public = True
@@ -52,6 +55,7 @@ class Function:
         self.reads: bool = settings.pop("reads", False)
         self.needs: str = settings.pop("needs", "")
         self.differs: str = settings.pop("differs", "")
+        self.tests: Tests = settings.pop("tests", NOTHING_MORE)
         assert not settings, f"{name}: unknown settings {sorted(settings)}"
 
     @property
@@ -434,14 +438,6 @@ def _filled(x: Any) -> Any:
     return np.full(x.shape, x.value, x.dtype)
 
 
-def not_an_array(name: str, count: int = 1) -> Callable[[], list[Failure]]:
-    """The failure every op of arrays has: a string where an array is needed."""
-    return failures((("text",) * count, {}, TypeError, name))
-
-
-def not_broadcastable(name: str) -> Callable[[], list[Failure]]:
-    """The failures of an op of two arrays that broadcast."""
-    return failures(
-        ((Zeros(2, 3), Zeros(2, 4)), {}, RuntimeError, "must match the size"),
-        (("text", "text"), {}, TypeError, name),
-    )
+def not_broadcastable() -> list[Failure]:
+    """The failure of an op of two arrays that broadcast."""
+    return failures(((Zeros(2, 3), Zeros(2, 4)), {}, RuntimeError, "must match the size"))()

@@ -95,6 +95,45 @@ class IndexCheck(NamedTuple):
 
 Samples = Callable[[Any, str], "list[Sample]"]
 
+
+class Tests(NamedTuple):
+    """What tests must know of an entry besides its samples; most need nothing.
+
+    peer           the path of PyTorch's function below `torch`, where that of the same name is another one;
+                   None: it has none that takes the same arguments
+    rough_peer     PyTorch's own errors in float64 are beyond what float64 is compared with: of its "values"
+                   and derivatives, or of its second "derivatives" alone
+    peer_gradient  False: PyTorch differentiates it not at all, or not by all it is given
+    history        how the history of its gradient differs from PyTorch's
+    keeps_less     what PyTorch keeps for its derivative and kiln computes or reads again, so that backward
+                   raises where an argument or a result was overwritten and PyTorch's does not
+    rounding       how many times one rounding of its result the float32 body may be from its reference, which
+                   is plain float64: more than one where values cancel
+    kinks          the arguments of a call (of the numpy module, in float64) at kinks, poles and limits, where
+                   values and subgradients are PyTorch's
+    steps          it changes by steps: differences see the jumps, its derivative is 0 between
+    underived      by its first argument it has no derivative: asked for one, it raises
+    regular        its matrices may not be singular, as one is whose last column is repeated
+    sees_layout    its result depends on how its argument lies in memory, as PyTorch's does
+    tile_order     in bfloat16 its sums have another order on machines with tiles, and nothing rounds it away
+    """
+
+    peer: str | None = ""
+    rough_peer: str = ""
+    peer_gradient: bool = True
+    history: str = ""
+    keeps_less: str = ""
+    rounding: float = 1.0
+    kinks: Callable[[Any], tuple[Any, ...]] | None = None
+    steps: bool = False
+    underived: bool = False
+    regular: bool = False
+    sees_layout: bool = False
+    tile_order: bool = False
+
+
+NOTHING_MORE = Tests()
+
 # While functions are mapped (kiln.func) calls of ops are offered to these first: op, args, kwargs -> the
 # result, or NotImplemented.
 INTERPRETERS: list[Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = []
@@ -106,7 +145,8 @@ class Op:
     __slots__ = (
         "at_once", "body", "checks", "differentiable", "differs", "divides", "doc", "dtypes",
         "explain", "failures", "gives_positions", "gradient", "handle", "identity", "inplace",
-        "kind", "method", "name", "onnx", "params", "public", "reference", "rule", "samples",
+        "inplace_function", "kind", "method", "name", "onnx", "params", "public", "reference", "rule",
+        "samples", "tests",
     )  # fmt: skip
 
     def __init__(
@@ -140,6 +180,8 @@ class Op:
         self.public = True  # a function of kiln's namespace
         self.method = True  # a method of Tensor, if public
         self.inplace = False  # has an in-place form `name_`
+        self.inplace_function = False  # which is a function too, though it needs more than the tensor
+        self.tests = NOTHING_MORE
         self.checks: IndexCheck | None = None
         self.gives_positions = False  # along `dim` (None: in the flat array): they need no check there
         self.explain: Callable[..., Exception | None] | None = None
@@ -354,7 +396,7 @@ def _finish(op: Op, settings: dict[str, Any]) -> Op:
         setattr(op, key, value)
     if op.public:
         written = op.handle.form(None, True) if op.inplace else None
-        registry.register(op.name, op.handle, op.method, not op.method, written)
+        registry.register(op.name, op.handle, op.method, not op.method, written, op.inplace_function)
     return op
 
 

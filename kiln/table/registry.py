@@ -25,9 +25,6 @@ LAYERS: dict[str, Any] = {}  # functions of kiln.nn.functional
 
 INPLACE: dict[str, Any] = {}  # name -> its in-place form: the method `name_`, and for some a function
 
-# in-place functions of PyTorch's namespace that need more than the tensor
-_MORE_IN_PLACE = {"addmv", "clamp_max", "clamp_min", "gcd", "lcm", "ldexp", "threshold", "xlogy"}
-
 # name -> the family that brings it
 _FUNCTION_HOMES, _METHOD_HOMES, _LAYER_HOMES, _OP_HOMES = (
     {name: family for family, names in FAMILIES.items() for name in names[kind].split()} for kind in range(4)
@@ -35,9 +32,16 @@ _FUNCTION_HOMES, _METHOD_HOMES, _LAYER_HOMES, _OP_HOMES = (
 
 
 def register(
-    name: str, function: Any, method: bool = False, layer: bool = False, written: Any = None
+    name: str,
+    function: Any,
+    method: bool = False,
+    layer: bool = False,
+    written: Any = None,
+    written_function: bool = False,
 ) -> None:
-    """Makes a public function known; `written` is its in-place form."""
+    """Makes a public function known; `written` is its in-place form, which is a function too where it needs
+    the tensor alone, or `written_function`.
+    """
     twice = name in FUNCTIONS and not _begins_anew(name)
     assert not twice, f"{name} twice: an op behind a function of its name is not public"
     names = {name: function, **({} if written is None else {f"{name}_": written})}
@@ -48,8 +52,7 @@ def register(
         LAYERS.update(names)
     if written is not None:
         INPLACE[name] = written
-        # a function too where it needs the tensor alone
-        if name in _MORE_IN_PLACE or places_of(function, required=True) == 1:
+        if written_function or places_of(function, required=True) == 1:
             FUNCTIONS[f"{name}_"] = written
 
 

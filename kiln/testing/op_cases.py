@@ -6,6 +6,7 @@ that NumPy does not have (bfloat16) is drawn as float32 and rounded.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,8 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kiln.table.record import NOTHING_MORE, Tests
 from kiln.testing.compare import dtype_name, is_tensor, to_array
-from kiln.testing.layouts import laid_out, repeat_last
+from kiln.testing.layouts import LAYOUTS, laid_out, repeat_last
 
 Array = npt.NDArray[Any]
 
@@ -51,6 +53,21 @@ class Entry:
         self.reference: Callable[..., Any] | None = record.reference
         self.differentiable: bool = record.differentiable
         self.reads: bool = getattr(record, "reads", False)
+        self.tests: Tests = getattr(record, "tests", NOTHING_MORE)
+        # whether its result depends on how its argument lies in memory
+        self.sees_layout: bool = self.kind == "as_strided" or self.tests.sees_layout
+
+    @property
+    def has_peer(self) -> bool:
+        """Whether a call of it is one of PyTorch's function: views of the core name places in memory."""
+        return self.tests.peer is not None and self.kind != "as_strided"
+
+    @property
+    def layouts(self) -> tuple[str, ...]:
+        """The layouts of its arguments that must not matter."""
+        if self.sees_layout:
+            return LAYOUTS[:1]
+        return LAYOUTS[: -1 if self.tests.regular else None]
 
     @property
     def dtypes(self) -> tuple[str, ...]:
@@ -72,9 +89,30 @@ class Entry:
             for n, s in enumerate(samples)
         ]
 
-    def failures(self) -> list[Any]:
-        """Calls that must raise: (args, kwargs, exception type, message pattern)."""
+    def stated_failures(self) -> list[Any]:
+        """Calls that must raise, as the record has them: (args, kwargs, exception type, message pattern)."""
         return list(self.record.failures()) if self.record.failures is not None else []
+
+    def failures(self) -> list[Any]:
+        """Those, and the first sample with a text in the place of its first array."""
+        return self.stated_failures() + self._not_an_array()
+
+    def _not_an_array(self) -> list[Any]:
+        cases = self.cases(self.dtypes[0])[:1]
+        if not cases or not cases[0].args:
+            return []
+        first, *others = cases[0].args
+        params = getattr(self.record, "params", None)  # of an op: arrays, numbers, sizes, structure
+        if not (params[0].kind in "TVLN" if params else any(isinstance(x, np.ndarray) for x in _flat(first))):
+            return []
+        return [
+            (
+                ("text", *others),
+                cases[0].kwargs,
+                TypeError,
+                rf"^{re.escape(self.name)}(\(\))?(:| received) .*\bstr\b",
+            )
+        ]
 
 
 def arrays_of(case: Case) -> list[Array]:

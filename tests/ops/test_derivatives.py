@@ -18,12 +18,8 @@ import numpy as np
 import pytest
 from backend import WAYS, kiln, needs_kiln, torch
 from test_ops import (
-    PARTLY_DERIVED,
-    PEERS,
-    REGULAR,
-    ROUGH_PEERS,
+    LIKE,
     SAMPLED,
-    UNLIKE,
     all_cases,
     call,
     grad_dtypes,
@@ -40,8 +36,7 @@ FULL = os.environ.get("KILN_TEST_FULL") == "1"
 DIFFERENTIABLE = [n for n, e in SAMPLED.items() if grad_dtypes(e)]
 SEEDS = range(10 if FULL else 1)
 WHOLE = 300 if FULL else 40  # elements of inputs and results up to which whole Jacobians are compared
-# PyTorch's trigamma and its relatives, and its hardsigmoid, are good to 1e-9
-COARSE = ROUGH_PEERS | {"lgamma", "mvlgamma", "polygamma"}
+UNDERIVED = sorted(n for n, e in SAMPLED.items() if e.tests.underived)
 
 
 # -- against differences ------------------------------------------------------------------------------------
@@ -67,14 +62,14 @@ def tolerances(leaves: list[Any], results: list[Any]) -> dict[str, Any]:
     return {"atol": atol} if size <= WHOLE else {"atol": atol / size, "fast_mode": True}
 
 
-@pytest.mark.parametrize("name", [*DIFFERENTIABLE, *sorted(PARTLY_DERIVED)])
+@pytest.mark.parametrize("name", [*DIFFERENTIABLE, *UNDERIVED])
 def test_differences(name: str) -> None:
     """First derivatives against central differences, second ones through create_graph."""
     entry = SAMPLED[name]
     for case in checked_cases(name):
         given = tensors(kiln, case, "float64", grad=True)
         leaves = leaves_of(given)
-        if name in PARTLY_DERIVED:  # by the second argument alone
+        if entry.tests.underived:  # by the second argument alone
             leaves.pop(0).requires_grad_(False)
 
         def fn(*_: Any, given: Case = given) -> Any:
@@ -192,8 +187,7 @@ def cotangent(k: Any, y: Any, seed: int) -> Any:
 
 def layouts_of(name: str) -> tuple[str, ...]:
     """The layouts an op is to be blind to."""
-    blind = SAMPLED[name].kind != "as_strided" and name != "as_strided_scatter"
-    return LAYOUTS[: -1 if name in REGULAR else None] if blind else LAYOUTS[:1]
+    return SAMPLED[name].layouts
 
 
 def runs(name: str) -> Iterator[tuple[Case, str, str]]:
@@ -285,13 +279,13 @@ def peer_derived(derive: Any, name: str, case: Case, dtype: str) -> Any:
 
 @pytest.mark.parametrize(
     "name",
-    [n for n in DIFFERENTIABLE if n in PEERS - UNLIKE - {"as_strided_scatter"}],  # its differs=
+    [n for n in DIFFERENTIABLE if n in LIKE and not SAMPLED[n].tests.sees_layout],
 )
 def test_second_derivatives_are_pytorch(name: str, answers: Any) -> None:
     """First and second derivatives in float64, to 1e-10, where PyTorch has them."""
     entry = SAMPLED[name]
     for case in entry.cases("float64"):
-        given, factor = tensors(kiln, case, "float64", grad=True), 1e3 if name in COARSE else 1.0
+        given, factor = tensors(kiln, case, "float64", grad=True), 1e3 if entry.tests.rough_peer else 1.0
         want = answers(case[:2], partial(peer_derived, second, name, case, "float64"), factor)
         if want is None:
             continue
@@ -307,24 +301,6 @@ def test_second_derivatives_are_pytorch(name: str, answers: Any) -> None:
 
 
 # -- history ------------------------------------------------------------------------------------------------
-
-# op -> how the history of its gradient differs, and why
-OTHER_HISTORY = {
-    "layer_norm": "the bias' gradient leads to zeros; PyTorch's leads nowhere",
-    "instance_norm": "the bias' gradient has none; PyTorch's leads nowhere",
-    **{f"conv{t}{n}d": "as instance_norm" for t in ("", "_transpose") for n in (1, 2, 3)},
-    **{
-        f"adaptive_max_pool{n}d{more}": "of one window it is max's, which has none; PyTorch's leads to zeros"
-        for n in (1, 2, 3)
-        for more in ("", "_with_indices")
-    },
-    "grid_sample": "of nearest elements the grid's gradient leads to zeros; PyTorch's leads nowhere",
-    "norm": "of order 0 the gradient is zeros; PyTorch has none",
-    "linalg.vector_norm": "of order 0 the gradient is zeros; PyTorch has none",
-    "linalg.det": "of a matrix without elements the gradient has a history as any other's",
-    "linalg.vander": "of two columns the gradient has a history as any other's",
-    "segment_reduce": "sums have none; PyTorch's raises for every kind",
-}
 
 
 def history(k: Any, results: list[Any], leaves: list[Any]) -> list[Any]:
@@ -343,7 +319,7 @@ def history(k: Any, results: list[Any], leaves: list[Any]) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("name", [n for n in DIFFERENTIABLE if n in PEERS - UNLIKE])
+@pytest.mark.parametrize("name", [n for n in DIFFERENTIABLE if n in LIKE])
 @pytest.mark.filterwarnings("ignore")
 def test_gradients_have_the_history_of_pytorch_s(name: str, answers: Any) -> None:
     """A gradient whose own is zero everywhere has a history where PyTorch's has: a second grad gives zeros.
@@ -361,7 +337,7 @@ def test_gradients_have_the_history_of_pytorch_s(name: str, answers: Any) -> Non
         for x, y in zip(got, want):  # True: PyTorch's cannot be differentiated again
             if x != y and not (y is True and isinstance(x, list)):
                 differ.append((case.label, x, y))
-    assert bool(differ) == (name in OTHER_HISTORY), differ
+    assert bool(differ) == bool(SAMPLED[name].tests.history), differ
 
 
 STEPS = {

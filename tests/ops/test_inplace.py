@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from backend import eager, kiln, torch
 from inplace_programs import PROGRAMS
-from test_ops import FEWER_GRADIENTS, PEERS, SAMPLED, UNLIKE, grad_dtypes, peer_case, peer_functions
+from test_ops import LIKE, SAMPLED, grad_dtypes, peer_case, peer_functions
 
 from kiln.testing.compare import dtype_name, to_array
 from kiln.testing.op_cases import Case, results_of, tensors
@@ -132,25 +132,7 @@ def test_programs_are_pytorch_s(name: str, answers: Any) -> None:
 
 # Where overwriting makes kiln's backward raise, and PyTorch's not: PyTorch keeps an intermediate, an array
 # more to write and to hold; backward here computes it again from arguments that are there anyway.
-NARROWER = {
-    **dict.fromkeys(
-        """hinge_embedding_loss l1_loss margin_ranking_loss pairwise_distance smooth_l1_loss
-        triplet_margin_loss""".split(),
-        "PyTorch keeps the differences; the loss is one pass here that writes none",
-    ),
-    **dict.fromkeys(
-        "gaussian_nll_loss kl_div poisson_nll_loss".split(),
-        "PyTorch keeps logarithms or exponentials; the loss is one pass here that writes none",
-    ),
-    **dict.fromkeys(
-        "ldexp ndtr tanhshrink".split(),
-        "PyTorch keeps the inner function's value; it is computed again while the gradient is written",
-    ),
-    "lstm_cell": "PyTorch keeps the tanh of the new cell's value, which is computed again here",
-    "corrcoef": "PyTorch keeps the rows less their means, as large as what it was given",
-    "cosine_embedding_loss": "PyTorch keeps masks of the target, which is read again here",
-    "take_along_dim": "PyTorch makes another index of the one it is given, which is read as it is here",
-}
+NARROWER = [n for n, e in SAMPLED.items() if e.tests.keeps_less]
 
 
 def written(framework: Any, function: Callable[..., Any], given: Case, place: int | None) -> Any:
@@ -229,7 +211,8 @@ def refusals(name: str, case: Case, answers: Any) -> list[str]:
 @pytest.mark.parametrize("name", NARROWER)
 def test_narrower_are(name: str, answers: Any) -> None:
     """What is listed there belongs there."""
-    assert any(refusals(name, case, answers) for case in SAMPLED[name].cases("float32")), NARROWER[name]
+    entry = SAMPLED[name]
+    assert any(refusals(name, case, answers) for case in entry.cases("float32")), entry.tests.keeps_less
 
 
 @pytest.mark.parametrize("name", [n for n, e in SAMPLED.items() if "float32" in grad_dtypes(e)])
@@ -238,7 +221,7 @@ def test_overwritten_values(name: str, answers: Any) -> None:
     was, or backward raises; it raises where PyTorch's does not for named reasons only.
     """
     entry = SAMPLED[name]
-    peers = name in PEERS - UNLIKE - FEWER_GRADIENTS - set(NARROWER)
+    peers = name in LIKE and entry.tests.peer_gradient and not entry.tests.keeps_less
     for case in entry.cases("float32")[:1]:
         count = len(_tensors(tensors(kiln, case, "float32")))
         want = written(kiln, entry.function, tensors(kiln, case, "float32", grad=True), None)

@@ -62,37 +62,9 @@ each_kind = pytest.mark.parametrize(
 )
 
 
-# no function of PyTorch that takes the same arguments
-UNLIKE = {"full", "as_strided"}  # as_strided: test_places
-# of matrices that may not be singular, as those are whose last column is repeated
-REGULAR = {"linalg.inv", "linalg.lu_factor", "linalg.solve", "linalg.tensorinv", "linalg.tensorsolve"}
-# PyTorch differentiates these not at all, or not by all they are given
-FEWER_GRADIENTS = {
-    "floor_divide",
-    "nll_loss",
-    "binary_cross_entropy",
-    "as_strided_scatter",
-    "vander",
-    "batch_norm",
-    "instance_norm",
-    "multi_margin_loss",
-    "soft_margin_loss",
-    "linalg.cond",
-    "special.hermite_polynomial_h",
-    "special.hermite_polynomial_he",
-    "special.laguerre_polynomial_l",
-    "special.legendre_polynomial_p",
-}
-# asked for a gradient by their first argument they raise; tests/ops/test_special_math.py has the other one
-PARTLY_DERIVED = {"igamma", "igammac", "zeta"}
-# PyTorch's own errors in float64 are beyond what float64 is compared with (its trigamma's, in digamma's case)
-ROUGH_PEERS = {"hardsigmoid", "digamma", "bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1"}
-OTHERS = {"unfold"}  # another function of PyTorch's nn.functional has this name
-
-
 def grad_dtypes(entry: Entry) -> list[str]:
     """The float dtypes in which an op's gradient exists."""
-    derived = entry.differentiable and entry.name not in PARTLY_DERIVED
+    derived = entry.differentiable and not entry.tests.underived
     return [d for d in entry.dtypes if "float" in d] if derived else []
 
 
@@ -109,11 +81,16 @@ def all_cases(entry: Entry, dtype: str, seed: int = 0) -> Iterator[Case]:
         yield from resized(cases[0])
 
 
+def named(name: str) -> str | None:
+    """The path of PyTorch's function where its entry says one."""
+    return TABLE[name].tests.peer if name in TABLE else ""
+
+
 def peer_functions(name: str) -> list[Any]:
     """PyTorch's functions of the same name, the documented one first where there are several."""
     homes = [torch.nn.functional, torch, torch.special, torch.Tensor] if torch is not None else []
-    space, _, short = name.rpartition(".")
-    homes = [getattr(torch, space)] if homes and space else homes[short in OTHERS :]
+    space, _, short = (named(name) or name).rpartition(".")
+    homes = [getattr(torch, space)] if homes and space else homes
     return [getattr(home, short) for home in homes if hasattr(home, short)]
 
 
@@ -123,6 +100,7 @@ def names_of_peers() -> list[str]:
 
 
 PEERS = set(names_of_peers() if torch is not None else kept.constant("test_ops", "test_peers_are_known"))
+LIKE = {n for n in PEERS if TABLE[n].has_peer}  # those that are called as it is
 
 
 def test_peers_are_known(answers: Any) -> None:
@@ -159,7 +137,7 @@ def test_reference(name: str, dtype: str) -> None:
                 assert close(value, want, to), f"{case.label}: {difference(value, want)}"
 
 
-@pytest.mark.parametrize("name, dtype", [(n, d) for n, d in EACH_DTYPE if n in PEERS - UNLIKE])
+@pytest.mark.parametrize("name, dtype", [(n, d) for n, d in EACH_DTYPE if n in LIKE])
 def test_peer(name: str, dtype: str, answers: Any) -> None:
     """Shape, dtype and values as PyTorch's function of the same name."""
     entry = SAMPLED[name]
@@ -189,7 +167,7 @@ def where_peer_can() -> Iterator[None]:
 
 def rough(name: str, dtype: str) -> float:
     """How much more than rounding PyTorch's values may differ."""
-    return 1e5 if name in ROUGH_PEERS and dtype == "float64" else 1.0
+    return 1e5 if TABLE[name].tests.rough_peer == "values" and dtype == "float64" else 1.0
 
 
 def peer_case(case: Case, dtype: str, grad: bool = False) -> Case:
@@ -213,7 +191,7 @@ def assert_close(y: Any, want: Any, label: str, factor: float = 1.0) -> None:
     [
         (n, d)
         for n, e in SAMPLED.items()
-        if n in PEERS - UNLIKE - FEWER_GRADIENTS
+        if n in LIKE and e.tests.peer_gradient
         for d in grad_dtypes(e)
         if e.kind != "function" or d in PLAIN
     ],
@@ -260,12 +238,10 @@ def gradients(framework: Any, results: list[Any], leaves: list[Any], seeds: list
 def test_layouts(name: str, dtype: str) -> None:
     """The same bits whatever the layout of the operands, alone and mixed."""
     entry = SAMPLED[name]
-    if entry.kind == "as_strided":
-        pytest.skip("sees the layout: test_places compares it")
-    if name == "as_strided_scatter":
-        pytest.skip("sees the layout, as in PyTorch: test_edges compares it")
+    if entry.sees_layout:
+        pytest.skip("sees the layout, as PyTorch's does: test_places and test_edges compare it")
     for case in all_cases(entry, dtype):
-        for layout in LAYOUTS[1 : -1 if name in REGULAR else None]:
+        for layout in entry.layouts[1:]:
             plain = expanded(case) if layout == "expanded" else case
             want = [to_array(y) for y in call(entry, tensors(kiln, plain, dtype))]
             got = [to_array(y) for y in call(entry, tensors(kiln, plain, dtype, layout))]
@@ -295,7 +271,7 @@ def test_places(name: str, dtype: str, answers: Any) -> None:
     [
         (n, d)
         for n, e in SAMPLED.items()
-        if e.kind != "as_strided" and n != "as_strided_scatter"
+        if not e.sees_layout
         for d in ("float32", "bfloat16")
         if d in grad_dtypes(e)
     ],
@@ -304,7 +280,7 @@ def test_gradient_layouts(name: str, dtype: str) -> None:
     """The same bits of gradients whatever the layout of the operands."""
     entry = SAMPLED[name]
     for case in entry.cases(dtype)[:1]:
-        for layout in LAYOUTS[1 : -1 if name in REGULAR else None]:
+        for layout in entry.layouts[1:]:
             plain = expanded(case) if layout == "expanded" else case
             want = run_with_gradients(entry, tensors(kiln, plain, dtype, grad=True))
             got = run_with_gradients(entry, tensors(kiln, plain, dtype, layout, grad=True))
@@ -394,7 +370,7 @@ def test_interpreter(name: str, dtype: str) -> None:
     if entry.reads:
         pytest.skip("looks at values, so it has no graph")
     tiles = importlib.import_module("kiln.codegen.target").host_target().tiles
-    if (name, dtype) == ("product_wide", "bfloat16") and tiles:
+    if entry.tests.tile_order and dtype == "bfloat16" and tiles:
         pytest.skip("AMX has an order of its own, and nothing rounds here: tests/codegen/test_codegen_amx.py")
     graphs = importlib.import_module("kiln.graph.graph")
     interpret = importlib.import_module("kiln.graph.interpret").interpret
@@ -545,12 +521,11 @@ def magnified(case: Case) -> Case | None:
     return Case(args, kwargs, f"{case.label} magnified")
 
 
-FAILING = [
-    (name, n) for name, e in TABLE.items() if e.record.failures is not None for n in range(len(e.failures()))
-]
+FAILING = [(name, n) for name, e in SAMPLED.items() for n in range(len(e.failures()))]
+STATED = [(name, n) for name, e in TABLE.items() for n in range(len(e.stated_failures()))]
 
 
-@pytest.mark.parametrize("name, number", FAILING)
+@pytest.mark.parametrize("name, number", sorted({*STATED, *FAILING}))
 def test_errors(name: str, number: int) -> None:
     """A wrong call raises its exception, with a message that names what was wrong, eagerly and recorded."""
     entry = TABLE[name]
@@ -575,7 +550,7 @@ def peer_errors(name: str, case: Case) -> list[Exception]:
 
 @pytest.mark.parametrize(
     "name, number",
-    [(n, k) for n, k in FAILING if n in PEERS and TABLE[n].failures()[k][2] is not NotImplementedError],
+    [(n, k) for n, k in STATED if n in PEERS and TABLE[n].failures()[k][2] is not NotImplementedError],
 )
 def test_errors_as_peer(name: str, number: int, answers: Any) -> None:
     """PyTorch raises the same type for the same call (in one of its functions of that name)."""

@@ -23,6 +23,7 @@ from kiln.graph.slots import array_input
 from kiln.passes.gradient import backward
 from kiln.table.record import Op, find, table
 from kiln.testing.compare import close, dtype_name
+from kiln.testing.op_cases import Entry
 
 OPS = [op for op in table() if op.name != "constant"]
 DTYPES = {
@@ -39,8 +40,6 @@ DTYPES = {
 CASES = [(op, dtype) for op in OPS for dtype in DTYPES[op.dtypes]]
 # in which a derivative is compared; a wrong one is seen along any but a few
 DIRECTIONS = 3 if os.environ.get("KILN_TEST_FULL") == "1" else 1
-# a reference in plain float64 differs from one rounding of float32 by more where values cancel
-LOOSE = {"var": 4.0, "std": 4.0, "norm": 4.0, "layer_norm": 8.0}
 
 
 def is_array(x: Any) -> bool:
@@ -106,7 +105,7 @@ def evaluated(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: str 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
 def test_record_is_whole(op: Op) -> None:
     assert op.samples is not None, "no samples"
-    assert op.failures is not None and op.failures(), "no error samples"
+    assert Entry(op).failures(), "no error samples"
     assert op.reference is not None, "no reference"
     assert op.doc.strip() and (">>>" in op.doc or not op.public), "no docstring with an example"
     assert op.dtypes in DTYPES
@@ -124,7 +123,7 @@ def test_an_entry_is_all_an_op_needs() -> None:
     assert named == ["activations.py"]
     entry = find("softplus")
     softplus = kiln.nn.functional.softplus
-    assert softplus is entry.handle and entry.onnx == "Softplus" and entry.samples and entry.failures
+    assert softplus is entry.handle and entry.onnx == "Softplus" and Entry(entry).failures()
     for way in (softplus, kiln.compile(softplus)):
         x = kiln.tensor([-1.0, 0.0, 3.0], dtype=kiln.float64, requires_grad=True)
         y = way(x, beta=2.0)
@@ -151,7 +150,7 @@ def test_body_agrees_with_reference(op: Op, dtype: str, rng: Any) -> None:
                 x.dtype.name if x.dtype.kind == "f" else "float32" if y.dtype.kind == "f" else ""
             )
             assert close(
-                x, y.astype(np.float64) if y.dtype.kind == "f" else y, kind, LOOSE.get(op.name, 2.0)
+                x, y.astype(np.float64) if y.dtype.kind == "f" else y, kind, max(2.0, op.tests.rounding)
             ), f"{op.name}{[getattr(a, 'shape', a) for a in sample.args]} {sample.kwargs}: {x} against {y}"
 
 
@@ -227,11 +226,8 @@ def check_gradient(
             )
 
 
-# tests/ops/test_special_math.py: their derivative by the first argument is not written
-PARTLY = {"igamma", "igammac", "zeta"}
-DIFFERENTIABLE = [op for op in OPS if op.differentiable and op.name not in PARTLY | {"detach"}]
-# steps: differences see the jump, derivatives are 0 between
-STEPS = {"floor", "ceil", "round", "trunc", "sign", "floor_divide", "div_trunc"}
+# detach hides what differences see
+DIFFERENTIABLE = [op for op in OPS if op.differentiable and not op.tests.underived and op.name != "detach"]
 
 
 @pytest.mark.parametrize("op", DIFFERENTIABLE, ids=lambda op: op.name)
@@ -246,7 +242,7 @@ def test_derivatives_agree_with_differences(op: Op, rng: Any) -> None:
         check_gradient(graph, given, outputs, rng, op.name, floats_of(given))
 
 
-@pytest.mark.parametrize("op", [op for op in DIFFERENTIABLE if op.name not in STEPS], ids=lambda op: op.name)
+@pytest.mark.parametrize("op", [op for op in DIFFERENTIABLE if not op.tests.steps], ids=lambda op: op.name)
 def test_second_derivatives_agree_with_differences(op: Op, rng: Any) -> None:
     """The gradient's graph differentiated once more, by output gradients and inputs."""
     assert op.samples is not None
@@ -302,17 +298,7 @@ def numbers(t: Any) -> Any:
     return t.detach().float().numpy() if str(t.dtype).endswith("bfloat16") else t.detach().numpy()
 
 
-# where PyTorch on a CPU has no such kernel or other names for parameters
-UNLIKE = {
-    "frexp",
-    "scatter_add",
-    "var",
-    "std",
-    "convert",
-    "prod",
-    "class_margins",
-    "local_response_norm",
-}
+UNLIKE = {"prod", "local_response_norm"}  # compared by tests/ops/test_ops.py alone
 PEERS = [op for op in OPS if op.public or op.name in ("add", "sub", "div", "pow", "clamp", "gather")]
 
 
@@ -331,7 +317,7 @@ def test_body_agrees_with_torch(op: Op, dtype: str, rng: Any, answers: Any) -> N
         pytest.skip("no peer for it")
     assert op.samples is not None
     for sample in op.samples(rng, dtype):
-        loose = LOOSE.get(op.name, 1.0)
+        loose = op.tests.rounding
         expected = answers([sample.args, sample.kwargs], partial(peer_result, op.name, sample, dtype), loose)
         graph, given, outputs = traced(op, sample.args, sample.kwargs, dtype)
         (got,) = interpret(graph.finish(outputs), given)
@@ -339,47 +325,27 @@ def test_body_agrees_with_torch(op: Op, dtype: str, rng: Any, answers: Any) -> N
         assert close(widened(got, outputs[0].dtype), numbers(expected), outputs[0].dtype, loose)
 
 
-KINKS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
-    ("relu", (np.array([-1.0, -0.0, 0.0, 2.0, np.nan, np.inf]),), {}),
-    ("abs", (np.array([-1.0, 0.0, 2.0]),), {}),
-    ("sqrt", (np.array([0.0, 4.0]),), {}),
-    ("maximum", (np.array([1.0, 2.0, 3.0, np.nan]), np.array([2.0, 2.0, 2.0, 1.0])), {}),
-    ("minimum", (np.array([1.0, 2.0, 3.0, np.nan]), np.array([2.0, 2.0, 2.0, 1.0])), {}),
-    ("clamp_min", (np.array([-1.0, 0.0, 2.0]), 0.0), {}),
-    ("pow", (np.array([0.0, 2.0, 0.0]), np.array([2.0, 0.0, 0.0])), {}),
-    ("amax", (np.array([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]]), 1), {}),
-    ("prod", (np.array([[2.0, 0.0, 3.0], [0.0, 0.0, 3.0], [1.0, 2.0, 3.0]]), 1), {}),
-    ("norm", (np.array([0.0, 0.0]),), {}),
-    ("logsumexp", (np.array([[-np.inf, 0.0], [np.inf, 1.0]]), 1), {}),
-    ("elu", (np.array([-800.0, 0.0, 800.0]),), {}),
-    ("softplus", (np.array([-800.0, 0.0, 20.0, 800.0]),), {}),
-    ("logsigmoid", (np.array([-800.0, 0.0, 800.0]),), {}),
-    ("leaky_relu", (np.array([-1.0, 0.0, 1.0]),), {}),
-    ("silu", (np.array([-800.0, 0.0, 800.0]),), {}),
-    ("softmax", (np.array([[-np.inf, 0.0], [1e4, -1e4]]), 1), {}),
-    ("binary_cross_entropy_with_logits", (np.array([-800.0, 0.0, 800.0]), np.array([1.0, 0.5, 0.0])), {}),
-    ("fmod", (np.array([-7.5, 7.5, 0.0, -0.0, 1e300]), np.array([2.0, -2.0, 3.0, 3.0, 7.0])), {}),
-    ("remainder", (np.array([-7.5, 7.5, 0.0, -0.0, 1e300]), np.array([2.0, -2.0, 3.0, 3.0, 7.0])), {}),
-    ("floor_divide", (np.array([-7.5, 7.5, 0.0, -0.0, 5.0]), np.array([2.0, -2.0, 3.0, 3.0, 0.0])), {}),
-]
+KINKS = [op for op in OPS if op.tests.kinks is not None]
 
 
 def peer_gradients(name: str, args: Any, kwargs: Any) -> tuple[Any, list[Any]]:
     """PyTorch's values and gradients of a function, from gradients between 1 and 2."""
     tensors = [torch.from_numpy(a.copy()).requires_grad_() if is_array(a) else a for a in args]
     y = peer(name)(*tensors, **kwargs)
-    if not y.requires_grad or name == "floor_divide":
+    if not y.requires_grad or not find(name).tests.peer_gradient:
         return y, []
     seed = torch.from_numpy(np.linspace(1, 2, y.numel()).reshape(tuple(y.shape)))
     leaves = [t for t in tensors if isinstance(t, torch.Tensor)]
     return y, list(torch.autograd.grad(y, leaves, seed, allow_unused=True))
 
 
-@pytest.mark.parametrize(("name", "args", "kwargs"), KINKS, ids=[k[0] for k in KINKS])
-def test_special_values_as_torch(name: str, args: Any, kwargs: Any, answers: Any) -> None:
+@pytest.mark.parametrize("op", KINKS, ids=lambda op: op.name)
+def test_special_values_as_torch(op: Op, answers: Any) -> None:
     """Values and PyTorch's subgradients where a function has a kink, a pole or a limit."""
-    graph, given, outputs = traced(find(name), args, kwargs, "float64")
-    expected, wanted = answers([args, kwargs], lambda: peer_gradients(name, args, kwargs))
+    assert op.tests.kinks is not None
+    args: tuple[Any, ...] = op.tests.kinks(np)
+    graph, given, outputs = traced(op, args, {}, "float64")
+    expected, wanted = answers([args, {}], lambda: peer_gradients(op.name, args, {}))
     (got,) = interpret(graph.finish(outputs), given)
     assert close(got, numbers(expected), "float64"), f"{got} against {expected}"
     if not wanted:

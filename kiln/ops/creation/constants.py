@@ -28,8 +28,8 @@ from kiln.table.record import Number, Sample, Sizes, Structure, composite, const
     public=False,
     reference=d.reference(lambda np, value, sizes, dtype: np.full(sizes, value, d.held(dtype))),
     differentiable=False,
-    failures=d.failures((("text", (2,), "float32"), {}, TypeError, "full")),
     onnx="ConstantOfShape",
+    tests=d.Tests(peer=None),
 )
 def full(value: Number, sizes: Sizes, dtype: Structure) -> Any:
     """An array of the given sizes and dtype (its name), every element `value`.
@@ -77,7 +77,6 @@ def _ranged(np: Any, start: Any, step: Any, sizes: Any, dtype: str) -> Any:
     dtypes="numeric",
     reference=d.reference(_ranged),
     samples=lambda rng, t: [Sample((2, 3, (5,), t)), Sample((-1, 1, (37,), "int64"))],
-    failures=d.failures((("text", 1, (2,), "float32"), {}, TypeError, "progression")),
     onnx="Range",
 )
 def progression(start: Number, step: Number, sizes: Sizes, dtype: Structure) -> Any:
@@ -102,7 +101,6 @@ def _as(x: Any, dtype: str) -> Any:
         lambda np, start, end, sizes, dtype: np.linspace(start, end, sizes[0]).astype(d.held(dtype))
     ),
     samples=lambda rng, t: [Sample((0.0, 1.0, (5,), t)), Sample((-3.0, 4.0, (8,), t))],
-    failures=d.failures((("text", 1, (2,), "float32"), {}, TypeError, "even_steps")),
 )
 def even_steps(start: Number, end: Number, sizes: Sizes, dtype: Structure) -> Any:
     """`sizes[0]` values from start to end, both met exactly; the second half is counted from the end.

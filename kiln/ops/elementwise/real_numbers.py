@@ -20,11 +20,18 @@ for _name, _of in {
     alias(_name, _of, inplace=True)
 
 
+def _tensor(name: str, input: Any) -> Any:
+    """What was given; TypeError for what is no tensor."""
+    if not hasattr(input, "ndim"):
+        raise TypeError(f"{name}(): argument 'input' must be Tensor, not {type(input).__name__}")
+    return input
+
+
 def _itself(name: str, doc: str, method: bool = True) -> Any:
     """A function that would undo what only complex numbers have."""
 
     def function(input: Any) -> Any:
-        return input
+        return _tensor(name, input)
 
     function.__doc__ = f"""{doc}
 
@@ -57,7 +64,7 @@ def conj_physical(input: Any, *, out: Any = None) -> Any:
     >>> kiln.conj_physical(kiln.tensor([1.0, -2.0]))
     tensor([ 1., -2.])
     """
-    return written_to(input, out, input)
+    return written_to(_tensor("conj_physical", input), out, input)
 
 
 @public("detach", method=False, dtypes="all", differentiable=False)

@@ -130,6 +130,7 @@ ndtr = _special(
     3,
     DOC.format("The normal distribution's share below `input`", "ndtr", "0.0, 1.0", "0.5000, 0.8413"),
 )
+ndtr.tests = d.Tests(keeps_less="the inner function's value")
 log_ndtr = _special(
     "log_ndtr",
     gaussian.log_ndtr,
@@ -193,7 +194,6 @@ def _zeta(np: Any, s: Any, q: Any) -> Any:
     reference=d.reference(
         lambda np, x, n: ((-1) ** (n + 1) * math.factorial(n) * _zeta(np, n + 1.0, x)).astype(x.dtype)
     ),
-    failures=d.not_an_array("polygamma_of", 2),
     public=False,
 )
 def polygamma_of(input: Tensor, n: Structure) -> Any:
@@ -215,6 +215,7 @@ lgamma: Any = _function(
     9,
     DOC.format("The logarithm of |gamma(input)|", "lgamma", "0.5, 4.0", "0.5724, 1.7918"),
 )
+lgamma.tests = d.Tests(rough_peer="derivatives")
 digamma: Any = _function(
     "digamma",
     gamma.digamma,
@@ -224,6 +225,7 @@ digamma: Any = _function(
     9,
     DOC.format("The derivative of lgamma", "digamma", "1.0, 2.0", "-0.5772,  0.4228"),
 )
+digamma.tests = d.Tests(rough_peer="values")
 
 
 @d.public(
@@ -236,6 +238,7 @@ digamma: Any = _function(
         ((-1, d.Zeros(2)), {}, RuntimeError, "does not support negative n"),
         ((1.5, d.Zeros(2)), {}, TypeError, "must be int"),
     ),
+    tests=d.Tests(rough_peer="derivatives"),
 )
 def polygamma(n: Any, input: Any, *, out: Any = None) -> Any:
     """The n-th derivative of digamma at `input`, any shape; integers and bool give the default float dtype.
@@ -275,6 +278,7 @@ def _mvlgamma(np: Any, x: Any, p: int) -> Any:
     reference=d.reference(_mvlgamma),
     failures=d.failures(((d.Zeros(2), 0), {}, RuntimeError, "p has to be greater than or equal to 1")),
     inplace=True,
+    tests=d.Tests(rough_peer="derivatives"),
 )
 def mvlgamma(input: Tensor, p: Structure) -> Any:
     """The logarithm of the multivariate gamma function of dimension `p`, any shape; integers and bool give
@@ -298,8 +302,9 @@ def mvlgamma(input: Tensor, p: Structure) -> Any:
     differs="NaN for an `other` below 0 but at poles; PyTorch sums integral powers there",
     samples=d.binary(1.5, 6, 0.5, 6),
     reference=d.reference(lambda np, x, q: _zeta(np, x, q).astype(x.dtype)),
-    failures=d.not_broadcastable("zeta"),
+    failures=d.not_broadcastable,
     public=False,
+    tests=d.Tests(underived=True),
 )
 def zeta(input: Operand, other: Operand) -> Any:
     """The sum of (other + k)**-input over k = 0, 1, ..., broadcast; infinite at input 1, NaN below.
@@ -348,8 +353,9 @@ def _igamma(np: Any, a: Any, x: Any) -> Any:
     differs="NaN where an argument is NaN; PyTorch gives 0 or 1 where the other is 0 or infinite",
     samples=_incomplete_samples,
     reference=d.reference(lambda np, a, x: (1 - _igamma(np, a, x)).astype(x.dtype)),
-    failures=d.not_broadcastable("igammac"),
+    failures=d.not_broadcastable,
     inplace=True,
+    tests=d.Tests(underived=True),
 )
 def igammac(input: Tensor, other: Tensor) -> Any:
     """The regularised upper incomplete gamma function Q(input, other), broadcast; floats.
@@ -367,8 +373,9 @@ def igammac(input: Tensor, other: Tensor) -> Any:
     differs="NaN where an argument is NaN; PyTorch gives 0 or 1 where the other is 0 or infinite",
     samples=_incomplete_samples,
     reference=d.reference(lambda np, a, x: _igamma(np, a, x).astype(x.dtype)),
-    failures=d.not_broadcastable("igamma"),
+    failures=d.not_broadcastable,
     inplace=True,
+    tests=d.Tests(underived=True),
 )
 def igamma(input: Tensor, other: Tensor) -> Any:
     """The regularised lower incomplete gamma function P(input, other), broadcast; floats.
@@ -502,7 +509,9 @@ i1e: Any = _special(
 def _bessel(name: str, body: Any, reference: Any, what: str, value: str) -> None:
     """A Bessel function without derivative, as in PyTorch."""
     doc = DOC.format(f"The {what}; no derivative", name, "2.0", value)
-    _special(name, body, None, reference, 0.5, 9, doc).differs = "its limit at infinity; PyTorch gives NaN"
+    op = _special(name, body, None, reference, 0.5, 9, doc)
+    op.differs = "its limit at infinity; PyTorch gives NaN"
+    op.tests = d.Tests(rough_peer="values" if name.startswith("bessel") else "")
 
 
 _bessel("bessel_j0", lambda x: bessel.bessel_j(x, 0), _j(0), "Bessel function J of order 0", "0.2239")

@@ -26,7 +26,6 @@ _NO_BOOL_NEG = (
 @pointwise(
     samples=d.unary(),
     reference=d.numpy("negative"),
-    failures=d.not_an_array("neg"),
     dtypes="numeric",
     onnx="Neg",
     inplace=True,
@@ -49,10 +48,10 @@ def _(g: Any) -> Any:
 @pointwise(
     samples=d.unary(),
     reference=d.numpy("abs"),
-    failures=d.not_an_array("abs"),
     dtypes="numeric",
     onnx="Abs",
     inplace=True,
+    tests=d.Tests(kinks=lambda np: (np.array([-1.0, 0.0, 2.0]),)),
 )
 def abs(input: Operand) -> Any:
     """The magnitude of `input`; the derivative at 0 is 0. The smallest integer stays as it is.
@@ -72,10 +71,10 @@ def _(g: Any, input: Any) -> Any:
 @pointwise(
     samples=d.unary(),
     reference=d.numpy("sign"),
-    failures=d.not_an_array("sign"),
     dtypes="numeric",
     onnx="Sign",
     inplace=True,
+    tests=d.Tests(steps=True),
 )
 def sign(input: Operand) -> Any:
     """-1, 0 or 1 by the sign of `input`; 0 for NaN.
@@ -105,11 +104,11 @@ def _rounding(name: str, function: str, step: Any, doc: str, onnx: str) -> Any:
     op = pointwise(
         samples=d.unary(),
         reference=d.numpy(function),
-        failures=d.not_an_array(name),
         dtypes="numeric",
         onnx=onnx,
         inplace=True,
         public=name != "round",  # arithmetic's takes decimals too
+        tests=d.Tests(steps=True),
     )(body)
     return op.derivative(lambda g: zeros_of(g))
 
@@ -149,7 +148,6 @@ trunc = _rounding(
     "counted",
     samples=d.unary(),
     reference=d.numpy("square"),
-    failures=d.not_an_array("square"),
     dtypes="numeric",
     inplace=True,
 )
@@ -171,7 +169,6 @@ def _(g: Any, input: Any) -> Any:
     "float",
     samples=d.unary(0.5, 3),
     reference=d.floats("reciprocal"),
-    failures=d.not_an_array("reciprocal"),
     onnx="Reciprocal",
     inplace=True,
 )
@@ -193,10 +190,10 @@ def _(g: Any, y: Any) -> Any:
     "float",
     samples=d.unary(0.1, 9),
     reference=d.floats("sqrt"),
-    failures=d.not_an_array("sqrt"),
     onnx="Sqrt",
     dtypes="all",
     inplace=True,
+    tests=d.Tests(kinks=lambda np: (np.array([0.0, 4.0]),)),
 )
 def sqrt(input: Operand) -> Any:
     """The square root, correctly rounded; NaN below 0. The derivative at 0 is infinite.
@@ -216,7 +213,6 @@ def _(g: Any, y: Any) -> Any:
     "float",
     samples=d.unary(0.1, 9),
     reference=d.floats("sqrt"),
-    failures=d.not_an_array("root"),
     public=False,
 )
 def root(input: Operand) -> Any:
@@ -238,7 +234,6 @@ def _(g: Any, y: Any) -> Any:
     "float",
     samples=d.unary(0.1, 9),
     reference=d.floats(lambda np, x: 1 / np.sqrt(x)),
-    failures=d.not_an_array("rsqrt"),
     dtypes="all",
     inplace=True,
 )
@@ -278,7 +273,6 @@ def float_function(
         "float",
         samples=samples,
         reference=reference,
-        failures=d.not_an_array(name),
         onnx=onnx,
         differentiable=gradient is not None,
         **{"dtypes": "all", "inplace": True, **settings},
@@ -392,10 +386,10 @@ erf = float_function(
 @pointwise(
     samples=d.unary(),
     reference=d.reference(lambda np, x: np.where(x < 0, np.zeros((), x.dtype), x)),
-    failures=d.not_an_array("relu"),
     dtypes="numeric",
     onnx="Relu",
     inplace=True,
+    tests=d.Tests(kinks=lambda np: (np.array([-1.0, -0.0, 0.0, 2.0, np.nan, np.inf]),)),
 )
 def relu(input: Operand) -> Any:
     """`input` where it is not below 0, else 0: -0.0 and NaN stay. The derivative at 0 is 0. RuntimeError for
@@ -429,7 +423,6 @@ def _test(name: str, of_float: Any, doc: str, onnx: str = "") -> Any:
         "compare",
         samples=special,
         reference=d.numpy(name),
-        failures=d.not_an_array(name),
         dtypes="all",
         differentiable=False,
         onnx=onnx,

@@ -261,6 +261,7 @@ def _ends(lengths: Any, offsets: Any, n: int, axis: int, unsafe: bool) -> Any:
         ((d.Zeros(2), "sum"), {}, RuntimeError, "Either lengths or offsets"),
         ((d.Zeros(2), "least"), {}, RuntimeError, "reduce argument"),
     ),
+    tests=d.Tests(history="sums have none; PyTorch's raises for every kind"),
 )
 def segment_reduce(
     data: Any,

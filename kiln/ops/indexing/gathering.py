@@ -226,6 +226,7 @@ def gather_wrapped(input: Tensor, dim: Structure, index: Tensor) -> Any:
         ((d.Zeros(2, 2), d.Zeros(2, dtype="int64"), 0), {}, RuntimeError, "same number of dimensions"),
         ((d.Zeros(2), d.Zeros(1, dtype="int64", value=-1)), {}, RuntimeError, "out of bounds"),
     ),
+    tests=d.Tests(keeps_less="another index than the one it was given"),
 )
 def take_along_dim(input: Any, indices: Any, dim: int | None = None, *, out: Any = None) -> Any:
     """`gather` whose index and input broadcast along the other dims, positions below 0 counted from the end;
@@ -318,7 +319,6 @@ _ROWS = d.samples(
     onnx="Gather",
     samples=_ROWS,
     reference=d.reference(lambda np, x, dim, index: np.take(x, index, dim)),
-    failures=d.not_an_array("rows_at"),
 )
 def rows_at(input: Tensor, dim: Structure, index: Tensor) -> Any:
     """`input` with the slices at positions (int64, any shape; known to be right) in place of `dim`.
@@ -401,7 +401,6 @@ def embedding(input: Tensor, weight: Tensor) -> Any:
     dtypes="integral",
     samples=lambda rng, t: [Sample((rng.integers(0, 4, (2, 3)), 4))],
     reference=d.reference(lambda np, index, n: (index[..., None] == np.arange(n)).astype("int64")),
-    failures=d.failures((("text", 4), {}, TypeError, "one_hot")),
 )
 def one_hot_(input: Tensor, num_classes: Structure) -> Any:
     """1 at each position of `input` and 0 elsewhere, along a new last dim of size num_classes: int64.

@@ -25,7 +25,6 @@ from kiln.table.record import Sample, Sizes, Tensor, composite, find, primitive
         for mask in (d.array(rng, (37,), "bool"), d.array(rng, (3,), "bool"))
     ],
     reference=d.reference(lambda np, mask, count: np.flatnonzero(mask)),
-    failures=d.not_an_array("places_of"),
 )
 def places_of(input: Tensor, count: Sizes) -> Any:
     """The positions at which the vector of bools `input` holds, `count` of them: int64.
@@ -52,7 +51,6 @@ def flat_places(mask: Any) -> Any:
     differentiable=False,
     samples=lambda rng, t: [Sample((rng.integers(0, 24, (5,)), (2, 3, 4)))],
     reference=d.reference(lambda np, places, sizes: np.stack(np.unravel_index(places, sizes), 1)),
-    failures=d.not_an_array("coordinates"),
 )
 def coordinates(input: Tensor, sizes: Sizes) -> Any:
     """Positions in an array laid flat as indices along its dims of `sizes`: [n] -> [n, dims], int64.
@@ -169,7 +167,6 @@ def masked_select(input: Any, mask: Any, *, out: Any = None) -> Any:
         lambda rng, t: ((d.array(rng, (3, 4), t), d.array(rng, (3, 4), "bool"), d.array(rng, (12,), t)), {})
     ),
     reference=d.reference(lambda np, x, mask, source: _filled(np, x, mask, source)),
-    failures=d.not_an_array("fill_masked", 3),
 )
 def fill_masked(input: Tensor, mask: Tensor, source: Tensor) -> Any:
     """`input` where `mask` (of its shape) does not hold, else the next of the vector `source`, in order.

@@ -434,6 +434,7 @@ def _det_back(grads: Any, a: Any, y: Any) -> Any:
     samples=SQUARE,
     failures=d.failures(*BAD),
     **LAPACK,
+    tests=d.Tests(history="of a matrix without elements the gradient has a history as any other's"),
 )
 def det(A: Any) -> Any:
     """The determinants of square matrices: [.., n, n] -> [..].

@@ -91,7 +91,9 @@ def _lu(A: Any, pivot: bool, name: str) -> list[Any]:
 _TALL = d.samples(rows_of((3, 3), nothing), rows_of((2, 3, 2), nothing), rows_of((2, 3), nothing))
 
 
-@linear("lu_factor", samples=_TALL, failures=d.failures(BAD[1], BAD[2]), **LAPACK)
+@linear(
+    "lu_factor", samples=_TALL, failures=d.failures(BAD[1], BAD[2]), **LAPACK, tests=d.Tests(regular=True)
+)
 def lu_factor(A: Any, *, pivot: bool = True) -> Any:
     """(LU, pivots): L below the diagonal and U of A = P L U, and the exchanged rows from 1 (int32).
 

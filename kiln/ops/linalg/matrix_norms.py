@@ -69,7 +69,6 @@ def _dtype(name: str) -> Any:
                            keepdim)
         )
     ),
-    failures=d.not_an_array("norm_along"),
     public=False,
 )  # fmt: skip
 def norm_along(input: Tensor, order: Structure, dims: Structure, keepdim: Structure) -> Any:
@@ -99,6 +98,7 @@ def _vector_norm(input: Any, order: Any, dim: Any, keepdim: bool, dtype: Any, ou
         ((d.Zeros(2), 2, 5), {}, IndexError, "Dimension out of range"),
     ),
     dtypes="float",
+    tests=d.Tests(history="of order 0 the gradient is zeros; PyTorch has none"),
 )
 def vector_norm(
     x: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, out: Any = None
@@ -224,7 +224,7 @@ def norm(
     lambda rng, t: (rows_of((2, 3, 3), nothing)(rng, t)[0], {"p": 1}),
     lambda rng, t: (rows_of((3, 3), nothing)(rng, t)[0], {"p": -2}),
 ), failures=d.failures(((d.Zeros(2, 2), "x"), {}, RuntimeError, "got an invalid norm type"), BAD[1]),
-    **LAPACK)  # fmt: skip
+    **LAPACK, tests=d.Tests(peer_gradient=False))  # fmt: skip
 def cond(A: Any, p: Any = None) -> Any:
     """The condition numbers in a matrix norm (None: 2): infinity for singular matrices.
 
@@ -262,7 +262,8 @@ def _tensor_check(size: Any, other: Any, what: str) -> None:
 @linear("tensorinv", samples=d.samples(
     lambda rng, t: ((reshape_array(rows_of((6, 6), nothing)(rng, t)[0][0], (2, 3, 6)),), {}),
 ), failures=d.failures(((d.Zeros(2, 3),), {"ind": 1}, RuntimeError, "satisfy the requirement"),
-                       ((d.Zeros(2, 3), 0), {}, RuntimeError, "strictly positive")), **LAPACK)  # fmt: skip
+                       ((d.Zeros(2, 3), 0), {}, RuntimeError, "strictly positive")),
+    tests=d.Tests(regular=True), **LAPACK)  # fmt: skip
 def tensorinv(A: Any, ind: int = 2) -> Any:
     """The inverse of A as a map from its dims from `ind` on to those before, which hold as many elements.
 
@@ -289,7 +290,7 @@ def reshape_array(array: Any, shape: tuple[int, ...]) -> Any:
     lambda rng, t: ((reshape_array(rows_of((6, 6), nothing)(rng, t)[0][0], (2, 3, 6)),
                      d.array(rng, (2, 3), t, -1, 1)), {}),
 ), failures=d.failures(((d.Zeros(2, 3, 6), d.Zeros(2, 2)), {}, RuntimeError, "requirement")),
-    **LAPACK)  # fmt: skip
+    **LAPACK, tests=d.Tests(regular=True))  # fmt: skip
 def tensorsolve(A: Any, B: Any, dims: Any = None) -> Any:
     """X with tensordot(A, X, X.ndim) = B; `dims` of A are moved to its end first.
 
@@ -345,6 +346,7 @@ def vecdot(x: Any, y: Any, *, dim: int = -1, out: Any = None) -> Any:
     samples=d.samples(_matrices((3,)), lambda rng, t: (_matrices((2, 3))(rng, t)[0], {"N": 2})),
     failures=d.failures(((d.Zeros(2),), {"N": 1}, RuntimeError, "greater than 1")),
     dtypes="float32 float64 int64",
+    tests=d.Tests(history="of two columns the gradient has a history as any other's"),
 )
 def vander(x: Any, *, N: int | None = None) -> Any:
     """The powers 0, 1, ... N - 1 of each element (by default as many as there are): [.., n] -> [.., n, N].

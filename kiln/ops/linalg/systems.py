@@ -165,7 +165,7 @@ def infos(a: Any, info: Any) -> Any:
     return outside("info", lambda: (info.astype("int32"),), None)[0]
 
 
-@linear("inv", samples=SQUARE, failures=d.failures(*BAD, _SINGULAR), **LAPACK)
+@linear("inv", samples=SQUARE, failures=d.failures(*BAD, _SINGULAR), **LAPACK, tests=d.Tests(regular=True))
 def inv(A: Any) -> Any:
     """The inverses of square matrices, [.., n, n]. LinAlgError if one is singular.
 
@@ -250,6 +250,7 @@ def _solve(A: Any, B: Any, left: bool, name: str) -> Any:
         ((d.Zeros(2, 2), d.Zeros(2, dtype="float64")), {}, RuntimeError, "same dtype"),
     ),
     **LAPACK,
+    tests=d.Tests(regular=True),
 )
 def solve(A: Any, B: Any, *, left: bool = True) -> Any:
     """X with A X = B (or X A = B): [.., n, n] and [.., n, k], or a vector per matrix; batches broadcast.

@@ -74,7 +74,6 @@ def _cubic_samples(rng: Any, t: str) -> list[Any]:
     samples=_samples,
     reference=d.reference(_reference),
     onnx="Resize",
-    failures=d.not_an_array("resample", 2),
 )
 def resample(
     input: Tensor, dim: Structure, size: Sizes, scale: Number, how: Structure, span: Structure
@@ -168,7 +167,6 @@ def _most(scale: float, how: str) -> int:
     samples=_cubic_samples,
     reference=d.reference(_reference),
     onnx="Resize",
-    failures=d.not_an_array("resample_cubic", 2),
 )
 def resample_cubic(input: Tensor, dim: Structure, size: Sizes, scale: Number, how: Structure) -> Any:
     """`resample` by cubics through four elements: "cubic" or "cubic corners".

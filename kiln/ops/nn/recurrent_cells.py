@@ -76,7 +76,6 @@ def _lstm(gates: Any, cell: Any) -> tuple[Any, Any]:
 @composite(
     samples=_arrays((3, 8), (3, 2)),
     reference=d.reference(_lstm_reference),
-    failures=d.not_an_array("lstm_gates", 2),
     public=False,
 )
 def lstm_gates(gates: Tensor, cell: Tensor) -> tuple[Any, Any]:
@@ -123,7 +122,6 @@ def _lstm_back_reference(
 @composite(
     samples=_arrays((3, 8), (3, 2), (3, 2), (8, 2)),
     reference=d.reference(lambda np, x, h, c, w: (*_lstm_reference(np, x + h @ w.T, c), x + h @ w.T)),
-    failures=d.not_an_array("lstm_step", 4),
     public=False,
     dtypes="float32 float64",
 )
@@ -139,7 +137,6 @@ def lstm_step(input: Tensor, hidden: Tensor, cell: Tensor, weight: Tensor) -> tu
 @composite(
     samples=_arrays((3, 2), (3, 2), (3, 2), (3, 8), (3, 2), (3, 2), (8, 2)),
     reference=d.reference(_lstm_back_reference),
-    failures=d.not_an_array("lstm_back", 7),
     public=False,
     dtypes="float32 float64",
 )
@@ -190,7 +187,6 @@ def _gru(input: Any, recurrent: Any, hidden: Any) -> Any:
 @composite(
     samples=_arrays((3, 6), (3, 6), (3, 2)),
     reference=d.reference(_gru_reference),
-    failures=d.not_an_array("gru_gates", 3),
     public=False,
 )
 def gru_gates(input: Tensor, recurrent: Tensor, hidden: Tensor) -> Any:
@@ -242,7 +238,6 @@ def _gru_back_reference(
             h @ w.T + (0 if b is None else b),
         )
     ),
-    failures=d.not_an_array("gru_step", 4),
     public=False,
     dtypes="float32 float64",
 )
@@ -259,7 +254,6 @@ def gru_step(input: Tensor, hidden: Tensor, weight: Tensor, bias: Tensor | None)
 @composite(
     samples=_arrays((3, 2), (3, 2), (3, 6), (3, 6), (3, 2), (6, 2)),
     reference=d.reference(_gru_back_reference),
-    failures=d.not_an_array("gru_back", 6),
     public=False,
     dtypes="float32 float64",
 )
@@ -295,7 +289,6 @@ def _bent(x: Any, nonlinearity: str) -> Any:
 @composite(
     samples=_settled(((3, 4), (3, 4), (4, 4)), "tanh", "relu"),
     reference=d.reference(lambda np, x, h, w, name: _bent_array(np, x + h @ w.T, name)),
-    failures=d.failures((("text", "text", "text", "tanh"), {}, TypeError, "rnn_step")),
     public=False,
     dtypes="float32 float64",
 )
@@ -307,7 +300,6 @@ def rnn_step(input: Tensor, hidden: Tensor, weight: Tensor, nonlinearity: Struct
 @composite(
     samples=_settled(((3, 4), (3, 4), (3, 4), (4, 4)), "tanh", "relu"),
     reference=d.reference(_rnn_back_reference),
-    failures=d.failures((("text", "text", "text", "text", "tanh"), {}, TypeError, "rnn_back")),
     public=False,
     dtypes="float32 float64",
 )
@@ -351,7 +343,6 @@ def _check_cell(input: Any, states: tuple[Any, ...], w_ih: Any, w_hh: Any) -> No
     reference=d.reference(
         lambda np, x, h, v, w, b, c, name: _bent_array(np, x @ v.T + b + h @ w.T + c, name)
     ),
-    failures=d.failures((("text",) * 4 + (None, None), {}, TypeError, "cell_gates")),
     public=False,
     dtypes="float32 float64",
 )
@@ -442,6 +433,7 @@ def rnn_relu_cell(input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b
             "hidden1 has inconsistent hidden_size: got 5, expected 2",
         ),
     ),
+    tests=d.Tests(keeps_less="the tanh of the new cell's value"),
 )
 def lstm_cell(input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: Any = None) -> Any:
     """The hidden state and the cell (B, H) after one step of an LSTM from `hx`, a tuple of both.

@@ -208,7 +208,6 @@ def _primitive(rule: str, *modes: str) -> Op:
         dtypes="float32 float64",
         samples=_samples(True, *modes),
         reference=_reference(rule),
-        failures=d.not_an_array(f"recurrent_{rule}", 8),
     )(signature)
 
 
@@ -223,7 +222,6 @@ recurrent_kept = _primitive("kept", "LSTM", "GRU")
     dtypes="float32 float64",
     samples=_samples(False, *CELLS),
     reference=d.reference(_reference_layer),
-    failures=d.not_an_array("recurrent_layer", 8),
 )
 def recurrent_layer(
     input: Tensor,

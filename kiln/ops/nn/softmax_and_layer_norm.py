@@ -51,6 +51,7 @@ def _shifted(input: Any, dim: int, dtype: Any, op: str) -> tuple[Any, tuple[int,
         ((d.Zeros(2, 3), 5), {}, IndexError, "Dimension out of range"),
         ((d.Zeros(2, dtype="int64"), 0), {}, NotImplementedError, "not implemented for 'Long'"),
     ),
+    tests=d.Tests(kinks=lambda np: (np.array([[-np.inf, 0.0], [1e4, -1e4]]), 1)),
 )
 def softmax(input: Tensor, dim: Structure, dtype: Structure = None) -> Any:
     """exp(input) / sum(exp(input)) along `dim`, without overflow; floats, or converted to `dtype` first.
@@ -159,6 +160,7 @@ def _normalized(np: Any, x: Any, shape: Any, weight: Any = None, bias: Any = Non
         ((d.Zeros(2, 3), (3,), d.Zeros(1)), {}, RuntimeError, "Expected weight to be of same shape"),
         ((d.Zeros(2, 3), (3,), None, d.Zeros(2, 3)), {}, RuntimeError, "Expected bias to be of same shape"),
     ),
+    tests=d.Tests(rounding=8.0, history="the bias' gradient leads to zeros; PyTorch's leads nowhere"),
 )
 def layer_norm(
     input: Tensor,

@@ -133,6 +133,7 @@ def _check_addmv(input: Any, mat: Any, vec: Any, *rest: Any) -> None:
     explain=_explained(_check_addmv),
     differs=_WHOLE,
     inplace=True,
+    inplace_function=True,
 )
 def addmv(input: Tensor, mat: Tensor, vec: Tensor, beta: Number = 1, alpha: Number = 1) -> Any:
     """`beta * input + alpha * (mat @ vec)`, `input` broadcast to [m]. RuntimeError unless they fit.

@@ -43,7 +43,6 @@ def _stream(position: Any, seed: Any, stream: Any) -> Any:
 @pointwise(
     "index",
     samples=lambda rng, t: [Sample((rng.integers(0, 2**40, (50,)), 7, 3, "float64"))],
-    failures=d.not_an_array("draw_stream", 3),
     reference=d.reference(lambda np, x, seed, stream, t: references.uniform(np, x, seed, t, stream)),
     **{**_DRAWN, "dtypes": "float64"},
 )
@@ -118,7 +117,6 @@ def _round(candidate: Any, count: int) -> Any:
 @composite(
     samples=lambda rng, t: [Sample((d.array(rng, (30, 40), t, 10, 60), 100, 7, 1))],
     reference=_round(references.poisson, 1),
-    failures=d.not_an_array("poisson_round", 4),
     **{**_DRAWN, "dtypes": "float64"},
 )
 def poisson_round(rate: Tensor, position: Number, seed: Number, stream: Number) -> Any:
@@ -135,7 +133,6 @@ def poisson_round(rate: Tensor, position: Number, seed: Number, stream: Number) 
         Sample((d.array(rng, (30, 40), t, 100, 200) // 1, d.array(rng, (30, 40), t, 0.2, 0.5), 100, 7, 1))
     ],
     reference=_round(references.binomial, 2),
-    failures=d.not_an_array("binomial_round", 5),
     **{**_DRAWN, "dtypes": "float64"},
 )
 def binomial_round(count: Tensor, prob: Tensor, position: Number, seed: Number, stream: Number) -> Any:
@@ -155,7 +152,6 @@ def _poisson_inverse(np: Any, u: Any, rate: Any) -> Any:
 @pointwise(
     samples=lambda rng, t: [Sample((d.array(rng, (3, 5), t, 0, 1), d.array(rng, (3, 5), t, 0, 10)))],
     reference=d.reference(_poisson_inverse),
-    failures=d.not_an_array("poisson_inverse", 2),
     **{**_DRAWN, "dtypes": "float64"},
 )
 def poisson_inverse(u: Operand, rate: Operand) -> Any:
@@ -191,7 +187,6 @@ def _binomial_inverse(np: Any, u: Any, n: Any, p: Any) -> Any:
         )
     ],
     reference=d.reference(_binomial_inverse),
-    failures=d.not_an_array("binomial_inverse", 3),
     **{**_DRAWN, "dtypes": "float64"},
 )
 def binomial_inverse(u: Operand, count: Operand, prob: Operand) -> Any:

@@ -59,7 +59,6 @@ _RANDOM: dict[str, Any] = {"differentiable": False, "public": False}
 @pointwise(
     "index",
     samples=lambda rng, t: [Sample((_counters(50, rng), 7, t))],
-    failures=d.not_an_array("draw_uniform", 2),
     reference=d.reference(lambda np, *args: references.uniform(np, *args).astype(d.held(args[-1]))),
     **_RANDOM,
 )
@@ -75,7 +74,6 @@ def draw_uniform(position: Operand, seed: Operand, dtype: Structure) -> Any:
 @pointwise(
     "index",
     samples=lambda rng, t: [Sample((_counters(50, rng), 7, t))],
-    failures=d.not_an_array("draw_open", 2),
     reference=d.reference(lambda np, *args: references.between(np, *args).astype(d.held(args[-1]))),
     **_RANDOM,
 )
@@ -91,7 +89,6 @@ def draw_open(position: Operand, seed: Operand, dtype: Structure) -> Any:
 @pointwise(
     "index",
     samples=lambda rng, t: [Sample((_counters(50, rng), 7, t))],
-    failures=d.not_an_array("draw_normal", 2),
     reference=d.reference(lambda np, *args: references.normal(np, *args).astype(d.held(args[-1]))),
     **_RANDOM,
 )
@@ -109,7 +106,6 @@ def draw_normal(position: Operand, seed: Operand, dtype: Structure) -> Any:
     samples=lambda rng, t: [Sample((_counters(50, rng), 7, 10, "int64"))],
     dtypes="integral",
     reference=d.reference(lambda np, x, seed, n, t: references.below(np, x, seed, n)),
-    failures=d.not_an_array("draw_below", 3),
     **_RANDOM,
 )
 def draw_below(position: Operand, seed: Operand, count: Operand, dtype: Structure) -> Any:
@@ -155,8 +151,7 @@ def _draws(op: Any, *extra: Any) -> Any:
         return (flat * span + low).reshape(sizes)
 
     return {"samples": lambda rng, t: [Sample((*extra, 100, 7, (3, 5), t)), Sample((*extra, 0, 7, (), t))],
-            "reference": d.reference(of_numpy),
-            "failures": d.not_an_array("_values", 6), **_RANDOM}  # fmt: skip
+            "reference": d.reference(of_numpy), **_RANDOM}  # fmt: skip
 
 
 # how many bits of a uniform number a narrow dtype holds, so that rounding never makes it 1
@@ -214,7 +209,6 @@ def _bernoulli(np: Any, probability: Any, position: Any, seed: Any) -> Any:
 @composite(
     samples=lambda rng, t: [Sample((d.array(rng, (3, 5), t, 0, 1), 100, 7))],
     reference=d.reference(_bernoulli),
-    failures=d.not_an_array("bernoulli", 3),
     **_RANDOM,
 )
 def bernoulli_values(input: Tensor, position: Number, seed: Number) -> Any:
@@ -239,7 +233,6 @@ def bernoulli_values(input: Tensor, position: Number, seed: Number) -> Any:
             .astype(d.held(dtype))
         )
     ),
-    failures=d.not_an_array("chance_values", 5),
     **{**_RANDOM, "dtypes": "all"},
 )
 def chance_values(p: Number, position: Number, seed: Number, sizes: Sizes, dtype: Structure) -> Any:
@@ -259,7 +252,6 @@ def _exponential(np: Any, rate: Any, position: Any, seed: Any, sizes: Any, dtype
 @composite(
     samples=lambda rng, t: [Sample((2.0, 100, 7, (3, 5), t)), Sample((0.5, 0, 7, (), t))],
     reference=d.reference(_exponential),
-    failures=d.not_an_array("exponential_values", 5),
     **_RANDOM,
 )
 def exponential_values(rate: Number, position: Number, seed: Number, sizes: Sizes, dtype: Structure) -> Any:
@@ -279,7 +271,6 @@ def exponential_values(rate: Number, position: Number, seed: Number, sizes: Size
             draw_normal.reference(position + np.arange(15), seed, dtype) * std + mean  # type: ignore[misc]
         ).reshape(sizes)
     ),
-    failures=d.not_an_array("log_normal_values", 6),
     **_RANDOM,
 )
 def log_normal_values(
@@ -302,7 +293,6 @@ def _cauchy(np: Any, median: float, sigma: float, position: Any, seed: Any, size
 @composite(
     samples=lambda rng, t: [Sample((1.0, 0.5, 100, 7, (3, 5), t))],
     reference=d.reference(_cauchy),
-    failures=d.not_an_array("cauchy_values", 6),
     **_RANDOM,
 )
 def cauchy_values(
@@ -329,7 +319,6 @@ def cauchy_values(
             .astype(d.held(dtype))
         )
     ),
-    failures=d.not_an_array("geometric_values", 5),
     **{**_RANDOM, "dtypes": "numeric"},
 )
 def geometric_values(p: Number, position: Number, seed: Number, sizes: Sizes, dtype: Structure) -> Any:

@@ -50,7 +50,6 @@ def _samples(rng: Any, t: str) -> list[Sample]:
     samples=_samples,
     reference=d.reference(_dropped),
     public=False,
-    failures=d.not_an_array("dropout", 5),
 )
 def dropout_values(input: Tensor, p: Number, position: Number, seed: Number, features: Structure) -> Any:
     """`input` with each element (or each channel) zero with probability p, the others divided by 1 - p.
@@ -77,7 +76,6 @@ def _alpha_reference(np: Any, x: Any, p: float, scale: float, *drawn: Any) -> An
     samples=_alpha_samples,
     reference=d.reference(_alpha_reference),
     public=False,
-    failures=d.not_an_array("alpha_dropout", 6),
 )
 def alpha_dropout_values(
     input: Tensor, p: Number, scale: Number, position: Number, seed: Number, features: Structure

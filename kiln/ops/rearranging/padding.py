@@ -36,7 +36,6 @@ def _surrounded(np: Any, x: Any, value: Any, dims: Any, before: Any, after: Any)
     samples=d.samples(lambda rng, t: ((d.array(rng, (2, 3), t), 1, (0, 1), (1, 2), (0, 3)), {})),
     reference=d.reference(_surrounded),
     onnx="Pad",
-    failures=d.not_an_array("surround"),
 )
 def surround(input: Tensor, value: Number, dims: Structure, before: Sizes, after: Sizes) -> Any:
     """`input` with `value` at before[k] places in front of it and after[k] behind it along dims[k].
@@ -146,7 +145,6 @@ def _seen(mode: str, place: Any, size: Any) -> Any:
     ),
     reference=d.reference(_edges),
     onnx="Pad",
-    failures=d.not_an_array("extend"),
 )
 def extend(input: Tensor, mode: Structure, dims: Structure, before: Sizes, after: Sizes) -> Any:
     """`input` with before[k] places in front of it and after[k] behind it along dims[k], which repeat it: in

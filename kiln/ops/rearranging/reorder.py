@@ -22,7 +22,6 @@ _reshape, _expand, _permute = reshape.handle, expand.handle, permute.handle
     public=False,
     samples=d.samples(lambda rng, t: ((d.array(rng, (3, 4), t), (0, 1)), {})),
     reference=d.reference(lambda np, x, dims: np.flip(x, dims)),
-    failures=d.not_an_array("flip"),
 )
 def flip(input: Tensor, dims: Structure) -> Any:
     """`input` with the order along `dims` (counted from the front) reversed.
@@ -160,7 +159,6 @@ def rot90(input: Any, k: int = 1, dims: Any = (0, 1)) -> Any:
     public=False,
     samples=d.samples(lambda rng, t: ((d.array(rng, (3, 4), t), (1, 3), (0, 1)), {})),
     reference=d.reference(lambda np, x, shifts, dims: np.roll(x, shifts, dims)),
-    failures=d.not_an_array("roll"),
 )
 def roll(input: Tensor, shifts: Sizes, dims: Structure) -> Any:
     """`input` with elements moved on by shifts[k], from 0 to its size, along dims[k]; those that leave come

@@ -388,6 +388,7 @@ def unravel_index(indices: Any, shape: Any) -> tuple[Any, ...]:
         ((d.Zeros(2, 2),), {}, RuntimeError, "one-dimensional"),
         ((d.Zeros(2), -1), {}, RuntimeError, "N must be non-negative"),
     ),
+    tests=d.Tests(peer_gradient=False),
 )
 def vander(x: Any, N: int | None = None, increasing: bool = False) -> Any:
     """The powers N - 1 to 0 of a vector's elements as columns (N: its size by default), or 0 to N - 1.

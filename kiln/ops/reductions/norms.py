@@ -116,6 +116,11 @@ def _reference(np: Any, x: Any, order: Any = 2, dim: Any = None, keepdim: bool =
     reference=d.reference(_reference),
     failures=d.failures(((d.Zeros(2, dtype="int64"),), {}, RuntimeError, "linalg.vector_norm")),
     public=False,
+    tests=d.Tests(
+        kinks=lambda np: (np.array([0.0, 0.0]),),
+        rounding=4.0,
+        history="of order 0 the gradient is zeros; PyTorch has none",
+    ),
 )
 def norm(
     input: Tensor,

@@ -46,7 +46,6 @@ def _primitive(name: str, function: str, doc: str, rule: str = "promote", **sett
         "reduce",
         rule=rule,
         public=False,
-        failures=d.not_an_array(name),
         samples=d.samples(
             lambda rng, t: ((d.array(rng, (3, 5), t, low), (1,)), {}),
             lambda rng, t: ((d.array(rng, (4, 3, 5), t, low), (0, 2), True), {}),
@@ -259,6 +258,7 @@ def sum(input: Tensor, dim: Structure = None, keepdim: Structure = False, dtype:
     failures=d.failures(*_BAD_DIM),
     dtypes="all",
     onnx="ReduceProd",
+    tests=d.Tests(kinks=lambda np: (np.array([[2.0, 0.0, 3.0], [0.0, 0.0, 3.0], [1.0, 2.0, 3.0]]), 1)),
 )
 def prod(input: Tensor, dim: Structure = None, keepdim: Structure = False, dtype: Structure = None) -> Any:
     """The product over `dim` (None: all); integers and bool give int64 unless `dtype` says otherwise.
@@ -315,6 +315,7 @@ _EXTREMUM = """The {0} element over `dim` (an int, a tuple, or None for all); Na
     tensor([{2}])
     """
 amax = _extremum("amax", reduce_max, reduce_any, _EXTREMUM.format("largest", "amax", "2, 4"))
+amax.tests = d.Tests(kinks=lambda np: (np.array([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]]), 1))
 amin = _extremum("amin", reduce_min, reduce_all, _EXTREMUM.format("smallest", "amin", "1, 3"))
 
 
@@ -405,6 +406,7 @@ def _spread_samples(rng: Any, dtype: str) -> list[Any]:
         ((d.Zeros(2, dtype="int64"),), {}, RuntimeError, "std and var only support"), *_BAD_DIM
     ),
     public=False,
+    tests=d.Tests(rounding=4.0),
 )
 def var(input: Tensor, dim: Structure = None, correction: Number = 1, keepdim: Structure = False) -> Any:
     """The variance over `dim` (None: all), dividing by count - correction; floats. RuntimeError for integers.
@@ -422,6 +424,7 @@ def var(input: Tensor, dim: Structure = None, correction: Number = 1, keepdim: S
         ((d.Zeros(2, dtype="int64"),), {}, RuntimeError, "std and var only support"), *_BAD_DIM
     ),
     public=False,
+    tests=d.Tests(rounding=4.0),
 )
 def std(input: Tensor, dim: Structure = None, correction: Number = 1, keepdim: Structure = False) -> Any:
     """The standard deviation over `dim` (None: all), the root of `var`; its derivative where it is 0 is 0.
@@ -444,6 +447,7 @@ def std(input: Tensor, dim: Structure = None, correction: Number = 1, keepdim: S
     ),
     failures=d.failures(*_BAD_DIM),
     onnx="ReduceLogSumExp",
+    tests=d.Tests(kinks=lambda np: (np.array([[-np.inf, 0.0], [np.inf, 1.0]]), 1)),
 )
 def logsumexp(input: Tensor, dim: Structure, keepdim: Structure = False) -> Any:
     """log(sum(exp(input))) over `dim` (an int or a tuple) without overflow; integers and bool give the
@@ -471,7 +475,6 @@ def logsumexp(input: Tensor, dim: Structure, keepdim: Structure = False) -> Any:
     ),
     reference=d.reference(lambda np, x, like: _sum_to(x, like)),
     public=False,
-    failures=d.not_an_array("sum_to", 2),
 )
 def sum_to(input: Tensor, like: Tensor) -> Any:
     """`input` summed over the dims along which `like` was repeated to give its shape; only like's sizes are

@@ -58,7 +58,6 @@ def _primitive(name: str, rule: str = "promote", **settings: Any) -> Op:
         "scan",
         rule=rule,
         public=False,
-        failures=d.not_an_array(name),
         samples=d.samples(sample((3, 5), 1, False), sample((2, 7, 18), 1, True), sample((5,), 0, False)),
         reference=d.reference(
             lambda np, x, dim, dtype, reverse=False: _running(np, how, x, dim, dtype, reverse)

@@ -400,6 +400,7 @@ def cov(input: Any, *, correction: int = 1, fweights: Any = None, aweights: Any 
         lambda np, x: np.asarray(np.corrcoef(x)).astype(x.dtype if x.dtype.kind == "f" else "float32")
     ),
     failures=d.failures(((d.Zeros(2, 3, 4),), {}, RuntimeError, "two or fewer dimensions")),
+    tests=d.Tests(keeps_less="the rows less their means"),
 )
 def corrcoef(input: Tensor) -> Any:
     """The correlations of variables (rows) over observations (columns): (v, o) -> (v, v); of one variable ().

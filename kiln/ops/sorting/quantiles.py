@@ -41,7 +41,6 @@ def _nan_like(t: str, rng: Any, shape: tuple[int, ...]) -> Any:
         lambda rng, t: ((_nan_like(t, rng, (5, 2)), 0), {}),
     ),
     reference=d.reference(lambda np, x, dim: _median_place(np, x, dim)),
-    failures=d.not_an_array("median_place"),
 )
 def median_place(input: Tensor, dim: Structure) -> Any:
     """Where the lower median along `dim` is: the first NaN, if there is one.
@@ -79,7 +78,6 @@ def _median_place(np: Any, x: Any, dim: int) -> Any:
             dim,
         )
     ),
-    failures=d.not_an_array("nanmedian_place"),
 )
 def nanmedian_place(input: Tensor, dim: Structure) -> Any:
     """Where the lower median of what is not NaN is along `dim`.
@@ -99,7 +97,6 @@ def nanmedian_place(input: Tensor, dim: Structure) -> Any:
     differentiable=False,
     samples=d.samples(lambda rng, t: ((d.array(rng, (3, 9), t, 0, 3).round().astype(d.held(t)), 1), {})),
     reference=d.reference(lambda np, x, dim: _mode_place(np, x)),
-    failures=d.not_an_array("mode_place"),
 )
 def mode_place(input: Tensor, dim: Structure) -> Any:
     """The last place along `dim` of the most frequent value; of several, of the smallest.
@@ -148,7 +145,6 @@ def _at_places(input: Any, dim: int, place: Any, name: str, keepdim: bool, out: 
         lambda rng, t: ((d.distinct(rng, (4,), t), True), {}),
     ),
     reference=d.reference(lambda np, x, ignore_nan: np.sort(x)[(x.size - 1) // 2]),
-    failures=d.not_an_array("middle"),
 )
 def middle(input: Tensor, ignore_nan: Structure) -> Any:
     """The lower median of a vector.

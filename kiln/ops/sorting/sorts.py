@@ -41,7 +41,6 @@ def _ordered(np: Any, x: Any, dim: int, descending: bool, ranks: Any) -> Any:
         lambda rng, t: ((d.array(rng, (2, 300), t), 1, False, (150, 1)), {}),
     ),
     reference=d.reference(_ordered),
-    failures=d.not_an_array("sort_positions"),
 )
 def sort_positions(input: Tensor, dim: Structure, descending: Structure, ranks: Sizes) -> Any:
     """The positions along `dim` of some ranks (first, count), equals as they come, NaN as the largest.
@@ -63,7 +62,6 @@ def sort_positions(input: Tensor, dim: Structure, descending: Structure, ranks: 
     reference=d.reference(
         lambda np, x, rows, side: (rows < x if side == "left" else rows <= x).sum(0).astype("int64")
     ),
-    failures=d.not_an_array("search", 2),
 )
 def search(input: Tensor, rows: Tensor, side: Structure) -> Any:
     """How many of the ascending rows[:, i..] come before input[i..]: those below, or not above ("right").

@@ -77,7 +77,6 @@ def _(g: Any, input: Any) -> Any:
     samples=d.samples(lambda rng, t: ((d.array(rng, (2, 3, 4), t), (2, 0, 1)), {})),
     reference=d.reference(lambda np, x, dims: x.transpose(dims)),
     onnx="Transpose",
-    failures=d.not_an_array("permute"),
     **_ANY,
 )
 def permute(input: Tensor, dims: Structure) -> Any:
@@ -120,7 +119,6 @@ def _(g: Any, input: Any) -> Any:
     samples=d.samples(lambda rng, t: ((d.array(rng, (3, 7), t), 1, (1, 3, 2)), {})),
     reference=d.reference(lambda np, x, dim, span: x[_at(x.ndim, dim, *span)]),
     onnx="Slice",
-    failures=d.not_an_array("slice"),
     **_ANY,
 )
 def slice_(input: Tensor, dim: Structure, span: Sizes) -> Any:
@@ -140,7 +138,6 @@ def _(g: Any, input: Any, dim: Any, span: Any) -> Any:
     "as_strided",
     samples=d.samples(lambda rng, t: ((d.array(rng, (3, 4), t), (2, 3), (1, 2), (1,)), {})),
     reference=d.reference(strided_reference),
-    failures=d.not_an_array("as_strided"),
     **_ANY,
 )
 def as_strided(input: Tensor, sizes: Sizes, strides: Sizes, offset: Sizes) -> Any:
@@ -180,7 +177,6 @@ def _positions(g: Any, dim: int, stride: Any) -> Any:
     "embed",
     samples=d.samples(lambda rng, t: ((d.array(rng, (3, 3), t), 1, (7, 1, 2)), {})),
     reference=d.reference(_placed),
-    failures=d.not_an_array("embed"),
     **_ANY,
 )
 def embed(input: Tensor, dim: Structure, place: Sizes) -> Any:
@@ -201,7 +197,6 @@ def _(g: Any, input: Any, dim: Any, place: Any) -> Any:
     "write",
     samples=d.samples(lambda rng, t: ((d.array(rng, (3, 4), t), d.array(rng, (2, 3), t), (4, 1), (1,)), {})),
     reference=d.reference(written_reference),
-    failures=d.not_an_array("write", 2),
     **_ANY,
 )
 def write(base: Tensor, input: Tensor, strides: Sizes, offset: Sizes) -> Any:

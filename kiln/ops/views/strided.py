@@ -38,7 +38,6 @@ def _hidden(*args: Any) -> dict[str, Any]:
         "public": False,
         "samples": d.samples(lambda rng, t: ((d.array(rng, (3, 4), t), *args), {})),
         "reference": d.reference(lambda np, x, *places: strided_reference(np, x, *places[:3])),
-        "failures": d.failures((("text", *args), {}, TypeError, "must be Tensor")),
     }
 
 
@@ -101,7 +100,6 @@ def _at_places(np: Any, x: Any, sizes: Any, strides: Any, offset: Any) -> Any:
     public=False,
     samples=d.samples(lambda rng, t: ((d.array(rng, (3,), t), (3, 4), (5,), (1,)), {})),
     reference=d.reference(_at_places),
-    failures=d.failures((("text", (2,), (1,), (0,)), {}, TypeError, "must be Tensor")),
 )
 def placed(input: Tensor, sizes: Sizes, strides: Sizes, offset: Sizes) -> Any:
     """Zeros of the given sizes with `input` at the places that strides and offset give, each named once.
@@ -256,6 +254,7 @@ def _(g: Any, input: Any, dims: Any) -> Any:
         ((d.Zeros(3), 0, -1, 1), {}, RuntimeError, "size is -1"),
         ((d.Zeros(3), 1, 1, 1), {}, IndexError, "Dimension out of range"),
     ),
+    tests=d.Tests(peer="Tensor.unfold"),
 )
 def unfold_(input: Any, dimension: int, size: int, step: int) -> Any:
     """A view of all windows of `size` elements along a dim, `step` apart, their elements as a new last dim.
@@ -437,6 +436,7 @@ def diagonal_scatter(input: Any, src: Any, offset: int = 0, dim1: int = 0, dim2:
     failures=d.failures(
         ((d.Zeros(2, 3), d.Zeros(3), (2,), (1,)), {}, RuntimeError, "expected src to have a size")
     ),
+    tests=d.Tests(peer_gradient=False, sees_layout=True),
 )
 def as_strided_scatter(
     input: Any, src: Any, size: Any, stride: Any, storage_offset: int | None = None

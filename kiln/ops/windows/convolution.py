@@ -257,172 +257,88 @@ def _transposed_failures(dims: int) -> Any:
     )
 
 
-@public(
-    "conv1d",
-    method=False,
-    layer=True,
-    dtypes="float",
-    samples=_samples((2, 3, 7), (4, 3, 3), groups=1),
-    failures=_failures(1),
-)
-def conv1d(
-    input: Any,
-    weight: Any,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Any:
-    """Windows of [N, C, L] times [O, C / groups, KL], plus bias [O]: [N, O, ..], or without N.
+# (x, weight, groups) of the samples, by the number of dims
+_SIZES: dict[int, tuple[Ints, Ints, int]] = {
+    1: ((2, 3, 7), (4, 3, 3), 1),
+    2: ((2, 4, 5, 6), (4, 2, 3, 2), 2),
+    3: ((1, 2, 4, 3, 4), (2, 2, 2, 3, 2), 1),
+}
+_FACTS: dict[str, Any] = {
+    "method": False,
+    "layer": True,
+    "dtypes": "float",
+    "tests": d.Tests(history="the bias' gradient has none; PyTorch's leads nowhere"),
+}
+
+
+def _described(text: str, dims: int) -> str:
+    """A docstring with the names of the spatial dims and sizes of an example, all but the last of them 1."""
+    names = ("L", "H, W", "D, H, W")[dims - 1]
+    taps = ", ".join(f"K{name}" for name in names.split(", "))
+    return text.format(dims=dims, sizes=names, taps=taps, ones="1, " * (dims + 1))
+
+
+_DOC = """Windows of [N, C, {sizes}] times [O, C / groups, {taps}], plus bias [O]: [N, O, ..], or without N.
 
     `padding`: zeros at both ends, "valid" (none) or "same" (as many places as elements, stride 1). Sums go
     over (channel, taps) in that order. RuntimeError for sizes, dtypes or settings that do not fit.
 
-    >>> kiln.nn.functional.conv1d(kiln.ones(1, 1, 3), kiln.ones(1, 1, 2)).flatten()
+    >>> kiln.nn.functional.conv{dims}d(kiln.ones({ones}3), kiln.ones({ones}2)).flatten()
     tensor([2., 2.])
     """
-    return _convolution(1, input, weight, bias, stride, padding, dilation, groups)
 
 
-@public(
-    "conv_transpose1d",
-    method=False,
-    layer=True,
-    dtypes="float",
-    samples=_transposed_samples((2, 3, 7), (3, 2, 3), groups=1),
-    failures=_transposed_failures(1),
-)
-def conv_transpose1d(
-    input: Any,
-    weight: Any,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    output_padding: Any = 0,
-    groups: int = 1,
-    dilation: Any = 1,
-) -> Any:
-    """Every element of [N, C, L] spreads by [C, O / groups, KL]: [N, O, ..], plus bias [O].
+def _conv(dims: int) -> Any:
+    """conv1d to conv3d."""
 
-    What conv1d's gradient is; `output_padding` makes the far ends longer. RuntimeError for sizes, dtypes or
-    settings that do not fit.
+    def conv(
+        input: Any,
+        weight: Any,
+        bias: Any = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+    ) -> Any:
+        return _convolution(dims, input, weight, bias, stride, padding, dilation, groups)
 
-    >>> kiln.nn.functional.conv_transpose1d(kiln.ones(1, 1, 2), kiln.ones(1, 1, 2)).flatten()
+    conv.__doc__ = _described(_DOC, dims)
+    return public(f"conv{dims}d", samples=_samples(*_SIZES[dims]), failures=_failures(dims), **_FACTS)(conv)
+
+
+_TRANSPOSED = """Every element of [N, C, {sizes}] spreads by [C, O / groups, {taps}]: [N, O, ..], plus bias
+    [O].
+
+    What conv{dims}d's gradient is; `output_padding` makes the far ends longer. RuntimeError for sizes, dtypes
+    or settings that do not fit.
+
+    >>> kiln.nn.functional.conv_transpose{dims}d(kiln.ones({ones}2), kiln.ones({ones}2)).flatten()
     tensor([1., 2., 1.])
     """
-    return _convolution_transposed(1, input, weight, bias, stride, padding, output_padding, groups, dilation)
 
 
-@public(
-    "conv2d",
-    method=False,
-    layer=True,
-    dtypes="float",
-    samples=_samples((2, 4, 5, 6), (4, 2, 3, 2), groups=2),
-    failures=_failures(2),
-)
-def conv2d(
-    input: Any,
-    weight: Any,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Any:
-    """Windows of [N, C, H, W] times [O, C / groups, KH, KW], plus bias [O]: [N, O, ..], or without N.
+def _conv_transpose(dims: int) -> Any:
+    """conv_transpose1d to conv_transpose3d."""
 
-    `padding`: zeros at both ends, "valid" (none) or "same" (as many places as elements, stride 1). Sums go
-    over (channel, taps) in that order. RuntimeError for sizes, dtypes or settings that do not fit.
+    def conv(
+        input: Any,
+        weight: Any,
+        bias: Any = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        output_padding: Any = 0,
+        groups: int = 1,
+        dilation: Any = 1,
+    ) -> Any:
+        settings = (stride, padding, output_padding, groups, dilation)
+        return _convolution_transposed(dims, input, weight, bias, *settings)
 
-    >>> kiln.nn.functional.conv2d(kiln.ones(1, 1, 2, 3), kiln.ones(1, 1, 1, 2)).flatten()
-    tensor([2., 2., 2., 2.])
-    """
-    return _convolution(2, input, weight, bias, stride, padding, dilation, groups)
+    conv.__doc__ = _described(_TRANSPOSED, dims)
+    x, weight, groups = _SIZES[dims]
+    samples = _transposed_samples(x, (x[1], 2, *weight[2:]), groups)
+    name = f"conv_transpose{dims}d"
+    return public(name, samples=samples, failures=_transposed_failures(dims), **_FACTS)(conv)
 
 
-@public(
-    "conv_transpose2d",
-    method=False,
-    layer=True,
-    dtypes="float",
-    samples=_transposed_samples((2, 4, 5, 6), (4, 2, 3, 2), groups=2),
-    failures=_transposed_failures(2),
-)
-def conv_transpose2d(
-    input: Any,
-    weight: Any,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    output_padding: Any = 0,
-    groups: int = 1,
-    dilation: Any = 1,
-) -> Any:
-    """Every element of [N, C, H, W] spreads by [C, O / groups, KH, KW]: [N, O, ..], plus bias [O].
-
-    What conv2d's gradient is; `output_padding` makes the far ends longer. RuntimeError for sizes, dtypes or
-    settings that do not fit.
-
-    >>> kiln.nn.functional.conv_transpose2d(kiln.ones(1, 1, 1, 2), kiln.ones(1, 1, 1, 2)).flatten()
-    tensor([1., 2., 1.])
-    """
-    return _convolution_transposed(2, input, weight, bias, stride, padding, output_padding, groups, dilation)
-
-
-@public(
-    "conv3d",
-    method=False,
-    layer=True,
-    dtypes="float",
-    samples=_samples((1, 2, 4, 3, 4), (2, 2, 2, 3, 2), groups=1),
-    failures=_failures(3),
-)
-def conv3d(
-    input: Any,
-    weight: Any,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Any:
-    """Windows of [N, C, D, H, W] times [O, C / groups, KD, KH, KW], plus bias [O]: [N, O, ..], or without N.
-
-    `padding`: zeros at both ends, "valid" (none) or "same" (as many places as elements, stride 1). Sums go
-    over (channel, taps) in that order. RuntimeError for sizes, dtypes or settings that do not fit.
-
-    >>> kiln.nn.functional.conv3d(kiln.ones(1, 1, 1, 1, 3), kiln.ones(1, 1, 1, 1, 2)).flatten()
-    tensor([2., 2.])
-    """
-    return _convolution(3, input, weight, bias, stride, padding, dilation, groups)
-
-
-@public(
-    "conv_transpose3d",
-    method=False,
-    layer=True,
-    dtypes="float",
-    samples=_transposed_samples((1, 2, 4, 3, 4), (2, 2, 2, 3, 2), groups=1),
-    failures=_transposed_failures(3),
-)
-def conv_transpose3d(
-    input: Any,
-    weight: Any,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    output_padding: Any = 0,
-    groups: int = 1,
-    dilation: Any = 1,
-) -> Any:
-    """Every element of [N, C, D, H, W] spreads by [C, O / groups, KD, KH, KW]: [N, O, ..], plus bias [O].
-
-    What conv3d's gradient is; `output_padding` makes the far ends longer. RuntimeError for sizes, dtypes or
-    settings that do not fit.
-
-    >>> kiln.nn.functional.conv_transpose3d(kiln.ones(1, 1, 1, 1, 2), kiln.ones(1, 1, 1, 1, 2)).flatten()
-    tensor([1., 2., 1.])
-    """
-    return _convolution_transposed(3, input, weight, bias, stride, padding, output_padding, groups, dilation)
+conv1d, conv2d, conv3d = map(_conv, (1, 2, 3))
+conv_transpose1d, conv_transpose2d, conv_transpose3d = map(_conv_transpose, (1, 2, 3))

@@ -60,7 +60,6 @@ _SETTINGS = (((2, 3), (1, 2), (0, 1), (2, 1)), ((2, 2), (1, 1), (0, 0), (2, 2)))
         for settings in _SETTINGS
     )),
     reference=d.reference(_columns),
-    failures=d.not_an_array("window_taps"),
 )  # fmt: skip
 def window_taps(
     input: Tensor, kernel: Structure, dilation: Structure, padding: Structure, stride: Structure
@@ -112,7 +111,6 @@ def _added(np: Any, x: Any, sizes: Ints, kernel: Ints, dilation: Ints, padding: 
         ),
     ),
     reference=d.reference(_added),
-    failures=d.not_an_array("add_windows", 2),
 )
 def add_windows(
     input: Tensor,

@@ -137,7 +137,6 @@ def _samples(rng: Any, t: str) -> Any:
     samples=_samples,
     reference=d.reference(_reference),
     onnx="Conv",
-    failures=d.not_an_array("convolve"),
 )
 def convolve(
     input: Tensor,
@@ -215,7 +214,6 @@ def _product(
     public=False,
     failures=d.failures(
         ((d.Zeros(2, 3), d.Zeros(2, 4), d.Zeros(1)), {}, RuntimeError, "must match the size"),
-        (("text", "text", "text"), {}, TypeError, "multiply_add"),
     ),
 )
 def multiply_add(input: Operand, other: Operand, total: Operand) -> Any:
@@ -306,7 +304,6 @@ def _gradients(rng: Any, t: str) -> Any:
     samples=_gradients,
     reference=d.reference(_transposed),
     onnx="ConvTranspose",
-    failures=d.not_an_array("convolve_input", 2),
 )
 def convolve_input(
     input: Tensor,
@@ -457,7 +454,6 @@ def _pairs(rng: Any, t: str) -> Any:
     public=False,
     samples=_pairs,
     reference=d.reference(_correlated),
-    failures=d.not_an_array("convolve_weight", 2),
 )
 def convolve_weight(
     input: Tensor,

@@ -196,7 +196,6 @@ def _reference(
         ((d.Zeros(2, 3), d.Zeros(2, 4), d.Zeros(2, 3)), {}, RuntimeError, "cannot be multiplied"),
         ((d.Zeros(2, 3),) * 3, {"dropout_p": 1.5}, RuntimeError, "dropout probability"),
         ((d.Zeros(2, 3),) * 4, {}, RuntimeError, "must match the size"),
-        (("text",) * 3, {}, TypeError, _NAME),
     ),
 )  # fmt: skip
 def scaled_dot_product_attention(

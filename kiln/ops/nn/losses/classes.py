@@ -262,6 +262,7 @@ def cross_entropy_probabilities(
     failures=_bad_class("nll_loss"),
     method=False,
     onnx="NegativeLogLikelihoodLoss",
+    tests=d.Tests(peer_gradient=False),
 )
 def nll_loss(
     input: Tensor,

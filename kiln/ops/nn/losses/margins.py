@@ -67,6 +67,7 @@ def _line(x: Any) -> tuple[int, ...]:
     reference=_loss(lambda np, a, b, y, margin=0: np.maximum(0, -y * (a - b) + margin)),
     failures=_bad_reduction((3,), (3,), (3,)),
     method=False,
+    tests=d.Tests(keeps_less="differences"),
 )
 def margin_ranking_loss(
     input1: Tensor, input2: Tensor, target: Tensor, margin: Number = 0, reduction: Structure = "mean"
@@ -99,6 +100,7 @@ def margin_ranking_loss(
     reference=_loss(lambda np, x, y, margin=1.0: np.where(y == 1, x, np.maximum(0, margin - x))),
     failures=_bad_reduction((3,), (3,)),
     method=False,
+    tests=d.Tests(keeps_less="differences"),
 )
 def hinge_embedding_loss(
     input: Tensor, target: Tensor, margin: Number = 1.0, reduction: Structure = "mean"
@@ -147,6 +149,7 @@ def _cosines(np: Any, a: Any, b: Any, y: Any, margin: float = 0) -> Any:
         ),
     ),
     method=False,
+    tests=d.Tests(keeps_less="masks of the target"),
 )
 def cosine_embedding_loss(
     input1: Tensor, input2: Tensor, target: Tensor, margin: Number = 0, reduction: Structure = "mean"
@@ -201,6 +204,7 @@ def _triplets(
         ((d.Zeros(2, 2),) * 3, {"margin": -1.0}, ValueError, "margin must be greater than 0"),
     ),
     method=False,
+    tests=d.Tests(keeps_less="differences"),
 )
 def triplet_margin_loss(
     anchor: Tensor,
@@ -320,6 +324,7 @@ def class_margins(
             "weight must be one-dimensional",
         ),
     ),
+    tests=d.Tests(peer_gradient=False),
 )
 def multi_margin_loss(
     input: Any, target: Any, p: int = 1, margin: float = 1.0, weight: Any = None, reduction: str = "mean"
@@ -438,6 +443,7 @@ def multilabel_margin_loss(input: Any, target: Any, reduction: str = "mean") -> 
     reference=_loss(lambda np, x, y: np.log1p(np.exp(-y * x))),
     failures=_bad_reduction((3,), (3,)),
     method=False,
+    tests=d.Tests(peer_gradient=False),
 )
 def soft_margin_loss(input: Tensor, target: Tensor, reduction: Structure = "mean") -> Any:
     """log(1 + exp(-target * input)) for targets of 1 and -1; infinite where exp is, as in PyTorch.

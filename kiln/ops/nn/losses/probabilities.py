@@ -29,6 +29,7 @@ def _logits(np: Any, x: Any, y: Any, weight: Any = None, pos_weight: Any = None)
     reference=elements(_logits),
     failures=BAD_REDUCTION,
     method=False,
+    tests=d.Tests(kinks=lambda np: (np.array([-800.0, 0.0, 800.0]), np.array([1.0, 0.5, 0.0]))),
 )
 def binary_cross_entropy_with_logits(
     input: Tensor,
@@ -79,7 +80,7 @@ def _entropies(np: Any, x: Any, y: Any, weight: Any = None) -> Any:
         lambda rng, t: ((d.array(rng, (37,), t, 0.05, 0.95), d.array(rng, (37,), t, 0, 1)), {}),
     ),
     reference=d.reference(_entropies),
-    failures=d.not_broadcastable("binary_entropy"),
+    failures=d.not_broadcastable,
     public=False,
 )
 def binary_entropy(input: Operand, target: Operand) -> Any:
@@ -113,6 +114,7 @@ def _(g: Any, input: Any, target: Any) -> Any:
         ((d.Zeros(2), d.Zeros(2)), {"reduction": "x"}, ValueError, "not a valid value for reduction")
     ),
     method=False,
+    tests=d.Tests(peer_gradient=False),
 )
 def binary_cross_entropy(
     input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: Structure = "mean"
@@ -148,6 +150,7 @@ def _divergence(np: Any, x: Any, y: Any, log_target: bool = False) -> Any:
     ),
     method=False,
     differs="the gradient by a `target` of 0 is -`input`; PyTorch's is NaN",
+    tests=d.Tests(keeps_less="logarithms or exponentials"),
 )
 def kl_div(
     input: Tensor, target: Tensor, reduction: Structure = "mean", log_target: Structure = False

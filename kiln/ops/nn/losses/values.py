@@ -48,6 +48,7 @@ def mse_loss(
     reference=elements(lambda np, x, y: np.abs(x - y)),
     failures=_BAD_DIFFERENCE,
     method=False,
+    tests=d.Tests(keeps_less="differences"),
 )
 def l1_loss(
     input: Tensor, target: Tensor, reduction: Structure = "mean", weight: Tensor | None = None
@@ -101,6 +102,7 @@ def _failing(**bad: Any) -> Any:
     ),
     failures=_failing(beta=(-1.0, "negative values for beta")),
     method=False,
+    tests=d.Tests(keeps_less="differences"),
 )
 def smooth_l1_loss(
     input: Tensor, target: Tensor, reduction: Structure = "mean", beta: Structure = 1.0
@@ -180,6 +182,7 @@ def _poisson(np: Any, x: Any, y: Any, log_input: bool = True, full: bool = False
         ((d.Zeros(2), d.Zeros(2)), {"reduction": "x"}, ValueError, "not a valid value for reduction")
     ),
     method=False,
+    tests=d.Tests(keeps_less="logarithms or exponentials"),
 )
 def poisson_nll_loss(
     input: Tensor,
@@ -257,6 +260,7 @@ def gaussian_losses(
         ((d.Zeros(2), d.Zeros(2), d.Zeros(2, value=-1)), {}, ValueError, "var has negative"),
         ((d.Zeros(2, 3), d.Zeros(2, 3), d.Zeros(3)), {}, ValueError, "var is of incorrect size"),
     ),
+    tests=d.Tests(keeps_less="logarithms or exponentials"),
 )
 def gaussian_nll_loss(
     input: Any, target: Any, var: Any, full: bool = False, eps: float = 1e-6, reduction: str = "mean"

@@ -1,7 +1,7 @@
 """Derivatives that composites state, against differences, on the interpreter.
 
-tests/test_table.py traces a composite into what it is made of, whose derivative follows by itself: there the
-stated one is not looked at. Here the op is one node of the graph that is differentiated.
+tests/ops/test_table.py traces a composite into what it is made of, whose derivative follows by itself: there
+the stated one is not looked at. Here the op is one node of the graph that is differentiated.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kiln.table.record import Op
 
 
 def takes_several(op: Op) -> bool:
-    """Whether the rule takes the gradients of several results: tests/test_derivatives.py has those."""
+    """Whether the rule takes the gradients of several results: tests/ops/test_derivatives.py has those."""
     assert op.gradient is not None
     return "gs" in op.gradient.__code__.co_varnames[: op.gradient.__code__.co_argcount]
 
