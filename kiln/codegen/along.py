@@ -18,10 +18,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from kiln.codegen.code import Code, Value
+from kiln.codegen.code import Code
 from kiln.codegen.emit import Expression, Machine
 from kiln.codegen.memory import Memory, element
 from kiln.codegen.target import Target
+from kiln.codegen.value import Value
 from kiln.scalars.scalar import Scalar
 
 

@@ -25,11 +25,12 @@ from collections.abc import Callable
 from kiln.codegen.attention_rows import CHAIN, INFINITY, Row, Rows, Scores, float_kind
 from kiln.codegen.attention_spec import KEYS, PAD, QUERIES, AttentionSpec
 from kiln.codegen.attention_units import kept_bytes
-from kiln.codegen.code import LANES, Value
+from kiln.codegen.code import LANES
 from kiln.codegen.matmul_amx import LINE, PANEL, ROW, STEP_BYTES, store_words
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.matmul_tile import Element
 from kiln.codegen.target import Target
+from kiln.codegen.value import Value
 
 HALVES = f"<{2 * LANES} x i16>"
 KEPT = kept_bytes(KEYS)  # between the bits of rows

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kiln.codegen.code import IOTA32, IOTA64, LANES, Value
+from kiln.codegen.code import IOTA32, IOTA64, LANES
 from kiln.codegen.emit import Expression, Machine, number
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.matmul_tile import Element
@@ -25,6 +25,7 @@ from kiln.codegen.memory import Memory
 from kiln.codegen.nest import REDUCE_BLOCK
 from kiln.codegen.reduce import Reducer
 from kiln.codegen.target import Target
+from kiln.codegen.value import Value
 from kiln.scalars.mathematics import EXP_RANGE, exp
 from kiln.scalars.philox import philox, uniform_f32
 from kiln.scalars.scalar import Scalar, topological

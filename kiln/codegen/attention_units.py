@@ -10,11 +10,12 @@ from typing import NamedTuple
 
 from kiln.codegen.attention_rows import KEPT_BYTES
 from kiln.codegen.attention_spec import DIMS, PAD, SIZES, UNIT_ROWS, AttentionSpec, Drop
-from kiln.codegen.code import LANES, LLVM, Value
+from kiln.codegen.code import LANES
 from kiln.codegen.emit import Expression
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.matmul_tile import Element
 from kiln.codegen.target import Target
+from kiln.codegen.value import LLVM, Value
 from kiln.scalars.scalar import Scalar
 
 

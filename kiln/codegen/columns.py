@@ -19,7 +19,7 @@ is kept of each column a unit has fewer of them (`Nest.column_block`).
 
 from __future__ import annotations
 
-from kiln.codegen.code import LANES, LLVM, Value, llvm_type
+from kiln.codegen.code import LANES
 from kiln.codegen.emit import Expression
 from kiln.codegen.frame import EXPENSIVE, POINT, Frame, Step
 from kiln.codegen.memory import element
@@ -28,6 +28,7 @@ from kiln.codegen.plan import Plan, above
 from kiln.codegen.reduce import Reducer
 from kiln.codegen.rows import grouped, identities, steps
 from kiln.codegen.target import Target
+from kiln.codegen.value import LLVM, Value, llvm_type
 from kiln.scalars.scalar import REDUCE, Scalar, topological
 
 

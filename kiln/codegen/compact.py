@@ -9,8 +9,8 @@ was counted: then the last places are not written. Operands: out, mask; numbers:
 from __future__ import annotations
 
 from kiln.codegen.along import Along, AlongSpec
-from kiln.codegen.code import Value
 from kiln.codegen.target import Target
+from kiln.codegen.value import Value
 
 
 class Compact(Along):

@@ -16,7 +16,8 @@ import struct
 from collections.abc import Callable, Hashable
 from functools import lru_cache
 
-from kiln.codegen.code import LANES, LLVM, Code, Value, llvm_type
+from kiln.codegen.code import LANES, Code
+from kiln.codegen.value import LLVM, Value, llvm_type
 from kiln.scalars.floats import FORMAT
 from kiln.scalars.scalar import FLOATS, SIGNED, WIDTH, Scalar, topological
 

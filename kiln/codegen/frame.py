@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from kiln.codegen.code import IOTA64, LANES, Code, Value
+from kiln.codegen.code import IOTA64, LANES, Code
 from kiln.codegen.emit import Expression, rare_families
 from kiln.codegen.memory import Memory, element
 from kiln.codegen.nest import Nest
 from kiln.codegen.stream import Streams
 from kiln.codegen.target import Target
+from kiln.codegen.value import Value
 from kiln.scalars.scalar import REDUCE, Scalar, topological
 
 POINT = -1  # the pseudo dim of a value that follows a reduction: known once per p point only

@@ -8,13 +8,13 @@ map:   for row in begin .. end:
 
 from __future__ import annotations
 
-from kiln.codegen.code import Value
 from kiln.codegen.emit import Expression
 from kiln.codegen.frame import EXPENSIVE, POINT, Frame, Step
 from kiln.codegen.memory import element
 from kiln.codegen.nest import Nest
 from kiln.codegen.target import Target
 from kiln.codegen.tiles import Tiles, transposed
+from kiln.codegen.value import Value
 
 CHEAP_UNROLL = 4
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from kiln.codegen.code import Code, Value
+from kiln.codegen.code import Code
 from kiln.codegen.emit import Machine
+from kiln.codegen.value import Value
 
 SUFFIX = {"float": "f32", "double": "f64"}  # of an LLVM type in an intrinsic's name, where it is another
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kiln.codegen.code import LANES, Value, llvm_type
+from kiln.codegen.code import LANES
 from kiln.codegen.emit import Expression, number, rare_families
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.memory import MEMORY, Memory, compute_type
@@ -18,6 +18,7 @@ from kiln.codegen.nest import CHAIN, GROUP, TURN, Operand
 from kiln.codegen.reduce import Reducer
 from kiln.codegen.rows import grouped
 from kiln.codegen.target import Target
+from kiln.codegen.value import Value, llvm_type
 from kiln.scalars.scalar import Scalar, topological
 
 BATCH = 3  # dims of a batch

@@ -10,12 +10,12 @@ Strides of the source are bytes; the panel's elements have the summed type. Neit
 
 from __future__ import annotations
 
-from kiln.codegen.code import LLVM, Value, llvm_type
 from kiln.codegen.masked import lanes_below, load_masked, store_masked
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.matmul_tile import VECTORS, Element
 from kiln.codegen.memory import MEMORY, Memory
 from kiln.codegen.target import Target
+from kiln.codegen.value import LLVM, Value, llvm_type
 
 AHEAD = 16  # rows: they lie on different pages, where the machine does not prefetch by itself
 

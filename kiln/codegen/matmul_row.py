@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import reduce
 
-from kiln.codegen.code import IOTA64, LANES, LLVM, Loop, Value
+from kiln.codegen.code import IOTA64, LANES, Loop
 from kiln.codegen.matmul_finish import BATCH, Arguments, K, M, N
 from kiln.codegen.matmul_pack import load, side_by_side, stored_type, widen, zip_lanes
 from kiln.codegen.matmul_split import Segments
@@ -26,6 +26,7 @@ from kiln.codegen.matmul_tile import SEGMENT, Element, multiply_add
 from kiln.codegen.matmul_units import Index, batch_indices, unit_columns
 from kiln.codegen.memory import Memory
 from kiln.codegen.target import Target
+from kiln.codegen.value import LLVM, Value
 
 UNIT_COLUMNS = 512  # enough of each row that memory is read as it streams, whoever has the next unit
 RUN_COLUMNS = 1024  # the most columns whose sums are kept at once

@@ -18,9 +18,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kiln.codegen.code import LANES, LLVM, Value
+from kiln.codegen.code import LANES
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.matmul_tile import SEGMENT, Element
+from kiln.codegen.value import LLVM, Value
 
 PITCH = 128  # bytes: a whole panel or 16 sums at the end of a row stay inside it
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from kiln.codegen.code import LLVM, Value
 from kiln.codegen.masked import lanes_below, load_masked, store_masked
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.memory import MEMORY, compute_type
 from kiln.codegen.target import Target
+from kiln.codegen.value import LLVM, Value
 from kiln.scalars.scalar import FLOATS, WIDTH
 
 SEGMENT = 512  # k per FMA chain: part of the order of arithmetic, never tuned

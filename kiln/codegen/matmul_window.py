@@ -29,7 +29,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import product
 
-from kiln.codegen.code import Value
 from kiln.codegen.masked import SUFFIX, load_masked
 from kiln.codegen.matmul_amx import PANEL, Factor, store_words
 from kiln.codegen.matmul_pack import side_by_side, store, stored_type, widen, zip_lanes
@@ -37,6 +36,7 @@ from kiln.codegen.matmul_text import Routine
 from kiln.codegen.matmul_tile import Element
 from kiln.codegen.memory import MEMORY
 from kiln.codegen.target import Target
+from kiln.codegen.value import Value
 
 DIMS = 4  # of k, and of n
 LOOK = 2 * DIMS - 1  # arguments of k, of n, of A's k

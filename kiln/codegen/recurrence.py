@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from kiln.codegen.code import LANES, LLVM, Value, llvm_type
+from kiln.codegen.code import LANES
 from kiln.codegen.compile import Part
 from kiln.codegen.generate import nest_text
 from kiln.codegen.matmul import chains, product
@@ -34,6 +34,7 @@ from kiln.codegen.matmul_tile import SEGMENT, VECTORS, element_of, identity, mul
 from kiln.codegen.memory import Memory
 from kiln.codegen.nest import Nest, Operand
 from kiln.codegen.target import Target
+from kiln.codegen.value import LLVM, Value, llvm_type
 from kiln.scalars.scalar import Scalar, program_text
 from kiln.table.kinds import RECURRENT_COLUMNS as COLUMNS
 

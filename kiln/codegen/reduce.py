@@ -12,9 +12,10 @@ nothing is 0 and a product 1: `initial` differs from `identity` there only.
 
 from __future__ import annotations
 
-from kiln.codegen.code import Code, Value
+from kiln.codegen.code import Code
 from kiln.codegen.emit import Machine, number
 from kiln.codegen.nest import NOWHERE
+from kiln.codegen.value import Value
 from kiln.scalars.scalar import FLOATS, SIGNED, WIDTH, Scalar
 
 Partial = list[Value]

@@ -15,7 +15,7 @@ for point in begin .. end:
 
 from __future__ import annotations
 
-from kiln.codegen.code import LANES, Value
+from kiln.codegen.code import LANES
 from kiln.codegen.emit import Expression
 from kiln.codegen.frame import COSTS, EXPENSIVE, POINT, Frame, Step
 from kiln.codegen.memory import element
@@ -23,6 +23,7 @@ from kiln.codegen.nest import CHAIN, GROUP, REDUCE_BLOCK, Nest
 from kiln.codegen.plan import Plan, above
 from kiln.codegen.reduce import Partial, Reducer
 from kiln.codegen.target import Target
+from kiln.codegen.value import Value
 
 
 class Rows:

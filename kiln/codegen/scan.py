@@ -11,9 +11,10 @@ power of two apart would push each other out of the cache). Operands: out, x; nu
 from __future__ import annotations
 
 from kiln.codegen.along import Along, AlongSpec
-from kiln.codegen.code import LANES, Value
+from kiln.codegen.code import LANES
 from kiln.codegen.emit import literal
 from kiln.codegen.target import Target
+from kiln.codegen.value import Value
 from kiln.ops.reductions.steps import SCANS, state_type
 from kiln.scalars.scalar import Scalar, convert, round_to
 from kiln.table.apply import convert_dtype

@@ -16,9 +16,10 @@ Operands: out, index, source; numbers: along, bound.
 from __future__ import annotations
 
 from kiln.codegen.along import Along, AlongSpec
-from kiln.codegen.code import LANES, Value
+from kiln.codegen.code import LANES
 from kiln.codegen.memory import element
 from kiln.codegen.target import Target
+from kiln.codegen.value import Value
 from kiln.ops.reductions.steps import scatter_step
 
 

@@ -11,8 +11,8 @@ values, sorted; numbers: elements of the row.
 from __future__ import annotations
 
 from kiln.codegen.along import Along, AlongSpec
-from kiln.codegen.code import Value
 from kiln.codegen.target import Target
+from kiln.codegen.value import Value
 
 
 class Search(Along):

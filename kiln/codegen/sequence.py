@@ -8,12 +8,13 @@ Partial results of blocks are combined so: with them this is the order of one lo
 
 from __future__ import annotations
 
-from kiln.codegen.code import LANES, Value
+from kiln.codegen.code import LANES
 from kiln.codegen.emit import Expression
 from kiln.codegen.nest import Nest
 from kiln.codegen.reduce import Reducer
 from kiln.codegen.rows import Rows, grouped, steps
 from kiln.codegen.target import Target
+from kiln.codegen.value import Value
 
 
 class Sequence(Rows):

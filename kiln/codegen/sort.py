@@ -18,9 +18,9 @@ wanted, how many are.
 from __future__ import annotations
 
 from kiln.codegen.along import Along, AlongSpec
-from kiln.codegen.code import Value
 from kiln.codegen.memory import compute_type
 from kiln.codegen.target import Target
+from kiln.codegen.value import Value
 from kiln.scalars.scalar import FLOATS, SIGNED, WIDTH, Scalar, bits, const, convert, select
 
 DIGITS = 256

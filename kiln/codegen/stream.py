@@ -15,9 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kiln.codegen.code import Code, Value
+from kiln.codegen.code import Code
 from kiln.codegen.memory import MEMORY
 from kiln.codegen.nest import Nest
+from kiln.codegen.value import Value
 
 STREAM_FROM = 16 << 20  # bytes of an output
 LINE = 64
