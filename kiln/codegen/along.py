@@ -18,10 +18,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from kiln.codegen.code import Code, Value
+from kiln.codegen.code import Code
 from kiln.codegen.emit import Expression, Machine
+from kiln.codegen.index import Index, Pointer
 from kiln.codegen.memory import Memory, element
 from kiln.codegen.target import Target
+from kiln.codegen.value import Value
 from kiln.scalars.scalar import Scalar
 
 
@@ -57,29 +59,26 @@ class Along:
         self.memory = Memory(code)
         self.machine = Machine(code)
         count, dims = len(spec.dtypes), len(spec.strides[0])
-        self.base = [self.pointer(k) for k in range(count)]
-        self.number = [self._argument(k) for k in range(self.numbers)]
-        self.sizes = [self._argument(self.numbers + d) for d in range(dims - 1)]
+        self.base = [code.operand(k) for k in range(count)]
+        self.number = [code.argument(k) for k in range(self.numbers)]
+        self.sizes = [code.argument(self.numbers + d) for d in range(dims - 1)]
         first = self.numbers + dims - 1
         self.stride = [
-            [kind if kind in "01" else self._argument(first + k * dims + d) for d, kind in enumerate(classes)]
+            [
+                code.index(kind) if kind in "01" else code.argument(first + k * dims + d)
+                for d, kind in enumerate(classes)
+            ]
             for k, classes in enumerate(spec.strides)
         ]
-
-    def pointer(self, place: int) -> str:
-        """The pointer argument at a place."""
-        return self.code.op(f"load ptr, ptr {self.code.offset('%ptr', 'ptr', str(place))}")
-
-    def _argument(self, place: int) -> str:
-        return self.code.op(f"load i64, ptr {self.code.offset('%arg', 'i64', str(place))}")
 
     def emit(self) -> str:
         """The kernel's LLVM text."""
         code = self.code
-        total = code.op(f"udiv i64 {code.add(self.sizes[-1], str(self.block - 1))}, {self.block}")
-        with code.loop("%begin", "%end", 1) as unit:
+        begin, end = code.indices("begin", "end")
+        total = (self.sizes[-1] + (self.block - 1)).udiv(self.block)
+        with code.loop(begin, end, 1) as unit:
             first, pointers = self._unit(unit.index, total)
-            count = code.minimum(code.sub(self.sizes[-1], first), str(self.block))
+            count = (self.sizes[-1] - first).min(self.block)
             self.columns(unit.index, pointers, count)
         code.line("ret void")
         return code.text()
@@ -89,19 +88,18 @@ class Along:
         """Whether the pattern has one column: nobody writes one place for several."""
         return set(self.spec.strides[0][1:]) == {"0"}
 
-    def columns(self, unit: str, pointers: list[str], count: str) -> None:
+    def columns(self, unit: Index, pointers: list[Pointer], count: Index) -> None:
         """Writes what is done for `count` columns from the pointers on."""
         raise NotImplementedError
 
-    def _unit(self, unit: str, total: str) -> tuple[str, list[str]]:
+    def _unit(self, unit: Index, total: Index) -> tuple[Index, list[Pointer]]:
         """The first column of a unit along the last column dim, and every operand's pointer there."""
-        code = self.code
-        first = code.mul(code.op(f"urem i64 {unit}, {total}"), str(self.block))
-        rest = code.op(f"udiv i64 {unit}, {total}")
+        first = unit.urem(total) * self.block
+        rest = unit.udiv(total)
         position = [first]
         for size in reversed(self.sizes[:-1]):
-            position.insert(0, code.op(f"urem i64 {rest}, {size}"))
-            rest = code.op(f"udiv i64 {rest}, {size}")
+            position.insert(0, rest.urem(size))
+            rest = rest.udiv(size)
         pointers = []
         for k, pointer in enumerate(self.base):
             for at, stride in zip(position, self.stride[k][1:]):
@@ -109,19 +107,16 @@ class Along:
             pointers.append(pointer)
         return first, pointers
 
-    def _moved(self, k: int, pointer: str, position: str, stride: str) -> str:
-        code = self.code
-        return (
-            pointer
-            if stride == "0"
-            else code.offset(pointer, element(self.spec.dtypes[k]), code.mul(position, stride))
-        )
+    def _moved(self, k: int, pointer: Pointer, position: Index, stride: Index) -> Pointer:
+        if stride.text == "0":
+            return pointer
+        return pointer.element(element(self.spec.dtypes[k]), position * stride)
 
-    def at(self, k: int, pointer: str, position: str) -> str:
+    def at(self, k: int, pointer: Pointer, position: Index) -> Pointer:
         """A pointer of operand k moved to a position along the dim."""
         return self._moved(k, pointer, position, self.stride[k][0])
 
-    def column(self, k: int, pointer: str, position: str) -> str:
+    def column(self, k: int, pointer: Pointer, position: Index) -> Pointer:
         """A pointer of operand k moved to a column of its unit."""
         return self._moved(k, pointer, position, self.stride[k][-1])
 
@@ -131,23 +126,23 @@ class Along:
         leaves = [Scalar("number", (), v.type, k) for k, v in enumerate(values)]
         return [scope.value(s) for s in make(*leaves)]
 
-    def read(self, k: int, pointer: str) -> Value:
+    def read(self, k: int, pointer: Pointer) -> Value:
         """An element of operand k."""
         return self.memory.read(self.spec.dtypes[k], pointer)
 
-    def read_lanes(self, k: int, pointer: str) -> Value:
+    def read_lanes(self, k: int, pointer: Pointer) -> Value:
         """Operand k at 16 neighbouring columns."""
         dtype, stride = self.spec.dtypes[k], self.stride[k][-1]
-        if stride == "0":
+        if stride.text == "0":
             return self.memory.read(dtype, pointer)
-        if stride == "1":
+        if stride.text == "1":
             return self.memory.read_lanes(dtype, pointer, None, None)
         return self.memory.gather(dtype, pointer, self.memory.strided(stride), None)
 
-    def write_lanes(self, k: int, pointer: str, x: Value) -> None:
+    def write_lanes(self, k: int, pointer: Pointer, x: Value) -> None:
         """Operand k at 16 neighbouring columns."""
         dtype, stride = self.spec.dtypes[k], self.stride[k][-1]
-        if stride == "1":
+        if stride.text == "1":
             self.memory.write_lanes(dtype, pointer, x, None, None)
         else:
             self.memory.scatter(dtype, pointer, self.memory.strided(stride), x, None)

@@ -29,6 +29,7 @@ from kiln.codegen.attention_amx_rows import DOWN, KEPT
 from kiln.codegen.attention_rows import deliver, draw
 from kiln.codegen.attention_spec import KEYS, PITCH, QUERIES, AttentionSpec
 from kiln.codegen.attention_units import Block, Driver, Rows
+from kiln.codegen.index import Condition, Index, Integer, Pointer
 from kiln.codegen.matmul_amx import FACTORS, LINE, PANEL, ROW, STEP_BYTES, on_tiles
 from kiln.codegen.matmul_amx_pack import pack_lines, pack_words
 from kiln.codegen.matmul_pack import clear, zeros
@@ -36,6 +37,7 @@ from kiln.codegen.matmul_text import Routine
 from kiln.codegen.matmul_tile import Element
 from kiln.codegen.nest import REDUCE_BLOCK
 from kiln.codegen.target import Target
+from kiln.codegen.value import Value
 
 FLOAT = 4  # bytes
 ACROSS = PANEL * KEYS * 2  # bytes of packed rows of weights or slopes
@@ -48,18 +50,15 @@ class _Driver(Driver):
 
     def __init__(self, spec: AttentionSpec, target: Target, element: Element) -> None:
         super().__init__(spec, target, element)
-        code = self.code
         self.packed = FACTORS[spec.dtype]
-        self.steps = {name: code.ceil_div(self.size[name], PANEL) for name in "sev"}
+        self.steps = {name: self.size[name].ceil_div(PANEL) for name in "sev"}
         # Bytes: of a packed block of 32 rows, a row of sums, a panel of words whose depth are keys.
-        self.block = {name: code.mul(self.steps[name], str(STEP_BYTES)) for name in "sev"}
-        self.pitch = {name: code.mul(self.steps[name], str(PANEL * FLOAT)) for name in "sev"}
-        self.apart = code.add(self.block["s"], str(ROW))
-        self.scores = Rows(self._region("scores"), str(KEYS * FLOAT))
+        self.block = {name: self.steps[name] * STEP_BYTES for name in "sev"}
+        self.pitch = {name: self.steps[name] * (PANEL * FLOAT) for name in "sev"}
+        self.apart = self.block["s"] + ROW
+        self.scores = Rows(self._region("scores"), self.code.index(KEYS * FLOAT))
         numbers = self._region("rows")
-        self.tops, self.shares, self.means, self.totals = (
-            code.at(numbers, str(k * QUERIES * FLOAT)) for k in range(4)
-        )
+        self.tops, self.shares, self.means, self.totals = (numbers[k * QUERIES * FLOAT] for k in range(4))
         self.lanes = self._region("lanes")
 
     def write(self) -> Routine:
@@ -69,12 +68,12 @@ class _Driver(Driver):
         on_tiles(self.code, "tilerelease")
         return self.code
 
-    def _region(self, name: str) -> str:
+    def _region(self, name: str) -> Pointer:
         return self.region[f"tile {name}"]
 
     # -- packing ------------------------------------------------------------------------------------
 
-    def pack_head(self, head: str) -> None:
+    def pack_head(self, head: Index) -> None:
         key, value = self.rows_of("k", head), self.rows_of("v", head)
         self._turned("k", key, "keys", "e")
         if self.spec.backward:
@@ -94,11 +93,16 @@ class _Driver(Driver):
         self._pack(rows.place, strides, region, shape, self.apart)
 
     def _pack(
-        self, src: str, strides: tuple[str, str], region: str, shape: tuple[str, str], apart: str
+        self,
+        src: Pointer,
+        strides: tuple[Index, Index],
+        region: str,
+        shape: tuple[Index, Index],
+        apart: Index,
     ) -> None:
         pack_words(self.code, self.packed, src, strides, self._region(region), shape, apart)
 
-    def _across(self, name: str, block: Block, width: str, dst: str) -> None:
+    def _across(self, name: str, block: Block, width: str, dst: Pointer) -> None:
         """Queries, or their gradients, as the left factor of scores."""
         rows, shape = self.rows_of(name, *block[:3]), (block.rows, self.size[width])
         strides = rows.pitch, self.stride[name][4]
@@ -109,90 +113,98 @@ class _Driver(Driver):
         code, step = self.code, self.stride[name][4]
         rows = self.rows_of(name, *block[:3])
         with self._blocks(self.size[width]) as (at, count):
-            src, dst = code.at(rows.place, code.mul(at, step)), self._region(region)
-            dst, shape = code.at(dst, code.mul(at, str(DOWN // PANEL))), (count, block.rows)
+            src, dst = rows.place[at * step], self._region(region)
+            dst, shape = dst[at * (DOWN // PANEL)], (count, block.rows)
             pack_lines(code, self.packed, src, (step, rows.pitch), dst, shape, self._region("stage"))
 
     @contextmanager
-    def _blocks(self, count: str) -> Iterator[tuple[str, str]]:
+    def _blocks(self, count: Index) -> Iterator[tuple[Index, Index]]:
         """Each 32 of so many: the first, and how many."""
         with self.code.times(count, PANEL) as at:
-            yield at, self.code.minimum(self.code.sub(count, at), str(PANEL))
+            yield at, (count - at).min(PANEL)
 
     # -- products and what is done with scores ------------------------------------------------------
 
     def _add(
-        self, a: str, b: tuple[str, str], steps: str, c: Rows, shape: tuple[str, str], first: str = "false"
+        self,
+        a: Pointer,
+        b: tuple[Pointer, Integer],
+        steps: Index,
+        c: Rows,
+        shape: tuple[Index, Index],
+        first: Condition | None = None,
     ) -> None:
         """c += a b, or c = a b: `b` and the distance of its panels; shape: rows, columns."""
-        self.code.run(
-            "panels", f"ptr {a}", f"ptr {b[0]}", b[1], steps, f"ptr {c.place}", c.pitch, f"i1 {first}", *shape
-        )  # fmt: skip
+        fresh = self.code.condition(False) if first is None else first
+        self.code.run("panels", a, *b, steps, c.place, c.pitch, fresh, *shape)
 
-    def _multiply(self, a: str, region: str, width: str, c: Rows, key: str, shape: tuple[str, str]) -> None:
+    def _multiply(
+        self, a: Pointer, region: str, width: str, c: Rows, key: Index, shape: tuple[Index, Index]
+    ) -> None:
         """Scores, or the gradients of weights, from a key on."""
-        panels = self.code.mul(self.code.op(f"sdiv i64 {key}, {PANEL}"), self.block[width])
-        b = self.code.at(self._region(region), panels), self.block[width]
-        self._add(a, b, self.steps[width], c, shape, "true")
+        panels = key // PANEL * self.block[width]
+        b = self._region(region)[panels], self.block[width]
+        self._add(a, b, self.steps[width], c, shape, self.code.condition(True))
 
-    def _scores(self, a: str, block: Block, key: str, columns: str) -> None:
+    def _scores(self, a: Pointer, block: Block, key: Index, columns: Index) -> None:
         self._multiply(a, "keys", "e", self.scores, key, (block.rows, columns))
 
-    def _summed(self, region: str, key: str) -> tuple[str, str]:
+    def _summed(self, region: str, key: Index) -> tuple[Pointer, Index]:
         """Words of keys from one on, to be summed over."""
-        return self.code.at(self._region(region), self.code.mul(key, str(LINE))), self.apart
+        return self._region(region)[key * LINE], self.apart
 
-    def _columns(self, keys: str, key: str) -> str:
+    def _columns(self, keys: Index, key: Index) -> Index:
         """The columns of a block of scores."""
-        return self.code.minimum(self.padded(self.code.sub(keys, key)), str(KEYS))
+        return self.padded(keys - key).min(KEYS)
 
-    def _do(self, name: str, block: Block, key: str, columns: str, *arguments: str) -> None:
+    def _do(
+        self, name: str, block: Block, key: Index, columns: Index, *arguments: Condition | Pointer | Value
+    ) -> None:
         """One of the routines of blocks of scores."""
         code = self.code
         code.run(
-            name, f"ptr {self.scores.place}", self.scores.pitch, block.rows, columns,
-            code.sub(self.size["s"], key), code.sub(block.row, key), f"{self.kind} {self.scale}",
+            name, self.scores.place, self.scores.pitch, block.rows, columns,
+            self.size["s"] - key, block.row - key, self.scale,
             *self.mask_of(block, key), *arguments,
         )  # fmt: skip
 
-    def _dropped(self, block: Block, key: str, columns: str) -> tuple[str, ...]:
+    def _dropped(self, block: Block, key: Index, columns: Index) -> tuple[Pointer | Value, ...]:
         """What is kept of a block of scores, drawn: the last arguments of what is done with them."""
         if self.spec.drop is None:
             return ()
-        kept = f"ptr {self._region('kept')}"
-        self.draw(self.spec.drop, block, key, columns, (kept, str(KEPT)))
-        return kept, f"{self.kind} {self.factor}"
+        kept = self._region("kept")
+        self.draw(self.spec.drop, block, key, columns, (kept, KEPT))
+        return kept, self.factor
 
-    def _peaks(self, a: str, block: Block, tops: str) -> None:
+    def _peaks(self, a: Pointer, block: Block, tops: Pointer) -> None:
         """What is taken from the scores of a block's rows, and their sums begun."""
         code, keys = self.code, self.visible(block)
-        lanes = f"ptr {self.lanes}"
+        lanes = self.lanes
         with code.times(keys, KEYS) as key:
             columns = self._columns(keys, key)
             self._scores(a, block, key, columns)
-            self._do("highest", block, key, columns, lanes, f"i1 {code.compare('eq', key, '0')}")
-        code.run("peak", lanes, f"ptr {tops}", block.rows, f"i1 {code.compare('eq', keys, '0')}")
+            self._do("highest", block, key, columns, lanes, key.equals(0))
+        code.run("peak", lanes, tops, block.rows, keys.equals(0))
 
     def _fresh_sums(self, block: Block, width: str) -> Rows:
         """Room for sums of a block's rows that the first keys begin; where there are none, zeros."""
         sums = Rows(self._region("sums"), self.pitch[width])
-        with self.code.when(self.code.compare("eq", self.visible(block), "0")):
-            clear(self.code, self.element, sums.place, self.code.mul(block.rows, sums.pitch))
+        with self.code.when(self.visible(block).equals(0)):
+            clear(self.code, self.element, sums.place, block.rows * sums.pitch)
         return sums
 
-    def _settle(self, rows: str, key: str, shares: str, means: str) -> None:
+    def _settle(self, rows: Index, key: Index, shares: Pointer, means: Pointer) -> None:
         """The sums of the keys before one."""
-        fresh = self.code.compare("sle", key, str(REDUCE_BLOCK))
-        numbers = (f"ptr {place}" for place in (self.totals, shares, means))
-        self.code.run("settle", f"ptr {self.lanes}", *numbers, rows, f"i1 {fresh}")
+        fresh = key <= REDUCE_BLOCK
+        self.code.run("settle", self.lanes, self.totals, shares, means, rows, fresh)
 
     @contextmanager
-    def _summing(self, block: Block, shares: str, means: str) -> Iterator[tuple[str, str]]:
+    def _summing(self, block: Block, shares: Pointer, means: Pointer) -> Iterator[tuple[Index, Index]]:
         """Each block of keys, whose weights are summed, and how many columns it has."""
         code, keys = self.code, self.visible(block)
         with code.times(keys, KEYS) as key:
-            begins = code.compare("eq", code.op(f"and i64 {key}, {REDUCE_BLOCK - 1}"), "0")
-            with code.when(code.both(begins, code.compare("ne", key, "0"))):
+            begins = (key & (REDUCE_BLOCK - 1)).equals(0)
+            with code.when(begins & key.differs(0)):
                 self._settle(block.rows, key, shares, means)
             yield key, self._columns(keys, key)
         self._settle(block.rows, keys, shares, means)
@@ -201,7 +213,7 @@ class _Driver(Driver):
 
     def forward(self, block: Block) -> None:
         code, query, weights = self.code, self._region("query"), self._region("weights")
-        several = code.compare("sgt", self.visible(block), str(KEYS))
+        several = self.visible(block) > KEYS
         sums, shape = self._fresh_sums(block, "v"), (block.rows, self.size["v"])
         self._across("q", block, "e", query)
         self._peaks(query, block, self.tops)
@@ -209,132 +221,131 @@ class _Driver(Driver):
             with code.when(several):
                 self._scores(query, block, key, columns)
             dropped = self._dropped(block, key, columns)
-            places = (f"ptr {place}" for place in (self.tops, self.lanes, weights))
-            self._do("weigh", block, key, columns, *places, *dropped)
-            steps, first = code.ceil_div(columns, PANEL), code.compare("eq", key, "0")
+            self._do("weigh", block, key, columns, self.tops, self.lanes, weights, *dropped)
+            steps, first = columns.ceil_div(PANEL), key.equals(0)
             self._add(weights, self._summed("values", key), steps, sums, shape, first)
-        factors = f"ptr {self.shares}", str(FLOAT)
+        factors = self.shares, FLOAT
         self.deliver(sums, self.rows_of("O", *block[:3]), block.rows, "v", factors)
 
     # -- gradients ----------------------------------------------------------------------------------
 
-    def backward(self, block: Block, low: str, high: str, mine: str) -> None:
+    def backward(self, block: Block, low: Index, high: Index, mine: Condition) -> None:
         code, keys, rows = self.code, self.visible(block), block.rows
-        mine = mine if "q" in self.spec.gives else "false"
+        mine = mine if "q" in self.spec.gives else code.condition(False)
         with self._blocks(rows) as (at, count):
             self._statistics(self._part(block, at, count), at)
         for given, name, width, region in (("k", "q", "e", "queries"), ("v", "g", "v", "grads")):
             if given in self.spec.gives:
                 self._down(name, block, width, region)
         sums = self._fresh_sums(block, "e")
-        start, end = code.choose(mine, "0", low), code.choose(mine, keys, code.minimum(keys, high))
+        start, end = mine.choose(0, low), mine.choose(keys, keys.min(high))
         with code.loop(start, end, KEYS) as turn:
             key, columns = turn.index, self._columns(keys, turn.index)
             with self._blocks(rows) as (at, count):
                 self._slopes(self._part(block, at, count), at, key, columns)
             with code.when(mine):
                 self._add_queries(sums, rows, key, columns)
-            own = code.both(code.compare("sge", key, low), code.compare("slt", key, high))
+            own = (key >= low) & (key < high)
             with code.when(own):
                 self._add_keys(rows, key, columns)
         if "q" in self.spec.gives:
             with code.when(mine):
-                self.deliver(sums, self.rows_of("Q", *block[:3]), rows, "e", (f"ptr {self.one}", "0"))
+                self.deliver(sums, self.rows_of("Q", *block[:3]), rows, "e", (self.one, 0))
 
-    def _part(self, block: Block, at: str, count: str) -> Block:
-        return Block(block.head, block.member, self.code.add(block.row, at), count)
+    def _part(self, block: Block, at: Index, count: Index) -> Block:
+        return Block(block.head, block.member, block.row + at, count)
 
-    def _packed(self, region: str, at: str, width: str) -> str:
+    def _packed(self, region: str, at: Index, width: str) -> Pointer:
         """Where 32 queries of a block are packed."""
-        bytes = self.code.mul(self.steps[width], str(LINE))
-        return self.code.at(self._region(region), self.code.mul(at, bytes))
+        bytes = self.steps[width] * LINE
+        return self._region(region)[at * bytes]
 
-    def _numbers(self, at: str) -> tuple[str, str, str]:
+    def _numbers(self, at: Index) -> tuple[Pointer, Pointer, Pointer]:
         """Where the tops, shares and means of 32 queries of a block are."""
-        code, step = self.code, self.code.mul(at, str(FLOAT))
-        return code.at(self.tops, step), code.at(self.shares, step), code.at(self.means, step)
+        step = at * FLOAT
+        return self.tops[step], self.shares[step], self.means[step]
 
-    def _statistics(self, block: Block, at: str) -> None:
+    def _statistics(self, block: Block, at: Index) -> None:
         """32 queries packed, their numbers; those that do not exist are 0, and so are their numbers."""
         code = self.code
         query, grad = self._packed("query", at, "e"), self._packed("grad", at, "v")
         tops, shares, means = self._numbers(at)
-        with code.when(code.compare("slt", block.rows, str(PANEL))):
-            rooms = {query: self.block["e"], grad: self.block["v"], self._region("stage"): str(STEP_BYTES)}
-            numbers = dict.fromkeys((tops, shares, means), str(PANEL * FLOAT))
-            for place, bytes in (rooms | numbers).items():
-                clear(code, self.element, place, bytes)
+        with code.when(block.rows < PANEL):
+            clear(code, self.element, query, self.block["e"])
+            clear(code, self.element, grad, self.block["v"])
+            clear(code, self.element, self._region("stage"), STEP_BYTES)
+            for place in (tops, shares, means):
+                clear(code, self.element, place, PANEL * FLOAT)
         self._across("q", block, "e", query)
         self._across("g", block, "v", grad)
         self._peaks(query, block, tops)
         with self._summing(block, shares, means) as (key, columns):
             self._both(block, at, key, columns)
             dropped = self._dropped(block, key, columns)
-            places = (f"ptr {place}" for place in (self._region("slopes"), tops, self.lanes))
-            self._do("tally", block, key, columns, *places, *dropped)
+            self._do("tally", block, key, columns, self._region("slopes"), tops, self.lanes, *dropped)
 
-    def _both(self, block: Block, at: str, key: str, columns: str) -> None:
+    def _both(self, block: Block, at: Index, key: Index, columns: Index) -> None:
         """Scores, and the gradients of weights."""
         self._scores(self._packed("query", at, "e"), block, key, columns)
         grads = self.scores._replace(place=self._region("slopes"))
         self._multiply(self._packed("grad", at, "v"), "values", "v", grads, key, (block.rows, columns))
 
-    def _slopes(self, block: Block, at: str, key: str, columns: str) -> None:
+    def _slopes(self, block: Block, at: Index, key: Index, columns: Index) -> None:
         """What 32 queries put into the products that follow."""
         code = self.code
-        with code.when(code.compare("slt", key, self.visible(block))):
-            self._both(block._replace(rows=str(PANEL)), at, key, columns)
-        across = code.at(self._region("across"), code.mul(at, str(ACROSS // PANEL)))
-        down = (code.at(self._region(name), code.mul(at, str(LINE))) for name in ("down", "weights"))
+        with code.when(key < self.visible(block)):
+            self._both(block._replace(rows=code.index(PANEL)), at, key, columns)
+        across = self._region("across")[at * (ACROSS // PANEL)]
+        down = (self._region(name)[at * LINE] for name in ("down", "weights"))
         places = (self._region("slopes"), *self._numbers(at), across, *down)
         dropped = self._dropped(block, key, columns)
-        self._do("slopes", block, key, columns, *(f"ptr {place}" for place in places), *dropped)
+        self._do("slopes", block, key, columns, *places, *dropped)
 
-    def _add_queries(self, sums: Rows, rows: str, key: str, columns: str) -> None:
+    def _add_queries(self, sums: Rows, rows: Index, key: Index, columns: Index) -> None:
         """dq += dS k."""
-        code, steps = self.code, self.code.ceil_div(columns, PANEL)
-        first = code.compare("eq", key, "0")
+        steps = columns.ceil_div(PANEL)
+        first = key.equals(0)
         with self._blocks(rows) as (at, count):
-            a = code.at(self._region("across"), code.mul(at, str(ACROSS // PANEL)))
-            into = Rows(code.at(sums.place, code.mul(at, sums.pitch)), sums.pitch)
+            a = self._region("across")[at * (ACROSS // PANEL)]
+            into = Rows(sums.place[at * sums.pitch], sums.pitch)
             self._add(a, self._summed("key", key), steps, into, (count, self.size["e"]), first)
 
-    def _totals(self) -> list[tuple[str, str, Rows, str, str, str]]:
+    def _totals(self) -> list[tuple[str, str, Rows, str, str, Pointer]]:
         """Of each gradient of keys that is wanted: its name, its width, its turned sums, where the factors of
         their products are, and what they are multiplied by at the end.
         """
-        pitch = self.code.add(self.pitch["s"], str(PITCH * FLOAT))
+        pitch = self.pitch["s"] + PITCH * FLOAT
         found = [
             ("k", "e", Rows(self._region("dk"), pitch), "queries", "down", self.one),
             ("v", "v", Rows(self._region("dv"), pitch), "grads", "weights", self.unit_factor),
         ]
         return [total for total in found if total[0] in self.spec.gives]
 
-    def _add_keys(self, rows: str, key: str, columns: str) -> None:
+    def _add_keys(self, rows: Index, key: Index, columns: Index) -> None:
         """dk^T += q^T dS,  dv^T += g^T P."""
-        code, steps = self.code, self.code.ceil_div(rows, PANEL)
+        steps = rows.ceil_div(PANEL)
         for _, width, total, left, right, _ in self._totals():
             with self._blocks(self.size[width]) as (at, count):
-                a = code.at(self._region(left), code.mul(at, str(DOWN // PANEL)))
-                c = code.at(total.place, code.mul(at, total.pitch), code.mul(key, str(FLOAT)))
-                b = self._region(right), str(DOWN)
+                a = self._region(left)[at * (DOWN // PANEL)]
+                c = total.place[at * total.pitch, key * FLOAT]
+                b = self._region(right), DOWN
                 self._add(a, b, steps, Rows(c, total.pitch), (count, columns))
 
-    def clear_sums(self, low: str, high: str) -> None:
+    def clear_sums(self, low: Index, high: Index) -> None:
         for _, width, total, *_ in self._totals():
-            clear(self.code, self.element, total.place, self.code.mul(self.size[width], total.pitch))
+            clear(self.code, self.element, total.place, self.size[width] * total.pitch)
 
-    def deliver_sums(self, head: str, low: str, high: str) -> None:
+    def deliver_sums(self, head: Index, low: Index, high: Index) -> None:
         code = self.code
         for name, width, total, _, _, factor in self._totals():
             stage = Rows(self._region("sums"), self.pitch[width])
             with code.loop(low, high, PANEL) as turn:
-                src = code.at(total.place, code.mul(turn.index, str(FLOAT)))
-                place, size = f"ptr {stage.place}", self.size[width]
-                code.run("turn", f"ptr {src}", total.pitch, place, stage.pitch, str(PANEL), size)
-                rows = code.minimum(code.sub(high, turn.index), str(PANEL))
+                src = total.place[turn.index * FLOAT]
+                place, size = stage.place, self.size[width]
+                code.run("turn", src, total.pitch, place, stage.pitch, PANEL, size)
+                rows = (high - turn.index).min(PANEL)
                 into = self.rows_of(name.upper(), head, row=turn.index)
-                self.deliver(stage, into, rows, width, (f"ptr {factor}", "0"))
+                self.deliver(stage, into, rows, width, (factor, 0))
 
 
 def tile_routines(spec: AttentionSpec, target: Target, element: Element) -> list[Routine]:

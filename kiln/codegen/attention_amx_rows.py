@@ -25,11 +25,13 @@ from collections.abc import Callable
 from kiln.codegen.attention_rows import CHAIN, INFINITY, Row, Rows, Scores, float_kind
 from kiln.codegen.attention_spec import KEYS, PAD, QUERIES, AttentionSpec
 from kiln.codegen.attention_units import kept_bytes
-from kiln.codegen.code import LANES, Value
+from kiln.codegen.code import LANES
+from kiln.codegen.index import Index, Pointer
 from kiln.codegen.matmul_amx import LINE, PANEL, ROW, STEP_BYTES, store_words
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.matmul_tile import Element
 from kiln.codegen.target import Target
+from kiln.codegen.value import Value
 
 HALVES = f"<{2 * LANES} x i16>"
 KEPT = kept_bytes(KEYS)  # between the bits of rows
@@ -40,21 +42,21 @@ DOWN = QUERIES * LINE  # between panels of words whose depth are queries
 class _Lanes(Rows):
     """A routine over lanes of rows under construction."""
 
-    def begin(self, base: str, r: str) -> Value:
+    def begin(self, base: Pointer, r: Index) -> Value:
         """The lanes of a row."""
         kind = f"<{LANES} x float>"
-        return Value(self.code.op(f"load {kind}, ptr {self._place(base, r)}, align 64"), self.type, LANES)
+        return Value(self._place(base, r).load(kind, 64), self.type, LANES)
 
-    def end(self, base: str, r: str, x: Value) -> None:
+    def end(self, base: Pointer, r: Index, x: Value) -> None:
         """Keeps them."""
-        self.code.line(f"store {x.typed}, ptr {self._place(base, r)}, align 64")
+        self._place(base, r).store(x.typed, 64)
 
-    def products(self, lanes: str) -> str:
+    def products(self, lanes: Pointer) -> Pointer:
         """The lanes of the second sum."""
-        return self.code.at(lanes, str(PANEL * VECTOR))
+        return lanes[PANEL * VECTOR]
 
-    def _place(self, base: str, r: str) -> str:
-        return self.code.at(base, self.code.mul(r, str(VECTOR)))
+    def _place(self, base: Pointer, r: Index) -> Pointer:
+        return base[r * VECTOR]
 
 
 class _Blocks(Scores, _Lanes):
@@ -65,34 +67,37 @@ class _Blocks(Scores, _Lanes):
         kept = f", ptr %kept, {float_kind(element)} %factor" if self.drops else ""
         super().__init__(target, element, name, params + kept, spec.mask, spec.causal)
 
-    def of_row(self, base: str, r: str) -> Value:
+    def of_row(self, base: Pointer, r: Index) -> Value:
         """A row's number, for 16 columns."""
         return self.machine.spread(self.one(self.at(base, r)), LANES)
 
-    def weights(self, row: Row, top: Value, column: str, edge: bool) -> list[Value]:
+    def weights(self, row: Row, top: Value, column: Index, edge: bool) -> list[Value]:
         """e of 32 columns."""
         return [self.weight(self.x(row, c, edge), top, edge) for c in self.pair(column)]
 
-    def drop(self, r: str, column: str, x: Value) -> Value:
+    def drop(self, r: Index, column: Index, x: Value) -> Value:
         """What dropout leaves, if there is any."""
-        return self.kept(self.code.at("%kept", self.code.mul(r, str(KEPT))), column, x) if self.drops else x
+        kept = self.code.pointer("%kept")
+        return self.kept(kept[r * KEPT], column, x) if self.drops else x
 
-    def grad(self, r: str, row: Row, column: str, edge: bool) -> Value:
+    def grad(self, r: Index, row: Row, column: Index, edge: bool) -> Value:
         """What dropout leaves of dP; 0 where it may not be looked at."""
-        place = self.code.at("%grads", self.code.mul(r, "%pitch"))
+        grads = self.code.pointer("%grads")
+        pitch = self.code.index("%pitch")
+        place = grads[r * pitch]
         d = self.drop(r, column, self.read(place, column))
         return self.machine.choose(self.inside(row, column), d, self.zero) if edge else d
 
-    def beyond(self, limit: str) -> str:
+    def beyond(self, limit: Index) -> Index:
         """The first of 32 columns of which none may be looked at."""
-        return self.code.mul(self.code.ceil_div(limit, PAD), str(PAD))
+        return limit.ceil_div(PAD) * PAD
 
-    def pair(self, column: str) -> tuple[str, str]:
+    def pair(self, column: Index) -> tuple[Index, Index]:
         """Where the two vectors of 32 columns begin."""
-        return column, self.code.add(column, str(LANES))
+        return column, column + LANES
 
     def totals(
-        self, limit: str, lanes: list[Value], elements: Callable[[str, bool], list[list[Value]]]
+        self, limit: Index, lanes: list[Value], elements: Callable[[Index, bool], list[list[Value]]]
     ) -> list[Value]:
         """Lanes of sums after a block's elements, two vectors of 32 columns for each sum.
 
@@ -106,8 +111,8 @@ class _Blocks(Scores, _Lanes):
                 values = [reducer.step([x], [y])[0] for x, y in zip(values, several)]
             return values
 
-        with code.loop("0", limit, CHAIN, lanes) as group:
-            stop = code.minimum(limit, code.add(group.index, str(CHAIN)))
+        with code.loop(0, limit, CHAIN, lanes) as group:
+            stop = limit.min(group.index + CHAIN)
             whole = self.whole(stop)
             with code.loop(group.index, whole, PAD, none) as turn:
                 turn.next = added(turn.values, elements(turn.index, False))
@@ -122,29 +127,30 @@ class _Blocks(Scores, _Lanes):
         found = self.code.call("llvm.x86.avx512bf16.cvtne2ps2bf16.512", brains, [y.typed, x.typed])
         return self.code.op(f"bitcast {brains} {found} to {HALVES}")
 
-    def line(self, place: str, halves: str = "zeroinitializer") -> None:
+    def line(self, place: Pointer, halves: str = "zeroinitializer") -> None:
         """Stores 32 elements of bfloat16."""
-        self.code.line(f"store {HALVES} {halves}, ptr {place}, align 64")
+        place.store(f"{HALVES} {halves}", 64)
 
-    def across(self, base: str, r: str, column: str) -> str:
+    def across(self, base: Pointer, r: Index, column: Index) -> Pointer:
         """Where 32 columns of a packed row lie."""
-        code = self.code
-        return code.at(base, code.mul(column, str(STEP_BYTES // PAD)), code.mul(r, str(LINE)))
+        return base[column * (STEP_BYTES // PAD), r * LINE]
 
 
 def highest(spec: AttentionSpec, target: Target, element: Element) -> Routine:
     """The routine highest: lanes = max(lanes, x); the first block is `fresh`. A NaN stays out of it."""
     made = _Blocks(spec._replace(drop=None), target, element, "highest", ", ptr %lanes, i1 %fresh")
     code = made.code
-    with code.times("%rows") as r:
+    lanes = code.pointer("%lanes")
+    rows = code.index("%rows")
+    with code.times(rows) as r:
         row, whole = made.row(r), made.whole(made.row(r).limit)
-        before = code.op(f"select i1 %fresh, {made.low.typed}, {made.begin('%lanes', r).typed}")
-        with code.loop("0", whole, PAD, [Value(before, made.type, LANES), made.low]) as turn:
+        before = code.op(f"select i1 %fresh, {made.low.typed}, {made.begin(lanes, r).typed}")
+        with code.loop(0, whole, PAD, [Value(before, made.type, LANES), made.low]) as turn:
             xs = [made.x(row, column, False) for column in made.pair(turn.index)]
             turn.next = [made.larger(best, x) for best, x in zip(turn.values, xs)]
         with code.loop(whole, row.limit, LANES, [made.larger(*turn.values)]) as rest:
             rest.next = [made.larger(rest.values[0], made.x(row, rest.index, True))]
-        made.end("%lanes", r, rest.values[0])
+        made.end(lanes, r, rest.values[0])
     return code
 
 
@@ -154,12 +160,14 @@ def peak(target: Target, element: Element) -> Routine:
     """
     made = _Lanes(target, element, "peak", "ptr %lanes, ptr %tops, i64 %rows, i1 %none")
     code, nothing = made.code, made.reducer("sum").identity(LANES)[0]
-    with code.times("%rows") as r:
-        largest = made.top(made.reducer("max").tree([made.begin("%lanes", r)])[0])
-        top = made.machine.choose(Value("%none", "i1"), made.number(0.0), largest)
-        made.memory.write(made.dtype, made.at("%tops", r), top)
-        for lanes in ("%lanes", made.products("%lanes")):
-            made.end(lanes, r, nothing)
+    lanes, tops = code.pointers("lanes", "tops")
+    rows = code.index("%rows")
+    with code.times(rows) as r:
+        largest = made.top(made.reducer("max").tree([made.begin(lanes, r)])[0])
+        top = made.machine.choose(code.condition("%none").value, made.number(0.0), largest)
+        made.memory.write(made.dtype, made.at(tops, r), top)
+        for place in (lanes, made.products(lanes)):
+            made.end(place, r, nothing)
     return code
 
 
@@ -171,21 +179,23 @@ def settle(target: Target, element: Element) -> Routine:
         target, element, "settle", "ptr %lanes, ptr %totals, ptr %shares, ptr %means, i64 %rows, i1 %fresh"
     )
     code, reducer = made.code, made.reducer("sum")
+    lanes, totals, shares, means = code.pointers("lanes", "totals", "shares", "means")
+    rows = code.index("%rows")
     nothing = reducer.identity(LANES)[0]
-    places = [("%lanes", "%totals"), (made.products("%lanes"), made.at("%totals", str(PANEL)))]
-    with code.times("%rows") as r:
+    places = [(lanes, totals), (made.products(lanes), made.at(totals, code.index(PANEL)))]
+    with code.times(rows) as r:
         found = []
-        for lanes, totals in places:
-            place = made.at(totals, r)
+        for own, sums in places:
+            place = made.at(sums, r)
             before = code.op(f"select i1 %fresh, {reducer.identity()[0].typed}, {made.one(place).typed}")
-            total = reducer.step([Value(before, made.type)], reducer.tree([made.begin(lanes, r)]))[0]
+            total = reducer.step([Value(before, made.type)], reducer.tree([made.begin(own, r)]))[0]
             made.memory.write(made.dtype, place, total)
-            made.end(lanes, r, nothing)
+            made.end(own, r, nothing)
             found.append(total)
         share = made.share(found[0])
-        made.memory.write(made.dtype, made.at("%shares", r), share)
+        made.memory.write(made.dtype, made.at(shares, r), share)
         mean = made.machine.instruction("fmul", share, found[1])
-        made.memory.write(made.dtype, made.at("%means", r), mean)
+        made.memory.write(made.dtype, made.at(means, r), mean)
     return code
 
 
@@ -193,20 +203,22 @@ def weigh(spec: AttentionSpec, target: Target, element: Element) -> Routine:
     """The routine weigh: each row:  weights = what dropout leaves of e, across;  lanes += e."""
     made = _Blocks(spec, target, element, "weigh", ", ptr %tops, ptr %lanes, ptr %weights")
     code = made.code
-    with code.times("%rows") as r:
-        row, top = made.row(r), made.of_row("%tops", r)
+    lanes, tops, weights = code.pointers("lanes", "tops", "weights")
+    count, rows = code.indices("count", "rows")
+    with code.times(rows) as r:
+        row, top = made.row(r), made.of_row(tops, r)
 
         def elements(
-            column: str, edge: bool, r: str = r, row: Row = row, top: Value = top
+            column: Index, edge: bool, r: Index = r, row: Row = row, top: Value = top
         ) -> list[list[Value]]:
             es = made.weights(row, top, column, edge)
             kept = [made.drop(r, c, e) for c, e in zip(made.pair(column), es)]
-            made.line(made.across("%weights", r, column), made.halves(*kept))
+            made.line(made.across(weights, r, column), made.halves(*kept))
             return [es]
 
-        made.end("%lanes", r, made.totals(row.limit, [made.begin("%lanes", r)], elements)[0])
-        with code.loop(made.beyond(row.limit), "%count", PAD) as turn:
-            made.line(made.across("%weights", r, turn.index))
+        made.end(lanes, r, made.totals(row.limit, [made.begin(lanes, r)], elements)[0])
+        with code.loop(made.beyond(row.limit), count, PAD) as turn:
+            made.line(made.across(weights, r, turn.index))
     return code
 
 
@@ -214,20 +226,22 @@ def tally(spec: AttentionSpec, target: Target, element: Element) -> Routine:
     """The routine tally: each row:  lanes += e, the second's += e * kept dP."""
     made = _Blocks(spec, target, element, "tally", ", ptr %grads, ptr %tops, ptr %lanes")
     code = made.code
-    both = ["%lanes", made.products("%lanes")]
-    with code.times("%rows") as r:
-        row, top = made.row(r), made.of_row("%tops", r)
+    lanes, tops = code.pointers("lanes", "tops")
+    rows = code.index("%rows")
+    both = [lanes, made.products(lanes)]
+    with code.times(rows) as r:
+        row, top = made.row(r), made.of_row(tops, r)
 
         def elements(
-            column: str, edge: bool, r: str = r, row: Row = row, top: Value = top
+            column: Index, edge: bool, r: Index = r, row: Row = row, top: Value = top
         ) -> list[list[Value]]:
             es = made.weights(row, top, column, edge)
             ds = [made.grad(r, row, c, edge) for c in made.pair(column)]
             return [es, [made.machine.instruction("fmul", e, d) for e, d in zip(es, ds)]]
 
-        totals = made.totals(row.limit, [made.begin(lanes, r) for lanes in both], elements)
-        for lanes, total in zip(both, totals):
-            made.end(lanes, r, total)
+        totals = made.totals(row.limit, [made.begin(place, r) for place in both], elements)
+        for place, total in zip(both, totals):
+            made.end(place, r, total)
     return code
 
 
@@ -242,32 +256,33 @@ class _Slopes(_Blocks):
     def write_rows(self) -> Routine:
         """Two rows at a time; past the last of `rows` those whose weights are 0."""
         code = self.code
-        last = code.sub("%rows", "1")
-        with code.times(str(PANEL), 2) as r:
-            places = (r, code.add(r, "1"))
-            rows = [self.row(k, code.minimum(k, last)) for k in places]
-            numbers = [
-                [self._top(k), *(self.of_row(base, k) for base in ("%shares", "%means"))] for k in places
-            ]
-            limit, whole = rows[1].limit, self.whole(rows[0].limit)
-            for start, end, edge in (("0", whole, False), (whole, limit, True)):
+        shares, means = code.pointers("shares", "means")
+        rows, count = code.indices("rows", "count")
+        last = rows - 1
+        with code.times(PANEL, 2) as r:
+            places = (r, r + 1)
+            pair = [self.row(k, k.min(last)) for k in places]
+            numbers = [[self._top(k), *(self.of_row(base, k) for base in (shares, means))] for k in places]
+            limit, whole = pair[1].limit, self.whole(pair[0].limit)
+            for start, end, edge in ((code.index(0), whole, False), (whole, limit, True)):
                 with code.loop(start, end, PAD) as turn:
                     first, second = (
                         self._found(k, row, own, turn.index, edge)
-                        for k, row, own in zip(places, rows, numbers)
+                        for k, row, own in zip(places, pair, numbers)
                     )
                     self._store(r, turn.index, first, second)
             nothing = ("zeroinitializer", "zeroinitializer")
-            with code.loop(self.beyond(limit), "%count", PAD) as turn:
+            with code.loop(self.beyond(limit), count, PAD) as turn:
                 self._store(r, turn.index, nothing, nothing)
         return code
 
-    def _top(self, r: str) -> Value:
+    def _top(self, r: Index) -> Value:
         """What is taken from a row's x; all, whatever the mask adds to it, where there is no such row."""
-        there = Value(self.code.compare("slt", r, "%rows"), "i1")
-        return self.machine.choose(there, self.of_row("%tops", r), self.number(INFINITY))
+        rows = self.code.index("%rows")
+        there = (r < rows).value
+        return self.machine.choose(there, self.of_row(self.code.pointer("%tops"), r), self.number(INFINITY))
 
-    def _found(self, r: str, row: Row, numbers: list[Value], column: str, edge: bool) -> tuple[str, str]:
+    def _found(self, r: Index, row: Row, numbers: list[Value], column: Index, edge: bool) -> tuple[str, str]:
         """p and dS of 32 columns."""
         machine, (top, share, mean) = self.machine, numbers
         ps, slopes = [], []
@@ -278,15 +293,16 @@ class _Slopes(_Blocks):
             slopes.append(machine.instruction("fmul", p, less))
         return self.halves(*ps), self.halves(*slopes)
 
-    def _store(self, r: str, column: str, first: tuple[str, str], second: tuple[str, str]) -> None:
+    def _store(self, r: Index, column: Index, first: tuple[str, str], second: tuple[str, str]) -> None:
         """What products read of two rows: each across, both as words in the panel of these columns."""
         code = self.code
+        across, down, weights = code.pointers("across", "down", "weights")
         if "q" in self.gives:
             for k, (_, slopes) in enumerate((first, second)):
-                self.line(self.across("%across", code.add(r, str(k)), column), slopes)
-        for name, base, which in (("v", "%weights", 0), ("k", "%down", 1)):
+                self.line(self.across(across, r + k, column), slopes)
+        for name, base, which in (("v", weights, 0), ("k", down, 1)):
             if name in self.gives:
-                place = code.at(base, code.mul(column, str(DOWN // PAD)), code.mul(r, str(ROW // 2)))
+                place = base[column * (DOWN // PAD), r * (ROW // 2)]
                 store_words(code, "i16", [first[which], second[which]], place)
 
 

@@ -17,14 +17,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kiln.codegen.code import IOTA32, IOTA64, LANES, Value
+from kiln.codegen.code import IOTA32, IOTA64, LANES
 from kiln.codegen.emit import Expression, Machine, number
+from kiln.codegen.index import Index, Pointer
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.matmul_tile import Element
 from kiln.codegen.memory import Memory
 from kiln.codegen.nest import REDUCE_BLOCK
 from kiln.codegen.reduce import Reducer
 from kiln.codegen.target import Target
+from kiln.codegen.value import Value
 from kiln.scalars.mathematics import EXP_RANGE, exp
 from kiln.scalars.philox import philox, uniform_f32
 from kiln.scalars.scalar import Scalar, topological
@@ -68,19 +70,19 @@ class Rows:
         """A reduction of such values."""
         return Reducer(self.code, Scalar(op, (Scalar("number", (), self.type, 0),), self.type))
 
-    def at(self, base: str, column: str) -> str:
+    def at(self, base: Pointer, column: Index) -> Pointer:
         """The address of a column."""
-        return self.code.at(base, self.code.mul(column, str(self.bytes)))
+        return base[column * self.bytes]
 
-    def read(self, row: str, column: str) -> Value:
+    def read(self, row: Pointer, column: Index) -> Value:
         """16 columns of a row."""
         return self.memory.read_lanes(self.dtype, self.at(row, column), None, None)
 
-    def write(self, row: str, column: str, x: Value) -> None:
+    def write(self, row: Pointer, column: Index, x: Value) -> None:
         """16 columns of a row."""
         self.memory.write_lanes(self.dtype, self.at(row, column), x, None, None)
 
-    def one(self, address: str) -> Value:
+    def one(self, address: Pointer) -> Value:
         """A number in memory."""
         return self.memory.read(self.dtype, address)
 
@@ -88,9 +90,9 @@ class Rows:
         """An argument of the type scores have, for 16 columns."""
         return self.machine.spread(Value(x, self.type), LANES)
 
-    def kept(self, bits: str, column: str, x: Value) -> Value:
+    def kept(self, bits: Pointer, column: Index, x: Value) -> Value:
         """What dropout makes of 16 columns, whose bits lie in the row of bits."""
-        word = self.code.op(f"load i16, ptr {_word(self.code, bits, column)}, align 2")
+        word = _word(self.code, bits, column).load("i16", 2)
         keep = Value(self.code.op(f"bitcast i16 {word} to <{LANES} x i1>"), "i1", LANES)
         x = self.machine.instruction("fmul", x, self.spread("%factor"))
         return self.machine.choose(keep, x, self.machine.spread(self.number(0.0), LANES))
@@ -115,13 +117,13 @@ class Rows:
         share = self.machine.instruction("fdiv", self.number(1.0), total)
         return self.machine.choose(empty, self.number(0.0), share)
 
-    def sum(self, count: str, element: object) -> Value:
+    def sum(self, count: Index, element: object) -> Value:
         """The sum of `element(column)` over whole vectors, in the order of a reduction."""
         code, reducer = self.code, self.reducer("sum")
-        with code.loop("0", count, REDUCE_BLOCK, reducer.identity()) as block:
-            end = code.minimum(count, code.add(block.index, str(REDUCE_BLOCK)))
+        with code.loop(0, count, REDUCE_BLOCK, reducer.identity()) as block:
+            end = count.min(block.index + REDUCE_BLOCK)
             with code.loop(block.index, end, CHAIN, reducer.identity(LANES)) as group:
-                stop = code.minimum(end, code.add(group.index, str(CHAIN)))
+                stop = end.min(group.index + CHAIN)
                 with code.loop(group.index, stop, LANES, reducer.identity(LANES)) as turn:
                     turn.next = reducer.step(turn.values, [element(turn.index)])  # type: ignore[operator]
                 group.next = reducer.step(group.values, turn.values)
@@ -132,9 +134,9 @@ class Rows:
 class Row(NamedTuple):
     """A row of scores: where it lies, how many of its columns may be looked at, its mask."""
 
-    place: str
-    limit: str
-    mask: str
+    place: Pointer
+    limit: Index
+    mask: Pointer
 
 
 class Scores(Rows):
@@ -149,58 +151,61 @@ class Scores(Rows):
         self.low = self.machine.spread(self.number(-INFINITY), LANES)
         self.zero = self.machine.spread(self.number(0.0), LANES)
 
-    def row(self, r: str, masked: str | None = None) -> Row:
+    def row(self, r: Index, masked: Index | None = None) -> Row:
         """The row r; `masked` is the one whose mask is its, if that is another."""
         code = self.code
-        limit = code.minimum("%keys", "%count")
+        scores, masks = code.pointers("scores", "mask")
+        pitch, count, keys, first, mr = code.indices("pitch", "count", "keys", "first", "mr")
+        limit = keys.min(count)
         if self.causal:
-            seen = code.minimum(code.add(code.add("%first", r), "1"), limit)
-            limit = code.choose(code.compare("sgt", seen, "0"), seen, "0")
-        mask = code.at("%mask", code.mul(masked or r, "%mr")) if self.mask else "null"
-        return Row(code.at("%scores", code.mul(r, "%pitch")), limit, mask)
+            seen = (first + r + 1).min(limit)
+            limit = (seen > 0).choose(seen, 0)
+        mask = masks[(r if masked is None else masked) * mr] if self.mask else code.pointer("null")
+        return Row(scores[r * pitch], limit, mask)
 
-    def whole(self, limit: str) -> str:
+    def whole(self, limit: Index) -> Index:
         """The columns that are looked at in whole pairs of vectors."""
-        return self.code.op(f"and i64 {limit}, -{2 * LANES}")
+        return limit & -(2 * LANES)
 
     def larger(self, x: Value, y: Value) -> Value:
         """The larger of two, x where y is NaN."""
         return self.machine.choose(self.machine.compare("gt", y, x), y, x)
 
-    def x(self, row: Row, column: str, edge: bool) -> Value:
+    def x(self, row: Row, column: Index, edge: bool) -> Value:
         """16 scores, scaled and masked; at an edge, -inf where there is none to be looked at."""
-        code, machine = self.code, self.machine
+        machine = self.machine
         x = machine.instruction("fmul", self.read(row.place, column), Value("%scale", self.type))
         if self.mask is not None:
-            given = self._given(row, column, code.sub(row.limit, column) if edge else None)
+            given = self._given(row, column, row.limit - column if edge else None)
             if given.type == "i1":
                 x = machine.choose(given, x, self.low)
             else:
                 x = machine.instruction("fadd", x, machine.convert(given, self.type))
         return machine.choose(self.inside(row, column), x, self.low) if edge else x
 
-    def inside(self, row: Row, column: str) -> Value:
+    def inside(self, row: Row, column: Index) -> Value:
         """Which of 16 columns may be looked at."""
-        left = self.code.op(f"trunc i64 {self.code.sub(row.limit, column)} to i32")
+        left = (row.limit - column).bits(32)
         some = self.machine.spread(Value(left, "i32"), LANES)
         return self.machine.compare("gt", some, Value(IOTA32, "i32", LANES, True))
 
-    def _given(self, row: Row, column: str, left: str | None) -> Value:
+    def _given(self, row: Row, column: Index, left: Index | None) -> Value:
         """The mask at 16 columns, of which `left` (all, for None) may be read."""
         assert self.mask is not None
         code, memory, dtype = self.code, self.memory, self.mask.dtype
+        mc = code.index("%mc")
         if self.mask.stride == "0":
             return memory.read(dtype, row.mask)
-        place, count, lanes = code.at(row.mask, code.mul(column, "%mc")), None, None
+        place, count, lanes = row.mask[column * mc], None, None
         if left is not None:
-            some = code.compare("sgt", left, "0")  # else nothing is read but the row's first
-            place = code.choose(some, place, row.mask, "ptr")
-            count = code.minimum(code.choose(some, left, "1"), str(LANES))
+            some = left > 0  # else nothing is read but the row's first
+            place = some.choose(place, row.mask)
+            count = some.choose(left, 1).min(LANES)
             lanes = memory.mask(count)
         if self.mask.stride == "1":
             return memory.read_lanes(dtype, place, count, lanes)
         size = Element(dtype, "", "").stored_bytes
-        return memory.gather(dtype, place, memory.strided(code.op(f"sdiv i64 %mc, {size}")), lanes)
+        return memory.gather(dtype, place, memory.strided(mc // size), lanes)
 
     def weight(self, x: Value, top: Value, edge: bool) -> Value:
         """exp(x - top)."""
@@ -224,17 +229,18 @@ class _Weigh(Scores):
     def write_rows(self) -> Routine:
         """Row by row: x and its largest; e and its sum."""
         code, machine = self.code, self.machine
-        with code.times("%rows") as r:
+        rows = code.index("%rows")
+        with code.times(rows) as r:
             row = self.row(r)
             top = machine.spread(self.top(self._largest(row)), LANES)
 
-            def weight(column: str, row: Row = row, top: Value = top) -> Value:
+            def weight(column: Index, row: Row = row, top: Value = top) -> Value:
                 e = self.weight(self.read(row.place, column), top, True)
                 self.write(row.place, column, self.low_bits(e) if self.rounds else e)
                 return e
 
-            total = self.sum("%count", weight)
-            self.memory.write(self.dtype, self.at("%shares", r), self.share(total))
+            total = self.sum(self.code.index("%count"), weight)
+            self.memory.write(self.dtype, self.at(self.code.pointer("%shares"), r), self.share(total))
         return code
 
     def _largest(self, row: Row) -> Value:
@@ -243,15 +249,16 @@ class _Weigh(Scores):
         A NaN stays out of it, and makes a NaN of the sum of weights.
         """
         code, whole = self.code, self.whole(row.limit)
-        with code.loop("0", whole, 2 * LANES, [self.low] * 2) as turn:
+        count = code.index("%count")
+        with code.loop(0, whole, 2 * LANES, [self.low] * 2) as turn:
             for k, best in enumerate(turn.values):
-                x = self._store(row, code.add(turn.index, str(k * LANES)), False)
+                x = self._store(row, turn.index + k * LANES, False)
                 turn.next = [*turn.next[:k], self.larger(best, x), *turn.next[k + 1 :]]
-        with code.loop(whole, "%count", LANES, [self.larger(*turn.values)]) as rest:
+        with code.loop(whole, count, LANES, [self.larger(*turn.values)]) as rest:
             rest.next = [self.larger(rest.values[0], self._store(row, rest.index, True))]
         return self.reducer("max").tree(rest.values)[0]
 
-    def _store(self, row: Row, column: str, edge: bool) -> Value:
+    def _store(self, row: Row, column: Index, edge: bool) -> Value:
         x = self.x(row, column, edge)
         self.write(row.place, column, x)
         return x
@@ -266,9 +273,9 @@ def weigh(target: Target, element: Element, mask: Mask | None, causal: bool, rou
     return _Weigh(target, element, mask, causal, rounds).write_rows()
 
 
-def _word(code: Routine, bits: str, column: str) -> str:
+def _word(code: Routine, bits: Pointer, column: Index) -> Pointer:
     """Where the bits of 16 columns lie in a row of bits."""
-    return code.at(bits, code.op(f"sdiv i64 {column}, {LANES // KEPT_BYTES}"))
+    return bits[column // (LANES // KEPT_BYTES)]
 
 
 def float_kind(element: Element) -> str:
@@ -287,21 +294,23 @@ def slopes(target: Target, element: Element, drops: bool) -> Routine:
         "ptr %weights, ptr %grads, i64 %pitch, i64 %rows, i64 %count, ptr %shares" + bits,
     )  # fmt: skip
     code, machine = made.code, made.machine
+    weights_of, grads_of, shares, kept_of = code.pointers("weights", "grads", "shares", "kept")
+    pitch, rows, count, kp = code.indices("pitch", "rows", "count", "kp")
     final = made.low_bits if element.dtype == "bfloat16" else lambda x: x
-    with code.times("%rows") as r:
-        weights, grads = (code.at(base, code.mul(r, "%pitch")) for base in ("%weights", "%grads"))
-        kept = code.at("%kept", code.mul(r, "%kp")) if drops else ""
-        share = made.one(made.at("%shares", r))
+    with code.times(rows) as r:
+        weights, grads = weights_of[r * pitch], grads_of[r * pitch]
+        kept = kept_of[r * kp] if drops else kept_of
+        share = made.one(made.at(shares, r))
 
-        def term(column: str) -> Value:
+        def term(column: Index) -> Value:
             d = made.read(grads, column)
             if drops:
                 d = made.kept(kept, column, d)
                 made.write(grads, column, d)
             return machine.instruction("fmul", made.read(weights, column), d)
 
-        mean = machine.spread(machine.instruction("fmul", share, made.sum("%count", term)), LANES)
-        with code.times("%count", LANES) as column:
+        mean = machine.spread(machine.instruction("fmul", share, made.sum(count, term)), LANES)
+        with code.times(count, LANES) as column:
             less = machine.instruction("fsub", made.read(grads, column), mean)
             p = machine.instruction("fmul", made.read(weights, column), share)
             made.write(grads, column, final(machine.instruction("fmul", p, less)))
@@ -316,9 +325,11 @@ def thin(target: Target, element: Element) -> Routine:
         f"ptr %weights, i64 %pitch, i64 %rows, i64 %count, ptr %kept, i64 %kp, {float_kind(element)} %factor",
     )  # fmt: skip
     code = made.code
-    with code.times("%rows") as r:
-        row, kept = code.at("%weights", code.mul(r, "%pitch")), code.at("%kept", code.mul(r, "%kp"))
-        with code.times("%count", LANES) as column:
+    kept_of, weights = code.pointers("kept", "weights")
+    pitch, rows, count, kp = code.indices("pitch", "rows", "count", "kp")
+    with code.times(rows) as r:
+        row, kept = weights[r * pitch], kept_of[r * kp]
+        with code.times(count, LANES) as column:
             e = made.kept(kept, column, made.read(row, column))
             made.write(row, column, made.low_bits(e) if element.dtype == "bfloat16" else e)
     return code
@@ -335,6 +346,8 @@ def draw(target: Target, element: Element) -> Routine:
         "ptr %kept, i64 %kp, i64 %rows, i64 %count, i64 %first, i64 %step, i64 %seed, float %chance",
     )  # fmt: skip
     code, machine = made.code, made.machine
+    bits = code.pointer("%kept")
+    rows, count, start, kp, step = code.indices("rows", "count", "first", "kp", "step")
     seed, chance = (Scalar("number", (), type, k) for k, type in enumerate(("i64", "f32")))
     position = Scalar("load", (), "i64", 0)
     root = uniform_f32(philox(seed, position)[0]) >= chance
@@ -348,10 +361,10 @@ def draw(target: Target, element: Element) -> Routine:
                 if id(x) not in varying and x.op != "const":
                     outer.values[id(x)] = machine.spread(outer.value(x), LANES)
     lanes = Value(IOTA64, "i64", LANES, True)
-    with code.times("%rows") as r:
-        row, first = code.at("%kept", code.mul(r, "%kp")), code.add("%first", code.mul(r, "%step"))
-        with code.times("%count", LANES) as column:
-            places = machine.spread(Value(code.add(first, column), "i64"), LANES)
+    with code.times(rows) as r:
+        row, first = bits[r * kp], start + r * step
+        with code.times(count, LANES) as column:
+            places = machine.spread((first + column).value, LANES)
             places = machine.instruction("add", places, lanes)
 
             def place(leaf: Scalar, places: Value = places) -> Value:
@@ -359,7 +372,7 @@ def draw(target: Target, element: Element) -> Routine:
 
             keep = outer.inner(place).value(root)
             word = code.op(f"bitcast {keep.typed} to i16")
-            code.line(f"store i16 {word}, ptr {_word(code, row, column)}, align 2")
+            _word(code, row, column).store(f"i16 {word}", 2)
     return code
 
 
@@ -373,16 +386,18 @@ def deliver(target: Target, element: Element) -> Routine:
         "ptr %src, i64 %ss, ptr %dst, i64 %ds, i64 %rows, i64 %columns, ptr %factors, i64 %fs",
     )  # fmt: skip
     code, memory = made.code, made.memory
-    size = str(element.stored_bytes)
-    with code.times("%rows") as r:
-        src, dst = code.at("%src", code.mul(r, "%ss")), code.at("%dst", code.mul(r, "%ds"))
-        factor = made.one(code.at("%factors", code.mul(r, "%fs")))
-        whole = code.op(f"and i64 %columns, -{LANES}")
-        for start, end, masked in (("0", whole, False), (whole, "%columns", True)):
+    sums, out, factors = code.pointers("src", "dst", "factors")
+    rows, ss, ds, columns, fs = code.indices("rows", "ss", "ds", "columns", "fs")
+    size = element.stored_bytes
+    with code.times(rows) as r:
+        src, dst = sums[r * ss], out[r * ds]
+        factor = made.one(factors[r * fs])
+        whole = columns & -LANES
+        for start, end, masked in ((code.index(0), whole, False), (whole, columns, True)):
             with code.loop(start, end, LANES) as turn:
                 x = made.machine.instruction("fmul", made.read(src, turn.index), factor)
-                count = code.sub("%columns", turn.index) if masked else None
-                place = code.at(dst, code.mul(turn.index, size))
+                count = columns - turn.index if masked else None
+                place = dst[turn.index * size]
                 lanes = memory.mask(count) if count is not None else None
                 memory.write_lanes(element.dtype, place, x, count, lanes)
     return code

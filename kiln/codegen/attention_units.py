@@ -10,28 +10,30 @@ from typing import NamedTuple
 
 from kiln.codegen.attention_rows import KEPT_BYTES
 from kiln.codegen.attention_spec import DIMS, PAD, SIZES, UNIT_ROWS, AttentionSpec, Drop
-from kiln.codegen.code import LANES, LLVM, Value
+from kiln.codegen.code import LANES
 from kiln.codegen.emit import Expression
+from kiln.codegen.index import Condition, Index, Integer, Pointer, Variable
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.matmul_tile import Element
 from kiln.codegen.target import Target
+from kiln.codegen.value import LLVM, Value
 from kiln.scalars.scalar import Scalar
 
 
 class Rows(NamedTuple):
     """Rows of a region or an operand: where they begin, bytes from one to the next."""
 
-    place: str
-    pitch: str
+    place: Pointer
+    pitch: Index
 
 
 class Block(NamedTuple):
     """Some queries: their head, the member of its group, the first, how many."""
 
-    head: str
-    member: str
-    row: str
-    rows: str
+    head: Index
+    member: Index
+    row: Index
+    rows: Index
 
 
 class Driver:
@@ -44,52 +46,44 @@ class Driver:
     def __init__(self, spec: AttentionSpec, target: Target, element: Element) -> None:
         self.spec, self.element, self.target = spec, element, target
         self.code = code = Routine(target, "kernel", "ptr %ptr, ptr %arg, i64 %begin, i64 %end", quick=True)
-        self.size = {name: self._argument(k) for k, name in enumerate(SIZES)}
+        self.size = {name: code.argument(k) for k, name in enumerate(SIZES)}
         names = list(spec.regions(dict.fromkeys(SIZES, 0)))
         first = len(SIZES)
-        memory = self._pointer(len(spec.operands))
-        self.region = {
-            name: code.at(memory, code.mul(self._argument(first + k), str(element.bytes)))
-            for k, name in enumerate(names)
-        }
+        memory = code.operand(len(spec.operands))
+        self.region = {name: memory[code.argument(first + k) * element.bytes] for k, name in enumerate(names)}
         first += len(names)
-        self.base = {name: self._pointer(k) for k, name in enumerate(spec.operands)}
+        self.base = {name: code.operand(k) for k, name in enumerate(spec.operands)}
         self.stride = {
-            name: [code.mul(self._argument(first + DIMS * k + d), self._bytes_of(name)) for d in range(DIMS)]
+            name: [code.argument(first + DIMS * k + d) * self._bytes_of(name) for d in range(DIMS)]
             for k, name in enumerate(spec.operands)
         }
         self.numbers = first + DIMS * len(spec.operands)
         self.kind = kind = LLVM[element.summed]
         self.scale = self._number(spec.scale, element.summed)
         self.one = code.slot(kind, 2)
-        code.line(f"store {kind} {self.scale}, ptr {self.one}")
-        code.line(f"store {kind} 1.0, ptr {code.offset(self.one, kind, '1')}")
-        self.unit_factor = code.offset(self.one, kind, "1")
-        self.factor = self._number(spec.drop.factor, element.summed) if spec.drop else "1.0"
+        self.one.store(self.scale.typed)
+        self.one.element(kind, 1).store(f"{kind} 1.0")
+        self.unit_factor = self.one.element(kind, 1)
+        self.factor = (
+            self._number(spec.drop.factor, element.summed) if spec.drop else Value("1.0", element.summed)
+        )
 
-    def _bytes_of(self, name: str) -> str:
+    def _bytes_of(self, name: str) -> int:
         dtype = self.spec.mask.dtype if name == "m" and self.spec.mask else self.spec.dtype
-        return str(Element(dtype, "", "").stored_bytes)
+        return Element(dtype, "", "").stored_bytes
 
-    def _argument(self, place: int, type: str = "i64") -> str:
-        return self.code.op(f"load {type}, ptr {self.code.offset('%arg', 'i64', str(place))}")
-
-    def _pointer(self, place: int) -> str:
-        return self.code.op(f"load ptr, ptr {self.code.offset('%ptr', 'ptr', str(place))}")
-
-    def _number(self, value: Scalar, type: str) -> str:
+    def _number(self, value: Scalar, type: str) -> Value:
         """A number the kernel is given, or what is computed of such."""
 
         def number(node: Scalar) -> Value:
-            kind = self.spec.numbers[node.data]
-            return Value(self._argument(self.numbers + node.data, "double" if kind == "f64" else "i64"), kind)
+            return self.code.number(self.numbers + node.data, self.spec.numbers[node.data])
 
         scope = Expression(self.code, number)
-        return scope.machine.convert(scope.value(value), type).text
+        return scope.machine.convert(scope.value(value), type)
 
     # -- what a driver writes -----------------------------------------------------------------------
 
-    def pack_head(self, head: str) -> None:
+    def pack_head(self, head: Index) -> None:
         """The head's keys and values as the products read them."""
         raise NotImplementedError
 
@@ -97,15 +91,15 @@ class Driver:
         """A block of queries."""
         raise NotImplementedError
 
-    def clear_sums(self, low: str, high: str) -> None:
+    def clear_sums(self, low: Index, high: Index) -> None:
         """The gradients of some keys before the first block of queries."""
         raise NotImplementedError
 
-    def backward(self, block: Block, low: str, high: str, mine: str) -> None:
+    def backward(self, block: Block, low: Index, high: Index, mine: Condition) -> None:
         """A block of queries: its own gradient, if it is `mine`, and what it adds to those of some keys."""
         raise NotImplementedError
 
-    def deliver_sums(self, head: str, low: str, high: str) -> None:
+    def deliver_sums(self, head: Index, low: Index, high: Index) -> None:
         """The gradients of some keys after the last block of queries."""
         raise NotImplementedError
 
@@ -114,35 +108,36 @@ class Driver:
     def write(self) -> Routine:
         """Units, in order of n, h, r, rows."""
         code = self.code
+        begin, end = code.indices("begin", "end")
         if self.spec.backward:
-            alone = code.compare("eq", code.mul(self.size["n"], self.size["h"]), "1")
-            first, last = code.compare("eq", "%begin", "0"), code.compare("eq", "%end", "2")
+            alone = (self.size["n"] * self.size["h"]).equals(1)
+            first, last = begin.equals(0), end.equals(2)
             with code.either(alone) as several:
-                self._head("0", first, last)
+                self._head(code.index(0), first, last)
                 next(several)
-                with code.loop("%begin", "%end", 1) as turn:
-                    self._head(turn.index, "true", "true")
+                with code.loop(begin, end, 1) as turn:
+                    self._head(turn.index, code.condition(True), code.condition(True))
             return code
-        head = code.variable("-1")
-        with code.loop("%begin", "%end", 1) as turn:
+        head = code.variable(-1)
+        with code.loop(begin, end, 1) as turn:
             self._unit(turn.index, head)
         return code
 
-    def _unit(self, unit: str, head: str) -> None:
+    def _unit(self, unit: Index, head: Variable) -> None:
         """Some blocks of queries of one head; `head` is the one whose keys are packed."""
         code, size = self.code, self.size
-        index, group = self._divide(unit, code.ceil_div(size["l"], UNIT_ROWS))
-        index, r = self._divide(index, size["r"])
-        with code.when(code.compare("ne", index, code.get(head))):
+        index, group = divmod(unit, size["l"].ceil_div(UNIT_ROWS))
+        index, r = divmod(index, size["r"])
+        with code.when(index.differs(head.get())):
             self.pack_head(index)
-            code.set(head, index)
-        start = code.mul(group, str(UNIT_ROWS))
-        end = code.minimum(size["l"], code.add(start, str(UNIT_ROWS)))
+            head.set(index)
+        start = group * UNIT_ROWS
+        end = size["l"].min(start + UNIT_ROWS)
         with code.loop(start, end, self.rows) as turn:
-            rows = code.minimum(code.sub(end, turn.index), str(self.rows))
+            rows = (end - turn.index).min(self.rows)
             self.forward(Block(index, r, turn.index, rows))
 
-    def _head(self, head: str, first: str, last: str) -> None:
+    def _head(self, head: Index, first: Condition, last: Condition) -> None:
         """The gradients of a head: of the `first` part of its keys, the `last` one or both, and of queries.
 
         The softmax is one of whole rows, so whoever has a part computes scores of all keys. Of a causal head
@@ -150,68 +145,66 @@ class Driver:
         """
         code, size = self.code, self.size
         self.pack_head(head)
-        eighths = "3" if self.spec.causal else "4"
-        cut = code.op(f"sdiv i64 {code.mul(size['s'], eighths)}, {8 * self.keys}")
-        cut = code.mul(cut, str(self.keys))
-        low, high = code.choose(first, "0", cut), code.choose(last, size["s"], cut)
-        edge = cut if self.spec.causal else code.op(f"sdiv i64 {size['l']}, 2")
+        eighths = 3 if self.spec.causal else 4
+        cut = size["s"] * eighths // (8 * self.keys)
+        cut = cut * self.keys
+        low, high = first.choose(0, cut), last.choose(size["s"], cut)
+        edge = cut if self.spec.causal else size["l"] // 2
         self.clear_sums(low, high)
         with code.times(size["r"]) as r, code.times(size["l"], self.rows_back) as row:
-            rows = code.minimum(code.sub(size["l"], row), str(self.rows_back))
-            late = code.compare("sgt", code.add(row, rows), edge)
-            mine = code.choose(late, last, first, "i1")
-            needed, sums = "true", set(self.spec.gives) - {"q"}
+            rows = (size["l"] - row).min(self.rows_back)
+            late = row + rows > edge
+            mine = late.choose(last, first)
+            needed, sums = code.condition(True), set(self.spec.gives) - {"q"}
             if self.spec.causal or not sums:  # later keys see none of the early queries
-                needed = code.op(f"or i1 {mine}, {first}") if sums else mine
+                needed = mine | first if sums else mine
             with code.when(needed):
                 self.backward(Block(head, r, row, rows), low, high, mine)
         self.deliver_sums(head, low, high)
 
     # -- operands -----------------------------------------------------------------------------------
 
-    def _divide(self, x: str, y: str) -> tuple[str, str]:
-        quotient = self.code.op(f"sdiv i64 {x}, {y}")
-        return quotient, self.code.sub(x, self.code.mul(quotient, y))
-
-    def rows_of(self, name: str, head: str, r: str = "0", row: str = "0") -> Rows:
+    def rows_of(self, name: str, head: Index, r: Integer = 0, row: Integer = 0) -> Rows:
         """Rows of an operand, from one on."""
-        code, stride = self.code, self.stride[name]
-        n, h = self._divide(head, self.size["h"])
-        steps = (code.mul(i, s) for i, s in zip((n, h, r, row), stride))
-        return Rows(code.at(self.base[name], *steps), stride[3])
+        stride = self.stride[name]
+        n, h = divmod(head, self.size["h"])
+        steps = (i * s for i, s in zip((n, h, r, row), stride))
+        return Rows(self.base[name][*steps], stride[3])
 
-    def mask_of(self, block: Block, key: str = "0") -> tuple[str, str, str]:
+    def mask_of(self, block: Block, key: Integer = 0) -> tuple[Pointer, Integer, Integer]:
         """The mask of some queries from a key on: where it lies, its strides."""
         if self.spec.mask is None:
-            return "ptr null", "0", "0"
+            return self.code.pointer("null"), 0, 0
         rows, step = self.rows_of("m", *block[:3]), self.stride["m"][4]
-        return f"ptr {self.code.at(rows.place, self.code.mul(key, step))}", rows.pitch, step
+        return rows.place[key * step], rows.pitch, step
 
-    def visible(self, block: Block) -> str:
+    def visible(self, block: Block) -> Index:
         """How many keys the queries of a block look at."""
         if not self.spec.causal:
             return self.size["s"]
-        return self.code.minimum(self.size["s"], self.code.add(block.row, block.rows))
+        return self.size["s"].min(block.row + block.rows)
 
-    def padded(self, columns: str) -> str:
+    def padded(self, columns: Index) -> Index:
         """Columns in whole panels."""
-        return self.code.mul(self.code.ceil_div(columns, PAD), str(PAD))
+        return columns.ceil_div(PAD) * PAD
 
-    def draw(self, drop: Drop, block: Block, key: str, columns: str, kept: tuple[str, str]) -> None:
+    def draw(
+        self, drop: Drop, block: Block, key: Integer, columns: Index, kept: tuple[Pointer, Integer]
+    ) -> None:
         """Which weights of some queries are kept, from a key on; where their bits go, and rows' distance."""
         code, keys = self.code, self.size["s"]
-        query = code.add(code.mul(block.head, self.size["r"]), block.member)
-        query = code.add(code.mul(query, self.size["l"]), block.row)
-        first = code.add(code.add(self._number(drop.position, "i64"), code.mul(query, keys)), key)
+        query = block.head * self.size["r"] + block.member
+        query = query * self.size["l"] + block.row
+        first = code.index(self._number(drop.position, "i64")) + query * keys + key
         code.run(
             "draw", *kept, block.rows, columns, first, keys, self._number(drop.seed, "i64"),
-            f"float {self._number(drop.chance, 'f32')}",
+            self._number(drop.chance, "f32"),
         )  # fmt: skip
 
-    def deliver(self, src: Rows, dst: Rows, rows: str, width: str, factors: tuple[str, str]) -> None:
+    def deliver(self, src: Rows, dst: Rows, rows: Index, width: str, factors: tuple[Pointer, int]) -> None:
         """Sums to an output, times a factor for each row or for all."""
         self.code.run(
-            "deliver", f"ptr {src.place}", src.pitch, f"ptr {dst.place}", dst.pitch, rows, self.size[width],
+            "deliver", src.place, src.pitch, dst.place, dst.pitch, rows, self.size[width],
             *factors,
         )  # fmt: skip
 

@@ -10,42 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import TypeAlias, TypeVar
 
+from kiln.codegen.index import Condition, Index, Integer, Pointer
 from kiln.codegen.target import Target, intrinsic_allowed
+from kiln.codegen.value import Value, llvm_type
 from kiln.scalars.scalar import Scalar
 
 LANES = 16
-LLVM = {
-    "i1": "i1", "i8": "i8", "u8": "i8", "i16": "i16", "i32": "i32", "u32": "i32", "i64": "i64", "u64": "i64",
-    "f32": "float", "f64": "double",
-}  # fmt: skip
+new = object.__new__
+Named = TypeVar("Named", Index, Pointer, Condition)
+Carried: TypeAlias = Value | Index  # round a loop
 IOTA32 = "<" + ", ".join(f"i32 {n}" for n in range(LANES)) + ">"
 IOTA64 = "<" + ", ".join(f"i64 {n}" for n in range(LANES)) + ">"
-
-
-class Value(NamedTuple):
-    """An SSA value or a literal: `text`, of scalar type `type`, `width` lanes (1: not a vector)."""
-
-    text: str
-    type: str
-    width: int = 1
-    constant: bool = False
-
-    @property
-    def llvm(self) -> str:
-        """The LLVM type, as written before the value."""
-        return llvm_type(self.type, self.width)
-
-    @property
-    def typed(self) -> str:
-        """The value after its type, as calls and stores want it."""
-        return f"{llvm_type(self.type, self.width)} {self.text}"
-
-
-def llvm_type(type: str, width: int) -> str:
-    """The LLVM spelling of `width` lanes of a scalar type."""
-    return LLVM[type] if width == 1 else f"<{width} x {LLVM[type]}>"
 
 
 class Loop:
@@ -53,10 +30,15 @@ class Loop:
 
     __slots__ = ("index", "next", "values")
 
-    def __init__(self, index: str, values: list[Value]) -> None:
+    def __init__(self, index: Index, values: list[Value]) -> None:
         self.index = index
         self.values = values
-        self.next = values
+        self.next: Sequence[Carried] = values
+
+    @property
+    def indices(self) -> list[Index]:
+        """The values of this turn, of a loop that carries integers."""
+        return [Index(self.index.code, v.text) for v in self.values]
 
 
 class Code:
@@ -84,9 +66,19 @@ class Code:
 
     def op(self, text: str) -> str:
         """Write `name = text`; the name."""
-        name = self.name()
+        self._names = number = self._names + 1
+        name = f"%v{number}"
         self.lines.append(f"  {name} = {text}")
         return name
+
+    def make(self, kind: type[Named], text: str) -> Named:
+        """The same, of one of the types of addresses; without `__init__`, which takes as long as the rest."""
+        self._names = number = self._names + 1
+        name = f"%v{number}"
+        self.lines.append(f"  {name} = {text}")
+        made = new(kind)
+        made.code, made.text = self, name
+        return made
 
     def line(self, text: str) -> None:
         """Write an instruction without a result."""
@@ -101,15 +93,15 @@ class Code:
         """End the block by going to `label`."""
         self.line(f"br label %{label}")
 
-    def branch(self, condition: str, then: str, otherwise: str) -> None:
+    def branch(self, condition: Condition, then: str, otherwise: str) -> None:
         """End the block by going to `then` where the i1 `condition` holds, else to `otherwise`."""
         self.line(f"br i1 {condition}, label %{then}, label %{otherwise}")
 
-    def slot(self, type: str, count: int = 1) -> str:
+    def slot(self, type: str, count: int = 1) -> Pointer:
         """A pointer to `count` elements of LLVM type `type` on the stack, 64-byte aligned."""
         name = self.name()
         self.slots.append(f"  {name} = alloca {type}, i64 {count}, align 64")
-        return name
+        return Pointer(self, name)
 
     def call(self, intrinsic: str, result: str, arguments: Sequence[str]) -> str:
         """Call an allowed intrinsic by its full name; the result's name ("" for void)."""
@@ -125,58 +117,78 @@ class Code:
             return ""
         return self.op(text)
 
-    def prefetch(self, where: str, write: bool = False) -> None:
+    def prefetch(self, where: Pointer, write: bool = False) -> None:
         """Ask for the cache line at `where`, to be read or written; any address will do."""
         self.call("llvm.prefetch.p0", "void", [f"ptr {where}", f"i32 {int(write)}", "i32 3", "i32 1"])
 
-    # -- integers of addresses and counters, all i64 ------------------------------------------------
+    # -- names and literals, typed ------------------------------------------------------------------
 
-    def add(self, x: str, y: str) -> str:
-        """x + y."""
-        if y == "0":
+    def index(self, x: Integer | str | Value) -> Index:
+        """An i64: a literal, or one that has a name."""
+        if isinstance(x, Index):
             return x
-        return y if x == "0" else self.op(f"add i64 {x}, {y}")
+        return Index(self, x.text if isinstance(x, Value) else str(x))
 
-    def mul(self, x: str, y: str) -> str:
-        """x * y."""
-        if y == "1":
-            return x
-        return y if x == "1" else self.op(f"mul i64 {x}, {y}")
+    def pointer(self, name: str) -> Pointer:
+        """A pointer that has a name."""
+        return Pointer(self, name)
 
-    def sub(self, x: str, y: str) -> str:
-        """x - y."""
-        return x if y == "0" else self.op(f"sub i64 {x}, {y}")
+    def indices(self, *names: str) -> list[Index]:
+        """The function's own arguments that are i64."""
+        return [Index(self, f"%{name}") for name in names]
 
-    def minimum(self, x: str, y: str) -> str:
-        """The smaller of x and y, signed."""
-        return self.op(f"select i1 {self.op(f'icmp slt i64 {x}, {y}')}, i64 {x}, i64 {y}")
+    def pointers(self, *names: str) -> list[Pointer]:
+        """Those that are pointers."""
+        return [Pointer(self, f"%{name}") for name in names]
 
-    def maximum(self, x: str, y: str) -> str:
-        """The larger of x and y, signed."""
-        return self.op(f"select i1 {self.op(f'icmp sgt i64 {x}, {y}')}, i64 {x}, i64 {y}")
+    def condition(self, x: bool | str | Value) -> Condition:
+        """An i1: a literal, or one that has a name."""
+        if isinstance(x, bool):
+            return Condition(self, "true" if x else "false")
+        return Condition(self, x.text if isinstance(x, Value) else x)
 
-    def offset(self, pointer: str, element: str, index: str) -> str:
-        """The address `index` elements of LLVM type `element` after `pointer`."""
-        return pointer if index == "0" else self.op(f"getelementptr {element}, ptr {pointer}, i64 {index}")
+    # -- the kernel's arguments: operands in `ptr`, integers and numbers in `arg` -------------------
+
+    @property
+    def ptr(self) -> Pointer:
+        """The operands' pointers."""
+        return Pointer(self, "%ptr")
+
+    @property
+    def arg(self) -> Pointer:
+        """Integers and numbers."""
+        return Pointer(self, "%arg")
+
+    def operand(self, place: int) -> Pointer:
+        """Where an operand lies."""
+        return self.ptr.pointer(place)
+
+    def argument(self, place: int) -> Index:
+        """An integer."""
+        return self.arg.word(place)
+
+    def number(self, place: int, type: str) -> Value:
+        """A number of scalar type "i64" or "f64"."""
+        return Value(self.arg.element("i64", place).load(llvm_type(type, 1)), type)
 
     # -- control ------------------------------------------------------------------------------------
 
     @contextmanager
-    def repeat(self, carried: Sequence[Value], test: Callable[[list[Value]], str]) -> Iterator[Loop]:
-        """while test(values): ...; `values` are those of this turn, and after the loop the final ones."""
+    def repeat(self, carried: Sequence[Carried], test: Callable[[Loop], Condition]) -> Iterator[Loop]:
+        """while test(turn): ...; its `values` are those of this turn, and after the loop the final ones."""
         before, head, body, out = self.block, self.label(), self.label(), self.label()
         self.jump(head)
         self.begin(head)
-        turn = Loop("", [Value(self.name(), v.type, v.width) for v in carried])
+        turn = Loop(self.index(0), [Value(self.name(), v.type, v.width) for v in carried])
         place = len(self.lines)
-        self.branch(test(turn.values), body, out)
+        self.branch(test(turn), body, out)
         self.begin(body)
         yield turn
         self.lines[place:place] = self._phis(turn, carried, before)
         self.jump(head)
         self.begin(out)
 
-    def _phis(self, turn: Loop, carried: Sequence[Value], before: str) -> list[str]:
+    def _phis(self, turn: Loop, carried: Sequence[Carried], before: str) -> list[str]:
         """The phis of the values a loop carries from the block `before` and from the current block."""
         return [
             f"  {v.text} = phi {v.llvm} [ {first.text}, %{before} ], [ {after.text}, %{self.block} ]"
@@ -184,15 +196,17 @@ class Code:
         ]
 
     @contextmanager
-    def loop(self, start: str, limit: str, step: int, carried: Sequence[Value] = ()) -> Iterator[Loop]:
+    def loop(
+        self, start: Integer, limit: Integer, step: int, carried: Sequence[Carried] = ()
+    ) -> Iterator[Loop]:
         """for index = start; index < limit; index += step. `values` after it are the final carried ones."""
         before, head, body, out = self.block, self.label(), self.label(), self.label()
         self.jump(head)
         self.begin(head)
         values = [Value(self.name(), v.type, v.width) for v in carried]
-        turn = Loop(self.name(), values)
+        turn = Loop(Index(self, self.name()), values)
         place = len(self.lines)
-        self.branch(self.op(f"icmp slt i64 {turn.index}, {limit}"), body, out)
+        self.branch(turn.index < limit, body, out)
         self.begin(body)
         yield turn
         following = self.op(f"add i64 {turn.index}, {step}")
@@ -202,7 +216,7 @@ class Code:
         self.begin(out)
 
     @contextmanager
-    def when(self, condition: str) -> Iterator[None]:
+    def when(self, condition: Condition) -> Iterator[None]:
         """Run what is written inside only where `condition` holds."""
         inside, out = self.label(), self.label()
         self.branch(condition, inside, out)

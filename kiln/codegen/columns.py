@@ -19,15 +19,17 @@ is kept of each column a unit has fewer of them (`Nest.column_block`).
 
 from __future__ import annotations
 
-from kiln.codegen.code import LANES, LLVM, Value, llvm_type
+from kiln.codegen.code import LANES
 from kiln.codegen.emit import Expression
 from kiln.codegen.frame import EXPENSIVE, POINT, Frame, Step
+from kiln.codegen.index import Condition, Index, Integer, Pointer
 from kiln.codegen.memory import element
 from kiln.codegen.nest import CHAIN, GROUP, Nest
 from kiln.codegen.plan import Plan, above
 from kiln.codegen.reduce import Reducer
 from kiln.codegen.rows import grouped, identities, steps
 from kiln.codegen.target import Target
+from kiln.codegen.value import LLVM, Value, llvm_type
 from kiln.scalars.scalar import REDUCE, Scalar, topological
 
 
@@ -44,25 +46,25 @@ class Columns:
         self.code = self.frame.code
         self.plan = Plan(self.frame, self.column)
         self.block = nest.column_block()
-        self.held: dict[int, list[str]] = {}  # column-level values kept in stack buffers of a block
+        self.held: dict[int, list[Pointer]] = {}  # column-level values kept in stack buffers of a block
 
     def emit(self) -> str:
         """The kernel's LLVM text."""
-        frame, code = self.frame, self.code
+        frame = self.frame
         every = frozenset(range(len(self.nest.dims))) | {POINT}
         frame.hoist(frame.outer, frame.roots, every, False)
         self.length = frame.size[self.r[0]]
         for d in self.r[1:]:
-            self.length = code.mul(self.length, frame.size[d])
+            self.length = self.length * frame.size[d]
         width = frame.size[self.column]
-        blocks = code.op(f"sdiv i64 {code.add(width, str(self.block - 1))}, {self.block}")
+        blocks = (width + (self.block - 1)) // self.block
         with frame.units([*(frame.size[d] for d in self.outer_dims), blocks]) as position:
-            self.first = code.mul(position[-1], str(self.block))
-            self.columns = code.minimum(code.sub(width, self.first), str(self.block))
+            self.first = position[-1] * self.block
+            self.columns = (width - self.first).min(self.block)
             self.index = dict(zip(self.outer_dims, position))
             where = {**self.index, self.column: self.first}
             self.pointers = [
-                frame.address(k, where) if len(o.strides) == len(self.nest.dims) else ""
+                frame.address(k, where) if len(o.strides) == len(self.nest.dims) else frame.base[k]
                 for k, o in enumerate(self.nest.operands)
             ]
             unit = frame.scope(frame.outer, Step(self.index, self.pointers.__getitem__))
@@ -86,14 +88,14 @@ class Columns:
             return
         buffers = [self.code.slot(LLVM[n.type], self.block) for n in wanted]
 
-        def body(j: str, count: str | None, mask: Value | None, values: list[Value]) -> list[Value]:
+        def body(j: Index, count: Index | None, mask: Value | None, values: list[Value]) -> list[Value]:
             scope = self._scope(unit, self._step(self.pointers, {}, j, count, mask), wanted)
             for node, buffer in zip(wanted, buffers):
                 value = scope.machine.spread(scope.value(node), LANES)
                 self._put(buffer, j, value)
             return values
 
-        frame.lanes("0", self.columns, [], 1, body)
+        frame.lanes(0, self.columns, [], 1, body)
         for node, buffer in zip(wanted, buffers):
             self.held[id(node)] = [buffer]
 
@@ -103,33 +105,38 @@ class Columns:
             return False
         return bool(node.args) and node.op not in REDUCE
 
-    def _put(self, buffer: str, j: str, value: Value) -> None:
-        where = self.code.offset(buffer, LLVM[value.type], j)
-        self.code.line(f"store {value.typed}, ptr {where}, align 1")
+    def _put(self, buffer: Pointer, j: Index, value: Value) -> None:
+        where = buffer.element(LLVM[value.type], j)
+        where.store(value.typed, 1)
 
-    def _get(self, buffer: str, j: str, type: str) -> Value:
+    def _get(self, buffer: Pointer, j: Index, type: str) -> Value:
         kind = llvm_type(type, LANES)
-        where = self.code.offset(buffer, LLVM[type], j)
-        return Value(self.code.op(f"load {kind}, ptr {where}, align 1"), type, LANES)
+        where = buffer.element(LLVM[type], j)
+        return Value(where.load(kind, 1), type, LANES)
 
     def _step(
-        self, pointers: list[str], index: dict[int, str], j: str, count: str | None, mask: Value | None
+        self,
+        pointers: list[Pointer],
+        index: dict[int, Index],
+        j: Index,
+        count: Index | None,
+        mask: Value | None,
     ) -> Step:
         """16 columns from the unit's column j, on the row that `pointers` address."""
-        frame, code = self.frame, self.code
+        frame = self.frame
 
-        def pointer(k: int) -> str:
+        def pointer(k: int) -> Pointer:
             operand = self.nest.operands[k]
             if operand.strides[self.column] == "0":
                 return pointers[k]
-            return code.offset(pointers[k], element(operand.dtype), code.mul(j, frame.stride[k][self.column]))
+            return pointers[k].element(element(operand.dtype), j * frame.stride[k][self.column])
 
-        return Step({**self.index, **index}, pointer, self.column, code.add(self.first, j), count, mask)
+        return Step({**self.index, **index}, pointer, self.column, self.first + j, count, mask)
 
-    def _scope(self, unit: Expression, step: Step, roots: list[Scalar], j: str = "") -> Expression:
+    def _scope(self, unit: Expression, step: Step, roots: list[Scalar], j: Index | None = None) -> Expression:
         """A scope for 16 columns; what is held per column is read back where `roots` need it."""
         scope = self.frame.scope(unit, step)
-        place = j or self.code.sub(step.start, self.first)
+        place = step.start - self.first if j is None else j
         stack, seen = list(roots), set()
         while stack:
             node = stack.pop()
@@ -145,23 +152,23 @@ class Columns:
 
     # -- rows ---------------------------------------------------------------------------------------
 
-    def _row(self, row: str) -> tuple[list[str], dict[int, str]]:
+    def _row(self, row: Index) -> tuple[list[Pointer], dict[int, Index]]:
         """The operands' addresses on a row, and its position along every r dim."""
-        frame, code = self.frame, self.code
+        frame = self.frame
         index = dict(zip(self.r, frame.cut(row, [frame.size[d] for d in self.r])))
         pointers = []
         for k, operand in enumerate(self.nest.operands):
-            place = "0"
+            place = self.code.index(0)
             if len(operand.strides) == len(self.nest.dims):
                 for d in self.r:
                     if operand.strides[d] != "0":
-                        place = code.add(place, code.mul(index[d], frame.stride[k][d]))
-            pointers.append(code.offset(self.pointers[k], element(operand.dtype), place))
+                        place = place + index[d] * frame.stride[k][d]
+            pointers.append(self.pointers[k].element(element(operand.dtype), place))
         return pointers, index
 
     def _at(
-        self, unit: Expression, q: int, row: tuple[list[str], dict[int, str]], flat: str, j: str,
-        count: str | None, mask: Value | None,
+        self, unit: Expression, q: int, row: tuple[list[Pointer], dict[int, Index]], flat: Index, j: Index,
+        count: Index | None, mask: Value | None,
     ) -> list[Value]:  # fmt: skip
         """Pass q at 16 columns of one row: its point stores; the elements of its reductions."""
         plan = self.plan
@@ -175,7 +182,7 @@ class Columns:
         for node in plan.reductions[q]:
             elements.append(scope.value(node.args[0]))
             if node.op in ("argmax", "argmin"):
-                elements.append(Value(flat, "i64"))
+                elements.append(flat.value)
         results = [(k, scope.value(value)) for k, value in plan.stores[q]]
         if plan.parked is not None and q == plan.parked_in:
             results.append((plan.parked_at, scope.value(plan.parked)))
@@ -198,13 +205,13 @@ class Columns:
             reducers = [Reducer(code, node) for node in found]
             self._reduce(scope, q, reducers)
             return
-        with code.loop("0", self.length, 1) as turn:
+        with code.loop(0, self.length, 1) as turn:
             row = self._row(turn.index)
 
-            def body(j: str, count: str | None, mask: Value | None, values: list[Value]) -> list[Value]:
+            def body(j: Index, count: Index | None, mask: Value | None, values: list[Value]) -> list[Value]:
                 return self._at(scope, q, row, turn.index, j, count, mask) or values
 
-            frame.lanes("0", self.columns, [], 1, body)
+            frame.lanes(0, self.columns, [], 1, body)
 
     def _works_by_row(self, q: int) -> bool:
         """Whether pass q computes anything once per row, or too much per element to be unrolled."""
@@ -222,91 +229,91 @@ class Columns:
         lanes = [code.slot(LLVM[t], self.block * LANES) for t in kinds]
         chains = [code.slot(LLVM[t], self.block) for t in kinds] if self._works_by_row(q) else []
         start = [r.machine.spread(v, LANES) for r in reducers for v in r.initial(self.length)]
-        self._fill(results, start, "0", self.columns)
-        with code.loop("0", self.length, self.nest.block) as block:
-            limit = code.minimum(code.add(block.index, str(self.nest.block)), self.length)
-            present = code.minimum(code.sub(limit, block.index), str(LANES))
-            with code.loop(present, str(LANES), 1) as absent:
-                at = code.mul(absent.index, str(self.block))
-                self._fill(lanes, identities(reducers), at, code.add(at, self.columns))
+        self._fill(results, start, 0, self.columns)
+        with code.loop(0, self.length, self.nest.block) as block:
+            limit = (block.index + self.nest.block).min(self.length)
+            present = (limit - block.index).min(LANES)
+            with code.loop(present, LANES, 1) as absent:
+                at = absent.index * self.block
+                self._fill(lanes, identities(reducers), at, at + self.columns)
             with code.loop(block.index, limit, GROUP) as group:
-                begins = code.op(f"icmp eq i64 {group.index}, {block.index}")
-                here = code.minimum(code.sub(limit, group.index), str(LANES))
-                with code.loop("0", here, 1) as lane:
+                begins = group.index.equals(block.index)
+                here = (limit - group.index).min(LANES)
+                with code.loop(0, here, 1) as lane:
                     self._lane(scope, q, reducers, lanes, chains, lane.index, group.index, limit, begins)
             self._tree(reducers, lanes, results)
-        for node, mine in zip(self.plan.reductions[q], grouped(reducers, [Value(b, "i64") for b in results])):
-            self.held[id(node)] = [b.text for b in mine]
+        for node, mine in zip(self.plan.reductions[q], grouped(reducers, results)):
+            self.held[id(node)] = mine
 
-    def _fill(self, buffers: list[str], values: list[Value], start: str, limit: str) -> None:
+    def _fill(self, buffers: list[Pointer], values: list[Value], start: Integer, limit: Index) -> None:
         """Write 16-lane values to buffers[start .. limit), rounded up to 16."""
         with self.code.loop(start, limit, LANES) as turn:
             for buffer, value in zip(buffers, values):
                 self._put(buffer, turn.index, value)
 
     def _lane(
-        self, scope: Expression, q: int, reducers: list[Reducer], lanes: list[str], chains: list[str],
-        lane: str, group: str, limit: str, begins: str,
+        self, scope: Expression, q: int, reducers: list[Reducer], lanes: list[Pointer], chains: list[Pointer],
+        lane: Index, group: Index, limit: Index, begins: Condition,
     ) -> None:  # fmt: skip
         """The chains of one lane in one group: 8 rows 16 apart, added to the lane's accumulators."""
         code = self.code
-        first = code.add(group, lane)
-        at = code.mul(lane, str(self.block))
-        left = code.op(f"sdiv i64 {code.add(code.sub(limit, first), str(LANES - 1))}, {LANES}")
-        count = code.minimum(left, str(CHAIN))
-        kept = [code.offset(b, LLVM[v.type], at) for b, v in zip(lanes, identities(reducers))]
+        first = group + lane
+        at = lane * self.block
+        left = (limit - first + (LANES - 1)) // LANES
+        count = left.min(CHAIN)
+        kept = [b.element(LLVM[v.type], at) for b, v in zip(lanes, identities(reducers))]
         if chains:
             self._by_rows(scope, q, reducers, kept, chains, begins, first, count)
             return
-        full = code.op(f"icmp eq i64 {count}, {CHAIN}")
+        full = count.equals(CHAIN)
         with code.when(full):
             self._by_columns(scope, q, reducers, kept, begins, first, None)
-        with code.when(code.op(f"xor i1 {full}, true")):
+        with code.when(~full):
             self._by_columns(scope, q, reducers, kept, begins, first, count)
 
     def _by_columns(
-        self, scope: Expression, q: int, reducers: list[Reducer], kept: list[str], begins: str, first: str,
-        chain_length: str | None,
+        self, scope: Expression, q: int, reducers: list[Reducer], kept: list[Pointer], begins: Condition,
+        first: Index, chain_length: Index | None,
     ) -> None:  # fmt: skip
         """for j: acc[j] = acc[j] . chain; the chain unrolled (length None) or a loop over its rows."""
         code = self.code
-        rows = [code.add(first, str(LANES * n)) for n in range(CHAIN)] if chain_length is None else []
+        rows = [first + LANES * n for n in range(CHAIN)] if chain_length is None else []
         addressed = [self._row(row) for row in rows]
 
-        def body(j: str, count: str | None, mask: Value | None, values: list[Value]) -> list[Value]:
+        def body(j: Index, count: Index | None, mask: Value | None, values: list[Value]) -> list[Value]:
             chain: list[Value] = []
             for row, flat in zip(addressed, rows):
                 elements = self._at(scope, q, row, flat, j, count, mask)
                 chain = steps(reducers, chain, elements) if chain else elements
             if chain_length is not None:
-                with code.loop("0", chain_length, 1, identities(reducers)) as turn:
-                    flat = code.add(first, code.mul(turn.index, str(LANES)))
+                with code.loop(0, chain_length, 1, identities(reducers)) as turn:
+                    flat = first + turn.index * LANES
                     elements = self._at(scope, q, self._row(flat), flat, j, count, mask)
                     turn.next = steps(reducers, turn.values, elements)
                 chain = turn.values
             self._accumulate(reducers, kept, begins, j, chain)
             return values
 
-        self.frame.lanes("0", self.columns, [], 1, body)
+        self.frame.lanes(0, self.columns, [], 1, body)
 
     def _by_rows(
-        self, scope: Expression, q: int, reducers: list[Reducer], kept: list[str], chains: list[str],
-        begins: str, first: str, chain_length: str,
+        self, scope: Expression, q: int, reducers: list[Reducer], kept: list[Pointer], chains: list[Pointer],
+        begins: Condition, first: Index, chain_length: Index,
     ) -> None:  # fmt: skip
         """chain[:] = identity;  each row: its own values once, then for j: chain[j] = chain[j] . f(row, j)
 
         then for j: acc[j] = acc[j] . chain[j]. Each row is read from end to end, as memory likes it.
         """
         code, frame = self.code, self.frame
-        self._fill(chains, identities(reducers), "0", self.columns)
-        with code.loop("0", chain_length, 1) as turn:
-            flat = code.add(first, code.mul(turn.index, str(LANES)))
+        self._fill(chains, identities(reducers), 0, self.columns)
+        with code.loop(0, chain_length, 1) as turn:
+            flat = first + turn.index * LANES
             row = self._row(flat)
             index = {**self.index, **row[1]}
             inner = frame.scope(scope, Step(index, row[0].__getitem__))
             frame.hoist(inner, self.plan.roots(q), frozenset({self.column, POINT}), True)
 
-            def body(j: str, count: str | None, mask: Value | None, values: list[Value]) -> list[Value]:
+            def body(j: Index, count: Index | None, mask: Value | None, values: list[Value]) -> list[Value]:
                 self._fetch_next_row(q, row[0], j)
                 elements = self._at(inner, q, row, flat, j, count, mask)
                 old = [self._get(b, j, v.type) for b, v in zip(chains, identities(reducers))]
@@ -314,12 +321,12 @@ class Columns:
                     self._put(buffer, j, value)
                 return values
 
-            frame.lanes("0", self.columns, [], 1, body)
-        with code.loop("0", self.columns, LANES) as turn:
+            frame.lanes(0, self.columns, [], 1, body)
+        with code.loop(0, self.columns, LANES) as turn:
             chain = [self._get(b, turn.index, v.type) for b, v in zip(chains, identities(reducers))]
             self._accumulate(reducers, kept, begins, turn.index, chain)
 
-    def _fetch_next_row(self, q: int, pointers: list[str], j: str) -> None:
+    def _fetch_next_row(self, q: int, pointers: list[Pointer], j: Index) -> None:
         """Ask for the same columns of the chain's next row: it lies on another page, where hardware does not.
 
         A prefetch may name any address.
@@ -331,28 +338,28 @@ class Columns:
         for k in sorted({n.data for n in nodes if n.op == "load" and not n.args}):
             operand = self.nest.operands[k]
             if operand.strides[self.column] == "1" and operand.strides[self.r[0]] != "0":
-                down = code.add(j, code.mul(frame.stride[k][self.r[0]], str(LANES)))
-                place = code.offset(pointers[k], element(operand.dtype), down)
+                down = j + frame.stride[k][self.r[0]] * LANES
+                place = pointers[k].element(element(operand.dtype), down)
                 code.prefetch(place)
 
     def _accumulate(
-        self, reducers: list[Reducer], kept: list[str], begins: str, j: str, chain: list[Value]
+        self, reducers: list[Reducer], kept: list[Pointer], begins: Condition, j: Index, chain: list[Value]
     ) -> None:
         """acc[j] = (begins ? identity : acc[j]) . chain"""
-        new, fresh = identities(reducers), Value(begins, "i1")
+        new, fresh = identities(reducers), begins.value
         old = [reducers[0].machine.choose(fresh, n, self._get(b, j, n.type)) for b, n in zip(kept, new)]
         for buffer, value in zip(kept, steps(reducers, old, chain)):
             self._put(buffer, j, value)
 
-    def _tree(self, reducers: list[Reducer], lanes: list[str], results: list[str]) -> None:
+    def _tree(self, reducers: list[Reducer], lanes: list[Pointer], results: list[Pointer]) -> None:
         """for j: res[j] = res[j] . tree of the 16 lanes at j"""
         code = self.code
         kinds = [v.type for v in identities(reducers)]
-        with code.loop("0", self.columns, LANES) as turn:
+        with code.loop(0, self.columns, LANES) as turn:
             j = turn.index
             parts = []
             for lane in range(LANES):
-                at = code.add(j, str(lane * self.block))
+                at = j + lane * self.block
                 parts.append([self._get(b, at, t) for b, t in zip(lanes, kinds)])
             half = LANES // 2
             while half:
@@ -368,7 +375,7 @@ class Columns:
         if not roots:
             return
 
-        def body(j: str, count: str | None, mask: Value | None, values: list[Value]) -> list[Value]:
+        def body(j: Index, count: Index | None, mask: Value | None, values: list[Value]) -> list[Value]:
             step = self._step(self.pointers, {}, j, count, mask)
             scope = self._scope(unit, step, roots, j)
             results = [(k, scope.value(value)) for k, value in self.plan.last]
@@ -376,7 +383,7 @@ class Columns:
                 self.frame.store(k, value, step)
             return values
 
-        self.frame.lanes("0", self.columns, [], 1, body)
+        self.frame.lanes(0, self.columns, [], 1, body)
 
 
 def emit_columns(nest: Nest, target: Target) -> str:

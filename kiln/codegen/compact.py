@@ -9,7 +9,8 @@ was counted: then the last places are not written. Operands: out, mask; numbers:
 from __future__ import annotations
 
 from kiln.codegen.along import Along, AlongSpec
-from kiln.codegen.code import Value
+from kiln.codegen.code import Loop
+from kiln.codegen.index import Condition, Index, Pointer
 from kiln.codegen.target import Target
 
 
@@ -18,22 +19,22 @@ class Compact(Along):
 
     numbers = 2
 
-    def columns(self, unit: str, pointers: list[str], columns: str) -> None:
+    def columns(self, unit: Index, pointers: list[Pointer], columns: Index) -> None:
         """The one column there is."""
         code = self.code
         out, mask = pointers
-        start = [Value("0", "i64"), Value("0", "i64")]
         count, along = self.number
 
-        def wanted(v: list[Value]) -> str:
-            more = code.op(f"icmp slt i64 {v[1].text}, {count}")
-            return code.op(f"and i1 {more}, {code.op(f'icmp slt i64 {v[0].text}, {along}')}")
+        def wanted(turn: Loop) -> Condition:
+            i, w = turn.indices
+            more = w < count
+            return more & (i < along)
 
-        with code.repeat(start, wanted) as loop:
-            i, w = loop.values
-            self.memory.write("int64", self.at(0, out, w.text), i)
-            holds = self.machine.convert(self.read(1, self.at(1, mask, i.text)), "i64")
-            loop.next = [Value(code.add(i.text, "1"), "i64"), self.machine.instruction("add", w, holds)]
+        with code.repeat([code.index(0), code.index(0)], wanted) as loop:
+            i, w = loop.indices
+            self.memory.write("int64", self.at(0, out, w), i.value)
+            holds = code.index(self.machine.convert(self.read(1, self.at(1, mask, i)), "i64"))
+            loop.next = [i + 1, w + holds]
 
 
 def compact_ir(spec: AlongSpec, target: Target) -> str:

@@ -16,7 +16,9 @@ import struct
 from collections.abc import Callable, Hashable
 from functools import lru_cache
 
-from kiln.codegen.code import LANES, LLVM, Code, Value, llvm_type
+from kiln.codegen.code import LANES, Code
+from kiln.codegen.index import Condition
+from kiln.codegen.value import LLVM, Value, llvm_type
 from kiln.scalars.floats import FORMAT
 from kiln.scalars.scalar import FLOATS, SIGNED, WIDTH, Scalar, topological
 
@@ -212,9 +214,9 @@ class Machine:
         good = self.both("and", self.compare("lt", a, infinite), self.compare("gt", b, number(0.0, x.type)))
         b = self.choose(good, b, number(1.0, x.type))
         a = self.choose(good, a, number(0.0, x.type))
-        with self.code.repeat([a], lambda v: self.any(self.compare("ge", v[0], b))) as outer:
+        with self.code.repeat([a], lambda turn: self.any(self.compare("ge", turn.values[0], b))) as outer:
             r = outer.values[0]
-            with self.code.repeat([b], lambda v: self.any(self._scaled(v[0], r)[1])) as inner:
+            with self.code.repeat([b], lambda turn: self.any(self._scaled(turn.values[0], r)[1])) as inner:
                 t = inner.values[0]
                 larger, fits = self._scaled(t, r)
                 inner.next = [self.choose(fits, larger, t)]
@@ -236,12 +238,12 @@ class Machine:
         larger = self.instruction("fmul", t, number(2.0**20, t.type))
         return larger, self.compare("le", larger, r)
 
-    def any(self, x: Value) -> str:
+    def any(self, x: Value) -> Condition:
         """Whether an i1 holds in any lane."""
         if x.width == 1:
-            return x.text
+            return self.code.condition(x)
         packed = self.code.op(f"bitcast {x.typed} to i{x.width}")
-        return self.code.op(f"icmp ne i{x.width} {packed}, 0")
+        return self.code.condition(self.code.op(f"icmp ne i{x.width} {packed}, 0"))
 
     def _shift(self, node: Scalar, args: list[Value]) -> Value:
         """A shift by an amount read as unsigned; the width or more gives 0, or the sign of a signed shr."""

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from kiln.codegen.code import IOTA64, LANES, Code, Value
+from kiln.codegen.code import IOTA64, LANES, Code
 from kiln.codegen.emit import Expression, rare_families
+from kiln.codegen.index import Index, Integer, Pointer
 from kiln.codegen.memory import Memory, element
 from kiln.codegen.nest import Nest
 from kiln.codegen.stream import Streams
 from kiln.codegen.target import Target
+from kiln.codegen.value import Value
 from kiln.scalars.scalar import REDUCE, Scalar, topological
 
 POINT = -1  # the pseudo dim of a value that follows a reduction: known once per p point only
@@ -36,8 +38,8 @@ class Step:
     __slots__ = ("count", "index", "lane_dim", "mask", "pointer", "staged", "start", "vectors")
 
     def __init__(
-        self, index: dict[int, str], pointer: Callable[[int], str], lane_dim: int = -1, start: str = "0",
-        count: str | None = None, mask: Value | None = None,
+        self, index: dict[int, Index], pointer: Callable[[int], Pointer], lane_dim: int = -1,
+        start: Integer = 0, count: Index | None = None, mask: Value | None = None,
     ) -> None:  # fmt: skip
         self.index = index
         self.pointer = pointer
@@ -45,7 +47,7 @@ class Step:
         self.start = start
         self.count = count
         self.mask = mask
-        self.staged: dict[int, str] = {}
+        self.staged: dict[int, Pointer] = {}
         self.vectors: dict[int, Value] = {}
 
 
@@ -71,10 +73,9 @@ class Frame:
             self._first_stride.append(place)
             place += len(operand.strides)
         self._first_number = place
-        self._arguments: dict[int, str] = {}
         self.in_tail = False  # of a loop: too little is left to pass the caches
         self.fetches = False  # a turn whose stores pass the caches asks for what later ones read
-        self._waiting: dict[int, list[tuple[str, Value, Step]]] = {}  # stores of this turn, by operand
+        self._waiting: dict[int, list[tuple[Pointer, Value, Step]]] = {}  # stores of this turn, by operand
         self._entry()
 
     def _dims_of(self, node: Scalar) -> frozenset[int]:
@@ -97,10 +98,8 @@ class Frame:
     def _entry(self) -> None:
         """Read every argument once, in the entry block; codegen drops what nobody uses."""
         code, nest = self.code, self.nest
-        self.base = []
-        for k in range(len(nest.operands)):
-            self.base.append(code.op(f"load ptr, ptr {code.offset('%ptr', 'ptr', str(k))}"))
-        self.size = [self._argument(d) for d in range(len(nest.dims))]
+        self.base = [code.operand(k) for k in range(len(nest.operands))]
+        self.size = [code.argument(d) for d in range(len(nest.dims))]
         self.stride = [
             [self._stride(k, d, kind) for d, kind in enumerate(operand.strides)]
             for k, operand in enumerate(nest.operands)
@@ -108,17 +107,12 @@ class Frame:
         self.streams = Streams(code, nest, self.size, self.stride, self.base, self.number)
         self.outer = Expression(code, self._constant_leaf)
 
-    def _stride(self, k: int, d: int, kind: str) -> str:
-        return kind if kind in "01" else self._argument(self._first_stride[k] + d)
-
-    def _argument(self, place: int, type: str = "i64") -> str:
-        kind = "double" if type == "f64" else "i64"
-        return self.code.op(f"load {kind}, ptr {self.code.offset('%arg', 'i64', str(place))}")
+    def _stride(self, k: int, d: int, kind: str) -> Index:
+        return self.code.index(kind) if kind in "01" else self.code.argument(self._first_stride[k] + d)
 
     def number(self, k: int) -> Value:
         """The k-th number argument."""
-        type = self.nest.numbers[k]
-        return Value(self._argument(self._first_number + k, type), type)
+        return self.code.number(self._first_number + k, self.nest.numbers[k])
 
     def finish(self) -> str:
         """Close the function; the module's text."""
@@ -177,14 +171,14 @@ class Frame:
 
     # -- addresses and leaves -----------------------------------------------------------------------
 
-    def address(self, k: int, index: dict[int, str], start: str | None = None) -> str:
+    def address(self, k: int, index: dict[int, Index], start: Pointer | None = None) -> Pointer:
         """The address of operand k at the scalar positions `index` (dims that are missing count as 0)."""
-        code, operand = self.code, self.nest.operands[k]
-        place = "0"
+        operand = self.nest.operands[k]
+        place = self.code.index(0)
         for d, position in index.items():
             if operand.strides[d] != "0":
-                place = code.add(place, code.mul(position, self.stride[k][d]))
-        return code.offset(self.base[k] if start is None else start, element(operand.dtype), place)
+                place = place + position * self.stride[k][d]
+        return (self.base[k] if start is None else start).element(element(operand.dtype), place)
 
     def scope(self, outer: Expression, step: Step) -> Expression:
         """A scope inside `outer` whose leaves are read at `step`."""
@@ -201,7 +195,7 @@ class Frame:
             return step.vectors[node.data]
         if node.data == step.lane_dim:
             return self.lane_positions(scope, step.start)
-        return Value(step.index[node.data], "i64")
+        return step.index[node.data].value
 
     def load(self, scope: Expression, node: Scalar, step: Step) -> Value:
         """A load leaf at `step`: neighbours, every other one, a strided or computed gather, one element."""
@@ -224,26 +218,27 @@ class Frame:
 
     def _computed(self, scope: Expression, node: Scalar, step: Step) -> Value:
         """base + sum of position * stride: one element, neighbours (only `index lane` moves), or a gather."""
-        k, machine, code = node.data, scope.machine, self.code
+        k, machine = node.data, scope.machine
         dtype, strides = self.nest.operands[k].dtype, self.nest.operands[k].strides
-        fixed, moving, unit = "0", [], False
+        fixed, moving, unit = self.code.index(0), list[Value](), False
         for d, position in enumerate(node.args):
             value = scope.value(position)
             if strides[d] == "0":
                 continue
             if value.width == 1:
-                fixed = code.add(fixed, code.mul(value.text, self.stride[k][d]))
+                fixed = fixed + self.code.index(value) * self.stride[k][d]
             elif position.op == "index" and position.data == step.lane_dim and strides[d] == "1" and not unit:
                 unit = True
             else:
-                scale = Value(self.stride[k][d], "i64", 1, self.stride[k][d] == "1")
+                stride = self.stride[k][d]
+                scale = Value(stride.text, "i64", 1, stride.text == "1")
                 moving.append(value if scale.constant else machine.instruction("mul", value, scale))
         if unit and not moving:
-            where = code.add(fixed, step.start)
+            where = fixed + step.start
             return self.memory.read_lanes(
-                dtype, code.offset(self.base[k], element(dtype), where), step.count, step.mask
+                dtype, self.base[k].element(element(dtype), where), step.count, step.mask
             )
-        pointer = code.offset(self.base[k], element(dtype), fixed)
+        pointer = self.base[k].element(element(dtype), fixed)
         if unit:
             moving.append(self.lane_positions(scope, step.start))
         if not moving:
@@ -279,7 +274,7 @@ class Frame:
         for k, operand in enumerate(self.nest.operands):
             direct = operand.mode == "in" and len(operand.strides) == len(self.nest.dims)
             if direct and operand.strides[step.lane_dim] == "1" and k not in step.staged:
-                self.code.prefetch(self.code.offset(step.pointer(k), "i8", str(AHEAD)))
+                self.code.prefetch(step.pointer(k)[AHEAD])
 
     def settle(self) -> None:
         """Write what a turn stores in outputs that may pass the caches, all of one behind one branch."""
@@ -288,7 +283,7 @@ class Frame:
             dtype, past = self.nest.operands[k].dtype, self.streams.past[k]
             count = waiting[0][2].count
             if count is not None:
-                past = code.op(f"and i1 {past}, {code.op(f'icmp eq i64 {count}, {LANES}')}")
+                past = past & count.equals(LANES)
             streamed, plain, out = code.label(), code.label(), code.label()
             code.branch(past, streamed, plain)
             code.begin(streamed)
@@ -304,15 +299,20 @@ class Frame:
             code.begin(out)
         self._waiting = {}
 
-    def lane_positions(self, scope: Expression, start: str) -> Value:
+    def lane_positions(self, scope: Expression, start: Integer) -> Value:
         """start + lane, for 16 lanes."""
-        first = scope.machine.spread(Value(start, "i64"), LANES)
+        first = scope.machine.spread(self.code.index(start).value, LANES)
         return scope.machine.instruction("add", first, Value(IOTA64, "i64", LANES, True))
 
     # -- loops over lanes ---------------------------------------------------------------------------
 
     def lanes(
-        self, start: str, limit: str, carried: list[Value], unroll: int, body: Callable[..., list[Value]]
+        self,
+        start: Integer,
+        limit: Index,
+        carried: list[Value],
+        unroll: int,
+        body: Callable[..., list[Value]],
     ) -> list[Value]:
         """Write `body(position, count, mask, values)` over [start, limit), 16 positions at a time.
 
@@ -327,17 +327,17 @@ class Frame:
         if not self.target.masks:
             wide = [*wide, 1]
         for copies in wide:
-            stop = code.sub(limit, str(LANES * copies - 1))
+            stop = limit - (LANES * copies - 1)
             with code.loop(start, stop, LANES * copies, carried) as turn:
                 values = turn.values
                 for copy in range(copies):
-                    values = body(code.add(turn.index, str(LANES * copy)), None, None, values)
+                    values = body(turn.index + LANES * copy, None, None, values)
                 self.settle()
                 turn.next = values
             start, carried = turn.index, turn.values
         self.in_tail = bool(wide)
         with code.loop(start, limit, LANES, carried) as turn:
-            count = code.minimum(code.sub(limit, turn.index), str(LANES))
+            count = (limit - turn.index).min(LANES)
             mask = self.memory.mask(count)
             turn.next = body(turn.index, count, mask, turn.values)
             self.settle()
@@ -347,37 +347,37 @@ class Frame:
     # -- units of work ------------------------------------------------------------------------------
 
     @contextmanager
-    def units(self, sizes: list[str]) -> Iterator[list[str]]:
+    def units(self, sizes: list[Index]) -> Iterator[list[Index]]:
         """for unit in begin .. end: the unit's position in dims of `sizes`, the last moving fastest.
 
         before:  (p0, p1, ...) = begin cut by division, once
         turn:    ...;  p1 += 1;  if p1 == size1: p1 = 0, p0 += 1
         """
         code = self.code
+        begin, end = code.indices("begin", "end")
         if len(sizes) <= 1:
-            with code.loop("%begin", "%end", 1) as turn:
+            with code.loop(begin, end, 1) as turn:
                 yield [turn.index] * len(sizes)
             return
-        first = [Value(p, "i64") for p in self.cut("%begin", sizes)]
-        with code.loop("%begin", "%end", 1, first) as turn:
-            yield [v.text for v in turn.values]
-            turn.next = [Value(p, "i64") for p in self.advance([v.text for v in turn.values], sizes)]
+        with code.loop(begin, end, 1, self.cut(begin, sizes)) as turn:
+            yield turn.indices
+            turn.next = self.advance(turn.indices, sizes)
 
-    def cut(self, position: str, sizes: list[str]) -> list[str]:
+    def cut(self, position: Index, sizes: list[Index]) -> list[Index]:
         """A position in row-major order as one position per dim; the first size does not matter."""
-        code, parts = self.code, []
+        parts = []
         for size in reversed(sizes[1:]):
-            rest = code.op(f"udiv i64 {position}, {size}")
-            parts.append(code.sub(position, code.mul(rest, size)))
+            rest = position.udiv(size)
+            parts.append(position - rest * size)
             position = rest
         return [position, *reversed(parts)]
 
-    def advance(self, position: list[str], sizes: list[str]) -> list[str]:
+    def advance(self, position: list[Index], sizes: list[Index]) -> list[Index]:
         """The position after `position`, in row-major order."""
-        code, result = self.code, list(position)
-        result[-1] = code.add(position[-1], "1")
+        result = list(position)
+        result[-1] = position[-1] + 1
         for d in range(len(position) - 1, 0, -1):
-            over = code.op(f"icmp sge i64 {result[d]}, {sizes[d]}")
-            result[d] = code.op(f"select i1 {over}, i64 0, i64 {result[d]}")
-            result[d - 1] = code.add(position[d - 1], code.op(f"zext i1 {over} to i64"))
+            over = result[d] >= sizes[d]
+            result[d] = over.choose(0, result[d])
+            result[d - 1] = position[d - 1] + over.index()
         return result

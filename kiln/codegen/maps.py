@@ -8,13 +8,14 @@ map:   for row in begin .. end:
 
 from __future__ import annotations
 
-from kiln.codegen.code import Value
 from kiln.codegen.emit import Expression
 from kiln.codegen.frame import EXPENSIVE, POINT, Frame, Step
+from kiln.codegen.index import Index, Integer, Pointer
 from kiln.codegen.memory import element
 from kiln.codegen.nest import Nest
 from kiln.codegen.target import Target
 from kiln.codegen.tiles import Tiles, transposed
+from kiln.codegen.value import Value
 
 CHEAP_UNROLL = 4
 
@@ -30,14 +31,16 @@ def emit_map(nest: Nest, target: Target) -> str:
         for k, value in results:
             frame.memory.write(nest.operands[k].dtype, frame.base[k], value)
     elif lane_dim == 0:
-        frame.streams.ask(lane_dim, "%begin")
-        _row(frame, frame.outer, {}, "%begin", "%end")
+        begin, end = frame.code.indices("begin", "end")
+        frame.streams.ask(lane_dim, begin)
+        _row(frame, frame.outer, {}, begin, end)
     else:
         frame.streams.ask(lane_dim)
 
-        def row(index: dict[int, str], start: str) -> None:
+        def row(index: dict[int, Index], start: Integer) -> None:
             pointers = [
-                frame.address(k, index) if _direct(frame, k) else "" for k in range(len(nest.operands))
+                frame.address(k, index) if _direct(frame, k) else frame.base[k]
+                for k in range(len(nest.operands))
             ]
             scope = frame.scope(frame.outer, Step(index, pointers.__getitem__))
             _row(frame, scope, index, start, frame.size[lane_dim], pointers)
@@ -46,7 +49,7 @@ def emit_map(nest: Nest, target: Target) -> str:
             Tiles(frame, row).emit()
         else:
             with frame.units(frame.size[:-1]) as position:
-                row(dict(enumerate(position)), "0")
+                row(dict(enumerate(position)), 0)
     return frame.finish()
 
 
@@ -58,13 +61,13 @@ def _direct(frame: Frame, k: int) -> bool:
 def _row(
     frame: Frame,
     scope: Expression,
-    index: dict[int, str],
-    start: str,
-    limit: str,
-    pointers: list[str] | None = None,
+    index: dict[int, Index],
+    start: Integer,
+    limit: Index,
+    pointers: list[Pointer] | None = None,
 ) -> None:
     """One run of the last dim, from `start` to `limit`."""
-    nest, code = frame.nest, frame.code
+    nest = frame.nest
     lane_dim = len(nest.dims) - 1
     bases = frame.base if pointers is None else pointers
     lanes = frozenset({lane_dim})
@@ -73,14 +76,12 @@ def _row(
     cheap = frame.cost(frame.roots, lanes) < EXPENSIVE
     frame.fetches = cheap
 
-    def body(v: str, count: str | None, mask: Value | None, values: list[Value]) -> list[Value]:
-        def pointer(k: int) -> str:
+    def body(v: Index, count: Index | None, mask: Value | None, values: list[Value]) -> list[Value]:
+        def pointer(k: int) -> Pointer:
             kind = nest.operands[k].strides[lane_dim]
             if kind == "0":
                 return bases[k]
-            return code.offset(
-                bases[k], element(nest.operands[k].dtype), code.mul(v, frame.stride[k][lane_dim])
-            )
+            return bases[k].element(element(nest.operands[k].dtype), v * frame.stride[k][lane_dim])
 
         step = Step(index, pointer, lane_dim, v, count, mask)
         if not cheap:

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from kiln.codegen.index import Index, Integer, Pointer
 from kiln.codegen.masked import first_lanes, load_masked
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.matmul_tile import Element
@@ -98,11 +99,15 @@ class _Panels:
 
     def __init__(self, target: Target, factor: Factor) -> None:
         self.code, self.multiply = Routine(target, "panels", SUMS), factor.multiply
+        self.a, self.b, self.c = self.code.pointers("a", "b", "c")
+        self.ps, self.steps, self.cs, self.rows, self.width = self.code.indices(
+            "ps", "steps", "cs", "rows", "width"
+        )
 
     def write(self) -> Routine:
         """Two rows of tiles or one."""
         code = self.code
-        with code.either(code.compare("sgt", "%rows", str(HEIGHT))) as low:
+        with code.either(self.rows > HEIGHT) as low:
             self._panels(2)
             next(low)
             self._panels(1)
@@ -111,37 +116,38 @@ class _Panels:
     def _panels(self, high: int) -> None:
         """The sums of `high` by two tiles, for each panel."""
         code = self.code
-        with code.times("%width", PANEL) as left:
-            panel = code.op(f"sdiv i64 {left}, {PANEL}")
-            self._block(high, code.at("%b", code.mul(panel, "%ps")), code.at("%c", code.mul(panel, str(ROW))))
+        with code.times(self.width, PANEL) as left:
+            panel = left // PANEL
+            self._block(high, self.b[panel * self.ps], self.c[panel * ROW])
 
-    def _block(self, high: int, b: str, c: str) -> None:
+    def _block(self, high: int, b: Pointer, c: Pointer) -> None:
         """The sums of a panel."""
         code = self.code
-        below = code.at(c, code.mul("%cs", str(HEIGHT)))
-        places = [code.at(base, str(column * LINE)) for base in (c, below)[:high] for column in range(2)]
-        with code.either("%first") as later:
+        first = code.condition("%first")
+        below = c[self.cs * HEIGHT]
+        places = [base[column * LINE] for base in (c, below)[:high] for column in range(2)]
+        with code.either(first) as later:
             for tile in range(2 * high):
                 on_tiles(code, "tilezero", f"i8 {tile}")
             next(later)
             for tile, place in enumerate(places):
-                self._load(tile, place, "%cs")
-        with code.times(code.mul("%steps", str(STEP_BYTES)), STEP_BYTES) as at:
-            self._step(high, code.at("%a", at), code.at(b, at))
+                self._load(tile, place, self.cs)
+        with code.times(self.steps * STEP_BYTES, STEP_BYTES) as at:
+            self._step(high, self.a[at], b[at])
         for tile, place in enumerate(places):
             on_tiles(code, "tilestored64", f"i8 {tile}", f"ptr {place}", "i64 %cs")
 
-    def _step(self, high: int, a: str, b: str) -> None:
+    def _step(self, high: int, a: Pointer, b: Pointer) -> None:
         """Sums take the products of one step."""
         for column, tile in enumerate(B_TILES):
-            self._load(tile, self.code.at(b, str(column * LINE)), str(ROW), "t1")
+            self._load(tile, b[column * LINE], ROW, "t1")
         for row, tile in enumerate(A_TILES[:high]):
-            self._load(tile, self.code.at(a, str(row * HEIGHT * LINE)), str(LINE))
+            self._load(tile, a[row * HEIGHT * LINE], LINE)
         for row, x in enumerate(A_TILES[:high]):
             for column, y in enumerate(B_TILES):
                 on_tiles(self.code, self.multiply, f"i8 {2 * row + column}", f"i8 {x}", f"i8 {y}")
 
-    def _load(self, tile: int, place: str, stride: str, hint: str = "") -> None:
+    def _load(self, tile: int, place: Pointer, stride: Integer, hint: str = "") -> None:
         on_tiles(self.code, f"tileloadd{hint}64", f"i8 {tile}", f"ptr {place}", f"i64 {stride}")
 
 
@@ -167,22 +173,24 @@ def tiles(target: Target, factor: Factor) -> Routine:
     """The routine tiles: configured for `rows` rows, panels; then the tiles are released."""
     del factor
     code = Routine(target, "tiles", SUMS)
+    rows = code.index("%rows")
     shapes = code.slot("i8", LINE)
-    code.line(f"store <64 x i8> {code.op('load <64 x i8>, ptr @shapes, align 1')}, ptr {shapes}, align 64")
-    low = code.compare("sle", "%rows", str(HEIGHT))
-    rows = code.sub("%rows", code.choose(low, "0", str(HEIGHT)))
-    rows = code.op(f"trunc i64 {rows} to i8")
+    shapes.store(f"<64 x i8> {code.op('load <64 x i8>, ptr @shapes, align 1')}", 64)
+    low = rows <= HEIGHT
+    rest = (rows - low.choose(0, HEIGHT)).bits(8)
     for row, tile in enumerate(A_TILES):
-        height = code.choose(low, rows, str(HEIGHT), "i8") if row == 0 else rows
+        height = code.op(f"select i1 {low}, i8 {rest}, i8 {HEIGHT}") if row == 0 else rest
         for k in (2 * row, 2 * row + 1, tile):
-            code.line(f"store i8 {height}, ptr {code.at(shapes, str(ROWS_AT + k))}, align 1")
+            shapes[ROWS_AT + k].store(f"i8 {height}", 1)
     on_tiles(code, "ldtilecfg", f"ptr {shapes}")
-    code.run("panels", *SUMS.split(", "))
+    a, b, c = code.pointers("a", "b", "c")
+    ps, steps, cs, width = code.indices("ps", "steps", "cs", "width")
+    code.run("panels", a, b, ps, steps, c, cs, code.condition("%first"), rows, width)
     on_tiles(code, "tilerelease")
     return code
 
 
-def store_words(code: Routine, kind: str, rows: list[str], into: str) -> None:
+def store_words(code: Routine, kind: str, rows: list[str], into: Pointer) -> None:
     """Vectors of a panel's columns, one for each k of a word, zipped to a row of words."""
     halves = f"<{PANEL} x i16>"
     while len(rows) > 2:  # bytes of two rows as halves of words
@@ -195,13 +203,13 @@ def store_words(code: Routine, kind: str, rows: list[str], into: str) -> None:
         lanes = [n + PANEL * odd for n in range(half * HEIGHT, (half + 1) * HEIGHT) for odd in (0, 1)]
         pick = ", ".join(f"i32 {n}" for n in lanes)
         zipped = code.op(f"shufflevector {halves} {rows[0]}, {halves} {rows[1]}, <{PANEL} x i32> <{pick}>")
-        code.line(f"store {halves} {zipped}, ptr {code.at(into, str(half * LINE))}, align 64")
+        into[half * LINE].store(f"{halves} {zipped}", 64)
 
 
-def clear_words(code: Routine, into: str) -> None:
+def clear_words(code: Routine, into: Pointer) -> None:
     """A row of words becomes zeros."""
     for half in range(2):
-        code.line(f"store {BYTES} zeroinitializer, ptr {code.at(into, str(half * LINE))}, align 64")
+        into[half * LINE].store(f"{BYTES} zeroinitializer", 64)
 
 
 class _Words:
@@ -211,12 +219,16 @@ class _Words:
         params = "ptr %src, i64 %ks, i64 %cs, ptr %dst, i64 %depth, i64 %width, i64 %rows, i64 %ps"
         self.code = Routine(target, "words", params)
         self.bytes, self.together, self.kind = factor.bytes, factor.together, factor.raw.compute
+        self.src, self.dst = self.code.pointers("src", "dst")
+        self.ks, self.cs, self.depth, self.width, self.rows, self.ps = self.code.indices(
+            "ks", "cs", "depth", "width", "rows", "ps"
+        )
 
     def write(self) -> Routine:
         """Rows of whole words, then the one that lacks k, then zeros."""
         code = self.code
-        whole, filled = code.op(f"sdiv i64 %depth, {self.together}"), code.ceil_div("%depth", self.together)
-        with code.either(code.compare("eq", "%cs", str(self.bytes))) as apart:
+        whole, filled = self.depth // self.together, self.depth.ceil_div(self.together)
+        with code.either(self.cs.equals(self.bytes)) as apart:
             with code.times(whole) as word:
                 self._beside(word, True)
             with code.loop(whole, filled, 1) as turn:
@@ -226,72 +238,65 @@ class _Words:
                 self._apart(word, True)
             with code.loop(whole, filled, 1) as turn:
                 self._apart(turn.index, False)
-        with code.loop(filled, "%rows", 1) as turn:
+        with code.loop(filled, self.rows, 1) as turn:
             dst = self._places(turn.index)[1]
-            with code.times("%width", PANEL) as column:
+            with code.times(self.width, PANEL) as column:
                 clear_words(code, self._panel(dst, column))
         return code
 
-    def _panel(self, dst: str, column: str) -> str:
+    def _panel(self, dst: Pointer, column: Index) -> Pointer:
         """Where the panel that begins with a column has the row that the first has at dst."""
-        code = self.code
-        return code.at(dst, code.mul(code.op(f"sdiv i64 {column}, {PANEL}"), "%ps"))
+        return dst[column // PANEL * self.ps]
 
-    def _places(self, word: str) -> tuple[str, str]:
+    def _places(self, word: Index) -> tuple[Pointer, Pointer]:
         """Where a row begins in the source and the destination."""
-        code = self.code
-        return (
-            code.at("%src", code.mul(word, code.mul("%ks", str(self.together)))),
-            code.at("%dst", code.mul(word, str(ROW))),
-        )
+        return self.src[word * (self.ks * self.together)], self.dst[word * ROW]
 
-    def _left(self, word: str) -> str:
+    def _left(self, word: Index) -> Index:
         """The k that the last word has."""
-        return self.code.sub("%depth", self.code.mul(word, str(self.together)))
+        return self.depth - word * self.together
 
-    def _beside(self, word: str, whole: bool) -> None:
+    def _beside(self, word: Index, whole: bool) -> None:
         """Columns side by side: rows of them, zipped. All panels take theirs of a row, which may be a page
         away from the next.
         """
         code = self.code
         src, dst = self._places(word)
-        with code.times("%width", PANEL) as column:
-            mask = first_lanes(code, code.minimum(code.sub("%width", column), str(PANEL)), PANEL)
-            here, into = code.at(src, code.mul(column, str(self.bytes))), self._panel(dst, column)
+        with code.times(self.width, PANEL) as column:
+            mask = first_lanes(code, (self.width - column).min(PANEL), PANEL)
+            here, into = src[column * self.bytes], self._panel(dst, column)
             rows = []
             for k in range(self.together):
-                place, inside = code.at(here, code.mul("%ks", str(k))), mask
+                place, inside = here[self.ks * k], mask
                 if whole:
-                    ahead = code.at(here, code.mul("%ks", str(self.together * AHEAD + k)))
+                    ahead = here[self.ks * (self.together * AHEAD + k)]
                     code.prefetch(ahead)
                 else:
-                    there = code.compare("sgt", self._left(word), str(k))
-                    chosen = code.choose(there, mask.text, "zeroinitializer", mask.llvm)
-                    inside = mask._replace(text=chosen)
+                    there = self._left(word) > k
+                    chosen = f"select i1 {there}, {mask.typed}, {mask.llvm} zeroinitializer"
+                    inside = mask._replace(text=code.op(chosen))
                 rows.append(load_masked(code, self.kind, place, inside))
             store_words(code, self.kind, rows, into)
 
-    def _apart(self, word: str, whole: bool) -> None:
+    def _apart(self, word: Index, whole: bool) -> None:
         """Any columns, one by one."""
         code = self.code
         src, dst = self._places(word)
-        with code.times("%width") as column:
-            inside = code.op(f"and i64 {column}, {PANEL - 1}")
-            panel = self._panel(dst, code.sub(column, inside))
-            at, into = code.at(src, code.mul(column, "%cs")), code.at(panel, code.mul(inside, str(WORD)))
+        with code.times(self.width) as column:
+            inside = column & (PANEL - 1)
+            panel = self._panel(dst, column - inside)
+            at, into = src[column * self.cs], panel[inside * WORD]
             if whole:
                 for k in range(self.together):
-                    self._move(code.at(at, code.mul("%ks", str(k))), code.at(into, str(k * self.bytes)))
+                    self._move(at[self.ks * k], into[k * self.bytes])
             else:
-                code.line(f"store i32 0, ptr {into}, align 4")
+                into.store("i32 0", 4)
                 with code.times(self._left(word)) as one:
-                    self._move(
-                        code.at(at, code.mul("%ks", one)), code.at(into, code.mul(one, str(self.bytes)))
-                    )
+                    self._move(at[self.ks * one], into[one * self.bytes])
 
-    def _move(self, src: str, dst: str) -> None:
-        value = self.code.op(f"load {self.kind}, ptr {src}, align 1")
-        self.code.line(f"store {self.kind} {value}, ptr {dst}, align 1")
+    def _move(self, src: Pointer, dst: Pointer) -> None:
+        value = src.load(self.kind, 1)
+        dst.store(f"{self.kind} {value}", 1)
 
 
 def words(target: Target, factor: Factor) -> Routine:
@@ -309,34 +314,38 @@ def lines(target: Target, factor: Factor) -> Routine:
     dst[step][row] = a line of row; past its last byte, zeros
     """
     code = Routine(target, "lines", "ptr %src, i64 %rs, ptr %dst, i64 %rows, i64 %count")
-    whole = code.op(f"and i64 {code.sub('%count', '1')}, -{LINE}")
-    mask = first_lanes(code, code.sub("%count", whole), LINE)
-    with code.times("%rows") as row:
-        src, dst = code.at("%src", code.mul(row, "%rs")), code.at("%dst", code.mul(row, str(LINE)))
+    block, packed = code.pointers("src", "dst")
+    rows, rs, count = code.indices("rows", "rs", "count")
+    whole = (count - 1) & -LINE
+    mask = first_lanes(code, count - whole, LINE)
+    with code.times(rows) as row:
+        src, dst = block[row * rs], packed[row * LINE]
         with code.times(whole, LINE) as at:
-            here = code.at(src, at)
-            code.prefetch(code.at(here, code.mul("%rs", str(SOON))))
-            line = code.op(f"load {BYTES}, ptr {here}, align 1")
-            code.line(f"store {BYTES} {line}, ptr {code.at(dst, code.mul(at, str(PANEL)))}, align 64")
-        line = load_masked(code, "i8", code.at(src, whole), mask)
-        code.line(f"store {BYTES} {line}, ptr {code.at(dst, code.mul(whole, str(PANEL)))}, align 64")
+            here = src[at]
+            code.prefetch(here[rs * SOON])
+            line = here.load(BYTES, 1)
+            dst[at * PANEL].store(f"{BYTES} {line}", 64)
+        line = load_masked(code, "i8", src[whole], mask)
+        dst[whole * PANEL].store(f"{BYTES} {line}", 64)
     return code
 
 
 def trim(target: Target, factor: Factor) -> Routine:
     """The routine trim: in a panel of some rows of words, zeros for all k from `depth` on."""
     code = Routine(target, "trim", "ptr %dst, i64 %depth, i64 %rows")
-    whole, filled = code.op(f"sdiv i64 %depth, {factor.together}"), code.ceil_div("%depth", factor.together)
+    dst = code.pointer("%dst")
+    rows, depth = code.indices("rows", "depth")
+    whole, filled = depth // factor.together, depth.ceil_div(factor.together)
     kind = f"<{STEP_WORDS} x i32>"
-    bits = code.mul(code.sub("%depth", code.mul(whole, str(factor.together))), str(8 * factor.bytes))
-    mask = code.op(f"trunc i64 {code.sub(code.op(f'shl i64 1, {bits}'), '1')} to i32")
+    bits = (depth - whole * factor.together) * (8 * factor.bytes)
+    mask = ((1 << bits) - 1).bits(32)
     mask = code.op(f"insertelement {kind} poison, i32 {mask}, i64 0")
     mask = code.op(f"shufflevector {kind} {mask}, {kind} poison, {kind} zeroinitializer")
     with code.loop(whole, filled, 1) as turn:
         for half in range(2):
-            place = code.at("%dst", code.mul(turn.index, str(ROW)), str(half * LINE))
-            row = code.op(f"and {kind} {code.op(f'load {kind}, ptr {place}, align 64')}, {mask}")
-            code.line(f"store {kind} {row}, ptr {place}, align 64")
-    with code.loop(filled, "%rows", 1) as turn:
-        clear_words(code, code.at("%dst", code.mul(turn.index, str(ROW))))
+            place = dst[turn.index * ROW, half * LINE]
+            row = code.op(f"and {kind} {place.load(kind, 64)}, {mask}")
+            place.store(f"{kind} {row}", 64)
+    with code.loop(filled, rows, 1) as turn:
+        clear_words(code, dst[turn.index * ROW])
     return code

@@ -14,6 +14,7 @@ among many.
 
 from __future__ import annotations
 
+from kiln.codegen.index import Index, Integer, Pointer
 from kiln.codegen.matmul_amx import DEPTH, FACTORS, LINE, PANEL, PIECE, ROW, STEP_BYTES, STEP_WORDS, WORD
 from kiln.codegen.matmul_amx_pack import pack_beside, pack_lines, pack_step, pack_words, steps_of
 from kiln.codegen.matmul_finish import Arguments, Block
@@ -51,40 +52,40 @@ class _Driver(Driver):
         super().__init__(target, element_of(dtype), arguments, Output(), window)
         self.factor, self.turned = FACTORS[dtype], turned
 
-    def limits(self) -> tuple[str, str]:
+    def limits(self) -> tuple[Integer, Integer]:
         """Sums that wait for another depth are kept; packed panels should stay in the second cache."""
-        code, k = self.code, self.size["k"]
-        self.once = code.compare("sle", k, str(self.factor.depth))
-        rows = code.choose(self.once, str(GROUP_ROWS // UNIT_ROWS), str(SUM_ROWS // UNIT_ROWS))
-        steps = code.minimum(code.ceil_div(k, self.factor.step), str(DEPTH // LINE))
-        fitting = code.op(f"sdiv i64 {PACKED // (UNIT_COLUMNS * LINE)}, {steps}")
-        units = code.minimum(fitting, str(WIDE))
-        self.pitch = code.add(code.mul(units, str(UNIT_BYTES)), str(LINE))  # so that rows share no cache sets
+        k = self.size["k"]
+        self.once = k <= self.factor.depth
+        rows = self.once.choose(GROUP_ROWS // UNIT_ROWS, SUM_ROWS // UNIT_ROWS)
+        steps = k.ceil_div(self.factor.step).min(DEPTH // LINE)
+        fitting = PACKED // (UNIT_COLUMNS * LINE) // steps
+        units = fitting.min(WIDE)
+        self.pitch = units * UNIT_BYTES + LINE  # so that rows share no cache sets
         return rows, units
 
     def run(self, run: Run) -> None:
         """Depths of k, in ascending order; for each, the rows."""
         code = self.code
         self.packed_b, self.packed_a, self.stage, self.computed, self.sums, self.k_table = (
-            code.at(self.scratch, str(place)) for place in (0, COPIED, STAGED, COMPUTED, SUMS, TABLES)
+            self.scratch[place] for place in (0, COPIED, STAGED, COMPUTED, SUMS, TABLES)
         )
-        self.n_table = code.at(self.k_table, str(8 * self.factor.depth))
+        self.n_table = self.k_table[8 * self.factor.depth]
         if self.window:
-            where = f"ptr {self.n_table}"
-            code.run("places", f"ptr {self.look_n}", run.column, run.columns, str(ROOM), where)
+            where = self.n_table
+            code.run("places", self.look_n, run.column, run.columns, ROOM, where)
         with code.times(self.size["k"], self.factor.depth) as from_k:
-            depth = code.minimum(code.sub(self.size["k"], from_k), str(self.factor.depth))
-            steps = code.ceil_div(depth, self.factor.step)
-            self.apart = code.add(code.mul(steps, str(STEP_BYTES)), str(ROW))
+            depth = (self.size["k"] - from_k).min(self.factor.depth)
+            steps = depth.ceil_div(self.factor.step)
+            self.apart = steps * STEP_BYTES + ROW
             self._factor_b(run, from_k, depth)
             with code.times(run.rows, PANEL) as row:
-                rows = code.minimum(code.sub(run.rows, row), str(PANEL))
-                part = Run(run.batch, code.add(run.row, row), rows, run.column, run.columns)
+                rows = (run.rows - row).min(PANEL)
+                part = Run(run.batch, run.row + row, rows, run.column, run.columns)
                 self._multiply(part, row, from_k, depth)
 
     # -- B ------------------------------------------------------------------------------------------
 
-    def _factor_b(self, run: Run, from_k: str, depth: str) -> None:
+    def _factor_b(self, run: Run, from_k: Index, depth: Index) -> None:
         """The panels, packed or computed."""
         if self.window:
             self._pack_window(run, from_k, depth)
@@ -96,76 +97,75 @@ class _Driver(Driver):
                 next(filled)
                 (self._turn_b if self.turned["second"] else self._compute_b)(run, from_k, depth)
 
-    def _pack_b(self, run: Run, from_k: str, depth: str) -> None:
+    def _pack_b(self, run: Run, from_k: Index, depth: Index) -> None:
         """The panels as words."""
         src = self.reach("b", run.batch, k=from_k, column=run.column)
         strides = self.stride["b_k"], self.stride["b_column"]
         pack_words(self.code, self.factor, src, strides, self.packed_b, (depth, run.columns), self.apart)
 
-    def _compute_b(self, run: Run, from_k: str, depth: str) -> None:
+    def _compute_b(self, run: Run, from_k: Index, depth: Index) -> None:
         """The panels computed, a step of all columns at a time."""
         code, factor = self.code, self.factor
-        pitch = code.mul(run.columns, str(factor.bytes))
+        pitch = run.columns * factor.bytes
         with code.times(depth, factor.step) as at:
-            part = code.minimum(code.sub(depth, at), str(factor.step))
-            step = [*run.batch, code.add(from_k, at), part, run.column, run.columns]
+            part = (depth - at).min(factor.step)
+            step = [*run.batch, from_k + at, part, run.column, run.columns]
             self.compute("second", step, self.computed, pitch, LINE)
-            strides, shape = (pitch, str(factor.bytes)), (part, run.columns)
+            strides, shape = (pitch, code.index(factor.bytes)), (part, run.columns)
             pack_words(code, factor, self.computed, strides, self._deep(at), shape, self.apart)
 
-    def _turn_b(self, run: Run, from_k: str, depth: str) -> None:
+    def _turn_b(self, run: Run, from_k: Index, depth: Index) -> None:
         """The same where neighbours lie along k: a piece of a panel at a time."""
         code, factor = self.code, self.factor
         with code.times(run.columns, PANEL) as left, code.times(depth, PIECE // factor.bytes) as at:
-            part = code.minimum(code.sub(depth, at), str(PIECE // factor.bytes))
-            columns = code.minimum(code.sub(run.columns, left), str(PANEL))
-            piece = [*run.batch, code.add(run.column, left), columns, code.add(from_k, at), part]
-            self.compute("second", piece, self.computed, str(PITCH), LINE)
-            into = code.at(self._deep(at), code.mul(code.op(f"sdiv i64 {left}, {PANEL}"), self.apart))
-            strides = str(factor.bytes), str(PITCH)
+            part = (depth - at).min(PIECE // factor.bytes)
+            columns = (run.columns - left).min(PANEL)
+            piece = [*run.batch, run.column + left, columns, from_k + at, part]
+            self.compute("second", piece, self.computed, PITCH, LINE)
+            into = self._deep(at)[left // PANEL * self.apart]
+            strides = code.index(factor.bytes), code.index(PITCH)
             pack_words(code, factor, self.computed, strides, into, (part, columns), self.apart)
 
-    def _deep(self, k: str) -> str:
+    def _deep(self, k: Index) -> Pointer:
         """Where the first panel has a k, the first of a step."""
-        code = self.code
-        return code.at(self.packed_b, code.mul(k, str(STEP_BYTES // self.factor.step)))
+        return self.packed_b[k * (STEP_BYTES // self.factor.step)]
 
-    def _pack_window(self, run: Run, from_k: str, depth: str) -> None:
+    def _pack_window(self, run: Run, from_k: Index, depth: Index) -> None:
         """The panels of a window, whole steps of k; what there is not becomes zeros."""
         code = self.code
-        rows = code.mul(code.ceil_div(depth, self.factor.step), str(STEP_WORDS))
-        deep = code.mul(rows, str(self.factor.together))
-        code.run("places", f"ptr {self.look}", from_k, depth, deep, f"ptr {self.k_table}")
+        rows = depth.ceil_div(self.factor.step) * STEP_WORDS
+        deep = rows * self.factor.together
+        code.run("places", self.look, from_k, depth, deep, self.k_table)
         src = self.reach("b", run.batch)
-        ragged = code.compare("slt", depth, deep)
+        ragged = depth < deep
         with code.times(run.columns, PANEL) as left:
-            panel = code.at(self.packed_b, code.mul(code.op(f"sdiv i64 {left}, {PANEL}"), self.apart))
-            columns, width = code.offset(self.n_table, "i64", left), code.sub(run.columns, left)
+            panel = self.packed_b[left // PANEL * self.apart]
+            columns, width = self.n_table.element("i64", left), run.columns - left
             code.run(
-                "words_of_window", f"ptr {src}", f"ptr {self.k_table}", deep, f"ptr {columns}",
-                code.minimum(width, str(PANEL)), f"ptr {panel}", str(ROW),
+                "words_of_window", src, self.k_table, deep, columns,
+                width.min(PANEL), panel, ROW,
             )  # fmt: skip
             with code.when(ragged):
-                code.run("trim", f"ptr {panel}", depth, rows)
+                code.run("trim", panel, depth, rows)
 
     # -- A and tiles --------------------------------------------------------------------------------
 
-    def _multiply(self, run: Run, row: str, from_k: str, depth: str) -> None:
+    def _multiply(self, run: Run, row: Index, from_k: Index, depth: Index) -> None:
         """Some rows' products with every panel, the run's rows from `row` on; what is complete, finished."""
         code, piece = self.code, PIECE // self.factor.bytes
-        sums = code.at(self.sums, code.mul(code.choose(self.once, "0", row), self.pitch))
+        sums = self.sums[self.once.choose(0, row) * self.pitch]
         with code.times(depth, piece) as at:
-            part, k = code.minimum(code.sub(depth, at), str(piece)), code.add(from_k, at)
+            part, k = (depth - at).min(piece), from_k + at
             self._factor_a(run, k, part)
             code.run(
-                "tiles", f"ptr {self.packed_a}", f"ptr {self._deep(at)}", self.apart,
-                code.ceil_div(part, self.factor.step), f"ptr {sums}", self.pitch,
-                f"i1 {code.compare('eq', k, '0')}", run.rows, run.columns,
+                "tiles", self.packed_a, self._deep(at), self.apart,
+                part.ceil_div(self.factor.step), sums, self.pitch,
+                k.equals(0), run.rows, run.columns,
             )  # fmt: skip
-        with code.when(code.compare("eq", code.add(from_k, depth), self.size["k"])):
+        with code.when((from_k + depth).equals(self.size["k"])):
             self.finish(run, sums, self.pitch)
 
-    def _factor_a(self, run: Run, k: str, depth: str) -> None:
+    def _factor_a(self, run: Run, k: Index, depth: Index) -> None:
         """A piece of A, packed or computed."""
         if "first" not in self.turned:
             self._pack_a(run, k, depth)
@@ -175,33 +175,34 @@ class _Driver(Driver):
             next(filled)
             (self._turn_a if self.turned["first"] else self._compute_a)(run, k, depth)
 
-    def _compute_a(self, run: Run, k: str, depth: str) -> None:
+    def _compute_a(self, run: Run, k: Index, depth: Index) -> None:
         """A piece of A computed where it is read; the last step is zeros before."""
         code = self.code
-        last = code.sub(code.ceil_div(depth, self.factor.step), "1")
-        last = code.at(self.packed_a, code.mul(last, str(STEP_BYTES)))
-        code.run("words", f"ptr {last}", "0", "0", f"ptr {last}", "0", str(PANEL), str(STEP_WORDS), "0")
+        last = self.packed_a[(depth.ceil_div(self.factor.step) - 1) * STEP_BYTES]
+        code.run("words", last, 0, 0, last, 0, PANEL, STEP_WORDS, 0)
         rectangle = [*run.batch, run.row, run.rows, k, depth]
-        self.compute("first", rectangle, self.packed_a, str(LINE), STEP_BYTES)
+        self.compute("first", rectangle, self.packed_a, LINE, STEP_BYTES)
 
-    def _turn_a(self, run: Run, k: str, depth: str) -> None:
+    def _turn_a(self, run: Run, k: Index, depth: Index) -> None:
         """The same where neighbours lie along the rows."""
         size, rectangle = self.factor.bytes, [*run.batch, k, depth, run.row, run.rows]
-        self.compute("first", rectangle, self.computed, str(PANEL * size), LINE)
-        strides, shape = (str(size), str(PANEL * size)), (run.rows, depth)
-        pack_lines(self.code, self.factor, self.computed, strides, self.packed_a, shape, self.stage)
+        self.compute("first", rectangle, self.computed, PANEL * size, LINE)
+        strides = self.code.index(size), self.code.index(PANEL * size)
+        pack_lines(
+            self.code, self.factor, self.computed, strides, self.packed_a, (run.rows, depth), self.stage
+        )
 
-    def _pack_a(self, run: Run, k: str, depth: str) -> None:
+    def _pack_a(self, run: Run, k: Index, depth: Index) -> None:
         """A piece of A, stretch by stretch: where k do not lie side by side, each writes a panel of rows."""
         code, factor, strides = self.code, self.factor, (self.stride["a_row"], self.stride["a_k"])
-        with code.either(code.compare("eq", strides[1], str(factor.bytes))) as apart:
+        with code.either(strides[1].equals(factor.bytes)) as apart:
             with self.pieces(run, k) as (done, src, rows):
-                into = code.at(self.packed_a, code.mul(done, str(LINE)))
+                into = self.packed_a[done * LINE]
                 pack_beside(code, factor, src, strides[0], into, (rows, depth))
             next(apart)
             with steps_of(code, factor, depth) as (at, part, step):
-                with self.pieces(run, code.add(k, at)) as (done, src, rows):
-                    into = code.at(self.packed_a, step, code.mul(done, str(LINE)))
+                with self.pieces(run, k + at) as (done, src, rows):
+                    into = self.packed_a[step, done * LINE]
                     pack_step(code, factor, src, strides, into, (rows, part), self.stage)
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 from kiln.codegen.code import LANES
+from kiln.codegen.index import Condition, Index, Pointer, every
 from kiln.codegen.matmul_exchanged import Exchanged
 from kiln.codegen.matmul_finish import Arguments, Block
 from kiln.codegen.matmul_pack import clear
@@ -57,53 +58,52 @@ class _Driver(Exchanged):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.b_lies, self.b_step = self.code.slot("ptr"), self.code.slot("i64")
+        self.b_lies, self.b_step = self.code.slot("ptr"), self.code.variable()
 
     def blocks(self, run: Run) -> None:
         """Panels of B, and some rows of A at a time."""
         code = self.code
         if self.window:
-            columns = str(self.wide_units * self.columns)
+            columns = self.wide_units * self.columns
             self.table(self.look_n, run.column, run.columns, columns, self.n_table)
         with self.segments() as (from_k, depth):
             lies = self._factor_b(run, from_k, depth)
             if self.placed:
                 with code.when(self.a_placed):
-                    self.table(self.look_a, from_k, depth, str(SEGMENT + SOON), self.a_table)
-            done = code.variable("0")
+                    self.table(self.look_a, from_k, depth, SEGMENT + SOON, self.a_table)
+            done = code.variable(0)
             with code.during(done, run.rows) as row:
-                rows = self.block(code.sub(run.rows, row))
-                code.set(done, code.add(row, rows))
-                part = Run(run.batch, code.add(run.row, row), rows, run.column, run.columns)
+                rows = self.block(run.rows - row)
+                done.set(row + rows)
+                part = Run(run.batch, run.row + row, rows, run.column, run.columns)
                 self._factor_a(part, from_k, depth)
                 self._panels(part, row, from_k, depth, lies)
 
     # -- B ------------------------------------------------------------------------------------------
 
-    def _packed_panel(self, left: str) -> str:
+    def _packed_panel(self, left: Index) -> Pointer:
         """Where the panel that begins `left` columns into the run is packed."""
-        code = self.code
-        return code.at(self.packed, code.mul(code.op(f"sdiv i64 {left}, {self.panel}"), str(self.apart)))
+        return self.packed[left // self.panel * self.apart]
 
-    def _factor_b(self, run: Run, from_k: str, depth: str) -> str:
+    def _factor_b(self, run: Run, from_k: Index, depth: Index) -> Condition:
         """Leaves the block's panels, of this segment, packed; whether whole ones are read where they lie."""
         if "second" in self.turned:
             return self._compute_b(run, from_k, depth)
         return (self._pack_window if self.window else self._pack_b)(run, from_k, depth)
 
-    def _compute_b(self, run: Run, from_k: str, depth: str) -> str:
+    def _compute_b(self, run: Run, from_k: Index, depth: Index) -> Condition:
         """Computes the panels; columns past the last are zero (or repeat it), and all without k."""
-        code, pitch = self.code, str(self.panel_bytes)
-        code.line(f"store ptr {self.base['b']}, ptr {self.b_lies}")
-        code.set(self.b_step, pitch)
-        filled = code.op(f"xor i1 {self.empty}, true")
+        code, pitch = self.code, self.panel_bytes
+        self.b_lies.put(self.base["b"])
+        self.b_step.set(pitch)
+        filled = ~self.empty
         single = self.panel < LANES  # one panel at a time: 16 columns are more
         with code.times(run.columns, self.panel) as at:
-            columns = code.minimum(code.sub(run.columns, at), str(self.panel))
-            into, column = self._packed_panel(at), code.add(run.column, at)
-            ragged = code.compare("slt", columns, str(self.panel))
-            with code.when(code.op(f"or i1 {ragged}, {self.empty}")):
-                clear(code, self.element, into, code.mul(depth, pitch))
+            columns = (run.columns - at).min(self.panel)
+            into, column = self._packed_panel(at), run.column + at
+            ragged = columns < self.panel
+            with code.when(ragged | self.empty):
+                clear(code, self.element, into, depth * pitch)
             if self.turned["second"]:
                 with code.when(filled):
                     self._turn_b([*run.batch, column, columns, from_k, depth], into)
@@ -115,18 +115,18 @@ class _Driver(Exchanged):
             with code.when(filled):
                 whole = [*run.batch, from_k, depth, run.column, run.columns]
                 self.compute("second", whole, self.packed, pitch, self.apart)
-        return "false"
+        return self.code.condition(False)
 
-    def _turn_b(self, rectangle: list[str], into: str) -> None:
+    def _turn_b(self, rectangle: list[Index], into: Pointer) -> None:
         """A panel whose neighbours lie along k: columns where A's rows will be, then turned."""
         code, size = self.code, self.element.stored_bytes
-        columns, depth, least = rectangle[-3], rectangle[-1], str(16 // self.element.bytes)
-        pitch = str(ROW_PITCH * size)
+        columns, depth, least = rectangle[-3], rectangle[-1], 16 // self.element.bytes
+        pitch = ROW_PITCH * size
         self.compute("second", rectangle, self.copied, pitch, self.panel * size)
-        deep = code.choose(code.compare("slt", depth, least), least, depth)
-        code.run("turn", f"ptr {self.copied}", pitch, f"ptr {into}", str(self.panel_bytes), deep, columns)
+        deep = (depth < least).choose(least, depth)
+        code.run("turn", self.copied, pitch, into, self.panel_bytes, deep, columns)
 
-    def _pack_b(self, run: Run, from_k: str, depth: str) -> str:
+    def _pack_b(self, run: Run, from_k: Index, depth: Index) -> Condition:
         """Packs panels by how B lies.
 
         as it lies:  unit-stride columns, and not enough rows to pay for packing
@@ -137,120 +137,119 @@ class _Driver(Exchanged):
         src = self.reach("b", run.batch, k=from_k, column=run.column)
         step, column = self.stride["b_k"], self.stride["b_column"]
         lies = self._lies_well(src, run)
-        code.line(f"store ptr {src}, ptr {self.b_lies}")
-        code.set(self.b_step, code.choose(lies, step, str(self.panel_bytes)))
-        whole = code.op(f"and i64 {run.columns}, {-self.panel}")
-        unit = code.compare("eq", column, str(element.stored_bytes))
-        beside = code.both(unit, code.op(f"xor i1 {lies}, true"))
+        self.b_lies.put(src)
+        self.b_step.set(lies.choose(step, self.panel_bytes))
+        whole = run.columns & -self.panel
+        unit = column.equals(element.stored_bytes)
+        beside = unit & ~lies
         with code.when(beside):
             self.copy(src, (step, column), self.packed, (self.panel_bytes, self.apart), depth, whole)
-        first = code.choose(unit, whole, "0")
-        first = code.choose(lies, run.columns, first) if self.masked else first
-        turned = code.both(self.turns(step, depth), code.compare("sge", run.columns, "4"))
+        first = unit.choose(whole, 0)
+        first = lies.choose(run.columns, first) if self.masked else first
+        turned = self.turns(step, depth) & (run.columns >= 4)
         with code.loop(first, run.columns, self.panel) as turn:
-            columns = code.minimum(code.sub(run.columns, turn.index), str(self.panel))
+            columns = (run.columns - turn.index).min(self.panel)
             into = self._packed_panel(turn.index)
             if not self.masked:
-                with code.when(code.compare("slt", columns, str(self.panel))):
-                    clear(code, element, into, code.mul(depth, str(self.panel_bytes)))
-            here = code.at(src, code.mul(turn.index, column))
+                with code.when(columns < self.panel):
+                    clear(code, element, into, depth * self.panel_bytes)
+            here = src[turn.index * column]
             self.pack(turned, here, (step, column), into, self.panel_bytes, depth, columns)
         return lies
 
-    def _lies_well(self, src: str, run: Run) -> str:
+    def _lies_well(self, src: Pointer, run: Run) -> Condition:
         """Whether whole panels of B are read where they lie: packing costs as much as a few rows of tiles."""
         if self.element.widened:
-            return "false"
-        code, step = self.code, self.stride["b_k"]
-        unit = code.compare("eq", self.stride["b_column"], str(self.element.stored_bytes))
-        low = code.compare("slt", run.rows, str(PACK_ROWS))
-        near = code.compare("slt", step, str(PACK_BYTES))
-        places = code.op(f"or i64 {code.op(f'ptrtoint ptr {src} to i64')}, {step}")
-        aligned = code.compare("eq", code.op(f"and i64 {places}, {self.panel_bytes // VECTORS - 1}"), "0")
-        return code.both(unit, code.op(f"or i1 {low}, {code.both(near, aligned)}"))
+            return self.code.condition(False)
+        step = self.stride["b_k"]
+        unit = self.stride["b_column"].equals(self.element.stored_bytes)
+        low = run.rows < PACK_ROWS
+        near = step < PACK_BYTES
+        places = src.address() | step
+        aligned = (places & (self.panel_bytes // VECTORS - 1)).equals(0)
+        return unit & (low | (near & aligned))
 
-    def _pack_window(self, run: Run, from_k: str, depth: str) -> str:
+    def _pack_window(self, run: Run, from_k: Index, depth: Index) -> Condition:
         """Packs the panels of a window, whose columns have their table."""
         code, lanes = self.code, self.panel // VECTORS
         self.table(self.look, from_k, depth, depth, self.k_table)
-        code.set(self.b_step, str(self.panel_bytes))
+        self.b_step.set(self.panel_bytes)
         src = self.reach("b", run.batch)
-        last = code.op(f"and i64 {code.sub(run.columns, '1')}, {-self.panel}")
-        with code.when(code.compare("sle", code.sub(run.columns, last), str(lanes))):
-            clear(code, self.element, self._packed_panel(last), code.mul(depth, str(self.panel_bytes)))
+        last = (run.columns - 1) & -self.panel
+        with code.when(run.columns - last <= lanes):
+            clear(code, self.element, self._packed_panel(last), depth * self.panel_bytes)
         with code.times(run.columns, self.panel) as at:
             code.run(
-                "window", f"ptr {src}", f"ptr {self.k_table}", depth,
-                f"ptr {code.offset(self.n_table, 'i64', at)}",
-                code.minimum(code.sub(run.columns, at), str(self.panel)), f"ptr {self._packed_panel(at)}",
-                str(self.panel_bytes),
+                "window", src, self.k_table, depth,
+                self.n_table.element('i64', at),
+                (run.columns - at).min(self.panel), self._packed_panel(at),
+                self.panel_bytes,
             )  # fmt: skip
-        return "false"
+        return self.code.condition(False)
 
     # -- A ------------------------------------------------------------------------------------------
 
-    def _factor_a(self, run: Run, from_k: str, depth: str) -> None:
+    def _factor_a(self, run: Run, from_k: Index, depth: Index) -> None:
         """A as it lies, or its rows (or columns) in the summed type one after the other."""
         code, element = self.code, self.element
         row, along = self.stride["a_row"], self.stride["a_k"]
-        first = code.choose(self.a_placed, "0", from_k) if self.placed else from_k
+        first = self.a_placed.choose(0, from_k) if self.placed else from_k
         src, beyond = self.rows_of_a(run, first)
-        code.line(f"store ptr {src}, ptr {self.a_place}")
-        code.set(self.a_row, row)
-        code.set(self.a_k, along)
+        self.a_place.put(src)
+        self.a_row.set(row)
+        self.a_k.set(along)
         if "first" in self.turned:
-            with code.when(code.op(f"xor i1 {self.empty}, true")):
+            with code.when(~self.empty):
                 self._compute_a(run, from_k, depth)
             return
-        with code.when("true" if element.widened else code.op(f"or i1 {beyond}, {self._crowded()}")):
+        with code.when(code.condition(True) if element.widened else beyond | self._crowded()):
             self.copy_rows(run, first, depth)
             self._copied(ROW_PITCH * element.bytes, element.bytes)
 
-    def _compute_a(self, run: Run, from_k: str, depth: str) -> None:
+    def _compute_a(self, run: Run, from_k: Index, depth: Index) -> None:
         """A's rows computed; its columns, if neighbours lie along them."""
         size, rows, depths = self.element.bytes, [run.row, run.rows], [from_k, depth]
         turned = self.turned["first"]
         rectangle, pitch = (depths + rows, ROWS * size) if turned else (rows + depths, ROW_PITCH * size)
-        self.compute("first", [*run.batch, *rectangle], self.copied, str(pitch), self.panel_bytes)
+        self.compute("first", [*run.batch, *rectangle], self.copied, pitch, self.panel_bytes)
         self._copied(*((size, pitch) if turned else (pitch, size)))
 
     def _copied(self, row: int, along: int) -> None:
         """A is the copied block, rows and k so many bytes apart."""
-        code = self.code
-        code.line(f"store ptr {self.copied}, ptr {self.a_place}")
-        code.set(self.a_row, str(row))
-        code.set(self.a_k, str(along))
+        self.a_place.put(self.copied)
+        self.a_row.set(row)
+        self.a_k.set(along)
 
-    def _crowded(self) -> str:
+    def _crowded(self) -> Condition:
         """Whether a tile's rows of A share cache sets, or each k lies on a page of its own."""
-        code, along = self.code, self.stride["a_k"]
-        unit = code.compare("eq", along, str(self.element.bytes))
-        sets = code.compare("eq", code.op(f"and i64 {self.stride['a_row']}, {CROWDED - 1}"), "0")
-        pages = code.compare("sge", along, str(CROWDED))
-        crowded = code.op(f"or i1 {code.both(unit, sets)}, {pages}")
-        return code.both(crowded, code.op(f"xor i1 {self.a_placed}, true")) if self.placed else crowded
+        along = self.stride["a_k"]
+        unit = along.equals(self.element.bytes)
+        sets = (self.stride["a_row"] & (CROWDED - 1)).equals(0)
+        pages = along >= CROWDED
+        crowded = (unit & sets) | pages
+        return crowded & ~self.a_placed if self.placed else crowded
 
     # -- sums ---------------------------------------------------------------------------------------
 
-    def _panels(self, run: Run, row: str, from_k: str, depth: str, lies: str) -> None:
+    def _panels(self, run: Run, row: Index, from_k: Index, depth: Index, lies: Condition) -> None:
         """The tiles of some rows, `row` rows into their run, with each panel; what is complete, finished."""
-        code, size = self.code, str(self.element.bytes)
-        first = code.compare("eq", from_k, self.split.from_k)
-        last = code.both(self.split.whole, code.compare("eq", code.add(from_k, depth), self.size["k"]))
-        rows = code.at(self.sums, code.mul(row, str(self.pitch)))
+        code, size = self.code, self.element.bytes
+        first = from_k.equals(self.split.from_k)
+        last = self.split.whole & (from_k + depth).equals(self.size["k"])
+        rows = self.sums[row * self.pitch]
         with code.times(run.columns, self.panel) as left:
-            columns = code.minimum(code.sub(run.columns, left), str(self.panel))
-            whole = code.compare("eq", columns, str(self.panel))
-            fits = "true" if self.masked else whole
-            part = Run(run.batch, run.row, run.rows, code.add(run.column, left), columns)
-            into, pitch, direct = self._sums(part, code.mul(left, size), rows, fits)
+            columns = (run.columns - left).min(self.panel)
+            whole = columns.equals(self.panel)
+            fits = code.condition(True) if self.masked else whole
+            part = Run(run.batch, run.row, run.rows, run.column + left, columns)
+            into, pitch, direct = self._sums(part, left * size, rows, fits)
             b = self._packed_panel(left)
-            step = code.get(self.b_step)
+            step = self.b_step.get()
             if not self.window:
-                there = code.at(code.op(f"load ptr, ptr {self.b_lies}"), code.mul(left, size))
-                lying = code.both(lies, fits)
-                b = code.choose(lying, there, b, "ptr")
-                step = code.choose(lying, step, str(self.panel_bytes))
+                there = self.b_lies.pointer()[left * size]
+                lying = lies & fits
+                b = lying.choose(there, b)
+                step = lying.choose(step, self.panel_bytes)
             place = (b, step), (into, pitch), first, depth
             if self.masked:
                 with code.either(whole) as ragged:
@@ -260,27 +259,29 @@ class _Driver(Exchanged):
             else:
                 self.tile(part, *place)
                 if self.out.operand is not None:
-                    with code.when(code.both(last, code.op(f"xor i1 {direct}, true"))):
+                    with code.when(last & ~direct):
                         self.finish(part, into, pitch)
         if self.out.operand is None:
             with code.when(last):
-                self.finish(run, rows, str(self.pitch))
+                self.finish(run, rows, self.pitch)
         elif not self.out.plain:
             with code.when(last):
-                columns = code.op(f"and i64 {run.columns}, {-self.panel}")
+                columns = run.columns & -self.panel
                 panels = run if self.masked else run._replace(columns=columns)
                 self.finish(panels, self.output(run), self.stride["c_row"])
 
-    def _sums(self, run: Run, left: str, rows: str, whole: str) -> tuple[str, str, str]:
+    def _sums(
+        self, run: Run, left: Index, rows: Pointer, whole: Condition
+    ) -> tuple[Pointer, Index, Condition]:
         """Where a panel's sums go, the distance of their rows, and whether that is the output."""
-        code, split = self.code, self.split
+        split = self.split
         part = split.place(run.row, run.column)
-        pitch = code.choose(split.cut, split.pitch, str(self.pitch))
+        pitch = split.cut.choose(split.pitch, self.pitch)
         if self.out.operand is None:
-            return code.choose(split.cut, part, code.at(rows, left), "ptr"), pitch, "false"
+            return split.cut.choose(part, rows[left]), pitch, self.code.condition(False)
         batch, column, inside = self.place(run.batch, run.column, run.columns)
-        direct = code.both(split.whole, whole, inside)
+        direct = every(split.whole, whole, inside)
         out = self.output(run._replace(batch=batch, column=column))
-        held = code.choose(split.cut, part, code.at(rows, left) if self.window else rows, "ptr")
-        into = code.choose(direct, out, held, "ptr")
-        return into, code.choose(direct, self.stride["c_row"], pitch), direct
+        held = split.cut.choose(part, rows[left] if self.window else rows)
+        into = direct.choose(out, held)
+        return into, direct.choose(self.stride["c_row"], pitch), direct

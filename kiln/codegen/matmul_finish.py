@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kiln.codegen.code import LANES, Value, llvm_type
+from kiln.codegen.code import LANES
 from kiln.codegen.emit import Expression, number, rare_families
+from kiln.codegen.index import Index, Pointer
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.memory import MEMORY, Memory, compute_type
 from kiln.codegen.memory import element as raw
@@ -18,6 +19,7 @@ from kiln.codegen.nest import CHAIN, GROUP, TURN, Operand
 from kiln.codegen.reduce import Reducer
 from kiln.codegen.rows import grouped
 from kiln.codegen.target import Target
+from kiln.codegen.value import Value, llvm_type
 from kiln.scalars.scalar import Scalar, topological
 
 BATCH = 3  # dims of a batch
@@ -59,9 +61,9 @@ class _Row(NamedTuple):
     """A row of the block: what is known in it, its sums, each operand's row and the step of its columns."""
 
     scope: Expression
-    src: str
-    row: dict[int, str]
-    unit: dict[int, str]
+    src: Pointer
+    row: dict[int, Pointer]
+    unit: dict[int, Index]
 
 
 class Block(NamedTuple):
@@ -122,68 +124,68 @@ class _Rectangle:
             return CALL
         return LANE if node.data == 0 or self.arguments.operands[node.data - 1].strides[1] != "0" else ROW
 
-    def _argument(self, place: int, type: str = "i64") -> str:
-        return self.code.op(f"load {llvm_type(type, 1)}, ptr {self.code.offset('%arg', 'i64', str(place))}")
-
-    def _stride(self, k: int, dim: int) -> str:
+    def _stride(self, k: int, dim: int) -> Index:
         """Operand k's stride along dim, in bytes."""
         size = MEMORY[self.arguments.operands[k - 1].dtype][1]
         kind = "s" if dim < BATCH else self.arguments.operands[k - 1].strides[dim - BATCH]
-        return {"0": "0", "1": str(size)}.get(kind) or self.code.mul(
-            self._argument(self.arguments.stride(k + 1, dim)), str(size)
-        )
+        if kind in "01":
+            return self.code.index(size if kind == "1" else 0)
+        return self.code.argument(self.arguments.stride(k + 1, dim)) * size
 
     def write(self) -> Routine:
         """Numbers; each row: what varies by row; each 16 columns: the expression and its stores."""
         code, scope = self.code, Expression(self.code, self._call_leaf)
+        block = code.pointer("%src")
+        first_row, rows, col, cols, pitch = code.indices("row", "rows", "col", "cols", "ss")
         self._hoist(scope, CALL)
         base, step, unit = {}, {}, {}
         for k in self.used:
-            start = code.op(f"load ptr, ptr {code.offset('%ptr', 'ptr', str(k + 1))}")
+            start = code.operand(k + 1)
             step[k], unit[k] = self._stride(k, BATCH), self._stride(k, BATCH + 1)
-            column = self._accumulators("%col") if k in self.folds else "%col"
-            batch = [(self._stride(k, d), f"%b{d}") for d in range(BATCH)]
-            places = (*batch, (step[k], "%row"), (unit[k], column))
-            base[k] = code.at(start, *(code.mul(stride, at) for stride, at in places))
+            column = self._accumulators(col) if k in self.folds else col
+            batch = [(self._stride(k, d), code.index(f"%b{d}")) for d in range(BATCH)]
+            places = (*batch, (step[k], first_row), (unit[k], column))
+            base[k] = start[*(stride * at for stride, at in places)]
         self.step = step
-        with code.times("%rows") as r:
-            row = {k: code.at(base[k], code.mul(r, step[k])) for k in self.used}
-            src = code.at("%src", code.mul(r, "%ss"))
+        with code.times(rows) as r:
+            row = {k: base[k][r * step[k]] for k in self.used}
+            src = block[r * pitch]
             inner = scope.inner(lambda node: self._read_one(node, row))
             self._hoist(inner, ROW)
             at = _Row(inner, src, row, unit)
             if self.folds:
                 self._groups(at)
             else:
-                self._span(at, "0", "%cols")
+                self._span(at, code.index(0), cols)
         return code
 
     def _groups(self, at: _Row) -> None:
         """Groups of columns, which leave their chains."""
         code = self.code
-        with code.times("%cols", GROUP) as start:
-            left = code.sub("%cols", start)
-            chains = self._span(at, start, code.add(start, code.minimum(left, str(GROUP))))
-            count = code.minimum(left, str(LANES))
+        cols = code.index("%cols")
+        with code.times(cols, GROUP) as start:
+            left = cols - start
+            chains = self._span(at, start, start + left.min(GROUP))
+            count = left.min(LANES)
             mask = self.memory.mask(count)
             for k, chain in zip(self.folds, chains):
                 dtype = self.arguments.operands[k - 1].dtype
-                place = code.offset(at.row[k], raw(dtype), self._accumulators(start))
-                code.prefetch(code.at(place, code.mul(self.step[k], str(AHEAD))), write=True)
+                place = at.row[k].element(raw(dtype), self._accumulators(start))
+                code.prefetch(place[self.step[k] * AHEAD], write=True)
                 self.memory.write_lanes(dtype, place, chain, count, mask)
 
-    def _accumulators(self, columns: str) -> str:
+    def _accumulators(self, columns: Index) -> Index:
         """How many accumulators belong to whole groups of columns."""
-        return self.code.op(f"sdiv i64 {columns}, {CHAIN}")
+        return columns // CHAIN
 
-    def _span(self, at: _Row, start: str, stop: str) -> list[Value]:
+    def _span(self, at: _Row, start: Index, stop: Index) -> list[Value]:
         """Columns of a row, 16 at a time; the chains of what is folded."""
         code = self.code
-        whole = code.add(start, code.op(f"and i64 {code.sub(stop, start)}, -{LANES}"))
+        whole = start + ((stop - start) & -LANES)
         with code.loop(start, whole, LANES, self._nothing()) as turn:
             turn.next = self._vector(at, turn.index, None, turn.values)
         with code.loop(whole, stop, LANES, turn.values) as turn:
-            count = code.minimum(code.sub(stop, turn.index), str(LANES))
+            count = (stop - turn.index).min(LANES)
             turn.next = self._vector(at, turn.index, count, turn.values)
         return turn.values
 
@@ -193,30 +195,30 @@ class _Rectangle:
                 scope.value(node)
 
     def _call_leaf(self, node: Scalar) -> Value:
-        type = self.arguments.numbers[node.data]
-        return Value(self._argument(self.arguments.number(node.data), type), type)
+        return self.code.number(self.arguments.number(node.data), self.arguments.numbers[node.data])
 
-    def _read_one(self, node: Scalar, row: dict[int, str]) -> Value:
+    def _read_one(self, node: Scalar, row: dict[int, Pointer]) -> Value:
         return self.memory.read(self.arguments.operands[node.data - 1].dtype, row[node.data])
 
-    def _vector(self, at: _Row, c: str, count: str | None, chains: list[Value]) -> list[Value]:
+    def _vector(self, at: _Row, c: Index, count: Index | None, chains: list[Value]) -> list[Value]:
         """Sixteen columns of a row, from column `c` of the block; `count` of them exist (None: all)."""
         code, memory, block = self.code, self.memory, self.block
+        col, ps = code.indices("col", "ps")
         outer, src, row, unit = at
         mask = None if count is None else memory.mask(count)
-        place = {k: code.at(row[k], code.mul(c, unit[k])) for k in self.used if k not in self.folds}
-        address = code.at(src, code.mul(c, str(block.bytes)))
+        place = {k: row[k][c * unit[k]] for k in self.used if k not in self.folds}
+        address = src[c * block.bytes]
         if self.fills:  # the panels before, where they are not side by side
-            gap = code.sub("%ps", str(block.panel * block.bytes))
-            address = code.at(address, code.mul(code.op(f"sdiv i64 {c}, {block.panel}"), gap))
+            gap = ps - block.panel * block.bytes
+            address = address[c // block.panel * gap]
 
         def leaf(node: Scalar) -> Value:
             if node.op == "index":  # of TURN, which is the same for all 16
-                return Value(code.add("%col", c), "i64")
+                return (col + c).value
             k = node.data
             if k == 0:
                 summed = compute_type(block.dtype)
-                total = code.op(f"load {llvm_type(summed, LANES)}, ptr {address}, align {block.bytes}")
+                total = address.load(llvm_type(summed, LANES), block.bytes)
                 return Value(total, summed, LANES)
             operand = self.arguments.operands[k - 1]
             if operand.strides[1] == "1":
@@ -233,7 +235,7 @@ class _Rectangle:
             if k in self.folds:
                 elements.append(memory.machine.spread(value, LANES))
                 continue
-            soon = code.at(place[k], code.mul(self.step[k], str(AHEAD)))
+            soon = place[k][self.step[k] * AHEAD]
             code.prefetch(soon, write=True)
             operand = self.arguments.operands[k - 1]
             if operand.strides[1] == "1":
@@ -242,11 +244,13 @@ class _Rectangle:
                 memory.scatter(operand.dtype, place[k], self._positions(k), value, mask)
         return self._follow(chains, elements, c, mask)
 
-    def _follow(self, chains: list[Value], elements: list[Value], c: str, mask: Value | None) -> list[Value]:
+    def _follow(
+        self, chains: list[Value], elements: list[Value], c: Index, mask: Value | None
+    ) -> list[Value]:
         """The chains and the elements at column `c`, with which they begin where a group does."""
         if not elements:
             return chains
-        begins = self.code.compare("eq", self.code.op(f"and i64 {c}, {GROUP - 1}"), "0")
+        begins = (c & (GROUP - 1)).equals(0)
         found: list[Value] = []
         both = zip(self.reducers, grouped(self.reducers, chains), grouped(self.reducers, elements))
         for reducer, chain, (x, *turn) in both:
@@ -263,18 +267,23 @@ class _Rectangle:
         return found
 
     def _fill(
-        self, address: str, value: Value, place: dict[int, str], count: str | None, mask: Value | None
+        self,
+        address: Pointer,
+        value: Value,
+        place: dict[int, Pointer],
+        count: Index | None,
+        mask: Value | None,
     ) -> None:
         """Elements of a factor into the block."""
         for k in self.loads:
             if self.arguments.operands[k - 1].strides == ("s", "1"):
-                self.code.prefetch(self.code.at(place[k], self.code.mul(self.step[k], str(EARLY))))
+                self.code.prefetch(place[k][self.step[k] * EARLY])
         machine, dtype = self.memory.machine, self.block.dtype
         held = machine.convert(machine.spread(value, LANES), compute_type(dtype))
         self.memory.write_lanes(dtype, address, held, count, mask)
 
     def _positions(self, k: int) -> Value:
-        return self.memory.strided(self._argument(self.arguments.stride(k + 1, BATCH + 1)))
+        return self.memory.strided(self.code.argument(self.arguments.stride(k + 1, BATCH + 1)))
 
 
 def finish(

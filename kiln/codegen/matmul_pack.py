@@ -10,12 +10,13 @@ Strides of the source are bytes; the panel's elements have the summed type. Neit
 
 from __future__ import annotations
 
-from kiln.codegen.code import LLVM, Value, llvm_type
+from kiln.codegen.index import Condition, Index, Integer, Pointer
 from kiln.codegen.masked import lanes_below, load_masked, store_masked
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.matmul_tile import VECTORS, Element
 from kiln.codegen.memory import MEMORY, Memory
 from kiln.codegen.target import Target
+from kiln.codegen.value import LLVM, Value, llvm_type
 
 AHEAD = 16  # rows: they lie on different pages, where the machine does not prefetch by itself
 
@@ -26,9 +27,9 @@ def widen(code: Routine, element: Element, raw: str, lanes: int) -> str:
     return memory.machine.convert(memory.decode(raw, element.dtype, lanes), element.summed).text
 
 
-def load(code: Routine, element: Element, address: str, lanes: int) -> str:
+def load(code: Routine, element: Element, address: Pointer, lanes: int) -> str:
     """`lanes` neighbouring elements in memory as the summed type."""
-    return widen(code, element, code.op(f"load {stored_type(element, lanes)}, ptr {address}, align 1"), lanes)
+    return widen(code, element, address.load(stored_type(element, lanes), 1), lanes)
 
 
 def stored_type(element: Element, lanes: int) -> str:
@@ -37,10 +38,10 @@ def stored_type(element: Element, lanes: int) -> str:
     return kind if lanes == 1 else f"<{lanes} x {kind}>"
 
 
-def store(code: Routine, element: Element, value: str, address: str, lanes: int) -> None:
+def store(code: Routine, element: Element, value: str, address: Pointer, lanes: int) -> None:
     """Store summed elements into a panel."""
     kind = llvm_type(element.summed, lanes)
-    code.line(f"store {kind} {value}, ptr {address}, align {element.bytes}")
+    address.store(f"{kind} {value}", element.bytes)
 
 
 def copy(target: Target, element: Element) -> Routine:
@@ -54,24 +55,25 @@ def copy(target: Target, element: Element) -> Routine:
     """
     params = "ptr %src, i64 %os, i64 %is, ptr %dst, i64 %ds, i64 %ps, i64 %outer, i64 %inner"
     code = Routine(target, "copy", params)
+    is_, ps, outer, inner = code.indices("is", "ps", "outer", "inner")
     lanes = element.lanes(target)
-    unit = code.compare("eq", "%is", str(element.stored_bytes))
-    panels = code.compare("eq", code.op(f"and i64 %inner, {VECTORS * lanes - 1}"), "0")
-    with code.either(code.both(unit, panels)) as otherwise:
-        with code.times("%outer") as o:
+    unit = is_.equals(element.stored_bytes)
+    panels = (inner & (VECTORS * lanes - 1)).equals(0)
+    with code.either(unit & panels) as otherwise:
+        with code.times(outer) as o:
             row, into = _row(code, o)
-            with code.loop("0", "%inner", VECTORS * lanes, [Value("0", "i64")]) as turn:
-                src = code.at(row, code.mul(turn.index, str(element.stored_bytes)))
-                place = turn.values[0].text
+            with code.loop(0, inner, VECTORS * lanes, [code.index(0)]) as turn:
+                src = row[turn.index * element.stored_bytes]
+                (place,) = turn.indices
                 for v in range(VECTORS):
                     _prefetch(code, src, v * lanes * element.stored_bytes)
-                    _move(code, element, src, code.at(into, place), str(v * lanes))
-                turn.next = [Value(code.add(place, "%ps"), "i64")]
+                    _move(code, element, src, into[place], code.index(v * lanes))
+                turn.next = [place + ps]
         next(otherwise)
-        mask = lanes_below(code, code.op(f"and i64 %inner, {lanes - 1}"), lanes)
-        narrow = code.both(unit, code.compare("slt", "%inner", str(lanes))) if target.masks else "false"
+        mask = lanes_below(code, inner & (lanes - 1), lanes)
+        narrow = unit & (inner < lanes) if target.masks else code.condition(False)
         with code.either(narrow) as general:
-            with code.times("%outer") as o:
+            with code.times(outer) as o:
                 src, dst = _row(code, o)
                 if target.masks:
                     _prefetch(code, src, 0)
@@ -81,69 +83,70 @@ def copy(target: Target, element: Element) -> Routine:
     return code
 
 
-def _row(code: Routine, o: str) -> tuple[str, str]:
+def _row(code: Routine, o: Index) -> tuple[Pointer, Pointer]:
     """Row o of the source and of the destination."""
-    return code.at("%src", code.mul(o, "%os")), code.at("%dst", code.mul(o, "%ds"))
+    src, dst = code.pointers("src", "dst")
+    os, ds = code.indices("os", "ds")
+    return src[o * os], dst[o * ds]
 
 
-def _prefetch(code: Routine, src: str, offset: int) -> None:
+def _prefetch(code: Routine, src: Pointer, offset: int) -> None:
     """Ask for the line `offset` bytes into the row that is AHEAD of the one at src."""
-    where = code.at(src, code.mul("%os", str(AHEAD)), str(offset))
+    os = code.index("%os")
+    where = src[os * AHEAD, offset]
     code.prefetch(where)
 
 
-def _copy_rows(code: Routine, element: Element, unit: str, mask: Value) -> None:
+def _copy_rows(code: Routine, element: Element, unit: Condition, mask: Value) -> None:
     """The general case of copy."""
+    is_, outer, inner = code.indices("is", "outer", "inner")
     lanes = element.lanes(code.target)
-    whole, pairs = (
-        code.choose(unit, code.op(f"and i64 %inner, {-step}"), "0") for step in (lanes, VECTORS * lanes)
-    )
-    rest = code.both(unit, code.compare("slt", whole, "%inner"))
-    ones = code.choose(unit, "%inner", "0") if code.target.masks else whole
-    with code.times("%outer") as o:
+    whole, pairs = (unit.choose(inner & -step, 0) for step in (lanes, VECTORS * lanes))
+    rest = unit & (whole < inner)
+    ones = unit.choose(inner, 0) if code.target.masks else whole
+    with code.times(outer) as o:
         src, dst = _row(code, o)
         with code.times(pairs, VECTORS * lanes) as i:
             for v in range(VECTORS):
-                _move(code, element, src, dst, code.add(i, str(v * lanes)))
+                _move(code, element, src, dst, i + v * lanes)
         with code.loop(pairs, whole, lanes) as turn:
             _move(code, element, src, dst, turn.index)
         if code.target.masks:
             with code.when(rest):
-                from_, to = (
-                    code.at(p, code.mul(whole, str(n)))
-                    for p, n in ((src, element.stored_bytes), (dst, element.bytes))
-                )
+                from_, to = (p[whole * n] for p, n in ((src, element.stored_bytes), (dst, element.bytes)))
                 _move_masked(code, element, from_, to, mask)
-        with code.loop(ones, "%inner", 1) as turn:
-            value = load(code, element, code.at(src, code.mul(turn.index, "%is")), 1)
-            store(code, element, value, code.at(dst, code.mul(turn.index, str(element.bytes))), 1)
+        with code.loop(ones, inner, 1) as turn:
+            value = load(code, element, src[turn.index * is_], 1)
+            store(code, element, value, dst[turn.index * element.bytes], 1)
 
 
-def _move_masked(code: Routine, element: Element, src: str, dst: str, mask: Value) -> None:
+def _move_masked(code: Routine, element: Element, src: Pointer, dst: Pointer, mask: Value) -> None:
     """The lanes of `mask` from src; a whole vector, zero elsewhere, to dst."""
     lanes = element.lanes(code.target)
     raw = load_masked(code, MEMORY[element.dtype][0], src, mask)
     store(code, element, widen(code, element, raw, lanes), dst, lanes)
 
 
-def _move(code: Routine, element: Element, src: str, dst: str, index: str) -> None:
+def _move(code: Routine, element: Element, src: Pointer, dst: Pointer, index: Index) -> None:
     """One vector, `index` elements into a row."""
     lanes = element.lanes(code.target)
-    value = load(code, element, code.at(src, code.mul(index, str(element.stored_bytes))), lanes)
-    store(code, element, value, code.at(dst, code.mul(index, str(element.bytes))), lanes)
+    value = load(code, element, src[index * element.stored_bytes], lanes)
+    store(code, element, value, dst[index * element.bytes], lanes)
 
 
-def clear(code: Routine, element: Element, dst: str, bytes: str) -> None:
+def clear(code: Routine, element: Element, dst: Pointer, bytes: Integer) -> None:
     """Zeros in `bytes` of a panel: past the last column nothing may slow sums down."""
-    code.run("zeros", f"ptr {dst}", bytes)
+    code.run("zeros", dst, bytes)
 
 
 def zeros(target: Target, element: Element) -> Routine:
     """The routine zeros: whole vectors of them."""
     code = Routine(target, "zeros", "ptr %dst, i64 %bytes")
+    dst = code.pointer("%dst")
+    bytes = code.index("%bytes")
     kind = llvm_type(element.summed, element.lanes(target))
-    with code.times("%bytes", target.vector_bits // 8) as at:
-        code.line(f"store {kind} zeroinitializer, ptr {code.at('%dst', at)}, align {element.bytes}")
+    with code.times(bytes, target.vector_bits // 8) as at:
+        dst[at].store(f"{kind} zeroinitializer", element.bytes)
     return code
 
 
@@ -160,29 +163,28 @@ def turn(target: Target, element: Element) -> Routine:
     Columns past the width are not written, or, without masks, repeat the last one.
     """
     code = Routine(target, "turn", "ptr %src, i64 %cs, ptr %dst, i64 %ds, i64 %depth, i64 %width")
+    columns, panel = code.pointers("src", "dst")
+    ds, cs, depth, width = code.indices("ds", "cs", "depth", "width")
     lanes, size, part = element.lanes(target), element.bytes, 16 // element.bytes
-    last, top = code.sub("%width", "1"), code.sub("%depth", str(part))
-    with code.times("%width", lanes) as group:
-        starts = [code.mul(code.minimum(code.add(group, str(n)), last), "%cs") for n in range(lanes)]
-        dst = code.at("%dst", code.mul(group, str(size)))
-        inside = lanes_below(code, code.sub("%width", group), lanes) if target.masks else None
-        with code.times("%depth", part) as step:
-            k = code.minimum(step, top)
-            src = code.at("%src", code.mul(k, str(element.stored_bytes)))
-            pieces = [
-                code.op(f"load {stored_type(element, part)}, ptr {code.at(src, start)}, align 1")
-                for start in starts
-            ]
+    last, top = width - 1, depth - part
+    with code.times(width, lanes) as group:
+        starts = [(group + n).min(last) * cs for n in range(lanes)]
+        dst = panel[group * size]
+        inside = lanes_below(code, width - group, lanes) if target.masks else None
+        with code.times(depth, part) as step:
+            k = step.min(top)
+            src = columns[k * element.stored_bytes]
+            pieces = [src[start].load(stored_type(element, part), 1) for start in starts]
             rows = [
                 widen(code, element, side_by_side(code, element, pieces[j::part]), lanes) for j in range(part)
             ]
-            into = code.at(dst, code.mul(k, "%ds"))
+            into = dst[k * ds]
             for value in zip_lanes(code, element, rows, lanes):
                 if inside is None:
                     store(code, element, value, into, lanes)
                 else:
                     store_masked(code, LLVM[element.summed], value, into, inside)
-                into = code.at(into, "%ds")
+                into = into[ds]
     return code
 
 

@@ -16,16 +16,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import reduce
+from operator import mul
 
-from kiln.codegen.code import IOTA64, LANES, LLVM, Loop, Value
+from kiln.codegen.code import IOTA64, LANES, Loop
+from kiln.codegen.index import Condition, Index, Integer, Pointer
 from kiln.codegen.matmul_finish import BATCH, Arguments, K, M, N
 from kiln.codegen.matmul_pack import load, side_by_side, stored_type, widen, zip_lanes
 from kiln.codegen.matmul_split import Segments
-from kiln.codegen.matmul_text import Routine
+from kiln.codegen.matmul_text import Argument, Routine
 from kiln.codegen.matmul_tile import SEGMENT, Element, multiply_add
-from kiln.codegen.matmul_units import Index, batch_indices, unit_columns
+from kiln.codegen.matmul_units import Batch, batch_indices, unit_columns
 from kiln.codegen.memory import Memory
 from kiln.codegen.target import Target
+from kiln.codegen.value import LLVM, Value
 
 UNIT_COLUMNS = 512  # enough of each row that memory is read as it streams, whoever has the next unit
 RUN_COLUMNS = 1024  # the most columns whose sums are kept at once
@@ -58,10 +61,12 @@ class _Sums:
         """What chains start with."""
         return [Value("zeroinitializer", self.element.summed, LANES)] * self.vectors
 
-    def scalar(self, k: str) -> str:
+    def scalar(self, k: Index) -> str:
         """A[k] on every lane."""
         code = self.code
-        x = load(code, self.element, code.at("%a", code.mul(k, "%ak")), 1)
+        a = code.pointer("%a")
+        ak = code.index("%ak")
+        x = load(code, self.element, a[k * ak], 1)
         return Memory(code).machine.spread(Value(x, self.element.summed), LANES).text
 
     def step(self, x: str, columns: list[str], sums: list[Value]) -> list[Value]:
@@ -70,23 +75,23 @@ class _Sums:
         return [Value(text, self.element.summed, LANES) for text in made]
 
     @contextmanager
-    def chain(self, start: str, end: str, step: int, place: str) -> Iterator[Loop]:
+    def chain(self, start: Index, end: Index, step: int, place: Pointer) -> Iterator[Loop]:
         """A loop that carries the sum kept at `place`."""
         code = self.code
-        before = Value(code.op(f"load {self.kind}, ptr {place}, align 64"), self.element.summed, LANES)
+        before = Value(place.load(self.kind, 64), self.element.summed, LANES)
         with code.loop(start, end, step, [before]) as turn:
             yield turn
-        code.line(f"store {turn.values[0].typed}, ptr {place}, align 64")
+        place.store(turn.values[0].typed, 64)
 
-    def finish(self, sums: list[Value], c: str = "%c") -> None:
+    def finish(self, sums: list[Value], c: Pointer) -> None:
         """Adds the chains to the sums so far; the first segment's are the sums."""
         code = self.code
         for v, chain in enumerate(sums):
-            into = code.at(c, str(v * self.bytes))
-            old = code.op(f"load {self.kind}, ptr {into}, align {self.element.bytes}")
+            into = c[v * self.bytes]
+            old = into.load(self.kind, self.element.bytes)
             old = code.op(f"select i1 %first, {self.kind} splat ({self.element.nothing}), {self.kind} {old}")
             total = code.op(f"{self.element.add} {self.kind} {old}, {chain.text}")
-            code.line(f"store {self.kind} {total}, ptr {into}, align {self.element.bytes}")
+            into.store(f"{self.kind} {total}", self.element.bytes)
 
 
 def beside(target: Target, element: Element) -> Routine:
@@ -100,58 +105,62 @@ def beside(target: Target, element: Element) -> Routine:
     """
     made = _Sums(target, element, "beside", 1)
     code = made.code
+    b, c = code.pointers("b", "c")
+    bk, depth, cols = code.indices("bk", "k", "cols")
     chain = code.slot(made.kind, RUN_COLUMNS // LANES)
-    whole = code.op(f"and i64 %cols, -{LANES}")
-    with code.times("%cols", LANES) as at:
-        place = code.at(chain, code.mul(at, str(element.bytes)))
-        code.line(f"store {made.kind} zeroinitializer, ptr {place}, align 64")
-    start = code.op(f"and i64 %k, -{ROWS}")
-    for first, end, rows in (("0", start, ROWS), (start, "%k", 1)):
+    whole = cols & -LANES
+    with code.times(cols, LANES) as at:
+        place = chain[at * element.bytes]
+        place.store(f"{made.kind} zeroinitializer", 64)
+    start = depth & -ROWS
+    for first, end, rows in ((0, start, ROWS), (start, depth, 1)):
         with code.loop(first, end, rows) as turn:
-            ks = [code.add(turn.index, str(j)) for j in range(rows)]
-            xs, bases = [made.scalar(k) for k in ks], [code.at("%b", code.mul(k, "%bk")) for k in ks]
+            ks = [turn.index + j for j in range(rows)]
+            xs, bases = [made.scalar(k) for k in ks], [b[k * bk] for k in ks]
             with code.times(whole, LANES) as at:
                 _add_rows(made, xs, bases, chain, at, None)
             if target.masks:
-                with code.when(code.compare("slt", whole, "%cols")):
-                    count = Value(code.sub("%cols", whole), "i64")
-                    _add_rows(made, xs, bases, chain, whole, Memory(code).mask(count.text))
-    with code.times("%cols", LANES) as at:
-        left = code.mul(at, str(element.bytes))
-        found = code.op(f"load {made.kind}, ptr {code.at(chain, left)}, align 64")
-        made.finish([Value(found, element.summed, LANES)], code.at("%c", left))
+                with code.when(whole < cols):
+                    mask = Memory(code).mask(cols - whole)
+                    _add_rows(made, xs, bases, chain, whole, mask)
+    with code.times(cols, LANES) as at:
+        left = at * element.bytes
+        found = chain[left].load(made.kind, 64)
+        made.finish([Value(found, element.summed, LANES)], c[left])
     return code
 
 
 def _add_rows(
-    made: _Sums, xs: list[str], bases: list[str], chain: str, column: str, mask: Value | None
+    made: _Sums, xs: list[str], bases: list[Pointer], chain: Pointer, column: Index, mask: Value | None
 ) -> None:
     """chain[column ..] takes a few rows' products; of a tail, the lanes of the mask."""
     code, element = made.code, made.element
-    memory, left = Memory(code), code.mul(column, str(element.stored_bytes))
-    place = code.at(chain, code.mul(column, str(element.bytes)))
-    sums = [Value(code.op(f"load {made.kind}, ptr {place}, align 64"), element.summed, LANES)]
-    ahead = code.mul("%bk", str(ROWS))
+    bk = code.index("%bk")
+    memory, left = Memory(code), column * element.stored_bytes
+    place = chain[column * element.bytes]
+    sums = [Value(place.load(made.kind, 64), element.summed, LANES)]
+    ahead = bk * ROWS
     for x, base in zip(xs, bases):
-        source = code.at(base, left)
-        code.prefetch(code.at(source, ahead))
-        read = memory.read_lanes(element.dtype, source, None if mask is None else "", mask)
+        source = base[left]
+        code.prefetch(source[ahead])
+        read = memory.read_lanes(element.dtype, source, None if mask is None else code.index(LANES), mask)
         sums = made.step(x, [memory.machine.convert(read, element.summed).text], sums)
-    code.line(f"store {sums[0].typed}, ptr {place}, align 64")
+    place.store(sums[0].typed, 64)
 
 
 def _places(made: _Sums, clamped: bool) -> Value:
     """The positions of 16 columns, in elements; `clamped`, columns past the last repeat it."""
     code, machine = made.code, Memory(made.code).machine
+    bn, cols = code.indices("bn", "cols")
     lanes = Value(IOTA64, "i64", LANES, True)
     if clamped:
-        last = machine.spread(Value(code.sub("%cols", "1"), "i64"), LANES)
+        last = machine.spread((cols - 1).value, LANES)
         lanes = machine.choose(machine.compare("lt", lanes, last), lanes, last)
-    step = code.op(f"sdiv i64 %bn, {made.element.stored_bytes}")
-    return machine.instruction("mul", lanes, machine.spread(Value(step, "i64"), LANES))
+    step = bn // made.element.stored_bytes
+    return machine.instruction("mul", lanes, machine.spread(step.value, LANES))
 
 
-def _gather(made: _Sums, row: str, places: Value) -> str:
+def _gather(made: _Sums, row: Pointer, places: Value) -> str:
     """The elements of a row at `places`, as summed."""
     memory = Memory(made.code)
     column = memory.gather(made.element.dtype, row, places, None)
@@ -162,10 +171,12 @@ def gathered(target: Target, element: Element) -> Routine:
     """The routine gathered: each k:  sum = fma(splat(load a), gather b, sum)."""
     made = _Sums(target, element, "gathered", 1)
     code, places = made.code, _places(made, True)
-    with code.loop("0", "%k", 1, made.zeros()) as turn:
-        column = _gather(made, code.at("%b", code.mul(turn.index, "%bk")), places)
+    b = code.pointer("%b")
+    bk, k = code.indices("bk", "k")
+    with code.loop(0, k, 1, made.zeros()) as turn:
+        column = _gather(made, b[turn.index * bk], places)
         turn.next = made.step(made.scalar(turn.index), [column], turn.values)
-    made.finish(turn.values)
+    made.finish(turn.values, code.pointer("%c"))
     return code
 
 
@@ -182,42 +193,47 @@ def turned(target: Target, element: Element) -> Routine:
     """
     made = _Sums(target, element, "turned", 1)
     code, part = made.code, 16 // element.bytes
+    matrix, c = code.pointers("b", "c")
+    bn8, bk, k = code.indices("bn8", "bk", "k")
     for times in (3, 5, 7, 8):
         code.line(f"%bn{times} = mul i64 %bn, {times}")
     sums = code.slot(made.kind, TURNED)
     for v in range(TURNED):
-        code.line(f"store {made.kind} zeroinitializer, ptr {code.offset(sums, made.kind, str(v))}, align 64")
-    whole = code.op(f"and i64 %k, -{part}")
+        sums.element(made.kind, v).store(f"{made.kind} zeroinitializer", 64)
+    whole = k & -part
     with code.times(whole, LINE) as line:
-        end = code.minimum(whole, code.add(line, str(LINE)))
-        with code.times(str(TURNED)) as at:
-            b = code.at("%b", code.mul(at, code.mul("%bn8", "2")))
-            place = code.offset(sums, made.kind, at)
+        end = whole.min(line + LINE)
+        with code.times(TURNED) as at:
+            b = matrix[at * (bn8 * 2)]
+            place = sums.element(made.kind, at)
             with made.chain(line, end, part, place) as turn:
-                rows = _turn(made, code.at(b, code.mul(turn.index, str(element.stored_bytes))))
+                rows = _turn(made, b[turn.index * element.stored_bytes])
+                found = turn.values
                 for j, row in enumerate(rows):
-                    turn.next = made.step(made.scalar(code.add(turn.index, str(j))), [row], turn.next)
+                    found = made.step(made.scalar(turn.index + j), [row], found)
+                turn.next = found
     places = _places(made, False)
-    with code.times(str(TURNED)) as at:
-        b = code.at("%b", code.mul(at, code.mul("%bn8", "2")))
-        place = code.offset(sums, made.kind, at)
-        with made.chain(whole, "%k", 1, place) as turn:
-            column = _gather(made, code.at(b, code.mul(turn.index, "%bk")), places)
+    with code.times(TURNED) as at:
+        b = matrix[at * (bn8 * 2)]
+        place = sums.element(made.kind, at)
+        with made.chain(whole, k, 1, place) as turn:
+            column = _gather(made, b[turn.index * bk], places)
             turn.next = made.step(made.scalar(turn.index), [column], turn.values)
-        made.finish(turn.values, code.at("%c", code.mul(at, str(made.bytes))))
+        made.finish(turn.values, c[at * made.bytes])
     return code
 
 
-def _columns(code: Routine, b: str) -> list[str]:
+def _columns(code: Routine, b: Pointer) -> list[Pointer]:
     """The addresses of 16 columns from b on."""
-    return [code.offset(base, *at) for base in (b, code.at(b, "%bn8")) for at in COLUMN_AT]
+    bn8 = code.index("%bn8")
+    return [base.element(kind, code.index(at)) for base in (b, b[bn8]) for kind, at in COLUMN_AT]
 
 
-def _turn(made: _Sums, b: str) -> list[str]:
+def _turn(made: _Sums, b: Pointer) -> list[str]:
     """Row j: element j of 16 columns from b on, as summed."""
     code, element, part = made.code, made.element, 16 // made.element.bytes
     kind = stored_type(element, part)
-    pieces = [code.op(f"load {kind}, ptr {column}, align 1") for column in _columns(code, b)]
+    pieces = [column.load(kind, 1) for column in _columns(code, b)]
     rows = [widen(code, element, side_by_side(code, element, pieces[j::part]), LANES) for j in range(part)]
     return zip_lanes(code, element, rows, LANES)
 
@@ -230,21 +246,15 @@ class _Driver:
         self.element, self.masks, self.arguments = element, target.masks, arguments
         self.buffer = self.code.slot("i8", RUN_COLUMNS * element.bytes)
 
-    def _argument(self, place: int) -> str:
-        return self.code.op(f"load i64, ptr {self.code.offset('%arg', 'i64', str(place))}")
-
-    def _pointer(self, place: int) -> str:
-        return self.code.op(f"load ptr, ptr {self.code.offset('%ptr', 'ptr', str(place))}")
-
     def write(self) -> Routine:
         """What of the product the launch is for: segments' sums to be added, or units."""
         code = self.code
-        self.batch = [self._argument(d) for d in range(BATCH)]
-        self.size = {name: self._argument(place) for name, place in (("m", M), ("n", N), ("k", K))}
-        self.size["batch"] = reduce(code.mul, self.batch)
+        self.batch = [code.argument(d) for d in range(BATCH)]
+        self.size = {name: code.argument(place) for name, place in (("m", M), ("n", N), ("k", K))}
+        self.size["batch"] = reduce(mul, self.batch)
         place = self.arguments.window
-        cut = self._argument(place), self._argument(place + 1)
-        parts = self._pointer(2 + len(self.arguments.operands))
+        cut = code.argument(place), code.argument(place + 1)
+        parts = code.operand(2 + len(self.arguments.operands))
         self.split = Segments(code, self.element, parts, cut, self.size)
         with code.either(self.split.adds) as units:
             self.split.add(self._finish_rows)
@@ -252,76 +262,71 @@ class _Driver:
             self._runs()
         return code
 
-    def _finish_rows(self, batch: str, row: str, rows: str, sums: str) -> None:
+    def _finish_rows(self, batch: Index, row: Index, rows: Index, sums: Pointer) -> None:
         at = batch_indices(self.code, batch, self.batch)
-        self._finish(at, row, rows, "0", self.size["n"], sums, self.split.pitch)
+        self._finish(at, row, rows, 0, self.size["n"], sums, self.split.pitch)
 
-    def _finish(self, batch: Index, *rectangle_and_sums: str) -> None:
-        *rectangle, sums, pitch = rectangle_and_sums
-        self.code.run("finish", "ptr %ptr", "ptr %arg", *batch, *rectangle, f"ptr {sums}", pitch)
+    def _finish(self, batch: Batch, *rectangle_and_sums: Argument) -> None:
+        self.code.run("finish", self.code.ptr, self.code.arg, *batch, *rectangle_and_sums)
 
     def _runs(self) -> None:
         """Units in runs of neighbours: each segment, then the epilogue, from a buffer on the stack."""
-        code, split, stored = self.code, self.split, str(self.element.stored_bytes)
+        code, split, stored = self.code, self.split, self.element.stored_bytes
+        first_unit, last_unit = code.indices("begin", "end")
         batches, n, k = (self.size[name] for name in ("batch", "n", "k"))
         strides = [
-            [code.mul(self._argument(self.arguments.stride(k, d)), stored) for d in range(BATCH + 2)]
-            for k in (0, 1)
+            [code.argument(self.arguments.stride(k, d)) * stored for d in range(BATCH + 2)] for k in (0, 1)
         ]
         self.a_k, self.b_k, self.b_column = strides[0][-1], *strides[1][-2:]
-        factors = [self._pointer(place) for place in (0, 1)]
+        factors = [code.operand(place) for place in (0, 1)]
         columns_of_unit = row_columns(self.element)
-        per_batch = code.ceil_div(n, columns_of_unit)
-        self.unit, self.along = (code.compare("eq", x, stored) for x in (self.b_column, self.b_k))
-        done = code.variable("0")
-        unit = code.variable("%begin")
-        with code.during(unit, "%end") as at:
-            inside = split.divide(at, code.mul(batches, per_batch))
-            split.batch = code.op(f"sdiv i64 {inside}, {per_batch}")
+        per_batch = n.ceil_div(columns_of_unit)
+        self.unit, self.along = (x.equals(stored) for x in (self.b_column, self.b_k))
+        done = code.variable(0)
+        unit = code.variable(first_unit)
+        with code.during(unit, last_unit) as at:
+            inside = split.divide(at, batches * per_batch)
+            split.batch = inside // per_batch
             batch = batch_indices(code, split.batch, self.batch)
-            first = code.sub(inside, code.mul(split.batch, per_batch))
-            units = code.minimum(code.sub(per_batch, first), code.sub("%end", at))
-            units = code.minimum(units, str(RUN_COLUMNS // columns_of_unit))
-            code.set(unit, code.add(at, units))
-            column = code.mul(first, str(columns_of_unit))
-            cols = code.minimum(code.sub(n, column), code.mul(units, str(columns_of_unit)))
-            a, b = (code.at(x, *map(code.mul, batch, steps)) for x, steps in zip(factors, strides))
-            b = code.at(b, code.mul(column, self.b_column))
-            sums = code.choose(split.cut, split.place("0", column), self.buffer, "ptr")
-            end = code.choose(code.compare("eq", k, "0"), "1", split.to_k)  # without k, zeros
-            code.set(done, "0")
+            first = inside - split.batch * per_batch
+            units = (per_batch - first).min(last_unit - at)
+            units = units.min(RUN_COLUMNS // columns_of_unit)
+            unit.set(at + units)
+            column = first * columns_of_unit
+            cols = (n - column).min(units * columns_of_unit)
+            a, b = (x[*map(mul, batch, steps)] for x, steps in zip(factors, strides))
+            b = b[column * self.b_column]
+            sums = split.cut.choose(split.place(code.index(0), column), self.buffer)
+            end = k.equals(0).choose(1, split.to_k)  # without k, zeros
+            done.set(0)
             with code.during(done, cols) as start:
-                into = code.at(sums, code.mul(start, str(self.element.bytes)))
-                count = code.variable("0")
+                into = sums[start * self.element.bytes]
+                count = code.variable(0)
                 with code.loop(split.from_k, end, SEGMENT) as turn:
                     from_k = turn.index
-                    rows = code.at(b, code.mul(from_k, self.b_k))
-                    here = code.at(a, code.mul(from_k, self.a_k))
-                    depth = code.minimum(code.sub(split.to_k, from_k), str(SEGMENT))
-                    begins = code.compare("eq", from_k, split.from_k)
-                    left = code.sub(cols, start)
-                    code.set(count, self._columns(here, rows, start, left, depth, into, begins))
-                code.set(done, code.add(start, code.get(count)))
+                    rows = b[from_k * self.b_k]
+                    here = a[from_k * self.a_k]
+                    depth = (split.to_k - from_k).min(SEGMENT)
+                    begins = from_k.equals(split.from_k)
+                    left = cols - start
+                    count.set(self._columns(here, rows, start, left, depth, into, begins))
+                done.set(start + count.get())
             with code.when(split.whole):
-                self._finish(batch, "0", "1", column, cols, sums, "0")
+                self._finish(batch, 0, 1, column, cols, sums, 0)
 
-    def _columns(self, a: str, b: str, start: str, cols: str, depth: str, into: str, first: str) -> str:
+    def _columns(
+        self, a: Pointer, b: Pointer, start: Index, cols: Index, depth: Index, into: Pointer, first: Condition
+    ) -> Index:
         """Sums some of the next `cols` columns; how many."""
         code = self.code
-        column = code.at(b, code.mul(start, self.b_column))
-        arguments = (
-            f"ptr {a}", self.a_k, f"ptr {column}", self.b_k, self.b_column, f"ptr {into}", depth
-        )  # fmt: skip
-        count = code.variable(str(LANES))
-        whole = cols if self.masks else code.op(f"and i64 {cols}, -{LANES}")
-        ways = [
-            ("beside", whole, code.both(self.unit, code.compare("sgt", whole, "0"))),
-            (
-                "turned",
-                str(TURNED * LANES),
-                code.both(self.along, code.compare("sge", cols, str(TURNED * LANES))),
-            ),
-            ("gathered", str(LANES), "true"),
+        column = b[start * self.b_column]
+        arguments = (a, self.a_k, column, self.b_k, self.b_column, into, depth)
+        count = code.variable(LANES)
+        whole = cols if self.masks else cols & -LANES
+        ways: list[tuple[str, Integer, Condition]] = [
+            ("beside", whole, self.unit & (whole > 0)),
+            ("turned", TURNED * LANES, self.along & (cols >= TURNED * LANES)),
+            ("gathered", LANES, code.condition(True)),
         ]
         out = code.label()
         for name, columns, fits in ways:
@@ -329,13 +334,13 @@ class _Driver:
             code.branch(fits, chosen, other)
             code.begin(chosen)
             done = columns if name == "beside" else cols
-            code.run(name, *arguments, done, f"i1 {first}")
-            code.set(count, columns)
+            code.run(name, *arguments, done, first)
+            count.set(columns)
             code.jump(out)
             code.begin(other)
         code.jump(out)
         code.begin(out)
-        return code.get(count)
+        return count.get()
 
 
 def drive_row(target: Target, element: Element, arguments: Arguments) -> Routine:

@@ -9,85 +9,60 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import TypeAlias
 
 from kiln.codegen.code import Code
 from kiln.codegen.compile import Part
+from kiln.codegen.index import Condition, Index, Integer, Pointer, Variable
 from kiln.codegen.target import Target
+from kiln.codegen.value import Value
+
+Argument: TypeAlias = Integer | Pointer | Condition | Value  # of a routine
 
 
 class Routine(Code):
-    """One function under construction; i64 values, byte offsets, variables on the stack."""
+    """One function under construction; variables on the stack, calls of others."""
 
     def __init__(self, target: Target, name: str, params: str, quick: bool = False) -> None:
         super().__init__(target)
         self.title, self.quick, self.head = name, quick, f"void @{name}({params}) #0 {{"
 
-    def variable(self, value: str) -> str:
-        """A mutable i64 on the stack, holding `value`."""
-        slot = self.slot("i64")
-        self.set(slot, value)
-        return slot
+    def variable(self, value: Integer | None = None) -> Variable:
+        """A variable, that holds `value` if one is given."""
+        made = Variable(self.slot("i64"))
+        if value is not None:
+            made.set(value)
+        return made
 
-    def set(self, slot: str, value: str) -> None:
-        """Store an i64 into a variable."""
-        self.line(f"store i64 {value}, ptr {slot}")
-
-    def get(self, slot: str) -> str:
-        """Load an i64 variable."""
-        return self.op(f"load i64, ptr {slot}")
-
-    def compare(self, relation: str, x: str, y: str) -> str:
-        """The i1 of a comparison of two i64: eq ne slt sle sgt sge."""
-        return self.op(f"icmp {relation} i64 {x}, {y}")
-
-    def both(self, *conditions: str) -> str:
-        """The conjunction of several i1."""
-        first, *rest = conditions
-        for condition in rest:
-            first = self.op(f"and i1 {first}, {condition}")
-        return first
-
-    def choose(self, condition: str, x: str, y: str, type: str = "i64") -> str:
-        """`condition ? x : y`."""
-        return self.op(f"select i1 {condition}, {type} {x}, {type} {y}")
-
-    def ceil_div(self, x: str, y: int) -> str:
-        """ceil(x / y) of a non-negative i64."""
-        return self.op(f"sdiv i64 {self.add(x, str(y - 1))}, {y}")
-
-    def at(self, base: str, *offsets: str) -> str:
-        """`base` advanced by the sum of the byte offsets."""
-        for offset in offsets:
-            base = self.offset(base, "i8", offset)
-        return base
-
-    def run(self, name: str, *arguments: str) -> None:
-        """Call another routine; arguments are typed, or i64."""
-        typed = [a if " " in a else f"i64 {a}" for a in arguments]
+    def run(self, name: str, *arguments: Argument) -> None:
+        """Call another routine."""
+        typed = [f"i64 {x}" if isinstance(x, int) else f"{x.llvm} {x.text}" for x in arguments]
         self.line(f"call void @{name}({', '.join(typed)})")
-        self.declared[name] = f"declare void @{name}({', '.join(a.split()[0] for a in typed)})"
+        if name not in self.declared:
+            types = ("i64" if isinstance(x, int) else x.llvm for x in arguments)
+            self.declared[name] = f"declare void @{name}({', '.join(types)})"
 
     @contextmanager
-    def times(self, limit: str, step: int = 1) -> Iterator[str]:
+    def times(self, limit: Integer, step: int = 1) -> Iterator[Index]:
         """for index = 0; index < limit; index += step: yields the index."""
-        with self.loop("0", limit, step) as turn:
+        with self.loop(0, limit, step) as turn:
             yield turn.index
 
     @contextmanager
-    def during(self, slot: str, limit: str) -> Iterator[str]:
+    def during(self, variable: Variable, limit: Integer) -> Iterator[Index]:
         """while (index = variable) < limit, whose body must advance the variable: yields the index."""
         head, body, out = self.label(), self.label(), self.label()
         self.jump(head)
         self.begin(head)
-        index = self.get(slot)
-        self.branch(self.compare("slt", index, limit), body, out)
+        index = variable.get()
+        self.branch(index < limit, body, out)
         self.begin(body)
         yield index
         self.jump(head)
         self.begin(out)
 
     @contextmanager
-    def either(self, condition: str) -> Iterator[Iterator[None]]:
+    def either(self, condition: Condition) -> Iterator[Iterator[None]]:
         """if/else: yields an iterator; `next` on it ends the first half and begins the second."""
         then, other, out = self.label(), self.label(), self.label()
         self.branch(condition, then, other)

@@ -9,13 +9,15 @@ few tile heights; the rows that are left over are an edge tile's, which repeats 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
-from kiln.codegen.code import LLVM, Value
+from kiln.codegen.index import Condition, Index, Integer, Pointer
 from kiln.codegen.masked import lanes_below, load_masked, store_masked
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.memory import MEMORY, compute_type
 from kiln.codegen.target import Target
+from kiln.codegen.value import LLVM, Value
 from kiln.scalars.scalar import FLOATS, WIDTH
 
 SEGMENT = 512  # k per FMA chain: part of the order of arithmetic, never tuned
@@ -86,18 +88,23 @@ def heights(target: Target) -> tuple[int, ...]:
     return (6, EDGE) if target.name.startswith("x86-64-v3") else (14, 12, 8, EDGE)
 
 
-def covered(code: Routine, rows: str) -> str:
-    """Whether so many rows are tiles without an edge. (Where there are taller, one of EDGE rows is slow.)"""
-    well = [n for n in heights(code.target) if n > EDGE or len(heights(code.target)) == 2]
+@lru_cache
+def _well_covered(sizes: tuple[int, ...]) -> int:
+    """A bit for each number of rows that tiles of these heights cover well."""
+    well = [n for n in sizes if n > EDGE or len(sizes) == 2]
     found = {0}
     for n in range(1, COVERS):
         if any(n - height in found for height in well):
             found.add(n)
-    mask = sum(1 << n for n in found)
-    few = code.op(f"lshr i64 {mask}, {code.op(f'and i64 {rows}, {COVERS - 1}')}")
-    even = code.op(f"xor i64 {rows}, 1")
-    bit = code.choose(code.compare("slt", rows, str(COVERS)), few, even)
-    return code.op(f"trunc i64 {bit} to i1")
+    return sum(1 << n for n in found)
+
+
+def covered(code: Routine, rows: Index) -> Condition:
+    """Whether so many rows are tiles without an edge. (Where there are taller, one of EDGE rows is slow.)"""
+    few = _well_covered(heights(code.target)) >> (rows & (COVERS - 1))
+    even = rows ^ 1
+    bit = (rows < COVERS).choose(few, even)
+    return code.condition(bit.bits(1))
 
 
 def multiply_add(code: Routine, element: Element, lanes: int, x: str, y: str, z: str) -> str:
@@ -138,52 +145,51 @@ class _Tile:
         self.lanes, self.kind = element.lanes(code.target), LLVM[element.summed]
         self.vector = f"<{self.lanes} x {self.kind}>"
         self.masks: dict[int, Value] = {}  # by vector
+        self.row_at = [(base, scale, code.index(index)) for base, scale, index in ROW_AT]
 
     def write(self) -> None:
         """The loop over tiles of rows."""
         code, sizes = self.code, heights(self.code.target)
+        a, c, old = code.pointers("a", "c", "old")
+        self.rs, self.cs, self.os, bs, rows, cols = code.indices("rs", "cs", "os", "bs", "rows", "cols")
         for times in (3, 5, 7):
             code.line(f"%rs{times} = mul i64 %rs, {times}")
-        panel = str(VECTORS * code.target.vector_bits // 8)
-        self.bs, self.ahead = panel, code.mul(panel, str(AHEAD))
+        panel = code.index(VECTORS * code.target.vector_bits // 8)
+        self.bs, self.ahead = panel, panel * AHEAD
         if not self.placed:
-            packed = code.compare("eq", "%bs", panel)
-            self.bs, self.ahead = "%bs", code.mul("%bs", code.choose(packed, str(AHEAD), str(AHEAD // 2)))
+            packed = bs.equals(panel)
+            self.bs, self.ahead = bs, bs * packed.choose(AHEAD, AHEAD // 2)
         if self.masked:
-            narrow = code.compare("sle", "%cols", str(self.lanes))
-            starts = (str(v * self.lanes) for v in range(VECTORS))
-            masks = [lanes_below(code, code.sub("%cols", start), self.lanes) for start in starts]
-        with code.repeat([Value("0", "i64")], lambda row: code.compare("slt", row[0].text, "%rows")) as turn:
-            row = turn.values[0].text
-            self.left = code.sub("%rows", row)
-            self.a, self.c, self.old = (
-                code.at(base, code.mul(row, step))
-                for base, step in (("%a", "%rs"), ("%c", "%cs"), ("%old", "%os"))
-            )
-            last = code.sub(self.left, "1")
-            self.steps = ["0", *(code.minimum(last, str(r)) for r in range(1, EDGE))]
+            narrow = cols <= self.lanes
+            masks = [lanes_below(code, cols - v * self.lanes, self.lanes) for v in range(VECTORS)]
+        with code.repeat([code.index(0)], lambda turn: turn.indices[0] < rows) as turn:
+            (row,) = turn.indices
+            self.left = rows - row
+            self.a, self.c, self.old = a[row * self.rs], c[row * self.cs], old[row * self.os]
+            last = self.left - 1
+            self.steps = [code.index(0), *(last.min(r) for r in range(1, EDGE))]
             height = self._height(sizes)
-            self.fits = {size: code.compare("sge", height, str(size)) for size in sizes[:-1]}
+            self.fits = {size: height >= size for size in sizes[:-1]}
             if self.masked:
-                for vectors, fits in ((1, narrow), (VECTORS, code.op(f"xor i1 {narrow}, true"))):
+                for vectors, fits in ((1, narrow), (VECTORS, ~narrow)):
                     self.masks = {vectors - 1: masks[vectors - 1]}
                     with code.when(fits):
                         self._tile(0, sizes[::-1], vectors)
             else:
-                with code.either(code.both("%narrow", self.fits[sizes[0]])) as wide:
+                with code.either(code.condition("%narrow") & self.fits[sizes[0]]) as wide:
                     self._store(self._sum(sizes[0], 1), 0, sizes[0])
                     next(wide)
                     self._tile(0, sizes[::-1], VECTORS)
-            turn.next = [Value(code.add(row, height), "i64")]
+            turn.next = [row + height]
 
-    def _height(self, sizes: Sequence[int]) -> str:
+    def _height(self, sizes: Sequence[int]) -> Index:
         """The tallest tile after which the rows are whole tiles; if they are never, the tallest there is."""
-        code, height = self.code, str(EDGE)
-        never = code.op(f"xor i1 {covered(code, self.left)}, true")
+        code, height = self.code, self.code.index(EDGE)
+        never = ~covered(code, self.left)
         for size in sizes[-2::-1]:
-            rest = code.sub(self.left, str(size))
-            well = code.op(f"or i1 {never}, {covered(code, rest)}")
-            height = code.choose(code.both(code.compare("sge", rest, "0"), well), str(size), height)
+            rest = self.left - size
+            well = never | covered(code, rest)
+            height = ((rest >= 0) & well).choose(size, height)
         return height
 
     def _tile(self, done: int, sizes: Sequence[int], vectors: int) -> Sums:
@@ -197,7 +203,7 @@ class _Tile:
         self._store({cell: chain for cell, chain in sums.items() if cell[0] >= done}, done, height)
         return {cell: chain for cell, chain in sums.items() if cell[0] < done}
 
-    def _either(self, condition: str, *ways: Callable[[], Sums]) -> Sums:
+    def _either(self, condition: Condition, *ways: Callable[[], Sums]) -> Sums:
         """The sums that the first or the second way gives."""
         code = self.code
         with code.either(condition) as other:
@@ -212,37 +218,37 @@ class _Tile:
     def _store(self, sums: Sums, first: int, end: int) -> None:
         """Adds the sums of some rows to the old ones."""
         code, size = self.code, self.element.bytes
-        into, old = (self._rows(*place, first, end) for place in ((self.c, "%cs"), (self.old, "%os")))
+        into, old = (self._rows(*place, first, end) for place in ((self.c, self.cs), (self.old, self.os)))
         totals = {(r, v): self._total(old[r - first], v, chain) for (r, v), chain in sums.items()}
         for (r, v), total in totals.items():  # all reads come before any write: rows may be repeated
             place = self._column(into[r - first], v)
             if v in self.masks:
                 store_masked(code, self.kind, total, place, self.masks[v])
             else:
-                code.line(f"store {self.vector} {total}, ptr {place}, align {size}")
+                place.store(f"{self.vector} {total}", size)
 
-    def _rows(self, base: str, step: str, first: int, end: int) -> list[str]:
+    def _rows(self, base: Pointer, step: Index, first: int, end: int) -> list[Pointer]:
         """The addresses of some of the tile's rows; those of an edge may be its last."""
-        code, rows = self.code, list[str]()
+        rows = list[Pointer]()
         for r in range(first, end):
             if r == 0:
                 rows.append(base)
             elif rows and r >= EDGE:
-                rows.append(code.at(rows[-1], step))
+                rows.append(rows[-1][step])
             else:
-                rows.append(code.at(base, code.mul(step, self.steps[r] if r < EDGE else str(r))))
+                rows.append(base[step * (self.steps[r] if r < EDGE else r)])
         return rows
 
-    def _column(self, row: str, v: int) -> str:
-        return self.code.at(row, str(v * self.lanes * self.element.bytes))
+    def _column(self, row: Pointer, v: int) -> Pointer:
+        return row[v * self.lanes * self.element.bytes]
 
-    def _vector(self, place: str, v: int) -> str:
+    def _vector(self, place: Pointer, v: int) -> str:
         """Vector v of a row, there."""
         if v in self.masks:
             return load_masked(self.code, self.kind, place, self.masks[v])
-        return self.code.op(f"load {self.vector}, ptr {place}, align {self.element.bytes}")
+        return place.load(self.vector, self.element.bytes)
 
-    def _total(self, row: str, v: int, chain: str) -> str:
+    def _total(self, row: Pointer, v: int, chain: str) -> str:
         code = self.code
         old = self._vector(self._column(row, v), v)
         return code.op(f"{self.element.add} {self.vector} {old}, {chain}")
@@ -250,51 +256,57 @@ class _Tile:
     def _sum(self, height: int, vectors: int) -> Sums:
         """The chains over k of a tile."""
         code, size = self.code, self.element.bytes
-        rows = {"a": self.a, **({"a7": code.at(self.a, "%rs7")} if height > 7 else {})}
-        bases = {"ks": ("%ks", "8")} if self.placed else {name: (row, "%ks") for name, row in rows.items()}
-        bases["b"] = ("%b", self.bs)
-        at = {name: code.name() for name in bases}
+        rs7, ks = code.indices("rs7", "ks")
+        places_of_k, b = code.pointers("ks", "b")
+        rows = {"a": self.a, **({"a7": self.a[rs7]} if height > 7 else {})}
+        bases: dict[str, tuple[Pointer, Integer]] = {name: (row, ks) for name, row in rows.items()}
+        if self.placed:
+            bases = {"ks": (places_of_k, 8)}
+        bases["b"] = (b, self.bs)
+        at = {name: code.pointer(code.name()) for name in bases}
         sums = {(r, v): code.name() for r in range(height) for v in range(vectors)}
-        left = code.name()
-        edge = [("a", "i8", code.mul(step, "%rs") if r else "0") for r, step in enumerate(self.steps)]
-        places = edge if height == EDGE else ROW_AT
+        left = code.index(code.name())
+        edge = [("a", "i8", step * self.rs if r else step) for r, step in enumerate(self.steps)]
+        places = edge if height == EDGE else self.row_at
         before, loop, done = code.block, code.label(), code.label()
         code.jump(loop)
         code.begin(loop)
         place = len(code.lines)
         if self.placed:
-            k = code.op(f"load i64, ptr {at['ks']}")
-            soon = code.op(f"load i64, ptr {code.offset(at['ks'], 'i64', str(SOON))}")
-            code.prefetch(code.at(rows.get("a7", self.a), soon))
-            at.update({name: code.at(row, k) for name, row in rows.items()})
+            k = at["ks"].word()
+            soon = at["ks"].word(SOON)
+            code.prefetch(rows.get("a7", self.a)[soon])
+            at.update({name: row[k] for name, row in rows.items()})
         columns = [self._vector(self._column(at["b"], v), v) for v in range(vectors)]
         self._prefetch(at, vectors)
         after = {}
         for r in range(height):
             base, scale, index = places[r]
-            x = code.op(f"load {self.kind}, ptr {code.offset(at[base], scale, index)}, align {size}")
+            x = at[base].element(scale, index).load(self.kind, size)
             x = code.op(f"insertelement {self.vector} poison, {self.kind} {x}, i64 0")
             x = code.op(
                 f"shufflevector {self.vector} {x}, {self.vector} poison, <{self.lanes} x i32> zeroinitializer"
             )
             for v in range(vectors):
                 after[r, v] = multiply_add(code, self.element, self.lanes, x, columns[v], sums[r, v])
-        carried = {at[name]: ("ptr", first, code.at(at[name], by)) for name, (first, by) in bases.items()}
-        rest = code.add(left, "-1")
-        carried[left] = ("i64", "%k", rest)
-        carried.update({sums[cell]: (self.vector, "zeroinitializer", after[cell]) for cell in sums})
+        carried = [
+            (at[name].text, "ptr", first.text, at[name][by].text) for name, (first, by) in bases.items()
+        ]
+        rest = left + -1
+        carried.append((left.text, "i64", "%k", rest.text))
+        carried += [(chain, self.vector, "zeroinitializer", after[cell]) for cell, chain in sums.items()]
         code.lines[place:place] = [
             f"  {name} = phi {type} [ {first}, %{before} ], [ {then}, %{loop} ]"
-            for name, (type, first, then) in carried.items()
+            for name, type, first, then in carried
         ]
-        code.branch(code.compare("ne", rest, "0"), loop, done)
+        code.branch(rest.differs(0), loop, done)
         code.begin(done)
         return after
 
-    def _prefetch(self, at: dict[str, str], vectors: int) -> None:
+    def _prefetch(self, at: dict[str, Pointer], vectors: int) -> None:
         """Asks for B of some k ahead."""
         for v in range(vectors):
-            self.code.prefetch(self._column(self.code.at(at["b"], self.ahead), v))
+            self.code.prefetch(self._column(at["b"][self.ahead], v))
 
 
 def tile(target: Target, element: Element) -> Routine:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from kiln.codegen.index import Condition, Index, Integer, Pointer
 from kiln.codegen.matmul_finish import Arguments
 from kiln.codegen.matmul_tile import SEGMENT, SOON, VECTORS, Element, heights
 from kiln.codegen.matmul_units import UNIT_BYTES, UNIT_ROWS, Driver, Output, Run
@@ -59,81 +60,90 @@ class Vectors(Driver):
         assert self.panel * self.wide_units * unit <= SUMS_BYTES
         code = self.code
         self.masked = masked_panels(target, element, window, "second" in turned)
-        self.a_place, self.a_row, self.a_k = code.slot("ptr"), code.slot("i64"), code.slot("i64")
+        self.a_place, self.a_row, self.a_k = code.slot("ptr"), code.variable(), code.variable()
 
-    def limits(self) -> tuple[str, str]:
+    def limits(self) -> tuple[Integer, Integer]:
         """As many rows as there is room for sums."""
         if self.placed:
-            code = self.code
-            self.a_inner = code.op(f"load i64, ptr {code.offset(self.look_a, 'i64', str(DIMS - 2))}")
-            self.a_placed = code.compare("ne", self.a_inner, self.size["k"])  # A's k are several runs
-        return str(SUMS_BYTES // self.pitch // UNIT_ROWS), str(self.wide_units)
+            self.a_inner = self.look_a.word(DIMS - 2)
+            self.a_placed = self.a_inner.differs(self.size["k"])  # A's k are several runs
+        return SUMS_BYTES // self.pitch // UNIT_ROWS, self.wide_units
 
     def memory(self) -> None:
         """Where packed panels, rows of A, sums and tables lie."""
-        code = self.code
         self.packed, self.copied, self.sums, tables = (
-            code.at(self.scratch, str(place)) for place in (0, COPIED, SUMS, TABLES)
+            self.scratch[place] for place in (0, COPIED, SUMS, TABLES)
         )
-        self.k_table, self.a_table, self.n_table = (
-            code.at(tables, str(8 * n * (SEGMENT + SOON))) for n in range(3)
-        )
+        self.k_table, self.a_table, self.n_table = (tables[8 * n * (SEGMENT + SOON)] for n in range(3))
 
-    def block(self, left: str) -> str:
+    def block(self, left: Index) -> Index:
         """How many of the rows that are left are the next block."""
         code = self.code
-        all_of_them = code.compare("sle", left, str(self.block_rows + heights(code.target)[0]))
-        return code.choose(all_of_them, left, str(self.block_rows))
+        all_of_them = left <= self.block_rows + heights(code.target)[0]
+        return all_of_them.choose(left, self.block_rows)
 
     @contextmanager
-    def segments(self) -> Iterator[tuple[str, str]]:
+    def segments(self) -> Iterator[tuple[Index, Index]]:
         """The segments of k: where each begins, and how many it has."""
         code = self.code
         with code.loop(self.split.from_k, self.split.to_k, SEGMENT) as turn:
-            yield turn.index, code.minimum(code.sub(self.split.to_k, turn.index), str(SEGMENT))
+            yield turn.index, (self.split.to_k - turn.index).min(SEGMENT)
 
-    def table(self, look: str, start: str, count: str, room: str, table: str) -> None:
+    def table(self, look: Pointer, start: Index, count: Integer, room: Integer, table: Pointer) -> None:
         """Where a window's columns, or its k, lie."""
-        self.code.run("places", f"ptr {look}", start, count, room, f"ptr {table}")
+        self.code.run("places", look, start, count, room, table)
 
-    def turns(self, step: str, outer: str) -> str:
+    def turns(self, step: Index, outer: Index) -> Condition:
         """Whether `pack` is to turn elements in registers: enough neighbours lie along outer."""
-        code, element = self.code, self.element
-        beside = code.compare("eq", step, str(element.stored_bytes))
-        return code.both(beside, code.compare("sge", outer, str(16 // element.bytes)))
+        element = self.element
+        beside = step.equals(element.stored_bytes)
+        return beside & (outer >= 16 // element.bytes)
 
     def pack(
-        self, turned: str, src: str, steps: tuple[str, str], into: str, pitch: int, outer: str, inner: str
+        self,
+        turned: Condition,
+        src: Pointer,
+        steps: tuple[Index, Index],
+        into: Pointer,
+        pitch: int,
+        outer: Index,
+        inner: Index,
     ) -> None:
         """Copies outer x inner elements, or turns them."""
         code = self.code
         with code.either(turned) as straight:
-            code.run("turn", f"ptr {src}", steps[1], f"ptr {into}", str(pitch), outer, inner)
+            code.run("turn", src, steps[1], into, pitch, outer, inner)
             next(straight)
             self.copy(src, steps, into, (pitch, self.panel_bytes), outer, inner)
 
-    def copy_rows(self, run: Run, k: str, depth: str) -> None:
+    def copy_rows(self, run: Run, k: Index, depth: Index) -> None:
         """Copies rows of A, from a k on, one after the other."""
-        code, pitch = self.code, ROW_PITCH * self.element.bytes
+        pitch = ROW_PITCH * self.element.bytes
         steps = self.stride["a_row"], self.stride["a_k"]
         with self.pieces(run, k) as (at, src, rows):
-            into = code.at(self.copied, code.mul(at, str(pitch)))
+            into = self.copied[at * pitch]
             self.pack(self.turns(steps[0], rows), src, steps, into, pitch, rows, depth)
 
     def copy(
-        self, src: str, steps: tuple[str, str], into: str, apart: tuple[int, int], outer: str, inner: str
+        self,
+        src: Pointer,
+        steps: tuple[Index, Index],
+        into: Pointer,
+        apart: tuple[int, int],
+        outer: Index,
+        inner: Index,
     ) -> None:
         """Copies outer x inner elements; `apart` are the bytes from row to row, and from panel to panel."""
-        self.code.run("copy", f"ptr {src}", *steps, f"ptr {into}", *map(str, apart), outer, inner)
+        self.code.run("copy", src, *steps, into, *apart, outer, inner)
 
     def tile(
         self,
         run: Run,
-        b: tuple[str, str],
-        sums: tuple[str, str],
-        first: str,
-        depth: str,
-        table: str = "",
+        b: tuple[Pointer, Integer],
+        sums: tuple[Pointer, Index],
+        first: Condition,
+        depth: Index,
+        table: Pointer | None = None,
         masked: bool = False,
     ) -> None:
         """One panel's tiles: the first segment's sums are stored, later ones added.
@@ -143,17 +153,17 @@ class Vectors(Driver):
         """
         code = self.code
         into, pitch = sums
-        old, old_pitch = code.choose(first, "@nothing", into, "ptr"), code.choose(first, "0", pitch)
-        narrow = code.compare("sle", run.columns, str(self.panel // VECTORS))
-        name, columns = ("tile_masked", run.columns) if masked else ("tile", f"i1 {narrow}")
-        a, row = code.op(f"load ptr, ptr {self.a_place}"), code.get(self.a_row)
-        rest = (f"ptr {into}", pitch, f"ptr {old}", old_pitch, depth, run.rows, columns)
+        old, old_pitch = first.choose(code.pointer("@nothing"), into), first.choose(0, pitch)
+        narrow = run.columns <= self.panel // VECTORS
+        name, columns = ("tile_masked", run.columns) if masked else ("tile", narrow)
+        a, row = self.a_place.pointer(), self.a_row.get()
+        rest = (into, pitch, old, old_pitch, depth, run.rows, columns)
         if not self.placed:
-            code.run(name, f"ptr {a}", row, code.get(self.a_k), f"ptr {b[0]}", b[1], *rest)
-        elif table:
-            code.run("tile_of_places", f"ptr {a}", row, f"ptr {table}", f"ptr {b[0]}", *rest)
+            code.run(name, a, row, self.a_k.get(), b[0], b[1], *rest)
+        elif table is not None:
+            code.run("tile_of_places", a, row, table, b[0], *rest)
         else:
             with code.either(self.a_placed) as evenly:
-                code.run("tile_of_places", f"ptr {a}", row, f"ptr {self.a_table}", f"ptr {b[0]}", *rest)
+                code.run("tile_of_places", a, row, self.a_table, b[0], *rest)
                 next(evenly)
-                code.run("tile", f"ptr {a}", row, code.get(self.a_k), f"ptr {b[0]}", b[1], *rest)
+                code.run("tile", a, row, self.a_k.get(), b[0], b[1], *rest)

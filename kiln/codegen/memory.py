@@ -12,9 +12,11 @@ A tail reads no byte outside its `count` elements and writes none. Pointers need
 
 from __future__ import annotations
 
-from kiln.codegen.code import IOTA32, IOTA64, LANES, Code, Value
+from kiln.codegen.code import IOTA32, IOTA64, LANES, Code
 from kiln.codegen.emit import Machine, number
+from kiln.codegen.index import Index, Pointer
 from kiln.codegen.masked import SUFFIX, first_lanes, load_masked, store_masked
+from kiln.codegen.value import Value
 
 # dtype: (LLVM type in memory, bytes, compute type)
 MEMORY = {
@@ -44,7 +46,7 @@ class Memory:
     def __init__(self, code: Code) -> None:
         self.code = code
         self.machine = Machine(code)
-        self._copies: dict[str, str] = {}
+        self._copies: dict[str, Pointer] = {}
 
     # -- dtype <-> compute type ---------------------------------------------------------------------
 
@@ -73,27 +75,27 @@ class Memory:
 
     # -- one element --------------------------------------------------------------------------------
 
-    def read(self, dtype: str, pointer: str) -> Value:
+    def read(self, dtype: str, pointer: Pointer) -> Value:
         """The element at `pointer`."""
-        return self.decode(self.code.op(f"load {element(dtype)}, ptr {pointer}, align 1"), dtype, 1)
+        return self.decode(pointer.load(element(dtype), 1), dtype, 1)
 
-    def write(self, dtype: str, pointer: str, x: Value) -> None:
+    def write(self, dtype: str, pointer: Pointer, x: Value) -> None:
         """Store x, rounded to `dtype`, at `pointer`."""
         raw = self.encode(x, dtype)
-        self.code.line(f"store {element(dtype)} {raw.text}, ptr {pointer}, align 1")
+        pointer.store(f"{element(dtype)} {raw.text}", 1)
 
     # -- sixteen elements ---------------------------------------------------------------------------
 
-    def mask(self, count: str) -> Value:
+    def mask(self, count: Index) -> Value:
         """lane < count, for an i64 count of 1 to 16; where masks are registers, `count` low bits of one."""
         if self.code.target.masks:
             return first_lanes(self.code, count, LANES)
-        small = Value(self.code.op(f"trunc i64 {count} to i32"), "u32")
+        small = Value(count.bits(32), "u32")
         return self.machine.compare(
             "lt", Value(IOTA32, "u32", LANES, True), self.machine.spread(small, LANES)
         )
 
-    def read_lanes(self, dtype: str, pointer: str, count: str | None, mask: Value | None) -> Value:
+    def read_lanes(self, dtype: str, pointer: Pointer, count: Index | None, mask: Value | None) -> Value:
         """16 neighbouring elements from `pointer`; of a tail, the first `count` (the rest is unspecified)."""
         kind = f"<{LANES} x {element(dtype)}>"
         if count is not None and mask is not None and self.code.target.masks:
@@ -101,12 +103,14 @@ class Memory:
             return self.decode(raw, dtype, LANES)
         if count is not None:
             copy = self._copy("in", dtype)
-            self.code.line(f"store {kind} zeroinitializer, ptr {copy}, align 64")
+            copy.store(f"{kind} zeroinitializer", 64)
             self._move(dtype, pointer, copy, count)
             pointer = copy
-        return self.decode(self.code.op(f"load {kind}, ptr {pointer}, align 1"), dtype, LANES)
+        return self.decode(pointer.load(kind, 1), dtype, LANES)
 
-    def write_lanes(self, dtype: str, pointer: str, x: Value, count: str | None, mask: Value | None) -> None:
+    def write_lanes(
+        self, dtype: str, pointer: Pointer, x: Value, count: Index | None, mask: Value | None
+    ) -> None:
         """Store 16 lanes at `pointer`, or the first `count` of them."""
         self.write_raw(dtype, pointer, self.raw_lanes(dtype, x), count, mask)
 
@@ -114,23 +118,25 @@ class Memory:
         """16 lanes as they lie in memory."""
         return self.encode(self.machine.spread(x, LANES), dtype)
 
-    def stream(self, dtype: str, pointer: str, raw: Value) -> None:
+    def stream(self, dtype: str, pointer: Pointer, raw: Value) -> None:
         """Store 16 raw lanes past the caches; `pointer` is a multiple of their size, or of a line."""
         align = min(LANES * MEMORY[dtype][1], 64)
         self.code.line(f"store {raw.typed}, ptr {pointer}, align {align}, !nontemporal !0")
 
-    def write_raw(self, dtype: str, pointer: str, raw: Value, count: str | None, mask: Value | None) -> None:
+    def write_raw(
+        self, dtype: str, pointer: Pointer, raw: Value, count: Index | None, mask: Value | None
+    ) -> None:
         """Store raw lanes."""
         if count is None:
-            self.code.line(f"store {raw.typed}, ptr {pointer}, align 1")
+            pointer.store(raw.typed, 1)
         elif mask is not None and self.code.target.masks:
             store_masked(self.code, element(dtype), raw.text, pointer, mask)
         else:
             copy = self._copy("out", dtype)
-            self.code.line(f"store {raw.typed}, ptr {copy}, align 64")
+            copy.store(raw.typed, 64)
             self._move(dtype, copy, pointer, count)
 
-    def read_alternate(self, dtype: str, pointer: str, count: str | None) -> Value:
+    def read_alternate(self, dtype: str, pointer: Pointer, count: Index | None) -> Value:
         """16 elements, every other one from `pointer`; of a tail (on a machine with masks) the first `count`.
 
         all 16:  low = load 0..15, high = load 15..30;            lanes 0 2 .. 14 of low, 1 3 .. 15 of high
@@ -138,27 +144,27 @@ class Memory:
         """
         code, kind = self.code, f"<{LANES} x {element(dtype)}>"
         skip = 1 if count is None else 0
-        places = [pointer, code.offset(pointer, element(dtype), str(LANES - skip))]
+        places = [pointer, pointer.element(element(dtype), LANES - skip)]
         if count is None:
-            low, high = (code.op(f"load {kind}, ptr {at}, align 1") for at in places)
+            low, high = (at.load(kind, 1) for at in places)
         else:
-            beyond = code.sub(str(2 * LANES + 1), code.mul(count, "2"))
-            bits = code.op(f"lshr i64 {(1 << 2 * LANES) - 1}, {beyond}")
+            beyond = 2 * LANES + 1 - count * 2
+            bits = ((1 << 2 * LANES) - 1) >> beyond
             low, high = (self._read_some(dtype, at, bits, LANES * k) for k, at in enumerate(places))
         lanes = [*range(0, LANES, 2), *range(LANES + skip, 2 * LANES, 2)]
         picked = ", ".join(f"i32 {lane}" for lane in lanes)
         raw = code.op(f"shufflevector {kind} {low}, {kind} {high}, <{LANES} x i32> <{picked}>")
         return self.decode(raw, dtype, LANES)
 
-    def _read_some(self, dtype: str, pointer: str, bits: str, first: int) -> str:
+    def _read_some(self, dtype: str, pointer: Pointer, bits: Index, first: int) -> str:
         """16 neighbours of which those are read whose bit, from `first` on, is set."""
         code, kind = self.code, f"<{LANES} x {element(dtype)}>"
-        word = code.op(f"trunc i64 {code.op(f'lshr i64 {bits}, {first}')} to i{LANES}")
+        word = (bits >> first).bits(LANES)
         mask = Value(code.op(f"bitcast i{LANES} {word} to <{LANES} x i1>"), "i1", LANES)
         name = f"llvm.masked.load.v{LANES}{_suffix(dtype)}.p0"
         return self._masked(name, kind, [f"ptr {pointer}", "i32 1", mask.typed, f"{kind} zeroinitializer"])
 
-    def gather(self, dtype: str, pointer: str, positions: Value, mask: Value | None) -> Value:
+    def gather(self, dtype: str, pointer: Pointer, positions: Value, mask: Value | None) -> Value:
         """16 elements at `positions` (i64, in elements); lanes outside the mask read lane 0's."""
         if mask is not None:
             first = Value(self.code.op(f"extractelement {positions.typed}, i64 0"), "i64")
@@ -169,7 +175,7 @@ class Memory:
         arguments = [where, "i32 1", f"<{LANES} x i1> splat (i1 true)", f"{kind} zeroinitializer"]
         return self.decode(self._masked(name, kind, arguments), dtype, LANES)
 
-    def scatter(self, dtype: str, pointer: str, positions: Value, x: Value, mask: Value | None) -> None:
+    def scatter(self, dtype: str, pointer: Pointer, positions: Value, x: Value, mask: Value | None) -> None:
         """Store 16 lanes at `positions`, those of the mask."""
         raw = self.encode(self.machine.spread(x, LANES), dtype)
         where = self._addresses(dtype, pointer, positions)
@@ -177,30 +183,30 @@ class Memory:
         lanes = f"<{LANES} x i1> splat (i1 true)" if mask is None else mask.typed
         self._masked(name, "void", [raw.typed, where, "i32 1", lanes])
 
-    def strided(self, stride: str) -> Value:
+    def strided(self, stride: Index) -> Value:
         """lane * stride, for 16 lanes."""
         lanes = Value(IOTA64, "i64", LANES, True)
-        return self.machine.instruction("mul", self.machine.spread(Value(stride, "i64"), LANES), lanes)
+        return self.machine.instruction("mul", self.machine.spread(stride.value, LANES), lanes)
 
-    def _addresses(self, dtype: str, pointer: str, positions: Value) -> str:
+    def _addresses(self, dtype: str, pointer: Pointer, positions: Value) -> str:
         text = self.code.op(f"getelementptr {element(dtype)}, ptr {pointer}, {positions.typed}")
         return f"<{LANES} x ptr> {text}"
 
     def _masked(self, name: str, result: str, arguments: list[str]) -> str:
         return self.code.call(name, result, arguments)
 
-    def _copy(self, role: str, dtype: str) -> str:
+    def _copy(self, role: str, dtype: str) -> Pointer:
         key = f"{role} {element(dtype)}"
         if key not in self._copies:
             self._copies[key] = self.code.slot(element(dtype), LANES)
         return self._copies[key]
 
-    def _move(self, dtype: str, source: str, target: str, count: str) -> None:
+    def _move(self, dtype: str, source: Pointer, target: Pointer, count: Index) -> None:
         """for j < count: target[j] = source[j]"""
         kind = element(dtype)
-        with self.code.loop("0", count, 1) as turn:
-            raw = self.code.op(f"load {kind}, ptr {self.code.offset(source, kind, turn.index)}, align 1")
-            self.code.line(f"store {kind} {raw}, ptr {self.code.offset(target, kind, turn.index)}, align 1")
+        with self.code.loop(0, count, 1) as turn:
+            raw = source.element(kind, turn.index).load(kind, 1)
+            target.element(kind, turn.index).store(f"{kind} {raw}", 1)
 
 
 def _suffix(dtype: str) -> str:

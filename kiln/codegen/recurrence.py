@@ -25,15 +25,17 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from kiln.codegen.code import LANES, LLVM, Value, llvm_type
+from kiln.codegen.code import LANES
 from kiln.codegen.compile import Part
 from kiln.codegen.generate import nest_text
+from kiln.codegen.index import Index, Pointer
 from kiln.codegen.matmul import chains, product
 from kiln.codegen.matmul_text import Routine, own_parts
 from kiln.codegen.matmul_tile import SEGMENT, VECTORS, element_of, identity, multiply_add
 from kiln.codegen.memory import Memory
 from kiln.codegen.nest import Nest, Operand
 from kiln.codegen.target import Target
+from kiln.codegen.value import LLVM, Value, llvm_type
 from kiln.scalars.scalar import Scalar, program_text
 from kiln.table.kinds import RECURRENT_COLUMNS as COLUMNS
 
@@ -134,33 +136,34 @@ def row(spec: RecurrenceSpec, target: Target) -> Routine:
     each gate, v:  store c[gate][v], c[gate][v] (or what adds nothing) + sum[gate][v]
     """
     code, element = Routine(target, "row", ROW), element_of(spec.dtype)
+    a, b, c = code.pointers("a", "b", "c")
+    gate_bytes, k = code.indices("gate", "k")
     lanes = element.lanes(target)
     vectors, kind = COLUMNS // lanes, llvm_type(element.summed, lanes)
     most = max(CHAINS // vectors, 1)
     for start in range(0, spec.gates, most):
         gates = range(start, min(start + most, spec.gates))
-        bases = [code.at("%b", code.mul("%gate", str(gate))) for gate in gates]
+        bases = [b[gate_bytes * gate] for gate in gates]
         zero = Value("zeroinitializer", element.summed, lanes)
-        with code.loop("0", "%k", 1, [zero] * (len(gates) * vectors)) as turn:
-            here = code.offset("%a", LLVM[element.summed], turn.index)
-            x = Value(code.op(f"load {LLVM[element.summed]}, ptr {here}"), element.summed)
+        with code.loop(0, k, 1, [zero] * (len(gates) * vectors)) as turn:
+            here = a.element(LLVM[element.summed], turn.index)
+            x = Value(here.load(LLVM[element.summed]), element.summed)
             x = Memory(code).machine.spread(x, lanes)
-            line = code.mul(turn.index, str(COLUMNS * element.bytes))
-            places = [
-                code.at(base, line, str(v * lanes * element.bytes)) for base in bases for v in range(vectors)
-            ]
-            turn.next = []
+            line = turn.index * (COLUMNS * element.bytes)
+            places = [base[line, v * lanes * element.bytes] for base in bases for v in range(vectors)]
+            sums = list[Value]()
             for place, chain in zip(places, turn.values):
-                code.prefetch(code.at(place, str(AHEAD)))
-                y = code.op(f"load {kind}, ptr {place}, align {element.bytes}")
+                code.prefetch(place[AHEAD])
+                y = place.load(kind, element.bytes)
                 text = multiply_add(code, element, lanes, x.text, y, chain.text)
-                turn.next.append(Value(text, element.summed, lanes))
+                sums.append(Value(text, element.summed, lanes))
+            turn.next = sums
         for n, chain in enumerate(turn.values):
-            place = code.at("%c", str((start * vectors + n) * lanes * element.bytes))
-            old = code.op(f"load {kind}, ptr {place}, align {element.bytes}")
+            place = c[(start * vectors + n) * lanes * element.bytes]
+            old = place.load(kind, element.bytes)
             old = code.op(f"select i1 %first, {kind} splat ({element.nothing}), {kind} {old}")
             total = code.op(f"{element.add} {kind} {old}, {chain.text}")
-            code.line(f"store {kind} {total}, ptr {place}, align {element.bytes}")
+            place.store(f"{kind} {total}", element.bytes)
     return code
 
 
@@ -170,125 +173,122 @@ class _Driver:
     def __init__(self, spec: RecurrenceSpec, target: Target) -> None:
         self.spec, self.target, self.element = spec, target, element_of(spec.dtype)
         self.code = code = Routine(target, "kernel", "ptr %ptr, ptr %arg, i64 %begin, i64 %end", quick=True)
-        self.steps, self.rows, self.size = (self._argument(k) for k in range(SIZES))
-        self.bytes = str(self.element.bytes)
+        self.steps, self.rows, self.size = (code.argument(k) for k in range(SIZES))
+        self.bytes = self.element.bytes
         names = spec.operands
-        self.base = {name: self._pointer(k) for k, name in enumerate(names)}
-        self.weight, memory = self._pointer(len(names)), self._pointer(len(names) + 1)
+        self.base = {name: code.operand(k) for k, name in enumerate(names)}
+        self.weight, memory = code.operand(len(names)), code.operand(len(names) + 1)
         self.elements = {
-            name: [self._argument(SIZES + DIMS * k + d) for d in range(DIMS)] for k, name in enumerate(names)
+            name: [code.argument(SIZES + DIMS * k + d) for d in range(DIMS)] for k, name in enumerate(names)
         }
-        self.stride = {name: [code.mul(s, self.bytes) for s in own] for name, own in self.elements.items()}
-        self.row_bytes = code.mul(self.size, self.bytes)
-        pitch = code.add(code.mul(code.ceil_div(self.size, LANES), str(LANES)), str(LANES))
-        self.pitch = code.mul(pitch, self.bytes)
-        self.state_bytes = code.mul(self.pitch, str(ROWS))
-        self.held = [code.at(memory, code.mul(self.state_bytes, str(k))) for k in range(spec.states + 1)]
-        self.sums = code.at(memory, code.mul(self.state_bytes, str(spec.states + 1)))
+        self.stride = {name: [s * self.bytes for s in own] for name, own in self.elements.items()}
+        self.row_bytes = self.size * self.bytes
+        pitch = self.size.ceil_div(LANES) * LANES + LANES
+        self.pitch = pitch * self.bytes
+        self.state_bytes = self.pitch * ROWS
+        self.held = [memory[self.state_bytes * k] for k in range(spec.states + 1)]
+        self.sums = memory[self.state_bytes * (spec.states + 1)]
         self.sums_pitch = spec.gates * COLUMNS
         nest, self.parts = spec.cell()
         self.pointers = code.slot("ptr", len(nest.operands))
         self.arguments = code.slot("i64", 2 + 2 * len(nest.operands))
         for k, (name, _) in enumerate(self.parts):
-            steps = self.elements.get(name, ["0", pitch, "1"])
+            steps = self.elements.get(name, [code.index(0), pitch, code.index(1)])
             if name == "sums":
-                steps = ["0", str(self.sums_pitch), "1"]
+                steps = [code.index(0), code.index(self.sums_pitch), code.index(1)]
             for d in (0, 1):
                 self._set_argument(2 + 2 * k + d, steps[1 + d])
 
-    def _argument(self, place: int) -> str:
-        return self.code.op(f"load i64, ptr {self.code.offset('%arg', 'i64', str(place))}")
-
-    def _pointer(self, place: int) -> str:
-        return self.code.op(f"load ptr, ptr {self.code.offset('%ptr', 'ptr', str(place))}")
-
-    def _set_argument(self, place: int, value: str) -> None:
-        self.code.line(f"store i64 {value}, ptr {self.code.offset(self.arguments, 'i64', str(place))}")
+    def _set_argument(self, place: int, value: Index) -> None:
+        self.arguments.put(value, place)
 
     def write(self) -> Routine:
         """Rows in blocks of about the same height."""
         code = self.code
-        first = code.mul("%begin", str(UNIT_ROWS))
-        last = code.minimum(self.rows, code.mul("%end", str(UNIT_ROWS)))
-        count = code.sub(last, first)
-        blocks = code.ceil_div(count, ROWS)
-        height = code.op(f"sdiv i64 {code.sub(code.add(count, blocks), '1')}, {blocks}")
-        height = code.mul(code.ceil_div(height, UNIT_ROWS), str(UNIT_ROWS))
+        begin, end = code.indices("begin", "end")
+        first = begin * UNIT_ROWS
+        last = self.rows.min(end * UNIT_ROWS)
+        count = last - first
+        blocks = count.ceil_div(ROWS)
+        height = (count + blocks - 1) // blocks
+        height = height.ceil_div(UNIT_ROWS) * UNIT_ROWS
         at = code.variable(first)
         with code.during(at, last) as row:
-            rows = code.minimum(code.sub(last, row), height)
+            rows = (last - row).min(height)
             self._block(row, rows)
-            code.set(at, code.add(row, rows))
+            at.set(row + rows)
         return code
 
-    def _block(self, row: str, rows: str) -> None:
+    def _block(self, row: Index, rows: Index) -> None:
         """All steps of some rows."""
         code, spec = self.code, self.spec
-        line = str(VECTORS * self.target.vector_bits // 8)
+        line = VECTORS * self.target.vector_bits // 8
         for name, region in zip(("hidden", "cell")[: spec.states], (self.held[0], self.held[-1])):
-            src = code.at(self.base[name], code.mul(row, self.stride[name][1]))
+            src = self.base[name][row * self.stride[name][1]]
             steps = self.stride[name][1:]
-            code.run("copy", f"ptr {src}", *steps, f"ptr {region}", self.pitch, line, rows, self.size)
+            code.run("copy", src, *steps, region, self.pitch, line, rows, self.size)
         self._set_argument(0, rows)
         with code.times(self.steps) as step:
-            odd = code.compare("ne", code.op(f"and i64 {step}, 1"), "0")
+            odd = (step & 1).differs(0)
             first, second = self.held[:2]
-            hidden = [code.choose(odd, second, first, "ptr"), code.choose(odd, first, second, "ptr")]
+            hidden = [odd.choose(second, first), odd.choose(first, second)]
             place = {"state": [hidden[0], self.held[-1]], "after": [hidden[1], self.held[-1]]}
             start = {
-                name: code.at(base, code.mul(step, self.stride[name][0]), code.mul(row, self.stride[name][1]))
+                name: base[step * self.stride[name][0], row * self.stride[name][1]]
                 for name, base in self.base.items()
             }
             with code.times(self.size, COLUMNS) as column:
                 self._sum(hidden[0], start, rows, column)
                 self._cell(place, start, rows, column)
 
-    def _ask(self, gate: str, start: dict[str, str], rows: str, column: str) -> None:
+    def _ask(self, gate: int, start: dict[str, Pointer], rows: Index, column: Index) -> None:
         """Asks for a gate's part of the input: its rows are far apart, and nobody guesses the next."""
         code = self.code
-        at = code.mul(code.add(code.mul(self.size, gate), column), self.stride["input"][2])
+        at = (self.size * gate + column) * self.stride["input"][2]
         with code.times(rows) as row:
-            here = code.at(start["input"], at, code.mul(row, self.stride["input"][1]))
+            here = start["input"][at, row * self.stride["input"][1]]
             for line in range(0, COLUMNS * self.element.bytes, LINE):
-                code.prefetch(code.at(here, str(line)))
+                code.prefetch(here[line])
 
-    def _sum(self, hidden: str, start: dict[str, str], rows: str, column: str) -> None:
+    def _sum(self, hidden: Pointer, start: dict[str, Pointer], rows: Index, column: Index) -> None:
         """The sums of all gates for a group of columns; what the cell reads then is asked for before."""
         code, spec, line = self.code, self.spec, COLUMNS * self.element.bytes
-        weight = code.at(self.weight, code.mul(code.mul(column, str(spec.gates)), self.row_bytes))
-        gate_bytes = code.mul(self.row_bytes, str(COLUMNS))
-        pitch = str(spec.gates * line)
-        with code.loop("0", self.size, SEGMENT) as turn:
-            k, first = turn.index, code.compare("eq", turn.index, "0")
-            depth = code.minimum(code.sub(self.size, k), str(SEGMENT))
-            a, b = code.at(hidden, code.mul(k, self.bytes)), code.at(weight, code.mul(k, str(line)))
-            with code.either(code.compare("eq", rows, "1")) as several:
-                code.run("row", f"ptr {a}", f"ptr {b}", gate_bytes, f"ptr {self.sums}", depth, f"i1 {first}")
+        weight = self.weight[column * spec.gates * self.row_bytes]
+        gate_bytes = self.row_bytes * COLUMNS
+        pitch = spec.gates * line
+        with code.loop(0, self.size, SEGMENT) as turn:
+            k, first = turn.index, turn.index.equals(0)
+            depth = (self.size - k).min(SEGMENT)
+            a, b = hidden[k * self.bytes], weight[k * line]
+            with code.either(rows.equals(1)) as several:
+                code.run("row", a, b, gate_bytes, self.sums, depth, first)
                 next(several)
                 for at in range(0, spec.gates * COLUMNS, VECTORS * self.element.lanes(self.target)):
                     gate, inside = divmod(at, COLUMNS)
                     if not inside:
-                        self._ask(str(gate), start, rows, column)
-                    place = code.at(b, code.mul(gate_bytes, str(gate)), str(inside * self.element.bytes))
-                    c = code.at(self.sums, str(at * self.element.bytes))
-                    old, old_pitch = code.choose(first, "@nothing", c, "ptr"), code.choose(first, "0", pitch)
+                        self._ask(gate, start, rows, column)
+                    place = b[gate_bytes * gate, inside * self.element.bytes]
+                    c = self.sums[at * self.element.bytes]
+                    old, old_pitch = first.choose(code.pointer("@nothing"), c), first.choose(0, pitch)
                     code.run(
-                        "tile", f"ptr {a}", self.pitch, self.bytes, f"ptr {place}", str(line), f"ptr {c}",
-                        pitch, f"ptr {old}", old_pitch, depth, rows, "i1 false",
+                        "tile", a, self.pitch, self.bytes, place, line, c,
+                        pitch, old, old_pitch, depth, rows, code.condition(False),
                     )  # fmt: skip
 
-    def _cell(self, place: dict[str, list[str]], start: dict[str, str], rows: str, column: str) -> None:
+    def _cell(
+        self, place: dict[str, list[Pointer]], start: dict[str, Pointer], rows: Index, column: Index
+    ) -> None:
         """The states of a group of columns after the step, and what is given of them."""
         code = self.code
-        left = code.mul(column, self.bytes)
+        left = column * self.bytes
         for k, (name, part) in enumerate(self.parts):
             if name == "sums":
-                at = code.at(self.sums, str(part * COLUMNS * self.element.bytes))
+                at = self.sums[part * COLUMNS * self.element.bytes]
             elif name in place:
-                at = code.at(place[name][part], left)
+                at = place[name][part][left]
             else:
-                across = code.add(code.mul(self.size, str(part)), column) if part else column
-                at = code.at(start[name], code.mul(across, self.stride[name][2]))
-            code.line(f"store ptr {at}, ptr {code.offset(self.pointers, 'ptr', str(k))}")
-        self._set_argument(1, code.minimum(code.sub(self.size, column), str(COLUMNS)))
-        code.run("cell", f"ptr {self.pointers}", f"ptr {self.arguments}", "0", rows)
+                across = self.size * part + column if part else column
+                at = start[name][across * self.stride[name][2]]
+            self.pointers.put(at, k)
+        self._set_argument(1, (self.size - column).min(COLUMNS))
+        code.run("cell", self.pointers, self.arguments, 0, rows)

@@ -12,9 +12,11 @@ nothing is 0 and a product 1: `initial` differs from `identity` there only.
 
 from __future__ import annotations
 
-from kiln.codegen.code import Code, Value
+from kiln.codegen.code import Code
 from kiln.codegen.emit import Machine, number
+from kiln.codegen.index import Condition, Index
 from kiln.codegen.nest import NOWHERE
+from kiln.codegen.value import Value
 from kiln.scalars.scalar import FLOATS, SIGNED, WIDTH, Scalar
 
 Partial = list[Value]
@@ -43,11 +45,11 @@ class Reducer:
             parts.append(number(NOWHERE, "i64"))
         return [self.machine.spread(p, width) for p in parts]
 
-    def initial(self, size: str) -> Partial:
+    def initial(self, size: Index) -> Partial:
         """Where totals start: the identity, but +0.0 for a float sum over nothing."""
         if self.node.op != "sum" or self.type not in FLOATS:
             return self.identity()
-        empty = Value(self.code.op(f"icmp eq i64 {size}, 0"), "i1")
+        empty = size.equals(0).value
         return [self.machine.choose(empty, number(0.0, self.type), number(-0.0, self.type))]
 
     def _neutral(self) -> float:
@@ -101,7 +103,7 @@ class Reducer:
         wins = machine.both("or", beats, machine.both("and", ties, earlier))
         return [machine.choose(wins, y, x) for x, y in zip(a, b)]
 
-    def follow(self, a: Partial, b: Partial, begins: str) -> Partial:
+    def follow(self, a: Partial, b: Partial, begins: Condition) -> Partial:
         """a then b, whose positions are all later; b alone where the i1 `begins` holds."""
         if not self.positions:
             return self.step(a, b)
@@ -111,7 +113,7 @@ class Reducer:
             relation = "ugt" if self.node.op == "argmax" else "ult"
             wins = machine.instruction(f"fcmp {relation}", b[0], a[0], "i1")
             wins = machine.both("and", wins, machine.instruction("fcmp ord", a[0], a[0], "i1"))
-        wins = machine.both("or", wins, machine.spread(Value(begins, "i1"), wins.width))
+        wins = machine.both("or", wins, machine.spread(begins.value, wins.width))
         return [machine.choose(wins, y, x) for x, y in zip(a, b)]
 
     def present(self, x: Partial, mask: Value | None) -> Partial:

@@ -15,14 +15,20 @@ for point in begin .. end:
 
 from __future__ import annotations
 
-from kiln.codegen.code import LANES, Value
+from typing import TypeVar
+
+from kiln.codegen.code import LANES
 from kiln.codegen.emit import Expression
 from kiln.codegen.frame import COSTS, EXPENSIVE, POINT, Frame, Step
+from kiln.codegen.index import Index, Pointer
 from kiln.codegen.memory import element
 from kiln.codegen.nest import CHAIN, GROUP, REDUCE_BLOCK, Nest
 from kiln.codegen.plan import Plan, above
-from kiln.codegen.reduce import Partial, Reducer
+from kiln.codegen.reduce import Reducer
 from kiln.codegen.target import Target
+from kiln.codegen.value import Value
+
+Part = TypeVar("Part", Value, Pointer)
 
 
 class Rows:
@@ -39,8 +45,8 @@ class Rows:
         self.plan = Plan(self.frame, self.r[-1])
         self.lane_dim = self.r[-1]
         self.fetching = self._busiest()
-        self.index: dict[int, str] = {}
-        self.pointers: list[str] = []
+        self.index: dict[int, Index] = {}
+        self.pointers: list[Pointer] = []
 
     def emit(self) -> str:
         """The kernel's LLVM text."""
@@ -59,12 +65,12 @@ class Rows:
         with self.frame.units([self.frame.size[d] for d in self.p]) as position:
             self.point(position)
 
-    def point(self, position: list[str]) -> None:
+    def point(self, position: list[Index]) -> None:
         """One p point: its passes, then its stores."""
         frame = self.frame
         self.index = dict(zip(self.p, position))
         self.pointers = [
-            self.address(k) if len(o.strides) == len(self.nest.dims) else ""
+            self.address(k) if len(o.strides) == len(self.nest.dims) else frame.base[k]
             for k, o in enumerate(self.nest.operands)
         ]
         point = frame.scope(frame.outer, Step(self.index, self.pointers.__getitem__))
@@ -74,7 +80,7 @@ class Rows:
         for k, value in results:
             frame.memory.write(self.nest.operands[k].dtype, self.pointers[k], value)
 
-    def address(self, k: int) -> str:
+    def address(self, k: int) -> Pointer:
         """Where operand k's row begins."""
         return self.frame.address(k, self.index)
 
@@ -82,7 +88,7 @@ class Rows:
         """What is stored in operand k at `step`."""
         return value
 
-    def row_length(self) -> str:
+    def row_length(self) -> Index:
         """The number of elements reduced."""
         return self.frame.size[self.lane_dim]
 
@@ -96,7 +102,7 @@ class Rows:
         cheap = frame.cost(roots, frame.reduced) < EXPENSIVE
         if not found:
             frame.lanes(
-                "0",
+                0,
                 self.length,
                 [],
                 2 if cheap else 1,
@@ -108,7 +114,9 @@ class Rows:
         for node, total in zip(found, grouped(reducers, totals)):
             point.values[id(node)] = total[-1]
 
-    def _step(self, scope: Expression, q: int, v: str, count: str | None, mask: Value | None) -> list[Value]:
+    def _step(
+        self, scope: Expression, q: int, v: Index, count: Index | None, mask: Value | None
+    ) -> list[Value]:
         """Pass q at 16 positions: its point stores; the elements of its reductions."""
         frame, plan = self.frame, self.plan
         step = self.step_at(q, v, count, mask)
@@ -160,23 +168,23 @@ class Rows:
         for k in inputs:
             operand = self.nest.operands[k]
             if operand.strides[self.lane_dim] == "1" and operand.strides[self.p[-1]] != "0":
-                ahead = code.mul(frame.stride[k][self.p[-1]], str(self.apart))
-                place = code.offset(step.pointer(k), element(operand.dtype), ahead)
+                ahead = frame.stride[k][self.p[-1]] * self.apart
+                place = step.pointer(k).element(element(operand.dtype), ahead)
                 code.prefetch(place)
 
     def finish_step(self, step: Step) -> None:
         """What follows the stores of a step; nothing where the row is one run of memory."""
 
-    def step_at(self, q: int, v: str, count: str | None, mask: Value | None) -> Step:
+    def step_at(self, q: int, v: Index, count: Index | None, mask: Value | None) -> Step:
         """16 positions of the row from `v`, for pass q."""
-        frame, code = self.frame, self.code
+        frame = self.frame
 
-        def pointer(k: int) -> str:
+        def pointer(k: int) -> Pointer:
             operand = self.nest.operands[k]
             if operand.strides[self.lane_dim] == "0":
                 return self.pointers[k]
-            place = code.mul(v, frame.stride[k][self.lane_dim])
-            return code.offset(self.pointers[k], element(operand.dtype), place)
+            place = v * frame.stride[k][self.lane_dim]
+            return self.pointers[k].element(element(operand.dtype), place)
 
         return Step(self.index, pointer, self.lane_dim, v, count, mask)
 
@@ -186,8 +194,8 @@ class Rows:
         """Blocks of 16384, their totals combined in ascending order."""
         code = self.code
         start = [v for r in reducers for v in r.initial(self.length)]
-        with code.loop("0", self.length, self.nest.block, start) as block:
-            limit = code.minimum(code.add(block.index, str(self.nest.block)), self.length)
+        with code.loop(0, self.length, self.nest.block, start) as block:
+            limit = (block.index + self.nest.block).min(self.length)
             groups = self._unrolled if cheap else self._rolled
             if self.nest.block < REDUCE_BLOCK:  # accumulators of chains
                 groups = self._chain
@@ -197,36 +205,36 @@ class Rows:
         return block.values
 
     def _unrolled(
-        self, scope: Expression, q: int, reducers: list[Reducer], start: str, limit: str
+        self, scope: Expression, q: int, reducers: list[Reducer], start: Index, limit: Index
     ) -> list[Value]:
         """Whole groups of 128 written out as 8 vectors, then one group of what is left."""
         code = self.code
-        whole = code.add(start, code.op(f"and i64 {code.sub(limit, start)}, -{GROUP}"))
+        whole = start + ((limit - start) & -GROUP)
         with code.loop(start, whole, GROUP, identities(reducers)) as group:
             chain: list[Value] = []
             for turn in range(CHAIN):
-                elements = self._step(scope, q, code.add(group.index, str(turn * LANES)), None, None)
+                elements = self._step(scope, q, group.index + turn * LANES, None, None)
                 chain = steps(reducers, chain, elements) if chain else elements
             self.frame.settle()
             group.next = steps(reducers, group.values, chain)
         return steps(reducers, group.values, self._chain(scope, q, reducers, whole, limit))
 
     def _rolled(
-        self, scope: Expression, q: int, reducers: list[Reducer], start: str, limit: str
+        self, scope: Expression, q: int, reducers: list[Reducer], start: Index, limit: Index
     ) -> list[Value]:
         """Groups of 128 as a loop over their vectors: a costly body is written once."""
         code = self.code
         with code.loop(start, limit, GROUP, identities(reducers)) as group:
-            end = code.minimum(code.add(group.index, str(GROUP)), limit)
+            end = (group.index + GROUP).min(limit)
             group.next = steps(reducers, group.values, self._chain(scope, q, reducers, group.index, end))
         return group.values
 
     def _chain(
-        self, scope: Expression, q: int, reducers: list[Reducer], start: str, limit: str
+        self, scope: Expression, q: int, reducers: list[Reducer], start: Index, limit: Index
     ) -> list[Value]:
         """The chains of one group, tails included."""
 
-        def body(v: str, count: str | None, mask: Value | None, values: list[Value]) -> list[Value]:
+        def body(v: Index, count: Index | None, mask: Value | None, values: list[Value]) -> list[Value]:
             elements = self._step(scope, q, v, count, mask)
             parts = zip(reducers, grouped(reducers, elements))
             return steps(reducers, values, [v for r, e in parts for v in r.present(e, mask)])
@@ -238,8 +246,8 @@ def identities(reducers: list[Reducer]) -> list[Value]:
     return [v for r in reducers for v in r.identity(LANES)]
 
 
-def grouped(reducers: list[Reducer], values: list[Value]) -> list[Partial]:
-    """A flat list of values as one partial result per reduction."""
+def grouped(reducers: list[Reducer], values: list[Part]) -> list[list[Part]]:
+    """A flat list, of values or of where they lie, as one partial result per reduction."""
     rest = iter(values)
     return [[next(rest) for _ in range(2 if r.positions else 1)] for r in reducers]
 

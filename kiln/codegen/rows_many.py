@@ -12,27 +12,29 @@ neighbours: it reads through the operands where they are, or else through buffer
 
 from __future__ import annotations
 
-from kiln.codegen.code import LANES, Value, llvm_type
+from kiln.codegen.code import LANES
 from kiln.codegen.emit import Machine
 from kiln.codegen.frame import Step
+from kiln.codegen.index import Index, Pointer
 from kiln.codegen.memory import element
 from kiln.codegen.nest import Nest
 from kiln.codegen.plan import above
 from kiln.codegen.rows import Rows
 from kiln.codegen.target import Target
+from kiln.codegen.value import Value, llvm_type
 
 
 class ManyRows(Rows):
     """A nest of schedule "rows" with several reduced dims, being written."""
 
-    def row_length(self) -> str:
+    def row_length(self) -> Index:
         """The product of the reduced sizes."""
         length = self.frame.size[self.r[0]]
         for d in self.r[1:]:
-            length = self.code.mul(length, self.frame.size[d])
+            length = length * self.frame.size[d]
         return length
 
-    def step_at(self, q: int, v: str, count: str | None, mask: Value | None) -> Step:
+    def step_at(self, q: int, v: Index, count: Index | None, mask: Value | None) -> Step:
         """16 elements of the row from `v`, made neighbours."""
         frame, code = self.frame, self.code
         nodes = above(self.plan.roots(q), None)
@@ -43,14 +45,14 @@ class ManyRows(Rows):
         along = sorted({n.data for n in nodes if n.op == "index" and n.data in self.r})
         step = Step(self.index, self.pointers.__getitem__, -1, v, None, mask)
         self._sizes = [frame.size[d] for d in self.r]
-        self._count = str(LANES) if count is None else count
+        self._count = code.index(LANES) if count is None else count
         self._first = position = frame.cut(v, self._sizes)
         unit = all(self.nest.operands[k].strides[self.r[-1]] == "1" for k in (*inputs, *outputs))
         inside, staged, join = code.label(), code.label(), code.label()
-        last = code.add(position[-1], str(LANES))
-        fits = code.op(f"icmp sle i64 {last}, {self._sizes[-1]}")
-        whole = code.op(f"icmp eq i64 {self._count}, {LANES}")
-        direct = code.op(f"and i1 {fits}, {whole if unit else 'false'}")
+        last = position[-1] + LANES
+        fits = last <= self._sizes[-1]
+        whole = self._count.equals(LANES)
+        direct = fits & (whole if unit else code.condition(False))
         code.branch(direct, inside, staged)
         code.begin(inside)
         near = {k: self._address(k, position) for k in (*inputs, *outputs)}
@@ -61,18 +63,19 @@ class ManyRows(Rows):
         places = {d: code.slot("i64", LANES) for d in along}
         self._collect(inputs, buffers, places)
         kind = llvm_type("i64", LANES)
-        loaded = {d: code.op(f"load {kind}, ptr {p}, align 64") for d, p in places.items()}
+        loaded = {d: p.load(kind, 64) for d, p in places.items()}
         after = code.block
         code.jump(join)
         code.begin(join)
         for k in near:
             text = f"phi ptr [ {near[k]}, %{inside} ], [ {buffers[k]}, %{after} ]"
-            step.staged[k] = code.op(text)
+            step.staged[k] = code.make(Pointer, text)
         for d in along:
             text = f"phi {kind} [ {vectors[d].text}, %{inside} ], [ {loaded[d]}, %{after} ]"
             step.vectors[d] = Value(code.op(text), "i64", LANES)
         self._outputs = {k: buffers[k] for k in outputs}
-        self._buffered = code.op(f"xor i1 {direct}, true") if outputs else ""
+        if outputs:
+            self._buffered = ~direct
         return step
 
     def finish_step(self, step: Step) -> None:
@@ -81,42 +84,42 @@ class ManyRows(Rows):
             return
         code, outputs, first, count = self.code, self._outputs, self._first, self._count
         with code.when(self._buffered):
-            with code.loop("0", count, 1, [Value(p, "i64") for p in first]) as turn:
-                position = [v.text for v in turn.values]
+            with code.loop(0, count, 1, first) as turn:
+                position = turn.indices
                 for k, buffer in outputs.items():
                     kind = element(self.nest.operands[k].dtype)
-                    raw = code.op(f"load {kind}, ptr {code.offset(buffer, kind, turn.index)}, align 1")
-                    code.line(f"store {kind} {raw}, ptr {self._address(k, position)}, align 1")
-                turn.next = [Value(p, "i64") for p in self.frame.advance(position, self._sizes)]
+                    raw = buffer.element(kind, turn.index).load(kind, 1)
+                    self._address(k, position).store(f"{kind} {raw}", 1)
+                turn.next = self.frame.advance(position, self._sizes)
 
-    def _address(self, k: int, position: list[str]) -> str:
+    def _address(self, k: int, position: list[Index]) -> Pointer:
         return self.frame.address(k, dict(zip(self.r, position)), self.pointers[k])
 
-    def _direct_index(self, position: list[str], n: int) -> Value:
+    def _direct_index(self, position: list[Index], n: int) -> Value:
         """The positions along the n-th reduced dim of 16 elements that share all but the last."""
         machine = Machine(self.code)
         if n == len(self.r) - 1:
             return self.frame.lane_positions(self.frame.outer, position[n])
-        return machine.spread(Value(position[n], "i64"), LANES)
+        return machine.spread(position[n].value, LANES)
 
-    def _collect(self, inputs: list[int], buffers: dict[int, str], places: dict[int, str]) -> None:
+    def _collect(self, inputs: list[int], buffers: dict[int, Pointer], places: dict[int, Pointer]) -> None:
         """Fill the buffers with the step's elements and their positions, one by one; what is absent is 0."""
         code = self.code
         for k in inputs:
             kind = element(self.nest.operands[k].dtype)
-            code.line(f"store <{LANES} x {kind}> zeroinitializer, ptr {buffers[k]}, align 64")
+            buffers[k].store(f"<{LANES} x {kind}> zeroinitializer", 64)
         for place in places.values():
-            code.line(f"store <{LANES} x i64> zeroinitializer, ptr {place}, align 64")
-        with code.loop("0", self._count, 1, [Value(p, "i64") for p in self._first]) as turn:
-            position = [v.text for v in turn.values]
+            place.store(f"<{LANES} x i64> zeroinitializer", 64)
+        with code.loop(0, self._count, 1, self._first) as turn:
+            position = turn.indices
             for k in inputs:
                 kind = element(self.nest.operands[k].dtype)
-                raw = code.op(f"load {kind}, ptr {self._address(k, position)}, align 1")
-                code.line(f"store {kind} {raw}, ptr {code.offset(buffers[k], kind, turn.index)}, align 1")
+                raw = self._address(k, position).load(kind, 1)
+                buffers[k].element(kind, turn.index).store(f"{kind} {raw}", 1)
             for d, place in places.items():
-                where = code.offset(place, "i64", turn.index)
-                code.line(f"store i64 {position[self.r.index(d)]}, ptr {where}, align 8")
-            turn.next = [Value(p, "i64") for p in self.frame.advance(position, self._sizes)]
+                where = place.element("i64", turn.index)
+                where.store(f"i64 {position[self.r.index(d)]}", 8)
+            turn.next = self.frame.advance(position, self._sizes)
 
 
 def emit_many_rows(nest: Nest, target: Target) -> str:

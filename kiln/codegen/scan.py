@@ -11,9 +11,11 @@ power of two apart would push each other out of the cache). Operands: out, x; nu
 from __future__ import annotations
 
 from kiln.codegen.along import Along, AlongSpec
-from kiln.codegen.code import LANES, Value
+from kiln.codegen.code import LANES
 from kiln.codegen.emit import literal
+from kiln.codegen.index import Index, Integer, Pointer
 from kiln.codegen.target import Target
+from kiln.codegen.value import Value
 from kiln.ops.reductions.steps import SCANS, state_type
 from kiln.scalars.scalar import Scalar, convert, round_to
 from kiln.table.apply import convert_dtype
@@ -34,37 +36,37 @@ class Scan(Along):
         self.name, self.taken, self.direction = spec.what.split()
         self.type = state_type(self.name, self.taken)
 
-    def columns(self, unit: str, pointers: list[str], count: str) -> None:
+    def columns(self, unit: Index, pointers: list[Pointer], count: Index) -> None:
         """16 neighbours as lanes; others side by side, then each alone."""
         code = self.code
         if self.alone:
             self._along([pointers], 1)
             return
-        start = "0"
+        start: Integer = 0
         if self.spec.strides[0][-1] == "1":
-            whole = code.op(f"icmp eq i64 {count}, {LANES}")
+            whole = count.equals(LANES)
             with code.when(whole):
                 self._along([pointers], LANES)
-            start = code.op(f"select i1 {whole}, i64 {count}, i64 0")
+            start = whole.choose(count, 0)
         else:
-            last = code.sub(count, str(TOGETHER - 1))
+            last = count - (TOGETHER - 1)
             with code.loop(start, last, TOGETHER) as turn:
-                places = [code.add(turn.index, str(k)) for k in range(TOGETHER)]
+                places = [turn.index + k for k in range(TOGETHER)]
                 self._along([self._at(pointers, place) for place in places], 1)
             start = turn.index
         with code.loop(start, count, 1) as turn:
             self._along([self._at(pointers, turn.index)], 1)
 
-    def _at(self, pointers: list[str], column: str) -> list[str]:
+    def _at(self, pointers: list[Pointer], column: Index) -> list[Pointer]:
         return [self.column(k, p, column) for k, p in enumerate(pointers)]
 
-    def _along(self, columns: list[list[str]], width: int) -> None:
+    def _along(self, columns: list[list[Pointer]], width: int) -> None:
         """The running totals of columns, `width` lanes each, one step of each after the other's."""
         code = self.code
         own = [self.machine.spread(literal(s), width) for s in SCANS[self.name].start(self.type)]
-        last = code.sub(self.number[0], "1")
-        with code.loop("0", self.number[0], 1, own * len(columns)) as turn:
-            place = turn.index if self.direction == "forward" else code.sub(last, turn.index)
+        last = self.number[0] - 1
+        with code.loop(0, self.number[0], 1, own * len(columns)) as turn:
+            place = turn.index if self.direction == "forward" else last - turn.index
             places = [[self.at(k, p, place) for k, p in enumerate(pointers)] for pointers in columns]
             elements = [self.read(1, x) if width == 1 else self.read_lanes(1, x) for _, x in places]
             after: list[Value] = []
@@ -78,7 +80,7 @@ class Scan(Along):
                     self.write_lanes(0, out, result)
             turn.next = after
 
-    def _step(self, state: list[Value], element: Value, place: str) -> tuple[list[Value], Value]:
+    def _step(self, state: list[Value], element: Value, place: Index) -> tuple[list[Value], Value]:
         """The state after an element, and what is stored."""
         source, dtype = self.spec.dtypes[1], self.spec.dtypes[0]
 
@@ -88,7 +90,7 @@ class Scan(Along):
             found = SCANS[self.name].step(tuple(before), taken, position)
             return [*found, round_to(convert(found[-1], COMPUTE[dtype]), dtype)]
 
-        *values, result = self.computed(after, [*state, element, Value(place, "i64")])
+        *values, result = self.computed(after, [*state, element, place.value])
         return values, result
 
 

@@ -16,9 +16,11 @@ Operands: out, index, source; numbers: along, bound.
 from __future__ import annotations
 
 from kiln.codegen.along import Along, AlongSpec
-from kiln.codegen.code import LANES, Value
+from kiln.codegen.code import LANES
+from kiln.codegen.index import Condition, Index, Pointer
 from kiln.codegen.memory import element
 from kiln.codegen.target import Target
+from kiln.codegen.value import Value
 from kiln.ops.reductions.steps import scatter_step
 
 
@@ -28,49 +30,49 @@ class Scatter(Along):
     block = 64
     numbers = 2
 
-    def columns(self, unit: str, pointers: list[str], count: str) -> None:
+    def columns(self, unit: Index, pointers: list[Pointer], count: Index) -> None:
         """The positions along the dim, ascending."""
         out, index, source = (classes[-1] for classes in self.spec.strides)
-        with self.code.loop("0", self.number[0], 1) as turn:
+        with self.code.loop(0, self.number[0], 1) as turn:
             if (out, index, source) == ("1", "0", "1"):
                 self._row(pointers, turn.index, count)
             elif self.alone:
                 self._column(pointers, turn.index)
             else:
-                with self.code.loop("0", count, 1) as column:
+                with self.code.loop(0, count, 1) as column:
                     moved = [self.column(k, p, column.index) for k, p in enumerate(pointers)]
                     self._column(moved, turn.index)
 
-    def _target(self, pointers: list[str], i: str) -> tuple[str, str, str]:
+    def _target(self, pointers: list[Pointer], i: Index) -> tuple[Condition, Pointer, Pointer]:
         """Whether index i is in range, and the places it goes to and comes from."""
         out, index, source = pointers
-        where = self.machine.convert(self.read(1, self.at(1, index, i)), "i64").text
-        inside = self.code.op(f"icmp ult i64 {where}, {self.number[1]}")
+        where = self.code.index(self.machine.convert(self.read(1, self.at(1, index, i)), "i64"))
+        inside = where.unsigned("lt", self.number[1])
         return inside, self.at(0, out, where), self.at(2, source, i)
 
-    def _row(self, pointers: list[str], i: str, count: str) -> None:
+    def _row(self, pointers: list[Pointer], i: Index, count: Index) -> None:
         """One index for `count` neighbouring columns."""
         code, dtype = self.code, self.spec.dtypes[0]
         inside, out, source = self._target(pointers, i)
         with code.when(inside):
-            whole = code.op(f"and i64 {count}, -{LANES}")
-            with code.loop("0", whole, LANES) as turn:
-                to = code.offset(out, element(dtype), turn.index)
-                lanes = self.read_lanes(2, code.offset(source, element(dtype), turn.index))
+            whole = count & -LANES
+            with code.loop(0, whole, LANES) as turn:
+                to = out.element(element(dtype), turn.index)
+                lanes = self.read_lanes(2, source.element(element(dtype), turn.index))
                 self.write_lanes(0, to, self._step(self.read_lanes(0, to), lanes))
             with code.loop(whole, count, 1) as turn:
                 self._put(
-                    code.offset(out, element(dtype), turn.index),
-                    code.offset(source, element(dtype), turn.index),
+                    out.element(element(dtype), turn.index),
+                    source.element(element(dtype), turn.index),
                 )
 
-    def _column(self, pointers: list[str], i: str) -> None:
+    def _column(self, pointers: list[Pointer], i: Index) -> None:
         """One index for one column."""
         inside, out, source = self._target(pointers, i)
         with self.code.when(inside):
             self._put(out, source)
 
-    def _put(self, out: str, source: str) -> None:
+    def _put(self, out: Pointer, source: Pointer) -> None:
         """*out = step(*out, *source)"""
         self.memory.write(self.spec.dtypes[0], out, self._step(self.read(0, out), self.read(2, source)))
 

@@ -11,8 +11,9 @@ values, sorted; numbers: elements of the row.
 from __future__ import annotations
 
 from kiln.codegen.along import Along, AlongSpec
-from kiln.codegen.code import Value
+from kiln.codegen.index import Condition, Index, Pointer
 from kiln.codegen.target import Target
+from kiln.codegen.value import Value
 
 
 class Search(Along):
@@ -20,30 +21,26 @@ class Search(Along):
 
     block = 16
 
-    def columns(self, unit: str, pointers: list[str], count: str) -> None:
+    def columns(self, unit: Index, pointers: list[Pointer], count: Index) -> None:
         """Each column alone."""
         code = self.code
-        with code.loop("0", count, 1) as column:
+        with code.loop(0, count, 1) as column:
             out, value, row = (self.column(k, p, column.index) for k, p in enumerate(pointers))
             wanted = self.read(1, value)
-            bounds = [Value("0", "i64"), Value(self.number[0], "i64")]
-            with code.repeat(bounds, lambda v: code.op(f"icmp sgt i64 {v[1].text}, 0")) as loop:
-                first, left = (v.text for v in loop.values)
-                half = code.op(f"lshr i64 {left}, 1")
-                middle = code.add(first, half)
+            bounds = [code.index(0), self.number[0]]
+            with code.repeat(bounds, lambda turn: turn.indices[1] > 0) as loop:
+                first, left = loop.indices
+                half = left >> 1
+                middle = first + half
                 before = self._before(self.read(2, self.at(2, row, middle)), wanted)
-                after = Value(code.add(middle, "1"), "i64")
-                rest = Value(code.sub(code.sub(left, half), "1"), "i64")
-                loop.next = [
-                    self.machine.choose(before, after, loop.values[0]),
-                    self.machine.choose(before, rest, Value(half, "i64")),
-                ]
+                after, rest = middle + 1, left - half - 1
+                loop.next = [before.choose(after, first), before.choose(rest, half)]
             self.memory.write("int64", out, loop.values[0])
 
-    def _before(self, x: Value, wanted: Value) -> Value:
+    def _before(self, x: Value, wanted: Value) -> Condition:
         """not x >= wanted, or not x > wanted: so all that is compared with a NaN."""
         reached = self.machine.compare("ge" if self.spec.what == "search left" else "gt", x, wanted)
-        return Value(self.code.op(f"xor i1 {reached.text}, true"), "i1")
+        return ~self.code.condition(reached)
 
 
 def search_ir(spec: AlongSpec, target: Target) -> str:

@@ -8,12 +8,14 @@ Partial results of blocks are combined so: with them this is the order of one lo
 
 from __future__ import annotations
 
-from kiln.codegen.code import LANES, Value
+from kiln.codegen.code import LANES
 from kiln.codegen.emit import Expression
+from kiln.codegen.index import Index
 from kiln.codegen.nest import Nest
 from kiln.codegen.reduce import Reducer
 from kiln.codegen.rows import Rows, grouped, steps
 from kiln.codegen.target import Target
+from kiln.codegen.value import Value
 
 
 class Sequence(Rows):
@@ -23,7 +25,7 @@ class Sequence(Rows):
         """Totals of width 1; lanes beyond the end hold the identity."""
         start = [v for r in reducers for v in r.initial(self.length)]
 
-        def body(v: str, count: str | None, mask: Value | None, values: list[Value]) -> list[Value]:
+        def body(v: Index, count: Index | None, mask: Value | None, values: list[Value]) -> list[Value]:
             elements = self._step(scope, q, v, count, mask)
             parts = zip(reducers, grouped(reducers, elements))
             lanes = [x for r, e in parts for x in r.present(e, mask)]
@@ -31,7 +33,7 @@ class Sequence(Rows):
                 values = steps(reducers, values, [self._lane(x, lane) for x in lanes])
             return values
 
-        return self.frame.lanes("0", self.length, start, 1, body)
+        return self.frame.lanes(0, self.length, start, 1, body)
 
     def _lane(self, x: Value, lane: int) -> Value:
         return Value(self.code.op(f"extractelement {x.typed}, i64 {lane}"), x.type, 1)

@@ -18,7 +18,8 @@ wanted, how many are.
 from __future__ import annotations
 
 from kiln.codegen.along import Along, AlongSpec
-from kiln.codegen.code import Value
+from kiln.codegen.code import Loop
+from kiln.codegen.index import Condition, Index, Integer, Pointer
 from kiln.codegen.memory import compute_type
 from kiln.codegen.target import Target
 from kiln.scalars.scalar import FLOATS, SIGNED, WIDTH, Scalar, bits, const, convert, select
@@ -65,73 +66,72 @@ class Sort(Along):
         self.words = words(spec.dtypes[1])
         self.bytes = 4 * self.words  # of a key
         self.shift = 64 - 8 * self.bytes  # of the key in its word
-        self.scratch = self.pointer(2)
+        self.scratch = self.code.operand(2)
         self.counts = self.code.slot("i64", DIGITS)
         self.along, self.first, self.wanted = self.number
 
     # -- records ------------------------------------------------------------------------------------
 
-    def _word(self, place: str, which: int = 0) -> str:
+    def _word(self, place: Index, which: int = 0) -> Pointer:
         """The address of a word of the record at a place of the scratch memory (in records)."""
-        code = self.code
-        return code.offset(self.scratch, "i64", code.add(code.mul(place, str(self.words)), str(which)))
+        return self.scratch.element("i64", place * self.words + which)
 
-    def _load(self, place: str) -> list[str]:
-        return [self.code.op(f"load i64, ptr {self._word(place, w)}") for w in range(self.words)]
+    def _load(self, place: Index) -> list[Index]:
+        return [self._word(place, w).word() for w in range(self.words)]
 
-    def _store(self, place: str, record: list[str]) -> None:
+    def _store(self, place: Index, record: list[Index]) -> None:
         for w, word in enumerate(record):
-            self.code.line(f"store i64 {word}, ptr {self._word(place, w)}")
+            self._word(place, w).put(word)
 
-    def _digit(self, record: list[str], shift: str) -> str:
-        return self.code.op(f"and i64 {self.code.op(f'lshr i64 {record[0]}, {shift}')}, {DIGITS - 1}")
+    def _digit(self, record: list[Index], shift: Index) -> Index:
+        return (record[0] >> shift) & (DIGITS - 1)
 
-    def _count(self, digit: str) -> str:
-        return self.code.offset(self.counts, "i64", digit)
+    def _count(self, digit: Index) -> Pointer:
+        return self.counts.element("i64", digit)
 
     def _clear(self) -> None:
-        with self.code.loop("0", str(DIGITS), 8) as turn:
-            self.code.line(f"store <8 x i64> zeroinitializer, ptr {self._count(turn.index)}, align 64")
+        with self.code.loop(0, DIGITS, 8) as turn:
+            self._count(turn.index).store("<8 x i64> zeroinitializer", 64)
 
-    def _count_up(self, digit: str, more: str = "1") -> str:
+    def _count_up(self, digit: Index, more: Integer = 1) -> Index:
         """Adds to a digit's count; what it was."""
         place = self._count(digit)
-        before = self.code.op(f"load i64, ptr {place}")
-        self.code.line(f"store i64 {self.code.op(f'add i64 {before}, {more}')}, ptr {place}")
+        before = place.word()
+        place.put(before + more)
         return before
 
     # -- the steps ----------------------------------------------------------------------------------
 
-    def columns(self, unit: str, pointers: list[str], count: str) -> None:
+    def columns(self, unit: Index, pointers: list[Pointer], count: Index) -> None:
         """One column."""
         code = self.code
         self._make_records(pointers[1])
         left, passed = self._select()
-        few = code.op(f"icmp sle i64 {left}, {FEW}")
+        few = left <= FEW
         with code.when(few):
             self._insertion(left)
-        many = code.op(f"select i1 {few}, i64 0, i64 {8 * self.bytes}")
+        many = few.choose(0, 8 * self.bytes)
         start = self._radix(left, many)
-        with code.loop("0", self.wanted, 1) as turn:
-            record = self._load(code.add(code.add(start, code.sub(self.first, passed)), turn.index))
+        with code.loop(0, self.wanted, 1) as turn:
+            record = self._load(start + (self.first - passed) + turn.index)
             mask = (1 << 32) - 1
-            position = code.op(f"and i64 {record[0]}, {mask}") if self.words == 1 else record[1]
-            self.memory.write("int64", self.at(0, pointers[0], turn.index), Value(position, "i64"))
+            position = record[0] & mask if self.words == 1 else record[1]
+            self.memory.write("int64", self.at(0, pointers[0], turn.index), position.value)
 
-    def _make_records(self, pointer: str) -> None:
+    def _make_records(self, pointer: Pointer) -> None:
         code = self.code
         descending = self.spec.what == "sort descending"
-        with code.loop("0", self.along, 1) as turn:
+        with code.loop(0, self.along, 1) as turn:
             x = self.read(1, self.at(1, pointer, turn.index))
             (key,) = self.computed(lambda e: [key_of(e, descending)], [x])
-            found = self.machine.convert(key, "u64").text
+            found = code.index(self.machine.convert(key, "u64"))
             if self.words == 1:
-                upper = code.op(f"shl i64 {found}, 32")
-                self._store(turn.index, [code.op(f"or i64 {upper}, {turn.index}")])
+                upper = found << 32
+                self._store(turn.index, [upper | turn.index])
             else:
                 self._store(turn.index, [found, turn.index])
 
-    def _select(self) -> tuple[str, str]:
+    def _select(self) -> tuple[Index, Index]:
         """Leaves in A what can be among the wanted, if that is few: how many records, and how many before.
 
         while left > 2 wanted + FEW and shift >= the lowest:      (key >> shift + 8) == prefix: undecided
@@ -140,118 +140,121 @@ class Sort(Along):
             keep records with (key >> shift) <= prefix, of one wanted == prefix
         """
         code = self.code
-        sparse = code.op(f"icmp sle i64 {code.mul(self.wanted, str(SPARSE))}, {self.along}")
-        most = code.op(f"select i1 {sparse}, i64 {code.mul(self.wanted, '2')}, i64 {self.along}")
-        limit = code.add(most, str(FEW))
-        one = code.op(f"icmp eq i64 {self.wanted}, 1")
-        last = code.add(self.first, self.wanted)
-        first = [self.along, "56", "0", last, "0"]  # left, shift, prefix, need, passed
+        sparse = self.wanted * SPARSE <= self.along
+        most = sparse.choose(self.wanted * 2, self.along)
+        limit = most + FEW
+        one = self.wanted.equals(1)
+        last = self.first + self.wanted
+        first = [
+            self.along,
+            code.index(56),
+            code.index(0),
+            last,
+            code.index(0),
+        ]  # left, shift, prefix, need, passed
 
-        def undecided(v: list[Value]) -> str:
-            larger = code.op(f"icmp sgt i64 {v[0].text}, {limit}")
-            return code.op(f"and i1 {larger}, {code.op(f'icmp sge i64 {v[1].text}, {self.shift}')}")
+        def undecided(turn: Loop) -> Condition:
+            left, shift, *_ = turn.indices
+            larger = left > limit
+            return larger & (shift >= self.shift)
 
-        with code.repeat([Value(x, "i64") for x in first], undecided) as loop:
-            left, shift, prefix, need, passed = (v.text for v in loop.values)
+        with code.repeat(first, undecided) as loop:
+            left, shift, prefix, need, passed = loop.indices
             self._clear()
-            with code.loop("0", left, 1) as turn:
+            with code.loop(0, left, 1) as turn:
                 record = self._load(turn.index)
-                same = code.op(f"icmp eq i64 {self._above(record[0], shift)}, {prefix}")
-                more = code.op(f"zext i1 {same} to i64")
+                same = self._above(record[0], shift).equals(prefix)
+                more = same.index()
                 self._count_up(self._digit(record, shift), more)
             digit, below = self._boundary(need)
-            prefix = code.op(f"or i64 {code.op(f'shl i64 {prefix}, 8')}, {digit}")
-            lowest = code.op(f"select i1 {one}, i64 {prefix}, i64 0")
+            prefix = (prefix << 8) | digit
+            lowest = one.choose(prefix, 0)
             kept = self._keep(left, shift, lowest, prefix)
-            passed = code.add(passed, code.op(f"select i1 {one}, i64 {below}, i64 0"))
-            values = [kept, code.sub(shift, "8"), prefix, code.sub(need, below), passed]
-            loop.next = [Value(v, "i64") for v in values]
-        return loop.values[0].text, loop.values[4].text
+            passed = passed + one.choose(below, 0)
+            loop.next = [kept, shift - 8, prefix, need - below, passed]
+        return loop.indices[0], loop.indices[4]
 
-    def _above(self, key: str, shift: str) -> str:
+    def _above(self, key: Index, shift: Index) -> Index:
         """The digits of a key above the one at `shift`: nothing at the top."""
-        code = self.code
-        upper = code.op(f"lshr i64 {code.op(f'lshr i64 {key}, {shift}')}, 8")
-        return upper
+        return key >> shift >> 8
 
-    def _boundary(self, need: str) -> tuple[str, str]:
+    def _boundary(self, need: Index) -> tuple[Index, Index]:
         """The digit the record number `need` has, and how many records have a smaller one."""
         code = self.code
 
-        def short(v: list[Value]) -> str:
-            count = code.op(f"load i64, ptr {self._count(v[0].text)}")
-            return code.op(f"icmp slt i64 {code.op(f'add i64 {v[1].text}, {count}')}, {need}")
+        def short(turn: Loop) -> Condition:
+            digit, below = turn.indices
+            count = self._count(digit).word()
+            return below + count < need
 
-        with code.repeat([Value("0", "i64"), Value("0", "i64")], short) as loop:
-            digit, below = (v.text for v in loop.values)
-            count = code.op(f"load i64, ptr {self._count(digit)}")
-            loop.next = [
-                Value(code.op(f"add i64 {x}, {y}"), "i64") for x, y in ((digit, "1"), (below, count))
-            ]
-        return loop.values[0].text, loop.values[1].text
+        with code.repeat([code.index(0), code.index(0)], short) as loop:
+            digit, below = loop.indices
+            count = self._count(digit).word()
+            loop.next = [digit + 1, below + count]
+        digit, below = loop.indices
+        return digit, below
 
-    def _keep(self, left: str, shift: str, lowest: str, prefix: str) -> str:
+    def _keep(self, left: Index, shift: Index, lowest: Index, prefix: Index) -> Index:
         """Moves the records whose upper digits are from `lowest` to `prefix` together; how many they are."""
         code = self.code
-        with code.loop("0", left, 1, [Value("0", "i64")]) as turn:
+        with code.loop(0, left, 1, [code.index(0)]) as turn:
             record = self._load(turn.index)
-            self._store(turn.values[0].text, record)
-            upper = code.op(f"lshr i64 {record[0]}, {shift}")
-            below = code.op(f"icmp ule i64 {upper}, {prefix}")
-            fits = code.op(f"and i1 {below}, {code.op(f'icmp uge i64 {upper}, {lowest}')}")
-            more = code.op(f"zext i1 {fits} to i64")
-            turn.next = [Value(code.op(f"add i64 {turn.values[0].text}, {more}"), "i64")]
-        return turn.values[0].text
+            (kept,) = turn.indices
+            self._store(kept, record)
+            upper = record[0] >> shift
+            below = upper.unsigned("le", prefix)
+            fits = below & upper.unsigned("ge", lowest)
+            turn.next = [kept + fits.index()]
+        return kept
 
-    def _insertion(self, left: str) -> None:
+    def _insertion(self, left: Index) -> None:
         """for i in 1 .. left: r = A[i]; j = i; while j > 0 and A[j-1] > r: A[j] = A[j-1], j--; A[j] = r"""
         code = self.code
-        with code.loop("1", left, 1) as turn:
+        with code.loop(1, left, 1) as turn:
             record = self._load(turn.index)
 
-            def larger(v: list[Value]) -> str:
-                inside = code.op(f"icmp sgt i64 {v[0].text}, 0")
-                before = code.op(f"select i1 {inside}, i64 {code.sub(v[0].text, '1')}, i64 0")
-                key = code.op(f"load i64, ptr {self._word(before)}")
-                return code.op(f"and i1 {inside}, {code.op(f'icmp ugt i64 {key}, {record[0]}')}")
+            def larger(turn: Loop) -> Condition:
+                (place,) = turn.indices
+                inside = place > 0
+                before = inside.choose(place - 1, 0)
+                key = self._word(before).word()
+                return inside & key.unsigned("gt", record[0])
 
-            with code.repeat([Value(turn.index, "i64")], larger) as loop:
-                place = loop.values[0].text
-                before = code.sub(place, "1")
+            with code.repeat([turn.index], larger) as loop:
+                (place,) = loop.indices
+                before = place - 1
                 self._store(place, self._load(before))
-                loop.next = [Value(before, "i64")]
-            self._store(loop.values[0].text, record)
+                loop.next = [before]
+            self._store(place, record)
 
-    def _radix(self, left: str, bits_: str) -> str:
+    def _radix(self, left: Index, bits_: Index) -> Index:
         """Sorts by digits up to `bits_` of the key; the place of the first record, A's or B's."""
         code = self.code
-        starts = [Value("0", "i64"), Value(self.along, "i64")]
-        with code.loop("0", bits_, 8, starts) as turn:
-            here, there = (v.text for v in turn.values)
-            shift = code.add(turn.index, str(self.shift))
+        with code.loop(0, bits_, 8, [code.index(0), self.along]) as turn:
+            here, there = turn.indices
+            shift = turn.index + self.shift
             self._clear()
-            with code.loop("0", left, 1) as inner:
-                self._count_up(self._digit(self._load(code.add(here, inner.index)), shift))
-            first = code.op(f"load i64, ptr {self._count(self._digit(self._load(here), shift))}")
-            differ = code.op(f"icmp ne i64 {first}, {left}")
+            with code.loop(0, left, 1) as inner:
+                self._count_up(self._digit(self._load(here + inner.index), shift))
+            first = self._count(self._digit(self._load(here), shift)).word()
+            differ = first.differs(left)
             with code.when(differ):
                 self._add_up()
-                with code.loop("0", left, 1) as inner:
-                    record = self._load(code.add(here, inner.index))
+                with code.loop(0, left, 1) as inner:
+                    record = self._load(here + inner.index)
                     place = self._count_up(self._digit(record, shift))
-                    self._store(code.add(there, place), record)
-            moved = Value(differ, "i1")
-            pair = [Value(here, "i64"), Value(there, "i64")]
-            turn.next = [self.machine.choose(moved, y, x) for x, y in zip(pair, reversed(pair))]
-        return turn.values[0].text
+                    self._store(there + place, record)
+            turn.next = [differ.choose(there, here), differ.choose(here, there)]
+        return here
 
     def _add_up(self) -> None:
         """Counts become the places of the first record of each digit."""
         code = self.code
-        with code.loop("0", str(DIGITS), 1, [Value("0", "i64")]) as turn:
-            count = code.op(f"load i64, ptr {self._count(turn.index)}")
-            code.line(f"store i64 {turn.values[0].text}, ptr {self._count(turn.index)}")
-            turn.next = [Value(code.op(f"add i64 {turn.values[0].text}, {count}"), "i64")]
+        with code.loop(0, DIGITS, 1, [code.index(0)]) as turn:
+            count = self._count(turn.index).word()
+            (before,) = turn.indices
+            self._count(turn.index).put(before)
+            turn.next = [before + count]
 
 
 def sort_ir(spec: AlongSpec, target: Target) -> str:

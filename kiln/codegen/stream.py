@@ -15,9 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kiln.codegen.code import Code, Value
+from kiln.codegen.code import Code
+from kiln.codegen.index import Condition, Index, Integer, Pointer
 from kiln.codegen.memory import MEMORY
 from kiln.codegen.nest import Nest
+from kiln.codegen.value import Value
 
 STREAM_FROM = 16 << 20  # bytes of an output
 LINE = 64
@@ -30,16 +32,16 @@ class Streams:
         self,
         code: Code,
         nest: Nest,
-        size: list[str],
-        stride: list[list[str]],
-        base: list[str],
+        size: list[Index],
+        stride: list[list[Index]],
+        base: list[Pointer],
         number: Callable[[int], Value],
     ) -> None:
         self.code, self.nest = code, nest
         self.size, self.stride, self.base, self.number = size, stride, base, number
-        self.past: dict[int, str] = {}
+        self.past: dict[int, Condition] = {}
 
-    def ask(self, lane_dim: int, start: str = "0") -> None:
+    def ask(self, lane_dim: int, start: Integer = 0) -> None:
         """Decides it for outputs whose points are neighbours along `lane_dim`, from position `start` on."""
         if self.nest.small or not self.code.target.streams:
             return
@@ -49,24 +51,24 @@ class Streams:
             if not operand.folds and strides[lane_dim] == "1" and "0" not in strides:
                 self.past[k] = self._passes(k, lane_dim, start)
 
-    def _passes(self, k: int, lane_dim: int, start: str) -> str:
-        code, operand = self.code, self.nest.operands[k]
+    def _passes(self, k: int, lane_dim: int, start: Integer) -> Condition:
+        operand = self.nest.operands[k]
         itemsize = MEMORY[operand.dtype][1]
-        count, place = str(itemsize), code.op(f"ptrtoint ptr {self.base[k]} to i64")
-        for size in self.size if operand.part < 0 else [self.number(operand.part).text]:
-            count = code.mul(count, size)
+        count, place = self.code.index(itemsize), self.base[k].address()
+        for size in self.size if operand.part < 0 else [self.code.index(self.number(operand.part))]:
+            count = count * size
         for d in range(len(self.size)):
             if d != lane_dim:
-                place = code.op(f"or i64 {place}, {code.mul(self.stride[k][d], str(itemsize))}")
-        if start != "0":
-            place = code.op(f"or i64 {place}, {code.mul(start, str(itemsize))}")
-        found = code.op(f"icmp sge i64 {count}, {STREAM_FROM}")
-        uneven = code.op(f"and i64 {place}, {LINE - 1}")
-        found = code.op(f"and i1 {found}, {code.op(f'icmp eq i64 {uneven}, 0')}")
+                place = place | (self.stride[k][d] * itemsize)
+        if not isinstance(start, int):
+            place = place | (start * itemsize)
+        found = count >= STREAM_FROM
+        uneven = place & (LINE - 1)
+        found = found & uneven.equals(0)
         for j, other in enumerate(self.nest.operands):
             if other.mode == "in" and other.strides == operand.strides:
-                apart = code.op(f"icmp ne ptr {self.base[j]}, {self.base[k]}")
-                found = code.op(f"and i1 {found}, {apart}")
+                apart = self.base[j].differs(self.base[k])
+                found = found & apart
         return found
 
     def fence(self) -> None:
@@ -75,6 +77,6 @@ class Streams:
             return
         first, *others = self.past.values()
         for other in others:
-            first = self.code.op(f"or i1 {first}, {other}")
+            first = first | other
         with self.code.when(first):
             self.code.call("llvm.x86.sse.sfence", "void", [])

@@ -15,13 +15,15 @@ strip.
 
 from __future__ import annotations
 
-from kiln.codegen.code import LANES, Value
+from kiln.codegen.code import LANES
 from kiln.codegen.frame import Step
+from kiln.codegen.index import Index, Pointer
 from kiln.codegen.memory import element
 from kiln.codegen.nest import GROUP, REDUCE_BLOCK, Nest
 from kiln.codegen.reduce import Reducer
 from kiln.codegen.rows import Rows
 from kiln.codegen.target import Target
+from kiln.codegen.value import Value
 from kiln.scalars.scalar import Scalar
 
 
@@ -37,30 +39,30 @@ class Strips(Rows):
         self.reducers = {
             k: Reducer(self.code, Scalar(nest.operands[k].mode, (x,), x.type)) for k, x in folds.items()
         }
-        self.acc: dict[int, str] = {}
-        self.chain: dict[int, str] = {}
+        self.acc: dict[int, Pointer] = {}
+        self.chain: dict[int, Pointer] = {}
 
     def units(self) -> None:
         """The strips of the call."""
         code, rows = self.code, self.frame.size[self.p[0]]
-        with code.loop("%begin", "%end", 1) as unit:
-            block = code.op(f"ashr i64 {unit.index}, {LANES.bit_length() - 1}")
-            block = code.mul(block, str(REDUCE_BLOCK))
-            first = code.add(block, code.op(f"and i64 {unit.index}, {LANES - 1}"))
-            limit = code.minimum(code.add(block, str(REDUCE_BLOCK)), rows)
+        first_unit, last_unit = code.indices("begin", "end")
+        with code.loop(first_unit, last_unit, 1) as unit:
+            block = unit.index.ashr(LANES.bit_length() - 1) * REDUCE_BLOCK
+            first = block + (unit.index & (LANES - 1))
+            limit = (block + REDUCE_BLOCK).min(rows)
             for k in self.reducers:
                 kind = element(self.nest.operands[k].dtype)
-                place = code.mul(unit.index, self.frame.stride[k][self.p[0]])
-                self.acc[k] = code.offset(self.frame.base[k], kind, place)
-                self.chain[k] = code.offset(self.acc[k], kind, self.length)
+                place = unit.index * self.frame.stride[k][self.p[0]]
+                self.acc[k] = self.frame.base[k].element(kind, place)
+                self.chain[k] = self.acc[k].element(kind, self.length)
             self._fold(True)
             with code.loop(first, limit, GROUP) as group:
-                end = code.minimum(code.add(group.index, str(GROUP)), limit)
+                end = (group.index + GROUP).min(limit)
                 with code.loop(group.index, end, LANES) as row:
                     self.point([row.index])
                 self._fold(False)
 
-    def address(self, k: int) -> str:
+    def address(self, k: int) -> Pointer:
         """Where operand k's row begins."""
         return self.chain[k] if k in self.chain else super().address(k)
 
@@ -76,10 +78,10 @@ class Strips(Rows):
         """Adds the chains to the accumulators; the first time there is nothing to add."""
         memory = self.frame.memory
 
-        def body(j: str, count: str | None, mask: Value | None, values: list[Value]) -> list[Value]:
+        def body(j: Index, count: Index | None, mask: Value | None, values: list[Value]) -> list[Value]:
             for k, reducer in self.reducers.items():
                 dtype, (nothing,) = self.nest.operands[k].dtype, reducer.identity(LANES)
-                acc, chain = (self.code.offset(p[k], element(dtype), j) for p in (self.acc, self.chain))
+                acc, chain = (p[k].element(element(dtype), j) for p in (self.acc, self.chain))
                 total = nothing
                 if not first:
                     old, new = (memory.read_lanes(dtype, p, count, mask) for p in (acc, chain))
@@ -88,7 +90,7 @@ class Strips(Rows):
                 memory.write_lanes(dtype, chain, nothing, count, mask)
             return values
 
-        self.frame.lanes("0", self.length, [], 1, body)
+        self.frame.lanes(0, self.length, [], 1, body)
 
 
 def emit_strips(nest: Nest, target: Target) -> str:

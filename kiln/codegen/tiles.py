@@ -17,15 +17,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kiln.codegen.code import LANES, Value
+from kiln.codegen.code import LANES
 from kiln.codegen.emit import Expression
 from kiln.codegen.frame import Frame, Step
+from kiln.codegen.index import Index, Integer
 from kiln.codegen.memory import element
 from kiln.codegen.nest import Nest
 
 SQUARE = 8  # turned at once: 8 lines may share one cache set
 MOST_GROUPS = 4  # 16 rows each: neighbouring lines of one page are read together
-Row = Callable[[dict[int, str], str], None]
+Row = Callable[[dict[int, Index], Integer], None]
 
 
 def transposed(nest: Nest) -> list[int]:
@@ -51,50 +52,50 @@ class Tiles:
     def emit(self) -> None:
         """The loop over blocks of rows and single rows."""
         frame, code = self.frame, self.code
-        test: Callable[[list[Value]], str] = lambda v: code.op(f"icmp slt i64 {v[0].text}, %end")  # noqa: E731
-        with code.repeat([Value("%begin", "i64")], test) as turn:
-            at = turn.values[0].text
+        begin, end = code.indices("begin", "end")
+        with code.repeat([begin], lambda turn: turn.indices[0] < end) as turn:
+            (at,) = turn.indices
             index = dict(enumerate(frame.cut(at, frame.size[:-1])))
-            left = code.sub(frame.size[self.across], index[self.across])
-            left = code.minimum(left, code.sub("%end", at))
-            groups = code.minimum(code.op(f"sdiv i64 {left}, {LANES}"), str(MOST_GROUPS))
-            enough = code.op(f"icmp sgt i64 {groups}, 0")
-            rows = code.op(f"select i1 {enough}, i64 {code.mul(groups, str(LANES))}, i64 1")
-            whole = code.op(f"and i64 {frame.size[self.lane_dim]}, -{LANES}")
-            whole = code.op(f"select i1 {enough}, i64 {whole}, i64 0")
+            left = frame.size[self.across] - index[self.across]
+            left = left.min(end - at)
+            groups = (left // LANES).min(MOST_GROUPS)
+            enough = groups > 0
+            rows = enough.choose(groups * LANES, 1)
+            whole = frame.size[self.lane_dim] & -LANES
+            whole = enough.choose(whole, 0)
             self._block(index, whole, groups)
-            with code.loop("0", rows, 1) as more:
-                self.row({**index, self.across: code.add(index[self.across], more.index)}, whole)
-            turn.next = [Value(code.add(at, rows), "i64")]
+            with code.loop(0, rows, 1) as more:
+                self.row({**index, self.across: index[self.across] + more.index}, whole)
+            turn.next = [(at + rows)]
 
-    def _block(self, index: dict[int, str], whole: str, groups: str) -> None:
+    def _block(self, index: dict[int, Index], whole: Index, groups: Index) -> None:
         """The whole squares of up to 64 rows."""
         frame, code = self.frame, self.code
         scope = frame.scope(frame.outer, Step(index, lambda k: frame.address(k, index)))
         frame.hoist(scope, frame.roots, frozenset({self.lane_dim, self.across}), True)
-        with code.loop("0", whole, LANES) as columns:
-            with code.loop("0", groups, 1) as group:
-                first = code.add(index[self.across], code.mul(group.index, str(LANES)))
+        with code.loop(0, whole, LANES) as columns:
+            with code.loop(0, groups, 1) as group:
+                first = index[self.across] + group.index * LANES
                 for k in self.turned:
                     self._turn(k, {**index, self.across: first, self.lane_dim: columns.index})
-                with code.loop("0", str(LANES), 1) as row:
-                    here = {**index, self.across: code.add(first, row.index)}
+                with code.loop(0, LANES, 1) as row:
+                    here = {**index, self.across: first + row.index}
                     self._row(scope, here, columns.index, row.index)
 
-    def _row(self, scope: Expression, index: dict[int, str], column: str, row: str) -> None:
+    def _row(self, scope: Expression, index: dict[int, Index], column: Index, row: Index) -> None:
         """16 columns of one row, its transposed operands read from the buffers."""
         frame, nest = self.frame, self.frame.nest
         where = {**index, self.lane_dim: column}
         step = Step(index, lambda k: frame.address(k, where), self.lane_dim, column)
         for k, buffer in self.buffers.items():
-            step.staged[k] = self.code.offset(buffer, self._kind(k), self.code.mul(row, str(LANES)))
+            step.staged[k] = buffer.element(self._kind(k), row * LANES)
         inside = frame.scope(scope, step)
         results = [(k, inside.value(value)) for k, value in nest.stores]
         for k, value in results:
             frame.store(k, value, step)
         frame.settle()
 
-    def _turn(self, k: int, where: dict[int, str]) -> None:
+    def _turn(self, k: int, where: dict[int, Index]) -> None:
         """buffer[i][j] = operand k at row i, column j of the square that begins at `where`.
 
         each 8 columns, each 8 rows:
@@ -102,17 +103,16 @@ class Tiles:
         """
         code, kind, stride = self.code, self._kind(k), self.frame.stride[k][self.lane_dim]
         square, vector = self.frame.address(k, where), f"<{SQUARE} x {kind}>"
-        with code.loop("0", str(LANES), SQUARE) as column:
-            first = code.offset(square, kind, code.mul(column.index, stride))
-            into = code.offset(self.buffers[k], kind, column.index)
-            with code.loop("0", str(LANES), SQUARE) as row:
-                address = code.offset(first, kind, row.index)
-                places = [code.offset(address, kind, code.mul(str(j), stride)) for j in range(SQUARE)]
-                rows = [code.op(f"load {vector}, ptr {place}, align 1") for place in places]
+        with code.loop(0, LANES, SQUARE) as column:
+            first = square.element(kind, column.index * stride)
+            into = self.buffers[k].element(kind, column.index)
+            with code.loop(0, LANES, SQUARE) as row:
+                address = first.element(kind, row.index)
+                places = [address.element(kind, j * stride) for j in range(SQUARE)]
+                rows = [place.load(vector, 1) for place in places]
                 for i, values in enumerate(self._exchange(vector, rows)):
-                    place = code.mul(code.add(row.index, str(i)), str(LANES))
-                    place = code.offset(into, kind, place)
-                    code.line(f"store {vector} {values}, ptr {place}, align {SQUARE}")
+                    place = into.element(kind, (row.index + i) * LANES)
+                    place.store(f"{vector} {values}", SQUARE)
 
     def _exchange(self, vector: str, rows: list[str]) -> list[str]:
         """Eight vectors of eight, transposed."""

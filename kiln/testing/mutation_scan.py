@@ -35,8 +35,8 @@ from kiln.testing.mutant_equals import SAME
 from kiln.testing.mutants import Functions, Mutant, helpers, key_of, living_functions, mutants, refuses
 
 FILES = (
-    "test_table.py", "test_ops.py", "test_derivatives.py", "test_stated_derivatives.py", "test_forms.py",
-    "test_more_calls.py",
+    "test_table.py", "test_ops.py", "test_derivatives.py", "test_stated_derivatives.py", "test_call_forms.py",
+    "test_calls_against_numpy.py",
 )  # fmt: skip
 # room of kiln/ops -> the file that tests what is in it, where samples with references cannot
 BESIDE = {"random": "test_random.py", "linalg": "test_linalg.py", "windows": "test_windows.py"}
@@ -325,7 +325,9 @@ def scan(asked: Asked, tests: Path) -> Scan:
     sys.modules["torch"] = None  # type: ignore[assignment]  # what is checked does not depend on it
     options = ["-qqq", "-p", "no:cacheprovider", "--no-summary", "--tb=no", "--assert=plain", "--rootdir"]
     files = (*asked.files, *(BESIDE.values() if asked.long else ()))
-    status = pytest.main([*options, str(tests.parent), *(str(tests / f) for f in files)], plugins=[found])
+    status = pytest.main(
+        [*options, str(tests.parent), *(str(next(tests.rglob(f))) for f in files)], plugins=[found]
+    )
     if status not in (0, 5):
         raise SystemExit(f"pytest ended with {status}")
     return found

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from backend import kiln, needs_kiln
-from test_forms import CUBE, INTS, ROW, TIES, X, Y, check_calls, norm_of
+from test_call_forms import CUBE, INTS, ROW, TIES, X, Y, check_calls, norm_of
 
 Call = tuple[tuple[Any, ...], Callable[..., Any], Callable[..., Any]]
 
