@@ -19,7 +19,7 @@ from kiln.codegen.target import Target, host_target
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # what shapes kernels and plans, beside the core
-PARTS = ("graph", "ops", "passes", "codegen", "capture", "func")
+PARTS = ("graph", "scalars", "table", "ops", "passes", "codegen", "capture", "func")
 
 _others: dict[Target, bytes] = {}
 

@@ -377,6 +377,11 @@ def array(rng: Any, shape: tuple[int, ...], dtype: str, low: float = -3.0, high:
     return rng.uniform(low, high, shape).astype(held(dtype))
 
 
+def dividends(np: Any, last: float, by: float) -> Any:
+    """Numbers of either sign, and what they are divided by, of either sign: 0 and -0 among them."""
+    return np.array([-7.5, 7.5, 0.0, -0.0, last]), np.array([2.0, -2.0, 3.0, 3.0, by])
+
+
 def distinct(rng: Any, shape: tuple[int, ...], dtype: str) -> Any:
     """Values of a numeric dtype, no two equal."""
     count = 1

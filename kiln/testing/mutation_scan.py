@@ -326,7 +326,7 @@ def scan(asked: Asked, tests: Path) -> Scan:
     options = ["-qqq", "-p", "no:cacheprovider", "--no-summary", "--tb=no", "--assert=plain", "--rootdir"]
     files = (*asked.files, *(BESIDE.values() if asked.long else ()))
     status = pytest.main(
-        [*options, str(tests.parent), *(str(next(tests.rglob(f))) for f in files)], plugins=[found]
+        [*options, str(tests.parent), *(str(p) for f in files for p in tests.rglob(f))], plugins=[found]
     )
     if status not in (0, 5):
         raise SystemExit(f"pytest ended with {status}")

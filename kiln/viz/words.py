@@ -9,11 +9,10 @@ from unicodedata import east_asian_width
 from kiln.viz.trace import Call, Input, Shape
 
 _VIEWS = ("reshape", "permute", "expand", "slice", "as_strided")
-# module of the table -> kind of picture
+# room or module of the table -> kind of picture
 _KINDS = {
-    "products": "product", "addends": "product", "contractions": "product", "distances": "product",
-    "reduce": "reduction", "reductions": "reduction", "norms": "reduction", "extrema": "reduction",
-    "normalising": "reduction", "group_norms": "reduction", "losses": "reduction",
+    "products": "product", "reductions": "reduction", "losses": "reduction",
+    "softmax_and_layer_norm": "reduction", "group_norms": "reduction",
 }  # fmt: skip
 _SHOWN = {"write": "write to a view", "concat": "cat"}
 LONGEST = 30  # characters of a box's title
@@ -31,8 +30,9 @@ def kind_of(call: Call) -> str:
         return "view"
     if kind in ("reduce", "matmul"):
         return "reduction" if kind == "reduce" else "product"
-    module = call.record.body.__module__.removeprefix("kiln.ops.") if call.record.body else ""
-    return _KINDS.get(module.partition(".")[0], "pointwise" if kind == "pointwise" else "op")
+    names = call.record.body.__module__.split(".") if call.record.body else []
+    known = next((_KINDS[name] for name in names if name in _KINDS), None)
+    return known or ("pointwise" if kind == "pointwise" else "op")
 
 
 def arguments(call: Call) -> list[tuple[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -293,6 +294,35 @@ def test_names_tell_machines_apart(place: Path, monkeypatch: pytest.MonkeyPatch)
     changed.write_text("x = 2")
     found |= keys()
     assert len(found) == 5 * len(LEVELS)
+
+
+# parts that say nothing of what a kernel or a plan is
+SHAPELESS = {
+    "_core",
+    "absent",
+    "autograd",
+    "device",
+    "errors",
+    "files",
+    "late",
+    "layout",
+    "printing",
+    "tensor",
+}
+
+
+def test_every_part_that_shapes_kernels_is_in_their_identity() -> None:
+    """A part that one of these imports is one of them too, unless it is known to shape nothing."""
+    found = set()
+    for part in identity.PARTS:
+        for path in (Path(identity.ROOT) / part).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("kiln"):
+                    below = (
+                        [node.module] if "." in str(node.module) else [f"kiln.{a.name}" for a in node.names]
+                    )
+                    found |= {str(name).split(".")[1] for name in below}
+    assert found - SHAPELESS <= set(identity.PARTS)
 
 
 def test_files_in_folders_shape_kernels_too(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def scan(*names: str, before: str = "") -> tuple[int, list[str]]:
     """The exit status and the lines of a scan, after a program."""
     main = f"{before}\nimport sys\nsys.argv[1:] = {list(names)!r}\n"
     main += "from kiln.testing.mutation_scan import main\nmain()\n"
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", main], capture_output=True, text=True, timeout=600, cwd=root)
     assert done.stderr == ""
     return done.returncode, [line for line in done.stdout.splitlines() if line]

@@ -285,11 +285,7 @@ def _rounding_samples(rng: Any, dtype: str) -> list[Any]:
     dtypes="numeric",
     inplace=True,
     reference=d.numpy("floor_divide"),
-    tests=d.Tests(
-        kinks=lambda np: (np.array([-7.5, 7.5, 0.0, -0.0, 5.0]), np.array([2.0, -2.0, 3.0, 3.0, 0.0])),
-        peer_gradient=False,
-        steps=True,
-    ),
+    tests=d.Tests(kinks=lambda np: d.dividends(np, 5.0, 0.0), peer_gradient=False, steps=True),
 )
 def floor_divide(input: Operand, other: Operand) -> Any:
     """The floor of `input / other`, broadcast; numbers, not bool. Integers divided by 0 raise RuntimeError.
@@ -339,9 +335,7 @@ def _(g: Any, input: Any, other: Any) -> Any:
     divides=True,
     dtypes="numeric",
     inplace=True,
-    tests=d.Tests(
-        kinks=lambda np: (np.array([-7.5, 7.5, 0.0, -0.0, 1e300]), np.array([2.0, -2.0, 3.0, 3.0, 7.0]))
-    ),
+    tests=d.Tests(kinks=lambda np: d.dividends(np, 1e300, 7.0)),
 )
 def remainder(input: Operand, other: Operand) -> Any:
     """What Python's `input % other` is: of the divisor's sign; broadcast; exact. Integers % 0 raise
@@ -367,9 +361,7 @@ def _(g: Any, input: Any, other: Any) -> Any:
     dtypes="numeric",
     onnx="Mod",
     inplace=True,
-    tests=d.Tests(
-        kinks=lambda np: (np.array([-7.5, 7.5, 0.0, -0.0, 1e300]), np.array([2.0, -2.0, 3.0, 3.0, 7.0]))
-    ),
+    tests=d.Tests(kinks=lambda np: d.dividends(np, 1e300, 7.0)),
 )
 def fmod(input: Operand, other: Operand) -> Any:
     """C's `fmod`: the remainder of the division rounded towards zero, of the dividend's sign; broadcast;
