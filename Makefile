@@ -101,7 +101,8 @@ $(VENV)/.tools: | $(VENV)/bin/python
 	$(PIP) install cmake ninja numpy llvmlite pytest pytest-xdist hypothesis mpmath ruff mypy clang-format
 	touch $@
 
-lint: $(VENV)/.tools
+# After a build: mypy sees the table by the types that it wrote.
+lint: build
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run -Werror native/*.h native/*.cpp tests/native/*.cpp

@@ -162,7 +162,7 @@ def plot(eager: Run, compiled: Run, path: Path) -> None:
     print(f"loss curves: {path}")
 
 
-def progress(name: str, loader: DataLoader, epochs: int) -> Iterator[Any]:
+def progress(name: str, loader: DataLoader[Any], epochs: int) -> Iterator[Any]:
     """The batches of all epochs, with a bar: tqdm's where it is installed, else one line of our own."""
     total = epochs * len(loader)
     batches = (batch for _ in range(epochs) for batch in loader)

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math as _math
 import os as _os
+import typing as _typing
 from importlib import import_module as _import_module
-from typing import TYPE_CHECKING as _TYPE_CHECKING
-from typing import Any as _Any
 
 from kiln import _core as _core
 
@@ -71,7 +70,8 @@ from kiln.layout import (  # noqa: E402
 )
 from kiln.printing import get_printoptions as get_printoptions, set_printoptions as set_printoptions  # noqa: E402
 
-if _TYPE_CHECKING:
+if _typing.TYPE_CHECKING:  # with the functions of the table: the build writes what they take and give
+    from kiln._typed.functions import *  # noqa: F403
     from kiln import (
         array_api as array_api,
         cache as cache,
@@ -160,7 +160,8 @@ is_grad_enabled = _core.grad_enabled
 __version__ = "0.1.0"
 
 
-def __getattr__(name: str) -> _Any:
+def _found(name: str) -> _typing.Any:
+    """The value of a name that is not imported yet: `__getattr__`, which type checkers do not see."""
     if name == "__all__":  # what `from kiln import *` takes
         return [n for n in __dir__() if not n.startswith("_")]
     if name in _LATER:
@@ -174,14 +175,18 @@ def __getattr__(name: str) -> _Any:
     return value
 
 
-def _array_namespace(self: _Any, *, api_version: str | None = None) -> _Any:
+if not _typing.TYPE_CHECKING:
+    __getattr__ = _found
+
+
+def _array_namespace(self: _typing.Any, *, api_version: str | None = None) -> _typing.Any:
     """The Array API standard's functions for tensors, kiln.array_api. ValueError for a version it has not."""
-    namespace = __getattr__("array_api")
+    namespace = _found("array_api")
     namespace.check_version(api_version)
     return namespace
 
 
-Tensor.__array_namespace__ = _array_namespace  # type: ignore[attr-defined]
+Tensor.__array_namespace__ = _array_namespace  # type: ignore[method-assign]
 
 
 def __dir__() -> list[str]:

@@ -17,9 +17,9 @@ class device:
     type: str
     index: int | None
 
-    def __init__(self, type: Any, index: int | None = None) -> None:
+    def __init__(self, type: str | device, index: int | None = None) -> None:
         if isinstance(type, device):
-            type, index = type.type, type.index
+            type, index = type.type, type.index  # type: ignore[assignment]
         if not isinstance(type, str):
             raise TypeError(f"device: expected a string or a device, got {type.__class__.__name__}")
         name, _, number = type.partition(":")

@@ -8,7 +8,7 @@ none (mean, var, std, median). `dim`: one, several, or all dims.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kiln import ops
 from kiln.errors import describe, message
@@ -16,10 +16,14 @@ from kiln.ops.creation.dtypes import iinfo
 from kiln.table import declare, registry
 from kiln.table.kinds import normalize_dim
 
+if TYPE_CHECKING:
+    from kiln._core import Tensor
+    from kiln._typed.words import Dims, DType
+
 _LEAST, _MOST = "min", "max"
 
 
-def _mask_of(input: Any, mask: Any, name: str) -> Any:
+def _mask_of(input: Tensor, mask: Tensor, name: str) -> Tensor:
     """The mask in input's shape. IndexError for more dims than input has, TypeError but for bool."""
     if declare.dtype_name(mask.dtype) != "bool":
         raise TypeError(message(name, "a mask of bool", describe(mask)))
@@ -30,7 +34,7 @@ def _mask_of(input: Any, mask: Any, name: str) -> Any:
     return ops.broadcast_to(mask, tuple(input.shape))
 
 
-def _end(input: Any, which: str) -> Any:
+def _end(input: Tensor, which: str) -> Any:
     """The largest or the smallest value of a dtype: infinite where it is a float one."""
     if declare.is_float(input):
         return math.inf if which == _MOST else -math.inf
@@ -39,12 +43,12 @@ def _end(input: Any, which: str) -> Any:
     return getattr(iinfo(input.dtype), which)
 
 
-def _left(input: Any, mask: Any, neutral: Any, name: str) -> Any:
+def _left(input: Tensor, mask: Tensor | None, neutral: Any, name: str) -> Tensor:
     """The input with `neutral` for what is left out."""
     return input if mask is None else ops.where(_mask_of(input, mask, name), input, neutral)
 
 
-def _dims(input: Any, dim: Any) -> tuple[int, ...]:
+def _dims(input: Tensor, dim: Any) -> tuple[int, ...]:
     """The dims reduced; RuntimeError for one named twice."""
     if dim is None or (not isinstance(dim, int) and not len(dim)):
         return tuple(range(input.ndim))
@@ -55,7 +59,14 @@ def _dims(input: Any, dim: Any) -> tuple[int, ...]:
     return found
 
 
-def sum(input: Any, dim: Any = None, *, keepdim: bool = False, dtype: Any = None, mask: Any = None) -> Any:
+def sum(
+    input: Tensor,
+    dim: Dims = None,
+    *,
+    keepdim: bool = False,
+    dtype: DType | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
     """The sum over `dim`; integers and bool give int64.
 
     >>> x = kiln.tensor([[1, 2], [3, 4]])
@@ -65,7 +76,14 @@ def sum(input: Any, dim: Any = None, *, keepdim: bool = False, dtype: Any = None
     return ops.sum(_left(input, mask, 0, "sum"), _dims(input, dim), keepdim, dtype=dtype)
 
 
-def prod(input: Any, dim: Any = None, *, keepdim: bool = False, dtype: Any = None, mask: Any = None) -> Any:
+def prod(
+    input: Tensor,
+    dim: Dims = None,
+    *,
+    keepdim: bool = False,
+    dtype: DType | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
     """The product over `dim`; integers and bool give int64.
 
     >>> kiln.masked.prod(kiln.tensor([2.0, 3.0]), 0, mask=kiln.tensor([True, False]))
@@ -81,10 +99,15 @@ def prod(input: Any, dim: Any = None, *, keepdim: bool = False, dtype: Any = Non
 
 def _extreme(name: str, which: str, doc: str) -> Any:
     def function(
-        input: Any, dim: Any = None, *, keepdim: bool = False, dtype: Any = None, mask: Any = None
-    ) -> Any:
+        input: Tensor,
+        dim: Dims = None,
+        *,
+        keepdim: bool = False,
+        dtype: DType | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
         left = _left(input, mask, _end(input, which), name)
-        found = getattr(ops, name)(left, _dims(input, dim), keepdim)
+        found: Tensor = getattr(ops, name)(left, _dims(input, dim), keepdim)
         return found if dtype is None else found.to(dtype)
 
     function.__name__ = function.__qualname__ = name
@@ -98,9 +121,14 @@ def _extreme(name: str, which: str, doc: str) -> Any:
 
 def _place(name: str, which: str, doc: str) -> Any:
     def function(
-        input: Any, dim: int | None = None, *, keepdim: bool = False, dtype: Any = None, mask: Any = None
-    ) -> Any:
-        found = getattr(ops, name)(_left(input, mask, _end(input, which), name), dim, keepdim)
+        input: Tensor,
+        dim: int | None = None,
+        *,
+        keepdim: bool = False,
+        dtype: DType | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        found: Tensor = getattr(ops, name)(_left(input, mask, _end(input, which), name), dim, keepdim)
         return found if dtype is None else found.to(dtype)
 
     function.__name__ = function.__qualname__ = name
@@ -118,7 +146,7 @@ argmax = _place("argmax", _LEAST, "largest element")
 argmin = _place("argmin", _MOST, "smallest element")
 
 
-def _float_dtype(input: Any, dtype: Any, name: str) -> None:
+def _float_dtype(input: Tensor, dtype: DType | None, name: str) -> None:
     """ValueError where a mean would have no float dtype."""
     kind = declare.dtype_name(input.dtype if dtype is None else dtype)
     if not kind.startswith(("float", "bfloat")):
@@ -129,13 +157,21 @@ def _float_dtype(input: Any, dtype: Any, name: str) -> None:
         )
 
 
-def _count(input: Any, dim: Any, keepdim: bool, mask: Any, name: str) -> Any:
+def _count(input: Tensor, dim: Dims, keepdim: bool, mask: Tensor | None, name: str) -> Tensor:
     """How many elements are left in over `dim`."""
-    one = ops.ones((1,) * input.ndim, dtype="bool") if mask is None else mask
+    truth: Any = "bool"
+    one = ops.ones((1,) * input.ndim, dtype=truth) if mask is None else mask
     return ops.sum(_mask_of(input, one, name), _dims(input, dim), keepdim)
 
 
-def mean(input: Any, dim: Any = None, *, keepdim: bool = False, dtype: Any = None, mask: Any = None) -> Any:
+def mean(
+    input: Tensor,
+    dim: Dims = None,
+    *,
+    keepdim: bool = False,
+    dtype: DType | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
     """The mean over `dim`. ValueError for a dtype that is not of floats.
 
     >>> kiln.masked.mean(kiln.tensor([2.0, 5.0, 4.0]), 0, mask=kiln.tensor([True, False, True]))
@@ -147,15 +183,15 @@ def mean(input: Any, dim: Any = None, *, keepdim: bool = False, dtype: Any = Non
 
 
 def var(
-    input: Any,
-    dim: Any = None,
+    input: Tensor,
+    dim: Dims = None,
     unbiased: bool | None = None,
     *,
     correction: float | None = None,
     keepdim: bool = False,
-    dtype: Any = None,
-    mask: Any = None,
-) -> Any:
+    dtype: DType | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
     """The mean square deviation over `dim`, divided by the count less `correction` (1 unless said, or 0 if
     not `unbiased`).
 
@@ -174,15 +210,15 @@ def var(
 
 
 def std(
-    input: Any,
-    dim: Any = None,
+    input: Tensor,
+    dim: Dims = None,
     unbiased: bool | None = None,
     *,
     correction: float | None = None,
     keepdim: bool = False,
-    dtype: Any = None,
-    mask: Any = None,
-) -> Any:
+    dtype: DType | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
     """The root of `var`.
 
     >>> kiln.masked.std(kiln.tensor([2.0, 5.0, 4.0]), 0, False, mask=kiln.tensor([True, False, True]))
@@ -192,7 +228,14 @@ def std(
     return ops.sqrt(found)
 
 
-def median(input: Any, dim: int = -1, *, keepdim: bool = False, dtype: Any = None, mask: Any = None) -> Any:
+def median(
+    input: Tensor,
+    dim: int = -1,
+    *,
+    keepdim: bool = False,
+    dtype: DType | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
     """The lower median along `dim`. ValueError if nothing is left in somewhere and the dtype has no NaN.
 
     >>> kiln.masked.median(kiln.tensor([2.0, 5.0, 4.0]), mask=kiln.tensor([True, False, True]))
@@ -209,8 +252,13 @@ def median(input: Any, dim: int = -1, *, keepdim: bool = False, dtype: Any = Non
 
 
 def logsumexp(
-    input: Any, dim: Any = None, *, keepdim: bool = False, dtype: Any = None, mask: Any = None
-) -> Any:
+    input: Tensor,
+    dim: Dims = None,
+    *,
+    keepdim: bool = False,
+    dtype: DType | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
     """The logarithm of the sum of exponentials over `dim`.
 
     >>> kiln.masked.logsumexp(kiln.tensor([2.0, 5.0]), 0, mask=kiln.tensor([True, False]))
@@ -221,8 +269,13 @@ def logsumexp(
 
 
 def logaddexp(
-    input: Any, other: Any, *, dtype: Any = None, input_mask: Any = None, other_mask: Any = None
-) -> Any:
+    input: Tensor,
+    other: Tensor,
+    *,
+    dtype: DType | None = None,
+    input_mask: Tensor | None = None,
+    other_mask: Tensor | None = None,
+) -> Tensor:
     """log(exp(input) + exp(other)), each with its own mask.
 
     >>> kiln.masked.logaddexp(kiln.tensor([2.0]), kiln.tensor([3.0]), other_mask=kiln.tensor([False]))
@@ -234,26 +287,34 @@ def logaddexp(
 
 
 def norm(
-    input: Any,
+    input: Tensor,
     ord: float | None = 2.0,
-    dim: Any = None,
+    dim: Dims = None,
     *,
     keepdim: bool = False,
-    dtype: Any = None,
-    mask: Any = None,
-) -> Any:
+    dtype: DType | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
     """The norm of order `ord` over `dim`.
 
     >>> kiln.masked.norm(kiln.tensor([3.0, 5.0, 4.0]), 2, 0, mask=kiln.tensor([True, False, True]))
     tensor(5.)
     """
     left = _left(input, mask, math.inf if ord == -math.inf else 0, "norm")
-    return registry.function("linalg.vector_norm")(left, ord, _dims(input, dim), keepdim, dtype=dtype)
+    vector_norm = registry.function("linalg.vector_norm")
+    found: Tensor = vector_norm(left, ord, _dims(input, dim), keepdim, dtype=dtype)
+    return found
 
 
 def normalize(
-    input: Any, ord: float, dim: int, *, eps: float = 1e-12, dtype: Any = None, mask: Any = None
-) -> Any:
+    input: Tensor,
+    ord: float,
+    dim: int,
+    *,
+    eps: float = 1e-12,
+    dtype: DType | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
     """The input divided by its norm along `dim`, or by `eps` if that is larger; 0 where left out.
 
     >>> kiln.masked.normalize(kiln.tensor([3.0, 5.0, 4.0]), 2, 0, mask=kiln.tensor([True, False, True]))
@@ -266,9 +327,12 @@ def normalize(
 def _along(name: str, which: str, doc: str) -> Any:
     """A normalisation: what is left out is as far from the top as can be."""
 
-    def function(input: Any, dim: int, *, dtype: Any = None, mask: Any = None) -> Any:
+    def function(
+        input: Tensor, dim: int, *, dtype: DType | None = None, mask: Tensor | None = None
+    ) -> Tensor:
         left = _left(input, mask, _end(input, which), name)
-        return getattr(ops, name)(left if dtype is None else left.to(dtype), dim)
+        found: Tensor = getattr(ops, name)(left if dtype is None else left.to(dtype), dim)
+        return found
 
     function.__name__ = function.__qualname__ = name
     function.__doc__ = f"""The {doc} along `dim`.
@@ -284,7 +348,7 @@ log_softmax = _along("log_softmax", _LEAST, "logarithms of softmax")
 softmin = _along("softmin", _MOST, "softmax of the negated input")
 
 
-def cumsum(input: Any, dim: int, *, dtype: Any = None, mask: Any = None) -> Any:
+def cumsum(input: Tensor, dim: int, *, dtype: DType | None = None, mask: Tensor | None = None) -> Tensor:
     """Running sums along `dim`.
 
     >>> kiln.masked.cumsum(kiln.tensor([2.0, 5.0, 4.0]), 0, mask=kiln.tensor([True, False, True]))
@@ -293,7 +357,7 @@ def cumsum(input: Any, dim: int, *, dtype: Any = None, mask: Any = None) -> Any:
     return ops.cumsum(_left(input, mask, 0, "cumsum"), dim, dtype=dtype)
 
 
-def cumprod(input: Any, dim: int, *, dtype: Any = None, mask: Any = None) -> Any:
+def cumprod(input: Tensor, dim: int, *, dtype: DType | None = None, mask: Tensor | None = None) -> Tensor:
     """Running products along `dim`.
 
     >>> kiln.masked.cumprod(kiln.tensor([2.0, 5.0, 4.0]), 0, mask=kiln.tensor([True, False, True]))

@@ -4,6 +4,8 @@ What is here alone the table has as "special.name"; the rest are functions of ki
 under another name.
 """
 
+from typing import TYPE_CHECKING
+
 from kiln.table import registry
 
 _SAME = (
@@ -15,4 +17,7 @@ _RENAMED = {
     "multigammaln": "mvlgamma", "psi": "digamma",
 }  # fmt: skip
 
-__getattr__, __dir__ = registry.namespace(__name__, {**{name: name for name in _SAME}, **_RENAMED})
+if TYPE_CHECKING:
+    from kiln._typed.special import *  # noqa: F403
+else:
+    __getattr__, __dir__ = registry.namespace(__name__, {**{name: name for name in _SAME}, **_RENAMED})

@@ -40,7 +40,8 @@ def tensordot(x1: Any, x2: Any, /, *, axes: Any = 2) -> Any:
     """Sums of products over the last `axes` axes of one array and the first of the other, or over pairs."""
     if not isinstance(axes, int):
         axes = tuple(list(side) for side in axes)
-    return ops.tensordot(*_common.promote("tensordot", x1, x2), axes)
+    x, y = _common.promote("tensordot", x1, x2)
+    return ops.tensordot(x, y, axes)
 
 
 def vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Any:

@@ -13,9 +13,8 @@ detect_anomaly, set_detect_anomaly       where what fails in backward was comput
 
 from __future__ import annotations
 
+import typing as _typing
 from importlib import import_module as _import_module
-from typing import TYPE_CHECKING as _TYPE_CHECKING
-from typing import Any as _Any
 
 from kiln.absent import no_attribute as _no_attribute
 from kiln.autograd import function, grad_mode, graph
@@ -32,7 +31,7 @@ from kiln.autograd.grad_mode import (
 from kiln.autograd.gradcheck import gradcheck, gradgradcheck
 from kiln.autograd.variable import Variable
 
-if _TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from kiln.autograd import anomaly_mode, functional, variable
     from kiln.autograd.anomaly_mode import detect_anomaly, set_detect_anomaly
     from kiln.autograd.variable import Variable
@@ -55,8 +54,13 @@ _LATER = {
 }
 
 
-def __getattr__(name: str) -> _Any:
+def _found(name: str) -> _typing.Any:
+    """`__getattr__`, which type checkers do not see."""
     if name not in _LATER:
         _no_attribute(__name__, name)
     module = _import_module(f"kiln.autograd.{_LATER[name]}")
     return module if name == _LATER[name] else getattr(module, name)
+
+
+if not _typing.TYPE_CHECKING:
+    __getattr__ = _found

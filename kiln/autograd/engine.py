@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Union
+from typing import Any, TypeVar, Union, overload
 
 from kiln import _core, ops
 from kiln._core import Tensor
@@ -14,6 +14,7 @@ from kiln.errors import describe, message
 # gradients of a batch of seeds, and of samples of a batch: kiln.func's, told by kiln/__init__.py
 BATCHED: dict[str, Any] = {}
 
+Key = TypeVar("Key")
 Place = Union[Tensor, GradientEdge]  # where a gradient starts, or is asked for
 Places = Union[Place, Sequence[Place]]
 Gradients = Union[Tensor, Sequence[Union[Tensor, None]], None]
@@ -68,6 +69,30 @@ def backward(
     _core.run_backward(roots, seeds, keep, create_graph, wanted, True)
 
 
+@overload
+def grad(
+    outputs: Places,
+    inputs: Places,
+    grad_outputs: Gradients = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    only_inputs: bool = True,
+    allow_unused: bool | None = None,
+    is_grads_batched: bool = False,
+    materialize_grads: bool = False,
+) -> tuple[Tensor, ...]: ...
+@overload
+def grad(
+    outputs: Places,
+    inputs: Mapping[Key, Place],
+    grad_outputs: Gradients = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    only_inputs: bool = True,
+    allow_unused: bool | None = None,
+    is_grads_batched: bool = False,
+    materialize_grads: bool = False,
+) -> dict[Key, Tensor]: ...
 @_core.Function
 def grad(
     outputs: Places,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from warnings import warn
 
 from kiln import _core, ops
@@ -34,6 +34,12 @@ class FunctionCtx:
     _tensors: tuple[bool, ...] = ()  # which arguments are tensors
     _results: tuple[Any, ...] = ()  # of each result: its place in the node, None, or (shape, dtype) of zeros
 
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
+        def __setattr__(self, name: str, value: Any) -> None: ...
+
     def save_for_backward(self, *tensors: Any) -> None:
         """Keeps tensors (or None) for backward, which finds them in `saved_tensors`; the last call counts.
 
@@ -51,19 +57,21 @@ class FunctionCtx:
         """What a `jvp` of the function would read: taken, as programs say it, and not kept."""
 
     @property
-    def saved_variables(self) -> tuple[Tensor | None, ...]:
+    def saved_variables(self) -> tuple[Tensor, ...]:
         """The old name of saved_tensors."""
         warn("'saved_variables' is deprecated; use 'saved_tensors'", DeprecationWarning, stacklevel=2)
         return self.saved_tensors
 
     @property
-    def saved_tensors(self) -> tuple[Tensor | None, ...]:
+    def saved_tensors(self) -> tuple[Tensor, ...]:
         """The tensors saved, while backward runs. RuntimeError if one was changed in place or freed."""
         if self._places is None:
             return self._kept
         if self._node is None:
             raise RuntimeError("saved_tensors: there while backward runs, and as an attribute of grad_fn")
-        return self.saved_in(self._node)
+        kept: Any = self.saved_in(self._node)  # with None where that was saved
+        found: tuple[Tensor, ...] = kept
+        return found
 
     def saved_in(self, node: Any) -> tuple[Tensor | None, ...]:
         """The tensors saved, from the node that has this context."""
@@ -174,7 +182,7 @@ class Function:
         raise NotImplementedError("setup_context is not implemented.")
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+    def backward(ctx: Any, *grad_outputs: Any, **kwargs: Any) -> Any:
         """The gradients of the arguments, from those of the results."""
         raise NotImplementedError(
             "You must implement either the backward or vjp method for your custom autograd.Function to use "

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Generator
 from contextlib import ContextDecorator
 from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar, cast, overload
 
 from kiln import _core
 
@@ -28,6 +28,10 @@ class _Mode(_core.ModeSwitch):
         """Another one that does the same."""
         return type(self)() if isinstance(self, (no_grad, enable_grad)) else type(self)(self.mode)
 
+    @overload
+    def __call__(self, function: Function) -> Function: ...
+    @overload
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...  # to mypy `@no_grad` leaves one of these
     def __call__(self, function: Function) -> Function:
         """`function` run under this mode; a generator function gets the mode in each of its resumes.
 
@@ -90,6 +94,10 @@ class no_grad(_Mode):
 
     __slots__ = ()
 
+    @overload
+    def __new__(cls) -> Self: ...
+    @overload
+    def __new__(cls, function: Function) -> Function: ...  # type: ignore[misc]
     def __new__(cls, function: Callable[..., Any] | None = None) -> Any:
         mode = super().__new__(cls)
         if function is None:
@@ -97,7 +105,7 @@ class no_grad(_Mode):
         _Mode.__init__(mode, False)
         return mode(function)
 
-    def __init__(self) -> None:
+    def __init__(self, function: Callable[..., Any] | None = None) -> None:
         super().__init__(False)
 
 
@@ -106,6 +114,10 @@ class enable_grad(_Mode):
 
     __slots__ = ()
 
+    @overload
+    def __new__(cls) -> Self: ...
+    @overload
+    def __new__(cls, function: Function) -> Function: ...  # type: ignore[misc]
     def __new__(cls, function: Callable[..., Any] | None = None) -> Any:
         mode = super().__new__(cls)
         if function is None:
@@ -113,7 +125,7 @@ class enable_grad(_Mode):
         _Mode.__init__(mode, True)
         return mode(function)
 
-    def __init__(self) -> None:
+    def __init__(self, function: Callable[..., Any] | None = None) -> None:
         super().__init__(True)
 
 
@@ -134,7 +146,8 @@ class set_grad_enabled(_Mode):
 
     def __call__(self, function: Function) -> Function:
         self.undo()  # used as a decorator: the construction was not meant to switch
-        return super().__call__(function)
+        decorated: Function = super().__call__(function)
+        return decorated
 
 
 class inference_mode(_Mode):
@@ -160,6 +173,10 @@ tensor and use it in autograd, or use no_grad() instead of inference_mode().
 
     __slots__ = ()
 
+    @overload
+    def __new__(cls, mode: bool = True) -> Self: ...
+    @overload
+    def __new__(cls, mode: Function) -> Function: ...  # type: ignore[misc]
     def __new__(cls, mode: Any = True) -> Any:
         made = super().__new__(cls)
         if isinstance(mode, bool):
@@ -167,8 +184,8 @@ tensor and use it in autograd, or use no_grad() instead of inference_mode().
         _Mode.__init__(made, False, True)
         return made(mode)
 
-    def __init__(self, mode: bool = True) -> None:
-        super().__init__(not mode, mode)
+    def __init__(self, mode: bool | Callable[..., Any] = True) -> None:
+        super().__init__(not mode, bool(mode))
 
 
 def is_inference_mode_enabled() -> bool:

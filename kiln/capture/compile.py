@@ -13,7 +13,7 @@ from collections.abc import Callable
 from copy import copy, deepcopy
 from functools import WRAPPER_ASSIGNMENTS, update_wrapper
 from types import MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 from kiln import _core
 from kiln.capture import service
@@ -22,6 +22,9 @@ from kiln.capture.objects import Recorded, recorded
 from kiln.capture.suspend import suspended, written
 from kiln.errors import shorten
 from kiln.late import free_imports
+
+if TYPE_CHECKING:
+    from kiln.capture.callables import CompiledFunction, Decorator, Model, P, Result
 
 # what `inspect` asks of a function before it believes its code
 _FUNCTION_LIKE = ("__name__", "__code__", "__defaults__", "__kwdefaults__", "__annotations__")
@@ -134,6 +137,18 @@ class Compiled:
         return explain(self._name, self._region)
 
 
+@overload
+def compile(
+    model: Model, *, fullgraph: bool = False, dynamic: bool | None = None, wait: bool = False
+) -> Model: ...
+@overload
+def compile(
+    model: Callable[P, Result], *, fullgraph: bool = False, dynamic: bool | None = None, wait: bool = False
+) -> CompiledFunction[P, Result]: ...
+@overload
+def compile(
+    model: None = None, *, fullgraph: bool = False, dynamic: bool | None = None, wait: bool = False
+) -> Decorator: ...
 def compile(
     model: Callable[..., Any] | None = None,
     *,

@@ -32,7 +32,9 @@ def jacrev(
         found = vjp(lambda value: func(*_replaced(args, argnums, value), **kwargs), chosen, has_aux=has_aux)
         ys, whole_output = flatten(found[0])
         xs, whole_input = flatten(chosen)
-        rows = vmap(lambda *seeds: flatten(found[1](whole_output(list(seeds))))[0], chunk_size=chunk_size)
+        rows: Callable[..., Any] = vmap(
+            lambda *seeds: flatten(found[1](whole_output(list(seeds))))[0], chunk_size=chunk_size
+        )
         parts = rows(*_basis(ys))
         result, first = [], 0
         for y in ys:

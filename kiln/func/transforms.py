@@ -98,13 +98,14 @@ def _own(x: Any, ends: set[Any]) -> Any:
     if x.requires_grad:
         return ops.view_as(x, x)
     leaf = x.detach().requires_grad_()
-    ends.add(ops.view_as(leaf, leaf).grad_fn.next_functions[0][0])
+    node: Any = ops.view_as(leaf, leaf).grad_fn
+    ends.add(node.next_functions[0][0])
     return leaf
 
 
 def _depends_on_others(y: Any, ends: set[Any]) -> bool:
     """Whether a gradient of y, which is recorded, goes to a leaf whose end is not known."""
-    stack = [y.grad_fn or ops.view_as(y, y).grad_fn]
+    stack: list[Any] = [y.grad_fn or ops.view_as(y, y).grad_fn]
     seen = set(stack)
     while stack:
         node = stack.pop()

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 from kiln import _core, ops
 from kiln.func.batched import Batched, everywhere
 from kiln.func.levels import RANDOMNESS, Level, callable_like, mapping
 from kiln.func.tree import flatten, spread
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+
 
 def vmap(
-    func: Callable[..., Any],
+    func: Function,
     in_dims: Any = 0,
     out_dims: Any = 0,
     randomness: str = "error",
     *,
     chunk_size: int | None = None,
-) -> Callable[..., Any]:
+) -> Function:
     """The function that does `func`, written for one sample, for a whole batch at once.
 
     `in_dims` says where the batch is in each argument (an int for all, or a tree like the arguments', None
@@ -49,7 +51,7 @@ def vmap(
             return _mapped(call, given)
         return _in_chunks(call, given, chunk_size)
 
-    return callable_like(func, mapped)
+    return cast(Function, callable_like(func, mapped))
 
 
 class _Call(NamedTuple):

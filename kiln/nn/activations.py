@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kiln import ops
 from kiln._core import Tensor
 from kiln.nn import functional
 from kiln.nn.module import Module
 from kiln.nn.parameter import Parameter
+
+if TYPE_CHECKING:
+    from kiln._typed.words import Device, DType
 
 
 class _Activation(Module):
@@ -303,7 +306,11 @@ class PReLU(Module):
     weight: Parameter
 
     def __init__(
-        self, num_parameters: int = 1, init: float = 0.25, device: Any = None, dtype: Any = None
+        self,
+        num_parameters: int = 1,
+        init: float = 0.25,
+        device: Device | None = None,
+        dtype: DType | None = None,
     ) -> None:
         super().__init__()
         self.num_parameters = num_parameters

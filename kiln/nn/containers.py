@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Any, TypeVar, Union, cast, overload
 
+from kiln._core import Tensor
 from kiln.errors import describe, message
 from kiln.nn.module import Module
 
@@ -119,10 +120,11 @@ class Sequential(_ModuleSequence):
     def _like(self, held: dict[str, Any]) -> Sequential:
         return type(self)(OrderedDict(held))
 
-    def forward(self, input: Any) -> Any:
+    def forward(self, input: Any) -> Tensor:
         for module in self._modules.values():
             input = module(input)  # type: ignore[misc]
-        return input
+        result: Tensor = input  # to checkers; what the last module gives
+        return result
 
 
 class ModuleList(_ModuleSequence):

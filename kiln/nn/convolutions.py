@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Union
+from typing import TYPE_CHECKING, Any, Union
 
 from kiln import ops
 from kiln._core import Tensor
 from kiln.nn import functional, init
 from kiln.nn.module import Module
 from kiln.nn.parameter import Parameter
+
+if TYPE_CHECKING:
+    from kiln._typed.words import Device, DType
 
 Numbers = Union[int, Sequence[int]]
 
@@ -37,8 +40,8 @@ class _ConvNd(Module):
         groups: int,
         bias: bool,
         padding_mode: str,
-        device: Any,
-        dtype: Any,
+        device: Device | None,
+        dtype: DType | None,
     ) -> None:
         super().__init__()
         self._check(in_channels, out_channels, groups, padding, stride, padding_mode)
@@ -114,8 +117,8 @@ class _Conv(_ConvNd):
         groups: int = 1,
         bias: bool = True,
         padding_mode: str = "zeros",
-        device: Any = None,
-        dtype: Any = None,
+        device: Device | None = None,
+        dtype: DType | None = None,
     ) -> None:
         super().__init__(
             in_channels, out_channels, kernel_size, stride, padding, 0, dilation, groups, bias, padding_mode,
@@ -161,8 +164,8 @@ class _ConvTranspose(_ConvNd):
         bias: bool = True,
         dilation: Numbers = 1,
         padding_mode: str = "zeros",
-        device: Any = None,
-        dtype: Any = None,
+        device: Device | None = None,
+        dtype: DType | None = None,
     ) -> None:
         super().__init__(
             in_channels, out_channels, kernel_size, stride, padding, output_padding, dilation, groups, bias,

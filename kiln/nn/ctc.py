@@ -7,11 +7,14 @@ blank between two labels that differ. The steps are ops, so the gradient is auto
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Union
 
 from kiln import _core, ops
 from kiln._core import Tensor
 from kiln.errors import describe, message
+
+Lengths = Union[Tensor, Sequence[int]]
 
 _NONE = -1e30  # the logarithm of a probability of 0: infinity minus infinity would be no number
 _HALVES = (_core.float16, _core.bfloat16)  # computed in float32, which has _NONE
@@ -20,8 +23,8 @@ _HALVES = (_core.float16, _core.bfloat16)  # computed in float32, which has _NON
 def ctc_loss(
     log_probs: Tensor,
     targets: Tensor,
-    input_lengths: Any,
-    target_lengths: Any,
+    input_lengths: Lengths,
+    target_lengths: Lengths,
     blank: int = 0,
     reduction: str = "mean",
     zero_infinity: bool = False,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kiln import ops
 from kiln._core import Tensor
@@ -10,6 +10,9 @@ from kiln.errors import message
 from kiln.nn import functional, init
 from kiln.nn.module import Module
 from kiln.nn.parameter import Parameter
+
+if TYPE_CHECKING:
+    from kiln._typed.words import Device, DType
 
 _Layer = TypeVar("_Layer", bound="_Table")
 
@@ -34,8 +37,8 @@ class _Table(Module):
         sparse: bool,
         weight: Tensor | None,
         freeze: bool,
-        device: Any,
-        dtype: Any,
+        device: Device | None,
+        dtype: DType | None,
     ) -> None:
         super().__init__()
         name = type(self).__name__
@@ -118,8 +121,8 @@ class Embedding(_Table):
         sparse: bool = False,
         _weight: Tensor | None = None,
         _freeze: bool = False,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device | None = None,
+        dtype: DType | None = None,
     ) -> None:
         super().__init__(
             num_embeddings, embedding_dim, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse,
@@ -156,8 +159,8 @@ class EmbeddingBag(_Table):
         _weight: Tensor | None = None,
         include_last_offset: bool = False,
         padding_idx: int | None = None,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device | None = None,
+        dtype: DType | None = None,
     ) -> None:
         super().__init__(
             num_embeddings, embedding_dim, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse,

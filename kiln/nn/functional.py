@@ -10,31 +10,28 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kiln import ops
 from kiln._core import Op, Tensor
 from kiln.absent import no_attribute
 from kiln.autograd import no_grad
 from kiln.errors import describe, message
-from kiln.nn.ctc import ctc_loss  # noqa: F401
-from kiln.nn.dropouts import (  # noqa: F401
-    alpha_dropout,
-    dropout,
-    dropout1d,
-    dropout2d,
-    dropout3d,
-    feature_alpha_dropout,
-)
-from kiln.nn.multihead import multi_head_attention_forward  # noqa: F401
-from kiln.nn.similarity import (  # noqa: F401
-    gumbel_softmax,
-    triplet_margin_with_distance_loss,
-)
+from kiln.nn.ctc import ctc_loss as ctc_loss
+from kiln.nn.dropouts import alpha_dropout as alpha_dropout
+from kiln.nn.dropouts import dropout as dropout
+from kiln.nn.dropouts import dropout1d as dropout1d
+from kiln.nn.dropouts import dropout2d as dropout2d
+from kiln.nn.dropouts import dropout3d as dropout3d
+from kiln.nn.dropouts import feature_alpha_dropout as feature_alpha_dropout
+from kiln.nn.multihead import multi_head_attention_forward as multi_head_attention_forward
+from kiln.nn.similarity import gumbel_softmax as gumbel_softmax
+from kiln.nn.similarity import triplet_margin_with_distance_loss as triplet_margin_with_distance_loss
 from kiln.ops.elementwise.finite import all_within
 from kiln.table import declare, registry
 from kiln.table.declare import name_all, named
 
+Numbers = int | Sequence[int]
 _REDUCTIONS = ("none", "mean", "sum")
 _METHODS = ("relu", "hardshrink")  # methods of tensors, and still layers
 
@@ -53,7 +50,13 @@ def _with_inplace(name: str, function: Any, written: Any) -> Any:
     return function.form(call) if isinstance(function, Op) else named(name, call)
 
 
-def __getattr__(name: str) -> Any:
+if TYPE_CHECKING:
+    from kiln._typed.functional import *  # noqa: F403
+    from kiln._typed.words import DType
+
+
+def _found(name: str) -> Any:
+    """`__getattr__`, which type checkers do not see."""
     try:
         function = registry.function(name) if name.removesuffix("_") in _METHODS else registry.layer(name)
     except KeyError:
@@ -63,6 +66,10 @@ def __getattr__(name: str) -> Any:
     written = registry.INPLACE.get(name)
     globals()[name] = function if written is None else _with_inplace(name, function, written)
     return globals()[name]
+
+
+if not TYPE_CHECKING:
+    __getattr__ = _found
 
 
 def __dir__() -> list[str]:
@@ -93,19 +100,25 @@ def sigmoid(input: Tensor) -> Tensor:
     return y
 
 
-def softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None) -> Tensor:
+def softmax(
+    input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: DType | None = None
+) -> Tensor:
     """exp(input) over its sum along `dim` (None: 0 or 1, with a warning); `dtype` is the result's."""
     y: Tensor = ops.softmax(_as(input, dtype), _dim("softmax", input, dim))
     return y
 
 
-def log_softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None) -> Tensor:
+def log_softmax(
+    input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: DType | None = None
+) -> Tensor:
     """The logarithm of softmax, computed without overflow."""
     y: Tensor = ops.log_softmax(_as(input, dtype), _dim("log_softmax", input, dim))
     return y
 
 
-def softmin(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None) -> Tensor:
+def softmin(
+    input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: DType | None = None
+) -> Tensor:
     """softmax(-input)."""
     y: Tensor = ops.softmin(input, _dim("softmin", input, dim), dtype)
     return y
@@ -285,7 +298,9 @@ def kl_div(input: Tensor, target: Tensor, reduction: str = "mean", log_target: b
     return loss
 
 
-def unfold(input: Tensor, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1) -> Tensor:
+def unfold(
+    input: Tensor, kernel_size: Numbers, dilation: Numbers = 1, padding: Numbers = 0, stride: Numbers = 1
+) -> Tensor:
     """Windows of [N, C, H, W] as columns [N, C * taps, windows], or without N; zeros around the image.
 
     RuntimeError for sizes or settings that do not fit.
@@ -300,7 +315,7 @@ def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     return hot
 
 
-def _as(input: Tensor, dtype: Any) -> Tensor:
+def _as(input: Tensor, dtype: DType | None) -> Tensor:
     """`input` as `dtype`, or as it is."""
     converted: Tensor = input if dtype is None else input.to(dtype)
     return converted

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kiln import ops
 from kiln._core import Tensor
@@ -21,6 +21,9 @@ from kiln.absent import hint_missing
 from kiln.autograd import no_grad
 from kiln.errors import describe, message
 from kiln.table.declare import name_all
+
+if TYPE_CHECKING:
+    from kiln.ops.random.generator import Generator
 
 _LINEAR = ("linear", "conv1d", "conv2d", "conv3d", "sigmoid")
 
@@ -46,14 +49,16 @@ def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
     return gains[nonlinearity]
 
 
-def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: Any = None) -> Tensor:
+def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: Generator | None = None) -> Tensor:
     """Values drawn uniformly from [a, b). RuntimeError for a > b."""
     if a > b:
         raise RuntimeError(message("uniform_", "a range [a, b)", f"a={a} > b={b}"))
     return _fill(tensor, _drawn(ops.rand, tensor, generator) * (b - a) + a)
 
 
-def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: Any = None) -> Tensor:
+def normal_(
+    tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: Generator | None = None
+) -> Tensor:
     """Values drawn from the normal distribution N(mean, std**2). RuntimeError for a negative std."""
     if std < 0:
         raise RuntimeError(message("normal_", "std >= 0.0", repr(std)))
@@ -66,7 +71,7 @@ def trunc_normal_(
     std: float = 1.0,
     a: float = -2.0,
     b: float = 2.0,
-    generator: Any = None,
+    generator: Generator | None = None,
 ) -> Tensor:
     """Values drawn from N(mean, std**2), what lies outside [a, b] left out.
 
@@ -122,11 +127,12 @@ def dirac_(tensor: Tensor, groups: int = 1) -> Tensor:
         raise ValueError("dim 0 must be divisible by groups")
     filters, channels, *taps = tensor.shape
     one: Tensor = ops.zeros(filters // groups, channels, *taps, dtype=tensor.dtype)
-    one[(slice(None), slice(None), *(n // 2 for n in taps))] = ops.eye(filters // groups, channels)
+    middle: tuple[int | slice, ...] = (slice(None), slice(None), *[n // 2 for n in taps])
+    one[middle] = ops.eye(filters // groups, channels)
     return _fill(tensor, one.repeat(groups, *[1] * (tensor.ndim - 1)))
 
 
-def orthogonal_(tensor: Tensor, gain: float = 1, generator: Any = None) -> Tensor:
+def orthogonal_(tensor: Tensor, gain: float = 1, generator: Generator | None = None) -> Tensor:
     """`gain` times a matrix (shape[0], the rest) of orthonormal rows, or columns where it has more rows.
 
     The Q of the QR of normal values, its signs those of a positive R. ValueError for fewer than 2 dims.
@@ -142,7 +148,7 @@ def orthogonal_(tensor: Tensor, gain: float = 1, generator: Any = None) -> Tenso
     return _fill(tensor, (q.t() if rows < columns else q).reshape(tensor.shape) * gain)
 
 
-def sparse_(tensor: Tensor, sparsity: float, std: float = 0.01, generator: Any = None) -> Tensor:
+def sparse_(tensor: Tensor, sparsity: float, std: float = 0.01, generator: Generator | None = None) -> Tensor:
     """N(0, std**2) in a matrix (rows, columns) where `sparsity` of every column, drawn anew, is 0."""
     if tensor.ndim != 2:
         raise ValueError("Only tensors with 2 dimensions are supported")
@@ -153,13 +159,13 @@ def sparse_(tensor: Tensor, sparsity: float, std: float = 0.01, generator: Any =
     return tensor
 
 
-def xavier_uniform_(tensor: Tensor, gain: float = 1.0, generator: Any = None) -> Tensor:
+def xavier_uniform_(tensor: Tensor, gain: float = 1.0, generator: Generator | None = None) -> Tensor:
     """Uniform in +-gain sqrt(6 / (fan_in + fan_out))."""
     bound = math.sqrt(3.0) * _xavier_std(tensor, gain)
     return uniform_(tensor, -bound, bound, generator)
 
 
-def xavier_normal_(tensor: Tensor, gain: float = 1.0, generator: Any = None) -> Tensor:
+def xavier_normal_(tensor: Tensor, gain: float = 1.0, generator: Generator | None = None) -> Tensor:
     """Normal with std gain sqrt(2 / (fan_in + fan_out))."""
     return normal_(tensor, 0.0, _xavier_std(tensor, gain), generator)
 
@@ -169,7 +175,7 @@ def kaiming_uniform_(
     a: float = 0,
     mode: str = "fan_in",
     nonlinearity: str = "leaky_relu",
-    generator: Any = None,
+    generator: Generator | None = None,
 ) -> Tensor:
     """Uniform in +-gain sqrt(3 / fan); `a` is leaky_relu's negative slope, `mode` "fan_in" or "fan_out"."""
     if tensor.numel() == 0:
@@ -184,7 +190,7 @@ def kaiming_normal_(
     a: float = 0,
     mode: str = "fan_in",
     nonlinearity: str = "leaky_relu",
-    generator: Any = None,
+    generator: Generator | None = None,
 ) -> Tensor:
     """Normal with std gain / sqrt(fan)."""
     if tensor.numel() == 0:
@@ -193,7 +199,7 @@ def kaiming_normal_(
     return normal_(tensor, 0.0, _kaiming_std(tensor, a, mode, nonlinearity), generator)
 
 
-def _drawn(draw: Any, tensor: Tensor, generator: Any) -> Tensor:
+def _drawn(draw: Any, tensor: Tensor, generator: Generator | None) -> Tensor:
     """Random values of a tensor's shape and dtype."""
     chosen = {} if generator is None else {"generator": generator}
     values: Tensor = draw(*tensor.shape, dtype=tensor.dtype, **chosen)

@@ -7,7 +7,7 @@ gives them their shapes; then it is that layer, its class included, and its para
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kiln._core import Tensor
 from kiln.autograd import no_grad
@@ -33,6 +33,9 @@ from kiln.nn.normalisations import (
     _NormBase,
 )
 from kiln.nn.parameter import UninitializedBuffer, UninitializedParameter, is_lazy
+
+if TYPE_CHECKING:
+    from kiln._typed.words import Device, DType
 
 __all__ = [
     "LazyBatchNorm1d", "LazyBatchNorm2d", "LazyBatchNorm3d", "LazyConv1d", "LazyConv2d", "LazyConv3d",
@@ -95,7 +98,9 @@ class LazyLinear(LazyModuleMixin, Linear):
 
     cls_to_become = Linear
 
-    def __init__(self, out_features: int, bias: bool = True, device: Any = None, dtype: Any = None) -> None:
+    def __init__(
+        self, out_features: int, bias: bool = True, device: Device | None = None, dtype: DType | None = None
+    ) -> None:
         super().__init__(1, 0, False, device, dtype)
         self.in_features, self.out_features = 0, out_features
         self.weight = UninitializedParameter(device=device, dtype=dtype)
@@ -111,7 +116,9 @@ class LazyLinear(LazyModuleMixin, Linear):
 class _LazyConvNd(LazyModuleMixin, _ConvNd):
     """A convolution whose in_channels is that of its first input."""
 
-    def __init__(self, out_channels: int, bias: bool, device: Any, dtype: Any, **settings: Any) -> None:
+    def __init__(
+        self, out_channels: int, bias: bool, device: Device | None, dtype: DType | None, **settings: Any
+    ) -> None:
         groups = settings["groups"]
         super().__init__(groups, groups, bias=False, device=device, dtype=dtype, **settings)
         if out_channels % groups:
@@ -149,8 +156,8 @@ class _LazyConv(_LazyConvNd):
         groups: int = 1,
         bias: bool = True,
         padding_mode: str = "zeros",
-        device: Any = None,
-        dtype: Any = None,
+        device: Device | None = None,
+        dtype: DType | None = None,
     ) -> None:
         super().__init__(
             out_channels, bias, device, dtype, kernel_size=kernel_size, stride=stride, padding=padding,
@@ -170,8 +177,8 @@ class _LazyConvTranspose(_LazyConvNd):
         bias: bool = True,
         dilation: Numbers = 1,
         padding_mode: str = "zeros",
-        device: Any = None,
-        dtype: Any = None,
+        device: Device | None = None,
+        dtype: DType | None = None,
     ) -> None:
         super().__init__(
             out_channels, bias, device, dtype, kernel_size=kernel_size, stride=stride, padding=padding,
@@ -188,12 +195,12 @@ class _LazyNorm(LazyModuleMixin, _NormBase):
         momentum: float | None = 0.1,
         affine: bool = True,
         track_running_stats: bool = True,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device | None = None,
+        dtype: DType | None = None,
         *,
         bias: bool = True,
     ) -> None:
-        options = {"device": device, "dtype": dtype}
+        options: dict[str, Any] = {"device": device, "dtype": dtype}
         super().__init__(1, eps, momentum, False, track_running_stats, bias=False, **options)
         self.num_features, self.affine = 0, affine
         self.weight = UninitializedParameter(**options) if affine else None

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import ref
 
 from kiln import _core
@@ -25,7 +25,11 @@ from kiln.late import later
 from kiln.nn.backward_hooks import Call, watch_node
 from kiln.nn.hooks import Everywhere, Hook, RemovableHandle, call_after_error
 from kiln.nn.parameter import Buffer, Parameter, is_lazy
+from kiln.nn.placement import placement
 from kiln.nn.state import IncompatibleKeys, load_tree, save_tree
+
+if TYPE_CHECKING:
+    from kiln.nn.calls import HasForward, P, Result
 
 Self = TypeVar("Self", bound="Module")
 
@@ -65,14 +69,6 @@ class Owned(dict[str, Any]):
 
     def __reduce__(self) -> Any:
         return dict, (dict(self),)  # a copy belongs to nobody until `__setstate__` of its module
-
-
-class Placement(NamedTuple):
-    """What `Module.to` was asked for: None leaves a tensor's own."""
-
-    device: Any
-    dtype: Any
-    format: Any
 
 
 class Module:
@@ -121,12 +117,18 @@ class Module:
             f'Module [{type(self).__name__}] is missing the required "forward" function'
         )
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return self._call_with_hooks(args, kwargs) if self._hooked else self.forward(*args, **kwargs)
-        except Exception as error:
-            _core.set_handled(_describe(self, args, kwargs, error))
-            raise
+    if TYPE_CHECKING:
+
+        def __call__(self: HasForward[P, Result], *args: P.args, **kwargs: P.kwargs) -> Result: ...
+
+    else:
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return self._call_with_hooks(args, kwargs) if self._hooked else self.forward(*args, **kwargs)
+            except Exception as error:
+                _core.set_handled(_describe(self, args, kwargs, error))
+                raise
 
     def compile(self, *, fullgraph: bool = False, dynamic: bool | None = None, wait: bool = False) -> None:
         """From now on calls of this module are recorded and run as programs, as by `kiln.compile`."""
@@ -483,7 +485,7 @@ class Module:
 
         `memory_format` is for tensors of 4 or 5 dims.
         """
-        place = _placement(args, kwargs)
+        place = placement(args, kwargs)
 
         def convert(x: Tensor) -> Tensor:
             y = x if place.device is None else x.to(device=place.device)
@@ -568,28 +570,6 @@ def _convert_parameter(param: Parameter, convert: Callable[[Tensor], Tensor]) ->
     param.data = convert(param.data)
     if grad is not None:
         param.grad = convert(grad.detach()).requires_grad_(grad.requires_grad)
-
-
-def _placement(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Placement:
-    """The device, dtype and memory format that `to(*args, **kwargs)` names."""
-    unknown = set(kwargs) - {"device", "dtype", "non_blocking", "memory_format"}
-    if unknown:
-        expected = "device, dtype, non_blocking or memory_format"
-        raise TypeError(message("Module.to", expected, f"'{min(unknown)}'"))
-    device, dtype = kwargs.get("device"), kwargs.get("dtype")
-    for value in args:
-        if isinstance(value, Tensor):
-            device, dtype = getattr(value, "device", None), value.dtype
-        elif isinstance(value, _core.dtype):
-            dtype = value
-        elif isinstance(value, str) or hasattr(value, "type"):
-            device = value
-        elif value is not None and not isinstance(value, bool):
-            raise TypeError(message("Module.to", "a device, a dtype or a tensor", describe(value)))
-    if dtype is not None and not dtype.is_floating_point:
-        hint = "convert single tensors with their own .to()"
-        raise TypeError(message("Module.to", "a floating dtype", str(dtype), hint))
-    return Placement(device, dtype, kwargs.get("memory_format"))
 
 
 leave_out(Module, MODULE)

@@ -7,7 +7,7 @@ product
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kiln import ops
 from kiln._core import Size, Tensor
@@ -17,6 +17,9 @@ from kiln.nn.layers import Linear
 from kiln.nn.module import Module
 from kiln.nn.parameter import Parameter
 
+if TYPE_CHECKING:
+    from kiln._typed.words import Device, DType
+
 
 def _weights(query: Any, key: Any, mask: Any, dropout_p: float) -> Any:
     """What share of each value a query takes: (N, H, L, S)."""
@@ -25,7 +28,7 @@ def _weights(query: Any, key: Any, mask: Any, dropout_p: float) -> Any:
     return dropout(shares, dropout_p) if dropout_p else shares
 
 
-def added_mask(mask: Any, name: str, dtype: Any) -> Any:
+def added_mask(mask: Any, name: str, dtype: DType | None) -> Any:
     """A mask as what is added to scores: of bools, True is minus infinity. AssertionError for integers."""
     if mask is None or mask.dtype.is_floating_point:
         return mask
@@ -255,8 +258,8 @@ class MultiheadAttention(Module):
         kdim: int | None = None,
         vdim: int | None = None,
         batch_first: bool = False,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device | None = None,
+        dtype: DType | None = None,
     ) -> None:
         if embed_dim <= 0 or num_heads <= 0:
             raise ValueError(

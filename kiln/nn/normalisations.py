@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kiln import ops
+from kiln import _core, ops
 from kiln._core import Tensor
 from kiln.nn import functional, init
 from kiln.nn.module import Module
 from kiln.nn.parameter import Parameter
+
+if TYPE_CHECKING:
+    from kiln._typed.words import Device, DType
 
 
 class _Affine(Module):
@@ -18,7 +21,9 @@ class _Affine(Module):
     weight: Parameter | None
     bias: Parameter | None
 
-    def _make(self, shape: Sequence[int], weight: bool, bias: bool, device: Any, dtype: Any) -> None:
+    def _make(
+        self, shape: Sequence[int], weight: bool, bias: bool, device: Device | None, dtype: DType | None
+    ) -> None:
         for name, wanted in (("weight", weight), ("bias", bias)):
             made = Parameter(ops.empty(*shape, device=device, dtype=dtype)) if wanted else None
             self.register_parameter(name, made)
@@ -43,8 +48,8 @@ class LayerNorm(_Affine):
         eps: float = 1e-5,
         elementwise_affine: bool = True,
         bias: bool = True,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device | None = None,
+        dtype: DType | None = None,
     ) -> None:
         super().__init__()
         shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
@@ -71,8 +76,8 @@ class RMSNorm(Module):
         normalized_shape: int | Sequence[int],
         eps: float | None = None,
         elementwise_affine: bool = True,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device | None = None,
+        dtype: DType | None = None,
     ) -> None:
         super().__init__()
         shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
@@ -105,8 +110,8 @@ class GroupNorm(_Affine):
         num_channels: int,
         eps: float = 1e-5,
         affine: bool = True,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device | None = None,
+        dtype: DType | None = None,
         *,
         bias: bool = True,
     ) -> None:
@@ -140,18 +145,18 @@ class _NormBase(_Affine):
         momentum: float | None,
         affine: bool,
         track_running_stats: bool,
-        device: Any,
-        dtype: Any,
+        device: Device | None,
+        dtype: DType | None,
         bias: bool,
     ) -> None:
         super().__init__()
         self.num_features, self.eps, self.momentum = num_features, eps, momentum
         self.affine, self.track_running_stats = affine, track_running_stats
-        options = {"device": device, "dtype": dtype}
+        options: dict[str, Any] = {"device": device, "dtype": dtype}
         kept = track_running_stats
         self.register_buffer("running_mean", ops.zeros(num_features, **options) if kept else None)
         self.register_buffer("running_var", ops.ones(num_features, **options) if kept else None)
-        count = ops.zeros((), dtype="int64", device=device) if kept else None
+        count = ops.zeros((), dtype=_core.int64, device=device) if kept else None
         self.register_buffer("num_batches_tracked", count)
         self._make((num_features,), affine, affine and bias, device, dtype)
 
@@ -194,8 +199,8 @@ class _BatchNorm(_NormBase):
         momentum: float | None = 0.1,
         affine: bool = True,
         track_running_stats: bool = True,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device | None = None,
+        dtype: DType | None = None,
         *,
         bias: bool = True,
     ) -> None:
@@ -262,8 +267,8 @@ class _InstanceNorm(_NormBase):
         momentum: float | None = 0.1,
         affine: bool = False,
         track_running_stats: bool = False,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device | None = None,
+        dtype: DType | None = None,
         *,
         bias: bool = True,
     ) -> None:

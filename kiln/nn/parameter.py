@@ -6,12 +6,15 @@ module should train; every op on it gives a plain tensor.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from kiln import ops
 from kiln._core import Tensor
 from kiln.errors import describe, message
 from kiln.ops.creation.data import deepcopy
+
+if TYPE_CHECKING:
+    from kiln._typed.words import Device, DType
 
 
 class Parameter(Tensor):
@@ -111,7 +114,7 @@ class _Uninitialized:
             raise ValueError(_USE.format(name))
         return super().__getattribute__(name)
 
-    def materialize(self, shape: Any, device: Any = None, dtype: Any = None) -> None:
+    def materialize(self, shape: Any, device: Device | None = None, dtype: DType | None = None) -> None:
         """Becomes a tensor of `shape` (its values are not set), of the same identity."""
         own: Any = self
         own.data = ops.empty(*shape, device=device, dtype=own.dtype if dtype is None else dtype)
@@ -156,7 +159,9 @@ class UninitializedParameter(_Uninitialized, Parameter):
 
     becomes = Parameter
 
-    def __new__(cls, requires_grad: bool = True, device: Any = None, dtype: Any = None) -> Any:
+    def __new__(
+        cls, requires_grad: bool = True, device: Device | None = None, dtype: DType | None = None
+    ) -> Any:
         made: Any = Tensor._make_subclass(cls, ops.empty(0, device=device, dtype=dtype), requires_grad)
         return made
 
@@ -171,11 +176,13 @@ class UninitializedBuffer(_Uninitialized, Tensor):
 
     becomes = Tensor
 
-    def __new__(cls, requires_grad: bool = False, device: Any = None, dtype: Any = None) -> Any:
+    def __new__(
+        cls, requires_grad: bool = False, device: Device | None = None, dtype: DType | None = None
+    ) -> Any:
         made: Any = Tensor._make_subclass(cls, ops.empty(0, device=device, dtype=dtype), requires_grad)
         return made
 
 
-def is_lazy(param: Any) -> bool:
+def is_lazy(param: Any) -> TypeGuard[UninitializedParameter | UninitializedBuffer]:
     """Whether a parameter or buffer has no shape yet."""
     return isinstance(param, _Uninitialized)

@@ -45,9 +45,12 @@ class _MaxPool(_Pool):
         self.padding, self.dilation = padding, dilation
         self.return_indices, self.ceil_mode = return_indices, ceil_mode
 
-    def forward(self, input: Tensor) -> Any:
+    def forward(self, input: Tensor) -> Tensor:
         settings = (self.kernel_size, self.stride, self.padding, self.dilation)
-        return self._run(input, *settings, ceil_mode=self.ceil_mode, return_indices=self.return_indices)
+        y: Tensor = self._run(
+            input, *settings, ceil_mode=self.ceil_mode, return_indices=self.return_indices
+        )  # or two of them, which unpack as a tensor does to checkers
+        return y
 
     def extra_repr(self) -> str:
         return (
@@ -302,8 +305,9 @@ class _AdaptiveMaxPool(_Pool):
         super().__init__()
         self.output_size, self.return_indices = output_size, return_indices
 
-    def forward(self, input: Tensor) -> Any:
-        return self._run(input, self.output_size, self.return_indices)
+    def forward(self, input: Tensor) -> Tensor:
+        y: Tensor = self._run(input, self.output_size, self.return_indices)
+        return y
 
     def extra_repr(self) -> str:
         return f"output_size={self.output_size}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any, Union
+from typing import TYPE_CHECKING, Any, Union, overload
 
 from kiln import ops
 from kiln._core import Tensor
@@ -15,6 +15,9 @@ from kiln.nn.recurrence import unrolled
 from kiln.nn.utils.rnn import PackedSequence
 from kiln.table.declare import MOST_STEPS, expect_count
 from kiln.table.kinds import RECURRENT_GATES
+
+if TYPE_CHECKING:
+    from kiln._typed.words import Device, DType
 
 Input = Union[Tensor, PackedSequence]
 
@@ -60,8 +63,8 @@ class RNNBase(Module):
         dropout: float = 0.0,
         bidirectional: bool = False,
         proj_size: int = 0,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device | None = None,
+        dtype: DType | None = None,
     ) -> None:
         super().__init__()
         sizes = {"input_size": input_size, "hidden_size": hidden_size, "num_layers": num_layers}
@@ -89,7 +92,7 @@ class RNNBase(Module):
         ]
         self.reset_parameters()
 
-    def _add_weights(self, layer: int, suffix: str, device: Any, dtype: Any) -> list[str]:
+    def _add_weights(self, layer: int, suffix: str, device: Device | None, dtype: DType | None) -> list[str]:
         """Makes one layer's parameters in one direction; gives their names."""
         rows, out = RECURRENT_GATES[self.mode] * self.hidden_size, self.proj_size or self.hidden_size
         wide = self.input_size if layer == 0 else out * (1 + bool(self.bidirectional))
@@ -253,6 +256,15 @@ class RNN(RNNBase):
     (kiln.Size([5, 2, 4]), kiln.Size([2, 2, 4]))
     """
 
+    if TYPE_CHECKING:
+
+        @overload  # type: ignore[no-overload-impl]
+        def __call__(self, input: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]: ...
+        @overload
+        def __call__(
+            self, input: PackedSequence, hx: Tensor | None = None
+        ) -> tuple[PackedSequence, Tensor]: ...
+
     def __init__(
         self,
         input_size: int,
@@ -263,8 +275,8 @@ class RNN(RNNBase):
         batch_first: bool = False,
         dropout: float = 0.0,
         bidirectional: bool = False,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device | None = None,
+        dtype: DType | None = None,
         **kwargs: Any,
     ) -> None:
         if "proj_size" in kwargs:
@@ -292,6 +304,17 @@ class LSTM(RNNBase):
     (kiln.Size([5, 2, 4]), kiln.Size([2, 2, 2]), kiln.Size([2, 2, 4]))
     """
 
+    if TYPE_CHECKING:
+
+        @overload  # type: ignore[no-overload-impl]
+        def __call__(
+            self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None
+        ) -> tuple[Tensor, tuple[Tensor, Tensor]]: ...
+        @overload
+        def __call__(
+            self, input: PackedSequence, hx: tuple[Tensor, Tensor] | None = None
+        ) -> tuple[PackedSequence, tuple[Tensor, Tensor]]: ...
+
     def __init__(
         self,
         input_size: int,
@@ -302,8 +325,8 @@ class LSTM(RNNBase):
         dropout: float = 0.0,
         bidirectional: bool = False,
         proj_size: int = 0,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device | None = None,
+        dtype: DType | None = None,
     ) -> None:
         super().__init__(
             "LSTM", input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, proj_size,
@@ -352,6 +375,15 @@ class GRU(RNNBase):
     (kiln.Size([2, 5, 4]), kiln.Size([1, 2, 4]))
     """
 
+    if TYPE_CHECKING:
+
+        @overload  # type: ignore[no-overload-impl]
+        def __call__(self, input: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]: ...
+        @overload
+        def __call__(
+            self, input: PackedSequence, hx: Tensor | None = None
+        ) -> tuple[PackedSequence, Tensor]: ...
+
     def __init__(
         self,
         input_size: int,
@@ -361,8 +393,8 @@ class GRU(RNNBase):
         batch_first: bool = False,
         dropout: float = 0.0,
         bidirectional: bool = False,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device | None = None,
+        dtype: DType | None = None,
         **kwargs: Any,
     ) -> None:
         if "proj_size" in kwargs:
@@ -376,8 +408,8 @@ class GRU(RNNBase):
 class RNNCellBase(Module):
     """What the cells share: weights of `num_chunks` gates, uniform in +-1/sqrt(hidden_size)."""
 
-    bias_ih: Any
-    bias_hh: Any
+    bias_ih: Parameter | None
+    bias_hh: Parameter | None
 
     def __init__(
         self,
@@ -385,14 +417,15 @@ class RNNCellBase(Module):
         hidden_size: int,
         bias: bool,
         num_chunks: int,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device | None = None,
+        dtype: DType | None = None,
     ) -> None:
         super().__init__()
         self.input_size = input_size
         self.hidden_size = hidden_size
         self.bias = bias
-        rows, made = num_chunks * hidden_size, {"device": device, "dtype": dtype}
+        rows = num_chunks * hidden_size
+        made: dict[str, Any] = {"device": device, "dtype": dtype}
         self.weight_ih = Parameter(ops.empty(rows, input_size, **made))
         self.weight_hh = Parameter(ops.empty(rows, hidden_size, **made))
         for name in ("bias_ih", "bias_hh"):
@@ -444,8 +477,8 @@ class RNNCell(RNNCellBase):
         hidden_size: int,
         bias: bool = True,
         nonlinearity: str = "tanh",
-        device: Any = None,
-        dtype: Any = None,
+        device: Device | None = None,
+        dtype: DType | None = None,
     ) -> None:
         super().__init__(input_size, hidden_size, bias, 1, device, dtype)
         self.nonlinearity = nonlinearity
@@ -473,7 +506,12 @@ class LSTMCell(RNNCellBase):
     """
 
     def __init__(
-        self, input_size: int, hidden_size: int, bias: bool = True, device: Any = None, dtype: Any = None
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        device: Device | None = None,
+        dtype: DType | None = None,
     ) -> None:
         super().__init__(input_size, hidden_size, bias, 4, device, dtype)
 
@@ -491,7 +529,12 @@ class GRUCell(RNNCellBase):
     """
 
     def __init__(
-        self, input_size: int, hidden_size: int, bias: bool = True, device: Any = None, dtype: Any = None
+        self,
+        input_size: int,
+        hidden_size: int,
+        bias: bool = True,
+        device: Device | None = None,
+        dtype: DType | None = None,
     ) -> None:
         super().__init__(input_size, hidden_size, bias, 3, device, dtype)
 

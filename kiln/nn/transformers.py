@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any, Union
+from typing import TYPE_CHECKING, Any, Union
 
 from kiln import ops
 from kiln._core import Tensor
@@ -16,6 +16,9 @@ from kiln.nn.module import Module
 from kiln.nn.multihead import MultiheadAttention
 from kiln.nn.normalisations import LayerNorm
 from kiln.table.declare import MOST_STEPS, expect_count
+
+if TYPE_CHECKING:
+    from kiln._typed.words import Device, DType
 
 Activation = Union[str, Callable[[Tensor], Tensor]]
 
@@ -51,8 +54,8 @@ class TransformerEncoderLayer(Module):
         batch_first: bool = False,
         norm_first: bool = False,
         bias: bool = True,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device | None = None,
+        dtype: DType | None = None,
     ) -> None:
         super().__init__()
         made: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
@@ -115,8 +118,8 @@ class TransformerDecoderLayer(Module):
         batch_first: bool = False,
         norm_first: bool = False,
         bias: bool = True,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device | None = None,
+        dtype: DType | None = None,
     ) -> None:
         super().__init__()
         made: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
@@ -289,8 +292,8 @@ class Transformer(Module):
         batch_first: bool = False,
         norm_first: bool = False,
         bias: bool = True,
-        device: Any = None,
-        dtype: Any = None,
+        device: Device | None = None,
+        dtype: DType | None = None,
     ) -> None:
         super().__init__()
         made: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
@@ -359,7 +362,9 @@ class Transformer(Module):
         return y
 
     @staticmethod
-    def generate_square_subsequent_mask(sz: int, device: Any = None, dtype: Any = None) -> Tensor:
+    def generate_square_subsequent_mask(
+        sz: int, device: Device | None = None, dtype: DType | None = None
+    ) -> Tensor:
         """What hides later positions when it is added: (sz, sz), minus infinity above the diagonal, else
         0.
         """

@@ -9,7 +9,6 @@ one of its names is first asked for (`registry`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kiln import _core
@@ -27,8 +26,8 @@ from kiln.table.record import Op as Op
 from kiln.table.record import find as find
 from kiln.table.record import table as table
 
-if TYPE_CHECKING:  # what is found below by name is a function to type checkers
-    __getattr__: Callable[[str], Any]
+if TYPE_CHECKING:
+    from kiln._typed.functions import *  # noqa: F403
 else:
 
     def __getattr__(name: str) -> Any:

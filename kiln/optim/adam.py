@@ -8,6 +8,7 @@ from kiln import ops
 from kiln._core import Tensor
 from kiln.errors import describe, message
 from kiln.optim.optimizer import Group, Optimizer, Params, checked
+from kiln.table import registry
 
 
 class Adam(Optimizer):
@@ -73,9 +74,9 @@ class Adam(Optimizer):
                 if "max_exp_avg_sq" not in state:  # amsgrad was switched on after the group was added
                     state["max_exp_avg_sq"] = ops.zeros_like(param.detach())
                 moments = (state["exp_avg"], state["exp_avg_sq"], state["max_exp_avg_sq"])
-                ops.amsgrad_step_(param, grad, *moments, *numbers)
+                registry.function("amsgrad_step_")(param, grad, *moments, *numbers)
             else:
-                ops.adam_step_(param, grad, state["exp_avg"], state["exp_avg_sq"], *numbers)
+                registry.function("adam_step_")(param, grad, state["exp_avg"], state["exp_avg_sq"], *numbers)
 
 
 class AdamW(Adam):

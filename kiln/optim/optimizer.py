@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
-from typing import Any, Union
+from typing import Any, TypeVar, Union, overload
 
 from kiln._core import Tensor
 from kiln.autograd import enable_grad, no_grad
 from kiln.errors import describe, message, shorten
 
 Group = dict[str, Any]
+Loss = TypeVar("Loss")
 Params = Union[Iterable[Tensor], Iterable[Group], Iterable[tuple[str, Tensor]]]
 
 
@@ -101,6 +102,10 @@ class Optimizer:
                     param.grad = param.grad.detach()
                     param.grad.zero_()
 
+    @overload
+    def step(self) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], Loss]) -> Loss: ...
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient; `closure` computes the loss, which is returned."""
         loss = None

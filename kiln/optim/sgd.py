@@ -7,6 +7,7 @@ from typing import Any
 from kiln import ops
 from kiln._core import Tensor
 from kiln.optim.optimizer import Group, Optimizer, Params, checked
+from kiln.table import registry
 
 
 class SGD(Optimizer):
@@ -63,7 +64,7 @@ class SGD(Optimizer):
             if grad is None:
                 continue
             if momentum == 0:
-                ops.sgd_step_(param, grad, lr, *options, group["maximize"])
+                registry.function("sgd_step_")(param, grad, lr, *options, group["maximize"])
                 continue
             state = self.state[param]
             if "momentum_buffer" not in state:  # momentum was raised from 0 after the group was added
@@ -71,6 +72,6 @@ class SGD(Optimizer):
             weight = 1.0 - group["dampening"] if state["step"] else 1.0
             state["step"] += 1
             buffer = state["momentum_buffer"]
-            ops.sgd_momentum_step_(
+            registry.function("sgd_momentum_step_")(
                 param, grad, buffer, lr, momentum, weight, *options, nesterov, group["maximize"]
             )

@@ -24,7 +24,8 @@ def _window(name: str, M: int, values: Callable[[Any], Any], options: dict[str, 
     if named not in ("float32", "float64"):
         raise ValueError(f"{name} expects float32 or float64 dtypes, got: {dtype}")
     device, requires_grad = options.pop("device", None), options.pop("requires_grad", False)
-    made = ops.ones(M, dtype="float64") if M < least else values(ops.arange(M, dtype="float64"))
+    exact: Any = "float64"
+    made = ops.ones(M, dtype=exact) if M < least else values(ops.arange(M, dtype=exact))
     return settle(convert(made, named), requires_grad, device, name, options)
 
 

@@ -23,6 +23,8 @@ FUNCTIONS: dict[str, Any] = {}  # public functions: the op's handle where a call
 METHODS: dict[str, Any] = {}  # methods of tensors, in-place forms included
 LAYERS: dict[str, Any] = {}  # functions of kiln.nn.functional
 
+FORMS: dict[str, tuple[str, ...]] = {}  # how functions are called whose types do not follow from the entry
+
 INPLACE: dict[str, Any] = {}  # name -> its in-place form: the method `name_`, and for some a function
 
 # name -> the family that brings it
@@ -54,6 +56,13 @@ def register(
         INPLACE[name] = written
         if written_function or places_of(function, required=True) == 1:
             FUNCTIONS[f"{name}_"] = written
+
+
+def forms(name: str, *lines: str) -> None:
+    """States the forms in which the function or method `name` of the entry beside it is called, for the types
+    that checkers see: `testing/type_forms.py` says what may be left out.
+    """
+    FORMS[name] = lines
 
 
 def _begins_anew(name: str) -> bool:

@@ -16,11 +16,16 @@ if TYPE_CHECKING:
 __all__ = ["Drawing", "graph"]
 
 
-def __getattr__(name: str) -> Any:
+def _found(name: str) -> Any:
+    """`__getattr__`, which type checkers do not see."""
     if name not in __all__:
         no_attribute(__name__, name)
     globals()[name] = value = getattr(import_module("kiln.viz.drawing"), name)
     return value
+
+
+if not TYPE_CHECKING:
+    __getattr__ = _found
 
 
 def __dir__() -> list[str]:

@@ -181,7 +181,12 @@ def brought() -> set[str]:
         need for extra in extras[0].split(",") for need in project["optional-dependencies"][extra]
     ]
     found = {re.split(r"[<>=\[; ]", need)[0].removeprefix("pytest-") for need in wanted}
-    return found | set(sys.stdlib_module_names) | {"kiln"} | {p.stem for p in (ROOT / "tests").rglob("*.py")}
+    return (
+        found
+        | set(sys.stdlib_module_names)
+        | {"kiln", "_pytest"}
+        | {p.stem for p in (ROOT / "tests").rglob("*.py")}
+    )
 
 
 def unguarded(tree: ast.AST, guarded: bool = False) -> Iterator[tuple[str, int]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Union
 
-from kiln import ops
+from kiln import _core, ops
 from kiln._core import Tensor
 from kiln.table.declare import name_all
 
@@ -256,7 +256,7 @@ def pad_sequence(
     across, along = (steps, 1) if batch_first else (1, batch)
     first = [0 if padding_side == "right" else steps - x.shape[0] for x in parts]
     places = [(first[k] + t) * along + k * across for k, x in enumerate(parts) for t in range(x.shape[0])]
-    padded = _placed(ops.cat(parts), ops.tensor(places, dtype="int64"), steps * batch, padding_value)
+    padded = _placed(ops.cat(parts), ops.tensor(places, dtype=_core.int64), steps * batch, padding_value)
     found: Tensor = padded.reshape(*((batch, steps) if batch_first else (steps, batch)), *rest)
     return found
 

@@ -19,6 +19,7 @@ from kiln.table import declare as d
 from kiln.table import kinds
 from kiln.table.declare import dtype_name, public, run
 from kiln.table.record import Number, Sample, Sizes, Structure, composite, constant, primitive
+from kiln.table.registry import forms
 
 
 @primitive(
@@ -359,6 +360,14 @@ def new_full(input: Any, size: Any, fill_value: Any, *, dtype: Any = None, **opt
 
 d.methods({f"new_{name}": _new(f"new_{name}", k) for name, k in (("zeros", 0), ("ones", 1), ("empty", 0))})
 d.methods({"new_full": new_full})
+
+
+forms(
+    "arange",
+    "(end: Number, *, dtype=None, device=None, requires_grad=False, **options)",
+    "(start: Number, end: Number, step: Number = 1, *, dtype=None, device=None, requires_grad=False, "
+    "**options)",
+)
 
 
 @public("arange", method=False, dtypes="all", differentiable=False)

@@ -10,6 +10,7 @@ from kiln.ops.creation.constants import settle
 from kiln.ops.elementwise.arithmetic import clone, convert
 from kiln.table import declare as d
 from kiln.table.declare import dtype_name, public
+from kiln.table.registry import forms
 
 
 def _is_buffer(data: Any) -> bool:
@@ -242,4 +243,5 @@ def copy(self: Any) -> Any:
     return self.detach().requires_grad_(self.requires_grad)
 
 
+forms("numpy", "(self, *, force=False) -> NDArray")
 d.methods({"numpy": numpy, "__array__": array, "__copy__": copy, "__deepcopy__": deepcopy})

@@ -7,6 +7,7 @@ from typing import Any
 from kiln import _core
 from kiln.table.declare import INTEGERS, name_constructor, public
 from kiln.table.kinds import FLOATS
+from kiln.table.registry import forms
 
 # bits of the significand, of the exponent's field; decimal digits that survive
 _FORMATS = {"float16": (10, 5, 3), "bfloat16": (7, 8, 2), "float32": (23, 8, 6), "float64": (52, 11, 15)}
@@ -84,6 +85,9 @@ def _named(dtype: Any, what: str) -> str:
     if not isinstance(dtype, _core.dtype):
         raise TypeError(f"{what}: expected a kiln.dtype, got {type(dtype).__name__}")
     return dtype.name
+
+
+forms("result_type", "(tensor1: Operand, tensor2: Operand) -> dtype")
 
 
 @public("result_type", method=False, raw=True, dtypes="", differentiable=False)

@@ -14,6 +14,7 @@ from kiln.ops.views.memory_formats import copied, in_format
 from kiln.table import declare as d
 from kiln.table import registry
 from kiln.table.declare import dtype_name, public
+from kiln.table.registry import forms
 
 _DL_CPU = (1, 0)  # DLPack's device type and number
 
@@ -41,6 +42,9 @@ def dlpack(
 def dlpack_device(self: Any) -> tuple[int, int]:
     """(device type, number) as DLPack counts them: the CPU is (1, 0)."""
     return _DL_CPU
+
+
+forms("from_dlpack", "(ext_tensor: object, *, device=None, copy=None)")
 
 
 @public("from_dlpack", method=False, dtypes="all", differentiable=False)
@@ -80,6 +84,9 @@ def _capsule(array: Any, copy: bool | None) -> Any:
             message("from_dlpack", "an array that can copy itself", describe(array), "copy it first")
         )
     return capsule
+
+
+forms("to_dlpack", "-> object")
 
 
 @public("to_dlpack", method=False, dtypes="all", differentiable=False)

@@ -19,6 +19,7 @@ from kiln.ops.creation.interop import to
 from kiln.ops.views.storage import UntypedStorage, set_
 from kiln.table.declare import dtype_name, methods, public, type_name
 from kiln.table.kinds import COMPUTE
+from kiln.table.registry import forms
 
 _NAMES = {type_name(name): name for name in COMPUTE}  # "Float" -> "float32"
 
@@ -154,6 +155,9 @@ def get_device(input: Any) -> int:
     return -1
 
 
+forms("typename", "-> str")
+
+
 @public("typename", method=False, dtypes="", differentiable=False)
 def typename(obj: Any, /) -> str:
     """The name of a tensor's dtype as a class, or of another object's type, with its module.
@@ -247,6 +251,8 @@ def tensor_new(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -
     return made if cls is _core.Tensor else _core.Tensor._make_subclass(cls, made.detach())
 
 
+forms("new", "(self, *sizes: int)", "(self, data)")
+forms("type", "(self) -> str", "(self, dtype: DType | str, non_blocking: bool = False)")
 methods({"new": new, "type": type_, "apply_": apply_, "map_": map_, "map2_": map2_})
 CLASSES = (FloatTensor, DoubleTensor, HalfTensor, BFloat16Tensor, LongTensor, IntTensor, ShortTensor,
            CharTensor, ByteTensor, BoolTensor)  # fmt: skip

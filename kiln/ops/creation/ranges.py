@@ -23,6 +23,7 @@ from kiln.ops.views.core_views import as_strided, permute
 from kiln.table import declare as d
 from kiln.table.declare import dtype_name, public, run
 from kiln.table.kinds import FLOATS
+from kiln.table.registry import forms
 
 
 def _finished(result: Any, name: str, op: str, options: dict[str, Any]) -> Any:
@@ -165,6 +166,13 @@ def empty_permuted(size: Any, physical_layout: Any, *, dtype: Any = None, **opti
     memory = empty([sizes[dim] for dim in order], dtype=dtype)
     result = permute.handle(memory, sorted(range(len(order)), key=order.__getitem__))
     return _finished(result, dtype_name(memory.dtype), "empty_permuted", options)
+
+
+forms(
+    "asarray",
+    "(obj: Data | bytes | bytearray | memoryview, *, dtype=None, device=None, copy=None, "
+    "requires_grad=False)",
+)
 
 
 @public("asarray", method=False, raw=True, dtypes="all", differentiable=False)

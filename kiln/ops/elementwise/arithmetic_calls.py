@@ -22,6 +22,7 @@ from kiln.table import declare as d
 from kiln.table.declare import dtype_name, into, is_float, public
 from kiln.table.kinds import NO_DIFFERENCE
 from kiln.table.record import Number, Operand, Sample, Structure, Tensor, composite
+from kiln.table.registry import forms
 
 
 def _is_number(x: Any) -> bool:
@@ -82,6 +83,9 @@ def div(input: Any, other: Any, *, rounding_mode: str | None = None, out: Any = 
             f"div expected rounding_mode to be one of None, 'trunc', or 'floor' but found '{rounding_mode}'"
         )
     return modes[rounding_mode](input, other, **into(out))
+
+
+forms("rsub", "(input, other: Operand, *, alpha=1)")
 
 
 @public(

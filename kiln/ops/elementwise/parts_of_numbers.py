@@ -22,6 +22,7 @@ from kiln.table import kinds
 from kiln.table.declare import into, public
 from kiln.table.kinds import FLOATS
 from kiln.table.record import Op, Operand, Sample, Structure, Tensor, composite, pointwise
+from kiln.table.registry import forms
 
 # The largest finite number of each float dtype, which is also its most negative one's magnitude.
 LARGEST = {
@@ -211,6 +212,9 @@ def mantissa_and_exponent(input: Tensor) -> Any:
     if not d.is_float(input):
         raise RuntimeError("torch.frexp() only supports floating-point dtypes")
     return mantissa_of(input), exponent_of(input, "int32")
+
+
+forms("frexp", "-> mantissa, exponent")
 
 
 @public("frexp", dtypes="float")

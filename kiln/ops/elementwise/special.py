@@ -240,7 +240,7 @@ digamma.tests = d.Tests(rough_peer="values")
     ),
     tests=d.Tests(rough_peer="derivatives"),
 )
-def polygamma(n: Any, input: Any, *, out: Any = None) -> Any:
+def polygamma(n: int, input: Any, *, out: Any = None) -> Any:
     """The n-th derivative of digamma at `input`, any shape; integers and bool give the default float dtype.
 
     RuntimeError for n < 0.
@@ -255,12 +255,12 @@ def polygamma(n: Any, input: Any, *, out: Any = None) -> Any:
     return polygamma_of(input, n, **d.into(out)) if n else digamma(input, **d.into(out))
 
 
-def _polygamma_method(self: Any, n: Any) -> Any:
+def _polygamma_method(self: Any, n: int) -> Any:
     """The n-th derivative of digamma (see kiln.polygamma)."""
     return polygamma(n, self)
 
 
-def _polygamma_in_place(self: Any, n: Any) -> Any:
+def _polygamma_in_place(self: Any, n: int) -> Any:
     """`polygamma` with its result written into the tensor, which is returned."""
     return polygamma(n, self, out=self)
 

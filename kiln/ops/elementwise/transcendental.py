@@ -18,6 +18,7 @@ from kiln.scalars import mathematics as m
 from kiln.scalars.scalar import INTS, Scalar, absolute, const, select
 from kiln.table import declare as d
 from kiln.table.record import Number, Op, Operand, Sample, Tensor, pointwise
+from kiln.table.registry import forms
 
 
 def _function(
@@ -387,6 +388,9 @@ def _float_power_samples(rng: Any, dtype: str) -> list[Any]:
 
 def _as_double(x: Any) -> Any:
     return x if isinstance(x, (int, float)) else convert(x, "float64")
+
+
+forms("float_power", "(input: Operand, exponent: Operand, *, out=None)")
 
 
 @d.public(

@@ -27,6 +27,7 @@ from kiln.ops.views.core_views import view as as_view
 from kiln.table import declare as d
 from kiln.table import registry
 from kiln.table.declare import dtype_name
+from kiln.table.registry import forms
 
 _WRONG = (
     "only integers, slices (`:`), ellipsis (`...`), None and long or byte Variables are valid indices "
@@ -309,6 +310,9 @@ def index_put_(x: Any, indices: Any, values: Any, accumulate: bool = False) -> A
     else:
         p.add(view, _fitted(values, view) if _is_array(values) else values, out=view)
     return x
+
+
+forms("index_put", "(input, indices: Sequence[Tensor | None], values: Operand, accumulate=False)")
 
 
 @d.public("index_put",

@@ -13,6 +13,7 @@ from kiln.ops.views.core_views import expand_, reshape, select, slice_
 from kiln.table import declare as d
 from kiln.table.declare import dtype_name, public
 from kiln.table.record import Sample, Sizes, Tensor, composite, find, primitive
+from kiln.table.registry import forms
 
 
 @primitive(
@@ -66,6 +67,13 @@ def coordinates(input: Tensor, sizes: Sizes) -> Any:
     return stack(found[::-1], 1)
 
 
+forms(
+    "nonzero",
+    "(input, *, as_tuple: Literal[False] = False, out=None)",
+    "(input, *, as_tuple: Literal[True]) -> tuple[Tensor, ...]",
+)
+
+
 @public("nonzero", dtypes="all", differentiable=False, reads=True, samples=d.samples(
     lambda rng, t: ((d.array(rng, (7,), t, -1, 1),), {}),
     lambda rng, t: ((d.array(rng, (3, 4), "bool"),), {"as_tuple": True}),
@@ -111,6 +119,13 @@ def nonzero_static(input: Any, *, size: int, fill_value: int = -1, out: Any = No
     missing = max(size - found.shape[0], 0)
     rest = d.run(full, fill_value, (missing, input.ndim), "int64")
     return p.written_to(cat([slice_(found, 0, (0, size - missing, 1)), rest], 0), out)
+
+
+forms(
+    "where",
+    "(condition) -> tuple[Tensor, ...]",
+    "(condition, input: Operand, other: Operand, *, out=None)",
+)
 
 
 @public("where", method=False, plain=p.where)

@@ -19,6 +19,7 @@ from kiln.table import declare as d
 from kiln.table.declare import dtype_name, into, public
 from kiln.table.kinds import normalize_dim
 from kiln.table.record import IndexCheck, Op, Structure, Tensor, composite, find, primitive
+from kiln.table.registry import forms
 
 
 def _put(np: Any, how: str, base: Any, dim: int, index: Any, src: Any) -> Any:
@@ -263,6 +264,13 @@ def _checked(input: Any, dim: int, index: Any, src: Any) -> int:
 
 
 _SCATTER = {"add": "sum", "multiply": "prod"}
+
+
+forms(
+    "scatter",
+    "(input, dim, index, src: Tensor | float, *, reduce: str | None = None, out=None)",
+    "(input, dim, index, *, value: float, reduce: str | None = None, out=None)",
+)
 
 
 @public("scatter",

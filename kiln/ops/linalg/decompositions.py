@@ -40,6 +40,7 @@ from kiln.ops.views.core_views import broadcast_to, reshape, unsqueeze
 from kiln.table import declare as d
 from kiln.table.declare import public
 from kiln.table.record import find
+from kiln.table.registry import forms
 
 # Factorizations
 
@@ -96,6 +97,9 @@ def cholesky_of(input: Any, upper: bool = False, *, out: Any = None) -> Any:
     tensor([[1.]])
     """
     return given(_cholesky_or_error(input, upper, "cholesky"), out)
+
+
+forms("linalg.cholesky_ex", "-> L, info")
 
 
 @linear("cholesky_ex")
@@ -170,6 +174,9 @@ def _eigh(A: Any, UPLO: str, name: str) -> tuple[Any, Any]:
 
     values, vectors = outside(name, compute, _eigh_back, A)
     return values, vectors
+
+
+forms("linalg.eigh", "-> eigenvalues, eigenvectors")
 
 
 @linear("eigh", differs="signs of the vectors may be others")
@@ -274,6 +281,9 @@ def _no_driver(driver: Any, name: str) -> None:
         raise RuntimeError(f"torch.{name}: keyword argument `driver=` is only supported on CUDA inputs")
 
 
+forms("linalg.svd", "-> U, S, Vh")
+
+
 @linear("svd", differs="signs of the vectors may be others")
 def svd(A: Any, full_matrices: bool = True, *, driver: Any = None) -> Any:
     """(U, S, Vh) with A = U diag(S) Vh, S descending: [.., m, n] -> [.., m, m], [.., k], [.., n, n], or k
@@ -298,6 +308,9 @@ def svdvals(A: Any, *, driver: Any = None) -> Any:
     """
     _no_driver(driver, "linalg.svdvals")
     return singular_values(A, "linalg.svdvals")
+
+
+forms("svd", "-> U, S, V")
 
 
 @public("svd", dtypes="float32 float64")
@@ -370,6 +383,9 @@ def _qr(A: Any, mode: str, name: str = "linalg.qr") -> list[Any]:
     return outside(name, compute, _qr_back(mode), A)
 
 
+forms("linalg.qr", "-> Q, R")
+
+
 @linear("qr", differs="signs of the columns may be others")
 def qr(A: Any, mode: str = "reduced") -> Any:
     """(Q, R) with A = Q R: [.., m, n] -> [.., m, k], [.., k, n], k the smaller of m and n, or m if `mode` is
@@ -381,6 +397,9 @@ def qr(A: Any, mode: str = "reduced") -> Any:
     tensor([[5.]])
     """
     return named("linalg_qr", "Q R", *_qr(A, mode))
+
+
+forms("qr", "-> Q, R")
 
 
 @public("qr", dtypes="float32 float64")
@@ -456,6 +475,9 @@ def det(A: Any) -> Any:
 d.alias("det", "linalg.det")
 
 
+forms("linalg.slogdet", "-> sign, logabsdet")
+
+
 @linear("slogdet", samples=SQUARE, failures=d.failures(*BAD), **LAPACK)
 def slogdet(A: Any) -> Any:
     """(sign, logabsdet): the sign of the determinants and the logarithms of their size.
@@ -464,6 +486,9 @@ def slogdet(A: Any) -> Any:
     tensor(-1.)
     """
     return named("linalg_slogdet", "sign logabsdet", *_slogdet(A, "linalg.slogdet"))
+
+
+forms("slogdet", "-> sign, logabsdet")
 
 
 @public("slogdet", dtypes="float32 float64")

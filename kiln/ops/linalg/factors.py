@@ -15,6 +15,7 @@ from kiln.ops.random import sampling
 from kiln.table import declare as d
 from kiln.table import registry
 from kiln.table.declare import public
+from kiln.table.registry import forms
 
 
 @linear(
@@ -78,6 +79,9 @@ def _ldl(A: Any, name: str) -> list[Any]:
     return outside(name, compute, None, A)
 
 
+forms("linalg.ldl_factor", "-> LD, pivots")
+
+
 @linear("ldl_factor", differentiable=False, needs="scipy")
 def ldl_factor(A: Any, *, hermitian: bool = False) -> Any:
     """(LD, pivots) of symmetric A = L D L^T, in LAPACK's form; the lower triangle is read.
@@ -92,6 +96,9 @@ def ldl_factor(A: Any, *, hermitian: bool = False) -> Any:
     if bool((info != 0).any()):
         raise RuntimeError("torch.linalg.ldl_factor: the factor D is singular; see linalg.ldl_factor_ex")
     return named("linalg_ldl_factor", "LD pivots", factor, pivots)
+
+
+forms("linalg.ldl_factor_ex", "-> LD, pivots, info")
 
 
 @linear("ldl_factor_ex", differentiable=False, needs="scipy")
@@ -134,6 +141,9 @@ def ldl_solve(LD: Any, pivots: Any, B: Any, *, hermitian: bool = False) -> Any:
         return None, None, ldl_solve(factor, order, grads[0])
 
     return outside(name, compute, back, LD, pivots, B)[0]
+
+
+forms("geqrf", "-> a, tau")
 
 
 @public("geqrf", dtypes="float32 float64", differentiable=False, needs="scipy")
@@ -191,6 +201,14 @@ def _padded(x: Any, columns: int) -> Any:
     return registry.function("cat")([x, base], -1)
 
 
+forms(
+    "lu",
+    "(A, pivot=True, get_infos: Literal[False] = False, "
+    "out: Sequence[Tensor] | None = None) -> tuple[Tensor, Tensor]",
+    "(A, pivot=True, *, get_infos: Literal[True], out: Sequence[Tensor] | None = None) -> LU, pivots, info",
+)
+
+
 @public("lu", dtypes="float32 float64", needs="scipy")
 def lu(A: Any, pivot: bool = True, get_infos: bool = False, out: Any = None) -> Any:
     """(LU, pivots), or (LU, pivots, info) with `get_infos`: kiln.linalg.lu_factor and lu_factor_ex.
@@ -213,6 +231,9 @@ def _range_of(A: Any, q: int, niter: int) -> Any:
     return basis
 
 
+forms("svd_lowrank", "-> tuple[Tensor, Tensor, Tensor]")
+
+
 @public("svd_lowrank", method=False, dtypes="float32 float64")
 def svd_lowrank(A: Any, q: int | None = 6, niter: int | None = 2, M: Any = None) -> Any:
     """(U, S, V) with A (less M, if given) nearly U diag(S) V^T, of rank q: [.., m, q], [.., q], [.., n, q].
@@ -230,6 +251,9 @@ def svd_lowrank(A: Any, q: int | None = 6, niter: int | None = 2, M: Any = None)
     basis = _range_of(A, q, 2 if niter is None else niter)
     u, s, vh = svd_parts(matmul(swapped(basis), A))
     return matmul(basis, u), s, swapped(vh)
+
+
+forms("pca_lowrank", "-> tuple[Tensor, Tensor, Tensor]")
 
 
 @public("pca_lowrank", method=False, dtypes="float32 float64")

@@ -36,6 +36,7 @@ from kiln.ops.views.core_views import broadcast_to, squeeze, unsqueeze
 from kiln.table import declare as d
 from kiln.table.declare import public
 from kiln.table.record import find
+from kiln.table.registry import forms
 
 _concat = find("concat").handle
 _EPS = {"float32": 2.0**-23, "float64": 2.0**-52}
@@ -91,6 +92,9 @@ def _lu(A: Any, pivot: bool, name: str) -> list[Any]:
 _TALL = d.samples(rows_of((3, 3), nothing), rows_of((2, 3, 2), nothing), rows_of((2, 3), nothing))
 
 
+forms("linalg.lu_factor", "-> LU, pivots")
+
+
 @linear(
     "lu_factor", samples=_TALL, failures=d.failures(BAD[1], BAD[2]), **LAPACK, tests=d.Tests(regular=True)
 )
@@ -113,6 +117,9 @@ def lu_factor(A: Any, *, pivot: bool = True) -> Any:
     return named("linalg_lu_factor", "LU pivots", factor, pivots)
 
 
+forms("linalg.lu_factor_ex", "-> LU, pivots, info")
+
+
 @linear("lu_factor_ex")
 def lu_factor_ex(A: Any, *, pivot: bool = True, check_errors: bool = False) -> Any:
     """(LU, pivots, info): `lu_factor` that says in `info` where U's first zero is. Needs SciPy.
@@ -126,6 +133,9 @@ def lu_factor_ex(A: Any, *, pivot: bool = True, check_errors: bool = False) -> A
     return named("linalg_lu_factor_ex", "LU pivots info", factor, pivots, info)
 
 
+forms("linalg.lu", "-> P, L, U")
+
+
 @linear("lu", samples=_TALL, failures=d.failures(BAD[1], BAD[2]), **LAPACK)
 def lu(A: Any, *, pivot: bool = True) -> Any:
     """(P, L, U) with A = P L U: [.., m, n] -> [.., m, m], [.., m, k], [.., k, n]. Needs SciPy.
@@ -137,6 +147,9 @@ def lu(A: Any, *, pivot: bool = True) -> Any:
     factor, pivots, _ = _lu(A, pivot, "linalg.lu")
     left, up = parts_of_lu(factor)
     return named("linalg_lu", "P L U", _permutation(pivots, A.shape[-2], A), left, up)
+
+
+forms("lu_unpack", "-> P, L, U")
 
 
 @public("lu_unpack", method=False, dtypes="float32 float64")
@@ -201,6 +214,9 @@ def lu_solve_of(b: Any, LU_data: Any, LU_pivots: Any, *, out: Any = None) -> Any
     tensor([[0.5000]])
     """
     return lu_solve(LU_data, LU_pivots, b, out=out)
+
+
+forms("triangular_solve", "-> solution, cloned_coefficient")
 
 
 @public("triangular_solve", dtypes="float32 float64")
@@ -330,6 +346,9 @@ def _lstsq_back(grads: Any, a: Any, b: Any, _x: Any, *rest: Any) -> Any:
         return None, None
     y = _pinv(a, None, None)
     return _pinv_flow(matmul(grads[0], swapped(b)), a, y), matmul(swapped(y), grads[0])
+
+
+forms("linalg.lstsq", "-> solution, residuals, rank, singular_values")
 
 
 @linear("lstsq")

@@ -23,6 +23,7 @@ from kiln.table import kinds, registry
 from kiln.table.declare import public
 from kiln.table.kinds import normalize_dim, normalize_dims
 from kiln.table.record import Structure, Tensor, composite, find
+from kiln.table.registry import forms
 
 _concat, where = find("concat").handle, find("where").handle
 
@@ -150,6 +151,12 @@ def _matrix_norm(A: Any, ord: Any, dim: Any, keepdim: bool, dtype: Any) -> Any:
     return reshape(y, tuple(n for k, n in enumerate(y.shape) if k not in (rows, columns)))
 
 
+forms(
+    "linalg.matrix_norm",
+    "(A, ord: float | str = 'fro', dim: Sequence[int] = (-2, -1), keepdim=False, *, dtype=None, out=None)",
+)
+
+
 @public(
     "linalg.matrix_norm",
     samples=d.samples(
@@ -217,6 +224,9 @@ def norm(
     if isinstance(ord, str):
         raise RuntimeError(f"linalg.matrix_norm: dim must be a 2-tuple. Got {list(dims)}")
     return _vector_norm(input, ord, dims, keepdim, dtype, out)
+
+
+forms("linalg.cond", "(A, p: float | str | None = None)")
 
 
 @linear("cond", differs="derivatives of every order; PyTorch's not for every `p`", samples=d.samples(

@@ -21,6 +21,7 @@ from kiln.ops.views.core_views import broadcast_to, reshape, slice_, squeeze, un
 from kiln.table import declare as d
 from kiln.table import registry
 from kiln.table.declare import public
+from kiln.table.registry import forms
 
 registry.FUNCTIONS["linalg.LinAlgError"] = LinAlgError
 matmul = _matmul.handle
@@ -182,6 +183,9 @@ def inv(A: Any) -> Any:
 d.alias("inverse", "linalg.inv")
 
 
+forms("linalg.inv_ex", "-> inverse, info")
+
+
 @linear("inv_ex")
 def inv_ex(A: Any, *, check_errors: bool = False) -> Any:
     """(inverse, info): `inv` that says in `info` (int32, one per matrix) where a zero pivot is, 0 for none.
@@ -265,6 +269,9 @@ def solve(A: Any, B: Any, *, left: bool = True) -> Any:
     except LinAlgError:  # in PyTorch's words
         said = "torch.linalg.solve: The solver failed because the input matrix is singular."
         raise LinAlgError(said) from None
+
+
+forms("linalg.solve_ex", "-> result, info")
 
 
 @linear("solve_ex")

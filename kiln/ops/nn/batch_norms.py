@@ -11,6 +11,7 @@ from kiln.ops.reductions.reduce import reduce_sum
 from kiln.ops.views.core_views import reshape
 from kiln.table import declare as d
 from kiln.table.record import Number, Tensor, composite
+from kiln.table.registry import forms
 
 
 def _whitened(np: Any, x: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
@@ -74,6 +75,13 @@ def _check(input: Any, tensors: dict[str, Any], training: bool) -> None:
         if x is None and name.startswith("running") and not training:
             raise RuntimeError(f"{name} must be defined in evaluation mode")
     check_channels(channels, tensors)
+
+
+forms(
+    "batch_norm",
+    "(input, running_mean: Tensor | None, running_var: Tensor | None, weight=None, bias=None, "
+    "training=False, momentum=0.1, eps=1e-05)",
+)
 
 
 @d.public(

@@ -12,6 +12,7 @@ from kiln.ops.reductions.reduce import reduce_sum
 from kiln.ops.views.core_views import embed, reshape, slice_
 from kiln.table import declare as d
 from kiln.table.record import Number, Structure, Tensor, composite
+from kiln.table.registry import forms
 
 
 def _rms(np: Any, x: Any, shape: Any, weight: Any = None, eps: float | None = None) -> Any:
@@ -255,6 +256,9 @@ def _neighbours(np: Any, x: Any, size: int, alpha: float = 1e-4, beta: float = 0
         low, high = max(0, c - size // 2), c + (size - 1) // 2 + 1
         total[:, c] = (np.asarray(x[:, low:high], np.float64) ** 2).sum(1)
     return (x / (k + alpha * total / size) ** beta).astype(x.dtype)
+
+
+forms("local_response_norm", "(input, size: int, alpha=0.0001, beta=0.75, k=1.0)")
 
 
 @composite(

@@ -21,6 +21,7 @@ from kiln.ops.windows.geometry import require
 from kiln.table import declare as d
 from kiln.table.declare import dtype_name, public
 from kiln.table.record import Number, Sample, Sizes, Structure, Tensor, composite, find
+from kiln.table.registry import forms
 
 _CUBIC = -0.75  # the slope of cubic weights one element away
 
@@ -273,6 +274,13 @@ _AREA = (adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d)
 _HOW = {"nearest": "nearest", "nearest-exact": "nearest-exact", "bicubic": "cubic"}
 
 
+forms(
+    "interpolate",
+    "(input, size: int | Sequence[int] | None = None, scale_factor=None, mode='nearest', "
+    "align_corners=None, recompute_scale_factor=None, antialias=False)",
+)
+
+
 @public(
     "interpolate",
     method=False,
@@ -350,6 +358,12 @@ def interpolate(
     if x is input:
         return p.clone(x)
     return x if dtype_name(x.dtype) == kind else p.convert(x, kind)
+
+
+forms(
+    "upsample",
+    "(input, size: int | Sequence[int] | None = None, scale_factor=None, mode='nearest', align_corners=None)",
+)
 
 
 @public("upsample", method=False, layer=True)

@@ -22,6 +22,7 @@ from kiln.ops.views.core_views import slice_
 from kiln.table import declare as d
 from kiln.table.declare import public
 from kiln.table.record import Sample, Structure, Tensor, composite
+from kiln.table.registry import forms
 
 
 def _arrays(*shapes: tuple[int, ...], count: int = 1) -> Any:
@@ -412,6 +413,9 @@ def rnn_relu_cell(input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b
     """
     _check_cell(input, (hx,), w_ih, w_hh)
     return cell_gates.handle(input, hx, w_ih, w_hh, b_ih, b_hh, "relu")
+
+
+forms("lstm_cell", "(input, hx: Sequence[Tensor], w_ih, w_hh, b_ih=None, b_hh=None) -> tuple[Tensor, Tensor]")
 
 
 @public(

@@ -21,6 +21,7 @@ from kiln.table import declare as d
 from kiln.table.declare import public
 from kiln.table.kinds import normalize_dim
 from kiln.table.record import Sample
+from kiln.table.registry import forms
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _FIRST_OF_ELLIPSIS = 52  # labels from here on are dims of "...", the last dim first
@@ -231,6 +232,9 @@ def _einsum_samples(rng: Any, t: str) -> Any:
     return [Sample((equation, *_matrices(*shapes)(rng, t)[0])) for equation, *shapes in cases]
 
 
+forms("einsum", "(equation: str, *operands: Tensor)", "(equation: str, operands: Sequence[Tensor], /)")
+
+
 @public(
     "einsum",
     method=False,
@@ -291,6 +295,9 @@ def _dims_of(a: Any, b: Any, dims: Any) -> tuple[list[int], list[int]]:
     _require(len(first) == len(second), "both dimension lists should have same length")
     first = [normalize_dim(k, a.ndim, "tensordot") for k in first]
     return first, [normalize_dim(k, b.ndim, "tensordot") for k in second]
+
+
+forms("tensordot", "(a, b, dims: int | Sequence[Sequence[int]] = 2, out=None)")
 
 
 @public(

@@ -18,6 +18,7 @@ from kiln.ops.random.generator import reserve
 from kiln.table import declare as d
 from kiln.table.declare import dtype_name, into, public, run
 from kiln.table.kinds import FLOATS
+from kiln.table.registry import forms
 
 # the integers a dtype holds exactly from 0 on: from .. to, and what PyTorch's messages call it
 LIMITS = {
@@ -118,6 +119,13 @@ def _bounds(low: Any, high: Any, dtype: str) -> None:
         raise ValueError("Overflow when unpacking long long")
 
 
+forms(
+    "randint",
+    "(high: int, size, *, generator=None, dtype=None, device=None, requires_grad=False, **options)",
+    "(low: int, high: int, size, *, generator=None, dtype=None, device=None, requires_grad=False, **options)",
+)
+
+
 @public("randint", method=False, dtypes="all", differentiable=False)
 def randint(
     low: Any = None,
@@ -152,6 +160,14 @@ def randint(
     check_options("randint", options)
     result = run(r.integer_values, int(low), int(high), *reserve(sizes, generator), sizes, name, **into(out))
     return settle(result, requires_grad, device, "randint")
+
+
+forms(
+    "randint_like",
+    "(input, high: int, *, generator=None, dtype=None, device=None, requires_grad=False, **options)",
+    "(input, low: int, high: int, *, generator=None, dtype=None, device=None, requires_grad=False, "
+    "**options)",
+)
 
 
 @public("randint_like", method=False, dtypes="all", differentiable=False)
@@ -197,6 +213,14 @@ def _deviation(std: Any) -> None:
             raise RuntimeError("normal expects all elements of std >= 0.0")
     elif std < 0:
         raise RuntimeError(f"normal expects std >= 0.0, but found std {std}")
+
+
+forms(
+    "normal",
+    "(mean: float | Tensor, std: float | Tensor = 1.0, *, generator=None, out=None)",
+    "(mean: float, std: float, size, *, generator=None, dtype=None, device=None, requires_grad=False, "
+    "**options)",
+)
 
 
 @public("normal", method=False, dtypes="float", differentiable=False)
@@ -393,3 +417,11 @@ d.methods({
     "random_": random_,
     "bernoulli_": bernoulli_,
 })  # fmt: skip
+# `from`, which is no name in Python, by place alone
+forms("uniform_", "(input, low: float = 0, /, to: float = 1, *, generator=None)")
+forms("normal_", "(input, mean: float = 0, std: float = 1, *, generator=None)")
+forms("exponential_", "(input, lambd: float = 1, *, generator=None)")
+forms("log_normal_", "(input, mean: float = 1, std: float = 2, *, generator=None)")
+forms("cauchy_", "(input, median: float = 0, sigma: float = 1, *, generator=None)")
+forms("random_", "(input, low: int | None = ..., high: int | None = ..., *, generator=None)")
+forms("bernoulli_", "(input, p: float | Tensor = 0.5, *, generator=None)")

@@ -19,6 +19,7 @@ from kiln.ops.views.core_views import expand, reshape, slice_, write
 from kiln.table import declare as d
 from kiln.table.declare import dtype_name, public
 from kiln.table.record import Number, Sizes, Structure, Tensor, composite, find
+from kiln.table.registry import forms
 
 _slice = slice_.handle
 
@@ -210,6 +211,9 @@ def _grown(input: Any, mode: str, dims: list[tuple[int, int, int]]) -> Any:
 
 
 _MODES = ("reflect", "replicate", "circular")
+
+
+forms("pad", "(input, pad: Sequence[int], mode='constant', value: float | None = None)")
 
 
 @public(

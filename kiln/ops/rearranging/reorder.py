@@ -13,6 +13,7 @@ from kiln.table import declare as d
 from kiln.table.declare import dtype_name, public
 from kiln.table.kinds import normalize_dim, normalize_dims
 from kiln.table.record import Number, Sizes, Structure, Tensor, composite
+from kiln.table.registry import forms
 
 _reshape, _expand, _permute = reshape.handle, expand.handle, permute.handle
 
@@ -46,6 +47,9 @@ _flip = flip.handle
 def _copied(input: Any) -> Any:
     """`input` in memory of its own, as every function here gives it."""
     return p.clone.handle(input)
+
+
+forms("flip", "(input, *dims: int)", "(input, dims: int | Sequence[int])")
 
 
 @public(
@@ -176,6 +180,9 @@ def roll(input: Tensor, shifts: Sizes, dims: Structure) -> Any:
 @roll.derivative
 def _(g: Any, shifts: Any, dims: Any) -> Any:
     return roll(g, tuple(g.shape[dim] - shift for shift, dim in zip(shifts, dims)), dims)
+
+
+forms("roll", "(input, shifts, dims: int | Sequence[int] = ())")
 
 
 @public(
@@ -342,6 +349,13 @@ def _interleaved_positions(repeats: Any, output_size: Any) -> Any:
             f"sum of repeats {counts.sum()}"
         )
     return from_numpy(np.repeat(np.arange(counts.size), counts))
+
+
+forms(
+    "repeat_interleave",
+    "(repeats: Tensor, *, output_size: int | None = None)",
+    "(input, repeats: int | Sequence[int] | Tensor, dim=None, *, output_size: int | None = None)",
+)
 
 
 @public(

@@ -8,6 +8,7 @@ from kiln.ops.creation.named_results import located
 from kiln.table import declare as d
 from kiln.table.kinds import normalize_dim, normalize_dims
 from kiln.table.record import Op, find
+from kiln.table.registry import forms
 
 
 def not_empty(input: Any, dims: tuple[int, ...], op: str, asked: bool = True) -> None:
@@ -110,6 +111,20 @@ def _choose(name: str, pair: Op) -> Any:
     tensor({3 if name == "max" else 1})
     """
     return d.public(name, dtypes="all")(choose)
+
+
+forms(
+    "max",
+    "(input) -> Tensor",
+    "(input, dim: int, keepdim=False, *, out=None) -> values, indices",
+    "(input, other, *, out=None) -> Tensor",
+)
+forms(
+    "min",
+    "(input) -> Tensor",
+    "(input, dim: int, keepdim=False, *, out=None) -> values, indices",
+    "(input, other, *, out=None) -> Tensor",
+)
 
 
 max = _choose("max", find("maximum"))

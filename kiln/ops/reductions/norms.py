@@ -17,6 +17,7 @@ from kiln.table import declare as d
 from kiln.table import kinds, registry
 from kiln.table.kinds import normalize_dim, normalize_dims
 from kiln.table.record import Number, Structure, Tensor, composite
+from kiln.table.registry import forms
 
 INFINITY = float("inf")
 
@@ -142,6 +143,9 @@ def norm(
     return narrow(norm_over(narrow(x, name) if name == "float64" else x, order, dims, keepdim), name)
 
 
+forms("norm", '(input, p: float | str | None = "fro", dim=None, keepdim=False, out=None, dtype=None)')
+
+
 @d.public("norm", differs="second derivatives at 0 are 0; PyTorch's are NaN")
 def checked_norm(
     input: Any, p: Any = "fro", dim: Any = None, keepdim: bool = False, out: Any = None, dtype: Any = None
@@ -185,6 +189,9 @@ def dist(input: Tensor, other: Tensor, p: Structure = 2) -> Any:
         )
     apart = wide(narrow(input, name)) - wide(narrow(other, name))
     return narrow(norm_over(apart, _order(p), tuple(range(apart.ndim)), False), name)
+
+
+forms("normalize", "(input, p=2.0, dim: int | Sequence[int] = 1, eps=1e-12, *, out=None)")
 
 
 @composite(

@@ -15,6 +15,7 @@ from kiln.table import declare as d
 from kiln.table import kinds
 from kiln.table.kinds import normalize_dims
 from kiln.table.record import Number, Op, Sample, Structure, Tensor, composite, find, primitive
+from kiln.table.registry import forms
 
 
 def spread(g: Any, like: Any, dims: tuple[int, ...], keepdim: bool) -> Any:
@@ -435,6 +436,9 @@ def std(input: Tensor, dim: Structure = None, correction: Number = 1, keepdim: S
     tensor(1.)
     """
     return narrow(root(_variance(input, dim, correction, keepdim, "std")), input.dtype)
+
+
+forms("logsumexp", "(input, dim: int | Sequence[int], keepdim=False, *, out=None)")
 
 
 @composite(

@@ -14,6 +14,7 @@ from kiln.table import declare as d
 from kiln.table.declare import dtype_name, public
 from kiln.table.kinds import normalize_dim
 from kiln.table.record import Op, Structure, Tensor, composite, primitive
+from kiln.table.registry import forms
 
 
 def _running(np: Any, how: str, x: Any, dim: int, dtype: str, reverse: bool) -> Any:
@@ -228,6 +229,10 @@ def _extremum(name: str, primitive_op: Op) -> Any:
         ),
         failures=d.failures(((d.Zeros(2, 3), 5), {}, IndexError, "Dimension out of range")),
     )(function)
+
+
+forms("cummax", "-> values, indices")
+forms("cummin", "-> values, indices")
 
 
 cummax = _extremum("cummax", scan_argmax)

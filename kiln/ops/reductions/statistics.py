@@ -20,6 +20,7 @@ from kiln.table import declare as d
 from kiln.table import kinds
 from kiln.table.kinds import normalize_dims
 from kiln.table.record import Number, Op, Structure, Tensor, composite, find
+from kiln.table.registry import forms
 
 _BAD_DIM: Any = ((d.Zeros(2, 3), 5), {}, IndexError, "Dimension out of range")
 
@@ -69,6 +70,10 @@ def _deviation(name: str, op: Op, doc: str) -> Any:
             ((d.Zeros(2, dtype="int64"),), {}, RuntimeError, "only support floating point"), _BAD_DIM
         ),
     )(deviation)
+
+
+forms("std_mean", "-> tuple[Tensor, Tensor]")
+forms("var_mean", "-> tuple[Tensor, Tensor]")
 
 
 def _with_mean(name: str, deviation: Any, last: Any) -> Op:
@@ -228,6 +233,9 @@ def count_nonzero(input: Tensor, dim: Structure = None) -> Any:
     """
     some = comparison.ne(input, 0)
     return reduce_sum(p.convert(some, "int64"), normalize_dims(dim, input.ndim, "count_nonzero"), False)
+
+
+forms("aminmax", "-> min, max")
 
 
 @d.public(

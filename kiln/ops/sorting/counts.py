@@ -19,6 +19,7 @@ from kiln.table import declare as d
 from kiln.table.declare import dtype_name, public
 from kiln.table.kinds import normalize_dim
 from kiln.table.record import Sample, find
+from kiln.table.registry import forms
 
 
 def _groups(fresh: Any) -> tuple[Any, Any]:
@@ -97,6 +98,21 @@ _REPEATED = d.samples(
 )
 
 
+forms(
+    "unique",
+    "(input, sorted=True, return_inverse: Literal[False] = False, return_counts: Literal[False] = False, "
+    "dim=None)",
+    "(input, sorted=True, *, return_inverse: Literal[True], return_counts: Literal[False] = False, "
+    "dim=None) -> tuple[Tensor, Tensor]",
+    "(input, sorted=True, *, return_inverse: Literal[False] = False, return_counts: Literal[True], "
+    "dim=None) -> tuple[Tensor, Tensor]",
+    "(input, sorted=True, *, return_inverse: Literal[True], return_counts: Literal[True], "
+    "dim=None) -> tuple[Tensor, Tensor, Tensor]",
+    "(input, sorted, return_inverse: Literal[True], return_counts: Literal[False] = False, dim=None) "
+    "-> tuple[Tensor, Tensor]",
+)
+
+
 @public(
     "unique",
     differs="has a derivative; PyTorch's has none",
@@ -123,6 +139,20 @@ def unique(
     rows = _rows_of(input, dim if dim is None else normalize_dim(dim, input.ndim, "unique"))
     found = _distinct(rows, _order_of(rows), return_inverse, return_counts)
     return _answer(input, dim, found, return_inverse, return_counts)
+
+
+forms(
+    "unique_consecutive",
+    "(input, return_inverse: Literal[False] = False, return_counts: Literal[False] = False, dim=None)",
+    "(input, *, return_inverse: Literal[True], return_counts: Literal[False] = False, "
+    "dim=None) -> tuple[Tensor, Tensor]",
+    "(input, *, return_inverse: Literal[False] = False, return_counts: Literal[True], "
+    "dim=None) -> tuple[Tensor, Tensor]",
+    "(input, *, return_inverse: Literal[True], return_counts: Literal[True], dim=None) -> tuple[Tensor, "
+    "Tensor, Tensor]",
+    "(input, return_inverse: Literal[True], return_counts: Literal[False] = False, dim=None) "
+    "-> tuple[Tensor, Tensor]",
+)
 
 
 @public(
@@ -280,6 +310,13 @@ def histc(input: Any, bins: int = 100, min: float = 0, max: float = 0, *, out: A
     return p.written_to(found, out)
 
 
+forms(
+    "histogram",
+    "(input, bins: int | Tensor = 100, *, range=None, weight=None, density=False, out=None) -> hist, "
+    "bin_edges",
+)
+
+
 @public("histogram", dtypes="float32 float64", differentiable=False, reads=True, samples=d.samples(
     lambda rng, t: ((d.array(rng, (30,), t), 5), {}),
     lambda rng, t: ((d.array(rng, (30,), t), 4), {"range": (-1.0, 2.0), "density": True}),
@@ -347,6 +384,13 @@ def _edges_of(column: Any, bins: Any, limits: Any) -> Any:
         raise RuntimeError("histogramdd(): bins must be > 0")
     low, high = _limits(column, *(limits or (0.0, 0.0)), around=0.5, op="histogramdd")
     return linspace(low, high, bins + 1, dtype=column.dtype)
+
+
+forms(
+    "histogramdd",
+    "(input, bins: int | Sequence[int] | Sequence[Tensor], *, range=None, weight=None, "
+    "density=False) -> hist, bin_edges: tuple[Tensor, ...]",
+)
 
 
 @public("histogramdd", method=False, dtypes="float32 float64", differentiable=False, reads=True,

@@ -21,6 +21,7 @@ from kiln.table import declare as d
 from kiln.table.declare import dtype_name, public
 from kiln.table.kinds import normalize_dim
 from kiln.table.record import Structure, Tensor, composite, find
+from kiln.table.registry import forms
 
 # Positions along a dim, which is kept with size 1
 
@@ -179,6 +180,9 @@ _MEDIANS = d.samples(
 _NO_DIM = d.failures(((d.Zeros(2, 3), 5), {}, IndexError, "Dimension out of range"))
 
 
+forms("median", "(input) -> Tensor", "(input, dim: int, keepdim=False, *, out=None) -> values, indices")
+
+
 @public("median", dtypes="numeric", samples=_MEDIANS, failures=_NO_DIM)
 def median(input: Any, dim: int | None = None, keepdim: bool = False, *, out: Any = None) -> Any:
     """The median: of all elements, or along `dim` with where it is, (values, indices); of two the lower.
@@ -194,6 +198,9 @@ def median(input: Any, dim: int | None = None, keepdim: bool = False, *, out: An
     return _at_places(input, dim, median_place, "median", keepdim, out)
 
 
+forms("nanmedian", "(input) -> Tensor", "(input, dim: int, keepdim=False, *, out=None) -> values, indices")
+
+
 @public("nanmedian", dtypes="numeric", samples=_MEDIANS, failures=_NO_DIM)
 def nanmedian(input: Any, dim: int | None = None, keepdim: bool = False, *, out: Any = None) -> Any:
     """`median` of what is not NaN; NaN where all are.
@@ -205,6 +212,9 @@ def nanmedian(input: Any, dim: int | None = None, keepdim: bool = False, *, out:
         return _middle(input, True)
     place = nanmedian_place if d.is_float(input) else median_place
     return _at_places(input, dim, place, "nanmedian", keepdim, out)
+
+
+forms("mode", "-> values, indices")
 
 
 @public("mode", differs="the last place of the value; PyTorch leaves open which", dtypes="numeric",

@@ -15,6 +15,7 @@ from kiln.table import declare as d
 from kiln.table.declare import dtype_name, public
 from kiln.table.kinds import normalize_dim
 from kiln.table.record import Sizes, Structure, Tensor, primitive
+from kiln.table.registry import forms
 
 LONGEST = 1 << 32  # elements along a sorted dim: a position is half a word
 
@@ -98,6 +99,9 @@ def _chosen(input: Any, dim: int, indices: Any) -> Any:
 _BAD_DIM = d.failures(((d.Zeros(2, 3), 5), {}, IndexError, "Dimension out of range"))
 
 
+forms("sort", "-> values, indices")
+
+
 @public("sort", differs="always stable", dtypes="numeric", samples=d.samples(
     lambda rng, t: ((d.distinct(rng, (4, 5), t),), {}),
     lambda rng, t: ((d.distinct(rng, (3, 40, 2), t), 1, True), {}),
@@ -147,6 +151,9 @@ def msort(input: Any, *, out: Any = None) -> Any:
     return p.written_to(sort(input, 0).values, out)
 
 
+forms("topk", "-> values, indices")
+
+
 @public("topk",
     differs="of equals the earlier; sorted even without `sorted`", dtypes="numeric", samples=d.samples(
     lambda rng, t: ((d.distinct(rng, (4, 5), t), 2), {}),
@@ -179,6 +186,9 @@ def topk(
     return located("topk", _chosen(input, dim, indices), indices, out)
 
 
+forms("kthvalue", "-> values, indices")
+
+
 @public("kthvalue", differs="of equals the earlier", dtypes="numeric", samples=d.samples(
     lambda rng, t: ((d.distinct(rng, (4, 5), t), 2), {}),
     lambda rng, t: ((d.distinct(rng, (30, 2), t), 3, 0, True), {}),
@@ -207,6 +217,13 @@ def kthvalue(input: Any, k: int, dim: int = -1, keepdim: bool = False, *, out: A
     if not keepdim:
         values, indices = select(values, dim, 0), select(indices, dim, 0)
     return located("kthvalue", values, indices, out)
+
+
+forms(
+    "searchsorted",
+    "(sorted_sequence, input: Tensor | float, *, out_int32=False, right=False, side=None, sorter=None, "
+    "out=None)",
+)
 
 
 @public(
@@ -279,6 +296,9 @@ def _sorted_rows(rng: Any, dtype: str, shape: tuple[int, ...]) -> Any:
     found = d.array(rng, shape, dtype)
     found.sort(-1)
     return found
+
+
+forms("bucketize", "(input: Tensor | float, boundaries, *, out_int32=False, right=False, out=None)")
 
 
 @public(

@@ -16,6 +16,7 @@ from kiln.table import declare as d
 from kiln.table.declare import is_symbolic, public
 from kiln.table.kinds import normalize_dim
 from kiln.table.record import Sizes, Structure, Tensor, find, primitive
+from kiln.table.registry import forms
 
 
 def strided_reference(np: Any, x: Any, sizes: Any, strides: Any, offset: Any) -> Any:
@@ -273,6 +274,9 @@ def reshape_(input: Any, *sizes: Any, shape: Any = None) -> Any:
     return _reshape(input, _resolved(input, sizes if shape is None else (shape,)))
 
 
+forms("view", "(input, *size: int)", "(input, size: Sequence[int])", "(input, dtype: DType)")
+
+
 @public("view", method=True, dtypes="all")
 def view(input: Any, *shape: Any, size: Any = None, dtype: Any = None) -> Any:
     """As `reshape`, but RuntimeError where the strides of a tensor would need a copy. Given a dtype: the same
@@ -351,6 +355,9 @@ def unflatten(input: Any, dim: int, sizes: Any) -> Any:
     return _reshape(input, (*shape[:dim], *parts, *shape[dim + 1 :]))
 
 
+forms("permute", "(input, *dims: int)", "(input, dims: Sequence[int])")
+
+
 @public("permute", dtypes="all")
 def permute_(input: Any, *order: Any, dims: Any = None) -> Any:
     """The dims in another order. RuntimeError unless every dim is named once; TypeError without any.
@@ -407,6 +414,9 @@ def t(input: Any) -> Any:
     if ndim > 2:
         raise RuntimeError(f"t() expects a tensor with <= 2 dimensions, but self is {ndim}D")
     return _permute(input, _REVERSED[ndim])
+
+
+forms("movedim", "(input, source: int | Sequence[int], destination: int | Sequence[int])")
 
 
 @public("movedim", dtypes="all")

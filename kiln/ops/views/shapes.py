@@ -19,6 +19,7 @@ from kiln.table import registry
 from kiln.table.declare import public
 from kiln.table.kinds import broadcast, normalize_dim
 from kiln.table.record import find
+from kiln.table.registry import forms
 
 _reshape, _expand = reshape.handle, expand.handle
 
@@ -47,6 +48,9 @@ def reshape_as(input: Any, other: Any) -> Any:
     return core_views.reshape_(input, tuple(other.shape))
 
 
+forms("numel", "-> int")
+
+
 @public("numel", dtypes="all", differentiable=False)
 def numel(input: Any) -> Any:
     """How many elements `input` has.
@@ -68,6 +72,9 @@ def is_same_size(input: Any, other: Any) -> bool:
 
 
 # Broadcasting
+
+
+forms("broadcast_shapes", "(*shapes: int | Sequence[int]) -> Size")
 
 
 @public("broadcast_shapes", method=False, dtypes="", differentiable=False)
@@ -176,6 +183,26 @@ def _at_least(name: str, ndim: int, lift: Callable[[Any], Any]) -> Any:
         ),
         dtypes="float32 int64",
     )(function)
+
+
+forms(
+    "atleast_1d",
+    "(tensor: Tensor, /)",
+    "(tensors: Sequence[Tensor], /) -> tuple[Tensor, ...]",
+    "(tensor: Tensor, other: Tensor, /, *tensors: Tensor) -> tuple[Tensor, ...]",
+)
+forms(
+    "atleast_2d",
+    "(tensor: Tensor, /)",
+    "(tensors: Sequence[Tensor], /) -> tuple[Tensor, ...]",
+    "(tensor: Tensor, other: Tensor, /, *tensors: Tensor) -> tuple[Tensor, ...]",
+)
+forms(
+    "atleast_3d",
+    "(tensor: Tensor, /)",
+    "(tensors: Sequence[Tensor], /) -> tuple[Tensor, ...]",
+    "(tensor: Tensor, other: Tensor, /, *tensors: Tensor) -> tuple[Tensor, ...]",
+)
 
 
 def _lifted_to_3(x: Any) -> Any:

@@ -10,6 +10,7 @@ from kiln.ops.views.core_views import reshape, slice_
 from kiln.table import declare as d
 from kiln.table.declare import alias, dtype_name, public, type_name
 from kiln.table.kinds import normalize_dim
+from kiln.table.registry import forms
 
 _reshape, _slice = reshape.handle, slice_.handle
 
@@ -43,6 +44,13 @@ def unbind(input: Any, dim: int = 0) -> tuple[Any, ...]:
     d.expect_count("unbind", len(places), "results")
     parts = tuple([_reshape(_slice(input, dim, (k, 1, 1)), rest) for k in places])
     return _core.one_of_several(parts)
+
+
+forms(
+    "split",
+    "(input, split_size_or_sections: int | Sequence[int], dim=0) -> tuple[Tensor, ...]",
+    "(input, *, split_size: int | Sequence[int], dim=0) -> tuple[Tensor, ...]",
+)
 
 
 @public("split", dtypes="all")
@@ -127,6 +135,14 @@ def _at(input: Any, dim: int, places: list[int]) -> tuple[Any, ...]:
     ends = [slice(None, place).indices(size)[1] for place in places] + [size]
     starts = [0, *ends[:-1]]
     return tuple([_slice(input, dim, (start, max(end - start, 0), 1)) for start, end in zip(starts, ends)])
+
+
+forms(
+    "tensor_split",
+    "(input, indices_or_sections: int | Sequence[int] | Tensor, dim=0) -> tuple[Tensor, ...]",
+    "(input, *, indices: Sequence[int] | Tensor, dim=0) -> tuple[Tensor, ...]",
+    "(input, *, sections: int | Tensor, dim=0) -> tuple[Tensor, ...]",
+)
 
 
 @public(
@@ -226,6 +242,23 @@ def _fixed_split(name: str, dim: int, least: int) -> None:
             ((d.Zeros(3, 3, 3), 2), {}, RuntimeError, "not divisible"),
         ),
     )(function)
+
+
+forms(
+    "hsplit",
+    "(input, indices_or_sections: int | Sequence[int], /) -> tuple[Tensor, ...]",
+    "(input, index: int, other: int, /, *indices: int) -> tuple[Tensor, ...]",
+)
+forms(
+    "vsplit",
+    "(input, indices_or_sections: int | Sequence[int], /) -> tuple[Tensor, ...]",
+    "(input, index: int, other: int, /, *indices: int) -> tuple[Tensor, ...]",
+)
+forms(
+    "dsplit",
+    "(input, indices_or_sections: int | Sequence[int], /) -> tuple[Tensor, ...]",
+    "(input, index: int, other: int, /, *indices: int) -> tuple[Tensor, ...]",
+)
 
 
 for _name, _dim, _least in (("hsplit", 1, 1), ("vsplit", 0, 2), ("dsplit", 2, 3)):

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from kiln import _core, ops
 from kiln._core import Tensor
 from kiln.errors import describe, message
 from kiln.utils.data.sampler import permutation
+
+if TYPE_CHECKING:
+    from kiln.ops.random.generator import Generator
 
 Item = TypeVar("Item", covariant=True)
 
@@ -101,7 +104,7 @@ class ConcatDataset(Dataset[Any]):
 
 
 def random_split(
-    dataset: Dataset[Item], lengths: Sequence[float], generator: Any = None
+    dataset: Dataset[Item], lengths: Sequence[float], generator: Generator | None = None
 ) -> list[Subset[Item]]:
     """Disjoint random subsets of the given lengths, or fractions that sum to 1.
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic
 
 from kiln import _core
 from kiln.errors import describe, message
 from kiln.utils.data.collate import default_collate
-from kiln.utils.data.dataset import Dataset, IterableDataset, Subset, TensorDataset
+from kiln.utils.data.dataset import Dataset, Item, IterableDataset, Subset, TensorDataset
 from kiln.utils.data.sampler import BatchSampler, RandomSampler, Sampler, SequentialSampler
+
+if TYPE_CHECKING:
+    from kiln.ops.random.generator import Generator
 
 Collate = Callable[[list[Any]], Any]
 
 
-class DataLoader:
+class DataLoader(Generic[Item]):
     """Batches of `batch_size` samples, in order or shuffled anew each epoch.
 
     `batch_size=None` gives single samples; `sampler` gives the order instead of `shuffle`;
@@ -29,7 +32,7 @@ class DataLoader:
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: Dataset[Item],
         batch_size: int | None = 1,
         shuffle: bool | None = None,
         sampler: Sampler[int] | Iterable[int] | None = None,
@@ -38,12 +41,12 @@ class DataLoader:
         collate_fn: Collate | None = None,
         drop_last: bool = False,
         *,
-        generator: Any = None,
+        generator: Generator | None = None,
     ) -> None:
         if num_workers != 0:
             hint = "samples are made in this process"
             raise NotImplementedError(message("DataLoader", "num_workers=0", describe(num_workers), hint))
-        self.dataset = dataset
+        self.dataset: Any = dataset  # with the length that a data set may have
         self.collate_fn = collate_fn
         self.generator = generator
         self.num_workers = 0

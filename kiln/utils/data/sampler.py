@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence, Sized
-from typing import Any, Generic, TypeVar, Union
+from typing import TYPE_CHECKING, Generic, TypeVar, Union
 
 from kiln import _core, ops
 from kiln.errors import describe, message
 
+if TYPE_CHECKING:
+    from kiln.ops.random.generator import Generator
+
 Index = TypeVar("Index", covariant=True)
 
 
-def permutation(size: int, generator: Any = None) -> list[int]:
+def permutation(size: int, generator: Generator | None = None) -> list[int]:
     """0 to size-1 in a random order drawn from `generator`, or from the default one.
 
     Positions are sorted by independent uniform doubles: 53 bits, so that ties do not bias the order.
@@ -20,10 +23,9 @@ def permutation(size: int, generator: Any = None) -> list[int]:
     return sorted(range(size), key=keys.__getitem__)
 
 
-def uniform(size: int, generator: Any) -> list[float]:
+def uniform(size: int, generator: Generator | None) -> list[float]:
     """`size` doubles in [0, 1)."""
-    options = {} if generator is None else {"generator": generator}
-    drawn: list[float] = ops.rand(size, dtype=_core.float64, **options).tolist()
+    drawn: list[float] = ops.rand(size, generator=generator, dtype=_core.float64).tolist()
     return drawn
 
 
@@ -58,7 +60,7 @@ class RandomSampler(Sampler[int]):
         data_source: Sized,
         replacement: bool = False,
         num_samples: int | None = None,
-        generator: Any = None,
+        generator: Generator | None = None,
     ) -> None:
         if num_samples is not None and (type(num_samples) is not int or num_samples <= 0):
             raise ValueError(message("RandomSampler", "num_samples > 0", describe(num_samples)))
@@ -89,7 +91,7 @@ class RandomSampler(Sampler[int]):
 class SubsetRandomSampler(Sampler[int]):
     """The given indices in a random order."""
 
-    def __init__(self, indices: Sequence[int], generator: Any = None) -> None:
+    def __init__(self, indices: Sequence[int], generator: Generator | None = None) -> None:
         self.indices = indices
         self.generator = generator
 
