@@ -107,11 +107,17 @@ def covered(code: Routine, rows: Index) -> Condition:
     return code.condition(bit.bits(1))
 
 
+@lru_cache
+def _multiplication(element: Element, lanes: int) -> tuple[str, str]:
+    """The vectors that are multiplied, and the intrinsic, if there is one."""
+    name = f"llvm.fma.v{lanes}f{element.bytes * 8}" if element.floating else ""
+    return f"<{lanes} x {LLVM[element.summed]}>", name
+
+
 def multiply_add(code: Routine, element: Element, lanes: int, x: str, y: str, z: str) -> str:
     """z + x * y of vectors: rounded once for floats, wrapping for integers."""
-    vector = f"<{lanes} x {LLVM[element.summed]}>"
-    if element.floating:
-        name = f"llvm.fma.v{lanes}f{element.bytes * 8}"
+    vector, name = _multiplication(element, lanes)
+    if name:
         return code.call(name, vector, [f"{vector} {x}", f"{vector} {y}", f"{vector} {z}"])
     return code.op(f"add {vector} {z}, {code.op(f'mul {vector} {x}, {y}')}")
 
@@ -143,7 +149,7 @@ class _Tile:
     def __init__(self, code: Routine, element: Element, placed: bool, masked: bool) -> None:
         self.code, self.element, self.placed, self.masked = code, element, placed, masked
         self.lanes, self.kind = element.lanes(code.target), LLVM[element.summed]
-        self.vector = f"<{self.lanes} x {self.kind}>"
+        self.vector, self.bytes = f"<{self.lanes} x {self.kind}>", element.bytes
         self.masks: dict[int, Value] = {}  # by vector
         self.row_at = [(base, scale, code.index(index)) for base, scale, index in ROW_AT]
 
@@ -217,7 +223,7 @@ class _Tile:
 
     def _store(self, sums: Sums, first: int, end: int) -> None:
         """Adds the sums of some rows to the old ones."""
-        code, size = self.code, self.element.bytes
+        code, size = self.code, self.bytes
         into, old = (self._rows(*place, first, end) for place in ((self.c, self.cs), (self.old, self.os)))
         totals = {(r, v): self._total(old[r - first], v, chain) for (r, v), chain in sums.items()}
         for (r, v), total in totals.items():  # all reads come before any write: rows may be repeated
@@ -240,13 +246,13 @@ class _Tile:
         return rows
 
     def _column(self, row: Pointer, v: int) -> Pointer:
-        return row[v * self.lanes * self.element.bytes]
+        return row[v * self.lanes * self.bytes]
 
     def _vector(self, place: Pointer, v: int) -> str:
         """Vector v of a row, there."""
         if v in self.masks:
             return load_masked(self.code, self.kind, place, self.masks[v])
-        return place.load(self.vector, self.element.bytes)
+        return place.load(self.vector, self.bytes)
 
     def _total(self, row: Pointer, v: int, chain: str) -> str:
         code = self.code
@@ -255,7 +261,7 @@ class _Tile:
 
     def _sum(self, height: int, vectors: int) -> Sums:
         """The chains over k of a tile."""
-        code, size = self.code, self.element.bytes
+        code, size = self.code, self.bytes
         rs7, ks = code.indices("rs7", "ks")
         places_of_k, b = code.pointers("ks", "b")
         rows = {"a": self.a, **({"a7": self.a[rs7]} if height > 7 else {})}
