@@ -1,6 +1,6 @@
 """What a program asks before it chooses a device; the answers are those of a machine without CUDA."""
 
-from kiln.absent import hint_missing
+from kiln.absent import hint_missing as _hint_missing
 
 
 def is_available() -> bool:
@@ -18,4 +18,4 @@ def device_count() -> int:
     return 0
 
 
-hint_missing(__name__)
+_hint_missing(__name__)

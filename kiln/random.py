@@ -1,6 +1,6 @@
 """Random state under PyTorch's names: `kiln.random.fork_rng` and what kiln's own namespace has of it."""
 
-from kiln.absent import hint_missing
+from kiln.absent import hint_missing as _hint_missing
 from kiln.ops.random.generator import (
     default_generator,
     fork_rng,
@@ -21,4 +21,4 @@ __all__ = [
     "set_rng_state",
 ]
 
-hint_missing(__name__)
+_hint_missing(__name__)

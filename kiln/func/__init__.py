@@ -1,6 +1,6 @@
 """kiln.func: functions made of functions, under torch.func's names. See README.md."""
 
-from kiln.absent import hint_missing
+from kiln.absent import hint_missing as _hint_missing
 from kiln.func.jacobians import hessian, jacfwd, jacrev
 from kiln.func.modules import functional_call, stack_module_state
 from kiln.func.transforms import grad, grad_and_value, jvp, linearize, vjp
@@ -21,5 +21,5 @@ __all__ = [
     "vmap",
 ]
 
-hint_missing(__name__)
+_hint_missing(__name__)
 hide_frames(globals(), __all__)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from kiln import ops
 from kiln._core import Tensor
-from kiln.absent import hint_missing
+from kiln.absent import hint_missing as _hint_missing
 from kiln.autograd import no_grad
 from kiln.errors import describe, message
 from kiln.table.declare import name_all
@@ -244,4 +244,4 @@ def _kaiming_std(tensor: Tensor, a: float, mode: str, nonlinearity: str) -> floa
 
 
 name_all(globals(), "kiln.nn")
-hint_missing(__name__)
+_hint_missing(__name__)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Union
 
-from kiln.absent import hint_missing
+from kiln.absent import hint_missing as _hint_missing
 from kiln.errors import describe, message
 from kiln.optim.optimizer import Optimizer
 
@@ -137,4 +137,4 @@ class CosineAnnealingLR(LRScheduler):
         return [ratio * (rate - low) + low for rate in self._rates()]
 
 
-hint_missing(__name__)
+_hint_missing(__name__)

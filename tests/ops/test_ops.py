@@ -380,6 +380,7 @@ def test_interpreter(name: str, dtype: str) -> None:
         graph = graphs.Graph()
         values = [t for arg in (*given.args, *given.kwargs.values()) for t in results_of(arg)]
         inputs = [graph.add_input(dtype_name(t.dtype), tuple(t.shape)) for t in values]
+        graph.slots = sum(t.ndim for t in values)  # of sizes, though they are known here
         body = body_of(entry, given)
         with graphs.building(graph):
             composite = entry.kind == "composite"

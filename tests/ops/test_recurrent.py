@@ -330,7 +330,7 @@ def test_one_kernel_has_the_bits_of_steps(mode: str, dtype: str, monkeypatch: py
 
 
 def test_a_packed_weight_that_lies_otherwise() -> None:
-    layer = recurrence.recurrence.recurrent_hidden.handle
+    layer = recurrence.recurrent_layers.recurrent_hidden.handle
     x, h, w = kiln.randn(3, 2, 40), kiln.randn(2, 40), kiln.randn(2, 1, 32, 40)
     operands = (h, None, None, "RNN_TANH", False, False)
     assert layer(x, w.transpose(2, 3), *operands).equal(layer(x, w.transpose(2, 3).contiguous(), *operands))

@@ -8,7 +8,7 @@ weight_norm, spectral_norm               the same by a hook before forward; remo
 rnn                                      sequences of several lengths: packed, padded
 """
 
-from kiln.absent import hint_missing
+from kiln.absent import hint_missing as _hint_missing
 from kiln.nn.utils import parametrizations, parametrize, rnn
 from kiln.nn.utils.clip import clip_grad_norm_, clip_grad_value_, get_total_norm
 from kiln.nn.utils.vector import parameters_to_vector, vector_to_parameters
@@ -31,4 +31,4 @@ __all__ = [
 ]
 
 name_all(globals(), "kiln.nn")
-hint_missing(__name__)
+_hint_missing(__name__)

@@ -3,7 +3,7 @@
 Dataset    d[i], len(d)           Sampler     an order of indices      DataLoader   batches in that order
 """
 
-from kiln.absent import hint_missing
+from kiln.absent import hint_missing as _hint_missing
 from kiln.table.declare import name_all
 from kiln.utils.data.collate import default_collate
 from kiln.utils.data.dataset import (
@@ -39,5 +39,5 @@ __all__ = [
     "random_split",
 ]
 
-hint_missing(__name__)
+_hint_missing(__name__)
 name_all(globals(), "kiln.utils.data")
