@@ -40,9 +40,10 @@ pytestmark = pytest.mark.skipif(
 
 
 def run(*command: str, **environment: str) -> str:
-    """What a checker prints; it fails where something is found."""
+    """What a checker prints, called where no other kiln lies; it fails where something is found."""
     env = {**os.environ, **environment}
-    done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, env=env)
+    program = [sys.executable, "-m", *command]
+    done = subprocess.run(program, capture_output=True, text=True, env=env, cwd=PROGRAMS)
     assert done.returncode in (0, 1), done.stdout + done.stderr
     return done.stdout
 
