@@ -116,7 +116,7 @@ void wait_for_runs() {
 void wait_while_busy(Storage& storage, bool for_write) {
     StorageRef kept(&storage);
     Away here;
-    while (storage.busy >= (for_write ? reading : writing) && wait_for_others()) {}
+    while (!is_free(storage, for_write) && wait_for_others()) {}
 }
 
 void add_reader(Storage& storage) {

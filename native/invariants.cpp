@@ -6,11 +6,13 @@
 
 namespace kiln {
 
-#if defined(NDEBUG) && !defined(KILN_INVARIANTS)
-bool Invariants::checked = [] {
+bool asked_to_check() {
     const char* text = std::getenv("KILN_CHECK");
     return text && *text && std::strcmp(text, "0") != 0;
-}();
+}
+
+#if defined(NDEBUG) && !defined(KILN_INVARIANTS)
+bool Invariants::checked = asked_to_check();
 #else
 bool Invariants::checked = true;
 #endif

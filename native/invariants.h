@@ -9,6 +9,8 @@ namespace kiln {
 
 struct Storage;
 
+bool asked_to_check();  // KILN_CHECK
+
 struct Invariants {
     static bool checked;
     static bool (*locked)();  // whether this thread holds the interpreter's lock, as the binding knows it

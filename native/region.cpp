@@ -3,11 +3,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <utility>
 
 #include "check.h"
 #include "compiler.h"
+#include "invariants.h"
 
 namespace kiln {
 
@@ -16,10 +16,7 @@ namespace {
 constexpr size_t most_entries = 256;        // recordings remembered per region
 constexpr size_t most_forgotten = 4 * 256;  // from here on recordings must be seen again to pay
 
-bool check_mode = [] {
-    const char* text = std::getenv("KILN_CHECK");
-    return text && *text && std::string_view(text) != "0";
-}();
+bool check_mode = asked_to_check();
 
 // "mul(float32[n, 1] strided, a float)"
 std::string op_text(const RegionEntry& entry, size_t index) {

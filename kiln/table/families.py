@@ -23,17 +23,7 @@ FAMILIES: dict[str, tuple[str, str, str, str]] = {
         "",
         "",
     ),
-    "elementwise.polynomials": (
-        "special.chebyshev_polynomial_t special.chebyshev_polynomial_u special.chebyshev_polynomial_v "
-        "special.chebyshev_polynomial_w special.hermite_polynomial_h special.hermite_polynomial_he "
-        "special.laguerre_polynomial_l special.legendre_polynomial_p "
-        "special.shifted_chebyshev_polynomial_t special.shifted_chebyshev_polynomial_u "
-        "special.shifted_chebyshev_polynomial_v special.shifted_chebyshev_polynomial_w",
-        "",
-        "",
-        "chebyshev",
-    ),
-    "elementwise.real_numbers": (
+    "elementwise.aliases": (
         "absolute absolute_ clip clip_ conj conj_physical conj_physical_ detach detach_ divide fix fix_ "
         "greater greater_equal is_conj is_neg less less_equal multiply negative negative_ not_equal real "
         "resolve_conj resolve_neg sgn sgn_ subtract true_divide",
@@ -43,6 +33,16 @@ FAMILIES: dict[str, tuple[str, str, str, str]] = {
         "subtract_ true_divide true_divide_",
         "",
         "",
+    ),
+    "elementwise.polynomials": (
+        "special.chebyshev_polynomial_t special.chebyshev_polynomial_u special.chebyshev_polynomial_v "
+        "special.chebyshev_polynomial_w special.hermite_polynomial_h special.hermite_polynomial_he "
+        "special.laguerre_polynomial_l special.legendre_polynomial_p "
+        "special.shifted_chebyshev_polynomial_t special.shifted_chebyshev_polynomial_u "
+        "special.shifted_chebyshev_polynomial_v special.shifted_chebyshev_polynomial_w",
+        "",
+        "",
+        "chebyshev",
     ),
     "elementwise.special": (
         "digamma digamma_ erfc erfc_ erfinv erfinv_ i0 i0_ igamma igammac lgamma lgamma_ mvlgamma "

@@ -1,5 +1,6 @@
 // Tests of the parts of the core that need no Python. One argument names the test; failing ones end with
-// status 1 and a line on stderr. tests/core/test_native_leaf.py runs them and compares what some of them print.
+// status 1 and a line on stderr. tests/core/test_native_leaf.py runs them and compares what some of them
+// print.
 #include <atomic>
 #include <cfenv>
 #include <chrono>
