@@ -287,9 +287,7 @@ int64_t wrap_dim(const Tensor& x, PyObject* index) {
 // Whether size() or stride() is asked for one dim, which is args[0] then.
 bool asks_for_dim(const char* method, PyObject* const* args, Py_ssize_t count, PyObject* names) {
     const Py_ssize_t given = count + (names ? PyTuple_GET_SIZE(names) : 0);
-    KILN_CHECK(given < 2, type,
-               std::string(method) + "() takes from 0 to 1 arguments but " + std::to_string(given) +
-                   " were given");
+    KILN_CHECK(given < 2, type, method, "() takes from 0 to 1 arguments but ", given, " were given");
     return given == 1 && args[0] != Py_None;
 }
 
