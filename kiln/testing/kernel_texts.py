@@ -4,7 +4,8 @@
     python -m kiln.testing.kernel_texts --against before.txt    on the tree after it
 
 A kernel is noted when its machine code is asked for, by a program that calls the table's samples in several
-dtypes and layouts, with gradients, products and layers of many sizes, and random programs under `compile`.
+dtypes and layouts, with gradients, products and layers of many sizes, products with what is fused into them,
+convolutions, and random programs under `compile`.
 Its text is then written for each level, this host's or not. A line holds the kernel's key, the level and the
 hash of the texts of all its parts, or of what a level refuses. Nothing kept on disk is used or changed.
 """
@@ -30,6 +31,12 @@ PRODUCTS = (
     (1, 64, 64), (1, 2048, 512), (5, 33, 17), (16, 256, 96), (48, 48, 48), (130, 70, 300), (600, 40, 520),
     (8, 4096, 8), (64, 512, 1024),
 )  # fmt: skip
+# m, k, n of products that something is fused into; of one row or column their kernels are others
+FUSED = ((40, 70, 50), (1, 70, 50), (40, 70, 1))
+# the dtypes of factors that have kernels of their own
+FACTORS = ("float32", "float64", "float16", "bfloat16", "int32", "int8", "uint8")
+# channels, their groups, stride, dilation, padding of convolutions
+WINDOWS = ((3, 1, 1, 1, 0), (3, 1, 2, 1, 1), (4, 2, 1, 2, 1), (4, 4, 2, 1, 1), (6, 3, 1, 1, 1))
 RANDOM_PROGRAMS = 60
 
 Texts = dict[tuple[str, str], str]
@@ -141,6 +148,86 @@ def products() -> Iterator[Work]:
                 yield partial(call, *sizes, dtype, transposed)
 
 
+def fused_products() -> Iterator[Work]:
+    """Products whose factors are computed as they are packed, or whose rows are reduced in the epilogue."""
+    import kiln
+
+    framework: Any = kiln
+    relu, int_mm = kiln.relu, framework._int_mm
+    factors = (
+        lambda x, w, codes: relu(x) @ w,
+        lambda x, w, codes: x @ relu(w),
+        lambda x, w, codes: relu(x) @ (w + w),
+        lambda x, w, codes: relu(relu(x) @ relu(w) + 1),
+        lambda x, w, codes: x @ codes.to(x.dtype),
+        lambda x, w, codes: (x * codes[:1, :1].to(x.dtype)) @ (codes.to(x.dtype) * w[0, 0]),
+    )
+    rows = (
+        lambda y: y.sum(-1), lambda y: y.amax(-1), lambda y: y.amin(-1), lambda y: y.prod(-1),
+        lambda y: y.argmax(-1), lambda y: y.argmin(-1), lambda y: (y > 1).any(-1), lambda y: (y > 1).all(-1),
+        lambda y: (y, (y * y).sum(-1)),
+    )  # fmt: skip
+
+    def call(function: Any, sizes: tuple[int, ...], dtype: str, turned: bool, batch: tuple[int, ...]) -> None:
+        m, k, n = sizes
+        pairs = ((m, k, dtype), (k, n, dtype), (k, n, "int8"))
+        made = [kiln.ones(*batch, *size, dtype=getattr(kiln, kind)) for *size, kind in pairs]
+        x, w, codes = (y.mT.contiguous().mT if turned else y for y in made)
+        kiln.compile(function, wait=True)(x, w, codes)
+
+    def wide(x: Any, w: Any, codes: Any) -> Any:
+        return int_mm(relu(x), codes), int_mm(x, codes + codes).float().relu().amax(-1)
+
+    def reduced(reduce: Any) -> Any:
+        return lambda x, w, codes: reduce(relu(x @ w + 1))
+
+    for dtype in FACTORS:
+        for function, sizes, turned in product(factors, FUSED, (False, True)):
+            yield partial(call, function, sizes, dtype, turned, ())
+        yield partial(call, factors[2], FUSED[0], dtype, False, (3,))
+        for reduce, turned in product(rows, (False, True)):
+            yield partial(call, reduced(reduce), FUSED[0], dtype, turned, ())
+        yield partial(call, lambda x, w, codes: relu(relu(x) @ w).sum(-1), FUSED[0], dtype, False, ())
+    for dtype, turned in product(("int8", "uint8"), (False, True)):
+        yield partial(call, wide, FUSED[0], dtype, turned, ())
+
+
+def convolutions() -> Iterator[Work]:
+    """Products over windows of one to three dims, with a bias and an activation, and their gradients."""
+    import kiln
+
+    functions = kiln.nn.functional
+    convolve = (functions.conv1d, functions.conv2d, functions.conv3d)
+    transposed = (functions.conv_transpose1d, functions.conv_transpose2d, functions.conv_transpose3d)
+
+    def call(function: Any, ndim: int, window: tuple[int, ...], dtype: str, turned: bool) -> None:
+        channels, groups, stride, dilation, padding = window
+        kind = getattr(kiln, dtype)
+        real = kind.is_floating_point
+        sizes = (9, 7, 8)[:ndim]
+        x = kiln.ones(2, channels, *sizes, dtype=kind)
+        out = 2 * groups
+        shape = (out, channels // groups) if function in convolve else (channels, out // groups)
+        w = kiln.ones(*shape, *(3, 2, 3)[:ndim], dtype=kind)
+        if turned:
+            x = x.movedim(1, -1).contiguous().movedim(-1, 1)
+        options: Any = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+        made = [x, w] + [kiln.ones(out, dtype=kind)] * real
+        leaves = [y.requires_grad_() if real else y for y in made]
+
+        def activated(*inputs: Any) -> Any:
+            return functions.relu(function(*inputs, **options))
+
+        for step in (partial(function, **options), kiln.compile(activated, wait=True)):
+            y = step(*leaves)
+            if real:
+                y.float().sum().backward()
+
+    for function, dtype, turned in product((*convolve, *transposed), FACTORS, (False, True)):
+        for window in WINDOWS:
+            yield partial(call, function, int(function.__name__[-2]), window, dtype, turned)
+
+
 def layers() -> Iterator[Work]:
     """Layers whose kernels are whole algorithms, or many: convolutions, attention, recurrence, norms."""
     import kiln
@@ -189,7 +276,7 @@ def corpus(every: int = 1) -> Texts:
     noted.watch()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for work in (*products(), *layers()):
+        for work in (*products(), *fused_products(), *convolutions(), *layers()):
             work()
         for work in (*samples(every), *programs(RANDOM_PROGRAMS // every)):
             with suppress(Exception):  # an extra is not there, a program raises: only kernels are looked at
