@@ -14,12 +14,13 @@ from kiln.codegen.code import LANES
 from kiln.codegen.compile import compile_text
 from kiln.codegen.generate import nest_text
 from kiln.codegen.nest import REDUCE_BLOCK, Nest, Operand, reductions
-from kiln.codegen.target import LEVELS, Target
+from kiln.codegen.target import LEVELS, Target, host_target
 from kiln.scalars.on_numpy import DTYPE, evaluate
 from kiln.scalars.scalar import FLOATS, Scalar
 
 Array = np.ndarray[Any, Any]
 NUMPY = {"bool": np.bool_, "float16": np.float16, "bfloat16": np.uint16}
+HOST = host_target().name
 _jit: Any = None
 _kept: list[Any] = []
 _built: dict[tuple[str, str], Any] = {}
@@ -97,7 +98,7 @@ def run(
     sizes: list[int],
     arrays: list[Array],
     numbers: Sequence[Any] = (),
-    level: str = "x86-64-v4",
+    level: str = HOST,
     cuts: list[int] | None = None,
 ) -> None:
     """Run the kernel over all its units, cut at `cuts`; outputs are written in place."""
