@@ -8,8 +8,9 @@ BIN := $(VENV)/bin
 SAFE := PYTHONSAFEPATH=1
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 SOURCES := pyproject.toml CMakeLists.txt README.md $(shell find kiln native pack -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name '*.gz')
-# processes the suite runs in; the tests of one file stay together
+# Processes the suite runs in: each begins with a stretch of it, and who is done takes from the others' ends.
 WORKERS ?= 2
+TESTS = $(SAFE) $(BIN)/pytest -q -n $(WORKERS) --dist worksteal
 FUZZ_COUNT ?= 2000
 FUZZ_SEED ?= $(shell date +%s)
 # Every file but those that run no core, or the same kernels once more; of the table's grid, one test of each kind.
@@ -21,9 +22,10 @@ ASAN_TESTS ?= tests/core/test_native_leaf.py $(filter-out tests/core/test_native
 .PHONY: test answers demo bench ulp fuzz opinfo gradcheck moments scan counts errors mutants docs lint build asan bench-native clean
 
 test: $(VENV)/.kiln-installed
-	$(SAFE) $(BIN)/pytest -q -n $(WORKERS) --dist loadfile $(ARGS)
+	$(TESTS) $(ARGS)
 
-# With PyTorch in .venv: writes what tests keep of its answers, all of them or those of the files in ARGS.
+# With PyTorch in .venv: writes what tests keep of its answers, all of them or those of the files in ARGS: a file's
+# tests in one process, which writes theirs.
 answers: $(VENV)/.kiln-installed
 	$(SAFE) $(BIN)/pytest -q -n $(WORKERS) --dist loadfile --peer --write-answers $(ARGS)
 
@@ -44,12 +46,12 @@ opinfo: $(VENV)/.kiln-installed
 	$(SAFE) $(BIN)/python -m kiln.testing.opinfo $(ARGS)
 
 gradcheck: $(VENV)/.kiln-installed
-	KILN_TEST_FULL=1 $(SAFE) $(BIN)/pytest -q -n $(WORKERS) --dist loadfile tests/ops/test_derivatives.py tests/ops/test_subgradients.py \
+	KILN_TEST_FULL=1 $(TESTS) tests/ops/test_derivatives.py tests/ops/test_subgradients.py \
 	    tests/ops/test_gradcheck.py tests/ops/test_linalg.py $(ARGS)
 
 # Forks and interrupts at every moment, failures of every allocation: hours.
 moments: $(VENV)/.kiln-installed
-	KILN_TEST_FULL=1 $(SAFE) $(BIN)/pytest -q -n $(WORKERS) --dist loadfile tests/core/test_reliability_fork_moments.py \
+	KILN_TEST_FULL=1 $(TESTS) tests/core/test_reliability_fork_moments.py \
 	    tests/core/test_reliability_interrupts.py tests/core/test_reliability_signals.py tests/core/test_reliability_allocations.py $(ARGS)
 
 # The second run takes the programs of the first from disk.

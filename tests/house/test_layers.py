@@ -173,6 +173,7 @@ def test_nothing_imports_the_proof() -> None:
         assert not found, path
 
 
+@cache
 def brought() -> set[str]:
     """The modules that `make test` finds: what it installs with kiln, Python's own, the tests' helpers."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
