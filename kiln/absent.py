@@ -65,10 +65,6 @@ _HINTS = (
         "ASGD Ada(delta|factor|grad|max) LBFGS Muon [NR]Adam RMSprop Rprop SparseAdam swa_utils",
     ),
     (
-        "kiln's schedules are LambdaLR, StepLR and CosineAnnealingLR; LRScheduler is for one's own",
-        "ChainedScheduler CosineAnnealingWarmRestarts ReduceLROnPlateau .+LR",
-    ),
-    (
         "PyTorch removed it; kiln.linalg has its successor",
         "solve lstsq symeig matrix_rank",
     ),

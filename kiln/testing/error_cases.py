@@ -259,8 +259,16 @@ OPTIMIZERS: dict[str, tuple[Any, ...]] = {
     "optim.Adam": ([_parameter], 0.1),
     "optim.AdamW": ([_parameter], 0.1),
     "optim.lr_scheduler.StepLR": (_sgd, 2),
+    "optim.lr_scheduler.MultiStepLR": (_sgd, [2, 3]),
+    "optim.lr_scheduler.ConstantLR": (_sgd, 0.5, 3),
+    "optim.lr_scheduler.LinearLR": (_sgd, 0.5, 1.0, 3),
+    "optim.lr_scheduler.ExponentialLR": (_sgd, 0.5),
+    "optim.lr_scheduler.PolynomialLR": (_sgd, 3, 2.0),
     "optim.lr_scheduler.CosineAnnealingLR": (_sgd, 2),
+    "optim.lr_scheduler.CosineAnnealingWarmRestarts": (_sgd, 2),
+    "optim.lr_scheduler.ReduceLROnPlateau": (_sgd, "min", 0.5),
     "optim.lr_scheduler.LambdaLR": (_sgd, lambda epoch: 0.5),
+    "optim.lr_scheduler.MultiplicativeLR": (_sgd, lambda epoch: 0.5),
 }
 
 

@@ -21,7 +21,6 @@ HINTS = {
     "kiln.linalg.eig": "module 'kiln.linalg' has no attribute 'eig': kiln has no complex numbers",
     "kiln.ones(1).to_sparse()": "'Tensor' object has no attribute 'to_sparse': kiln has no sparse tensors",
     "kiln.optim.RMSprop": "module 'kiln.optim' has no attribute 'RMSprop': kiln's optimizers are SGD, Adam",
-    "kiln.optim.lr_scheduler.OneCycleLR": "kiln's schedules are LambdaLR, StepLR and CosineAnnealingLR",
     "kiln.special.airy_ai": "module 'kiln.special' has no attribute 'airy_ai': PyTorch has it, kiln has not",
     "kiln.nn.functional.ctc": "module 'kiln.nn.functional' has no attribute 'ctc'",
     "kiln.nn.Lineal": "module 'kiln.nn' has no attribute 'Lineal'",
