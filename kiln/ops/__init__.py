@@ -4,7 +4,7 @@ A name is the handle of its op where a call needs nothing but the op, so that it
 function over ops. Values of a graph get their operators here, and methods in the same way as tensors.
 
 What tensors' operators, and values coming in and going out, need is imported here; every other family when
-one of its names is first asked for (`registry`).
+one of its names is first asked for (`registry`), or here too where no index knows its names (`index`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from kiln.table import registry
 from kiln.table.record import Op as Op
 from kiln.table.record import find as find
 from kiln.table.record import table as table
+
+if not registry.is_indexed():
+    registry.everything()
 
 if TYPE_CHECKING:
     from kiln._typed.functions import *  # noqa: F403

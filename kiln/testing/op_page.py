@@ -2,9 +2,8 @@
 
     python -m kiln.testing.op_page > docs/ops.md
 
-It is kept in the repository: it is read without anything installed, and a change of what is promised shows
-as a change of a line. A test fails while it is not what this prints. Which dtypes a function takes is not
-what its entry says of its tests, but what comes of calling it with its first sample in every dtype.
+Which dtypes a function takes is not what its entry says of its tests, but what comes of calling it with its
+first sample in every dtype.
 """
 
 from __future__ import annotations
