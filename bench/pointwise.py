@@ -20,7 +20,7 @@ import torch
 import kiln
 from bench.measure import Times, Work, interleaved
 from kiln import ops
-from kiln.table import declare
+from kiln.table.public import records
 
 ELEMENTS = 16
 SECONDS = 0.05  # of sampling, for each pair
@@ -47,7 +47,7 @@ def tensor_of(framework: Any, value: Any) -> Any:
 
 def pointwise_records() -> Iterator[Any]:
     """The records of public pointwise functions."""
-    found = {op.name: op for op in ops.table() if op.public} | {f.name: f for f in declare.records()}
+    found = {op.name: op for op in ops.table() if op.public} | {f.name: f for f in records()}
     for record in found.values():
         body = getattr(record, "body", None) or getattr(record.function, "__wrapped__", record.function)
         module = getattr(body, "__module__", "").rpartition(".")[2]

@@ -21,7 +21,7 @@ from kiln.ops.indexing import getitem
 from kiln.ops.reductions import reduce
 from kiln.ops.views import core_views, memory_formats, splits
 from kiln.table import kinds, registry
-from kiln.table.declare import named
+from kiln.table.callables import named
 
 Tensor: Any = _core.Tensor
 

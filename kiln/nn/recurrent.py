@@ -13,7 +13,7 @@ from kiln.nn.module import Module
 from kiln.nn.parameter import Parameter
 from kiln.nn.recurrence import unrolled
 from kiln.nn.utils.rnn import PackedSequence
-from kiln.table.declare import MOST_STEPS, expect_count
+from kiln.table.arguments import MOST_STEPS, expect_count
 from kiln.table.kinds import RECURRENT_GATES
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from typing import Any
 
 import kiln
 from kiln import ops
-from kiln.table import declare, registry
+from kiln.table import registry
+from kiln.table.public import FACTS
 from kiln.testing.op_cases import GROUPS, Entry, arrays_of, tensors
 
 HEAD = """# Every operation
@@ -48,7 +49,7 @@ def names() -> dict[str, Any]:
 def facts(name: str, function: Any) -> Any:
     """The record that says most of a function: one with samples, its op, or what it states for the docs."""
     own = str(getattr(function, "__kiln_name__", None) or getattr(function, "__name__", ""))
-    fact = declare.FACTS.get(own)
+    fact = FACTS.get(own)
     return fact if fact and fact.samples else getattr(function, "record", None) or fact
 
 
@@ -124,7 +125,7 @@ def call_of(name: str, function: Any) -> str:
 
 def differences(own: str, record: Any) -> str:
     """What its records say of how a function differs, and what it needs."""
-    records = [r for r in (record, declare.FACTS.get(own)) if r is not None]
+    records = [r for r in (record, FACTS.get(own)) if r is not None]
     said = [getattr(r, "differs", "") for r in records]
     said += ["it or its derivative needs SciPy" for r in records if getattr(r, "needs", "") == "scipy"]
     return "; ".join(dict.fromkeys(filter(None, said)))

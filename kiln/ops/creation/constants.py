@@ -15,9 +15,10 @@ from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.elementwise import comparison
 from kiln.ops.views.core_views import sizes_of
 from kiln.ops.views.memory_formats import in_format
-from kiln.table import declare as d
+from kiln.table import drawn as d
 from kiln.table import kinds
-from kiln.table.declare import dtype_name, public, run
+from kiln.table.arguments import dtype_name, number, run, type_name
+from kiln.table.public import methods, public
 from kiln.table.record import Number, Sample, Sizes, Structure, composite, constant, primitive
 from kiln.table.registry import forms
 
@@ -112,7 +113,7 @@ def even_steps(start: Number, end: Number, sizes: Sizes, dtype: Structure) -> An
     wide = "float32" if dtype in ("float16", "bfloat16") else dtype
     place = start.graph.add(iota, (), (sizes, 0))
     low, high = p.convert(start, wide), p.convert(end, wide)
-    last = d.number(start, sizes[0] - 1)
+    last = number(start, sizes[0] - 1)
     step = (high - low) / p.convert(p.maximum(last, 1), wide)
     up, down = p.convert(place, wide), p.convert(last - place, wide)
     return _as(p.where(comparison.lt(2 * place, p.add(last, 1)), low + step * up, high - step * down), dtype)
@@ -147,7 +148,7 @@ def chosen_dtype(dtype: Any, default: Any = None, options: dict[str, Any] | None
     if dtype is not None:
         name = dtype_name(dtype)
         if out is not None and name != dtype_name(out.dtype):
-            have, want = d.type_name(name), d.type_name(dtype_name(out.dtype))
+            have, want = type_name(name), type_name(dtype_name(out.dtype))
             raise RuntimeError(f"dtype {have} does not match dtype of out parameter ({want})")
         return name
     if out is not None:
@@ -358,8 +359,8 @@ def new_full(input: Any, size: Any, fill_value: Any, *, dtype: Any = None, **opt
     return _beside(input, full_(size, fill_value, dtype=chosen_dtype(dtype, input.dtype), **options))
 
 
-d.methods({f"new_{name}": _new(f"new_{name}", k) for name, k in (("zeros", 0), ("ones", 1), ("empty", 0))})
-d.methods({"new_full": new_full})
+methods({f"new_{name}": _new(f"new_{name}", k) for name, k in (("zeros", 0), ("ones", 1), ("empty", 0))})
+methods({"new_full": new_full})
 
 
 forms(

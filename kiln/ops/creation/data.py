@@ -8,8 +8,8 @@ from kiln import _core
 from kiln.errors import describe, message
 from kiln.ops.creation.constants import settle
 from kiln.ops.elementwise.arithmetic import clone, convert
-from kiln.table import declare as d
-from kiln.table.declare import dtype_name, public
+from kiln.table.arguments import dtype_name
+from kiln.table.public import methods, public
 from kiln.table.registry import forms
 
 
@@ -244,4 +244,4 @@ def copy(self: Any) -> Any:
 
 
 forms("numpy", "(self, *, force=False) -> NDArray")
-d.methods({"numpy": numpy, "__array__": array, "__copy__": copy, "__deepcopy__": deepcopy})
+methods({"numpy": numpy, "__array__": array, "__copy__": copy, "__deepcopy__": deepcopy})

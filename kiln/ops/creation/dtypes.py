@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from kiln import _core
-from kiln.table.declare import INTEGERS, name_constructor, public
+from kiln.table.arguments import INTEGERS
+from kiln.table.callables import name_constructor
 from kiln.table.kinds import FLOATS
+from kiln.table.public import public
 from kiln.table.registry import forms
 
 # bits of the significand, of the exponent's field; decimal digits that survive

@@ -11,9 +11,9 @@ from kiln.ops.creation import data
 from kiln.ops.creation.constants import settle
 from kiln.ops.elementwise.arithmetic import clone, convert
 from kiln.ops.views.memory_formats import copied, in_format
-from kiln.table import declare as d
 from kiln.table import registry
-from kiln.table.declare import dtype_name, public
+from kiln.table.arguments import dtype_name
+from kiln.table.public import methods, public
 from kiln.table.registry import forms
 
 _DL_CPU = (1, 0)  # DLPack's device type and number
@@ -188,7 +188,7 @@ def to(self: Any, *args: Any, **kwargs: Any) -> Any:
     return self if form is None else in_format("to", self, form)
 
 
-d.methods({
+methods({
     "__dlpack__": dlpack,
     "__dlpack_device__": dlpack_device,
     "__array_ufunc__": array_ufunc,

@@ -20,9 +20,9 @@ from kiln.ops.creation.data import as_tensor, from_numpy, frombuffer, tensor
 from kiln.ops.elementwise.arithmetic import clone, convert
 from kiln.ops.elementwise.arithmetic_calls import pow
 from kiln.ops.views.core_views import as_strided, permute
-from kiln.table import declare as d
-from kiln.table.declare import dtype_name, public, run
+from kiln.table.arguments import dtype_name, run
 from kiln.table.kinds import FLOATS
+from kiln.table.public import methods, public
 from kiln.table.registry import forms
 
 
@@ -263,4 +263,4 @@ _window(
 _window("bartlett_window", "Bartlett's triangle from 0 to 1 to 0", lambda np, n: np.bartlett(n))
 _window("kaiser_window", "Kaiser's window of width beta", lambda np, n, beta: np.kaiser(n, beta), beta=12.0)
 
-d.methods({"new_tensor": new_tensor, "new_empty_strided": new_empty_strided})
+methods({"new_tensor": new_tensor, "new_empty_strided": new_empty_strided})

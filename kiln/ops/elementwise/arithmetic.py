@@ -13,14 +13,15 @@ from kiln.ops.elementwise.comparison import eq, ge, gt, le, logical_and, logical
 from kiln.scalars import division, scalar
 from kiln.scalars import mathematics as m
 from kiln.scalars.scalar import Scalar, select
-from kiln.table import declare as d
+from kiln.table import drawn as d
+from kiln.table.arguments import INTEGERS, number
 from kiln.table.kinds import COMPUTE
 from kiln.table.record import Operand, Sample, Structure, find, pointwise
 
 
 def zeros_of(x: Any) -> Any:
     """Zeros of x's shape and dtype: the gradient of a function that is flat wherever it is differentiable."""
-    return x.graph.add(find("full"), (d.number(x, 0),), (x.shape, x.dtype))
+    return x.graph.add(find("full"), (number(x, 0),), (x.shape, x.dtype))
 
 
 # Conversion
@@ -383,7 +384,7 @@ def _(g: Any, input: Any, other: Any) -> Any:
 
 
 def _power_samples(rng: Any, dtype: str) -> list[Any]:
-    if dtype in d.INTEGERS:
+    if dtype in INTEGERS:
         return [Sample((d.array(rng, (3, 5), dtype, -3, 3), d.array(rng, (5,), dtype, 0, 3)))]
     return [
         Sample((d.array(rng, (3, 5), dtype, 0.5, 3), d.array(rng, (5,), dtype, -2, 2))),

@@ -17,10 +17,11 @@ from kiln.ops.nn.activations import narrow
 from kiln.scalars import division, scalar
 from kiln.scalars.floats import FORMAT
 from kiln.scalars.scalar import INTS, SIGNED, WIDTH, Scalar, absolute, bits, const, from_bits, select, trunc
-from kiln.table import declare as d
+from kiln.table import drawn as d
 from kiln.table import kinds
-from kiln.table.declare import into, public
+from kiln.table.arguments import INTEGERS, dtype_name, into, is_float, type_name
 from kiln.table.kinds import FLOATS
+from kiln.table.public import public
 from kiln.table.record import Op, Operand, Sample, Structure, Tensor, composite, pointwise
 from kiln.table.registry import forms
 
@@ -44,7 +45,7 @@ def _negative(x: Scalar) -> Scalar:
 
 
 def _signed_pairs(rng: Any, dtype: str) -> list[Any]:
-    number = 1 if dtype in (*d.INTEGERS, "bool") else -2.0
+    number = 1 if dtype in (*INTEGERS, "bool") else -2.0
     x = d.array(rng, (3, 5), dtype)
     return [Sample((x, d.array(rng, (5,), dtype))), Sample((x, number))]
 
@@ -209,7 +210,7 @@ def mantissa_and_exponent(input: Tensor) -> Any:
     >>> kiln.frexp(kiln.tensor([6.0])).exponent
     tensor([3], dtype=kiln.int32)
     """
-    if not d.is_float(input):
+    if not is_float(input):
         raise RuntimeError("torch.frexp() only supports floating-point dtypes")
     return mantissa_of(input), exponent_of(input, "int32")
 
@@ -318,11 +319,11 @@ def nextafter(input: Any, other: Any, *, out: Any = None) -> Any:
     for x in (input, other):
         if not isinstance(x, (_core.Tensor, Value)):
             raise TypeError(f"nextafter(): expected a Tensor, not {type(x).__name__}")
-    dtype = d.dtype_name(input.dtype)
+    dtype = dtype_name(input.dtype)
     if other.dtype != input.dtype:
-        dtype = _core.result_type([(d.dtype_name(x.dtype), 0 if x.ndim else 1) for x in (input, other)])
+        dtype = _core.result_type([(dtype_name(x.dtype), 0 if x.ndim else 1) for x in (input, other)])
     if dtype not in FLOATS:
-        raise NotImplementedError(f"\"nextafter_cpu\" not implemented for '{d.type_name(dtype)}'")
+        raise NotImplementedError(f"\"nextafter_cpu\" not implemented for '{type_name(dtype)}'")
     return neighbour.handle(input, other, dtype, **into(out))
 
 

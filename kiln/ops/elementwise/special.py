@@ -21,9 +21,11 @@ from kiln.ops.reductions.reduce import reduce_sum
 from kiln.ops.views.core_views import reshape
 from kiln.scalars import bessel, gamma, gaussian, incomplete
 from kiln.scalars.scalar import INTS, Scalar, convert
-from kiln.table import declare as d
+from kiln.table import drawn as d
 from kiln.table import registry
+from kiln.table.arguments import MOST_STEPS, expect_count, into
 from kiln.table.kinds import FLOATS
+from kiln.table.public import methods, public
 from kiln.table.record import (
     REQUIRED,
     Op,
@@ -228,7 +230,7 @@ digamma: Any = _function(
 digamma.tests = d.Tests(rough_peer="values")
 
 
-@d.public(
+@public(
     "polygamma",
     method=False,
     differs="0 at infinity; PyTorch gives NaN from n = 2 on",
@@ -252,7 +254,7 @@ def polygamma(n: int, input: Any, *, out: Any = None) -> Any:
         raise TypeError(f"polygamma(): argument 'n' (position 1) must be int, not {type(n).__name__}")
     if n < 0:
         raise RuntimeError("polygamma(n, x) does not support negative n.")
-    return polygamma_of(input, n, **d.into(out)) if n else digamma(input, **d.into(out))
+    return polygamma_of(input, n, **into(out)) if n else digamma(input, **into(out))
 
 
 def _polygamma_method(self: Any, n: int) -> Any:
@@ -265,7 +267,7 @@ def _polygamma_in_place(self: Any, n: int) -> Any:
     return polygamma(n, self, out=self)
 
 
-d.methods({"polygamma": _polygamma_method, "polygamma_": _polygamma_in_place})
+methods({"polygamma": _polygamma_method, "polygamma_": _polygamma_in_place})
 
 
 def _mvlgamma(np: Any, x: Any, p: int) -> Any:
@@ -289,7 +291,7 @@ def mvlgamma(input: Tensor, p: Structure) -> Any:
     """
     if p < 1:
         raise RuntimeError("p has to be greater than or equal to 1")
-    d.expect_count("mvlgamma", p, "terms", d.MOST_STEPS)
+    expect_count("mvlgamma", p, "terms", MOST_STEPS)
     x = wide(input) if input.dtype in FLOATS else mul(input, 1.0)
     terms = convert_array(x.graph.add(find("iota"), (), ((p,), 0)), x.dtype)
     total = reduce_sum(lgamma(reshape(x, (*x.shape, 1)) - terms / 2), (x.ndim,), False)

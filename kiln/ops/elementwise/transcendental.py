@@ -16,7 +16,9 @@ from kiln.ops.elementwise.unary import DOC, cos, exp2, float_function, log, log1
 from kiln.scalars import hyperbolic, inverses, trigonometry
 from kiln.scalars import mathematics as m
 from kiln.scalars.scalar import INTS, Scalar, absolute, const, select
-from kiln.table import declare as d
+from kiln.table import drawn as d
+from kiln.table.arguments import dtype_name, into, type_name
+from kiln.table.public import alias, public
 from kiln.table.record import Number, Op, Operand, Sample, Tensor, pointwise
 from kiln.table.registry import forms
 
@@ -151,8 +153,8 @@ atanh = _function(
     "Atanh",
 )
 for _of in ("sin", "cos", "tan", "sinh", "cosh", "tanh"):
-    d.alias(f"arc{_of}", f"a{_of}", inplace=True)
-d.alias("arctan2", "atan2", inplace=True)
+    alias(f"arc{_of}", f"a{_of}", inplace=True)
+alias("arctan2", "atan2", inplace=True)
 
 
 # Logarithms, angles
@@ -244,7 +246,7 @@ def _(g: Any, input: Any, eps: Any) -> Any:
     return where(inside, g / (harmless * (1 - harmless)), 0), None
 
 
-@d.public("logit", inplace=True, samples=d.unary(0.05, 0.95), dtypes="float")
+@public("logit", inplace=True, samples=d.unary(0.05, 0.95), dtypes="float")
 def logit(input: Any, eps: float | None = None, *, out: Any = None) -> Any:
     """log(input / (1 - input)); NaN outside [0, 1]. Given `eps` >= 0, input is first brought into
     [eps, 1 - eps]. Integers and bool give the default float dtype.
@@ -253,8 +255,8 @@ def logit(input: Any, eps: float | None = None, *, out: Any = None) -> Any:
     tensor([0.0000, 2.1972])
     """
     if eps is None or eps < 0:
-        return logit_open(input, **d.into(out))
-    return logit_within(input, eps, **d.into(out))
+        return logit_open(input, **into(out))
+    return logit_within(input, eps, **into(out))
 
 
 # Two arrays
@@ -393,7 +395,7 @@ def _as_double(x: Any) -> Any:
 forms("float_power", "(input: Operand, exponent: Operand, *, out=None)")
 
 
-@d.public(
+@public(
     "float_power",
     inplace=True,
     samples=_float_power_samples,
@@ -405,10 +407,10 @@ def float_power(input: Any, exponent: Any, *, out: Any = None) -> Any:
     >>> kiln.float_power(kiln.tensor([2, 3]), -1)
     tensor([0.5000, 0.3333], dtype=kiln.float64)
     """
-    if out is not None and d.dtype_name(out.dtype) != "float64":
+    if out is not None and dtype_name(out.dtype) != "float64":
         whose = "base" if out is input else "output"
         raise RuntimeError(
-            f"the {whose} given to float_power has dtype {d.type_name(d.dtype_name(out.dtype))} but the "
+            f"the {whose} given to float_power has dtype {type_name(dtype_name(out.dtype))} but the "
             "operation's result requires dtype Double"
         )
-    return pow(_as_double(input), _as_double(exponent), **d.into(out))
+    return pow(_as_double(input), _as_double(exponent), **into(out))

@@ -14,7 +14,7 @@ from kiln.ops.elementwise.comparison import eq, refuse, unsupported
 from kiln.scalars import mathematics as m
 from kiln.scalars import scalar
 from kiln.scalars.scalar import FLOATS, Scalar, absolute, const, select
-from kiln.table import declare as d
+from kiln.table import drawn as d
 from kiln.table.record import Operand, Sample, pointwise
 
 _NO_BOOL_NEG = (

@@ -12,9 +12,11 @@ from kiln.ops.indexing.gathering import scatter_add, vector
 from kiln.ops.indexing.scattering import REDUCE, out_of, scatter_reduce, scatter_set, wrapped
 from kiln.ops.nn.activations import narrow, wide
 from kiln.ops.views.core_views import expand, reshape
-from kiln.table import declare as d
-from kiln.table.declare import dtype_name, public
+from kiln.table import arguments
+from kiln.table import drawn as d
+from kiln.table.arguments import dtype_name
 from kiln.table.kinds import normalize_dim
+from kiln.table.public import public
 from kiln.table.record import IndexCheck, Number, Structure, Tensor, composite
 
 
@@ -202,13 +204,13 @@ def index_fill(input: Any, dim: int, index: Any, value: Any, *, out: Any = None)
         chosen = copy_at(_flags(False, count), 0, index, _flags(True, index.shape[0]))
         chosen = reshape(chosen, [count if k == dim else 1 for k in range(x.ndim)])
         return _settled(partial(p.where, chosen, one, x), input, out)
-    one = d.run(full, value, (), dtype_name(input.dtype))
+    one = arguments.run(full, value, (), dtype_name(input.dtype))
     shape = (*x.shape[:dim], index.shape[0], *x.shape[dim + 1 :])
     return _settled(partial(copy_at, x, dim, index, expand(one, tuple(shape))), input, out)
 
 
 def _flags(value: bool, count: Any) -> Any:
-    return d.run(full, value, (count,), "bool")
+    return arguments.run(full, value, (count,), "bool")
 
 
 @public("index_reduce", inplace=True, dtypes="float",

@@ -17,8 +17,9 @@ from kiln.ops.reductions.scans import cumsum
 from kiln.ops.sorting.counts import unique
 from kiln.ops.sorting.sorts import searchsorted
 from kiln.ops.views.core_views import expand, reshape, unsqueeze
-from kiln.table import declare as d
-from kiln.table.declare import dtype_name, public
+from kiln.table import drawn as d
+from kiln.table.arguments import dtype_name, is_float, numel
+from kiln.table.public import public
 
 _WIDE = {"float16": "float32", "bfloat16": "float32"}
 
@@ -193,8 +194,8 @@ def _check_rows(input: Any, n: int) -> None:
         )
     wrong = (input < 0) | (input >= n)
     if bool(wrong.any()):
-        place = int(reshape(wrong, (d.numel(input.shape),)).int().argmax())
-        value = reshape(input, (d.numel(input.shape),))[place].item()
+        place = int(reshape(wrong, (numel(input.shape),)).int().argmax())
+        value = reshape(input, (numel(input.shape),))[place].item()
         raise RuntimeError(
             f"embedding_bag: Index {place} of input takes value {value} which is not in the valid range "
             f"[0, {n})"
@@ -289,10 +290,10 @@ def segment_reduce(
         raise RuntimeError(f"reduce argument must be either sum, prod, mean, amax or amin, got {reduce}.")
     if indices is not None:
         raise RuntimeError("segment_reduce(): indices based reduction is not supported yet.")
-    if not d.is_float(data):
+    if not is_float(data):
         raise NotImplementedError(f"\"_segment_reduce_cpu\" not implemented for '{dtype_name(data.dtype)}'")
     ends = _ends(lengths, offsets, data.shape[axis], axis, unsafe)
-    outer, n, inner = d.numel(data.shape[:axis]), data.shape[axis], d.numel(data.shape[axis + 1 :])
+    outer, n, inner = numel(data.shape[:axis]), data.shape[axis], numel(data.shape[axis + 1 :])
     many, dtype = ends.shape[-1] - 1, dtype_name(data.dtype)
     edges = reshape(ends, (outer, many + 1))
     places = expand(arange(n, dtype=dtype_name(ends.dtype)), (outer, n))

@@ -24,9 +24,10 @@ from kiln.ops.indexing.masks import flat_places
 from kiln.ops.indexing.scattering import scatter_set, wrapped
 from kiln.ops.views.core_views import expand_, permute, reshape, select, slice_, unsqueeze
 from kiln.ops.views.core_views import view as as_view
-from kiln.table import declare as d
+from kiln.table import drawn as d
 from kiln.table import registry
-from kiln.table.declare import dtype_name
+from kiln.table.arguments import dtype_name, fitting, has_values, is_value, numel, run
+from kiln.table.public import methods, public
 from kiln.table.registry import forms
 
 _WRONG = (
@@ -36,7 +37,7 @@ _WRONG = (
 
 
 def _is_array(x: Any) -> bool:
-    return d.is_value(x) or isinstance(x, _core.Tensor)
+    return is_value(x) or isinstance(x, _core.Tensor)
 
 
 def _entries(x: Any, key: Any) -> list[Any]:
@@ -118,13 +119,13 @@ def _viewed(x: Any, entries: list[Any]) -> tuple[Any, list[_Block]]:
             x, dim = _sliced(x, dim, entry), dim + 1
         elif isinstance(entry, bool):
             x, dim = unsqueeze(x, dim), dim + 1
-            blocks.append(_Block(dim - 1, 1, d.run(full, 0, (int(entry),), "int64")))
+            blocks.append(_Block(dim - 1, 1, run(full, 0, (int(entry),), "int64")))
         elif _is_array(entry):
             kind = _check_array(entry)
             if entry.ndim == 0 and kind == "bool":
                 x = unsqueeze(x, dim)
                 entry = reshape(entry, (1,))
-            elif entry.ndim == 0 and d.has_values(entry):
+            elif entry.ndim == 0 and has_values(entry):
                 x = select(x, dim, _position(x, dim, int(entry), dropped))
                 dropped += 1
                 continue
@@ -196,9 +197,9 @@ def _merged(view: Any, blocks: list[_Block]) -> _Merged:
         view, first = permute(view, order), 0
     whole, end = places[0], first + blocks[0].dims
     for block, more in zip(blocks[1:], places[1:]):
-        size = d.numel(view.shape[end : end + block.dims])
+        size = numel(view.shape[end : end + block.dims])
         whole, end = p.add(p.mul(whole, size), more), end + block.dims
-    shape = (*view.shape[:first], d.numel(view.shape[first:end]), *view.shape[end:])
+    shape = (*view.shape[:first], numel(view.shape[first:end]), *view.shape[end:])
     return _Merged(view, shape, first, whole, order)
 
 
@@ -258,9 +259,9 @@ def _put_at(view: Any, merged: _Merged, value: Any, scatter: Any) -> None:
     """Puts a number or array, broadcast to what getitem would give, at the places of a merged dim."""
     dim, places, dtype = merged.dim, merged.places, dtype_name(view.dtype)
     result = (*merged.shape[:dim], *places.shape, *merged.shape[dim + 1 :])
-    count = d.numel(places.shape)
+    count = numel(places.shape)
     if not _is_array(value):
-        value = d.run(full, value, (), dtype)
+        value = run(full, value, (), dtype)
     elif dtype_name(value.dtype) != dtype:
         value = p.convert(value, dtype)
     source = reshape(_broadcast(value, result), (*merged.shape[:dim], count, *merged.shape[dim + 1 :]))
@@ -315,7 +316,7 @@ def index_put_(x: Any, indices: Any, values: Any, accumulate: bool = False) -> A
 forms("index_put", "(input, indices: Sequence[Tensor | None], values: Operand, accumulate=False)")
 
 
-@d.public("index_put",
+@public("index_put",
     differs="of equal places the last stays; PyTorch leaves that open",
     dtypes="numeric", reads=True, samples=d.samples(
     lambda rng, t: ((d.array(rng, (4, 3), t), [rng.permutation(4)[:2]], d.array(rng, (2, 3), t)), {}),
@@ -398,7 +399,7 @@ def fill_(x: Any, value: Any) -> Any:
 
 def _fill(x: Any, value: Any) -> Any:
     """Writes a number everywhere in x, whose elements share no memory; returns x."""
-    value = d.fitting(value, dtype_name(x.dtype))
+    value = fitting(value, dtype_name(x.dtype))
     if _core.grad_enabled() and x.requires_grad:
         return p.overwrite(x, value, out=x)
     return p.clone.handle(value, out=x)
@@ -413,5 +414,5 @@ def zero_(x: Any) -> Any:
     return fill_(x, 0)
 
 
-d.methods({"copy_": copy_, "fill_": fill_, "zero_": zero_, "index_put_": index_put_})
+methods({"copy_": copy_, "fill_": fill_, "zero_": zero_, "index_put_": index_put_})
 registry.FUNCTIONS.update({name: registry.METHODS[name] for name in ("fill_", "zero_", "index_put_")})

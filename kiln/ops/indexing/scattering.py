@@ -15,9 +15,11 @@ from kiln.ops.elementwise import comparison
 from kiln.ops.indexing.gathering import OUT, check_index, gather, in_one_dim, long, scatter_add, unlike
 from kiln.ops.nn.activations import narrow, wide
 from kiln.ops.views.core_views import expand, reshape, slice_
-from kiln.table import declare as d
-from kiln.table.declare import dtype_name, into, public
+from kiln.table import arguments
+from kiln.table import drawn as d
+from kiln.table.arguments import dtype_name, into, is_float, number, numel
 from kiln.table.kinds import normalize_dim
+from kiln.table.public import public
 from kiln.table.record import IndexCheck, Op, Structure, Tensor, composite, find, primitive
 from kiln.table.registry import forms
 
@@ -81,7 +83,7 @@ scatter_min = _primitive("min", "where it is smaller", "numeric")
 
 def _like(x: Any, value: float, shape: Any = None) -> Any:
     return x.graph.add(
-        find("full"), (d.number(x, value),), (tuple(x.shape if shape is None else shape), x.dtype)
+        find("full"), (number(x, value),), (tuple(x.shape if shape is None else shape), x.dtype)
     )
 
 
@@ -238,7 +240,7 @@ def reduce_along(
         ones = _like(x, 1)
         start = ones if include_self else scatter_set(ones, dim, index, _like(x, 0, index.shape))
         count = p.detach(scatter_add(start, dim, index, _like(x, 1, index.shape)))
-        result = result / count if d.is_float(x) else p.floor_divide(result, count)
+        result = result / count if is_float(x) else p.floor_divide(result, count)
     return narrow(result, input.dtype)
 
 
@@ -307,7 +309,7 @@ def scatter(
     if reduce is not None and reduce not in _SCATTER:
         raise RuntimeError("reduce argument must be either add or multiply.")
     if given is None:
-        one = d.run(full, src, (1,) * max(index.ndim, 1), dtype_name(input.dtype))
+        one = arguments.run(full, src, (1,) * max(index.ndim, 1), dtype_name(input.dtype))
         given = expand(one, tuple(index.shape) if index.ndim else (1,))
     if reduce is None:
         return _fitted(input, dim, index, given, out, put_along)
@@ -380,7 +382,7 @@ def wrapped(index: Tensor, input: Tensor, dim: Structure) -> Any:
     tensor([3])
     """
     places = long(index)
-    return p.where(places < 0, places + d.number(input, input.shape[dim]), places)
+    return p.where(places < 0, places + number(input, input.shape[dim]), places)
 
 
 # In the flat array
@@ -402,8 +404,8 @@ def take_flat(input: Tensor, index: Tensor) -> Any:
     >>> kiln.tensor([[1, 2], [3, 4]]).take(kiln.tensor([0, -1]))
     tensor([1, 4])
     """
-    flat = reshape(index, (d.numel(index.shape),))
-    places = p.where(flat < 0, flat + d.number(input, input.shape[0]), flat)
+    flat = reshape(index, (numel(index.shape),))
+    places = p.where(flat < 0, flat + number(input, input.shape[0]), flat)
     return reshape(gather(input, 0, places), tuple(index.shape))
 
 
@@ -423,7 +425,7 @@ def take(input: Any, index: Any, *, out: Any = None) -> Any:
     """
     if dtype_name(index.dtype) != "int64":
         raise RuntimeError(f"take(): Expected a long tensor (Long) for index, but got {index.dtype}")
-    return p.written_to(take_flat(reshape(input, (d.numel(input.shape),)), index), out)
+    return p.written_to(take_flat(reshape(input, (numel(input.shape),)), index), out)
 
 
 @public("put",
@@ -446,15 +448,15 @@ def put(input: Any, index: Any, source: Any, accumulate: bool = False, *, out: A
     """
     if dtype_name(index.dtype) not in ("int64", "int32"):
         raise RuntimeError(f"put_(): Expected a long tensor for index, but got {index.dtype}")
-    count = d.numel(index.shape)
-    if d.numel(source.shape) != count:
+    count = numel(index.shape)
+    if numel(source.shape) != count:
         raise IndexError(
             "put_(): Expected source and index to have the same number of elements, but got "
-            f"{d.numel(source.shape)} and {count}"
+            f"{numel(source.shape)} and {count}"
         )
     if dtype_name(input.dtype) != dtype_name(source.dtype):
         raise RuntimeError(f"put_(): Expected a source of dtype {input.dtype}, got {source.dtype}")
-    flat = reshape(input, (d.numel(input.shape),))
+    flat = reshape(input, (numel(input.shape),))
     places = wrapped(reshape(index, (count,)), flat, 0)
     run = scatter_add if accumulate else scatter_set
     result = reshape(run(flat, 0, places, reshape(source, (count,))), tuple(input.shape))

@@ -37,8 +37,8 @@ from kiln.ops.linalg.systems import (
 from kiln.ops.products.addends import given
 from kiln.ops.products.matrix_products import swapped
 from kiln.ops.views.core_views import broadcast_to, reshape, unsqueeze
-from kiln.table import declare as d
-from kiln.table.declare import public
+from kiln.table import drawn as d
+from kiln.table.public import alias, public
 from kiln.table.record import find
 from kiln.table.registry import forms
 
@@ -472,7 +472,7 @@ def det(A: Any) -> Any:
     return outside("linalg.det", compute, _det_back, A)[0]
 
 
-d.alias("det", "linalg.det")
+alias("det", "linalg.det")
 
 
 forms("linalg.slogdet", "-> sign, logabsdet")

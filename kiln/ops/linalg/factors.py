@@ -12,9 +12,10 @@ from kiln.ops.linalg.outside import outside, scipy_linalg
 from kiln.ops.linalg.systems import check, linear, matmul
 from kiln.ops.products.matrix_products import swapped
 from kiln.ops.random import sampling
-from kiln.table import declare as d
+from kiln.table import drawn as d
 from kiln.table import registry
-from kiln.table.declare import public
+from kiln.table.arguments import MOST_STEPS, expect_count
+from kiln.table.public import public
 from kiln.table.registry import forms
 
 
@@ -223,7 +224,7 @@ def lu(A: Any, pivot: bool = True, get_infos: bool = False, out: Any = None) -> 
 
 def _range_of(A: Any, q: int, niter: int) -> Any:
     """An orthonormal basis [.., m, q] that nearly spans A's columns, by random projection."""
-    d.expect_count("svd_lowrank", niter, "iterations", d.MOST_STEPS)
+    expect_count("svd_lowrank", niter, "iterations", MOST_STEPS)
     start = sampling.randn(A.shape[-1], q, dtype=A.dtype)
     basis = qr(matmul(A, start)).Q
     for _ in range(niter):

@@ -33,8 +33,9 @@ from kiln.ops.linalg.systems import (
 )
 from kiln.ops.products.matrix_products import swapped
 from kiln.ops.views.core_views import broadcast_to, squeeze, unsqueeze
-from kiln.table import declare as d
-from kiln.table.declare import public
+from kiln.table import drawn as d
+from kiln.table.arguments import dtype_name
+from kiln.table.public import alias, public
 from kiln.table.record import find
 from kiln.table.registry import forms
 
@@ -78,7 +79,7 @@ def _lu_back(grads: Any, _a: Any, factor: Any, pivots: Any, *rest: Any) -> Any:
 
 
 def _permutation(pivots: Any, m: int, like: Any) -> Any:
-    dtype = d.dtype_name(like.dtype)
+    dtype = dtype_name(like.dtype)
     return outside("lu", lambda x: (lapack.permutation(x, m, dtype),), None, pivots)[0]
 
 
@@ -161,7 +162,7 @@ def lu_unpack(
     >>> kiln.lu_unpack(kiln.eye(1), kiln.ones(1, dtype=kiln.int32)).L
     tensor([[1.]])
     """
-    if unpack_pivots and d.dtype_name(LU_pivots.dtype) != "int32":
+    if unpack_pivots and dtype_name(LU_pivots.dtype) != "int32":
         raise RuntimeError("lu_unpack: LU_pivots is expected to be a contiguous tensor of int32")
     none = constants.zeros((0,), dtype=LU_data.dtype)
     left, up = parts_of_lu(LU_data) if unpack_data else (none, none)
@@ -253,7 +254,7 @@ def _tolerance(A: Any, largest: Any, atol: Any, rtol: Any) -> Any:
     """Below which singular values count as 0."""
     if rtol is None:
         known = atol is not None and (hasattr(atol, "shape") or atol > 0)
-        rtol = 0.0 if known else _EPS[d.dtype_name(A.dtype)] * max(A.shape[-2:])
+        rtol = 0.0 if known else _EPS[dtype_name(A.dtype)] * max(A.shape[-2:])
     scaled = largest * (unsqueeze(rtol, -1) if hasattr(rtol, "shape") and rtol.ndim else rtol)
     if atol is None:
         return scaled
@@ -374,7 +375,7 @@ def lstsq(A: Any, B: Any, rcond: Any = None, *, driver: Any = None) -> Any:
     (m, n), batch = A.shape[-2:], tuple(A.shape[:-2])
     if b.ndim != A.ndim or b.shape[-2] != m or tuple(b.shape[:-2]) != batch:
         raise RuntimeError(f"{name}: input.size(-2) should match other.size(-2)")
-    eps = _EPS[d.dtype_name(A.dtype)] * max(m, n) if rcond is None else float(rcond)
+    eps = _EPS[dtype_name(A.dtype)] * max(m, n) if rcond is None else float(rcond)
     x, rank, values = outside(name, lambda x, y: lapack.lstsq(x, y, eps, driver, name), _lstsq_back, A, b)
     empty = constants.zeros((0,), dtype=A.dtype)
     full = m > n and driver != "gelsy" and bool((rank == n).all())
@@ -453,7 +454,7 @@ def matrix_exp(A: Any) -> Any:
 
 
 for _name in ("matrix_power", "matrix_exp"):
-    d.alias(_name, f"linalg.{_name}")
+    alias(_name, f"linalg.{_name}")
 
 
 @linear("householder_product")
@@ -480,4 +481,4 @@ def householder_product(A: Any, tau: Any) -> Any:
     return x
 
 
-d.alias("orgqr", "linalg.householder_product")
+alias("orgqr", "linalg.householder_product")

@@ -18,10 +18,11 @@ from kiln.ops.products.matrix_products import _matrices
 from kiln.ops.reductions.norms import INFINITY, norm_over
 from kiln.ops.reductions.reduce import sum as sum_
 from kiln.ops.views.core_views import expand, movedim, reshape, unsqueeze
-from kiln.table import declare as d
+from kiln.table import drawn as d
 from kiln.table import kinds, registry
-from kiln.table.declare import public
+from kiln.table.arguments import dtype_name, into, is_float, run, type_name
 from kiln.table.kinds import normalize_dim, normalize_dims
+from kiln.table.public import public
 from kiln.table.record import Structure, Tensor, composite, find
 from kiln.table.registry import forms
 
@@ -30,19 +31,19 @@ _concat, where = find("concat").handle, find("where").handle
 
 def _check_norm(input: Any, order: float, dims: tuple[int, ...], dtype: Any, all_: bool) -> None:
     """What PyTorch raises for a norm that does not exist."""
-    own = d.dtype_name(input.dtype)
+    own = dtype_name(input.dtype)
     name = "linalg.vector_norm"
     if own not in kinds.FLOATS:
         raise RuntimeError(
-            f"{name}: Expected a floating point or complex tensor as input. Got {d.type_name(own)}"
+            f"{name}: Expected a floating point or complex tensor as input. Got {type_name(own)}"
         )
-    wanted = own if dtype is None else d.dtype_name(dtype)
+    wanted = own if dtype is None else dtype_name(dtype)
     if wanted not in kinds.FLOATS:
-        raise RuntimeError(f"{name}: dtype should be floating point or complex. Got {d.type_name(wanted)}")
+        raise RuntimeError(f"{name}: dtype should be floating point or complex. Got {type_name(wanted)}")
     if wanted != own and _core.promote_types(_dtype(own), _dtype(wanted)) != _dtype(wanted):
         raise RuntimeError(
-            f"{name}: the dtype of the input ({d.type_name(own)}) should be convertible without narrowing to "
-            f"the specified dtype ({d.type_name(wanted)})"
+            f"{name}: the dtype of the input ({type_name(own)}) should be convertible without narrowing to "
+            f"the specified dtype ({type_name(wanted)})"
         )
     if order < 0 or order == INFINITY:
         for k in dims:
@@ -80,9 +81,9 @@ def norm_along(input: Tensor, order: Structure, dims: Structure, keepdim: Struct
 def _vector_norm(input: Any, order: Any, dim: Any, keepdim: bool, dtype: Any, out: Any) -> Any:
     dims = normalize_dims(dim, input.ndim, "linalg.vector_norm")
     _check_norm(input, order, dims, dtype, dim is None)
-    if dtype is not None and d.dtype_name(dtype) != d.dtype_name(input.dtype):
-        input = p.convert(input, d.dtype_name(dtype))
-    return norm_along(input, float(order), dims, bool(keepdim), **d.into(out))
+    if dtype is not None and dtype_name(dtype) != dtype_name(input.dtype):
+        input = p.convert(input, dtype_name(dtype))
+    return norm_along(input, float(order), dims, bool(keepdim), **into(out))
 
 
 @public(
@@ -139,7 +140,7 @@ def _matrix_norm(A: Any, ord: Any, dim: Any, keepdim: bool, dtype: Any) -> Any:
     if ord == "fro":
         return _vector_norm(A, 2, (rows, columns), keepdim, dtype, None)
     if dtype is not None:
-        A = p.convert(A, d.dtype_name(dtype))
+        A = p.convert(A, dtype_name(dtype))
     if ord in ("nuc", 2, -2):
         s = singular_values(movedim(A, (rows, columns), (-2, -1)), "linalg.matrix_norm")
         y = s.sum(-1) if ord == "nuc" else _extreme(s, -1, ord)
@@ -245,7 +246,7 @@ def cond(A: Any, p: Any = None) -> Any:
     """
     check(A, "linalg.cond", False)
     if 0 in A.shape[-2:]:
-        return d.run(full, 0, tuple(A.shape[:-2]), d.dtype_name(A.dtype))
+        return run(full, 0, tuple(A.shape[:-2]), dtype_name(A.dtype))
     if p in (None, 2, -2):
         s = singular_values(A, "linalg.cond")
         first, last = s[..., 0], s[..., -1]
@@ -337,16 +338,15 @@ def vecdot(x: Any, y: Any, *, dim: int = -1, out: Any = None) -> Any:
     >>> kiln.linalg.vecdot(kiln.tensor([1.0, 2.0]), kiln.tensor([3.0, 4.0]))
     tensor(11.)
     """
-    kinds = [d.dtype_name(t.dtype) for t in (x, y)]
-    if not d.is_float(x):
+    kinds = [dtype_name(t.dtype) for t in (x, y)]
+    if not is_float(x):
         raise RuntimeError(
-            "linalg.vecdot: Expected a floating point or complex tensor as input. Got "
-            f"{d.type_name(kinds[0])}"
+            f"linalg.vecdot: Expected a floating point or complex tensor as input. Got {type_name(kinds[0])}"
         )
     if kinds[0] != kinds[1]:
         raise RuntimeError(
             "linalg.vecdot: Expected x and y to have the same dtype, but found x of type "
-            f"{d.type_name(kinds[0])} and y of type {d.type_name(kinds[1])} instead"
+            f"{type_name(kinds[0])} and y of type {type_name(kinds[1])} instead"
         )
     return given(sum_(p.mul(x, y), dim), out)
 
@@ -370,11 +370,11 @@ def vander(x: Any, *, N: int | None = None) -> Any:
     count = (x.shape[-1] if x.ndim else 1) if N is None else N
     if count <= 1:
         raise RuntimeError("N must be greater than 1.")
-    if d.dtype_name(x.dtype) == "bool":
+    if dtype_name(x.dtype) == "bool":
         raise RuntimeError(
             "linalg.vander supports floating point, complex, and integer tensors, but got Bool"
         )
-    x = x if d.is_float(x) else p.convert(x, "int64")
+    x = x if is_float(x) else p.convert(x, "int64")
     x = unsqueeze(x if x.ndim else unsqueeze(x, 0), -1)
     powers = registry.function("cumprod")(expand(x, (*x.shape[:-1], count - 1)), -1)
     return _concat([p.pow(x, 0), powers], x.ndim - 1)

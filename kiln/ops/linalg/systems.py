@@ -18,9 +18,10 @@ from kiln.ops.products.addends import given
 from kiln.ops.products.matrix_products import matmul as _matmul
 from kiln.ops.products.matrix_products import swapped
 from kiln.ops.views.core_views import broadcast_to, reshape, slice_, squeeze, unsqueeze
-from kiln.table import declare as d
+from kiln.table import drawn as d
 from kiln.table import registry
-from kiln.table.declare import public
+from kiln.table.arguments import dtype_name, is_float, type_name
+from kiln.table.public import alias, public
 from kiln.table.registry import forms
 
 registry.FUNCTIONS["linalg.LinAlgError"] = LinAlgError
@@ -50,13 +51,13 @@ def check(a: Any, name: str, square: bool = True, letter: str = "A", short: bool
     """
     if a.ndim < 2:
         raise RuntimeError(f"{name}: The input tensor {letter} must have at least 2 dimensions.")
-    dtype = d.dtype_name(a.dtype)
-    if not d.is_float(a):
+    dtype = dtype_name(a.dtype)
+    if not is_float(a):
         raise RuntimeError(
-            f"{name}: Expected a floating point or complex tensor as input. Got {d.type_name(dtype)}"
+            f"{name}: Expected a floating point or complex tensor as input. Got {type_name(dtype)}"
         )
     if dtype in ("float16", "bfloat16") and not short:
-        raise RuntimeError(f"{name}: Low precision dtypes not supported. Got {d.type_name(dtype)}")
+        raise RuntimeError(f"{name}: Low precision dtypes not supported. Got {type_name(dtype)}")
     m, n = a.shape[-2:]
     if square and m != n:
         raise RuntimeError(f"{name}: A must be batches of square matrices, but they are {m} by {n} matrices")
@@ -65,7 +66,7 @@ def check(a: Any, name: str, square: bool = True, letter: str = "A", short: bool
 def same(a: Any, b: Any, name: str) -> None:
     """PyTorch's error for matrices of two dtypes."""
     if a.dtype != b.dtype:
-        x, y = (d.type_name(d.dtype_name(v.dtype)) for v in (a, b))
+        x, y = (type_name(dtype_name(v.dtype)) for v in (a, b))
         raise RuntimeError(
             f"{name}: Expected A and B to have the same dtype, but found A of type {x} and B of type {y} "
             "instead"
@@ -91,7 +92,7 @@ def upper_(x: Any, diagonal: int = 0) -> Any:
 def eye_like(x: Any, n: int) -> Any:
     """The unit matrix of n rows in x's dtype."""
     row = constants.arange(n)
-    return p.convert(comparison.eq(row, reshape(row, (n, 1))), d.dtype_name(x.dtype))
+    return p.convert(comparison.eq(row, reshape(row, (n, 1))), dtype_name(x.dtype))
 
 
 def on_diagonal(x: Any) -> Any:
@@ -180,7 +181,7 @@ def inv(A: Any) -> Any:
     return y
 
 
-d.alias("inverse", "linalg.inv")
+alias("inverse", "linalg.inv")
 
 
 forms("linalg.inv_ex", "-> inverse, info")

@@ -13,8 +13,9 @@ from kiln.ops.elementwise import comparison
 from kiln.ops.elementwise.arithmetic import by_steps, convert, where
 from kiln.ops.elementwise.unary import abs, exp, expm1, float_function, log1p, rsqrt, sigmoid, sqrt, tanh
 from kiln.scalars import normal, scalar
-from kiln.table import declare as d
+from kiln.table import drawn as d
 from kiln.table import kinds
+from kiln.table.arguments import type_name
 from kiln.table.record import Number, Operand, Sample, Structure, Tensor, composite, pointwise
 
 
@@ -31,7 +32,7 @@ def narrow(x: Any, dtype: str) -> Any:
 def floating(x: Any, op: str) -> Any:
     """x wide, or PyTorch's error for an array that is not of floats."""
     if x.dtype not in kinds.FLOATS:
-        raise NotImplementedError(f"\"{op}\" not implemented for '{d.type_name(x.dtype)}'")
+        raise NotImplementedError(f"\"{op}\" not implemented for '{type_name(x.dtype)}'")
     return wide(x)
 
 

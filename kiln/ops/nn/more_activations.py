@@ -16,10 +16,11 @@ from kiln.ops.nn.softmax_and_layer_norm import softmax
 from kiln.ops.random.sampling import rand_like
 from kiln.ops.views.core_views import reshape, slice_
 from kiln.scalars.scalar import select
-from kiln.table import declare as d
+from kiln.table import drawn as d
 from kiln.table import kinds
-from kiln.table.declare import into, public
+from kiln.table.arguments import dtype_name, into, is_float, type_name
 from kiln.table.kinds import normalize_dim
+from kiln.table.public import public
 from kiln.table.record import Number, Operand, Sample, Tensor, composite, pointwise
 
 SELU_SCALE, SELU_ALPHA = 1.0507009873554805, 1.6732632423543772
@@ -168,7 +169,7 @@ def hardtanh(input: Any, min_val: float = -1.0, max_val: float = 1.0, *, out: An
     """
     if min_val > max_val:
         raise ValueError("min_val cannot be greater than max_val")
-    if min_val < 0 and d.dtype_name(input.dtype) == "uint8":
+    if min_val < 0 and dtype_name(input.dtype) == "uint8":
         raise RuntimeError("cannot do hardtanh on an unsigned type with negative limits")
     return bounded.handle(input, min_val, max_val, **into(out))
 
@@ -285,7 +286,7 @@ def softshrink(input: Any, lambd: float = 0.5, *, out: Any = None) -> Any:
     """
     if lambd < 0:
         raise RuntimeError(f"softshrink: lambda must be in range [0, inf), but found {lambd}")
-    return shrunk.handle(input, lambd, **d.into(out))
+    return shrunk.handle(input, lambd, **into(out))
 
 
 def _outside(rng: Any, t: str) -> list[Any]:
@@ -407,13 +408,13 @@ def prelu(input: Any, weight: Any) -> Any:
     """
     if isinstance(weight, (int, float)):
         raise TypeError(f"prelu(): argument 'weight' must be Tensor, not {type(weight).__name__}")
-    one, other = d.dtype_name(input.dtype), d.dtype_name(weight.dtype)
+    one, other = dtype_name(input.dtype), dtype_name(weight.dtype)
     if one != other:
         raise RuntimeError(
-            f"prelu: Type promoting not supported. Got {d.type_name(one)} and {d.type_name(other)}"
+            f"prelu: Type promoting not supported. Got {type_name(one)} and {type_name(other)}"
         )
     if one not in kinds.FLOATS:
-        raise NotImplementedError(f"\"prelu_cpu\" not implemented for '{d.type_name(one)}'")
+        raise NotImplementedError(f"\"prelu_cpu\" not implemented for '{type_name(one)}'")
     if weight.ndim > 1:
         raise RuntimeError(
             f"prelu: Expected `weight` to be a scalar or 1D tensor, but got: ndim = {weight.ndim}"
@@ -457,8 +458,8 @@ def rrelu(
         raise RuntimeError("Lower bound should be less than or equal to the upper bound")
     if not training:
         return leaky_relu(input, (lower + upper) / 2, **into(out))
-    if not d.is_float(input):
-        name = d.type_name(d.dtype_name(input.dtype))
+    if not is_float(input):
+        name = type_name(dtype_name(input.dtype))
         raise NotImplementedError(f"\"rrelu_with_noise_out_cpu\" not implemented for '{name}'")
     return sloped(input, rand_like(input) * (upper - lower) + lower, **into(out))
 

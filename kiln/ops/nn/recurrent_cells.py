@@ -19,8 +19,8 @@ from kiln.ops.indexing.gathering import concat
 from kiln.ops.nn.activations import floating, narrow, wide
 from kiln.ops.products.matrix_products import _differ, linear, product, swapped
 from kiln.ops.views.core_views import slice_
-from kiln.table import declare as d
-from kiln.table.declare import public
+from kiln.table import drawn as d
+from kiln.table.public import public
 from kiln.table.record import Sample, Structure, Tensor, composite
 from kiln.table.registry import forms
 

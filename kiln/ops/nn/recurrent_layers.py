@@ -17,7 +17,8 @@ from kiln.ops.indexing.gathering import concat
 from kiln.ops.nn.recurrent_cells import gru_state, lstm_states
 from kiln.ops.products.matrix_products import product
 from kiln.ops.views.core_views import permute, reshape, slice_
-from kiln.table import declare as d
+from kiln.table import drawn as d
+from kiln.table.arguments import number
 from kiln.table.kinds import RECURRENT_COLUMNS as COLUMNS
 from kiln.table.kinds import RECURRENT_GATES as GATES
 from kiln.table.record import Op, Sample, Structure, Tensor, composite, find, primitive
@@ -76,7 +77,7 @@ def _packed(weight: Any, count: int) -> Any:
     whole = reshape(slice_(gates, 1, (0, groups * COLUMNS, 1)), (count, groups, COLUMNS, size))
     rest = reshape(slice_(gates, 1, (groups * COLUMNS, left, 1)), (1, count, left, size))
     sizes = (1, count, size, COLUMNS - left)
-    zeros = weight.graph.add(find("full"), (d.number(weight, 0),), (sizes, weight.dtype))
+    zeros = weight.graph.add(find("full"), (number(weight, 0),), (sizes, weight.dtype))
     return concat([permute(whole, (1, 0, 3, 2)), concat([permute(rest, (0, 1, 3, 2)), zeros], 3)], 0)
 
 

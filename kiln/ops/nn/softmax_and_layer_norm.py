@@ -12,7 +12,8 @@ from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.elementwise.unary import exp, log, rsqrt
 from kiln.ops.nn.activations import floating, narrow, wide
 from kiln.ops.reductions.reduce import reduce_max, reduce_sum
-from kiln.table import declare as d
+from kiln.table import drawn as d
+from kiln.table.arguments import count_of, dtype_name
 from kiln.table.kinds import normalize_dims
 from kiln.table.record import Number, Structure, Tensor, composite
 
@@ -36,7 +37,7 @@ _ROWS = d.samples(
 
 def _shifted(input: Any, dim: int, dtype: Any, op: str) -> tuple[Any, tuple[int, ...], str]:
     """input less its largest along dim (a constant of the derivative), wide; the dims; the result's dtype."""
-    name = input.dtype if dtype is None else d.dtype_name(dtype)
+    name = input.dtype if dtype is None else dtype_name(dtype)
     x = floating(narrow(input, name), f"{op}_lastdim_kernel_impl")
     dims = normalize_dims(dim, x.ndim, op)
     return x - p.detach(reduce_max(x, dims, True)), dims, name
@@ -179,7 +180,7 @@ def layer_norm(
     """
     first = first_of_last(input, normalized_shape, "layer_norm", weight, bias)
     x, dims = floating(input, "LayerNormKernelImpl"), tuple(range(first, input.ndim))
-    count = d.count_of(x, dims)
+    count = count_of(x, dims)
     centered = x - reduce_sum(x, dims, True) / count
     scale = rsqrt(reduce_sum(centered * centered, dims, True) / count + eps)
     y = centered * scale

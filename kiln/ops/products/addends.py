@@ -29,8 +29,9 @@ from kiln.ops.products.matrix_products import (
 )
 from kiln.ops.reductions.reduce import reduce_sum
 from kiln.ops.views.core_views import expand, reshape
-from kiln.table import declare as d
-from kiln.table.declare import public
+from kiln.table import drawn as d
+from kiln.table.arguments import INTEGERS, dtype_name, into
+from kiln.table.public import alias, public
 from kiln.table.record import Number, Tensor, composite
 
 
@@ -45,7 +46,7 @@ def _numbers(*shapes: tuple[int, ...], **numbers: float) -> Any:
 
 
 def _check_factor(dtype: Any, factor: Any, name: str) -> None:
-    if factor.dtype == "float64" and d.dtype_name(dtype) in d.INTEGERS:
+    if factor.dtype == "float64" and dtype_name(dtype) in INTEGERS:
         raise RuntimeError(
             f"For integral input tensors, argument {name} must not be a floating point number."
         )
@@ -258,7 +259,7 @@ def inner(input: Any, other: Any, *, out: Any = None) -> Any:
     tensor([11.,  2.])
     """
     if not input.ndim or not other.ndim:
-        return p.mul(input, other, **d.into(out))
+        return p.mul(input, other, **into(out))
     same_dtype(input, other, "inner")
     k, left, right = input.shape[-1], tuple(input.shape[:-1]), tuple(other.shape[:-1])
     _require(
@@ -267,7 +268,7 @@ def inner(input: Any, other: Any, *, out: Any = None) -> Any:
         f"{list(input.shape)} and {list(other.shape)}",
     )
     if not left and not right:
-        return dot(input, other, **d.into(out))
+        return dot(input, other, **into(out))
     rows, columns = reshape(input, (product_of(left), k)), reshape(other, (product_of(right), k))
     return given(reshape(product(rows, swapped(columns)), (*left, *right)), out)
 
@@ -291,10 +292,10 @@ def outer(input: Any, vec2: Any, *, out: Any = None) -> Any:
     """
     for name, x in (("self", input), ("vec2", vec2)):
         _require(x.ndim == 1, f"outer: Expected 1-D argument {name}, but got {x.ndim}-D")
-    return p.mul(reshape(input, (*input.shape, 1)), vec2, **d.into(out))
+    return p.mul(reshape(input, (*input.shape, 1)), vec2, **into(out))
 
 
-d.alias("ger", "outer")
+alias("ger", "outer")
 
 
 @public(
@@ -313,4 +314,4 @@ def vdot(input: Any, other: Any, *, out: Any = None) -> Any:
     tensor(11.)
     """
     _check_dot(input, other)
-    return dot(input, other, **d.into(out))
+    return dot(input, other, **into(out))

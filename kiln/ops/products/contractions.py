@@ -17,9 +17,10 @@ from kiln.ops.products.addends import given
 from kiln.ops.products.matrix_products import _differ, _matrices, _require, matmul
 from kiln.ops.reductions.reduce import sum as sum_
 from kiln.ops.views.core_views import permute, reshape, slice_
-from kiln.table import declare as d
-from kiln.table.declare import public
+from kiln.table import drawn as d
+from kiln.table.arguments import into, is_value
 from kiln.table.kinds import normalize_dim
+from kiln.table.public import public
 from kiln.table.record import Sample
 from kiln.table.registry import forms
 
@@ -202,7 +203,7 @@ def _pair(a: Any, left: Labels, b: Any, right: Labels, keep: set[int]) -> tuple[
         order = (*batch, *rows, *columns)
         return p.mul(_arranged(a, left, order), _arranged(b, right, order)), order
     for label, n in zip(right, b.shape):
-        if label in left and d.is_value(a):
+        if label in left and is_value(a):
             a.graph.require_equal(a.shape[left.index(label)], n, "einsum")
     sizes = dict(zip(right, b.shape)) | dict(zip(left, a.shape))
     a = _flattened(_arranged(a, left, (*batch, *rows, *inside)), (len(batch), len(rows), len(inside)))
@@ -453,4 +454,4 @@ def chain_matmul(*matrices: Any, out: Any = None) -> Any:
         _require(
             x.ndim == 2, f"chain_matmul(): Tensor dimension is {x.ndim}, expected 2 instead (tensor {k})"
         )
-    return p.clone(matrices[0], **d.into(out)) if len(matrices) == 1 else multi_dot(matrices, out=out)
+    return p.clone(matrices[0], **into(out)) if len(matrices) == 1 else multi_dot(matrices, out=out)

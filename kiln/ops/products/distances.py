@@ -23,10 +23,11 @@ from kiln.ops.products.matrix_products import (
 from kiln.ops.reductions.norms import INFINITY, norm_over
 from kiln.ops.reductions.reduce import reduce_sum
 from kiln.ops.views.core_views import expand, permute, reshape
-from kiln.table import declare as d
+from kiln.table import drawn as d
 from kiln.table import kinds
-from kiln.table.declare import public
+from kiln.table.arguments import dtype_name, type_name
 from kiln.table.kinds import normalize_dim
+from kiln.table.public import public
 from kiln.table.record import Number, Structure, Tensor, composite, find
 
 
@@ -34,15 +35,15 @@ def _check_pair(x1: Any, x2: Any, p: Any = 2.0) -> None:
     """What PyTorch raises for arguments of cdist that do not fit."""
     for name, x in (("X1", x1), ("X2", x2)):
         _require(x.ndim >= 2, f"cdist only supports at least 2D tensors, {name} got: {x.ndim}D")
-        dtype = d.dtype_name(x.dtype)
+        dtype = dtype_name(x.dtype)
         _require(
             dtype in kinds.FLOATS,
-            f"cdist only supports floating-point dtypes, {name} got: {d.type_name(dtype)}",
+            f"cdist only supports floating-point dtypes, {name} got: {type_name(dtype)}",
         )
-    a, b = d.dtype_name(x1.dtype), d.dtype_name(x2.dtype)
-    _require(a == b, f"expected scalar type {d.type_name(a)} but found {d.type_name(b)}")
+    a, b = dtype_name(x1.dtype), dtype_name(x2.dtype)
+    _require(a == b, f"expected scalar type {type_name(a)} but found {type_name(b)}")
     if a in ("float16", "bfloat16"):
-        raise NotImplementedError(f"\"cdist\" not implemented for '{d.type_name(a)}'")
+        raise NotImplementedError(f"\"cdist\" not implemented for '{type_name(a)}'")
     n, m = x1.shape[-1], x2.shape[-1]
     _require(not _differ(n, m), f"X1 and X2 must have the same number of columns. X1: {n} X2: {m}")
     _require(not (p < 0), "cdist only supports non-negative p values")
@@ -186,7 +187,7 @@ def pdist(input: Any, p: float = 2.0) -> Any:
 def _check_floats(a: Any, b: Any) -> str:
     dtype = kinds.result_type((a, b))
     if dtype not in kinds.FLOATS:
-        name = d.type_name(dtype)
+        name = type_name(dtype)
         raise RuntimeError(f"expected common dtype to be floating point, yet common dtype is {name}")
     return dtype
 
@@ -258,7 +259,7 @@ def pairwise_distance(
 
 
 def _check_bilinear(a: Any, b: Any, weight: Any, bias: Any = None) -> None:
-    names = [d.type_name(d.dtype_name(x.dtype)) for x in (a, b, weight)]
+    names = [type_name(dtype_name(x.dtype)) for x in (a, b, weight)]
     _require(
         len(set(names)) == 1,
         "All tensors must have the same dtype, got input1: {}, input2: {}, weight: {}".format(*names),

@@ -15,8 +15,9 @@ from kiln.ops.elementwise.arithmetic import convert
 from kiln.ops.nn.activations import narrow, wide
 from kiln.ops.reductions.reduce import reduce_sum
 from kiln.ops.views.core_views import expand, permute, reshape
-from kiln.table import declare as d
+from kiln.table import drawn as d
 from kiln.table import kinds
+from kiln.table.arguments import dtype_name
 from kiln.table.record import Tensor, composite, primitive
 
 
@@ -97,7 +98,7 @@ _C_NAMES = {
 def same_dtype(a: Any, b: Any, op: str) -> None:
     """PyTorch's error for a product of arrays of different dtypes."""
     if a.dtype != b.dtype:
-        names = [_C_NAMES.get(d.dtype_name(x.dtype), d.dtype_name(x.dtype)) for x in (a, b)]
+        names = [_C_NAMES.get(dtype_name(x.dtype), dtype_name(x.dtype)) for x in (a, b)]
         raise RuntimeError(f"expected m1 and m2 to have the same dtype, but got: {names[0]} != {names[1]}")
 
 
@@ -147,7 +148,7 @@ def _check_matmul(a: Any, b: Any) -> None:
         f"both arguments to matmul need to be at least 1D, but they are {a.ndim}D and {b.ndim}D",
     )
     same_dtype(a, b, "matmul")
-    if d.dtype_name(a.dtype) == "bool":
+    if dtype_name(a.dtype) == "bool":
         raise NotImplementedError("\"addmm_impl_cpu_\" not implemented for 'Bool'")
     rows, columns = a.shape, b.shape
     inner = columns[-2] if b.ndim > 1 else columns[0]
@@ -253,7 +254,7 @@ def _check_int_mm(a: Any, b: Any) -> None:
     """PyTorch's errors of the product that keeps its sums."""
     for x, name in ((a, "self"), (b, "mat2")):
         _require(x.ndim == 2, f"_int_mm: Expected {name} to be of dimension 2 but got {x.ndim}")
-    m, n = d.dtype_name(a.dtype), d.dtype_name(b.dtype)
+    m, n = dtype_name(a.dtype), dtype_name(b.dtype)
     _require(m in ("int8", "uint8"), f"_int_mm: Expected self dtype to be int8 or uint8 but got {m}")
     _require(n == "int8", f"_int_mm: Expected mat2 dtype to be of type int8 but got {n}")
     k, rows = a.shape[1], b.shape[0]

@@ -25,8 +25,9 @@ from kiln.ops.random.sampling import DIGITS, LIMITS, float_dtype, place_for
 from kiln.ops.reductions.scans import cumsum
 from kiln.ops.sorting.sorts import argsort, searchsorted, topk
 from kiln.scalars import mathematics, philox, scalar
-from kiln.table import declare as d
-from kiln.table.declare import dtype_name, public, run
+from kiln.table import drawn as d
+from kiln.table.arguments import dtype_name, run, type_name
+from kiln.table.public import public
 from kiln.table.record import Number, Operand, Sample, Structure, Tensor, composite, pointwise
 
 LARGE = 10.0  # means from here on are drawn by rejection
@@ -251,11 +252,11 @@ def binomial(count: Any, prob: Any, generator: Any = None) -> Any:
     for what, given in (("count", name), ("prob", dtype_name(prob.dtype))):
         if given not in DIGITS:
             raise ValueError(
-                f"binomial only supports floating-point dtypes for {what}, got: {d.type_name(given)}"
+                f"binomial only supports floating-point dtypes for {what}, got: {type_name(given)}"
             )
     if dtype_name(prob.dtype) != name:
-        came = d.type_name(dtype_name(prob.dtype))
-        raise RuntimeError(f"Found dtype {came} but expected {d.type_name(name)}")
+        came = type_name(dtype_name(prob.dtype))
+        raise RuntimeError(f"Found dtype {came} but expected {type_name(name)}")
     n, p = (convert(x.detach(), "float64") for x in (count, prob))
     sizes = tuple((n + p).shape)
     n, p = maximum(n, 0.0).expand(sizes), minimum(maximum(p, 0.0), 1.0).expand(sizes)
@@ -273,7 +274,7 @@ def binomial(count: Any, prob: Any, generator: Any = None) -> Any:
 def _weights(input: Any, num_samples: int, replacement: bool) -> None:
     """PyTorch's errors for weights that no draw follows."""
     if dtype_name(input.dtype) not in DIGITS:
-        shown = d.type_name(dtype_name(input.dtype))
+        shown = type_name(dtype_name(input.dtype))
         raise RuntimeError(f"multinomial only supports floating-point dtypes for input, got: {shown}")
     if input.ndim not in (1, 2):
         raise RuntimeError("prob_dist must be 1 or 2 dim")

@@ -17,7 +17,8 @@ from kiln.ops.nn.activations import floating, narrow
 from kiln.ops.random import references
 from kiln.ops.views.core_views import reshape
 from kiln.scalars import philox, scalar
-from kiln.table import declare as d
+from kiln.table import drawn as d
+from kiln.table.arguments import numel
 from kiln.table.kinds import COMPUTE
 from kiln.table.record import Number, Operand, Sample, Sizes, Structure, Tensor, composite, pointwise
 
@@ -119,7 +120,7 @@ def draw_below(position: Operand, seed: Operand, count: Operand, dtype: Structur
 
 def places(position: Any, sizes: tuple[Any, ...]) -> Any:
     """position, position + 1, ... for the elements of `sizes` in order."""
-    count = d.numel(sizes)
+    count = numel(sizes)
     return position + position.graph.add(iota, (), ((count,), 0))
 
 

@@ -12,8 +12,9 @@ from kiln.ops.elementwise.arithmetic import where
 from kiln.ops.nn.activations import floating, narrow
 from kiln.ops.random.draws import draw_uniform, places, shaped
 from kiln.ops.random.generator import reserve
-from kiln.table import declare as d
-from kiln.table.declare import into, public
+from kiln.table import drawn as d
+from kiln.table.arguments import into
+from kiln.table.public import public
 from kiln.table.record import Number, Sample, Structure, Tensor, composite
 
 SELU_FLOOR = 1.7580993408473766  # minus what a SELU gives far below 0: scale * alpha

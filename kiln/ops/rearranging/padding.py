@@ -16,8 +16,9 @@ from kiln.ops.indexing.gathering import cat, gather
 from kiln.ops.rearranging.reorder import flip
 from kiln.ops.reductions.reduce import reduce_sum
 from kiln.ops.views.core_views import expand, reshape, slice_, write
-from kiln.table import declare as d
-from kiln.table.declare import dtype_name, public
+from kiln.table import drawn as d
+from kiln.table.arguments import dtype_name, number
+from kiln.table.public import public
 from kiln.table.record import Number, Sizes, Structure, Tensor, composite, find
 from kiln.table.registry import forms
 
@@ -165,9 +166,9 @@ def extend(input: Tensor, mode: Structure, dims: Structure, before: Sizes, after
     for dim in range(start, end):
         at: Any = input.graph.add(find("iota"), (), (tuple(sizes), dim))
         if dim in front:
-            at = _seen(mode, at - d.number(input, front[dim]), d.number(input, shape[dim]))
+            at = _seen(mode, at - number(input, front[dim]), number(input, shape[dim]))
         stride = product(shape[dim + 1 : end])
-        at = at if stride == 1 else at * d.number(input, stride)
+        at = at if stride == 1 else at * number(input, stride)
         place = at if place is None else place + at
     flat = product(shape[start:end])
     source = reshape(input, (*shape[:start], *(1,) * (end - start - 1), flat, *shape[end:]))
@@ -176,7 +177,7 @@ def extend(input: Tensor, mode: Structure, dims: Structure, before: Sizes, after
 
 @extend.derivative
 def _(g: Any, input: Any, mode: Any, dims: Any, before: Any, after: Any) -> Any:
-    zero = d.number(g, 0)
+    zero = number(g, 0)
     for dim, a, b in zip(dims, before, after):
         size = g.shape[dim] - a - b
         front, back = slice_(g, dim, (0, a, 1)), slice_(g, dim, (a + size, b, 1))

@@ -9,9 +9,10 @@ from kiln.ops.creation.data import from_numpy
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.indexing.gathering import concat, gather, index_select
 from kiln.ops.views.core_views import expand, permute, reshape, sizes_of, slice_, transpose
-from kiln.table import declare as d
-from kiln.table.declare import dtype_name, public
+from kiln.table import drawn as d
+from kiln.table.arguments import dtype_name, is_symbolic, number, numel
 from kiln.table.kinds import normalize_dim, normalize_dims
+from kiln.table.public import public
 from kiln.table.record import Number, Sizes, Structure, Tensor, composite
 from kiln.table.registry import forms
 
@@ -31,7 +32,7 @@ def flip(input: Tensor, dims: Structure) -> Any:
     tensor([3, 2, 1])
     """
     for dim in dims:
-        last: Any = d.number(input, input.shape[dim] - 1)
+        last: Any = number(input, input.shape[dim] - 1)
         input = gather(input, dim, last - positions(input, dim))
     return input
 
@@ -77,7 +78,7 @@ def flip_(input: Any, *along: Any, dims: Any = None) -> Any:
     if not along:
         return _copied(input)
     if 1 < len(along) == input.ndim:  # all of them: as one
-        return _reshape(_flip(_reshape(input, (d.numel(input.shape),)), (0,)), tuple(input.shape))
+        return _reshape(_flip(_reshape(input, (numel(input.shape),)), (0,)), tuple(input.shape))
     return _flip(input, along)
 
 
@@ -212,14 +213,14 @@ def roll_(input: Any, shifts: Any, dims: Any = ()) -> Any:
     if not shifts:
         raise RuntimeError("`shifts` required")
     if not dims and len(shifts) == 1:
-        flat = roll_(_reshape(input, (d.numel(input.shape),)), shifts, 0)
+        flat = roll_(_reshape(input, (numel(input.shape),)), shifts, 0)
         return _reshape(flat, tuple(input.shape))
     if len(shifts) != len(dims):
         raise RuntimeError(f"shifts and dimensions must align. shifts: {len(shifts)}, dims:{len(dims)}")
     along = tuple(normalize_dim(dim, input.ndim, "roll") for dim in dims)
     if input.ndim == 0:
         raise IndexError(f"Dimension specified as {dims[0]} but tensor has no dimensions")
-    if d.is_symbolic(tuple(input.shape[dim] for dim in along)):
+    if is_symbolic(tuple(input.shape[dim] for dim in along)):
         return _rolled_by_any(input, shifts, along)
     if 0 in input.shape:
         return _copied(input)
@@ -229,9 +230,9 @@ def roll_(input: Any, shifts: Any, dims: Any = ()) -> Any:
 def _rolled_by_any(input: Any, shifts: Any, dims: tuple[int, ...]) -> Any:
     """`roll` where sizes are symbolic, so that a shift is brought into range for every position."""
     for shift, dim in zip(shifts, dims):
-        size = d.number(input, input.shape[dim])
+        size = number(input, input.shape[dim])
         place: Any = positions(input, dim)
-        places = p.remainder(place - d.number(input, shift), size)
+        places = p.remainder(place - number(input, shift), size)
         input = gather(input, dim, places)
     return input
 
@@ -388,7 +389,7 @@ def repeat_interleave(
     if repeats is None:
         return p.convert(_interleaved_positions(input, output_size), dtype_name(input.dtype))
     if dim is None:
-        input, dim = _reshape(input, (d.numel(input.shape),)), 0
+        input, dim = _reshape(input, (numel(input.shape),)), 0
     dim = normalize_dim(dim, input.ndim, "repeat_interleave")
     if isinstance(repeats, int) and not isinstance(repeats, bool):
         return _each_repeated(input, repeats, dim, output_size)

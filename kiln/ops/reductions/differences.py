@@ -10,10 +10,11 @@ from kiln.ops.indexing.gathering import cat
 from kiln.ops.views.core_views import reshape, slice_
 from kiln.ops.views.shapes import together
 from kiln.ops.views.strided import diagonal_
-from kiln.table import declare as d
+from kiln.table import drawn as d
 from kiln.table import registry
-from kiln.table.declare import alias, dtype_name, is_float, public
+from kiln.table.arguments import dtype_name, is_float, type_name
 from kiln.table.kinds import normalize_dim, normalize_dims
+from kiln.table.public import alias, public
 from kiln.table.record import Sample, find
 
 _reshape, _slice = reshape.handle, slice_.handle
@@ -67,7 +68,7 @@ def linalg_cross(input: Any, other: Any, *, dim: int = -1, out: Any = None) -> A
             f"{other.shape[dim]}"
         )
     if input.dtype != other.dtype:
-        names = (d.type_name(dtype_name(x.dtype)) for x in (input, other))
+        names = (type_name(dtype_name(x.dtype)) for x in (input, other))
         raise RuntimeError("expected scalar type {} but found {}".format(*names))
     if dtype_name(input.dtype) == "bool":
         raise NotImplementedError("\"cross\" not implemented for 'Bool'")

@@ -11,8 +11,9 @@ from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.elementwise import comparison
 from kiln.ops.elementwise.unary import exp, isinf, log, root
 from kiln.ops.nn.activations import narrow, wide
-from kiln.table import declare as d
+from kiln.table import drawn as d
 from kiln.table import kinds
+from kiln.table.arguments import count_of, default_float, dtype_name, type_name
 from kiln.table.kinds import normalize_dims
 from kiln.table.record import Number, Op, Sample, Structure, Tensor, composite, find, primitive
 from kiln.table.registry import forms
@@ -170,31 +171,31 @@ def _(g: Any, input: Any, y: Any, dims: Any, keepdim: Any) -> Any:
 
 def _floating(x: Any, op: str, dtype: Any) -> Any:
     """x in the dtype asked for (or its own), wide; PyTorch's error if that is not of floats."""
-    x = x if dtype is None else narrow(x, d.dtype_name(dtype))
+    x = x if dtype is None else narrow(x, dtype_name(dtype))
     if x.dtype not in kinds.FLOATS:
         if op in ("var", "std"):
             raise RuntimeError("std and var only support floating point and complex dtypes")
         if op == "norm":
             raise RuntimeError(
                 "linalg.vector_norm: Expected a floating point or complex tensor as input. "
-                f"Got {d.type_name(x.dtype)}"
+                f"Got {type_name(x.dtype)}"
             )
         raise RuntimeError(
             f"{op}(): could not infer output dtype. Input dtype must be either a floating point or "
-            f"complex dtype. Got: {d.type_name(x.dtype)}"
+            f"complex dtype. Got: {type_name(x.dtype)}"
         )
     return wide(x)
 
 
 def _asked(x: Any, dtype: Any) -> str:
     """The dtype of a reduction's result."""
-    return x.dtype if dtype is None else d.dtype_name(dtype)
+    return x.dtype if dtype is None else dtype_name(dtype)
 
 
 def _summed(x: Any, dtype: Any) -> Any:
     """What sum and prod add up: integers and bool as int64 unless a dtype is asked for."""
     if dtype is not None:
-        return narrow(x, d.dtype_name(dtype))
+        return narrow(x, dtype_name(dtype))
     return x if x.dtype in kinds.FLOATS else narrow(x, "int64")
 
 
@@ -288,7 +289,7 @@ def mean(input: Tensor, dim: Structure = None, keepdim: Structure = False, dtype
     tensor([1.5000, 3.5000])
     """
     x, dims = _floating(input, "mean", dtype), normalize_dims(dim, input.ndim, "mean")
-    return narrow(reduce_sum(x, dims, keepdim) / d.count_of(x, dims), _asked(input, dtype))
+    return narrow(reduce_sum(x, dims, keepdim) / count_of(x, dims), _asked(input, dtype))
 
 
 def _extremum(name: str, primitive_op: Op, reduce_logical: Op, doc: str) -> Op:
@@ -390,7 +391,7 @@ any = _verdict("any", reduce_any, _VERDICT.format("any", "any", "True, True"))
 def _variance(input: Any, dim: Any, correction: Any, keepdim: Any, op: str) -> Any:
     """The mean square distance from the mean, in two passes, wide."""
     x, dims = _floating(input, op, None), normalize_dims(dim, input.ndim, op)
-    count = d.count_of(x, dims)
+    count = count_of(x, dims)
     centered = x - reduce_sum(x, dims, True) / count
     return reduce_sum(centered * centered, dims, keepdim) / p.maximum(count - correction, 0)
 
@@ -462,7 +463,7 @@ def logsumexp(input: Tensor, dim: Structure, keepdim: Structure = False) -> Any:
     >>> kiln.logsumexp(kiln.tensor([0.0, 0.0]), 0)
     tensor(0.6931)
     """
-    name = input.dtype if input.dtype in kinds.FLOATS else d.default_float()
+    name = input.dtype if input.dtype in kinds.FLOATS else default_float()
     x, dims = wide(narrow(input, name)), normalize_dims(dim, input.ndim, "logsumexp")
     top = p.detach(reduce_max(x, dims, True))
     top = p.where(isinf(top), 0, top)

@@ -10,9 +10,10 @@ from kiln.ops.elementwise import comparison
 from kiln.ops.elementwise.unary import exp, log
 from kiln.ops.indexing.gathering import gather
 from kiln.ops.views.core_views import reshape
-from kiln.table import declare as d
-from kiln.table.declare import dtype_name, public
+from kiln.table import drawn as d
+from kiln.table.arguments import dtype_name, is_float, type_name
 from kiln.table.kinds import normalize_dim
+from kiln.table.public import public
 from kiln.table.record import Op, Structure, Tensor, composite, primitive
 from kiln.table.registry import forms
 
@@ -123,8 +124,8 @@ def _cumulative(name: str, primitive_op: Op, doc: str, numpy: str) -> Op:
 
     def body(input: Tensor, dim: Structure, dtype: Structure = None) -> Any:
         place = normalize_dim(dim, input.ndim, name)
-        asked = d.dtype_name(dtype) if dtype is not None else input.dtype
-        if dtype is None and not d.is_float(input):
+        asked = dtype_name(dtype) if dtype is not None else input.dtype
+        if dtype is None and not is_float(input):
             asked = "int64"
         if input.ndim == 0:
             return p.convert(input, asked)
@@ -194,8 +195,8 @@ def logcumsumexp(input: Tensor, dim: Structure) -> Any:
     tensor([0.0000, 0.6931, 1.0986])
     """
     place = normalize_dim(dim, input.ndim, "logcumsumexp")
-    if not d.is_float(input):
-        name = d.type_name(input.dtype)
+    if not is_float(input):
+        name = type_name(input.dtype)
         raise NotImplementedError(f"\"logcumsumexp_out_cpu\" not implemented for '{name}'")
     return scan_logsumexp(input, place, input.dtype) if input.ndim else input * 1
 

@@ -16,9 +16,11 @@ from kiln.ops.nn.activations import narrow, wide
 from kiln.ops.products.matrix_products import product
 from kiln.ops.reductions import extrema, reduce
 from kiln.ops.reductions.reduce import reduce_any, reduce_sum
-from kiln.table import declare as d
+from kiln.table import drawn as d
 from kiln.table import kinds
+from kiln.table.arguments import count_of, default_float, dtype_name, into, is_float, type_name
 from kiln.table.kinds import normalize_dims
+from kiln.table.public import public
 from kiln.table.record import Number, Op, Structure, Tensor, composite, find
 from kiln.table.registry import forms
 
@@ -54,10 +56,10 @@ def _deviation(name: str, op: Op, doc: str) -> Any:
         if isinstance(dim, bool):
             dim, unbiased = None, dim
         taken = _correction(name, unbiased, correction)
-        return op.handle(input, dim, taken, keepdim, **d.into(out))
+        return op.handle(input, dim, taken, keepdim, **into(out))
 
     deviation.__doc__ = doc
-    return d.public(
+    return public(
         name,
         method=not name.endswith("mean"),
         samples=d.samples(
@@ -83,7 +85,7 @@ def _with_mean(name: str, deviation: Any, last: Any) -> Op:
         if input.dtype not in kinds.FLOATS:
             raise RuntimeError(f"{name} only support floating point and complex dtypes")
         x, dims = wide(input), normalize_dims(dim, input.ndim, name)
-        count = d.count_of(x, dims)
+        count = count_of(x, dims)
         mean = reduce_sum(x, dims, True) / count
         centered = x - mean
         square = reduce_sum(centered * centered, dims, keepdim) / p.maximum(count - correction, 0)
@@ -171,7 +173,7 @@ def nansum(input: Tensor, dim: Structure = None, keepdim: Structure = False, dty
     x = wide(input) if input.dtype in kinds.FLOATS else input
     x = p.where(comparison.ne(x, x), 0, x) if input.dtype in kinds.FLOATS else x
     integral = "int64" if input.dtype not in kinds.FLOATS else input.dtype
-    name = integral if dtype is None else d.dtype_name(dtype)
+    name = integral if dtype is None else dtype_name(dtype)
     x = narrow(x, name) if name in ("float64", "int64") or name not in kinds.FLOATS else wide(narrow(x, name))
     dims = normalize_dims(dim, input.ndim, "nansum")
     return narrow((reduce_any if name == "bool" else reduce_sum)(x, dims, keepdim), name)
@@ -201,11 +203,11 @@ def nanmean(input: Tensor, dim: Structure = None, keepdim: Structure = False, dt
     if input.dtype not in kinds.FLOATS:
         raise RuntimeError(
             "nanmean(): expected input to have floating point or complex dtype but got "
-            f"{d.type_name(input.dtype)}"
+            f"{type_name(input.dtype)}"
         )
-    name = input.dtype if dtype is None else d.dtype_name(dtype)
+    name = input.dtype if dtype is None else dtype_name(dtype)
     if name not in kinds.FLOATS:
-        raise RuntimeError(f"nanmean(): expected dtype to be of floats, but got {d.type_name(name)}")
+        raise RuntimeError(f"nanmean(): expected dtype to be of floats, but got {type_name(name)}")
     x, dims = wide(narrow(input, name)), normalize_dims(dim, input.ndim, "nanmean")
     missing = comparison.ne(x, x)
     count = reduce_sum(p.convert(comparison.eq(x, x), "int64"), dims, keepdim)
@@ -238,7 +240,7 @@ def count_nonzero(input: Tensor, dim: Structure = None) -> Any:
 forms("aminmax", "-> min, max")
 
 
-@d.public(
+@public(
     "aminmax",
     samples=d.samples(
         lambda rng, t: ((d.array(rng, (3, 5), t),), {}),
@@ -278,7 +280,7 @@ def _observations(input: Any, op: str) -> Any:
         )
     if input.dtype == "bool":
         raise RuntimeError(f"{op}(): bool dtype is not supported for input")
-    x = wide(narrow(input, input.dtype if input.dtype in kinds.FLOATS else d.default_float()))
+    x = wide(narrow(input, input.dtype if input.dtype in kinds.FLOATS else default_float()))
     if x.ndim < 2:
         x = find("reshape")(x, (1, x.shape[0] if x.ndim else 1))
     return x
@@ -287,7 +289,7 @@ def _observations(input: Any, op: str) -> Any:
 def _covariance(x: Any, weights: Any, given: Any, correction: Any) -> Any:
     """The covariance of rows: centered on the weighted mean, over the weights' sum less the correction."""
     if weights is None:
-        total = narrow(d.count_of(x, (1,)), x.dtype)
+        total = narrow(count_of(x, (1,)), x.dtype)
         centered = x - reduce_sum(x, (1,), True) / total
         rest = total - correction
         return product(centered, find("permute")(centered, (1, 0))) / p.where(
@@ -339,7 +341,7 @@ def covariance(
             [-1.,  1.]])
     """
     name = kinds.result_type((input,) if aweights is None else (input, aweights))
-    name = name if name in kinds.FLOATS else d.default_float()
+    name = name if name in kinds.FLOATS else default_float()
     x = wide(narrow(_observations(input, "cov"), name))
     counts = None if fweights is None else narrow(fweights, x.dtype)
     given = None if aweights is None else narrow(aweights, x.dtype)
@@ -355,9 +357,9 @@ def _check_weights(name: str, weights: Any, count: Any, integral: bool) -> None:
             f"cov(): expected {name} to have one or fewer dimensions but got {name} with {weights.ndim} "
             "dimensions"
         )
-    if d.is_float(weights) is integral:
+    if is_float(weights) is integral:
         kind = "integral" if integral else "floating point"
-        have = d.type_name(d.dtype_name(weights.dtype))
+        have = type_name(dtype_name(weights.dtype))
         raise RuntimeError(f"cov(): expected {name} to have {kind} dtype but got {name} with {have} dtype")
     if weights.numel() != count:
         raise RuntimeError(
@@ -368,7 +370,7 @@ def _check_weights(name: str, weights: Any, count: Any, integral: bool) -> None:
         raise RuntimeError(f"cov(): {name} cannot be negative")
 
 
-@d.public(
+@public(
     "cov",
     samples=d.samples(
         lambda rng, t: ((d.array(rng, (3, 5), t),), {}),

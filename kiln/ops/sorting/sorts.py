@@ -11,9 +11,10 @@ from kiln.ops.creation.named_results import located
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.indexing.gathering import gather
 from kiln.ops.views.core_views import expand, permute, reshape, select
-from kiln.table import declare as d
-from kiln.table.declare import dtype_name, public
+from kiln.table import drawn as d
+from kiln.table.arguments import dtype_name, run
 from kiln.table.kinds import normalize_dim
+from kiln.table.public import public
 from kiln.table.record import Sizes, Structure, Tensor, primitive
 from kiln.table.registry import forms
 
@@ -266,7 +267,7 @@ def searchsorted(
     rows = sorted_sequence
     if sorter is not None:
         rows = gather(rows, rows.ndim - 1, sorter)
-    values = input if hasattr(input, "ndim") else d.run(full, input, (), dtype_name(rows.dtype))
+    values = input if hasattr(input, "ndim") else run(full, input, (), dtype_name(rows.dtype))
     fits = rows.ndim == values.ndim and tuple(rows.shape[:-1]) == tuple(values.shape[:-1])
     if rows.ndim == 0 or (rows.ndim > 1 and not fits):
         raise RuntimeError(

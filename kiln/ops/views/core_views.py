@@ -12,9 +12,10 @@ from typing import Any
 from kiln import _core
 from kiln.graph.size import product, quotient
 from kiln.ops.views.reinterpret import as_bits
-from kiln.table import declare as d
-from kiln.table.declare import is_symbolic, public
+from kiln.table import drawn as d
+from kiln.table.arguments import INTEGERS, dtype_name, is_symbolic, is_value, number
 from kiln.table.kinds import normalize_dim
+from kiln.table.public import alias, public
 from kiln.table.record import Sizes, Structure, Tensor, find, primitive
 from kiln.table.registry import forms
 
@@ -160,10 +161,10 @@ def gathered_back(g: Any, shape: Any, strides: Any, offset: Any) -> Any:
     """Every element of g added at its place in contiguous memory of `shape`: a scatter, for places may
     repeat.
     """
-    place = d.number(g, offset)
+    place = number(g, offset)
     for dim, stride in enumerate(strides):
         place = place + _positions(g, dim, stride)
-    flat = g.graph.add(find("full"), (d.number(g, 0),), ((product(shape),), g.dtype))
+    flat = g.graph.add(find("full"), (number(g, 0),), ((product(shape),), g.dtype))
     count = (product(tuple(g.shape)),)
     index = reshape(place, count) if g.shape else reshape(place + _positions(reshape(g, (1,)), 0, 0), (1,))
     return reshape(find("scatter_add")(flat, 0, index, reshape(g, count)), shape)
@@ -171,7 +172,7 @@ def gathered_back(g: Any, shape: Any, strides: Any, offset: Any) -> Any:
 
 def _positions(g: Any, dim: int, stride: Any) -> Any:
     """stride * (the position along dim), over g's shape."""
-    return g.graph.add(find("iota"), (), (tuple(g.shape), dim)) * d.number(g, stride)
+    return g.graph.add(find("iota"), (), (tuple(g.shape), dim)) * number(g, stride)
 
 
 @primitive(
@@ -211,7 +212,7 @@ def write(base: Tensor, input: Tensor, strides: Sizes, offset: Sizes) -> Any:
 
 @write.derivative
 def _(g: Any, input: Any, strides: Any, offset: Any) -> Any:
-    zeros = g.graph.add(find("full"), (d.number(g, 0),), (tuple(input.shape), g.dtype))
+    zeros = g.graph.add(find("full"), (number(g, 0),), (tuple(input.shape), g.dtype))
     return write(g, zeros, strides, offset), as_strided(g, tuple(input.shape), strides, offset)
 
 
@@ -288,7 +289,7 @@ def view(input: Any, *shape: Any, size: Any = None, dtype: Any = None) -> Any:
     if dtype is not None or (len(shape) == 1 and isinstance(shape[0], _core.dtype)):
         return as_bits(input, dtype or shape[0])
     sizes = _resolved(input, shape if size is None else (size,))
-    if d.is_value(input) or input.is_contiguous():
+    if is_value(input) or input.is_contiguous():
         return _reshape(input, sizes)
     if not viewable(tuple(input.shape), tuple(input.stride()), tuple(sizes)):
         raise RuntimeError(
@@ -396,8 +397,8 @@ def transpose(input: Any, dim0: int, dim1: int) -> Any:
     return _permute(input, order)
 
 
-d.alias("swapaxes", "transpose")
-d.alias("swapdims", "transpose")
+alias("swapaxes", "transpose")
+alias("swapdims", "transpose")
 
 
 _REVERSED = ((), (0,), (1, 0))
@@ -440,7 +441,7 @@ def movedim(input: Any, source: Any, destination: Any) -> Any:
     return _permute(input, tuple(order))
 
 
-d.alias("moveaxis", "movedim")
+alias("moveaxis", "movedim")
 
 
 @public("squeeze", dtypes="all")
@@ -547,7 +548,7 @@ def narrow(input: Any, dim: int, start: int, length: int) -> Any:
         raise RuntimeError("narrow() cannot be applied to a 0-dim tensor.")
     dim = normalize_dim(dim, input.ndim, "narrow")
     if isinstance(start, _core.Tensor):
-        if start.ndim or d.dtype_name(start.dtype) not in d.INTEGERS:
+        if start.ndim or dtype_name(start.dtype) not in INTEGERS:
             raise RuntimeError("start must be an 0-dim integral Tensor.")
         start = int(start)
     if isinstance(length, int) and length < 0:

@@ -9,7 +9,8 @@ from kiln import _core
 from kiln.device import CPU, device
 from kiln.errors import describe, message
 from kiln.ops.creation.constants import empty, sizes_given
-from kiln.table.declare import dtype_name, methods, numel, public
+from kiln.table.arguments import dtype_name, numel
+from kiln.table.public import methods, public
 from kiln.table.record import find
 
 

@@ -25,9 +25,10 @@ from kiln.ops.views.core_views import (
     write,
     written_reference,
 )
-from kiln.table import declare as d
-from kiln.table.declare import dtype_name, public
+from kiln.table import drawn as d
+from kiln.table.arguments import dtype_name, into, is_value, numel
 from kiln.table.kinds import normalize_dim
+from kiln.table.public import methods, public
 from kiln.table.record import Sizes, Structure, Tensor, composite, primitive
 
 
@@ -48,7 +49,7 @@ def contiguous_strides(shape: Any) -> tuple[Any, ...]:
 
 def geometry(input: Any) -> tuple[tuple[Any, ...], Any]:
     """Strides and offset of a tensor; of a graph's value those of contiguous memory."""
-    if d.is_value(input):
+    if is_value(input):
         return contiguous_strides(input.shape), 0
     return tuple(input.stride()), input.storage_offset()
 
@@ -163,7 +164,7 @@ def diag(input: Any, diagonal: int = 0, *, out: Any = None) -> Any:
     if input.ndim not in (1, 2):
         raise RuntimeError(f"diag(): Supports 1D or 2D tensors. Got {input.ndim}D")
     found = diag_embed(input, diagonal) if input.ndim == 1 else diagonal_(input, diagonal)
-    return found if input.ndim == 1 and out is None else clone(found, **d.into(out))
+    return found if input.ndim == 1 and out is None else clone(found, **into(out))
 
 
 @public(
@@ -179,7 +180,7 @@ def diagflat(input: Any, offset: int = 0) -> Any:
     tensor([[1, 0],
             [0, 2]])
     """
-    return diag_embed(reshape.handle(input, (d.numel(input.shape),)), offset)
+    return diag_embed(reshape.handle(input, (numel(input.shape),)), offset)
 
 
 @public(
@@ -301,7 +302,7 @@ def as_strided_(input: Any, size: Any, stride: Any, storage_offset: int | None =
         raise RuntimeError(
             f"as_strided: mismatch in length of strides and shape: {list(size)}, {list(stride)}"
         )
-    if not d.is_value(input) and input.requires_grad and _core.grad_enabled():
+    if not is_value(input) and input.requires_grad and _core.grad_enabled():
         input = _in_memory_order(input)
     return as_strided.handle(input, tuple(size), tuple(stride), (offset,))
 
@@ -448,11 +449,11 @@ def as_strided_scatter(
     tensor([0., 1., 0., 1.])
     """
     _fits(src, size)
-    if not d.is_value(input) and not (input.is_contiguous() and input.storage_offset() == 0):
+    if not is_value(input) and not (input.is_contiguous() and input.storage_offset() == 0):
         return _scattered_in_memory(input, src, size, stride, storage_offset)
     offset = storage_offset or 0
     last = offset + sum((n - 1) * s for n, s in zip(size, stride))
-    total = d.numel(input.shape)
+    total = numel(input.shape)
     if 0 not in size and isinstance(total, int) and not 0 <= offset <= last < total:
         raise RuntimeError(
             f"as_strided_scatter: places {offset} to {last} are out of bounds for size {total}"
@@ -524,4 +525,4 @@ def adjoint(input: Any) -> Any:
     return transpose(input, -2, -1)
 
 
-d.methods({"fill_diagonal_": fill_diagonal_})
+methods({"fill_diagonal_": fill_diagonal_})

@@ -21,8 +21,9 @@ from kiln.ops.views.core_views import reshape
 from kiln.ops.windows.average_pools import avg_pool1d, avg_pool2d, avg_pool3d
 from kiln.ops.windows.geometry import Ints, listed, require
 from kiln.ops.windows.max_pools import described, max_pool1d, max_pool2d, max_pool3d, placed_at
-from kiln.table import declare as d
-from kiln.table.declare import dtype_name, public
+from kiln.table import drawn as d
+from kiln.table.arguments import dtype_name, is_float, is_symbolic, number, type_name
+from kiln.table.public import public
 from kiln.table.record import Sample, Sizes, Structure, Tensor, composite, find
 
 _AVERAGE, _LARGEST = (avg_pool1d, avg_pool2d, avg_pool3d), (max_pool1d, max_pool2d, max_pool3d)
@@ -62,8 +63,8 @@ def _starts(x: Any, dim: int, out: Any) -> tuple[Any, Any]:
     """Where the windows along a dim begin and end, for a result with `out` windows along it."""
     shape = (*x.shape[:dim], out, *x.shape[dim + 1 :])
     i: Any = x.graph.add(find("iota"), (), (shape, dim))
-    n, o = d.number(x, x.shape[dim]), d.number(x, out)
-    more: Any = d.number(x, out - 1)
+    n, o = number(x, x.shape[dim]), number(x, out)
+    more: Any = number(x, out - 1)
     divide = find("floor_divide")
     return divide(i * n, o), divide((i + 1) * n + more, o)
 
@@ -116,7 +117,7 @@ def adaptive_max(input: Tensor, out: Sizes, most: Structure) -> tuple[Any, Any]:
     for k in reversed(range(dims)):
         dim = input.ndim - dims + k
         start, end = _starts(x, dim, out[k])
-        weight = d.number(x, product(tuple(input.shape)[dim + 1 :]))
+        weight = number(x, product(tuple(input.shape)[dim + 1 :]))
         best = found = None
         for t in range(most[k]):
             at = p.minimum(start + t, end - 1)
@@ -174,16 +175,16 @@ def _fixed(sizes: Any, wanted: Any) -> Ints | None:
 
 def _most(sizes: Any, wanted: Any) -> Ints:
     """How many elements the largest window along each dim has."""
-    if d.is_symbolic((*sizes, *wanted)):
+    if is_symbolic((*sizes, *wanted)):
         raise TypeError("adaptive pools: the sizes of windows are not known here")
     # Window i of w has ceil(f + n / w) elements, f being what floor(i n / w) leaves out: up to 1 - gcd / w.
     return tuple(-((gcd(n, w) - n - w) // w) for n, w in zip(sizes, wanted))
 
 
 def _float(input: Any, name: str) -> None:
-    if not d.is_float(input):
+    if not is_float(input):
         raise NotImplementedError(
-            f"\"{name}\" not implemented for '{d.type_name(dtype_name(input.dtype))}' (could not infer "
+            f"\"{name}\" not implemented for '{type_name(dtype_name(input.dtype))}' (could not infer "
             "output dtype)"
         )
 

@@ -18,8 +18,9 @@ from kiln.ops.views.core_views import expand, reshape, write
 from kiln.ops.views.strided import contiguous_strides
 from kiln.ops.windows.geometry import Ints, Windows, bordered, listed, require, stages, tap, taps
 from kiln.ops.windows.max_pools import described, pool_failures
-from kiln.table import declare as d
-from kiln.table.declare import dtype_name, public
+from kiln.table import drawn as d
+from kiln.table.arguments import INTEGERS, dtype_name, number, type_name
+from kiln.table.public import public
 from kiln.table.record import Number, Sample, Sizes, Structure, Tensor, composite, find
 
 AT_ONCE = 25  # taps of a window read in one pass
@@ -96,7 +97,7 @@ def pool_mean(
     x = bordered(x, 0, padding, after) if padded else x
     total = _summed(x, kernel, stride, out)
     elements = _elements(total, tuple(input.shape)[-len(kernel) :], divisor, kernel, stride, padding, count)
-    if input.dtype in d.INTEGERS:
+    if input.dtype in INTEGERS:
         return find("div_trunc")(total, elements)
     return narrow(total / elements, input.dtype)
 
@@ -119,17 +120,17 @@ def _elements(x: Any, sizes: Any, divisor: Any, kernel: Ints, stride: Ints, padd
     if count == "given":
         return divisor
     if count == "window":
-        return d.number(x, product(kernel))
+        return number(x, product(kernel))
     total: Any = None
     for k, (n, size, s, a) in enumerate(zip(sizes, kernel, stride, padding)):
         dim = x.ndim - len(kernel) + k
         place: Any = positions(x, dim)
         start = place * s - a
-        limit = d.number(x, n + a if count == "padded" else n)
+        limit = number(x, n + a if count == "padded" else n)
         end = p.minimum(start + size, limit)
         own = end - (start if count == "padded" else p.maximum(start, 0))
         total = own if total is None else total * own
-    return total if x.dtype in d.INTEGERS else p.convert(total, x.dtype)
+    return total if x.dtype in INTEGERS else p.convert(total, x.dtype)
 
 
 @pool_mean.derivative
@@ -170,8 +171,8 @@ def _pooled(
     divisor: int | None,
 ) -> Any:
     dtype = dtype_name(input.dtype)
-    if dtype == "bool" or (dtype in d.INTEGERS and dtype != "int64"):
-        raise NotImplementedError(f"\"{name}\" not implemented for '{d.type_name(dtype)}'")
+    if dtype == "bool" or (dtype in INTEGERS and dtype != "int64"):
+        raise NotImplementedError(f"\"{name}\" not implemented for '{type_name(dtype)}'")
     windows = Windows(name, input, kernel, stride, padding, 1, ceil_mode)
     fits = all(not isinstance(n, int) or n >= k for n, k in zip(windows.sizes, windows.kernel))
     require(

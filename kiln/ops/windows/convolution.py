@@ -9,8 +9,9 @@ from kiln.ops.views.core_views import reshape
 from kiln.ops.views.memory_formats import contiguous
 from kiln.ops.windows.geometry import Ints, listed, require
 from kiln.ops.windows.products import convolve, convolve_input, rows_of
-from kiln.table import declare as d
-from kiln.table.declare import dtype_name, public
+from kiln.table import drawn as d
+from kiln.table.arguments import dtype_name, is_value, numbers_of, type_name
+from kiln.table.public import public
 from kiln.table.record import Sample
 
 _reshape = reshape.handle
@@ -18,7 +19,7 @@ _reshape = reshape.handle
 
 def per_dim(value: Any, dims: int, what: str) -> Ints:
     """One number for each spatial dim, from one for all or a sequence. RuntimeError for another count."""
-    numbers = d.numbers_of(value, what)
+    numbers = numbers_of(value, what)
     if len(numbers) == 1:
         return numbers * dims
     if len(numbers) != dims:
@@ -48,14 +49,14 @@ def _in_order(*tensors: Any) -> list[Any]:
     """The tensors, or copies whose elements lie in order: a copy alone is told how they lie (channels last),
     a convolution is not, and would go through them one by one.
     """
-    return [x if d.is_value(x) else contiguous(x) for x in tensors]
+    return [x if is_value(x) else contiguous(x) for x in tensors]
 
 
 def _check_types(input: Any, weight: Any, bias: Any) -> None:
     kinds = [dtype_name(x.dtype) for x in (input, weight)]
     require(
         kinds[0] == kinds[1],
-        f"expected scalar type {d.type_name(kinds[0])} but found {d.type_name(kinds[1])}: Input type and "
+        f"expected scalar type {type_name(kinds[0])} but found {type_name(kinds[1])}: Input type and "
         "weight type should be the same",
     )
     if kinds[0] == "bool":

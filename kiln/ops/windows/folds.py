@@ -17,8 +17,9 @@ from kiln.ops.nn.activations import narrow, wide
 from kiln.ops.views.core_views import as_strided, expand, reshape, slice_, write
 from kiln.ops.views.strided import contiguous_strides
 from kiln.ops.windows.geometry import Ints, bordered, listed, require
-from kiln.table import declare as d
-from kiln.table.declare import dtype_name, public
+from kiln.table import drawn as d
+from kiln.table.arguments import INTEGERS, dtype_name, number, type_name
+from kiln.table.public import public
 from kiln.table.record import Sizes, Structure, Tensor, composite, find
 
 _reshape = reshape.handle
@@ -195,7 +196,7 @@ def _scattered(input: Any, sizes: Any, dilation: Ints, padding: Ints, stride: In
     place: Any = None
     for k, (step, r, s) in enumerate(zip(contiguous_strides(padded), dilation, stride)):
         for dim, times in ((k, r), (2 + k, s)):
-            at = input.graph.add(find("iota"), (), (inner, dim)) * d.number(input, step * times)
+            at = input.graph.add(find("iota"), (), (inner, dim)) * number(input, step * times)
             place = at if place is None else place + at
     flat = (product(lead), product(inner))
     index = expand(reshape(place, (1, product(inner))), flat)
@@ -328,9 +329,9 @@ def fold(
         f"dimension {len(shape) - 1} to match the calculated number of sliding blocks {blocks[0]} * "
         f"{blocks[1]} = {product(blocks)}, but got input.size({len(shape) - 1})={shape[-1]}.",
     )
-    if dtype_name(input.dtype) in d.INTEGERS:
+    if dtype_name(input.dtype) in INTEGERS:
         raise NotImplementedError(
-            f"\"col2im_out_cpu\" not implemented for '{d.type_name(dtype_name(input.dtype))}'"
+            f"\"col2im_out_cpu\" not implemented for '{type_name(dtype_name(input.dtype))}'"
         )
     lead = (shape[0] if len(shape) == 3 else 1, quotient(shape[-2], product(settings[0])))
     y = add_windows.handle(_reshape(input, (*lead, *settings[0], *blocks)), sizes, *settings)

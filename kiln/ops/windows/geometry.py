@@ -14,7 +14,7 @@ from kiln.graph.size import product, quotient
 from kiln.ops.creation.constants import filled
 from kiln.ops.views.core_views import slice_, write
 from kiln.ops.views.strided import contiguous_strides
-from kiln.table import declare as d
+from kiln.table.arguments import numbers_of
 
 Ints = tuple[int, ...]
 WORDS = ("zero", "one", "two", "three")
@@ -33,7 +33,7 @@ def listed(sizes: Any) -> str:
 
 def per_dim(value: Any, dims: int, name: str, what: str, or_else: str = "") -> Ints:
     """One number for each dim, from one for all or a sequence; RuntimeError for another count."""
-    numbers = d.numbers_of(value, what)
+    numbers = numbers_of(value, what)
     if len(numbers) not in (1, dims):
         ints = "int" if dims == 1 else f"tuple of {WORDS[dims]} ints"
         raise RuntimeError(f"{name}: {what} must either be {or_else}a single int, or a {ints}")

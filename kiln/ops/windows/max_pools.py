@@ -19,8 +19,10 @@ from kiln.ops.nn.activations import narrow, wide
 from kiln.ops.views.core_views import reshape, write
 from kiln.ops.views.strided import contiguous_strides
 from kiln.ops.windows.geometry import Ints, Windows, bordered, stages, tap, taps
-from kiln.table import declare as d
-from kiln.table.declare import dtype_name, public
+from kiln.table import arguments
+from kiln.table import drawn as d
+from kiln.table.arguments import INTEGERS, dtype_name
+from kiln.table.public import public
 from kiln.table.record import Sample, Sizes, Structure, Tensor, composite, find
 
 # taps of a window read in one pass
@@ -28,7 +30,7 @@ AT_ONCE = 25
 
 
 def _lowest(dtype: str) -> Any:
-    if dtype not in d.INTEGERS:
+    if dtype not in INTEGERS:
         return float("-inf")
     return 0 if dtype == "uint8" else -(1 << (int(dtype[3:]) - 1))
 
@@ -117,7 +119,7 @@ def _stage(
     best = found = None
     for number, place in taps(kernel):
         seen = tap(x, place, first, stride, dilation, out)
-        at = d.number(x, number * weight)
+        at = arguments.number(x, number * weight)
         if which is not None:
             at = at + tap(which, place, first, stride, dilation, out)
         elif best is None:
@@ -126,7 +128,7 @@ def _stage(
             best, found = seen, at
             continue
         better = gt(seen, best)
-        if x.dtype not in d.INTEGERS:
+        if x.dtype not in INTEGERS:
             better = better | ne(seen, seen)
         best, found = p.where(better, seen, best), p.where(better, at, found)
     return best, found
@@ -155,10 +157,10 @@ def _spread(g: Any, which: Any, shape: Any, kernel: Ints, stride: Ints, dilation
     lead, out, steps = shape[:-dims], tuple(g.shape)[-dims:], contiguous_strides(shape)
     sizes, one = (*lead, *kernel, *out), (*lead, *(1 for _ in kernel), *out)
     by_tap, by_place = (tuple(t * s for t, s in zip(steps[-dims:], by)) for by in (dilation, stride))
-    number: Any = d.number(g, 0)
+    number: Any = arguments.number(g, 0)
     for k in range(dims):
         own = g.graph.add(find("iota"), (), (sizes, len(lead) + k))
-        number = number + own * d.number(g, product(kernel[k + 1 :]))
+        number = number + own * arguments.number(g, product(kernel[k + 1 :]))
     here = eq(p.convert(reshape(which, one), "int64"), number)
     tiles = p.where(here, reshape(g, one), 0)
     return write(filled(g.graph, 0, shape, g.dtype), tiles, (*steps[:-dims], *by_tap, *by_place), (0,))
@@ -225,7 +227,7 @@ def _places(which: Any, sizes: Any, kernel: Ints, stride: Ints, padding: Ints, d
     """Where the taps are in an array whose last dims are `sizes`, as one number (int64)."""
     place: Any = None
     for k, (start, own) in enumerate(_inside(which, kernel, stride, padding, dilation)):
-        at = (start + own * dilation[k]) * d.number(which, product(sizes[k + 1 :]))
+        at = (start + own * dilation[k]) * arguments.number(which, product(sizes[k + 1 :]))
         place = at if place is None else place + at
     return place
 

@@ -27,7 +27,7 @@ from kiln.ops.views.core_views import as_strided, expand, permute, reshape, slic
 from kiln.ops.views.strided import contiguous_strides
 from kiln.ops.windows.geometry import Ints, bordered
 from kiln.scalars.scalar import FLOATS, fma
-from kiln.table import declare as d
+from kiln.table import drawn as d
 from kiln.table.record import Operand, Sample, Sizes, Structure, Tensor, composite, pointwise
 
 UNROLLED = 9  # taps of a channel of its own, at most, that are added up one by one

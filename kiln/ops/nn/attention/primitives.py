@@ -16,7 +16,7 @@ from kiln.ops.products.matrix_products import product, swapped
 from kiln.ops.random.dropouts import reference_mask
 from kiln.ops.reductions.reduce import reduce_sum
 from kiln.ops.views.core_views import permute
-from kiln.table import declare as d
+from kiln.table import drawn as d
 from kiln.table.record import Number, Op, Sample, Structure, Tensor, composite, primitive
 
 

@@ -7,7 +7,8 @@ from typing import Any
 from kiln._core import result_type
 from kiln.ops.nn.activations import narrow, wide
 from kiln.ops.reductions.reduce import reduce_sum
-from kiln.table import declare as d
+from kiln.table import drawn as d
+from kiln.table.arguments import count_of
 
 
 def check_reduction(reduction: str) -> None:
@@ -35,7 +36,7 @@ def reduced(loss: Any, reduction: str) -> Any:
     if reduction == "none":
         return loss
     total = reduce_sum(loss, everything(loss), False)
-    return total if reduction == "sum" else total / d.count_of(loss, everything(loss))
+    return total if reduction == "sum" else total / count_of(loss, everything(loss))
 
 
 def weighted(loss: Any, weight: Any, reduction: str) -> Any:

@@ -17,8 +17,10 @@ from kiln.ops.nn.losses.common import check_reduction, reduced
 from kiln.ops.reductions.norms import norm_over
 from kiln.ops.reductions.reduce import reduce_any, reduce_sum
 from kiln.ops.views.core_views import reshape
-from kiln.table import declare as d
+from kiln.table import drawn as d
 from kiln.table import kinds
+from kiln.table.arguments import count_of, default_float, dtype_name, numel, type_name
+from kiln.table.public import public
 from kiln.table.record import IndexCheck, Number, Sample, Structure, Tensor, composite
 
 
@@ -87,7 +89,7 @@ def margin_ranking_loss(
             f"{input1.ndim}, {input2.ndim} and {target.ndim}"
         )
     dtype = kinds.result_type((input1, input2, target))
-    dtype = dtype if dtype in kinds.FLOATS else d.default_float()  # of the margin
+    dtype = dtype if dtype in kinds.FLOATS else default_float()  # of the margin
     apart = wide(input1) - wide(input2)
     return narrow(reduced(clamp_min(-wide(target) * apart + margin, 0), reduction), dtype)
 
@@ -173,7 +175,7 @@ def cosine_embedding_loss(
         )
     dtype = kinds.result_type((input1, input2))
     if dtype not in kinds.FLOATS:
-        dtype = d.default_float()
+        dtype = default_float()
     input1, input2 = narrow(input1, dtype), narrow(input2, dtype)
     cosine = _cosine(wide(input1), wide(input2), (target.ndim,))
     alike = where(comparison.eq(target, 1), 1 - cosine, 0)
@@ -234,7 +236,7 @@ def triplet_margin_loss(
             f"but got: anchor {anchor.ndim}D, positive {positive.ndim}D, and negative {negative.ndim}D inputs"
         )
     dtype = kinds.result_type((anchor, positive, negative))
-    dtype = dtype if dtype in kinds.FLOATS else d.default_float()  # of the distances
+    dtype = dtype if dtype in kinds.FLOATS else default_float()  # of the distances
     a, b, c = wide(anchor), wide(positive), wide(negative)
 
     def distance(x: Any, y: Any) -> Any:
@@ -296,13 +298,13 @@ def class_margins(
     short = margin - right + x
     terms = where(comparison.gt(short, 0), short, 0)
     terms = where(own, 0, terms * terms if p == 2 else terms)
-    loss = reduce_sum(terms, dims, False) / d.count_of(x, dims)
+    loss = reduce_sum(terms, dims, False) / count_of(x, dims)
     if weight is not None:
         loss = loss * reduce_sum(where(own, wide(weight), 0), dims, False)
     return narrow(reduced(loss, reduction), input.dtype)
 
 
-@d.public(
+@public(
     "multi_margin_loss",
     method=False,
     layer=True,
@@ -345,10 +347,10 @@ def multi_margin_loss(
         raise ValueError("weight must be one-dimensional")
     _check_rows(input)
     batch = tuple(input.shape[:-1])
-    if d.numel(target.shape) != d.numel(batch) or target.ndim > 1:
+    if numel(target.shape) != numel(batch) or target.ndim > 1:
         raise RuntimeError(f"inconsistent target size, expected {list(batch)} but got {list(target.shape)}")
-    if d.dtype_name(target.dtype) != "int64":
-        raise RuntimeError(f"expected scalar type Long but found {d.type_name(d.dtype_name(target.dtype))}")
+    if dtype_name(target.dtype) != "int64":
+        raise RuntimeError(f"expected scalar type Long but found {type_name(dtype_name(target.dtype))}")
     rows = input if input.ndim else reshape(input, (1,))
     places = target if target.ndim == len(batch) else reshape(target, batch)
     loss = class_margins.handle(rows, places, p, margin, weight, reduction)
@@ -406,11 +408,11 @@ def label_margins(input: Tensor, target: Tensor, end: Number = -1, reduction: St
     right = reduce_sum(where(hit, values, 0), (last + 1,), True)  # (.., label, 1)
     short = 1 - right + values
     terms = where(over, 0, where(mine, 0, where(comparison.gt(short, 0), short, 0)))
-    loss = reduce_sum(terms, (last, last + 1), False) / d.count_of(x, (last,))
+    loss = reduce_sum(terms, (last, last + 1), False) / count_of(x, (last,))
     return narrow(reduced(loss, reduction), input.dtype)
 
 
-@d.public("multilabel_margin_loss", method=False, layer=True, dtypes="float")
+@public("multilabel_margin_loss", method=False, layer=True, dtypes="float")
 def multilabel_margin_loss(input: Any, target: Any, reduction: str = "mean") -> Any:
     """The sum of max(0, 1 - input[j] + input[k]) over labels j and classes k that are none, over the number
     of classes: input and target (n, c) or (c), target the labels' classes up to the first -1.
@@ -426,8 +428,8 @@ def multilabel_margin_loss(input: Any, target: Any, reduction: str = "mean") -> 
         raise RuntimeError(
             f"inconsistent target size: {list(target.shape)} for input of size: {list(input.shape)}"
         )
-    if d.dtype_name(target.dtype) != "int64":
-        raise RuntimeError(f"expected scalar type Long but found {d.type_name(d.dtype_name(target.dtype))}")
+    if dtype_name(target.dtype) != "int64":
+        raise RuntimeError(f"expected scalar type Long but found {type_name(dtype_name(target.dtype))}")
     _check_rows(input)
     if input.ndim == 0:
         input, target = (reshape(x, (1,)) for x in (input, target))
@@ -489,5 +491,5 @@ def multilabel_soft_margin_loss(
     x, y = floating(input, "log_sigmoid"), wide(target)
     loss = -(y * logsigmoid(x) + (1 - y) * logsigmoid(-x))
     loss = loss if weight is None else loss * wide(weight)
-    return narrow(reduced(reduce_sum(loss, _line(loss), False) / d.count_of(loss, _line(loss)), reduction),
+    return narrow(reduced(reduce_sum(loss, _line(loss), False) / count_of(loss, _line(loss)), reduction),
                   input.dtype)  # fmt: skip

@@ -12,8 +12,9 @@ from kiln.ops.nn.losses.common import BAD_REDUCTION, check_reduction, elements, 
 from kiln.ops.reductions.reduce import reduce_sum
 from kiln.scalars import mathematics as m
 from kiln.scalars.scalar import const
-from kiln.table import declare as d
+from kiln.table import drawn as d
 from kiln.table import kinds
+from kiln.table.arguments import number
 from kiln.table.record import Operand, Structure, Tensor, composite, pointwise
 
 
@@ -174,4 +175,4 @@ def kl_div(
         check_reduction(reduction)
         return narrow(reduced(loss, reduction), dtype)
     total = reduce_sum(loss, tuple(range(loss.ndim)), False)
-    return narrow(total / d.number(loss, input.shape[0] if input.ndim else 1), dtype)
+    return narrow(total / number(loss, input.shape[0] if input.ndim else 1), dtype)

@@ -13,8 +13,10 @@ from kiln.ops.elementwise.unary import abs, exp, log, square
 from kiln.ops.nn.activations import narrow, wide
 from kiln.ops.nn.losses.common import check_reduction, difference, elements, pairs, reduced, weighted
 from kiln.ops.views.core_views import unsqueeze
-from kiln.table import declare as d
+from kiln.table import drawn as d
 from kiln.table import kinds
+from kiln.table.arguments import default_float
+from kiln.table.public import public
 from kiln.table.record import Number, Structure, Tensor, composite
 
 _BAD_DIFFERENCE = d.failures(
@@ -201,7 +203,7 @@ def poisson_nll_loss(
     """
     check_reduction(reduction)
     dtype = kinds.result_type((input, target))
-    dtype = dtype if dtype in kinds.FLOATS else d.default_float()
+    dtype = dtype if dtype in kinds.FLOATS else default_float()
     x, y = wide(narrow(input, dtype)), wide(target)
     loss = exp(x) - y * x if log_input else x - y * log(x + eps)
     if full:
@@ -246,7 +248,7 @@ def gaussian_losses(
     return narrow(reduced(loss + 0.5 * log_of(2 * pi) if full else loss, reduction), dtype)
 
 
-@d.public(
+@public(
     "gaussian_nll_loss",
     method=False,
     layer=True,
