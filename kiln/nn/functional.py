@@ -27,7 +27,7 @@ from kiln.nn.dropouts import feature_alpha_dropout as feature_alpha_dropout
 from kiln.nn.multihead import multi_head_attention_forward as multi_head_attention_forward
 from kiln.nn.similarity import gumbel_softmax as gumbel_softmax
 from kiln.nn.similarity import triplet_margin_with_distance_loss as triplet_margin_with_distance_loss
-from kiln.ops.elementwise.finite import all_within
+from kiln.ops.elementwise.infinities_and_nan import all_within
 from kiln.table import registry
 from kiln.table.arguments import dtype_name, has_values, type_name
 from kiln.table.callables import name_all, named

@@ -16,7 +16,7 @@ from kiln.graph.graph import Value
 from kiln.graph.size import Size
 from kiln.late import later
 from kiln.ops.creation import data, interop  # noqa: F401
-from kiln.ops.elementwise import arithmetic_calls, comparison, parts_of_numbers
+from kiln.ops.elementwise import comparison, parts_of_numbers, public_arithmetic
 from kiln.ops.indexing import getitem
 from kiln.ops.products import matrix_products  # noqa: F401
 from kiln.ops.views import splits  # noqa: F401
@@ -53,9 +53,9 @@ OPERATORS: dict[str, Any] = {
     "mod": find("remainder").handle,
     "lshift": parts_of_numbers.bitwise_left_shift.handle,
     "rshift": parts_of_numbers.bitwise_right_shift.handle,
-    "pos": arithmetic_calls.positive,
+    "pos": public_arithmetic.positive,
     "invert": comparison.bitwise_not.handle,
-    "pow": arithmetic_calls.pow,
+    "pow": public_arithmetic.pow,
     "getitem": getitem.getitem,
 }
 REFLECTED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor",

@@ -18,7 +18,7 @@ from kiln.ops.creation.constants import (
 )
 from kiln.ops.creation.data import as_tensor, from_numpy, frombuffer, tensor
 from kiln.ops.elementwise.arithmetic import clone, convert
-from kiln.ops.elementwise.arithmetic_calls import pow
+from kiln.ops.elementwise.public_arithmetic import pow
 from kiln.ops.views.core_views import as_strided, permute
 from kiln.table.arguments import dtype_name, run
 from kiln.table.kinds import FLOATS

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kiln.ops.elementwise import arithmetic_calls, comparison, parts_of_numbers, unary  # noqa: F401
+from kiln.ops.elementwise import comparison, elementary, parts_of_numbers, public_arithmetic  # noqa: F401
 from kiln.ops.elementwise.arithmetic import written_to
 from kiln.table import drawn as d
 from kiln.table.public import alias, public

@@ -9,11 +9,11 @@ from typing import Any
 
 from kiln import _core
 from kiln.graph.graph import Value
-from kiln.ops.creation.named_results import named
 from kiln.ops.elementwise.arithmetic import convert, larger, smaller, where, zeros_of
 from kiln.ops.elementwise.comparison import eq, ge, gt, le, ne, unsupported
-from kiln.ops.elementwise.unary import exp2
-from kiln.ops.nn.activations import narrow
+from kiln.ops.elementwise.elementary import exp2
+from kiln.ops.elementwise.precision import narrow
+from kiln.ops.named_results import named
 from kiln.scalars import division, scalar
 from kiln.scalars.floats import FORMAT
 from kiln.scalars.scalar import INTS, SIGNED, WIDTH, Scalar, absolute, bits, const, from_bits, select, trunc

@@ -14,10 +14,10 @@ from typing import Any
 from kiln.ops.elementwise.arithmetic import convert as convert_array
 from kiln.ops.elementwise.arithmetic import mul, where
 from kiln.ops.elementwise.comparison import lt, unsupported
-from kiln.ops.elementwise.transcendental import xlog1py
-from kiln.ops.elementwise.unary import DOC, abs, exp, float_function, log, sign
-from kiln.ops.nn.activations import narrow, wide
-from kiln.ops.reductions.reduce import reduce_sum
+from kiln.ops.elementwise.elementary import DOC, abs, exp, float_function, log, sign
+from kiln.ops.elementwise.precision import narrow, wide
+from kiln.ops.elementwise.trigonometry_and_logarithms import xlog1py
+from kiln.ops.reductions.core_reductions import reduce_sum
 from kiln.ops.views.core_views import reshape
 from kiln.scalars import bessel, gamma, gaussian, incomplete
 from kiln.scalars.scalar import INTS, Scalar, convert

@@ -8,9 +8,9 @@ from typing import Any
 
 from kiln.ops.creation.constants import full
 from kiln.ops.elementwise import arithmetic as p
+from kiln.ops.elementwise.precision import narrow, wide
 from kiln.ops.indexing.gathering import scatter_add, vector
 from kiln.ops.indexing.scattering import REDUCE, out_of, scatter_reduce, scatter_set, wrapped
-from kiln.ops.nn.activations import narrow, wide
 from kiln.ops.views.core_views import expand, reshape
 from kiln.table import arguments
 from kiln.table import drawn as d

@@ -1,6 +1,6 @@
 """Writing at indexed places: scatter and its relatives, index_add, index_copy, index_fill, put.
 
-The kernels put values in along one dim in ascending order of the index (steps.py), so of equal places the
+The kernels put values in along one dim in ascending order of the index, so of equal places the
 last one written stays, on every run. `scatter_add`, which gradients are made of, is in indexing.py.
 """
 
@@ -12,8 +12,8 @@ from typing import Any
 from kiln.ops.creation.constants import full
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.elementwise import comparison
+from kiln.ops.elementwise.precision import narrow, wide
 from kiln.ops.indexing.gathering import OUT, check_index, gather, in_one_dim, long, scatter_add, unlike
-from kiln.ops.nn.activations import narrow, wide
 from kiln.ops.views.core_views import expand, reshape, slice_
 from kiln.table import arguments
 from kiln.table import drawn as d

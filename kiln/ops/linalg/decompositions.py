@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 from kiln.ops.creation import constants
-from kiln.ops.creation.named_results import named
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.elementwise import comparison
 from kiln.ops.linalg import lapack
@@ -34,6 +33,7 @@ from kiln.ops.linalg.systems import (
     triangular,
     upper_,
 )
+from kiln.ops.named_results import named
 from kiln.ops.products.addends import given
 from kiln.ops.products.matrix_products import swapped
 from kiln.ops.views.core_views import broadcast_to, reshape, unsqueeze

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from kiln.ops.creation.named_results import named
 from kiln.ops.linalg import lapack
 from kiln.ops.linalg.decompositions import qr, svd_parts
 from kiln.ops.linalg.matrices import householder_product, lu_factor, lu_factor_ex
 from kiln.ops.linalg.outside import outside, scipy_linalg
 from kiln.ops.linalg.systems import check, linear, matmul
+from kiln.ops.named_results import named
 from kiln.ops.products.matrix_products import swapped
 from kiln.ops.random import sampling
 from kiln.table import drawn as d

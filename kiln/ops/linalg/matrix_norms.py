@@ -8,15 +8,15 @@ from kiln import _core
 from kiln.graph.size import product as product_of
 from kiln.ops.creation.constants import full
 from kiln.ops.elementwise import arithmetic as p
+from kiln.ops.elementwise.precision import narrow, wide
 from kiln.ops.linalg import lapack
 from kiln.ops.linalg.decompositions import singular_values
 from kiln.ops.linalg.outside import outside
 from kiln.ops.linalg.systems import BAD, LAPACK, check, inverse_of, linear, nothing, rows_of, solve_matrices
-from kiln.ops.nn.activations import narrow, wide
 from kiln.ops.products.addends import given
 from kiln.ops.products.matrix_products import _matrices
+from kiln.ops.reductions.core_reductions import sum as sum_
 from kiln.ops.reductions.norms import INFINITY, norm_over
-from kiln.ops.reductions.reduce import sum as sum_
 from kiln.ops.views.core_views import expand, movedim, reshape, unsqueeze
 from kiln.table import drawn as d
 from kiln.table import kinds, registry

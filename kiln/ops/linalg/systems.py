@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 from kiln.ops.creation import constants
-from kiln.ops.creation.named_results import named
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.elementwise import comparison
 from kiln.ops.linalg import lapack
 from kiln.ops.linalg.outside import LinAlgError, outside
+from kiln.ops.named_results import named
 from kiln.ops.products.addends import given
 from kiln.ops.products.matrix_products import matmul as _matmul
 from kiln.ops.products.matrix_products import swapped

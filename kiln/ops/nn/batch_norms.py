@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from kiln.ops.elementwise.unary import rsqrt
-from kiln.ops.nn.activations import floating, narrow
+from kiln.ops.elementwise.elementary import rsqrt
+from kiln.ops.elementwise.precision import floating, narrow
 from kiln.ops.nn.group_norms import check_channels, normalize_by, per_channel
-from kiln.ops.reductions.reduce import reduce_sum
+from kiln.ops.reductions.core_reductions import reduce_sum
 from kiln.ops.views.core_views import reshape
 from kiln.table import drawn as d
 from kiln.table.arguments import count_of, is_value, numel

@@ -12,9 +12,9 @@ from typing import Any
 
 from kiln.graph.size import product
 from kiln.ops.elementwise import arithmetic as p
-from kiln.ops.elementwise.unary import floor, round
+from kiln.ops.elementwise.elementary import floor, round
+from kiln.ops.elementwise.precision import narrow, wide
 from kiln.ops.indexing.gathering import gather
-from kiln.ops.nn.activations import narrow, wide
 from kiln.ops.nn.interpolation import cubic_weight, cubic_weights
 from kiln.ops.views.core_views import expand, reshape, slice_
 from kiln.ops.windows.geometry import listed, require

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from kiln.ops.elementwise.arithmetic import pow
-from kiln.ops.elementwise.unary import rsqrt
-from kiln.ops.nn.activations import floating, narrow, wide
+from kiln.ops.elementwise.elementary import rsqrt
+from kiln.ops.elementwise.precision import floating, narrow, wide
 from kiln.ops.nn.softmax_and_layer_norm import first_of_last
-from kiln.ops.reductions.reduce import reduce_sum
+from kiln.ops.reductions.core_reductions import reduce_sum
 from kiln.ops.views.core_views import embed, reshape, slice_
 from kiln.table import drawn as d
 from kiln.table.arguments import count_of, expect_count, is_value, numel

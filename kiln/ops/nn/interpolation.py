@@ -13,9 +13,9 @@ from typing import Any
 from kiln.ops.creation.constants import filled
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.elementwise.comparison import eq
-from kiln.ops.elementwise.unary import floor
+from kiln.ops.elementwise.elementary import floor
+from kiln.ops.elementwise.precision import narrow, wide
 from kiln.ops.indexing.gathering import gather, scatter_add
-from kiln.ops.nn.activations import narrow, wide
 from kiln.ops.windows.adaptive_pools import adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d
 from kiln.ops.windows.geometry import require
 from kiln.table import drawn as d

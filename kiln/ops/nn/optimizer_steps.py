@@ -25,8 +25,8 @@ from collections.abc import Callable
 from typing import Any
 
 from kiln.ops.elementwise.arithmetic import maximum
-from kiln.ops.elementwise.unary import sqrt
-from kiln.ops.nn.activations import narrow, wide
+from kiln.ops.elementwise.elementary import sqrt
+from kiln.ops.elementwise.precision import narrow, wide
 from kiln.table import drawn as d
 from kiln.table import registry
 from kiln.table.record import Number, Op, Samples, Structure, Tensor, composite

@@ -4,7 +4,7 @@
     gru_gates     input's and hidden's parts (B, 3H) of the gates r z n, hidden (B, H)  ->  hidden
 
 Each is one kernel, and so is its derivative, which joins the gates' gradients. A step of a layer
-(`kiln.nn.recurrence`) is a product and such a kernel, and so is a step back: `lstm_step`, `lstm_back` ...
+(`kiln.nn.recurrent_steps`) is a product and such a kernel, and so is a step back: `lstm_step`, `lstm_back`.
 What has gone through the input's weights, `input`, was computed for all steps at once. Weights are
 PyTorch's.
 """
@@ -14,9 +14,9 @@ from __future__ import annotations
 from typing import Any
 
 from kiln.ops.elementwise import arithmetic as p
-from kiln.ops.elementwise.unary import relu, sigmoid, tanh
+from kiln.ops.elementwise.elementary import relu, sigmoid, tanh
+from kiln.ops.elementwise.precision import floating, narrow, wide
 from kiln.ops.indexing.gathering import concat
-from kiln.ops.nn.activations import floating, narrow, wide
 from kiln.ops.products.matrix_products import _differ, linear, product, swapped
 from kiln.ops.views.core_views import slice_
 from kiln.table import drawn as d

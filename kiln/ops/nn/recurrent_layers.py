@@ -3,7 +3,7 @@
 What has gone through the input's weights was computed for all steps at once. The kernel
 (`kiln.codegen.recurrence`) computes what `written` says, step by step, to the bit: a product, then the cell.
 Rows of the batch never meet. Backward, and sequences of several lengths, take the steps one by one
-(`kiln.nn.recurrence`).
+(`kiln.nn.recurrent_steps`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from kiln.graph.size import quotient
-from kiln.ops.elementwise.unary import relu, tanh
+from kiln.ops.elementwise.elementary import relu, tanh
 from kiln.ops.indexing.gathering import concat
 from kiln.ops.nn.recurrent_cells import gru_state, lstm_states
 from kiln.ops.products.matrix_products import product

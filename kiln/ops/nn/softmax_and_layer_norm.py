@@ -9,12 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from kiln.ops.elementwise import arithmetic as p
-from kiln.ops.elementwise.unary import exp, log, rsqrt
-from kiln.ops.nn.activations import floating, narrow, wide
-from kiln.ops.reductions.reduce import reduce_max, reduce_sum
+from kiln.ops.elementwise.elementary import exp, log, neg, rsqrt
+from kiln.ops.elementwise.precision import floating, narrow, wide
+from kiln.ops.reductions.core_reductions import reduce_max, reduce_sum
 from kiln.table import drawn as d
 from kiln.table.arguments import count_of, dtype_name
 from kiln.table.kinds import normalize_dims
+from kiln.table.public import public
 from kiln.table.record import Number, Structure, Tensor, composite
 
 # Softmax
@@ -186,3 +187,20 @@ def layer_norm(
     y = centered * scale
     y = y if weight is None else y * wide(weight)
     return narrow(y if bias is None else y + wide(p.by_steps(bias)), input.dtype)
+
+
+@public(
+    "softmin",
+    layer=True,
+    method=False,
+    samples=d.samples(lambda rng, t: ((d.array(rng, (3, 5), t), 1), {})),
+    dtypes="float",
+    failures=d.failures(((d.Zeros(2, 3), 5), {}, IndexError, "Dimension out of range")),
+)
+def softmin(input: Any, dim: int, dtype: Any = None) -> Any:
+    """`softmax(-input, dim)`; floats, or converted to `dtype` first. IndexError for a dim out of range.
+
+    >>> kiln.nn.functional.softmin(kiln.tensor([1.0, 1.0]), 0)
+    tensor([0.5000, 0.5000])
+    """
+    return softmax(neg(input), dim, dtype)

@@ -11,7 +11,7 @@ from typing import Any
 from kiln.graph.size import product as product_of
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.elementwise.comparison import ne
-from kiln.ops.nn.activations import narrow, wide
+from kiln.ops.elementwise.precision import narrow, wide
 from kiln.ops.products.matrix_products import (
     _check_bmm,
     _check_dot,
@@ -27,7 +27,7 @@ from kiln.ops.products.matrix_products import (
     same_dtype,
     swapped,
 )
-from kiln.ops.reductions.reduce import reduce_sum
+from kiln.ops.reductions.core_reductions import reduce_sum
 from kiln.ops.views.core_views import expand, reshape
 from kiln.table import drawn as d
 from kiln.table.arguments import INTEGERS, dtype_name, into

@@ -15,7 +15,7 @@ from kiln.graph.size import product as product_of
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.products.addends import given
 from kiln.ops.products.matrix_products import _differ, _matrices, _require, matmul
-from kiln.ops.reductions.reduce import sum as sum_
+from kiln.ops.reductions.core_reductions import sum as sum_
 from kiln.ops.views.core_views import permute, reshape, slice_
 from kiln.table import drawn as d
 from kiln.table.arguments import into, is_value

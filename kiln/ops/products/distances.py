@@ -9,8 +9,8 @@ from kiln.graph.size import product as product_of
 from kiln.ops.creation.data import tensor
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.elementwise import comparison
-from kiln.ops.elementwise.unary import abs, root, sign
-from kiln.ops.nn.activations import narrow, wide
+from kiln.ops.elementwise.elementary import abs, root, sign
+from kiln.ops.elementwise.precision import narrow, wide
 from kiln.ops.products.matrix_products import (
     _differ,
     _explained,
@@ -20,8 +20,8 @@ from kiln.ops.products.matrix_products import (
     product,
     swapped,
 )
+from kiln.ops.reductions.core_reductions import reduce_sum
 from kiln.ops.reductions.norms import INFINITY, norm_over
-from kiln.ops.reductions.reduce import reduce_sum
 from kiln.ops.views.core_views import expand, permute, reshape
 from kiln.table import drawn as d
 from kiln.table import kinds

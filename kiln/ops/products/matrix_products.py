@@ -12,8 +12,8 @@ from typing import Any
 
 from kiln.graph.size import product as product_of
 from kiln.ops.elementwise.arithmetic import convert
-from kiln.ops.nn.activations import narrow, wide
-from kiln.ops.reductions.reduce import reduce_sum
+from kiln.ops.elementwise.precision import narrow, wide
+from kiln.ops.reductions.core_reductions import reduce_sum
 from kiln.ops.views.core_views import expand, permute, reshape
 from kiln.table import drawn as d
 from kiln.table import kinds

@@ -15,8 +15,8 @@ from typing import Any
 from kiln.errors import describe, message
 from kiln.ops.creation.constants import check_options, chosen_dtype, settle, sizes_given
 from kiln.ops.elementwise.arithmetic import convert, maximum, minimum, where
-from kiln.ops.elementwise.unary import abs as absolute
-from kiln.ops.elementwise.unary import log, sqrt
+from kiln.ops.elementwise.elementary import abs as absolute
+from kiln.ops.elementwise.elementary import log, sqrt
 from kiln.ops.indexing.getitem import put
 from kiln.ops.random import draws as r
 from kiln.ops.random import references

@@ -12,8 +12,8 @@ from typing import Any
 
 from kiln.ops.creation.constants import iota
 from kiln.ops.elementwise.arithmetic import convert, maximum, where
-from kiln.ops.elementwise.unary import cos, exp, log, log1p, sin
-from kiln.ops.nn.activations import floating, narrow
+from kiln.ops.elementwise.elementary import cos, exp, log, log1p, sin
+from kiln.ops.elementwise.precision import floating, narrow
 from kiln.ops.random import references
 from kiln.ops.views.core_views import reshape
 from kiln.scalars import philox, scalar

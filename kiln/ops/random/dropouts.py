@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 from kiln.ops.elementwise.arithmetic import where
-from kiln.ops.nn.activations import floating, narrow
+from kiln.ops.elementwise.precision import floating, narrow
 from kiln.ops.random.draws import draw_uniform, places, shaped
 from kiln.ops.random.generator import reserve
 from kiln.table import drawn as d

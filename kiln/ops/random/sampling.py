@@ -11,7 +11,7 @@ from kiln import _core
 from kiln.errors import describe, message
 from kiln.ops.creation.constants import check_options, chosen_dtype, settle, sizes_given
 from kiln.ops.elementwise.arithmetic import convert
-from kiln.ops.elementwise.finite import all_within
+from kiln.ops.elementwise.infinities_and_nan import all_within
 from kiln.ops.indexing.getitem import put
 from kiln.ops.random import draws as r
 from kiln.ops.random.generator import reserve

@@ -14,7 +14,7 @@ from kiln.ops.creation.constants import filled
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.indexing.gathering import cat, gather
 from kiln.ops.rearranging.reorder import flip
-from kiln.ops.reductions.reduce import reduce_sum
+from kiln.ops.reductions.core_reductions import reduce_sum
 from kiln.ops.views.core_views import expand, reshape, slice_, write
 from kiln.table import drawn as d
 from kiln.table.arguments import dtype_name, number

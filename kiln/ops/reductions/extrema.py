@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kiln.ops.creation.named_results import located
+from kiln.ops.named_results import located
 from kiln.table.arguments import dtype_name, into, type_name
 from kiln.table.kinds import normalize_dim, normalize_dims
 from kiln.table.public import public

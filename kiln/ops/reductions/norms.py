@@ -10,9 +10,9 @@ from typing import Any
 
 from kiln.ops.elementwise import comparison
 from kiln.ops.elementwise.arithmetic import clamp_min, pow, where
-from kiln.ops.elementwise.unary import abs, root
-from kiln.ops.nn.activations import narrow, wide
-from kiln.ops.reductions.reduce import reduce_max, reduce_min, reduce_sum
+from kiln.ops.elementwise.elementary import abs, root
+from kiln.ops.elementwise.precision import narrow, wide
+from kiln.ops.reductions.core_reductions import reduce_max, reduce_min, reduce_sum
 from kiln.table import drawn as d
 from kiln.table import kinds, registry
 from kiln.table.arguments import dtype_name, into, type_name

@@ -1,14 +1,14 @@
-"""Scans: running sums, products and extrema along one dim (the steps: steps.py)."""
+"""Scans: running sums, products and extrema along one dim (the steps: scan_and_scatter_steps.py)."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from kiln.ops.creation.named_results import located
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.elementwise import comparison
-from kiln.ops.elementwise.unary import exp, log
+from kiln.ops.elementwise.elementary import exp, log
 from kiln.ops.indexing.gathering import gather
+from kiln.ops.named_results import located
 from kiln.ops.views.core_views import reshape
 from kiln.table import drawn as d
 from kiln.table.arguments import dtype_name, is_float, type_name

@@ -1,4 +1,4 @@
-"""Reductions in the forms PyTorch offers them, made of the ones of `reduce`.
+"""Reductions in the forms PyTorch offers them, made of the ones of `core_reductions`.
 
 Variances with and without their mean, sums that skip NaN, counts, both extrema at once, covariances.
 """
@@ -8,14 +8,14 @@ from __future__ import annotations
 from typing import Any
 
 from kiln.ops.creation.constants import positions
-from kiln.ops.creation.named_results import named
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.elementwise import comparison
-from kiln.ops.elementwise.unary import root
-from kiln.ops.nn.activations import narrow, wide
+from kiln.ops.elementwise.elementary import root
+from kiln.ops.elementwise.precision import narrow, wide
+from kiln.ops.named_results import named
 from kiln.ops.products.matrix_products import product
-from kiln.ops.reductions import extrema, reduce
-from kiln.ops.reductions.reduce import reduce_any, reduce_sum
+from kiln.ops.reductions import core_reductions, extrema
+from kiln.ops.reductions.core_reductions import reduce_any, reduce_sum
 from kiln.table import drawn as d
 from kiln.table import kinds
 from kiln.table.arguments import count_of, default_float, dtype_name, into, is_float, type_name
@@ -128,8 +128,8 @@ _DEVIATION = """{0} over `dim` (an int, several, or None for all); floats.
     >>> kiln.{1}(kiln.tensor([1.0, 2.0, 3.0]))
     {2}
     """
-var = _deviation("var", reduce.var, _DEVIATION.format("The variance", "var", "tensor(1.)"))
-std = _deviation("std", reduce.std, _DEVIATION.format("The standard deviation", "std", "tensor(1.)"))
+var = _deviation("var", core_reductions.var, _DEVIATION.format("The variance", "var", "tensor(1.)"))
+std = _deviation("std", core_reductions.std, _DEVIATION.format("The standard deviation", "std", "tensor(1.)"))
 _BOTH = "(tensor(1.), tensor(2.))"
 var_mean = _deviation(
     "var_mean", var_mean_of, _DEVIATION.format("The variance and the mean", "var_mean", _BOTH)

@@ -6,12 +6,12 @@ from typing import Any
 
 from kiln.ops.creation.constants import full, linspace, zeros
 from kiln.ops.creation.data import tensor
-from kiln.ops.creation.named_results import named
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.elementwise import comparison
 from kiln.ops.indexing.gathering import cat, common, gather, long, rows_at, scatter_add
 from kiln.ops.indexing.masks import flat_places
 from kiln.ops.indexing.scattering import scatter_set
+from kiln.ops.named_results import named
 from kiln.ops.reductions.scans import scan_sum
 from kiln.ops.sorting.sorts import argsort, searchsorted, sort
 from kiln.ops.views.core_views import expand, movedim, reshape, select, slice_

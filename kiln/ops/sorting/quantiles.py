@@ -7,13 +7,13 @@ from typing import Any
 from kiln.graph.size import quotient
 from kiln.ops.creation.constants import full
 from kiln.ops.creation.constants import positions as positions_along
-from kiln.ops.creation.named_results import located
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.elementwise import comparison
+from kiln.ops.elementwise.three_operands import lerp
 from kiln.ops.indexing.gathering import gather
-from kiln.ops.nn.activations import lerp
+from kiln.ops.named_results import located
+from kiln.ops.reductions.core_reductions import reduce_any, reduce_argmax, reduce_sum
 from kiln.ops.reductions.extrema import not_empty
-from kiln.ops.reductions.reduce import reduce_any, reduce_argmax, reduce_sum
 from kiln.ops.reductions.scans import scan_argmax
 from kiln.ops.sorting.sorts import sort, sort_positions
 from kiln.ops.views.core_views import movedim, reshape, select

@@ -7,9 +7,9 @@ from typing import Any
 
 from kiln import _core
 from kiln.ops.creation.constants import full
-from kiln.ops.creation.named_results import located
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.indexing.gathering import gather
+from kiln.ops.named_results import located
 from kiln.ops.views.core_views import expand, permute, reshape, select
 from kiln.table import drawn as d
 from kiln.table.arguments import dtype_name, run

@@ -13,10 +13,10 @@ from kiln.graph.size import product
 from kiln.ops.creation.constants import zeros
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.elementwise.comparison import gt, ne
+from kiln.ops.elementwise.precision import narrow, wide
 from kiln.ops.indexing.gathering import gather
-from kiln.ops.nn.activations import narrow, wide
+from kiln.ops.reductions.core_reductions import mean
 from kiln.ops.reductions.extrema import max as largest
-from kiln.ops.reductions.reduce import mean
 from kiln.ops.views.core_views import reshape
 from kiln.ops.windows.average_pools import avg_pool1d, avg_pool2d, avg_pool3d
 from kiln.ops.windows.geometry import Ints, listed, require

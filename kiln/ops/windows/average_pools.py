@@ -11,9 +11,9 @@ from typing import Any
 from kiln.graph.size import product
 from kiln.ops.creation.constants import filled, positions
 from kiln.ops.elementwise import arithmetic as p
-from kiln.ops.elementwise.unary import abs as absolute
-from kiln.ops.elementwise.unary import relu, sign
-from kiln.ops.nn.activations import narrow, wide
+from kiln.ops.elementwise.elementary import abs as absolute
+from kiln.ops.elementwise.elementary import relu, sign
+from kiln.ops.elementwise.precision import narrow, wide
 from kiln.ops.views.core_views import expand, reshape, write
 from kiln.ops.views.strided import contiguous_strides
 from kiln.ops.windows.geometry import Ints, Windows, bordered, listed, require, stages, tap, taps

@@ -12,8 +12,8 @@ from typing import Any
 
 from kiln.graph.size import product, quotient
 from kiln.ops.creation.constants import filled
+from kiln.ops.elementwise.precision import narrow, wide
 from kiln.ops.indexing.gathering import scatter_add
-from kiln.ops.nn.activations import narrow, wide
 from kiln.ops.views.core_views import as_strided, expand, reshape, slice_, write
 from kiln.ops.views.strided import contiguous_strides
 from kiln.ops.windows.geometry import Ints, bordered, listed, require

@@ -14,8 +14,8 @@ from kiln.graph.size import product, quotient
 from kiln.ops.creation.constants import filled
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.elementwise.comparison import eq, gt, ne
+from kiln.ops.elementwise.precision import narrow, wide
 from kiln.ops.indexing.gathering import scatter_add
-from kiln.ops.nn.activations import narrow, wide
 from kiln.ops.views.core_views import reshape, write
 from kiln.ops.views.strided import contiguous_strides
 from kiln.ops.windows.geometry import Ints, Windows, bordered, stages, tap, taps

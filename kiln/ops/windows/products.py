@@ -20,9 +20,9 @@ from typing import Any
 from kiln.graph.size import product as product_of
 from kiln.graph.size import quotient
 from kiln.ops.creation.constants import filled
-from kiln.ops.nn.activations import narrow, wide
+from kiln.ops.elementwise.precision import narrow, wide
 from kiln.ops.products.matrix_products import product
-from kiln.ops.reductions.reduce import reduce_sum
+from kiln.ops.reductions.core_reductions import reduce_sum
 from kiln.ops.views.core_views import as_strided, expand, permute, reshape, slice_, write
 from kiln.ops.views.strided import contiguous_strides
 from kiln.ops.windows.geometry import Ints, bordered

@@ -10,7 +10,7 @@ from kiln._core import Tensor
 from kiln.errors import describe, message
 from kiln.graph.graph import Value
 from kiln.graph.size import Size
-from kiln.ops.elementwise.unary import rsqrt
+from kiln.ops.elementwise.elementary import rsqrt
 from kiln.ops.nn.attention.primitives import attend, attend_written, reference_shares
 from kiln.ops.random.generator import reserve
 from kiln.ops.views.core_views import expand, permute, reshape

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from kiln.ops.nn.activations import narrow
+from kiln.ops.elementwise.precision import narrow
 from kiln.ops.nn.attention import written as w
 from kiln.ops.products.matrix_products import product, swapped
 from kiln.ops.random.dropouts import reference_mask
-from kiln.ops.reductions.reduce import reduce_sum
+from kiln.ops.reductions.core_reductions import reduce_sum
 from kiln.ops.views.core_views import permute
 from kiln.table import drawn as d
 from kiln.table.record import Number, Op, Sample, Structure, Tensor, composite, primitive

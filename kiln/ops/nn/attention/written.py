@@ -19,11 +19,11 @@ from typing import Any, Union
 from kiln.graph.size import quotient
 from kiln.ops.elementwise import comparison
 from kiln.ops.elementwise.arithmetic import convert, detach, where
-from kiln.ops.elementwise.unary import exp
-from kiln.ops.nn.activations import narrow, wide
+from kiln.ops.elementwise.elementary import exp
+from kiln.ops.elementwise.precision import narrow, wide
 from kiln.ops.products.matrix_products import product, swapped
 from kiln.ops.random.dropouts import dropout_values
-from kiln.ops.reductions.reduce import reduce_max, reduce_sum
+from kiln.ops.reductions.core_reductions import reduce_max, reduce_sum
 from kiln.ops.views.core_views import expand, permute, reshape, slice_
 from kiln.table.kinds import ATTENTION_ROWS
 from kiln.table.record import constant, find

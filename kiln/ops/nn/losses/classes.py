@@ -12,10 +12,10 @@ from kiln.graph.size import product
 from kiln.ops.creation.constants import positions
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.elementwise import comparison
-from kiln.ops.nn.activations import floating, narrow, wide
+from kiln.ops.elementwise.precision import floating, narrow, wide
 from kiln.ops.nn.losses.common import BAD_REDUCTION, check_reduction, everything
 from kiln.ops.nn.softmax_and_layer_norm import log_softmax, shares
-from kiln.ops.reductions.reduce import reduce_sum
+from kiln.ops.reductions.core_reductions import reduce_sum
 from kiln.ops.views.core_views import expand, reshape
 from kiln.table import drawn as d
 from kiln.table import kinds

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from kiln._core import result_type
-from kiln.ops.nn.activations import narrow, wide
-from kiln.ops.reductions.reduce import reduce_sum
+from kiln.ops.elementwise.precision import narrow, wide
+from kiln.ops.reductions.core_reductions import reduce_sum
 from kiln.table import drawn as d
 from kiln.table.arguments import count_of
 

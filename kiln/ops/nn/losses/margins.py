@@ -11,11 +11,12 @@ from typing import Any
 from kiln.ops.creation.constants import positions
 from kiln.ops.elementwise import comparison
 from kiln.ops.elementwise.arithmetic import by_steps, clamp_min, minimum, where
-from kiln.ops.elementwise.unary import exp, log1p, sqrt
-from kiln.ops.nn.activations import floating, logsigmoid, narrow, wide
+from kiln.ops.elementwise.elementary import exp, log1p, sqrt
+from kiln.ops.elementwise.precision import floating, narrow, wide
 from kiln.ops.nn.losses.common import check_reduction, reduced
+from kiln.ops.nn.smooth_activations import logsigmoid
+from kiln.ops.reductions.core_reductions import reduce_any, reduce_sum
 from kiln.ops.reductions.norms import norm_over
-from kiln.ops.reductions.reduce import reduce_any, reduce_sum
 from kiln.ops.views.core_views import reshape
 from kiln.table import drawn as d
 from kiln.table import kinds

@@ -6,10 +6,11 @@ from typing import Any
 
 from kiln.ops.elementwise.arithmetic import larger, maximum, where
 from kiln.ops.elementwise.comparison import eq
-from kiln.ops.elementwise.unary import exp, log, log1p
-from kiln.ops.nn.activations import floating, logsigmoid, narrow, wide
+from kiln.ops.elementwise.elementary import exp, log, log1p
+from kiln.ops.elementwise.precision import floating, narrow, wide
 from kiln.ops.nn.losses.common import BAD_REDUCTION, check_reduction, elements, pairs, reduced
-from kiln.ops.reductions.reduce import reduce_sum
+from kiln.ops.nn.smooth_activations import logsigmoid
+from kiln.ops.reductions.core_reductions import reduce_sum
 from kiln.scalars import mathematics as m
 from kiln.scalars.scalar import const
 from kiln.table import drawn as d

@@ -9,8 +9,8 @@ from typing import Any
 from kiln.ops.creation.constants import full_like
 from kiln.ops.elementwise import comparison
 from kiln.ops.elementwise.arithmetic import detach, where
-from kiln.ops.elementwise.unary import abs, exp, log, square
-from kiln.ops.nn.activations import narrow, wide
+from kiln.ops.elementwise.elementary import abs, exp, log, square
+from kiln.ops.elementwise.precision import narrow, wide
 from kiln.ops.nn.losses.common import check_reduction, difference, elements, pairs, reduced, weighted
 from kiln.ops.views.core_views import unsqueeze
 from kiln.table import drawn as d

@@ -1,4 +1,4 @@
-"""The elementary functions beyond those of `unary`: trigonometric, hyperbolic, their inverses, logarithms.
+"""Functions beyond those of `elementary`: trigonometric, hyperbolic, their inverses, logarithms.
 
 Bounds of error are in NUMERICS.md. Integers and bool become the default float dtype first, except where
 PyTorch has no such function of them.
@@ -10,9 +10,9 @@ import math
 from typing import Any
 
 from kiln.ops.elementwise.arithmetic import convert, larger, where
-from kiln.ops.elementwise.arithmetic_calls import pow
 from kiln.ops.elementwise.comparison import eq, le, logical_and, unsupported
-from kiln.ops.elementwise.unary import DOC, cos, exp2, float_function, log, log1p, rsqrt, sigmoid
+from kiln.ops.elementwise.elementary import DOC, cos, exp2, float_function, log, log1p, rsqrt, sigmoid
+from kiln.ops.elementwise.public_arithmetic import pow
 from kiln.scalars import hyperbolic, inverses, trigonometry
 from kiln.scalars import mathematics as m
 from kiln.scalars.scalar import INTS, Scalar, absolute, const, select

@@ -8,10 +8,10 @@ from kiln import _core
 from kiln.graph.graph import Value
 from kiln.ops.elementwise.arithmetic import clone, convert, where
 from kiln.ops.elementwise.comparison import eq, ge, le, ne
+from kiln.ops.elementwise.elementary import abs, isfinite, special
 from kiln.ops.elementwise.parts_of_numbers import LARGEST
-from kiln.ops.elementwise.unary import abs, isfinite, special
-from kiln.ops.nn.activations import wide
-from kiln.ops.reductions.reduce import reduce_all
+from kiln.ops.elementwise.precision import wide
+from kiln.ops.reductions.core_reductions import reduce_all
 from kiln.scalars import scalar
 from kiln.scalars.scalar import const, select
 from kiln.table import drawn as d

@@ -6,18 +6,11 @@ from typing import Any
 
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.elementwise import comparison
-from kiln.ops.elementwise import unary as u
-from kiln.ops.elementwise.finite import all_near, near
-from kiln.ops.nn.activations import (
-    cube,
-    floating,
-    half_power,
-    inverse_half_power,
-    inverse_power,
-    inverse_square,
-    narrow,
-)
-from kiln.ops.reductions import reduce
+from kiln.ops.elementwise import elementary as u
+from kiln.ops.elementwise.infinities_and_nan import all_near, near
+from kiln.ops.elementwise.powers import cube, half_power, inverse_half_power, inverse_power, inverse_square
+from kiln.ops.elementwise.precision import floating, narrow
+from kiln.ops.reductions import core_reductions
 from kiln.table import drawn as d
 from kiln.table.arguments import dtype_name, fitting, into, is_float
 from kiln.table.kinds import NO_DIFFERENCE
@@ -229,7 +222,7 @@ def clamp(input: Any, min: Any = None, max: Any = None, *, out: Any = None) -> A
 def all_equal(input: Tensor, other: Tensor) -> Any:
     """Whether all elements are equal, broadcast, as a 0-d array: `equal` once the sizes are."""
     same = comparison.eq(input, other)
-    return reduce.reduce_all(same, tuple(range(same.ndim)), False)
+    return core_reductions.reduce_all(same, tuple(range(same.ndim)), False)
 
 
 @public("equal", dtypes="all", differentiable=False)

@@ -9,8 +9,8 @@ from typing import Any
 
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.elementwise import comparison
-from kiln.ops.elementwise.unary import exp, isinf, log, root
-from kiln.ops.nn.activations import narrow, wide
+from kiln.ops.elementwise.elementary import exp, isinf, log, root
+from kiln.ops.elementwise.precision import narrow, wide
 from kiln.table import drawn as d
 from kiln.table import kinds
 from kiln.table.arguments import count_of, default_float, dtype_name, type_name
