@@ -6,7 +6,7 @@ apart.
 
 from __future__ import annotations
 
-_WIDE = "operands are float32 by then (rounded_once of kiln.capture.function); the rest is tests/ops/test_rounding.py's"
+_WIDE = "operands are float32 by then (kiln.capture.function); the rest is test_rounding.py's"
 _HARMLESS = "any harmless argument does for the branch that is not taken"
 _EITHER = "the larger or smaller of two is the same either way"
 _SYMMETRIC = "the two are only multiplied or compared with each other"

@@ -7,6 +7,7 @@ construction.
 from __future__ import annotations
 
 import math
+from types import ModuleType
 from typing import Any
 
 from kiln import _core
@@ -19,7 +20,7 @@ from kiln.table import drawn as d
 from kiln.table import kinds
 from kiln.table.arguments import dtype_name, number, run, type_name
 from kiln.table.public import methods, public
-from kiln.table.record import Number, Sample, Sizes, Structure, composite, constant, primitive
+from kiln.table.record import Number, Sample, Sizes, Structure, Tensor, composite, constant, primitive
 from kiln.table.registry import forms
 
 
@@ -68,7 +69,7 @@ def positions(x: g.Value, dim: int) -> g.Value:
     return x.graph.add(iota, (), (tuple(x.shape), dim))
 
 
-def _ranged(np: Any, start: Any, step: Any, sizes: Any, dtype: str) -> Any:
+def _ranged(np: ModuleType, start: Any, step: Any, sizes: Any, dtype: str) -> Any:
     return (start + np.arange(sizes[0]) * step).astype(d.held(dtype))
 
 
@@ -92,7 +93,7 @@ def progression(start: Number, step: Number, sizes: Sizes, dtype: Structure) -> 
     return _as(p.convert(start, exact) + place * p.convert(step, exact), dtype)
 
 
-def _as(x: Any, dtype: str) -> Any:
+def _as(x: Tensor, dtype: str) -> Any:
     return x if not isinstance(x, g.Value) or x.dtype == dtype else p.convert(x, dtype)
 
 
@@ -208,7 +209,7 @@ def _with_options(
     return out.copy_(result)
 
 
-def _as_dtype(x: Any, name: str) -> Any:
+def _as_dtype(x: Tensor, name: str) -> Any:
     """A tensor or a value of a graph in a dtype; itself if it is."""
     return x if dtype_name(x.dtype) == name else p.convert(x, name)
 
@@ -281,7 +282,7 @@ def full_(
     return settle(result, requires_grad, device, "full", options)
 
 
-def _beside(input: Any, result: Any) -> Any:
+def _beside(input: Tensor, result: Any) -> Any:
     """A new array that is made after another one: beside a sample of a batch (kiln.func) one per sample, so
     that what depends on the sample may be written into it.
     """
@@ -292,7 +293,7 @@ def _like(op: str, value: int) -> Any:
     """zeros_like, ones_like or empty_like."""
 
     def make(
-        input: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False, **options: Any
+        input: Tensor, *, dtype: Any = None, device: Any = None, requires_grad: bool = False, **options: Any
     ) -> Any:
         sizes = tuple(input.shape)
         result = _beside(input, run(full, value, sizes, chosen_dtype(dtype, input.dtype)))
@@ -338,7 +339,7 @@ def _new(op: str, value: int) -> Any:
     """The method new_zeros, new_ones or new_empty."""
 
     def make(
-        input: Any,
+        input: Tensor,
         *size: Any,
         dtype: Any = None,
         device: Any = None,
@@ -354,7 +355,7 @@ def _new(op: str, value: int) -> Any:
     return make
 
 
-def new_full(input: Any, size: Any, fill_value: Any, *, dtype: Any = None, **options: Any) -> Any:
+def new_full(input: Tensor, size: Any, fill_value: Any, *, dtype: Any = None, **options: Any) -> Any:
     """An array of the number `fill_value`, of input's dtype unless another is given."""
     return _beside(input, full_(size, fill_value, dtype=chosen_dtype(dtype, input.dtype), **options))
 

@@ -10,6 +10,7 @@ from kiln.ops.creation.constants import settle
 from kiln.ops.elementwise.arithmetic import clone, convert
 from kiln.table.arguments import dtype_name
 from kiln.table.public import methods, public
+from kiln.table.record import Tensor
 from kiln.table.registry import forms
 
 
@@ -226,7 +227,7 @@ def deepcopy(self: Any, memo: dict[int, Any]) -> Any:
     return memo[id(self)]
 
 
-def _same_place(x: Any, memo: dict[Any, Any]) -> Any:
+def _same_place(x: Tensor, memo: dict[Any, Any]) -> Any:
     """The tensor in a copy of its storage: one for all tensors that look at that storage."""
     storage = x.untyped_storage()
     count = storage.nbytes() // x.element_size()

@@ -23,6 +23,7 @@ from kiln.ops.views.core_views import as_strided, permute
 from kiln.table.arguments import dtype_name, run
 from kiln.table.kinds import FLOATS
 from kiln.table.public import methods, public
+from kiln.table.record import Tensor
 from kiln.table.registry import forms
 
 
@@ -131,12 +132,12 @@ def empty_strided(size: Any, stride: Any, *, dtype: Any = None, **options: Any) 
     )
 
 
-def new_empty_strided(input: Any, size: Any, stride: Any, *, dtype: Any = None, **options: Any) -> Any:
+def new_empty_strided(input: Tensor, size: Any, stride: Any, *, dtype: Any = None, **options: Any) -> Any:
     """`empty_strided` of input's dtype, unless another is given."""
     return empty_strided(size, stride, dtype=chosen_dtype(dtype, input.dtype), **options)
 
 
-def new_tensor(input: Any, data: Any, *, dtype: Any = None, **options: Any) -> Any:
+def new_tensor(input: Tensor, data: Any, *, dtype: Any = None, **options: Any) -> Any:
     """`tensor(data)` of input's dtype, unless another is given."""
     return tensor(data, dtype=chosen_dtype(dtype, input.dtype), **options)
 

@@ -143,7 +143,7 @@ def replaced(input: Operand, nan: Operand, posinf: Operand, neginf: Operand) -> 
 
 
 @replaced.derivative
-def _(g: Any, input: Any) -> Any:
+def _(g: Tensor, input: Tensor) -> Any:
     return where(isfinite(input), g, 0), None, None, None
 
 

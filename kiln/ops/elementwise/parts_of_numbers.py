@@ -5,6 +5,7 @@ element.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from kiln import _core
@@ -50,7 +51,7 @@ def _signed_pairs(rng: Any, dtype: str) -> list[Any]:
     return [Sample((x, d.array(rng, (5,), dtype))), Sample((x, number))]
 
 
-def _copied_sign(np: Any, x: Any, y: Any) -> Any:
+def _copied_sign(np: ModuleType, x: Any, y: Any) -> Any:
     x, y = (np.asarray(v) for v in (x, y))
     kept = x if x.dtype.kind == "f" else x.astype("float32")
     return np.copysign(kept, y.astype(kept.dtype))
@@ -78,7 +79,7 @@ def copysign(input: Operand, other: Operand) -> Any:
 
 
 @copysign.derivative
-def _(g: Any, input: Any, y: Any) -> Any:
+def _(g: Tensor, input: Tensor, y: Tensor) -> Any:
     flat = eq(input, 0)
     return where(flat, 0, g * (y / where(flat, 1, input))), zeros_of(g)
 
@@ -117,7 +118,7 @@ def angle(input: Operand) -> Any:
 
 
 @angle.derivative
-def _(g: Any) -> Any:
+def _(g: Tensor) -> Any:
     return zeros_of(g)
 
 
@@ -149,7 +150,7 @@ def frac(input: Operand) -> Any:
 
 
 @frac.derivative
-def _(g: Any) -> Any:
+def _(g: Tensor) -> Any:
     return g
 
 
@@ -177,7 +178,7 @@ def mantissa_of(input: Operand) -> Any:
 
 
 @mantissa_of.derivative
-def _(g: Any, input: Any) -> Any:
+def _(g: Tensor, input: Tensor) -> Tensor:
     return g * exp2(-exponent_of(input, "int32"))
 
 
@@ -292,7 +293,7 @@ def neighbour(input: Operand, other: Operand, dtype: Structure) -> Any:
 
 
 @neighbour.derivative
-def _(g: Any, input: Any, other: Any) -> Any:
+def _(g: Tensor, input: Tensor, other: Tensor) -> Any:
     return where(ne(input, other), g, 0), zeros_of(g)
 
 

@@ -8,6 +8,7 @@ largest degree. A degree is cut to an integer; below 0 the polynomial is 0. Comp
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from kiln import _core
@@ -93,7 +94,7 @@ def _chebyshev(kind: str, x: Scalar, degree: Scalar) -> Scalar:
 
 
 def _reference(kind: str, shifted: bool) -> Any:
-    def of(np: Any, x: Any, n: Any, *_: Any) -> Any:
+    def of(np: ModuleType, x: Any, n: Any, *_: Any) -> Any:
         y = 2 * np.asarray(x, np.float64) - 1 if shifted else np.asarray(x, np.float64)
         y, n = np.broadcast_arrays(y, np.trunc(np.asarray(n, np.float64)))
         before, last = np.ones_like(y), _FIRST[kind](y)

@@ -7,7 +7,7 @@ from typing import Any
 from kiln.ops.elementwise.elementary import rsqrt, sqrt
 from kiln.scalars import scalar
 from kiln.table import drawn as d
-from kiln.table.record import Operand, pointwise
+from kiln.table.record import Operand, Tensor, pointwise
 
 
 @pointwise(
@@ -26,7 +26,7 @@ def cube(input: Operand) -> Any:
 
 
 @cube.derivative
-def _(g: Any, input: Any) -> Any:
+def _(g: Tensor, input: Tensor) -> Tensor:
     return g * (3 * (input * input))
 
 
@@ -45,7 +45,7 @@ def inverse_square(input: Operand) -> Any:
 
 
 @inverse_square.derivative
-def _(g: Any, input: Any) -> Any:
+def _(g: Tensor, input: Tensor) -> Tensor:
     return g * (-2 * (1 / (input * input) / input))
 
 

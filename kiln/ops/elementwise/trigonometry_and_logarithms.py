@@ -7,6 +7,7 @@ PyTorch has no such function of them.
 from __future__ import annotations
 
 import math
+from types import ModuleType
 from typing import Any
 
 from kiln.ops.elementwise.arithmetic import convert, larger, where
@@ -93,7 +94,7 @@ def atan2(input: Tensor, other: Tensor) -> Any:
 
 
 @atan2.derivative
-def _(g: Any, input: Any, other: Any) -> Any:
+def _(g: Tensor, input: Tensor, other: Tensor) -> Any:
     squares = input * input + other * other
     origin = eq(squares, 0)
     per = where(origin, 0, g / where(origin, 1, squares))
@@ -205,7 +206,7 @@ sinc = _function(
 )
 
 
-def _logit(np: Any, x: Any) -> Any:
+def _logit(np: ModuleType, x: Any) -> Any:
     return np.log(x / (1 - x))
 
 
@@ -240,7 +241,7 @@ def logit_within(input: Operand, eps: Number) -> Any:
 
 
 @logit_within.derivative
-def _(g: Any, input: Any, eps: Any) -> Any:
+def _(g: Tensor, input: Tensor, eps: Any) -> Any:
     inside = logical_and(le(eps, input), le(input, 1 - eps))
     harmless = where(inside, input, 0.5)
     return where(inside, g / (harmless * (1 - harmless)), 0), None
@@ -283,7 +284,7 @@ def hypot(input: Tensor, other: Tensor) -> Any:
 
 
 @hypot.derivative
-def _(g: Any, input: Any, other: Any, y: Any) -> Any:
+def _(g: Tensor, input: Tensor, other: Tensor, y: Tensor) -> Any:
     return g * (input / y), g * (other / y)
 
 
@@ -316,12 +317,12 @@ logaddexp2 = _log_of_sum("logaddexp2", m.exp2, lambda x: m.log1p(x) * (1 / math.
 
 
 @logaddexp.derivative
-def _(g: Any, input: Any, other: Any) -> Any:
+def _(g: Tensor, input: Tensor, other: Tensor) -> Any:
     return g * sigmoid(input - other), g * sigmoid(other - input)
 
 
 @logaddexp2.derivative
-def _(g: Any, input: Any, other: Any) -> Any:
+def _(g: Tensor, input: Tensor, other: Tensor) -> Any:
     return g / (1 + exp2(other - input)), g / (1 + exp2(input - other))
 
 
@@ -372,13 +373,13 @@ xlog1py = _times_log(
 
 
 @xlogy.derivative
-def _(g: Any, input: Any, other: Any) -> Any:
+def _(g: Tensor, input: Tensor, other: Tensor) -> Any:
     nothing = logical_and(eq(input, 0), le(other, 0))
     return where(nothing, 0, g * log(where(nothing, 1, convert(other, g.dtype)))), g * input / other
 
 
 @xlog1py.derivative
-def _(g: Any, input: Any, other: Any) -> Any:
+def _(g: Tensor, input: Tensor, other: Tensor) -> Any:
     nothing = logical_and(eq(input, 0), le(other, -1))
     return where(nothing, 0, g * log1p(where(nothing, 0, convert(other, g.dtype)))), g * input / (other + 1)
 

@@ -20,16 +20,17 @@ from kiln.ops.views.core_views import expand, reshape, unsqueeze
 from kiln.table import drawn as d
 from kiln.table.arguments import dtype_name, is_float, numel
 from kiln.table.public import public
+from kiln.table.record import Tensor
 
 _WIDE = {"float16": "float32", "bfloat16": "float32"}
 
 
-def _bags(offsets: Any, n: int) -> Any:
+def _bags(offsets: Tensor, n: int) -> Tensor:
     """The bag of each of n rows, from where bags begin; -1 before the first."""
     return searchsorted(offsets, arange(n, dtype=dtype_name(offsets.dtype)), right=True) - 1
 
 
-def _check_bag(input: Any, offsets: Any, weights: Any, mode: str) -> None:
+def _check_bag(input: Tensor, offsets: Tensor, weights: Tensor, mode: str) -> None:
     """PyTorch's errors for what makes no bags; it reads where bags begin."""
     if mode not in ("sum", "mean", "max"):
         raise ValueError("mode has to be one of sum, mean or max")
@@ -185,7 +186,7 @@ def embedding_bag(
     return p.convert(_of_stretches(rows, left, bags, count, mode), dtype)
 
 
-def _check_rows(input: Any, n: int) -> None:
+def _check_rows(input: Tensor, n: int) -> None:
     """RuntimeError for an index that is no row, or no integer."""
     if dtype_name(input.dtype) not in ("int64", "int32"):
         raise RuntimeError(
@@ -225,7 +226,7 @@ _NEUTRAL = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "max": -math.inf, "min": math.
 _REDUCE = {"sum": "sum", "mean": "sum", "prod": "prod", "max": "amax", "min": "amin"}
 
 
-def _ends(lengths: Any, offsets: Any, n: int, axis: int, unsafe: bool) -> Any:
+def _ends(lengths: Any, offsets: Tensor, n: int, axis: int, unsafe: bool) -> Any:
     """Where segments begin, and at last where the last ends: [.., segments + 1]."""
     if (lengths is None) == (offsets is None):
         raise RuntimeError("segment_reduce(): Either lengths or offsets must be defined.")

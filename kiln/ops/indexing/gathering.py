@@ -7,6 +7,7 @@ the call, before anything is written. `x[...]` is in getitem.py.
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from kiln import _core
@@ -24,7 +25,7 @@ from kiln.table.record import IndexCheck, Sample, Structure, Tensor, Tensors, co
 OUT = "index {index} is out of bounds for dimension {dim} with size {size}"
 
 
-def _scattered(np: Any, base: Any, dim: int, index: Any, src: Any) -> Any:
+def _scattered(np: ModuleType, base: Any, dim: int, index: Any, src: Any) -> Any:
     out = base.copy()
     places = list(np.indices(index.shape))
     places[dim] = index
@@ -32,7 +33,7 @@ def _scattered(np: Any, base: Any, dim: int, index: Any, src: Any) -> Any:
     return out
 
 
-def _taken(np: Any, x: Any, dim: int, index: Any) -> Any:
+def _taken(np: ModuleType, x: Any, dim: int, index: Any) -> Any:
     places = list(np.indices(index.shape))
     places[dim] = index
     return x[tuple(places)]
@@ -64,7 +65,7 @@ def gather(input: Tensor, dim: Structure, index: Tensor) -> Any:
 
 
 @gather.derivative
-def _(g: Any, input: Any, dim: Any, index: Any) -> Any:
+def _(g: Tensor, input: Tensor, dim: Any, index: Any) -> Any:
     zeros = g.graph.add(find("full"), (arguments.number(g, 0),), (tuple(input.shape), g.dtype))
     return scatter_add(zeros, dim, index, g), None
 
@@ -100,11 +101,11 @@ def scatter_add(input: Tensor, dim: Structure, index: Tensor, src: Tensor) -> An
 
 
 @scatter_add.derivative
-def _(g: Any, dim: Any, index: Any) -> Any:
+def _(g: Tensor, dim: Any, index: Any) -> Any:
     return g, None, gather(g, dim, index)
 
 
-def check_index(op: str, input: Any, dim: int, index: Any, src: Any = None) -> None:
+def check_index(op: str, input: Tensor, dim: int, index: Any, src: Tensor | None = None) -> None:
     """PyTorch's errors for an index array that does not fit; one of nothing may be of any shape and dtype."""
     if 0 in index.shape:
         return
@@ -122,11 +123,10 @@ def check_index(op: str, input: Any, dim: int, index: Any, src: Any = None) -> N
                 f"Size does not match at dimension {k} expected index {list(index.shape)} to be no larger "
                 f"than self {list(input.shape)} apart from dimension {dim}"
             )
-    for have, limit in zip(index.shape, src.shape if src is not None else ()):
+    taken = () if src is None else src.shape
+    for have, limit in zip(index.shape, taken):
         if isinstance(have, int) and isinstance(limit, int) and have > limit:
-            raise RuntimeError(
-                f"Expected index {list(index.shape)} to be no larger than src {list(src.shape)}"
-            )
+            raise RuntimeError(f"Expected index {list(index.shape)} to be no larger than src {list(taken)}")
 
 
 def long(index: Any) -> Any:
@@ -134,12 +134,12 @@ def long(index: Any) -> Any:
     return index if dtype_name(index.dtype) == "int64" else p.convert(index, "int64")
 
 
-def unlike(input: Any, index: Any) -> bool:
+def unlike(input: Tensor, index: Any) -> bool:
     """Whether a call is for arrays in one dim: of a number, or with an index of nothing."""
     return input.ndim == 0 or index.ndim == 0 or 0 in index.shape
 
 
-def in_one_dim(input: Any, index: Any, *src: Any) -> list[Any]:
+def in_one_dim(input: Tensor, index: Any, *src: Any) -> list[Any]:
     """The arrays of such a call, src no larger than index."""
     flat = [reshape(x, (product(tuple(x.shape)),)) for x in (input, long(index), *src)]
     return [*flat[:2], *(slice_(x, 0, (0, flat[1].shape[0], 1)) for x in flat[2:])]
@@ -259,7 +259,7 @@ def take_along_dim(input: Any, indices: Any, dim: int | None = None, *, out: Any
     return gather_wrapped.handle(wide, dim, places, **into(out))
 
 
-def _rows(x: Any, index: Any, dim: int) -> Any:
+def _rows(x: Tensor, index: Any, dim: int) -> Tensor:
     """x with the positions in `index` (int64, any shape) in place of dim `dim`."""
     count = numel(index.shape)
     flat = reshape(index, (*(1,) * dim, count, *(1,) * (x.ndim - dim - 1)))
@@ -362,7 +362,7 @@ def take_at(input: Tensor, dim: Structure, index: Tensor) -> Any:
     return _rows(input, p.where(places < 0, places + arguments.number(input, input.shape[dim]), places), dim)
 
 
-def _check_table(input: Any, weight: Any) -> Any:
+def _check_table(input: Tensor, weight: Tensor) -> Any:
     if dtype_name(input.dtype) not in ("int32", "int64"):
         raise RuntimeError(
             "Expected tensor for argument #1 'indices' to have one of the following scalar types: Long, Int; "
@@ -470,7 +470,7 @@ def concat(tensors: Tensors, dim: Structure) -> Any:
 
 
 @concat.derivative
-def _(g: Any, tensors: Any, dim: Any) -> Any:
+def _(g: Tensor, tensors: Any, dim: Any) -> Any:
     parts: list[Any] = []
     start: Any = 0
     for x in tensors:

@@ -28,6 +28,7 @@ from kiln.table import drawn as d
 from kiln.table import registry
 from kiln.table.arguments import dtype_name, fitting, has_values, is_value, numel, run
 from kiln.table.public import methods, public
+from kiln.table.record import Tensor
 from kiln.table.registry import forms
 
 _WRONG = (
@@ -36,11 +37,11 @@ _WRONG = (
 )
 
 
-def _is_array(x: Any) -> bool:
+def _is_array(x: Tensor) -> bool:
     return is_value(x) or isinstance(x, _core.Tensor)
 
 
-def _entries(x: Any, key: Any) -> list[Any]:
+def _entries(x: Tensor, key: Tensor) -> list[Any]:
     """The entries of a key, the ellipsis filled in with full slices."""
     entries = list(key) if isinstance(key, tuple) else [key]
     entries = [_entry(e) for e in entries]
@@ -80,7 +81,7 @@ def _dims_of(entry: Any) -> int:
     return 1
 
 
-def _sliced(x: Any, dim: int, key: slice) -> Any:
+def _sliced(x: Tensor, dim: int, key: slice) -> Any:
     """x[.., key, ..] at `dim`."""
     size = x.shape[dim]
     step = 1 if key.step is None else key.step.__index__()
@@ -108,7 +109,7 @@ class _Block(NamedTuple):
     array: Any
 
 
-def _viewed(x: Any, entries: list[Any]) -> tuple[Any, list[_Block]]:
+def _viewed(x: Tensor, entries: list[Any]) -> tuple[Any, list[_Block]]:
     """x after the view entries, and its blocks."""
     blocks: list[_Block] = []
     dim = dropped = 0
@@ -140,7 +141,7 @@ def _viewed(x: Any, entries: list[Any]) -> tuple[Any, list[_Block]]:
     return x, blocks
 
 
-def _position(x: Any, dim: int, index: int, dropped: int = 0) -> int:
+def _position(x: Tensor, dim: int, index: int, dropped: int = 0) -> int:
     """`index`, which must be within dim `dim`; `dropped` dims before it have been selected away."""
     size = x.shape[dim]
     if isinstance(size, int) and not -size <= index < size:
@@ -156,7 +157,7 @@ def _check_array(array: Any) -> str:
     return name
 
 
-def getitem(x: Any, key: Any) -> Any:
+def getitem(x: Tensor, key: Tensor) -> Any:
     """x[key]; see the module's text. IndexError for what is out of range or no index, ValueError for a step
     below 1.
 
@@ -222,7 +223,7 @@ def _places(view: Any, block: _Block) -> Any:
     return flat_places(block.array)
 
 
-def _check_mask(mask: Any, view: Any, dim: int) -> None:
+def _check_mask(mask: Tensor, view: Any, dim: int) -> None:
     for k, (a, b) in enumerate(zip(mask.shape, view.shape[dim:])):
         if a != b:
             raise IndexError(
@@ -231,7 +232,7 @@ def _check_mask(mask: Any, view: Any, dim: int) -> None:
             )
 
 
-def setitem(x: Any, key: Any, value: Any) -> None:
+def setitem(x: Tensor, key: Tensor, value: Any) -> None:
     """x[key] = value, a number or an array that broadcasts; see the module's text. Of equal places the last.
 
     >>> x = kiln.zeros(2, 2); x[0] = 1; x
@@ -290,7 +291,7 @@ def _broadcast(value: Any, shape: tuple[Any, ...]) -> Any:
         ) from None
 
 
-def index_put_(x: Any, indices: Any, values: Any, accumulate: bool = False) -> Any:
+def index_put_(x: Tensor, indices: Tensor, values: Any, accumulate: bool = False) -> Any:
     """x[indices] = values, or with `accumulate` added, repeated places in order; returns x.
 
     >>> kiln.zeros(3).index_put_((kiln.tensor([0, 0]),), kiln.ones(2), accumulate=True)
@@ -339,7 +340,7 @@ def index_put(input: Any, indices: Any, values: Any, accumulate: bool = False) -
     return index_put_(p.clone(input), indices, values, accumulate)
 
 
-def copy_(x: Any, source: Any, non_blocking: bool = False) -> Any:
+def copy_(x: Tensor, source: Tensor, non_blocking: bool = False) -> Any:
     """Writes `source` (a number, or an array that broadcasts) into x, converted to its dtype; returns x.
 
     >>> kiln.zeros(2).copy_(kiln.tensor([1, 2]))
@@ -354,14 +355,14 @@ def copy_(x: Any, source: Any, non_blocking: bool = False) -> Any:
     return put(x, source if source.ndim <= x.ndim else fitted)
 
 
-def _fitted(source: Any, x: Any) -> Any:
+def _fitted(source: Tensor, x: Tensor) -> Any:
     """`source` as an array of x's shape: without leading dims of size 1, then expanded."""
     if source.ndim > x.ndim and all(s == 1 for s in source.shape[: source.ndim - x.ndim]):
         source = reshape(source, tuple(source.shape[source.ndim - x.ndim :]))
     return source if tuple(source.shape) == tuple(x.shape) else expand_(source, tuple(x.shape))
 
 
-def put(x: Any, source: Any) -> Any:
+def put(x: Tensor, source: Tensor) -> Any:
     """Writes an array of x's shape into x, converted to its dtype; returns x.
 
     Where gradients of x's former values are recorded, they are recorded to end here.
@@ -374,7 +375,7 @@ def put(x: Any, source: Any) -> Any:
     return x
 
 
-def fill_(x: Any, value: Any) -> Any:
+def fill_(x: Tensor, value: Any) -> Any:
     """Writes one number (or the element of a 0-d array) everywhere in x; returns x.
 
     >>> kiln.zeros(2).fill_(3)
@@ -397,7 +398,7 @@ def fill_(x: Any, value: Any) -> Any:
     return put(x, expand_(value, tuple(x.shape)))
 
 
-def _fill(x: Any, value: Any) -> Any:
+def _fill(x: Tensor, value: Any) -> Any:
     """Writes a number everywhere in x, whose elements share no memory; returns x."""
     value = fitting(value, dtype_name(x.dtype))
     if _core.grad_enabled() and x.requires_grad:
@@ -405,7 +406,7 @@ def _fill(x: Any, value: Any) -> Any:
     return p.clone.handle(value, out=x)
 
 
-def zero_(x: Any) -> Any:
+def zero_(x: Tensor) -> Any:
     """Writes 0 everywhere in x; returns x.
 
     >>> kiln.ones(2).zero_()

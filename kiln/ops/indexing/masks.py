@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from kiln.errors import message
@@ -37,7 +38,7 @@ def places_of(input: Tensor, count: Sizes) -> Any:
     """
 
 
-def flat_places(mask: Any) -> Any:
+def flat_places(mask: Tensor) -> Any:
     """The positions (int64) of what is not zero in the array laid flat, ascending. Reads how many."""
     if is_value(mask):
         raise NotImplementedError(
@@ -196,7 +197,7 @@ def fill_masked(input: Tensor, mask: Tensor, source: Tensor) -> Any:
     return p.where(mask, reshape(gather(source, 0, place), tuple(input.shape)), input)
 
 
-def _filled(np: Any, x: Any, mask: Any, source: Any) -> Any:
+def _filled(np: ModuleType, x: Any, mask: Any, source: Any) -> Any:
     out = x.copy()
     out[mask] = source[: int(mask.sum())]
     return out

@@ -7,6 +7,7 @@ last one written stays, on every run. `scatter_add`, which gradients are made of
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from kiln.ops.creation.constants import full
@@ -24,7 +25,7 @@ from kiln.table.record import IndexCheck, Op, Structure, Tensor, composite, find
 from kiln.table.registry import forms
 
 
-def _put(np: Any, how: str, base: Any, dim: int, index: Any, src: Any) -> Any:
+def _put(np: ModuleType, how: str, base: Any, dim: int, index: Any, src: Any) -> Any:
     out = base.copy()
     for place in np.ndindex(index.shape):
         to = (*place[:dim], index[place], *place[dim + 1 :])
@@ -81,19 +82,19 @@ scatter_max = _primitive("max", "where it is larger", "numeric")
 scatter_min = _primitive("min", "where it is smaller", "numeric")
 
 
-def _like(x: Any, value: float, shape: Any = None) -> Any:
+def _like(x: Tensor, value: float, shape: Any = None) -> Any:
     return x.graph.add(
         find("full"), (number(x, value),), (tuple(x.shape if shape is None else shape), x.dtype)
     )
 
 
 @scatter_set.derivative
-def _(g: Any, input: Any, dim: Any, index: Any) -> Any:
+def _(g: Tensor, input: Tensor, dim: Any, index: Any) -> Any:
     return scatter_set(g, dim, index, _like(g, 0, index.shape)), None, gather(g, dim, index)
 
 
 @scatter_prod.derivative
-def _(g: Any, input: Any, dim: Any, index: Any, src: Any, y: Any) -> Any:
+def _(g: Tensor, input: Tensor, dim: Any, index: Any, src: Tensor, y: Tensor) -> Any:
     """The product of the others: y / src, and at a zero the product of the rest, times the other zero if any.
 
     The other zero is written as a sum of them, z -> s - z, so that second derivatives are exact too.
@@ -103,7 +104,7 @@ def _(g: Any, input: Any, dim: Any, index: Any, src: Any, y: Any) -> Any:
     rest = scatter_prod(p.where(here, 1, input), dim, index, p.where(zero, 1, src))
     small = scatter_add(p.where(here, input, 0), dim, index, p.where(zero, src, 0))
 
-    def others(x: Any, is_zero: Any, whole: Any, zeros: Any, left: Any, sum_of_zeros: Any) -> Any:
+    def others(x: Tensor, is_zero: Any, whole: Any, zeros: Any, left: Any, sum_of_zeros: Any) -> Tensor:
         paired = p.where(comparison.eq(zeros, 2), left * (sum_of_zeros - x), 0)
         at_zero = p.where(comparison.eq(zeros, 1), left, paired)
         return p.where(is_zero, at_zero, whole / p.where(is_zero, 1, x))
@@ -113,7 +114,7 @@ def _(g: Any, input: Any, dim: Any, index: Any, src: Any, y: Any) -> Any:
     return g * own, None, gather(g, dim, index) * given
 
 
-def _evenly(g: Any, input: Any, dim: Any, index: Any, src: Any, y: Any) -> Any:
+def _evenly(g: Tensor, input: Tensor, dim: Any, index: Any, src: Tensor, y: Tensor) -> Any:
     """Shared by all that are equal to the extremum."""
     own = comparison.eq(input, y)
     given = comparison.eq(src, gather(y, dim, index))
@@ -172,7 +173,7 @@ def _neutral(dtype: str, reduce: str) -> Any:
 
 
 def _scattered(
-    np: Any, x: Any, dim: int, index: Any, src: Any, reduce: str, include_self: bool = True
+    np: ModuleType, x: Any, dim: int, index: Any, src: Any, reduce: str, include_self: bool = True
 ) -> Any:
     out, seen = x.astype("float64"), np.zeros(x.shape)
     for place in np.ndindex(index.shape):
@@ -244,7 +245,7 @@ def reduce_along(
     return narrow(result, input.dtype)
 
 
-def _fitted(input: Any, dim: int, index: Any, src: Any, out: Any, run: Callable[..., Any]) -> Any:
+def _fitted(input: Tensor, dim: int, index: Any, src: Tensor, out: Any, run: Callable[..., Any]) -> Any:
     """run(x, dim, index, src, out=) on arrays that fit the kernel: of a dim at least, src no larger than
     index.
     """
@@ -257,7 +258,7 @@ def _fitted(input: Any, dim: int, index: Any, src: Any, out: Any, run: Callable[
     return run(input, dim, long(index), src, **into(out))
 
 
-def _checked(input: Any, dim: int, index: Any, src: Any) -> int:
+def _checked(input: Tensor, dim: int, index: Any, src: Tensor) -> int:
     dim = normalize_dim(dim, input.ndim, "scatter")
     check_index("scatter", input, dim, index, src)
     if src is not None and dtype_name(input.dtype) != dtype_name(src.dtype):
@@ -316,7 +317,7 @@ def scatter(
     return scatter_reduce(input, dim, index, given, _SCATTER[reduce], **into(out))
 
 
-def out_of(out: Any, input: Any) -> dict[str, Any]:
+def out_of(out: Any, input: Tensor) -> dict[str, Any]:
     """`out=`, for arrays of a dim at least (another is written at the end)."""
     return into(out) if input.ndim else {}
 

@@ -29,7 +29,7 @@ from kiln.table.registry import forms
 _concat, where = find("concat").handle, find("where").handle
 
 
-def _check_norm(input: Any, order: float, dims: tuple[int, ...], dtype: Any, all_: bool) -> None:
+def _check_norm(input: Tensor, order: float, dims: tuple[int, ...], dtype: Any, all_: bool) -> None:
     """What PyTorch raises for a norm that does not exist."""
     own = dtype_name(input.dtype)
     name = "linalg.vector_norm"
@@ -78,7 +78,7 @@ def norm_along(input: Tensor, order: Structure, dims: Structure, keepdim: Struct
     return narrow(norm_over(wide(input), order, dims, keepdim), input.dtype)
 
 
-def _vector_norm(input: Any, order: Any, dim: Any, keepdim: bool, dtype: Any, out: Any) -> Any:
+def _vector_norm(input: Tensor, order: Any, dim: Any, keepdim: bool, dtype: Any, out: Any) -> Any:
     dims = normalize_dims(dim, input.ndim, "linalg.vector_norm")
     _check_norm(input, order, dims, dtype, dim is None)
     if dtype is not None and dtype_name(dtype) != dtype_name(input.dtype):
@@ -115,7 +115,7 @@ def vector_norm(
     return _vector_norm(x, ord, dim, keepdim, dtype, out)
 
 
-def _check_matrix_norm(A: Any, ord: Any) -> None:
+def _check_matrix_norm(A: Tensor, ord: Any) -> None:
     name = "linalg.matrix_norm"
     check(A, name, False, short=ord not in ("nuc", 2, -2))
     known = ord in ("fro", "nuc") if isinstance(ord, str) else abs(ord) in (1, 2, INFINITY)
@@ -123,14 +123,14 @@ def _check_matrix_norm(A: Any, ord: Any) -> None:
         raise RuntimeError(f"{name}: Order {ord} not supported.")
 
 
-def _extreme(x: Any, dim: int, ord: Any, keepdim: bool = False) -> Any:
+def _extreme(x: Tensor, dim: int, ord: Any, keepdim: bool = False) -> Any:
     """The largest along dim, for a negative order the smallest; 0 of none."""
     if x.shape[dim] == 0:
         return x.sum(dim, keepdim)
     return x.amax(dim, keepdim) if ord > 0 else x.amin(dim, keepdim)
 
 
-def _matrix_norm(A: Any, ord: Any, dim: Any, keepdim: bool, dtype: Any) -> Any:
+def _matrix_norm(A: Tensor, ord: Any, dim: Any, keepdim: bool, dtype: Any) -> Any:
     _check_matrix_norm(A, ord)
     if len(dim) != 2:
         raise RuntimeError(f"linalg.matrix_norm: dim must be a 2-tuple. Got {list(dim)}")
@@ -236,7 +236,7 @@ forms("linalg.cond", "(A, p: float | str | None = None)")
     lambda rng, t: (rows_of((3, 3), nothing)(rng, t)[0], {"p": -2}),
 ), failures=d.failures(((d.Zeros(2, 2), "x"), {}, RuntimeError, "got an invalid norm type"), BAD[1]),
     **LAPACK, tests=d.Tests(peer_gradient=False))  # fmt: skip
-def cond(A: Any, p: Any = None) -> Any:
+def cond(A: Tensor, p: Any = None) -> Any:
     """The condition numbers in a matrix norm (None: 2): infinity for singular matrices.
 
     RuntimeError for another norm, and for one but 2 and -2 of matrices that are not square.
@@ -262,7 +262,7 @@ def cond(A: Any, p: Any = None) -> Any:
     return where(lost, INFINITY, matrix_norm(A, p) * matrix_norm(sound, p))
 
 
-def _tensor_check(size: Any, other: Any, what: str) -> None:
+def _tensor_check(size: Any, other: Tensor, what: str) -> None:
     if size != other:
         raise RuntimeError(
             f"Expected self to satisfy the requirement prod(self.shape[{what}:]) == "
@@ -275,7 +275,7 @@ def _tensor_check(size: Any, other: Any, what: str) -> None:
 ), failures=d.failures(((d.Zeros(2, 3),), {"ind": 1}, RuntimeError, "satisfy the requirement"),
                        ((d.Zeros(2, 3), 0), {}, RuntimeError, "strictly positive")),
     tests=d.Tests(regular=True), **LAPACK)  # fmt: skip
-def tensorinv(A: Any, ind: int = 2) -> Any:
+def tensorinv(A: Tensor, ind: int = 2) -> Any:
     """The inverse of A as a map from its dims from `ind` on to those before, which hold as many elements.
 
     >>> kiln.linalg.tensorinv(kiln.eye(4).reshape(2, 2, 4)).shape
@@ -302,7 +302,7 @@ def reshape_array(array: Any, shape: tuple[int, ...]) -> Any:
                      d.array(rng, (2, 3), t, -1, 1)), {}),
 ), failures=d.failures(((d.Zeros(2, 3, 6), d.Zeros(2, 2)), {}, RuntimeError, "requirement")),
     **LAPACK, tests=d.Tests(regular=True))  # fmt: skip
-def tensorsolve(A: Any, B: Any, dims: Any = None) -> Any:
+def tensorsolve(A: Tensor, B: Tensor, dims: Any = None) -> Any:
     """X with tensordot(A, X, X.ndim) = B; `dims` of A are moved to its end first.
 
     RuntimeError unless they fit.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from kiln.ops.elementwise.elementary import rsqrt
@@ -16,7 +17,7 @@ from kiln.table.record import Number, Tensor, composite
 from kiln.table.registry import forms
 
 
-def _whitened(np: Any, x: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
+def _whitened(np: ModuleType, x: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
     wide_x, dims = np.asarray(x, np.float64), (0, *range(2, x.ndim))
     mean, var = wide_x.mean(dims), wide_x.var(dims)
     laid = [-1 if k == 1 else 1 for k in range(x.ndim)]
@@ -63,7 +64,7 @@ def normalize_batch(
     return found, *(narrow(reshape(s, channels), x.dtype) for s in (mean, total / (count - 1)))
 
 
-def _check(input: Any, tensors: dict[str, Any], training: bool) -> None:
+def _check(input: Tensor, tensors: dict[str, Any], training: bool) -> None:
     """PyTorch's errors for statistics and parameters that are missing or of another size."""
     mean, var = tensors["running_mean"], tensors["running_var"]
     channels = input.shape[1] if input.ndim > 1 else 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from itertools import product as each
+from types import ModuleType
 from typing import Any
 
 from kiln.graph.size import product
@@ -26,7 +27,7 @@ from kiln.table.record import Sample, Sizes, Structure, Tensor, composite, find
 # In NumPy
 
 
-def _bounded(np: Any, at: Any, n: int, padding: str, corners: bool) -> Any:
+def _bounded(np: ModuleType, at: Any, n: int, padding: str, corners: bool) -> Any:
     """Places along a dim of n elements as the padding mode sees them."""
     if padding == "reflection":
         low, span = (0, n - 1) if corners else (-0.5, n)
@@ -37,7 +38,7 @@ def _bounded(np: Any, at: Any, n: int, padding: str, corners: bool) -> Any:
     return at if padding == "zeros" else np.clip(at, 0, n - 1)
 
 
-def _reference(np: Any, x: Any, grid: Any, mode: str, padding: str, corners: bool) -> Any:
+def _reference(np: ModuleType, x: Any, grid: Any, mode: str, padding: str, corners: bool) -> Any:
     """sampled in NumPy: one tap at a time."""
     sizes, images = x.shape[2:], np.arange(len(x)).reshape(-1, *(1,) * (grid.ndim - 2))
     spots = []
@@ -61,7 +62,7 @@ def _reference(np: Any, x: Any, grid: Any, mode: str, padding: str, corners: boo
     return total.astype(x.dtype)
 
 
-def _affine_reference(np: Any, theta: Any, sizes: Any, corners: bool) -> Any:
+def _affine_reference(np: ModuleType, theta: Any, sizes: Any, corners: bool) -> Any:
     """affine_places in NumPy."""
     along = [(2 * np.arange(n) - (n - 1)) / (max(n - 1, 1) if corners else n) for n in sizes]
     base = np.stack([*reversed(np.meshgrid(*along, indexing="ij")), np.ones(sizes)], -1)
@@ -198,7 +199,7 @@ def _corners(given: bool | None) -> bool:
     return bool(given)
 
 
-def _check(input: Any, grid: Any, mode: str) -> None:
+def _check(input: Tensor, grid: Tensor, mode: str) -> None:
     shape, other = tuple(input.shape), tuple(grid.shape)
     require(
         dtype_name(input.dtype) == dtype_name(grid.dtype),

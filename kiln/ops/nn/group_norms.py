@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from kiln.ops.elementwise.arithmetic import pow
@@ -17,7 +18,7 @@ from kiln.table.record import Number, Structure, Tensor, composite
 from kiln.table.registry import forms
 
 
-def _rms(np: Any, x: Any, shape: Any, weight: Any = None, eps: float | None = None) -> Any:
+def _rms(np: ModuleType, x: Any, shape: Any, weight: Any = None, eps: float | None = None) -> Any:
     axes = tuple(range(x.ndim - len(shape), x.ndim))
     y = x / np.sqrt((x * x).mean(axes, keepdims=True) + (eps or 0))
     return (y if weight is None else y * weight).astype(x.dtype)
@@ -60,7 +61,9 @@ def per_channel(value: Any, ndim: int) -> Any:
     return reshape(wide(value), (1, value.shape[0], *(1,) * (ndim - 2)))
 
 
-def _grouped(np: Any, x: Any, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
+def _grouped(
+    np: ModuleType, x: Any, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5
+) -> Any:
     g = np.asarray(x, np.float64).reshape(x.shape[0], groups, -1)
     y = ((g - g.mean(2, keepdims=True)) / np.sqrt(g.var(2, keepdims=True) + eps)).reshape(x.shape)
     laid = [-1 if k == 1 else 1 for k in range(x.ndim)]
@@ -100,7 +103,7 @@ def normalize_groups(
     return narrow(y if bias is None else y + per_channel(bias, len(shape)), input.dtype)
 
 
-def check_groups(input: Any, groups: int) -> None:
+def check_groups(input: Tensor, groups: int) -> None:
     """PyTorch's errors for channels that cannot be grouped; a symbolic size passes."""
     if input.ndim < 2:
         raise RuntimeError(f"Expected at least 2 dimensions for input tensor but received {input.ndim}")
@@ -215,7 +218,9 @@ def instance_norm(
     return normalize_groups.handle(input, input.shape[1], weight, bias, eps)
 
 
-def _by(np: Any, x: Any, mean: Any, var: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
+def _by(
+    np: ModuleType, x: Any, mean: Any, var: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
+) -> Any:
     laid = [-1 if k == 1 else 1 for k in range(x.ndim)]
     y = (x - mean.reshape(laid)) / np.sqrt(var.reshape(laid) + eps)
     y = y if weight is None else y * weight.reshape(laid)
@@ -252,7 +257,9 @@ def normalize_by(
     return narrow(y if bias is None else y + per_channel(bias, ndim), input.dtype)
 
 
-def _neighbours(np: Any, x: Any, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> Any:
+def _neighbours(
+    np: ModuleType, x: Any, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
+) -> Any:
     total = np.zeros(x.shape)
     for c in range(x.shape[1]):
         low, high = max(0, c - size // 2), c + (size - 1) // 2 + 1

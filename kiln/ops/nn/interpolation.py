@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import ceil
+from types import ModuleType
 from typing import Any
 
 from kiln.ops.creation.constants import filled
@@ -27,7 +28,7 @@ from kiln.table.registry import forms
 _CUBIC = -0.75  # the slope of cubic weights one element away
 
 
-def _spots(np: Any, n: int, out: int, scale: float, how: str) -> Any:
+def _spots(np: ModuleType, n: int, out: int, scale: float, how: str) -> Any:
     """Where the results' elements lie, in NumPy; clamped where nothing in front of the first is seen."""
     i = np.arange(out, dtype=np.float32 if how.startswith("nearest") else np.float64)
     if how in ("nearest", "linear corners", "cubic corners"):
@@ -36,7 +37,7 @@ def _spots(np: Any, n: int, out: int, scale: float, how: str) -> Any:
     return at if how == "nearest-exact" else at - 0.5 if how == "cubic" else np.maximum(at - 0.5, 0)
 
 
-def _reference(np: Any, x: Any, dim: int, size: Any, scale: float, how: str, span: int = 0) -> Any:
+def _reference(np: ModuleType, x: Any, dim: int, size: Any, scale: float, how: str, span: int = 0) -> Any:
     """resample, or resample_cubic, in NumPy."""
     n = x.shape[dim]
     at = _spots(np, n, size[0], scale, how)
@@ -107,7 +108,7 @@ def _precision(how: str, dtype: str) -> str:
     return "float32" if how.startswith("nearest") or dtype != "float64" else "float64"
 
 
-def _seen(x: Any, shape: Any, dim: int, n: Any, scale: Any, how: str) -> tuple[Any, Any, Any]:
+def _seen(x: Tensor, shape: Any, dim: int, n: Any, scale: Any, how: str) -> tuple[Any, Any, Any]:
     """For a result of `shape` the positions along `dim`, of n, in front and behind; the latter's share."""
     i = x.graph.add(find("iota"), (), (shape, dim))
     at, last = _place(p.convert(i, _precision(how, x.dtype)), scale, how), number(x, n - 1)
@@ -122,7 +123,7 @@ _CHAIN = 12  # elements that see one, at most, for a gradient that gathers them;
 
 
 @resample.derivative
-def _(g: Any, input: Any, dim: Any, scale: Any, how: Any, span: Any) -> Any:
+def _(g: Tensor, input: Tensor, dim: Any, scale: Any, how: Any, span: Any) -> Any:
     shape = tuple(input.shape)
     if span <= _CHAIN:
         return _gathered(g, shape, dim, scale, how, span), None
@@ -133,7 +134,7 @@ def _(g: Any, input: Any, dim: Any, scale: Any, how: Any, span: Any) -> Any:
     return scatter_add(scatter_add(zeros, dim, low, g * (1 - share)), dim, high, g * share), None
 
 
-def _gathered(g: Any, shape: Any, dim: int, scale: Any, how: str, span: int) -> Any:
+def _gathered(g: Tensor, shape: Any, dim: int, scale: Any, how: str, span: int) -> Any:
     """The gradient of every element from those that see it, which follow one another."""
     exact = _precision(how, g.dtype)
     j = g.graph.add(find("iota"), (), (shape, dim))
@@ -204,7 +205,7 @@ _MODES = {"linear": 3, "bilinear": 4, "trilinear": 5}
 _LISTED = "nearest | linear | bilinear | bicubic | trilinear | lanczos | area | nearest-exact"
 
 
-def _check_mode(input: Any, mode: str, align_corners: Any, antialias: bool) -> None:
+def _check_mode(input: Tensor, mode: str, align_corners: Any, antialias: bool) -> None:
     if mode in ("nearest", "area", "nearest-exact"):
         require(
             align_corners is None,
@@ -234,7 +235,7 @@ def _check_mode(input: Any, mode: str, align_corners: Any, antialias: bool) -> N
 
 
 def _sizes(
-    input: Any, size: Any, factor: Any, recompute: bool | None, always: bool
+    input: Tensor, size: Any, factor: Any, recompute: bool | None, always: bool
 ) -> tuple[tuple[Any, ...], tuple[float | None, ...]]:
     """The sizes of the result, and the factors that places are computed from (None: from the sizes)."""
     dims, sizes = input.ndim - 2, tuple(input.shape)[2:]

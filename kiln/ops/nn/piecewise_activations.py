@@ -41,7 +41,7 @@ def leaky_relu(input: Tensor, negative_slope: Number = 0.01) -> Any:
     return narrow(where(x > 0, x, x * negative_slope), input.dtype)
 
 
-def _like(x: Any, value: Any) -> Any:
+def _like(x: Tensor, value: Any) -> Any:
     """A number in x's dtype."""
     return value if x.dtype in kinds.FLOATS else convert(value, x.dtype)
 
@@ -127,7 +127,7 @@ def hardsigmoid(input: Tensor) -> Any:
 
 
 @hardsigmoid.derivative
-def _(g: Any, input: Any) -> Any:
+def _(g: Tensor, input: Tensor) -> Tensor:
     return overwrite(input, where(abs(input) < 3, g / 6, 0))  # none for NaN; see by_steps
 
 
@@ -242,7 +242,7 @@ def sloped(input: Operand, slope: Operand) -> Any:
 
 
 @sloped.derivative
-def _(g: Any, input: Any, slope: Any) -> Any:
+def _(g: Tensor, input: Tensor, slope: Any) -> Any:
     positive = input > 0
     by_input, by_slope = where(positive, g, g * slope), where(positive, 0, g * input)
     return overwrite(input, by_input), overwrite(slope, by_slope)  # see by_steps

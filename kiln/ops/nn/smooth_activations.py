@@ -7,6 +7,7 @@ inside: the branch not taken sees a harmless argument, so that no 0 * inf arises
 from __future__ import annotations
 
 import math
+from types import ModuleType
 from typing import Any
 
 from kiln.ops.elementwise import comparison
@@ -61,17 +62,17 @@ def silu(input: Tensor) -> Any:
     return narrow(x * sigmoid(x), input.dtype)
 
 
-def _share_below(np: Any, x: Any) -> Any:
+def _share_below(np: ModuleType, x: Any) -> Any:
     return 0.5 * (1 + np.vectorize(math.erf, otypes=[float])(x / math.sqrt(2)))
 
 
-def _gelu(np: Any, x: Any, approximate: str = "none") -> Any:
+def _gelu(np: ModuleType, x: Any, approximate: str = "none") -> Any:
     if approximate == "tanh":
         return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
     return (x * _share_below(np, x)).astype(x.dtype)
 
 
-def _gelu_slope(np: Any, x: Any) -> Any:
+def _gelu_slope(np: ModuleType, x: Any) -> Any:
     return (_share_below(np, x) + x * np.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)).astype(x.dtype)
 
 
@@ -131,7 +132,7 @@ def gelu(input: Tensor, approximate: Structure = "none") -> Any:
     return narrow(result, input.dtype)
 
 
-def decaying(x: Any) -> Any:
+def decaying(x: Tensor) -> Tensor:
     """exp(x) - 1, whose slope does not change at 0: there elu and its relatives are bent, and their second
     derivative is 0 in PyTorch.
     """
@@ -202,7 +203,7 @@ def logsigmoid(input: Tensor) -> Any:
     return narrow(where(negative, x, 0) - log1p(exp(where(negative, x, -x))), input.dtype)
 
 
-def _exponential(x: Any, alpha: Any) -> Any:
+def _exponential(x: Tensor, alpha: Any) -> Tensor:
     """x where positive, else alpha * (exp(x / alpha) - 1)."""
     positive = x > 0
     return where(positive, x, alpha * decaying(where(positive, 0, x) / alpha))

@@ -6,6 +6,7 @@ float16 and bfloat16 are computed in float32 and rounded once at the end.
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from kiln.ops.elementwise import arithmetic as p
@@ -21,7 +22,7 @@ from kiln.table.record import Number, Structure, Tensor, composite
 # Softmax
 
 
-def shares(np: Any, x: Any, dim: Any = None, dtype: Any = None) -> Any:
+def shares(np: ModuleType, x: Any, dim: Any = None, dtype: Any = None) -> Any:
     """softmax in NumPy."""
     x = x if dtype is None else x.astype(dtype)
     e = np.exp(x - x.max(dim, keepdims=True, initial=-np.inf))
@@ -36,7 +37,7 @@ _ROWS = d.samples(
 )
 
 
-def _shifted(input: Any, dim: int, dtype: Any, op: str) -> tuple[Any, tuple[int, ...], str]:
+def _shifted(input: Tensor, dim: int, dtype: Any, op: str) -> tuple[Any, tuple[int, ...], str]:
     """input less its largest along dim (a constant of the derivative), wide; the dims; the result's dtype."""
     name = input.dtype if dtype is None else dtype_name(dtype)
     x = floating(narrow(input, name), f"{op}_lastdim_kernel_impl")
@@ -69,7 +70,7 @@ def softmax(input: Tensor, dim: Structure, dtype: Structure = None) -> Any:
 
 
 @softmax.derivative
-def _(g: Any, y: Any, dim: Any) -> Any:
+def _(g: Tensor, y: Tensor, dim: Any) -> Tensor:
     # reads only the result; what follows from the body would read the input, two row values and exp again
     return y * (g - reduce_sum(g * y, normalize_dims(dim, y.ndim, "softmax"), True))
 
@@ -96,12 +97,17 @@ def log_softmax(input: Tensor, dim: Structure, dtype: Structure = None) -> Any:
 
 
 @log_softmax.derivative
-def _(g: Any, y: Any, dim: Any) -> Any:
+def _(g: Tensor, y: Tensor, dim: Any) -> Tensor:
     return g - exp(y) * reduce_sum(g, normalize_dims(dim, y.ndim, "log_softmax"), True)
 
 
 def first_of_last(
-    input: Any, normalized_shape: Any, op: str, weight: Any = None, bias: Any = None, few: Any = RuntimeError
+    input: Tensor,
+    normalized_shape: Any,
+    op: str,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    few: Any = RuntimeError,
 ) -> int:
     """Where the dims of these sizes begin; PyTorch's error unless they are the input's last and the shape of
     `weight` and `bias`. `few`: the type of error for an input of fewer dims.
@@ -124,7 +130,7 @@ def first_of_last(
     return first
 
 
-def _check_affine(name: str, value: Any, input: Any, sizes: tuple[Any, ...], op: str) -> None:
+def _check_affine(name: str, value: Any, input: Tensor, sizes: tuple[Any, ...], op: str) -> None:
     """PyTorch's error unless a weight or a bias, if there is one, has the sizes of the last dims."""
     if value is None:
         return
@@ -139,7 +145,9 @@ def _check_affine(name: str, value: Any, input: Any, sizes: tuple[Any, ...], op:
         input.graph.require_equal(have, want, op)
 
 
-def _normalized(np: Any, x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
+def _normalized(
+    np: ModuleType, x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
+) -> Any:
     axes = tuple(range(x.ndim - len(shape), x.ndim))
     y = (x - x.mean(axes, keepdims=True)) / np.sqrt(x.var(axes, keepdims=True) + eps)
     y = y if weight is None else y * weight

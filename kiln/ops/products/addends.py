@@ -6,6 +6,7 @@ matter there.
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from kiln.graph.size import product as product_of
@@ -52,7 +53,7 @@ def _check_factor(dtype: Any, factor: Any, name: str) -> None:
         )
 
 
-def plus(input: Any, result: Any, beta: Any, alpha: Any, dtype: str) -> Any:
+def plus(input: Tensor, result: Any, beta: Any, alpha: Any, dtype: str) -> Tensor:
     """`beta * input + alpha * result`, rounded once; `result` is wide."""
     for factor, name in ((beta, "beta"), (alpha, "alpha")):
         _check_factor(dtype, factor, name)
@@ -63,17 +64,17 @@ def plus(input: Any, result: Any, beta: Any, alpha: Any, dtype: str) -> Any:
 _WHOLE = "integers refuse a fractional factor, as `addmm`; PyTorch takes its whole part"
 
 
-def _sizes_of_mm(a: Any, b: Any) -> tuple[Any, ...]:
+def _sizes_of_mm(a: Tensor, b: Tensor) -> tuple[Any, ...]:
     return a.shape[0], b.shape[1]
 
 
-def _check_addmm(input: Any, a: Any, b: Any, *rest: Any) -> None:
+def _check_addmm(input: Tensor, a: Tensor, b: Tensor, *rest: Any) -> None:
     _check_mm(a, b)
     same_dtype(input, a, "addmm")
     check_expands(input, _sizes_of_mm(a, b))
 
 
-def _floats(np: Any, x: Any, *factors: Any) -> Any:
+def _floats(np: ModuleType, x: Any, *factors: Any) -> Any:
     """Factors in the array's dtype."""
     return [x.dtype.type(f) for f in factors]
 
@@ -81,7 +82,7 @@ def _floats(np: Any, x: Any, *factors: Any) -> Any:
 def _reference(multiply: Any) -> Any:
     """`beta * x + alpha * multiply(np, a, b)` in NumPy."""
 
-    def call(np: Any, x: Any, a: Any, b: Any, beta: Any = 1, alpha: Any = 1) -> Any:
+    def call(np: ModuleType, x: Any, a: Any, b: Any, beta: Any = 1, alpha: Any = 1) -> Any:
         beta, alpha = _floats(np, x, beta, alpha)
         return (beta * x if beta else 0) + alpha * multiply(np, a, b)
 
@@ -117,7 +118,7 @@ def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, beta: Number = 1, alpha: Nu
     return plus(added, wide(product(mat1, mat2)), beta, alpha, mat1.dtype)
 
 
-def _check_addmv(input: Any, mat: Any, vec: Any, *rest: Any) -> None:
+def _check_addmv(input: Tensor, mat: Any, vec: Any, *rest: Any) -> None:
     _check_mv(mat, vec)
     same_dtype(input, mat, "addmv")
     check_expands(input, (mat.shape[0],))
@@ -147,7 +148,7 @@ def addmv(input: Tensor, mat: Tensor, vec: Tensor, beta: Number = 1, alpha: Numb
     return plus(expand(input, (mat.shape[0],)), wide(result), beta, alpha, mat.dtype)
 
 
-def _check_addr(input: Any, vec1: Any, vec2: Any, *rest: Any) -> None:
+def _check_addr(input: Tensor, vec1: Any, vec2: Tensor, *rest: Any) -> None:
     for name, x in (("vec1", vec1), ("vec2", vec2)):
         _require(x.ndim == 1, f"addr: Expected 1-D argument {name}, but got {x.ndim}-D")
     check_expands(input, (vec1.shape[0], vec2.shape[0]))
@@ -179,7 +180,7 @@ def addr(input: Tensor, vec1: Tensor, vec2: Tensor, beta: Number = 1, alpha: Num
     return plus(expand(input, (m, n)), result, beta, alpha, dtype)
 
 
-def _check_addbmm(input: Any, a: Any, b: Any, *rest: Any) -> None:
+def _check_addbmm(input: Tensor, a: Tensor, b: Tensor, *rest: Any) -> None:
     _check_bmm(a, b)
     same_dtype(input, a, "addbmm")
     check_expands(input, (a.shape[1], b.shape[2]))
@@ -210,7 +211,7 @@ def addbmm(input: Tensor, batch1: Tensor, batch2: Tensor, beta: Number = 1, alph
     return plus(expand(input, tuple(result.shape)), result, beta, alpha, batch1.dtype)
 
 
-def _check_baddbmm(input: Any, a: Any, b: Any, *rest: Any) -> None:
+def _check_baddbmm(input: Tensor, a: Tensor, b: Tensor, *rest: Any) -> None:
     _check_bmm(a, b)
     same_dtype(input, a, "baddbmm")
     check_expands(input, (a.shape[0], a.shape[1], b.shape[2]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain
+from types import ModuleType
 from typing import Any
 
 from kiln.graph.size import product as product_of
@@ -31,7 +32,7 @@ from kiln.table.public import public
 from kiln.table.record import Number, Structure, Tensor, composite, find
 
 
-def _check_pair(x1: Any, x2: Any, p: Any = 2.0) -> None:
+def _check_pair(x1: Tensor, x2: Tensor, p: Any = 2.0) -> None:
     """What PyTorch raises for arguments of cdist that do not fit."""
     for name, x in (("X1", x1), ("X2", x2)):
         _require(x.ndim >= 2, f"cdist only supports at least 2D tensors, {name} got: {x.ndim}D")
@@ -49,7 +50,7 @@ def _check_pair(x1: Any, x2: Any, p: Any = 2.0) -> None:
     _require(not (p < 0), "cdist only supports non-negative p values")
 
 
-def _differences(x1: Any, x2: Any) -> Any:
+def _differences(x1: Tensor, x2: Tensor) -> Tensor:
     """[.., n, k] and [.., m, k] -> the differences of every two rows, [.., n, m, k]."""
     a = reshape(x1, (*x1.shape[:-1], 1, x1.shape[-1]))
     return a - reshape(x2, (*x2.shape[:-2], 1, *x2.shape[-2:]))
@@ -74,7 +75,7 @@ def row_distances(x1: Tensor, x2: Tensor, order: Structure) -> Any:
 
 
 @row_distances.derivative
-def _(g: Any, x1: Any, x2: Any, y: Any, order: Any) -> Any:
+def _(g: Tensor, x1: Tensor, x2: Tensor, y: Tensor, order: Any) -> Any:
     delta = _differences(x1, x2)
     y, g = (reshape(v, (*v.shape, 1)) for v in (y, g))
     if order == 0:
@@ -184,7 +185,7 @@ def pdist(input: Any, p: float = 2.0) -> Any:
     return find("index_select")(distances, 0, tensor(list(above), dtype="int64"))
 
 
-def _check_floats(a: Any, b: Any) -> str:
+def _check_floats(a: Tensor, b: Tensor) -> str:
     dtype = kinds.result_type((a, b))
     if dtype not in kinds.FLOATS:
         name = type_name(dtype)
@@ -192,7 +193,7 @@ def _check_floats(a: Any, b: Any) -> str:
     return dtype
 
 
-def _cosine(np: Any, a: Any, b: Any, dim: int = 1, eps: float = 1e-8) -> Any:
+def _cosine(np: ModuleType, a: Any, b: Any, dim: int = 1, eps: float = 1e-8) -> Any:
     x, y = (v / np.maximum(np.sqrt((v * v).sum(dim, keepdims=True)), eps) for v in (a, b))
     return np.asarray((x * y).sum(dim).astype(a.dtype))
 
@@ -258,7 +259,7 @@ def pairwise_distance(
     return narrow(norm_over(delta, float(p), (delta.ndim - 1,) if delta.ndim else (), keepdim), dtype)
 
 
-def _check_bilinear(a: Any, b: Any, weight: Any, bias: Any = None) -> None:
+def _check_bilinear(a: Tensor, b: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
     names = [type_name(dtype_name(x.dtype)) for x in (a, b, weight)]
     _require(
         len(set(names)) == 1,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from itertools import count as rounds
+from types import ModuleType
 from typing import Any
 
 from kiln.errors import describe, message
@@ -145,7 +146,7 @@ def binomial_round(count: Tensor, prob: Tensor, position: Number, seed: Number, 
     return _binomial_candidate(count, prob, *_uniforms(count, position, seed, stream))
 
 
-def _poisson_inverse(np: Any, u: Any, rate: Any) -> Any:
+def _poisson_inverse(np: ModuleType, u: Any, rate: Any) -> Any:
     chances = np.exp(-rate) * np.cumprod([np.ones_like(rate), *(rate / k for k in range(1, STEPS))], 0)
     return (u >= np.cumsum(chances, 0)).sum(0).astype("float64")
 
@@ -170,7 +171,7 @@ def poisson_inverse(u: Operand, rate: Operand) -> Any:
     return k
 
 
-def _binomial_inverse(np: Any, u: Any, n: Any, p: Any) -> Any:
+def _binomial_inverse(np: ModuleType, u: Any, n: Any, p: Any) -> Any:
     chances = [(1 - p) ** n]
     for step in range(STEPS - 1):
         chances.append(chances[-1] * (n - step) / (step + 1) * p / (1 - p))

@@ -17,6 +17,7 @@ from kiln.ops.views.shapes import atleast_1d, atleast_2d, atleast_3d
 from kiln.table import drawn as d
 from kiln.table.arguments import dtype_name, expect_count, is_value, numel
 from kiln.table.public import alias, public
+from kiln.table.record import Tensor
 
 _reshape, _expand = reshape.handle, expand.handle
 
@@ -49,7 +50,7 @@ def _stacking(name: str, lift: Any, dim_of: Any, text: str, example: tuple[str, 
     )(function)
 
 
-def _column(x: Any) -> Any:
+def _column(x: Tensor) -> Any:
     return _reshape(x, (numel(x.shape), 1)) if x.ndim < 2 else x
 
 

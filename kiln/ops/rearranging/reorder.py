@@ -38,14 +38,14 @@ def flip(input: Tensor, dims: Structure) -> Any:
 
 
 @flip.derivative
-def _(g: Any, dims: Any) -> Any:
+def _(g: Tensor, dims: tuple[int, ...]) -> Any:
     return flip(g, dims)
 
 
 _flip = flip.handle
 
 
-def _copied(input: Any) -> Any:
+def _copied(input: Tensor) -> Any:
     """`input` in memory of its own, as every function here gives it."""
     return p.clone.handle(input)
 
@@ -179,7 +179,7 @@ def roll(input: Tensor, shifts: Sizes, dims: Structure) -> Any:
 
 
 @roll.derivative
-def _(g: Any, shifts: Any, dims: Any) -> Any:
+def _(g: Tensor, shifts: Any, dims: tuple[int, ...]) -> Any:
     return roll(g, tuple(g.shape[dim] - shift for shift, dim in zip(shifts, dims)), dims)
 
 
@@ -227,7 +227,7 @@ def roll_(input: Any, shifts: Any, dims: Any = ()) -> Any:
     return roll.handle(input, tuple(s % input.shape[dim] for s, dim in zip(shifts, along)), along)
 
 
-def _rolled_by_any(input: Any, shifts: Any, dims: tuple[int, ...]) -> Any:
+def _rolled_by_any(input: Tensor, shifts: Any, dims: Any) -> Any:
     """`roll` where sizes are symbolic, so that a shift is brought into range for every position."""
     for shift, dim in zip(shifts, dims):
         size = number(input, input.shape[dim])
@@ -240,7 +240,7 @@ def _rolled_by_any(input: Any, shifts: Any, dims: tuple[int, ...]) -> Any:
 def _triangle(name: str, keeps: Any) -> Any:
     """The op tril or triu; `keeps` says of row, column and diagonal whether an element stays."""
 
-    def body(input: Tensor, diagonal: Number = 0) -> Any:
+    def body(input: Tensor, diagonal: Number = 0) -> Tensor:
         if input.ndim < 2:
             raise RuntimeError(f"{name}: input tensor must have at least 2 dimensions")
         rows, columns = (positions(input, input.ndim - k) for k in (2, 1))
@@ -402,7 +402,7 @@ def repeat_interleave(
     return index_select(input, dim, _interleaved_positions(repeats, output_size))
 
 
-def _each_repeated(input: Any, repeats: int, dim: int, output_size: Any) -> Any:
+def _each_repeated(input: Tensor, repeats: int, dim: int, output_size: Any) -> Any:
     if repeats < 0:
         raise RuntimeError("Repeats must be non-negative")
     shape = tuple(input.shape) or (1,)

@@ -5,6 +5,7 @@ A primitive reduces `dims` (sorted, counted from the front) in the fixed order o
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from kiln.ops.elementwise import arithmetic as p
@@ -19,14 +20,14 @@ from kiln.table.record import Number, Op, Sample, Structure, Tensor, composite, 
 from kiln.table.registry import forms
 
 
-def spread(g: Any, like: Any, dims: tuple[int, ...], keepdim: bool) -> Any:
+def spread(g: Tensor, like: Any, dims: tuple[int, ...], keepdim: bool) -> Any:
     """A reduced value laid over `like`'s shape again."""
     if not keepdim:
         g = find("reshape")(g, tuple(1 if k in dims else s for k, s in enumerate(like.shape)))
     return g if g.ndim == 0 else find("expand")(g, tuple(like.shape))
 
 
-def _lay(np: Any, function: str, x: Any, dims: Any, keepdim: Any) -> Any:
+def _lay(np: ModuleType, function: str, x: Any, dims: Any, keepdim: Any) -> Any:
     if function in ("argmax", "argmin"):
         moved = np.moveaxis(x, dims, range(x.ndim - len(dims), x.ndim))
         flat = moved.reshape(*moved.shape[: x.ndim - len(dims)], -1)
@@ -129,11 +130,11 @@ reduce_any = _primitive(
 
 
 @reduce_sum.derivative
-def _(g: Any, input: Any, dims: Any, keepdim: Any) -> Any:
+def _(g: Tensor, input: Tensor, dims: tuple[int, ...], keepdim: bool) -> Any:
     return spread(g, input, dims, keepdim)
 
 
-def _evenly(g: Any, input: Any, y: Any, dims: Any, keepdim: Any) -> Any:
+def _evenly(g: Tensor, input: Tensor, y: Tensor, dims: tuple[int, ...], keepdim: bool) -> Tensor:
     """The gradient of an extremum, shared by all elements equal to it; NaN, which equals none, gives NaN."""
     chosen = comparison.eq(input, spread(y, input, dims, keepdim))
     count = reduce_sum(p.convert(chosen, "int64"), dims, keepdim)
@@ -146,7 +147,7 @@ reduce_min.derivative(_evenly)
 
 
 @reduce_prod.derivative
-def _(g: Any, input: Any, y: Any, dims: Any, keepdim: Any) -> Any:
+def _(g: Tensor, input: Tensor, y: Tensor, dims: tuple[int, ...], keepdim: bool) -> Any:
     """The product of the others: y / x, and at a zero the product of the rest times the other zeros.
 
     The product of the other zeros is written as a polynomial in sums of them, z -> s - z and
@@ -154,7 +155,7 @@ def _(g: Any, input: Any, y: Any, dims: Any, keepdim: Any) -> Any:
     four zeros, is not.
     """
 
-    def wide(x: Any) -> Any:
+    def wide(x: Tensor) -> Any:
         return spread(x, input, dims, keepdim)
 
     zero = comparison.eq(input, 0)
@@ -169,7 +170,7 @@ def _(g: Any, input: Any, y: Any, dims: Any, keepdim: Any) -> Any:
     return wide(g) * p.where(zero, at_zero, wide(y) / p.where(zero, 1, input))
 
 
-def _floating(x: Any, op: str, dtype: Any) -> Any:
+def _floating(x: Tensor, op: str, dtype: Any) -> Tensor:
     """x in the dtype asked for (or its own), wide; PyTorch's error if that is not of floats."""
     x = x if dtype is None else narrow(x, dtype_name(dtype))
     if x.dtype not in kinds.FLOATS:
@@ -187,12 +188,12 @@ def _floating(x: Any, op: str, dtype: Any) -> Any:
     return wide(x)
 
 
-def _asked(x: Any, dtype: Any) -> str:
+def _asked(x: Tensor, dtype: Any) -> str:
     """The dtype of a reduction's result."""
     return x.dtype if dtype is None else dtype_name(dtype)
 
 
-def _summed(x: Any, dtype: Any) -> Any:
+def _summed(x: Tensor, dtype: Any) -> Any:
     """What sum and prod add up: integers and bool as int64 unless a dtype is asked for."""
     if dtype is not None:
         return narrow(x, dtype_name(dtype))
@@ -206,7 +207,9 @@ def _axis(dim: Any) -> Any:
 def _reference(function: str, **extra: Any) -> Any:
     """NumPy's reduction with PyTorch's arguments."""
 
-    def call(np: Any, x: Any, dim: Any = None, keepdim: Any = False, dtype: Any = None, **kwargs: Any) -> Any:
+    def call(
+        np: ModuleType, x: Any, dim: Any = None, keepdim: Any = False, dtype: Any = None, **kwargs: Any
+    ) -> Any:
         options = {("ddof" if k == "correction" else k): v for k, v in kwargs.items()}
         result = np.asarray(
             getattr(np, function)(x, axis=_axis(dim), keepdims=keepdim, **{**extra, **options})
@@ -282,7 +285,7 @@ def prod(input: Tensor, dim: Structure = None, keepdim: Structure = False, dtype
         ((d.Zeros(2, dtype="int64"),), {}, RuntimeError, "could not infer output dtype"), *_BAD_DIM
     ),
 )
-def mean(input: Tensor, dim: Structure = None, keepdim: Structure = False, dtype: Structure = None) -> Any:
+def mean(input: Tensor, dim: Structure = None, keepdim: Structure = False, dtype: Structure = None) -> Tensor:
     """The mean over `dim` (None: all); NaN over nothing. RuntimeError for integers without a float `dtype`.
 
     >>> kiln.mean(kiln.tensor([[1.0, 2.0], [3.0, 4.0]]), 1)
@@ -328,7 +331,7 @@ def _position(name: str, primitive_op: Op, doc: str) -> Op:
         dims = normalize_dims(dim, input.ndim, name)
         return primitive_op(input, dims, keepdim)
 
-    def of_numpy(np: Any, x: Any, dim: Any = None, keepdim: Any = False) -> Any:
+    def of_numpy(np: ModuleType, x: Any, dim: Any = None, keepdim: Any = False) -> Any:
         return np.asarray(getattr(np, name)(x, axis=dim, keepdims=keepdim))
 
     body.__name__, body.__doc__ = name, doc
@@ -365,7 +368,7 @@ def _verdict(name: str, primitive_op: Op, doc: str) -> Op:
             result = primitive_op(input, normalize_dims(dim, input.ndim, name), keepdim)
         return narrow(result, "uint8") if input.dtype == "uint8" else result
 
-    def of_numpy(np: Any, x: Any, dim: Any = None, keepdim: Any = False) -> Any:
+    def of_numpy(np: ModuleType, x: Any, dim: Any = None, keepdim: Any = False) -> Any:
         return np.asarray(getattr(np, name)(x, axis=_axis(dim), keepdims=keepdim))
 
     body.__name__, body.__doc__ = name, doc
@@ -388,7 +391,7 @@ all = _verdict("all", reduce_all, _VERDICT.format("every", "all", "False,  True"
 any = _verdict("any", reduce_any, _VERDICT.format("any", "any", "True, True"))
 
 
-def _variance(input: Any, dim: Any, correction: Any, keepdim: Any, op: str) -> Any:
+def _variance(input: Tensor, dim: Any, correction: Any, keepdim: bool, op: str) -> Tensor:
     """The mean square distance from the mean, in two passes, wide."""
     x, dims = _floating(input, op, None), normalize_dims(dim, input.ndim, op)
     count = count_of(x, dims)
@@ -502,7 +505,7 @@ def _is_one(size: Any) -> bool:
     return isinstance(size, int) and size == 1
 
 
-def _sum_to(x: Any, like: Any) -> Any:
+def _sum_to(x: Tensor, like: Any) -> Any:
     extra = x.ndim - like.ndim
     dims = tuple(k for k in range(x.ndim) if k < extra or (like.shape[k - extra] == 1 and x.shape[k] != 1))
     return x.sum(dims).reshape(like.shape).astype(x.dtype)

@@ -8,11 +8,11 @@ from kiln.ops.named_results import located
 from kiln.table.arguments import dtype_name, into, type_name
 from kiln.table.kinds import normalize_dim, normalize_dims
 from kiln.table.public import public
-from kiln.table.record import Op, find
+from kiln.table.record import Op, Tensor, find
 from kiln.table.registry import forms
 
 
-def not_empty(input: Any, dims: tuple[int, ...], op: str, asked: bool = True) -> None:
+def not_empty(input: Tensor, dims: tuple[int, ...], op: str, asked: bool = True) -> None:
     """PyTorch's error for an extremum of nothing; a symbolic size passes."""
     for k in dims:
         size = input.shape[k] if input.ndim else 1
@@ -39,7 +39,7 @@ def _extremum(name: str) -> Any:
     """amax or amin behind the check that it reduces something."""
     op = find(name)
 
-    def reduce(input: Any, dim: Any = (), keepdim: bool = False, *, out: Any = None) -> Any:
+    def reduce(input: Tensor, dim: Any = (), keepdim: bool = False, *, out: Any = None) -> Any:
         not_empty(input, normalize_dims(dim, input.ndim, name), name, dim not in (None, ()))
         return op.handle(input, dim, keepdim, **_fits(out, input.dtype))
 
@@ -51,7 +51,7 @@ def _position(name: str) -> Any:
     """argmax or argmin behind PyTorch's checks."""
     op = find(name)
 
-    def reduce(input: Any, dim: int | None = None, keepdim: bool = False, *, out: Any = None) -> Any:
+    def reduce(input: Tensor, dim: int | None = None, keepdim: bool = False, *, out: Any = None) -> Any:
         if dim is not None and not hasattr(dim, "__index__"):
             raise TypeError(f"{name}(): argument 'dim' must be int, not {type(dim).__name__}")
         if dtype_name(input.dtype) == "bool":
@@ -73,7 +73,7 @@ def _choose(name: str, pair: Op) -> Any:
     reshape, clone = find("reshape").handle, find("clone").handle
 
     def choose(
-        input: Any, dim: Any = None, keepdim: bool = False, *, other: Any = None, out: Any = None
+        input: Tensor, dim: Any = None, keepdim: bool = False, *, other: Tensor | None = None, out: Any = None
     ) -> Any:
         if isinstance(input, (int, float)):
             raise TypeError(f"{name}(): argument 'input' must be Tensor, not {type(input).__name__}")
@@ -92,7 +92,7 @@ def _choose(name: str, pair: Op) -> Any:
             _fits(out[1], "int64")
         return located(name, values, indices, out)
 
-    def chosen(input: Any, dim: int, keepdim: bool) -> tuple[Any, Any]:
+    def chosen(input: Tensor, dim: int, keepdim: bool) -> tuple[Any, Any]:
         indices = position(input, dim, True)
         values = find("gather").handle(input, dim, indices) if input.ndim else clone(input)
         if keepdim or not input.ndim:

@@ -6,6 +6,7 @@ argument, so that gradients are PyTorch's there: 0.
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from kiln.ops.elementwise import comparison
@@ -24,7 +25,7 @@ from kiln.table.registry import forms
 INFINITY = float("inf")
 
 
-def norm_over(x: Any, order: float, dims: tuple[int, ...], keepdim: bool) -> Any:
+def norm_over(x: Tensor, order: float, dims: tuple[int, ...], keepdim: bool) -> Any:
     """The norm of `order` of a wide array over some dims; its derivative at 0 is 0."""
     if order == 2:
         return root(reduce_sum(x * x, dims, keepdim))
@@ -42,7 +43,7 @@ def norm_over(x: Any, order: float, dims: tuple[int, ...], keepdim: bool) -> Any
     return where(none, 0.0 if order > 0 else INFINITY, pow(where(none, 1, total), 1 / order))
 
 
-def _floats(input: Any) -> Any:
+def _floats(input: Tensor) -> Tensor:
     """The array wide, or PyTorch's error for what has no norm."""
     if input.dtype not in kinds.FLOATS:
         raise _not_floats(input.dtype)
@@ -66,7 +67,7 @@ def _order(order: Any) -> float:
     return float(order)
 
 
-def _has_least(input: Any, order: float, dims: tuple[int, ...]) -> None:
+def _has_least(input: Tensor, order: float, dims: tuple[int, ...]) -> None:
     """RuntimeError for a norm of nothing that would be the least of nothing."""
     if (order < 0 or order == INFINITY) and any(
         isinstance(s := input.shape[k], int) and s == 0 for k in dims
@@ -94,7 +95,7 @@ def _check_dtype(own: str, dtype: Any) -> None:
         )
 
 
-def _reference(np: Any, x: Any, order: Any = 2, dim: Any = None, keepdim: bool = False) -> Any:
+def _reference(np: ModuleType, x: Any, order: Any = 2, dim: Any = None, keepdim: bool = False) -> Any:
     order = 2.0 if order in (None, "fro") else float(order)
     axes = tuple(range(x.ndim)) if dim is None else dim
     size = np.abs(np.asarray(x, np.float64))
@@ -224,7 +225,7 @@ def normalize(input: Tensor, p: Structure = 2.0, dim: Structure = 1, eps: Number
     return narrow(x / clamp_min(norm_over(x, order, dims, True), eps), input.dtype)
 
 
-def _renormed(np: Any, x: Any, order: float, dim: int, maxnorm: float) -> Any:
+def _renormed(np: ModuleType, x: Any, order: float, dim: int, maxnorm: float) -> Any:
     axes = tuple(k for k in range(x.ndim) if k != dim % x.ndim)
     size = _reference(np, np.asarray(x, np.float64), order, axes, True)
     return (x * np.where(size > maxnorm, maxnorm / (size + 1e-7), 1)).astype(x.dtype)

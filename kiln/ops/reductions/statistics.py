@@ -5,6 +5,7 @@ Variances with and without their mean, sums that skip NaN, counts, both extrema 
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from kiln.ops.creation.constants import positions
@@ -45,7 +46,7 @@ def _deviation(name: str, op: Op, doc: str) -> Any:
     """
 
     def deviation(
-        input: Any,
+        input: Tensor,
         dim: Any = None,
         unbiased: bool | None = None,
         keepdim: bool = False,
@@ -93,7 +94,7 @@ def _with_mean(name: str, deviation: Any, last: Any) -> Op:
         mean = mean if keepdim else find("reshape")(mean, kept)
         return narrow(last(square), input.dtype), narrow(mean, input.dtype)
 
-    def of_numpy(np: Any, x: Any, dim: Any = None, correction: Any = 1, keepdim: bool = False) -> Any:
+    def of_numpy(np: ModuleType, x: Any, dim: Any = None, correction: Any = 1, keepdim: bool = False) -> Any:
         axis = tuple(dim) if isinstance(dim, list) else dim
         spread = getattr(np, deviation)(x, axis=axis, ddof=correction, keepdims=keepdim)
         mean = np.mean(x, axis=axis, keepdims=keepdim)
@@ -271,7 +272,7 @@ def aminmax(input: Any, *, dim: int | None = None, keepdim: bool = False, out: A
 # Covariance
 
 
-def _observations(input: Any, op: str) -> Any:
+def _observations(input: Tensor, op: str) -> Any:
     """Variables down, observations along: a matrix of floats, wide."""
     if input.ndim > 2:
         raise RuntimeError(
@@ -286,7 +287,7 @@ def _observations(input: Any, op: str) -> Any:
     return x
 
 
-def _covariance(x: Any, weights: Any, given: Any, correction: Any) -> Any:
+def _covariance(x: Tensor, weights: Tensor, given: Any, correction: Any) -> Tensor:
     """The covariance of rows: centered on the weighted mean, over the weights' sum less the correction."""
     if weights is None:
         total = narrow(count_of(x, (1,)), x.dtype)
@@ -307,7 +308,7 @@ def _square(c: Any) -> Any:
     return find("reshape")(c, ()) if c.shape[0] == 1 else c
 
 
-def _cov_reference(np: Any, x: Any, f: Any = None, a: Any = None, correction: int = 1) -> Any:
+def _cov_reference(np: ModuleType, x: Any, f: Any = None, a: Any = None, correction: int = 1) -> Any:
     x = x if x.dtype.kind == "f" else x.astype("float32")
     return np.asarray(np.cov(x, ddof=correction, fweights=f, aweights=a)).astype(x.dtype)
 
@@ -350,7 +351,7 @@ def covariance(
     return narrow(_square(_covariance(x, weights, by, correction)), name)
 
 
-def _check_weights(name: str, weights: Any, count: Any, integral: bool) -> None:
+def _check_weights(name: str, weights: Tensor, count: Any, integral: bool) -> None:
     """PyTorch's errors for weights of observations; their signs and sum are looked at."""
     if weights.ndim > 1:
         raise RuntimeError(

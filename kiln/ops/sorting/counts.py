@@ -19,7 +19,7 @@ from kiln.table import drawn as d
 from kiln.table.arguments import dtype_name, is_float, numel, run, type_name
 from kiln.table.kinds import normalize_dim
 from kiln.table.public import public
-from kiln.table.record import Sample, find
+from kiln.table.record import Sample, Tensor, find
 from kiln.table.registry import forms
 
 
@@ -53,7 +53,7 @@ def _distinct(rows: Any, order: Any, inverse: bool, counts: bool) -> tuple[Any, 
     return first, back if inverse else None, count
 
 
-def _rows_of(input: Any, dim: int | None) -> Any:
+def _rows_of(input: Tensor, dim: int | None) -> Tensor:
     """What is compared, as rows."""
     if dim is None:
         return reshape(input, (numel(input.shape), 1))
@@ -69,7 +69,7 @@ def _order_of(rows: Any) -> Any:
     return order
 
 
-def _answer(input: Any, dim: int | None, found: Any, inverse: bool, counts: bool) -> Any:
+def _answer(input: Tensor, dim: int | None, found: Any, inverse: bool, counts: bool) -> Any:
     first, back, count = found
     if dim is None:
         values = rows_at(reshape(input, (numel(input.shape),)), 0, first)
@@ -261,7 +261,7 @@ def bincount(input: Any, weights: Any = None, minlength: int = 0) -> Any:
     return scatter_add(run(full, 0, (size,), dtype_name(each.dtype)), 0, places, each)
 
 
-def _into_bins(x: Any, edges: Any, weight: Any) -> Any:
+def _into_bins(x: Tensor, edges: Any, weight: Tensor) -> Any:
     """The sums of weights between ascending edges, the last edge counted with its bin."""
     bins = edges.shape[0] - 1
     place = p.sub(searchsorted(edges, x, right=True), 1)
@@ -271,7 +271,7 @@ def _into_bins(x: Any, edges: Any, weight: Any) -> Any:
     return scatter_add(base, 0, p.where(inside, place, 0), p.where(inside, weight, 0))
 
 
-def _limits(x: Any, low: float, high: float, *, around: float, op: str) -> tuple[float, float]:
+def _limits(x: Tensor, low: float, high: float, *, around: float, op: str) -> tuple[float, float]:
     """The range of bins: what was asked, or that of the data; a point has `around` on both sides."""
     if low == high and x.shape[0]:
         low, high = (float(find(name).handle(x)) for name in ("amin", "amax"))

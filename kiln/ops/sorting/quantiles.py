@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from kiln.graph.size import quotient
@@ -59,7 +60,7 @@ def median_place(input: Tensor, dim: Structure) -> Any:
     return p.where(nan, reduce_argmax(input, (dim,), True), found)
 
 
-def _median_place(np: Any, x: Any, dim: int) -> Any:
+def _median_place(np: ModuleType, x: Any, dim: int) -> Any:
     order = np.argsort(x, dim, kind="stable")
     found = np.take(order, [(x.shape[dim] - 1) // 2], dim)
     if x.dtype.kind != "f":
@@ -115,7 +116,7 @@ def mode_place(input: Tensor, dim: Structure) -> Any:
     return gather(order, dim, reduce_argmax(here - start, (dim,), True))
 
 
-def _mode_place(np: Any, x: Any) -> Any:
+def _mode_place(np: ModuleType, x: Any) -> Any:
     found = []
     for row in x:
         values, counts = np.unique(row, return_counts=True)
@@ -126,7 +127,7 @@ def _mode_place(np: Any, x: Any) -> Any:
 # Their public forms
 
 
-def _at_places(input: Any, dim: int, place: Any, name: str, keepdim: bool, out: Any) -> Any:
+def _at_places(input: Tensor, dim: int, place: Any, name: str, keepdim: bool, out: Any) -> Any:
     """Values and positions along a dim of an array of any rank."""
     dim = normalize_dim(dim, input.ndim, name)
     not_empty(input, (dim,), name)
@@ -159,13 +160,13 @@ def middle(input: Tensor, ignore_nan: Structure) -> Any:
 
 
 @middle.derivative
-def _(g: Any, input: Any, y: Any) -> Any:
+def _(g: Tensor, input: Tensor, y: Tensor) -> Tensor:
     """Shared by all that equal it."""
     same = comparison.eq(input, y) | (comparison.ne(input, input) & comparison.ne(y, y))
     return p.where(same, g / reduce_sum(p.convert(same, g.dtype), (0,), False), 0)
 
 
-def _middle(input: Any, ignore_nan: bool) -> Any:
+def _middle(input: Tensor, ignore_nan: bool) -> Any:
     """The median of all elements."""
     flat = reshape(input, (numel(input.shape),))
     if not is_symbolic(flat.shape) and flat.shape[0] == 0:
@@ -243,7 +244,7 @@ def _quantile(name: str, ignore_nan: bool) -> Any:
     """quantile or nanquantile."""
 
     def function(
-        input: Any,
+        input: Tensor,
         q: Any,
         dim: int | None = None,
         keepdim: bool = False,
@@ -292,7 +293,7 @@ def _quantile(name: str, ignore_nan: bool) -> Any:
     )(function)
 
 
-def _check_quantile(name: str, input: Any, q: Any, interpolation: str) -> None:
+def _check_quantile(name: str, input: Tensor, q: Any, interpolation: str) -> None:
     if dtype_name(input.dtype) not in ("float32", "float64"):
         raise RuntimeError(f"{name}() input tensor must be either float or double dtype")
     if interpolation not in _INTERPOLATIONS:
@@ -314,7 +315,7 @@ def _check_quantile(name: str, input: Any, q: Any, interpolation: str) -> None:
         raise RuntimeError(f"{name}() q must be in the range [0, 1] but got {q}")
 
 
-def _kept(input: Any, dim: int | None, keepdim: bool) -> tuple[Any, ...]:
+def _kept(input: Tensor, dim: int | None, keepdim: bool) -> tuple[Any, ...]:
     """The shape after reducing `dim` (None: all)."""
     if dim is None:
         return (1,) * input.ndim if keepdim else ()

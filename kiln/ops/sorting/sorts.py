@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from types import ModuleType
 from typing import Any
 
 from kiln import _core
@@ -21,7 +22,7 @@ from kiln.table.registry import forms
 LONGEST = 1 << 32  # elements along a sorted dim: a position is half a word
 
 
-def _ordered(np: Any, x: Any, dim: int, descending: bool, ranks: Any) -> Any:
+def _ordered(np: ModuleType, x: Any, dim: int, descending: bool, ranks: Any) -> Any:
     moved = np.moveaxis(np.asarray(x), dim, -1)
     if descending:
         turned = moved[..., ::-1]
@@ -79,7 +80,7 @@ def _sorted_columns(rng: Any, dtype: str, shape: tuple[int, ...]) -> Any:
     return found
 
 
-def positions(input: Any, dim: int, descending: bool, first: int = 0, count: Any = None) -> Any:
+def positions(input: Tensor, dim: int, descending: bool, first: int = 0, count: Any = None) -> Any:
     """sort_positions along a normal dim of an array of any rank; all unless `count` says."""
     if input.ndim == 0:
         return _zero(input)
@@ -89,11 +90,11 @@ def positions(input: Any, dim: int, descending: bool, first: int = 0, count: Any
     return sort_positions(input, dim, bool(descending), (first, size if count is None else count))
 
 
-def _zero(input: Any) -> Any:
+def _zero(input: Tensor) -> Tensor:
     return reshape(sort_positions(reshape(input, (1,)), 0, False, (0, 1)), ())
 
 
-def _chosen(input: Any, dim: int, indices: Any) -> Any:
+def _chosen(input: Tensor, dim: int, indices: Tensor) -> Any:
     return gather(input, dim, indices) if input.ndim else p.clone(input)
 
 

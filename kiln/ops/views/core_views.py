@@ -7,6 +7,7 @@ values alike. `embed` and `write` are not views: they are what the derivative of
 from __future__ import annotations
 
 from math import prod
+from types import ModuleType
 from typing import Any
 
 from kiln import _core
@@ -20,7 +21,7 @@ from kiln.table.record import Sizes, Structure, Tensor, find, primitive
 from kiln.table.registry import forms
 
 
-def strided_reference(np: Any, x: Any, sizes: Any, strides: Any, offset: Any) -> Any:
+def strided_reference(np: ModuleType, x: Any, sizes: Any, strides: Any, offset: Any) -> Any:
     flat = np.ascontiguousarray(x).reshape(-1)
     return np.lib.stride_tricks.as_strided(
         flat[offset[0] :], sizes, [s * flat.itemsize for s in strides]
@@ -33,14 +34,14 @@ def _at(ndim: int, dim: int, start: int, count: int, step: int) -> Any:
     )
 
 
-def _placed(np: Any, x: Any, dim: int, place: Any) -> Any:
+def _placed(np: ModuleType, x: Any, dim: int, place: Any) -> Any:
     size, start, step = place
     out = np.zeros((*x.shape[:dim], size, *x.shape[dim + 1 :]), x.dtype)
     out[_at(x.ndim, dim, start, x.shape[dim], step)] = x
     return out
 
 
-def written_reference(np: Any, base: Any, x: Any, strides: Any, offset: Any) -> Any:
+def written_reference(np: ModuleType, base: Any, x: Any, strides: Any, offset: Any) -> Any:
     flat = base.reshape(-1).copy()
     where = offset[0] + np.add.reduce(
         np.meshgrid(*(np.arange(n) * s for n, s in zip(x.shape, strides)), indexing="ij")
@@ -70,7 +71,7 @@ def reshape(input: Tensor, sizes: Sizes) -> Any:
 
 
 @reshape.derivative
-def _(g: Any, input: Any) -> Any:
+def _(g: Tensor, input: Tensor) -> Tensor:
     return reshape(g, tuple(input.shape))
 
 
@@ -90,7 +91,7 @@ def permute(input: Tensor, dims: Structure) -> Any:
 
 
 @permute.derivative
-def _(g: Any, dims: Any) -> Any:
+def _(g: Tensor, dims: tuple[int, ...]) -> Tensor:
     return permute(g, tuple(sorted(range(len(dims)), key=dims.__getitem__)))
 
 
@@ -112,7 +113,7 @@ def expand(input: Tensor, sizes: Sizes) -> Any:
 
 
 @expand.derivative
-def _(g: Any, input: Any) -> Any:
+def _(g: Tensor, input: Tensor) -> Any:
     return find("sum_to")(g, input)
 
 
@@ -132,7 +133,7 @@ def slice_(input: Tensor, dim: Structure, span: Sizes) -> Any:
 
 
 @slice_.derivative
-def _(g: Any, input: Any, dim: Any, span: Any) -> Any:
+def _(g: Tensor, input: Tensor, dim: Any, span: Any) -> Any:
     return embed(g, dim, (input.shape[dim], span[0], span[2]))
 
 
@@ -153,11 +154,11 @@ def as_strided(input: Tensor, sizes: Sizes, strides: Sizes, offset: Sizes) -> An
 
 
 @as_strided.derivative
-def _(g: Any, input: Any, strides: Any, offset: Any) -> Any:
+def _(g: Tensor, input: Tensor, strides: Any, offset: Any) -> Any:
     return gathered_back(g, tuple(input.shape), strides, offset[0])
 
 
-def gathered_back(g: Any, shape: Any, strides: Any, offset: Any) -> Any:
+def gathered_back(g: Tensor, shape: Any, strides: Any, offset: Any) -> Tensor:
     """Every element of g added at its place in contiguous memory of `shape`: a scatter, for places may
     repeat.
     """
@@ -170,7 +171,7 @@ def gathered_back(g: Any, shape: Any, strides: Any, offset: Any) -> Any:
     return reshape(find("scatter_add")(flat, 0, index, reshape(g, count)), shape)
 
 
-def _positions(g: Any, dim: int, stride: Any) -> Any:
+def _positions(g: Tensor, dim: int, stride: Any) -> Tensor:
     """stride * (the position along dim), over g's shape."""
     return g.graph.add(find("iota"), (), (tuple(g.shape), dim)) * number(g, stride)
 
@@ -191,7 +192,7 @@ def embed(input: Tensor, dim: Structure, place: Sizes) -> Any:
 
 
 @embed.derivative
-def _(g: Any, input: Any, dim: Any, place: Any) -> Any:
+def _(g: Tensor, input: Tensor, dim: Any, place: Any) -> Any:
     return slice_(g, dim, (place[1], input.shape[dim], place[2]))
 
 
@@ -211,7 +212,7 @@ def write(base: Tensor, input: Tensor, strides: Sizes, offset: Sizes) -> Any:
 
 
 @write.derivative
-def _(g: Any, input: Any, strides: Any, offset: Any) -> Any:
+def _(g: Tensor, input: Tensor, strides: Any, offset: Any) -> Any:
     zeros = g.graph.add(find("full"), (number(g, 0),), (tuple(input.shape), g.dtype))
     return write(g, zeros, strides, offset), as_strided(g, tuple(input.shape), strides, offset)
 
@@ -247,7 +248,7 @@ def inferred(shape: Any, sizes: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(quotient(total, rest) if k in open_dims else s for k, s in enumerate(sizes))
 
 
-def _resolved(input: Any, shape: tuple[Any, ...]) -> Any:
+def _resolved(input: Tensor, shape: tuple[Any, ...]) -> Any:
     """The sizes asked for without -1; what their product must be is left to the core where it can see it."""
     sizes = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
     if isinstance(input, _core.Tensor):

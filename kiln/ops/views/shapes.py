@@ -19,7 +19,7 @@ from kiln.table import drawn as d
 from kiln.table.arguments import is_value
 from kiln.table.kinds import broadcast, normalize_dim
 from kiln.table.public import methods, public
-from kiln.table.record import find
+from kiln.table.record import Tensor, find
 from kiln.table.registry import forms
 
 _reshape, _expand = reshape.handle, expand.handle
@@ -160,7 +160,7 @@ def sum_to_size(input: Any, *sizes: Any, size: Any = None) -> Any:
 def _at_least(name: str, ndim: int, lift: Callable[[Any], Any]) -> Any:
     """atleast_1d, _2d or _3d."""
 
-    def one(x: Any) -> Any:
+    def one(x: Tensor) -> Any:
         return x if x.ndim >= ndim else lift(x)
 
     def function(*tensors: Any) -> Any:
@@ -206,7 +206,7 @@ forms(
 )
 
 
-def _lifted_to_3(x: Any) -> Any:
+def _lifted_to_3(x: Tensor) -> Any:
     return _reshape(x, (*(1,) * (x.ndim < 2), *(x.shape or (1,)), 1))
 
 
@@ -218,7 +218,7 @@ atleast_3d = _at_least("atleast_3d", 3, _lifted_to_3)
 # Copies of views: `permute_copy(x, dims)` is `permute(x, dims).clone()`
 
 
-def _slice_of(input: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
+def _slice_of(input: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
     dim = normalize_dim(dim, input.ndim, "slice_copy")
     return getitem(input, (slice(None),) * dim + (slice(start, end, step),))
 
@@ -257,7 +257,7 @@ _with_grad = _core.ModeSwitch(True)
 
 def _becoming(name: str) -> Callable[..., Any]:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        def view(x: Any) -> Any:
+        def view(x: Tensor) -> Any:
             if not x.requires_grad or x.is_leaf:
                 return registry.function(name)(x, *args, **kwargs)
             # under no_grad too: the tensor keeps its history

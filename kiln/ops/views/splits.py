@@ -11,12 +11,13 @@ from kiln.table import drawn as d
 from kiln.table.arguments import dtype_name, expect_count, type_name
 from kiln.table.kinds import normalize_dim
 from kiln.table.public import alias, public
+from kiln.table.record import Tensor
 from kiln.table.registry import forms
 
 _reshape, _slice = reshape.handle, slice_.handle
 
 
-def _known(input: Any, dim: int, op: str) -> int:
+def _known(input: Tensor, dim: int, op: str) -> int:
     """The size along dim, which decides how many results there are."""
     size = input.shape[dim]
     if not isinstance(size, int):
@@ -26,7 +27,7 @@ def _known(input: Any, dim: int, op: str) -> int:
     return size
 
 
-def _has_dims(input: Any, op: str) -> None:
+def _has_dims(input: Tensor, op: str) -> None:
     if input.ndim == 0:
         raise RuntimeError(f"{op} expects at least a 1-dimensional tensor")
 
@@ -130,7 +131,7 @@ for _name in ("split", "chunk", "split_with_sizes"):
     alias(f"unsafe_{_name}", _name)
 
 
-def _at(input: Any, dim: int, places: list[int]) -> tuple[Any, ...]:
+def _at(input: Tensor, dim: int, places: list[int]) -> tuple[Any, ...]:
     """Views along `dim` between places, which may be negative, too large, or out of order."""
     size = _known(input, dim, "tensor_split")
     ends = [slice(None, place).indices(size)[1] for place in places] + [size]
@@ -204,7 +205,7 @@ def tensor_split(
 def _fixed_split(name: str, dim: int, least: int) -> None:
     """hsplit, vsplit or dsplit: `tensor_split` along one dim, into equal parts."""
 
-    def function(input: Any, *indices_or_sections: Any) -> tuple[Any, ...]:
+    def function(input: Tensor, *indices_or_sections: Any) -> tuple[Any, ...]:
         if input.ndim < least:
             raise RuntimeError(
                 f"torch.{name} requires a tensor with at least {least} dimension, but got a tensor with "

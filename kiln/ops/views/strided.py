@@ -7,6 +7,7 @@ memory. A value of a graph is taken as contiguous.
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from kiln import _core
@@ -47,7 +48,7 @@ def contiguous_strides(shape: Any) -> tuple[Any, ...]:
     return tuple(product(tuple(shape[k + 1 :])) for k in range(len(shape)))
 
 
-def geometry(input: Any) -> tuple[tuple[Any, ...], Any]:
+def geometry(input: Tensor) -> tuple[tuple[Any, ...], Any]:
     """Strides and offset of a tensor; of a graph's value those of contiguous memory."""
     if is_value(input):
         return contiguous_strides(input.shape), 0
@@ -67,7 +68,7 @@ def diagonal(input: Tensor, sizes: Sizes, strides: Sizes, offset: Sizes, dims: S
 
 
 @diagonal.derivative
-def _(g: Any, input: Any, dims: Any) -> Any:
+def _(g: Tensor, input: Tensor, dims: tuple[int, ...]) -> Any:
     shape = tuple(input.shape)
     strides, offset = _along_diagonal(shape, contiguous_strides(shape), *dims)
     return write(filled(g.graph, 0, shape, g.dtype), g, strides, (offset,))
@@ -92,7 +93,7 @@ def _length(rows: Any, columns: Any, which: int) -> Any:
     raise TypeError(f"diagonal: which of the sizes {rows} and {columns} is smaller is not known here")
 
 
-def _at_places(np: Any, x: Any, sizes: Any, strides: Any, offset: Any) -> Any:
+def _at_places(np: ModuleType, x: Any, sizes: Any, strides: Any, offset: Any) -> Any:
     return written_reference(np, np.zeros(sizes, x.dtype), x, strides, offset)
 
 
@@ -232,7 +233,7 @@ def unfold(input: Tensor, sizes: Sizes, strides: Sizes, offset: Sizes, dims: Str
 
 
 @unfold.derivative
-def _(g: Any, input: Any, dims: Any) -> Any:
+def _(g: Tensor, input: Tensor, dims: tuple[int, ...]) -> Any:
     dim, step, overlap = dims
     shape = tuple(input.shape)
     own = contiguous_strides(shape) or (1,)
@@ -307,7 +308,7 @@ def as_strided_(input: Any, size: Any, stride: Any, storage_offset: int | None =
     return as_strided.handle(input, tuple(size), tuple(stride), (offset,))
 
 
-def _in_memory_order(input: Any) -> Any:
+def _in_memory_order(input: Tensor) -> Any:
     """The view of `input` whose dims are in the order of memory: what a derivative by places is true of."""
     strides = input.stride()
     order = sorted(range(input.ndim), key=lambda dim: (-strides[dim], -input.shape[dim]))
@@ -321,14 +322,14 @@ def _in_memory_order(input: Any) -> Any:
     return ordered
 
 
-def _written_at(input: Any, src: Any, strides: Any, offset: Any) -> Any:
+def _written_at(input: Tensor, src: Tensor, strides: Any, offset: Any) -> Any:
     """A copy of `input` with src, as its dtype, at places of contiguous memory."""
     if dtype_name(src.dtype) != dtype_name(input.dtype):
         src = convert(src, dtype_name(input.dtype))
     return write.handle(input, src, strides, (offset,))
 
 
-def _fits(src: Any, sizes: Any) -> None:
+def _fits(src: Tensor, sizes: Any) -> None:
     for have, want in zip(src.shape, sizes):
         if isinstance(have, int) and isinstance(want, int) and have != want:
             break
@@ -461,7 +462,7 @@ def as_strided_scatter(
     return _written_at(input, src, tuple(stride), offset)
 
 
-def _scattered_in_memory(input: Any, src: Any, size: Any, stride: Any, offset: int | None) -> Any:
+def _scattered_in_memory(input: Tensor, src: Tensor, size: Any, stride: Any, offset: int | None) -> Any:
     """`as_strided_scatter` of what does not fill its memory from the start on: the memory is copied up to the
     last place there is, and the result lies in the copy as the input does in its own.
     """

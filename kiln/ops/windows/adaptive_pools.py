@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import gcd
+from types import ModuleType
 from typing import Any
 
 from kiln.graph.size import product
@@ -30,11 +31,11 @@ _AVERAGE, _LARGEST = (avg_pool1d, avg_pool2d, avg_pool3d), (max_pool1d, max_pool
 _reshape = reshape.handle
 
 
-def _span(np: Any, n: int, out: int) -> list[slice]:
+def _span(np: ModuleType, n: int, out: int) -> list[slice]:
     return [slice(i * n // out, -(-(i + 1) * n // out)) for i in range(out)]
 
 
-def _windows(np: Any, x: Any, out: Ints, run: Any) -> Any:
+def _windows(np: ModuleType, x: Any, out: Ints, run: Any) -> Any:
     """`run` of each window in NumPy, whose last dims are one."""
     dims = len(out)
     spans = [_span(np, n, o) for n, o in zip(x.shape[-dims:], out)]
@@ -47,7 +48,7 @@ def _windows(np: Any, x: Any, out: Ints, run: Any) -> Any:
     return y
 
 
-def _place(np: Any, seen: Any, numbers: Any) -> Any:
+def _place(np: ModuleType, seen: Any, numbers: Any) -> Any:
     return numbers[seen.argmax(-1)]
 
 
@@ -59,7 +60,7 @@ def _samples(make: Any, *more: bool) -> Any:
     ]
 
 
-def _starts(x: Any, dim: int, out: Any) -> tuple[Any, Any]:
+def _starts(x: Tensor, dim: int, out: Any) -> tuple[Any, Any]:
     """Where the windows along a dim begin and end, for a result with `out` windows along it."""
     shape = (*x.shape[:dim], out, *x.shape[dim + 1 :])
     i: Any = x.graph.add(find("iota"), (), (shape, dim))
@@ -133,11 +134,11 @@ def adaptive_max(input: Tensor, out: Sizes, most: Structure) -> tuple[Any, Any]:
 
 
 @adaptive_max.derivative
-def _(g: Any, ys: Any, input: Any, out: Any) -> Any:
+def _(g: Tensor, ys: Any, input: Tensor, out: Any) -> Any:
     return p.overwrite(input, placed_at(g, ys[1], tuple(input.shape), len(out))), None  # see by_steps
 
 
-def _sizes(name: str, input: Any, given: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+def _sizes(name: str, input: Tensor, given: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """The sizes pooled over, and those wanted; PyTorch's errors."""
     dims, shape = int(name[-2]), tuple(input.shape)
     wanted = tuple(given) if isinstance(given, Sequence) else (given,) * dims
@@ -181,7 +182,7 @@ def _most(sizes: Any, wanted: Any) -> Ints:
     return tuple(-((gcd(n, w) - n - w) // w) for n, w in zip(sizes, wanted))
 
 
-def _float(input: Any, name: str) -> None:
+def _float(input: Tensor, name: str) -> None:
     if not is_float(input):
         raise NotImplementedError(
             f"\"{name}\" not implemented for '{type_name(dtype_name(input.dtype))}' (could not infer "
@@ -189,7 +190,7 @@ def _float(input: Any, name: str) -> None:
         )
 
 
-def _averaged(input: Any, name: str, output_size: Any) -> Any:
+def _averaged(input: Tensor, name: str, output_size: Any) -> Any:
     _float(input, name)
     sizes, wanted = _sizes(name, input, output_size)
     dims, lead = len(sizes), tuple(input.shape)[: -len(sizes)]
@@ -202,7 +203,7 @@ def _averaged(input: Any, name: str, output_size: Any) -> Any:
     return adaptive_mean.handle(input, wanted, _most(sizes, wanted))
 
 
-def _found(input: Any, name: str, output_size: Any) -> tuple[Any, Any]:
+def _found(input: Tensor, name: str, output_size: Any) -> tuple[Any, Any]:
     _float(input, name)
     sizes, wanted = _sizes(name, input, output_size)
     dims, lead = len(sizes), tuple(input.shape)[: -len(sizes)]
@@ -256,7 +257,7 @@ def _doc(name: str, dims: int, what: str, result: str, more: str, first: str) ->
 def _average(dims: int) -> Any:
     name = f"adaptive_avg_pool{dims}d"
 
-    def pool(input: Any, output_size: Any) -> Any:
+    def pool(input: Tensor, output_size: Any) -> Any:
         return _averaged(input, name, output_size)
 
     pool.__doc__ = _doc(name, dims, "mean", f"{(2**dims - 1) / 2:.4f}", "", "")
@@ -273,7 +274,7 @@ def _average(dims: int) -> Any:
 def _maximum(dims: int, by_default: bool) -> Any:
     name = f"adaptive_max_pool{dims}d"
 
-    def pool(input: Any, output_size: Any, return_indices: bool = by_default) -> Any:
+    def pool(input: Tensor, output_size: Any, return_indices: bool = by_default) -> Any:
         found = _found(input, name, output_size)
         return found if return_indices or by_default else found[0]
 

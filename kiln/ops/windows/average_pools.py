@@ -6,6 +6,7 @@ laid out a stride apart; of windows that do not touch it is those, repeated.
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from kiln.graph.size import product
@@ -28,7 +29,7 @@ LONG = 4  # elements of a row of a window from which they are written one by one
 
 
 def _reference(
-    np: Any,
+    np: ModuleType,
     x: Any,
     out: Ints,
     after: Ints,
@@ -102,7 +103,7 @@ def pool_mean(
     return narrow(total / elements, input.dtype)
 
 
-def _summed(x: Any, kernel: Ints, stride: Ints, out: Any) -> Any:
+def _summed(x: Tensor, kernel: Ints, stride: Ints, out: Any) -> Any:
     """The sum over each window: of all taps in order, or of windows of many taps dim by dim."""
     once = (1,) * len(kernel)
     for dims in stages(kernel, AT_ONCE):
@@ -115,7 +116,9 @@ def _summed(x: Any, kernel: Ints, stride: Ints, out: Any) -> Any:
     return x
 
 
-def _elements(x: Any, sizes: Any, divisor: Any, kernel: Ints, stride: Ints, padding: Ints, count: str) -> Any:
+def _elements(
+    x: Tensor, sizes: Any, divisor: Any, kernel: Ints, stride: Ints, padding: Ints, count: str
+) -> Any:
     """What a window's sum is divided by: a number, or one for each place of x."""
     if count == "given":
         return divisor
@@ -135,7 +138,7 @@ def _elements(x: Any, sizes: Any, divisor: Any, kernel: Ints, stride: Ints, padd
 
 @pool_mean.derivative
 def _(
-    g: Any, input: Any, divisor: Any, kernel: Any, stride: Any, padding: Any, padded: Any, count: Any
+    g: Tensor, input: Tensor, divisor: Any, kernel: Any, stride: Any, padding: Any, padded: Any, count: Any
 ) -> Any:
     sizes, dims = tuple(input.shape)[-len(kernel) :], len(kernel)
     g = g / _elements(g, sizes, divisor, kernel, stride, padding, count)
@@ -150,7 +153,7 @@ def _(
     return p.overwrite(input, _summed(laid, kernel, (1,) * dims, sizes)), None  # see by_steps
 
 
-def _repeated(g: Any, shape: Any, kernel: Ints, stride: Ints) -> Any:
+def _repeated(g: Tensor, shape: Any, kernel: Ints, stride: Ints) -> Any:
     """Each element of g at all places of its window, which no other touches."""
     dims = len(kernel)
     lead, out, steps = shape[:-dims], tuple(g.shape)[-dims:], contiguous_strides(shape)
@@ -162,7 +165,7 @@ def _repeated(g: Any, shape: Any, kernel: Ints, stride: Ints) -> Any:
 
 def _pooled(
     name: str,
-    input: Any,
+    input: Tensor,
     kernel: Any,
     stride: Any,
     padding: Any,
@@ -226,7 +229,7 @@ def _avg_pool(dims: int) -> Any:
     name = f"avg_pool{dims}d"
 
     def along(
-        input: Any,
+        input: Tensor,
         kernel_size: Any,
         stride: Any = None,
         padding: Any = 0,
@@ -236,7 +239,7 @@ def _avg_pool(dims: int) -> Any:
         return _pooled(name, input, kernel_size, stride, padding, ceil_mode, count_include_pad, None)
 
     def pool(
-        input: Any,
+        input: Tensor,
         kernel_size: Any,
         stride: Any = None,
         padding: Any = 0,
@@ -272,8 +275,8 @@ def _lp_pool(dims: int) -> Any:
     name, average = f"lp_pool{dims}d", (avg_pool1d, avg_pool2d, avg_pool3d)[dims - 1]
 
     def pool(
-        input: Any, norm_type: float, kernel_size: Any, stride: Any = None, ceil_mode: bool = False
-    ) -> Any:
+        input: Tensor, norm_type: float, kernel_size: Any, stride: Any = None, ceil_mode: bool = False
+    ) -> Tensor:
         mean = average(input**norm_type, kernel_size, stride, 0, ceil_mode)
         count = kernel_size**dims if isinstance(kernel_size, int) else product(tuple(kernel_size))
         there = sign(mean) * relu(absolute(mean))  # the mean, but no gradient where it is 0

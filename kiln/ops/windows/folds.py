@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product as positions
+from types import ModuleType
 from typing import Any
 
 from kiln.graph.size import product, quotient
@@ -34,7 +35,7 @@ def _counts(sizes: Any, kernel: Ints, dilation: Ints, padding: Ints, stride: Int
     )
 
 
-def _columns(np: Any, x: Any, kernel: Ints, dilation: Ints, padding: Ints, stride: Ints) -> Any:
+def _columns(np: ModuleType, x: Any, kernel: Ints, dilation: Ints, padding: Ints, stride: Ints) -> Any:
     """window_taps in NumPy: one tap at a time."""
     out = _counts(x.shape[2:], kernel, dilation, padding, stride)
     x = np.pad(x, [(0, 0), (0, 0), *((a, a) for a in padding)])
@@ -81,11 +82,13 @@ def window_taps(
 
 
 @window_taps.derivative
-def _(g: Any, input: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Any:
+def _(g: Tensor, input: Tensor, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Any:
     return add_windows(g, tuple(input.shape[2:]), kernel, dilation, padding, stride)
 
 
-def _added(np: Any, x: Any, sizes: Ints, kernel: Ints, dilation: Ints, padding: Ints, stride: Ints) -> Any:
+def _added(
+    np: ModuleType, x: Any, sizes: Ints, kernel: Ints, dilation: Ints, padding: Ints, stride: Ints
+) -> Any:
     """add_windows in NumPy: one tap at a time."""
     y = np.zeros((*x.shape[:2], *(n + 2 * a for n, a in zip(sizes, padding))), x.dtype)
     for tap in np.ndindex(*kernel):
@@ -133,14 +136,14 @@ def add_windows(
     return _scattered(input, sizes, dilation, padding, stride)
 
 
-def _inside(y: Any, sizes: Any, padding: Ints) -> Any:
+def _inside(y: Tensor, sizes: Any, padding: Ints) -> Any:
     """What is left of an image without its border."""
     for k, (a, n) in enumerate(zip(padding, sizes)):
         y = slice_(y, 2 + k, (a, n, 1)) if a else y
     return y
 
 
-def _laid(x: Any, sizes: Any, dilation: Ints, padding: Ints, stride: Ints) -> Any:
+def _laid(x: Tensor, sizes: Any, dilation: Ints, padding: Ints, stride: Ints) -> Any:
     """add_windows of windows that do not overlap: every element has its place."""
     shape = (*x.shape[:2], *(n + 2 * a for n, a in zip(sizes, padding)))
     image, channel, *steps = contiguous_strides(shape)
@@ -149,7 +152,7 @@ def _laid(x: Any, sizes: Any, dilation: Ints, padding: Ints, stride: Ints) -> An
     return _inside(write(filled(x.graph, 0, shape, x.dtype), x, strides, (0,)), sizes, padding)
 
 
-def _gathered(x: Any, sizes: Any, kernel: Ints, dilation: Ints, padding: Ints, stride: Ints) -> Any:
+def _gathered(x: Tensor, sizes: Any, kernel: Ints, dilation: Ints, padding: Ints, stride: Ints) -> Any:
     """add_windows phase by phase: places q * stride + phase are seen at the same taps, tap t by the window
 
         q + (phase + padding - t * dilation) / stride        where that is a whole number
@@ -189,7 +192,7 @@ def _windows_of(kernel: int, dilation: int, padding: int, stride: int) -> list[l
     return [[(t, at // stride) for t, at in taps if at % stride == 0] for taps in far]
 
 
-def _scattered(input: Any, sizes: Any, dilation: Ints, padding: Ints, stride: Ints) -> Any:
+def _scattered(input: Tensor, sizes: Any, dilation: Ints, padding: Ints, stride: Ints) -> Any:
     """add_windows of many taps, as sums at places."""
     lead, inner = tuple(input.shape)[:2], tuple(input.shape)[2:]
     padded = tuple(n + 2 * a for n, a in zip(sizes, padding))
@@ -206,7 +209,7 @@ def _scattered(input: Any, sizes: Any, dilation: Ints, padding: Ints, stride: In
 
 
 @add_windows.derivative
-def _(g: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Any:
+def _(g: Tensor, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Any:
     return window_taps(g, kernel, dilation, padding, stride)
 
 

@@ -8,6 +8,7 @@ result is from: an array of nothing but the lowest value has its first element t
 from __future__ import annotations
 
 from itertools import product as positions
+from types import ModuleType
 from typing import Any
 
 from kiln.graph.size import product, quotient
@@ -36,7 +37,7 @@ def _lowest(dtype: str) -> Any:
 
 
 def _reference(
-    np: Any,
+    np: ModuleType,
     x: Any,
     out: Ints,
     after: Ints,
@@ -113,7 +114,7 @@ def pool_max(
 
 
 def _stage(
-    x: Any, which: Any, kernel: Ints, weight: Any, first: int, stride: Ints, dilation: Ints, out: Any
+    x: Tensor, which: Any, kernel: Ints, weight: Tensor, first: int, stride: Ints, dilation: Ints, out: Any
 ) -> tuple[Any, Any]:
     """The largest along some dims, whose taps count `weight` each; `which`: what was chosen along others."""
     best = found = None
@@ -135,7 +136,9 @@ def _stage(
 
 
 @pool_max.derivative
-def _(g: Any, ys: Any, input: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, padded: Any) -> Any:
+def _(
+    g: Tensor, ys: Any, input: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, padded: Any
+) -> Tensor:
     apart = all(s >= r * (k - 1) + 1 for k, s, r in zip(kernel, stride, dilation))
     shape = tuple(input.shape)
     if apart and not padded:
@@ -148,7 +151,7 @@ def _(g: Any, ys: Any, input: Any, kernel: Any, stride: Any, padding: Any, dilat
     return p.overwrite(input, found)  # see by_steps
 
 
-def _spread(g: Any, which: Any, shape: Any, kernel: Ints, stride: Ints, dilation: Ints) -> Any:
+def _spread(g: Tensor, which: Any, shape: Any, kernel: Ints, stride: Ints, dilation: Ints) -> Any:
     """The gradient where windows do not overlap: each element knows its one window, without a scatter.
 
     Taps come before places, so that what runs fastest is long.
@@ -166,7 +169,7 @@ def _spread(g: Any, which: Any, shape: Any, kernel: Ints, stride: Ints, dilation
     return write(filled(g.graph, 0, shape, g.dtype), tiles, (*steps[:-dims], *by_tap, *by_place), (0,))
 
 
-def _gathered(g: Any, which: Any, shape: Any, kernel: Ints, stride: Ints, padding: Ints) -> Any:
+def _gathered(g: Tensor, which: Any, shape: Any, kernel: Ints, stride: Ints, padding: Ints) -> Any:
     """The gradient where windows overlap: each element looks at the windows that hold it, in ascending order.
     Places q * stride + phase are tap k0 + j * stride of window q + at - j: a pass for each phase.
     """
@@ -232,7 +235,7 @@ def _places(which: Any, sizes: Any, kernel: Ints, stride: Ints, padding: Ints, d
     return place
 
 
-def placed_at(g: Any, places: Any, shape: Any, dims: int) -> Any:
+def placed_at(g: Tensor, places: Any, shape: Any, dims: int) -> Tensor:
     """Zeros of `shape` with every element of g added at its place in the last dims, numbered as one."""
     lead, count = product(tuple(shape[:-dims])), product(tuple(shape[-dims:]))
     flat = (lead, product(tuple(g.shape)[-dims:]))
@@ -241,7 +244,7 @@ def placed_at(g: Any, places: Any, shape: Any, dims: int) -> Any:
 
 
 def _placed(
-    np: Any, which: Any, sizes: Ints, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints
+    np: ModuleType, which: Any, sizes: Ints, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints
 ) -> Any:
     """pool_places in NumPy."""
     dims, place = len(kernel), np.zeros(which.shape, np.int64)
@@ -286,7 +289,7 @@ def pool_places(
     return _places(input, sizes, kernel, stride, padding, dilation)
 
 
-def _pooled(input: Any, windows: Windows, name: str, indices: bool) -> Any:
+def _pooled(input: Tensor, windows: Windows, name: str, indices: bool) -> Any:
     if dtype_name(input.dtype) == "bool":
         raise NotImplementedError(f"\"{name}\" not implemented for 'Bool'")
     y, which = pool_max.handle(input, windows.out, windows.after, *windows.settings)
@@ -348,7 +351,7 @@ def _max_pool(dims: int, by_default: bool) -> Any:
     name = f"max_pool{dims}d"
 
     def pool(
-        input: Any,
+        input: Tensor,
         kernel_size: Any,
         stride: Any = None,
         padding: Any = 0,

@@ -14,12 +14,12 @@ from kiln.ops.windows.max_pools import described
 from kiln.table import drawn as d
 from kiln.table.arguments import dtype_name, numel, type_name
 from kiln.table.public import public
-from kiln.table.record import Sample
+from kiln.table.record import Sample, Tensor
 
 _reshape = reshape.handle
 
 
-def _sizes(name: str, input: Any, kernel: Any, stride: Any, padding: Any, output_size: Any) -> Ints:
+def _sizes(name: str, input: Tensor, kernel: Any, stride: Any, padding: Any, output_size: Any) -> Ints:
     """The sizes of the result; ValueError for sizes that no pool makes `input`'s of."""
     dims = int(name[-2])
     kernel = per_dim(kernel, dims, name, "kernel_size")
@@ -49,7 +49,7 @@ def _sizes(name: str, input: Any, kernel: Any, stride: Any, padding: Any, output
 
 
 def _unpooled(
-    name: str, input: Any, indices: Any, kernel: Any, stride: Any, padding: Any, output_size: Any
+    name: str, input: Tensor, indices: Tensor, kernel: Any, stride: Any, padding: Any, output_size: Any
 ) -> Any:
     dims, shape = int(name[-2]), tuple(input.shape)
     kind = dtype_name(indices.dtype)
@@ -117,8 +117,8 @@ def _unpool(dims: int) -> Any:
     name = f"max_unpool{dims}d"
 
     def unpool(
-        input: Any,
-        indices: Any,
+        input: Tensor,
+        indices: Tensor,
         kernel_size: Any,
         stride: Any = None,
         padding: Any = 0,

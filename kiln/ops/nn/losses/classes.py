@@ -6,6 +6,7 @@ input [N, C, d1, ...] or [C], target [N, d1, ...] or [].
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from kiln.graph.size import product
@@ -24,11 +25,11 @@ from kiln.table.public import public
 from kiln.table.record import IndexCheck, Number, Structure, Tensor, composite
 
 
-def _class_dim(input: Any) -> int:
+def _class_dim(input: Tensor) -> int:
     return 1 if input.ndim > 1 else 0
 
 
-def _check_classes(input: Any, target: Any) -> None:
+def _check_classes(input: Tensor, target: Tensor) -> None:
     """PyTorch's errors for a target of class indices that does not fit."""
     name = dtype_name(target.dtype)
     if name not in ("int64", "uint8"):
@@ -50,18 +51,20 @@ def _check_classes(input: Any, target: Any) -> None:
             input.graph.require_equal(a, b, "cross_entropy")
 
 
-def _per_class(weight: Any, like: Any, dim: int) -> Any:
+def _per_class(weight: Tensor, like: Any, dim: int) -> Tensor:
     """A weight per class laid along the class dim of `like`."""
     shape = (*(1,) * dim, like.shape[dim], *(1,) * (like.ndim - dim - 1))
     return wide(reshape(weight, shape))
 
 
-def _chosen(values: Any, mask: Any, dim: int) -> Any:
+def _chosen(values: Any, mask: Tensor, dim: int) -> Tensor:
     """The one element of each row where the mask holds; 0 where it holds nowhere."""
     return reduce_sum(p.where(mask, values, 0), (dim,), False)
 
 
-def class_loss(logs: Any, target: Any, weight: Any, ignore_index: Any, smoothing: Any, reduction: str) -> Any:
+def class_loss(
+    logs: Any, target: Tensor, weight: Tensor, ignore_index: Any, smoothing: Any, reduction: str
+) -> Any:
     """The loss of log-probabilities against class indices; `smoothing` None or a number."""
     check_reduction(reduction)
     dim = _class_dim(logs)
@@ -83,7 +86,7 @@ def class_loss(logs: Any, target: Any, weight: Any, ignore_index: Any, smoothing
 
 
 def _class_reference(
-    np: Any,
+    np: ModuleType,
     x: Any,
     target: Any,
     weight: Any = None,
@@ -199,8 +202,14 @@ def _distributions(rng: Any, t: str) -> Any:
     return (d.array(rng, (4, 5), t), target / target.sum(1, keepdims=True)), {}
 
 
-def _distribution_reference(np: Any, x: Any, target: Any, weight: Any = None, label_smoothing: float = 0.0,
-                            reduction: str = "mean") -> Any:  # fmt: skip
+def _distribution_reference(
+    np: ModuleType,
+    x: Any,
+    target: Any,
+    weight: Any = None,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+) -> Any:
     dim = 1 if x.ndim > 1 else 0
     w = 1 if weight is None else weight.reshape([-1 if k == dim else 1 for k in range(x.ndim)])
     mixed = target * (1 - label_smoothing) + label_smoothing / x.shape[dim]

@@ -6,6 +6,7 @@ PyTorch's, which mostly lets it pass.
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from kiln.ops.creation.constants import positions
@@ -28,7 +29,7 @@ from kiln.table.record import IndexCheck, Number, Sample, Structure, Tensor, com
 def _loss(formula: Any) -> Any:
     """The reference of a loss from its formula, which gives the loss of each."""
 
-    def call(np: Any, *args: Any, reduction: str = "mean", **options: Any) -> Any:
+    def call(np: ModuleType, *args: Any, reduction: str = "mean", **options: Any) -> Any:
         loss = np.asarray(formula(np, *args, **options)).astype(args[0].dtype)
         return np.asarray({"none": loss, "sum": loss.sum(), "mean": loss.mean()}[reduction]).astype(
             loss.dtype
@@ -52,7 +53,7 @@ def _bad_reduction(*shapes: tuple[int, ...]) -> Any:
     )
 
 
-def _line(x: Any) -> tuple[int, ...]:
+def _line(x: Tensor) -> tuple[int, ...]:
     return (x.ndim - 1,)
 
 
@@ -119,13 +120,13 @@ def hinge_embedding_loss(
     return narrow(reduced(below + above, reduction), input.dtype)
 
 
-def _cosine(a: Any, b: Any, dims: tuple[int, ...]) -> Any:
+def _cosine(a: Tensor, b: Tensor, dims: tuple[int, ...]) -> Tensor:
     tiny = 1e-12
     sizes = (reduce_sum(a * a, dims, False) + tiny) * (reduce_sum(b * b, dims, False) + tiny)
     return reduce_sum(a * b, dims, False) / sqrt(sizes)
 
 
-def _cosines(np: Any, a: Any, b: Any, y: Any, margin: float = 0) -> Any:
+def _cosines(np: ModuleType, a: Any, b: Any, y: Any, margin: float = 0) -> Any:
     cosine = (a * b).sum(-1) / np.sqrt(((a * a).sum(-1) + 1e-12) * ((b * b).sum(-1) + 1e-12))
     return np.where(y == 1, 1 - cosine, np.maximum(0, cosine - margin))
 
@@ -184,12 +185,19 @@ def cosine_embedding_loss(
     return narrow(reduced(alike + apart, reduction), dtype)
 
 
-def _distance(np: Any, a: Any, b: Any, p: float, eps: float) -> Any:
+def _distance(np: ModuleType, a: Any, b: Any, p: float, eps: float) -> Any:
     return (np.abs(a - b + eps) ** p).sum(-1) ** (1 / p)
 
 
 def _triplets(
-    np: Any, a: Any, b: Any, c: Any, margin: float = 1.0, p: float = 2, eps: float = 1e-6, swap: bool = False
+    np: ModuleType,
+    a: Any,
+    b: Any,
+    c: Any,
+    margin: float = 1.0,
+    p: float = 2,
+    eps: float = 1e-6,
+    swap: bool = False,
 ) -> Any:
     far = _distance(np, a, c, p, eps)
     far = np.minimum(far, _distance(np, b, c, p, eps)) if swap else far
@@ -240,7 +248,7 @@ def triplet_margin_loss(
     dtype = dtype if dtype in kinds.FLOATS else default_float()  # of the distances
     a, b, c = wide(anchor), wide(positive), wide(negative)
 
-    def distance(x: Any, y: Any) -> Any:
+    def distance(x: Tensor, y: Tensor) -> Any:
         apart = x - y + eps
         return norm_over(apart, float(p), _line(apart), False)
 
@@ -249,7 +257,9 @@ def triplet_margin_loss(
     return narrow(reduced(clamp_min(margin + distance(a, b) - far, 0), reduction), dtype)
 
 
-def _multi_margins(np: Any, x: Any, y: Any, p: int = 1, margin: float = 1.0, weight: Any = None) -> Any:
+def _multi_margins(
+    np: ModuleType, x: Any, y: Any, p: int = 1, margin: float = 1.0, weight: Any = None
+) -> Any:
     rows = np.arange(len(x))
     terms = np.maximum(0, margin - x[rows, y][:, None] + x) ** p
     terms = terms if weight is None else terms * weight[y][:, None]
@@ -257,7 +267,7 @@ def _multi_margins(np: Any, x: Any, y: Any, p: int = 1, margin: float = 1.0, wei
     return terms.sum(1) / x.shape[1]
 
 
-def _check_rows(input: Any) -> None:
+def _check_rows(input: Tensor) -> None:
     if input.ndim > 2 or any(size == 0 for size in tuple(input.shape)[-1:]):
         raise RuntimeError(
             "Expected non-empty vector or matrix with optional 0-dim batch size, but got: "
@@ -358,7 +368,7 @@ def multi_margin_loss(
     return reshape(loss, (1,)) if reduction == "none" and target.ndim > len(batch) else loss
 
 
-def _label_margins(np: Any, x: Any, y: Any, *end: int) -> Any:
+def _label_margins(np: ModuleType, x: Any, y: Any, *end: int) -> Any:
     loss = np.zeros(x.shape[:-1], x.dtype)
     for place in np.ndindex(*loss.shape):
         labels = y[place].tolist()
