@@ -74,7 +74,6 @@ mutants: $(VENV)/.kiln-installed
 
 docs: $(VENV)/.tools
 	$(PIP) install scipy
-	$(BIN)/python -m kiln.testing.op_families > kiln/table/families.py.new && mv kiln/table/families.py.new kiln/table/families.py
 	$(BIN)/python -m kiln.testing.op_page > docs/ops.md.new && mv docs/ops.md.new docs/ops.md
 
 # ---- the environment ----
@@ -119,4 +118,4 @@ bench-native: $(VENV)/.tools
 	build/native/bench_leaf $(ARGS)
 
 clean:
-	rm -rf build kiln/_core*.so
+	rm -rf build kiln/_core*.so kiln/_typed kiln/table/index.txt docs/ops.md

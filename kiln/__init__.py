@@ -110,7 +110,7 @@ if _typing.TYPE_CHECKING:  # with the functions of the table: the build writes w
     )
     from kiln.capture.compile import compile as compile
     from kiln.func.vmap import vmap as vmap
-    from kiln.nn.recurrence import (
+    from kiln.nn.recurrent_steps import (
         gru as gru,
         lstm as lstm,
         rnn_relu as rnn_relu,
@@ -142,7 +142,7 @@ _LATER = {
     "save": "kiln.serialization",
     "profile": "kiln.viz.profile",
     "vmap": "kiln.func",
-    **dict.fromkeys("gru lstm rnn_relu rnn_tanh".split(), "kiln.nn.recurrence"),
+    **dict.fromkeys("gru lstm rnn_relu rnn_tanh".split(), "kiln.nn.recurrent_steps"),
     "finfo": "kiln.ops.creation.dtypes",
     "iinfo": "kiln.ops.creation.dtypes",
     "Generator": "kiln.ops.random.generator",

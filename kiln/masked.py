@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from kiln import ops
 from kiln.errors import describe, message
 from kiln.ops.creation.dtypes import iinfo
-from kiln.table import declare, registry
+from kiln.table import arguments, registry
+from kiln.table.arguments import dtype_name
 from kiln.table.kinds import normalize_dim
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ _LEAST, _MOST = "min", "max"
 
 def _mask_of(input: Tensor, mask: Tensor, name: str) -> Tensor:
     """The mask in input's shape. IndexError for more dims than input has, TypeError but for bool."""
-    if declare.dtype_name(mask.dtype) != "bool":
+    if dtype_name(mask.dtype) != "bool":
         raise TypeError(message(name, "a mask of bool", describe(mask)))
     if mask.ndim > input.ndim:
         raise IndexError(
@@ -36,9 +37,9 @@ def _mask_of(input: Tensor, mask: Tensor, name: str) -> Tensor:
 
 def _end(input: Tensor, which: str) -> Any:
     """The largest or the smallest value of a dtype: infinite where it is a float one."""
-    if declare.is_float(input):
+    if arguments.is_float(input):
         return math.inf if which == _MOST else -math.inf
-    if declare.dtype_name(input.dtype) == "bool":
+    if dtype_name(input.dtype) == "bool":
         return which == _MOST
     return getattr(iinfo(input.dtype), which)
 
@@ -148,7 +149,7 @@ argmin = _place("argmin", _MOST, "smallest element")
 
 def _float_dtype(input: Tensor, dtype: DType | None, name: str) -> None:
     """ValueError where a mean would have no float dtype."""
-    kind = declare.dtype_name(input.dtype if dtype is None else dtype)
+    kind = dtype_name(input.dtype if dtype is None else dtype)
     if not kind.startswith(("float", "bfloat")):
         source = "Input" if dtype is None else "Optional"
         raise ValueError(
@@ -201,7 +202,7 @@ def var(
     if unbiased is not None and correction is not None:
         raise AssertionError("Only one of unbiased and correction may be given")
     less = correction if correction is not None else 0.0 if unbiased is False else 1.0
-    x = input if declare.is_float(input) else input.float()
+    x = input if arguments.is_float(input) else input.float()
     count = _count(x, dim, True, mask, "var")
     off = x - sum(x, dim, keepdim=True, dtype=dtype, mask=mask) / count
     total = sum(off * off, dim, keepdim=keepdim, dtype=dtype, mask=mask)
@@ -241,7 +242,7 @@ def median(
     >>> kiln.masked.median(kiln.tensor([2.0, 5.0, 4.0]), mask=kiln.tensor([True, False, True]))
     tensor(2.)
     """
-    is_float = declare.is_float(input)
+    is_float = arguments.is_float(input)
     left = _left(input if is_float else input.float(), mask, math.nan, "median")
     found = ops.nanmedian(left, dim, keepdim).values
     if is_float:

@@ -18,10 +18,10 @@ from kiln.layout import strided
 from kiln.ops.creation import data, interop
 from kiln.ops.elementwise import arithmetic
 from kiln.ops.indexing import getitem
-from kiln.ops.reductions import reduce
+from kiln.ops.reductions import core_reductions
 from kiln.ops.views import core_views, memory_formats, splits
 from kiln.table import kinds, registry
-from kiln.table.declare import named
+from kiln.table.callables import named
 
 Tensor: Any = _core.Tensor
 
@@ -154,7 +154,7 @@ def attach() -> None:
     _core.set_core_function("copy", arithmetic.clone.handle, ())
     views = (core_views.as_strided, core_views.write, core_views.slice_, core_views.reshape)
     _core.set_view_ops(*(op.handle for op in views))
-    _core.set_core_function("sum_to", reduce.sum_to.handle, ("t", "t"))
+    _core.set_core_function("sum_to", core_reductions.sum_to.handle, ("t", "t"))
 
 
 attach()

@@ -52,7 +52,7 @@ def check_device(given: Any) -> None:
         _device(given)
 
 
-def array(x: Any, name: str) -> Any:
+def array(x: Any, name: str) -> _core.Tensor:
     """The array itself. TypeError for anything else."""
     if not isinstance(x, _core.Tensor):
         raise TypeError(message(name, "an array", describe(x)))
@@ -120,7 +120,7 @@ def places(axis: Any, ndim: int, name: str) -> tuple[int, ...]:
     return found
 
 
-def reduced(x: Any, axis: Any, name: str) -> tuple[Any, tuple[int, ...], bool]:
+def reduced(x: _core.Tensor, axis: Any, name: str) -> tuple[Any, tuple[int, ...], bool]:
     """(array, dims, whether there is one to keep): over no axes it is a new last one that is reduced."""
     dims = places(axis, array(x, name).ndim, name)
     return (x, dims, True) if dims else (ops.unsqueeze(x, -1), (-1,), False)

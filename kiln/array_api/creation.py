@@ -14,7 +14,9 @@ def _must_copy(name: str) -> ValueError:
     return ValueError(_message(name, "memory that can be shared", "copy=False where a copy is needed"))
 
 
-def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None, device: Any = None) -> Any:
+def arange(
+    start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None, device: Any = None
+) -> _core.Tensor:
     """The numbers from `start` (0 if `stop` is not given) to before `stop`, by `step`; there may be none."""
     _common.check_device(device)
     start, stop = (0, start) if stop is None else (start, stop)
@@ -24,7 +26,7 @@ def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None,
     return ops.arange(start, stop, step, dtype=dtype)
 
 
-def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | None = None) -> Any:
+def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | None = None) -> _core.Tensor:
     """`obj` (a tensor, an array of another library, numbers, nested sequences of them) as an array, sharing
     memory where it can unless `copy`. ValueError if `copy=False` and it cannot.
     """
@@ -44,54 +46,54 @@ def asarray(obj: Any, /, *, dtype: Any = None, device: Any = None, copy: bool | 
     return source.to(source.dtype if dtype is None else dtype, copy=bool(copy))
 
 
-def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Any:
+def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> _core.Tensor:
     """Another library's array as an array that shares its memory, or a copy."""
     return ops.from_dlpack(x, device=device, copy=copy)
 
 
-def empty(shape: Any, *, dtype: Any = None, device: Any = None) -> Any:
+def empty(shape: Any, *, dtype: Any = None, device: Any = None) -> _core.Tensor:
     """An array of a shape with no values given."""
     _common.check_device(device)
     return ops.empty(shape, dtype=dtype)
 
 
-def ones(shape: Any, *, dtype: Any = None, device: Any = None) -> Any:
+def ones(shape: Any, *, dtype: Any = None, device: Any = None) -> _core.Tensor:
     """An array of ones."""
     _common.check_device(device)
     return ops.ones(shape, dtype=dtype)
 
 
-def zeros(shape: Any, *, dtype: Any = None, device: Any = None) -> Any:
+def zeros(shape: Any, *, dtype: Any = None, device: Any = None) -> _core.Tensor:
     """An array of zeros."""
     _common.check_device(device)
     return ops.zeros(shape, dtype=dtype)
 
 
-def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Any:
+def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: Any = None) -> _core.Tensor:
     """An array of one number, whose kind says the dtype if none is given."""
     _common.check_device(device)
     return ops.full((shape,) if isinstance(shape, int) else shape, fill_value, dtype=dtype)
 
 
-def empty_like(x: Any, /, *, dtype: Any = None, device: Any = None) -> Any:
+def empty_like(x: _core.Tensor, /, *, dtype: Any = None, device: Any = None) -> _core.Tensor:
     """An array of x's shape and dtype with no values given."""
     _common.check_device(device)
     return ops.empty_like(_common.array(x, "empty_like"), dtype=dtype)
 
 
-def ones_like(x: Any, /, *, dtype: Any = None, device: Any = None) -> Any:
+def ones_like(x: _core.Tensor, /, *, dtype: Any = None, device: Any = None) -> _core.Tensor:
     """An array of ones of x's shape and dtype."""
     _common.check_device(device)
     return ops.ones_like(_common.array(x, "ones_like"), dtype=dtype)
 
 
-def zeros_like(x: Any, /, *, dtype: Any = None, device: Any = None) -> Any:
+def zeros_like(x: _core.Tensor, /, *, dtype: Any = None, device: Any = None) -> _core.Tensor:
     """An array of zeros of x's shape and dtype."""
     _common.check_device(device)
     return ops.zeros_like(_common.array(x, "zeros_like"), dtype=dtype)
 
 
-def full_like(x: Any, /, fill_value: Any, *, dtype: Any = None, device: Any = None) -> Any:
+def full_like(x: _core.Tensor, /, fill_value: Any, *, dtype: Any = None, device: Any = None) -> _core.Tensor:
     """An array of one number, of x's shape and dtype."""
     _common.check_device(device)
     return ops.full_like(_common.array(x, "full_like"), fill_value, dtype=dtype)
@@ -99,7 +101,7 @@ def full_like(x: Any, /, fill_value: Any, *, dtype: Any = None, device: Any = No
 
 def eye(
     n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = None, device: Any = None
-) -> Any:
+) -> _core.Tensor:
     """Ones on the k-th diagonal of an (n_rows, n_cols) array of zeros."""
     _common.check_device(device)
     rows, columns = ops.arange(n_rows), ops.arange(n_rows if n_cols is None else n_cols)
@@ -108,7 +110,7 @@ def eye(
 
 def linspace(
     start: Any, stop: Any, /, num: int, *, dtype: Any = None, device: Any = None, endpoint: bool = True
-) -> Any:
+) -> _core.Tensor:
     """`num` numbers evenly from `start` to `stop`, or to before it."""
     _common.check_device(device)
     if endpoint:
@@ -129,11 +131,11 @@ def meshgrid(*arrays: Any, indexing: str = "xy") -> list[Any]:
     return list(ops.meshgrid(*(x.reshape(-1) for x in arrays), indexing=indexing)) if arrays else []
 
 
-def tril(x: Any, /, *, k: int = 0) -> Any:
+def tril(x: _core.Tensor, /, *, k: int = 0) -> _core.Tensor:
     """The array with zeros above the k-th diagonal of its last two axes."""
     return ops.tril(_common.array(x, "tril"), k)
 
 
-def triu(x: Any, /, *, k: int = 0) -> Any:
+def triu(x: _core.Tensor, /, *, k: int = 0) -> _core.Tensor:
     """The array with zeros below the k-th diagonal of its last two axes."""
     return ops.triu(_common.array(x, "triu"), k)

@@ -52,7 +52,7 @@ def iinfo(type: Any, /) -> Any:
     return _limits(_IntInfo, _dtypes.iinfo, type)
 
 
-def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Any:
+def astype(x: _core.Tensor, dtype: Any, /, *, copy: bool = True, device: Any = None) -> _core.Tensor:
     """The array as another dtype; with `copy=False` itself if that is its dtype."""
     _check_device(device)
     return _array(x, "astype").to(dtype, copy=copy)

@@ -26,7 +26,7 @@ def take(x: Any, indices: Any, /, *, axis: int | None = None) -> Any:
     return x[(*[slice(None)] * dim, _positions(indices, "take"))]
 
 
-def take_along_axis(x: Any, indices: Any, /, *, axis: int = -1) -> Any:
+def take_along_axis(x: _core.Tensor, indices: Any, /, *, axis: int = -1) -> _core.Tensor:
     """Along each line of an axis, the elements at that line's positions; both broadcast along other axes."""
     dim = _common.place(axis, _common.array(x, "take_along_axis").ndim, "take_along_axis")
     found = _positions(indices, "take_along_axis")
@@ -35,17 +35,17 @@ def take_along_axis(x: Any, indices: Any, /, *, axis: int = -1) -> Any:
     return ops.take_along_dim(x, found, dim)
 
 
-def argmax(x: Any, /, *, axis: int | None = None, keepdims: bool = False) -> Any:
+def argmax(x: _core.Tensor, /, *, axis: int | None = None, keepdims: bool = False) -> Any:
     """The place of the first greatest element along an axis (None: in the flattened array): int64."""
     return _extreme("argmax", ops.argmax, x, axis, keepdims)
 
 
-def argmin(x: Any, /, *, axis: int | None = None, keepdims: bool = False) -> Any:
+def argmin(x: _core.Tensor, /, *, axis: int | None = None, keepdims: bool = False) -> Any:
     """The place of the first least element along an axis (None: in the flattened array): int64."""
     return _extreme("argmin", ops.argmin, x, axis, keepdims)
 
 
-def _extreme(name: str, function: Any, x: Any, axis: Any, keepdims: bool) -> Any:
+def _extreme(name: str, function: Any, x: _core.Tensor, axis: Any, keepdims: bool) -> Any:
     ndim = _common.array(x, name).ndim
     dim = None if axis is None else _common.place(axis, ndim, name)
     if 0 in (x.shape if dim is None else (x.shape[dim],)):
@@ -53,14 +53,14 @@ def _extreme(name: str, function: Any, x: Any, axis: Any, keepdims: bool) -> Any
     return function(x, dim, keepdims)
 
 
-def nonzero(x: Any, /) -> tuple[Any, ...]:
+def nonzero(x: _core.Tensor, /) -> tuple[Any, ...]:
     """The places of nonzero elements: one int64 array for each dim. ValueError for an array without dims."""
     if not _common.array(x, "nonzero").ndim:
         raise ValueError(_message("nonzero", "an array of at least one dim", "0 dims"))
     return tuple(ops.nonzero(x, as_tuple=True))
 
 
-def searchsorted(x1: Any, x2: Any, /, *, side: str = "left", sorter: Any = None) -> Any:
+def searchsorted(x1: Any, x2: Any, /, *, side: str = "left", sorter: Any = None) -> _core.Tensor:
     """Where in the sorted vector `x1` (sorted by the positions `sorter`) elements of `x2` belong: int64."""
     if side not in ("left", "right"):
         raise ValueError(_message("searchsorted", "side 'left' or 'right'", _describe(side)))
@@ -77,13 +77,17 @@ def where(condition: Any, x1: Any, x2: Any, /) -> Any:
     return ops.where(_common.array(condition, "where"), *_common.promote("where", x1, x2))
 
 
-def sort(x: Any, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Any:
+def sort(
+    x: _core.Tensor, /, *, axis: int = -1, descending: bool = False, stable: bool = True
+) -> _core.Tensor:
     """The elements in order along an axis."""
     dim = _common.place(axis, _common.array(x, "sort").ndim, "sort")
     return ops.sort(x, dim=dim, descending=descending, stable=stable)[0]
 
 
-def argsort(x: Any, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Any:
+def argsort(
+    x: _core.Tensor, /, *, axis: int = -1, descending: bool = False, stable: bool = True
+) -> _core.Tensor:
     """The positions that put elements in order along an axis: int64; equal ones keep their order."""
     dim = _common.place(axis, _common.array(x, "argsort").ndim, "argsort")
     return ops.argsort(x, dim=dim, descending=descending, stable=stable)
@@ -112,7 +116,7 @@ class _Inverse(NamedTuple):
     inverse_indices: Any
 
 
-def unique_all(x: Any, /) -> Any:
+def unique_all(x: _core.Tensor, /) -> Any:
     """Distinct values in order, the place of the first of each in the flattened array, the place of each
     element among them (of x's shape), how often each is there. Every NaN is a value of its own.
     """
@@ -122,16 +126,16 @@ def unique_all(x: Any, /) -> Any:
     return _All(values, order[ops.cumsum(counts, 0) - counts], inverse, counts)
 
 
-def unique_counts(x: Any, /) -> Any:
+def unique_counts(x: _core.Tensor, /) -> Any:
     """Distinct values in order, and how often each is there."""
     return _Counts(*ops.unique(_common.array(x, "unique_counts"), return_counts=True))
 
 
-def unique_inverse(x: Any, /) -> Any:
+def unique_inverse(x: _core.Tensor, /) -> Any:
     """Distinct values in order, and the place of each element among them, of x's shape."""
     return _Inverse(*ops.unique(_common.array(x, "unique_inverse"), return_inverse=True))
 
 
-def unique_values(x: Any, /) -> Any:
+def unique_values(x: _core.Tensor, /) -> _core.Tensor:
     """Distinct values in order."""
     return ops.unique(_common.array(x, "unique_values"))

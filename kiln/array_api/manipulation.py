@@ -16,12 +16,12 @@ def broadcast_arrays(*arrays: Any) -> list[Any]:
     )
 
 
-def broadcast_to(x: Any, /, shape: Any) -> Any:
+def broadcast_to(x: _core.Tensor, /, shape: Any) -> _core.Tensor:
     """A view of the array with another shape."""
     return ops.broadcast_to(_common.array(x, "broadcast_to"), (shape,) if isinstance(shape, int) else shape)
 
 
-def concat(arrays: Any, /, *, axis: int | None = 0) -> Any:
+def concat(arrays: Any, /, *, axis: int | None = 0) -> _core.Tensor:
     """Arrays, promoted, one after the other along an axis; flattened if that is None."""
     parts = _common.promote("concat", *arrays)
     if axis is None:
@@ -34,18 +34,18 @@ def concat(arrays: Any, /, *, axis: int | None = 0) -> Any:
     return ops.cat(parts, _common.place(axis, parts[0].ndim, "concat"))
 
 
-def expand_dims(x: Any, /, axis: int) -> Any:
+def expand_dims(x: _core.Tensor, /, axis: int) -> _core.Tensor:
     """A view with a new axis of size 1. IndexError for a place that is none."""
     return ops.unsqueeze(x, _common.place(axis, _common.array(x, "expand_dims").ndim + 1, "expand_dims"))
 
 
-def flip(x: Any, /, *, axis: Any = None) -> Any:
+def flip(x: _core.Tensor, /, *, axis: Any = None) -> _core.Tensor:
     """The elements in reverse order along axes (None: all)."""
     dims = _common.places(axis, _common.array(x, "flip").ndim, "flip")
     return ops.flip(x, dims) if dims else ops.clone(x)
 
 
-def moveaxis(x: Any, source: Any, destination: Any, /) -> Any:
+def moveaxis(x: _core.Tensor, source: Any, destination: Any, /) -> _core.Tensor:
     """A view with axes moved to other places."""
     ndim = _common.array(x, "moveaxis").ndim
     return ops.movedim(
@@ -53,12 +53,12 @@ def moveaxis(x: Any, source: Any, destination: Any, /) -> Any:
     )
 
 
-def permute_dims(x: Any, /, axes: Any) -> Any:
+def permute_dims(x: _core.Tensor, /, axes: Any) -> _core.Tensor:
     """A view with the axes in another order."""
     return ops.permute(x, _common.places(axes, _common.array(x, "permute_dims").ndim, "permute_dims"))
 
 
-def repeat(x: Any, repeats: Any, /, *, axis: int | None = None) -> Any:
+def repeat(x: _core.Tensor, repeats: Any, /, *, axis: int | None = None) -> _core.Tensor:
     """Each element along an axis (None: of the array flattened) as often as `repeats` (an array) says."""
     if axis is None:
         x, axis = _common.array(x, "repeat").reshape(-1), 0
@@ -67,7 +67,7 @@ def repeat(x: Any, repeats: Any, /, *, axis: int | None = None) -> Any:
     return ops.repeat_interleave(x, repeats, dim=_common.place(axis, x.ndim, "repeat"))
 
 
-def reshape(x: Any, /, shape: Any, *, copy: bool | None = None) -> Any:
+def reshape(x: _core.Tensor, /, shape: Any, *, copy: bool | None = None) -> _core.Tensor:
     """The elements in another shape: a view where that can be, or a copy. ValueError if `copy=False` and it
     cannot.
     """
@@ -79,7 +79,7 @@ def reshape(x: Any, /, shape: Any, *, copy: bool | None = None) -> Any:
     return ops.clone(result) if copy and shared else result
 
 
-def roll(x: Any, /, shift: Any, *, axis: Any = None) -> Any:
+def roll(x: _core.Tensor, /, shift: Any, *, axis: Any = None) -> _core.Tensor:
     """The elements moved on along axes (None: as if flattened), the last ones to the front."""
     if axis is None:
         return ops.roll(_common.array(x, "roll"), shift)
@@ -89,7 +89,7 @@ def roll(x: Any, /, shift: Any, *, axis: Any = None) -> Any:
     return ops.roll(x, shifts, dims) if dims else ops.clone(x)
 
 
-def squeeze(x: Any, /, axis: Any) -> Any:
+def squeeze(x: _core.Tensor, /, axis: Any) -> _core.Tensor:
     """A view without axes of size 1. ValueError for an axis of another size."""
     dims = _common.places(axis, _common.array(x, "squeeze").ndim, "squeeze")
     for dim in dims:
@@ -98,17 +98,17 @@ def squeeze(x: Any, /, axis: Any) -> Any:
     return ops.squeeze(x, dims)
 
 
-def stack(arrays: Any, /, *, axis: int = 0) -> Any:
+def stack(arrays: Any, /, *, axis: int = 0) -> _core.Tensor:
     """Arrays of one shape, promoted, side by side along a new axis."""
     parts = _common.promote("stack", *arrays)
     return ops.stack(parts, _common.place(axis, parts[0].ndim + 1, "stack"))
 
 
-def tile(x: Any, repetitions: Any, /) -> Any:
+def tile(x: _core.Tensor, repetitions: Any, /) -> _core.Tensor:
     """The array repeated along its last axes."""
     return ops.tile(_common.array(x, "tile"), tuple(repetitions))
 
 
-def unstack(x: Any, /, *, axis: int = 0) -> tuple[Any, ...]:
+def unstack(x: _core.Tensor, /, *, axis: int = 0) -> tuple[Any, ...]:
     """Views along an axis."""
     return tuple(ops.unbind(x, _common.place(axis, _common.array(x, "unstack").ndim, "unstack")))

@@ -184,7 +184,7 @@ def deeper(thread: int, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     from contextvars import copy_context  # few programs come here
     from threading import Thread
 
-    found, context = _State(), copy_context()
+    found, context = _ModesAndHooks(), copy_context()
     results: list[Any] = []
     errors: list[BaseException] = []
 
@@ -209,7 +209,7 @@ def deeper(thread: int, call: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     return results[0]
 
 
-class _State:
+class _ModesAndHooks:
     """What a thread has set of modes and hooks on saved tensors."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from kiln import ops
 from kiln._core import Tensor
 from kiln.autograd.engine import grad
 from kiln.autograd.grad_mode import enable_grad
-from kiln.table.declare import hide_frames
+from kiln.table.callables import hide_frames
 
 Function = Callable[..., Any]
 Inputs = Any  # a tensor or a tuple of tensors

@@ -1,4 +1,11 @@
-"""What `kiln.compile` gives, to type checkers: what it was given, with its parameters and result.
+"""What calls take and give, to type checkers. A module's what the `forward` of its class does:
+
+    class Net(nn.Module):
+        def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor: ...
+
+    Net()(x, mask=m)     a Tensor; Net()("text") is an error
+
+and `kiln.compile` gives what it was given, with its parameters and result.
 
 Nothing imports it at run time.
 """
@@ -6,16 +13,19 @@ Nothing imports it at run time.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
-
-if TYPE_CHECKING:
-    from kiln.nn.module import Module
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 P = ParamSpec("P")
 Rest = ParamSpec("Rest")
 Result = TypeVar("Result", covariant=True)
 Instance = TypeVar("Instance")
-Model = TypeVar("Model", bound="Module")
+Model = TypeVar("Model", bound="HasForward[..., Any]")
+
+
+class HasForward(Protocol[P, Result]):
+    """A module, by its `forward`."""
+
+    def forward(self, *args: P.args, **kwargs: P.kwargs) -> Result: ...
 
 
 class CompiledFunction(Protocol[P, Result]):

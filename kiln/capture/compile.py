@@ -24,7 +24,7 @@ from kiln.errors import shorten
 from kiln.late import free_imports
 
 if TYPE_CHECKING:
-    from kiln.capture.callables import CompiledFunction, Decorator, Model, P, Result
+    from kiln.capture.callables import CompiledFunction, Decorator, HasForward, Model, P, Result
 
 # what `inspect` asks of a function before it believes its code
 _FUNCTION_LIKE = ("__name__", "__code__", "__defaults__", "__kwdefaults__", "__annotations__")
@@ -150,7 +150,7 @@ def compile(
     model: None = None, *, fullgraph: bool = False, dynamic: bool | None = None, wait: bool = False
 ) -> Decorator: ...
 def compile(
-    model: Callable[..., Any] | None = None,
+    model: Callable[..., Any] | HasForward[..., Any] | None = None,
     *,
     fullgraph: bool = False,
     dynamic: bool | None = None,

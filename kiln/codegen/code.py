@@ -10,16 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
-from kiln.codegen.index import Condition, Index, Integer, Pointer
+from kiln.codegen.index import Condition, Index, Integer, Named, Pointer
 from kiln.codegen.target import Target, intrinsic_allowed
 from kiln.codegen.value import Value, llvm_type
 from kiln.scalars.scalar import Scalar
 
 LANES = 16
 new = object.__new__
-Named = TypeVar("Named", Index, Pointer, Condition)
 Carried: TypeAlias = Value | Index  # round a loop
 IOTA32 = "<" + ", ".join(f"i32 {n}" for n in range(LANES)) + ">"
 IOTA64 = "<" + ", ".join(f"i64 {n}" for n in range(LANES)) + ">"

@@ -16,6 +16,7 @@ from kiln import _core
 from kiln.codegen import llvm
 from kiln.codegen.cache import disk
 from kiln.codegen.target import Target, host_target
+from kiln.table.index import python_files
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # what shapes kernels and plans, beside the core
@@ -75,14 +76,8 @@ def _joined(source: bytes, target: Target) -> bytes:
 def source_files(root: str = ROOT) -> list[tuple[str, os.stat_result]]:
     """Every file whose content shapes what is kept, with its state."""
     found = [(_core.__file__, os.stat(_core.__file__))]
-    folders = [os.path.join(root, part) for part in PARTS]
-    for folder in folders:  # those inside come after
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if entry.name.endswith(".py"):
-                    found.append((entry.path, entry.stat()))
-                elif entry.is_dir():
-                    folders.append(entry.path)
+    for part in PARTS:
+        found += python_files(os.path.join(root, part))
     return sorted(found)
 
 

@@ -13,12 +13,20 @@ these, so an operator makes one call, `Code.make`, which writes the instruction 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn, TypeAlias, overload
+from typing import NoReturn, Protocol, TypeAlias, TypeVar, overload
 
 from kiln.codegen.value import Value
 
-if TYPE_CHECKING:
-    from kiln.codegen.code import Code
+Named = TypeVar("Named", "Index", "Pointer", "Condition")
+
+
+class Code(Protocol):
+    """What instructions are written with: `kiln.codegen.code.Code`, as far as it is needed here."""
+
+    def op(self, text: str) -> str: ...
+    def make(self, kind: type[Named], text: str) -> Named: ...
+    def line(self, text: str) -> None: ...
+    def index(self, x: Integer | str | Value) -> Index: ...
 
 
 class Index:

@@ -3,9 +3,9 @@
     state = start
     for i in 0 .. along:   (or backwards)     state = step(state, x[i], i);  out[i] = last of state
 
-The step is one of kiln/ops/reductions/steps.py: one chain of operations per column, so columns go side
-by side: 16 as the lanes of vectors where they are neighbours in memory, else four at a time (more rows a
-power of two apart would push each other out of the cache). Operands: out, x; numbers: along.
+The step is one of kiln/ops/reductions/scan_and_scatter_steps.py: one chain of operations per column, so
+columns go side by side: 16 as the lanes of vectors where they are neighbours in memory, else four at a time
+(more rows a power of two apart would push each other out of the cache). Operands: out, x; numbers: along.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kiln.codegen.emit import literal
 from kiln.codegen.index import Index, Integer, Pointer
 from kiln.codegen.target import Target
 from kiln.codegen.value import Value
-from kiln.ops.reductions.steps import SCANS, state_type
+from kiln.ops.reductions.scan_and_scatter_steps import SCANS, state_type
 from kiln.scalars.scalar import Scalar, convert, round_to
 from kiln.table.apply import convert_dtype
 from kiln.table.kinds import COMPUTE

@@ -2,8 +2,8 @@
 
     out[.., index[.., i, ..], ..] = step(that, source[.., i, ..])        i ascending along one dim
 
-The step (kiln/ops/reductions/steps.py) adds, multiplies, replaces, or keeps the larger or the smaller.
-An index out of range does nothing (whoever minds has raised before).
+The step (kiln/ops/reductions/scan_and_scatter_steps.py) adds, multiplies, replaces, or keeps the larger or
+the smaller. An index out of range does nothing (whoever minds has raised before).
 
     for i in 0 .. along:
         rows      (index not read along the last column dim, out and source dense)
@@ -21,7 +21,7 @@ from kiln.codegen.index import Condition, Index, Pointer
 from kiln.codegen.memory import element
 from kiln.codegen.target import Target
 from kiln.codegen.value import Value
-from kiln.ops.reductions.steps import scatter_step
+from kiln.ops.reductions.scan_and_scatter_steps import scatter_step
 
 
 class Scatter(Along):

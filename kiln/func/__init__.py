@@ -5,7 +5,7 @@ from kiln.func.jacobians import hessian, jacfwd, jacrev
 from kiln.func.modules import functional_call, stack_module_state
 from kiln.func.transforms import grad, grad_and_value, jvp, linearize, vjp
 from kiln.func.vmap import vmap
-from kiln.table.declare import hide_frames
+from kiln.table.callables import hide_frames
 
 __all__ = [
     "functional_call",

@@ -27,7 +27,7 @@ from kiln.ops.random.generator import SHARED
 from kiln.ops.views import splits
 from kiln.scalars.scalar import Scalar
 from kiln.table import registry
-from kiln.table.declare import broadcast_shape
+from kiln.table.arguments import broadcast_shape
 from kiln.table.record import INTERPRETERS, Op
 
 _NO_ITEM = (

@@ -23,29 +23,29 @@ class Level:
         self.alive = True
 
 
-class _State(_local):
+class _Levels(_local):
     def __init__(self) -> None:
         self.levels: list[Level] = []
 
 
-_state = _State()
+_levels = _Levels()
 
 
 def levels() -> list[Level]:
     """The levels there are, outermost first."""
-    return _state.levels
+    return _levels.levels
 
 
 @contextmanager
 def mapping(size: int, randomness: str) -> Iterator[Level]:
     """One level more, while a function of one sample runs."""
-    level = Level(len(_state.levels) + 1, size, randomness)
-    _state.levels.append(level)
+    level = Level(len(_levels.levels) + 1, size, randomness)
+    _levels.levels.append(level)
     try:
         yield level
     finally:
         level.alive = False
-        _state.levels.pop()
+        _levels.levels.pop()
 
 
 def callable_like(func: Callable[..., Any], made: Callable[..., Any]) -> Callable[..., Any]:

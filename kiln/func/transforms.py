@@ -24,13 +24,13 @@ from kiln.func.tree import flatten, map_leaves
 from kiln.func.wholes import batch_first, sample, split_batch, whole, whole_of
 
 
-class _State(_local):
+class _UnderWay(_local):
     def __init__(self) -> None:
         self.depth = 0
         self.ends: set[Any] = set()  # where gradients of the leaves end that transforms under way have made
 
 
-_state = _State()
+_under_way = _UnderWay()
 
 
 class Tracked:
@@ -39,7 +39,7 @@ class Tracked:
     def __init__(self, name: str, leaves: list[Any]) -> None:
         self.levels = list(levels())
         self.recording = _core.grad_enabled()
-        self.nested = _state.depth > 0
+        self.nested = _under_way.depth > 0
         for x in leaves:
             if not isinstance(x, _core.Tensor):
                 raise ValueError(
@@ -51,8 +51,8 @@ class Tracked:
                     f"{name}: only Tensors of floating point dtype can require gradients, got {x.dtype}"
                 )
         if not self.nested:
-            _state.ends = set()
-        self.ends = _state.ends
+            _under_way.ends = set()
+        self.ends = _under_way.ends
         with enable_grad():
             self.wholes = [_own(whole(x, self.levels), self.ends) for x in leaves]
         self.connected = self.recording and (self.nested or any(x.requires_grad for x in leaves))
@@ -120,12 +120,12 @@ def _depends_on_others(y: Any, ends: set[Any]) -> bool:
 @contextmanager
 def differentiating() -> Iterator[None]:
     """A function runs to be differentiated: gradients are recorded, whatever the caller's mode."""
-    _state.depth += 1
+    _under_way.depth += 1
     try:
         with enable_grad():
             yield
     finally:
-        _state.depth -= 1
+        _under_way.depth -= 1
 
 
 def _chosen(args: tuple[Any, ...], argnums: Any) -> Any:

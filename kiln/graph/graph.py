@@ -194,33 +194,33 @@ def _canonical_attrs(graph: Graph, attrs: tuple[Any, ...]) -> tuple[Any, ...]:
     )
 
 
-class _State(_local):
+class _UnderConstruction(_local):
     """Of a thread: the graphs it has under construction, the innermost last."""
 
     def __init__(self) -> None:
         self.building: list[Graph] = []
 
 
-_state = _State()
+_under_construction = _UnderConstruction()
 
 
 @contextmanager
 def building(graph: Graph) -> Iterator[Graph]:
     """Makes `graph` the one that ops without array inputs (iota, full) are added to."""
-    _state.building.append(graph)
+    _under_construction.building.append(graph)
     try:
         yield graph
     finally:
-        _state.building.pop()
+        _under_construction.building.pop()
 
 
 def current() -> Graph:
     """The graph under construction."""
-    if not _state.building:
+    if not _under_construction.building:
         raise RuntimeError("no graph is under construction")
-    return _state.building[-1]
+    return _under_construction.building[-1]
 
 
 def capturing() -> bool:
     """Whether a graph is under construction on this thread."""
-    return bool(_state.building)
+    return bool(_under_construction.building)

@@ -17,7 +17,7 @@ import numpy as np
 from kiln.graph.graph import Graph, Node, Value
 from kiln.graph.size import Dim, evaluate
 from kiln.late import later
-from kiln.ops.reductions import steps
+from kiln.ops.reductions import scan_and_scatter_steps
 from kiln.scalars import scalar as sc
 from kiln.scalars.on_numpy import DTYPE
 from kiln.scalars.on_numpy import evaluate as evaluate_scalars
@@ -363,7 +363,10 @@ def _scatter(machine: _Machine, node: Node, x: list[Array]) -> Array:
         where = (index[k][inside], *(g[inside] for g in grid))
         given = source[k][tuple(map(slice, inside.shape))][inside]
         step = scalar_on(
-            lambda a, b: steps.scatter_step(node.op.name, a, b), out[where], given, types=[COMPUTE[dtype]] * 2
+            lambda a, b: scan_and_scatter_steps.scatter_step(node.op.name, a, b),
+            out[where],
+            given,
+            types=[COMPUTE[dtype]] * 2,
         )
         out[where] = _rounded(step, dtype)
     return np.array(np.moveaxis(out, 0, dim))
@@ -373,7 +376,7 @@ def _scan(machine: _Machine, node: Node, x: list[Array]) -> Array:
     """One position along `dim` at a time, from the front or the back."""
     dim, dtype, reverse = node.attrs
     name, source = node.op.name, node.inputs[0].dtype
-    kind, scan = steps.state_type(name, dtype), steps.SCANS[name]
+    kind, scan = scan_and_scatter_steps.state_type(name, dtype), scan_and_scatter_steps.SCANS[name]
     taken = scalar_on(
         lambda a: sc.convert(convert_dtype(a, source, dtype), kind), x[0], types=[COMPUTE[source]]
     )

@@ -205,7 +205,7 @@ from kiln.nn.transformers import (
     TransformerEncoder as TransformerEncoder,
     TransformerEncoderLayer as TransformerEncoderLayer,
 )
-from kiln.table.declare import name_all as _name_all
+from kiln.table.callables import name_all as _name_all
 
 _name_all(globals(), "kiln.nn")
 _hint_missing(__name__)

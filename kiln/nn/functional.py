@@ -27,9 +27,10 @@ from kiln.nn.dropouts import feature_alpha_dropout as feature_alpha_dropout
 from kiln.nn.multihead import multi_head_attention_forward as multi_head_attention_forward
 from kiln.nn.similarity import gumbel_softmax as gumbel_softmax
 from kiln.nn.similarity import triplet_margin_with_distance_loss as triplet_margin_with_distance_loss
-from kiln.ops.elementwise.finite import all_within
-from kiln.table import declare, registry
-from kiln.table.declare import name_all, named
+from kiln.ops.elementwise.infinities_and_nan import all_within
+from kiln.table import registry
+from kiln.table.arguments import dtype_name, has_values, type_name
+from kiln.table.callables import name_all, named
 
 Numbers = int | Sequence[int]
 _REDUCTIONS = ("none", "mean", "sum")
@@ -273,11 +274,11 @@ def binary_cross_entropy(
             f"Using a target size ({target.shape}) that is different to the input size ({input.shape}) is "
             "deprecated. Please ensure they have the same size."
         )
-    names = [declare.type_name(declare.dtype_name(x.dtype)) for x in (target, input)]
+    names = [type_name(dtype_name(x.dtype)) for x in (target, input)]
     if names[0] != names[1]:
         raise RuntimeError("Found dtype {} but expected {}".format(*names))
     for name, x in (("input", input), ("target", target)):
-        if declare.has_values(x) and not all_within(x, 0.0, 1.0):
+        if has_values(x) and not all_within(x, 0.0, 1.0):
             raise RuntimeError(f"all elements of {name} should be between 0 and 1")
     loss: Tensor = ops.binary_cross_entropy(input, target, weight, reduction)
     return loss

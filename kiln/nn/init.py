@@ -20,7 +20,7 @@ from kiln._core import Tensor
 from kiln.absent import hint_missing as _hint_missing
 from kiln.autograd import no_grad
 from kiln.errors import describe, message
-from kiln.table.declare import name_all
+from kiln.table.callables import name_all
 
 if TYPE_CHECKING:
     from kiln.ops.random.generator import Generator

@@ -29,7 +29,7 @@ from kiln.nn.placement import placement
 from kiln.nn.state import IncompatibleKeys, load_tree, save_tree
 
 if TYPE_CHECKING:
-    from kiln.nn.calls import HasForward, P, Result
+    from kiln.capture.callables import HasForward, P, Result
 
 Self = TypeVar("Self", bound="Module")
 

@@ -1,4 +1,4 @@
-"""Recurrent layers and cells: RNN, LSTM, GRU; how they run in time stands in `recurrence`."""
+"""Recurrent layers and cells: RNN, LSTM, GRU; how they run in time stands in `recurrent_steps`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from kiln._core import Tensor
 from kiln.nn import init
 from kiln.nn.module import Module
 from kiln.nn.parameter import Parameter
-from kiln.nn.recurrence import unrolled
+from kiln.nn.recurrent_steps import unrolled
 from kiln.nn.utils.rnn import PackedSequence
-from kiln.table.declare import MOST_STEPS, expect_count
+from kiln.table.arguments import MOST_STEPS, expect_count
 from kiln.table.kinds import RECURRENT_GATES
 
 if TYPE_CHECKING:

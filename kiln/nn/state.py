@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 from kiln._core import Tensor
 from kiln.autograd import no_grad
 from kiln.errors import describe, message
 from kiln.nn.parameter import Parameter, is_lazy
 
-if TYPE_CHECKING:
-    from kiln.nn.module import Module
+
+class Tree(Protocol):
+    """A module, as far as its state goes."""
+
+    @property
+    def _parameters(self) -> Mapping[str, Parameter | None]: ...
+    @property
+    def _buffers(self) -> Mapping[str, Tensor | None]: ...
+    @property
+    def _non_persistent(self) -> set[str]: ...
+    @property
+    def _modules(self) -> Mapping[str, Any]: ...
+    def named_modules(self, *, remove_duplicate: bool) -> Iterable[tuple[str, Tree]]: ...
 
 
 class IncompatibleKeys(NamedTuple):
@@ -26,7 +37,7 @@ class IncompatibleKeys(NamedTuple):
         return f"IncompatibleKeys(missing_keys={self.missing_keys}, unexpected_keys={self.unexpected_keys})"
 
 
-def own_state(module: Module) -> dict[str, Tensor]:
+def own_state(module: Tree) -> dict[str, Tensor]:
     """A module's own parameters and persistent buffers by name."""
     owned: dict[str, Tensor] = {name: p for name, p in module._parameters.items() if p is not None}
     for name, buffer in module._buffers.items():
@@ -35,7 +46,7 @@ def own_state(module: Module) -> dict[str, Tensor]:
     return owned
 
 
-def save_tree(module: Module, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+def save_tree(module: Tree, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
     """Enter the state of `module` and of all below it, parents first."""
     for name, tensor in own_state(module).items():
         destination[prefix + name] = tensor if keep_vars else tensor.detach()
@@ -44,11 +55,11 @@ def save_tree(module: Module, destination: dict[str, Any], prefix: str, keep_var
             child.state_dict(destination=destination, prefix=f"{prefix}{name}.", keep_vars=keep_vars)
 
 
-def load_tree(module: Module, state: Mapping[str, Any], strict: bool, assign: bool) -> IncompatibleKeys:
+def load_tree(module: Tree, state: Mapping[str, Any], strict: bool, assign: bool) -> IncompatibleKeys:
     """Load `state` into the tree: all checks are made before the first value changes."""
     if not isinstance(state, Mapping):
         raise TypeError(message("load_state_dict", "a dict of tensors", describe(state)))
-    targets: dict[str, tuple[Module, str, Tensor]] = {}
+    targets: dict[str, tuple[Tree, str, Tensor]] = {}
     for path, owner in module.named_modules(remove_duplicate=False):
         for name, tensor in own_state(owner).items():
             targets[f"{path}.{name}" if path else name] = (owner, name, tensor)
@@ -76,7 +87,7 @@ def _without_prefixes(state: Mapping[str, Any], targets: Mapping[str, Any]) -> M
 
 
 def _problems(
-    targets: dict[str, tuple[Module, str, Tensor]], state: Mapping[str, Any], keys: IncompatibleKeys
+    targets: dict[str, tuple[Tree, str, Tensor]], state: Mapping[str, Any], keys: IncompatibleKeys
 ) -> list[str]:
     """One sentence for each way in which `state` does not fit."""
     problems = []
@@ -98,7 +109,7 @@ def _problems(
     return problems
 
 
-def _load_one(owner: Module, name: str, tensor: Tensor, value: Tensor, assign: bool) -> None:
+def _load_one(owner: Tree, name: str, tensor: Tensor, value: Tensor, assign: bool) -> None:
     """Copy `value` over `tensor`, or put it in its place."""
     if is_lazy(value):
         return  # it says nothing, and is given to one that waits as well

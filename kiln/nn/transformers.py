@@ -15,7 +15,7 @@ from kiln.nn.layers import Linear
 from kiln.nn.module import Module
 from kiln.nn.multihead import MultiheadAttention
 from kiln.nn.normalisations import LayerNorm
-from kiln.table.declare import MOST_STEPS, expect_count
+from kiln.table.arguments import MOST_STEPS, expect_count
 
 if TYPE_CHECKING:
     from kiln._typed.words import Device, DType

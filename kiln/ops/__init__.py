@@ -4,7 +4,7 @@ A name is the handle of its op where a call needs nothing but the op, so that it
 function over ops. Values of a graph get their operators here, and methods in the same way as tensors.
 
 What tensors' operators, and values coming in and going out, need is imported here; every other family when
-one of its names is first asked for (`registry`).
+one of its names is first asked for (`registry`), or here too where no index knows its names (`index`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kiln.graph.graph import Value
 from kiln.graph.size import Size
 from kiln.late import later
 from kiln.ops.creation import data, interop  # noqa: F401
-from kiln.ops.elementwise import arithmetic_calls, comparison, parts_of_numbers
+from kiln.ops.elementwise import comparison, parts_of_numbers, public_arithmetic
 from kiln.ops.indexing import getitem
 from kiln.ops.products import matrix_products  # noqa: F401
 from kiln.ops.views import splits  # noqa: F401
@@ -25,6 +25,9 @@ from kiln.table import registry
 from kiln.table.record import Op as Op
 from kiln.table.record import find as find
 from kiln.table.record import table as table
+
+if not registry.is_indexed():
+    registry.everything()
 
 if TYPE_CHECKING:
     from kiln._typed.functions import *  # noqa: F403
@@ -50,9 +53,9 @@ OPERATORS: dict[str, Any] = {
     "mod": find("remainder").handle,
     "lshift": parts_of_numbers.bitwise_left_shift.handle,
     "rshift": parts_of_numbers.bitwise_right_shift.handle,
-    "pos": arithmetic_calls.positive,
+    "pos": public_arithmetic.positive,
     "invert": comparison.bitwise_not.handle,
-    "pow": arithmetic_calls.pow,
+    "pow": public_arithmetic.pow,
     "getitem": getitem.getitem,
 }
 REFLECTED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor",

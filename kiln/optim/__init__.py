@@ -5,7 +5,7 @@ from kiln.optim import lr_scheduler
 from kiln.optim.adam import Adam, AdamW
 from kiln.optim.optimizer import Optimizer
 from kiln.optim.sgd import SGD
-from kiln.table.declare import name_all
+from kiln.table.callables import name_all
 
 __all__ = ["SGD", "Adam", "AdamW", "Optimizer", "lr_scheduler"]
 

@@ -34,7 +34,7 @@ from kiln.table.record import CONSTANT, find
 Key = tuple[Any, ...]
 
 
-class _State:
+class _Rewriting:
     """The graph being made: `known` nodes by what they compute; `single`: ids of values read once."""
 
     def __init__(self, graph: Graph) -> None:
@@ -53,7 +53,7 @@ def simplify(graph: Graph) -> Graph:
         values[id(value)] = copy = Value(new, None, value.dtype, value.shape)
         copy.layout, copy.weak, copy.slot = value.layout, value.weak, value.slot
         new.inputs.append(copy)
-    state = _State(new)
+    state = _Rewriting(new)
     uses = _uses(graph, alive)
     for node in graph.nodes:
         if id(node.out) in alive:
@@ -79,14 +79,14 @@ def _uses(graph: Graph, alive: set[int]) -> dict[int, int]:
     return uses
 
 
-def _add(state: _State, node: Node, inputs: tuple[Value, ...]) -> Value:
+def _add(state: _Rewriting, node: Node, inputs: tuple[Value, ...]) -> Value:
     """The value of a node on simplified inputs: an old value where a rule applies, else a new node's."""
     rule = _RULES.get(node.op.kind)
     found = rule(state, node, inputs) if rule is not None else None
     return found if found is not None else _new(state, node, inputs)
 
 
-def _new(state: _State, node: Node, inputs: tuple[Value, ...]) -> Value:
+def _new(state: _Rewriting, node: Node, inputs: tuple[Value, ...]) -> Value:
     """The value of an equal node if there is one, else of a new one."""
     key = (node.op.name, tuple(map(id, inputs)), tuple(map(_attr_key, node.attrs)))
     found = state.known.get(key)
@@ -123,7 +123,7 @@ def _is_zero(value: Value) -> bool:
     return number is not None and number == 0 and math.copysign(1.0, number) > 0
 
 
-def _pointwise(state: _State, node: Node, inputs: tuple[Value, ...]) -> Value | None:
+def _pointwise(state: _Rewriting, node: Node, inputs: tuple[Value, ...]) -> Value | None:
     """Literals, neutral elements, conversions that do nothing."""
     name = node.op.name
     if all(_literal(v) is not None for v in inputs) and inputs:
@@ -147,7 +147,7 @@ def _pointwise(state: _State, node: Node, inputs: tuple[Value, ...]) -> Value | 
     return kept
 
 
-def _fold(state: _State, node: Node, inputs: tuple[Value, ...]) -> Value | None:
+def _fold(state: _Rewriting, node: Node, inputs: tuple[Value, ...]) -> Value | None:
     """A literal for a node on literals whose value the scalar ops of Python give exactly."""
     if not node.out.weak:
         return None
@@ -160,7 +160,7 @@ def _fold(state: _State, node: Node, inputs: tuple[Value, ...]) -> Value | None:
     return _new(state, literal, ())
 
 
-def _view(state: _State, node: Node, inputs: tuple[Value, ...]) -> Value | None:
+def _view(state: _Rewriting, node: Node, inputs: tuple[Value, ...]) -> Value | None:
     """One view for two of a kind; nothing for a view that changes nothing."""
     source, kind = inputs[0], node.op.kind
     same = state.graph.same_shape(source.shape, node.out.shape)
@@ -182,7 +182,7 @@ def _view(state: _State, node: Node, inputs: tuple[Value, ...]) -> Value | None:
     return _add(state, joined, inner.inputs)
 
 
-def _reduce(state: _State, node: Node, inputs: tuple[Value, ...]) -> Value | None:
+def _reduce(state: _Rewriting, node: Node, inputs: tuple[Value, ...]) -> Value | None:
     """A sum, product, maximum or minimum over dims of size 1 only is a reshape."""
     over = [inputs[0].shape[d] for d in node.attrs[0]]
     if node.op.name not in _ONE_IS_ITSELF or any(d != 1 for d in over):
@@ -192,7 +192,7 @@ def _reduce(state: _State, node: Node, inputs: tuple[Value, ...]) -> Value | Non
     return _add(state, view, inputs)
 
 
-def _transposed(state: _State, node: Node, inner: Node) -> Value | None:
+def _transposed(state: _Rewriting, node: Node, inner: Node) -> Value | None:
     """The product of the transposed factors in the other order, for an exchange of the last two dims."""
     dims, last = node.attrs[0], len(node.attrs[0]) - 1
     swap = (*range(last - 1), last, last - 1)
@@ -208,7 +208,7 @@ def _transposed(state: _State, node: Node, inner: Node) -> Value | None:
     return _new(state, joined, tuple(factors))
 
 
-def _product(state: _State, node: Node, inputs: tuple[Value, ...]) -> Value | None:
+def _product(state: _Rewriting, node: Node, inputs: tuple[Value, ...]) -> Value | None:
     """The product of narrow integers that were converted to int32 is the same without that."""
     if node.op.name != "product" or node.out.dtype != "int32":
         return None
@@ -221,7 +221,7 @@ def _product(state: _State, node: Node, inputs: tuple[Value, ...]) -> Value | No
 
 
 _ONE_IS_ITSELF = ("reduce_sum", "reduce_prod", "reduce_max", "reduce_min")
-_Rule = Callable[[_State, Node, "tuple[Value, ...]"], "Value | None"]
+_Rule = Callable[[_Rewriting, Node, "tuple[Value, ...]"], "Value | None"]
 _RULES: dict[str, _Rule] = {
     "pointwise": _pointwise,
     "reduce": _reduce,

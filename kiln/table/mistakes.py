@@ -23,7 +23,8 @@ from typing import Any
 from kiln import _core
 from kiln.errors import entries, is_own, shorten, whole_tracebacks
 from kiln.graph.verify import VerifyError
-from kiln.table.declare import FACTS
+from kiln.table.meanings import LETTERS, TYPE_OF
+from kiln.table.public import FACTS
 
 _RAISE = (dis.opmap["RAISE_VARARGS"], dis.opmap["RERAISE"])
 # what our own errors are; of these the text gets the function's name
@@ -36,12 +37,8 @@ _KEPT = (
 # what a tensor says that is asked for a number
 _OF_TENSORS = re.compile("^(Boolean value of Tensor|float..: only one element|only (one|integer) )")
 _CONSTRUCTORS = ("__init__", "__new__")
-_TENSORS = ("input", "other", "tensor", "x")  # what is called so is one, where nothing says more
 # what else is taken for a float, an int, a tuple of sizes
 _NUMBERS = {"float": ("int", "bool"), "int": ("bool",), "tuple": ("int", "bool")}
-_OF_LETTER = {
-    "T": ("Tensor",), "V": ("Tensor", "float"), "N": ("float", "Tensor"), "O": ("Tensor", "NoneType"),
-}  # fmt: skip
 _ANNOTATED = {"int": "int", "float": "float", "bool": "bool", "str": "str", "None": "NoneType"}
 
 
@@ -200,13 +197,14 @@ def _wrong_argument(callable: Any, name: str, args: tuple[Any, ...], kwargs: dic
     """The sentence for the first argument of a type that the function's parameter does not have."""
     allowed = _types(callable, name)
     places = [*allowed]
-    first = 0 if getattr(callable, "__kiln_name__", None) in _CONSTRUCTORS else 1  # `self` is not counted
-    given = [*zip(places[: _by_place(callable)], args), *((k, v) for k, v in kwargs.items() if k in allowed)]
+    own = _of_constructor(callable)
+    by_place = [*zip(places[: _by_place(callable)], args)][own:]
+    given = [*by_place, *((k, v) for k, v in kwargs.items() if k in allowed)]
     for parameter, value in given:
         types, kind = allowed[parameter], _kind(value)
         if not types or kind in types or any(kind in _NUMBERS.get(t, ()) for t in types):
             continue
-        at = f" (position {places.index(parameter) + first})" if parameter not in kwargs else ""
+        at = f" (position {places.index(parameter) + 1 - own})" if parameter not in kwargs else ""
         expected = " or ".join("None" if t == "NoneType" else t for t in types)
         return f"{name}(): argument '{parameter}'{at} must be {expected}, not {type(value).__name__}"
     return None
@@ -226,8 +224,13 @@ def _all_arguments(callable: Any, name: str, args: tuple[Any, ...], kwargs: dict
     unknown = [k for k in kwargs if k not in places]
     if unknown:
         return f"{name}() got an unexpected keyword argument '{unknown[0]}'"
-    skip = 1 if getattr(callable, "__kiln_name__", None) in _CONSTRUCTORS else 0
-    return _do_not_fit(name, args[skip:], kwargs, places[skip:] + _starred(callable))
+    own = _of_constructor(callable)
+    return _do_not_fit(name, args[own:], kwargs, places[own:] + _starred(callable))
+
+
+def _of_constructor(callable: Any) -> int:
+    """How many arguments Python gives before the user's: a constructor's `self`."""
+    return int(getattr(callable, "__kiln_name__", None) in _CONSTRUCTORS)
 
 
 def _do_not_fit(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], taken: list[str]) -> str:
@@ -259,7 +262,7 @@ def _kind(value: Any) -> str:
 
 
 def _types(callable: Any, name: str) -> dict[str, tuple[str, ...]]:
-    """The types that each parameter may have: by an op's parameters, by defaults and by samples."""
+    """The types that each parameter may have: by defaults, letters and samples, else by name."""
     record = callable.record if isinstance(callable, _core.Op) else None
     facts: Any = FACTS.get(name, FACTS.get(name.rstrip("_"), record))
     parameters = _parameters(callable)
@@ -272,15 +275,15 @@ def _types(callable: Any, name: str) -> dict[str, tuple[str, ...]]:
             for part in str(text).split(" | "):
                 _add(found[parameter], _ANNOTATED[part])
     for param in record.params if record is not None and facts is record else ():
-        for kind in ("tuple of Tensors",) if param.kind == "L" else _OF_LETTER.get(param.kind, ()):
+        for kind in LETTERS[param.kind].kinds:
             _add(found.setdefault(param.name, []), kind)
     if getattr(facts, "samples", None) is not None:
         named = _parameters(facts.function)
         if all(p == own for (p, _), own in zip(named, found)):  # a method may take them in another order
             _add_samples(found, facts)
-    for parameter in _TENSORS:
-        if not found.get(parameter, ["none of it"]):
-            found[parameter] = ["Tensor"]
+    for parameter, types in found.items():
+        if not types and TYPE_OF.get(parameter) == "Tensor":
+            types.append("Tensor")
     return {p: () if types == ["NoneType"] else tuple(types) for p, types in found.items()}
 
 

@@ -27,6 +27,7 @@ from kiln import _core
 from kiln.graph import graph as g
 from kiln.scalars.scalar import Scalar
 from kiln.table import kinds, registry
+from kiln.table.meanings import LETTERS
 
 # For annotations in the table: what matters to the record is the name.
 Tensor = Any
@@ -36,10 +37,7 @@ Number = Any
 Structure = Any
 Sizes = Any
 
-_CLASS_OF = {
-    "Tensor": "T", "Tensors": "L", "Tensor | None": "O", "Operand": "V", "Number": "N",
-    "Structure": "S", "Sizes": "Z",
-}  # fmt: skip
+_LETTER_OF = {meaning.annotation: letter for letter, meaning in LETTERS.items()}
 
 REQUIRED = _core.REQUIRED
 
@@ -388,7 +386,7 @@ def params_of(function: Callable[..., Any]) -> tuple[Param, ...]:
     given = dict(zip(names[code.co_argcount - len(defaults) : code.co_argcount], defaults))
     given.update(function.__kwdefaults__ or {})
     kinds_ = function.__annotations__
-    return tuple(Param(n, _CLASS_OF[kinds_[n]], given.get(n, REQUIRED)) for n in names)
+    return tuple(Param(n, _LETTER_OF[kinds_[n]], given.get(n, REQUIRED)) for n in names)
 
 
 def _finish(op: Op, settings: dict[str, Any]) -> Op:

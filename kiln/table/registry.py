@@ -1,7 +1,7 @@
 """Every name of the table: what is registered, and which family brings what is not imported yet.
 
 A family is a module of kiln.ops. A few are imported with kiln; any other when one of its names is first asked
-for: `families.py` says which names it registers (written by `make docs`; a test holds it to what they do).
+for: `index.py` knows which names it registers.
 
 A function's name is the one it has below kiln: "sort", "linalg.solve".
 """
@@ -16,7 +16,7 @@ from typing import Any, Union
 
 from kiln import _core
 from kiln.absent import no_attribute
-from kiln.table.families import FAMILIES
+from kiln.table import index
 
 OPS: dict[str, Any] = {}  # the record of every op, public or not
 FUNCTIONS: dict[str, Any] = {}  # public functions: the op's handle where a call needs nothing else
@@ -27,9 +27,10 @@ FORMS: dict[str, tuple[str, ...]] = {}  # how functions are called whose types d
 
 INPLACE: dict[str, Any] = {}  # name -> its in-place form: the method `name_`, and for some a function
 
+_INDEX = index.read()
 # name -> the family that brings it
 _FUNCTION_HOMES, _METHOD_HOMES, _LAYER_HOMES, _OP_HOMES = (
-    {name: family for family, names in FAMILIES.items() for name in names[kind].split()} for kind in range(4)
+    {name: family for family, kinds in _INDEX.items() for name in kinds[kind]} for kind in range(4)
 )
 
 
@@ -94,8 +95,13 @@ def load(family: str) -> None:
 
 def everything() -> None:
     """Imports every family: for what lists the table, as tests and docs do."""
-    for family in FAMILIES:
+    for family in index.modules():
         load(family)
+
+
+def is_indexed() -> bool:
+    """Whether names are known whose families are not imported."""
+    return bool(_INDEX)
 
 
 def function(name: str) -> Any:

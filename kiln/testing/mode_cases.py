@@ -14,7 +14,7 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 import kiln
-from kiln.table import declare, record, registry
+from kiln.table import public, record, registry
 from kiln.testing.compare import is_tensor
 from kiln.testing.op_cases import Case, Entry, tensors
 
@@ -332,7 +332,7 @@ def plain_calls(name: str, function: Callable[..., Any], dtype: str) -> Iterator
 def table() -> dict[str, Entry]:
     """What has samples: the ops, and the functions made of them."""
     registry.everything()
-    records: list[Any] = [*record.table(), *declare.records()]
+    records: list[Any] = [*record.table(), *public.records()]
     return {r.name: Entry(r) for r in records}
 
 

@@ -6,7 +6,7 @@ apart.
 
 from __future__ import annotations
 
-_WIDE = "a composite's operands are float32 by then (rounded_once of kiln.capture.function)"
+_WIDE = "operands are float32 by then (kiln.capture.function); the rest is test_rounding.py's"
 _HARMLESS = "any harmless argument does for the branch that is not taken"
 _EITHER = "the larger or smaller of two is the same either way"
 _SYMMETRIC = "the two are only multiplied or compared with each other"
@@ -15,12 +15,12 @@ _SQUEEZE = "the quick test only spares the exact one, which accepts what it acce
 _WAYS = "decides between two ways to one result"
 
 SAME: dict[str, str] = {
-    "nn/activations.py wide: x is not None -> x is None": _WIDE,
-    "nn/activations.py wide: not x.weak -> x.weak": _WIDE,
-    "nn/activations.py softplus: 0 -> 1": _HARMLESS,
-    "nn/activations.py logsigmoid: 0 -> 1": _HARMLESS,
-    "elementwise/arithmetic_calls.py clamp: p.clamp_m??.handle(input, m??, *": _EITHER,
-    "elementwise/arithmetic_calls.py clamp: p.clamp.handle(*) -> p.clamp.handle(min, input, max, *": _EITHER,
+    "elementwise/precision.py wide: x is not None -> x is None": _WIDE,
+    "elementwise/precision.py wide: not x.weak -> x.weak": _WIDE,
+    "nn/smooth_activations.py softplus: 0 -> 1": _HARMLESS,
+    "nn/smooth_activations.py logsigmoid: 0 -> 1": _HARMLESS,
+    "elementwise/public_arithmetic.py clamp: p.clamp_m??.handle(input, m??, *": _EITHER,
+    "elementwise/public_arithmetic.py clamp: p.clamp.handle(*) -> p.clamp.handle(min, input, max, *": _EITHER,
     "reductions/norms.py normalize: clamp_min(norm_over*) -> clamp_min(eps, *": _EITHER,
     "nn/interpolation.py _most: *": _WAYS,
     "nn/attention/functions.py _usual: *": _WAYS,
@@ -45,8 +45,8 @@ SAME: dict[str, str] = {
     "rearranging/reorder.py rot90: transpose(*) -> transpose(*, b, a)": "two dims are exchanged either way",
     "elementwise/parts_of_numbers.py _: g * (y / where*) -> g / (y / where*": "that factor is 1 or -1",
     "elementwise/parts_of_numbers.py _fm*: (larger if*": _EITHER,
-    "nn/activations.py elu: 0 -> 1": _HARMLESS,
-    "nn/activations.py lerp: 0.5 -> 1.125": "both formulas give the same but for rounding",
+    "nn/smooth_activations.py elu: 0 -> 1": _HARMLESS,
+    "elementwise/three_operands.py lerp: 0.5 -> 1.125": "both formulas give the same but for rounding",
     "random/distributions.py _*_candidate: 0.07 -> *": _SQUEEZE,
     "random/distributions.py _poisson_candidate: 3.6224*": _SQUEEZE,
     "random/distributions.py _poisson_candidate: b - 2 -> b + 2": _SQUEEZE,

@@ -62,10 +62,11 @@ class Entry:
     """One name of the table: the functions that it is made of, and whether a kernel is made of any."""
 
     def __init__(self, name: str) -> None:
-        from kiln.table import declare, registry
+        from kiln.table import registry
+        from kiln.table.public import FACTS
 
         op = registry.OPS.get(name)
-        fact = declare.FACTS.get(name)
+        fact = FACTS.get(name)
         given = [registry.FUNCTIONS.get(name), fact and fact.function]
         self.name = name
         self.is_op = op is not None

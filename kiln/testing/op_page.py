@@ -2,9 +2,8 @@
 
     python -m kiln.testing.op_page > docs/ops.md
 
-It is kept in the repository: it is read without anything installed, and a change of what is promised shows
-as a change of a line. A test fails while it is not what this prints. Which dtypes a function takes is not
-what its entry says of its tests, but what comes of calling it with its first sample in every dtype.
+Which dtypes a function takes is not what its entry says of its tests, but what comes of calling it with its
+first sample in every dtype.
 """
 
 from __future__ import annotations
@@ -14,7 +13,8 @@ from typing import Any
 
 import kiln
 from kiln import ops
-from kiln.table import declare, registry
+from kiln.table import registry
+from kiln.table.public import FACTS
 from kiln.testing.op_cases import GROUPS, Entry, arrays_of, tensors
 
 HEAD = """# Every operation
@@ -49,7 +49,7 @@ def names() -> dict[str, Any]:
 def facts(name: str, function: Any) -> Any:
     """The record that says most of a function: one with samples, its op, or what it states for the docs."""
     own = str(getattr(function, "__kiln_name__", None) or getattr(function, "__name__", ""))
-    fact = declare.FACTS.get(own)
+    fact = FACTS.get(own)
     return fact if fact and fact.samples else getattr(function, "record", None) or fact
 
 
@@ -125,7 +125,7 @@ def call_of(name: str, function: Any) -> str:
 
 def differences(own: str, record: Any) -> str:
     """What its records say of how a function differs, and what it needs."""
-    records = [r for r in (record, declare.FACTS.get(own)) if r is not None]
+    records = [r for r in (record, FACTS.get(own)) if r is not None]
     said = [getattr(r, "differs", "") for r in records]
     said += ["it or its derivative needs SciPy" for r in records if getattr(r, "needs", "") == "scipy"]
     return "; ".join(dict.fromkeys(filter(None, said)))

@@ -4,8 +4,8 @@ A form is one way of calling it: parameters with types and defaults, and what th
 which follows from the entry:
 
     which parameters, how, defaults     the signature
-    a parameter's type                  its annotation, else the letter of an op's parameter (an array, a list
-                                        of arrays ...), else its name: a `dim` is an int throughout the table
+    a parameter's type                  its annotation, else the letter of an op's parameter, else its name
+                                        (`kiln.table.meanings`): a `dim` is an int throughout the table
     the result                          its annotation, else a tensor
 
 Where the result depends on the form, or a name means something else, the entry states its forms
@@ -24,46 +24,8 @@ from typing import Any, NamedTuple
 
 from kiln import _core
 from kiln.table import registry
+from kiln.table.meanings import LETTERS, TYPE_OF
 
-OF_LETTER = {
-    "T": "Tensor", "O": "Tensor | None", "L": "Sequence[Tensor]", "V": "Operand", "N": "Operand",
-    "Z": "Sizes",
-}  # fmt: skip
-
-# type -> the parameters that are of it wherever the table has them
-NAMES = {
-    "Tensor": """input other self A B L LD LU LU_data LU_pivots M pivots tau a b b_hh b_ih bias boundaries
-        condition grid index indices key query offsets per_sample_weights prob running_mean running_var
-        mask sorted_sequence sorter source src target targets tensor tensor1 tensor2 the_template theta
-        vec2 w_hh w_ih weight weights x x1 x2 y log_probs aweights fweights attn_mask prepend append
-        input_lengths target_lengths lengths new_state hx count""",
-    "Operand": "exponent value fill_value values n test_elements elements",
-    "Sequence[Tensor]": "tensors",
-    "int": "diagonal num_classes minlength decimals ignore_index",
-    "Number": """alpha beta start end step s scale low high dx correction lambd eps p maxnorm lower upper
-        threshold margin negative_slope k""",
-    "float | Tensor": "atol rtol tol rcond mean std q var",
-    "float | str": "ord",
-    "float | Sequence[float]": "scale_factor",
-    "float | Sequence[float] | Sequence[Tensor]": "spacing",
-    "Sequence[float]": "range",
-    "int | Sequence[int]": "kernel_size stride dilation output_padding shifts",
-    "int | Sequence[int] | str": "padding",
-    "int | Sequence[int | None] | None": "output_size",
-    "Sequence[int]": "size shape sizes split_sizes normalized_shape physical_layout pad dims",
-    "Dims": "dim",
-    "bool": "keepdim",
-    "str": "reduction driver compute_mode reduce",
-    "DType": "dtype",
-    "Device": "device",
-    "Generator": "generator",
-    "memory_format": "memory_format",
-    "object": "obj",
-    "Data": "data",
-    "Array": "ndarray",
-    "Buffer": "buffer",
-}  # fmt: skip
-TYPE_OF = {name: text for text, names in NAMES.items() for name in names.split()}
 # parameters that take any number of ints, or one sequence of them
 MANY_INTS = ("size", "sizes", "shape", "order", "counts", "along", "dims", "shapes")
 FACTORY = (
@@ -201,14 +163,14 @@ def _type(name: str, letter: str, default: Any) -> str:
     if name == "out":
         return "Tensor"
     if letter in ("T", "L", "O", "V", "Z"):
-        return OF_LETTER[letter]
+        return LETTERS[letter].type
     if isinstance(default, (bool, str)):
         return type(default).__name__
     if name in TYPE_OF:
         return TYPE_OF[name]
     if isinstance(default, (int, float)):
         return type(default).__name__
-    return OF_LETTER.get(letter, "Any")
+    return LETTERS[letter].type if letter else "Any"
 
 
 def _with_none(type_: str, default: str) -> str:

@@ -23,7 +23,7 @@ from kiln._core import Tensor
 from kiln.autograd import enable_grad
 from kiln.autograd.graph import saved_tensors_hooks
 from kiln.errors import describe, message
-from kiln.table.declare import hide_frames
+from kiln.table.callables import hide_frames
 
 
 class CheckpointError(RuntimeError):

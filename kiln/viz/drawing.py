@@ -8,7 +8,7 @@ from typing import Any
 
 from kiln.errors import message
 from kiln.files import write_atomically
-from kiln.table.declare import hide_frames
+from kiln.table.callables import hide_frames
 from kiln.viz import dot, words
 from kiln.viz.layout import Link, place
 from kiln.viz.picture import Picture, held, picture

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from backend import kiln, needs_kiln, torch
 
-from kiln.table import declare
+from kiln.table.public import records
 from kiln.table.record import table
 from kiln.testing.op_cases import Entry, map_arrays
 
@@ -29,7 +29,7 @@ UNMAPPED = {
 
 def entries() -> list[Entry]:
     """Every public op and function with samples."""
-    return [Entry(r) for r in [*(op for op in table() if op.public), *declare.records()]]
+    return [Entry(r) for r in [*(op for op in table() if op.public), *records()]]
 
 
 def flat(result: Any) -> list[Any]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -18,7 +19,8 @@ ROOT = Path(__file__).parents[2]
 KILN = ROOT / "kiln"
 NATIVE = ROOT / "native"
 
-# part -> the parts it may import. Anything may import errors, late and absent; a part may import itself.
+# part -> the parts it may import, for types too. Anything may import errors, late and absent; a part may
+# import itself. `_typed`, which the build writes from ops, is of ops.
 ALLOWED = {
     "errors": set(),
     "late": set(),
@@ -42,10 +44,10 @@ ALLOWED = {
     "export": {"_core", "graph", "passes", "codegen", "ops"},
     "autograd": {"_core", "graph", "ops", "table"},
     "func": {"_core", "graph", "ops", "passes", "capture", "autograd", "table", "scalars"},
-    "nn": {"_core", "ops", "tensor", "autograd", "capture", "table"},
+    "nn": {"_core", "ops", "tensor", "autograd", "capture", "table", "layout"},
     "linalg": {"ops", "table"},
     "signal": {"ops"},
-    "masked": {"ops", "table"},
+    "masked": {"_core", "ops", "table"},
     "array_api": {"_core", "ops", "device", "linalg"},
     "optim": {"_core", "ops", "tensor", "autograd", "table"},
     "utils": {"_core", "ops", "tensor", "autograd", "table"},
@@ -62,14 +64,64 @@ ALLOWED = {
 # these see everything below them
 TOPS = {"__init__", "__main__", "cli", "testing"}
 
-# third-party modules that may be imported late, inside the function that needs them
-LATE = {"numpy", "llvmlite", "matplotlib", "tqdm", "scipy"}
-# file -> kiln's own modules it may import inside a function, with the reason beside the entry
-LATE_OWN: dict[str, set[str]] = {
-    "kiln/ops/random/draws.py": {"kiln.scalars.on_numpy"},  # the reference's arithmetic, which is NumPy's
-    "kiln/ops/random/distributions.py": {"kiln.scalars.on_numpy"},
-    # what captures, plans and compiles: a process that finds its answers on disk never needs it
-    "kiln/capture/service.py": {"kiln.capture.make", "kiln.capture.background"},
+# what is imported by the function that needs it, with the reason: third-party modules wherever it is
+LATE = {
+    "numpy": "a program that makes no array of it needs none",
+    "scipy": "an extra",
+    "matplotlib": "an extra",
+    "tqdm": "an extra",
+}
+# anything else file by file, by `import`, `later` or `import_module` ("*": a module whose name is computed)
+LATE_IN: dict[str, dict[str, str]] = {
+    # names of kiln and of its parts, which come with the module that has them
+    "kiln/__init__.py": {
+        "*": "a part is imported when it is first named",
+        "kiln.func": "rules of vmap alone",
+    },
+    "kiln/autograd/__init__.py": {"*": "as kiln's own parts"},
+    "kiln/viz/__init__.py": {"kiln.viz.drawing": "the profiler needs none of it"},
+    "kiln/nn/modules/__init__.py": {"*": "PyTorch's names of files, each another module's here"},
+    "kiln/table/registry.py": {"*": "a family comes with the first of its names"},
+    "kiln/late.py": {"*": "`later` itself"},
+    # what only an error needs
+    "kiln/ops/__init__.py": {"kiln.table.mistakes": "when a call fails"},
+    "kiln/nn/module.py": {
+        "kiln.table.mistakes": "when a call fails",
+        "kiln.capture.compile": "when a module is compiled",
+    },
+    "kiln/absent.py": {"re": "when a name is missing", "opcode": "when a name is missing"},
+    "kiln/capture/service.py": {
+        "kiln.capture.make": "a process that finds its answers on disk captures, plans and compiles nothing",
+        "kiln.capture.background": "nor has it a thread for that",
+        "logging": "10 ms, when something is said",
+    },
+    # what few programs need
+    "kiln/tensor.py": {"kiln.ops.creation.legacy": "constructors of old"},
+    "kiln/autograd/engine.py": {
+        "contextvars": "a backward nested deeply runs on another thread",
+        "threading": "a backward nested deeply runs on another thread",
+    },
+    "kiln/autograd/gradcheck.py": {"kiln.ops.random.generator": "draws its directions"},
+    "kiln/func/batched.py": {"kiln.func.custom": "a user's Function with samples"},
+    "kiln/func/rules.py": {"kiln.ops.nn.attention.written": "attention with samples"},
+    "kiln/graph/interpret.py": {
+        "kiln.ops.nn.attention.written": "attention in a graph",
+        "kiln.ops.nn.recurrent_layers": "a recurrent layer in a graph",
+    },
+    "kiln/graph/text.py": {"json": "2 ms, where a text is a part of a graph"},
+    "kiln/ops/elementwise/special.py": {"statistics": "for the reference of one function"},
+    "kiln/ops/elementwise/user_functions.py": {"dis": "`kiln.pointwise` looks at a function's code"},
+    "kiln/passes/lower.py": {"kiln.passes": "most programs have no product, no attention, no recurrence"},
+    "kiln/viz/dot.py": {"shutil": "where Graphviz draws", "subprocess": "where Graphviz draws"},
+    # what makes kernels, of which a warm process makes none
+    "kiln/codegen/cache.py": {
+        "kiln.files": "when an entry is written",
+        "kiln.codegen.room": "when it is one of 256",
+    },
+    "kiln/codegen/generate.py": {"kiln.codegen": "a kernel has one schedule; the others are not read"},
+    "kiln/codegen/llvm.py": {"ctypes": "when LLVM is loaded"},
+    "kiln/codegen/target.py": {"logging": "10 ms, when something is said"},
+    "kiln/codegen/verify.py": {"re": "a warm process checks no text"},
 }
 
 FORBIDDEN_AT_IMPORT = ("numpy", "scipy", "llvmlite", "inspect", "dataclasses", "torch")
@@ -105,24 +157,47 @@ def imported(node: ast.Import | ast.ImportFrom, path: Path) -> list[str]:
     return [f"{base}.{a.name}" for a in node.names]
 
 
-@cache
-def imports(path: Path) -> tuple[tuple[str, int, bool], ...]:
-    """Every import of a file: full name, line, and whether it stands inside a function."""
+class Import(NamedTuple):
+    """One import of a file: the full name, the line, and whether a function or `later` does it."""
 
-    def walk(node: ast.AST, late: bool) -> Iterator[tuple[str, int, bool]]:
+    name: str
+    line: int
+    late: bool
+    for_types: bool = False  # under TYPE_CHECKING: there for type checkers, not at run time
+
+
+def called_for(node: ast.Call, path: Path) -> str | None:
+    """The module that `later(module, name)` or `import_module(module)` reaches; "*": a computed one."""
+    if ast.unparse(node.func) not in ("later", "_later", "import_module", "_import_module"):
+        return None
+    names = [a.value for a in node.args if isinstance(a, ast.Constant)]
+    computed = None if "later" in ast.unparse(node.func) else "*"
+    return ".".join(map(str, names)) or computed
+
+
+@cache
+def imports(path: Path) -> tuple[Import, ...]:
+    """Every import of a file, those for types included."""
+
+    def walk(node: ast.AST, late: bool, for_types: bool) -> Iterator[Import]:
         for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-                continue
             if isinstance(child, (ast.Import, ast.ImportFrom)):
                 for name in imported(child, path):
-                    yield name, child.lineno, late
-            if isinstance(child, ast.Call) and ast.unparse(child.func) == "later":
-                names = [a.value for a in child.args if isinstance(a, ast.Constant)]
-                yield ".".join(map(str, names)), child.lineno, False
+                    yield Import(name, child.lineno, late, for_types)
+            if isinstance(child, ast.Call) and (name := called_for(child, path)):
+                yield Import(name, child.lineno, True)
             inside = late or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
-            yield from walk(child, inside)
+            if isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING"):
+                for part, typed in (
+                    (child.body, "not " not in ast.unparse(child.test)),
+                    (child.orelse, False),
+                ):
+                    for statement in part:
+                        yield from walk(ast.Module([statement], []), inside, typed)
+                continue
+            yield from walk(child, inside, for_types)
 
-    return tuple(walk(ast.parse(path.read_text()), False))
+    return tuple(walk(ast.parse(path.read_text()), False, False))
 
 
 def own(name: str) -> str | None:
@@ -130,7 +205,7 @@ def own(name: str) -> str | None:
     parts = name.split(".")
     if parts[0] != "kiln":
         return None
-    return parts[1] if len(parts) > 1 else ""
+    return "ops" if parts[1:2] == ["_typed"] else parts[1] if len(parts) > 1 else ""
 
 
 def test_arrows_point_one_way() -> None:
@@ -140,7 +215,7 @@ def test_arrows_point_one_way() -> None:
         if here in TOPS:
             continue
         assert here in ALLOWED, f"kiln/{here} is not a part this test knows: give it its arrows"
-        for name, line, _ in imports(path):
+        for name, line, *_ in imports(path):
             target = own(name)
             if target is None or target == here:
                 continue
@@ -153,24 +228,47 @@ def test_arrows_point_one_way() -> None:
 
 
 def test_passes_stand_one_on_the_other() -> None:
-    """No pass imports one that imports it, late or for its types either."""
+    """No pass imports one that imports it, late either."""
     below: dict[str, set[str]] = {}
     for path in (KILN / "passes").glob("*.py"):
-        assert "TYPE_CHECKING" not in path.read_text(), path
-        names = [name.split(".") for name, _, _ in imports(path)]
+        names = [found.name.split(".") for found in imports(path)]
         modules = {name[2] for name in names if name[:2] == ["kiln", "passes"]}
         below[path.stem] = {m for m in modules if (KILN / "passes" / f"{m}.py").exists()}
     order = list(TopologicalSorter(below).static_order())
     assert order.index("group") < order.index("fuse") < order.index("pipeline")
 
 
+def module_of(name: str) -> str:
+    """The module of kiln that a full import name reaches: of "kiln.ops.find" that is "kiln.ops"."""
+    while name and not {KILN.parent.joinpath(*name.split(".")).with_suffix(".py"),
+                        KILN.parent.joinpath(*name.split("."), "__init__.py")} & set(SOURCES):  # fmt: skip
+        name = name.rpartition(".")[0]
+    return name
+
+
+def test_modules_stand_one_on_the_other() -> None:
+    """No module imports one that imports it, for its types either."""
+    below = {}
+    for path in SOURCES:
+        here = ".".join(module_name(path))
+        reached = {module_of(f.name) for f in imports(path) if not f.late and own(f.name) is not None}
+        below[here] = reached - {here, "kiln", ""}
+    list(TopologicalSorter(below).static_order())  # CycleError names the circle
+
+
+def test_the_types_of_the_table_are_for_checkers() -> None:
+    """Nothing imports kiln._typed at run time: it has no modules."""
+    found = [(path, f) for path in SOURCES for f in imports(path) if f.name.startswith("kiln._typed")]
+    assert found and all(f.for_types for _, f in found)
+
+
 def test_nothing_imports_the_proof() -> None:
-    """kiln.testing and tests are imported by themselves only."""
+    """kiln.testing and tests are imported by themselves only; that kiln has a part `testing` is for users."""
     for path in SOURCES:
         if part(path) == "testing":
             continue
-        found = [name for name, _, _ in imports(path) if name.startswith(("kiln.testing", "tests", "torch"))]
-        assert not found, path
+        found = {f.name for f in imports(path) if f.name.startswith(("kiln.testing", "tests", "torch"))}
+        assert found == ({"kiln.testing"} if path == KILN / "__init__.py" else set()), path
 
 
 @cache
@@ -213,21 +311,22 @@ def test_tests_import_what_make_test_installs() -> None:
 def test_nothing_imports_llvmlite() -> None:
     """codegen/llvm.py loads the library, without llvmlite's Python."""
     for path in SOURCES:
-        found = [line for name, line, _ in imports(path) if name.split(".")[0] == "llvmlite"]
+        found = [f.line for f in imports(path) if f.name.split(".")[0] == "llvmlite"]
         assert not found, f"{path}, line {found}"
 
 
-def test_no_circle_is_dodged() -> None:
-    """An import inside a function is a heavy third-party module, never one of kiln's own."""
+def test_late_imports_have_a_reason() -> None:
+    """No circle is dodged by an import inside a function, and none is late out of habit."""
+    unused = {(file, name) for file, names in LATE_IN.items() for name in names}
     for path in SOURCES:
-        if part(path) == "testing":
-            continue
-        permitted = LATE_OWN.get(str(path.relative_to(ROOT)), set())
-        for name, line, late in imports(path):
-            if late and own(name) is not None:
-                assert name in permitted, f"{path.name}:{line}: {name} is imported inside a function"
-            elif late and name.split(".")[0] not in sys.stdlib_module_names:
-                assert name.split(".")[0] in LATE, f"{path.name}:{line}: {name}"
+        file = str(path.relative_to(ROOT))
+        for found in imports(path):
+            if not found.late or part(path) == "testing" or found.name.split(".")[0] in LATE:
+                continue
+            listed = [name for name in LATE_IN.get(file, ()) if f"{found.name}.".startswith(f"{name}.")]
+            assert listed, f"{file}:{found.line}: {found.name} is imported late, for no reason that is listed"
+            unused -= {(file, name) for name in listed}
+    assert not unused, "listed, but not imported late"
 
 
 def test_heavy_modules_come_late() -> None:
@@ -235,8 +334,8 @@ def test_heavy_modules_come_late() -> None:
     for path in SOURCES:
         if part(path) in ("testing", "viz", "cli"):
             continue
-        for name, line, late in imports(path):
-            if not late and name.split(".")[0] in LATE:
+        for name, line, late, for_types in imports(path):
+            if not late and not for_types and name.split(".")[0] in LATE:
                 late_modules = ("kiln/graph/interpret.py", "kiln/scalars/on_numpy.py", "kiln/codegen/")
                 assert str(path.relative_to(ROOT)).startswith(late_modules), f"{path.name}:{line}: {name}"
 

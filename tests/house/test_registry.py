@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,33 +11,86 @@ from pathlib import Path
 import pytest
 
 import kiln
-from kiln.table import registry
+from kiln.table import index, registry
+
+ROOT = Path(__file__).parents[2]
 
 
-def run(program: str) -> str:
-    """What a fresh process prints."""
-    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=True)
-    return done.stdout
+def run(program: str, tree: str = "") -> str:
+    """What a fresh process prints, with the kiln of a tree if one is given."""
+    env = {**os.environ, "PYTHONPATH": tree} if tree else None
+    command = [sys.executable, "-P", "-c", program]
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout
 
 
-def test_families_are_current() -> None:
-    """`make docs` writes the file."""
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "kiln.testing.op_families"], capture_output=True, text=True, check=True
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A source tree of its own: the package under test, and what a build writes its index with."""
+    root = tmp_path_factory.mktemp("tree")
+    ignored = shutil.ignore_patterns("packs", "__pycache__", "index.txt", "_typed")
+    shutil.copytree(Path(kiln.__file__).parent, root / "kiln", ignore=ignored)
+    (root / "pack").mkdir()
+    shutil.copy2(ROOT / "pack" / "write_table.py", root / "pack")
+    return root
+
+
+def written(tree: Path, package: Path) -> str:
+    """The index that a build of the tree writes into a package."""
+    core = str(next((tree / "kiln").glob("_core*.so")))
+    command = [sys.executable, "-P", "-B", str(tree / "pack" / "write_table.py"), core, str(package)]
+    subprocess.run(command, check=True)
+    return (package / "table" / "index.txt").read_text()
+
+
+def test_the_index_has_every_name_once(tree: Path, tmp_path: Path) -> None:
+    """It is what the modules register; of a package that is installed, whatever state the files are in."""
+    state, *rows = written(tree, tmp_path).splitlines()
+    assert state == "" and (tmp_path / "_typed" / "tensor.pyi").exists()
+    kiln.ops.functions()
+    registered = (registry.FUNCTIONS, registry.METHODS, registry.LAYERS, registry.OPS)
+    for kind, names in enumerate(registered, 1):
+        listed = [name for row in rows for name in row.split("\t")[kind].split()]
+        assert len(listed) == len(set(listed))
+        # what tests of this process made, as `pointwise` does, is no module's
+        assert set(listed) <= set(names) and not [n for n in names if n not in listed and n in dir(kiln)]
+    assert not [row for row in rows if row.split("\t")[0] not in index.modules()]
+
+
+def test_a_new_op_needs_no_build(tree: Path) -> None:
+    """An index that is older than a module counts as none, until the next build writes another."""
+    look = (
+        "import sys, kiln; from kiln.table import registry\n"
+        "print(registry.is_indexed(), 'kiln.ops.sorting.counts' in sys.modules, 'fresh' in dir(kiln))\n"
+        "x = kiln.ones(2)\n"
+        "if 'fresh' in dir(kiln): print(kiln.fresh(x).tolist(), x.fresh().tolist())"
     )
-    assert done.stdout == (Path(registry.__file__).parent / "families.py").read_text()
+    place = str(tree)
+    assert run(look, place).split() == ["False", "True", "False"]  # nothing is built
+    written(tree, tree / "kiln")
+    assert run(look, place).split() == ["True", "False", "False"]
+    module = tree / "kiln" / "ops" / "sorting" / "counts.py"
+    text = module.read_text()
+    module.write_text(text + '\n\n@public("fresh")\ndef fresh(input: Any) -> Any:\n    return input + 1\n')
+    called = "[2.0, 2.0] [2.0, 2.0]"
+    assert run(look, place).splitlines() == ["False True True", called]
+    written(tree, tree / "kiln")
+    assert run(look, place).splitlines() == ["True False True", called]
+    module.write_text(text)
+    assert run(look, place).split() == ["False", "True", "False"]
 
 
+@pytest.mark.skipif(
+    not registry.is_indexed(), reason="a tree edited since it was built: all families are imported"
+)
 def test_what_kiln_needs_is_all_that_it_imports() -> None:
     """The rest of the table is not read by `import kiln`, nor by what asks for names only."""
     loaded = run(
         "import sys, kiln; dir(kiln), dir(kiln.Tensor), hasattr(kiln, 'no_such'), kiln.linalg, kiln.special\n"
         "print(*[m for m in sys.modules if m.startswith('kiln.ops.')])"
     )
-    families = {f"kiln.ops.{family}" for family in registry.FAMILIES}
-    assert families and not families & set(loaded.split())
-    eager = [name for name in loaded.split() if name not in families]
-    assert len(eager) < 40, "another family is imported with kiln: is it needed by every program?"
+    late = {f"kiln.ops.{family}" for family in index.modules()} - set(loaded.split())
+    assert {"kiln.ops.sorting.sorts", "kiln.ops.linalg.systems", "kiln.ops.nn.grids"} <= late
+    assert len(loaded.split()) < 40, "another family is imported with kiln: is it needed by every program?"
 
 
 @pytest.mark.parametrize(

@@ -169,7 +169,7 @@ def test_differences_of_the_others(name: str) -> None:
 @needs_kiln
 def test_every_function_is_checked() -> None:
     """By its samples, here, or among the factors of tests/ops/test_linalg.py."""
-    facts = importlib.import_module("kiln.table.declare").FACTS
+    facts = importlib.import_module("kiln.table.public").FACTS
     factors = {key.split()[0].removeprefix("torch.") for key in pytest.importorskip("test_linalg").FREE}
     rest = {n for n, f in facts.items() if f.differentiable and n not in SAMPLED} - NO_HISTORY
     assert not {n for n in rest - set(UNSAMPLED) if n.rpartition(".")[2] not in factors}

@@ -27,8 +27,8 @@ def entries() -> dict[str, Entry]:
     """The table by name; empty while it cannot be imported (one test says so)."""
     try:
         if kiln.is_kiln:
-            ops, declare = map(importlib.import_module, ("kiln.ops", "kiln.table.declare"))
-            records = [*ops.table(), *declare.records()]
+            ops, public = map(importlib.import_module, ("kiln.ops", "kiln.table.public"))
+            records = [*ops.table(), *public.records()]
         else:
             records = importlib.import_module("standin_table").table(torch)
     except (ImportError, AttributeError):

@@ -11,7 +11,7 @@ import pytest
 from backend import filled, kiln, torch
 
 from kiln.autograd import gradcheck, gradgradcheck
-from kiln.nn import recurrence
+from kiln.nn import recurrent_steps
 from kiln.nn.utils import rnn
 
 FULL = os.environ.get("KILN_TEST_FULL") == "1"
@@ -324,13 +324,13 @@ def test_one_kernel_has_the_bits_of_steps(mode: str, dtype: str, monkeypatch: py
             assert all((a == b).all() for a, b in zip(one, found()))
         finally:
             kiln.set_num_threads(threads)
-        monkeypatch.setattr(recurrence, "_fits", lambda *a: False)
+        monkeypatch.setattr(recurrent_steps, "_fits", lambda *a: False)
         assert all((a == b).all() for a, b in zip(one, found()))
         monkeypatch.undo()
 
 
 def test_a_packed_weight_that_lies_otherwise() -> None:
-    layer = recurrence.recurrent_layers.recurrent_hidden.handle
+    layer = recurrent_steps.recurrent_layers.recurrent_hidden.handle
     x, h, w = kiln.randn(3, 2, 40), kiln.randn(2, 40), kiln.randn(2, 1, 32, 40)
     operands = (h, None, None, "RNN_TANH", False, False)
     assert layer(x, w.transpose(2, 3), *operands).equal(layer(x, w.transpose(2, 3).contiguous(), *operands))
@@ -353,5 +353,5 @@ def test_bias_of_halves_is_rounded_with_the_product_of_the_input() -> None:
         outputs = model(x)[0]
         for step, y in zip(x, outputs):
             given = kiln.nn.functional.linear(step, w_ih, b_ih + b_hh)
-            state = recurrence.r.rnn_step.handle(given, state, w_hh, "tanh")
+            state = recurrent_steps.r.rnn_step.handle(given, state, w_hh, "tanh")
             assert y.equal(state)

@@ -25,7 +25,8 @@ import pytest
 
 import kiln
 from kiln import ops
-from kiln.table import declare, record, registry
+from kiln.table import record, registry
+from kiln.table.public import records
 from kiln.testing.type_forms import is_public, table_functions, table_methods
 from kiln.testing.type_stubs import PACKAGE, files
 
@@ -244,7 +245,7 @@ def sample_calls() -> dict[str, str]:
     from kiln.testing.op_cases import Entry, tensors
 
     found: dict[str, str] = {}
-    entries = [r for r in (*record.table(), *declare.records()) if r.public and r.samples is not None]
+    entries = [r for r in (*record.table(), *records()) if r.public and r.samples is not None]
     for entry in map(Entry, entries):
         if entry.name not in registry.FUNCTIONS or entry.name.startswith("_"):
             continue

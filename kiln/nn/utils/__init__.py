@@ -13,7 +13,7 @@ from kiln.nn.utils import parametrizations, parametrize, rnn
 from kiln.nn.utils.clip import clip_grad_norm_, clip_grad_value_, get_total_norm
 from kiln.nn.utils.vector import parameters_to_vector, vector_to_parameters
 from kiln.nn.utils.weights import remove_spectral_norm, remove_weight_norm, spectral_norm, weight_norm
-from kiln.table.declare import name_all
+from kiln.table.callables import name_all
 
 __all__ = [
     "clip_grad_norm_",

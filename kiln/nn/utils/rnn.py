@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Union
 
 from kiln import _core, ops
 from kiln._core import Tensor
-from kiln.table.declare import name_all
+from kiln.table.callables import name_all
 
 Lengths = Union[Tensor, Sequence[int]]
 

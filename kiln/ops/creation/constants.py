@@ -7,6 +7,7 @@ construction.
 from __future__ import annotations
 
 import math
+from types import ModuleType
 from typing import Any
 
 from kiln import _core
@@ -15,10 +16,11 @@ from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.elementwise import comparison
 from kiln.ops.views.core_views import sizes_of
 from kiln.ops.views.memory_formats import in_format
-from kiln.table import declare as d
+from kiln.table import drawn as d
 from kiln.table import kinds
-from kiln.table.declare import dtype_name, public, run
-from kiln.table.record import Number, Sample, Sizes, Structure, composite, constant, primitive
+from kiln.table.arguments import dtype_name, number, run, type_name
+from kiln.table.public import methods, public
+from kiln.table.record import Number, Sample, Sizes, Structure, Tensor, composite, constant, primitive
 from kiln.table.registry import forms
 
 
@@ -67,7 +69,7 @@ def positions(x: g.Value, dim: int) -> g.Value:
     return x.graph.add(iota, (), (tuple(x.shape), dim))
 
 
-def _ranged(np: Any, start: Any, step: Any, sizes: Any, dtype: str) -> Any:
+def _ranged(np: ModuleType, start: Any, step: Any, sizes: Any, dtype: str) -> Any:
     return (start + np.arange(sizes[0]) * step).astype(d.held(dtype))
 
 
@@ -91,7 +93,7 @@ def progression(start: Number, step: Number, sizes: Sizes, dtype: Structure) -> 
     return _as(p.convert(start, exact) + place * p.convert(step, exact), dtype)
 
 
-def _as(x: Any, dtype: str) -> Any:
+def _as(x: Tensor, dtype: str) -> Any:
     return x if not isinstance(x, g.Value) or x.dtype == dtype else p.convert(x, dtype)
 
 
@@ -112,7 +114,7 @@ def even_steps(start: Number, end: Number, sizes: Sizes, dtype: Structure) -> An
     wide = "float32" if dtype in ("float16", "bfloat16") else dtype
     place = start.graph.add(iota, (), (sizes, 0))
     low, high = p.convert(start, wide), p.convert(end, wide)
-    last = d.number(start, sizes[0] - 1)
+    last = number(start, sizes[0] - 1)
     step = (high - low) / p.convert(p.maximum(last, 1), wide)
     up, down = p.convert(place, wide), p.convert(last - place, wide)
     return _as(p.where(comparison.lt(2 * place, p.add(last, 1)), low + step * up, high - step * down), dtype)
@@ -147,7 +149,7 @@ def chosen_dtype(dtype: Any, default: Any = None, options: dict[str, Any] | None
     if dtype is not None:
         name = dtype_name(dtype)
         if out is not None and name != dtype_name(out.dtype):
-            have, want = d.type_name(name), d.type_name(dtype_name(out.dtype))
+            have, want = type_name(name), type_name(dtype_name(out.dtype))
             raise RuntimeError(f"dtype {have} does not match dtype of out parameter ({want})")
         return name
     if out is not None:
@@ -207,7 +209,7 @@ def _with_options(
     return out.copy_(result)
 
 
-def _as_dtype(x: Any, name: str) -> Any:
+def _as_dtype(x: Tensor, name: str) -> Any:
     """A tensor or a value of a graph in a dtype; itself if it is."""
     return x if dtype_name(x.dtype) == name else p.convert(x, name)
 
@@ -280,7 +282,7 @@ def full_(
     return settle(result, requires_grad, device, "full", options)
 
 
-def _beside(input: Any, result: Any) -> Any:
+def _beside(input: Tensor, result: Any) -> Any:
     """A new array that is made after another one: beside a sample of a batch (kiln.func) one per sample, so
     that what depends on the sample may be written into it.
     """
@@ -291,7 +293,7 @@ def _like(op: str, value: int) -> Any:
     """zeros_like, ones_like or empty_like."""
 
     def make(
-        input: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False, **options: Any
+        input: Tensor, *, dtype: Any = None, device: Any = None, requires_grad: bool = False, **options: Any
     ) -> Any:
         sizes = tuple(input.shape)
         result = _beside(input, run(full, value, sizes, chosen_dtype(dtype, input.dtype)))
@@ -337,7 +339,7 @@ def _new(op: str, value: int) -> Any:
     """The method new_zeros, new_ones or new_empty."""
 
     def make(
-        input: Any,
+        input: Tensor,
         *size: Any,
         dtype: Any = None,
         device: Any = None,
@@ -353,13 +355,13 @@ def _new(op: str, value: int) -> Any:
     return make
 
 
-def new_full(input: Any, size: Any, fill_value: Any, *, dtype: Any = None, **options: Any) -> Any:
+def new_full(input: Tensor, size: Any, fill_value: Any, *, dtype: Any = None, **options: Any) -> Any:
     """An array of the number `fill_value`, of input's dtype unless another is given."""
     return _beside(input, full_(size, fill_value, dtype=chosen_dtype(dtype, input.dtype), **options))
 
 
-d.methods({f"new_{name}": _new(f"new_{name}", k) for name, k in (("zeros", 0), ("ones", 1), ("empty", 0))})
-d.methods({"new_full": new_full})
+methods({f"new_{name}": _new(f"new_{name}", k) for name, k in (("zeros", 0), ("ones", 1), ("empty", 0))})
+methods({"new_full": new_full})
 
 
 forms(

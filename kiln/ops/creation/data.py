@@ -8,8 +8,9 @@ from kiln import _core
 from kiln.errors import describe, message
 from kiln.ops.creation.constants import settle
 from kiln.ops.elementwise.arithmetic import clone, convert
-from kiln.table import declare as d
-from kiln.table.declare import dtype_name, public
+from kiln.table.arguments import dtype_name
+from kiln.table.public import methods, public
+from kiln.table.record import Tensor
 from kiln.table.registry import forms
 
 
@@ -226,7 +227,7 @@ def deepcopy(self: Any, memo: dict[int, Any]) -> Any:
     return memo[id(self)]
 
 
-def _same_place(x: Any, memo: dict[Any, Any]) -> Any:
+def _same_place(x: Tensor, memo: dict[Any, Any]) -> Any:
     """The tensor in a copy of its storage: one for all tensors that look at that storage."""
     storage = x.untyped_storage()
     count = storage.nbytes() // x.element_size()
@@ -244,4 +245,4 @@ def copy(self: Any) -> Any:
 
 
 forms("numpy", "(self, *, force=False) -> NDArray")
-d.methods({"numpy": numpy, "__array__": array, "__copy__": copy, "__deepcopy__": deepcopy})
+methods({"numpy": numpy, "__array__": array, "__copy__": copy, "__deepcopy__": deepcopy})

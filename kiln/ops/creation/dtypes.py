@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from kiln import _core
-from kiln.table.declare import INTEGERS, name_constructor, public
+from kiln.table.arguments import INTEGERS
+from kiln.table.callables import name_constructor
 from kiln.table.kinds import FLOATS
+from kiln.table.public import public
+from kiln.table.record import Tensor
 from kiln.table.registry import forms
 
 # bits of the significand, of the exponent's field; decimal digits that survive
@@ -102,7 +105,7 @@ def result_type(tensor1: Any, tensor2: Any) -> Any:
     return getattr(_core, _core.result_type(looks))
 
 
-def _look(x: Any) -> tuple[str, int]:
+def _look(x: Tensor) -> tuple[str, int]:
     """(dtype, how little it counts) of a tensor or a number."""
     if isinstance(x, (bool, int, float)):
         number = "bool" if isinstance(x, bool) else "int64" if isinstance(x, int) else ""
@@ -112,7 +115,7 @@ def _look(x: Any) -> tuple[str, int]:
     return x.dtype.name, 0 if x.ndim else 1
 
 
-def _asked(input: Any, what: str) -> Any:
+def _asked(input: Tensor, what: str) -> Any:
     """The dtype of a tensor; TypeError for anything else."""
     if not isinstance(input, _core.Tensor):
         raise TypeError(f"{what}(): argument 'input' must be Tensor, not {type(input).__name__}")

@@ -11,9 +11,10 @@ from kiln.ops.creation import data
 from kiln.ops.creation.constants import settle
 from kiln.ops.elementwise.arithmetic import clone, convert
 from kiln.ops.views.memory_formats import copied, in_format
-from kiln.table import declare as d
 from kiln.table import registry
-from kiln.table.declare import dtype_name, public
+from kiln.table.arguments import dtype_name
+from kiln.table.public import methods, public
+from kiln.table.record import Tensor
 from kiln.table.registry import forms
 
 _DL_CPU = (1, 0)  # DLPack's device type and number
@@ -123,7 +124,7 @@ _NUMPY_NAMES = {
 }  # fmt: skip
 
 
-def _operand(x: Any) -> Any:
+def _operand(x: Tensor) -> Any:
     """A ufunc's operand: an array as a tensor, NumPy's number as Python's: the tensor's dtype stays."""
     if not hasattr(x, "__array_interface__"):
         return x
@@ -143,7 +144,7 @@ def _check_place(given: Any) -> None:
     raise NotImplementedError(f"to: expected device 'cpu', got {str(given)!r}: there is no other device")
 
 
-def _is_dtype(x: Any) -> bool:
+def _is_dtype(x: Tensor) -> bool:
     return isinstance(x, (_core.dtype, type)) and not isinstance(x, _core.Tensor)
 
 
@@ -188,7 +189,7 @@ def to(self: Any, *args: Any, **kwargs: Any) -> Any:
     return self if form is None else in_format("to", self, form)
 
 
-d.methods({
+methods({
     "__dlpack__": dlpack,
     "__dlpack_device__": dlpack_device,
     "__array_ufunc__": array_ufunc,

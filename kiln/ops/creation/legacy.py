@@ -17,8 +17,9 @@ from kiln.ops.creation.data import as_tensor
 from kiln.ops.creation.data import tensor as make_tensor
 from kiln.ops.creation.interop import to
 from kiln.ops.views.storage import UntypedStorage, set_
-from kiln.table.declare import dtype_name, methods, public, type_name
+from kiln.table.arguments import dtype_name, type_name
 from kiln.table.kinds import COMPUTE
+from kiln.table.public import methods, public
 from kiln.table.registry import forms
 
 _NAMES = {type_name(name): name for name in COMPUTE}  # "Float" -> "float32"

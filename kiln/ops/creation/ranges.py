@@ -18,11 +18,12 @@ from kiln.ops.creation.constants import (
 )
 from kiln.ops.creation.data import as_tensor, from_numpy, frombuffer, tensor
 from kiln.ops.elementwise.arithmetic import clone, convert
-from kiln.ops.elementwise.arithmetic_calls import pow
+from kiln.ops.elementwise.public_arithmetic import pow
 from kiln.ops.views.core_views import as_strided, permute
-from kiln.table import declare as d
-from kiln.table.declare import dtype_name, public, run
+from kiln.table.arguments import dtype_name, run
 from kiln.table.kinds import FLOATS
+from kiln.table.public import methods, public
+from kiln.table.record import Tensor
 from kiln.table.registry import forms
 
 
@@ -131,12 +132,12 @@ def empty_strided(size: Any, stride: Any, *, dtype: Any = None, **options: Any) 
     )
 
 
-def new_empty_strided(input: Any, size: Any, stride: Any, *, dtype: Any = None, **options: Any) -> Any:
+def new_empty_strided(input: Tensor, size: Any, stride: Any, *, dtype: Any = None, **options: Any) -> Any:
     """`empty_strided` of input's dtype, unless another is given."""
     return empty_strided(size, stride, dtype=chosen_dtype(dtype, input.dtype), **options)
 
 
-def new_tensor(input: Any, data: Any, *, dtype: Any = None, **options: Any) -> Any:
+def new_tensor(input: Tensor, data: Any, *, dtype: Any = None, **options: Any) -> Any:
     """`tensor(data)` of input's dtype, unless another is given."""
     return tensor(data, dtype=chosen_dtype(dtype, input.dtype), **options)
 
@@ -263,4 +264,4 @@ _window(
 _window("bartlett_window", "Bartlett's triangle from 0 to 1 to 0", lambda np, n: np.bartlett(n))
 _window("kaiser_window", "Kaiser's window of width beta", lambda np, n, beta: np.kaiser(n, beta), beta=12.0)
 
-d.methods({"new_tensor": new_tensor, "new_empty_strided": new_empty_strided})
+methods({"new_tensor": new_tensor, "new_empty_strided": new_empty_strided})

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from kiln.ops.elementwise import arithmetic_calls, comparison, parts_of_numbers, unary  # noqa: F401
+from kiln.ops.elementwise import comparison, elementary, parts_of_numbers, public_arithmetic  # noqa: F401
 from kiln.ops.elementwise.arithmetic import written_to
-from kiln.table import declare as d
-from kiln.table.declare import alias, public
+from kiln.table import drawn as d
+from kiln.table.public import alias, public
 
 # name -> what it is another name of; each has the methods and in-place forms of that
 for _name, _of in {

@@ -13,14 +13,15 @@ from kiln.ops.elementwise.comparison import eq, ge, gt, le, logical_and, logical
 from kiln.scalars import division, scalar
 from kiln.scalars import mathematics as m
 from kiln.scalars.scalar import Scalar, select
-from kiln.table import declare as d
+from kiln.table import drawn as d
+from kiln.table.arguments import INTEGERS, number
 from kiln.table.kinds import COMPUTE
-from kiln.table.record import Operand, Sample, Structure, find, pointwise
+from kiln.table.record import Operand, Sample, Structure, Tensor, find, pointwise
 
 
 def zeros_of(x: Any) -> Any:
     """Zeros of x's shape and dtype: the gradient of a function that is flat wherever it is differentiable."""
-    return x.graph.add(find("full"), (d.number(x, 0),), (x.shape, x.dtype))
+    return x.graph.add(find("full"), (number(x, 0),), (x.shape, x.dtype))
 
 
 # Conversion
@@ -53,7 +54,7 @@ def convert(input: Operand, dtype: Structure) -> Any:
 
 
 @convert.derivative
-def _(g: Any, input: Any) -> Any:
+def _(g: Tensor, input: Tensor) -> Any:
     return convert(g, input.dtype) if input.dtype.startswith(("float", "bfloat")) else None
 
 
@@ -92,7 +93,7 @@ def clone(input: Operand) -> Any:
 
 
 @clone.derivative
-def _(g: Any) -> Any:
+def _(g: Tensor) -> Any:
     return g
 
 
@@ -141,7 +142,7 @@ def overwrite(input: Operand, source: Operand) -> Any:
 
 
 @overwrite.derivative
-def _(g: Any) -> Any:
+def _(g: Tensor) -> Any:
     return zeros_of(g), g
 
 
@@ -164,7 +165,7 @@ def by_steps(input: Operand) -> Any:
 
 
 @by_steps.derivative
-def _(g: Any, input: Any) -> Any:
+def _(g: Tensor, input: Tensor) -> Tensor:
     return overwrite(input, g)
 
 
@@ -190,7 +191,7 @@ def add(input: Operand, other: Operand) -> Any:
 
 
 @add.derivative
-def _(g: Any) -> Any:
+def _(g: Tensor) -> Any:
     return g, g
 
 
@@ -214,7 +215,7 @@ def sub(input: Operand, other: Operand) -> Any:
 
 
 @sub.derivative
-def _(g: Any) -> Any:
+def _(g: Tensor) -> Any:
     return g, -g
 
 
@@ -236,7 +237,7 @@ def mul(input: Operand, other: Operand) -> Any:
 
 
 @mul.derivative
-def _(g: Any, input: Any, other: Any) -> Any:
+def _(g: Tensor, input: Tensor, other: Tensor) -> Any:
     return g * other, g * input
 
 
@@ -264,7 +265,7 @@ def div(input: Operand, other: Operand) -> Any:
 
 
 @div.derivative
-def _(g: Any, input: Any, other: Any) -> Any:
+def _(g: Tensor, input: Tensor, other: Tensor) -> Any:
     return g / other, -g * ((input / other) / other)
 
 
@@ -298,7 +299,7 @@ def floor_divide(input: Operand, other: Operand) -> Any:
 
 
 @floor_divide.derivative
-def _(g: Any, input: Any, other: Any) -> Any:
+def _(g: Tensor, input: Tensor, other: Tensor) -> Any:
     return zeros_of(g), zeros_of(g)
 
 
@@ -324,7 +325,7 @@ def div_trunc(input: Operand, other: Operand) -> Any:
 
 
 @div_trunc.derivative
-def _(g: Any, input: Any, other: Any) -> Any:
+def _(g: Tensor, input: Tensor, other: Tensor) -> Any:
     return zeros_of(g), zeros_of(g)
 
 
@@ -349,7 +350,7 @@ def remainder(input: Operand, other: Operand) -> Any:
 
 
 @remainder.derivative
-def _(g: Any, input: Any, other: Any) -> Any:
+def _(g: Tensor, input: Tensor, other: Tensor) -> Any:
     return g, -g * floor_divide(input, other)
 
 
@@ -375,7 +376,7 @@ def fmod(input: Operand, other: Operand) -> Any:
 
 
 @fmod.derivative
-def _(g: Any, input: Any, other: Any) -> Any:
+def _(g: Tensor, input: Tensor, other: Tensor) -> Any:
     return g, -g * div_trunc(input, other)
 
 
@@ -383,7 +384,7 @@ def _(g: Any, input: Any, other: Any) -> Any:
 
 
 def _power_samples(rng: Any, dtype: str) -> list[Any]:
-    if dtype in d.INTEGERS:
+    if dtype in INTEGERS:
         return [Sample((d.array(rng, (3, 5), dtype, -3, 3), d.array(rng, (5,), dtype, 0, 3)))]
     return [
         Sample((d.array(rng, (3, 5), dtype, 0.5, 3), d.array(rng, (5,), dtype, -2, 2))),
@@ -413,7 +414,7 @@ def pow(input: Operand, other: Operand) -> Any:
 
 
 @pow.derivative
-def _(g: Any, input: Any, other: Any, y: Any) -> Any:
+def _(g: Tensor, input: Tensor, other: Tensor, y: Tensor) -> Any:
     none, flat = eq(other, 0), logical_and(eq(input, 0), ge(other, 0))
     by_base = where(none, 0, g * (other * pow(input, where(none, 1, other - 1))))
     base = input + convert(flat, g.dtype)  # harmless where it is not taken
@@ -448,7 +449,7 @@ def where(condition: Operand, input: Operand, other: Operand) -> Any:
 
 
 @where.derivative
-def _(g: Any, condition: Any) -> Any:
+def _(g: Tensor, condition: Tensor) -> Any:
     return None, where(condition, g, 0), where(condition, 0, g)
 
 
@@ -484,7 +485,7 @@ def maximum(input: Operand, other: Operand) -> Any:
 
 
 @maximum.derivative
-def _(g: Any, input: Any, other: Any) -> Any:
+def _(g: Tensor, input: Tensor, other: Tensor) -> Any:
     return _shared(g, input, other, lt(input, other)), _shared(g, input, other, gt(input, other))
 
 
@@ -510,7 +511,7 @@ def minimum(input: Operand, other: Operand) -> Any:
 
 
 @minimum.derivative
-def _(g: Any, input: Any, other: Any) -> Any:
+def _(g: Tensor, input: Tensor, other: Tensor) -> Any:
     return _shared(g, input, other, gt(input, other)), _shared(g, input, other, lt(input, other))
 
 
@@ -546,7 +547,7 @@ def clamp(input: Operand, min: Operand, max: Operand) -> Any:
 
 
 @clamp.derivative
-def _(g: Any, input: Any, min: Any, max: Any) -> Any:
+def _(g: Tensor, input: Tensor, min: Any, max: Any) -> Any:
     inside = logical_and(ge(input, min), le(input, max))
     at_min = logical_and(lt(min, max), lt(input, min))
     at_max = logical_or(gt(input, max), lt(max, min))
@@ -572,7 +573,7 @@ def clamp_min(input: Operand, min: Operand) -> Any:
 
 
 @clamp_min.derivative
-def _(g: Any, input: Any, min: Any) -> Any:
+def _(g: Tensor, input: Tensor, min: Any) -> Any:
     return where(ge(input, min), g, 0), where(lt(input, min), g, 0)
 
 
@@ -594,5 +595,5 @@ def clamp_max(input: Operand, max: Operand) -> Any:
 
 
 @clamp_max.derivative
-def _(g: Any, input: Any, max: Any) -> Any:
+def _(g: Tensor, input: Tensor, max: Any) -> Any:
     return where(le(input, max), g, 0), where(gt(input, max), g, 0)

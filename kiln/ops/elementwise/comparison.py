@@ -9,7 +9,7 @@ from typing import Any
 
 from kiln.scalars import scalar
 from kiln.scalars.scalar import Scalar
-from kiln.table import declare as d
+from kiln.table import drawn as d
 from kiln.table.record import Op, Operand, pointwise
 
 

@@ -5,22 +5,24 @@ element.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from kiln import _core
 from kiln.graph.graph import Value
-from kiln.ops.creation.named_results import named
 from kiln.ops.elementwise.arithmetic import convert, larger, smaller, where, zeros_of
 from kiln.ops.elementwise.comparison import eq, ge, gt, le, ne, unsupported
-from kiln.ops.elementwise.unary import exp2
-from kiln.ops.nn.activations import narrow
+from kiln.ops.elementwise.elementary import exp2
+from kiln.ops.elementwise.precision import narrow
+from kiln.ops.named_results import named
 from kiln.scalars import division, scalar
 from kiln.scalars.floats import FORMAT
 from kiln.scalars.scalar import INTS, SIGNED, WIDTH, Scalar, absolute, bits, const, from_bits, select, trunc
-from kiln.table import declare as d
+from kiln.table import drawn as d
 from kiln.table import kinds
-from kiln.table.declare import into, public
+from kiln.table.arguments import INTEGERS, dtype_name, into, is_float, type_name
 from kiln.table.kinds import FLOATS
+from kiln.table.public import public
 from kiln.table.record import Op, Operand, Sample, Structure, Tensor, composite, pointwise
 from kiln.table.registry import forms
 
@@ -44,12 +46,12 @@ def _negative(x: Scalar) -> Scalar:
 
 
 def _signed_pairs(rng: Any, dtype: str) -> list[Any]:
-    number = 1 if dtype in (*d.INTEGERS, "bool") else -2.0
+    number = 1 if dtype in (*INTEGERS, "bool") else -2.0
     x = d.array(rng, (3, 5), dtype)
     return [Sample((x, d.array(rng, (5,), dtype))), Sample((x, number))]
 
 
-def _copied_sign(np: Any, x: Any, y: Any) -> Any:
+def _copied_sign(np: ModuleType, x: Any, y: Any) -> Any:
     x, y = (np.asarray(v) for v in (x, y))
     kept = x if x.dtype.kind == "f" else x.astype("float32")
     return np.copysign(kept, y.astype(kept.dtype))
@@ -77,7 +79,7 @@ def copysign(input: Operand, other: Operand) -> Any:
 
 
 @copysign.derivative
-def _(g: Any, input: Any, y: Any) -> Any:
+def _(g: Tensor, input: Tensor, y: Tensor) -> Any:
     flat = eq(input, 0)
     return where(flat, 0, g * (y / where(flat, 1, input))), zeros_of(g)
 
@@ -116,7 +118,7 @@ def angle(input: Operand) -> Any:
 
 
 @angle.derivative
-def _(g: Any) -> Any:
+def _(g: Tensor) -> Any:
     return zeros_of(g)
 
 
@@ -148,7 +150,7 @@ def frac(input: Operand) -> Any:
 
 
 @frac.derivative
-def _(g: Any) -> Any:
+def _(g: Tensor) -> Any:
     return g
 
 
@@ -176,7 +178,7 @@ def mantissa_of(input: Operand) -> Any:
 
 
 @mantissa_of.derivative
-def _(g: Any, input: Any) -> Any:
+def _(g: Tensor, input: Tensor) -> Tensor:
     return g * exp2(-exponent_of(input, "int32"))
 
 
@@ -209,7 +211,7 @@ def mantissa_and_exponent(input: Tensor) -> Any:
     >>> kiln.frexp(kiln.tensor([6.0])).exponent
     tensor([3], dtype=kiln.int32)
     """
-    if not d.is_float(input):
+    if not is_float(input):
         raise RuntimeError("torch.frexp() only supports floating-point dtypes")
     return mantissa_of(input), exponent_of(input, "int32")
 
@@ -291,7 +293,7 @@ def neighbour(input: Operand, other: Operand, dtype: Structure) -> Any:
 
 
 @neighbour.derivative
-def _(g: Any, input: Any, other: Any) -> Any:
+def _(g: Tensor, input: Tensor, other: Tensor) -> Any:
     return where(ne(input, other), g, 0), zeros_of(g)
 
 
@@ -318,11 +320,11 @@ def nextafter(input: Any, other: Any, *, out: Any = None) -> Any:
     for x in (input, other):
         if not isinstance(x, (_core.Tensor, Value)):
             raise TypeError(f"nextafter(): expected a Tensor, not {type(x).__name__}")
-    dtype = d.dtype_name(input.dtype)
+    dtype = dtype_name(input.dtype)
     if other.dtype != input.dtype:
-        dtype = _core.result_type([(d.dtype_name(x.dtype), 0 if x.ndim else 1) for x in (input, other)])
+        dtype = _core.result_type([(dtype_name(x.dtype), 0 if x.ndim else 1) for x in (input, other)])
     if dtype not in FLOATS:
-        raise NotImplementedError(f"\"nextafter_cpu\" not implemented for '{d.type_name(dtype)}'")
+        raise NotImplementedError(f"\"nextafter_cpu\" not implemented for '{type_name(dtype)}'")
     return neighbour.handle(input, other, dtype, **into(out))
 
 

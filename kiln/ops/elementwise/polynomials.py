@@ -8,6 +8,7 @@ largest degree. A degree is cut to an integer; below 0 the polynomial is 0. Comp
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from kiln import _core
@@ -20,9 +21,10 @@ from kiln.scalars.hyperbolic import acosh, cosh, sinh
 from kiln.scalars.inverses import acos
 from kiln.scalars.scalar import Scalar, absolute, select, trunc
 from kiln.scalars.trigonometry import cos, sin
-from kiln.table import declare as d
-from kiln.table.declare import dtype_name, public
-from kiln.table.declare import run as run_op
+from kiln.table import drawn as d
+from kiln.table.arguments import MOST_STEPS, default_float, dtype_name, expect_count, into, is_float, numel
+from kiln.table.arguments import run as run_op
+from kiln.table.public import public
 from kiln.table.record import Operand, Sample, Structure, pointwise
 
 SMALL = 8  # the highest degree that the recurrence is used for inside [-1, 1]
@@ -92,7 +94,7 @@ def _chebyshev(kind: str, x: Scalar, degree: Scalar) -> Scalar:
 
 
 def _reference(kind: str, shifted: bool) -> Any:
-    def of(np: Any, x: Any, n: Any, *_: Any) -> Any:
+    def of(np: ModuleType, x: Any, n: Any, *_: Any) -> Any:
         y = 2 * np.asarray(x, np.float64) - 1 if shifted else np.asarray(x, np.float64)
         y, n = np.broadcast_arrays(y, np.trunc(np.asarray(n, np.float64)))
         before, last = np.ones_like(y), _FIRST[kind](y)
@@ -150,10 +152,10 @@ def _named(kind: str, shifted: bool, value: str) -> None:
         if getattr(input, "requires_grad", False) and _core.grad_enabled():
             raise NotImplementedError(f"special.{name}: has no derivative; detach the input")
         if not shifted:
-            return chebyshev(input, n, kind, **d.into(out))
+            return chebyshev(input, n, kind, **into(out))
         wide = p.convert(input, "float64") if hasattr(input, "ndim") else _number(input)
         found = chebyshev(2.0 * wide - 1.0, n, kind)
-        dtype = dtype_name(input.dtype) if hasattr(input, "ndim") and d.is_float(input) else d.default_float()
+        dtype = dtype_name(input.dtype) if hasattr(input, "ndim") and is_float(input) else default_float()
         return p.written_to(p.convert(found, dtype), out)
 
     function.__name__ = name
@@ -183,7 +185,7 @@ def _largest(n: Any) -> int:
     """The largest degree, read from an array."""
     if isinstance(n, (int, float)):
         return int(n)
-    return int(n.max().item()) if d.numel(n.shape) else 0
+    return int(n.max().item()) if numel(n.shape) else 0
 
 
 def _recurrent(name: str, what: str, value: str, first: Callable[[Any], Any], step: Step) -> None:
@@ -198,14 +200,14 @@ def _recurrent(name: str, what: str, value: str, first: Callable[[Any], Any], st
         return p.where(n < 0, 0, value)
 
     def function(input: Any, n: Any, *, out: Any = None) -> Any:
-        x = input if hasattr(input, "ndim") else run_op(full, _number(input), (), d.default_float())
-        dtype = dtype_name(x.dtype) if d.is_float(x) else d.default_float()
+        x = input if hasattr(input, "ndim") else run_op(full, _number(input), (), default_float())
+        dtype = dtype_name(x.dtype) if is_float(x) else default_float()
         if not isinstance(n, (int, float)) and not hasattr(n, "ndim"):
             raise TypeError(message(name, "a degree: a number or a tensor", describe(n)))
         degree = p.convert(n.detach(), "int64") if hasattr(n, "ndim") else run_op(full, int(n), (), "int64")
         limit, most = _LIMITS.get(dtype, 128) if name.startswith("hermite") else 2**62, _largest(n)
-        most = most if d.numel(x.shape) and d.numel(degree.shape) else 0
-        d.expect_count(name, min(most, limit), "degrees", d.MOST_STEPS)
+        most = most if numel(x.shape) and numel(degree.shape) else 0
+        expect_count(name, min(most, limit), "degrees", MOST_STEPS)
         found = run(p.convert(x, "float64"), degree, min(most, limit))
         found = found if most <= limit else p.where(comparison.gt(degree, limit), float("nan"), found)
         return p.written_to(p.convert(found, dtype), out)

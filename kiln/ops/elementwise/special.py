@@ -9,21 +9,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from kiln.ops.elementwise.arithmetic import convert as convert_array
 from kiln.ops.elementwise.arithmetic import mul, where
 from kiln.ops.elementwise.comparison import lt, unsupported
-from kiln.ops.elementwise.transcendental import xlog1py
-from kiln.ops.elementwise.unary import DOC, abs, exp, float_function, log, sign
-from kiln.ops.nn.activations import narrow, wide
-from kiln.ops.reductions.reduce import reduce_sum
+from kiln.ops.elementwise.elementary import DOC, abs, exp, float_function, log, sign
+from kiln.ops.elementwise.precision import narrow, wide
+from kiln.ops.elementwise.trigonometry_and_logarithms import xlog1py
+from kiln.ops.reductions.core_reductions import reduce_sum
 from kiln.ops.views.core_views import reshape
 from kiln.scalars import bessel, gamma, gaussian, incomplete
 from kiln.scalars.scalar import INTS, Scalar, convert
-from kiln.table import declare as d
+from kiln.table import drawn as d
 from kiln.table import registry
+from kiln.table.arguments import MOST_STEPS, expect_count, into
 from kiln.table.kinds import FLOATS
+from kiln.table.public import methods, public
 from kiln.table.record import (
     REQUIRED,
     Op,
@@ -167,18 +170,18 @@ entr = _special(
 # Gamma functions
 
 
-def _from_ten(np: Any, x: Any, step: Callable[[Any], Any], far: Callable[[Any], Any]) -> Any:
+def _from_ten(np: ModuleType, x: Any, step: Callable[[Any], Any], far: Callable[[Any], Any]) -> Any:
     """far(x + 30) plus step(x) + step(x + 1) + ... below."""
     x = np.asarray(x, np.float64)
     return sum(step(x + k) for k in range(30)) + far(x + 30)
 
 
-def _digamma(np: Any, x: Any) -> Any:
+def _digamma(np: ModuleType, x: Any) -> Any:
     far = lambda z: np.log(z) - 1 / (2 * z) - 1 / (12 * z**2) + 1 / (120 * z**4) - 1 / (252 * z**6)  # noqa: E731
     return _from_ten(np, x, lambda z: -1 / z, far).astype(x.dtype)
 
 
-def _zeta(np: Any, s: Any, q: Any) -> Any:
+def _zeta(np: ModuleType, s: Any, q: Any) -> Any:
     def far(z: Any) -> Any:
         more = s / 12 / z**2 - s * (s + 1) * (s + 2) / 720 / z**4
         more = more + s * (s + 1) * (s + 2) * (s + 3) * (s + 4) / 30240 / z**6
@@ -202,7 +205,7 @@ def polygamma_of(input: Tensor, n: Structure) -> Any:
 
 
 @polygamma_of.derivative
-def _(g: Any, input: Any, n: Any) -> Any:
+def _(g: Tensor, input: Tensor, n: Any) -> Tensor:
     return g * polygamma_of(input, n + 1)
 
 
@@ -228,7 +231,7 @@ digamma: Any = _function(
 digamma.tests = d.Tests(rough_peer="values")
 
 
-@d.public(
+@public(
     "polygamma",
     method=False,
     differs="0 at infinity; PyTorch gives NaN from n = 2 on",
@@ -252,7 +255,7 @@ def polygamma(n: int, input: Any, *, out: Any = None) -> Any:
         raise TypeError(f"polygamma(): argument 'n' (position 1) must be int, not {type(n).__name__}")
     if n < 0:
         raise RuntimeError("polygamma(n, x) does not support negative n.")
-    return polygamma_of(input, n, **d.into(out)) if n else digamma(input, **d.into(out))
+    return polygamma_of(input, n, **into(out)) if n else digamma(input, **into(out))
 
 
 def _polygamma_method(self: Any, n: int) -> Any:
@@ -265,10 +268,10 @@ def _polygamma_in_place(self: Any, n: int) -> Any:
     return polygamma(n, self, out=self)
 
 
-d.methods({"polygamma": _polygamma_method, "polygamma_": _polygamma_in_place})
+methods({"polygamma": _polygamma_method, "polygamma_": _polygamma_in_place})
 
 
-def _mvlgamma(np: Any, x: Any, p: int) -> Any:
+def _mvlgamma(np: ModuleType, x: Any, p: int) -> Any:
     parts = [np.vectorize(math.lgamma, otypes=[float])(x - j / 2) for j in range(p)]
     return (sum(parts) + p * (p - 1) / 4 * math.log(math.pi)).astype(x.dtype)
 
@@ -289,7 +292,7 @@ def mvlgamma(input: Tensor, p: Structure) -> Any:
     """
     if p < 1:
         raise RuntimeError("p has to be greater than or equal to 1")
-    d.expect_count("mvlgamma", p, "terms", d.MOST_STEPS)
+    expect_count("mvlgamma", p, "terms", MOST_STEPS)
     x = wide(input) if input.dtype in FLOATS else mul(input, 1.0)
     terms = convert_array(x.graph.add(find("iota"), (), ((p,), 0)), x.dtype)
     total = reduce_sum(lgamma(reshape(x, (*x.shape, 1)) - terms / 2), (x.ndim,), False)
@@ -327,7 +330,7 @@ underived = Op("underived", "pointwise", (Param("input", "V", REQUIRED),), _unde
 
 
 @zeta.derivative
-def _(g: Any, input: Any, other: Any) -> Any:
+def _(g: Tensor, input: Tensor, other: Tensor) -> Any:
     return underived(g), g * -input * zeta(input + 1, other)
 
 
@@ -339,7 +342,7 @@ def _incomplete_samples(rng: Any, t: str) -> list[Any]:
     return [Sample((d.array(rng, s, t, 0.5, 4), d.array(rng, r, t, 0.5, 6))) for s, r in pairs]
 
 
-def _igamma(np: Any, a: Any, x: Any) -> Any:
+def _igamma(np: ModuleType, a: Any, x: Any) -> Any:
     """By its series, to x = 6."""
     a, x = np.asarray(a, np.float64), np.asarray(x, np.float64)
     term = total = np.ones_like(a + x)
@@ -394,26 +397,26 @@ def _density(a: Any, x: Any) -> Any:
 
 
 @igamma.derivative
-def _(g: Any, input: Any, other: Any) -> Any:
+def _(g: Tensor, input: Tensor, other: Tensor) -> Any:
     return underived(g), g * _density(input, other)
 
 
 @igammac.derivative
-def _(g: Any, input: Any, other: Any) -> Any:
+def _(g: Tensor, input: Tensor, other: Tensor) -> Any:
     return underived(g), -g * _density(input, other)
 
 
 # Bessel functions
 
 
-def _integral(np: Any, f: Callable[[Any], Any], high: float) -> Any:
+def _integral(np: ModuleType, f: Callable[[Any], Any], high: float) -> Any:
     """The integral of f from 0 to high; f's last dim is that of the points."""
     points, weights = np.polynomial.legendre.leggauss(100)
     return (f((points + 1) * (high / 2)) * weights).sum(-1) * (high / 2)
 
 
 def _i(n: int, scaled: bool) -> Any:
-    def reference(np: Any, x: Any) -> Any:
+    def reference(np: ModuleType, x: Any) -> Any:
         a = np.asarray(x, np.float64)[..., None]
         less = np.abs(a) if scaled else 0
         f = lambda t: np.exp(a * np.cos(t) - less) * np.cos(n * t)  # noqa: E731
@@ -423,7 +426,7 @@ def _i(n: int, scaled: bool) -> Any:
 
 
 def _k(n: int, scaled: bool) -> Any:
-    def reference(np: Any, x: Any) -> Any:
+    def reference(np: ModuleType, x: Any) -> Any:
         a = np.asarray(x, np.float64)[..., None]
         f = lambda t: np.exp(-a * (np.cosh(t) - scaled)) * np.cosh(n * t)  # noqa: E731
         return _integral(np, f, 6.0).astype(x.dtype)
@@ -432,7 +435,7 @@ def _k(n: int, scaled: bool) -> Any:
 
 
 def _j(n: int) -> Any:
-    def reference(np: Any, x: Any) -> Any:
+    def reference(np: ModuleType, x: Any) -> Any:
         a = np.asarray(x, np.float64)[..., None]
         return (_integral(np, lambda t: np.cos(a * np.sin(t) - n * t), math.pi) / math.pi).astype(x.dtype)
 
@@ -440,7 +443,7 @@ def _j(n: int) -> Any:
 
 
 def _y(n: int) -> Any:
-    def reference(np: Any, x: Any) -> Any:
+    def reference(np: ModuleType, x: Any) -> Any:
         a = np.asarray(x, np.float64)[..., None]
         near = _integral(np, lambda t: np.sin(a * np.sin(t) - n * t), math.pi)
         f = lambda t: (np.exp(n * t) + (-1) ** n * np.exp(-n * t)) * np.exp(-a * np.sinh(t))  # noqa: E731

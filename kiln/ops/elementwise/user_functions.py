@@ -15,8 +15,8 @@ from typing import Any
 from kiln import _core
 from kiln.errors import describe, message, place
 from kiln.graph import graph as g
-from kiln.table import declare as d
 from kiln.table import registry
+from kiln.table.arguments import number
 from kiln.table.record import REQUIRED, Op, Param
 
 _captured: dict[str, Op] = {}
@@ -114,7 +114,7 @@ def _make(function: Any, params: tuple[Param, ...], graph: g.Graph) -> Op:
         for node in graph.nodes:
             op: Any = node.op
             if op.kind == "constant":
-                known[id(node.out)] = d.number(args[0], node.attrs[0])
+                known[id(node.out)] = number(args[0], node.attrs[0])
             else:
                 known[id(node.out)] = args[0].graph.add(
                     op, tuple(known[id(v)] for v in node.inputs), node.attrs

@@ -4,27 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 from kiln.ops.creation.constants import full
 from kiln.ops.elementwise import arithmetic as p
+from kiln.ops.elementwise.precision import narrow, wide
 from kiln.ops.indexing.gathering import scatter_add, vector
 from kiln.ops.indexing.scattering import REDUCE, out_of, scatter_reduce, scatter_set, wrapped
-from kiln.ops.nn.activations import narrow, wide
 from kiln.ops.views.core_views import expand, reshape
-from kiln.table import declare as d
-from kiln.table.declare import dtype_name, public
+from kiln.table import arguments
+from kiln.table import drawn as d
+from kiln.table.arguments import dtype_name
 from kiln.table.kinds import normalize_dim
+from kiln.table.public import public
 from kiln.table.record import IndexCheck, Number, Structure, Tensor, composite
 
 
-def _across(x: Any, dim: int, index: Any) -> Any:
+def _across(x: Tensor, dim: int, index: Any) -> Tensor:
     """A vector of positions along `dim` as an index of x's other dims, without memory."""
     shape = (*(1,) * dim, index.shape[0], *(1,) * (x.ndim - dim - 1))
     return expand(reshape(index, shape), (*x.shape[:dim], index.shape[0], *x.shape[dim + 1 :]))
 
 
-def _by_vector(input: Any, dim: int, index: Any, source: Any, op: str) -> tuple[Any, Any, int, Any]:
+def _by_vector(input: Tensor, dim: int, index: Any, source: Tensor, op: str) -> tuple[Any, Any, int, Any]:
     """Input, source, dim and index of an op of a vector, as arrays of a dim at least."""
     dim = normalize_dim(dim, input.ndim, op)
     index = vector(index, op)
@@ -36,14 +39,14 @@ def _by_vector(input: Any, dim: int, index: Any, source: Any, op: str) -> tuple[
     return flat, source, dim, index
 
 
-def _settled(run: Callable[..., Any], input: Any, out: Any) -> Any:
+def _settled(run: Callable[..., Any], input: Tensor, out: Any) -> Any:
     """The result of run(out=), which sees a 0-d input as a vector, in input's shape."""
     if input.ndim:
         return run(**out_of(out, input))
     return p.written_to(reshape(run(), ()), out, input)
 
 
-def _check_source(x: Any, dim: int, index: Any, source: Any, op: str) -> None:
+def _check_source(x: Tensor, dim: int, index: Any, source: Tensor, op: str) -> None:
     if dtype_name(x.dtype) != dtype_name(source.dtype):
         raise RuntimeError(
             f"{op}(): self and source expected to have the same dtype, but got (self) {x.dtype} and (source) "
@@ -102,7 +105,7 @@ def add_at(input: Tensor, dim: Structure, index: Tensor, source: Tensor, alpha: 
     return scatter_add(input, dim, _across(source, dim, index), scaled)
 
 
-def _added(np: Any, x: Any, dim: int, index: Any, source: Any) -> Any:
+def _added(np: ModuleType, x: Any, dim: int, index: Any, source: Any) -> Any:
     out = x.copy()
     np.add.at(np.moveaxis(out, dim, 0), index, np.moveaxis(source, dim, 0))
     return out
@@ -148,7 +151,7 @@ def copy_at(input: Tensor, dim: Structure, index: Tensor, source: Tensor) -> Any
     return scatter_set(input, dim, _across(source, dim, index), source)
 
 
-def _copied(np: Any, x: Any, dim: int, index: Any, source: Any) -> Any:
+def _copied(np: ModuleType, x: Any, dim: int, index: Any, source: Any) -> Any:
     out = x.copy()
     np.moveaxis(out, dim, 0)[index] = np.moveaxis(source, dim, 0)
     return out
@@ -202,13 +205,13 @@ def index_fill(input: Any, dim: int, index: Any, value: Any, *, out: Any = None)
         chosen = copy_at(_flags(False, count), 0, index, _flags(True, index.shape[0]))
         chosen = reshape(chosen, [count if k == dim else 1 for k in range(x.ndim)])
         return _settled(partial(p.where, chosen, one, x), input, out)
-    one = d.run(full, value, (), dtype_name(input.dtype))
+    one = arguments.run(full, value, (), dtype_name(input.dtype))
     shape = (*x.shape[:dim], index.shape[0], *x.shape[dim + 1 :])
     return _settled(partial(copy_at, x, dim, index, expand(one, tuple(shape))), input, out)
 
 
 def _flags(value: bool, count: Any) -> Any:
-    return d.run(full, value, (count,), "bool")
+    return arguments.run(full, value, (count,), "bool")
 
 
 @public("index_reduce", inplace=True, dtypes="float",

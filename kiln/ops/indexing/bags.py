@@ -17,18 +17,20 @@ from kiln.ops.reductions.scans import cumsum
 from kiln.ops.sorting.counts import unique
 from kiln.ops.sorting.sorts import searchsorted
 from kiln.ops.views.core_views import expand, reshape, unsqueeze
-from kiln.table import declare as d
-from kiln.table.declare import dtype_name, public
+from kiln.table import drawn as d
+from kiln.table.arguments import dtype_name, is_float, numel
+from kiln.table.public import public
+from kiln.table.record import Tensor
 
 _WIDE = {"float16": "float32", "bfloat16": "float32"}
 
 
-def _bags(offsets: Any, n: int) -> Any:
+def _bags(offsets: Tensor, n: int) -> Tensor:
     """The bag of each of n rows, from where bags begin; -1 before the first."""
     return searchsorted(offsets, arange(n, dtype=dtype_name(offsets.dtype)), right=True) - 1
 
 
-def _check_bag(input: Any, offsets: Any, weights: Any, mode: str) -> None:
+def _check_bag(input: Tensor, offsets: Tensor, weights: Tensor, mode: str) -> None:
     """PyTorch's errors for what makes no bags; it reads where bags begin."""
     if mode not in ("sum", "mean", "max"):
         raise ValueError("mode has to be one of sum, mean or max")
@@ -184,7 +186,7 @@ def embedding_bag(
     return p.convert(_of_stretches(rows, left, bags, count, mode), dtype)
 
 
-def _check_rows(input: Any, n: int) -> None:
+def _check_rows(input: Tensor, n: int) -> None:
     """RuntimeError for an index that is no row, or no integer."""
     if dtype_name(input.dtype) not in ("int64", "int32"):
         raise RuntimeError(
@@ -193,8 +195,8 @@ def _check_rows(input: Any, n: int) -> None:
         )
     wrong = (input < 0) | (input >= n)
     if bool(wrong.any()):
-        place = int(reshape(wrong, (d.numel(input.shape),)).int().argmax())
-        value = reshape(input, (d.numel(input.shape),))[place].item()
+        place = int(reshape(wrong, (numel(input.shape),)).int().argmax())
+        value = reshape(input, (numel(input.shape),))[place].item()
         raise RuntimeError(
             f"embedding_bag: Index {place} of input takes value {value} which is not in the valid range "
             f"[0, {n})"
@@ -224,7 +226,7 @@ _NEUTRAL = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "max": -math.inf, "min": math.
 _REDUCE = {"sum": "sum", "mean": "sum", "prod": "prod", "max": "amax", "min": "amin"}
 
 
-def _ends(lengths: Any, offsets: Any, n: int, axis: int, unsafe: bool) -> Any:
+def _ends(lengths: Any, offsets: Tensor, n: int, axis: int, unsafe: bool) -> Any:
     """Where segments begin, and at last where the last ends: [.., segments + 1]."""
     if (lengths is None) == (offsets is None):
         raise RuntimeError("segment_reduce(): Either lengths or offsets must be defined.")
@@ -289,10 +291,10 @@ def segment_reduce(
         raise RuntimeError(f"reduce argument must be either sum, prod, mean, amax or amin, got {reduce}.")
     if indices is not None:
         raise RuntimeError("segment_reduce(): indices based reduction is not supported yet.")
-    if not d.is_float(data):
+    if not is_float(data):
         raise NotImplementedError(f"\"_segment_reduce_cpu\" not implemented for '{dtype_name(data.dtype)}'")
     ends = _ends(lengths, offsets, data.shape[axis], axis, unsafe)
-    outer, n, inner = d.numel(data.shape[:axis]), data.shape[axis], d.numel(data.shape[axis + 1 :])
+    outer, n, inner = numel(data.shape[:axis]), data.shape[axis], numel(data.shape[axis + 1 :])
     many, dtype = ends.shape[-1] - 1, dtype_name(data.dtype)
     edges = reshape(ends, (outer, many + 1))
     places = expand(arange(n, dtype=dtype_name(ends.dtype)), (outer, n))

@@ -7,6 +7,7 @@ the call, before anything is written. `x[...]` is in getitem.py.
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from kiln import _core
@@ -14,15 +15,17 @@ from kiln.graph.size import product
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.elementwise import comparison
 from kiln.ops.views.core_views import expand, expand_, reshape, slice_, unsqueeze
-from kiln.table import declare as d
-from kiln.table.declare import alias, dtype_name, into, public
+from kiln.table import arguments
+from kiln.table import drawn as d
+from kiln.table.arguments import dtype_name, into, is_float, is_value, numel, type_name
 from kiln.table.kinds import normalize_dim
+from kiln.table.public import alias, public
 from kiln.table.record import IndexCheck, Sample, Structure, Tensor, Tensors, composite, find, primitive
 
 OUT = "index {index} is out of bounds for dimension {dim} with size {size}"
 
 
-def _scattered(np: Any, base: Any, dim: int, index: Any, src: Any) -> Any:
+def _scattered(np: ModuleType, base: Any, dim: int, index: Any, src: Any) -> Any:
     out = base.copy()
     places = list(np.indices(index.shape))
     places[dim] = index
@@ -30,7 +33,7 @@ def _scattered(np: Any, base: Any, dim: int, index: Any, src: Any) -> Any:
     return out
 
 
-def _taken(np: Any, x: Any, dim: int, index: Any) -> Any:
+def _taken(np: ModuleType, x: Any, dim: int, index: Any) -> Any:
     places = list(np.indices(index.shape))
     places[dim] = index
     return x[tuple(places)]
@@ -62,8 +65,8 @@ def gather(input: Tensor, dim: Structure, index: Tensor) -> Any:
 
 
 @gather.derivative
-def _(g: Any, input: Any, dim: Any, index: Any) -> Any:
-    zeros = g.graph.add(find("full"), (d.number(g, 0),), (tuple(input.shape), g.dtype))
+def _(g: Tensor, input: Tensor, dim: Any, index: Any) -> Any:
+    zeros = g.graph.add(find("full"), (arguments.number(g, 0),), (tuple(input.shape), g.dtype))
     return scatter_add(zeros, dim, index, g), None
 
 
@@ -98,11 +101,11 @@ def scatter_add(input: Tensor, dim: Structure, index: Tensor, src: Tensor) -> An
 
 
 @scatter_add.derivative
-def _(g: Any, dim: Any, index: Any) -> Any:
+def _(g: Tensor, dim: Any, index: Any) -> Any:
     return g, None, gather(g, dim, index)
 
 
-def check_index(op: str, input: Any, dim: int, index: Any, src: Any = None) -> None:
+def check_index(op: str, input: Tensor, dim: int, index: Any, src: Tensor | None = None) -> None:
     """PyTorch's errors for an index array that does not fit; one of nothing may be of any shape and dtype."""
     if 0 in index.shape:
         return
@@ -120,11 +123,10 @@ def check_index(op: str, input: Any, dim: int, index: Any, src: Any = None) -> N
                 f"Size does not match at dimension {k} expected index {list(index.shape)} to be no larger "
                 f"than self {list(input.shape)} apart from dimension {dim}"
             )
-    for have, limit in zip(index.shape, src.shape if src is not None else ()):
+    taken = () if src is None else src.shape
+    for have, limit in zip(index.shape, taken):
         if isinstance(have, int) and isinstance(limit, int) and have > limit:
-            raise RuntimeError(
-                f"Expected index {list(index.shape)} to be no larger than src {list(src.shape)}"
-            )
+            raise RuntimeError(f"Expected index {list(index.shape)} to be no larger than src {list(taken)}")
 
 
 def long(index: Any) -> Any:
@@ -132,12 +134,12 @@ def long(index: Any) -> Any:
     return index if dtype_name(index.dtype) == "int64" else p.convert(index, "int64")
 
 
-def unlike(input: Any, index: Any) -> bool:
+def unlike(input: Tensor, index: Any) -> bool:
     """Whether a call is for arrays in one dim: of a number, or with an index of nothing."""
     return input.ndim == 0 or index.ndim == 0 or 0 in index.shape
 
 
-def in_one_dim(input: Any, index: Any, *src: Any) -> list[Any]:
+def in_one_dim(input: Tensor, index: Any, *src: Any) -> list[Any]:
     """The arrays of such a call, src no larger than index."""
     flat = [reshape(x, (product(tuple(x.shape)),)) for x in (input, long(index), *src)]
     return [*flat[:2], *(slice_(x, 0, (0, flat[1].shape[0], 1)) for x in flat[2:])]
@@ -209,7 +211,7 @@ def gather_wrapped(input: Tensor, dim: Structure, index: Tensor) -> Any:
     >>> kiln.take_along_dim(kiln.tensor([1, 2, 3]), kiln.tensor([-1]), 0)
     tensor([3])
     """
-    return gather(input, dim, p.where(index < 0, index + d.number(input, input.shape[dim]), index))
+    return gather(input, dim, p.where(index < 0, index + arguments.number(input, input.shape[dim]), index))
 
 
 @public(
@@ -240,11 +242,11 @@ def take_along_dim(input: Any, indices: Any, dim: int | None = None, *, out: Any
     if dtype_name(indices.dtype) != "int64":
         raise RuntimeError(
             "torch.take_along_dim(): dtype of indices should be Long but got "
-            f"{d.type_name(dtype_name(indices.dtype))}"
+            f"{type_name(dtype_name(indices.dtype))}"
         )
     if dim is None:
-        flat = reshape(input, (d.numel(input.shape),))
-        return gather_(flat, 0, reshape(indices, (d.numel(indices.shape),)), **into(out))
+        flat = reshape(input, (numel(input.shape),))
+        return gather_(flat, 0, reshape(indices, (numel(indices.shape),)), **into(out))
     if input.ndim != indices.ndim:
         raise RuntimeError(
             "torch.take_along_dim(): input and indices should have the same number of dimensions, but got "
@@ -257,9 +259,9 @@ def take_along_dim(input: Any, indices: Any, dim: int | None = None, *, out: Any
     return gather_wrapped.handle(wide, dim, places, **into(out))
 
 
-def _rows(x: Any, index: Any, dim: int) -> Any:
+def _rows(x: Tensor, index: Any, dim: int) -> Tensor:
     """x with the positions in `index` (int64, any shape) in place of dim `dim`."""
-    count = d.numel(index.shape)
+    count = numel(index.shape)
     flat = reshape(index, (*(1,) * dim, count, *(1,) * (x.ndim - dim - 1)))
     places = expand(flat, (*x.shape[:dim], count, *x.shape[dim + 1 :]))
     return reshape(gather(x, dim, places), (*x.shape[:dim], *index.shape, *x.shape[dim + 1 :]))
@@ -357,14 +359,14 @@ def take_at(input: Tensor, dim: Structure, index: Tensor) -> Any:
     tensor([3, 1])
     """
     places = long(index)
-    return _rows(input, p.where(places < 0, places + d.number(input, input.shape[dim]), places), dim)
+    return _rows(input, p.where(places < 0, places + arguments.number(input, input.shape[dim]), places), dim)
 
 
-def _check_table(input: Any, weight: Any) -> Any:
+def _check_table(input: Tensor, weight: Tensor) -> Any:
     if dtype_name(input.dtype) not in ("int32", "int64"):
         raise RuntimeError(
             "Expected tensor for argument #1 'indices' to have one of the following scalar types: Long, Int; "
-            f"but got {d.type_name(dtype_name(input.dtype))} instead"
+            f"but got {type_name(dtype_name(input.dtype))} instead"
         )
     if weight.ndim != 2:
         raise RuntimeError("'weight' must be 2-D")
@@ -427,7 +429,7 @@ def one_hot(tensor: Any, num_classes: int = -1) -> Any:
     """
     if dtype_name(tensor.dtype) != "int64":
         raise RuntimeError("one_hot is only applicable to index tensor of type LongTensor.")
-    if not d.is_value(tensor) and d.numel(tensor.shape):
+    if not is_value(tensor) and numel(tensor.shape):
         every = tensor  # a sample of a batch (kiln.func) is checked with all of the batch
         while hasattr(type(every), "whole"):
             every = every.whole
@@ -468,7 +470,7 @@ def concat(tensors: Tensors, dim: Structure) -> Any:
 
 
 @concat.derivative
-def _(g: Any, tensors: Any, dim: Any) -> Any:
+def _(g: Tensor, tensors: Any, dim: Any) -> Any:
     parts: list[Any] = []
     start: Any = 0
     for x in tensors:
@@ -555,8 +557,8 @@ def cat(tensors: Any, dim: int = 0, *, out: Any = None) -> Any:
     while len(kept) > TOGETHER:
         kept = [concat.handle(kept[k : k + TOGETHER], dim) for k in range(0, len(kept), TOGETHER)]
     result = concat.handle(kept, dim)
-    if out is not None and d.is_float(result) and not d.is_float(out):
-        kind = d.type_name(dtype_name(out.dtype))
+    if out is not None and is_float(result) and not is_float(out):
+        kind = type_name(dtype_name(out.dtype))
         raise TypeError(f"torch.cat(): input types can't be cast to the desired output type {kind}")
     return p.written_to(result, out)
 

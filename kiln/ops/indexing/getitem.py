@@ -24,9 +24,11 @@ from kiln.ops.indexing.masks import flat_places
 from kiln.ops.indexing.scattering import scatter_set, wrapped
 from kiln.ops.views.core_views import expand_, permute, reshape, select, slice_, unsqueeze
 from kiln.ops.views.core_views import view as as_view
-from kiln.table import declare as d
+from kiln.table import drawn as d
 from kiln.table import registry
-from kiln.table.declare import dtype_name
+from kiln.table.arguments import dtype_name, fitting, has_values, is_value, numel, run
+from kiln.table.public import methods, public
+from kiln.table.record import Tensor
 from kiln.table.registry import forms
 
 _WRONG = (
@@ -35,11 +37,11 @@ _WRONG = (
 )
 
 
-def _is_array(x: Any) -> bool:
-    return d.is_value(x) or isinstance(x, _core.Tensor)
+def _is_array(x: Tensor) -> bool:
+    return is_value(x) or isinstance(x, _core.Tensor)
 
 
-def _entries(x: Any, key: Any) -> list[Any]:
+def _entries(x: Tensor, key: Tensor) -> list[Any]:
     """The entries of a key, the ellipsis filled in with full slices."""
     entries = list(key) if isinstance(key, tuple) else [key]
     entries = [_entry(e) for e in entries]
@@ -79,7 +81,7 @@ def _dims_of(entry: Any) -> int:
     return 1
 
 
-def _sliced(x: Any, dim: int, key: slice) -> Any:
+def _sliced(x: Tensor, dim: int, key: slice) -> Any:
     """x[.., key, ..] at `dim`."""
     size = x.shape[dim]
     step = 1 if key.step is None else key.step.__index__()
@@ -107,7 +109,7 @@ class _Block(NamedTuple):
     array: Any
 
 
-def _viewed(x: Any, entries: list[Any]) -> tuple[Any, list[_Block]]:
+def _viewed(x: Tensor, entries: list[Any]) -> tuple[Any, list[_Block]]:
     """x after the view entries, and its blocks."""
     blocks: list[_Block] = []
     dim = dropped = 0
@@ -118,13 +120,13 @@ def _viewed(x: Any, entries: list[Any]) -> tuple[Any, list[_Block]]:
             x, dim = _sliced(x, dim, entry), dim + 1
         elif isinstance(entry, bool):
             x, dim = unsqueeze(x, dim), dim + 1
-            blocks.append(_Block(dim - 1, 1, d.run(full, 0, (int(entry),), "int64")))
+            blocks.append(_Block(dim - 1, 1, run(full, 0, (int(entry),), "int64")))
         elif _is_array(entry):
             kind = _check_array(entry)
             if entry.ndim == 0 and kind == "bool":
                 x = unsqueeze(x, dim)
                 entry = reshape(entry, (1,))
-            elif entry.ndim == 0 and d.has_values(entry):
+            elif entry.ndim == 0 and has_values(entry):
                 x = select(x, dim, _position(x, dim, int(entry), dropped))
                 dropped += 1
                 continue
@@ -139,7 +141,7 @@ def _viewed(x: Any, entries: list[Any]) -> tuple[Any, list[_Block]]:
     return x, blocks
 
 
-def _position(x: Any, dim: int, index: int, dropped: int = 0) -> int:
+def _position(x: Tensor, dim: int, index: int, dropped: int = 0) -> int:
     """`index`, which must be within dim `dim`; `dropped` dims before it have been selected away."""
     size = x.shape[dim]
     if isinstance(size, int) and not -size <= index < size:
@@ -155,7 +157,7 @@ def _check_array(array: Any) -> str:
     return name
 
 
-def getitem(x: Any, key: Any) -> Any:
+def getitem(x: Tensor, key: Tensor) -> Any:
     """x[key]; see the module's text. IndexError for what is out of range or no index, ValueError for a step
     below 1.
 
@@ -196,9 +198,9 @@ def _merged(view: Any, blocks: list[_Block]) -> _Merged:
         view, first = permute(view, order), 0
     whole, end = places[0], first + blocks[0].dims
     for block, more in zip(blocks[1:], places[1:]):
-        size = d.numel(view.shape[end : end + block.dims])
+        size = numel(view.shape[end : end + block.dims])
         whole, end = p.add(p.mul(whole, size), more), end + block.dims
-    shape = (*view.shape[:first], d.numel(view.shape[first:end]), *view.shape[end:])
+    shape = (*view.shape[:first], numel(view.shape[first:end]), *view.shape[end:])
     return _Merged(view, shape, first, whole, order)
 
 
@@ -221,7 +223,7 @@ def _places(view: Any, block: _Block) -> Any:
     return flat_places(block.array)
 
 
-def _check_mask(mask: Any, view: Any, dim: int) -> None:
+def _check_mask(mask: Tensor, view: Any, dim: int) -> None:
     for k, (a, b) in enumerate(zip(mask.shape, view.shape[dim:])):
         if a != b:
             raise IndexError(
@@ -230,7 +232,7 @@ def _check_mask(mask: Any, view: Any, dim: int) -> None:
             )
 
 
-def setitem(x: Any, key: Any, value: Any) -> None:
+def setitem(x: Tensor, key: Tensor, value: Any) -> None:
     """x[key] = value, a number or an array that broadcasts; see the module's text. Of equal places the last.
 
     >>> x = kiln.zeros(2, 2); x[0] = 1; x
@@ -258,9 +260,9 @@ def _put_at(view: Any, merged: _Merged, value: Any, scatter: Any) -> None:
     """Puts a number or array, broadcast to what getitem would give, at the places of a merged dim."""
     dim, places, dtype = merged.dim, merged.places, dtype_name(view.dtype)
     result = (*merged.shape[:dim], *places.shape, *merged.shape[dim + 1 :])
-    count = d.numel(places.shape)
+    count = numel(places.shape)
     if not _is_array(value):
-        value = d.run(full, value, (), dtype)
+        value = run(full, value, (), dtype)
     elif dtype_name(value.dtype) != dtype:
         value = p.convert(value, dtype)
     source = reshape(_broadcast(value, result), (*merged.shape[:dim], count, *merged.shape[dim + 1 :]))
@@ -289,7 +291,7 @@ def _broadcast(value: Any, shape: tuple[Any, ...]) -> Any:
         ) from None
 
 
-def index_put_(x: Any, indices: Any, values: Any, accumulate: bool = False) -> Any:
+def index_put_(x: Tensor, indices: Tensor, values: Any, accumulate: bool = False) -> Any:
     """x[indices] = values, or with `accumulate` added, repeated places in order; returns x.
 
     >>> kiln.zeros(3).index_put_((kiln.tensor([0, 0]),), kiln.ones(2), accumulate=True)
@@ -315,7 +317,7 @@ def index_put_(x: Any, indices: Any, values: Any, accumulate: bool = False) -> A
 forms("index_put", "(input, indices: Sequence[Tensor | None], values: Operand, accumulate=False)")
 
 
-@d.public("index_put",
+@public("index_put",
     differs="of equal places the last stays; PyTorch leaves that open",
     dtypes="numeric", reads=True, samples=d.samples(
     lambda rng, t: ((d.array(rng, (4, 3), t), [rng.permutation(4)[:2]], d.array(rng, (2, 3), t)), {}),
@@ -338,7 +340,7 @@ def index_put(input: Any, indices: Any, values: Any, accumulate: bool = False) -
     return index_put_(p.clone(input), indices, values, accumulate)
 
 
-def copy_(x: Any, source: Any, non_blocking: bool = False) -> Any:
+def copy_(x: Tensor, source: Tensor, non_blocking: bool = False) -> Any:
     """Writes `source` (a number, or an array that broadcasts) into x, converted to its dtype; returns x.
 
     >>> kiln.zeros(2).copy_(kiln.tensor([1, 2]))
@@ -353,14 +355,14 @@ def copy_(x: Any, source: Any, non_blocking: bool = False) -> Any:
     return put(x, source if source.ndim <= x.ndim else fitted)
 
 
-def _fitted(source: Any, x: Any) -> Any:
+def _fitted(source: Tensor, x: Tensor) -> Any:
     """`source` as an array of x's shape: without leading dims of size 1, then expanded."""
     if source.ndim > x.ndim and all(s == 1 for s in source.shape[: source.ndim - x.ndim]):
         source = reshape(source, tuple(source.shape[source.ndim - x.ndim :]))
     return source if tuple(source.shape) == tuple(x.shape) else expand_(source, tuple(x.shape))
 
 
-def put(x: Any, source: Any) -> Any:
+def put(x: Tensor, source: Tensor) -> Any:
     """Writes an array of x's shape into x, converted to its dtype; returns x.
 
     Where gradients of x's former values are recorded, they are recorded to end here.
@@ -373,7 +375,7 @@ def put(x: Any, source: Any) -> Any:
     return x
 
 
-def fill_(x: Any, value: Any) -> Any:
+def fill_(x: Tensor, value: Any) -> Any:
     """Writes one number (or the element of a 0-d array) everywhere in x; returns x.
 
     >>> kiln.zeros(2).fill_(3)
@@ -396,15 +398,15 @@ def fill_(x: Any, value: Any) -> Any:
     return put(x, expand_(value, tuple(x.shape)))
 
 
-def _fill(x: Any, value: Any) -> Any:
+def _fill(x: Tensor, value: Any) -> Any:
     """Writes a number everywhere in x, whose elements share no memory; returns x."""
-    value = d.fitting(value, dtype_name(x.dtype))
+    value = fitting(value, dtype_name(x.dtype))
     if _core.grad_enabled() and x.requires_grad:
         return p.overwrite(x, value, out=x)
     return p.clone.handle(value, out=x)
 
 
-def zero_(x: Any) -> Any:
+def zero_(x: Tensor) -> Any:
     """Writes 0 everywhere in x; returns x.
 
     >>> kiln.ones(2).zero_()
@@ -413,5 +415,5 @@ def zero_(x: Any) -> Any:
     return fill_(x, 0)
 
 
-d.methods({"copy_": copy_, "fill_": fill_, "zero_": zero_, "index_put_": index_put_})
+methods({"copy_": copy_, "fill_": fill_, "zero_": zero_, "index_put_": index_put_})
 registry.FUNCTIONS.update({name: registry.METHODS[name] for name in ("fill_", "zero_", "index_put_")})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from kiln.errors import message
@@ -10,8 +11,9 @@ from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.indexing.gathering import cat, gather, rows_at, stack
 from kiln.ops.reductions.scans import scan_sum
 from kiln.ops.views.core_views import expand_, reshape, select, slice_
-from kiln.table import declare as d
-from kiln.table.declare import dtype_name, public
+from kiln.table import drawn as d
+from kiln.table.arguments import broadcast_shape, dtype_name, into, is_value, number, numel, run
+from kiln.table.public import alias, public
 from kiln.table.record import Sample, Sizes, Tensor, composite, find, primitive
 from kiln.table.registry import forms
 
@@ -36,13 +38,13 @@ def places_of(input: Tensor, count: Sizes) -> Any:
     """
 
 
-def flat_places(mask: Any) -> Any:
+def flat_places(mask: Tensor) -> Any:
     """The positions (int64) of what is not zero in the array laid flat, ascending. Reads how many."""
-    if d.is_value(mask):
+    if is_value(mask):
         raise NotImplementedError(
             "a mask's number of elements depends on data: its positions cannot be part of a graph of symbols"
         )
-    flat = p.convert(reshape(mask, (d.numel(mask.shape),)), "bool")
+    flat = p.convert(reshape(mask, (numel(mask.shape),)), "bool")
     return places_of(flat, (int(find("sum").handle(flat)),))
 
 
@@ -62,8 +64,8 @@ def coordinates(input: Tensor, sizes: Sizes) -> Any:
     """
     rest, found = p.convert(input, "int64"), []
     for size in reversed(sizes):
-        found.append(p.remainder(rest, d.number(input, size)))
-        rest = p.floor_divide(rest, d.number(input, size))
+        found.append(p.remainder(rest, number(input, size)))
+        rest = p.floor_divide(rest, number(input, size))
     return stack(found[::-1], 1)
 
 
@@ -89,7 +91,7 @@ def nonzero(input: Any, *, as_tuple: bool = False, out: Any = None) -> Any:
     """
     places = flat_places(input)
     if input.ndim == 0:
-        none = d.run(full, 0, (int(places.shape[0]), 0), "int64")
+        none = run(full, 0, (int(places.shape[0]), 0), "int64")
         return (places,) if as_tuple else p.written_to(none, out)
     found = coordinates(places, tuple(input.shape))
     if as_tuple:
@@ -97,7 +99,7 @@ def nonzero(input: Any, *, as_tuple: bool = False, out: Any = None) -> Any:
     return p.written_to(found, out)
 
 
-d.alias("argwhere", "nonzero")
+alias("argwhere", "nonzero")
 
 
 @public("nonzero_static", dtypes="all", differentiable=False, reads=True, samples=d.samples(
@@ -117,7 +119,7 @@ def nonzero_static(input: Any, *, size: int, fill_value: int = -1, out: Any = No
         raise RuntimeError("nonzero_static: 'size' must be an non-negative integer")
     found = nonzero(input)
     missing = max(size - found.shape[0], 0)
-    rest = d.run(full, fill_value, (missing, input.ndim), "int64")
+    rest = run(full, fill_value, (missing, input.ndim), "int64")
     return p.written_to(cat([slice_(found, 0, (0, size - missing, 1)), rest], 0), out)
 
 
@@ -149,7 +151,7 @@ def where(condition: Any, input: Any = None, other: Any = None, *, out: Any = No
         raise RuntimeError(
             f"where expected condition to be a boolean tensor, but got a tensor with dtype {name}"
         )
-    return p.where(condition, input, other, **d.into(out))
+    return p.where(condition, input, other, **into(out))
 
 
 @public("masked_select", dtypes="all", reads=True, samples=d.samples(
@@ -169,8 +171,8 @@ def masked_select(input: Any, mask: Any, *, out: Any = None) -> Any:
     """
     if dtype_name(mask.dtype) != "bool":
         raise RuntimeError(f"masked_select: expected BoolTensor for mask, got {mask.dtype}")
-    shape = d.broadcast_shape(input, mask, "masked_select")
-    flat = reshape(expand_(input, shape), (d.numel(shape),))
+    shape = broadcast_shape(input, mask, "masked_select")
+    flat = reshape(expand_(input, shape), (numel(shape),))
     found = rows_at(flat, 0, flat_places(expand_(mask, shape)))
     return p.written_to(found, out)
 
@@ -189,13 +191,13 @@ def fill_masked(input: Tensor, mask: Tensor, source: Tensor) -> Any:
     >>> kiln.zeros(3).masked_scatter(kiln.tensor([True, False, True]), kiln.tensor([1.0, 2.0]))
     tensor([1., 0., 2.])
     """
-    count = d.numel(input.shape)
+    count = numel(input.shape)
     before = reshape(scan_sum(reshape(mask, (count,)), 0, "int64"), tuple(input.shape))
     place = reshape(p.where(mask, before - 1, 0), (count,))
     return p.where(mask, reshape(gather(source, 0, place), tuple(input.shape)), input)
 
 
-def _filled(np: Any, x: Any, mask: Any, source: Any) -> Any:
+def _filled(np: ModuleType, x: Any, mask: Any, source: Any) -> Any:
     out = x.copy()
     out[mask] = source[: int(mask.sum())]
     return out
@@ -225,13 +227,13 @@ def masked_scatter(input: Any, mask: Any, source: Any, *, out: Any = None) -> An
             f"masked_scatter: expected self and source to have same dtypes but got {input.dtype} and "
             f"{source.dtype}"
         )
-    shape = tuple(input.shape) if out is not None else d.broadcast_shape(input, mask, "masked_scatter")
+    shape = tuple(input.shape) if out is not None else broadcast_shape(input, mask, "masked_scatter")
     mask = expand_(mask, shape)
-    if int(find("sum").handle(mask)) > d.numel(source.shape):
+    if int(find("sum").handle(mask)) > numel(source.shape):
         raise RuntimeError(
             "masked_scatter: expected self and source to have same number of elements, or more"
         )
-    if d.numel(shape) == 0 or d.numel(source.shape) == 0:
+    if numel(shape) == 0 or numel(source.shape) == 0:
         return input if out is not None else p.clone(expand_(input, shape))
-    flat = reshape(source, (d.numel(source.shape),))
-    return fill_masked(expand_(input, shape), mask, flat, **d.into(out))
+    flat = reshape(source, (numel(source.shape),))
+    return fill_masked(expand_(input, shape), mask, flat, **into(out))

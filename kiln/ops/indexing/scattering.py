@@ -1,28 +1,31 @@
 """Writing at indexed places: scatter and its relatives, index_add, index_copy, index_fill, put.
 
-The kernels put values in along one dim in ascending order of the index (steps.py), so of equal places the
+The kernels put values in along one dim in ascending order of the index, so of equal places the
 last one written stays, on every run. `scatter_add`, which gradients are made of, is in indexing.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from kiln.ops.creation.constants import full
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.elementwise import comparison
+from kiln.ops.elementwise.precision import narrow, wide
 from kiln.ops.indexing.gathering import OUT, check_index, gather, in_one_dim, long, scatter_add, unlike
-from kiln.ops.nn.activations import narrow, wide
 from kiln.ops.views.core_views import expand, reshape, slice_
-from kiln.table import declare as d
-from kiln.table.declare import dtype_name, into, public
+from kiln.table import arguments
+from kiln.table import drawn as d
+from kiln.table.arguments import dtype_name, into, is_float, number, numel
 from kiln.table.kinds import normalize_dim
+from kiln.table.public import public
 from kiln.table.record import IndexCheck, Op, Structure, Tensor, composite, find, primitive
 from kiln.table.registry import forms
 
 
-def _put(np: Any, how: str, base: Any, dim: int, index: Any, src: Any) -> Any:
+def _put(np: ModuleType, how: str, base: Any, dim: int, index: Any, src: Any) -> Any:
     out = base.copy()
     for place in np.ndindex(index.shape):
         to = (*place[:dim], index[place], *place[dim + 1 :])
@@ -79,19 +82,19 @@ scatter_max = _primitive("max", "where it is larger", "numeric")
 scatter_min = _primitive("min", "where it is smaller", "numeric")
 
 
-def _like(x: Any, value: float, shape: Any = None) -> Any:
+def _like(x: Tensor, value: float, shape: Any = None) -> Any:
     return x.graph.add(
-        find("full"), (d.number(x, value),), (tuple(x.shape if shape is None else shape), x.dtype)
+        find("full"), (number(x, value),), (tuple(x.shape if shape is None else shape), x.dtype)
     )
 
 
 @scatter_set.derivative
-def _(g: Any, input: Any, dim: Any, index: Any) -> Any:
+def _(g: Tensor, input: Tensor, dim: Any, index: Any) -> Any:
     return scatter_set(g, dim, index, _like(g, 0, index.shape)), None, gather(g, dim, index)
 
 
 @scatter_prod.derivative
-def _(g: Any, input: Any, dim: Any, index: Any, src: Any, y: Any) -> Any:
+def _(g: Tensor, input: Tensor, dim: Any, index: Any, src: Tensor, y: Tensor) -> Any:
     """The product of the others: y / src, and at a zero the product of the rest, times the other zero if any.
 
     The other zero is written as a sum of them, z -> s - z, so that second derivatives are exact too.
@@ -101,7 +104,7 @@ def _(g: Any, input: Any, dim: Any, index: Any, src: Any, y: Any) -> Any:
     rest = scatter_prod(p.where(here, 1, input), dim, index, p.where(zero, 1, src))
     small = scatter_add(p.where(here, input, 0), dim, index, p.where(zero, src, 0))
 
-    def others(x: Any, is_zero: Any, whole: Any, zeros: Any, left: Any, sum_of_zeros: Any) -> Any:
+    def others(x: Tensor, is_zero: Any, whole: Any, zeros: Any, left: Any, sum_of_zeros: Any) -> Tensor:
         paired = p.where(comparison.eq(zeros, 2), left * (sum_of_zeros - x), 0)
         at_zero = p.where(comparison.eq(zeros, 1), left, paired)
         return p.where(is_zero, at_zero, whole / p.where(is_zero, 1, x))
@@ -111,7 +114,7 @@ def _(g: Any, input: Any, dim: Any, index: Any, src: Any, y: Any) -> Any:
     return g * own, None, gather(g, dim, index) * given
 
 
-def _evenly(g: Any, input: Any, dim: Any, index: Any, src: Any, y: Any) -> Any:
+def _evenly(g: Tensor, input: Tensor, dim: Any, index: Any, src: Tensor, y: Tensor) -> Any:
     """Shared by all that are equal to the extremum."""
     own = comparison.eq(input, y)
     given = comparison.eq(src, gather(y, dim, index))
@@ -170,7 +173,7 @@ def _neutral(dtype: str, reduce: str) -> Any:
 
 
 def _scattered(
-    np: Any, x: Any, dim: int, index: Any, src: Any, reduce: str, include_self: bool = True
+    np: ModuleType, x: Any, dim: int, index: Any, src: Any, reduce: str, include_self: bool = True
 ) -> Any:
     out, seen = x.astype("float64"), np.zeros(x.shape)
     for place in np.ndindex(index.shape):
@@ -238,11 +241,11 @@ def reduce_along(
         ones = _like(x, 1)
         start = ones if include_self else scatter_set(ones, dim, index, _like(x, 0, index.shape))
         count = p.detach(scatter_add(start, dim, index, _like(x, 1, index.shape)))
-        result = result / count if d.is_float(x) else p.floor_divide(result, count)
+        result = result / count if is_float(x) else p.floor_divide(result, count)
     return narrow(result, input.dtype)
 
 
-def _fitted(input: Any, dim: int, index: Any, src: Any, out: Any, run: Callable[..., Any]) -> Any:
+def _fitted(input: Tensor, dim: int, index: Any, src: Tensor, out: Any, run: Callable[..., Any]) -> Any:
     """run(x, dim, index, src, out=) on arrays that fit the kernel: of a dim at least, src no larger than
     index.
     """
@@ -255,7 +258,7 @@ def _fitted(input: Any, dim: int, index: Any, src: Any, out: Any, run: Callable[
     return run(input, dim, long(index), src, **into(out))
 
 
-def _checked(input: Any, dim: int, index: Any, src: Any) -> int:
+def _checked(input: Tensor, dim: int, index: Any, src: Tensor) -> int:
     dim = normalize_dim(dim, input.ndim, "scatter")
     check_index("scatter", input, dim, index, src)
     if src is not None and dtype_name(input.dtype) != dtype_name(src.dtype):
@@ -307,14 +310,14 @@ def scatter(
     if reduce is not None and reduce not in _SCATTER:
         raise RuntimeError("reduce argument must be either add or multiply.")
     if given is None:
-        one = d.run(full, src, (1,) * max(index.ndim, 1), dtype_name(input.dtype))
+        one = arguments.run(full, src, (1,) * max(index.ndim, 1), dtype_name(input.dtype))
         given = expand(one, tuple(index.shape) if index.ndim else (1,))
     if reduce is None:
         return _fitted(input, dim, index, given, out, put_along)
     return scatter_reduce(input, dim, index, given, _SCATTER[reduce], **into(out))
 
 
-def out_of(out: Any, input: Any) -> dict[str, Any]:
+def out_of(out: Any, input: Tensor) -> dict[str, Any]:
     """`out=`, for arrays of a dim at least (another is written at the end)."""
     return into(out) if input.ndim else {}
 
@@ -380,7 +383,7 @@ def wrapped(index: Tensor, input: Tensor, dim: Structure) -> Any:
     tensor([3])
     """
     places = long(index)
-    return p.where(places < 0, places + d.number(input, input.shape[dim]), places)
+    return p.where(places < 0, places + number(input, input.shape[dim]), places)
 
 
 # In the flat array
@@ -402,8 +405,8 @@ def take_flat(input: Tensor, index: Tensor) -> Any:
     >>> kiln.tensor([[1, 2], [3, 4]]).take(kiln.tensor([0, -1]))
     tensor([1, 4])
     """
-    flat = reshape(index, (d.numel(index.shape),))
-    places = p.where(flat < 0, flat + d.number(input, input.shape[0]), flat)
+    flat = reshape(index, (numel(index.shape),))
+    places = p.where(flat < 0, flat + number(input, input.shape[0]), flat)
     return reshape(gather(input, 0, places), tuple(index.shape))
 
 
@@ -423,7 +426,7 @@ def take(input: Any, index: Any, *, out: Any = None) -> Any:
     """
     if dtype_name(index.dtype) != "int64":
         raise RuntimeError(f"take(): Expected a long tensor (Long) for index, but got {index.dtype}")
-    return p.written_to(take_flat(reshape(input, (d.numel(input.shape),)), index), out)
+    return p.written_to(take_flat(reshape(input, (numel(input.shape),)), index), out)
 
 
 @public("put",
@@ -446,15 +449,15 @@ def put(input: Any, index: Any, source: Any, accumulate: bool = False, *, out: A
     """
     if dtype_name(index.dtype) not in ("int64", "int32"):
         raise RuntimeError(f"put_(): Expected a long tensor for index, but got {index.dtype}")
-    count = d.numel(index.shape)
-    if d.numel(source.shape) != count:
+    count = numel(index.shape)
+    if numel(source.shape) != count:
         raise IndexError(
             "put_(): Expected source and index to have the same number of elements, but got "
-            f"{d.numel(source.shape)} and {count}"
+            f"{numel(source.shape)} and {count}"
         )
     if dtype_name(input.dtype) != dtype_name(source.dtype):
         raise RuntimeError(f"put_(): Expected a source of dtype {input.dtype}, got {source.dtype}")
-    flat = reshape(input, (d.numel(input.shape),))
+    flat = reshape(input, (numel(input.shape),))
     places = wrapped(reshape(index, (count,)), flat, 0)
     run = scatter_add if accumulate else scatter_set
     result = reshape(run(flat, 0, places, reshape(source, (count,))), tuple(input.shape))

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 from kiln.ops.creation import constants
-from kiln.ops.creation.named_results import named
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.elementwise import comparison
 from kiln.ops.linalg import lapack
@@ -34,19 +33,20 @@ from kiln.ops.linalg.systems import (
     triangular,
     upper_,
 )
+from kiln.ops.named_results import named
 from kiln.ops.products.addends import given
 from kiln.ops.products.matrix_products import swapped
 from kiln.ops.views.core_views import broadcast_to, reshape, unsqueeze
-from kiln.table import declare as d
-from kiln.table.declare import public
-from kiln.table.record import find
+from kiln.table import drawn as d
+from kiln.table.public import alias, public
+from kiln.table.record import Tensor, find
 from kiln.table.registry import forms
 
 # Factorizations
 
 
 def _cholesky_back(upper: bool) -> Any:
-    def back(grads: Any, _a: Any, y: Any, *rest: Any) -> Any:
+    def back(grads: Any, _a: Any, y: Tensor, *rest: Any) -> Any:
         factor, g = (swapped(y), swapped(grads[0])) if upper else (y, grads[0])
         phi = lower(matmul(swapped(factor), g))
         phi = phi - 0.5 * on_diagonal(diagonal_of(phi))
@@ -57,11 +57,11 @@ def _cholesky_back(upper: bool) -> Any:
     return back
 
 
-def _cholesky(A: Any, upper: bool, name: str) -> tuple[Any, Any]:
+def _cholesky(A: Tensor, upper: bool, name: str) -> tuple[Any, Any]:
     check(A, name)
     found: list[Any] = []
 
-    def compute(x: Any) -> Any:
+    def compute(x: Tensor) -> Any:
         y, info = lapack.cholesky(x, upper)
         found.append(info)
         return (y,)
@@ -69,7 +69,7 @@ def _cholesky(A: Any, upper: bool, name: str) -> tuple[Any, Any]:
     return outside(name, compute, _cholesky_back(upper), A)[0], found[0]
 
 
-def _cholesky_or_error(A: Any, upper: bool, name: str) -> Any:
+def _cholesky_or_error(A: Tensor, upper: bool, name: str) -> Any:
     y, info = _cholesky(A, upper, name)
     if info is not None:
         raise lapack.not_positive(name, info)
@@ -77,7 +77,7 @@ def _cholesky_or_error(A: Any, upper: bool, name: str) -> Any:
 
 
 @linear("cholesky")
-def cholesky(A: Any, *, upper: bool = False) -> Any:
+def cholesky(A: Tensor, *, upper: bool = False) -> Any:
     """L with A = L L^T (or U with A = U^T U), of symmetric positive definite matrices.
 
     One triangle is read. LinAlgError for a matrix that is not positive definite. The derivative needs SciPy.
@@ -103,7 +103,7 @@ forms("linalg.cholesky_ex", "-> L, info")
 
 
 @linear("cholesky_ex")
-def cholesky_ex(A: Any, *, upper: bool = False, check_errors: bool = False) -> Any:
+def cholesky_ex(A: Tensor, *, upper: bool = False, check_errors: bool = False) -> Any:
     """(L, info): `cholesky` that says in `info` the order of the first minor that is not positive definite.
 
     >>> kiln.linalg.cholesky_ex(-kiln.eye(2)).info
@@ -158,7 +158,7 @@ def _eigh_back(grads: Any, _a: Any, values: Any, vectors: Any) -> Any:
     return ((found + swapped(found)) * 0.5,)  # of symmetric matrices, as PyTorch's
 
 
-def _check_eigh(A: Any, UPLO: str, name: str) -> None:
+def _check_eigh(A: Tensor, UPLO: str, name: str) -> None:
     check(A, name)
     if str(UPLO).upper() not in ("L", "U"):
         raise RuntimeError(f"Expected UPLO argument to be 'L' or 'U', but got {UPLO}")
@@ -180,7 +180,7 @@ forms("linalg.eigh", "-> eigenvalues, eigenvectors")
 
 
 @linear("eigh", differs="signs of the vectors may be others")
-def eigh(A: Any, UPLO: str = "L") -> Any:
+def eigh(A: Tensor, UPLO: str = "L") -> Any:
     """(eigenvalues, eigenvectors) of symmetric matrices, the values ascending; the triangle UPLO is read.
 
     RuntimeError for another UPLO. The sign of a vector, and its derivative where values are equal, are not
@@ -285,7 +285,7 @@ forms("linalg.svd", "-> U, S, Vh")
 
 
 @linear("svd", differs="signs of the vectors may be others")
-def svd(A: Any, full_matrices: bool = True, *, driver: Any = None) -> Any:
+def svd(A: Tensor, full_matrices: bool = True, *, driver: Any = None) -> Any:
     """(U, S, Vh) with A = U diag(S) Vh, S descending: [.., m, n] -> [.., m, m], [.., k], [.., n, n], or k
     columns and rows without `full_matrices`.
 
@@ -300,7 +300,7 @@ def svd(A: Any, full_matrices: bool = True, *, driver: Any = None) -> Any:
 
 @linear("svdvals", **LAPACK, samples=d.samples(rows_of((3, 2), nothing), rows_of((2, 2, 3), nothing)),
         failures=d.failures(*BAD[1:]))  # fmt: skip
-def svdvals(A: Any, *, driver: Any = None) -> Any:
+def svdvals(A: Tensor, *, driver: Any = None) -> Any:
     """The singular values of matrices, descending: [.., m, n] -> [.., k].
 
     >>> kiln.linalg.svdvals(kiln.tensor([[0.0, 2.0], [1.0, 0.0]]))
@@ -340,7 +340,7 @@ def _qr_square(q: Any, r: Any, gq: Any, gr: Any) -> Any:
 
 
 def _qr_back(mode: str) -> Any:
-    def back(grads: Any, a: Any, q: Any, r: Any) -> Any:
+    def back(grads: Any, a: Tensor, q: Any, r: Any) -> Any:
         m, n = a.shape[-2:]
         if mode == "r":
             raise RuntimeError(
@@ -387,7 +387,7 @@ forms("linalg.qr", "-> Q, R")
 
 
 @linear("qr", differs="signs of the columns may be others")
-def qr(A: Any, mode: str = "reduced") -> Any:
+def qr(A: Tensor, mode: str = "reduced") -> Any:
     """(Q, R) with A = Q R: [.., m, n] -> [.., m, k], [.., k, n], k the smaller of m and n, or m if `mode` is
     "complete"; "r" leaves Q empty.
 
@@ -417,7 +417,7 @@ def qr_of(input: Any, some: bool = True, *, out: Any = None) -> Any:
 # Determinants
 
 
-def _logdet_back(grads: Any, a: Any, *rest: Any) -> Any:
+def _logdet_back(grads: Any, a: Tensor, *rest: Any) -> Any:
     g = grads[1]
     if g is None:
         return (None,)
@@ -436,7 +436,7 @@ def _slogdet(A: Any, name: str) -> tuple[Any, Any]:
     return sign, log
 
 
-def _det_back(grads: Any, a: Any, y: Any) -> Any:
+def _det_back(grads: Any, a: Tensor, y: Tensor) -> Any:
     g = reshape(grads[0], (*y.shape, 1, 1))
     if bool((y != 0).all()):
         return (g * reshape(y, (*y.shape, 1, 1)) * swapped(inverse_of(a, "det")[0]),)
@@ -472,14 +472,14 @@ def det(A: Any) -> Any:
     return outside("linalg.det", compute, _det_back, A)[0]
 
 
-d.alias("det", "linalg.det")
+alias("det", "linalg.det")
 
 
 forms("linalg.slogdet", "-> sign, logabsdet")
 
 
 @linear("slogdet", samples=SQUARE, failures=d.failures(*BAD), **LAPACK)
-def slogdet(A: Any) -> Any:
+def slogdet(A: Tensor) -> Any:
     """(sign, logabsdet): the sign of the determinants and the logarithms of their size.
 
     >>> kiln.linalg.slogdet(kiln.tensor([[0.0, 1.0], [1.0, 0.0]])).sign

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from kiln.ops.creation.named_results import named
 from kiln.ops.linalg import lapack
 from kiln.ops.linalg.decompositions import qr, svd_parts
 from kiln.ops.linalg.matrices import householder_product, lu_factor, lu_factor_ex
 from kiln.ops.linalg.outside import outside, scipy_linalg
 from kiln.ops.linalg.systems import check, linear, matmul
+from kiln.ops.named_results import named
 from kiln.ops.products.matrix_products import swapped
 from kiln.ops.random import sampling
-from kiln.table import declare as d
+from kiln.table import drawn as d
 from kiln.table import registry
-from kiln.table.declare import public
+from kiln.table.arguments import MOST_STEPS, expect_count
+from kiln.table.public import public
+from kiln.table.record import Tensor
 from kiln.table.registry import forms
 
 
@@ -24,7 +26,7 @@ from kiln.table.registry import forms
     samples=d.samples(lambda rng, t: ((d.array(rng, (2, 3, 4), t),), {"offset": 1})),
     failures=d.failures(((d.Zeros(2),), {}, IndexError, "Dimension out of range")),
 )
-def diagonal_of(A: Any, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Any:
+def diagonal_of(A: Tensor, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Any:
     """The diagonals of matrices, as a view.
 
     >>> kiln.linalg.diagonal(kiln.tensor([[1, 2], [3, 4]]))
@@ -39,7 +41,7 @@ def diagonal_of(A: Any, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> A
     samples=d.samples(lambda rng, t: ((d.array(rng, (2, 3), t), d.array(rng, (3, 4), t)), {})),
     failures=d.failures(((d.Zeros(2, 3), d.Zeros(2, 3)), {}, RuntimeError, "shapes")),
 )
-def matmul_of(input: Any, other: Any) -> Any:
+def matmul_of(input: Tensor, other: Tensor) -> Any:
     """The product of matrices, as kiln.matmul.
 
     >>> kiln.linalg.matmul(kiln.ones(1, 2), kiln.ones(2, 1))
@@ -48,7 +50,7 @@ def matmul_of(input: Any, other: Any) -> Any:
     return matmul(input, other)
 
 
-def _refuse_gradient(x: Any, name: str) -> None:
+def _refuse_gradient(x: Tensor, name: str) -> None:
     """NotImplementedError where a gradient would be lost."""
     if x.requires_grad:
         raise NotImplementedError(f"{name}: has no derivative; call it on x.detach()")
@@ -68,7 +70,7 @@ def _ldl(A: Any, name: str) -> list[Any]:
 
         routine = _routine("sytrf", a, name)
 
-        def of_one(x: Any) -> Any:
+        def of_one(x: Tensor) -> Any:
             if not x.size:
                 return x, np.zeros(0, "int32"), np.int32(0)
             factor, pivots, info = routine(x, lower=1)
@@ -83,7 +85,7 @@ forms("linalg.ldl_factor", "-> LD, pivots")
 
 
 @linear("ldl_factor", differentiable=False, needs="scipy")
-def ldl_factor(A: Any, *, hermitian: bool = False) -> Any:
+def ldl_factor(A: Tensor, *, hermitian: bool = False) -> Any:
     """(LD, pivots) of symmetric A = L D L^T, in LAPACK's form; the lower triangle is read.
 
     RuntimeError for a D that is singular. Needs SciPy.
@@ -102,7 +104,7 @@ forms("linalg.ldl_factor_ex", "-> LD, pivots, info")
 
 
 @linear("ldl_factor_ex", differentiable=False, needs="scipy")
-def ldl_factor_ex(A: Any, *, hermitian: bool = False, check_errors: bool = False) -> Any:
+def ldl_factor_ex(A: Tensor, *, hermitian: bool = False, check_errors: bool = False) -> Any:
     """(LD, pivots, info): `ldl_factor` that says in `info` where D's first zero is. Needs SciPy.
 
     >>> kiln.linalg.ldl_factor_ex(kiln.zeros(1, 1)).info
@@ -132,7 +134,7 @@ def ldl_solve(LD: Any, pivots: Any, B: Any, *, hermitian: bool = False) -> Any:
 
         routine = _routine("sytrs", factor, name)
 
-        def of_one(x: Any, rows: Any, y: Any) -> Any:
+        def of_one(x: Tensor, rows: Any, y: Tensor) -> Any:
             return (routine(x, rows[0], y, lower=1)[0] if y.size else np.empty_like(y),)
 
         return lapack.batched(of_one, name, factor, order[..., None, :], b)
@@ -162,7 +164,7 @@ def geqrf(input: Any, *, out: Any = None) -> Any:
 
         routine = _routine("geqrf", a, "geqrf")
 
-        def of_one(x: Any) -> Any:
+        def of_one(x: Tensor) -> Any:
             if not x.size:
                 return x, np.zeros(min(x.shape), x.dtype)
             return routine(x)[:2]
@@ -195,7 +197,7 @@ def ormqr(
     return found if out is None else out.copy_(found)
 
 
-def _padded(x: Any, columns: int) -> Any:
+def _padded(x: Tensor, columns: int) -> Any:
     """A matrix with zeros behind its columns."""
     base = x.new_zeros((*x.shape[:-1], columns - x.shape[-1]))
     return registry.function("cat")([x, base], -1)
@@ -221,9 +223,9 @@ def lu(A: Any, pivot: bool = True, get_infos: bool = False, out: Any = None) -> 
     return tuple(lu_factor(A, pivot=pivot, out=out))
 
 
-def _range_of(A: Any, q: int, niter: int) -> Any:
+def _range_of(A: Tensor, q: int, niter: int) -> Any:
     """An orthonormal basis [.., m, q] that nearly spans A's columns, by random projection."""
-    d.expect_count("svd_lowrank", niter, "iterations", d.MOST_STEPS)
+    expect_count("svd_lowrank", niter, "iterations", MOST_STEPS)
     start = sampling.randn(A.shape[-1], q, dtype=A.dtype)
     basis = qr(matmul(A, start)).Q
     for _ in range(niter):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from kiln.ops.linalg.outside import LinAlgError, scipy_linalg
+from kiln.table.record import Tensor
 
 
 def batched(function: Any, name: str, *arrays: Any) -> list[Any]:
@@ -52,7 +53,7 @@ def zero_pivots(a: Any) -> Any:
     """For every matrix the place of the first zero on the diagonal of U, from 1; 0 where there is none."""
     import numpy as np
 
-    def of_one(x: Any) -> list[Any]:
+    def of_one(x: Tensor) -> list[Any]:
         x = x.astype("float64")
         n = x.shape[0]
         for k in range(n):
@@ -119,7 +120,7 @@ def lu(a: Any, name: str) -> list[Any]:
 
     routine = _lapack("getrf", a, name)
 
-    def of_one(x: Any) -> Any:
+    def of_one(x: Tensor) -> Any:
         if not x.size:
             k = min(x.shape)
             return np.empty_like(x), np.arange(1, k + 1, dtype="int32"), np.int32(0)
@@ -135,7 +136,7 @@ def lu_solve(factor: Any, pivots: Any, b: Any, adjoint: bool, name: str) -> list
 
     routine = _lapack("getrs", factor, name)
 
-    def of_one(x: Any, exchanged: Any, y: Any) -> Any:
+    def of_one(x: Tensor, exchanged: Any, y: Tensor) -> Any:
         if not y.size:
             return (np.empty_like(y),)
         return (routine(x, exchanged[0] - 1, y, trans=int(adjoint))[0],)
@@ -149,7 +150,7 @@ def triangular(a: Any, b: Any, upper: bool, left: bool, unit: bool, name: str) -
 
     routine = getattr(scipy_linalg(name).blas, "strsm" if a.dtype == "float32" else "dtrsm")
 
-    def of_one(x: Any, y: Any) -> Any:
+    def of_one(x: Tensor, y: Tensor) -> Any:
         if not y.size:
             return (np.empty_like(y),)
         return (routine(1.0, x, y, side=int(not left), lower=int(not upper), diag=int(unit)),)
@@ -177,7 +178,7 @@ def lstsq(a: Any, b: Any, rcond: float, driver: str, name: str) -> list[Any]:
     m, n = a.shape[-2:]
     linalg = scipy_linalg(name)
 
-    def of_one(x: Any, y: Any) -> Any:
+    def of_one(x: Tensor, y: Tensor) -> Any:
         if not x.size or not y.size:
             return np.zeros((n, y.shape[1]), x.dtype), np.int64(0), np.zeros(min(m, n), x.dtype)
         if driver == "gels":

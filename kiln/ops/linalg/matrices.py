@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from kiln.ops.creation import constants
-from kiln.ops.creation.named_results import named
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.elementwise import comparison
 from kiln.ops.linalg import lapack
@@ -31,11 +30,13 @@ from kiln.ops.linalg.systems import (
     triangular,
     upper_,
 )
+from kiln.ops.named_results import named
 from kiln.ops.products.matrix_products import swapped
 from kiln.ops.views.core_views import broadcast_to, squeeze, unsqueeze
-from kiln.table import declare as d
-from kiln.table.declare import public
-from kiln.table.record import find
+from kiln.table import drawn as d
+from kiln.table.arguments import dtype_name
+from kiln.table.public import alias, public
+from kiln.table.record import Tensor, find
 from kiln.table.registry import forms
 
 _concat = find("concat").handle
@@ -54,7 +55,7 @@ def parts_of_lu(factor: Any) -> tuple[Any, Any]:
     return left + ones, upper_(factor[..., :k, :])
 
 
-def _lu_back(grads: Any, _a: Any, factor: Any, pivots: Any, *rest: Any) -> Any:
+def _lu_back(grads: Any, _a: Any, factor: Any, pivots: Tensor, *rest: Any) -> Any:
     (m, n), g = factor.shape[-2:], grads[0]
     k = min(m, n)
     left, up = parts_of_lu(factor)
@@ -77,12 +78,12 @@ def _lu_back(grads: Any, _a: Any, factor: Any, pivots: Any, *rest: Any) -> Any:
     return (matmul(_permutation(pivots, m, factor), flow),)
 
 
-def _permutation(pivots: Any, m: int, like: Any) -> Any:
-    dtype = d.dtype_name(like.dtype)
+def _permutation(pivots: Tensor, m: int, like: Any) -> Any:
+    dtype = dtype_name(like.dtype)
     return outside("lu", lambda x: (lapack.permutation(x, m, dtype),), None, pivots)[0]
 
 
-def _lu(A: Any, pivot: bool, name: str) -> list[Any]:
+def _lu(A: Tensor, pivot: bool, name: str) -> list[Any]:
     check(A, name, False)
     if not pivot:
         raise RuntimeError(f"{name}: LU without pivoting is not implemented on the CPU")
@@ -98,7 +99,7 @@ forms("linalg.lu_factor", "-> LU, pivots")
 @linear(
     "lu_factor", samples=_TALL, failures=d.failures(BAD[1], BAD[2]), **LAPACK, tests=d.Tests(regular=True)
 )
-def lu_factor(A: Any, *, pivot: bool = True) -> Any:
+def lu_factor(A: Tensor, *, pivot: bool = True) -> Any:
     """(LU, pivots): L below the diagonal and U of A = P L U, and the exchanged rows from 1 (int32).
 
     RuntimeError if U has a zero on its diagonal. Needs SciPy.
@@ -121,7 +122,7 @@ forms("linalg.lu_factor_ex", "-> LU, pivots, info")
 
 
 @linear("lu_factor_ex")
-def lu_factor_ex(A: Any, *, pivot: bool = True, check_errors: bool = False) -> Any:
+def lu_factor_ex(A: Tensor, *, pivot: bool = True, check_errors: bool = False) -> Any:
     """(LU, pivots, info): `lu_factor` that says in `info` where U's first zero is. Needs SciPy.
 
     >>> kiln.linalg.lu_factor_ex(kiln.zeros(1, 1)).info
@@ -137,7 +138,7 @@ forms("linalg.lu", "-> P, L, U")
 
 
 @linear("lu", samples=_TALL, failures=d.failures(BAD[1], BAD[2]), **LAPACK)
-def lu(A: Any, *, pivot: bool = True) -> Any:
+def lu(A: Tensor, *, pivot: bool = True) -> Any:
     """(P, L, U) with A = P L U: [.., m, n] -> [.., m, m], [.., m, k], [.., k, n]. Needs SciPy.
 
     >>> kiln.linalg.lu(kiln.tensor([[0.0, 1.0], [2.0, 0.0]])).U
@@ -161,7 +162,7 @@ def lu_unpack(
     >>> kiln.lu_unpack(kiln.eye(1), kiln.ones(1, dtype=kiln.int32)).L
     tensor([[1.]])
     """
-    if unpack_pivots and d.dtype_name(LU_pivots.dtype) != "int32":
+    if unpack_pivots and dtype_name(LU_pivots.dtype) != "int32":
         raise RuntimeError("lu_unpack: LU_pivots is expected to be a contiguous tensor of int32")
     none = constants.zeros((0,), dtype=LU_data.dtype)
     left, up = parts_of_lu(LU_data) if unpack_data else (none, none)
@@ -170,7 +171,7 @@ def lu_unpack(
 
 
 @linear("lu_solve")
-def lu_solve(LU: Any, pivots: Any, B: Any, *, left: bool = True, adjoint: bool = False) -> Any:
+def lu_solve(LU: Tensor, pivots: Tensor, B: Tensor, *, left: bool = True, adjoint: bool = False) -> Any:
     """X with A X = B (or X A = B; or of A's transpose) from what `lu_factor(A)` gives.
 
     RuntimeError for sizes that do not fit. Needs SciPy.
@@ -196,7 +197,7 @@ def lu_solve(LU: Any, pivots: Any, B: Any, *, left: bool = True, adjoint: bool =
     return x if left else swapped(x)
 
 
-def _lu_solved(factor: Any, pivots: Any, b: Any, adjoint: bool) -> Any:
+def _lu_solved(factor: Any, pivots: Tensor, b: Tensor, adjoint: bool) -> Any:
     def back(grads: Any, _b: Any, _x: Any) -> Any:
         return (_lu_solved(factor, pivots, grads[0], not adjoint),)
 
@@ -249,11 +250,11 @@ def triangular_solve(
 # Pseudo-inverses, ranks, least squares
 
 
-def _tolerance(A: Any, largest: Any, atol: Any, rtol: Any) -> Any:
+def _tolerance(A: Tensor, largest: Any, atol: Any, rtol: Any) -> Any:
     """Below which singular values count as 0."""
     if rtol is None:
         known = atol is not None and (hasattr(atol, "shape") or atol > 0)
-        rtol = 0.0 if known else _EPS[d.dtype_name(A.dtype)] * max(A.shape[-2:])
+        rtol = 0.0 if known else _EPS[dtype_name(A.dtype)] * max(A.shape[-2:])
     scaled = largest * (unsqueeze(rtol, -1) if hasattr(rtol, "shape") and rtol.ndim else rtol)
     if atol is None:
         return scaled
@@ -261,11 +262,11 @@ def _tolerance(A: Any, largest: Any, atol: Any, rtol: Any) -> Any:
     return p.maximum(scaled, atol)
 
 
-def _pinv_back(grads: Any, a: Any, y: Any) -> Any:
+def _pinv_back(grads: Any, a: Tensor, y: Tensor) -> Any:
     return (_pinv_flow(grads[0], a, y),)
 
 
-def _pinv_flow(g: Any, a: Any, y: Any) -> Any:
+def _pinv_flow(g: Tensor, a: Tensor, y: Tensor) -> Tensor:
     """The gradient of `a` from that of its pseudo-inverse y (Golub and Pereyra)."""
     m, n = a.shape[-2:]
     t, h = swapped(y), swapped(g)
@@ -280,7 +281,7 @@ def _pinv_flow(g: Any, a: Any, y: Any) -> Any:
     return more - swapped(matmul(k, y))
 
 
-def _pinv(A: Any, atol: Any, rtol: Any, hermitian: bool = False) -> Any:
+def _pinv(A: Tensor, atol: Any, rtol: Any, hermitian: bool = False) -> Any:
     a = _symmetric(A.detach()) if hermitian else A.detach()
     u, s, vh = svd_parts(a, False, "linalg.pinv")
     if not min(A.shape[-2:]):
@@ -292,7 +293,7 @@ def _pinv(A: Any, atol: Any, rtol: Any, hermitian: bool = False) -> Any:
 
 @linear("pinv", samples=d.samples(rows_of((3, 2), nothing), rows_of((2, 2, 3), nothing)),
         failures=d.failures(*BAD[1:]), **LAPACK)  # fmt: skip
-def pinv(A: Any, rcond: Any = None, hermitian: bool = False, *, atol: Any = None, rtol: Any = None) -> Any:
+def pinv(A: Tensor, rcond: Any = None, hermitian: bool = False, *, atol: Any = None, rtol: Any = None) -> Any:
     """The pseudo-inverses: [.., m, n] -> [.., n, m].
 
     Singular values up to max(atol, rtol * largest) count as 0; `rtol` is by default the dtype's eps times the
@@ -305,7 +306,7 @@ def pinv(A: Any, rcond: Any = None, hermitian: bool = False, *, atol: Any = None
     return _pinv(A, atol, rcond if rtol is None else rtol, hermitian)
 
 
-def _symmetric(a: Any) -> Any:
+def _symmetric(a: Tensor) -> Tensor:
     low = lower(a, -1)
     return lower(a) + swapped(low)
 
@@ -324,7 +325,7 @@ def pinverse(input: Any, rcond: float = 1e-15) -> Any:
 @linear("matrix_rank", samples=d.samples(rows_of((3, 2), nothing), rows_of((2, 2, 2), nothing)),
         failures=d.failures(*BAD[1:]), differentiable=False, **LAPACK)  # fmt: skip
 def matrix_rank(
-    A: Any, tol: Any = None, hermitian: bool = False, *, atol: Any = None, rtol: Any = None
+    A: Tensor, tol: Any = None, hermitian: bool = False, *, atol: Any = None, rtol: Any = None
 ) -> Any:
     """How many singular values are above max(atol, rtol * largest): int64, [.., m, n] -> [..].
 
@@ -341,7 +342,7 @@ def matrix_rank(
     return comparison.gt(s, _tolerance(a, s.amax(-1, True), atol, rtol)).sum(-1)
 
 
-def _lstsq_back(grads: Any, a: Any, b: Any, _x: Any, *rest: Any) -> Any:
+def _lstsq_back(grads: Any, a: Tensor, b: Tensor, _x: Any, *rest: Any) -> Any:
     if grads[0] is None:
         return None, None
     y = _pinv(a, None, None)
@@ -352,7 +353,7 @@ forms("linalg.lstsq", "-> solution, residuals, rank, singular_values")
 
 
 @linear("lstsq")
-def lstsq(A: Any, B: Any, rcond: Any = None, *, driver: Any = None) -> Any:
+def lstsq(A: Tensor, B: Tensor, rcond: Any = None, *, driver: Any = None) -> Any:
     """(solution, residuals, rank, singular_values): X that makes A X - B smallest.
 
     [.., m, n] and [.., m, k] (or [.., m]); `driver` is "gelsy", "gelsd", "gelss" or "gels" (full rank). What
@@ -374,7 +375,7 @@ def lstsq(A: Any, B: Any, rcond: Any = None, *, driver: Any = None) -> Any:
     (m, n), batch = A.shape[-2:], tuple(A.shape[:-2])
     if b.ndim != A.ndim or b.shape[-2] != m or tuple(b.shape[:-2]) != batch:
         raise RuntimeError(f"{name}: input.size(-2) should match other.size(-2)")
-    eps = _EPS[d.dtype_name(A.dtype)] * max(m, n) if rcond is None else float(rcond)
+    eps = _EPS[dtype_name(A.dtype)] * max(m, n) if rcond is None else float(rcond)
     x, rank, values = outside(name, lambda x, y: lapack.lstsq(x, y, eps, driver, name), _lstsq_back, A, b)
     empty = constants.zeros((0,), dtype=A.dtype)
     full = m > n and driver != "gelsy" and bool((rank == n).all())
@@ -397,7 +398,7 @@ def lstsq(A: Any, B: Any, rcond: Any = None, *, driver: Any = None) -> Any:
     lambda rng, t: (rows_of((2, 2, 2), right(2))(rng, t)[0][:1] + (2,), {}),
 ), failures=d.failures(((d.Zeros(2, 3), 2), {}, RuntimeError, "square matrices"),
                        ((d.Zeros(2, 2), 2.0), {}, TypeError, "must be int")), **LAPACK)  # fmt: skip
-def matrix_power(A: Any, n: int) -> Any:
+def matrix_power(A: Tensor, n: int) -> Any:
     """A @ A @ ... n times; of the inverses for a negative n, unit matrices for 0.
 
     >>> kiln.linalg.matrix_power(kiln.tensor([[1.0, 1.0], [0.0, 1.0]]), 3)
@@ -428,7 +429,7 @@ def matrix_power(A: Any, n: int) -> Any:
         A = matmul(A, A)
 
 
-def _exp_back(grads: Any, a: Any, _y: Any) -> Any:
+def _exp_back(grads: Any, a: Tensor, _y: Any) -> Any:
     n, t = a.shape[-1], swapped(a)
     zeros = constants.zeros(tuple(a.shape), dtype=a.dtype)
     rows = [_concat([t, grads[0]], a.ndim - 1), _concat([zeros, t], a.ndim - 1)]
@@ -437,7 +438,7 @@ def _exp_back(grads: Any, a: Any, _y: Any) -> Any:
 
 @linear("matrix_exp", samples=d.samples(rows_of((2, 2), nothing), rows_of((2, 2, 2), nothing)),
         failures=d.failures(BAD[0]), **LAPACK)  # fmt: skip
-def matrix_exp(A: Any) -> Any:
+def matrix_exp(A: Tensor) -> Any:
     """The exponentials of square matrices. Needs SciPy.
 
     >>> kiln.linalg.matrix_exp(kiln.tensor([[0.0, 1.0], [0.0, 0.0]]))
@@ -446,18 +447,18 @@ def matrix_exp(A: Any) -> Any:
     """
     check(A, "linalg.matrix_exp")
 
-    def compute(x: Any) -> Any:
+    def compute(x: Tensor) -> Any:
         return (scipy_linalg("linalg.matrix_exp").expm(x).astype(x.dtype, copy=False),)
 
     return outside("linalg.matrix_exp", compute, _exp_back, A)[0]
 
 
 for _name in ("matrix_power", "matrix_exp"):
-    d.alias(_name, f"linalg.{_name}")
+    alias(_name, f"linalg.{_name}")
 
 
 @linear("householder_product")
-def householder_product(A: Any, tau: Any) -> Any:
+def householder_product(A: Tensor, tau: Tensor) -> Any:
     """The first n columns of the product of the reflections I - tau[i] v[i] v[i]^T, v[i] being column i of A
     below its diagonal, with 1 on it: [.., m, n], [.., k] -> [.., m, n].
 
@@ -480,4 +481,4 @@ def householder_product(A: Any, tau: Any) -> Any:
     return x
 
 
-d.alias("orgqr", "linalg.householder_product")
+alias("orgqr", "linalg.householder_product")

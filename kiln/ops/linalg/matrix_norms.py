@@ -8,41 +8,42 @@ from kiln import _core
 from kiln.graph.size import product as product_of
 from kiln.ops.creation.constants import full
 from kiln.ops.elementwise import arithmetic as p
+from kiln.ops.elementwise.precision import narrow, wide
 from kiln.ops.linalg import lapack
 from kiln.ops.linalg.decompositions import singular_values
 from kiln.ops.linalg.outside import outside
 from kiln.ops.linalg.systems import BAD, LAPACK, check, inverse_of, linear, nothing, rows_of, solve_matrices
-from kiln.ops.nn.activations import narrow, wide
 from kiln.ops.products.addends import given
 from kiln.ops.products.matrix_products import _matrices
+from kiln.ops.reductions.core_reductions import sum as sum_
 from kiln.ops.reductions.norms import INFINITY, norm_over
-from kiln.ops.reductions.reduce import sum as sum_
 from kiln.ops.views.core_views import expand, movedim, reshape, unsqueeze
-from kiln.table import declare as d
+from kiln.table import drawn as d
 from kiln.table import kinds, registry
-from kiln.table.declare import public
+from kiln.table.arguments import dtype_name, into, is_float, run, type_name
 from kiln.table.kinds import normalize_dim, normalize_dims
+from kiln.table.public import public
 from kiln.table.record import Structure, Tensor, composite, find
 from kiln.table.registry import forms
 
 _concat, where = find("concat").handle, find("where").handle
 
 
-def _check_norm(input: Any, order: float, dims: tuple[int, ...], dtype: Any, all_: bool) -> None:
+def _check_norm(input: Tensor, order: float, dims: tuple[int, ...], dtype: Any, all_: bool) -> None:
     """What PyTorch raises for a norm that does not exist."""
-    own = d.dtype_name(input.dtype)
+    own = dtype_name(input.dtype)
     name = "linalg.vector_norm"
     if own not in kinds.FLOATS:
         raise RuntimeError(
-            f"{name}: Expected a floating point or complex tensor as input. Got {d.type_name(own)}"
+            f"{name}: Expected a floating point or complex tensor as input. Got {type_name(own)}"
         )
-    wanted = own if dtype is None else d.dtype_name(dtype)
+    wanted = own if dtype is None else dtype_name(dtype)
     if wanted not in kinds.FLOATS:
-        raise RuntimeError(f"{name}: dtype should be floating point or complex. Got {d.type_name(wanted)}")
+        raise RuntimeError(f"{name}: dtype should be floating point or complex. Got {type_name(wanted)}")
     if wanted != own and _core.promote_types(_dtype(own), _dtype(wanted)) != _dtype(wanted):
         raise RuntimeError(
-            f"{name}: the dtype of the input ({d.type_name(own)}) should be convertible without narrowing to "
-            f"the specified dtype ({d.type_name(wanted)})"
+            f"{name}: the dtype of the input ({type_name(own)}) should be convertible without narrowing to "
+            f"the specified dtype ({type_name(wanted)})"
         )
     if order < 0 or order == INFINITY:
         for k in dims:
@@ -77,12 +78,12 @@ def norm_along(input: Tensor, order: Structure, dims: Structure, keepdim: Struct
     return narrow(norm_over(wide(input), order, dims, keepdim), input.dtype)
 
 
-def _vector_norm(input: Any, order: Any, dim: Any, keepdim: bool, dtype: Any, out: Any) -> Any:
+def _vector_norm(input: Tensor, order: Any, dim: Any, keepdim: bool, dtype: Any, out: Any) -> Any:
     dims = normalize_dims(dim, input.ndim, "linalg.vector_norm")
     _check_norm(input, order, dims, dtype, dim is None)
-    if dtype is not None and d.dtype_name(dtype) != d.dtype_name(input.dtype):
-        input = p.convert(input, d.dtype_name(dtype))
-    return norm_along(input, float(order), dims, bool(keepdim), **d.into(out))
+    if dtype is not None and dtype_name(dtype) != dtype_name(input.dtype):
+        input = p.convert(input, dtype_name(dtype))
+    return norm_along(input, float(order), dims, bool(keepdim), **into(out))
 
 
 @public(
@@ -114,7 +115,7 @@ def vector_norm(
     return _vector_norm(x, ord, dim, keepdim, dtype, out)
 
 
-def _check_matrix_norm(A: Any, ord: Any) -> None:
+def _check_matrix_norm(A: Tensor, ord: Any) -> None:
     name = "linalg.matrix_norm"
     check(A, name, False, short=ord not in ("nuc", 2, -2))
     known = ord in ("fro", "nuc") if isinstance(ord, str) else abs(ord) in (1, 2, INFINITY)
@@ -122,14 +123,14 @@ def _check_matrix_norm(A: Any, ord: Any) -> None:
         raise RuntimeError(f"{name}: Order {ord} not supported.")
 
 
-def _extreme(x: Any, dim: int, ord: Any, keepdim: bool = False) -> Any:
+def _extreme(x: Tensor, dim: int, ord: Any, keepdim: bool = False) -> Any:
     """The largest along dim, for a negative order the smallest; 0 of none."""
     if x.shape[dim] == 0:
         return x.sum(dim, keepdim)
     return x.amax(dim, keepdim) if ord > 0 else x.amin(dim, keepdim)
 
 
-def _matrix_norm(A: Any, ord: Any, dim: Any, keepdim: bool, dtype: Any) -> Any:
+def _matrix_norm(A: Tensor, ord: Any, dim: Any, keepdim: bool, dtype: Any) -> Any:
     _check_matrix_norm(A, ord)
     if len(dim) != 2:
         raise RuntimeError(f"linalg.matrix_norm: dim must be a 2-tuple. Got {list(dim)}")
@@ -139,7 +140,7 @@ def _matrix_norm(A: Any, ord: Any, dim: Any, keepdim: bool, dtype: Any) -> Any:
     if ord == "fro":
         return _vector_norm(A, 2, (rows, columns), keepdim, dtype, None)
     if dtype is not None:
-        A = p.convert(A, d.dtype_name(dtype))
+        A = p.convert(A, dtype_name(dtype))
     if ord in ("nuc", 2, -2):
         s = singular_values(movedim(A, (rows, columns), (-2, -1)), "linalg.matrix_norm")
         y = s.sum(-1) if ord == "nuc" else _extreme(s, -1, ord)
@@ -235,7 +236,7 @@ forms("linalg.cond", "(A, p: float | str | None = None)")
     lambda rng, t: (rows_of((3, 3), nothing)(rng, t)[0], {"p": -2}),
 ), failures=d.failures(((d.Zeros(2, 2), "x"), {}, RuntimeError, "got an invalid norm type"), BAD[1]),
     **LAPACK, tests=d.Tests(peer_gradient=False))  # fmt: skip
-def cond(A: Any, p: Any = None) -> Any:
+def cond(A: Tensor, p: Any = None) -> Any:
     """The condition numbers in a matrix norm (None: 2): infinity for singular matrices.
 
     RuntimeError for another norm, and for one but 2 and -2 of matrices that are not square.
@@ -245,7 +246,7 @@ def cond(A: Any, p: Any = None) -> Any:
     """
     check(A, "linalg.cond", False)
     if 0 in A.shape[-2:]:
-        return d.run(full, 0, tuple(A.shape[:-2]), d.dtype_name(A.dtype))
+        return run(full, 0, tuple(A.shape[:-2]), dtype_name(A.dtype))
     if p in (None, 2, -2):
         s = singular_values(A, "linalg.cond")
         first, last = s[..., 0], s[..., -1]
@@ -261,7 +262,7 @@ def cond(A: Any, p: Any = None) -> Any:
     return where(lost, INFINITY, matrix_norm(A, p) * matrix_norm(sound, p))
 
 
-def _tensor_check(size: Any, other: Any, what: str) -> None:
+def _tensor_check(size: Any, other: Tensor, what: str) -> None:
     if size != other:
         raise RuntimeError(
             f"Expected self to satisfy the requirement prod(self.shape[{what}:]) == "
@@ -274,7 +275,7 @@ def _tensor_check(size: Any, other: Any, what: str) -> None:
 ), failures=d.failures(((d.Zeros(2, 3),), {"ind": 1}, RuntimeError, "satisfy the requirement"),
                        ((d.Zeros(2, 3), 0), {}, RuntimeError, "strictly positive")),
     tests=d.Tests(regular=True), **LAPACK)  # fmt: skip
-def tensorinv(A: Any, ind: int = 2) -> Any:
+def tensorinv(A: Tensor, ind: int = 2) -> Any:
     """The inverse of A as a map from its dims from `ind` on to those before, which hold as many elements.
 
     >>> kiln.linalg.tensorinv(kiln.eye(4).reshape(2, 2, 4)).shape
@@ -301,7 +302,7 @@ def reshape_array(array: Any, shape: tuple[int, ...]) -> Any:
                      d.array(rng, (2, 3), t, -1, 1)), {}),
 ), failures=d.failures(((d.Zeros(2, 3, 6), d.Zeros(2, 2)), {}, RuntimeError, "requirement")),
     **LAPACK, tests=d.Tests(regular=True))  # fmt: skip
-def tensorsolve(A: Any, B: Any, dims: Any = None) -> Any:
+def tensorsolve(A: Tensor, B: Tensor, dims: Any = None) -> Any:
     """X with tensordot(A, X, X.ndim) = B; `dims` of A are moved to its end first.
 
     RuntimeError unless they fit.
@@ -337,16 +338,15 @@ def vecdot(x: Any, y: Any, *, dim: int = -1, out: Any = None) -> Any:
     >>> kiln.linalg.vecdot(kiln.tensor([1.0, 2.0]), kiln.tensor([3.0, 4.0]))
     tensor(11.)
     """
-    kinds = [d.dtype_name(t.dtype) for t in (x, y)]
-    if not d.is_float(x):
+    kinds = [dtype_name(t.dtype) for t in (x, y)]
+    if not is_float(x):
         raise RuntimeError(
-            "linalg.vecdot: Expected a floating point or complex tensor as input. Got "
-            f"{d.type_name(kinds[0])}"
+            f"linalg.vecdot: Expected a floating point or complex tensor as input. Got {type_name(kinds[0])}"
         )
     if kinds[0] != kinds[1]:
         raise RuntimeError(
             "linalg.vecdot: Expected x and y to have the same dtype, but found x of type "
-            f"{d.type_name(kinds[0])} and y of type {d.type_name(kinds[1])} instead"
+            f"{type_name(kinds[0])} and y of type {type_name(kinds[1])} instead"
         )
     return given(sum_(p.mul(x, y), dim), out)
 
@@ -370,11 +370,11 @@ def vander(x: Any, *, N: int | None = None) -> Any:
     count = (x.shape[-1] if x.ndim else 1) if N is None else N
     if count <= 1:
         raise RuntimeError("N must be greater than 1.")
-    if d.dtype_name(x.dtype) == "bool":
+    if dtype_name(x.dtype) == "bool":
         raise RuntimeError(
             "linalg.vander supports floating point, complex, and integer tensors, but got Bool"
         )
-    x = x if d.is_float(x) else p.convert(x, "int64")
+    x = x if is_float(x) else p.convert(x, "int64")
     x = unsqueeze(x if x.ndim else unsqueeze(x, 0), -1)
     powers = registry.function("cumprod")(expand(x, (*x.shape[:-1], count - 1)), -1)
     return _concat([p.pow(x, 0), powers], x.ndim - 1)

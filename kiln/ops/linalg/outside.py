@@ -14,7 +14,7 @@ from typing import Any
 
 from kiln import _core
 from kiln.ops.creation.data import numpy
-from kiln.table.declare import is_value
+from kiln.table.arguments import is_value
 
 
 class LinAlgError(RuntimeError):

@@ -9,18 +9,20 @@ from collections.abc import Callable
 from typing import Any
 
 from kiln.ops.creation import constants
-from kiln.ops.creation.named_results import named
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.elementwise import comparison
 from kiln.ops.linalg import lapack
 from kiln.ops.linalg.outside import LinAlgError, outside
+from kiln.ops.named_results import named
 from kiln.ops.products.addends import given
 from kiln.ops.products.matrix_products import matmul as _matmul
 from kiln.ops.products.matrix_products import swapped
 from kiln.ops.views.core_views import broadcast_to, reshape, slice_, squeeze, unsqueeze
-from kiln.table import declare as d
+from kiln.table import drawn as d
 from kiln.table import registry
-from kiln.table.declare import public
+from kiln.table.arguments import dtype_name, is_float, type_name
+from kiln.table.public import alias, public
+from kiln.table.record import Tensor
 from kiln.table.registry import forms
 
 registry.FUNCTIONS["linalg.LinAlgError"] = LinAlgError
@@ -44,35 +46,35 @@ def linear(name: str, method: bool = False, **settings: Any) -> Callable[..., An
     return make
 
 
-def check(a: Any, name: str, square: bool = True, letter: str = "A", short: bool = False) -> None:
+def check(a: Tensor, name: str, square: bool = True, letter: str = "A", short: bool = False) -> None:
     """PyTorch's errors for what is not a batch of (square) matrices of float32 or float64, or (`short`) of
     any floats.
     """
     if a.ndim < 2:
         raise RuntimeError(f"{name}: The input tensor {letter} must have at least 2 dimensions.")
-    dtype = d.dtype_name(a.dtype)
-    if not d.is_float(a):
+    dtype = dtype_name(a.dtype)
+    if not is_float(a):
         raise RuntimeError(
-            f"{name}: Expected a floating point or complex tensor as input. Got {d.type_name(dtype)}"
+            f"{name}: Expected a floating point or complex tensor as input. Got {type_name(dtype)}"
         )
     if dtype in ("float16", "bfloat16") and not short:
-        raise RuntimeError(f"{name}: Low precision dtypes not supported. Got {d.type_name(dtype)}")
+        raise RuntimeError(f"{name}: Low precision dtypes not supported. Got {type_name(dtype)}")
     m, n = a.shape[-2:]
     if square and m != n:
         raise RuntimeError(f"{name}: A must be batches of square matrices, but they are {m} by {n} matrices")
 
 
-def same(a: Any, b: Any, name: str) -> None:
+def same(a: Tensor, b: Tensor, name: str) -> None:
     """PyTorch's error for matrices of two dtypes."""
     if a.dtype != b.dtype:
-        x, y = (d.type_name(d.dtype_name(v.dtype)) for v in (a, b))
+        x, y = (type_name(dtype_name(v.dtype)) for v in (a, b))
         raise RuntimeError(
             f"{name}: Expected A and B to have the same dtype, but found A of type {x} and B of type {y} "
             "instead"
         )
 
 
-def kept(x: Any, diagonal: int, upper: bool) -> Any:
+def kept(x: Tensor, diagonal: int, upper: bool) -> Tensor:
     """The part of matrices on and above (or below) a diagonal, zeros elsewhere."""
     m, n = x.shape[-2:]
     distance = constants.arange(n) - reshape(constants.arange(m), (m, 1))
@@ -80,33 +82,33 @@ def kept(x: Any, diagonal: int, upper: bool) -> Any:
     return p.where(inside, x, 0)
 
 
-def lower(x: Any, diagonal: int = 0) -> Any:
+def lower(x: Tensor, diagonal: int = 0) -> Any:
     return kept(x, diagonal, False)
 
 
-def upper_(x: Any, diagonal: int = 0) -> Any:
+def upper_(x: Tensor, diagonal: int = 0) -> Any:
     return kept(x, diagonal, True)
 
 
-def eye_like(x: Any, n: int) -> Any:
+def eye_like(x: Tensor, n: int) -> Tensor:
     """The unit matrix of n rows in x's dtype."""
     row = constants.arange(n)
-    return p.convert(comparison.eq(row, reshape(row, (n, 1))), d.dtype_name(x.dtype))
+    return p.convert(comparison.eq(row, reshape(row, (n, 1))), dtype_name(x.dtype))
 
 
-def on_diagonal(x: Any) -> Any:
+def on_diagonal(x: Tensor) -> Tensor:
     """Vectors as diagonal matrices."""
     return unsqueeze(x, -1) * eye_like(x, x.shape[-1])
 
 
-def diagonal_of(x: Any) -> Any:
+def diagonal_of(x: Tensor) -> Any:
     """The diagonals of square matrices."""
     n = x.shape[-1]
     flat = reshape(x, (*x.shape[:-2], n * n))
     return slice_(flat, flat.ndim - 1, (0, n, n + 1))
 
 
-def rows_of(shape: tuple[int, ...], a: Any) -> Any:
+def rows_of(shape: tuple[int, ...], a: Tensor) -> Any:
     """A function of samples: a well-conditioned batch of matrices, and what `a` gives beside it."""
 
     def make(rng: Any, t: str) -> Any:
@@ -140,17 +142,17 @@ _SINGULAR: Any = ((d.Zeros(2, 2),), {}, RuntimeError, "input matrix is singular"
 # Inverses and systems
 
 
-def _inv_back(grads: Any, _a: Any, y: Any, *rest: Any) -> Any:
+def _inv_back(grads: Any, _a: Any, y: Tensor, *rest: Any) -> Any:
     t = swapped(y)
     return (-matmul(matmul(t, grads[0]), t),)
 
 
-def inverse_of(a: Any, name: str) -> tuple[Any, Any]:
+def inverse_of(a: Tensor, name: str) -> tuple[Any, Any]:
     """The inverses and, if there is a singular matrix, the zero pivots as an array."""
     check(a, name)
     found: list[Any] = []
 
-    def compute(x: Any) -> Any:
+    def compute(x: Tensor) -> Any:
         y, info = lapack.inv(x)
         found.append(info)
         return (y,)
@@ -158,7 +160,7 @@ def inverse_of(a: Any, name: str) -> tuple[Any, Any]:
     return outside(name, compute, _inv_back, a)[0], found[0]
 
 
-def infos(a: Any, info: Any) -> Any:
+def infos(a: Tensor, info: Any) -> Any:
     """An array of infos (None: zeros) as a tensor."""
     shape = tuple(a.shape[:-2])
     if info is None:
@@ -167,7 +169,7 @@ def infos(a: Any, info: Any) -> Any:
 
 
 @linear("inv", samples=SQUARE, failures=d.failures(*BAD, _SINGULAR), **LAPACK, tests=d.Tests(regular=True))
-def inv(A: Any) -> Any:
+def inv(A: Tensor) -> Any:
     """The inverses of square matrices, [.., n, n]. LinAlgError if one is singular.
 
     >>> kiln.linalg.inv(kiln.tensor([[2.0, 0.0], [0.0, 4.0]]))
@@ -180,14 +182,14 @@ def inv(A: Any) -> Any:
     return y
 
 
-d.alias("inverse", "linalg.inv")
+alias("inverse", "linalg.inv")
 
 
 forms("linalg.inv_ex", "-> inverse, info")
 
 
 @linear("inv_ex")
-def inv_ex(A: Any, *, check_errors: bool = False) -> Any:
+def inv_ex(A: Tensor, *, check_errors: bool = False) -> Any:
     """(inverse, info): `inv` that says in `info` (int32, one per matrix) where a zero pivot is, 0 for none.
 
     >>> kiln.linalg.inv_ex(kiln.eye(2)).info
@@ -199,12 +201,12 @@ def inv_ex(A: Any, *, check_errors: bool = False) -> Any:
     return named("linalg_inv_ex", "inverse info", y, infos(A, info))
 
 
-def _is_vector(a: Any, b: Any) -> bool:
+def _is_vector(a: Tensor, b: Tensor) -> bool:
     """Whether the right side is a vector per matrix, as NumPy and PyTorch tell."""
     return b.ndim == 1 or (a.ndim - 1 == b.ndim and tuple(b.shape) == tuple(a.shape[:-1]))
 
 
-def _solve_back(grads: Any, a: Any, _b: Any, y: Any) -> Any:
+def _solve_back(grads: Any, a: Tensor, _b: Any, y: Tensor) -> Any:
     gb = solve_matrices(swapped(a), grads[0])
     return -matmul(gb, swapped(y)), gb
 
@@ -220,7 +222,7 @@ def solve_matrices(a: Any, b: Any) -> Any:
     return outside("linalg.solve", compute, _solve_back, a, b)[0]
 
 
-def _check_sides(a: Any, b: Any, left: bool, name: str) -> None:
+def _check_sides(a: Tensor, b: Tensor, left: bool, name: str) -> None:
     k = -2 if left else -1
     if a.shape[-1] != b.shape[k]:
         (m, n), (r, c) = a.shape[-2:], b.shape[-2:]
@@ -230,7 +232,7 @@ def _check_sides(a: Any, b: Any, left: bool, name: str) -> None:
         )
 
 
-def _solve(A: Any, B: Any, left: bool, name: str) -> Any:
+def _solve(A: Tensor, B: Tensor, left: bool, name: str) -> Any:
     check(A, name)
     same(A, B, name)
     vector = _is_vector(A, B)
@@ -256,7 +258,7 @@ def _solve(A: Any, B: Any, left: bool, name: str) -> Any:
     **LAPACK,
     tests=d.Tests(regular=True),
 )
-def solve(A: Any, B: Any, *, left: bool = True) -> Any:
+def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Any:
     """X with A X = B (or X A = B): [.., n, n] and [.., n, k], or a vector per matrix; batches broadcast.
 
     LinAlgError for a singular matrix, RuntimeError for sizes or dtypes that do not fit.
@@ -275,7 +277,7 @@ forms("linalg.solve_ex", "-> result, info")
 
 
 @linear("solve_ex")
-def solve_ex(A: Any, B: Any, *, left: bool = True, check_errors: bool = False) -> Any:
+def solve_ex(A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = False) -> Any:
     """(result, info): `solve` that says in `info` where a zero pivot is, 0 for none; results are NaN there.
 
     >>> kiln.linalg.solve_ex(kiln.eye(2), kiln.ones(2)).info
@@ -293,7 +295,7 @@ def solve_ex(A: Any, B: Any, *, left: bool = True, check_errors: bool = False) -
 
 
 def _triangular_back(upper: bool, left: bool, unit: bool) -> Any:
-    def back(grads: Any, a: Any, _b: Any, y: Any) -> Any:
+    def back(grads: Any, a: Tensor, _b: Any, y: Tensor) -> Any:
         gb = triangular(swapped(a), grads[0], not upper, left, unit)
         ga = -(matmul(gb, swapped(y)) if left else matmul(swapped(y), gb))
         return kept(ga, (1 if upper else -1) if unit else 0, upper), gb
@@ -301,7 +303,7 @@ def _triangular_back(upper: bool, left: bool, unit: bool) -> Any:
     return back
 
 
-def triangular(a: Any, b: Any, upper: bool, left: bool = True, unit: bool = False) -> Any:
+def triangular(a: Tensor, b: Tensor, upper: bool, left: bool = True, unit: bool = False) -> Any:
     """`solve_triangular` of matrices of one batch."""
     return outside(
         "linalg.solve_triangular",
@@ -312,7 +314,7 @@ def triangular(a: Any, b: Any, upper: bool, left: bool = True, unit: bool = Fals
     )[0]
 
 
-def together(a: Any, b: Any, name: str) -> tuple[Any, Any]:
+def together(a: Tensor, b: Tensor, name: str) -> tuple[Any, Any]:
     """Two batches of matrices with equal batch dims."""
     if a.shape[:-2] == b.shape[:-2]:
         return a, b
@@ -340,7 +342,9 @@ def together(a: Any, b: Any, name: str) -> tuple[Any, Any]:
     ),
     **LAPACK,
 )
-def solve_triangular(A: Any, B: Any, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Any:
+def solve_triangular(
+    A: Tensor, B: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False
+) -> Any:
     """X with A X = B (or X A = B), A's other triangle taken as zeros, its diagonal as ones where asked.
 
     A zero on the diagonal gives infinities. RuntimeError for sizes that do not fit; needs SciPy.

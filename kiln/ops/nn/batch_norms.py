@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
-from kiln.ops.elementwise.unary import rsqrt
-from kiln.ops.nn.activations import floating, narrow
+from kiln.ops.elementwise.elementary import rsqrt
+from kiln.ops.elementwise.precision import floating, narrow
 from kiln.ops.nn.group_norms import check_channels, normalize_by, per_channel
-from kiln.ops.reductions.reduce import reduce_sum
+from kiln.ops.reductions.core_reductions import reduce_sum
 from kiln.ops.views.core_views import reshape
-from kiln.table import declare as d
+from kiln.table import drawn as d
+from kiln.table.arguments import count_of, is_value, numel
+from kiln.table.public import public
 from kiln.table.record import Number, Tensor, composite
 from kiln.table.registry import forms
 
 
-def _whitened(np: Any, x: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
+def _whitened(np: ModuleType, x: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
     wide_x, dims = np.asarray(x, np.float64), (0, *range(2, x.ndim))
     mean, var = wide_x.mean(dims), wide_x.var(dims)
     laid = [-1 if k == 1 else 1 for k in range(x.ndim)]
@@ -50,7 +53,7 @@ def normalize_batch(
     """
     x = floating(input, "batch_norm")
     dims, channels = (0, *range(2, x.ndim)), (x.shape[1],)
-    count: Any = d.count_of(x, dims)
+    count: Any = count_of(x, dims)
     mean = reduce_sum(x, dims, True) / count
     centered = x - mean
     total = reduce_sum(centered * centered, dims, True)
@@ -61,13 +64,13 @@ def normalize_batch(
     return found, *(narrow(reshape(s, channels), x.dtype) for s in (mean, total / (count - 1)))
 
 
-def _check(input: Any, tensors: dict[str, Any], training: bool) -> None:
+def _check(input: Tensor, tensors: dict[str, Any], training: bool) -> None:
     """PyTorch's errors for statistics and parameters that are missing or of another size."""
     mean, var = tensors["running_mean"], tensors["running_var"]
     channels = input.shape[1] if input.ndim > 1 else 0
     if training and (mean is None) != (var is None):
         raise ValueError("running_mean and running_var must either both be None or neither be None")
-    if training and not d.is_value(input) and d.numel(input.shape) == channels:
+    if training and not is_value(input) and numel(input.shape) == channels:
         raise ValueError(
             f"Expected more than 1 value per channel when training, got input size {list(input.shape)}"
         )
@@ -84,7 +87,7 @@ forms(
 )
 
 
-@d.public(
+@public(
     "batch_norm",
     method=False,
     layer=True,

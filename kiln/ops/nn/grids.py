@@ -8,24 +8,26 @@ from __future__ import annotations
 
 import warnings
 from itertools import product as each
+from types import ModuleType
 from typing import Any
 
 from kiln.graph.size import product
 from kiln.ops.elementwise import arithmetic as p
-from kiln.ops.elementwise.unary import floor, round
+from kiln.ops.elementwise.elementary import floor, round
+from kiln.ops.elementwise.precision import narrow, wide
 from kiln.ops.indexing.gathering import gather
-from kiln.ops.nn.activations import narrow, wide
 from kiln.ops.nn.interpolation import cubic_weight, cubic_weights
 from kiln.ops.views.core_views import expand, reshape, slice_
 from kiln.ops.windows.geometry import listed, require
-from kiln.table import declare as d
-from kiln.table.declare import dtype_name, public
+from kiln.table import drawn as d
+from kiln.table.arguments import dtype_name, is_float, is_symbolic, number, type_name
+from kiln.table.public import public
 from kiln.table.record import Sample, Sizes, Structure, Tensor, composite, find
 
 # In NumPy
 
 
-def _bounded(np: Any, at: Any, n: int, padding: str, corners: bool) -> Any:
+def _bounded(np: ModuleType, at: Any, n: int, padding: str, corners: bool) -> Any:
     """Places along a dim of n elements as the padding mode sees them."""
     if padding == "reflection":
         low, span = (0, n - 1) if corners else (-0.5, n)
@@ -36,7 +38,7 @@ def _bounded(np: Any, at: Any, n: int, padding: str, corners: bool) -> Any:
     return at if padding == "zeros" else np.clip(at, 0, n - 1)
 
 
-def _reference(np: Any, x: Any, grid: Any, mode: str, padding: str, corners: bool) -> Any:
+def _reference(np: ModuleType, x: Any, grid: Any, mode: str, padding: str, corners: bool) -> Any:
     """sampled in NumPy: one tap at a time."""
     sizes, images = x.shape[2:], np.arange(len(x)).reshape(-1, *(1,) * (grid.ndim - 2))
     spots = []
@@ -60,7 +62,7 @@ def _reference(np: Any, x: Any, grid: Any, mode: str, padding: str, corners: boo
     return total.astype(x.dtype)
 
 
-def _affine_reference(np: Any, theta: Any, sizes: Any, corners: bool) -> Any:
+def _affine_reference(np: ModuleType, theta: Any, sizes: Any, corners: bool) -> Any:
     """affine_places in NumPy."""
     along = [(2 * np.arange(n) - (n - 1)) / (max(n - 1, 1) if corners else n) for n in sizes]
     base = np.stack([*reversed(np.meshgrid(*along, indexing="ij")), np.ones(sizes)], -1)
@@ -101,7 +103,7 @@ def sampled(input: Tensor, grid: Tensor, mode: Structure, padding: Structure, co
     for taps in each(*spots):
         place = inside = weight = None
         for k, (at, within, share) in enumerate(taps):
-            own = at * d.number(x, product(sizes[k + 1 :]))
+            own = at * number(x, product(sizes[k + 1 :]))
             place = own if place is None else place + own
             inside = within if inside is None else inside & within
             weight = share if weight is None else weight * share
@@ -113,14 +115,14 @@ def sampled(input: Tensor, grid: Tensor, mode: Structure, padding: Structure, co
 
 def _around(c: Any, n: Any, mode: str, padding: str, corners: bool) -> list[tuple[Any, Any, Any]]:
     """The elements around coordinates along a dim of n: each one's place, whether it is one, its weight."""
-    last = d.number(c, n - 1)
-    at = (c + 1) / 2 * last if corners else ((c + 1) * d.number(c, n) - 1) / 2
+    last = number(c, n - 1)
+    at = (c + 1) / 2 * last if corners else ((c + 1) * number(c, n) - 1) / 2
     if mode != "bicubic":
         at = _within(at, n, padding, corners)
     low = round(at) if mode == "nearest" else floor(at)
     share = at - low
     taps: list[tuple[int, Any]] = (
-        [(0, p.overwrite(at, d.number(at, 1)))] if mode == "nearest" else [(0, 1 - share), (1, share)]
+        [(0, p.overwrite(at, number(at, 1)))] if mode == "nearest" else [(0, 1 - share), (1, share)]
     )
     found = []
     for offset, weight in cubic_weights(share) if mode == "bicubic" else taps:
@@ -135,11 +137,11 @@ def _within(at: Any, n: Any, padding: str, corners: bool) -> Any:
     """Places as the padding mode sees them; without a gradient on the border and beyond, as PyTorch's."""
     if padding == "zeros":
         return at
-    last = d.number(at, n - 1)
+    last = number(at, n - 1)
     if padding == "reflection":
         if n == 1 and corners:
-            return p.overwrite(at, d.number(at, 0))
-        low, span = (0, last) if corners else (-0.5, d.number(at, n))
+            return p.overwrite(at, number(at, 0))
+        low, span = (0, last) if corners else (-0.5, number(at, n))
         away = at - low
         away = p.where(away < 0, -away, away)
         turns = floor(away / span)
@@ -172,9 +174,9 @@ def affine_places(theta: Tensor, sizes: Sizes, corners: Structure) -> Any:
 
     total = expand(column(dims), (theta.shape[0], *sizes, dims))
     for k, n in enumerate(sizes):
-        last = d.number(x, n - 1)
+        last = number(x, n - 1)
         along = x.graph.add(find("iota"), (), ((1, *ones[:k], n, *ones[k + 1 :], 1), 1 + k))
-        count = p.maximum(last, 1) if corners else d.number(x, n)
+        count = p.maximum(last, 1) if corners else number(x, n)
         total = total + p.convert(2 * along - last, x.dtype) / p.convert(count, x.dtype) * column(
             dims - 1 - k
         )
@@ -197,19 +199,19 @@ def _corners(given: bool | None) -> bool:
     return bool(given)
 
 
-def _check(input: Any, grid: Any, mode: str) -> None:
+def _check(input: Tensor, grid: Tensor, mode: str) -> None:
     shape, other = tuple(input.shape), tuple(grid.shape)
     require(
         dtype_name(input.dtype) == dtype_name(grid.dtype),
-        f"expected scalar type {d.type_name(dtype_name(input.dtype))} but found "
-        f"{d.type_name(dtype_name(grid.dtype))}",
+        f"expected scalar type {type_name(dtype_name(input.dtype))} but found "
+        f"{type_name(dtype_name(grid.dtype))}",
     )
     require(
         len(shape) in (4, 5) and len(other) == len(shape),
         "grid_sampler(): expected 4D or 5D input and grid with same number of dimensions, but got input with "
         f"sizes {listed(shape)} and grid with sizes {listed(other)}",
     )
-    if d.is_symbolic((*shape, *other)):
+    if is_symbolic((*shape, *other)):
         return
     require(
         shape[0] == other[0],
@@ -294,8 +296,8 @@ def grid_sample(
     require(
         mode != "bicubic" or input.ndim == 4, "grid_sampler(): bicubic interpolation only supports 4D input"
     )
-    if not d.is_float(input):
-        kind = d.type_name(dtype_name(input.dtype))
+    if not is_float(input):
+        kind = type_name(dtype_name(input.dtype))
         raise NotImplementedError(f"\"grid_sampler_{input.ndim - 2}d_cpu\" not implemented for '{kind}'")
     return sampled.handle(input, grid, mode, padding_mode, corners)
 
@@ -330,7 +332,7 @@ def affine_grid(theta: Any, size: Any, align_corners: bool | None = None) -> Any
     """
     corners, size, shape = _corners(align_corners), tuple(size), tuple(theta.shape)
     message = f"Expected theta to have floating point type, but got {theta.dtype}"
-    require(d.is_float(theta), message, ValueError)
+    require(is_float(theta), message, ValueError)
     require(
         len(size) in (4, 5),
         "affine_grid only supports 4D and 5D sizes, for 2D and 3D affine transforms, respectively. Got size "
@@ -350,7 +352,7 @@ def affine_grid(theta: Any, size: Any, align_corners: bool | None = None) -> Any
         ValueError,
     )
     require(
-        d.is_symbolic((size[0], shape[0])) or size[0] == shape[0],
+        is_symbolic((size[0], shape[0])) or size[0] == shape[0],
         f"Expected size for first two dimensions of batch2 tensor to be: [{size[0]}, {dims + 1}] but got: "
         f"[{shape[0]}, {dims + 1}].",
     )

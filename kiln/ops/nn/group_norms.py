@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from kiln.ops.elementwise.arithmetic import pow
-from kiln.ops.elementwise.unary import rsqrt
-from kiln.ops.nn.activations import floating, narrow, wide
+from kiln.ops.elementwise.elementary import rsqrt
+from kiln.ops.elementwise.precision import floating, narrow, wide
 from kiln.ops.nn.softmax_and_layer_norm import first_of_last
-from kiln.ops.reductions.reduce import reduce_sum
+from kiln.ops.reductions.core_reductions import reduce_sum
 from kiln.ops.views.core_views import embed, reshape, slice_
-from kiln.table import declare as d
+from kiln.table import drawn as d
+from kiln.table.arguments import count_of, expect_count, is_value, numel
+from kiln.table.public import public
 from kiln.table.record import Number, Structure, Tensor, composite
 from kiln.table.registry import forms
 
 
-def _rms(np: Any, x: Any, shape: Any, weight: Any = None, eps: float | None = None) -> Any:
+def _rms(np: ModuleType, x: Any, shape: Any, weight: Any = None, eps: float | None = None) -> Any:
     axes = tuple(range(x.ndim - len(shape), x.ndim))
     y = x / np.sqrt((x * x).mean(axes, keepdims=True) + (eps or 0))
     return (y if weight is None else y * weight).astype(x.dtype)
@@ -49,7 +52,7 @@ def rms_norm(
     first = first_of_last(input, normalized_shape, "rms_norm", weight, few=ValueError)
     x, dims = floating(input, "RMSNormKernelImpl"), tuple(range(first, input.ndim))
     least = eps if eps is not None else 2.0**-52 if x.dtype == "float64" else 2.0**-23
-    y = x * rsqrt(reduce_sum(x * x, dims, True) / d.count_of(x, dims) + least)
+    y = x * rsqrt(reduce_sum(x * x, dims, True) / count_of(x, dims) + least)
     return narrow(y if weight is None else y * wide(weight), input.dtype)
 
 
@@ -58,7 +61,9 @@ def per_channel(value: Any, ndim: int) -> Any:
     return reshape(wide(value), (1, value.shape[0], *(1,) * (ndim - 2)))
 
 
-def _grouped(np: Any, x: Any, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
+def _grouped(
+    np: ModuleType, x: Any, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5
+) -> Any:
     g = np.asarray(x, np.float64).reshape(x.shape[0], groups, -1)
     y = ((g - g.mean(2, keepdims=True)) / np.sqrt(g.var(2, keepdims=True) + eps)).reshape(x.shape)
     laid = [-1 if k == 1 else 1 for k in range(x.ndim)]
@@ -89,8 +94,8 @@ def normalize_groups(
     """
     check_groups(input, num_groups)
     x, shape = floating(input, "GroupNormKernelImpl"), tuple(input.shape)
-    grouped = reshape(x, (shape[0], num_groups, d.numel(shape[1:]) // num_groups))
-    count = d.count_of(grouped, (2,))
+    grouped = reshape(x, (shape[0], num_groups, numel(shape[1:]) // num_groups))
+    count = count_of(grouped, (2,))
     centered = grouped - reduce_sum(grouped, (2,), True) / count
     scale = rsqrt(reduce_sum(centered * centered, (2,), True) / count + eps)
     y = reshape(centered * scale, shape)
@@ -98,7 +103,7 @@ def normalize_groups(
     return narrow(y if bias is None else y + per_channel(bias, len(shape)), input.dtype)
 
 
-def check_groups(input: Any, groups: int) -> None:
+def check_groups(input: Tensor, groups: int) -> None:
     """PyTorch's errors for channels that cannot be grouped; a symbolic size passes."""
     if input.ndim < 2:
         raise RuntimeError(f"Expected at least 2 dimensions for input tensor but received {input.ndim}")
@@ -112,7 +117,7 @@ def check_groups(input: Any, groups: int) -> None:
         )
 
 
-@d.public(
+@public(
     "group_norm",
     method=False,
     layer=True,
@@ -132,12 +137,12 @@ def group_norm(input: Any, num_groups: int, weight: Any = None, bias: Any = None
     """
     check_groups(input, num_groups)
     for name, given in (("weight", weight), ("bias", bias)):
-        if given is not None and not d.is_value(input) and tuple(given.shape) != (input.shape[1],):
+        if given is not None and not is_value(input) and tuple(given.shape) != (input.shape[1],):
             raise RuntimeError(
                 f"Expected {name} to be a vector of size equal to the number of channels in input, but got "
                 f"{name} of shape {list(given.shape)} and input of shape {list(input.shape)}"
             )
-    if not d.is_value(input) and input.numel() // num_groups == input.shape[0] == 1:
+    if not is_value(input) and input.numel() // num_groups == input.shape[0] == 1:
         raise ValueError(
             f"Expected more than 1 value per channel when training, got input size {list(input.shape)}"
         )
@@ -152,12 +157,12 @@ def _updated(running: Any, now: Any, momentum: float) -> None:
 def check_channels(channels: Any, tensors: dict[str, Any]) -> None:
     """RuntimeError, PyTorch's, for statistics and parameters that are not as many as channels."""
     for name, x in tensors.items():
-        count = None if x is None else d.numel(x.shape)
+        count = None if x is None else numel(x.shape)
         if isinstance(count, int) and isinstance(channels, int) and count != channels:
             raise RuntimeError(f"{name} should contain {channels} elements not {count}")
 
 
-@d.public(
+@public(
     "instance_norm",
     method=False,
     layer=True,
@@ -201,7 +206,7 @@ def instance_norm(
     check_channels(input.shape[1] if input.ndim > 1 else 0, given)
     if not use_input_stats:
         return normalize_by.handle(input, running_mean, running_var, weight, bias, eps)
-    if not d.is_value(input) and d.numel(tuple(input.shape)[2:]) == 1:
+    if not is_value(input) and numel(tuple(input.shape)[2:]) == 1:
         raise ValueError(
             f"Expected more than 1 spatial element when training, got input size {list(input.shape)}"
         )
@@ -213,7 +218,9 @@ def instance_norm(
     return normalize_groups.handle(input, input.shape[1], weight, bias, eps)
 
 
-def _by(np: Any, x: Any, mean: Any, var: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
+def _by(
+    np: ModuleType, x: Any, mean: Any, var: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
+) -> Any:
     laid = [-1 if k == 1 else 1 for k in range(x.ndim)]
     y = (x - mean.reshape(laid)) / np.sqrt(var.reshape(laid) + eps)
     y = y if weight is None else y * weight.reshape(laid)
@@ -250,7 +257,9 @@ def normalize_by(
     return narrow(y if bias is None else y + per_channel(bias, ndim), input.dtype)
 
 
-def _neighbours(np: Any, x: Any, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> Any:
+def _neighbours(
+    np: ModuleType, x: Any, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
+) -> Any:
     total = np.zeros(x.shape)
     for c in range(x.shape[1]):
         low, high = max(0, c - size // 2), c + (size - 1) // 2 + 1
@@ -284,7 +293,7 @@ def local_response_norm(
         raise ValueError(f"Expected 3D or higher dimensionality input (got {input.ndim} dimensions)")
     if size < 1:
         raise RuntimeError(f"local_response_norm: expected a size of at least 1, got {size}")
-    d.expect_count("local_response_norm", size, "channels, which are terms of one kernel", 1000)
+    expect_count("local_response_norm", size, "channels, which are terms of one kernel", 1000)
     x, channels = floating(input, "avg_pool"), input.shape[1]
     padded = embed(x * x, 1, (channels + (size - 1), size // 2, 1))
     total = slice_(padded, 1, (0, channels, 1))

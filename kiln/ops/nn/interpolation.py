@@ -8,25 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import ceil
+from types import ModuleType
 from typing import Any
 
 from kiln.ops.creation.constants import filled
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.elementwise.comparison import eq
-from kiln.ops.elementwise.unary import floor
+from kiln.ops.elementwise.elementary import floor
+from kiln.ops.elementwise.precision import narrow, wide
 from kiln.ops.indexing.gathering import gather, scatter_add
-from kiln.ops.nn.activations import narrow, wide
 from kiln.ops.windows.adaptive_pools import adaptive_avg_pool1d, adaptive_avg_pool2d, adaptive_avg_pool3d
 from kiln.ops.windows.geometry import require
-from kiln.table import declare as d
-from kiln.table.declare import dtype_name, public
+from kiln.table import drawn as d
+from kiln.table.arguments import dtype_name, is_float, is_symbolic, number, type_name
+from kiln.table.public import public
 from kiln.table.record import Number, Sample, Sizes, Structure, Tensor, composite, find
 from kiln.table.registry import forms
 
 _CUBIC = -0.75  # the slope of cubic weights one element away
 
 
-def _spots(np: Any, n: int, out: int, scale: float, how: str) -> Any:
+def _spots(np: ModuleType, n: int, out: int, scale: float, how: str) -> Any:
     """Where the results' elements lie, in NumPy; clamped where nothing in front of the first is seen."""
     i = np.arange(out, dtype=np.float32 if how.startswith("nearest") else np.float64)
     if how in ("nearest", "linear corners", "cubic corners"):
@@ -35,7 +37,7 @@ def _spots(np: Any, n: int, out: int, scale: float, how: str) -> Any:
     return at if how == "nearest-exact" else at - 0.5 if how == "cubic" else np.maximum(at - 0.5, 0)
 
 
-def _reference(np: Any, x: Any, dim: int, size: Any, scale: float, how: str, span: int = 0) -> Any:
+def _reference(np: ModuleType, x: Any, dim: int, size: Any, scale: float, how: str, span: int = 0) -> Any:
     """resample, or resample_cubic, in NumPy."""
     n = x.shape[dim]
     at = _spots(np, n, size[0], scale, how)
@@ -106,10 +108,10 @@ def _precision(how: str, dtype: str) -> str:
     return "float32" if how.startswith("nearest") or dtype != "float64" else "float64"
 
 
-def _seen(x: Any, shape: Any, dim: int, n: Any, scale: Any, how: str) -> tuple[Any, Any, Any]:
+def _seen(x: Tensor, shape: Any, dim: int, n: Any, scale: Any, how: str) -> tuple[Any, Any, Any]:
     """For a result of `shape` the positions along `dim`, of n, in front and behind; the latter's share."""
     i = x.graph.add(find("iota"), (), (shape, dim))
-    at, last = _place(p.convert(i, _precision(how, x.dtype)), scale, how), d.number(x, n - 1)
+    at, last = _place(p.convert(i, _precision(how, x.dtype)), scale, how), number(x, n - 1)
     if how.startswith("nearest"):
         return p.minimum(p.convert(floor(at), "int64"), last), None, None
     at = p.maximum(at, 0)
@@ -121,7 +123,7 @@ _CHAIN = 12  # elements that see one, at most, for a gradient that gathers them;
 
 
 @resample.derivative
-def _(g: Any, input: Any, dim: Any, scale: Any, how: Any, span: Any) -> Any:
+def _(g: Tensor, input: Tensor, dim: Any, scale: Any, how: Any, span: Any) -> Any:
     shape = tuple(input.shape)
     if span <= _CHAIN:
         return _gathered(g, shape, dim, scale, how, span), None
@@ -132,12 +134,12 @@ def _(g: Any, input: Any, dim: Any, scale: Any, how: Any, span: Any) -> Any:
     return scatter_add(scatter_add(zeros, dim, low, g * (1 - share)), dim, high, g * share), None
 
 
-def _gathered(g: Any, shape: Any, dim: int, scale: Any, how: str, span: int) -> Any:
+def _gathered(g: Tensor, shape: Any, dim: int, scale: Any, how: str, span: int) -> Any:
     """The gradient of every element from those that see it, which follow one another."""
     exact = _precision(how, g.dtype)
     j = g.graph.add(find("iota"), (), (shape, dim))
-    last, count = d.number(g, shape[dim] - 1), d.number(g, g.shape[dim])
-    end = d.number(g, g.shape[dim] - 1)
+    last, count = number(g, shape[dim] - 1), number(g, g.shape[dim])
+    end = number(g, g.shape[dim] - 1)
     before = 1 if how.startswith("linear") else 0
     half = 0 if how == "nearest" or how.endswith("corners") else 0.5
     own = p.convert(j, exact) - before + (half if before else 0)
@@ -178,7 +180,7 @@ def resample_cubic(input: Tensor, dim: Structure, size: Sizes, scale: Number, ho
     """
     shape = (*input.shape[:dim], *size, *input.shape[dim + 1 :])
     i = p.convert(input.graph.add(find("iota"), (), (shape, dim)), _precision(how, input.dtype))
-    at, last = _place(i, scale, how), d.number(input, input.shape[dim] - 1)
+    at, last = _place(i, scale, how), number(input, input.shape[dim] - 1)
     low, share = p.convert(floor(at), "int64"), at - floor(at)
     x, total = wide(input), None
     for offset, weight in cubic_weights(share):
@@ -203,7 +205,7 @@ _MODES = {"linear": 3, "bilinear": 4, "trilinear": 5}
 _LISTED = "nearest | linear | bilinear | bicubic | trilinear | lanczos | area | nearest-exact"
 
 
-def _check_mode(input: Any, mode: str, align_corners: Any, antialias: bool) -> None:
+def _check_mode(input: Tensor, mode: str, align_corners: Any, antialias: bool) -> None:
     if mode in ("nearest", "area", "nearest-exact"):
         require(
             align_corners is None,
@@ -233,7 +235,7 @@ def _check_mode(input: Any, mode: str, align_corners: Any, antialias: bool) -> N
 
 
 def _sizes(
-    input: Any, size: Any, factor: Any, recompute: bool | None, always: bool
+    input: Tensor, size: Any, factor: Any, recompute: bool | None, always: bool
 ) -> tuple[tuple[Any, ...], tuple[float | None, ...]]:
     """The sizes of the result, and the factors that places are computed from (None: from the sizes)."""
     dims, sizes = input.ndim - 2, tuple(input.shape)[2:]
@@ -255,7 +257,7 @@ def _sizes(
         message = f"expected size to be one of int or a tuple of ints, but got size {each}"
         require(not any(isinstance(n, float) or n is None for n in each), message, TypeError)
         return each, (None,) * dims
-    if d.is_symbolic(sizes):
+    if is_symbolic(sizes):
         raise TypeError("interpolate: the sizes that scale_factor gives are not known here; pass size")
     found = tuple(int(n * f) for n, f in zip(sizes, each))
     return found, (None,) * dims if recompute or always else tuple(map(float, each))
@@ -263,7 +265,7 @@ def _sizes(
 
 def _scale(n: Any, out: Any, factor: float | None, corners: bool) -> Any:
     """How far apart the result's elements lie, in elements of the input."""
-    if d.is_symbolic((n, out)):
+    if is_symbolic((n, out)):
         raise TypeError("interpolate: how far apart elements lie is not known here")
     if corners:
         return (n - 1) / (out - 1) if out > 1 else 1.0  # the first of one lies at 0 whatever the scale
@@ -342,8 +344,8 @@ def interpolate(
     how = _HOW.get(mode, "linear") + (" corners" if corners else "")
     kind, x = dtype_name(input.dtype), input
     if not mode.startswith("nearest"):
-        if not d.is_float(input):
-            raise NotImplementedError(f"\"upsample_{mode}\" not implemented for '{d.type_name(kind)}'")
+        if not is_float(input):
+            raise NotImplementedError(f"\"upsample_{mode}\" not implemented for '{type_name(kind)}'")
         x = p.convert(input, "float32") if kind in ("float16", "bfloat16") else input
     for k in reversed(range(len(out))):
         scale = _scale(shape[2 + k], out[k], factors[k], corners)

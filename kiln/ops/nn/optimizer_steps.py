@@ -22,12 +22,13 @@ float16 and bfloat16 are computed in float32 and each result rounded once.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from kiln.ops.elementwise.arithmetic import maximum
-from kiln.ops.elementwise.unary import sqrt
-from kiln.ops.nn.activations import narrow, wide
-from kiln.table import declare as d
+from kiln.ops.elementwise.elementary import sqrt
+from kiln.ops.elementwise.precision import narrow, wide
+from kiln.table import drawn as d
 from kiln.table import registry
 from kiln.table.record import Number, Op, Samples, Structure, Tensor, composite
 
@@ -46,7 +47,7 @@ _ADAM_NUMBERS = (
 )
 
 
-def _direction(param: Any, grad: Any, weight_decay: Any, decay: str, maximize: bool) -> Any:
+def _direction(param: Any, grad: Tensor, weight_decay: Any, decay: str, maximize: bool) -> Any:
     """The gradient to descend along: negated to maximize, with the L2 penalty's gradient added."""
     if maximize:
         grad = -grad
@@ -77,7 +78,7 @@ def _papers(
     `update(np, param, grad, *others)`, which is told of `flags` by keyword.
     """
 
-    def run(np: Any, *args: Any, **kwargs: Any) -> Any:
+    def run(np: ModuleType, *args: Any, **kwargs: Any) -> Any:
         param, grad, *others = args[:count]
         given = dict(zip(("weight_decay", "decay"), args[count + numbers :]), **kwargs)
         if given.get("maximize", False):
@@ -91,12 +92,12 @@ def _papers(
     return d.reference(run)
 
 
-def _sgd_of_the_paper(np: Any, param: Any, grad: Any) -> Any:
+def _sgd_of_the_paper(np: ModuleType, param: Any, grad: Any) -> Any:
     return np.subtract(param, np.multiply(grad, _LR))
 
 
 def _momentum_of_the_paper(
-    np: Any, param: Any, grad: Any, buffer: Any, nesterov: bool = False
+    np: ModuleType, param: Any, grad: Any, buffer: Any, nesterov: bool = False
 ) -> tuple[Any, Any]:
     """Sutskever and others, 2013, in the form that PyTorch has it."""
     velocity = _MOMENTUM * buffer + (1 - _DAMPENING) * grad
@@ -105,7 +106,7 @@ def _momentum_of_the_paper(
 
 
 def _adam_of_the_paper(
-    np: Any, param: Any, grad: Any, first: Any, second: Any, *peak: Any
+    np: ModuleType, param: Any, grad: Any, first: Any, second: Any, *peak: Any
 ) -> tuple[Any, ...]:
     """Kingma and Ba, 2015, algorithm 1; with a peak of Reddi and others, 2018, corrected as PyTorch does."""
     first = _BETA1 * first + (1 - _BETA1) * grad
@@ -154,8 +155,8 @@ def sgd_step(
 
 
 def _sgd(
-    param: Any, grad: Any, lr: Any, weight_decay: Any = 0.0, decay: str = "none", maximize: bool = False
-) -> Any:
+    param: Any, grad: Tensor, lr: Any, weight_decay: Any = 0.0, decay: str = "none", maximize: bool = False
+) -> Tensor:
     if decay == "decoupled":
         param = param * weight_decay
     return param - lr * _direction(param, grad, weight_decay, decay, maximize)
@@ -190,11 +191,11 @@ def sgd_momentum_step(
 
 def _momentum(
     param: Any,
-    grad: Any,
+    grad: Tensor,
     buffer: Any,
     lr: Any,
     momentum: Any,
-    weight: Any,
+    weight: Tensor,
     weight_decay: Any = 0.0,
     decay: str = "none",
     nesterov: bool = False,

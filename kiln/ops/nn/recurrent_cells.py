@@ -4,23 +4,24 @@
     gru_gates     input's and hidden's parts (B, 3H) of the gates r z n, hidden (B, H)  ->  hidden
 
 Each is one kernel, and so is its derivative, which joins the gates' gradients. A step of a layer
-(`kiln.nn.recurrence`) is a product and such a kernel, and so is a step back: `lstm_step`, `lstm_back` ...
+(`kiln.nn.recurrent_steps`) is a product and such a kernel, and so is a step back: `lstm_step`, `lstm_back`.
 What has gone through the input's weights, `input`, was computed for all steps at once. Weights are
 PyTorch's.
 """
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from kiln.ops.elementwise import arithmetic as p
-from kiln.ops.elementwise.unary import relu, sigmoid, tanh
+from kiln.ops.elementwise.elementary import relu, sigmoid, tanh
+from kiln.ops.elementwise.precision import floating, narrow, wide
 from kiln.ops.indexing.gathering import concat
-from kiln.ops.nn.activations import floating, narrow, wide
 from kiln.ops.products.matrix_products import _differ, linear, product, swapped
 from kiln.ops.views.core_views import slice_
-from kiln.table import declare as d
-from kiln.table.declare import public
+from kiln.table import drawn as d
+from kiln.table.public import public
 from kiln.table.record import Sample, Structure, Tensor, composite
 from kiln.table.registry import forms
 
@@ -41,11 +42,11 @@ def _joined(parts: list[Any], dtype: str) -> Any:
     return concat([narrow(x, dtype) for x in parts], 1)
 
 
-def _sum(x: Any, y: Any) -> Any:
+def _sum(x: Tensor, y: Tensor) -> Tensor:
     return wide(x) if y is None else wide(x) + wide(y)
 
 
-def _sigmoid(np: Any, x: Any) -> Any:
+def _sigmoid(np: ModuleType, x: Any) -> Any:
     return 1 / (1 + np.exp(-x))
 
 
@@ -57,13 +58,13 @@ def _settled(shapes: Any, *settings: str) -> Any:
 # LSTM
 
 
-def _lstm_reference(np: Any, gates: Any, cell: Any) -> Any:
+def _lstm_reference(np: ModuleType, gates: Any, cell: Any) -> Any:
     i, f, g, o = np.split(gates, 4, 1)
     c = _sigmoid(np, f) * cell + _sigmoid(np, i) * np.tanh(g)
     return _sigmoid(np, o) * np.tanh(c), c
 
 
-def lstm_states(i: Any, f: Any, g: Any, o: Any, cell: Any) -> tuple[Any, Any]:
+def lstm_states(i: Any, f: Any, g: Tensor, o: Any, cell: Any) -> tuple[Any, Any]:
     """The hidden state and the cell, of arrays or scalars."""
     c = sigmoid(f) * cell + sigmoid(i) * tanh(g)
     return sigmoid(o) * tanh(c), c
@@ -87,7 +88,7 @@ def lstm_gates(gates: Tensor, cell: Tensor) -> tuple[Any, Any]:
     return narrow(h, gates.dtype), narrow(c, cell.dtype)
 
 
-def _lstm_back(gh: Any, gc: Any, gates: Any, cell: Any, now: Any) -> tuple[list[Any], Any]:
+def _lstm_back(gh: Tensor, gc: Tensor, gates: Any, cell: Any, now: Any) -> tuple[list[Any], Any]:
     """The gradients of what the four gates are made from and of the cell, from those of the hidden state
     and the new cell `now`; one of the two may be None.
     """
@@ -109,7 +110,7 @@ def _(gs: Any, gates: Any, cell: Any, ys: Any) -> Any:
 
 
 def _lstm_back_reference(
-    np: Any, gy: Any, gh: Any, gc: Any, gates: Any, cell: Any, now: Any, weight: Any
+    np: ModuleType, gy: Any, gh: Any, gc: Any, gates: Any, cell: Any, now: Any, weight: Any
 ) -> Any:
     i, f, g, o = np.split(gates, 4, 1)
     i, f, g, o, t = _sigmoid(np, i), _sigmoid(np, f), np.tanh(g), _sigmoid(np, o), np.tanh(now)
@@ -163,7 +164,7 @@ def lstm_back(
 # GRU
 
 
-def _gru_reference(np: Any, input: Any, recurrent: Any, hidden: Any) -> Any:
+def _gru_reference(np: ModuleType, input: Any, recurrent: Any, hidden: Any) -> Any:
     (xr, xz, xn), (hr, hz, hn) = np.split(input, 3, 1), np.split(recurrent, 3, 1)
     z, n = _sigmoid(np, xz + hz), np.tanh(xn + _sigmoid(np, xr + hr) * hn)
     return (hidden - n) * z + n
@@ -181,7 +182,7 @@ def gru_state(x: list[Any], h: list[Any], hidden: Any) -> Any:
     return (hidden - n) * z + n
 
 
-def _gru(input: Any, recurrent: Any, hidden: Any) -> Any:
+def _gru(input: Tensor, recurrent: Any, hidden: Any) -> Any:
     return gru_state(_parts(input, hidden, 3), _parts(recurrent, hidden, 3), hidden)
 
 
@@ -197,7 +198,7 @@ def gru_gates(input: Tensor, recurrent: Tensor, hidden: Tensor) -> Any:
     return narrow(_gru(floating(input, "gru"), wide(recurrent), wide(hidden)), input.dtype)
 
 
-def _gru_back(g: Any, input: Any, recurrent: Any, hidden: Any) -> tuple[list[Any], list[Any], Any]:
+def _gru_back(g: Tensor, input: Tensor, recurrent: Any, hidden: Any) -> tuple[list[Any], list[Any], Any]:
     """The gradients of the parts of `input` and of `recurrent`, and of `hidden`."""
     h = _parts(recurrent, hidden, 3)
     r, z, n = _gru_gates(_parts(input, hidden, 3), h)
@@ -207,17 +208,17 @@ def _gru_back(g: Any, input: Any, recurrent: Any, hidden: Any) -> tuple[list[Any
 
 
 @gru_gates.derivative
-def _(g: Any, input: Any, recurrent: Any, hidden: Any) -> Any:
+def _(g: Tensor, input: Tensor, recurrent: Any, hidden: Any) -> Any:
     of_input, of_recurrent, of_hidden = _gru_back(g, input, recurrent, hidden)
     return concat(of_input, 1), concat(of_recurrent, 1), of_hidden
 
 
-def _with_bias(product: Any, bias: Any) -> Any:
+def _with_bias(product: Any, bias: Tensor) -> Tensor:
     return wide(product) if bias is None else wide(product) + wide(bias)
 
 
 def _gru_back_reference(
-    np: Any, gy: Any, gh: Any, input: Any, recurrent: Any, hidden: Any, weight: Any
+    np: ModuleType, gy: Any, gh: Any, input: Any, recurrent: Any, hidden: Any, weight: Any
 ) -> Any:
     (xr, xz, xn), (hr, hz, hn) = np.split(input, 3, 1), np.split(recurrent, 3, 1)
     r, z = _sigmoid(np, xr + hr), _sigmoid(np, xz + hz)
@@ -274,16 +275,16 @@ def gru_back(
 # RNN
 
 
-def _bent_array(np: Any, x: Any, name: str) -> Any:
+def _bent_array(np: ModuleType, x: Any, name: str) -> Any:
     return np.tanh(x) if name == "tanh" else np.maximum(x, 0) if name else x
 
 
-def _rnn_back_reference(np: Any, gy: Any, gh: Any, now: Any, weight: Any, name: str) -> Any:
+def _rnn_back_reference(np: ModuleType, gy: Any, gh: Any, now: Any, weight: Any, name: str) -> Any:
     g = (gy + gh) * ((1 - now * now) if name == "tanh" else (now > 0))
     return g, g @ weight
 
 
-def _bent(x: Any, nonlinearity: str) -> Any:
+def _bent(x: Tensor, nonlinearity: str) -> Any:
     return tanh(x) if nonlinearity == "tanh" else relu(x)
 
 
@@ -318,7 +319,7 @@ def rnn_back(
 # Cells
 
 
-def _check_cell(input: Any, states: tuple[Any, ...], w_ih: Any, w_hh: Any) -> None:
+def _check_cell(input: Tensor, states: tuple[Any, ...], w_ih: Tensor, w_hh: Tensor) -> None:
     """PyTorch's errors for arrays whose sizes do not fit."""
 
     def require(holds: bool, message: str) -> None:

@@ -3,21 +3,23 @@
 What has gone through the input's weights was computed for all steps at once. The kernel
 (`kiln.codegen.recurrence`) computes what `written` says, step by step, to the bit: a product, then the cell.
 Rows of the batch never meet. Backward, and sequences of several lengths, take the steps one by one
-(`kiln.nn.recurrence`).
+(`kiln.nn.recurrent_steps`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from kiln.graph.size import quotient
-from kiln.ops.elementwise.unary import relu, tanh
+from kiln.ops.elementwise.elementary import relu, tanh
 from kiln.ops.indexing.gathering import concat
 from kiln.ops.nn.recurrent_cells import gru_state, lstm_states
 from kiln.ops.products.matrix_products import product
 from kiln.ops.views.core_views import permute, reshape, slice_
-from kiln.table import declare as d
+from kiln.table import drawn as d
+from kiln.table.arguments import number
 from kiln.table.kinds import RECURRENT_COLUMNS as COLUMNS
 from kiln.table.kinds import RECURRENT_GATES as GATES
 from kiln.table.record import Op, Sample, Structure, Tensor, composite, find, primitive
@@ -36,17 +38,17 @@ class Cell(NamedTuple):
     step: Callable[[Parts, Parts, Parts, Any], tuple[tuple[Any, ...], Parts]]
 
 
-def _sums(x: Parts, y: Any) -> Parts:
+def _sums(x: Parts, y: Tensor) -> Parts:
     return x if y is None else [a + b for a, b in zip(x, y)]
 
 
-def _lstm(x: Parts, sums: Parts, states: Parts, bias: Any) -> tuple[tuple[Any, ...], Parts]:
+def _lstm(x: Parts, sums: Parts, states: Parts, bias: Tensor) -> tuple[tuple[Any, ...], Parts]:
     gates = _sums(_sums(x, bias), sums)
     i, f, g, o = gates
     return lstm_states(i, f, g, o, states[1]), gates
 
 
-def _gru(x: Parts, sums: Parts, states: Parts, bias: Any) -> tuple[tuple[Any, ...], Parts]:
+def _gru(x: Parts, sums: Parts, states: Parts, bias: Tensor) -> tuple[tuple[Any, ...], Parts]:
     recurrent = _sums(sums, bias)
     return (gru_state(x, recurrent, states[0]),), recurrent
 
@@ -63,12 +65,12 @@ CELLS = {
 }
 
 
-def _split(x: Any, size: Any, count: int) -> Parts:
+def _split(x: Tensor, size: Any, count: int) -> Parts:
     """The gates of the last dim."""
     return [slice_(x, x.ndim - 1, (size * k, size, 1)) for k in range(count)]
 
 
-def _packed(weight: Any, count: int) -> Any:
+def _packed(weight: Tensor, count: int) -> Any:
     """(gates * H, H) -> [group][gate][k][COLUMNS], one array; columns past the last are zero."""
     size = weight.shape[1]
     gates, groups = reshape(weight, (count, size, size)), quotient(size, COLUMNS)
@@ -76,11 +78,11 @@ def _packed(weight: Any, count: int) -> Any:
     whole = reshape(slice_(gates, 1, (0, groups * COLUMNS, 1)), (count, groups, COLUMNS, size))
     rest = reshape(slice_(gates, 1, (groups * COLUMNS, left, 1)), (1, count, left, size))
     sizes = (1, count, size, COLUMNS - left)
-    zeros = weight.graph.add(find("full"), (d.number(weight, 0),), (sizes, weight.dtype))
+    zeros = weight.graph.add(find("full"), (number(weight, 0),), (sizes, weight.dtype))
     return concat([permute(whole, (1, 0, 3, 2)), concat([permute(rest, (0, 1, 3, 2)), zeros], 3)], 0)
 
 
-def _unpacked(weight: Any, size: Any) -> Any:
+def _unpacked(weight: Tensor, size: Any) -> Tensor:
     """The transposed weight (H, gates * H) of a packed one."""
     groups, count, _, columns = weight.shape
     rows = reshape(permute(weight, (2, 1, 0, 3)), (size, count, groups * columns))
@@ -110,12 +112,12 @@ def written(rule: str, given: list[Any], mode: str, reverse: bool, whole: bool) 
 # What the table's tests compare with
 
 
-def _sigmoid(np: Any, x: Any) -> Any:
+def _sigmoid(np: ModuleType, x: Any) -> Any:
     return 1 / (1 + np.exp(-x))
 
 
 def _reference_step(
-    np: Any, mode: str, x: Any, sums: Any, states: list[Any], bias: Any
+    np: ModuleType, mode: str, x: Any, sums: Any, states: list[Any], bias: Any
 ) -> tuple[list[Any], Any]:
     """The states after a step, and what is kept."""
     if mode == "GRU":
@@ -132,7 +134,7 @@ def _reference_step(
 
 
 def _reference_run(
-    np: Any, x: Any, weight: Any, hidden: Any, cell: Any, bias: Any, *how: Any
+    np: ModuleType, x: Any, weight: Any, hidden: Any, cell: Any, bias: Any, *how: Any
 ) -> dict[str, Any]:
     """What each primitive gives."""
     mode, reverse, whole = how
@@ -152,7 +154,7 @@ def _reference_run(
 def _reference(rule: str) -> Any:
     """The same of a packed weight."""
 
-    def compute(np: Any, x: Any, weight: Any, hidden: Any, *rest: Any) -> Any:
+    def compute(np: ModuleType, x: Any, weight: Any, hidden: Any, *rest: Any) -> Any:
         size = hidden.shape[1]
         rows = weight.transpose(1, 0, 3, 2).reshape(weight.shape[1], -1, size)[:, :size]
         return _reference_run(np, x, rows.reshape(-1, size), hidden, *rest)[rule].astype(x.dtype)
@@ -160,7 +162,7 @@ def _reference(rule: str) -> Any:
     return d.reference(compute)
 
 
-def _reference_layer(np: Any, *args: Any) -> Any:
+def _reference_layer(np: ModuleType, *args: Any) -> Any:
     found, mode, whole = _reference_run(np, *args), args[5], args[7]
     given = {"hidden": True, "cell": mode == "LSTM", "kept": whole and mode in ("LSTM", "GRU")}
     return tuple(found[rule] for rule in found if given[rule])

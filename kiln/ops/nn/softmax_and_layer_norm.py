@@ -6,20 +6,23 @@ float16 and bfloat16 are computed in float32 and rounded once at the end.
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from kiln.ops.elementwise import arithmetic as p
-from kiln.ops.elementwise.unary import exp, log, rsqrt
-from kiln.ops.nn.activations import floating, narrow, wide
-from kiln.ops.reductions.reduce import reduce_max, reduce_sum
-from kiln.table import declare as d
+from kiln.ops.elementwise.elementary import exp, log, neg, rsqrt
+from kiln.ops.elementwise.precision import floating, narrow, wide
+from kiln.ops.reductions.core_reductions import reduce_max, reduce_sum
+from kiln.table import drawn as d
+from kiln.table.arguments import count_of, dtype_name
 from kiln.table.kinds import normalize_dims
+from kiln.table.public import public
 from kiln.table.record import Number, Structure, Tensor, composite
 
 # Softmax
 
 
-def shares(np: Any, x: Any, dim: Any = None, dtype: Any = None) -> Any:
+def shares(np: ModuleType, x: Any, dim: Any = None, dtype: Any = None) -> Any:
     """softmax in NumPy."""
     x = x if dtype is None else x.astype(dtype)
     e = np.exp(x - x.max(dim, keepdims=True, initial=-np.inf))
@@ -34,9 +37,9 @@ _ROWS = d.samples(
 )
 
 
-def _shifted(input: Any, dim: int, dtype: Any, op: str) -> tuple[Any, tuple[int, ...], str]:
+def _shifted(input: Tensor, dim: int, dtype: Any, op: str) -> tuple[Any, tuple[int, ...], str]:
     """input less its largest along dim (a constant of the derivative), wide; the dims; the result's dtype."""
-    name = input.dtype if dtype is None else d.dtype_name(dtype)
+    name = input.dtype if dtype is None else dtype_name(dtype)
     x = floating(narrow(input, name), f"{op}_lastdim_kernel_impl")
     dims = normalize_dims(dim, x.ndim, op)
     return x - p.detach(reduce_max(x, dims, True)), dims, name
@@ -67,7 +70,7 @@ def softmax(input: Tensor, dim: Structure, dtype: Structure = None) -> Any:
 
 
 @softmax.derivative
-def _(g: Any, y: Any, dim: Any) -> Any:
+def _(g: Tensor, y: Tensor, dim: Any) -> Tensor:
     # reads only the result; what follows from the body would read the input, two row values and exp again
     return y * (g - reduce_sum(g * y, normalize_dims(dim, y.ndim, "softmax"), True))
 
@@ -94,12 +97,17 @@ def log_softmax(input: Tensor, dim: Structure, dtype: Structure = None) -> Any:
 
 
 @log_softmax.derivative
-def _(g: Any, y: Any, dim: Any) -> Any:
+def _(g: Tensor, y: Tensor, dim: Any) -> Tensor:
     return g - exp(y) * reduce_sum(g, normalize_dims(dim, y.ndim, "log_softmax"), True)
 
 
 def first_of_last(
-    input: Any, normalized_shape: Any, op: str, weight: Any = None, bias: Any = None, few: Any = RuntimeError
+    input: Tensor,
+    normalized_shape: Any,
+    op: str,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    few: Any = RuntimeError,
 ) -> int:
     """Where the dims of these sizes begin; PyTorch's error unless they are the input's last and the shape of
     `weight` and `bias`. `few`: the type of error for an input of fewer dims.
@@ -122,7 +130,7 @@ def first_of_last(
     return first
 
 
-def _check_affine(name: str, value: Any, input: Any, sizes: tuple[Any, ...], op: str) -> None:
+def _check_affine(name: str, value: Any, input: Tensor, sizes: tuple[Any, ...], op: str) -> None:
     """PyTorch's error unless a weight or a bias, if there is one, has the sizes of the last dims."""
     if value is None:
         return
@@ -137,7 +145,9 @@ def _check_affine(name: str, value: Any, input: Any, sizes: tuple[Any, ...], op:
         input.graph.require_equal(have, want, op)
 
 
-def _normalized(np: Any, x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Any:
+def _normalized(
+    np: ModuleType, x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
+) -> Any:
     axes = tuple(range(x.ndim - len(shape), x.ndim))
     y = (x - x.mean(axes, keepdims=True)) / np.sqrt(x.var(axes, keepdims=True) + eps)
     y = y if weight is None else y * weight
@@ -179,9 +189,26 @@ def layer_norm(
     """
     first = first_of_last(input, normalized_shape, "layer_norm", weight, bias)
     x, dims = floating(input, "LayerNormKernelImpl"), tuple(range(first, input.ndim))
-    count = d.count_of(x, dims)
+    count = count_of(x, dims)
     centered = x - reduce_sum(x, dims, True) / count
     scale = rsqrt(reduce_sum(centered * centered, dims, True) / count + eps)
     y = centered * scale
     y = y if weight is None else y * wide(weight)
     return narrow(y if bias is None else y + wide(p.by_steps(bias)), input.dtype)
+
+
+@public(
+    "softmin",
+    layer=True,
+    method=False,
+    samples=d.samples(lambda rng, t: ((d.array(rng, (3, 5), t), 1), {})),
+    dtypes="float",
+    failures=d.failures(((d.Zeros(2, 3), 5), {}, IndexError, "Dimension out of range")),
+)
+def softmin(input: Any, dim: int, dtype: Any = None) -> Any:
+    """`softmax(-input, dim)`; floats, or converted to `dtype` first. IndexError for a dim out of range.
+
+    >>> kiln.nn.functional.softmin(kiln.tensor([1.0, 1.0]), 0)
+    tensor([0.5000, 0.5000])
+    """
+    return softmax(neg(input), dim, dtype)

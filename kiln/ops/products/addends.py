@@ -6,12 +6,13 @@ matter there.
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from kiln.graph.size import product as product_of
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.elementwise.comparison import ne
-from kiln.ops.nn.activations import narrow, wide
+from kiln.ops.elementwise.precision import narrow, wide
 from kiln.ops.products.matrix_products import (
     _check_bmm,
     _check_dot,
@@ -27,10 +28,11 @@ from kiln.ops.products.matrix_products import (
     same_dtype,
     swapped,
 )
-from kiln.ops.reductions.reduce import reduce_sum
+from kiln.ops.reductions.core_reductions import reduce_sum
 from kiln.ops.views.core_views import expand, reshape
-from kiln.table import declare as d
-from kiln.table.declare import public
+from kiln.table import drawn as d
+from kiln.table.arguments import INTEGERS, dtype_name, into
+from kiln.table.public import alias, public
 from kiln.table.record import Number, Tensor, composite
 
 
@@ -45,13 +47,13 @@ def _numbers(*shapes: tuple[int, ...], **numbers: float) -> Any:
 
 
 def _check_factor(dtype: Any, factor: Any, name: str) -> None:
-    if factor.dtype == "float64" and d.dtype_name(dtype) in d.INTEGERS:
+    if factor.dtype == "float64" and dtype_name(dtype) in INTEGERS:
         raise RuntimeError(
             f"For integral input tensors, argument {name} must not be a floating point number."
         )
 
 
-def plus(input: Any, result: Any, beta: Any, alpha: Any, dtype: str) -> Any:
+def plus(input: Tensor, result: Any, beta: Any, alpha: Any, dtype: str) -> Tensor:
     """`beta * input + alpha * result`, rounded once; `result` is wide."""
     for factor, name in ((beta, "beta"), (alpha, "alpha")):
         _check_factor(dtype, factor, name)
@@ -62,17 +64,17 @@ def plus(input: Any, result: Any, beta: Any, alpha: Any, dtype: str) -> Any:
 _WHOLE = "integers refuse a fractional factor, as `addmm`; PyTorch takes its whole part"
 
 
-def _sizes_of_mm(a: Any, b: Any) -> tuple[Any, ...]:
+def _sizes_of_mm(a: Tensor, b: Tensor) -> tuple[Any, ...]:
     return a.shape[0], b.shape[1]
 
 
-def _check_addmm(input: Any, a: Any, b: Any, *rest: Any) -> None:
+def _check_addmm(input: Tensor, a: Tensor, b: Tensor, *rest: Any) -> None:
     _check_mm(a, b)
     same_dtype(input, a, "addmm")
     check_expands(input, _sizes_of_mm(a, b))
 
 
-def _floats(np: Any, x: Any, *factors: Any) -> Any:
+def _floats(np: ModuleType, x: Any, *factors: Any) -> Any:
     """Factors in the array's dtype."""
     return [x.dtype.type(f) for f in factors]
 
@@ -80,7 +82,7 @@ def _floats(np: Any, x: Any, *factors: Any) -> Any:
 def _reference(multiply: Any) -> Any:
     """`beta * x + alpha * multiply(np, a, b)` in NumPy."""
 
-    def call(np: Any, x: Any, a: Any, b: Any, beta: Any = 1, alpha: Any = 1) -> Any:
+    def call(np: ModuleType, x: Any, a: Any, b: Any, beta: Any = 1, alpha: Any = 1) -> Any:
         beta, alpha = _floats(np, x, beta, alpha)
         return (beta * x if beta else 0) + alpha * multiply(np, a, b)
 
@@ -116,7 +118,7 @@ def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, beta: Number = 1, alpha: Nu
     return plus(added, wide(product(mat1, mat2)), beta, alpha, mat1.dtype)
 
 
-def _check_addmv(input: Any, mat: Any, vec: Any, *rest: Any) -> None:
+def _check_addmv(input: Tensor, mat: Any, vec: Any, *rest: Any) -> None:
     _check_mv(mat, vec)
     same_dtype(input, mat, "addmv")
     check_expands(input, (mat.shape[0],))
@@ -146,7 +148,7 @@ def addmv(input: Tensor, mat: Tensor, vec: Tensor, beta: Number = 1, alpha: Numb
     return plus(expand(input, (mat.shape[0],)), wide(result), beta, alpha, mat.dtype)
 
 
-def _check_addr(input: Any, vec1: Any, vec2: Any, *rest: Any) -> None:
+def _check_addr(input: Tensor, vec1: Any, vec2: Tensor, *rest: Any) -> None:
     for name, x in (("vec1", vec1), ("vec2", vec2)):
         _require(x.ndim == 1, f"addr: Expected 1-D argument {name}, but got {x.ndim}-D")
     check_expands(input, (vec1.shape[0], vec2.shape[0]))
@@ -178,7 +180,7 @@ def addr(input: Tensor, vec1: Tensor, vec2: Tensor, beta: Number = 1, alpha: Num
     return plus(expand(input, (m, n)), result, beta, alpha, dtype)
 
 
-def _check_addbmm(input: Any, a: Any, b: Any, *rest: Any) -> None:
+def _check_addbmm(input: Tensor, a: Tensor, b: Tensor, *rest: Any) -> None:
     _check_bmm(a, b)
     same_dtype(input, a, "addbmm")
     check_expands(input, (a.shape[1], b.shape[2]))
@@ -209,7 +211,7 @@ def addbmm(input: Tensor, batch1: Tensor, batch2: Tensor, beta: Number = 1, alph
     return plus(expand(input, tuple(result.shape)), result, beta, alpha, batch1.dtype)
 
 
-def _check_baddbmm(input: Any, a: Any, b: Any, *rest: Any) -> None:
+def _check_baddbmm(input: Tensor, a: Tensor, b: Tensor, *rest: Any) -> None:
     _check_bmm(a, b)
     same_dtype(input, a, "baddbmm")
     check_expands(input, (a.shape[0], a.shape[1], b.shape[2]))
@@ -258,7 +260,7 @@ def inner(input: Any, other: Any, *, out: Any = None) -> Any:
     tensor([11.,  2.])
     """
     if not input.ndim or not other.ndim:
-        return p.mul(input, other, **d.into(out))
+        return p.mul(input, other, **into(out))
     same_dtype(input, other, "inner")
     k, left, right = input.shape[-1], tuple(input.shape[:-1]), tuple(other.shape[:-1])
     _require(
@@ -267,7 +269,7 @@ def inner(input: Any, other: Any, *, out: Any = None) -> Any:
         f"{list(input.shape)} and {list(other.shape)}",
     )
     if not left and not right:
-        return dot(input, other, **d.into(out))
+        return dot(input, other, **into(out))
     rows, columns = reshape(input, (product_of(left), k)), reshape(other, (product_of(right), k))
     return given(reshape(product(rows, swapped(columns)), (*left, *right)), out)
 
@@ -291,10 +293,10 @@ def outer(input: Any, vec2: Any, *, out: Any = None) -> Any:
     """
     for name, x in (("self", input), ("vec2", vec2)):
         _require(x.ndim == 1, f"outer: Expected 1-D argument {name}, but got {x.ndim}-D")
-    return p.mul(reshape(input, (*input.shape, 1)), vec2, **d.into(out))
+    return p.mul(reshape(input, (*input.shape, 1)), vec2, **into(out))
 
 
-d.alias("ger", "outer")
+alias("ger", "outer")
 
 
 @public(
@@ -313,4 +315,4 @@ def vdot(input: Any, other: Any, *, out: Any = None) -> Any:
     tensor(11.)
     """
     _check_dot(input, other)
-    return dot(input, other, **d.into(out))
+    return dot(input, other, **into(out))

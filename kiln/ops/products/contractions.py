@@ -15,12 +15,13 @@ from kiln.graph.size import product as product_of
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.products.addends import given
 from kiln.ops.products.matrix_products import _differ, _matrices, _require, matmul
-from kiln.ops.reductions.reduce import sum as sum_
+from kiln.ops.reductions.core_reductions import sum as sum_
 from kiln.ops.views.core_views import permute, reshape, slice_
-from kiln.table import declare as d
-from kiln.table.declare import public
+from kiln.table import drawn as d
+from kiln.table.arguments import into, is_value
 from kiln.table.kinds import normalize_dim
-from kiln.table.record import Sample
+from kiln.table.public import public
+from kiln.table.record import Sample, Tensor
 from kiln.table.registry import forms
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -129,7 +130,7 @@ def _terms(equation: str, dims: tuple[int, ...]) -> tuple[list[Labels], Labels]:
     return inputs, _filled(result, most)
 
 
-def _diagonals(x: Any, labels: Labels, k: int) -> tuple[Any, Labels]:
+def _diagonals(x: Tensor, labels: Labels, k: int) -> tuple[Any, Labels]:
     """x without repeated labels: its diagonals along their dims."""
     for label in dict.fromkeys(labels):
         while labels.count(label) > 1:
@@ -163,7 +164,7 @@ def _check_sizes(operands: list[Any], inputs: list[Labels]) -> None:
             seen[label] = before if before != 1 else size
 
 
-def _summed(x: Any, labels: Labels, keep: set[int], dtype: str | None) -> tuple[Any, Labels]:
+def _summed(x: Tensor, labels: Labels, keep: set[int], dtype: str | None) -> tuple[Any, Labels]:
     """x summed over the labels that are not kept, in a dtype or that of its sums."""
     gone = tuple(k for k, label in enumerate(labels) if label not in keep)
     if not gone:
@@ -172,7 +173,7 @@ def _summed(x: Any, labels: Labels, keep: set[int], dtype: str | None) -> tuple[
     return total, tuple(label for label in labels if label in keep)
 
 
-def _arranged(x: Any, labels: Labels, order: Labels) -> Any:
+def _arranged(x: Tensor, labels: Labels, order: Labels) -> Any:
     """x with its dims in an order, 1 where it lacks a label."""
     there = [label for label in order if label in labels]
     x = permute(x, tuple(labels.index(label) for label in there))
@@ -180,7 +181,7 @@ def _arranged(x: Any, labels: Labels, order: Labels) -> Any:
     return x if len(there) == len(order) else reshape(x, tuple(sizes.get(label, 1) for label in order))
 
 
-def _without_ones(x: Any, labels: Labels, other: Any, others: Labels) -> tuple[Any, Labels]:
+def _without_ones(x: Tensor, labels: Labels, other: Tensor, others: Labels) -> tuple[Any, Labels]:
     """x without the dims of size 1 that the other operand repeats."""
     sizes = dict(zip(others, other.shape))
     kept = [k for k, label in enumerate(labels) if x.shape[k] != 1 or sizes.get(label, 1) == 1]
@@ -189,7 +190,7 @@ def _without_ones(x: Any, labels: Labels, other: Any, others: Labels) -> tuple[A
     return reshape(x, tuple(x.shape[k] for k in kept)), tuple(labels[k] for k in kept)
 
 
-def _pair(a: Any, left: Labels, b: Any, right: Labels, keep: set[int]) -> tuple[Any, Labels]:
+def _pair(a: Tensor, left: Labels, b: Tensor, right: Labels, keep: set[int]) -> tuple[Any, Labels]:
     """The product of two operands, summed over the labels that are not kept."""
     (a, left), (b, right) = _without_ones(a, left, b, right), _without_ones(b, right, a, left)
     a, left = _summed(a, left, keep | set(right), a.dtype)
@@ -202,7 +203,7 @@ def _pair(a: Any, left: Labels, b: Any, right: Labels, keep: set[int]) -> tuple[
         order = (*batch, *rows, *columns)
         return p.mul(_arranged(a, left, order), _arranged(b, right, order)), order
     for label, n in zip(right, b.shape):
-        if label in left and d.is_value(a):
+        if label in left and is_value(a):
             a.graph.require_equal(a.shape[left.index(label)], n, "einsum")
     sizes = dict(zip(right, b.shape)) | dict(zip(left, a.shape))
     a = _flattened(_arranged(a, left, (*batch, *rows, *inside)), (len(batch), len(rows), len(inside)))
@@ -211,7 +212,7 @@ def _pair(a: Any, left: Labels, b: Any, right: Labels, keep: set[int]) -> tuple[
     return reshape(matmul(a, b), tuple(sizes[x] for x in order)), order
 
 
-def _flattened(x: Any, groups: tuple[int, int, int]) -> Any:
+def _flattened(x: Tensor, groups: tuple[int, int, int]) -> Any:
     """x with its dims, so many of each kind one after another, as (batch, rows, columns); a matrix if there
     is no batch. What has one dim of each kind is not reshaped: its sizes need not be known to be another
     factor's.
@@ -280,7 +281,7 @@ def einsum(equation: Any, *operands: Any) -> Any:
     return _arranged(x, labels, result)
 
 
-def _dims_of(a: Any, b: Any, dims: Any) -> tuple[list[int], list[int]]:
+def _dims_of(a: Tensor, b: Tensor, dims: Any) -> tuple[list[int], list[int]]:
     """The dims of a and b to sum over, counted from the front."""
     if hasattr(dims, "tolist"):
         dims = dims.tolist()
@@ -453,4 +454,4 @@ def chain_matmul(*matrices: Any, out: Any = None) -> Any:
         _require(
             x.ndim == 2, f"chain_matmul(): Tensor dimension is {x.ndim}, expected 2 instead (tensor {k})"
         )
-    return p.clone(matrices[0], **d.into(out)) if len(matrices) == 1 else multi_dot(matrices, out=out)
+    return p.clone(matrices[0], **into(out)) if len(matrices) == 1 else multi_dot(matrices, out=out)

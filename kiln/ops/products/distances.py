@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from itertools import chain
+from types import ModuleType
 from typing import Any
 
 from kiln.graph.size import product as product_of
 from kiln.ops.creation.data import tensor
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.elementwise import comparison
-from kiln.ops.elementwise.unary import abs, root, sign
-from kiln.ops.nn.activations import narrow, wide
+from kiln.ops.elementwise.elementary import abs, root, sign
+from kiln.ops.elementwise.precision import narrow, wide
 from kiln.ops.products.matrix_products import (
     _differ,
     _explained,
@@ -20,35 +21,36 @@ from kiln.ops.products.matrix_products import (
     product,
     swapped,
 )
+from kiln.ops.reductions.core_reductions import reduce_sum
 from kiln.ops.reductions.norms import INFINITY, norm_over
-from kiln.ops.reductions.reduce import reduce_sum
 from kiln.ops.views.core_views import expand, permute, reshape
-from kiln.table import declare as d
+from kiln.table import drawn as d
 from kiln.table import kinds
-from kiln.table.declare import public
+from kiln.table.arguments import dtype_name, type_name
 from kiln.table.kinds import normalize_dim
+from kiln.table.public import public
 from kiln.table.record import Number, Structure, Tensor, composite, find
 
 
-def _check_pair(x1: Any, x2: Any, p: Any = 2.0) -> None:
+def _check_pair(x1: Tensor, x2: Tensor, p: Any = 2.0) -> None:
     """What PyTorch raises for arguments of cdist that do not fit."""
     for name, x in (("X1", x1), ("X2", x2)):
         _require(x.ndim >= 2, f"cdist only supports at least 2D tensors, {name} got: {x.ndim}D")
-        dtype = d.dtype_name(x.dtype)
+        dtype = dtype_name(x.dtype)
         _require(
             dtype in kinds.FLOATS,
-            f"cdist only supports floating-point dtypes, {name} got: {d.type_name(dtype)}",
+            f"cdist only supports floating-point dtypes, {name} got: {type_name(dtype)}",
         )
-    a, b = d.dtype_name(x1.dtype), d.dtype_name(x2.dtype)
-    _require(a == b, f"expected scalar type {d.type_name(a)} but found {d.type_name(b)}")
+    a, b = dtype_name(x1.dtype), dtype_name(x2.dtype)
+    _require(a == b, f"expected scalar type {type_name(a)} but found {type_name(b)}")
     if a in ("float16", "bfloat16"):
-        raise NotImplementedError(f"\"cdist\" not implemented for '{d.type_name(a)}'")
+        raise NotImplementedError(f"\"cdist\" not implemented for '{type_name(a)}'")
     n, m = x1.shape[-1], x2.shape[-1]
     _require(not _differ(n, m), f"X1 and X2 must have the same number of columns. X1: {n} X2: {m}")
     _require(not (p < 0), "cdist only supports non-negative p values")
 
 
-def _differences(x1: Any, x2: Any) -> Any:
+def _differences(x1: Tensor, x2: Tensor) -> Tensor:
     """[.., n, k] and [.., m, k] -> the differences of every two rows, [.., n, m, k]."""
     a = reshape(x1, (*x1.shape[:-1], 1, x1.shape[-1]))
     return a - reshape(x2, (*x2.shape[:-2], 1, *x2.shape[-2:]))
@@ -73,7 +75,7 @@ def row_distances(x1: Tensor, x2: Tensor, order: Structure) -> Any:
 
 
 @row_distances.derivative
-def _(g: Any, x1: Any, x2: Any, y: Any, order: Any) -> Any:
+def _(g: Tensor, x1: Tensor, x2: Tensor, y: Tensor, order: Any) -> Any:
     delta = _differences(x1, x2)
     y, g = (reshape(v, (*v.shape, 1)) for v in (y, g))
     if order == 0:
@@ -183,15 +185,15 @@ def pdist(input: Any, p: float = 2.0) -> Any:
     return find("index_select")(distances, 0, tensor(list(above), dtype="int64"))
 
 
-def _check_floats(a: Any, b: Any) -> str:
+def _check_floats(a: Tensor, b: Tensor) -> str:
     dtype = kinds.result_type((a, b))
     if dtype not in kinds.FLOATS:
-        name = d.type_name(dtype)
+        name = type_name(dtype)
         raise RuntimeError(f"expected common dtype to be floating point, yet common dtype is {name}")
     return dtype
 
 
-def _cosine(np: Any, a: Any, b: Any, dim: int = 1, eps: float = 1e-8) -> Any:
+def _cosine(np: ModuleType, a: Any, b: Any, dim: int = 1, eps: float = 1e-8) -> Any:
     x, y = (v / np.maximum(np.sqrt((v * v).sum(dim, keepdims=True)), eps) for v in (a, b))
     return np.asarray((x * y).sum(dim).astype(a.dtype))
 
@@ -257,8 +259,8 @@ def pairwise_distance(
     return narrow(norm_over(delta, float(p), (delta.ndim - 1,) if delta.ndim else (), keepdim), dtype)
 
 
-def _check_bilinear(a: Any, b: Any, weight: Any, bias: Any = None) -> None:
-    names = [d.type_name(d.dtype_name(x.dtype)) for x in (a, b, weight)]
+def _check_bilinear(a: Tensor, b: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
+    names = [type_name(dtype_name(x.dtype)) for x in (a, b, weight)]
     _require(
         len(set(names)) == 1,
         "All tensors must have the same dtype, got input1: {}, input2: {}, weight: {}".format(*names),

@@ -12,11 +12,12 @@ from typing import Any
 
 from kiln.graph.size import product as product_of
 from kiln.ops.elementwise.arithmetic import convert
-from kiln.ops.nn.activations import narrow, wide
-from kiln.ops.reductions.reduce import reduce_sum
+from kiln.ops.elementwise.precision import narrow, wide
+from kiln.ops.reductions.core_reductions import reduce_sum
 from kiln.ops.views.core_views import expand, permute, reshape
-from kiln.table import declare as d
+from kiln.table import drawn as d
 from kiln.table import kinds
+from kiln.table.arguments import dtype_name
 from kiln.table.record import Tensor, composite, primitive
 
 
@@ -25,7 +26,7 @@ def _matrices(*shapes: tuple[int, ...]) -> Any:
     return lambda rng, t: (tuple(d.array(rng, s, t, -1, 1) for s in shapes), {})
 
 
-def swapped(x: Any) -> Any:
+def swapped(x: Tensor) -> Tensor:
     """x with its last two dims exchanged."""
     return permute(x, (*range(x.ndim - 2), x.ndim - 1, x.ndim - 2))
 
@@ -50,7 +51,7 @@ def product(input: Tensor, other: Tensor) -> Any:
 
 
 @product.derivative
-def _(g: Any, input: Any, other: Any) -> Any:
+def _(g: Tensor, input: Tensor, other: Tensor) -> Any:
     return product(g, swapped(other)), product(swapped(input), g)
 
 
@@ -76,7 +77,7 @@ def product_wide(input: Tensor, other: Tensor) -> Any:
 
 
 @product_wide.derivative
-def _(g: Any, input: Any, other: Any) -> Any:
+def _(g: Tensor, input: Tensor, other: Tensor) -> Any:
     input, other = (convert(x, g.dtype) for x in (input, other))  # float16 is as wide as its sums here
     return product(g, swapped(other)), product(swapped(input), g)
 
@@ -94,19 +95,19 @@ _C_NAMES = {
 }
 
 
-def same_dtype(a: Any, b: Any, op: str) -> None:
+def same_dtype(a: Tensor, b: Tensor, op: str) -> None:
     """PyTorch's error for a product of arrays of different dtypes."""
     if a.dtype != b.dtype:
-        names = [_C_NAMES.get(d.dtype_name(x.dtype), d.dtype_name(x.dtype)) for x in (a, b)]
+        names = [_C_NAMES.get(dtype_name(x.dtype), dtype_name(x.dtype)) for x in (a, b)]
         raise RuntimeError(f"expected m1 and m2 to have the same dtype, but got: {names[0]} != {names[1]}")
 
 
-def _differ(a: Any, b: Any) -> bool:
+def _differ(a: Tensor, b: Tensor) -> bool:
     """Whether two sizes are known to differ."""
     return isinstance(a, int) and isinstance(b, int) and a != b
 
 
-def check_expands(x: Any, shape: tuple[Any, ...]) -> None:
+def check_expands(x: Tensor, shape: tuple[Any, ...]) -> None:
     """PyTorch's errors for an array that does not broadcast to a shape."""
     have = tuple(x.shape)
     if len(have) > len(shape):
@@ -140,14 +141,14 @@ def _explained(check: Any) -> Any:
     return explain
 
 
-def _check_matmul(a: Any, b: Any) -> None:
+def _check_matmul(a: Tensor, b: Tensor) -> None:
     """Raises what PyTorch raises for operands of `matmul` that do not fit; symbolic sizes pass."""
     _require(
         a.ndim > 0 and b.ndim > 0,
         f"both arguments to matmul need to be at least 1D, but they are {a.ndim}D and {b.ndim}D",
     )
     same_dtype(a, b, "matmul")
-    if d.dtype_name(a.dtype) == "bool":
+    if dtype_name(a.dtype) == "bool":
         raise NotImplementedError("\"addmm_impl_cpu_\" not implemented for 'Bool'")
     rows, columns = a.shape, b.shape
     inner = columns[-2] if b.ndim > 1 else columns[0]
@@ -223,7 +224,7 @@ def matmul(input: Tensor, other: Tensor) -> Any:
     return result if whole else reshape(result, (*batch, *tail))
 
 
-def _check_mm(a: Any, b: Any) -> None:
+def _check_mm(a: Tensor, b: Tensor) -> None:
     _require(a.ndim == 2, "self must be a matrix")
     _require(b.ndim == 2, "mat2 must be a matrix")
     _check_matmul(a, b)
@@ -249,11 +250,11 @@ def mm(input: Tensor, mat2: Tensor) -> Any:
     return product(input, mat2)
 
 
-def _check_int_mm(a: Any, b: Any) -> None:
+def _check_int_mm(a: Tensor, b: Tensor) -> None:
     """PyTorch's errors of the product that keeps its sums."""
     for x, name in ((a, "self"), (b, "mat2")):
         _require(x.ndim == 2, f"_int_mm: Expected {name} to be of dimension 2 but got {x.ndim}")
-    m, n = d.dtype_name(a.dtype), d.dtype_name(b.dtype)
+    m, n = dtype_name(a.dtype), dtype_name(b.dtype)
     _require(m in ("int8", "uint8"), f"_int_mm: Expected self dtype to be int8 or uint8 but got {m}")
     _require(n == "int8", f"_int_mm: Expected mat2 dtype to be of type int8 but got {n}")
     k, rows = a.shape[1], b.shape[0]
@@ -302,7 +303,7 @@ def _int_mm(input: Tensor, mat2: Tensor) -> Any:
     return product_wide(low, mat2) + 128 * reduce_sum(convert(mat2, "int32"), (0,), True)
 
 
-def _check_bmm(a: Any, b: Any) -> None:
+def _check_bmm(a: Tensor, b: Tensor) -> None:
     _require(a.ndim == 3, "batch1 must be a 3D tensor")
     _require(b.ndim == 3, "batch2 must be a 3D tensor")
     same_dtype(a, b, "bmm")
@@ -333,7 +334,7 @@ def bmm(input: Tensor, mat2: Tensor) -> Any:
     return product(input, mat2)
 
 
-def _check_mv(a: Any, b: Any) -> None:
+def _check_mv(a: Tensor, b: Tensor) -> None:
     bad = a.ndim != 2 or b.ndim != 1
     _require(not bad, f"vector + matrix @ vector expected, got 1, {a.ndim}, {b.ndim}")
     _check_matmul(a, b)
@@ -348,7 +349,7 @@ def _check_mv(a: Any, b: Any) -> None:
         ((d.Zeros(2, 3), d.Zeros(2, 3)), {}, RuntimeError, "vector . matrix @ vector expected")
     ),
 )
-def mv(input: Tensor, vec: Tensor) -> Any:
+def mv(input: Tensor, vec: Tensor) -> Tensor:
     """[m, k] @ [k]. RuntimeError unless a matrix and a vector that fit.
 
     >>> kiln.mv(kiln.ones(2, 3), kiln.ones(3))
@@ -358,7 +359,7 @@ def mv(input: Tensor, vec: Tensor) -> Any:
     return reshape(product(input, reshape(vec, (*vec.shape, 1))), (input.shape[0],))
 
 
-def _check_dot(a: Any, b: Any) -> None:
+def _check_dot(a: Tensor, b: Tensor) -> None:
     _require(a.ndim == b.ndim == 1, f"1D tensors expected, but got {a.ndim}D and {b.ndim}D tensors")
     _check_matmul(a, b)
 
@@ -369,7 +370,7 @@ def _check_dot(a: Any, b: Any) -> None:
     explain=_explained(_check_dot),
     failures=d.failures(((d.Zeros(2, 3), d.Zeros(2, 3)), {}, RuntimeError, "1D tensors expected")),
 )
-def dot(input: Tensor, tensor: Tensor) -> Any:
+def dot(input: Tensor, tensor: Tensor) -> Tensor:
     """The sum of products of two vectors. RuntimeError unless both have one dim of one size.
 
     >>> kiln.dot(kiln.tensor([1.0, 2.0]), kiln.tensor([3.0, 4.0]))
@@ -380,7 +381,7 @@ def dot(input: Tensor, tensor: Tensor) -> Any:
     return narrow(reduce_sum(wide(input) * wide(tensor), (0,), False), input.dtype)
 
 
-def _check_linear(x: Any, weight: Any, bias: Any = None) -> None:
+def _check_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
     same_dtype(x, weight, "linear")
     _require(weight.ndim < 3, f"t() expects a tensor with <= 2 dimensions, but self is {weight.ndim}D")
     if bias is not None:

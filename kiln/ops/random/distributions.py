@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 from itertools import count as rounds
+from types import ModuleType
 from typing import Any
 
 from kiln.errors import describe, message
 from kiln.ops.creation.constants import check_options, chosen_dtype, settle, sizes_given
 from kiln.ops.elementwise.arithmetic import convert, maximum, minimum, where
-from kiln.ops.elementwise.unary import abs as absolute
-from kiln.ops.elementwise.unary import log, sqrt
+from kiln.ops.elementwise.elementary import abs as absolute
+from kiln.ops.elementwise.elementary import log, sqrt
 from kiln.ops.indexing.getitem import put
 from kiln.ops.random import draws as r
 from kiln.ops.random import references
@@ -25,8 +26,9 @@ from kiln.ops.random.sampling import DIGITS, LIMITS, float_dtype, place_for
 from kiln.ops.reductions.scans import cumsum
 from kiln.ops.sorting.sorts import argsort, searchsorted, topk
 from kiln.scalars import mathematics, philox, scalar
-from kiln.table import declare as d
-from kiln.table.declare import dtype_name, public, run
+from kiln.table import drawn as d
+from kiln.table.arguments import dtype_name, run, type_name
+from kiln.table.public import public
 from kiln.table.record import Number, Operand, Sample, Structure, Tensor, composite, pointwise
 
 LARGE = 10.0  # means from here on are drawn by rejection
@@ -144,7 +146,7 @@ def binomial_round(count: Tensor, prob: Tensor, position: Number, seed: Number, 
     return _binomial_candidate(count, prob, *_uniforms(count, position, seed, stream))
 
 
-def _poisson_inverse(np: Any, u: Any, rate: Any) -> Any:
+def _poisson_inverse(np: ModuleType, u: Any, rate: Any) -> Any:
     chances = np.exp(-rate) * np.cumprod([np.ones_like(rate), *(rate / k for k in range(1, STEPS))], 0)
     return (u >= np.cumsum(chances, 0)).sum(0).astype("float64")
 
@@ -169,7 +171,7 @@ def poisson_inverse(u: Operand, rate: Operand) -> Any:
     return k
 
 
-def _binomial_inverse(np: Any, u: Any, n: Any, p: Any) -> Any:
+def _binomial_inverse(np: ModuleType, u: Any, n: Any, p: Any) -> Any:
     chances = [(1 - p) ** n]
     for step in range(STEPS - 1):
         chances.append(chances[-1] * (n - step) / (step + 1) * p / (1 - p))
@@ -251,11 +253,11 @@ def binomial(count: Any, prob: Any, generator: Any = None) -> Any:
     for what, given in (("count", name), ("prob", dtype_name(prob.dtype))):
         if given not in DIGITS:
             raise ValueError(
-                f"binomial only supports floating-point dtypes for {what}, got: {d.type_name(given)}"
+                f"binomial only supports floating-point dtypes for {what}, got: {type_name(given)}"
             )
     if dtype_name(prob.dtype) != name:
-        came = d.type_name(dtype_name(prob.dtype))
-        raise RuntimeError(f"Found dtype {came} but expected {d.type_name(name)}")
+        came = type_name(dtype_name(prob.dtype))
+        raise RuntimeError(f"Found dtype {came} but expected {type_name(name)}")
     n, p = (convert(x.detach(), "float64") for x in (count, prob))
     sizes = tuple((n + p).shape)
     n, p = maximum(n, 0.0).expand(sizes), minimum(maximum(p, 0.0), 1.0).expand(sizes)
@@ -273,7 +275,7 @@ def binomial(count: Any, prob: Any, generator: Any = None) -> Any:
 def _weights(input: Any, num_samples: int, replacement: bool) -> None:
     """PyTorch's errors for weights that no draw follows."""
     if dtype_name(input.dtype) not in DIGITS:
-        shown = d.type_name(dtype_name(input.dtype))
+        shown = type_name(dtype_name(input.dtype))
         raise RuntimeError(f"multinomial only supports floating-point dtypes for input, got: {shown}")
     if input.ndim not in (1, 2):
         raise RuntimeError("prob_dist must be 1 or 2 dim")

@@ -8,16 +8,18 @@ by an amount that depends on op and size only (SEMANTICS.md 17).
 from __future__ import annotations
 
 import math
+from types import ModuleType
 from typing import Any
 
 from kiln.ops.creation.constants import iota
 from kiln.ops.elementwise.arithmetic import convert, maximum, where
-from kiln.ops.elementwise.unary import cos, exp, log, log1p, sin
-from kiln.ops.nn.activations import floating, narrow
+from kiln.ops.elementwise.elementary import cos, exp, log, log1p, sin
+from kiln.ops.elementwise.precision import floating, narrow
 from kiln.ops.random import references
 from kiln.ops.views.core_views import reshape
 from kiln.scalars import philox, scalar
-from kiln.table import declare as d
+from kiln.table import drawn as d
+from kiln.table.arguments import numel
 from kiln.table.kinds import COMPUTE
 from kiln.table.record import Number, Operand, Sample, Sizes, Structure, Tensor, composite, pointwise
 
@@ -119,7 +121,7 @@ def draw_below(position: Operand, seed: Operand, count: Operand, dtype: Structur
 
 def places(position: Any, sizes: tuple[Any, ...]) -> Any:
     """position, position + 1, ... for the elements of `sizes` in order."""
-    count = d.numel(sizes)
+    count = numel(sizes)
     return position + position.graph.add(iota, (), ((count,), 0))
 
 
@@ -134,7 +136,7 @@ def shaped(flat: Any, sizes: tuple[Any, ...]) -> Any:
 def _draws(op: Any, *extra: Any) -> Any:
     """Samples and reference of a composite over positions 0, 1, ..."""
 
-    def of_numpy(np: Any, *args: Any) -> Any:
+    def of_numpy(np: ModuleType, *args: Any) -> Any:
         *numbers, position, seed, sizes, dtype = args
         flat = op.reference(
             position + np.arange(np.prod(sizes, dtype=int)),
@@ -201,7 +203,7 @@ def integer_values(
     return shaped(narrow(values, dtype), sizes)
 
 
-def _bernoulli(np: Any, probability: Any, position: Any, seed: Any) -> Any:
+def _bernoulli(np: ModuleType, probability: Any, position: Any, seed: Any) -> Any:
     u = draw_uniform.reference(position + np.arange(probability.size), seed, "float64")  # type: ignore[misc]
     return (u.reshape(probability.shape) < probability).astype(probability.dtype)
 
@@ -244,7 +246,7 @@ def chance_values(p: Number, position: Number, seed: Number, sizes: Sizes, dtype
     return shaped(convert(draw_uniform(places(position, sizes), seed, "float64") < p, dtype), sizes)
 
 
-def _exponential(np: Any, rate: Any, position: Any, seed: Any, sizes: Any, dtype: str) -> Any:
+def _exponential(np: ModuleType, rate: Any, position: Any, seed: Any, sizes: Any, dtype: str) -> Any:
     u = draw_open.reference(position + np.arange(np.prod(sizes, dtype=int)), seed, dtype)  # type: ignore[misc]
     return np.maximum(-np.log(u.astype("float64")) / rate, 2.0**-24).astype(d.held(dtype)).reshape(sizes)
 
@@ -285,7 +287,9 @@ def log_normal_values(
     return shaped(narrow(exp(z * std + mean), dtype), sizes)
 
 
-def _cauchy(np: Any, median: float, sigma: float, position: Any, seed: Any, sizes: Any, dtype: str) -> Any:
+def _cauchy(
+    np: ModuleType, median: float, sigma: float, position: Any, seed: Any, sizes: Any, dtype: str
+) -> Any:
     u = draw_open.reference(position + np.arange(np.prod(sizes, dtype=int)), seed, "float64")  # type: ignore[misc]
     return (median + sigma * np.tan(np.pi * (u - 0.5))).reshape(sizes).astype(d.held(dtype))
 

@@ -6,14 +6,16 @@ Each is a function of the tensor and of one uniform number per element, or per c
 from __future__ import annotations
 
 import math
+from types import ModuleType
 from typing import Any
 
 from kiln.ops.elementwise.arithmetic import where
-from kiln.ops.nn.activations import floating, narrow
+from kiln.ops.elementwise.precision import floating, narrow
 from kiln.ops.random.draws import draw_uniform, places, shaped
 from kiln.ops.random.generator import reserve
-from kiln.table import declare as d
-from kiln.table.declare import into, public
+from kiln.table import drawn as d
+from kiln.table.arguments import into
+from kiln.table.public import public
 from kiln.table.record import Number, Sample, Structure, Tensor, composite
 
 SELU_FLOOR = 1.7580993408473766  # minus what a SELU gives far below 0: scale * alpha
@@ -30,14 +32,14 @@ def _kept(x: Any, p: Any, position: Any, seed: Any, features: bool) -> Any:
     return shaped(draw_uniform(places(position, sizes), seed, "float32"), sizes) >= p
 
 
-def reference_mask(np: Any, x: Any, p: float, position: Any, seed: Any, features: bool) -> Any:
+def reference_mask(np: ModuleType, x: Any, p: float, position: Any, seed: Any, features: bool) -> Any:
     """What is kept, in NumPy."""
     sizes = _mask_sizes(x.shape, features)
     u = draw_uniform.reference(position + np.arange(np.prod(sizes, dtype=int)), seed, "float32")  # type: ignore[misc]
     return u.reshape(sizes) >= np.float32(p)
 
 
-def _dropped(np: Any, x: Any, p: float, position: Any, seed: Any, features: bool) -> Any:
+def _dropped(np: ModuleType, x: Any, p: float, position: Any, seed: Any, features: bool) -> Any:
     return (x * np.where(reference_mask(np, x, p, position, seed, features), 1 / (1 - p), 0)).astype(x.dtype)
 
 
@@ -67,7 +69,7 @@ def _alpha_samples(rng: Any, t: str) -> list[Sample]:
     return [Sample((x, p, 0.8, *rest)) for (x, p, *rest), _ in _samples(rng, t)]
 
 
-def _alpha_reference(np: Any, x: Any, p: float, scale: float, *drawn: Any) -> Any:
+def _alpha_reference(np: ModuleType, x: Any, p: float, scale: float, *drawn: Any) -> Any:
     moved = np.where(reference_mask(np, x, p, *drawn), x, -SELU_FLOOR) * scale + SELU_FLOOR * scale * p
     return moved.astype(x.dtype)
 

@@ -15,8 +15,9 @@ from typing import Any
 from kiln import _core
 from kiln.device import CPU
 from kiln.errors import describe, message
-from kiln.table import declare as d
-from kiln.table.declare import public
+from kiln.table.arguments import numel
+from kiln.table.callables import name_constructor
+from kiln.table.public import public
 
 STATE_BYTES = 16  # seed and position, each of 64 bits, low byte first
 
@@ -152,7 +153,7 @@ def reserve(sizes: Any, generator: Any) -> tuple[Any, Any]:
         take = generator.next
     else:
         raise TypeError(message("generator", "a kiln.Generator", describe(generator)))
-    count = d.numel(sizes)
+    count = numel(sizes)
     seed, position = SHARED[0](count, take) if SHARED else take(count)
     return position, seed
 
@@ -229,4 +230,4 @@ def fork_rng(devices: Any = None, enabled: bool = True) -> Iterator[None]:
             default_generator._set(*before)
 
 
-d.name_constructor(Generator)
+name_constructor(Generator)

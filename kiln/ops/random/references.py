@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from types import ModuleType
 from typing import Any
 
 _LOW, _HALF = 0xFFFFFFFF, 32
 
 
-def words(np: Any, position: Any, seed: Any, stream: Any = 0) -> list[Any]:
+def words(np: ModuleType, position: Any, seed: Any, stream: Any = 0) -> list[Any]:
     """Philox4x32-10 of counters (position, stream) and a key: four arrays of 32 bits, as uint64."""
     counter: list[Any] = []
     key: list[Any] = []
@@ -29,19 +30,19 @@ def words(np: Any, position: Any, seed: Any, stream: Any = 0) -> list[Any]:
     return counter
 
 
-def _fractions(np: Any, drawn: list[Any], bits: int) -> Any:
+def _fractions(np: ModuleType, drawn: list[Any], bits: int) -> Any:
     """The upper `bits` of one word, or of two of which the second is the upper one, over 2^bits."""
     joined = drawn[0] if len(drawn) == 1 else drawn[0] | (drawn[1] << np.uint64(_HALF))
     return (joined >> np.uint64(_HALF * len(drawn) - bits)).astype("float64") / 2.0**bits
 
 
-def uniform(np: Any, position: Any, seed: Any, dtype: str, stream: Any = 0) -> Any:
+def uniform(np: ModuleType, position: Any, seed: Any, dtype: str, stream: Any = 0) -> Any:
     """In [0, 1): a multiple of 2^-53, or of 2^-24 for what is computed in float32."""
     drawn = words(np, position, seed, stream)
     return _fractions(np, drawn[:2], 53) if dtype == "float64" else _fractions(np, drawn[:1], 24)
 
 
-def between(np: Any, position: Any, seed: Any, dtype: str) -> Any:
+def between(np: ModuleType, position: Any, seed: Any, dtype: str) -> Any:
     """In (0, 1): the middles of 2^52 parts, or of 2^23."""
     drawn = words(np, position, seed)
     if dtype == "float64":
@@ -49,7 +50,7 @@ def between(np: Any, position: Any, seed: Any, dtype: str) -> Any:
     return _fractions(np, drawn[:1], 23) + 2.0**-24
 
 
-def normal(np: Any, position: Any, seed: Any, dtype: str) -> Any:
+def normal(np: ModuleType, position: Any, seed: Any, dtype: str) -> Any:
     """Box and Muller, 1958: the cosine of a part of a turn times the root of an exponential number."""
     drawn = words(np, position, seed)
     if dtype == "float64":
@@ -59,7 +60,7 @@ def normal(np: Any, position: Any, seed: Any, dtype: str) -> Any:
     return np.sqrt(-2 * np.log(chance)) * np.cos(2 * np.pi * turn)
 
 
-def below(np: Any, position: Any, seed: Any, count: int) -> Any:
+def below(np: ModuleType, position: Any, seed: Any, count: int) -> Any:
     """64 bits, the first word above the second, as a remainder; 0 of a count of 0."""
     upper, lower = words(np, position, seed)[:2]
     whole = (upper << np.uint64(_HALF)) | lower
@@ -99,7 +100,9 @@ def binomial(n: float, p: float, u: float, v: float) -> float:
     return k if left <= right + (k - mode) * math.log(p / (1 - p)) else -1
 
 
-def rounds(np: Any, candidate: Any, arrays: tuple[Any, ...], position: int, seed: int, stream: int) -> Any:
+def rounds(
+    np: ModuleType, candidate: Any, arrays: tuple[Any, ...], position: int, seed: int, stream: int
+) -> Any:
     """A candidate for every element, from the two streams of a round."""
     places = position + np.arange(arrays[0].size).reshape(arrays[0].shape)
     drawn = [uniform(np, places, seed, "float64", 2 * stream + k) for k in (0, 1)]

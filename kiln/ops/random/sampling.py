@@ -11,13 +11,13 @@ from kiln import _core
 from kiln.errors import describe, message
 from kiln.ops.creation.constants import check_options, chosen_dtype, settle, sizes_given
 from kiln.ops.elementwise.arithmetic import convert
-from kiln.ops.elementwise.finite import all_within
+from kiln.ops.elementwise.infinities_and_nan import all_within
 from kiln.ops.indexing.getitem import put
 from kiln.ops.random import draws as r
 from kiln.ops.random.generator import reserve
-from kiln.table import declare as d
-from kiln.table.declare import dtype_name, into, public, run
+from kiln.table.arguments import dtype_name, has_values, into, is_value, run, type_name
 from kiln.table.kinds import FLOATS
+from kiln.table.public import methods, public
 from kiln.table.registry import forms
 
 # the integers a dtype holds exactly from 0 on: from .. to, and what PyTorch's messages call it
@@ -37,7 +37,7 @@ def float_dtype(dtype: Any, default: Any, op: str) -> str:
     """The name of the float dtype chosen; PyTorch's NotImplementedError for another."""
     name = chosen_dtype(dtype, default)
     if name not in FLOATS:
-        raise NotImplementedError(f"\"{op}\" not implemented for '{d.type_name(name)}'")
+        raise NotImplementedError(f"\"{op}\" not implemented for '{type_name(name)}'")
     return name
 
 
@@ -203,7 +203,7 @@ def randint_like(
 
 
 def _is_array(x: Any) -> bool:
-    return isinstance(x, _core.Tensor) or d.is_value(x)
+    return isinstance(x, _core.Tensor) or is_value(x)
 
 
 def _deviation(std: Any) -> None:
@@ -270,7 +270,7 @@ def _chances(p: Any) -> None:
             raise RuntimeError(f"bernoulli_ expects p to be in [0, 1], but got p={p}")
         return
     float_dtype(None, p.dtype, "bernoulli_tensor_cpu_p_")
-    if d.has_values(p) and not bool(all_within(p, 0.0, 1.0)):
+    if has_values(p) and not bool(all_within(p, 0.0, 1.0)):
         raise RuntimeError(
             "Expected p_in >= 0 && p_in <= 1 to be true, but got false: a chance is no more than 1"
         )
@@ -386,7 +386,7 @@ def geometric_(input: Any, p: float, *, generator: Any = None) -> Any:
     return fill(input, r.geometric_values, float(p), *reserve(sizes, generator), sizes, name)
 
 
-d.methods({
+methods({
     "uniform_": _continuous(
         "uniform_", r.uniform_values, "check_uniform_bounds", {"from": 0, "to": 1}, _check_uniform,
         "Fills a tensor with uniform floats in [from, to); returns it. RuntimeError if from > to.",

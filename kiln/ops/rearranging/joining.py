@@ -14,8 +14,10 @@ from kiln.ops.rearranging.padding import surround
 from kiln.ops.views import core_views
 from kiln.ops.views.core_views import expand, reshape
 from kiln.ops.views.shapes import atleast_1d, atleast_2d, atleast_3d
-from kiln.table import declare as d
-from kiln.table.declare import alias, dtype_name, public
+from kiln.table import drawn as d
+from kiln.table.arguments import dtype_name, expect_count, is_value, numel
+from kiln.table.public import alias, public
+from kiln.table.record import Tensor
 
 _reshape, _expand = reshape.handle, expand.handle
 
@@ -48,8 +50,8 @@ def _stacking(name: str, lift: Any, dim_of: Any, text: str, example: tuple[str, 
     )(function)
 
 
-def _column(x: Any) -> Any:
-    return _reshape(x, (d.numel(x.shape), 1)) if x.ndim < 2 else x
+def _column(x: Tensor) -> Any:
+    return _reshape(x, (numel(x.shape), 1)) if x.ndim < 2 else x
 
 
 hstack = _stacking(
@@ -153,7 +155,7 @@ def meshgrid(*tensors: Any, indexing: str | None = None) -> tuple[Any, ...]:
     swap = indexing == "xy" and len(given) >= 2
     if swap:
         given[:2] = given[1::-1]
-    sizes = [d.numel(x.shape) for x in given]
+    sizes = [numel(x.shape) for x in given]
     count = len(given)
     grids = [
         _expand(_reshape(x, (*(1,) * k, sizes[k], *(1,) * (count - k - 1))), sizes)
@@ -186,7 +188,7 @@ def cartesian_prod(*tensors: Any) -> Any:
             raise RuntimeError(f"Expect a 1D vector, but got shape {list(x.shape)}")
     if len(tensors) == 1:
         return tensors[0]
-    return stack([_reshape(x, (d.numel(x.shape),)) for x in meshgrid(*tensors, indexing="ij")], 1)
+    return stack([_reshape(x, (numel(x.shape),)) for x in meshgrid(*tensors, indexing="ij")], 1)
 
 
 @public(
@@ -221,10 +223,10 @@ def combinations(input: Any, r: int = 2, with_replacement: bool = False) -> Any:
             f"combinations: the size {size} is symbolic: the number of results would depend on it"
         )
     count = comb(size + r - 1 if with_replacement and size else size, r)
-    d.expect_count("combinations", count * r, "places")
+    expect_count("combinations", count * r, "places")
     rows = list((_with_replacement if with_replacement else _combinations)(range(size), r))
     flat = [k for row in rows for k in row]
-    if d.is_value(input):
+    if is_value(input):
         chosen = [core_views.narrow(input, 0, k, 1) for k in flat] or [core_views.narrow(input, 0, 0, 0)]
         return _reshape(cat(chosen, 0), (len(rows), r))
     return _reshape(index_select(input, 0, tensor(flat, dtype="int64")), (len(rows), r))

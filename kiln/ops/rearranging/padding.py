@@ -6,6 +6,7 @@ input at computed places, all dims at once.
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from kiln import _core
@@ -14,17 +15,18 @@ from kiln.ops.creation.constants import filled
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.indexing.gathering import cat, gather
 from kiln.ops.rearranging.reorder import flip
-from kiln.ops.reductions.reduce import reduce_sum
+from kiln.ops.reductions.core_reductions import reduce_sum
 from kiln.ops.views.core_views import expand, reshape, slice_, write
-from kiln.table import declare as d
-from kiln.table.declare import dtype_name, public
+from kiln.table import drawn as d
+from kiln.table.arguments import dtype_name, number
+from kiln.table.public import public
 from kiln.table.record import Number, Sizes, Structure, Tensor, composite, find
 from kiln.table.registry import forms
 
 _slice = slice_.handle
 
 
-def _surrounded(np: Any, x: Any, value: Any, dims: Any, before: Any, after: Any) -> Any:
+def _surrounded(np: ModuleType, x: Any, value: Any, dims: Any, before: Any, after: Any) -> Any:
     widths = [(0, 0)] * x.ndim
     for dim, a, b in zip(dims, before, after):
         widths[dim] = (a, b)
@@ -55,7 +57,7 @@ def surround(input: Tensor, value: Number, dims: Structure, before: Sizes, after
 
 
 @surround.derivative
-def _(g: Any, input: Any, dims: Any, before: Any) -> Any:
+def _(g: Tensor, input: Tensor, dims: tuple[int, ...], before: Any) -> Any:
     for dim, a in zip(dims, before):
         g = slice_(g, dim, (a, input.shape[dim], 1))
     return g, None
@@ -74,7 +76,7 @@ def _by_dim(pad: Any, ndim: int) -> list[tuple[int, int, int]]:
     return [(ndim - 1 - k, a, b) for k, (a, b) in enumerate(pairs) if a != 0 or b != 0]
 
 
-def _cropped(input: Any, dim: int, before: int, after: int) -> Any:
+def _cropped(input: Tensor, dim: int, before: int, after: int) -> Any:
     """`input` without what negative pads take away along `dim`."""
     start, end = max(-before, 0), max(-after, 0)
     if not start and not end:
@@ -119,7 +121,7 @@ def constant_pad_nd(input: Any, pad: Any, value: Any = 0) -> Any:
     return surround.handle(input, value, places, fronts, backs)
 
 
-def _edges(np: Any, x: Any, mode: Any, dims: Any, before: Any, after: Any) -> Any:
+def _edges(np: ModuleType, x: Any, mode: Any, dims: Any, before: Any, after: Any) -> Any:
     widths = [(0, 0)] * x.ndim
     for dim, a, b in zip(dims, before, after):
         widths[dim] = (a, b)
@@ -165,9 +167,9 @@ def extend(input: Tensor, mode: Structure, dims: Structure, before: Sizes, after
     for dim in range(start, end):
         at: Any = input.graph.add(find("iota"), (), (tuple(sizes), dim))
         if dim in front:
-            at = _seen(mode, at - d.number(input, front[dim]), d.number(input, shape[dim]))
+            at = _seen(mode, at - number(input, front[dim]), number(input, shape[dim]))
         stride = product(shape[dim + 1 : end])
-        at = at if stride == 1 else at * d.number(input, stride)
+        at = at if stride == 1 else at * number(input, stride)
         place = at if place is None else place + at
     flat = product(shape[start:end])
     source = reshape(input, (*shape[:start], *(1,) * (end - start - 1), flat, *shape[end:]))
@@ -175,8 +177,8 @@ def extend(input: Tensor, mode: Structure, dims: Structure, before: Sizes, after
 
 
 @extend.derivative
-def _(g: Any, input: Any, mode: Any, dims: Any, before: Any, after: Any) -> Any:
-    zero = d.number(g, 0)
+def _(g: Tensor, input: Tensor, mode: Any, dims: tuple[int, ...], before: Any, after: Any) -> Any:
+    zero = number(g, 0)
     for dim, a, b in zip(dims, before, after):
         size = g.shape[dim] - a - b
         front, back = slice_(g, dim, (0, a, 1)), slice_(g, dim, (a + size, b, 1))
@@ -191,7 +193,7 @@ def _(g: Any, input: Any, mode: Any, dims: Any, before: Any, after: Any) -> Any:
     return g if mode == "circular" else p.overwrite(input, g)  # see by_steps
 
 
-def _grown(input: Any, mode: str, dims: list[tuple[int, int, int]]) -> Any:
+def _grown(input: Tensor, mode: str, dims: list[tuple[int, int, int]]) -> Any:
     """`input` grown by (dim, before, after), none below 0; RuntimeError where it has too little to repeat."""
     for dim, before, after in reversed(dims):
         size = input.shape[dim]

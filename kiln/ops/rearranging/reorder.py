@@ -9,9 +9,10 @@ from kiln.ops.creation.data import from_numpy
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.indexing.gathering import concat, gather, index_select
 from kiln.ops.views.core_views import expand, permute, reshape, sizes_of, slice_, transpose
-from kiln.table import declare as d
-from kiln.table.declare import dtype_name, public
+from kiln.table import drawn as d
+from kiln.table.arguments import dtype_name, is_symbolic, number, numel
 from kiln.table.kinds import normalize_dim, normalize_dims
+from kiln.table.public import public
 from kiln.table.record import Number, Sizes, Structure, Tensor, composite
 from kiln.table.registry import forms
 
@@ -31,20 +32,20 @@ def flip(input: Tensor, dims: Structure) -> Any:
     tensor([3, 2, 1])
     """
     for dim in dims:
-        last: Any = d.number(input, input.shape[dim] - 1)
+        last: Any = number(input, input.shape[dim] - 1)
         input = gather(input, dim, last - positions(input, dim))
     return input
 
 
 @flip.derivative
-def _(g: Any, dims: Any) -> Any:
+def _(g: Tensor, dims: tuple[int, ...]) -> Any:
     return flip(g, dims)
 
 
 _flip = flip.handle
 
 
-def _copied(input: Any) -> Any:
+def _copied(input: Tensor) -> Any:
     """`input` in memory of its own, as every function here gives it."""
     return p.clone.handle(input)
 
@@ -77,7 +78,7 @@ def flip_(input: Any, *along: Any, dims: Any = None) -> Any:
     if not along:
         return _copied(input)
     if 1 < len(along) == input.ndim:  # all of them: as one
-        return _reshape(_flip(_reshape(input, (d.numel(input.shape),)), (0,)), tuple(input.shape))
+        return _reshape(_flip(_reshape(input, (numel(input.shape),)), (0,)), tuple(input.shape))
     return _flip(input, along)
 
 
@@ -178,7 +179,7 @@ def roll(input: Tensor, shifts: Sizes, dims: Structure) -> Any:
 
 
 @roll.derivative
-def _(g: Any, shifts: Any, dims: Any) -> Any:
+def _(g: Tensor, shifts: Any, dims: tuple[int, ...]) -> Any:
     return roll(g, tuple(g.shape[dim] - shift for shift, dim in zip(shifts, dims)), dims)
 
 
@@ -212,26 +213,26 @@ def roll_(input: Any, shifts: Any, dims: Any = ()) -> Any:
     if not shifts:
         raise RuntimeError("`shifts` required")
     if not dims and len(shifts) == 1:
-        flat = roll_(_reshape(input, (d.numel(input.shape),)), shifts, 0)
+        flat = roll_(_reshape(input, (numel(input.shape),)), shifts, 0)
         return _reshape(flat, tuple(input.shape))
     if len(shifts) != len(dims):
         raise RuntimeError(f"shifts and dimensions must align. shifts: {len(shifts)}, dims:{len(dims)}")
     along = tuple(normalize_dim(dim, input.ndim, "roll") for dim in dims)
     if input.ndim == 0:
         raise IndexError(f"Dimension specified as {dims[0]} but tensor has no dimensions")
-    if d.is_symbolic(tuple(input.shape[dim] for dim in along)):
+    if is_symbolic(tuple(input.shape[dim] for dim in along)):
         return _rolled_by_any(input, shifts, along)
     if 0 in input.shape:
         return _copied(input)
     return roll.handle(input, tuple(s % input.shape[dim] for s, dim in zip(shifts, along)), along)
 
 
-def _rolled_by_any(input: Any, shifts: Any, dims: tuple[int, ...]) -> Any:
+def _rolled_by_any(input: Tensor, shifts: Any, dims: Any) -> Any:
     """`roll` where sizes are symbolic, so that a shift is brought into range for every position."""
     for shift, dim in zip(shifts, dims):
-        size = d.number(input, input.shape[dim])
+        size = number(input, input.shape[dim])
         place: Any = positions(input, dim)
-        places = p.remainder(place - d.number(input, shift), size)
+        places = p.remainder(place - number(input, shift), size)
         input = gather(input, dim, places)
     return input
 
@@ -239,7 +240,7 @@ def _rolled_by_any(input: Any, shifts: Any, dims: tuple[int, ...]) -> Any:
 def _triangle(name: str, keeps: Any) -> Any:
     """The op tril or triu; `keeps` says of row, column and diagonal whether an element stays."""
 
-    def body(input: Tensor, diagonal: Number = 0) -> Any:
+    def body(input: Tensor, diagonal: Number = 0) -> Tensor:
         if input.ndim < 2:
             raise RuntimeError(f"{name}: input tensor must have at least 2 dimensions")
         rows, columns = (positions(input, input.ndim - k) for k in (2, 1))
@@ -388,7 +389,7 @@ def repeat_interleave(
     if repeats is None:
         return p.convert(_interleaved_positions(input, output_size), dtype_name(input.dtype))
     if dim is None:
-        input, dim = _reshape(input, (d.numel(input.shape),)), 0
+        input, dim = _reshape(input, (numel(input.shape),)), 0
     dim = normalize_dim(dim, input.ndim, "repeat_interleave")
     if isinstance(repeats, int) and not isinstance(repeats, bool):
         return _each_repeated(input, repeats, dim, output_size)
@@ -401,7 +402,7 @@ def repeat_interleave(
     return index_select(input, dim, _interleaved_positions(repeats, output_size))
 
 
-def _each_repeated(input: Any, repeats: int, dim: int, output_size: Any) -> Any:
+def _each_repeated(input: Tensor, repeats: int, dim: int, output_size: Any) -> Any:
     if repeats < 0:
         raise RuntimeError("Repeats must be non-negative")
     shape = tuple(input.shape) or (1,)

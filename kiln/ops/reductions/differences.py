@@ -10,11 +10,12 @@ from kiln.ops.indexing.gathering import cat
 from kiln.ops.views.core_views import reshape, slice_
 from kiln.ops.views.shapes import together
 from kiln.ops.views.strided import diagonal_
-from kiln.table import declare as d
+from kiln.table import drawn as d
 from kiln.table import registry
-from kiln.table.declare import alias, dtype_name, is_float, public
+from kiln.table.arguments import dtype_name, is_float, type_name
 from kiln.table.kinds import normalize_dim, normalize_dims
-from kiln.table.record import Sample, find
+from kiln.table.public import alias, public
+from kiln.table.record import Sample, Tensor, find
 
 _reshape, _slice = reshape.handle, slice_.handle
 
@@ -67,7 +68,7 @@ def linalg_cross(input: Any, other: Any, *, dim: int = -1, out: Any = None) -> A
             f"{other.shape[dim]}"
         )
     if input.dtype != other.dtype:
-        names = (d.type_name(dtype_name(x.dtype)) for x in (input, other))
+        names = (type_name(dtype_name(x.dtype)) for x in (input, other))
         raise RuntimeError("expected scalar type {} but found {}".format(*names))
     if dtype_name(input.dtype) == "bool":
         raise NotImplementedError("\"cross\" not implemented for 'Bool'")
@@ -99,7 +100,7 @@ def cross(input: Any, other: Any, dim: int | None = None, *, out: Any = None) ->
     return linalg_cross(input, other, dim=-1 if dim is None else dim, out=out)
 
 
-def _difference(x: Any, dim: int) -> Any:
+def _difference(x: Tensor, dim: int) -> Any:
     """Every element but the first, less the one before it."""
     count = x.shape[dim] - 1
     after, before = _slice(x, dim, (1, count, 1)), _slice(x, dim, (0, count, 1))
@@ -153,7 +154,7 @@ def diff(
     return result if out is None else out.copy_(result)
 
 
-def _check_joins(input: Any, x: Any, dim: int) -> None:
+def _check_joins(input: Tensor, x: Tensor, dim: int) -> None:
     if x is None:
         return
     if x.ndim != input.ndim:
@@ -220,7 +221,7 @@ def cumulative_trapezoid(y: Any, x: Any = None, *, dx: Any = None, dim: int = -1
     return find("cumsum").handle(_steps("cumulative_trapezoid", x, y, dim) * both, dim) / 2.0
 
 
-def _integral_dim(op: str, y: Any, x: Any, dim: int) -> int:
+def _integral_dim(op: str, y: Tensor, x: Tensor, dim: int) -> int:
     """The dim to integrate along, counted from the front; y and x must not be bools, nor y of no dims."""
     if y.ndim == 0:
         raise IndexError(f"Dimension specified as {dim} but tensor has no dimensions")
@@ -230,7 +231,7 @@ def _integral_dim(op: str, y: Any, x: Any, dim: int) -> int:
     return normalize_dim(dim, y.ndim, op)
 
 
-def _steps(op: str, x: Any, y: Any, dim: int) -> Any:
+def _steps(op: str, x: Tensor, y: Tensor, dim: int) -> Any:
     """The distances of sample points, in a shape that broadcasts with y's."""
     if x.ndim == 1:
         if x.shape[0] != y.shape[dim]:
@@ -263,7 +264,7 @@ def _edge(values: list[Any], points: list[Any], at: int, order: int) -> Any:
     return values[0] * weights[0] + values[1] * weights[1] + values[2] * weights[2]
 
 
-def _slopes(x: Any, points: Any, dim: int, order: int) -> Any:
+def _slopes(x: Tensor, points: Any, dim: int, order: int) -> Any:
     """dx / dpoints along `dim`; `points`: a number (the distance), or coordinates that broadcast with x."""
     size = x.shape[dim]
     even = not hasattr(points, "shape")

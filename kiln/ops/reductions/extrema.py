@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from kiln.ops.creation.named_results import located
-from kiln.table import declare as d
+from kiln.ops.named_results import located
+from kiln.table.arguments import dtype_name, into, type_name
 from kiln.table.kinds import normalize_dim, normalize_dims
-from kiln.table.record import Op, find
+from kiln.table.public import public
+from kiln.table.record import Op, Tensor, find
 from kiln.table.registry import forms
 
 
-def not_empty(input: Any, dims: tuple[int, ...], op: str, asked: bool = True) -> None:
+def not_empty(input: Tensor, dims: tuple[int, ...], op: str, asked: bool = True) -> None:
     """PyTorch's error for an extremum of nothing; a symbolic size passes."""
     for k in dims:
         size = input.shape[k] if input.ndim else 1
@@ -26,40 +27,40 @@ def not_empty(input: Any, dims: tuple[int, ...], op: str, asked: bool = True) ->
 
 def _fits(out: Any, dtype: Any) -> dict[str, Any]:
     """The keyword `out=`, if there is one; RuntimeError unless it is of the dtype, as it is not converted."""
-    if out is not None and d.dtype_name(out.dtype) != d.dtype_name(dtype):
+    if out is not None and dtype_name(out.dtype) != dtype_name(dtype):
         raise RuntimeError(
-            f"Expected the dtype for input and out to match, but got {d.type_name(d.dtype_name(dtype))} for "
-            f"input's dtype and {d.type_name(d.dtype_name(out.dtype))} for out's dtype."
+            f"Expected the dtype for input and out to match, but got {type_name(dtype_name(dtype))} for "
+            f"input's dtype and {type_name(dtype_name(out.dtype))} for out's dtype."
         )
-    return d.into(out)
+    return into(out)
 
 
 def _extremum(name: str) -> Any:
     """amax or amin behind the check that it reduces something."""
     op = find(name)
 
-    def reduce(input: Any, dim: Any = (), keepdim: bool = False, *, out: Any = None) -> Any:
+    def reduce(input: Tensor, dim: Any = (), keepdim: bool = False, *, out: Any = None) -> Any:
         not_empty(input, normalize_dims(dim, input.ndim, name), name, dim not in (None, ()))
         return op.handle(input, dim, keepdim, **_fits(out, input.dtype))
 
     reduce.__doc__ = op.doc
-    return d.public(name, dtypes="all")(reduce)
+    return public(name, dtypes="all")(reduce)
 
 
 def _position(name: str) -> Any:
     """argmax or argmin behind PyTorch's checks."""
     op = find(name)
 
-    def reduce(input: Any, dim: int | None = None, keepdim: bool = False, *, out: Any = None) -> Any:
+    def reduce(input: Tensor, dim: int | None = None, keepdim: bool = False, *, out: Any = None) -> Any:
         if dim is not None and not hasattr(dim, "__index__"):
             raise TypeError(f"{name}(): argument 'dim' must be int, not {type(dim).__name__}")
-        if d.dtype_name(input.dtype) == "bool":
+        if dtype_name(input.dtype) == "bool":
             raise RuntimeError(f"{name}(): does not support bool input")
         not_empty(input, normalize_dims(dim, input.ndim, name), name, dim is not None)
         return op.handle(input, dim, keepdim, **_fits(out, "int64"))
 
     reduce.__doc__ = op.doc
-    return d.public(name, dtypes="number", differentiable=False)(reduce)
+    return public(name, dtypes="number", differentiable=False)(reduce)
 
 
 amax, amin = map(_extremum, ("amax", "amin"))
@@ -72,15 +73,15 @@ def _choose(name: str, pair: Op) -> Any:
     reshape, clone = find("reshape").handle, find("clone").handle
 
     def choose(
-        input: Any, dim: Any = None, keepdim: bool = False, *, other: Any = None, out: Any = None
+        input: Tensor, dim: Any = None, keepdim: bool = False, *, other: Tensor | None = None, out: Any = None
     ) -> Any:
         if isinstance(input, (int, float)):
             raise TypeError(f"{name}(): argument 'input' must be Tensor, not {type(input).__name__}")
         if other is not None or (dim is not None and not isinstance(dim, int)):
-            return elementwise(input, dim if other is None else other, **d.into(out))
+            return elementwise(input, dim if other is None else other, **into(out))
         if dim is None:
             not_empty(input, tuple(range(input.ndim)), name, asked=False)
-            return whole(input, **d.into(out))
+            return whole(input, **into(out))
         if out is not None and (not isinstance(out, (tuple, list)) or len(out) != 2):
             raise TypeError(f"{name}(): argument 'out' must be tuple of Tensors, not {type(out).__name__}")
         dim = normalize_dim(dim, input.ndim, name)
@@ -91,7 +92,7 @@ def _choose(name: str, pair: Op) -> Any:
             _fits(out[1], "int64")
         return located(name, values, indices, out)
 
-    def chosen(input: Any, dim: int, keepdim: bool) -> tuple[Any, Any]:
+    def chosen(input: Tensor, dim: int, keepdim: bool) -> tuple[Any, Any]:
         indices = position(input, dim, True)
         values = find("gather").handle(input, dim, indices) if input.ndim else clone(input)
         if keepdim or not input.ndim:
@@ -110,7 +111,7 @@ def _choose(name: str, pair: Op) -> Any:
     >>> kiln.{name}(kiln.tensor([3, 1, 2]))
     tensor({3 if name == "max" else 1})
     """
-    return d.public(name, dtypes="all")(choose)
+    return public(name, dtypes="all")(choose)
 
 
 forms(

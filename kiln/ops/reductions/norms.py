@@ -6,23 +6,26 @@ argument, so that gradients are PyTorch's there: 0.
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from kiln.ops.elementwise import comparison
 from kiln.ops.elementwise.arithmetic import clamp_min, pow, where
-from kiln.ops.elementwise.unary import abs, root
-from kiln.ops.nn.activations import narrow, wide
-from kiln.ops.reductions.reduce import reduce_max, reduce_min, reduce_sum
-from kiln.table import declare as d
+from kiln.ops.elementwise.elementary import abs, root
+from kiln.ops.elementwise.precision import narrow, wide
+from kiln.ops.reductions.core_reductions import reduce_max, reduce_min, reduce_sum
+from kiln.table import drawn as d
 from kiln.table import kinds, registry
+from kiln.table.arguments import dtype_name, into, type_name
 from kiln.table.kinds import normalize_dim, normalize_dims
+from kiln.table.public import public
 from kiln.table.record import Number, Structure, Tensor, composite
 from kiln.table.registry import forms
 
 INFINITY = float("inf")
 
 
-def norm_over(x: Any, order: float, dims: tuple[int, ...], keepdim: bool) -> Any:
+def norm_over(x: Tensor, order: float, dims: tuple[int, ...], keepdim: bool) -> Any:
     """The norm of `order` of a wide array over some dims; its derivative at 0 is 0."""
     if order == 2:
         return root(reduce_sum(x * x, dims, keepdim))
@@ -40,7 +43,7 @@ def norm_over(x: Any, order: float, dims: tuple[int, ...], keepdim: bool) -> Any
     return where(none, 0.0 if order > 0 else INFINITY, pow(where(none, 1, total), 1 / order))
 
 
-def _floats(input: Any) -> Any:
+def _floats(input: Tensor) -> Tensor:
     """The array wide, or PyTorch's error for what has no norm."""
     if input.dtype not in kinds.FLOATS:
         raise _not_floats(input.dtype)
@@ -49,7 +52,7 @@ def _floats(input: Any) -> Any:
 
 def _not_floats(dtype: str) -> RuntimeError:
     return RuntimeError(
-        f"linalg.vector_norm: Expected a floating point or complex tensor as input. Got {d.type_name(dtype)}"
+        f"linalg.vector_norm: Expected a floating point or complex tensor as input. Got {type_name(dtype)}"
     )
 
 
@@ -64,7 +67,7 @@ def _order(order: Any) -> float:
     return float(order)
 
 
-def _has_least(input: Any, order: float, dims: tuple[int, ...]) -> None:
+def _has_least(input: Tensor, order: float, dims: tuple[int, ...]) -> None:
     """RuntimeError for a norm of nothing that would be the least of nothing."""
     if (order < 0 or order == INFINITY) and any(
         isinstance(s := input.shape[k], int) and s == 0 for k in dims
@@ -81,18 +84,18 @@ def _check_dtype(own: str, dtype: Any) -> None:
         raise _not_floats(own)
     if dtype is None:
         return
-    name = d.dtype_name(dtype)
+    name = dtype_name(dtype)
     if name not in kinds.FLOATS:
-        raise RuntimeError(f"linalg.vector_norm: dtype should be floating point, but got {d.type_name(name)}")
+        raise RuntimeError(f"linalg.vector_norm: dtype should be floating point, but got {type_name(name)}")
     place = kinds.FLOATS.index
     if own != name and (place(name) < 2 or place(name) < place(own)):
         raise RuntimeError(
-            f"linalg.vector_norm: the dtype of the input ({d.type_name(own)}) should be convertible without "
-            f"narrowing to the specified dtype ({d.type_name(name)})"
+            f"linalg.vector_norm: the dtype of the input ({type_name(own)}) should be convertible without "
+            f"narrowing to the specified dtype ({type_name(name)})"
         )
 
 
-def _reference(np: Any, x: Any, order: Any = 2, dim: Any = None, keepdim: bool = False) -> Any:
+def _reference(np: ModuleType, x: Any, order: Any = 2, dim: Any = None, keepdim: bool = False) -> Any:
     order = 2.0 if order in (None, "fro") else float(order)
     axes = tuple(range(x.ndim)) if dim is None else dim
     size = np.abs(np.asarray(x, np.float64))
@@ -139,14 +142,14 @@ def norm(
     tensor(5.)
     """
     order, dims = _order(p), normalize_dims(dim, input.ndim, "norm")
-    x, name = _floats(input), input.dtype if dtype is None else d.dtype_name(dtype)
+    x, name = _floats(input), input.dtype if dtype is None else dtype_name(dtype)
     return narrow(norm_over(narrow(x, name) if name == "float64" else x, order, dims, keepdim), name)
 
 
 forms("norm", '(input, p: float | str | None = "fro", dim=None, keepdim=False, out=None, dtype=None)')
 
 
-@d.public("norm", differs="second derivatives at 0 are 0; PyTorch's are NaN")
+@public("norm", differs="second derivatives at 0 are 0; PyTorch's are NaN")
 def checked_norm(
     input: Any, p: Any = "fro", dim: Any = None, keepdim: bool = False, out: Any = None, dtype: Any = None
 ) -> Any:
@@ -155,9 +158,9 @@ def checked_norm(
         result = registry.function("linalg.matrix_norm")(input, p, tuple(dims), keepdim, dtype=dtype)
         return result if out is None else out.copy_(result)
     order = _order(p)
-    _check_dtype(d.dtype_name(input.dtype), dtype)
+    _check_dtype(dtype_name(input.dtype), dtype)
     _has_least(input, order, normalize_dims(dim, input.ndim, "norm"))
-    return norm.handle(input, order, dim, keepdim, dtype, **d.into(out))
+    return norm.handle(input, order, dim, keepdim, dtype, **into(out))
 
 
 checked_norm.__doc__ = norm.doc
@@ -184,8 +187,7 @@ def dist(input: Tensor, other: Tensor, p: Structure = 2) -> Any:
     name = kinds.result_type((input, other))
     if name not in kinds.FLOATS:
         raise RuntimeError(
-            "norm(): input dtype should be either floating point or complex. "
-            f"Got {d.type_name(name)} instead."
+            f"norm(): input dtype should be either floating point or complex. Got {type_name(name)} instead."
         )
     apart = wide(narrow(input, name)) - wide(narrow(other, name))
     return narrow(norm_over(apart, _order(p), tuple(range(apart.ndim)), False), name)
@@ -223,7 +225,7 @@ def normalize(input: Tensor, p: Structure = 2.0, dim: Structure = 1, eps: Number
     return narrow(x / clamp_min(norm_over(x, order, dims, True), eps), input.dtype)
 
 
-def _renormed(np: Any, x: Any, order: float, dim: int, maxnorm: float) -> Any:
+def _renormed(np: ModuleType, x: Any, order: float, dim: int, maxnorm: float) -> Any:
     axes = tuple(k for k in range(x.ndim) if k != dim % x.ndim)
     size = _reference(np, np.asarray(x, np.float64), order, axes, True)
     return (x * np.where(size > maxnorm, maxnorm / (size + 1e-7), 1)).astype(x.dtype)

@@ -1,23 +1,25 @@
-"""Scans: running sums, products and extrema along one dim (the steps: steps.py)."""
+"""Scans: running sums, products and extrema along one dim (the steps: scan_and_scatter_steps.py)."""
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
-from kiln.ops.creation.named_results import located
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.elementwise import comparison
-from kiln.ops.elementwise.unary import exp, log
+from kiln.ops.elementwise.elementary import exp, log
 from kiln.ops.indexing.gathering import gather
+from kiln.ops.named_results import located
 from kiln.ops.views.core_views import reshape
-from kiln.table import declare as d
-from kiln.table.declare import dtype_name, public
+from kiln.table import drawn as d
+from kiln.table.arguments import dtype_name, is_float, type_name
 from kiln.table.kinds import normalize_dim
+from kiln.table.public import public
 from kiln.table.record import Op, Structure, Tensor, composite, primitive
 from kiln.table.registry import forms
 
 
-def _running(np: Any, how: str, x: Any, dim: int, dtype: str, reverse: bool) -> Any:
+def _running(np: ModuleType, how: str, x: Any, dim: int, dtype: str, reverse: bool) -> Any:
     """A scan of a function of NumPy, kept in float64."""
     x = np.asarray(x).astype(d.held(dtype))
     rows = np.flip(x, dim) if reverse else x
@@ -33,7 +35,7 @@ def _running(np: Any, how: str, x: Any, dim: int, dtype: str, reverse: bool) -> 
     return (np.flip(found, dim) if reverse else found).astype(x.dtype)
 
 
-def _places(np: Any, how: str, x: Any, dim: int) -> Any:
+def _places(np: ModuleType, how: str, x: Any, dim: int) -> Any:
     best = (np.maximum if how == "argmax" else np.minimum).accumulate(x, dim)
     here = np.arange(x.shape[dim]).reshape([-1 if k == dim else 1 for k in range(x.ndim)])
     return np.maximum.accumulate(np.where((x == best) | (x != x), here, 0), dim)
@@ -81,18 +83,18 @@ scan_logsumexp = _primitive("scan_logsumexp")
 
 
 @scan_sum.derivative
-def _(g: Any, dim: Any, reverse: Any) -> Any:
+def _(g: Tensor, dim: Any, reverse: bool) -> Any:
     return scan_sum(g, dim, g.dtype, not reverse)
 
 
 @scan_prod.derivative
-def _(g: Any, input: Any, y: Any, dim: Any, dtype: Any, reverse: Any) -> Any:
+def _(g: Tensor, input: Tensor, y: Tensor, dim: Any, dtype: Any, reverse: bool) -> Any:
     """Each y divided by x and added up; at a zero the products of the rest, times the other zero if any.
 
     The other zero is written as a sum of them, z -> s - z, so that second derivatives are exact too.
     """
 
-    def later(x: Any) -> Any:
+    def later(x: Tensor) -> Any:
         return scan_sum(x, dim, g.dtype, not reverse)
 
     zero = comparison.eq(input, 0)
@@ -106,7 +108,7 @@ def _(g: Any, input: Any, y: Any, dim: Any, dtype: Any, reverse: Any) -> Any:
 
 
 @scan_logsumexp.derivative
-def _(g: Any, input: Any, y: Any, dim: Any, reverse: Any) -> Any:
+def _(g: Tensor, input: Tensor, y: Tensor, dim: Any, reverse: bool) -> Tensor:
     """exp(x - y) of every later y; scaled by the largest so that nothing overflows."""
     # sum over i >= k of g_i exp(x_k - y_i): positive and negative g apart, as logarithms
     parts = []
@@ -123,8 +125,8 @@ def _cumulative(name: str, primitive_op: Op, doc: str, numpy: str) -> Op:
 
     def body(input: Tensor, dim: Structure, dtype: Structure = None) -> Any:
         place = normalize_dim(dim, input.ndim, name)
-        asked = d.dtype_name(dtype) if dtype is not None else input.dtype
-        if dtype is None and not d.is_float(input):
+        asked = dtype_name(dtype) if dtype is not None else input.dtype
+        if dtype is None and not is_float(input):
             asked = "int64"
         if input.ndim == 0:
             return p.convert(input, asked)
@@ -132,7 +134,7 @@ def _cumulative(name: str, primitive_op: Op, doc: str, numpy: str) -> Op:
 
     body.__name__, body.__doc__ = name, doc
 
-    def reference(np: Any, x: Any, dim: int, dtype: Any = None) -> Any:
+    def reference(np: ModuleType, x: Any, dim: int, dtype: Any = None) -> Any:
         kept = dtype or (x.dtype if x.dtype.kind == "f" else "int64")
         wide = x.astype("float64") if np.dtype(kept).kind == "f" else x.astype("int64")
         return getattr(np, numpy)(wide, dim if x.ndim else None).reshape(x.shape).astype(kept)
@@ -194,8 +196,8 @@ def logcumsumexp(input: Tensor, dim: Structure) -> Any:
     tensor([0.0000, 0.6931, 1.0986])
     """
     place = normalize_dim(dim, input.ndim, "logcumsumexp")
-    if not d.is_float(input):
-        name = d.type_name(input.dtype)
+    if not is_float(input):
+        name = type_name(input.dtype)
         raise NotImplementedError(f"\"logcumsumexp_out_cpu\" not implemented for '{name}'")
     return scan_logsumexp(input, place, input.dtype) if input.ndim else input * 1
 
@@ -203,7 +205,7 @@ def logcumsumexp(input: Tensor, dim: Structure) -> Any:
 def _extremum(name: str, primitive_op: Op) -> Any:
     """cummax or cummin."""
 
-    def function(input: Any, dim: int, *, out: Any = None) -> Any:
+    def function(input: Tensor, dim: int, *, out: Any = None) -> Any:
         place = normalize_dim(dim, input.ndim, name)
         flat = input if input.ndim else reshape(input, (1,))
         indices = primitive_op.handle(flat, place, dtype_name(flat.dtype))

@@ -1,24 +1,27 @@
-"""Reductions in the forms PyTorch offers them, made of the ones of `reduce`.
+"""Reductions in the forms PyTorch offers them, made of the ones of `core_reductions`.
 
 Variances with and without their mean, sums that skip NaN, counts, both extrema at once, covariances.
 """
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from kiln.ops.creation.constants import positions
-from kiln.ops.creation.named_results import named
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.elementwise import comparison
-from kiln.ops.elementwise.unary import root
-from kiln.ops.nn.activations import narrow, wide
+from kiln.ops.elementwise.elementary import root
+from kiln.ops.elementwise.precision import narrow, wide
+from kiln.ops.named_results import named
 from kiln.ops.products.matrix_products import product
-from kiln.ops.reductions import extrema, reduce
-from kiln.ops.reductions.reduce import reduce_any, reduce_sum
-from kiln.table import declare as d
+from kiln.ops.reductions import core_reductions, extrema
+from kiln.ops.reductions.core_reductions import reduce_any, reduce_sum
+from kiln.table import drawn as d
 from kiln.table import kinds
+from kiln.table.arguments import count_of, default_float, dtype_name, into, is_float, type_name
 from kiln.table.kinds import normalize_dims
+from kiln.table.public import public
 from kiln.table.record import Number, Op, Structure, Tensor, composite, find
 from kiln.table.registry import forms
 
@@ -43,7 +46,7 @@ def _deviation(name: str, op: Op, doc: str) -> Any:
     """
 
     def deviation(
-        input: Any,
+        input: Tensor,
         dim: Any = None,
         unbiased: bool | None = None,
         keepdim: bool = False,
@@ -54,10 +57,10 @@ def _deviation(name: str, op: Op, doc: str) -> Any:
         if isinstance(dim, bool):
             dim, unbiased = None, dim
         taken = _correction(name, unbiased, correction)
-        return op.handle(input, dim, taken, keepdim, **d.into(out))
+        return op.handle(input, dim, taken, keepdim, **into(out))
 
     deviation.__doc__ = doc
-    return d.public(
+    return public(
         name,
         method=not name.endswith("mean"),
         samples=d.samples(
@@ -83,7 +86,7 @@ def _with_mean(name: str, deviation: Any, last: Any) -> Op:
         if input.dtype not in kinds.FLOATS:
             raise RuntimeError(f"{name} only support floating point and complex dtypes")
         x, dims = wide(input), normalize_dims(dim, input.ndim, name)
-        count = d.count_of(x, dims)
+        count = count_of(x, dims)
         mean = reduce_sum(x, dims, True) / count
         centered = x - mean
         square = reduce_sum(centered * centered, dims, keepdim) / p.maximum(count - correction, 0)
@@ -91,7 +94,7 @@ def _with_mean(name: str, deviation: Any, last: Any) -> Op:
         mean = mean if keepdim else find("reshape")(mean, kept)
         return narrow(last(square), input.dtype), narrow(mean, input.dtype)
 
-    def of_numpy(np: Any, x: Any, dim: Any = None, correction: Any = 1, keepdim: bool = False) -> Any:
+    def of_numpy(np: ModuleType, x: Any, dim: Any = None, correction: Any = 1, keepdim: bool = False) -> Any:
         axis = tuple(dim) if isinstance(dim, list) else dim
         spread = getattr(np, deviation)(x, axis=axis, ddof=correction, keepdims=keepdim)
         mean = np.mean(x, axis=axis, keepdims=keepdim)
@@ -126,8 +129,8 @@ _DEVIATION = """{0} over `dim` (an int, several, or None for all); floats.
     >>> kiln.{1}(kiln.tensor([1.0, 2.0, 3.0]))
     {2}
     """
-var = _deviation("var", reduce.var, _DEVIATION.format("The variance", "var", "tensor(1.)"))
-std = _deviation("std", reduce.std, _DEVIATION.format("The standard deviation", "std", "tensor(1.)"))
+var = _deviation("var", core_reductions.var, _DEVIATION.format("The variance", "var", "tensor(1.)"))
+std = _deviation("std", core_reductions.std, _DEVIATION.format("The standard deviation", "std", "tensor(1.)"))
 _BOTH = "(tensor(1.), tensor(2.))"
 var_mean = _deviation(
     "var_mean", var_mean_of, _DEVIATION.format("The variance and the mean", "var_mean", _BOTH)
@@ -171,7 +174,7 @@ def nansum(input: Tensor, dim: Structure = None, keepdim: Structure = False, dty
     x = wide(input) if input.dtype in kinds.FLOATS else input
     x = p.where(comparison.ne(x, x), 0, x) if input.dtype in kinds.FLOATS else x
     integral = "int64" if input.dtype not in kinds.FLOATS else input.dtype
-    name = integral if dtype is None else d.dtype_name(dtype)
+    name = integral if dtype is None else dtype_name(dtype)
     x = narrow(x, name) if name in ("float64", "int64") or name not in kinds.FLOATS else wide(narrow(x, name))
     dims = normalize_dims(dim, input.ndim, "nansum")
     return narrow((reduce_any if name == "bool" else reduce_sum)(x, dims, keepdim), name)
@@ -201,11 +204,11 @@ def nanmean(input: Tensor, dim: Structure = None, keepdim: Structure = False, dt
     if input.dtype not in kinds.FLOATS:
         raise RuntimeError(
             "nanmean(): expected input to have floating point or complex dtype but got "
-            f"{d.type_name(input.dtype)}"
+            f"{type_name(input.dtype)}"
         )
-    name = input.dtype if dtype is None else d.dtype_name(dtype)
+    name = input.dtype if dtype is None else dtype_name(dtype)
     if name not in kinds.FLOATS:
-        raise RuntimeError(f"nanmean(): expected dtype to be of floats, but got {d.type_name(name)}")
+        raise RuntimeError(f"nanmean(): expected dtype to be of floats, but got {type_name(name)}")
     x, dims = wide(narrow(input, name)), normalize_dims(dim, input.ndim, "nanmean")
     missing = comparison.ne(x, x)
     count = reduce_sum(p.convert(comparison.eq(x, x), "int64"), dims, keepdim)
@@ -238,7 +241,7 @@ def count_nonzero(input: Tensor, dim: Structure = None) -> Any:
 forms("aminmax", "-> min, max")
 
 
-@d.public(
+@public(
     "aminmax",
     samples=d.samples(
         lambda rng, t: ((d.array(rng, (3, 5), t),), {}),
@@ -269,7 +272,7 @@ def aminmax(input: Any, *, dim: int | None = None, keepdim: bool = False, out: A
 # Covariance
 
 
-def _observations(input: Any, op: str) -> Any:
+def _observations(input: Tensor, op: str) -> Any:
     """Variables down, observations along: a matrix of floats, wide."""
     if input.ndim > 2:
         raise RuntimeError(
@@ -278,16 +281,16 @@ def _observations(input: Any, op: str) -> Any:
         )
     if input.dtype == "bool":
         raise RuntimeError(f"{op}(): bool dtype is not supported for input")
-    x = wide(narrow(input, input.dtype if input.dtype in kinds.FLOATS else d.default_float()))
+    x = wide(narrow(input, input.dtype if input.dtype in kinds.FLOATS else default_float()))
     if x.ndim < 2:
         x = find("reshape")(x, (1, x.shape[0] if x.ndim else 1))
     return x
 
 
-def _covariance(x: Any, weights: Any, given: Any, correction: Any) -> Any:
+def _covariance(x: Tensor, weights: Tensor, given: Any, correction: Any) -> Tensor:
     """The covariance of rows: centered on the weighted mean, over the weights' sum less the correction."""
     if weights is None:
-        total = narrow(d.count_of(x, (1,)), x.dtype)
+        total = narrow(count_of(x, (1,)), x.dtype)
         centered = x - reduce_sum(x, (1,), True) / total
         rest = total - correction
         return product(centered, find("permute")(centered, (1, 0))) / p.where(
@@ -305,7 +308,7 @@ def _square(c: Any) -> Any:
     return find("reshape")(c, ()) if c.shape[0] == 1 else c
 
 
-def _cov_reference(np: Any, x: Any, f: Any = None, a: Any = None, correction: int = 1) -> Any:
+def _cov_reference(np: ModuleType, x: Any, f: Any = None, a: Any = None, correction: int = 1) -> Any:
     x = x if x.dtype.kind == "f" else x.astype("float32")
     return np.asarray(np.cov(x, ddof=correction, fweights=f, aweights=a)).astype(x.dtype)
 
@@ -339,7 +342,7 @@ def covariance(
             [-1.,  1.]])
     """
     name = kinds.result_type((input,) if aweights is None else (input, aweights))
-    name = name if name in kinds.FLOATS else d.default_float()
+    name = name if name in kinds.FLOATS else default_float()
     x = wide(narrow(_observations(input, "cov"), name))
     counts = None if fweights is None else narrow(fweights, x.dtype)
     given = None if aweights is None else narrow(aweights, x.dtype)
@@ -348,16 +351,16 @@ def covariance(
     return narrow(_square(_covariance(x, weights, by, correction)), name)
 
 
-def _check_weights(name: str, weights: Any, count: Any, integral: bool) -> None:
+def _check_weights(name: str, weights: Tensor, count: Any, integral: bool) -> None:
     """PyTorch's errors for weights of observations; their signs and sum are looked at."""
     if weights.ndim > 1:
         raise RuntimeError(
             f"cov(): expected {name} to have one or fewer dimensions but got {name} with {weights.ndim} "
             "dimensions"
         )
-    if d.is_float(weights) is integral:
+    if is_float(weights) is integral:
         kind = "integral" if integral else "floating point"
-        have = d.type_name(d.dtype_name(weights.dtype))
+        have = type_name(dtype_name(weights.dtype))
         raise RuntimeError(f"cov(): expected {name} to have {kind} dtype but got {name} with {have} dtype")
     if weights.numel() != count:
         raise RuntimeError(
@@ -368,7 +371,7 @@ def _check_weights(name: str, weights: Any, count: Any, integral: bool) -> None:
         raise RuntimeError(f"cov(): {name} cannot be negative")
 
 
-@d.public(
+@public(
     "cov",
     samples=d.samples(
         lambda rng, t: ((d.array(rng, (3, 5), t),), {}),

@@ -6,19 +6,20 @@ from typing import Any
 
 from kiln.ops.creation.constants import full, linspace, zeros
 from kiln.ops.creation.data import tensor
-from kiln.ops.creation.named_results import named
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.elementwise import comparison
 from kiln.ops.indexing.gathering import cat, common, gather, long, rows_at, scatter_add
 from kiln.ops.indexing.masks import flat_places
 from kiln.ops.indexing.scattering import scatter_set
+from kiln.ops.named_results import named
 from kiln.ops.reductions.scans import scan_sum
 from kiln.ops.sorting.sorts import argsort, searchsorted, sort
 from kiln.ops.views.core_views import expand, movedim, reshape, select, slice_
-from kiln.table import declare as d
-from kiln.table.declare import dtype_name, public
+from kiln.table import drawn as d
+from kiln.table.arguments import dtype_name, is_float, numel, run, type_name
 from kiln.table.kinds import normalize_dim
-from kiln.table.record import Sample, find
+from kiln.table.public import public
+from kiln.table.record import Sample, Tensor, find
 from kiln.table.registry import forms
 
 
@@ -30,7 +31,7 @@ def _groups(fresh: Any) -> tuple[Any, Any]:
 def _fresh(rows: Any) -> Any:
     """Whether each row of [n, m] differs from the one before; the first does."""
     n = rows.shape[0]
-    one = d.run(full, True, (min(n, 1),), "bool")
+    one = run(full, True, (min(n, 1),), "bool")
     if n < 2:
         return one
     differ = comparison.ne(slice_(rows, 0, (1, n - 1, 1)), slice_(rows, 0, (0, n - 1, 1)))
@@ -52,26 +53,26 @@ def _distinct(rows: Any, order: Any, inverse: bool, counts: bool) -> tuple[Any, 
     return first, back if inverse else None, count
 
 
-def _rows_of(input: Any, dim: int | None) -> Any:
+def _rows_of(input: Tensor, dim: int | None) -> Tensor:
     """What is compared, as rows."""
     if dim is None:
-        return reshape(input, (d.numel(input.shape), 1))
+        return reshape(input, (numel(input.shape), 1))
     n = input.shape[dim]
-    return reshape(movedim(input, dim, 0), (n, d.numel(input.shape) // n if n else 0))
+    return reshape(movedim(input, dim, 0), (n, numel(input.shape) // n if n else 0))
 
 
 def _order_of(rows: Any) -> Any:
     """The order of rows by their first column, then the second, and so on."""
-    order = argsort(select(rows, 1, rows.shape[1] - 1)) if rows.shape[1] else d.run(full, 0, (0,), "int64")
+    order = argsort(select(rows, 1, rows.shape[1] - 1)) if rows.shape[1] else run(full, 0, (0,), "int64")
     for column in range(rows.shape[1] - 2, -1, -1):
         order = rows_at(order, 0, argsort(rows_at(select(rows, 1, column), 0, order), stable=True))
     return order
 
 
-def _answer(input: Any, dim: int | None, found: Any, inverse: bool, counts: bool) -> Any:
+def _answer(input: Tensor, dim: int | None, found: Any, inverse: bool, counts: bool) -> Any:
     first, back, count = found
     if dim is None:
-        values = rows_at(reshape(input, (d.numel(input.shape),)), 0, first)
+        values = rows_at(reshape(input, (numel(input.shape),)), 0, first)
         back = reshape(back, tuple(input.shape)) if inverse else None
     else:
         values = rows_at(input, normalize_dim(dim, input.ndim, "unique"), first)
@@ -200,21 +201,21 @@ def isin(
         found = comparison.eq(elements, test_elements)
     else:
         if not hasattr(elements, "ndim"):
-            elements = d.run(full, elements, (), dtype_name(test_elements.dtype))
-        found = _among(elements, reshape(test_elements, (d.numel(test_elements.shape),)))
+            elements = run(full, elements, (), dtype_name(test_elements.dtype))
+        found = _among(elements, reshape(test_elements, (numel(test_elements.shape),)))
     return p.written_to(comparison.logical_not(found) if invert else found, out)
 
 
 def _among(elements: Any, tests: Any) -> Any:
     if tests.shape[0] == 0:
-        return d.run(full, False, tuple(elements.shape), "bool")
+        return run(full, False, tuple(elements.shape), "bool")
     dtype = common([elements, tests])
     elements, tests = (p.convert(x, dtype) for x in (elements, tests))
     rows = sort(tests).values
     place = searchsorted(rows, elements)
     last = rows.shape[0] - 1
     place = p.where(comparison.gt(place, last), last, place)
-    flat = reshape(place, (d.numel(place.shape),))
+    flat = reshape(place, (numel(place.shape),))
     return comparison.eq(reshape(gather(rows, 0, flat), tuple(elements.shape)), elements)
 
 
@@ -241,7 +242,7 @@ def bincount(input: Any, weights: Any = None, minlength: int = 0) -> Any:
     tensor([0, 2, 0, 1])
     """
     refused = RuntimeError("bincount only supports 1-d non-negative integral inputs.")
-    if input.ndim != 1 or d.is_float(input) or dtype_name(input.dtype) == "bool":
+    if input.ndim != 1 or is_float(input) or dtype_name(input.dtype) == "bool":
         raise refused
     if minlength < 0:
         raise RuntimeError("minlength should be >= 0")
@@ -253,24 +254,24 @@ def bincount(input: Any, weights: Any = None, minlength: int = 0) -> Any:
             raise refused
         size = max(size, int(find("amax").handle(places)) + 1)
     if weights is None:
-        each = expand.handle(d.run(full, 1, (1,), "int64"), (input.shape[0],))
+        each = expand.handle(run(full, 1, (1,), "int64"), (input.shape[0],))
     else:
         name = dtype_name(weights.dtype)
         each = weights if name in ("float32", "float64") else p.convert(weights, "float64")
-    return scatter_add(d.run(full, 0, (size,), dtype_name(each.dtype)), 0, places, each)
+    return scatter_add(run(full, 0, (size,), dtype_name(each.dtype)), 0, places, each)
 
 
-def _into_bins(x: Any, edges: Any, weight: Any) -> Any:
+def _into_bins(x: Tensor, edges: Any, weight: Tensor) -> Any:
     """The sums of weights between ascending edges, the last edge counted with its bin."""
     bins = edges.shape[0] - 1
     place = p.sub(searchsorted(edges, x, right=True), 1)
     place = p.where(comparison.eq(x, select(edges, 0, bins)), bins - 1, place)
     inside = comparison.ge(x, select(edges, 0, 0)) & comparison.le(x, select(edges, 0, bins))
-    base = d.run(full, 0, (bins,), dtype_name(weight.dtype))
+    base = run(full, 0, (bins,), dtype_name(weight.dtype))
     return scatter_add(base, 0, p.where(inside, place, 0), p.where(inside, weight, 0))
 
 
-def _limits(x: Any, low: float, high: float, *, around: float, op: str) -> tuple[float, float]:
+def _limits(x: Tensor, low: float, high: float, *, around: float, op: str) -> tuple[float, float]:
     """The range of bins: what was asked, or that of the data; a point has `around` on both sides."""
     if low == high and x.shape[0]:
         low, high = (float(find(name).handle(x)) for name in ("amin", "amax"))
@@ -296,17 +297,17 @@ def histc(input: Any, bins: int = 100, min: float = 0, max: float = 0, *, out: A
     >>> kiln.histc(kiln.tensor([1.0, 2.0, 1.0]), bins=4, min=0, max=3)
     tensor([0., 2., 1., 0.])
     """
-    if not d.is_float(input):
-        name = d.type_name(dtype_name(input.dtype))
+    if not is_float(input):
+        name = type_name(dtype_name(input.dtype))
         raise NotImplementedError(f"\"histogram_cpu\" not implemented for '{name}'")
     if bins < 1:
         raise RuntimeError("bins must be > 0")
     if max < min:
         raise RuntimeError("max must be larger than min")
-    flat = reshape(input, (d.numel(input.shape),))
+    flat = reshape(input, (numel(input.shape),))
     low, high = _limits(flat, min, max, around=1, op="histc")
     edges = linspace(low, high, bins + 1, dtype=input.dtype)
-    found = _into_bins(flat, edges, d.run(full, 1, tuple(flat.shape), dtype_name(input.dtype)))
+    found = _into_bins(flat, edges, run(full, 1, tuple(flat.shape), dtype_name(input.dtype)))
     return p.written_to(found, out)
 
 
@@ -347,14 +348,14 @@ def histogram(
     >>> kiln.histogram(kiln.tensor([1.0, 2.0, 1.0]), 2).hist
     tensor([2., 1.])
     """
-    flat, dtype = reshape(input, (d.numel(input.shape),)), dtype_name(input.dtype)
+    flat, dtype = reshape(input, (numel(input.shape),)), dtype_name(input.dtype)
     if hasattr(bins, "ndim") and dtype_name(bins.dtype) != dtype:
         raise RuntimeError(
             f"histogram: input and bins should have the same dtype, but got {dtype} and "
             f"{dtype_name(bins.dtype)}"
         )
     if dtype not in ("float32", "float64"):
-        raise NotImplementedError(f"\"histogramdd\" not implemented for '{d.type_name(dtype)}'")
+        raise NotImplementedError(f"\"histogramdd\" not implemented for '{type_name(dtype)}'")
     if hasattr(bins, "ndim"):
         edges = p.clone(bins)
     else:
@@ -367,8 +368,8 @@ def histogram(
             )
         low, high = _limits(flat, *(range or (0.0, 0.0)), around=0.5, op="histogram")
         edges = linspace(low, high, bins + 1, dtype=input.dtype)
-    each = d.run(full, 1, tuple(flat.shape), dtype)
-    found = _into_bins(flat, edges, each if weight is None else reshape(weight, (d.numel(weight.shape),)))
+    each = run(full, 1, tuple(flat.shape), dtype)
+    found = _into_bins(flat, edges, each if weight is None else reshape(weight, (numel(weight.shape),)))
     if density:
         n = edges.shape[0] - 1
         widths = p.sub(slice_(edges, 0, (1, n, 1)), slice_(edges, 0, (0, n, 1)))
@@ -422,11 +423,9 @@ def histogramdd(
     bins = [bins] * n if isinstance(bins, int) else list(bins)
     if len(bins) != n or (range is not None and len(range) != 2 * n):
         raise RuntimeError(f"histogramdd(): expected bins and range for each of {n} dimensions")
-    points = reshape(input, (d.numel(input.shape) // max(n, 1), n))
+    points = reshape(input, (numel(input.shape) // max(n, 1), n))
     dtype = dtype_name(input.dtype)
-    each = (
-        d.run(full, 1, (points.shape[0],), dtype) if weight is None else reshape(weight, (points.shape[0],))
-    )
+    each = run(full, 1, (points.shape[0],), dtype) if weight is None else reshape(weight, (points.shape[0],))
     edges: list[Any] = []
     place: Any = 0
     inside = comparison.eq(each, each)
@@ -445,7 +444,7 @@ def histogramdd(
         widths = p.sub(slice_(own, 0, (1, most, 1)), slice_(own, 0, (0, most, 1)))
         volume = reshape(widths, (most, *[1] * (n - 1 - k))) * volume
     sizes = tuple(own.shape[0] - 1 for own in edges)
-    base = d.run(full, 0, (d.numel(sizes),), dtype)
+    base = run(full, 0, (numel(sizes),), dtype)
     found = reshape(scatter_add(base, 0, p.where(inside, place, 0), p.where(inside, each, 0)), sizes)
     if density:
         found = p.div(p.div(found, find("sum").handle(found)), volume)

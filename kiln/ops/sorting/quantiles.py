@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from kiln.graph.size import quotient
 from kiln.ops.creation.constants import full
 from kiln.ops.creation.constants import positions as positions_along
-from kiln.ops.creation.named_results import located
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.elementwise import comparison
+from kiln.ops.elementwise.three_operands import lerp
 from kiln.ops.indexing.gathering import gather
-from kiln.ops.nn.activations import lerp
+from kiln.ops.named_results import located
+from kiln.ops.reductions.core_reductions import reduce_any, reduce_argmax, reduce_sum
 from kiln.ops.reductions.extrema import not_empty
-from kiln.ops.reductions.reduce import reduce_any, reduce_argmax, reduce_sum
 from kiln.ops.reductions.scans import scan_argmax
 from kiln.ops.sorting.sorts import sort, sort_positions
 from kiln.ops.views.core_views import movedim, reshape, select
-from kiln.table import declare as d
-from kiln.table.declare import dtype_name, public
+from kiln.table import drawn as d
+from kiln.table.arguments import dtype_name, has_values, is_float, is_symbolic, numel, run
 from kiln.table.kinds import normalize_dim
+from kiln.table.public import public
 from kiln.table.record import Structure, Tensor, composite, find
 from kiln.table.registry import forms
 
@@ -52,13 +54,13 @@ def median_place(input: Tensor, dim: Structure) -> Any:
     count = input.shape[dim] - 1
     half = count // 2 if isinstance(count, int) else quotient(count, 2)
     found = sort_positions(input, dim, False, (half, 1))
-    if not d.is_float(input):
+    if not is_float(input):
         return found
     nan = reduce_any(comparison.ne(input, input), (dim,), True)
     return p.where(nan, reduce_argmax(input, (dim,), True), found)
 
 
-def _median_place(np: Any, x: Any, dim: int) -> Any:
+def _median_place(np: ModuleType, x: Any, dim: int) -> Any:
     order = np.argsort(x, dim, kind="stable")
     found = np.take(order, [(x.shape[dim] - 1) // 2], dim)
     if x.dtype.kind != "f":
@@ -114,7 +116,7 @@ def mode_place(input: Tensor, dim: Structure) -> Any:
     return gather(order, dim, reduce_argmax(here - start, (dim,), True))
 
 
-def _mode_place(np: Any, x: Any) -> Any:
+def _mode_place(np: ModuleType, x: Any) -> Any:
     found = []
     for row in x:
         values, counts = np.unique(row, return_counts=True)
@@ -125,12 +127,12 @@ def _mode_place(np: Any, x: Any) -> Any:
 # Their public forms
 
 
-def _at_places(input: Any, dim: int, place: Any, name: str, keepdim: bool, out: Any) -> Any:
+def _at_places(input: Tensor, dim: int, place: Any, name: str, keepdim: bool, out: Any) -> Any:
     """Values and positions along a dim of an array of any rank."""
     dim = normalize_dim(dim, input.ndim, name)
     not_empty(input, (dim,), name)
     if input.ndim == 0:
-        return located(name, p.clone(input), d.run(full, 0, (), "int64"), out)
+        return located(name, p.clone(input), run(full, 0, (), "int64"), out)
     indices = place(input, dim)
     values = gather(input, dim, indices)
     if not keepdim:
@@ -153,22 +155,22 @@ def middle(input: Tensor, ignore_nan: Structure) -> Any:
     >>> kiln.tensor([1.0, 2.0, 3.0]).median()
     tensor(2.)
     """
-    place = nanmedian_place if ignore_nan and d.is_float(input) else median_place
+    place = nanmedian_place if ignore_nan and is_float(input) else median_place
     return reshape(gather(input, 0, place(input, 0)), ())
 
 
 @middle.derivative
-def _(g: Any, input: Any, y: Any) -> Any:
+def _(g: Tensor, input: Tensor, y: Tensor) -> Tensor:
     """Shared by all that equal it."""
     same = comparison.eq(input, y) | (comparison.ne(input, input) & comparison.ne(y, y))
     return p.where(same, g / reduce_sum(p.convert(same, g.dtype), (0,), False), 0)
 
 
-def _middle(input: Any, ignore_nan: bool) -> Any:
+def _middle(input: Tensor, ignore_nan: bool) -> Any:
     """The median of all elements."""
-    flat = reshape(input, (d.numel(input.shape),))
-    if not d.is_symbolic(flat.shape) and flat.shape[0] == 0:
-        return d.run(full, float("nan"), (), dtype_name(input.dtype))
+    flat = reshape(input, (numel(input.shape),))
+    if not is_symbolic(flat.shape) and flat.shape[0] == 0:
+        return run(full, float("nan"), (), dtype_name(input.dtype))
     return middle(flat, ignore_nan)
 
 
@@ -210,7 +212,7 @@ def nanmedian(input: Any, dim: int | None = None, keepdim: bool = False, *, out:
     """
     if dim is None:
         return _middle(input, True)
-    place = nanmedian_place if d.is_float(input) else median_place
+    place = nanmedian_place if is_float(input) else median_place
     return _at_places(input, dim, place, "nanmedian", keepdim, out)
 
 
@@ -242,7 +244,7 @@ def _quantile(name: str, ignore_nan: bool) -> Any:
     """quantile or nanquantile."""
 
     def function(
-        input: Any,
+        input: Tensor,
         q: Any,
         dim: int | None = None,
         keepdim: bool = False,
@@ -253,13 +255,13 @@ def _quantile(name: str, ignore_nan: bool) -> Any:
         _check_quantile(name, input, q, interpolation)
         many = hasattr(q, "ndim") and q.ndim == 1
         ranks = (
-            reshape(q, (d.numel(q.shape),))
+            reshape(q, (numel(q.shape),))
             if hasattr(q, "ndim")
-            else d.run(full, q, (1,), dtype_name(input.dtype))
+            else run(full, q, (1,), dtype_name(input.dtype))
         )
         shape = _kept(input, dim, keepdim)
         if dim is None or input.ndim == 0:
-            rows = reshape(input, (d.numel(input.shape),))
+            rows = reshape(input, (numel(input.shape),))
         else:
             rows = movedim(input, dim, -1)
         found = movedim(_ranked(sort(rows, -1).values, ranks, interpolation, ignore_nan), -1, 0)
@@ -291,7 +293,7 @@ def _quantile(name: str, ignore_nan: bool) -> Any:
     )(function)
 
 
-def _check_quantile(name: str, input: Any, q: Any, interpolation: str) -> None:
+def _check_quantile(name: str, input: Tensor, q: Any, interpolation: str) -> None:
     if dtype_name(input.dtype) not in ("float32", "float64"):
         raise RuntimeError(f"{name}() input tensor must be either float or double dtype")
     if interpolation not in _INTERPOLATIONS:
@@ -299,7 +301,7 @@ def _check_quantile(name: str, input: Any, q: Any, interpolation: str) -> None:
             f"{name}() interpolation must be one of linear, lower, higher, midpoint or nearest, but got "
             f"{interpolation}"
         )
-    if not d.is_symbolic(input.shape) and d.numel(input.shape) == 0:
+    if not is_symbolic(input.shape) and numel(input.shape) == 0:
         raise RuntimeError(f"{name}() input tensor must be non-empty")
     if hasattr(q, "ndim"):
         if q.ndim > 1 or dtype_name(q.dtype) != dtype_name(input.dtype):
@@ -307,13 +309,13 @@ def _check_quantile(name: str, input: Any, q: Any, interpolation: str) -> None:
                 f"{name}() q must be a number or a vector of the same dtype as the input tensor"
             )
         inside = comparison.ge(q, 0) & comparison.le(q, 1)
-        if d.has_values(q) and not bool(find("all").handle(inside)):
+        if has_values(q) and not bool(find("all").handle(inside)):
             raise RuntimeError(f"{name}() q values must be in the range [0, 1]")
     elif not 0 <= q <= 1:
         raise RuntimeError(f"{name}() q must be in the range [0, 1] but got {q}")
 
 
-def _kept(input: Any, dim: int | None, keepdim: bool) -> tuple[Any, ...]:
+def _kept(input: Tensor, dim: int | None, keepdim: bool) -> tuple[Any, ...]:
     """The shape after reducing `dim` (None: all)."""
     if dim is None:
         return (1,) * input.ndim if keepdim else ()

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import operator
+from types import ModuleType
 from typing import Any
 
 from kiln import _core
 from kiln.ops.creation.constants import full
-from kiln.ops.creation.named_results import located
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.indexing.gathering import gather
+from kiln.ops.named_results import located
 from kiln.ops.views.core_views import expand, permute, reshape, select
-from kiln.table import declare as d
-from kiln.table.declare import dtype_name, public
+from kiln.table import drawn as d
+from kiln.table.arguments import dtype_name, run
 from kiln.table.kinds import normalize_dim
+from kiln.table.public import public
 from kiln.table.record import Sizes, Structure, Tensor, primitive
 from kiln.table.registry import forms
 
 LONGEST = 1 << 32  # elements along a sorted dim: a position is half a word
 
 
-def _ordered(np: Any, x: Any, dim: int, descending: bool, ranks: Any) -> Any:
+def _ordered(np: ModuleType, x: Any, dim: int, descending: bool, ranks: Any) -> Any:
     moved = np.moveaxis(np.asarray(x), dim, -1)
     if descending:
         turned = moved[..., ::-1]
@@ -78,7 +80,7 @@ def _sorted_columns(rng: Any, dtype: str, shape: tuple[int, ...]) -> Any:
     return found
 
 
-def positions(input: Any, dim: int, descending: bool, first: int = 0, count: Any = None) -> Any:
+def positions(input: Tensor, dim: int, descending: bool, first: int = 0, count: Any = None) -> Any:
     """sort_positions along a normal dim of an array of any rank; all unless `count` says."""
     if input.ndim == 0:
         return _zero(input)
@@ -88,11 +90,11 @@ def positions(input: Any, dim: int, descending: bool, first: int = 0, count: Any
     return sort_positions(input, dim, bool(descending), (first, size if count is None else count))
 
 
-def _zero(input: Any) -> Any:
+def _zero(input: Tensor) -> Tensor:
     return reshape(sort_positions(reshape(input, (1,)), 0, False, (0, 1)), ())
 
 
-def _chosen(input: Any, dim: int, indices: Any) -> Any:
+def _chosen(input: Tensor, dim: int, indices: Tensor) -> Any:
     return gather(input, dim, indices) if input.ndim else p.clone(input)
 
 
@@ -266,7 +268,7 @@ def searchsorted(
     rows = sorted_sequence
     if sorter is not None:
         rows = gather(rows, rows.ndim - 1, sorter)
-    values = input if hasattr(input, "ndim") else d.run(full, input, (), dtype_name(rows.dtype))
+    values = input if hasattr(input, "ndim") else run(full, input, (), dtype_name(rows.dtype))
     fits = rows.ndim == values.ndim and tuple(rows.shape[:-1]) == tuple(values.shape[:-1])
     if rows.ndim == 0 or (rows.ndim > 1 and not fits):
         raise RuntimeError(

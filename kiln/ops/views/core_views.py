@@ -7,19 +7,21 @@ values alike. `embed` and `write` are not views: they are what the derivative of
 from __future__ import annotations
 
 from math import prod
+from types import ModuleType
 from typing import Any
 
 from kiln import _core
 from kiln.graph.size import product, quotient
 from kiln.ops.views.reinterpret import as_bits
-from kiln.table import declare as d
-from kiln.table.declare import is_symbolic, public
+from kiln.table import drawn as d
+from kiln.table.arguments import INTEGERS, dtype_name, is_symbolic, is_value, number
 from kiln.table.kinds import normalize_dim
+from kiln.table.public import alias, public
 from kiln.table.record import Sizes, Structure, Tensor, find, primitive
 from kiln.table.registry import forms
 
 
-def strided_reference(np: Any, x: Any, sizes: Any, strides: Any, offset: Any) -> Any:
+def strided_reference(np: ModuleType, x: Any, sizes: Any, strides: Any, offset: Any) -> Any:
     flat = np.ascontiguousarray(x).reshape(-1)
     return np.lib.stride_tricks.as_strided(
         flat[offset[0] :], sizes, [s * flat.itemsize for s in strides]
@@ -32,14 +34,14 @@ def _at(ndim: int, dim: int, start: int, count: int, step: int) -> Any:
     )
 
 
-def _placed(np: Any, x: Any, dim: int, place: Any) -> Any:
+def _placed(np: ModuleType, x: Any, dim: int, place: Any) -> Any:
     size, start, step = place
     out = np.zeros((*x.shape[:dim], size, *x.shape[dim + 1 :]), x.dtype)
     out[_at(x.ndim, dim, start, x.shape[dim], step)] = x
     return out
 
 
-def written_reference(np: Any, base: Any, x: Any, strides: Any, offset: Any) -> Any:
+def written_reference(np: ModuleType, base: Any, x: Any, strides: Any, offset: Any) -> Any:
     flat = base.reshape(-1).copy()
     where = offset[0] + np.add.reduce(
         np.meshgrid(*(np.arange(n) * s for n, s in zip(x.shape, strides)), indexing="ij")
@@ -69,7 +71,7 @@ def reshape(input: Tensor, sizes: Sizes) -> Any:
 
 
 @reshape.derivative
-def _(g: Any, input: Any) -> Any:
+def _(g: Tensor, input: Tensor) -> Tensor:
     return reshape(g, tuple(input.shape))
 
 
@@ -89,7 +91,7 @@ def permute(input: Tensor, dims: Structure) -> Any:
 
 
 @permute.derivative
-def _(g: Any, dims: Any) -> Any:
+def _(g: Tensor, dims: tuple[int, ...]) -> Tensor:
     return permute(g, tuple(sorted(range(len(dims)), key=dims.__getitem__)))
 
 
@@ -111,7 +113,7 @@ def expand(input: Tensor, sizes: Sizes) -> Any:
 
 
 @expand.derivative
-def _(g: Any, input: Any) -> Any:
+def _(g: Tensor, input: Tensor) -> Any:
     return find("sum_to")(g, input)
 
 
@@ -131,7 +133,7 @@ def slice_(input: Tensor, dim: Structure, span: Sizes) -> Any:
 
 
 @slice_.derivative
-def _(g: Any, input: Any, dim: Any, span: Any) -> Any:
+def _(g: Tensor, input: Tensor, dim: Any, span: Any) -> Any:
     return embed(g, dim, (input.shape[dim], span[0], span[2]))
 
 
@@ -152,26 +154,26 @@ def as_strided(input: Tensor, sizes: Sizes, strides: Sizes, offset: Sizes) -> An
 
 
 @as_strided.derivative
-def _(g: Any, input: Any, strides: Any, offset: Any) -> Any:
+def _(g: Tensor, input: Tensor, strides: Any, offset: Any) -> Any:
     return gathered_back(g, tuple(input.shape), strides, offset[0])
 
 
-def gathered_back(g: Any, shape: Any, strides: Any, offset: Any) -> Any:
+def gathered_back(g: Tensor, shape: Any, strides: Any, offset: Any) -> Tensor:
     """Every element of g added at its place in contiguous memory of `shape`: a scatter, for places may
     repeat.
     """
-    place = d.number(g, offset)
+    place = number(g, offset)
     for dim, stride in enumerate(strides):
         place = place + _positions(g, dim, stride)
-    flat = g.graph.add(find("full"), (d.number(g, 0),), ((product(shape),), g.dtype))
+    flat = g.graph.add(find("full"), (number(g, 0),), ((product(shape),), g.dtype))
     count = (product(tuple(g.shape)),)
     index = reshape(place, count) if g.shape else reshape(place + _positions(reshape(g, (1,)), 0, 0), (1,))
     return reshape(find("scatter_add")(flat, 0, index, reshape(g, count)), shape)
 
 
-def _positions(g: Any, dim: int, stride: Any) -> Any:
+def _positions(g: Tensor, dim: int, stride: Any) -> Tensor:
     """stride * (the position along dim), over g's shape."""
-    return g.graph.add(find("iota"), (), (tuple(g.shape), dim)) * d.number(g, stride)
+    return g.graph.add(find("iota"), (), (tuple(g.shape), dim)) * number(g, stride)
 
 
 @primitive(
@@ -190,7 +192,7 @@ def embed(input: Tensor, dim: Structure, place: Sizes) -> Any:
 
 
 @embed.derivative
-def _(g: Any, input: Any, dim: Any, place: Any) -> Any:
+def _(g: Tensor, input: Tensor, dim: Any, place: Any) -> Any:
     return slice_(g, dim, (place[1], input.shape[dim], place[2]))
 
 
@@ -210,8 +212,8 @@ def write(base: Tensor, input: Tensor, strides: Sizes, offset: Sizes) -> Any:
 
 
 @write.derivative
-def _(g: Any, input: Any, strides: Any, offset: Any) -> Any:
-    zeros = g.graph.add(find("full"), (d.number(g, 0),), (tuple(input.shape), g.dtype))
+def _(g: Tensor, input: Tensor, strides: Any, offset: Any) -> Any:
+    zeros = g.graph.add(find("full"), (number(g, 0),), (tuple(input.shape), g.dtype))
     return write(g, zeros, strides, offset), as_strided(g, tuple(input.shape), strides, offset)
 
 
@@ -246,7 +248,7 @@ def inferred(shape: Any, sizes: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(quotient(total, rest) if k in open_dims else s for k, s in enumerate(sizes))
 
 
-def _resolved(input: Any, shape: tuple[Any, ...]) -> Any:
+def _resolved(input: Tensor, shape: tuple[Any, ...]) -> Any:
     """The sizes asked for without -1; what their product must be is left to the core where it can see it."""
     sizes = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
     if isinstance(input, _core.Tensor):
@@ -288,7 +290,7 @@ def view(input: Any, *shape: Any, size: Any = None, dtype: Any = None) -> Any:
     if dtype is not None or (len(shape) == 1 and isinstance(shape[0], _core.dtype)):
         return as_bits(input, dtype or shape[0])
     sizes = _resolved(input, shape if size is None else (size,))
-    if d.is_value(input) or input.is_contiguous():
+    if is_value(input) or input.is_contiguous():
         return _reshape(input, sizes)
     if not viewable(tuple(input.shape), tuple(input.stride()), tuple(sizes)):
         raise RuntimeError(
@@ -396,8 +398,8 @@ def transpose(input: Any, dim0: int, dim1: int) -> Any:
     return _permute(input, order)
 
 
-d.alias("swapaxes", "transpose")
-d.alias("swapdims", "transpose")
+alias("swapaxes", "transpose")
+alias("swapdims", "transpose")
 
 
 _REVERSED = ((), (0,), (1, 0))
@@ -440,7 +442,7 @@ def movedim(input: Any, source: Any, destination: Any) -> Any:
     return _permute(input, tuple(order))
 
 
-d.alias("moveaxis", "movedim")
+alias("moveaxis", "movedim")
 
 
 @public("squeeze", dtypes="all")
@@ -547,7 +549,7 @@ def narrow(input: Any, dim: int, start: int, length: int) -> Any:
         raise RuntimeError("narrow() cannot be applied to a 0-dim tensor.")
     dim = normalize_dim(dim, input.ndim, "narrow")
     if isinstance(start, _core.Tensor):
-        if start.ndim or d.dtype_name(start.dtype) not in d.INTEGERS:
+        if start.ndim or dtype_name(start.dtype) not in INTEGERS:
             raise RuntimeError("start must be an 0-dim integral Tensor.")
         start = int(start)
     if isinstance(length, int) and length < 0:

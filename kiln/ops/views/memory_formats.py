@@ -8,6 +8,7 @@ from kiln import _core
 from kiln.layout import memory_format
 from kiln.ops.elementwise.arithmetic import clone
 from kiln.ops.views.core_views import permute
+from kiln.table.record import Tensor
 
 _in_order = _core.Tensor.is_contiguous
 
@@ -25,13 +26,13 @@ def is_contiguous(self: Any, memory_format: Any = None) -> bool:
     return self.ndim == len(order) and _in_order(permute(self, order))
 
 
-def in_format(op: str, x: Any, memory_format: Any) -> Any:
+def in_format(op: str, x: Tensor, memory_format: Any) -> Any:
     """x itself if it lies in that format, else a copy that does; RuntimeError for another number of dims."""
     keeps = str(memory_format) == "kiln.preserve_format"
     return x if keeps or x.is_contiguous(memory_format) else copied(op, x, memory_format)
 
 
-def copied(op: str, x: Any, memory_format: Any) -> Any:
+def copied(op: str, x: Tensor, memory_format: Any) -> Any:
     """A copy of x in a format."""
     order = _order(op, memory_format)
     if order is None:

@@ -9,14 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from kiln import _core
-from kiln.table import declare as d
-from kiln.table.declare import dtype_name
-from kiln.table.record import find
+from kiln.table.arguments import dtype_name, is_value
+from kiln.table.record import Tensor, find
 
 
-def as_bits(input: Any, dtype: Any) -> Any:
+def as_bits(input: Tensor, dtype: Any) -> Any:
     """The tensor's memory read as another dtype; RuntimeError where widths do not fit."""
-    if d.is_value(input):
+    if is_value(input):
         raise TypeError("view: the bits of an array are not read as another dtype inside an op")
     if dtype is input.dtype:
         return input.detach()
@@ -35,7 +34,7 @@ def as_bits(input: Any, dtype: Any) -> Any:
     return places(memory, shape, strides, (0,))
 
 
-def _check_widths(input: Any, dtype: Any) -> None:
+def _check_widths(input: Tensor, dtype: Any) -> None:
     """PyTorch's errors where the last dim cannot grow or shrink."""
     old, new = input.element_size(), dtype.itemsize
     what = f"{input.dtype} as {dtype} (different element sizes)"

@@ -14,11 +14,12 @@ from kiln.ops.views import core_views, splits, strided  # noqa: F401
 from kiln.ops.views.core_views import expand, reshape, sizes_of
 from kiln.ops.views.memory_formats import contiguous, copied
 from kiln.ops.views.storage import becoming
-from kiln.table import declare as d
-from kiln.table import registry
-from kiln.table.declare import public
+from kiln.table import arguments, registry
+from kiln.table import drawn as d
+from kiln.table.arguments import is_value
 from kiln.table.kinds import broadcast, normalize_dim
-from kiln.table.record import find
+from kiln.table.public import methods, public
+from kiln.table.record import Tensor, find
 from kiln.table.registry import forms
 
 _reshape, _expand = reshape.handle, expand.handle
@@ -35,7 +36,7 @@ def ravel(input: Any) -> Any:
     >>> kiln.ravel(kiln.tensor([[1, 2], [3, 4]]))
     tensor([1, 2, 3, 4])
     """
-    return _reshape(input if d.is_value(input) else contiguous(input), (d.numel(input.shape),))
+    return _reshape(input if is_value(input) else contiguous(input), (arguments.numel(input.shape),))
 
 
 @public("reshape_as", dtypes="all")
@@ -58,7 +59,7 @@ def numel(input: Any) -> Any:
     >>> kiln.numel(kiln.zeros(2, 3))
     6
     """
-    return d.numel(input.shape)
+    return arguments.numel(input.shape)
 
 
 @public("is_same_size", dtypes="all", differentiable=False)
@@ -103,8 +104,8 @@ def broadcast_shapes(*shapes: Any) -> Any:
 def together(tensors: Any) -> tuple[Any, ...]:
     """Arrays, each expanded to the shape all broadcast to."""
     shapes = [tuple(x.shape) for x in tensors]
-    if any(map(d.is_value, tensors)):
-        graph = next(x.graph for x in tensors if d.is_value(x))
+    if any(map(is_value, tensors)):
+        graph = next(x.graph for x in tensors if is_value(x))
         shape = broadcast(graph, shapes, "broadcast_tensors")
     else:
         shape = ()
@@ -133,7 +134,7 @@ def broadcast_tensors(*tensors: Any) -> tuple[Any, ...]:
     [[1, 2], [3, 3]]
     """
     for place, x in enumerate(tensors):
-        if not isinstance(x, _core.Tensor) and not d.is_value(x):
+        if not isinstance(x, _core.Tensor) and not is_value(x):
             raise TypeError(f"expected Tensor as element {place} in argument 0, but got {type(x).__name__}")
     return together(tensors)
 
@@ -159,7 +160,7 @@ def sum_to_size(input: Any, *sizes: Any, size: Any = None) -> Any:
 def _at_least(name: str, ndim: int, lift: Callable[[Any], Any]) -> Any:
     """atleast_1d, _2d or _3d."""
 
-    def one(x: Any) -> Any:
+    def one(x: Tensor) -> Any:
         return x if x.ndim >= ndim else lift(x)
 
     def function(*tensors: Any) -> Any:
@@ -205,7 +206,7 @@ forms(
 )
 
 
-def _lifted_to_3(x: Any) -> Any:
+def _lifted_to_3(x: Tensor) -> Any:
     return _reshape(x, (*(1,) * (x.ndim < 2), *(x.shape or (1,)), 1))
 
 
@@ -217,7 +218,7 @@ atleast_3d = _at_least("atleast_3d", 3, _lifted_to_3)
 # Copies of views: `permute_copy(x, dims)` is `permute(x, dims).clone()`
 
 
-def _slice_of(input: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
+def _slice_of(input: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
     dim = normalize_dim(dim, input.ndim, "slice_copy")
     return getitem(input, (slice(None),) * dim + (slice(start, end, step),))
 
@@ -256,7 +257,7 @@ _with_grad = _core.ModeSwitch(True)
 
 def _becoming(name: str) -> Callable[..., Any]:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        def view(x: Any) -> Any:
+        def view(x: Tensor) -> Any:
             if not x.requires_grad or x.is_leaf:
                 return registry.function(name)(x, *args, **kwargs)
             # under no_grad too: the tensor keeps its history
@@ -269,7 +270,7 @@ def _becoming(name: str) -> Callable[..., Any]:
     return method
 
 
-d.methods({
+methods({
     f"{name}_": _becoming(name)
     for name in ("t", "transpose", "swapdims", "swapaxes", "squeeze", "unsqueeze", "as_strided")
 })  # fmt: skip
@@ -290,4 +291,4 @@ def clone_(input: Any, *, memory_format: Any = None) -> Any:
     return copied("clone", input, memory_format)
 
 
-d.methods({"contiguous": contiguous})
+methods({"contiguous": contiguous})

@@ -7,15 +7,17 @@ from typing import Any
 
 from kiln import _core
 from kiln.ops.views.core_views import reshape, slice_
-from kiln.table import declare as d
-from kiln.table.declare import alias, dtype_name, public, type_name
+from kiln.table import drawn as d
+from kiln.table.arguments import dtype_name, expect_count, type_name
 from kiln.table.kinds import normalize_dim
+from kiln.table.public import alias, public
+from kiln.table.record import Tensor
 from kiln.table.registry import forms
 
 _reshape, _slice = reshape.handle, slice_.handle
 
 
-def _known(input: Any, dim: int, op: str) -> int:
+def _known(input: Tensor, dim: int, op: str) -> int:
     """The size along dim, which decides how many results there are."""
     size = input.shape[dim]
     if not isinstance(size, int):
@@ -25,7 +27,7 @@ def _known(input: Any, dim: int, op: str) -> int:
     return size
 
 
-def _has_dims(input: Any, op: str) -> None:
+def _has_dims(input: Tensor, op: str) -> None:
     if input.ndim == 0:
         raise RuntimeError(f"{op} expects at least a 1-dimensional tensor")
 
@@ -41,7 +43,7 @@ def unbind(input: Any, dim: int = 0) -> tuple[Any, ...]:
     shape = tuple(input.shape)
     rest = (*shape[:dim], *shape[dim + 1 :])
     places = range(_known(input, dim, "unbind"))
-    d.expect_count("unbind", len(places), "results")
+    expect_count("unbind", len(places), "results")
     parts = tuple([_reshape(_slice(input, dim, (k, 1, 1)), rest) for k in places])
     return _core.one_of_several(parts)
 
@@ -78,7 +80,7 @@ def split(
                 if step == 0
                 else f"split expects split_size be non-negative, but got split_size={step}"
             )
-        d.expect_count("split", -(-size // step) if size else 1, "results")
+        expect_count("split", -(-size // step) if size else 1, "results")
         lengths = [min(step, size - k) for k in range(0, size, step)] if size else [0]
     else:
         lengths = list(split_size_or_sections)
@@ -104,7 +106,7 @@ def chunk(input: Any, chunks: int, dim: int = 0) -> tuple[Any, ...]:
     _has_dims(input, "chunk")
     dim = normalize_dim(dim, input.ndim, "chunk")
     size = _known(input, dim, "chunk")
-    d.expect_count("chunk", chunks if not size else min(chunks, size), "results")
+    expect_count("chunk", chunks if not size else min(chunks, size), "results")
     parts: tuple[Any, ...] = split(input, -(-size // chunks) if size else [0] * chunks, dim)
     return parts
 
@@ -129,7 +131,7 @@ for _name in ("split", "chunk", "split_with_sizes"):
     alias(f"unsafe_{_name}", _name)
 
 
-def _at(input: Any, dim: int, places: list[int]) -> tuple[Any, ...]:
+def _at(input: Tensor, dim: int, places: list[int]) -> tuple[Any, ...]:
     """Views along `dim` between places, which may be negative, too large, or out of order."""
     size = _known(input, dim, "tensor_split")
     ends = [slice(None, place).indices(size)[1] for place in places] + [size]
@@ -195,7 +197,7 @@ def tensor_split(
     if wanted <= 0:
         raise RuntimeError(f"number of sections must be larger than 0, got {wanted}")
     size = _known(input, dim, "tensor_split")
-    d.expect_count("tensor_split", wanted, "results")
+    expect_count("tensor_split", wanted, "results")
     small, larger = divmod(size, wanted)
     return _at(input, dim, [k * small + min(k, larger) for k in range(1, wanted)])
 
@@ -203,7 +205,7 @@ def tensor_split(
 def _fixed_split(name: str, dim: int, least: int) -> None:
     """hsplit, vsplit or dsplit: `tensor_split` along one dim, into equal parts."""
 
-    def function(input: Any, *indices_or_sections: Any) -> tuple[Any, ...]:
+    def function(input: Tensor, *indices_or_sections: Any) -> tuple[Any, ...]:
         if input.ndim < least:
             raise RuntimeError(
                 f"torch.{name} requires a tensor with at least {least} dimension, but got a tensor with "

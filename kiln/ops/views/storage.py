@@ -9,8 +9,9 @@ from kiln import _core
 from kiln.device import CPU, device
 from kiln.errors import describe, message
 from kiln.ops.creation.constants import empty, sizes_given
-from kiln.table.declare import dtype_name, methods, numel, public
-from kiln.table.record import find
+from kiln.table.arguments import dtype_name, numel
+from kiln.table.public import methods, public
+from kiln.table.record import Tensor, find
 
 
 class UntypedStorage:
@@ -132,7 +133,7 @@ def is_storage(obj: Any) -> bool:
     return isinstance(obj, UntypedStorage)
 
 
-def is_set_to(self: Any, tensor: Any) -> bool:
+def is_set_to(self: Any, tensor: Tensor) -> bool:
     """Whether both look at the same memory in the same way.
 
     >>> x = kiln.zeros(2)
@@ -160,7 +161,7 @@ def _in_order(sizes: Any) -> tuple[int, ...]:
     return tuple(reversed(strides))[: len(sizes)] if sizes else ()
 
 
-def _looking(x: Any, sizes: Any, strides: Any, offset: int) -> Any:
+def _looking(x: Tensor, sizes: Any, strides: Any, offset: int) -> Any:
     """A tensor of x's memory, sizes and strides given."""
     return find("as_strided").handle(x, tuple(sizes), tuple(strides), (offset,))
 
@@ -170,7 +171,7 @@ def becoming(self: Any, name: str, view: Any) -> Any:
     return self._become(name, view(self))
 
 
-def _source(self: Any, source: Any) -> Any:
+def _source(self: Any, source: Tensor) -> Any:
     """What set_ is given, as a tensor of self's dtype."""
     if isinstance(source, TypedStorage) and source.dtype is not self.dtype:
         raise RuntimeError(
@@ -190,7 +191,9 @@ def _source(self: Any, source: Any) -> Any:
     return source
 
 
-def set_(self: Any, source: Any = None, storage_offset: int = 0, size: Any = None, stride: Any = None) -> Any:
+def set_(
+    self: Any, source: Tensor | None = None, storage_offset: int = 0, size: Any = None, stride: Any = None
+) -> Any:
     """The tensor looks at other memory from now on: that of a tensor or storage, all of it or
     `size` elements.
 

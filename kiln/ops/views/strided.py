@@ -7,6 +7,7 @@ memory. A value of a graph is taken as contiguous.
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from kiln import _core
@@ -25,9 +26,10 @@ from kiln.ops.views.core_views import (
     write,
     written_reference,
 )
-from kiln.table import declare as d
-from kiln.table.declare import dtype_name, public
+from kiln.table import drawn as d
+from kiln.table.arguments import dtype_name, into, is_value, numel
 from kiln.table.kinds import normalize_dim
+from kiln.table.public import methods, public
 from kiln.table.record import Sizes, Structure, Tensor, composite, primitive
 
 
@@ -46,9 +48,9 @@ def contiguous_strides(shape: Any) -> tuple[Any, ...]:
     return tuple(product(tuple(shape[k + 1 :])) for k in range(len(shape)))
 
 
-def geometry(input: Any) -> tuple[tuple[Any, ...], Any]:
+def geometry(input: Tensor) -> tuple[tuple[Any, ...], Any]:
     """Strides and offset of a tensor; of a graph's value those of contiguous memory."""
-    if d.is_value(input):
+    if is_value(input):
         return contiguous_strides(input.shape), 0
     return tuple(input.stride()), input.storage_offset()
 
@@ -66,7 +68,7 @@ def diagonal(input: Tensor, sizes: Sizes, strides: Sizes, offset: Sizes, dims: S
 
 
 @diagonal.derivative
-def _(g: Any, input: Any, dims: Any) -> Any:
+def _(g: Tensor, input: Tensor, dims: tuple[int, ...]) -> Any:
     shape = tuple(input.shape)
     strides, offset = _along_diagonal(shape, contiguous_strides(shape), *dims)
     return write(filled(g.graph, 0, shape, g.dtype), g, strides, (offset,))
@@ -91,7 +93,7 @@ def _length(rows: Any, columns: Any, which: int) -> Any:
     raise TypeError(f"diagonal: which of the sizes {rows} and {columns} is smaller is not known here")
 
 
-def _at_places(np: Any, x: Any, sizes: Any, strides: Any, offset: Any) -> Any:
+def _at_places(np: ModuleType, x: Any, sizes: Any, strides: Any, offset: Any) -> Any:
     return written_reference(np, np.zeros(sizes, x.dtype), x, strides, offset)
 
 
@@ -163,7 +165,7 @@ def diag(input: Any, diagonal: int = 0, *, out: Any = None) -> Any:
     if input.ndim not in (1, 2):
         raise RuntimeError(f"diag(): Supports 1D or 2D tensors. Got {input.ndim}D")
     found = diag_embed(input, diagonal) if input.ndim == 1 else diagonal_(input, diagonal)
-    return found if input.ndim == 1 and out is None else clone(found, **d.into(out))
+    return found if input.ndim == 1 and out is None else clone(found, **into(out))
 
 
 @public(
@@ -179,7 +181,7 @@ def diagflat(input: Any, offset: int = 0) -> Any:
     tensor([[1, 0],
             [0, 2]])
     """
-    return diag_embed(reshape.handle(input, (d.numel(input.shape),)), offset)
+    return diag_embed(reshape.handle(input, (numel(input.shape),)), offset)
 
 
 @public(
@@ -231,7 +233,7 @@ def unfold(input: Tensor, sizes: Sizes, strides: Sizes, offset: Sizes, dims: Str
 
 
 @unfold.derivative
-def _(g: Any, input: Any, dims: Any) -> Any:
+def _(g: Tensor, input: Tensor, dims: tuple[int, ...]) -> Any:
     dim, step, overlap = dims
     shape = tuple(input.shape)
     own = contiguous_strides(shape) or (1,)
@@ -301,12 +303,12 @@ def as_strided_(input: Any, size: Any, stride: Any, storage_offset: int | None =
         raise RuntimeError(
             f"as_strided: mismatch in length of strides and shape: {list(size)}, {list(stride)}"
         )
-    if not d.is_value(input) and input.requires_grad and _core.grad_enabled():
+    if not is_value(input) and input.requires_grad and _core.grad_enabled():
         input = _in_memory_order(input)
     return as_strided.handle(input, tuple(size), tuple(stride), (offset,))
 
 
-def _in_memory_order(input: Any) -> Any:
+def _in_memory_order(input: Tensor) -> Any:
     """The view of `input` whose dims are in the order of memory: what a derivative by places is true of."""
     strides = input.stride()
     order = sorted(range(input.ndim), key=lambda dim: (-strides[dim], -input.shape[dim]))
@@ -320,14 +322,14 @@ def _in_memory_order(input: Any) -> Any:
     return ordered
 
 
-def _written_at(input: Any, src: Any, strides: Any, offset: Any) -> Any:
+def _written_at(input: Tensor, src: Tensor, strides: Any, offset: Any) -> Any:
     """A copy of `input` with src, as its dtype, at places of contiguous memory."""
     if dtype_name(src.dtype) != dtype_name(input.dtype):
         src = convert(src, dtype_name(input.dtype))
     return write.handle(input, src, strides, (offset,))
 
 
-def _fits(src: Any, sizes: Any) -> None:
+def _fits(src: Tensor, sizes: Any) -> None:
     for have, want in zip(src.shape, sizes):
         if isinstance(have, int) and isinstance(want, int) and have != want:
             break
@@ -448,11 +450,11 @@ def as_strided_scatter(
     tensor([0., 1., 0., 1.])
     """
     _fits(src, size)
-    if not d.is_value(input) and not (input.is_contiguous() and input.storage_offset() == 0):
+    if not is_value(input) and not (input.is_contiguous() and input.storage_offset() == 0):
         return _scattered_in_memory(input, src, size, stride, storage_offset)
     offset = storage_offset or 0
     last = offset + sum((n - 1) * s for n, s in zip(size, stride))
-    total = d.numel(input.shape)
+    total = numel(input.shape)
     if 0 not in size and isinstance(total, int) and not 0 <= offset <= last < total:
         raise RuntimeError(
             f"as_strided_scatter: places {offset} to {last} are out of bounds for size {total}"
@@ -460,7 +462,7 @@ def as_strided_scatter(
     return _written_at(input, src, tuple(stride), offset)
 
 
-def _scattered_in_memory(input: Any, src: Any, size: Any, stride: Any, offset: int | None) -> Any:
+def _scattered_in_memory(input: Tensor, src: Tensor, size: Any, stride: Any, offset: int | None) -> Any:
     """`as_strided_scatter` of what does not fill its memory from the start on: the memory is copied up to the
     last place there is, and the result lies in the copy as the input does in its own.
     """
@@ -524,4 +526,4 @@ def adjoint(input: Any) -> Any:
     return transpose(input, -2, -1)
 
 
-d.methods({"fill_diagonal_": fill_diagonal_})
+methods({"fill_diagonal_": fill_diagonal_})

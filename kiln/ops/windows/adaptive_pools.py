@@ -7,33 +7,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import gcd
+from types import ModuleType
 from typing import Any
 
 from kiln.graph.size import product
 from kiln.ops.creation.constants import zeros
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.elementwise.comparison import gt, ne
+from kiln.ops.elementwise.precision import narrow, wide
 from kiln.ops.indexing.gathering import gather
-from kiln.ops.nn.activations import narrow, wide
+from kiln.ops.reductions.core_reductions import mean
 from kiln.ops.reductions.extrema import max as largest
-from kiln.ops.reductions.reduce import mean
 from kiln.ops.views.core_views import reshape
 from kiln.ops.windows.average_pools import avg_pool1d, avg_pool2d, avg_pool3d
 from kiln.ops.windows.geometry import Ints, listed, require
 from kiln.ops.windows.max_pools import described, max_pool1d, max_pool2d, max_pool3d, placed_at
-from kiln.table import declare as d
-from kiln.table.declare import dtype_name, public
+from kiln.table import drawn as d
+from kiln.table.arguments import dtype_name, is_float, is_symbolic, number, type_name
+from kiln.table.public import public
 from kiln.table.record import Sample, Sizes, Structure, Tensor, composite, find
 
 _AVERAGE, _LARGEST = (avg_pool1d, avg_pool2d, avg_pool3d), (max_pool1d, max_pool2d, max_pool3d)
 _reshape = reshape.handle
 
 
-def _span(np: Any, n: int, out: int) -> list[slice]:
+def _span(np: ModuleType, n: int, out: int) -> list[slice]:
     return [slice(i * n // out, -(-(i + 1) * n // out)) for i in range(out)]
 
 
-def _windows(np: Any, x: Any, out: Ints, run: Any) -> Any:
+def _windows(np: ModuleType, x: Any, out: Ints, run: Any) -> Any:
     """`run` of each window in NumPy, whose last dims are one."""
     dims = len(out)
     spans = [_span(np, n, o) for n, o in zip(x.shape[-dims:], out)]
@@ -46,7 +48,7 @@ def _windows(np: Any, x: Any, out: Ints, run: Any) -> Any:
     return y
 
 
-def _place(np: Any, seen: Any, numbers: Any) -> Any:
+def _place(np: ModuleType, seen: Any, numbers: Any) -> Any:
     return numbers[seen.argmax(-1)]
 
 
@@ -58,12 +60,12 @@ def _samples(make: Any, *more: bool) -> Any:
     ]
 
 
-def _starts(x: Any, dim: int, out: Any) -> tuple[Any, Any]:
+def _starts(x: Tensor, dim: int, out: Any) -> tuple[Any, Any]:
     """Where the windows along a dim begin and end, for a result with `out` windows along it."""
     shape = (*x.shape[:dim], out, *x.shape[dim + 1 :])
     i: Any = x.graph.add(find("iota"), (), (shape, dim))
-    n, o = d.number(x, x.shape[dim]), d.number(x, out)
-    more: Any = d.number(x, out - 1)
+    n, o = number(x, x.shape[dim]), number(x, out)
+    more: Any = number(x, out - 1)
     divide = find("floor_divide")
     return divide(i * n, o), divide((i + 1) * n + more, o)
 
@@ -116,7 +118,7 @@ def adaptive_max(input: Tensor, out: Sizes, most: Structure) -> tuple[Any, Any]:
     for k in reversed(range(dims)):
         dim = input.ndim - dims + k
         start, end = _starts(x, dim, out[k])
-        weight = d.number(x, product(tuple(input.shape)[dim + 1 :]))
+        weight = number(x, product(tuple(input.shape)[dim + 1 :]))
         best = found = None
         for t in range(most[k]):
             at = p.minimum(start + t, end - 1)
@@ -132,11 +134,11 @@ def adaptive_max(input: Tensor, out: Sizes, most: Structure) -> tuple[Any, Any]:
 
 
 @adaptive_max.derivative
-def _(g: Any, ys: Any, input: Any, out: Any) -> Any:
+def _(g: Tensor, ys: Any, input: Tensor, out: Any) -> Any:
     return p.overwrite(input, placed_at(g, ys[1], tuple(input.shape), len(out))), None  # see by_steps
 
 
-def _sizes(name: str, input: Any, given: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+def _sizes(name: str, input: Tensor, given: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """The sizes pooled over, and those wanted; PyTorch's errors."""
     dims, shape = int(name[-2]), tuple(input.shape)
     wanted = tuple(given) if isinstance(given, Sequence) else (given,) * dims
@@ -174,21 +176,21 @@ def _fixed(sizes: Any, wanted: Any) -> Ints | None:
 
 def _most(sizes: Any, wanted: Any) -> Ints:
     """How many elements the largest window along each dim has."""
-    if d.is_symbolic((*sizes, *wanted)):
+    if is_symbolic((*sizes, *wanted)):
         raise TypeError("adaptive pools: the sizes of windows are not known here")
     # Window i of w has ceil(f + n / w) elements, f being what floor(i n / w) leaves out: up to 1 - gcd / w.
     return tuple(-((gcd(n, w) - n - w) // w) for n, w in zip(sizes, wanted))
 
 
-def _float(input: Any, name: str) -> None:
-    if not d.is_float(input):
+def _float(input: Tensor, name: str) -> None:
+    if not is_float(input):
         raise NotImplementedError(
-            f"\"{name}\" not implemented for '{d.type_name(dtype_name(input.dtype))}' (could not infer "
+            f"\"{name}\" not implemented for '{type_name(dtype_name(input.dtype))}' (could not infer "
             "output dtype)"
         )
 
 
-def _averaged(input: Any, name: str, output_size: Any) -> Any:
+def _averaged(input: Tensor, name: str, output_size: Any) -> Any:
     _float(input, name)
     sizes, wanted = _sizes(name, input, output_size)
     dims, lead = len(sizes), tuple(input.shape)[: -len(sizes)]
@@ -201,7 +203,7 @@ def _averaged(input: Any, name: str, output_size: Any) -> Any:
     return adaptive_mean.handle(input, wanted, _most(sizes, wanted))
 
 
-def _found(input: Any, name: str, output_size: Any) -> tuple[Any, Any]:
+def _found(input: Tensor, name: str, output_size: Any) -> tuple[Any, Any]:
     _float(input, name)
     sizes, wanted = _sizes(name, input, output_size)
     dims, lead = len(sizes), tuple(input.shape)[: -len(sizes)]
@@ -255,7 +257,7 @@ def _doc(name: str, dims: int, what: str, result: str, more: str, first: str) ->
 def _average(dims: int) -> Any:
     name = f"adaptive_avg_pool{dims}d"
 
-    def pool(input: Any, output_size: Any) -> Any:
+    def pool(input: Tensor, output_size: Any) -> Any:
         return _averaged(input, name, output_size)
 
     pool.__doc__ = _doc(name, dims, "mean", f"{(2**dims - 1) / 2:.4f}", "", "")
@@ -272,7 +274,7 @@ def _average(dims: int) -> Any:
 def _maximum(dims: int, by_default: bool) -> Any:
     name = f"adaptive_max_pool{dims}d"
 
-    def pool(input: Any, output_size: Any, return_indices: bool = by_default) -> Any:
+    def pool(input: Tensor, output_size: Any, return_indices: bool = by_default) -> Any:
         found = _found(input, name, output_size)
         return found if return_indices or by_default else found[0]
 

@@ -6,20 +6,22 @@ laid out a stride apart; of windows that do not touch it is those, repeated.
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from kiln.graph.size import product
 from kiln.ops.creation.constants import filled, positions
 from kiln.ops.elementwise import arithmetic as p
-from kiln.ops.elementwise.unary import abs as absolute
-from kiln.ops.elementwise.unary import relu, sign
-from kiln.ops.nn.activations import narrow, wide
+from kiln.ops.elementwise.elementary import abs as absolute
+from kiln.ops.elementwise.elementary import relu, sign
+from kiln.ops.elementwise.precision import narrow, wide
 from kiln.ops.views.core_views import expand, reshape, write
 from kiln.ops.views.strided import contiguous_strides
 from kiln.ops.windows.geometry import Ints, Windows, bordered, listed, require, stages, tap, taps
 from kiln.ops.windows.max_pools import described, pool_failures
-from kiln.table import declare as d
-from kiln.table.declare import dtype_name, public
+from kiln.table import drawn as d
+from kiln.table.arguments import INTEGERS, dtype_name, number, type_name
+from kiln.table.public import public
 from kiln.table.record import Number, Sample, Sizes, Structure, Tensor, composite, find
 
 AT_ONCE = 25  # taps of a window read in one pass
@@ -27,7 +29,7 @@ LONG = 4  # elements of a row of a window from which they are written one by one
 
 
 def _reference(
-    np: Any,
+    np: ModuleType,
     x: Any,
     out: Ints,
     after: Ints,
@@ -96,12 +98,12 @@ def pool_mean(
     x = bordered(x, 0, padding, after) if padded else x
     total = _summed(x, kernel, stride, out)
     elements = _elements(total, tuple(input.shape)[-len(kernel) :], divisor, kernel, stride, padding, count)
-    if input.dtype in d.INTEGERS:
+    if input.dtype in INTEGERS:
         return find("div_trunc")(total, elements)
     return narrow(total / elements, input.dtype)
 
 
-def _summed(x: Any, kernel: Ints, stride: Ints, out: Any) -> Any:
+def _summed(x: Tensor, kernel: Ints, stride: Ints, out: Any) -> Any:
     """The sum over each window: of all taps in order, or of windows of many taps dim by dim."""
     once = (1,) * len(kernel)
     for dims in stages(kernel, AT_ONCE):
@@ -114,27 +116,29 @@ def _summed(x: Any, kernel: Ints, stride: Ints, out: Any) -> Any:
     return x
 
 
-def _elements(x: Any, sizes: Any, divisor: Any, kernel: Ints, stride: Ints, padding: Ints, count: str) -> Any:
+def _elements(
+    x: Tensor, sizes: Any, divisor: Any, kernel: Ints, stride: Ints, padding: Ints, count: str
+) -> Any:
     """What a window's sum is divided by: a number, or one for each place of x."""
     if count == "given":
         return divisor
     if count == "window":
-        return d.number(x, product(kernel))
+        return number(x, product(kernel))
     total: Any = None
     for k, (n, size, s, a) in enumerate(zip(sizes, kernel, stride, padding)):
         dim = x.ndim - len(kernel) + k
         place: Any = positions(x, dim)
         start = place * s - a
-        limit = d.number(x, n + a if count == "padded" else n)
+        limit = number(x, n + a if count == "padded" else n)
         end = p.minimum(start + size, limit)
         own = end - (start if count == "padded" else p.maximum(start, 0))
         total = own if total is None else total * own
-    return total if x.dtype in d.INTEGERS else p.convert(total, x.dtype)
+    return total if x.dtype in INTEGERS else p.convert(total, x.dtype)
 
 
 @pool_mean.derivative
 def _(
-    g: Any, input: Any, divisor: Any, kernel: Any, stride: Any, padding: Any, padded: Any, count: Any
+    g: Tensor, input: Tensor, divisor: Any, kernel: Any, stride: Any, padding: Any, padded: Any, count: Any
 ) -> Any:
     sizes, dims = tuple(input.shape)[-len(kernel) :], len(kernel)
     g = g / _elements(g, sizes, divisor, kernel, stride, padding, count)
@@ -149,7 +153,7 @@ def _(
     return p.overwrite(input, _summed(laid, kernel, (1,) * dims, sizes)), None  # see by_steps
 
 
-def _repeated(g: Any, shape: Any, kernel: Ints, stride: Ints) -> Any:
+def _repeated(g: Tensor, shape: Any, kernel: Ints, stride: Ints) -> Any:
     """Each element of g at all places of its window, which no other touches."""
     dims = len(kernel)
     lead, out, steps = shape[:-dims], tuple(g.shape)[-dims:], contiguous_strides(shape)
@@ -161,7 +165,7 @@ def _repeated(g: Any, shape: Any, kernel: Ints, stride: Ints) -> Any:
 
 def _pooled(
     name: str,
-    input: Any,
+    input: Tensor,
     kernel: Any,
     stride: Any,
     padding: Any,
@@ -170,8 +174,8 @@ def _pooled(
     divisor: int | None,
 ) -> Any:
     dtype = dtype_name(input.dtype)
-    if dtype == "bool" or (dtype in d.INTEGERS and dtype != "int64"):
-        raise NotImplementedError(f"\"{name}\" not implemented for '{d.type_name(dtype)}'")
+    if dtype == "bool" or (dtype in INTEGERS and dtype != "int64"):
+        raise NotImplementedError(f"\"{name}\" not implemented for '{type_name(dtype)}'")
     windows = Windows(name, input, kernel, stride, padding, 1, ceil_mode)
     fits = all(not isinstance(n, int) or n >= k for n, k in zip(windows.sizes, windows.kernel))
     require(
@@ -225,7 +229,7 @@ def _avg_pool(dims: int) -> Any:
     name = f"avg_pool{dims}d"
 
     def along(
-        input: Any,
+        input: Tensor,
         kernel_size: Any,
         stride: Any = None,
         padding: Any = 0,
@@ -235,7 +239,7 @@ def _avg_pool(dims: int) -> Any:
         return _pooled(name, input, kernel_size, stride, padding, ceil_mode, count_include_pad, None)
 
     def pool(
-        input: Any,
+        input: Tensor,
         kernel_size: Any,
         stride: Any = None,
         padding: Any = 0,
@@ -271,8 +275,8 @@ def _lp_pool(dims: int) -> Any:
     name, average = f"lp_pool{dims}d", (avg_pool1d, avg_pool2d, avg_pool3d)[dims - 1]
 
     def pool(
-        input: Any, norm_type: float, kernel_size: Any, stride: Any = None, ceil_mode: bool = False
-    ) -> Any:
+        input: Tensor, norm_type: float, kernel_size: Any, stride: Any = None, ceil_mode: bool = False
+    ) -> Tensor:
         mean = average(input**norm_type, kernel_size, stride, 0, ceil_mode)
         count = kernel_size**dims if isinstance(kernel_size, int) else product(tuple(kernel_size))
         there = sign(mean) * relu(absolute(mean))  # the mean, but no gradient where it is 0

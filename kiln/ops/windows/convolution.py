@@ -9,16 +9,17 @@ from kiln.ops.views.core_views import reshape
 from kiln.ops.views.memory_formats import contiguous
 from kiln.ops.windows.geometry import Ints, listed, require
 from kiln.ops.windows.products import convolve, convolve_input, rows_of
-from kiln.table import declare as d
-from kiln.table.declare import dtype_name, public
-from kiln.table.record import Sample
+from kiln.table import drawn as d
+from kiln.table.arguments import dtype_name, is_value, numbers_of, type_name
+from kiln.table.public import public
+from kiln.table.record import Sample, Tensor
 
 _reshape = reshape.handle
 
 
 def per_dim(value: Any, dims: int, what: str) -> Ints:
     """One number for each spatial dim, from one for all or a sequence. RuntimeError for another count."""
-    numbers = d.numbers_of(value, what)
+    numbers = numbers_of(value, what)
     if len(numbers) == 1:
         return numbers * dims
     if len(numbers) != dims:
@@ -34,7 +35,7 @@ def _wrong(have: Any, want: Any) -> bool:
     return isinstance(have, int) and isinstance(want, int) and have != want
 
 
-def _batched(input: Any, dims: int, name: str) -> Any:
+def _batched(input: Tensor, dims: int, name: str) -> Any:
     """The input with a dim of images; RuntimeError for another number of dims."""
     require(
         input.ndim in (dims + 1, dims + 2),
@@ -48,14 +49,14 @@ def _in_order(*tensors: Any) -> list[Any]:
     """The tensors, or copies whose elements lie in order: a copy alone is told how they lie (channels last),
     a convolution is not, and would go through them one by one.
     """
-    return [x if d.is_value(x) else contiguous(x) for x in tensors]
+    return [x if is_value(x) else contiguous(x) for x in tensors]
 
 
-def _check_types(input: Any, weight: Any, bias: Any) -> None:
+def _check_types(input: Tensor, weight: Tensor, bias: Tensor) -> None:
     kinds = [dtype_name(x.dtype) for x in (input, weight)]
     require(
         kinds[0] == kinds[1],
-        f"expected scalar type {d.type_name(kinds[0])} but found {d.type_name(kinds[1])}: Input type and "
+        f"expected scalar type {type_name(kinds[0])} but found {type_name(kinds[1])}: Input type and "
         "weight type should be the same",
     )
     if kinds[0] == "bool":
@@ -71,7 +72,7 @@ def _check_settings(stride: Ints, padding: Ints, dilation: Ints, groups: int) ->
     require(groups > 0, "non-positive groups is not supported")
 
 
-def _check_weight(input: Any, weight: Any, bias: Any, groups: int, transposed: bool) -> None:
+def _check_weight(input: Tensor, weight: Tensor, bias: Tensor, groups: int, transposed: bool) -> None:
     """The weight's sizes, and that input and bias have as many channels as it says."""
     rows, size = weight.shape[0], listed(weight.shape)
     if isinstance(rows, int):
@@ -100,7 +101,7 @@ def _check_weight(input: Any, weight: Any, bias: Any, groups: int, transposed: b
     )
 
 
-def _check_room(input: Any, kernel: Ints, padding: Ints, dilation: Ints) -> None:
+def _check_room(input: Tensor, kernel: Ints, padding: Ints, dilation: Ints) -> None:
     sizes = [n + 2 * p for n, p in zip(input.shape[2:], padding)]
     reach = [r * (k - 1) + 1 for k, r in zip(kernel, dilation)]
     require(
@@ -110,7 +111,7 @@ def _check_room(input: Any, kernel: Ints, padding: Ints, dilation: Ints) -> None
     )
 
 
-def _same(input: Any, kernel: Ints, stride: Ints, dilation: Ints) -> tuple[Any, Ints]:
+def _same(input: Tensor, kernel: Ints, stride: Ints, dilation: Ints) -> tuple[Any, Ints]:
     """The input and the padding that give as many places as there were elements; where that is odd, the extra
     zero comes behind.
     """
@@ -122,7 +123,14 @@ def _same(input: Any, kernel: Ints, stride: Ints, dilation: Ints) -> tuple[Any, 
 
 
 def _convolution(
-    dims: int, input: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int
+    dims: int,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    groups: int,
 ) -> Any:
     """The body of conv1d to conv3d."""
     _check_types(input, weight, bias)
@@ -148,9 +156,9 @@ def _convolution(
 
 def _convolution_transposed(
     dims: int,
-    input: Any,
-    weight: Any,
-    bias: Any,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor,
     stride: Any,
     padding: Any,
     output_padding: Any,
@@ -190,7 +198,7 @@ def _convolution_transposed(
     return y if input.ndim == dims + 2 else _reshape(y, tuple(y.shape[1:]))
 
 
-def _as_many_as_places(x: Any, more: Ints, stride: Ints) -> Any:
+def _as_many_as_places(x: Tensor, more: Ints, stride: Ints) -> Any:
     """x with zeros behind it where an output padding makes room for more places than x has."""
     behind = tuple(m // s for m, s in zip(more, stride))
     return constant_pad_nd(x, tuple(n for k in reversed(behind) for n in (0, k))) if any(behind) else x
@@ -292,9 +300,9 @@ def _conv(dims: int) -> Any:
     """conv1d to conv3d."""
 
     def conv(
-        input: Any,
-        weight: Any,
-        bias: Any = None,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
         stride: Any = 1,
         padding: Any = 0,
         dilation: Any = 1,
@@ -321,9 +329,9 @@ def _conv_transpose(dims: int) -> Any:
     """conv_transpose1d to conv_transpose3d."""
 
     def conv(
-        input: Any,
-        weight: Any,
-        bias: Any = None,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
         stride: Any = 1,
         padding: Any = 0,
         output_padding: Any = 0,

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product as positions
+from types import ModuleType
 from typing import Any
 
 from kiln.graph.size import product, quotient
 from kiln.ops.creation.constants import filled
+from kiln.ops.elementwise.precision import narrow, wide
 from kiln.ops.indexing.gathering import scatter_add
-from kiln.ops.nn.activations import narrow, wide
 from kiln.ops.views.core_views import as_strided, expand, reshape, slice_, write
 from kiln.ops.views.strided import contiguous_strides
 from kiln.ops.windows.geometry import Ints, bordered, listed, require
-from kiln.table import declare as d
-from kiln.table.declare import dtype_name, public
+from kiln.table import drawn as d
+from kiln.table.arguments import INTEGERS, dtype_name, number, type_name
+from kiln.table.public import public
 from kiln.table.record import Sizes, Structure, Tensor, composite, find
 
 _reshape = reshape.handle
@@ -33,7 +35,7 @@ def _counts(sizes: Any, kernel: Ints, dilation: Ints, padding: Ints, stride: Int
     )
 
 
-def _columns(np: Any, x: Any, kernel: Ints, dilation: Ints, padding: Ints, stride: Ints) -> Any:
+def _columns(np: ModuleType, x: Any, kernel: Ints, dilation: Ints, padding: Ints, stride: Ints) -> Any:
     """window_taps in NumPy: one tap at a time."""
     out = _counts(x.shape[2:], kernel, dilation, padding, stride)
     x = np.pad(x, [(0, 0), (0, 0), *((a, a) for a in padding)])
@@ -80,11 +82,13 @@ def window_taps(
 
 
 @window_taps.derivative
-def _(g: Any, input: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Any:
+def _(g: Tensor, input: Tensor, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Any:
     return add_windows(g, tuple(input.shape[2:]), kernel, dilation, padding, stride)
 
 
-def _added(np: Any, x: Any, sizes: Ints, kernel: Ints, dilation: Ints, padding: Ints, stride: Ints) -> Any:
+def _added(
+    np: ModuleType, x: Any, sizes: Ints, kernel: Ints, dilation: Ints, padding: Ints, stride: Ints
+) -> Any:
     """add_windows in NumPy: one tap at a time."""
     y = np.zeros((*x.shape[:2], *(n + 2 * a for n, a in zip(sizes, padding))), x.dtype)
     for tap in np.ndindex(*kernel):
@@ -132,14 +136,14 @@ def add_windows(
     return _scattered(input, sizes, dilation, padding, stride)
 
 
-def _inside(y: Any, sizes: Any, padding: Ints) -> Any:
+def _inside(y: Tensor, sizes: Any, padding: Ints) -> Any:
     """What is left of an image without its border."""
     for k, (a, n) in enumerate(zip(padding, sizes)):
         y = slice_(y, 2 + k, (a, n, 1)) if a else y
     return y
 
 
-def _laid(x: Any, sizes: Any, dilation: Ints, padding: Ints, stride: Ints) -> Any:
+def _laid(x: Tensor, sizes: Any, dilation: Ints, padding: Ints, stride: Ints) -> Any:
     """add_windows of windows that do not overlap: every element has its place."""
     shape = (*x.shape[:2], *(n + 2 * a for n, a in zip(sizes, padding)))
     image, channel, *steps = contiguous_strides(shape)
@@ -148,7 +152,7 @@ def _laid(x: Any, sizes: Any, dilation: Ints, padding: Ints, stride: Ints) -> An
     return _inside(write(filled(x.graph, 0, shape, x.dtype), x, strides, (0,)), sizes, padding)
 
 
-def _gathered(x: Any, sizes: Any, kernel: Ints, dilation: Ints, padding: Ints, stride: Ints) -> Any:
+def _gathered(x: Tensor, sizes: Any, kernel: Ints, dilation: Ints, padding: Ints, stride: Ints) -> Any:
     """add_windows phase by phase: places q * stride + phase are seen at the same taps, tap t by the window
 
         q + (phase + padding - t * dilation) / stride        where that is a whole number
@@ -188,14 +192,14 @@ def _windows_of(kernel: int, dilation: int, padding: int, stride: int) -> list[l
     return [[(t, at // stride) for t, at in taps if at % stride == 0] for taps in far]
 
 
-def _scattered(input: Any, sizes: Any, dilation: Ints, padding: Ints, stride: Ints) -> Any:
+def _scattered(input: Tensor, sizes: Any, dilation: Ints, padding: Ints, stride: Ints) -> Any:
     """add_windows of many taps, as sums at places."""
     lead, inner = tuple(input.shape)[:2], tuple(input.shape)[2:]
     padded = tuple(n + 2 * a for n, a in zip(sizes, padding))
     place: Any = None
     for k, (step, r, s) in enumerate(zip(contiguous_strides(padded), dilation, stride)):
         for dim, times in ((k, r), (2 + k, s)):
-            at = input.graph.add(find("iota"), (), (inner, dim)) * d.number(input, step * times)
+            at = input.graph.add(find("iota"), (), (inner, dim)) * number(input, step * times)
             place = at if place is None else place + at
     flat = (product(lead), product(inner))
     index = expand(reshape(place, (1, product(inner))), flat)
@@ -205,7 +209,7 @@ def _scattered(input: Any, sizes: Any, dilation: Ints, padding: Ints, stride: In
 
 
 @add_windows.derivative
-def _(g: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Any:
+def _(g: Tensor, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Any:
     return window_taps(g, kernel, dilation, padding, stride)
 
 
@@ -328,9 +332,9 @@ def fold(
         f"dimension {len(shape) - 1} to match the calculated number of sliding blocks {blocks[0]} * "
         f"{blocks[1]} = {product(blocks)}, but got input.size({len(shape) - 1})={shape[-1]}.",
     )
-    if dtype_name(input.dtype) in d.INTEGERS:
+    if dtype_name(input.dtype) in INTEGERS:
         raise NotImplementedError(
-            f"\"col2im_out_cpu\" not implemented for '{d.type_name(dtype_name(input.dtype))}'"
+            f"\"col2im_out_cpu\" not implemented for '{type_name(dtype_name(input.dtype))}'"
         )
     lead = (shape[0] if len(shape) == 3 else 1, quotient(shape[-2], product(settings[0])))
     y = add_windows.handle(_reshape(input, (*lead, *settings[0], *blocks)), sizes, *settings)

@@ -14,7 +14,8 @@ from kiln.graph.size import product, quotient
 from kiln.ops.creation.constants import filled
 from kiln.ops.views.core_views import slice_, write
 from kiln.ops.views.strided import contiguous_strides
-from kiln.table import declare as d
+from kiln.table.arguments import numbers_of
+from kiln.table.record import Tensor
 
 Ints = tuple[int, ...]
 WORDS = ("zero", "one", "two", "three")
@@ -33,7 +34,7 @@ def listed(sizes: Any) -> str:
 
 def per_dim(value: Any, dims: int, name: str, what: str, or_else: str = "") -> Ints:
     """One number for each dim, from one for all or a sequence; RuntimeError for another count."""
-    numbers = d.numbers_of(value, what)
+    numbers = numbers_of(value, what)
     if len(numbers) not in (1, dims):
         ints = "int" if dims == 1 else f"tuple of {WORDS[dims]} ints"
         raise RuntimeError(f"{name}: {what} must either be {or_else}a single int, or a {ints}")
@@ -50,7 +51,7 @@ class Windows:
     def __init__(
         self,
         name: str,
-        input: Any,
+        input: Tensor,
         kernel: Any,
         stride: Any,
         padding: Any,
@@ -89,7 +90,7 @@ class Windows:
         count = -(-room // s) + 1 if ceil_mode else room // s + 1
         return count - 1 if ceil_mode and (count - 1) * s >= n + p else count
 
-    def _check(self, name: str, input: Any) -> None:
+    def _check(self, name: str, input: Tensor) -> None:
         dims, shape = len(self.kernel), tuple(input.shape)
         require(
             len(shape) in (dims + 1, dims + 2) and 0 not in [n for n in shape[1:] if isinstance(n, int)]
@@ -123,7 +124,7 @@ class Windows:
                 f"kernel_size={k} and dilation={r})",
             )
 
-    def _check_room(self, input: Any) -> None:
+    def _check_room(self, input: Tensor) -> None:
         if all(not isinstance(n, int) or n > 0 for n in self.out):
             return
         lead = tuple(input.shape)[-len(self.out) - 1 : -len(self.out)]
@@ -134,7 +135,7 @@ class Windows:
         )
 
 
-def bordered(x: Any, value: Any, before: Any, after: Any) -> Any:
+def bordered(x: Tensor, value: Any, before: Any, after: Any) -> Any:
     """x with `value` around its last dims; its memory in rows."""
     dims = len(before)
     shape = (*x.shape[:-dims], *(n + a + b for n, a, b in zip(x.shape[-dims:], before, after)))
@@ -145,7 +146,7 @@ def bordered(x: Any, value: Any, before: Any, after: Any) -> Any:
     return write(filled(x.graph, value, shape, x.dtype), x, strides, (offset,))
 
 
-def tap(x: Any, place: Ints, first: int, stride: Ints, dilation: Ints, out: Any) -> Any:
+def tap(x: Tensor, place: Ints, first: int, stride: Ints, dilation: Ints, out: Any) -> Any:
     """What windows over x's dims from `first` on see at `place`, for all windows: a slice."""
     for k, (t, s, r, n) in enumerate(zip(place, stride, dilation, out)):
         x = slice_(x, first + k, (t * r, n, s))

@@ -8,19 +8,22 @@ result is from: an array of nothing but the lowest value has its first element t
 from __future__ import annotations
 
 from itertools import product as positions
+from types import ModuleType
 from typing import Any
 
 from kiln.graph.size import product, quotient
 from kiln.ops.creation.constants import filled
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.elementwise.comparison import eq, gt, ne
+from kiln.ops.elementwise.precision import narrow, wide
 from kiln.ops.indexing.gathering import scatter_add
-from kiln.ops.nn.activations import narrow, wide
 from kiln.ops.views.core_views import reshape, write
 from kiln.ops.views.strided import contiguous_strides
 from kiln.ops.windows.geometry import Ints, Windows, bordered, stages, tap, taps
-from kiln.table import declare as d
-from kiln.table.declare import dtype_name, public
+from kiln.table import arguments
+from kiln.table import drawn as d
+from kiln.table.arguments import INTEGERS, dtype_name
+from kiln.table.public import public
 from kiln.table.record import Sample, Sizes, Structure, Tensor, composite, find
 
 # taps of a window read in one pass
@@ -28,13 +31,13 @@ AT_ONCE = 25
 
 
 def _lowest(dtype: str) -> Any:
-    if dtype not in d.INTEGERS:
+    if dtype not in INTEGERS:
         return float("-inf")
     return 0 if dtype == "uint8" else -(1 << (int(dtype[3:]) - 1))
 
 
 def _reference(
-    np: Any,
+    np: ModuleType,
     x: Any,
     out: Ints,
     after: Ints,
@@ -111,13 +114,13 @@ def pool_max(
 
 
 def _stage(
-    x: Any, which: Any, kernel: Ints, weight: Any, first: int, stride: Ints, dilation: Ints, out: Any
+    x: Tensor, which: Any, kernel: Ints, weight: Tensor, first: int, stride: Ints, dilation: Ints, out: Any
 ) -> tuple[Any, Any]:
     """The largest along some dims, whose taps count `weight` each; `which`: what was chosen along others."""
     best = found = None
     for number, place in taps(kernel):
         seen = tap(x, place, first, stride, dilation, out)
-        at = d.number(x, number * weight)
+        at = arguments.number(x, number * weight)
         if which is not None:
             at = at + tap(which, place, first, stride, dilation, out)
         elif best is None:
@@ -126,14 +129,16 @@ def _stage(
             best, found = seen, at
             continue
         better = gt(seen, best)
-        if x.dtype not in d.INTEGERS:
+        if x.dtype not in INTEGERS:
             better = better | ne(seen, seen)
         best, found = p.where(better, seen, best), p.where(better, at, found)
     return best, found
 
 
 @pool_max.derivative
-def _(g: Any, ys: Any, input: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, padded: Any) -> Any:
+def _(
+    g: Tensor, ys: Any, input: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, padded: Any
+) -> Tensor:
     apart = all(s >= r * (k - 1) + 1 for k, s, r in zip(kernel, stride, dilation))
     shape = tuple(input.shape)
     if apart and not padded:
@@ -146,7 +151,7 @@ def _(g: Any, ys: Any, input: Any, kernel: Any, stride: Any, padding: Any, dilat
     return p.overwrite(input, found)  # see by_steps
 
 
-def _spread(g: Any, which: Any, shape: Any, kernel: Ints, stride: Ints, dilation: Ints) -> Any:
+def _spread(g: Tensor, which: Any, shape: Any, kernel: Ints, stride: Ints, dilation: Ints) -> Any:
     """The gradient where windows do not overlap: each element knows its one window, without a scatter.
 
     Taps come before places, so that what runs fastest is long.
@@ -155,16 +160,16 @@ def _spread(g: Any, which: Any, shape: Any, kernel: Ints, stride: Ints, dilation
     lead, out, steps = shape[:-dims], tuple(g.shape)[-dims:], contiguous_strides(shape)
     sizes, one = (*lead, *kernel, *out), (*lead, *(1 for _ in kernel), *out)
     by_tap, by_place = (tuple(t * s for t, s in zip(steps[-dims:], by)) for by in (dilation, stride))
-    number: Any = d.number(g, 0)
+    number: Any = arguments.number(g, 0)
     for k in range(dims):
         own = g.graph.add(find("iota"), (), (sizes, len(lead) + k))
-        number = number + own * d.number(g, product(kernel[k + 1 :]))
+        number = number + own * arguments.number(g, product(kernel[k + 1 :]))
     here = eq(p.convert(reshape(which, one), "int64"), number)
     tiles = p.where(here, reshape(g, one), 0)
     return write(filled(g.graph, 0, shape, g.dtype), tiles, (*steps[:-dims], *by_tap, *by_place), (0,))
 
 
-def _gathered(g: Any, which: Any, shape: Any, kernel: Ints, stride: Ints, padding: Ints) -> Any:
+def _gathered(g: Tensor, which: Any, shape: Any, kernel: Ints, stride: Ints, padding: Ints) -> Any:
     """The gradient where windows overlap: each element looks at the windows that hold it, in ascending order.
     Places q * stride + phase are tap k0 + j * stride of window q + at - j: a pass for each phase.
     """
@@ -225,12 +230,12 @@ def _places(which: Any, sizes: Any, kernel: Ints, stride: Ints, padding: Ints, d
     """Where the taps are in an array whose last dims are `sizes`, as one number (int64)."""
     place: Any = None
     for k, (start, own) in enumerate(_inside(which, kernel, stride, padding, dilation)):
-        at = (start + own * dilation[k]) * d.number(which, product(sizes[k + 1 :]))
+        at = (start + own * dilation[k]) * arguments.number(which, product(sizes[k + 1 :]))
         place = at if place is None else place + at
     return place
 
 
-def placed_at(g: Any, places: Any, shape: Any, dims: int) -> Any:
+def placed_at(g: Tensor, places: Any, shape: Any, dims: int) -> Tensor:
     """Zeros of `shape` with every element of g added at its place in the last dims, numbered as one."""
     lead, count = product(tuple(shape[:-dims])), product(tuple(shape[-dims:]))
     flat = (lead, product(tuple(g.shape)[-dims:]))
@@ -239,7 +244,7 @@ def placed_at(g: Any, places: Any, shape: Any, dims: int) -> Any:
 
 
 def _placed(
-    np: Any, which: Any, sizes: Ints, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints
+    np: ModuleType, which: Any, sizes: Ints, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints
 ) -> Any:
     """pool_places in NumPy."""
     dims, place = len(kernel), np.zeros(which.shape, np.int64)
@@ -284,7 +289,7 @@ def pool_places(
     return _places(input, sizes, kernel, stride, padding, dilation)
 
 
-def _pooled(input: Any, windows: Windows, name: str, indices: bool) -> Any:
+def _pooled(input: Tensor, windows: Windows, name: str, indices: bool) -> Any:
     if dtype_name(input.dtype) == "bool":
         raise NotImplementedError(f"\"{name}\" not implemented for 'Bool'")
     y, which = pool_max.handle(input, windows.out, windows.after, *windows.settings)
@@ -346,7 +351,7 @@ def _max_pool(dims: int, by_default: bool) -> Any:
     name = f"max_pool{dims}d"
 
     def pool(
-        input: Any,
+        input: Tensor,
         kernel_size: Any,
         stride: Any = None,
         padding: Any = 0,

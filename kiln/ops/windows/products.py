@@ -15,19 +15,20 @@ weight's rows in each) are fixed per program.
 from __future__ import annotations
 
 from itertools import product as positions
+from types import ModuleType
 from typing import Any
 
 from kiln.graph.size import product as product_of
 from kiln.graph.size import quotient
 from kiln.ops.creation.constants import filled
-from kiln.ops.nn.activations import narrow, wide
+from kiln.ops.elementwise.precision import narrow, wide
 from kiln.ops.products.matrix_products import product
-from kiln.ops.reductions.reduce import reduce_sum
+from kiln.ops.reductions.core_reductions import reduce_sum
 from kiln.ops.views.core_views import as_strided, expand, permute, reshape, slice_, write
 from kiln.ops.views.strided import contiguous_strides
 from kiln.ops.windows.geometry import Ints, bordered
 from kiln.scalars.scalar import FLOATS, fma
-from kiln.table import declare as d
+from kiln.table import drawn as d
 from kiln.table.record import Operand, Sample, Sizes, Structure, Tensor, composite, pointwise
 
 UNROLLED = 9  # taps of a channel of its own, at most, that are added up one by one
@@ -37,7 +38,15 @@ UNROLLED = 9  # taps of a channel of its own, at most, that are added up one by 
 
 
 def _reference(
-    np: Any, x: Any, w: Any, b: Any, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints, groups: Ints
+    np: ModuleType,
+    x: Any,
+    w: Any,
+    b: Any,
+    kernel: Ints,
+    stride: Ints,
+    padding: Ints,
+    dilation: Ints,
+    groups: Ints,
 ) -> Any:
     """convolve in NumPy: one tap at a time."""
     x = np.pad(x, [(0, 0), (0, 0), *((p, p) for p in padding)])
@@ -70,12 +79,12 @@ def out_sizes(sizes: Any, kernel: Ints, stride: Ints, padding: Ints, dilation: I
     )
 
 
-def _padded(x: Any, padding: Ints) -> Any:
+def _padded(x: Tensor, padding: Ints) -> Any:
     """x with zeros around its spatial dims; memory in rows either way, as windows need it."""
     return bordered(x, 0, padding, padding) if any(padding) else x
 
 
-def _spread(x: Any, stride: Ints, lead: Ints, sizes: tuple[Any, ...]) -> Any:
+def _spread(x: Tensor, stride: Ints, lead: Ints, sizes: tuple[Any, ...]) -> Any:
     """Zeros of spatial `sizes` with x's elements from `lead` on, `stride` apart."""
     shape = (*x.shape[:2], *sizes)
     strides = contiguous_strides(shape)
@@ -88,7 +97,7 @@ def _offset(place: Ints, steps: Any) -> Any:
     return sum(at * step for at, step in zip(place, steps))
 
 
-def _shared(weight: Any, images: Any) -> Any:
+def _shared(weight: Tensor, images: Any) -> Tensor:
     """A matrix of each group, for every image: [G, m, k] -> [N, G, m, k]."""
     return expand(reshape(weight, (1, *weight.shape)), (images, *weight.shape))
 
@@ -163,14 +172,14 @@ def convolve(
     return _biased(y, bias, input.dtype)
 
 
-def _biased(y: Any, bias: Any, dtype: str) -> Any:
+def _biased(y: Tensor, bias: Tensor, dtype: str) -> Any:
     """y with a number added to each of its channels."""
     if bias is None:
         return y
     return narrow(wide(y) + wide(reshape(bias, (bias.shape[0], *(1 for _ in y.shape[2:])))), dtype)
 
 
-def _bias_gradient(g: Any) -> Any:
+def _bias_gradient(g: Tensor) -> Tensor:
     return reduce_sum(g, (0, *range(2, g.ndim)), False)
 
 
@@ -189,8 +198,8 @@ def _groups(graph: Any, outputs: Any, groups: Ints) -> tuple[int, Any]:
 
 
 def _product(
-    x: Any, weight: Any, out: tuple[Any, ...], kernel: Ints, stride: Ints, dilation: Ints, groups: Ints
-) -> Any:
+    x: Tensor, weight: Tensor, out: tuple[Any, ...], kernel: Ints, stride: Ints, dilation: Ints, groups: Ints
+) -> Tensor:
     """The weight by windows of the padded input."""
     n, c, outputs = x.shape[0], weight.shape[1], weight.shape[0]
     _, channel, *steps = contiguous_strides(tuple(x.shape))
@@ -227,12 +236,12 @@ def multiply_add(input: Operand, other: Operand, total: Operand) -> Any:
 
 
 @multiply_add.derivative
-def _(g: Any, input: Any, other: Any) -> Any:
+def _(g: Tensor, input: Tensor, other: Tensor) -> Any:
     return g * other, g * input, g
 
 
 def _tap_by_tap(
-    x: Any, filters: Any, sizes: Any, strides: Any, kernel: Ints, taps: Any, first: Any = 0
+    x: Tensor, filters: Any, sizes: Any, strides: Any, kernel: Ints, taps: Any, first: Any = 0
 ) -> Any:
     """What `product` gives of filters [G, per, taps] with one channel each, bit by bit, as one pointwise
     kernel: rows of so few elements are no work for it.
@@ -250,7 +259,14 @@ def _tap_by_tap(
 
 @convolve.derivative
 def _(
-    g: Any, input: Any, weight: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, groups: Any
+    g: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    kernel: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    groups: Any,
 ) -> Any:
     settings = (kernel, stride, padding, dilation, groups)
     return (
@@ -261,7 +277,7 @@ def _(
 
 
 def _transposed(
-    np: Any,
+    np: ModuleType,
     g: Any,
     w: Any,
     b: Any,
@@ -330,8 +346,8 @@ def convolve_input(
 
 
 def _whole(
-    input: Any,
-    weight: Any,
+    input: Tensor,
+    weight: Tensor,
     sizes: Any,
     kernel: Ints,
     stride: Ints,
@@ -349,8 +365,8 @@ def _whole(
 
 
 def _backwards(
-    x: Any, weight: Any, sizes: Any, kernel: Ints, dilation: Ints, first: Ints, groups: Ints
-) -> Any:
+    x: Tensor, weight: Tensor, sizes: Any, kernel: Ints, dilation: Ints, first: Ints, groups: Ints
+) -> Tensor:
     """[N, C, *sizes]: the weight by windows of x that begin at `first` and whose taps go backwards."""
     n, outputs, c = x.shape[0], weight.shape[0], weight.shape[1]
     many, per = _groups(weight.graph, outputs, groups)
@@ -372,7 +388,7 @@ def _backwards(
 
 
 def _by_phases(
-    input: Any, weight: Any, sizes: Any, kernel: Ints, stride: Ints, padding: Ints, groups: Ints
+    input: Tensor, weight: Tensor, sizes: Any, kernel: Ints, stride: Ints, padding: Ints, groups: Ints
 ) -> Any:
     """convolve_input of a strided convolution: places i = q * stride + phase see the taps k of one remainder,
 
@@ -407,7 +423,14 @@ def _by_phases(
 
 @convolve_input.derivative
 def _(
-    g: Any, input: Any, weight: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, groups: Any
+    g: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    kernel: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    groups: Any,
 ) -> Any:
     settings = (kernel, stride, padding, dilation, groups)
     return (
@@ -418,7 +441,15 @@ def _(
 
 
 def _correlated(
-    np: Any, g: Any, x: Any, channels: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, groups: Any
+    np: ModuleType,
+    g: Any,
+    x: Any,
+    channels: Any,
+    kernel: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    groups: Any,
 ) -> Any:
     """convolve_weight in NumPy: one tap at a time."""
     x = np.pad(x, [(0, 0), (0, 0), *((p, p) for p in padding)])
@@ -493,7 +524,14 @@ def convolve_weight(
 
 @convolve_weight.derivative
 def _(
-    g: Any, input: Any, other: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, groups: Any
+    g: Tensor,
+    input: Tensor,
+    other: Tensor,
+    kernel: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    groups: Any,
 ) -> Any:
     settings = (kernel, stride, padding, dilation, groups)
     return convolve(other, g, None, *settings), convolve_input(

@@ -11,14 +11,15 @@ from kiln.ops.indexing.scattering import scatter
 from kiln.ops.views.core_views import reshape
 from kiln.ops.windows.geometry import Ints, listed, per_dim, require
 from kiln.ops.windows.max_pools import described
-from kiln.table import declare as d
-from kiln.table.declare import dtype_name, public
-from kiln.table.record import Sample
+from kiln.table import drawn as d
+from kiln.table.arguments import dtype_name, numel, type_name
+from kiln.table.public import public
+from kiln.table.record import Sample, Tensor
 
 _reshape = reshape.handle
 
 
-def _sizes(name: str, input: Any, kernel: Any, stride: Any, padding: Any, output_size: Any) -> Ints:
+def _sizes(name: str, input: Tensor, kernel: Any, stride: Any, padding: Any, output_size: Any) -> Ints:
     """The sizes of the result; ValueError for sizes that no pool makes `input`'s of."""
     dims = int(name[-2])
     kernel = per_dim(kernel, dims, name, "kernel_size")
@@ -48,11 +49,11 @@ def _sizes(name: str, input: Any, kernel: Any, stride: Any, padding: Any, output
 
 
 def _unpooled(
-    name: str, input: Any, indices: Any, kernel: Any, stride: Any, padding: Any, output_size: Any
+    name: str, input: Tensor, indices: Tensor, kernel: Any, stride: Any, padding: Any, output_size: Any
 ) -> Any:
     dims, shape = int(name[-2]), tuple(input.shape)
     kind = dtype_name(indices.dtype)
-    require(kind == "int64", f"elements in indices should be type int64 but got: {d.type_name(kind)}")
+    require(kind == "int64", f"elements in indices should be type int64 but got: {type_name(kind)}")
     require(
         len(shape) in (dims + 1, dims + 2),
         f"Input to max_unpooling{dims}d should be a {dims + 1}d or {dims + 2}d Tensor, but got a tensor with "
@@ -65,8 +66,8 @@ def _unpooled(
     )
     sizes = _sizes(name, input, kernel, stride, padding, output_size)
     lead = shape[:-dims]
-    flat = (d.numel(lead), d.numel(shape[-dims:]))
-    result = zeros(flat[0], d.numel(sizes), dtype=input.dtype)
+    flat = (numel(lead), numel(shape[-dims:]))
+    result = zeros(flat[0], numel(sizes), dtype=input.dtype)
     try:
         found = scatter(result, 1, _reshape(indices, flat), _reshape(input, flat))
     except (IndexError, RuntimeError) as error:
@@ -116,8 +117,8 @@ def _unpool(dims: int) -> Any:
     name = f"max_unpool{dims}d"
 
     def unpool(
-        input: Any,
-        indices: Any,
+        input: Tensor,
+        indices: Tensor,
         kernel_size: Any,
         stride: Any = None,
         padding: Any = 0,

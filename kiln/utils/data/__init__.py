@@ -4,7 +4,7 @@ Dataset    d[i], len(d)           Sampler     an order of indices      DataLoade
 """
 
 from kiln.absent import hint_missing as _hint_missing
-from kiln.table.declare import name_all
+from kiln.table.callables import name_all
 from kiln.utils.data.collate import default_collate
 from kiln.utils.data.dataset import (
     ConcatDataset,

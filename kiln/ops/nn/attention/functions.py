@@ -10,13 +10,14 @@ from kiln._core import Tensor
 from kiln.errors import describe, message
 from kiln.graph.graph import Value
 from kiln.graph.size import Size
-from kiln.ops.elementwise.unary import rsqrt
+from kiln.ops.elementwise.elementary import rsqrt
 from kiln.ops.nn.attention.primitives import attend, attend_written, reference_shares
 from kiln.ops.random.generator import reserve
 from kiln.ops.views.core_views import expand, permute, reshape
-from kiln.table import declare as d
+from kiln.table import drawn as d
 from kiln.table import kinds
-from kiln.table.declare import dtype_name, public
+from kiln.table.arguments import dtype_name, number, numel, type_name
+from kiln.table.public import public
 from kiln.table.record import Sample
 
 _NAME = "scaled_dot_product_attention"
@@ -45,7 +46,7 @@ def _check(query: Any, key: Any, value: Any, mask: Any) -> None:
         shown = ", ".join(f"{name}.dtype: {dtype_name(x.dtype)}" for name, x in named.items())
         _fail(f"Expected query, key, and value to have the same dtype, but got {shown}")
     if dtype not in kinds.FLOATS:
-        _fail(f"expected scalar type Float but found {d.type_name(dtype)}: attention is of floats")
+        _fail(f"expected scalar type Float but found {type_name(dtype)}: attention is of floats")
     if mask is None:
         return
     if not _is_array(mask):
@@ -109,7 +110,7 @@ def _flat(x: Any, lead: tuple[Any, ...], last: tuple[Any, ...], heads: tuple[Any
     shape, whole = tuple(x.shape), (*lead, *last)
     if shape != whole:
         x = expand.handle(x, whole)
-    sizes = (d.numel(lead[:-1]), *heads, *last)
+    sizes = (numel(lead[:-1]), *heads, *last)
     return x if whole == sizes else reshape.handle(x, sizes)
 
 
@@ -243,7 +244,7 @@ def scaled_dot_product_attention(
         q, k, v, mask, lead = _operands(query, key, value, attn_mask, members)
         e = q.shape[4]
     if scale is None and not isinstance(e, int):
-        q, scale = q * rsqrt(d.number(q, e)), 1.0
+        q, scale = q * rsqrt(number(q, e)), 1.0
     elif scale is None:
         scale = 1 / math.sqrt(e) if e else 1.0
     causal = bool(is_causal)

@@ -8,24 +8,25 @@ gradient of a mask that is added.
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
-from kiln.ops.nn.activations import narrow
+from kiln.ops.elementwise.precision import narrow
 from kiln.ops.nn.attention import written as w
 from kiln.ops.products.matrix_products import product, swapped
 from kiln.ops.random.dropouts import reference_mask
-from kiln.ops.reductions.reduce import reduce_sum
+from kiln.ops.reductions.core_reductions import reduce_sum
 from kiln.ops.views.core_views import permute
-from kiln.table import declare as d
+from kiln.table import drawn as d
 from kiln.table.record import Number, Op, Sample, Structure, Tensor, composite, primitive
 
 
-def _shares(np: Any, query: Any, key: Any, scale: float, mask: Any, causal: bool) -> Any:
+def _shares(np: ModuleType, query: Any, key: Any, scale: float, mask: Any, causal: bool) -> Any:
     """The weights, in NumPy."""
     return reference_shares(np, np.einsum("nlhre,nshe->nhrls", query, key) * scale, mask, causal)
 
 
-def reference_shares(np: Any, x: Any, mask: Any, causal: bool) -> Any:
+def reference_shares(np: ModuleType, x: Any, mask: Any, causal: bool) -> Any:
     """The weights of scaled scores, in NumPy; rows of which every score is hidden have none."""
     if mask is not None:
         x = np.where(mask, x, -np.inf) if mask.dtype == bool else x + mask
@@ -37,14 +38,14 @@ def reference_shares(np: Any, x: Any, mask: Any, causal: bool) -> Any:
     return e / np.where(total == 0, 1, total)
 
 
-def _factors(np: Any, shares: Any, drop: tuple[Any, ...]) -> Any:
+def _factors(np: ModuleType, shares: Any, drop: tuple[Any, ...]) -> Any:
     """What dropout multiplies the weights by, in NumPy; `drop`: p, position, seed, whether there is any."""
     p, position, seed, drops = drop
     return np.where(reference_mask(np, shares, p, position, seed, False), 1 / (1 - p), 0) if drops else 1
 
 
 def _reference(
-    np: Any, query: Any, key: Any, value: Any, scale: Any, p: Any, position: Any, seed: Any, mask: Any,
+    np: ModuleType, query: Any, key: Any, value: Any, scale: Any, p: Any, position: Any, seed: Any, mask: Any,
     causal: Any, drops: Any,
 ) -> Any:  # fmt: skip
     shares = _shares(np, query, key, scale, mask, causal)
@@ -94,8 +95,8 @@ def attend(
 
 def _gradient(which: str) -> Any:
     def compute(
-        np: Any, g: Any, query: Any, key: Any, value: Any, scale: Any, p: Any, position: Any, seed: Any,
-        mask: Any, causal: Any, drops: Any,
+        np: ModuleType, g: Any, query: Any, key: Any, value: Any, scale: Any, p: Any, position: Any,
+        seed: Any, mask: Any, causal: bool, drops: bool,
     ) -> Any:  # fmt: skip
         shares = _shares(np, query, key, scale, mask, causal)
         factors = _factors(np, shares, (p, position, seed, drops))
@@ -154,8 +155,8 @@ attend_query, attend_key, attend_value = map(_gradient_of, ("query", "key", "val
 
 
 @attend.derivative
-def _(g: Any, query: Any, key: Any, value: Any, scale: Any, p: Any, position: Any, seed: Any, mask: Any,
-      causal: Any, drops: Any) -> Any:  # fmt: skip
+def _(g: Tensor, query: Tensor, key: Tensor, value: Tensor, scale: Any, p: Any, position: Any, seed: Any,
+      mask: Tensor, causal: bool, drops: bool) -> Any:  # fmt: skip
     operands = (g, query, key, value, scale, p, position, seed, mask, causal, drops)
     found = (*(op(*operands) for op in (attend_query, attend_key, attend_value)), None, None, None, None)
     if mask is None:
@@ -166,8 +167,8 @@ def _(g: Any, query: Any, key: Any, value: Any, scale: Any, p: Any, position: An
     return (*found, w.score_slopes(g, query, key, value, scale, drop, mask, causal)[1])
 
 
-def _second(which: str, cotangent: Any, g: Any, query: Any, key: Any, value: Any, scale: Any,
-            drop: w.Drop, mask: Any, causal: Any) -> tuple[Any, ...]:  # fmt: skip
+def _second(which: str, cotangent: Any, g: Tensor, query: Tensor, key: Tensor, value: Any, scale: Any,
+            drop: w.Drop, mask: Tensor, causal: Any) -> tuple[Any, ...]:  # fmt: skip
     """The derivatives of a gradient, written out: of g, query, key, value, and the mask.
 
     D = kept g v^T;  dS = p (D - sum p D);  dq = scale dS k,  dk = scale dS^T q,  dv = (kept p)^T g
@@ -178,10 +179,10 @@ def _second(which: str, cotangent: Any, g: Any, query: Any, key: Any, value: Any
     slopes = w.kept(product(out, swapped(v)), drop)
     grads: dict[str, Any] = {}
 
-    def add(name: str, x: Any) -> None:
+    def add(name: str, x: Tensor) -> None:
         grads[name] = x if name not in grads else grads[name] + x
 
-    def mean(x: Any) -> Any:
+    def mean(x: Tensor) -> Tensor:
         return reduce_sum(x, (4,), True)
 
     if which == "value":
@@ -225,8 +226,8 @@ def _as_operands(grads: dict[str, Any], dtype: str) -> list[Any]:
 
 def _state_second(op: Op, which: str) -> None:
     @op.derivative
-    def _(g: Any, grad: Any, query: Any, key: Any, value: Any, scale: Any, p: Any, position: Any, seed: Any,
-          mask: Any, causal: Any, drops: Any) -> Any:  # fmt: skip
+    def _(g: Tensor, grad: Tensor, query: Tensor, key: Tensor, value: Tensor, scale: Any, p: Any,
+          position: Any, seed: Any, mask: Tensor, causal: bool, drops: bool) -> Any:  # fmt: skip
         drop = (p, position, seed) if drops else None
         return _second(which, g, grad, query, key, value, scale, drop, mask, causal)
 

@@ -19,32 +19,32 @@ from typing import Any, Union
 from kiln.graph.size import quotient
 from kiln.ops.elementwise import comparison
 from kiln.ops.elementwise.arithmetic import convert, detach, where
-from kiln.ops.elementwise.unary import exp
-from kiln.ops.nn.activations import narrow, wide
+from kiln.ops.elementwise.elementary import exp
+from kiln.ops.elementwise.precision import narrow, wide
 from kiln.ops.products.matrix_products import product, swapped
 from kiln.ops.random.dropouts import dropout_values
-from kiln.ops.reductions.reduce import reduce_max, reduce_sum
+from kiln.ops.reductions.core_reductions import reduce_max, reduce_sum
 from kiln.ops.views.core_views import expand, permute, reshape, slice_
 from kiln.table.kinds import ATTENTION_ROWS
-from kiln.table.record import constant, find
+from kiln.table.record import Tensor, constant, find
 
 NOTHING = float("-inf")
 Drop = Union[tuple[Any, Any, Any], Any, None]  # numbers: the probability, the first position, the seed
 
 
-def by_head(x: Any) -> Any:
+def by_head(x: Tensor) -> Tensor:
     """Queries [n, l, h, r, e], wide, as [n, h, r, l, e]."""
     return permute(wide(x), (0, 2, 3, 1, 4))
 
 
-def shared(x: Any, like: Any) -> Any:
+def shared(x: Tensor, like: Any) -> Tensor:
     """Keys or values [n, s, h, e], wide, as [n, h, r, s, e]: all members of a group have the same."""
     n, s, h, e = x.shape
     r = like.shape[3]
     return expand(reshape(permute(wide(x), (0, 2, 1, 3)), (n, h, 1, s, e)), (n, h, r, s, e))
 
 
-def weights(query: Any, key: Any, scale: Any, mask: Any, causal: bool) -> tuple[Any, Any]:
+def weights(query: Tensor, key: Tensor, scale: Any, mask: Tensor, causal: bool) -> tuple[Any, Any]:
     """exp(x - max x), and one over its sum along the keys; 0 where no key is looked at."""
     x = product(by_head(query), swapped(shared(key, query))) * scale
     if mask is not None:
@@ -59,21 +59,28 @@ def weights(query: Any, key: Any, scale: Any, mask: Any, causal: bool) -> tuple[
     return e, where(empty, 0.0, 1.0 / where(empty, 1.0, total))
 
 
-def kept(x: Any, drop: Drop) -> Any:
+def kept(x: Tensor, drop: Drop) -> Any:
     """What dropout leaves of an array of scores."""
     if drop is None or isinstance(drop, tuple):
         return x if drop is None else dropout_values(x, *drop, False)
     return where(comparison.eq(drop, 0.0), 0.0, x * convert(drop, x.dtype))
 
 
-def low(x: Any, rounds: bool) -> Any:
+def low(x: Tensor, rounds: bool) -> Any:
     """What a product reads of x: rounded to bfloat16, if its other factor is of that."""
     return wide(narrow(x, "bfloat16")) if rounds else x
 
 
 def attended(
-    query: Any, key: Any, value: Any, scale: Any, drop: Drop, mask: Any, causal: bool, rounds: bool = False
-) -> Any:
+    query: Tensor,
+    key: Tensor,
+    value: Any,
+    scale: Any,
+    drop: Drop,
+    mask: Tensor,
+    causal: bool,
+    rounds: bool = False,
+) -> Tensor:
     """[n, l, h, r, v]: the output; it `rounds` in an op of bfloat16, which sees float32."""
     e, share = weights(query, key, scale, mask, causal)
     v = shared(value, query)
@@ -82,7 +89,7 @@ def attended(
 
 
 def score_slopes(
-    g: Any, query: Any, key: Any, value: Any, scale: Any, drop: Drop, mask: Any, causal: bool
+    g: Tensor, query: Tensor, key: Tensor, value: Any, scale: Any, drop: Drop, mask: Tensor, causal: bool
 ) -> Any:
     """The weights p and the gradient of the scores x, for g [n, l, h, r, v]."""
     e, share = weights(query, key, scale, mask, causal)
@@ -91,8 +98,16 @@ def score_slopes(
 
 
 def gradient(
-    which: str, g: Any, query: Any, key: Any, value: Any, scale: Any, drop: Drop, mask: Any, causal: bool
-) -> Any:
+    which: str,
+    g: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Any,
+    scale: Any,
+    drop: Drop,
+    mask: Tensor,
+    causal: bool,
+) -> Tensor:
     """The gradient of query, key or value, in the order the kernels have; of arrays whose sizes are known."""
     rounds = query.dtype == "bfloat16"
     p, slopes = score_slopes(g, query, key, value, scale, drop, mask, causal)

@@ -6,31 +6,34 @@ input [N, C, d1, ...] or [C], target [N, d1, ...] or [].
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from kiln.graph.size import product
 from kiln.ops.creation.constants import positions
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.elementwise import comparison
-from kiln.ops.nn.activations import floating, narrow, wide
+from kiln.ops.elementwise.precision import floating, narrow, wide
 from kiln.ops.nn.losses.common import BAD_REDUCTION, check_reduction, everything
 from kiln.ops.nn.softmax_and_layer_norm import log_softmax, shares
-from kiln.ops.reductions.reduce import reduce_sum
+from kiln.ops.reductions.core_reductions import reduce_sum
 from kiln.ops.views.core_views import expand, reshape
-from kiln.table import declare as d
+from kiln.table import drawn as d
 from kiln.table import kinds
+from kiln.table.arguments import dtype_name, is_value, number, type_name
+from kiln.table.public import public
 from kiln.table.record import IndexCheck, Number, Structure, Tensor, composite
 
 
-def _class_dim(input: Any) -> int:
+def _class_dim(input: Tensor) -> int:
     return 1 if input.ndim > 1 else 0
 
 
-def _check_classes(input: Any, target: Any) -> None:
+def _check_classes(input: Tensor, target: Tensor) -> None:
     """PyTorch's errors for a target of class indices that does not fit."""
-    name = d.dtype_name(target.dtype)
+    name = dtype_name(target.dtype)
     if name not in ("int64", "uint8"):
-        raise RuntimeError(f"expected target dtype to be Long or Byte, but got {d.type_name(name)}")
+        raise RuntimeError(f"expected target dtype to be Long or Byte, but got {type_name(name)}")
     if target.ndim != input.ndim - 1:
         raise ValueError(
             f"Expected target of {input.ndim - 1} dims for an input of {input.ndim}, got {target.ndim}: "
@@ -44,22 +47,24 @@ def _check_classes(input: Any, target: Any) -> None:
             raise RuntimeError(
                 f"size mismatch (got input: {list(input.shape)} , target: {list(target.shape)})"
             )
-        if d.is_value(input):
+        if is_value(input):
             input.graph.require_equal(a, b, "cross_entropy")
 
 
-def _per_class(weight: Any, like: Any, dim: int) -> Any:
+def _per_class(weight: Tensor, like: Any, dim: int) -> Tensor:
     """A weight per class laid along the class dim of `like`."""
     shape = (*(1,) * dim, like.shape[dim], *(1,) * (like.ndim - dim - 1))
     return wide(reshape(weight, shape))
 
 
-def _chosen(values: Any, mask: Any, dim: int) -> Any:
+def _chosen(values: Any, mask: Tensor, dim: int) -> Tensor:
     """The one element of each row where the mask holds; 0 where it holds nowhere."""
     return reduce_sum(p.where(mask, values, 0), (dim,), False)
 
 
-def class_loss(logs: Any, target: Any, weight: Any, ignore_index: Any, smoothing: Any, reduction: str) -> Any:
+def class_loss(
+    logs: Any, target: Tensor, weight: Tensor, ignore_index: Any, smoothing: Any, reduction: str
+) -> Any:
     """The loss of log-probabilities against class indices; `smoothing` None or a number."""
     check_reduction(reduction)
     dim = _class_dim(logs)
@@ -73,7 +78,7 @@ def class_loss(logs: Any, target: Any, weight: Any, ignore_index: Any, smoothing
     loss = p.where(counted, -_chosen(logs if w is None else logs * w, mask, dim), 0)
     if smoothing is not None:
         spread = p.where(counted, -reduce_sum(logs if w is None else logs * w, (dim,), False), 0)
-        loss = (1 - smoothing) * loss + (smoothing / d.number(logs, logs.shape[dim])) * spread
+        loss = (1 - smoothing) * loss + (smoothing / number(logs, logs.shape[dim])) * spread
     if reduction == "none":
         return loss
     total = reduce_sum(loss, everything(loss), False)
@@ -81,7 +86,7 @@ def class_loss(logs: Any, target: Any, weight: Any, ignore_index: Any, smoothing
 
 
 def _class_reference(
-    np: Any,
+    np: ModuleType,
     x: Any,
     target: Any,
     weight: Any = None,
@@ -197,8 +202,14 @@ def _distributions(rng: Any, t: str) -> Any:
     return (d.array(rng, (4, 5), t), target / target.sum(1, keepdims=True)), {}
 
 
-def _distribution_reference(np: Any, x: Any, target: Any, weight: Any = None, label_smoothing: float = 0.0,
-                            reduction: str = "mean") -> Any:  # fmt: skip
+def _distribution_reference(
+    np: ModuleType,
+    x: Any,
+    target: Any,
+    weight: Any = None,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+) -> Any:
     dim = 1 if x.ndim > 1 else 0
     w = 1 if weight is None else weight.reshape([-1 if k == dim else 1 for k in range(x.ndim)])
     mixed = target * (1 - label_smoothing) + label_smoothing / x.shape[dim]
@@ -235,7 +246,7 @@ def cross_entropy_probabilities(
         input.graph.require_equal(a, b, "cross_entropy")
     dim = _class_dim(input)
     logs = log_softmax(floating(input, "log_softmax_lastdim_kernel_impl"), dim)
-    classes = d.number(input, logs.shape[dim])
+    classes = number(input, logs.shape[dim])
     terms = logs * (wide(target) * (1 - label_smoothing) + label_smoothing / classes)
     terms = terms if weight is None else terms * _per_class(weight, logs, dim)
     loss = -reduce_sum(terms, (dim,), False)
@@ -243,7 +254,7 @@ def cross_entropy_probabilities(
         loss = reduce_sum(loss, everything(loss), False)
     if reduction == "mean":
         rows = product(tuple(s for k, s in enumerate(input.shape) if k != dim))
-        loss = loss / d.number(input, rows)
+        loss = loss / number(input, rows)
     return narrow(loss, input.dtype)
 
 
@@ -285,7 +296,7 @@ def nll_loss(
     return narrow(class_loss(x, target, weight, ignore_index, None, reduction), input.dtype)
 
 
-@d.public(
+@public(
     "cross_entropy",
     method=False,
     dtypes="float",
@@ -311,7 +322,7 @@ def cross_entropy(
     check_reduction(reduction)
     if not 0 <= label_smoothing <= 1:
         raise RuntimeError(f"label_smoothing must be between 0.0 and 1.0. Got: {label_smoothing}")
-    if d.dtype_name(target.dtype) in kinds.FLOATS and target.ndim == input.ndim:
+    if dtype_name(target.dtype) in kinds.FLOATS and target.ndim == input.ndim:
         return cross_entropy_probabilities(input, target, weight, label_smoothing, reduction)
     _check_classes(input, target)
     if label_smoothing == 0:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from kiln._core import result_type
-from kiln.ops.nn.activations import narrow, wide
-from kiln.ops.reductions.reduce import reduce_sum
-from kiln.table import declare as d
+from kiln.ops.elementwise.precision import narrow, wide
+from kiln.ops.reductions.core_reductions import reduce_sum
+from kiln.table import drawn as d
+from kiln.table.arguments import count_of
+from kiln.table.record import Tensor
 
 
 def check_reduction(reduction: str) -> None:
@@ -16,12 +19,12 @@ def check_reduction(reduction: str) -> None:
         raise ValueError(f"{reduction} is not a valid value for reduction")
 
 
-def everything(x: Any) -> tuple[int, ...]:
+def everything(x: Tensor) -> tuple[int, ...]:
     """All dims of an array."""
     return tuple(range(x.ndim))
 
 
-def difference(input: Any, target: Any) -> tuple[Any, str]:
+def difference(input: Tensor, target: Tensor) -> tuple[Any, str]:
     """input - target, wide, and its dtype. PyTorch broadcasts the two first, so that an array without dims
     counts for the dtype as any other.
     """
@@ -35,10 +38,10 @@ def reduced(loss: Any, reduction: str) -> Any:
     if reduction == "none":
         return loss
     total = reduce_sum(loss, everything(loss), False)
-    return total if reduction == "sum" else total / d.count_of(loss, everything(loss))
+    return total if reduction == "sum" else total / count_of(loss, everything(loss))
 
 
-def weighted(loss: Any, weight: Any, reduction: str) -> Any:
+def weighted(loss: Any, weight: Tensor, reduction: str) -> Tensor:
     """A loss per element times its weight, as it was asked for: the mean is over the weights."""
     if weight is None:
         return reduced(loss, reduction)
@@ -52,7 +55,7 @@ def weighted(loss: Any, weight: Any, reduction: str) -> Any:
 def elements(formula: Any) -> Any:
     """The reference of a loss of two arrays from its formula."""
 
-    def call(np: Any, x: Any, y: Any, reduction: str = "mean", **more: Any) -> Any:
+    def call(np: ModuleType, x: Any, y: Any, reduction: str = "mean", **more: Any) -> Any:
         loss = np.asarray(formula(np, x, y, **more))
         return loss if reduction == "none" else np.asarray(loss.mean() if reduction == "mean" else loss.sum())
 

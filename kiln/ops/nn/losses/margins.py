@@ -6,26 +6,30 @@ PyTorch's, which mostly lets it pass.
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from kiln.ops.creation.constants import positions
 from kiln.ops.elementwise import comparison
 from kiln.ops.elementwise.arithmetic import by_steps, clamp_min, minimum, where
-from kiln.ops.elementwise.unary import exp, log1p, sqrt
-from kiln.ops.nn.activations import floating, logsigmoid, narrow, wide
+from kiln.ops.elementwise.elementary import exp, log1p, sqrt
+from kiln.ops.elementwise.precision import floating, narrow, wide
 from kiln.ops.nn.losses.common import check_reduction, reduced
+from kiln.ops.nn.smooth_activations import logsigmoid
+from kiln.ops.reductions.core_reductions import reduce_any, reduce_sum
 from kiln.ops.reductions.norms import norm_over
-from kiln.ops.reductions.reduce import reduce_any, reduce_sum
 from kiln.ops.views.core_views import reshape
-from kiln.table import declare as d
+from kiln.table import drawn as d
 from kiln.table import kinds
+from kiln.table.arguments import count_of, default_float, dtype_name, numel, type_name
+from kiln.table.public import public
 from kiln.table.record import IndexCheck, Number, Sample, Structure, Tensor, composite
 
 
 def _loss(formula: Any) -> Any:
     """The reference of a loss from its formula, which gives the loss of each."""
 
-    def call(np: Any, *args: Any, reduction: str = "mean", **options: Any) -> Any:
+    def call(np: ModuleType, *args: Any, reduction: str = "mean", **options: Any) -> Any:
         loss = np.asarray(formula(np, *args, **options)).astype(args[0].dtype)
         return np.asarray({"none": loss, "sum": loss.sum(), "mean": loss.mean()}[reduction]).astype(
             loss.dtype
@@ -49,7 +53,7 @@ def _bad_reduction(*shapes: tuple[int, ...]) -> Any:
     )
 
 
-def _line(x: Any) -> tuple[int, ...]:
+def _line(x: Tensor) -> tuple[int, ...]:
     return (x.ndim - 1,)
 
 
@@ -87,7 +91,7 @@ def margin_ranking_loss(
             f"{input1.ndim}, {input2.ndim} and {target.ndim}"
         )
     dtype = kinds.result_type((input1, input2, target))
-    dtype = dtype if dtype in kinds.FLOATS else d.default_float()  # of the margin
+    dtype = dtype if dtype in kinds.FLOATS else default_float()  # of the margin
     apart = wide(input1) - wide(input2)
     return narrow(reduced(clamp_min(-wide(target) * apart + margin, 0), reduction), dtype)
 
@@ -116,13 +120,13 @@ def hinge_embedding_loss(
     return narrow(reduced(below + above, reduction), input.dtype)
 
 
-def _cosine(a: Any, b: Any, dims: tuple[int, ...]) -> Any:
+def _cosine(a: Tensor, b: Tensor, dims: tuple[int, ...]) -> Tensor:
     tiny = 1e-12
     sizes = (reduce_sum(a * a, dims, False) + tiny) * (reduce_sum(b * b, dims, False) + tiny)
     return reduce_sum(a * b, dims, False) / sqrt(sizes)
 
 
-def _cosines(np: Any, a: Any, b: Any, y: Any, margin: float = 0) -> Any:
+def _cosines(np: ModuleType, a: Any, b: Any, y: Any, margin: float = 0) -> Any:
     cosine = (a * b).sum(-1) / np.sqrt(((a * a).sum(-1) + 1e-12) * ((b * b).sum(-1) + 1e-12))
     return np.where(y == 1, 1 - cosine, np.maximum(0, cosine - margin))
 
@@ -173,7 +177,7 @@ def cosine_embedding_loss(
         )
     dtype = kinds.result_type((input1, input2))
     if dtype not in kinds.FLOATS:
-        dtype = d.default_float()
+        dtype = default_float()
     input1, input2 = narrow(input1, dtype), narrow(input2, dtype)
     cosine = _cosine(wide(input1), wide(input2), (target.ndim,))
     alike = where(comparison.eq(target, 1), 1 - cosine, 0)
@@ -181,12 +185,19 @@ def cosine_embedding_loss(
     return narrow(reduced(alike + apart, reduction), dtype)
 
 
-def _distance(np: Any, a: Any, b: Any, p: float, eps: float) -> Any:
+def _distance(np: ModuleType, a: Any, b: Any, p: float, eps: float) -> Any:
     return (np.abs(a - b + eps) ** p).sum(-1) ** (1 / p)
 
 
 def _triplets(
-    np: Any, a: Any, b: Any, c: Any, margin: float = 1.0, p: float = 2, eps: float = 1e-6, swap: bool = False
+    np: ModuleType,
+    a: Any,
+    b: Any,
+    c: Any,
+    margin: float = 1.0,
+    p: float = 2,
+    eps: float = 1e-6,
+    swap: bool = False,
 ) -> Any:
     far = _distance(np, a, c, p, eps)
     far = np.minimum(far, _distance(np, b, c, p, eps)) if swap else far
@@ -234,10 +245,10 @@ def triplet_margin_loss(
             f"but got: anchor {anchor.ndim}D, positive {positive.ndim}D, and negative {negative.ndim}D inputs"
         )
     dtype = kinds.result_type((anchor, positive, negative))
-    dtype = dtype if dtype in kinds.FLOATS else d.default_float()  # of the distances
+    dtype = dtype if dtype in kinds.FLOATS else default_float()  # of the distances
     a, b, c = wide(anchor), wide(positive), wide(negative)
 
-    def distance(x: Any, y: Any) -> Any:
+    def distance(x: Tensor, y: Tensor) -> Any:
         apart = x - y + eps
         return norm_over(apart, float(p), _line(apart), False)
 
@@ -246,7 +257,9 @@ def triplet_margin_loss(
     return narrow(reduced(clamp_min(margin + distance(a, b) - far, 0), reduction), dtype)
 
 
-def _multi_margins(np: Any, x: Any, y: Any, p: int = 1, margin: float = 1.0, weight: Any = None) -> Any:
+def _multi_margins(
+    np: ModuleType, x: Any, y: Any, p: int = 1, margin: float = 1.0, weight: Any = None
+) -> Any:
     rows = np.arange(len(x))
     terms = np.maximum(0, margin - x[rows, y][:, None] + x) ** p
     terms = terms if weight is None else terms * weight[y][:, None]
@@ -254,7 +267,7 @@ def _multi_margins(np: Any, x: Any, y: Any, p: int = 1, margin: float = 1.0, wei
     return terms.sum(1) / x.shape[1]
 
 
-def _check_rows(input: Any) -> None:
+def _check_rows(input: Tensor) -> None:
     if input.ndim > 2 or any(size == 0 for size in tuple(input.shape)[-1:]):
         raise RuntimeError(
             "Expected non-empty vector or matrix with optional 0-dim batch size, but got: "
@@ -296,13 +309,13 @@ def class_margins(
     short = margin - right + x
     terms = where(comparison.gt(short, 0), short, 0)
     terms = where(own, 0, terms * terms if p == 2 else terms)
-    loss = reduce_sum(terms, dims, False) / d.count_of(x, dims)
+    loss = reduce_sum(terms, dims, False) / count_of(x, dims)
     if weight is not None:
         loss = loss * reduce_sum(where(own, wide(weight), 0), dims, False)
     return narrow(reduced(loss, reduction), input.dtype)
 
 
-@d.public(
+@public(
     "multi_margin_loss",
     method=False,
     layer=True,
@@ -345,17 +358,17 @@ def multi_margin_loss(
         raise ValueError("weight must be one-dimensional")
     _check_rows(input)
     batch = tuple(input.shape[:-1])
-    if d.numel(target.shape) != d.numel(batch) or target.ndim > 1:
+    if numel(target.shape) != numel(batch) or target.ndim > 1:
         raise RuntimeError(f"inconsistent target size, expected {list(batch)} but got {list(target.shape)}")
-    if d.dtype_name(target.dtype) != "int64":
-        raise RuntimeError(f"expected scalar type Long but found {d.type_name(d.dtype_name(target.dtype))}")
+    if dtype_name(target.dtype) != "int64":
+        raise RuntimeError(f"expected scalar type Long but found {type_name(dtype_name(target.dtype))}")
     rows = input if input.ndim else reshape(input, (1,))
     places = target if target.ndim == len(batch) else reshape(target, batch)
     loss = class_margins.handle(rows, places, p, margin, weight, reduction)
     return reshape(loss, (1,)) if reduction == "none" and target.ndim > len(batch) else loss
 
 
-def _label_margins(np: Any, x: Any, y: Any, *end: int) -> Any:
+def _label_margins(np: ModuleType, x: Any, y: Any, *end: int) -> Any:
     loss = np.zeros(x.shape[:-1], x.dtype)
     for place in np.ndindex(*loss.shape):
         labels = y[place].tolist()
@@ -406,11 +419,11 @@ def label_margins(input: Tensor, target: Tensor, end: Number = -1, reduction: St
     right = reduce_sum(where(hit, values, 0), (last + 1,), True)  # (.., label, 1)
     short = 1 - right + values
     terms = where(over, 0, where(mine, 0, where(comparison.gt(short, 0), short, 0)))
-    loss = reduce_sum(terms, (last, last + 1), False) / d.count_of(x, (last,))
+    loss = reduce_sum(terms, (last, last + 1), False) / count_of(x, (last,))
     return narrow(reduced(loss, reduction), input.dtype)
 
 
-@d.public("multilabel_margin_loss", method=False, layer=True, dtypes="float")
+@public("multilabel_margin_loss", method=False, layer=True, dtypes="float")
 def multilabel_margin_loss(input: Any, target: Any, reduction: str = "mean") -> Any:
     """The sum of max(0, 1 - input[j] + input[k]) over labels j and classes k that are none, over the number
     of classes: input and target (n, c) or (c), target the labels' classes up to the first -1.
@@ -426,8 +439,8 @@ def multilabel_margin_loss(input: Any, target: Any, reduction: str = "mean") -> 
         raise RuntimeError(
             f"inconsistent target size: {list(target.shape)} for input of size: {list(input.shape)}"
         )
-    if d.dtype_name(target.dtype) != "int64":
-        raise RuntimeError(f"expected scalar type Long but found {d.type_name(d.dtype_name(target.dtype))}")
+    if dtype_name(target.dtype) != "int64":
+        raise RuntimeError(f"expected scalar type Long but found {type_name(dtype_name(target.dtype))}")
     _check_rows(input)
     if input.ndim == 0:
         input, target = (reshape(x, (1,)) for x in (input, target))
@@ -489,5 +502,5 @@ def multilabel_soft_margin_loss(
     x, y = floating(input, "log_sigmoid"), wide(target)
     loss = -(y * logsigmoid(x) + (1 - y) * logsigmoid(-x))
     loss = loss if weight is None else loss * wide(weight)
-    return narrow(reduced(reduce_sum(loss, _line(loss), False) / d.count_of(loss, _line(loss)), reduction),
+    return narrow(reduced(reduce_sum(loss, _line(loss), False) / count_of(loss, _line(loss)), reduction),
                   input.dtype)  # fmt: skip

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from kiln.ops.elementwise.arithmetic import larger, maximum, where
 from kiln.ops.elementwise.comparison import eq
-from kiln.ops.elementwise.unary import exp, log, log1p
-from kiln.ops.nn.activations import floating, logsigmoid, narrow, wide
+from kiln.ops.elementwise.elementary import exp, log, log1p
+from kiln.ops.elementwise.precision import floating, narrow, wide
 from kiln.ops.nn.losses.common import BAD_REDUCTION, check_reduction, elements, pairs, reduced
-from kiln.ops.reductions.reduce import reduce_sum
+from kiln.ops.nn.smooth_activations import logsigmoid
+from kiln.ops.reductions.core_reductions import reduce_sum
 from kiln.scalars import mathematics as m
 from kiln.scalars.scalar import const
-from kiln.table import declare as d
+from kiln.table import drawn as d
 from kiln.table import kinds
+from kiln.table.arguments import number
 from kiln.table.record import Operand, Structure, Tensor, composite, pointwise
 
 
-def _logits(np: Any, x: Any, y: Any, weight: Any = None, pos_weight: Any = None) -> Any:
+def _logits(np: ModuleType, x: Any, y: Any, weight: Any = None, pos_weight: Any = None) -> Any:
     rise = 1 if pos_weight is None else (pos_weight - 1) * y + 1
     loss = (1 - y) * x + rise * np.logaddexp(0, -x)
     return (loss if weight is None else loss * weight).astype(x.dtype)
@@ -60,7 +63,7 @@ def binary_cross_entropy_with_logits(
 def _loss_of(formula: Any) -> Any:
     """The reference of a loss of two arrays from its formula."""
 
-    def call(np: Any, x: Any, y: Any, *more: Any, reduction: str = "mean", **options: Any) -> Any:
+    def call(np: ModuleType, x: Any, y: Any, *more: Any, reduction: str = "mean", **options: Any) -> Any:
         loss = np.asarray(formula(np, x, y, *more, **options)).astype(x.dtype)
         total = {"none": loss, "sum": loss.sum(), "mean": loss.mean(), "batchmean": loss.sum() / len(x)}
         return np.asarray(total[reduction])
@@ -68,7 +71,7 @@ def _loss_of(formula: Any) -> Any:
     return d.reference(call)
 
 
-def _entropies(np: Any, x: Any, y: Any, weight: Any = None) -> Any:
+def _entropies(np: ModuleType, x: Any, y: Any, weight: Any = None) -> Any:
     loss = -(y * np.maximum(np.log(x), -100) + (1 - y) * np.maximum(np.log1p(-x), -100))
     return loss if weight is None else loss * weight
 
@@ -95,7 +98,7 @@ def binary_entropy(input: Operand, target: Operand) -> Any:
 
 
 @binary_entropy.derivative
-def _(g: Any, input: Any, target: Any) -> Any:
+def _(g: Tensor, input: Tensor, target: Tensor) -> Any:
     odds = maximum(log1p(-input), -100.0) - maximum(log(input), -100.0)
     return g * ((input - target) / maximum(input * (1 - input), 1e-12)), g * odds
 
@@ -130,7 +133,7 @@ def binary_cross_entropy(
     return narrow(reduced(loss if weight is None else loss * wide(weight), reduction), input.dtype)
 
 
-def _divergence(np: Any, x: Any, y: Any, log_target: bool = False) -> Any:
+def _divergence(np: ModuleType, x: Any, y: Any, log_target: bool = False) -> Any:
     if log_target:
         return np.exp(y) * (y - x)
     return np.where(y > 0, y * (np.log(np.where(y > 0, y, 1)) - x), 0)
@@ -174,4 +177,4 @@ def kl_div(
         check_reduction(reduction)
         return narrow(reduced(loss, reduction), dtype)
     total = reduce_sum(loss, tuple(range(loss.ndim)), False)
-    return narrow(total / d.number(loss, input.shape[0] if input.ndim else 1), dtype)
+    return narrow(total / number(loss, input.shape[0] if input.ndim else 1), dtype)

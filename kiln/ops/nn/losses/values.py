@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from math import log as log_of
 from math import pi
+from types import ModuleType
 from typing import Any
 
 from kiln.ops.creation.constants import full_like
 from kiln.ops.elementwise import comparison
 from kiln.ops.elementwise.arithmetic import detach, where
-from kiln.ops.elementwise.unary import abs, exp, log, square
-from kiln.ops.nn.activations import narrow, wide
+from kiln.ops.elementwise.elementary import abs, exp, log, square
+from kiln.ops.elementwise.precision import narrow, wide
 from kiln.ops.nn.losses.common import check_reduction, difference, elements, pairs, reduced, weighted
 from kiln.ops.views.core_views import unsqueeze
-from kiln.table import declare as d
+from kiln.table import drawn as d
 from kiln.table import kinds
+from kiln.table.arguments import default_float
+from kiln.table.public import public
 from kiln.table.record import Number, Structure, Tensor, composite
 
 _BAD_DIFFERENCE = d.failures(
@@ -69,7 +72,7 @@ def l1_loss(
 def _loss(formula: Any) -> Any:
     """The reference of a loss from its formula, which gives the loss of each."""
 
-    def call(np: Any, x: Any, y: Any, *more: Any, reduction: str = "mean", **options: Any) -> Any:
+    def call(np: ModuleType, x: Any, y: Any, *more: Any, reduction: str = "mean", **options: Any) -> Any:
         loss = np.asarray(formula(np, x, y, *more, **options)).astype(x.dtype)
         return np.asarray({"none": loss, "sum": loss.sum(), "mean": loss.mean()}[reduction]).astype(x.dtype)
 
@@ -161,7 +164,9 @@ def huber_loss(
     return narrow(reduced(loss if weight is None else loss * wide(weight), reduction), dtype)
 
 
-def _poisson(np: Any, x: Any, y: Any, log_input: bool = True, full: bool = False, eps: float = 1e-8) -> Any:
+def _poisson(
+    np: ModuleType, x: Any, y: Any, log_input: bool = True, full: bool = False, eps: float = 1e-8
+) -> Any:
     loss = np.exp(x) - y * x if log_input else x - y * np.log(x + eps)
     safe = np.where(y > 1, y, 2)
     rest = safe * np.log(safe) - safe + 0.5 * np.log(2 * pi * safe)
@@ -201,7 +206,7 @@ def poisson_nll_loss(
     """
     check_reduction(reduction)
     dtype = kinds.result_type((input, target))
-    dtype = dtype if dtype in kinds.FLOATS else d.default_float()
+    dtype = dtype if dtype in kinds.FLOATS else default_float()
     x, y = wide(narrow(input, dtype)), wide(target)
     loss = exp(x) - y * x if log_input else x - y * log(x + eps)
     if full:
@@ -211,7 +216,7 @@ def poisson_nll_loss(
     return narrow(reduced(loss, reduction), dtype)
 
 
-def _gauss(np: Any, x: Any, y: Any, var: Any, full: bool = False, eps: float = 1e-6) -> Any:
+def _gauss(np: ModuleType, x: Any, y: Any, var: Any, full: bool = False, eps: float = 1e-6) -> Any:
     var = np.maximum(var, eps)
     return 0.5 * (np.log(var) + (x - y) ** 2 / var) + (0.5 * log_of(2 * pi) if full else 0)
 
@@ -246,7 +251,7 @@ def gaussian_losses(
     return narrow(reduced(loss + 0.5 * log_of(2 * pi) if full else loss, reduction), dtype)
 
 
-@d.public(
+@public(
     "gaussian_nll_loss",
     method=False,
     layer=True,

@@ -1,4 +1,4 @@
-"""The elementary functions beyond those of `unary`: trigonometric, hyperbolic, their inverses, logarithms.
+"""Functions beyond those of `elementary`: trigonometric, hyperbolic, their inverses, logarithms.
 
 Bounds of error are in NUMERICS.md. Integers and bool become the default float dtype first, except where
 PyTorch has no such function of them.
@@ -7,16 +7,19 @@ PyTorch has no such function of them.
 from __future__ import annotations
 
 import math
+from types import ModuleType
 from typing import Any
 
 from kiln.ops.elementwise.arithmetic import convert, larger, where
-from kiln.ops.elementwise.arithmetic_calls import pow
 from kiln.ops.elementwise.comparison import eq, le, logical_and, unsupported
-from kiln.ops.elementwise.unary import DOC, cos, exp2, float_function, log, log1p, rsqrt, sigmoid
+from kiln.ops.elementwise.elementary import DOC, cos, exp2, float_function, log, log1p, rsqrt, sigmoid
+from kiln.ops.elementwise.public_arithmetic import pow
 from kiln.scalars import hyperbolic, inverses, trigonometry
 from kiln.scalars import mathematics as m
 from kiln.scalars.scalar import INTS, Scalar, absolute, const, select
-from kiln.table import declare as d
+from kiln.table import drawn as d
+from kiln.table.arguments import dtype_name, into, type_name
+from kiln.table.public import alias, public
 from kiln.table.record import Number, Op, Operand, Sample, Tensor, pointwise
 from kiln.table.registry import forms
 
@@ -91,7 +94,7 @@ def atan2(input: Tensor, other: Tensor) -> Any:
 
 
 @atan2.derivative
-def _(g: Any, input: Any, other: Any) -> Any:
+def _(g: Tensor, input: Tensor, other: Tensor) -> Any:
     squares = input * input + other * other
     origin = eq(squares, 0)
     per = where(origin, 0, g / where(origin, 1, squares))
@@ -151,8 +154,8 @@ atanh = _function(
     "Atanh",
 )
 for _of in ("sin", "cos", "tan", "sinh", "cosh", "tanh"):
-    d.alias(f"arc{_of}", f"a{_of}", inplace=True)
-d.alias("arctan2", "atan2", inplace=True)
+    alias(f"arc{_of}", f"a{_of}", inplace=True)
+alias("arctan2", "atan2", inplace=True)
 
 
 # Logarithms, angles
@@ -203,7 +206,7 @@ sinc = _function(
 )
 
 
-def _logit(np: Any, x: Any) -> Any:
+def _logit(np: ModuleType, x: Any) -> Any:
     return np.log(x / (1 - x))
 
 
@@ -238,13 +241,13 @@ def logit_within(input: Operand, eps: Number) -> Any:
 
 
 @logit_within.derivative
-def _(g: Any, input: Any, eps: Any) -> Any:
+def _(g: Tensor, input: Tensor, eps: Any) -> Any:
     inside = logical_and(le(eps, input), le(input, 1 - eps))
     harmless = where(inside, input, 0.5)
     return where(inside, g / (harmless * (1 - harmless)), 0), None
 
 
-@d.public("logit", inplace=True, samples=d.unary(0.05, 0.95), dtypes="float")
+@public("logit", inplace=True, samples=d.unary(0.05, 0.95), dtypes="float")
 def logit(input: Any, eps: float | None = None, *, out: Any = None) -> Any:
     """log(input / (1 - input)); NaN outside [0, 1]. Given `eps` >= 0, input is first brought into
     [eps, 1 - eps]. Integers and bool give the default float dtype.
@@ -253,8 +256,8 @@ def logit(input: Any, eps: float | None = None, *, out: Any = None) -> Any:
     tensor([0.0000, 2.1972])
     """
     if eps is None or eps < 0:
-        return logit_open(input, **d.into(out))
-    return logit_within(input, eps, **d.into(out))
+        return logit_open(input, **into(out))
+    return logit_within(input, eps, **into(out))
 
 
 # Two arrays
@@ -281,7 +284,7 @@ def hypot(input: Tensor, other: Tensor) -> Any:
 
 
 @hypot.derivative
-def _(g: Any, input: Any, other: Any, y: Any) -> Any:
+def _(g: Tensor, input: Tensor, other: Tensor, y: Tensor) -> Any:
     return g * (input / y), g * (other / y)
 
 
@@ -314,12 +317,12 @@ logaddexp2 = _log_of_sum("logaddexp2", m.exp2, lambda x: m.log1p(x) * (1 / math.
 
 
 @logaddexp.derivative
-def _(g: Any, input: Any, other: Any) -> Any:
+def _(g: Tensor, input: Tensor, other: Tensor) -> Any:
     return g * sigmoid(input - other), g * sigmoid(other - input)
 
 
 @logaddexp2.derivative
-def _(g: Any, input: Any, other: Any) -> Any:
+def _(g: Tensor, input: Tensor, other: Tensor) -> Any:
     return g / (1 + exp2(other - input)), g / (1 + exp2(input - other))
 
 
@@ -370,13 +373,13 @@ xlog1py = _times_log(
 
 
 @xlogy.derivative
-def _(g: Any, input: Any, other: Any) -> Any:
+def _(g: Tensor, input: Tensor, other: Tensor) -> Any:
     nothing = logical_and(eq(input, 0), le(other, 0))
     return where(nothing, 0, g * log(where(nothing, 1, convert(other, g.dtype)))), g * input / other
 
 
 @xlog1py.derivative
-def _(g: Any, input: Any, other: Any) -> Any:
+def _(g: Tensor, input: Tensor, other: Tensor) -> Any:
     nothing = logical_and(eq(input, 0), le(other, -1))
     return where(nothing, 0, g * log1p(where(nothing, 0, convert(other, g.dtype)))), g * input / (other + 1)
 
@@ -393,7 +396,7 @@ def _as_double(x: Any) -> Any:
 forms("float_power", "(input: Operand, exponent: Operand, *, out=None)")
 
 
-@d.public(
+@public(
     "float_power",
     inplace=True,
     samples=_float_power_samples,
@@ -405,10 +408,10 @@ def float_power(input: Any, exponent: Any, *, out: Any = None) -> Any:
     >>> kiln.float_power(kiln.tensor([2, 3]), -1)
     tensor([0.5000, 0.3333], dtype=kiln.float64)
     """
-    if out is not None and d.dtype_name(out.dtype) != "float64":
+    if out is not None and dtype_name(out.dtype) != "float64":
         whose = "base" if out is input else "output"
         raise RuntimeError(
-            f"the {whose} given to float_power has dtype {d.type_name(d.dtype_name(out.dtype))} but the "
+            f"the {whose} given to float_power has dtype {type_name(dtype_name(out.dtype))} but the "
             "operation's result requires dtype Double"
         )
-    return pow(_as_double(input), _as_double(exponent), **d.into(out))
+    return pow(_as_double(input), _as_double(exponent), **into(out))

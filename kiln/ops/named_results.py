@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 from kiln.ops.elementwise.arithmetic import written
+from kiln.table.record import Tensor
 
 
 def _shown(self: Any) -> str:
@@ -35,6 +36,6 @@ def named(name: str, fields: str, *values: Any) -> Any:
     return _kind(name, fields)(*values)
 
 
-def located(name: str, values: Any, indices: Any, out: Any = None) -> Any:
+def located(name: str, values: Any, indices: Tensor, out: Any = None) -> Any:
     """Elements and where they are, written into the two tensors of `out` if there are any."""
     return named(name, "values indices", *written((values, indices), out))

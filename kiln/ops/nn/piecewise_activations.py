@@ -1,137 +1,53 @@
-"""More activations: composites of pointwise ops, each one kernel forward and one backward.
+"""Piecewise activations: composites of pointwise ops, each one kernel forward and one backward.
 
-What is said in `activations` holds here: wide inside, branches guarded. At a kink the derivative is
-PyTorch's: 0 at the bounds of what is clamped, that of the lower branch at 0.
+float16 and bfloat16 are computed in float32 and rounded once. Every `where` guards its branches from the
+inside: the branch not taken sees a harmless argument, so that no 0 * inf arises in a derivative. At a kink
+the derivative is PyTorch's: 0 at the bounds of what is clamped, that of the lower branch at 0.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from kiln.ops.elementwise import unary as u
 from kiln.ops.elementwise.arithmetic import by_steps, convert, overwrite, where
-from kiln.ops.elementwise.unary import abs, exp, log1p, sigmoid, tanh
-from kiln.ops.nn.activations import decaying, floating, leaky_relu, narrow, wide
-from kiln.ops.nn.softmax_and_layer_norm import softmax
+from kiln.ops.elementwise.elementary import abs
+from kiln.ops.elementwise.precision import floating, narrow, wide
+from kiln.ops.nn.smooth_activations import not_floats, samples_of, slope_samples
 from kiln.ops.random.sampling import rand_like
-from kiln.ops.views.core_views import reshape, slice_
+from kiln.ops.views.core_views import reshape
 from kiln.scalars.scalar import select
-from kiln.table import declare as d
+from kiln.table import drawn as d
 from kiln.table import kinds
-from kiln.table.declare import into, public
-from kiln.table.kinds import normalize_dim
+from kiln.table.arguments import dtype_name, into, is_float, type_name
+from kiln.table.public import public
 from kiln.table.record import Number, Operand, Sample, Tensor, composite, pointwise
 
-SELU_SCALE, SELU_ALPHA = 1.0507009873554805, 1.6732632423543772
+
+@composite(
+    samples=slope_samples,
+    reference=d.reference(lambda np, x, s=0.01: np.where(x > 0, x, x * x.dtype.type(s))),
+    method=False,
+    inplace=True,
+    onnx="LeakyRelu",
+    tests=d.Tests(kinks=lambda np: (np.array([-1.0, 0.0, 1.0]),)),
+)
+def leaky_relu(input: Tensor, negative_slope: Number = 0.01) -> Any:
+    """`input` where positive, else `negative_slope * input`; floats. RuntimeError for other dtypes.
+
+    >>> kiln.nn.functional.leaky_relu(kiln.tensor([-1.0, 2.0]))
+    tensor([-0.0100,  2.0000])
+    """
+    x = by_steps(floating(input, "leaky_relu_cpu"))
+    return narrow(where(x > 0, x, x * negative_slope), input.dtype)
 
 
-def _like(x: Any, value: Any) -> Any:
+def _like(x: Tensor, value: Any) -> Any:
     """A number in x's dtype."""
     return value if x.dtype in kinds.FLOATS else convert(value, x.dtype)
 
 
-def _exponential(x: Any, alpha: Any) -> Any:
-    """x where positive, else alpha * (exp(x / alpha) - 1)."""
-    positive = x > 0
-    return where(positive, x, alpha * decaying(where(positive, 0, x) / alpha))
-
-
-def _samples(*numbers: float, low: float = -3.0, high: float = 3.0) -> Any:
-    """Two calls: with the defaults, and with other numbers."""
-    return lambda rng, t: [
-        Sample((d.array(rng, (3, 5), t, low, high),)),
-        Sample((d.array(rng, (37,), t, low, high), *numbers)),
-    ]
-
-
-def _not_floats(name: str, *numbers: float) -> Any:
-    """The failures of an activation of floats."""
-    return d.failures(
-        ((d.Zeros(2, dtype="int64"), *numbers), {}, NotImplementedError, "not implemented for 'Long'"),
-    )
-
-
 @composite(
-    samples=_samples(),
-    reference=d.reference(lambda np, x: x * np.tanh(np.logaddexp(0, x)).astype(x.dtype)),
-    failures=_not_floats("mish"),
-    method=False,
-    inplace=True,
-    onnx="Mish",
-)
-def mish(input: Tensor) -> Any:
-    """`input * tanh(log(1 + exp(input)))`; floats. NotImplementedError for other dtypes.
-
-    >>> kiln.nn.functional.mish(kiln.tensor([0.0, 1.0]))
-    tensor([0.0000, 0.8651])
-    """
-    x = floating(input, "mish_cpu")
-    large = x > 20
-    return narrow(x * tanh(where(large, x, log1p(exp(where(large, 0, x))))), input.dtype)
-
-
-@composite(
-    samples=_samples(),
-    reference=d.reference(
-        lambda np, x: (SELU_SCALE * np.where(x > 0, x, SELU_ALPHA * np.expm1(x))).astype(x.dtype)
-    ),
-    failures=_not_floats("selu"),
-    method=False,
-    inplace=True,
-    onnx="Selu",
-)
-def selu(input: Tensor) -> Any:
-    """1.0507 * `input` where positive, else 1.7581 * (exp(input) - 1); floats. NotImplementedError for other
-    dtypes.
-
-    >>> kiln.selu(kiln.tensor([-1.0, 2.0]))
-    tensor([-1.1113,  2.1014])
-    """
-    x = floating(input, "elu_cpu")
-    positive = x > 0
-    low = SELU_SCALE * SELU_ALPHA * decaying(where(positive, 0, x))
-    return narrow(where(positive, SELU_SCALE * x, low), input.dtype)
-
-
-@composite(
-    samples=_samples(2.0),
-    reference=d.reference(
-        lambda np, x, alpha=1.0: np.where(x > 0, x, alpha * np.expm1(x / alpha)).astype(x.dtype)
-    ),
-    failures=_not_floats("exponential_unit"),
-    public=False,
-    onnx="Celu",
-)
-def exponential_unit(input: Tensor, alpha: Number = 1.0) -> Any:
-    """`celu` for an alpha that is not 0."""
-    return narrow(_exponential(floating(input, "elu_cpu"), alpha), input.dtype)
-
-
-@public(
-    "celu",
-    layer=True,
-    method=False,
-    inplace=True,
-    samples=_samples(2.0),
-    dtypes="float",
-    failures=d.failures(
-        ((d.Zeros(2), 0.0), {}, RuntimeError, "alpha cannot be 0"),
-        ((d.Zeros(2, dtype="int64"),), {}, NotImplementedError, "not implemented for 'Long'"),
-    ),
-)
-def celu(input: Any, alpha: float = 1.0, *, out: Any = None) -> Any:
-    """`input` where positive, else `alpha * (exp(input / alpha) - 1)`; floats. RuntimeError if `alpha` is 0.
-
-    >>> kiln.celu(kiln.tensor([-1.0, 2.0]), 2.0)
-    tensor([-0.7869,  2.0000])
-    """
-    if alpha == 0:
-        raise RuntimeError("ZeroDivisionError: alpha cannot be 0 for CELU")
-    return exponential_unit.handle(input, alpha, **into(out))
-
-
-@composite(
-    samples=_samples(-2.0, 0.5),
+    samples=samples_of(-2.0, 0.5),
     reference=d.reference(lambda np, x, low=-1, high=1: np.clip(x, x.dtype.type(low), x.dtype.type(high))),
     dtypes="float",
     public=False,
@@ -151,7 +67,7 @@ def bounded(input: Tensor, min_val: Number = -1.0, max_val: Number = 1.0) -> Any
     layer=True,
     method=False,
     inplace=True,
-    samples=_samples(-2.0, 0.5),
+    samples=samples_of(-2.0, 0.5),
     dtypes="float",
     failures=d.failures(
         ((d.Zeros(2), 2.0, 1.0), {}, ValueError, "min_val cannot be greater than max_val"),
@@ -168,13 +84,13 @@ def hardtanh(input: Any, min_val: float = -1.0, max_val: float = 1.0, *, out: An
     """
     if min_val > max_val:
         raise ValueError("min_val cannot be greater than max_val")
-    if min_val < 0 and d.dtype_name(input.dtype) == "uint8":
+    if min_val < 0 and dtype_name(input.dtype) == "uint8":
         raise RuntimeError("cannot do hardtanh on an unsigned type with negative limits")
     return bounded.handle(input, min_val, max_val, **into(out))
 
 
 @composite(
-    samples=_samples(low=-4.0, high=9.0),
+    samples=samples_of(low=-4.0, high=9.0),
     reference=d.reference(lambda np, x: np.clip(x, x.dtype.type(0), x.dtype.type(6))),
     failures=d.failures(
         ((d.Zeros(2, dtype="bool"),), {}, RuntimeError, "Bool inputs not supported"),
@@ -192,9 +108,9 @@ def relu6(input: Tensor) -> Any:
 
 
 @composite(
-    samples=_samples(low=-5.0, high=5.0),
+    samples=samples_of(low=-5.0, high=5.0),
     reference=d.reference(lambda np, x: (np.clip(x + x.dtype.type(3), 0, 6) / 6).astype(x.dtype)),
-    failures=_not_floats("hardsigmoid"),
+    failures=not_floats("hardsigmoid"),
     method=False,
     inplace=True,
     onnx="HardSigmoid",
@@ -211,14 +127,14 @@ def hardsigmoid(input: Tensor) -> Any:
 
 
 @hardsigmoid.derivative
-def _(g: Any, input: Any) -> Any:
+def _(g: Tensor, input: Tensor) -> Tensor:
     return overwrite(input, where(abs(input) < 3, g / 6, 0))  # none for NaN; see by_steps
 
 
 @composite(
-    samples=_samples(low=-5.0, high=5.0),
+    samples=samples_of(low=-5.0, high=5.0),
     reference=d.reference(lambda np, x: (x * (np.clip(x + 3.0, 0, 6) / 6)).astype(x.dtype)),
-    failures=_not_floats("hardswish"),
+    failures=not_floats("hardswish"),
     method=False,
     inplace=True,
     onnx="HardSwish",
@@ -236,9 +152,9 @@ def hardswish(input: Tensor) -> Any:
 
 
 @composite(
-    samples=_samples(1.0),
+    samples=samples_of(1.0),
     reference=d.reference(lambda np, x, lambd=0.5: np.where(np.abs(x) <= lambd, 0 * x, x)),
-    failures=_not_floats("hardshrink"),
+    failures=not_floats("hardshrink"),
 )
 def hardshrink(input: Tensor, lambd: Number = 0.5) -> Any:
     """0 where `input` lies within [-lambd, lambd], else `input`; floats. NotImplementedError for other
@@ -252,11 +168,11 @@ def hardshrink(input: Tensor, lambd: Number = 0.5) -> Any:
 
 
 @composite(
-    samples=_samples(1.0),
+    samples=samples_of(1.0),
     reference=d.reference(
         lambda np, x, lambd=0.5: (np.sign(x) * np.maximum(np.abs(x) - lambd, 0)).astype(x.dtype)
     ),
-    failures=_not_floats("shrunk"),
+    failures=not_floats("shrunk"),
     public=False,
     onnx="Shrink",
 )
@@ -270,7 +186,7 @@ def shrunk(input: Tensor, lambd: Number = 0.5) -> Any:
     "softshrink",
     layer=True,
     method=False,
-    samples=_samples(1.0),
+    samples=samples_of(1.0),
     dtypes="float",
     failures=d.failures(
         ((d.Zeros(2), -1.0), {}, RuntimeError, "lambda must be in range"),
@@ -285,55 +201,7 @@ def softshrink(input: Any, lambd: float = 0.5, *, out: Any = None) -> Any:
     """
     if lambd < 0:
         raise RuntimeError(f"softshrink: lambda must be in range [0, inf), but found {lambd}")
-    return shrunk.handle(input, lambd, **d.into(out))
-
-
-def _outside(rng: Any, t: str) -> list[Any]:
-    """Floats from which tanh is well apart: PyTorch rounds it to the dtype before it subtracts."""
-    x = d.array(rng, (3, 5), t, 1.5, 3)
-    return [Sample((x,)), Sample((-x[0],))]
-
-
-@composite(
-    samples=_outside,
-    reference=d.reference(lambda np, x: x - np.tanh(x)),
-    failures=d.failures(((d.Zeros(2, dtype="bool"),), {}, RuntimeError, "bool has no subtraction")),
-    method=False,
-    tests=d.Tests(keeps_less="the inner function's value"),
-)
-def tanhshrink(input: Tensor) -> Any:
-    """`input - tanh(input)`; integers give the default float dtype. RuntimeError for bool.
-
-    >>> kiln.nn.functional.tanhshrink(kiln.tensor([0.0, 2.0]))
-    tensor([0.0000, 1.0360])
-    """
-    if input.dtype == "bool":
-        raise RuntimeError("tanhshrink: bool has no subtraction; convert it first")
-    x = wide(input)
-    y = x - tanh(x)
-    return narrow(y, input.dtype) if input.dtype in kinds.FLOATS else y
-
-
-@composite(
-    samples=_samples(),
-    reference=d.reference(lambda np, x: x / (1 + np.abs(x))),
-    failures=d.failures(
-        ((d.Zeros(2, dtype="bool"),), {}, NotImplementedError, "not implemented for 'Bool'"),
-    ),
-    method=False,
-    onnx="Softsign",
-)
-def softsign(input: Tensor) -> Any:
-    """`input / (1 + |input|)`; integers give the default float dtype. NotImplementedError for bool.
-
-    >>> kiln.nn.functional.softsign(kiln.tensor([-1.0, 3.0]))
-    tensor([-0.5000,  0.7500])
-    """
-    if input.dtype == "bool":
-        raise NotImplementedError("\"abs_cpu\" not implemented for 'Bool'")
-    x = wide(input)
-    y = x / (1 + abs(x))
-    return narrow(y, input.dtype) if input.dtype in kinds.FLOATS else y
+    return shrunk.handle(input, lambd, **into(out))
 
 
 @composite(
@@ -374,7 +242,7 @@ def sloped(input: Operand, slope: Operand) -> Any:
 
 
 @sloped.derivative
-def _(g: Any, input: Any, slope: Any) -> Any:
+def _(g: Tensor, input: Tensor, slope: Any) -> Any:
     positive = input > 0
     by_input, by_slope = where(positive, g, g * slope), where(positive, 0, g * input)
     return overwrite(input, by_input), overwrite(slope, by_slope)  # see by_steps
@@ -407,13 +275,13 @@ def prelu(input: Any, weight: Any) -> Any:
     """
     if isinstance(weight, (int, float)):
         raise TypeError(f"prelu(): argument 'weight' must be Tensor, not {type(weight).__name__}")
-    one, other = d.dtype_name(input.dtype), d.dtype_name(weight.dtype)
+    one, other = dtype_name(input.dtype), dtype_name(weight.dtype)
     if one != other:
         raise RuntimeError(
-            f"prelu: Type promoting not supported. Got {d.type_name(one)} and {d.type_name(other)}"
+            f"prelu: Type promoting not supported. Got {type_name(one)} and {type_name(other)}"
         )
     if one not in kinds.FLOATS:
-        raise NotImplementedError(f"\"prelu_cpu\" not implemented for '{d.type_name(one)}'")
+        raise NotImplementedError(f"\"prelu_cpu\" not implemented for '{type_name(one)}'")
     if weight.ndim > 1:
         raise RuntimeError(
             f"prelu: Expected `weight` to be a scalar or 1D tensor, but got: ndim = {weight.ndim}"
@@ -457,62 +325,7 @@ def rrelu(
         raise RuntimeError("Lower bound should be less than or equal to the upper bound")
     if not training:
         return leaky_relu(input, (lower + upper) / 2, **into(out))
-    if not d.is_float(input):
-        name = d.type_name(d.dtype_name(input.dtype))
+    if not is_float(input):
+        name = type_name(dtype_name(input.dtype))
         raise NotImplementedError(f"\"rrelu_with_noise_out_cpu\" not implemented for '{name}'")
     return sloped(input, rand_like(input) * (upper - lower) + lower, **into(out))
-
-
-@composite(
-    samples=d.samples(lambda rng, t: ((d.array(rng, (3, 5), t), d.array(rng, (3, 5), t)), {})),
-    reference=d.reference(lambda np, x, y: x / (1 + np.exp(-y))),
-    public=False,
-)
-def gated(input: Tensor, gate: Tensor) -> Any:
-    """`input * sigmoid(gate)`: what `glu` is made of."""
-    return narrow(floating(input, "glu_cpu") * sigmoid(wide(gate)), input.dtype)
-
-
-@public(
-    "glu",
-    layer=True,
-    method=False,
-    samples=lambda rng, t: [Sample((d.array(rng, (3, 4), t),)), Sample((d.array(rng, (2, 3), t), 0))],
-    dtypes="float",
-    failures=d.failures(
-        ((d.Zeros(3),), {}, RuntimeError, "Halving dimension must be even"),
-        ((d.Zeros(),), {}, RuntimeError, "glu does not support 0-dimensional tensors"),
-        ((d.Zeros(2), 1), {}, IndexError, "Dimension out of range"),
-    ),
-)
-def glu(input: Any, dim: int = -1) -> Any:
-    """The first half of `input` along `dim` times the sigmoid of the second; floats. RuntimeError for an odd
-    size, IndexError for a dim out of range.
-
-    >>> kiln.nn.functional.glu(kiln.tensor([2.0, 4.0, 0.0, 0.0]))
-    tensor([1., 2.])
-    """
-    if input.ndim == 0:
-        raise RuntimeError("glu does not support 0-dimensional tensors")
-    dim = normalize_dim(dim, input.ndim, "glu")
-    half, odd = divmod(input.shape[dim], 2)
-    if odd:
-        raise RuntimeError(f"Halving dimension must be even, but dimension {dim} is size {input.shape[dim]}")
-    return gated(slice_(input, dim, (0, half, 1)), slice_(input, dim, (half, half, 1)))
-
-
-@public(
-    "softmin",
-    layer=True,
-    method=False,
-    samples=d.samples(lambda rng, t: ((d.array(rng, (3, 5), t), 1), {})),
-    dtypes="float",
-    failures=d.failures(((d.Zeros(2, 3), 5), {}, IndexError, "Dimension out of range")),
-)
-def softmin(input: Any, dim: int, dtype: Any = None) -> Any:
-    """`softmax(-input, dim)`; floats, or converted to `dtype` first. IndexError for a dim out of range.
-
-    >>> kiln.nn.functional.softmin(kiln.tensor([1.0, 1.0]), 0)
-    tensor([0.5000, 0.5000])
-    """
-    return softmax(u.neg(input), dim, dtype)

@@ -19,7 +19,7 @@ from kiln.autograd.function import Function
 from kiln.nn.dropouts import dropout
 from kiln.ops.nn import recurrent_cells as r
 from kiln.ops.nn import recurrent_layers
-from kiln.table.declare import named
+from kiln.table.callables import named
 
 State = tuple[Any, ...]  # (hidden,) or (hidden, cell)
 KERNEL_DTYPES = (float32, float64)

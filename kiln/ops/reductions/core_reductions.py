@@ -5,27 +5,29 @@ A primitive reduces `dims` (sorted, counted from the front) in the fixed order o
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.elementwise import comparison
-from kiln.ops.elementwise.unary import exp, isinf, log, root
-from kiln.ops.nn.activations import narrow, wide
-from kiln.table import declare as d
+from kiln.ops.elementwise.elementary import exp, isinf, log, root
+from kiln.ops.elementwise.precision import narrow, wide
+from kiln.table import drawn as d
 from kiln.table import kinds
+from kiln.table.arguments import count_of, default_float, dtype_name, type_name
 from kiln.table.kinds import normalize_dims
 from kiln.table.record import Number, Op, Sample, Structure, Tensor, composite, find, primitive
 from kiln.table.registry import forms
 
 
-def spread(g: Any, like: Any, dims: tuple[int, ...], keepdim: bool) -> Any:
+def spread(g: Tensor, like: Any, dims: tuple[int, ...], keepdim: bool) -> Any:
     """A reduced value laid over `like`'s shape again."""
     if not keepdim:
         g = find("reshape")(g, tuple(1 if k in dims else s for k, s in enumerate(like.shape)))
     return g if g.ndim == 0 else find("expand")(g, tuple(like.shape))
 
 
-def _lay(np: Any, function: str, x: Any, dims: Any, keepdim: Any) -> Any:
+def _lay(np: ModuleType, function: str, x: Any, dims: Any, keepdim: Any) -> Any:
     if function in ("argmax", "argmin"):
         moved = np.moveaxis(x, dims, range(x.ndim - len(dims), x.ndim))
         flat = moved.reshape(*moved.shape[: x.ndim - len(dims)], -1)
@@ -128,11 +130,11 @@ reduce_any = _primitive(
 
 
 @reduce_sum.derivative
-def _(g: Any, input: Any, dims: Any, keepdim: Any) -> Any:
+def _(g: Tensor, input: Tensor, dims: tuple[int, ...], keepdim: bool) -> Any:
     return spread(g, input, dims, keepdim)
 
 
-def _evenly(g: Any, input: Any, y: Any, dims: Any, keepdim: Any) -> Any:
+def _evenly(g: Tensor, input: Tensor, y: Tensor, dims: tuple[int, ...], keepdim: bool) -> Tensor:
     """The gradient of an extremum, shared by all elements equal to it; NaN, which equals none, gives NaN."""
     chosen = comparison.eq(input, spread(y, input, dims, keepdim))
     count = reduce_sum(p.convert(chosen, "int64"), dims, keepdim)
@@ -145,7 +147,7 @@ reduce_min.derivative(_evenly)
 
 
 @reduce_prod.derivative
-def _(g: Any, input: Any, y: Any, dims: Any, keepdim: Any) -> Any:
+def _(g: Tensor, input: Tensor, y: Tensor, dims: tuple[int, ...], keepdim: bool) -> Any:
     """The product of the others: y / x, and at a zero the product of the rest times the other zeros.
 
     The product of the other zeros is written as a polynomial in sums of them, z -> s - z and
@@ -153,7 +155,7 @@ def _(g: Any, input: Any, y: Any, dims: Any, keepdim: Any) -> Any:
     four zeros, is not.
     """
 
-    def wide(x: Any) -> Any:
+    def wide(x: Tensor) -> Any:
         return spread(x, input, dims, keepdim)
 
     zero = comparison.eq(input, 0)
@@ -168,33 +170,33 @@ def _(g: Any, input: Any, y: Any, dims: Any, keepdim: Any) -> Any:
     return wide(g) * p.where(zero, at_zero, wide(y) / p.where(zero, 1, input))
 
 
-def _floating(x: Any, op: str, dtype: Any) -> Any:
+def _floating(x: Tensor, op: str, dtype: Any) -> Tensor:
     """x in the dtype asked for (or its own), wide; PyTorch's error if that is not of floats."""
-    x = x if dtype is None else narrow(x, d.dtype_name(dtype))
+    x = x if dtype is None else narrow(x, dtype_name(dtype))
     if x.dtype not in kinds.FLOATS:
         if op in ("var", "std"):
             raise RuntimeError("std and var only support floating point and complex dtypes")
         if op == "norm":
             raise RuntimeError(
                 "linalg.vector_norm: Expected a floating point or complex tensor as input. "
-                f"Got {d.type_name(x.dtype)}"
+                f"Got {type_name(x.dtype)}"
             )
         raise RuntimeError(
             f"{op}(): could not infer output dtype. Input dtype must be either a floating point or "
-            f"complex dtype. Got: {d.type_name(x.dtype)}"
+            f"complex dtype. Got: {type_name(x.dtype)}"
         )
     return wide(x)
 
 
-def _asked(x: Any, dtype: Any) -> str:
+def _asked(x: Tensor, dtype: Any) -> str:
     """The dtype of a reduction's result."""
-    return x.dtype if dtype is None else d.dtype_name(dtype)
+    return x.dtype if dtype is None else dtype_name(dtype)
 
 
-def _summed(x: Any, dtype: Any) -> Any:
+def _summed(x: Tensor, dtype: Any) -> Any:
     """What sum and prod add up: integers and bool as int64 unless a dtype is asked for."""
     if dtype is not None:
-        return narrow(x, d.dtype_name(dtype))
+        return narrow(x, dtype_name(dtype))
     return x if x.dtype in kinds.FLOATS else narrow(x, "int64")
 
 
@@ -205,7 +207,9 @@ def _axis(dim: Any) -> Any:
 def _reference(function: str, **extra: Any) -> Any:
     """NumPy's reduction with PyTorch's arguments."""
 
-    def call(np: Any, x: Any, dim: Any = None, keepdim: Any = False, dtype: Any = None, **kwargs: Any) -> Any:
+    def call(
+        np: ModuleType, x: Any, dim: Any = None, keepdim: Any = False, dtype: Any = None, **kwargs: Any
+    ) -> Any:
         options = {("ddof" if k == "correction" else k): v for k, v in kwargs.items()}
         result = np.asarray(
             getattr(np, function)(x, axis=_axis(dim), keepdims=keepdim, **{**extra, **options})
@@ -281,14 +285,14 @@ def prod(input: Tensor, dim: Structure = None, keepdim: Structure = False, dtype
         ((d.Zeros(2, dtype="int64"),), {}, RuntimeError, "could not infer output dtype"), *_BAD_DIM
     ),
 )
-def mean(input: Tensor, dim: Structure = None, keepdim: Structure = False, dtype: Structure = None) -> Any:
+def mean(input: Tensor, dim: Structure = None, keepdim: Structure = False, dtype: Structure = None) -> Tensor:
     """The mean over `dim` (None: all); NaN over nothing. RuntimeError for integers without a float `dtype`.
 
     >>> kiln.mean(kiln.tensor([[1.0, 2.0], [3.0, 4.0]]), 1)
     tensor([1.5000, 3.5000])
     """
     x, dims = _floating(input, "mean", dtype), normalize_dims(dim, input.ndim, "mean")
-    return narrow(reduce_sum(x, dims, keepdim) / d.count_of(x, dims), _asked(input, dtype))
+    return narrow(reduce_sum(x, dims, keepdim) / count_of(x, dims), _asked(input, dtype))
 
 
 def _extremum(name: str, primitive_op: Op, reduce_logical: Op, doc: str) -> Op:
@@ -327,7 +331,7 @@ def _position(name: str, primitive_op: Op, doc: str) -> Op:
         dims = normalize_dims(dim, input.ndim, name)
         return primitive_op(input, dims, keepdim)
 
-    def of_numpy(np: Any, x: Any, dim: Any = None, keepdim: Any = False) -> Any:
+    def of_numpy(np: ModuleType, x: Any, dim: Any = None, keepdim: Any = False) -> Any:
         return np.asarray(getattr(np, name)(x, axis=dim, keepdims=keepdim))
 
     body.__name__, body.__doc__ = name, doc
@@ -364,7 +368,7 @@ def _verdict(name: str, primitive_op: Op, doc: str) -> Op:
             result = primitive_op(input, normalize_dims(dim, input.ndim, name), keepdim)
         return narrow(result, "uint8") if input.dtype == "uint8" else result
 
-    def of_numpy(np: Any, x: Any, dim: Any = None, keepdim: Any = False) -> Any:
+    def of_numpy(np: ModuleType, x: Any, dim: Any = None, keepdim: Any = False) -> Any:
         return np.asarray(getattr(np, name)(x, axis=_axis(dim), keepdims=keepdim))
 
     body.__name__, body.__doc__ = name, doc
@@ -387,10 +391,10 @@ all = _verdict("all", reduce_all, _VERDICT.format("every", "all", "False,  True"
 any = _verdict("any", reduce_any, _VERDICT.format("any", "any", "True, True"))
 
 
-def _variance(input: Any, dim: Any, correction: Any, keepdim: Any, op: str) -> Any:
+def _variance(input: Tensor, dim: Any, correction: Any, keepdim: bool, op: str) -> Tensor:
     """The mean square distance from the mean, in two passes, wide."""
     x, dims = _floating(input, op, None), normalize_dims(dim, input.ndim, op)
-    count = d.count_of(x, dims)
+    count = count_of(x, dims)
     centered = x - reduce_sum(x, dims, True) / count
     return reduce_sum(centered * centered, dims, keepdim) / p.maximum(count - correction, 0)
 
@@ -462,7 +466,7 @@ def logsumexp(input: Tensor, dim: Structure, keepdim: Structure = False) -> Any:
     >>> kiln.logsumexp(kiln.tensor([0.0, 0.0]), 0)
     tensor(0.6931)
     """
-    name = input.dtype if input.dtype in kinds.FLOATS else d.default_float()
+    name = input.dtype if input.dtype in kinds.FLOATS else default_float()
     x, dims = wide(narrow(input, name)), normalize_dims(dim, input.ndim, "logsumexp")
     top = p.detach(reduce_max(x, dims, True))
     top = p.where(isinf(top), 0, top)
@@ -501,7 +505,7 @@ def _is_one(size: Any) -> bool:
     return isinstance(size, int) and size == 1
 
 
-def _sum_to(x: Any, like: Any) -> Any:
+def _sum_to(x: Tensor, like: Any) -> Any:
     extra = x.ndim - like.ndim
     dims = tuple(k for k in range(x.ndim) if k < extra or (like.shape[k - extra] == 1 and x.shape[k] != 1))
     return x.sum(dims).reshape(like.shape).astype(x.dtype)

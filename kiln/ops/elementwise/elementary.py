@@ -14,8 +14,8 @@ from kiln.ops.elementwise.comparison import eq, refuse, unsupported
 from kiln.scalars import mathematics as m
 from kiln.scalars import scalar
 from kiln.scalars.scalar import FLOATS, Scalar, absolute, const, select
-from kiln.table import declare as d
-from kiln.table.record import Operand, Sample, pointwise
+from kiln.table import drawn as d
+from kiln.table.record import Operand, Sample, Tensor, pointwise
 
 _NO_BOOL_NEG = (
     "Negation, the `-` operator, on a bool tensor is not supported. "
@@ -41,7 +41,7 @@ def neg(input: Operand) -> Any:
 
 
 @neg.derivative
-def _(g: Any) -> Any:
+def _(g: Tensor) -> Tensor:
     return -g
 
 
@@ -64,7 +64,7 @@ def abs(input: Operand) -> Any:
 
 
 @abs.derivative
-def _(g: Any, input: Any) -> Any:
+def _(g: Tensor, input: Tensor) -> Tensor:
     return g * sign(input)
 
 
@@ -89,7 +89,7 @@ def sign(input: Operand) -> Any:
 
 
 @sign.derivative
-def _(g: Any) -> Any:
+def _(g: Tensor) -> Any:
     return zeros_of(g)
 
 
@@ -161,7 +161,7 @@ def square(input: Operand) -> Any:
 
 
 @square.derivative
-def _(g: Any, input: Any) -> Any:
+def _(g: Tensor, input: Tensor) -> Tensor:
     return g * (2 * input)
 
 
@@ -182,7 +182,7 @@ def reciprocal(input: Operand) -> Any:
 
 
 @reciprocal.derivative
-def _(g: Any, y: Any) -> Any:
+def _(g: Tensor, y: Tensor) -> Tensor:
     return -g * (y * y)
 
 
@@ -205,7 +205,7 @@ def sqrt(input: Operand) -> Any:
 
 
 @sqrt.derivative
-def _(g: Any, y: Any) -> Any:
+def _(g: Tensor, y: Tensor) -> Tensor:
     return g / (2 * y)
 
 
@@ -225,7 +225,7 @@ def root(input: Operand) -> Any:
 
 
 @root.derivative
-def _(g: Any, y: Any) -> Any:
+def _(g: Tensor, y: Tensor) -> Tensor:
     zero = eq(y, 0)
     return where(zero, 0, g / (2 * where(zero, 1, y)))
 
@@ -247,7 +247,7 @@ def rsqrt(input: Operand) -> Any:
 
 
 @rsqrt.derivative
-def _(g: Any, y: Any) -> Any:
+def _(g: Tensor, y: Tensor) -> Tensor:
     return -0.5 * g * (y * y * y)
 
 
@@ -403,7 +403,7 @@ def relu(input: Operand) -> Any:
 
 
 @relu.derivative
-def _(g: Any, y: Any) -> Any:
+def _(g: Tensor, y: Tensor) -> Tensor:
     return overwrite(y, where(y <= 0, 0, g))  # see by_steps
 
 

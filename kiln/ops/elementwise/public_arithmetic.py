@@ -6,21 +6,15 @@ from typing import Any
 
 from kiln.ops.elementwise import arithmetic as p
 from kiln.ops.elementwise import comparison
-from kiln.ops.elementwise import unary as u
-from kiln.ops.elementwise.finite import all_near, near
-from kiln.ops.nn.activations import (
-    cube,
-    floating,
-    half_power,
-    inverse_half_power,
-    inverse_power,
-    inverse_square,
-    narrow,
-)
-from kiln.ops.reductions import reduce
-from kiln.table import declare as d
-from kiln.table.declare import dtype_name, into, is_float, public
+from kiln.ops.elementwise import elementary as u
+from kiln.ops.elementwise.infinities_and_nan import all_near, near
+from kiln.ops.elementwise.powers import cube, half_power, inverse_half_power, inverse_power, inverse_square
+from kiln.ops.elementwise.precision import floating, narrow
+from kiln.ops.reductions import core_reductions
+from kiln.table import drawn as d
+from kiln.table.arguments import dtype_name, fitting, into, is_float
 from kiln.table.kinds import NO_DIFFERENCE
+from kiln.table.public import public
 from kiln.table.record import Number, Operand, Sample, Structure, Tensor, composite
 from kiln.table.registry import forms
 
@@ -228,7 +222,7 @@ def clamp(input: Any, min: Any = None, max: Any = None, *, out: Any = None) -> A
 def all_equal(input: Tensor, other: Tensor) -> Any:
     """Whether all elements are equal, broadcast, as a 0-d array: `equal` once the sizes are."""
     same = comparison.eq(input, other)
-    return reduce.reduce_all(same, tuple(range(same.ndim)), False)
+    return core_reductions.reduce_all(same, tuple(range(same.ndim)), False)
 
 
 @public("equal", dtypes="all", differentiable=False)
@@ -274,7 +268,7 @@ def isclose(input: Any, other: Any, rtol: float = 1e-05, atol: float = 1e-08, eq
     tensor([ True, False])
     """
     _check_tolerances(rtol, atol)
-    if rtol == atol == 0 and not d.is_float(input) and input.dtype == other.dtype:
+    if rtol == atol == 0 and not is_float(input) and input.dtype == other.dtype:
         return comparison.eq(input, other)  # exact, where floats do not hold the integers
     return near(input, other, rtol, atol, equal_nan)
 
@@ -321,7 +315,7 @@ def masked_fill(input: Any, mask: Any, value: Any, *, out: Any = None) -> Any:
         )
     dtype = dtype_name(input.dtype)
     if isinstance(value, (int, float)):
-        value = d.fitting(value, dtype)
+        value = fitting(value, dtype)
     elif getattr(value, "ndim", 0):
         raise RuntimeError(
             "masked_fill_ only supports a 0-dimensional value tensor, but got tensor with "
@@ -344,6 +338,6 @@ def positive(input: Any) -> Any:
     >>> kiln.positive(kiln.tensor([-1.0]))
     tensor([-1.])
     """
-    if d.dtype_name(input.dtype) == "bool":
+    if dtype_name(input.dtype) == "bool":
         raise RuntimeError("The `+` operator, on a bool tensor is not supported.")
     return input

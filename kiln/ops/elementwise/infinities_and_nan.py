@@ -8,15 +8,16 @@ from kiln import _core
 from kiln.graph.graph import Value
 from kiln.ops.elementwise.arithmetic import clone, convert, where
 from kiln.ops.elementwise.comparison import eq, ge, le, ne
+from kiln.ops.elementwise.elementary import abs, isfinite, special
 from kiln.ops.elementwise.parts_of_numbers import LARGEST
-from kiln.ops.elementwise.unary import abs, isfinite, special
-from kiln.ops.nn.activations import wide
-from kiln.ops.reductions.reduce import reduce_all
+from kiln.ops.elementwise.precision import wide
+from kiln.ops.reductions.core_reductions import reduce_all
 from kiln.scalars import scalar
 from kiln.scalars.scalar import const, select
-from kiln.table import declare as d
-from kiln.table.declare import into, public
+from kiln.table import drawn as d
+from kiln.table.arguments import dtype_name, into, type_name
 from kiln.table.kinds import FLOATS
+from kiln.table.public import public
 from kiln.table.record import Number, Op, Operand, Structure, Tensor, composite, pointwise
 
 
@@ -92,7 +93,7 @@ def near(
     """`isclose` once its tolerances are known to be right."""
     if input.dtype != other.dtype:
         raise RuntimeError(
-            f"expected one dtype: {d.type_name(input.dtype)} did not match {d.type_name(other.dtype)}"
+            f"expected one dtype: {type_name(input.dtype)} did not match {type_name(other.dtype)}"
         )
     close = eq(input, other)
     if equal_nan:
@@ -142,7 +143,7 @@ def replaced(input: Operand, nan: Operand, posinf: Operand, neginf: Operand) -> 
 
 
 @replaced.derivative
-def _(g: Any, input: Any) -> Any:
+def _(g: Tensor, input: Tensor) -> Any:
     return where(isfinite(input), g, 0), None, None, None
 
 
@@ -173,7 +174,7 @@ def nan_to_num(
     for name, given in (("nan", nan), ("posinf", posinf), ("neginf", neginf)):
         if given is not None and not isinstance(given, (int, float)):
             raise TypeError(f"nan_to_num(): argument '{name}' must be float, not {type(given).__name__}")
-    most = LARGEST.get(d.dtype_name(input.dtype))
+    most = LARGEST.get(dtype_name(input.dtype))
     if most is None:
         return clone(input, **into(out))
     high, low = most if posinf is None else posinf, -most if neginf is None else neginf

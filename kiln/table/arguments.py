@@ -1,0 +1,130 @@
+"""What entries ask of the arguments of a call, tensors and graph values alike: dtypes, shapes, numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kiln import _core
+from kiln.errors import message
+from kiln.graph import graph as g
+from kiln.graph.size import Size, product
+from kiln.table import record
+from kiln.table.kinds import COMPUTE
+from kiln.table.record import Op
+
+_PYTHON = {bool: "bool", int: "int64", float: "float64"}
+
+INTEGERS = ("uint8", "int8", "int16", "int32", "int64")
+
+
+def is_value(x: Any) -> bool:
+    """Whether x is a value of a graph under construction (and not a tensor or a number)."""
+    return isinstance(x, g.Value)
+
+
+MOST_RESULTS = 1 << 24  # tensors that one call gives, or places that it lists: gigabytes
+
+MOST_STEPS = 1 << 20  # ops that one call consists of: seconds
+
+
+def expect_count(op: str, count: Any, what: str, most: int = MOST_RESULTS) -> None:
+    """RuntimeError for a count that a loop would not come to the end of; asked before the loop."""
+    if isinstance(count, int) and count > most:
+        raise RuntimeError(message(op, f"at most {most} {what}", f"{count:.3g}" if count < 1e300 else "more"))
+
+
+def has_values(x: Any) -> bool:
+    """Whether an array can be looked at, as a value of a graph and a sample of a batch (kiln.func) cannot."""
+    return not isinstance(x, g.Value) and not hasattr(type(x), "whole")
+
+
+def fitting(value: Any, dtype: str) -> Any:
+    """A number as the nearest kind that `dtype` holds; RuntimeError for one that overflows it."""
+    _core.check_in_range(value, dtype)
+    if dtype == "bool" and hasattr(type(value), "__float__"):  # what is no number is refused where it goes
+        return bool(value)
+    return int(value) if dtype in INTEGERS and isinstance(value, float) else value
+
+
+def numbers_of(value: Any, what: str) -> tuple[Any, ...]:
+    """One number or a sequence of them as a tuple; True counts as 1, TypeError for a text."""
+    if isinstance(value, (str, bytes)):
+        raise TypeError(f"argument '{what}' must be int or a tuple of ints, not {type(value).__name__}")
+    given = value if isinstance(value, Sequence) else (value,)
+    return tuple(int(n) if isinstance(n, bool) else n for n in given)
+
+
+def is_float(x: Any) -> bool:
+    """Whether a tensor or a value of a graph holds floats."""
+    dtype = x.dtype
+    return dtype.startswith(("float", "bfloat")) if isinstance(dtype, str) else bool(dtype.is_floating_point)
+
+
+def run(op: Op, *args: Any, **kwargs: Any) -> Any:
+    """A call of an op without array inputs: a node of the graph under construction, or a tensor."""
+    return op.trace(args, kwargs) if g.capturing() else op.handle(*args, **kwargs)
+
+
+def into(out: Any) -> dict[str, Any]:
+    """The keyword `out=` of a call, if there is one."""
+    return {} if out is None else {"out": out}
+
+
+def dtype_name(dtype: Any) -> str:
+    """The name of a dtype given as an object, a name, or one of Python's bool, int, float. TypeError for
+    what kiln has no dtype of.
+    """
+    if isinstance(dtype, _core.dtype):
+        return dtype.name
+    name = _PYTHON.get(dtype, "") if isinstance(dtype, type) else str(dtype).rpartition(".")[2]
+    if name not in COMPUTE:
+        raise TypeError(message("dtype", "one of kiln's dtypes", repr(dtype)))
+    return name
+
+
+def number(x: g.Value, value: Any) -> g.Value:
+    """A literal or a size as a number of x's graph."""
+    return record.constant(x.graph, value)
+
+
+def numel(shape: Any) -> Any:
+    """How many elements a shape holds, as an int or a size."""
+    return product(tuple(shape))
+
+
+def count_of(x: g.Value, dims: tuple[int, ...]) -> g.Value:
+    """The number of elements in some dims of x, as a number of its graph."""
+    return number(x, product(tuple(x.shape[d] for d in dims)))
+
+
+def broadcast_shape(x: Any, y: Any, op: str) -> tuple[int, ...]:
+    """The shape two tensors broadcast to; RuntimeError if they do not."""
+    a, b = tuple(x.shape), tuple(y.shape)
+    ndim = max(len(a), len(b))
+    a, b = (1,) * (ndim - len(a)) + a, (1,) * (ndim - len(b)) + b
+    for k, (m, n) in enumerate(zip(a, b)):
+        if m != n and 1 not in (m, n):
+            raise RuntimeError(
+                f"{op}: The size of tensor a ({m}) must match the size of tensor b ({n}) at non-singleton "
+                f"dimension {k}"
+            )
+    return tuple(n if m == 1 else m for m, n in zip(a, b))
+
+
+def is_symbolic(shape: Any) -> bool:
+    """Whether any size of a shape is not known as an int."""
+    return any(isinstance(d, Size) for d in shape)
+
+
+def default_float() -> str:
+    """The name of the default float dtype."""
+    return str(_core.default_dtype_name())
+
+
+def type_name(dtype: str) -> str:
+    """A dtype as PyTorch's messages name it: "Float" for float32."""
+    return {
+        "bool": "Bool", "uint8": "Byte", "int8": "Char", "int16": "Short", "int32": "Int", "int64": "Long",
+        "float16": "Half", "bfloat16": "BFloat16", "float32": "Float", "float64": "Double",
+    }[dtype]  # fmt: skip

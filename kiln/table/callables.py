@@ -1,0 +1,64 @@
+"""Functions in Python as callables of the core: errors name what was called, and show no lines of kiln's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import FunctionType
+from typing import Any
+
+from kiln import _core
+
+
+def flags(function: Any) -> tuple[Any, ...]:
+    """What the core needs to know of a function's flags (True or False by default, or annotated so): how
+    many parameters are given by place; of each of these its name if it is a flag, else None; the other flags.
+    """
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    code, defaults = function.__code__, function.__defaults__ or ()
+    places, by_name = code.co_argcount, function.__kwdefaults__ or {}
+    values = [None] * (places - len(defaults)) + list(defaults)
+    said = {n for n, text in function.__annotations__.items() if text in ("bool", "bool | None")}
+    parameters = zip(code.co_varnames, values)
+    names = [n if isinstance(v, bool) or n in said else None for n, v in parameters]
+    named = code.co_varnames[places : places + code.co_kwonlyargcount]
+    others = [n for n in named if isinstance(by_name.get(n), bool) or n in said]
+    return (places, (*names, *others)) if others or any(names) else ()
+
+
+def named(name: str, function: Any, raw: bool = True) -> Any:
+    """A function in Python as a callable of the core, whose errors name `name`."""
+    if not hasattr(function, "__kiln_name__"):
+        function.__kiln_name__ = name
+    return _core.Function(function, raw, *(() if name[0] == "_" else flags(function)))
+
+
+def name_all(namespace: dict[str, Any], module: str) -> None:
+    """Makes what a module defines callables of the core: public functions, constructors of public classes."""
+    for name, value in tuple(namespace.items()):
+        if name[0] == "_" or getattr(value, "__module__", None) is None:
+            continue
+        if not value.__module__.startswith(module):
+            continue
+        if isinstance(value, FunctionType):
+            namespace[name] = named(name, value, raw=False)
+        elif isinstance(value, type):
+            name_constructor(value)
+
+
+def hide_frames(namespace: dict[str, Any], names: Iterable[str]) -> None:
+    """Makes functions callables of the core whose errors keep their words, but show no lines of kiln's."""
+    for name in names:
+        namespace[name] = _core.Function(namespace[name], True)
+
+
+def name_constructor(made: type) -> None:
+    """Makes the constructor of a class a callable of the core, whose errors name the class."""
+    for own in made.__mro__:
+        if not own.__module__.startswith("kiln.") or own.__name__ == "Module":
+            continue
+        begin, make = vars(own).get("__init__"), vars(own).get("__new__")
+        if isinstance(begin, FunctionType):
+            own.__init__ = named("__init__", begin)  # type: ignore[misc]
+        if isinstance(make, staticmethod):
+            own.__new__ = staticmethod(named("__new__", make.__func__))  # type: ignore[method-assign]
