@@ -8,27 +8,24 @@ from kiln.codegen.arguments import Arguments
 
 
 def arguments() -> Arguments:
-    return Arguments(
-        pointers=("source", "to"),
-        words={"size": ("rows", "columns"), "stride": {"source": range(2), "to": range(2)}, "number": ()},
-        added=("scratch",),
-    )
+    strides = {"source": range(2), "to": range(2)}
+    return Arguments(("source", "to"), ("scratch",), size=("rows", "columns"), stride=strides, number=())
 
 
 def test_names_have_places_in_the_order_they_are_stated() -> None:
     found = arguments()
     assert [found.pointer(name) for name in ("source", "to", "scratch")] == [0, 1, 2]
-    assert found.pointers == ("source", "to")
     assert [found.word("size", name) for name in ("rows", "columns")] == [0, 1]
     assert [found.word("stride", name, d) for name in ("source", "to") for d in (0, 1)] == [2, 3, 4, 5]
 
 
-def test_values_are_arranged_by_name_or_in_order() -> None:
-    words = arguments().arrange(
+def test_values_are_given_by_name_or_in_order() -> None:
+    assert arguments().pointers({"to": 7, "source": 5}) == (5, 7)
+    words = arguments().words(
         stride={"to": (7, 1), "source": (9, 2)}, size={"columns": 7, "rows": 5}, number=()
     )
     assert words == (5, 7, 9, 2, 7, 1)
-    assert words == arguments().arrange(size=(5, 7), stride=((9, 2), (7, 1)), number=[])
+    assert words == arguments().words(size=(5, 7), stride=((9, 2), (7, 1)), number=[])
 
 
 @pytest.mark.parametrize(
@@ -42,4 +39,6 @@ def test_values_are_arranged_by_name_or_in_order() -> None:
 )
 def test_what_is_not_stated_or_not_named_is_an_error(given: dict[str, object]) -> None:
     with pytest.raises(AssertionError):
-        arguments().arrange(**given)
+        arguments().pointers({"source": 5})
+    with pytest.raises(AssertionError):
+        arguments().words(**given)
