@@ -77,6 +77,11 @@ class Along:
         strides = dict.fromkeys(cls.operands, dims)
         return Arguments(cls.operands, ("scratch",), number=cls.numbers, size=dims[1:], stride=strides)
 
+    @classmethod
+    def scratch_words(cls, spec: AlongSpec, along: Any) -> Any:
+        """The 64-bit words of memory that each thread needs to itself; `along` is an int or symbolic."""
+        return 0
+
     def emit(self) -> str:
         """The kernel's LLVM text: one function `kernel`, nothing undefined."""
         code = self.code

@@ -20,7 +20,7 @@ from kiln.codegen.matmul_pack import clear
 from kiln.codegen.matmul_text import Routine
 from kiln.codegen.matmul_tile import SEGMENT, VECTORS, Element
 from kiln.codegen.target import Target
-from kiln.table.kinds import ATTENTION_ROWS
+from kiln.scalars.order import ATTENTION_ROWS
 
 Factor = tuple[Pointer, Integer, Integer]  # where it lies, and its two strides
 

@@ -14,8 +14,8 @@ from kiln.codegen.attention_rows import Mask
 from kiln.codegen.code import LANES
 from kiln.codegen.matmul_amx import LINE, PANEL, ROW, STEP_BYTES
 from kiln.codegen.nest import TEXTS
+from kiln.scalars.order import ATTENTION_ROWS
 from kiln.scalars.scalar import Scalar, program_text, select
-from kiln.table.kinds import ATTENTION_ROWS
 
 UNIT_BLOCKS = 4  # blocks of a unit: packed keys are used as often
 UNIT_ROWS = ATTENTION_ROWS * UNIT_BLOCKS

@@ -35,8 +35,8 @@ from kiln.codegen.memory import Memory
 from kiln.codegen.nest import Nest, Operand
 from kiln.codegen.target import Target
 from kiln.codegen.value import LLVM, Value, llvm_type
+from kiln.ops.nn.recurrent_layers import COLUMNS
 from kiln.scalars.scalar import Scalar, program_text
-from kiln.table.kinds import RECURRENT_COLUMNS as COLUMNS
 
 UNIT_ROWS = 4  # as many as the lowest tile has
 ROWS = 48

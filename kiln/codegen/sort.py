@@ -14,6 +14,8 @@ last of all; descending, complemented. So every sort is stable and compares inte
 
 from __future__ import annotations
 
+from typing import Any
+
 from kiln.codegen.along import Along, AlongSpec
 from kiln.codegen.code import Loop
 from kiln.codegen.index import Condition, Index, Integer, Pointer
@@ -48,11 +50,6 @@ def key_of(x: Scalar, descending: bool) -> Scalar:
     return ~key if descending else key
 
 
-def words(dtype: str) -> int:
-    """The words of a record."""
-    return 2 if WIDTH[compute_type(dtype)] == 64 else 1
-
-
 class Sort(Along):
     """A kernel being written; `what` of its pattern: "sort", ascending or descending."""
 
@@ -61,12 +58,22 @@ class Sort(Along):
 
     def __init__(self, spec: AlongSpec, target: Target) -> None:
         super().__init__(spec, target)
-        self.words = words(spec.dtypes[1])
+        self.words = self._words_of(spec)
         self.bytes = 4 * self.words  # of a key
         self.shift = 64 - 8 * self.bytes  # of the key in its word
         self.scratch = self.code.operand(self.arguments(spec).pointer("scratch"))
         self.counts = self.code.slot("i64", DIGITS)
         self.along, self.first, self.wanted = (self.number[name] for name in self.numbers)
+
+    @staticmethod
+    def _words_of(spec: AlongSpec) -> int:
+        """The words of a record."""
+        return 2 if WIDTH[compute_type(spec.dtypes[1])] == 64 else 1
+
+    @classmethod
+    def scratch_words(cls, spec: AlongSpec, along: Any) -> Any:
+        """Records, twice."""
+        return along * (2 * cls._words_of(spec))
 
     # -- records ------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from kiln.codegen.compile import object_for, whole
 from kiln.codegen.scan import Scan
 from kiln.codegen.scatter import Scatter
 from kiln.codegen.search import Search
-from kiln.codegen.sort import Sort, words
+from kiln.codegen.sort import Sort
 from kiln.codegen.target import Target, host_target
 from kiln.graph.graph import Node, Shape, Value
 from kiln.graph.size import Dim
@@ -60,7 +60,7 @@ def lower_along(fusion: Fusion, group: Group) -> Lowered:
     """The launch of a group that goes along one dim."""
     node = group.node
     assert node is not None
-    algorithm, make = _ALGORITHMS[node.op.kind]
+    algorithm, make = _ALGORITHMS[node.op.algorithm]
     job = make(fusion, node)
     layouts = tuple(o.layout for o in job.operands)
     columns = _columns(job.shape, job.dim, layouts)
@@ -71,9 +71,7 @@ def lower_along(fusion: Fusion, group: Group) -> Lowered:
     args = algorithm.arguments(spec).words(number=job.numbers, size=columns.sizes, stride=strides)
     units = blocks(columns.sizes, algorithm.block)
     elements = job.shape[job.dim] * min(algorithm.block, 16)
-    scratch: Dim = 0
-    if node.op.kind == "sort":
-        scratch = job.shape[job.dim] * (2 * words(job.operands[1].value.dtype))
+    scratch = algorithm.scratch_words(spec, job.shape[job.dim])
     kernel = AlongKernel(spec, algorithm)
     return Lowered(kernel, pointers, args, units, grain_of(job.cost, elements), scratch)
 

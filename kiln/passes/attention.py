@@ -43,7 +43,7 @@ class AttentionKernel(NamedTuple):
 
 def lower_attention(fusion: Fusion, group: Group) -> Lowered:
     """The output, or the gradients that are wanted of one output."""
-    found = {GIVES[node.op.rule]: node for node in group.nodes}  # type: ignore[attr-defined]
+    found = {GIVES[node.op.rule]: node for node in group.nodes}
     node = group.nodes[0]
     numbers = [v for v in node.inputs if _is_number(v)]
     arrays = [v for v in node.inputs if not _is_number(v)]

@@ -18,7 +18,7 @@ from kiln.graph.graph import Shape
 from kiln.graph.size import Dim, quotient
 from kiln.late import later
 from kiln.passes.build import Builder, Use, stores_of
-from kiln.passes.explore import ALONG, mergeable
+from kiln.passes.explore import mergeable
 from kiln.passes.group import Fusion, Group
 from kiln.passes.launch import (
     Lowered,
@@ -34,8 +34,10 @@ from kiln.scalars.scalar import LEAVES, Scalar, substitute, topological
 
 _lower_product = later("kiln.passes.products", "lower_product")
 _lower_along = later("kiln.passes.along", "lower_along")
-_lower_attention = later("kiln.passes.attention", "lower_attention")
-_lower_recurrence = later("kiln.passes.recurrence", "lower_recurrence")
+_LAYERS = {
+    "attention": later("kiln.passes.attention", "lower_attention"),
+    "recurrence": later("kiln.passes.recurrence", "lower_recurrence"),
+}
 BLOCKS = {
     "map": BLOCK,
     "lanes": BLOCK,
@@ -49,12 +51,10 @@ def lower_group(fusion: Fusion, group: Group) -> list[Lowered]:
     """The launches of a group."""
     if group.kind == "matmul":
         return [_lower_product(fusion, group)]
-    if group.kind == "attention":
-        return [_lower_attention(fusion, group)]
-    if group.kind == "recurrence":
-        return [_lower_recurrence(fusion, group)]
-    if group.kind in ALONG:
+    if group.kind == "along":
         return [_lower_along(fusion, group)]
+    if group.kind == "layer":
+        return [_LAYERS[group.nodes[0].op.algorithm](fusion, group)]
     if group.frame.mode == "blocks":
         return _blocks(fusion, group)
     return [_nest(fusion, group)]

@@ -31,7 +31,7 @@ class Internal:
     def __init__(self, name: str, kind: str) -> None:
         self.name = name
         self.kind = kind
-        self.rule = "promote"
+        self.rule, self.algorithm = "promote", ""
 
     def infer(self, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
         """What it fills has its base's shape; of partial results there is one per block, then the total."""

@@ -49,8 +49,8 @@ def lower_recurrence(fusion: Fusion, group: Group) -> Lowered:
         found[name] = Memory(read.value, array_of(fusion, read), read.layout.offset), read.layout
     weight, layout = found.pop("weight")
     assert is_contiguous(layout), f"a weight with the strides {layout.strides}"
-    outputs = {n.op.rule: fusion.explorer.arrays[id(n.out)] for n in group.nodes}  # type: ignore[attr-defined]
-    gives = [name for name in ("hidden", "cell", "kept") if name in outputs]
+    outputs = {n.op.rule: fusion.explorer.arrays[id(n.out)] for n in group.nodes}
+    gives: list[str] = [name for name in ("hidden", "cell", "kept") if name in outputs]
     for name in gives:
         array = outputs[name]
         found[f"to {name}"] = Memory(array.value, array, array.layout.offset), array.layout

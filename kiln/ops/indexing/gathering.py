@@ -68,7 +68,8 @@ def _(g: Any, input: Any, dim: Any, index: Any) -> Any:
 
 
 @primitive(
-    "scatter",
+    "along",
+    algorithm="scatter",
     checks=IndexCheck("index", "input", "dim", RuntimeError, OUT),
     dtypes="numeric",
     onnx="ScatterElements",

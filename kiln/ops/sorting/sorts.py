@@ -31,7 +31,8 @@ def _ordered(np: Any, x: Any, dim: int, descending: bool, ranks: Any) -> Any:
 
 
 @primitive(
-    "sort",
+    "along",
+    algorithm="sort",
     dtypes="all",
     public=False,
     differentiable=False,
@@ -52,7 +53,8 @@ def sort_positions(input: Tensor, dim: Structure, descending: Structure, ranks: 
 
 
 @primitive(
-    "search",
+    "along",
+    algorithm="search",
     dtypes="numeric",
     public=False,
     differentiable=False,
