@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from kiln.codegen.attention_rows import Mask
 from kiln.codegen.code import LANES
-from kiln.codegen.matmul_amx import LINE, PANEL, ROW, STEP_BYTES
+from kiln.codegen.gemm.amx_tile import LINE, PANEL, ROW, STEP_BYTES
 from kiln.codegen.nest import TEXTS
 from kiln.scalars.scalar import Scalar, program_text, select
 from kiln.table.kinds import ATTENTION_ROWS
