@@ -21,8 +21,9 @@ from typing import NamedTuple
 class FmaBlocking(NamedTuple):
     """Products by fused multiply-adds of vectors. KC is the segment that the order of sums has."""
 
-    mr: tuple[int, ...]  # rows of a register tile, tallest first; the lowest also ends a block
-    vectors: int = 2  # NR: vectors of columns of a register tile
+    # MR: rows of register tiles, tallest first, up to 14; two heights or more, and rows end with the last one.
+    mr: tuple[int, ...]
+    vectors: int = 2  # NR: vectors of columns of a register tile, a power of two
     mc: int = 28  # rows: two of the tallest tiles, as a machine's prefetcher follows few rows of outputs
     nc: int = 4  # units of columns, at most: more fill a second cache of 2 MB, and are slower
     nc_with_sums: int = 2  # ... if their sums do not go to the output

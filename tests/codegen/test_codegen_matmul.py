@@ -12,6 +12,7 @@ import pytest
 from codegen_peer import numpy_dtype
 from matmul_peer import DTYPES, HOST, TARGETS, Array, Guarded, draw, kernel, multiply, run, scratch_of
 
+from kiln.codegen.blocking import FmaBlocking
 from kiln.codegen.compile import compile_parts, object_for
 from kiln.codegen.gemm.driver import Driver
 from kiln.codegen.gemm.kernel import gemm_parts, microkernel_of
@@ -400,3 +401,27 @@ def test_rows_go_by_in_whole_tiles(target: Target) -> None:
     assert len(blocks) == 1
     assert all(rows % tallest == 0 and most_rows - tallest < rows <= most_rows for _, rows in blocks)
     assert all(most == rows + tallest <= ROWS for most, rows in blocks)
+
+
+BLOCKINGS = [
+    FmaBlocking((5, 2), 1, 20, 1, 1),
+    FmaBlocking((7, 3, 1), 2, 14, 2, 1, pack_rows=1, swap_panels=2),
+    FmaBlocking((12, 6), 1, 24, 3, 2, pack_rows=1000, crowded_bytes=64),
+    FmaBlocking((2, 1), 2, 6, 1, 1, swap_panels=0, prefetch_k=2),
+    FmaBlocking((8, 4), 4, 16),
+]
+
+
+@pytest.mark.parametrize("blocking", BLOCKINGS, ids=lambda b: f"{b.mr} x {b.vectors}")
+def test_blocking_decides_no_bit(blocking: FmaBlocking, rng: np.random.Generator) -> None:
+    """A machine of other registers and caches is a record: any gives the same bits."""
+    target = HOST._replace(name=f"{HOST.name} {blocking}", fma=blocking)
+    for m, n, k in ((3, 70, 600), (13, 200, 33), (50, 90, 1030), (130, 300, 70)):
+        a, b = draw(rng, "float32", 2, m, k), draw(rng, "float32", 2, k, n)
+        expected = multiply(a, b)
+        for lie_a, lie_b in itertools.product((False, True), repeat=2):
+            x, y = (
+                np.ascontiguousarray(z.swapaxes(1, 2)).swapaxes(1, 2) if lies else z
+                for z, lies in ((a, lie_a), (b, lie_b))
+            )
+            assert np.array_equal(multiply(x, y, target=target), expected), (m, n, k, lie_a, lie_b)

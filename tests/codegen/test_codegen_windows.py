@@ -162,9 +162,7 @@ def test_rows_of_tiles_are_of_one_image() -> None:
 
     def found(images: int, n: list[tuple[int, int]]) -> Any:
         image = math.prod(count for count, _ in n) // images
-        look = Windows(
-            (), somewhere, somewhere, 1, images, (0, 18, 1), 0, [(18, 1)], n, image, [(18, 1)]
-        )
+        look = Windows((), somewhere, somewhere, 1, images, (0, 18, 1), 0, [(18, 1)], n, image, [(18, 1)])
         return look.columns()[1:]
 
     assert found(1, [(64, 81), (3, 9), (3, 1)]) == (64, 9, 81)
