@@ -21,7 +21,7 @@ from typing import NamedTuple
 class FmaBlocking(NamedTuple):
     """Products by fused multiply-adds of vectors. KC is the segment that the order of sums has."""
 
-    # MR: rows of register tiles, tallest first, up to 14; two heights or more, and rows end with the last one.
+    # MR: rows of register tiles, tallest first, up to 14: two heights or more, and rows end with the last.
     mr: tuple[int, ...]
     vectors: int = 2  # NR: vectors of columns of a register tile, a power of two
     mc: int = 28  # rows: two of the tallest tiles, as a machine's prefetcher follows few rows of outputs

@@ -390,7 +390,7 @@ def test_rows_go_by_in_whole_tiles(target: Target) -> None:
     """
     microkernel = microkernel_of(product("float32"), target)
     tallest, most_rows = target.fma.mr[0], target.fma.mc
-    text = "\n".join(Driver(microkernel.problem, microkernel).write().lines)
+    text = "\n".join(Driver(microkernel).write().lines)
     blocks = {
         (int(most), int(rows))
         for most, rows in re.findall(

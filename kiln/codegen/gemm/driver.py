@@ -35,7 +35,7 @@ class Microkernel:
     def __init__(self, problem: Problem) -> None:
         self.problem, self.code, self.element = problem, problem.code, problem.element
         self.prologues = problem.spec.prologues
-        self.columns = unit_columns(problem.element, problem.spec.operands)
+        self.columns = unit_columns(problem.element, problem.spec.operands)  # of a unit
 
     def parts(self) -> list[Part]:
         """The routines that it shares with all kernels of the same elements: tiles and packing."""
@@ -91,10 +91,11 @@ class Microkernel:
 class Driver:
     """The routine kernel under construction."""
 
-    def __init__(self, problem: Problem, microkernel: Microkernel) -> None:
-        self.problem, self.microkernel, self.code = problem, microkernel, problem.code
-        self.folds = any(o.folds for o in problem.spec.operands)
-        self.columns = unit_columns(problem.element, problem.spec.operands)
+    def __init__(self, microkernel: Microkernel) -> None:
+        self.microkernel, self.problem, self.code = microkernel, microkernel.problem, microkernel.code
+        self.columns = microkernel.columns
+        folds = any(o.folds for o in self.problem.spec.operands)
+        self.column_step = self.columns if folds else self.columns // COLUMN_STEPS
 
     def write(self) -> Routine:
         """What of the product the launch is for: rows of segments' sums to be added, or units."""
@@ -138,10 +139,9 @@ class Driver:
 
     def _edge(self, unit: Index, units: Index) -> Index:
         """The column that a unit of columns begins with: all have about as many."""
-        least = self.columns if self.folds else self.columns // COLUMN_STEPS
-        steps = self.problem.size["n"].ceil_div(least)
+        steps = self.problem.size["n"].ceil_div(self.column_step)
         before = unit * steps // units
-        return self.problem.size["n"].min(before * least)
+        return self.problem.size["n"].min(before * self.column_step)
 
     def _group_height(self, row_units: Index, limit: Integer) -> Index:
         """The row units of a group: as few groups as may be, all about as large."""

@@ -37,7 +37,7 @@ def gemm_parts(spec: GemmSpec, target: Target) -> list[Part]:
         routines = [finish(target, spec), gemv.RowDriver(target, spec).write()]
         return own_parts(target, routines) + gemv.shared_parts(spec, target)
     microkernel = microkernel_of(spec, target)
-    driver = Driver(microkernel.problem, microkernel).write()
+    driver = Driver(microkernel).write()
     computed = [compute(target, spec, name, microkernel.block_of(name)) for name in spec.prologues]
-    constants = ([nowhere()] if spec.window else []) + microkernel.constants()
+    constants = [*([nowhere()] if spec.window else []), *microkernel.constants()]
     return own_parts(target, [finish(target, spec), driver, *computed], constants) + microkernel.parts()
