@@ -20,10 +20,6 @@ members.
 Nothing depends on how many threads run. Of a causal block keys beyond its last query are left out: their
 weights are 0, and so they add nothing to a sum of finite numbers. (To one of infinities or NaN they would add
 NaN; here they do not.)
-
-Kernel arguments: `ptr` = the operands, then the thread's own memory, of `regions`; `arg` = the sizes n h r l
-s e v, where each region begins, for every operand its strides (in elements) along (n, h, r, row, column), the
-numbers.
 """
 
 from __future__ import annotations

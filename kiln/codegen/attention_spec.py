@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from kiln.codegen.arguments import Arguments
 from kiln.codegen.attention_rows import Mask
 from kiln.codegen.code import LANES
 from kiln.codegen.gemm.amx_tile import LINE, PANEL, ROW, STEP_BYTES
@@ -21,7 +22,7 @@ UNIT_ROWS = ATTENTION_ROWS * UNIT_BLOCKS
 PAD = 32  # columns of every region are a multiple of this, the most a panel has
 PITCH = 16  # further elements of its rows, so that they fall into different cache sets
 SIZES = ("n", "h", "r", "l", "s", "e", "v")
-DIMS = 5  # strides of an operand: n, h, r, row, column
+DIMS = ("n", "h", "r", "row", "column")  # of an operand
 KEYS = 256  # whose scores tiles make at a time: they stay in the first cache; whole chains of a reduction
 QUERIES = 128  # of which gradients on tiles sum products before they go to memory
 
@@ -59,6 +60,15 @@ class AttentionSpec(NamedTuple):
     def operands(self) -> str:
         """The operands in order: g q k v mask, then what is given, in capitals."""
         return ("g" if self.backward else "") + "qkv" + ("m" if self.mask else "") + self.gives.upper()
+
+    @property
+    def arguments(self) -> Arguments:
+        """The kernel's arguments; of each region of the thread's own memory, where it begins."""
+        strides = dict.fromkeys(self.operands, DIMS)
+        regions, numbers = self.regions(dict.fromkeys(SIZES, 0)), range(len(self.numbers))
+        return Arguments(
+            self.operands, ("memory",), size=SIZES, region=regions.keys(), stride=strides, number=numbers
+        )
 
     @property
     def scalars(self) -> list[Scalar]:

@@ -46,18 +46,18 @@ class Driver:
     def __init__(self, spec: AttentionSpec, target: Target, element: Element) -> None:
         self.spec, self.element, self.target = spec, element, target
         self.code = code = Routine(target, "kernel", "ptr %ptr, ptr %arg, i64 %begin, i64 %end", quick=True)
-        self.size = {name: code.argument(k) for k, name in enumerate(SIZES)}
-        names = list(spec.regions(dict.fromkeys(SIZES, 0)))
-        first = len(SIZES)
-        memory = code.operand(len(spec.operands))
-        self.region = {name: memory[code.argument(first + k) * element.bytes] for k, name in enumerate(names)}
-        first += len(names)
-        self.base = {name: code.operand(k) for k, name in enumerate(spec.operands)}
-        self.stride = {
-            name: [code.argument(first + DIMS * k + d) * self._bytes_of(name) for d in range(DIMS)]
-            for k, name in enumerate(spec.operands)
+        self.places = places = spec.arguments
+        self.size = {name: code.argument(places.word("size", name)) for name in SIZES}
+        memory = code.operand(places.pointer("memory"))
+        self.region = {
+            name: memory[code.argument(places.word("region", name)) * element.bytes]
+            for name in spec.regions(dict.fromkeys(SIZES, 0))
         }
-        self.numbers = first + DIMS * len(spec.operands)
+        self.base = {name: code.operand(places.pointer(name)) for name in spec.operands}
+        self.stride = {
+            name: [code.argument(places.word("stride", name, d)) * self._bytes_of(name) for d in DIMS]
+            for name in spec.operands
+        }
         self.kind = kind = LLVM[element.summed]
         self.scale = self._number(spec.scale, element.summed)
         self.one = code.slot(kind, 2)
@@ -76,7 +76,7 @@ class Driver:
         """A number the kernel is given, or what is computed of such."""
 
         def number(node: Scalar) -> Value:
-            return self.code.number(self.numbers + node.data, self.spec.numbers[node.data])
+            return self.code.number(self.places.word("number", node.data), self.spec.numbers[node.data])
 
         scope = Expression(self.code, number)
         return scope.machine.convert(scope.value(value), type)

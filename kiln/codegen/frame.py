@@ -67,12 +67,7 @@ class Frame:
         for node in self.nodes:
             self.depends[id(node)] = self._dims_of(node)
         self.code.rare = rare_families(self.nodes, self._place)
-        self._first_stride: list[int] = []
-        place = len(nest.dims)
-        for operand in nest.operands:
-            self._first_stride.append(place)
-            place += len(operand.strides)
-        self._first_number = place
+        self.arguments = nest.arguments
         self.in_tail = False  # of a loop: too little is left to pass the caches
         self.fetches = False  # a turn whose stores pass the caches asks for what later ones read
         self._waiting: dict[int, list[tuple[Pointer, Value, Step]]] = {}  # stores of this turn, by operand
@@ -98,8 +93,8 @@ class Frame:
     def _entry(self) -> None:
         """Read every argument once, in the entry block; codegen drops what nobody uses."""
         code, nest = self.code, self.nest
-        self.base = [code.operand(k) for k in range(len(nest.operands))]
-        self.size = [code.argument(d) for d in range(len(nest.dims))]
+        self.base = [code.operand(self.arguments.pointer(k)) for k in range(len(nest.operands))]
+        self.size = [code.argument(self.arguments.word("size", d)) for d in range(len(nest.dims))]
         self.stride = [
             [self._stride(k, d, kind) for d, kind in enumerate(operand.strides)]
             for k, operand in enumerate(nest.operands)
@@ -108,11 +103,13 @@ class Frame:
         self.outer = Expression(code, self._constant_leaf)
 
     def _stride(self, k: int, d: int, kind: str) -> Index:
-        return self.code.index(kind) if kind in "01" else self.code.argument(self._first_stride[k] + d)
+        if kind in "01":
+            return self.code.index(kind)
+        return self.code.argument(self.arguments.word("stride", k, d))
 
     def number(self, k: int) -> Value:
         """The k-th number argument."""
-        return self.code.number(self._first_number + k, self.nest.numbers[k])
+        return self.code.number(self.arguments.word("number", k), self.nest.numbers[k])
 
     def finish(self) -> str:
         """Close the function; the module's text."""

@@ -21,9 +21,6 @@ reads it at computed i64 positions, one per dim of the operand's own strides (a 
 range by whoever built the nest. The type of a load is the compute type of the operand's dtype (f32 for
 float16 and bfloat16, i1 for bool); a store takes the compute type and rounds to the dtype.
 
-Kernel arguments: `ptr` in operand order; `arg` = the size of every dim, then for every operand its stride
-(in elements) along every dim, then the numbers (int64, or the bits of a double).
-
 Units of work: see `Nest.schedule`.
 """
 
@@ -32,6 +29,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
+from kiln.codegen.arguments import Arguments
 from kiln.codegen.code import LANES
 from kiln.scalars.scalar import REDUCE, WIDTH, Scalar, convert, program_text, topological
 
@@ -103,6 +101,15 @@ class Nest(NamedTuple):
         while columns > LANES and columns * each > HELD_BYTES:
             columns //= 2
         return columns
+
+    @property
+    def arguments(self) -> Arguments:
+        """The kernel's arguments; numbers are int64, or the bits of a double. Where the core launches
+        pointwise kernels by itself (native/pointwise.cpp), it puts them in the same order.
+        """
+        strides = {k: range(len(operand.strides)) for k, operand in enumerate(self.operands)}
+        dims, numbers = range(len(self.dims)), range(len(self.numbers))
+        return Arguments(range(len(self.operands)), size=dims, stride=strides, number=numbers)
 
     def text(self) -> str:
         """The canonical text: printed form and cache key."""

@@ -16,15 +16,14 @@ once: the bits are those of a product and a kernel of gates for each step.
 
     weight    [group of COLUMNS][gate][k][COLUMNS], padded: panels that a tile reads one after the other
 
-Kernel arguments: `ptr` = input, hidden, (cell), (bias), what is given, the weight, the thread's own memory;
-`arg` = steps, rows, the state's size, then for every operand but the last two its strides, in elements,
-along (step, row, column). A reversed layer has negative strides along the steps.
+A reversed layer has negative strides along the steps.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from kiln.codegen.arguments import Arguments
 from kiln.codegen.code import LANES
 from kiln.codegen.compile import Part
 from kiln.codegen.gemm import fma
@@ -45,10 +44,9 @@ UNIT_ROWS = 4  # as many as the lowest tile has
 ROWS = 48
 LINE = 64  # bytes
 CHAINS = 8  # sums of a row alone that overlap, in vectors
-SIZES = 3  # steps, rows, the state's size
 ROW = "ptr %a, ptr %b, i64 %gate, ptr %c, i64 %k, i1 %first"
 AHEAD = 1024  # bytes of a gate's weights
-DIMS = 3  # strides of an operand: step, row, column
+DIMS = ("step", "row", "column")  # of an operand
 
 
 class RecurrenceSpec(NamedTuple):
@@ -69,6 +67,12 @@ class RecurrenceSpec(NamedTuple):
         """The kernel's operands that have strides."""
         given = ["input", "hidden", "cell"][: self.states + 1] + (["bias"] if self.bias else [])
         return given + [f"to {name}" for name, _ in self.gives]
+
+    @property
+    def arguments(self) -> Arguments:
+        """The kernel's arguments; `size` of the state."""
+        sizes, strides = ("steps", "rows", "size"), dict.fromkeys(self.operands, DIMS)
+        return Arguments((*self.operands, "weight"), ("memory",), size=sizes, stride=strides)
 
     def text(self) -> str:
         """The canonical text: printed form and cache key."""
@@ -179,13 +183,15 @@ class _Driver:
     def __init__(self, spec: RecurrenceSpec, target: Target) -> None:
         self.spec, self.target, self.element = spec, target, element_of(spec.dtype)
         self.code = code = Routine(target, "kernel", "ptr %ptr, ptr %arg, i64 %begin, i64 %end", quick=True)
-        self.steps, self.rows, self.size = (code.argument(k) for k in range(SIZES))
+        places, names = spec.arguments, spec.operands
+        self.steps, self.rows, self.size = (
+            code.argument(places.word("size", name)) for name in ("steps", "rows", "size")
+        )
         self.bytes = self.element.bytes
-        names = spec.operands
-        self.base = {name: code.operand(k) for k, name in enumerate(names)}
-        self.weight, memory = code.operand(len(names)), code.operand(len(names) + 1)
+        self.base = {name: code.operand(places.pointer(name)) for name in names}
+        self.weight, memory = (code.operand(places.pointer(name)) for name in ("weight", "memory"))
         self.elements = {
-            name: [code.argument(SIZES + DIMS * k + d) for d in range(DIMS)] for k, name in enumerate(names)
+            name: [code.argument(places.word("stride", name, d)) for d in DIMS] for name in names
         }
         self.stride = {name: [s * self.bytes for s in own] for name, own in self.elements.items()}
         self.row_bytes = self.size * self.bytes
@@ -196,17 +202,15 @@ class _Driver:
         self.sums = memory[self.state_bytes * (spec.states + 1)]
         self.sums_pitch = spec.gates * COLUMNS
         nest, self.parts = spec.cell()
+        self.places = nest.arguments
         self.pointers = code.slot("ptr", len(nest.operands))
-        self.arguments = code.slot("i64", 2 + 2 * len(nest.operands))
+        self.words = code.slot("i64", self.places.count)
         for k, (name, _) in enumerate(self.parts):
             steps = self.elements.get(name, [code.index(0), pitch, code.index(1)])
             if name == "sums":
                 steps = [code.index(0), code.index(self.sums_pitch), code.index(1)]
             for d in (0, 1):
-                self._set_argument(2 + 2 * k + d, steps[1 + d])
-
-    def _set_argument(self, place: int, value: Index) -> None:
-        self.arguments.put(value, place)
+                self.words.put(steps[1 + d], self.places.word("stride", k, d))
 
     def write(self) -> Routine:
         """Rows in blocks of about the same height."""
@@ -233,7 +237,7 @@ class _Driver:
             src = self.base[name][row * self.stride[name][1]]
             steps = self.stride[name][1:]
             code.run("copy", src, *steps, region, self.pitch, line, rows, self.size)
-        self._set_argument(0, rows)
+        self.words.put(rows, self.places.word("size", 0))
         with code.times(self.steps) as step:
             odd = (step & 1).differs(0)
             first, second = self.held[:2]
@@ -296,5 +300,5 @@ class _Driver:
                 across = self.size * part + column if part else column
                 at = start[name][across * self.stride[name][2]]
             self.pointers.put(at, k)
-        self._set_argument(1, (self.size - column).min(COLUMNS))
-        code.run("cell", self.pointers, self.arguments, 0, rows)
+        self.words.put((self.size - column).min(COLUMNS), self.places.word("size", 1))
+        code.run("cell", self.pointers, self.words, 0, rows)

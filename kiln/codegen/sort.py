@@ -10,9 +10,6 @@ last of all; descending, complemented. So every sort is stable and compares inte
     32 records or fewer:  insertion
     else per digit of 8 bits from the bottom, if not all are equal:    count, then move A -> B; exchange them
     out[j] = position of record first + j
-
-Operands: out, x; then the thread's scratch memory, 64-bit words. Numbers: elements along, the first rank
-wanted, how many are.
 """
 
 from __future__ import annotations
@@ -59,16 +56,17 @@ def words(dtype: str) -> int:
 class Sort(Along):
     """A kernel being written; `what` of its pattern: "sort", ascending or descending."""
 
-    numbers = 3
+    operands = ("out", "x")
+    numbers = ("along", "first", "wanted")  # elements; the first rank wanted, how many are
 
     def __init__(self, spec: AlongSpec, target: Target) -> None:
         super().__init__(spec, target)
         self.words = words(spec.dtypes[1])
         self.bytes = 4 * self.words  # of a key
         self.shift = 64 - 8 * self.bytes  # of the key in its word
-        self.scratch = self.code.operand(2)
+        self.scratch = self.code.operand(self.arguments(spec).pointer("scratch"))
         self.counts = self.code.slot("i64", DIGITS)
-        self.along, self.first, self.wanted = self.number
+        self.along, self.first, self.wanted = (self.number[name] for name in self.numbers)
 
     # -- records ------------------------------------------------------------------------------------
 
@@ -255,8 +253,3 @@ class Sort(Along):
             (before,) = turn.indices
             self._count(turn.index).put(before)
             turn.next = [before + count]
-
-
-def sort_ir(spec: AlongSpec, target: Target) -> str:
-    """The LLVM text of the kernel: one function `kernel`, nothing undefined."""
-    return Sort(spec, target).emit()

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from kiln.codegen.along import AlongSpec, blocks
-from kiln.codegen.compact import Compact, compact_ir
+from kiln.codegen.along import Along, AlongSpec, blocks
+from kiln.codegen.compact import Compact
 from kiln.codegen.compile import object_for, whole
-from kiln.codegen.scan import Scan, scan_ir
-from kiln.codegen.scatter import Scatter, scatter_ir
-from kiln.codegen.search import Search, search_ir
-from kiln.codegen.sort import Sort, sort_ir, words
+from kiln.codegen.scan import Scan
+from kiln.codegen.scatter import Scatter
+from kiln.codegen.search import Search
+from kiln.codegen.sort import Sort, words
 from kiln.codegen.target import Target, host_target
 from kiln.graph.graph import Node, Shape, Value
 from kiln.graph.size import Dim
@@ -22,10 +22,10 @@ from kiln.passes.layout import Layout
 
 
 class AlongKernel(NamedTuple):
-    """What goes along one dim, as a kernel; `write` gives its LLVM text."""
+    """What goes along one dim, as a kernel; `algorithm` writes it."""
 
     spec: AlongSpec
-    write: Callable[[AlongSpec, Target], str]
+    algorithm: type[Along]
 
     def text(self) -> str:
         """The canonical text."""
@@ -34,7 +34,7 @@ class AlongKernel(NamedTuple):
     def object(self, target: Target | None = None) -> bytes:
         """The machine code."""
         target = target or host_target()
-        return object_for(self.text(), lambda: [whole(self.write(self.spec, target))], target)
+        return object_for(self.text(), lambda: [whole(self.algorithm(self.spec, target).emit())], target)
 
 
 class Job(NamedTuple):
@@ -44,7 +44,7 @@ class Job(NamedTuple):
     shape: Shape
     dim: int
     what: str
-    numbers: tuple[Dim, ...]
+    numbers: dict[str, Dim]  # the algorithm's own
     cost: float  # nanoseconds per element along the dim
 
 
@@ -60,7 +60,7 @@ def lower_along(fusion: Fusion, group: Group) -> Lowered:
     """The launch of a group that goes along one dim."""
     node = group.node
     assert node is not None
-    write, block, make = _KINDS[node.op.kind]
+    algorithm, make = _ALGORITHMS[node.op.kind]
     job = make(fusion, node)
     layouts = tuple(o.layout for o in job.operands)
     columns = _columns(job.shape, job.dim, layouts)
@@ -68,13 +68,13 @@ def lower_along(fusion: Fusion, group: Group) -> Lowered:
     classes = tuple("".join(map(stride_class, s)) for s in strides)
     spec = AlongSpec(job.what, tuple(o.value.dtype for o in job.operands), classes)
     pointers = tuple(Memory(o.value, o.array, o.layout.offset) for o in job.operands)
-    args = (*job.numbers, *columns.sizes, *(s for own in strides for s in own))
-    units = blocks(columns.sizes, block)
-    elements = job.shape[job.dim] * min(block, 16)
+    args = algorithm.arguments(spec).words(number=job.numbers, size=columns.sizes, stride=strides)
+    units = blocks(columns.sizes, algorithm.block)
+    elements = job.shape[job.dim] * min(algorithm.block, 16)
     scratch: Dim = 0
     if node.op.kind == "sort":
         scratch = job.shape[job.dim] * (2 * words(job.operands[1].value.dtype))
-    kernel = AlongKernel(spec, write)
+    kernel = AlongKernel(spec, algorithm)
     return Lowered(kernel, pointers, args, units, grain_of(job.cost, elements), scratch)
 
 
@@ -93,14 +93,16 @@ def _scatter(fusion: Fusion, node: Node) -> Job:
     """Into an array that holds the base already."""
     dim, shape = node.attrs[0], node.inputs[1].shape
     operands = (_out(fusion, node), *(_in(fusion, v) for v in node.inputs[1:]))
-    return Job(operands, shape, dim, node.op.name, (shape[dim], node.out.shape[dim]), 1.0)
+    numbers = {"along": shape[dim], "bound": node.out.shape[dim]}
+    return Job(operands, shape, dim, node.op.name, numbers, 1.0)
 
 
 def _scan(fusion: Fusion, node: Node) -> Job:
     dim, dtype, reverse = node.attrs
     what = f"{node.op.name} {dtype} {'reverse' if reverse else 'forward'}"
     shape = node.out.shape
-    return Job((_out(fusion, node), _in(fusion, node.inputs[0])), shape, dim, what, (shape[dim],), 1.0)
+    operands = (_out(fusion, node), _in(fusion, node.inputs[0]))
+    return Job(operands, shape, dim, what, {"along": shape[dim]}, 1.0)
 
 
 def _sort(fusion: Fusion, node: Node) -> Job:
@@ -108,7 +110,8 @@ def _sort(fusion: Fusion, node: Node) -> Job:
     shape = node.inputs[0].shape
     what = "sort descending" if descending else "sort ascending"
     operands = (_out(fusion, node), _in(fusion, node.inputs[0]))
-    return Job(operands, shape, dim, what, (shape[dim], first, count), 10.0)
+    numbers = {"along": shape[dim], "first": first, "wanted": count}
+    return Job(operands, shape, dim, what, numbers, 10.0)
 
 
 def _search(fusion: Fusion, node: Node) -> Job:
@@ -119,21 +122,23 @@ def _search(fusion: Fusion, node: Node) -> Job:
         o._replace(layout=Layout(shape, (0, *o.layout.strides), o.layout.offset))
         for o in (_out(fusion, node), _in(fusion, values))
     ]
-    return Job((*flat, _in(fusion, rows)), shape, 0, f"search {node.attrs[0]}", (shape[0],), 0.1)
+    operands = (*flat, _in(fusion, rows))
+    return Job(operands, shape, 0, f"search {node.attrs[0]}", {"along": shape[0]}, 0.1)
 
 
 def _compact(fusion: Fusion, node: Node) -> Job:
     shape = node.inputs[0].shape
     operands = (_out(fusion, node), _in(fusion, node.inputs[0]))
-    return Job(operands, shape, 0, "compact", (*node.out.shape, *shape), 1.0)
+    numbers = {"count": node.out.shape[0], "along": shape[0]}
+    return Job(operands, shape, 0, "compact", numbers, 1.0)
 
 
-_KINDS: dict[str, tuple[Callable[[AlongSpec, Target], str], int, Callable[[Fusion, Node], Job]]] = {
-    "scatter": (scatter_ir, Scatter.block, _scatter),
-    "scan": (scan_ir, Scan.block, _scan),
-    "sort": (sort_ir, Sort.block, _sort),
-    "search": (search_ir, Search.block, _search),
-    "compact": (compact_ir, Compact.block, _compact),
+_ALGORITHMS: dict[str, tuple[type[Along], Callable[[Fusion, Node], Job]]] = {
+    "scatter": (Scatter, _scatter),
+    "scan": (Scan, _scan),
+    "sort": (Sort, _sort),
+    "search": (Search, _search),
+    "compact": (Compact, _compact),
 }
 
 

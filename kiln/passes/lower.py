@@ -121,7 +121,7 @@ def _nest(fusion: Fusion, group: Group) -> Lowered:
         strides = [s if u.own else (1 if u.mode == "out" else 0,) for u, s in zip(builder.uses, strides)]
     kernel = _kernel(roles, builder, strides, stores, BLOCKS[frame.mode], parts, _written_over(group))
     pointers = tuple(Memory(u.value, u.array, u.layout.offset) for u in builder.uses)
-    args = _arguments(sizes, strides, builder)
+    args = _arguments(kernel.nest, sizes, strides, builder)
     grid, elements = _grid(kernel.nest, sizes)
     return Lowered(kernel, pointers, args, grid, grain_of(_cost(kernel.nest), elements))
 
@@ -168,9 +168,10 @@ def _classes(strides: Shape) -> tuple[str, ...]:
     return (*found[:-1], "2") if strides and strides[-1] == 2 else found
 
 
-def _arguments(sizes: Shape, strides: list[Shape], builder: Builder) -> tuple[Dim, ...]:
-    """Sizes, strides of every operand, numbers."""
-    return (*sizes, *(s for own in strides for s in own), *(n for _, n in builder.numbers))
+def _arguments(nest: Nest, sizes: Shape, strides: list[Shape], builder: Builder) -> Shape:
+    """The words of a launch."""
+    numbers = [value for _, value in builder.numbers]
+    return nest.arguments.words(size=sizes, stride=strides, number=numbers)
 
 
 def _grid(nest: Nest, sizes: Shape) -> tuple[Dim, Dim]:
@@ -214,6 +215,6 @@ def _blocks(fusion: Fusion, group: Group) -> list[Lowered]:
         pointers = tuple(
             Memory(u.value, u.array, u.layout.offset + first * row[0]) for u, row in zip(builder.uses, rows)
         )
-        args = _arguments((count, length), rows, builder)
+        args = _arguments(kernel.nest, (count, length), rows, builder)
         launches.append(Lowered(kernel, pointers, args, count, grain_of(_cost(kernel.nest), BLOCK)))
     return launches

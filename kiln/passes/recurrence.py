@@ -56,12 +56,14 @@ def lower_recurrence(fusion: Fusion, group: Group) -> Lowered:
         found[f"to {name}"] = Memory(array.value, array, array.layout.offset), array.layout
     steps, rows, size = *node.inputs[0].shape[:2], node.inputs[2].shape[1]
     memories, strides = _placed(found, steps, reverse)
-    kinds = {name: stride_class(own[2]) for name, own in zip(found, strides)}
+    kinds = {name: stride_class(own[2]) for name, own in strides.items()}
     spec = _spec(node, kinds, gives)
-    args = (steps, rows, size, *(s for own in strides for s in own))
+    args = spec.arguments.words(size=(steps, rows, size), stride=strides)
     work = steps * size * (size + GATE) * (UNIT_ROWS * spec.gates)
     units, grain = spec.units(rows), quotient(WORTH * FMAS, work + 1)
-    return Lowered(RecurrenceKernel(spec), (*memories, weight), args, units, grain, spec.scratch(size))
+    memories["weight"] = weight
+    pointers = spec.arguments.pointers(memories)
+    return Lowered(RecurrenceKernel(spec), pointers, args, units, grain, spec.scratch(size))
 
 
 def _operands(node: Node) -> list[str]:
@@ -72,16 +74,15 @@ def _operands(node: Node) -> list[str]:
 
 def _placed(
     found: dict[str, tuple[Memory, Layout]], steps: Dim, reverse: bool
-) -> tuple[list[Memory], list[tuple[Dim, ...]]]:
+) -> tuple[dict[str, Memory], dict[str, list[Dim]]]:
     """Where operands begin and their strides along step, row, column; reversed, from the last step on."""
-    memories, strides = [], []
+    memories, strides = {}, {}
     for name, (memory, layout) in found.items():
         own = [layout.strides[d] if d >= 0 else 0 for d in PLACES.get(name, (0, 1, 2))]
         if reverse:
             memory = memory._replace(offset=memory.offset + own[0] * (steps - 1))
             own[0] = own[0] * -1
-        memories.append(memory)
-        strides.append(tuple(own))
+        memories[name], strides[name] = memory, own
     return memories, strides
 
 
