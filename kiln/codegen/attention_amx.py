@@ -15,8 +15,8 @@ Scores are computed up to three times: a product on tiles costs less than memory
 are as fast as short ones. Every sum of products goes on where it lies, in ascending steps of 32 keys (of 32
 queries of a member of the group, for dk and dv), so bits depend on none of these numbers.
 
-What products read is packed as matmul_amx.py says: keys and values once per head, queries and their gradients
-once per block, weights and slopes as they are made (attention_amx_rows.py).
+What products read is packed as gemm/amx_tile.py says: keys and values once per head, queries and their
+gradients once per block, weights and slopes as they are made (attention_amx_rows.py).
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from kiln.codegen.attention_amx_rows import DOWN, KEPT
 from kiln.codegen.attention_rows import deliver, draw
 from kiln.codegen.attention_spec import KEYS, PITCH, QUERIES, AttentionSpec
 from kiln.codegen.attention_units import Block, Driver, Rows
+from kiln.codegen.gemm.amx_pack import pack_a, pack_panels
+from kiln.codegen.gemm.amx_tile import FACTORS, LINE, PANEL, ROW, STEP_BYTES, on_tiles
+from kiln.codegen.gemm.element import Element
+from kiln.codegen.gemm.pack import clear, zeros
 from kiln.codegen.index import Condition, Index, Integer, Pointer
-from kiln.codegen.matmul_amx import FACTORS, LINE, PANEL, ROW, STEP_BYTES, on_tiles
-from kiln.codegen.matmul_amx_pack import pack_lines, pack_words
-from kiln.codegen.matmul_pack import clear, zeros
-from kiln.codegen.matmul_text import Routine
-from kiln.codegen.matmul_tile import Element
 from kiln.codegen.nest import REDUCE_BLOCK
+from kiln.codegen.routine import Routine
 from kiln.codegen.target import Target
 from kiln.codegen.value import Value
 
@@ -100,13 +100,13 @@ class _Driver(Driver):
         shape: tuple[Index, Index],
         apart: Index,
     ) -> None:
-        pack_words(self.code, self.packed, src, strides, self._region(region), shape, apart)
+        pack_panels(self.code, self.packed, src, strides, self._region(region), shape, apart)
 
     def _across(self, name: str, block: Block, width: str, dst: Pointer) -> None:
         """Queries, or their gradients, as the left factor of scores."""
         rows, shape = self.rows_of(name, *block[:3]), (block.rows, self.size[width])
         strides = rows.pitch, self.stride[name][4]
-        pack_lines(self.code, self.packed, rows.place, strides, dst, shape, self._region("stage"))
+        pack_a(self.code, self.packed, rows.place, strides, dst, shape, self._region("stage"))
 
     def _down(self, name: str, block: Block, width: str, region: str) -> None:
         """The same as the left factor of words that are summed over queries, 32 elements of all at a time."""
@@ -115,7 +115,7 @@ class _Driver(Driver):
         with self._blocks(self.size[width]) as (at, count):
             src, dst = rows.place[at * step], self._region(region)
             dst, shape = dst[at * (DOWN // PANEL)], (count, block.rows)
-            pack_lines(code, self.packed, src, (step, rows.pitch), dst, shape, self._region("stage"))
+            pack_a(code, self.packed, src, (step, rows.pitch), dst, shape, self._region("stage"))
 
     @contextmanager
     def _blocks(self, count: Index) -> Iterator[tuple[Index, Index]]:
@@ -190,7 +190,7 @@ class _Driver(Driver):
         """Room for sums of a block's rows that the first keys begin; where there are none, zeros."""
         sums = Rows(self._region("sums"), self.pitch[width])
         with self.code.when(self.visible(block).equals(0)):
-            clear(self.code, self.element, sums.place, block.rows * sums.pitch)
+            clear(self.code, sums.place, block.rows * sums.pitch)
         return sums
 
     def _settle(self, rows: Index, key: Index, shares: Pointer, means: Pointer) -> None:
@@ -271,11 +271,11 @@ class _Driver(Driver):
         query, grad = self._packed("query", at, "e"), self._packed("grad", at, "v")
         tops, shares, means = self._numbers(at)
         with code.when(block.rows < PANEL):
-            clear(code, self.element, query, self.block["e"])
-            clear(code, self.element, grad, self.block["v"])
-            clear(code, self.element, self._region("stage"), STEP_BYTES)
+            clear(code, query, self.block["e"])
+            clear(code, grad, self.block["v"])
+            clear(code, self._region("stage"), STEP_BYTES)
             for place in (tops, shares, means):
-                clear(code, self.element, place, PANEL * FLOAT)
+                clear(code, place, PANEL * FLOAT)
         self._across("q", block, "e", query)
         self._across("g", block, "v", grad)
         self._peaks(query, block, tops)
@@ -333,7 +333,7 @@ class _Driver(Driver):
 
     def clear_sums(self, low: Index, high: Index) -> None:
         for _, width, total, *_ in self._totals():
-            clear(self.code, self.element, total.place, self.size[width] * total.pitch)
+            clear(self.code, total.place, self.size[width] * total.pitch)
 
     def deliver_sums(self, head: Index, low: Index, high: Index) -> None:
         code = self.code
@@ -342,7 +342,7 @@ class _Driver(Driver):
             with code.loop(low, high, PANEL) as turn:
                 src = total.place[turn.index * FLOAT]
                 place, size = stage.place, self.size[width]
-                code.run("turn", src, total.pitch, place, stage.pitch, PANEL, size)
+                code.run("transpose", src, total.pitch, place, stage.pitch, PANEL, size)
                 rows = (high - turn.index).min(PANEL)
                 into = self.rows_of(name.upper(), head, row=turn.index)
                 self.deliver(stage, into, rows, width, (factor, 0))

@@ -26,10 +26,10 @@ from kiln.codegen.attention_rows import CHAIN, INFINITY, Row, Rows, Scores, floa
 from kiln.codegen.attention_spec import KEYS, PAD, QUERIES, AttentionSpec
 from kiln.codegen.attention_units import kept_bytes
 from kiln.codegen.code import LANES
+from kiln.codegen.gemm.amx_tile import LINE, PANEL, ROW, STEP_BYTES, store_vnni
+from kiln.codegen.gemm.element import Element
 from kiln.codegen.index import Index, Pointer
-from kiln.codegen.matmul_amx import LINE, PANEL, ROW, STEP_BYTES, store_words
-from kiln.codegen.matmul_text import Routine
-from kiln.codegen.matmul_tile import Element
+from kiln.codegen.routine import Routine
 from kiln.codegen.target import Target
 from kiln.codegen.value import Value
 
@@ -303,7 +303,7 @@ class _Slopes(_Blocks):
         for name, base, which in (("v", weights, 0), ("k", down, 1)):
             if name in self.gives:
                 place = base[column * (DOWN // PAD), r * (ROW // 2)]
-                store_words(code, "i16", [first[which], second[which]], place)
+                store_vnni(code, "i16", [first[which], second[which]], place)
 
 
 def slopes(spec: AttentionSpec, target: Target, element: Element) -> Routine:

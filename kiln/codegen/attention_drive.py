@@ -5,9 +5,9 @@
                   dq = dS k * scale;  dk += dS^T q;  dv += p^T g
                   dk * scale, dv at the end
 
-Keys and values are packed once per head, into panels that a tile reads (matmul_tile.py), and the block's rows
-too (values that one block of queries meets are read where they lie, if they can be); every product is the
-routine multiply.
+Keys and values are packed once per head, into panels that a tile reads (gemm/fma_tile.py), and the block's
+rows too (values that one block of queries meets are read where they lie, if they can be); every product is
+the routine multiply.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from __future__ import annotations
 from kiln.codegen.attention_rows import deliver, draw, slopes, thin, weigh
 from kiln.codegen.attention_spec import PAD, PITCH, AttentionSpec
 from kiln.codegen.attention_units import Block, Driver, Rows, kept_bytes
+from kiln.codegen.gemm.element import SEGMENT, Element
+from kiln.codegen.gemm.pack import clear
 from kiln.codegen.index import Condition, Index, Integer, Pointer, every
-from kiln.codegen.matmul_pack import clear
-from kiln.codegen.matmul_text import Routine
-from kiln.codegen.matmul_tile import SEGMENT, VECTORS, Element
+from kiln.codegen.routine import Routine
 from kiln.codegen.target import Target
 from kiln.scalars.order import ATTENTION_ROWS
 
@@ -38,10 +38,10 @@ def multiply(target: Target, element: Element) -> Routine:
     )
     fresh = code.condition("%fresh")
     lanes = element.lanes(target)
-    panel = VECTORS * lanes
+    panel = element.panel(target)
     with code.when(depth.equals(0) & fresh):
         with code.times(rows) as r:
-            clear(code, element, c[r * cs], _bytes(element, columns, panel))
+            clear(code, c[r * cs], _bytes(element, columns, panel))
     with code.times(columns, panel) as column:
         panels = b[column // panel * bp]
         narrow = columns - column <= lanes
@@ -71,7 +71,7 @@ class _Driver(Driver):
 
     def __init__(self, spec: AttentionSpec, target: Target, element: Element) -> None:
         super().__init__(spec, target, element)
-        self.panel = VECTORS * element.lanes(target)
+        self.panel = element.panel(target)
         self.pitch = {name: self._pitch(name) for name in "sev"}
         self.value_place, self.value_step = self.code.slot("ptr"), self.code.variable()
 
@@ -114,7 +114,7 @@ class _Driver(Driver):
         pitch, step = self.pitch[width], self.stride[name][4]
         ragged = (size % self.panel).differs(0)
         with code.when(ragged):
-            clear(code, self.element, self.region[region], count * pitch)
+            clear(code, self.region[region], count * pitch)
         code.run(
             "copy", rows.place, rows.pitch, step, self.region[region], pitch,
             self.panel * self.element.bytes, count, size,
@@ -128,13 +128,13 @@ class _Driver(Driver):
         whole = self.size["s"] // self.panel * self.panel
         column = depth * element.bytes
         rest = self.size["s"].ceil_div(PAD) * PAD - whole
-        clear(code, element, self.region[region][whole * column], rest * column)
+        clear(code, self.region[region][whole * column], rest * column)
         with code.times(self.size["s"], self.panel) as first:
             count = (self.size["s"] - first).min(self.panel)
             src = rows.place[first * rows.pitch]
             dst = self.region[region][first * column]
             with code.either(near) as otherwise:
-                code.run("turn", src, rows.pitch, dst, line, depth, count)
+                code.run("transpose", src, rows.pitch, dst, line, depth, count)
                 next(otherwise)
                 code.run("copy", src, step, rows.pitch, dst, line, line, depth, count)
 
@@ -221,7 +221,7 @@ class _Driver(Driver):
     def clear_sums(self, low: Index, high: Index) -> None:
         for rows, _, _ in self._sums(low).values():
             bytes = (high - low) * rows.pitch
-            clear(self.code, self.element, rows.place, bytes)
+            clear(self.code, rows.place, bytes)
 
     def deliver_sums(self, head: Index, low: Index, high: Index) -> None:
         for name, (rows, width, factor) in self._sums(low).items():

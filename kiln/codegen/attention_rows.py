@@ -19,12 +19,12 @@ from typing import NamedTuple
 
 from kiln.codegen.code import IOTA32, IOTA64, LANES
 from kiln.codegen.emit import Expression, Machine, number
+from kiln.codegen.gemm.element import Element
 from kiln.codegen.index import Index, Pointer
-from kiln.codegen.matmul_text import Routine
-from kiln.codegen.matmul_tile import Element
 from kiln.codegen.memory import Memory
 from kiln.codegen.nest import REDUCE_BLOCK
 from kiln.codegen.reduce import Reducer
+from kiln.codegen.routine import Routine
 from kiln.codegen.target import Target
 from kiln.codegen.value import Value
 from kiln.scalars.mathematics import EXP_RANGE, exp

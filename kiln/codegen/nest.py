@@ -40,7 +40,7 @@ NOWHERE = (1 << 63) - 1  # the position of an absent element: every real one is 
 CHAIN = 8  # elements of a lane that are reduced left to right, then onto its total
 GROUP = CHAIN * LANES
 TURN = convert(Scalar("index", (), "i64", 1) >> 4 & 7, "u8")  # of a product's column: its place in its chain
-ROW_ACCUMULATORS = REDUCE_BLOCK // CHAIN  # the block of nests whose elements are chains (kiln.codegen.matmul)
+ROW_ACCUMULATORS = REDUCE_BLOCK // CHAIN  # the block of nests whose elements are a product's chains
 MOVED = ("float16", "bfloat16")  # dtypes whose elements are 16 bits wherever they are not computed with
 TEXTS = 256  # remembered: a pattern is asked for its text by whoever hands it on
 

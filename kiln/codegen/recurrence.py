@@ -26,13 +26,15 @@ from typing import Any, NamedTuple
 from kiln.codegen.arguments import Arguments
 from kiln.codegen.code import LANES
 from kiln.codegen.compile import Part
+from kiln.codegen.gemm import fma
+from kiln.codegen.gemm.element import SEGMENT, element_of, multiply_add
+from kiln.codegen.gemm.fma_tile import nothing
+from kiln.codegen.gemm.spec import product
 from kiln.codegen.generate import nest_text
 from kiln.codegen.index import Index, Pointer
-from kiln.codegen.matmul import chains, product
-from kiln.codegen.matmul_text import Routine, own_parts
-from kiln.codegen.matmul_tile import SEGMENT, VECTORS, element_of, identity, multiply_add
 from kiln.codegen.memory import Memory
 from kiln.codegen.nest import Nest, Operand
+from kiln.codegen.routine import Routine, own_parts
 from kiln.codegen.target import Target
 from kiln.codegen.value import LLVM, Value, llvm_type
 from kiln.ops.nn.recurrent_layers import COLUMNS
@@ -124,8 +126,12 @@ def pitch_of(size: Any) -> Any:
 def recurrence_parts(spec: RecurrenceSpec, target: Target) -> list[Part]:
     """The parts of the kernel: its own, and those that all products of such factors share."""
     routines = [_Driver(spec, target).write(), row(spec, target)]
-    driver = own_parts(target, routines, [identity(target, element_of(spec.dtype))])
-    return [*driver, Part(("cell",), lambda: _cell_text(spec, target)), *chains(product(spec.dtype), target)]
+    driver = own_parts(target, routines, [nothing(target, element_of(spec.dtype))])
+    return [
+        *driver,
+        Part(("cell",), lambda: _cell_text(spec, target)),
+        *fma.shared_parts(product(spec.dtype), target),
+    ]
 
 
 def _cell_text(spec: RecurrenceSpec, target: Target) -> str:
@@ -226,7 +232,7 @@ class _Driver:
     def _block(self, row: Index, rows: Index) -> None:
         """All steps of some rows."""
         code, spec = self.code, self.spec
-        line = VECTORS * self.target.vector_bits // 8
+        line = self.element.panel(self.target) * self.element.bytes
         for name, region in zip(("hidden", "cell")[: spec.states], (self.held[0], self.held[-1])):
             src = self.base[name][row * self.stride[name][1]]
             steps = self.stride[name][1:]
@@ -267,7 +273,7 @@ class _Driver:
             with code.either(rows.equals(1)) as several:
                 code.run("row", a, b, gate_bytes, self.sums, depth, first)
                 next(several)
-                for at in range(0, spec.gates * COLUMNS, VECTORS * self.element.lanes(self.target)):
+                for at in range(0, spec.gates * COLUMNS, self.element.panel(self.target)):
                     gate, inside = divmod(at, COLUMNS)
                     if not inside:
                         self._ask(gate, start, rows, column)

@@ -47,7 +47,7 @@ class Noted:
         from kiln.passes import along, attention, launch, products, recurrence
 
         for kind in (
-            launch.NestKernel, products.MatmulKernel, along.AlongKernel, attention.AttentionKernel,
+            launch.NestKernel, products.GemmKernel, along.AlongKernel, attention.AttentionKernel,
             recurrence.RecurrenceKernel,
         ):  # fmt: skip
             kind.object = self._noting(kind.object)  # type: ignore[method-assign]
