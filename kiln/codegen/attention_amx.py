@@ -34,10 +34,10 @@ from kiln.codegen.gemm.amx_tile import FACTORS, LINE, PANEL, ROW, STEP_BYTES, on
 from kiln.codegen.gemm.element import Element
 from kiln.codegen.gemm.pack import clear, zeros
 from kiln.codegen.index import Condition, Index, Integer, Pointer
-from kiln.codegen.nest import REDUCE_BLOCK
 from kiln.codegen.routine import Routine
 from kiln.codegen.target import Target
 from kiln.codegen.value import Value
+from kiln.table.order import REDUCE_BLOCK
 
 FLOAT = 4  # bytes
 ACROSS = PANEL * KEYS * 2  # bytes of packed rows of weights or slopes

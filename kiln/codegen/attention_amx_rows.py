@@ -22,16 +22,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kiln.codegen.attention_rows import CHAIN, INFINITY, Row, Rows, Scores, float_kind
+from kiln.codegen.attention_rows import INFINITY, Row, Rows, Scores, float_kind
 from kiln.codegen.attention_spec import KEYS, PAD, QUERIES, AttentionSpec
 from kiln.codegen.attention_units import kept_bytes
-from kiln.codegen.code import LANES
 from kiln.codegen.gemm.amx_tile import LINE, PANEL, ROW, STEP_BYTES, store_vnni
 from kiln.codegen.gemm.element import Element
 from kiln.codegen.index import Index, Pointer
 from kiln.codegen.routine import Routine
 from kiln.codegen.target import Target
 from kiln.codegen.value import Value
+from kiln.table.order import GROUP, LANES
 
 HALVES = f"<{2 * LANES} x i16>"
 KEPT = kept_bytes(KEYS)  # between the bits of rows
@@ -101,7 +101,7 @@ class _Blocks(Scores, _Lanes):
     ) -> list[Value]:
         """Lanes of sums after a block's elements, two vectors of 32 columns for each sum.
 
-        each CHAIN of columns:  a chain of its elements, then onto the lanes
+        each GROUP of columns:  a chain of its elements, then onto the lanes
         """
         code, reducer = self.code, self.reducer("sum")
         none = reducer.identity(LANES) * len(lanes)
@@ -111,8 +111,8 @@ class _Blocks(Scores, _Lanes):
                 values = [reducer.step([x], [y])[0] for x, y in zip(values, several)]
             return values
 
-        with code.loop(0, limit, CHAIN, lanes) as group:
-            stop = limit.min(group.index + CHAIN)
+        with code.loop(0, limit, GROUP, lanes) as group:
+            stop = limit.min(group.index + GROUP)
             whole = self.whole(stop)
             with code.loop(group.index, whole, PAD, none) as turn:
                 turn.next = added(turn.values, elements(turn.index, False))

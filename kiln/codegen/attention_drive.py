@@ -15,12 +15,12 @@ from __future__ import annotations
 from kiln.codegen.attention_rows import deliver, draw, slopes, thin, weigh
 from kiln.codegen.attention_spec import PAD, PITCH, AttentionSpec
 from kiln.codegen.attention_units import Block, Driver, Rows, kept_bytes
-from kiln.codegen.gemm.element import SEGMENT, Element
+from kiln.codegen.gemm.element import Element
 from kiln.codegen.gemm.pack import clear
 from kiln.codegen.index import Condition, Index, Integer, Pointer, every
 from kiln.codegen.routine import Routine
 from kiln.codegen.target import Target
-from kiln.scalars.order import ATTENTION_ROWS
+from kiln.table.order import ATTENTION_ROWS, SEGMENT
 
 Factor = tuple[Pointer, Integer, Integer]  # where it lies, and its two strides
 

@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 
 from kiln.codegen.arguments import Arguments
 from kiln.codegen.attention_rows import Mask
-from kiln.codegen.code import LANES
 from kiln.codegen.gemm.amx_tile import LINE, PANEL, ROW, STEP_BYTES
 from kiln.codegen.nest import TEXTS
-from kiln.scalars.order import ATTENTION_ROWS
 from kiln.scalars.scalar import Scalar, program_text, select
+from kiln.table.order import ATTENTION_ROWS, LANES
 
 UNIT_BLOCKS = 4  # blocks of a unit: packed keys are used as often
 UNIT_ROWS = ATTENTION_ROWS * UNIT_BLOCKS

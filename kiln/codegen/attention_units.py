@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from kiln.codegen.attention_rows import KEPT_BYTES
 from kiln.codegen.attention_spec import DIMS, PAD, SIZES, UNIT_ROWS, AttentionSpec, Drop
-from kiln.codegen.code import LANES
 from kiln.codegen.emit import Expression
 from kiln.codegen.gemm.element import Element
 from kiln.codegen.index import Condition, Index, Integer, Pointer, Variable
@@ -18,6 +17,7 @@ from kiln.codegen.routine import Routine
 from kiln.codegen.target import Target
 from kiln.codegen.value import LLVM, Value
 from kiln.scalars.scalar import Scalar
+from kiln.table.order import LANES
 
 
 class Rows(NamedTuple):

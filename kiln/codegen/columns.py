@@ -19,18 +19,18 @@ is kept of each column a unit has fewer of them (`Nest.column_block`).
 
 from __future__ import annotations
 
-from kiln.codegen.code import LANES
 from kiln.codegen.emit import Expression
 from kiln.codegen.frame import EXPENSIVE, POINT, Frame, Step
 from kiln.codegen.index import Condition, Index, Integer, Pointer
 from kiln.codegen.memory import element
-from kiln.codegen.nest import CHAIN, GROUP, Nest
+from kiln.codegen.nest import Nest
 from kiln.codegen.plan import Plan, above
 from kiln.codegen.reduce import Reducer
 from kiln.codegen.rows import grouped, identities, steps
 from kiln.codegen.target import Target
 from kiln.codegen.value import LLVM, Value, llvm_type
 from kiln.scalars.scalar import REDUCE, Scalar, topological
+from kiln.table.order import CHAIN, GROUP, LANES
 
 
 class Columns:

@@ -16,11 +16,12 @@ import struct
 from collections.abc import Callable, Hashable
 from functools import lru_cache
 
-from kiln.codegen.code import LANES, Code
+from kiln.codegen.code import Code
 from kiln.codegen.index import Condition
 from kiln.codegen.value import LLVM, Value, llvm_type
 from kiln.scalars.floats import FORMAT
 from kiln.scalars.scalar import FLOATS, SIGNED, WIDTH, Scalar, topological
+from kiln.table.order import LANES
 
 DENORMAL = 0x20  # of the classes of floats that x86 tests for
 

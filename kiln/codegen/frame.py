@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from kiln.codegen.code import IOTA64, LANES, Code
+from kiln.codegen.code import IOTA64, Code
 from kiln.codegen.emit import Expression, rare_families
 from kiln.codegen.index import Index, Integer, Pointer
 from kiln.codegen.memory import Memory, element
@@ -19,6 +19,7 @@ from kiln.codegen.stream import Streams
 from kiln.codegen.target import Target
 from kiln.codegen.value import Value
 from kiln.scalars.scalar import REDUCE, Scalar, topological
+from kiln.table.order import LANES
 
 POINT = -1  # the pseudo dim of a value that follows a reduction: known once per p point only
 AHEAD = 2048  # bytes

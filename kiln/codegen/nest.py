@@ -30,15 +30,12 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from kiln.codegen.arguments import Arguments
-from kiln.codegen.code import LANES
 from kiln.scalars.scalar import REDUCE, WIDTH, Scalar, convert, program_text, topological
+from kiln.table.order import CHAIN, LANES, REDUCE_BLOCK
 
 COLUMN_BLOCK = 256  # columns reduced together by one unit of a "columns" schedule, at most
 HELD_BYTES = 160 << 10  # what a unit of columns may hold on the stack: native/threads.h asks for more
-REDUCE_BLOCK = 16384  # the fixed block of the reduction order
 NOWHERE = (1 << 63) - 1  # the position of an absent element: every real one is earlier
-CHAIN = 8  # elements of a lane that are reduced left to right, then onto its total
-GROUP = CHAIN * LANES
 TURN = convert(Scalar("index", (), "i64", 1) >> 4 & 7, "u8")  # of a product's column: its place in its chain
 ROW_ACCUMULATORS = REDUCE_BLOCK // CHAIN  # the block of nests whose elements are a product's chains
 MOVED = ("float16", "bfloat16")  # dtypes whose elements are 16 bits wherever they are not computed with

@@ -24,10 +24,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from kiln.codegen.arguments import Arguments
-from kiln.codegen.code import LANES
 from kiln.codegen.compile import Part
 from kiln.codegen.gemm import fma
-from kiln.codegen.gemm.element import SEGMENT, element_of, multiply_add
+from kiln.codegen.gemm.element import element_of, multiply_add
 from kiln.codegen.gemm.fma_tile import nothing
 from kiln.codegen.gemm.spec import product
 from kiln.codegen.generate import nest_text
@@ -39,6 +38,7 @@ from kiln.codegen.target import Target
 from kiln.codegen.value import LLVM, Value, llvm_type
 from kiln.ops.nn.recurrent_layers import COLUMNS
 from kiln.scalars.scalar import Scalar, program_text
+from kiln.table.order import LANES, SEGMENT
 
 UNIT_ROWS = 4  # as many as the lowest tile has
 ROWS = 48

@@ -17,16 +17,16 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from kiln.codegen.code import LANES
 from kiln.codegen.emit import Expression
 from kiln.codegen.frame import COSTS, EXPENSIVE, POINT, Frame, Step
 from kiln.codegen.index import Index, Pointer
 from kiln.codegen.memory import element
-from kiln.codegen.nest import CHAIN, GROUP, REDUCE_BLOCK, Nest
+from kiln.codegen.nest import Nest
 from kiln.codegen.plan import Plan, above
 from kiln.codegen.reduce import Reducer
 from kiln.codegen.target import Target
 from kiln.codegen.value import Value
+from kiln.table.order import CHAIN, GROUP, LANES, REDUCE_BLOCK
 
 Part = TypeVar("Part", Value, Pointer)
 

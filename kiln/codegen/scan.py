@@ -11,7 +11,6 @@ power of two apart would push each other out of the cache).
 from __future__ import annotations
 
 from kiln.codegen.along import Along, AlongSpec
-from kiln.codegen.code import LANES
 from kiln.codegen.emit import literal
 from kiln.codegen.index import Index, Integer, Pointer
 from kiln.codegen.target import Target
@@ -20,6 +19,7 @@ from kiln.ops.reductions.steps import SCANS, state_type
 from kiln.scalars.scalar import Scalar, convert, round_to
 from kiln.table.apply import convert_dtype
 from kiln.table.kinds import COMPUTE
+from kiln.table.order import LANES
 
 TOGETHER = 4  # columns whose steps do not wait for each other
 

@@ -14,11 +14,11 @@ An index out of range does nothing (whoever minds has raised before).
 from __future__ import annotations
 
 from kiln.codegen.along import Along
-from kiln.codegen.code import LANES
 from kiln.codegen.index import Condition, Index, Pointer
 from kiln.codegen.memory import element
 from kiln.codegen.value import Value
 from kiln.ops.reductions.steps import scatter_step
+from kiln.table.order import LANES
 
 
 class Scatter(Along):

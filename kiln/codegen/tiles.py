@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kiln.codegen.code import LANES
 from kiln.codegen.emit import Expression
 from kiln.codegen.frame import Frame, Step
 from kiln.codegen.index import Index, Integer
 from kiln.codegen.memory import element
 from kiln.codegen.nest import Nest
+from kiln.table.order import LANES
 
 SQUARE = 8  # turned at once: 8 lines may share one cache set
 MOST_GROUPS = 4  # 16 rows each: neighbouring lines of one page are read together

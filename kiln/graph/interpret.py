@@ -20,9 +20,9 @@ from kiln.ops.reductions import steps
 from kiln.scalars import scalar as sc
 from kiln.scalars.on_numpy import DTYPE
 from kiln.scalars.on_numpy import evaluate as evaluate_scalars
-from kiln.scalars.order import BLOCK, CHAIN, LANES, SEGMENT
 from kiln.table.apply import LOW, apply_pointwise, convert_dtype
 from kiln.table.kinds import COMPUTE
+from kiln.table.order import CHAIN, LANES, REDUCE_BLOCK, SEGMENT
 
 Array = np.ndarray[Any, Any]
 Given = Union[Array, int, float, bool]
@@ -127,8 +127,8 @@ def fold(step: Callable[[Array, Array], Array], x: Array, neutral: Any) -> Array
     if length == 0:
         return np.full(x.shape[:-1], neutral, x.dtype)
     total: Array | None = None
-    for start in range(0, length, BLOCK):
-        part = _fold_block(step, x[..., start : start + BLOCK], neutral)
+    for start in range(0, length, REDUCE_BLOCK):
+        part = _fold_block(step, x[..., start : start + REDUCE_BLOCK], neutral)
         total = part if total is None else step(total, part)
     assert total is not None
     return total

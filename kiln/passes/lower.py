@@ -28,9 +28,9 @@ from kiln.passes.launch import (
     stride_class,
 )
 from kiln.passes.layout import numel
-from kiln.passes.prepare import BLOCK
-from kiln.passes.strips import LANES, strips
+from kiln.passes.strips import strips
 from kiln.scalars.scalar import LEAVES, Scalar, substitute, topological
+from kiln.table.order import LANES, REDUCE_BLOCK
 
 _lower_product = later("kiln.passes.products", "lower_product")
 _lower_along = later("kiln.passes.along", "lower_along")
@@ -39,8 +39,8 @@ _LAYERS = {
     "recurrence": later("kiln.passes.recurrence", "lower_recurrence"),
 }
 BLOCKS = {
-    "map": BLOCK,
-    "lanes": BLOCK,
+    "map": REDUCE_BLOCK,
+    "lanes": REDUCE_BLOCK,
     "strips": LANES,
     "chains": ROW_ACCUMULATORS,
     "sequence": 1,
@@ -207,14 +207,17 @@ def _blocks(fusion: Fusion, group: Group) -> list[Lowered]:
     flat = _Dims(frame.dims, "r" * len(frame.dims), inputs, set())
     assert len(flat.sizes) == 1, "partial results are made of one flat dim"
     size = flat.sizes[0]
-    full, steps = quotient(size, BLOCK), [flat.strides(u)[0] if u.mode == "in" else 0 for u in builder.uses]
-    rows: list[Shape] = [(s * BLOCK, s) if u.mode == "in" else (1, 0) for u, s in zip(builder.uses, steps)]
-    kernel = _kernel("pr", builder, rows, stores, BLOCK, {})
+    full = quotient(size, REDUCE_BLOCK)
+    steps = [flat.strides(u)[0] if u.mode == "in" else 0 for u in builder.uses]
+    rows: list[Shape] = [
+        (s * REDUCE_BLOCK, s) if u.mode == "in" else (1, 0) for u, s in zip(builder.uses, steps)
+    ]
+    kernel = _kernel("pr", builder, rows, stores, REDUCE_BLOCK, {})
     launches = []
-    for count, length, first in ((full, BLOCK, 0), (1, size - full * BLOCK, full)):
+    for count, length, first in ((full, REDUCE_BLOCK, 0), (1, size - full * REDUCE_BLOCK, full)):
         pointers = tuple(
             Memory(u.value, u.array, u.layout.offset + first * row[0]) for u, row in zip(builder.uses, rows)
         )
         args = _arguments(kernel.nest, (count, length), rows, builder)
-        launches.append(Lowered(kernel, pointers, args, count, grain_of(_cost(kernel.nest), BLOCK)))
+        launches.append(Lowered(kernel, pointers, args, count, grain_of(_cost(kernel.nest), REDUCE_BLOCK)))
     return launches

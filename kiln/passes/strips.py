@@ -21,16 +21,15 @@ from kiln.graph.size import Dim, quotient
 from kiln.passes.explore import Array, Frame, Read, Scan, mergeable
 from kiln.passes.group import Fusion, Group, Part
 from kiln.passes.layout import Layout, contiguous, numel, squeeze
-from kiln.passes.prepare import BLOCK
 from kiln.table.apply import LOW
+from kiln.table.order import LANES, REDUCE_BLOCK
 
-LANES = 16
 NARROW = 256  # columns; shorter rows, a lane's being 16 apart, are better read one after the other
 
 
 def strips(rows: Dim) -> Dim:
     """How many strips there are: lanes of blocks."""
-    return quotient(rows + (BLOCK - 1), BLOCK) * LANES
+    return quotient(rows + (REDUCE_BLOCK - 1), REDUCE_BLOCK) * LANES
 
 
 def share_rows(fusion: Fusion) -> None:

@@ -11,8 +11,6 @@ from kiln.codegen.target import Target
 from kiln.codegen.value import LLVM
 from kiln.scalars.scalar import FLOATS, WIDTH
 
-SEGMENT = 512  # k per chain of multiply-adds: part of the order of arithmetic, never tuned
-
 
 class Element(NamedTuple):
     """The factors' dtype, the scalar type its elements have, and the one their products are summed in."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kiln.codegen.code import LANES
 from kiln.codegen.emit import Expression, number, rare_families
 from kiln.codegen.gemm.arguments import BATCH, arguments_of
 from kiln.codegen.gemm.element import element_of
@@ -17,13 +16,14 @@ from kiln.codegen.gemm.spec import GemmSpec
 from kiln.codegen.index import Index, Pointer
 from kiln.codegen.memory import MEMORY, Memory, compute_type
 from kiln.codegen.memory import element as raw
-from kiln.codegen.nest import CHAIN, GROUP, TURN
+from kiln.codegen.nest import TURN
 from kiln.codegen.reduce import Reducer
 from kiln.codegen.routine import Routine
 from kiln.codegen.rows import grouped
 from kiln.codegen.target import Target
 from kiln.codegen.value import Value, llvm_type
 from kiln.scalars.scalar import Scalar, topological
+from kiln.table.order import CHAIN, GROUP, LANES
 
 CALL, ROW, LANE = 0, 1, 2  # how often a scalar is computed
 AHEAD = 4  # rows of outputs: a block of them is on as many pages, where the machine does not prefetch

@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from kiln.codegen.code import LANES
 from kiln.codegen.compile import Part
 from kiln.codegen.gemm.driver import Microkernel
-from kiln.codegen.gemm.element import SEGMENT, element_of
+from kiln.codegen.gemm.element import element_of
 from kiln.codegen.gemm.epilogue import Block
 from kiln.codegen.gemm.fma_tile import nothing, tile, tile_indirect, tile_masked
 from kiln.codegen.gemm.pack import clear, copy, transpose, zeros
@@ -28,6 +27,7 @@ from kiln.codegen.gemm.workspace import OFFSETS, ROW_PITCH, ROWS, Workspace, mas
 from kiln.codegen.index import Condition, Index, Integer, Pointer, every
 from kiln.codegen.routine import shared_part
 from kiln.codegen.target import Target
+from kiln.table.order import LANES, SEGMENT
 
 
 def shared_parts(spec: GemmSpec, target: Target) -> list[Part]:

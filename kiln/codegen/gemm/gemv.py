@@ -18,10 +18,10 @@ from contextlib import contextmanager
 from functools import reduce
 from operator import mul
 
-from kiln.codegen.code import IOTA64, LANES, Loop
+from kiln.codegen.code import IOTA64, Loop
 from kiln.codegen.compile import Part
 from kiln.codegen.gemm.arguments import BATCH, arguments_of
-from kiln.codegen.gemm.element import SEGMENT, Element, element_of, multiply_add
+from kiln.codegen.gemm.element import Element, element_of, multiply_add
 from kiln.codegen.gemm.grid import row_columns
 from kiln.codegen.gemm.pack import interleave, load, side_by_side, stored_type, widen
 from kiln.codegen.gemm.problem import KERNEL, Batch, batch_indices
@@ -32,6 +32,7 @@ from kiln.codegen.memory import Memory
 from kiln.codegen.routine import Argument, Routine, shared_part
 from kiln.codegen.target import Target
 from kiln.codegen.value import LLVM, Value
+from kiln.table.order import LANES, SEGMENT
 
 RUN_COLUMNS = 1024  # the most columns whose sums are kept at once
 ROWS = 4  # k whose products are added to a sum between its load and its store

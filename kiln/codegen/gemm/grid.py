@@ -9,7 +9,8 @@ ROW_COLUMNS columns. `GemmSpec` says how many there are.
 from __future__ import annotations
 
 from kiln.codegen.gemm.element import Element
-from kiln.codegen.nest import GROUP, Operand
+from kiln.codegen.nest import Operand
+from kiln.table.order import GROUP
 
 UNIT_ROWS = 24
 UNIT_BYTES = 512  # of summed elements, at most: 128 columns of float32, 64 of float64

@@ -30,7 +30,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from kiln.codegen.gemm.element import SEGMENT, element_of
+from kiln.codegen.gemm.element import element_of
 from kiln.codegen.gemm.grid import (
     PART_PITCH,
     SCRATCH_BYTES,
@@ -43,6 +43,7 @@ from kiln.codegen.nest import TEXTS, TURN, Nest, Operand
 from kiln.codegen.target import Target, legal
 from kiln.codegen.verify import refuse, verify_nest
 from kiln.scalars.scalar import REDUCE, Scalar, convert, program_text, topological
+from kiln.table.order import SEGMENT
 
 POSITIONS = ("argmax", "argmin")  # reductions whose accumulators have places beside them
 

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kiln.codegen.code import LANES
-from kiln.codegen.gemm.element import SEGMENT, Element
+from kiln.codegen.gemm.element import Element
 from kiln.codegen.gemm.grid import PART_PITCH
 from kiln.codegen.index import Condition, Index, Pointer
 from kiln.codegen.routine import Routine
 from kiln.codegen.value import LLVM, Value
+from kiln.table.order import LANES, SEGMENT
 
 
 class Segments:

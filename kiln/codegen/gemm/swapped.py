@@ -15,13 +15,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from kiln.codegen.gemm.element import SEGMENT
 from kiln.codegen.gemm.fma_tile import covered
 from kiln.codegen.gemm.grid import EVEN_COLUMNS, UNIT_BYTES, unit_columns
 from kiln.codegen.gemm.pack import clear
 from kiln.codegen.gemm.problem import Batch, Run
 from kiln.codegen.gemm.workspace import COPIED, OFFSETS, ROW_PITCH, SUMS_BYTES, Workspace
 from kiln.codegen.index import Condition, Index, Integer, Pointer, every
+from kiln.table.order import SEGMENT
 
 
 class Swapped:

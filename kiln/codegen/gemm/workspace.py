@@ -5,12 +5,13 @@ there.
 from __future__ import annotations
 
 from kiln.codegen.gemm.arguments import DIMS
-from kiln.codegen.gemm.element import SEGMENT, element_of
+from kiln.codegen.gemm.element import element_of
 from kiln.codegen.gemm.grid import SCRATCH_BYTES, UNIT_BYTES, UNIT_ROWS, unit_columns
 from kiln.codegen.gemm.problem import Problem, Run
 from kiln.codegen.gemm.spec import GemmSpec
 from kiln.codegen.index import Condition, Index, Integer, Pointer
 from kiln.codegen.target import Target
+from kiln.table.order import SEGMENT
 
 ROW_PITCH = SEGMENT + 16  # elements between copied rows of A, so that rows fall into different cache sets
 SUMS_BYTES = 528 << 10  # of sums that are not finished yet
