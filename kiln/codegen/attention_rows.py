@@ -15,7 +15,7 @@ be a denormal number first, which takes a processor a hundred times as long.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kiln.codegen.code import IOTA32, IOTA64
 from kiln.codegen.emit import Expression, Machine, number
@@ -32,7 +32,6 @@ from kiln.scalars.scalar import Scalar, topological
 from kiln.table.order import GROUP, LANES, REDUCE_BLOCK
 
 INFINITY = float("inf")
-KEPT_BYTES = LANES // 8  # of the bits that say what of 16 columns dropout keeps
 SCORES = "ptr %scores, i64 %pitch, i64 %rows, i64 %count, i64 %keys, i64 %first, "
 
 
@@ -272,9 +271,14 @@ def weigh(target: Target, element: Element, mask: Mask | None, causal: bool, rou
     return _Weigh(target, element, mask, causal, rounds).write_rows()
 
 
+def kept_bytes(columns: Any) -> Any:
+    """The bytes of the bits that say which of so many columns dropout keeps."""
+    return columns // 8
+
+
 def _word(code: Routine, bits: Pointer, column: Index) -> Pointer:
     """Where the bits of 16 columns lie in a row of bits."""
-    return bits[column // (LANES // KEPT_BYTES)]
+    return bits[kept_bytes(column)]
 
 
 def float_kind(element: Element) -> str:
@@ -376,7 +380,7 @@ def draw(target: Target, element: Element) -> Routine:
 
 
 def deliver(target: Target, element: Element) -> Routine:
-    """The routine deliver: dst = src * factor, rounded to the dtype; rows' factors are `fs` bytes apart.
+    """The routine deliver: dst = src * factor, rounded to the dtype; `fs` bytes between rows' factors.
 
     A row of src is whole vectors, a row of dst `columns` elements side by side.
     """

@@ -16,8 +16,7 @@ from kiln.codegen.nest import TEXTS
 from kiln.scalars.scalar import Scalar, program_text, select
 from kiln.table.order import ATTENTION_ROWS, LANES
 
-UNIT_BLOCKS = 4  # blocks of a unit: packed keys are used as often
-UNIT_ROWS = ATTENTION_ROWS * UNIT_BLOCKS
+UNIT_ROWS = 4 * ATTENTION_ROWS  # four blocks of queries: packed keys are used as often
 PAD = 32  # columns of every region are a multiple of this, the most a panel has
 PITCH = 16  # further elements of its rows, so that they fall into different cache sets
 SIZES = ("n", "h", "r", "l", "s", "e", "v")
@@ -119,7 +118,7 @@ class AttentionSpec(NamedTuple):
         if not self.backward:
             return {
                 **found, "tile query": PANEL * e // 2, "tile weights": PANEL * KEYS // 2,
-                "tile values": _words(v, keys),
+                "tile values": _vnni_panels(v, keys),
             }  # fmt: skip
         return {
             **found, "tile values": keys * v // 2, "tile slopes": PANEL * KEYS,
@@ -127,7 +126,7 @@ class AttentionSpec(NamedTuple):
             "tile down": KEYS * QUERIES // 2,
             "tile query": QUERIES * e // 2, "tile grad": QUERIES * v // 2,
             "tile queries": QUERIES * e // 2, "tile grads": QUERIES * v // 2,
-            "tile key": _words(e, keys), "tile dk": (keys + PITCH) * e, "tile dv": (keys + PITCH) * v,
+            "tile key": _vnni_panels(e, keys), "tile dk": (keys + PITCH) * e, "tile dv": (keys + PITCH) * v,
         }  # fmt: skip
 
 
@@ -136,8 +135,8 @@ def padded(size: Any) -> Any:
     return (size + (PAD - 1)) // PAD * PAD
 
 
-def _words(columns: Any, depth: Any) -> Any:
-    """Panels of words, a row of them more each, so that they fall into different cache sets."""
+def _vnni_panels(columns: Any, depth: Any) -> Any:
+    """Panels in VNNI packing, each a row longer, so that they fall into different cache sets."""
     return columns // PANEL * (depth * LINE + ROW) // 4
 
 

@@ -1,6 +1,6 @@
 """The frame of attention's drivers: arguments, units of work, what both do with operands.
 
-forward, a unit: UNIT_BLOCKS blocks of queries of one head
+forward, a unit: UNIT_ROWS queries of one head, in blocks
 gradients, a unit: a head and all queries of its group; a head alone is two, each with part of the keys
 """
 
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kiln.codegen.attention_rows import KEPT_BYTES
-from kiln.codegen.attention_spec import DIMS, PAD, SIZES, UNIT_ROWS, AttentionSpec, Drop
+from kiln.codegen.attention_spec import DIMS, SIZES, UNIT_ROWS, AttentionSpec, Drop
 from kiln.codegen.emit import Expression
 from kiln.codegen.gemm.element import Element
 from kiln.codegen.index import Condition, Index, Integer, Pointer, Variable
@@ -17,7 +16,6 @@ from kiln.codegen.routine import Routine
 from kiln.codegen.target import Target
 from kiln.codegen.value import LLVM, Value
 from kiln.scalars.scalar import Scalar
-from kiln.table.order import LANES
 
 
 class Rows(NamedTuple):
@@ -184,10 +182,6 @@ class Driver:
             return self.size["s"]
         return self.size["s"].min(block.row + block.rows)
 
-    def padded(self, columns: Index) -> Index:
-        """Columns in whole panels."""
-        return columns.ceil_div(PAD) * PAD
-
     def draw(
         self, drop: Drop, block: Block, key: Integer, columns: Index, kept: tuple[Pointer, Integer]
     ) -> None:
@@ -207,8 +201,3 @@ class Driver:
             "deliver", src.place, src.pitch, dst.place, dst.pitch, rows, self.size[width],
             *factors,
         )  # fmt: skip
-
-
-def kept_bytes(columns: int) -> int:
-    """The bytes of the bits of so many columns."""
-    return columns * KEPT_BYTES // LANES

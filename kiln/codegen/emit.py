@@ -23,8 +23,6 @@ from kiln.scalars.floats import FORMAT
 from kiln.scalars.scalar import FLOATS, SIGNED, WIDTH, Scalar, topological
 from kiln.table.order import LANES
 
-DENORMAL = 0x20  # of the classes of floats that x86 tests for
-
 Leaf = Callable[[Scalar], Value]
 
 FLOAT_BINARY = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
@@ -388,7 +386,8 @@ class Machine:
         brains = "<16 x bfloat>"
         native = code.call("llvm.x86.avx512bf16.cvtneps2bf16.512", brains, [x.typed])
         bits = Value(code.op(f"bitcast {brains} {native} to <16 x i16>"), "i16", 16)
-        small = code.call("llvm.x86.avx512.fpclass.ps.512", "<16 x i1>", [x.typed, f"i32 {DENORMAL}"])
+        denormal = "i32 32"  # of the classes of floats that the instruction tests for
+        small = code.call("llvm.x86.avx512.fpclass.ps.512", "<16 x i1>", [x.typed, denormal])
         before, inside, out = code.block, code.label(), code.label()
         code.branch(self.any(Value(small, "i1", 16)), inside, out)
         code.begin(inside)

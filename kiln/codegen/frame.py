@@ -22,7 +22,6 @@ from kiln.scalars.scalar import REDUCE, Scalar, topological
 from kiln.table.order import LANES
 
 POINT = -1  # the pseudo dim of a value that follows a reduction: known once per p point only
-AHEAD = 2048  # bytes
 EXPENSIVE = 24  # lane-level ops from which a body is written once, without unrolling
 COSTS = {"div": 6, "rem": 40, "sqrt": 6, "convert": 2}
 
@@ -69,8 +68,8 @@ class Frame:
             self.depends[id(node)] = self._dims_of(node)
         self.code.rare = rare_families(self.nodes, self._place)
         self.arguments = nest.arguments
-        self.in_tail = False  # of a loop: too little is left to pass the caches
-        self.fetches = False  # a turn whose stores pass the caches asks for what later ones read
+        self.in_tail = False  # of a loop: too little is left to bypass the caches
+        self.fetches = False  # a turn whose stores bypass the caches asks for what later ones read
         self._waiting: dict[int, list[tuple[Pointer, Value, Step]]] = {}  # stores of this turn, by operand
         self._entry()
 
@@ -266,16 +265,16 @@ class Frame:
     def fetch(self, step: Step) -> None:
         """Ask for what is read some turns after `step`, of operands whose neighbours lie side by side.
 
-        The machine sees a few hundred instructions ahead: where those are not many turns, or stores that pass
+        The machine sees a few hundred instructions ahead: where those are not many turns, or stores that bypass
         the caches take the buffers lines are read into, it asks too late. A prefetch may name any address.
         """
         for k, operand in enumerate(self.nest.operands):
             direct = operand.mode == "in" and len(operand.strides) == len(self.nest.dims)
             if direct and operand.strides[step.lane_dim] == "1" and k not in step.staged:
-                self.code.prefetch(step.pointer(k)[AHEAD])
+                self.code.prefetch(step.pointer(k)[2048])
 
     def settle(self) -> None:
-        """Write what a turn stores in outputs that may pass the caches, all of one behind one branch."""
+        """Write what a turn stores in outputs that may bypass the caches, all of one behind one branch."""
         code = self.code
         for k, waiting in self._waiting.items():
             dtype, past = self.nest.operands[k].dtype, self.streams.past[k]

@@ -31,14 +31,12 @@ from typing import NamedTuple
 
 from kiln.codegen.arguments import Arguments
 from kiln.scalars.scalar import REDUCE, WIDTH, Scalar, convert, program_text, topological
+from kiln.table.kinds import ROUNDED
 from kiln.table.order import CHAIN, LANES, REDUCE_BLOCK
 
-COLUMN_BLOCK = 256  # columns reduced together by one unit of a "columns" schedule, at most
-HELD_BYTES = 160 << 10  # what a unit of columns may hold on the stack: native/threads.h asks for more
 NOWHERE = (1 << 63) - 1  # the position of an absent element: every real one is earlier
 TURN = convert(Scalar("index", (), "i64", 1) >> 4 & 7, "u8")  # of a product's column: its place in its chain
 ROW_ACCUMULATORS = REDUCE_BLOCK // CHAIN  # the block of nests whose elements are a product's chains
-MOVED = ("float16", "bfloat16")  # dtypes whose elements are 16 bits wherever they are not computed with
 TEXTS = 256  # remembered: a pattern is asked for its text by whoever hands it on
 
 
@@ -64,7 +62,7 @@ class Nest(NamedTuple):
     numbers: tuple[str, ...]  # "i64" or "f64" each
     stores: tuple[tuple[int, Scalar], ...]
     block: int = REDUCE_BLOCK  # elements reduced by 16 lanes; the results of blocks are added ascending
-    small: bool = False  # no output passes the caches: none is so large, or it is then written into
+    small: bool = False  # no output bypasses the caches: none is so large, or it is then written into
 
     def schedule(self) -> str:
         """How work is cut into units; a function of the pattern alone.
@@ -93,9 +91,10 @@ class Nest(NamedTuple):
         return "columns" if by_column > by_row else "rows"
 
     def column_block(self) -> int:
-        """The columns of a unit of schedule "columns": fewer where much is held for each."""
-        columns, each = COLUMN_BLOCK, _held_bytes(self)
-        while columns > LANES and columns * each > HELD_BYTES:
+        """The columns of a unit of schedule "columns": fewer where much is stored for each."""
+        stack = 160 << 10  # bytes, less than native/threads.h asks for
+        columns, each = 256, _stored_bytes(self)
+        while columns > LANES and columns * each > stack:
             columns //= 2
         return columns
 
@@ -113,8 +112,8 @@ class Nest(NamedTuple):
         return _text(self)
 
 
-def _held_bytes(nest: Nest) -> int:
-    """What the "columns" schedule may hold of a column: accumulators, chains and results of reductions, and
+def _stored_bytes(nest: Nest) -> int:
+    """What the "columns" schedule may store of a column: accumulators, chains and results of reductions, and
     values that are computed once per column.
     """
     total = 0
@@ -145,8 +144,8 @@ def moved(nest: Nest) -> Nest:
     """The nest with its elements of 16 bits as integers, if it only chooses among them and zeros: they need
     not become float32 and be rounded again.
     """
-    todo = [(value, nest.operands[k].dtype) for k, value in nest.stores if nest.operands[k].dtype in MOVED]
-    others = [value for k, value in nest.stores if nest.operands[k].dtype not in MOVED]
+    todo = [(value, nest.operands[k].dtype) for k, value in nest.stores if nest.operands[k].dtype in ROUNDED]
+    others = [value for k, value in nest.stores if nest.operands[k].dtype not in ROUNDED]
     chosen: dict[Scalar, str] = {}
     while todo:
         node, dtype = todo.pop()
@@ -165,15 +164,15 @@ def moved(nest: Nest) -> Nest:
         elif node.op != "const" or node.data:
             return nest
     computed = (x for x in topological(others) if x.op == "load")
-    if not chosen or any(nest.operands[x.data].dtype in MOVED for x in computed):
+    if not chosen or any(nest.operands[x.data].dtype in ROUNDED for x in computed):
         return nest
-    words: dict[Scalar, Scalar] = {}
+    bits: dict[Scalar, Scalar] = {}
     for node in topological([value for _, value in nest.stores]):
         if node in chosen:
-            args = tuple(words.get(x, x) for x in node.args)
-            words[node] = args[0] if node.op == "round" else Scalar(node.op, args, "i16", node.data)
-    operands = (o._replace(dtype="int16") if o.dtype in MOVED else o for o in nest.operands)
-    stores = tuple((k, words.get(value, value)) for k, value in nest.stores)
+            args = tuple(bits.get(x, x) for x in node.args)
+            bits[node] = args[0] if node.op == "round" else Scalar(node.op, args, "i16", node.data)
+    operands = (o._replace(dtype="int16") if o.dtype in ROUNDED else o for o in nest.operands)
+    stores = tuple((k, bits.get(value, value)) for k, value in nest.stores)
     return nest._replace(operands=tuple(operands), stores=stores)
 
 

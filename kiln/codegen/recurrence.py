@@ -41,11 +41,7 @@ from kiln.scalars.scalar import Scalar, program_text
 from kiln.table.order import LANES, SEGMENT
 
 UNIT_ROWS = 4  # as many as the lowest tile has
-ROWS = 48
-LINE = 64  # bytes
-CHAINS = 8  # sums of a row alone that overlap, in vectors
-ROW = "ptr %a, ptr %b, i64 %gate, ptr %c, i64 %k, i1 %first"
-AHEAD = 1024  # bytes of a gate's weights
+ROWS = 48  # of a block, at most
 DIMS = ("step", "row", "column")  # of an operand
 
 
@@ -145,12 +141,13 @@ def row(spec: RecurrenceSpec, target: Target) -> Routine:
               each gate, v:  sum[gate][v] = fma(x, load b[gate][k][v], sum[gate][v]);  prefetch
     each gate, v:  store c[gate][v], c[gate][v] (or what adds nothing) + sum[gate][v]
     """
-    code, element = Routine(target, "row", ROW), element_of(spec.dtype)
+    code = Routine(target, "row", "ptr %a, ptr %b, i64 %gate, ptr %c, i64 %k, i1 %first")
+    element = element_of(spec.dtype)
     a, b, c = code.pointers("a", "b", "c")
     gate_bytes, k = code.indices("gate", "k")
     lanes = element.lanes(target)
     vectors, kind = COLUMNS // lanes, llvm_type(element.summed, lanes)
-    most = max(CHAINS // vectors, 1)
+    most = max(8 // vectors, 1)  # gates: eight chains overlap
     for start in range(0, spec.gates, most):
         gates = range(start, min(start + most, spec.gates))
         bases = [b[gate_bytes * gate] for gate in gates]
@@ -163,7 +160,7 @@ def row(spec: RecurrenceSpec, target: Target) -> Routine:
             places = [base[line, v * lanes * element.bytes] for base in bases for v in range(vectors)]
             sums = list[Value]()
             for place, chain in zip(places, turn.values):
-                code.prefetch(place[AHEAD])
+                code.prefetch(place[1024])
                 y = place.load(kind, element.bytes)
                 text = multiply_add(code, element, lanes, x.text, y, chain.text)
                 sums.append(Value(text, element.summed, lanes))
@@ -195,10 +192,10 @@ class _Driver:
         }
         self.stride = {name: [s * self.bytes for s in own] for name, own in self.elements.items()}
         self.row_bytes = self.size * self.bytes
-        pitch = self.size.ceil_div(LANES) * LANES + LANES
+        pitch: Index = pitch_of(self.size)
         self.pitch = pitch * self.bytes
         self.state_bytes = self.pitch * ROWS
-        self.held = [memory[self.state_bytes * k] for k in range(spec.states + 1)]
+        self.state_rows = [memory[self.state_bytes * k] for k in range(spec.states + 1)]
         self.sums = memory[self.state_bytes * (spec.states + 1)]
         self.sums_pitch = spec.gates * COLUMNS
         nest, self.parts = spec.cell()
@@ -233,16 +230,16 @@ class _Driver:
         """All steps of some rows."""
         code, spec = self.code, self.spec
         line = self.element.panel(self.target) * self.element.bytes
-        for name, region in zip(("hidden", "cell")[: spec.states], (self.held[0], self.held[-1])):
+        for name, region in zip(("hidden", "cell")[: spec.states], (self.state_rows[0], self.state_rows[-1])):
             src = self.base[name][row * self.stride[name][1]]
             steps = self.stride[name][1:]
             code.run("copy", src, *steps, region, self.pitch, line, rows, self.size)
         self.words.put(rows, self.places.word("size", 0))
         with code.times(self.steps) as step:
             odd = (step & 1).differs(0)
-            first, second = self.held[:2]
+            first, second = self.state_rows[:2]
             hidden = [odd.choose(second, first), odd.choose(first, second)]
-            place = {"state": [hidden[0], self.held[-1]], "after": [hidden[1], self.held[-1]]}
+            place = {"state": [hidden[0], self.state_rows[-1]], "after": [hidden[1], self.state_rows[-1]]}
             start = {
                 name: base[step * self.stride[name][0], row * self.stride[name][1]]
                 for name, base in self.base.items()
@@ -252,12 +249,12 @@ class _Driver:
                 self._cell(place, start, rows, column)
 
     def _ask(self, gate: int, start: dict[str, Pointer], rows: Index, column: Index) -> None:
-        """Asks for a gate's part of the input: its rows are far apart, and nobody guesses the next."""
+        """Prefetches a gate's part of the input, whose rows lie on pages of their own."""
         code = self.code
         at = (self.size * gate + column) * self.stride["input"][2]
         with code.times(rows) as row:
             here = start["input"][at, row * self.stride["input"][1]]
-            for line in range(0, COLUMNS * self.element.bytes, LINE):
+            for line in range(0, COLUMNS * self.element.bytes, 64):
                 code.prefetch(here[line])
 
     def _sum(self, hidden: Pointer, start: dict[str, Pointer], rows: Index, column: Index) -> None:

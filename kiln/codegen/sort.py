@@ -25,7 +25,6 @@ from kiln.scalars.scalar import FLOATS, SIGNED, WIDTH, Scalar, bits, const, conv
 
 DIGITS = 256
 FEW = 32  # records sorted by insertion
-SPARSE = 4  # the first of so many are found without sorting all
 
 
 def key_of(x: Scalar, descending: bool) -> Scalar:
@@ -145,7 +144,7 @@ class Sort(Along):
             keep records with (key >> shift) <= prefix, of one wanted == prefix
         """
         code = self.code
-        sparse = self.wanted * SPARSE <= self.along
+        sparse = self.wanted * 4 <= self.along
         most = sparse.choose(self.wanted * 2, self.along)
         limit = most + FEW
         one = self.wanted.equals(1)

@@ -30,7 +30,7 @@ from kiln.table.order import GROUP, LANES, REDUCE_BLOCK
 class Strips(Rows):
     """A nest of schedule "strips", being written."""
 
-    apart = LANES
+    row_step = LANES
 
     def __init__(self, nest: Nest, target: Target) -> None:
         super().__init__(nest, target)

@@ -56,7 +56,7 @@ class Target(NamedTuple):
 
     @property
     def streams(self) -> bool:
-        """Whether stores can pass the caches, and a fence orders them."""
+        """Whether stores can bypass the caches, and a fence orders them."""
         return self.triple.startswith("x86_64")
 
     def includes(self, other: Target) -> bool:

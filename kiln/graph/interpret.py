@@ -20,8 +20,8 @@ from kiln.ops.reductions import steps
 from kiln.scalars import scalar as sc
 from kiln.scalars.on_numpy import DTYPE
 from kiln.scalars.on_numpy import evaluate as evaluate_scalars
-from kiln.table.apply import LOW, apply_pointwise, convert_dtype
-from kiln.table.kinds import COMPUTE
+from kiln.table.apply import apply_pointwise, convert_dtype
+from kiln.table.kinds import COMPUTE, ROUNDED
 from kiln.table.order import CHAIN, LANES, REDUCE_BLOCK, SEGMENT
 
 Array = np.ndarray[Any, Any]
@@ -111,7 +111,7 @@ def _converted(x: Array, source: str, target: str) -> Array:
 
 def _rounded(x: Array, dtype: str) -> Array:
     """A float32 result rounded to a dtype of 16 bits; others stay."""
-    return scalar_on(lambda a: sc.round_to(a, dtype), x, types=["f32"]) if dtype in LOW else x
+    return scalar_on(lambda a: sc.round_to(a, dtype), x, types=["f32"]) if dtype in ROUNDED else x
 
 
 # -- reductions -------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from kiln.graph.graph import Graph
 from kiln.graph.verify import VerifyError, verify
 from kiln.passes.fuse import fuse
 from kiln.passes.gradient import Backward, backward
-from kiln.passes.low import low
+from kiln.passes.narrow import narrow
 from kiln.passes.plan import Plan, plan
 from kiln.passes.prepare import prepare
 from kiln.passes.simplify import simplify
@@ -37,9 +37,9 @@ class Pass(NamedTuple):
     verify: Callable[[Any], object]
 
 
-def _narrow(found: Backward) -> Backward:
-    """`low` on the graph of the gradients."""
-    low(found.graph)
+def _narrow_gradient(found: Backward) -> Backward:
+    """`narrow` on the graph of the gradients."""
+    narrow(found.graph)
     return found
 
 
@@ -50,8 +50,8 @@ def _verify_gradient(found: Backward) -> None:
 GRADIENT = Pass("gradient", backward, _verify_gradient)
 SIMPLIFY = Pass("simplify", simplify, verify)
 
-OP = (Pass("low", low, verify),)
-DERIVATIVE = (GRADIENT, Pass("low", _narrow, _verify_gradient))
+OP = (Pass("narrow", narrow, verify),)
+DERIVATIVE = (GRADIENT, Pass("narrow", _narrow_gradient, _verify_gradient))
 HIDDEN = (GRADIENT,)
 REPLAY = (GRADIENT,)
 PLANNING = (

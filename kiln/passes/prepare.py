@@ -18,7 +18,7 @@ from kiln.graph.graph import Graph, Node, Shape, Value
 from kiln.graph.size import Dim
 from kiln.passes.layout import numel, squeeze
 from kiln.passes.rewrite import append, clone
-from kiln.table.apply import LOW
+from kiln.table.kinds import ROUNDED
 from kiln.table.order import REDUCE_BLOCK
 from kiln.table.record import CONSTANT, find
 
@@ -40,7 +40,7 @@ class Internal:
             return dtype, () if self.kind == "reduce" else first.shape
         if self.name in ("blocks_all", "blocks_any"):
             dtype = "bool"
-        wide = "float32" if dtype in LOW else dtype
+        wide = "float32" if dtype in ROUNDED else dtype
         return wide, (numel(squeeze(first.shape)) // REDUCE_BLOCK + 1,)
 
 
@@ -142,7 +142,7 @@ class _Prepared:
         full: Dim = size // REDUCE_BLOCK
         used: Dim = (size + (REDUCE_BLOCK - 1)) // REDUCE_BLOCK
         dtype = "bool" if name in ("all", "any") else x.dtype
-        wide = "float32" if dtype in LOW else dtype
+        wide = "float32" if dtype in ROUNDED else dtype
         parts = self.node(internal(f"blocks_{name}", "blocks"), (x,), (), wide, (full + 1,))
         some = self.node(find("slice"), (parts,), (0, (0, used, 1)), wide, (used,))
         total = self.node(internal(f"sequence_{name}", "reduce"), (some,), ((0,), False), wide, ())

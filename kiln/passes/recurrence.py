@@ -55,7 +55,7 @@ def lower_recurrence(fusion: Fusion, group: Group) -> Lowered:
         array = outputs[name]
         found[f"to {name}"] = Memory(array.value, array, array.layout.offset), array.layout
     steps, rows, size = *node.inputs[0].shape[:2], node.inputs[2].shape[1]
-    memories, strides = _placed(found, steps, reverse)
+    memories, strides = _from_first_step(found, steps, reverse)
     kinds = {name: stride_class(own[2]) for name, own in strides.items()}
     spec = _spec(node, kinds, gives)
     args = spec.arguments.words(size=(steps, rows, size), stride=strides)
@@ -72,7 +72,7 @@ def _operands(node: Node) -> list[str]:
     return names + ["bias"] * (len(node.inputs) - len(names))
 
 
-def _placed(
+def _from_first_step(
     found: dict[str, tuple[Memory, Layout]], steps: Dim, reverse: bool
 ) -> tuple[dict[str, Memory], dict[str, list[Dim]]]:
     """Where operands begin and their strides along step, row, column; reversed, from the last step on."""

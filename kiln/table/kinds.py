@@ -37,6 +37,7 @@ COMPUTE = {
 SUMS = {"bfloat16": "float32", "uint8": "int32", "int8": "int32", "int16": "int32"}
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
+ROUNDED = ("float16", "bfloat16")  # computed in float32, and rounded once per op
 
 # How a pointwise op treats dtypes: what its operands are converted to, and what it gives.
 #   promote   all operands to their common dtype, which is the result's

@@ -29,7 +29,7 @@ from kiln.codegen.gemm.spec import GemmSpec, product
 from kiln.codegen.nest import TURN, Operand
 from kiln.codegen.target import Target
 from kiln.scalars.scalar import Scalar, convert, round_to
-from kiln.table.apply import LOW
+from kiln.table.kinds import ROUNDED
 
 FULL = os.environ.get("KILN_TEST_FULL") == "1"
 
@@ -283,9 +283,9 @@ def test_fused(
 
 def reduced(dtype: str, kept: bool) -> GemmSpec:
     """A product's rows summed, and the places of their greatest elements; the product too, or not."""
-    element, wide = element_of(dtype), "float32" if dtype in LOW else dtype
+    element, wide = element_of(dtype), "float32" if dtype in ROUNDED else dtype
     value = convert(Scalar("load", (), element.summed, 0), element.compute)
-    value = round_to(value, dtype) if dtype in LOW else value
+    value = round_to(value, dtype) if dtype in ROUNDED else value
     modes = [(wide, "sum", value), (wide, "argmax", value), ("uint8", "argmax", TURN), (dtype, "out", value)]
     modes = modes if kept else modes[:3]
     operands = tuple(Operand(d, mode, ("s", "1")) for d, mode, _ in modes)
@@ -312,7 +312,7 @@ def test_reduced_rows(
         a[:, rng.integers(m, size=m // 3)] = rng.choice([np.nan, -np.inf, 0.0])
         b[:, :, rng.integers(n, size=n // 3)] = rng.choice([np.inf, 1.0, 0.0])
     plain = multiply(a.copy(), b.copy(), dtype, target)
-    x = widened(plain, dtype).astype(np.float32) if dtype in LOW else plain
+    x = widened(plain, dtype).astype(np.float32) if dtype in ROUNDED else plain
     with np.errstate(all="ignore"):
         expected = [chains_of("sum", x), *best_of("argmax", x), plain]
     spec = reduced(dtype, kept)
