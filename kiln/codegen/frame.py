@@ -265,8 +265,8 @@ class Frame:
     def fetch(self, step: Step) -> None:
         """Ask for what is read some turns after `step`, of operands whose neighbours lie side by side.
 
-        The machine sees a few hundred instructions ahead: where those are not many turns, or stores that bypass
-        the caches take the buffers lines are read into, it asks too late. A prefetch may name any address.
+        The machine sees a few hundred instructions ahead: where those are not many turns, or non-temporal stores
+        take the buffers lines are read into, it asks too late. A prefetch may name any address.
         """
         for k, operand in enumerate(self.nest.operands):
             direct = operand.mode == "in" and len(operand.strides) == len(self.nest.dims)
