@@ -263,10 +263,10 @@ class Frame:
             self.memory.scatter(operand.dtype, step.pointer(k), positions, value, step.mask)
 
     def fetch(self, step: Step) -> None:
-        """Ask for what is read some turns after `step`, of operands whose neighbours lie side by side.
+        """Prefetch what is read some iterations after `step`, of operands whose neighbours lie side by side.
 
-        The machine sees a few hundred instructions ahead: where those are not many turns, or non-temporal stores
-        take the buffers lines are read into, it asks too late. A prefetch may name any address.
+        A processor looks a few hundred instructions ahead. That is too late where these are few iterations,
+        or where non-temporal stores take the buffers that lines are read into. Any address may be prefetched.
         """
         for k, operand in enumerate(self.nest.operands):
             direct = operand.mode == "in" and len(operand.strides) == len(self.nest.dims)
