@@ -27,11 +27,12 @@ from kiln.scalars.scalar import Scalar
 
 
 class AlongSpec(NamedTuple):
-    """The pattern: `what` is done, on operands of `dtypes`; `strides`: classes of each, the dim first."""
+    """The pattern of a kernel along one dim."""
 
-    what: str
-    dtypes: tuple[str, ...]
-    strides: tuple[str, ...]
+    algorithm: str
+    what: str  # it does
+    dtypes: tuple[str, ...]  # of its operands
+    strides: tuple[str, ...]  # the classes of each, the dim first
 
     def text(self) -> str:
         """The canonical text: printed form and cache key."""

@@ -1,6 +1,6 @@
 """The "columns" schedule: 256 neighbouring points of the last p dim reduce together, lanes across columns.
 
-The order is that of "rows", element by element; only who is computed next to whom differs. Lane l of a
+The order is that of "rows", element by element; only what is computed side by side differs. Lane l of a
 column is its rows l, l + 16, ...; the 16 lane accumulators of all columns live in a stack buffer. Where much
 is kept of each column a unit has fewer of them (`Nest.column_block`).
 

@@ -7,34 +7,26 @@ from typing import NamedTuple
 
 from kiln.codegen.along import Along, AlongSpec, blocks
 from kiln.codegen.compact import Compact
-from kiln.codegen.compile import object_for, whole
+from kiln.codegen.compile import Part, whole
 from kiln.codegen.scan import Scan
 from kiln.codegen.scatter import Scatter
 from kiln.codegen.search import Search
 from kiln.codegen.sort import Sort
-from kiln.codegen.target import Target, host_target
+from kiln.codegen.target import Target
 from kiln.graph.graph import Node, Shape, Value
 from kiln.graph.size import Dim
 from kiln.passes.explore import Array, Read
 from kiln.passes.group import Fusion, Group
-from kiln.passes.launch import Lowered, Memory, array_of, grain_of, stride_class
+from kiln.passes.launch import Kernel, Lowered, Memory, array_of, grain_of, stride_class
 from kiln.passes.layout import Layout
 
 
-class AlongKernel(NamedTuple):
-    """What goes along one dim, as a kernel; `algorithm` writes it."""
+class AlongKernel(Kernel):
+    """An algorithm along one dim as a kernel."""
 
-    spec: AlongSpec
-    algorithm: type[Along]
-
-    def text(self) -> str:
-        """The canonical text."""
-        return self.spec.text()
-
-    def object(self, target: Target | None = None) -> bytes:
-        """The machine code."""
-        target = target or host_target()
-        return object_for(self.text(), lambda: [whole(self.algorithm(self.spec, target).emit())], target)
+    def parts(self, target: Target) -> list[Part]:
+        algorithm, _ = _ALGORITHMS[self.spec.algorithm]
+        return [whole(algorithm(self.spec, target).emit())]
 
 
 class Job(NamedTuple):
@@ -66,14 +58,14 @@ def lower_along(fusion: Fusion, group: Group) -> Lowered:
     columns = _columns(job.shape, job.dim, layouts)
     strides = [(x.strides[job.dim], *(x.strides[d] if d >= 0 else 0 for d in columns.last)) for x in layouts]
     classes = tuple("".join(map(stride_class, s)) for s in strides)
-    spec = AlongSpec(job.what, tuple(o.value.dtype for o in job.operands), classes)
+    dtypes = tuple(o.value.dtype for o in job.operands)
+    spec = AlongSpec(node.op.algorithm, job.what, dtypes, classes)
     pointers = tuple(Memory(o.value, o.array, o.layout.offset) for o in job.operands)
     args = algorithm.arguments(spec).words(number=job.numbers, size=columns.sizes, stride=strides)
     units = blocks(columns.sizes, algorithm.block)
     elements = job.shape[job.dim] * min(algorithm.block, 16)
     scratch = algorithm.scratch_words(spec, job.shape[job.dim])
-    kernel = AlongKernel(spec, algorithm)
-    return Lowered(kernel, pointers, args, units, grain_of(job.cost, elements), scratch)
+    return Lowered(AlongKernel(spec), pointers, args, units, grain_of(job.cost, elements), scratch)
 
 
 def _out(fusion: Fusion, node: Node) -> Operand:

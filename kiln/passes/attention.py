@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from kiln.codegen.attention import attention_parts
 from kiln.codegen.attention_rows import Mask
 from kiln.codegen.attention_spec import SIZES, UNIT_ROWS, AttentionSpec, Drop
-from kiln.codegen.compile import object_for
-from kiln.codegen.target import Target, host_target
+from kiln.codegen.compile import Part
+from kiln.codegen.target import Target
 from kiln.graph.graph import Shape, Value
 from kiln.graph.size import Dim, quotient
 from kiln.passes.build import Builder
 from kiln.passes.explore import Read
 from kiln.passes.group import Fusion, Group
-from kiln.passes.launch import WORTH, Lowered, Memory, array_of, stride_class
+from kiln.passes.launch import WORTH, Kernel, Lowered, Memory, array_of, stride_class
 from kiln.passes.layout import Layout
 from kiln.scalars.scalar import convert
 from kiln.table.kinds import COMPUTE
@@ -26,19 +24,11 @@ FMAS = 50  # in a nanosecond
 GIVES = {"output": "o", "query": "q", "key": "k", "value": "v"}
 
 
-class AttentionKernel(NamedTuple):
+class AttentionKernel(Kernel):
     """Attention as a kernel."""
 
-    spec: AttentionSpec
-
-    def text(self) -> str:
-        """The canonical text."""
-        return self.spec.text()
-
-    def object(self, target: Target | None = None) -> bytes:
-        """The machine code."""
-        target = target or host_target()
-        return object_for(self.text(), lambda: attention_parts(self.spec, target), target)
+    def parts(self, target: Target) -> list[Part]:
+        return attention_parts(self.spec, target)
 
 
 def lower_attention(fusion: Fusion, group: Group) -> Lowered:

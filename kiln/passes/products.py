@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from kiln.codegen.compile import object_for
+from kiln.codegen.compile import Part
 from kiln.codegen.gemm.arguments import BATCH, arguments_of
 from kiln.codegen.gemm.element import element_of
 from kiln.codegen.gemm.kernel import gemm_parts
 from kiln.codegen.gemm.spec import GemmSpec, Prologue, accumulates
 from kiln.codegen.nest import Operand
-from kiln.codegen.target import Target, host_target
+from kiln.codegen.target import Target
 from kiln.graph.graph import Shape
 from kiln.graph.size import Dim, quotient
 from kiln.passes.build import Builder, Use, stores_of
@@ -18,7 +16,7 @@ from kiln.passes.explore import Read
 from kiln.passes.factors import Factor, Windows, factors_of
 from kiln.passes.group import Fusion, Group
 from kiln.passes.inline import Inline
-from kiln.passes.launch import WORTH, Lowered, Memory, Split, array_of, stride_class
+from kiln.passes.launch import WORTH, Kernel, Lowered, Memory, Split, array_of, stride_class
 from kiln.passes.layout import Layout, numel
 from kiln.scalars.scalar import Scalar, convert, round_to
 from kiln.table.kinds import COMPUTE
@@ -27,19 +25,11 @@ UNIT_COST = 16  # nanoseconds a unit of a product takes for each k
 WORD_COST = 20  # ... and 64 bits of a segment's sums, where many rows share what is packed
 
 
-class GemmKernel(NamedTuple):
+class GemmKernel(Kernel):
     """A product as a kernel."""
 
-    spec: GemmSpec
-
-    def text(self) -> str:
-        """The canonical text."""
-        return self.spec.text()
-
-    def object(self, target: Target | None = None) -> bytes:
-        """The machine code."""
-        target = target or host_target()
-        return object_for(self.text(), lambda: gemm_parts(self.spec, target), target)
+    def parts(self, target: Target) -> list[Part]:
+        return gemm_parts(self.spec, target)
 
 
 def lower_product(fusion: Fusion, group: Group) -> Lowered:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from kiln.codegen.compile import object_for
+from kiln.codegen.compile import Part
 from kiln.codegen.recurrence import UNIT_ROWS, RecurrenceSpec, recurrence_parts
-from kiln.codegen.target import Target, host_target
+from kiln.codegen.target import Target
 from kiln.graph.graph import Node
 from kiln.graph.size import Dim, quotient
 from kiln.ops.nn.recurrent_layers import CELLS
 from kiln.passes.explore import Read
 from kiln.passes.group import Fusion, Group
-from kiln.passes.launch import WORTH, Lowered, Memory, array_of, stride_class
+from kiln.passes.launch import WORTH, Kernel, Lowered, Memory, array_of, stride_class
 from kiln.passes.layout import Layout, is_contiguous
 from kiln.scalars.scalar import Scalar
 from kiln.table.kinds import COMPUTE
@@ -23,19 +21,11 @@ GATE = 25  # multiply-adds that one of the cell's gates takes as long as
 PLACES = {"input": (0, 1, 2), "hidden": (-1, 0, 1), "cell": (-1, 0, 1), "bias": (-1, -1, 0)}
 
 
-class RecurrenceKernel(NamedTuple):
+class RecurrenceKernel(Kernel):
     """A recurrent layer as a kernel."""
 
-    spec: RecurrenceSpec
-
-    def text(self) -> str:
-        """The canonical text."""
-        return self.spec.text()
-
-    def object(self, target: Target | None = None) -> bytes:
-        """The machine code."""
-        target = target or host_target()
-        return object_for(self.text(), lambda: recurrence_parts(self.spec, target), target)
+    def parts(self, target: Target) -> list[Part]:
+        return recurrence_parts(self.spec, target)
 
 
 def lower_recurrence(fusion: Fusion, group: Group) -> Lowered:
