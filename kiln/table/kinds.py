@@ -10,8 +10,8 @@ A kind is a form of work that the passes know how to run. Each has its rule here
     along                                             a kernel of its own: an algorithm along one dim
     layer                                             a kernel of its own: the op's body says what it computes
 
-The last two hold several: `op.algorithm` names which. A new algorithm along a dim or a new layer is no new
-kind, as nothing but its own kernel has to know of it.
+The last two hold several, and `op.algorithm` names which: a new algorithm along a dim, or a new layer, is no
+new kind, as the passes treat it like the others but for its own lowering.
 
 The core receives these rules compiled (expressions and checks over the inputs' sizes); it has rules of its
 own only for pointwise ops and views.
