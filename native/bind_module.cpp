@@ -249,6 +249,7 @@ bool interrupted() {
     raises ? PyErr_SetNone(PyExc_KeyboardInterrupt) : PyErr_SetInterrupt();
     return raises;
 }
+PyObject* is_checking(PyObject*, PyObject*) { return PyBool_FromLong(checking()); }
 PyObject* set_check(PyObject*, PyObject* on) {
     int wanted = PyObject_IsTrue(on);
     if (wanted < 0) return nullptr;
@@ -347,8 +348,9 @@ PyMethodDef functions[] = {
     {"call_whole", call_whole, METH_O,
      "Calls a function, again if Ctrl-C ends it; raises that when the function is done."},
     {"recording", recording, METH_NOARGS, "Whether ops are being recorded on this thread."},
-    {"set_check", set_check, METH_O,
-     "Whether recorded programs are compared with their ops, bit by bit; gives what it was."},
+    {"checking", is_checking, METH_NOARGS,
+     "Whether passes are verified, and recorded programs compared with their ops, bit by bit."},
+    {"set_check", set_check, METH_O, "Sets that; gives what it was."},
     {"next_random", next_random, METH_O, "Reserves random numbers: (seed, first position)."},
     {"random_state", get_random, METH_NOARGS, "(seed, position)."},
     {"set_random_state", set_random, METH_VARARGS, "Sets (seed, position)."},

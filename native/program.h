@@ -54,7 +54,7 @@ struct Pointer {
     uint32_t itemsize;
 };
 
-// How a launch may be cut where threads would be idle (kiln/codegen/matmul_split.py): slots.
+// How a launch may be cut where threads would be idle (kiln/codegen/gemm/split_k.py): slots.
 struct Split {
     int32_t segments = -1;  // whose sums are added; -1: none
     int32_t rows = 0;       // of a segment's sums

@@ -116,7 +116,8 @@ struct Region {
     void forgot_one();
 };
 
-// Whether every hit is compared in full and run op by op as well (KILN_CHECK=1): slow, for tests.
+// Whether every hit is compared in full and run op by op as well, and passes verify what they make
+// (KILN_CHECK=1): slow, for tests.
 bool checking();
 void set_checking(bool on);
 

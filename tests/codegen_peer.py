@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from kiln.codegen.code import LANES
 from kiln.codegen.compile import compile_text
 from kiln.codegen.generate import nest_text
-from kiln.codegen.nest import REDUCE_BLOCK, Nest, Operand, reductions
+from kiln.codegen.nest import Nest, Operand, reductions
 from kiln.codegen.target import LEVELS, Target, host_target
 from kiln.scalars.on_numpy import DTYPE, evaluate
 from kiln.scalars.scalar import FLOATS, Scalar
+from kiln.table.order import LANES, REDUCE_BLOCK
 
 Array = np.ndarray[Any, Any]
 NUMPY = {"bool": np.bool_, "float16": np.float16, "bfloat16": np.uint16}

@@ -15,24 +15,25 @@ import numpy as np
 from codegen_peer import load_object, numpy_dtype
 
 from kiln.codegen.compile import compile_parts
-from kiln.codegen.matmul import MatmulSpec, matmul_parts, product
-from kiln.codegen.matmul_finish import BATCH
+from kiln.codegen.gemm.arguments import BATCH
+from kiln.codegen.gemm.kernel import gemm_parts
+from kiln.codegen.gemm.spec import GemmSpec, product
 from kiln.codegen.target import LEVELS, Target, host_target
 
 Array = np.ndarray[Any, Any]
 HOST = host_target()
 # what machines of 128 bits run, as far as this one can: no masks, the tallest tiles
-NARROW = LEVELS["x86-64-v3"]._replace(name="128 bits", vector_bits=128)
+NARROW = LEVELS["x86-64-v3"]._replace(name="128 bits", vector_bits=128, fma=LEVELS["aarch64"].fma)
 TARGETS = [t for t in (*LEVELS.values(), NARROW) if HOST.includes(t)]
 DTYPES = ["float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8"]
 _built: dict[tuple[str, str], Any] = {}
 
 
-def kernel(spec: MatmulSpec, target: Target = HOST) -> Any:
+def kernel(spec: GemmSpec, target: Target = HOST) -> Any:
     """The compiled pattern."""
     key = spec.text(), target.name
     if key not in _built:
-        _built[key] = load_object(compile_parts(matmul_parts(spec, target), target))
+        _built[key] = load_object(compile_parts(gemm_parts(spec, target), target))
     return _built[key]
 
 
@@ -73,14 +74,14 @@ def _parts_room(nbytes: int) -> Array:
     return Guarded().room(nbytes)
 
 
-def scratch_after(spec: MatmulSpec) -> Array:
+def scratch_after(spec: GemmSpec) -> Array:
     """What the last launch left in the thread's own memory."""
     room = _scratch_room(spec.scratch * 8)
     return room[(room.size - spec.scratch * 8) // 64 * 64 :]
 
 
 @contextmanager
-def scratch_of(spec: MatmulSpec) -> Iterator[int]:
+def scratch_of(spec: GemmSpec) -> Iterator[int]:
     """The address of a thread's own memory, as aligned as the core's: NaN everywhere, or -1, where nothing
     was written; no page before or after it may be touched, no byte between it and them changes.
     """
@@ -93,7 +94,7 @@ def scratch_of(spec: MatmulSpec) -> Iterator[int]:
 
 
 def run(
-    spec: MatmulSpec,
+    spec: GemmSpec,
     a: Array,
     b: Array,
     operands: Sequence[Array],
@@ -120,7 +121,7 @@ def run(
 
 
 def launch(
-    spec: MatmulSpec,
+    spec: GemmSpec,
     target: Target,
     addresses: Sequence[int],
     arg: Array,

@@ -15,9 +15,9 @@ import numpy as np
 from codegen_peer import load_object
 
 from kiln.codegen.along import AlongSpec
-from kiln.codegen.matmul import MatmulSpec
-from kiln.codegen.matmul_finish import BATCH, SIZES
-from kiln.codegen.matmul_tile import element_of
+from kiln.codegen.gemm.arguments import BATCH, arguments_of
+from kiln.codegen.gemm.element import element_of
+from kiln.codegen.gemm.spec import GemmSpec
 from kiln.codegen.nest import ROW_ACCUMULATORS, TURN, Nest
 from kiln.graph.graph import Graph, building
 from kiln.graph.interpret import _greater, _inside, _less, memory_dtype, reduce_last, scalar_on
@@ -114,7 +114,7 @@ class Runner:
         args = [self.size(a) for a in step.args]
         grid = self.size(step.grid)
         spec = kernel[0]
-        alone = isinstance(spec, MatmulSpec) and spec.row  # each unit of one row may be worth a thread
+        alone = isinstance(spec, GemmSpec) and spec.row  # each unit of one row may be worth a thread
         assert self.size(step.grain) >= (0 if alone else 1)
         if grid == 0:
             return
@@ -217,10 +217,19 @@ class Runner:
     # -- products and scatters ----------------------------------------------------------------------
 
     def _matmul(self, spec: Any, pointers: Any, args: list[int]) -> None:
-        batch, (m, n, k, stretch, apart), rest = args[:BATCH], args[BATCH:SIZES], args[SIZES:]
-        each = BATCH + 2
-        strides = [rest[each * j : each * j + each] for j in range(2 + len(spec.operands))]
-        numbers = rest[each * len(strides) :]
+        names = arguments_of(spec)
+
+        def words(*group: Any) -> list[int]:
+            *outer, last = group
+            return [args[names.word(*outer, name)] for name in last]
+
+        dims = range(BATCH)
+        batch, (m, n, k) = words("size", dims), words("size", "mnk")
+        stretch, stretch_stride = words("stretch", ("rows", "stride"))
+        strides = [words("stride", "a", (*dims, "row", "k")), words("stride", "b", (*dims, "k", "column"))]
+        own_dims = (*dims, "row", "column")
+        strides += [words("stride", j + 1, own_dims) for j in range(len(spec.operands))]
+        numbers = words("number", range(len(spec.numbers)))
 
         def block(j: int, *sizes: int) -> Array:
             dtype = spec.operands[j - 2].dtype if j > 1 else spec.dtype
@@ -243,19 +252,19 @@ class Runner:
         def factor(j: int, prologue: Any, *sizes: int) -> Array:
             if j == 0 and stretch < m:
                 assert prologue is None and m % stretch == 0
-                dims = [*batch, m // stretch, stretch, k]
-                steps = [*strides[0][:BATCH], apart, *strides[0][BATCH:]]
-                rows = self._operand(pointers[0], spec.dtype, dims, steps)
+                parts = [*batch, m // stretch, stretch, k]
+                steps = [*strides[0][:BATCH], stretch_stride, *strides[0][BATCH:]]
+                rows = self._operand(pointers[0], spec.dtype, parts, steps)
                 return _inside(spec.dtype, rows).reshape(*batch, m, k)
             if prologue is None:
                 return _inside(spec.dtype, block(j, *sizes))
-            own = (sizes[1], sizes[0]) if prologue.turned else (sizes[0], sizes[1])
+            own = (sizes[1], sizes[0]) if prologue.transposed else (sizes[0], sizes[1])
             (x,) = evaluate_scalars([prologue.value], lambda node: leaf(node, own))
             x = np.broadcast_to(x, (*batch, *own))
-            return x.swapaxes(-1, -2) if prologue.turned else x
+            return x.swapaxes(-1, -2) if prologue.transposed else x
 
         element = element_of(spec.dtype)
-        a, b = (x.astype(element.total) for x in (factor(0, spec.first, m, k), factor(1, spec.second, k, n)))
+        a, b = (x.astype(element.total) for x in (factor(0, spec.a, m, k), factor(1, spec.b, k, n)))
         count = math.prod(batch)
         whole = product(a.reshape(count, m, k), b.reshape(count, k, n), element.summed)
         total = whole.reshape(*batch, m, n)

@@ -17,14 +17,13 @@ from kiln.graph.graph import Graph, Node, Value, building
 from kiln.graph.size import Dim, Size, substitute, symbol
 from kiln.passes.pipeline import DERIVATIVE, HIDDEN, OP, REPLAY, run
 from kiln.passes.rewrite import append, clone, substitute_attr
-from kiln.table.kinds import FLOATS, VIEWS, broadcast
+from kiln.table.kinds import FLOATS, ROUNDED, VIEWS, broadcast
 from kiln.table.record import Op, find
 
 Described = Union[str, tuple[str, tuple[int, ...], Union[tuple[int, ...], None]]]
 Operands = tuple[Described, ...]
 
 NUMBER = {"f": "float64", "i": "int64", "b": "bool"}
-LOW = ("float16", "bfloat16")
 
 
 class Function:
@@ -257,13 +256,13 @@ def rounded_once(
     graph: Graph, values: list[Value], body: Callable[[list[Value]], list[Value]]
 ) -> list[Value]:
     """What a composite's body gives; of float16 and bfloat16 it computes in float32 and rounds at its end."""
-    if not any(v.dtype in LOW for v in values):
+    if not any(v.dtype in ROUNDED for v in values):
         return body(values)
     trial, twins = clone(graph)
     with building(trial):
         dtypes = [v.dtype for v in body([twins[id(v)] for v in values])]
     convert = find("convert")
-    wide = [graph.add(convert, (v,), ("float32",)) if v.dtype in LOW else v for v in values]
+    wide = [graph.add(convert, (v,), ("float32",)) if v.dtype in ROUNDED else v for v in values]
     outputs = [graph.add(convert, (v,), (d,)) if v.dtype != d else v for v, d in zip(body(wide), dtypes)]
     run(OP, graph)
     return outputs

@@ -130,7 +130,7 @@ def writes_at_places(graph: Graph) -> bool:
     put = _viewed(out).node
     return (
         put is not None
-        and put.op.kind == "scatter"
+        and put.op.algorithm == "scatter"
         and _viewed(put.inputs[0]) is target
         and not target.weak
         and (out.dtype, out.shape) == (target.dtype, target.shape)

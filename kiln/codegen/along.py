@@ -8,9 +8,7 @@ depend on who does which block.
         pointers of every operand at the unit's first column;  count = columns in it, at most `block`
         ...                                                     (the kernel's own)
 
-Kernel arguments: `ptr` = the operands, then the thread's scratch memory if the kernel needs any; `arg` =
-numbers of the kernel's own, the size of every column dim, then for every operand its strides (in elements)
-along the dim and along every column dim.
+A kernel of one algorithm is a class below `Along`, which names its operands and its own numbers.
 """
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from kiln.codegen.arguments import Arguments
 from kiln.codegen.code import Code
 from kiln.codegen.emit import Expression, Machine
 from kiln.codegen.index import Index, Pointer
@@ -28,11 +27,12 @@ from kiln.scalars.scalar import Scalar
 
 
 class AlongSpec(NamedTuple):
-    """The pattern: `what` is done, on operands of `dtypes`; `strides`: classes of each, the dim first."""
+    """The pattern of a kernel along one dim."""
 
-    what: str
-    dtypes: tuple[str, ...]
-    strides: tuple[str, ...]
+    algorithm: str
+    what: str  # it does
+    dtypes: tuple[str, ...]  # of its operands
+    strides: tuple[str, ...]  # the classes of each, the dim first
 
     def text(self) -> str:
         """The canonical text: printed form and cache key."""
@@ -48,31 +48,43 @@ def blocks(sizes: Sequence[Any], block: int) -> Any:
 
 
 class Along:
-    """A kernel being written: `numbers` arguments of its own, units of `block` columns."""
+    """A kernel being written."""
 
-    block = 1
-    numbers = 1
+    operands: tuple[str, ...]
+    numbers: tuple[str, ...] = ("along",)  # the elements along the dim; what else the algorithm is told
+    block = 1  # columns of a unit
 
     def __init__(self, spec: AlongSpec, target: Target) -> None:
         self.spec = spec
         self.code = code = Code(target)
         self.memory = Memory(code)
         self.machine = Machine(code)
-        count, dims = len(spec.dtypes), len(spec.strides[0])
-        self.base = [code.operand(k) for k in range(count)]
-        self.number = [code.argument(k) for k in range(self.numbers)]
-        self.sizes = [code.argument(self.numbers + d) for d in range(dims - 1)]
-        first = self.numbers + dims - 1
+        places = self.arguments(spec)
+        self.base = [code.operand(places.pointer(name)) for name in self.operands]
+        self.number = {name: code.argument(places.word("number", name)) for name in self.numbers}
+        self.sizes = [code.argument(places.word("size", d)) for d in range(1, len(spec.strides[0]))]
         self.stride = [
             [
-                code.index(kind) if kind in "01" else code.argument(first + k * dims + d)
+                code.index(kind) if kind in "01" else code.argument(places.word("stride", name, d))
                 for d, kind in enumerate(classes)
             ]
-            for k, classes in enumerate(spec.strides)
+            for name, classes in zip(self.operands, spec.strides)
         ]
 
+    @classmethod
+    def arguments(cls, spec: AlongSpec) -> Arguments:
+        """The kernel's arguments: sizes are of the columns' dims, strides along the dim, then along those."""
+        dims = range(len(spec.strides[0]))
+        strides = dict.fromkeys(cls.operands, dims)
+        return Arguments(cls.operands, ("scratch",), number=cls.numbers, size=dims[1:], stride=strides)
+
+    @classmethod
+    def scratch_words(cls, spec: AlongSpec, along: Any) -> Any:
+        """The 64-bit words of memory that each thread needs to itself; `along` is an int or symbolic."""
+        return 0
+
     def emit(self) -> str:
-        """The kernel's LLVM text."""
+        """The kernel's LLVM text: one function `kernel`, nothing undefined."""
         code = self.code
         begin, end = code.indices("begin", "end")
         total = (self.sizes[-1] + (self.block - 1)).udiv(self.block)

@@ -20,10 +20,6 @@ members.
 Nothing depends on how many threads run. Of a causal block keys beyond its last query are left out: their
 weights are 0, and so they add nothing to a sum of finite numbers. (To one of infinities or NaN they would add
 NaN; here they do not.)
-
-Kernel arguments: `ptr` = the operands, then the thread's own memory, of `regions`; `arg` = the sizes n h r l
-s e v, where each region begins, for every operand its strides (in elements) along (n, h, r, row, column), the
-numbers.
 """
 
 from __future__ import annotations
@@ -32,10 +28,12 @@ from kiln.codegen.attention_amx import tile_routines
 from kiln.codegen.attention_drive import vector_routines
 from kiln.codegen.attention_spec import AttentionSpec
 from kiln.codegen.compile import Part
-from kiln.codegen.matmul import chains, product, tiled, tiles_parts
-from kiln.codegen.matmul_amx import config
-from kiln.codegen.matmul_text import own_parts
-from kiln.codegen.matmul_tile import element_of, identity
+from kiln.codegen.gemm import amx, fma
+from kiln.codegen.gemm.amx_tile import config
+from kiln.codegen.gemm.element import element_of
+from kiln.codegen.gemm.fma_tile import nothing
+from kiln.codegen.gemm.spec import product
+from kiln.codegen.routine import own_parts
 from kiln.codegen.target import Target
 from kiln.scalars.scalar import LEAVES, topological
 
@@ -44,11 +42,11 @@ def attention_parts(spec: AttentionSpec, target: Target) -> list[Part]:
     """The parts of the kernel: its own, and those that products of such factors share."""
     _verify(spec)
     element, factors = element_of(spec.dtype), product(spec.dtype)
-    if tiled(factors, target):
+    if factors.tiled(target):
         own = own_parts(target, tile_routines(spec, target, element), [config()])
-        return own + tiles_parts(factors, target)
+        return own + amx.shared_parts(factors, target)
     routines = vector_routines(spec, target, element)
-    return own_parts(target, routines, [identity(target, element)]) + chains(factors, target)
+    return own_parts(target, routines, [nothing(target, element)]) + fma.shared_parts(factors, target)
 
 
 def _verify(spec: AttentionSpec) -> None:

@@ -9,14 +9,14 @@
         each KEYS:     each 32 queries:  S, D;  slopes
                        dq += dS k,  dk^T += q^T dS,  dv^T += g^T P
         dq * scale
-        dk * scale, dv, turned, at the end
+        dk * scale, dv, transposed, at the end
 
 Scores are computed up to three times: a product on tiles costs less than memory for whole rows, and long rows
 are as fast as short ones. Every sum of products goes on where it lies, in ascending steps of 32 keys (of 32
 queries of a member of the group, for dk and dv), so bits depend on none of these numbers.
 
-What products read is packed as matmul_amx.py says: keys and values once per head, queries and their gradients
-once per block, weights and slopes as they are made (attention_amx_rows.py).
+What products read is packed as gemm/amx_tile.py says: keys and values once per head, queries and their
+gradients once per block, weights and slopes as they are made (attention_amx_rows.py).
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kiln.codegen import attention_amx_rows as blocks
-from kiln.codegen.attention_amx_rows import DOWN, KEPT
+from kiln.codegen.attention_amx_rows import DOWN_PITCH, KEPT_PITCH
 from kiln.codegen.attention_rows import deliver, draw
-from kiln.codegen.attention_spec import KEYS, PITCH, QUERIES, AttentionSpec
+from kiln.codegen.attention_spec import KEYS, PITCH, QUERIES, AttentionSpec, padded
 from kiln.codegen.attention_units import Block, Driver, Rows
+from kiln.codegen.gemm.amx_pack import pack_a, pack_panels
+from kiln.codegen.gemm.amx_tile import FACTORS, LINE, PANEL, ROW, STEP_BYTES, on_tiles
+from kiln.codegen.gemm.element import Element
+from kiln.codegen.gemm.pack import clear, zeros
 from kiln.codegen.index import Condition, Index, Integer, Pointer
-from kiln.codegen.matmul_amx import FACTORS, LINE, PANEL, ROW, STEP_BYTES, on_tiles
-from kiln.codegen.matmul_amx_pack import pack_lines, pack_words
-from kiln.codegen.matmul_pack import clear, zeros
-from kiln.codegen.matmul_text import Routine
-from kiln.codegen.matmul_tile import Element
-from kiln.codegen.nest import REDUCE_BLOCK
+from kiln.codegen.routine import Routine
 from kiln.codegen.target import Target
 from kiln.codegen.value import Value
+from kiln.table.order import REDUCE_BLOCK
 
 FLOAT = 4  # bytes
-ACROSS = PANEL * KEYS * 2  # bytes of packed rows of weights or slopes
+PACKED_ROWS = PANEL * KEYS * 2  # bytes of packed rows of weights or slopes
 
 
 class _Driver(Driver):
@@ -52,10 +52,10 @@ class _Driver(Driver):
         super().__init__(spec, target, element)
         self.packed = FACTORS[spec.dtype]
         self.steps = {name: self.size[name].ceil_div(PANEL) for name in "sev"}
-        # Bytes: of a packed block of 32 rows, a row of sums, a panel of words whose depth are keys.
+        # Bytes: of a packed block of 32 rows, of a row of sums, of a VNNI panel whose k are the keys.
         self.block = {name: self.steps[name] * STEP_BYTES for name in "sev"}
         self.pitch = {name: self.steps[name] * (PANEL * FLOAT) for name in "sev"}
-        self.apart = self.block["s"] + ROW
+        self.panel_pitch = self.block["s"] + ROW
         self.scores = Rows(self._region("scores"), self.code.index(KEYS * FLOAT))
         numbers = self._region("rows")
         self.tops, self.shares, self.means, self.totals = (numbers[k * QUERIES * FLOAT] for k in range(4))
@@ -75,22 +75,22 @@ class _Driver(Driver):
 
     def pack_head(self, head: Index) -> None:
         key, value = self.rows_of("k", head), self.rows_of("v", head)
-        self._turned("k", key, "keys", "e")
+        self._pack_transposed("k", key, "keys", "e")
         if self.spec.backward:
-            self._turned("v", value, "values", "v")
-            self._words("k", key, "key", "e")
+            self._pack_transposed("v", value, "values", "v")
+            self._pack_rows("k", key, "key", "e")
         else:
-            self._words("v", value, "values", "v")
+            self._pack_rows("v", value, "values", "v")
 
-    def _turned(self, name: str, rows: Rows, region: str, width: str) -> None:
+    def _pack_transposed(self, name: str, rows: Rows, region: str, width: str) -> None:
         """Keys or values as the right factor of scores: they are columns."""
         strides, shape = (self.stride[name][4], rows.pitch), (self.size[width], self.size["s"])
         self._pack(rows.place, strides, region, shape, self.block[width])
 
-    def _words(self, name: str, rows: Rows, region: str, width: str) -> None:
+    def _pack_rows(self, name: str, rows: Rows, region: str, width: str) -> None:
         """The same as the right factor of weights or slopes: they are summed over."""
         strides, shape = (rows.pitch, self.stride[name][4]), (self.size["s"], self.size[width])
-        self._pack(rows.place, strides, region, shape, self.apart)
+        self._pack(rows.place, strides, region, shape, self.panel_pitch)
 
     def _pack(
         self,
@@ -98,24 +98,24 @@ class _Driver(Driver):
         strides: tuple[Index, Index],
         region: str,
         shape: tuple[Index, Index],
-        apart: Index,
+        panel_pitch: Index,
     ) -> None:
-        pack_words(self.code, self.packed, src, strides, self._region(region), shape, apart)
+        pack_panels(self.code, self.packed, src, strides, self._region(region), shape, panel_pitch)
 
-    def _across(self, name: str, block: Block, width: str, dst: Pointer) -> None:
+    def _pack_left(self, name: str, block: Block, width: str, dst: Pointer) -> None:
         """Queries, or their gradients, as the left factor of scores."""
         rows, shape = self.rows_of(name, *block[:3]), (block.rows, self.size[width])
         strides = rows.pitch, self.stride[name][4]
-        pack_lines(self.code, self.packed, rows.place, strides, dst, shape, self._region("stage"))
+        pack_a(self.code, self.packed, rows.place, strides, dst, shape, self._region("stage"))
 
-    def _down(self, name: str, block: Block, width: str, region: str) -> None:
-        """The same as the left factor of words that are summed over queries, 32 elements of all at a time."""
+    def _pack_left_transposed(self, name: str, block: Block, width: str, region: str) -> None:
+        """The same, transposed, as the left factor of sums over queries; 32 elements of all at a time."""
         code, step = self.code, self.stride[name][4]
         rows = self.rows_of(name, *block[:3])
         with self._blocks(self.size[width]) as (at, count):
             src, dst = rows.place[at * step], self._region(region)
-            dst, shape = dst[at * (DOWN // PANEL)], (count, block.rows)
-            pack_lines(code, self.packed, src, (step, rows.pitch), dst, shape, self._region("stage"))
+            dst, shape = dst[at * (DOWN_PITCH // PANEL)], (count, block.rows)
+            pack_a(code, self.packed, src, (step, rows.pitch), dst, shape, self._region("stage"))
 
     @contextmanager
     def _blocks(self, count: Index) -> Iterator[tuple[Index, Index]]:
@@ -134,7 +134,7 @@ class _Driver(Driver):
         shape: tuple[Index, Index],
         first: Condition | None = None,
     ) -> None:
-        """c += a b, or c = a b: `b` and the distance of its panels; shape: rows, columns."""
+        """c += a b, or c = a b: `b` and the pitch of its panels; shape: rows, columns."""
         fresh = self.code.condition(False) if first is None else first
         self.code.run("panels", a, *b, steps, c.place, c.pitch, fresh, *shape)
 
@@ -150,12 +150,13 @@ class _Driver(Driver):
         self._multiply(a, "keys", "e", self.scores, key, (block.rows, columns))
 
     def _summed(self, region: str, key: Index) -> tuple[Pointer, Index]:
-        """Words of keys from one on, to be summed over."""
-        return self._region(region)[key * LINE], self.apart
+        """VNNI panels of keys, which are summed over, from a key on."""
+        return self._region(region)[key * LINE], self.panel_pitch
 
     def _columns(self, keys: Index, key: Index) -> Index:
         """The columns of a block of scores."""
-        return self.padded(keys - key).min(KEYS)
+        columns: Index = padded(keys - key)
+        return columns.min(KEYS)
 
     def _do(
         self, name: str, block: Block, key: Index, columns: Index, *arguments: Condition | Pointer | Value
@@ -173,7 +174,7 @@ class _Driver(Driver):
         if self.spec.drop is None:
             return ()
         kept = self._region("kept")
-        self.draw(self.spec.drop, block, key, columns, (kept, KEPT))
+        self.draw(self.spec.drop, block, key, columns, (kept, KEPT_PITCH))
         return kept, self.factor
 
     def _peaks(self, a: Pointer, block: Block, tops: Pointer) -> None:
@@ -190,7 +191,7 @@ class _Driver(Driver):
         """Room for sums of a block's rows that the first keys begin; where there are none, zeros."""
         sums = Rows(self._region("sums"), self.pitch[width])
         with self.code.when(self.visible(block).equals(0)):
-            clear(self.code, self.element, sums.place, block.rows * sums.pitch)
+            clear(self.code, sums.place, block.rows * sums.pitch)
         return sums
 
     def _settle(self, rows: Index, key: Index, shares: Pointer, means: Pointer) -> None:
@@ -215,7 +216,7 @@ class _Driver(Driver):
         code, query, weights = self.code, self._region("query"), self._region("weights")
         several = self.visible(block) > KEYS
         sums, shape = self._fresh_sums(block, "v"), (block.rows, self.size["v"])
-        self._across("q", block, "e", query)
+        self._pack_left("q", block, "e", query)
         self._peaks(query, block, self.tops)
         with self._summing(block, self.shares, self.means) as (key, columns):
             with code.when(several):
@@ -236,7 +237,7 @@ class _Driver(Driver):
             self._statistics(self._part(block, at, count), at)
         for given, name, width, region in (("k", "q", "e", "queries"), ("v", "g", "v", "grads")):
             if given in self.spec.gives:
-                self._down(name, block, width, region)
+                self._pack_left_transposed(name, block, width, region)
         sums = self._fresh_sums(block, "e")
         start, end = mine.choose(0, low), mine.choose(keys, keys.min(high))
         with code.loop(start, end, KEYS) as turn:
@@ -271,13 +272,13 @@ class _Driver(Driver):
         query, grad = self._packed("query", at, "e"), self._packed("grad", at, "v")
         tops, shares, means = self._numbers(at)
         with code.when(block.rows < PANEL):
-            clear(code, self.element, query, self.block["e"])
-            clear(code, self.element, grad, self.block["v"])
-            clear(code, self.element, self._region("stage"), STEP_BYTES)
+            clear(code, query, self.block["e"])
+            clear(code, grad, self.block["v"])
+            clear(code, self._region("stage"), STEP_BYTES)
             for place in (tops, shares, means):
-                clear(code, self.element, place, PANEL * FLOAT)
-        self._across("q", block, "e", query)
-        self._across("g", block, "v", grad)
+                clear(code, place, PANEL * FLOAT)
+        self._pack_left("q", block, "e", query)
+        self._pack_left("g", block, "v", grad)
         self._peaks(query, block, tops)
         with self._summing(block, shares, means) as (key, columns):
             self._both(block, at, key, columns)
@@ -295,7 +296,7 @@ class _Driver(Driver):
         code = self.code
         with code.when(key < self.visible(block)):
             self._both(block._replace(rows=code.index(PANEL)), at, key, columns)
-        across = self._region("across")[at * (ACROSS // PANEL)]
+        across = self._region("across")[at * (PACKED_ROWS // PANEL)]
         down = (self._region(name)[at * LINE] for name in ("down", "weights"))
         places = (self._region("slopes"), *self._numbers(at), across, *down)
         dropped = self._dropped(block, key, columns)
@@ -306,13 +307,13 @@ class _Driver(Driver):
         steps = columns.ceil_div(PANEL)
         first = key.equals(0)
         with self._blocks(rows) as (at, count):
-            a = self._region("across")[at * (ACROSS // PANEL)]
+            a = self._region("across")[at * (PACKED_ROWS // PANEL)]
             into = Rows(sums.place[at * sums.pitch], sums.pitch)
             self._add(a, self._summed("key", key), steps, into, (count, self.size["e"]), first)
 
     def _totals(self) -> list[tuple[str, str, Rows, str, str, Pointer]]:
-        """Of each gradient of keys that is wanted: its name, its width, its turned sums, where the factors of
-        their products are, and what they are multiplied by at the end.
+        """Of each gradient of keys that is wanted: its name, its width, its transposed sums, where
+        the factors of their products are, and what they are multiplied by at the end.
         """
         pitch = self.pitch["s"] + PITCH * FLOAT
         found = [
@@ -326,14 +327,14 @@ class _Driver(Driver):
         steps = rows.ceil_div(PANEL)
         for _, width, total, left, right, _ in self._totals():
             with self._blocks(self.size[width]) as (at, count):
-                a = self._region(left)[at * (DOWN // PANEL)]
+                a = self._region(left)[at * (DOWN_PITCH // PANEL)]
                 c = total.place[at * total.pitch, key * FLOAT]
-                b = self._region(right), DOWN
+                b = self._region(right), DOWN_PITCH
                 self._add(a, b, steps, Rows(c, total.pitch), (count, columns))
 
     def clear_sums(self, low: Index, high: Index) -> None:
         for _, width, total, *_ in self._totals():
-            clear(self.code, self.element, total.place, self.size[width] * total.pitch)
+            clear(self.code, total.place, self.size[width] * total.pitch)
 
     def deliver_sums(self, head: Index, low: Index, high: Index) -> None:
         code = self.code
@@ -342,7 +343,7 @@ class _Driver(Driver):
             with code.loop(low, high, PANEL) as turn:
                 src = total.place[turn.index * FLOAT]
                 place, size = stage.place, self.size[width]
-                code.run("turn", src, total.pitch, place, stage.pitch, PANEL, size)
+                code.run("transpose", src, total.pitch, place, stage.pitch, PANEL, size)
                 rows = (high - turn.index).min(PANEL)
                 into = self.rows_of(name.upper(), head, row=turn.index)
                 self.deliver(stage, into, rows, width, (factor, 0))

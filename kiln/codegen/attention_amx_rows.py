@@ -14,29 +14,28 @@ cache; beside them:
     tops, totals, shares, means [row]   m; sums; 1 / sum; share * sum of e * dP
 
 What tiles read is bfloat16. A packed row is a line of 32 elements, `across`: [32 keys][row][32]. Where
-queries are summed over, two rows are side by side in words, `down`: [32 keys][2 rows][32][2]. (Denormals
-become zero as they are rounded, which tiles take them for.)
+queries are summed over, two rows are interleaved, which is VNNI packing, `down`: [32 keys][2 rows][32][2].
+(Denormals become zero as they are rounded, which tiles take them for.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from kiln.codegen.attention_rows import CHAIN, INFINITY, Row, Rows, Scores, float_kind
+from kiln.codegen.attention_rows import INFINITY, Row, Rows, Scores, float_kind, kept_bytes
 from kiln.codegen.attention_spec import KEYS, PAD, QUERIES, AttentionSpec
-from kiln.codegen.attention_units import kept_bytes
-from kiln.codegen.code import LANES
+from kiln.codegen.gemm.amx_tile import LINE, PANEL, ROW, STEP_BYTES, store_vnni
+from kiln.codegen.gemm.element import Element
 from kiln.codegen.index import Index, Pointer
-from kiln.codegen.matmul_amx import LINE, PANEL, ROW, STEP_BYTES, store_words
-from kiln.codegen.matmul_text import Routine
-from kiln.codegen.matmul_tile import Element
+from kiln.codegen.routine import Routine
 from kiln.codegen.target import Target
 from kiln.codegen.value import Value
+from kiln.table.order import GROUP, LANES
 
 HALVES = f"<{2 * LANES} x i16>"
-KEPT = kept_bytes(KEYS)  # between the bits of rows
+KEPT_PITCH = kept_bytes(KEYS)  # bytes between the bits of rows
 VECTOR = LANES * 4  # bytes
-DOWN = QUERIES * LINE  # between panels of words whose depth are queries
+DOWN_PITCH = QUERIES * LINE  # bytes between VNNI panels whose k are queries
 
 
 class _Lanes(Rows):
@@ -78,7 +77,7 @@ class _Blocks(Scores, _Lanes):
     def drop(self, r: Index, column: Index, x: Value) -> Value:
         """What dropout leaves, if there is any."""
         kept = self.code.pointer("%kept")
-        return self.kept(kept[r * KEPT], column, x) if self.drops else x
+        return self.kept(kept[r * KEPT_PITCH], column, x) if self.drops else x
 
     def grad(self, r: Index, row: Row, column: Index, edge: bool) -> Value:
         """What dropout leaves of dP; 0 where it may not be looked at."""
@@ -101,7 +100,7 @@ class _Blocks(Scores, _Lanes):
     ) -> list[Value]:
         """Lanes of sums after a block's elements, two vectors of 32 columns for each sum.
 
-        each CHAIN of columns:  a chain of its elements, then onto the lanes
+        each GROUP of columns:  a chain of its elements, then onto the lanes
         """
         code, reducer = self.code, self.reducer("sum")
         none = reducer.identity(LANES) * len(lanes)
@@ -111,8 +110,8 @@ class _Blocks(Scores, _Lanes):
                 values = [reducer.step([x], [y])[0] for x, y in zip(values, several)]
             return values
 
-        with code.loop(0, limit, CHAIN, lanes) as group:
-            stop = limit.min(group.index + CHAIN)
+        with code.loop(0, limit, GROUP, lanes) as group:
+            stop = limit.min(group.index + GROUP)
             whole = self.whole(stop)
             with code.loop(group.index, whole, PAD, none) as turn:
                 turn.next = added(turn.values, elements(turn.index, False))
@@ -294,7 +293,7 @@ class _Slopes(_Blocks):
         return self.halves(*ps), self.halves(*slopes)
 
     def _store(self, r: Index, column: Index, first: tuple[str, str], second: tuple[str, str]) -> None:
-        """What products read of two rows: each across, both as words in the panel of these columns."""
+        """What products read of two rows: each as it is, both interleaved in the panel of these columns."""
         code = self.code
         across, down, weights = code.pointers("across", "down", "weights")
         if "q" in self.gives:
@@ -302,14 +301,14 @@ class _Slopes(_Blocks):
                 self.line(self.across(across, r + k, column), slopes)
         for name, base, which in (("v", weights, 0), ("k", down, 1)):
             if name in self.gives:
-                place = base[column * (DOWN // PAD), r * (ROW // 2)]
-                store_words(code, "i16", [first[which], second[which]], place)
+                place = base[column * (DOWN_PITCH // PAD), r * (ROW // 2)]
+                store_vnni(code, "i16", [first[which], second[which]], place)
 
 
 def slopes(spec: AttentionSpec, target: Target, element: Element) -> Routine:
     """The routine slopes: each row:  p = e * share;  dS = p * (kept dP - mean);  kept p and dS are stored.
 
-    Panels of words are DOWN bytes apart; `%down` and `%weights` are those of the first row. Rows are a whole
+    VNNI panels have the pitch DOWN_PITCH; `%down` and `%weights` are those of the first row. Rows are a whole
     PANEL: past the last of `rows`, what is stored is 0, as the weights and the shares are.
     """
     return _Slopes(spec, target, element).write_rows()

@@ -5,22 +5,22 @@
                   dq = dS k * scale;  dk += dS^T q;  dv += p^T g
                   dk * scale, dv at the end
 
-Keys and values are packed once per head, into panels that a tile reads (matmul_tile.py), and the block's rows
-too (values that one block of queries meets are read where they lie, if they can be); every product is the
-routine multiply.
+Keys and values are packed once per head, into panels that a tile reads (gemm/fma_tile.py), and the block's
+rows too (values that one block of queries meets are read where they lie, if they can be); every product is
+the routine multiply.
 """
 
 from __future__ import annotations
 
-from kiln.codegen.attention_rows import deliver, draw, slopes, thin, weigh
-from kiln.codegen.attention_spec import PAD, PITCH, AttentionSpec
-from kiln.codegen.attention_units import Block, Driver, Rows, kept_bytes
+from kiln.codegen.attention_rows import deliver, draw, kept_bytes, slopes, thin, weigh
+from kiln.codegen.attention_spec import PAD, PITCH, AttentionSpec, padded
+from kiln.codegen.attention_units import Block, Driver, Rows
+from kiln.codegen.gemm.element import Element
+from kiln.codegen.gemm.pack import clear
 from kiln.codegen.index import Condition, Index, Integer, Pointer, every
-from kiln.codegen.matmul_pack import clear
-from kiln.codegen.matmul_text import Routine
-from kiln.codegen.matmul_tile import SEGMENT, VECTORS, Element
+from kiln.codegen.routine import Routine
 from kiln.codegen.target import Target
-from kiln.table.kinds import ATTENTION_ROWS
+from kiln.table.order import ATTENTION_ROWS, SEGMENT
 
 Factor = tuple[Pointer, Integer, Integer]  # where it lies, and its two strides
 
@@ -38,10 +38,10 @@ def multiply(target: Target, element: Element) -> Routine:
     )
     fresh = code.condition("%fresh")
     lanes = element.lanes(target)
-    panel = VECTORS * lanes
+    panel = element.panel(target)
     with code.when(depth.equals(0) & fresh):
         with code.times(rows) as r:
-            clear(code, element, c[r * cs], _bytes(element, columns, panel))
+            clear(code, c[r * cs], _bytes(element, columns, panel))
     with code.times(columns, panel) as column:
         panels = b[column // panel * bp]
         narrow = columns - column <= lanes
@@ -71,22 +71,22 @@ class _Driver(Driver):
 
     def __init__(self, spec: AttentionSpec, target: Target, element: Element) -> None:
         super().__init__(spec, target, element)
-        self.panel = VECTORS * element.lanes(target)
+        self.panel = element.panel(target)
         self.pitch = {name: self._pitch(name) for name in "sev"}
         self.value_place, self.value_step = self.code.slot("ptr"), self.code.variable()
 
     def _pitch(self, name: str) -> Index:
         """The bytes between rows of a size's elements."""
-        bytes = self.padded(self.size[name]) * self.element.bytes
+        bytes: Index = padded(self.size[name]) * self.element.bytes
         return bytes + PITCH * self.element.bytes
 
     # -- packing ------------------------------------------------------------------------------------
 
     def pack_head(self, head: Index) -> None:
         key, value = self.rows_of("k", head), self.rows_of("v", head)
-        self._turn("k", key, "kt", "e")
+        self._pack_transposed("k", key, "kt", "e")
         if self.spec.backward:
-            self._turn("v", value, "vt", "v")
+            self._pack_transposed("v", value, "vt", "v")
             self._copy("k", key, "key", "e", self.size["s"])
             return
         code = self.code
@@ -114,27 +114,27 @@ class _Driver(Driver):
         pitch, step = self.pitch[width], self.stride[name][4]
         ragged = (size % self.panel).differs(0)
         with code.when(ragged):
-            clear(code, self.element, self.region[region], count * pitch)
+            clear(code, self.region[region], count * pitch)
         code.run(
             "copy", rows.place, rows.pitch, step, self.region[region], pitch,
             self.panel * self.element.bytes, count, size,
         )  # fmt: skip
 
-    def _turn(self, name: str, rows: Rows, region: str, width: str) -> None:
+    def _pack_transposed(self, name: str, rows: Rows, region: str, width: str) -> None:
         """Panels of a transposed factor: [panel of keys][element][key]."""
         code, element, depth = self.code, self.element, self.size[width]
         step, line = self.stride[name][4], self.panel * element.bytes
         near = step.equals(element.stored_bytes) & (depth >= 16 // element.bytes)
         whole = self.size["s"] // self.panel * self.panel
         column = depth * element.bytes
-        rest = self.size["s"].ceil_div(PAD) * PAD - whole
-        clear(code, element, self.region[region][whole * column], rest * column)
+        rest: Index = padded(self.size["s"]) - whole
+        clear(code, self.region[region][whole * column], rest * column)
         with code.times(self.size["s"], self.panel) as first:
             count = (self.size["s"] - first).min(self.panel)
             src = rows.place[first * rows.pitch]
             dst = self.region[region][first * column]
             with code.either(near) as otherwise:
-                code.run("turn", src, rows.pitch, dst, line, depth, count)
+                code.run("transpose", src, rows.pitch, dst, line, depth, count)
                 next(otherwise)
                 code.run("copy", src, step, rows.pitch, dst, line, line, depth, count)
 
@@ -146,11 +146,11 @@ class _Driver(Driver):
         """c = a b: `a` by its strides along rows and depth, `b` by those of its panels and along depth."""
         self.code.run("multiply", *a, *b, c.place, c.pitch, depth, *shape, self.code.condition(fresh))
 
-    def _across(self, region: str, width: str) -> Factor:
+    def _left(self, region: str, width: str) -> Factor:
         """A region of rows as the left factor."""
         return self.region[region], self.pitch[width], self.element.bytes
 
-    def _down(self, region: str, width: str) -> Factor:
+    def _left_transposed(self, region: str, width: str) -> Factor:
         """A region of rows, transposed, as the left factor."""
         return self.region[region], self.element.bytes, self.pitch[width]
 
@@ -158,7 +158,7 @@ class _Driver(Driver):
         """A region of rows as the right factor."""
         return self.region[region], self.panel * self.element.bytes, self.pitch[width]
 
-    def _turned(self, region: str, width: str) -> Factor:
+    def _transposed_panels(self, region: str, width: str) -> Factor:
         """Panels of a transposed factor as the right factor."""
         line = self.panel * self.element.bytes
         return self.region[region], self.size[width] * line, line
@@ -169,12 +169,11 @@ class _Driver(Driver):
         """The block's rows packed, its scores made weights; the keys it meets, and how many columns."""
         code, size = self.code, self.size
         keys = self.visible(block)
-        columns = self.padded(keys)
+        columns: Index = padded(keys)
         self._copy("q", self.rows_of("q", *block[:3]), "query", "e", block.rows)
         scores = Rows(self.region["weights"], self.pitch["s"])
-        self._multiply(
-            self._across("query", "e"), self._turned("kt", "e"), scores, size["e"], (block.rows, columns)
-        )
+        query, panels = self._left("query", "e"), self._transposed_panels("kt", "e")
+        self._multiply(query, panels, scores, size["e"], (block.rows, columns))
         code.run(
             "weigh", scores.place, scores.pitch, block.rows, columns, size["s"], block.row,
             self.scale, *self.mask_of(block), self.region["shares"],
@@ -184,7 +183,7 @@ class _Driver(Driver):
         return keys, columns
 
     def _kept(self) -> tuple[Pointer, Index]:
-        """Where the block's bits lie, and how far apart its rows'."""
+        """Where the block's bits lie, and the pitch of its rows."""
         pitch = self.size["s"].ceil_div(PAD) * kept_bytes(PAD)
         return self.region["kept"], pitch
 
@@ -197,7 +196,7 @@ class _Driver(Driver):
             )  # fmt: skip
         sums = Rows(self.region["sums"], self.pitch["v"])
         shape = (block.rows, self.size["v"])
-        self._multiply(self._across("weights", "s"), self._values(), sums, keys, shape)
+        self._multiply(self._left("weights", "s"), self._values(), sums, keys, shape)
         factors = self.region["shares"], self.element.bytes
         self.deliver(sums, self.rows_of("O", *block[:3]), block.rows, "v", factors)
 
@@ -221,7 +220,7 @@ class _Driver(Driver):
     def clear_sums(self, low: Index, high: Index) -> None:
         for rows, _, _ in self._sums(low).values():
             bytes = (high - low) * rows.pitch
-            clear(self.code, self.element, rows.place, bytes)
+            clear(self.code, rows.place, bytes)
 
     def deliver_sums(self, head: Index, low: Index, high: Index) -> None:
         for name, (rows, width, factor) in self._sums(low).items():
@@ -233,7 +232,8 @@ class _Driver(Driver):
         keys, columns = self._scores(block)
         self._copy("g", self.rows_of("g", *block[:3]), "grad", "v", rows)
         into = Rows(self.region["slopes"], self.pitch["s"])
-        self._multiply(self._across("grad", "v"), self._turned("vt", "v"), into, size["v"], (rows, columns))
+        grad, values = self._left("grad", "v"), self._transposed_panels("vt", "v")
+        self._multiply(grad, values, into, size["v"], (rows, columns))
         kept = (*self._kept(), self.factor) if self.spec.drop is not None else ()
         code.run(
             "slopes", self.region["weights"], into.place, into.pitch, rows, columns,
@@ -242,14 +242,14 @@ class _Driver(Driver):
         if "q" in self.spec.gives:
             with code.when(mine):
                 sums = Rows(self.region["sums"], self.pitch["e"])
-                across = self._across("slopes", "s")
-                self._multiply(across, self._panels("key", "e"), sums, keys, (rows, size["e"]))
+                slopes = self._left("slopes", "s")
+                self._multiply(slopes, self._panels("key", "e"), sums, keys, (rows, size["e"]))
                 self.deliver(sums, self.rows_of("Q", *block[:3]), rows, "e", (self.one, 0))
         count = keys.min(high) - low
         factors = {"k": ("slopes", "query"), "v": ("weights", "grad")}
         for name, (total, width, _) in self._sums(low).items():
             left, right = factors[name]
-            place, by_row, by_key = self._down(left, "s")
+            place, by_row, by_key = self._left_transposed(left, "s")
             a = place[low * self.element.bytes], by_row, by_key
             self._multiply(a, self._panels(right, width), total, rows, (count, size[width]), fresh=False)
 

@@ -15,25 +15,23 @@ be a denormal number first, which takes a processor a hundred times as long.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from kiln.codegen.code import IOTA32, IOTA64, LANES
+from kiln.codegen.code import IOTA32, IOTA64
 from kiln.codegen.emit import Expression, Machine, number
+from kiln.codegen.gemm.element import Element
 from kiln.codegen.index import Index, Pointer
-from kiln.codegen.matmul_text import Routine
-from kiln.codegen.matmul_tile import Element
 from kiln.codegen.memory import Memory
-from kiln.codegen.nest import REDUCE_BLOCK
 from kiln.codegen.reduce import Reducer
+from kiln.codegen.routine import Routine
 from kiln.codegen.target import Target
 from kiln.codegen.value import Value
 from kiln.scalars.mathematics import EXP_RANGE, exp
 from kiln.scalars.philox import philox, uniform_f32
 from kiln.scalars.scalar import Scalar, topological
+from kiln.table.order import GROUP, LANES, REDUCE_BLOCK
 
-CHAIN = 8 * LANES  # elements of which each lane adds its own before they join its total
 INFINITY = float("inf")
-KEPT_BYTES = LANES // 8  # of the bits that say what of 16 columns dropout keeps
 SCORES = "ptr %scores, i64 %pitch, i64 %rows, i64 %count, i64 %keys, i64 %first, "
 
 
@@ -122,8 +120,8 @@ class Rows:
         code, reducer = self.code, self.reducer("sum")
         with code.loop(0, count, REDUCE_BLOCK, reducer.identity()) as block:
             end = count.min(block.index + REDUCE_BLOCK)
-            with code.loop(block.index, end, CHAIN, reducer.identity(LANES)) as group:
-                stop = end.min(group.index + CHAIN)
+            with code.loop(block.index, end, GROUP, reducer.identity(LANES)) as group:
+                stop = end.min(group.index + GROUP)
                 with code.loop(group.index, stop, LANES, reducer.identity(LANES)) as turn:
                     turn.next = reducer.step(turn.values, [element(turn.index)])  # type: ignore[operator]
                 group.next = reducer.step(group.values, turn.values)
@@ -273,9 +271,14 @@ def weigh(target: Target, element: Element, mask: Mask | None, causal: bool, rou
     return _Weigh(target, element, mask, causal, rounds).write_rows()
 
 
+def kept_bytes(columns: Any) -> Any:
+    """The bytes of the bits that say which of so many columns dropout keeps."""
+    return columns // 8
+
+
 def _word(code: Routine, bits: Pointer, column: Index) -> Pointer:
     """Where the bits of 16 columns lie in a row of bits."""
-    return bits[column // (LANES // KEPT_BYTES)]
+    return bits[kept_bytes(column)]
 
 
 def float_kind(element: Element) -> str:
@@ -377,7 +380,7 @@ def draw(target: Target, element: Element) -> Routine:
 
 
 def deliver(target: Target, element: Element) -> Routine:
-    """The routine deliver: dst = src * factor, rounded to the dtype; rows' factors are `fs` bytes apart.
+    """The routine deliver: dst = src * factor, rounded to the dtype; `fs` bytes between rows' factors.
 
     A row of src is whole vectors, a row of dst `columns` elements side by side.
     """

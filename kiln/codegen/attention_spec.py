@@ -9,19 +9,18 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from kiln.codegen.arguments import Arguments
 from kiln.codegen.attention_rows import Mask
-from kiln.codegen.code import LANES
-from kiln.codegen.matmul_amx import LINE, PANEL, ROW, STEP_BYTES
+from kiln.codegen.gemm.amx_tile import LINE, PANEL, ROW, STEP_BYTES
 from kiln.codegen.nest import TEXTS
 from kiln.scalars.scalar import Scalar, program_text, select
-from kiln.table.kinds import ATTENTION_ROWS
+from kiln.table.order import ATTENTION_ROWS, LANES
 
-UNIT_BLOCKS = 4  # blocks of a unit: packed keys are used as often
-UNIT_ROWS = ATTENTION_ROWS * UNIT_BLOCKS
+UNIT_ROWS = 4 * ATTENTION_ROWS  # four blocks of queries: packed keys are used as often
 PAD = 32  # columns of every region are a multiple of this, the most a panel has
 PITCH = 16  # further elements of its rows, so that they fall into different cache sets
 SIZES = ("n", "h", "r", "l", "s", "e", "v")
-DIMS = 5  # strides of an operand: n, h, r, row, column
+DIMS = ("n", "h", "r", "row", "column")  # of an operand
 KEYS = 256  # whose scores tiles make at a time: they stay in the first cache; whole chains of a reduction
 QUERIES = 128  # of which gradients on tiles sum products before they go to memory
 
@@ -59,6 +58,15 @@ class AttentionSpec(NamedTuple):
     def operands(self) -> str:
         """The operands in order: g q k v mask, then what is given, in capitals."""
         return ("g" if self.backward else "") + "qkv" + ("m" if self.mask else "") + self.gives.upper()
+
+    @property
+    def arguments(self) -> Arguments:
+        """The kernel's arguments; of each region of the thread's own memory, where it begins."""
+        strides = dict.fromkeys(self.operands, DIMS)
+        regions, numbers = self.regions(dict.fromkeys(SIZES, 0)), range(len(self.numbers))
+        return Arguments(
+            self.operands, ("memory",), size=SIZES, region=regions.keys(), stride=strides, number=numbers
+        )
 
     @property
     def scalars(self) -> list[Scalar]:
@@ -110,7 +118,7 @@ class AttentionSpec(NamedTuple):
         if not self.backward:
             return {
                 **found, "tile query": PANEL * e // 2, "tile weights": PANEL * KEYS // 2,
-                "tile values": _words(v, keys),
+                "tile values": _vnni_panels(v, keys),
             }  # fmt: skip
         return {
             **found, "tile values": keys * v // 2, "tile slopes": PANEL * KEYS,
@@ -118,7 +126,7 @@ class AttentionSpec(NamedTuple):
             "tile down": KEYS * QUERIES // 2,
             "tile query": QUERIES * e // 2, "tile grad": QUERIES * v // 2,
             "tile queries": QUERIES * e // 2, "tile grads": QUERIES * v // 2,
-            "tile key": _words(e, keys), "tile dk": (keys + PITCH) * e, "tile dv": (keys + PITCH) * v,
+            "tile key": _vnni_panels(e, keys), "tile dk": (keys + PITCH) * e, "tile dv": (keys + PITCH) * v,
         }  # fmt: skip
 
 
@@ -127,8 +135,8 @@ def padded(size: Any) -> Any:
     return (size + (PAD - 1)) // PAD * PAD
 
 
-def _words(columns: Any, depth: Any) -> Any:
-    """Panels of words, a row of them more each, so that they fall into different cache sets."""
+def _vnni_panels(columns: Any, depth: Any) -> Any:
+    """Panels in VNNI packing, each a row longer, so that they fall into different cache sets."""
     return columns // PANEL * (depth * LINE + ROW) // 4
 
 

@@ -1,6 +1,6 @@
 """The frame of attention's drivers: arguments, units of work, what both do with operands.
 
-forward, a unit: UNIT_BLOCKS blocks of queries of one head
+forward, a unit: UNIT_ROWS queries of one head, in blocks
 gradients, a unit: a head and all queries of its group; a head alone is two, each with part of the keys
 """
 
@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kiln.codegen.attention_rows import KEPT_BYTES
-from kiln.codegen.attention_spec import DIMS, PAD, SIZES, UNIT_ROWS, AttentionSpec, Drop
-from kiln.codegen.code import LANES
+from kiln.codegen.attention_spec import DIMS, SIZES, UNIT_ROWS, AttentionSpec, Drop
 from kiln.codegen.emit import Expression
+from kiln.codegen.gemm.element import Element
 from kiln.codegen.index import Condition, Index, Integer, Pointer, Variable
-from kiln.codegen.matmul_text import Routine
-from kiln.codegen.matmul_tile import Element
+from kiln.codegen.routine import Routine
 from kiln.codegen.target import Target
 from kiln.codegen.value import LLVM, Value
 from kiln.scalars.scalar import Scalar
@@ -46,18 +44,18 @@ class Driver:
     def __init__(self, spec: AttentionSpec, target: Target, element: Element) -> None:
         self.spec, self.element, self.target = spec, element, target
         self.code = code = Routine(target, "kernel", "ptr %ptr, ptr %arg, i64 %begin, i64 %end", quick=True)
-        self.size = {name: code.argument(k) for k, name in enumerate(SIZES)}
-        names = list(spec.regions(dict.fromkeys(SIZES, 0)))
-        first = len(SIZES)
-        memory = code.operand(len(spec.operands))
-        self.region = {name: memory[code.argument(first + k) * element.bytes] for k, name in enumerate(names)}
-        first += len(names)
-        self.base = {name: code.operand(k) for k, name in enumerate(spec.operands)}
-        self.stride = {
-            name: [code.argument(first + DIMS * k + d) * self._bytes_of(name) for d in range(DIMS)]
-            for k, name in enumerate(spec.operands)
+        self.places = places = spec.arguments
+        self.size = {name: code.argument(places.word("size", name)) for name in SIZES}
+        memory = code.operand(places.pointer("memory"))
+        self.region = {
+            name: memory[code.argument(places.word("region", name)) * element.bytes]
+            for name in spec.regions(dict.fromkeys(SIZES, 0))
         }
-        self.numbers = first + DIMS * len(spec.operands)
+        self.base = {name: code.operand(places.pointer(name)) for name in spec.operands}
+        self.stride = {
+            name: [code.argument(places.word("stride", name, d)) * self._bytes_of(name) for d in DIMS]
+            for name in spec.operands
+        }
         self.kind = kind = LLVM[element.summed]
         self.scale = self._number(spec.scale, element.summed)
         self.one = code.slot(kind, 2)
@@ -76,7 +74,7 @@ class Driver:
         """A number the kernel is given, or what is computed of such."""
 
         def number(node: Scalar) -> Value:
-            return self.code.number(self.numbers + node.data, self.spec.numbers[node.data])
+            return self.code.number(self.places.word("number", node.data), self.spec.numbers[node.data])
 
         scope = Expression(self.code, number)
         return scope.machine.convert(scope.value(value), type)
@@ -184,10 +182,6 @@ class Driver:
             return self.size["s"]
         return self.size["s"].min(block.row + block.rows)
 
-    def padded(self, columns: Index) -> Index:
-        """Columns in whole panels."""
-        return columns.ceil_div(PAD) * PAD
-
     def draw(
         self, drop: Drop, block: Block, key: Integer, columns: Index, kept: tuple[Pointer, Integer]
     ) -> None:
@@ -207,8 +201,3 @@ class Driver:
             "deliver", src.place, src.pitch, dst.place, dst.pitch, rows, self.size[width],
             *factors,
         )  # fmt: skip
-
-
-def kept_bytes(columns: int) -> int:
-    """The bytes of the bits of so many columns."""
-    return columns * KEPT_BYTES // LANES

@@ -16,8 +16,8 @@ from kiln.codegen.index import Condition, Index, Integer, Named, Pointer
 from kiln.codegen.target import Target, intrinsic_allowed
 from kiln.codegen.value import Value, llvm_type
 from kiln.scalars.scalar import Scalar
+from kiln.table.order import LANES
 
-LANES = 16
 new = object.__new__
 Carried: TypeAlias = Value | Index  # round a loop
 IOTA32 = "<" + ", ".join(f"i32 {n}" for n in range(LANES)) + ">"

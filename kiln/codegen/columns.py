@@ -1,6 +1,6 @@
 """The "columns" schedule: 256 neighbouring points of the last p dim reduce together, lanes across columns.
 
-The order is that of "rows", element by element; only who is computed next to whom differs. Lane l of a
+The order is that of "rows", element by element; only what is computed side by side differs. Lane l of a
 column is its rows l, l + 16, ...; the 16 lane accumulators of all columns live in a stack buffer. Where much
 is kept of each column a unit has fewer of them (`Nest.column_block`).
 
@@ -19,18 +19,18 @@ is kept of each column a unit has fewer of them (`Nest.column_block`).
 
 from __future__ import annotations
 
-from kiln.codegen.code import LANES
 from kiln.codegen.emit import Expression
 from kiln.codegen.frame import EXPENSIVE, POINT, Frame, Step
 from kiln.codegen.index import Condition, Index, Integer, Pointer
 from kiln.codegen.memory import element
-from kiln.codegen.nest import CHAIN, GROUP, Nest
+from kiln.codegen.nest import Nest
 from kiln.codegen.plan import Plan, above
 from kiln.codegen.reduce import Reducer
 from kiln.codegen.rows import grouped, identities, steps
 from kiln.codegen.target import Target
 from kiln.codegen.value import LLVM, Value, llvm_type
 from kiln.scalars.scalar import REDUCE, Scalar, topological
+from kiln.table.order import CHAIN, GROUP, LANES
 
 
 class Columns:
@@ -46,7 +46,7 @@ class Columns:
         self.code = self.frame.code
         self.plan = Plan(self.frame, self.column)
         self.block = nest.column_block()
-        self.held: dict[int, list[Pointer]] = {}  # column-level values kept in stack buffers of a block
+        self.stored: dict[int, list[Pointer]] = {}  # column-level values kept in stack buffers of a block
 
     def emit(self) -> str:
         """The kernel's LLVM text."""
@@ -68,7 +68,7 @@ class Columns:
                 for k, o in enumerate(self.nest.operands)
             ]
             unit = frame.scope(frame.outer, Step(self.index, self.pointers.__getitem__))
-            self.held = {}
+            self.stored = {}
             for q in range(self.plan.count):
                 self._pass(unit, q)
             self._store_points(unit)
@@ -83,7 +83,7 @@ class Columns:
             if node.op in REDUCE or not frame.varies(node, frame.reduced):
                 continue
             wanted += [a for a in node.args if self._per_column(a) and a not in wanted]
-        wanted = [n for n in wanted if id(n) not in self.held]
+        wanted = [n for n in wanted if id(n) not in self.stored]
         if not wanted:
             return
         buffers = [self.code.slot(LLVM[n.type], self.block) for n in wanted]
@@ -97,7 +97,7 @@ class Columns:
 
         frame.lanes(0, self.columns, [], 1, body)
         for node, buffer in zip(wanted, buffers):
-            self.held[id(node)] = [buffer]
+            self.stored[id(node)] = [buffer]
 
     def _per_column(self, node: Scalar) -> bool:
         frame = self.frame
@@ -134,7 +134,7 @@ class Columns:
         return Step({**self.index, **index}, pointer, self.column, self.first + j, count, mask)
 
     def _scope(self, unit: Expression, step: Step, roots: list[Scalar], j: Index | None = None) -> Expression:
-        """A scope for 16 columns; what is held per column is read back where `roots` need it."""
+        """A scope for 16 columns; what is stored per column is read back where `roots` need it."""
         scope = self.frame.scope(unit, step)
         place = step.start - self.first if j is None else j
         stack, seen = list(roots), set()
@@ -143,7 +143,7 @@ class Columns:
             if id(node) in seen or id(node) in scope.values:
                 continue
             seen.add(id(node))
-            buffers = self.held.get(id(node))
+            buffers = self.stored.get(id(node))
             if buffers is None:
                 stack.extend(node.args)
             else:
@@ -222,7 +222,7 @@ class Columns:
         return any(not frame.varies(n, frozenset({self.column, POINT})) for n in found)
 
     def _reduce(self, scope: Expression, q: int, reducers: list[Reducer]) -> None:
-        """Blocks of 16384 rows; the results stay in the held buffers."""
+        """Blocks of 16384 rows; the results stay in the stored buffers."""
         code = self.code
         kinds = [v.type for v in identities(reducers)]
         results = [code.slot(LLVM[t], self.block) for t in kinds]
@@ -243,7 +243,7 @@ class Columns:
                     self._lane(scope, q, reducers, lanes, chains, lane.index, group.index, limit, begins)
             self._tree(reducers, lanes, results)
         for node, mine in zip(self.plan.reductions[q], grouped(reducers, results)):
-            self.held[id(node)] = mine
+            self.stored[id(node)] = mine
 
     def _fill(self, buffers: list[Pointer], values: list[Value], start: Integer, limit: Index) -> None:
         """Write 16-lane values to buffers[start .. limit), rounded up to 16."""

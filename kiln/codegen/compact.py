@@ -3,27 +3,27 @@
     i = w = 0;  while w < count and i < along:   out[w] = i;  w += mask[i];  i += 1
 
 What is written where the mask does not hold is written over by the next. The mask may have lost some since it
-was counted: then the last places are not written. Operands: out, mask; numbers: count, along.
+was counted: then the last places are not written.
 """
 
 from __future__ import annotations
 
-from kiln.codegen.along import Along, AlongSpec
+from kiln.codegen.along import Along
 from kiln.codegen.code import Loop
 from kiln.codegen.index import Condition, Index, Pointer
-from kiln.codegen.target import Target
 
 
 class Compact(Along):
     """A kernel being written."""
 
-    numbers = 2
+    operands = ("out", "mask")
+    numbers = ("count", "along")
 
     def columns(self, unit: Index, pointers: list[Pointer], columns: Index) -> None:
         """The one column there is."""
         code = self.code
         out, mask = pointers
-        count, along = self.number
+        count, along = self.number["count"], self.number["along"]
 
         def wanted(turn: Loop) -> Condition:
             i, w = turn.indices
@@ -35,8 +35,3 @@ class Compact(Along):
             self.memory.write("int64", self.at(0, out, w), i.value)
             holds = code.index(self.machine.convert(self.read(1, self.at(1, mask, i)), "i64"))
             loop.next = [i + 1, w + holds]
-
-
-def compact_ir(spec: AlongSpec, target: Target) -> str:
-    """The LLVM text of the kernel: one function `kernel`, nothing undefined."""
-    return Compact(spec, target).emit()

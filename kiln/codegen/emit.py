@@ -16,13 +16,12 @@ import struct
 from collections.abc import Callable, Hashable
 from functools import lru_cache
 
-from kiln.codegen.code import LANES, Code
+from kiln.codegen.code import Code
 from kiln.codegen.index import Condition
 from kiln.codegen.value import LLVM, Value, llvm_type
 from kiln.scalars.floats import FORMAT
 from kiln.scalars.scalar import FLOATS, SIGNED, WIDTH, Scalar, topological
-
-DENORMAL = 0x20  # of the classes of floats that x86 tests for
+from kiln.table.order import LANES
 
 Leaf = Callable[[Scalar], Value]
 
@@ -387,7 +386,8 @@ class Machine:
         brains = "<16 x bfloat>"
         native = code.call("llvm.x86.avx512bf16.cvtneps2bf16.512", brains, [x.typed])
         bits = Value(code.op(f"bitcast {brains} {native} to <16 x i16>"), "i16", 16)
-        small = code.call("llvm.x86.avx512.fpclass.ps.512", "<16 x i1>", [x.typed, f"i32 {DENORMAL}"])
+        denormal = "i32 32"  # of the classes of floats that the instruction tests for
+        small = code.call("llvm.x86.avx512.fpclass.ps.512", "<16 x i1>", [x.typed, denormal])
         before, inside, out = code.block, code.label(), code.label()
         code.branch(self.any(Value(small, "i1", 16)), inside, out)
         code.begin(inside)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from kiln.codegen.code import IOTA64, LANES, Code
+from kiln.codegen.code import IOTA64, Code
 from kiln.codegen.emit import Expression, rare_families
 from kiln.codegen.index import Index, Integer, Pointer
 from kiln.codegen.memory import Memory, element
@@ -19,9 +19,9 @@ from kiln.codegen.stream import Streams
 from kiln.codegen.target import Target
 from kiln.codegen.value import Value
 from kiln.scalars.scalar import REDUCE, Scalar, topological
+from kiln.table.order import LANES
 
 POINT = -1  # the pseudo dim of a value that follows a reduction: known once per p point only
-AHEAD = 2048  # bytes
 EXPENSIVE = 24  # lane-level ops from which a body is written once, without unrolling
 COSTS = {"div": 6, "rem": 40, "sqrt": 6, "convert": 2}
 
@@ -67,14 +67,9 @@ class Frame:
         for node in self.nodes:
             self.depends[id(node)] = self._dims_of(node)
         self.code.rare = rare_families(self.nodes, self._place)
-        self._first_stride: list[int] = []
-        place = len(nest.dims)
-        for operand in nest.operands:
-            self._first_stride.append(place)
-            place += len(operand.strides)
-        self._first_number = place
-        self.in_tail = False  # of a loop: too little is left to pass the caches
-        self.fetches = False  # a turn whose stores pass the caches asks for what later ones read
+        self.arguments = nest.arguments
+        self.in_tail = False  # of a loop: too little is left to bypass the caches
+        self.fetches = False  # a turn whose stores bypass the caches asks for what later ones read
         self._waiting: dict[int, list[tuple[Pointer, Value, Step]]] = {}  # stores of this turn, by operand
         self._entry()
 
@@ -98,8 +93,8 @@ class Frame:
     def _entry(self) -> None:
         """Read every argument once, in the entry block; codegen drops what nobody uses."""
         code, nest = self.code, self.nest
-        self.base = [code.operand(k) for k in range(len(nest.operands))]
-        self.size = [code.argument(d) for d in range(len(nest.dims))]
+        self.base = [code.operand(self.arguments.pointer(k)) for k in range(len(nest.operands))]
+        self.size = [code.argument(self.arguments.word("size", d)) for d in range(len(nest.dims))]
         self.stride = [
             [self._stride(k, d, kind) for d, kind in enumerate(operand.strides)]
             for k, operand in enumerate(nest.operands)
@@ -108,11 +103,13 @@ class Frame:
         self.outer = Expression(code, self._constant_leaf)
 
     def _stride(self, k: int, d: int, kind: str) -> Index:
-        return self.code.index(kind) if kind in "01" else self.code.argument(self._first_stride[k] + d)
+        if kind in "01":
+            return self.code.index(kind)
+        return self.code.argument(self.arguments.word("stride", k, d))
 
     def number(self, k: int) -> Value:
         """The k-th number argument."""
-        return self.code.number(self._first_number + k, self.nest.numbers[k])
+        return self.code.number(self.arguments.word("number", k), self.nest.numbers[k])
 
     def finish(self) -> str:
         """Close the function; the module's text."""
@@ -266,18 +263,18 @@ class Frame:
             self.memory.scatter(operand.dtype, step.pointer(k), positions, value, step.mask)
 
     def fetch(self, step: Step) -> None:
-        """Ask for what is read some turns after `step`, of operands whose neighbours lie side by side.
+        """Prefetch what is read some iterations after `step`, of operands whose neighbours lie side by side.
 
-        The machine sees a few hundred instructions ahead: where those are not many turns, or stores that pass
-        the caches take the buffers lines are read into, it asks too late. A prefetch may name any address.
+        A processor looks a few hundred instructions ahead. That is too late where these are few iterations,
+        or where non-temporal stores take the buffers that lines are read into. Any address may be prefetched.
         """
         for k, operand in enumerate(self.nest.operands):
             direct = operand.mode == "in" and len(operand.strides) == len(self.nest.dims)
             if direct and operand.strides[step.lane_dim] == "1" and k not in step.staged:
-                self.code.prefetch(step.pointer(k)[AHEAD])
+                self.code.prefetch(step.pointer(k)[2048])
 
     def settle(self) -> None:
-        """Write what a turn stores in outputs that may pass the caches, all of one behind one branch."""
+        """Write what a turn stores in outputs that may bypass the caches, all of one behind one branch."""
         code = self.code
         for k, waiting in self._waiting.items():
             dtype, past = self.nest.operands[k].dtype, self.streams.past[k]

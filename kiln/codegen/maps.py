@@ -17,8 +17,6 @@ from kiln.codegen.target import Target
 from kiln.codegen.tiles import Tiles, transposed
 from kiln.codegen.value import Value
 
-CHEAP_UNROLL = 4
-
 
 def emit_map(nest: Nest, target: Target) -> str:
     """The kernel of a nest without reduced dims, as LLVM text."""
@@ -92,4 +90,4 @@ def _row(
             frame.store(k, value, step)
         return values
 
-    frame.lanes(start, limit, [], CHEAP_UNROLL if cheap and not transposed(nest) else 1, body)
+    frame.lanes(start, limit, [], 4 if cheap and not transposed(nest) else 1, body)

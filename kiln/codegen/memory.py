@@ -12,11 +12,12 @@ A tail reads no byte outside its `count` elements and writes none. Pointers need
 
 from __future__ import annotations
 
-from kiln.codegen.code import IOTA32, IOTA64, LANES, Code
+from kiln.codegen.code import IOTA32, IOTA64, Code
 from kiln.codegen.emit import Machine, number
 from kiln.codegen.index import Index, Pointer
 from kiln.codegen.masked import SUFFIX, first_lanes, load_masked, store_masked
 from kiln.codegen.value import Value
+from kiln.table.order import LANES
 
 # dtype: (LLVM type in memory, bytes, compute type)
 MEMORY = {

@@ -21,9 +21,6 @@ reads it at computed i64 positions, one per dim of the operand's own strides (a 
 range by whoever built the nest. The type of a load is the compute type of the operand's dtype (f32 for
 float16 and bfloat16, i1 for bool); a store takes the compute type and rounds to the dtype.
 
-Kernel arguments: `ptr` in operand order; `arg` = the size of every dim, then for every operand its stride
-(in elements) along every dim, then the numbers (int64, or the bits of a double).
-
 Units of work: see `Nest.schedule`.
 """
 
@@ -32,18 +29,14 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from kiln.codegen.code import LANES
+from kiln.codegen.arguments import Arguments
 from kiln.scalars.scalar import REDUCE, WIDTH, Scalar, convert, program_text, topological
+from kiln.table.kinds import ROUNDED
+from kiln.table.order import CHAIN, LANES, REDUCE_BLOCK
 
-COLUMN_BLOCK = 256  # columns reduced together by one unit of a "columns" schedule, at most
-HELD_BYTES = 160 << 10  # what a unit of columns may hold on the stack: native/threads.h asks for more
-REDUCE_BLOCK = 16384  # the fixed block of the reduction order
 NOWHERE = (1 << 63) - 1  # the position of an absent element: every real one is earlier
-CHAIN = 8  # elements of a lane that are reduced left to right, then onto its total
-GROUP = CHAIN * LANES
 TURN = convert(Scalar("index", (), "i64", 1) >> 4 & 7, "u8")  # of a product's column: its place in its chain
-ROW_ACCUMULATORS = REDUCE_BLOCK // CHAIN  # the block of nests whose elements are chains (kiln.codegen.matmul)
-MOVED = ("float16", "bfloat16")  # dtypes whose elements are 16 bits wherever they are not computed with
+ROW_ACCUMULATORS = REDUCE_BLOCK // CHAIN  # the block of nests whose elements are a product's chains
 TEXTS = 256  # remembered: a pattern is asked for its text by whoever hands it on
 
 
@@ -69,7 +62,7 @@ class Nest(NamedTuple):
     numbers: tuple[str, ...]  # "i64" or "f64" each
     stores: tuple[tuple[int, Scalar], ...]
     block: int = REDUCE_BLOCK  # elements reduced by 16 lanes; the results of blocks are added ascending
-    small: bool = False  # no output passes the caches: none is so large, or it is then written into
+    small: bool = False  # no output bypasses the caches: none is so large, or it is then written into
 
     def schedule(self) -> str:
         """How work is cut into units; a function of the pattern alone.
@@ -98,19 +91,29 @@ class Nest(NamedTuple):
         return "columns" if by_column > by_row else "rows"
 
     def column_block(self) -> int:
-        """The columns of a unit of schedule "columns": fewer where much is held for each."""
-        columns, each = COLUMN_BLOCK, _held_bytes(self)
-        while columns > LANES and columns * each > HELD_BYTES:
+        """The columns of a unit of schedule "columns": fewer where much is stored for each."""
+        stack = 160 << 10  # bytes, less than native/threads.h asks for
+        columns, each = 256, _stored_bytes(self)
+        while columns > LANES and columns * each > stack:
             columns //= 2
         return columns
+
+    @property
+    def arguments(self) -> Arguments:
+        """The kernel's arguments; numbers are int64, or the bits of a double. Where the core launches
+        pointwise kernels by itself (native/pointwise.cpp), it puts them in the same order.
+        """
+        strides = {k: range(len(operand.strides)) for k, operand in enumerate(self.operands)}
+        dims, numbers = range(len(self.dims)), range(len(self.numbers))
+        return Arguments(range(len(self.operands)), size=dims, stride=strides, number=numbers)
 
     def text(self) -> str:
         """The canonical text: printed form and cache key."""
         return _text(self)
 
 
-def _held_bytes(nest: Nest) -> int:
-    """What the "columns" schedule may hold of a column: accumulators, chains and results of reductions, and
+def _stored_bytes(nest: Nest) -> int:
+    """What the "columns" schedule may store of a column: accumulators, chains and results of reductions, and
     values that are computed once per column.
     """
     total = 0
@@ -141,8 +144,8 @@ def moved(nest: Nest) -> Nest:
     """The nest with its elements of 16 bits as integers, if it only chooses among them and zeros: they need
     not become float32 and be rounded again.
     """
-    todo = [(value, nest.operands[k].dtype) for k, value in nest.stores if nest.operands[k].dtype in MOVED]
-    others = [value for k, value in nest.stores if nest.operands[k].dtype not in MOVED]
+    todo = [(value, nest.operands[k].dtype) for k, value in nest.stores if nest.operands[k].dtype in ROUNDED]
+    others = [value for k, value in nest.stores if nest.operands[k].dtype not in ROUNDED]
     chosen: dict[Scalar, str] = {}
     while todo:
         node, dtype = todo.pop()
@@ -161,15 +164,15 @@ def moved(nest: Nest) -> Nest:
         elif node.op != "const" or node.data:
             return nest
     computed = (x for x in topological(others) if x.op == "load")
-    if not chosen or any(nest.operands[x.data].dtype in MOVED for x in computed):
+    if not chosen or any(nest.operands[x.data].dtype in ROUNDED for x in computed):
         return nest
-    words: dict[Scalar, Scalar] = {}
+    bits: dict[Scalar, Scalar] = {}
     for node in topological([value for _, value in nest.stores]):
         if node in chosen:
-            args = tuple(words.get(x, x) for x in node.args)
-            words[node] = args[0] if node.op == "round" else Scalar(node.op, args, "i16", node.data)
-    operands = (o._replace(dtype="int16") if o.dtype in MOVED else o for o in nest.operands)
-    stores = tuple((k, words.get(value, value)) for k, value in nest.stores)
+            args = tuple(bits.get(x, x) for x in node.args)
+            bits[node] = args[0] if node.op == "round" else Scalar(node.op, args, "i16", node.data)
+    operands = (o._replace(dtype="int16") if o.dtype in ROUNDED else o for o in nest.operands)
+    stores = tuple((k, bits.get(value, value)) for k, value in nest.stores)
     return nest._replace(operands=tuple(operands), stores=stores)
 
 

@@ -19,8 +19,6 @@ from kiln.codegen.memory import compute_type
 from kiln.codegen.nest import reductions
 from kiln.scalars.scalar import REDUCE, Scalar, topological
 
-PARK_FROM = 12  # the cost above which reading a value back beats computing it again
-
 
 class Plan:
     """The passes of a nest: per pass its reductions and point stores; then the stores of p points."""
@@ -82,7 +80,7 @@ class Plan:
             return
         final = self.count - 1
         wanted = {id(n) for n in above(self.roots(final), None)}
-        best = PARK_FROM
+        best = 12  # the cost above which reading a value back beats computing it again
         for q in range(final):
             for node in topological(self.roots(q)):
                 if id(node) not in wanted or self.level[id(node)] > q:

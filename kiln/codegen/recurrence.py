@@ -16,37 +16,33 @@ once: the bits are those of a product and a kernel of gates for each step.
 
     weight    [group of COLUMNS][gate][k][COLUMNS], padded: panels that a tile reads one after the other
 
-Kernel arguments: `ptr` = input, hidden, (cell), (bias), what is given, the weight, the thread's own memory;
-`arg` = steps, rows, the state's size, then for every operand but the last two its strides, in elements,
-along (step, row, column). A reversed layer has negative strides along the steps.
+A reversed layer has negative strides along the steps.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from kiln.codegen.code import LANES
+from kiln.codegen.arguments import Arguments
 from kiln.codegen.compile import Part
+from kiln.codegen.gemm import fma
+from kiln.codegen.gemm.element import element_of, multiply_add
+from kiln.codegen.gemm.fma_tile import nothing
+from kiln.codegen.gemm.spec import product
 from kiln.codegen.generate import nest_text
 from kiln.codegen.index import Index, Pointer
-from kiln.codegen.matmul import chains, product
-from kiln.codegen.matmul_text import Routine, own_parts
-from kiln.codegen.matmul_tile import SEGMENT, VECTORS, element_of, identity, multiply_add
 from kiln.codegen.memory import Memory
 from kiln.codegen.nest import Nest, Operand
+from kiln.codegen.routine import Routine, own_parts
 from kiln.codegen.target import Target
 from kiln.codegen.value import LLVM, Value, llvm_type
+from kiln.ops.nn.recurrent_layers import COLUMNS
 from kiln.scalars.scalar import Scalar, program_text
-from kiln.table.kinds import RECURRENT_COLUMNS as COLUMNS
+from kiln.table.order import LANES, SEGMENT
 
 UNIT_ROWS = 4  # as many as the lowest tile has
-ROWS = 48
-LINE = 64  # bytes
-CHAINS = 8  # sums of a row alone that overlap, in vectors
-SIZES = 3  # steps, rows, the state's size
-ROW = "ptr %a, ptr %b, i64 %gate, ptr %c, i64 %k, i1 %first"
-AHEAD = 1024  # bytes of a gate's weights
-DIMS = 3  # strides of an operand: step, row, column
+ROWS = 48  # of a block, at most
+DIMS = ("step", "row", "column")  # of an operand
 
 
 class RecurrenceSpec(NamedTuple):
@@ -67,6 +63,12 @@ class RecurrenceSpec(NamedTuple):
         """The kernel's operands that have strides."""
         given = ["input", "hidden", "cell"][: self.states + 1] + (["bias"] if self.bias else [])
         return given + [f"to {name}" for name, _ in self.gives]
+
+    @property
+    def arguments(self) -> Arguments:
+        """The kernel's arguments; `size` of the state."""
+        sizes, strides = ("steps", "rows", "size"), dict.fromkeys(self.operands, DIMS)
+        return Arguments((*self.operands, "weight"), ("memory",), size=sizes, stride=strides)
 
     def text(self) -> str:
         """The canonical text: printed form and cache key."""
@@ -120,8 +122,12 @@ def pitch_of(size: Any) -> Any:
 def recurrence_parts(spec: RecurrenceSpec, target: Target) -> list[Part]:
     """The parts of the kernel: its own, and those that all products of such factors share."""
     routines = [_Driver(spec, target).write(), row(spec, target)]
-    driver = own_parts(target, routines, [identity(target, element_of(spec.dtype))])
-    return [*driver, Part(("cell",), lambda: _cell_text(spec, target)), *chains(product(spec.dtype), target)]
+    driver = own_parts(target, routines, [nothing(target, element_of(spec.dtype))])
+    return [
+        *driver,
+        Part(("cell",), lambda: _cell_text(spec, target)),
+        *fma.shared_parts(product(spec.dtype), target),
+    ]
 
 
 def _cell_text(spec: RecurrenceSpec, target: Target) -> str:
@@ -135,12 +141,13 @@ def row(spec: RecurrenceSpec, target: Target) -> Routine:
               each gate, v:  sum[gate][v] = fma(x, load b[gate][k][v], sum[gate][v]);  prefetch
     each gate, v:  store c[gate][v], c[gate][v] (or what adds nothing) + sum[gate][v]
     """
-    code, element = Routine(target, "row", ROW), element_of(spec.dtype)
+    code = Routine(target, "row", "ptr %a, ptr %b, i64 %gate, ptr %c, i64 %k, i1 %first")
+    element = element_of(spec.dtype)
     a, b, c = code.pointers("a", "b", "c")
     gate_bytes, k = code.indices("gate", "k")
     lanes = element.lanes(target)
     vectors, kind = COLUMNS // lanes, llvm_type(element.summed, lanes)
-    most = max(CHAINS // vectors, 1)
+    most = max(8 // vectors, 1)  # gates: eight chains overlap
     for start in range(0, spec.gates, most):
         gates = range(start, min(start + most, spec.gates))
         bases = [b[gate_bytes * gate] for gate in gates]
@@ -153,7 +160,7 @@ def row(spec: RecurrenceSpec, target: Target) -> Routine:
             places = [base[line, v * lanes * element.bytes] for base in bases for v in range(vectors)]
             sums = list[Value]()
             for place, chain in zip(places, turn.values):
-                code.prefetch(place[AHEAD])
+                code.prefetch(place[1024])
                 y = place.load(kind, element.bytes)
                 text = multiply_add(code, element, lanes, x.text, y, chain.text)
                 sums.append(Value(text, element.summed, lanes))
@@ -173,34 +180,34 @@ class _Driver:
     def __init__(self, spec: RecurrenceSpec, target: Target) -> None:
         self.spec, self.target, self.element = spec, target, element_of(spec.dtype)
         self.code = code = Routine(target, "kernel", "ptr %ptr, ptr %arg, i64 %begin, i64 %end", quick=True)
-        self.steps, self.rows, self.size = (code.argument(k) for k in range(SIZES))
+        places, names = spec.arguments, spec.operands
+        self.steps, self.rows, self.size = (
+            code.argument(places.word("size", name)) for name in ("steps", "rows", "size")
+        )
         self.bytes = self.element.bytes
-        names = spec.operands
-        self.base = {name: code.operand(k) for k, name in enumerate(names)}
-        self.weight, memory = code.operand(len(names)), code.operand(len(names) + 1)
+        self.base = {name: code.operand(places.pointer(name)) for name in names}
+        self.weight, memory = (code.operand(places.pointer(name)) for name in ("weight", "memory"))
         self.elements = {
-            name: [code.argument(SIZES + DIMS * k + d) for d in range(DIMS)] for k, name in enumerate(names)
+            name: [code.argument(places.word("stride", name, d)) for d in DIMS] for name in names
         }
         self.stride = {name: [s * self.bytes for s in own] for name, own in self.elements.items()}
         self.row_bytes = self.size * self.bytes
-        pitch = self.size.ceil_div(LANES) * LANES + LANES
+        pitch: Index = pitch_of(self.size)
         self.pitch = pitch * self.bytes
         self.state_bytes = self.pitch * ROWS
-        self.held = [memory[self.state_bytes * k] for k in range(spec.states + 1)]
+        self.state_rows = [memory[self.state_bytes * k] for k in range(spec.states + 1)]
         self.sums = memory[self.state_bytes * (spec.states + 1)]
         self.sums_pitch = spec.gates * COLUMNS
         nest, self.parts = spec.cell()
+        self.places = nest.arguments
         self.pointers = code.slot("ptr", len(nest.operands))
-        self.arguments = code.slot("i64", 2 + 2 * len(nest.operands))
+        self.words = code.slot("i64", self.places.count)
         for k, (name, _) in enumerate(self.parts):
             steps = self.elements.get(name, [code.index(0), pitch, code.index(1)])
             if name == "sums":
                 steps = [code.index(0), code.index(self.sums_pitch), code.index(1)]
             for d in (0, 1):
-                self._set_argument(2 + 2 * k + d, steps[1 + d])
-
-    def _set_argument(self, place: int, value: Index) -> None:
-        self.arguments.put(value, place)
+                self.words.put(steps[1 + d], self.places.word("stride", k, d))
 
     def write(self) -> Routine:
         """Rows in blocks of about the same height."""
@@ -222,17 +229,17 @@ class _Driver:
     def _block(self, row: Index, rows: Index) -> None:
         """All steps of some rows."""
         code, spec = self.code, self.spec
-        line = VECTORS * self.target.vector_bits // 8
-        for name, region in zip(("hidden", "cell")[: spec.states], (self.held[0], self.held[-1])):
+        line = self.element.panel(self.target) * self.element.bytes
+        for name, region in zip(("hidden", "cell")[: spec.states], (self.state_rows[0], self.state_rows[-1])):
             src = self.base[name][row * self.stride[name][1]]
             steps = self.stride[name][1:]
             code.run("copy", src, *steps, region, self.pitch, line, rows, self.size)
-        self._set_argument(0, rows)
+        self.words.put(rows, self.places.word("size", 0))
         with code.times(self.steps) as step:
             odd = (step & 1).differs(0)
-            first, second = self.held[:2]
+            first, second = self.state_rows[:2]
             hidden = [odd.choose(second, first), odd.choose(first, second)]
-            place = {"state": [hidden[0], self.held[-1]], "after": [hidden[1], self.held[-1]]}
+            place = {"state": [hidden[0], self.state_rows[-1]], "after": [hidden[1], self.state_rows[-1]]}
             start = {
                 name: base[step * self.stride[name][0], row * self.stride[name][1]]
                 for name, base in self.base.items()
@@ -242,12 +249,12 @@ class _Driver:
                 self._cell(place, start, rows, column)
 
     def _ask(self, gate: int, start: dict[str, Pointer], rows: Index, column: Index) -> None:
-        """Asks for a gate's part of the input: its rows are far apart, and nobody guesses the next."""
+        """Prefetches a gate's part of the input, whose rows lie on pages of their own."""
         code = self.code
         at = (self.size * gate + column) * self.stride["input"][2]
         with code.times(rows) as row:
             here = start["input"][at, row * self.stride["input"][1]]
-            for line in range(0, COLUMNS * self.element.bytes, LINE):
+            for line in range(0, COLUMNS * self.element.bytes, 64):
                 code.prefetch(here[line])
 
     def _sum(self, hidden: Pointer, start: dict[str, Pointer], rows: Index, column: Index) -> None:
@@ -263,7 +270,7 @@ class _Driver:
             with code.either(rows.equals(1)) as several:
                 code.run("row", a, b, gate_bytes, self.sums, depth, first)
                 next(several)
-                for at in range(0, spec.gates * COLUMNS, VECTORS * self.element.lanes(self.target)):
+                for at in range(0, spec.gates * COLUMNS, self.element.panel(self.target)):
                     gate, inside = divmod(at, COLUMNS)
                     if not inside:
                         self._ask(gate, start, rows, column)
@@ -290,5 +297,5 @@ class _Driver:
                 across = self.size * part + column if part else column
                 at = start[name][across * self.stride[name][2]]
             self.pointers.put(at, k)
-        self._set_argument(1, (self.size - column).min(COLUMNS))
-        code.run("cell", self.pointers, self.arguments, 0, rows)
+        self.words.put((self.size - column).min(COLUMNS), self.places.word("size", 1))
+        code.run("cell", self.pointers, self.words, 0, rows)

@@ -17,16 +17,16 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from kiln.codegen.code import LANES
 from kiln.codegen.emit import Expression
 from kiln.codegen.frame import COSTS, EXPENSIVE, POINT, Frame, Step
 from kiln.codegen.index import Index, Pointer
 from kiln.codegen.memory import element
-from kiln.codegen.nest import CHAIN, GROUP, REDUCE_BLOCK, Nest
+from kiln.codegen.nest import Nest
 from kiln.codegen.plan import Plan, above
 from kiln.codegen.reduce import Reducer
 from kiln.codegen.target import Target
 from kiln.codegen.value import Value
+from kiln.table.order import CHAIN, GROUP, LANES, REDUCE_BLOCK
 
 Part = TypeVar("Part", Value, Pointer)
 
@@ -34,7 +34,7 @@ Part = TypeVar("Part", Value, Pointer)
 class Rows:
     """A nest of schedule "rows" with one reduced dim, being written."""
 
-    apart = 1  # a point's row and the next one's
+    row_step = 1  # a point's row and the next one's
 
     def __init__(self, nest: Nest, target: Target) -> None:
         self.frame = Frame(nest, target)
@@ -168,7 +168,7 @@ class Rows:
         for k in inputs:
             operand = self.nest.operands[k]
             if operand.strides[self.lane_dim] == "1" and operand.strides[self.p[-1]] != "0":
-                ahead = frame.stride[k][self.p[-1]] * self.apart
+                ahead = frame.stride[k][self.p[-1]] * self.row_step
                 place = step.pointer(k).element(element(operand.dtype), ahead)
                 code.prefetch(place)
 

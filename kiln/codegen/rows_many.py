@@ -12,7 +12,6 @@ neighbours: it reads through the operands where they are, or else through buffer
 
 from __future__ import annotations
 
-from kiln.codegen.code import LANES
 from kiln.codegen.emit import Machine
 from kiln.codegen.frame import Step
 from kiln.codegen.index import Index, Pointer
@@ -22,6 +21,7 @@ from kiln.codegen.plan import above
 from kiln.codegen.rows import Rows
 from kiln.codegen.target import Target
 from kiln.codegen.value import Value, llvm_type
+from kiln.table.order import LANES
 
 
 class ManyRows(Rows):

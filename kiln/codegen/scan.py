@@ -5,13 +5,12 @@
 
 The step is one of kiln/ops/reductions/scan_and_scatter_steps.py: one chain of operations per column, so
 columns go side by side: 16 as the lanes of vectors where they are neighbours in memory, else four at a time
-(more rows a power of two apart would push each other out of the cache). Operands: out, x; numbers: along.
+(more rows a power of two apart would push each other out of the cache).
 """
 
 from __future__ import annotations
 
 from kiln.codegen.along import Along, AlongSpec
-from kiln.codegen.code import LANES
 from kiln.codegen.emit import literal
 from kiln.codegen.index import Index, Integer, Pointer
 from kiln.codegen.target import Target
@@ -20,6 +19,7 @@ from kiln.ops.reductions.scan_and_scatter_steps import SCANS, state_type
 from kiln.scalars.scalar import Scalar, convert, round_to
 from kiln.table.apply import convert_dtype
 from kiln.table.kinds import COMPUTE
+from kiln.table.order import LANES
 
 TOGETHER = 4  # columns whose steps do not wait for each other
 
@@ -29,6 +29,7 @@ class Scan(Along):
     forward or reverse.
     """
 
+    operands = ("out", "x")
     block = LANES
 
     def __init__(self, spec: AlongSpec, target: Target) -> None:
@@ -64,8 +65,8 @@ class Scan(Along):
         """The running totals of columns, `width` lanes each, one step of each after the other's."""
         code = self.code
         own = [self.machine.spread(literal(s), width) for s in SCANS[self.name].start(self.type)]
-        last = self.number[0] - 1
-        with code.loop(0, self.number[0], 1, own * len(columns)) as turn:
+        last = self.number["along"] - 1
+        with code.loop(0, self.number["along"], 1, own * len(columns)) as turn:
             place = turn.index if self.direction == "forward" else last - turn.index
             places = [[self.at(k, p, place) for k, p in enumerate(pointers)] for pointers in columns]
             elements = [self.read(1, x) if width == 1 else self.read_lanes(1, x) for _, x in places]
@@ -92,8 +93,3 @@ class Scan(Along):
 
         *values, result = self.computed(after, [*state, element, place.value])
         return values, result
-
-
-def scan_ir(spec: AlongSpec, target: Target) -> str:
-    """The LLVM text of the kernel: one function `kernel`, nothing undefined."""
-    return Scan(spec, target).emit()

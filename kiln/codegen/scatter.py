@@ -9,31 +9,29 @@ the smaller. An index out of range does nothing (whoever minds has raised before
         rows      (index not read along the last column dim, out and source dense)
             t = index[i];  if 0 <= t < bound:  out[t, c ..] .= source[i, c ..]      16 columns at a time
         columns   for c:  t = index[i, c];  if 0 <= t < bound:  out[t, c] .= source[i, c]
-
-Operands: out, index, source; numbers: along, bound.
 """
 
 from __future__ import annotations
 
-from kiln.codegen.along import Along, AlongSpec
-from kiln.codegen.code import LANES
+from kiln.codegen.along import Along
 from kiln.codegen.index import Condition, Index, Pointer
 from kiln.codegen.memory import element
-from kiln.codegen.target import Target
 from kiln.codegen.value import Value
 from kiln.ops.reductions.scan_and_scatter_steps import scatter_step
+from kiln.table.order import LANES
 
 
 class Scatter(Along):
     """A kernel being written."""
 
+    operands = ("out", "index", "source")
+    numbers = ("along", "bound")
     block = 64
-    numbers = 2
 
     def columns(self, unit: Index, pointers: list[Pointer], count: Index) -> None:
         """The positions along the dim, ascending."""
         out, index, source = (classes[-1] for classes in self.spec.strides)
-        with self.code.loop(0, self.number[0], 1) as turn:
+        with self.code.loop(0, self.number["along"], 1) as turn:
             if (out, index, source) == ("1", "0", "1"):
                 self._row(pointers, turn.index, count)
             elif self.alone:
@@ -47,7 +45,7 @@ class Scatter(Along):
         """Whether index i is in range, and the places it goes to and comes from."""
         out, index, source = pointers
         where = self.code.index(self.machine.convert(self.read(1, self.at(1, index, i)), "i64"))
-        inside = where.unsigned("lt", self.number[1])
+        inside = where.unsigned("lt", self.number["bound"])
         return inside, self.at(0, out, where), self.at(2, source, i)
 
     def _row(self, pointers: list[Pointer], i: Index, count: Index) -> None:
@@ -79,8 +77,3 @@ class Scatter(Along):
     def _step(self, total: Value, x: Value) -> Value:
         (result,) = self.computed(lambda a, b: [scatter_step(self.spec.what, a, b)], [total, x])
         return result
-
-
-def scatter_ir(spec: AlongSpec, target: Target) -> str:
-    """The LLVM text of the kernel: one function `kernel`, nothing undefined."""
-    return Scatter(spec, target).emit()

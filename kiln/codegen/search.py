@@ -4,21 +4,20 @@
     while left > 0:   half = left / 2;  before = sorted[first + half] comes before the value
         first = before ? first + half + 1 : first;  left = before ? left - half - 1 : half
 
-A column is a value; the dim is the sorted row's, which neither the values nor the result have. Operands: out,
-values, sorted; numbers: elements of the row.
+A column is a value; the dim is the sorted row's, which neither the values nor the result have.
 """
 
 from __future__ import annotations
 
-from kiln.codegen.along import Along, AlongSpec
+from kiln.codegen.along import Along
 from kiln.codegen.index import Condition, Index, Pointer
-from kiln.codegen.target import Target
 from kiln.codegen.value import Value
 
 
 class Search(Along):
     """A kernel being written; `what` of its pattern: "search", left or right."""
 
+    operands = ("out", "values", "sorted")
     block = 16
 
     def columns(self, unit: Index, pointers: list[Pointer], count: Index) -> None:
@@ -27,7 +26,7 @@ class Search(Along):
         with code.loop(0, count, 1) as column:
             out, value, row = (self.column(k, p, column.index) for k, p in enumerate(pointers))
             wanted = self.read(1, value)
-            bounds = [code.index(0), self.number[0]]
+            bounds = [code.index(0), self.number["along"]]
             with code.repeat(bounds, lambda turn: turn.indices[1] > 0) as loop:
                 first, left = loop.indices
                 half = left >> 1
@@ -41,8 +40,3 @@ class Search(Along):
         """not x >= wanted, or not x > wanted: so all that is compared with a NaN."""
         reached = self.machine.compare("ge" if self.spec.what == "search left" else "gt", x, wanted)
         return ~self.code.condition(reached)
-
-
-def search_ir(spec: AlongSpec, target: Target) -> str:
-    """The LLVM text of the kernel: one function `kernel`, nothing undefined."""
-    return Search(spec, target).emit()

@@ -8,7 +8,6 @@ Partial results of blocks are combined so: with them this is the order of one lo
 
 from __future__ import annotations
 
-from kiln.codegen.code import LANES
 from kiln.codegen.emit import Expression
 from kiln.codegen.index import Index
 from kiln.codegen.nest import Nest
@@ -16,6 +15,7 @@ from kiln.codegen.reduce import Reducer
 from kiln.codegen.rows import Rows, grouped, steps
 from kiln.codegen.target import Target
 from kiln.codegen.value import Value
+from kiln.table.order import LANES
 
 
 class Sequence(Rows):

@@ -10,12 +10,11 @@ last of all; descending, complemented. So every sort is stable and compares inte
     32 records or fewer:  insertion
     else per digit of 8 bits from the bottom, if not all are equal:    count, then move A -> B; exchange them
     out[j] = position of record first + j
-
-Operands: out, x; then the thread's scratch memory, 64-bit words. Numbers: elements along, the first rank
-wanted, how many are.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from kiln.codegen.along import Along, AlongSpec
 from kiln.codegen.code import Loop
@@ -26,7 +25,6 @@ from kiln.scalars.scalar import FLOATS, SIGNED, WIDTH, Scalar, bits, const, conv
 
 DIGITS = 256
 FEW = 32  # records sorted by insertion
-SPARSE = 4  # the first of so many are found without sorting all
 
 
 def key_of(x: Scalar, descending: bool) -> Scalar:
@@ -51,24 +49,30 @@ def key_of(x: Scalar, descending: bool) -> Scalar:
     return ~key if descending else key
 
 
-def words(dtype: str) -> int:
-    """The words of a record."""
-    return 2 if WIDTH[compute_type(dtype)] == 64 else 1
-
-
 class Sort(Along):
     """A kernel being written; `what` of its pattern: "sort", ascending or descending."""
 
-    numbers = 3
+    operands = ("out", "x")
+    numbers = ("along", "first", "wanted")  # elements; the first rank wanted, how many are
 
     def __init__(self, spec: AlongSpec, target: Target) -> None:
         super().__init__(spec, target)
-        self.words = words(spec.dtypes[1])
+        self.words = self._words_of(spec)
         self.bytes = 4 * self.words  # of a key
         self.shift = 64 - 8 * self.bytes  # of the key in its word
-        self.scratch = self.code.operand(2)
+        self.scratch = self.code.operand(self.arguments(spec).pointer("scratch"))
         self.counts = self.code.slot("i64", DIGITS)
-        self.along, self.first, self.wanted = self.number
+        self.along, self.first, self.wanted = (self.number[name] for name in self.numbers)
+
+    @staticmethod
+    def _words_of(spec: AlongSpec) -> int:
+        """The words of a record."""
+        return 2 if WIDTH[compute_type(spec.dtypes[1])] == 64 else 1
+
+    @classmethod
+    def scratch_words(cls, spec: AlongSpec, along: Any) -> Any:
+        """Records, twice."""
+        return along * (2 * cls._words_of(spec))
 
     # -- records ------------------------------------------------------------------------------------
 
@@ -140,7 +144,7 @@ class Sort(Along):
             keep records with (key >> shift) <= prefix, of one wanted == prefix
         """
         code = self.code
-        sparse = self.wanted * SPARSE <= self.along
+        sparse = self.wanted * 4 <= self.along
         most = sparse.choose(self.wanted * 2, self.along)
         limit = most + FEW
         one = self.wanted.equals(1)
@@ -255,8 +259,3 @@ class Sort(Along):
             (before,) = turn.indices
             self._count(turn.index).put(before)
             turn.next = [before + count]
-
-
-def sort_ir(spec: AlongSpec, target: Target) -> str:
-    """The LLVM text of the kernel: one function `kernel`, nothing undefined."""
-    return Sort(spec, target).emit()

@@ -1,4 +1,4 @@
-"""Stores that pass the caches: a large output is written without reading its lines first, or evicting others.
+"""Non-temporal stores, which bypass the caches: of a large output no line is read first, and none evicted.
 
 entry:  past_k = the output has 16 MB or more, its rows begin at lines, and no input lies in its memory
         (of arrays joined, the whole counts: each part would be small)
@@ -22,11 +22,10 @@ from kiln.codegen.nest import Nest
 from kiln.codegen.value import Value
 
 STREAM_FROM = 16 << 20  # bytes of an output
-LINE = 64
 
 
 class Streams:
-    """Which outputs of a call pass the caches: an i1 each, where they may."""
+    """Which outputs of a call bypass the caches: an i1 each, where they may."""
 
     def __init__(
         self,
@@ -63,7 +62,7 @@ class Streams:
         if not isinstance(start, int):
             place = place | (start * itemsize)
         found = count >= STREAM_FROM
-        uneven = place & (LINE - 1)
+        uneven = place & 63  # within a cache line
         found = found & uneven.equals(0)
         for j, other in enumerate(self.nest.operands):
             if other.mode == "in" and other.strides == operand.strides:

@@ -15,22 +15,22 @@ strip.
 
 from __future__ import annotations
 
-from kiln.codegen.code import LANES
 from kiln.codegen.frame import Step
 from kiln.codegen.index import Index, Pointer
 from kiln.codegen.memory import element
-from kiln.codegen.nest import GROUP, REDUCE_BLOCK, Nest
+from kiln.codegen.nest import Nest
 from kiln.codegen.reduce import Reducer
 from kiln.codegen.rows import Rows
 from kiln.codegen.target import Target
 from kiln.codegen.value import Value
 from kiln.scalars.scalar import Scalar
+from kiln.table.order import GROUP, LANES, REDUCE_BLOCK
 
 
 class Strips(Rows):
     """A nest of schedule "strips", being written."""
 
-    apart = LANES
+    row_step = LANES
 
     def __init__(self, nest: Nest, target: Target) -> None:
         super().__init__(nest, target)

@@ -24,6 +24,7 @@ from functools import cache
 from typing import NamedTuple
 
 from kiln import _core
+from kiln.codegen.blocking import AmxBlocking, FmaBlocking
 from kiln.scalars.scalar import ARITHMETIC, COMPARE, FLOAT_ONLY, FLOATS, INTS, LOGIC, REDUCE, SHIFT, WIDTH
 
 V3 = ("avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "popcnt", "sse4.1", "sse4.2", "ssse3")
@@ -45,11 +46,17 @@ class Target(NamedTuple):
     vector_bits: int
     masks: bool  # masked loads and stores are single instructions
     second_cache: int  # bytes of a core's second cache
-    tiles: bool = False  # products of bfloat16 and of 8-bit integers run on AMX; bfloat16 has instructions
+    fma: FmaBlocking  # how products by vectors are cut
+    amx: AmxBlocking | None = None  # products of bfloat16 and of 8-bit integers run on AMX, cut so
+
+    @property
+    def tiles(self) -> bool:
+        """Whether there are tiles of AMX; where there are, bfloat16 has instructions."""
+        return self.amx is not None
 
     @property
     def streams(self) -> bool:
-        """Whether stores can pass the caches, and a fence orders them."""
+        """Whether stores can bypass the caches, and a fence orders them."""
         return self.triple.startswith("x86_64")
 
     def includes(self, other: Target) -> bool:
@@ -65,14 +72,18 @@ class Target(NamedTuple):
         return "nounwind" + (width if self.vector_bits > 128 else "")
 
 
+# Two registers a row of sums, two for B and one for A: of 32 registers, or of 16.
+TALL, LOW = FmaBlocking((14, 12, 8, 4)), FmaBlocking((6, 4))
+
 LEVELS = {
     "x86-64-v4-amx": Target("x86-64-v4-amx", "x86_64-unknown-linux-gnu", "x86-64-v4",
                             "+fast-gather,+avx512bf16,+amx-tile,+amx-bf16,+amx-int8", 512,
-                            True, 2 << 20, True),
+                            True, 2 << 20, TALL, AmxBlocking(1 << 20)),
     "x86-64-v4": Target("x86-64-v4", "x86_64-unknown-linux-gnu", "x86-64-v4",
-                        "+fast-gather", 512, True, 1 << 20),
-    "x86-64-v3": Target("x86-64-v3", "x86_64-unknown-linux-gnu", "x86-64-v3", "", 256, False, 512 << 10),
-    "aarch64": Target("aarch64", "aarch64-unknown-linux-gnu", "generic", "+neon", 128, False, 512 << 10),
+                        "+fast-gather", 512, True, 1 << 20, TALL),
+    "x86-64-v3": Target("x86-64-v3", "x86_64-unknown-linux-gnu", "x86-64-v3", "", 256, False, 512 << 10, LOW),
+    "aarch64": Target("aarch64", "aarch64-unknown-linux-gnu", "generic", "+neon", 128, False,
+                      512 << 10, TALL),
 }  # fmt: skip
 
 # Every intrinsic a kernel may name: each is instructions on every level, never a call to a library.

@@ -5,7 +5,7 @@
         if 16 rows or more are left, of this dim and of the range:         up to 64 rows
             for v in 0 .. size by 16:
                 for each 16 of the rows:
-                    each transposed operand:  16 vectors along the rows, turned in registers -> buffer
+                    each transposed operand:  16 vectors along the rows, transposed in registers -> buffer
                     for r in 0 .. 16:  store f(loads at v, row r of the buffers)
             the columns that are left, row by row;  at += rows
         else: one row;  at += 1
@@ -17,15 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kiln.codegen.code import LANES
 from kiln.codegen.emit import Expression
 from kiln.codegen.frame import Frame, Step
 from kiln.codegen.index import Index, Integer
 from kiln.codegen.memory import element
 from kiln.codegen.nest import Nest
+from kiln.table.order import LANES
 
-SQUARE = 8  # turned at once: 8 lines may share one cache set
-MOST_GROUPS = 4  # 16 rows each: neighbouring lines of one page are read together
+SQUARE = 8  # transposed at once: 8 lines may share one cache set
 Row = Callable[[dict[int, Index], Integer], None]
 
 
@@ -43,8 +42,8 @@ class Tiles:
         self.frame, self.code, self.row = frame, frame.code, row
         self.lane_dim = len(frame.nest.dims) - 1
         self.across = self.lane_dim - 1
-        self.turned = transposed(frame.nest)
-        self.buffers = {k: self.code.slot(self._kind(k), LANES * LANES) for k in self.turned}
+        self.transposed = transposed(frame.nest)
+        self.buffers = {k: self.code.slot(self._kind(k), LANES * LANES) for k in self.transposed}
 
     def _kind(self, k: int) -> str:
         return element(self.frame.nest.operands[k].dtype)
@@ -58,7 +57,7 @@ class Tiles:
             index = dict(enumerate(frame.cut(at, frame.size[:-1])))
             left = frame.size[self.across] - index[self.across]
             left = left.min(end - at)
-            groups = (left // LANES).min(MOST_GROUPS)
+            groups = (left // LANES).min(4)  # neighbouring lines of one page are read together
             enough = groups > 0
             rows = enough.choose(groups * LANES, 1)
             whole = frame.size[self.lane_dim] & -LANES
@@ -76,7 +75,7 @@ class Tiles:
         with code.loop(0, whole, LANES) as columns:
             with code.loop(0, groups, 1) as group:
                 first = index[self.across] + group.index * LANES
-                for k in self.turned:
+                for k in self.transposed:
                     self._turn(k, {**index, self.across: first, self.lane_dim: columns.index})
                 with code.loop(0, LANES, 1) as row:
                     here = {**index, self.across: first + row.index}

@@ -1,4 +1,4 @@
-"""How each kind of op is done for a batch: one rule per kind, on tensors and on graph values alike.
+"""How each kind of op is done for a batch: one rule for each, on tensors and on graph values alike.
 
 An operand that is batched has the batch as its dim 0; the dims an op speaks of are counted without it. A rule
 gives one result with the batch in front. Ops are called through `apply`, so the rules serve calls (on
@@ -215,20 +215,23 @@ RULES: dict[str, Callable[[Op, Operands, Attrs, Any], Any]] = {
     "embed": _along,
     "write": _write,
     "matmul": _matmul,
-    "attention": _attention,
     "gather": _along,
+    "concat": _along,
+    "full": _full,
+}
+
+ALGORITHMS: dict[str, Callable[[Op, Operands, Attrs, Any], Any]] = {
     "scatter": _along,
     "scan": _along,
     "sort": _along,
     "search": _search,
-    "concat": _along,
-    "full": _full,
+    "attention": _attention,
 }
 
 
 def batched(op: Op, operands: Operands, attrs: Attrs, size: Any) -> Any:
     """The op of a batch. RuntimeError for an op whose result has a size that depends on values."""
-    rule = RULES.get(op.kind)
+    rule = ALGORITHMS.get(op.algorithm) if op.algorithm else RULES.get(op.kind)
     if rule is None:
         raise RuntimeError(
             f"vmap: {op.name}: the size of its result depends on the values of a sample, so samples cannot "

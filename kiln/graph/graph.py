@@ -7,8 +7,7 @@
     checks := pairs of dims that must be equal for the graph to be right for its inputs
 
 Attributes are structure (hashable, part of every key). A shape is a tuple of `Dim`. An input may state
-its strides (`layout`); without, it is contiguous. Ops are opaque here: an op has `name`, `kind`
-and `infer(graph, inputs, attrs) -> (dtype, shape)`.
+its strides (`layout`); without, it is contiguous. Ops are opaque here: see `OpLike`.
 """
 
 from __future__ import annotations
@@ -29,6 +28,8 @@ class OpLike(Protocol):
 
     name: str
     kind: str
+    rule: str  # what its kind leaves open: how dtypes promote, which result it is
+    algorithm: str  # of the kinds that have several: which
 
     def infer(self, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
         """The dtype and shape of the result; states what must hold through `graph.require_equal`."""
@@ -168,7 +169,7 @@ class Graph:
 
 def is_weak(op: OpLike, inputs: tuple[Value, ...]) -> bool:
     """Whether a result is a Python number still: arithmetic on numbers alone; a cast makes an array of it."""
-    numbers = op.kind == "pointwise" and getattr(op, "rule", "") not in ("cast", "index")
+    numbers = op.kind == "pointwise" and op.rule not in ("cast", "index")
     return op.kind == "constant" or (numbers and bool(inputs) and all(v.weak for v in inputs))
 
 

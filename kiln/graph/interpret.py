@@ -14,26 +14,18 @@ from typing import Any, Union
 
 import numpy as np
 
-from kiln.graph.graph import Graph, Node, Value
+from kiln.graph.graph import Graph, Node
 from kiln.graph.size import Dim, evaluate
-from kiln.late import later
 from kiln.ops.reductions import scan_and_scatter_steps
 from kiln.scalars import scalar as sc
 from kiln.scalars.on_numpy import DTYPE
 from kiln.scalars.on_numpy import evaluate as evaluate_scalars
-from kiln.table.apply import LOW, apply_pointwise, convert_dtype
-from kiln.table.kinds import COMPUTE
+from kiln.table.apply import apply_pointwise, convert_dtype
+from kiln.table.kinds import COMPUTE, ROUNDED
+from kiln.table.order import CHAIN, LANES, REDUCE_BLOCK, SEGMENT
 
-_attended = later("kiln.ops.nn.attention.written", "attended")
-_attention_gradient = later("kiln.ops.nn.attention.written", "gradient")
-_recurred = later("kiln.ops.nn.recurrent_layers", "written")
 Array = np.ndarray[Any, Any]
 Given = Union[Array, int, float, bool]
-
-LANES = 16
-CHAIN = 8  # values a lane adds left to right before they join its total
-BLOCK = 16384
-SEGMENT = 512  # k of a product after which the chain starts anew
 
 
 def interpret(graph: Graph, inputs: Sequence[Given], slots: Sequence[int] | None = None) -> list[Array]:
@@ -119,7 +111,7 @@ def _converted(x: Array, source: str, target: str) -> Array:
 
 def _rounded(x: Array, dtype: str) -> Array:
     """A float32 result rounded to a dtype of 16 bits; others stay."""
-    return scalar_on(lambda a: sc.round_to(a, dtype), x, types=["f32"]) if dtype in LOW else x
+    return scalar_on(lambda a: sc.round_to(a, dtype), x, types=["f32"]) if dtype in ROUNDED else x
 
 
 # -- reductions -------------------------------------------------------------------------------------
@@ -135,8 +127,8 @@ def fold(step: Callable[[Array, Array], Array], x: Array, neutral: Any) -> Array
     if length == 0:
         return np.full(x.shape[:-1], neutral, x.dtype)
     total: Array | None = None
-    for start in range(0, length, BLOCK):
-        part = _fold_block(step, x[..., start : start + BLOCK], neutral)
+    for start in range(0, length, REDUCE_BLOCK):
+        part = _fold_block(step, x[..., start : start + REDUCE_BLOCK], neutral)
         total = part if total is None else step(total, part)
     assert total is not None
     return total
@@ -229,33 +221,16 @@ def _matmul(machine: _Machine, node: Node, x: list[Array]) -> Array:
     return np.zeros((*batch, m, n), a.dtype) if total is None else _rounded(total, node.out.dtype)
 
 
-def _attention(machine: _Machine, node: Node, x: list[Array]) -> Array:
-    """Its definition written out, for arrays of these sizes."""
-
-    def write(given: list[Value]) -> Value:
-        grads = [given.pop(0)] if node.op.rule != "output" else []  # type: ignore[attr-defined]
-        query, key, value, scale, *drop, mask = given if len(given) > 7 else [*given, None]
-        causal, drops = node.attrs
-        operands = (*grads, query, key, value, scale, tuple(drop) if drops else None, mask, causal)
-        return _attended(*operands) if not grads else _attention_gradient(node.op.rule, *operands)  # type: ignore
-
-    return _written(machine, node, x, write)
-
-
-def _recurrence(machine: _Machine, node: Node, x: list[Array]) -> Array:
-    """Its definition written out, for arrays of these sizes."""
-    rule = node.op.rule  # type: ignore[attr-defined]
-    return _written(machine, node, x, lambda given: _recurred(rule, given, *node.attrs))
-
-
-def _written(machine: _Machine, node: Node, x: list[Array], write: Callable[[list[Value]], Value]) -> Array:
-    """What the graph gives that `write` makes of a node's inputs."""
+def _layer(machine: _Machine, node: Node, x: list[Array]) -> Array:
+    """What the op's body gives, for arrays of these sizes."""
+    op: Any = node.op
     graph = Graph()
     given = [
         graph.add_number(v.dtype) if v.weak else graph.add_input(v.dtype, a.shape)
         for v, a in zip(node.inputs, x)
     ]
-    out = write(given)
+    known = op.known(tuple(given), node.attrs)
+    out = op.body(*(known[param.name] for param in op.params))
     graph.finish([out])
     values = {id(v): a for v, a in zip(graph.inputs, x)}
     _compute(graph, machine, values)
@@ -429,7 +404,17 @@ def _search(machine: _Machine, node: Node, x: list[Array]) -> Array:
     return first
 
 
-RULES: dict[str, Callable[[_Machine, Node, list[Array]], Array]] = {
+Rule = Callable[[_Machine, Node, list[Array]], Array]
+
+ALONG: dict[str, Rule] = {
+    "scatter": _scatter,
+    "scan": _scan,
+    "sort": _sort,
+    "search": _search,
+    "compact": _compact,
+}
+
+RULES: dict[str, Rule] = {
     "pointwise": _pointwise,
     "constant": _constant,
     "full": _full,
@@ -443,13 +428,8 @@ RULES: dict[str, Callable[[_Machine, Node, list[Array]], Array]] = {
     "embed": _embed,
     "write": _write,
     "matmul": _matmul,
-    "attention": _attention,
-    "recurrence": _recurrence,
     "gather": _gather,
-    "scatter": _scatter,
-    "scan": _scan,
-    "sort": _sort,
-    "search": _search,
-    "compact": _compact,
     "concat": lambda machine, node, x: np.concatenate(x, node.attrs[0]),
+    "along": lambda machine, node, x: ALONG[node.op.algorithm](machine, node, x),
+    "layer": _layer,
 }

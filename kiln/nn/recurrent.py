@@ -13,8 +13,8 @@ from kiln.nn.module import Module
 from kiln.nn.parameter import Parameter
 from kiln.nn.recurrent_steps import unrolled
 from kiln.nn.utils.rnn import PackedSequence
+from kiln.ops.nn.recurrent_layers import CELLS
 from kiln.table.arguments import MOST_STEPS, expect_count
-from kiln.table.kinds import RECURRENT_GATES
 
 if TYPE_CHECKING:
     from kiln._typed.words import Device, DType
@@ -43,7 +43,7 @@ def _check_sizes(mode: str, sizes: dict[str, Any], dropout: Any, flags: dict[str
         raise ValueError("proj_size should be a positive integer or zero to disable projections")
     if sizes["proj_size"] >= sizes["hidden_size"]:
         raise ValueError("proj_size has to be smaller than hidden_size")
-    if mode not in RECURRENT_GATES:
+    if mode not in CELLS:
         raise ValueError(f"Unrecognized RNN mode: {mode}")
 
 
@@ -94,7 +94,7 @@ class RNNBase(Module):
 
     def _add_weights(self, layer: int, suffix: str, device: Device | None, dtype: DType | None) -> list[str]:
         """Makes one layer's parameters in one direction; gives their names."""
-        rows, out = RECURRENT_GATES[self.mode] * self.hidden_size, self.proj_size or self.hidden_size
+        rows, out = CELLS[self.mode].gates * self.hidden_size, self.proj_size or self.hidden_size
         wide = self.input_size if layer == 0 else out * (1 + bool(self.bidirectional))
         shapes: dict[str, tuple[int, ...]] = {"weight_ih": (rows, wide), "weight_hh": (rows, out)}
         if self.bias:

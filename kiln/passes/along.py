@@ -5,36 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from kiln.codegen.along import AlongSpec, blocks
-from kiln.codegen.compact import Compact, compact_ir
-from kiln.codegen.compile import object_for, whole
-from kiln.codegen.scan import Scan, scan_ir
-from kiln.codegen.scatter import Scatter, scatter_ir
-from kiln.codegen.search import Search, search_ir
-from kiln.codegen.sort import Sort, sort_ir, words
-from kiln.codegen.target import Target, host_target
+from kiln.codegen.along import Along, AlongSpec, blocks
+from kiln.codegen.compact import Compact
+from kiln.codegen.compile import Part, whole
+from kiln.codegen.scan import Scan
+from kiln.codegen.scatter import Scatter
+from kiln.codegen.search import Search
+from kiln.codegen.sort import Sort
+from kiln.codegen.target import Target
 from kiln.graph.graph import Node, Shape, Value
 from kiln.graph.size import Dim
 from kiln.passes.explore import Array, Read
 from kiln.passes.group import Fusion, Group
-from kiln.passes.launch import Lowered, Memory, array_of, grain_of, stride_class
+from kiln.passes.launch import Kernel, Lowered, Memory, array_of, grain_of, stride_class
 from kiln.passes.layout import Layout
 
 
-class AlongKernel(NamedTuple):
-    """What goes along one dim, as a kernel; `write` gives its LLVM text."""
+class AlongKernel(Kernel):
+    """An algorithm along one dim as a kernel."""
 
-    spec: AlongSpec
-    write: Callable[[AlongSpec, Target], str]
-
-    def text(self) -> str:
-        """The canonical text."""
-        return self.spec.text()
-
-    def object(self, target: Target | None = None) -> bytes:
-        """The machine code."""
-        target = target or host_target()
-        return object_for(self.text(), lambda: [whole(self.write(self.spec, target))], target)
+    def parts(self, target: Target) -> list[Part]:
+        algorithm, _ = _ALGORITHMS[self.spec.algorithm]
+        return [whole(algorithm(self.spec, target).emit())]
 
 
 class Job(NamedTuple):
@@ -44,7 +36,7 @@ class Job(NamedTuple):
     shape: Shape
     dim: int
     what: str
-    numbers: tuple[Dim, ...]
+    numbers: dict[str, Dim]  # the algorithm's own
     cost: float  # nanoseconds per element along the dim
 
 
@@ -60,22 +52,20 @@ def lower_along(fusion: Fusion, group: Group) -> Lowered:
     """The launch of a group that goes along one dim."""
     node = group.node
     assert node is not None
-    write, block, make = _KINDS[node.op.kind]
+    algorithm, make = _ALGORITHMS[node.op.algorithm]
     job = make(fusion, node)
     layouts = tuple(o.layout for o in job.operands)
     columns = _columns(job.shape, job.dim, layouts)
     strides = [(x.strides[job.dim], *(x.strides[d] if d >= 0 else 0 for d in columns.last)) for x in layouts]
     classes = tuple("".join(map(stride_class, s)) for s in strides)
-    spec = AlongSpec(job.what, tuple(o.value.dtype for o in job.operands), classes)
+    dtypes = tuple(o.value.dtype for o in job.operands)
+    spec = AlongSpec(node.op.algorithm, job.what, dtypes, classes)
     pointers = tuple(Memory(o.value, o.array, o.layout.offset) for o in job.operands)
-    args = (*job.numbers, *columns.sizes, *(s for own in strides for s in own))
-    units = blocks(columns.sizes, block)
-    elements = job.shape[job.dim] * min(block, 16)
-    scratch: Dim = 0
-    if node.op.kind == "sort":
-        scratch = job.shape[job.dim] * (2 * words(job.operands[1].value.dtype))
-    kernel = AlongKernel(spec, write)
-    return Lowered(kernel, pointers, args, units, grain_of(job.cost, elements), scratch)
+    args = algorithm.arguments(spec).words(number=job.numbers, size=columns.sizes, stride=strides)
+    units = blocks(columns.sizes, algorithm.block)
+    elements = job.shape[job.dim] * min(algorithm.block, 16)
+    scratch = algorithm.scratch_words(spec, job.shape[job.dim])
+    return Lowered(AlongKernel(spec), pointers, args, units, grain_of(job.cost, elements), scratch)
 
 
 def _out(fusion: Fusion, node: Node) -> Operand:
@@ -93,14 +83,16 @@ def _scatter(fusion: Fusion, node: Node) -> Job:
     """Into an array that holds the base already."""
     dim, shape = node.attrs[0], node.inputs[1].shape
     operands = (_out(fusion, node), *(_in(fusion, v) for v in node.inputs[1:]))
-    return Job(operands, shape, dim, node.op.name, (shape[dim], node.out.shape[dim]), 1.0)
+    numbers = {"along": shape[dim], "bound": node.out.shape[dim]}
+    return Job(operands, shape, dim, node.op.name, numbers, 1.0)
 
 
 def _scan(fusion: Fusion, node: Node) -> Job:
     dim, dtype, reverse = node.attrs
     what = f"{node.op.name} {dtype} {'reverse' if reverse else 'forward'}"
     shape = node.out.shape
-    return Job((_out(fusion, node), _in(fusion, node.inputs[0])), shape, dim, what, (shape[dim],), 1.0)
+    operands = (_out(fusion, node), _in(fusion, node.inputs[0]))
+    return Job(operands, shape, dim, what, {"along": shape[dim]}, 1.0)
 
 
 def _sort(fusion: Fusion, node: Node) -> Job:
@@ -108,7 +100,8 @@ def _sort(fusion: Fusion, node: Node) -> Job:
     shape = node.inputs[0].shape
     what = "sort descending" if descending else "sort ascending"
     operands = (_out(fusion, node), _in(fusion, node.inputs[0]))
-    return Job(operands, shape, dim, what, (shape[dim], first, count), 10.0)
+    numbers = {"along": shape[dim], "first": first, "wanted": count}
+    return Job(operands, shape, dim, what, numbers, 10.0)
 
 
 def _search(fusion: Fusion, node: Node) -> Job:
@@ -119,21 +112,23 @@ def _search(fusion: Fusion, node: Node) -> Job:
         o._replace(layout=Layout(shape, (0, *o.layout.strides), o.layout.offset))
         for o in (_out(fusion, node), _in(fusion, values))
     ]
-    return Job((*flat, _in(fusion, rows)), shape, 0, f"search {node.attrs[0]}", (shape[0],), 0.1)
+    operands = (*flat, _in(fusion, rows))
+    return Job(operands, shape, 0, f"search {node.attrs[0]}", {"along": shape[0]}, 0.1)
 
 
 def _compact(fusion: Fusion, node: Node) -> Job:
     shape = node.inputs[0].shape
     operands = (_out(fusion, node), _in(fusion, node.inputs[0]))
-    return Job(operands, shape, 0, "compact", (*node.out.shape, *shape), 1.0)
+    numbers = {"count": node.out.shape[0], "along": shape[0]}
+    return Job(operands, shape, 0, "compact", numbers, 1.0)
 
 
-_KINDS: dict[str, tuple[Callable[[AlongSpec, Target], str], int, Callable[[Fusion, Node], Job]]] = {
-    "scatter": (scatter_ir, Scatter.block, _scatter),
-    "scan": (scan_ir, Scan.block, _scan),
-    "sort": (sort_ir, Sort.block, _sort),
-    "search": (search_ir, Search.block, _search),
-    "compact": (compact_ir, Compact.block, _compact),
+_ALGORITHMS: dict[str, tuple[type[Along], Callable[[Fusion, Node], Job]]] = {
+    "scatter": (Scatter, _scatter),
+    "scan": (Scan, _scan),
+    "sort": (Sort, _sort),
+    "search": (Search, _search),
+    "compact": (Compact, _compact),
 }
 
 

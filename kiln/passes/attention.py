@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from kiln.codegen.attention import attention_parts
 from kiln.codegen.attention_rows import Mask
-from kiln.codegen.attention_spec import DIMS, SIZES, UNIT_ROWS, AttentionSpec, Drop
-from kiln.codegen.compile import object_for
-from kiln.codegen.target import Target, host_target
+from kiln.codegen.attention_spec import SIZES, UNIT_ROWS, AttentionSpec, Drop
+from kiln.codegen.compile import Part
+from kiln.codegen.target import Target
 from kiln.graph.graph import Shape, Value
 from kiln.graph.size import Dim, quotient
 from kiln.passes.build import Builder
 from kiln.passes.explore import Read
 from kiln.passes.group import Fusion, Group
-from kiln.passes.launch import WORTH, Lowered, Memory, array_of, stride_class
+from kiln.passes.launch import WORTH, Kernel, Lowered, Memory, array_of, stride_class
 from kiln.passes.layout import Layout
 from kiln.scalars.scalar import convert
 from kiln.table.kinds import COMPUTE
@@ -26,24 +24,16 @@ FMAS = 50  # in a nanosecond
 GIVES = {"output": "o", "query": "q", "key": "k", "value": "v"}
 
 
-class AttentionKernel(NamedTuple):
+class AttentionKernel(Kernel):
     """Attention as a kernel."""
 
-    spec: AttentionSpec
-
-    def text(self) -> str:
-        """The canonical text."""
-        return self.spec.text()
-
-    def object(self, target: Target | None = None) -> bytes:
-        """The machine code."""
-        target = target or host_target()
-        return object_for(self.text(), lambda: attention_parts(self.spec, target), target)
+    def parts(self, target: Target) -> list[Part]:
+        return attention_parts(self.spec, target)
 
 
 def lower_attention(fusion: Fusion, group: Group) -> Lowered:
     """The output, or the gradients that are wanted of one output."""
-    found = {GIVES[node.op.rule]: node for node in group.nodes}  # type: ignore[attr-defined]
+    found = {GIVES[node.op.rule]: node for node in group.nodes}
     node = group.nodes[0]
     numbers = [v for v in node.inputs if _is_number(v)]
     arrays = [v for v in node.inputs if not _is_number(v)]
@@ -52,20 +42,19 @@ def lower_attention(fusion: Fusion, group: Group) -> Lowered:
     scale, *drop = (builder.scalar(v, None) for v in numbers[: 4 if drops else 1])
     reads = [fusion.explorer.strided(v, None) for v in arrays]
     backward = "o" not in found
-    names = ("g" if backward else "") + "qkv" + ("m" if len(arrays) > 3 + backward else "")
-    memories: list[Memory] = []
-    strides: list[tuple[Dim, ...]] = []
-    for name, read in zip(names, reads):
+    memories: dict[str, Memory] = {}
+    strides: dict[str, Shape] = {}
+    for name, read in zip("gqkvm" if backward else "qkvm", reads):
         assert isinstance(read, Read)
-        memories.append(Memory(read.value, array_of(fusion, read), read.layout.offset))
-        strides.append(_strides(name, read.layout))
+        memories[name] = Memory(read.value, array_of(fusion, read), read.layout.offset)
+        strides[name] = _strides(name, read.layout)
     for name in (gives := "".join(k for k in "oqkv" if k in found)):
         array = fusion.explorer.arrays[id(found[name].out)]
-        memories.append(Memory(array.value, array, array.layout.offset))
-        strides.append(_strides(name, array.layout))
+        memories[name.upper()] = Memory(array.value, array, array.layout.offset)
+        strides[name.upper()] = _strides(name, array.layout)
     mask = None
-    if "m" in names:
-        mask = Mask((arrays[-1].dtype, stride_class(strides[names.index("m")][-1])))
+    if "m" in memories:
+        mask = Mask((arrays[-1].dtype, stride_class(strides["m"][-1])))
     dtype = arrays[0].dtype
     spec = AttentionSpec(
         dtype, mask, causal, gives, convert(scale, COMPUTE[dtype]), Drop(*drop) if drops else None,
@@ -84,29 +73,27 @@ def _sizes(arrays: list[Value]) -> dict[str, Dim]:
     return dict(zip(SIZES, (n, h, r, length, s, e, v)))
 
 
-def _strides(name: str, layout: Layout) -> tuple[Dim, ...]:
+def _strides(name: str, layout: Layout) -> Shape:
     return tuple(layout.strides[d] if d >= 0 else 0 for d in PLACES[KINDS[name]])
 
 
 def _launch(
     spec: AttentionSpec,
-    memories: list[Memory],
-    strides: list[tuple[Dim, ...]],
+    memories: dict[str, Memory],
+    strides: dict[str, Shape],
     builder: Builder,
     sizes: dict[str, Dim],
 ) -> Lowered:
-    regions, starts = spec.regions(sizes), []
+    starts: dict[str, Dim] = {}
     end: Dim = 0
-    for size in regions.values():
-        starts.append(end)
+    for name, size in spec.regions(sizes).items():
+        starts[name] = end
         end = end + size
     size = {"f32": 4, "f64": 8}[COMPUTE[spec.dtype]]
     words = end if size == 8 else (end + 1) // 2
-    args: Shape = (
-        *sizes.values(), *starts, *(s for own in strides for s in own),
-        *(v for _, v in builder.numbers),
-    )  # fmt: skip
-    assert len(strides) == len(spec.operands) and all(len(own) == DIMS for own in strides)
+    arguments, numbers = spec.arguments, [value for _, value in builder.numbers]
+    args = arguments.words(size=sizes, region=starts, stride=strides, number=numbers)
+    pointers = arguments.pointers(memories)
     rows = sizes["l"] * sizes["r"] if spec.backward else UNIT_ROWS
     grain = quotient(WORTH * FMAS, rows * sizes["s"] * (sizes["e"] + sizes["v"]) + 1)
-    return Lowered(AttentionKernel(spec), tuple(memories), args, spec.units(sizes), grain, words)
+    return Lowered(AttentionKernel(spec), pointers, args, spec.units(sizes), grain, words)

@@ -107,7 +107,7 @@ class Demand:
                 arrays = (v for v in node.inputs[stored:] if not v.weak)
                 reads = [self.explorer.strided(v, None, passed) for v in arrays]
             missing = [r for r in reads if isinstance(r, Value)]
-            if node.op.kind == "recurrence" and isinstance(reads[1], Read):
+            if node.op.algorithm == "recurrence" and isinstance(reads[1], Read):
                 if not is_contiguous(reads[1].layout):  # panels of weights are read as they were packed
                     missing.append(node.inputs[1])
             if not missing:
@@ -123,4 +123,5 @@ class Demand:
 def _stored(node: Node) -> int:
     """How many operands of an opaque op, from the first on, are computed where its result is stored."""
     every = len(node.inputs)
-    return {"concat": every, "write": every, "embed": 2, "scatter": 1}.get(node.op.kind, 0)
+    of_parts = {"concat": every, "write": every, "embed": 2}
+    return 1 if node.op.algorithm == "scatter" else of_parts.get(node.op.kind, 0)

@@ -38,9 +38,8 @@ from kiln.passes.layout import (
 )  # fmt: skip
 from kiln.table.kinds import VIEWS
 
-ALONG = ("scatter", "scan", "sort", "search", "compact")  # kernels that go along one dim
-ALONE = (*ALONG, "attention", "recurrence")  # kernels that nothing joins
-PARTS = ("concat", "embed", "write", "scatter")  # opaque results that are stored in parts
+ALONE = ("along", "layer")  # kernels that nothing joins
+PARTS = ("concat", "embed", "write")  # results that are stored in parts
 OPAQUE = frozenset({"matmul", *ALONE, *PARTS, "blocks"})
 MOST_REDUCTIONS = 24  # in one kernel, which keeps their accumulators on the stack
 DEEPEST = 48  # inline values nested deeper than this are cut by an array

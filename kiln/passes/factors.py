@@ -17,7 +17,7 @@ A window is `as_strided`, then reshaped to a matrix that strides cannot express:
     x [N, G, C, H, W]  as_strided ->  [N, G, C, KH, KW, OH, OW]  reshape ->  [N, G, C*KH*KW, OH*OW]
 
 Such a matrix is larger than the array it looks at, so nobody writes it out: the kernel reads the array by
-up to four dims of k and of n (kiln.codegen.matmul_window), and the first factor by as many of its k; by
+up to four dims of k and of n (kiln.codegen.gemm.window), and the first factor by as many of its k; by
 one where elements are packed as others, or as words, and of inputs with strides of their own (the taps of
 channels-last weights share few cache sets: three times as long). Where the first factor is the same for all
 images (N) their columns stand side by side, as one product.
@@ -27,10 +27,9 @@ from __future__ import annotations
 
 from typing import NamedTuple, Union
 
-from kiln.codegen.matmul_exchanged import EVEN
-from kiln.codegen.matmul_finish import BATCH
-from kiln.codegen.matmul_tile import element_of
-from kiln.codegen.matmul_window import DIMS
+from kiln.codegen.gemm.arguments import BATCH, DIMS
+from kiln.codegen.gemm.element import element_of
+from kiln.codegen.gemm.grid import EVEN_COLUMNS
 from kiln.graph.graph import Node, Shape, Value
 from kiln.graph.size import Dim
 from kiln.passes.explore import Explorer, Read
@@ -56,13 +55,17 @@ class Windows(NamedTuple):
     image: Dim  # columns of an image
     a_k: Dims
 
-    def look(self) -> Shape:
-        """The kernel's arguments that say where the window looks."""
-        words: list[Dim] = []
-        for dims in (self.k, self.n, self.a_k):
+    def window(self) -> dict[str, Shape]:
+        """Where the window looks: the kernel's arguments of that name."""
+        words: dict[str, Shape] = {}
+        for name, dims in (("k", self.k), ("n", self.n), ("a", self.a_k)):
             padded: Dims = [(1, 0)] * (DIMS - len(dims)) + dims
-            words += [n for n, _ in padded[1:]] + [s for _, s in padded]
-        return (*words, self.image, *evenly(self.n if self.images == 1 else self.n[1:]))
+            words[name] = (*(n for n, _ in padded[1:]), *(s for _, s in padded))
+        return words
+
+    def columns(self) -> Shape:
+        """How its columns follow each other: the kernel's arguments of that name."""
+        return (self.image, *evenly(self.n if self.images == 1 else self.n[1:]))
 
     @property
     def factors(self) -> list[Factor]:
@@ -77,7 +80,7 @@ def evenly(columns: Dims) -> Shape:
     """
     apart = 1
     for count, step in reversed(columns):
-        if not isinstance(count, int) or count >= EVEN:
+        if not isinstance(count, int) or count >= EVEN_COLUMNS:
             return count, apart, step
         apart *= count
     return 1, 1, 0

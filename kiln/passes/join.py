@@ -18,7 +18,7 @@ from typing import Any
 
 from kiln.graph.graph import Node, Value
 from kiln.passes.demand import Demand
-from kiln.passes.explore import ALONE, ALONG, PARTS, Array, Frame, Look, Read, Scan
+from kiln.passes.explore import ALONE, PARTS, Array, Frame, Look, Read, Scan
 from kiln.passes.factors import factors_of
 from kiln.passes.group import Fusion, Group, Root
 from kiln.passes.layout import Layout, concat_places, numel, resolve, squeeze
@@ -63,10 +63,10 @@ class _Joining:
             self._matmul(node, array)
         elif node is not None and kind in PARTS:
             self._parts(node, array)
-        elif node is not None and kind in ALONG:
-            self._along(node, array, node.inputs, 0)
-        elif node is not None and kind in ALONE:
-            self._several(node, array)
+        elif node is not None and kind == "along":
+            self._along(node, array)
+        elif node is not None and kind == "layer":
+            self._layer(node, array)
         else:
             self._place(Root(array.value, array))
 
@@ -96,7 +96,7 @@ class _Joining:
         self.fusion.note_reader(read, group)
 
     def _parts(self, node: Node, array: Array) -> None:
-        """The stores an opaque result is made of, then a scatter's kernel."""
+        """The stores that a result is made of."""
         links = self.explorer.links
         if node.op.kind == "concat":
             for value, place in concat_places(links, node):
@@ -104,9 +104,7 @@ class _Joining:
             return
         self._place(Root(node.inputs[0], array, True))
         filled = array.writers
-        if node.op.kind == "scatter":
-            self._along(node, array, node.inputs[1:], filled)
-        elif node.op.kind == "embed":
+        if node.op.kind == "embed":
             dim, (_, start, step) = node.attrs
             place = links.make("slice", (dim, (start, node.inputs[1].shape[dim], step)), None, None)
             self._place(Root(node.inputs[1], array, True, place, filled))
@@ -115,8 +113,16 @@ class _Joining:
                 place = links.make("as_strided", (x.shape, strides, offset), None, None)
                 self._place(Root(x, array, True, place, array.writers))
 
-    def _along(self, node: Node, array: Array, operands: Iterable[Value], after: int) -> None:
-        """A kernel along one dim, a group of its own."""
+    def _along(self, node: Node, array: Array) -> None:
+        """A kernel along one dim; a scatter's goes over an array that holds its base already."""
+        operands = node.inputs
+        if node.op.algorithm == "scatter":
+            self._place(Root(operands[0], array, True))
+            operands = operands[1:]
+        self._alone(node, array, operands, array.writers)
+
+    def _alone(self, node: Node, array: Array, operands: Iterable[Value], after: int) -> None:
+        """A kernel that nothing joins, a group of its own."""
         group = self._new(node.op.kind, Frame(squeeze(node.inputs[-1].shape), (), "map"), node)
         for operand in operands:
             read = self.explorer.strided(operand, None)
@@ -125,12 +131,12 @@ class _Joining:
         self.fusion.follow(group, after)
         array.writers |= group.bit
 
-    def _several(self, node: Node, array: Array) -> None:
-        """A group of its own, or that of another result of the same operands."""
+    def _layer(self, node: Node, array: Array) -> None:
+        """A kernel of its own, or that of another result of the same operands."""
         key = (*map(id, node.inputs), *node.attrs)
         group = self._sharing.get(key)
         if group is None or any(n.op is node.op for n in group.nodes):
-            self._along(node, array, [v for v in node.inputs if not v.weak], 0)
+            self._alone(node, array, [v for v in node.inputs if not v.weak], 0)
             self._sharing[key] = self.fusion.groups[-1]
         else:
             group.nodes.append(node)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from kiln.codegen.compile import kernel_object
+from kiln.codegen.compile import Part, object_for, whole
+from kiln.codegen.generate import nest_text
 from kiln.codegen.nest import Nest
-from kiln.codegen.target import Target
+from kiln.codegen.target import Target, host_target
 from kiln.graph.graph import Value
 from kiln.graph.size import Dim, quotient
 from kiln.passes.explore import Array, Read
@@ -23,28 +24,37 @@ class Memory(NamedTuple):
     offset: Dim
 
 
-class NestKernel(NamedTuple):
-    """A loop nest as a kernel."""
+class Kernel(NamedTuple):
+    """A kernel of a plan; each pattern's is a class below this one, which knows how to write it."""
 
-    nest: Nest
-
-    def text(self) -> str:
-        """The canonical text."""
-        return self.nest.text()
-
-    def object(self, target: Target | None = None) -> bytes:
-        """The machine code."""
-        return kernel_object(self.nest, target)
-
-
-class Kernel(Protocol):
-    """What a plan asks of a kernel."""
+    spec: Any  # the pattern
 
     def text(self) -> str:
         """The canonical text: the key of every cache."""
+        text: str = self.spec.text()
+        return text
+
+    def parts(self, target: Target) -> list[Part]:
+        """The LLVM text."""
+        raise NotImplementedError
 
     def object(self, target: Target | None = None) -> bytes:
         """The machine code for this host (or `target`), generated or from the cache."""
+        target = target or host_target()
+        return object_for(self.text(), lambda: self.parts(target), target)
+
+
+class NestKernel(Kernel):
+    """A loop nest as a kernel."""
+
+    @property
+    def nest(self) -> Nest:
+        """The pattern."""
+        nest: Nest = self.spec
+        return nest
+
+    def parts(self, target: Target) -> list[Part]:
+        return [whole(nest_text(self.nest, target))]
 
 
 class Split(NamedTuple):

@@ -217,7 +217,7 @@ def _regrouped(layout: Layout, sizes: Shape) -> Layout | None:
     old = [(n, s) for n, s in zip(layout.sizes, layout.strides) if n != 1]
     new = [n for n in sizes if n != 1]
     if [n for n, _ in old] == new:
-        return _placed(layout, sizes, [s for _, s in old])
+        return _with_strides(layout, sizes, [s for _, s in old])
     found: list[Dim] = []
     while old or new:
         many, few = _group(old, new)
@@ -230,10 +230,10 @@ def _regrouped(layout: Layout, sizes: Shape) -> Layout | None:
             step = step * size
         found += reversed(strides)
         old, new = old[many:], new[few:]
-    return _placed(layout, sizes, found)
+    return _with_strides(layout, sizes, found)
 
 
-def _placed(layout: Layout, sizes: Shape, strides: list[Dim]) -> Layout:
+def _with_strides(layout: Layout, sizes: Shape, strides: list[Dim]) -> Layout:
     """Strides for the dims that are not 1."""
     rest = iter(strides)
     return Layout(sizes, tuple(0 if n == 1 else next(rest) for n in sizes), layout.offset)

@@ -18,7 +18,7 @@ from kiln.graph.graph import Shape
 from kiln.graph.size import Dim, quotient
 from kiln.late import later
 from kiln.passes.build import Builder, Use, stores_of
-from kiln.passes.explore import ALONG, mergeable
+from kiln.passes.explore import mergeable
 from kiln.passes.group import Fusion, Group
 from kiln.passes.launch import (
     Lowered,
@@ -28,17 +28,19 @@ from kiln.passes.launch import (
     stride_class,
 )
 from kiln.passes.layout import numel
-from kiln.passes.prepare import BLOCK
-from kiln.passes.strips import LANES, strips
+from kiln.passes.strips import strips
 from kiln.scalars.scalar import LEAVES, Scalar, substitute, topological
+from kiln.table.order import LANES, REDUCE_BLOCK
 
 _lower_product = later("kiln.passes.products", "lower_product")
 _lower_along = later("kiln.passes.along", "lower_along")
-_lower_attention = later("kiln.passes.attention", "lower_attention")
-_lower_recurrence = later("kiln.passes.recurrence", "lower_recurrence")
+_LAYERS = {
+    "attention": later("kiln.passes.attention", "lower_attention"),
+    "recurrence": later("kiln.passes.recurrence", "lower_recurrence"),
+}
 BLOCKS = {
-    "map": BLOCK,
-    "lanes": BLOCK,
+    "map": REDUCE_BLOCK,
+    "lanes": REDUCE_BLOCK,
     "strips": LANES,
     "chains": ROW_ACCUMULATORS,
     "sequence": 1,
@@ -49,12 +51,10 @@ def lower_group(fusion: Fusion, group: Group) -> list[Lowered]:
     """The launches of a group."""
     if group.kind == "matmul":
         return [_lower_product(fusion, group)]
-    if group.kind == "attention":
-        return [_lower_attention(fusion, group)]
-    if group.kind == "recurrence":
-        return [_lower_recurrence(fusion, group)]
-    if group.kind in ALONG:
+    if group.kind == "along":
         return [_lower_along(fusion, group)]
+    if group.kind == "layer":
+        return [_LAYERS[group.nodes[0].op.algorithm](fusion, group)]
     if group.frame.mode == "blocks":
         return _blocks(fusion, group)
     return [_nest(fusion, group)]
@@ -121,7 +121,7 @@ def _nest(fusion: Fusion, group: Group) -> Lowered:
         strides = [s if u.own else (1 if u.mode == "out" else 0,) for u, s in zip(builder.uses, strides)]
     kernel = _kernel(roles, builder, strides, stores, BLOCKS[frame.mode], parts, _written_over(group))
     pointers = tuple(Memory(u.value, u.array, u.layout.offset) for u in builder.uses)
-    args = _arguments(sizes, strides, builder)
+    args = _arguments(kernel.nest, sizes, strides, builder)
     grid, elements = _grid(kernel.nest, sizes)
     return Lowered(kernel, pointers, args, grid, grain_of(_cost(kernel.nest), elements))
 
@@ -168,9 +168,10 @@ def _classes(strides: Shape) -> tuple[str, ...]:
     return (*found[:-1], "2") if strides and strides[-1] == 2 else found
 
 
-def _arguments(sizes: Shape, strides: list[Shape], builder: Builder) -> tuple[Dim, ...]:
-    """Sizes, strides of every operand, numbers."""
-    return (*sizes, *(s for own in strides for s in own), *(n for _, n in builder.numbers))
+def _arguments(nest: Nest, sizes: Shape, strides: list[Shape], builder: Builder) -> Shape:
+    """The words of a launch."""
+    numbers = [value for _, value in builder.numbers]
+    return nest.arguments.words(size=sizes, stride=strides, number=numbers)
 
 
 def _grid(nest: Nest, sizes: Shape) -> tuple[Dim, Dim]:
@@ -206,14 +207,17 @@ def _blocks(fusion: Fusion, group: Group) -> list[Lowered]:
     flat = _Dims(frame.dims, "r" * len(frame.dims), inputs, set())
     assert len(flat.sizes) == 1, "partial results are made of one flat dim"
     size = flat.sizes[0]
-    full, steps = quotient(size, BLOCK), [flat.strides(u)[0] if u.mode == "in" else 0 for u in builder.uses]
-    rows: list[Shape] = [(s * BLOCK, s) if u.mode == "in" else (1, 0) for u, s in zip(builder.uses, steps)]
-    kernel = _kernel("pr", builder, rows, stores, BLOCK, {})
+    full = quotient(size, REDUCE_BLOCK)
+    steps = [flat.strides(u)[0] if u.mode == "in" else 0 for u in builder.uses]
+    rows: list[Shape] = [
+        (s * REDUCE_BLOCK, s) if u.mode == "in" else (1, 0) for u, s in zip(builder.uses, steps)
+    ]
+    kernel = _kernel("pr", builder, rows, stores, REDUCE_BLOCK, {})
     launches = []
-    for count, length, first in ((full, BLOCK, 0), (1, size - full * BLOCK, full)):
+    for count, length, first in ((full, REDUCE_BLOCK, 0), (1, size - full * REDUCE_BLOCK, full)):
         pointers = tuple(
             Memory(u.value, u.array, u.layout.offset + first * row[0]) for u, row in zip(builder.uses, rows)
         )
-        args = _arguments((count, length), rows, builder)
-        launches.append(Lowered(kernel, pointers, args, count, grain_of(_cost(kernel.nest), BLOCK)))
+        args = _arguments(kernel.nest, (count, length), rows, builder)
+        launches.append(Lowered(kernel, pointers, args, count, grain_of(_cost(kernel.nest), REDUCE_BLOCK)))
     return launches

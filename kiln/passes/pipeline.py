@@ -7,27 +7,26 @@
     a program        PROGRAM      any graph: an op's, a derivative's, a recorded region's
     pointwise        none         one kernel is made of the graph as it is (kiln/capture/programs.py)
 
-A region is made of the graphs of its ops and derivatives, so their passes have run. With KILN_CHECK the
-verifier of what a pass makes runs after it, and names it; what is planned is verified in any case.
+A region is made of the graphs of its ops and derivatives, so their passes have run. In the check mode
+(KILN_CHECK, which the core reads) the verifier of what a pass makes runs after it, and names it; what is
+planned is verified in any case.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from kiln import _core
 from kiln.graph.graph import Graph
 from kiln.graph.verify import VerifyError, verify
 from kiln.passes.fuse import fuse
 from kiln.passes.gradient import Backward, backward
-from kiln.passes.low import low
+from kiln.passes.narrow import narrow
 from kiln.passes.plan import Plan, plan
 from kiln.passes.prepare import prepare
 from kiln.passes.simplify import simplify
 from kiln.passes.verify import verify_fusion, verify_plan
-
-CHECKED = os.environ.get("KILN_CHECK", "0") not in ("", "0")
 
 
 class Pass(NamedTuple):
@@ -38,9 +37,9 @@ class Pass(NamedTuple):
     verify: Callable[[Any], object]
 
 
-def _narrow(found: Backward) -> Backward:
-    """`low` on the graph of the gradients."""
-    low(found.graph)
+def _narrow_gradient(found: Backward) -> Backward:
+    """`narrow` on the graph of the gradients."""
+    narrow(found.graph)
     return found
 
 
@@ -51,8 +50,8 @@ def _verify_gradient(found: Backward) -> None:
 GRADIENT = Pass("gradient", backward, _verify_gradient)
 SIMPLIFY = Pass("simplify", simplify, verify)
 
-OP = (Pass("low", low, verify),)
-DERIVATIVE = (GRADIENT, Pass("low", _narrow, _verify_gradient))
+OP = (Pass("narrow", narrow, verify),)
+DERIVATIVE = (GRADIENT, Pass("narrow", _narrow_gradient, _verify_gradient))
 HIDDEN = (GRADIENT,)
 REPLAY = (GRADIENT,)
 PLANNING = (
@@ -67,7 +66,7 @@ def run(passes: tuple[Pass, ...], *given: Any) -> Any:
     """What the last of the passes makes; each but the first takes what the one before made."""
     for step in passes:
         made = step.run(*given)
-        if CHECKED:
+        if _core.checking():
             try:
                 step.verify(made)
             except VerifyError as error:

@@ -18,10 +18,10 @@ from kiln.graph.graph import Graph, Node, Shape, Value
 from kiln.graph.size import Dim
 from kiln.passes.layout import numel, squeeze
 from kiln.passes.rewrite import append, clone
-from kiln.table.apply import LOW
+from kiln.table.kinds import ROUNDED
+from kiln.table.order import REDUCE_BLOCK
 from kiln.table.record import CONSTANT, find
 
-BLOCK = 16384
 SPLIT = ("reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_all", "reduce_any")
 
 
@@ -31,7 +31,7 @@ class Internal:
     def __init__(self, name: str, kind: str) -> None:
         self.name = name
         self.kind = kind
-        self.rule = "promote"
+        self.rule, self.algorithm = "promote", ""
 
     def infer(self, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
         """What it fills has its base's shape; of partial results there is one per block, then the total."""
@@ -40,8 +40,8 @@ class Internal:
             return dtype, () if self.kind == "reduce" else first.shape
         if self.name in ("blocks_all", "blocks_any"):
             dtype = "bool"
-        wide = "float32" if dtype in LOW else dtype
-        return wide, (numel(squeeze(first.shape)) // BLOCK + 1,)
+        wide = "float32" if dtype in ROUNDED else dtype
+        return wide, (numel(squeeze(first.shape)) // REDUCE_BLOCK + 1,)
 
 
 _INTERNAL: dict[str, Internal] = {}
@@ -70,7 +70,7 @@ def _splits(node: Node) -> bool:
     shape, dims = node.inputs[0].shape, node.attrs[0]
     size = numel(shape)
     return all(d in dims for d, n in enumerate(shape) if n != 1) and not (
-        isinstance(size, int) and size <= BLOCK
+        isinstance(size, int) and size <= REDUCE_BLOCK
     )
 
 
@@ -139,10 +139,10 @@ class _Prepared:
         """A reduction of everything as partial results and their combination."""
         name = node.op.name.removeprefix("reduce_")
         size = numel(squeeze(x.shape))
-        full: Dim = size // BLOCK
-        used: Dim = (size + (BLOCK - 1)) // BLOCK
+        full: Dim = size // REDUCE_BLOCK
+        used: Dim = (size + (REDUCE_BLOCK - 1)) // REDUCE_BLOCK
         dtype = "bool" if name in ("all", "any") else x.dtype
-        wide = "float32" if dtype in LOW else dtype
+        wide = "float32" if dtype in ROUNDED else dtype
         parts = self.node(internal(f"blocks_{name}", "blocks"), (x,), (), wide, (full + 1,))
         some = self.node(find("slice"), (parts,), (0, (0, used, 1)), wide, (used,))
         total = self.node(internal(f"sequence_{name}", "reduce"), (some,), ((0,), False), wide, ())

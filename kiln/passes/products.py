@@ -2,43 +2,34 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from kiln.codegen.compile import object_for
-from kiln.codegen.matmul import MatmulSpec, Prologue, holds, matmul_parts
-from kiln.codegen.matmul_finish import BATCH
-from kiln.codegen.matmul_tile import element_of
+from kiln.codegen.compile import Part
+from kiln.codegen.gemm.arguments import BATCH, arguments_of
+from kiln.codegen.gemm.element import element_of
+from kiln.codegen.gemm.kernel import gemm_parts
+from kiln.codegen.gemm.spec import GemmSpec, Prologue, accumulates
 from kiln.codegen.nest import Operand
-from kiln.codegen.target import Target, host_target
+from kiln.codegen.target import Target
 from kiln.graph.graph import Shape
 from kiln.graph.size import Dim, quotient
-from kiln.passes.build import Builder, stores_of
+from kiln.passes.build import Builder, Use, stores_of
 from kiln.passes.explore import Read
 from kiln.passes.factors import Factor, Windows, factors_of
 from kiln.passes.group import Fusion, Group
 from kiln.passes.inline import Inline
-from kiln.passes.launch import WORTH, Lowered, Memory, Split, array_of, stride_class
+from kiln.passes.launch import WORTH, Kernel, Lowered, Memory, Split, array_of, stride_class
 from kiln.passes.layout import Layout, numel
 from kiln.scalars.scalar import Scalar, convert, round_to
 from kiln.table.kinds import COMPUTE
 
 UNIT_COST = 16  # nanoseconds a unit of a product takes for each k
-WORD_COST = 20  # ... 64 bits of sums for a segment, where many rows share what is packed
+WORD_COST = 20  # ... and 64 bits of a segment's sums, where many rows share what is packed
 
 
-class MatmulKernel(NamedTuple):
+class GemmKernel(Kernel):
     """A product as a kernel."""
 
-    spec: MatmulSpec
-
-    def text(self) -> str:
-        """The canonical text."""
-        return self.spec.text()
-
-    def object(self, target: Target | None = None) -> bytes:
-        """The machine code."""
-        target = target or host_target()
-        return object_for(self.text(), lambda: matmul_parts(self.spec, target), target)
+    def parts(self, target: Target) -> list[Part]:
+        return gemm_parts(self.spec, target)
 
 
 def lower_product(fusion: Fusion, group: Group) -> Lowered:
@@ -56,53 +47,61 @@ def lower_product(fusion: Fusion, group: Group) -> Lowered:
     *batch, m, n = group.frame.dims
     k = node.inputs[0].shape[-1]
     found = factors_of(fusion.explorer, node)
-    window = isinstance(found, Windows)
     sides = _Sides(fusion, builder)
-    look: Shape = ()
+    window: dict[str, Shape] = {}
+    columns: Shape = ()
     stretch: Shape = ()
     if isinstance(found, Windows):
-        products, n, look = found.groups, found.images * n, found.look()
+        products, n = found.groups, found.images * n
+        window, columns = found.window(), found.columns()
         sides.take(found.a, (0, 0, *found.a_strides))
         sides.take(found.b, (0, 0, found.b_group, 0, 0))
     else:
         products, stretch = numel(tuple(batch)), found.stretch
-        exchanged = n == 1 and m != 1  # a column is the row of the transposed product: the same chains
-        if exchanged:
+        swapped = n == 1 and m != 1  # a column is the row of the transposed product: the same chains
+        if swapped:
             m, n = n, m
-            sides.uses = [u._replace(layout=_exchanged(u.layout)) for u in sides.uses]
-        for factor in reversed(found.factors) if exchanged else found.factors:
-            sides.factor(factor, exchanged)
+            sides.uses = [u._replace(layout=_transposed(u.layout)) for u in sides.uses]
+        for factor in reversed(found.factors) if swapped else found.factors:
+            sides.factor(factor, swapped)
     strides = [_whole(u.layout) if u.mode == "out" else u.layout.strides for u in sides.uses]
     operands = tuple(
         Operand(u.dtype, u.mode, tuple(map(stride_class, s[-2:]))) for u, s in zip(sides.uses, strides)
     )
     numbers = tuple(kind for kind, _ in builder.numbers)
     row = m == 1 and not window and sides.prologues == [None, None]
-    held = None if row or window else _held(group, dtype, operands, stores)
+    accumulator = None if row or window else _accumulator(group, dtype, operands, stores)
     first, second = sides.prologues
-    spec = MatmulSpec(dtype, operands, numbers, tuple(stores), row, window, first, second, held)
-    pointers = sides.pointers + [Memory(u.value, u.array, u.layout.offset) for u in sides.uses]
-    own = [*sides.strides, *strides]
-    numbered = (*(s for dims in own for s in dims), *(v for _, v in builder.numbers))
-    cut = (0, 0)  # the core's to set
-    args = (*batch, m, n, k, *(stretch or (m, 0)), *numbered, *look, *cut)
+    spec = GemmSpec(dtype, operands, numbers, tuple(stores), row, bool(window), first, second, accumulator)
+    arguments = arguments_of(spec)
+    operand_places = {k + 1: _memory(use) for k, use in enumerate(sides.uses)}
+    pointers = arguments.pointers({**dict(zip("ab", sides.pointers)), **operand_places})
+    args = arguments.words(
+        size=(*batch, m, n, k),
+        stretch=stretch or (m, 0),
+        stride=(*sides.strides, *strides),
+        number=[value for _, value in builder.numbers],
+        window=window,
+        columns=columns,
+        segments=(0, 0),  # the core's to set
+    )
     deep = WORTH // UNIT_COST  # k that make a thread's work of one unit
     grain = quotient(deep, k) + 1 if not isinstance(k, int) else max(deep // max(k, 1), 1)
     if row and dtype in ("float32", "float64"):  # a unit of 512 k is all that threads need to be worth it
         grain = quotient(deep, k) if not isinstance(k, int) else deep // max(k, 1)
     units, split = spec.units(products, m, n), _split(spec, products, m, n, k)
-    return Lowered(MatmulKernel(spec), tuple(pointers), args, units, grain, spec.scratch, split)
+    return Lowered(GemmKernel(spec), pointers, args, units, grain, spec.scratch, split)
 
 
-def _held(
+def _accumulator(
     group: Group, dtype: str, operands: tuple[Operand, ...], stores: list[tuple[int, Scalar]]
 ) -> int | None:
-    """An output that may hold sums: its memory is no input's, which may still be read."""
+    """An output that may take sums: its memory is no input's, which may still be read."""
     fresh = (k for (k, _), root in zip(stores, group.roots) if root.array.update < 0)
-    return next((k for k in fresh if holds(dtype, operands, k)), None)
+    return next((k for k in fresh if accumulates(dtype, operands, k)), None)
 
 
-def _split(spec: MatmulSpec, batch: Dim, m: Dim, n: Dim, k: Dim) -> Split:
+def _split(spec: GemmSpec, batch: Dim, m: Dim, n: Dim, k: Dim) -> Split:
     """How the launch may be cut along k."""
     words = spec.part(batch, m, n)
     worth = spec.units(batch, m, n) * (WORTH // WORD_COST)
@@ -125,19 +124,24 @@ class _Sides:
         self.strides.append(strides)
         self.prologues.append(None)
 
-    def factor(self, factor: Factor, exchanged: bool) -> None:
-        """A factor that is a matrix."""
+    def factor(self, factor: Factor, swapped: bool) -> None:
+        """A factor that is a matrix; of swapped operands, its transpose."""
         if isinstance(factor, Read):
-            self.take(factor, _whole(_exchanged(factor.layout) if exchanged else factor.layout))
+            self.take(factor, _whole(_transposed(factor.layout) if swapped else factor.layout))
             return
         assert isinstance(factor, Inline)
         part = self.builder.beside(factor.frame, self.uses)
         value = part.scalar(factor.value, self.fusion.explorer.chain_to(factor.value.shape, factor.frame))
-        uses = [u._replace(layout=_exchanged(u.layout)) if factor.turned else u for u in part.uses]
-        self.pointers.append(Memory(uses[0].value, uses[0].array, uses[0].layout.offset))
+        uses = [u._replace(layout=_transposed(u.layout)) if factor.turned else u for u in part.uses]
+        self.pointers.append(_memory(uses[0]))  # never read
         self.strides.append((0,) * (BATCH + 2))
-        self.prologues.append(Prologue(value, factor.turned != exchanged))
+        self.prologues.append(Prologue(value, factor.turned != swapped))
         self.uses += uses
+
+
+def _memory(use: Use) -> Memory:
+    """Where an operand lies."""
+    return Memory(use.value, use.array, use.layout.offset)
 
 
 def _whole(layout: Layout) -> Shape:
@@ -146,8 +150,8 @@ def _whole(layout: Layout) -> Shape:
     return (*outer, 1 if layout.sizes[-1] == 1 else last)
 
 
-def _exchanged(layout: Layout) -> Layout:
-    """A layout with its last two dims exchanged."""
+def _transposed(layout: Layout) -> Layout:
+    """A layout with its last two dims transposed."""
     *outer, rows, columns = zip(layout.sizes, layout.strides)
     sizes, strides = zip(*outer, columns, rows)
     return layout._replace(sizes=sizes, strides=strides)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from kiln.codegen.compile import object_for
+from kiln.codegen.compile import Part
 from kiln.codegen.recurrence import UNIT_ROWS, RecurrenceSpec, recurrence_parts
-from kiln.codegen.target import Target, host_target
+from kiln.codegen.target import Target
 from kiln.graph.graph import Node
 from kiln.graph.size import Dim, quotient
 from kiln.ops.nn.recurrent_layers import CELLS
 from kiln.passes.explore import Read
 from kiln.passes.group import Fusion, Group
-from kiln.passes.launch import WORTH, Lowered, Memory, array_of, stride_class
+from kiln.passes.launch import WORTH, Kernel, Lowered, Memory, array_of, stride_class
 from kiln.passes.layout import Layout, is_contiguous
 from kiln.scalars.scalar import Scalar
 from kiln.table.kinds import COMPUTE
@@ -23,19 +21,11 @@ GATE = 25  # multiply-adds that one of the cell's gates takes as long as
 PLACES = {"input": (0, 1, 2), "hidden": (-1, 0, 1), "cell": (-1, 0, 1), "bias": (-1, -1, 0)}
 
 
-class RecurrenceKernel(NamedTuple):
+class RecurrenceKernel(Kernel):
     """A recurrent layer as a kernel."""
 
-    spec: RecurrenceSpec
-
-    def text(self) -> str:
-        """The canonical text."""
-        return self.spec.text()
-
-    def object(self, target: Target | None = None) -> bytes:
-        """The machine code."""
-        target = target or host_target()
-        return object_for(self.text(), lambda: recurrence_parts(self.spec, target), target)
+    def parts(self, target: Target) -> list[Part]:
+        return recurrence_parts(self.spec, target)
 
 
 def lower_recurrence(fusion: Fusion, group: Group) -> Lowered:
@@ -49,19 +39,21 @@ def lower_recurrence(fusion: Fusion, group: Group) -> Lowered:
         found[name] = Memory(read.value, array_of(fusion, read), read.layout.offset), read.layout
     weight, layout = found.pop("weight")
     assert is_contiguous(layout), f"a weight with the strides {layout.strides}"
-    outputs = {n.op.rule: fusion.explorer.arrays[id(n.out)] for n in group.nodes}  # type: ignore[attr-defined]
-    gives = [name for name in ("hidden", "cell", "kept") if name in outputs]
+    outputs = {n.op.rule: fusion.explorer.arrays[id(n.out)] for n in group.nodes}
+    gives: list[str] = [name for name in ("hidden", "cell", "kept") if name in outputs]
     for name in gives:
         array = outputs[name]
         found[f"to {name}"] = Memory(array.value, array, array.layout.offset), array.layout
     steps, rows, size = *node.inputs[0].shape[:2], node.inputs[2].shape[1]
-    memories, strides = _placed(found, steps, reverse)
-    kinds = {name: stride_class(own[2]) for name, own in zip(found, strides)}
+    memories, strides = _from_first_step(found, steps, reverse)
+    kinds = {name: stride_class(own[2]) for name, own in strides.items()}
     spec = _spec(node, kinds, gives)
-    args = (steps, rows, size, *(s for own in strides for s in own))
+    args = spec.arguments.words(size=(steps, rows, size), stride=strides)
     work = steps * size * (size + GATE) * (UNIT_ROWS * spec.gates)
     units, grain = spec.units(rows), quotient(WORTH * FMAS, work + 1)
-    return Lowered(RecurrenceKernel(spec), (*memories, weight), args, units, grain, spec.scratch(size))
+    memories["weight"] = weight
+    pointers = spec.arguments.pointers(memories)
+    return Lowered(RecurrenceKernel(spec), pointers, args, units, grain, spec.scratch(size))
 
 
 def _operands(node: Node) -> list[str]:
@@ -70,18 +62,17 @@ def _operands(node: Node) -> list[str]:
     return names + ["bias"] * (len(node.inputs) - len(names))
 
 
-def _placed(
+def _from_first_step(
     found: dict[str, tuple[Memory, Layout]], steps: Dim, reverse: bool
-) -> tuple[list[Memory], list[tuple[Dim, ...]]]:
+) -> tuple[dict[str, Memory], dict[str, list[Dim]]]:
     """Where operands begin and their strides along step, row, column; reversed, from the last step on."""
-    memories, strides = [], []
+    memories, strides = {}, {}
     for name, (memory, layout) in found.items():
         own = [layout.strides[d] if d >= 0 else 0 for d in PLACES.get(name, (0, 1, 2))]
         if reverse:
             memory = memory._replace(offset=memory.offset + own[0] * (steps - 1))
             own[0] = own[0] * -1
-        memories.append(memory)
-        strides.append(tuple(own))
+        memories[name], strides[name] = memory, own
     return memories, strides
 
 

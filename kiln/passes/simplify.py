@@ -26,7 +26,7 @@ from typing import Any
 from kiln.graph.graph import Graph, Node, Value
 from kiln.graph.size import Size
 from kiln.passes.fold import fold_pointwise
-from kiln.passes.low import low_factors
+from kiln.passes.narrow import narrow_factors
 from kiln.passes.rewrite import append, reachable
 from kiln.table.kinds import VIEWS
 from kiln.table.record import CONSTANT, find
@@ -69,7 +69,7 @@ def simplify(graph: Graph) -> Graph:
 
 
 def _uses(graph: Graph, alive: set[int]) -> dict[int, int]:
-    """How often each value is read or returned."""
+    """How often each value is read or repermuted."""
     uses = dict.fromkeys(alive, 0)
     for node in graph.nodes:
         for value in node.inputs if id(node.out) in alive else ():
@@ -193,16 +193,16 @@ def _reduce(state: _Rewriting, node: Node, inputs: tuple[Value, ...]) -> Value |
 
 
 def _transposed(state: _Rewriting, node: Node, inner: Node) -> Value | None:
-    """The product of the transposed factors in the other order, for an exchange of the last two dims."""
+    """The product of the transposed factors in the other order, for a transposed product."""
     dims, last = node.attrs[0], len(node.attrs[0]) - 1
     swap = (*range(last - 1), last, last - 1)
     if dims != swap:
         return None
     factors = []
     for factor in reversed(inner.inputs):
-        turned = Node(node.op, (), (swap,))
-        turned.out = Value(state.graph, turned, factor.dtype, tuple(factor.shape[d] for d in swap))
-        factors.append(_add(state, turned, (factor,)))
+        permuted = Node(node.op, (), (swap,))
+        permuted.out = Value(state.graph, permuted, factor.dtype, tuple(factor.shape[d] for d in swap))
+        factors.append(_add(state, permuted, (factor,)))
     joined = Node(inner.op, (), inner.attrs)
     joined.out = node.out
     return _new(state, joined, tuple(factors))
@@ -212,7 +212,7 @@ def _product(state: _Rewriting, node: Node, inputs: tuple[Value, ...]) -> Value 
     """The product of narrow integers that were converted to int32 is the same without that."""
     if node.op.name != "product" or node.out.dtype != "int32":
         return None
-    factors = low_factors(state.graph, inputs)
+    factors = narrow_factors(state.graph, inputs)
     if factors is None:
         return None
     wide = Node(find("product_wide"), (), ())

@@ -17,8 +17,6 @@ all the same, and a pass less over a row in the cache saves less than accumulato
 
 from __future__ import annotations
 
-from kiln.codegen.code import LANES
-from kiln.codegen.nest import GROUP
 from kiln.graph.graph import Node, Value
 from kiln.graph.size import Dim, quotient
 from kiln.passes.explore import Array, Frame, Scan
@@ -26,6 +24,7 @@ from kiln.passes.factors import Windows, factors_of
 from kiln.passes.group import Fusion, Group, Part
 from kiln.passes.layout import Layout, contiguous, numel, squeeze
 from kiln.passes.strips import accumulators, elements_of, take_over
+from kiln.table.order import GROUP, LANES
 
 
 def lanes_of(columns: Dim) -> Dim:

@@ -21,16 +21,15 @@ from kiln.graph.size import Dim, quotient
 from kiln.passes.explore import Array, Frame, Read, Scan, mergeable
 from kiln.passes.group import Fusion, Group, Part
 from kiln.passes.layout import Layout, contiguous, numel, squeeze
-from kiln.passes.prepare import BLOCK
-from kiln.table.apply import LOW
+from kiln.table.kinds import ROUNDED
+from kiln.table.order import LANES, REDUCE_BLOCK
 
-LANES = 16
 NARROW = 256  # columns; shorter rows, a lane's being 16 apart, are better read one after the other
 
 
 def strips(rows: Dim) -> Dim:
     """How many strips there are: lanes of blocks."""
-    return quotient(rows + (BLOCK - 1), BLOCK) * LANES
+    return quotient(rows + (REDUCE_BLOCK - 1), REDUCE_BLOCK) * LANES
 
 
 def share_rows(fusion: Fusion) -> None:
@@ -138,7 +137,7 @@ def accumulators(node: Node, shape: Shape) -> Array:
     """Memory for the accumulators of a reduction: as wide as it computes."""
     source = node.inputs[0]
     wide = "bool" if node.op.name.endswith(("_all", "_any")) else source.dtype
-    return Array(Value(source.graph, None, "float32" if wide in LOW else wide, shape))
+    return Array(Value(source.graph, None, "float32" if wide in ROUNDED else wide, shape))
 
 
 def _part(node: Node, rows: Frame, columns: Frame) -> Part:

@@ -11,7 +11,6 @@ from kiln.graph.graph import Node
 from kiln.scalars.scalar import FLOATS, Scalar, const, const_value, convert, lift, round_to
 from kiln.table.kinds import COMPUTE, operand_dtypes
 
-LOW = ("float16", "bfloat16")
 EXACT = 1 << 53  # integers below are floats
 LARGEST = 3.4028234663852886e38
 

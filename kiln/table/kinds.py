@@ -1,5 +1,18 @@
 """The closed set of kinds: for each the rule that gives dtype and shape of a result, on symbolic sizes.
 
+A kind is a form of work that the passes know how to run. Each has its rule here, its meaning on arrays
+(graph/interpret.py), its rule for batches (func/rules.py), and its place in a plan:
+
+    pointwise constant full iota gather reduce        computed where they are read, in nests
+    reshape permute expand slice as_strided           views: strides, nothing is computed
+    concat embed write                                arrays stored in parts, by the nests that compute these
+    matmul                                            a kernel, which nests join at its store
+    along                                             a kernel of its own: an algorithm along one dim
+    layer                                             a kernel of its own: the op's body says what it computes
+
+The last two hold several, and `op.algorithm` names which: a new algorithm along a dim, or a new layer, is no
+new kind, as the passes treat it like the others but for its own lowering.
+
 The core receives these rules compiled (expressions and checks over the inputs' sizes); it has rules of its
 own only for pointwise ops and views.
 """
@@ -8,7 +21,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 from kiln import _core
 from kiln.graph.graph import Graph, Shape, Value
@@ -24,6 +37,7 @@ COMPUTE = {
 SUMS = {"bfloat16": "float32", "uint8": "int32", "int8": "int32", "int16": "int32"}
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
+ROUNDED = ("float16", "bfloat16")  # computed in float32, and rounded once per op
 
 # How a pointwise op treats dtypes: what its operands are converted to, and what it gives.
 #   promote   all operands to their common dtype, which is the result's
@@ -194,10 +208,10 @@ def _embed(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, .
 
 def _write(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
     """write(base, x; strides, (offset,)): base with x at the strided places of its memory"""
-    return _require_one_dtype(op, *inputs), inputs[0].shape
+    return require_one_dtype(op, *inputs), inputs[0].shape
 
 
-def _require_one_dtype(op: Any, *values: Value) -> str:
+def require_one_dtype(op: Any, *values: Value) -> str:
     """The dtype of arrays whose elements one loop reads; RuntimeError if they differ."""
     first = values[0].dtype
     for other in values[1:]:
@@ -216,48 +230,8 @@ def _matmul(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, 
     graph.require_equal(a.shape[-1], b.shape[-2], op.name)
     for x, y in zip(a.shape[:-2], b.shape[:-2]):
         graph.require_equal(x, y, op.name)
-    dtype = _require_one_dtype(op, a, b)
+    dtype = require_one_dtype(op, a, b)
     return SUMS.get(dtype, dtype) if op.rule == "wide" else dtype, (*a.shape[:-1], b.shape[-1])
-
-
-ATTENTION_ROWS = 48  # queries whose products are one chain in the gradients of keys and values
-
-
-def _attention(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
-    """attention([g,] query, key, value, scale[, mask]; causal): the output, or the gradient of the operand
-    that the rule names; query [n,l,h,r,e], key [n,s,h,e], value [n,s,h,v], mask [n,h,r,l,s], g [n,l,h,r,v]
-    """
-    arrays = [v for v in inputs if v.ndim > 0 or not v.weak]
-    given = 1 if op.rule != "output" else 0
-    query, key, value, *mask = arrays[given:]
-    (n, queries, h, r, e), (_, s, _, width) = query.shape, value.shape
-    out = (n, queries, h, r, width)
-    wanted = [(key, (n, s, h, e)), (value, (n, s, h, width)), *((x, out) for x in arrays[:given])]
-    for x, shape in [*wanted, *((x, (n, h, r, queries, s)) for x in mask)]:
-        for have, want in zip(x.shape, shape):
-            graph.require_equal(have, want, op.name)
-    dtype = _require_one_dtype(op, *arrays[: given + 3])
-    named = {"output": out, "query": query.shape, "key": key.shape, "value": value.shape}
-    return dtype, named[op.rule]
-
-
-RECURRENT_GATES = {"LSTM": 4, "GRU": 3, "RNN_TANH": 1, "RNN_RELU": 1}
-RECURRENT_COLUMNS = 32  # of a state, whose weights lie side by side: as many as the widest tile has
-
-
-def _recurrence(
-    op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]
-) -> tuple[str, Shape]:
-    """recurrence(input, weight, hidden[, cell][, bias]; mode, reverse, whole): what the rule names, hidden
-    states, cells or gates (but for the hidden states of the last step, or of all if `whole`); input
-    [t, b, gates * h], weight [groups, gates, h, RECURRENT_COLUMNS]
-    """
-    (steps, rows, width), size = inputs[0].shape, inputs[2].shape[1]
-    mode, _, whole = attrs
-    graph.require_equal(width, size * RECURRENT_GATES[mode], op.name)
-    graph.require_equal(rows, inputs[2].shape[0], op.name)
-    last = size if op.rule != "kept" else width
-    return _require_one_dtype(op, *inputs), (steps if whole or op.rule == "hidden" else 1, rows, last)
 
 
 def _gather(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
@@ -268,7 +242,7 @@ def _gather(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, 
 def _scatter(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
     """scatter(base, index, src; dim): base with src put in at index along dim, in index order"""
     base, _, source = inputs
-    return _require_one_dtype(op, base, source), inputs[0].shape
+    return require_one_dtype(op, base, source), inputs[0].shape
 
 
 def _scan(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
@@ -289,7 +263,7 @@ def _compact(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any,
 
 def _search(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
     """search(values, rows; side): how many of rows[:, ..] come before values[..]; rows [n, ..values..]"""
-    _require_one_dtype(op, *inputs)
+    require_one_dtype(op, *inputs)
     return "int64", inputs[0].shape
 
 
@@ -302,10 +276,20 @@ def _concat(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, 
             if d != dim:
                 graph.require_equal(x, y, op.name)
         total = total + other.shape[dim]
-    return _require_one_dtype(op, *inputs), (*first.shape[:dim], total, *first.shape[dim + 1 :])
+    return require_one_dtype(op, *inputs), (*first.shape[:dim], total, *first.shape[dim + 1 :])
 
 
-INFER: dict[str, Callable[[Any, Graph, tuple[Value, ...], tuple[Any, ...]], tuple[str, Shape]]] = {
+Rule: TypeAlias = Callable[[Any, Graph, tuple[Value, ...], tuple[Any, ...]], tuple[str, Shape]]
+
+ALONG: dict[str, Rule] = {
+    "scatter": _scatter,
+    "scan": _scan,
+    "sort": _sort,
+    "search": _search,
+    "compact": _compact,
+}
+
+INFER: dict[str, Rule] = {
     "pointwise": _pointwise,
     "constant": _constant,
     "full": _full,
@@ -319,15 +303,10 @@ INFER: dict[str, Callable[[Any, Graph, tuple[Value, ...], tuple[Any, ...]], tupl
     "embed": _embed,
     "write": _write,
     "matmul": _matmul,
-    "attention": _attention,
-    "recurrence": _recurrence,
     "gather": _gather,
-    "scatter": _scatter,
-    "scan": _scan,
-    "sort": _sort,
-    "search": _search,
-    "compact": _compact,
     "concat": _concat,
+    "along": lambda op, *given: ALONG[op.algorithm](op, *given),
+    "layer": lambda op, *given: op.shapes(op, *given),
 }
 
 VIEWS = frozenset({"reshape", "permute", "expand", "as_strided", "slice"})

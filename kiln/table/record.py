@@ -12,9 +12,10 @@ Parameters are declared by annotation; the core binds calls to them:
     Structure   part of the key: a dim, a flag, a dtype, a string
     Sizes       run-time integers, one or many (`reshape(x, 2, 3)` or `reshape(x, (2, 3))`)
 
-Three kinds of body:
+Four kinds of body:
     pointwise   scalar mathematics on `Scalar`s: one op of the graph
     primitive   no body: a closed kind whose loops codegen knows (reduce, matmul, view, ...)
+    layer       a plain function over other ops, which says what a kernel of its own computes
     composite   a plain function over other ops; its derivative follows from theirs
 """
 
@@ -141,10 +142,10 @@ class Op:
     """One operation; see the module's text. Calling it works on tensors, on graph values and on scalars."""
 
     __slots__ = (
-        "at_once", "body", "checks", "differentiable", "differs", "divides", "doc", "dtypes",
+        "algorithm", "at_once", "body", "checks", "differentiable", "differs", "divides", "doc", "dtypes",
         "explain", "failures", "gives_positions", "gradient", "handle", "identity", "inplace",
         "inplace_function", "kind", "method", "name", "onnx", "params", "public", "reference", "rule",
-        "samples", "tests",
+        "samples", "shapes", "tests",
     )  # fmt: skip
 
     def __init__(
@@ -164,6 +165,8 @@ class Op:
         self.params = params
         self.body = body
         self.rule = rule
+        self.algorithm = ""  # of the kinds that have several: which
+        self.shapes: kinds.Rule | None = None  # of a layer
         self.doc = (body.__doc__ or "") if body is not None else ""
         self.gradient: Callable[..., Any] | None = None
         self.differentiable = True
@@ -417,6 +420,19 @@ def primitive(kind: str, **settings: Any) -> Callable[[Callable[..., Any]], Op]:
     def make(signature: Callable[..., Any]) -> Op:
         op = Op(signature.__name__.rstrip("_"), kind, params_of(signature), None)
         op.doc = signature.__doc__ or ""
+        return _finish(op, settings)
+
+    return make
+
+
+def layer(algorithm: str, shapes: kinds.Rule, **settings: Any) -> Callable[[Callable[..., Any]], Op]:
+    """Makes an op that has a kernel of its own, `algorithm`. The body says what that computes, in other ops,
+    for arrays whose sizes are numbers; `shapes` gives dtype and shape for any.
+    """
+
+    def make(body: Callable[..., Any]) -> Op:
+        op = Op(body.__name__.rstrip("_"), "layer", params_of(body), body)
+        op.algorithm, op.shapes = algorithm, shapes
         return _finish(op, settings)
 
     return make

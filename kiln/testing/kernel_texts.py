@@ -18,7 +18,7 @@ import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import islice, product
@@ -51,20 +51,16 @@ class Noted:
 
     def watch(self) -> None:
         """Notes every kernel whose machine code a plan asks for from now on."""
-        from kiln.passes import along, attention, launch, products, recurrence
+        from kiln.passes import launch
 
-        for kind in (
-            launch.NestKernel, products.MatmulKernel, along.AlongKernel, attention.AttentionKernel,
-            recurrence.RecurrenceKernel,
-        ):  # fmt: skip
-            kind.object = self._noting(kind.object)  # type: ignore[method-assign]
+        pattern: Any = launch.Kernel
+        make = pattern.object
 
-    def _noting(self, make: Callable[..., bytes]) -> Callable[..., bytes]:
-        def noted(kernel: Any, target: Any = None) -> bytes:
+        def noted(kernel: Any, target: Any = None) -> Any:
             self.kernels[kernel.text()] = kernel
             return make(kernel, target)
 
-        return noted
+        pattern.object = noted
 
     def texts(self) -> Texts:
         """(key, level) -> the hash of the kernel's text there."""
@@ -80,27 +76,10 @@ class Noted:
 
 def text_of(kernel: Any, target: Any) -> str:
     """What the generator writes for a kernel: its parts, each with the functions it has, or the refusal."""
-    from kiln.codegen import compile as codegen
-    from kiln.passes import along, attention, products, recurrence
-
-    written: list[str] = []
-
-    def write(key: str, parts: Callable[[], Sequence[Any]], target: Any = None) -> bytes:
-        written.extend(f"{p.functions} {p.quick} {p.shared}\n{p.text()}" for p in parts())
-        return b""
-
-    homes = (codegen, along, attention, products, recurrence)
-    before = [home.object_for for home in homes]
-    for home in homes:
-        home.object_for = write  # type: ignore[attr-defined]
     try:
-        kernel.object(target)
+        return "\n".join(f"{p.functions} {p.quick} {p.shared}\n{p.text()}" for p in kernel.parts(target))
     except (ValueError, KeyError) as error:
         return f"refused: {error}"
-    finally:
-        for home, real in zip(homes, before):
-            home.object_for = real  # type: ignore[attr-defined]
-    return "\n".join(written)
 
 
 # ---- what asks for kernels ----

@@ -20,7 +20,8 @@ from test_codegen_windows import run as run_window
 
 import kiln
 from kiln.codegen import target as levels
-from kiln.codegen.matmul import MatmulSpec, matmul_parts, product, tiled
+from kiln.codegen.gemm.kernel import gemm_parts
+from kiln.codegen.gemm.spec import GemmSpec, product
 from kiln.codegen.nest import Operand
 from kiln.codegen.target import LEVELS, host_target, intrinsic_allowed
 from kiln.scalars.scalar import Scalar
@@ -81,10 +82,10 @@ def expected_of(a: Array, b: Array, dtype: str) -> Array:
     return (a.astype(np.int64) @ b.astype(np.int64)).astype(np.int32).astype(a.dtype)
 
 
-def sums_of(dtype: str) -> MatmulSpec:
+def sums_of(dtype: str) -> GemmSpec:
     """A product of integers that stores its sums."""
     out = Operand("int32", "out", ("s", "1"))
-    return MatmulSpec(dtype, (out,), (), ((1, Scalar("load", (), "i32", 0)),))
+    return GemmSpec(dtype, (out,), (), ((1, Scalar("load", (), "i32", 0)),))
 
 
 def rounded(x: Array) -> Array:
@@ -294,12 +295,12 @@ def test_who_gets_tiles() -> None:
     """Products of three dtypes at one level; no other kernel or level may name the instructions."""
     for level in LEVELS.values():
         for dtype in DTYPES:
-            assert tiled(product(dtype), level) == (level is AMX)
+            assert product(dtype).tiled(level) == (level is AMX)
             row = product(dtype)._replace(row=True)
-            assert tiled(row, level) == (level is AMX and dtype == "bfloat16")
-        assert not tiled(product("float16"), level)
+            assert row.tiled(level) == (level is AMX and dtype == "bfloat16")
+        assert not product("float16").tiled(level)
         assert intrinsic_allowed("llvm.x86.tdpbf16ps", level) == (level is AMX)
-        assert all("tdpbf16ps" not in part.text() for part in matmul_parts(product("float32"), level))
+        assert all("tdpbf16ps" not in part.text() for part in gemm_parts(product("float32"), level))
     assert AMX.includes(LEVELS["x86-64-v3"]) and not LEVELS["x86-64-v4"].includes(AMX)
 
 

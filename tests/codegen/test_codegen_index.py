@@ -14,7 +14,7 @@ from codegen_peer import load_object
 from kiln.codegen.code import Code
 from kiln.codegen.compile import compile_text
 from kiln.codegen.index import Condition, Index, Pointer, every
-from kiln.codegen.matmul_text import Routine
+from kiln.codegen.routine import Routine
 from kiln.codegen.target import host_target
 
 TARGET = host_target()

@@ -12,13 +12,12 @@ import pytest
 from codegen_peer import numpy_dtype
 from matmul_peer import DTYPES, HOST, TARGETS, Array, Guarded, draw, kernel, multiply, run, scratch_of
 
+from kiln.codegen.blocking import FmaBlocking
 from kiln.codegen.compile import compile_parts, object_for
-from kiln.codegen.matmul import MatmulSpec, matmul_parts, product
-from kiln.codegen.matmul_drive import drive
-from kiln.codegen.matmul_finish import Arguments
-from kiln.codegen.matmul_tile import element_of, heights
-from kiln.codegen.matmul_units import Output
-from kiln.codegen.matmul_vectors import BLOCK, ROWS
+from kiln.codegen.gemm.driver import Driver
+from kiln.codegen.gemm.kernel import gemm_parts, microkernel_of
+from kiln.codegen.gemm.spec import GemmSpec, product
+from kiln.codegen.gemm.workspace import ROWS
 from kiln.codegen.nest import Operand
 from kiln.codegen.target import LEVELS, Target
 from kiln.scalars.scalar import Scalar, const, convert, select
@@ -223,14 +222,14 @@ def test_rows_in_several_groups(target: Target, rng: np.random.Generator) -> Non
     assert np.array_equal(pre, expected)
 
 
-def bias_relu(classes: tuple[str, str], dtype: str = "float32") -> MatmulSpec:
+def bias_relu(classes: tuple[str, str], dtype: str = "float32") -> GemmSpec:
     """out = relu(product * number 0 + bias), pre = the same before relu."""
     kind = {"float32": "f32", "float64": "f64", "bfloat16": "f32"}[dtype]
     x, bias = Scalar("load", (), kind, 0), Scalar("load", (), kind, 3)
     pre = x * convert(Scalar("number", (), "f64", 0), kind) + bias
     full = ("s", "1")
     operands = (Operand(dtype, "out", full), Operand(dtype, "out", full), Operand(dtype, "in", classes))
-    return MatmulSpec(dtype, operands, ("f64",), ((1, pre), (2, select(pre < const(0.0, kind), 0.0, pre))))
+    return GemmSpec(dtype, operands, ("f64",), ((1, pre), (2, select(pre < const(0.0, kind), 0.0, pre))))
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
@@ -253,9 +252,17 @@ def test_epilogue_is_the_unfused_arithmetic(
         bias = np.ascontiguousarray(bias) if classes[1] != "s" else bias
         bias = np.broadcast_to(bias, (2, m, n))
         expected = multiply(a, b, target=target) * np.float32(0.75) + bias
-        for held in (None, 1, 2):
+        for taken in (None, 1, 2):
             pre, out = np.empty((2, m, n), np.float32), np.empty((2, m, n), np.float32)
-            run(bias_relu(classes)._replace(held=held), a, b, [pre, out, bias], [0.75], target, cuts=[1])
+            run(
+                bias_relu(classes)._replace(accumulator=taken),
+                a,
+                b,
+                [pre, out, bias],
+                [0.75],
+                target,
+                cuts=[1],
+            )
             assert np.array_equal(pre, expected)
             assert np.array_equal(out, np.where(expected < 0, np.float32(0), expected))
 
@@ -267,7 +274,7 @@ def test_epilogue_into_its_own_operand(rng: np.random.Generator) -> None:
     total = Scalar("load", (), "f32", 0) + Scalar("load", (), "f32", 2)
     for classes, keep in ((("s", "1"), c.copy()), (("s", "s"), np.asfortranarray(c))):
         operands = (Operand("float32", "out", classes), Operand("float32", "in", classes))
-        run(MatmulSpec("float32", operands, (), ((1, total),)), a, b, [keep, keep])
+        run(GemmSpec("float32", operands, (), ((1, total),)), a, b, [keep, keep])
         assert np.array_equal(keep, expected)
 
 
@@ -275,7 +282,7 @@ def test_epilogue_changes_the_dtype(rng: np.random.Generator) -> None:
     """It reads sums, which have 32 bits at least."""
     a, b = draw(rng, "int8", 1, 20, 30), draw(rng, "int8", 1, 30, 40)
     out = np.empty((1, 20, 40), np.float64)
-    spec = MatmulSpec(
+    spec = GemmSpec(
         "int8",
         (Operand("float64", "out", ("s", "1")),),
         (),
@@ -351,7 +358,7 @@ def test_special_values() -> None:
 def test_the_object_and_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = product("float32")
     assert spec.text() == product("float32").text() != product("float64").text()
-    first = object_for(spec.text(), lambda: matmul_parts(spec, HOST))
+    first = object_for(spec.text(), lambda: gemm_parts(spec, HOST))
     assert object_for(spec.text(), lambda: pytest.fail("made twice")) == first
     assert spec.text().splitlines()[:2] == ["matmul float32 numbers", "operand 1 out float32 s1"]
 
@@ -361,19 +368,19 @@ def test_refused() -> None:
     row = Scalar("index", (), "i64", 0)
     for stores in [((1, convert(row, "f32")),), ((0, good.stores[0][1]),), ((1, const(1.0, "f64")),), ()]:
         with pytest.raises(ValueError, match="codegen"):
-            matmul_parts(good._replace(stores=stores), HOST)
+            gemm_parts(good._replace(stores=stores), HOST)
     inside = bias_relu(("s", "1"))
     strided = inside.operands[0]._replace(strides=("s", "s"))
-    for held, spec in ((3, inside), (1, inside._replace(operands=(strided, *inside.operands[1:])))):
-        with pytest.raises(ValueError, match="cannot hold sums"):
-            matmul_parts(spec._replace(held=held), HOST)
+    for taken, spec in ((3, inside), (1, inside._replace(operands=(strided, *inside.operands[1:])))):
+        with pytest.raises(ValueError, match="cannot take sums"):
+            gemm_parts(spec._replace(accumulator=taken), HOST)
 
 
 def test_other_architectures_compile() -> None:
     for target in LEVELS.values():
         for dtype in ("float32", "float64", "bfloat16", "int8"):
             spec = product(dtype)
-            assert compile_parts(matmul_parts(spec, target), target)
+            assert compile_parts(gemm_parts(spec, target), target)
 
 
 @pytest.mark.parametrize("target", LEVELS.values(), ids=lambda t: t.name)
@@ -381,11 +388,9 @@ def test_rows_go_by_in_whole_tiles(target: Target) -> None:
     """Blocks of rows of A are as many as tiles of the tallest kind have, or all that are left: no edge tile
     in each.
     """
-    spec, tallest = product("float32"), heights(target)[0]
-    driver = drive(
-        target, element_of("float32"), Arguments(spec.operands, ()), Output(1, plain=True), False, {}
-    )
-    text = "\n".join(driver.lines)
+    microkernel = microkernel_of(product("float32"), target)
+    tallest, most_rows = target.fma.mr[0], target.fma.mc
+    text = "\n".join(Driver(microkernel).write().lines)
     blocks = {
         (int(most), int(rows))
         for most, rows in re.findall(
@@ -394,5 +399,29 @@ def test_rows_go_by_in_whole_tiles(target: Target) -> None:
         if int(rows) > tallest
     }
     assert len(blocks) == 1
-    assert all(rows % tallest == 0 and BLOCK - tallest < rows <= BLOCK for _, rows in blocks)
+    assert all(rows % tallest == 0 and most_rows - tallest < rows <= most_rows for _, rows in blocks)
     assert all(most == rows + tallest <= ROWS for most, rows in blocks)
+
+
+BLOCKINGS = [
+    FmaBlocking((5, 2), 1, 20, 1, 1),
+    FmaBlocking((7, 3, 1), 2, 14, 2, 1, pack_rows=1, swap_panels=2),
+    FmaBlocking((12, 6), 1, 24, 3, 2, pack_rows=1000, crowded_bytes=64),
+    FmaBlocking((2, 1), 2, 6, 1, 1, swap_panels=0, prefetch_k=2),
+    FmaBlocking((8, 4), 4, 16),
+]
+
+
+@pytest.mark.parametrize("blocking", BLOCKINGS, ids=lambda b: f"{b.mr} x {b.vectors}")
+def test_blocking_decides_no_bit(blocking: FmaBlocking, rng: np.random.Generator) -> None:
+    """A machine of other registers and caches is a record: any gives the same bits."""
+    target = HOST._replace(name=f"{HOST.name} {blocking}", fma=blocking)
+    for m, n, k in ((3, 70, 600), (13, 200, 33), (50, 90, 1030), (130, 300, 70)):
+        a, b = draw(rng, "float32", 2, m, k), draw(rng, "float32", 2, k, n)
+        expected = multiply(a, b)
+        for lie_a, lie_b in itertools.product((False, True), repeat=2):
+            x, y = (
+                np.ascontiguousarray(z.swapaxes(1, 2)).swapaxes(1, 2) if lies else z
+                for z, lies in ((a, lie_a), (b, lie_b))
+            )
+            assert np.array_equal(multiply(x, y, target=target), expected), (m, n, k, lie_a, lie_b)

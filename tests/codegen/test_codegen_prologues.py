@@ -10,7 +10,8 @@ from codegen_peer import numpy_dtype, to_memory
 from matmul_peer import HOST, TARGETS, Array, Guarded, draw, multiply, run
 from test_codegen_matmul import widened
 
-from kiln.codegen.matmul import MatmulSpec, Prologue, matmul_parts, product
+from kiln.codegen.gemm.kernel import gemm_parts
+from kiln.codegen.gemm.spec import GemmSpec, Prologue, product
 from kiln.codegen.nest import Operand
 from kiln.codegen.target import Target
 from kiln.scalars.scalar import Scalar, const, convert, round_to, select
@@ -19,7 +20,7 @@ from kiln.table.kinds import COMPUTE
 DTYPES = ["float32", "float64", "float16", "int64", "bfloat16", "int8", "uint8"]
 
 
-def scaled(dtype: str, first: bool, second: bool, turned: bool) -> MatmulSpec:
+def scaled(dtype: str, first: bool, second: bool, turned: bool) -> GemmSpec:
     """relu(x) @ w, x @ (w * scale), or both: operands x (2), w (3) and scale (4), one number for each k."""
     kind, spec = COMPUTE[dtype], product(dtype)
     x, w, scale = (Scalar("load", (), kind, k) for k in (2, 3, 4))
@@ -28,7 +29,7 @@ def scaled(dtype: str, first: bool, second: bool, turned: bool) -> MatmulSpec:
     operands = (*spec.operands, *(Operand(dtype, "in", c) for c in (along, along, row)))
     relu = Prologue(select(x < const(0, kind), 0, x), turned)
     times = Prologue(round_to(w * scale, dtype), turned)
-    return spec._replace(operands=operands, first=relu if first else None, second=times if second else None)
+    return spec._replace(operands=operands, a=relu if first else None, b=times if second else None)
 
 
 def factors(dtype: str, x: Array, w: Array, scale: Array) -> tuple[Array, Array]:
@@ -78,9 +79,9 @@ def test_other_dtypes_numbers_and_an_epilogue(target: Target, rng: np.random.Gen
     )  # fmt: skip
     load = [Scalar("load", (), kind, k) for k, kind in ((0, "f32"), (2, "f32"), (3, "i8"), (4, "f32"))]
     number = convert(Scalar("number", (), "f64", 0), "f32")
-    spec = MatmulSpec(
+    spec = GemmSpec(
         "float32", operands, ("f64",), ((1, load[0] + load[1]),),
-        first=Prologue(convert(load[2], "f32"), False), second=Prologue(load[3] * number, False),
+        a=Prologue(convert(load[2], "f32"), False), b=Prologue(load[3] * number, False),
     )  # fmt: skip
     nothing = [np.broadcast_to(np.full((1, 1, 1), np.nan, np.float32), x.shape) for x in (codes, halves)]
     a, b = codes.astype(np.float32), halves.astype(np.float32) * np.float32(0.3)
@@ -114,7 +115,7 @@ def test_what_is_refused() -> None:
     for wrong in (
         spec._replace(row=True),
         spec._replace(window=True),
-        spec._replace(first=Prologue(at, False)),
+        spec._replace(a=Prologue(at, False)),
     ):
         with pytest.raises(ValueError, match="is an array|may not hold"):
-            matmul_parts(wrong, HOST)
+            gemm_parts(wrong, HOST)

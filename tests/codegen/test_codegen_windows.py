@@ -10,9 +10,9 @@ import pytest
 from codegen_peer import numpy_dtype
 from matmul_peer import TARGETS, Array, Guarded, draw, launch, multiply, scratch_after
 
-from kiln.codegen.matmul import product
-from kiln.codegen.matmul_tile import VECTORS
-from kiln.codegen.matmul_window import DIMS
+from kiln.codegen.gemm.arguments import DIMS
+from kiln.codegen.gemm.element import element_of
+from kiln.codegen.gemm.spec import product
 from kiln.codegen.target import Target
 from kiln.passes.factors import Windows, evenly
 
@@ -148,7 +148,7 @@ def test_k_of_the_first_factor_in_several_dims(
 )
 def test_which_rows_are_few(name: str, m: float, images: int, few: bool, target: Target) -> None:
     """Of few, A is packed, else the window: what the thread's memory begins with. `m` is in panels."""
-    look, panel, dtype = LOOKS[name], VECTORS * target.vector_bits // 64, "float64"
+    look, panel, dtype = LOOKS[name], element_of("float64").panel(target), "float64"
     k, columns = (math.prod(n for n, _ in dims) for dims in (look.k, look.n))
     rows = int(m * panel)
     a, x = np.ones((rows, k)), np.zeros(images * look.size)
@@ -162,10 +162,8 @@ def test_rows_of_tiles_are_of_one_image() -> None:
 
     def found(images: int, n: list[tuple[int, int]]) -> Any:
         image = math.prod(count for count, _ in n) // images
-        look = Windows(
-            (), somewhere, somewhere, 1, images, (0, 18, 1), 0, [(18, 1)], n, image, [(18, 1)]
-        ).look()
-        return look[-3:]
+        look = Windows((), somewhere, somewhere, 1, images, (0, 18, 1), 0, [(18, 1)], n, image, [(18, 1)])
+        return look.columns()[1:]
 
     assert found(1, [(64, 81), (3, 9), (3, 1)]) == (64, 9, 81)
     assert found(16, [(16, 900), (28, 30), (28, 1)]) == (28, 1, 1)

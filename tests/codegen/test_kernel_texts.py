@@ -26,7 +26,7 @@ x, w = kiln.ones(5, 70), kiln.ones(70, 30)
 one = texts(lambda: x + x, lambda: x @ w, lambda: x.cumsum(0), lambda: kiln.sort(x))
 assert {level for _, level in one} == set(LEVELS)
 kinds = {type(kernel).__name__ for kernel in noted.kernels.values()}
-assert kinds == {"NestKernel", "MatmulKernel", "AlongKernel"}, kinds
+assert kinds == {"NestKernel", "GemmKernel", "AlongKernel"}, kinds
 assert list(differences(one, texts())) == []  # written once more, the same
 more = texts(lambda: x * x)
 assert [line.split()[-1] for line in differences(one, more)] == ["new"] * len(LEVELS)

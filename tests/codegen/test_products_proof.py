@@ -22,13 +22,14 @@ from test_codegen_prologues import factors, scaled
 from test_codegen_windows import Look, seen
 from test_codegen_windows import run as run_window
 
-from kiln.codegen.matmul import TILED, MatmulSpec, product
-from kiln.codegen.matmul_tile import element_of
-from kiln.codegen.matmul_window import DIMS
+from kiln.codegen.gemm.arguments import DIMS
+from kiln.codegen.gemm.element import element_of
+from kiln.codegen.gemm.grid import TILED
+from kiln.codegen.gemm.spec import GemmSpec, product
 from kiln.codegen.nest import TURN, Operand
 from kiln.codegen.target import Target
 from kiln.scalars.scalar import Scalar, convert, round_to
-from kiln.table.apply import LOW
+from kiln.table.kinds import ROUNDED
 
 FULL = os.environ.get("KILN_TEST_FULL") == "1"
 
@@ -250,11 +251,11 @@ def test_rows_of_two_dims(
 @given(
     dtype=st.sampled_from(["float32", "float32", "float64", "bfloat16"]), batch=st.sampled_from([1, 2]),
     m=ROWS, n=COLUMNS, k=DEPTHS, lies=LAYOUTS, classes=st.sampled_from(["001", "010", "000", "ss1", "sss"]),
-    held=st.sampled_from([None, 1, 2]), cuts=CUTS, seed=st.integers(0, 99),
+    taken=st.sampled_from([None, 1, 2]), cuts=CUTS, seed=st.integers(0, 99),
 )  # fmt: skip
 def test_fused(
     target: Target, dtype: str, batch: int, m: int, n: int, k: int, lies: Layout, classes: str,
-    held: int | None, cuts: list[float], seed: int,
+    taken: int | None, cuts: list[float], seed: int,
 ) -> None:  # fmt: skip
     """A scale, a bias and relu have the bits of the same done to the product; in bfloat16, to its sums."""
     m, k = min(m, WORK // max(n * batch, 1)), min(k, WORK // max(m * n * batch, 1))
@@ -266,7 +267,9 @@ def test_fused(
     bias = np.asfortranarray(bias) if classes == "sss" else bias
     bias = np.broadcast_to(bias, (batch, m, n))
     pre, out = (np.empty((batch, m, n), numpy_dtype(dtype)) for _ in range(2))
-    spec = bias_relu((classes[1], classes[2]), dtype)._replace(held=None if dtype == "bfloat16" else held)
+    spec = bias_relu((classes[1], classes[2]), dtype)._replace(
+        accumulator=None if dtype == "bfloat16" else taken
+    )
     run(spec, a, b, [pre, out, bias], [0.75], target, places(cuts, spec.units(batch, m, n)))
     plain = multiply(a.copy(), b.copy(), dtype, target)
     if dtype == "bfloat16":
@@ -278,15 +281,15 @@ def test_fused(
     assert same(out, np.where(expected < 0, expected.dtype.type(0), expected))
 
 
-def reduced(dtype: str, kept: bool) -> MatmulSpec:
+def reduced(dtype: str, kept: bool) -> GemmSpec:
     """A product's rows summed, and the places of their greatest elements; the product too, or not."""
-    element, wide = element_of(dtype), "float32" if dtype in LOW else dtype
+    element, wide = element_of(dtype), "float32" if dtype in ROUNDED else dtype
     value = convert(Scalar("load", (), element.summed, 0), element.compute)
-    value = round_to(value, dtype) if dtype in LOW else value
+    value = round_to(value, dtype) if dtype in ROUNDED else value
     modes = [(wide, "sum", value), (wide, "argmax", value), ("uint8", "argmax", TURN), (dtype, "out", value)]
     modes = modes if kept else modes[:3]
     operands = tuple(Operand(d, mode, ("s", "1")) for d, mode, _ in modes)
-    return MatmulSpec(dtype, operands, (), tuple((k + 1, x) for k, (_, _, x) in enumerate(modes)))
+    return GemmSpec(dtype, operands, (), tuple((k + 1, x) for k, (_, _, x) in enumerate(modes)))
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
@@ -309,7 +312,7 @@ def test_reduced_rows(
         a[:, rng.integers(m, size=m // 3)] = rng.choice([np.nan, -np.inf, 0.0])
         b[:, :, rng.integers(n, size=n // 3)] = rng.choice([np.inf, 1.0, 0.0])
     plain = multiply(a.copy(), b.copy(), dtype, target)
-    x = widened(plain, dtype).astype(np.float32) if dtype in LOW else plain
+    x = widened(plain, dtype).astype(np.float32) if dtype in ROUNDED else plain
     with np.errstate(all="ignore"):
         expected = [chains_of("sum", x), *best_of("argmax", x), plain]
     spec = reduced(dtype, kept)

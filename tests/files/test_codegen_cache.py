@@ -17,7 +17,8 @@ from kiln import _core
 from kiln.codegen import compile as compiler
 from kiln.codegen import identity, kept, llvm
 from kiln.codegen.cache import DiskCache, cache_directory
-from kiln.codegen.matmul import matmul_parts, product
+from kiln.codegen.gemm.kernel import gemm_parts
+from kiln.codegen.gemm.spec import product
 from kiln.codegen.nest import Nest
 from kiln.codegen.target import LEVELS, host_target
 from kiln.codegen.verify import verify_nest, verify_object, verify_text
@@ -236,7 +237,7 @@ def test_shared_parts_are_made_once(place: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(compiler._Work, "_object", noted)
     host, plain = LEVELS["x86-64-v3"], product("int32")
-    compiler.compile_parts(matmul_parts(plain, host), host)
+    compiler.compile_parts(gemm_parts(plain, host), host)
     assert sorted(made) == ["copy", "finish", "kernel", "tile", "turn", "zeros"]
     for spec, own in (
         (plain._replace(window=True), ["finish", "kernel", "places", "tile_of_places", "window"]),
@@ -244,7 +245,7 @@ def test_shared_parts_are_made_once(place: Path, monkeypatch: pytest.MonkeyPatch
     ):
         made.clear()
         compiler._memory.clear()
-        compiler.compile_parts(matmul_parts(spec, host), host)
+        compiler.compile_parts(gemm_parts(spec, host), host)
         assert sorted(made) == own
 
 

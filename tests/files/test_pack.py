@@ -18,8 +18,8 @@ pytest.importorskip("kiln._core")
 from kiln import _core  # noqa: E402
 from kiln.codegen import cache, kept, pack  # noqa: E402
 from kiln.codegen.compile import kernel_key  # noqa: E402
+from kiln.codegen.gemm.element import element_of  # noqa: E402
 from kiln.codegen.identity import host_source  # noqa: E402
-from kiln.codegen.matmul_tile import element_of  # noqa: E402
 from kiln.codegen.pack import ANSWERS, HEADER, RECORD, Pack  # noqa: E402
 from kiln.codegen.target import LEVELS, host_target  # noqa: E402
 

@@ -11,7 +11,7 @@ from plan_checks import check, check_updates, launches, normal, temporaries
 
 from kiln import ops
 from kiln.passes.plan import Plan
-from kiln.passes.products import MatmulKernel
+from kiln.passes.products import GemmKernel
 from kiln.table.record import find
 from kiln.testing.compare import first_difference, freeze
 
@@ -22,7 +22,7 @@ DTYPES = ["float32", "float64", "float16", "bfloat16", "int64", "int8"]
 
 def carried(plan: Plan) -> int:
     """How many arrays of accumulators products leave."""
-    kernels = [kernel for kernel in plan.kernels if isinstance(kernel, MatmulKernel)]
+    kernels = [kernel for kernel in plan.kernels if isinstance(kernel, GemmKernel)]
     return sum(operand.folds for kernel in kernels for operand in kernel.spec.operands)
 
 

@@ -21,6 +21,7 @@ from kiln.graph import graph as g
 from kiln.graph.interpret import interpret
 from kiln.graph.slots import array_input
 from kiln.passes.gradient import backward
+from kiln.table import kinds
 from kiln.table.record import Op, find, table
 from kiln.testing.compare import close, dtype_name
 from kiln.testing.op_cases import Entry
@@ -111,6 +112,16 @@ def test_record_is_whole(op: Op) -> None:
     assert op.dtypes in DTYPES
     if op.kind != "composite" and op.differentiable:
         assert op.gradient is not None, "no derivative"
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_an_op_is_of_one_of_few_kinds(op: Op) -> None:
+    """Seventeen, five of which are views. What is along a dim, or a layer, says which; a layer has a body."""
+    assert op.kind in {*kinds.INFER, "composite"} and len(kinds.INFER) == 17
+    assert bool(op.algorithm) == (op.kind in ("along", "layer"))
+    assert op.kind != "along" or op.algorithm in kinds.ALONG
+    assert (op.shapes is not None) == (op.kind == "layer")
+    assert (op.body is not None) == (op.kind in ("pointwise", "composite", "layer"))
 
 
 def test_an_entry_is_all_an_op_needs() -> None:

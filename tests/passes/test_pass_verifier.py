@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from plan_checks import normal
 from plan_runner import describe, trace
 
-from kiln import ops
+from kiln import _core, ops
 from kiln.graph.graph import Graph
 from kiln.graph.verify import VerifyError, verify
 from kiln.passes import pipeline
@@ -210,9 +211,9 @@ def test_what_exists_between_passes_is_verified_too() -> None:
 
 
 @pytest.mark.parametrize("at", range(len(pipeline.PROGRAM)))
-def test_a_pass_that_breaks_a_rule_is_named(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests run with verifiers: a broken pass is named. Without, what is planned is verified still."""
-    assert pipeline.CHECKED
+def test_a_pass_that_breaks_a_rule_is_named(at: int, request: pytest.FixtureRequest) -> None:
+    """In the check mode a broken pass is named. Without, what is planned is verified still."""
+    request.addfinalizer(partial(_core.set_check, _core.set_check(True)))
     step, graph = pipeline.PROGRAM[at], simple(lambda x: ops.softmax(x, 1), X)
 
     def spoiled(given: Any) -> Any:
@@ -228,7 +229,7 @@ def test_a_pass_that_breaks_a_rule_is_named(at: int, monkeypatch: pytest.MonkeyP
     passes = (*pipeline.PROGRAM[:at], step._replace(run=spoiled))
     with pytest.raises(VerifyError, match=f"after {step.name}: "):
         pipeline.run(passes, graph)
-    monkeypatch.setattr(pipeline, "CHECKED", False)
+    _core.set_check(False)
     pipeline.run(passes, graph)
     graph.nodes[0].out.dtype = "int64"
     with pytest.raises(VerifyError, match="^node 0"):

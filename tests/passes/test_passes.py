@@ -22,7 +22,7 @@ from kiln.graph.verify import verify
 from kiln.ops.indexing.gathering import embedding
 from kiln.ops.rearranging.padding import surround
 from kiln.passes.gradient import Backward, backward, unbroadcast
-from kiln.passes.low import low
+from kiln.passes.narrow import narrow
 from kiln.passes.pipeline import lower
 from kiln.passes.simplify import simplify
 from kiln.table.record import find
@@ -228,7 +228,7 @@ def test_what_is_cut_to_integers_is_not_only_moved() -> None:
     graph, convert = Graph(), find("convert")
     x = graph.add_input("bfloat16", (graph.new_symbol(), graph.new_symbol()))
     graph.finish([graph.add(convert, (graph.add(convert, (x,), ("int32",)).t(),), ("bfloat16",))])
-    assert "int32" in text(simplify(low(graph)))
+    assert "int32" in text(simplify(narrow(graph)))
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0), (1, 5), (5, 1), (1, 1), (17, 129)])

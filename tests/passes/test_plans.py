@@ -118,7 +118,7 @@ def test_an_output_holds_sums_unless_its_memory_is_an_inputs() -> None:
     """Of two segments of k: those of the first must not stand where the second factor's row is still read."""
     weight, bias, x, total = (normal(*shape) for shape in ((600, 70), (70,), (90, 600), (90, 70)))
     fresh = trace(lambda x, w, b: ops.add(ops.matmul(x, w), b), *map(describe, (x, weight, bias)))
-    assert "held 2" in lower(simplify(fresh)).text()
+    assert "sums in 2" in lower(simplify(fresh)).text()
 
     def update(total: Any, x: Any, weight: Any) -> Any:
         return total.addmm_(x, weight)

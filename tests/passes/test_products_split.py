@@ -23,8 +23,9 @@ from test_codegen_windows import run as run_window
 from test_products_proof import COLUMNS, CUTS, LAYOUTS, Layout, drawn, lay, places, same
 
 import kiln
-from kiln.codegen.matmul import TILED, product
-from kiln.codegen.matmul_tile import element_of
+from kiln.codegen.gemm.element import element_of
+from kiln.codegen.gemm.grid import TILED
+from kiln.codegen.gemm.spec import product
 from kiln.codegen.target import Target
 from kiln.ops.windows.products import convolve_weight
 

@@ -71,7 +71,8 @@ def _(g: Tensor, input: Tensor, dim: Any, index: Any) -> Any:
 
 
 @primitive(
-    "scatter",
+    "along",
+    algorithm="scatter",
     checks=IndexCheck("index", "input", "dim", RuntimeError, OUT),
     dtypes="numeric",
     onnx="ScatterElements",

@@ -19,7 +19,8 @@ from kiln.table.registry import forms
 
 
 @primitive(
-    "compact",
+    "along",
+    algorithm="compact",
     public=False,
     dtypes="bool",
     differentiable=False,

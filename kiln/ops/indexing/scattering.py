@@ -68,7 +68,8 @@ def _primitive(how: str, doc: str, dtypes: str) -> Op:
     repeated = _apart if how == "set" else lambda rng, shape, size: rng.integers(0, size, shape)
 
     return primitive(
-        "scatter",
+        "along",
+        algorithm="scatter",
         public=False,
         dtypes=dtypes,
         samples=d.samples(sample((4, 3), 6, repeated), sample((2, 20), 3, _apart)),

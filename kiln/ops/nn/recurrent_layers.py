@@ -1,7 +1,7 @@
 """Recurrent layers as nodes: all steps of one layer in one direction.
 
 What has gone through the input's weights was computed for all steps at once. The kernel
-(`kiln.codegen.recurrence`) computes what `written` says, step by step, to the bit: a product, then the cell.
+(`kiln.codegen.recurrence`) computes what the bodies say, step by step, to the bit: a product, then the cell.
 Rows of the batch never meet. Backward, and sequences of several lengths, take the steps one by one
 (`kiln.nn.recurrent_steps`).
 """
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from kiln.graph.graph import Graph, Shape, Value
 from kiln.graph.size import quotient
 from kiln.ops.elementwise.elementary import relu, tanh
 from kiln.ops.indexing.gathering import concat
@@ -20,10 +21,10 @@ from kiln.ops.products.matrix_products import product
 from kiln.ops.views.core_views import permute, reshape, slice_
 from kiln.table import drawn as d
 from kiln.table.arguments import number
-from kiln.table.kinds import RECURRENT_COLUMNS as COLUMNS
-from kiln.table.kinds import RECURRENT_GATES as GATES
-from kiln.table.record import Op, Sample, Structure, Tensor, composite, find, primitive
+from kiln.table.kinds import require_one_dtype
+from kiln.table.record import Op, Sample, Structure, Tensor, composite, find, layer
 
+COLUMNS = 32  # of a state, whose weights lie side by side: as many as the widest tile has
 Parts = list[Any]  # one of each gate, arrays or scalars
 
 
@@ -58,10 +59,10 @@ def _rnn(bent: Any) -> Any:
 
 
 CELLS = {
-    "LSTM": Cell(GATES["LSTM"], 2, True, _lstm),
-    "GRU": Cell(GATES["GRU"], 1, True, _gru),
-    "RNN_TANH": Cell(GATES["RNN_TANH"], 1, False, _rnn(tanh)),
-    "RNN_RELU": Cell(GATES["RNN_RELU"], 1, False, _rnn(relu)),
+    "LSTM": Cell(4, 2, True, _lstm),
+    "GRU": Cell(3, 1, True, _gru),
+    "RNN_TANH": Cell(1, 1, False, _rnn(tanh)),
+    "RNN_RELU": Cell(1, 1, False, _rnn(relu)),
 }
 
 
@@ -89,8 +90,18 @@ def _unpacked(weight: Tensor, size: Any) -> Tensor:
     return reshape(slice_(rows, 2, (0, size, 1)), (size, count * size))
 
 
-def written(rule: str, given: list[Any], mode: str, reverse: bool, whole: bool) -> Any:
-    """What the nodes mean: steps of a product and the cell, for sizes that are numbers."""
+def _shapes(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
+    """Of what the rule names, of the last step or, of hidden states or if `whole`, of all."""
+    (steps, rows, width), size = inputs[0].shape, inputs[2].shape[1]
+    mode, _, whole = attrs
+    graph.require_equal(width, size * CELLS[mode].gates, op.name)
+    graph.require_equal(rows, inputs[2].shape[0], op.name)
+    last = size if op.rule != "kept" else width
+    return require_one_dtype(op, *inputs), (steps if whole or op.rule == "hidden" else 1, rows, last)
+
+
+def _written(rule: str, given: list[Any], mode: str, reverse: bool, whole: bool) -> Any:
+    """Steps of a product and the cell, for sizes that are numbers."""
     cell = CELLS[mode]
     x, weight, *states = given
     bias = states.pop() if len(states) > cell.states else None
@@ -174,7 +185,7 @@ def _samples(packed: bool, *modes: str) -> Any:
     def samples(rng: Any, t: str) -> list[Sample]:
         found = []
         for k, mode in enumerate(modes):
-            gates, size = GATES[mode], 3
+            gates, size = CELLS[mode].gates, 3
             shape = (1, gates, size, COLUMNS) if packed else (gates * size, size)
             shapes = ((3, 2, gates * size), shape, (2, size), (2, size), (gates * size,))
             x, w, h, c, b = (d.array(rng, s, t, -1, 1) for s in shapes)
@@ -185,10 +196,10 @@ def _samples(packed: bool, *modes: str) -> Any:
     return samples
 
 
-def _primitive(rule: str, *modes: str) -> Op:
-    """The primitive that gives what `rule` names."""
+def _op(rule: str, *modes: str) -> Op:
+    """The op that gives what `rule` names: input [t, b, gates * h], weight [groups, gates, h, COLUMNS]."""
 
-    def signature(
+    def body(
         input: Tensor,
         weight: Tensor,
         hidden: Tensor,
@@ -198,24 +209,26 @@ def _primitive(rule: str, *modes: str) -> Op:
         reverse: Structure,
         whole: Structure,
     ) -> Any:
-        pass
+        given = [x for x in (input, weight, hidden, cell, bias) if x is not None]
+        return _written(rule, given, mode, reverse, whole)
 
-    signature.__name__ = f"recurrent_{rule}"
-    signature.__doc__ = f"The {rule} states of a layer, as `recurrent_layer` gives them, by a packed weight."
-    return primitive(
+    body.__name__ = f"recurrent_{rule}"
+    body.__doc__ = f"The {rule} states of a layer, as `recurrent_layer` gives them, by a packed weight."
+    return layer(
         "recurrence",
+        _shapes,
         rule=rule,
         public=False,
         differentiable=False,
         dtypes="float32 float64",
         samples=_samples(True, *modes),
         reference=_reference(rule),
-    )(signature)
+    )(body)
 
 
-recurrent_hidden = _primitive("hidden", *CELLS)
-recurrent_cell = _primitive("cell", "LSTM", "LSTM")
-recurrent_kept = _primitive("kept", "LSTM", "GRU")
+recurrent_hidden = _op("hidden", *CELLS)
+recurrent_cell = _op("cell", "LSTM", "LSTM")
+recurrent_kept = _op("kept", "LSTM", "GRU")
 
 
 @composite(

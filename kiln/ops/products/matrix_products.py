@@ -68,7 +68,7 @@ def _(g: Tensor, input: Tensor, other: Tensor) -> Any:
 )
 def product_wide(input: Tensor, other: Tensor) -> Any:
     """`product` whose sums stay as wide as they are: float32 of bfloat16, int32 of narrower integers; else
-    `product`. Products of converted factors become this (kiln/passes/low.py).
+    `product`. Products of converted factors become this (kiln/passes/narrow.py).
 
     >>> kiln.ones(2, 3) @ kiln.ones(3, 2)
     tensor([[3., 3.],

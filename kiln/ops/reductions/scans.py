@@ -58,7 +58,8 @@ def _primitive(name: str, rule: str = "promote", **settings: Any) -> Op:
         return lambda rng, t: ((d.array(rng, shape, t, low, 1.5), dim, _asked(how, t), reverse), {})
 
     return primitive(
-        "scan",
+        "along",
+        algorithm="scan",
         rule=rule,
         public=False,
         samples=d.samples(sample((3, 5), 1, False), sample((2, 7, 18), 1, True), sample((5,), 0, False)),

@@ -33,7 +33,8 @@ def _ordered(np: ModuleType, x: Any, dim: int, descending: bool, ranks: Any) -> 
 
 
 @primitive(
-    "sort",
+    "along",
+    algorithm="sort",
     dtypes="all",
     public=False,
     differentiable=False,
@@ -54,7 +55,8 @@ def sort_positions(input: Tensor, dim: Structure, descending: Structure, ranks: 
 
 
 @primitive(
-    "search",
+    "along",
+    algorithm="search",
     dtypes="numeric",
     public=False,
     differentiable=False,

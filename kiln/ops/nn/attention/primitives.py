@@ -2,8 +2,8 @@
 
 Nobody sees a matrix of scores: it is computed block by block, in the forward pass and again in the gradients,
 which read what the output was made of and nothing else (`kiln.codegen.attention`). The three gradients of one
-output come from one kernel. What they mean is written out in written.py; so are second derivatives, and the
-gradient of a mask that is added.
+output come from one kernel. Their bodies say what they mean (written.py); second derivatives, and
+the gradient of a mask that is added, are written out too.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
+from kiln.graph.graph import Graph, Shape, Value
 from kiln.ops.elementwise.precision import narrow
 from kiln.ops.nn.attention import written as w
 from kiln.ops.products.matrix_products import product, swapped
@@ -18,7 +19,8 @@ from kiln.ops.random.dropouts import reference_mask
 from kiln.ops.reductions.core_reductions import reduce_sum
 from kiln.ops.views.core_views import permute
 from kiln.table import drawn as d
-from kiln.table.record import Number, Op, Sample, Structure, Tensor, composite, primitive
+from kiln.table.kinds import require_one_dtype
+from kiln.table.record import Number, Op, Sample, Structure, Tensor, composite, layer
 
 
 def _shares(np: ModuleType, query: Any, key: Any, scale: float, mask: Any, causal: bool) -> Any:
@@ -67,8 +69,25 @@ def _samples(rng: Any, t: str) -> list[Sample]:
     ]
 
 
-@primitive(
+def _shapes(op: Any, graph: Graph, inputs: tuple[Value, ...], attrs: tuple[Any, ...]) -> tuple[str, Shape]:
+    """Of the output, or of the gradient of the operand that the rule names."""
+    arrays = [v for v in inputs if v.ndim > 0 or not v.weak]
+    given = 1 if op.rule != "output" else 0
+    query, key, value, *mask = arrays[given:]
+    (n, queries, h, r, e), (_, s, _, width) = query.shape, value.shape
+    out = (n, queries, h, r, width)
+    wanted = [(key, (n, s, h, e)), (value, (n, s, h, width)), *((x, out) for x in arrays[:given])]
+    for x, shape in [*wanted, *((x, (n, h, r, queries, s)) for x in mask)]:
+        for have, want in zip(x.shape, shape):
+            graph.require_equal(have, want, op.name)
+    dtype = require_one_dtype(op, *arrays[: given + 3])
+    named = {"output": out, "query": query.shape, "key": key.shape, "value": value.shape}
+    return dtype, named[op.rule]
+
+
+@layer(
     "attention",
+    _shapes,
     rule="output",
     public=False,
     samples=_samples,
@@ -91,6 +110,8 @@ def attend(
     keys are looked at; with `causal`, those up to the query's own position. If it `drops`, each weight is
     zero with probability p, the others over 1 - p: `dropout_values` of [n, h, r, l, s].
     """
+    drop = (p, position, seed) if drops else None
+    return w.attended(query, key, value, scale, drop, mask, causal)
 
 
 def _gradient(which: str) -> Any:
@@ -122,9 +143,9 @@ def _gradient_samples(rng: Any, t: str) -> list[Sample]:
 
 
 def _gradient_of(which: str) -> Op:
-    """The primitive of the gradient of one operand."""
+    """The op that gives the gradient of one operand."""
 
-    def signature(
+    def body(
         grad: Tensor,
         query: Tensor,
         key: Tensor,
@@ -137,18 +158,20 @@ def _gradient_of(which: str) -> Op:
         causal: Structure,
         drops: Structure,
     ) -> Any:
-        pass
+        drop = (p, position, seed) if drops else None
+        return w.gradient(which, grad, query, key, value, scale, drop, mask, causal)
 
-    signature.__name__ = f"attend_{which}"
-    signature.__doc__ = f"The gradient of `{which}` where `grad` is that of what `attend` gives."
-    return primitive(
+    body.__name__ = f"attend_{which}"
+    body.__doc__ = f"The gradient of `{which}` where `grad` is that of what `attend` gives."
+    return layer(
         "attention",
+        _shapes,
         rule=which,
         public=False,
         samples=_gradient_samples,
         dtypes="float64",
         reference=_gradient(which),
-    )(signature)
+    )(body)
 
 
 attend_query, attend_key, attend_value = map(_gradient_of, ("query", "key", "value"))

@@ -25,7 +25,7 @@ from kiln.ops.products.matrix_products import product, swapped
 from kiln.ops.random.dropouts import dropout_values
 from kiln.ops.reductions.core_reductions import reduce_max, reduce_sum
 from kiln.ops.views.core_views import expand, permute, reshape, slice_
-from kiln.table.kinds import ATTENTION_ROWS
+from kiln.table.order import ATTENTION_ROWS
 from kiln.table.record import Tensor, constant, find
 
 NOTHING = float("-inf")

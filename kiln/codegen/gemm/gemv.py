@@ -1,14 +1,14 @@
-"""Products of one row: out[b, 0, n] = epilogue(sum over k of A[b, 0, k] * B[b, k, n]).
+"""Products of one row (GEMV): out[b, 0, n] = epilogue(sum over k of A[b, 0, k] * B[b, k, n]).
 
-B is read once and nothing else is large, so nothing is packed: each column is a lane, and B comes as it lies.
+B is read once and nothing else is large, so nothing is packed: each column is a lane, and B is read in place.
 
-    beside     unit stride along n:  a few rows at a time, their columns from the first to the last
-    turned     unit stride along k:  two vectors of columns, four k of each at a time, turned in registers
-    gathered   any strides, or fewer columns than lanes:  one vector, columns past the last repeat it
+    contiguous    unit stride along n:  a few rows at a time, their columns from the first to the last
+    transposed    unit stride along k:  two vectors of columns, four k of each at a time, in registers
+    gathered      any strides, or fewer columns than lanes:  one vector, columns past the last repeat it
 
 Each routine makes one segment's chains and adds them to what the segments before left. A vector is 16 lanes
-on every machine. A unit is one batch index and UNIT_COLUMNS columns; neighbours are done as one run. What is
-turned goes through all segments before the next columns do: their k follow each other in memory.
+on every machine. A unit is one batch index and ROW_COLUMNS columns; neighbours are done as one run. What is
+transposed goes through all segments before the next columns do: their k follow each other in memory.
 """
 
 from __future__ import annotations
@@ -18,22 +18,25 @@ from contextlib import contextmanager
 from functools import reduce
 from operator import mul
 
-from kiln.codegen.code import IOTA64, LANES, Loop
+from kiln.codegen.code import IOTA64, Loop
+from kiln.codegen.compile import Part
+from kiln.codegen.gemm.arguments import BATCH, arguments_of
+from kiln.codegen.gemm.element import Element, element_of, multiply_add
+from kiln.codegen.gemm.grid import row_columns
+from kiln.codegen.gemm.pack import interleave, load, side_by_side, stored_type, widen
+from kiln.codegen.gemm.problem import KERNEL, Batch, batch_indices
+from kiln.codegen.gemm.spec import GemmSpec
+from kiln.codegen.gemm.split_k import Segments
 from kiln.codegen.index import Condition, Index, Integer, Pointer
-from kiln.codegen.matmul_finish import BATCH, Arguments, K, M, N
-from kiln.codegen.matmul_pack import load, side_by_side, stored_type, widen, zip_lanes
-from kiln.codegen.matmul_split import Segments
-from kiln.codegen.matmul_text import Argument, Routine
-from kiln.codegen.matmul_tile import SEGMENT, Element, multiply_add
-from kiln.codegen.matmul_units import Batch, batch_indices, unit_columns
 from kiln.codegen.memory import Memory
+from kiln.codegen.routine import Argument, Routine, shared_part
 from kiln.codegen.target import Target
 from kiln.codegen.value import LLVM, Value
+from kiln.table.order import LANES, SEGMENT
 
-UNIT_COLUMNS = 512  # enough of each row that memory is read as it streams, whoever has the next unit
 RUN_COLUMNS = 1024  # the most columns whose sums are kept at once
 ROWS = 4  # k whose products are added to a sum between its load and its store
-TURNED = 2  # vectors of columns turned by turns
+VECTORS = 2  # of columns that are transposed, by turns
 LINE = 16  # k of one vector before the other has its turn: a cache line of float32
 # Eight columns from a base, as in x86 addresses: base + scale * index, (element type that scales, index).
 COLUMN_AT = [
@@ -43,9 +46,9 @@ COLUMN_AT = [
 PARAMS = "ptr %a, i64 %ak, ptr %b, i64 %bk, i64 %bn, ptr %c, i64 %k, i64 %cols, i1 %first"
 
 
-def row_columns(element: Element) -> int:
-    """The columns of a unit; bfloat16 has those of all products, as tiles of AMX may multiply it."""
-    return unit_columns(element, ()) if element.dtype == "bfloat16" else UNIT_COLUMNS
+def shared_parts(spec: GemmSpec, target: Target) -> list[Part]:
+    """What all kernels of one row share."""
+    return [shared_part(target, element_of(spec.dtype), contiguous, transposed, gathered)]
 
 
 class _Sums:
@@ -94,8 +97,8 @@ class _Sums:
             into.store(f"{self.kind} {total}", self.element.bytes)
 
 
-def beside(target: Target, element: Element) -> Routine:
-    """The routine beside: all columns of a run, side by side; they go by a few rows at a time.
+def contiguous(target: Target, element: Element) -> Routine:
+    """The routine contiguous: all columns of a run, side by side; they go by a few rows at a time.
 
     chain[..] = 0
     each ROWS of k, then each k left:   x = splat(load a[k]) ...
@@ -103,7 +106,7 @@ def beside(target: Target, element: Element) -> Routine:
             chain[columns] = fma(x, load b[k, columns], chain[columns]) of each row; prefetch
     c[..] += chain[..]
     """
-    made = _Sums(target, element, "beside", 1)
+    made = _Sums(target, element, "contiguous", 1)
     code = made.code
     b, c = code.pointers("b", "c")
     bk, depth, cols = code.indices("bk", "k", "cols")
@@ -180,40 +183,41 @@ def gathered(target: Target, element: Element) -> Routine:
     return code
 
 
-def turned(target: Target, element: Element) -> Routine:
-    """The routine turned: columns whose k lie side by side, L at a time where a 128-bit piece holds L sums.
+def transposed(target: Target, element: Element) -> Routine:
+    """The routine transposed: columns whose k lie side by side, L at a time where a 128-bit piece holds L
+    sums.
 
     each LINE of k:  each v:  each L of k:
-        load L elements of each of 16 columns, zip them until row[j] holds k + j of all
+        load L elements of each of 16 columns, interleave them until row[j] holds k + j of all
         j < L:  sum[v] = fma(splat(load a[k + j]), row[j], sum[v])
     each v:  each k left:  sum[v] = fma(splat(load a), gather b, sum[v])
 
     A chain waits for itself; two of them overlap. A line is used up at once, so that columns which share a
     cache set do no harm.
     """
-    made = _Sums(target, element, "turned", 1)
+    made = _Sums(target, element, "transposed", 1)
     code, part = made.code, 16 // element.bytes
     matrix, c = code.pointers("b", "c")
     bn8, bk, k = code.indices("bn8", "bk", "k")
     for times in (3, 5, 7, 8):
         code.line(f"%bn{times} = mul i64 %bn, {times}")
-    sums = code.slot(made.kind, TURNED)
-    for v in range(TURNED):
+    sums = code.slot(made.kind, VECTORS)
+    for v in range(VECTORS):
         sums.element(made.kind, v).store(f"{made.kind} zeroinitializer", 64)
     whole = k & -part
     with code.times(whole, LINE) as line:
         end = whole.min(line + LINE)
-        with code.times(TURNED) as at:
+        with code.times(VECTORS) as at:
             b = matrix[at * (bn8 * 2)]
             place = sums.element(made.kind, at)
             with made.chain(line, end, part, place) as turn:
-                rows = _turn(made, b[turn.index * element.stored_bytes])
+                rows = _transpose(made, b[turn.index * element.stored_bytes])
                 found = turn.values
                 for j, row in enumerate(rows):
                     found = made.step(made.scalar(turn.index + j), [row], found)
                 turn.next = found
     places = _places(made, False)
-    with code.times(TURNED) as at:
+    with code.times(VECTORS) as at:
         b = matrix[at * (bn8 * 2)]
         place = sums.element(made.kind, at)
         with made.chain(whole, k, 1, place) as turn:
@@ -229,66 +233,67 @@ def _columns(code: Routine, b: Pointer) -> list[Pointer]:
     return [base.element(kind, code.index(at)) for base in (b, b[bn8]) for kind, at in COLUMN_AT]
 
 
-def _turn(made: _Sums, b: Pointer) -> list[str]:
+def _transpose(made: _Sums, b: Pointer) -> list[str]:
     """Row j: element j of 16 columns from b on, as summed."""
     code, element, part = made.code, made.element, 16 // made.element.bytes
     kind = stored_type(element, part)
     pieces = [column.load(kind, 1) for column in _columns(code, b)]
     rows = [widen(code, element, side_by_side(code, element, pieces[j::part]), LANES) for j in range(part)]
-    return zip_lanes(code, element, rows, LANES)
+    return interleave(code, element, rows, LANES)
 
 
-class _Driver:
-    """The driver under construction."""
+class RowDriver:
+    """The routine kernel under construction."""
 
-    def __init__(self, target: Target, element: Element, arguments: Arguments) -> None:
-        self.code = Routine(target, "kernel", "ptr %ptr, ptr %arg, i64 %begin, i64 %end", quick=True)
-        self.element, self.masks, self.arguments = element, target.masks, arguments
-        self.buffer = self.code.slot("i8", RUN_COLUMNS * element.bytes)
+    def __init__(self, target: Target, spec: GemmSpec) -> None:
+        self.code = Routine(target, "kernel", KERNEL, quick=True)
+        self.element, self.masks, self.arguments = element_of(spec.dtype), target.masks, arguments_of(spec)
+        self.buffer = self.code.slot("i8", RUN_COLUMNS * self.element.bytes)
+
+    def _word(self, *path: int | str) -> Index:
+        return self.code.argument(self.arguments.word(*path))
 
     def write(self) -> Routine:
         """What of the product the launch is for: segments' sums to be added, or units."""
         code = self.code
-        self.batch = [code.argument(d) for d in range(BATCH)]
-        self.size = {name: code.argument(place) for name, place in (("m", M), ("n", N), ("k", K))}
+        self.batch = [self._word("size", d) for d in range(BATCH)]
+        self.size = {name: self._word("size", name) for name in "mnk"}
         self.size["batch"] = reduce(mul, self.batch)
-        place = self.arguments.window
-        cut = code.argument(place), code.argument(place + 1)
-        parts = code.operand(2 + len(self.arguments.operands))
-        self.split = Segments(code, self.element, parts, cut, self.size)
-        with code.either(self.split.adds) as units:
-            self.split.add(self._finish_rows)
+        cut = self._word("segments", "first"), self._word("segments", "count")
+        parts = code.operand(self.arguments.pointer("parts"))
+        self.segments = Segments(code, self.element, parts, cut, self.size)
+        with code.either(self.segments.adds) as units:
+            self.segments.add(self._finish_rows)
             next(units)
             self._runs()
         return code
 
     def _finish_rows(self, batch: Index, row: Index, rows: Index, sums: Pointer) -> None:
         at = batch_indices(self.code, batch, self.batch)
-        self._finish(at, row, rows, 0, self.size["n"], sums, self.split.pitch)
+        self._finish(at, row, rows, 0, self.size["n"], sums, self.segments.pitch)
 
     def _finish(self, batch: Batch, *rectangle_and_sums: Argument) -> None:
         self.code.run("finish", self.code.ptr, self.code.arg, *batch, *rectangle_and_sums)
 
     def _runs(self) -> None:
         """Units in runs of neighbours: each segment, then the epilogue, from a buffer on the stack."""
-        code, split, stored = self.code, self.split, self.element.stored_bytes
+        code, segments, stored = self.code, self.segments, self.element.stored_bytes
         first_unit, last_unit = code.indices("begin", "end")
         batches, n, k = (self.size[name] for name in ("batch", "n", "k"))
-        strides = [
-            [code.argument(self.arguments.stride(k, d)) * stored for d in range(BATCH + 2)] for k in (0, 1)
-        ]
+        dims = {"a": (*range(BATCH), "row", "k"), "b": (*range(BATCH), "k", "column")}
+        strides = [[self._word("stride", name, d) * stored for d in own] for name, own in dims.items()]
         self.a_k, self.b_k, self.b_column = strides[0][-1], *strides[1][-2:]
-        factors = [code.operand(place) for place in (0, 1)]
+        factors = [code.operand(self.arguments.pointer(name)) for name in dims]
         columns_of_unit = row_columns(self.element)
         per_batch = n.ceil_div(columns_of_unit)
         self.unit, self.along = (x.equals(stored) for x in (self.b_column, self.b_k))
         done = code.variable(0)
         unit = code.variable(first_unit)
         with code.during(unit, last_unit) as at:
-            inside = split.divide(at, batches * per_batch)
-            split.batch = inside // per_batch
-            batch = batch_indices(code, split.batch, self.batch)
-            first = inside - split.batch * per_batch
+            inside = segments.divide(at, batches * per_batch)
+            segments.batch = inside // per_batch
+            batch = batch_indices(code, segments.batch, self.batch)
+            first = inside - segments.batch * per_batch
             units = (per_batch - first).min(last_unit - at)
             units = units.min(RUN_COLUMNS // columns_of_unit)
             unit.set(at + units)
@@ -296,22 +301,22 @@ class _Driver:
             cols = (n - column).min(units * columns_of_unit)
             a, b = (x[*map(mul, batch, steps)] for x, steps in zip(factors, strides))
             b = b[column * self.b_column]
-            sums = split.cut.choose(split.place(code.index(0), column), self.buffer)
-            end = k.equals(0).choose(1, split.to_k)  # without k, zeros
+            sums = segments.cut.choose(segments.place(code.index(0), column), self.buffer)
+            end = k.equals(0).choose(1, segments.to_k)  # without k, zeros
             done.set(0)
             with code.during(done, cols) as start:
                 into = sums[start * self.element.bytes]
                 count = code.variable(0)
-                with code.loop(split.from_k, end, SEGMENT) as turn:
+                with code.loop(segments.from_k, end, SEGMENT) as turn:
                     from_k = turn.index
                     rows = b[from_k * self.b_k]
                     here = a[from_k * self.a_k]
-                    depth = (split.to_k - from_k).min(SEGMENT)
-                    begins = from_k.equals(split.from_k)
+                    depth = (segments.to_k - from_k).min(SEGMENT)
+                    begins = from_k.equals(segments.from_k)
                     left = cols - start
                     count.set(self._columns(here, rows, start, left, depth, into, begins))
                 done.set(start + count.get())
-            with code.when(split.whole):
+            with code.when(segments.whole):
                 self._finish(batch, 0, 1, column, cols, sums, 0)
 
     def _columns(
@@ -324,8 +329,8 @@ class _Driver:
         count = code.variable(LANES)
         whole = cols if self.masks else cols & -LANES
         ways: list[tuple[str, Integer, Condition]] = [
-            ("beside", whole, self.unit & (whole > 0)),
-            ("turned", TURNED * LANES, self.along & (cols >= TURNED * LANES)),
+            ("contiguous", whole, self.unit & (whole > 0)),
+            ("transposed", VECTORS * LANES, self.along & (cols >= VECTORS * LANES)),
             ("gathered", LANES, code.condition(True)),
         ]
         out = code.label()
@@ -333,7 +338,7 @@ class _Driver:
             chosen, other = code.label(), code.label()
             code.branch(fits, chosen, other)
             code.begin(chosen)
-            done = columns if name == "beside" else cols
+            done = columns if name == "contiguous" else cols
             code.run(name, *arguments, done, first)
             count.set(columns)
             code.jump(out)
@@ -341,8 +346,3 @@ class _Driver:
         code.jump(out)
         code.begin(out)
         return count.get()
-
-
-def drive_row(target: Target, element: Element, arguments: Arguments) -> Routine:
-    """The routine kernel of products of one row."""
-    return _Driver(target, element, arguments).write()

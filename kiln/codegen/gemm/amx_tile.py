@@ -1,7 +1,7 @@
-"""Products of bfloat16, int8 and uint8 on AMX: what tiles compute, and the packing they want.
+"""Products of bfloat16, int8 and uint8 on AMX: what tiles compute, and the layouts they want.
 
 A tile register is 16 rows of 64 bytes. One instruction multiplies 16 rows of A, a line of k each, by these
-k of 16 columns of B, which lie in *words* of 32 bits, of two k or four:
+k of 16 columns of B, which lie in the VNNI layout: words of 32 bits, of two k or four of a column.
 
     C[16 x f32][16] += A[16][32 x bf16] * B[16 words][16 columns][2 x bf16]
     C[16 x i32][16] += A[16][64 x i8]   * B[16 words][16 columns][4 x i8]
@@ -11,14 +11,14 @@ and one over the odd, adds the second to the first, and that to C. Denormals cou
 ascending over the steps of all k, is the order of arithmetic here; a step's missing k are zeros, which change
 nothing. Sums of integers are exact modulo 2^32, so they have the bits of every other order.
 
-    panels   32 rows by panels of 32 columns: four accumulators, two tiles of packed A, two of packed B
-    tiles    panels, configured and released
-    words    B, or an A whose k do not lie side by side, as rows of words
-    lines    rows of A, a step of all of them after the other
+    panels      32 rows by panels of 32 columns: four accumulators, two tiles of packed A, two of packed B
+    tiles       panels, configured and released
+    pack_vnni   B, or an A whose k do not lie side by side, as rows of words
+    pack_lines  rows of A, a step of all of them after the other
 
 What tiles read must be close: one core multiplies twice as fast with A in the first cache and B in the second
-as with both in the second. So a *piece* of packed A, 32 rows of 512 k of bfloat16, is two thirds of the
-first cache, all panels go by it, and B is loaded with a hint that keeps it out of there.
+as with both in the second. So packed A is 32 rows of some k, two thirds of the first cache (`AmxBlocking`),
+all panels go by it, and B is loaded with a hint that keeps it out of there.
 
 Where nothing but bytes and words matter, the dtype does not: a step is a line, and a word is a word.
 """
@@ -27,19 +27,17 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from kiln.codegen.gemm.element import Element
 from kiln.codegen.index import Index, Integer, Pointer
 from kiln.codegen.masked import first_lanes, load_masked
-from kiln.codegen.matmul_text import Routine
-from kiln.codegen.matmul_tile import Element
+from kiln.codegen.routine import Routine
 from kiln.codegen.target import Target
 
 HEIGHT = 16  # rows of a tile, and columns of one accumulator
-PANEL = 2 * HEIGHT  # columns of a panel of B, rows of packed A
-WORD = 4  # bytes: of the k that lie side by side in B
+PANEL = 2 * HEIGHT  # MR and NR: rows of packed A, columns of a panel of B
+WORD = 4  # bytes: of the k of a column that lie side by side
 LINE = 64  # bytes of a tile's row: a step's k of one row of A
 ROW = 2 * LINE  # bytes of a row of words
-DEPTH = 64 * LINE  # bytes of k of packed panels
-PIECE = 16 * LINE  # bytes of k of packed A; sums go to memory and back between two such
 STEP_WORDS = LINE // WORD
 STEP_BYTES = STEP_WORDS * ROW  # of a panel of B, and of packed A
 AHEAD = 32  # rows of words: they lie on different pages, where the machine does not prefetch by itself
@@ -60,7 +58,7 @@ class Factor(NamedTuple):
         return self.raw.bytes
 
     @property
-    def together(self) -> int:
+    def per_word(self) -> int:
         """Elements of a word."""
         return WORD // self.bytes
 
@@ -68,11 +66,6 @@ class Factor(NamedTuple):
     def step(self) -> int:
         """k an instruction multiplies: part of the order of arithmetic."""
         return LINE // self.bytes
-
-    @property
-    def depth(self) -> int:
-        """k of packed panels."""
-        return DEPTH // self.bytes
 
 
 FACTORS = {
@@ -190,8 +183,8 @@ def tiles(target: Target, factor: Factor) -> Routine:
     return code
 
 
-def store_words(code: Routine, kind: str, rows: list[str], into: Pointer) -> None:
-    """Vectors of a panel's columns, one for each k of a word, zipped to a row of words."""
+def store_vnni(code: Routine, kind: str, rows: list[str], into: Pointer) -> None:
+    """Vectors of a panel's columns, one for each k of a word, interleaved to a row of words."""
     halves = f"<{PANEL} x i16>"
     while len(rows) > 2:  # bytes of two rows as halves of words
         low, high = (
@@ -202,23 +195,23 @@ def store_words(code: Routine, kind: str, rows: list[str], into: Pointer) -> Non
     for half in range(2):
         lanes = [n + PANEL * odd for n in range(half * HEIGHT, (half + 1) * HEIGHT) for odd in (0, 1)]
         pick = ", ".join(f"i32 {n}" for n in lanes)
-        zipped = code.op(f"shufflevector {halves} {rows[0]}, {halves} {rows[1]}, <{PANEL} x i32> <{pick}>")
-        into[half * LINE].store(f"{halves} {zipped}", 64)
+        found = code.op(f"shufflevector {halves} {rows[0]}, {halves} {rows[1]}, <{PANEL} x i32> <{pick}>")
+        into[half * LINE].store(f"{halves} {found}", 64)
 
 
-def clear_words(code: Routine, into: Pointer) -> None:
+def clear_vnni(code: Routine, into: Pointer) -> None:
     """A row of words becomes zeros."""
     for half in range(2):
         into[half * LINE].store(f"{BYTES} zeroinitializer", 64)
 
 
-class _Words:
-    """The routine words under construction."""
+class _Vnni:
+    """The routine pack_vnni under construction."""
 
     def __init__(self, target: Target, factor: Factor) -> None:
         params = "ptr %src, i64 %ks, i64 %cs, ptr %dst, i64 %depth, i64 %width, i64 %rows, i64 %ps"
-        self.code = Routine(target, "words", params)
-        self.bytes, self.together, self.kind = factor.bytes, factor.together, factor.raw.compute
+        self.code = Routine(target, "pack_vnni", params)
+        self.bytes, self.per_word, self.kind = factor.bytes, factor.per_word, factor.raw.compute
         self.src, self.dst = self.code.pointers("src", "dst")
         self.ks, self.cs, self.depth, self.width, self.rows, self.ps = self.code.indices(
             "ks", "cs", "depth", "width", "rows", "ps"
@@ -227,21 +220,21 @@ class _Words:
     def write(self) -> Routine:
         """Rows of whole words, then the one that lacks k, then zeros."""
         code = self.code
-        whole, filled = self.depth // self.together, self.depth.ceil_div(self.together)
-        with code.either(self.cs.equals(self.bytes)) as apart:
+        whole, filled = self.depth // self.per_word, self.depth.ceil_div(self.per_word)
+        with code.either(self.cs.equals(self.bytes)) as strided:
             with code.times(whole) as word:
-                self._beside(word, True)
+                self._contiguous(word, True)
             with code.loop(whole, filled, 1) as turn:
-                self._beside(turn.index, False)
-            next(apart)
+                self._contiguous(turn.index, False)
+            next(strided)
             with code.times(whole) as word:
-                self._apart(word, True)
+                self._strided(word, True)
             with code.loop(whole, filled, 1) as turn:
-                self._apart(turn.index, False)
+                self._strided(turn.index, False)
         with code.loop(filled, self.rows, 1) as turn:
             dst = self._places(turn.index)[1]
             with code.times(self.width, PANEL) as column:
-                clear_words(code, self._panel(dst, column))
+                clear_vnni(code, self._panel(dst, column))
         return code
 
     def _panel(self, dst: Pointer, column: Index) -> Pointer:
@@ -250,15 +243,15 @@ class _Words:
 
     def _places(self, word: Index) -> tuple[Pointer, Pointer]:
         """Where a row begins in the source and the destination."""
-        return self.src[word * (self.ks * self.together)], self.dst[word * ROW]
+        return self.src[word * (self.ks * self.per_word)], self.dst[word * ROW]
 
     def _left(self, word: Index) -> Index:
-        """The k that the last word has."""
-        return self.depth - word * self.together
+        """How many k there are from a word's first on."""
+        return self.depth - word * self.per_word
 
-    def _beside(self, word: Index, whole: bool) -> None:
-        """Columns side by side: rows of them, zipped. All panels take theirs of a row, which may be a page
-        away from the next.
+    def _contiguous(self, word: Index, whole: bool) -> None:
+        """Columns of unit stride: rows of them, interleaved. A row goes to all panels before the next, which
+        may be a page away.
         """
         code = self.code
         src, dst = self._places(word)
@@ -266,20 +259,20 @@ class _Words:
             mask = first_lanes(code, (self.width - column).min(PANEL), PANEL)
             here, into = src[column * self.bytes], self._panel(dst, column)
             rows = []
-            for k in range(self.together):
+            for k in range(self.per_word):
                 place, inside = here[self.ks * k], mask
                 if whole:
-                    ahead = here[self.ks * (self.together * AHEAD + k)]
+                    ahead = here[self.ks * (self.per_word * AHEAD + k)]
                     code.prefetch(ahead)
                 else:
                     there = self._left(word) > k
                     chosen = f"select i1 {there}, {mask.typed}, {mask.llvm} zeroinitializer"
                     inside = mask._replace(text=code.op(chosen))
                 rows.append(load_masked(code, self.kind, place, inside))
-            store_words(code, self.kind, rows, into)
+            store_vnni(code, self.kind, rows, into)
 
-    def _apart(self, word: Index, whole: bool) -> None:
-        """Any columns, one by one."""
+    def _strided(self, word: Index, whole: bool) -> None:
+        """Columns of any stride, one by one."""
         code = self.code
         src, dst = self._places(word)
         with code.times(self.width) as column:
@@ -287,7 +280,7 @@ class _Words:
             panel = self._panel(dst, column - inside)
             at, into = src[column * self.cs], panel[inside * WORD]
             if whole:
-                for k in range(self.together):
+                for k in range(self.per_word):
                     self._move(at[self.ks * k], into[k * self.bytes])
             else:
                 into.store("i32 0", 4)
@@ -299,21 +292,21 @@ class _Words:
         dst.store(f"{self.kind} {value}", 1)
 
 
-def words(target: Target, factor: Factor) -> Routine:
-    """The routine words: dst[w][c] = the k of word w of column c side by side, src[k][c], for depth k and
+def pack_vnni(target: Target, factor: Factor) -> Routine:
+    """The routine pack_vnni: dst[w][c] = the k of word w of column c side by side, src[k][c], for depth k and
     width columns, which go into panels `ps` bytes apart.
 
     `rows` rows of 128 bytes are written in all; past the depth they are zeros, past the width anything.
     """
-    return _Words(target, factor).write()
+    return _Vnni(target, factor).write()
 
 
-def lines(target: Target, factor: Factor) -> Routine:
-    """The routine lines: A packed, of `count` bytes (1 or more) that lie side by side at src + row * rs.
+def pack_lines(target: Target, factor: Factor) -> Routine:
+    """The routine pack_lines: A packed, of `count` bytes (1 or more) that lie side by side at src + row * rs.
 
     dst[step][row] = a line of row; past its last byte, zeros
     """
-    code = Routine(target, "lines", "ptr %src, i64 %rs, ptr %dst, i64 %rows, i64 %count")
+    code = Routine(target, "pack_lines", "ptr %src, i64 %rs, ptr %dst, i64 %rows, i64 %count")
     block, packed = code.pointers("src", "dst")
     rows, rs, count = code.indices("rows", "rs", "count")
     whole = (count - 1) & -LINE
@@ -335,9 +328,9 @@ def trim(target: Target, factor: Factor) -> Routine:
     code = Routine(target, "trim", "ptr %dst, i64 %depth, i64 %rows")
     dst = code.pointer("%dst")
     rows, depth = code.indices("rows", "depth")
-    whole, filled = depth // factor.together, depth.ceil_div(factor.together)
+    whole, filled = depth // factor.per_word, depth.ceil_div(factor.per_word)
     kind = f"<{STEP_WORDS} x i32>"
-    bits = (depth - whole * factor.together) * (8 * factor.bytes)
+    bits = (depth - whole * factor.per_word) * (8 * factor.bytes)
     mask = ((1 << bits) - 1).bits(32)
     mask = code.op(f"insertelement {kind} poison, i32 {mask}, i64 0")
     mask = code.op(f"shufflevector {kind} {mask}, {kind} poison, {kind} zeroinitializer")
@@ -347,5 +340,5 @@ def trim(target: Target, factor: Factor) -> Routine:
             row = code.op(f"and {kind} {place.load(kind, 64)}, {mask}")
             place.store(f"{kind} {row}", 64)
     with code.loop(filled, rows, 1) as turn:
-        clear_words(code, dst[turn.index * ROW])
+        clear_vnni(code, dst[turn.index * ROW])
     return code

@@ -1,60 +1,33 @@
-"""The epilogue and the prologues of a matmul kernel: expressions over blocks of rows and columns.
+"""The epilogue and the prologues of a GEMM kernel: expressions over blocks of rows and columns.
 
-finish           outputs = expressions(the sums in a block, operands)
-                 accumulators = chains of such, 16 lanes for every row of 128 columns
-first, second    a block of a factor = expression(operands), which no array holds
+finish    outputs = expressions(the sums in a block, operands)
+          accumulators = chains of such, 16 lanes for every row of 128 columns
+compute   a block of a factor = expression(operands), which no array holds
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from kiln.codegen.code import LANES
 from kiln.codegen.emit import Expression, number, rare_families
+from kiln.codegen.gemm.arguments import BATCH, arguments_of
+from kiln.codegen.gemm.element import element_of
+from kiln.codegen.gemm.spec import GemmSpec
 from kiln.codegen.index import Index, Pointer
-from kiln.codegen.matmul_text import Routine
 from kiln.codegen.memory import MEMORY, Memory, compute_type
 from kiln.codegen.memory import element as raw
-from kiln.codegen.nest import CHAIN, GROUP, TURN, Operand
+from kiln.codegen.nest import TURN
 from kiln.codegen.reduce import Reducer
+from kiln.codegen.routine import Routine
 from kiln.codegen.rows import grouped
 from kiln.codegen.target import Target
 from kiln.codegen.value import Value, llvm_type
 from kiln.scalars.scalar import Scalar, topological
+from kiln.table.order import CHAIN, GROUP, LANES
 
-BATCH = 3  # dims of a batch
-M, N, K, STRETCH, STRETCH_STEP = range(BATCH, BATCH + 5)  # the places in `arg`, after the batch's sizes
-SIZES = BATCH + 5
 CALL, ROW, LANE = 0, 1, 2  # how often a scalar is computed
 AHEAD = 4  # rows of outputs: a block of them is on as many pages, where the machine does not prefetch
 EARLY = 16  # rows of what a factor is computed from
-
-
-class Arguments(NamedTuple):
-    """Where a kernel's arguments lie: `ptr` holds A, B, operands; `arg` sizes, their strides, numbers.
-
-    Strides are along the batch's dims, then along the rows and columns of a factor, or of the block an
-    operand is read for. Of a row's accumulators there are LANES for each GROUP columns, of the last one as
-    many as it has columns.
-    """
-
-    operands: tuple[Operand, ...]
-    numbers: tuple[str, ...]
-
-    def stride(self, k: int, dim: int) -> int:
-        """The place in `arg` of a stride of pointer k, factors before operands, along a dim of (*batch, rows,
-        columns).
-        """
-        return SIZES + (BATCH + 2) * k + dim
-
-    def number(self, k: int) -> int:
-        """The place in `arg` of number k."""
-        return self.stride(2 + len(self.operands), 0) + k
-
-    @property
-    def window(self) -> int:
-        """The place in `arg` of what says where a window looks."""
-        return self.number(len(self.numbers))
 
 
 class _Row(NamedTuple):
@@ -70,7 +43,7 @@ class Block(NamedTuple):
     """What lies in a block: elements of a dtype, sums or a factor's, in panels of some columns."""
 
     dtype: str
-    panel: int = 0  # columns; 0: side by side
+    panel: int = 0  # columns; 0: all of them are one
 
     @property
     def bytes(self) -> int:
@@ -82,12 +55,7 @@ class _Rectangle:
     """A routine under construction; operand 0, which it loads or stores, is the block."""
 
     def __init__(
-        self,
-        target: Target,
-        name: str,
-        block: Block,
-        arguments: Arguments,
-        stores: tuple[tuple[int, Scalar], ...],
+        self, target: Target, name: str, spec: GemmSpec, block: Block, stores: tuple[tuple[int, Scalar], ...]
     ) -> None:
         batch = ", ".join(f"i64 %b{d}" for d in range(BATCH))
         params = f"{batch}, i64 %row, i64 %rows, i64 %col, i64 %cols, ptr %src, i64 %ss"
@@ -96,7 +64,8 @@ class _Rectangle:
             target, name, f"ptr %ptr, ptr %arg, {params}" + (", i64 %ps" if self.fills else "")
         )
         self.memory = Memory(self.code)
-        self.block, self.arguments, self.stores = block, arguments, stores
+        self.spec, self.arguments = spec, arguments_of(spec)
+        self.block, self.stores = block, stores
         self.nodes = topological([value for _, value in stores])
         self.level: dict[int, int] = {}
         for node in self.nodes:
@@ -111,10 +80,10 @@ class _Rectangle:
         self.reducers: list[Reducer] = []
         self.folds: list[int] = []
         for k, value in self.stores:
-            if k and self.arguments.operands[k - 1].folds:
+            if k and self.spec.operands[k - 1].folds:
                 self.folds.append(k)
                 if value is not TURN:
-                    mode = self.arguments.operands[k - 1].mode
+                    mode = self.spec.operands[k - 1].mode
                     self.reducers.append(Reducer(self.code, Scalar(mode, (value,), value.type)))
 
     def _leaf_level(self, node: Scalar) -> int:
@@ -122,15 +91,16 @@ class _Rectangle:
             return LANE
         if node.op != "load":
             return CALL
-        return LANE if node.data == 0 or self.arguments.operands[node.data - 1].strides[1] != "0" else ROW
+        return LANE if node.data == 0 or self.spec.operands[node.data - 1].strides[1] != "0" else ROW
 
-    def _stride(self, k: int, dim: int) -> Index:
-        """Operand k's stride along dim, in bytes."""
-        size = MEMORY[self.arguments.operands[k - 1].dtype][1]
-        kind = "s" if dim < BATCH else self.arguments.operands[k - 1].strides[dim - BATCH]
+    def _stride(self, k: int, dim: int | str) -> Index:
+        """Operand k's stride along a dim of the batch, "row" or "column", in bytes."""
+        operand = self.spec.operands[k - 1]
+        size = MEMORY[operand.dtype][1]
+        kind = "s" if isinstance(dim, int) else operand.strides[dim == "column"]
         if kind in "01":
             return self.code.index(size if kind == "1" else 0)
-        return self.code.argument(self.arguments.stride(k + 1, dim)) * size
+        return self.code.argument(self.arguments.word("stride", k, dim)) * size
 
     def write(self) -> Routine:
         """Numbers; each row: what varies by row; each 16 columns: the expression and its stores."""
@@ -140,8 +110,8 @@ class _Rectangle:
         self._hoist(scope, CALL)
         base, step, unit = {}, {}, {}
         for k in self.used:
-            start = code.operand(k + 1)
-            step[k], unit[k] = self._stride(k, BATCH), self._stride(k, BATCH + 1)
+            start = code.operand(self.arguments.pointer(k))
+            step[k], unit[k] = self._stride(k, "row"), self._stride(k, "column")
             column = self._accumulators(col) if k in self.folds else col
             batch = [(self._stride(k, d), code.index(f"%b{d}")) for d in range(BATCH)]
             places = (*batch, (step[k], first_row), (unit[k], column))
@@ -169,7 +139,7 @@ class _Rectangle:
             count = left.min(LANES)
             mask = self.memory.mask(count)
             for k, chain in zip(self.folds, chains):
-                dtype = self.arguments.operands[k - 1].dtype
+                dtype = self.spec.operands[k - 1].dtype
                 place = at.row[k].element(raw(dtype), self._accumulators(start))
                 code.prefetch(place[self.step[k] * AHEAD], write=True)
                 self.memory.write_lanes(dtype, place, chain, count, mask)
@@ -195,10 +165,10 @@ class _Rectangle:
                 scope.value(node)
 
     def _call_leaf(self, node: Scalar) -> Value:
-        return self.code.number(self.arguments.number(node.data), self.arguments.numbers[node.data])
+        return self.code.number(self.arguments.word("number", node.data), self.spec.numbers[node.data])
 
     def _read_one(self, node: Scalar, row: dict[int, Pointer]) -> Value:
-        return self.memory.read(self.arguments.operands[node.data - 1].dtype, row[node.data])
+        return self.memory.read(self.spec.operands[node.data - 1].dtype, row[node.data])
 
     def _vector(self, at: _Row, c: Index, count: Index | None, chains: list[Value]) -> list[Value]:
         """Sixteen columns of a row, from column `c` of the block; `count` of them exist (None: all)."""
@@ -220,7 +190,7 @@ class _Rectangle:
                 summed = compute_type(block.dtype)
                 total = address.load(llvm_type(summed, LANES), block.bytes)
                 return Value(total, summed, LANES)
-            operand = self.arguments.operands[k - 1]
+            operand = self.spec.operands[k - 1]
             if operand.strides[1] == "1":
                 return memory.read_lanes(operand.dtype, place[k], count, mask)
             return memory.gather(operand.dtype, place[k], self._positions(k), mask)
@@ -237,7 +207,7 @@ class _Rectangle:
                 continue
             soon = place[k][self.step[k] * AHEAD]
             code.prefetch(soon, write=True)
-            operand = self.arguments.operands[k - 1]
+            operand = self.spec.operands[k - 1]
             if operand.strides[1] == "1":
                 memory.write_lanes(operand.dtype, place[k], value, count, mask)
             else:
@@ -276,33 +246,32 @@ class _Rectangle:
     ) -> None:
         """Elements of a factor into the block."""
         for k in self.loads:
-            if self.arguments.operands[k - 1].strides == ("s", "1"):
+            if self.spec.operands[k - 1].strides == ("s", "1"):
                 self.code.prefetch(place[k][self.step[k] * EARLY])
         machine, dtype = self.memory.machine, self.block.dtype
-        held = machine.convert(machine.spread(value, LANES), compute_type(dtype))
-        self.memory.write_lanes(dtype, address, held, count, mask)
+        stored = machine.convert(machine.spread(value, LANES), compute_type(dtype))
+        self.memory.write_lanes(dtype, address, stored, count, mask)
 
     def _positions(self, k: int) -> Value:
-        return self.memory.strided(self.code.argument(self.arguments.stride(k + 1, BATCH + 1)))
+        return self.memory.strided(self.code.argument(self.arguments.word("stride", k, "column")))
 
 
-def finish(
-    target: Target, total: str, arguments: Arguments, stores: tuple[tuple[int, Scalar], ...]
-) -> Routine:
-    """The routine finish: rows x cols sums of dtype `total` at src become outputs from (*batch, row, col) on.
+def finish(target: Target, spec: GemmSpec) -> Routine:
+    """The routine finish: rows x cols sums at src become outputs from (*batch, row, col) on.
 
     each row:  each 16 columns:  sum = load src;  x_k = load operand k;  store outputs, expression(sum, x)
                                  chain = chain . expression(sum, x)
                each 128 columns: store accumulators, chain
     """
-    return _Rectangle(target, "finish", Block(total), arguments, stores).write()
+    block = Block(element_of(spec.dtype).total)
+    return _Rectangle(target, "finish", spec, block, spec.stores).write()
 
 
-def compute(target: Target, name: str, block: Block, arguments: Arguments, value: Scalar) -> Routine:
-    """A routine that computes a block of a factor: rows x cols elements at src, from (*batch, row, col) on.
+def compute(target: Target, spec: GemmSpec, factor: str, block: Block) -> Routine:
+    """The routine that computes a block of a factor: rows x cols elements at src, from (*batch, row, col) on.
 
     each row:  each 16 columns:  x_k = load operand k;  store src, expression(x)
 
     Panels of columns lie `ps` bytes apart: side by side in a block of rows.
     """
-    return _Rectangle(target, name, block, arguments, ((0, value),)).write()
+    return _Rectangle(target, f"compute_{factor}", spec, block, ((0, spec.prologues[factor].value),)).write()

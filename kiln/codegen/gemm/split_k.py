@@ -7,29 +7,20 @@ of few units and many segments is cut by the core, which knows the threads (nati
         count > 0:    units of each segment      its chains -> part 1, 2 .. count
         count < 0:    rows                       part 0 + part 1 + .. -> part 0; of the last round, finished
 
-The parts lie in memory that the threads share, each like the outputs: rows of all batches, PITCH bytes or a
-multiple of it apart. In a launch that is not cut `count` is 0, and a unit takes all of k.
-
-Arguments after all others: `ptr`, before the thread's own memory: the parts; `arg`: first, count.
+The parts lie in memory that the threads share, each like the outputs: rows of all batches, PART_PITCH bytes
+or a multiple of it apart. In a launch that is not cut `count` is 0, and a unit takes all of k.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-from kiln.codegen.code import LANES
+from kiln.codegen.gemm.element import Element
+from kiln.codegen.gemm.grid import PART_PITCH
 from kiln.codegen.index import Condition, Index, Pointer
-from kiln.codegen.matmul_text import Routine
-from kiln.codegen.matmul_tile import SEGMENT, Element
+from kiln.codegen.routine import Routine
 from kiln.codegen.value import LLVM, Value
-
-PITCH = 128  # bytes: a whole panel or 16 sums at the end of a row stay inside it
-
-
-def part_words(rows: Any, n: Any, element: Element) -> Any:
-    """The 64-bit words of a part, on ints or symbolic sizes."""
-    return rows * ((n * element.bytes + PITCH - 1) // PITCH) * (PITCH // 8)
+from kiln.table.order import LANES, SEGMENT
 
 
 class Segments:
@@ -47,7 +38,7 @@ class Segments:
         self.first, self.count = cut
         self.batch = code.index(0)  # the unit's index
         bytes = size["n"] * element.bytes
-        self.pitch = (bytes + (PITCH - 1)) & -PITCH
+        self.pitch = (bytes + (PART_PITCH - 1)) & -PART_PITCH
         self.rows = size["batch"] * size["m"]
         self.part = self.rows * self.pitch
         self.cut = self.count > 0

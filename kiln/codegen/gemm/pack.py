@@ -1,20 +1,20 @@
 """Packing: copying a block of A or B into memory of the thread, in the order and the type a tile reads.
 
     copy       dst[o][i] = src[o * os + i * is]     rows of vectors where is = 1, elements otherwise
-    turn       dst[k][c] = src[c * cs + k]          transposed in registers, a 128-bit lane of k at a time
+    transpose  dst[k][c] = src[c * cs + k]          in registers, a 128-bit lane of k at a time
     zeros      dst[..] = 0
 
 Strides of the source are bytes; the panel's elements have the summed type. Neither reads past the block.
-`turn` wants 16 bytes of k at least: it begins the last ones earlier, over those before.
+`transpose` wants 16 bytes of k at least: it begins the last ones earlier, over those before.
 """
 
 from __future__ import annotations
 
+from kiln.codegen.gemm.element import Element
 from kiln.codegen.index import Condition, Index, Integer, Pointer
 from kiln.codegen.masked import lanes_below, load_masked, store_masked
-from kiln.codegen.matmul_text import Routine
-from kiln.codegen.matmul_tile import VECTORS, Element
 from kiln.codegen.memory import MEMORY, Memory
+from kiln.codegen.routine import Routine
 from kiln.codegen.target import Target
 from kiln.codegen.value import LLVM, Value, llvm_type
 
@@ -56,16 +56,16 @@ def copy(target: Target, element: Element) -> Routine:
     params = "ptr %src, i64 %os, i64 %is, ptr %dst, i64 %ds, i64 %ps, i64 %outer, i64 %inner"
     code = Routine(target, "copy", params)
     is_, ps, outer, inner = code.indices("is", "ps", "outer", "inner")
-    lanes = element.lanes(target)
+    lanes, panel = element.lanes(target), element.panel(target)
     unit = is_.equals(element.stored_bytes)
-    panels = (inner & (VECTORS * lanes - 1)).equals(0)
+    panels = (inner & (panel - 1)).equals(0)
     with code.either(unit & panels) as otherwise:
         with code.times(outer) as o:
             row, into = _row(code, o)
-            with code.loop(0, inner, VECTORS * lanes, [code.index(0)]) as turn:
+            with code.loop(0, inner, panel, [code.index(0)]) as turn:
                 src = row[turn.index * element.stored_bytes]
                 (place,) = turn.indices
-                for v in range(VECTORS):
+                for v in range(code.target.fma.vectors):
                     _prefetch(code, src, v * lanes * element.stored_bytes)
                     _move(code, element, src, into[place], code.index(v * lanes))
                 turn.next = [place + ps]
@@ -100,14 +100,14 @@ def _prefetch(code: Routine, src: Pointer, offset: int) -> None:
 def _copy_rows(code: Routine, element: Element, unit: Condition, mask: Value) -> None:
     """The general case of copy."""
     is_, outer, inner = code.indices("is", "outer", "inner")
-    lanes = element.lanes(code.target)
-    whole, pairs = (unit.choose(inner & -step, 0) for step in (lanes, VECTORS * lanes))
+    lanes, panel = element.lanes(code.target), element.panel(code.target)
+    whole, pairs = (unit.choose(inner & -step, 0) for step in (lanes, panel))
     rest = unit & (whole < inner)
     ones = unit.choose(inner, 0) if code.target.masks else whole
     with code.times(outer) as o:
         src, dst = _row(code, o)
-        with code.times(pairs, VECTORS * lanes) as i:
-            for v in range(VECTORS):
+        with code.times(pairs, panel) as i:
+            for v in range(code.target.fma.vectors):
                 _move(code, element, src, dst, i + v * lanes)
         with code.loop(pairs, whole, lanes) as turn:
             _move(code, element, src, dst, turn.index)
@@ -134,7 +134,7 @@ def _move(code: Routine, element: Element, src: Pointer, dst: Pointer, index: In
     store(code, element, value, dst[index * element.bytes], lanes)
 
 
-def clear(code: Routine, element: Element, dst: Pointer, bytes: Integer) -> None:
+def clear(code: Routine, dst: Pointer, bytes: Integer) -> None:
     """Zeros in `bytes` of a panel: past the last column nothing may slow sums down."""
     code.run("zeros", dst, bytes)
 
@@ -150,19 +150,19 @@ def zeros(target: Target, element: Element) -> Routine:
     return code
 
 
-def turn(target: Target, element: Element) -> Routine:
-    """The routine turn: dst[k][c] for depth k's (at least one lane of them) and width columns.
+def transpose(target: Target, element: Element) -> Routine:
+    """The routine transpose: dst[k][c] for depth k's (at least one lane of them) and width columns.
 
     With L elements in a 128-bit lane and G lanes in a vector:
 
         each group of L * G columns:  each L of k, the last ones standing over their neighbours:
             j < L:  row[j] = L elements of columns j, L + j, 2 L + j ... side by side, from k on
-            zip the rows inside their lanes until row[n] holds k + n of all the group's columns
+            interleave the rows inside their lanes until row[n] holds k + n of all the group's columns
             n < L:  store dst[k + n][group], row[n]
 
     Columns past the width are not written, or, without masks, repeat the last one.
     """
-    code = Routine(target, "turn", "ptr %src, i64 %cs, ptr %dst, i64 %ds, i64 %depth, i64 %width")
+    code = Routine(target, "transpose", "ptr %src, i64 %cs, ptr %dst, i64 %ds, i64 %depth, i64 %width")
     columns, panel = code.pointers("src", "dst")
     ds, cs, depth, width = code.indices("ds", "cs", "depth", "width")
     lanes, size, part = element.lanes(target), element.bytes, 16 // element.bytes
@@ -179,7 +179,7 @@ def turn(target: Target, element: Element) -> Routine:
                 widen(code, element, side_by_side(code, element, pieces[j::part]), lanes) for j in range(part)
             ]
             into = dst[k * ds]
-            for value in zip_lanes(code, element, rows, lanes):
+            for value in interleave(code, element, rows, lanes):
                 if inside is None:
                     store(code, element, value, into, lanes)
                 else:
@@ -203,16 +203,18 @@ def side_by_side(code: Routine, element: Element, pieces: list[str]) -> str:
     return pieces[0]
 
 
-def zip_lanes(code: Routine, element: Element, rows: list[str], width: int, run: int = 1) -> list[str]:
-    """Inside each 128-bit lane, zip neighbouring rows `run` elements at a time until a lane holds one k."""
+def interleave(code: Routine, element: Element, rows: list[str], width: int, run: int = 1) -> list[str]:
+    """Inside each 128-bit lane, interleave neighbouring rows `run` elements at a time until a lane holds one
+    k.
+    """
     if len(rows) == 1:
         return rows
     part = 16 // element.bytes
-    zipped: list[str] = []
+    found: list[str] = []
     for half in (0, part // 2):
         pick = [half + n // (2 * run) * run + n % run + width * (n // run % 2) for n in range(part)]
         mask = [base + n for base in range(0, width, part) for n in pick]
         kind = llvm_type(element.summed, width)
         pairs = [_shuffle(code, kind, x, y, mask) for x, y in zip(rows[::2], rows[1::2])]
-        zipped += zip_lanes(code, element, pairs, width, 2 * run)
-    return zipped
+        found += interleave(code, element, pairs, width, 2 * run)
+    return found

@@ -18,18 +18,16 @@ from __future__ import annotations
 
 from kiln.graph.graph import Graph, Node, Value
 from kiln.passes.rewrite import append
-from kiln.table.kinds import SUMS, VIEWS
+from kiln.table.kinds import ROUNDED, SUMS, VIEWS
 from kiln.table.record import find
 
-ROUNDED = ("float16", "bfloat16")  # computed in float32
 
-
-def low(graph: Graph) -> Graph:
-    """Exchanges both, in place; the graph."""
+def narrow(graph: Graph) -> Graph:
+    """Replaces both, in place; the graph."""
     nodes, graph.nodes = graph.nodes, []
     for node in nodes:
         if node.op.name == "product":
-            factors = low_factors(graph, node.inputs)
+            factors = narrow_factors(graph, node.inputs)
             if factors is not None:
                 node.op, node.inputs = find("product_wide"), factors
         elif node.op.name == "convert" and node.out.dtype in ROUNDED:
@@ -43,7 +41,7 @@ def low(graph: Graph) -> Graph:
     return graph
 
 
-def low_factors(graph: Graph, inputs: tuple[Value, ...]) -> tuple[Value, ...] | None:
+def narrow_factors(graph: Graph, inputs: tuple[Value, ...]) -> tuple[Value, ...] | None:
     """The factors of a product before they were converted to the dtype of their sums, if both were."""
     found = [_moves(v) for v in inputs]
     sources = {moves[0].inputs[0].dtype for moves in found if moves}

@@ -1,97 +1,30 @@
-"""Register tiles: the inner loop of a matrix product, and how rows are covered by tiles.
+"""Register tiles of products on vectors: the inner loop, and how rows are covered by tiles.
 
-A tile is some rows by two vectors of columns. Its sums live in registers for a whole segment of k, each an
+A tile is MR rows by NR columns, two vectors. Its sums live in registers for a whole segment of k, each an
 ascending FMA chain from zero. A is read one element at a time by any two strides (so no layout of A needs
 copying); B is two vectors per k, or one where no more columns are left, and may be masked. A machine has a
-few tile heights; the rows that are left over are an edge tile's, which repeats its last row.
+few heights of tiles; the rows that are left over are the lowest one's, which repeats the last row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import NamedTuple
 
+from kiln.codegen.gemm.element import Element, multiply_add
 from kiln.codegen.index import Condition, Index, Integer, Pointer
 from kiln.codegen.masked import lanes_below, load_masked, store_masked
-from kiln.codegen.matmul_text import Routine
-from kiln.codegen.memory import MEMORY, compute_type
+from kiln.codegen.routine import Routine
 from kiln.codegen.target import Target
 from kiln.codegen.value import LLVM, Value
-from kiln.scalars.scalar import FLOATS, WIDTH
 
-SEGMENT = 512  # k per FMA chain: part of the order of arithmetic, never tuned
-VECTORS = 2  # vectors of columns per tile
-EDGE = 4  # the height of the tile that ends a block, its last row repeated
 COVERS = 32  # rows from which every even number is whole tiles
-SOON = 8  # k of an A whose k have places that are asked for ahead: there are as many places more
-AHEAD = 16  # k of packed B that are asked for ahead; of B as it lies, whose rows share cache sets, half
-
-
-class Element(NamedTuple):
-    """The factors' dtype, the scalar type its elements have, and the one their products are summed in."""
-
-    dtype: str
-    compute: str
-    summed: str  # "f32" "f64" "i32" "i64"
-
-    @property
-    def total(self) -> str:
-        """The dtype of the sums."""
-        return {"f32": "float32", "f64": "float64", "i32": "int32", "i64": "int64"}[self.summed]
-
-    @property
-    def stored_bytes(self) -> int:
-        """Bytes of an element in memory."""
-        return MEMORY[self.dtype][1]
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of a summed element."""
-        return WIDTH[self.summed] // 8
-
-    @property
-    def widened(self) -> bool:
-        """Whether elements change on their way from memory into a product."""
-        return self.stored_bytes != self.bytes
-
-    @property
-    def floating(self) -> bool:
-        """Whether products are summed by FMA (else by wrapping integers)."""
-        return self.summed in FLOATS
-
-    @property
-    def add(self) -> str:
-        """The instruction that adds two sums."""
-        return "fadd" if self.floating else "add"
-
-    @property
-    def nothing(self) -> str:
-        """What adds nothing to any sum, -0.0 among them: a typed constant."""
-        return f"{LLVM[self.summed]} {'-0.0' if self.floating else '0'}"
-
-    def lanes(self, target: Target) -> int:
-        """Summed elements per vector register."""
-        return target.vector_bits // 8 // self.bytes
-
-
-def element_of(dtype: str) -> Element:
-    """How factors of `dtype` are multiplied: 16-bit floats in f32, narrow integers modulo 2^32."""
-    compute = compute_type(dtype)
-    assert compute != "i1", "a matrix product of bool has no arithmetic"
-    summed = compute if compute in FLOATS else "i64" if WIDTH[compute] == 64 else "i32"
-    return Element(dtype, compute, summed)
-
-
-def heights(target: Target) -> tuple[int, ...]:
-    """The tile heights of a target, tallest first: 2 registers a row, 2 for B and at least 1 for A."""
-    return (6, EDGE) if target.name.startswith("x86-64-v3") else (14, 12, 8, EDGE)
 
 
 @lru_cache
 def _well_covered(sizes: tuple[int, ...]) -> int:
     """A bit for each number of rows that tiles of these heights cover well."""
-    well = [n for n in sizes if n > EDGE or len(sizes) == 2]
+    well = sizes[:-1] if len(sizes) > 2 else sizes
     found = {0}
     for n in range(1, COVERS):
         if any(n - height in found for height in well):
@@ -100,26 +33,11 @@ def _well_covered(sizes: tuple[int, ...]) -> int:
 
 
 def covered(code: Routine, rows: Index) -> Condition:
-    """Whether so many rows are tiles without an edge. (Where there are taller, one of EDGE rows is slow.)"""
-    few = _well_covered(heights(code.target)) >> (rows & (COVERS - 1))
+    """Whether so many rows are tiles without an edge. (Where several are taller, the lowest is slow.)"""
+    few = _well_covered(code.target.fma.mr) >> (rows & (COVERS - 1))
     even = rows ^ 1
     bit = (rows < COVERS).choose(few, even)
     return code.condition(bit.bits(1))
-
-
-@lru_cache
-def _multiplication(element: Element, lanes: int) -> tuple[str, str]:
-    """The vectors that are multiplied, and the intrinsic, if there is one."""
-    name = f"llvm.fma.v{lanes}f{element.bytes * 8}" if element.floating else ""
-    return f"<{lanes} x {LLVM[element.summed]}>", name
-
-
-def multiply_add(code: Routine, element: Element, lanes: int, x: str, y: str, z: str) -> str:
-    """z + x * y of vectors: rounded once for floats, wrapping for integers."""
-    vector, name = _multiplication(element, lanes)
-    if name:
-        return code.call(name, vector, [f"{vector} {x}", f"{vector} {y}", f"{vector} {z}"])
-    return code.op(f"add {vector} {z}, {code.op(f'mul {vector} {x}, {y}')}")
 
 
 # Row r of a tall tile is base + scale * index, as in an x86 address: (base, element type that scales, index).
@@ -142,12 +60,13 @@ Sums = dict[tuple[int, int], str]  # by (row, vector)
 
 
 class _Tile:
-    """The tile routine under construction; `placed`: a table says where k lie in A; `masked`: of two vectors
-    of columns only some exist.
+    """The tile routine under construction; `indirect`: a table says where k lie in A; `masked`: of a panel's
+    columns only some exist.
     """
 
-    def __init__(self, code: Routine, element: Element, placed: bool, masked: bool) -> None:
-        self.code, self.element, self.placed, self.masked = code, element, placed, masked
+    def __init__(self, code: Routine, element: Element, indirect: bool, masked: bool) -> None:
+        self.code, self.element, self.indirect, self.masked = code, element, indirect, masked
+        self.blocking = code.target.fma
         self.lanes, self.kind = element.lanes(code.target), LLVM[element.summed]
         self.vector, self.bytes = f"<{self.lanes} x {self.kind}>", element.bytes
         self.masks: dict[int, Value] = {}  # by vector
@@ -155,29 +74,30 @@ class _Tile:
 
     def write(self) -> None:
         """The loop over tiles of rows."""
-        code, sizes = self.code, heights(self.code.target)
+        code, blocking = self.code, self.blocking
+        sizes, ahead = blocking.mr, blocking.prefetch_k
         a, c, old = code.pointers("a", "c", "old")
         self.rs, self.cs, self.os, bs, rows, cols = code.indices("rs", "cs", "os", "bs", "rows", "cols")
         for times in (3, 5, 7):
             code.line(f"%rs{times} = mul i64 %rs, {times}")
-        panel = code.index(VECTORS * code.target.vector_bits // 8)
-        self.bs, self.ahead = panel, panel * AHEAD
-        if not self.placed:
+        panel = code.index(blocking.vectors * code.target.vector_bits // 8)
+        self.bs, self.ahead = panel, panel * ahead
+        if not self.indirect:
             packed = bs.equals(panel)
-            self.bs, self.ahead = bs, bs * packed.choose(AHEAD, AHEAD // 2)
+            self.bs, self.ahead = bs, bs * packed.choose(ahead, ahead // 2)
         if self.masked:
             narrow = cols <= self.lanes
-            masks = [lanes_below(code, cols - v * self.lanes, self.lanes) for v in range(VECTORS)]
+            masks = [lanes_below(code, cols - v * self.lanes, self.lanes) for v in range(blocking.vectors)]
         with code.repeat([code.index(0)], lambda turn: turn.indices[0] < rows) as turn:
             (row,) = turn.indices
             self.left = rows - row
             self.a, self.c, self.old = a[row * self.rs], c[row * self.cs], old[row * self.os]
             last = self.left - 1
-            self.steps = [code.index(0), *(last.min(r) for r in range(1, EDGE))]
+            self.steps = [code.index(0), *(last.min(r) for r in range(1, blocking.edge))]
             height = self._height(sizes)
             self.fits = {size: height >= size for size in sizes[:-1]}
             if self.masked:
-                for vectors, fits in ((1, narrow), (VECTORS, ~narrow)):
+                for vectors, fits in ((1, narrow), (blocking.vectors, ~narrow)):
                     self.masks = {vectors - 1: masks[vectors - 1]}
                     with code.when(fits):
                         self._tile(0, sizes[::-1], vectors)
@@ -185,12 +105,12 @@ class _Tile:
                 with code.either(code.condition("%narrow") & self.fits[sizes[0]]) as wide:
                     self._store(self._sum(sizes[0], 1), 0, sizes[0])
                     next(wide)
-                    self._tile(0, sizes[::-1], VECTORS)
+                    self._tile(0, sizes[::-1], blocking.vectors)
             turn.next = [row + height]
 
     def _height(self, sizes: Sequence[int]) -> Index:
         """The tallest tile after which the rows are whole tiles; if they are never, the tallest there is."""
-        code, height = self.code, self.code.index(EDGE)
+        code, height = self.code, self.code.index(self.blocking.edge)
         never = ~covered(code, self.left)
         for size in sizes[-2::-1]:
             rest = self.left - size
@@ -235,14 +155,14 @@ class _Tile:
 
     def _rows(self, base: Pointer, step: Index, first: int, end: int) -> list[Pointer]:
         """The addresses of some of the tile's rows; those of an edge may be its last."""
-        rows = list[Pointer]()
+        rows, edge = list[Pointer](), self.blocking.edge
         for r in range(first, end):
             if r == 0:
                 rows.append(base)
-            elif rows and r >= EDGE:
+            elif rows and r >= edge:
                 rows.append(rows[-1][step])
             else:
-                rows.append(base[step * (self.steps[r] if r < EDGE else r)])
+                rows.append(base[step * (self.steps[r] if r < edge else r)])
         return rows
 
     def _column(self, row: Pointer, v: int) -> Pointer:
@@ -266,21 +186,21 @@ class _Tile:
         places_of_k, b = code.pointers("ks", "b")
         rows = {"a": self.a, **({"a7": self.a[rs7]} if height > 7 else {})}
         bases: dict[str, tuple[Pointer, Integer]] = {name: (row, ks) for name, row in rows.items()}
-        if self.placed:
+        if self.indirect:
             bases = {"ks": (places_of_k, 8)}
         bases["b"] = (b, self.bs)
         at = {name: code.pointer(code.name()) for name in bases}
         sums = {(r, v): code.name() for r in range(height) for v in range(vectors)}
         left = code.index(code.name())
         edge = [("a", "i8", step * self.rs if r else step) for r, step in enumerate(self.steps)]
-        places = edge if height == EDGE else self.row_at
+        places = edge if height == self.blocking.edge else self.row_at
         before, loop, done = code.block, code.label(), code.label()
         code.jump(loop)
         code.begin(loop)
         place = len(code.lines)
-        if self.placed:
+        if self.indirect:
             k = at["ks"].word()
-            soon = at["ks"].word(SOON)
+            soon = at["ks"].word(self.blocking.prefetch_offsets)
             code.prefetch(rows.get("a7", self.a)[soon])
             at.update({name: row[k] for name, row in rows.items()})
         columns = [self._vector(self._column(at["b"], v), v) for v in range(vectors)]
@@ -343,25 +263,25 @@ def tile_masked(target: Target, element: Element) -> Routine:
     return _routine(target, element, "tile_masked")
 
 
-def tile_of_places(target: Target, element: Element) -> Routine:
-    """The same of a packed B, where a table has the place of each k in A."""
-    return _routine(target, element, "tile_of_places")
+def tile_indirect(target: Target, element: Element) -> Routine:
+    """The same of a packed B, where a table has the offset of each k in A."""
+    return _routine(target, element, "tile_indirect")
 
 
 def _routine(target: Target, element: Element, name: str) -> Routine:
     """One of the three."""
-    placed, masked = name == "tile_of_places", name == "tile_masked"
-    factors = "ptr %ks, ptr %b" if placed else "i64 %ks, ptr %b, i64 %bs"
+    indirect, masked = name == "tile_indirect", name == "tile_masked"
+    factors = "ptr %ks, ptr %b" if indirect else "i64 %ks, ptr %b, i64 %bs"
     sums = "ptr %c, i64 %cs, ptr %old, i64 %os"
     columns = "i64 %cols" if masked else "i1 %narrow"
     params = f"ptr %a, i64 %rs, {factors}, {sums}, i64 %k, i64 %rows, {columns}"
     code = Routine(target, name, params)
-    _Tile(code, element, placed, masked).write()
+    _Tile(code, element, indirect, masked).write()
     return code
 
 
-def identity(target: Target, element: Element) -> str:
+def nothing(target: Target, element: Element) -> str:
     """The constant @nothing: one row of a tile that adds nothing."""
-    lanes = VECTORS * element.lanes(target)
-    text = ", ".join([element.nothing] * lanes)
-    return f"@nothing = internal unnamed_addr constant [{lanes} x {LLVM[element.summed]}] [{text}], align 64"
+    panel = element.panel(target)
+    text = ", ".join([element.nothing] * panel)
+    return f"@nothing = internal unnamed_addr constant [{panel} x {LLVM[element.summed]}] [{text}], align 64"

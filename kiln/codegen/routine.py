@@ -1,15 +1,16 @@
-"""Routines: the functions a matmul kernel is made of, written with `Code`.
+"""Routines: the functions that a kernel of several is made of (a product, attention, a recurrence), written
+with `Code`.
 
-Tiles and packing, which do not depend on the epilogue, are parts that kernels share; a kernel's own are the
-driver, which is compiled quickly, and the finishing.
+Tiles and packing, which do not depend on what is fused, are parts that kernels share; a kernel's own are the
+driver, which is compiled quickly, and what is fused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from kiln.codegen.code import Code
 from kiln.codegen.compile import Part
@@ -106,3 +107,15 @@ def own_parts(target: Target, routines: Sequence[Routine], constants: Sequence[s
             names = tuple(routine.title for routine in chosen)
             found.append(Part(names, partial(module, target, chosen, constants), quick))
     return found
+
+
+def shared_part(
+    target: Target, element: Any, *makers: Callable[[Target, Any], Routine], constants: Sequence[str] = ()
+) -> Part:
+    """Routines that all kernels of the same elements have, each with the name of what makes it."""
+    names = tuple(make.__name__ for make in makers)
+
+    def text() -> str:
+        return module(target, [make(target, element) for make in makers], constants)
+
+    return Part(names, text, shared=f"{' '.join(names)} of {element}")

@@ -2,25 +2,24 @@
 
     B[k, n] = src[sum of k_d * k_stride[d] + sum of n_d * n_stride[d]]       k = (k0, k1, k2, k3), n likewise
 
-That is what a convolution multiplies: k runs over channels and taps, n over output positions, and nobody ever
-writes the matrix out. Columns are packed by the way they lie, two vectors at a time where both are up to two
-runs of unit stride (as most are), else one:
+That is what a convolution multiplies (an implicit GEMM): k runs over channels and taps, n over output
+positions, and nobody ever writes the matrix out. Columns are packed by the way they lie, two vectors at a
+time where both are up to two runs of unit stride (as most are), else one:
 
-    beside     one run of unit stride              a load
-    some runs  of unit stride (rows end)           two or four masked loads
-    apart      one run of stride 2                 two loads and a shuffle
-    turned     k in runs of unit stride            16-byte pieces of each column, turned in registers
-    gathered   anything else
+    contiguous    one run of unit stride             a load
+    some runs     of unit stride (rows end)          two or four masked loads
+    stride 2      one run                            two loads and a shuffle
+    transposed    k in runs of unit stride           16-byte pieces of each column, transposed in registers
+    gathered      anything else
 
 Images that are multiplied by one A lie side by side along n, its first dim; the sums of each go to a batch
 index of their own.
 
-Few rows by a window are the transposed product, whose rows are columns a step apart and lie where they lie.
+Few rows by a window are the transposed product, whose rows are columns a step apart and read in place
+(swapped.py).
 
-Arguments after the kernel's others: sizes of k1 k2 k3, strides of k0 .. k3, the same of n, and of the k of A
-(strides in elements); the columns of an image; of columns that lie evenly: how many, how many columns and how
-many elements each is from the next. What they say is worked out once for a block's columns and once for a
-segment's k: tables of places (offsets in bytes).
+What the arguments say (arguments.py) is worked out once for a block's columns and once for a segment's k:
+tables of offsets in bytes.
 """
 
 from __future__ import annotations
@@ -29,21 +28,17 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import product
 
+from kiln.codegen.gemm.amx_tile import PANEL, Factor, store_vnni
+from kiln.codegen.gemm.arguments import DIMS
+from kiln.codegen.gemm.element import Element
+from kiln.codegen.gemm.pack import interleave, side_by_side, store, stored_type, widen
 from kiln.codegen.index import Condition, Index, Pointer, every
 from kiln.codegen.masked import SUFFIX, load_masked
-from kiln.codegen.matmul_amx import PANEL, Factor, store_words
-from kiln.codegen.matmul_pack import side_by_side, store, stored_type, widen, zip_lanes
-from kiln.codegen.matmul_text import Routine
-from kiln.codegen.matmul_tile import Element
 from kiln.codegen.memory import MEMORY
+from kiln.codegen.routine import Routine
 from kiln.codegen.target import Target
 from kiln.codegen.value import Value
 
-DIMS = 4  # of k, and of n
-LOOK = 2 * DIMS - 1  # arguments of k, of n, of A's k
-IMAGE = 3 * LOOK  # the place of an image's columns among the arguments
-AGAIN = IMAGE + 1  # ... of columns that lie evenly: how many, and from one to the next columns and elements
-WORDS = AGAIN + 3
 Runs = list[tuple[Index, str]]  # of columns: where lane 0 of each would lie, and the mask of its lanes
 RUNS = 4  # of unit stride that are loaded one by one
 
@@ -55,12 +50,12 @@ def nowhere() -> str:
     return f"@nowhere = internal unnamed_addr constant [{len(words)} x i64] [{text}]"
 
 
-def places(target: Target, element: Element) -> Routine:
-    """The routine places: table[i] = where index from + i of k, or of n, lies, in bytes; for i < count.
+def offsets(target: Target, element: Element) -> Routine:
+    """The routine offsets: table[i] = where index from + i of k, or of n, lies, in bytes; for i < count.
 
     `look` has the arguments of k or those of n. What is left of the room repeats the last.
     """
-    code = Routine(target, "places", "ptr %look, i64 %from, i64 %count, i64 %room, ptr %table")
+    code = Routine(target, "offsets", "ptr %look, i64 %from, i64 %count, i64 %room, ptr %table")
     look, table = code.pointers("look", "table")
     count, room = code.indices("count", "room")
 
@@ -93,10 +88,10 @@ def places(target: Target, element: Element) -> Routine:
 class _Window:
     """The routine window under construction."""
 
-    def __init__(self, target: Target, element: Element, lanes: int, together: int) -> None:
+    def __init__(self, target: Target, element: Element, lanes: int, per_word: int) -> None:
         params = "ptr %src, ptr %ks, i64 %depth, ptr %ns, i64 %width, ptr %dst, i64 %ds"
-        self.code = Routine(target, "window" if together == 1 else "words_of_window", params)
-        self.element, self.lanes, self.together = element, lanes, together
+        self.code = Routine(target, "window" if per_word == 1 else "window_vnni", params)
+        self.element, self.lanes, self.per_word = element, lanes, per_word
         self.size, self.stored = element.stored_bytes, stored_type(element, self.lanes)
         self.part = 16 // element.bytes
         self.wide, self.bits = f"<{self.lanes} x i64>", f"<{self.lanes} x i1>"
@@ -125,17 +120,17 @@ class _Window:
 
     def _into(self, k: Index) -> Pointer:
         """The row of k in dst."""
-        row = k if self.together == 1 else k // self.together
+        row = k if self.per_word == 1 else k // self.per_word
         return self.dst[row * self.ds]
 
     def _rows(self, load: Callable[[Pointer], str]) -> None:
         """Every k, read by `load`."""
-        with self.code.times(self.depth, self.together) as k:
+        with self.code.times(self.depth, self.per_word) as k:
             self._one_row(k, load)
 
     def _one_row(self, k: Index, load: Callable[[Pointer], str]) -> None:
         """The k of a row of dst."""
-        raws = [load(self._row(k + n if n else k)) for n in range(self.together)]
+        raws = [load(self._row(k + n if n else k)) for n in range(self.per_word)]
         self._store([self._widen(raw) for raw in raws], self._into(k))
 
     def _widen(self, raw: str) -> str:
@@ -143,8 +138,8 @@ class _Window:
 
     def _store(self, rows: list[str], dst: Pointer) -> None:
         """The k of a row, in the type they are summed in: one, or a word."""
-        if self.together > 1:
-            store_words(self.code, self.element.compute, rows, dst)
+        if self.per_word > 1:
+            store_vnni(self.code, self.element.compute, rows, dst)
         else:
             store(self.code, self.element, rows[0], dst, self.lanes)
 
@@ -163,7 +158,7 @@ class _Window:
         arguments = [f"<{self.lanes} x ptr> {where}", "i32 1", lanes, f"{self.stored} zeroinitializer"]
         return code.call(name, self.stored, arguments)
 
-    def _apart(self, row: Pointer, first: Index) -> str:
+    def _stride_2(self, row: Pointer, first: Index) -> str:
         """Every other element from a place on; nothing is read past the last of them."""
         halves = (first, first + (self.lanes - 1) * self.size)
         return self._picked([self._load(row[half]) for half in halves])
@@ -178,9 +173,9 @@ class _Window:
         mask = ", ".join(f"i32 {n}" for n in pick)
         return code.op(f"shufflevector {self.stored} {low}, {self.stored} {high}, <{lanes} x i32> <{mask}>")
 
-    # -- turned -------------------------------------------------------------------------------------
+    # -- transposed -------------------------------------------------------------------------------------
 
-    def _turned(self, offsets: str) -> None:
+    def _transposed(self, offsets: str) -> None:
         """A 128-bit piece of each column at a time; where k is no run as long, element by element."""
         code, part = self.code, self.part
         done = code.variable(0)
@@ -198,22 +193,22 @@ class _Window:
                 word = code.op(f"bitcast <{part} x i1> {apart} to i{part}")
                 piece.set(code.condition(code.op(f"icmp eq i{part} {word}, -1")).index())
             with code.either(piece.get().differs(0)) as single:
-                self._turn(self._row(k), self._into(k))
+                self._transpose(self._row(k), self._into(k))
                 done.set(k + part)
                 next(single)
                 self._one_row(k, lambda row: self._gathered(row, offsets))
-                done.set(k + self.together)
+                done.set(k + self.per_word)
 
-    def _turn(self, row: Pointer, dst: Pointer) -> None:
+    def _transpose(self, row: Pointer, dst: Pointer) -> None:
         """The k of a piece: dst[j][c] = row[c][j]."""
         code, element, part = self.code, self.element, self.part
         starts = [self.ns.word(n) for n in range(self.lanes)]
         kind = stored_type(element, part)
         pieces = [row[start].load(kind, 1) for start in starts]
         rows = [self._widen(side_by_side(code, element, pieces[j::part])) for j in range(part)]
-        turned = zip_lanes(code, element, rows, self.lanes)
-        for j in range(0, part, self.together):
-            self._store(turned[j : j + self.together], dst)
+        transposed = interleave(code, element, rows, self.lanes)
+        for j in range(0, part, self.per_word):
+            self._store(transposed[j : j + self.per_word], dst)
             dst = dst[self.ds]
 
     # -- all ----------------------------------------------------------------------------------------
@@ -221,7 +216,7 @@ class _Window:
     def write(self) -> Routine:
         """Two vectors, or one; words are as wide as a panel."""
         code = self.code
-        if self.together > 1:
+        if self.per_word > 1:
             self._one()
             return code
         with code.either(self.width > self.lanes) as single:
@@ -299,7 +294,7 @@ class _Window:
             self._rows(lambda row: self._load(row[first]))
             next(otherwise)
             with code.either(self._all(matches(first, 2 * size))) as more:
-                self._rows(lambda row: self._apart(row, first))
+                self._rows(lambda row: self._stride_2(row, first))
                 next(more)
                 self._in_runs(offsets) if code.target.masks else self._scattered(offsets)
 
@@ -310,7 +305,7 @@ class _Window:
         steps = [self.ks.word(at) for at in (0, second)]
         along = (steps[1] - steps[0]).equals(self.size)
         with code.either(along & (self.depth >= self.part)) as otherwise:
-            self._turned(offsets)
+            self._transposed(offsets)
             next(otherwise)
             self._rows(lambda row: self._gathered(row, offsets))
 
@@ -372,9 +367,9 @@ def window(target: Target, element: Element) -> Routine:
     return _Window(target, element, element.lanes(target), 1).write()
 
 
-def words_of_window(target: Target, factor: Factor) -> Routine:
+def window_vnni(target: Target, factor: Factor) -> Routine:
     """The same for AMX: dst[w][c] = the k of word w side by side, for a panel of columns.
 
     The depth is whole words.
     """
-    return _Window(target, factor.raw, PANEL, factor.together).write()
+    return _Window(target, factor.raw, PANEL, factor.per_word).write()

@@ -1,0 +1,327 @@
+"""Products by fused multiply-adds of vectors: packed panels of B, rows of A, tiles (fma_tile.py).
+
+    B: packed as panels of NR columns, or read in place; or computed into panels
+    A: read in place, or copied, or computed
+    sums -> scratch memory, or an output: panels that are whole, or masked
+
+A block of B stays in the second cache while all rows go by; a few rows of A stay while all panels go by. Runs
+of few rows go another way: swapped.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kiln.codegen.compile import Part
+from kiln.codegen.gemm.driver import Microkernel
+from kiln.codegen.gemm.element import element_of
+from kiln.codegen.gemm.epilogue import Block
+from kiln.codegen.gemm.fma_tile import nothing, tile, tile_indirect, tile_masked
+from kiln.codegen.gemm.pack import clear, copy, transpose, zeros
+from kiln.codegen.gemm.problem import Problem, Run
+from kiln.codegen.gemm.spec import GemmSpec
+from kiln.codegen.gemm.swapped import Swapped
+from kiln.codegen.gemm.window import offsets, window
+from kiln.codegen.gemm.workspace import OFFSETS, ROW_PITCH, ROWS, Workspace, masked_panels
+from kiln.codegen.index import Condition, Index, Integer, Pointer, every
+from kiln.codegen.routine import shared_part
+from kiln.codegen.target import Target
+from kiln.table.order import LANES, SEGMENT
+
+
+def shared_parts(spec: GemmSpec, target: Target) -> list[Part]:
+    """What products by fused multiply-adds share: packing and tiles.
+
+    When a tile reads factors, they are as wide as sums.
+    """
+    element = element_of(spec.dtype)
+    wide = element_of(element.total)
+    parts = [shared_part(target, element, offsets, window)] if spec.window else []
+    parts += [shared_part(target, element, zeros, copy, transpose), shared_part(target, wide, tile)]
+    if masked_panels(spec, target):
+        parts.append(shared_part(target, wide, tile_masked))
+    if spec.window and not element.widened:
+        parts.append(shared_part(target, wide, tile_indirect))
+    return parts
+
+
+class Fma(Microkernel):
+    """The microkernel of vectors."""
+
+    kc = SEGMENT
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        spec = problem.spec
+        self.plain = spec.plain_output is not None  # what an output takes is finished
+        self.work = Workspace(problem)
+        self.panel, self.panel_bytes = self.work.panel, self.work.panel_bytes
+        swaps = not (self.element.widened or self.prologues)
+        self.swapping = Swapped(self.work, self.plain) if swaps else None
+        self.b_place, self.b_step = self.code.slot("ptr"), self.code.variable()
+
+    def parts(self) -> list[Part]:
+        return shared_parts(self.problem.spec, self.code.target)
+
+    def constants(self) -> list[str]:
+        return [nothing(self.code.target, self.element)]
+
+    def block_of(self, factor: str) -> Block:
+        """What tiles read; of a B that is transposed on its way there, elements as they lie in memory."""
+        later = factor == "b" and self.prologues[factor].transposed
+        return Block(self.element.dtype if later else self.element.total, self.panel)
+
+    # -- the loops ----------------------------------------------------------------------------------
+
+    def limits(self) -> tuple[Integer, Integer]:
+        rows, wide = self.work.limits()
+        return rows, wide if self.swapping is None else self.swapping.widest(wide)
+
+    def begin(self, run: Run) -> None:
+        self.work.divide()
+
+    def few_rows(self, run: Run) -> Condition | None:
+        return None if self.swapping is None else self.swapping.fits(run)
+
+    def multiply_swapped(self, run: Run) -> None:
+        assert self.swapping is not None
+        self.swapping.multiply(run)
+
+    def look(self, run: Run) -> None:
+        if self.problem.spec.window:
+            columns = self.work.wide_units * self.columns
+            self.work.offsets(self.problem.look_n, run.column, run.columns, columns, self.work.n_offsets)
+
+    def depths(self) -> tuple[Integer, Index]:
+        return self.problem.segments.from_k, self.problem.segments.to_k
+
+    def pack_b(self, run: Run, from_k: Index, depth: Index) -> None:
+        """Leaves the block's panels packed, or settles that whole ones are read in place."""
+        if "b" in self.prologues:
+            self.b_lies = self._compute_b(run, from_k, depth)
+        elif self.problem.spec.window:
+            self.b_lies = self._pack_window(run, from_k, depth)
+        else:
+            self.b_lies = self._pack_matrix(run, from_k, depth)
+        if self.work.indirect:
+            with self.code.when(self.work.a_indirect):
+                self.work.offsets(self.problem.look_a, from_k, depth, OFFSETS, self.work.a_offsets)
+
+    @contextmanager
+    def blocks(self, run: Run) -> Iterator[tuple[Index, Run]]:
+        code = self.code
+        done = code.variable(0)
+        with code.during(done, run.rows) as row:
+            rows = self.work.block(run.rows - row)
+            done.set(row + rows)
+            yield row, run._replace(row=run.row + row, rows=rows)
+
+    def multiply(self, part: Run, row: Index, from_k: Index, depth: Index) -> None:
+        self._factor_a(part, from_k, depth)
+        self._panels(part, row, from_k, depth)
+
+    # -- B ------------------------------------------------------------------------------------------
+
+    def _packed_panel(self, left: Index) -> Pointer:
+        """Where the panel that begins `left` columns into the run is packed."""
+        return self.work.packed[left // self.panel * self.work.panel_pitch]
+
+    def _compute_b(self, run: Run, from_k: Index, depth: Index) -> Condition:
+        """Computes the panels; columns past the last are zero (or repeat it), and all without k."""
+        code, problem, pitch = self.code, self.problem, self.panel_bytes
+        self.b_place.put(problem.b.base)
+        self.b_step.set(pitch)
+        filled = ~problem.empty
+        transposed = self.prologues["b"].transposed
+        single = self.panel < LANES  # one panel at a time: 16 columns are more
+        with code.times(run.columns, self.panel) as at:
+            columns = (run.columns - at).min(self.panel)
+            into, column = self._packed_panel(at), run.column + at
+            ragged = columns < self.panel
+            with code.when(ragged | problem.empty):
+                clear(code, into, depth * pitch)
+            if transposed:
+                with code.when(filled):
+                    self._transpose_b([*run.batch, column, columns, from_k, depth], into)
+            elif single:
+                with code.when(filled):
+                    alone = [*run.batch, from_k, depth, column, columns]
+                    problem.compute("b", alone, into, pitch, self.panel_bytes)
+        if not transposed and not single:
+            with code.when(filled):
+                whole = [*run.batch, from_k, depth, run.column, run.columns]
+                problem.compute("b", whole, self.work.packed, pitch, self.work.panel_pitch)
+        return code.condition(False)
+
+    def _transpose_b(self, rectangle: list[Index], into: Pointer) -> None:
+        """A panel whose neighbours lie along k: columns where A's rows will be, then transposed."""
+        code, size, copied = self.code, self.element.stored_bytes, self.work.copied
+        columns, depth, least = rectangle[-3], rectangle[-1], 16 // self.element.bytes
+        pitch = ROW_PITCH * size
+        self.problem.compute("b", rectangle, copied, pitch, self.panel * size)
+        deep = (depth < least).choose(least, depth)
+        code.run("transpose", copied, pitch, into, self.panel_bytes, deep, columns)
+
+    def _pack_matrix(self, run: Run, from_k: Index, depth: Index) -> Condition:
+        """Packs panels by how B lies.
+
+        in place:    unit-stride columns, and not enough rows to pay for packing
+        transposed:  unit stride along k
+        copied:      anything else; columns past the last are zero, if they are not masked
+        """
+        code, element, work = self.code, self.element, self.work
+        src = self.problem.b.at(run.batch, k=from_k, column=run.column)
+        step, column = self.problem.b.stride["k"], self.problem.b.stride["column"]
+        lies = self._lies_well(src, run)
+        self.b_place.put(src)
+        self.b_step.set(lies.choose(step, self.panel_bytes))
+        whole = run.columns & -self.panel
+        unit = column.equals(element.stored_bytes)
+        beside = unit & ~lies
+        with code.when(beside):
+            work.copy(src, (step, column), work.packed, (self.panel_bytes, work.panel_pitch), depth, whole)
+        first = unit.choose(whole, 0)
+        first = lies.choose(run.columns, first) if work.masked else first
+        transposed = work.transposes(step, depth) & (run.columns >= 4)
+        with code.loop(first, run.columns, self.panel) as turn:
+            columns = (run.columns - turn.index).min(self.panel)
+            into = self._packed_panel(turn.index)
+            if not work.masked:
+                with code.when(columns < self.panel):
+                    clear(code, into, depth * self.panel_bytes)
+            here = src[turn.index * column]
+            work.pack(transposed, here, (step, column), into, self.panel_bytes, depth, columns)
+        return lies
+
+    def _lies_well(self, src: Pointer, run: Run) -> Condition:
+        """Whether whole panels of B are read in place: packing costs as much as a few rows of tiles."""
+        if self.element.widened:
+            return self.code.condition(False)
+        blocking, step = self.work.blocking, self.problem.b.stride["k"]
+        unit = self.problem.b.stride["column"].equals(self.element.stored_bytes)
+        low = run.rows < blocking.pack_rows
+        near = step < blocking.pack_bytes
+        places = src.address() | step
+        aligned = (places & (self.panel_bytes // blocking.vectors - 1)).equals(0)
+        return unit & (low | (near & aligned))
+
+    def _pack_window(self, run: Run, from_k: Index, depth: Index) -> Condition:
+        """Packs the panels of a window, whose columns have their table."""
+        code, work, problem = self.code, self.work, self.problem
+        lanes = self.panel // work.blocking.vectors
+        work.offsets(problem.look_k, from_k, depth, depth, work.k_offsets)
+        self.b_step.set(self.panel_bytes)
+        src = problem.b.at(run.batch)
+        last = (run.columns - 1) & -self.panel
+        with code.when(run.columns - last <= lanes):
+            clear(code, self._packed_panel(last), depth * self.panel_bytes)
+        with code.times(run.columns, self.panel) as at:
+            code.run(
+                "window", src, work.k_offsets, depth,
+                work.n_offsets.element("i64", at),
+                (run.columns - at).min(self.panel), self._packed_panel(at),
+                self.panel_bytes,
+            )  # fmt: skip
+        return code.condition(False)
+
+    # -- A ------------------------------------------------------------------------------------------
+
+    def _factor_a(self, run: Run, from_k: Index, depth: Index) -> None:
+        """A in place, or its rows (or columns) in the summed type one after the other."""
+        code, element, work = self.code, self.element, self.work
+        row, along = self.problem.a.stride["row"], self.problem.a.stride["k"]
+        first = work.a_indirect.choose(0, from_k) if work.indirect else from_k
+        src, beyond = self.problem.rows_of_a(run, first)
+        work.a_place.put(src)
+        work.a_row.set(row)
+        work.a_k.set(along)
+        if "a" in self.prologues:
+            with code.when(~self.problem.empty):
+                self._compute_a(run, from_k, depth)
+            return
+        with code.when(code.condition(True) if element.widened else beyond | self._crowded()):
+            work.copy_rows(run, first, depth)
+            self._copied(ROW_PITCH * element.bytes, element.bytes)
+
+    def _compute_a(self, run: Run, from_k: Index, depth: Index) -> None:
+        """A's rows computed; its columns, if neighbours lie along them."""
+        size, rows, depths = self.element.bytes, [run.row, run.rows], [from_k, depth]
+        transposed = self.prologues["a"].transposed
+        rectangle, pitch = (depths + rows, ROWS * size) if transposed else (rows + depths, ROW_PITCH * size)
+        self.problem.compute("a", [*run.batch, *rectangle], self.work.copied, pitch, self.panel_bytes)
+        self._copied(*((size, pitch) if transposed else (pitch, size)))
+
+    def _copied(self, row: int, along: int) -> None:
+        """A is the copied block, rows and k so many bytes apart."""
+        self.work.a_place.put(self.work.copied)
+        self.work.a_row.set(row)
+        self.work.a_k.set(along)
+
+    def _crowded(self) -> Condition:
+        """Whether a tile's rows of A share cache sets, or each k lies on a page of its own."""
+        work, far = self.work, self.work.blocking.crowded_bytes
+        along = self.problem.a.stride["k"]
+        unit = along.equals(self.element.bytes)
+        sets = (self.problem.a.stride["row"] & (far - 1)).equals(0)
+        pages = along >= far
+        crowded = (unit & sets) | pages
+        return crowded & ~work.a_indirect if work.indirect else crowded
+
+    # -- sums ---------------------------------------------------------------------------------------
+
+    def _panels(self, run: Run, row: Index, from_k: Index, depth: Index) -> None:
+        """The tiles of some rows, `row` rows into their run, with each panel; what is complete, finished."""
+        code, size, problem, work = self.code, self.element.bytes, self.problem, self.work
+        first = from_k.equals(problem.segments.from_k)
+        last = problem.segments.whole & (from_k + depth).equals(problem.size["k"])
+        rows = work.sums[row * work.pitch]
+        with code.times(run.columns, self.panel) as left:
+            columns = (run.columns - left).min(self.panel)
+            whole = columns.equals(self.panel)
+            fits = code.condition(True) if work.masked else whole
+            part = run._replace(column=run.column + left, columns=columns)
+            into, pitch, direct = self._sums(part, left * size, rows, fits)
+            b = self._packed_panel(left)
+            step = self.b_step.get()
+            if not problem.spec.window:
+                there = self.b_place.pointer()[left * size]
+                in_place = self.b_lies & fits
+                b = in_place.choose(there, b)
+                step = in_place.choose(step, self.panel_bytes)
+            place = (b, step), (into, pitch), first, depth
+            if work.masked:
+                with code.either(whole) as ragged:
+                    work.tile(part, *place)
+                    next(ragged)
+                    work.tile(part, *place, masked=True)
+            else:
+                work.tile(part, *place)
+                if problem.output is not None:
+                    with code.when(last & ~direct):
+                        problem.finish(part, into, pitch)
+        if problem.output is None:
+            with code.when(last):
+                problem.finish(run, rows, work.pitch)
+        elif not self.plain:
+            with code.when(last):
+                columns = run.columns & -self.panel
+                panels = run if work.masked else run._replace(columns=columns)
+                problem.finish(panels, problem.output_of(run), problem.c.stride["row"])
+
+    def _sums(
+        self, run: Run, left: Index, rows: Pointer, whole: Condition
+    ) -> tuple[Pointer, Index, Condition]:
+        """Where a panel's sums go, the distance of their rows, and whether that is the output."""
+        problem, work = self.problem, self.work
+        segments = problem.segments
+        part = segments.place(run.row, run.column)
+        pitch = segments.cut.choose(segments.pitch, work.pitch)
+        if problem.output is None:
+            return segments.cut.choose(part, rows[left]), pitch, self.code.condition(False)
+        batch, column, inside = problem.place(run.batch, run.column, run.columns)
+        direct = every(segments.whole, whole, inside)
+        out = problem.output_of(run._replace(batch=batch, column=column))
+        kept = segments.cut.choose(part, rows[left] if problem.spec.window else rows)
+        into = direct.choose(out, kept)
+        return into, direct.choose(problem.c.stride["row"], pitch), direct
