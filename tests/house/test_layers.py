@@ -104,10 +104,6 @@ LATE_IN: dict[str, dict[str, str]] = {
     "kiln/autograd/gradcheck.py": {"kiln.ops.random.generator": "draws its directions"},
     "kiln/func/batched.py": {"kiln.func.custom": "a user's Function with samples"},
     "kiln/func/rules.py": {"kiln.ops.nn.attention.written": "attention with samples"},
-    "kiln/graph/interpret.py": {
-        "kiln.ops.nn.attention.written": "attention in a graph",
-        "kiln.ops.nn.recurrent_layers": "a recurrent layer in a graph",
-    },
     "kiln/graph/text.py": {"json": "2 ms, where a text is a part of a graph"},
     "kiln/ops/elementwise/special.py": {"statistics": "for the reference of one function"},
     "kiln/ops/elementwise/user_functions.py": {"dis": "`kiln.pointwise` looks at a function's code"},
