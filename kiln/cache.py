@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kiln.codegen import room
-from kiln.codegen.cache import disk
+from kiln.codegen.store import room
+from kiln.codegen.store.cache import disk
 from kiln.errors import describe, message
 
 __all__ = ["Info", "clear", "info", "limit"]

@@ -1,8 +1,8 @@
-// Entries of the cache on disk (kiln/codegen/cache.py): bytes under a key, read only if nothing touched them.
+// Entries of the cache on disk (kiln/codegen/store/cache.py): bytes under a key, read only if nothing touched them.
 //
 //   magic 16 | key 32 | hash of key and content, with their lengths 16 | length 8 | content
 //
-// An entry's time is when it was last used, to within a day (kiln/codegen/room.py).
+// An entry's time is when it was last used, to within a day (kiln/codegen/store/room.py).
 #pragma once
 
 #include <cstddef>

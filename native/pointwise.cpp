@@ -149,7 +149,7 @@ void run_kernel(const Fn& fn, PointwiseEntry& entry, const Space& space, std::sp
     void* pointers[max_arrays];
     int arrays = 0;
     int64_t args[64 + 64 * max_arrays + 32];
-    int64_t* arg = args;  // in the order of Nest.arguments (kiln/codegen/nest.py)
+    int64_t* arg = args;  // in the order of Nest.arguments (kiln/codegen/nests/nest.py)
     for (int d = 0; d < space.ndim; ++d) *arg++ = space.sizes[d];
     for (int a = 0; a < space.arrays; ++a)
         for (int d = 0; d < space.ndim; ++d) *arg++ = space.strides[a][d];

@@ -1,6 +1,6 @@
 """Makes the pack: runs programs, and keeps every answer they asked for, and their kernels for each level.
 
-    python pack/make.py FOLDER       writes the files of kiln/codegen/pack.py
+    python pack/make.py FOLDER       writes the files of kiln/codegen/store/pack.py
 
 Run by the build of a wheel, with the very kiln that is installed in reach.
 """
@@ -17,8 +17,8 @@ from programs import PROGRAMS
 
 from kiln.capture import programs as planning
 from kiln.capture import service
-from kiln.codegen import kept, pack
-from kiln.codegen.identity import host_source
+from kiln.codegen.store import kept, pack
+from kiln.codegen.store.identity import host_source
 from kiln.codegen.target import LEVELS, Target, host_target
 
 Entries = dict[bytes, bytes]

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from kiln.codegen.compile import compile_text
-from kiln.codegen.generate import nest_text
-from kiln.codegen.nest import Nest, Operand, reductions
+from kiln.codegen.nests.generate import nest_text
+from kiln.codegen.nests.nest import Nest, Operand, reductions
 from kiln.codegen.target import LEVELS, Target, host_target
 from kiln.scalars.on_numpy import DTYPE, evaluate
 from kiln.scalars.scalar import FLOATS, Scalar

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from codegen_peer import load_object
 
-from kiln.codegen.along import AlongSpec
+from kiln.codegen.along.along import AlongSpec
 from kiln.codegen.gemm.arguments import BATCH, arguments_of
 from kiln.codegen.gemm.element import element_of
 from kiln.codegen.gemm.spec import GemmSpec
-from kiln.codegen.nest import ROW_ACCUMULATORS, TURN, Nest
+from kiln.codegen.nests.nest import ROW_ACCUMULATORS, TURN, Nest
 from kiln.graph.graph import Graph, building
 from kiln.graph.interpret import _greater, _inside, _less, memory_dtype, reduce_last, scalar_on
 from kiln.graph.size import evaluate

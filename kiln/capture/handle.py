@@ -10,7 +10,7 @@ import os
 from typing import Any
 
 from kiln import _core
-from kiln.codegen.identity import digest
+from kiln.codegen.store.identity import digest
 
 _PLAIN = (int, float, str, bool, type(None), _core.dtype)
 

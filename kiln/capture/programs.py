@@ -8,8 +8,8 @@ from typing import Any
 from kiln import _core
 from kiln.capture.function import Function, Operands
 from kiln.codegen.compile import kernel_key
-from kiln.codegen.nest import Nest, moved
-from kiln.codegen.nest import Operand as Array
+from kiln.codegen.nests.nest import Nest, moved
+from kiln.codegen.nests.nest import Operand as Array
 from kiln.graph.graph import Graph, Value
 from kiln.graph.size import Atom, Dim, Size
 from kiln.passes import pipeline

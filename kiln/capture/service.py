@@ -13,9 +13,9 @@ region      the program of a recorded region: now, later (by another thread), st
 settle      waits for what is being compiled by another thread
 log         a line for the logger
 
-What is asked of a function (KEPT) and of a region is answered in bytes, kept (`kiln.codegen.kept`) under a
-hash of the whole request: what the function is, what the operands look like. So a process that finds its
-answers captures and plans nothing, and does not even import what could: `kiln.capture.make` comes at the
+What is asked of a function (KEPT) and of a region is answered in bytes, kept (`kiln.codegen.store.kept`)
+under a hash of the whole request: what the function is, what the operands look like. So a process that finds
+its answers captures and plans nothing, and does not even import what could: `kiln.capture.make` comes at the
 first miss.
 """
 
@@ -27,9 +27,9 @@ from typing import Any
 from kiln import _core
 from kiln.capture.answers import kernels_of
 from kiln.capture.handle import Handle, derivative_of, forward_of
-from kiln.codegen import kept
 from kiln.codegen.fork import PENDING, at_fork
-from kiln.codegen.identity import digest
+from kiln.codegen.store import kept
+from kiln.codegen.store.identity import digest
 from kiln.table.record import find
 
 KEPT = frozenset({"classify", "pointwise", "program", "saves", "derivative", "recipe"})

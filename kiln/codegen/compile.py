@@ -20,12 +20,12 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from kiln import _core
-from kiln.codegen import kept
 from kiln.codegen.fork import GENERATOR, at_fork
-from kiln.codegen.generate import nest_text
-from kiln.codegen.identity import digest
 from kiln.codegen.llvm import Machine, load
-from kiln.codegen.nest import Nest
+from kiln.codegen.nests.generate import nest_text
+from kiln.codegen.nests.nest import Nest
+from kiln.codegen.store import kept
+from kiln.codegen.store.identity import digest
 from kiln.codegen.target import Target, host_target
 from kiln.codegen.thread import Helper
 from kiln.codegen.verify import verify_object, verify_text

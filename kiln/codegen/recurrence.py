@@ -29,13 +29,13 @@ from kiln.codegen.gemm import fma
 from kiln.codegen.gemm.element import element_of, multiply_add
 from kiln.codegen.gemm.fma_tile import nothing
 from kiln.codegen.gemm.spec import product
-from kiln.codegen.generate import nest_text
-from kiln.codegen.index import Index, Pointer
-from kiln.codegen.memory import Memory
-from kiln.codegen.nest import Nest, Operand
-from kiln.codegen.routine import Routine, own_parts
+from kiln.codegen.ir.index import Index, Pointer
+from kiln.codegen.ir.memory import Memory
+from kiln.codegen.ir.routine import Routine, own_parts
+from kiln.codegen.ir.value import LLVM, Value, llvm_type
+from kiln.codegen.nests.generate import nest_text
+from kiln.codegen.nests.nest import Nest, Operand
 from kiln.codegen.target import Target
-from kiln.codegen.value import LLVM, Value, llvm_type
 from kiln.ops.nn.recurrent_layers import COLUMNS
 from kiln.scalars.scalar import Scalar, program_text
 from kiln.table.order import LANES, SEGMENT

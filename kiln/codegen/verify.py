@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import struct
 
-from kiln.codegen.memory import MEMORY, compute_type
-from kiln.codegen.nest import Nest
+from kiln.codegen.ir.memory import MEMORY, compute_type
+from kiln.codegen.nests.nest import Nest
 from kiln.codegen.target import Target, intrinsic_allowed, legal
 from kiln.scalars.scalar import COMPARE, REDUCE, Scalar, topological
 

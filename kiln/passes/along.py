@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from kiln.codegen.along import Along, AlongSpec, blocks
-from kiln.codegen.compact import Compact
+from kiln.codegen.along.along import Along, AlongSpec, blocks
+from kiln.codegen.along.compact import Compact
+from kiln.codegen.along.scan import Scan
+from kiln.codegen.along.scatter import Scatter
+from kiln.codegen.along.search import Search
+from kiln.codegen.along.sort import Sort
 from kiln.codegen.compile import Part, whole
-from kiln.codegen.scan import Scan
-from kiln.codegen.scatter import Scatter
-from kiln.codegen.search import Search
-from kiln.codegen.sort import Sort
 from kiln.codegen.target import Target
 from kiln.graph.graph import Node, Shape, Value
 from kiln.graph.size import Dim

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kiln.codegen.attention import attention_parts
-from kiln.codegen.attention_rows import Mask
-from kiln.codegen.attention_spec import SIZES, UNIT_ROWS, AttentionSpec, Drop
+from kiln.codegen.attention.kernel import attention_parts
+from kiln.codegen.attention.spec import SIZES, UNIT_ROWS, AttentionSpec, Drop
+from kiln.codegen.attention.vector_rows import Mask
 from kiln.codegen.compile import Part
 from kiln.codegen.target import Target
 from kiln.graph.graph import Shape, Value

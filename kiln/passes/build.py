@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kiln.codegen.nest import NOWHERE, TURN
+from kiln.codegen.nests.nest import NOWHERE, TURN
 from kiln.graph.graph import Node, Shape, Value
 from kiln.graph.size import Dim, Size, symbol
 from kiln.passes.explore import Array, Explorer, Frame, Read

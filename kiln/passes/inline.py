@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kiln.codegen.gemm.grid import TILED
-from kiln.codegen.memory import MEMORY
+from kiln.codegen.ir.memory import MEMORY
 from kiln.graph.graph import Node, Shape, Value
 from kiln.passes.explore import Explorer, Frame, Read, Scan
 from kiln.passes.layout import numel

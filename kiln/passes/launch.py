@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from kiln.codegen.compile import Part, object_for, whole
-from kiln.codegen.generate import nest_text
-from kiln.codegen.nest import Nest
+from kiln.codegen.nests.generate import nest_text
+from kiln.codegen.nests.nest import Nest
 from kiln.codegen.target import Target, host_target
 from kiln.graph.graph import Value
 from kiln.graph.size import Dim, quotient

@@ -13,7 +13,7 @@ A reduction of everything is launched twice with one kernel: over the full block
 
 from __future__ import annotations
 
-from kiln.codegen.nest import ROW_ACCUMULATORS, Nest, Operand, moved
+from kiln.codegen.nests.nest import ROW_ACCUMULATORS, Nest, Operand, moved
 from kiln.graph.graph import Shape
 from kiln.graph.size import Dim, quotient
 from kiln.late import later

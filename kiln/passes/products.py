@@ -7,7 +7,7 @@ from kiln.codegen.gemm.arguments import BATCH, arguments_of
 from kiln.codegen.gemm.element import element_of
 from kiln.codegen.gemm.kernel import gemm_parts
 from kiln.codegen.gemm.spec import GemmSpec, Prologue, accumulates
-from kiln.codegen.nest import Operand
+from kiln.codegen.nests.nest import Operand
 from kiln.codegen.target import Target
 from kiln.graph.graph import Shape
 from kiln.graph.size import Dim, quotient

@@ -271,7 +271,7 @@ def _by_entry(items: list[Any]) -> dict[str, list[Any]]:
 
 def _keep_no_kernels() -> None:
     """From now on nothing that was kept on disk is used, and nothing is added to it."""
-    from kiln.codegen import kept
+    from kiln.codegen.store import kept
 
     kept.load = lambda key, target=None: None
     kept.store = lambda key, entry, target=None: False

@@ -22,7 +22,7 @@ import kiln
 from kiln.codegen import target as levels
 from kiln.codegen.gemm.kernel import gemm_parts
 from kiln.codegen.gemm.spec import GemmSpec, product
-from kiln.codegen.nest import Operand
+from kiln.codegen.nests.nest import Operand
 from kiln.codegen.target import LEVELS, host_target, intrinsic_allowed
 from kiln.scalars.scalar import Scalar
 from kiln.testing.random_programs import compiler_warnings

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from codegen_peer import load_object
 
-from kiln.codegen.code import Code
 from kiln.codegen.compile import compile_text
-from kiln.codegen.index import Condition, Index, Pointer, every
-from kiln.codegen.routine import Routine
+from kiln.codegen.ir.code import Code
+from kiln.codegen.ir.index import Condition, Index, Pointer, every
+from kiln.codegen.ir.routine import Routine
 from kiln.codegen.target import host_target
 
 TARGET = host_target()
@@ -175,8 +175,8 @@ def test_places_are_read_and_written() -> None:
 # -- what a type checker says -------------------------------------------------------------------------
 
 PROGRAM = """
-from kiln.codegen.code import Code
-from kiln.codegen.index import Condition, Index, Pointer
+from kiln.codegen.ir.code import Code
+from kiln.codegen.ir.index import Condition, Index, Pointer
 
 
 def use(code: Code, p: Pointer, x: Index, c: Condition) -> Index:

@@ -18,7 +18,7 @@ from kiln.codegen.gemm.driver import Driver
 from kiln.codegen.gemm.kernel import gemm_parts, microkernel_of
 from kiln.codegen.gemm.spec import GemmSpec, product
 from kiln.codegen.gemm.workspace import ROWS
-from kiln.codegen.nest import Operand
+from kiln.codegen.nests.nest import Operand
 from kiln.codegen.target import LEVELS, Target
 from kiln.scalars.scalar import Scalar, const, convert, select
 

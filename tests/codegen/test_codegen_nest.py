@@ -13,10 +13,10 @@ import pytest
 from codegen_peer import expected, numpy_dtype, reads, run, same, to_memory, writes
 from matmul_peer import Guarded
 
-from kiln.codegen.generate import nest_text
-from kiln.codegen.memory import MEMORY, compute_type
-from kiln.codegen.nest import Nest, Operand, moved
-from kiln.codegen.stream import STREAM_FROM
+from kiln.codegen.ir.memory import MEMORY, compute_type
+from kiln.codegen.nests.generate import nest_text
+from kiln.codegen.nests.nest import Nest, Operand, moved
+from kiln.codegen.nests.stream import STREAM_FROM
 from kiln.codegen.target import LEVELS, host_target
 from kiln.scalars.scalar import Scalar, const, convert, fma, rint, select, sqrt
 

@@ -12,7 +12,7 @@ from test_codegen_matmul import widened
 
 from kiln.codegen.gemm.kernel import gemm_parts
 from kiln.codegen.gemm.spec import GemmSpec, Prologue, product
-from kiln.codegen.nest import Operand
+from kiln.codegen.nests.nest import Operand
 from kiln.codegen.target import Target
 from kiln.scalars.scalar import Scalar, const, convert, round_to, select
 from kiln.table.kinds import COMPUTE

@@ -11,8 +11,8 @@ from codegen_peer import expected, reads, run, same, to_compute, to_memory, writ
 from test_codegen_nest import LEVEL_NAMES
 
 from kiln.codegen.compile import compile_text
-from kiln.codegen.generate import nest_text
-from kiln.codegen.nest import Nest
+from kiln.codegen.nests.generate import nest_text
+from kiln.codegen.nests.nest import Nest
 from kiln.codegen.target import LEVELS, legal
 from kiln.scalars.scalar import COMPARE, FLOATS, INTS, SHIFT, WIDTH, Scalar, const, convert, round_to
 

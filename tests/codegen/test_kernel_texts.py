@@ -32,7 +32,7 @@ more = texts(lambda: x * x)
 assert [line.split()[-1] for line in differences(one, more)] == ["new"] * len(LEVELS)
 assert [line.split()[-1] for line in differences(more, one)] == ["gone"] * len(LEVELS)
 
-from kiln.codegen import maps
+from kiln.codegen.nests import maps
 real, kernel = maps.emit_map, next(k for k in noted.kernels.values() if type(k).__name__ == "NestKernel")
 maps.emit_map = lambda nest, target: real(nest, target).replace("fadd", "fsub")
 changed = list(differences(more, texts()))

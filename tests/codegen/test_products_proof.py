@@ -26,7 +26,7 @@ from kiln.codegen.gemm.arguments import DIMS
 from kiln.codegen.gemm.element import element_of
 from kiln.codegen.gemm.grid import TILED
 from kiln.codegen.gemm.spec import GemmSpec, product
-from kiln.codegen.nest import TURN, Operand
+from kiln.codegen.nests.nest import TURN, Operand
 from kiln.codegen.target import Target
 from kiln.scalars.scalar import Scalar, convert, round_to
 from kiln.table.kinds import ROUNDED

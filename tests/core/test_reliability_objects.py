@@ -19,7 +19,7 @@ if not kiln.is_kiln:
     pytest.skip("of kiln's own objects", allow_module_level=True)
 
 from kiln import _core
-from kiln.codegen.cache import DiskCache
+from kiln.codegen.store.cache import DiskCache
 
 
 def run(text: str) -> str:

@@ -13,8 +13,8 @@ from test_disk import PROGRAM, ROOT, filled, run  # noqa: F401
 
 import kiln
 from kiln import files
-from kiln.codegen import cache as kept
-from kiln.codegen.cache import DEFAULT_LIMIT, DiskCache, cache_limit
+from kiln.codegen.store import cache as kept
+from kiln.codegen.store.cache import DEFAULT_LIMIT, DiskCache, cache_limit
 
 DAY = 86400
 LIMIT = 120
@@ -245,5 +245,5 @@ def test_the_limit_of_the_environment(place: Path, monkeypatch: pytest.MonkeyPat
 
 def test_only_who_writes_pays(filled: tuple[Path, str]) -> None:  # noqa: F811
     """A process that finds everything imports nothing that writes, locks or looks through folders."""
-    check = "\nassert not {'kiln.files', 'kiln.codegen.room', 'kiln.cache', 'fcntl'} & set(sys.modules)"
+    check = "\nassert not {'kiln.files', 'kiln.codegen.store.room', 'kiln.cache', 'fcntl'} & set(sys.modules)"
     assert run(PROGRAM + check, filled[0]) == filled[1]

@@ -15,11 +15,12 @@ from codegen_peer import reads, writes
 
 from kiln import _core
 from kiln.codegen import compile as compiler
-from kiln.codegen import identity, kept, llvm
-from kiln.codegen.cache import DiskCache, cache_directory
+from kiln.codegen import llvm
 from kiln.codegen.gemm.kernel import gemm_parts
 from kiln.codegen.gemm.spec import product
-from kiln.codegen.nest import Nest
+from kiln.codegen.nests.nest import Nest
+from kiln.codegen.store import identity, kept
+from kiln.codegen.store.cache import DiskCache, cache_directory
 from kiln.codegen.target import LEVELS, host_target
 from kiln.codegen.verify import verify_nest, verify_object, verify_text
 from kiln.scalars.scalar import Scalar, const, convert
@@ -159,7 +160,7 @@ def test_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
 
 FULL = """
 import resource, sys
-from kiln.codegen.cache import DiskCache
+from kiln.codegen.store.cache import DiskCache
 cache = DiskCache(sys.argv[1])
 assert cache.store(bytes(32), b"small")
 resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))
@@ -197,7 +198,7 @@ def test_warm_process_imports_no_compiler(place: Path) -> None:
     compiler.kernel_object(NEST)
     text = (
         "import sys; from kiln.codegen.compile import kernel_object;"
-        "from kiln.codegen.nest import Nest, Operand;"
+        "from kiln.codegen.nests.nest import Nest, Operand;"
         "from kiln.scalars.scalar import Scalar; x = Scalar('load', (), 'f32', 0);"
         "a, b = Operand('float32', 'in', ('1',)), Operand('float32', 'out', ('1',));"
         "n = Nest(('p',), (a, b), (), ((1, x + 1.0),));"

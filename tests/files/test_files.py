@@ -213,8 +213,8 @@ def test_killed_at_every_moment_of_keeping_an_entry(tmp_path: Path) -> None:
     """The same of the cache on disk."""
     program = KILLS.format(
         what="files",
-        before="from kiln.codegen.cache import DiskCache\ncache, key = DiskCache(path), bytes(31) + b'1'\n"
-        "cache.store(key, b'old'); path += '/kernels/x'",
+        before="from kiln.codegen.store.cache import DiskCache\n"
+        "cache, key = DiskCache(path), bytes(31) + b'1'\ncache.store(key, b'old'); path += '/kernels/x'",
         save="DiskCache(cache.path).store(key, b'new')",
         check="seen.add(cache.load(key))",
     ).replace("n > 100", "n > 30")

@@ -16,11 +16,11 @@ pytestmark = needs_kiln
 pytest.importorskip("kiln._core")
 
 from kiln import _core  # noqa: E402
-from kiln.codegen import cache, kept, pack  # noqa: E402
 from kiln.codegen.compile import kernel_key  # noqa: E402
 from kiln.codegen.gemm.element import element_of  # noqa: E402
-from kiln.codegen.identity import host_source  # noqa: E402
-from kiln.codegen.pack import ANSWERS, HEADER, RECORD, Pack  # noqa: E402
+from kiln.codegen.store import cache, kept, pack  # noqa: E402
+from kiln.codegen.store.identity import host_source  # noqa: E402
+from kiln.codegen.store.pack import ANSWERS, HEADER, RECORD, Pack  # noqa: E402
 from kiln.codegen.target import LEVELS, host_target  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +44,7 @@ step.wait()
 NOTHING_MADE = """
 import sys
 from kiln.codegen import llvm
-made = [m for m in ("kiln.capture.make", "kiln.codegen.generate", "llvmlite") if m in sys.modules]
+made = [m for m in ("kiln.capture.make", "kiln.codegen.nests.generate", "llvmlite") if m in sys.modules]
 assert not made and llvm._library is None, made
 """
 NO_LLVM = "from kiln.codegen import llvm\nllvm.folder = lambda: None\n"

@@ -110,11 +110,11 @@ LATE_IN: dict[str, dict[str, str]] = {
     "kiln/passes/lower.py": {"kiln.passes": "most programs have no product, no attention, no recurrence"},
     "kiln/viz/dot.py": {"shutil": "where Graphviz draws", "subprocess": "where Graphviz draws"},
     # what makes kernels, of which a warm process makes none
-    "kiln/codegen/cache.py": {
+    "kiln/codegen/store/cache.py": {
         "kiln.files": "when an entry is written",
-        "kiln.codegen.room": "when it is one of 256",
+        "kiln.codegen.store.room": "when it is one of 256",
     },
-    "kiln/codegen/generate.py": {"kiln.codegen": "a kernel has one schedule; the others are not read"},
+    "kiln/codegen/nests/generate.py": {"kiln.codegen": "a kernel has one schedule; the others are not read"},
     "kiln/codegen/llvm.py": {"ctypes": "when LLVM is loaded"},
     "kiln/codegen/target.py": {"logging": "10 ms, when something is said"},
     "kiln/codegen/verify.py": {"re": "a warm process checks no text"},

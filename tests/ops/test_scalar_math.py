@@ -16,8 +16,8 @@ from codegen_peer import run, same
 from test_codegen_nest import LEVEL_NAMES
 
 from kiln.codegen.compile import compile_text
-from kiln.codegen.generate import nest_text
-from kiln.codegen.nest import Nest, Operand
+from kiln.codegen.nests.generate import nest_text
+from kiln.codegen.nests.nest import Nest, Operand
 from kiln.codegen.target import LEVELS
 from kiln.scalars import philox
 from kiln.scalars.on_numpy import DTYPE, evaluate

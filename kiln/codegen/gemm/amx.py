@@ -39,8 +39,8 @@ from kiln.codegen.gemm.pack import transpose
 from kiln.codegen.gemm.problem import Problem, Run
 from kiln.codegen.gemm.spec import GemmSpec
 from kiln.codegen.gemm.window import offsets, window_vnni
-from kiln.codegen.index import Index, Integer, Pointer
-from kiln.codegen.routine import shared_part
+from kiln.codegen.ir.index import Index, Integer, Pointer
+from kiln.codegen.ir.routine import shared_part
 from kiln.codegen.target import Target
 
 UNIT_COLUMNS = UNIT_BYTES // WORD

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kiln.codegen.gemm.amx_tile import LINE, PANEL, ROW, STEP_BYTES, STEP_WORDS, Factor
-from kiln.codegen.index import Index, Pointer
-from kiln.codegen.routine import Routine
+from kiln.codegen.ir.index import Index, Pointer
+from kiln.codegen.ir.routine import Routine
 
 TRANSPOSED = 4  # words that can be transposed, at least
 Pair = tuple[Index, Index]

@@ -28,9 +28,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kiln.codegen.gemm.element import Element
-from kiln.codegen.index import Index, Integer, Pointer
-from kiln.codegen.masked import first_lanes, load_masked
-from kiln.codegen.routine import Routine
+from kiln.codegen.ir.index import Index, Integer, Pointer
+from kiln.codegen.ir.masked import first_lanes, load_masked
+from kiln.codegen.ir.routine import Routine
 from kiln.codegen.target import Target
 
 HEIGHT = 16  # rows of a tile, and columns of one accumulator

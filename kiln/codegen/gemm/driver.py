@@ -21,8 +21,8 @@ from kiln.codegen.compile import Part
 from kiln.codegen.gemm.epilogue import Block
 from kiln.codegen.gemm.grid import COLUMN_STEPS, UNIT_ROWS, unit_columns
 from kiln.codegen.gemm.problem import Problem, Run
-from kiln.codegen.index import Condition, Index, Integer
-from kiln.codegen.routine import Routine
+from kiln.codegen.ir.index import Condition, Index, Integer
+from kiln.codegen.ir.routine import Routine
 
 
 class Microkernel:

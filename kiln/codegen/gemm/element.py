@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from kiln.codegen.memory import MEMORY, compute_type
-from kiln.codegen.routine import Routine
+from kiln.codegen.ir.memory import MEMORY, compute_type
+from kiln.codegen.ir.routine import Routine
+from kiln.codegen.ir.value import LLVM
 from kiln.codegen.target import Target
-from kiln.codegen.value import LLVM
 from kiln.scalars.scalar import FLOATS, WIDTH
 
 

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kiln.codegen.emit import Expression, number, rare_families
 from kiln.codegen.gemm.arguments import BATCH, arguments_of
 from kiln.codegen.gemm.element import element_of
 from kiln.codegen.gemm.spec import GemmSpec
-from kiln.codegen.index import Index, Pointer
-from kiln.codegen.memory import MEMORY, Memory, compute_type
-from kiln.codegen.memory import element as raw
-from kiln.codegen.nest import TURN
-from kiln.codegen.reduce import Reducer
-from kiln.codegen.routine import Routine
-from kiln.codegen.rows import grouped
+from kiln.codegen.ir.emit import Expression, number, rare_families
+from kiln.codegen.ir.index import Index, Pointer
+from kiln.codegen.ir.memory import MEMORY, Memory, compute_type
+from kiln.codegen.ir.memory import element as raw
+from kiln.codegen.ir.routine import Routine
+from kiln.codegen.ir.value import Value, llvm_type
+from kiln.codegen.nests.nest import TURN
+from kiln.codegen.nests.reduce import Reducer
+from kiln.codegen.nests.rows import grouped
 from kiln.codegen.target import Target
-from kiln.codegen.value import Value, llvm_type
 from kiln.scalars.scalar import Scalar, topological
 from kiln.table.order import CHAIN, GROUP, LANES
 

@@ -24,8 +24,8 @@ from kiln.codegen.gemm.spec import GemmSpec
 from kiln.codegen.gemm.swapped import Swapped
 from kiln.codegen.gemm.window import offsets, window
 from kiln.codegen.gemm.workspace import OFFSETS, ROW_PITCH, ROWS, Workspace, masked_panels
-from kiln.codegen.index import Condition, Index, Integer, Pointer, every
-from kiln.codegen.routine import shared_part
+from kiln.codegen.ir.index import Condition, Index, Integer, Pointer, every
+from kiln.codegen.ir.routine import shared_part
 from kiln.codegen.target import Target
 from kiln.table.order import LANES, SEGMENT
 

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from kiln.codegen.gemm.element import Element, multiply_add
-from kiln.codegen.index import Condition, Index, Integer, Pointer
-from kiln.codegen.masked import lanes_below, load_masked, store_masked
-from kiln.codegen.routine import Routine
+from kiln.codegen.ir.index import Condition, Index, Integer, Pointer
+from kiln.codegen.ir.masked import lanes_below, load_masked, store_masked
+from kiln.codegen.ir.routine import Routine
+from kiln.codegen.ir.value import LLVM, Value
 from kiln.codegen.target import Target
-from kiln.codegen.value import LLVM, Value
 
 COVERS = 32  # rows from which every even number is whole tiles
 

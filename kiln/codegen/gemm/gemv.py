@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from functools import reduce
 from operator import mul
 
-from kiln.codegen.code import IOTA64, Loop
 from kiln.codegen.compile import Part
 from kiln.codegen.gemm.arguments import BATCH, arguments_of
 from kiln.codegen.gemm.element import Element, element_of, multiply_add
@@ -27,11 +26,12 @@ from kiln.codegen.gemm.pack import interleave, load, side_by_side, stored_type, 
 from kiln.codegen.gemm.problem import KERNEL, Batch, batch_indices
 from kiln.codegen.gemm.spec import GemmSpec
 from kiln.codegen.gemm.split_k import Segments
-from kiln.codegen.index import Condition, Index, Integer, Pointer
-from kiln.codegen.memory import Memory
-from kiln.codegen.routine import Argument, Routine, shared_part
+from kiln.codegen.ir.code import IOTA64, Loop
+from kiln.codegen.ir.index import Condition, Index, Integer, Pointer
+from kiln.codegen.ir.memory import Memory
+from kiln.codegen.ir.routine import Argument, Routine, shared_part
+from kiln.codegen.ir.value import LLVM, Value
 from kiln.codegen.target import Target
-from kiln.codegen.value import LLVM, Value
 from kiln.table.order import LANES, SEGMENT
 
 RUN_COLUMNS = 1024  # the most columns whose sums are kept at once

@@ -9,7 +9,7 @@ ROW_COLUMNS columns. `GemmSpec` says how many there are.
 from __future__ import annotations
 
 from kiln.codegen.gemm.element import Element
-from kiln.codegen.nest import Operand
+from kiln.codegen.nests.nest import Operand
 from kiln.table.order import GROUP
 
 UNIT_ROWS = 24

@@ -16,7 +16,7 @@ from kiln.codegen.gemm.fma import Fma
 from kiln.codegen.gemm.problem import Problem
 from kiln.codegen.gemm.spec import GemmSpec, verify
 from kiln.codegen.gemm.window import nowhere
-from kiln.codegen.routine import own_parts
+from kiln.codegen.ir.routine import own_parts
 from kiln.codegen.target import Target
 
 

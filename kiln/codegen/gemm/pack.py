@@ -11,12 +11,12 @@ Strides of the source are bytes; the panel's elements have the summed type. Neit
 from __future__ import annotations
 
 from kiln.codegen.gemm.element import Element
-from kiln.codegen.index import Condition, Index, Integer, Pointer
-from kiln.codegen.masked import lanes_below, load_masked, store_masked
-from kiln.codegen.memory import MEMORY, Memory
-from kiln.codegen.routine import Routine
+from kiln.codegen.ir.index import Condition, Index, Integer, Pointer
+from kiln.codegen.ir.masked import lanes_below, load_masked, store_masked
+from kiln.codegen.ir.memory import MEMORY, Memory
+from kiln.codegen.ir.routine import Routine
+from kiln.codegen.ir.value import LLVM, Value, llvm_type
 from kiln.codegen.target import Target
-from kiln.codegen.value import LLVM, Value, llvm_type
 
 AHEAD = 16  # rows: they lie on different pages, where the machine does not prefetch by itself
 

@@ -14,8 +14,8 @@ from kiln.codegen.gemm.arguments import BATCH, EVENLY, arguments_of
 from kiln.codegen.gemm.element import element_of
 from kiln.codegen.gemm.spec import GemmSpec
 from kiln.codegen.gemm.split_k import Segments
-from kiln.codegen.index import Condition, Index, Integer, Pointer
-from kiln.codegen.routine import Routine
+from kiln.codegen.ir.index import Condition, Index, Integer, Pointer
+from kiln.codegen.ir.routine import Routine
 from kiln.codegen.target import Target
 
 KERNEL = "ptr %ptr, ptr %arg, i64 %begin, i64 %end"

@@ -39,7 +39,7 @@ from kiln.codegen.gemm.grid import (
     row_columns,
     unit_columns,
 )
-from kiln.codegen.nest import TEXTS, TURN, Nest, Operand
+from kiln.codegen.nests.nest import TEXTS, TURN, Nest, Operand
 from kiln.codegen.target import Target, legal
 from kiln.codegen.verify import refuse, verify_nest
 from kiln.scalars.scalar import REDUCE, Scalar, convert, program_text, topological

@@ -17,9 +17,9 @@ from collections.abc import Callable
 
 from kiln.codegen.gemm.element import Element
 from kiln.codegen.gemm.grid import PART_PITCH
-from kiln.codegen.index import Condition, Index, Pointer
-from kiln.codegen.routine import Routine
-from kiln.codegen.value import LLVM, Value
+from kiln.codegen.ir.index import Condition, Index, Pointer
+from kiln.codegen.ir.routine import Routine
+from kiln.codegen.ir.value import LLVM, Value
 from kiln.table.order import LANES, SEGMENT
 
 

@@ -20,7 +20,7 @@ from kiln.codegen.gemm.grid import EVEN_COLUMNS, UNIT_BYTES, unit_columns
 from kiln.codegen.gemm.pack import clear
 from kiln.codegen.gemm.problem import Batch, Run
 from kiln.codegen.gemm.workspace import COPIED, OFFSETS, ROW_PITCH, SUMS_BYTES, Workspace
-from kiln.codegen.index import Condition, Index, Integer, Pointer, every
+from kiln.codegen.ir.index import Condition, Index, Integer, Pointer, every
 from kiln.table.order import SEGMENT
 
 

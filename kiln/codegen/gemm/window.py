@@ -32,12 +32,12 @@ from kiln.codegen.gemm.amx_tile import PANEL, Factor, store_vnni
 from kiln.codegen.gemm.arguments import DIMS
 from kiln.codegen.gemm.element import Element
 from kiln.codegen.gemm.pack import interleave, side_by_side, store, stored_type, widen
-from kiln.codegen.index import Condition, Index, Pointer, every
-from kiln.codegen.masked import SUFFIX, load_masked
-from kiln.codegen.memory import MEMORY
-from kiln.codegen.routine import Routine
+from kiln.codegen.ir.index import Condition, Index, Pointer, every
+from kiln.codegen.ir.masked import SUFFIX, load_masked
+from kiln.codegen.ir.memory import MEMORY
+from kiln.codegen.ir.routine import Routine
+from kiln.codegen.ir.value import Value
 from kiln.codegen.target import Target
-from kiln.codegen.value import Value
 
 Runs = list[tuple[Index, str]]  # of columns: where lane 0 of each would lie, and the mask of its lanes
 RUNS = 4  # of unit stride that are loaded one by one

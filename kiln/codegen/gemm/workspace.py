@@ -9,7 +9,7 @@ from kiln.codegen.gemm.element import element_of
 from kiln.codegen.gemm.grid import SCRATCH_BYTES, UNIT_BYTES, UNIT_ROWS, unit_columns
 from kiln.codegen.gemm.problem import Problem, Run
 from kiln.codegen.gemm.spec import GemmSpec
-from kiln.codegen.index import Condition, Index, Integer, Pointer
+from kiln.codegen.ir.index import Condition, Index, Integer, Pointer
 from kiln.codegen.target import Target
 from kiln.table.order import SEGMENT
 

@@ -1,9 +1,9 @@
 """Attention as nodes: the output, and the gradients of query, key and value.
 
 Nobody sees a matrix of scores: it is computed block by block, in the forward pass and again in the gradients,
-which read what the output was made of and nothing else (`kiln.codegen.attention`). The three gradients of one
-output come from one kernel. Their bodies say what they mean (written.py); second derivatives, and
-the gradient of a mask that is added, are written out too.
+which read what the output was made of and nothing else (`kiln.codegen.attention.kernel`). The three gradients
+of one output come from one kernel. Their bodies say what they mean (written.py); second derivatives, and the
+gradient of a mask that is added, are written out too.
 """
 
 from __future__ import annotations
