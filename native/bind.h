@@ -99,6 +99,7 @@ extern PyTypeObject* size_type;
 // The Python object of a tensor; the same object as long as it lives. A null tensor is None.
 PyObject* wrap(const TensorRef& tensor);
 PyObject* wrap_results(const Results& results);
+Object tuple_of(std::span<const TensorRef> tensors);
 bool of_numbers(std::span<const Operand> operands);  // whether none is a tensor
 void fit_out(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out);
 void expect_copy(Tensor& source, const TensorRef& target);
@@ -135,6 +136,7 @@ struct SourceLine;
 PyObject* wrap_node(const Edge& edge);  // None for an edge to nowhere
 bool is_node(PyObject* object);
 Edge edge_of_node(PyObject* node);
+const char* kind_name(Source::Kind kind);  // "input", "output" or "hidden": where a node keeps something
 PyObject* hook_handle(uint64_t id);
 // For the collector of cycles: what hooks and metadata hold.
 int visit_extras(const Extras& extras, visitproc visit, void* arg);
@@ -184,7 +186,7 @@ int add_core_ops(PyObject* module);
 int add_operators(PyObject* module);
 int add_nodes(PyObject* module);
 int add_autograd(PyObject* module);
-int add_graph(PyObject* module);
+int add_callbacks(PyObject* module);
 int add_compiler(PyObject* module);
 
 }  // namespace kiln

@@ -395,7 +395,7 @@ int fill_module(PyObject* module) {
     if (!region_type || PyModule_AddObjectRef(module, "Region", reinterpret_cast<PyObject*>(region_type)) < 0)
         return -1;
     for (auto add : {add_dtypes, add_ops, add_functions, add_modes, add_core_ops, add_tensor, add_operators,
-                     add_tensor_data, add_dlpack, add_autograd, add_graph, add_compiler})
+                     add_tensor_data, add_dlpack, add_autograd, add_callbacks, add_compiler})
         if (add(module) < 0) return -1;
     the_module = Py_NewRef(module);
     return 0;

@@ -4,6 +4,8 @@
 
 #include "check.h"
 #include "compiler.h"
+#include "hooks.h"
+#include "inplace.h"
 
 namespace kiln {
 
@@ -14,7 +16,7 @@ TensorRef unpacked(const Node& node, const TensorRef& place) {
     for (const Packed& found : *node.packed) {
         if (!(found.place == place)) continue;
         const Packed packed = found;  // the hook may end the node's graph, and so `place`
-        TensorRef value = call_unpack(packed.unpack, packed.value);
+        TensorRef value = callbacks.unpack(packed.unpack, packed.value);
         KILN_CHECK(value->sizes == packed.place->sizes && value->dtype == packed.place->dtype, runtime,
                    node.fn->name, ": the unpack hook gave a tensor of ", name(value->dtype),
                    shape_text(value->sizes), " for one of ", name(packed.place->dtype),

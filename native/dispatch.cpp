@@ -7,6 +7,7 @@
 #include "busy.h"
 #include "check.h"
 #include "compiler.h"
+#include "inplace.h"
 #include "pointwise.h"
 #include "program.h"
 #include "record.h"
@@ -135,6 +136,12 @@ TensorRef contiguous(const TensorRef& x) {
     if (x->contiguous) return x;
     Operand operand{x.get(), {}};
     return std::move(call(*core_fns().copy, {&operand, 1})[0]);
+}
+
+TensorRef converted(const TensorRef& x, DType dtype) {
+    TensorRef out = fresh_tensor(dtype, x->sizes);
+    Operand operand{x.get(), {}};
+    return std::move(call(*core_fns().copy, {&operand, 1}, {&out, 1})[0]);
 }
 
 TensorRef full_like(const Tensor& x, double value) {

@@ -68,7 +68,8 @@ struct CoreFns {
 };
 CoreFns& core_fns();
 
-TensorRef contiguous(const TensorRef& x);  // x itself if it is
+TensorRef contiguous(const TensorRef& x);              // x itself if it is
+TensorRef converted(const TensorRef& x, DType dtype);  // a copy
 TensorRef full_like(const Tensor& x, double value);
 
 }  // namespace kiln

@@ -9,10 +9,10 @@
 #include <unordered_map>
 #include <vector>
 
-#include "autograd.h"
 #include "hash.h"
 #include "op.h"
 #include "program.h"
+#include "source_line.h"
 
 namespace kiln {
 
