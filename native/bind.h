@@ -170,6 +170,15 @@ std::span<const PyType_Slot> operator_slots();  // of Tensor
 // Adds methods and properties to Tensor; -1 with an exception set.
 int add_to_tensor(std::span<PyMethodDef> methods, std::span<PyGetSetDef> properties);
 
+// Calls up: what Python answers to a request of the core (kiln/capture/service.py).
+Object ask(const char* request, Object args);
+template <class... Args>
+Object ask(const char* request, const char* format, Args... args) {
+    return ask(request, checked(Py_BuildValue(format, args...)));
+}
+PyObject* handle_of(Fn& fn);  // borrowed: what requests call a function
+std::span<const uint8_t> bytes_of(PyObject* object);
+
 struct SavedHooks;
 // Sets this thread's hooks on saved tensors; false, with an exception, where they are refused.
 bool set_saved_hooks(SavedHooks hooks);
@@ -188,5 +197,6 @@ int add_nodes(PyObject* module);
 int add_autograd(PyObject* module);
 int add_callbacks(PyObject* module);
 int add_compiler(PyObject* module);
+int add_regions(PyObject* module);
 
 }  // namespace kiln

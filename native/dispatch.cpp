@@ -8,6 +8,7 @@
 #include "check.h"
 #include "compiler.h"
 #include "inplace.h"
+#include "op_list.h"
 #include "pointwise.h"
 #include "program.h"
 #include "record.h"
@@ -324,21 +325,13 @@ Results replay(const Recipe& recipe, std::span<const Operand> operands) {
     std::vector<Operand> given(operands.begin(), operands.end());  // of each value: as an operand has it
     given.resize(recipe.inputs);
     for (size_t i = 0; i < operands.size(); ++i) values[i] = TensorRef(operands[i].tensor);
-    for (const RecipeStep& step : recipe.steps) {
-        Operands arguments;
-        for (int32_t arg : step.args) {
-            if (arg >= 0) {
-                arguments.push_back(given[arg]);
-                continue;
-            }
-            const int32_t k = -1 - arg;
-            arguments.push_back(
-                {nullptr, Number::from_bits(Kind(step.number_kinds[k]), slots[step.numbers[k]])});
-        }
-        const std::span<const Operand> taken(arguments.data(), arguments.size());
-        const bool number = makes_number(*step.fn, taken);
-        values.push_back(
-            std::move((number ? execute(*step.fn, taken, {}, false) : call(*step.fn, taken))[0]));
+    const OpList& list = recipe.list;
+    for (const ListedOp& op : list.ops) {
+        const Operands own =
+            list.operands_of(op, slots.data(), [&](const ListedArg& arg) { return given[arg.value]; });
+        const std::span<const Operand> taken(own.data(), own.size());
+        const bool number = makes_number(*op.fn, taken);
+        values.push_back(std::move((number ? execute(*op.fn, taken, {}, false) : call(*op.fn, taken))[0]));
         const Tensor& y = *values.back();
         given.push_back(number ? Operand{nullptr, read_element(y.dtype, y.data())}
                                : Operand{values.back().get(), {}});

@@ -44,6 +44,7 @@ const Program& program_for(Fn& fn, std::span<const Operand> operands, ProgramFor
 Dims slots_of(const Program& program, Fn& fn, std::span<const Operand> operands);
 
 // Runs a recipe through `call`.
+struct Recipe;
 Results replay(const Recipe& recipe, std::span<const Operand> operands);
 
 // The view `fn` gives of its first operand; null for a reshape that has to copy.

@@ -1,6 +1,4 @@
 // Running a recording: by its program, or op by op on ready kernels; and the check that both give one result.
-#include <cmath>
-
 #include "busy.h"
 #include "check.h"
 #include "compiler.h"
@@ -14,27 +12,21 @@ namespace {
 // half op by op.
 constexpr uint64_t measure_from = 7, measure_runs = 8;
 
-Operands operands_of(const Recording& recording, const RecordedOp& op, std::vector<TensorRef>& keep) {
-    Operands operands;
-    for (const RecordedArg& arg : recording.args().subspan(op.first_arg, op.args)) {
-        if (arg.cls != ArgClass::number) {
-            keep.push_back(recording.tensor_of(arg));
-            operands.push_back({keep.back().get(), {}});
-            continue;
-        }
-        operands.push_back({nullptr, Number::from_bits(kind(arg.dtype), recording.environment()[arg.slot])});
-    }
-    return operands;
+Operands operands_of(const Recording& recording, const ListedOp& op, std::vector<TensorRef>& keep) {
+    return recording.list().operands_of(op, recording.environment().data(), [&](const ListedArg& arg) {
+        keep.push_back(recording.tensor_of(arg));
+        return Operand{keep.back().get(), {}};
+    });
 }
 
-std::string place_of(const Recording& recording, const RecordedOp& op) {
-    const size_t index = size_t(&op - recording.ops().data());
+std::string place_of(const Recording& recording, const ListedOp& op) {
+    const size_t index = size_t(&op - recording.list().ops.data());
     return concat("KILN_CHECK: ", recording.region()->name, ": ", op.fn->name, " of line ",
                   SourceLine::text(recording.lines()[index]));
 }
 
 // Whether a result is what the call on its line said it would be.
-void check_result(const Recording& recording, const RecordedOp& op, const RecordedArg& out, const Tensor& y) {
+void check_result(const Recording& recording, const ListedOp& op, const ListedArg& out, const Tensor& y) {
     const TensorRef said = recording.tensor_of(out);
     KILN_CHECK(said->dtype == y.dtype && said->sizes == y.sizes && said->strides == y.strides, internal,
                place_of(recording, op), " gave ", name(said->dtype), " ", shape_text(said->sizes),
@@ -42,19 +34,19 @@ void check_result(const Recording& recording, const RecordedOp& op, const Record
                shape_text(y.sizes), " with strides ", shape_text(y.strides));
 }
 
-void replay_op(const Recording& recording, const RecordedOp& op, const Operands& operands) {
-    std::span<const RecordedArg> outs = recording.outs().subspan(op.first_out, op.outs);
-    auto storage_of = [&](const RecordedArg& out) -> Storage& {
-        return *recording.storages()[out.storage].storage;
+void replay_op(const Recording& recording, const ListedOp& op, const Operands& operands) {
+    std::span<const ListedArg> outs = recording.list().outs_of(op);
+    auto storage_of = [&](const ListedArg& out) -> Storage& {
+        return *recording.storages()[out.value].storage;
     };
     Results targets;
     if (op.writes)
-        for (const RecordedArg& out : outs) {
+        for (const ListedArg& out : outs) {
             Storage& storage = storage_of(out);
             if (!storage.data) take_memory(storage, *allocate(storage.nbytes));
             targets.push_back(recording.tensor_of(out));
         }
-    const bool check = checking() && recording.lines().size() == recording.ops().size();
+    const bool check = checking() && recording.lines().size() == recording.list().ops.size();
     Results results;
     try {
         results =
@@ -70,28 +62,26 @@ void replay_op(const Recording& recording, const RecordedOp& op, const Operands&
 }
 
 // Where memory that nobody can see is used for the last time: (op, storage), the last op first.
-using LastUses = std::vector<std::pair<const RecordedOp*, Storage*>>;
+using LastUses = std::vector<std::pair<const ListedOp*, Storage*>>;
 
 LastUses last_uses(const Recording& recording) {
     LastUses found;
     std::vector<bool> seen(recording.storages().size());
-    auto meet = [&](const RecordedOp& op, int32_t index) {
+    auto meet = [&](const ListedOp& op, int32_t index) {
         if (index < 0 || seen[index]) return;
         seen[index] = true;
         const RecordedStorage& s = recording.storages()[index];
         if (s.pending && s.storage->refcount == 1 && s.storage->nbytes != shape_only)
             found.push_back({&op, s.storage.get()});
     };
-    for (auto op = recording.ops().rbegin(); op != recording.ops().rend(); ++op) {
-        for (const RecordedArg& arg : recording.args().subspan(op->first_arg, op->args))
-            meet(*op, arg.storage);
-        for (const RecordedArg& out : recording.outs().subspan(op->first_out, op->outs))
-            meet(*op, out.storage);
+    for (auto op = recording.list().ops.rbegin(); op != recording.list().ops.rend(); ++op) {
+        for (const ListedArg& arg : recording.list().args_of(*op)) meet(*op, arg.value);
+        for (const ListedArg& out : recording.list().outs_of(*op)) meet(*op, out.value);
     }
     return found;
 }
 
-void free_after(const RecordedOp& op, LastUses& uses) {
+void free_after(const ListedOp& op, LastUses& uses) {
     for (; !uses.empty() && uses.back().first == &op; uses.pop_back())
         take_memory(*uses.back().second, *allocate(0));
 }
@@ -99,7 +89,7 @@ void free_after(const RecordedOp& op, LastUses& uses) {
 // Runs the ops one by one. Memory that nobody can see goes after its last use, unless it is to be looked at.
 void replay(const Recording& recording, bool keep_dead = false) {
     LastUses uses = keep_dead ? LastUses() : last_uses(recording);
-    for (const RecordedOp& op : recording.ops()) {
+    for (const ListedOp& op : recording.list().ops) {
         stop_if_interrupted();
         std::vector<TensorRef> keep;
         replay_op(recording, op, operands_of(recording, op, keep));
@@ -113,13 +103,13 @@ void replay_timed(const Recording& recording, double* seconds) {
     LastUses uses = last_uses(recording);
     std::vector<TensorRef> keep;
     std::vector<Operands> operands;
-    operands.reserve(recording.ops().size());
-    for (const RecordedOp& op : recording.ops()) operands.push_back(operands_of(recording, op, keep));
+    operands.reserve(recording.list().ops.size());
+    for (const ListedOp& op : recording.list().ops) operands.push_back(operands_of(recording, op, keep));
     Stopwatch watch(seconds);
     for (size_t i = 0; i < operands.size(); ++i) {
         stop_if_interrupted();
-        replay_op(recording, recording.ops()[i], operands[i]);
-        free_after(recording.ops()[i], uses);
+        replay_op(recording, recording.list().ops[i], operands[i]);
+        free_after(recording.list().ops[i], uses);
     }
 }
 
@@ -200,7 +190,7 @@ void compare_with_ops(const Recording& recording, const RegionVariant& variant, 
     replay(recording, true);
     for (size_t i = 0; i < storages.size(); ++i)
         KILN_CHECK(!made[i] || same_values(storages[i].dtype, *storages[i].storage, *made[i]), internal,
-                   "KILN_CHECK: ", recording.region()->name, ": the program of ", recording.ops().size(),
+                   "KILN_CHECK: ", recording.region()->name, ": the program of ", recording.list().ops.size(),
                    " ops left other bits in storage ", i, " than the ops themselves");
 }
 
@@ -251,7 +241,7 @@ bool run_program(const Recording& recording, const std::shared_ptr<RegionEntry>&
         std::string text;
         if (!compiler::forgive(error, &text)) throw;
         if (error.kind != ErrorKind::memory) entry->failed = true;
-        compiler::log(true, concat(recording.region()->name, ": ", recording.ops().size(),
+        compiler::log(true, concat(recording.region()->name, ": ", recording.list().ops.size(),
                                    " ops run op by op: ", text));
         return false;
     }
@@ -267,17 +257,10 @@ void check_words(const Recording& recording, RegionEntry& entry) {
                "KILN_CHECK: ", recording.region()->name, ": two different recordings have one hash");
 }
 
-void note_end(RegionEntry& entry, const char* cause) {
-    bool mid_call =
-        std::string_view(cause) == "a value was read" || std::string_view(cause).starts_with("of a write");
-    SourceLine line = mid_call && SourceLine::current ? SourceLine::current() : SourceLine();
-    for (RegionEnd& end : entry.ends)
-        if (std::string_view(end.cause) == cause && end.line.code.object == line.code.object &&
-            end.line.instruction == line.instruction) {
-            ++end.times;
-            return;
-        }
-    if (entry.ends.size() < 8) entry.ends.push_back({cause, std::move(line), 1});
+// Where in the program a recording ended, if in the middle of it.
+SourceLine end_line(std::string_view cause) {
+    const bool mid_call = cause == "a value was read" || cause.starts_with("of a write");
+    return mid_call && SourceLine::current ? SourceLine::current() : SourceLine();
 }
 
 }  // namespace
@@ -288,23 +271,17 @@ void run_recording(Recording& recording, const char* cause) {
     // Of a run by the program everything is timed, of one op by op what eager calls would take as well.
     double seconds = 0, ops_seconds = 0;
     Stopwatch watch(region.measuring ? &seconds : nullptr);
-    region.last = {recording.ops().size(), recording.args().size(), recording.outs().size(),
-                   recording.storages().size(), recording.environment().size()};
+    const OpList& list = recording.list();
+    region.last = {list.ops.size(), list.args.size(), list.outs.size(), recording.storages().size(),
+                   recording.environment().size()};
     std::vector<bool> live;
     live.reserve(recording.storages().size());
     for (const RecordedStorage& s : recording.storages())
         live.push_back(s.pending ? s.storage->refcount > 1 : s.written);
-    bool is_new = false;
-    std::shared_ptr<RegionEntry> entry = region.entry(recording.hash(), &is_new);
-    if (is_new) try {
-            region.describe(*entry, recording.ops(), recording.args());
-        } catch (...) {
-            region.entries.erase(recording.hash());
-            throw;
-        }
+    std::shared_ptr<RegionEntry> entry = region.entry(recording.hash(), recording.list());
     const std::vector<uint32_t> versions = checking() ? versions_of(recording) : std::vector<uint32_t>();
     if (checking()) check_words(recording, *entry);
-    note_end(*entry, cause);
+    entry->note_end(cause, end_line(cause));
     uint64_t sight = ++entry->seen;
     bool measuring = entry->measuring;
     entry->settled += entry->variant || entry->failed;
@@ -316,7 +293,8 @@ void run_recording(Recording& recording, const char* cause) {
     bool ran = wants_program && run_program(recording, entry, live);
     if (!ran) measuring ? replay_timed(recording, &ops_seconds) : replay(recording);
     KILN_CHECK(versions.empty() || versions == versions_of(recording), internal, "KILN_CHECK: ", region.name,
-               ": the run of ", recording.ops().size(), " ops counted writes that their lines have counted");
+               ": the run of ", recording.list().ops.size(),
+               " ops counted writes that their lines have counted");
     ++(ran ? region.runs : region.replays);
     ++(ran ? entry->runs : entry->replays);
     if (!measuring) return;

@@ -2,6 +2,7 @@
 // program that runs it.
 #pragma once
 
+#include <bit>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -61,9 +62,7 @@ public:
     bool pending(const Storage& storage) const;
     bool flushing() const { return flushing_; }
 
-    std::span<const RecordedOp> ops() const { return ops_; }
-    std::span<const RecordedArg> args() const { return args_; }
-    std::span<const RecordedArg> outs() const { return outs_; }
+    const OpList& list() const { return list_; }
     std::span<const RecordedStorage> storages() const { return storages_; }
     const Dims& environment() const { return environment_; }
     const std::shared_ptr<Region>& region() const { return region_; }
@@ -71,14 +70,19 @@ public:
     std::span<const uint64_t> words() const { return words_; }
     std::span<const SourceLine> lines() const { return lines_; }
     double seconds() const { return seconds_; }
-    TensorRef tensor_of(const RecordedArg& arg) const;
+    TensorRef tensor_of(const ListedArg& arg) const;
 
 private:
-    void mix(uint64_t word) {
-        hash_.mix(word);
+    // Adds a word, or something of 64 bits, to the hash.
+    template <class Word>
+    void mix(const Word& word) {
+        hash_.mix(std::bit_cast<uint64_t>(word));
         if (keep_words_) [[unlikely]]
-            words_.push_back(word);
+            words_.push_back(std::bit_cast<uint64_t>(word));
     }
+    void append_arg(const Operand& operand);
+    void append_out(Tensor& result, bool writes);
+    void mix_op(const ListedOp& op);
     struct Flush;
     bool wait_until_idle();
     bool accepts(std::span<const Operand> operands, std::span<const TensorRef> out);
@@ -86,10 +90,10 @@ private:
     bool holds_too_much();
     int32_t ordinal(Tensor& tensor);
     int32_t add_storage(StorageRef storage, const Tensor& like, bool pending, bool flat);
-    RecordedArg describe_arg(Tensor& tensor);
-    RecordedArg describe_number(const Number& number);
+    ListedArg describe_arg(Tensor& tensor);
+    ListedArg describe_number(const Number& number);
     ArgClass classify(const Tensor& tensor, const RecordedStorage& storage) const;
-    void mix_arg(const RecordedArg& arg);
+    void mix_arg(const ListedArg& arg);
     void clear();
 
     std::shared_ptr<Region> region_;
@@ -97,8 +101,7 @@ private:
     bool keep_words_, timed_;
     std::vector<uint64_t> words_;    // what was hashed, for the check mode
     std::vector<SourceLine> lines_;  // of every op, for the check mode
-    std::vector<RecordedOp> ops_;
-    std::vector<RecordedArg> args_, outs_;
+    OpList list_;
     std::vector<RecordedStorage> storages_;
     Dims environment_;
     size_t bytes_ = 0;    // of all storages
