@@ -37,9 +37,8 @@ TensorRef owned(const TensorRef& gradient, const TensorRef& like, bool create_gr
     const bool all = size_t(gradient->numel) * itemsize(gradient->dtype) == storage.nbytes;
     if (alone && all && !overlaps_itself(*gradient)) return in_steps_of(like.get(), gradient);
     Operand operand{gradient.get(), {}};
-    Fn& copy = *core_fns().copy;
     return in_steps_of(like.get(),
-                       create_graph ? call_one(copy, {&operand, 1}) : run(copy, {&operand, 1})[0]);
+                       create_graph ? call_one(*core_fns().copy, {&operand, 1}) : copy_of(*gradient));
 }
 
 }  // namespace

@@ -54,23 +54,12 @@ Wanted wanted_by(const Saves& saves, uint64_t needed) {
     return wanted;
 }
 
-// Of a pointwise call only dtypes and which operands are 0-d or numbers matter: one word, if they are few.
-uint64_t point_look(const Fn& fn, std::span<const Operand> operands) {
-    constexpr size_t most = 7;
-    if (fn.cls != FnClass::pointwise || operands.size() > most) return 0;
-    uint64_t code = 1;
-    for (const Operand& operand : operands) code = code << 8 | look_of(operand);
-    return code;
-}
-
 const Saves& saves_of(Fn& fn, std::span<const Operand> operands) {
     static auto* table = new Table<Saves>();
-    uint64_t code = point_look(fn, operands);
     Key key;
     key.push(fn.id);
-    key.push(code);
-    for (const Operand& operand : operands)
-        if (!code) describe(operand, key);
+    for (const Operand& operand : operands)  // of a pointwise call dtypes matter, and which operands are 0-d
+        fn.cls == FnClass::pointwise ? key.push(look_of(operand)) : describe(operand, key);
     const Saves* saves = table->find(key);
     if (!saves) saves = table->insert(key, compiler::saves({&fn, operands}));
     return *saves;
@@ -80,11 +69,6 @@ const Saves& saves_of(Fn& fn, std::span<const Operand> operands) {
 bool overwritten(const Tensor& tensor, std::span<const TensorRef> out) {
     return std::any_of(out.begin(), out.end(),
                        [&](const TensorRef& t) { return t->storage == tensor.storage; });
-}
-
-TensorRef copy_of(Tensor& tensor) {
-    Operand operand{&tensor, {}};
-    return std::move(run(*core_fns().copy, {&operand, 1})[0]);
 }
 
 constexpr int unknown = -1;
@@ -234,10 +218,7 @@ Results call_with_gradient(Fn& fn, std::span<const Operand> operands, std::span<
     NodeRef node = record_inputs(fn, operands, out, saves, wanted, common_ndim(fn, operands, out));
     Results results;
     {
-        struct Restore {
-            bool mode = set_grad_enabled(false);
-            ~Restore() { set_grad_enabled(mode); }
-        } restore;
+        const GradMode off(false);
         results = run(fn, operands, out, saves.hidden > 0 && wanted.hidden);
     }
     for (const TensorRef& target : out) wrote(*target);

@@ -15,6 +15,15 @@ class FlatCall;
 
 bool grad_enabled();
 bool set_grad_enabled(bool enabled);  // returns what it was; in inference mode it stays off
+class GradMode {                      // while it lives
+public:
+    explicit GradMode(bool enabled) : before_(set_grad_enabled(enabled)) {}
+    ~GradMode() { set_grad_enabled(before_); }
+    GradMode(const GradMode&) = delete;
+
+private:
+    const bool before_;
+};
 // What is made in inference mode never takes part in backward, and its writes are not counted.
 struct Modes {
     bool grad = true, inference = false;

@@ -137,7 +137,8 @@ PyObject* wrap_node(const Edge& edge);  // None for an edge to nowhere
 bool is_node(PyObject* object);
 Edge edge_of_node(PyObject* node);
 const char* kind_name(Source::Kind kind);  // "input", "output" or "hidden": where a node keeps something
-PyObject* hook_handle(uint64_t id);
+// What removes a hook, which `add` registers and gives the number of.
+PyObject* hook_handle(FunctionRef<uint64_t()> add);
 // For the collector of cycles: what hooks and metadata hold.
 int visit_extras(const Extras& extras, visitproc visit, void* arg);
 void clear_extras(Extras& extras);

@@ -39,9 +39,9 @@ template <HookKind kind>
 PyObject* register_hook(PyObject* self, PyObject* function) {
     return guarded([&]() -> PyObject* {
         KILN_CHECK(PyCallable_Check(function), type, "register_hook: expected a callable");
-        const uint64_t id = add_hook(tensor_of(self), kind, Opaque(function));
+        PyObject* handle = hook_handle([&] { return add_hook(tensor_of(self), kind, Opaque(function)); });
         track(self);
-        return hook_handle(id);
+        return handle;
     });
 }
 
@@ -190,8 +190,7 @@ PyObject* tensor_backward(PyObject* self, PyObject* retain) {
 
 PyObject* queue_callback(PyObject*, PyObject* callback) {
     return guarded([&]() -> PyObject* {
-        KILN_CHECK(own_pass(), runtime, "Final callbacks can only be installed during backward pass.");
-        own_pass()->call_at_end(Opaque(callback));
+        call_at_end(Opaque(callback));
         Py_RETURN_NONE;
     });
 }
@@ -201,14 +200,9 @@ PyObject* put_owner(PyObject*, PyObject* owner) {
     work_for(pass);
     Py_RETURN_NONE;
 }
-PyObject* get_run(PyObject*, PyObject*) {
-    return PyLong_FromUnsignedLongLong(own_pass() ? own_pass()->number() : 0);
-}
+PyObject* get_run(PyObject*, PyObject*) { return PyLong_FromUnsignedLongLong(current_run()); }
 PyObject* get_will_visit(PyObject*, PyObject* item) {
-    return guarded([&] {
-        const Edge edge = edge_from(item, "will_visit");
-        return PyBool_FromLong(own_pass() && own_pass()->will_visit(edge));
-    });
+    return guarded([&] { return PyBool_FromLong(will_visit(edge_from(item, "will_visit"))); });
 }
 
 // ---- modes ----

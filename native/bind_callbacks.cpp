@@ -121,7 +121,7 @@ TensorRef batched_sum(const TensorRef& gradient, const Tensor& like) {
 // A call with gradients, each a batch of them if the pass under way is of such.
 Object call_with(const Opaque& callable, PyObject* args) {
     auto* function = static_cast<PyObject*>(callable.object);
-    const bool batched = own_pass()->batched();
+    const bool batched = gradients_are_batched();
     return checked(in_python([&] {
         return batched ? PyObject_CallFunctionObjArgs(batched_functions[2], function, args, nullptr)
                        : PyObject_CallObject(function, args);
@@ -184,10 +184,7 @@ void run_node_hook(const Opaque& hook, std::span<TensorRef> gradients, const std
 
 // Runs without recording gradients: what hooks compute of a saved tensor is not part of the graph.
 Opaque run_pack(const Opaque& hook, const TensorRef& tensor) {
-    struct Mode {
-        bool before = set_grad_enabled(false);
-        ~Mode() { set_grad_enabled(before); }
-    } mode;
+    const GradMode off(false);
     const uint32_t version = tensor->storage->version;
     Object given = checked(wrap(tensor));
     Object packed = call_function(hook, given.get());

@@ -10,6 +10,7 @@
 #include "answer.h"
 #include "busy.h"
 #include "entry.h"
+#include "node.h"
 #include "op_list.h"
 #include "threads.h"
 
@@ -306,6 +307,16 @@ void explain(const Call& call) {
     }
     ask("explain", "(OO)", handle_of(*call.fn), sizes.get());
     raise(ErrorKind::runtime, concat(call.fn->name, ": the sizes of its arguments do not fit"));
+}
+
+std::string view_error(const Tensor& view, const char* what) {
+    const Node* node = view.node.get();
+    const char* ways[] = {"recorded", "unrecorded", "inference", "one_of_several"};
+    Object text = ask("view error", "(zIiss)", node ? node->fn->name.c_str() : nullptr, view.output,
+                      int(node && node->context.object), ways[int(view.made)], what);
+    const char* words = PyUnicode_AsUTF8(text.get());
+    if (!words) throw Error(ErrorKind::python, "");
+    return words;
 }
 
 void settle() {

@@ -109,9 +109,7 @@ bool interrupted() {
 PyObject* set_check(PyObject*, PyObject* on) {
     int wanted = PyObject_IsTrue(on);
     if (wanted < 0) return nullptr;
-    bool before = checking();
-    set_checking(wanted);
-    return PyBool_FromLong(before);
+    return PyBool_FromLong(std::exchange(check_mode, bool(wanted)));
 }
 PyObject* recording(PyObject*, PyObject*) { return PyBool_FromLong(current_recording() != nullptr); }
 

@@ -1,4 +1,4 @@
-// Nodes of the graph as Python objects, and the handles of hooks. How nodes are called and what else they
+// Nodes of the graph as Python objects. How nodes are called and what else they
 // show is kiln/autograd/node.py's.
 #include "bind.h"
 
@@ -15,7 +15,6 @@ namespace kiln {
 namespace {
 
 PyTypeObject* node_type = nullptr;
-PyTypeObject* handle_type = nullptr;
 
 struct NodeObject {
     PyObject_HEAD Node* node;  // owned; null for the accumulation into a leaf
@@ -100,7 +99,7 @@ template <HookKind kind>
 PyObject* register_hook(PyObject* self, PyObject* function) {
     return guarded([&]() -> PyObject* {
         KILN_CHECK(PyCallable_Check(function), type, "register_hook: expected a callable");
-        return hook_handle(extras_of(self)->hooks.add(kind, 0, Opaque(function)));
+        return hook_handle([&] { return extras_of(self)->hooks.add(kind, 0, Opaque(function)); });
     });
 }
 
@@ -216,44 +215,15 @@ PyTypeObject* class_of(const Node* node) {
     return (*classes)[fn] = reinterpret_cast<PyTypeObject*>(made.release());
 }
 
-// ---- handles ----
-
-struct HandleObject {
-    PyObject_HEAD uint64_t id;
-};
-
-uint64_t id_of(PyObject* handle) { return reinterpret_cast<HandleObject*>(handle)->id; }
-void handle_dealloc(PyObject* self) {
-    PyTypeObject* type = Py_TYPE(self);
-    type->tp_free(self);
-    Py_DECREF(type);
-}
-PyObject* handle_remove(PyObject* self, PyObject*) {
-    Hooks::remove(id_of(self));
+PyObject* remove_hook(PyObject*, PyObject* id) {
+    const uint64_t number = PyLong_AsUnsignedLongLong(id);
+    if (number == uint64_t(-1) && PyErr_Occurred()) return nullptr;
+    Hooks::remove(number);
     Py_RETURN_NONE;
 }
-PyObject* handle_enter(PyObject* self, PyObject*) { return Py_NewRef(self); }
-PyObject* handle_id(PyObject* self, void*) { return PyLong_FromUnsignedLongLong(id_of(self)); }
-PyGetSetDef handle_getset[] = {
-    {"id", handle_id, nullptr, "The hook's number.", nullptr},
-    {nullptr, nullptr, nullptr, nullptr, nullptr},
-};
-PyMethodDef handle_methods[] = {
-    {"remove", handle_remove, METH_NOARGS, "Removes the hook."},
-    {"__enter__", handle_enter, METH_NOARGS, nullptr},
-    {"__exit__", handle_remove, METH_VARARGS, nullptr},
-    {nullptr, nullptr, 0, nullptr},
-};
-PyType_Slot handle_slots[] = {
-    {Py_tp_dealloc, reinterpret_cast<void*>(handle_dealloc)},
-    {Py_tp_getset, handle_getset},
-    {Py_tp_methods, handle_methods},
-    {0, nullptr},
-};
-PyType_Spec handle_spec = {"kiln.autograd.HookHandle", sizeof(HandleObject), 0,
-                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, handle_slots};
 
 PyMethodDef functions[] = {
+    {"remove_hook", remove_hook, METH_O, "Removes the hook of a number, if it is still there."},
     {"node_class", node_class, METH_VARARGS, "A class of nodes, by its name and what it is derived from."},
     {nullptr, nullptr, 0, nullptr},
 };
@@ -298,16 +268,20 @@ bool is_node(PyObject* object) { return PyObject_TypeCheck(object, node_type); }
 
 Edge edge_of_node(PyObject* node) { return {NodeRef(node_of(node).node), MetaRef(node_of(node).leaf), 0}; }
 
-PyObject* hook_handle(uint64_t id) {
-    auto* handle = PyObject_New(HandleObject, handle_type);
-    if (handle) handle->id = id;
-    return reinterpret_cast<PyObject*>(handle);
+PyObject* hook_handle(FunctionRef<uint64_t()> add) {
+    Object module = checked(in_python([] { return PyImport_ImportModule("kiln.autograd.node"); }));
+    Object type = checked(PyObject_GetAttrString(module.get(), "HookHandle"));
+    // No Python code runs from here on: a signal's handler finds the hook and its handle, or neither.
+    auto* handle_type = reinterpret_cast<PyTypeObject*>(type.get());
+    Object handle = checked(handle_type->tp_alloc(handle_type, 0));
+    Object id = checked(PyLong_FromUnsignedLongLong(add()));
+    checked_ok(PyObject_SetAttrString(handle.get(), "id", id.get()));
+    return handle.release();
 }
 
 int add_nodes(PyObject* module) {
     node_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&node_spec));
-    handle_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&handle_spec));
-    if (!node_type || !handle_type) return -1;
+    if (!node_type) return -1;
     if (PyModule_AddFunctions(module, functions) < 0) return -1;
     return PyModule_AddObjectRef(module, "Node", reinterpret_cast<PyObject*>(node_type));
 }

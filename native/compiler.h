@@ -57,6 +57,9 @@ void identify(Fn& fn);
 // Raises the sentence for a call whose sizes do not fit.
 [[noreturn]] void explain(const Call& call);
 
+// The sentence for a view that may not be written, or may not follow what it views.
+std::string view_error(const Tensor& view, const char* what);
+
 // The program of a recorded region, kept on disk by its hash and live set. `stored_region`: from disk, with
 // all its kernels' code, or null. `compile_region`: null if it cannot be compiled (logged).
 // `compile_region_later`: by another thread, which gives it to the entry, now known as pending.

@@ -139,6 +139,11 @@ TensorRef contiguous(const TensorRef& x) {
     return std::move(call(*core_fns().copy, {&operand, 1})[0]);
 }
 
+TensorRef copy_of(Tensor& x) {
+    Operand operand{&x, {}};
+    return std::move(run(*core_fns().copy, {&operand, 1})[0]);
+}
+
 TensorRef converted(const TensorRef& x, DType dtype) {
     TensorRef out = fresh_tensor(dtype, x->sizes);
     Operand operand{x.get(), {}};
@@ -221,9 +226,7 @@ Results run_any(Fn& fn, std::span<const Operand> operands, std::span<const Tenso
         results.push_back(make_view(fn, operands));
         if (results[0]) return results;
         // a reshape across strides
-        Operand source{operands[0].tensor, {}};
-        results = run(*core_fns().copy, {&source, 1});
-        results[0] = view_reshape(*results[0], integers(operands.subspan(1)), true);
+        results[0] = view_reshape(*copy_of(*operands[0].tensor), integers(operands.subspan(1)), true);
         return results;
     }
     for (const TensorRef& target : out) prepare_write(fn, *target, operands);

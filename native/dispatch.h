@@ -71,6 +71,7 @@ CoreFns& core_fns();
 
 TensorRef contiguous(const TensorRef& x);              // x itself if it is
 TensorRef converted(const TensorRef& x, DType dtype);  // a copy
+TensorRef copy_of(Tensor& x);                          // recorded, but not for backward
 TensorRef full_like(const Tensor& x, double value);
 
 }  // namespace kiln

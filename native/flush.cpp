@@ -1,4 +1,6 @@
 // Running a recording: by its program, or op by op on ready kernels; and the check that both give one result.
+#include <cmath>
+
 #include "busy.h"
 #include "check.h"
 #include "compiler.h"
@@ -46,7 +48,7 @@ void replay_op(const Recording& recording, const ListedOp& op, const Operands& o
             if (!storage.data) take_memory(storage, *allocate(storage.nbytes));
             targets.push_back(recording.tensor_of(out));
         }
-    const bool check = checking() && recording.lines().size() == recording.list().ops.size();
+    const bool check = check_mode && recording.lines().size() == recording.list().ops.size();
     Results results;
     try {
         results =
@@ -86,21 +88,10 @@ void free_after(const ListedOp& op, LastUses& uses) {
         take_memory(*uses.back().second, *allocate(0));
 }
 
-// Runs the ops one by one. Memory that nobody can see goes after its last use, unless it is to be looked at.
-void replay(const Recording& recording, bool keep_dead = false) {
+// Runs the ops one by one, and adds what they take without making their operands, as eager calls would, to
+// `seconds`. Memory that nobody can see goes after its last use, unless it is to be looked at.
+void replay(const Recording& recording, double* seconds, bool keep_dead = false) {
     LastUses uses = keep_dead ? LastUses() : last_uses(recording);
-    for (const ListedOp& op : recording.list().ops) {
-        stop_if_interrupted();
-        std::vector<TensorRef> keep;
-        replay_op(recording, op, operands_of(recording, op, keep));
-        keep.clear();
-        free_after(op, uses);
-    }
-}
-
-// The same, measuring what the ops take without a recording: no making of operands.
-void replay_timed(const Recording& recording, double* seconds) {
-    LastUses uses = last_uses(recording);
     std::vector<TensorRef> keep;
     std::vector<Operands> operands;
     operands.reserve(recording.list().ops.size());
@@ -108,8 +99,9 @@ void replay_timed(const Recording& recording, double* seconds) {
     Stopwatch watch(seconds);
     for (size_t i = 0; i < operands.size(); ++i) {
         stop_if_interrupted();
-        replay_op(recording, recording.list().ops[i], operands[i]);
-        free_after(recording.list().ops[i], uses);
+        const ListedOp& op = recording.list().ops[i];
+        replay_op(recording, op, operands[i]);
+        free_after(op, uses);
     }
 }
 
@@ -141,23 +133,14 @@ StorageRef copy_of(const Storage& storage) {
     return copy;
 }
 
-template <class Word>
-bool same_floats(const void* a, const void* b, size_t nbytes, Word infinity) {
-    const auto *x = static_cast<const Word*>(a), *y = static_cast<const Word*>(b);
-    auto is_nan = [&](Word w) { return Word(w & Word(~(Word(1) << (sizeof(Word) * 8 - 1)))) > infinity; };
-    for (size_t i = 0; i < nbytes / sizeof(Word); ++i)
-        if (x[i] != y[i] && !(is_nan(x[i]) && is_nan(y[i]))) return false;
-    return true;
-}
-
+// Whether all bits are the same, but for those of NaNs.
 bool same_values(DType dtype, const Storage& a, const Storage& b) {
-    switch (dtype) {
-    case DType::float64: return same_floats<uint64_t>(a.data, b.data, a.nbytes, 0x7FF0000000000000ull);
-    case DType::float32: return same_floats<uint32_t>(a.data, b.data, a.nbytes, 0x7F800000u);
-    case DType::float16: return same_floats<uint16_t>(a.data, b.data, a.nbytes, 0x7C00);
-    case DType::bfloat16: return same_floats<uint16_t>(a.data, b.data, a.nbytes, 0x7F80);
-    default: return std::memcmp(a.data, b.data, a.nbytes) == 0;
-    }
+    const size_t width = itemsize(dtype);
+    const auto *x = static_cast<const std::byte*>(a.data), *y = static_cast<const std::byte*>(b.data);
+    auto is_nan = [&](const std::byte* at) { return std::isnan(read_element(dtype, at).as_double()); };
+    for (size_t i = 0; i + width <= a.nbytes; i += width)
+        if (std::memcmp(x + i, y + i, width) != 0 && !(is_nan(x + i) && is_nan(y + i))) return false;
+    return true;
 }
 
 // What a recording writes, as it is before.
@@ -187,7 +170,7 @@ void compare_with_ops(const Recording& recording, const RegionVariant& variant, 
     }
     for (size_t i = 0; i < storages.size(); ++i)
         if (before[i]) std::memcpy(storages[i].storage->data, before[i]->data, before[i]->nbytes);
-    replay(recording, true);
+    replay(recording, nullptr, true);
     for (size_t i = 0; i < storages.size(); ++i)
         KILN_CHECK(!made[i] || same_values(storages[i].dtype, *storages[i].storage, *made[i]), internal,
                    "KILN_CHECK: ", recording.region()->name, ": the program of ", recording.list().ops.size(),
@@ -218,7 +201,7 @@ variant_for(const Recording& recording, const std::shared_ptr<RegionEntry>& entr
     }
     Region& region = *recording.region();
     if (entry->seen < 2 && !region.wait) return nullptr;
-    if (!region.wait && !checking()) {
+    if (!region.wait && !check_mode) {
         compiler::compile_region_later(recording, entry, live);
         return nullptr;
     }
@@ -235,7 +218,7 @@ bool run_program(const Recording& recording, const std::shared_ptr<RegionEntry>&
     try {
         variant = variant_for(recording, entry, live);
         if (!variant) return false;
-        if (checking()) before = copies_of_written(recording);
+        if (check_mode) before = copies_of_written(recording);
         run_variant(recording, *variant);
     } catch (const Error& error) {
         std::string text;
@@ -247,20 +230,6 @@ bool run_program(const Recording& recording, const std::shared_ptr<RegionEntry>&
     }
     if (!before.empty()) compare_with_ops(recording, *variant, live, before);
     return true;
-}
-
-void check_words(const Recording& recording, RegionEntry& entry) {
-    std::span<const uint64_t> words = recording.words();
-    if (words.empty()) return;  // checking was switched on in the middle of it
-    if (entry.words.empty()) entry.words.assign(words.begin(), words.end());
-    KILN_CHECK(std::equal(words.begin(), words.end(), entry.words.begin(), entry.words.end()), internal,
-               "KILN_CHECK: ", recording.region()->name, ": two different recordings have one hash");
-}
-
-// Where in the program a recording ended, if in the middle of it.
-SourceLine end_line(std::string_view cause) {
-    const bool mid_call = cause == "a value was read" || cause.starts_with("of a write");
-    return mid_call && SourceLine::current ? SourceLine::current() : SourceLine();
 }
 
 }  // namespace
@@ -279,19 +248,20 @@ void run_recording(Recording& recording, const char* cause) {
     for (const RecordedStorage& s : recording.storages())
         live.push_back(s.pending ? s.storage->refcount > 1 : s.written);
     std::shared_ptr<RegionEntry> entry = region.entry(recording.hash(), recording.list());
-    const std::vector<uint32_t> versions = checking() ? versions_of(recording) : std::vector<uint32_t>();
-    if (checking()) check_words(recording, *entry);
-    entry->note_end(cause, end_line(cause));
+    const std::vector<uint32_t> versions = check_mode ? versions_of(recording) : std::vector<uint32_t>();
+    KILN_CHECK(!check_mode || entry->list == list, internal, "KILN_CHECK: ", region.name,
+               ": two different recordings have one hash");
+    entry->note_end(cause);
     uint64_t sight = ++entry->seen;
     bool measuring = entry->measuring;
     entry->settled += entry->variant || entry->failed;
-    if (entry->settled == measure_from && !measuring && !entry->decided && !checking()) {
+    if (entry->settled == measure_from && !measuring && !entry->decided && !check_mode) {
         entry->measuring = true;
         ++region.measuring;
     }
     bool wants_program = !entry->slower && !(measuring && sight % 2);
     bool ran = wants_program && run_program(recording, entry, live);
-    if (!ran) measuring ? replay_timed(recording, &ops_seconds) : replay(recording);
+    if (!ran) replay(recording, measuring ? &ops_seconds : nullptr);
     KILN_CHECK(versions.empty() || versions == versions_of(recording), internal, "KILN_CHECK: ", region.name,
                ": the run of ", recording.list().ops.size(),
                " ops counted writes that their lines have counted");
@@ -302,7 +272,11 @@ void run_recording(Recording& recording, const char* cause) {
     double& best = ran ? entry->times.program : entry->times.replay;
     best = std::min(best, ran ? seconds : ops_seconds);
     if (recording.seconds() > 0) entry->times.record = std::min(entry->times.record, recording.seconds());
-    if (entry->measuring && entry->settled >= measure_from + measure_runs) region.measured(*entry);
+    if (!entry->measuring || entry->settled < measure_from + measure_runs) return;
+    entry->measuring = false;
+    --region.measuring;
+    entry->decided = true;
+    compiler::decide(region, *entry);
 }
 
 }  // namespace kiln

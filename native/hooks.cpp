@@ -37,13 +37,10 @@ uint64_t add_hook(Tensor& tensor, HookKind kind, Opaque function) {
 uint64_t Hooks::add(HookKind kind, uint32_t index, Opaque function) {
     static uint64_t next_id = 1;
     const uint64_t id = next_id++;
-    list_.push_back({id, index, kind, std::move(function)});
-    try {
-        lists_of_hooks()[id] = this;
-    } catch (...) {
-        list_.pop_back();
-        throw;
-    }
+    Hook hook{id, index, kind, std::move(function)};
+    list_.reserve(list_.size() + 1);
+    lists_of_hooks()[id] = this;  // as the last of what can fail
+    list_.push_back(std::move(hook));
     return id;
 }
 

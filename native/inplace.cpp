@@ -5,6 +5,7 @@
 
 #include "autograd.h"
 #include "check.h"
+#include "compiler.h"
 
 namespace kiln {
 
@@ -72,33 +73,8 @@ namespace {
 // place of the one a user's function says, if the view was made where nothing is recorded, or if it is one of
 // several whose node could not be replaced for it alone. `what`: who is modified.
 void check_view(const Tensor& view, const char* what) {
-    const bool user = view.node && view.node->context.object;
-    if (!user && view.made == Made::recorded) return;
-    const bool inference = view.made == Made::inference;
-    const bool unrecorded = inference || view.made == Made::unrecorded || !view.node;
-    const std::string which = view.node ? concat("Output ", view.output, " of ", view.node->fn->name,
-                                                 user ? "Backward" : "", " is a view ")
-                                        : "A view ";
-    const std::string how = unrecorded ? concat(view.node ? "of a view which " : "", "was created in ",
-                                                inference ? "inference" : "no_grad", " mode and ", what,
-                                                " modified inplace with grad mode enabled. ")
-                                       : concat("and ", what, " modified inplace. ");
-    raise(
-        ErrorKind::runtime,
-        concat(
-            which, how,
-            user ? "This view was created inside a custom Function (or because an input was returned as-is) "
-                   "and following the change would override the function's own backward; clone() the output "
-                   "of the custom Function."
-            : view.made == Made::one_of_several
-                ? "This view is the output of a function that returns multiple views. Such functions do not "
-                  "allow the output views to be modified inplace. You should replace the inplace operation "
-                  "by an out-of-place one, or take the views one by one (x[0], x[1:3])."
-                : concat(
-                      "Given that this use case is ambiguous and error-prone, it is forbidden. Do both, the "
-                      "view and the write, inside the ",
-                      inference ? "inference_mode" : "no_grad",
-                      " block (if the write is not to be tracked) or outside (if it is).")));
+    const bool of_user = view.node && view.node->context.object;
+    if (of_user || view.made != Made::recorded) raise(ErrorKind::runtime, compiler::view_error(view, what));
 }
 
 // The dims of a tensor with more than one element, widest step first; raises if elements share memory.

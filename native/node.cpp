@@ -33,7 +33,7 @@ NodeRef new_node(Fn& fn) {
     node->fn = &fn;
     node->line = SourceLine::current();
     if (anomaly_mode) [[unlikely]]
-        callbacks.new_node(*node, own_pass() ? own_pass()->current() : nullptr);
+        callbacks.new_node(*node, current_node());
     return node;
 }
 

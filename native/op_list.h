@@ -28,6 +28,7 @@ struct ListedArg {
     uint32_t slot = 0;     // a number's bits; sizes, strides and offset unless whole
     uint64_t ones = 0;     // bit d: size d is 1
     uint64_t classes = 0;  // stride class per dim, two bits each
+    bool operator==(const ListedArg&) const = default;
 };
 
 struct ListedOp {
@@ -36,6 +37,7 @@ struct ListedOp {
     bool writes;  // outputs are existing tensors
     uint32_t first_arg, args;
     uint32_t first_out, outs;  // in a recipe none: each op has one result, the next value
+    bool operator==(const ListedOp&) const = default;
 };
 
 struct OpList {
@@ -58,6 +60,7 @@ struct OpList {
                                    : value_of(arg));
         return operands;
     }
+    bool operator==(const OpList&) const = default;
     void clear() {
         ops.clear();
         args.clear();

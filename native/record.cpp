@@ -28,15 +28,11 @@ std::vector<Recording*>& recordings() {
     return *list;
 }
 
-bool equal_ignoring_ones(const Dims& sizes, const int64_t* other, int ndim) {
-    int o = 0;
-    for (int64_t size : sizes) {
-        if (size == 1) continue;
-        while (o < ndim && other[o] == 1) ++o;
-        if (o == ndim || other[o++] != size) return false;
-    }
-    while (o < ndim && other[o] == 1) ++o;
-    return o == ndim;
+Dims without_ones(std::span<const int64_t> sizes) {
+    Dims kept;
+    for (int64_t size : sizes)
+        if (size != 1) kept.push_back(size);
+    return kept;
 }
 
 // Whether `x` repeats a contiguous value of these sizes along dims of stride 0.
@@ -106,9 +102,6 @@ void after_fork(bool in_child) {
         if (recording != state.recording.get()) recording->give_up();
 }
 
-PauseRecording::PauseRecording() : before_(std::exchange(state.paused, true)) {}
-PauseRecording::~PauseRecording() { state.paused = before_; }
-
 StorageRef reserve(size_t nbytes) {
     StorageRef storage = allocate(0);
     storage->data = nullptr;
@@ -140,7 +133,7 @@ void settle_target(Storage& storage) {
 }
 
 Recording::Recording(std::shared_ptr<Region> region)
-    : region_(std::move(region)), keep_words_(checking()), timed_(region_->measuring > 0),
+    : region_(std::move(region)), keep_lines_(check_mode), timed_(region_->measuring > 0),
       recount_(most_bytes) {
     const RegionSizes& last = region_->last;
     list_.ops.reserve(last.ops);
@@ -269,7 +262,8 @@ ArgClass Recording::classify(const Tensor& x, const RecordedStorage& s) const {
     for (int d = 0; d < s.ndim; ++d) numel *= sizes[d];
     if (x.contiguous && x.offset == 0 && x.numel == numel) {
         if (x.ndim() == s.ndim && std::equal(x.sizes.begin(), x.sizes.end(), sizes)) return ArgClass::whole;
-        return equal_ignoring_ones(x.sizes, sizes, s.ndim) ? ArgClass::squeeze : ArgClass::reshape;
+        const bool same = without_ones(x.sizes.span()) == without_ones({sizes, s.ndim});
+        return same ? ArgClass::squeeze : ArgClass::reshape;
     }
     return is_expansion(x, sizes, s.ndim) ? ArgClass::expand : ArgClass::strided;
 }
@@ -411,7 +405,7 @@ bool Recording::append(Fn& fn, std::span<const Operand> operands, std::span<cons
     for (const Operand& operand : own) append_arg(operand);
     for (const TensorRef& result : results) append_out(*result, op.writes);
     list_.ops.push_back(op);
-    if (keep_words_) [[unlikely]]
+    if (keep_lines_) [[unlikely]]
         lines_.push_back(SourceLine::current());
     return true;
 }
@@ -452,12 +446,11 @@ void Recording::make_room(std::span<const Operand> operands, std::span<const Ten
     reserve(list_.ops, 1);
     environment_.resize(recorded + numbers);
     environment_.resize(recorded);
-    if (!keep_words_) return;
-    reserve(words_, 3 * arrays + 4);
-    reserve(lines_, 1);
+    if (keep_lines_) reserve(lines_, 1);
 }
 
-// While it lives, the recording runs. What it only reads others may read, and record reads of, too.
+// While it lives, the recording runs, and nothing is recorded on this thread. What it only reads others may
+// read, and record reads of, too.
 struct Recording::Flush {
     explicit Flush(Recording& r) : recording(r) {
         r.flushing_ = true;
@@ -468,9 +461,12 @@ struct Recording::Flush {
                 add_reader(*s.storage);
             }
     }
-    ~Flush() { recording.give_up(); }
+    ~Flush() {
+        state.paused = paused_before;
+        recording.give_up();
+    }
     Recording& recording;
-    PauseRecording pause;
+    const bool paused_before = std::exchange(state.paused, true);
 };
 
 void Recording::flush(const char* cause) {
@@ -503,9 +499,8 @@ void Recording::clear() {
     std::vector<RecordedStorage> dying;
     std::swap(dying, storages_);
     hash_ = Hash128();
-    words_.clear();
     lines_.clear();
-    keep_words_ = checking();
+    keep_lines_ = check_mode;
     timed_ = region_->measuring > 0;
     bytes_ = 0;
     recount_ = most_bytes;

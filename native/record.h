@@ -7,12 +7,10 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <string>
 #include <thread>
 #include <vector>
 
 #include "dispatch.h"
-#include "op.h"
 #include "region.h"
 #include "tensor.h"
 
@@ -67,19 +65,13 @@ public:
     const Dims& environment() const { return environment_; }
     const std::shared_ptr<Region>& region() const { return region_; }
     const Hash128& hash() const { return hash_; }
-    std::span<const uint64_t> words() const { return words_; }
     std::span<const SourceLine> lines() const { return lines_; }
     double seconds() const { return seconds_; }
     TensorRef tensor_of(const ListedArg& arg) const;
 
 private:
     // Adds a word, or something of 64 bits, to the hash.
-    template <class Word>
-    void mix(const Word& word) {
-        hash_.mix(std::bit_cast<uint64_t>(word));
-        if (keep_words_) [[unlikely]]
-            words_.push_back(std::bit_cast<uint64_t>(word));
-    }
+    void mix(const auto& word) { hash_.mix(std::bit_cast<uint64_t>(word)); }
     void append_arg(const Operand& operand);
     void append_out(Tensor& result, bool writes);
     void mix_op(const ListedOp& op);
@@ -98,8 +90,7 @@ private:
 
     std::shared_ptr<Region> region_;
     Hash128 hash_;
-    bool keep_words_, timed_;
-    std::vector<uint64_t> words_;    // what was hashed, for the check mode
+    bool keep_lines_, timed_;
     std::vector<SourceLine> lines_;  // of every op, for the check mode
     OpList list_;
     std::vector<RecordedStorage> storages_;
@@ -131,16 +122,6 @@ void flush_all(const char* cause);
 // child, what other threads recorded since is given up.
 void before_fork();
 void after_fork(bool in_child);
-
-// While it lives, nothing is recorded on this thread.
-class PauseRecording {
-public:
-    PauseRecording();
-    ~PauseRecording();
-
-private:
-    bool before_;
-};
 
 // Makes the storage's values be there: flushes the recording that has them pending. `for_write`: also one
 // that only reads the storage. Raises if they never came to be because the flush that was to make them

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "compiler.h"
-#include "invariants.h"
 
 namespace kiln {
 
@@ -13,12 +12,7 @@ namespace {
 constexpr size_t most_entries = 256;  // recordings remembered per region
 constexpr size_t most_ends = 8;       // different ends remembered of a recording
 
-bool check_mode = asked_to_check();
-
 }  // namespace
-
-bool checking() { return check_mode; }
-void set_checking(bool on) { check_mode = on; }
 
 void RegionEntry::give(Region& region, std::shared_ptr<RegionVariant> program) {
     pending = false;
@@ -29,10 +23,11 @@ void RegionEntry::give(Region& region, std::shared_ptr<RegionVariant> program) {
     ++region.compiles;
 }
 
-void RegionEntry::note_end(const char* cause, SourceLine line) {
-    auto same = [&](const RegionEnd& end) {
-        return std::string_view(end.cause) == cause && end.line == line;
-    };
+void RegionEntry::note_end(const char* cause) {
+    const std::string_view text = cause;
+    const bool mid_call = text == "a value was read" || text.starts_with("of a write");
+    SourceLine line = mid_call && SourceLine::current ? SourceLine::current() : SourceLine();
+    auto same = [&](const RegionEnd& end) { return end.cause == text && end.line == line; };
     auto known = std::find_if(ends.begin(), ends.end(), same);
     if (known != ends.end())
         ++known->times;
@@ -60,13 +55,6 @@ std::shared_ptr<RegionEntry> Region::entry(const Hash128& hash, const OpList& li
     ++evicted;
     compiler::forgotten(*this, *gone);
     return added;
-}
-
-void Region::measured(RegionEntry& entry) {
-    entry.decided = true;
-    entry.measuring = false;
-    --measuring;
-    compiler::decide(*this, entry);
 }
 
 }  // namespace kiln

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "hash.h"
+#include "invariants.h"
 #include "op_list.h"
 #include "program.h"
 #include "source_line.h"
@@ -47,8 +48,7 @@ struct Region;
 struct RegionEntry {
     uint64_t seen = 0, runs = 0, replays = 0, compiles = 0;
     uint64_t last_use = 0, number = 0;
-    std::vector<uint64_t> words;  // in full, in the check mode
-    OpList list;                  // as first seen, for explain()
+    OpList list;  // as first seen, for explain() and the check mode
     std::vector<RegionEnd> ends;
     std::shared_ptr<RegionVariant> variant;
     RegionTimes times;
@@ -62,8 +62,8 @@ struct RegionEntry {
 
     // Takes its program; null: there is none.
     void give(Region& region, std::shared_ptr<RegionVariant> program);
-    // A recording ended for this cause, on this line.
-    void note_end(const char* cause, SourceLine line);
+    // A recording ended for this cause; if that was in the middle of a call, on this line.
+    void note_end(const char* cause);
 };
 
 struct HashOf128 {
@@ -81,12 +81,9 @@ struct Region {
 
     // The entry of a recording, made if there is none; the least recently used one makes room.
     std::shared_ptr<RegionEntry> entry(const Hash128& hash, const OpList& list);
-    // Ends the measuring of an entry: whether it goes on as a program, and the region at all, is decided.
-    void measured(RegionEntry& entry);
 };
 
 // Whether every hit is compared in full and run op by op as well (KILN_CHECK=1): slow, for tests.
-bool checking();
-void set_checking(bool on);
+inline bool check_mode = asked_to_check();
 
 }  // namespace kiln

@@ -53,6 +53,26 @@ class Node(_core.Node):
         return value
 
 
+class HookHandle:
+    """What registering a hook gives: the hook's number, and how to remove it."""
+
+    __slots__ = ("id",)
+    id: int
+
+    def remove(self) -> None:
+        """Removes the hook; nothing, if it is gone."""
+        _core.remove_hook(self.id)
+
+    def __enter__(self) -> HookHandle:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.remove()
+
+
+HookHandle.__module__ = "kiln.autograd"
+
+
 def saved_of(node: Node) -> dict[str, tuple[str, int]]:
     """What an op's node may have saved, by PyTorch's names: "self", "other", "result"."""
     names: dict[str, tuple[str, int]] = {"result": ("output", 0)}

@@ -68,7 +68,7 @@ def _pays(recorded: float, replayed: float) -> bool:
 def forgotten(
     name: str, gone: tuple[int, int, int], kept: int, evicted: int, made: int, runs: int, uses: int
 ) -> str | None:
-    """After a recording (number, ops, sights) made room for another: why the region is switched off, or None."""
+    """After a recording (number, ops, sights) made room for another: why the region is off, or None."""
     number, ops, seen = gone
     log(0, f"{name}: forgets recording {number} ({ops} ops, seen {seen} times) to keep {kept}")
     if evicted < MOST_FORGOTTEN or 2 * runs >= uses:

@@ -9,6 +9,7 @@ derivative  the function that computes given gradients ("derivative function": i
 recipe      a function as calls of ops
 kernel      machine code
 explain     the error of a call whose sizes do not fit
+view error  the sentence of a view that may not be written
 region      the program of a recorded region: now, later (by another thread), stored (if it is on disk)
 settle      waits for what is being compiled by another thread
 decide      after a recording was measured: whether it runs as a program, and its region goes on recording
@@ -31,6 +32,7 @@ from kiln.capture import policy
 from kiln.capture.answers import kernels_of
 from kiln.capture.handle import Handle, derivative_of, forward_of
 from kiln.capture.log import log
+from kiln.capture.view_errors import view_error
 from kiln.codegen import kept
 from kiln.codegen.fork import PENDING, at_fork
 from kiln.codegen.identity import digest
@@ -158,6 +160,7 @@ _ANSWERS: dict[str, Any] = {
     "op": lambda name: find(name).handle,
     "kernel": _kernel,
     "explain": _explain,
+    "view error": view_error,
     "stored region": _stored_region,
     "region": _region,
     "region later": _region_later,
