@@ -7,6 +7,7 @@ from typing import Any, Protocol, Self, SupportsIndex, TypeAlias, TypeVar, final
 
 from kiln._typed.tensor import Tensor as Tensor
 from kiln._typed.words import Array, Device, DType, NDArray, Operand
+from kiln.autograd.node import Node as GraphNode
 from kiln.device import device as _device
 from kiln.layout import layout as _layout
 from kiln.layout import memory_format
@@ -136,7 +137,7 @@ class _CoreTensor:
     __array_priority__: _int
     requires_grad: _Bool
     grad: Tensor | None
-    grad_fn: Node | None
+    grad_fn: GraphNode | None
     data: Tensor
     def dim(self) -> _int: ...
     def ndimension(self) -> _int: ...
