@@ -1,73 +1,21 @@
 #include "autograd.h"
 
 #include <algorithm>
-#include <unordered_map>
 
 #include "check.h"
 #include "compiler.h"
-#include "free_list.h"
 #include "hooks.h"
+#include "inplace.h"
 #include "pointwise.h"
-#include "record.h"
 
 namespace kiln {
-
-SourceLine (*SourceLine::current)() = nullptr;
-std::string (*SourceLine::text)(const SourceLine&) = nullptr;
 
 namespace {
 
 thread_local bool grad_mode = true;
 uint64_t next_order = 1;
 
-// The line of the last in-place write of a storage, for the message of a failed version check.
-std::unordered_map<const Storage*, SourceLine>& last_writes() {
-    static auto* map = new std::unordered_map<const Storage*, SourceLine>();
-    return *map;
-}
-
-SavedTensor save(Tensor& tensor) {
-    KILN_CHECK(
-        !tensor.storage->inference, runtime,
-        "Inference tensors cannot be saved for backward. Please do not use Tensors created in "
-        "inference mode in computation tracked by autograd. To work around this, you can make a clone "
-        "to get a normal tensor and use it in autograd, or use no_grad() instead of inference_mode().");
-    return {TensorRef(&tensor), tensor.storage->version};
-}
-
 }  // namespace
-
-TensorRef shape_of(const Tensor& tensor) { return new_tensor(tensor.dtype, tensor.sizes, StorageRef()); }
-
-const SourceLine* last_write(const Storage& storage) {
-    auto found = last_writes().find(&storage);
-    return found == last_writes().end() ? nullptr : &found->second;
-}
-
-Tensor::Tensor() = default;
-Tensor::~Tensor() {
-    if (meta && meta->owner == this) meta->owner = nullptr;
-}
-AutogradMeta::AutogradMeta() = default;
-AutogradMeta::~AutogradMeta() {
-    if (retained) std::erase_if(retained->extras->retains, [&](const auto& r) { return r.first == this; });
-}
-
-AutogradMeta* new_meta() { return FreeList<AutogradMeta>::make(); }
-
-void release(Tensor* tensor) { FreeList<Tensor>::drop(tensor); }
-
-void release(AutogradMeta* meta) {
-    drop_in_turn(meta, &AutogradMeta::next_dying, FreeList<AutogradMeta>::drop);
-}
-
-void release(Node* node) { drop_in_turn(node, &Node::next_dying, FreeList<Node>::drop); }
-
-SavedHooks& saved_hooks() {
-    thread_local SavedHooks* hooks =
-        new SavedHooks();  // not destroyed: a thread may end after the interpreter
-    return *hooks;
-}
 
 bool grad_enabled() { return grad_mode; }
 
@@ -93,115 +41,6 @@ bool needs_gradient(const Fn& fn, std::span<const Operand> operands, std::span<c
     return false;
 }
 
-Edge edge_of(Tensor& tensor) {
-    if (Node* node = up_to_date_grad_fn(tensor)) return {NodeRef(node), nullptr, tensor.output};
-    if (tensor.meta && tensor.meta->requires_grad) return {nullptr, tensor.meta, 0};
-    return {};
-}
-
-void set_base(Tensor& view, Tensor& x) {
-    if (view.storage != x.storage) return;
-    view.base = x.base ? x.base : TensorRef(&x);
-    view.base_order = view.base->node ? view.base->node->order : 0;
-    view.made = inference_mode() ? Made::inference
-                : !grad_mode     ? Made::unrecorded
-                : x.base         ? x.made
-                                 : Made::recorded;
-}
-
-void set_history(Tensor& tensor, const NodeRef& node, uint32_t index) {
-    tensor.node = node;
-    tensor.output = index;
-    if (tensor.meta && tensor.meta->retained) [[unlikely]]
-        retain_at(*tensor.meta, node, index);
-}
-
-namespace {
-
-constexpr const char* one_place =
-    "unsupported operation: more than one element of the written-to tensor refers to a single memory "
-    "location. Please clone() the tensor before performing the operation.";
-
-}  // namespace
-
-void prepare_write(const Fn& fn, const Tensor& target, std::span<const Operand> operands) {
-    KILN_CHECK(!target.storage->read_only, runtime, fn.name,
-               ": the tensor's memory is read-only; use .clone() first");
-    KILN_CHECK(!is_expanded(target), runtime, one_place);
-    KILN_CHECK(!target.storage->inference || inference_mode(), runtime,
-               "Inplace update to inference tensor outside "
-               "InferenceMode is not allowed. You can make a clone to get a normal tensor before doing "
-               "inplace update.");
-    target.storage->below = 0;
-    if (fn.cls != FnClass::pointwise) return;  // others have read everything before they write
-    for (const Operand& operand : operands)
-        KILN_CHECK(!operand.tensor || !overlaps_partly(target, *operand.tensor), runtime,
-                   "unsupported operation: some elements of the input tensor and the written-to tensor refer "
-                   "to a single "
-                   "memory location. Please clone() the tensor before performing the operation.");
-}
-
-void wrote(Tensor& target) {
-    target.storage->below = 0;  // again: another thread may have looked before the elements were written
-    if (target.untracked || target.storage->inference) return;
-    ++target.storage->version;
-    if (last_writes().size() > 4096) last_writes().clear();
-    last_writes()[target.storage.get()] = SourceLine::current();
-}
-
-namespace {
-
-// Whether a view may be written, or follow what it views: not if that would put another derivative in the
-// place of the one a user's function says, if the view was made where nothing is recorded, or if it is one of
-// several whose node could not be replaced for it alone. `what`: who is modified.
-void check_view(const Tensor& view, const char* what) {
-    const bool user = view.node && view.node->context.object;
-    if (!user && view.made == Made::recorded) return;
-    const bool inference = view.made == Made::inference;
-    const bool unrecorded = inference || view.made == Made::unrecorded || !view.node;
-    const std::string which = view.node ? concat("Output ", view.output, " of ", view.node->fn->name,
-                                                 user ? "Backward" : "", " is a view ")
-                                        : "A view ";
-    const std::string how = unrecorded ? concat(view.node ? "of a view which " : "", "was created in ",
-                                                inference ? "inference" : "no_grad", " mode and ", what,
-                                                " modified inplace with grad mode enabled. ")
-                                       : concat("and ", what, " modified inplace. ");
-    raise(
-        ErrorKind::runtime,
-        concat(
-            which, how,
-            user ? "This view was created inside a custom Function (or because an input was returned as-is) "
-                   "and following the change would override the function's own backward; clone() the output "
-                   "of the custom Function."
-            : view.made == Made::one_of_several
-                ? "This view is the output of a function that returns multiple views. Such functions do not "
-                  "allow the output views to be modified inplace. You should replace the inplace operation "
-                  "by an out-of-place one, or take the views one by one (x[0], x[1:3])."
-                : concat(
-                      "Given that this use case is ambiguous and error-prone, it is forbidden. Do both, the "
-                      "view and the write, inside the ",
-                      inference ? "inference_mode" : "no_grad",
-                      " block (if the write is not to be tracked) or outside (if it is).")));
-}
-
-void place_in_base(const Tensor& view, bool with_sizes, Operands& operands);
-
-}  // namespace
-
-void check_in_place(const std::string& name, const Tensor& target) {
-    if (target.base) check_view(target, "is being");
-    const bool of_leaf = target.base && !target.base->node && takes_part(target);
-    KILN_CHECK(!(target.requires_grad() && !target.node) && !of_leaf, runtime,
-               of_leaf ? "a view of a leaf" : "a leaf",
-               " Variable that requires grad is being used in an in-place operation (", name,
-               "); do it under no_grad(), or on a clone()");
-    // Which of the elements at one place the gradient belongs to, no rule says.
-    KILN_CHECK(!overlaps_itself(target), runtime, one_place);
-    if (!target.base || target.base->contiguous) return;
-    Operands unused;
-    place_in_base(target, false, unused);  // raises here what it would raise after the write
-}
-
 namespace {
 
 Wanted wanted_by(const Saves& saves, uint64_t needed) {
@@ -215,23 +54,12 @@ Wanted wanted_by(const Saves& saves, uint64_t needed) {
     return wanted;
 }
 
-// Of a pointwise call only dtypes and which operands are 0-d or numbers matter: one word, if they are few.
-uint64_t point_look(const Fn& fn, std::span<const Operand> operands) {
-    constexpr size_t most = 7;
-    if (fn.cls != FnClass::pointwise || operands.size() > most) return 0;
-    uint64_t code = 1;
-    for (const Operand& operand : operands) code = code << 8 | look_of(operand);
-    return code;
-}
-
 const Saves& saves_of(Fn& fn, std::span<const Operand> operands) {
     static auto* table = new Table<Saves>();
-    uint64_t code = point_look(fn, operands);
     Key key;
     key.push(fn.id);
-    key.push(code);
-    for (const Operand& operand : operands)
-        if (!code) describe(operand, key);
+    for (const Operand& operand : operands)  // of a pointwise call dtypes matter, and which operands are 0-d
+        fn.cls == FnClass::pointwise ? key.push(look_of(operand)) : describe(operand, key);
     const Saves* saves = table->find(key);
     if (!saves) saves = table->insert(key, compiler::saves({&fn, operands}));
     return *saves;
@@ -243,26 +71,12 @@ bool overwritten(const Tensor& tensor, std::span<const TensorRef> out) {
                        [&](const TensorRef& t) { return t->storage == tensor.storage; });
 }
 
-TensorRef copy_of(Tensor& tensor) {
-    Operand operand{&tensor, {}};
-    return std::move(run(*core_fns().copy, {&operand, 1})[0]);
-}
-
 constexpr int unknown = -1;
 
 // How many dims the results have, where arrays with as many surely have the results' shape.
 int common_ndim(const Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
     const Dims* shape = fn.cls == FnClass::pointwise && out.empty() ? common_shape(operands) : nullptr;
     return shape ? shape->ndim() : unknown;
-}
-
-NodeRef new_node(Fn& fn) {
-    NodeRef node(FreeList<Node>::make());
-    node->fn = &fn;
-    node->line = SourceLine::current();
-    if (anomaly_mode) [[unlikely]]
-        note_node(*node, current_node());
-    return node;
 }
 
 // A node with its edges and inputs; outputs are added when they exist.
@@ -309,7 +123,7 @@ void pack_saved(Node& node) {
     node.packed = std::make_unique<std::vector<Packed>>();
     auto pack = [&](SavedTensor& saved) {
         if (!saved.tensor || !saved.tensor->storage) return;
-        Opaque value = call_pack(hooks.pack, saved.tensor);
+        Opaque value = callbacks.pack(hooks.pack, saved.tensor);
         saved.tensor = shape_of(*saved.tensor);
         node.packed->push_back({saved.tensor, std::move(value), hooks.unpack});
     };
@@ -318,101 +132,10 @@ void pack_saved(Node& node) {
     for (SavedTensor& saved : node.hidden) pack(saved);
 }
 
-// ---- writes through views ----
-
-// The dims of a tensor with more than one element, widest step first; raises if elements share memory.
-SmallVector<int, 6> dims_by_step(const Tensor& x) {
-    SmallVector<int, 6> dims;
-    for (int d = 0; d < x.ndim(); ++d)
-        if (x.sizes[d] > 1) dims.push_back(d);
-    std::sort(dims.begin(), dims.end(), [&](int a, int b) { return x.strides[a] > x.strides[b]; });
-    int64_t reach = 0;  // of the narrower dims
-    for (size_t i = dims.size(); i-- > 0; reach += (x.sizes[dims[i]] - 1) * x.strides[dims[i]])
-        KILN_CHECK(x.strides[dims[i]] > reach, runtime, one_place);
-    return dims;
-}
-
-// The numbers that place a view among its base's elements in order: strides and offset, before them the sizes
-// if asked for. A step in memory is taken apart into the base's own, widest first.
-void place_in_base(const Tensor& view, bool with_sizes, Operands& operands) {
-    const Tensor& base = *view.base;
-    const bool plain = base.contiguous;
-    const SmallVector<int, 6> dims = plain ? SmallVector<int, 6>() : dims_by_step(base);
-    const Dims in_order = plain ? Dims() : contiguous_strides(base.sizes);
-    auto push = [&](int64_t value) { operands.push_back({nullptr, Number::of(value)}); };
-    auto push_step = [&](int64_t step) {
-        if (plain) return push(step);
-        int64_t found = 0;
-        for (int d : dims) {
-            found += step / base.strides[d] * in_order[d];
-            step %= base.strides[d];
-        }
-        KILN_CHECK(!step, not_implemented,
-                   "an in-place operation on a view of memory between the elements of what it views is not "
-                   "differentiable; use clone()");
-        push(found);
-    };
-    if (with_sizes)
-        for (int64_t size : view.sizes) push(size);
-    for (int d = 0; d < view.ndim(); ++d) push_step(view.sizes[d] > 1 ? view.strides[d] : 0);
-    push_step(view.numel ? view.offset - base.offset : 0);
-}
-
-// Makes the view's history that of as_strided(base), after base's own changed.
-void view_of_base(Tensor& view) {
-    Tensor& base = *view.base;
-    Operands operands;
-    operands.push_back({&base, {}});
-    place_in_base(view, true, operands);
-    std::span<const Operand> given(operands.data(), operands.size());
-    Fn& fn = *core_fns().as_strided(view.ndim());
-    NodeRef node = record_inputs(fn, given, {}, saves_of(fn, given), {}, unknown);
-    set_history(view, node, 0);
-    view.base_order = base.node ? base.node->order : 0;
-}
-
-// After a write through a view: base is write(base, view), and the view a view of that.
-void write_to_base(Tensor& view) {
-    Tensor& base = *view.base;
-    Operands operands;
-    operands.push_back({&base, {}});
-    operands.push_back({&view, {}});
-    place_in_base(view, false, operands);
-    std::span<const Operand> given(operands.data(), operands.size());
-    Fn& fn = *core_fns().write(view.ndim());
-    view.base_order = base.node ? base.node->order : 0;  // its history is the write's, not base's
-    NodeRef node = record_inputs(fn, given, {}, saves_of(fn, given), {}, unknown);
-    set_history(base, node, 0);
-    view_of_base(view);
-}
-
 }  // namespace
 
-TensorRef become(Tensor& x, const Tensor& view, const char* name) {
-    if (grad_mode && takes_part(x)) check_in_place(name, x);
-    wrote(x);
-    TensorRef changed = alias(view);
-    const bool seen = x.refcount > 1u + (view.base.get() == &x);  // by views of it, or by a graph
-    if (x.base || (seen && !(x.meta && x.meta->requires_grad))) {
-        changed->base = view.base;
-        changed->base_order = view.base_order;
-    }
-    changed->made = x.made;
-    changed->untracked = x.untracked;
-    changed->meta = x.meta;
-    set_history(*changed, view.node, view.output);
-    return changed;
-}
-
-Node* up_to_date_grad_fn(Tensor& tensor) {
-    if (tensor.base) {
-        Node* base = tensor.base->node.get();
-        if ((base ? base->order : 0) != tensor.base_order) {
-            check_view(tensor, "its base or another view of its base has been");
-            view_of_base(tensor);
-        }
-    }
-    return tensor.node.get();
+NodeRef record_edges(Fn& fn, std::span<const Operand> operands) {
+    return record_inputs(fn, operands, {}, saves_of(fn, operands), {}, unknown);
 }
 
 std::vector<SavedPlace> record_user(UserCall& call) {
@@ -495,10 +218,7 @@ Results call_with_gradient(Fn& fn, std::span<const Operand> operands, std::span<
     NodeRef node = record_inputs(fn, operands, out, saves, wanted, common_ndim(fn, operands, out));
     Results results;
     {
-        struct Restore {
-            bool mode = set_grad_enabled(false);
-            ~Restore() { set_grad_enabled(mode); }
-        } restore;
+        const GradMode off(false);
         results = run(fn, operands, out, saves.hidden > 0 && wanted.hidden);
     }
     for (const TensorRef& target : out) wrote(*target);

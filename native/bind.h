@@ -99,6 +99,7 @@ extern PyTypeObject* size_type;
 // The Python object of a tensor; the same object as long as it lives. A null tensor is None.
 PyObject* wrap(const TensorRef& tensor);
 PyObject* wrap_results(const Results& results);
+Object tuple_of(std::span<const TensorRef> tensors);
 bool of_numbers(std::span<const Operand> operands);  // whether none is a tensor
 void fit_out(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out);
 void expect_copy(Tensor& source, const TensorRef& target);
@@ -135,7 +136,9 @@ struct SourceLine;
 PyObject* wrap_node(const Edge& edge);  // None for an edge to nowhere
 bool is_node(PyObject* object);
 Edge edge_of_node(PyObject* node);
-PyObject* hook_handle(uint64_t id);
+const char* kind_name(Source::Kind kind);  // "input", "output" or "hidden": where a node keeps something
+// What removes a hook, which `add` registers and gives the number of.
+PyObject* hook_handle(FunctionRef<uint64_t()> add);
 // For the collector of cycles: what hooks and metadata hold.
 int visit_extras(const Extras& extras, visitproc visit, void* arg);
 void clear_extras(Extras& extras);
@@ -168,6 +171,15 @@ std::span<const PyType_Slot> operator_slots();  // of Tensor
 // Adds methods and properties to Tensor; -1 with an exception set.
 int add_to_tensor(std::span<PyMethodDef> methods, std::span<PyGetSetDef> properties);
 
+// Calls up: what Python answers to a request of the core (kiln/capture/service.py).
+Object ask(const char* request, Object args);
+template <class... Args>
+Object ask(const char* request, const char* format, Args... args) {
+    return ask(request, checked(Py_BuildValue(format, args...)));
+}
+PyObject* handle_of(Fn& fn);  // borrowed: what requests call a function
+std::span<const uint8_t> bytes_of(PyObject* object);
+
 struct SavedHooks;
 // Sets this thread's hooks on saved tensors; false, with an exception, where they are refused.
 bool set_saved_hooks(SavedHooks hooks);
@@ -184,7 +196,8 @@ int add_core_ops(PyObject* module);
 int add_operators(PyObject* module);
 int add_nodes(PyObject* module);
 int add_autograd(PyObject* module);
-int add_graph(PyObject* module);
+int add_callbacks(PyObject* module);
 int add_compiler(PyObject* module);
+int add_regions(PyObject* module);
 
 }  // namespace kiln

@@ -3,15 +3,15 @@
 
 #include "bind.h"
 
+#include <algorithm>
 #include <bit>
-#include <chrono>
 #include <cstring>
-#include <functional>
-#include <thread>
 
 #include "answer.h"
 #include "busy.h"
 #include "entry.h"
+#include "node.h"
+#include "op_list.h"
 #include "threads.h"
 
 namespace kiln {
@@ -37,13 +37,6 @@ public:
 private:
     Object list_;
 };
-
-std::span<const uint8_t> bytes_of(PyObject* object) {
-    char* bytes;
-    Py_ssize_t count;
-    checked_ok(PyBytes_AsStringAndSize(object, &bytes, &count));
-    return {reinterpret_cast<uint8_t*>(bytes), size_t(count)};
-}
 
 // ---- to Python values ----
 
@@ -73,6 +66,37 @@ Object describe_operands(std::span<const Operand> operands, bool points = false)
     return list;
 }
 
+// What `read` makes of the answer to a request.
+template <class Read>
+auto answer_to(const char* request, const Object& args, Read read) {
+    Object bytes = ask(request, args);
+    Answer answer(bytes_of(bytes.get()));
+    auto made = read(answer);
+    answer.end();
+    return made;
+}
+
+// (handle, identity)
+void set_handle(Fn& fn, PyObject* object) {
+    Items fields(object);
+    fn.handle = Opaque(fields[0]);
+    KILN_CHECK(PyBytes_Check(fields[1]) && PyBytes_GET_SIZE(fields[1]) == sizeof fn.identity, internal,
+               "a function's identity: expected ", sizeof fn.identity, " bytes");
+    std::memcpy(fn.identity.data(), PyBytes_AS_STRING(fields[1]), sizeof fn.identity);
+}
+
+Object request_of(const Call& call, bool points = false) {
+    Object operands = describe_operands(call.operands, points);
+    return checked(Py_BuildValue("(OO)", handle_of(*call.fn), operands.get()));
+}
+
+FnClass class_from(Answer& answer) {
+    std::string name = answer.text();
+    return name == "pointwise" ? FnClass::pointwise : name == "replay" ? FnClass::replay : FnClass::program;
+}
+
+}  // namespace
+
 Object ask(const char* request, Object args) {
     expect_stack();
     Away here;
@@ -98,30 +122,6 @@ Object ask(const char* request, Object args) {
     return checked(answer);
 }
 
-template <class... Args>
-Object ask(const char* request, const char* format, Args... args) {
-    return ask(request, checked(Py_BuildValue(format, args...)));
-}
-
-// What `read` makes of the answer to a request.
-template <class Read>
-auto answer_to(const char* request, const Object& args, Read read) {
-    Object bytes = ask(request, args);
-    Answer answer(bytes_of(bytes.get()));
-    auto made = read(answer);
-    answer.end();
-    return made;
-}
-
-// (handle, identity)
-void set_handle(Fn& fn, PyObject* object) {
-    Items fields(object);
-    fn.handle = Opaque(fields[0]);
-    KILN_CHECK(PyBytes_Check(fields[1]) && PyBytes_GET_SIZE(fields[1]) == sizeof fn.identity, internal,
-               "a function's identity: expected ", sizeof fn.identity, " bytes");
-    std::memcpy(fn.identity.data(), PyBytes_AS_STRING(fields[1]), sizeof fn.identity);
-}
-
 PyObject* handle_of(Fn& fn) {
     if (!fn.handle.object) {
         Object made = ask("function", "(OO)", static_cast<PyObject*>(fn.op->record),
@@ -131,31 +131,12 @@ PyObject* handle_of(Fn& fn) {
     return static_cast<PyObject*>(fn.handle.object);
 }
 
-Object request_of(const Call& call, bool points = false) {
-    Object operands = describe_operands(call.operands, points);
-    return checked(Py_BuildValue("(OO)", handle_of(*call.fn), operands.get()));
+std::span<const uint8_t> bytes_of(PyObject* object) {
+    char* bytes;
+    Py_ssize_t count;
+    checked_ok(PyBytes_AsStringAndSize(object, &bytes, &count));
+    return {reinterpret_cast<uint8_t*>(bytes), size_t(count)};
 }
-
-FnClass class_from(Answer& answer) {
-    std::string name = answer.text();
-    return name == "pointwise" ? FnClass::pointwise : name == "replay" ? FnClass::replay : FnClass::program;
-}
-
-PyObject* recorded_args(std::span<const RecordedArg> args) {
-    Object list = checked(PyTuple_New(Py_ssize_t(args.size())));
-    for (size_t i = 0; i < args.size(); ++i) {
-        const RecordedArg& a = args[i];
-        const char* classes[] = {"number", "whole", "squeeze", "reshape", "expand", "strided"};
-        PyObject* item =
-            Py_BuildValue("(ssiiiKK)", classes[int(a.cls)], name(a.dtype), int(a.ndim), int(a.storage),
-                          int(a.slot), (unsigned long long)a.ones, (unsigned long long)a.classes);
-        if (!item) throw Error(ErrorKind::python, "");
-        PyTuple_SET_ITEM(list.get(), i, item);
-    }
-    return list.release();
-}
-
-}  // namespace
 
 namespace compiler {
 
@@ -282,14 +263,26 @@ const Recipe& recipe_for(const Call& call) {
         result->exprs = read_exprs(answer, result->environment);
         const auto slots = int64_t(result->environment + result->exprs.size());
         int64_t values = result->inputs;
-        result->steps = answer.list([&] {
+        OpList& list = result->list;
+        for (int64_t count = answer.integer(0, 1 << 20); count > 0; --count) {
             Object op = ask("op", "(s)", answer.text().c_str());
             Object structure = structure_from(answer);
-            RecipeStep made{&fn_of(op.get(), structure.get()), {}, answer.slots(0, slots), {}};
-            for (int32_t kind : answer.slots(0, 4)) made.number_kinds.push_back(uint8_t(kind));
-            made.args = answer.slots(-int64_t(made.numbers.size()), values++);
-            return made;
-        });
+            const auto numbers = answer.slots(0, slots), kinds = answer.slots(0, 4);
+            const auto args = answer.slots(-int64_t(std::min(numbers.size(), kinds.size())), values++);
+            list.ops.push_back({.fn = &fn_of(op.get(), structure.get()),
+                                .first_arg = uint32_t(list.args.size()),
+                                .args = uint32_t(args.size())});
+            for (int32_t arg : args) {
+                ListedArg& listed = list.args.emplace_back();
+                if (arg >= 0) {
+                    listed.cls = ArgClass::whole;
+                    listed.value = arg;
+                } else {
+                    listed.dtype = dtype_of(Kind(kinds[size_t(-1 - arg)]));
+                    listed.slot = uint32_t(numbers[size_t(-1 - arg)]);
+                }
+            }
+        }
         result->outputs = answer.slots(-1, values);
         return result;
     });
@@ -316,99 +309,14 @@ void explain(const Call& call) {
     raise(ErrorKind::runtime, concat(call.fn->name, ": the sizes of its arguments do not fit"));
 }
 
-namespace {
-
-// (hash, live set), as text: what a region's program is kept under
-Object region_key(const Recording& recording, const std::vector<bool>& live) {
-    std::string text = concat(recording.hash().low, " ", recording.hash().high, " ");
-    for (bool alive : live) text += alive ? '1' : '0';
-    return checked(PyUnicode_FromString(text.c_str()));
-}
-
-// What reads the answer for a region of these storages: the storages of its outputs, then its program.
-auto variant_reader(const Recording& recording, const std::vector<bool>& live) {
-    size_t inputs = 0, storages = live.size();
-    for (const RecordedStorage& s : recording.storages()) inputs += !s.pending;
-    return [inputs, storages, live](PyObject* bytes) {
-        Answer answer(bytes_of(bytes));
-        auto made = std::make_shared<RegionVariant>();
-        made->live = live;
-        made->program = read_program(answer, inputs);
-        made->program->name = "region";
-        made->outputs = answer.slots(0, int64_t(storages));
-        answer.end();
-        return made;
-    };
-}
-
-// (key, ops, storages, slots)
-Object describe_region(const Recording& recording, const std::vector<bool>& live) {
-    Object ops = checked(PyTuple_New(Py_ssize_t(recording.ops().size())));
-    for (size_t i = 0; i < recording.ops().size(); ++i) {
-        const RecordedOp& op = recording.ops()[i];
-        PyObject* item = Py_BuildValue("(OiiNN)", handle_of(*op.fn), int(op.hidden), int(op.writes),
-                                       recorded_args(recording.args().subspan(op.first_arg, op.args)),
-                                       recorded_args(recording.outs().subspan(op.first_out, op.outs)));
-        if (!item) throw Error(ErrorKind::python, "");
-        PyTuple_SET_ITEM(ops.get(), i, item);
-    }
-    Object storages = checked(PyTuple_New(Py_ssize_t(recording.storages().size())));
-    for (size_t i = 0; i < recording.storages().size(); ++i) {
-        const RecordedStorage& s = recording.storages()[i];
-        PyObject* item =
-            Py_BuildValue("(siiiiiiK)", name(s.dtype), int(s.pending), int(s.written), int(live[i]),
-                          int(s.flat), int(s.ndim), int(s.slot), (unsigned long long)s.ones);
-        if (!item) throw Error(ErrorKind::python, "");
-        PyTuple_SET_ITEM(storages.get(), i, item);
-    }
-    return checked(Py_BuildValue("(OOOi)", region_key(recording, live).get(), ops.get(), storages.get(),
-                                 int(recording.environment().size())));
-}
-
-using Deliver = std::function<void(PyObject* answer)>;
-
-// Called by the compiling thread with the answer, None where there is none, or True: never mind.
-PyObject* deliver(PyObject* capsule, PyObject* answer) {
-    return guarded([&]() -> PyObject* {
-        (*static_cast<Deliver*>(PyCapsule_GetPointer(capsule, nullptr)))(answer);
-        Py_RETURN_NONE;
-    });
-}
-PyMethodDef deliver_method = {"deliver", deliver, METH_O, "Gives a region's entry its program."};
-
-}  // namespace
-
-std::shared_ptr<RegionVariant> stored_region(const Recording& recording, const std::vector<bool>& live) {
-    Object answer = ask("stored region", "(O)", region_key(recording, live).get());
-    return answer.get() == Py_None ? nullptr : variant_reader(recording, live)(answer.get());
-}
-
-std::shared_ptr<RegionVariant> compile_region(const Recording& recording, const std::vector<bool>& live) {
-    Object answer = ask("region", describe_region(recording, live));
-    return answer.get() == Py_None ? nullptr : variant_reader(recording, live)(answer.get());
-}
-
-void compile_region_later(const Recording& recording, const std::shared_ptr<RegionEntry>& entry,
-                          const std::vector<bool>& live) {
-    Object asked = describe_region(recording, live);
-    auto give = [entry, region = recording.region(),
-                 read = variant_reader(recording, live)](PyObject* answer) {
-        entry->pending = false;
-        if (answer == Py_True) return;
-        entry->failed = true;  // should it not be readable
-        entry->give(*region, answer == Py_None ? nullptr : read(answer));
-    };
-    auto* owned = new Deliver(std::move(give));
-    Object capsule = checked(PyCapsule_New(
-        owned, nullptr, [](PyObject* c) { delete static_cast<Deliver*>(PyCapsule_GetPointer(c, nullptr)); }));
-    Object callback = checked(PyCFunction_New(&deliver_method, capsule.get()));
-    entry->pending = true;  // before: the other thread may be done when this one goes on
-    try {
-        ask("region later", "(OO)", asked.get(), callback.get());
-    } catch (...) {
-        entry->pending = false;
-        throw;
-    }
+std::string view_error(const Tensor& view, const char* what) {
+    const Node* node = view.node.get();
+    const char* ways[] = {"recorded", "unrecorded", "inference", "one_of_several"};
+    Object text = ask("view error", "(zIiss)", node ? node->fn->name.c_str() : nullptr, view.output,
+                      int(node && node->context.object), ways[int(view.made)], what);
+    const char* words = PyUnicode_AsUTF8(text.get());
+    if (!words) throw Error(ErrorKind::python, "");
+    return words;
 }
 
 void settle() {

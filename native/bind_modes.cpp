@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "autograd.h"
+#include "hooks.h"
 
 namespace kiln {
 namespace {

@@ -1,4 +1,4 @@
-// The module: recorded regions, threads, memory, random state, profiling, and the order things are set up in.
+// The module: threads, memory, random state, profiling, and the order things are set up in.
 #include "bind.h"
 
 #include <csignal>
@@ -49,150 +49,7 @@ void stay() {
 
 namespace {
 
-// ---- recorded regions ----
-
-PyTypeObject* region_type = nullptr;
-
-struct RegionObject {
-    PyObject_HEAD std::shared_ptr<Region>* region;  // a recording in progress keeps it too
-};
-
-const std::shared_ptr<Region>& region_of(PyObject* object) {
-    return *reinterpret_cast<RegionObject*>(object)->region;
-}
-
-PyObject* region_new(PyTypeObject* type, PyObject* args, PyObject*) {
-    return guarded([&]() -> PyObject* {
-        const char* name;
-        int wait = 0;
-        if (!PyArg_ParseTuple(args, "s|p:Region", &name, &wait)) return nullptr;
-        auto region = std::make_shared<Region>();
-        region->name = name;
-        region->wait = wait;
-        Object object = checked(type->tp_alloc(type, 0));
-        reinterpret_cast<RegionObject*>(object.get())->region = new std::shared_ptr(std::move(region));
-        return object.release();
-    });
-}
-void region_dealloc(PyObject* object) {
-    PyTypeObject* type = Py_TYPE(object);
-    delete reinterpret_cast<RegionObject*>(object)->region;
-    type->tp_free(object);
-    Py_DECREF(type);
-}
-// Ends a recording, whatever the call in it gave: what was recorded before an exception still runs. An error
-// of that is raised from the call's.
-PyObject* end_call(PyObject* result, const char* returned) {
-    PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
-    const bool finished = !result && (PyErr_ExceptionMatches(PyExc_StopIteration) ||
-                                      PyErr_ExceptionMatches(PyExc_StopAsyncIteration));
-    if (!result) PyErr_Fetch(&type, &value, &traceback);
-    const int ended = guarded([&] {
-        end_recording(result ? returned : finished ? "the body returned" : "an exception");
-        return 0;
-    });
-    if (result && ended < 0) Py_CLEAR(result);
-    if (!type) return result;
-    if (ended == 0) return PyErr_Restore(type, value, traceback), nullptr;
-    PyErr_NormalizeException(&type, &value, &traceback);
-    if (traceback) PyException_SetTraceback(value, traceback);
-    PyObject *own, *failure, *line;
-    PyErr_Fetch(&own, &failure, &line);
-    PyErr_NormalizeException(&own, &failure, &line);
-    PyException_SetContext(failure, Py_NewRef(value));
-    PyException_SetCause(failure, value);
-    Py_DECREF(type);
-    Py_XDECREF(traceback);
-    PyErr_Restore(own, failure, line);
-    return nullptr;
-}
-
-// function(*args, **kwargs), recorded. One C function, so that no signal's handler can run between the
-// beginning and the call, or between the call and the end.
-PyObject* call_recorded(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names,
-                        const char* returned) {
-    if (count < 1) return PyErr_Format(PyExc_TypeError, "Region: expected a function to call");
-    const int begun = guarded([&] {
-        wait_for_runs();
-        begin_recording(region_of(self));
-        return 0;
-    });
-    if (begun < 0) return nullptr;
-    PyObject* result =
-        in_python([&] { return PyObject_Vectorcall(args[0], args + 1, size_t(count - 1), names); });
-    return end_call(result, returned);
-}
-PyObject* region_call(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
-    return call_recorded(self, args, count, names, "the call returned");
-}
-PyObject* region_resume(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
-    return call_recorded(self, args, count, names, "the body was suspended");
-}
-PyObject* region_stats(PyObject* self, PyObject*) {
-    const Region& region = *region_of(self);
-    return Py_BuildValue("{sKsKsKsnsKsO}", "runs", (unsigned long long)region.runs, "compiles",
-                         (unsigned long long)region.compiles, "replays", (unsigned long long)region.replays,
-                         "programs", Py_ssize_t(region.entries.size()), "forgotten",
-                         (unsigned long long)region.evicted, "off", region.off ? Py_True : Py_False);
-}
-// [(cause, line or None, times)]: what ended a recording.
-Object ends_of(const RegionEntry& entry) {
-    Object list = checked(PyList_New(0));
-    for (const RegionEnd& end : std::vector<RegionEnd>(entry.ends)) {
-        std::string line = end.line.code.object ? SourceLine::text(end.line) : "";
-        Object item = checked(Py_BuildValue("(szK)", end.cause, line.empty() ? nullptr : line.c_str(),
-                                            (unsigned long long)end.times));
-        checked_ok(PyList_Append(list.get(), item.get()));
-    }
-    return list;
-}
-Object describe_entry(const RegionEntry& entry) {
-    Object ops = checked(PyList_New(0));
-    for (const RecordedOp& op : entry.ops) {
-        Object name = checked(PyUnicode_FromString(op.fn->name.c_str()));
-        checked_ok(PyList_Append(ops.get(), name.get()));
-    }
-    const int kernels = entry.variant ? int(entry.variant->program->kernels.size()) : -1;
-    return checked(Py_BuildValue(
-        "{sKsOsisKsKsKsKsssOsOsOsdsdsO}", "number", (unsigned long long)entry.number, "ops", ops.get(),
-        "kernels", kernels, "seen", (unsigned long long)entry.seen, "runs", (unsigned long long)entry.runs,
-        "replays", (unsigned long long)entry.replays, "compiles", (unsigned long long)entry.compiles, "anew",
-        entry.anew.c_str(), "pending", entry.pending ? Py_True : Py_False, "failed",
-        entry.failed ? Py_True : Py_False, "slower", entry.slower ? Py_True : Py_False, "by_program",
-        entry.times.program + entry.times.record, "by_ops", entry.times.replay, "ends",
-        ends_of(entry).get()));
-}
-PyObject* region_describe(PyObject* self, PyObject*) {
-    return guarded([&]() -> PyObject* {
-        const Region& region = *region_of(self);
-        std::vector<std::shared_ptr<RegionEntry>> entries;  // Python code may run, and record, meanwhile
-        for (const auto& [hash, entry] : region.entries) entries.push_back(entry);
-        Object list = checked(PyList_New(0));
-        for (const auto& entry : entries) checked_ok(PyList_Append(list.get(), describe_entry(*entry).get()));
-        return Py_BuildValue("{sKszsO}", "made", (unsigned long long)region.made, "off", region.off,
-                             "recordings", list.get());
-    });
-}
-PyMethodDef region_methods[] = {
-    {"call", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(region_call)),
-     METH_FASTCALL | METH_KEYWORDS,
-     "function(*args, **kwargs), recorded, or as a part of what is being recorded; then what is pending "
-     "runs."},
-    {"resume", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(region_resume)),
-     METH_FASTCALL | METH_KEYWORDS, "The same for a step of a body that may be suspended."},
-    {"stats", region_stats, METH_NOARGS,
-     "Counts of runs, compiles, replays op by op, recordings known and forgotten."},
-    {"describe", region_describe, METH_NOARGS,
-     "What explain() puts into words: of every recording what it is, why anew, what ended it, its times."},
-    {nullptr, nullptr, 0, nullptr},
-};
-PyType_Slot region_slots[] = {
-    {Py_tp_new, reinterpret_cast<void*>(region_new)},
-    {Py_tp_dealloc, reinterpret_cast<void*>(region_dealloc)},
-    {Py_tp_methods, region_methods},
-    {0, nullptr},
-};
-PyType_Spec region_spec = {"kiln._core.Region", sizeof(RegionObject), 0, Py_TPFLAGS_DEFAULT, region_slots};
+// ---- recordings ----
 
 PyObject* flush(PyObject*, PyObject*) {
     return guarded([&]() -> PyObject* {
@@ -253,9 +110,7 @@ PyObject* is_checking(PyObject*, PyObject*) { return PyBool_FromLong(checking())
 PyObject* set_check(PyObject*, PyObject* on) {
     int wanted = PyObject_IsTrue(on);
     if (wanted < 0) return nullptr;
-    bool before = checking();
-    set_checking(wanted);
-    return PyBool_FromLong(before);
+    return PyBool_FromLong(std::exchange(check_mode, bool(wanted)));
 }
 PyObject* recording(PyObject*, PyObject*) { return PyBool_FromLong(current_recording() != nullptr); }
 
@@ -393,11 +248,8 @@ int fill_module(PyObject* module) {
     Invariants::locked = [] { return PyGILState_Check() != 0 || ending(); };
     Opaque::retain = [](void* object) { Py_INCREF(static_cast<PyObject*>(object)); };
     Opaque::drop = [](void* object) { Py_DECREF(static_cast<PyObject*>(object)); };
-    region_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&region_spec));
-    if (!region_type || PyModule_AddObjectRef(module, "Region", reinterpret_cast<PyObject*>(region_type)) < 0)
-        return -1;
     for (auto add : {add_dtypes, add_ops, add_functions, add_modes, add_core_ops, add_tensor, add_operators,
-                     add_tensor_data, add_dlpack, add_autograd, add_graph, add_compiler})
+                     add_tensor_data, add_dlpack, add_autograd, add_callbacks, add_compiler, add_regions})
         if (add(module) < 0) return -1;
     the_module = Py_NewRef(module);
     return 0;

@@ -5,6 +5,8 @@
 
 #include "autograd.h"
 #include "busy.h"
+#include "hooks.h"
+#include "inplace.h"
 
 namespace kiln {
 

@@ -1,5 +1,6 @@
 // What the core asks of the rest of kiln, when it has no function, program or kernel for what it must run.
-// Implemented in bind_compiler.cpp by one registered Python function, `compile(request, ...)`.
+// Implemented in bind_compiler.cpp and bind_region.cpp by one registered Python function, `compile(request,
+// ...)`.
 #pragma once
 
 #include <memory>
@@ -14,6 +15,8 @@
 namespace kiln {
 
 class Recording;
+struct Recipe;
+struct Region;
 struct RegionEntry;
 struct RegionVariant;
 
@@ -54,6 +57,9 @@ void identify(Fn& fn);
 // Raises the sentence for a call whose sizes do not fit.
 [[noreturn]] void explain(const Call& call);
 
+// The sentence for a view that may not be written, or may not follow what it views.
+std::string view_error(const Tensor& view, const char* what);
+
 // The program of a recorded region, kept on disk by its hash and live set. `stored_region`: from disk, with
 // all its kernels' code, or null. `compile_region`: null if it cannot be compiled (logged).
 // `compile_region_later`: by another thread, which gives it to the entry, now known as pending.
@@ -61,6 +67,11 @@ std::shared_ptr<RegionVariant> stored_region(const Recording& recording, const s
 std::shared_ptr<RegionVariant> compile_region(const Recording& recording, const std::vector<bool>& live);
 void compile_region_later(const Recording& recording, const std::shared_ptr<RegionEntry>& entry,
                           const std::vector<bool>& live);
+
+// What follows from a region's runs: after an entry was measured, whether it goes on as a program; after that
+// and after one was forgotten to make room, whether the region goes on recording.
+void decide(Region& region, RegionEntry& entry);
+void forgotten(Region& region, const RegionEntry& entry);
 
 // Waits for what is being compiled by another thread.
 void settle();

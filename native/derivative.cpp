@@ -4,6 +4,8 @@
 
 #include "check.h"
 #include "compiler.h"
+#include "hooks.h"
+#include "inplace.h"
 
 namespace kiln {
 
@@ -14,7 +16,7 @@ TensorRef unpacked(const Node& node, const TensorRef& place) {
     for (const Packed& found : *node.packed) {
         if (!(found.place == place)) continue;
         const Packed packed = found;  // the hook may end the node's graph, and so `place`
-        TensorRef value = call_unpack(packed.unpack, packed.value);
+        TensorRef value = callbacks.unpack(packed.unpack, packed.value);
         KILN_CHECK(value->sizes == packed.place->sizes && value->dtype == packed.place->dtype, runtime,
                    node.fn->name, ": the unpack hook gave a tensor of ", name(value->dtype),
                    shape_text(value->sizes), " for one of ", name(packed.place->dtype),
@@ -63,18 +65,17 @@ Operands forward_operands(const Node& node, Kept& keep) {
     return operands;
 }
 
-// Of a pointwise function a derivative depends only on dtypes and on which operands are 0-d: one word, if
-// few.
+// Of an input of a pointwise function, of whose derivative nothing else matters.
+uint64_t look_of(const NodeInput& input) {
+    return input.is_number ? look_of(input.number) : look_of(input.dtype, input.dimensioned);
+}
+
+// All that the derivative of a pointwise function depends on, if its inputs are few: else 0.
 uint64_t point_code(const Node& node, uint64_t needed, uint64_t defined, bool redo) {
     constexpr size_t most = 5;
     if (node.fn->cls != FnClass::pointwise || node.inputs.size() > most || defined > 0xff) return 0;
     uint64_t code = 1 | uint64_t(redo) << 1 | defined << 2 | needed << 10;
-    for (size_t i = 0; i < node.inputs.size(); ++i) {
-        const NodeInput& input = node.inputs[i];
-        const uint64_t look =
-            input.is_number ? look_of(input.number) : look_of(input.dtype, input.dimensioned);
-        code |= look << (16 + 8 * i);
-    }
+    for (size_t i = 0; i < node.inputs.size(); ++i) code |= look_of(node.inputs[i]) << (16 + 8 * i);
     return code;
 }
 
@@ -84,11 +85,9 @@ Key derivative_key(const Node& node, uint64_t needed, uint64_t defined, bool red
     key.push(node.fn->id | uint64_t(redo) << 32);
     key.push(needed);
     key.push(defined);
-    if (uint64_t code = point_code(node, needed, defined, redo)) {
-        key.push(code);
-        return key;
-    }
-    for (const NodeInput& input : node.inputs) describe({input.saved.tensor.get(), input.number}, key);
+    for (const NodeInput& input : node.inputs)
+        node.fn->cls == FnClass::pointwise ? key.push(look_of(input))
+                                           : describe({input.saved.tensor.get(), input.number}, key);
     return key;
 }
 
@@ -119,16 +118,24 @@ TensorRef with_history(const TensorRef& tensor, const Edge& edge) {
 
 const Edge nowhere;
 
-// What the node saved at a place, with its history if asked for.
-TensorRef value_at(Node& node, Source::Kind kind, size_t i, bool history) {
-    const bool input = kind == Source::input, output = kind == Source::output;
-    const SavedTensor& saved = input ? node.inputs[i].saved : output ? node.saved_outputs[i] : node.hidden[i];
+// What the node saved at a place; null: it has no such place.
+const SavedTensor* saved_at(const Node& node, Source::Kind kind, size_t i) {
+    if (kind == Source::input) return i < node.inputs.size() ? &node.inputs[i].saved : nullptr;
+    const auto& list = kind == Source::output ? node.saved_outputs : node.hidden;
+    return i < list.size() ? &list[i] : nullptr;
+}
+
+const char* role_of(Source::Kind kind) {
+    return kind == Source::input ? "argument" : kind == Source::output ? "result" : "intermediate";
+}
+
+// The value of what it saved there, with its history if asked for.
+TensorRef value_at(Node& node, const SavedTensor& saved, Source::Kind kind, size_t i, bool history) {
     const bool packed = node.packed && saved.tensor && !saved.tensor->storage;
-    const char* role = input ? "argument" : output ? "result" : "intermediate";
-    TensorRef value = packed ? unpacked(node, saved.tensor) : unpack(node, saved, role, i);
+    TensorRef value = packed ? unpacked(node, saved.tensor) : unpack(node, saved, role_of(kind), i);
     if (!history) return value;
-    if (output) return with_history(value, {NodeRef(&node), nullptr, uint32_t(i)});
-    return with_history(value, input ? node.inputs[i].edge : nowhere);
+    if (kind == Source::output) return with_history(value, {NodeRef(&node), nullptr, uint32_t(i)});
+    return with_history(value, kind == Source::input ? node.inputs[i].edge : nowhere);
 }
 
 }  // namespace
@@ -158,25 +165,20 @@ Operands derivative_operands(Node& node, const Fn& fn, Kept& keep, bool create_g
         keep.push_back(std::move(tensor));
         push(keep.back());
     };
-    auto push_saved = [&](const SavedTensor& saved, const char* role, const Source& source) {
-        if (!create_graph && !node.packed) return push(unpack(node, saved, role, source.index));
-        push_made(value_at(node, source.kind, source.index, create_graph));
-    };
     for (const Source& source : fn.sources) {
-        size_t i = source.index;
+        const size_t i = source.index;
         switch (source.kind) {
         case Source::grad: push(node.grads[i]); break;
-        case Source::input: push_saved(node.inputs[i].saved, "argument", source); break;
-        case Source::output:
-            KILN_CHECK(i < node.saved_outputs.size(), internal, fn.name, ": result ", i, " is not saved");
-            push_saved(node.saved_outputs[i], "result", source);
-            break;
-        case Source::hidden:
-            KILN_CHECK(i < node.hidden.size(), internal, fn.name, ": intermediate ", i, " is not saved");
-            push_saved(node.hidden[i], "intermediate", source);
-            break;
         case Source::shape: push_made(shape_source(node, node.inputs[i])); break;
         case Source::number: operands.push_back({nullptr, node.inputs[i].number}); break;
+        default: {
+            const SavedTensor* saved = saved_at(node, source.kind, i);
+            KILN_CHECK(saved, internal, fn.name, ": ", role_of(source.kind), " ", i, " is not saved");
+            if (create_graph || node.packed)
+                push_made(value_at(node, *saved, source.kind, i, create_graph));
+            else
+                push(unpack(node, *saved, role_of(source.kind), i));
+        }
         }
     }
     return operands;
@@ -185,10 +187,8 @@ Operands derivative_operands(Node& node, const Fn& fn, Kept& keep, bool create_g
 TensorRef saved_value(Node& node, SavedPlace place) {
     check_not_released(node);
     const auto [kind, i] = place;
-    const size_t count = kind == Source::input    ? node.inputs.size()
-                         : kind == Source::output ? node.saved_outputs.size()
-                                                  : node.hidden.size();
-    return i < count ? value_at(node, kind, i, true) : nullptr;
+    const SavedTensor* saved = saved_at(node, kind, i);
+    return saved ? value_at(node, *saved, kind, i, true) : nullptr;
 }
 
 }  // namespace kiln

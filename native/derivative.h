@@ -2,7 +2,8 @@
 // reads.
 #pragma once
 
-#include "autograd.h"
+#include "dispatch.h"
+#include "node.h"
 
 namespace kiln {
 

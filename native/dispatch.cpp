@@ -7,6 +7,8 @@
 #include "busy.h"
 #include "check.h"
 #include "compiler.h"
+#include "inplace.h"
+#include "op_list.h"
 #include "pointwise.h"
 #include "program.h"
 #include "record.h"
@@ -137,6 +139,17 @@ TensorRef contiguous(const TensorRef& x) {
     return std::move(call(*core_fns().copy, {&operand, 1})[0]);
 }
 
+TensorRef copy_of(Tensor& x) {
+    Operand operand{&x, {}};
+    return std::move(run(*core_fns().copy, {&operand, 1})[0]);
+}
+
+TensorRef converted(const TensorRef& x, DType dtype) {
+    TensorRef out = fresh_tensor(dtype, x->sizes);
+    Operand operand{x.get(), {}};
+    return std::move(call(*core_fns().copy, {&operand, 1}, {&out, 1})[0]);
+}
+
 TensorRef full_like(const Tensor& x, double value) {
     if (x.numel == 1 && !current_recording()) {
         TensorRef out = new_tensor(x.dtype, x.sizes);
@@ -213,9 +226,7 @@ Results run_any(Fn& fn, std::span<const Operand> operands, std::span<const Tenso
         results.push_back(make_view(fn, operands));
         if (results[0]) return results;
         // a reshape across strides
-        Operand source{operands[0].tensor, {}};
-        results = run(*core_fns().copy, {&source, 1});
-        results[0] = view_reshape(*results[0], integers(operands.subspan(1)), true);
+        results[0] = view_reshape(*copy_of(*operands[0].tensor), integers(operands.subspan(1)), true);
         return results;
     }
     for (const TensorRef& target : out) prepare_write(fn, *target, operands);
@@ -317,21 +328,13 @@ Results replay(const Recipe& recipe, std::span<const Operand> operands) {
     std::vector<Operand> given(operands.begin(), operands.end());  // of each value: as an operand has it
     given.resize(recipe.inputs);
     for (size_t i = 0; i < operands.size(); ++i) values[i] = TensorRef(operands[i].tensor);
-    for (const RecipeStep& step : recipe.steps) {
-        Operands arguments;
-        for (int32_t arg : step.args) {
-            if (arg >= 0) {
-                arguments.push_back(given[arg]);
-                continue;
-            }
-            const int32_t k = -1 - arg;
-            arguments.push_back(
-                {nullptr, Number::from_bits(Kind(step.number_kinds[k]), slots[step.numbers[k]])});
-        }
-        const std::span<const Operand> taken(arguments.data(), arguments.size());
-        const bool number = makes_number(*step.fn, taken);
-        values.push_back(
-            std::move((number ? execute(*step.fn, taken, {}, false) : call(*step.fn, taken))[0]));
+    const OpList& list = recipe.list;
+    for (const ListedOp& op : list.ops) {
+        const Operands own =
+            list.operands_of(op, slots.data(), [&](const ListedArg& arg) { return given[arg.value]; });
+        const std::span<const Operand> taken(own.data(), own.size());
+        const bool number = makes_number(*op.fn, taken);
+        values.push_back(std::move((number ? execute(*op.fn, taken, {}, false) : call(*op.fn, taken))[0]));
         const Tensor& y = *values.back();
         given.push_back(number ? Operand{nullptr, read_element(y.dtype, y.data())}
                                : Operand{values.back().get(), {}});

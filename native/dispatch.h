@@ -44,6 +44,7 @@ const Program& program_for(Fn& fn, std::span<const Operand> operands, ProgramFor
 Dims slots_of(const Program& program, Fn& fn, std::span<const Operand> operands);
 
 // Runs a recipe through `call`.
+struct Recipe;
 Results replay(const Recipe& recipe, std::span<const Operand> operands);
 
 // The view `fn` gives of its first operand; null for a reshape that has to copy.
@@ -68,7 +69,9 @@ struct CoreFns {
 };
 CoreFns& core_fns();
 
-TensorRef contiguous(const TensorRef& x);  // x itself if it is
+TensorRef contiguous(const TensorRef& x);              // x itself if it is
+TensorRef converted(const TensorRef& x, DType dtype);  // a copy
+TensorRef copy_of(Tensor& x);                          // recorded, but not for backward
 TensorRef full_like(const Tensor& x, double value);
 
 }  // namespace kiln

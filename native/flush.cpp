@@ -14,27 +14,21 @@ namespace {
 // half op by op.
 constexpr uint64_t measure_from = 7, measure_runs = 8;
 
-Operands operands_of(const Recording& recording, const RecordedOp& op, std::vector<TensorRef>& keep) {
-    Operands operands;
-    for (const RecordedArg& arg : recording.args().subspan(op.first_arg, op.args)) {
-        if (arg.cls != ArgClass::number) {
-            keep.push_back(recording.tensor_of(arg));
-            operands.push_back({keep.back().get(), {}});
-            continue;
-        }
-        operands.push_back({nullptr, Number::from_bits(kind(arg.dtype), recording.environment()[arg.slot])});
-    }
-    return operands;
+Operands operands_of(const Recording& recording, const ListedOp& op, std::vector<TensorRef>& keep) {
+    return recording.list().operands_of(op, recording.environment().data(), [&](const ListedArg& arg) {
+        keep.push_back(recording.tensor_of(arg));
+        return Operand{keep.back().get(), {}};
+    });
 }
 
-std::string place_of(const Recording& recording, const RecordedOp& op) {
-    const size_t index = size_t(&op - recording.ops().data());
+std::string place_of(const Recording& recording, const ListedOp& op) {
+    const size_t index = size_t(&op - recording.list().ops.data());
     return concat("KILN_CHECK: ", recording.region()->name, ": ", op.fn->name, " of line ",
                   SourceLine::text(recording.lines()[index]));
 }
 
 // Whether a result is what the call on its line said it would be.
-void check_result(const Recording& recording, const RecordedOp& op, const RecordedArg& out, const Tensor& y) {
+void check_result(const Recording& recording, const ListedOp& op, const ListedArg& out, const Tensor& y) {
     const TensorRef said = recording.tensor_of(out);
     KILN_CHECK(said->dtype == y.dtype && said->sizes == y.sizes && said->strides == y.strides, internal,
                place_of(recording, op), " gave ", name(said->dtype), " ", shape_text(said->sizes),
@@ -42,19 +36,19 @@ void check_result(const Recording& recording, const RecordedOp& op, const Record
                shape_text(y.sizes), " with strides ", shape_text(y.strides));
 }
 
-void replay_op(const Recording& recording, const RecordedOp& op, const Operands& operands) {
-    std::span<const RecordedArg> outs = recording.outs().subspan(op.first_out, op.outs);
-    auto storage_of = [&](const RecordedArg& out) -> Storage& {
-        return *recording.storages()[out.storage].storage;
+void replay_op(const Recording& recording, const ListedOp& op, const Operands& operands) {
+    std::span<const ListedArg> outs = recording.list().outs_of(op);
+    auto storage_of = [&](const ListedArg& out) -> Storage& {
+        return *recording.storages()[out.value].storage;
     };
     Results targets;
     if (op.writes)
-        for (const RecordedArg& out : outs) {
+        for (const ListedArg& out : outs) {
             Storage& storage = storage_of(out);
             if (!storage.data) take_memory(storage, *allocate(storage.nbytes));
             targets.push_back(recording.tensor_of(out));
         }
-    const bool check = checking() && recording.lines().size() == recording.ops().size();
+    const bool check = check_mode && recording.lines().size() == recording.list().ops.size();
     Results results;
     try {
         results =
@@ -70,56 +64,44 @@ void replay_op(const Recording& recording, const RecordedOp& op, const Operands&
 }
 
 // Where memory that nobody can see is used for the last time: (op, storage), the last op first.
-using LastUses = std::vector<std::pair<const RecordedOp*, Storage*>>;
+using LastUses = std::vector<std::pair<const ListedOp*, Storage*>>;
 
 LastUses last_uses(const Recording& recording) {
     LastUses found;
     std::vector<bool> seen(recording.storages().size());
-    auto meet = [&](const RecordedOp& op, int32_t index) {
+    auto meet = [&](const ListedOp& op, int32_t index) {
         if (index < 0 || seen[index]) return;
         seen[index] = true;
         const RecordedStorage& s = recording.storages()[index];
         if (s.pending && s.storage->refcount == 1 && s.storage->nbytes != shape_only)
             found.push_back({&op, s.storage.get()});
     };
-    for (auto op = recording.ops().rbegin(); op != recording.ops().rend(); ++op) {
-        for (const RecordedArg& arg : recording.args().subspan(op->first_arg, op->args))
-            meet(*op, arg.storage);
-        for (const RecordedArg& out : recording.outs().subspan(op->first_out, op->outs))
-            meet(*op, out.storage);
+    for (auto op = recording.list().ops.rbegin(); op != recording.list().ops.rend(); ++op) {
+        for (const ListedArg& arg : recording.list().args_of(*op)) meet(*op, arg.value);
+        for (const ListedArg& out : recording.list().outs_of(*op)) meet(*op, out.value);
     }
     return found;
 }
 
-void free_after(const RecordedOp& op, LastUses& uses) {
+void free_after(const ListedOp& op, LastUses& uses) {
     for (; !uses.empty() && uses.back().first == &op; uses.pop_back())
         take_memory(*uses.back().second, *allocate(0));
 }
 
-// Runs the ops one by one. Memory that nobody can see goes after its last use, unless it is to be looked at.
-void replay(const Recording& recording, bool keep_dead = false) {
+// Runs the ops one by one, and adds what they take without making their operands, as eager calls would, to
+// `seconds`. Memory that nobody can see goes after its last use, unless it is to be looked at.
+void replay(const Recording& recording, double* seconds, bool keep_dead = false) {
     LastUses uses = keep_dead ? LastUses() : last_uses(recording);
-    for (const RecordedOp& op : recording.ops()) {
-        stop_if_interrupted();
-        std::vector<TensorRef> keep;
-        replay_op(recording, op, operands_of(recording, op, keep));
-        keep.clear();
-        free_after(op, uses);
-    }
-}
-
-// The same, measuring what the ops take without a recording: no making of operands.
-void replay_timed(const Recording& recording, double* seconds) {
-    LastUses uses = last_uses(recording);
     std::vector<TensorRef> keep;
     std::vector<Operands> operands;
-    operands.reserve(recording.ops().size());
-    for (const RecordedOp& op : recording.ops()) operands.push_back(operands_of(recording, op, keep));
+    operands.reserve(recording.list().ops.size());
+    for (const ListedOp& op : recording.list().ops) operands.push_back(operands_of(recording, op, keep));
     Stopwatch watch(seconds);
     for (size_t i = 0; i < operands.size(); ++i) {
         stop_if_interrupted();
-        replay_op(recording, recording.ops()[i], operands[i]);
-        free_after(recording.ops()[i], uses);
+        const ListedOp& op = recording.list().ops[i];
+        replay_op(recording, op, operands[i]);
+        free_after(op, uses);
     }
 }
 
@@ -151,23 +133,14 @@ StorageRef copy_of(const Storage& storage) {
     return copy;
 }
 
-template <class Word>
-bool same_floats(const void* a, const void* b, size_t nbytes, Word infinity) {
-    const auto *x = static_cast<const Word*>(a), *y = static_cast<const Word*>(b);
-    auto is_nan = [&](Word w) { return Word(w & Word(~(Word(1) << (sizeof(Word) * 8 - 1)))) > infinity; };
-    for (size_t i = 0; i < nbytes / sizeof(Word); ++i)
-        if (x[i] != y[i] && !(is_nan(x[i]) && is_nan(y[i]))) return false;
-    return true;
-}
-
+// Whether all bits are the same, but for those of NaNs.
 bool same_values(DType dtype, const Storage& a, const Storage& b) {
-    switch (dtype) {
-    case DType::float64: return same_floats<uint64_t>(a.data, b.data, a.nbytes, 0x7FF0000000000000ull);
-    case DType::float32: return same_floats<uint32_t>(a.data, b.data, a.nbytes, 0x7F800000u);
-    case DType::float16: return same_floats<uint16_t>(a.data, b.data, a.nbytes, 0x7C00);
-    case DType::bfloat16: return same_floats<uint16_t>(a.data, b.data, a.nbytes, 0x7F80);
-    default: return std::memcmp(a.data, b.data, a.nbytes) == 0;
-    }
+    const size_t width = itemsize(dtype);
+    const auto *x = static_cast<const std::byte*>(a.data), *y = static_cast<const std::byte*>(b.data);
+    auto is_nan = [&](const std::byte* at) { return std::isnan(read_element(dtype, at).as_double()); };
+    for (size_t i = 0; i + width <= a.nbytes; i += width)
+        if (std::memcmp(x + i, y + i, width) != 0 && !(is_nan(x + i) && is_nan(y + i))) return false;
+    return true;
 }
 
 // What a recording writes, as it is before.
@@ -197,10 +170,10 @@ void compare_with_ops(const Recording& recording, const RegionVariant& variant, 
     }
     for (size_t i = 0; i < storages.size(); ++i)
         if (before[i]) std::memcpy(storages[i].storage->data, before[i]->data, before[i]->nbytes);
-    replay(recording, true);
+    replay(recording, nullptr, true);
     for (size_t i = 0; i < storages.size(); ++i)
         KILN_CHECK(!made[i] || same_values(storages[i].dtype, *storages[i].storage, *made[i]), internal,
-                   "KILN_CHECK: ", recording.region()->name, ": the program of ", recording.ops().size(),
+                   "KILN_CHECK: ", recording.region()->name, ": the program of ", recording.list().ops.size(),
                    " ops left other bits in storage ", i, " than the ops themselves");
 }
 
@@ -228,7 +201,7 @@ variant_for(const Recording& recording, const std::shared_ptr<RegionEntry>& entr
     }
     Region& region = *recording.region();
     if (entry->seen < 2 && !region.wait) return nullptr;
-    if (!region.wait && !checking()) {
+    if (!region.wait && !check_mode) {
         compiler::compile_region_later(recording, entry, live);
         return nullptr;
     }
@@ -245,39 +218,18 @@ bool run_program(const Recording& recording, const std::shared_ptr<RegionEntry>&
     try {
         variant = variant_for(recording, entry, live);
         if (!variant) return false;
-        if (checking()) before = copies_of_written(recording);
+        if (check_mode) before = copies_of_written(recording);
         run_variant(recording, *variant);
     } catch (const Error& error) {
         std::string text;
         if (!compiler::forgive(error, &text)) throw;
         if (error.kind != ErrorKind::memory) entry->failed = true;
-        compiler::log(true, concat(recording.region()->name, ": ", recording.ops().size(),
+        compiler::log(true, concat(recording.region()->name, ": ", recording.list().ops.size(),
                                    " ops run op by op: ", text));
         return false;
     }
     if (!before.empty()) compare_with_ops(recording, *variant, live, before);
     return true;
-}
-
-void check_words(const Recording& recording, RegionEntry& entry) {
-    std::span<const uint64_t> words = recording.words();
-    if (words.empty()) return;  // checking was switched on in the middle of it
-    if (entry.words.empty()) entry.words.assign(words.begin(), words.end());
-    KILN_CHECK(std::equal(words.begin(), words.end(), entry.words.begin(), entry.words.end()), internal,
-               "KILN_CHECK: ", recording.region()->name, ": two different recordings have one hash");
-}
-
-void note_end(RegionEntry& entry, const char* cause) {
-    bool mid_call =
-        std::string_view(cause) == "a value was read" || std::string_view(cause).starts_with("of a write");
-    SourceLine line = mid_call && SourceLine::current ? SourceLine::current() : SourceLine();
-    for (RegionEnd& end : entry.ends)
-        if (std::string_view(end.cause) == cause && end.line.code.object == line.code.object &&
-            end.line.instruction == line.instruction) {
-            ++end.times;
-            return;
-        }
-    if (entry.ends.size() < 8) entry.ends.push_back({cause, std::move(line), 1});
 }
 
 }  // namespace
@@ -288,35 +240,31 @@ void run_recording(Recording& recording, const char* cause) {
     // Of a run by the program everything is timed, of one op by op what eager calls would take as well.
     double seconds = 0, ops_seconds = 0;
     Stopwatch watch(region.measuring ? &seconds : nullptr);
-    region.last = {recording.ops().size(), recording.args().size(), recording.outs().size(),
-                   recording.storages().size(), recording.environment().size()};
+    const OpList& list = recording.list();
+    region.last = {list.ops.size(), list.args.size(), list.outs.size(), recording.storages().size(),
+                   recording.environment().size()};
     std::vector<bool> live;
     live.reserve(recording.storages().size());
     for (const RecordedStorage& s : recording.storages())
         live.push_back(s.pending ? s.storage->refcount > 1 : s.written);
-    bool is_new = false;
-    std::shared_ptr<RegionEntry> entry = region.entry(recording.hash(), &is_new);
-    if (is_new) try {
-            region.describe(*entry, recording.ops(), recording.args());
-        } catch (...) {
-            region.entries.erase(recording.hash());
-            throw;
-        }
-    const std::vector<uint32_t> versions = checking() ? versions_of(recording) : std::vector<uint32_t>();
-    if (checking()) check_words(recording, *entry);
-    note_end(*entry, cause);
+    std::shared_ptr<RegionEntry> entry = region.entry(recording.hash(), recording.list());
+    const std::vector<uint32_t> versions = check_mode ? versions_of(recording) : std::vector<uint32_t>();
+    KILN_CHECK(!check_mode || entry->list == list, internal, "KILN_CHECK: ", region.name,
+               ": two different recordings have one hash");
+    entry->note_end(cause);
     uint64_t sight = ++entry->seen;
     bool measuring = entry->measuring;
     entry->settled += entry->variant || entry->failed;
-    if (entry->settled == measure_from && !measuring && !entry->decided && !checking()) {
+    if (entry->settled == measure_from && !measuring && !entry->decided && !check_mode) {
         entry->measuring = true;
         ++region.measuring;
     }
     bool wants_program = !entry->slower && !(measuring && sight % 2);
     bool ran = wants_program && run_program(recording, entry, live);
-    if (!ran) measuring ? replay_timed(recording, &ops_seconds) : replay(recording);
+    if (!ran) replay(recording, measuring ? &ops_seconds : nullptr);
     KILN_CHECK(versions.empty() || versions == versions_of(recording), internal, "KILN_CHECK: ", region.name,
-               ": the run of ", recording.ops().size(), " ops counted writes that their lines have counted");
+               ": the run of ", recording.list().ops.size(),
+               " ops counted writes that their lines have counted");
     ++(ran ? region.runs : region.replays);
     ++(ran ? entry->runs : entry->replays);
     if (!measuring) return;
@@ -324,7 +272,11 @@ void run_recording(Recording& recording, const char* cause) {
     double& best = ran ? entry->times.program : entry->times.replay;
     best = std::min(best, ran ? seconds : ops_seconds);
     if (recording.seconds() > 0) entry->times.record = std::min(entry->times.record, recording.seconds());
-    if (entry->measuring && entry->settled >= measure_from + measure_runs) region.measured(*entry);
+    if (!entry->measuring || entry->settled < measure_from + measure_runs) return;
+    entry->measuring = false;
+    --region.measuring;
+    entry->decided = true;
+    compiler::decide(region, *entry);
 }
 
 }  // namespace kiln

@@ -69,27 +69,10 @@ struct Saves {
     uint64_t differentiable = 0;    // bit i: operand i has a gradient at all
 };
 
-// One call of a recipe: op(args) where an argument is an earlier value or a number of this call.
-struct RecipeStep {
-    Fn* fn;
-    std::vector<int32_t> args;     // value index, or -1 - k for the k-th number expression
-    std::vector<int32_t> numbers;  // expression slots (sizes); bits of a double where `reals` says so
-    std::vector<uint8_t> number_kinds;
-};
-
 // Size expressions: slot i holds an environment value or the result of one of these.
 struct SizeExpr {
     enum Kind : uint8_t { constant, add, multiply, divide } kind;
     int64_t a, b;  // slots, or the constant in a
-};
-
-// A function as a list of calls: how views are differentiated, and how `create_graph` runs derivatives.
-struct Recipe {
-    uint32_t inputs = 0;       // values 0..inputs-1
-    uint32_t environment = 0;  // slots filled from the inputs
-    std::vector<SizeExpr> exprs;
-    std::vector<RecipeStep> steps;
-    std::vector<int32_t> outputs;  // value indices; -1: none
 };
 
 inline constexpr int8_t no_dim = -128, flat_array = 127;

@@ -13,6 +13,7 @@ namespace kiln {
 namespace {
 
 constexpr size_t most_ops = 10000;              // a recording past this flushes itself
+constexpr int most_dims = 24;                   // of an argument: what is hashed of them are 64 bits
 constexpr size_t most_bytes = size_t(1) << 30;  // the same, of memory nobody but the recording holds
 
 thread_local struct {
@@ -27,15 +28,11 @@ std::vector<Recording*>& recordings() {
     return *list;
 }
 
-bool equal_ignoring_ones(const Dims& sizes, const int64_t* other, int ndim) {
-    int o = 0;
-    for (int64_t size : sizes) {
-        if (size == 1) continue;
-        while (o < ndim && other[o] == 1) ++o;
-        if (o == ndim || other[o++] != size) return false;
-    }
-    while (o < ndim && other[o] == 1) ++o;
-    return o == ndim;
+Dims without_ones(std::span<const int64_t> sizes) {
+    Dims kept;
+    for (int64_t size : sizes)
+        if (size != 1) kept.push_back(size);
+    return kept;
 }
 
 // Whether `x` repeats a contiguous value of these sizes along dims of stride 0.
@@ -62,7 +59,7 @@ bool anomaly_mode = false;
 Recording* current_recording() { return state.paused || anomaly_mode ? nullptr : state.recording.get(); }
 
 void begin_recording(const std::shared_ptr<Region>& region) {
-    const bool counts = state.depth > 0 || !region->off;
+    const bool counts = state.depth > 0 || region->off.empty();
     state.entered.push_back(counts);
     try {
         if (counts && state.depth == 0) state.recording = std::make_shared<Recording>(region);
@@ -105,9 +102,6 @@ void after_fork(bool in_child) {
         if (recording != state.recording.get()) recording->give_up();
 }
 
-PauseRecording::PauseRecording() : before_(std::exchange(state.paused, true)) {}
-PauseRecording::~PauseRecording() { state.paused = before_; }
-
 StorageRef reserve(size_t nbytes) {
     StorageRef storage = allocate(0);
     storage->data = nullptr;
@@ -139,12 +133,12 @@ void settle_target(Storage& storage) {
 }
 
 Recording::Recording(std::shared_ptr<Region> region)
-    : region_(std::move(region)), keep_words_(checking()), timed_(region_->measuring > 0),
+    : region_(std::move(region)), keep_lines_(check_mode), timed_(region_->measuring > 0),
       recount_(most_bytes) {
     const RegionSizes& last = region_->last;
-    ops_.reserve(last.ops);
-    args_.reserve(last.args);
-    outs_.reserve(last.outs);
+    list_.ops.reserve(last.ops);
+    list_.args.reserve(last.args);
+    list_.outs.reserve(last.outs);
     storages_.reserve(last.storages);
     environment_.resize(last.environment);
     environment_.resize(0);
@@ -194,8 +188,8 @@ bool Recording::pending(const Storage& storage) const {
     return s.pending || s.written;
 }
 
-TensorRef Recording::tensor_of(const RecordedArg& arg) const {
-    const RecordedStorage& s = storages_[arg.storage];
+TensorRef Recording::tensor_of(const ListedArg& arg) const {
+    const RecordedStorage& s = storages_[arg.value];
     const int64_t* env = environment_.data();
     if (arg.cls == ArgClass::whole)
         return new_tensor(s.dtype, Dims(std::span(env + s.slot, s.ndim)), s.storage);
@@ -210,7 +204,7 @@ TensorRef Recording::tensor_of(const RecordedArg& arg) const {
 bool Recording::accepts(std::span<const Operand> operands, std::span<const TensorRef> out) {
     for (bool waited = true; waited;) {
         waited = wait_until_idle();
-        if (ops_.size() >= most_ops) flush("the recording grew to its bound");
+        if (list_.ops.size() >= most_ops) flush("the recording grew to its bound");
         if (holds_too_much()) flush("the recording held too many bytes");
         auto settled = [&](Storage* storage) {
             if (!storage || storage->recording == this || storage->nbytes == shape_only) return;
@@ -224,7 +218,7 @@ bool Recording::accepts(std::span<const Operand> operands, std::span<const Tenso
             if (target->storage->recording) settled(target->storage.get());
     }
     for (const Operand& operand : operands)
-        if (operand.tensor && operand.tensor->ndim() > 24) return false;
+        if (operand.tensor && operand.tensor->ndim() > most_dims) return false;
     for (const TensorRef& target : out)
         if (target->storage->public_ || overlaps_itself(*target)) {
             flush(target->storage->public_ ? "of a write to memory that others can see"
@@ -268,17 +262,18 @@ ArgClass Recording::classify(const Tensor& x, const RecordedStorage& s) const {
     for (int d = 0; d < s.ndim; ++d) numel *= sizes[d];
     if (x.contiguous && x.offset == 0 && x.numel == numel) {
         if (x.ndim() == s.ndim && std::equal(x.sizes.begin(), x.sizes.end(), sizes)) return ArgClass::whole;
-        return equal_ignoring_ones(x.sizes, sizes, s.ndim) ? ArgClass::squeeze : ArgClass::reshape;
+        const bool same = without_ones(x.sizes.span()) == without_ones({sizes, s.ndim});
+        return same ? ArgClass::squeeze : ArgClass::reshape;
     }
     return is_expansion(x, sizes, s.ndim) ? ArgClass::expand : ArgClass::strided;
 }
 
-RecordedArg Recording::describe_arg(Tensor& tensor) {
-    RecordedArg arg;
-    arg.storage = ordinal(tensor);
+ListedArg Recording::describe_arg(Tensor& tensor) {
+    ListedArg arg;
+    arg.value = ordinal(tensor);
     arg.dtype = tensor.dtype;
     arg.ndim = uint8_t(tensor.ndim());
-    arg.cls = classify(tensor, storages_[arg.storage]);
+    arg.cls = classify(tensor, storages_[arg.value]);
     arg.ones = ones_of(tensor.sizes);
     arg.slot = uint32_t(environment_.size());
     if (arg.cls != ArgClass::whole) {
@@ -292,21 +287,54 @@ RecordedArg Recording::describe_arg(Tensor& tensor) {
     return arg;
 }
 
-void Recording::mix_arg(const RecordedArg& arg) {
-    mix(uint64_t(arg.cls) | uint64_t(arg.dtype) << 8 | uint64_t(arg.ndim) << 16 |
-        uint64_t(uint32_t(arg.storage)) << 32);
-    if (arg.cls == ArgClass::number) return;
-    const RecordedStorage& s = storages_[arg.storage];
-    mix(arg.ones | uint64_t(s.flat) << 63 | uint64_t(s.pending) << 62 | uint64_t(s.flat && s.ones) << 60 |
-        uint64_t(s.storage->nbytes == shape_only) << 61 | uint64_t(s.dtype) << 48);
+namespace {
+
+// What is hashed of a recording, in words of 64 bits. They hold no id of this process, as the hash finds
+// programs on disk too.
+
+struct OpWord {
+    uint32_t args;
+    bool hidden, writes;
+    uint16_t outs;  // a few: the word's highest bit is 0
+};
+
+struct ArgWord {
+    ArgClass cls;
+    DType dtype;
+    uint8_t ndim;
+    bool single;  // of a storage that is taken as one dim, and has one element
+    int32_t value;
+};
+
+// Of an argument that is an array.
+struct ArrayWord {
+    uint32_t ones;
+    DType stored_as;
+    bool flat, pending, shape_only;
+};
+
+// A size of a result that came as a number may be 1: then a word with the highest bit says which.
+constexpr uint64_t ones_of_result = uint64_t(1) << 63;
+
+}  // namespace
+
+void Recording::mix_op(const ListedOp& op) {
+    mix(OpWord{op.args, op.hidden, op.writes, uint16_t(op.outs)});
+    for (uint64_t word : op.fn->identity) mix(word);
+}
+
+void Recording::mix_arg(const ListedArg& arg) {
+    if (arg.cls == ArgClass::number) return mix(ArgWord{arg.cls, arg.dtype, 0, false, arg.value});
+    const RecordedStorage& s = storages_[arg.value];
+    const bool shapes = s.storage->nbytes == shape_only;
+    mix(ArgWord{arg.cls, arg.dtype, arg.ndim, s.flat && s.ones, arg.value});
+    mix(ArrayWord{uint32_t(arg.ones), s.dtype, s.flat, s.pending, shapes});
     if (arg.cls == ArgClass::strided) mix(arg.classes);
 }
 
-RecordedArg Recording::describe_number(const Number& number) {
-    RecordedArg arg;
-    arg.dtype = number.kind == Kind::float_  ? DType::float64
-                : number.kind == Kind::bool_ ? DType::bool_
-                                             : DType::int64;
+ListedArg Recording::describe_number(const Number& number) {
+    ListedArg arg;
+    arg.dtype = dtype_of(number.kind);
     arg.slot = uint32_t(environment_.size());
     environment_.push_back(number.bits());
     return arg;
@@ -366,41 +394,39 @@ bool Recording::append(Fn& fn, std::span<const Operand> operands, std::span<cons
     for (const Given& g : given) results.push_back(fresh_tensor(g.dtype, g.sizes));
     for (const TensorRef& target : out) results.push_back(target);
     make_room({own.data(), own.size()}, {results.data(), results.size()});
-    RecordedOp op{&fn,
-                  hidden,
-                  !out.empty(),
-                  uint32_t(args_.size()),
-                  uint32_t(operands.size()),
-                  uint32_t(outs_.size()),
-                  uint32_t(results.size())};
-    // The first word has no bit 63. No id of this process: the hash finds programs on disk too.
-    mix(op.args | uint64_t(hidden) << 32 | uint64_t(op.writes) << 33 | uint64_t(op.outs) << 40);
-    for (uint64_t word : fn.identity) mix(word);
-    for (const Operand& operand : own) {
-        if (operand.tensor) {
-            args_.push_back(describe_arg(*operand.tensor));
-            if (operand.tensor->storage->nbytes == shape_only)
-                storages_[args_.back().storage].pending = false;
-        } else {
-            args_.push_back(describe_number(operand.number));
-        }
-        mix_arg(args_.back());
-    }
-    for (const TensorRef& result : results) {
-        RecordedArg written = describe_arg(*result);
-        if (op.writes) {
-            mix_arg(written);
-            RecordedStorage& s = storages_[written.storage];
-            s.written = s.written || !s.pending;
-        } else if (written.ones) {  // a size that came as a number may be 1; no op's first word has the bit
-            mix(written.ones | uint64_t(1) << 63);
-        }
-        outs_.push_back(written);
-    }
-    ops_.push_back(op);
-    if (keep_words_) [[unlikely]]
+    const ListedOp op{.fn = &fn,
+                      .hidden = hidden,
+                      .writes = !out.empty(),
+                      .first_arg = uint32_t(list_.args.size()),
+                      .args = uint32_t(own.size()),
+                      .first_out = uint32_t(list_.outs.size()),
+                      .outs = uint32_t(results.size())};
+    mix_op(op);
+    for (const Operand& operand : own) append_arg(operand);
+    for (const TensorRef& result : results) append_out(*result, op.writes);
+    list_.ops.push_back(op);
+    if (keep_lines_) [[unlikely]]
         lines_.push_back(SourceLine::current());
     return true;
+}
+
+void Recording::append_arg(const Operand& operand) {
+    list_.args.push_back(operand.tensor ? describe_arg(*operand.tensor) : describe_number(operand.number));
+    const ListedArg& arg = list_.args.back();
+    if (operand.tensor && operand.tensor->storage->nbytes == shape_only) storages_[arg.value].pending = false;
+    mix_arg(arg);
+}
+
+void Recording::append_out(Tensor& result, bool writes) {
+    list_.outs.push_back(describe_arg(result));
+    const ListedArg& out = list_.outs.back();
+    if (writes) {
+        mix_arg(out);
+        RecordedStorage& s = storages_[out.value];
+        s.written = s.written || !s.pending;
+    } else if (out.ones) {
+        mix(out.ones | ones_of_result);
+    }
 }
 
 // Memory for one more op, so that nothing fails once it is half recorded.
@@ -414,18 +440,17 @@ void Recording::make_room(std::span<const Operand> operands, std::span<const Ten
     for (const Operand& operand : operands) count(operand.tensor);
     for (const TensorRef& result : results) count(result.get());
     const size_t arrays = operands.size() + results.size(), recorded = environment_.size();
-    reserve(args_, operands.size());
-    reserve(outs_, results.size());
+    reserve(list_.args, operands.size());
+    reserve(list_.outs, results.size());
     reserve(storages_, arrays);
-    reserve(ops_, 1);
+    reserve(list_.ops, 1);
     environment_.resize(recorded + numbers);
     environment_.resize(recorded);
-    if (!keep_words_) return;
-    reserve(words_, 3 * arrays + 4);
-    reserve(lines_, 1);
+    if (keep_lines_) reserve(lines_, 1);
 }
 
-// While it lives, the recording runs. What it only reads others may read, and record reads of, too.
+// While it lives, the recording runs, and nothing is recorded on this thread. What it only reads others may
+// read, and record reads of, too.
 struct Recording::Flush {
     explicit Flush(Recording& r) : recording(r) {
         r.flushing_ = true;
@@ -436,9 +461,12 @@ struct Recording::Flush {
                 add_reader(*s.storage);
             }
     }
-    ~Flush() { recording.give_up(); }
+    ~Flush() {
+        state.paused = paused_before;
+        recording.give_up();
+    }
     Recording& recording;
-    PauseRecording pause;
+    const bool paused_before = std::exchange(state.paused, true);
 };
 
 void Recording::flush(const char* cause) {
@@ -446,7 +474,7 @@ void Recording::flush(const char* cause) {
     wait_until_idle();
     assert_locked();
     if (flushing_) return;  // from inside its own flush: what is not there yet, settle() refuses
-    if (ops_.empty()) return clear();
+    if (list_.ops.empty()) return clear();
     Flush running(*this);
     run_recording(*this, cause);
 }
@@ -466,16 +494,13 @@ void Recording::clear() {
         s.storage->recording = nullptr;
         s.storage->recording_id = -1;
     }
-    ops_.clear();
-    args_.clear();
-    outs_.clear();
+    list_.clear();
     environment_.resize(0);
     std::vector<RecordedStorage> dying;
     std::swap(dying, storages_);
     hash_ = Hash128();
-    words_.clear();
     lines_.clear();
-    keep_words_ = checking();
+    keep_lines_ = check_mode;
     timed_ = region_->measuring > 0;
     bytes_ = 0;
     recount_ = most_bytes;

@@ -2,16 +2,15 @@
 // program that runs it.
 #pragma once
 
+#include <bit>
 #include <chrono>
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <string>
 #include <thread>
 #include <vector>
 
 #include "dispatch.h"
-#include "op.h"
 #include "region.h"
 #include "tensor.h"
 
@@ -61,24 +60,21 @@ public:
     bool pending(const Storage& storage) const;
     bool flushing() const { return flushing_; }
 
-    std::span<const RecordedOp> ops() const { return ops_; }
-    std::span<const RecordedArg> args() const { return args_; }
-    std::span<const RecordedArg> outs() const { return outs_; }
+    const OpList& list() const { return list_; }
     std::span<const RecordedStorage> storages() const { return storages_; }
     const Dims& environment() const { return environment_; }
     const std::shared_ptr<Region>& region() const { return region_; }
     const Hash128& hash() const { return hash_; }
-    std::span<const uint64_t> words() const { return words_; }
     std::span<const SourceLine> lines() const { return lines_; }
     double seconds() const { return seconds_; }
-    TensorRef tensor_of(const RecordedArg& arg) const;
+    TensorRef tensor_of(const ListedArg& arg) const;
 
 private:
-    void mix(uint64_t word) {
-        hash_.mix(word);
-        if (keep_words_) [[unlikely]]
-            words_.push_back(word);
-    }
+    // Adds a word, or something of 64 bits, to the hash.
+    void mix(const auto& word) { hash_.mix(std::bit_cast<uint64_t>(word)); }
+    void append_arg(const Operand& operand);
+    void append_out(Tensor& result, bool writes);
+    void mix_op(const ListedOp& op);
     struct Flush;
     bool wait_until_idle();
     bool accepts(std::span<const Operand> operands, std::span<const TensorRef> out);
@@ -86,19 +82,17 @@ private:
     bool holds_too_much();
     int32_t ordinal(Tensor& tensor);
     int32_t add_storage(StorageRef storage, const Tensor& like, bool pending, bool flat);
-    RecordedArg describe_arg(Tensor& tensor);
-    RecordedArg describe_number(const Number& number);
+    ListedArg describe_arg(Tensor& tensor);
+    ListedArg describe_number(const Number& number);
     ArgClass classify(const Tensor& tensor, const RecordedStorage& storage) const;
-    void mix_arg(const RecordedArg& arg);
+    void mix_arg(const ListedArg& arg);
     void clear();
 
     std::shared_ptr<Region> region_;
     Hash128 hash_;
-    bool keep_words_, timed_;
-    std::vector<uint64_t> words_;    // what was hashed, for the check mode
+    bool keep_lines_, timed_;
     std::vector<SourceLine> lines_;  // of every op, for the check mode
-    std::vector<RecordedOp> ops_;
-    std::vector<RecordedArg> args_, outs_;
+    OpList list_;
     std::vector<RecordedStorage> storages_;
     Dims environment_;
     size_t bytes_ = 0;    // of all storages
@@ -128,16 +122,6 @@ void flush_all(const char* cause);
 // child, what other threads recorded since is given up.
 void before_fork();
 void after_fork(bool in_child);
-
-// While it lives, nothing is recorded on this thread.
-class PauseRecording {
-public:
-    PauseRecording();
-    ~PauseRecording();
-
-private:
-    bool before_;
-};
 
 // Makes the storage's values be there: flushes the recording that has them pending. `for_write`: also one
 // that only reads the storage. Raises if they never came to be because the flush that was to make them

@@ -1,48 +1,21 @@
-// What a region remembers between its runs: programs by what was recorded, and how they did.
+// What a region remembers between its runs: programs by what was recorded, and how they did. What follows
+// from that, and how it is told, is kiln/capture/policy.py's and explain.py's.
 #pragma once
 
 #include <cstdint>
 #include <limits>
 #include <memory>
-#include <span>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
-#include "autograd.h"
 #include "hash.h"
-#include "op.h"
+#include "invariants.h"
+#include "op_list.h"
 #include "program.h"
+#include "source_line.h"
 
 namespace kiln {
-
-// How an argument looks at the value of its storage.
-enum class ArgClass : uint8_t {
-    number,
-    whole,    // exactly the value
-    squeeze,  // the value with dims of size 1 added or dropped
-    reshape,  // the value in another shape, contiguous
-    expand,   // the value repeated along dims of stride 0
-    strided,  // any sizes, strides and offset
-};
-
-struct RecordedArg {
-    ArgClass cls = ArgClass::number;
-    DType dtype = DType::float32;  // of a number: int64, float64 or bool_
-    uint8_t ndim = 0;
-    int32_t storage = -1;  // ordinal
-    uint32_t slot = 0;     // environment: a number's bits; sizes, strides and offset unless whole
-    uint64_t ones = 0;     // bit d: size d is 1
-    uint64_t classes = 0;  // stride class per dim, two bits each
-};
-
-struct RecordedOp {
-    Fn* fn;
-    bool hidden;
-    bool writes;  // outputs are existing tensors
-    uint32_t first_arg, args;
-    uint32_t first_out, outs;
-};
 
 struct RegionVariant {
     std::vector<bool> live;            // per storage ordinal: what the program leaves in memory
@@ -75,11 +48,8 @@ struct Region;
 struct RegionEntry {
     uint64_t seen = 0, runs = 0, replays = 0, compiles = 0;
     uint64_t last_use = 0, number = 0;
-    std::vector<uint64_t> words;  // in full, in the check mode
-    std::vector<RecordedOp> ops;  // as first seen, for explain()
-    std::vector<RecordedArg> args;
+    OpList list;  // as first seen, for explain() and the check mode
     std::vector<RegionEnd> ends;
-    std::string anew;  // why no earlier recording served
     std::shared_ptr<RegionVariant> variant;
     RegionTimes times;
     std::vector<bool> looked;  // the live set last looked for on disk
@@ -92,6 +62,8 @@ struct RegionEntry {
 
     // Takes its program; null: there is none.
     void give(Region& region, std::shared_ptr<RegionVariant> program);
+    // A recording ended for this cause; if that was in the middle of a call, on this line.
+    void note_end(const char* cause);
 };
 
 struct HashOf128 {
@@ -100,25 +72,19 @@ struct HashOf128 {
 
 struct Region {
     std::string name;
-    bool wait = false;          // compile at first sight
-    const char* off = nullptr;  // why nothing is recorded any more
+    bool wait = false;  // compile at first sight
+    std::string off;    // why nothing is recorded any more; empty: it is
     std::unordered_map<Hash128, std::shared_ptr<RegionEntry>, HashOf128> entries;
     uint64_t uses = 0, runs = 0, compiles = 0, replays = 0, evicted = 0, made = 0;
     uint64_t measuring = 0;  // entries being measured
     RegionSizes last;
 
     // The entry of a recording, made if there is none; the least recently used one makes room.
-    std::shared_ptr<RegionEntry> entry(const Hash128& hash, bool* is_new);
-    void describe(RegionEntry& entry, std::span<const RecordedOp> ops, std::span<const RecordedArg> args);
-    // Takes note of one measured run.
-    void measured(RegionEntry& entry);
-    // Switches the region off if hardly anything recorded is seen again.
-    void forgot_one();
+    std::shared_ptr<RegionEntry> entry(const Hash128& hash, const OpList& list);
 };
 
 // Whether every hit is compared in full and run op by op as well, and passes verify what they make
 // (KILN_CHECK=1): slow, for tests.
-bool checking();
-void set_checking(bool on);
+inline bool check_mode = asked_to_check();
 
 }  // namespace kiln

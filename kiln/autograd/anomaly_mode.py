@@ -17,7 +17,6 @@ from kiln import _core, ops
 
 _HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _check_nan = True
-_INPUT = 1  # the core's kind of a saved operand
 
 
 def is_anomaly_enabled() -> bool:
@@ -146,9 +145,9 @@ def _origin(node: Any) -> str:
     place = ""
     while True:
         bad = [(kind, value) for kind, value in _saved(node) if bool(ops.isnan(value).any())]
-        made = [value.grad_fn for kind, value in bad if kind == _INPUT and value.grad_fn is not None]
+        made = [value.grad_fn for kind, value in bad if kind == "input" and value.grad_fn is not None]
         if not made:
-            if any(kind == _INPUT for kind, _ in bad):
+            if any(kind == "input" for kind, _ in bad):
                 place = f"was given to {node.name()} at {node.line}"
             elif bad:
                 place = f"was computed by {node.name()} at {node.line}"
@@ -157,10 +156,10 @@ def _origin(node: Any) -> str:
         place = f"was computed by {node.name()} at {node.line}"
 
 
-def _saved(node: Any) -> list[tuple[int, Any]]:
+def _saved(node: Any) -> list[tuple[str, Any]]:
     """What a node saved that may be NaN, with its kind."""
     try:
-        found = [(kind, node.saved(kind, k)) for kind, k in node.places()]
+        found = [(kind, node.saved(kind, k)) for kind, k, *_ in node.facts()[6] if kind != "hidden"]
     except RuntimeError:  # changed since, or freed
         return []
     return [(kind, value) for kind, value in found if value.dtype.is_floating_point]

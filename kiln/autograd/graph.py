@@ -1,9 +1,4 @@
-"""The graph: its nodes and edges, hooks on several gradients, what becomes of the tensors that ops save.
-
-A node (`y.grad_fn`) has name(), next_functions, metadata, line, register_hook, register_prehook; what it
-saved is `_saved_` and the name of the op's parameter (`_saved_self` for the first, `_saved_result` for the
-result). That of a user's function shows the attributes of its context.
-"""
+"""The graph: its edges, hooks on several gradients, what becomes of the tensors that ops save."""
 
 from __future__ import annotations
 
@@ -13,9 +8,8 @@ from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from kiln import _core
-from kiln._core import Node as Node
 from kiln._core import Tensor
-from kiln.table import registry
+from kiln.autograd.node import Node as Node
 
 
 class GradientEdge(NamedTuple):
@@ -27,33 +21,6 @@ class GradientEdge(NamedTuple):
     node: Any
     output_nr: int
     ownership_token: Any = None
-
-
-def _numbered(title: str) -> Callable[[Any], str]:
-    """The title of a reduction: over everything it is PyTorch's 0, over dims its 1."""
-    return lambda structure: f"{title}Backward{int(structure[1] is not None)}"
-
-
-# Titles of nodes are made of their op's name, but where PyTorch's op has another name.
-_core.set_node_titles(
-    {
-        **{name: _numbered(name.title()) for name in ("sum", "mean", "prod")},
-        "write": "CopySlices",
-        **{
-            name: f"{title}Backward0"
-            for name, title in (
-                ("concat", "Cat"), ("convert", "ToCopy"), ("cross_entropy_classes", "NllLoss"),
-                ("entr", "SpecialEntr"), ("erfcx", "SpecialErfcx"), ("i0e", "SpecialI0E"),
-                ("i1", "SpecialI1"), ("i1e", "SpecialI1E"), ("layer_norm", "NativeLayerNorm"),
-                ("log_ndtr", "SpecialLogNdtr"),
-                ("logsigmoid", "LogSigmoid"), ("ndtri", "SpecialNdtri"), ("norm", "LinalgVectorNorm"),
-                ("relu6", "Hardtanh"), ("reshape", "View"), ("selu", "Elu"), ("square", "Pow"),
-                ("surround", "ConstantPadNd"), ("take_at", "Index"), ("xlog1py", "SpecialXlog1Py"),
-                ("zeta", "SpecialZeta"),
-            )
-        },
-    }
-)  # fmt: skip
 
 
 def get_gradient_edge(tensor: Tensor) -> GradientEdge:
@@ -71,7 +38,7 @@ def get_gradient_edge(tensor: Tensor) -> GradientEdge:
         raise RuntimeError(
             "It is not possible to get the gradient edge for a Tensor that does not require gradients"
         )
-    node, output_nr = tensor._edge()
+    node, output_nr, _ = tensor._edge()
     return GradientEdge(node, output_nr, (tuple(tensor.shape), tensor.dtype))
 
 
@@ -286,30 +253,3 @@ def increment_version(tensor: Tensor | Iterable[Tensor]) -> None:
     """
     for x in (tensor,) if isinstance(tensor, Tensor) else tensor:
         _core.increment_version(x)
-
-
-_INPUT, _OUTPUT = 1, 2  # the core's kinds of what is saved
-
-
-def saved_of(node: Any) -> dict[str, tuple[int, int]]:
-    """What an op's node may have saved, by PyTorch's names: "self", "other", "result"."""
-    names: dict[str, tuple[int, int]] = {"result": (_OUTPUT, 0)}
-    record = registry.OPS.get(node._op)
-    operands = [p for p in record.params if p.kind != "S"] if record else []
-    for k, param in enumerate(operands):
-        if param.kind not in "TVN":  # lists and what may be missing: places are not theirs
-            break
-        names["self" if k == 0 else param.name] = _INPUT, k
-    return names
-
-
-def attribute_of(node: Any, name: str) -> Any:
-    """An attribute of a node that is not every node's: of its context, or what it saved."""
-    context = node._context
-    if context is not None:
-        return context.saved_in(node) if name == "saved_tensors" else getattr(context, name)
-    place = saved_of(node).get(name.removeprefix("_saved_")) if name.startswith("_saved_") else None
-    value = node.saved(*place) if place else None
-    if value is None:
-        raise AttributeError(f"'{node.name()}' object has no attribute '{name}'")
-    return value

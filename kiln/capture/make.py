@@ -20,7 +20,7 @@ from kiln.capture import programs, recipes, regions
 from kiln.capture.answers import packed
 from kiln.capture.function import Derivative, Forward, Function, Operands, classify
 from kiln.capture.handle import Handle
-from kiln.capture.service import log
+from kiln.capture.log import log
 from kiln.graph.graph import Graph
 
 HIDDEN, UPDATE = 1, 2  # what a program is asked for; in native/op.h too

@@ -9,8 +9,11 @@ derivative  the function that computes given gradients ("derivative function": i
 recipe      a function as calls of ops
 kernel      machine code
 explain     the error of a call whose sizes do not fit
+view error  the sentence of a view that may not be written
 region      the program of a recorded region: now, later (by another thread), stored (if it is on disk)
 settle      waits for what is being compiled by another thread
+decide      after a recording was measured: whether it runs as a program, and its region goes on recording
+forgotten   the latter, after a recording made room for another
 log         a line for the logger
 
 What is asked of a function (KEPT) and of a region is answered in bytes, kept (`kiln.codegen.store.kept`)
@@ -25,8 +28,11 @@ import sys
 from typing import Any
 
 from kiln import _core
+from kiln.capture import policy
 from kiln.capture.answers import kernels_of
 from kiln.capture.handle import Handle, derivative_of, forward_of
+from kiln.capture.log import log
+from kiln.capture.view_errors import view_error
 from kiln.codegen.fork import PENDING, at_fork
 from kiln.codegen.store import kept
 from kiln.codegen.store.identity import digest
@@ -148,22 +154,18 @@ def _explain(function: Handle, operands: tuple[Any, ...]) -> None:
         raise error.with_traceback(None) from error.__cause__  # whose frames are not the user's
 
 
-def log(warning: int, text: str) -> None:
-    """A line in the log of `kiln.compile`."""
-    import logging  # 10 ms, and seldom needed
-
-    logging.getLogger("kiln.compile").log(logging.WARNING if warning else logging.INFO, "%s", text)
-
-
 _ANSWERS: dict[str, Any] = {
     "function": _function,
     "derivative function": _derivative_function,
     "op": lambda name: find(name).handle,
     "kernel": _kernel,
     "explain": _explain,
+    "view error": view_error,
     "stored region": _stored_region,
     "region": _region,
     "region later": _region_later,
     "settle": wait,
+    "decide": policy.decide,
+    "forgotten": policy.forgotten,
     "log": log,
 }

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping
 from heapq import heappop, heappush
 from typing import Any, NamedTuple, Union
 
-from kiln import _core
 from kiln._core import Tensor
 from kiln.errors import describe, message
 
@@ -108,7 +107,7 @@ class _Reader:
         self.names: dict[tuple[Any, int], str] = {}
         self.names_of_memory: dict[tuple[int, Shape], str] = {}
         for name, tensor in _named(params):
-            node, output, memory = _core.gradient_edge(tensor)
+            node, output, memory = tensor._edge()
             if node is None:
                 self.names_of_memory[memory, tuple(tensor.shape)] = name
             else:
@@ -118,7 +117,7 @@ class _Reader:
         """The call or leaf of a node, which waits to be read if it is new."""
         if node in self.known:
             return self.known[node]
-        facts = _core.node_facts(node)
+        facts = node.facts()
         found = Leaf(self.names.get((node, 0), "")) if facts is None else Call(node, facts)
         self.known[node] = found
         if isinstance(found, Call) and facts is not None:
@@ -151,7 +150,7 @@ def trace(y: Any, params: Any = None) -> Trace:
     roots = []
     for name, result in _results(y):
         if isinstance(result, Tensor):
-            node, output, _ = _core.gradient_edge(result)
+            node, output, _ = result._edge()
             shape: Shape = tuple(result.shape)
             dtype = result.dtype.name
         else:

@@ -28,7 +28,7 @@ class _Call:
 
     def __init__(self, derivative: Callable[..., Any]) -> None:
         self.derivative = derivative
-        self.places: list[tuple[int, int] | None] = []
+        self.places: list[tuple[str, int] | None] = []
 
     def __call__(self, node: Any, grads: tuple[Any, ...]) -> Any:
         """One gradient, or None, per argument."""

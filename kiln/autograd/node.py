@@ -1,0 +1,123 @@
+"""Nodes of the graph, as `y.grad_fn` and what it leads to: how they are called, and what they show."""
+
+from __future__ import annotations
+
+from re import sub
+from typing import Any
+
+from kiln import _core
+from kiln.table import registry
+
+
+class Node(_core.Node):
+    """One recorded op, as backward will pass it.
+
+    Beside its own attributes it has `_saved_` and the name of the op's parameter, for what it saved:
+    `_saved_self` for the first, `_saved_result` for the result. A user's function's has those of its context.
+    """
+
+    __slots__ = ()
+
+    def name(self) -> str:
+        """The node's name, such as "MulBackward0"."""
+        return type(self).__name__
+
+    @property
+    def next_functions(self) -> tuple[tuple[Any, int], ...]:
+        """The nodes the gradient goes to: pairs (node, output index)."""
+        facts = self.facts()
+        inputs = facts[5] if facts else ()
+        return tuple([given[:2] for given in inputs if isinstance(given, tuple)])
+
+    def _sequence_nr(self) -> int:
+        """Later nodes have larger numbers, and are passed earlier; a leaf's comes as soon as it can."""
+        facts = self.facts()
+        return facts[0] if facts else 2**64 - 1
+
+    def __repr__(self) -> str:
+        if self.line is not None:
+            return f"<{self.name()} at {self.line}>"
+        leaf = self.variable
+        of = f" of a {leaf.dtype.name} tensor of shape {list(leaf.shape)}" if leaf is not None else ""
+        return f"<{self.name()}{of}>"
+
+    def __getattr__(self, name: str) -> Any:
+        """What is not every node's: of its context, or what it saved."""
+        context = self._context
+        if context is not None:
+            return context.saved_in(self) if name == "saved_tensors" else getattr(context, name)
+        place = saved_of(self).get(name.removeprefix("_saved_")) if name.startswith("_saved_") else None
+        value = self.saved(*place) if place else None
+        if value is None:
+            raise AttributeError(f"'{self.name()}' object has no attribute '{name}'")
+        return value
+
+
+class HookHandle:
+    """What registering a hook gives: the hook's number, and how to remove it."""
+
+    __slots__ = ("id",)
+    id: int
+
+    def remove(self) -> None:
+        """Removes the hook; nothing, if it is gone."""
+        _core.remove_hook(self.id)
+
+    def __enter__(self) -> HookHandle:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.remove()
+
+
+HookHandle.__module__ = "kiln.autograd"
+
+
+def saved_of(node: Node) -> dict[str, tuple[str, int]]:
+    """What an op's node may have saved, by PyTorch's names: "self", "other", "result"."""
+    names: dict[str, tuple[str, int]] = {"result": ("output", 0)}
+    facts = node.facts()
+    record = registry.OPS.get(facts[1]) if facts else None
+    operands = [p for p in record.params if p.kind != "S"] if record else []
+    for k, param in enumerate(operands):
+        if param.kind not in "TVN":  # lists and what may be missing: places are not theirs
+            break
+        names["self" if k == 0 else param.name] = "input", k
+    return names
+
+
+# Titles that are not made of the op's name, as PyTorch's op has another.
+_TITLES = {
+    "write": "CopySlices",
+    **{
+        name: f"{title}Backward0"
+        for name, title in (
+            ("concat", "Cat"), ("convert", "ToCopy"), ("cross_entropy_classes", "NllLoss"),
+            ("entr", "SpecialEntr"), ("erfcx", "SpecialErfcx"), ("i0e", "SpecialI0E"),
+            ("i1", "SpecialI1"), ("i1e", "SpecialI1E"), ("layer_norm", "NativeLayerNorm"),
+            ("log_ndtr", "SpecialLogNdtr"),
+            ("logsigmoid", "LogSigmoid"), ("ndtri", "SpecialNdtri"), ("norm", "LinalgVectorNorm"),
+            ("relu6", "Hardtanh"), ("reshape", "View"), ("selu", "Elu"), ("square", "Pow"),
+            ("surround", "ConstantPadNd"), ("take_at", "Index"), ("xlog1py", "SpecialXlog1Py"),
+            ("zeta", "SpecialZeta"),
+        )
+    },
+}  # fmt: skip
+
+_classes: dict[str, type[Node]] = {}  # by title
+
+
+def class_of(name: str | None, structure: tuple[Any, ...] | None, of_user: bool) -> type[Node]:
+    """The class of nodes of an op at a structure, of a user's function, or (without a name) of a leaf."""
+    title = "AccumulateGrad" if name is None else f"{name}Backward" if of_user else _title(name, structure)
+    if title not in _classes:
+        _classes[title] = _core.node_class(f"kiln.autograd.graph.{title}", Node)
+    return _classes[title]
+
+
+def _title(name: str, structure: tuple[Any, ...] | None) -> str:
+    """ "log1p" is "Log1PBackward0": made of the op's name, as PyTorch makes it."""
+    if name in ("sum", "mean", "prod"):  # over everything it is PyTorch's 0, over dims its 1
+        return f"{name.title()}Backward{int(structure is not None and structure[1] is not None)}"
+    words = sub("[A-Za-z]+", lambda word: word[0][0].upper() + word[0][1:], name)
+    return _TITLES.get(name, sub("[_.]", "", words) + "Backward0")
