@@ -111,13 +111,11 @@ void bind(OpObject& self, PyObject* const* args, size_t count, PyObject* names, 
     }
 }
 
-Fn& plain_fn(OpObject& self) {
-    if (!self.plain) {
-        Object empty = checked(PyTuple_New(0));
-        self.plain = &fn_of(reinterpret_cast<PyObject*>(&self), empty.get());
-    }
-    return *self.plain;
+[[gnu::noinline]] Fn& first_plain_fn(OpObject& self) {
+    const Object empty = checked(PyTuple_New(0));
+    return *(self.plain = &fn_of(reinterpret_cast<PyObject*>(&self), empty.get()));
 }
+inline Fn& plain_fn(OpObject& self) { return self.plain ? *self.plain : first_plain_fn(self); }
 
 [[noreturn]] void wrong_argument(const OpObject& self, const Param& param, PyObject* value,
                                  const char* expected) {

@@ -10,6 +10,7 @@
 #include "check.h"
 #include "op.h"
 #include "program.h"
+#include "recipe.h"
 
 namespace kiln {
 

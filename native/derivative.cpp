@@ -1,6 +1,7 @@
 #include "derivative.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "check.h"
 #include "compiler.h"
@@ -63,38 +64,29 @@ Operands forward_operands(const Node& node, Kept& keep) {
     return operands;
 }
 
-// Of a pointwise function a derivative depends only on dtypes and on which operands are 0-d: one word, if
-// few.
-uint64_t point_code(const Node& node, uint64_t needed, uint64_t defined, bool redo) {
-    constexpr size_t most = 5;
-    if (node.fn->cls != FnClass::pointwise || node.inputs.size() > most || defined > 0xff) return 0;
-    uint64_t code = 1 | uint64_t(redo) << 1 | defined << 2 | needed << 10;
-    for (size_t i = 0; i < node.inputs.size(); ++i) {
-        const NodeInput& input = node.inputs[i];
-        const uint64_t look =
-            input.is_number ? look_of(input.number) : look_of(input.dtype, input.dimensioned);
-        code |= look << (16 + 8 * i);
-    }
-    return code;
+// Of a pointwise function a derivative depends only on dtypes and on which operands are 0-d.
+std::optional<Look> point_look(const Node& node, uint64_t needed, uint64_t defined, bool redo) {
+    if (node.fn->cls != FnClass::pointwise || node.inputs.size() > 8 || defined > 0xff) return std::nullopt;
+    Look look;
+    for (const NodeInput& input : node.inputs)
+        input.is_number ? look.add_number(input.number) : look.add_array(input.dtype, input.dimensioned);
+    for (uint64_t code : {needed, defined, uint64_t(redo)}) look.push(uint8_t(code));
+    return look;
 }
 
-// The key of a derivative: what is needed and defined, and how the forward's operands look.
-Key derivative_key(const Node& node, uint64_t needed, uint64_t defined, bool redo) {
+// By what is needed and defined, and how the forward's operands look.
+Fn& find_derivative(const Node& node, uint64_t needed, uint64_t defined, bool redo,
+                    const std::optional<Look>& look) {
+    static auto* table = new Table<Fn*>();
     Key key;
     key.push(node.fn->id | uint64_t(redo) << 32);
-    key.push(needed);
-    key.push(defined);
-    if (uint64_t code = point_code(node, needed, defined, redo)) {
-        key.push(code);
-        return key;
+    if (look) {
+        key.push(*look);
+    } else {
+        key.push(needed);
+        key.push(defined);
+        for (const NodeInput& input : node.inputs) describe({input.saved.tensor.get(), input.number}, key);
     }
-    for (const NodeInput& input : node.inputs) describe({input.saved.tensor.get(), input.number}, key);
-    return key;
-}
-
-Fn& find_derivative(const Node& node, uint64_t needed, uint64_t defined, bool redo) {
-    static auto* table = new Table<Fn*>();
-    Key key = derivative_key(node, needed, defined, redo);
     Fn** found = table->find(key);
     if (!found) [[unlikely]] {
         Kept keep;
@@ -134,14 +126,14 @@ TensorRef value_at(Node& node, Source::Kind kind, size_t i, bool history) {
 }  // namespace
 
 Fn& derivative_fn(const Node& node, uint64_t needed, uint64_t defined, bool redo) {
-    uint64_t code = point_code(node, needed, defined, redo);
-    if (!code) return find_derivative(node, needed, defined, redo);
-    Fn& fn = *node.fn;
-    if (fn.last_code != code) {
-        fn.last_derivative = &find_derivative(node, needed, defined, redo);
-        fn.last_code = code;
+    const std::optional<Look> look = point_look(node, needed, defined, redo);
+    if (!look) return find_derivative(node, needed, defined, redo, look);
+    auto& last = node.fn->last.derivative;
+    if (!last.fn || last.look != *look) {
+        Fn& found = find_derivative(node, needed, defined, redo, look);
+        last = {*look, &found};
     }
-    return *fn.last_derivative;
+    return *last.fn;
 }
 
 void check_not_released(const Node& node) {

@@ -7,6 +7,7 @@
 #include "compiler.h"
 #include "invariants.h"
 #include "pointwise.h"
+#include "program_call.h"
 
 namespace kiln {
 
@@ -146,8 +147,7 @@ Recording::Recording(std::shared_ptr<Region> region)
     args_.reserve(last.args);
     outs_.reserve(last.outs);
     storages_.reserve(last.storages);
-    environment_.resize(last.environment);
-    environment_.resize(0);
+    environment_.reserve(last.environment);
     recordings().push_back(this);
 }
 
@@ -413,13 +413,12 @@ void Recording::make_room(std::span<const Operand> operands, std::span<const Ten
     auto count = [&](const Tensor* x) { numbers += x ? 3 * size_t(x->ndim()) + 2 : 1; };
     for (const Operand& operand : operands) count(operand.tensor);
     for (const TensorRef& result : results) count(result.get());
-    const size_t arrays = operands.size() + results.size(), recorded = environment_.size();
+    const size_t arrays = operands.size() + results.size();
     reserve(args_, operands.size());
     reserve(outs_, results.size());
     reserve(storages_, arrays);
     reserve(ops_, 1);
-    environment_.resize(recorded + numbers);
-    environment_.resize(recorded);
+    environment_.reserve(environment_.size() + numbers);
     if (!keep_words_) return;
     reserve(words_, 3 * arrays + 4);
     reserve(lines_, 1);
@@ -469,7 +468,7 @@ void Recording::clear() {
     ops_.clear();
     args_.clear();
     outs_.clear();
-    environment_.resize(0);
+    environment_.clear();
     std::vector<RecordedStorage> dying;
     std::swap(dying, storages_);
     hash_ = Hash128();
