@@ -84,6 +84,27 @@ auto guarded(Body&& body) noexcept -> decltype(body()) {
         return static_cast<decltype(body())>(-1);
 }
 
+// A body that may throw as a function that Python calls; as a method table has it, whatever its arguments
+// are; as a type's slot.
+template <auto body>
+struct Guarded;
+template <class Result, class... Args, Result (*body)(Args...)>
+struct Guarded<body> {
+    static Result call(Args... args) noexcept {
+        return guarded([&]() -> Result { return body(args...); });
+    }
+};
+template <auto body>
+constexpr auto guard = &Guarded<body>::call;
+template <auto body>
+PyCFunction method() {
+    return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(guard<body>));
+}
+template <auto body>
+void* slot() {
+    return reinterpret_cast<void*>(guard<body>);
+}
+
 struct TensorObject {
     PyObject_HEAD Tensor* tensor;  // owned
     PyObject* dict;
@@ -152,8 +173,10 @@ bool is_symbolic(PyObject* object);
 Object plain(PyObject* value);
 // __get__ of callables that are methods where a class has them, as functions are.
 PyObject* bind_to_instance(PyObject* self, PyObject* instance, PyObject* owner);
-// The error that is set, in terms of a call that failed (kiln/table/mistakes.py). Returns null.
 bool is_no_flag(PyObject* value);  // true or false, but meant as something else: a text, a list, a float
+// What a vectorcall was given, as a tuple and a dict.
+std::pair<Object, Object> python_arguments(PyObject* const* args, Py_ssize_t count, PyObject* names);
+// The error that is set, in terms of a call that failed (kiln/table/mistakes.py). Returns null.
 PyObject* describe_error(PyObject* callable, PyObject* const* args, size_t flags, PyObject* names);
 // The views of x along a dim: a range, or one place without the dim.
 TensorRef slice_view(Tensor& x, int dim, int64_t start, int64_t length, int64_t step);
@@ -178,6 +201,7 @@ int add_tensor(PyObject* module);
 int add_tensor_data(PyObject* module);
 int add_dlpack(PyObject* module);
 int add_ops(PyObject* module);
+int add_arguments(PyObject* module);
 int add_functions(PyObject* module);
 int add_modes(PyObject* module);
 int add_core_ops(PyObject* module);

@@ -7,25 +7,22 @@ namespace kiln {
 namespace {
 
 PyObject* set_core_function(PyObject*, PyObject* args) {
-    return guarded([&]() -> PyObject* {
-        const char* role;
-        PyObject *op, *structure;
-        if (!PyArg_ParseTuple(args, "sO!O!:set_core_function", &role, op_type, &op, &PyTuple_Type,
-                              &structure))
-            return nullptr;
-        Fn* fn = &fn_of(op, structure);
-        CoreFns& fns = core_fns();
-        std::string name = role;
-        const auto dtype = dtype_from_name(name.c_str());
-        Fn** place = name == "add"      ? &fns.add
-                     : name == "copy"   ? &fns.copy
-                     : name == "sum_to" ? &fns.sum_to
-                     : dtype            ? &fns.convert[int(*dtype)]
-                                        : nullptr;
-        KILN_CHECK(place, value, "set_core_function: no role '", name, "'");
-        *place = fn;
-        Py_RETURN_NONE;
-    });
+    const char* role;
+    PyObject *op, *structure;
+    if (!PyArg_ParseTuple(args, "sO!O!:set_core_function", &role, op_type, &op, &PyTuple_Type, &structure))
+        return nullptr;
+    Fn* fn = &fn_of(op, structure);
+    CoreFns& fns = core_fns();
+    std::string name = role;
+    const auto dtype = dtype_from_name(name.c_str());
+    Fn** place = name == "add"      ? &fns.add
+                 : name == "copy"   ? &fns.copy
+                 : name == "sum_to" ? &fns.sum_to
+                 : dtype            ? &fns.convert[int(*dtype)]
+                                    : nullptr;
+    KILN_CHECK(place, value, "set_core_function: no role '", name, "'");
+    *place = fn;
+    Py_RETURN_NONE;
 }
 
 // The functions of as_strided and write differ by how many sizes and strides are given.
@@ -78,23 +75,21 @@ PyObject* one_of_several(PyObject*, PyObject* views) {
 }
 
 PyObject* expect_writable_from(PyObject*, PyObject* args) {
-    return guarded([&]() -> PyObject* {
-        PyObject *source, *target;
-        if (!PyArg_ParseTuple(args, "OO:expect_writable", &source, &target)) return nullptr;
-        expect_copy(expect_tensor(source, "out"), TensorRef(&expect_tensor(target, "out")));
-        Py_RETURN_NONE;
-    });
+    PyObject *source, *target;
+    if (!PyArg_ParseTuple(args, "OO:expect_writable", &source, &target)) return nullptr;
+    expect_copy(expect_tensor(source, "out"), TensorRef(&expect_tensor(target, "out")));
+    Py_RETURN_NONE;
 }
 
 PyMethodDef functions[] = {
-    {"expect_writable", expect_writable_from, METH_VARARGS,
+    {"expect_writable", guard<expect_writable_from>, METH_VARARGS,
      "Raises what writing the first tensor into the second would raise, and writes nothing."},
     {"one_of_several", one_of_several, METH_O,
      "A tuple of the views that one function gives, which are not to be written where gradients are "
      "recorded."},
     {"set_view_ops", set_view_ops, METH_VARARGS,
      "Tells the core the ops as_strided, write, slice and reshape."},
-    {"set_core_function", set_core_function, METH_VARARGS,
+    {"set_core_function", guard<set_core_function>, METH_VARARGS,
      "Tells the core which op adds, copies, sums to a shape, converts to the dtype of that name."},
     {nullptr, nullptr, 0, nullptr},
 };

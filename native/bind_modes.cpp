@@ -40,12 +40,10 @@ void leave(ModeSwitchObject& self) {
 }
 
 PyObject* switch_new(PyTypeObject* type, PyObject*, PyObject*) {
-    return guarded([&]() -> PyObject* {
-        Object object = checked(type->tp_alloc(type, 0));
-        switch_of(object.get()).found = new std::vector<Modes>();
-        switch_of(object.get()).before = new std::optional<Modes>();
-        return object.release();
-    });
+    Object object = checked(type->tp_alloc(type, 0));
+    switch_of(object.get()).found = new std::vector<Modes>();
+    switch_of(object.get()).before = new std::optional<Modes>();
+    return object.release();
 }
 void switch_dealloc(PyObject* object) {
     PyTypeObject* type = Py_TYPE(object);
@@ -64,16 +62,12 @@ int switch_init(PyObject* object, PyObject* args, PyObject*) {
     return 0;
 }
 PyObject* switch_enter(PyObject* self, PyObject*) {
-    return guarded([&]() -> PyObject* {
-        enter(switch_of(self));
-        Py_RETURN_NONE;
-    });
+    enter(switch_of(self));
+    Py_RETURN_NONE;
 }
 PyObject* switch_exit(PyObject* self, PyObject* const*, Py_ssize_t) {
-    return guarded([&]() -> PyObject* {
-        leave(switch_of(self));
-        Py_RETURN_NONE;
-    });
+    leave(switch_of(self));
+    Py_RETURN_NONE;
 }
 PyObject* switch_now(PyObject* self, PyObject*) {
     *switch_of(self).before = modes();
@@ -101,16 +95,12 @@ PyObject* switch_mode(PyObject* self, void*) {
     return PyBool_FromLong(own.inference < 0 ? own.grad : own.inference);
 }
 
-template <class Method>
-PyCFunction as_method(Method* method) {
-    return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(method));
-}
 PyMethodDef switch_methods[] = {
-    {"__enter__", switch_enter, METH_NOARGS, "Remembers the modes and switches."},
-    {"__exit__", as_method(switch_exit), METH_FASTCALL, "Back to what was found."},
+    {"__enter__", guard<switch_enter>, METH_NOARGS, "Remembers the modes and switches."},
+    {"__exit__", method<switch_exit>(), METH_FASTCALL, "Back to what was found."},
     {"now", switch_now, METH_NOARGS, "Switches at once; the next entry goes back to what this found."},
     {"undo", switch_undo, METH_NOARGS, "Takes `now` back."},
-    {"call", as_method(switch_call), METH_FASTCALL | METH_KEYWORDS,
+    {"call", method<switch_call>(), METH_FASTCALL | METH_KEYWORDS,
      "function(*args, **kwargs) under the mode."},
     {nullptr, nullptr, 0, nullptr},
 };
@@ -119,7 +109,7 @@ PyGetSetDef switch_getset[] = {
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 PyType_Slot switch_slots[] = {
-    {Py_tp_new, reinterpret_cast<void*>(switch_new)},
+    {Py_tp_new, slot<switch_new>()},
     {Py_tp_init, reinterpret_cast<void*>(switch_init)},
     {Py_tp_dealloc, reinterpret_cast<void*>(switch_dealloc)},
     {Py_tp_methods, switch_methods},
@@ -139,11 +129,9 @@ std::vector<SavedHooks>& found_by(PyObject* object) {
 }
 
 PyObject* hooks_new(PyTypeObject* type, PyObject*, PyObject*) {
-    return guarded([&]() -> PyObject* {
-        Object object = checked(type->tp_alloc(type, 0));
-        reinterpret_cast<HooksSwitchObject*>(object.get())->found = new std::vector<SavedHooks>();
-        return object.release();
-    });
+    Object object = checked(type->tp_alloc(type, 0));
+    reinterpret_cast<HooksSwitchObject*>(object.get())->found = new std::vector<SavedHooks>();
+    return object.release();
 }
 void hooks_dealloc(PyObject* object) {
     PyTypeObject* type = Py_TYPE(object);
@@ -152,15 +140,13 @@ void hooks_dealloc(PyObject* object) {
     Py_DECREF(type);
 }
 PyObject* hooks_enter(PyObject* self, PyObject*) {
-    return guarded([&]() -> PyObject* {
-        const Object pack = checked(PyObject_GetAttrString(self, "pack_hook"));
-        const Object unpack = checked(PyObject_GetAttrString(self, "unpack_hook"));
-        std::vector<SavedHooks>& found = found_by(self);
-        found.push_back(saved_hooks());
-        if (set_saved_hooks({Opaque(pack.get()), Opaque(unpack.get()), {}})) Py_RETURN_NONE;
-        found.pop_back();
-        return nullptr;
-    });
+    const Object pack = checked(PyObject_GetAttrString(self, "pack_hook"));
+    const Object unpack = checked(PyObject_GetAttrString(self, "unpack_hook"));
+    std::vector<SavedHooks>& found = found_by(self);
+    found.push_back(saved_hooks());
+    if (set_saved_hooks({Opaque(pack.get()), Opaque(unpack.get()), {}})) Py_RETURN_NONE;
+    found.pop_back();
+    return nullptr;
 }
 PyObject* hooks_exit(PyObject* self, PyObject* const*, Py_ssize_t) {
     std::vector<SavedHooks>& found = found_by(self);
@@ -172,12 +158,12 @@ PyObject* hooks_exit(PyObject* self, PyObject* const*, Py_ssize_t) {
     Py_RETURN_NONE;
 }
 PyMethodDef hooks_methods[] = {
-    {"__enter__", hooks_enter, METH_NOARGS, "Remembers this thread's hooks and sets these."},
-    {"__exit__", as_method(hooks_exit), METH_FASTCALL, "Back to what was found."},
+    {"__enter__", guard<hooks_enter>, METH_NOARGS, "Remembers this thread's hooks and sets these."},
+    {"__exit__", method<hooks_exit>(), METH_FASTCALL, "Back to what was found."},
     {nullptr, nullptr, 0, nullptr},
 };
 PyType_Slot hooks_slots[] = {
-    {Py_tp_new, reinterpret_cast<void*>(hooks_new)},
+    {Py_tp_new, slot<hooks_new>()},
     {Py_tp_dealloc, reinterpret_cast<void*>(hooks_dealloc)},
     {Py_tp_methods, hooks_methods},
     {0, nullptr},

@@ -195,16 +195,12 @@ PyType_Slot region_slots[] = {
 PyType_Spec region_spec = {"kiln._core.Region", sizeof(RegionObject), 0, Py_TPFLAGS_DEFAULT, region_slots};
 
 PyObject* flush(PyObject*, PyObject*) {
-    return guarded([&]() -> PyObject* {
-        if (Recording* recording = current_recording()) recording->flush("it was asked for");
-        Py_RETURN_NONE;
-    });
+    if (Recording* recording = current_recording()) recording->flush("it was asked for");
+    Py_RETURN_NONE;
 }
 PyObject* fork_begins(PyObject*, PyObject*) {
-    return guarded([&]() -> PyObject* {
-        before_fork();
-        Py_RETURN_NONE;
-    });
+    before_fork();
+    Py_RETURN_NONE;
 }
 PyObject* fork_ended(PyObject*, PyObject* in_child) {
     after_fork(in_child == Py_True);
@@ -288,19 +284,15 @@ PyObject* set_random(PyObject*, PyObject* args) {
 
 PyObject* get_threads(PyObject*, PyObject*) { return PyLong_FromLong(get_num_threads()); }
 PyObject* set_threads(PyObject*, PyObject* count) {
-    return guarded([&]() -> PyObject* {
-        long value = PyLong_AsLong(count);
-        if (value == -1 && PyErr_Occurred()) return nullptr;
-        set_num_threads(value);
-        Py_RETURN_NONE;
-    });
+    long value = PyLong_AsLong(count);
+    if (value == -1 && PyErr_Occurred()) return nullptr;
+    set_num_threads(value);
+    Py_RETURN_NONE;
 }
 PyObject* call_outside(PyObject*, PyObject* function) {
-    return guarded([&] {
-        expect_stack(6 << 20);  // OpenBLAS took 4.5 MiB, beyond which it writes elsewhere
-        const FloatEnvironment environment;
-        return PyObject_CallNoArgs(function);
-    });
+    expect_stack(6 << 20);  // OpenBLAS took 4.5 MiB, beyond which it writes elsewhere
+    const FloatEnvironment environment;
+    return PyObject_CallNoArgs(function);
 }
 PyObject* memory(PyObject*, PyObject*) {
     MemoryStats s = memory_stats();
@@ -315,9 +307,7 @@ PyObject* reset_peak(PyObject*, PyObject*) {
 }
 PyObject* give_back(PyObject*, PyObject*) { return PyLong_FromSize_t(empty_cache()); }
 PyObject* tiles(PyObject*, PyObject*) { return PyBool_FromLong(ask_for_tiles()); }
-PyObject* identity(PyObject*, PyObject*) {
-    return guarded([] { return PyUnicode_FromString(cpu_identity().c_str()); });
-}
+PyObject* identity(PyObject*, PyObject*) { return PyUnicode_FromString(cpu_identity().c_str()); }
 
 PyObject* profile_start(PyObject*, PyObject*) {
     std::lock_guard lock(profile().mutex);
@@ -326,22 +316,20 @@ PyObject* profile_start(PyObject*, PyObject*) {
     Py_RETURN_NONE;
 }
 PyObject* profile_stop(PyObject*, PyObject*) {
-    return guarded([&]() -> PyObject* {
-        profile().on = false;
-        std::lock_guard lock(profile().mutex);
-        Object list = checked(PyList_New(0));
-        for (const auto& line : profile().lines) {
-            Object item = checked(
-                Py_BuildValue("(sKd)", line.name.c_str(), (unsigned long long)line.launches, line.seconds));
-            checked_ok(PyList_Append(list.get(), item.get()));
-        }
-        return list.release();
-    });
+    profile().on = false;
+    std::lock_guard lock(profile().mutex);
+    Object list = checked(PyList_New(0));
+    for (const auto& line : profile().lines) {
+        Object item = checked(
+            Py_BuildValue("(sKd)", line.name.c_str(), (unsigned long long)line.launches, line.seconds));
+        checked_ok(PyList_Append(list.get(), item.get()));
+    }
+    return list.release();
 }
 
 PyMethodDef functions[] = {
-    {"flush", flush, METH_NOARGS, "Runs what is pending on this thread."},
-    {"before_fork", fork_begins, METH_NOARGS,
+    {"flush", guard<flush>, METH_NOARGS, "Runs what is pending on this thread."},
+    {"before_fork", guard<fork_begins>, METH_NOARGS,
      "Waits for other threads' kernels and runs what is pending anywhere."},
     {"after_fork", fork_ended, METH_O, "Ends what before_fork began; the argument: whether in the child."},
     {"call_whole", call_whole, METH_O,
@@ -353,17 +341,17 @@ PyMethodDef functions[] = {
     {"random_state", get_random, METH_NOARGS, "(seed, position)."},
     {"set_random_state", set_random, METH_VARARGS, "Sets (seed, position)."},
     {"get_num_threads", get_threads, METH_NOARGS, "How many threads a kernel may use."},
-    {"set_num_threads", set_threads, METH_O, "Sets how many threads a kernel may use."},
-    {"call_outside", call_outside, METH_O,
+    {"set_num_threads", guard<set_threads>, METH_O, "Sets how many threads a kernel may use."},
+    {"call_outside", guard<call_outside>, METH_O,
      "Calls what computes with other libraries, with the stack they need, rounding to nearest, with "
      "denormals."},
     {"memory_stats", memory, METH_NOARGS, "The allocator's counts, in bytes."},
     {"reset_peak_memory_stats", reset_peak, METH_NOARGS, "Starts peak_allocated_bytes anew."},
     {"empty_cache", give_back, METH_NOARGS, "Gives kept memory back to the system; returns the bytes."},
     {"ask_for_tiles", tiles, METH_NOARGS, "Whether kernels may use AMX tiles; the system is asked once."},
-    {"cpu_identity", identity, METH_NOARGS, "What decides which machine code runs here, as text."},
+    {"cpu_identity", guard<identity>, METH_NOARGS, "What decides which machine code runs here, as text."},
     {"profile_start", profile_start, METH_NOARGS, "Starts counting launches and their time."},
-    {"profile_stop", profile_stop, METH_NOARGS, "(kernel, launches, seconds) since profile_start."},
+    {"profile_stop", guard<profile_stop>, METH_NOARGS, "(kernel, launches, seconds) since profile_start."},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -394,8 +382,8 @@ int fill_module(PyObject* module) {
     region_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&region_spec));
     if (!region_type || PyModule_AddObjectRef(module, "Region", reinterpret_cast<PyObject*>(region_type)) < 0)
         return -1;
-    for (auto add : {add_dtypes, add_ops, add_functions, add_modes, add_core_ops, add_tensor, add_operators,
-                     add_tensor_data, add_dlpack, add_autograd, add_graph, add_compiler})
+    for (auto add : {add_dtypes, add_ops, add_arguments, add_functions, add_modes, add_core_ops, add_tensor,
+                     add_operators, add_tensor_data, add_dlpack, add_autograd, add_graph, add_compiler})
         if (add(module) < 0) return -1;
     the_module = Py_NewRef(module);
     return 0;

@@ -37,7 +37,7 @@ uint64_t ones_of(const Dims& sizes);
 //     bits  0..3 dtype (of a number its kind)   4 no dims   5 a number   4 and 5 a result   6..7 layout class
 class Look {
 public:
-    static constexpr size_t most = 31;  // arguments
+    static constexpr size_t most = 28;  // bytes
 
     void add(const Operand& operand, uint8_t layout = 0) {
         operand.tensor ? add_array(operand.tensor->dtype, operand.tensor->ndim() > 0, layout)
@@ -53,17 +53,23 @@ public:
     void add_new_results(uint8_t layout) { push(uint8_t(0xf | 3 << 4 | layout << 6)); }
     // Something else that what is looked for depends on.
     void push(uint8_t code) {
-        high_ = high_ << 8 | low_ >> 120;
-        low_ = low_ << 8 | code;
+        if (last_ >> 56) [[unlikely]] {
+            full_ = {last_, full_[0], full_[1]};
+            last_ = 1;
+        }
+        last_ = last_ << 8 | code;
     }
 
-    std::array<uint64_t, 4> words() const {
-        return {uint64_t(low_), uint64_t(low_ >> 64), uint64_t(high_), uint64_t(high_ >> 64)};
+    bool operator==(const Look& other) const {
+        return last_ == other.last_ && full_[0] == other.full_[0] && full_[1] == other.full_[1] &&
+               full_[2] == other.full_[2];
     }
-    bool operator==(const Look& other) const { return low_ == other.low_ && high_ == other.high_; }
+    std::array<uint64_t, 4> words() const { return {last_, full_[0], full_[1], full_[2]}; }
 
 private:
-    unsigned __int128 low_ = 1, high_ = 0;  // the bytes, the last one lowest; above the first stands a 1
+    // Seven bytes to a word, above them a 1; before `last_` come those that are full, the later one first.
+    uint64_t last_ = 1;
+    std::array<uint64_t, 3> full_ = {};
 };
 
 // Words that identify what a call looks like; hashed, and compared in full.
@@ -75,10 +81,8 @@ public:
         hash_ ^= hash_ >> 32;
     }
     void push(const Look& look) {
-        const auto words = look.words();
-        size_t used = words.size();
-        while (!words[used - 1]) --used;
-        for (size_t i = 0; i < used; ++i) push(words[i]);
+        for (uint64_t word : look.words())
+            if (word) push(word);
     }
     uint64_t hash() const { return hash_; }
     std::span<const uint64_t> words() const { return {words_.data(), words_.size()}; }

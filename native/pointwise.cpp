@@ -109,7 +109,7 @@ PointwiseEntry& find_entry(Fn& fn, std::span<const Operand> operands, std::span<
     launch(*entry.kernel, fn.name, pointers, args, units, grain);
 }
 
-void launch_on(const Fn& fn, PointwiseEntry& entry, std::span<const Operand> operands,
+inline void launch_on(const Fn& fn, PointwiseEntry& entry, std::span<const Operand> operands,
                std::span<const TensorRef> results, void* const* pointers, const int64_t* args, int64_t units,
                int64_t grain) {
     if (units > grains_worth_it * grain || unlocked_runs) [[unlikely]]
@@ -306,7 +306,7 @@ bool FlatCall::look_at(const Fn& fn, std::span<const Operand> operands, std::spa
     return true;
 }
 
-PointwiseEntry& FlatCall::find(Fn& fn, std::span<const Operand> operands,
+[[gnu::noinline]] PointwiseEntry& FlatCall::find(Fn& fn, std::span<const Operand> operands,
                                std::span<const TensorRef> out) const {
     uint8_t layouts[most];
     for (int a = 0; a < arrays_; ++a) layouts[a] = uint8_t(args_[1 + a]);
