@@ -359,9 +359,8 @@ void view_of_base(Tensor& view) {
     Operands operands;
     operands.push_back({&base, {}});
     place_in_base(view, true, operands);
-    std::span<const Operand> given(operands.data(), operands.size());
     Fn& fn = *core_fns().as_strided(view.ndim());
-    NodeRef node = record_inputs(fn, given, {}, saves_of(fn, given), {}, unknown);
+    NodeRef node = record_inputs(fn, operands, {}, saves_of(fn, operands), {}, unknown);
     set_history(view, node, 0);
     view.base_order = base.node ? base.node->order : 0;
 }
@@ -373,10 +372,9 @@ void write_to_base(Tensor& view) {
     operands.push_back({&base, {}});
     operands.push_back({&view, {}});
     place_in_base(view, false, operands);
-    std::span<const Operand> given(operands.data(), operands.size());
     Fn& fn = *core_fns().write(view.ndim());
     view.base_order = base.node ? base.node->order : 0;  // its history is the write's, not base's
-    NodeRef node = record_inputs(fn, given, {}, saves_of(fn, given), {}, unknown);
+    NodeRef node = record_inputs(fn, operands, {}, saves_of(fn, operands), {}, unknown);
     set_history(base, node, 0);
     view_of_base(view);
 }

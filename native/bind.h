@@ -141,8 +141,9 @@ Tensor& expect_tensor(PyObject* object, const char* what);
 // The object whose buffer a storage is, or null.
 PyObject* exporter_of(const Storage& storage);  // borrowed
 
-PyObject* dtype_object(DType dtype);  // borrowed
-DType dtype_from(PyObject* object);   // a dtype object, a name, or Python's bool, int, float
+PyObject* dtype_object(DType dtype);     // borrowed
+DType dtype_from(PyObject* object);      // a dtype object, a name, or Python's bool, int, float
+const char* buffer_format(DType dtype);  // its code in the struct module; bfloat16 has none
 PyObject* dims_object(Dims dims);
 PyObject* size_object(Dims dims);  // a kiln.Size, which is a tuple
 Dims dims_from(PyObject* object, const char* what);
@@ -194,6 +195,9 @@ int add_to_tensor(std::span<PyMethodDef> methods, std::span<PyGetSetDef> propert
 struct SavedHooks;
 // Sets this thread's hooks on saved tensors; false, with an exception, where they are refused.
 bool set_saved_hooks(SavedHooks hooks);
+
+// Makes a type and adds it to the module under its name; null with an exception set.
+PyTypeObject* add_type(PyObject* module, PyType_Spec& spec);
 
 // Each adds its types and functions to the module.
 int add_dtypes(PyObject* module);

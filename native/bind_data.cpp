@@ -152,19 +152,12 @@ DType dtype_of_format(const Py_buffer& view) {
     if (*format == '<' || *format == '=' || *format == '@') ++format;
     KILN_CHECK(format[0] && !format[1], type, "from_numpy: cannot hold elements of format '", view.format,
                "'");
-    switch (*format) {
-    case '?': return DType::bool_;
-    case 'B': return DType::uint8;
-    case 'b': return DType::int8;
-    case 'e': return DType::float16;
-    case 'f': return DType::float32;
-    case 'd': return DType::float64;
-    case 'h': return DType::int16;
-    case 'i': return DType::int32;
-    case 'l':
-    case 'q': return view.itemsize == 8 ? DType::int64 : DType::int32;
-    default: break;
-    }
+    const bool any_int = *format == 'l' || *format == 'q';  // a long has as many bytes as the system says
+    for (int i = 0; i < dtype_count; ++i)
+        if (const char* own = buffer_format(DType(i)))
+            if (any_int ? kind(DType(i)) == Kind::int_ && itemsize(DType(i)) == size_t(view.itemsize)
+                        : *own == *format)
+                return DType(i);
     raise(ErrorKind::type, concat("from_numpy: cannot hold elements of format '", view.format, "'"));
 }
 

@@ -229,10 +229,15 @@ PyObject* number_object(const Number& number) {
     return PyLong_FromLongLong(number.integer);
 }
 
+const char* buffer_format(DType dtype) {
+    static const char* codes[dtype_count] = {"?", "B", "b", "h", "i", "q", "e", nullptr, "f", "d"};
+    return codes[int(dtype)];
+}
+
 int add_dtypes(PyObject* module) {
-    dtype_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&dtype_spec));
     size_slots[0].pfunc = &PyTuple_Type;
-    size_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&size_spec));
+    dtype_type = add_type(module, dtype_spec);
+    size_type = add_type(module, size_spec);
     if (!dtype_type || !size_type) return -1;
     for (int i = 0; i < dtype_count; ++i) {
         auto* object = PyObject_New(DTypeObject, dtype_type);
@@ -241,8 +246,6 @@ int add_dtypes(PyObject* module) {
         dtype_objects[i] = reinterpret_cast<PyObject*>(object);
         if (PyModule_AddObjectRef(module, name(DType(i)), dtype_objects[i]) < 0) return -1;
     }
-    if (PyModule_AddObjectRef(module, "dtype", reinterpret_cast<PyObject*>(dtype_type)) < 0) return -1;
-    if (PyModule_AddObjectRef(module, "Size", reinterpret_cast<PyObject*>(size_type)) < 0) return -1;
     return PyModule_AddFunctions(module, functions);
 }
 

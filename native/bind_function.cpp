@@ -9,7 +9,6 @@
 namespace kiln {
 namespace {
 
-PyTypeObject* function_type = nullptr;
 PyObject* describer = nullptr;  // (callable, args, kwargs, error) -> the error to raise; kiln.table.mistakes
 
 struct FunctionObject {
@@ -231,11 +230,7 @@ PyObject* describe_error(PyObject* callable, PyObject* const* args, size_t flags
 }
 
 int add_functions(PyObject* module) {
-    function_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&function_spec));
-    if (!function_type ||
-        PyModule_AddObjectRef(module, "Function", reinterpret_cast<PyObject*>(function_type)) < 0)
-        return -1;
-    return PyModule_AddFunctions(module, functions);
+    return add_type(module, function_spec) ? PyModule_AddFunctions(module, functions) : -1;
 }
 
 }  // namespace kiln

@@ -14,22 +14,13 @@
 namespace kiln {
 
 void set_python_error(const Error& error) {
-    PyObject* type = nullptr;
-    switch (error.kind) {
-    case ErrorKind::value: type = PyExc_ValueError; break;
-    case ErrorKind::type: type = PyExc_TypeError; break;
-    case ErrorKind::index: type = PyExc_IndexError; break;
-    case ErrorKind::runtime: type = PyExc_RuntimeError; break;
-    case ErrorKind::not_implemented: type = PyExc_NotImplementedError; break;
-    case ErrorKind::memory: type = PyExc_MemoryError; break;
-    case ErrorKind::overflow: type = PyExc_OverflowError; break;
-    case ErrorKind::buffer: type = PyExc_BufferError; break;
-    case ErrorKind::internal: type = PyExc_SystemError; break;
-    case ErrorKind::python: return;  // already set
-    }
-    PyErr_SetString(type, error.message.c_str());
+    if (error.kind == ErrorKind::python) return;  // already set
+    PyObject* const types[] = {PyExc_ValueError,    PyExc_TypeError,           PyExc_IndexError,
+                               PyExc_RuntimeError,  PyExc_NotImplementedError, PyExc_MemoryError,
+                               PyExc_OverflowError, PyExc_BufferError,         PyExc_SystemError};
+    PyErr_SetString(types[int(error.kind)], error.message.c_str());
     // So that what the core refuses is told from what happens to Python code that was given something unfit.
-    PyObject *value, *traceback;
+    PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     PyErr_NormalizeException(&type, &value, &traceback);
     if (PyObject_SetAttrString(value, "_of_core", Py_True)) PyErr_Clear();
@@ -41,6 +32,11 @@ void set_unknown_error(const std::exception& error) {
         PyErr_NoMemory();
     else
         PyErr_SetString(PyExc_SystemError, error.what());
+}
+
+PyTypeObject* add_type(PyObject* module, PyType_Spec& spec) {
+    auto* type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+    return type && PyModule_AddType(module, type) == 0 ? type : nullptr;
 }
 
 void stay() {

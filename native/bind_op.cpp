@@ -59,9 +59,8 @@ PyObject* op_vectorcall(PyObject* object, PyObject* const* args, size_t flags, P
             raise(ErrorKind::type, concat(self.op->name, "_(): the first argument must be a Tensor"));
         Held held;
         if (Operands operands; !names && take_operands(self, args, count, operands, held)) {
-            std::span<const Operand> given(operands.data(), operands.size());
-            return self.in_place ? write_into(plain_fn(self), given, args[0])
-                                 : call_plain(plain_fn(self), given);
+            return self.in_place ? write_into(plain_fn(self), operands, args[0])
+                                 : call_plain(plain_fn(self), operands);
         }
         if (self.general && goes_beyond(self, args, count, names))
             return in_python([&] { return PyObject_Vectorcall(self.general, args, flags, names); });
@@ -70,7 +69,7 @@ PyObject* op_vectorcall(PyObject* object, PyObject* const* args, size_t flags, P
         if (self.in_place && is_tensor(args[0])) arguments.out.assign(1, TensorRef(&tensor_of(args[0])));
         if (!arguments.collect()) return trace(self, args, count, names);
         Fn& fn = arguments.fn();
-        std::span<const Operand> operands(arguments.operands.data(), arguments.operands.size());
+        const Operands& operands = arguments.operands;
         if (!arguments.out.empty() && !self.in_place) refuse_history(fn, operands, arguments.out);
         fit_out(fn, operands, arguments.out);
         Results results = call_of_program(fn, operands, arguments.out);
@@ -274,11 +273,9 @@ Fn& fn_of(PyObject* op, PyObject* structure) {
 }
 
 int add_ops(PyObject* module) {
-    op_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&op_spec));
-    if (!op_type) return -1;
     required = PyObject_CallNoArgs(reinterpret_cast<PyObject*>(&PyBaseObject_Type));
     if (!required || PyModule_AddObjectRef(module, "REQUIRED", required) < 0) return -1;
-    return PyModule_AddObjectRef(module, "Op", reinterpret_cast<PyObject*>(op_type));
+    return (op_type = add_type(module, op_spec)) ? 0 : -1;
 }
 
 }  // namespace kiln

@@ -1,6 +1,9 @@
 // Operators of tensors: which function each calls, and what needs no function.
 #include "bind.h"
 
+#include <iterator>
+#include <string_view>
+
 #include "autograd.h"
 #include "compiler.h"
 
@@ -8,50 +11,24 @@ namespace kiln {
 
 namespace {
 
-enum Slot {
-    add,
-    sub,
-    mul,
-    div,
-    floordiv,
-    mod,
-    pow_,
-    matmul,
-    and_,
-    or_,
-    xor_,
-    lshift,
-    rshift,
-    neg,
-    pos,
-    invert,
-    abs_,
-    eq,
-    ne,
-    lt,
-    le,
-    gt,
-    ge,
-    getitem,
-    setitem,
-    array,
-    to,
-    fill,
-    new_,
-    slot_count
-};
-const char* const slot_names[slot_count] = {
+constexpr std::string_view slot_names[] = {
     "add", "sub",    "mul",    "div",     "floor_divide", "remainder", "pow", "matmul", "and", "or",
     "xor", "lshift", "rshift", "neg",     "pos",          "invert",    "abs", "eq",     "ne",  "lt",
     "le",  "gt",     "ge",     "getitem", "setitem",      "array",     "to",  "fill",   "new"};
-PyObject* operators[slot_count] = {};
+using Slot = size_t;  // of a name
+consteval Slot slot_of(std::string_view name) {
+    Slot slot = 0;
+    while (slot_names[slot] != name) ++slot;
+    return slot;
+}
+PyObject* operators[std::size(slot_names)] = {};
 
 PyObject* set_operator(PyObject*, PyObject* args) {
     const char* name;
     PyObject* function;
     if (!PyArg_ParseTuple(args, "sO:set_operator", &name, &function)) return nullptr;
-    for (int slot = 0; slot < slot_count; ++slot)
-        if (std::strcmp(slot_names[slot], name) == 0) {
+    for (Slot slot = 0; slot < std::size(slot_names); ++slot)
+        if (slot_names[slot] == name) {
             Py_XSETREF(operators[slot], Py_NewRef(function));
             Py_RETURN_NONE;
         }
@@ -70,7 +47,7 @@ inline bool take(PyObject* object, Operand& operand, Held& held) {
 Object beside(PyObject* object) {
     Number number;
     if (is_tensor(object) || number_from(object, &number)) return Object::borrow(object);
-    Object tensor = checked(PyObject_CallOneArg(operators[array], object));
+    Object tensor = checked(PyObject_CallOneArg(operators[slot_of("array")], object));
     return tensor.get() == Py_None ? Object() : std::move(tensor);
 }
 
@@ -110,13 +87,15 @@ PyObject* inplace_slot(PyObject* lhs, PyObject* rhs) {
         return write_into(*fn, operands, lhs);
     Object other = is_symbolic(rhs) ? Object::borrow(rhs) : beside(rhs);
     if (!other) return Py_NewRef(Py_NotImplemented);
-    static PyObject* names = Py_BuildValue("(s)", "out");
+    static PyObject* out = Py_BuildValue("(s)", "out");
     PyObject* args[3] = {lhs, other.get(), lhs};
-    return PyObject_Vectorcall(operators[slot], args, 2, names);
+    return PyObject_Vectorcall(operators[slot], args, 2, out);
 }
 
-PyObject* power(PyObject* lhs, PyObject* rhs, PyObject*) { return binary(pow_, lhs, rhs); }
-PyObject* inplace_power(PyObject* lhs, PyObject* rhs, PyObject*) { return inplace_slot<pow_>(lhs, rhs); }
+PyObject* power(PyObject* lhs, PyObject* rhs, PyObject*) { return binary(slot_of("pow"), lhs, rhs); }
+PyObject* inplace_power(PyObject* lhs, PyObject* rhs, PyObject*) {
+    return inplace_slot<slot_of("pow")>(lhs, rhs);
+}
 
 // The tensor as another dtype; itself if it is of that one.
 PyObject* cast_to(PyObject* self, DType dtype) {
@@ -140,7 +119,7 @@ PyObject* in_full(Slot slot, PyObject* self, PyObject* const* args, Py_ssize_t c
 
 PyObject* tensor_to(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
     if (count == 1 && !names && Py_TYPE(args[0]) == dtype_type) return cast_to(self, dtype_from(args[0]));
-    return in_full(to, self, args, count, names);
+    return in_full(slot_of("to"), self, args, count, names);
 }
 
 // A number that fits the dtype, written over a whole tensor: the rest (views with gaps, derivatives, tensors)
@@ -151,7 +130,7 @@ PyObject* tensor_fill(PyObject* self, PyObject* const* args, Py_ssize_t count, P
     if (count != 1 || names || !(PyFloat_Check(args[0]) || PyLong_Check(args[0])) ||
         !number_from(args[0], &operand.number) || !(is_float(x.dtype) || args[0] == Py_False) ||
         !x.contiguous || (grad_enabled() && (x.requires_grad() || x.base)))
-        return in_full(fill, self, args, count, names);
+        return in_full(slot_of("fill"), self, args, count, names);
     return write_into(*core_fns().copy, {&operand, 1}, self);
 }
 PyObject* tensor_zero(PyObject* self, PyObject*) {
@@ -196,7 +175,7 @@ TensorRef basic_item(Tensor& x, PyObject* key) {
 PyObject* get_item(PyObject* x, PyObject* key) {
     if (TensorRef view = basic_item(*TensorRef(&tensor_of(x)), key)) return wrap(view);
     PyObject* args[2] = {x, key};
-    return in_python([&] { return PyObject_Vectorcall(operators[getitem], args, 2, nullptr); });
+    return in_python([&] { return PyObject_Vectorcall(operators[slot_of("getitem")], args, 2, nullptr); });
 }
 
 int set_item(PyObject* x, PyObject* index, PyObject* value) {
@@ -205,7 +184,7 @@ int set_item(PyObject* x, PyObject* index, PyObject* value) {
         return -1;
     }
     PyObject* args[3] = {x, index, value};
-    Object result = Object::steal(PyObject_Vectorcall(operators[setitem], args, 3, nullptr));
+    Object result = Object::steal(PyObject_Vectorcall(operators[slot_of("setitem")], args, 3, nullptr));
     return result ? 0 : -1;
 }
 
@@ -240,7 +219,8 @@ PyObject* tensor_index(PyObject* self) {
 }
 
 PyObject* compare(PyObject* lhs, PyObject* rhs, int operation) {
-    static const Slot slots[] = {lt, le, eq, ne, gt, ge};
+    static constexpr Slot slots[] = {slot_of("lt"), slot_of("le"), slot_of("eq"),
+                                     slot_of("ne"), slot_of("gt"), slot_of("ge")};
     return binary(slots[operation], lhs, rhs);
 }
 
@@ -265,8 +245,9 @@ PyMethodDef casts[] = {
 
 // Tensor(...): what the class is called with goes up whole.
 PyObject* construct(PyTypeObject* type, PyObject* args, PyObject* named) {
-    return in_python(
-        [&] { return PyObject_CallFunction(operators[new_], "OOO", type, args, named ? named : Py_None); });
+    return in_python([&] {
+        return PyObject_CallFunction(operators[slot_of("new")], "OOO", type, args, named ? named : Py_None);
+    });
 }
 
 PyMethodDef functions[] = {
@@ -278,39 +259,39 @@ PyMethodDef functions[] = {
 
 std::span<const PyType_Slot> operator_slots() {
     static const PyType_Slot slots[] = {
-        {Py_nb_add, slot<binary_slot<add>>()},
-        {Py_nb_subtract, slot<binary_slot<sub>>()},
-        {Py_nb_multiply, slot<binary_slot<mul>>()},
-        {Py_nb_remainder, slot<binary_slot<mod>>()},
+        {Py_nb_add, slot<binary_slot<slot_of("add")>>()},
+        {Py_nb_subtract, slot<binary_slot<slot_of("sub")>>()},
+        {Py_nb_multiply, slot<binary_slot<slot_of("mul")>>()},
+        {Py_nb_remainder, slot<binary_slot<slot_of("remainder")>>()},
         {Py_nb_power, slot<power>()},
-        {Py_nb_negative, slot<unary_slot<neg>>()},
-        {Py_nb_positive, slot<unary_slot<pos>>()},
-        {Py_nb_absolute, slot<unary_slot<abs_>>()},
+        {Py_nb_negative, slot<unary_slot<slot_of("neg")>>()},
+        {Py_nb_positive, slot<unary_slot<slot_of("pos")>>()},
+        {Py_nb_absolute, slot<unary_slot<slot_of("abs")>>()},
         {Py_nb_bool, slot<tensor_bool>()},
-        {Py_nb_invert, slot<unary_slot<invert>>()},
-        {Py_nb_and, slot<binary_slot<and_>>()},
-        {Py_nb_xor, slot<binary_slot<xor_>>()},
-        {Py_nb_or, slot<binary_slot<or_>>()},
+        {Py_nb_invert, slot<unary_slot<slot_of("invert")>>()},
+        {Py_nb_and, slot<binary_slot<slot_of("and")>>()},
+        {Py_nb_xor, slot<binary_slot<slot_of("xor")>>()},
+        {Py_nb_or, slot<binary_slot<slot_of("or")>>()},
         {Py_nb_int, slot<tensor_int>()},
         {Py_nb_float, slot<tensor_float>()},
-        {Py_nb_inplace_add, slot<inplace_slot<add>>()},
-        {Py_nb_inplace_subtract, slot<inplace_slot<sub>>()},
-        {Py_nb_inplace_multiply, slot<inplace_slot<mul>>()},
-        {Py_nb_floor_divide, slot<binary_slot<floordiv>>()},
-        {Py_nb_true_divide, slot<binary_slot<div>>()},
-        {Py_nb_inplace_true_divide, slot<inplace_slot<div>>()},
-        {Py_nb_inplace_floor_divide, slot<inplace_slot<floordiv>>()},
-        {Py_nb_inplace_remainder, slot<inplace_slot<mod>>()},
+        {Py_nb_inplace_add, slot<inplace_slot<slot_of("add")>>()},
+        {Py_nb_inplace_subtract, slot<inplace_slot<slot_of("sub")>>()},
+        {Py_nb_inplace_multiply, slot<inplace_slot<slot_of("mul")>>()},
+        {Py_nb_floor_divide, slot<binary_slot<slot_of("floor_divide")>>()},
+        {Py_nb_true_divide, slot<binary_slot<slot_of("div")>>()},
+        {Py_nb_inplace_true_divide, slot<inplace_slot<slot_of("div")>>()},
+        {Py_nb_inplace_floor_divide, slot<inplace_slot<slot_of("floor_divide")>>()},
+        {Py_nb_inplace_remainder, slot<inplace_slot<slot_of("remainder")>>()},
         {Py_nb_inplace_power, slot<inplace_power>()},
-        {Py_nb_inplace_and, slot<inplace_slot<and_>>()},
-        {Py_nb_inplace_or, slot<inplace_slot<or_>>()},
-        {Py_nb_inplace_xor, slot<inplace_slot<xor_>>()},
-        {Py_nb_inplace_lshift, slot<inplace_slot<lshift>>()},
-        {Py_nb_inplace_rshift, slot<inplace_slot<rshift>>()},
-        {Py_nb_lshift, slot<binary_slot<lshift>>()},
-        {Py_nb_rshift, slot<binary_slot<rshift>>()},
+        {Py_nb_inplace_and, slot<inplace_slot<slot_of("and")>>()},
+        {Py_nb_inplace_or, slot<inplace_slot<slot_of("or")>>()},
+        {Py_nb_inplace_xor, slot<inplace_slot<slot_of("xor")>>()},
+        {Py_nb_inplace_lshift, slot<inplace_slot<slot_of("lshift")>>()},
+        {Py_nb_inplace_rshift, slot<inplace_slot<slot_of("rshift")>>()},
+        {Py_nb_lshift, slot<binary_slot<slot_of("lshift")>>()},
+        {Py_nb_rshift, slot<binary_slot<slot_of("rshift")>>()},
         {Py_nb_index, slot<tensor_index>()},
-        {Py_nb_matrix_multiply, slot<binary_slot<matmul>>()},
+        {Py_nb_matrix_multiply, slot<binary_slot<slot_of("matmul")>>()},
         {Py_mp_subscript, slot<get_item>()},
         {Py_mp_ass_subscript, slot<set_item>()},
         {Py_tp_richcompare, slot<compare>()},

@@ -386,12 +386,6 @@ struct Lent {
 
 void tensor_releasebuffer(PyObject*, Py_buffer* view) { delete static_cast<Lent*>(view->internal); }
 
-// struct-module codes of the dtypes; bfloat16 has none.
-const char* buffer_format(DType dtype) {
-    static const char* codes[dtype_count] = {"?", "B", "b", "h", "i", "q", "e", nullptr, "f", "d"};
-    return codes[int(dtype)];
-}
-
 int tensor_getbuffer(PyObject* self, Py_buffer* view, int flags) {
     Tensor& x = tensor_of(self);
     KILN_CHECK(x.contiguous || (flags & PyBUF_STRIDES) == PyBUF_STRIDES, buffer,
@@ -487,9 +481,7 @@ int add_tensor(PyObject* module) {
     all.insert(all.end(), std::begin(slots), std::end(slots));
     PyType_Spec spec = {"kiln.Tensor", sizeof(TensorObject), 0,
                         Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, all.data()};
-    tensor_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
-    if (!tensor_type) return -1;
-    return PyModule_AddObjectRef(module, "Tensor", reinterpret_cast<PyObject*>(tensor_type));
+    return (tensor_type = add_type(module, spec)) ? 0 : -1;
 }
 
 }  // namespace kiln

@@ -178,7 +178,7 @@ Results run_any(Fn& fn, std::span<const Operand> operands, std::span<const Tenso
     // 5. The call.
     Results results = record_or_run(fn, operands, out, hidden);
     // 6. What is known of the new values.
-    if (out.empty()) note_positions(fn, operands, {results.data(), results.size()});
+    if (out.empty()) note_positions(fn, operands, results);
     return results;
 }
 

@@ -94,8 +94,7 @@ PointwiseEntry& find_entry(Fn& fn, std::span<const Operand> operands, std::span<
     if (PointwiseEntry* entry = table->find(key)) return *entry;
     SmallVector<DType, 4> dtypes;
     for (const TensorRef& target : out) dtypes.push_back(target->dtype);
-    return *table->insert(
-        key, compiler::pointwise({&fn, operands}, ndim, layouts, {dtypes.data(), dtypes.size()}));
+    return *table->insert(key, compiler::pointwise({&fn, operands}, ndim, layouts, dtypes));
 }
 
 // A launch that takes long, or comes while a kernel runs on another thread.
@@ -110,8 +109,8 @@ PointwiseEntry& find_entry(Fn& fn, std::span<const Operand> operands, std::span<
 }
 
 inline void launch_on(const Fn& fn, PointwiseEntry& entry, std::span<const Operand> operands,
-               std::span<const TensorRef> results, void* const* pointers, const int64_t* args, int64_t units,
-               int64_t grain) {
+                      std::span<const TensorRef> results, void* const* pointers, const int64_t* args,
+                      int64_t units, int64_t grain) {
     if (units > grains_worth_it * grain || unlocked_runs) [[unlikely]]
         return launch_apart(fn, entry, operands, results, pointers, args, units, grain);
     if (SeenValues::any()) [[unlikely]] {
@@ -186,7 +185,7 @@ bool overlap_each_other(std::span<const TensorRef> out) {
 void execute_in_order(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
     Results values;
     for (const TensorRef& target : out) values.push_back(new_tensor(target->dtype, target->sizes));
-    execute_pointwise(fn, operands, {values.data(), values.size()});
+    execute_pointwise(fn, operands, values);
     for (size_t k = 0; k < out.size(); ++k) write_in_order(*out[k], values[k]->data());
 }
 
@@ -246,8 +245,7 @@ Results execute_pointwise(Fn& fn, std::span<const Operand> operands, std::span<c
             for (const TensorRef& target : out) results.push_back(target);
             return results;
         }
-        if (copy_clashing(changed, out, copies))
-            return execute_pointwise(fn, {changed.data(), changed.size()}, out);
+        if (copy_clashing(changed, out, copies)) return execute_pointwise(fn, changed, out);
     }
     KILN_CHECK(shape->size() <= 64, not_implemented, fn.name, ": more than 64 dims");
     Space space;
@@ -271,7 +269,7 @@ Results execute_pointwise(Fn& fn, std::span<const Operand> operands, std::span<c
         for (DType dtype : entry.outputs) results.push_back(new_tensor(dtype, *shape));
     else
         for (const TensorRef& target : out) results.push_back(target);
-    run_kernel(fn, entry, space, operands, {results.data(), results.size()});
+    run_kernel(fn, entry, space, operands, results);
     return results;
 }
 
@@ -307,7 +305,7 @@ bool FlatCall::look_at(const Fn& fn, std::span<const Operand> operands, std::spa
 }
 
 [[gnu::noinline]] PointwiseEntry& FlatCall::find(Fn& fn, std::span<const Operand> operands,
-                               std::span<const TensorRef> out) const {
+                                                 std::span<const TensorRef> out) const {
     uint8_t layouts[most];
     for (int a = 0; a < arrays_; ++a) layouts[a] = uint8_t(args_[1 + a]);
     size_t outputs = out.empty() ? fn.outputs : out.size();

@@ -69,7 +69,7 @@ Results execute_program(Fn& fn, std::span<const Operand> operands, std::span<con
             in_place ? out[k] : new_tensor(program.outputs[k].dtype, output_sizes(program, k, slots.data())));
         storages.push_back(results.back()->storage);
     }
-    run(program, slots.data(), {inputs.data(), inputs.size()}, {storages.data(), storages.size()});
+    run(program, slots.data(), inputs, storages);
     for (size_t k = 0; k < out.size(); ++k) {
         if (results[k] != out[k]) copy_into(out[k], *results[k]);
         results[k] = out[k];

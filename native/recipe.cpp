@@ -39,10 +39,9 @@ Results replay(const Recipe& recipe, std::span<const Operand> operands) {
             arguments.push_back(
                 {nullptr, Number::from_bits(Kind(step.number_kinds[k]), slots[step.numbers[k]])});
         }
-        const std::span<const Operand> taken(arguments.data(), arguments.size());
-        const bool number = makes_number(*step.fn, taken);
+        const bool number = makes_number(*step.fn, arguments);
         values.push_back(
-            std::move((number ? execute(*step.fn, taken, {}, false) : call(*step.fn, taken))[0]));
+            std::move((number ? execute(*step.fn, arguments, {}, false) : call(*step.fn, arguments))[0]));
         const Tensor& y = *values.back();
         given.push_back(number ? Operand{nullptr, read_element(y.dtype, y.data())}
                                : Operand{values.back().get(), {}});
