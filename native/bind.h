@@ -166,7 +166,6 @@ Fn& fn_of(PyObject* op, PyObject* structure);  // the function of an Op object a
 
 // A pointwise function's result written into a tensor object, which is returned.
 PyObject* write_into(Fn& fn, std::span<const Operand> operands, PyObject* tensor);
-Fn* plain_binary(PyObject* function);  // of a pointwise Op object of two parameters, else null
 // Whether an object stands for tensors, so that a call of it is traced (see set_symbolic_types).
 bool is_symbolic(PyObject* object);
 // A value of a structure argument as Python's own: what stands for an int (a NumPy integer, an enum's member)

@@ -213,12 +213,6 @@ Fn& first_plain_fn(OpObject& self) {
     const Object empty = checked(PyTuple_New(0));
     return *(self.plain = &fn_of(reinterpret_cast<PyObject*>(&self), empty.get()));
 }
-Fn* plain_binary(PyObject* function) {
-    if (Py_TYPE(function) != op_type) return nullptr;
-    OpObject& self = op_of(function);
-    return self.op->kind == OpKind::pointwise && self.params->size() == 2 ? &plain_fn(self) : nullptr;
-}
-
 PyObject* write_into(Fn& fn, std::span<const Operand> operands, PyObject* tensor) {
     TensorRef target(&tensor_of(tensor));
     if (fn.cls == FnClass::unknown) compiler::classify({&fn, operands});

@@ -30,6 +30,12 @@ inline OpObject& op_of(PyObject* object) { return *reinterpret_cast<OpObject*>(o
 
 Fn& first_plain_fn(OpObject& self);
 inline Fn& plain_fn(OpObject& self) { return self.plain ? *self.plain : first_plain_fn(self); }
+// Of a pointwise Op object of two parameters, else null.
+inline Fn* plain_binary(PyObject* function) {
+    if (Py_TYPE(function) != op_type) return nullptr;
+    OpObject& self = op_of(function);
+    return self.op->kind == OpKind::pointwise && self.params->size() == 2 ? &plain_fn(self) : nullptr;
+}
 
 // The arguments of one call: bound to the op's parameters, then taken apart into operands, which are data,
 // and structure, which is part of the function.

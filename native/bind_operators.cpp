@@ -1,5 +1,5 @@
 // Operators of tensors: which function each calls, and what needs no function.
-#include "bind.h"
+#include "bind_op.h"
 
 #include <iterator>
 #include <string_view>

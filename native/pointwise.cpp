@@ -75,7 +75,7 @@ bool turned(const Space& space, int a) {
 }
 
 // The look of a call whose arrays, and given results, have these layout classes.
-Look look_at(std::span<const Operand> operands, std::span<const TensorRef> out, const uint8_t* layouts) {
+Look look_of(std::span<const Operand> operands, std::span<const TensorRef> out, const uint8_t* layouts) {
     Look look;
     for (const Operand& operand : operands) look.add(operand, operand.tensor ? *layouts++ : 0);
     for (const TensorRef& target : out) look.add_result(target->dtype, *layouts++);
@@ -263,7 +263,7 @@ Results execute_pointwise(Fn& fn, std::span<const Operand> operands, std::span<c
         if (turned(space, a)) layouts[a] = 3;
     for (int a = space.arrays - outputs; a < space.arrays; ++a)
         if (layouts[a] == 1) layouts[a] = result_layout(checked_numel(*shape));
-    PointwiseEntry& entry = find_entry(fn, operands, out, look_at(operands, out, layouts), space.ndim,
+    PointwiseEntry& entry = find_entry(fn, operands, out, look_of(operands, out, layouts), space.ndim,
                                        {layouts, size_t(space.arrays)});
     if (out.empty())
         for (DType dtype : entry.outputs) results.push_back(new_tensor(dtype, *shape));
@@ -345,7 +345,7 @@ PointwiseEntry& plain_entry(Fn& fn, std::span<const Operand> operands, std::span
     for (const Operand& operand : operands) arrays += operand.tensor != nullptr;
     uint8_t layouts[max_arrays];
     std::fill(layouts, layouts + arrays, uint8_t(1));
-    return find_entry(fn, operands, out, look_at(operands, out, layouts), 1, {layouts, arrays});
+    return find_entry(fn, operands, out, look_of(operands, out, layouts), 1, {layouts, arrays});
 }
 
 }  // namespace
