@@ -11,6 +11,8 @@
 namespace kiln {
 namespace {
 
+constinit blocks::Cache cache;
+
 // ---- headers: storages not in use ----
 
 constexpr size_t headers_at_once = 128;
@@ -64,15 +66,15 @@ void release(Storage* storage) {
     assert_locked();
     // A deleter may let go of foreign memory again: `x = from_numpy(x.numpy())` in a loop.
     if (storage->foreign()) return drop_in_turn(storage, &Storage::next_dying, drop_foreign);
-    const Block block{storage->data, storage->size_class};
+    const blocks::Block block{storage->data, storage->size_class};
     give_header(storage);
-    give_block(block);
+    cache.give(block);
 }
 
 StorageRef allocate(size_t nbytes) {
     assert_locked();
     if (!free_headers) new_headers();  // before the block, which would leak if this raised
-    const Block block = take_block(nbytes);
+    const blocks::Block block = cache.take(nbytes);
     Storage* storage = take_header();
     storage->data = block.data;
     storage->nbytes = nbytes;
@@ -100,5 +102,10 @@ size_t checked_nbytes(int64_t count, size_t itemsize) {
                " bytes is not addressable: expected a count >= 0 and fewer than 2^63 bytes");
     return nbytes;
 }
+
+MemoryStats memory_stats() { return cache.stats(); }
+void reset_peak_allocated() { cache.reset_peak(); }
+size_t empty_cache() { return cache.empty(); }
+void set_cache_limit(size_t bytes) { cache.set_limit(bytes); }
 
 }  // namespace kiln

@@ -74,8 +74,8 @@ LATE_OWN: dict[str, set[str]] = {
 
 FORBIDDEN_AT_IMPORT = ("numpy", "scipy", "llvmlite", "inspect", "dataclasses", "torch")
 LONGEST_FILE = 600
-LONGEST_CORE = 8400
-LONGEST_BINDING = 4870  # the C API spelled out, which the core proper does not see
+LONGEST_CORE = 8360
+LONGEST_BINDING = 4860  # the C API spelled out, which the core proper does not see
 
 SOURCES = sorted(KILN.rglob("*.py"))
 NATIVE_FILES = sorted(p for p in NATIVE.rglob("*") if p.suffix in (".h", ".cpp", ".hpp", ".cc"))
