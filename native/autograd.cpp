@@ -54,12 +54,18 @@ Wanted wanted_by(const Saves& saves, uint64_t needed) {
     return wanted;
 }
 
+// Of a pointwise call only dtypes matter, and which operands are 0-d or numbers.
 const Saves& saves_of(Fn& fn, std::span<const Operand> operands) {
     static auto* table = new Table<Saves>();
     Key key;
     key.push(fn.id);
-    for (const Operand& operand : operands)  // of a pointwise call dtypes matter, and which operands are 0-d
-        fn.cls == FnClass::pointwise ? key.push(look_of(operand)) : describe(operand, key);
+    if (fn.cls == FnClass::pointwise && operands.size() <= Look::most) {
+        Look look;
+        for (const Operand& operand : operands) look.add(operand);
+        key.push(look);
+    } else {
+        for (const Operand& operand : operands) describe(operand, key);
+    }
     const Saves* saves = table->find(key);
     if (!saves) saves = table->insert(key, compiler::saves({&fn, operands}));
     return *saves;
@@ -188,8 +194,8 @@ void call_flat(Fn& fn, FlatCall& flat, std::span<const Operand> operands, Tensor
             if (operands[i].tensor && takes_part(*operands[i].tensor)) needed |= bit(i);
     flat.run(fn, operands, {}, results);
     if (!needed) return;
-    Fn::FlatSaves& found = fn.flat_saves;
-    if (found.look != flat.look || found.needed != needed) {
+    auto& found = fn.last.saves;
+    if (!found.saves || found.look != flat.look || found.needed != needed) {
         const Saves& saves = saves_of(fn, operands);
         found = {flat.look, needed, &saves, wanted_by(saves, needed & saves.differentiable)};
     }

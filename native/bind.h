@@ -84,6 +84,27 @@ auto guarded(Body&& body) noexcept -> decltype(body()) {
         return static_cast<decltype(body())>(-1);
 }
 
+// A body that may throw as a function that Python calls; as a method table has it, whatever its arguments
+// are; as a type's slot.
+template <auto body>
+struct Guarded;
+template <class Result, class... Args, Result (*body)(Args...)>
+struct Guarded<body> {
+    static Result call(Args... args) noexcept {
+        return guarded([&]() -> Result { return body(args...); });
+    }
+};
+template <auto body>
+constexpr auto guard = &Guarded<body>::call;
+template <auto body>
+PyCFunction method() {
+    return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(guard<body>));
+}
+template <auto body>
+void* slot() {
+    return reinterpret_cast<void*>(guard<body>);
+}
+
 struct TensorObject {
     PyObject_HEAD Tensor* tensor;  // owned
     PyObject* dict;
@@ -121,8 +142,9 @@ Tensor& expect_tensor(PyObject* object, const char* what);
 // The object whose buffer a storage is, or null.
 PyObject* exporter_of(const Storage& storage);  // borrowed
 
-PyObject* dtype_object(DType dtype);  // borrowed
-DType dtype_from(PyObject* object);   // a dtype object, a name, or Python's bool, int, float
+PyObject* dtype_object(DType dtype);     // borrowed
+DType dtype_from(PyObject* object);      // a dtype object, a name, or Python's bool, int, float
+const char* buffer_format(DType dtype);  // its code in the struct module; bfloat16 has none
 PyObject* dims_object(Dims dims);
 PyObject* size_object(Dims dims);  // a kiln.Size, which is a tuple
 Dims dims_from(PyObject* object, const char* what);
@@ -147,7 +169,6 @@ Fn& fn_of(PyObject* op, PyObject* structure);  // the function of an Op object a
 
 // A pointwise function's result written into a tensor object, which is returned.
 PyObject* write_into(Fn& fn, std::span<const Operand> operands, PyObject* tensor);
-Fn* plain_binary(PyObject* function);  // of a pointwise Op object of two parameters, else null
 // Whether an object stands for tensors, so that a call of it is traced (see set_symbolic_types).
 bool is_symbolic(PyObject* object);
 // A value of a structure argument as Python's own: what stands for an int (a NumPy integer, an enum's member)
@@ -155,8 +176,10 @@ bool is_symbolic(PyObject* object);
 Object plain(PyObject* value);
 // __get__ of callables that are methods where a class has them, as functions are.
 PyObject* bind_to_instance(PyObject* self, PyObject* instance, PyObject* owner);
-// The error that is set, in terms of a call that failed (kiln/table/mistakes.py). Returns null.
 bool is_no_flag(PyObject* value);  // true or false, but meant as something else: a text, a list, a float
+// What a vectorcall was given, as a tuple and a dict.
+std::pair<Object, Object> python_arguments(PyObject* const* args, Py_ssize_t count, PyObject* names);
+// The error that is set, in terms of a call that failed (kiln/table/mistakes.py). Returns null.
 PyObject* describe_error(PyObject* callable, PyObject* const* args, size_t flags, PyObject* names);
 // The views of x along a dim: a range, or one place without the dim.
 TensorRef slice_view(Tensor& x, int dim, int64_t start, int64_t length, int64_t step);
@@ -184,12 +207,16 @@ struct SavedHooks;
 // Sets this thread's hooks on saved tensors; false, with an exception, where they are refused.
 bool set_saved_hooks(SavedHooks hooks);
 
+// Makes a type and adds it to the module under its name; null with an exception set.
+PyTypeObject* add_type(PyObject* module, PyType_Spec& spec);
+
 // Each adds its types and functions to the module.
 int add_dtypes(PyObject* module);
 int add_tensor(PyObject* module);
 int add_tensor_data(PyObject* module);
 int add_dlpack(PyObject* module);
 int add_ops(PyObject* module);
+int add_arguments(PyObject* module);
 int add_functions(PyObject* module);
 int add_modes(PyObject* module);
 int add_core_ops(PyObject* module);

@@ -92,19 +92,17 @@ std::byte* fill(PyObject* data, size_t depth, const Dims& sizes, DType dtype, st
 }
 
 PyObject* from_nested(PyObject*, PyObject* args) {
-    return guarded([&]() -> PyObject* {
-        PyObject *data, *dtype;
-        if (!PyArg_ParseTuple(args, "OO:from_nested", &data, &dtype)) return nullptr;
-        NestedShape shape;
-        measure(data, 0, shape);
-        DType type = dtype != Py_None                         ? dtype_from(dtype)
-                     : shape.kind == Kind::bool_ && shape.any ? DType::bool_
-                     : shape.kind == Kind::int_               ? DType::int64
-                                                              : default_dtype();
-        TensorRef tensor = new_tensor(type, shape.sizes);
-        fill(data, 0, shape.sizes, type, tensor->data());
-        return wrap(tensor);
-    });
+    PyObject *data, *dtype;
+    if (!PyArg_ParseTuple(args, "OO:from_nested", &data, &dtype)) return nullptr;
+    NestedShape shape;
+    measure(data, 0, shape);
+    DType type = dtype != Py_None                         ? dtype_from(dtype)
+                 : shape.kind == Kind::bool_ && shape.any ? DType::bool_
+                 : shape.kind == Kind::int_               ? DType::int64
+                                                          : default_dtype();
+    TensorRef tensor = new_tensor(type, shape.sizes);
+    fill(data, 0, shape.sizes, type, tensor->data());
+    return wrap(tensor);
 }
 
 // ---- tolist, item ----
@@ -119,31 +117,24 @@ PyObject* nested_list(const Tensor& x, int dim, const std::byte* at) {
 }
 
 PyObject* tensor_tolist(PyObject* self, PyObject*) {
-    return guarded([&]() -> PyObject* {
-        // Held: making lists may run finalizers, which may replace the tensor (x.data = y).
-        const TensorRef x(&tensor_of(self));
-        ready(*x);
-        return nested_list(*x, 0, x->data());
-    });
+    // Held: making lists may run finalizers, which may replace the tensor (x.data = y).
+    const TensorRef x(&tensor_of(self));
+    ready(*x);
+    return nested_list(*x, 0, x->data());
 }
 
 PyObject* tensor_item(PyObject* self, PyObject*) {
-    return guarded([&]() -> PyObject* {
-        Tensor& x = tensor_of(self);
-        KILN_CHECK(x.numel == 1, runtime, "a Tensor with ", x.numel,
-                   " elements cannot be converted to Scalar");
-        ready(x);
-        return number_object(read_element(x.dtype, x.data()));
-    });
+    Tensor& x = tensor_of(self);
+    KILN_CHECK(x.numel == 1, runtime, "a Tensor with ", x.numel, " elements cannot be converted to Scalar");
+    ready(x);
+    return number_object(read_element(x.dtype, x.data()));
 }
 
 PyObject* tensor_data_ptr(PyObject* self, PyObject*) {
-    return guarded([&]() -> PyObject* {
-        Tensor& x = tensor_of(self);
-        settle(*x.storage, true);
-        x.storage->public_ = true;  // for good: nobody tells when the address is no longer used
-        return PyLong_FromVoidPtr(x.data());
-    });
+    Tensor& x = tensor_of(self);
+    settle(*x.storage, true);
+    x.storage->public_ = true;  // for good: nobody tells when the address is no longer used
+    return PyLong_FromVoidPtr(x.data());
 }
 
 PyObject* tensor_nbytes(PyObject* self, void*) {
@@ -161,19 +152,12 @@ DType dtype_of_format(const Py_buffer& view) {
     if (*format == '<' || *format == '=' || *format == '@') ++format;
     KILN_CHECK(format[0] && !format[1], type, "from_numpy: cannot hold elements of format '", view.format,
                "'");
-    switch (*format) {
-    case '?': return DType::bool_;
-    case 'B': return DType::uint8;
-    case 'b': return DType::int8;
-    case 'e': return DType::float16;
-    case 'f': return DType::float32;
-    case 'd': return DType::float64;
-    case 'h': return DType::int16;
-    case 'i': return DType::int32;
-    case 'l':
-    case 'q': return view.itemsize == 8 ? DType::int64 : DType::int32;
-    default: break;
-    }
+    const bool any_int = *format == 'l' || *format == 'q';  // a long has as many bytes as the system says
+    for (int i = 0; i < dtype_count; ++i)
+        if (const char* own = buffer_format(DType(i)))
+            if (any_int ? kind(DType(i)) == Kind::int_ && itemsize(DType(i)) == size_t(view.itemsize)
+                        : *own == *format)
+                return DType(i);
     raise(ErrorKind::type, concat("from_numpy: cannot hold elements of format '", view.format, "'"));
 }
 
@@ -211,88 +195,82 @@ PyObject* wrap_foreign(const TensorRef& tensor) {
 
 // The memory of a NumPy array (or another buffer) as a tensor, not copied.
 PyObject* from_buffer(PyObject*, PyObject* object) {
-    return guarded([&]() -> PyObject* {
-        BufferGuard guard{open_buffer(object, PyBUF_FORMAT | PyBUF_STRIDES)};
-        const Py_buffer& view = *guard.view;
-        DType dtype = dtype_of_format(view);
-        KILN_CHECK(size_t(view.itemsize) == itemsize(dtype), type, "from_numpy: elements of ",
-                   int64_t(view.itemsize), " bytes where ", name(dtype), " has ", itemsize(dtype));
-        Dims sizes(size_t(view.ndim)), strides(size_t(view.ndim));
-        for (int d = 0; d < view.ndim; ++d) {
-            sizes[d] = view.shape[d];
-            strides[d] = view.strides[d] / view.itemsize;
-            KILN_CHECK(view.strides[d] % view.itemsize == 0, value,
-                       "from_numpy: a stride is not a multiple of the element size");
-            KILN_CHECK(view.strides[d] >= 0 || sizes[d] <= 1, value,
-                       "At least one stride in the given numpy array is negative, and tensors with negative "
-                       "strides are not currently supported. (You can probably work around this by making a "
-                       "copy of your array with array.copy().)");
-        }
-        KILN_CHECK(reinterpret_cast<uintptr_t>(view.buf) % size_t(view.itemsize) == 0, value,
-                   "from_numpy: the array's memory is not aligned to its element size; copy it first");
-        auto [low, high] = extent(sizes, strides, 0);
-        size_t nbytes = checked_numel(sizes) ? size_t(high - low) * itemsize(dtype) : 0;
-        bool read_only = view.readonly;
-        StorageRef storage = adopt(view.buf, nbytes, drop_buffer, guard.view, read_only);
-        guard.view = nullptr;
-        TensorRef flat = new_tensor(dtype, Dims(), std::move(storage));
-        flat = new_view(*flat, std::move(sizes), std::move(strides), 0);
-        return wrap_foreign(flat);
-    });
+    BufferGuard guard{open_buffer(object, PyBUF_FORMAT | PyBUF_STRIDES)};
+    const Py_buffer& view = *guard.view;
+    DType dtype = dtype_of_format(view);
+    KILN_CHECK(size_t(view.itemsize) == itemsize(dtype), type, "from_numpy: elements of ",
+               int64_t(view.itemsize), " bytes where ", name(dtype), " has ", itemsize(dtype));
+    Dims sizes(size_t(view.ndim)), strides(size_t(view.ndim));
+    for (int d = 0; d < view.ndim; ++d) {
+        sizes[d] = view.shape[d];
+        strides[d] = view.strides[d] / view.itemsize;
+        KILN_CHECK(view.strides[d] % view.itemsize == 0, value,
+                   "from_numpy: a stride is not a multiple of the element size");
+        KILN_CHECK(view.strides[d] >= 0 || sizes[d] <= 1, value,
+                   "At least one stride in the given numpy array is negative, and tensors with negative "
+                   "strides are not currently supported. (You can probably work around this by making a "
+                   "copy of your array with array.copy().)");
+    }
+    KILN_CHECK(reinterpret_cast<uintptr_t>(view.buf) % size_t(view.itemsize) == 0, value,
+               "from_numpy: the array's memory is not aligned to its element size; copy it first");
+    auto [low, high] = extent(sizes, strides, 0);
+    size_t nbytes = checked_numel(sizes) ? size_t(high - low) * itemsize(dtype) : 0;
+    bool read_only = view.readonly;
+    StorageRef storage = adopt(view.buf, nbytes, drop_buffer, guard.view, read_only);
+    guard.view = nullptr;
+    TensorRef flat = new_tensor(dtype, Dims(), std::move(storage));
+    flat = new_view(*flat, std::move(sizes), std::move(strides), 0);
+    return wrap_foreign(flat);
 }
 
 // count elements of a bytes-like object from byte `offset`, sharing its memory.
 PyObject* frombuffer(PyObject*, PyObject* args) {
-    return guarded([&]() -> PyObject* {
-        PyObject *object, *dtype_arg;
-        long long count, offset;
-        if (!PyArg_ParseTuple(args, "OOLL:frombuffer", &object, &dtype_arg, &count, &offset)) return nullptr;
-        DType dtype = dtype_from(dtype_arg);
-        BufferGuard guard{open_buffer(object, PyBUF_STRIDES)};
-        const Py_buffer& view = *guard.view;
-        KILN_CHECK(PyBuffer_IsContiguous(&view, 'C'), value, "frombuffer: the buffer is not contiguous");
-        KILN_CHECK(offset >= 0 && offset <= view.len, value, "offset (", offset,
-                   " bytes) must be non-negative and no greater than buffer length (", int64_t(view.len),
-                   " bytes)");
-        int64_t room = (view.len - offset) / int64_t(itemsize(dtype));
-        KILN_CHECK(count >= 0 || (view.len - offset) % int64_t(itemsize(dtype)) == 0, value,
-                   "buffer length (", int64_t(view.len - offset),
-                   " bytes) after offset must be a multiple of element size (", itemsize(dtype), ")");
-        if (count < 0) count = room;
-        KILN_CHECK(count <= room, value, "requested buffer length (", count,
-                   " elements) after offset must not be greater than actual buffer length (", room,
-                   " elements)");
-        std::byte* at = static_cast<std::byte*>(view.buf) + offset;
-        KILN_CHECK(reinterpret_cast<uintptr_t>(at) % itemsize(dtype) == 0 || count == 0, value,
-                   "frombuffer: byte ", offset, " of the buffer is not aligned for ", name(dtype));
-        bool read_only = view.readonly;
-        StorageRef storage = adopt(at, size_t(count) * itemsize(dtype), drop_buffer, guard.view, read_only);
-        guard.view = nullptr;
-        return wrap_foreign(new_tensor(dtype, Dims{count}, std::move(storage)));
-    });
+    PyObject *object, *dtype_arg;
+    long long count, offset;
+    if (!PyArg_ParseTuple(args, "OOLL:frombuffer", &object, &dtype_arg, &count, &offset)) return nullptr;
+    DType dtype = dtype_from(dtype_arg);
+    BufferGuard guard{open_buffer(object, PyBUF_STRIDES)};
+    const Py_buffer& view = *guard.view;
+    KILN_CHECK(PyBuffer_IsContiguous(&view, 'C'), value, "frombuffer: the buffer is not contiguous");
+    KILN_CHECK(offset >= 0 && offset <= view.len, value, "offset (", offset,
+               " bytes) must be non-negative and no greater than buffer length (", int64_t(view.len),
+               " bytes)");
+    int64_t room = (view.len - offset) / int64_t(itemsize(dtype));
+    KILN_CHECK(count >= 0 || (view.len - offset) % int64_t(itemsize(dtype)) == 0, value, "buffer length (",
+               int64_t(view.len - offset), " bytes) after offset must be a multiple of element size (",
+               itemsize(dtype), ")");
+    if (count < 0) count = room;
+    KILN_CHECK(count <= room, value, "requested buffer length (", count,
+               " elements) after offset must not be greater than actual buffer length (", room, " elements)");
+    std::byte* at = static_cast<std::byte*>(view.buf) + offset;
+    KILN_CHECK(reinterpret_cast<uintptr_t>(at) % itemsize(dtype) == 0 || count == 0, value,
+               "frombuffer: byte ", offset, " of the buffer is not aligned for ", name(dtype));
+    bool read_only = view.readonly;
+    StorageRef storage = adopt(at, size_t(count) * itemsize(dtype), drop_buffer, guard.view, read_only);
+    guard.view = nullptr;
+    return wrap_foreign(new_tensor(dtype, Dims{count}, std::move(storage)));
 }
 
 PyObject* check_in_range(PyObject*, PyObject* args) {
-    return guarded([&]() -> PyObject* {
-        PyObject *value, *dtype;
-        Number number;
-        if (!PyArg_ParseTuple(args, "OO:check_in_range", &value, &dtype)) return nullptr;
-        if (number_from(value, &number)) expect_in_range(number, dtype_from(dtype));
-        Py_RETURN_NONE;
-    });
+    PyObject *value, *dtype;
+    Number number;
+    if (!PyArg_ParseTuple(args, "OO:check_in_range", &value, &dtype)) return nullptr;
+    if (number_from(value, &number)) expect_in_range(number, dtype_from(dtype));
+    Py_RETURN_NONE;
 }
 
 PyMethodDef functions[] = {
-    {"check_in_range", check_in_range, METH_VARARGS, "RuntimeError if a number does not fit a dtype."},
-    {"from_nested", from_nested, METH_VARARGS, "A tensor of nested lists of numbers: (data, dtype or None)."},
-    {"from_buffer", from_buffer, METH_O, "A NumPy array's memory as a tensor."},
-    {"frombuffer", frombuffer, METH_VARARGS, "Bytes as a tensor: (buffer, dtype, count, offset)."},
+    {"check_in_range", guard<check_in_range>, METH_VARARGS, "RuntimeError if a number does not fit a dtype."},
+    {"from_nested", guard<from_nested>, METH_VARARGS,
+     "A tensor of nested lists of numbers: (data, dtype or None)."},
+    {"from_buffer", guard<from_buffer>, METH_O, "A NumPy array's memory as a tensor."},
+    {"frombuffer", guard<frombuffer>, METH_VARARGS, "Bytes as a tensor: (buffer, dtype, count, offset)."},
     {nullptr, nullptr, 0, nullptr},
 };
 PyMethodDef tensor_methods[] = {
-    {"tolist", tensor_tolist, METH_NOARGS, "The elements as nested lists of Python numbers."},
-    {"item", tensor_item, METH_NOARGS, "The one element as a Python number."},
-    {"data_ptr", tensor_data_ptr, METH_NOARGS, "The address of element 0."},
+    {"tolist", guard<tensor_tolist>, METH_NOARGS, "The elements as nested lists of Python numbers."},
+    {"item", guard<tensor_item>, METH_NOARGS, "The one element as a Python number."},
+    {"data_ptr", guard<tensor_data_ptr>, METH_NOARGS, "The address of element 0."},
 };
 PyGetSetDef nbytes_getset = {"nbytes", tensor_nbytes, nullptr, "Bytes of all elements.", nullptr};
 

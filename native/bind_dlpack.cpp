@@ -123,20 +123,17 @@ PyObject* lend(Tensor& x, bool copied) {
 
 // (tensor, versioned, copied) -> capsule
 PyObject* to_capsule(PyObject*, PyObject* args) {
-    return guarded([&]() -> PyObject* {
-        PyObject* object;
-        int with_version, copied;
-        if (!PyArg_ParseTuple(args, "Opp:to_capsule", &object, &with_version, &copied)) return nullptr;
-        Tensor& x = expect_tensor(object, "__dlpack__");
-        KILN_CHECK(!x.requires_grad(), buffer,
-                   "Can't export tensors that require gradient, use tensor.detach()");
-        KILN_CHECK(with_version || !x.storage->read_only, buffer,
-                   "__dlpack__: the tensor's memory is read-only, which only max_version=(1, 0) or later can "
-                   "say; use tensor.clone()");
-        settle(*x.storage, true);
-        x.storage->public_ = true;
-        return with_version ? lend<ManagedVersioned>(x, copied) : lend<Managed>(x, copied);
-    });
+    PyObject* object;
+    int with_version, copied;
+    if (!PyArg_ParseTuple(args, "Opp:to_capsule", &object, &with_version, &copied)) return nullptr;
+    Tensor& x = expect_tensor(object, "__dlpack__");
+    KILN_CHECK(!x.requires_grad(), buffer, "Can't export tensors that require gradient, use tensor.detach()");
+    KILN_CHECK(with_version || !x.storage->read_only, buffer,
+               "__dlpack__: the tensor's memory is read-only, which only max_version=(1, 0) or later can "
+               "say; use tensor.clone()");
+    settle(*x.storage, true);
+    x.storage->public_ = true;
+    return with_version ? lend<ManagedVersioned>(x, copied) : lend<Managed>(x, copied);
 }
 
 // ---- borrowed ----
@@ -192,19 +189,17 @@ PyObject* borrow(PyObject* capsule) {
 }
 
 PyObject* from_capsule(PyObject*, PyObject* capsule) {
-    return guarded([&]() -> PyObject* {
-        if (PyCapsule_IsValid(capsule, capsule_name<ManagedVersioned>))
-            return borrow<ManagedVersioned>(capsule);
-        KILN_CHECK(PyCapsule_IsValid(capsule, capsule_name<Managed>), runtime,
-                   "from_dlpack: expected a DLPack capsule, got ", Py_TYPE(capsule)->tp_name,
-                   "; a capsule can be used only once");
-        return borrow<Managed>(capsule);
-    });
+    if (PyCapsule_IsValid(capsule, capsule_name<ManagedVersioned>)) return borrow<ManagedVersioned>(capsule);
+    KILN_CHECK(PyCapsule_IsValid(capsule, capsule_name<Managed>), runtime,
+               "from_dlpack: expected a DLPack capsule, got ", Py_TYPE(capsule)->tp_name,
+               "; a capsule can be used only once");
+    return borrow<Managed>(capsule);
 }
 
 PyMethodDef functions[] = {
-    {"to_capsule", to_capsule, METH_VARARGS, "A tensor's memory for others: (tensor, versioned, copied)."},
-    {"from_capsule", from_capsule, METH_O, "The memory of a DLPack capsule as a tensor."},
+    {"to_capsule", guard<to_capsule>, METH_VARARGS,
+     "A tensor's memory for others: (tensor, versioned, copied)."},
+    {"from_capsule", guard<from_capsule>, METH_O, "The memory of a DLPack capsule as a tensor."},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -77,58 +77,50 @@ PyType_Slot size_slots[] = {
 PyType_Spec size_spec = {"kiln.Size", 0, 0, Py_TPFLAGS_DEFAULT, size_slots};
 
 PyObject* result_type(PyObject*, PyObject* pairs) {
-    return guarded([&]() -> PyObject* {
-        ResultType type;
-        Object list = checked(PySequence_Fast(pairs, "result_type: expected pairs (name, category)"));
-        for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(list.get()); ++i) {
-            PyObject* pair = PySequence_Fast_GET_ITEM(list.get(), i);
-            const char* text = PyUnicode_AsUTF8(PyTuple_GetItem(pair, 0));
-            long category = PyLong_AsLong(PyTuple_GetItem(pair, 1));
-            if (PyErr_Occurred()) throw Error(ErrorKind::python, "");
-            auto dtype = dtype_from_name(text);
-            KILN_CHECK(dtype && category >= 0 && category <= 2, value, "result_type: not a dtype: ", text);
-            type.add(*dtype, Category(category));
-        }
-        return PyUnicode_InternFromString(name(type.value()));
-    });
+    ResultType type;
+    Object list = checked(PySequence_Fast(pairs, "result_type: expected pairs (name, category)"));
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(list.get()); ++i) {
+        PyObject* pair = PySequence_Fast_GET_ITEM(list.get(), i);
+        const char* text = PyUnicode_AsUTF8(PyTuple_GetItem(pair, 0));
+        long category = PyLong_AsLong(PyTuple_GetItem(pair, 1));
+        if (PyErr_Occurred()) throw Error(ErrorKind::python, "");
+        auto dtype = dtype_from_name(text);
+        KILN_CHECK(dtype && category >= 0 && category <= 2, value, "result_type: not a dtype: ", text);
+        type.add(*dtype, Category(category));
+    }
+    return PyUnicode_InternFromString(name(type.value()));
 }
 
 PyObject* promote(PyObject*, PyObject* args) {
-    return guarded([&]() -> PyObject* {
-        PyObject *a, *b;
-        if (!PyArg_ParseTuple(args, "OO:promote_types", &a, &b)) return nullptr;
-        return Py_NewRef(dtype_object(promote_types(dtype_from(a), dtype_from(b))));
-    });
+    PyObject *a, *b;
+    if (!PyArg_ParseTuple(args, "OO:promote_types", &a, &b)) return nullptr;
+    return Py_NewRef(dtype_object(promote_types(dtype_from(a), dtype_from(b))));
 }
 
 PyObject* may_cast(PyObject*, PyObject* args) {
-    return guarded([&]() -> PyObject* {
-        PyObject *a, *b;
-        if (!PyArg_ParseTuple(args, "OO:can_cast", &a, &b)) return nullptr;
-        return PyBool_FromLong(can_cast(dtype_from(a), dtype_from(b)));
-    });
+    PyObject *a, *b;
+    if (!PyArg_ParseTuple(args, "OO:can_cast", &a, &b)) return nullptr;
+    return PyBool_FromLong(can_cast(dtype_from(a), dtype_from(b)));
 }
 
 PyObject* get_default(PyObject*, PyObject*) { return Py_NewRef(dtype_object(default_dtype())); }
 PyObject* get_default_name(PyObject*, PyObject*) { return PyUnicode_InternFromString(name(default_dtype())); }
 PyObject* set_default(PyObject*, PyObject* dtype) {
-    return guarded([&]() -> PyObject* {
-        DType wanted = dtype_from(dtype);
-        flush_all("the default dtype changed");  // what is recorded was meant under the old one
-        change_default_dtype(wanted);
-        Py_RETURN_NONE;
-    });
+    DType wanted = dtype_from(dtype);
+    flush_all("the default dtype changed");  // what is recorded was meant under the old one
+    change_default_dtype(wanted);
+    Py_RETURN_NONE;
 }
 
 PyMethodDef functions[] = {
-    {"result_type", result_type, METH_O,
+    {"result_type", guard<result_type>, METH_O,
      "The common dtype's name of (name, 0 array | 1 0-d array | 2 number) pairs."},
-    {"promote_types", promote, METH_VARARGS, "The smallest dtype two dtypes convert to."},
-    {"can_cast", may_cast, METH_VARARGS,
+    {"promote_types", guard<promote>, METH_VARARGS, "The smallest dtype two dtypes convert to."},
+    {"can_cast", guard<may_cast>, METH_VARARGS,
      "Whether values of one dtype may be stored in another by an in-place op."},
     {"get_default_dtype", get_default, METH_NOARGS, "The dtype of Python floats in new tensors."},
     {"default_dtype_name", get_default_name, METH_NOARGS, "The name of the default float dtype."},
-    {"set_default_dtype", set_default, METH_O,
+    {"set_default_dtype", guard<set_default>, METH_O,
      "Sets the dtype of Python floats in new tensors; a float dtype."},
     {nullptr, nullptr, 0, nullptr},
 };
@@ -237,10 +229,15 @@ PyObject* number_object(const Number& number) {
     return PyLong_FromLongLong(number.integer);
 }
 
+const char* buffer_format(DType dtype) {
+    static const char* codes[dtype_count] = {"?", "B", "b", "h", "i", "q", "e", nullptr, "f", "d"};
+    return codes[int(dtype)];
+}
+
 int add_dtypes(PyObject* module) {
-    dtype_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&dtype_spec));
     size_slots[0].pfunc = &PyTuple_Type;
-    size_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&size_spec));
+    dtype_type = add_type(module, dtype_spec);
+    size_type = add_type(module, size_spec);
     if (!dtype_type || !size_type) return -1;
     for (int i = 0; i < dtype_count; ++i) {
         auto* object = PyObject_New(DTypeObject, dtype_type);
@@ -249,8 +246,6 @@ int add_dtypes(PyObject* module) {
         dtype_objects[i] = reinterpret_cast<PyObject*>(object);
         if (PyModule_AddObjectRef(module, name(DType(i)), dtype_objects[i]) < 0) return -1;
     }
-    if (PyModule_AddObjectRef(module, "dtype", reinterpret_cast<PyObject*>(dtype_type)) < 0) return -1;
-    if (PyModule_AddObjectRef(module, "Size", reinterpret_cast<PyObject*>(size_type)) < 0) return -1;
     return PyModule_AddFunctions(module, functions);
 }
 

@@ -9,7 +9,6 @@
 namespace kiln {
 namespace {
 
-PyTypeObject* function_type = nullptr;
 PyObject* describer = nullptr;  // (callable, args, kwargs, error) -> the error to raise; kiln.table.mistakes
 
 struct FunctionObject {
@@ -164,12 +163,10 @@ PyObject* set_handled(PyObject*, PyObject* error) {
     Py_RETURN_NONE;
 }
 
-PyObject* plain_value(PyObject*, PyObject* value) {
-    return guarded([&] { return plain(value).release(); });
-}
+PyObject* plain_value(PyObject*, PyObject* value) { return plain(value).release(); }
 
 PyMethodDef functions[] = {
-    {"plain", plain_value, METH_O,
+    {"plain", guard<plain_value>, METH_O,
      "A value as Python's own: a NumPy integer as an int, in lists and tuples too."},
     {"set_handled", set_handled, METH_O,
      "Makes an exception the one that a bare `raise` in `except` raises."},
@@ -203,24 +200,28 @@ Object plain(PyObject* value) {
     return Object::borrow(value);
 }
 
+std::pair<Object, Object> python_arguments(PyObject* const* args, Py_ssize_t count, PyObject* names) {
+    Object positional = checked(PyTuple_New(count)), keywords = checked(PyDict_New());
+    for (Py_ssize_t i = 0; i < count; ++i) PyTuple_SET_ITEM(positional.get(), i, Py_NewRef(args[i]));
+    for (Py_ssize_t i = 0; names && i < PyTuple_GET_SIZE(names); ++i)
+        checked_ok(PyDict_SetItem(keywords.get(), PyTuple_GET_ITEM(names, i), args[count + i]));
+    return {std::move(positional), std::move(keywords)};
+}
+
 PyObject* describe_error(PyObject* callable, PyObject* const* args, size_t flags, PyObject* names) {
     if (!describer || !PyErr_ExceptionMatches(PyExc_Exception)) return nullptr;
     PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     PyErr_NormalizeException(&type, &value, &traceback);
     if (traceback) PyException_SetTraceback(value, traceback);
-    const Py_ssize_t count = PyVectorcall_NARGS(flags), named = names ? PyTuple_GET_SIZE(names) : 0;
-    Object error = Object::steal(value), positional = Object::steal(PyTuple_New(count)),
-           keywords = Object::steal(PyDict_New()), raised;
+    Object error = Object::steal(value);
     Py_XDECREF(type);
     Py_XDECREF(traceback);
-    bool ready = positional && keywords;
-    for (Py_ssize_t i = 0; ready && i < count; ++i) PyTuple_SET_ITEM(positional.get(), i, Py_NewRef(args[i]));
-    for (Py_ssize_t i = 0; ready && i < named; ++i)
-        ready = !PyDict_SetItem(keywords.get(), PyTuple_GET_ITEM(names, i), args[count + i]);
-    if (ready)
-        raised = Object::steal(PyObject_CallFunctionObjArgs(describer, callable, positional.get(),
-                                                            keywords.get(), error.get(), nullptr));
+    Object raised = Object::steal(guarded([&] {
+        const auto [positional, keywords] = python_arguments(args, PyVectorcall_NARGS(flags), names);
+        return PyObject_CallFunctionObjArgs(describer, callable, positional.get(), keywords.get(),
+                                            error.get(), nullptr);
+    }));
     if (!raised) PyErr_Clear();  // the error as it was
     if (!raised || !PyExceptionInstance_Check(raised.get())) raised = std::move(error);
     PyErr_Restore(Py_NewRef(reinterpret_cast<PyObject*>(Py_TYPE(raised.get()))), Py_NewRef(raised.get()),
@@ -229,11 +230,7 @@ PyObject* describe_error(PyObject* callable, PyObject* const* args, size_t flags
 }
 
 int add_functions(PyObject* module) {
-    function_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&function_spec));
-    if (!function_type ||
-        PyModule_AddObjectRef(module, "Function", reinterpret_cast<PyObject*>(function_type)) < 0)
-        return -1;
-    return PyModule_AddFunctions(module, functions);
+    return add_type(module, function_spec) ? PyModule_AddFunctions(module, functions) : -1;
 }
 
 }  // namespace kiln

@@ -12,16 +12,38 @@
 namespace kiln {
 namespace {
 
-struct ModeSwitchObject {
-    PyObject_HEAD std::vector<Modes>* found;  // one for each time the object is entered
-    std::optional<Modes>* before;             // what `now` found, until the object is entered
-    bool grad;
-    int inference;  // -1: stays as it is
+// A Python object around one value of C++.
+template <class Value>
+struct Holder {
+    PyObject_HEAD Value* value;
 };
+template <class Value>
+Value& held_by(PyObject* object) {
+    return *reinterpret_cast<Holder<Value>*>(object)->value;
+}
+template <class Value>
+PyObject* holder_new(PyTypeObject* type, PyObject*, PyObject*) {
+    Object object = checked(type->tp_alloc(type, 0));
+    reinterpret_cast<Holder<Value>*>(object.get())->value = new Value();
+    return object.release();
+}
+template <class Value>
+void holder_dealloc(PyObject* object) {
+    PyTypeObject* type = Py_TYPE(object);
+    delete reinterpret_cast<Holder<Value>*>(object)->value;
+    type->tp_free(object);
+    Py_DECREF(type);
+}
 
-ModeSwitchObject& switch_of(PyObject* object) { return *reinterpret_cast<ModeSwitchObject*>(object); }
+struct ModeSwitch {
+    bool grad = true;
+    int inference = -1;           // -1: stays as it is
+    std::vector<Modes> found;     // one for each time it is entered
+    std::optional<Modes> before;  // what `now` found, until it is entered
+};
+ModeSwitch& switch_of(PyObject* object) { return held_by<ModeSwitch>(object); }
 
-void set(const ModeSwitchObject& self) {
+void set(const ModeSwitch& self) {
     if (self.inference < 0)
         set_grad_enabled(self.grad);
     else
@@ -29,32 +51,17 @@ void set(const ModeSwitchObject& self) {
 }
 
 // Remembers the modes and switches; nothing is changed if there is no memory for that.
-void enter(ModeSwitchObject& self) {
-    self.found->push_back(*self.before ? **self.before : modes());
-    self.before->reset();
+void enter(ModeSwitch& self) {
+    self.found.push_back(self.before.value_or(modes()));
+    self.before.reset();
     set(self);
 }
-void leave(ModeSwitchObject& self) {
-    KILN_CHECK(!self.found->empty(), runtime, "a mode is left that was not entered");
-    set_modes(self.found->back());
-    self.found->pop_back();
+void leave(ModeSwitch& self) {
+    KILN_CHECK(!self.found.empty(), runtime, "a mode is left that was not entered");
+    set_modes(self.found.back());
+    self.found.pop_back();
 }
 
-PyObject* switch_new(PyTypeObject* type, PyObject*, PyObject*) {
-    return guarded([&]() -> PyObject* {
-        Object object = checked(type->tp_alloc(type, 0));
-        switch_of(object.get()).found = new std::vector<Modes>();
-        switch_of(object.get()).before = new std::optional<Modes>();
-        return object.release();
-    });
-}
-void switch_dealloc(PyObject* object) {
-    PyTypeObject* type = Py_TYPE(object);
-    delete switch_of(object).found;
-    delete switch_of(object).before;
-    type->tp_free(object);
-    Py_DECREF(type);
-}
 // (grad, inference or None)
 int switch_init(PyObject* object, PyObject* args, PyObject*) {
     int grad;
@@ -65,24 +72,20 @@ int switch_init(PyObject* object, PyObject* args, PyObject*) {
     return 0;
 }
 PyObject* switch_enter(PyObject* self, PyObject*) {
-    return guarded([&]() -> PyObject* {
-        enter(switch_of(self));
-        Py_RETURN_NONE;
-    });
+    enter(switch_of(self));
+    Py_RETURN_NONE;
 }
 PyObject* switch_exit(PyObject* self, PyObject* const*, Py_ssize_t) {
-    return guarded([&]() -> PyObject* {
-        leave(switch_of(self));
-        Py_RETURN_NONE;
-    });
+    leave(switch_of(self));
+    Py_RETURN_NONE;
 }
 PyObject* switch_now(PyObject* self, PyObject*) {
-    *switch_of(self).before = modes();
+    switch_of(self).before = modes();
     set(switch_of(self));
     Py_RETURN_NONE;
 }
 PyObject* switch_undo(PyObject* self, PyObject*) {
-    std::optional<Modes>& before = *switch_of(self).before;
+    std::optional<Modes>& before = switch_of(self).before;
     if (before) set_modes(*before);
     before.reset();
     Py_RETURN_NONE;
@@ -98,20 +101,16 @@ PyObject* switch_call(PyObject* self, PyObject* const* args, Py_ssize_t count, P
     return result;
 }
 PyObject* switch_mode(PyObject* self, void*) {
-    const ModeSwitchObject& own = switch_of(self);
+    const ModeSwitch& own = switch_of(self);
     return PyBool_FromLong(own.inference < 0 ? own.grad : own.inference);
 }
 
-template <class Method>
-PyCFunction as_method(Method* method) {
-    return reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(method));
-}
 PyMethodDef switch_methods[] = {
-    {"__enter__", switch_enter, METH_NOARGS, "Remembers the modes and switches."},
-    {"__exit__", as_method(switch_exit), METH_FASTCALL, "Back to what was found."},
+    {"__enter__", guard<switch_enter>, METH_NOARGS, "Remembers the modes and switches."},
+    {"__exit__", method<switch_exit>(), METH_FASTCALL, "Back to what was found."},
     {"now", switch_now, METH_NOARGS, "Switches at once; the next entry goes back to what this found."},
     {"undo", switch_undo, METH_NOARGS, "Takes `now` back."},
-    {"call", as_method(switch_call), METH_FASTCALL | METH_KEYWORDS,
+    {"call", method<switch_call>(), METH_FASTCALL | METH_KEYWORDS,
      "function(*args, **kwargs) under the mode."},
     {nullptr, nullptr, 0, nullptr},
 };
@@ -120,51 +119,31 @@ PyGetSetDef switch_getset[] = {
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
 PyType_Slot switch_slots[] = {
-    {Py_tp_new, reinterpret_cast<void*>(switch_new)},
+    {Py_tp_new, slot<holder_new<ModeSwitch>>()},
     {Py_tp_init, reinterpret_cast<void*>(switch_init)},
-    {Py_tp_dealloc, reinterpret_cast<void*>(switch_dealloc)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(holder_dealloc<ModeSwitch>)},
     {Py_tp_methods, switch_methods},
     {Py_tp_getset, switch_getset},
     {0, nullptr},
 };
-PyType_Spec switch_spec = {"kiln._core.ModeSwitch", sizeof(ModeSwitchObject), 0,
+PyType_Spec switch_spec = {"kiln._core.ModeSwitch", sizeof(Holder<ModeSwitch>), 0,
                            Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, switch_slots};
 
 // ---- hooks on saved tensors: the attributes pack_hook and unpack_hook ----
 
-struct HooksSwitchObject {
-    PyObject_HEAD std::vector<SavedHooks>* found;  // one for each time the object is entered
-};
-std::vector<SavedHooks>& found_by(PyObject* object) {
-    return *reinterpret_cast<HooksSwitchObject*>(object)->found;
-}
+using FoundHooks = std::vector<SavedHooks>;  // one for each time the object is entered
 
-PyObject* hooks_new(PyTypeObject* type, PyObject*, PyObject*) {
-    return guarded([&]() -> PyObject* {
-        Object object = checked(type->tp_alloc(type, 0));
-        reinterpret_cast<HooksSwitchObject*>(object.get())->found = new std::vector<SavedHooks>();
-        return object.release();
-    });
-}
-void hooks_dealloc(PyObject* object) {
-    PyTypeObject* type = Py_TYPE(object);
-    delete reinterpret_cast<HooksSwitchObject*>(object)->found;
-    type->tp_free(object);
-    Py_DECREF(type);
-}
 PyObject* hooks_enter(PyObject* self, PyObject*) {
-    return guarded([&]() -> PyObject* {
-        const Object pack = checked(PyObject_GetAttrString(self, "pack_hook"));
-        const Object unpack = checked(PyObject_GetAttrString(self, "unpack_hook"));
-        std::vector<SavedHooks>& found = found_by(self);
-        found.push_back(saved_hooks());
-        if (set_saved_hooks({Opaque(pack.get()), Opaque(unpack.get()), {}})) Py_RETURN_NONE;
-        found.pop_back();
-        return nullptr;
-    });
+    const Object pack = checked(PyObject_GetAttrString(self, "pack_hook"));
+    const Object unpack = checked(PyObject_GetAttrString(self, "unpack_hook"));
+    FoundHooks& found = held_by<FoundHooks>(self);
+    found.push_back(saved_hooks());
+    if (set_saved_hooks({Opaque(pack.get()), Opaque(unpack.get()), {}})) Py_RETURN_NONE;
+    found.pop_back();
+    return nullptr;
 }
 PyObject* hooks_exit(PyObject* self, PyObject* const*, Py_ssize_t) {
-    std::vector<SavedHooks>& found = found_by(self);
+    FoundHooks& found = held_by<FoundHooks>(self);
     if (found.empty()) Py_RETURN_NONE;
     SavedHooks before = std::move(found.back());
     found.pop_back();
@@ -173,17 +152,17 @@ PyObject* hooks_exit(PyObject* self, PyObject* const*, Py_ssize_t) {
     Py_RETURN_NONE;
 }
 PyMethodDef hooks_methods[] = {
-    {"__enter__", hooks_enter, METH_NOARGS, "Remembers this thread's hooks and sets these."},
-    {"__exit__", as_method(hooks_exit), METH_FASTCALL, "Back to what was found."},
+    {"__enter__", guard<hooks_enter>, METH_NOARGS, "Remembers this thread's hooks and sets these."},
+    {"__exit__", method<hooks_exit>(), METH_FASTCALL, "Back to what was found."},
     {nullptr, nullptr, 0, nullptr},
 };
 PyType_Slot hooks_slots[] = {
-    {Py_tp_new, reinterpret_cast<void*>(hooks_new)},
-    {Py_tp_dealloc, reinterpret_cast<void*>(hooks_dealloc)},
+    {Py_tp_new, slot<holder_new<FoundHooks>>()},
+    {Py_tp_dealloc, reinterpret_cast<void*>(holder_dealloc<FoundHooks>)},
     {Py_tp_methods, hooks_methods},
     {0, nullptr},
 };
-PyType_Spec hooks_spec = {"kiln._core.HooksSwitch", sizeof(HooksSwitchObject), 0,
+PyType_Spec hooks_spec = {"kiln._core.HooksSwitch", sizeof(Holder<FoundHooks>), 0,
                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, hooks_slots};
 
 PyObject* get_modes(PyObject*, PyObject*) {
@@ -224,10 +203,8 @@ bool set_saved_hooks(SavedHooks hooks) {
 }
 
 int add_modes(PyObject* module) {
-    for (const auto& [name, spec] : {std::pair("ModeSwitch", &switch_spec), {"HooksSwitch", &hooks_spec}}) {
-        const Object type = Object::steal(PyType_FromSpec(spec));
-        if (!type || PyModule_AddObjectRef(module, name, type.get()) < 0) return -1;
-    }
+    for (PyType_Spec* spec : {&switch_spec, &hooks_spec})
+        if (!add_type(module, *spec)) return -1;
     return PyModule_AddFunctions(module, functions);
 }
 

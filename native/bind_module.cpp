@@ -14,22 +14,13 @@
 namespace kiln {
 
 void set_python_error(const Error& error) {
-    PyObject* type = nullptr;
-    switch (error.kind) {
-    case ErrorKind::value: type = PyExc_ValueError; break;
-    case ErrorKind::type: type = PyExc_TypeError; break;
-    case ErrorKind::index: type = PyExc_IndexError; break;
-    case ErrorKind::runtime: type = PyExc_RuntimeError; break;
-    case ErrorKind::not_implemented: type = PyExc_NotImplementedError; break;
-    case ErrorKind::memory: type = PyExc_MemoryError; break;
-    case ErrorKind::overflow: type = PyExc_OverflowError; break;
-    case ErrorKind::buffer: type = PyExc_BufferError; break;
-    case ErrorKind::internal: type = PyExc_SystemError; break;
-    case ErrorKind::python: return;  // already set
-    }
-    PyErr_SetString(type, error.message.c_str());
+    if (error.kind == ErrorKind::python) return;  // already set
+    PyObject* const types[] = {PyExc_ValueError,    PyExc_TypeError,           PyExc_IndexError,
+                               PyExc_RuntimeError,  PyExc_NotImplementedError, PyExc_MemoryError,
+                               PyExc_OverflowError, PyExc_BufferError,         PyExc_SystemError};
+    PyErr_SetString(types[int(error.kind)], error.message.c_str());
     // So that what the core refuses is told from what happens to Python code that was given something unfit.
-    PyObject *value, *traceback;
+    PyObject *type, *value, *traceback;
     PyErr_Fetch(&type, &value, &traceback);
     PyErr_NormalizeException(&type, &value, &traceback);
     if (PyObject_SetAttrString(value, "_of_core", Py_True)) PyErr_Clear();
@@ -43,6 +34,11 @@ void set_unknown_error(const std::exception& error) {
         PyErr_SetString(PyExc_SystemError, error.what());
 }
 
+PyTypeObject* add_type(PyObject* module, PyType_Spec& spec) {
+    auto* type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+    return type && PyModule_AddType(module, type) == 0 ? type : nullptr;
+}
+
 void stay() {
     for (;;) pause();
 }
@@ -52,16 +48,12 @@ namespace {
 // ---- recordings ----
 
 PyObject* flush(PyObject*, PyObject*) {
-    return guarded([&]() -> PyObject* {
-        if (Recording* recording = current_recording()) recording->flush("it was asked for");
-        Py_RETURN_NONE;
-    });
+    if (Recording* recording = current_recording()) recording->flush("it was asked for");
+    Py_RETURN_NONE;
 }
 PyObject* fork_begins(PyObject*, PyObject*) {
-    return guarded([&]() -> PyObject* {
-        before_fork();
-        Py_RETURN_NONE;
-    });
+    before_fork();
+    Py_RETURN_NONE;
 }
 PyObject* fork_ended(PyObject*, PyObject* in_child) {
     after_fork(in_child == Py_True);
@@ -106,7 +98,7 @@ bool interrupted() {
     raises ? PyErr_SetNone(PyExc_KeyboardInterrupt) : PyErr_SetInterrupt();
     return raises;
 }
-PyObject* is_checking(PyObject*, PyObject*) { return PyBool_FromLong(checking()); }
+PyObject* is_checking(PyObject*, PyObject*) { return PyBool_FromLong(check_mode); }
 PyObject* set_check(PyObject*, PyObject* on) {
     int wanted = PyObject_IsTrue(on);
     if (wanted < 0) return nullptr;
@@ -144,19 +136,15 @@ PyObject* set_random(PyObject*, PyObject* args) {
 
 PyObject* get_threads(PyObject*, PyObject*) { return PyLong_FromLong(get_num_threads()); }
 PyObject* set_threads(PyObject*, PyObject* count) {
-    return guarded([&]() -> PyObject* {
-        long value = PyLong_AsLong(count);
-        if (value == -1 && PyErr_Occurred()) return nullptr;
-        set_num_threads(value);
-        Py_RETURN_NONE;
-    });
+    long value = PyLong_AsLong(count);
+    if (value == -1 && PyErr_Occurred()) return nullptr;
+    set_num_threads(value);
+    Py_RETURN_NONE;
 }
 PyObject* call_outside(PyObject*, PyObject* function) {
-    return guarded([&] {
-        expect_stack(6 << 20);  // OpenBLAS took 4.5 MiB, beyond which it writes elsewhere
-        const FloatEnvironment environment;
-        return PyObject_CallNoArgs(function);
-    });
+    expect_stack(6 << 20);  // OpenBLAS took 4.5 MiB, beyond which it writes elsewhere
+    const FloatEnvironment environment;
+    return PyObject_CallNoArgs(function);
 }
 PyObject* memory(PyObject*, PyObject*) {
     MemoryStats s = memory_stats();
@@ -171,9 +159,7 @@ PyObject* reset_peak(PyObject*, PyObject*) {
 }
 PyObject* give_back(PyObject*, PyObject*) { return PyLong_FromSize_t(empty_cache()); }
 PyObject* tiles(PyObject*, PyObject*) { return PyBool_FromLong(ask_for_tiles()); }
-PyObject* identity(PyObject*, PyObject*) {
-    return guarded([] { return PyUnicode_FromString(cpu_identity().c_str()); });
-}
+PyObject* identity(PyObject*, PyObject*) { return PyUnicode_FromString(cpu_identity().c_str()); }
 
 PyObject* profile_start(PyObject*, PyObject*) {
     std::lock_guard lock(profile().mutex);
@@ -182,22 +168,20 @@ PyObject* profile_start(PyObject*, PyObject*) {
     Py_RETURN_NONE;
 }
 PyObject* profile_stop(PyObject*, PyObject*) {
-    return guarded([&]() -> PyObject* {
-        profile().on = false;
-        std::lock_guard lock(profile().mutex);
-        Object list = checked(PyList_New(0));
-        for (const auto& line : profile().lines) {
-            Object item = checked(
-                Py_BuildValue("(sKd)", line.name.c_str(), (unsigned long long)line.launches, line.seconds));
-            checked_ok(PyList_Append(list.get(), item.get()));
-        }
-        return list.release();
-    });
+    profile().on = false;
+    std::lock_guard lock(profile().mutex);
+    Object list = checked(PyList_New(0));
+    for (const auto& line : profile().lines) {
+        Object item = checked(
+            Py_BuildValue("(sKd)", line.name.c_str(), (unsigned long long)line.launches, line.seconds));
+        checked_ok(PyList_Append(list.get(), item.get()));
+    }
+    return list.release();
 }
 
 PyMethodDef functions[] = {
-    {"flush", flush, METH_NOARGS, "Runs what is pending on this thread."},
-    {"before_fork", fork_begins, METH_NOARGS,
+    {"flush", guard<flush>, METH_NOARGS, "Runs what is pending on this thread."},
+    {"before_fork", guard<fork_begins>, METH_NOARGS,
      "Waits for other threads' kernels and runs what is pending anywhere."},
     {"after_fork", fork_ended, METH_O, "Ends what before_fork began; the argument: whether in the child."},
     {"call_whole", call_whole, METH_O,
@@ -210,17 +194,17 @@ PyMethodDef functions[] = {
     {"random_state", get_random, METH_NOARGS, "(seed, position)."},
     {"set_random_state", set_random, METH_VARARGS, "Sets (seed, position)."},
     {"get_num_threads", get_threads, METH_NOARGS, "How many threads a kernel may use."},
-    {"set_num_threads", set_threads, METH_O, "Sets how many threads a kernel may use."},
-    {"call_outside", call_outside, METH_O,
+    {"set_num_threads", guard<set_threads>, METH_O, "Sets how many threads a kernel may use."},
+    {"call_outside", guard<call_outside>, METH_O,
      "Calls what computes with other libraries, with the stack they need, rounding to nearest, with "
      "denormals."},
     {"memory_stats", memory, METH_NOARGS, "The allocator's counts, in bytes."},
     {"reset_peak_memory_stats", reset_peak, METH_NOARGS, "Starts peak_allocated_bytes anew."},
     {"empty_cache", give_back, METH_NOARGS, "Gives kept memory back to the system; returns the bytes."},
     {"ask_for_tiles", tiles, METH_NOARGS, "Whether kernels may use AMX tiles; the system is asked once."},
-    {"cpu_identity", identity, METH_NOARGS, "What decides which machine code runs here, as text."},
+    {"cpu_identity", guard<identity>, METH_NOARGS, "What decides which machine code runs here, as text."},
     {"profile_start", profile_start, METH_NOARGS, "Starts counting launches and their time."},
-    {"profile_stop", profile_stop, METH_NOARGS, "(kernel, launches, seconds) since profile_start."},
+    {"profile_stop", guard<profile_stop>, METH_NOARGS, "(kernel, launches, seconds) since profile_start."},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -248,8 +232,9 @@ int fill_module(PyObject* module) {
     Invariants::locked = [] { return PyGILState_Check() != 0 || ending(); };
     Opaque::retain = [](void* object) { Py_INCREF(static_cast<PyObject*>(object)); };
     Opaque::drop = [](void* object) { Py_DECREF(static_cast<PyObject*>(object)); };
-    for (auto add : {add_dtypes, add_ops, add_functions, add_modes, add_core_ops, add_tensor, add_operators,
-                     add_tensor_data, add_dlpack, add_autograd, add_callbacks, add_compiler, add_regions})
+    for (auto add : {add_dtypes, add_ops, add_arguments, add_functions, add_modes, add_core_ops, add_tensor,
+                     add_operators, add_tensor_data, add_dlpack, add_autograd, add_callbacks, add_compiler,
+                     add_regions})
         if (add(module) < 0) return -1;
     the_module = Py_NewRef(module);
     return 0;

@@ -113,64 +113,46 @@ void tensor_dealloc(PyObject* object) {
     Py_DECREF(type);
 }
 
-template <class Body>
-PyObject* property(PyObject* self, Body&& body) {
-    // Held: what the body calls in Python, __index__ of an argument, may replace the tensor (x.data = y).
-    return guarded([&]() -> PyObject* { return body(*TensorRef(&tensor_of(self))); });
-}
-
-PyObject* get_shape(PyObject* self, void*) {
-    return guarded([&] { return size_object(tensor_of(self).sizes); });
-}
+PyObject* get_shape(PyObject* self, void*) { return size_object(tensor_of(self).sizes); }
 PyObject* get_dtype(PyObject* self, void*) { return Py_NewRef(dtype_object(tensor_of(self).dtype)); }
 PyObject* get_ndim(PyObject* self, void*) { return PyLong_FromLong(tensor_of(self).ndim()); }
 PyObject* get_requires_grad(PyObject* self, void*) { return PyBool_FromLong(takes_part(tensor_of(self))); }
-PyObject* get_base(PyObject* self, void*) {
-    return guarded([&] { return wrap(TensorRef(tensor_of(self).base)); });
-}
+PyObject* get_base(PyObject* self, void*) { return wrap(TensorRef(tensor_of(self).base)); }
 PyObject* tensor_is_view(PyObject* self, PyObject*) { return PyBool_FromLong(bool(tensor_of(self).base)); }
-PyObject* get_is_leaf(PyObject* self, void*) {
-    return guarded([&]() -> PyObject* { return PyBool_FromLong(!edge_of(tensor_of(self)).node); });
-}
+PyObject* get_is_leaf(PyObject* self, void*) { return PyBool_FromLong(!edge_of(tensor_of(self)).node); }
 PyObject* get_version(PyObject* self, void*) {
-    return property(self, [](Tensor& x) {
-        KILN_CHECK(!x.storage->inference, runtime, "Inference tensors do not track version counter.");
-        return PyLong_FromLong(x.storage->version);
-    });
+    const TensorRef x(&tensor_of(self));
+    KILN_CHECK(!x->storage->inference, runtime, "Inference tensors do not track version counter.");
+    return PyLong_FromLong(x->storage->version);
 }
 PyObject* get_memory(PyObject* self, void*) { return PyLong_FromSize_t(tensor_of(self).storage->nbytes); }
 PyObject* get_alone(PyObject* self, void*) {
-    return property(self, [](Tensor& x) {
-        settle(*x.storage, true);
-        bool own_base = x.base && x.base->refcount == 1 && x.base->storage == x.storage;
-        return PyBool_FromLong(x.storage->refcount == 1u + own_base && !x.storage->foreign());
-    });
+    const TensorRef x(&tensor_of(self));
+    settle(*x->storage, true);
+    bool own_base = x->base && x->base->refcount == 1 && x->base->storage == x->storage;
+    return PyBool_FromLong(x->storage->refcount == 1u + own_base && !x->storage->foreign());
 }
 PyObject* get_retains(PyObject* self, void*) {
     const Tensor& x = tensor_of(self);
     return PyBool_FromLong(x.meta && x.meta->retained);
 }
 
-int set_requires_grad(Tensor& x, bool wanted) {
-    return guarded([&] {
-        KILN_CHECK(wanted || !x.node, runtime,
-                   "you can only change requires_grad flags of leaf variables. If you want to use a computed "
-                   "variable in a subgraph that doesn't require differentiation use var_no_grad = "
-                   "var.detach().");
-        KILN_CHECK(!wanted || is_float(x.dtype), runtime,
-                   "only Tensors of floating point dtype can require gradients, got ", name(x.dtype));
-        KILN_CHECK(!wanted || !x.storage->inference || inference_mode(), runtime,
-                   "Setting requires_grad=True on inference tensor outside InferenceMode is not allowed.");
-        if (wanted || x.meta) ensure_meta(x).requires_grad = wanted;
-        return 0;
-    });
+void set_requires_grad(Tensor& x, bool wanted) {
+    KILN_CHECK(wanted || !x.node, runtime,
+               "you can only change requires_grad flags of leaf variables. If you want to use a computed "
+               "variable in a subgraph that doesn't require differentiation use var_no_grad = "
+               "var.detach().");
+    KILN_CHECK(!wanted || is_float(x.dtype), runtime,
+               "only Tensors of floating point dtype can require gradients, got ", name(x.dtype));
+    KILN_CHECK(!wanted || !x.storage->inference || inference_mode(), runtime,
+               "Setting requires_grad=True on inference tensor outside InferenceMode is not allowed.");
+    if (wanted || x.meta) ensure_meta(x).requires_grad = wanted;
 }
 
 int put_requires_grad(PyObject* self, PyObject* value, void*) {
-    return guarded([&] {
-        KILN_CHECK(value && PyBool_Check(value), runtime, "requires_grad must be a bool");
-        return set_requires_grad(tensor_of(self), value == Py_True);
-    });
+    KILN_CHECK(value && PyBool_Check(value), runtime, "requires_grad must be a bool");
+    set_requires_grad(tensor_of(self), value == Py_True);
+    return 0;
 }
 
 PyObject* get_grad(PyObject* self, void*) {
@@ -188,34 +170,30 @@ PyObject* get_grad(PyObject* self, void*) {
 }
 
 int put_grad(PyObject* self, PyObject* value, void*) {
-    return guarded([&] {
-        Tensor& x = tensor_of(self);
-        if (!value || value == Py_None) {
-            if (x.meta) x.meta->grad = nullptr;
-            return 0;
-        }
-        KILN_CHECK(is_tensor(value), type,
-                   "assigned grad expected to be a Tensor or None but got grad of type ",
-                   Py_TYPE(value)->tp_name);
-        KILN_CHECK(value != self, runtime, "can't assign Variable as its own grad");
-        Tensor& grad = tensor_of(value);
-        KILN_CHECK(grad.sizes == x.sizes, runtime, "attempting to assign a gradient of size '",
-                   shape_text(grad.sizes), "' to a tensor of size '", shape_text(x.sizes),
-                   "'. Please ensure that the gradient and the tensor are the same size");
-        KILN_CHECK(grad.dtype == x.dtype, runtime, "attempting to assign a gradient with dtype '",
-                   name(grad.dtype), "' to a tensor with dtype '", name(x.dtype),
-                   "'. Please ensure that the gradient and the tensor have the same dtype");
-        ensure_meta(x).grad = TensorRef(&grad);
+    Tensor& x = tensor_of(self);
+    if (!value || value == Py_None) {
+        if (x.meta) x.meta->grad = nullptr;
         return 0;
-    });
+    }
+    KILN_CHECK(is_tensor(value), type, "assigned grad expected to be a Tensor or None but got grad of type ",
+               Py_TYPE(value)->tp_name);
+    KILN_CHECK(value != self, runtime, "can't assign Variable as its own grad");
+    Tensor& grad = tensor_of(value);
+    KILN_CHECK(grad.sizes == x.sizes, runtime, "attempting to assign a gradient of size '",
+               shape_text(grad.sizes), "' to a tensor of size '", shape_text(x.sizes),
+               "'. Please ensure that the gradient and the tensor are the same size");
+    KILN_CHECK(grad.dtype == x.dtype, runtime, "attempting to assign a gradient with dtype '",
+               name(grad.dtype), "' to a tensor with dtype '", name(x.dtype),
+               "'. Please ensure that the gradient and the tensor have the same dtype");
+    ensure_meta(x).grad = TensorRef(&grad);
+    return 0;
 }
 
 PyObject* get_data(PyObject* self, void*) {
-    return property(self, [](Tensor& x) {
-        TensorRef data = alias(x);
-        data->untracked = true;
-        return wrap(data);
-    });
+    const TensorRef x(&tensor_of(self));
+    TensorRef data = alias(*x);
+    data->untracked = true;
+    return wrap(data);
 }
 
 // A new tensor under the same Python object: graphs keep the old one.
@@ -231,36 +209,31 @@ void put_under(PyObject* self, const TensorRef& changed) {
 }
 
 PyObject* tensor_become(PyObject* self, PyObject* args) {
-    return guarded([&]() -> PyObject* {
-        const char* name;
-        PyObject* view;
-        if (!PyArg_ParseTuple(args, "sO:_become", &name, &view)) return nullptr;
-        put_under(self, become(tensor_of(self), expect_tensor(view, "view"), name));
-        return Py_NewRef(self);
-    });
+    const char* name;
+    PyObject* view;
+    if (!PyArg_ParseTuple(args, "sO:_become", &name, &view)) return nullptr;
+    put_under(self, become(tensor_of(self), expect_tensor(view, "view"), name));
+    return Py_NewRef(self);
 }
 
 int put_data(PyObject* self, PyObject* value, void*) {
-    return guarded([&] {
-        Tensor& x = tensor_of(self);
-        KILN_CHECK(value, runtime, "Deleting tensor data is not allowed. Delete tensor instead!");
-        KILN_CHECK(is_tensor(value), type, "Variable data has to be a tensor, but got ",
-                   Py_TYPE(value)->tp_name);
-        Tensor& source = tensor_of(value);
-        KILN_CHECK(is_float(source.dtype) || !x.requires_grad(), runtime,
-                   "data set to a tensor that requires gradients must be floating point or complex dtype, "
-                   "got ",
-                   name(source.dtype));
-        KILN_CHECK(source.dtype == x.dtype || !x.node, runtime, "data: expected dtype ", name(x.dtype),
-                   ", got ", name(source.dtype));
-        TensorRef changed = alias(source);
-        changed->untracked = x.untracked;
-        changed->node = x.node;
-        changed->output = x.output;
-        changed->meta = x.meta;
-        put_under(self, changed);
-        return 0;
-    });
+    Tensor& x = tensor_of(self);
+    KILN_CHECK(value, runtime, "Deleting tensor data is not allowed. Delete tensor instead!");
+    KILN_CHECK(is_tensor(value), type, "Variable data has to be a tensor, but got ", Py_TYPE(value)->tp_name);
+    Tensor& source = tensor_of(value);
+    KILN_CHECK(is_float(source.dtype) || !x.requires_grad(), runtime,
+               "data set to a tensor that requires gradients must be floating point or complex dtype, "
+               "got ",
+               name(source.dtype));
+    KILN_CHECK(source.dtype == x.dtype || !x.node, runtime, "data: expected dtype ", name(x.dtype), ", got ",
+               name(source.dtype));
+    TensorRef changed = alias(source);
+    changed->untracked = x.untracked;
+    changed->node = x.node;
+    changed->output = x.output;
+    changed->meta = x.meta;
+    put_under(self, changed);
+    return 0;
 }
 
 PyObject* tensor_dim(PyObject* self, PyObject*) { return get_ndim(self, nullptr); }
@@ -294,59 +267,49 @@ bool asks_for_dim(const char* method, PyObject* const* args, Py_ssize_t count, P
 }
 
 PyObject* tensor_size(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
-    return property(self, [&](Tensor& x) -> PyObject* {
-        if (!asks_for_dim("size", args, count, names)) return size_object(x.sizes);
-        return PyLong_FromLongLong(x.sizes[wrap_dim(x, args[0])]);
-    });
+    const TensorRef x(&tensor_of(self));
+    if (!asks_for_dim("size", args, count, names)) return size_object(x->sizes);
+    return PyLong_FromLongLong(x->sizes[wrap_dim(*x, args[0])]);
 }
 
 PyObject* tensor_stride(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
-    return property(self, [&](Tensor& x) -> PyObject* {
-        if (!asks_for_dim("stride", args, count, names)) return dims_object(x.strides);
-        return PyLong_FromLongLong(x.strides[wrap_dim(x, args[0])]);
-    });
+    const TensorRef x(&tensor_of(self));
+    if (!asks_for_dim("stride", args, count, names)) return dims_object(x->strides);
+    return PyLong_FromLongLong(x->strides[wrap_dim(*x, args[0])]);
 }
 
-PyObject* tensor_detach(PyObject* self, PyObject*) {
-    return property(self, [](Tensor& x) { return wrap(alias(x)); });
-}
+PyObject* tensor_detach(PyObject* self, PyObject*) { return wrap(alias(tensor_of(self))); }
 
 PyObject* tensor_is_inference(PyObject* self, PyObject*) {
     return PyBool_FromLong(tensor_of(self).storage->inference);
 }
 
 PyObject* tensor_detach_(PyObject* self, PyObject*) {
-    return property(self, [&](Tensor& x) {
-        KILN_CHECK(!x.base, runtime, "Can't detach views in-place. Use detach() instead.");
-        x.node = nullptr;
-        if (x.meta) x.meta->requires_grad = false;
-        return Py_NewRef(self);
-    });
+    const TensorRef x(&tensor_of(self));
+    KILN_CHECK(!x->base, runtime, "Can't detach views in-place. Use detach() instead.");
+    x->node = nullptr;
+    if (x->meta) x->meta->requires_grad = false;
+    return Py_NewRef(self);
 }
 
 PyObject* tensor_requires_grad_(PyObject* self, PyObject* const* args, Py_ssize_t count) {
-    int wanted = 1;
-    if (count && is_no_flag(args[0])) {
-        PyErr_Format(PyExc_TypeError, "requires_grad_(): argument 'requires_grad' must be bool, not %s",
-                     Py_TYPE(args[0])->tp_name);
-        return nullptr;
-    }
-    if (count) wanted = PyObject_IsTrue(args[0]);
-    if (wanted < 0 || set_requires_grad(tensor_of(self), wanted) < 0) return nullptr;
+    KILN_CHECK(!count || !is_no_flag(args[0]), type,
+               "requires_grad_(): argument 'requires_grad' must be bool, not ", Py_TYPE(args[0])->tp_name);
+    const int wanted = count ? PyObject_IsTrue(args[0]) : 1;
+    checked_ok(wanted);
+    set_requires_grad(tensor_of(self), wanted);
     return Py_NewRef(self);
 }
 
 PyObject* make_subclass(PyObject*, PyObject* args) {
-    return guarded([&]() -> PyObject* {
-        PyObject *type, *data;
-        int requires_grad = 0;
-        if (!PyArg_ParseTuple(args, "OO|p:_make_subclass", &type, &data, &requires_grad)) return nullptr;
-        KILN_CHECK(PyType_Check(type) && PyType_IsSubtype(reinterpret_cast<PyTypeObject*>(type), tensor_type),
-                   type, "_make_subclass: expected a subclass of Tensor");
-        TensorRef tensor = alias(expect_tensor(data, "data"));
-        if (requires_grad && set_requires_grad(*tensor, true) < 0) return nullptr;
-        return new_object(reinterpret_cast<PyTypeObject*>(type), tensor);
-    });
+    PyObject *type, *data;
+    int requires_grad = 0;
+    if (!PyArg_ParseTuple(args, "OO|p:_make_subclass", &type, &data, &requires_grad)) return nullptr;
+    KILN_CHECK(PyType_Check(type) && PyType_IsSubtype(reinterpret_cast<PyTypeObject*>(type), tensor_type),
+               type, "_make_subclass: expected a subclass of Tensor");
+    TensorRef tensor = alias(expect_tensor(data, "data"));
+    if (requires_grad) set_requires_grad(*tensor, true);
+    return new_object(reinterpret_cast<PyTypeObject*>(type), tensor);
 }
 
 PyObject* tensor_reduce(PyObject*, PyObject*) {
@@ -365,20 +328,21 @@ Py_ssize_t tensor_length(PyObject* self) {
 }
 
 PyGetSetDef getset[] = {
-    {"shape", get_shape, nullptr, "The sizes, a kiln.Size.", nullptr},
+    {"shape", guard<get_shape>, nullptr, "The sizes, a kiln.Size.", nullptr},
     {"dtype", get_dtype, nullptr, "The type of the elements.", nullptr},
     {"ndim", get_ndim, nullptr, "How many dims.", nullptr},
-    {"requires_grad", get_requires_grad, put_requires_grad, "Whether gradients are recorded for this tensor.",
+    {"requires_grad", get_requires_grad, guard<put_requires_grad>,
+     "Whether gradients are recorded for this tensor.", nullptr},
+    {"is_leaf", guard<get_is_leaf>, nullptr, "Whether it was made by the user, not by a recorded op.",
      nullptr},
-    {"is_leaf", get_is_leaf, nullptr, "Whether it was made by the user, not by a recorded op.", nullptr},
     {"retains_grad", get_retains, nullptr, "Whether a non-leaf keeps its .grad.", nullptr},
-    {"grad", get_grad, put_grad, "The accumulated gradient, or None.", nullptr},
-    {"data", get_data, put_data, "The same memory without history; writes through it are not tracked.",
-     nullptr},
-    {"_base", get_base, nullptr, "What it is a view of, or None.", nullptr},
-    {"_version", get_version, nullptr, "How often the memory was written in place.", nullptr},
+    {"grad", get_grad, guard<put_grad>, "The accumulated gradient, or None.", nullptr},
+    {"data", guard<get_data>, guard<put_data>,
+     "The same memory without history; writes through it are not tracked.", nullptr},
+    {"_base", guard<get_base>, nullptr, "What it is a view of, or None.", nullptr},
+    {"_version", guard<get_version>, nullptr, "How often the memory was written in place.", nullptr},
     {"_memory", get_memory, nullptr, "How many bytes its storage has.", nullptr},
-    {"_alone", get_alone, nullptr, "Whether nobody else can see its memory.", nullptr},
+    {"_alone", guard<get_alone>, nullptr, "Whether nobody else can see its memory.", nullptr},
     {"__dict__", get_dict, PyObject_GenericSetDict, nullptr, nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
 };
@@ -389,11 +353,6 @@ PyMemberDef members[] = {
     {nullptr, 0, 0, 0, nullptr},
 };
 
-template <class Function>
-PyCFunction cast(Function* function) {
-    return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
-}
-
 PyMethodDef methods[] = {
     {"dim", tensor_dim, METH_NOARGS, "How many dims."},
     {"ndimension", tensor_dim, METH_NOARGS, "How many dims."},
@@ -403,16 +362,17 @@ PyMethodDef methods[] = {
     {"storage_offset", tensor_offset, METH_NOARGS, "Elements between the storage's start and element 0."},
     {"is_contiguous", tensor_is_contiguous, METH_NOARGS, "Whether elements lie in memory in order."},
     {"is_floating_point", tensor_is_float, METH_NOARGS, "Whether the dtype is a float one."},
-    {"size", cast(tensor_size), METH_FASTCALL | METH_KEYWORDS, "The sizes, or the size of one dim."},
-    {"stride", cast(tensor_stride), METH_FASTCALL | METH_KEYWORDS,
+    {"size", method<tensor_size>(), METH_FASTCALL | METH_KEYWORDS, "The sizes, or the size of one dim."},
+    {"stride", method<tensor_stride>(), METH_FASTCALL | METH_KEYWORDS,
      "The strides in elements, or that of one dim."},
-    {"detach", tensor_detach, METH_NOARGS, "The same memory without history."},
-    {"detach_", tensor_detach_, METH_NOARGS, "Forgets the history in place."},
-    {"requires_grad_", cast(tensor_requires_grad_), METH_FASTCALL, "Sets requires_grad; returns self."},
+    {"detach", guard<tensor_detach>, METH_NOARGS, "The same memory without history."},
+    {"detach_", guard<tensor_detach_>, METH_NOARGS, "Forgets the history in place."},
+    {"requires_grad_", method<tensor_requires_grad_>(), METH_FASTCALL, "Sets requires_grad; returns self."},
     {"is_inference", tensor_is_inference, METH_NOARGS, "Whether it was made in inference mode."},
-    {"_become", tensor_become, METH_VARARGS, "Looks where a view does from now on, and has its history."},
+    {"_become", guard<tensor_become>, METH_VARARGS,
+     "Looks where a view does from now on, and has its history."},
     {"_is_view", tensor_is_view, METH_NOARGS, "Whether it is a view of another tensor."},
-    {"_make_subclass", make_subclass, METH_VARARGS | METH_STATIC,
+    {"_make_subclass", guard<make_subclass>, METH_VARARGS | METH_STATIC,
      "data's memory under a subclass of Tensor."},
     {"__reduce_ex__", tensor_reduce, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
@@ -428,45 +388,37 @@ struct Lent {
 
 void tensor_releasebuffer(PyObject*, Py_buffer* view) { delete static_cast<Lent*>(view->internal); }
 
-// struct-module codes of the dtypes; bfloat16 has none.
-const char* buffer_format(DType dtype) {
-    static const char* codes[dtype_count] = {"?", "B", "b", "h", "i", "q", "e", nullptr, "f", "d"};
-    return codes[int(dtype)];
-}
-
 int tensor_getbuffer(PyObject* self, Py_buffer* view, int flags) {
-    return guarded([&] {
-        Tensor& x = tensor_of(self);
-        KILN_CHECK(x.contiguous || (flags & PyBUF_STRIDES) == PyBUF_STRIDES, buffer,
-                   "memoryview: the tensor is not contiguous; call .contiguous() first");
-        KILN_CHECK(!(x.storage->read_only && (flags & PyBUF_WRITABLE)), buffer,
-                   "the tensor's memory is read-only");
-        KILN_CHECK(x.dtype != DType::bfloat16 || !(flags & PyBUF_FORMAT), buffer,
-                   "memoryview: buffers have no name for bfloat16; use x.float(), or x.view(kiln.int16)");
-        KILN_CHECK(!(grad_enabled() && x.requires_grad()), buffer,
-                   "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.");
-        settle(*x.storage, true);
-        x.storage->public_ = true;
-        int ndim = x.ndim();
-        auto* lent = new Lent{x.storage, std::vector<Py_ssize_t>(size_t(2 * ndim))};
-        Py_ssize_t* dims = lent->dims.data();
-        for (int d = 0; d < ndim; ++d) {
-            dims[d] = x.sizes[d];
-            dims[ndim + d] = x.strides[d] * Py_ssize_t(itemsize(x.dtype));
-        }
-        *view = {};
-        view->buf = x.data();
-        view->obj = Py_NewRef(self);
-        view->len = x.numel * Py_ssize_t(itemsize(x.dtype));
-        view->itemsize = Py_ssize_t(itemsize(x.dtype));
-        view->readonly = x.storage->read_only;
-        view->ndim = ndim;
-        view->format = flags & PyBUF_FORMAT ? const_cast<char*>(buffer_format(x.dtype)) : nullptr;
-        view->shape = flags & PyBUF_ND ? dims : nullptr;
-        view->strides = (flags & PyBUF_STRIDES) == PyBUF_STRIDES ? dims + ndim : nullptr;
-        view->internal = lent;
-        return 0;
-    });
+    Tensor& x = tensor_of(self);
+    KILN_CHECK(x.contiguous || (flags & PyBUF_STRIDES) == PyBUF_STRIDES, buffer,
+               "memoryview: the tensor is not contiguous; call .contiguous() first");
+    KILN_CHECK(!(x.storage->read_only && (flags & PyBUF_WRITABLE)), buffer,
+               "the tensor's memory is read-only");
+    KILN_CHECK(x.dtype != DType::bfloat16 || !(flags & PyBUF_FORMAT), buffer,
+               "memoryview: buffers have no name for bfloat16; use x.float(), or x.view(kiln.int16)");
+    KILN_CHECK(!(grad_enabled() && x.requires_grad()), buffer,
+               "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead.");
+    settle(*x.storage, true);
+    x.storage->public_ = true;
+    int ndim = x.ndim();
+    auto* lent = new Lent{x.storage, std::vector<Py_ssize_t>(size_t(2 * ndim))};
+    Py_ssize_t* dims = lent->dims.data();
+    for (int d = 0; d < ndim; ++d) {
+        dims[d] = x.sizes[d];
+        dims[ndim + d] = x.strides[d] * Py_ssize_t(itemsize(x.dtype));
+    }
+    *view = {};
+    view->buf = x.data();
+    view->obj = Py_NewRef(self);
+    view->len = x.numel * Py_ssize_t(itemsize(x.dtype));
+    view->itemsize = Py_ssize_t(itemsize(x.dtype));
+    view->readonly = x.storage->read_only;
+    view->ndim = ndim;
+    view->format = flags & PyBUF_FORMAT ? const_cast<char*>(buffer_format(x.dtype)) : nullptr;
+    view->shape = flags & PyBUF_ND ? dims : nullptr;
+    view->strides = (flags & PyBUF_STRIDES) == PyBUF_STRIDES ? dims + ndim : nullptr;
+    view->internal = lent;
+    return 0;
 }
 
 PyType_Slot slots[] = {
@@ -480,7 +432,7 @@ PyType_Slot slots[] = {
     {Py_tp_hash, reinterpret_cast<void*>(hash_identity)},
     {Py_mp_length, reinterpret_cast<void*>(tensor_length)},
     {Py_sq_length, reinterpret_cast<void*>(tensor_length)},
-    {Py_bf_getbuffer, reinterpret_cast<void*>(tensor_getbuffer)},
+    {Py_bf_getbuffer, slot<tensor_getbuffer>()},
     {Py_bf_releasebuffer, reinterpret_cast<void*>(tensor_releasebuffer)},
     {Py_tp_doc,
      const_cast<char*>("A multi-dimensional array of one dtype. Made by kiln.tensor, zeros, randn, ...")},
@@ -531,9 +483,7 @@ int add_tensor(PyObject* module) {
     all.insert(all.end(), std::begin(slots), std::end(slots));
     PyType_Spec spec = {"kiln.Tensor", sizeof(TensorObject), 0,
                         Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, all.data()};
-    tensor_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
-    if (!tensor_type) return -1;
-    return PyModule_AddObjectRef(module, "Tensor", reinterpret_cast<PyObject*>(tensor_type));
+    return (tensor_type = add_type(module, spec)) ? 0 : -1;
 }
 
 }  // namespace kiln

@@ -11,6 +11,7 @@
 #include "check.h"
 #include "op.h"
 #include "program.h"
+#include "recipe.h"
 
 namespace kiln {
 

@@ -1,6 +1,7 @@
 #include "derivative.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "check.h"
 #include "compiler.h"
@@ -66,34 +67,40 @@ Operands forward_operands(const Node& node, Kept& keep) {
 }
 
 // Of an input of a pointwise function, of whose derivative nothing else matters.
-uint64_t look_of(const NodeInput& input) {
-    return input.is_number ? look_of(input.number) : look_of(input.dtype, input.dimensioned);
+void add_input(Look& look, const NodeInput& input) {
+    input.is_number ? look.add_number(input.number) : look.add_array(input.dtype, input.dimensioned);
 }
 
-// All that the derivative of a pointwise function depends on, if its inputs are few: else 0.
-uint64_t point_code(const Node& node, uint64_t needed, uint64_t defined, bool redo) {
-    constexpr size_t most = 5;
-    if (node.fn->cls != FnClass::pointwise || node.inputs.size() > most || defined > 0xff) return 0;
-    uint64_t code = 1 | uint64_t(redo) << 1 | defined << 2 | needed << 10;
-    for (size_t i = 0; i < node.inputs.size(); ++i) code |= look_of(node.inputs[i]) << (16 + 8 * i);
-    return code;
+// All that the derivative of a pointwise function depends on, if that is short.
+std::optional<Look> point_look(const Node& node, uint64_t needed, uint64_t defined, bool redo) {
+    if (node.fn->cls != FnClass::pointwise || node.inputs.size() > 8 || defined > 0xff) return std::nullopt;
+    Look look;
+    for (const NodeInput& input : node.inputs) add_input(look, input);
+    for (uint64_t code : {needed, defined, uint64_t(redo)}) look.push(uint8_t(code));
+    return look;
 }
 
-// The key of a derivative: what is needed and defined, and how the forward's operands look.
-Key derivative_key(const Node& node, uint64_t needed, uint64_t defined, bool redo) {
+// What was saved says how an input looks; a pointwise function may have saved nothing of it.
+void push_input(const Fn& fn, const NodeInput& input, Key& key) {
+    if (fn.cls != FnClass::pointwise) return describe({input.saved.tensor.get(), input.number}, key);
+    Look look;
+    add_input(look, input);
+    key.push(look);
+}
+
+// By what is needed and defined, and how the forward's operands look.
+Fn& find_derivative(const Node& node, uint64_t needed, uint64_t defined, bool redo,
+                    const std::optional<Look>& look) {
+    static auto* table = new Table<Fn*>();
     Key key;
     key.push(node.fn->id | uint64_t(redo) << 32);
-    key.push(needed);
-    key.push(defined);
-    for (const NodeInput& input : node.inputs)
-        node.fn->cls == FnClass::pointwise ? key.push(look_of(input))
-                                           : describe({input.saved.tensor.get(), input.number}, key);
-    return key;
-}
-
-Fn& find_derivative(const Node& node, uint64_t needed, uint64_t defined, bool redo) {
-    static auto* table = new Table<Fn*>();
-    Key key = derivative_key(node, needed, defined, redo);
+    if (look) {
+        key.push(*look);
+    } else {
+        key.push(needed);
+        key.push(defined);
+        for (const NodeInput& input : node.inputs) push_input(*node.fn, input, key);
+    }
     Fn** found = table->find(key);
     if (!found) [[unlikely]] {
         Kept keep;
@@ -141,14 +148,14 @@ TensorRef value_at(Node& node, const SavedTensor& saved, Source::Kind kind, size
 }  // namespace
 
 Fn& derivative_fn(const Node& node, uint64_t needed, uint64_t defined, bool redo) {
-    uint64_t code = point_code(node, needed, defined, redo);
-    if (!code) return find_derivative(node, needed, defined, redo);
-    Fn& fn = *node.fn;
-    if (fn.last_code != code) {
-        fn.last_derivative = &find_derivative(node, needed, defined, redo);
-        fn.last_code = code;
+    const std::optional<Look> look = point_look(node, needed, defined, redo);
+    if (!look) return find_derivative(node, needed, defined, redo, look);
+    auto& last = node.fn->last.derivative;
+    if (!last.fn || last.look != *look) {
+        Fn& found = find_derivative(node, needed, defined, redo, look);
+        last = {*look, &found};
     }
-    return *fn.last_derivative;
+    return *last.fn;
 }
 
 void check_not_released(const Node& node) {

@@ -37,26 +37,8 @@ void expect_writable(Fn& fn, std::span<const Operand> operands, std::span<const 
 // The shapes of its results; none for views.
 std::vector<Dims> result_sizes(Fn& fn, std::span<const Operand> operands);
 
-// The program of a general function for operands that look like these.
-struct Program;
-const Program& program_for(Fn& fn, std::span<const Operand> operands, ProgramFor what);
-// The slots it runs with; raises the sentence for sizes that do not fit.
-Dims slots_of(const Program& program, Fn& fn, std::span<const Operand> operands);
-
-// Runs a recipe through `call`.
-struct Recipe;
-Results replay(const Recipe& recipe, std::span<const Operand> operands);
-
-// The view `fn` gives of its first operand; null for a reshape that has to copy.
-TensorRef make_view(const Fn& fn, std::span<const Operand> operands);
-
 // The shape pointwise operands broadcast to; raises the sentence PyTorch users know.
 Dims broadcast_shape(const Fn& fn, std::span<const Operand> operands);
-
-// Raises unless positions given to an op that reads or writes at computed places are in range.
-void check_positions(const Fn& fn, std::span<const Operand> operands);
-// Raises where integers are divided by 0.
-void check_divisor(const Fn& fn, std::span<const Operand> operands);
 
 // Functions the core itself calls; set once from the table.
 struct CoreFns {

@@ -7,7 +7,9 @@
 #include <new>
 #include <utility>
 
+#include "check.h"
 #include "invariants.h"
+#include "system_memory.h"
 
 namespace kiln {
 
@@ -67,6 +69,22 @@ private:
     uint32_t empty_ = 0;
     bool grown_ = false;
 };
+
+// The first block is filled page by page: a small program must not pay for 2 MB at once.
+[[gnu::noinline]] inline Slabs::Slab* Slabs::add() {
+    void* block = map_aligned(block_bytes, std::exchange(grown_, true));
+    KILN_CHECK(block, memory, "allocate: no memory for tensors and nodes");
+    auto* slab = new (block) Slab{};
+    ++empty_;
+    enter(slab);
+    return slab;
+}
+
+[[gnu::noinline]] inline void Slabs::remove(Slab* slab) {
+    leave(slab);
+    --empty_;
+    unmap(slab, block_bytes);
+}
 
 // Drops an object whose destructor may release others of its kind, and those others still: one after the
 // other, so that no chain is too long for the stack. Those that wait are linked by `next`. Each thread has a

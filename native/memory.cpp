@@ -1,284 +1,29 @@
 #include "memory.h"
 
-#include <algorithm>
-#include <bit>
-#include <cstdio>
-#include <cstdlib>
 #include <limits>
 #include <new>
 
-#include <sys/mman.h>
-#include <unistd.h>
-
+#include "block_cache.h"
 #include "check.h"
 #include "free_list.h"
 #include "invariants.h"
 
-#if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/asan_interface.h>
-#endif
-
 namespace kiln {
 namespace {
 
-// Size classes: multiples of 64 bytes to 1 KiB, then eight steps to every doubling (12.5 % waste at most).
-//
-//     class   0   1 ..  16    17    18 ..   24    25 ..
-//     bytes   0  64   1024  1152  1280    2048  2304
-constexpr int small_classes = 16;
-constexpr int steps = 8;
-constexpr size_t largest = size_t(1) << 47;
-constexpr int class_count = small_classes + steps * (47 - 10) + 1;
+constinit blocks::Cache cache;
 
-constexpr size_t big = 64 << 10;         // from here free blocks are kept in order of age
-constexpr size_t huge_page = 2 << 20;    // from here blocks are mapped, aligned to and advised as huge pages
-constexpr size_t doubtful = 256 << 20;   // from here a request is compared with what the machine has left
-constexpr size_t headers_at_once = 128;  // storages
+// ---- headers: storages not in use ----
 
-constexpr int class_of(size_t nbytes) {
-    if (nbytes <= 1024) return int((nbytes + 63) / 64);
-    const int log = std::bit_width(nbytes - 1) - 1;  // 2^log <= nbytes - 1 < 2^(log + 1)
-    const size_t step = size_t(1) << (log - 3);
-    return small_classes + steps * (log - 10) + int((nbytes - (size_t(1) << log) + step - 1) / step);
-}
-
-struct ClassTable {
-    size_t bytes[class_count];
-
-    constexpr ClassTable() : bytes() {
-        for (int size_class = 0; size_class < class_count; ++size_class) {
-            const int above = size_class - small_classes - 1, log = 10 + above / steps;
-            bytes[size_class] = above < 0 ? size_t(size_class) * 64
-                                          : (size_t(1) << log) + (size_t(above % steps + 1) << (log - 3));
-        }
-    }
-};
-
-constexpr ClassTable class_table;
-constexpr size_t class_bytes(int size_class) { return class_table.bytes[size_class]; }
-
-static_assert(class_bytes(class_of(1025)) == 1152 && class_bytes(class_of(2048)) == 2048);
-static_assert(class_bytes(class_of(65537)) == 73728 && class_of(largest) == class_count - 1);
-
-// The start of a free block. Only blocks of `big` bytes and more use the last three.
-struct FreeBlock {
-    FreeBlock* next;      // in its class
-    FreeBlock* previous;  // in its class
-    FreeBlock* older;
-    FreeBlock* newer;
-    int size_class;
-};
-
-struct Allocator {
-    FreeBlock* free[class_count] = {};
-    FreeBlock* oldest = nullptr;
-    FreeBlock* newest = nullptr;
-    Storage* headers = nullptr;  // free ones, linked through `context`
-    size_t kept_small = 0, kept_big = 0;
-    size_t limit_small = 0, limit_big = 0;  // of these
-    bool limits_known = false;
-    MemoryStats stats = {};
-};
-
-Allocator state;  // trivially destructible: storages may outlive every other static
-
-alignas(memory_alignment) std::byte no_bytes[memory_alignment];  // what a storage of 0 bytes points to
-
-// Under AddressSanitizer free blocks and the unused end of blocks in use may not be touched.
-void poison([[maybe_unused]] void* address, [[maybe_unused]] size_t nbytes) {
-#if defined(__SANITIZE_ADDRESS__)
-    __asan_poison_memory_region(address, nbytes);
-#endif
-}
-
-void unpoison([[maybe_unused]] void* address, [[maybe_unused]] size_t nbytes) {
-#if defined(__SANITIZE_ADDRESS__)
-    __asan_unpoison_memory_region(address, nbytes);
-#endif
-}
-
-// ---- the system ----
-
-// The number in a one-line file, or nothing found: the largest size.
-size_t number_in(const char* path) {
-    size_t value = std::numeric_limits<size_t>::max();
-    if (FILE* file = std::fopen(path, "re")) {
-        unsigned long long read;
-        if (std::fscanf(file, "%llu", &read) == 1) value = read;
-        std::fclose(file);
-    }
-    return value;
-}
-
-// What this process may use in all: the machine's memory or its control group's.
-size_t total_memory() {
-    const size_t machine = size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE));
-    return std::min({machine, number_in("/sys/fs/cgroup/memory.max"),
-                     number_in("/sys/fs/cgroup/memory/memory.limit_in_bytes")});
-}
-
-// What could be touched now without the system killing someone; the largest size if it cannot be told.
-size_t available_memory() {
-    FILE* file = std::fopen("/proc/meminfo", "re");
-    if (!file) return std::numeric_limits<size_t>::max();
-    char line[128];
-    unsigned long long kib, sum = 0;
-    while (std::fgets(line, sizeof line, file))
-        if (std::sscanf(line, "MemAvailable: %llu", &kib) == 1 ||
-            std::sscanf(line, "SwapFree: %llu", &kib) == 1)
-            sum += kib;
-    std::fclose(file);
-    return size_t(sum) << 10;
-}
-
-}  // namespace
-
-void* map_aligned(size_t nbytes, bool huge) {
-    const size_t whole = nbytes + huge_page;
-    void* mapped = mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (mapped == MAP_FAILED) return nullptr;
-    const uintptr_t start = uintptr_t(mapped), block = (start + huge_page - 1) & ~(huge_page - 1);
-    if (block > start) munmap(mapped, block - start);
-    munmap(reinterpret_cast<void*>(block + nbytes), start + whole - (block + nbytes));
-#if defined(MADV_HUGEPAGE)
-    if (huge) madvise(reinterpret_cast<void*>(block), nbytes, MADV_HUGEPAGE);
-#endif
-    return reinterpret_cast<void*>(block);
-}
-
-void unmap(void* block, size_t nbytes) { munmap(block, nbytes); }
-
-namespace {
-
-// A new block, or null.
-void* from_system(size_t nbytes) {
-    if (nbytes >= doubtful &&
-        (nbytes > available_memory() || nbytes + state.stats.reserved_bytes > total_memory()))
-        return nullptr;
-    return nbytes >= huge_page ? map_aligned(nbytes, true) : std::aligned_alloc(memory_alignment, nbytes);
-}
-
-void to_system(void* block, int size_class) {
-    const size_t nbytes = class_bytes(size_class);
-    unpoison(block, nbytes);
-    state.stats.reserved_bytes -= nbytes;
-    nbytes >= huge_page ? unmap(block, nbytes) : std::free(block);
-}
-
-// ---- the cache ----
-
-void link_age(FreeBlock* block) {
-    block->older = state.newest;
-    block->newer = nullptr;
-    (state.newest ? state.newest->newer : state.oldest) = block;
-    state.newest = block;
-}
-
-void unlink_age(FreeBlock* block) {
-    (block->older ? block->older->newer : state.oldest) = block->newer;
-    (block->newer ? block->newer->older : state.newest) = block->older;
-}
-
-void link_big(FreeBlock* block, int size_class) {
-    FreeBlock*& head = state.free[size_class];
-    block->size_class = size_class;
-    block->previous = nullptr;
-    block->next = head;
-    if (head) head->previous = block;
-    head = block;
-    link_age(block);
-    state.kept_big += class_bytes(size_class);
-}
-
-void unlink_big(FreeBlock* block) {
-    (block->previous ? block->previous->next : state.free[block->size_class]) = block->next;
-    if (block->next) block->next->previous = block->previous;
-    unlink_age(block);
-    state.kept_big -= class_bytes(block->size_class);
-}
-
-void empty_small() {
-    for (int size_class = 1; class_bytes(size_class) < big; ++size_class)
-        while (FreeBlock* block = state.free[size_class]) {
-            state.free[size_class] = block->next;
-            to_system(block, size_class);
-        }
-    state.kept_small = 0;
-}
-
-void empty_big(size_t until) {
-    while (state.oldest && state.kept_big > until) {
-        FreeBlock* block = state.oldest;
-        unlink_big(block);
-        to_system(block, block->size_class);
-    }
-}
-
-void keep_small(FreeBlock* block, int size_class, size_t nbytes) {
-    if (state.kept_small + nbytes > state.limit_small) [[unlikely]] {
-        empty_small();
-        if (nbytes > state.limit_small) return to_system(block, size_class);
-    }
-    block->next = state.free[size_class];
-    state.free[size_class] = block;
-    state.kept_small += nbytes;
-    poison(block + 1, nbytes - sizeof(FreeBlock));
-}
-
-void keep_big(FreeBlock* block, int size_class, size_t nbytes) {
-    if (nbytes > state.limit_big) return to_system(block, size_class);
-    empty_big(state.limit_big - nbytes);
-    link_big(block, size_class);
-    poison(block + 1, nbytes - sizeof(FreeBlock));
-}
-
-void release_block(void* data, int size_class) {
-    const size_t nbytes = class_bytes(size_class);
-    unpoison(data, nbytes);
-    state.stats.allocated_bytes -= nbytes;
-    FreeBlock* block = static_cast<FreeBlock*>(data);
-    nbytes < big ? keep_small(block, size_class, nbytes) : keep_big(block, size_class, nbytes);
-}
-
-// A kept block of this class or, for a big one, at most two classes (25 %) above; null when there is none.
-void* from_cache(int& size_class) {
-    FreeBlock* block = state.free[size_class];
-    if (class_bytes(size_class) < big) {
-        if (!block) return nullptr;
-        state.free[size_class] = block->next;
-        state.kept_small -= class_bytes(size_class);
-        return block;
-    }
-    for (int above = 1; !block && above <= 2 && size_class + above < class_count; ++above)
-        block = state.free[size_class + above];
-    if (!block) return nullptr;
-    size_class = block->size_class;
-    unlink_big(block);
-    return block;
-}
-
-[[gnu::noinline]] void* new_block(int size_class, size_t nbytes) {
-    const size_t block_bytes = class_bytes(size_class);
-    if (!state.limits_known) set_cache_limit(total_memory() / 4);
-    void* block = from_system(block_bytes);
-    if (!block) {
-        empty_cache();
-        block = from_system(block_bytes);
-    }
-    KILN_CHECK(block, memory, "allocate: ", nbytes, " bytes were asked for and the system has no more; ",
-               state.stats.allocated_bytes, " bytes are in use by tensors");
-    state.stats.reserved_bytes += block_bytes;
-    return block;
-}
-
-// ---- headers ----
+constexpr size_t headers_at_once = 128;
+Storage* free_headers = nullptr;  // linked through `context`
 
 [[gnu::noinline]] void new_headers() {
     Storage* headers = new (std::nothrow) Storage[headers_at_once];
     KILN_CHECK(headers, memory, "allocate: no memory for a tensor's header");
     for (size_t i = 0; i < headers_at_once; ++i) {
-        headers[i].context = state.headers;
-        state.headers = headers + i;
+        headers[i].context = free_headers;
+        free_headers = headers + i;
     }
 }
 
@@ -286,9 +31,9 @@ int inference_threads = 0;
 thread_local bool inference = false;
 
 Storage* take_header() {
-    if (!state.headers) new_headers();
-    Storage* storage = state.headers;
-    state.headers = static_cast<Storage*>(storage->context);
+    if (!free_headers) new_headers();
+    Storage* storage = free_headers;
+    free_headers = static_cast<Storage*>(storage->context);
     storage->context = nullptr;
     if (inference_threads) [[unlikely]]
         storage->inference = inference;
@@ -297,8 +42,8 @@ Storage* take_header() {
 
 void give_header(Storage* storage) {
     *storage = Storage();
-    storage->context = state.headers;
-    state.headers = storage;
+    storage->context = free_headers;
+    free_headers = storage;
 }
 
 void drop_foreign(Storage* storage) {
@@ -309,24 +54,6 @@ void drop_foreign(Storage* storage) {
 }
 
 }  // namespace
-
-// ---- slabs of small objects ----
-
-// The first block is filled page by page: a small program must not pay for 2 MB at once.
-Slabs::Slab* Slabs::add() {
-    void* block = map_aligned(block_bytes, std::exchange(grown_, true));
-    KILN_CHECK(block, memory, "allocate: no memory for tensors and nodes");
-    auto* slab = new (block) Slab{};
-    ++empty_;
-    enter(slab);
-    return slab;
-}
-
-void Slabs::remove(Slab* slab) {
-    leave(slab);
-    --empty_;
-    unmap(slab, block_bytes);
-}
 
 bool inference_mode() { return inference; }
 
@@ -339,33 +66,19 @@ void release(Storage* storage) {
     assert_locked();
     // A deleter may let go of foreign memory again: `x = from_numpy(x.numpy())` in a loop.
     if (storage->foreign()) return drop_in_turn(storage, &Storage::next_dying, drop_foreign);
-    void* const data = storage->data;
-    const int size_class = storage->size_class;
+    const blocks::Block block{storage->data, storage->size_class};
     give_header(storage);
-    if (size_class) release_block(data, size_class);
+    cache.give(block);
 }
 
 StorageRef allocate(size_t nbytes) {
     assert_locked();
-    KILN_CHECK(nbytes <= largest, memory, "allocate: ", nbytes, " bytes are more than any machine has");
-    int size_class = class_of(nbytes);
-    if (!state.headers) new_headers();  // before the block, which would leak if this raised
-    void* data = no_bytes;
-    ++state.stats.allocations;
-    if (size_class) {
-        data = from_cache(size_class);
-        state.stats.cache_hits += data != nullptr;
-        if (!data) data = new_block(size_class, nbytes);
-        const size_t block_bytes = class_bytes(size_class);
-        unpoison(data, nbytes);
-        poison(static_cast<std::byte*>(data) + nbytes, block_bytes - nbytes);
-        state.stats.allocated_bytes += block_bytes;
-        state.stats.peak_allocated = std::max(state.stats.peak_allocated, state.stats.allocated_bytes);
-    }
+    if (!free_headers) new_headers();  // before the block, which would leak if this raised
+    const blocks::Block block = cache.take(nbytes);
     Storage* storage = take_header();
-    storage->data = data;
+    storage->data = block.data;
     storage->nbytes = nbytes;
-    storage->size_class = uint16_t(size_class);
+    storage->size_class = block.size_class;
     return StorageRef(storage);
 }
 
@@ -390,23 +103,9 @@ size_t checked_nbytes(int64_t count, size_t itemsize) {
     return nbytes;
 }
 
-MemoryStats memory_stats() { return state.stats; }
-
-void reset_peak_allocated() { state.stats.peak_allocated = state.stats.allocated_bytes; }
-
-size_t empty_cache() {
-    const size_t before = state.stats.reserved_bytes;
-    empty_small();
-    empty_big(0);
-    return before - state.stats.reserved_bytes;
-}
-
-void set_cache_limit(size_t bytes) {
-    state.limit_small = bytes / 4;
-    state.limit_big = bytes - bytes / 4;
-    state.limits_known = true;
-    if (state.kept_small > state.limit_small) empty_small();
-    empty_big(state.limit_big);
-}
+MemoryStats memory_stats() { return cache.stats(); }
+void reset_peak_allocated() { cache.reset_peak(); }
+size_t empty_cache() { return cache.empty(); }
+void set_cache_limit(size_t bytes) { cache.set_limit(bytes); }
 
 }  // namespace kiln

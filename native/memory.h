@@ -1,4 +1,4 @@
-// Storages and the caching allocator.
+// Storages: the memory of tensors, from the cache of blocks (block_cache.h) or from elsewhere.
 //
 // Every function here is called with the interpreter lock held: there is no locking inside. Worker threads
 // see only the addresses inside a storage; they never touch a Storage or a StorageRef.
@@ -6,7 +6,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <utility>
+
+#include "ref.h"
 
 namespace kiln {
 
@@ -24,7 +25,7 @@ struct alignas(64) Storage {
     bool public_ : 1 = false;    // someone outside kiln can read or write the memory
     bool read_only : 1 = false;  // foreign memory that must not be written
     bool inference : 1 = false;  // made in inference mode: it has no version, backward may not keep it
-    uint16_t size_class = 0;     // the allocator's; meaningless for foreign memory
+    uint16_t size_class = 0;     // of its block; meaningless for foreign memory
     int32_t recording_id = -1;   // both owned by record.cpp: the place of this storage in a recording
     union {
         void* recording = nullptr;
@@ -38,40 +39,7 @@ struct alignas(64) Storage {
     bool foreign() const { return deleter != nullptr; }
 };
 
-// Memory of the system's that starts at a multiple of 2 MB, in pages of that size if `huge` and possible;
-// null if there is none.
-void* map_aligned(size_t nbytes, bool huge);
-void unmap(void* block, size_t nbytes);
-
-// An intrusive owning reference; Object has `uint32_t refcount` and a free function `release(Object*)`.
-template <class Object>
-class Ref {
-public:
-    Ref() = default;
-    Ref(std::nullptr_t) {}
-    Ref(Object* object) : object_(object) {
-        if (object_) ++object_->refcount;
-    }
-    Ref(const Ref& other) : Ref(other.object_) {}
-    Ref(Ref&& other) noexcept : object_(std::exchange(other.object_, nullptr)) {}
-    Ref& operator=(Ref other) noexcept {
-        std::swap(object_, other.object_);
-        return *this;
-    }
-    ~Ref() {
-        if (object_ && --object_->refcount == 0) release(object_);
-    }
-    Object* get() const { return object_; }
-    Object* operator->() const { return object_; }
-    Object& operator*() const { return *object_; }
-    explicit operator bool() const { return object_ != nullptr; }
-    bool operator==(const Ref& other) const = default;
-
-private:
-    Object* object_ = nullptr;
-};
-
-void release(Storage* storage);  // the last reference is gone
+[[gnu::noinline]] void release(Storage* storage);  // the last reference is gone
 using StorageRef = Ref<Storage>;
 
 // Uninitialised memory of at least `nbytes`, aligned to 64 bytes; `data` is never null, even for 0 bytes.
@@ -88,6 +56,8 @@ StorageRef adopt(void* data, size_t nbytes, Deleter deleter, void* context, bool
 
 // count * itemsize, or Error{runtime} when that is negative or does not fit in memory.
 size_t checked_nbytes(int64_t count, size_t itemsize);
+
+// ---- the cache of blocks ----
 
 struct MemoryStats {
     size_t allocated_bytes;  // in storages now, in whole blocks

@@ -72,13 +72,4 @@ inline DType dtype_of(Kind kind) {
     return kind == Kind::float_ ? DType::float64 : kind == Kind::bool_ ? DType::bool_ : DType::int64;
 }
 
-// A function as a list of calls: how views are differentiated, and how `create_graph` runs derivatives.
-struct Recipe {
-    uint32_t inputs = 0;       // values 0..inputs-1
-    uint32_t environment = 0;  // slots filled from the inputs
-    std::vector<SizeExpr> exprs;
-    OpList list;
-    std::vector<int32_t> outputs;  // value indices; -1: none
-};
-
 }  // namespace kiln

@@ -14,11 +14,6 @@ namespace {
 constexpr int max_arrays = 24;              // inputs and outputs of one pointwise kernel
 constexpr int64_t serial_elements = 16384;  // a grain: about 8 us of one thread
 
-Table<PointwiseEntry>& entries() {
-    static auto* table = new Table<PointwiseEntry>();
-    return *table;
-}
-
 // The iteration space: sizes outermost first, and for every array its strides in elements.
 struct Space {
     int ndim = 0;
@@ -79,46 +74,27 @@ bool turned(const Space& space, int a) {
            across >= 16 && along >= 16 && across * along >= 4096;
 }
 
-// dtype, category and layout class of every operand, eight to a word.
-class Codes {
-public:
-    explicit Codes(Key& key) : key_(key) {}
-    void add(uint8_t code) {
-        word_ |= uint64_t(code) << shift_;
-        if ((shift_ += 8) == 64) finish();
-    }
-    void finish() {
-        key_.push(word_);
-        word_ = shift_ = 0;
-    }
-
-private:
-    Key& key_;
-    uint64_t word_ = 0;
-    int shift_ = 0;
-};
-
-uint8_t operand_code(const Operand& operand, uint8_t layout) {
-    return uint8_t(look_of(operand) | layout << 6);
+// The look of a call whose arrays, and given results, have these layout classes.
+Look look_of(std::span<const Operand> operands, std::span<const TensorRef> out, const uint8_t* layouts) {
+    Look look;
+    for (const Operand& operand : operands) look.add(operand, operand.tensor ? *layouts++ : 0);
+    for (const TensorRef& target : out) look.add_result(target->dtype, *layouts++);
+    if (out.empty()) look.add_new_results(*layouts);
+    return look;
 }
 
+// `layouts`: of arrays, then of results, all that `look` has of them; `ndim`: of the space they are walked
+// in.
 PointwiseEntry& find_entry(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out,
-                           int ndim, const uint8_t* layouts, int arrays) {
+                           const Look& look, int ndim, std::span<const uint8_t> layouts) {
+    static auto* table = new Table<PointwiseEntry>();
     Key key;
-    const bool large = layouts[arrays - 1] == 3;  // the results' layout class is else 1, or in their code
-    key.push(fn.id | uint64_t(ndim) << 32 | uint64_t(operands.size()) << 40 | uint64_t(out.size()) << 48 |
-             uint64_t(large) << 63);
-    Codes codes(key);
-    int a = 0;
-    for (const Operand& operand : operands)
-        codes.add(operand_code(operand, operand.tensor ? layouts[a++] : 0));
-    for (const TensorRef& target : out) codes.add(uint8_t(uint8_t(target->dtype) | layouts[a++] << 6));
-    codes.finish();
-    if (PointwiseEntry* entry = entries().find(key)) return *entry;
+    key.push(fn.id | uint64_t(ndim) << 32);
+    key.push(look);
+    if (PointwiseEntry* entry = table->find(key)) return *entry;
     SmallVector<DType, 4> dtypes;
     for (const TensorRef& target : out) dtypes.push_back(target->dtype);
-    return *entries().insert(key, compiler::pointwise({&fn, operands}, ndim, {layouts, size_t(arrays)},
-                                                      {dtypes.data(), dtypes.size()}));
+    return *table->insert(key, compiler::pointwise({&fn, operands}, ndim, layouts, dtypes));
 }
 
 // A launch that takes long, or comes while a kernel runs on another thread.
@@ -132,9 +108,9 @@ PointwiseEntry& find_entry(Fn& fn, std::span<const Operand> operands, std::span<
     launch(*entry.kernel, fn.name, pointers, args, units, grain);
 }
 
-void launch_on(const Fn& fn, PointwiseEntry& entry, std::span<const Operand> operands,
-               std::span<const TensorRef> results, void* const* pointers, const int64_t* args, int64_t units,
-               int64_t grain) {
+inline void launch_on(const Fn& fn, PointwiseEntry& entry, std::span<const Operand> operands,
+                      std::span<const TensorRef> results, void* const* pointers, const int64_t* args,
+                      int64_t units, int64_t grain) {
     if (units > grains_worth_it * grain || unlocked_runs) [[unlikely]]
         return launch_apart(fn, entry, operands, results, pointers, args, units, grain);
     if (SeenValues::any()) [[unlikely]] {
@@ -209,14 +185,14 @@ bool overlap_each_other(std::span<const TensorRef> out) {
 void execute_in_order(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
     Results values;
     for (const TensorRef& target : out) values.push_back(new_tensor(target->dtype, target->sizes));
-    execute_pointwise(fn, operands, {values.data(), values.size()});
+    execute_pointwise(fn, operands, values);
     for (size_t k = 0; k < out.size(); ++k) write_in_order(*out[k], values[k]->data());
 }
 
 }  // namespace
 
 const Dims* common_shape(std::span<const Operand> operands) {
-    static const Dims scalar;
+    static const Dims scalar{};
     const Dims* shape = nullptr;
     for (const Operand& operand : operands) {
         if (!operand.tensor || operand.tensor->ndim() == 0) continue;
@@ -269,8 +245,7 @@ Results execute_pointwise(Fn& fn, std::span<const Operand> operands, std::span<c
             for (const TensorRef& target : out) results.push_back(target);
             return results;
         }
-        if (copy_clashing(changed, out, copies))
-            return execute_pointwise(fn, {changed.data(), changed.size()}, out);
+        if (copy_clashing(changed, out, copies)) return execute_pointwise(fn, changed, out);
     }
     KILN_CHECK(shape->size() <= 64, not_implemented, fn.name, ": more than 64 dims");
     Space space;
@@ -288,17 +263,19 @@ Results execute_pointwise(Fn& fn, std::span<const Operand> operands, std::span<c
         if (turned(space, a)) layouts[a] = 3;
     for (int a = space.arrays - outputs; a < space.arrays; ++a)
         if (layouts[a] == 1) layouts[a] = result_layout(checked_numel(*shape));
-    PointwiseEntry& entry = find_entry(fn, operands, out, space.ndim, layouts, space.arrays);
+    PointwiseEntry& entry = find_entry(fn, operands, out, look_of(operands, out, layouts), space.ndim,
+                                       {layouts, size_t(space.arrays)});
     if (out.empty())
         for (DType dtype : entry.outputs) results.push_back(new_tensor(dtype, *shape));
     else
         for (const TensorRef& target : out) results.push_back(target);
-    run_kernel(fn, entry, space, operands, {results.data(), results.size()});
+    run_kernel(fn, entry, space, operands, results);
     return results;
 }
 
 bool FlatCall::look_at(const Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
     if (operands.size() + std::max<size_t>(out.size(), fn.outputs) > most) return false;
+    Look seen;  // not the member: it stays in registers
     shape = out.empty() ? nullptr : out[0].get();
     for (const Operand& operand : operands) {
         uint8_t layout = 0;
@@ -313,34 +290,36 @@ bool FlatCall::look_at(const Fn& fn, std::span<const Operand> operands, std::spa
             args_[1 + arrays_] = layout;
             pointers_[arrays_++] = x->data();
         }
-        look = look << 8 | operand_code(operand, layout);
+        seen.add(operand, layout);
     }
+    const uint8_t layout = result_layout(shape ? shape->numel : 1);
     for (const TensorRef& target : out) {
         if (!target->contiguous || !(target->sizes == shape->sizes)) return false;
         for (const Operand& operand : operands)
             if (operand.tensor && clashes(*target, *operand.tensor)) return false;
-        look = look << 8 | uint8_t(uint8_t(target->dtype) | 3 << 4);
+        seen.add_result(target->dtype, layout);
     }
-    look |= FlatLook(shape && shape->numel >= large_elements) << 127;
+    if (out.empty()) seen.add_new_results(layout);
+    look = seen;
     return true;
 }
 
-PointwiseEntry& FlatCall::find(Fn& fn, std::span<const Operand> operands,
-                               std::span<const TensorRef> out) const {
+[[gnu::noinline]] PointwiseEntry& FlatCall::find(Fn& fn, std::span<const Operand> operands,
+                                                 std::span<const TensorRef> out) const {
     uint8_t layouts[most];
     for (int a = 0; a < arrays_; ++a) layouts[a] = uint8_t(args_[1 + a]);
     size_t outputs = out.empty() ? fn.outputs : out.size();
     std::fill(layouts + arrays_, layouts + arrays_ + outputs, result_layout(shape ? shape->numel : 1));
-    return find_entry(fn, operands, out, 1, layouts, arrays_ + int(outputs));
+    return find_entry(fn, operands, out, look, 1, {layouts, arrays_ + outputs});
 }
 
 void FlatCall::run(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out,
                    TensorRef* results) {
-    if (fn.flat.look != look) [[unlikely]] {
+    if (!fn.last.flat.entry || fn.last.flat.look != look) [[unlikely]] {
         PointwiseEntry& found = find(fn, operands, out);
-        fn.flat = {look, &found};
+        fn.last.flat = {look, &found};
     }
-    PointwiseEntry& entry = *fn.flat.entry;
+    PointwiseEntry& entry = *fn.last.flat.entry;
     for (size_t k = 0; k < entry.outputs.size(); ++k) {
         results[k] = !out.empty() ? out[k]
                      : shape      ? new_tensor_like(entry.outputs[k], *shape)
@@ -356,15 +335,33 @@ void FlatCall::run(Fn& fn, std::span<const Operand> operands, std::span<const Te
               serial_elements);
 }
 
-std::span<const DType> pointwise_dtypes(Fn& fn, std::span<const Operand> operands,
-                                        std::span<const TensorRef> out) {
+namespace {
+
+// The entry for arrays of unit stride; what results it gives does not depend on that.
+PointwiseEntry& plain_entry(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
     const size_t outputs = out.empty() ? fn.outputs : out.size();
     check_count(fn, operands, outputs);
-    int arrays = int(outputs);
+    size_t arrays = outputs;
     for (const Operand& operand : operands) arrays += operand.tensor != nullptr;
     uint8_t layouts[max_arrays];
     std::fill(layouts, layouts + arrays, uint8_t(1));
-    return find_entry(fn, operands, out, 1, layouts, arrays).outputs;
+    return find_entry(fn, operands, out, look_of(operands, out, layouts), 1, {layouts, arrays});
+}
+
+}  // namespace
+
+std::span<const DType> pointwise_dtypes(Fn& fn, std::span<const Operand> operands) {
+    return plain_entry(fn, operands, {}).outputs;
+}
+
+void check_pointwise_dtypes(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
+    check_count(fn, operands, out.size());
+    Look look;
+    for (const Operand& operand : operands) look.add(operand);
+    for (const TensorRef& target : out) look.add_result(target->dtype);
+    if (fn.last.written == look) return;
+    plain_entry(fn, operands, out);
+    fn.last.written = look;
 }
 
 }  // namespace kiln

@@ -18,7 +18,7 @@ public:
     // Runs it. `results` has room for the function's outputs, or for `out`.
     void run(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, TensorRef* results);
 
-    FlatLook look = 1;              // a byte per operand and per given result
+    Look look;
     const Tensor* shape = nullptr;  // has the results' shape; null: they are 0-d
     bool pending = false;           // some values are not there yet
 
@@ -34,9 +34,9 @@ private:
 // The shape all array operands have, if it is one shape (0-d arrays aside); null if they broadcast.
 const Dims* common_shape(std::span<const Operand> operands);
 
-// The dtypes of the results of a pointwise function (without running it), or of `out`; raises what running it
-// would say of them.
-std::span<const DType> pointwise_dtypes(Fn& fn, std::span<const Operand> operands,
-                                        std::span<const TensorRef> out = {});
+// The dtypes of the results of a pointwise function, without running it.
+std::span<const DType> pointwise_dtypes(Fn& fn, std::span<const Operand> operands);
+// Raises what running it would say of the dtypes of `out`.
+void check_pointwise_dtypes(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out);
 
 }  // namespace kiln

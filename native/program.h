@@ -79,6 +79,12 @@ struct Output {
     std::vector<int32_t> sizes;  // slots
 };
 
+// Size expressions: slot i holds an environment value or the result of one of these.
+struct SizeExpr {
+    enum Kind : uint8_t { constant, add, multiply, divide } kind;
+    int64_t a, b;  // slots, or the constant in a
+};
+
 struct Check {
     int32_t a, b;  // slots that must be equal
 };

@@ -7,6 +7,7 @@
 #include "compiler.h"
 #include "invariants.h"
 #include "pointwise.h"
+#include "program_call.h"
 
 namespace kiln {
 
@@ -140,8 +141,7 @@ Recording::Recording(std::shared_ptr<Region> region)
     list_.args.reserve(last.args);
     list_.outs.reserve(last.outs);
     storages_.reserve(last.storages);
-    environment_.resize(last.environment);
-    environment_.resize(0);
+    environment_.reserve(last.environment);
     recordings().push_back(this);
 }
 
@@ -262,7 +262,7 @@ ArgClass Recording::classify(const Tensor& x, const RecordedStorage& s) const {
     for (int d = 0; d < s.ndim; ++d) numel *= sizes[d];
     if (x.contiguous && x.offset == 0 && x.numel == numel) {
         if (x.ndim() == s.ndim && std::equal(x.sizes.begin(), x.sizes.end(), sizes)) return ArgClass::whole;
-        const bool same = without_ones(x.sizes.span()) == without_ones({sizes, s.ndim});
+        const bool same = without_ones(x.sizes) == without_ones({sizes, s.ndim});
         return same ? ArgClass::squeeze : ArgClass::reshape;
     }
     return is_expansion(x, sizes, s.ndim) ? ArgClass::expand : ArgClass::strided;
@@ -439,13 +439,12 @@ void Recording::make_room(std::span<const Operand> operands, std::span<const Ten
     auto count = [&](const Tensor* x) { numbers += x ? 3 * size_t(x->ndim()) + 2 : 1; };
     for (const Operand& operand : operands) count(operand.tensor);
     for (const TensorRef& result : results) count(result.get());
-    const size_t arrays = operands.size() + results.size(), recorded = environment_.size();
+    const size_t arrays = operands.size() + results.size();
     reserve(list_.args, operands.size());
     reserve(list_.outs, results.size());
     reserve(storages_, arrays);
     reserve(list_.ops, 1);
-    environment_.resize(recorded + numbers);
-    environment_.resize(recorded);
+    environment_.reserve(environment_.size() + numbers);
     if (keep_lines_) reserve(lines_, 1);
 }
 
@@ -495,7 +494,7 @@ void Recording::clear() {
         s.storage->recording_id = -1;
     }
     list_.clear();
-    environment_.resize(0);
+    environment_.clear();
     std::vector<RecordedStorage> dying;
     std::swap(dying, storages_);
     hash_ = Hash128();

@@ -6,24 +6,11 @@
 
 #include "check.h"
 #include "free_list.h"
-#include "small_vector.h"
 
 namespace kiln {
 
 void (*Opaque::retain)(void*) = nullptr;
 void (*Opaque::drop)(void*) = nullptr;
-
-void Dims::grow(size_t count) {
-    if (count > capacity_) {
-        size_t capacity = std::max<size_t>(count, 2 * capacity_);
-        auto* heap = new int64_t[capacity];
-        std::memcpy(heap, data(), count_ * sizeof(int64_t));
-        if (heap_) delete[] heap_;
-        heap_ = heap;
-        capacity_ = uint32_t(capacity);
-    }
-    count_ = uint32_t(count);
-}
 
 AutogradMeta& ensure_meta(Tensor& tensor) {
     if (!tensor.meta) {

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <cstring>
-#include <initializer_list>
 #include <memory>
 #include <span>
 #include <utility>
@@ -11,103 +10,25 @@
 
 #include "dtype.h"
 #include "memory.h"
+#include "small_vector.h"
 
 namespace kiln {
 
-// A short list of 64-bit integers: sizes, strides, attributes. No allocation up to six.
-class Dims {
+// Sizes, strides, dims, environments.
+class Dims : public SmallVector<int64_t, 6> {
 public:
-    Dims() {}
-    explicit Dims(size_t count, int64_t value = 0) {
-        grow(count);
-        for (size_t i = 0; i < count; ++i) data()[i] = value;
-    }
-    Dims(std::initializer_list<int64_t> values) : Dims(std::span(values.begin(), values.size())) {}
-    explicit Dims(std::span<const int64_t> values) {
-        grow(values.size());
-        if (!values.empty()) std::memcpy(data(), values.data(), values.size() * sizeof(int64_t));
-    }
-    Dims(const Dims& other) {
-        if (other.heap_) {
-            grow(other.count_);
-            std::memcpy(data(), other.heap_,
-                        count_ * sizeof(int64_t));  // a short list on the heap fits inline
-        } else {
-            count_ = other.count_;
-            std::memcpy(inline_, other.inline_, sizeof inline_);
-        }
-    }
-    Dims(Dims&& other) noexcept { take(other); }
-    Dims& operator=(const Dims& other) {
-        if (this == &other) return *this;
-        if (!heap_ && !other.heap_) {
-            count_ = other.count_;
-            std::memcpy(inline_, other.inline_, sizeof inline_);
-            return *this;
-        }
-        return *this = Dims(other);
-    }
-    Dims& operator=(Dims&& other) noexcept {
-        if (this != &other) {
-            if (heap_) delete[] heap_;
-            take(other);
-        }
-        return *this;
-    }
-    ~Dims() {
-        if (heap_) delete[] heap_;
-    }
-
-    size_t size() const { return count_; }
-    int ndim() const { return int(count_); }
-    bool empty() const { return count_ == 0; }
-    int64_t* data() { return heap_ ? heap_ : inline_; }
-    const int64_t* data() const { return heap_ ? heap_ : inline_; }
-    int64_t& operator[](size_t i) { return data()[i]; }
-    int64_t operator[](size_t i) const { return data()[i]; }
-    int64_t* begin() { return data(); }
-    int64_t* end() { return data() + count_; }
-    const int64_t* begin() const { return data(); }
-    const int64_t* end() const { return data() + count_; }
-    std::span<const int64_t> span() const { return {data(), count_}; }
-    void push_back(int64_t value) {
-        grow(count_ + 1);
-        data()[count_ - 1] = value;
-    }
-    void resize(size_t count) { grow(count); }
-    bool operator==(const Dims& other) const {
-        if (count_ != other.count_) return false;
-        const int64_t *a = data(), *b = other.data();
-        for (size_t i = 0; i < count_; ++i)
-            if (a[i] != b[i]) return false;
-        return true;
-    }
-
-private:
-    static constexpr size_t inline_count_ = 6;
-    void grow(size_t count);
-    void take(Dims& other) {
-        count_ = other.count_;
-        capacity_ = other.capacity_;
-        heap_ = std::exchange(other.heap_, nullptr);
-        if (!heap_) std::memcpy(inline_, other.inline_, sizeof inline_);
-        other.count_ = 0;
-        other.capacity_ = inline_count_;
-    }
-
-    uint32_t count_ = 0;
-    uint32_t capacity_ = inline_count_;
-    int64_t* heap_ = nullptr;
-    int64_t inline_[inline_count_];
+    using SmallVector::SmallVector;
+    int ndim() const { return int(size()); }
 };
 
 struct Node;
 struct Tensor;
 struct AutogradMeta;
 struct Extras;  // what few nodes and leaves have (autograd.h)
-void release(Node* node);
-void release(Tensor* tensor);
-void release(AutogradMeta* meta);
+// Not inlined: where a reference goes it is mostly not the last one.
+[[gnu::noinline]] void release(Node* node);
+[[gnu::noinline]] void release(Tensor* tensor);
+[[gnu::noinline]] void release(AutogradMeta* meta);
 using NodeRef = Ref<Node>;
 using TensorRef = Ref<Tensor>;
 using MetaRef = Ref<AutogradMeta>;
