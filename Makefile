@@ -106,7 +106,7 @@ $(VENV)/.tools: | $(VENV)/bin/python
 lint: build
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run -Werror native/*.h native/*.cpp tests/native/*.cpp
+	$(BIN)/clang-format --dry-run -Werror native/*/*.h native/*/*.cpp tests/native/*.cpp
 
 asan: $(VENV)/.tools
 	tests/native/sanitize.sh $(CURDIR)/$(BIN) $(ASAN_TESTS)

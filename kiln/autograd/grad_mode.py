@@ -20,7 +20,7 @@ _GENERATOR = 0x20  # CO_GENERATOR of a code object's flags
 
 
 class _Mode(_core.ModeSwitch):
-    """Sets the core's flags between entry and exit, which are the core's too (native/bind_modes.cpp)."""
+    """Sets the core's flags between entry and exit, which are the core's too (native/binding/modes.cpp)."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""Answers to the core as bytes: one form in memory and on disk (see native/answer.h).
+"""Answers to the core as bytes: one form in memory and on disk (see native/program/answer.h).
 
     integer := 8 bytes, little endian        bool, int
     text    := integer, bytes                str, bytes

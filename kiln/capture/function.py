@@ -83,7 +83,7 @@ class Forward(Function):
 
     def bound(self, values: list[Value]) -> Iterator[Any]:
         """The arguments in parameter order, from values and structure (see Arguments in
-        native/bind_arguments.cpp).
+        native/binding/arguments.cpp).
         """
         rest, entries = iter(values), iter(self.structure)
         for param in self.op.params:

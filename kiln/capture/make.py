@@ -3,7 +3,7 @@
 classify   := class outputs check (dim of the positions it gives, or -128)
 check      := 0 | 1 index source dim negative ignore message is_index_error
 pointwise  := [kernel] [dtype] [dtype before it is cast to that of `out=`]
-program    := see native/answer.h
+program    := see native/program/answer.h
 saves      := hidden [inputs] [outputs] [hiddens] [has a gradient]      a mask per operand
 derivative := class [(source, index)] [target]
 recipe     := see recipes.py
@@ -23,8 +23,8 @@ from kiln.capture.handle import Handle
 from kiln.capture.log import log
 from kiln.graph.graph import Graph
 
-HIDDEN, UPDATE = 1, 2  # what a program is asked for; in native/op.h too
-SOURCES = ("grad", "input", "output", "hidden", "shape", "number")  # in the order of native/op.h
+HIDDEN, UPDATE = 1, 2  # what a program is asked for; in native/call/op.h too
+SOURCES = ("grad", "input", "output", "hidden", "shape", "number")  # in the order of native/call/op.h
 
 
 def make(request: str, arguments: tuple[Any, ...]) -> bytes:

@@ -13,7 +13,7 @@ from kiln.table.kinds import VIEWS
 from kiln.table.record import Op
 
 BOOL, INT, FLOAT = 0, 2, 3  # kinds of a number, as the core counts them
-NO_DIM, FLAT = -128, 127  # in native/op.h too
+NO_DIM, FLAT = -128, 127  # in native/call/op.h too
 
 
 def recipe(graph: Graph, whole: bool = False) -> tuple[Any, ...]:

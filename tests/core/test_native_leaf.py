@@ -20,7 +20,6 @@ import pytest
 from kiln.codegen.compile import bundle
 
 ROOT = Path(__file__).resolve().parents[2]
-LEAVES = ["cpu", "dtype", "invariants", "loader", "memory", "threads"]
 
 # A kernel with everything the loader meets: constants, a table, an internal call, a jump table.
 # y[i] = x[i] * constant[i] + table[n & 3] + 77 n, then a case of n.
@@ -82,7 +81,7 @@ def compile_leaf(out: Path) -> Path:
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         pytest.skip("no C++ compiler")
-    sources = [ROOT / "tests/native/test_leaf.cpp", *(ROOT / f"native/{leaf}.cpp" for leaf in LEAVES)]
+    sources = [ROOT / "tests/native/test_leaf.cpp", *sorted((ROOT / "native" / "base").glob("*.cpp"))]
     flags = ["-std=c++20", "-O1", "-ffp-contract=off", f"-I{ROOT / 'native'}", "-pthread"]
     subprocess.run([*compiler.split(), *flags, *map(str, sources), "-o", str(out)], check=True)
     return out

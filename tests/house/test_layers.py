@@ -345,23 +345,27 @@ def test_python_files_are_short() -> None:
 @pytest.mark.skipif(not NATIVE_FILES, reason="no native sources here")
 def test_native_files_are_short() -> None:
     """Each file, and all of them together."""
-    lengths = {p.name: len(p.read_text().splitlines()) for p in NATIVE_FILES}
-    assert not {n: count for n, count in lengths.items() if count > LONGEST_FILE}
-    binding = sum(n for name, n in lengths.items() if name.startswith("bind"))
+    lengths = {p.relative_to(NATIVE): len(p.read_text().splitlines()) for p in NATIVE_FILES}
+    assert not {p: count for p, count in lengths.items() if count > LONGEST_FILE}
+    binding = sum(n for p, n in lengths.items() if p.parts[0] == "binding")
     assert sum(lengths.values()) - binding < LONGEST_CORE, lengths
     assert binding < LONGEST_BINDING, lengths
 
 
 @pytest.mark.skipif(not NATIVE_FILES, reason="no native sources here")
-def test_only_bind_knows_python() -> None:
-    """Python.h and its types appear in native/bind* only."""
-    found = [
-        p.name
-        for p in NATIVE_FILES
-        if not p.name.startswith("bind")
-        and re.search(r"Python\.h|\bPy(Object|_INCREF|_DECREF|GILState)", p.read_text())
-    ]
-    assert not found
+def test_only_the_binding_knows_python() -> None:
+    """Python.h and its types appear in native/binding only, and no other room includes that one."""
+    known = r'Python\.h|\bPy(Object|_INCREF|_DECREF|GILState)|#include "binding/'
+    others = [p for p in NATIVE_FILES if p.parent.name != "binding"]
+    assert not [p for p in others if re.search(known, p.read_text())]
+
+
+@pytest.mark.skipif(not NATIVE_FILES, reason="no native sources here")
+def test_the_base_knows_no_tensor() -> None:
+    """native/base includes nothing of the other rooms; its tests compile it alone."""
+    base = [p for p in NATIVE_FILES if p.parent.name == "base"]
+    assert base
+    assert not [p for p in base if re.search(r'#include "(?!base/)', p.read_text())]
 
 
 @pytest.mark.skipif(not NATIVE_FILES, reason="no native sources here")

@@ -15,9 +15,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "loader.h"
-#include "memory.h"
-#include "threads.h"
+#include "base/loader.h"
+#include "base/memory.h"
+#include "base/threads.h"
 
 using namespace kiln;
 

@@ -2,7 +2,7 @@
 #include <climits>
 #include <cstdint>
 
-#include "memory.h"
+#include "base/memory.h"
 
 extern "C" {
 #pragma GCC visibility push(default)

@@ -25,13 +25,13 @@
 #include <immintrin.h>
 #endif
 
-#include "check.h"
-#include "cpu.h"
-#include "dtype.h"
-#include "invariants.h"
-#include "loader.h"
-#include "memory.h"
-#include "threads.h"
+#include "base/check.h"
+#include "base/cpu.h"
+#include "base/dtype.h"
+#include "base/invariants.h"
+#include "base/loader.h"
+#include "base/memory.h"
+#include "base/threads.h"
 
 using namespace kiln;
 

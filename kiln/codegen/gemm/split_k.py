@@ -1,7 +1,7 @@
 """Products cut along k: several threads take segments, whose sums are kept, and added in ascending order.
 
 A sum's order (one chain per segment, the segments added ascending) leaves open who makes the chains. A launch
-of few units and many segments is cut by the core, which knows the threads (native/program):
+of few units and many segments is cut by the core, which knows the threads (native/program/program):
 
     rounds of `count` segments, from `first` on:
         count > 0:    units of each segment      its chains -> part 1, 2 .. count

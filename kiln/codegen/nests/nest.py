@@ -92,7 +92,7 @@ class Nest(NamedTuple):
 
     def column_block(self) -> int:
         """The columns of a unit of schedule "columns": fewer where much is stored for each."""
-        stack = 160 << 10  # bytes, less than native/threads.h asks for
+        stack = 160 << 10  # bytes, less than native/base/threads.h asks for
         columns, each = 256, _stored_bytes(self)
         while columns > LANES and columns * each > stack:
             columns //= 2
@@ -101,7 +101,7 @@ class Nest(NamedTuple):
     @property
     def arguments(self) -> Arguments:
         """The kernel's arguments; numbers are int64, or the bits of a double. Where the core launches
-        pointwise kernels by itself (native/pointwise.cpp), it puts them in the same order.
+        pointwise kernels by itself (native/call/pointwise.cpp), it puts them in the same order.
         """
         strides = {k: range(len(operand.strides)) for k, operand in enumerate(self.operands)}
         dims, numbers = range(len(self.dims)), range(len(self.numbers))

@@ -1,7 +1,7 @@
 """The cache on disk: entries by key, written whole or not at all, used only if nothing touched them.
 
     <directory>/kernels/            0700, ours, checked on the opened descriptor
-        <key as 64 hex digits>      magic | key | hash of the content | length | content     (native/entry.h)
+        <key as 64 hex digits>      magic | key | hash of the content | length | content     (native/program/entry.h)
 
         .<key as 64 hex digits>     one that is being written; its writer holds it locked    (kiln/files.py)
 

@@ -1,0 +1,92 @@
+#include "autograd/accumulate.h"
+
+#include <algorithm>
+
+#include "call/dispatch.h"
+
+namespace kiln {
+
+namespace {
+
+TensorRef sum(const TensorRef& a, const TensorRef& b) {
+    Operand operands[2] = {{a.get(), {}}, {b.get(), {}}};
+    return call_one(*core_fns().add, operands);
+}
+
+// x as `like` lies in memory, if that one's elements fill it in some order of its dims; else row by row.
+TensorRef in_steps_of(const Tensor* owner, const TensorRef& x) {
+    if (!owner) return contiguous(x);
+    const Tensor& like = *owner;
+    if (like.strides == x->strides) return x;
+    Dims widest_first;
+    for (int d = 0; d < like.ndim(); ++d) widest_first.push_back(d);
+    std::stable_sort(widest_first.begin(), widest_first.end(),
+                     [&](int64_t a, int64_t b) { return like.strides[a] > like.strides[b]; });
+    if (!view_permute(like, widest_first)->contiguous) return contiguous(x);
+    TensorRef values = contiguous(like.contiguous ? x : view_permute(*x, widest_first));
+    TensorRef turned = new_view(*values, x->sizes, like.strides, 0);
+    set_history(*turned, x->node, x->output);
+    return turned;
+}
+
+// The gradient if nobody else can reach its memory, else a copy. Gradients given by the caller stay theirs:
+// the pass's references to them keep them from being taken.
+TensorRef owned(const TensorRef& gradient, const TensorRef& like, bool create_graph) {
+    const Storage& storage = *gradient->storage;
+    const bool alone = gradient->refcount == 1 && storage.refcount == (storage.recording ? 2 : 1);
+    const bool all = size_t(gradient->numel) * itemsize(gradient->dtype) == storage.nbytes;
+    if (alone && all && !overlaps_itself(*gradient)) return in_steps_of(like.get(), gradient);
+    Operand operand{gradient.get(), {}};
+    return in_steps_of(like.get(),
+                       create_graph ? call_one(*core_fns().copy, {&operand, 1}) : copy_of(*gradient));
+}
+
+}  // namespace
+
+void add_gradient(TensorRef& sum_so_far, TensorRef gradient) {
+    sum_so_far = sum_so_far ? sum(sum_so_far, gradient) : std::move(gradient);
+}
+
+const LeafSum* LeafSums::find(const AutogradMeta* meta) const {
+    auto found = std::find_if(list_.begin(), list_.end(),
+                              [&](const LeafSum& leaf) { return leaf.meta.get() == meta; });
+    return found == list_.end() ? nullptr : found;
+}
+
+LeafSum& LeafSums::of(const MetaRef& meta) {
+    if (meta->run == pass_) return list_[meta->place];
+    if (meta->run > pass_) {  // a backward called from a hook, or another thread's, has been here since
+        if (const LeafSum* known = find(meta.get())) return const_cast<LeafSum&>(*known);
+    } else {
+        meta->run = pass_;
+        meta->place = uint32_t(list_.size());
+        meta->waiting = 0;
+    }
+    return list_.emplace_back(LeafSum{meta, nullptr});
+}
+
+// A leaf's first .grad lies in memory as the leaf does, if that has no gaps; later ones as the first.
+void accumulate(AutogradMeta& meta, const TensorRef& gradient, bool create_graph) {
+    if (!meta.grad) {
+        TensorRef own = owned(gradient, TensorRef(meta.requires_grad ? meta.owner : nullptr), create_graph);
+        if (!meta.grad) {  // another thread's backward may have come first
+            meta.grad = std::move(own);
+            return;
+        }
+    }
+    if (!create_graph) {
+        TensorRef into = meta.grad;  // kept, whatever another thread does to .grad
+        Operand operands[2] = {{into.get(), {}}, {gradient.get(), {}}};
+        call(*core_fns().add, operands, {&into, 1});
+        return;
+    }
+    for (bool stored = false; !stored;) {
+        TensorRef before = meta.grad, after = gradient;
+        if (before) after = sum(before, gradient);
+        if (before && !before->contiguous) after = in_steps_of(before.get(), after);
+        stored = meta.grad == before;
+        if (stored) meta.grad = std::move(after);
+    }
+}
+
+}  // namespace kiln

@@ -1,0 +1,54 @@
+// Reverse mode, recorded: each call that takes part leaves a node for backward.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "autograd/node.h"
+#include "call/dispatch.h"
+#include "call/op.h"
+#include "call/tensor.h"
+
+namespace kiln {
+
+class FlatCall;
+
+bool grad_enabled();
+bool set_grad_enabled(bool enabled);  // returns what it was; in inference mode it stays off
+class GradMode {                      // while it lives
+public:
+    explicit GradMode(bool enabled) : before_(set_grad_enabled(enabled)) {}
+    ~GradMode() { set_grad_enabled(before_); }
+    GradMode(const GradMode&) = delete;
+
+private:
+    const bool before_;
+};
+// What is made in inference mode never takes part in backward, and its writes are not counted.
+struct Modes {
+    bool grad = true, inference = false;
+};
+Modes modes();
+void set_modes(Modes modes);
+
+// Whether gradients are recorded of what is made of it: a view takes part if what it views does.
+bool takes_part(const Tensor& tensor);
+bool needs_gradient(const Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out);
+
+// Runs a flat call and leaves a node for backward if one is needed.
+void call_flat(Fn& fn, FlatCall& flat, std::span<const Operand> operands, TensorRef* results);
+Results call_with_gradient(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out);
+// A node with the edges of a call whose backward reads no value.
+NodeRef record_edges(Fn& fn, std::span<const Operand> operands);
+
+// A call of a user's function (autograd.Function): what went in, what came out, what it saved, and what
+// knows its derivative. Results in `dirty` are inputs that were written.
+struct UserCall {
+    Fn* fn;
+    Opaque context;
+    std::vector<TensorRef> inputs, results, saved, dirty;
+};
+// Leaves a node for it and gives where each saved tensor is kept.
+std::vector<SavedPlace> record_user(UserCall& call);
+
+}  // namespace kiln

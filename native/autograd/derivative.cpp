@@ -1,0 +1,201 @@
+#include "autograd/derivative.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "autograd/hooks.h"
+#include "autograd/inplace.h"
+#include "base/check.h"
+#include "call/compiler.h"
+
+namespace kiln {
+
+namespace {
+
+// What hooks make of what they packed of a saved tensor, in the layout derivatives are looked up for.
+TensorRef unpacked(const Node& node, const TensorRef& place) {
+    for (const Packed& found : *node.packed) {
+        if (!(found.place == place)) continue;
+        const Packed packed = found;  // the hook may end the node's graph, and so `place`
+        TensorRef value = callbacks.unpack(packed.unpack, packed.value);
+        KILN_CHECK(value->sizes == packed.place->sizes && value->dtype == packed.place->dtype, runtime,
+                   node.fn->name, ": the unpack hook gave a tensor of ", name(value->dtype),
+                   shape_text(value->sizes), " for one of ", name(packed.place->dtype),
+                   shape_text(packed.place->sizes));
+        return contiguous(value);
+    }
+    return place;
+}
+
+// The saved tensor's value; raises if it was overwritten since.
+const TensorRef& unpack(const Node& node, const SavedTensor& saved, const char* role, size_t index) {
+    if (!saved.tensor || !saved.tensor->storage) return saved.tensor;
+    const Storage& storage = *saved.tensor->storage;
+    if (storage.version == saved.version) [[likely]]
+        return saved.tensor;
+    const SourceLine* write = last_write(storage);
+    raise(ErrorKind::runtime,
+          concat("one of the variables needed for gradient computation has been modified by an inplace "
+                 "operation: ",
+                 role, " ", index, " of ", node.fn->name, ", ", name(saved.tensor->dtype),
+                 shape_text(saved.tensor->sizes), ", was saved at version ", saved.version, " (",
+                 SourceLine::text(node.line), ") and is at version ", storage.version,
+                 write ? " (changed at " + SourceLine::text(*write) + ")" : "",
+                 "; change a clone() instead, or do it after backward()"));
+}
+
+// What tells an input's shape: what was saved of it, or a defined gradient where all arrays had one shape.
+TensorRef shape_source(const Node& node, const NodeInput& input) {
+    if (input.saved.tensor) return input.saved.tensor;
+    const Tensor& like =
+        **std::find_if(node.grads.begin(), node.grads.end(), [](const auto& g) { return bool(g); });
+    return new_tensor(input.dtype, input.dimensioned ? like.sizes : Dims(), StorageRef());
+}
+
+// The forward's operands as the node has them, for captures that only look at their shapes.
+Operands forward_operands(const Node& node, Kept& keep) {
+    Operands operands;
+    for (const NodeInput& input : node.inputs) {
+        if (input.is_number) {
+            operands.push_back({nullptr, input.number});
+            continue;
+        }
+        keep.push_back(shape_source(node, input));
+        operands.push_back({keep.back().get(), {}});
+    }
+    return operands;
+}
+
+// Of an input of a pointwise function, of whose derivative nothing else matters.
+void add_input(Look& look, const NodeInput& input) {
+    input.is_number ? look.add_number(input.number) : look.add_array(input.dtype, input.dimensioned);
+}
+
+// All that the derivative of a pointwise function depends on, if that is short.
+std::optional<Look> point_look(const Node& node, uint64_t needed, uint64_t defined, bool redo) {
+    if (node.fn->cls != FnClass::pointwise || node.inputs.size() > 8 || defined > 0xff) return std::nullopt;
+    Look look;
+    for (const NodeInput& input : node.inputs) add_input(look, input);
+    for (uint64_t code : {needed, defined, uint64_t(redo)}) look.push(uint8_t(code));
+    return look;
+}
+
+// What was saved says how an input looks; a pointwise function may have saved nothing of it.
+void push_input(const Fn& fn, const NodeInput& input, Key& key) {
+    if (fn.cls != FnClass::pointwise) return describe({input.saved.tensor.get(), input.number}, key);
+    Look look;
+    add_input(look, input);
+    key.push(look);
+}
+
+// By what is needed and defined, and how the forward's operands look.
+Fn& find_derivative(const Node& node, uint64_t needed, uint64_t defined, bool redo,
+                    const std::optional<Look>& look) {
+    static auto* table = new Table<Fn*>();
+    Key key;
+    key.push(node.fn->id | uint64_t(redo) << 32);
+    if (look) {
+        key.push(*look);
+    } else {
+        key.push(needed);
+        key.push(defined);
+        for (const NodeInput& input : node.inputs) push_input(*node.fn, input, key);
+    }
+    Fn** found = table->find(key);
+    if (!found) [[unlikely]] {
+        Kept keep;
+        Operands operands = forward_operands(node, keep);
+        found = table->insert(key, std::make_unique<Fn*>(compiler::derivative(
+                                       *node.fn, {operands.data(), operands.size()}, needed, defined, redo)));
+    }
+    return **found;
+}
+
+// A saved tensor with the history it had, for create_graph.
+TensorRef with_history(const TensorRef& tensor, const Edge& edge) {
+    if (!tensor || !edge || !tensor->storage) return tensor;
+    if (tensor->node == edge.node && (edge.node || tensor->meta == edge.leaf)) return tensor;
+    TensorRef copy = alias(*tensor);
+    if (edge.leaf)
+        copy->meta = edge.leaf;
+    else
+        set_history(*copy, edge.node, edge.index);
+    return copy;
+}
+
+const Edge nowhere;
+
+// What the node saved at a place; null: it has no such place.
+const SavedTensor* saved_at(const Node& node, Source::Kind kind, size_t i) {
+    if (kind == Source::input) return i < node.inputs.size() ? &node.inputs[i].saved : nullptr;
+    const auto& list = kind == Source::output ? node.saved_outputs : node.hidden;
+    return i < list.size() ? &list[i] : nullptr;
+}
+
+const char* role_of(Source::Kind kind) {
+    return kind == Source::input ? "argument" : kind == Source::output ? "result" : "intermediate";
+}
+
+// The value of what it saved there, with its history if asked for.
+TensorRef value_at(Node& node, const SavedTensor& saved, Source::Kind kind, size_t i, bool history) {
+    const bool packed = node.packed && saved.tensor && !saved.tensor->storage;
+    TensorRef value = packed ? unpacked(node, saved.tensor) : unpack(node, saved, role_of(kind), i);
+    if (!history) return value;
+    if (kind == Source::output) return with_history(value, {NodeRef(&node), nullptr, uint32_t(i)});
+    return with_history(value, kind == Source::input ? node.inputs[i].edge : nowhere);
+}
+
+}  // namespace
+
+Fn& derivative_fn(const Node& node, uint64_t needed, uint64_t defined, bool redo) {
+    const std::optional<Look> look = point_look(node, needed, defined, redo);
+    if (!look) return find_derivative(node, needed, defined, redo, look);
+    auto& last = node.fn->last.derivative;
+    if (!last.fn || last.look != *look) {
+        Fn& found = find_derivative(node, needed, defined, redo, look);
+        last = {*look, &found};
+    }
+    return *last.fn;
+}
+
+void check_not_released(const Node& node) {
+    KILN_CHECK(!node.released, runtime, "Trying to backward through the graph a second time (", node.fn->name,
+               " at ", SourceLine::text(node.line),
+               ") (or directly access saved tensors after they have already been freed). The first backward "
+               "freed its saved values. Specify retain_graph=True in the first, or run the forward again.");
+}
+
+Operands derivative_operands(Node& node, const Fn& fn, Kept& keep, bool create_graph) {
+    Operands operands;
+    auto push = [&](const TensorRef& tensor) { operands.push_back({tensor.get(), {}}); };
+    auto push_made = [&](TensorRef tensor) {
+        keep.push_back(std::move(tensor));
+        push(keep.back());
+    };
+    for (const Source& source : fn.sources) {
+        const size_t i = source.index;
+        switch (source.kind) {
+        case Source::grad: push(node.grads[i]); break;
+        case Source::shape: push_made(shape_source(node, node.inputs[i])); break;
+        case Source::number: operands.push_back({nullptr, node.inputs[i].number}); break;
+        default: {
+            const SavedTensor* saved = saved_at(node, source.kind, i);
+            KILN_CHECK(saved, internal, fn.name, ": ", role_of(source.kind), " ", i, " is not saved");
+            if (create_graph || node.packed)
+                push_made(value_at(node, *saved, source.kind, i, create_graph));
+            else
+                push(unpack(node, *saved, role_of(source.kind), i));
+        }
+        }
+    }
+    return operands;
+}
+
+TensorRef saved_value(Node& node, SavedPlace place) {
+    check_not_released(node);
+    const auto [kind, i] = place;
+    const SavedTensor* saved = saved_at(node, kind, i);
+    return saved ? value_at(node, *saved, kind, i, true) : nullptr;
+}
+
+}  // namespace kiln

@@ -1,0 +1,22 @@
+// What a node's backward runs: its derivative, found by how the forward's operands looked, and what that
+// reads.
+#pragma once
+
+#include "autograd/node.h"
+#include "call/dispatch.h"
+
+namespace kiln {
+
+using Kept = SmallVector<TensorRef, 6>;
+
+// The derivative for the gradients that are needed and those that are defined (a bit each); `redo`: one that
+// computes intermediates again, so that they can be differentiated.
+Fn& derivative_fn(const Node& node, uint64_t needed, uint64_t defined, bool redo);
+
+// Its operands in the order its sources say; `keep` holds those that are not the node's own.
+Operands derivative_operands(Node& node, const Fn& fn, Kept& keep, bool create_graph);
+
+// Raises if a backward has freed what the node saved.
+void check_not_released(const Node& node);
+
+}  // namespace kiln

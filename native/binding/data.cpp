@@ -1,0 +1,288 @@
+// Values in and out: nested lists, buffers, single numbers.
+#include "binding/bind.h"
+
+#include <cmath>
+#include <cstring>
+
+namespace kiln {
+
+namespace {
+
+// ---- tensor(data) ----
+
+// Finds the shape of nested sequences and the kind of their numbers.
+struct NestedShape {
+    Dims sizes;
+    Kind kind = Kind::bool_;
+    bool any = false;
+};
+
+bool is_sequence(PyObject* object) { return PyList_Check(object) || PyTuple_Check(object); }
+
+// The first `count` items of a sequence, which Python code that is asked for a number may change meanwhile.
+template <class Use>
+void each_item(PyObject* data, int64_t count, Use use) {
+    for (int64_t i = 0; i < count; ++i) {
+        KILN_CHECK(is_sequence(data) && i < PySequence_Fast_GET_SIZE(data), value,
+                   "tensor: the data changed while it was read");
+        use(Object::borrow(PySequence_Fast_GET_ITEM(data, i)).get());
+    }
+}
+
+Number number_of(PyObject* data) {
+    if (PyFloat_CheckExact(data)) return Number::of(PyFloat_AS_DOUBLE(data));
+    Number number;
+    if (is_tensor(data)) {
+        Tensor& x = tensor_of(data);
+        KILN_CHECK(x.numel == 1, value,
+                   "only one element tensors can be converted to Python scalars, got shape ",
+                   shape_text(x.sizes));
+        ready(x);
+        return read_element(x.dtype, x.data());
+    }
+    KILN_CHECK(number_from(data, &number), type, "tensor: expected numbers, got ", Py_TYPE(data)->tp_name);
+    return number;
+}
+
+void measure(PyObject* data, size_t depth, NestedShape& shape) {
+    KILN_CHECK(depth < 64, value, "tensor: the data is nested too deeply");
+    if (!is_sequence(data)) {
+        Number number = number_of(data);
+        KILN_CHECK(depth == shape.sizes.size(), value, "expected sequence of length ",
+                   shape.sizes[std::min(depth, shape.sizes.size() - 1)], " at dim ", depth,
+                   " (got a number)");
+        shape.kind = std::max(shape.kind, number.kind);
+        shape.any = true;
+        return;
+    }
+    int64_t count = PySequence_Fast_GET_SIZE(data);
+    if (depth == shape.sizes.size()) {
+        KILN_CHECK(!shape.any, value, "tensor: a sequence where a number was expected, at depth ", depth);
+        shape.sizes.push_back(count);
+    }
+    KILN_CHECK(shape.sizes[depth] == count, value, "expected sequence of length ", shape.sizes[depth],
+               " at dim ", depth, " (got ", count, ")");
+    each_item(data, count, [&](PyObject* item) { measure(item, depth + 1, shape); });
+}
+
+// A number must lie in the range of an integer dtype; negative ints count from an unsigned one's end.
+void expect_in_range(const Number& number, DType dtype) {
+    if (is_float(dtype) || dtype == DType::bool_) return;
+    const int bits = int(8 * itemsize(dtype)) - (dtype != DType::uint8);
+    const double end = std::ldexp(1.0, bits);
+    bool fits;
+    if (number.kind == Kind::float_)
+        fits = number.real < end && (dtype == DType::uint8 ? number.real >= 0 : number.real >= -end);
+    else
+        fits = bits == 63 || (double(number.integer) < end &&
+                              double(number.integer) >= (dtype == DType::uint8 ? 1 - end : -end));
+    KILN_CHECK(fits, runtime, "value cannot be converted to type ", name(dtype), " without overflow");
+}
+
+// Writes the numbers of nested sequences of this shape, no more of them than it has.
+std::byte* fill(PyObject* data, size_t depth, const Dims& sizes, DType dtype, std::byte* to) {
+    if (depth < sizes.size()) {
+        each_item(data, sizes[depth], [&](PyObject* item) { to = fill(item, depth + 1, sizes, dtype, to); });
+        return to;
+    }
+    Number number = number_of(data);
+    expect_in_range(number, dtype);
+    write_element(dtype, to, number);
+    return to + itemsize(dtype);
+}
+
+PyObject* from_nested(PyObject*, PyObject* args) {
+    PyObject *data, *dtype;
+    if (!PyArg_ParseTuple(args, "OO:from_nested", &data, &dtype)) return nullptr;
+    NestedShape shape;
+    measure(data, 0, shape);
+    DType type = dtype != Py_None                         ? dtype_from(dtype)
+                 : shape.kind == Kind::bool_ && shape.any ? DType::bool_
+                 : shape.kind == Kind::int_               ? DType::int64
+                                                          : default_dtype();
+    TensorRef tensor = new_tensor(type, shape.sizes);
+    fill(data, 0, shape.sizes, type, tensor->data());
+    return wrap(tensor);
+}
+
+// ---- tolist, item ----
+
+PyObject* nested_list(const Tensor& x, int dim, const std::byte* at) {
+    if (dim == x.ndim()) return number_object(read_element(x.dtype, at));
+    Object list = checked(PyList_New(Py_ssize_t(x.sizes[dim])));
+    int64_t step = x.strides[dim] * int64_t(itemsize(x.dtype));
+    for (int64_t i = 0; i < x.sizes[dim]; ++i)
+        PyList_SET_ITEM(list.get(), i, nested_list(x, dim + 1, at + i * step));
+    return list.release();
+}
+
+PyObject* tensor_tolist(PyObject* self, PyObject*) {
+    // Held: making lists may run finalizers, which may replace the tensor (x.data = y).
+    const TensorRef x(&tensor_of(self));
+    ready(*x);
+    return nested_list(*x, 0, x->data());
+}
+
+PyObject* tensor_item(PyObject* self, PyObject*) {
+    Tensor& x = tensor_of(self);
+    KILN_CHECK(x.numel == 1, runtime, "a Tensor with ", x.numel, " elements cannot be converted to Scalar");
+    ready(x);
+    return number_object(read_element(x.dtype, x.data()));
+}
+
+PyObject* tensor_data_ptr(PyObject* self, PyObject*) {
+    Tensor& x = tensor_of(self);
+    settle(*x.storage, true);
+    x.storage->public_ = true;  // for good: nobody tells when the address is no longer used
+    return PyLong_FromVoidPtr(x.data());
+}
+
+PyObject* tensor_nbytes(PyObject* self, void*) {
+    const Tensor& x = tensor_of(self);
+    return PyLong_FromLongLong(x.numel * int64_t(itemsize(x.dtype)));
+}
+
+// ---- buffers ----
+
+DType dtype_of_format(const Py_buffer& view) {
+    const char* format = view.format ? view.format : "B";
+    KILN_CHECK(
+        *format != '>' && *format != '!', value,
+        "from_numpy: the array's byte order is not this machine's; use a.astype(a.dtype.newbyteorder('='))");
+    if (*format == '<' || *format == '=' || *format == '@') ++format;
+    KILN_CHECK(format[0] && !format[1], type, "from_numpy: cannot hold elements of format '", view.format,
+               "'");
+    const bool any_int = *format == 'l' || *format == 'q';  // a long has as many bytes as the system says
+    for (int i = 0; i < dtype_count; ++i)
+        if (const char* own = buffer_format(DType(i)))
+            if (any_int ? kind(DType(i)) == Kind::int_ && itemsize(DType(i)) == size_t(view.itemsize)
+                        : *own == *format)
+                return DType(i);
+    raise(ErrorKind::type, concat("from_numpy: cannot hold elements of format '", view.format, "'"));
+}
+
+void drop_buffer(void* context) {
+    auto* view = static_cast<Py_buffer*>(context);
+    PyGILState_STATE state = PyGILState_Ensure();
+    PyBuffer_Release(view);
+    PyGILState_Release(state);
+    delete view;
+}
+
+struct BufferGuard {
+    Py_buffer* view;
+    ~BufferGuard() {
+        if (!view) return;
+        PyBuffer_Release(view);
+        delete view;
+    }
+};
+
+Py_buffer* open_buffer(PyObject* object, int flags) {
+    auto* view = new Py_buffer();
+    if (PyObject_GetBuffer(object, view, flags | PyBUF_WRITABLE) == 0) return view;
+    PyErr_Clear();
+    if (PyObject_GetBuffer(object, view, flags) == 0) return view;
+    delete view;
+    throw Error(ErrorKind::python, "");
+}
+
+PyObject* wrap_foreign(const TensorRef& tensor) {
+    PyObject* object = wrap(tensor);
+    if (object) track(object);
+    return object;
+}
+
+// The memory of a NumPy array (or another buffer) as a tensor, not copied.
+PyObject* from_buffer(PyObject*, PyObject* object) {
+    BufferGuard guard{open_buffer(object, PyBUF_FORMAT | PyBUF_STRIDES)};
+    const Py_buffer& view = *guard.view;
+    DType dtype = dtype_of_format(view);
+    KILN_CHECK(size_t(view.itemsize) == itemsize(dtype), type, "from_numpy: elements of ",
+               int64_t(view.itemsize), " bytes where ", name(dtype), " has ", itemsize(dtype));
+    Dims sizes(size_t(view.ndim)), strides(size_t(view.ndim));
+    for (int d = 0; d < view.ndim; ++d) {
+        sizes[d] = view.shape[d];
+        strides[d] = view.strides[d] / view.itemsize;
+        KILN_CHECK(view.strides[d] % view.itemsize == 0, value,
+                   "from_numpy: a stride is not a multiple of the element size");
+        KILN_CHECK(view.strides[d] >= 0 || sizes[d] <= 1, value,
+                   "At least one stride in the given numpy array is negative, and tensors with negative "
+                   "strides are not currently supported. (You can probably work around this by making a "
+                   "copy of your array with array.copy().)");
+    }
+    KILN_CHECK(reinterpret_cast<uintptr_t>(view.buf) % size_t(view.itemsize) == 0, value,
+               "from_numpy: the array's memory is not aligned to its element size; copy it first");
+    auto [low, high] = extent(sizes, strides, 0);
+    size_t nbytes = checked_numel(sizes) ? size_t(high - low) * itemsize(dtype) : 0;
+    bool read_only = view.readonly;
+    StorageRef storage = adopt(view.buf, nbytes, drop_buffer, guard.view, read_only);
+    guard.view = nullptr;
+    TensorRef flat = new_tensor(dtype, Dims(), std::move(storage));
+    flat = new_view(*flat, std::move(sizes), std::move(strides), 0);
+    return wrap_foreign(flat);
+}
+
+// count elements of a bytes-like object from byte `offset`, sharing its memory.
+PyObject* frombuffer(PyObject*, PyObject* args) {
+    PyObject *object, *dtype_arg;
+    long long count, offset;
+    if (!PyArg_ParseTuple(args, "OOLL:frombuffer", &object, &dtype_arg, &count, &offset)) return nullptr;
+    DType dtype = dtype_from(dtype_arg);
+    BufferGuard guard{open_buffer(object, PyBUF_STRIDES)};
+    const Py_buffer& view = *guard.view;
+    KILN_CHECK(PyBuffer_IsContiguous(&view, 'C'), value, "frombuffer: the buffer is not contiguous");
+    KILN_CHECK(offset >= 0 && offset <= view.len, value, "offset (", offset,
+               " bytes) must be non-negative and no greater than buffer length (", int64_t(view.len),
+               " bytes)");
+    int64_t room = (view.len - offset) / int64_t(itemsize(dtype));
+    KILN_CHECK(count >= 0 || (view.len - offset) % int64_t(itemsize(dtype)) == 0, value, "buffer length (",
+               int64_t(view.len - offset), " bytes) after offset must be a multiple of element size (",
+               itemsize(dtype), ")");
+    if (count < 0) count = room;
+    KILN_CHECK(count <= room, value, "requested buffer length (", count,
+               " elements) after offset must not be greater than actual buffer length (", room, " elements)");
+    std::byte* at = static_cast<std::byte*>(view.buf) + offset;
+    KILN_CHECK(reinterpret_cast<uintptr_t>(at) % itemsize(dtype) == 0 || count == 0, value,
+               "frombuffer: byte ", offset, " of the buffer is not aligned for ", name(dtype));
+    bool read_only = view.readonly;
+    StorageRef storage = adopt(at, size_t(count) * itemsize(dtype), drop_buffer, guard.view, read_only);
+    guard.view = nullptr;
+    return wrap_foreign(new_tensor(dtype, Dims{count}, std::move(storage)));
+}
+
+PyObject* check_in_range(PyObject*, PyObject* args) {
+    PyObject *value, *dtype;
+    Number number;
+    if (!PyArg_ParseTuple(args, "OO:check_in_range", &value, &dtype)) return nullptr;
+    if (number_from(value, &number)) expect_in_range(number, dtype_from(dtype));
+    Py_RETURN_NONE;
+}
+
+PyMethodDef functions[] = {
+    {"check_in_range", guard<check_in_range>, METH_VARARGS, "RuntimeError if a number does not fit a dtype."},
+    {"from_nested", guard<from_nested>, METH_VARARGS,
+     "A tensor of nested lists of numbers: (data, dtype or None)."},
+    {"from_buffer", guard<from_buffer>, METH_O, "A NumPy array's memory as a tensor."},
+    {"frombuffer", guard<frombuffer>, METH_VARARGS, "Bytes as a tensor: (buffer, dtype, count, offset)."},
+    {nullptr, nullptr, 0, nullptr},
+};
+PyMethodDef tensor_methods[] = {
+    {"tolist", guard<tensor_tolist>, METH_NOARGS, "The elements as nested lists of Python numbers."},
+    {"item", guard<tensor_item>, METH_NOARGS, "The one element as a Python number."},
+    {"data_ptr", guard<tensor_data_ptr>, METH_NOARGS, "The address of element 0."},
+};
+PyGetSetDef nbytes_getset = {"nbytes", tensor_nbytes, nullptr, "Bytes of all elements.", nullptr};
+
+}  // namespace
+
+PyObject* exporter_of(const Storage& storage) {
+    return storage.deleter == drop_buffer ? static_cast<Py_buffer*>(storage.context)->obj : nullptr;
+}
+
+int add_tensor_data(PyObject* module) {
+    if (add_to_tensor(tensor_methods, {&nbytes_getset, 1}) < 0) return -1;
+    return PyModule_AddFunctions(module, functions);
+}
+
+}  // namespace kiln

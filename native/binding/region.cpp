@@ -1,0 +1,335 @@
+// Regions as Python objects, and what is asked of Python for their recordings.
+#include "binding/bind.h"
+
+#include <functional>
+#include <vector>
+
+#include "autograd/source_line.h"
+#include "call/compiler.h"
+#include "program/answer.h"
+
+namespace kiln {
+
+namespace {
+
+PyTypeObject* region_type = nullptr;
+
+// [(how it looks at its value, dtype, ndim, value, slot, sizes of 1, stride classes)]
+PyObject* listed_args(std::span<const ListedArg> args) {
+    Object list = checked(PyTuple_New(Py_ssize_t(args.size())));
+    for (size_t i = 0; i < args.size(); ++i) {
+        const ListedArg& a = args[i];
+        const char* classes[] = {"number", "whole", "squeeze", "reshape", "expand", "strided"};
+        PyObject* item =
+            Py_BuildValue("(ssiiiKK)", classes[int(a.cls)], name(a.dtype), int(a.ndim), int(a.value),
+                          int(a.slot), (unsigned long long)a.ones, (unsigned long long)a.classes);
+        if (!item) throw Error(ErrorKind::python, "");
+        PyTuple_SET_ITEM(list.get(), i, item);
+    }
+    return list.release();
+}
+
+struct RegionObject {
+    PyObject_HEAD std::shared_ptr<Region>* region;  // a recording in progress keeps it too
+};
+
+const std::shared_ptr<Region>& region_of(PyObject* object) {
+    return *reinterpret_cast<RegionObject*>(object)->region;
+}
+
+PyObject* region_new(PyTypeObject* type, PyObject* args, PyObject*) {
+    return guarded([&]() -> PyObject* {
+        const char* name;
+        int wait = 0;
+        if (!PyArg_ParseTuple(args, "s|p:Region", &name, &wait)) return nullptr;
+        auto region = std::make_shared<Region>();
+        region->name = name;
+        region->wait = wait;
+        Object object = checked(type->tp_alloc(type, 0));
+        reinterpret_cast<RegionObject*>(object.get())->region = new std::shared_ptr(std::move(region));
+        return object.release();
+    });
+}
+void region_dealloc(PyObject* object) {
+    PyTypeObject* type = Py_TYPE(object);
+    delete reinterpret_cast<RegionObject*>(object)->region;
+    type->tp_free(object);
+    Py_DECREF(type);
+}
+// Ends a recording, whatever the call in it gave: what was recorded before an exception still runs. An error
+// of that is raised from the call's.
+PyObject* end_call(PyObject* result, const char* returned) {
+    PyObject *type = nullptr, *value = nullptr, *traceback = nullptr;
+    const bool finished = !result && (PyErr_ExceptionMatches(PyExc_StopIteration) ||
+                                      PyErr_ExceptionMatches(PyExc_StopAsyncIteration));
+    if (!result) PyErr_Fetch(&type, &value, &traceback);
+    const int ended = guarded([&] {
+        end_recording(result ? returned : finished ? "the body returned" : "an exception");
+        return 0;
+    });
+    if (result && ended < 0) Py_CLEAR(result);
+    if (!type) return result;
+    if (ended == 0) return PyErr_Restore(type, value, traceback), nullptr;
+    PyErr_NormalizeException(&type, &value, &traceback);
+    if (traceback) PyException_SetTraceback(value, traceback);
+    PyObject *own, *failure, *line;
+    PyErr_Fetch(&own, &failure, &line);
+    PyErr_NormalizeException(&own, &failure, &line);
+    PyException_SetContext(failure, Py_NewRef(value));
+    PyException_SetCause(failure, value);
+    Py_DECREF(type);
+    Py_XDECREF(traceback);
+    PyErr_Restore(own, failure, line);
+    return nullptr;
+}
+
+// function(*args, **kwargs), recorded. One C function, so that no signal's handler can run between the
+// beginning and the call, or between the call and the end.
+PyObject* call_recorded(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names,
+                        const char* returned) {
+    if (count < 1) return PyErr_Format(PyExc_TypeError, "Region: expected a function to call");
+    const int begun = guarded([&] {
+        wait_for_runs();
+        begin_recording(region_of(self));
+        return 0;
+    });
+    if (begun < 0) return nullptr;
+    PyObject* result =
+        in_python([&] { return PyObject_Vectorcall(args[0], args + 1, size_t(count - 1), names); });
+    return end_call(result, returned);
+}
+PyObject* region_call(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+    return call_recorded(self, args, count, names, "the call returned");
+}
+PyObject* region_resume(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+    return call_recorded(self, args, count, names, "the body was suspended");
+}
+PyObject* region_stats(PyObject* self, PyObject*) {
+    const Region& region = *region_of(self);
+    return Py_BuildValue("{sKsKsKsnsKsO}", "runs", (unsigned long long)region.runs, "compiles",
+                         (unsigned long long)region.compiles, "replays", (unsigned long long)region.replays,
+                         "programs", Py_ssize_t(region.entries.size()), "forgotten",
+                         (unsigned long long)region.evicted, "off", region.off.empty() ? Py_False : Py_True);
+}
+// [(cause, line or None, times)]: what ended a recording.
+Object ends_of(const RegionEntry& entry) {
+    Object list = checked(PyList_New(0));
+    for (const RegionEnd& end : std::vector<RegionEnd>(entry.ends)) {
+        std::string line = end.line.code.object ? SourceLine::text(end.line) : "";
+        Object item = checked(Py_BuildValue("(szK)", end.cause, line.empty() ? nullptr : line.c_str(),
+                                            (unsigned long long)end.times));
+        checked_ok(PyList_Append(list.get(), item.get()));
+    }
+    return list;
+}
+// [(name, which function, hidden, writes, arguments)]
+Object ops_of(const OpList& list) {
+    Object ops = checked(PyList_New(0));
+    for (const ListedOp& op : list.ops) {
+        Object item = checked(Py_BuildValue("(sniiN)", op.fn->name.c_str(), Py_ssize_t(op.fn), int(op.hidden),
+                                            int(op.writes), listed_args(list.args_of(op))));
+        checked_ok(PyList_Append(ops.get(), item.get()));
+    }
+    return ops;
+}
+PyObject* truth(bool value) { return value ? Py_True : Py_False; }
+Object describe_entry(const RegionEntry& entry) {
+    const int kernels = entry.variant ? int(entry.variant->program->kernels.size()) : -1;
+    auto count = [](uint64_t value) { return (unsigned long long)value; };
+    return checked(Py_BuildValue(
+        "{sKsOsisKsKsKsKsOsOsOsOsdsdsdsO}", "number", count(entry.number), "ops", ops_of(entry.list).get(),
+        "kernels", kernels, "seen", count(entry.seen), "runs", count(entry.runs), "replays",
+        count(entry.replays), "compiles", count(entry.compiles), "pending", truth(entry.pending), "failed",
+        truth(entry.failed), "decided", truth(entry.decided), "slower", truth(entry.slower), "program",
+        entry.times.program, "record", entry.times.record, "replay", entry.times.replay, "ends",
+        ends_of(entry).get()));
+}
+// A copy: Python code may run, and record, while they are looked at.
+std::vector<std::shared_ptr<RegionEntry>> entries_of(const Region& region) {
+    std::vector<std::shared_ptr<RegionEntry>> entries;
+    for (const auto& [hash, entry] : region.entries) entries.push_back(entry);
+    return entries;
+}
+// [(number, seen, failed, slower, program, record, replay)] of the recordings that were measured: counts, and
+// the shortest times in seconds, infinite if not known.
+Object times_of(const Region& region) {
+    Object list = checked(PyList_New(0));
+    for (const auto& entry : entries_of(region)) {
+        if (!entry->decided) continue;
+        Object item =
+            checked(Py_BuildValue("(KKOOddd)", (unsigned long long)entry->number,
+                                  (unsigned long long)entry->seen, truth(entry->failed), truth(entry->slower),
+                                  entry->times.program, entry->times.record, entry->times.replay));
+        checked_ok(PyList_Append(list.get(), item.get()));
+    }
+    return list;
+}
+// Everything known of a region and its recordings.
+Object describe(const Region& region) {
+    Object list = checked(PyList_New(0));
+    for (const auto& entry : entries_of(region))
+        checked_ok(PyList_Append(list.get(), describe_entry(*entry).get()));
+    return checked(Py_BuildValue("{sKszsO}", "made", (unsigned long long)region.made, "off",
+                                 region.off.empty() ? nullptr : region.off.c_str(), "recordings",
+                                 list.get()));
+}
+PyObject* region_describe(PyObject* self, PyObject*) {
+    return guarded([&] { return describe(*region_of(self)).release(); });
+}
+PyMethodDef region_methods[] = {
+    {"call", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(region_call)),
+     METH_FASTCALL | METH_KEYWORDS,
+     "function(*args, **kwargs), recorded, or as a part of what is being recorded; then what is pending "
+     "runs."},
+    {"resume", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(region_resume)),
+     METH_FASTCALL | METH_KEYWORDS, "The same for a step of a body that may be suspended."},
+    {"stats", region_stats, METH_NOARGS,
+     "Counts of runs, compiles, replays op by op, recordings known and forgotten."},
+    {"describe", region_describe, METH_NOARGS,
+     "What explain() puts into words: of every recording what it is, why anew, what ended it, its times."},
+    {nullptr, nullptr, 0, nullptr},
+};
+PyType_Slot region_slots[] = {
+    {Py_tp_new, reinterpret_cast<void*>(region_new)},
+    {Py_tp_dealloc, reinterpret_cast<void*>(region_dealloc)},
+    {Py_tp_methods, region_methods},
+    {0, nullptr},
+};
+PyType_Spec region_spec = {"kiln._core.Region", sizeof(RegionObject), 0, Py_TPFLAGS_DEFAULT, region_slots};
+
+// ---- programs of recordings ----
+
+// (hash, live set), as text: what a region's program is kept under
+Object region_key(const Recording& recording, const std::vector<bool>& live) {
+    std::string text = concat(recording.hash().low, " ", recording.hash().high, " ");
+    for (bool alive : live) text += alive ? '1' : '0';
+    return checked(PyUnicode_FromString(text.c_str()));
+}
+
+// What reads the answer for a region of these storages: the storages of its outputs, then its program.
+auto variant_reader(const Recording& recording, const std::vector<bool>& live) {
+    size_t inputs = 0, storages = live.size();
+    for (const RecordedStorage& s : recording.storages()) inputs += !s.pending;
+    return [inputs, storages, live](PyObject* bytes) {
+        Answer answer(bytes_of(bytes));
+        auto made = std::make_shared<RegionVariant>();
+        made->live = live;
+        made->program = read_program(answer, inputs);
+        made->program->name = "region";
+        made->outputs = answer.slots(0, int64_t(storages));
+        answer.end();
+        return made;
+    };
+}
+
+// (key, ops, storages, slots)
+Object describe_region(const Recording& recording, const std::vector<bool>& live) {
+    const OpList& list = recording.list();
+    Object ops = checked(PyTuple_New(Py_ssize_t(list.ops.size())));
+    for (size_t i = 0; i < list.ops.size(); ++i) {
+        const ListedOp& op = list.ops[i];
+        PyObject* item = Py_BuildValue("(OiiNN)", handle_of(*op.fn), int(op.hidden), int(op.writes),
+                                       listed_args(list.args_of(op)), listed_args(list.outs_of(op)));
+        if (!item) throw Error(ErrorKind::python, "");
+        PyTuple_SET_ITEM(ops.get(), i, item);
+    }
+    Object storages = checked(PyTuple_New(Py_ssize_t(recording.storages().size())));
+    for (size_t i = 0; i < recording.storages().size(); ++i) {
+        const RecordedStorage& s = recording.storages()[i];
+        PyObject* item =
+            Py_BuildValue("(siiiiiiK)", name(s.dtype), int(s.pending), int(s.written), int(live[i]),
+                          int(s.flat), int(s.ndim), int(s.slot), (unsigned long long)s.ones);
+        if (!item) throw Error(ErrorKind::python, "");
+        PyTuple_SET_ITEM(storages.get(), i, item);
+    }
+    return checked(Py_BuildValue("(OOOi)", region_key(recording, live).get(), ops.get(), storages.get(),
+                                 int(recording.environment().size())));
+}
+
+using Deliver = std::function<void(PyObject* answer)>;
+
+// Called by the compiling thread with the answer, None where there is none, or True: never mind.
+PyObject* deliver(PyObject* capsule, PyObject* answer) {
+    return guarded([&]() -> PyObject* {
+        (*static_cast<Deliver*>(PyCapsule_GetPointer(capsule, nullptr)))(answer);
+        Py_RETURN_NONE;
+    });
+}
+PyMethodDef deliver_method = {"deliver", deliver, METH_O, "Gives a region's entry its program."};
+
+}  // namespace
+
+namespace compiler {
+
+std::shared_ptr<RegionVariant> stored_region(const Recording& recording, const std::vector<bool>& live) {
+    Object answer = ask("stored region", "(O)", region_key(recording, live).get());
+    return answer.get() == Py_None ? nullptr : variant_reader(recording, live)(answer.get());
+}
+
+std::shared_ptr<RegionVariant> compile_region(const Recording& recording, const std::vector<bool>& live) {
+    Object answer = ask("region", describe_region(recording, live));
+    return answer.get() == Py_None ? nullptr : variant_reader(recording, live)(answer.get());
+}
+
+void compile_region_later(const Recording& recording, const std::shared_ptr<RegionEntry>& entry,
+                          const std::vector<bool>& live) {
+    Object asked = describe_region(recording, live);
+    auto give = [entry, region = recording.region(),
+                 read = variant_reader(recording, live)](PyObject* answer) {
+        entry->pending = false;
+        if (answer == Py_True) return;
+        entry->failed = true;  // should it not be readable
+        entry->give(*region, answer == Py_None ? nullptr : read(answer));
+    };
+    auto* owned = new Deliver(std::move(give));
+    Object capsule = checked(PyCapsule_New(
+        owned, nullptr, [](PyObject* c) { delete static_cast<Deliver*>(PyCapsule_GetPointer(c, nullptr)); }));
+    Object callback = checked(PyCFunction_New(&deliver_method, capsule.get()));
+    entry->pending = true;  // before: the other thread may be done when this one goes on
+    try {
+        ask("region later", "(OO)", asked.get(), callback.get());
+    } catch (...) {
+        entry->pending = false;
+        throw;
+    }
+}
+
+namespace {
+
+// Takes an answer: why the region is switched off, or None.
+void switch_off(Region& region, PyObject* why) {
+    if (why == Py_None) return;
+    const char* text = PyUnicode_AsUTF8(why);
+    if (!text) throw Error(ErrorKind::python, "");
+    if (region.off.empty()) region.off = text;
+}
+
+}  // namespace
+
+void decide(Region& region, RegionEntry& entry) {
+    Object answer = ask("decide", "(sKKN)", region.name.c_str(), (unsigned long long)region.uses,
+                        (unsigned long long)entry.number, times_of(region).release());
+    int slower;
+    PyObject* off;
+    if (!PyArg_ParseTuple(answer.get(), "pO:decide", &slower, &off)) throw Error(ErrorKind::python, "");
+    entry.slower = slower;
+    switch_off(region, off);
+}
+
+void forgotten(Region& region, const RegionEntry& entry) {
+    auto count = [](uint64_t value) { return (unsigned long long)value; };
+    Object off = ask("forgotten", "(s(KKK)KKKKK)", region.name.c_str(), count(entry.number),
+                     count(entry.list.ops.size()), count(entry.seen), count(region.entries.size()),
+                     count(region.evicted), count(region.made), count(region.runs), count(region.uses));
+    switch_off(region, off.get());
+}
+
+}  // namespace compiler
+
+int add_regions(PyObject* module) {
+    region_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&region_spec));
+    if (!region_type) return -1;
+    return PyModule_AddObjectRef(module, "Region", reinterpret_cast<PyObject*>(region_type));
+}
+
+}  // namespace kiln

@@ -1,0 +1,46 @@
+#include "call/recipe.h"
+
+#include <algorithm>
+
+#include "call/compiler.h"
+
+namespace kiln {
+
+namespace {
+
+// Whether a call makes a number of numbers: computed on its line, it stays one. As a tensor of no dims it
+// would make float64 of float32 tensors that have none either.
+bool makes_number(Fn& fn, std::span<const Operand> operands) {
+    if (std::any_of(operands.begin(), operands.end(), [](const Operand& x) { return x.tensor; }))
+        return false;
+    if (fn.cls == FnClass::unknown) compiler::classify({&fn, operands});
+    return fn.cls == FnClass::pointwise && fn.op != core_fns().convert[0]->op && !(fn.op && fn.op->divides);
+}
+
+}  // namespace
+
+Results replay(const Recipe& recipe, std::span<const Operand> operands) {
+    Dims slots;
+    for (const Operand& operand : operands) append_environment(operand, slots);
+    slots.resize(recipe.environment + recipe.exprs.size());
+    evaluate(recipe.exprs, recipe.environment, slots.data());
+    std::vector<TensorRef> values(recipe.inputs);
+    std::vector<Operand> given(operands.begin(), operands.end());  // of each value: as an operand has it
+    given.resize(recipe.inputs);
+    for (size_t i = 0; i < operands.size(); ++i) values[i] = TensorRef(operands[i].tensor);
+    const OpList& list = recipe.list;
+    for (const ListedOp& op : list.ops) {
+        const Operands own =
+            list.operands_of(op, slots.data(), [&](const ListedArg& arg) { return given[arg.value]; });
+        const bool number = makes_number(*op.fn, own);
+        values.push_back(std::move((number ? execute(*op.fn, own, {}, false) : call(*op.fn, own))[0]));
+        const Tensor& y = *values.back();
+        given.push_back(number ? Operand{nullptr, read_element(y.dtype, y.data())}
+                               : Operand{values.back().get(), {}});
+    }
+    Results results;
+    for (int32_t index : recipe.outputs) results.push_back(index < 0 ? TensorRef() : values[index]);
+    return results;
+}
+
+}  // namespace kiln

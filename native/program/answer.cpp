@@ -1,0 +1,115 @@
+#include "program/answer.h"
+
+#include <bit>
+#include <cstring>
+#include <optional>
+
+#include "base/check.h"
+
+namespace kiln {
+
+namespace {
+constexpr int64_t most_slots = 1 << 24;  // of an environment; beyond any recording
+}
+
+std::span<const uint8_t> Answer::take(size_t count) {
+    KILN_CHECK(count <= rest_.size(), internal, "answer: it ends too early");
+    std::span<const uint8_t> taken = rest_.first(count);
+    rest_ = rest_.subspan(count);
+    return taken;
+}
+
+int64_t Answer::integer() {
+    static_assert(std::endian::native == std::endian::little);
+    int64_t value;
+    std::memcpy(&value, take(sizeof value).data(), sizeof value);
+    return value;
+}
+
+int64_t Answer::integer(int64_t low, int64_t high) {
+    int64_t value = integer();
+    KILN_CHECK(value >= low && value < high, internal, "answer: ", value, " is not in [", low, ", ", high,
+               ")");
+    return value;
+}
+
+std::string Answer::text() {
+    auto bytes = take(size_t(integer(0, int64_t(rest_.size()) + 1)));
+    return {bytes.begin(), bytes.end()};
+}
+
+DType Answer::dtype() {
+    std::optional<DType> found = dtype_from_name(text());
+    KILN_CHECK(found, internal, "answer: not a dtype");
+    return *found;
+}
+
+std::vector<int32_t> Answer::slots(int64_t low, int64_t high) {
+    return list([&] { return int32_t(integer(low, high)); });
+}
+
+void Answer::end() const { KILN_CHECK(rest_.empty(), internal, "answer: it ends too late"); }
+
+std::vector<Kernel*> read_kernels(Answer& answer) {
+    return answer.list([&] { return &kernel_of(answer.text()); });
+}
+
+std::vector<SizeExpr> read_exprs(Answer& answer, uint32_t environment) {
+    int64_t known = environment;
+    return answer.list([&] {
+        auto kind = SizeExpr::Kind(answer.integer(0, SizeExpr::divide + 1));
+        const bool constant = kind == SizeExpr::constant;
+        int64_t a = constant ? answer.integer() : answer.integer(0, known);
+        int64_t b = answer.integer(0, constant ? INT64_MAX : known);
+        ++known;
+        return SizeExpr{kind, a, b};
+    });
+}
+
+std::unique_ptr<Program> read_program(Answer& answer, size_t inputs) {
+    auto program = std::make_unique<Program>();
+    program->kernels = read_kernels(answer);
+    program->environment = uint32_t(answer.integer(0, most_slots));
+    program->exprs = read_exprs(answer, program->environment);
+    const int64_t slots = program->slots();
+    auto slot = [&] { return int32_t(answer.integer(0, slots)); };
+    program->checks = answer.list([&] {
+        int32_t a = slot();
+        return Check{a, slot()};
+    });
+    program->buffers = answer.list([&] {
+        auto kind = Buffer::Kind(answer.integer(0, Buffer::temp + 1));
+        auto index = answer.integer(-1, kind == Buffer::input ? int64_t(inputs) : INT32_MAX);
+        int32_t elements = kind == Buffer::input ? int32_t(answer.integer()) : slot();
+        return Buffer{kind, uint32_t(index), elements, uint32_t(answer.integer(1, 9))};
+    });
+    auto buffer = [&] { return uint32_t(answer.integer(0, int64_t(program->buffers.size()))); };
+    program->outputs = answer.list([&] {
+        uint32_t from = buffer();
+        DType dtype = answer.dtype();
+        return Output{from, dtype, answer.slots(0, slots)};
+    });
+    program->steps = answer.list([&] {
+        Step step;
+        step.kernel = int32_t(answer.integer(-1, int64_t(program->kernels.size())));
+        if (step.kernel < 0) {
+            step.buffer = buffer();
+            return step;
+        }
+        step.units = slot();
+        step.grain = slot();
+        step.scratch = int32_t(answer.integer(-1, slots));
+        step.split.segments = int32_t(answer.integer(-1, slots));
+        if (step.split.segments >= 0) step.split = {step.split.segments, slot(), slot(), slot()};
+        step.pointers = answer.list([&] {
+            uint32_t to = buffer();
+            auto offset = int32_t(answer.integer(-1, slots));
+            return Pointer{to, offset, uint32_t(answer.integer(1, 9))};
+        });
+        step.args = answer.slots(0, slots);
+        return step;
+    });
+    return program;
+}
+
+}  // namespace kiln

@@ -1,0 +1,151 @@
+// Programs: kernels, a buffer plan and size expressions, run in one native call.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/loader.h"
+#include "call/op.h"
+#include "call/tensor.h"
+
+namespace kiln {
+
+// A kernel whose code may not be here yet.
+struct Kernel {
+    std::string key;  // 32 bytes: hash of its pattern, and of what makes code of patterns on this machine
+    std::unique_ptr<KernelObject> object;
+    KernelFunction function = nullptr;  // null until first needed
+};
+
+// The one kernel of a key; it stays.
+Kernel& kernel_of(const std::string& key);
+// The kernel's code, generated now if it has to be.
+KernelFunction code_of(Kernel& kernel);
+void give_code(Kernel& kernel, std::span<const uint8_t> object);
+
+// Memory that is each thread's own in a launch: thread t's begins at start + t * bytes, and is
+// pointers[place].
+struct Scratch {
+    std::byte* start;
+    size_t bytes;
+    int threads;
+    size_t place;
+};
+
+// Runs units [0, units) of a kernel on the pool; the profile counts it under `function`, for whom it runs.
+void launch(Kernel& kernel, const std::string& function, void* const* pointers, const int64_t* args,
+            int64_t units, int64_t grain);
+
+struct Buffer {
+    enum Kind : uint8_t { input, output, temp } kind;
+    uint32_t index;    // of the input or output
+    int32_t elements;  // slot: how many elements an output or temp holds
+    uint32_t itemsize;
+};
+
+struct Pointer {
+    uint32_t buffer;
+    int32_t offset;  // slot: elements from the buffer's start; -1: none
+    uint32_t itemsize;
+};
+
+// How a launch may be cut where threads would be idle (kiln/codegen/gemm/split_k.py): slots.
+struct Split {
+    int32_t segments = -1;  // whose sums are added; -1: none
+    int32_t rows = 0;       // of a segment's sums
+    int32_t words = 0;      // of 64 bits, that a segment's sums take
+    int32_t grain = 0;      // units of a segment that are a thread's worth
+};
+
+struct Step {
+    int32_t kernel = -1;  // -1: free `buffer`
+    uint32_t buffer = 0;
+    int32_t units = 0;     // slot
+    int32_t grain = 0;     // slot
+    int32_t scratch = -1;  // slot: 64-bit words of each thread's own, behind one more pointer; -1: none
+    Split split;           // with one: one more pointer, to what segments sum to, and the last two args
+    std::vector<Pointer> pointers;
+    std::vector<int32_t> args;  // slots
+};
+
+struct Output {
+    uint32_t buffer;
+    DType dtype;
+    std::vector<int32_t> sizes;  // slots
+};
+
+// Size expressions: slot i holds an environment value or the result of one of these.
+struct SizeExpr {
+    enum Kind : uint8_t { constant, add, multiply, divide } kind;
+    int64_t a, b;  // slots, or the constant in a
+};
+
+struct Check {
+    int32_t a, b;  // slots that must be equal
+};
+
+// Where temps lie in the one block a run allocates, for the sizes it last ran at.
+struct TempPlan {
+    std::vector<int64_t> sizes;   // in elements, per buffer
+    std::vector<size_t> offsets;  // in bytes, per buffer
+    size_t bytes = 0;
+};
+
+// Slots 0..environment-1 are filled by the caller, then one per expression.
+struct Program {
+    std::string name;
+    uint32_t environment = 0;
+    std::vector<SizeExpr> exprs;
+    std::vector<Check> checks;
+    std::vector<Buffer> buffers;
+    std::vector<Step> steps;
+    std::vector<Output> outputs;
+    std::vector<Kernel*> kernels;
+    mutable TempPlan temps;
+
+    uint32_t slots() const { return environment + uint32_t(exprs.size()); }
+};
+
+// Fills the expression slots. False if a check fails.
+bool evaluate(const Program& program, int64_t* slots);
+void evaluate(std::span<const SizeExpr> exprs, uint32_t environment, int64_t* slots);
+
+// The sizes of output k.
+Dims output_sizes(const Program& program, size_t k, const int64_t* slots);
+
+// What a program reads: the address of an input's element 0, and the storage it lies in. Null: only its sizes
+// count.
+struct Input {
+    void* data = nullptr;
+    Storage* storage = nullptr;
+};
+
+// Runs the launches, without the interpreter lock if they take long (Ctrl-C may then end it between two of
+// them); memory for temps is there before the first. `outputs[j]`: storage of output j, memory for it already
+// there.
+void run(const Program& program, const int64_t* slots, std::span<const Input> inputs,
+         std::span<const StorageRef> outputs);
+
+// Appends an operand's sizes (and strides if it is not contiguous), or the bits of a number, to an
+// environment.
+void append_environment(const Operand& operand, Dims& environment);
+
+// Counts of launches and time per kernel name, while profiling is on.
+struct Profile {
+    std::atomic<bool> on = false;
+    struct Line {
+        std::string name;
+        uint64_t launches = 0;
+        double seconds = 0;
+    };
+    std::vector<Line> lines;
+    std::mutex mutex;  // guards `lines`: kernels may run without the interpreter lock
+};
+Profile& profile();
+
+}  // namespace kiln

@@ -1,0 +1,143 @@
+// Recorded regions: ops are appended instead of run. What was recorded, hashed as it grows, is the key of the
+// program that runs it.
+#pragma once
+
+#include <bit>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "call/dispatch.h"
+#include "call/tensor.h"
+#include "record/region.h"
+
+namespace kiln {
+
+// Adds the time it lives to a total, if there is one.
+class Stopwatch {
+public:
+    explicit Stopwatch(double* total) : total_(total) {
+        if (total_) start_ = std::chrono::steady_clock::now();
+    }
+    ~Stopwatch() { stop(); }
+    void stop() {
+        if (!total_) return;
+        *total_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+        total_ = nullptr;
+    }
+
+private:
+    double* total_;
+    std::chrono::steady_clock::time_point start_;
+};
+
+struct RecordedStorage {
+    StorageRef storage;
+    DType dtype;
+    bool pending;  // has no memory yet
+    bool written;  // an input some recorded op writes
+    bool flat;     // an input first seen through a view: its value is taken as one dim
+    uint8_t ndim;
+    uint32_t slot;  // sizes in the environment
+    uint64_t ones;
+};
+
+class Recording : public std::enable_shared_from_this<Recording> {
+public:
+    explicit Recording(std::shared_ptr<Region> region);
+    ~Recording();
+    Recording(const Recording&) = delete;
+
+    // Records a call, or leaves it to be run at once: false.
+    bool append(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out, bool hidden,
+                Results& results);
+    // Runs what is pending. From a thread other than the owner's too: whoever comes second waits.
+    void flush(const char* cause);
+    void give_up();  // forgets what is pending: values not there yet never will be
+    bool pending(const Storage& storage) const;
+    bool flushing() const { return flushing_; }
+
+    const OpList& list() const { return list_; }
+    std::span<const RecordedStorage> storages() const { return storages_; }
+    const Dims& environment() const { return environment_; }
+    const std::shared_ptr<Region>& region() const { return region_; }
+    const Hash128& hash() const { return hash_; }
+    std::span<const SourceLine> lines() const { return lines_; }
+    double seconds() const { return seconds_; }
+    TensorRef tensor_of(const ListedArg& arg) const;
+
+private:
+    // Adds a word, or something of 64 bits, to the hash.
+    void mix(const auto& word) { hash_.mix(std::bit_cast<uint64_t>(word)); }
+    void append_arg(const Operand& operand);
+    void append_out(Tensor& result, bool writes);
+    void mix_op(const ListedOp& op);
+    struct Flush;
+    bool wait_until_idle();
+    bool accepts(std::span<const Operand> operands, std::span<const TensorRef> out);
+    void make_room(std::span<const Operand> operands, std::span<const TensorRef> results);
+    bool holds_too_much();
+    int32_t ordinal(Tensor& tensor);
+    int32_t add_storage(StorageRef storage, const Tensor& like, bool pending, bool flat);
+    ListedArg describe_arg(Tensor& tensor);
+    ListedArg describe_number(const Number& number);
+    ArgClass classify(const Tensor& tensor, const RecordedStorage& storage) const;
+    void mix_arg(const ListedArg& arg);
+    void clear();
+
+    std::shared_ptr<Region> region_;
+    Hash128 hash_;
+    bool keep_lines_, timed_;
+    std::vector<SourceLine> lines_;  // of every op, for the check mode
+    OpList list_;
+    std::vector<RecordedStorage> storages_;
+    Dims environment_;
+    size_t bytes_ = 0;    // of all storages
+    size_t recount_;      // bytes_ at which to look how many of them nobody else holds
+    double seconds_ = 0;  // spent recording, while the region is being measured
+    bool flushing_ = false;
+    std::thread::id flusher_;
+};
+
+// Runs what was recorded, as a program or op by op (flush.cpp). The recording stays as it is.
+void run_recording(Recording& recording, const char* cause);
+
+// Every node keeps where in the program it was made, and gradients are watched: ops run on their lines.
+extern bool anomaly_mode;
+
+// The recording ops of this thread are appended to; null outside compiled regions, during a flush and in
+// anomaly mode.
+Recording* current_recording();
+void begin_recording(const std::shared_ptr<Region>& region);
+// Ends the innermost region; the outermost one flushes.
+void end_recording(const char* cause);
+
+// Runs what is pending anywhere.
+void flush_all(const char* cause);
+
+// Around a fork: before it nothing is pending, and nobody else is in the middle of a call or a kernel. In the
+// child, what other threads recorded since is given up.
+void before_fork();
+void after_fork(bool in_child);
+
+// Makes the storage's values be there: flushes the recording that has them pending. `for_write`: also one
+// that only reads the storage. Raises if they never came to be because the flush that was to make them
+// failed.
+void settle(Storage& storage, bool for_write = false);
+// The same for memory about to be written; gives it memory if it has none yet.
+void settle_target(Storage& storage);
+
+// A storage whose memory comes later, or never (shape_only).
+StorageRef reserve(size_t nbytes);
+// Gives a storage without memory the memory of another.
+void take_memory(Storage& to, Storage& from);
+
+// A contiguous tensor whose memory comes when it is first needed, if something is being recorded.
+TensorRef fresh_tensor(DType dtype, const Dims& sizes);
+
+inline constexpr size_t shape_only = ~size_t(0);  // nbytes of a storage that never has values
+
+}  // namespace kiln

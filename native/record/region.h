@@ -1,0 +1,90 @@
+// What a region remembers between its runs: programs by what was recorded, and how they did. What follows
+// from that, and how it is told, is kiln/capture/policy.py's and explain.py's.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "autograd/source_line.h"
+#include "base/hash.h"
+#include "base/invariants.h"
+#include "call/op_list.h"
+#include "program/program.h"
+
+namespace kiln {
+
+struct RegionVariant {
+    std::vector<bool> live;            // per storage ordinal: what the program leaves in memory
+    std::shared_ptr<Program> program;  // shared: another thread may replace it during a run
+    std::vector<int32_t> outputs;      // storage ordinal of each output
+};
+
+// The shortest times seen, in seconds.
+struct RegionTimes {
+    double program = std::numeric_limits<double>::infinity();
+    double replay = std::numeric_limits<double>::infinity();
+    double record = std::numeric_limits<double>::infinity();
+};
+
+// How much the last recording held: so much room the next one starts with.
+struct RegionSizes {
+    size_t ops = 0, args = 0, outs = 0, storages = 0, environment = 0;
+};
+
+// What ended a recording, and where.
+struct RegionEnd {
+    const char* cause;
+    SourceLine line;
+    uint64_t times;
+};
+
+struct Region;
+
+// One recording, seen any number of times.
+struct RegionEntry {
+    uint64_t seen = 0, runs = 0, replays = 0, compiles = 0;
+    uint64_t last_use = 0, number = 0;
+    OpList list;  // as first seen, for explain() and the check mode
+    std::vector<RegionEnd> ends;
+    std::shared_ptr<RegionVariant> variant;
+    RegionTimes times;
+    std::vector<bool> looked;  // the live set last looked for on disk
+    uint64_t settled = 0;      // sights since it is known how it runs
+    bool pending = false;      // its program is being compiled
+    bool failed = false;       // compiling it failed: runs op by op
+    bool measuring = false;    // its next runs are timed
+    bool decided = false;      // whether its program pays is known
+    bool slower = false;       // it does not: runs op by op
+
+    // Takes its program; null: there is none.
+    void give(Region& region, std::shared_ptr<RegionVariant> program);
+    // A recording ended for this cause; if that was in the middle of a call, on this line.
+    void note_end(const char* cause);
+};
+
+struct HashOf128 {
+    size_t operator()(const Hash128& h) const { return h.low; }
+};
+
+struct Region {
+    std::string name;
+    bool wait = false;  // compile at first sight
+    std::string off;    // why nothing is recorded any more; empty: it is
+    std::unordered_map<Hash128, std::shared_ptr<RegionEntry>, HashOf128> entries;
+    uint64_t uses = 0, runs = 0, compiles = 0, replays = 0, evicted = 0, made = 0;
+    uint64_t measuring = 0;  // entries being measured
+    RegionSizes last;
+
+    // The entry of a recording, made if there is none; the least recently used one makes room.
+    std::shared_ptr<RegionEntry> entry(const Hash128& hash, const OpList& list);
+};
+
+// Whether every hit is compared in full and run op by op as well, and passes verify what they make
+// (KILN_CHECK=1): slow, for tests.
+inline bool check_mode = asked_to_check();
+
+}  // namespace kiln
