@@ -11,7 +11,7 @@
 
 namespace kiln {
 
-// Which Python exception an error becomes; in the order of set_python_error (bind_module.cpp).
+// Which Python exception an error becomes; in the order of set_python_error (binding/module.cpp).
 enum class ErrorKind : uint8_t {
     value,            // ValueError
     type,             // TypeError

@@ -93,8 +93,8 @@ LATE_IN: dict[str, dict[str, str]] = {
     "kiln/capture/service.py": {
         "kiln.capture.make": "a process that finds its answers on disk captures, plans and compiles nothing",
         "kiln.capture.background": "nor has it a thread for that",
-        "logging": "10 ms, when something is said",
     },
+    "kiln/capture/log.py": {"logging": "10 ms, when something is said"},
     # what few programs need
     "kiln/tensor.py": {"kiln.ops.creation.legacy": "constructors of old"},
     "kiln/autograd/engine.py": {
@@ -122,8 +122,8 @@ LATE_IN: dict[str, dict[str, str]] = {
 
 FORBIDDEN_AT_IMPORT = ("numpy", "scipy", "llvmlite", "inspect", "dataclasses", "torch")
 LONGEST_FILE = 600
-LONGEST_CORE = 8360
-LONGEST_BINDING = 4860  # the C API spelled out, which the core proper does not see
+LONGEST_CORE = 8390
+LONGEST_BINDING = 4870  # the C API spelled out, which the core proper does not see
 
 SOURCES = sorted(KILN.rglob("*.py"))
 NATIVE_FILES = sorted(p for p in NATIVE.rglob("*") if p.suffix in (".h", ".cpp", ".hpp", ".cc"))

@@ -1,9 +1,9 @@
 """The cache on disk: entries by key, written whole or not at all, used only if nothing touched them.
 
     <directory>/kernels/            0700, ours, checked on the opened descriptor
-        <key as 64 hex digits>      magic | key | hash of the content | length | content     (native/program/entry.h)
-
-        .<key as 64 hex digits>     one that is being written; its writer holds it locked    (kiln/files.py)
+        <key as 64 hex digits>      magic | key | hash of the content | length | content
+                                    (native/program/entry.h)
+        .<key as 64 hex digits>     one that is being written; its writer holds it locked (kiln/files.py)
 
 An entry is a kernel's object, or an answer of `kiln.capture.service`. A key is the hash of what the entry is
 and of the version of kiln, LLVM and the machine it is for; so nothing ever has to be removed to be right.
