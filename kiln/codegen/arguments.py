@@ -3,7 +3,8 @@
     void kernel(void *const *ptr, const int64_t *arg, int64_t begin, int64_t end)
 
 `ptr` holds pointers and `arg` words of 64 bits: sizes, strides in elements, numbers. A pattern names both
-once, in order; words are in groups, and what a group holds of each operand is a group in it:
+once, in the order they come in: that of the names, and of the keywords. Words are in groups, and a group may
+consist of groups, as one for each operand:
 
     arguments = Arguments(
         ("source", "to"), ("scratch",), size=("rows", "columns"), stride={"source": range(2), "to": range(2)}

@@ -1,5 +1,4 @@
-"""How matrix products are cut for a machine's registers and caches: data of a target, a record per
-microkernel.
+"""How matrix products are cut for a machine's registers and caches: a record of each target (target.py).
 
 The loops around a microkernel, outermost first, with the letters that the literature on GEMM uses:
 
@@ -9,8 +8,10 @@ The loops around a microkernel, outermost first, with the letters that the liter
           panels of NR columns
             tiles of MR rows      MR x NR sums stay in registers
 
-Nothing here decides a bit of a result. What does, the order of sums, is in `gemm/element.py` and
-`gemm/amx_tile.py`; what a plan knows, which is kept for every target, in `gemm/grid.py`.
+NC is counted in units of columns, 512 bytes of sums each (128 columns of float32), and is at most what fits
+the target's second cache (`gemm/workspace.py`). NR follows from the width of a target's vectors, MR from how
+many there are. Nothing here decides a bit of a result: the order of sums is in `kiln/table/order.py` (KC) and
+`gemm/amx_tile.py`. What plans know, which are kept for every target, is in `gemm/grid.py`.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from typing import NamedTuple
 class FmaBlocking(NamedTuple):
     """Products by fused multiply-adds of vectors. KC is the segment that the order of sums has."""
 
-    # MR: rows of register tiles, tallest first, up to 14: two heights or more, and rows end with the last.
+    # MR: rows of register tiles, tallest first, up to 14; at least two heights, the lowest for what is left.
     mr: tuple[int, ...]
     vectors: int = 2  # NR: vectors of columns of a register tile, a power of two
     mc: int = 28  # rows: two of the tallest tiles, as a machine's prefetcher follows few rows of outputs
     nc: int = 4  # units of columns, at most: more fill a second cache of 2 MB, and are slower
     nc_with_sums: int = 2  # ... if their sums do not go to the output
 
-    # A B with unit-stride columns is packed from so many rows on; below, it is read in place, and also where
-    # its rows are less than so many bytes apart and no vector straddles two cache lines.
+    # A B with unit-stride columns is packed from so many rows on. Below, it is read in place; so it is if its
+    # rows are less than so many bytes apart and its vectors aligned.
     pack_rows: int = 64
     pack_bytes: int = 4096
     # Rows of A a multiple of it apart share few cache sets, k so far apart are on pages of their own: copied.

@@ -11,7 +11,7 @@ between two steps. Neighbours go together, at most ROWS at a time:
             tiles:  the sums of all gates, those of a gate beside those of the next
             cell:   a nest over (rows, columns): the states after, and what is given
 
-The sums of a product are in the order of every product (matmul.py), and the cell is scalars, each rounded
+The sums of a product are in the order of every product (gemm/spec.py), and the cell is scalars, each rounded
 once: the bits are those of a product and a kernel of gates for each step.
 
     weight    [group of COLUMNS][gate][k][COLUMNS], padded: panels that a tile reads one after the other

@@ -11,7 +11,7 @@ Names used throughout:
     r      what remains of x, with a tail `lo` where one rounding would show
     hi, lo an unevaluated sum that holds about twice the type's precision
 
-Measured bounds: kiln/ops/NUMERICS.md. Right at 0, -0.0, infinities, NaN and denormals, in and out.
+Measured bounds: kiln/scalars/NUMERICS.md. Right at 0, -0.0, infinities, NaN and denormals, in and out.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ const TensorRef& unpack(const Node& node, const SavedTensor& saved, const char* 
         return saved.tensor;
     const SourceLine* write = last_write(storage);
     raise(ErrorKind::runtime,
-          concat("one of the variables needed for gradient computation has been modified by an inplace "
-                 "operation: ",
+          concat("one of the variables needed for gradient computation has been "
+                 "modified by an inplace operation: ",
                  role, " ", index, " of ", node.fn->name, ", ", name(saved.tensor->dtype),
                  shape_text(saved.tensor->sizes), ", was saved at version ", saved.version, " (",
                  SourceLine::text(node.line), ") and is at version ", storage.version,

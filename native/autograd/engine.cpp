@@ -78,14 +78,16 @@ struct Reach {
         while (!std::ranges::all_of(roots, discovered)) {  // shares nodes with another thread's pass
             for (Node* node : nodes) node->run = 0;
             nodes.clear();
-            number = next_number();  // leaves of the other's stay marked as someone's later
+            number = next_number();  // so that what this pass has marked, leaves too, is not taken for the
+                                     // new one's
             Away here;
             KILN_CHECK(wait_for_others(), runtime, "backward: the interpreter is ending");
         }
         mark_needed();
     }
 
-    // Counts the edges to every node the root reaches, being a root as one. False if one is another pass's.
+    // Counts the edges to every node that the root reaches; to be a root counts as one. False if a node is
+    // another pass's.
     bool discover(Node* root) {
         SmallVector<Node*, 16> stack;
         const bool alone = passes().size() == 1;
@@ -118,7 +120,8 @@ struct Reach {
         return true;
     }
 
-    // A node is needed if something asked for lies behind it: looked at from the oldest on.
+    // A node is needed if something asked for lies behind it. The oldest are looked at first, so that what a
+    // node leads to is decided before it.
     void mark_needed() {
         if (inputs.empty()) {
             for (Node* node : nodes) node->needed = true;
@@ -181,7 +184,7 @@ public:
 
     bool will_visit(const Edge& edge) const {
         if (!edge) return false;
-        // Of leaves those are known that it has come to, and where one has hooks, all.
+        // Known are the leaves that the pass has come to; if one has hooks, all of them.
         if (edge.node ? edge.node->run != reach.number : !leaves_.find(edge.leaf.get())) return false;
         return reach.wants(edge);
     }
@@ -197,13 +200,14 @@ private:
         Results gradients;
         std::span<const uint8_t> targets;
         size_t taken = 0;
-        TensorRef of(size_t i) {  // each once, in order
+        TensorRef of(size_t i) {  // called with ascending i: moves the gradient out
             const bool has = taken < gradients.size() && (targets.empty() || targets[taken] == i);
             return has ? std::move(gradients[taken++]) : nullptr;
         }
     };
 
-    // How many edges lead to each leaf. Only asked for where one has hooks: they may write to what it shares.
+    // How many edges lead to each leaf. Counted only where a leaf has hooks: a hook may write to memory that
+    // its gradient shares, so it is called as soon as the last edge has brought its part.
     void count_leaves() {
         for (Node* node : reach.nodes)
             for (NodeInput& input : node->inputs)
@@ -252,7 +256,8 @@ private:
     // them. Whether they go on from here.
     bool prepare(Node& node) {
         if (node.needed && (node.context.object || has_hooks(node.extras.get())))
-            node.grads.resize(node.outputs);  // none: zeros to a user's, null to hooks
+            node.grads.resize(
+                node.outputs);  // of an output without gradient a user's function gets zeros, hooks null
         if (!node.needed || node.grads.empty()) return false;
         if (reach.inputs.empty() && !node.extras) [[likely]]
             return true;
@@ -444,7 +449,7 @@ namespace {
 
 struct Worker {
     uint64_t thread;
-    size_t below = 0;  // passes of that thread on other stacks
+    size_t below = 0;  // passes that the thread had begun before this worker went on for it
     Worker() {
         static uint64_t threads = 0;
         thread = ++threads;
@@ -467,7 +472,7 @@ void work_for(uint64_t thread) {
 }
 
 bool nested_too_deeply() {
-    const size_t most = 40;  // of calls that Python counts, some ten each
+    const size_t most = 40;  // each takes some ten of the calls that Python's limit of recursion counts
     return passes().size() > most && passes_of(worker.thread) > worker.below + most && !current_recording();
 }
 

@@ -1,5 +1,6 @@
 // What the core asks of the rest of kiln, when it has no function, program or kernel for what it must run.
-// Implemented in binding/compiler.cpp and binding/region.cpp by one registered Python function, `compile(request,
+// Implemented in binding/compiler.cpp and binding/region.cpp by one registered Python function,
+// `compile(request,
 // ...)`.
 #pragma once
 

@@ -138,7 +138,8 @@ Results run_now(Fn& fn, std::span<const Operand> operands, std::span<const Tenso
     return execute(fn, operands, out, hidden);
 }
 
-// A write that also gives hidden outputs, which a recorded one cannot: computed beside, then copied.
+// A write that also gives hidden outputs, which a recorded one cannot: computed into new tensors, which are
+// copied into the targets.
 Results record_beside(Fn& fn, std::span<const Operand> operands, std::span<const TensorRef> out) {
     Results results = run(fn, operands, {}, true);
     for (size_t k = 0; k < out.size(); ++k) {
@@ -159,7 +160,7 @@ Results record_or_run(Fn& fn, std::span<const Operand> operands, std::span<const
     }
     Results results;
     if (recording->append(fn, operands, out, hidden, results)) return results;
-    return run_now(fn, operands, out, hidden);  // the recording took nothing, or ran what stood before
+    return run_now(fn, operands, out, hidden);  // the recording refused it; what stood before it has run
 }
 
 // ---- any call ----
@@ -179,11 +180,11 @@ Results run_any(Fn& fn, std::span<const Operand> operands, std::span<const Tenso
     const auto look = [&] { check_values(fn, operands); };
     std::optional<SeenValues> seen;
     if (refuses_values(fn)) seen.emplace(look);
-    // 3. What launches nothing itself: it has no targets, and its own calls come through here.
+    // 3. Replays and views launch no kernel and write no target; the calls they make come through here.
     if (fn.cls == FnClass::replay) return replay(compiler::recipe_for({&fn, operands}), operands);
     if (fn.cls == FnClass::view) return run_view(fn, operands);
-    // 4. Whether the targets may be written, before any of them is, and before the call is recorded. Forgets
-    //    what is known of their values, so it comes after 2, where a target may be an operand.
+    // 4. Whether the targets may be written, before any of them is, and before the call is recorded. This
+    //    drops the known bounds of their values, which step 2 may need of a target that is an operand.
     for (const TensorRef& target : out) prepare_write(fn, *target, operands);
     // 5. The call.
     Results results = record_or_run(fn, operands, out, hidden);
@@ -221,7 +222,7 @@ Results call(Fn& fn, std::span<const Operand> operands, std::span<const TensorRe
         results.resize(fn.outputs);
         call_flat(fn, flat, operands, results.data());
     } else if (FlatCall over; writes_flat(over, fn, operands, out)) {
-        out[0]->storage->below = 0;
+        out[0]->storage->below = 0;  // no bound of its values is known any more
         results.resize(1);
         over.run(fn, operands, out, results.data());
         wrote(*out[0]);

@@ -1,8 +1,9 @@
 // How a call looks: all of its arguments that a kernel, a program or a derivative depends on. What was found
 // for one call serves every call that looks the same.
 //
-//     Look        of a pointwise function: a byte per argument, for its dtype, whether it has dims, its
-//     layout describe    of any other: dtype, number of dims, which of them are 1, the class of each stride
+//     Look        of a pointwise function: a byte per argument (dtype, whether it has dims, layout class)
+//
+//     describe    of any other: dtype, number of dims, which of them are 1, the class of each stride
 //
 // Tables find by a `Key`, which holds one or the other; a `Look` alone is compared with that of the last
 // call.

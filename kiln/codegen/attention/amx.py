@@ -16,7 +16,7 @@ are as fast as short ones. Every sum of products goes on where it lies, in ascen
 queries of a member of the group, for dk and dv), so bits depend on none of these numbers.
 
 What products read is packed as gemm/amx_tile.py says: keys and values once per head, queries and their
-gradients once per block, weights and slopes as they are made (attention_amx_rows.py).
+gradients once per block, weights and slopes as they are made (amx_rows.py).
 """
 
 from __future__ import annotations

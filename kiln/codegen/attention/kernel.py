@@ -4,9 +4,9 @@
 
     query [n, l, h, r, e]     key [n, s, h, e]     value [n, s, h, v]     mask [n, h, r, l, s]
 
-A block of queries meets its keys one head after the other (attention_units.py). On vectors it meets all keys
-at once, and whole rows of scores lie in memory of the thread's own (attention_drive.py); bfloat16 on AMX goes
-by some keys at a time (attention_amx.py). Either way a softmax is one of whole rows, and a kernel computes
+A block of queries meets its keys one head after the other (units.py). On vectors it meets all keys
+at once, and whole rows of scores lie in memory of the thread's own (vectors.py); bfloat16 on AMX goes
+by some keys at a time (amx.py). Either way a softmax is one of whole rows, and a kernel computes
 what the products and reductions written out do (ops/nn/attention/written.py), bit by bit. What products of
 bfloat16 read is bfloat16: weights exp(x - max x) are rounded where they meet the values, and in the gradients
 p and dS.

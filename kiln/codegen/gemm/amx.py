@@ -32,7 +32,7 @@ from kiln.codegen.gemm.amx_tile import (
     tiles,
     trim,
 )
-from kiln.codegen.gemm.driver import Microkernel
+from kiln.codegen.gemm.driver import Blocks
 from kiln.codegen.gemm.epilogue import Block
 from kiln.codegen.gemm.grid import SCRATCH_BYTES, UNIT_BYTES, UNIT_ROWS
 from kiln.codegen.gemm.pack import transpose
@@ -56,8 +56,8 @@ def shared_parts(spec: GemmSpec, target: Target) -> list[Part]:
     return [*parts, shared_part(target, factor, panels, tiles, constants=[config()])]
 
 
-class Amx(Microkernel):
-    """The microkernel of tiles."""
+class Amx(Blocks):
+    """Blocks of products on tiles of AMX."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
@@ -107,7 +107,7 @@ class Amx(Microkernel):
         )
         self.n_offsets = self.k_offsets[8 * self.kc]
 
-    def look(self, run: Run) -> None:
+    def locate_columns(self, run: Run) -> None:
         if self.problem.spec.window:
             look = self.problem.look_n
             self.code.run("offsets", look, run.column, run.columns, self.table_room, self.n_offsets)
@@ -130,7 +130,7 @@ class Amx(Microkernel):
                 compute(run, from_k, depth)
 
     @contextmanager
-    def blocks(self, run: Run) -> Iterator[tuple[Index, Run]]:
+    def rows(self, run: Run) -> Iterator[tuple[Index, Run]]:
         with self.code.times(run.rows, PANEL) as row:
             rows = (run.rows - row).min(PANEL)
             yield row, run._replace(row=run.row + row, rows=rows)

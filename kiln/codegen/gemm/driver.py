@@ -1,7 +1,7 @@
 """The driver of a GEMM kernel: units of work to runs, and the loops around a microkernel.
 
     units in order of    batch | group of rows | columns | rows inside the group
-                         of columns: as few as may be, all about as wide, as a thread may get each
+                         units of columns: as few as possible, equally wide, as each may go to another thread
     a run                some rows of one group by one unit of columns, or the whole group by several
 
     each run:
@@ -9,7 +9,7 @@
             MC rows at a time:     A packed (or read in place, copied, computed);  tiles of all panels
                                    the last KC: finish
 
-What a machine multiplies with, how it wants its operands and where it keeps sums is a `Microkernel`. The
+How a machine packs operands, multiplies blocks of them and where it keeps sums is a `Blocks`. The
 driver is written to be compiled quickly, and is.
 """
 
@@ -25,9 +25,10 @@ from kiln.codegen.ir.index import Condition, Index, Integer
 from kiln.codegen.ir.routine import Routine
 
 
-class Microkernel:
-    """Products of packed blocks on one kind of machine: fma.py, amx.py. A further one is one more such class,
-    with its packing and its tiles, and a record in kiln/codegen/blocking.py.
+class Blocks:
+    """Products of blocks on one kind of machine, by its microkernel: fma.py around fma_tile.py, amx.py around
+    amx_tile.py. A further machine is one more such class, with its packing and its register tiles, and a
+    record in kiln/codegen/blocking.py.
     """
 
     kc: int  # k of a packed block of B
@@ -67,8 +68,8 @@ class Microkernel:
         """A run of few rows, as the transposed product."""
         raise NotImplementedError
 
-    def look(self, run: Run) -> None:
-        """Over a window, where the columns of a run lie."""
+    def locate_columns(self, run: Run) -> None:
+        """Over a window, fills the table of where the columns of a run lie."""
         raise NotImplementedError
 
     def depths(self) -> tuple[Integer, Index]:
@@ -79,26 +80,26 @@ class Microkernel:
         """The panels of B of some k."""
         raise NotImplementedError
 
-    def blocks(self, run: Run) -> AbstractContextManager[tuple[Index, Run]]:
+    def rows(self, run: Run) -> AbstractContextManager[tuple[Index, Run]]:
         """MC rows of a run at a time: how many are before, and the part."""
         raise NotImplementedError
 
     def multiply(self, part: Run, row: Index, from_k: Index, depth: Index) -> None:
-        """The products of some rows, `row` rows into their run, with every panel; the complete, finished."""
+        """The products of some rows, `row` rows into their run, with all panels; complete ones are finished."""
         raise NotImplementedError
 
 
 class Driver:
     """The routine kernel under construction."""
 
-    def __init__(self, microkernel: Microkernel) -> None:
-        self.microkernel, self.problem, self.code = microkernel, microkernel.problem, microkernel.code
-        self.columns = microkernel.columns
+    def __init__(self, blocks: Blocks) -> None:
+        self.blocks, self.problem, self.code = blocks, blocks.problem, blocks.code
+        self.columns = blocks.columns
         folds = any(o.folds for o in self.problem.spec.operands)
         self.column_step = self.columns if folds else self.columns // COLUMN_STEPS
 
     def write(self) -> Routine:
-        """What of the product the launch is for: rows of segments' sums to be added, or units."""
+        """A launch either adds the sums of segments of k, for some rows, or computes units."""
         problem = self.problem
         problem.read()
         with self.code.either(problem.segments.adds) as units:
@@ -112,7 +113,7 @@ class Driver:
         code, problem, size = self.code, self.problem, self.problem.size
         segments = problem.segments
         first_unit, last_unit = code.indices("begin", "end")
-        limit, widest = self.microkernel.limits()
+        limit, widest = self.blocks.limits()
         row_units = size["m"].ceil_div(UNIT_ROWS)
         column_units = size["n"].ceil_div(self.columns)
         most = self._group_height(row_units, limit)
@@ -151,23 +152,23 @@ class Driver:
 
     def _run(self, run: Run) -> None:
         """A run of many rows, or of few."""
-        self.microkernel.begin(run)
-        few = self.microkernel.few_rows(run)
+        self.blocks.begin(run)
+        few = self.blocks.few_rows(run)
         if few is None:
             self._loops(run)
             return
         with self.code.either(few) as many:
-            self.microkernel.multiply_swapped(run)
+            self.blocks.multiply_swapped(run)
             next(many)
             self._loops(run)
 
     def _loops(self, run: Run) -> None:
         """The loops around the microkernel."""
-        microkernel = self.microkernel
-        microkernel.look(run)
-        start, end = microkernel.depths()
-        with self.code.loop(start, end, microkernel.kc) as turn:
-            from_k, depth = turn.index, (end - turn.index).min(microkernel.kc)
-            microkernel.pack_b(run, from_k, depth)
-            with microkernel.blocks(run) as (row, part):
-                microkernel.multiply(part, row, from_k, depth)
+        blocks = self.blocks
+        blocks.locate_columns(run)
+        start, end = blocks.depths()
+        with self.code.loop(start, end, blocks.kc) as turn:
+            from_k, depth = turn.index, (end - turn.index).min(blocks.kc)
+            blocks.pack_b(run, from_k, depth)
+            with blocks.rows(run) as (row, part):
+                blocks.multiply(part, row, from_k, depth)

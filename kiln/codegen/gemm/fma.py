@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kiln.codegen.compile import Part
-from kiln.codegen.gemm.driver import Microkernel
+from kiln.codegen.gemm.driver import Blocks
 from kiln.codegen.gemm.element import element_of
 from kiln.codegen.gemm.epilogue import Block
 from kiln.codegen.gemm.fma_tile import nothing, tile, tile_indirect, tile_masked
@@ -33,7 +33,7 @@ from kiln.table.order import LANES, SEGMENT
 def shared_parts(spec: GemmSpec, target: Target) -> list[Part]:
     """What products by fused multiply-adds share: packing and tiles.
 
-    When a tile reads factors, they are as wide as sums.
+    Narrow factors are as wide as their sums by the time a tile reads them.
     """
     element = element_of(spec.dtype)
     wide = element_of(element.total)
@@ -46,15 +46,15 @@ def shared_parts(spec: GemmSpec, target: Target) -> list[Part]:
     return parts
 
 
-class Fma(Microkernel):
-    """The microkernel of vectors."""
+class Fma(Blocks):
+    """Blocks of products on vectors."""
 
     kc = SEGMENT
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         spec = problem.spec
-        self.plain = spec.plain_output is not None  # what an output takes is finished
+        self.plain = spec.plain_output is not None  # there is no epilogue: the sums are the result
         self.work = Workspace(problem)
         self.panel, self.panel_bytes = self.work.panel, self.work.panel_bytes
         swaps = not (self.element.widened or self.prologues)
@@ -88,7 +88,7 @@ class Fma(Microkernel):
         assert self.swapping is not None
         self.swapping.multiply(run)
 
-    def look(self, run: Run) -> None:
+    def locate_columns(self, run: Run) -> None:
         if self.problem.spec.window:
             columns = self.work.wide_units * self.columns
             self.work.offsets(self.problem.look_n, run.column, run.columns, columns, self.work.n_offsets)
@@ -109,7 +109,7 @@ class Fma(Microkernel):
                 self.work.offsets(self.problem.look_a, from_k, depth, OFFSETS, self.work.a_offsets)
 
     @contextmanager
-    def blocks(self, run: Run) -> Iterator[tuple[Index, Run]]:
+    def rows(self, run: Run) -> Iterator[tuple[Index, Run]]:
         code = self.code
         done = code.variable(0)
         with code.during(done, run.rows) as row:
@@ -128,13 +128,13 @@ class Fma(Microkernel):
         return self.work.packed[left // self.panel * self.work.panel_pitch]
 
     def _compute_b(self, run: Run, from_k: Index, depth: Index) -> Condition:
-        """Computes the panels; columns past the last are zero (or repeat it), and all without k."""
+        """Computes the panels. Columns past the last are zero or repeat it; without k all are zero."""
         code, problem, pitch = self.code, self.problem, self.panel_bytes
         self.b_place.put(problem.b.base)
         self.b_step.set(pitch)
         filled = ~problem.empty
         transposed = self.prologues["b"].transposed
-        single = self.panel < LANES  # one panel at a time: 16 columns are more
+        single = self.panel < LANES  # as 16 columns are computed at a time, a narrower panel goes alone
         with code.times(run.columns, self.panel) as at:
             columns = (run.columns - at).min(self.panel)
             into, column = self._packed_panel(at), run.column + at
@@ -155,7 +155,7 @@ class Fma(Microkernel):
         return code.condition(False)
 
     def _transpose_b(self, rectangle: list[Index], into: Pointer) -> None:
-        """A panel whose neighbours lie along k: columns where A's rows will be, then transposed."""
+        """A panel whose neighbours lie along k: computed into the memory for A's rows, then transposed."""
         code, size, copied = self.code, self.element.stored_bytes, self.work.copied
         columns, depth, least = rectangle[-3], rectangle[-1], 16 // self.element.bytes
         pitch = ROW_PITCH * size

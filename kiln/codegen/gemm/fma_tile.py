@@ -180,8 +180,8 @@ class _Tile:
         return code.op(f"{self.element.add} {self.vector} {old}, {chain}")
 
     def _sum(self, height: int, vectors: int) -> Sums:
-        """The chains over k of a tile."""
-        code, size = self.code, self.bytes
+        """The chains over k of a tile: cleared before the loop, in registers while it runs."""
+        code = self.code
         rs7, ks = code.indices("rs7", "ks")
         places_of_k, b = code.pointers("ks", "b")
         rows = {"a": self.a, **({"a7": self.a[rs7]} if height > 7 else {})}
@@ -205,16 +205,7 @@ class _Tile:
             at.update({name: row[k] for name, row in rows.items()})
         columns = [self._vector(self._column(at["b"], v), v) for v in range(vectors)]
         self._prefetch(at, vectors)
-        after = {}
-        for r in range(height):
-            base, scale, index = places[r]
-            x = at[base].element(scale, index).load(self.kind, size)
-            x = code.op(f"insertelement {self.vector} poison, {self.kind} {x}, i64 0")
-            x = code.op(
-                f"shufflevector {self.vector} {x}, {self.vector} poison, <{self.lanes} x i32> zeroinitializer"
-            )
-            for v in range(vectors):
-                after[r, v] = multiply_add(code, self.element, self.lanes, x, columns[v], sums[r, v])
+        after = self._step(at, places[:height], columns, sums)
         carried = [
             (at[name].text, "ptr", first.text, at[name][by].text) for name, (first, by) in bases.items()
         ]
@@ -227,6 +218,25 @@ class _Tile:
         ]
         code.branch(rest.differs(0), loop, done)
         code.begin(done)
+        return after
+
+    def _step(
+        self,
+        at: dict[str, Pointer],
+        places: Sequence[tuple[str, str, Index]],
+        columns: list[str],
+        sums: Sums,
+    ) -> Sums:
+        """The sums after one more k: of each row its element of A, on all lanes, times the columns of B."""
+        code, after = self.code, Sums()
+        for r, (base, scale, index) in enumerate(places):
+            x = at[base].element(scale, index).load(self.kind, self.bytes)
+            x = code.op(f"insertelement {self.vector} poison, {self.kind} {x}, i64 0")
+            x = code.op(
+                f"shufflevector {self.vector} {x}, {self.vector} poison, <{self.lanes} x i32> zeroinitializer"
+            )
+            for v, column in enumerate(columns):
+                after[r, v] = multiply_add(code, self.element, self.lanes, x, column, sums[r, v])
         return after
 
     def _prefetch(self, at: dict[str, Pointer], vectors: int) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from kiln.codegen.compile import Part
 from kiln.codegen.gemm import gemv
 from kiln.codegen.gemm.amx import Amx
-from kiln.codegen.gemm.driver import Driver, Microkernel
+from kiln.codegen.gemm.driver import Blocks, Driver
 from kiln.codegen.gemm.epilogue import compute, finish
 from kiln.codegen.gemm.fma import Fma
 from kiln.codegen.gemm.problem import Problem
@@ -20,8 +20,8 @@ from kiln.codegen.ir.routine import own_parts
 from kiln.codegen.target import Target
 
 
-def microkernel_of(spec: GemmSpec, target: Target) -> Microkernel:
-    """What multiplies: tiles of AMX take no sums to an output before they are finished."""
+def blocks_of(spec: GemmSpec, target: Target) -> Blocks:
+    """What multiplies: on AMX no sums go to an output before they are finished."""
     if spec.tiled(target):
         return Amx(Problem(target, spec, None))
     return Fma(Problem(target, spec, spec.plain_output or spec.accumulator))
@@ -36,8 +36,8 @@ def gemm_parts(spec: GemmSpec, target: Target) -> list[Part]:
     if spec.row and not spec.tiled(target):
         routines = [finish(target, spec), gemv.RowDriver(target, spec).write()]
         return own_parts(target, routines) + gemv.shared_parts(spec, target)
-    microkernel = microkernel_of(spec, target)
-    driver = Driver(microkernel).write()
-    computed = [compute(target, spec, name, microkernel.block_of(name)) for name in spec.prologues]
-    constants = [*([nowhere()] if spec.window else []), *microkernel.constants()]
-    return own_parts(target, [finish(target, spec), driver, *computed], constants) + microkernel.parts()
+    blocks = blocks_of(spec, target)
+    driver = Driver(blocks).write()
+    computed = [compute(target, spec, name, blocks.block_of(name)) for name in spec.prologues]
+    constants = [*([nowhere()] if spec.window else []), *blocks.constants()]
+    return own_parts(target, [finish(target, spec), driver, *computed], constants) + blocks.parts()
