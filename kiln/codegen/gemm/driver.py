@@ -85,7 +85,7 @@ class Blocks:
         raise NotImplementedError
 
     def multiply(self, part: Run, row: Index, from_k: Index, depth: Index) -> None:
-        """The products of some rows, `row` rows into their run, with all panels; complete ones are finished."""
+        """The products of some rows, `row` rows into their run, with all panels; complete ones finished."""
         raise NotImplementedError
 
 
