@@ -14,7 +14,7 @@ from kiln import ops
 from kiln.errors import describe, message
 from kiln.ops.creation.dtypes import iinfo
 from kiln.table import arguments, registry
-from kiln.table.arguments import dtype_name
+from kiln.table.arguments import dtype_name as _dtype_name
 from kiln.table.kinds import normalize_dim
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _LEAST, _MOST = "min", "max"
 
 def _mask_of(input: Tensor, mask: Tensor, name: str) -> Tensor:
     """The mask in input's shape. IndexError for more dims than input has, TypeError but for bool."""
-    if dtype_name(mask.dtype) != "bool":
+    if _dtype_name(mask.dtype) != "bool":
         raise TypeError(message(name, "a mask of bool", describe(mask)))
     if mask.ndim > input.ndim:
         raise IndexError(
@@ -39,7 +39,7 @@ def _end(input: Tensor, which: str) -> Any:
     """The largest or the smallest value of a dtype: infinite where it is a float one."""
     if arguments.is_float(input):
         return math.inf if which == _MOST else -math.inf
-    if dtype_name(input.dtype) == "bool":
+    if _dtype_name(input.dtype) == "bool":
         return which == _MOST
     return getattr(iinfo(input.dtype), which)
 
@@ -149,7 +149,7 @@ argmin = _place("argmin", _MOST, "smallest element")
 
 def _float_dtype(input: Tensor, dtype: DType | None, name: str) -> None:
     """ValueError where a mean would have no float dtype."""
-    kind = dtype_name(input.dtype if dtype is None else dtype)
+    kind = _dtype_name(input.dtype if dtype is None else dtype)
     if not kind.startswith(("float", "bfloat")):
         source = "Input" if dtype is None else "Optional"
         raise ValueError(

@@ -28,9 +28,9 @@ from kiln.nn.multihead import multi_head_attention_forward as multi_head_attenti
 from kiln.nn.similarity import gumbel_softmax as gumbel_softmax
 from kiln.nn.similarity import triplet_margin_with_distance_loss as triplet_margin_with_distance_loss
 from kiln.ops.elementwise.infinities_and_nan import all_within
+from kiln.table import arguments as _arguments
+from kiln.table import callables as _callables
 from kiln.table import registry
-from kiln.table.arguments import dtype_name, has_values, type_name
-from kiln.table.callables import name_all, named
 
 Numbers = int | Sequence[int]
 _REDUCTIONS = ("none", "mean", "sum")
@@ -48,7 +48,7 @@ def _with_inplace(name: str, function: Any, written: Any) -> Any:
 
     call.__name__ = call.__qualname__ = name
     call.__doc__ = f"{function.__doc__ or ''}\n\n    `inplace`: the result is written into `input`.\n    "
-    return function.form(call) if isinstance(function, Op) else named(name, call)
+    return function.form(call) if isinstance(function, Op) else _callables.named(name, call)
 
 
 if TYPE_CHECKING:
@@ -274,11 +274,11 @@ def binary_cross_entropy(
             f"Using a target size ({target.shape}) that is different to the input size ({input.shape}) is "
             "deprecated. Please ensure they have the same size."
         )
-    names = [type_name(dtype_name(x.dtype)) for x in (target, input)]
+    names = [_arguments.type_name(_arguments.dtype_name(x.dtype)) for x in (target, input)]
     if names[0] != names[1]:
         raise RuntimeError("Found dtype {} but expected {}".format(*names))
     for name, x in (("input", input), ("target", target)):
-        if has_values(x) and not all_within(x, 0.0, 1.0):
+        if _arguments.has_values(x) and not all_within(x, 0.0, 1.0):
             raise RuntimeError(f"all elements of {name} should be between 0 and 1")
     loss: Tensor = ops.binary_cross_entropy(input, target, weight, reduction)
     return loss
@@ -361,4 +361,4 @@ def _reduction(op: str, reduction: str) -> None:
         raise ValueError(message(op, f"reduction in {_REDUCTIONS}", describe(reduction)))
 
 
-name_all(globals(), "kiln.nn")
+_callables.name_all(globals(), "kiln.nn")
