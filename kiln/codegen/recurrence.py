@@ -121,7 +121,7 @@ def pitch_of(size: Any) -> Any:
 
 def recurrence_parts(spec: RecurrenceSpec, target: Target) -> list[Part]:
     """The parts of the kernel: its own, and those that all products of such factors share."""
-    routines = [_Driver(spec, target).write(), row(spec, target)]
+    routines = [RecurrenceDriver(spec, target).write(), row(spec, target)]
     driver = own_parts(target, routines, [nothing(target, element_of(spec.dtype))])
     return [
         *driver,
@@ -174,7 +174,7 @@ def row(spec: RecurrenceSpec, target: Target) -> Routine:
     return code
 
 
-class _Driver:
+class RecurrenceDriver:
     """The driver under construction; strides in bytes."""
 
     def __init__(self, spec: RecurrenceSpec, target: Target) -> None:

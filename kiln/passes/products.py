@@ -85,12 +85,17 @@ def lower_product(fusion: Fusion, group: Group) -> Lowered:
         columns=columns,
         segments=(0, 0),  # the core's to set
     )
-    deep = WORTH // UNIT_COST  # k that make a thread's work of one unit
-    grain = quotient(deep, k) + 1 if not isinstance(k, int) else max(deep // max(k, 1), 1)
-    if row and dtype in ("float32", "float64"):  # a unit of 512 k is all that threads need to be worth it
-        grain = quotient(deep, k) if not isinstance(k, int) else deep // max(k, 1)
     units, split = spec.units(products, m, n), _split(spec, products, m, n, k)
-    return Lowered(GemmKernel(spec), pointers, args, units, grain, spec.scratch, split)
+    return Lowered(GemmKernel(spec), pointers, args, units, _grain(spec, k), spec.scratch, split)
+
+
+def _grain(spec: GemmSpec, k: Dim) -> Dim:
+    """How many units make a thread's work; of rows in wide floats none need more than one, of 512 k."""
+    deep = WORTH // UNIT_COST
+    whole = deep // max(k, 1) if isinstance(k, int) else quotient(deep, k)
+    if spec.row and spec.dtype in ("float32", "float64"):
+        return whole
+    return max(whole, 1) if isinstance(whole, int) else whole + 1
 
 
 def _accumulator(

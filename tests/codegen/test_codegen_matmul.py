@@ -14,7 +14,7 @@ from matmul_peer import DTYPES, HOST, TARGETS, Array, Guarded, draw, kernel, mul
 
 from kiln.codegen.blocking import FmaBlocking
 from kiln.codegen.compile import compile_parts, object_for
-from kiln.codegen.gemm.driver import Driver
+from kiln.codegen.gemm.driver import GemmDriver
 from kiln.codegen.gemm.kernel import blocks_of, gemm_parts
 from kiln.codegen.gemm.spec import GemmSpec, product
 from kiln.codegen.gemm.workspace import ROWS
@@ -390,7 +390,7 @@ def test_rows_go_by_in_whole_tiles(target: Target) -> None:
     """
     machine = blocks_of(product("float32"), target)
     tallest, most_rows = target.fma.mr[0], target.fma.mc
-    text = "\n".join(Driver(machine).write().lines)
+    text = "\n".join(GemmDriver(machine).write().lines)
     blocks = {
         (int(most), int(rows))
         for most, rows in re.findall(

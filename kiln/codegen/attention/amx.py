@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from kiln.codegen.attention import amx_rows as blocks
 from kiln.codegen.attention.amx_rows import DOWN_PITCH, KEPT_PITCH
 from kiln.codegen.attention.spec import KEYS, PITCH, QUERIES, AttentionSpec, padded
-from kiln.codegen.attention.units import Block, Driver, Rows
+from kiln.codegen.attention.units import AttentionDriver, Block, Rows
 from kiln.codegen.attention.vector_rows import deliver, draw
 from kiln.codegen.gemm.amx_pack import pack_a, pack_panels
 from kiln.codegen.gemm.amx_tile import FACTORS, LINE, PANEL, ROW, STEP_BYTES, on_tiles
@@ -43,7 +43,7 @@ FLOAT = 4  # bytes
 PACKED_ROWS = PANEL * KEYS * 2  # bytes of packed rows of weights or slopes
 
 
-class _Driver(Driver):
+class AmxDriver(AttentionDriver):
     """The routine kernel under construction."""
 
     rows, rows_back, keys = PANEL, QUERIES, KEYS
@@ -356,5 +356,5 @@ def tile_routines(spec: AttentionSpec, target: Target, element: Element) -> list
         *(make(spec, target, element) for make in named),
         *(make(target, element) for make in (blocks.peak, blocks.settle, deliver, zeros)),
         *([draw(target, element)] if spec.drop is not None else []),
-        _Driver(spec, target, element).write(),
+        AmxDriver(spec, target, element).write(),
     ]  # fmt: skip

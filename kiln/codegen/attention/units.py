@@ -34,7 +34,7 @@ class Block(NamedTuple):
     rows: Index
 
 
-class Driver:
+class AttentionDriver:
     """The routine kernel under construction; strides in bytes."""
 
     rows: int  # of a block of queries, forward

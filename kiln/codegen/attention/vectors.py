@@ -13,7 +13,7 @@ the routine multiply.
 from __future__ import annotations
 
 from kiln.codegen.attention.spec import PAD, PITCH, AttentionSpec, padded
-from kiln.codegen.attention.units import Block, Driver, Rows
+from kiln.codegen.attention.units import AttentionDriver, Block, Rows
 from kiln.codegen.attention.vector_rows import deliver, draw, kept_bytes, slopes, thin, weigh
 from kiln.codegen.gemm.element import Element
 from kiln.codegen.gemm.pack import clear
@@ -63,7 +63,7 @@ def _bytes(element: Element, columns: Index, panel: int) -> Index:
     return columns.ceil_div(panel) * panel * element.bytes
 
 
-class _Driver(Driver):
+class VectorDriver(AttentionDriver):
     """The routine kernel under construction."""
 
     rows = rows_back = ATTENTION_ROWS
@@ -263,5 +263,5 @@ def vector_routines(spec: AttentionSpec, target: Target, element: Element) -> li
         *([slopes(target, element, drops)] if spec.backward else []),
         *([draw(target, element)] if drops else []),
         *([thin(target, element)] if drops and not spec.backward else []),
-        _Driver(spec, target, element).write(),
+        VectorDriver(spec, target, element).write(),
     ]  # fmt: skip

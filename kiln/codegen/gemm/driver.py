@@ -89,7 +89,7 @@ class Blocks:
         raise NotImplementedError
 
 
-class Driver:
+class GemmDriver:
     """The routine kernel under construction."""
 
     def __init__(self, blocks: Blocks) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from kiln.codegen.compile import Part
 from kiln.codegen.gemm import gemv
 from kiln.codegen.gemm.amx import Amx
-from kiln.codegen.gemm.driver import Blocks, Driver
+from kiln.codegen.gemm.driver import Blocks, GemmDriver
 from kiln.codegen.gemm.epilogue import compute, finish
 from kiln.codegen.gemm.fma import Fma
 from kiln.codegen.gemm.problem import Problem
@@ -37,7 +37,7 @@ def gemm_parts(spec: GemmSpec, target: Target) -> list[Part]:
         routines = [finish(target, spec), gemv.RowDriver(target, spec).write()]
         return own_parts(target, routines) + gemv.shared_parts(spec, target)
     blocks = blocks_of(spec, target)
-    driver = Driver(blocks).write()
+    driver = GemmDriver(blocks).write()
     computed = [compute(target, spec, name, blocks.block_of(name)) for name in spec.prologues]
     constants = [*([nowhere()] if spec.window else []), *blocks.constants()]
     return own_parts(target, [finish(target, spec), driver, *computed], constants) + blocks.parts()
