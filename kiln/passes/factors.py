@@ -78,11 +78,11 @@ def evenly(columns: Dims) -> Shape:
 
     Not one place of many images: as rows of a tile, each would have lines of memory of its own.
     """
-    apart = 1
+    inner = 1  # columns of the dims inside
     for count, step in reversed(columns):
         if not isinstance(count, int) or count >= EVEN_COLUMNS:
-            return count, apart, step
-        apart *= count
+            return count, inner, step
+        inner *= count
     return 1, 1, 0
 
 
@@ -112,9 +112,9 @@ def factors_of(explorer: Explorer, node: Node, passed: dict[int, Value] | None =
     if all(isinstance(x, Read) for x in matrices):
         return Matrices(frame, matrices)
     if not _sees_more(right):
-        apart = _rows_apart(explorer, node, dims, passed)
-        if apart is not None:
-            return apart
+        in_stretches = _rows_in_stretches(explorer, node, dims, passed)
+        if in_stretches is not None:
+            return in_stretches
         found = [x if isinstance(x, Read) else inline_factor(explorer, node, value, dims) or x
                  for x, value in zip(matrices, node.inputs)]  # fmt: skip
         return Matrices(frame, found)
@@ -139,7 +139,7 @@ def factors_of(explorer: Explorer, node: Node, passed: dict[int, Value] | None =
     return Windows(frame, a, b, groups, images, strides, _stride(group), along_k, columns, n, own[2])
 
 
-def _rows_apart(
+def _rows_in_stretches(
     explorer: Explorer, node: Node, batch: Shape, passed: dict[int, Value] | None
 ) -> Matrices | None:
     """A first factor whose rows are several dims in memory: the last two are rows, those before of the batch,
@@ -154,8 +154,8 @@ def _rows_apart(
     *outer, (rows, step) = seen[BATCH]
     stretch: Shape = ()
     if n != 1:  # a column is a row of the transposed product
-        many, apart = outer.pop()
-        stretch, rows = (rows, apart), many * rows
+        many, stride = outer.pop()
+        stretch, rows = (rows, stride), many * rows
     own = [dims[0] for dims in seen[:BATCH] if dims]
     lead = [(1, 0)] * (BATCH - len(own) - len(outer)) + own + outer
     if len(lead) > BATCH:

@@ -38,13 +38,13 @@ _costs: dict[tuple[str, tuple[str, ...]], int] = {}
 class Inline(NamedTuple):
     """A factor that is computed from what `scan` reads, over (*batch, rows, columns) of it.
 
-    `turned`: neighbours lie along its rows.
+    `transposed`: neighbours lie along its rows.
     """
 
     value: Value
     frame: Frame
     scan: Scan
-    turned: bool
+    transposed: bool
 
     def reads(self) -> list[Read]:
         """What is read, at other points than the product is stored at."""
@@ -80,12 +80,12 @@ def inline_factor(explorer: Explorer, node: Node, value: Value, batch: Shape) ->
     if not all(_there_anyway(explorer, v, scan) for v in whole.values()):
         return None
     steps = [read.layout.strides for read in scan.reads]
-    for turned in (False, True):
-        if all(strides[-2 if turned else -1] in (0, 1) for strides in steps):
+    for transposed in (False, True):
+        if all(strides[-2 if transposed else -1] in (0, 1) for strides in steps):
             break
     else:
         return None
-    return Inline(value, frame, scan, turned)
+    return Inline(value, frame, scan, transposed)
 
 
 def _there_anyway(explorer: Explorer, value: Value, scan: Scan) -> bool:

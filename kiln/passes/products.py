@@ -137,10 +137,10 @@ class _Sides:
         assert isinstance(factor, Inline)
         part = self.builder.beside(factor.frame, self.uses)
         value = part.scalar(factor.value, self.fusion.explorer.chain_to(factor.value.shape, factor.frame))
-        uses = [u._replace(layout=_transposed(u.layout)) if factor.turned else u for u in part.uses]
+        uses = [u._replace(layout=_transposed(u.layout)) if factor.transposed else u for u in part.uses]
         self.pointers.append(_memory(uses[0]))  # never read
         self.strides.append((0,) * (BATCH + 2))
-        self.prologues.append(Prologue(value, factor.turned != swapped))
+        self.prologues.append(Prologue(value, factor.transposed != swapped))
         self.uses += uses
 
 

@@ -189,8 +189,8 @@ class _Window:
                 first = code.op(
                     f"shufflevector {kind} {places}, {kind} poison, <{part} x i32> zeroinitializer"
                 )
-                apart = code.op(f"icmp eq {kind} {code.op(f'sub {kind} {places}, {first}')}, <{run}>")
-                word = code.op(f"bitcast <{part} x i1> {apart} to i{part}")
+                in_run = code.op(f"icmp eq {kind} {code.op(f'sub {kind} {places}, {first}')}, <{run}>")
+                word = code.op(f"bitcast <{part} x i1> {in_run} to i{part}")
                 piece.set(code.condition(code.op(f"icmp eq i{part} {word}, -1")).index())
             with code.either(piece.get().differs(0)) as single:
                 self._transpose(self._row(k), self._into(k))
@@ -252,14 +252,14 @@ class _Window:
         """The run, of elements `step` apart, that a vector's first column is in; if `many` are two, also the
         last one's; whether every column is in one.
         """
-        code, wide, bits, apart = self.code, self.wide, self.bits, step * self.size
+        code, wide, bits, pitch = self.code, self.wide, self.bits, step * self.size
         end = width - 1
         first, last = (ns.word(n) for n in (0, end))
         offsets = ns.load(wide, 8)
         left = code.op(f"icmp slt {wide} {self._line_of(code.index(0), 1)}, {self._line_of(width, 0)}")
         runs: Runs = []
-        for base in [first, last - end * apart][:many]:
-            mask = code.op(f"icmp eq {wide} {offsets}, {self._line_of(base, apart)}")
+        for base in [first, last - end * pitch][:many]:
+            mask = code.op(f"icmp eq {wide} {offsets}, {self._line_of(base, pitch)}")
             runs.append((base, code.op(f"and {bits} {left}, {mask}")))
             left = code.op(f"xor {bits} {left}, {runs[-1][1]}")
         return runs, self._all(code.op(f"xor {bits} {left}, splat (i1 true)"))

@@ -66,8 +66,8 @@ class Streams:
         found = found & uneven.equals(0)
         for j, other in enumerate(self.nest.operands):
             if other.mode == "in" and other.strides == operand.strides:
-                apart = self.base[j].differs(self.base[k])
-                found = found & apart
+                differ = self.base[j].differs(self.base[k])
+                found = found & differ
         return found
 
     def fence(self) -> None:
