@@ -211,6 +211,8 @@ for extra in (0, 1, 3, 7, 20, 50, 80, 110, 200):
             call()
         except (MemoryError, RuntimeError, ImportError, OSError) as error:
             errors.append(error)
+        except SystemError as error:  # what CPython 3.11 raises where a function's frame gets no memory
+            assert str(error) == "error return without exception set", error
 limit(-1)
 assert errors and (x + 1).sum().item() == 30 and (kiln.ones(30, 40) @ kiln.ones(40, 3)).sum().item() == 3600
 print(all(str(error) or isinstance(error, MemoryError) for error in errors))
