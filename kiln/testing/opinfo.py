@@ -97,10 +97,10 @@ KNOWN = [
 
 def operations() -> dict[str, Any]:
     """PyTorch's table of samples by name. The test library that its package imports is not needed for it."""
-    if find_spec("expecttest") is None:
+    if "expecttest" not in sys.modules and find_spec("expecttest") is None:
         unused: Any = types.ModuleType("expecttest")
         unused.TestCase, unused.assert_expected_inline = unittest.TestCase, None
-        sys.modules.setdefault("expecttest", unused)
+        sys.modules["expecttest"] = unused
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         table: Any = importlib.import_module("torch.testing._internal.common_methods_invocations")
