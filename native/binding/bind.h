@@ -1,4 +1,4 @@
-// What the binding files share. Only bind*.cpp know Python.h.
+// What the files of the binding share. They alone know Python.h.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN

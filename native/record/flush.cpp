@@ -1,4 +1,5 @@
 // Running a recording: by its program, or op by op on ready kernels; and the check that both give one result.
+#include <algorithm>
 #include <cmath>
 
 #include "base/check.h"
@@ -137,6 +138,7 @@ StorageRef copy_of(const Storage& storage) {
 bool same_values(DType dtype, const Storage& a, const Storage& b) {
     const size_t width = itemsize(dtype);
     const auto *x = static_cast<const std::byte*>(a.data), *y = static_cast<const std::byte*>(b.data);
+    if (std::equal(x, x + a.nbytes, y)) return true;
     auto is_nan = [&](const std::byte* at) { return std::isnan(read_element(dtype, at).as_double()); };
     for (size_t i = 0; i + width <= a.nbytes; i += width)
         if (std::memcmp(x + i, y + i, width) != 0 && !(is_nan(x + i) && is_nan(y + i))) return false;
