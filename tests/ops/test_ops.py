@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
+from zlib import crc32
 
 import answers as kept
 import numpy as np
@@ -57,6 +58,23 @@ EACH_DTYPE = [
     (n, d) for n, e in SAMPLED.items() for d in e.dtypes if d in (PLAIN if e.kind == "function" else e.dtypes)
 ]
 each_dtype = pytest.mark.parametrize("name, dtype", EACH_DTYPE, ids=lambda x: str(x))
+
+
+def turn(name: str, dtypes: tuple[str, ...]) -> list[str]:
+    """One of the dtypes, each for its share of the functions; with FULL all."""
+    return list(dtypes) if FULL or not dtypes else [dtypes[crc32(name.encode()) % len(dtypes)]]
+
+
+def turns(e: Entry) -> list[str]:
+    """A float dtype and another one of KINDS in turn; of plain functions float32 and int64."""
+    kinds = tuple(d for d in e.dtypes if d in (PLAIN if e.kind == "function" else KINDS))
+    return [
+        d
+        for floats in (True, False)
+        for d in turn(e.name, tuple(k for k in kinds if ("float" in k) == floats))
+    ]
+
+
 each_kind = pytest.mark.parametrize(
     "name, dtype",
     [
@@ -66,6 +84,14 @@ each_kind = pytest.mark.parametrize(
         if d in (PLAIN if e.kind == "function" else KINDS) or FULL
     ],
     ids=lambda x: str(x),
+)
+
+
+# What depends on a dtype only in the middle of a kernel: each function in one dtype, or two, in turn.
+each_turn = pytest.mark.parametrize("name, dtype", [(n, d) for n, e in SAMPLED.items() for d in turns(e)])
+each_once = pytest.mark.parametrize(
+    "name, dtype",
+    [(n, d) for n, e in SAMPLED.items() for d in turn(n, tuple(k for k in e.dtypes if k in KINDS))],
 )
 
 
@@ -250,7 +276,7 @@ def gradients(framework: Any, results: list[Any], leaves: list[Any], seeds: list
     return [framework.zeros_like(t) if g is None else g for t, g in zip(leaves, found)]
 
 
-@each_kind
+@each_once
 def test_layouts(name: str, dtype: str) -> None:
     """The same bits whatever the layout of the operands, alone and mixed."""
     entry = SAMPLED[name]
@@ -319,7 +345,7 @@ def test_operands_are_not_written(name: str) -> None:
 @needs_kiln
 @pytest.mark.parametrize(
     "name, dtype",
-    [(n, d) for n, e in SAMPLED.items() if hasattr(kiln.Tensor, f"{n}_") for d in e.dtypes if d in KINDS],
+    [(n, d) for n, e in SAMPLED.items() if hasattr(kiln.Tensor, f"{n}_") for d in turns(e)],
 )
 def test_in_place(name: str, dtype: str) -> None:
     """`x.name_(...)` writes what `name(x, ...)` gives into x and returns x, eagerly and recorded."""
@@ -357,7 +383,7 @@ def assert_same(expected: list[Any], got: list[Any], label: str) -> None:
         assert same_bits(x, y), f"{label}: {difference(x, y)}"
 
 
-@each_kind
+@each_turn
 def test_recorded_is_eager(name: str, dtype: str) -> None:
     """First sight, second sight and third: bits of results and gradients as eager, differentiated inside
     or outside.

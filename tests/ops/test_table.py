@@ -258,7 +258,7 @@ def test_derivatives_agree_with_differences(op: Op, rng: Any) -> None:
 def test_second_derivatives_agree_with_differences(op: Op, rng: Any) -> None:
     """The gradient's graph differentiated once more, by output gradients and inputs."""
     assert op.samples is not None
-    for sample in op.samples(rng, "float64")[:2]:
+    for sample in op.samples(rng, "float64")[:1]:
         if max([x.size for x in sample.args if is_array(x)], default=0) > 70:
             continue
         graph, given, outputs = traced(op, sample.args, sample.kwargs, "float64")
