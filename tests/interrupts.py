@@ -4,8 +4,9 @@
 
 Each time a process of its own, with an empty cache, gets SIGINT after a delay drawn by the seed: during the
 first calls of a compiled function (`first`; `wait`: with wait=True), which catches it (or goes on, where it
-came in a callback of CPython's imports, which loses it), looks whether all works and ends; or around its end (`exit`), with the compiling thread at work. Prints a line for each: the
-delay and how it ended, 0 or by SIGINT as Python does; anything else ends this with an error.
+came in a callback of CPython's imports, which loses it), looks whether all works and ends; or around its end
+(`exit`), with the compiling thread at work. Prints a line for each: the delay and how it ended, 0 or by
+SIGINT as Python does; anything else ends this with an error.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def work(wait: bool) -> None:
 def look() -> None:
     """Whether everything works."""
     core: Any = kiln._core
-    assert core.modes() == (True, False) and not core.recording()
+    assert core.modes() == (True, False, None) and not core.recording()
     assert (kiln.ones(2) + 1).tolist() == [2.0, 2.0]
     work(False)
     work(True)
