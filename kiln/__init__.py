@@ -72,7 +72,24 @@ from kiln.printing import get_printoptions as get_printoptions, set_printoptions
 
 if _typing.TYPE_CHECKING:  # with the functions of the table: the build writes what they take and give
     from kiln._typed.functions import *  # noqa: F403
+    from kiln.amp.autocast_mode import (
+        autocast as autocast,
+        clear_autocast_cache as clear_autocast_cache,
+        get_autocast_cpu_dtype as get_autocast_cpu_dtype,
+        get_autocast_dtype as get_autocast_dtype,
+        get_autocast_gpu_dtype as get_autocast_gpu_dtype,
+        is_autocast_cache_enabled as is_autocast_cache_enabled,
+        is_autocast_cpu_enabled as is_autocast_cpu_enabled,
+        is_autocast_enabled as is_autocast_enabled,
+        set_autocast_cache_enabled as set_autocast_cache_enabled,
+        set_autocast_cpu_dtype as set_autocast_cpu_dtype,
+        set_autocast_cpu_enabled as set_autocast_cpu_enabled,
+        set_autocast_dtype as set_autocast_dtype,
+        set_autocast_enabled as set_autocast_enabled,
+        set_autocast_gpu_dtype as set_autocast_gpu_dtype,
+    )
     from kiln import (
+        amp as amp,
         array_api as array_api,
         cache as cache,
         compiler as compiler,
@@ -125,14 +142,20 @@ autograd.engine.BATCHED.update(
 globals().update(_registry.imported())
 
 _PARTS = (
-    "array_api cache compiler cuda datasets func linalg masked nn optim random signal special testing utils "
-    "viz"
+    "amp array_api cache compiler cuda datasets func linalg masked nn optim random signal special testing "
+    "utils viz"
 )
 _LEGACY = (
     "BFloat16Tensor BoolTensor ByteTensor CharTensor DoubleTensor FloatTensor HalfTensor IntTensor "
     "LongTensor ShortTensor set_default_tensor_type"
 )
 _ANOMALY = "is_anomaly_check_nan_enabled is_anomaly_enabled set_anomaly_enabled"
+_AUTOCAST = (
+    "autocast clear_autocast_cache get_autocast_dtype is_autocast_cache_enabled is_autocast_enabled "
+    "set_autocast_cache_enabled set_autocast_dtype set_autocast_enabled get_autocast_cpu_dtype "
+    "get_autocast_gpu_dtype is_autocast_cpu_enabled set_autocast_cpu_dtype set_autocast_cpu_enabled "
+    "set_autocast_gpu_dtype"
+)
 # What a program may never use is imported when it is first asked for, as are functions of the table: name ->
 # its module.
 _LATER = {
@@ -151,6 +174,7 @@ _LATER = {
     "UntypedStorage": "kiln.ops.views.storage",
     **dict.fromkeys(_LEGACY.split(), "kiln.ops.creation.legacy"),
     **dict.fromkeys(_ANOMALY.split(), "kiln.autograd.anomaly_mode"),
+    **dict.fromkeys(_AUTOCAST.split(), "kiln.amp.autocast_mode"),
 }
 
 float, double, half, int, long, short = float32, float64, float16, int32, int64, int16

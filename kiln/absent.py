@@ -46,8 +46,8 @@ _HINTS = (
     ("kiln's integers are uint8, int8, int16, int32 and int64", r"u?int\d+ bits?\d*(x\d)?"),
     ("kiln's floats are float16, bfloat16, float32 and float64", "float[48]_.+"),
     (
-        "kiln has no automatic mixed precision; convert the model and its input by .to(kiln.bfloat16)",
-        "amp GradScaler .*autocast.*",
+        'kiln.autocast("cpu") and kiln.amp have automatic mixed precision',
+        "autocast_.+ .*autocast_(ipu|xla)_.+",
     ),
     (
         "kiln writes no programs that run elsewhere; kiln.compile makes functions and modules faster",

@@ -39,7 +39,7 @@ def work(wait: bool) -> None:
 def look() -> None:
     """Whether everything works."""
     core: Any = kiln._core
-    assert core.modes() == (True, False) and not core.recording()
+    assert core.modes() == (True, False, None) and not core.recording()
     assert (kiln.ones(2) + 1).tolist() == [2.0, 2.0]
     work(False)
     work(True)

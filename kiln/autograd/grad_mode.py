@@ -19,7 +19,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _GENERATOR = 0x20  # CO_GENERATOR of a code object's flags
 
 
-class _Mode(_core.ModeSwitch):
+class Mode(_core.ModeSwitch):
     """Sets the core's flags between entry and exit, which are the core's too (native/binding/modes.cpp)."""
 
     __slots__ = ()
@@ -81,7 +81,7 @@ class _Mode(_core.ModeSwitch):
         return under_mode
 
 
-class no_grad(_Mode):
+class no_grad(Mode):
     """Nothing computed inside is recorded for backward; `@no_grad` and `@no_grad()` decorate.
 
     >>> import kiln
@@ -102,14 +102,14 @@ class no_grad(_Mode):
         mode = super().__new__(cls)
         if function is None:
             return mode
-        _Mode.__init__(mode, False)
+        Mode.__init__(mode, False)
         return mode(function)
 
     def __init__(self, function: Callable[..., Any] | None = None) -> None:
         super().__init__(False)
 
 
-class enable_grad(_Mode):
+class enable_grad(Mode):
     """Records for backward inside, also within `no_grad`; `@enable_grad` and `@enable_grad()` decorate."""
 
     __slots__ = ()
@@ -122,14 +122,14 @@ class enable_grad(_Mode):
         mode = super().__new__(cls)
         if function is None:
             return mode
-        _Mode.__init__(mode, True)
+        Mode.__init__(mode, True)
         return mode(function)
 
     def __init__(self, function: Callable[..., Any] | None = None) -> None:
         super().__init__(True)
 
 
-class set_grad_enabled(_Mode):
+class set_grad_enabled(Mode):
     """Sets the grad mode at once; as a context manager it also restores the mode it replaced.
 
     >>> import kiln
@@ -150,7 +150,7 @@ class set_grad_enabled(_Mode):
         return decorated
 
 
-class inference_mode(_Mode):
+class inference_mode(Mode):
     """Inside, nothing is recorded for backward, and what is made never can be: cheaper than no_grad.
 
     Tensors made inside have no `_version`, cannot be saved for backward, and can be changed in place inside
@@ -181,7 +181,7 @@ tensor and use it in autograd, or use no_grad() instead of inference_mode().
         made = super().__new__(cls)
         if isinstance(mode, bool):
             return made
-        _Mode.__init__(made, False, True)
+        Mode.__init__(made, False, True)
         return made(mode)
 
     def __init__(self, mode: bool | Callable[..., Any] = True) -> None:

@@ -7,7 +7,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, Union, overload
 
 from kiln import ops
-from kiln._core import Tensor
+from kiln._core import Tensor, modes
 from kiln.nn import init
 from kiln.nn.module import Module
 from kiln.nn.parameter import Parameter
@@ -139,7 +139,7 @@ class RNNBase(Module):
     def check_input(self, input: Tensor, batch_sizes: Tensor | None) -> None:
         """RuntimeError, ValueError for input of another dtype or shape."""
         own = getattr(self, self._names[0][0]).dtype
-        if input.dtype != own:
+        if input.dtype != own and modes()[2] is None:  # autocast would make them one
             raise ValueError(
                 f"RNN input dtype ({input.dtype}) does not match weight dtype ({own}). Convert input: "
                 f"input.to({own}), or convert model: model.to({input.dtype})"

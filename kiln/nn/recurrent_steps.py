@@ -19,7 +19,7 @@ from kiln.autograd.function import Function
 from kiln.nn.dropouts import dropout
 from kiln.ops.nn import recurrent_cells as r
 from kiln.ops.nn import recurrent_layers
-from kiln.table.callables import named
+from kiln.table.callables import hide_frames, named
 
 State = tuple[Any, ...]  # (hidden,) or (hidden, cell)
 KERNEL_DTYPES = (float32, float64)
@@ -304,6 +304,9 @@ def unrolled(
         last += [states for _, states in found]
         x = ops.cat([y for y, _ in found], 1) if directions > 1 else found[0][0]
     return x, tuple([ops.stack(states) for states in zip(*last)])
+
+
+hide_frames(globals(), ("unrolled",))  # a callable of the core: autocast casts what it is given
 
 
 def _by_layer(params: Sequence[Any], has_biases: bool, projected: bool) -> list[tuple[Any, ...]]:

@@ -72,6 +72,7 @@ class _Run:
         self.kwargs = {name: keep(value) for name, value in kwargs.items()}
         self.random = _core.random_state() if preserve_rng_state else None
         self.check = check
+        self.autocast = _core.ModeSwitch(None, None, _core.modes()[2] or False)
         self.context = context  # for running again
         self.early_stop = early_stop
         self.debug = debug
@@ -138,7 +139,7 @@ class _Run:
         try:
             if self.random is not None:
                 _core.set_random_state(*self.random)
-            with enable_grad(), self.context, saved_tensors_hooks(pack, lambda tensor: tensor):
+            with enable_grad(), self.autocast, self.context, saved_tensors_hooks(pack, lambda tensor: tensor):
                 self.function(*args, **kwargs)
         except _Stop:
             return

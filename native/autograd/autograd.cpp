@@ -13,6 +13,7 @@ namespace kiln {
 namespace {
 
 thread_local bool grad_mode = true;
+constinit thread_local Autocast autocast_mode;
 uint64_t next_order = 1;
 
 }  // namespace
@@ -21,12 +22,18 @@ bool grad_enabled() { return grad_mode; }
 
 bool set_grad_enabled(bool enabled) { return std::exchange(grad_mode, enabled && !inference_mode()); }
 
-Modes modes() { return {grad_mode, inference_mode()}; }
+Modes modes() { return {grad_mode, inference_mode(), autocast_mode}; }
 
 void set_modes(Modes modes) {
     set_inference_mode(modes.inference);
     set_grad_enabled(modes.grad);
+    autocast_mode = modes.autocast;
+    if (modes.autocast.on) autocast_used = true;
 }
+
+const Autocast& autocast() { return autocast_mode; }
+AutocastOff::AutocastOff() : before_(std::exchange(autocast_mode.on, false)) {}
+AutocastOff::~AutocastOff() { autocast_mode.on = before_; }
 
 bool takes_part(const Tensor& tensor) {
     return tensor.requires_grad() || (tensor.base && tensor.base->requires_grad());

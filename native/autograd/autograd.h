@@ -1,6 +1,7 @@
 // Reverse mode, recorded: each call that takes part leaves a node for backward.
 #pragma once
 
+#include <atomic>
 #include <span>
 #include <vector>
 
@@ -24,12 +25,29 @@ public:
 private:
     const bool before_;
 };
+// Automatic mixed precision: while it is on, calls from Python of some functions have their arguments cast.
+struct Autocast {
+    bool on = false, cache = true;  // cache: a parameter is cast once
+    DType dtype = DType::bfloat16;
+};
 // What is made in inference mode never takes part in backward, and its writes are not counted.
 struct Modes {
     bool grad = true, inference = false;
+    Autocast autocast;
 };
 Modes modes();
 void set_modes(Modes modes);
+const Autocast& autocast();
+inline std::atomic<bool> autocast_used = false;  // by any thread, ever
+class AutocastOff {                              // while it lives
+public:
+    AutocastOff();
+    ~AutocastOff();
+    AutocastOff(const AutocastOff&) = delete;
+
+private:
+    const bool before_;
+};
 
 // Whether gradients are recorded of what is made of it: a view takes part if what it views does.
 bool takes_part(const Tensor& tensor);

@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "autograd/autograd.h"
 #include "base/check.h"
 #include "call/busy.h"
 #include "call/dispatch.h"
@@ -177,6 +178,17 @@ Object plain(PyObject* value);
 // __get__ of callables that are methods where a class has them, as functions are.
 PyObject* bind_to_instance(PyObject* self, PyObject* instance, PyObject* owner);
 bool is_no_flag(PyObject* value);  // true or false, but meant as something else: a text, a list, a float
+// Automatic mixed precision: whether a call of an Op or Function object is made with other arguments, which
+// is asked of Python once for each object.
+enum class Casts : uint8_t { unknown, no, yes };
+bool ask_casts(PyObject* callable, Casts& known);
+inline bool autocasts(PyObject* callable, Casts& known) {
+    return autocast_used.load(std::memory_order_relaxed) && known != Casts::no && autocast().on &&
+           (known == Casts::yes || ask_casts(callable, known));
+}
+// The call with cast arguments; nothing in it is cast again.
+PyObject* call_cast(PyObject* callable, PyObject* const* args, size_t flags, PyObject* names);
+
 // What a vectorcall was given, as a tuple and a dict.
 std::pair<Object, Object> python_arguments(PyObject* const* args, Py_ssize_t count, PyObject* names);
 // The error that is set, in terms of a call that failed (kiln/table/mistakes.py). Returns null.
@@ -219,6 +231,7 @@ int add_ops(PyObject* module);
 int add_arguments(PyObject* module);
 int add_functions(PyObject* module);
 int add_modes(PyObject* module);
+int add_autocast(PyObject* module);
 int add_core_ops(PyObject* module);
 int add_operators(PyObject* module);
 int add_nodes(PyObject* module);

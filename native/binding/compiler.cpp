@@ -7,6 +7,7 @@
 #include <bit>
 #include <cstring>
 
+#include "autograd/autograd.h"
 #include "autograd/node.h"
 #include "base/threads.h"
 #include "call/busy.h"
@@ -101,6 +102,7 @@ Object ask(const char* request, Object args) {
     expect_stack();
     Away here;
     const SeenValues::Pause pause;
+    const AutocastOff uncast;            // what a function is made of is traced as it stands
     const FloatEnvironment environment;  // constants are computed there, and kept for everyone
     if (!compiler_function) {
         KILN_CHECK(compiler_module, internal, "no compiler is registered");

@@ -18,6 +18,7 @@ struct FunctionObject {
     Py_ssize_t places;  // parameters that are given by place
     // Null, or a tuple: for each place its name if it takes a flag, else None; then other parameters' names.
     PyObject* flags;
+    Casts casts;
 };
 
 FunctionObject& function_of(PyObject* object) { return *reinterpret_cast<FunctionObject*>(object); }
@@ -83,8 +84,12 @@ PyObject* call_in_python(const FunctionObject& self, PyObject* const* args, size
 }
 
 PyObject* function_vectorcall(PyObject* object, PyObject* const* args, size_t flags, PyObject* names) {
-    PyObject* result =
-        guarded([&]() -> PyObject* { return call_in_python(function_of(object), args, flags, names); });
+    PyObject* result = guarded([&]() -> PyObject* {
+        FunctionObject& self = function_of(object);
+        if (autocasts(object, self.casts)) [[unlikely]]
+            return call_cast(object, args, flags, names);
+        return call_in_python(self, args, flags, names);
+    });
     return result ? result : describe_error(object, args, flags, names);
 }
 

@@ -1,6 +1,6 @@
-// Grad mode, inference mode and hooks on saved tensors as what a `with` statement holds: entered and left in
-// one C function each, so that a signal's handler, which runs between two of Python's instructions, finds a
-// mode either as it was or as it is remembered.
+// Grad mode, inference mode, autocast and hooks on saved tensors as what a `with` statement holds: entered
+// and left in one C function each, so that a signal's handler, which runs between two of Python's
+// instructions, finds a mode either as it was or as it is remembered.
 #include "binding/bind.h"
 
 #include <optional>
@@ -35,19 +35,31 @@ void holder_dealloc(PyObject* object) {
     Py_DECREF(type);
 }
 
+// What is not set stays as it is.
 struct ModeSwitch {
-    bool grad = true;
-    int inference = -1;           // -1: stays as it is
+    std::optional<bool> grad, inference;
+    std::optional<Autocast> autocast;
     std::vector<Modes> found;     // one for each time it is entered
     std::optional<Modes> before;  // what `now` found, until it is entered
 };
 ModeSwitch& switch_of(PyObject* object) { return held_by<ModeSwitch>(object); }
 
 void set(const ModeSwitch& self) {
-    if (self.inference < 0)
-        set_grad_enabled(self.grad);
-    else
-        set_modes({self.grad, bool(self.inference)});
+    const Modes now = modes();
+    set_modes({self.grad.value_or(now.grad), self.inference.value_or(now.inference),
+               self.autocast.value_or(now.autocast)});
+}
+
+// Casts of parameters that this thread keeps: a dict that Python fills, owned by its thread state.
+constexpr char cast_cache[] = "kiln.autocast";
+void drop_casts() {
+    PyObject* kept = PyThreadState_GetDict();
+    if (kept && PyDict_GetItemString(kept, cast_cache)) checked_ok(PyDict_DelItemString(kept, cast_cache));
+}
+void back_to(const Modes& found) {
+    const bool ends = autocast().on && !found.autocast.on;
+    set_modes(found);
+    if (ends) drop_casts();
 }
 
 // Remembers the modes and switches; nothing is changed if there is no memory for that.
@@ -58,18 +70,41 @@ void enter(ModeSwitch& self) {
 }
 void leave(ModeSwitch& self) {
     KILN_CHECK(!self.found.empty(), runtime, "a mode is left that was not entered");
-    set_modes(self.found.back());
+    const Modes found = self.found.back();
     self.found.pop_back();
+    back_to(found);
 }
 
-// (grad, inference or None)
-int switch_init(PyObject* object, PyObject* args, PyObject*) {
-    int grad;
-    PyObject* inference = Py_None;
-    if (!PyArg_ParseTuple(args, "p|O:ModeSwitch", &grad, &inference)) return -1;
-    switch_of(object).grad = grad;
-    switch_of(object).inference = inference == Py_None ? -1 : PyObject_IsTrue(inference);
+Object autocast_object(const Autocast& mode) {
+    if (!mode.on) return Object::borrow(Py_None);
+    return checked(Py_BuildValue("(ON)", dtype_object(mode.dtype), PyBool_FromLong(mode.cache)));
+}
+// Of False or None for off, or (dtype, whether casts of parameters are kept).
+Autocast autocast_from(PyObject* object) {
+    Autocast mode;
+    if (object == Py_None || object == Py_False) return mode;
+    PyObject* dtype;
+    int cache;
+    if (!PyArg_ParseTuple(object, "Op:autocast", &dtype, &cache)) throw Error(ErrorKind::python, "");
+    return {true, bool(cache), dtype_from(dtype)};
+}
+
+// (grad, inference, autocast), None for each that stays; autocast as `autocast_from` takes it
+int init_switch(ModeSwitch& self, PyObject* args) {
+    PyObject *grad, *inference = Py_None, *autocast = Py_None;
+    if (!PyArg_ParseTuple(args, "O|OO:ModeSwitch", &grad, &inference, &autocast)) return -1;
+    if (grad != Py_None) self.grad = PyObject_IsTrue(grad);
+    if (inference != Py_None) self.inference = PyObject_IsTrue(inference);
+    if (autocast != Py_None) self.autocast = autocast_from(autocast);
     return 0;
+}
+int switch_init(PyObject* object, PyObject* args, PyObject*) {
+    int result = -1;
+    guarded([&]() -> PyObject* {
+        result = init_switch(switch_of(object), args);
+        return nullptr;
+    });
+    return result;
 }
 PyObject* switch_enter(PyObject* self, PyObject*) {
     enter(switch_of(self));
@@ -86,7 +121,7 @@ PyObject* switch_now(PyObject* self, PyObject*) {
 }
 PyObject* switch_undo(PyObject* self, PyObject*) {
     std::optional<Modes>& before = switch_of(self).before;
-    if (before) set_modes(*before);
+    if (before) back_to(*before);
     before.reset();
     Py_RETURN_NONE;
 }
@@ -97,12 +132,12 @@ PyObject* switch_call(PyObject* self, PyObject* const* args, Py_ssize_t count, P
     set(switch_of(self));
     PyObject* result =
         in_python([&] { return PyObject_Vectorcall(args[0], args + 1, size_t(count - 1), names); });
-    set_modes(found);
+    back_to(found);
     return result;
 }
 PyObject* switch_mode(PyObject* self, void*) {
     const ModeSwitch& own = switch_of(self);
-    return PyBool_FromLong(own.inference < 0 ? own.grad : own.inference);
+    return PyBool_FromLong(own.inference.value_or(own.grad.value_or(false)));
 }
 
 PyMethodDef switch_methods[] = {
@@ -167,13 +202,23 @@ PyType_Spec hooks_spec = {"kiln._core.HooksSwitch", sizeof(Holder<FoundHooks>), 
 
 PyObject* get_modes(PyObject*, PyObject*) {
     const Modes now = modes();
-    return Py_BuildValue("(NN)", PyBool_FromLong(now.grad), PyBool_FromLong(now.inference));
+    return Py_BuildValue("(NNN)", PyBool_FromLong(now.grad), PyBool_FromLong(now.inference),
+                         autocast_object(now.autocast).release());
 }
 PyObject* put_modes(PyObject*, PyObject* args) {
     int grad, inference;
-    if (!PyArg_ParseTuple(args, "pp:set_modes", &grad, &inference)) return nullptr;
-    set_modes({bool(grad), bool(inference)});
+    PyObject* autocast;
+    if (!PyArg_ParseTuple(args, "ppO:set_modes", &grad, &inference, &autocast)) return nullptr;
+    set_modes({bool(grad), bool(inference), autocast_from(autocast)});
     Py_RETURN_NONE;
+}
+PyObject* get_casts(PyObject*, PyObject*) {
+    PyObject* kept = PyThreadState_GetDict();
+    KILN_CHECK(kept, runtime, "autocast: this thread has no state of Python's");
+    if (PyObject* casts = PyDict_GetItemString(kept, cast_cache)) return Py_NewRef(casts);
+    Object made = checked(PyDict_New());
+    checked_ok(PyDict_SetItemString(kept, cast_cache, made.get()));
+    return made.release();
 }
 PyObject* get_enabled(PyObject*, PyObject*) { return PyBool_FromLong(grad_enabled()); }
 PyObject* put_enabled(PyObject*, PyObject* value) {
@@ -185,8 +230,11 @@ PyObject* put_enabled(PyObject*, PyObject* value) {
 PyMethodDef functions[] = {
     {"grad_enabled", get_enabled, METH_NOARGS, "Whether ops record gradients on this thread."},
     {"set_grad_enabled", put_enabled, METH_O, "Sets whether ops record gradients; returns what it was."},
-    {"modes", get_modes, METH_NOARGS, "This thread's (grad mode, inference mode)."},
-    {"set_modes", put_modes, METH_VARARGS, "Sets this thread's (grad mode, inference mode)."},
+    {"modes", guard<get_modes>, METH_NOARGS,
+     "This thread's (grad mode, inference mode, None or autocast's (dtype, whether casts are kept))."},
+    {"set_modes", guard<put_modes>, METH_VARARGS, "Sets what `modes` gives."},
+    {"autocasts", guard<get_casts>, METH_NOARGS,
+     "This thread's casts of parameters: a dict, dropped where autocast ends."},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -54,6 +54,8 @@ PyObject* call_plain(Fn& fn, std::span<const Operand> operands) {
 PyObject* op_vectorcall(PyObject* object, PyObject* const* args, size_t flags, PyObject* names) {
     PyObject* result = guarded([&]() -> PyObject* {
         OpObject& self = op_of(object);
+        if (autocasts(object, self.casts)) [[unlikely]]
+            return call_cast(object, args, flags, names);
         size_t count = size_t(PyVectorcall_NARGS(flags));
         if (self.in_place && (count == 0 || !(is_tensor(args[0]) || is_symbolic(args[0]))))
             raise(ErrorKind::type, concat(self.op->name, "_(): the first argument must be a Tensor"));

@@ -25,6 +25,7 @@ struct OpObject {
     bool operands_only;   // pointwise, without structure: every parameter is an operand
     PyObject* general;    // of a form: what is called when parameters are missing, None or named
     bool in_place;        // of a form: the result is written into the first argument, which is returned
+    Casts casts;
 };
 inline OpObject& op_of(PyObject* object) { return *reinterpret_cast<OpObject*>(object); }
 

@@ -250,7 +250,7 @@ if library.allocations() < int(sys.argv[1]):
     said = "all"
 library.fail_allocation(ctypes.c_long(0))
 assert work() == work()
-assert _core.modes() == (True, False) and not _core.recording()
+assert _core.modes() == (True, False, None) and not _core.recording()
 print(said)
 """
 )

@@ -164,7 +164,7 @@ def test_the_thread_is_as_it_was(name: str) -> None:
         while (interrupt := Interrupt(n)).run(work):
             if state() != before:
                 found.append(interrupt.place)
-                kiln._core.set_modes(True, False)
+                kiln._core.set_modes(True, False, None)
                 kiln._core.set_saved_tensors_hooks(None)
             assert (kiln.ones(2) + 1).tolist() == [2.0, 2.0]
             n += 1 if FULL or n < 60 else 7

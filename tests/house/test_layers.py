@@ -57,7 +57,7 @@ ALLOWED = {
     "compiler": {"capture"},
     "special": {"ops", "table"},
     "profiler": {"_core", "ops", "capture"},
-    "amp": {"_core", "ops", "tensor", "autograd"},
+    "amp": {"_core", "device", "ops", "tensor", "autograd"},
     "distributed": {"_core", "ops", "tensor", "autograd", "optim", "nn"},
     "viz": {"_core", "graph", "ops", "tensor", "passes", "codegen", "capture", "files", "table"},
 }  # fmt: skip
@@ -122,8 +122,8 @@ LATE_IN: dict[str, dict[str, str]] = {
 
 FORBIDDEN_AT_IMPORT = ("numpy", "scipy", "llvmlite", "inspect", "dataclasses", "torch")
 LONGEST_FILE = 600
-LONGEST_CORE = 8400
-LONGEST_BINDING = 4870  # the C API spelled out, which the core proper does not see
+LONGEST_CORE = 8430
+LONGEST_BINDING = 4990  # the C API spelled out, which the core proper does not see
 
 SOURCES = sorted(KILN.rglob("*.py"))
 NATIVE_FILES = sorted(p for p in NATIVE.rglob("*") if p.suffix in (".h", ".cpp", ".hpp", ".cc"))

@@ -477,4 +477,5 @@ def gru_cell(input: Any, hx: Any, w_ih: Any, w_hh: Any, b_ih: Any = None, b_hh: 
     tensor([[0.5000]])
     """
     _check_cell(input, (hx,), w_ih, w_hh)
-    return gru_gates.handle(linear.handle(input, w_ih, b_ih), linear.handle(hx, w_hh, b_hh), hx)
+    products = linear.handle(input, w_ih, b_ih), linear.handle(hx, w_hh, b_hh)
+    return gru_gates.handle(*(x.to(hx.dtype) for x in products), hx)  # which autocast makes narrower
