@@ -83,6 +83,7 @@ if _typing.TYPE_CHECKING:  # with the functions of the table: the build writes w
         masked as masked,
         nn as nn,
         optim as optim,
+        serialization as serialization,
         signal as signal,
         testing as testing,
     )
@@ -125,8 +126,8 @@ autograd.engine.BATCHED.update(
 globals().update(_registry.imported())
 
 _PARTS = (
-    "array_api cache compiler cuda datasets func linalg masked nn optim random signal special testing utils "
-    "viz"
+    "array_api cache compiler cuda datasets func linalg masked nn optim random serialization signal special testing "
+    "utils viz"
 )
 _LEGACY = (
     "BFloat16Tensor BoolTensor ByteTensor CharTensor DoubleTensor FloatTensor HalfTensor IntTensor "

@@ -1,0 +1,158 @@
+"""Reading PyTorch's files: a zip archive, or the older row of pickles with the storages' bytes after them.
+
+    0x1950a86a20f9469cfc6c      pickled: the magic number
+    1001                        pickled: the protocol's number
+    {"little_endian": ...}      pickled
+    the object                  pickled; its storages by key
+    [key, ...]                  pickled: the order of what follows
+    8 bytes of a count, then as many elements, for each storage
+"""
+
+from __future__ import annotations
+
+import mmap
+import pickle
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from kiln import _core, ops
+from kiln.ops.views.storage import TypedStorage, UntypedStorage
+from kiln.serialization.archive import Archive
+from kiln.serialization.location import mapping
+from kiln.serialization.machine import Machine, Window, storage_named
+from kiln.serialization.safe import here
+from kiln.serialization.source import Damaged, DamagedArchive, Source, read_tensor
+from kiln.serialization.words import Missing, meaning, need, storage_dtype
+
+MAGIC = 0x1950A86A20F9469CFC6C
+PROTOCOL = 1001
+
+
+class How(NamedTuple):
+    """How a file is to be read."""
+
+    map_location: Any = None
+    pickles: Any = None  # the module whose Unpickler may run what the file holds; None: nothing is run
+    options: dict[str, Any] = {}  # of the Unpickler
+    mapped: bool = False
+
+
+class Storages:
+    """The storages of a file by key, each made when the pickle first names it."""
+
+    def __init__(self, how: How, read: Callable[[str, Any, int], Any]) -> None:
+        self.read = read
+        self.place = mapping(how.map_location)
+        self.found: dict[str, tuple[Any, Any, int]] = {}
+
+    def __call__(self, what: Any) -> Any:
+        kind, key, location, length = storage_named(what)
+        dtype = storage_dtype(kind)
+        if key not in self.found:
+            storage = UntypedStorage(self.read(key, dtype, length))
+            self.found[key] = self.place(storage, location), dtype, length
+        storage, known, size = self.found[key]
+        same = (dtype, length) == (known, size) or kind.dtype is None
+        need(same, "storage {} of one kind and length, got two", key)
+        return (UntypedStorage if kind.dtype is None else TypedStorage)(storage._owner)
+
+
+def read_archive(source: Source, how: How) -> Any:
+    """The object of a zip archive."""
+    archive = Archive(source)
+    if "constants.pkl" in archive and not how.pickles:
+        raise Missing("load: the file holds a TorchScript program, which kiln has not; save its state_dict()")
+    order = archive.read("byteorder") if "byteorder" in archive else b"little"
+    need(order in (b"little", b"big"), "byteorder little or big, got {}", order.decode("latin1"))
+    content = _mapped(source) if how.mapped else None
+
+    def read(key: str, dtype: Any, length: int) -> Any:
+        record = archive.find(f"data/{key}")
+        if record.size != length * dtype.itemsize:
+            expected = f"expected size ({length * dtype.itemsize} bytes = {length} elements)"
+            raise DamagedArchive(f"failed: record size ({record.size} bytes) does not match {expected}")
+        swapped = order == b"big"
+        if content is not None and length and record.at % dtype.itemsize == 0 and not swapped:
+            found = _core.frombuffer(content, dtype.name, length, record.at)
+            if dtype is _core.bool and found.view(_core.uint8).max().item() > 1:
+                raise Damaged(f"expected only 0 and 1 in the bools of {key:.40}")
+            return found
+        return read_tensor(source, record.at, dtype, length, f"storage {key:.40}", swapped)
+
+    record = archive.find("data.pkl")
+    window = Window(source, record.at, record.at + record.size)
+    return _object(window, how, Storages(how, read))
+
+
+def _mapped(source: Source) -> mmap.mmap:
+    """The file's bytes as memory: what is written there is seen by this process alone."""
+    return mmap.mmap(source.file.fileno(), source.start + source.size, access=mmap.ACCESS_COPY)
+
+
+def read_row(source: Source, how: How) -> Any:
+    """The object of an older file."""
+    window = Window(source, 0, source.size)
+
+    def plain() -> Any:
+        return Machine(window, _none_outside).run()
+
+    magic = plain()
+    if magic != MAGIC or type(magic) is not int:
+        raise Damaged("Invalid magic number; corrupt file?")
+    if plain() != PROTOCOL:
+        raise Damaged("Invalid protocol version")
+    plain()  # the widths of integers, and an order of bytes that says nothing: the file's is always the same
+    waiting: dict[str, Any] = {}
+    room = source.size
+
+    def make(key: str, dtype: Any, length: int) -> Any:
+        nonlocal room
+        room -= length * dtype.itemsize
+        need(room >= 0, "storages within the file's {} bytes", source.size)
+        waiting[key] = ops.empty(length, dtype=dtype)
+        return waiting[key]
+
+    found = _object(window, how, Storages(how, make))
+    keys = plain()
+    need(type(keys) is list and all(isinstance(key, str) for key in keys), "a list of keys, got {}", keys)
+    need(sorted(keys) == sorted(waiting), "the keys of the storages that the object has")
+    for key in keys:
+        memory = waiting[key]
+        count = int.from_bytes(window.take(8), "little")
+        need(count == memory.numel(), "{} elements of storage {}, got {}", memory.numel(), key, count)
+        memory.copy_(read_tensor(source, window.place, memory.dtype, count, f"storage {key:.40}"))
+        window = Window(source, window.place + count * memory.element_size(), source.size)
+    source.file.seek(source.start + window.place)
+    return found
+
+
+def _none_outside(what: Any) -> Any:
+    raise Damaged("expected a pickle of plain data, got one with storages")
+
+
+def _object(window: Window, how: How, storages: Storages) -> Any:
+    """The object of a pickle, by the reader that was asked for."""
+    if how.pickles is None:
+        return Machine(window, storages, how.options.get("encoding", "utf-8")).run()
+
+    class Unpickler(how.pickles.Unpickler):  # type: ignore[misc,name-defined]
+        def find_class(self, module: str, name: str) -> Any:
+            return _named(super().find_class, module, name)
+
+        def persistent_load(self, what: Any) -> Any:
+            return storages(what)
+
+    return Unpickler(window, **how.options).load()
+
+
+def _named(find: Callable[[str, str], Any], module: str, name: str) -> Any:
+    """What a pickle that may name anything means by a name: PyTorch's are kiln's."""
+    known = meaning(f"{module}.{name}")
+    if known is not None and module.partition(".")[0] == "torch":
+        return known
+    if module.partition(".")[0] == "torch":
+        known = here(module, name)
+        if known is None:
+            raise pickle.UnpicklingError(f"load: the file names {module}.{name}, which kiln has not")
+        return known
+    return find(module, name)

@@ -1,0 +1,233 @@
+"""Writing PyTorch's files: Python's pickler, which says what is made of tensors in PyTorch's words.
+
+    a tensor      torch._utils _rebuild_tensor_v2 ((storage), offset, sizes, strides, requires_grad, hooks)
+    a storage     outside of the pickle: ("storage", torch FloatStorage, key, "cpu", length)
+
+Tensors of one storage name the same one, so its bytes are written once. A tensor that reads a storage as
+another dtype is written by _rebuild_tensor_v3, which says the dtype itself.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Any, NamedTuple
+
+from kiln import _core
+from kiln._core import Tensor
+from kiln.device import device
+from kiln.errors import describe, message
+from kiln.layout import layout
+from kiln.nn.parameter import Buffer, Parameter
+from kiln.ops.creation.data import attributes
+from kiln.ops.views.pickling import of_memory
+from kiln.ops.views.storage import TypedStorage, UntypedStorage
+from kiln.serialization.archive import Written, plain, zipped
+from kiln.serialization.source import pieces
+from kiln.serialization.torch_file import MAGIC, PROTOCOL
+from kiln.serialization.words import STORAGE_OF, StorageType
+
+
+class Named:
+    """A name of PyTorch's, which a file says and this process may not have."""
+
+    def __init__(self, module: str, name: str) -> None:
+        self.text = f"c{module}\n{name}\n".encode()
+
+
+class Outside(NamedTuple):
+    """A storage as a file names it."""
+
+    key: str
+    kind: Named
+    length: int
+    storage: UntypedStorage
+    dtype: Any
+
+
+_TENSOR = Named("torch._utils", "_rebuild_tensor_v2")
+_TENSOR_OF_DTYPE = Named("torch._utils", "_rebuild_tensor_v3")
+_PARAMETER = Named("torch._utils", "_rebuild_parameter")
+_PARAMETER_WITH_STATE = Named("torch._utils", "_rebuild_parameter_with_state")
+_OF_TYPE = Named("torch._tensor", "_rebuild_from_type_v2")
+_CLASS, _SIZE, _DEVICE = Named("torch", "Tensor"), Named("torch", "Size"), Named("torch", "device")
+_LAYOUT = Named("torch.serialization", "_get_layout")
+_DTYPES = {dtype: Named("torch", dtype.name) for dtype in STORAGE_OF}
+_KINDS = {dtype: Named("torch", name) for dtype, name in STORAGE_OF.items()}
+
+
+class Storages:
+    """The storages that a pickle names, numbered as they are met."""
+
+    def __init__(self) -> None:
+        self.found: dict[int, Outside] = {}  # by the id of the storage, which lives as long as this does
+        self.legacy = False
+
+    def outside(self, storage: UntypedStorage, dtype: Any) -> Outside:
+        """How the file names a storage; its dtype is that of the first tensor."""
+        found = self.found.get(id(storage))
+        if found is None:
+            kind, key = _KINDS[dtype], str(len(self.found))
+            found = Outside(key, kind, storage.nbytes() // dtype.itemsize, storage, dtype)
+            self.found[id(storage)] = found
+        return found
+
+    def name(self, found: Outside) -> tuple[Any, ...]:
+        """What the pickle says in a storage's place."""
+        named = ("storage", found.kind, found.key, "cpu", found.length)
+        return (*named, None) if self.legacy else named
+
+    def elements(self, found: Outside) -> Tensor:
+        """A storage's elements."""
+        elements: Tensor = found.storage.elements(found.dtype)
+        return elements
+
+
+class Pickler(pickle._Pickler):  # type: ignore[name-defined,misc]
+    """Python's pickler, and how it writes what is of tensors."""
+
+    dispatch = dict(pickle._Pickler.dispatch)  # type: ignore[attr-defined]
+
+    def __init__(self, file: Any, protocol: int, storages: Storages) -> None:
+        super().__init__(file, protocol)
+        self.storages = storages
+
+    def persistent_id(self, obj: Any) -> Any:
+        if isinstance(obj, Outside):
+            return self.storages.name(obj)
+        if isinstance(obj, UntypedStorage):
+            return self.storages.name(_outside(self.storages, obj))
+        return None
+
+    def save_named(self, obj: Named) -> None:
+        self.write(obj.text)
+        self.memoize(obj)
+
+    def save_tensor(self, obj: Tensor) -> None:
+        state = attributes(obj)
+        made = _rebuilt(self.storages, obj)
+        if state is None:
+            self.save_reduce(*made, obj=obj)
+        else:
+            self.save_reduce(_OF_TYPE, (made[0], _CLASS, made[1], state), obj=obj)
+
+    def save_parameter(self, obj: Any) -> None:
+        state = attributes(obj)
+        args = (obj.data, obj.requires_grad, OrderedDict())
+        if state is None:
+            self.save_reduce(_PARAMETER, args, obj=obj)
+        else:
+            self.save_reduce(_PARAMETER_WITH_STATE, (*args, state), obj=obj)
+
+    def save_buffer(self, obj: Any) -> None:
+        made = _rebuilt(self.storages, obj)
+        state = {**obj.__dict__, "_is_buffer": True}  # how PyTorch tells one
+        self.save_reduce(_OF_TYPE, (made[0], _CLASS, made[1], state), obj=obj)
+
+    def save_size(self, obj: Any) -> None:
+        self.save_reduce(_SIZE, (tuple(obj),), obj=obj)
+
+    def save_device(self, obj: Any) -> None:
+        args = (obj.type,) if obj.index is None else (obj.type, obj.index)
+        self.save_reduce(_DEVICE, args, obj=obj)
+
+    def save_layout(self, obj: Any) -> None:
+        self.save_reduce(_LAYOUT, (f"torch.{obj!r}".replace("kiln.", ""),), obj=obj)
+
+    def save_dtype(self, obj: Any) -> None:
+        self.save(_DTYPES[obj])
+
+    def save_reduce(self, func: Any, args: Any, *rest: Any, obj: Any = None, **named: Any) -> None:
+        if not isinstance(func, Named):
+            super().save_reduce(func, args, *rest, obj=obj, **named)
+            return
+        self.save(func)
+        self.save(args)
+        self.write(pickle.REDUCE)
+        if obj is not None:
+            self.memoize(obj)
+
+    dispatch.update({
+        Named: save_named, Tensor: save_tensor, Parameter: save_parameter, Buffer: save_buffer,
+        _core.Size: save_size, device: save_device, layout: save_layout, type(_core.float32): save_dtype,
+    })  # fmt: skip
+
+
+def _outside(storages: Storages, storage: UntypedStorage) -> Outside:
+    """How the file names a storage that is an object of the program's."""
+    dtype = storage._owner.dtype if isinstance(storage, TypedStorage) else _core.uint8
+    return storages.outside(of_memory(storage._owner), dtype)
+
+
+def _rebuilt(storages: Storages, x: Tensor) -> tuple[Named, tuple[Any, ...]]:
+    """What makes a tensor again, and of what."""
+    found = storages.outside(of_memory(x), x.dtype)
+    args = (found, x.storage_offset(), tuple(x.shape), x.stride(), x.requires_grad, OrderedDict())
+    if found.dtype is x.dtype:
+        return _TENSOR, args
+    return _TENSOR_OF_DTYPE, (*args, x.dtype)
+
+
+def pickled(obj: Any, pickles: Any, protocol: int, storages: Storages) -> bytes:
+    """The pickle of an object, whose storages are elsewhere."""
+    file = io.BytesIO()
+    if pickles is None or pickles is pickle:
+        Pickler(file, protocol, storages).dump(obj)
+        return file.getvalue()
+
+    class Foreign(pickles.Pickler):  # type: ignore[misc]
+        """Another module's: it says kiln's names, and files of it are read with that module alone."""
+
+        def persistent_id(self, obj: Any) -> Any:
+            if not isinstance(obj, UntypedStorage):
+                return None
+            found = _outside(storages, obj)
+            kind = StorageType(STORAGE_OF[found.dtype], found.dtype)
+            return "storage", kind, found.key, "cpu", found.length
+
+    Foreign(file, protocol).dump(obj)
+    return file.getvalue()
+
+
+def archive_chunks(obj: Any, pickles: Any, protocol: int, byteorder: bool) -> Iterator[Any]:
+    """The zip archive of an object, piece by piece."""
+    storages = Storages()
+    records = [plain("data.pkl", pickled(obj, pickles, protocol, storages))]
+    if byteorder:
+        records.append(plain("byteorder", b"little"))
+    for found in storages.found.values():
+        elements = storages.elements(found)
+        size = elements.numel() * elements.element_size()
+        records.append(Written(f"data/{found.key}", size, lambda x=elements: pieces(x)))  # type: ignore[misc]
+    return zipped([*records, plain("version", b"3\n")])
+
+
+def row_chunks(obj: Any, pickles: Any, protocol: int) -> Iterator[Any]:
+    """The older file of an object, piece by piece."""
+    storages = Storages()
+    storages.legacy = True
+    sizes = {"short": 2, "int": 4, "long": 4}
+    system = {"protocol_version": PROTOCOL, "little_endian": True, "type_sizes": sizes}
+    head = [pickle.dumps(part, protocol) for part in (MAGIC, PROTOCOL, system)]
+    content = pickled(obj, pickles, protocol, storages)
+    keys = pickle.dumps([found.key for found in storages.found.values()], protocol)
+    return chain(head, [content, keys], *(_counted(storages, found) for found in storages.found.values()))
+
+
+def _counted(storages: Storages, found: Outside) -> Iterable[Any]:
+    """A storage in the older file."""
+    elements = storages.elements(found)
+    yield elements.numel().to_bytes(8, "little")
+    yield from pieces(elements)
+
+
+def check_protocol(protocol: Any) -> int:
+    """The protocol of a pickle. ValueError for one that Python has not."""
+    if not isinstance(protocol, int) or isinstance(protocol, bool):
+        raise TypeError(message("save", "pickle_protocol as an int", describe(protocol)))
+    if not 2 <= protocol <= pickle.HIGHEST_PROTOCOL:
+        raise ValueError(message("save", f"pickle_protocol 2 to {pickle.HIGHEST_PROTOCOL}", str(protocol)))
+    return protocol
