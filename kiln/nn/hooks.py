@@ -43,6 +43,13 @@ class Hook:
         return result if came is None else came
 
 
+def hooks_of(functions: Any, with_kwargs: Any, always: Any = ()) -> dict[int, Hook]:
+    """The hooks of a module of PyTorch's, which keeps functions by number, and apart from them which take
+    keyword arguments, and which are called after errors.
+    """
+    return {n: Hook(function, n in with_kwargs, n in always) for n, function in functions.items()}
+
+
 def call_after_error(
     hooks: Iterable[Hook], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
 ) -> None:

@@ -31,9 +31,10 @@ from kiln.serialization.safe import (
     get_safe_globals as get_safe_globals,
     safe_globals as safe_globals,
 )
-from kiln.serialization.source import Damaged, DamagedArchive, Path, Source, opened
+from kiln.serialization.source import Damaged, DamagedArchive, Path, Source, gathered, opened
 from kiln.serialization.tensor_file import read_tensors, tensor_chunks
 from kiln.serialization.torch_file import How, read_archive, read_row
+from kiln.serialization.words import Missing
 from kiln.serialization.writer import archive_chunks, check_protocol, row_chunks
 
 Place = Callable[[UntypedStorage, str], UntypedStorage | None] | Any
@@ -81,6 +82,7 @@ def save(
         chunks = archive_chunks(obj, pickle_module, protocol, not _disable_byteorder_record)
     else:
         chunks = row_chunks(obj, pickle_module, protocol)
+    chunks = gathered(chunks)
     write_to(f, chunks) if path is None else write_atomically(path, chunks)
 
 
@@ -136,12 +138,14 @@ def _read(source: Source, how: How) -> Any:
     except Damaged as damage:
         if first != b"PK\3\4" and first[:1] != b"\x80":
             raise ValueError(f"load: {source.where} is not a whole safetensors file: {damage}") from None
-        raise pickle.UnpicklingError(_words(str(damage), source.where)) from None
+        raise pickle.UnpicklingError(_words(str(damage), source.where, how)) from None
+    except Missing as missing:
+        raise NotImplementedError(f"load: {source.where}: {missing}") from None
 
 
-def _words(damage: str, where: str) -> str:
+def _words(damage: str, where: str, how: How) -> str:
     """What is said of a pickle that is not read."""
-    text = f"Weights only load failed: load: {where}: {damage}"
+    text = f"load: {where}: {damage}" if how.pickles else f"Weights only load failed: load: {where}: {damage}"
     if "Unsupported global" in damage:
         text += ". If you trust whoever made the file, weights_only=False loads it, which runs what it holds"
     return text

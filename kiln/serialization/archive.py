@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any, NamedTuple
 from zipfile import ZIP_STORED, ZipFile
 
@@ -25,7 +25,11 @@ CENTRAL = struct.Struct("<4s6H3I5H2I")
 END = struct.Struct("<4s4H2IH")
 END64 = struct.Struct("<4sQ2H2I4Q")
 LOCATOR = struct.Struct("<4sIQI")
-PLAIN, UTF8, YEAR = 0, 0x800, (1 << 5 | 1)  # method, flag, and 1 January 1980: files say no time
+DESCRIPTOR = struct.Struct("<4s3I")
+DESCRIPTOR64 = struct.Struct("<4sI2Q")
+LARGE = 1 << 18  # bytes of a record whose sum another thread makes
+PLAIN, YEAR = 0, (1 << 5 | 1)  # method, and 1 January 1980: files say no time
+FLAGS = 0x808  # names in UTF-8, and sums after the bytes
 BIG = 0xFFFFFFFF  # what 32 bits cannot say is in 64 of an extra field
 
 # -- reading ------------------------------------------------------------------------------------------
@@ -98,43 +102,61 @@ def _check_apart(infos: list[Any], end: int) -> None:
 
 
 class Written(NamedTuple):
-    """A record to write: its name, its size, and its bytes, which are gone through twice."""
+    """A record to write: its name, its size and its bytes."""
 
     name: str
     size: int
-    pieces: Callable[[], Iterable[Any]]
-
-
-def plain(name: str, content: bytes) -> Written:
-    """A record of bytes."""
-    return Written(name, len(content), lambda: [content])
+    pieces: Iterable[Any]
 
 
 def zipped(records: Iterable[Written]) -> Iterator[Any]:
     """The archive of some records, piece by piece."""
     at, directory = 0, []
     for record in records:
-        name, crc = f"archive/{record.name}".encode(), 0
-        for piece in record.pieces():
-            crc = zlib.crc32(piece, crc)
-        header = _local_header(name, crc, record.size, at)
+        name = f"archive/{record.name}".encode()
+        header = _local_header(name, record.size, at)
         yield header
-        yield from record.pieces()
+        crc = yield from (_summed_beside if record.size >= LARGE else _summed)(record.pieces)
+        form = DESCRIPTOR64 if record.size >= BIG else DESCRIPTOR
+        sums = form.pack(b"PK\7\x08", crc, record.size, record.size)
+        yield sums
         directory.append(_central_header(name, crc, record.size, at))
-        at += len(header) + record.size
+        at += len(header) + record.size + len(sums)
     content = b"".join(directory)
     yield content
     yield _end(at, len(content), len(directory))
 
 
-def _local_header(name: bytes, crc: int, size: int, at: int) -> bytes:
-    """What stands before a record, as long as its bytes are aligned after it."""
+def _summed(pieces: Iterable[Any]) -> Generator[Any, None, int]:
+    """The pieces, and then their sum."""
+    crc = 0
+    for piece in pieces:
+        crc = zlib.crc32(piece, crc)
+        yield piece
+    return crc
+
+
+def _summed_beside(pieces: Iterable[Any]) -> Generator[Any, None, int]:
+    """The same while another thread sums: that takes as long as writing."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    crc = 0
+    with ThreadPoolExecutor(1) as other:
+        for piece in pieces:
+            pending = other.submit(zlib.crc32, piece, crc)
+            yield piece
+            crc = pending.result()
+    return crc
+
+
+def _local_header(name: bytes, size: int, at: int) -> bytes:
+    """What stands before a record, as long as its bytes are aligned after it; their sum comes after them."""
     large = size >= BIG
     extra = struct.pack("<2H2Q", 1, 16, size, size) if large else b""
     before = at + LOCAL.size + len(name) + len(extra) + 4
     extra += b"FB" + struct.pack("<H", -before % ALIGNMENT) + b"Z" * (-before % ALIGNMENT)
     sizes = (BIG, BIG) if large else (size, size)
-    fields = (b"PK\3\4", 45 if large else 20, UTF8, PLAIN, 0, YEAR, crc, *sizes, len(name), len(extra))
+    fields = (b"PK\3\4", 45 if large else 20, FLAGS, PLAIN, 0, YEAR, 0, *sizes, len(name), len(extra))
     return LOCAL.pack(*fields) + name + extra
 
 
@@ -143,7 +165,7 @@ def _central_header(name: bytes, crc: int, size: int, at: int) -> bytes:
     large = [value for value in (size, size, at) if value >= BIG]
     extra = struct.pack(f"<2H{len(large)}Q", 1, 8 * len(large), *large) if large else b""
     version = 45 if large else 20
-    fields = (b"PK\1\2", version, version, UTF8, PLAIN, 0, YEAR, crc, min(size, BIG), min(size, BIG))
+    fields = (b"PK\1\2", version, version, FLAGS, PLAIN, 0, YEAR, crc, min(size, BIG), min(size, BIG))
     return CENTRAL.pack(*fields, len(name), len(extra), 0, 0, 0, 0, min(at, BIG)) + name + extra
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pickletools
+from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from typing import IO
 
 from kiln.serialization.archive import Archive
@@ -45,7 +45,7 @@ def _known(name: str) -> bool:
 
 def _names(content: bytes) -> list[str]:
     """The names in a pickle, each once."""
-    from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
+    import pickletools
 
     found: dict[str, None] = {}
     texts: list[str] = []  # what STACK_GLOBAL takes its two names from

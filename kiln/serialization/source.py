@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import stat
+from collections.abc import Iterable, Iterator
 from typing import IO, Any, Union
 
 from kiln import _core, ops
@@ -16,7 +17,8 @@ from kiln.ops.views.pickling import lent
 
 Path = Union[str, "os.PathLike[str]"]
 
-PIECE = 1 << 22  # bytes that are copied at once, while they are in a cache
+PIECE = 1 << 20  # bytes that are copied at once, while they are in a cache
+SMALL = 1 << 16  # bytes of a piece that is written with others
 
 
 class Damaged(Exception):
@@ -153,3 +155,20 @@ def pieces(x: Tensor) -> Any:
     flat, step = x.detach().reshape(-1), PIECE // x.element_size()
     for start in range(0, flat.numel(), step):
         yield lent(clone(flat[start : start + step]))
+
+
+def gathered(chunks: Iterable[Any]) -> Iterator[Any]:
+    """The same bytes, the small pieces together."""
+    held = bytearray()
+    for chunk in chunks:
+        if len(chunk) < SMALL and len(held) < PIECE:
+            held += chunk
+            continue
+        if held:
+            yield held
+        if len(chunk) < SMALL:
+            held = bytearray(chunk)
+        else:
+            held = bytearray()
+            yield chunk
+    yield held

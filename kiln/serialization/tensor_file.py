@@ -72,6 +72,11 @@ def tensor_chunks(obj: Any) -> Iterator[Any]:
     return _file_chunks(*_packed(obj))
 
 
+def named_chunks(tensors: dict[str, Tensor], metadata: dict[str, str]) -> Iterator[Any]:
+    """The file of tensors by name, with texts by name."""
+    return _file_chunks(tensors, {"format": "pt", **metadata})
+
+
 def _packed(obj: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of `obj` by name, and the metadata that says how they hang together."""
     if isinstance(obj, Mapping) and obj and _is_flat(obj):

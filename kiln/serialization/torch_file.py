@@ -22,7 +22,7 @@ from kiln.serialization.location import mapping
 from kiln.serialization.machine import Machine, Window, storage_named
 from kiln.serialization.safe import here
 from kiln.serialization.source import Damaged, DamagedArchive, Source, read_tensor
-from kiln.serialization.words import Missing, meaning, need, storage_dtype
+from kiln.serialization.words import meaning, missing, need, storage_dtype
 
 MAGIC = 0x1950A86A20F9469CFC6C
 PROTOCOL = 1001
@@ -43,25 +43,27 @@ class Storages:
     def __init__(self, how: How, read: Callable[[str, Any, int], Any]) -> None:
         self.read = read
         self.place = mapping(how.map_location)
-        self.found: dict[str, tuple[Any, Any, int]] = {}
+        self.found: dict[str, tuple[Any, int]] = {}
 
     def __call__(self, what: Any) -> Any:
         kind, key, location, length = storage_named(what)
         dtype = storage_dtype(kind)
+        nbytes = length * dtype.itemsize
         if key not in self.found:
             storage = UntypedStorage(self.read(key, dtype, length))
-            self.found[key] = self.place(storage, location), dtype, length
-        storage, known, size = self.found[key]
-        same = (dtype, length) == (known, size) or kind.dtype is None
-        need(same, "storage {} of one kind and length, got two", key)
-        return (UntypedStorage if kind.dtype is None else TypedStorage)(storage._owner)
+            self.found[key] = self.place(storage, location), nbytes
+        storage, known = self.found[key]
+        need(nbytes == known, "storage {} of one length, got two", key)
+        if kind.dtype is None:
+            return UntypedStorage(storage._owner)
+        return TypedStorage(storage._owner if storage._owner.dtype is dtype else storage.elements(dtype))
 
 
 def read_archive(source: Source, how: How) -> Any:
     """The object of a zip archive."""
     archive = Archive(source)
     if "constants.pkl" in archive and not how.pickles:
-        raise Missing("load: the file holds a TorchScript program, which kiln has not; save its state_dict()")
+        missing("a TorchScript program; save its state_dict()")
     order = archive.read("byteorder") if "byteorder" in archive else b"little"
     need(order in (b"little", b"big"), "byteorder little or big, got {}", order.decode("latin1"))
     content = _mapped(source) if how.mapped else None

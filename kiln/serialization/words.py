@@ -68,13 +68,13 @@ _MISSING = {
 }  # fmt: skip
 
 
-class Missing(NotImplementedError):
-    """The file is whole, and holds what kiln has not."""
+class Missing(Exception):
+    """What a whole file holds and kiln has not, in words."""
 
 
 def missing(what: str) -> NoReturn:
-    """NotImplementedError: the file is whole, and holds what kiln has not."""
-    raise Missing(f"load: the file holds what kiln has not: {what}")
+    """The file is whole, and holds what kiln has not."""
+    raise Missing(f"the file holds what kiln has not: {what}")
 
 
 def need(holds: bool, expected: str, *came: Any) -> None:

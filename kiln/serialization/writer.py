@@ -25,7 +25,7 @@ from kiln.nn.parameter import Buffer, Parameter
 from kiln.ops.creation.data import attributes
 from kiln.ops.views.pickling import of_memory
 from kiln.ops.views.storage import TypedStorage, UntypedStorage
-from kiln.serialization.archive import Written, plain, zipped
+from kiln.serialization.archive import Written, zipped
 from kiln.serialization.source import pieces
 from kiln.serialization.torch_file import MAGIC, PROTOCOL
 from kiln.serialization.words import STORAGE_OF, StorageType
@@ -56,6 +56,7 @@ _OF_TYPE = Named("torch._tensor", "_rebuild_from_type_v2")
 _CLASS, _SIZE, _DEVICE = Named("torch", "Tensor"), Named("torch", "Size"), Named("torch", "device")
 _LAYOUT = Named("torch.serialization", "_get_layout")
 _DTYPES = {dtype: Named("torch", dtype.name) for dtype in STORAGE_OF}
+_UNTYPED = Named("torch", "UntypedStorage")
 _KINDS = {dtype: Named("torch", name) for dtype, name in STORAGE_OF.items()}
 
 
@@ -66,11 +67,11 @@ class Storages:
         self.found: dict[int, Outside] = {}  # by the id of the storage, which lives as long as this does
         self.legacy = False
 
-    def outside(self, storage: UntypedStorage, dtype: Any) -> Outside:
+    def outside(self, storage: UntypedStorage, dtype: Any, kind: Named | None = None) -> Outside:
         """How the file names a storage; its dtype is that of the first tensor."""
         found = self.found.get(id(storage))
         if found is None:
-            kind, key = _KINDS[dtype], str(len(self.found))
+            kind, key = kind or _KINDS[dtype], str(len(self.found))
             found = Outside(key, kind, storage.nbytes() // dtype.itemsize, storage, dtype)
             self.found[id(storage)] = found
         return found
@@ -108,11 +109,38 @@ class Pickler(pickle._Pickler):  # type: ignore[name-defined,misc]
 
     def save_tensor(self, obj: Tensor) -> None:
         state = attributes(obj)
-        made = _rebuilt(self.storages, obj)
         if state is None:
-            self.save_reduce(*made, obj=obj)
+            self._save_rebuilding(obj, pickle.REDUCE)
+            self.memoize(obj)
         else:
-            self.save_reduce(_OF_TYPE, (made[0], _CLASS, made[1], state), obj=obj)
+            self._save_of_type(obj, state)
+
+    def _save_of_type(self, obj: Tensor, state: Any) -> None:
+        self.save(_OF_TYPE)
+        self.write(pickle.MARK)
+        self._save_rebuilding(obj, b"", _CLASS)
+        self.save(state)
+        self.write(pickle.TUPLE + pickle.REDUCE)
+        self.memoize(obj)
+
+    def _save_rebuilding(self, x: Tensor, then: bytes, kind: Named | None = None) -> None:
+        """What makes a tensor again, and of what: written out, as there are many of them."""
+        found = self.storages.outside(of_memory(x), x.dtype)
+        same = found.dtype is x.dtype
+        self.save(_TENSOR if same else _TENSOR_OF_DTYPE)
+        if kind is not None:
+            self.save(kind)
+        self.write(b"((" + _text("storage"))
+        self.save(found.kind)
+        outside = _text(found.key) + _text("cpu") + _number(found.length)
+        place = _number(x.storage_offset()) + _numbers(x.shape) + _numbers(x.stride())
+        flag = pickle.NEWTRUE if x.requires_grad else pickle.NEWFALSE
+        self.write(outside + (b"NtQ" if self.storages.legacy else b"tQ") + place + flag)
+        self.save(OrderedDict)
+        self.write(b")R")
+        if not same:
+            self.save(x.dtype)
+        self.write(pickle.TUPLE + then)
 
     def save_parameter(self, obj: Any) -> None:
         state = attributes(obj)
@@ -123,9 +151,7 @@ class Pickler(pickle._Pickler):  # type: ignore[name-defined,misc]
             self.save_reduce(_PARAMETER_WITH_STATE, (*args, state), obj=obj)
 
     def save_buffer(self, obj: Any) -> None:
-        made = _rebuilt(self.storages, obj)
-        state = {**obj.__dict__, "_is_buffer": True}  # how PyTorch tells one
-        self.save_reduce(_OF_TYPE, (made[0], _CLASS, made[1], state), obj=obj)
+        self._save_of_type(obj, {**obj.__dict__, "_is_buffer": True})  # how PyTorch tells one
 
     def save_size(self, obj: Any) -> None:
         self.save_reduce(_SIZE, (tuple(obj),), obj=obj)
@@ -158,17 +184,30 @@ class Pickler(pickle._Pickler):  # type: ignore[name-defined,misc]
 
 def _outside(storages: Storages, storage: UntypedStorage) -> Outside:
     """How the file names a storage that is an object of the program's."""
-    dtype = storage._owner.dtype if isinstance(storage, TypedStorage) else _core.uint8
-    return storages.outside(of_memory(storage._owner), dtype)
+    memory = of_memory(storage._owner)
+    if isinstance(storage, TypedStorage):
+        return storages.outside(memory, storage.dtype)
+    return storages.outside(memory, _core.uint8, _UNTYPED)
 
 
-def _rebuilt(storages: Storages, x: Tensor) -> tuple[Named, tuple[Any, ...]]:
-    """What makes a tensor again, and of what."""
-    found = storages.outside(of_memory(x), x.dtype)
-    args = (found, x.storage_offset(), tuple(x.shape), x.stride(), x.requires_grad, OrderedDict())
-    if found.dtype is x.dtype:
-        return _TENSOR, args
-    return _TENSOR_OF_DTYPE, (*args, x.dtype)
+def _text(value: str) -> bytes:
+    """A text in a pickle."""
+    raw = value.encode()
+    return b"X" + len(raw).to_bytes(4, "little") + raw
+
+
+def _number(value: int) -> bytes:
+    """An integer in a pickle."""
+    if 0 <= value < 256:
+        return b"K" + value.to_bytes(1, "little")
+    if value < 2**31:
+        return b"J" + value.to_bytes(4, "little")
+    return b"\x8a\x08" + value.to_bytes(8, "little")
+
+
+def _numbers(values: Any) -> bytes:
+    """A tuple of integers in a pickle."""
+    return b"(" + b"".join(map(_number, values)) + b"t"
 
 
 def pickled(obj: Any, pickles: Any, protocol: int, storages: Storages) -> bytes:
@@ -195,14 +234,15 @@ def pickled(obj: Any, pickles: Any, protocol: int, storages: Storages) -> bytes:
 def archive_chunks(obj: Any, pickles: Any, protocol: int, byteorder: bool) -> Iterator[Any]:
     """The zip archive of an object, piece by piece."""
     storages = Storages()
-    records = [plain("data.pkl", pickled(obj, pickles, protocol, storages))]
+    content = pickled(obj, pickles, protocol, storages)
+    records = [Written("data.pkl", len(content), [content])]
     if byteorder:
-        records.append(plain("byteorder", b"little"))
+        records.append(Written("byteorder", 6, [b"little"]))
     for found in storages.found.values():
         elements = storages.elements(found)
         size = elements.numel() * elements.element_size()
-        records.append(Written(f"data/{found.key}", size, lambda x=elements: pieces(x)))  # type: ignore[misc]
-    return zipped([*records, plain("version", b"3\n")])
+        records.append(Written(f"data/{found.key}", size, pieces(elements)))
+    return zipped([*records, Written("version", 2, [b"3\n"])])
 
 
 def row_chunks(obj: Any, pickles: Any, protocol: int) -> Iterator[Any]:
