@@ -23,7 +23,7 @@ from kiln.autograd import no_grad
 from kiln.errors import describe, message
 from kiln.late import later
 from kiln.nn.backward_hooks import Call, watch_node
-from kiln.nn.hooks import Everywhere, Hook, RemovableHandle, call_after_error, hooks_of
+from kiln.nn.hooks import Everywhere, Hook, RemovableHandle, call_after_error, of_pytorch
 from kiln.nn.parameter import Buffer, Parameter, is_lazy
 from kiln.nn.placement import placement
 from kiln.nn.state import IncompatibleKeys, load_tree, save_tree
@@ -271,13 +271,13 @@ class Module:
         owned[name] = value
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """What a copy of a module is given, or a pickle of PyTorch's: the dicts of what it owns become its own."""
+        """What a copy of a module is given, or a pickle of PyTorch's: what it owns becomes its own."""
         self.__dict__.update(state)
         for kind in _KINDS:
             self.__dict__[kind] = Owned(self, state[kind])
             self.__dict__.update(state[kind])
         if "_non_persistent" not in state:
-            self.__dict__.update(_of_pytorch(state))
+            self.__dict__.update(of_pytorch(state))
 
     if TYPE_CHECKING:  # buffers, and what `model[0]` has, are known when it runs
 
@@ -559,18 +559,6 @@ class Module:
     def _below(self) -> list[tuple[str, str]]:
         """The modules below, by what they are called, as text."""
         return [(name, repr(module)) for name, module in self._modules.items()]
-
-
-def _of_pytorch(state: dict[str, Any]) -> dict[str, Any]:
-    """What a module of PyTorch's knows under other names."""
-    none: dict[int, Any] = {}
-    pre = hooks_of(state.get("_forward_pre_hooks", none), state.get("_forward_pre_hooks_with_kwargs", none))
-    with_kwargs, always = (state.get(f"_forward_hooks_{how}", none) for how in ("with_kwargs", "always_called"))
-    post = hooks_of(state.get("_forward_hooks", none), with_kwargs, always)
-    backward = {name: dict(state.get(name, none)) for name in ("_backward_pre_hooks", "_backward_hooks")}
-    hooks = {"_forward_pre_hooks": pre, "_forward_hooks": post, **backward}
-    return {**hooks, "_non_persistent": set(state.get("_non_persistent_buffers_set", ())),
-            "_hooked": any(hooks.values())}  # fmt: skip
 
 
 def _indented(text: str) -> str:

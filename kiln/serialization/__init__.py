@@ -20,22 +20,26 @@ from kiln import _core
 from kiln.errors import describe, message
 from kiln.files import write_atomically, write_to
 from kiln.ops.views.storage import UntypedStorage
-from kiln.serialization.listing import get_unsafe_globals_in_checkpoint as get_unsafe_globals_in_checkpoint
-from kiln.serialization.location import (
-    default_restore_location as default_restore_location,
-    location_tag as location_tag,
-)
-from kiln.serialization.safe import (
-    add_safe_globals as add_safe_globals,
-    clear_safe_globals as clear_safe_globals,
-    get_safe_globals as get_safe_globals,
-    safe_globals as safe_globals,
-)
+from kiln.serialization.listing import get_unsafe_globals_in_checkpoint
+from kiln.serialization.location import default_restore_location, location_tag
+from kiln.serialization.safe import add_safe_globals, clear_safe_globals, get_safe_globals, safe_globals
 from kiln.serialization.source import Damaged, DamagedArchive, Path, Source, gathered, opened
 from kiln.serialization.tensor_file import read_tensors, tensor_chunks
 from kiln.serialization.torch_file import How, read_archive, read_row
 from kiln.serialization.words import Missing
 from kiln.serialization.writer import archive_chunks, check_protocol, row_chunks
+
+__all__ = [
+    "add_safe_globals",
+    "clear_safe_globals",
+    "default_restore_location",
+    "get_safe_globals",
+    "get_unsafe_globals_in_checkpoint",
+    "load",
+    "location_tag",
+    "safe_globals",
+    "save",
+]
 
 Place = Callable[[UntypedStorage, str], UntypedStorage | None] | Any
 
@@ -74,7 +78,7 @@ def save(
             f"{describe(f)}"
         )
     if path is None and hasattr(f, "encoding"):
-        raise TypeError(message("save", "a file opened in binary mode", describe(f)))
+        raise TypeError(message("save", "a path or a binary file", describe(f)))
     protocol = check_protocol(pickle_protocol)
     if path is not None and os.fsdecode(path).endswith(".safetensors"):
         chunks: Iterator[Any] = tensor_chunks(obj)
@@ -125,22 +129,27 @@ def _read(source: Source, how: How) -> Any:
     """The object in a file, whose first bytes say what it is."""
     if not source.size:
         raise EOFError(f"Ran out of input: load: {source.where} is empty")
-    first = b""
+    kind = ""
     try:
-        first = bytes(source.bytes(0, min(4, source.size)))
-        if first == b"PK\3\4":
+        kind = _kind(bytes(source.part(0, min(9, source.size))))
+        if kind == "archive":
             return read_archive(source, how)
-        if first[:1] == b"\x80":
-            return read_row(source, how)
-        return read_tensors(source)
+        return read_row(source, how) if kind == "row" else read_tensors(source)
     except DamagedArchive as damage:
         raise RuntimeError(f"PytorchStreamReader {damage} (load: {source.where} is not whole)") from None
     except Damaged as damage:
-        if first != b"PK\3\4" and first[:1] != b"\x80":
+        if kind not in ("archive", "row"):
             raise ValueError(f"load: {source.where} is not a whole safetensors file: {damage}") from None
         raise pickle.UnpicklingError(_words(str(damage), source.where, how)) from None
     except Missing as missing:
         raise NotImplementedError(f"load: {source.where}: {missing}") from None
+
+
+def _kind(first: bytes) -> str:
+    """Which format a file begins as."""
+    if first[8:] == b"{":  # after any 8 bytes, which are a length
+        return "tensors"
+    return "archive" if first[:4] == b"PK\3\4" else "row" if first[:1] == b"\x80" else "tensors"
 
 
 def _words(damage: str, where: str, how: How) -> str:

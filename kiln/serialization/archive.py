@@ -35,6 +35,10 @@ BIG = 0xFFFFFFFF  # what 32 bits cannot say is in 64 of an extra field
 # -- reading ------------------------------------------------------------------------------------------
 
 
+def _damaged(text: str) -> DamagedArchive:
+    return DamagedArchive(f"failed reading zip archive: {text}")
+
+
 class Record(NamedTuple):
     """Where a record's bytes are."""
 
@@ -58,7 +62,7 @@ class Archive:
         self._infos: dict[str, Any] = {}
         for info in infos:
             if info.orig_filename in self._infos:
-                raise DamagedArchive(f"failed reading zip archive: expected every record once, got {info.orig_filename!r:.100} twice")
+                raise _damaged(f"expected every record once, got {info.orig_filename!r:.100} twice")
             self._infos[info.orig_filename] = info
         _check_apart(infos, ends)
         folders = [name[: -len("data.pkl")] for name in self._infos if name.endswith("/data.pkl")]
@@ -76,26 +80,26 @@ class Archive:
         if info is None:
             raise DamagedArchive(f"failed locating file {name:.100}: file not found")
         if info.compress_type != ZIP_STORED or info.flag_bits & 1 or info.file_size != info.compress_size:
-            raise DamagedArchive(f"failed reading zip archive: expected record {name:.100} as it is, got it compressed or encrypted")
-        header = self.source.bytes(info.header_offset, LOCAL.size)
+            raise _damaged(f"expected record {name:.100} as it is, got it compressed or encrypted")
+        header = self.source.part(info.header_offset, LOCAL.size)
         magic, *_, named, extra = LOCAL.unpack(header)
         if magic != b"PK\3\4":
-            raise DamagedArchive(f"failed reading zip archive: expected a header of record {name:.100}, got {bytes(magic)!r}")
+            raise _damaged(f"expected a header of record {name:.100}, got {bytes(magic)!r}")
         at = info.header_offset + LOCAL.size + named + extra
         if at + info.file_size > self.source.size:
-            raise DamagedArchive(f"failed reading zip archive: expected {info.file_size} bytes of record {name:.100}, got a shorter file")
+            raise _damaged(f"expected {info.file_size} bytes of record {name:.100}, got a shorter file")
         return Record(at, info.file_size)
 
     def read(self, name: str) -> bytes:
         """A small record's bytes."""
-        return bytes(self.source.bytes(*self.find(name)))
+        return bytes(self.source.part(*self.find(name)))
 
 
 def _check_apart(infos: list[Any], end: int) -> None:
     """No record reaches into the next one, or into the directory."""
     for info, after in zip(infos, [*(i.header_offset for i in infos[1:]), end]):
         if info.header_offset < 0 or info.header_offset + LOCAL.size + info.compress_size > after:
-            raise DamagedArchive(f"failed reading zip archive: expected {info.orig_filename!r:.100} before the next record, got an overlap")
+            raise _damaged(f"expected {info.orig_filename!r:.100} before the next record, got an overlap")
 
 
 # -- writing ------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
-from typing import IO
+from typing import IO, Any
 
 from kiln.serialization.archive import Archive
 from kiln.serialization.safe import asked_for
@@ -52,7 +52,8 @@ def _names(content: bytes) -> list[str]:
     memo: dict[int, str] = {}
     old = True
     try:
-        for code, argument, _ in pickletools.genops(content):
+        for code, given, _ in pickletools.genops(content):
+            argument: Any = given
             if code.name == "PROTO":
                 old = argument <= 2
             elif code.name in ("GLOBAL", "STACK_GLOBAL"):

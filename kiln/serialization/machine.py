@@ -63,7 +63,7 @@ class Window:
         rest = self._held[self._next :]
         need(size - len(rest) <= self.end - self.at, "{} more bytes of a pickle, got fewer", size)
         fresh = min(max(size - len(rest), CHUNK), self.end - self.at)
-        self._held, self._next = rest + bytes(self.source.bytes(self.at, fresh)), 0
+        self._held, self._next = rest + bytes(self.source.part(self.at, fresh)), 0
         self.at += fresh
 
     def read(self, size: int = -1) -> bytes:
@@ -118,7 +118,9 @@ class Machine:
             try:
                 step(self)  # type: ignore[misc]
             except UnicodeDecodeError as error:
-                raise Damaged(f"expected text in {self.encoding}, got a wrong byte at {error.start}") from None
+                raise Damaged(
+                    f"expected text in {self.encoding}, got a wrong byte at {error.start}"
+                ) from None
         need(len(self.stack) == 1 and self.stack[0] is not MARK, "one object at the end of the pickle")
         return self.stack[0]
 
@@ -176,8 +178,8 @@ class Machine:
             raise Damaged(
                 f"Unsupported global: GLOBAL {full} was not an allowed global by default. Please use "
                 f"`kiln.serialization.add_safe_globals([{full}])` or the "
-                f"`kiln.serialization.safe_globals([{full}])` context manager to allowlist this global if you "
-                "trust this class/function"
+                f"`kiln.serialization.safe_globals([{full}])` context manager to allowlist this global if "
+                "you trust this class/function"
             )
         return found
 
@@ -243,8 +245,11 @@ def _packed(code: bytes, layout: str) -> None:
     step(code)(lambda m: m.stack.append(form.unpack(m.window.take(form.size))[0]))
 
 
-for _code, _make in {b"N": lambda: None, b"\x88": lambda: True, b"\x89": lambda: False, b"]": list, b"}": dict,
-                     b")": tuple, b"\x8f": set}.items():  # fmt: skip
+_MADE: dict[bytes, Callable[[], Any]] = {
+    b"N": lambda: None, b"\x88": lambda: True, b"\x89": lambda: False,
+    b"]": list, b"}": dict, b")": tuple, b"\x8f": set,
+}  # fmt: skip
+for _code, _make in _MADE.items():
     _constant(_code, _make)
 for _code, _layout in {b"J": "<i", b"K": "<B", b"M": "<H", b"G": ">d"}.items():
     _packed(_code, _layout)

@@ -58,7 +58,7 @@ class Source(io.RawIOBase):
         view[: len(piece)] = piece
         return len(piece)
 
-    def bytes(self, at: int, size: int) -> bytearray:
+    def part(self, at: int, size: int) -> bytearray:
         """So many bytes from `at` on."""
         if size > self.size:
             raise Damaged(f"expected {size} bytes from {at} on, got a file of {self.size}")
@@ -86,7 +86,7 @@ class Source(io.RawIOBase):
         count = max(min(len(view), self.size - self.place), 0)
         self.fill(self.place, memoryview(view).cast("B")[:count])
         self.place += count
-        return count
+        return int(count)
 
 
 def opened(f: Path | IO[bytes]) -> Source:

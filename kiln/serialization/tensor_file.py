@@ -219,10 +219,10 @@ def read_header(source: Source) -> tuple[list[Entry], dict[str, str], int]:
     """The entries in order of the header, the metadata, and where the data starts; all checked."""
     size = source.size
     _need(size >= 8, "at least 8 bytes, got {}", size)
-    length = int.from_bytes(source.bytes(0, 8), "little")
+    length = int.from_bytes(source.part(0, 8), "little")
     _need(length <= size - 8, "a header within the file's {} bytes, got one of {}", size, length)
     _need(2 <= length <= MAX_HEADER, "a header of 2 to {} bytes, got one of {}", MAX_HEADER, length)
-    raw = source.bytes(8, length)
+    raw = source.part(8, length)
     _need(raw[:1] == b"{", "a JSON object as header, got {}", bytes(raw[:8]))
     try:
         text = raw.decode("utf-8")

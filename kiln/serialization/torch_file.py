@@ -1,11 +1,11 @@
 """Reading PyTorch's files: a zip archive, or the older row of pickles with the storages' bytes after them.
 
-    0x1950a86a20f9469cfc6c      pickled: the magic number
-    1001                        pickled: the protocol's number
-    {"little_endian": ...}      pickled
-    the object                  pickled; its storages by key
-    [key, ...]                  pickled: the order of what follows
-    8 bytes of a count, then as many elements, for each storage
+0x1950a86a20f9469cfc6c      pickled: the magic number
+1001                        pickled: the protocol's number
+{"little_endian": ...}      pickled
+the object                  pickled; its storages by key
+[key, ...]                  pickled: the order of what follows
+8 bytes of a count, then as many elements, for each storage
 """
 
 from __future__ import annotations

@@ -87,10 +87,13 @@ class Storages:
         return elements
 
 
-class Pickler(pickle._Pickler):  # type: ignore[name-defined,misc]
+_InPython: Any = pickle._Pickler  # the one that says what it writes by methods
+
+
+class Pickler(_InPython):  # type: ignore[misc]
     """Python's pickler, and how it writes what is of tensors."""
 
-    dispatch = dict(pickle._Pickler.dispatch)  # type: ignore[attr-defined]
+    dispatch: dict[type, Any] = dict(_InPython.dispatch)
 
     def __init__(self, file: Any, protocol: int, storages: Storages) -> None:
         super().__init__(file, protocol)
@@ -144,7 +147,7 @@ class Pickler(pickle._Pickler):  # type: ignore[name-defined,misc]
 
     def save_parameter(self, obj: Any) -> None:
         state = attributes(obj)
-        args = (obj.data, obj.requires_grad, OrderedDict())
+        args: tuple[Any, ...] = (obj.data, obj.requires_grad, OrderedDict())
         if state is None:
             self.save_reduce(_PARAMETER, args, obj=obj)
         else:

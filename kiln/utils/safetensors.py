@@ -59,7 +59,7 @@ def load(data: bytes) -> dict[str, Tensor]:
 def save_model(
     model: Module, filename: str, metadata: dict[str, str] | None = None, force_contiguous: bool = True
 ) -> None:
-    """Write a module's state; of tensors that are one (tied weights) the first, the others' names as metadata."""
+    """Write a module's state; of tied weights the first, and the others' names as metadata."""
     first: dict[tuple[Any, ...], str] = {}
     kept, texts = {}, dict(metadata or {})
     for name, tensor in model.state_dict().items():
@@ -122,8 +122,8 @@ def _apart(tensors: Any) -> dict[str, Tensor]:
             raise ValueError(f"{expected}: save_file writes tensors by name")
         if tensor.numel() and tensor._place in places:
             raise RuntimeError(
-                f"Some tensors share memory, this will lead to duplicate memory on disk: {places[tensor._place]} "
-                f"and {name}. Save clones of them, or a whole model by save_model"
+                "Some tensors share memory, this will lead to duplicate memory on disk: "
+                f"{places[tensor._place]} and {name}. Save clones of them, or a whole model by save_model"
             )
         places[tensor._place] = name
     return {name: tensor.detach() for name, tensor in tensors.items()}

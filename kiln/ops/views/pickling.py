@@ -84,5 +84,5 @@ def _copy_storage(self: Any, memo: dict[int, Any]) -> Any:
 
 
 methods({"__reduce_ex__": reduce_ex})
-UntypedStorage.__reduce_ex__ = _reduce_storage  # type: ignore[method-assign,assignment]
+UntypedStorage.__reduce_ex__ = _reduce_storage  # type: ignore[method-assign]
 UntypedStorage.__deepcopy__ = _copy_storage  # type: ignore[attr-defined]
