@@ -1,5 +1,6 @@
-"""`kiln.save` and `kiln.load`: round trips in each format, the safetensors library as peer, damaged files of that
-format; of PyTorch's: test_torch_files.py.
+"""`kiln.save` and `kiln.load`: round trips in each format, the safetensors library as peer, damaged files.
+
+PyTorch's files: test_torch_files.py.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ DTYPES = "bool uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64".sp
 def same(a: Any, b: Any) -> bool:
     """Equal in type, structure and value; tensors in dtype and shape too."""
     if isinstance(a, kiln.Tensor):
-        return a.dtype == b.dtype and a.shape == b.shape and a.tolist() == b.tolist()
+        return a.dtype == b.dtype and a.shape == b.shape and repr(a.tolist()) == repr(b.tolist())
     if isinstance(a, dict):
         return list(a) == list(b) and all(same(a[k], b[k]) for k in a)
     if isinstance(a, (list, tuple)):
