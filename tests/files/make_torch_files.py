@@ -6,6 +6,7 @@ python tests/files/make_torch_files.py
 from __future__ import annotations
 
 import io
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ def tensors(lib: Any) -> dict[str, Any]:
 
 def checkpoint(lib: Any) -> dict[str, Any]:
     """A model and its optimizer after a step."""
-    model = lib.nn.Sequential(lib.nn.Linear(3, 2), lib.nn.BatchNorm1d(2))
+    model = lib.nn.Sequential(lib.nn.BatchNorm1d(3), lib.nn.Linear(3, 2))
     with lib.no_grad():
         for k, p in enumerate(model.parameters()):
             p.copy_(lib.arange(p.numel()).reshape(p.shape) / 8 + k)
@@ -49,7 +50,10 @@ def changed(raw: bytes, change: Any) -> bytes:
 
 def main() -> None:
     """Writes the files."""
-    import torch
+    try:
+        import torch
+    except ImportError:
+        sys.exit("PyTorch is not installed")
 
     def saved(obj: Any, **options: Any) -> bytes:
         file = io.BytesIO()

@@ -74,7 +74,13 @@ def lent(x: Any) -> memoryview:
 def rebuild_storage(kind: Any, dtype: Any, content: Any) -> Any:
     """The storage of a pickle, in memory of its own."""
     count = memoryview(content).nbytes // dtype.itemsize
-    return kind(clone(_core.frombuffer(content, dtype.name, count, 0)) if count else empty(0, dtype=dtype))
+    if not count:
+        return kind(empty(0, dtype=dtype))
+    try:
+        flat = _core.frombuffer(content, dtype.name, count, 0)
+    except ValueError:  # bytes that came apart from the pickle may lie anywhere
+        flat = _core.frombuffer(bytearray(content), dtype.name, count, 0)
+    return kind(clone(flat))
 
 
 def _copy_storage(self: Any, memo: dict[int, Any]) -> Any:
