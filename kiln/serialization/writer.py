@@ -123,6 +123,8 @@ class Pickler(_InPython):  # type: ignore[misc]
         self.write(pickle.MARK)
         self._save_rebuilding(obj, b"", _CLASS)
         self.save(state)
+        if id(obj) in self.memo:  # the file says attributes before there is a tensor
+            raise ValueError(message("save", "attributes of a tensor that do not hold it", describe(obj)))
         self.write(pickle.TUPLE + pickle.REDUCE)
         self.memoize(obj)
 

@@ -80,11 +80,17 @@ def test_every_dtype(way: Callable[[Any], Any], name: str) -> None:
 
 @WAYS
 def test_what_a_program_put_on_a_tensor(way: Callable[[Any], Any]) -> None:
-    x = kiln.ones(2, requires_grad=True)
-    x.note = {"of": [x]}
+    x, y = kiln.ones(2, requires_grad=True), kiln.zeros(1)
+    x.note = {"of": [y, y]}
     found = way(x)
-    assert same(x, found) and same(x, found.note["of"][0])
-    assert found.note["of"][0] is found or way is in_a_file  # which says attributes first, as PyTorch's does
+    assert same(x, found) and same(y, found.note["of"][0]) and found.note["of"][0] is found.note["of"][1]
+    x.note["of"][0] = x
+    if way is in_a_file:
+        with pytest.raises(ValueError, match="attributes of a tensor that do not hold it"):
+            way(x)
+    else:
+        found = way(x)
+        assert found.note["of"][0] is found
     named = kiln.ones(2)._make_subclass(Named, kiln.ones(2))
     named.unit = "m"
     slotted = kiln.ones(2)._make_subclass(Slotted, kiln.ones(2))
