@@ -155,6 +155,7 @@ def test_what_is_no_tensor(way: Callable[[Any], Any]) -> None:
 
 
 @WAYS
+@pytest.mark.filterwarnings("ignore:Initializing zero-element")
 def test_lazy_parameters(way: Callable[[Any], Any]) -> None:
     layer = way(kiln.nn.LazyLinear(2, dtype=kiln.float64))
     assert type(layer.weight) is kiln.nn.UninitializedParameter
