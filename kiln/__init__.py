@@ -85,6 +85,7 @@ if _typing.TYPE_CHECKING:  # with the functions of the table: the build writes w
         optim as optim,
         serialization as serialization,
         signal as signal,
+        storage as storage,
         testing as testing,
     )
     from kiln.ops.creation.dtypes import finfo as finfo, iinfo as iinfo
@@ -127,7 +128,7 @@ globals().update(_registry.imported())
 
 _PARTS = (
     "array_api cache compiler cuda datasets func linalg masked nn optim random serialization signal special "
-    "testing utils viz"
+    "storage testing utils viz"
 )
 _LEGACY = (
     "BFloat16Tensor BoolTensor ByteTensor CharTensor DoubleTensor FloatTensor HalfTensor IntTensor "

@@ -219,7 +219,10 @@ def pickled(obj: Any, pickles: Any, protocol: int, storages: Storages) -> bytes:
     """The pickle of an object, whose storages are elsewhere."""
     file = io.BytesIO()
     if pickles is None or pickles is pickle:
-        Pickler(file, protocol, storages).dump(obj)
+        try:
+            Pickler(file, protocol, storages).dump(obj)
+        except pickle.PicklingError as error:
+            raise pickle.PicklingError(str(error)) from None  # without the frames of Python's pickler
         return file.getvalue()
 
     class Foreign(pickles.Pickler):  # type: ignore[misc]

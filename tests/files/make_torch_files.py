@@ -6,6 +6,7 @@ python tests/files/make_torch_files.py
 from __future__ import annotations
 
 import io
+import pickle
 import sys
 import zipfile
 from pathlib import Path
@@ -83,7 +84,11 @@ def main() -> None:
         "meta": saved(torch.ones(2, device="meta")),
         "quantized": saved(torch.quantize_per_tensor(torch.ones(2), 0.5, 0, torch.quint8)),
     }
+    x = torch.arange(4.0)
+    x.note = "kept"
+    plain = pickle.dumps([x, torch.nn.Parameter(torch.ones(2)), torch.arange(6).view(2, 3).t()])
     FOLDER.mkdir(exist_ok=True)
+    (FOLDER / "plain.pkl").write_bytes(plain)
     for name, raw in files.items():
         (FOLDER / f"{name}.pt").write_bytes(raw)
 

@@ -147,6 +147,18 @@ def test_a_module_of_pytorch_is_kilns() -> None:
         assert model(kiln.ones(1, 3)).tolist() == model[0].bias.relu().unsqueeze(0).tolist()
 
 
+def test_a_pickle_of_pythons_names_modules_of_pytorch() -> None:
+    """Each of which kiln has under the same name: all that a finder of `torch.x` has to know."""
+
+    class Unpickler(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            return super().find_class(module.replace("torch", "kiln"), name)
+
+    found = Unpickler(io.BytesIO((FOLDER / "plain.pkl").read_bytes())).load()
+    assert found[0].tolist() == [0.0, 1.0, 2.0, 3.0] and found[0].note == "kept"
+    assert type(found[1]) is kiln.nn.Parameter and found[2].tolist() == [[0, 3], [1, 4], [2, 5]]
+
+
 # -- files for PyTorch --------------------------------------------------------------------------------
 
 
