@@ -104,8 +104,8 @@ def load(
 
     Nothing in the file is run unless `weights_only=False` says so: then it may run anything, so do it with
     files whose author you trust. `map_location` says where storages of other devices go: a device, its name,
-    a dict of names, or a function of a storage and a name. With `mmap` (a path of the newer format) memory is
-    the file's, read when it is used; what is written there stays in this process.
+    a dict of names, or a function of a storage and a name. With `mmap` (a path, not of the older format)
+    memory is the file's, read when it is used; what is written there stays in this process.
 
     pickle.UnpicklingError for an object that is more than data, or a damaged pickle; RuntimeError for a
     damaged archive, and for a device that is not there; ValueError for a damaged safetensors file; EOFError
@@ -134,7 +134,7 @@ def _read(source: Source, how: How) -> Any:
         kind = _kind(bytes(source.part(0, min(9, source.size))))
         if kind == "archive":
             return read_archive(source, how)
-        return read_row(source, how) if kind == "row" else read_tensors(source)
+        return read_row(source, how) if kind == "row" else read_tensors(source, how.mapped)
     except DamagedArchive as damage:
         raise RuntimeError(f"PytorchStreamReader {damage} (load: {source.where} is not whole)") from None
     except Damaged as damage:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import mmap
 import os
 import stat
 from collections.abc import Iterable, Iterator
@@ -35,7 +36,8 @@ class Source(io.RawIOBase):
     def __init__(self, file: Any, where: str) -> None:
         self.file, self.where = file, where
         self.start = file.tell()
-        self.size = file.seek(0, os.SEEK_END) - self.start
+        file.seek(0, os.SEEK_END)
+        self.size = file.tell() - self.start
         self.place = 0
 
     def fill(self, at: int, view: Any) -> None:
@@ -57,6 +59,10 @@ class Source(io.RawIOBase):
         piece = self.file.read(len(view))
         view[: len(piece)] = piece
         return len(piece)
+
+    def mapped(self) -> mmap.mmap:
+        """The bytes as memory, from the file's start on: what is written there, this process alone sees."""
+        return mmap.mmap(self.file.fileno(), self.start + self.size, access=mmap.ACCESS_COPY)
 
     def part(self, at: int, size: int) -> bytearray:
         """So many bytes from `at` on."""
@@ -111,6 +117,16 @@ def _open_regular(path: str) -> IO[bytes]:
         os.close(descriptor)
         raise not_regular("load", path, mode)
     return open(descriptor, "rb", buffering=0)
+
+
+def mapped_tensor(content: mmap.mmap, at: int, dtype: Any, count: int) -> Any:
+    """So many elements where they are in a mapped file; None where they cannot be used there."""
+    if not count or at % dtype.itemsize or at + count * dtype.itemsize > len(content):
+        return None
+    found = _core.frombuffer(content, dtype.name, count, at)
+    if dtype is _core.bool and found.view(_core.uint8).max().item() > 1:
+        return None
+    return found
 
 
 def read_tensor(source: Source, at: int, dtype: Any, count: int, name: str, swapped: bool = False) -> Any:

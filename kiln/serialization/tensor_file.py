@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import math
+import mmap
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from itertools import chain
@@ -27,7 +28,7 @@ from typing import Any, NamedTuple
 from kiln import _core
 from kiln._core import Tensor
 from kiln.errors import describe, message
-from kiln.serialization.source import Damaged, Source, pieces, read_tensor
+from kiln.serialization.source import Damaged, Source, mapped_tensor, pieces, read_tensor
 
 TREE = "kiln.tree"  # the metadata entry that holds the document of a nested object
 MAX_HEADER = 100_000_000  # bytes, as the safetensors format has it
@@ -192,20 +193,24 @@ def _header_bytes(header: dict[str, Any]) -> bytes:
 # -- reading ------------------------------------------------------------------------------------------
 
 
-def read_tensors(source: Source) -> Any:
+def read_tensors(source: Source, mapped: bool = False) -> Any:
     """What `tensor_chunks` wrote, or the dict of tensors of any safetensors file."""
     entries, metadata, start = read_header(source)
     tensors: dict[str, Any] = dict.fromkeys(e.name for e in entries)
+    content = source.mapped() if mapped else None
     for entry in sorted(entries, key=_BY_PLACE):
-        tensors[entry.name] = read_entry(source, start, entry)
+        tensors[entry.name] = read_entry(source, start, entry, content)
     if TREE not in metadata:
         return tensors
     return _unpacked(_parse_json(metadata[TREE], "the document of the object"), tensors, 0)
 
 
-def read_entry(source: Source, start: int, entry: Entry) -> Any:
-    """One tensor, in memory of its own."""
-    flat = read_tensor(source, start + entry.begin, DTYPES[entry.dtype], math.prod(entry.shape), entry.name)
+def read_entry(source: Source, start: int, entry: Entry, content: mmap.mmap | None = None) -> Any:
+    """One tensor, in memory of its own, or in that of the mapped file where it can be."""
+    place = start + entry.begin, DTYPES[entry.dtype], math.prod(entry.shape)
+    flat = None if content is None else mapped_tensor(content, *place)
+    if flat is None:
+        flat = read_tensor(source, *place, entry.name)
     return flat if len(entry.shape) == 1 else flat.reshape(entry.shape)
 
 

@@ -10,18 +10,17 @@ the object                  pickled; its storages by key
 
 from __future__ import annotations
 
-import mmap
 import pickle
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from kiln import _core, ops
+from kiln import ops
 from kiln.ops.views.storage import TypedStorage, UntypedStorage
 from kiln.serialization.archive import Archive
 from kiln.serialization.location import mapping
 from kiln.serialization.machine import Machine, Window, storage_named
 from kiln.serialization.safe import here
-from kiln.serialization.source import Damaged, DamagedArchive, Source, read_tensor
+from kiln.serialization.source import Damaged, DamagedArchive, Source, mapped_tensor, read_tensor
 from kiln.serialization.words import meaning, missing, need, storage_dtype
 
 MAGIC = 0x1950A86A20F9469CFC6C
@@ -66,7 +65,7 @@ def read_archive(source: Source, how: How) -> Any:
         missing("a TorchScript program; save its state_dict()")
     order = archive.read("byteorder") if "byteorder" in archive else b"little"
     need(order in (b"little", b"big"), "byteorder little or big, got {}", order.decode("latin1"))
-    content = _mapped(source) if how.mapped else None
+    content = source.mapped() if how.mapped else None
 
     def read(key: str, dtype: Any, length: int) -> Any:
         record = archive.find(f"data/{key}")
@@ -74,25 +73,23 @@ def read_archive(source: Source, how: How) -> Any:
             expected = f"expected size ({length * dtype.itemsize} bytes = {length} elements)"
             raise DamagedArchive(f"failed: record size ({record.size} bytes) does not match {expected}")
         swapped = order == b"big"
-        if content is not None and length and record.at % dtype.itemsize == 0 and not swapped:
-            found = _core.frombuffer(content, dtype.name, length, record.at)
-            if dtype is _core.bool and found.view(_core.uint8).max().item() > 1:
-                raise Damaged(f"expected only 0 and 1 in the bools of {key:.40}")
-            return found
-        return read_tensor(source, record.at, dtype, length, f"storage {key:.40}", swapped)
+        found = None if content is None or swapped else mapped_tensor(content, record.at, dtype, length)
+        if found is None:
+            found = read_tensor(source, record.at, dtype, length, f"storage {key:.40}", swapped)
+        return found
 
     record = archive.find("data.pkl")
     window = Window(source, record.at, record.at + record.size)
     return _object(window, how, Storages(how, read))
 
 
-def _mapped(source: Source) -> mmap.mmap:
-    """The file's bytes as memory: what is written there is seen by this process alone."""
-    return mmap.mmap(source.file.fileno(), source.start + source.size, access=mmap.ACCESS_COPY)
-
-
 def read_row(source: Source, how: How) -> Any:
     """The object of an older file."""
+    if how.mapped:
+        raise RuntimeError(
+            "mmap can only be used with files saved with `torch.save(_use_new_zipfile_serialization=True), "
+            f"please torch.save your checkpoint with this option in order to use mmap: load: {source.where}"
+        )
     window = Window(source, 0, source.size)
 
     def plain() -> Any:

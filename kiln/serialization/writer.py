@@ -21,7 +21,7 @@ from kiln._core import Tensor
 from kiln.device import device
 from kiln.errors import describe, message
 from kiln.layout import layout
-from kiln.nn.parameter import Buffer, Parameter
+from kiln.nn.parameter import Buffer, Parameter, is_lazy
 from kiln.ops.creation.data import attributes
 from kiln.ops.views.pickling import of_memory
 from kiln.ops.views.storage import TypedStorage, UntypedStorage
@@ -67,18 +67,24 @@ class Storages:
         self.found: dict[int, Outside] = {}  # by the id of the storage, which lives as long as this does
         self.legacy = False
 
-    def outside(self, storage: UntypedStorage, dtype: Any, kind: Named | None = None) -> Outside:
+    def outside(self, storage: UntypedStorage, dtype: Any) -> Outside:
         """How the file names a storage; its dtype is that of the first tensor."""
         found = self.found.get(id(storage))
         if found is None:
-            kind, key = kind or _KINDS[dtype], str(len(self.found))
+            kind, key = _KINDS[dtype], str(len(self.found))
             found = Outside(key, kind, storage.nbytes() // dtype.itemsize, storage, dtype)
             self.found[id(storage)] = found
         return found
 
-    def name(self, found: Outside) -> tuple[Any, ...]:
+    def meet(self, x: Tensor) -> None:
+        """Gives a tensor's storage its dtype, before the tensor's reduction names the storage alone."""
+        if not is_lazy(x):
+            self.outside(of_memory(x), x.dtype)
+
+    def name(self, found: Outside, untyped: bool = False) -> tuple[Any, ...]:
         """What the pickle says in a storage's place."""
-        named = ("storage", found.kind, found.key, "cpu", found.length)
+        length = found.length * found.dtype.itemsize if untyped else found.length
+        named = ("storage", _UNTYPED if untyped else found.kind, found.key, "cpu", length)
         return (*named, None) if self.legacy else named
 
     def elements(self, found: Outside) -> Tensor:
@@ -103,7 +109,9 @@ class Pickler(_InPython):  # type: ignore[misc]
         if isinstance(obj, Outside):
             return self.storages.name(obj)
         if isinstance(obj, UntypedStorage):
-            return self.storages.name(_outside(self.storages, obj))
+            return self.storages.name(*_outside(self.storages, obj))
+        if isinstance(obj, Tensor) and type(obj) not in self.dispatch:
+            self.storages.meet(obj)
         return None
 
     def save_named(self, obj: Named) -> None:
@@ -187,12 +195,13 @@ class Pickler(_InPython):  # type: ignore[misc]
     })  # fmt: skip
 
 
-def _outside(storages: Storages, storage: UntypedStorage) -> Outside:
-    """How the file names a storage that is an object of the program's."""
+def _outside(storages: Storages, storage: UntypedStorage) -> tuple[Outside, bool]:
+    """How the file names a storage, and whether as bytes: not one that stands in a tensor's reduction."""
     memory = of_memory(storage._owner)
-    if isinstance(storage, TypedStorage):
-        return storages.outside(memory, storage.dtype)
-    return storages.outside(memory, _core.uint8, _UNTYPED)
+    known = storages.found.get(id(memory))
+    typed = isinstance(storage, TypedStorage)
+    dtype = storage._owner.dtype if typed else _core.uint8
+    return known or storages.outside(memory, dtype), not typed and memory is not storage
 
 
 def _text(value: str) -> bytes:
@@ -229,9 +238,14 @@ def pickled(obj: Any, pickles: Any, protocol: int, storages: Storages) -> bytes:
         """Another module's: it says kiln's names, and files of it are read with that module alone."""
 
         def persistent_id(self, obj: Any) -> Any:
+            if isinstance(obj, Tensor):
+                storages.meet(obj)
             if not isinstance(obj, UntypedStorage):
                 return None
-            found = _outside(storages, obj)
+            found, untyped = _outside(storages, obj)
+            if untyped:
+                kind = StorageType("UntypedStorage", None)
+                return "storage", kind, found.key, "cpu", found.length * found.dtype.itemsize
             kind = StorageType(STORAGE_OF[found.dtype], found.dtype)
             return "storage", kind, found.key, "cpu", found.length
 
