@@ -15,8 +15,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from types import ModuleType
 from typing import IO, Any
+from warnings import warn
 
 from kiln import _core
+from kiln.absent import hint_missing as _hint_missing
 from kiln.errors import describe, message
 from kiln.files import write_atomically, write_to
 from kiln.ops.views.storage import UntypedStorage
@@ -105,7 +107,8 @@ def load(
     Nothing in the file is run unless `weights_only=False` says so: then it may run anything, so do it with
     files whose author you trust. `map_location` says where storages of other devices go: a device, its name,
     a dict of names, or a function of a storage and a name. With `mmap` (a path, not of the older format)
-    memory is the file's, read when it is used; what is written there stays in this process.
+    memory is the file's, read when it is used; what is written there stays in this process. The file must not
+    be made shorter meanwhile, as with all mapped memory; `save` puts another one in its place.
 
     pickle.UnpicklingError for an object that is more than data, or a damaged pickle; RuntimeError for a
     damaged archive, and for a device that is not there; ValueError for a damaged safetensors file; EOFError
@@ -117,7 +120,10 @@ def load(
         raise RuntimeError("Can not safely load weights when explicit pickle_module is specified")
     if mmap and not isinstance(f, (str, os.PathLike)):
         raise ValueError("f must be a file path in order to use the mmap argument")
-    how = How(map_location, None if safe else pickle_module or pickle, pickle_load_args, bool(mmap))
+    if safe and pickle_load_args:
+        warn("pickle_load_args only works if `weights_only=False`.", stacklevel=2)
+    options = {"encoding": "utf-8", **pickle_load_args}
+    how = How(map_location, None if safe else pickle_module or pickle, options, bool(mmap))
     with ExitStack() as stack:
         source = opened(f)
         if isinstance(f, (str, os.PathLike)):
@@ -158,3 +164,6 @@ def _words(damage: str, where: str, how: How) -> str:
     if "Unsupported global" in damage:
         text += ". If you trust whoever made the file, weights_only=False loads it, which runs what it holds"
     return text
+
+
+_hint_missing(__name__)

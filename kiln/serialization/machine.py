@@ -25,9 +25,16 @@ from kiln.serialization.words import (
     check_keys,
     checked_state,
     meaning,
+    must,
     need,
 )
 
+NEW = "Can only create new object for nn.Parameter or classes allowlisted via `add_safe_globals` but got {}"
+BUILT = (
+    "Can only build Tensor, Parameter, OrderedDict or types allowlisted via `add_safe_globals`, but got {}"
+)
+FILLED = "Can only set items of dict, collections.OrderedDict, collections.Counter, but got {}"
+BLOCKED = ("sys", "os", "posix", "nt")  # whatever a program allows
 MAX_LINE = 1000  # bytes of a module's or a name's line
 MAX_INTEGER = 1 << 16  # bytes of an integer
 CHUNK = 1 << 16
@@ -148,7 +155,7 @@ class Machine:
     def set_items(self, items: list[Any]) -> None:
         """The dict on top gets keys and values, one after the other."""
         into = self.top()
-        need(type(into) in (dict, OrderedDict, Counter) or _is_users(type(into)), "a dict, got {}", into)
+        must(type(into) in (dict, OrderedDict, Counter) or _is_users(type(into)), FILLED, type(into))
         need(len(items) % 2 == 0, "a value for every key")
         self.check(into, items[::2])
         for key, value in zip(items[::2], items[1::2]):
@@ -170,11 +177,13 @@ class Machine:
         if self.protocol <= 2:
             module, name = NAME_MAPPING.get((module, name), (module, name))
             module = IMPORT_MAPPING.get(module, module)
+        full = f"{module}.{name}"[:200]
+        if module.partition(".")[0] in BLOCKED:
+            raise Damaged(f"Trying to load unsupported GLOBAL {full} whose module {module} is blocked.")
         found = asked_for(module, name)
         if found is None:
             found = meaning(f"{module}.{name}")
         if found is None:
-            full = f"{module}.{name}"[:200]
             raise Damaged(
                 f"Unsupported global: GLOBAL {full} was not an allowed global by default. Please use "
                 f"`kiln.serialization.add_safe_globals([{full}])` or the "
@@ -193,13 +202,13 @@ class Machine:
                 return function(*args)
             except (TypeError, ValueError, OverflowError, RecursionError) as error:
                 raise Damaged(f"expected fit arguments of {function.__name__}, got {error!s:.200}") from None
-        need(_is_users(function), "a function that is allowed, got {}", function)
+        must(_is_users(function), "Trying to call reduce for unrecognized function {}", function)
         return function(*args)
 
     def make(self, kind: Any, args: Any, kwargs: Any = None) -> Any:
         """An object of a class that the program allowed, as NEWOBJ makes it."""
         need(isinstance(args, tuple), "arguments, got {}", args)
-        need(isinstance(kind, type) and _is_users(kind), "a class that is allowed, got {}", kind)
+        must(isinstance(kind, type) and _is_users(kind), NEW, kind)
         return kind.__new__(kind, *args, **(kwargs or {}))
 
     def build(self, state: Any) -> None:
@@ -212,7 +221,7 @@ class Machine:
         elif hasattr(type(into), "__setstate__") and _is_users(type(into)):
             into.__setstate__(state)
         else:
-            need(_is_users(type(into)), "an object of a class that is allowed, got {}", into)
+            must(_is_users(type(into)), BUILT, type(into))
             set_attributes(into, checked_state(state))
 
 
@@ -375,7 +384,7 @@ def _appends(m: Machine) -> None:
 
 def _extend(m: Machine, items: list[Any]) -> None:
     into = m.top()
-    need(isinstance(into, list), "a list, got {}", into)
+    must(isinstance(into, list), "Can only extend lists, but got {}", type(into))
     into.extend(items)
 
 

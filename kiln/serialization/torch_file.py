@@ -139,7 +139,8 @@ def _object(window: Window, how: How, storages: Storages) -> Any:
             return _named(super().find_class, module, name)
 
         def persistent_load(self, what: Any) -> Any:
-            return storages(what)
+            # the older format names classes of modules beside their source
+            return what[1] if isinstance(what, tuple) and what[:1] == ("module",) else storages(what)
 
     return Unpickler(window, **how.options).load()
 

@@ -79,8 +79,13 @@ def missing(what: str) -> NoReturn:
 
 def need(holds: bool, expected: str, *came: Any) -> None:
     """Refuse the file unless `holds`; what came is put into the sentence only then, cut where it is long."""
+    must(holds, f"expected {expected}", *came)
+
+
+def must(holds: bool, text: str, *came: Any) -> None:
+    """The same in words of another form."""
     if not holds:
-        raise Damaged("expected " + expected.format(*map(_said, came)))
+        raise Damaged(text.format(*map(_said, came)))
 
 
 def _said(value: Any) -> str:
@@ -91,6 +96,8 @@ def _said(value: Any) -> str:
         return str(value) if value.bit_length() < 200 else "a long integer"
     if isinstance(value, tuple) and len(value) <= 8 and all(type(part) is int for part in value):
         return f"({', '.join(map(_said, value))})"
+    if isinstance(value, type):
+        return f"{value.__module__}.{value.__qualname__}"
     return f"a {type(value).__name__}"
 
 

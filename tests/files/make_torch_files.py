@@ -69,6 +69,10 @@ def main() -> None:
             return b"big"
         return content[::-1] if "/data/" in name else content  # elements and their bytes
 
+    def no_source(obj: Any) -> Any:
+        raise OSError("a file of a module would hold its source")
+
+    torch.serialization.get_source_lines_and_file = no_source
     files = {
         "archive": saved(tensors(torch)),
         "row": saved(tensors(torch), _use_new_zipfile_serialization=False),
@@ -78,6 +82,7 @@ def main() -> None:
         "cuda": changed(saved({"x": torch.arange(3.0)}), elsewhere),
         "big_endian": changed(saved({"x": torch.arange(3), "y": torch.arange(3.0) / 2}), swapped),
         "module": saved(torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU()).eval()),
+        "module_row": saved(torch.nn.Linear(3, 2), _use_new_zipfile_serialization=False),
         "complex": saved(torch.ones(2, dtype=torch.complex64)),
         "sparse": saved(torch.eye(2).to_sparse()),
         "uint16": saved(torch.ones(2, dtype=torch.uint16)),

@@ -163,6 +163,12 @@ def test_a_pickle_of_pythons_names_modules_of_pytorch() -> None:
     assert type(found[1]) is kiln.nn.Parameter and found[2].tolist() == [[0, 3], [1, 4], [2, 5]]
 
 
+def test_an_older_file_names_classes_beside_their_source() -> None:
+    assert repr(kiln.load(FOLDER / "module_row.pt", weights_only=False)) == repr(kiln.nn.Linear(3, 2))
+    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+        kiln.load(FOLDER / "module_row.pt")
+
+
 # -- files for PyTorch --------------------------------------------------------------------------------
 
 
@@ -243,6 +249,8 @@ def test_objects_need_a_word() -> None:
     assert kiln.serialization.get_safe_globals() == []
     for found in (whole, allowed):
         assert found["settings"].weight.tolist() == [1.0, 1.0] and found["args"] == argparse.Namespace(lr=1)
+    with safe_globals([(made_of, "os.system")]), pytest.raises(pickle.UnpicklingError, match="is blocked"):
+        loaded(archive_of(HOSTILE["os.system"]))
     with pytest.raises(TypeError, match="classes and functions"):
         kiln.serialization.add_safe_globals([3])
 
@@ -379,6 +387,8 @@ HOSTILE: dict[str, bytes] = {
     "eval": b"\x80\x02c__builtin__\neval\n" + said(("1",)) + b"R.",
     "getattr": b"\x80\x02c__builtin__\ngetattr\n.",
     "a module of kiln": b"\x80\x02ckiln.serialization.words\nset_attributes\n.",
+    "a name that is a format": b"\x80\x02cos{0.__class__}\n{1}{x}%s\n.",
+    "a text that is a format": b"\x80\x02" + said("{0.x}{y}") + b")R.",
     "a dotted name": b"\x80\x04" + said("collections") + said("OrderedDict.fromkeys") + b"\x93.",
     "a name in PyTorch": b"\x80\x02ctorch\nload\n" + said(("x",)) + b"R.",
     "a function through a function": b"\x80\x02ctorch._tensor\n_rebuild_from_type_v2\n"
