@@ -40,6 +40,8 @@ MAX_INTEGER = 1 << 16  # bytes of an integer
 CHUNK = 1 << 16
 SIZED = (str, bytes, bytearray, list, tuple, dict, set, OrderedDict, Counter)
 
+WORDS = set(map(id, FUNCTIONS.values()))
+
 Step = Callable[["Machine"], None]
 STEPS: list[Step | None] = [None] * 256
 
@@ -165,9 +167,11 @@ class Machine:
         """Keys that a dict or set may get, beside those that it has."""
         check_keys(keys)
         chosen = [key for key in keys if not isinstance(key, str)]  # a text's hash cannot be foreseen
-        if not chosen:
+        if not chosen or len(into) + len(keys) <= MAX_ALIKE:
             return
-        _, alike = self.hashes.setdefault(id(into), (into, Counter()))
+        if id(into) not in self.hashes:
+            self.hashes[id(into)] = into, Counter(map(hash, into))
+        alike = self.hashes[id(into)][1]
         for key in chosen:
             alike[hash(key)] += 1
             need(alike[hash(key)] <= MAX_ALIKE, f"at most {MAX_ALIKE} keys of one hash")
@@ -195,7 +199,7 @@ class Machine:
     def call(self, function: Any, args: Any) -> Any:
         """A word of data called, or what the program allowed."""
         need(isinstance(args, tuple), "arguments, got {}", args)
-        if any(function is known for known in FUNCTIONS.values()):
+        if id(function) in WORDS:
             self.budget -= sum(len(arg) for arg in args if type(arg) in SIZED)
             need(self.budget >= 0, "collections that are not copied over and over")
             try:
