@@ -41,6 +41,7 @@ ulp: $(VENV)/.kiln-installed
 fuzz: $(VENV)/.kiln-installed
 	$(SAFE) $(BIN)/python -m kiln.testing.random_programs --count $(FUZZ_COUNT) --seed $(FUZZ_SEED)
 	$(SAFE) $(BIN)/python -m kiln.testing.random_programs --count $(FUZZ_COUNT) --seed $(FUZZ_SEED) --gradients
+	$(SAFE) $(BIN)/python -m kiln.testing.file_fuzz --count $$(( 50 * $(FUZZ_COUNT) )) --seed $(FUZZ_SEED)
 
 opinfo: $(VENV)/.kiln-installed
 	$(SAFE) $(BIN)/python -m kiln.testing.opinfo $(ARGS)

@@ -100,7 +100,9 @@ if _typing.TYPE_CHECKING:  # with the functions of the table: the build writes w
         masked as masked,
         nn as nn,
         optim as optim,
+        serialization as serialization,
         signal as signal,
+        storage as storage,
         testing as testing,
     )
     from kiln.ops.creation.dtypes import finfo as finfo, iinfo as iinfo
@@ -142,8 +144,8 @@ autograd.engine.BATCHED.update(
 globals().update(_registry.imported())
 
 _PARTS = (
-    "amp array_api cache compiler cuda datasets func linalg masked nn optim random signal special testing "
-    "utils viz"
+    "amp array_api cache compiler cuda datasets func linalg masked nn optim random serialization signal "
+    "special storage testing utils viz"
 )
 _LEGACY = (
     "BFloat16Tensor BoolTensor ByteTensor CharTensor DoubleTensor FloatTensor HalfTensor IntTensor "

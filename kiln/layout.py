@@ -18,6 +18,9 @@ class layout:
     def __repr__(self) -> str:
         return f"kiln.{self._name}"
 
+    def __reduce__(self) -> str:
+        return self._name  # copies and pickles are the one of that name here
+
 
 class memory_format(layout):
     """An order of dims in memory: `contiguous_format`; `channels_last` of images (n, c, h, w) and

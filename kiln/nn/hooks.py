@@ -43,6 +43,25 @@ class Hook:
         return result if came is None else came
 
 
+def of_pytorch(state: dict[str, Any]) -> dict[str, Any]:
+    """What a pickled module of PyTorch's has under other names: its hooks are functions by number, and apart
+    from them it says which take keyword arguments, and which are called after errors.
+    """
+
+    def said(name: str) -> dict[int, Any]:
+        return dict(state.get(name) or {})
+
+    def hooks(name: str) -> dict[int, Hook]:
+        with_kwargs, always = said(f"{name}_with_kwargs"), said(f"{name}_always_called")
+        return {n: Hook(function, n in with_kwargs, n in always) for n, function in said(name).items()}
+
+    forward = {name: hooks(name) for name in ("_forward_pre_hooks", "_forward_hooks")}
+    backward = {name: said(name) for name in ("_backward_pre_hooks", "_backward_hooks")}
+    hooked = any(forward.values()) or any(backward.values())
+    absent = set(state.get("_non_persistent_buffers_set") or ())
+    return {**forward, **backward, "_hooked": hooked, "_non_persistent": absent}
+
+
 def call_after_error(
     hooks: Iterable[Hook], module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
 ) -> None:

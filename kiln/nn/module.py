@@ -23,7 +23,7 @@ from kiln.autograd import no_grad
 from kiln.errors import describe, message
 from kiln.late import later
 from kiln.nn.backward_hooks import Call, watch_node
-from kiln.nn.hooks import Everywhere, Hook, RemovableHandle, call_after_error
+from kiln.nn.hooks import Everywhere, Hook, RemovableHandle, call_after_error, of_pytorch
 from kiln.nn.parameter import Buffer, Parameter, is_lazy
 from kiln.nn.placement import placement
 from kiln.nn.state import IncompatibleKeys, load_tree, save_tree
@@ -271,10 +271,13 @@ class Module:
         owned[name] = value
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """What a copy of a module is given: the dicts of what it owns become its own."""
+        """What a copy of a module is given, or a pickle of PyTorch's: what it owns becomes its own."""
         self.__dict__.update(state)
         for kind in _KINDS:
             self.__dict__[kind] = Owned(self, state[kind])
+            self.__dict__.update(state[kind])
+        if "_non_persistent" not in state:
+            self.__dict__.update(of_pytorch(state))
 
     if TYPE_CHECKING:  # buffers, and what `model[0]` has, are known when it runs
 

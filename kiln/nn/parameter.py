@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from kiln import ops
 from kiln._core import Tensor
 from kiln.errors import describe, message
-from kiln.ops.creation.data import deepcopy
 
 if TYPE_CHECKING:
     from kiln._typed.words import Device, DType
@@ -76,15 +75,6 @@ class Buffer(Tensor):
     def __copy__(self) -> Buffer:
         return type(self)(self, persistent=self.persistent)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Buffer:
-        copied: Any = memo.get(id(self))
-        if copied is None:
-            plain = deepcopy(self, memo)
-            memo[id(self)] = copied = type(self)(plain, persistent=self.persistent)
-            copied.grad = plain.grad
-        made: Buffer = copied
-        return made
-
 
 _SHAPE = (
     "Can't access the shape of an uninitialized parameter or buffer. This error usually happens in "
@@ -126,6 +116,10 @@ class _Uninitialized:
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         own: Any = self
         return memo.setdefault(id(self), type(own)(own.requires_grad, dtype=own.dtype))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        own: Any = self
+        return type(own), (own.requires_grad, None, own.dtype)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}>"

@@ -126,6 +126,11 @@ PyObject* get_version(PyObject* self, void*) {
     return PyLong_FromLong(x->storage->version);
 }
 PyObject* get_memory(PyObject* self, void*) { return PyLong_FromSize_t(tensor_of(self).storage->nbytes); }
+// Other memory's never, while it lives; the same for the storages that a view of another dtype makes two of.
+PyObject* get_place(PyObject* self, void*) {
+    const Storage& storage = *tensor_of(self).storage;
+    return PyLong_FromVoidPtr(storage.public_ ? storage.data : const_cast<Storage*>(&storage));
+}
 PyObject* get_alone(PyObject* self, void*) {
     const TensorRef x(&tensor_of(self));
     settle(*x->storage, true);
@@ -312,14 +317,6 @@ PyObject* make_subclass(PyObject*, PyObject* args) {
     return new_object(reinterpret_cast<PyTypeObject*>(type), tensor);
 }
 
-PyObject* tensor_reduce(PyObject*, PyObject*) {
-    PyErr_SetString(
-        PyExc_TypeError,
-        "Tensor: pickling is not supported (loading a pickle can run code); save with kiln.save, or send "
-        "x.numpy() or x.tolist()");
-    return nullptr;
-}
-
 Py_ssize_t tensor_length(PyObject* self) {
     const Tensor& x = tensor_of(self);
     if (x.ndim()) return Py_ssize_t(x.sizes[0]);
@@ -342,6 +339,7 @@ PyGetSetDef getset[] = {
     {"_base", guard<get_base>, nullptr, "What it is a view of, or None.", nullptr},
     {"_version", guard<get_version>, nullptr, "How often the memory was written in place.", nullptr},
     {"_memory", get_memory, nullptr, "How many bytes its storage has.", nullptr},
+    {"_place", get_place, nullptr, "A number that says which memory it looks at.", nullptr},
     {"_alone", guard<get_alone>, nullptr, "Whether nobody else can see its memory.", nullptr},
     {"__dict__", get_dict, PyObject_GenericSetDict, nullptr, nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr},
@@ -374,7 +372,6 @@ PyMethodDef methods[] = {
     {"_is_view", tensor_is_view, METH_NOARGS, "Whether it is a view of another tensor."},
     {"_make_subclass", guard<make_subclass>, METH_VARARGS | METH_STATIC,
      "data's memory under a subclass of Tensor."},
-    {"__reduce_ex__", tensor_reduce, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 

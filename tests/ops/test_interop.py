@@ -234,18 +234,7 @@ def test_names_of_types(answers: Any) -> None:
         kiln.ones(2).to("cuda")
 
 
-def test_pickling_is_refused_with_the_way_out() -> None:
-    model = kiln.nn.Linear(2, 2)
-    for thing in (
-        kiln.ones(2),
-        kiln.nn.Parameter(kiln.ones(2)),
-        model,
-        kiln.optim.SGD(model.parameters(), lr=0.1),
-    ):
-        with pytest.raises(TypeError, match=r"kiln\.save|state_dict"):
-            pickle.dumps(thing)
-    with pytest.raises(TypeError, match="get_state"):
-        pickle.dumps(kiln.Generator())
+def test_dtypes_pickle_as_themselves() -> None:
     assert pickle.loads(pickle.dumps([kiln.float32, kiln.int8, kiln.bool])) == [
         kiln.float32,
         kiln.int8,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import io
 import os
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -79,6 +81,9 @@ def _load(**options: Any) -> None:
 
 
 x23 = kiln.ones(2, 3)
+FUNCTION = io.BytesIO()  # a file that names a function
+kiln.save(_step, FUNCTION)
+FUNCTION.seek(0)
 # what fails -> the error, a part of its message, and the user's functions that its traceback ends with
 CALLS: dict[str, tuple[Callable[[], Any], type[Exception], str, list[str]]] = {
     "model": (lambda: Inner()(x23), RuntimeError, "linear: mat1 and mat2", ["<lambda>", "forward"]),
@@ -94,7 +99,14 @@ CALLS: dict[str, tuple[Callable[[], Any], type[Exception], str, list[str]]] = {
     "user's function": (lambda: OfUser.apply(x23), AttributeError, "no_such_thing", ["<lambda>", "forward"]),
     "optimizer": (_step, TypeError, "", ["_step"]),
     "load": (lambda: kiln.load("/no/such/file"), FileNotFoundError, "", ["<lambda>"]),
-    "save": (lambda: kiln.save({1: object()}, "/no/such/file"), TypeError, "save", ["<lambda>"]),
+    "save": (lambda: kiln.save({1: 1j}, "/no/such.safetensors"), TypeError, "save", ["<lambda>"]),
+    "save a function": (
+        lambda: kiln.save(lambda: 0, "x"),
+        pickle.PicklingError,
+        "Can't pickle",
+        ["<lambda>"],
+    ),
+    "load what is more": (lambda: kiln.load(FUNCTION), pickle.UnpicklingError, "Weights only", ["<lambda>"]),
     "item": (lambda: x23[5], IndexError, "out of bounds", ["<lambda>"]),
     "setting an item": (lambda: x23.__setitem__(5, 1), IndexError, "out of bounds", ["<lambda>"]),
     "operator": (lambda: x23 + kiln.ones(4), RuntimeError, "must match the size", ["<lambda>"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy as deep_copy
 from typing import Any
 
 from kiln import _core
@@ -210,7 +211,8 @@ def array(self: Any, dtype: Any = None, copy: bool | None = None) -> Any:
 
 
 def deepcopy(self: Any, memo: dict[int, Any]) -> Any:
-    """A leaf of the same values and gradient; tensors of one storage, copied together, share one again.
+    """A leaf of the same type, values, gradient and attributes; tensors of one storage, copied together,
+    share one again.
 
     RuntimeError for a tensor with a history.
     """
@@ -221,22 +223,44 @@ def deepcopy(self: Any, memo: dict[int, Any]) -> Any:
             "use x.detach().clone()"
         )
     if id(self) not in memo:
-        memo[id(self)] = made = _same_place(self.detach(), memo).requires_grad_(self.requires_grad)
+        made: Any = _same_place(self.detach(), memo)
+        if type(self) is not _core.Tensor:
+            made = _core.Tensor._make_subclass(type(self), made)
+        memo[id(self)] = made.requires_grad_(self.requires_grad)
         if self.grad is not None:
             made.grad = deepcopy(self.grad, memo)
+        set_attributes(made, deep_copy(attributes(self), memo))
     return memo[id(self)]
+
+
+def attributes(x: Any) -> Any:
+    """What a program put on a tensor, as pickles keep it: a dict, (dict, values of slots), or None."""
+    return x.__getstate__()
+
+
+def set_attributes(x: Any, state: Any) -> None:
+    """Gives a tensor what `attributes` found at another one."""
+    if state is None:
+        return
+    if hasattr(x, "__setstate__"):
+        x.__setstate__(state)
+        return
+    names, slots = state if isinstance(state, tuple) else (state, None)
+    x.__dict__.update(names or {})
+    for name, value in (slots or {}).items():
+        setattr(x, name, value)
 
 
 def _same_place(x: Tensor, memo: dict[Any, Any]) -> Any:
     """The tensor in a copy of its storage: one for all tensors that look at that storage."""
-    storage = x.untyped_storage()
-    count = storage.nbytes() // x.element_size()
+    count = x._memory // x.element_size()
     if not count or not x.numel():
         return clone(x)
-    key = (storage.data_ptr(), count * x.element_size())
+    key = (x._place, x._memory)
     if key not in memo:
-        memo[key] = clone(x.as_strided((count,), (1,), 0).view(_core.uint8))
-    return memo[key].view(x.dtype).as_strided(x.shape, x.stride(), x.storage_offset()).detach()
+        memo[key] = clone(x.as_strided((count,), (1,), 0))
+    found = memo[key] if memo[key].dtype is x.dtype else memo[key].view(x.dtype)
+    return found.as_strided(x.shape, x.stride(), x.storage_offset()).detach()
 
 
 def copy(self: Any) -> Any:

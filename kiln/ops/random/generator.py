@@ -117,7 +117,10 @@ class Generator:
         return f"<kiln.Generator seed={self.initial_seed()} position={self._get()[1]}>"
 
     def __reduce__(self) -> Any:
-        raise TypeError(message("Generator", "no pickling", "pickle", "keep get_state() and set_state() it"))
+        return Generator, (), self._get()
+
+    def __setstate__(self, state: tuple[int, int]) -> None:
+        self._set(*state)
 
 
 class _Default(Generator):

@@ -22,7 +22,7 @@ class UntypedStorage:
     (True, 32)
     """
 
-    __slots__ = ("_owner",)
+    __slots__ = ("__weakref__", "_owner")
 
     def __init__(self, owner: Any) -> None:
         self._owner = owner.detach()
@@ -57,9 +57,17 @@ class UntypedStorage:
 
     def _elements(self) -> Any:
         """All of the memory as a tensor of one dim."""
+        return self.elements(self._dtype)
+
+    def elements(self, dtype: Any) -> Any:
+        """All of the memory as a tensor of one dim: whole elements of `dtype`, from its first byte on."""
         own = self._owner
         flat = _looking(own, (own._memory // own.element_size(),), (1,), 0)
-        return flat if own.dtype is self._dtype else flat.view(self._dtype)
+        if own.dtype is dtype:
+            return flat
+        # what is not a whole element is left out; a view of another dtype may be of more, or fewer, of them
+        flat = flat if dtype.itemsize <= own.element_size() else flat.view(_core.uint8)
+        return flat[: flat.numel() * flat.element_size() // dtype.itemsize * dtype.itemsize].view(dtype)
 
     def tolist(self) -> list[Any]:
         """The elements as Python numbers."""
@@ -69,6 +77,10 @@ class UntypedStorage:
     def clone(self) -> Any:
         """A copy in memory of its own."""
         return type(self)(self._elements().clone())
+
+    def cpu(self) -> Any:
+        """The memory in main memory, where it is."""
+        return self
 
     def __len__(self) -> int:
         return self.size()

@@ -1,4 +1,4 @@
-"""`kiln.save` and `kiln.load`: tensors and plain data in a safetensors file.
+"""safetensors files: tensors by name, and plain data.
 
     8 bytes      header size, little-endian
     header       JSON {"__metadata__": {...}, name: {"dtype", "shape", "data_offsets"}, ...}, spaces
@@ -11,36 +11,30 @@ document under "kiln.tree" in `__metadata__`:
     tree := null | true | false | integer | string | {"f": "1.5"} | {"t": tensor name}
           | {"l": [tree...]} | {"u": [tree...]} (a tuple) | {"d": [[key tree, tree]...]}
 
-A file holds data only: nothing in it names code. Reading checks everything before it allocates; writing
-is atomic: beside, synced, renamed, so the old file survives any failure.
+A file holds data only: nothing in it names code. Reading checks everything before it allocates.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import math
-import os
-import stat
+import mmap
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from itertools import chain
 from operator import itemgetter
-from typing import IO, Any, NamedTuple, Union
+from typing import Any, NamedTuple
 
-from kiln import _core, ops
+from kiln import _core
 from kiln._core import Tensor
 from kiln.errors import describe, message
-from kiln.files import not_regular, write_atomically, write_to
-
-Path = Union[str, "os.PathLike[str]"]
+from kiln.serialization.source import Damaged, Source, mapped_tensor, pieces, read_tensor
 
 TREE = "kiln.tree"  # the metadata entry that holds the document of a nested object
 MAX_HEADER = 100_000_000  # bytes, as the safetensors format has it
 MAX_DEPTH = 100  # of nested containers, in a tree and in a header
 MAX_SIZE = 2**63 - 1  # of a tensor in bytes
 MAX_ALIKE = 32  # keys of a dict that have the same hash
-LARGE = 1 << 20  # bytes of a tensor from which a copy of them would cost more than reading them in place
 
 DTYPES: dict[str, Any] = {
     "BOOL": _core.bool,
@@ -71,30 +65,17 @@ class Entry(NamedTuple):
 
 _BY_PLACE = itemgetter(3, 4)
 
-# -- saving -------------------------------------------------------------------------------------------
+# -- writing ------------------------------------------------------------------------------------------
 
 
-@_core.Function
-def save(obj: Any, f: Union[Path, IO[bytes]]) -> None:
-    """Write tensors, numbers, strings, None and lists, tuples and dicts of these to a path or binary file.
+def tensor_chunks(obj: Any) -> Iterator[Any]:
+    """The file of an object, piece by piece. TypeError for what is no plain data."""
+    return _file_chunks(*_packed(obj))
 
-    A tensor that occurs twice is written once, and is one tensor again when loaded. Values are saved, not
-    history or `requires_grad`. Raises TypeError for anything else, ValueError for a structure that
-    contains itself. A path is replaced in one move once its content is on disk; on failure it is untouched.
-    A file object has part of a file after an error, which says so in a note.
 
-    >>> import kiln, io
-    >>> file = io.BytesIO()
-    >>> kiln.save({"w": kiln.ones(2), "epoch": 3}, file)
-    >>> _ = file.seek(0)
-    >>> kiln.load(file)
-    {'w': tensor([1., 1.]), 'epoch': 3}
-    """
-    path = os.fspath(f) if isinstance(f, (str, os.PathLike)) else None
-    if path is None and (isinstance(f, io.TextIOBase) or not hasattr(f, "write")):
-        raise TypeError(message("save", "a path or a binary file", describe(f)))
-    chunks = _file_chunks(*_packed(obj))
-    write_to(f, chunks) if path is None else write_atomically(path, chunks)
+def named_chunks(tensors: dict[str, Tensor], metadata: dict[str, str]) -> Iterator[Any]:
+    """The file of tensors by name, with texts by name."""
+    return _file_chunks(tensors, {"format": "pt", **metadata})
 
 
 def _packed(obj: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -192,7 +173,7 @@ def _file_chunks(tensors: dict[str, Tensor], metadata: dict[str, str]) -> Iterat
         end = begin + math.prod(shape) * _WIDTH[kinds[name]]
         header[name] = {"dtype": kinds[name], "shape": shape, "data_offsets": [begin, end]}
         begin = end
-    return chain([_header_bytes(header)], (_memory(tensors[name]) for name in order if tensors[name].numel()))
+    return chain([_header_bytes(header)], *(pieces(tensors[name]) for name in order))
 
 
 def _header_bytes(header: dict[str, Any]) -> bytes:
@@ -209,96 +190,49 @@ def _header_bytes(header: dict[str, Any]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _memory(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor's elements, in order."""
-    if tensor.dtype is _core.bfloat16:  # buffers have no name for it
-        tensor = tensor.view(_core.int16)
-    return memoryview(tensor.contiguous()).cast("B")
+# -- reading ------------------------------------------------------------------------------------------
 
 
-# -- loading ------------------------------------------------------------------------------------------
+def read_tensors(source: Source, mapped: bool = False) -> Any:
+    """What `tensor_chunks` wrote, or the dict of tensors of any safetensors file."""
+    entries, metadata, start = read_header(source)
+    tensors: dict[str, Any] = dict.fromkeys(e.name for e in entries)
+    content = source.mapped() if mapped else None
+    for entry in sorted(entries, key=_BY_PLACE):
+        tensors[entry.name] = read_entry(source, start, entry, content)
+    if TREE not in metadata:
+        return tensors
+    return _unpacked(_parse_json(metadata[TREE], "the document of the object"), tensors, 0)
 
 
-@_core.Function
-def load(
-    f: Union[Path, IO[bytes]],
-    map_location: Any = None,
-    *,
-    weights_only: bool = True,
-    mmap: bool | None = None,
-) -> Any:
-    """What `save` wrote, or the dict of tensors of any safetensors file.
-
-    Raises ValueError naming what is wrong with a damaged or foreign file, and OSError for one that
-    cannot be read. Nothing in a file is ever executed, so `weights_only=False` has no meaning here and
-    raises NotImplementedError, as do `mmap=True` and a `map_location` other than the CPU.
-    """
-    if not weights_only:
-        raise NotImplementedError("load: files hold data only; leave weights_only at True")
-    if mmap:
-        raise NotImplementedError("load: mmap=True is not supported; tensors are read into memory")
-    if map_location is not None and str(map_location) != "cpu":
-        raise NotImplementedError(f"load: expected map_location None or 'cpu', got {map_location!r}")
-    if isinstance(f, (str, os.PathLike)):
-        path = os.fspath(f)
-        with _open_regular(path) as file:
-            return _read(file, os.fstat(file.fileno()).st_size, repr(path))
-    if not hasattr(f, "read"):
-        raise TypeError(message("load", "a path or a binary file", describe(f)))
-    content = f.read()
-    if not isinstance(content, (bytes, bytearray)):
-        raise TypeError(
-            message("load", "a file opened in binary mode", f"one that reads {describe(content)}")
-        )
-    return _read(io.BytesIO(content), len(content), "the file")
-
-
-def _open_regular(path: str) -> IO[bytes]:
-    """`path` opened for reading; a fifo or device is refused without waiting for it."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    mode = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(mode):
-        os.close(descriptor)
-        raise not_regular("load", path, mode)
-    return open(descriptor, "rb")
-
-
-def _read(file: Any, size: int, where: str) -> Any:
-    """The object in a file of `size` bytes."""
-    try:
-        entries, metadata, start = _read_header(file, size)
-        tensors = _read_tensors(file, entries, start)
-        if TREE not in metadata:
-            return tensors
-        return _unpacked(_parse_json(metadata[TREE], "the document of the object"), tensors, 0)
-    except _Damaged as damage:
-        raise ValueError(f"load: {where} is not a whole safetensors file: {damage}") from None
-
-
-class _Damaged(Exception):
-    """What is wrong with a file, in words."""
+def read_entry(source: Source, start: int, entry: Entry, content: mmap.mmap | None = None) -> Any:
+    """One tensor, in memory of its own, or in that of the mapped file where it can be."""
+    place = start + entry.begin, DTYPES[entry.dtype], math.prod(entry.shape)
+    flat = None if content is None else mapped_tensor(content, *place)
+    if flat is None:
+        flat = read_tensor(source, *place, entry.name)
+    return flat if len(entry.shape) == 1 else flat.reshape(entry.shape)
 
 
 def _need(holds: bool, expected: str, *came: Any) -> None:
     """Refuse the file unless `holds`; what came is put into the sentence only then, cut where it is long."""
     if not holds:
-        raise _Damaged("expected " + expected.format(*(f"{value!s:.100}" for value in came)))
+        raise Damaged("expected " + expected.format(*(f"{value!s:.100}" for value in came)))
 
 
-def _read_header(file: Any, size: int) -> tuple[list[Entry], dict[str, str], int]:
+def read_header(source: Source) -> tuple[list[Entry], dict[str, str], int]:
     """The entries in order of the header, the metadata, and where the data starts; all checked."""
+    size = source.size
     _need(size >= 8, "at least 8 bytes, got {}", size)
-    prefix = _exactly(file, 8)
-    hint = " (a zip archive: PyTorch's format, not this one)" if prefix[:2] == b"PK" else ""
-    length = int.from_bytes(prefix, "little")
-    _need(length <= size - 8, "a header within the file's {} bytes, got one of {}{}", size, length, hint)
+    length = int.from_bytes(source.part(0, 8), "little")
+    _need(length <= size - 8, "a header within the file's {} bytes, got one of {}", size, length)
     _need(2 <= length <= MAX_HEADER, "a header of 2 to {} bytes, got one of {}", MAX_HEADER, length)
-    raw = _exactly(file, length)
+    raw = source.part(8, length)
     _need(raw[:1] == b"{", "a JSON object as header, got {}", bytes(raw[:8]))
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise _Damaged(f"expected a header in UTF-8, got a wrong byte at {error.start}") from None
+        raise Damaged(f"expected a header in UTF-8, got a wrong byte at {error.start}") from None
     header = _parse_json(text, "the header")
     _need(isinstance(header, dict), "a JSON object as header")
     metadata = header.pop("__metadata__", {})
@@ -333,51 +267,6 @@ def _entry(name: str, described: Any) -> Entry:
     return Entry(name, dtype, tuple(shape), offsets[0], offsets[1])
 
 
-def _read_tensors(file: Any, entries: list[Entry], start: int) -> dict[str, Tensor]:
-    """Every tensor by name, read in the order of the bytes into memory of its own."""
-    tensors: dict[str, Any] = dict.fromkeys(e.name for e in entries)
-    file.seek(start)
-    for entry in sorted(entries, key=_BY_PLACE):
-        read = _read_large if entry.end - entry.begin >= LARGE and entry.dtype != "BOOL" else _read_small
-        tensors[entry.name] = read(file, entry)
-    return tensors
-
-
-def _read_small(file: Any, entry: Entry) -> Any:
-    """A tensor from bytes that are looked at first."""
-    dtype, nbytes = DTYPES[entry.dtype], entry.end - entry.begin
-    if not nbytes:
-        return ops.empty(entry.shape, dtype=dtype)
-    raw = _exactly(file, nbytes)
-    if entry.dtype == "BOOL":
-        _need(not raw.translate(None, b"\0\1"), "only 0 and 1 in the bools of {}", entry.name)
-    flat = _core.frombuffer(raw, dtype.name, nbytes // _WIDTH[entry.dtype], 0)
-    return (flat if len(entry.shape) == 1 else flat.reshape(entry.shape)).clone()
-
-
-def _read_large(file: Any, entry: Entry) -> Any:
-    """A tensor whose memory the file is read into."""
-    tensor = ops.empty(entry.shape, dtype=DTYPES[entry.dtype])
-    _fill(file, _memory(tensor))
-    return tensor
-
-
-def _exactly(file: Any, size: int) -> bytearray:
-    """The next `size` bytes."""
-    raw = bytearray(size)
-    _fill(file, memoryview(raw))
-    return raw
-
-
-def _fill(file: Any, view: memoryview) -> None:
-    """Read as many bytes as there is room; a file cut short since it was measured is refused."""
-    at, size = 0, len(view)
-    while at < size:
-        count = file.readinto(view[at:] if at else view)
-        _need(bool(count), "{} more bytes, got {} (the file changed while it was read)", size, at)
-        at += count
-
-
 def _parse_json(text: str, what: str) -> Any:
     """Strict JSON: no duplicate keys, no NaN, no float, bounded depth, keys in Unicode."""
 
@@ -394,13 +283,13 @@ def _parse_json(text: str, what: str) -> Any:
             text, object_pairs_hook=unique, parse_constant=_no_constant, parse_float=_no_constant
         )
     except RecursionError:
-        raise _Damaged(f"expected {what} in fewer nested levels") from None
+        raise Damaged(f"expected {what} in fewer nested levels") from None
     except ValueError as error:
-        raise _Damaged(f"expected {what} in JSON, got {str(error)[:200]}") from None
+        raise Damaged(f"expected {what} in JSON, got {str(error)[:200]}") from None
 
 
 def _no_constant(text: str) -> Any:
-    raise _Damaged(f"expected integers as numbers, got {text[:40]}")
+    raise Damaged(f"expected integers as numbers, got {text[:40]}")
 
 
 def _unpacked(tree: Any, tensors: dict[str, Tensor], depth: int) -> Any:
@@ -438,4 +327,4 @@ def _number(value: Any) -> float:
     try:
         return float(value)
     except ValueError:
-        raise _Damaged(f"expected a float, got {value!r}") from None
+        raise Damaged(f"expected a float, got {value!r}") from None
