@@ -97,6 +97,7 @@ class Channel:
         self._free: list[Block] = []  # the longest free first
         self._made = 0
         self._theirs: dict[int, Tensor] = {}
+        self._buffer = memoryview(bytearray(LONGEST))
 
     def close(self) -> None:
         """Ends it: the other side reads the end of the messages. Memory stays as long as tensors look at it."""
@@ -139,13 +140,14 @@ class Channel:
 
     def send(self, value: Any) -> None:
         """Sends an object, or lets it wait where the socket is full. EOFError where nobody reads."""
-        packer = _Packer(self)
-        body: bytes | None = packer.packed(value)
-        assert body is not None
+        beside = _Beside(self)
+        file = BytesIO()
+        _Packer(file, beside).dump(value)
+        body: bytes | None = file.getvalue()
         if len(body) > INLINE:
-            packer.add(body)
+            beside.add(body)
             body = None
-        blocks = packer.blocks
+        blocks = beside.blocks
         fresh = [b for b, _ in blocks if b.descriptor >= 0 and not b.sent]
         table = []
         for block, nbytes in blocks:
@@ -183,19 +185,19 @@ class Channel:
         """The next object, in a tuple; None where there is none yet. EOFError where none will come."""
         room = socket.CMSG_SPACE(4 * MOST_DESCRIPTORS)
         try:
-            message, rights, flags, _ = self.socket.recvmsg(LONGEST, room, socket.MSG_CMSG_CLOEXEC)
+            length, rights, flags, _ = self.socket.recvmsg_into([self._buffer], room, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return None
         except OSError as error:
             raise EOFError(str(error)) from error
-        if not message:
+        if not length:
             raise EOFError("nobody writes")
         descriptors = array("i")
         for level, kind, content in rights:
             if (level, kind) == _SOL_RIGHTS:
                 descriptors.frombytes(content[: len(content) // 4 * 4])
         try:
-            return (self._opened(pickle.loads(message), descriptors, bool(flags & socket.MSG_CTRUNC)),)
+            return (self._opened(pickle.loads(self._buffer[:length]), descriptors, bool(flags & socket.MSG_CTRUNC)),)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -229,21 +231,32 @@ class Channel:
 
 
 class _Packer(pickle.Pickler):
-    """Pickles an object, and puts the memory of its tensors and arrays into blocks."""
+    """Pickles an object, but for the memory of its tensors and arrays."""
+
+    def __init__(self, file: BytesIO, beside: _Beside) -> None:
+        super().__init__(file, 5, buffer_callback=beside.stays)
+        self.beside = beside
+
+    def reducer_override(self, value: Any) -> Any:
+        """How tensors are made again; everything else goes its own way."""
+        if not isinstance(value, Tensor):
+            return NotImplemented
+        if id(value) in self.beside.flat:
+            return _itself, (pickle.PickleBuffer(value),)
+        return self.beside.tensor(value)
+
+
+class _Beside:
+    """The memory of a message's tensors and arrays: in which blocks it is. Knows no pickler: that would be a circle,
+    which keeps the blocks until it is found.
+    """
 
     def __init__(self, channel: Channel) -> None:
-        self.file = BytesIO()
-        super().__init__(self.file, 5, buffer_callback=self._apart)
         self.channel = channel
         self.blocks: list[tuple[Block, int]] = []
-        self.fresh = 0
-        self.flat: dict[int, Tensor] = {}  # by id: the memory of tensors as bytes, which the blocks hold
-        self.of_storage: dict[Any, Any] = {}  # by where it begins and its dtype
-
-    def packed(self, value: Any) -> bytes:
-        """The object without that memory."""
-        self.dump(value)
-        return self.file.getvalue()
+        self.fresh = 0  # of them
+        self.flat: dict[int, Any] = {}  # by id: what the blocks hold, as one tensor each
+        self.of_storage: dict[Any, Any] = {}  # the same, by where it was and its dtype
 
     def add(self, content: Any) -> None:
         """Puts bytes into a block of their own."""
@@ -260,7 +273,7 @@ class _Packer(pickle.Pickler):
     def _full(self) -> bool:
         return self.fresh >= MOST_DESCRIPTORS - 1 or len(self.blocks) >= MOST_ENTRIES
 
-    def _apart(self, buffer: pickle.PickleBuffer) -> bool:
+    def stays(self, buffer: pickle.PickleBuffer) -> bool:
         """Whether the memory stays in the body."""
         view = buffer.raw()
         if id(view.obj) in self.flat:
@@ -270,28 +283,21 @@ class _Packer(pickle.Pickler):
         self.add(view)
         return False
 
-    def reducer_override(self, value: Any) -> Any:
-        """How tensors are made again; everything else goes its own way."""
-        if not isinstance(value, Tensor):
-            return NotImplemented
-        if id(value) in self.flat:
-            return _itself, (pickle.PickleBuffer(value),)
-        return self._tensor(value)
-
-    def _tensor(self, x: Any) -> Any:
+    def tensor(self, x: Any) -> Any:
+        """How a tensor is made again. RuntimeError for one that has a history."""
         if x.requires_grad and not x.is_leaf:
             raise RuntimeError(
                 "Cowardly refusing to serialize non-leaf tensor which requires_grad: gradients do not flow "
                 "between processes; send x.detach()"
             )
         about = (x.dtype.name, tuple(x.shape))
-        used = x.numel() * x.element_size()
+        used = x.nbytes
         if used < SMALL or self._full():
-            content = bytearray(memoryview(x.detach().contiguous().view(-1).view(_core.uint8))) if used else b""
-            return _small, (content, *about, x.requires_grad)
+            flat = x.detach().contiguous().view(-1).view(_core.uint8) if used else b""
+            return _small, (bytearray(memoryview(flat)), *about, x.requires_grad)
         return _large, (*self._memory_of(x, used), *about, x.requires_grad)
 
-    def _memory_of(self, x: Any, used: int) -> tuple[Tensor, tuple[int, ...], int]:
+    def _memory_of(self, x: Any, used: int) -> tuple[Any, tuple[int, ...], int]:
         """A tensor's memory in a block, and how the tensor looks at it: (memory, strides, offset).
 
         All that is behind it where that is not much more, so that tensors of one storage still are.

@@ -129,14 +129,23 @@ def _of_numpy(first: Any) -> Any:
 
 def collate_tensor_fn(batch: Any, *, collate_fn_map: Any = None) -> Tensor:
     """Tensors stacked along a new first dim; in a worker, in memory that the loader's process sees."""
-    if worker._worker_info is not None:
-        first = batch[0]
-        if all(x.dtype is first.dtype and x.shape == first.shape for x in batch):
-            sizes = (len(batch), *first.shape)
-            out = worker.new_shared(sizes, first.dtype, len(batch) * first.nbytes)
-            if out is not None and not any(x.requires_grad for x in batch):
-                return ops.stack(list(batch), out=out)
-    return ops.stack(list(batch))
+    first = batch[0]
+    shape, dtype = first.shape, first.dtype
+    if not shape or not all(x.shape == shape and x.dtype is dtype for x in batch):
+        return ops.stack(list(batch))
+    sizes = (len(batch), *shape)
+    if worker._worker_info is not None and dtype is not _core.bfloat16:  # of which Python knows no memory
+        memory = worker.new_shared(len(batch) * first.nbytes)
+        if memory is not None and not any(x.requires_grad for x in batch):
+            _fill(memoryview(memory), batch, first.nbytes)
+            return _core.elements(memory, dtype).view(sizes)
+    return ops.cat(list(batch)).view(sizes)  # as stack would, without a view of each
+
+
+def _fill(memory: memoryview, batch: Any, nbytes: int) -> None:
+    """Copies tensors of one size, one after the other."""
+    for k, x in enumerate(batch):
+        memory[k * nbytes : (k + 1) * nbytes] = memoryview(x.contiguous()).cast("B")
 
 
 def collate_numpy_array_fn(batch: Any, *, collate_fn_map: Any = None) -> Any:

@@ -42,13 +42,13 @@ def get_worker_info() -> WorkerInfo | None:
     return _worker_info
 
 
-def new_shared(sizes: tuple[int, ...], dtype: Any, nbytes: int) -> Any:
-    """An empty tensor that goes to the loader's process as it is; None where copying it is as good."""
+def new_shared(nbytes: int) -> Any:
+    """Memory for a tensor that goes to the loader's process as it is: uint8; None where copying is as good."""
     if nbytes < SMALL:
         return None
     if _channel is None:
-        return ops.empty(sizes, dtype=dtype).share_memory_()
-    return _core.elements(_channel.take(nbytes), dtype).view(sizes)
+        return ops.empty(nbytes, dtype=_core.uint8).share_memory_()
+    return _channel.take(nbytes)
 
 
 # ---- errors ----
